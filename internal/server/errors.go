@@ -1,0 +1,112 @@
+package server
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"io"
+	"net"
+
+	"github.com/go-sql-driver/mysql"
+)
+
+// Number returns the server's error number, 0 where err did not come from the
+// server.
+func Number(err error) uint16 {
+	var e *mysql.MySQLError
+	if errors.As(err, &e) {
+		return e.Number
+	}
+	return 0
+}
+
+// Locked reports whether a lock statement failed because someone else holds
+// the row: NOWAIT on MySQL (3572), a lock wait timeout, which is also what
+// NOWAIT looks like on MariaDB (1205).
+func Locked(err error) bool {
+	n := Number(err)
+	return n == 3572 || n == 1205
+}
+
+// Interrupted reports whether a waiting lock statement ended by its own bound
+// (3024 on MySQL, 1969 on MariaDB), by KILL QUERY (1317), or by
+// innodb_lock_wait_timeout (1205).
+func Interrupted(err error) bool {
+	switch Number(err) {
+	case 3024, 1969, 1317, 1205:
+		return true
+	}
+	return false
+}
+
+// Deadlock reports whether the server rolled the transaction back to break a
+// deadlock or because of a conflict: 1213, Group Replication's 3101, and
+// MariaDB's 1020 (innodb_snapshot_isolation).
+func Deadlock(err error) bool {
+	switch Number(err) {
+	case 1213, 3101, 1020:
+		return true
+	}
+	return false
+}
+
+// EndsTransaction reports whether the transaction is gone after err although
+// its connection may live. What runs next on it would commit by itself.
+func (i Info) EndsTransaction(err error) bool {
+	n := Number(err)
+	return Deadlock(err) || n == 1206 || n == 1180 || n == 1205 && i.RollbackOnTimeout
+}
+
+// Refused reports a server that does not take writes: 1290 (read_only), 1836,
+// 1036 and 1015 (innodb_read_only), 1792 (READ ONLY transaction).
+func Refused(err error) bool {
+	switch Number(err) {
+	case 1290, 1836, 1036, 1015, 1792:
+		return true
+	}
+	return false
+}
+
+// Denied reports a missing privilege: for a database, a table, a column, a
+// routine, or a global one.
+func Denied(err error) bool {
+	switch Number(err) {
+	case 1044, 1142, 1143, 1227, 1370, 1419:
+		return true
+	}
+	return false
+}
+
+// Missing reports that a table (1146), a routine (1305) or a database (1049)
+// does not exist, or that the definer of a routine is gone (1449).
+func Missing(err error) bool {
+	switch Number(err) {
+	case 1146, 1305, 1049, 1449:
+		return true
+	}
+	return false
+}
+
+// Gone reports whether err means that conn, or what it held, can no longer be
+// relied on: the server ended it (1053, 1927, 3169, 4031), the network did, or
+// a context's end closed it.
+func Gone(err error, conn driver.Conn) bool {
+	if err == nil {
+		return false
+	}
+	switch Number(err) {
+	case 0:
+	case 1053, 1152, 1158, 1159, 1160, 1161, 1927, 2006, 2013, 3169, 4031:
+		return true
+	default:
+		return false
+	}
+	var netErr net.Error
+	if errors.Is(err, driver.ErrBadConn) || errors.Is(err, mysql.ErrInvalidConn) || errors.Is(err, mysql.ErrBusyBuffer) ||
+		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.As(err, &netErr) && !errors.Is(err, context.DeadlineExceeded) {
+		return true
+	}
+	v, ok := conn.(driver.Validator)
+	return ok && !v.IsValid()
+}

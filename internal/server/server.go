@@ -1,0 +1,205 @@
+// Package server knows what differs between MySQL and MariaDB: versions, error
+// numbers, and how a statement's text is run on a bare driver connection.
+package server
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Info is what the driver needs to know of a server. It is read once for each
+// database handle.
+type Info struct {
+	MariaDB           bool
+	Version           string
+	Database          string // the default database of new connections
+	Isolation         string // of new connections, for example "REPEATABLE-READ"
+	RollbackOnTimeout bool   // innodb_rollback_on_timeout: a lock wait timeout (1205) rolls the transaction back
+	ReadOnly          bool   // read_only or innodb_read_only
+	IdleLimit         int    // MariaDB's idle_transaction_timeout of new connections, in seconds; 0 is none
+	Topology          string // "" for a single server or a single primary; else why row locks do not hold
+}
+
+// Probe asks the server on conn in one or two statements that need no privilege.
+func Probe(ctx context.Context, conn driver.Conn) (Info, error) {
+	// One text for both: each server skips the other's versioned comment.
+	rows, err := Query(ctx, conn, "SELECT VERSION(), DATABASE(), @@innodb_rollback_on_timeout, @@read_only OR @@innodb_read_only,"+
+		" /*!80000 @@transaction_isolation, 0, CONCAT('OFF,', IFNULL((SELECT GROUP_CONCAT(VARIABLE_VALUE ORDER BY VARIABLE_NAME)"+
+		" FROM performance_schema.global_variables WHERE VARIABLE_NAME IN ('group_replication_group_name','group_replication_single_primary_mode')),'')) */"+
+		" /*M!100000 @@tx_isolation, @@idle_transaction_timeout, CONCAT(@@wsrep_on,',') */")
+	if err != nil {
+		return Info{}, fmt.Errorf("reading the server's settings: %w", err)
+	}
+	if len(rows) != 1 || len(rows[0]) < 7 {
+		return Info{}, errors.New("mysqllock: the server answers like neither MySQL 8 nor MariaDB 10.3, the oldest that can be used")
+	}
+	r := rows[0]
+	info := Info{
+		Version:           r[0],
+		MariaDB:           strings.Contains(r[0], "MariaDB"),
+		Database:          r[1],
+		RollbackOnTimeout: r[2] == "1",
+		ReadOnly:          r[3] == "1",
+		Isolation:         r[4],
+	}
+	info.IdleLimit, _ = strconv.Atoi(r[5])
+	wsrep, group, _ := strings.Cut(r[6], ",")
+	switch name, single, _ := strings.Cut(group, ","); {
+	case wsrep == "1" || wsrep == "ON":
+		info.Topology = "Galera"
+	case name != "" && single == "OFF":
+		info.Topology = "Group Replication with several primaries"
+	}
+	return info, info.tooOld()
+}
+
+func (i Info) tooOld() error {
+	var major, minor int
+	v := strings.TrimPrefix(i.Version, "5.5.5-") // old MariaDB behind replication-safe version strings
+	if _, err := fmt.Sscanf(v, "%d.%d", &major, &minor); err != nil {
+		return fmt.Errorf("mysqllock: cannot read the server version %q", i.Version)
+	}
+	if i.MariaDB && (major < 10 || major == 10 && minor < 3) || !i.MariaDB && major < 8 {
+		return fmt.Errorf("mysqllock: server version %s is too old: MySQL 8.0 or MariaDB 10.3 is needed", i.Version)
+	}
+	return nil
+}
+
+// RepeatableRead reports whether an isolation level of BeginTx keeps one
+// snapshot for the whole transaction.
+func (i Info) RepeatableRead(level driver.IsolationLevel) bool {
+	switch level {
+	case 0: // sql.LevelDefault
+		return i.Isolation == "REPEATABLE-READ" || i.Isolation == "SERIALIZABLE"
+	case 1, 2: // sql.LevelReadUncommitted, sql.LevelReadCommitted
+		return false
+	default:
+		return true
+	}
+}
+
+// Exec runs one statement as text, in one round trip.
+func Exec(ctx context.Context, conn driver.Conn, text string) error {
+	if e, ok := conn.(driver.ExecerContext); ok {
+		_, err := e.ExecContext(ctx, text, nil)
+		if !errors.Is(err, driver.ErrSkip) {
+			return err
+		}
+	}
+	stmt, err := prepare(ctx, conn, text)
+	if err != nil {
+		return err
+	}
+	defer stmt.Close()
+	if s, ok := stmt.(driver.StmtExecContext); ok {
+		_, err = s.ExecContext(ctx, nil)
+	} else {
+		_, err = stmt.Exec(nil) //nolint:staticcheck // for drivers without the context form
+	}
+	return err
+}
+
+// Query runs one statement as text and reads all its result sets to the end,
+// since servers report a failed lock after the first rows. NULL reads as "".
+func Query(ctx context.Context, conn driver.Conn, text string) (out [][]string, err error) {
+	rows, err := query(ctx, conn, text)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if cerr := rows.Close(); err == nil {
+			err = cerr
+		}
+	}()
+	for {
+		dest := make([]driver.Value, len(rows.Columns()))
+		for {
+			err := rows.Next(dest)
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
+				return nil, err
+			}
+			row := make([]string, len(dest))
+			for i, v := range dest {
+				row[i] = text1(v)
+			}
+			out = append(out, row)
+		}
+		more, ok := rows.(driver.RowsNextResultSet)
+		if !ok || !more.HasNextResultSet() {
+			return out, nil
+		}
+		if err := more.NextResultSet(); errors.Is(err, io.EOF) {
+			return out, nil
+		} else if err != nil {
+			return nil, err
+		}
+	}
+}
+
+func query(ctx context.Context, conn driver.Conn, text string) (driver.Rows, error) {
+	if q, ok := conn.(driver.QueryerContext); ok {
+		rows, err := q.QueryContext(ctx, text, nil)
+		if !errors.Is(err, driver.ErrSkip) {
+			return rows, err
+		}
+	}
+	stmt, err := prepare(ctx, conn, text)
+	if err != nil {
+		return nil, err
+	}
+	var rows driver.Rows
+	if s, ok := stmt.(driver.StmtQueryContext); ok {
+		rows, err = s.QueryContext(ctx, nil)
+	} else {
+		rows, err = stmt.Query(nil) //nolint:staticcheck // for drivers without the context form
+	}
+	if err != nil {
+		_ = stmt.Close()
+		return nil, err
+	}
+	return closeBoth{rows, stmt}, nil
+}
+
+// closeBoth closes the statement with its rows.
+type closeBoth struct {
+	driver.Rows
+	stmt driver.Stmt
+}
+
+func (r closeBoth) Close() error { return errors.Join(r.Rows.Close(), r.stmt.Close()) }
+
+func prepare(ctx context.Context, conn driver.Conn, text string) (driver.Stmt, error) {
+	if p, ok := conn.(driver.ConnPrepareContext); ok {
+		return p.PrepareContext(ctx, text)
+	}
+	return conn.Prepare(text)
+}
+
+func text1(v driver.Value) string {
+	switch v := v.(type) {
+	case nil:
+		return ""
+	case []byte:
+		return string(v)
+	case string:
+		return v
+	case time.Time:
+		return v.Format(time.RFC3339Nano)
+	case bool:
+		if v {
+			return "1"
+		}
+		return "0"
+	default:
+		return fmt.Sprint(v)
+	}
+}

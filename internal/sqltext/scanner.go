@@ -1,0 +1,275 @@
+package sqltext
+
+// scanner goes through the statements of a text. next does the watching that
+// is the same everywhere; what a verb means is in verbs.go.
+type scanner struct {
+	lexer
+	tok token // the current token
+	statement
+}
+
+// statement is what is known of the statement that is being read.
+type statement struct {
+	info  Info
+	rule  rule
+	verbs int // how many verbs have been looked at, inner ones too
+
+	depth, deepest int
+	after          after
+	values         bool // has a VALUES
+	sequence       bool // draws from a sequence
+	system         bool // names a schema with tables that DML reads without locks
+	variables      bool // names a user variable
+
+	// Query blocks, the parts from SELECT or TABLE to the end of the block: at
+	// most one is open at each depth of parentheses, bit d stands for depth d.
+	open, reads, locks uint64
+	unlocked           bool // a block that reads without locks has ended
+}
+
+// rule says how Snapshot follows from the statement as a whole.
+type rule uint8
+
+const (
+	asIs     rule = iota // info.Snapshot is right already
+	ifBlocks             // if it has a query block that reads without locks
+	ifCalls              // if it has any parentheses: a function, a subquery
+	ifSystem             // if it names a schema of system tables
+)
+
+// after is what the token before the current one has begun.
+type after uint8
+
+const (
+	afterOther       after = iota
+	afterFor               // FOR
+	afterLocking           // FOR UPDATE, FOR SHARE
+	afterLock              // LOCK
+	afterLockIn            // LOCK IN
+	afterInto              // INTO
+	afterNext              // NEXT
+	afterLockingFunc       // GET_LOCK and its like
+)
+
+// scan adds all statements of the text to sum. It leaves out a broken one,
+// which no server runs.
+func (s *scanner) scan(sum *total) {
+	for {
+		s.statement, s.tok = statement{}, other
+		s.next()
+		for s.tok == '(' {
+			s.next()
+		}
+		if !s.atEnd() {
+			s.verb()
+			for !s.atEnd() {
+				s.next()
+			}
+			if s.broken {
+				return
+			}
+			s.finish()
+			sum.add(s.info)
+		}
+		if s.tok == end {
+			return
+		}
+	}
+}
+
+// finish settles what could not be said before the end of the statement.
+func (s *scanner) finish() {
+	if s.sequence && s.info.Kind == Read {
+		s.info.Kind = Write
+	}
+	switch s.rule {
+	case ifBlocks:
+		for d := 0; s.open != 0 && d < 64; d++ {
+			s.endBlock(1 << d)
+		}
+		// VALUES ROW(1) reads nothing, ROW(f(1)) may.
+		s.info.Snapshot = s.unlocked || s.values && s.deepest > 1
+	case ifCalls:
+		s.info.Snapshot = s.deepest > 0
+	case ifSystem:
+		s.info.Snapshot = s.system
+	}
+}
+
+// next goes on to the next token and takes note of what matters in any
+// statement. It stays at the end of the statement once it is there.
+func (s *scanner) next() {
+	if s.atEnd() {
+		return
+	}
+	before := s.after
+	s.after = afterOther
+	s.tok = s.lex()
+	switch s.tok {
+	case word:
+		s.after = s.watch(s.current(), before)
+	case name:
+		s.after = s.watchName(unquote(s.current()))
+	case '(':
+		s.info.Taints = s.info.Taints || before == afterLockingFunc
+		s.reads |= s.open & s.bit() // a function or a subquery: may read
+		s.depth++
+		s.deepest = max(s.deepest, s.depth)
+		if s.depth > 63 {
+			s.unlocked = true // out of bits
+		}
+	case ')':
+		s.endBlock(s.bit())
+		s.depth = max(s.depth-1, 0)
+	case assign:
+		s.info.Taints = true
+	case variable:
+		s.variables = true
+		s.info.Taints = s.info.Taints || before == afterInto
+	}
+}
+
+// atEnd reports whether the statement is over.
+func (s *scanner) atEnd() bool { return s.tok == ';' || s.tok == end }
+
+// at reports whether the current token is the given keyword.
+func (s *scanner) at(upper string) bool { return s.tok == word && is(s.current(), upper) }
+
+// bit is the bit of a query block at the current depth.
+func (s *scanner) bit() uint64 { return 1 << s.depth }
+
+func (s *scanner) beginBlock() {
+	bit := s.bit()
+	s.endBlock(bit) // a UNION has no parentheses between its blocks
+	s.open |= bit
+}
+
+func (s *scanner) endBlock(bit uint64) {
+	if s.open&s.reads&^s.locks&bit != 0 {
+		s.unlocked = true
+	}
+	s.open, s.reads, s.locks = s.open&^bit, s.reads&^bit, s.locks&^bit
+}
+
+// watch takes note of a word wherever it stands. Where it is a name and not
+// the keyword (t.from), the answer only becomes more careful.
+func (s *scanner) watch(w string, before after) after {
+	switch len(w) {
+	case 2:
+		switch {
+		case before == afterLock && is(w, "IN"):
+			return afterLockIn
+		case before == afterLocking && is(w, "OF"):
+			s.locks &^= s.bit() // the other tables are read without locks
+		}
+	case 3:
+		if is(w, "FOR") {
+			return afterFor
+		}
+	case 4:
+		switch w[0] | 0x20 {
+		case 'f':
+			if is(w, "FROM") {
+				s.reads |= s.open & s.bit()
+			}
+		case 'i':
+			if is(w, "INTO") {
+				return afterInto
+			}
+		case 'l':
+			if is(w, "LOCK") {
+				return afterLock
+			}
+		case 'n':
+			if is(w, "NEXT") {
+				return afterNext
+			}
+		}
+	case 5:
+		switch {
+		case before == afterFor && is(w, "SHARE"):
+			s.locks |= s.open & s.bit()
+			return afterLocking
+		case before == afterLockIn && is(w, "SHARE"):
+			s.locks |= s.open & s.bit()
+		case before == afterNext && is(w, "VALUE"):
+			s.sequence = true
+		case is(w, "TABLE"):
+			s.beginBlock()
+			s.reads |= s.bit()
+		}
+	case 6:
+		switch {
+		case is(w, "SELECT"):
+			s.beginBlock()
+		case before == afterFor && is(w, "UPDATE"):
+			s.locks |= s.open & s.bit()
+			return afterLocking
+		case is(w, "SETVAL"):
+			s.sequence = true
+		case is(w, "VALUES"):
+			s.values = true
+		}
+	case 7:
+		if is(w, "NEXTVAL") {
+			s.sequence = true
+		}
+	}
+	return s.watchName(w)
+}
+
+// watchName takes note of a name, quoted or not.
+func (s *scanner) watchName(w string) after {
+	switch len(w) {
+	case 5:
+		s.system = s.system || is(w, "MYSQL")
+	case 18:
+		s.system = s.system || is(w, "INFORMATION_SCHEMA")
+	}
+	if isLockingFunc(w) {
+		return afterLockingFunc
+	}
+	return afterOther
+}
+
+// isLockingFunc reports whether w is a function that takes or gives back a
+// lock which lives as long as the connection: the built-in ones, and those
+// of MySQL's locking service and version tokens.
+func isLockingFunc(w string) bool {
+	switch len(w) {
+	case 8:
+		return is(w, "GET_LOCK")
+	case 12:
+		return is(w, "RELEASE_LOCK")
+	case 17:
+		return is(w, "RELEASE_ALL_LOCKS")
+	case 21:
+		return is(w, "VERSION_TOKENS_UNLOCK") || is(w, "SERVICE_RELEASE_LOCKS")
+	case 22:
+		return is(w, "SERVICE_GET_READ_LOCKS")
+	case 23:
+		return is(w, "SERVICE_GET_WRITE_LOCKS")
+	case 26:
+		return is(w, "VERSION_TOKENS_LOCK_SHARED")
+	case 29:
+		return is(w, "VERSION_TOKENS_LOCK_EXCLUSIVE")
+	}
+	return false
+}
+
+// unquote takes the quotes off a name. It leaves doubled ones in it alone.
+func unquote(quoted string) string { return quoted[1 : len(quoted)-1] }
+
+// is reports whether w is the keyword upper, in whatever case. The keyword
+// consists of A to Z and _ only.
+func is(w, upper string) bool {
+	if len(w) != len(upper) {
+		return false
+	}
+	for i := range len(upper) {
+		if w[i]&^0x20 != upper[i] {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,191 @@
+//go:build unix
+
+package tempserver
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Flavour says whose server a binary is.
+type Flavour string
+
+// The flavours that [Find] tells apart. MySQL includes close relatives, such
+// as Percona Server.
+const (
+	MySQL   Flavour = "MySQL"
+	MariaDB Flavour = "MariaDB"
+)
+
+// Binary is a server program on this machine. Get one from [Find].
+type Binary struct {
+	Flavour Flavour
+	Path    string // the program
+	Version string // as the program tells it, such as "9.7.4-2"; "" if it cannot run
+
+	command []string // how to run it: the path, with a loader before it if it needs one
+	options []string // what this program needs wherever its files lie
+	err     error    // why it cannot run; Start returns it
+}
+
+// String returns the flavour and the version: "MySQL 9.7.4-2".
+func (b Binary) String() string {
+	return strings.TrimSpace(string(b.Flavour) + " " + b.Version)
+}
+
+// Find returns the servers of this machine, MySQL before MariaDB, each program
+// once. It searches MYSQL_ROOT (/opt/mysql97 if unset), PATH and the usual
+// folders beside it, and asks each program what it is: a mysqld can be MariaDB.
+// MYSQLLOCK_MYSQLD and MYSQLLOCK_MARIADBD name a program in place of the search
+// for that flavour; one that cannot run is listed too, so that [Start] says why.
+func Find() []Binary {
+	var found []Binary
+	here := search()
+	for _, wanted := range []struct {
+		flavour Flavour
+		env     string
+	}{
+		{MySQL, "MYSQLLOCK_MYSQLD"},
+		{MariaDB, "MYSQLLOCK_MARIADBD"},
+	} {
+		if path := os.Getenv(wanted.env); path != "" {
+			b := inspect(path)
+			if b.err == nil && b.Flavour != wanted.flavour {
+				b.err = fmt.Errorf("%s is %s, not %s", path, b.Flavour, wanted.flavour)
+			}
+			if b.err != nil {
+				b.err = fmt.Errorf("tempserver: %s: %w", wanted.env, b.err)
+			}
+			b.Flavour = wanted.flavour
+			found = append(found, b)
+			continue
+		}
+		for _, b := range here {
+			if b.Flavour == wanted.flavour {
+				found = append(found, b)
+			}
+		}
+	}
+	return found
+}
+
+// search returns the servers in the places where they usually are.
+func search() []Binary {
+	root := cmp.Or(os.Getenv("MYSQL_ROOT"), "/opt/mysql97")
+	folders := []string{filepath.Join(root, "usr/sbin")}
+	folders = append(folders, filepath.SplitList(os.Getenv("PATH"))...)
+	// Where distributions put servers; often not on an ordinary user's PATH.
+	folders = append(folders, "/usr/sbin", "/usr/local/sbin", "/usr/libexec")
+
+	var found []Binary
+	seen := make(map[string]bool)
+	for _, folder := range folders {
+		for _, name := range []string{"mysqld", "mariadbd"} {
+			path, err := filepath.EvalSymlinks(filepath.Join(folder, name))
+			if err != nil || !filepath.IsAbs(path) || seen[path] {
+				continue
+			}
+			seen[path] = true
+			if b := inspect(path); b.err == nil {
+				found = append(found, b)
+			}
+		}
+	}
+	return found
+}
+
+var versionPattern = regexp.MustCompile(`\bVer (\S+)`)
+
+// inspect asks the program at path what it is.
+func inspect(path string) Binary {
+	b := Binary{Path: path}
+	if b.Path, b.err = exec.LookPath(path); b.err != nil {
+		return b
+	}
+	if b.Path, b.err = filepath.EvalSymlinks(b.Path); b.err != nil {
+		return b
+	}
+	b.command = []string{b.Path}
+	if root, ok := strings.CutSuffix(b.Path, "/usr/sbin/mysqld"); ok && root != "" {
+		b.runUnder(root)
+	}
+	args := slices.Concat(b.command[1:], []string{"--no-defaults", "--version"})
+	out, err := exec.Command(b.command[0], args...).CombinedOutput()
+	match := versionPattern.FindSubmatch(out)
+	switch {
+	case err != nil:
+		b.err = fmt.Errorf("%s --version: %w: %s", path, err, out)
+	case match == nil:
+		b.err = fmt.Errorf("%s --version: not a server: %s", path, out)
+	case strings.Contains(string(out), "MariaDB"):
+		b.Flavour = MariaDB
+		b.Version, _, _ = strings.Cut(string(match[1]), "-MariaDB")
+	default:
+		b.Flavour = MySQL
+		b.Version = string(match[1])
+		// The built-in folder may be missing, which is fatal; no folder is not.
+		b.options = append(b.options, "--secure-file-priv=NULL")
+	}
+	return b
+}
+
+// runUnder makes b run with the loader, the libraries and the data that lie
+// with it below root: it comes from another release of the distribution and
+// would not run with this system's. Without a loader there, b stays as it is.
+func (b *Binary) runUnder(root string) {
+	loaders, _ := filepath.Glob(filepath.Join(root, "usr/lib/*/ld-linux*.so.*"))
+	if len(loaders) == 0 {
+		return
+	}
+	libraries := []string{
+		filepath.Dir(loaders[0]),
+		filepath.Join(root, "usr/lib/mysql"),
+		filepath.Join(root, "usr/lib/mysql/private"),
+	}
+	b.command = []string{loaders[0], "--library-path", strings.Join(libraries, ":"), b.Path}
+	b.options = []string{
+		"--basedir=" + filepath.Join(root, "usr"),
+		"--lc-messages-dir=" + filepath.Join(root, "usr/share/mysql"),
+		"--character-sets-dir=" + filepath.Join(root, "usr/share/mysql/charsets"),
+		"--plugin-dir=" + filepath.Join(root, "usr/lib/mysql/plugin"),
+	}
+}
+
+// TB is what [Require] needs of a testing.TB.
+type TB interface {
+	Helper()
+	Logf(format string, args ...any)
+	Fatal(args ...any)
+	Skip(args ...any)
+}
+
+// Require returns what [Find] found, at least one server, for a test to run
+// on each. A flavour that is missing is worth a line in the test's log, both
+// missing end the test as skipped. With CI=true in the environment any
+// missing flavour ends the test as failed.
+func Require(tb TB) []Binary {
+	tb.Helper()
+	found := Find()
+	for _, flavour := range []Flavour{MySQL, MariaDB} {
+		if slices.ContainsFunc(found, func(b Binary) bool { return b.Flavour == flavour }) {
+			continue
+		}
+		err := fmt.Errorf("no %s server on this machine; scripts/install-servers.sh installs one", flavour)
+		switch {
+		case os.Getenv("CI") == "true":
+			tb.Fatal(err)
+		case len(found) == 0:
+			tb.Skip(errors.New("no MySQL or MariaDB server on this machine; scripts/install-servers.sh installs both"))
+		default:
+			tb.Logf("%v", err)
+		}
+	}
+	return found
+}

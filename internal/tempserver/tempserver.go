@@ -1,0 +1,406 @@
+//go:build unix
+
+// Package tempserver runs real, private, throwaway MySQL and MariaDB servers
+// for tests, benchmarks and demonstrations. Each listens on a loopback port of
+// its own and keeps all its files in a temporary folder of its own; root logs
+// in without a password. Both are gone after [Server.Stop], and also when the
+// process that started the server dies without a chance to clean up.
+//
+// It needs a Unix with /bin/sh, and servers on this machine: see [Find].
+package tempserver
+
+import (
+	"context"
+	"crypto/rand"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+)
+
+// startLimit is how long a server may take to answer.
+const startLimit = time.Minute
+
+var (
+	errStopped = errors.New("tempserver: stopped")
+	errDown    = errors.New("tempserver: not running")
+)
+
+// Server is one throwaway server. Its methods may be called from several
+// goroutines; those that change the server's state run one after another.
+type Server struct {
+	binary   Binary
+	opts     []string
+	dir      string    // holds all of the server's files
+	addr     string    // host:port
+	port     *os.File  // keeps the port ours while the server is down
+	guardian *exec.Cmd // removes dir once leash is closed; see guardianScript
+	leash    *os.File  // the guardian's standard input
+	version  string
+
+	mu      sync.Mutex // held while the server's state changes
+	process *process   // nil before the first launch and while known to be down
+	stopped bool       // Stop was called: guardian, dir and port are gone
+}
+
+// process is one run of the server program.
+type process struct {
+	*os.Process
+	done chan struct{} // closed when the process has ended
+}
+
+// Start starts a server of b and waits until it answers queries. The options
+// are the program's own, such as "--lock-wait-timeout=5", and override those
+// that Start gives: a small buffer pool and redo log, many connections,
+// durable commits as the server has them by default.
+//
+// The first start of a program makes a data folder, which takes seconds; later
+// ones copy it. The server outlives ctx, which limits only the start. The
+// caller must call Stop.
+//
+// An error holds the end of the server's log, and nothing is left running.
+func Start(ctx context.Context, b Binary, opts ...string) (*Server, error) {
+	if b.err != nil {
+		return nil, b.err
+	}
+	template, err := b.template(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{binary: b, opts: slices.Clone(opts)}
+	if err := s.prepare(template); err != nil {
+		return nil, errors.Join(fmt.Errorf("tempserver: %w", err), s.Stop())
+	}
+	if err := s.launch(ctx); err != nil {
+		return nil, errors.Join(err, s.Stop())
+	}
+	return s, nil
+}
+
+// Addr returns the server's address, "127.0.0.1:port". It never changes.
+func (s *Server) Addr() string { return s.addr }
+
+// DSN returns the data source name of a database on the server, in the form of
+// github.com/go-sql-driver/mysql. The database need not exist; "" is none.
+func (s *Server) DSN(db string) string { return "root@tcp(" + s.addr + ")/" + db }
+
+// Version returns what SELECT VERSION() says.
+func (s *Server) Version() string { return s.version }
+
+// Kill ends the server as a crash would, with SIGKILL, also when it is paused.
+// The data stays: Restart brings the server back. Killing a server that is
+// down does nothing.
+func (s *Server) Kill() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped {
+		return errStopped
+	}
+	s.kill()
+	return nil
+}
+
+// Restart shuts the server down in an orderly way, unless it is down already,
+// and starts it again with the same data, port and options. It returns when
+// the server answers queries again. After an error, also one from ctx, the
+// server is down.
+func (s *Server) Restart(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped {
+		return errStopped
+	}
+	if p := s.process; p != nil {
+		// Errors mean that it has ended, and then done is closed.
+		_ = p.Signal(syscall.SIGTERM)
+		_ = p.Signal(syscall.SIGCONT)
+		select {
+		case <-p.done:
+		case <-ctx.Done():
+			s.kill()
+			return fmt.Errorf("tempserver: shutdown: %w", ctx.Err())
+		}
+	}
+	return s.launch(ctx)
+}
+
+// Pause freezes the server with SIGSTOP: it answers nothing, but its
+// connections stay open and the system still accepts new ones. It returns when
+// the server stands still.
+func (s *Server) Pause() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.signal(syscall.SIGSTOP); err != nil {
+		return err
+	}
+	for !allStopped(s.process.Pid) {
+		select {
+		case <-s.process.done:
+			return errDown
+		case <-time.After(time.Millisecond):
+		}
+	}
+	return nil
+}
+
+// Resume lets a paused server run on. It does nothing to one that runs.
+func (s *Server) Resume() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.signal(syscall.SIGCONT)
+}
+
+// Stop ends the server and removes its folder. Only the first call does
+// something; all other methods that change the server fail from then on.
+func (s *Server) Stop() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped {
+		return nil
+	}
+	s.stopped = true
+	s.kill()
+	if s.port != nil {
+		s.port.Close()
+	}
+	if s.guardian != nil {
+		s.leash.Close()
+		_ = s.guardian.Wait() // RemoveAll below tells what matters
+	}
+	if err := os.RemoveAll(s.dir); err != nil { // in case the guardian could not
+		return fmt.Errorf("tempserver: %w", err)
+	}
+	return nil
+}
+
+// prepare does what is needed once, before the first launch.
+func (s *Server) prepare(template string) error {
+	tmp, err := filepath.Abs(os.TempDir())
+	if err != nil {
+		return err
+	}
+	name := "mysqllock-" + strings.ToLower(string(s.binary.Flavour)) + "-" + rand.Text()
+	s.dir = filepath.Join(tmp, name)
+	// The guardian comes before the folder, lest we die between the two.
+	if err := s.startGuardian(); err != nil {
+		return err
+	}
+	for _, dir := range []string{s.dir, s.path("tmp")} {
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			return err
+		}
+	}
+	if err := os.WriteFile(s.path("alive"), nil, 0o600); err != nil {
+		return err
+	}
+	if err := os.CopyFS(s.path("data"), os.DirFS(template)); err != nil {
+		return err
+	}
+	s.port, s.addr, err = reservePort()
+	return err
+}
+
+// launch starts the server program and waits until it answers. After an error
+// the program is not running.
+func (s *Server) launch(ctx context.Context) error {
+	log, err := os.OpenFile(s.path("log"), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
+	if err != nil {
+		return fmt.Errorf("tempserver: %w", err)
+	}
+	defer log.Close()
+	logStart, err := log.Seek(0, io.SeekEnd)
+	if err != nil {
+		return fmt.Errorf("tempserver: %w", err)
+	}
+
+	args := []string{"-c", launchScript, "tempserver", s.dir}
+	cmd := exec.Command("/bin/sh", slices.Concat(args, s.binary.command, s.options())...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Dir = s.dir
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C is not for the server
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("tempserver: %w", err)
+	}
+	p := &process{Process: cmd.Process, done: make(chan struct{})}
+	go func() { // ends with the process; until then s, and with it the leash, is in use
+		_ = cmd.Wait()
+		os.Remove(s.path("pid")) // the number may soon be someone else's
+		close(p.done)
+	}()
+	s.process = p
+
+	if err := s.awaitReady(ctx, p); err != nil {
+		s.kill()
+		return fmt.Errorf("tempserver: start %s: %w\n%s", s.binary, err, tail(log, logStart))
+	}
+	return nil
+}
+
+// options returns the server's command line. Of an option that is there twice
+// the later one counts.
+func (s *Server) options() []string {
+	_, port, _ := net.SplitHostPort(s.addr)
+	options := slices.Concat([]string{"--no-defaults"}, s.binary.options, s.binary.redoLog(), asRoot(), []string{
+		"--datadir=" + s.path("data"),
+		"--tmpdir=" + s.path("tmp"), // servers that share one break each other
+		"--pid-file=" + s.path("server.pid"),
+		"--socket=../socket", // from the data folder; the full path may be too long for a socket
+		"--bind-address=127.0.0.1",
+		"--port=" + port,
+		"--max-connections=2000",
+		"--innodb-buffer-pool-size=64M",
+	})
+	if s.binary.Flavour == MariaDB {
+		options = append(options, "--skip-name-resolve")
+	} else {
+		options = append(options, "--loose-mysqlx=OFF") // it would want a port as well
+	}
+	return append(options, s.opts...)
+}
+
+// awaitReady returns nil when the server at s.addr is p and answers queries.
+func (s *Server) awaitReady(ctx context.Context, p *process) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, startLimit, fmt.Errorf("no answer within %v", startLimit))
+	defer cancel()
+	config := mysql.NewConfig()
+	config.Net, config.Addr, config.User = "tcp", s.addr, "root"
+	config.Logger = &mysql.NopLogger{} // failures are normal at first
+	connector, err := mysql.NewConnector(config)
+	if err != nil {
+		return err
+	}
+	db := sql.OpenDB(connector)
+	defer db.Close()
+
+	for {
+		var version, dataDir string
+		err := db.QueryRowContext(ctx, "SELECT VERSION(), @@datadir").Scan(&version, &dataDir)
+		if err == nil && !sameFile(dataDir, s.path("data")) {
+			return fmt.Errorf("another server, with its data in %s, answers on %s", dataDir, s.addr)
+		}
+		if err == nil {
+			if s.version == "" { // the first launch; later nobody may write it
+				s.version = version
+			}
+			return nil
+		}
+		select {
+		case <-p.done:
+			return errors.New("the server ended")
+		case <-ctx.Done():
+			return fmt.Errorf("%w; last error: %w", context.Cause(ctx), err)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// kill ends the process, if there is one, and waits for its end.
+func (s *Server) kill() {
+	if s.process == nil {
+		return
+	}
+	_ = s.process.Kill() // an error means that it has ended
+	<-s.process.done
+	s.process = nil
+}
+
+// signal sends a signal to the running server.
+func (s *Server) signal(signal os.Signal) error {
+	if s.stopped {
+		return errStopped
+	}
+	if s.process == nil {
+		return errDown
+	}
+	if err := s.process.Signal(signal); errors.Is(err, os.ErrProcessDone) {
+		return errDown
+	} else if err != nil {
+		return fmt.Errorf("tempserver: %w", err)
+	}
+	return nil
+}
+
+// path returns the path of a file of the server.
+func (s *Server) path(name string) string { return filepath.Join(s.dir, name) }
+
+// reservePort finds a free loopback port and keeps it from everyone who does
+// not ask for it by number, as the server does. Otherwise someone could get it
+// before the server listens, or while it is down; even a client that connects
+// to the server, from the same port.
+func reservePort() (*os.File, string, error) {
+	syscall.ForkLock.RLock()
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
+	if err == nil {
+		syscall.CloseOnExec(fd)
+	}
+	syscall.ForkLock.RUnlock()
+	if err != nil {
+		return nil, "", err
+	}
+	// The server sets it too; then both can be bound, and one can listen.
+	err = syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1)
+	if err == nil {
+		err = syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}})
+	}
+	var name syscall.Sockaddr
+	if err == nil {
+		name, err = syscall.Getsockname(fd)
+	}
+	if err != nil {
+		syscall.Close(fd)
+		return nil, "", err
+	}
+	number := name.(*syscall.SockaddrInet4).Port // an AF_INET socket has no other kind of name
+	return os.NewFile(uintptr(fd), "port"), net.JoinHostPort("127.0.0.1", strconv.Itoa(number)), nil
+}
+
+// allStopped reports whether every thread of a process stands still. Where the
+// system does not tell, it says yes.
+func allStopped(pid int) bool {
+	stats, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	for _, path := range stats {
+		stat, err := os.ReadFile(path) // "pid (name) state …"; the name may hold anything
+		_, state, _ := strings.Cut(string(stat[strings.LastIndexByte(string(stat), ')')+1:]), " ")
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil || !strings.HasPrefix(state, "T") {
+			return false
+		}
+	}
+	return true
+}
+
+// sameFile reports whether both paths lead to the same file.
+func sameFile(a, b string) bool {
+	infoA, errA := os.Stat(a)
+	infoB, errB := os.Stat(b)
+	return errA == nil && errB == nil && os.SameFile(infoA, infoB)
+}
+
+// tail returns the end of the file, at most 4 KiB and nothing before start.
+func tail(file *os.File, start int64) string {
+	info, err := file.Stat()
+	if err != nil {
+		return err.Error()
+	}
+	start = max(start, info.Size()-4096)
+	text, err := io.ReadAll(io.NewSectionReader(file, start, info.Size()-start))
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
+}

@@ -1,0 +1,136 @@
+package pool
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/puddle/v2"
+
+	"github.com/mysqllock/mysqllock/internal/server"
+)
+
+// Conn is a driver connection that takes turns, can be kept alive, and knows
+// its id on the server. It comes from [Pool.Acquire], or from [Adopt] for a
+// connection that belongs to someone else.
+type Conn struct {
+	driver.Conn
+
+	res  *puddle.Resource[*Conn] // nil for an adopted connection
+	turn chan struct{}           // holds a token while someone uses the connection
+
+	id      uint64       // the server's id, 0 until asked for; guarded by the turn
+	host    string       // client address as the server's process list shows it; guarded by the turn
+	tainted bool         // carries session state that must not reach the next user; guarded by the turn
+	contact atomic.Int64 // when the last statement that the server answered was sent, since epoch
+}
+
+var epoch = time.Now() // carries the monotonic clock
+
+// Adopt makes a Conn of a connection that stays its owner's: Release and
+// Destroy do not apply to it.
+func Adopt(conn driver.Conn) *Conn {
+	c := &Conn{Conn: conn, turn: make(chan struct{}, 1)}
+	c.Touch(time.Now())
+	return c
+}
+
+// Take waits for the caller's turn to use the connection.
+func (c *Conn) Take(ctx context.Context) error {
+	select {
+	case c.turn <- struct{}{}:
+		return nil
+	default:
+	}
+	select {
+	case c.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// TryTake takes the turn if nobody has it.
+func (c *Conn) TryTake() bool {
+	select {
+	case c.turn <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+// Give ends the caller's turn.
+func (c *Conn) Give() { <-c.turn }
+
+// Touch notes that a statement which was sent at t has been answered.
+func (c *Conn) Touch(t time.Time) { c.contact.Store(int64(t.Sub(epoch))) }
+
+// Silence is how long ago the last answered statement was sent. It counts by
+// the monotonic clock, so a stopped process sees its pause.
+func (c *Conn) Silence() time.Duration {
+	return time.Since(epoch) - time.Duration(c.contact.Load())
+}
+
+// Taint sees to it that the connection is destroyed instead of pooled.
+func (c *Conn) Taint() { c.tainted = true }
+
+// ID returns the server's id for the connection, asking for it once.
+func (c *Conn) ID(ctx context.Context) (uint64, error) {
+	if c.id != 0 {
+		return c.id, nil
+	}
+	rows, err := server.Query(ctx, c.Conn, "SELECT CONNECTION_ID(), (SELECT HOST FROM information_schema.PROCESSLIST WHERE ID = CONNECTION_ID())")
+	if err != nil {
+		return 0, err
+	}
+	if len(rows) != 1 || len(rows[0]) != 2 {
+		return 0, errors.New("mysqllock: no answer to CONNECTION_ID()")
+	}
+	if c.id, err = strconv.ParseUint(rows[0][0], 10, 64); err != nil {
+		return 0, fmt.Errorf("mysqllock: CONNECTION_ID() is %q", rows[0][0])
+	}
+	c.host = rows[0][1]
+	return c.id, nil
+}
+
+// KnownID is ID without asking: 0 where nobody has asked yet.
+func (c *Conn) KnownID() uint64 { return c.id }
+
+// Valid reports whether the connection can still be used, as far as its driver
+// knows.
+func (c *Conn) Valid() bool {
+	v, ok := c.Conn.(driver.Validator)
+	return !ok || v.IsValid()
+}
+
+// Ping asks the server for a sign of life.
+func (c *Conn) Ping(ctx context.Context) error {
+	sent := time.Now()
+	var err error
+	if p, ok := c.Conn.(driver.Pinger); ok {
+		err = p.Ping(ctx)
+	} else {
+		err = server.Exec(ctx, c.Conn, "DO 1")
+	}
+	if err == nil {
+		c.Touch(sent)
+	}
+	return err
+}
+
+// Release puts a connection back that carries no lock and no transaction.
+func (c *Conn) Release() {
+	if c.tainted || !c.Valid() {
+		c.Destroy()
+		return
+	}
+	c.res.Release()
+}
+
+// Destroy closes a connection that may carry one.
+func (c *Conn) Destroy() { c.res.Destroy() }

@@ -1,0 +1,118 @@
+package pool
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// Keeper pings connections that the server would end for being idle, and
+// notices when one can no longer be relied on. It has one goroutine, however
+// many connections it keeps.
+type Keeper struct {
+	ttl  time.Duration
+	stop context.CancelFunc
+	done sync.WaitGroup
+
+	mu   sync.Mutex
+	kept map[*Conn]func(error)
+}
+
+// NewKeeper returns a keeper for connections that the server ends after ttl of
+// silence. Close it to end its goroutine.
+func NewKeeper(ttl time.Duration) *Keeper {
+	ctx, stop := context.WithCancel(context.Background())
+	k := &Keeper{ttl: ttl, stop: stop, kept: make(map[*Conn]func(error))}
+	k.done.Go(func() { k.run(ctx) })
+	return k
+}
+
+// Keep keeps c alive until Forget. When c has to be given up, lost is called,
+// once and without the turn.
+func (k *Keeper) Keep(c *Conn, lost func(error)) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.kept[c] = lost
+}
+
+// Forget ends Keep.
+func (k *Keeper) Forget(c *Conn) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.kept, c)
+}
+
+// Close ends the keeper.
+func (k *Keeper) Close() {
+	k.stop()
+	k.done.Wait()
+}
+
+// Overdue returns an error where the server may by now have ended c: it was
+// silent for the TTL, by the local monotonic clock, counted from before the
+// server's own count began.
+func (k *Keeper) Overdue(c *Conn) error {
+	if s := c.Silence(); s >= k.ttl {
+		return fmt.Errorf("the connection was silent for %v, longer than lockTTL %v", s.Round(time.Millisecond), k.ttl)
+	}
+	return nil
+}
+
+func (k *Keeper) run(ctx context.Context) {
+	tick := time.NewTicker(k.ttl / 8)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		var round sync.WaitGroup
+		for c, lost := range k.due() {
+			round.Go(func() { k.ping(ctx, c, lost) })
+		}
+		round.Wait()
+	}
+}
+
+// due returns the connections that have been silent for a third of the TTL.
+func (k *Keeper) due() map[*Conn]func(error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	due := make(map[*Conn]func(error))
+	for c, lost := range k.kept {
+		if c.Silence() >= k.ttl/3 {
+			due[c] = lost
+		}
+	}
+	return due
+}
+
+// ping leaves a connection alone on which a statement runs: the server does
+// not count that as idle.
+func (k *Keeper) ping(ctx context.Context, c *Conn, lost func(error)) {
+	if !c.TryTake() {
+		return
+	}
+	k.mu.Lock()
+	_, kept := k.kept[c] // it may have been given back while we looked
+	k.mu.Unlock()
+	if !kept {
+		c.Give()
+		return
+	}
+	err := k.Overdue(c)
+	if err == nil {
+		pctx, cancel := context.WithTimeout(ctx, k.ttl/3)
+		err = c.Ping(pctx)
+		cancel()
+	}
+	c.Give()
+	if err != nil && ctx.Err() == nil {
+		k.Forget(c)
+		lost(lockerr.With(lockerr.ErrLost, err))
+	}
+}
