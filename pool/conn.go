@@ -23,8 +23,8 @@ type Conn struct {
 	res  *puddle.Resource[*Conn] // nil for an adopted connection
 	turn chan struct{}           // holds a token while someone uses the connection
 
-	id      uint64       // the server's id, 0 until asked for; guarded by the turn
-	host    string       // client address as the server's process list shows it; guarded by the turn
+	id      uint64       // the server's id, 0 until known; guarded by the turn
+	host    string       // client address as the server's process list shows it; pooled connections only
 	tainted bool         // carries session state that must not reach the next user; guarded by the turn
 	contact atomic.Int64 // when the last statement that the server answered was sent, since epoch
 }
@@ -79,23 +79,41 @@ func (c *Conn) Silence() time.Duration {
 // Taint sees to it that the connection is destroyed instead of pooled.
 func (c *Conn) Taint() { c.tainted = true }
 
-// ID returns the server's id for the connection, asking for it once.
+// ID returns the server's id for the connection, asking for it once. The
+// question touches no table, so that it opens no snapshot in a transaction.
 func (c *Conn) ID(ctx context.Context) (uint64, error) {
 	if c.id != 0 {
 		return c.id, nil
 	}
-	rows, err := server.Query(ctx, c.Conn, "SELECT CONNECTION_ID(), (SELECT HOST FROM information_schema.PROCESSLIST WHERE ID = CONNECTION_ID())")
+	rows, err := server.Query(ctx, c.Conn, "SELECT CONNECTION_ID()")
 	if err != nil {
 		return 0, err
 	}
-	if len(rows) != 1 || len(rows[0]) != 2 {
+	if len(rows) != 1 {
 		return 0, errors.New("mysqllock: no answer to CONNECTION_ID()")
 	}
-	if c.id, err = strconv.ParseUint(rows[0][0], 10, 64); err != nil {
-		return 0, fmt.Errorf("mysqllock: CONNECTION_ID() is %q", rows[0][0])
+	return c.id, c.SetID(rows[0][0])
+}
+
+// SetID notes the id that another statement has told.
+func (c *Conn) SetID(text string) (err error) {
+	if c.id, err = strconv.ParseUint(text, 10, 64); err != nil {
+		return fmt.Errorf("mysqllock: CONNECTION_ID() is %q", text)
+	}
+	return nil
+}
+
+// identify asks for the id and the client address.
+func (c *Conn) identify(ctx context.Context) error {
+	rows, err := server.Query(ctx, c.Conn, "SELECT ID, HOST FROM information_schema.PROCESSLIST WHERE ID = CONNECTION_ID()")
+	if err != nil {
+		return err
+	}
+	if len(rows) != 1 {
+		return errors.New("mysqllock: the server does not list its own connection")
 	}
 	c.host = rows[0][1]
-	return c.id, nil
+	return c.SetID(rows[0][0])
 }
 
 // KnownID is ID without asking: 0 where nobody has asked yet.

@@ -56,16 +56,13 @@ func New(cfg Config) (*Pool, error) {
 			if err != nil {
 				return nil, err
 			}
-			if cfg.Setup != "" {
-				if err := server.Exec(ctx, conn, cfg.Setup); err != nil {
-					_ = conn.Close()
-					return nil, fmt.Errorf("setting up a connection for locks: %w", err)
-				}
-			}
 			c := Adopt(conn)
-			if _, err := c.ID(ctx); err != nil {
+			if err = c.identify(ctx); err == nil {
+				err = server.Exec(ctx, conn, cfg.Setup)
+			}
+			if err != nil {
 				_ = conn.Close()
-				return nil, err
+				return nil, fmt.Errorf("setting up a connection for locks: %w", err)
 			}
 			return c, nil
 		},

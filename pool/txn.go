@@ -30,6 +30,9 @@ func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (*Txn, error) {
 // next statement begins where the session is not in autocommit.
 func (c *Conn) Begun() *Txn { return &Txn{c: c} }
 
+// Continue returns the transaction that tx has begun on c.
+func (c *Conn) Continue(tx driver.Tx) *Txn { return &Txn{c, tx} }
+
 // Commit commits. The wait for the server's answer does not end with any
 // context of the caller's: giving up would leave the outcome unknown. It is
 // bounded by limit where limit is not 0.

@@ -10,14 +10,15 @@ import (
 
 // The texts below carry keys as hexadecimal literals, so that each is one
 // round trip whatever the DSN, with nothing to quote. Every lock statement
-// returns one row a key: a missing row is a key that is not locked.
+// returns one row a key, which tells the connection's id for free: a missing
+// row is a key that is not locked.
 
 // selects returns one locking read for all keys: a UNION ALL of single-row
 // reads, since an IN list can lock every row of a small table (measured on
 // MySQL 9.7). hint goes behind the first SELECT, tail behind each FOR UPDATE.
 func (l *Locker) selects(keys []string, hint, tail string) string {
 	one := func(key, hint string) string {
-		return "SELECT " + hint + "1 FROM " + l.table.String() + " WHERE namespace = " + schema.Literal(l.namespace) +
+		return "SELECT " + hint + "CONNECTION_ID() FROM " + l.table.String() + " WHERE namespace = " + schema.Literal(l.namespace) +
 			" AND name = " + schema.Literal(key) + " FOR UPDATE" + tail
 	}
 	if len(keys) == 1 {
@@ -91,10 +92,10 @@ func (l *Locker) insertSQL(keys []string) string {
 	return "INSERT IGNORE INTO " + l.table.String() + " (namespace, name) VALUES " + strings.Join(values, ", ")
 }
 
-// holderSQL asks who holds key while waiter, a connection id, waits for it: id,
-// user, host, program, age in microseconds. On MySQL it also works when nobody
-// waits; MariaDB lists a lock only while somebody does.
-func (l *Locker) holderSQL(key string, waiter uint64) string {
+// holderSQL asks who holds one of keys while waiter, a connection id, waits for
+// them: id, user, host, program, age in microseconds. On MySQL it also works
+// when nobody waits; MariaDB lists a lock only while somebody does.
+func (l *Locker) holderSQL(keys []string, waiter uint64) string {
 	if l.info.MariaDB {
 		return fmt.Sprintf("SET STATEMENT max_statement_time = %.3f FOR "+
 			"SELECT b.trx_mysql_thread_id, p.USER, p.HOST, '', TIMESTAMPDIFF(MICROSECOND, b.trx_started, NOW(6))"+
@@ -104,13 +105,16 @@ func (l *Locker) holderSQL(key string, waiter uint64) string {
 			" LEFT JOIN information_schema.PROCESSLIST p ON p.ID = b.trx_mysql_thread_id"+
 			" WHERE r.trx_mysql_thread_id = %d AND b.trx_state <> 'LOCK WAIT' LIMIT 1", holderBound.Seconds(), waiter)
 	}
-	data := fmt.Sprintf("0x%X, 0x%X", l.namespace, key)
+	var data []string // as data_locks prints a row's primary key
+	for _, key := range keys {
+		data = append(data, fmt.Sprintf("'0x%X, 0x%X'", l.namespace, key))
+	}
 	return fmt.Sprintf("SELECT /*+ MAX_EXECUTION_TIME(%d) */ t.PROCESSLIST_ID, t.PROCESSLIST_USER, t.PROCESSLIST_HOST,"+
 		" (SELECT a.ATTR_VALUE FROM performance_schema.session_connect_attrs a WHERE a.PROCESSLIST_ID = t.PROCESSLIST_ID"+
 		" AND a.ATTR_NAME IN ('mysqllock_owner', 'program_name') ORDER BY a.ATTR_NAME LIMIT 1),"+
 		" (SELECT x.TIMER_WAIT DIV 1000000 FROM performance_schema.events_transactions_current x"+
 		" WHERE x.THREAD_ID = t.THREAD_ID AND x.STATE = 'ACTIVE')"+
 		" FROM performance_schema.data_locks l JOIN performance_schema.threads t ON t.THREAD_ID = l.THREAD_ID"+
-		" WHERE l.OBJECT_NAME = %s AND l.LOCK_TYPE = 'RECORD' AND l.LOCK_STATUS = 'GRANTED' AND l.LOCK_DATA = '%s' LIMIT 1",
-		holderBound.Milliseconds(), schema.Literal(l.table.Name()), data)
+		" WHERE l.OBJECT_NAME = %s AND l.LOCK_TYPE = 'RECORD' AND l.LOCK_STATUS = 'GRANTED' AND l.LOCK_DATA IN (%s) LIMIT 1",
+		holderBound.Milliseconds(), schema.Literal(l.table.Name()), strings.Join(data, ", "))
 }

@@ -77,7 +77,7 @@ func (t Table) ProcedureDDL() string {
 		"SQL SECURITY INVOKER COMMENT '" + version + "'\n" +
 		"BEGIN\n" +
 		"  START TRANSACTION;\n" +
-		"  SELECT 1 FROM " + t.String() + " WHERE namespace = p_namespace AND name = p_name FOR UPDATE NOWAIT;\n" +
+		"  SELECT CONNECTION_ID() FROM " + t.String() + " WHERE namespace = p_namespace AND name = p_name FOR UPDATE NOWAIT;\n" +
 		"END"
 }
 

@@ -82,6 +82,7 @@ var queries = []look{
 	{"EXPLAIN FORMAT=JSON INTO @x SELECT 1", "Read snapshot taints"},
 	{"EXPLAIN FORMAT; COMMIT", "Commits snapshot"},
 	{"EXPLAIN ANALYZE SELECT * FROM t", "Read snapshot"},
+	{"EXPLAIN ANALYZE SELECT * FROM t LOCK IN SHARE MODE", "Read snapshot"}, // *
 	{"EXPLAIN ANALYZE FORMAT=TREE UPDATE t JOIN u SET a=1", "Write"},
 	{"EXPLAIN ANALYZE FOR SCHEMA x DELETE FROM t", "Write"},
 	{"DESC ANALYZE WITH x AS (SELECT 1) UPDATE t SET a=1", "Write"},

@@ -144,7 +144,8 @@ func (s *scanner) show() {
 }
 
 // explain: only EXPLAIN ANALYZE runs the statement. Others may read all the
-// same: the optimizer looks up constants, MySQL its data dictionary.
+// same: the optimizer looks up constants, MySQL its data dictionary. MySQL
+// explains a locking read without locks.
 func (s *scanner) explain() {
 	runs := false
 	for s.next(); ; s.next() {
@@ -160,7 +161,9 @@ func (s *scanner) explain() {
 			s.next()
 			s.next()
 		case runs:
-			s.verb()
+			if s.verb(); s.info.Kind == Read {
+				s.decideSnapshot(Read)
+			}
 			return
 		default:
 			s.decideSnapshot(Read)

@@ -1,0 +1,576 @@
+package mysqllock
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/sqltext"
+	"github.com/mysqllock/mysqllock/lockctx"
+	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
+)
+
+// conn is one connection as database/sql sees it. Without a hint every call
+// goes straight to the base driver's connection, and what that returns goes
+// straight back. database/sql calls one method at a time.
+type conn struct {
+	k    *connector
+	link *pool.Conn // the base connection
+
+	tx      *tx         // the open transaction that BeginTx has begun here
+	raw     bool        // plain SQL text has begun a transaction, or switched autocommit off
+	limited bool        // idle_transaction_timeout was set for a locked transaction
+	bad     atomic.Bool // must not be used again
+}
+
+var (
+	_ driver.Conn               = (*conn)(nil)
+	_ driver.ConnBeginTx        = (*conn)(nil)
+	_ driver.ConnPrepareContext = (*conn)(nil)
+	_ driver.Execer             = (*conn)(nil) //nolint:staticcheck // go-sql-driver/mysql has it, and code uses it through Conn.Raw
+	_ driver.ExecerContext      = (*conn)(nil)
+	_ driver.Queryer            = (*conn)(nil) //nolint:staticcheck // as above
+	_ driver.QueryerContext     = (*conn)(nil)
+	_ driver.NamedValueChecker  = (*conn)(nil)
+	_ driver.Pinger             = (*conn)(nil)
+	_ driver.SessionResetter    = (*conn)(nil)
+	_ driver.Validator          = (*conn)(nil)
+)
+
+// Unwrap returns the base driver's connection. What runs on it directly is not
+// under a lock.
+func (c *conn) Unwrap() driver.Conn { return c.link.Conn }
+
+// plain reports whether a statement with ctx is none of our business.
+func (c *conn) plain(ctx context.Context) bool {
+	if c.tx != nil && (c.tx.u != nil || c.tx.failed != nil) {
+		return false
+	}
+	_, hinted := lockctx.From(ctx)
+	return !hinted
+}
+
+func (c *conn) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
+	if c.plain(ctx) {
+		c.note(text)
+		return execDirect(ctx, c.link.Conn, text, args)
+	}
+	_, res, err := c.run(ctx, &statement{text: text, args: args})
+	return res, err
+}
+
+func (c *conn) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
+	if c.plain(ctx) {
+		c.noteRead(text)
+		return queryDirect(ctx, c.link.Conn, text, args)
+	}
+	r, _, err := c.run(ctx, &statement{text: text, args: args, query: true})
+	return r, err
+}
+
+// Exec is for code that calls it through sql.Conn.Raw.
+func (c *conn) Exec(text string, args []driver.Value) (driver.Result, error) {
+	return c.ExecContext(context.Background(), text, named(args))
+}
+
+// Query is for code that calls it through sql.Conn.Raw.
+func (c *conn) Query(text string, args []driver.Value) (driver.Rows, error) {
+	return c.QueryContext(context.Background(), text, named(args))
+}
+
+// note remembers what an unhinted statement does to the transaction, for a
+// hint that may come later.
+func (c *conn) note(text string) {
+	if c.tx != nil {
+		c.noteRead(text)
+		return
+	}
+	// The verbs that begin or end a transaction, and comments before a verb.
+	if i := strings.IndexFunc(text, func(r rune) bool { return r > ' ' }); i < 0 || !strings.ContainsRune("bBsSxXcCrR/-#;", rune(text[i])) {
+		return
+	}
+	if info := sqltext.Look(text); info.Kind == sqltext.Commits {
+		c.raw = info.Opens
+	}
+}
+
+func (c *conn) noteRead(text string) {
+	if c.tx != nil && !c.tx.read {
+		c.tx.read = sqltext.Look(text).Snapshot
+	}
+}
+
+// run runs a statement under the hint of its context, or in the unit of work
+// that the connection's transaction belongs to.
+func (c *conn) run(ctx context.Context, st *statement) (driver.Rows, driver.Result, error) {
+	h, hinted := lockctx.From(ctx)
+	if hinted && h.Err != nil {
+		return nil, nil, &Error{Op: st.op(), Err: h.Err}
+	}
+	if c.tx != nil && c.tx.failed != nil {
+		return nil, nil, c.tx.failed
+	}
+	st.info = sqltext.Look(st.text)
+	if t := c.tx; t != nil && t.u != nil {
+		s := t.u.scope
+		if err := s.take(ctx); err != nil {
+			return nil, nil, err
+		}
+		defer s.give()
+		if err := t.usable(); err != nil {
+			return nil, nil, err
+		}
+		if hinted {
+			if err := t.u.join(ctx, c.k, h); err != nil {
+				return nil, nil, err
+			}
+		}
+		return t.u.run(ctx, st)
+	}
+
+	s := c.k.scope(h.Scope)
+	if err := s.take(ctx); err != nil {
+		return nil, nil, err
+	}
+	defer s.give()
+	switch {
+	case s.failed != nil:
+		return nil, nil, s.failed
+	case st.info.Kind == sqltext.Commits:
+		return nil, nil, &Error{Op: st.op(), Key: strings.Join(h.Keys, ", "), Err: errCommits}
+	case c.tx != nil:
+		return c.runLate(ctx, s, h, st)
+	case s.unit != nil:
+		return c.runJoined(ctx, s.unit, h, st)
+	case st.query && st.info.Kind == sqltext.Read:
+		return c.runSession(ctx, s, h, st)
+	default:
+		return c.runAlone(ctx, s, h, st)
+	}
+}
+
+// runLate runs a statement of a transaction that began without the hint: the
+// lock is taken in that transaction first.
+func (c *conn) runLate(ctx context.Context, s *scope, h *lockctx.Hint, st *statement) (driver.Rows, driver.Result, error) {
+	t := c.tx
+	if s.unit != nil {
+		for _, key := range h.Keys {
+			if _, ok := s.unit.keys[key]; !ok {
+				return nil, nil, &Error{Op: st.op(), Key: key, Err: errors.New(
+					"the lock context has a unit of work open elsewhere, which does not hold this key; begin the transaction with the lock context")}
+			}
+		}
+		t.read = t.read || st.info.Snapshot
+		return st.run(ctx, c.link.Conn)
+	}
+	l, err := c.k.use(ctx)
+	if err != nil {
+		return nil, nil, setupError(h, err)
+	}
+	if t.read && !h.AllowStale && l.Info().RepeatableRead(t.opts.Isolation) {
+		return nil, nil, &Error{Op: st.op(), Key: strings.Join(h.Keys, ", "), Strategy: lockctx.StrategyRow, Err: lockerr.With(ErrStaleSnapshot, errors.New(
+			"begin the transaction with the lock context, or say lockctx.AllowStale()"))}
+	}
+	if err := c.link.Take(ctx); err != nil {
+		return nil, nil, err
+	}
+	alive, err := l.Join(ctx, c.link, c.k.request(h, h.Keys, l))
+	if err != nil {
+		err = noRetry(err)
+		if !alive {
+			t.failed = &Error{Op: "statement", Key: strings.Join(h.Keys, ", "), Strategy: lockctx.StrategyRow, Err: lockerr.With(ErrLost, err)}
+			if !c.link.Valid() || t.base.Rollback() != nil {
+				c.bad.Store(true)
+			}
+		}
+		c.link.Give()
+		return nil, nil, err
+	}
+	c.link.Give()
+	t.u = newUnit(l, s, c.link, c.link.Continue(t.base), h.Keys, nil)
+	t.u.home, t.u.opts, t.u.read, t.u.stack = c, t.opts, t.read, []*tx{t}
+	return t.u.run(ctx, st)
+}
+
+// runJoined runs a statement in the unit of work that its lock context has
+// open.
+func (c *conn) runJoined(ctx context.Context, u *unit, h *lockctx.Hint, st *statement) (driver.Rows, driver.Result, error) {
+	if err := u.join(ctx, c.k, h); err != nil {
+		return nil, nil, err
+	}
+	r, res, err := u.run(ctx, st)
+	if err != nil || len(u.stack) > 0 || u.hold != nil || st.query && st.info.Kind == sqltext.Read {
+		return r, res, err
+	}
+	if err := u.finish(true); err != nil {
+		return nil, nil, err
+	}
+	return r, res, nil
+}
+
+// runSession opens a session for a query that only reads, outside any
+// transaction: the lock stays when it is over.
+func (c *conn) runSession(ctx context.Context, s *scope, h *lockctx.Hint, st *statement) (driver.Rows, driver.Result, error) {
+	end := h.Scope.Context()
+	if end.Done() == nil {
+		end = ctx
+	}
+	if end.Done() == nil {
+		return nil, nil, &Error{Op: st.op(), Key: strings.Join(h.Keys, ", "), Strategy: lockctx.StrategyRow, Err: lockerr.With(ErrNoEnd, errors.New(
+			"nothing would release the lock that this query takes; derive the context with context.WithCancel or WithTimeout before lockctx.With, or use BeginTx or mysqllock.Do"))}
+	}
+	u, err := c.k.openSession(ctx, end, s, h, nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	return u.run(ctx, st)
+}
+
+// runAlone runs a statement as a unit of work of its own, on this connection.
+func (c *conn) runAlone(ctx context.Context, s *scope, h *lockctx.Hint, st *statement) (driver.Rows, driver.Result, error) {
+	u, err := c.begin(ctx, s, h, driver.TxOptions{})
+	if err != nil {
+		return nil, nil, err
+	}
+	r, res, err := u.run(ctx, st)
+	// Also after an error: of several statements in one text, those that were
+	// finished stay, as they do in autocommit.
+	if ferr := u.finish(true); err == nil && ferr != nil {
+		return nil, nil, ferr
+	}
+	return r, res, err
+}
+
+// Begin is BeginTx without context and options.
+func (c *conn) Begin() (driver.Tx, error) {
+	return c.BeginTx(context.Background(), driver.TxOptions{})
+}
+
+// BeginTx begins a transaction; with a hint, under its lock.
+func (c *conn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
+	t := &tx{c: c, ctx: ctx, opts: opts}
+	if c.plain(ctx) {
+		if err := c.unlimit(ctx); err != nil {
+			return nil, err
+		}
+		base, err := pool.Begin(ctx, c.link.Conn, opts)
+		if err != nil {
+			return nil, err
+		}
+		t.base = base
+		c.tx = t
+		return t, nil
+	}
+	if err := c.beginLocked(ctx, t, opts); err != nil {
+		return nil, err
+	}
+	c.tx = t
+	return t, nil
+}
+
+func (c *conn) beginLocked(ctx context.Context, t *tx, opts driver.TxOptions) error {
+	h, hinted := lockctx.From(ctx)
+	if hinted && h.Err != nil {
+		return &Error{Op: "begin", Err: h.Err}
+	}
+	var s *scope
+	if c.tx != nil {
+		if c.tx.failed != nil {
+			return c.tx.failed
+		}
+		if c.tx.u == nil {
+			return &Error{Op: "begin", Key: strings.Join(h.Keys, ", "), Err: errors.New("a transaction without the lock is open on this connection")}
+		}
+		s = c.tx.u.scope
+	} else {
+		s = c.k.scope(h.Scope)
+	}
+	if err := s.take(ctx); err != nil {
+		return err
+	}
+	defer s.give()
+	switch {
+	case c.tx != nil:
+		if err := c.tx.usable(); err != nil {
+			return err
+		}
+	case s.failed != nil:
+		return s.failed
+	case s.unit == nil:
+		u, err := c.begin(ctx, s, h, opts)
+		if err != nil {
+			return err
+		}
+		t.u = u
+		u.stack = append(u.stack, t)
+		return nil
+	}
+	u := s.unit
+	if hinted {
+		if err := u.join(ctx, c.k, h); err != nil {
+			return err
+		}
+	}
+	return u.nest(ctx, t, opts)
+}
+
+// unlimit takes the limit on idleness, which was set for a locked transaction,
+// off again before a transaction without a lock.
+func (c *conn) unlimit(ctx context.Context) error {
+	if !c.limited {
+		return nil
+	}
+	l, err := c.k.use(ctx)
+	if err != nil {
+		return err
+	}
+	err = server.Exec(ctx, c.link.Conn, fmt.Sprintf("SET SESSION idle_transaction_timeout = %d", l.Info().IdleLimit))
+	c.limited = err != nil
+	return err
+}
+
+// Prepare is PrepareContext without a context.
+func (c *conn) Prepare(text string) (driver.Stmt, error) {
+	return c.PrepareContext(context.Background(), text)
+}
+
+// PrepareContext prepares a statement. Preparing takes no lock; running it
+// does, by the context that it runs with.
+func (c *conn) PrepareContext(ctx context.Context, text string) (driver.Stmt, error) {
+	if h, hinted := lockctx.From(ctx); hinted && h.Err != nil {
+		return nil, &Error{Op: "prepare", Err: h.Err}
+	}
+	s := &stmt{c: c, text: text}
+	if c.tx != nil && c.tx.failed != nil {
+		return nil, c.tx.failed
+	}
+	if c.tx == nil || c.tx.u == nil {
+		base, err := prepare(ctx, c.link.Conn, text)
+		if err != nil {
+			return nil, err
+		}
+		return s.over(base), nil
+	}
+	u := c.tx.u
+	if err := u.scope.take(ctx); err != nil {
+		return nil, err
+	}
+	defer u.scope.give()
+	if err := c.tx.usable(); err != nil {
+		return nil, err
+	}
+	if err := u.takeLink(ctx, "prepare"); err != nil {
+		return nil, err
+	}
+	defer u.link.Give()
+	base, err := prepare(ctx, u.link.Conn, text)
+	if err != nil {
+		return nil, u.check("prepare", err)
+	}
+	if u.home == c {
+		return s.over(base), nil
+	}
+	// The session goes its own ways when the unit is over, so the statement is
+	// prepared there again whenever it runs. This was to see whether it can be.
+	s.inputs = base.NumInput()
+	return s, base.Close()
+}
+
+// CheckNamedValue converts arguments the way the base driver does.
+func (c *conn) CheckNamedValue(v *driver.NamedValue) error {
+	if n, ok := c.link.Conn.(driver.NamedValueChecker); ok {
+		return n.CheckNamedValue(v)
+	}
+	return driver.ErrSkip
+}
+
+// Ping pings the base connection.
+func (c *conn) Ping(ctx context.Context) error {
+	p, ok := c.link.Conn.(driver.Pinger)
+	if !ok {
+		return nil
+	}
+	if err := c.link.Take(ctx); err != nil {
+		return err
+	}
+	defer c.link.Give()
+	return p.Ping(ctx)
+}
+
+// ResetSession is called before the connection is used again.
+func (c *conn) ResetSession(ctx context.Context) error {
+	if c.bad.Load() {
+		return driver.ErrBadConn
+	}
+	if r, ok := c.link.Conn.(driver.SessionResetter); ok {
+		return r.ResetSession(ctx)
+	}
+	return nil
+}
+
+// IsValid reports whether the connection may go back to database/sql's pool.
+func (c *conn) IsValid() bool { return !c.bad.Load() && c.link.Valid() }
+
+// Close closes the base connection, and with it the unit of work on it.
+func (c *conn) Close() error {
+	c.k.crowd.closed()
+	if t := c.tx; t != nil && t.u != nil {
+		_ = t.end(false)
+	}
+	_ = c.link.Take(context.Background()) // a ping may be under way
+	defer c.link.Give()
+	return c.link.Conn.Close()
+}
+
+// tx is a transaction that BeginTx has begun: one of the base driver, the
+// transaction of a unit of work, or a savepoint in it.
+type tx struct {
+	c    *conn
+	ctx  context.Context // of BeginTx
+	opts driver.TxOptions
+	base driver.Tx // the base driver's; nil where it began with a hint
+	read bool      // a plain read has run before any hint
+	u    *unit     // nil while it has no lock
+	save string    // the savepoint's name; "" for the unit's own transaction
+	// why nothing can be done in it any more
+	failed error
+}
+
+// Commit commits. In a unit of work the outermost Commit gives the lock back.
+func (t *tx) Commit() error { return t.end(true) }
+
+// Rollback rolls back. In a unit of work the outermost Rollback gives the lock
+// back.
+func (t *tx) Rollback() error {
+	err := t.end(false)
+	// database/sql keeps a connection after a rollback on cancellation only if
+	// its driver can reset and check it. We claim that we can; does the base?
+	if t.ctx.Err() != nil {
+		_, resets := t.c.link.Conn.(driver.SessionResetter)
+		_, checks := t.c.link.Conn.(driver.Validator)
+		if !resets || !checks {
+			t.c.bad.Store(true)
+		}
+	}
+	return err
+}
+
+func (t *tx) end(commit bool) error {
+	t.c.tx = nil
+	if t.u == nil {
+		switch {
+		case t.failed != nil:
+			return t.failed
+		case commit:
+			return t.base.Commit()
+		default:
+			return t.base.Rollback()
+		}
+	}
+	_ = t.u.scope.take(context.Background())
+	defer t.u.scope.give()
+	return t.u.endTx(t, commit)
+}
+
+// usable returns why the transaction is not, if so.
+func (t *tx) usable() error {
+	switch {
+	case t.failed != nil:
+		return t.failed
+	case t.u.failed != nil:
+		return t.u.failed
+	case t.u.over:
+		return t.u.error("statement", lockerr.With(ErrLost, errors.New("its unit of work has ended")))
+	}
+	return nil
+}
+
+// stmt is a prepared statement.
+type stmt struct {
+	c      *conn
+	text   string
+	base   driver.Stmt // nil where it is prepared again for each use
+	inputs int         // of a statement without base
+}
+
+// over completes a statement with its base; the optional ColumnConverter is
+// claimed only where the base has it.
+func (s *stmt) over(base driver.Stmt) driver.Stmt {
+	s.base = base
+	if cc, ok := base.(driver.ColumnConverter); ok { //nolint:staticcheck // old drivers have nothing else
+		return stmtConverter{s, cc}
+	}
+	return s
+}
+
+type stmtConverter struct {
+	*stmt
+	driver.ColumnConverter //nolint:staticcheck // as above
+}
+
+func (s *stmt) Close() error {
+	if s.base == nil {
+		return nil
+	}
+	_ = s.c.link.Take(context.Background())
+	defer s.c.link.Give()
+	return s.base.Close()
+}
+
+func (s *stmt) NumInput() int {
+	if s.base == nil {
+		return s.inputs
+	}
+	return s.base.NumInput()
+}
+
+// Exec is ExecContext without a context.
+func (s *stmt) Exec(args []driver.Value) (driver.Result, error) {
+	return s.ExecContext(context.Background(), named(args))
+}
+
+// Query is QueryContext without a context.
+func (s *stmt) Query(args []driver.Value) (driver.Rows, error) {
+	return s.QueryContext(context.Background(), named(args))
+}
+
+func (s *stmt) ExecContext(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {
+	if s.base != nil && s.c.plain(ctx) {
+		s.c.note(s.text)
+		return stmtExec(ctx, s.base, args)
+	}
+	_, res, err := s.run(ctx, args, false)
+	return res, err
+}
+
+func (s *stmt) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
+	if s.base != nil && s.c.plain(ctx) {
+		s.c.noteRead(s.text)
+		return stmtQuery(ctx, s.base, args)
+	}
+	r, _, err := s.run(ctx, args, true)
+	return r, err
+}
+
+func (s *stmt) run(ctx context.Context, args []driver.NamedValue, query bool) (driver.Rows, driver.Result, error) {
+	if s.base == nil && s.c.plain(ctx) {
+		return nil, nil, &Error{Op: "statement", Err: errors.New("the transaction that this statement was prepared in has ended")}
+	}
+	return s.c.run(ctx, &statement{
+		text: s.text, args: args, query: query, prepared: true, stmt: s.base, on: s.c.link.Conn,
+	})
+}
+
+// CheckNamedValue converts arguments the way the base driver's statement does,
+// else its connection.
+func (s *stmt) CheckNamedValue(v *driver.NamedValue) error {
+	if n, ok := s.base.(driver.NamedValueChecker); ok {
+		return n.CheckNamedValue(v)
+	}
+	return s.c.CheckNamedValue(v)
+}

@@ -1,0 +1,473 @@
+package mysqllock
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/lockctx"
+	"github.com/mysqllock/mysqllock/pool"
+	"github.com/mysqllock/mysqllock/rowlock"
+)
+
+func init() { sql.Register("mysqllock", &Driver{}) }
+
+// Driver is the database/sql driver, registered as "mysqllock". Its DSN is that
+// of go-sql-driver/mysql with the parameters of [Config] added.
+type Driver struct {
+	c *connector // of the handle whose DB.Driver returned it; nil for the registered one
+}
+
+var (
+	_ driver.Driver        = (*Driver)(nil)
+	_ driver.DriverContext = (*Driver)(nil)
+)
+
+// Open opens one connection. database/sql uses OpenConnector instead.
+func (d *Driver) Open(dsn string) (driver.Conn, error) {
+	c, err := d.OpenConnector(dsn)
+	if err != nil {
+		return nil, err
+	}
+	return c.Connect(context.Background())
+}
+
+// OpenConnector reads the DSN. It connects to nothing.
+func (d *Driver) OpenConnector(dsn string) (driver.Connector, error) {
+	plain, cfg, err := splitDSN(dsn)
+	if err != nil {
+		return nil, err
+	}
+	base, err := mysql.ParseDSN(plain)
+	if err != nil {
+		return nil, err
+	}
+	return NewConnector(base, cfg)
+}
+
+// Config sets up locks for one database handle. The zero value works. Each
+// field mirrors a DSN parameter, whose name stands behind it; an unknown DSN
+// parameter that begins with "lock" and a capital letter is an error.
+type Config struct {
+	// Strategy is how a lock is kept whose hint does not say: "row", which is
+	// also the meaning of "". (lockStrategy)
+	Strategy string
+
+	// Wait is the longest time to queue for a lock whose hint does not say;
+	// 0 means 10 s. It is kept to the millisecond. (lockWait, where 0 means
+	// NoWait)
+	Wait time.Duration
+
+	// NoWait makes a lock whose hint does not say fail at once where someone
+	// else has the key. It excludes Wait.
+	NoWait bool
+
+	// TTL is how long a lock survives a holder that has fallen silent without
+	// closing its connection; 0 means 30 s, and less than 1 s is an error.
+	// The server counts it in whole seconds, rounded down. A holder that
+	// lives is kept alive by pings, however long it holds. (lockTTL)
+	TTL time.Duration
+
+	// Table is the lock table, as table or schema.table; "" means
+	// "mysqllock". (lockTable)
+	Table string
+
+	// MaxConns is the most connections that sessions may have, beside those
+	// of database/sql; 0 means 16. Up to 4 more are used to make rows and to
+	// kill waiters. (lockMaxConns)
+	MaxConns int
+
+	// Namespace goes in front of keys, so that applications which share a lock
+	// table do not share keys; "" means the name of the DSN's database. At
+	// most 255 bytes. (lockNamespace)
+	Namespace string
+
+	// Schema is "auto", also the meaning of "", to make the lock table on
+	// first use where it is missing, or "manual" not to. (lockSchema)
+	Schema string
+
+	// Owner is how this process calls itself towards those it keeps waiting;
+	// "" means host:pid:program. (lockOwner)
+	Owner string
+
+	// Unsafe is "refuse", also the meaning of "", to fail with ErrUnsafe on a
+	// topology where the strategy does not exclude, or "allow" for an
+	// application that sees to it that all of it uses one node. (lockUnsafe)
+	Unsafe string
+}
+
+const (
+	defaultWait     = 10 * time.Second
+	defaultTTL      = 30 * time.Second
+	defaultMaxConns = 16
+	controlConns    = 4
+)
+
+// settings is a Config that was checked and completed.
+type settings struct {
+	wait     time.Duration
+	ttl      time.Duration
+	maxConns int
+	lock     rowlock.Config
+}
+
+func (c Config) settings() (settings, error) {
+	s := settings{wait: c.Wait, ttl: c.TTL, maxConns: c.MaxConns}
+	bad := func(format string, args ...any) (settings, error) {
+		return settings{}, fmt.Errorf("mysqllock: "+format, args...)
+	}
+	switch {
+	case c.Strategy != "" && c.Strategy != lockctx.StrategyRow:
+		return bad("lockStrategy is %q, want row", c.Strategy)
+	case c.Wait < 0:
+		return bad("lockWait is negative: %v", c.Wait)
+	case c.NoWait && c.Wait > 0:
+		return bad("NoWait and a Wait of %v exclude each other", c.Wait)
+	case c.TTL != 0 && c.TTL < time.Second:
+		return bad("lockTTL is %v, want 1s or more", c.TTL)
+	case c.MaxConns < 0 || c.MaxConns > 100_000:
+		return bad("lockMaxConns is %d, want 1 to 100000", c.MaxConns)
+	case len(c.Namespace) > schema.MaxNamespace:
+		return bad("lockNamespace is longer than %d bytes", schema.MaxNamespace)
+	case c.Schema != "" && c.Schema != "auto" && c.Schema != "manual":
+		return bad("lockSchema is %q, want auto or manual", c.Schema)
+	case c.Unsafe != "" && c.Unsafe != "refuse" && c.Unsafe != "allow":
+		return bad("lockUnsafe is %q, want refuse or allow", c.Unsafe)
+	}
+	if s.wait == 0 && !c.NoWait {
+		s.wait = defaultWait
+	}
+	if s.ttl == 0 {
+		s.ttl = defaultTTL
+	}
+	if s.maxConns == 0 {
+		s.maxConns = defaultMaxConns
+	}
+	if c.Table == "" {
+		c.Table = "mysqllock"
+	}
+	table, err := schema.Parse(c.Table)
+	if err != nil {
+		return settings{}, err
+	}
+	s.lock = rowlock.Config{
+		Table: table, Namespace: c.Namespace, Owner: c.Owner, TTL: s.ttl,
+		Auto: c.Schema != "manual", Unsafe: c.Unsafe == "allow",
+	}
+	if s.lock.Owner == "" {
+		host, _ := os.Hostname()
+		s.lock.Owner = fmt.Sprintf("%s:%d:%s", host, os.Getpid(), filepath.Base(os.Args[0]))
+	}
+	return s, nil
+}
+
+// splitDSN takes the lock parameters out of a DSN. System variables such as
+// lock_wait_timeout, which go-sql-driver/mysql takes too, stay in it.
+func splitDSN(dsn string) (plain string, cfg Config, err error) {
+	slash := strings.LastIndexByte(dsn, '/')
+	head, params, found := strings.Cut(dsn[slash+1:], "?")
+	if !found {
+		return dsn, cfg, nil
+	}
+	var rest []string
+	seen := make(map[string]bool)
+	for _, p := range strings.Split(params, "&") {
+		name, raw, _ := strings.Cut(p, "=")
+		if !strings.HasPrefix(name, "lock") || len(name) == 4 || name[4] < 'A' || name[4] > 'Z' {
+			rest = append(rest, p)
+			continue
+		}
+		value, err := url.QueryUnescape(raw)
+		if err != nil {
+			return "", cfg, fmt.Errorf("mysqllock: DSN parameter %s: %q is not URL-escaped", name, raw)
+		}
+		if seen[name] {
+			return "", cfg, fmt.Errorf("mysqllock: DSN parameter %s is given twice", name)
+		}
+		seen[name] = true
+		if err := cfg.set(name, value); err != nil {
+			return "", cfg, err
+		}
+	}
+	plain = dsn[:slash+1] + head
+	if len(rest) > 0 {
+		plain += "?" + strings.Join(rest, "&")
+	}
+	return plain, cfg, nil
+}
+
+func (c *Config) set(name, value string) (err error) {
+	if value == "" {
+		return fmt.Errorf("mysqllock: DSN parameter %s is empty", name)
+	}
+	switch name {
+	case "lockStrategy":
+		c.Strategy = value
+	case "lockWait":
+		c.Wait, err = time.ParseDuration(value)
+		c.NoWait = c.Wait == 0
+	case "lockTTL":
+		c.TTL, err = time.ParseDuration(value)
+		if err == nil && c.TTL == 0 {
+			return errors.New("mysqllock: lockTTL is 0s, want 1s or more")
+		}
+	case "lockTable":
+		c.Table = value
+	case "lockMaxConns":
+		c.MaxConns, err = strconv.Atoi(value)
+		if err == nil && c.MaxConns == 0 {
+			return errors.New("mysqllock: lockMaxConns is 0, want 1 to 100000")
+		}
+	case "lockNamespace":
+		c.Namespace = value
+	case "lockSchema":
+		c.Schema = value
+	case "lockOwner":
+		c.Owner = value
+	case "lockUnsafe":
+		c.Unsafe = value
+	default:
+		return fmt.Errorf("mysqllock: unknown DSN parameter %s", name)
+	}
+	if err != nil {
+		return fmt.Errorf("mysqllock: DSN parameter %s: cannot read %q", name, value)
+	}
+	return nil
+}
+
+// NewConnector returns a connector for [sql.OpenDB]. cfg is not changed. It
+// connects to nothing.
+func NewConnector(cfg *mysql.Config, c Config) (driver.Connector, error) {
+	s, err := c.settings()
+	if err != nil {
+		return nil, err
+	}
+	cfg = cfg.Clone()
+	if !strings.Contains(cfg.ConnectionAttributes, ownerAttribute+":") {
+		if cfg.ConnectionAttributes != "" {
+			cfg.ConnectionAttributes += ","
+		}
+		cfg.ConnectionAttributes += ownerAttribute + ":" + strings.ReplaceAll(s.lock.Owner, ",", ";")
+	}
+	base, err := mysql.NewConnector(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return newConnector(base, s), nil
+}
+
+// ownerAttribute is the connection attribute by which a server that shows
+// attributes (MySQL, in performance_schema.session_connect_attrs) names a
+// holder to those who wait for it.
+const ownerAttribute = "mysqllock_owner"
+
+// Wrap returns a connector for [sql.OpenDB] over any connector that speaks
+// MySQL: with TLS or IAM sign-in, traced, or a mock. Sessions are connections
+// that base opens, too. Everything of base that database/sql would use is
+// used, and nothing is claimed that base lacks.
+func Wrap(base driver.Connector, c Config) (driver.Connector, error) {
+	s, err := c.settings()
+	if err != nil {
+		return nil, err
+	}
+	return newConnector(base, s), nil
+}
+
+// connector is what one database handle has in common.
+type connector struct {
+	base     driver.Connector
+	settings settings
+	crowd    crowd // how many connections of database/sql there are, and how many wait
+
+	mu     sync.Mutex
+	locks  *locks // made at the first hint
+	making chan struct{}
+	closed atomic.Bool
+}
+
+// locks is what a handle needs once a lock is asked for.
+type locks struct {
+	*rowlock.Locker
+	sessions *pool.Pool   // connections on which units of work live outside any sql.Tx
+	control  *pool.Pool   // connections for making rows, asking who holds, killing waiters
+	keeper   *pool.Keeper // keeps sessions alive
+
+	mu   sync.Mutex
+	open map[*unit]struct{} // units on sessions
+
+	ctx   context.Context // ends when the handle is closed
+	stop  context.CancelFunc
+	later sync.WaitGroup // work that its caller did not wait for
+}
+
+// background does something that its caller need not wait for, but Close does.
+func (l *locks) background(f func(context.Context)) {
+	l.later.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		f(ctx)
+	})
+}
+
+var (
+	_ driver.Connector = (*connector)(nil)
+	_ io.Closer        = (*connector)(nil)
+)
+
+func newConnector(base driver.Connector, s settings) *connector {
+	return &connector{base: base, settings: s, making: make(chan struct{}, 1)}
+}
+
+// Connect opens one of database/sql's connections.
+func (k *connector) Connect(ctx context.Context) (driver.Conn, error) {
+	base, err := k.base.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	k.crowd.opened(ctx)
+	return &conn{k: k, link: pool.Adopt(base)}, nil
+}
+
+// Driver returns a *Driver that leads back to this connector.
+func (k *connector) Driver() driver.Driver { return &Driver{c: k} }
+
+// Close ends every session, rolling back what is open on it, and closes the
+// driver's own connections. database/sql calls it from DB.Close.
+func (k *connector) Close() error {
+	k.closed.Store(true)
+	k.mu.Lock()
+	l := k.locks
+	k.mu.Unlock()
+	if l != nil {
+		l.close()
+	}
+	if c, ok := k.base.(io.Closer); ok {
+		return c.Close()
+	}
+	return nil
+}
+
+// use returns what is needed for locks, making it at first use. A failure is
+// not remembered: the next hint tries again.
+func (k *connector) use(ctx context.Context) (*locks, error) {
+	if k.closed.Load() {
+		return nil, ErrClosed
+	}
+	k.mu.Lock()
+	l := k.locks
+	k.mu.Unlock()
+	if l != nil {
+		return l, nil
+	}
+	select {
+	case k.making <- struct{}{}:
+		defer func() { <-k.making }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	k.mu.Lock()
+	l = k.locks
+	k.mu.Unlock()
+	if l != nil {
+		return l, nil
+	}
+	l, err := k.newLocks(ctx)
+	if err != nil {
+		return nil, err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.closed.Load() {
+		l.close()
+		return nil, ErrClosed
+	}
+	k.locks = l
+	return l, nil
+}
+
+func (k *connector) newLocks(ctx context.Context) (_ *locks, err error) {
+	s := k.settings
+	l := &locks{open: make(map[*unit]struct{})}
+	l.ctx, l.stop = context.WithCancel(context.Background())
+	// A blocked DDL or insert must not occupy a control connection for long.
+	if l.control, err = pool.New(pool.Config{
+		Connect: k.base.Connect, Max: controlConns, Idle: s.ttl,
+		Setup: "SET SESSION autocommit = 1, innodb_lock_wait_timeout = 5, lock_wait_timeout = 5",
+	}); err != nil {
+		return nil, err
+	}
+	if l.Locker, err = rowlock.New(ctx, l.control, s.lock); err != nil {
+		l.control.Close()
+		return nil, err
+	}
+	// wait_timeout is what frees the lock of a holder that vanished without
+	// closing its connection; autocommit=0 saves the round trip of BEGIN.
+	if l.sessions, err = pool.New(pool.Config{
+		Connect: k.base.Connect, Max: s.maxConns, Idle: s.ttl / 2,
+		Setup: fmt.Sprintf("SET SESSION autocommit = 0, wait_timeout = %d", int(s.ttl/time.Second)),
+	}); err != nil {
+		l.control.Close()
+		return nil, err
+	}
+	l.keeper = pool.NewKeeper(s.ttl.Truncate(time.Second))
+	return l, nil
+}
+
+func (l *locks) close() {
+	l.stop()
+	l.keeper.Close()
+	l.mu.Lock()
+	var open []*unit
+	for u := range l.open {
+		open = append(open, u)
+	}
+	l.mu.Unlock()
+	for _, u := range open {
+		u.abandon(ErrClosed)
+	}
+	l.later.Wait()
+	l.sessions.Close()
+	l.Locker.Close()
+	l.control.Close()
+}
+
+// PoolStats counts the connections that sessions have, beside those that
+// sql.DB.Stats counts.
+type PoolStats = pool.Stats
+
+// Stats returns the counts of db's sessions. It fails where db was not opened
+// with this driver.
+func Stats(db *sql.DB) (PoolStats, error) {
+	k, err := connectorOf(db)
+	if err != nil {
+		return PoolStats{}, err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.locks == nil {
+		return PoolStats{Max: k.settings.maxConns}, nil
+	}
+	return k.locks.sessions.Stat(), nil
+}
+
+func connectorOf(db *sql.DB) (*connector, error) {
+	d, ok := db.Driver().(*Driver)
+	if !ok || d.c == nil {
+		return nil, fmt.Errorf("mysqllock: the database was opened with driver %T, not with \"mysqllock\"", db.Driver())
+	}
+	return d.c, nil
+}

@@ -1,0 +1,22 @@
+package mysqllock
+
+import "github.com/mysqllock/mysqllock/lockerr"
+
+// The states in which a lock fails. Test for them with errors.Is; what
+// [lockerr] says of each holds here.
+var (
+	ErrLocked        = lockerr.ErrLocked
+	ErrTimeout       = lockerr.ErrTimeout
+	ErrLost          = lockerr.ErrLost
+	ErrDeadlock      = lockerr.ErrDeadlock
+	ErrNoEnd         = lockerr.ErrNoEnd
+	ErrStaleSnapshot = lockerr.ErrStaleSnapshot
+	ErrUnsafe        = lockerr.ErrUnsafe
+	ErrClosed        = lockerr.ErrClosed
+)
+
+// Error is what every failure of a lock looks like.
+type Error = lockerr.Error
+
+// Holder says who has a key.
+type Holder = lockerr.Holder

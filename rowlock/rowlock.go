@@ -1,0 +1,543 @@
+// Package rowlock keeps a lock as an InnoDB row lock on the key's row of the
+// lock table, in the caller's own transaction: the lock and the write commit
+// together, and whoever has lost the lock cannot commit.
+//
+// # How a lock is asked for
+//
+// The key's row is made first, outside any transaction. Then the caller lines
+// up with the other goroutines of its process, so that a thousand of them
+// occupy one server connection. Whoever finds the line empty tries with NOWAIT,
+// in the same round trip as BEGIN where the server has a way. Otherwise the one
+// in front waits in the server, which wakes it on release; the server bounds
+// that wait as well, so a waiter whose client is gone disappears by itself. A
+// caller that stops waiting has its statement killed and its transaction rolled
+// back before it gets its error.
+//
+// A transaction that holds something already does not line up: it waits in the
+// server at once, where a deadlock is seen.
+package rowlock
+
+import (
+	"context"
+	"crypto/rand"
+	"database/sql/driver"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+
+	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/lockctx"
+	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
+)
+
+const (
+	// giveUp is how long a caller that stops waiting may be kept, in all, while
+	// its statement is taken off the server.
+	giveUp = 35 * time.Millisecond
+	// holderBound bounds the one extra statement that asks who holds a key.
+	holderBound = 20 * time.Millisecond
+	// slack is how much later than the client the server ends a wait.
+	slack = time.Second
+	// background bounds what must be done although its caller has gone.
+	background = 10 * time.Second
+)
+
+// Grants is what the driver's account needs on the lock table.
+const Grants = "SELECT, INSERT, UPDATE on the lock table; CREATE, and on MySQL CREATE ROUTINE and EXECUTE, where lockSchema=auto makes it"
+
+// Config says where locks are kept.
+type Config struct {
+	Table     schema.Table
+	Namespace string        // goes in front of keys; "" is the connection's default database
+	Auto      bool          // make the table where it is missing
+	Unsafe    bool          // also work where row locks do not exclude
+	Owner     string        // how this process calls itself
+	TTL       time.Duration // longest wait in one statement, and limit on idleness where the server has one
+}
+
+// Locker takes row locks on one server. It is safe for concurrent use.
+type Locker struct {
+	table     schema.Table
+	namespace string
+	auto      bool
+	owner     string
+	ttl       time.Duration
+	info      server.Info
+	control   *pool.Pool
+
+	queue     queue.Queue
+	known     known
+	making    singleflight.Group
+	procedure atomic.Bool    // BEGIN and the lock can go in one CALL
+	blind     atomic.Bool    // the server does not show this account who holds a lock
+	cleanup   sync.WaitGroup // kills that their caller did not wait for
+}
+
+// New reads what the server is and sees to it that the lock table is there.
+// control must hold connections in autocommit.
+func New(ctx context.Context, control *pool.Pool, cfg Config) (*Locker, error) {
+	c, err := control.Acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Release()
+	info, err := server.Probe(ctx, c.Conn)
+	if err != nil {
+		return nil, err
+	}
+	if info.Topology != "" && !cfg.Unsafe {
+		return nil, lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
+			"row locks do not exclude on %s; lockUnsafe=allow uses them all the same, for an application that writes on one node only", info.Topology))
+	}
+	l := &Locker{
+		table: cfg.Table, namespace: cfg.Namespace, auto: cfg.Auto, owner: cfg.Owner,
+		ttl: cfg.TTL, info: info, control: control,
+	}
+	if l.namespace == "" {
+		l.namespace = info.Database
+	}
+	procedure, err := l.table.Ensure(ctx, c.Conn, info, cfg.Auto)
+	l.procedure.Store(procedure)
+	return l, err
+}
+
+// Close waits for the kills that are still under way.
+func (l *Locker) Close() { l.cleanup.Wait() }
+
+// Info is what the server said of itself.
+func (l *Locker) Info() server.Info { return l.info }
+
+// IdleLimit is the limit, in seconds, that Begin puts on the idleness of a
+// transaction that the server is to end; 0 where the server cannot or its own
+// limit is shorter.
+func (l *Locker) IdleLimit() int {
+	limit := int(l.ttl / time.Second)
+	if !l.info.MariaDB || l.info.IdleLimit > 0 && l.info.IdleLimit <= limit {
+		return 0
+	}
+	return limit
+}
+
+// Request says which keys, and how long to queue for them.
+type Request struct {
+	Keys []string      // sorted and unique
+	Wait time.Duration // 0 fails at once where someone else has a key
+	// Conn gives the connection, once the caller is in front of the queue. Its
+	// turn is the caller's, and no transaction is open on it.
+	Conn func(context.Context) (*pool.Conn, error)
+	// Waiting is called before the caller begins to wait. It may refuse, and it
+	// may end the wait through the context that it returns; done follows.
+	Waiting func(context.Context) (ctx context.Context, done func(), err error)
+}
+
+// Begin opens a transaction in which the keys are locked. implicit means that
+// the connection is not in autocommit, so the lock statement itself opens the
+// transaction. The ticket is to be left when the transaction has ended. After
+// an error nothing is locked and no transaction is open, or the connection is
+// no longer valid; driver.ErrBadConn means that another one may be tried.
+func (l *Locker) Begin(ctx context.Context, opts driver.TxOptions, implicit bool, r Request) (*pool.Txn, *queue.Ticket, error) {
+	a := &attempt{Locker: l, opts: opts, implicit: implicit, r: r, start: time.Now()}
+	txn, ticket, err := a.begin(ctx)
+	if err != nil {
+		ticket.Leave()
+		return nil, nil, a.explain(ctx, err)
+	}
+	ticket.Granted(&lockerr.Holder{ConnectionID: a.c.KnownID(), Program: l.owner})
+	return txn, ticket, nil
+}
+
+// Join locks further keys in the transaction that is open on c. alive reports,
+// after an error, that the transaction goes on as if Join had not been called;
+// else it must be rolled back.
+func (l *Locker) Join(ctx context.Context, c *pool.Conn, r Request) (alive bool, err error) {
+	a := &attempt{Locker: l, c: c, r: r, start: time.Now()}
+	alive, err = a.join(ctx)
+	if err != nil {
+		return alive, a.explain(ctx, err)
+	}
+	return true, nil
+}
+
+// attempt is one call of Begin or Join.
+type attempt struct {
+	*Locker
+	c        *pool.Conn
+	opts     driver.TxOptions
+	implicit bool
+	r        Request
+	start    time.Time
+	holder   *lockerr.Holder
+}
+
+var (
+	errWaitOver = errors.New("the wait is over")
+	errNoRow    = errors.New("a key's row in the lock table has vanished")
+)
+
+func (a *attempt) begin(ctx context.Context) (*pool.Txn, *queue.Ticket, error) {
+	if err := a.exist(ctx, a.r.Keys); err != nil {
+		return nil, nil, err
+	}
+	ticket, holder, front := a.queue.TryEnter(a.r.Keys)
+	if !front {
+		if a.r.Wait == 0 {
+			a.holder = holder
+			return nil, nil, lockerr.ErrLocked
+		}
+		var err error
+		if ticket, err = a.lineUp(ctx); err != nil {
+			return nil, nil, err
+		}
+	}
+	var err error
+	if a.c, err = a.r.Conn(ctx); err != nil {
+		return nil, ticket, err
+	}
+	try := front // whoever had to line up can expect to wait in the server too
+	for vanished := 0; ; {
+		var txn *pool.Txn
+		var err error
+		if try {
+			txn, err = a.try(ctx)
+		} else {
+			txn, err = a.wait(ctx)
+		}
+		switch {
+		case err == nil:
+			return txn, ticket, nil
+		case errors.Is(err, errNoRow) && vanished < 3:
+			vanished++
+			a.known.forget(a.r.Keys)
+			if err := a.exist(ctx, a.r.Keys); err != nil {
+				return nil, ticket, err
+			}
+		case try && server.Locked(err) && a.r.Wait > 0:
+			try = false
+		case try && server.Locked(err):
+			a.holder = a.askHolder(ctx, 0)
+			return nil, ticket, lockerr.ErrLocked
+		case !try && server.Interrupted(err): // by the server's own bound: queue again
+		default:
+			return nil, ticket, err
+		}
+	}
+}
+
+// lineUp waits for the place in front of the process's own queue.
+func (a *attempt) lineUp(ctx context.Context) (*queue.Ticket, error) {
+	ctx, done, err := a.waiting(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	ticket, err := a.queue.Enter(ctx, a.r.Keys)
+	if err != nil {
+		for _, key := range a.r.Keys {
+			if a.holder == nil {
+				a.holder = a.queue.Holder(key)
+			}
+		}
+		return nil, context.Cause(ctx)
+	}
+	return ticket, nil
+}
+
+// waiting returns a context that ends with the wait.
+func (a *attempt) waiting(ctx context.Context) (context.Context, func(), error) {
+	left := a.r.Wait - time.Since(a.start)
+	if left <= 0 {
+		return nil, nil, errWaitOver
+	}
+	refusable, done, err := a.r.Waiting(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	timed, cancel := context.WithTimeoutCause(refusable, left, errWaitOver)
+	return timed, func() { cancel(); done() }, nil
+}
+
+// try begins a transaction and locks with NOWAIT.
+func (a *attempt) try(ctx context.Context) (*pool.Txn, error) {
+	if text := a.beginSQL(a.r.Keys); text != "" && !a.implicit && a.opts == (driver.TxOptions{}) {
+		err := a.lock(ctx, text)
+		if !server.Denied(err) && !server.Missing(err) || a.info.MariaDB {
+			return a.opened(a.c.Begun(), err)
+		}
+		a.procedure.Store(false) // dropped, or not ours to execute: go on without
+		if err := server.Exec(ctx, a.c.Conn, "ROLLBACK"); err != nil {
+			return nil, err
+		}
+	}
+	txn, err := a.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return a.opened(txn, a.lock(ctx, a.trySQL(a.r.Keys)))
+}
+
+// wait begins a transaction and queues in the server.
+func (a *attempt) wait(ctx context.Context) (*pool.Txn, error) {
+	if _, err := a.c.ID(ctx); err != nil {
+		return nil, err
+	}
+	ctx, done, err := a.waiting(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	txn, err := a.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return a.opened(txn, a.block(ctx))
+}
+
+func (a *attempt) open(ctx context.Context) (*pool.Txn, error) {
+	if a.implicit {
+		return a.c.Begun(), nil
+	}
+	return a.c.Begin(ctx, a.opts)
+}
+
+// opened rolls the transaction back if its lock was not granted: what a failed
+// lock statement had locked would stay locked.
+func (a *attempt) opened(txn *pool.Txn, err error) (*pool.Txn, error) {
+	if err == nil {
+		return txn, nil
+	}
+	if a.c.Valid() {
+		if rerr := txn.Rollback(background); rerr != nil && !server.Gone(rerr, a.c.Conn) {
+			return nil, errors.Join(err, rerr)
+		}
+	}
+	return nil, err
+}
+
+func (a *attempt) join(ctx context.Context) (alive bool, err error) {
+	if err := a.exist(ctx, a.r.Keys); err != nil {
+		return true, err
+	}
+	// One key that was not granted has locked nothing; of several, some may be.
+	intact := func(err error) bool { return len(a.r.Keys) == 1 && !a.info.EndsTransaction(err) }
+	err = a.lock(ctx, a.trySQL(a.r.Keys))
+	if err == nil || !server.Locked(err) {
+		return false, err
+	}
+	if a.r.Wait == 0 {
+		a.holder = a.askHolder(ctx, 0)
+		return intact(err), lockerr.ErrLocked
+	}
+	if !intact(err) {
+		return false, lockerr.ErrLocked
+	}
+	if _, err := a.c.ID(ctx); err != nil {
+		return false, err
+	}
+	for {
+		wctx, done, err := a.waiting(ctx)
+		if err != nil {
+			return true, err
+		}
+		err = a.block(wctx)
+		done()
+		if err == nil || !server.Interrupted(err) || a.info.EndsTransaction(err) {
+			return errors.Is(err, errWaitOver) && !a.info.RollbackOnTimeout, err
+		}
+	}
+}
+
+// lock runs a lock statement and checks that every key's row was there.
+func (a *attempt) lock(ctx context.Context, text string) error {
+	sent := time.Now()
+	rows, err := server.Query(ctx, a.c.Conn, text)
+	if err != nil {
+		return err
+	}
+	a.c.Touch(sent)
+	if len(rows) < len(a.r.Keys) {
+		return errNoRow
+	}
+	return a.c.SetID(rows[0][0])
+}
+
+// block runs the blocking lock statement until it is answered or ctx ends.
+// Then the statement is killed on the server, so that it cannot be granted the
+// lock afterwards.
+func (a *attempt) block(ctx context.Context) error {
+	deadline, _ := ctx.Deadline()
+	bound := min(time.Until(deadline)+slack, max(a.ttl, time.Second))
+	mark := newMark()
+	text := a.waitSQL(a.r.Keys, bound, mark)
+
+	// The driver answers the end of a context by closing the socket, which
+	// would leave the waiter on the server. So the statement runs apart from it.
+	own, abandon := context.WithCancel(context.WithoutCancel(ctx))
+	defer abandon()
+	answer := make(chan error, 1)
+	go func() { answer <- a.lock(own, text) }()
+	select {
+	case err := <-answer:
+		return err
+	case <-ctx.Done():
+	}
+
+	err, answered := a.stop(ctx, mark, answer)
+	if !answered {
+		abandon()
+		err = <-answer
+		id := a.c.KnownID()
+		a.cleanup.Go(func() {
+			kctx, cancel := context.WithTimeout(context.Background(), background)
+			defer cancel()
+			_ = a.control.KillQuery(kctx, id, mark) // best effort: the server's own bound ends it too
+		})
+	}
+	switch cause := context.Cause(ctx); {
+	case err == nil && errors.Is(cause, errWaitOver):
+		return nil // granted in the last moment, and the caller is still there
+	case err == nil || server.Interrupted(err) || !answered:
+		return cause
+	default:
+		return err
+	}
+}
+
+// stop kills the statement marked mark until it has answered, for at most
+// giveUp. Meanwhile it asks who was in the way.
+func (a *attempt) stop(ctx context.Context, mark string, answer <-chan error) (err error, answered bool) {
+	kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUp)
+	defer cancel()
+	a.holder = a.askHolder(kctx, a.c.KnownID())
+	for {
+		_ = a.control.KillQuery(kctx, a.c.KnownID(), mark) // the answer below says whether it worked
+		again := time.NewTimer(giveUp / 5)
+		select {
+		case err := <-answer:
+			again.Stop()
+			return err, true
+		case <-kctx.Done():
+			again.Stop()
+			return nil, false
+		case <-again.C: // the statement may not have reached the server before
+		}
+	}
+}
+
+func newMark() string {
+	var b [12]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}
+
+// exist sees to it that the rows of keys are there.
+func (l *Locker) exist(ctx context.Context, keys []string) error {
+	missing := l.known.missing(keys)
+	if len(missing) == 0 {
+		return nil
+	}
+	made := l.making.DoChan(strings.Join(missing, "\x00"), func() (any, error) {
+		// Not the caller's context: others may be waiting for the same rows.
+		ctx, cancel := context.WithTimeout(context.Background(), background)
+		defer cancel()
+		return nil, l.makeRows(ctx, missing)
+	})
+	select {
+	case r := <-made:
+		return r.Err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (l *Locker) makeRows(ctx context.Context, keys []string) error {
+	c, err := l.control.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Release()
+	rows, err := server.Query(ctx, c.Conn, l.existSQL(keys))
+	if server.Missing(err) { // the table was dropped under us
+		procedure, err := l.table.Ensure(ctx, c.Conn, l.info, l.auto)
+		if err != nil {
+			return err
+		}
+		l.procedure.Store(procedure)
+	} else if err != nil {
+		return err
+	}
+	there := make(map[string]bool)
+	for _, r := range rows {
+		there[r[0]] = true
+	}
+	var lacking []string
+	for _, key := range keys {
+		if !there[key] {
+			lacking = append(lacking, key)
+		}
+	}
+	if len(lacking) > 0 {
+		if err := server.Exec(ctx, c.Conn, l.insertSQL(lacking)); err != nil {
+			return err
+		}
+	}
+	l.known.add(keys)
+	return nil
+}
+
+// askHolder asks the server who has one of the keys, in one statement. It is a
+// help, not a duty: where the server does not say, the answer is nil.
+func (a *attempt) askHolder(ctx context.Context, waiter uint64) *lockerr.Holder {
+	if a.blind.Load() || a.info.MariaDB && waiter == 0 {
+		return nil
+	}
+	c, err := a.control.Acquire(ctx)
+	if err != nil {
+		return nil
+	}
+	defer c.Release()
+	rows, err := server.Query(ctx, c.Conn, a.holderSQL(a.r.Keys, waiter))
+	if server.Denied(err) {
+		a.blind.Store(true)
+	}
+	if err != nil || len(rows) == 0 {
+		return nil
+	}
+	h := &lockerr.Holder{User: rows[0][1], Host: rows[0][2], Program: rows[0][3]}
+	h.ConnectionID, _ = strconv.ParseUint(rows[0][0], 10, 64)
+	micros, _ := strconv.ParseInt(rows[0][4], 10, 64)
+	h.Since = time.Duration(micros) * time.Microsecond
+	return h
+}
+
+// explain turns a failure into the error that callers see.
+func (a *attempt) explain(ctx context.Context, err error) error {
+	if errors.Is(err, driver.ErrBadConn) {
+		return driver.ErrBadConn // nothing is held: database/sql may try another connection
+	}
+	switch {
+	case errors.Is(err, errWaitOver):
+		err = lockerr.ErrTimeout
+	case ctx.Err() != nil:
+		err = lockerr.With(lockerr.ErrTimeout, ctx.Err())
+	case server.Deadlock(err):
+		err = lockerr.With(lockerr.ErrDeadlock, err)
+	case server.Refused(err):
+		err = lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("the server takes no writes, so nothing can be locked on it: %w", err))
+	case server.Denied(err):
+		err = fmt.Errorf("%w; the account needs %s", err, Grants)
+	}
+	return &lockerr.Error{
+		Op: "lock", Key: strings.Join(a.r.Keys, ", "), Strategy: lockctx.StrategyRow,
+		Holder: a.holder, Waited: time.Since(a.start), Err: err,
+	}
+}

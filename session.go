@@ -1,0 +1,589 @@
+package mysqllock
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/sqltext"
+	"github.com/mysqllock/mysqllock/lockctx"
+	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
+	"github.com/mysqllock/mysqllock/rowlock"
+)
+
+// scope is what one database handle remembers of one lock context: its unit of
+// work. Its statements take turns.
+type scope struct {
+	turn   chan struct{} // holds a token while a statement of the lock context runs
+	unit   *unit         // the open unit of work; guarded by the turn
+	failed error         // why no other may begin: one was lost behind the caller's back; guarded by the turn
+}
+
+func (k *connector) scope(s *lockctx.Scope) *scope {
+	return s.State(k, func() any { return &scope{turn: make(chan struct{}, 1)} }).(*scope)
+}
+
+func (s *scope) take(ctx context.Context) error {
+	select {
+	case s.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (s *scope) give() { <-s.turn }
+
+// unit is a unit of work: one transaction that holds locks, on a session or on
+// one of database/sql's own connections. Everything in it is guarded by its
+// scope's turn; the connection under it also by the connection's own, which it
+// shares with the keeper.
+type unit struct {
+	l       *locks
+	scope   *scope
+	link    *pool.Conn
+	home    *conn     // the connection of database/sql that link belongs to; nil for a session
+	txn     *pool.Txn // the transaction that holds the locks
+	opts    driver.TxOptions
+	keys    map[string]struct{}
+	tickets []*queue.Ticket
+
+	hold   *Hold       // set where Do or Acquire ends it, not a commit in it
+	stack  []*tx       // open transactions of the caller, outermost first
+	saves  int         // savepoints so far, for their names
+	read   bool        // a plain read has run, so the snapshot is taken
+	stream *rows       // rows that are still being read from link; holds link's turn
+	failed error       // why it is lost
+	over   bool        // ended; its connection is someone else's
+	stop   func() bool // ends the watch on the lock context's end; nil without one
+}
+
+// commitLimit bounds a COMMIT or ROLLBACK on a session.
+const commitLimit = 30 * time.Second
+
+// request says what to ask the locker for.
+func (k *connector) request(h *lockctx.Hint, keys []string, l *locks) rowlock.Request {
+	r := rowlock.Request{Keys: keys, Wait: k.settings.wait}
+	if h.HasWait {
+		r.Wait = h.Wait
+	}
+	r.Waiting = func(ctx context.Context) (context.Context, func(), error) { return k.crowd.enter(ctx, l) }
+	return r
+}
+
+// begin opens a unit of work on a connection of database/sql that is free.
+func (c *conn) begin(ctx context.Context, s *scope, h *lockctx.Hint, opts driver.TxOptions) (*unit, error) {
+	if c.raw {
+		return nil, &Error{Op: "begin", Key: strings.Join(h.Keys, ", "), Err: lockerr.With(ErrUnsafe, errors.New(
+			"a transaction that was begun by plain SQL text is open on this connection; begin it with BeginTx"))}
+	}
+	if opts.ReadOnly {
+		return nil, &Error{Op: "begin", Key: strings.Join(h.Keys, ", "), Strategy: lockctx.StrategyRow, Err: lockerr.With(ErrUnsafe, errors.New(
+			"the server takes no row lock in a READ ONLY transaction"))}
+	}
+	l, err := c.k.use(ctx)
+	if err != nil {
+		return nil, setupError(h, err)
+	}
+	if err := c.link.Take(ctx); err != nil {
+		return nil, err
+	}
+	defer c.link.Give()
+	r := c.k.request(h, h.Keys, l)
+	r.Conn = func(context.Context) (*pool.Conn, error) { return c.link, nil }
+	txn, ticket, err := l.Begin(ctx, opts, false, r)
+	if err != nil {
+		return nil, err
+	}
+	u := newUnit(l, s, c.link, txn, h.Keys, ticket)
+	u.home, u.opts = c, opts
+	if l.IdleLimit() > 0 {
+		c.limited = true
+		l.keeper.Keep(c.link, u.lostBehind)
+	}
+	return u, nil
+}
+
+// openSession opens a unit of work on a session, which ends, at the latest,
+// with the context end.
+func (k *connector) openSession(ctx, end context.Context, s *scope, h *lockctx.Hint, hold *Hold) (*unit, error) {
+	l, err := k.use(ctx)
+	if err != nil {
+		return nil, setupError(h, err)
+	}
+	for tries := 1; ; tries++ {
+		var link *pool.Conn
+		r := k.request(h, h.Keys, l)
+		r.Conn = func(ctx context.Context) (_ *pool.Conn, err error) {
+			link, err = k.dedicated(ctx, l, r.Wait)
+			return link, err
+		}
+		txn, ticket, err := l.Begin(ctx, driver.TxOptions{}, true, r)
+		if err != nil {
+			if link != nil {
+				link.Give()
+				link.Release()
+			}
+			if errors.Is(err, driver.ErrBadConn) {
+				if tries < 3 {
+					continue
+				}
+				err = errors.New("mysqllock: connections for sessions break as soon as they are used")
+			}
+			return nil, err
+		}
+		link.Give()
+		u := newUnit(l, s, link, txn, h.Keys, ticket)
+		u.hold = hold
+		l.mu.Lock()
+		l.open[u] = struct{}{}
+		l.mu.Unlock()
+		l.keeper.Keep(link, u.lostBehind)
+		u.stop = context.AfterFunc(end, u.contextEnded)
+		if k.closed.Load() {
+			go u.abandon(ErrClosed)
+		}
+		return u, nil
+	}
+}
+
+// dedicated takes a connection from the pool of sessions, and its turn.
+func (k *connector) dedicated(ctx context.Context, l *locks, wait time.Duration) (*pool.Conn, error) {
+	ctx, done, err := k.crowd.enter(ctx, l)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	full := fmt.Errorf("all %d connections for sessions are in use (lockMaxConns)", k.settings.maxConns)
+	ctx, cancel := context.WithTimeoutCause(ctx, max(wait, time.Second), full)
+	defer cancel()
+	link, err := l.sessions.Acquire(ctx)
+	if err != nil {
+		if ctx.Err() != nil && errors.Is(context.Cause(ctx), full) {
+			return nil, lockerr.With(ErrTimeout, full)
+		}
+		return nil, err
+	}
+	return link, link.Take(ctx)
+}
+
+func newUnit(l *locks, s *scope, link *pool.Conn, txn *pool.Txn, keys []string, ticket *queue.Ticket) *unit {
+	u := &unit{l: l, scope: s, link: link, txn: txn, keys: make(map[string]struct{}), tickets: []*queue.Ticket{ticket}}
+	for _, key := range keys {
+		u.keys[key] = struct{}{}
+	}
+	s.unit = u
+	return u
+}
+
+// setupError is a failure to get the lock table ready, or to reach the server
+// for it.
+func setupError(h *lockctx.Hint, err error) error {
+	if errors.Is(err, driver.ErrBadConn) {
+		err = errors.New(err.Error()) // no reason for database/sql to try another connection
+	}
+	return &Error{Op: "lock", Key: strings.Join(h.Keys, ", "), Strategy: lockctx.StrategyRow, Err: err}
+}
+
+// join adds the keys of a hint to the unit.
+func (u *unit) join(ctx context.Context, k *connector, h *lockctx.Hint) error {
+	var more []string
+	for _, key := range h.Keys {
+		if _, ok := u.keys[key]; !ok {
+			more = append(more, key)
+		}
+	}
+	if len(more) == 0 {
+		return nil
+	}
+	if u.read && !h.AllowStale && u.l.Info().RepeatableRead(u.opts.Isolation) {
+		return u.error("lock", lockerr.With(ErrStaleSnapshot, fmt.Errorf(
+			"it has read before it asks for %s; ask for all keys at once (lockctx.WithKeys), or say lockctx.AllowStale()", strings.Join(more, ", "))))
+	}
+	if err := u.takeLink(ctx, "lock"); err != nil {
+		return err
+	}
+	defer u.link.Give()
+	alive, err := u.l.Join(ctx, u.link, k.request(h, more, u.l))
+	if err == nil {
+		for _, key := range more {
+			u.keys[key] = struct{}{}
+		}
+		return nil
+	}
+	if !alive {
+		err = noRetry(err)
+		u.lose(err)
+	}
+	return err
+}
+
+// noRetry makes sure that database/sql does not run a statement of a unit of
+// work again on another connection.
+func noRetry(err error) error {
+	if errors.Is(err, driver.ErrBadConn) {
+		return lockerr.With(ErrLost, err)
+	}
+	return err
+}
+
+// takeLink waits for the turn to use the unit's connection, if it can still be
+// used.
+func (u *unit) takeLink(ctx context.Context, op string) error {
+	if u.failed != nil {
+		return u.failed
+	}
+	if u.stream != nil && u.stream.streaming() {
+		return u.error(op, errors.New("the rows of an earlier query of this unit of work are still being read (they were too many to read ahead): close them first"))
+	}
+	if err := u.link.Take(ctx); err != nil {
+		return err
+	}
+	if u.home == nil {
+		if err := u.l.keeper.Overdue(u.link); err != nil {
+			u.lose(u.error(op, lockerr.With(ErrLost, err)))
+			u.link.Give()
+			return u.failed
+		}
+	}
+	return nil
+}
+
+// run runs a statement in the unit.
+func (u *unit) run(ctx context.Context, st *statement) (driver.Rows, driver.Result, error) {
+	op := st.op()
+	if st.info.Kind == sqltext.Commits {
+		return nil, nil, u.error(op, errCommits)
+	}
+	if err := u.takeLink(ctx, op); err != nil {
+		return nil, nil, err
+	}
+	sent := time.Now()
+	base, res, err := st.run(ctx, u.link.Conn)
+	var r *rows
+	if err == nil && base != nil {
+		limit := bufferBytes
+		if st.info.Kind == sqltext.Write && len(u.stack) == 0 && u.hold == nil {
+			limit = 0 // a COMMIT follows
+		}
+		r, err = readAhead(base, limit)
+	}
+	if st.info.Taints {
+		u.link.Taint()
+	}
+	if err == nil {
+		u.link.Touch(sent)
+		u.read = u.read || st.info.Snapshot
+		if r == nil {
+			u.link.Give()
+			return nil, res, nil
+		}
+		if r.tail == nil {
+			u.link.Give()
+			return r, nil, nil
+		}
+		u.stream = r
+		r.done = u.streamed
+		return r, nil, nil
+	}
+	err = u.check(op, err)
+	u.link.Give()
+	return nil, nil, err
+}
+
+var errCommits = lockerr.With(ErrUnsafe, errors.New(
+	"the statement would end the transaction, and with it the lock; use sql.Tx for transactions, and lockctx.Without for DDL"))
+
+// streamed is called when streamed rows are over. It runs on whatever goroutine
+// closes them, so it touches only what the connection's turn guards.
+func (u *unit) streamed(error) {
+	u.link.Touch(time.Now().Add(-time.Millisecond))
+	u.link.Give()
+}
+
+// check looks at what a failed statement did to the transaction. The caller
+// has the connection's turn.
+func (u *unit) check(op string, err error) error {
+	switch {
+	case server.Gone(err, u.link.Conn):
+		err = u.error(op, lockerr.With(ErrLost, err))
+		u.lose(err)
+	case server.Deadlock(err):
+		err = u.error(op, lockerr.With(ErrDeadlock, err))
+		u.lose(err)
+	case u.l.Info().EndsTransaction(err):
+		err = u.error(op, lockerr.With(ErrLost, err))
+		u.lose(err)
+	}
+	return err
+}
+
+// lose marks the unit as lost and rolls back what may be left of it. The
+// caller has the connection's turn. Later statements get ErrLost.
+func (u *unit) lose(cause error) {
+	if u.failed != nil || u.over {
+		return
+	}
+	u.failed = cause
+	if !errors.Is(cause, ErrLost) {
+		u.failed = u.error("statement", lockerr.With(ErrLost, cause))
+	}
+	if u.link.Valid() && !server.Gone(cause, u.link.Conn) {
+		if err := u.txn.Rollback(commitLimit); err != nil {
+			u.breakLink()
+		}
+	} else {
+		u.breakLink()
+	}
+	u.free()
+	if u.home == nil && (len(u.stack) == 0 || u.hold != nil) {
+		u.scope.failed = u.failed // what was decided in it must not be written without it
+	}
+	if u.hold != nil {
+		u.hold.cancel(ErrLost)
+	}
+	if len(u.stack) == 0 {
+		u.end()
+	}
+}
+
+// breakLink gives up a connection that may still carry the lock.
+func (u *unit) breakLink() {
+	u.link.Taint()
+	if u.home != nil {
+		u.home.bad.Store(true)
+		return
+	}
+	// The server may be busy with a statement whose caller has gone, and would
+	// keep the lock until it is done.
+	link, l := u.link, u.l
+	l.background(func(ctx context.Context) { _ = l.control.KillConnection(ctx, link) })
+}
+
+// free gives back what the unit holds of the connection and in the process:
+// whoever waits may try now. It does not touch the callers' transactions.
+func (u *unit) free() {
+	for _, t := range u.tickets {
+		t.Leave()
+	}
+	u.tickets = nil
+}
+
+// end takes the unit out of its scope and gives its connection back. Its
+// transaction has ended before. The caller has the connection's turn.
+func (u *unit) end() {
+	if u.over {
+		return
+	}
+	u.over = true
+	u.free()
+	u.l.keeper.Forget(u.link)
+	if u.stop != nil {
+		u.stop()
+	}
+	if u.scope.unit == u {
+		u.scope.unit = nil
+	}
+	if u.home != nil {
+		return
+	}
+	u.l.mu.Lock()
+	delete(u.l.open, u)
+	u.l.mu.Unlock()
+	u.link.Release()
+}
+
+// finish commits or rolls back and ends the unit.
+func (u *unit) finish(commit bool) error {
+	if u.over {
+		return u.failed
+	}
+	u.cutStream()
+	if err := u.link.Take(context.Background()); err != nil {
+		return err
+	}
+	defer u.link.Give()
+	if u.failed != nil {
+		u.end()
+		return u.failed
+	}
+	var err error
+	if commit {
+		if u.home == nil {
+			err = u.l.keeper.Overdue(u.link)
+		}
+		if err == nil {
+			err = u.txn.Commit(u.limit())
+		}
+	} else {
+		err = u.txn.Rollback(u.limit())
+	}
+	if err != nil {
+		op := "rollback"
+		if commit {
+			op = "commit"
+		}
+		if server.Number(err) != 0 && !server.Gone(err, u.link.Conn) {
+			// The server refused: what is left of the transaction must go.
+			if server.Deadlock(err) {
+				err = lockerr.With(ErrDeadlock, err)
+			}
+			err = u.error(op, lockerr.With(ErrLost, err))
+			if rerr := u.txn.Rollback(u.limit()); rerr != nil {
+				u.breakLink()
+			}
+		} else {
+			err = u.error(op, lockerr.With(ErrLost, err))
+			u.breakLink()
+		}
+		u.failed = err
+	}
+	u.end()
+	return err
+}
+
+// endTx ends a transaction of the caller: the unit's own, or a savepoint in it.
+func (u *unit) endTx(t *tx, commit bool) error {
+	op := "rollback"
+	if commit {
+		op = "commit"
+	}
+	last := len(u.stack) - 1
+	switch {
+	case t.failed != nil:
+		return t.failed
+	case u.over:
+		return u.failed
+	case u.stack[last] != t:
+		err := u.error(op, errors.New("transactions of one lock context must end in the reverse order in which they began; the whole unit of work is rolled back"))
+		for _, open := range u.stack {
+			open.failed = err
+		}
+		u.stack = nil
+		_ = u.finish(false)
+		return err
+	}
+	u.stack = u.stack[:last]
+	if t.save == "" {
+		return u.finish(commit)
+	}
+	if commit {
+		return u.text(context.Background(), op, "RELEASE SAVEPOINT "+t.save)
+	}
+	return u.text(context.Background(), op, "ROLLBACK TO SAVEPOINT "+t.save)
+}
+
+// nest begins a transaction inside the unit: on a session without one it is the
+// session's own, else a savepoint.
+func (u *unit) nest(ctx context.Context, t *tx, opts driver.TxOptions) error {
+	if opts != (driver.TxOptions{}) && opts != u.opts {
+		return u.error("begin", errors.New("its unit of work has a transaction with other options open; only the outermost BeginTx can choose them"))
+	}
+	if u.failed != nil {
+		return u.failed
+	}
+	t.u, t.opts = u, u.opts
+	if len(u.stack) > 0 || u.hold != nil {
+		u.saves++
+		t.save = fmt.Sprintf("mysqllock_%d", u.saves)
+		if err := u.text(ctx, "begin", "SAVEPOINT "+t.save); err != nil {
+			return err
+		}
+	}
+	u.stack = append(u.stack, t)
+	return nil
+}
+
+// text runs a statement of the driver's own in the unit.
+func (u *unit) text(ctx context.Context, op, text string) error {
+	if err := u.takeLink(ctx, op); err != nil {
+		return err
+	}
+	defer u.link.Give()
+	sent := time.Now()
+	if err := server.Exec(ctx, u.link.Conn, text); err != nil {
+		return u.check(op, err)
+	}
+	u.link.Touch(sent)
+	return nil
+}
+
+// limit bounds COMMIT and ROLLBACK on sessions; on the application's own
+// connections they take as long as they do without a lock.
+func (u *unit) limit() time.Duration {
+	if u.home == nil {
+		return commitLimit
+	}
+	return 0
+}
+
+// cutStream closes rows that are still being read, since the connection is
+// needed.
+func (u *unit) cutStream() {
+	if u.stream != nil {
+		_ = u.stream.cutOff(u.error("query", errors.New("the unit of work ended while its rows were being read")))
+		u.stream = nil
+	}
+}
+
+// contextEnded is called when the lock context ends.
+func (u *unit) contextEnded() {
+	_ = u.scope.take(context.Background())
+	defer u.scope.give()
+	if u.over {
+		return
+	}
+	// Only finished autocommit statements are in a unit without an open
+	// transaction: rolling back would undo what the caller saw succeed.
+	commit := len(u.stack) == 0 && u.hold == nil && u.failed == nil
+	err := u.finish(commit)
+	if err == nil {
+		u.failed = u.error("statement", lockerr.With(ErrLost, errors.New("the lock context, or the context of the query that took the lock, has ended")))
+	}
+	u.scope.failed = u.failed
+}
+
+// lostBehind is called by the keeper when the connection is lost while no
+// statement runs.
+func (u *unit) lostBehind(cause error) {
+	_ = u.scope.take(context.Background())
+	defer u.scope.give()
+	u.fail(cause)
+}
+
+// abandon ends a unit whose database handle is being closed.
+func (u *unit) abandon(cause error) {
+	_ = u.scope.take(context.Background())
+	defer u.scope.give()
+	if !u.over {
+		_ = u.finish(false)
+		u.failed = u.error("statement", cause)
+		u.scope.failed = u.failed
+		if u.hold != nil {
+			u.hold.cancel(ErrLost)
+		}
+	}
+}
+
+// fail is lose for callers without the connection's turn.
+func (u *unit) fail(cause error) {
+	if u.over || u.failed != nil {
+		return
+	}
+	u.cutStream()
+	_ = u.link.Take(context.Background())
+	defer u.link.Give()
+	u.lose(u.error("statement", cause))
+}
+
+func (u *unit) error(op string, err error) error {
+	return &Error{Op: op, Key: strings.Join(slices.Sorted(maps.Keys(u.keys)), ", "), Strategy: lockctx.StrategyRow, Err: err}
+}
