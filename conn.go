@@ -179,7 +179,7 @@ func (c *conn) runLate(ctx context.Context, s *scope, h *lockctx.Hint, st *state
 	if err := c.link.Take(ctx); err != nil {
 		return nil, nil, err
 	}
-	alive, err := l.Join(ctx, c.link, c.k.request(h, h.Keys, l))
+	alive, err := l.Join(ctx, c.link, c.k.request(l, s, h, h.Keys, false))
 	if err != nil {
 		err = noRetry(err)
 		if !alive {

@@ -338,7 +338,7 @@ func (k *connector) Connect(ctx context.Context) (driver.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	k.crowd.opened(ctx)
+	k.crowd.opened(k, ctx)
 	return &conn{k: k, link: pool.Adopt(base)}, nil
 }
 
@@ -349,6 +349,7 @@ func (k *connector) Driver() driver.Driver { return &Driver{c: k} }
 // driver's own connections. database/sql calls it from DB.Close.
 func (k *connector) Close() error {
 	k.closed.Store(true)
+	k.crowd.stop()
 	k.mu.Lock()
 	l := k.locks
 	k.mu.Unlock()

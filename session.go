@@ -23,6 +23,7 @@ import (
 // work. Its statements take turns.
 type scope struct {
 	turn   chan struct{} // holds a token while a statement of the lock context runs
+	asked  bool          // a wait was made to try again on another connection; guarded by crowd.mu
 	unit   *unit         // the open unit of work; guarded by the turn
 	failed error         // why no other may begin: one was lost behind the caller's back; guarded by the turn
 }
@@ -63,20 +64,35 @@ type unit struct {
 	stream *rows       // rows that are still being read from link; holds link's turn
 	failed error       // why it is lost
 	over   bool        // ended; its connection is someone else's
+	done   func()      // tells the crowd that the session is free
 	stop   func() bool // ends the watch on the lock context's end; nil without one
 }
 
 // commitLimit bounds a COMMIT or ROLLBACK on a session.
 const commitLimit = 30 * time.Second
 
-// request says what to ask the locker for.
-func (k *connector) request(h *lockctx.Hint, keys []string, l *locks) rowlock.Request {
+// request says what to ask the locker for. carried means that the caller
+// occupies a connection of database/sql while it waits.
+func (k *connector) request(l *locks, s *scope, h *lockctx.Hint, keys []string, carried bool) rowlock.Request {
 	r := rowlock.Request{Keys: keys, Wait: k.settings.wait}
 	if h.HasWait {
 		r.Wait = h.Wait
 	}
-	r.Waiting = func(ctx context.Context) (context.Context, func(), error) { return k.crowd.enter(ctx, l) }
+	r.Waiting = func(ctx context.Context) (context.Context, func(), error) { return k.waiting(ctx, l, s, carried) }
 	return r
+}
+
+// waiting returns a context that also ends when the handle is closed.
+func (k *connector) waiting(ctx context.Context, l *locks, s *scope, carried bool) (_ context.Context, done func(), err error) {
+	leave := func() {}
+	if carried {
+		if ctx, leave, err = k.crowd.enter(ctx, s); err != nil {
+			return nil, nil, err
+		}
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(l.ctx, func() { cancel(ErrClosed) })
+	return ctx, func() { stop(); cancel(nil); leave() }, nil
 }
 
 // begin opens a unit of work on a connection of database/sql that is free.
@@ -97,11 +113,11 @@ func (c *conn) begin(ctx context.Context, s *scope, h *lockctx.Hint, opts driver
 		return nil, err
 	}
 	defer c.link.Give()
-	r := c.k.request(h, h.Keys, l)
+	r := c.k.request(l, s, h, h.Keys, true)
 	r.Conn = func(context.Context) (*pool.Conn, error) { return c.link, nil }
 	txn, ticket, err := l.Begin(ctx, opts, false, r)
 	if err != nil {
-		return nil, err
+		return nil, yielded(err)
 	}
 	u := newUnit(l, s, c.link, txn, h.Keys, ticket)
 	u.home, u.opts = c, opts
@@ -112,8 +128,18 @@ func (c *conn) begin(ctx context.Context, s *scope, h *lockctx.Hint, opts driver
 	return u, nil
 }
 
+// yielded makes database/sql try again where the crowd asked for it. Nothing
+// was run and nothing is held.
+func yielded(err error) error {
+	if errors.Is(err, errYield) {
+		return driver.ErrBadConn
+	}
+	return err
+}
+
 // openSession opens a unit of work on a session, which ends, at the latest,
-// with the context end.
+// with the context end. hold is set where a hold owns it; else the caller
+// occupies a connection of database/sql.
 func (k *connector) openSession(ctx, end context.Context, s *scope, h *lockctx.Hint, hold *Hold) (*unit, error) {
 	l, err := k.use(ctx)
 	if err != nil {
@@ -121,9 +147,9 @@ func (k *connector) openSession(ctx, end context.Context, s *scope, h *lockctx.H
 	}
 	for tries := 1; ; tries++ {
 		var link *pool.Conn
-		r := k.request(h, h.Keys, l)
+		r := k.request(l, s, h, h.Keys, hold == nil)
 		r.Conn = func(ctx context.Context) (_ *pool.Conn, err error) {
-			link, err = k.dedicated(ctx, l, r.Wait)
+			link, err = k.dedicated(ctx, l, r)
 			return link, err
 		}
 		txn, ticket, err := l.Begin(ctx, driver.TxOptions{}, true, r)
@@ -138,7 +164,7 @@ func (k *connector) openSession(ctx, end context.Context, s *scope, h *lockctx.H
 				}
 				err = errors.New("mysqllock: connections for sessions break as soon as they are used")
 			}
-			return nil, err
+			return nil, yielded(err)
 		}
 		link.Give()
 		u := newUnit(l, s, link, txn, h.Keys, ticket)
@@ -146,6 +172,8 @@ func (k *connector) openSession(ctx, end context.Context, s *scope, h *lockctx.H
 		l.mu.Lock()
 		l.open[u] = struct{}{}
 		l.mu.Unlock()
+		k.crowd.hold()
+		u.done = k.crowd.done
 		l.keeper.Keep(link, u.lostBehind)
 		u.stop = context.AfterFunc(end, u.contextEnded)
 		if k.closed.Load() {
@@ -156,19 +184,21 @@ func (k *connector) openSession(ctx, end context.Context, s *scope, h *lockctx.H
 }
 
 // dedicated takes a connection from the pool of sessions, and its turn.
-func (k *connector) dedicated(ctx context.Context, l *locks, wait time.Duration) (*pool.Conn, error) {
-	ctx, done, err := k.crowd.enter(ctx, l)
+func (k *connector) dedicated(ctx context.Context, l *locks, r rowlock.Request) (*pool.Conn, error) {
+	ctx, done, err := r.Waiting(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer done()
 	full := fmt.Errorf("all %d connections for sessions are in use (lockMaxConns)", k.settings.maxConns)
-	ctx, cancel := context.WithTimeoutCause(ctx, max(wait, time.Second), full)
+	ctx, cancel := context.WithTimeoutCause(ctx, max(r.Wait, time.Second), full)
 	defer cancel()
 	link, err := l.sessions.Acquire(ctx)
 	if err != nil {
-		if ctx.Err() != nil && errors.Is(context.Cause(ctx), full) {
+		if cause := context.Cause(ctx); errors.Is(cause, full) {
 			return nil, lockerr.With(ErrTimeout, full)
+		} else if cause != nil {
+			return nil, cause
 		}
 		return nil, err
 	}
@@ -212,7 +242,7 @@ func (u *unit) join(ctx context.Context, k *connector, h *lockctx.Hint) error {
 		return err
 	}
 	defer u.link.Give()
-	alive, err := u.l.Join(ctx, u.link, k.request(h, more, u.l))
+	alive, err := u.l.Join(ctx, u.link, k.request(u.l, u.scope, h, more, false))
 	if err == nil {
 		for _, key := range more {
 			u.keys[key] = struct{}{}
@@ -398,6 +428,7 @@ func (u *unit) end() {
 	u.l.mu.Lock()
 	delete(u.l.open, u)
 	u.l.mu.Unlock()
+	u.done()
 	u.link.Release()
 }
 

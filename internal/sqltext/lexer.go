@@ -113,7 +113,7 @@ func (l *lexer) special(c byte) token {
 	case c == '#':
 		l.skipLine()
 		return end
-	case c == '-' && next == '-' && (l.pos+2 == len(l.text) || l.peek(2) <= ' ' || l.peek(2) == 0x7f):
+	case c == '-' && next == '-' && (l.peek(2) <= ' ' || l.peek(2) == 0x7f):
 		l.skipLine()
 		return end
 	case c == '/' && next == '*':

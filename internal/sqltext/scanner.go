@@ -23,8 +23,11 @@ type statement struct {
 
 	// Query blocks, the parts from SELECT or TABLE to the end of the block: at
 	// most one is open at each depth of parentheses, bit d stands for depth d.
-	open, reads, locks uint64
-	unlocked           bool // a block that reads without locks has ended
+	open     uint64
+	tables   uint64 // it has tables
+	calls    uint64 // it has parentheses: a function or a subquery
+	locks    uint64 // it has a locking clause, for all its tables
+	unlocked bool   // a block that may read without locks has ended
 }
 
 // rule says how Snapshot follows from the statement as a whole.
@@ -112,7 +115,7 @@ func (s *scanner) next() {
 		s.after = s.watchName(unquote(s.current()))
 	case '(':
 		s.info.Taints = s.info.Taints || before == afterLockingFunc
-		s.reads |= s.open & s.bit() // a function or a subquery: may read
+		s.calls |= s.open & s.bit()
 		s.depth++
 		s.deepest = max(s.deepest, s.depth)
 		if s.depth > 63 {
@@ -145,10 +148,15 @@ func (s *scanner) beginBlock() {
 }
 
 func (s *scanner) endBlock(bit uint64) {
-	if s.open&s.reads&^s.locks&bit != 0 {
+	// Calls in a locking read are taken for COUNT and the like; without a
+	// table the locking clause says nothing.
+	if s.open&(s.tables|s.calls)&^(s.tables&s.locks)&bit != 0 {
 		s.unlocked = true
 	}
-	s.open, s.reads, s.locks = s.open&^bit, s.reads&^bit, s.locks&^bit
+	s.open &^= bit
+	s.tables &^= bit
+	s.calls &^= bit
+	s.locks &^= bit
 }
 
 // watch takes note of a word wherever it stands. Where it is a name and not
@@ -170,7 +178,7 @@ func (s *scanner) watch(w string, before after) after {
 		switch w[0] | 0x20 {
 		case 'f':
 			if is(w, "FROM") {
-				s.reads |= s.open & s.bit()
+				s.tables |= s.open & s.bit()
 			}
 		case 'i':
 			if is(w, "INTO") {
@@ -196,7 +204,7 @@ func (s *scanner) watch(w string, before after) after {
 			s.sequence = true
 		case is(w, "TABLE"):
 			s.beginBlock()
-			s.reads |= s.bit()
+			s.tables |= s.bit()
 		}
 	case 6:
 		switch {

@@ -38,8 +38,9 @@ const (
 	// Read only reads, as far as the text tells: SELECT f() is a Read even
 	// where f writes.
 	Read
-	// Commits ends the open transaction, explicitly or implicitly. ROLLBACK
-	// counts too, and so does what may run any statement, such as EXECUTE.
+	// Commits ends the open transaction, explicitly or implicitly, or may do
+	// so: ROLLBACK counts too, what commits in some cases only (SET
+	// autocommit = 1 where it was 0), and what runs any statement (EXECUTE).
 	Commits
 )
 
@@ -64,10 +65,10 @@ type Info struct {
 	// True for non-locking reads, in doubt too. One subquery without a locking
 	// clause of its own is enough, and so is FOR UPDATE OF some of the tables.
 	//
-	// False for INSERT, REPLACE, UPDATE and DELETE, their subqueries included:
-	// InnoDB reads for them with locks, from system tables alone without. A
+	// False for INSERT, REPLACE, UPDATE and DELETE, their subqueries included,
+	// unless they name a system schema: for them InnoDB reads with locks. A
 	// stored function or a trigger that runs a SELECT of its own does open a
-	// snapshot, and is not seen.
+	// snapshot, in a locking read too, and is not seen.
 	Snapshot bool
 
 	// Taints: leaves something on the connection that outlives the
@@ -75,8 +76,9 @@ type Info struct {
 	// prepared statements, temporary tables, table and user-level locks.
 	Taints bool
 
-	// Opens: a transaction is open afterwards or autocommit may be off. Only
-	// with Commits.
+	// Opens: this may leave a transaction open or switch autocommit off. Only
+	// with Commits. False is no proof that none is open: SET autocommit = 1
+	// where it was 1, or UNLOCK TABLES without locks, leaves things as they were.
 	Opens bool
 }
 
@@ -96,10 +98,11 @@ func Look(query string) Info {
 	case s.doubt:
 		return lookEachWay(query)
 	}
-	return sum.info()
+	return sum.sum
 }
 
-// total adds up the statements of a text.
+// total adds up the statements of a text. Without any, the sum is the zero
+// Info, a Write.
 type total struct {
 	sum Info
 	any bool
@@ -116,11 +119,6 @@ func (t *total) add(i Info) {
 	t.sum.Snapshot = t.sum.Snapshot || i.Snapshot
 	t.sum.Taints = t.sum.Taints || i.Taints
 	t.sum.Opens = t.sum.Opens || i.Opens
-}
-
-func (t *total) info() Info {
-	t.sum.Opens = t.sum.Opens && t.sum.Kind == Commits
-	return t.sum // without a statement: the zero Info, a Write
 }
 
 // reading is one way in which a server may cut a text into tokens. The zero
@@ -152,18 +150,32 @@ func lookEachWay(query string) Info {
 		charsets = 2
 	}
 
-	var sum total
+	var all total
+	readings, commits := 0, 0
 	for _, r := range quotings {
 		for wide := range charsets {
 			for holds := range 1 << conds.n {
 				r.wide, r.conditions, r.holds = wide == 1, &conds, uint8(holds)
 				s := scanner{lexer: lexer{text: query, reading: r}}
+				var sum total
 				s.scan(&sum)
 				if s.hopeless {
 					return worst
 				}
+				if sum.any {
+					all.add(sum.sum)
+				} else if s.broken {
+					continue // rejected, does nothing
+				}
+				readings++
+				if sum.sum.Kind == Commits {
+					commits++
+				}
 			}
 		}
 	}
-	return sum.info()
+	if commits > 0 && commits < readings {
+		all.sum.Opens = true // left open where it doesn't commit
+	}
+	return all.sum
 }

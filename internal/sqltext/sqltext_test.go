@@ -114,12 +114,19 @@ var lockingReads = []look{
 	{"WITH x AS (SELECT * FROM t) SELECT * FROM x FOR UPDATE", "Read snapshot"},
 	{"WITH x AS (SELECT 1) SELECT * FROM t FOR UPDATE", "Read"},
 	{"SELECT a FROM t FOR UPDATE INTO @a", "Read taints"},
+	{"SELECT 1 FOR UPDATE", "Read"},
+	{"SELECT f() FOR UPDATE", "Read snapshot"}, // *
+	{"(SELECT COUNT(*) FROM t FOR UPDATE) UNION (SELECT 1)", "Read"},
+	{"SELECT * FROM t WHERE a = (SELECT 1) AND b = EXTRACT(YEAR FROM c) FOR UPDATE", "Read"},
+	{"SELECT 1) FROM t", "Read"}, // rejected
+	{"SELECT t.update FROM t", "Read snapshot"},
 	{"SELECT t.for, t.select FROM t FOR UPDATE", "Read"},
 	{"SELECT * FROM t USE INDEX FOR JOIN (i)", "Read snapshot"},
 	{"SELECT * FROM t FOR SYSTEM_TIME AS OF NOW()", "Read snapshot"},
 	{"SELECT 1e3FROM t", "Read snapshot"}, // * a number, then FROM
 	{"SELECT 1.0FROM t", "Read snapshot"},
-	{"SELECT .5e-3FROM t", "Read snapshot"},
+	{"SELECT .5FROM t", "Read snapshot"},
+	{"SELECT 1.5e-3FROM t", "Read snapshot"},
 	{"SELECT 1FROM", "Read"}, // * a name
 	{"SELECT 0x1FROM", "Read"},
 	{strings.Repeat("(", 70) + "SELECT a FROM t FOR UPDATE" + strings.Repeat(")", 70), "Read snapshot"},
@@ -130,6 +137,7 @@ var withs = []look{
 	{"WITH x (a, b) AS (SELECT 1, 2), y AS (SELECT 3) SELECT * FROM x", "Read snapshot"},
 	{"WITH RECURSIVE x AS (SELECT 1 a UNION ALL SELECT a+1 FROM x) CYCLE a RESTRICT SELECT 1", "Read snapshot"},
 	{"WITH x(a) AS (SELECT 1) (SELECT 1)", "Read"},
+	{"WITH x AS (SELECT MAX(a) m FROM t) SELECT 1", "Read snapshot"},
 	{"(WITH x AS (SELECT 1) SELECT 1)", "Read"},
 	{"WITH x AS (SELECT 1) VALUES ROW(1)", "Read"},
 	{"WITH x AS (SELECT a FROM t) UPDATE t SET a=1", "Write"},

@@ -62,6 +62,7 @@ var several = []look{
 	{"DELETE FROM t; SELECT @a := 1", "Write taints"},
 	{"COMMIT; SELECT 1", "Commits"},
 	{"BEGIN; SELECT a FROM t", "Commits snapshot opens"},
+	{"SELECT 1; BEGIN", "Commits opens"},
 	{"SELECT 1;", "Read"},
 	{";SELECT 1", "Read"},
 	{"SELECT a FROM t FOR UPDATE; SELECT 1", "Read"},
@@ -74,6 +75,7 @@ var comments = []look{
 	{"SELECT 1 --; COMMIT", "Commits"}, // no space: two minus signs
 	{"SELECT 1 --\n; COMMIT", "Commits"},
 	{"SELECT 1 --\x01 ; COMMIT", "Read"},
+	{"SELECT 1 --\x7f ; COMMIT", "Read"},
 	{"SELECT 1 # ; COMMIT", "Read"},
 	{"SELECT 1 # \r ; COMMIT", "Read"},
 	{"SELECT 1 # \n ; COMMIT", "Commits"},
@@ -85,9 +87,9 @@ var comments = []look{
 	{"SELECT 2*/*c*/3", "Read"},
 	{"/*m! COMMIT */ SELECT 1", "Read"},
 	{"/* ! COMMIT */ SELECT 1", "Read"},
-	{"/*!50000 COMMIT */", "Commits"},
-	{"/*!COMMIT*/", "Commits"},
-	{"/*M!100000 COMMIT */", "Commits"},
+	{"/*!50000 COMMIT */", "Commits opens"},
+	{"/*!COMMIT*/", "Commits opens"},
+	{"/*M!100000 COMMIT */", "Commits opens"},
 	{"/*!40101 SET NAMES utf8 */;", "Write taints"},
 	{"SELECT /*!40001 SQL_NO_CACHE */ * FROM t", "Read snapshot"},
 	{"SELECT a /*!50000 FROM t */", "Read snapshot"},
@@ -95,13 +97,16 @@ var comments = []look{
 	{"/*!80000 SELECT 1 */", "Read"},
 	{"/*!80000 EXPLAIN */ DELETE FROM t", "Write snapshot"},
 	{"DELETE /*M! FROM t */", "Write"},
-	{"/*!90000 SELECT */ /*!80000 COMMIT */", "Commits"}, // MySQL 8 runs the second only
-	{"CREATE /*!99999 TEMPORARY */ TABLE t (a INT)", "Commits taints"},
+	{"/*!90000 SELECT */ /*!80000 COMMIT */", "Commits opens"}, // MySQL 8 runs the second only
+	{"CREATE /*!99999 TEMPORARY */ TABLE t (a INT)", "Commits taints opens"},
 	{"SELECT a FROM /*!50708 t */ /*M!100000 u */ WHERE a", "Read snapshot"},
-	{"SELECT 1 /*!99999 ; COMMIT */", "Commits"},
+	{"SELECT 1 /*!99999 ; COMMIT */", "Commits opens"},
 	{"SELECT /*!50000 '*/' */ 1", "Read"},
 	{"SELECT /*!99999 '*/' ; COMMIT; SELECT ' */ 1'", "Commits"},
 	{"SELECT /*!50000 1 /* b */ */", worstWords}, // nested
+	{"SELECT /*!50000 '*/', /* b */ 1 */", worstWords},
+	{"SELECT 1 /*!99999 '/*' */", worstWords},
+	{"/*!80000 SELECT 1 */ /*M!80000 COMMIT */", "Commits opens"},
 	{"SELECT /*!1*/ /*!2*/ /*!3*/ 1", "Read"},
 	{"SELECT /*!1*/ /*!2*/ /*!3*/ /*!4*/ 1", worstWords}, // too many to try
 	{"SELECT '/*!1 /*!2 /*!3 /*!4', 1", "Read"},
@@ -124,22 +129,25 @@ var quotes = []look{
 	{`SELECT * FROM t WHERE a='it\'s' FOR UPDATE`, "Read"},
 	{`INSERT INTO t VALUES ('it\'s; for a while', 'it\'s')`, "Write"},
 	{`INSERT INTO t VALUES ('it\'s; commit it, it\'s done', 1)`, "Write"},
-	{`SELECT 'a\';COMMIT;-- '`, "Commits"},   // with NO_BACKSLASH_ESCAPES
-	{`SELECT 1 "a\";COMMIT;-- "`, "Commits"}, // with ANSI_QUOTES
+	{`SELECT 'a\';COMMIT;-- '`, "Commits opens"},   // with NO_BACKSLASH_ESCAPES
+	{`SELECT 1 "a\";COMMIT;-- "`, "Commits opens"}, // with ANSI_QUOTES
 	{`SELECT 1 "a\"; COMMIT`, "Commits"},
-	{`SELECT 'a\'', "b\";COMMIT;-- "`, "Commits"},
+	{`SELECT 'a\'', "b\";COMMIT;-- "`, "Commits opens"},
+	{`CREATE TABLE t (a ENUM('it\'s'))`, "Commits"},
 	{`SELECT 'unterminated; COMMIT`, "Write"},
 	{"SELECT `unterminated; COMMIT", "Write"},
 	{`SELECT 1; DELETE FROM t WHERE 'unterminated`, "Read"}, // the second is rejected
 	{`SELECT \N; COMMIT`, "Commits"},
 	{`SELECT \ ; COMMIT`, "Write"},
-	{"SELECT 'a\xe5\\'; COMMIT", "Commits"},             // gbk
-	{"SELECT '\\'\xe5\\'; COMMIT", "Commits"},           // gbk, and an escape
-	{"SELECT \x83` ; COMMIT ; SELECT \x83`", "Commits"}, // sjis
+	{"SELECT 'a\xe5\\'; COMMIT", "Commits"},                   // gbk
+	{"SELECT '\\'\xe5\\'; COMMIT", "Commits"},                 // gbk, and an escape
+	{"SELECT \x83` ; COMMIT ; SELECT \x83`", "Commits opens"}, // sjis
+	{"SELECT 1 AS \xe5\\; COMMIT", "Commits"},                 // gbk, outside of quotes
 	{"SELECT '\xff\xfe'", "Read"},
 	{"SELECT größe FROM t FOR UPDATE", "Read"},
 	{"SELECT 1; \xa0COMMIT", worstWords}, // latin1's no-break space
 	{"COMMIT\xa0", worstWords},
+	{"SELECT * FROM t WHERE a IN (\xa0SELECT a FROM u) FOR UPDATE", worstWords},
 	{"\u00a0SELECT 1", worstWords},
 	{"SELECT 1; ſELECT", worstWords},
 	{"SELECT $$ ; COMMIT; $$", worstWords}, // * quotes on MySQL 9

@@ -173,6 +173,13 @@ type TB interface {
 func Require(tb TB) []Binary {
 	tb.Helper()
 	found := Find()
+	check(tb, found)
+	return found
+}
+
+// check ends the test if too little was found.
+func check(tb TB, found []Binary) {
+	tb.Helper()
 	for _, flavour := range []Flavour{MySQL, MariaDB} {
 		if slices.ContainsFunc(found, func(b Binary) bool { return b.Flavour == flavour }) {
 			continue
@@ -187,5 +194,4 @@ func Require(tb TB) []Binary {
 			tb.Logf("%v", err)
 		}
 	}
-	return found
 }

@@ -504,22 +504,37 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// recorder is a TB that remembers how the test ended.
-type recorder struct{ ended string }
+// recorder is a TB that remembers what happened last, and goes on.
+type recorder struct{ last string }
 
-func (*recorder) Helper()               {}
-func (r *recorder) Logf(string, ...any) {}
-func (r *recorder) Fatal(args ...any)   { r.ended = "fatal: " + fmt.Sprint(args...) }
-func (r *recorder) Skip(args ...any)    { r.ended = "skip: " + fmt.Sprint(args...) }
+func (r *recorder) Helper()             {}
+func (r *recorder) Logf(string, ...any) { r.last = "log" }
+func (r *recorder) Fatal(args ...any)   { r.last = "fail: " + fmt.Sprint(args...) }
+func (r *recorder) Skip(args ...any)    { r.last = "skip: " + fmt.Sprint(args...) }
 
 func TestRequire(t *testing.T) {
-	fake := program(t, "mysqld", "mysqld  Ver 8.0.99 for Linux on x86_64")
-	other := program(t, "mysqld", "mysqld  Ver 10.11.99-MariaDB for Linux on x86_64")
-	t.Setenv("MYSQLLOCK_MYSQLD", fake)
-	t.Setenv("MYSQLLOCK_MARIADBD", other)
-	t.Setenv("CI", "true")
-	r := &recorder{}
-	if found := Require(r); len(found) != 2 || r.ended != "" {
-		t.Errorf("both there: %v, ended with %q", found, r.ended)
+	mysql, mariadb := Binary{Flavour: MySQL}, Binary{Flavour: MariaDB}
+	for _, test := range []struct {
+		name  string
+		found []Binary
+		ci    string
+		want  string // the beginning of what happens
+	}{
+		{"both", []Binary{mysql, mariadb}, "", ""},
+		{"both in CI", []Binary{mysql, mariadb}, "true", ""},
+		{"one", []Binary{mysql}, "", "log"},
+		{"one in CI", []Binary{mysql}, "true", "fail: no MariaDB server"},
+		{"the other in CI", []Binary{mariadb}, "true", "fail: no MySQL server"},
+		{"none", nil, "", "skip: no MySQL or MariaDB server on this machine; scripts/install-servers.sh"},
+		{"none in CI", nil, "true", "fail: no "},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Setenv("CI", test.ci)
+			r := &recorder{}
+			check(r, test.found)
+			if !strings.HasPrefix(r.last, test.want) || (test.want == "") != (r.last == "") {
+				t.Errorf("got %q, want %q", r.last, test.want)
+			}
+		})
 	}
 }

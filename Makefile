@@ -1,0 +1,31 @@
+# "make help" lists what there is. Everything but "servers" works without root.
+
+SHELL    := /bin/bash
+MODULES  := $(patsubst %/go.mod,%,$(shell find . -name go.mod -not -path './tools/*' -not -path '*/testdata/*' | sort))
+TOOL     := go tool -modfile=$(CURDIR)/tools/go.mod
+# $(call each,command) runs the command in every module, up to the first failure.
+each      = @set -e; for module in $(MODULES); do echo "== $$module: $(1)"; (cd "$$module" && $(1)); done
+
+.DEFAULT_GOAL := help
+.PHONY: help servers lint test demo bench
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+servers: ## Install MariaDB and MySQL if they are missing (Debian or Ubuntu, as root)
+	@scripts/install-servers.sh
+
+lint: ## Check format, vet, staticcheck and golangci-lint in every module
+	@echo "== gofmt"; unformatted=$$(gofmt -l .) && [ -z "$$unformatted" ] || { echo "not formatted: $$unformatted"; exit 1; }
+	$(call each,go vet ./...)
+	$(call each,$(TOOL) staticcheck ./...)
+	$(call each,$(TOOL) golangci-lint run ./...)
+
+test: servers lint ## Lint, then run all tests with the race detector
+	$(call each,go test -race -timeout 14m ./...)
+
+demo: servers ## Show what goes wrong without locks, and right with them
+	cd examples && go run ./oversold
+
+bench: servers ## Run the benchmarks
+	go test -bench . -benchmem -run '^$$' .

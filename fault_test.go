@@ -1,0 +1,3 @@
+package mysqllock_test
+
+func runChild(string) int { return 2 }
