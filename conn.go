@@ -90,13 +90,20 @@ func (c *conn) note(text string) {
 		c.noteRead(text)
 		return
 	}
-	// The verbs that begin or end a transaction, and comments before a verb.
-	if i := strings.IndexFunc(text, func(r rune) bool { return r > ' ' }); i < 0 || !strings.ContainsRune("bBsSxXcCrR/-#;", rune(text[i])) {
-		return
+	info := sqltext.Look(text)
+	switch {
+	case info.Kind != sqltext.Commits:
+	case info.Opens:
+		c.raw = true
+	case endsRaw(text): // others need not end it: UNLOCK TABLES, for one
+		c.raw = false
 	}
-	if info := sqltext.Look(text); info.Kind == sqltext.Commits {
-		c.raw = info.Opens
-	}
+}
+
+func endsRaw(text string) bool {
+	verb, _, _ := strings.Cut(strings.TrimSpace(text), " ")
+	verb = strings.TrimRight(verb, ";")
+	return strings.EqualFold(verb, "COMMIT") || strings.EqualFold(verb, "ROLLBACK")
 }
 
 func (c *conn) noteRead(text string) {

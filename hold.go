@@ -11,6 +11,7 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockctx"
+	"github.com/mysqllock/mysqllock/lockerr"
 )
 
 // Hold is a lock that [Acquire] has taken, with the transaction that keeps it.
@@ -104,21 +105,31 @@ func (h *Hold) end(commit bool) error {
 	}
 	h.over = true
 	_ = h.scope.take(context.Background())
-	switch u := h.unit; {
-	case u == nil:
-		h.err = h.nested.u.endTx(h.nested, commit)
-	case commit && len(u.stack) > 0 && !u.over:
-		h.err = u.error("commit", errors.New("a transaction that was begun in the hold is still open; the hold is rolled back"))
+	u := h.unit
+	if u == nil {
+		u = h.nested.u
+	}
+	// What stands against a commit, although nothing is lost.
+	var obstacle error
+	switch {
+	case u.over || !commit:
+	case h.ctx.Err() != nil:
+		obstacle = u.error("commit", lockerr.With(ErrLost, context.Cause(h.ctx)))
+	case h.nested == nil && len(u.stack) > 0:
+		obstacle = u.error("commit", errors.New("a transaction that was begun in the hold is still open; the hold is rolled back"))
+	}
+	commit = commit && obstacle == nil
+	if h.nested != nil {
+		h.err = u.endTx(h.nested, commit)
+	} else {
 		for _, open := range u.stack {
-			open.failed = h.err
+			open.failed = u.error("statement", errors.New("its hold has ended"))
 		}
 		u.stack = nil
-		_ = u.finish(false)
-	default:
 		h.err = u.finish(commit)
-		if !commit && u.over && errors.Is(h.err, ErrLost) {
-			h.err = nil // what is lost is rolled back
-		}
+	}
+	if obstacle != nil {
+		h.err = obstacle
 	}
 	h.scope.give()
 	h.cancel(ErrClosed)

@@ -367,6 +367,9 @@ func (a *attempt) lock(ctx context.Context, text string) error {
 	if len(rows) < len(a.r.Keys) {
 		return errNoRow
 	}
+	if a.c.KnownID() != 0 {
+		return nil // while blocked, block may be reading it
+	}
 	return a.c.SetID(rows[0][0])
 }
 

@@ -74,7 +74,7 @@ func (s *scanner) verb() {
 	case "ANALYZE":
 		s.analyze()
 	// All of these commit on one of the servers at least, in some of their
-	// forms. PURGE, KILL, SIGNAL, DO don't.
+	// forms (SHUTDOWN and RESTART were not tried). PURGE, KILL, SIGNAL, DO don't.
 	case "ALTER", "RENAME", "TRUNCATE", "GRANT", "REVOKE",
 		"OPTIMIZE", "REPAIR", "CHECK", "CACHE", "IMPORT", "CLONE", "INSTALL", "UNINSTALL",
 		"STOP", "CHANGE", "RESET", "SHUTDOWN", "RESTART":

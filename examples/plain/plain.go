@@ -1,0 +1,96 @@
+// Package plain uses mysqllock with database/sql and nothing else.
+package plain
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// ErrSoldOut is what a shop says that has nothing left.
+var ErrSoldOut = errors.New("sold out")
+
+// Open opens the shop. The DSN is that of github.com/go-sql-driver/mysql.
+func Open(dsn string) (*sql.DB, error) {
+	return sql.Open("mysqllock", dsn)
+}
+
+// Sell sells one unit in a transaction. The lock is taken as it begins, and
+// goes with COMMIT or ROLLBACK.
+func Sell(ctx context.Context, db *sql.DB, product int) error {
+	ctx = lockctx.With(ctx, fmt.Sprintf("product:%d", product))
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+
+	var stock int
+	if err := tx.QueryRowContext(ctx, "SELECT stock FROM products WHERE id = ?", product).Scan(&stock); err != nil {
+		return err
+	}
+	if stock == 0 {
+		return ErrSoldOut
+	}
+	if _, err := tx.ExecContext(ctx, "UPDATE products SET stock = ? WHERE id = ?", stock-1, product); err != nil {
+		return err
+	}
+	return tx.Commit()
+}
+
+// SellWithoutTransaction reads, decides and writes. The read takes the lock,
+// the write commits and releases it. If nothing is written, the lock goes when
+// the context ends: that is what cancel is for.
+func SellWithoutTransaction(ctx context.Context, db *sql.DB, product int) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	ctx = lockctx.With(ctx, fmt.Sprintf("product:%d", product))
+
+	var stock int
+	if err := db.QueryRowContext(ctx, "SELECT stock FROM products WHERE id = ?", product).Scan(&stock); err != nil {
+		return err
+	}
+	if stock == 0 {
+		return ErrSoldOut
+	}
+	_, err := db.ExecContext(ctx, "UPDATE products SET stock = ? WHERE id = ?", stock-1, product)
+	return err
+}
+
+// Stocktaking is a job that must not run twice at a time, wherever it is
+// started. All that it does is one transaction: an error, or a panic, undoes it.
+func Stocktaking(ctx context.Context, db *sql.DB, product int, count func() (int, error)) error {
+	return mysqllock.Do(ctx, db, "stocktaking", func(ctx context.Context) error {
+		if _, err := db.ExecContext(ctx, "DELETE FROM orders WHERE product_id = ?", product); err != nil {
+			return err
+		}
+		stock, err := count()
+		if err != nil {
+			return err
+		}
+		_, err = db.ExecContext(ctx, "UPDATE products SET stock = ? WHERE id = ?", stock, product)
+		return err
+	}, lockctx.NoWait())
+}
+
+// Busy says who has the lock that a caller did not get. For other errors, and
+// for nil, it says nothing.
+func Busy(err error) string {
+	var e *mysqllock.Error
+	if !errors.As(err, &e) || !errors.Is(err, mysqllock.ErrLocked) {
+		return ""
+	}
+	who := "someone"
+	if e.Holder != nil {
+		who = e.Holder.String() // host, process, connection id, since when
+	}
+	if errors.Is(err, mysqllock.ErrTimeout) {
+		return fmt.Sprintf("%s still has %q after %v", who, e.Key, e.Waited.Round(time.Millisecond))
+	}
+	return fmt.Sprintf("%s has %q", who, e.Key) // with lockctx.NoWait
+}

@@ -1,0 +1,103 @@
+package plain
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/examples/internal/testshop"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+func TestShop(t *testing.T) { testshop.Run(t, testShop) }
+
+func testShop(t *testing.T, shop *testshop.Shop) {
+	ctx := t.Context()
+	db := open(t, shop)
+
+	for name, sell := range map[string]func(context.Context, *sql.DB, int) error{
+		"transaction":         Sell,
+		"without transaction": SellWithoutTransaction,
+	} {
+		t.Run(name, func(t *testing.T) {
+			shop.Restock(t, 1)
+			if err := sell(ctx, db, 1); err != nil {
+				t.Fatal(err)
+			}
+			shop.Want(t, 0, 0)
+			// Again and again: what reads and then does not write gives the lock back too.
+			for range 3 {
+				if err := sell(ctx, db, 1); !errors.Is(err, ErrSoldOut) {
+					t.Fatalf("got %v, want %v", err, ErrSoldOut)
+				}
+			}
+		})
+	}
+
+	t.Run("job", func(t *testing.T) {
+		shop.Restock(t, 5)
+		if err := Stocktaking(ctx, db, 1, func() (int, error) { return 7, nil }); err != nil {
+			t.Fatal(err)
+		}
+		shop.Want(t, 7, 0)
+		broken := errors.New("dropped the list")
+		if err := Stocktaking(ctx, db, 1, func() (int, error) { return 0, broken }); !errors.Is(err, broken) {
+			t.Errorf("got %v, want %v", err, broken)
+		}
+		shop.Want(t, 7, 0)
+	})
+
+	t.Run("job that runs already", func(t *testing.T) {
+		other := open(t, shop) // as in another process: the two share nothing but the server
+		err := Stocktaking(ctx, other, 1, func() (int, error) {
+			err := Stocktaking(ctx, db, 1, func() (int, error) { panic("both at once") })
+			if !errors.Is(err, mysqllock.ErrLocked) || errors.Is(err, mysqllock.ErrTimeout) {
+				t.Errorf("got %v, want ErrLocked at once", err)
+			}
+			if got := Busy(err); !strings.HasSuffix(got, ` has "stocktaking"`) {
+				t.Errorf("Busy says %q", got)
+			}
+			t.Log(Busy(err))
+			return 5, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
+
+	t.Run("wait that ends", func(t *testing.T) {
+		other := open(t, shop)
+		hold, err := mysqllock.Acquire(ctx, other, "product:1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer hold.Rollback()
+		hint := lockctx.With(ctx, "product:1", lockctx.Wait(300*time.Millisecond))
+		_, err = db.BeginTx(hint, nil)
+		if !errors.Is(err, mysqllock.ErrTimeout) {
+			t.Fatalf("got %v, want ErrTimeout", err)
+		}
+		if got := Busy(err); !strings.Contains(got, "connection ") || !strings.Contains(got, ` still has "product:1" after `) {
+			t.Errorf("Busy says %q", got)
+		}
+		t.Log(Busy(err))
+	})
+
+	if got := Busy(nil) + Busy(ErrSoldOut); got != "" {
+		t.Errorf("Busy says %q where nothing is locked", got)
+	}
+}
+
+func open(t *testing.T, shop *testshop.Shop) *sql.DB {
+	t.Helper()
+	db, err := Open(shop.DSN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { db.Close() })
+	return db
+}
