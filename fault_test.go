@@ -344,7 +344,7 @@ func TestServerRestart(t *testing.T) {
 			t.Parallel()
 			srv, err := tempserver.Start(limited(t), bin)
 			ok(t, err)
-			defer srv.Stop()
+			t.Cleanup(func() { srv.Stop() })
 			s := (&testServer{name: "restart", dsn: srv.DSN(""), mariadb: bin.Flavour == tempserver.MariaDB, temp: srv}).scratch(t)
 			db := s.open()
 			h, err := mysqllock.Acquire(limited(t), db, "k")

@@ -1,0 +1,393 @@
+package mysqllock_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/tempserver"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// Setting up: the table, privileges, and what is wrong with a server.
+
+// user makes an account with only the given privileges and returns the scratch
+// database as it sees it.
+func (s *scratch) user(grants ...string) *scratch {
+	s.t.Helper()
+	name := "u_" + random()
+	exec(s.t, s.plain, "CREATE USER "+name+" IDENTIFIED BY 'secret-of-"+name+"'")
+	s.t.Cleanup(func() { exec(s.t, s.plain, "DROP USER "+name) })
+	for _, g := range grants {
+		exec(s.t, s.plain, "GRANT "+strings.ReplaceAll(g, "$db", s.database)+" TO "+name)
+	}
+	own := *s
+	own.testServer = &testServer{name: s.name, mariadb: s.mariadb}
+	cfg := s.cfg()
+	cfg.User, cfg.Passwd = name, "secret-of-"+name
+	own.dsn = cfg.FormatDSN()
+	return &own
+}
+
+func TestBadInput(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		exec(t, s.plain, "CREATE TABLE isam (namespace VARBINARY(255) NOT NULL, name VARBINARY(255) NOT NULL, PRIMARY KEY (namespace, name)) ENGINE=MyISAM")
+		exec(t, s.plain, "CREATE VIEW seen AS SELECT * FROM p")
+		nodb := *s
+		nodb.database = ""
+		reader := s.user("SELECT ON $db.p")
+		for _, c := range []struct {
+			what string
+			db   *sql.DB
+			is   error
+			want []string
+		}{
+			{"no table", s.open("lockSchema=manual"), nil, []string{"CREATE TABLE", "`mysqllock`", "does not exist"}},
+			{"a MyISAM table", s.open("lockTable=isam"), mysqllock.ErrUnsafe, []string{"MyISAM", "InnoDB"}},
+			{"a view", s.open("lockTable=seen"), mysqllock.ErrUnsafe, []string{"view"}},
+			{"no database", nodb.open(), nil, []string{"no database is selected"}},
+			{"an unknown schema", s.open("lockTable=nowhere.locks"), nil, []string{"nowhere", "CREATE TABLE"}},
+			{"no privileges", reader.open(), nil, []string{"denied", "CREATE TABLE"}},
+			{"the server away", away(t), nil, []string{"refused"}},
+		} {
+			ctx := lockctx.With(limited(t), "k")
+			for i, err := range []error{
+				func() error { _, err := c.db.BeginTx(ctx, nil); return err }(),
+				func() error { _, err := c.db.ExecContext(ctx, "DO 1"); return err }(),
+				func() error { _, err := mysqllock.Acquire(limited(t), c.db, "k"); return err }(),
+			} {
+				if err == nil || c.is != nil && !errors.Is(err, c.is) || strings.Contains(err.Error(), "secret-of") {
+					t.Errorf("%s, call %d: %v", c.what, i, err)
+					continue
+				}
+				for _, want := range c.want {
+					if !strings.Contains(err.Error(), want) {
+						t.Errorf("%s, call %d: %q does not say %q", c.what, i, err, want)
+					}
+				}
+			}
+			// What has no hint is not touched by it.
+			if c.what != "the server away" {
+				_, err := c.db.Exec("DO 1")
+				ok(t, err)
+			}
+		}
+	})
+}
+
+func away(t *testing.T) *sql.DB {
+	db, err := sql.Open("mysqllock", "u:secret-of-u@tcp(127.0.0.1:1)/d")
+	ok(t, err)
+	t.Cleanup(func() { db.Close() })
+	return db
+}
+
+func TestLeastPrivileges(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		s.open().ExecContext(lockctx.With(limited(t), "old"), "DO 1") // makes the table and the procedure
+		for _, grants := range [][]string{
+			{"SELECT, INSERT, UPDATE ON $db.mysqllock", "SELECT, UPDATE ON $db.p"},
+			{"SELECT, INSERT, UPDATE ON $db.mysqllock", "SELECT, UPDATE ON $db.p", "EXECUTE ON $db.*"},
+			{"SELECT, INSERT, UPDATE, CREATE, CREATE ROUTINE ON $db.*"},
+		} {
+			u := s.user(grants...)
+			if len(grants) == 1 {
+				exec(t, s.plain, "DROP TABLE mysqllock")
+				exec(t, s.plain, "DROP PROCEDURE IF EXISTS mysqllock_begin")
+			}
+			db := u.open()
+			for _, key := range []string{"old", "new" + random()} {
+				ctx := lockctx.With(limited(t), key)
+				n, err := read(ctx, db, 1)
+				ok(t, err)
+				_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
+				ok(t, err)
+				tx, err := db.BeginTx(ctx, nil)
+				ok(t, err)
+				s.wantLocked(key, true)
+				// Cancelling needs no more; nor does being refused.
+				other := u.open()
+				_, err = mysqllock.Acquire(limited(t), other, key, lockctx.Wait(50*time.Millisecond))
+				if !errors.Is(err, mysqllock.ErrTimeout) {
+					t.Errorf("%v: %v", grants, err)
+				}
+				if s.waiters() != 0 {
+					t.Errorf("%v: a waiter is left", grants)
+				}
+				ok(t, tx.Rollback())
+			}
+		}
+		s.wantStock(1, 4)
+	})
+}
+
+func TestTableElsewhereAndDropped(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		elsewhere := "t_" + random()
+		exec(t, s.plain, "CREATE DATABASE "+elsewhere)
+		defer exec(t, s.plain, "DROP DATABASE "+elsewhere)
+		a, b := s.open("lockTable="+elsewhere+".locks"), s.open("lockTable="+elsewhere+".locks", "lockNamespace=other")
+		ha, err := mysqllock.Acquire(limited(t), a, "k")
+		ok(t, err)
+		hb, err := mysqllock.Acquire(limited(t), b, "k", lockctx.NoWait()) // another namespace: another key
+		ok(t, err)
+		ok(t, ha.Release())
+		ok(t, hb.Release())
+		var n int
+		ok(t, s.plain.QueryRow("SELECT COUNT(*) FROM "+elsewhere+".locks WHERE name = 'k'").Scan(&n))
+		if n != 2 {
+			t.Errorf("%d rows, want 2", n)
+		}
+		// Rows and tables that vanish are made again.
+		exec(t, s.plain, "DELETE FROM "+elsewhere+".locks")
+		ha, err = mysqllock.Acquire(limited(t), a, "k")
+		ok(t, err)
+		ok(t, ha.Release())
+		exec(t, s.plain, "DROP TABLE "+elsewhere+".locks")
+		tx, err := a.BeginTx(lockctx.With(limited(t), "k2"), nil)
+		ok(t, err)
+		ok(t, tx.Rollback())
+	})
+}
+
+func TestServerWithOtherSettings(t *testing.T) {
+	t.Parallel()
+	for _, bin := range tempserver.Require(t) {
+		t.Run(string(bin.Flavour), func(t *testing.T) {
+			t.Parallel()
+			srv, err := tempserver.Start(limited(t), bin, "--innodb-rollback-on-timeout=ON", "--innodb-lock-wait-timeout=1")
+			ok(t, err)
+			t.Cleanup(func() { srv.Stop() })
+			s := (&testServer{name: "other", dsn: srv.DSN(""), mariadb: bin.Flavour == tempserver.MariaDB, temp: srv}).scratch(t)
+			db, other := s.open(), s.open()
+
+			// A lock wait timeout of the server that is shorter than ours, and
+			// that rolls back, does not end the wait, nor let us go on unlocked.
+			h, err := mysqllock.Acquire(limited(t), db, "k")
+			ok(t, err)
+			granted := make(chan error, 1)
+			go func() {
+				tx, err := other.BeginTx(lockctx.With(limited(t), "k"), nil)
+				if err == nil {
+					s.wantLocked("k", true)
+					_, err = tx.Exec("UPDATE p SET stock = 9 WHERE id = 1")
+					s.wantLocked("k", true)
+					s.wantStock(1, 10)
+					tx.Commit()
+				}
+				granted <- err
+			}()
+			time.Sleep(2500 * time.Millisecond)
+			ok(t, h.Release())
+			ok(t, <-granted)
+			s.wantStock(1, 9)
+
+			// The user's own statement runs into it: the transaction is gone.
+			rival, err := s.plain.Begin()
+			ok(t, err)
+			exec(t, rival, "UPDATE p SET stock = 5 WHERE id = 2")
+			tx, err := db.BeginTx(lockctx.With(limited(t), "k"), nil)
+			ok(t, err)
+			if _, err := tx.Exec("UPDATE p SET stock = 6 WHERE id = 2"); !errors.Is(err, mysqllock.ErrLost) {
+				t.Errorf("a lock wait timeout that rolls back: %v", err)
+			}
+			if _, err := tx.Exec("UPDATE p SET stock = 6 WHERE id = 3"); !errors.Is(err, mysqllock.ErrLost) {
+				t.Errorf("the next statement: %v", err)
+			}
+			tx.Rollback()
+			ok(t, rival.Rollback())
+			s.wantStock(3, 10)
+
+			// A server that takes no writes.
+			u := s.user("SELECT, INSERT, UPDATE ON $db.*")
+			exec(t, s.plain, "SET GLOBAL read_only = 1")
+			defer exec(t, s.plain, "SET GLOBAL read_only = 0")
+			for _, key := range []string{"k", "new"} {
+				if _, err := u.open().BeginTx(lockctx.With(limited(t), key), nil); !errors.Is(err, mysqllock.ErrUnsafe) || !strings.Contains(err.Error(), "takes no writes") {
+					t.Errorf("a read-only server, key %s: %v", key, err)
+				}
+			}
+		})
+	}
+}
+
+// Each path's statements, as they reach the server. New keys and new
+// connections cost more; these are the costs of every further use.
+func TestStatementsPerPath(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		for _, fast := range []bool{true, false} {
+			c := mysqllock.Config{}
+			if !fast {
+				if s.mariadb {
+					continue // MariaDB needs no procedure: BEGIN and the lock always go together
+				}
+				c.Schema, c.Table = "manual", "slow"
+				exec(t, s.plain, "CREATE TABLE slow (namespace VARBINARY(255) NOT NULL, name VARBINARY(255) NOT NULL, PRIMARY KEY (namespace, name)) ENGINE=InnoDB")
+			}
+			db, tap := s.tapped(c)
+			db.SetMaxOpenConns(1)
+			both := []string{"a", "b"}
+			ctx := func() context.Context { return lockctx.With(limited(t), "k") }
+			begin := 1
+			if !fast {
+				begin = 2
+			}
+			two := begin
+			if !s.mariadb {
+				two = 2 // the procedure takes one key
+			}
+			for _, p := range []struct {
+				what string
+				want int
+				run  func() error
+			}{
+				{"Exec without a hint", 1, func() error { _, err := db.Exec("UPDATE p SET stock = 1 WHERE id = 1"); return err }},
+				{"Query without a hint", 1, func() error { var n int; return db.QueryRow("SELECT stock FROM p WHERE id = 1").Scan(&n) }},
+				{"transaction without a hint", 3, func() error {
+					tx, err := db.Begin()
+					if err == nil {
+						exec(t, tx, "UPDATE p SET stock = 2 WHERE id = 1")
+						err = tx.Commit()
+					}
+					return err
+				}},
+				{"transaction: BEGIN with lock, UPDATE, COMMIT", begin + 2, func() error {
+					tx, err := db.BeginTx(ctx(), nil)
+					if err == nil {
+						exec(t, tx, "UPDATE p SET stock = 3 WHERE id = 1")
+						err = tx.Commit()
+					}
+					return err
+				}},
+				{"transaction with two keys", two + 2, func() error {
+					tx, err := db.BeginTx(lockctx.WithKeys(limited(t), both), nil)
+					if err == nil {
+						exec(t, tx, "UPDATE p SET stock = 4 WHERE id = 1")
+						err = tx.Commit()
+					}
+					return err
+				}},
+				{"transaction with an isolation level: one more", 5, func() error {
+					tx, err := db.BeginTx(ctx(), &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+					if err == nil {
+						exec(t, tx, "UPDATE p SET stock = 5 WHERE id = 1")
+						err = tx.Commit()
+					}
+					return err
+				}},
+				{"Exec: BEGIN with lock, UPDATE, COMMIT", begin + 2, func() error {
+					_, err := db.ExecContext(ctx(), "UPDATE p SET stock = 6 WHERE id = 1")
+					return err
+				}},
+				{"read, write: lock, SELECT, UPDATE, COMMIT", 4, func() error {
+					ctx := ctx()
+					var n int
+					if err := db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n); err != nil {
+						return err
+					}
+					_, err := db.ExecContext(ctx, "UPDATE p SET stock = 7 WHERE id = 1")
+					return err
+				}},
+				{"Acquire and Release", 2, func() error {
+					h, err := mysqllock.Acquire(limited(t), db, "k")
+					if err == nil {
+						err = h.Release()
+					}
+					return err
+				}},
+				{"a second key, a nested transaction", begin + 1 + 1 + 1 + 1 + 1, func() error {
+					ctx := ctx()
+					conn, err := db.Conn(ctx)
+					ok(t, err)
+					defer conn.Close()
+					tx, err := conn.BeginTx(ctx, nil)
+					ok(t, err)
+					in, err := conn.BeginTx(lockctx.With(ctx, "a"), nil)
+					ok(t, err)
+					exec(t, in, "UPDATE p SET stock = 8 WHERE id = 1")
+					ok(t, in.Commit())
+					return tx.Commit()
+				}},
+			} {
+				ok(t, p.run())
+				seen := tap.since()
+				ok(t, p.run())
+				if log := seen(); len(log) != p.want {
+					t.Errorf("fast=%v, %s: %d statements, want %d: %v", fast, p.what, len(log), p.want, log)
+				}
+			}
+		}
+	})
+}
+
+// Many callers make the rows of new keys at once, in any order, without a
+// deadlock, and never wait for somebody else's key.
+func TestNewKeys(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		dbs := []*sql.DB{s.open(), s.open()}
+		held, err := mysqllock.Acquire(limited(t), dbs[0], "n05")
+		ok(t, err)
+		defer held.Rollback()
+		var wg sync.WaitGroup
+		for g := range 32 {
+			wg.Go(func() {
+				for i := range 20 {
+					a, b := rand.IntN(20), rand.IntN(20)
+					if a == 5 || b == 5 {
+						continue
+					}
+					keys := []string{fmt.Sprintf("n%02d", a), fmt.Sprintf("n%02d", b)}
+					tx, err := dbs[(g+i)%2].BeginTx(lockctx.WithKeys(limited(t), keys), nil)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					ok(t, tx.Rollback())
+				}
+			})
+		}
+		wg.Wait()
+	})
+}
+
+func TestSeveralKeysAreAllOrNothing(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db, other := s.open(), s.open()
+		keys := []string{"a", "b", "c"}
+		tx, err := db.BeginTx(lockctx.WithKeys(limited(t), keys), nil)
+		ok(t, err)
+		ok(t, tx.Rollback())
+		held, err := mysqllock.Acquire(limited(t), other, "b")
+		ok(t, err)
+		for _, opt := range []lockctx.Option{lockctx.NoWait(), lockctx.Wait(100 * time.Millisecond)} {
+			_, err = db.BeginTx(lockctx.WithKeys(limited(t), keys, opt), nil)
+			if !errors.Is(err, mysqllock.ErrLocked) {
+				t.Errorf("one of the keys is held: %v", err)
+			}
+			s.wantLocked("a", false)
+			s.wantLocked("c", false)
+			// As keys that join a unit: it is rolled back, since some may be locked.
+			tx, err = db.BeginTx(lockctx.With(limited(t), "k"), nil)
+			ok(t, err)
+			exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
+			_, err = tx.ExecContext(lockctx.WithKeys(limited(t), keys, opt), "UPDATE p SET stock = 2 WHERE id = 1")
+			if !errors.Is(err, mysqllock.ErrLocked) {
+				t.Errorf("one of the keys that join is held: %v", err)
+			}
+			s.wantLocked("a", false)
+			s.wantLocked("k", false)
+			if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
+				t.Errorf("Commit of the unit: %v", err)
+			}
+			s.wantStock(1, 10)
+		}
+		ok(t, held.Release())
+	})
+}
