@@ -1,0 +1,139 @@
+// Package mysqllock is a database/sql driver that gives ordinary code
+// distributed locks in the MySQL or MariaDB it already has.
+//
+// It wraps github.com/go-sql-driver/mysql. A handle that was opened with
+//
+//	db, err := sql.Open("mysqllock", dsn)
+//
+// behaves as one opened with "mysql" until a context carries a lock hint, made
+// by [lockctx.With]. Then the same, unchanged code runs under the lock:
+//
+//	ctx = lockctx.With(ctx, "product:42")
+//	tx, err := db.BeginTx(ctx, nil) // BEGIN and the lock, in one round trip
+//
+// The lock is an InnoDB row lock in the transaction that does the work, so the
+// lock and the write commit together: whoever has lost the lock, for whatever
+// reason, cannot commit.
+//
+// # Words
+//
+// A key is what the caller names. A lock context is the context that With
+// returns, and every context derived from it. A unit of work is what runs in a
+// lock context from its first statement to its first commit, or to the end of
+// the context: one transaction that holds the locks. A session is the dedicated
+// connection, one of lockMaxConns, on which a unit of work lives that was not
+// begun by BeginTx.
+//
+// # The rules of a lock context
+//
+// With no unit of work open,
+//
+//   - BeginTx begins the transaction and takes the lock, on the connection that
+//     database/sql chose. Commit and Rollback give the lock back.
+//   - Exec, and a query that writes, is BEGIN with the lock, the statement,
+//     COMMIT, on the connection that database/sql chose.
+//   - A query that only reads opens a session: BEGIN with the lock, the query.
+//     The lock stays, so that what is written later in the same lock context is
+//     decided on data that nobody has changed. If that context can never end,
+//     the query fails with [ErrNoEnd].
+//   - A statement of an explicit sql.Tx that began without the hint takes the
+//     lock in that transaction first.
+//
+// With a session open,
+//
+//   - reading queries run on it, and the lock stays;
+//   - Exec, and a query that writes, runs on it and is followed by COMMIT, which
+//     gives the lock back. If the statement fails, the lock stays;
+//   - BeginTx is the session's own transaction, whose Commit or Rollback gives
+//     the lock back. Other options than the session's are an error;
+//   - statements of an explicit sql.Tx that began without the hint stay on its
+//     connection; the lock is the session's;
+//   - when the context ends, an open transaction is rolled back; without one the
+//     session is committed, since only finished autocommit statements are in it.
+//
+// With a transaction open, statements in its lock context run in it, whether or
+// not they go through the sql.Tx. BeginTx is a savepoint: Commit releases it,
+// Rollback goes back to it. Transactions of one lock context end in the reverse
+// order in which they began; out of order, all of it is rolled back. Parallel
+// work gets lock contexts of its own; statements of one lock context take turns.
+//
+// The same key again joins; another key joins as a second lock. Everywhere,
+// [lockctx.Without] is the way out.
+//
+// What only reads is decided by a look at the statement's text; in doubt it is a
+// write. A statement that would end the transaction, as COMMIT as text, DDL and
+// LOCK TABLES do, fails with [ErrUnsafe] before it is sent. A procedure that
+// commits inside is not seen: do not call one under a lock.
+//
+// Up to 4 MiB of a query's rows are read ahead, so that code which queries inside
+// a rows.Next loop works as it does without a lock. What goes beyond is streamed,
+// and until it is closed other statements of the unit of work fail.
+//
+// # When it goes wrong
+//
+// Every failure is an [*Error] around one of the sentinels. A lock that is not
+// granted leaves nothing behind: a caller whose context ends has its statement
+// killed on the server, and gets its error within 50 ms where the server
+// answers.
+//
+// When a connection is lost, or the server rolls a transaction back to break a
+// deadlock, the lock is gone and nothing of the unit of work is committed. The
+// statement gets ErrLost or [ErrDeadlock], and what follows gets [ErrLost],
+// until the caller has ended the transaction. Where there was none to end, on a
+// session, the lock context is spent, since what was decided in it must not be
+// written without the lock: start again from lockctx.With. Nothing is ever
+// retried silently on another connection once a lock is held.
+//
+// A lock that is first asked for in a transaction that has read already, at
+// REPEATABLE READ or above, fails with [ErrStaleSnapshot]: InnoDB takes the
+// snapshot with the first plain read, so data read under the lock would be older
+// than the lock.
+//
+// # Holders that fall silent
+//
+// A process that dies closes its connections, and its locks are free within
+// milliseconds. One whose host vanishes, or that is frozen, does not. Sessions
+// have wait_timeout set to lockTTL, and are pinged while their process lives; so
+// the lock is free within the TTL, and a holder that comes back gets ErrLost and
+// commits nothing. Sessions are what Do, Acquire and reading queries use.
+//
+// For a transaction on one of database/sql's own connections MariaDB is given
+// idle_transaction_timeout with the same effect. MySQL has nothing of the kind
+// that would not also end idle connections of the pool, so there the lock of a
+// vanished host stays until the server's wait_timeout (8 hours by default) or
+// its TCP keep-alive ends it. Where that matters use Do, or set wait_timeout in
+// the DSN.
+//
+// # Connection pools
+//
+// Who waits for a lock in BeginTx, Query or Exec occupies one of database/sql's
+// connections. Where SetMaxOpenConns bounds them and the holder of a session
+// needs one for its next statement, the driver finds out and keeps one free:
+// callers who would occupy the last fail at once with [ErrLocked] and an error
+// that says so. For hot keys use [Do], which waits without a connection.
+//
+// # The lock table
+//
+// There is one table with one row a key. It is made on first use, never inside a
+// transaction of the caller's; with lockSchema=manual the error that says it is
+// missing carries its DDL. On MySQL a procedure is made too, by which BEGIN and
+// the lock go out in one round trip; without the right to make or to execute it
+// they go out as two. The account needs SELECT, INSERT and UPDATE on the table.
+// To be told who holds a key it needs SELECT on performance_schema (MySQL) or
+// PROCESS (MariaDB); cancelling needs no privilege.
+//
+// # Where row locks do not hold
+//
+// On Galera, and on Group Replication with several primaries, two nodes grant
+// the same row lock. There a hint fails with ErrUnsafe, unless lockUnsafe=allow
+// says that the application writes on one node only.
+//
+// # No interception layer
+//
+// An early design put github.com/ngrok/sqlmw between database/sql and this
+// driver. All state belongs to one connection, so it lives in our own driver.Conn,
+// and nothing was left for the layer to do but to take away: the results'
+// go-sql-driver interface (mysql.Result), the connector behind DB.Driver, the
+// error for an isolation level that a driver does not know. It is not used: what
+// the base driver returns for a statement without a hint is returned as it is.
+package mysqllock
