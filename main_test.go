@@ -186,8 +186,8 @@ func (s *scratch) locked(key string) bool {
 	if n == 0 {
 		return false
 	}
-	err = tx.QueryRow("SELECT 1 FROM mysqllock WHERE namespace = x'"+hex.EncodeToString([]byte(s.database))+
-		"' AND name = x'"+hex.EncodeToString([]byte(key))+"' FOR UPDATE SKIP LOCKED").Scan(&n)
+	err = tx.QueryRow("SELECT 1 FROM mysqllock WHERE namespace = x'" + hex.EncodeToString([]byte(s.database)) +
+		"' AND name = x'" + hex.EncodeToString([]byte(key)) + "' FOR UPDATE SKIP LOCKED").Scan(&n)
 	if err == sql.ErrNoRows {
 		return true
 	}

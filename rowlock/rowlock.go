@@ -41,11 +41,10 @@ import (
 )
 
 const (
-	// giveUp is how long a caller that stops waiting may be kept, in all, while
-	// its statement is taken off the server.
-	giveUp = 35 * time.Millisecond
-	// holderBound bounds the one extra statement that asks who holds a key.
-	holderBound = 20 * time.Millisecond
+	// giveUp is how long a caller whose context has ended may be kept, in all,
+	// while its statement is taken off the server; one whose wait is over is in
+	// less of a hurry.
+	giveUp, giveUpCalmly = 35 * time.Millisecond, 200 * time.Millisecond
 	// slack is how much later than the client the server ends a wait.
 	slack = time.Second
 	// background bounds what must be done although its caller has gone.
@@ -415,10 +414,14 @@ func (a *attempt) block(ctx context.Context) error {
 	}
 }
 
-// stop kills the statement marked mark until it has answered, for at most
-// giveUp. Meanwhile it asks who was in the way.
+// stop kills the statement marked mark until it has answered, within limits.
+// Before that it asks who was in the way.
 func (a *attempt) stop(ctx context.Context, mark string, answer <-chan error) (err error, answered bool) {
-	kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUp)
+	limit := giveUp
+	if errors.Is(context.Cause(ctx), errWaitOver) {
+		limit = giveUpCalmly
+	}
+	kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
 	a.holder = a.askHolder(kctx, a.c.KnownID())
 	for {
@@ -503,12 +506,16 @@ func (a *attempt) askHolder(ctx context.Context, waiter uint64) *lockerr.Holder 
 	if a.blind.Load() || a.info.MariaDB && waiter == 0 {
 		return nil
 	}
+	bound := giveUpCalmly / 2
+	if deadline, ok := ctx.Deadline(); ok { // half of the time is for the kill
+		bound = min(bound, time.Until(deadline)/2)
+	}
 	c, err := a.control.Acquire(ctx)
 	if err != nil {
 		return nil
 	}
 	defer c.Release()
-	rows, err := server.Query(ctx, c.Conn, a.holderSQL(a.r.Keys, waiter))
+	rows, err := server.Query(ctx, c.Conn, a.holderSQL(a.r.Keys, waiter, max(bound, time.Millisecond)))
 	if server.Denied(err) {
 		a.blind.Store(true)
 	}

@@ -94,8 +94,9 @@ func (l *Locker) insertSQL(keys []string) string {
 
 // holderSQL asks who holds one of keys while waiter, a connection id, waits for
 // them: id, user, host, program, age in microseconds. On MySQL it also works
-// when nobody waits; MariaDB lists a lock only while somebody does.
-func (l *Locker) holderSQL(keys []string, waiter uint64) string {
+// when nobody waits; MariaDB lists a lock only while somebody does. The server
+// ends the question after bound.
+func (l *Locker) holderSQL(keys []string, waiter uint64, bound time.Duration) string {
 	if l.info.MariaDB {
 		return fmt.Sprintf("SET STATEMENT max_statement_time = %.3f FOR "+
 			"SELECT b.trx_mysql_thread_id, p.USER, p.HOST, '', TIMESTAMPDIFF(MICROSECOND, b.trx_started, NOW(6))"+
@@ -103,7 +104,7 @@ func (l *Locker) holderSQL(keys []string, waiter uint64) string {
 			" JOIN information_schema.INNODB_TRX r ON r.trx_id = w.requesting_trx_id"+
 			" JOIN information_schema.INNODB_TRX b ON b.trx_id = w.blocking_trx_id"+
 			" LEFT JOIN information_schema.PROCESSLIST p ON p.ID = b.trx_mysql_thread_id"+
-			" WHERE r.trx_mysql_thread_id = %d AND b.trx_state <> 'LOCK WAIT' LIMIT 1", holderBound.Seconds(), waiter)
+			" WHERE r.trx_mysql_thread_id = %d AND b.trx_state <> 'LOCK WAIT' LIMIT 1", bound.Seconds(), waiter)
 	}
 	var data []string // as data_locks prints a row's primary key
 	for _, key := range keys {
@@ -116,5 +117,5 @@ func (l *Locker) holderSQL(keys []string, waiter uint64) string {
 		" WHERE x.THREAD_ID = t.THREAD_ID AND x.STATE = 'ACTIVE')"+
 		" FROM performance_schema.data_locks l JOIN performance_schema.threads t ON t.THREAD_ID = l.THREAD_ID"+
 		" WHERE l.OBJECT_NAME = %s AND l.LOCK_TYPE = 'RECORD' AND l.LOCK_STATUS = 'GRANTED' AND l.LOCK_DATA IN (%s) LIMIT 1",
-		holderBound.Milliseconds(), schema.Literal(l.table.Name()), strings.Join(data, ", "))
+		bound.Milliseconds(), schema.Literal(l.table.Name()), strings.Join(data, ", "))
 }

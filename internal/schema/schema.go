@@ -6,7 +6,6 @@ import (
 	"context"
 	"database/sql/driver"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"regexp"
 	"strings"
@@ -164,14 +163,6 @@ func (t Table) schemaExpr() string {
 		return "DATABASE()"
 	}
 	return Literal(t.schema)
-}
-
-// CheckNamespace reports what is wrong with a namespace.
-func CheckNamespace(ns string) error {
-	if len(ns) > MaxNamespace {
-		return errors.New("mysqllock: lockNamespace is longer than 255 bytes")
-	}
-	return nil
 }
 
 // Name returns the bare name, without its schema.
