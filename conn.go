@@ -186,7 +186,7 @@ func (c *conn) runLate(ctx context.Context, s *scope, h *lockctx.Hint, st *state
 	if err := c.link.Take(ctx); err != nil {
 		return nil, nil, err
 	}
-	alive, err := l.Join(ctx, c.link, c.k.request(l, s, h, h.Keys, false))
+	alive, err := l.Join(ctx, c.link, c.k.request(s, h, h.Keys, false))
 	if err != nil {
 		err = noRetry(err)
 		if !alive {

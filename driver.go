@@ -17,9 +17,11 @@ import (
 	"time"
 
 	"github.com/go-sql-driver/mysql"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/lockctx"
+	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 	"github.com/mysqllock/mysqllock/rowlock"
 )
@@ -293,10 +295,12 @@ type connector struct {
 	settings settings
 	crowd    crowd // how many connections of database/sql there are, and how many wait
 
-	mu     sync.Mutex
-	locks  *locks // made at the first hint
-	making chan struct{}
-	closed atomic.Bool
+	ctx  context.Context // ends when the handle is closed
+	stop context.CancelFunc
+
+	locks  atomic.Pointer[locks] // made at the first hint
+	making singleflight.Group
+	mu     sync.Mutex // held while they are made or closed
 }
 
 // locks is what a handle needs once a lock is asked for.
@@ -309,8 +313,6 @@ type locks struct {
 	mu   sync.Mutex
 	open map[*unit]struct{} // units on sessions
 
-	ctx   context.Context // ends when the handle is closed
-	stop  context.CancelFunc
 	later sync.WaitGroup // work that its caller did not wait for
 }
 
@@ -329,7 +331,8 @@ var (
 )
 
 func newConnector(base driver.Connector, s settings) *connector {
-	return &connector{base: base, settings: s, making: make(chan struct{}, 1)}
+	ctx, stop := context.WithCancel(context.Background())
+	return &connector{base: base, settings: s, ctx: ctx, stop: stop}
 }
 
 // Connect opens one of database/sql's connections.
@@ -348,12 +351,11 @@ func (k *connector) Driver() driver.Driver { return &Driver{c: k} }
 // Close ends every session, rolling back what is open on it, and closes the
 // driver's own connections. database/sql calls it from DB.Close.
 func (k *connector) Close() error {
-	k.closed.Store(true)
+	k.stop()
 	k.crowd.stop()
 	k.mu.Lock()
-	l := k.locks
-	k.mu.Unlock()
-	if l != nil {
+	defer k.mu.Unlock()
+	if l := k.locks.Swap(nil); l != nil {
 		l.close()
 	}
 	if c, ok := k.base.(io.Closer); ok {
@@ -362,48 +364,41 @@ func (k *connector) Close() error {
 	return nil
 }
 
-// use returns what is needed for locks, making it at first use. A failure is
-// not remembered: the next hint tries again.
+// use returns what is needed for locks, making it at first use. Making it does
+// not end with ctx, so that callers in a hurry do not start it over and over. A
+// failure is not remembered: the next hint tries again.
 func (k *connector) use(ctx context.Context) (*locks, error) {
-	if k.closed.Load() {
-		return nil, ErrClosed
-	}
-	k.mu.Lock()
-	l := k.locks
-	k.mu.Unlock()
-	if l != nil {
+	if l := k.locks.Load(); l != nil && k.ctx.Err() == nil {
 		return l, nil
 	}
+	made := k.making.DoChan("", func() (any, error) {
+		k.mu.Lock() // Close waits until we are done
+		defer k.mu.Unlock()
+		if l := k.locks.Load(); l != nil || k.ctx.Err() != nil {
+			return l, nil
+		}
+		ctx, cancel := context.WithTimeout(k.ctx, 20*time.Second)
+		defer cancel()
+		l, err := k.newLocks(ctx)
+		if err == nil {
+			k.locks.Store(l)
+		}
+		return l, err
+	})
 	select {
-	case k.making <- struct{}{}:
-		defer func() { <-k.making }()
+	case r := <-made:
+		if k.ctx.Err() != nil {
+			return nil, ErrClosed
+		}
+		return k.locks.Load(), r.Err
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return nil, lockerr.With(ErrTimeout, ctx.Err())
 	}
-	k.mu.Lock()
-	l = k.locks
-	k.mu.Unlock()
-	if l != nil {
-		return l, nil
-	}
-	l, err := k.newLocks(ctx)
-	if err != nil {
-		return nil, err
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.closed.Load() {
-		l.close()
-		return nil, ErrClosed
-	}
-	k.locks = l
-	return l, nil
 }
 
 func (k *connector) newLocks(ctx context.Context) (_ *locks, err error) {
 	s := k.settings
 	l := &locks{open: make(map[*unit]struct{})}
-	l.ctx, l.stop = context.WithCancel(context.Background())
 	// A blocked DDL or insert must not occupy a control connection for long.
 	if l.control, err = pool.New(pool.Config{
 		Connect: k.base.Connect, Max: controlConns, Idle: s.ttl,
@@ -429,7 +424,6 @@ func (k *connector) newLocks(ctx context.Context) (_ *locks, err error) {
 }
 
 func (l *locks) close() {
-	l.stop()
 	l.keeper.Close()
 	l.mu.Lock()
 	var open []*unit
@@ -457,12 +451,11 @@ func Stats(db *sql.DB) (PoolStats, error) {
 	if err != nil {
 		return PoolStats{}, err
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.locks == nil {
+	l := k.locks.Load()
+	if l == nil {
 		return PoolStats{Max: k.settings.maxConns}, nil
 	}
-	return k.locks.sessions.Stat(), nil
+	return l.sessions.Stat(), nil
 }
 
 func connectorOf(db *sql.DB) (*connector, error) {

@@ -3,10 +3,10 @@ module github.com/mysqllock/mysqllock
 go 1.26.0
 
 require (
-	filippo.io/edwards25519 v1.2.0 // indirect
-	github.com/DATA-DOG/go-sqlmock v1.5.2 // indirect
-	github.com/go-sql-driver/mysql v1.10.1 // indirect
-	github.com/jackc/puddle/v2 v2.2.3 // indirect
-	go.uber.org/goleak v1.3.0 // indirect
-	golang.org/x/sync v0.24.0 // indirect
+	github.com/go-sql-driver/mysql v1.10.1
+	github.com/jackc/puddle/v2 v2.2.3
+	go.uber.org/goleak v1.3.0
+	golang.org/x/sync v0.24.0
 )
+
+require filippo.io/edwards25519 v1.2.0 // indirect

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"database/sql"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -188,7 +189,7 @@ func (s *scratch) locked(key string) bool {
 	}
 	err = tx.QueryRow("SELECT 1 FROM mysqllock WHERE namespace = x'" + hex.EncodeToString([]byte(s.database)) +
 		"' AND name = x'" + hex.EncodeToString([]byte(key)) + "' FOR UPDATE SKIP LOCKED").Scan(&n)
-	if err == sql.ErrNoRows {
+	if errors.Is(err, sql.ErrNoRows) {
 		return true
 	}
 	ok(s.t, err)
@@ -214,7 +215,6 @@ type tap struct {
 	mu    sync.Mutex
 	conns int
 	log   []command
-	open  map[*tapConn]struct{}
 }
 
 type command struct {
@@ -231,12 +231,7 @@ func (t *tap) dial(ctx context.Context, network, addr string) (net.Conn, error) 
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.conns++
-	tc := &tapConn{Conn: c, tap: t, n: t.conns}
-	if t.open == nil {
-		t.open = make(map[*tapConn]struct{})
-	}
-	t.open[tc] = struct{}{}
-	return tc, nil
+	return &tapConn{Conn: c, tap: t, n: t.conns}, nil
 }
 
 // since clears what was seen and returns a function that tells what is seen
@@ -249,14 +244,6 @@ func (t *tap) since() func() []command {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		return slices.Clone(t.log[from:])
-	}
-}
-
-func (t *tap) cutAll() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for c := range t.open {
-		c.Conn.Close()
 	}
 }
 
@@ -284,13 +271,6 @@ func (c *tapConn) Write(b []byte) (int, error) {
 		c.tap.mu.Unlock()
 	}
 	return c.Conn.Write(b)
-}
-
-func (c *tapConn) Close() error {
-	c.tap.mu.Lock()
-	delete(c.tap.open, c)
-	c.tap.mu.Unlock()
-	return c.Conn.Close()
 }
 
 // Small things.

@@ -73,17 +73,17 @@ const commitLimit = 30 * time.Second
 
 // request says what to ask the locker for. carried means that the caller
 // occupies a connection of database/sql while it waits.
-func (k *connector) request(l *locks, s *scope, h *lockctx.Hint, keys []string, carried bool) rowlock.Request {
+func (k *connector) request(s *scope, h *lockctx.Hint, keys []string, carried bool) rowlock.Request {
 	r := rowlock.Request{Keys: keys, Wait: k.settings.wait}
 	if h.HasWait {
 		r.Wait = h.Wait
 	}
-	r.Waiting = func(ctx context.Context) (context.Context, func(), error) { return k.waiting(ctx, l, s, carried) }
+	r.Waiting = func(ctx context.Context) (context.Context, func(), error) { return k.waiting(ctx, s, carried) }
 	return r
 }
 
 // waiting returns a context that also ends when the handle is closed.
-func (k *connector) waiting(ctx context.Context, l *locks, s *scope, carried bool) (_ context.Context, done func(), err error) {
+func (k *connector) waiting(ctx context.Context, s *scope, carried bool) (_ context.Context, done func(), err error) {
 	leave := func() {}
 	if carried {
 		if ctx, leave, err = k.crowd.enter(ctx, s); err != nil {
@@ -91,7 +91,7 @@ func (k *connector) waiting(ctx context.Context, l *locks, s *scope, carried boo
 		}
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(l.ctx, func() { cancel(ErrClosed) })
+	stop := context.AfterFunc(k.ctx, func() { cancel(ErrClosed) })
 	return ctx, func() { stop(); cancel(nil); leave() }, nil
 }
 
@@ -113,7 +113,7 @@ func (c *conn) begin(ctx context.Context, s *scope, h *lockctx.Hint, opts driver
 		return nil, err
 	}
 	defer c.link.Give()
-	r := c.k.request(l, s, h, h.Keys, true)
+	r := c.k.request(s, h, h.Keys, true)
 	r.Conn = func(context.Context) (*pool.Conn, error) { return c.link, nil }
 	txn, ticket, err := l.Begin(ctx, opts, false, r)
 	if err != nil {
@@ -147,7 +147,7 @@ func (k *connector) openSession(ctx, end context.Context, s *scope, h *lockctx.H
 	}
 	for tries := 1; ; tries++ {
 		var link *pool.Conn
-		r := k.request(l, s, h, h.Keys, hold == nil)
+		r := k.request(s, h, h.Keys, hold == nil)
 		r.Conn = func(ctx context.Context) (_ *pool.Conn, err error) {
 			link, err = k.dedicated(ctx, l, r)
 			return link, err
@@ -176,7 +176,7 @@ func (k *connector) openSession(ctx, end context.Context, s *scope, h *lockctx.H
 		u.done = k.crowd.done
 		l.keeper.Keep(link, u.lostBehind)
 		u.stop = context.AfterFunc(end, u.contextEnded)
-		if k.closed.Load() {
+		if k.ctx.Err() != nil {
 			go u.abandon(ErrClosed)
 		}
 		return u, nil
@@ -242,7 +242,7 @@ func (u *unit) join(ctx context.Context, k *connector, h *lockctx.Hint) error {
 		return err
 	}
 	defer u.link.Give()
-	alive, err := u.l.Join(ctx, u.link, k.request(u.l, u.scope, h, more, false))
+	alive, err := u.l.Join(ctx, u.link, k.request(u.scope, h, more, false))
 	if err == nil {
 		for _, key := range more {
 			u.keys[key] = struct{}{}
@@ -296,7 +296,6 @@ func (u *unit) run(ctx context.Context, st *statement) (driver.Rows, driver.Resu
 	if err := u.takeLink(ctx, op); err != nil {
 		return nil, nil, err
 	}
-	sent := time.Now()
 	base, res, err := st.run(ctx, u.link.Conn)
 	var r *rows
 	if err == nil && base != nil {
@@ -310,7 +309,7 @@ func (u *unit) run(ctx context.Context, st *statement) (driver.Rows, driver.Resu
 		u.link.Taint()
 	}
 	if err == nil {
-		u.link.Touch(sent)
+		u.link.Touch()
 		u.read = u.read || st.info.Snapshot
 		if r == nil {
 			u.link.Give()
@@ -335,7 +334,7 @@ var errCommits = lockerr.With(ErrUnsafe, errors.New(
 // streamed is called when streamed rows are over. It runs on whatever goroutine
 // closes them, so it touches only what the connection's turn guards.
 func (u *unit) streamed(error) {
-	u.link.Touch(time.Now().Add(-time.Millisecond))
+	u.link.Touch()
 	u.link.Give()
 }
 
@@ -539,11 +538,10 @@ func (u *unit) text(ctx context.Context, op, text string) error {
 		return err
 	}
 	defer u.link.Give()
-	sent := time.Now()
 	if err := server.Exec(ctx, u.link.Conn, text); err != nil {
 		return u.check(op, err)
 	}
-	u.link.Touch(sent)
+	u.link.Touch()
 	return nil
 }
 

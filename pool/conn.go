@@ -26,7 +26,7 @@ type Conn struct {
 	id      uint64       // the server's id, 0 until known; guarded by the turn
 	host    string       // client address as the server's process list shows it; pooled connections only
 	tainted bool         // carries session state that must not reach the next user; guarded by the turn
-	contact atomic.Int64 // when the last statement that the server answered was sent, since epoch
+	contact atomic.Int64 // when the server last answered, since epoch
 }
 
 var epoch = time.Now() // carries the monotonic clock
@@ -35,7 +35,7 @@ var epoch = time.Now() // carries the monotonic clock
 // Destroy do not apply to it.
 func Adopt(conn driver.Conn) *Conn {
 	c := &Conn{Conn: conn, turn: make(chan struct{}, 1)}
-	c.Touch(time.Now())
+	c.Touch()
 	return c
 }
 
@@ -67,11 +67,12 @@ func (c *Conn) TryTake() bool {
 // Give ends the caller's turn.
 func (c *Conn) Give() { <-c.turn }
 
-// Touch notes that a statement which was sent at t has been answered.
-func (c *Conn) Touch(t time.Time) { c.contact.Store(int64(t.Sub(epoch))) }
+// Touch notes that the server has just answered: from then on it counts the
+// connection as idle.
+func (c *Conn) Touch() { c.contact.Store(int64(time.Since(epoch))) }
 
-// Silence is how long ago the last answered statement was sent. It counts by
-// the monotonic clock, so a stopped process sees its pause.
+// Silence is how long ago the server answered last. It counts by the monotonic
+// clock, so a stopped process sees its pause.
 func (c *Conn) Silence() time.Duration {
 	return time.Since(epoch) - time.Duration(c.contact.Load())
 }
@@ -128,7 +129,6 @@ func (c *Conn) Valid() bool {
 
 // Ping asks the server for a sign of life.
 func (c *Conn) Ping(ctx context.Context) error {
-	sent := time.Now()
 	var err error
 	if p, ok := c.Conn.(driver.Pinger); ok {
 		err = p.Ping(ctx)
@@ -136,7 +136,7 @@ func (c *Conn) Ping(ctx context.Context) error {
 		err = server.Exec(ctx, c.Conn, "DO 1")
 	}
 	if err == nil {
-		c.Touch(sent)
+		c.Touch()
 	}
 	return err
 }

@@ -52,11 +52,12 @@ func (k *Keeper) Close() {
 }
 
 // Overdue returns an error where the server may by now have ended c: it was
-// silent for the TTL, by the local monotonic clock, counted from before the
-// server's own count began.
+// silent for nearly the TTL, by the local monotonic clock. The rest is for the
+// time that the last answer was under way, since the server counts from when it
+// sent it.
 func (k *Keeper) Overdue(c *Conn) error {
-	if s := c.Silence(); s >= k.ttl {
-		return fmt.Errorf("the connection was silent for %v, longer than lockTTL %v", s.Round(time.Millisecond), k.ttl)
+	if s := c.Silence(); s >= k.ttl-k.ttl/10 {
+		return fmt.Errorf("the connection was silent for %v, with a lockTTL of %v", s.Round(time.Millisecond), k.ttl)
 	}
 	return nil
 }

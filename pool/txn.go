@@ -44,7 +44,6 @@ func (t *Txn) Rollback(limit time.Duration) error {
 }
 
 func (t *Txn) end(text string, byDriver func(driver.Tx) error, limit time.Duration) error {
-	sent := time.Now()
 	var err error
 	if t.tx != nil {
 		err = byDriver(t.tx)
@@ -58,7 +57,7 @@ func (t *Txn) end(text string, byDriver func(driver.Tx) error, limit time.Durati
 		err = server.Exec(ctx, t.c.Conn, text)
 	}
 	if err == nil {
-		t.c.Touch(sent)
+		t.c.Touch()
 	}
 	return err
 }

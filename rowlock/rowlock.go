@@ -24,6 +24,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -357,12 +358,11 @@ func (a *attempt) join(ctx context.Context) (alive bool, err error) {
 
 // lock runs a lock statement and checks that every key's row was there.
 func (a *attempt) lock(ctx context.Context, text string) error {
-	sent := time.Now()
 	rows, err := server.Query(ctx, a.c.Conn, text)
 	if err != nil {
 		return err
 	}
-	a.c.Touch(sent)
+	a.c.Touch()
 	if len(rows) < len(a.r.Keys) {
 		return errNoRow
 	}
@@ -465,39 +465,56 @@ func (l *Locker) exist(ctx context.Context, keys []string) error {
 	}
 }
 
+// makeRows makes those rows of keys that are not there, on a connection of its
+// own: never in a transaction, and not behind who holds one of the keys.
 func (l *Locker) makeRows(ctx context.Context, keys []string) error {
-	c, err := l.control.Acquire(ctx)
-	if err != nil {
-		return err
+	for tries := 1; ; tries++ {
+		c, err := l.control.Acquire(ctx)
+		if err != nil {
+			return fmt.Errorf("connecting to make the keys' rows: %w", noBadConn(err))
+		}
+		err = l.makeRowsOn(ctx, c, keys)
+		gone := server.Gone(err, c.Conn)
+		c.Release()
+		if err == nil {
+			l.known.add(keys)
+			return nil
+		}
+		if !gone || tries == 3 {
+			return fmt.Errorf("making the keys' rows: %w", noBadConn(err))
+		}
 	}
-	defer c.Release()
+}
+
+func (l *Locker) makeRowsOn(ctx context.Context, c *pool.Conn, keys []string) error {
 	rows, err := server.Query(ctx, c.Conn, l.existSQL(keys))
 	if server.Missing(err) { // the table was dropped under us
-		procedure, err := l.table.Ensure(ctx, c.Conn, l.info, l.auto)
-		if err != nil {
-			return err
+		var procedure bool
+		if procedure, err = l.table.Ensure(ctx, c.Conn, l.info, l.auto); err == nil {
+			l.procedure.Store(procedure)
 		}
-		l.procedure.Store(procedure)
-	} else if err != nil {
+	}
+	if err != nil {
 		return err
 	}
 	there := make(map[string]bool)
 	for _, r := range rows {
 		there[r[0]] = true
 	}
-	var lacking []string
-	for _, key := range keys {
-		if !there[key] {
-			lacking = append(lacking, key)
-		}
+	lacking := slices.DeleteFunc(slices.Clone(keys), func(key string) bool { return there[key] })
+	if len(lacking) == 0 {
+		return nil
 	}
-	if len(lacking) > 0 {
-		if err := server.Exec(ctx, c.Conn, l.insertSQL(lacking)); err != nil {
-			return err
-		}
+	return server.Exec(ctx, c.Conn, l.insertSQL(lacking))
+}
+
+// noBadConn keeps database/sql from taking the failure of another connection
+// for one of its own.
+func noBadConn(err error) error {
+	if errors.Is(err, driver.ErrBadConn) {
+		return errors.New(err.Error())
 	}
-	l.known.add(keys)
-	return nil
+	return err
 }
 
 // askHolder asks the server who has one of the keys, in one statement. It is a
