@@ -517,7 +517,7 @@ func (s *stmt) over(base driver.Stmt) driver.Stmt {
 
 type stmtConverter struct {
 	*stmt
-	driver.ColumnConverter //nolint:staticcheck // as above
+	driver.ColumnConverter
 }
 
 func (s *stmt) Close() error {

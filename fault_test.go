@@ -493,7 +493,7 @@ func TestStorm(t *testing.T) {
 			}
 			step := func(ctx context.Context, q interface {
 				execer
-				QueryRowContext(context.Context, string, ...any) *sql.Row
+				querier
 			},
 			) error {
 				n, err := read(ctx, q, id)

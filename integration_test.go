@@ -16,10 +16,11 @@ import (
 
 // The rules of a lock context: one test for each cell of the table.
 
-func read(ctx context.Context, db interface {
+type querier interface {
 	QueryRowContext(context.Context, string, ...any) *sql.Row
-}, id int,
-) (n int, err error) {
+}
+
+func read(ctx context.Context, db querier, id int) (n int, err error) {
 	return n, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = ?", id).Scan(&n)
 }
 
@@ -434,9 +435,7 @@ func TestNoEnd(t *testing.T) {
 func TestLostConnection(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		db := s.open()
-		id := func(ctx context.Context, q interface {
-			QueryRowContext(context.Context, string, ...any) *sql.Row
-		}) (id int) {
+		id := func(ctx context.Context, q querier) (id int) {
 			ok(t, q.QueryRowContext(ctx, "SELECT CONNECTION_ID() FROM p LIMIT 1").Scan(&id))
 			return id
 		}
