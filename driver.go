@@ -313,7 +313,8 @@ type locks struct {
 	mu   sync.Mutex
 	open map[*unit]struct{} // units on sessions
 
-	later sync.WaitGroup // work that its caller did not wait for
+	ctx   context.Context // the connector's: ends when the handle is closed
+	later sync.WaitGroup  // work that its caller did not wait for
 }
 
 // background does something that its caller need not wait for, but Close does.
@@ -398,7 +399,7 @@ func (k *connector) use(ctx context.Context) (*locks, error) {
 
 func (k *connector) newLocks(ctx context.Context) (_ *locks, err error) {
 	s := k.settings
-	l := &locks{open: make(map[*unit]struct{})}
+	l := &locks{open: make(map[*unit]struct{}), ctx: k.ctx}
 	// A blocked DDL or insert must not occupy a control connection for long.
 	if l.control, err = pool.New(pool.Config{
 		Connect: k.base.Connect, Max: controlConns, Idle: s.ttl,

@@ -284,8 +284,27 @@ func TestCloseEndsEverything(t *testing.T) {
 			_, err := mysqllock.Acquire(limited(t), db, "k")
 			waits <- err
 		}()
-		time.Sleep(20 * time.Millisecond)
+		busy := make(chan error, 1)
+		go func() {
+			h, err := mysqllock.Acquire(limited(t), db, "busy")
+			if err == nil {
+				_, err = db.ExecContext(h.Context(), "DO SLEEP(25)")
+			}
+			busy <- err
+		}()
+		soon(t, "a statement runs on a session", func() bool {
+			var n int
+			ok(t, s.plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO = 'DO SLEEP(25)'", s.database).Scan(&n))
+			return n == 1
+		})
+		start := time.Now()
 		ok(t, db.Close())
+		if took := time.Since(start); took > 5*time.Second {
+			t.Errorf("Close took %v, as long as a statement on a session", took)
+		}
+		if err := <-busy; !errors.Is(err, mysqllock.ErrLost) {
+			t.Errorf("a statement that Close has ended: %v", err)
+		}
 		if err := <-waits; !errors.Is(err, mysqllock.ErrClosed) {
 			t.Errorf("a waiter of a closed handle: %v", err)
 		}

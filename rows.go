@@ -27,7 +27,7 @@ type rows struct {
 	tail driver.Rows // what is not read yet; nil when all is
 	stmt driver.Stmt // to be closed with the tail; may be nil
 	err  error       // why the tail was cut off
-	done func(error) // called when the tail is over, with what went wrong on the connection
+	done func()      // called when the tail is over
 }
 
 type resultSet struct {
@@ -155,7 +155,7 @@ func (r *rows) Next(dest []driver.Value) error {
 	}
 	err := r.tail.Next(dest)
 	if err != nil && !errors.Is(err, io.EOF) {
-		r.finish(err)
+		_ = r.finish()
 	}
 	return err
 }
@@ -197,12 +197,7 @@ func (r *rows) NextResultSet() error {
 func (r *rows) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.tail == nil {
-		return nil
-	}
-	err := r.tail.Close()
-	r.finish(err)
-	return err
+	return r.finish()
 }
 
 // streaming reports whether rows are still being read from the connection.
@@ -217,13 +212,10 @@ func (r *rows) streaming() bool {
 func (r *rows) cutOff(reason error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.tail == nil {
-		return nil
+	if r.tail != nil {
+		r.err = reason
 	}
-	r.err = reason
-	err := r.tail.Close()
-	r.finish(err)
-	return err
+	return r.finish()
 }
 
 func (r *rows) cut() error {
@@ -233,16 +225,22 @@ func (r *rows) cut() error {
 	return io.EOF
 }
 
-func (r *rows) finish(err error) {
+// finish closes the tail. The caller has mu.
+func (r *rows) finish() error {
+	if r.tail == nil {
+		return nil
+	}
+	err := r.tail.Close()
 	r.tail = nil
 	if r.stmt != nil {
-		_ = r.stmt.Close()
+		err = errors.Join(err, r.stmt.Close())
 		r.stmt = nil
 	}
 	if r.done != nil {
-		r.done(err)
+		r.done()
 		r.done = nil
 	}
+	return err
 }
 
 func (r *rows) ColumnTypeDatabaseTypeName(i int) string { return r.sets[0].columns[i].databaseType }

@@ -296,6 +296,7 @@ func (u *unit) run(ctx context.Context, st *statement) (driver.Rows, driver.Resu
 	if err := u.takeLink(ctx, op); err != nil {
 		return nil, nil, err
 	}
+	ctx, release := u.untilClosed(ctx)
 	base, res, err := st.run(ctx, u.link.Conn)
 	var r *rows
 	if err == nil && base != nil {
@@ -308,35 +309,46 @@ func (u *unit) run(ctx context.Context, st *statement) (driver.Rows, driver.Resu
 	if st.info.Taints {
 		u.link.Taint()
 	}
-	if err == nil {
+	if err != nil {
+		err = u.check(op, err)
+		u.link.Give()
+		release()
+		return nil, nil, err
+	}
+	u.link.Touch()
+	u.read = u.read || st.info.Snapshot
+	// Called by whoever closes streamed rows, without the scope's turn.
+	over := func() {
 		u.link.Touch()
-		u.read = u.read || st.info.Snapshot
-		if r == nil {
-			u.link.Give()
-			return nil, res, nil
-		}
-		if r.tail == nil {
-			u.link.Give()
-			return r, nil, nil
-		}
-		u.stream = r
-		r.done = u.streamed
+		u.link.Give()
+		release()
+	}
+	switch {
+	case r == nil:
+		over()
+		return nil, res, nil
+	case r.tail == nil:
+		over()
+		return r, nil, nil
+	default:
+		u.stream, r.done = r, over
 		return r, nil, nil
 	}
-	err = u.check(op, err)
-	u.link.Give()
-	return nil, nil, err
+}
+
+// untilClosed returns a context that also ends when the handle is closed: then
+// nobody can wait for a statement on a session any more.
+func (u *unit) untilClosed(ctx context.Context) (context.Context, func()) {
+	if u.home != nil {
+		return ctx, func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(u.l.ctx, cancel)
+	return ctx, func() { stop(); cancel() }
 }
 
 var errCommits = lockerr.With(ErrUnsafe, errors.New(
 	"the statement would end the transaction, and with it the lock; use sql.Tx for transactions, and lockctx.Without for DDL"))
-
-// streamed is called when streamed rows are over. It runs on whatever goroutine
-// closes them, so it touches only what the connection's turn guards.
-func (u *unit) streamed(error) {
-	u.link.Touch()
-	u.link.Give()
-}
 
 // check looks at what a failed statement did to the transaction. The caller
 // has the connection's turn.

@@ -31,7 +31,7 @@ func NewKeeper(ttl time.Duration) *Keeper {
 }
 
 // Keep keeps c alive until Forget. When c has to be given up, lost is called,
-// once and without the turn.
+// once, without the turn, on a goroutine of its own.
 func (k *Keeper) Keep(c *Conn, lost func(error)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -45,7 +45,7 @@ func (k *Keeper) Forget(c *Conn) {
 	delete(k.kept, c)
 }
 
-// Close ends the keeper.
+// Close ends the keeper, and waits for what it has told to be done with it.
 func (k *Keeper) Close() {
 	k.stop()
 	k.done.Wait()
@@ -114,6 +114,6 @@ func (k *Keeper) ping(ctx context.Context, c *Conn, lost func(error)) {
 	c.Give()
 	if err != nil && ctx.Err() == nil {
 		k.Forget(c)
-		lost(lockerr.With(lockerr.ErrLost, err))
+		k.done.Go(func() { lost(lockerr.With(lockerr.ErrLost, err)) }) // others must not wait for it
 	}
 }
