@@ -149,6 +149,13 @@ func TestTableElsewhereAndDropped(t *testing.T) {
 		exec(t, s.plain, "DELETE FROM "+elsewhere+".locks")
 		ha, err = mysqllock.Acquire(limited(t), a, "k")
 		ok(t, err)
+		ok(t, s.plain.QueryRow("SELECT COUNT(*) FROM "+elsewhere+".locks WHERE name = 'k'").Scan(&n))
+		if n != 1 {
+			t.Errorf("%d rows for a key that was deleted and is held, want 1", n)
+		}
+		if _, err := mysqllock.Acquire(limited(t), s.open("lockTable="+elsewhere+".locks"), "k", lockctx.NoWait()); !errors.Is(err, mysqllock.ErrLocked) {
+			t.Errorf("a key whose row was deleted and made again is not locked: %v", err)
+		}
 		ok(t, ha.Release())
 		exec(t, s.plain, "DROP TABLE "+elsewhere+".locks")
 		tx, err := a.BeginTx(lockctx.With(limited(t), "k2"), nil)
