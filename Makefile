@@ -7,7 +7,7 @@ TOOL     := go tool -modfile=$(CURDIR)/tools/go.mod
 each      = @set -e; for module in $(MODULES); do echo "== $$module: $(1)"; (cd "$$module" && $(1)); done
 
 .DEFAULT_GOAL := help
-.PHONY: help servers lint test demo bench
+.PHONY: help servers lint test demo storm bench
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ test: servers lint ## Lint, then run all tests with the race detector
 
 demo: servers ## Show what goes wrong without locks, and right with them
 	cd examples && go run ./oversold
+
+storm: servers ## A longer storm of cancelled contexts and killed connections
+	STORM_TIME=$${STORM_TIME:-60s} go test -race -count 1 -v -run TestStorm .
 
 bench: servers ## Run the benchmarks
 	go test -bench . -benchmem -run '^$$' .
