@@ -117,6 +117,9 @@ func (c *conn) begin(ctx context.Context, s *scope, h *lockctx.Hint, opts driver
 	r.Conn = func(context.Context) (*pool.Conn, error) { return c.link, nil }
 	txn, ticket, err := l.Begin(ctx, opts, false, r)
 	if err != nil {
+		if !c.link.Clean() {
+			c.bad.Store(true)
+		}
 		return nil, yielded(err)
 	}
 	u := newUnit(l, s, c.link, txn, h.Keys, ticket)
@@ -155,7 +158,6 @@ func (k *connector) openSession(ctx, end context.Context, s *scope, h *lockctx.H
 		txn, ticket, err := l.Begin(ctx, driver.TxOptions{}, true, r)
 		if err != nil {
 			if link != nil {
-				link.Give()
 				link.Release()
 			}
 			if errors.Is(err, driver.ErrBadConn) {
@@ -183,8 +185,11 @@ func (k *connector) openSession(ctx, end context.Context, s *scope, h *lockctx.H
 	}
 }
 
-// dedicated takes a connection from the pool of sessions, and its turn.
+// dedicated takes a connection from the pool of sessions.
 func (k *connector) dedicated(ctx context.Context, l *locks, r rowlock.Request) (*pool.Conn, error) {
+	if link, err := l.sessions.TryAcquire(ctx); link != nil || err != nil {
+		return link, err
+	}
 	ctx, done, err := r.Waiting(ctx)
 	if err != nil {
 		return nil, err
@@ -194,15 +199,15 @@ func (k *connector) dedicated(ctx context.Context, l *locks, r rowlock.Request) 
 	ctx, cancel := context.WithTimeoutCause(ctx, max(r.Wait, time.Second), full)
 	defer cancel()
 	link, err := l.sessions.Acquire(ctx)
-	if err != nil {
-		if cause := context.Cause(ctx); errors.Is(cause, full) {
-			return nil, lockerr.With(ErrTimeout, full)
-		} else if cause != nil {
-			return nil, cause
-		}
-		return nil, err
+	switch cause := context.Cause(ctx); {
+	case err == nil:
+		return link, nil
+	case errors.Is(cause, full):
+		return nil, lockerr.With(ErrTimeout, full)
+	case cause != nil:
+		return nil, cause
 	}
-	return link, link.Take(ctx)
+	return nil, err
 }
 
 func newUnit(l *locks, s *scope, link *pool.Conn, txn *pool.Txn, keys []string, ticket *queue.Ticket) *unit {

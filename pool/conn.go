@@ -141,14 +141,22 @@ func (c *Conn) Ping(ctx context.Context) error {
 	return err
 }
 
-// Release puts a connection back that carries no lock and no transaction.
+// Clean reports whether the connection can go on to another user.
+func (c *Conn) Clean() bool { return !c.tainted && c.Valid() }
+
+// Release ends the caller's turn and puts the connection back, which carries no
+// lock and no transaction, or destroys it if it is not clean.
 func (c *Conn) Release() {
-	if c.tainted || !c.Valid() {
+	if !c.Clean() {
 		c.Destroy()
 		return
 	}
 	c.res.Release()
+	c.Give()
 }
 
-// Destroy closes a connection that may carry one.
-func (c *Conn) Destroy() { c.res.Destroy() }
+// Destroy ends the caller's turn and closes a connection that may carry one.
+func (c *Conn) Destroy() {
+	c.res.Destroy()
+	c.Give()
+}

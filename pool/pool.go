@@ -77,12 +77,26 @@ func New(cfg Config) (*Pool, error) {
 	return p, nil
 }
 
-// Acquire returns a connection that was alive a moment ago, waiting for one
-// until ctx ends. Release or Destroy it. After Close it returns
+// Acquire returns a connection that was alive a moment ago, and its turn,
+// waiting for one until ctx ends. Release or Destroy it. After Close it returns
 // lockerr.ErrClosed.
 func (p *Pool) Acquire(ctx context.Context) (*Conn, error) {
+	return p.acquire(ctx, p.conns.Acquire)
+}
+
+// TryAcquire is Acquire for callers that do not wait: where no connection is
+// ready it returns nil, and opens one for later if there may be one more.
+func (p *Pool) TryAcquire(ctx context.Context) (*Conn, error) {
+	c, err := p.acquire(ctx, p.conns.TryAcquire)
+	if errors.Is(err, puddle.ErrNotAvailable) {
+		return nil, nil
+	}
+	return c, err
+}
+
+func (p *Pool) acquire(ctx context.Context, from func(context.Context) (*puddle.Resource[*Conn], error)) (*Conn, error) {
 	for {
-		res, err := p.conns.Acquire(ctx)
+		res, err := from(ctx)
 		if errors.Is(err, puddle.ErrClosedPool) {
 			return nil, lockerr.ErrClosed
 		}
@@ -91,10 +105,11 @@ func (p *Pool) Acquire(ctx context.Context) (*Conn, error) {
 		}
 		c := res.Value()
 		c.res = res
+		_ = c.Take(context.Background()) // at most a ping of its last user's is under way
 		if c.Silence() < p.idle && c.fresh(ctx) {
 			return c, nil
 		}
-		res.Destroy()
+		c.Destroy()
 	}
 }
 

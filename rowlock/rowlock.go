@@ -275,6 +275,7 @@ func (a *attempt) try(ctx context.Context) (*pool.Txn, error) {
 		}
 		a.procedure.Store(false) // dropped, or not ours to execute: go on without
 		if err := server.Exec(ctx, a.c.Conn, "ROLLBACK"); err != nil {
+			a.c.Taint()
 			return nil, err
 		}
 	}
@@ -315,10 +316,8 @@ func (a *attempt) opened(txn *pool.Txn, err error) (*pool.Txn, error) {
 	if err == nil {
 		return txn, nil
 	}
-	if a.c.Valid() {
-		if rerr := txn.Rollback(background); rerr != nil && !server.Gone(rerr, a.c.Conn) {
-			return nil, errors.Join(err, rerr)
-		}
+	if a.c.Valid() && txn.Rollback(background) != nil {
+		a.c.Taint() // it may carry the transaction
 	}
 	return nil, err
 }
