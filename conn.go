@@ -23,7 +23,8 @@ type conn struct {
 	link *pool.Conn // the base connection
 
 	tx      *tx         // the open transaction that BeginTx has begun here
-	raw     bool        // plain SQL text has begun a transaction, or switched autocommit off
+	raw     bool        // plain SQL text has begun a transaction
+	manual  bool        // plain SQL text has switched autocommit off
 	limited bool        // idle_transaction_timeout was set for a locked transaction
 	bad     atomic.Bool // must not be used again
 }
@@ -57,7 +58,9 @@ func (c *conn) plain(ctx context.Context) bool {
 
 func (c *conn) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
 	if c.plain(ctx) {
-		c.note(text)
+		if err := c.note(ctx, text); err != nil {
+			return nil, err
+		}
 		return execDirect(ctx, c.link.Conn, text, args)
 	}
 	_, res, err := c.run(ctx, &statement{text: text, args: args})
@@ -66,7 +69,9 @@ func (c *conn) ExecContext(ctx context.Context, text string, args []driver.Named
 
 func (c *conn) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
 	if c.plain(ctx) {
-		c.noteRead(text)
+		if err := c.note(ctx, text); err != nil {
+			return nil, err
+		}
 		return queryDirect(ctx, c.link.Conn, text, args)
 	}
 	r, _, err := c.run(ctx, &statement{text: text, args: args, query: true})
@@ -84,32 +89,42 @@ func (c *conn) Query(text string, args []driver.Value) (driver.Rows, error) {
 }
 
 // note remembers what an unhinted statement does to the transaction, for a
-// hint that may come later.
-func (c *conn) note(text string) {
+// hint that may come later. It sends nothing, but for a transaction that is
+// begun by text where a limit for locked ones is still set.
+func (c *conn) note(ctx context.Context, text string) error {
 	if c.tx != nil {
-		c.noteRead(text)
-		return
+		if !c.tx.read {
+			c.tx.read = sqltext.Look(text).Snapshot
+		}
+		return nil
+	}
+	const sel = "SELECT "
+	if len(text) > len(sel) && strings.EqualFold(text[:len(sel)], sel) {
+		return nil // most queries, and they cannot begin a transaction
 	}
 	info := sqltext.Look(text)
-	switch {
-	case info.Kind != sqltext.Commits:
+	if info.Kind != sqltext.Commits {
+		return nil
+	}
+	switch verb := firstWord(text); {
+	case verb == "SET":
+		c.manual = info.Opens
 	case info.Opens:
 		c.raw = true
-	case endsRaw(text): // others need not end it: UNLOCK TABLES, for one
-		c.raw = false
+		return c.unlimit(ctx)
+	case verb == "COMMIT" || verb == "ROLLBACK":
+		c.raw = false // others need not end it: UNLOCK TABLES, for one
 	}
+	return nil
 }
 
-func endsRaw(text string) bool {
-	verb, _, _ := strings.Cut(strings.TrimSpace(text), " ")
-	verb = strings.TrimRight(verb, ";")
-	return strings.EqualFold(verb, "COMMIT") || strings.EqualFold(verb, "ROLLBACK")
-}
-
-func (c *conn) noteRead(text string) {
-	if c.tx != nil && !c.tx.read {
-		c.tx.read = sqltext.Look(text).Snapshot
+func firstWord(text string) string {
+	text = strings.TrimSpace(text)
+	end := strings.IndexFunc(text, func(r rune) bool { return r < 'A' })
+	if end < 0 {
+		end = len(text)
 	}
+	return strings.ToUpper(text[:end])
 }
 
 // run runs a statement under the hint of its context, or in the unit of work
@@ -119,7 +134,7 @@ func (c *conn) run(ctx context.Context, st *statement) (driver.Rows, driver.Resu
 	if hinted && h.Err != nil {
 		return nil, nil, &Error{Op: st.op(), Err: h.Err}
 	}
-	if c.tx != nil && c.tx.failed != nil {
+	if c.tx != nil && c.tx.u == nil && c.tx.failed != nil {
 		return nil, nil, c.tx.failed
 	}
 	st.info = sqltext.Look(st.text)
@@ -173,6 +188,10 @@ func (c *conn) runLate(ctx context.Context, s *scope, h *lockctx.Hint, st *state
 			}
 		}
 		t.read = t.read || st.info.Snapshot
+		t.under = s.unit
+		if st.stmt == nil && !st.prepared {
+			return st.direct(ctx, c.link.Conn) // on driver.ErrSkip database/sql prepares it
+		}
 		return st.run(ctx, c.link.Conn)
 	}
 	l, err := c.k.use(ctx)
@@ -270,7 +289,7 @@ func (c *conn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, e
 			return nil, err
 		}
 		t.base = base
-		c.tx = t
+		c.tx, c.raw = t, false // what text had begun is committed by that
 		return t, nil
 	}
 	if err := c.beginLocked(ctx, t, opts); err != nil {
@@ -287,7 +306,7 @@ func (c *conn) beginLocked(ctx context.Context, t *tx, opts driver.TxOptions) er
 	}
 	var s *scope
 	if c.tx != nil {
-		if c.tx.failed != nil {
+		if c.tx.u == nil && c.tx.failed != nil {
 			return c.tx.failed
 		}
 		if c.tx.u == nil {
@@ -353,7 +372,7 @@ func (c *conn) PrepareContext(ctx context.Context, text string) (driver.Stmt, er
 		return nil, &Error{Op: "prepare", Err: h.Err}
 	}
 	s := &stmt{c: c, text: text}
-	if c.tx != nil && c.tx.failed != nil {
+	if c.tx != nil && c.tx.u == nil && c.tx.failed != nil {
 		return nil, c.tx.failed
 	}
 	if c.tx == nil || c.tx.u == nil {
@@ -374,7 +393,9 @@ func (c *conn) PrepareContext(ctx context.Context, text string) (driver.Stmt, er
 	if err := u.takeLink(ctx, "prepare"); err != nil {
 		return nil, err
 	}
-	defer u.link.Give()
+	defer u.give()
+	ctx, release := u.untilClosed(ctx)
+	defer release()
 	base, err := prepare(ctx, u.link.Conn, text)
 	if err != nil {
 		return nil, u.check("prepare", err)
@@ -437,13 +458,14 @@ func (c *conn) Close() error {
 // tx is a transaction that BeginTx has begun: one of the base driver, the
 // transaction of a unit of work, or a savepoint in it.
 type tx struct {
-	c    *conn
-	ctx  context.Context // of BeginTx
-	opts driver.TxOptions
-	base driver.Tx // the base driver's; nil where it began with a hint
-	read bool      // a plain read has run before any hint
-	u    *unit     // nil while it has no lock
-	save string    // the savepoint's name; "" for the unit's own transaction
+	c     *conn
+	ctx   context.Context // of BeginTx
+	opts  driver.TxOptions
+	base  driver.Tx // the base driver's; nil where it began with a hint
+	read  bool      // a plain read has run before any hint
+	u     *unit     // nil while it has no lock
+	under *unit     // holds, elsewhere, the lock that its statements ran under
+	save  string    // the savepoint's name; "" for the unit's own transaction
 	// why nothing can be done in it any more
 	failed error
 }
@@ -473,6 +495,14 @@ func (t *tx) end(commit bool) error {
 		switch {
 		case t.failed != nil:
 			return t.failed
+		case commit && t.under != nil:
+			_ = t.under.scope.take(context.Background())
+			defer t.under.scope.give() // the unit does not end meanwhile
+			if err := t.under.alive(); err != nil {
+				_ = t.base.Rollback()
+				return err
+			}
+			return t.base.Commit()
 		case commit:
 			return t.base.Commit()
 		default:
@@ -524,6 +554,9 @@ func (s *stmt) Close() error {
 	if s.base == nil {
 		return nil
 	}
+	if t := s.c.tx; t != nil && t.u != nil && t.u.closeLater(s.base) {
+		return nil
+	}
 	_ = s.c.link.Take(context.Background())
 	defer s.c.link.Give()
 	return s.base.Close()
@@ -548,7 +581,9 @@ func (s *stmt) Query(args []driver.Value) (driver.Rows, error) {
 
 func (s *stmt) ExecContext(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {
 	if s.base != nil && s.c.plain(ctx) {
-		s.c.note(s.text)
+		if err := s.c.note(ctx, s.text); err != nil {
+			return nil, err
+		}
 		return stmtExec(ctx, s.base, args)
 	}
 	_, res, err := s.run(ctx, args, false)
@@ -557,7 +592,9 @@ func (s *stmt) ExecContext(ctx context.Context, args []driver.NamedValue) (drive
 
 func (s *stmt) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
 	if s.base != nil && s.c.plain(ctx) {
-		s.c.noteRead(s.text)
+		if err := s.c.note(ctx, s.text); err != nil {
+			return nil, err
+		}
 		return stmtQuery(ctx, s.base, args)
 	}
 	r, _, err := s.run(ctx, args, true)

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
 
-	"github.com/mysqllock/mysqllock/lockctx"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
@@ -32,43 +32,54 @@ type crowd struct {
 	waiting []*waiter // callers that occupy one of them, the newest last
 	held    int       // sessions with a unit of work
 	bound   int       // of database/sql's pool; 0 while not known
-	asked   *scope    // the waiter that was made to try again, until a connection is opened
+	asked   time.Time // when a waiter was made to try again
 	watch   *time.Timer
 	grace   time.Duration // how long all are to have waited before one is made to try again
 }
 
 type waiter struct {
-	scope  *scope
-	cancel context.CancelCauseFunc
+	scope   *scope
+	cancel  context.CancelCauseFunc
+	retried bool // database/sql will try again for it
 }
 
 const (
 	firstGrace = 50 * time.Millisecond
 	lastGrace  = 5 * time.Second
+	answerTime = time.Second // within which a connection that is opened is the answer
 )
 
 // errYield ends the wait of a caller that is to try again on another
 // connection.
 var errYield = errors.New("another connection is to be tried")
 
-// opened counts a connection of database/sql. ctx tells who asked for it: a
-// caller, whose pool then had room, or the goroutine that opens connections
-// for those who stood in line.
-func (c *crowd) opened(k *connector, ctx context.Context) {
-	h, hinted := lockctx.From(ctx)
-	_, hasDeadline := ctx.Deadline()
+// opened counts a connection of database/sql. If one was asked to try again, it
+// tells who gets it: somebody who stood in line, or a caller whose pool had room.
+func (c *crowd) opened() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.open++
 	if c.open > c.bound {
 		c.bound = 0
 	}
-	switch {
-	case c.asked == nil:
-	case !hinted && !hasDeadline && ctx.Done() != nil:
-		c.bound, c.asked = c.open, nil
-	case hinted && k.scope(h.Scope) == c.asked:
-		c.asked = nil // nobody stood in line
+	if time.Since(c.asked) < answerTime && calledBy("database/sql.(*DB).openNewConnection") {
+		c.bound, c.asked = c.open, time.Time{}
+	}
+}
+
+// calledBy reports whether a function is among the callers. database/sql does
+// not tell a driver what a connection is for; its stack does.
+func calledBy(function string) bool {
+	var pcs [64]uintptr
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
+	for {
+		f, more := frames.Next()
+		if f.Function == function {
+			return true
+		}
+		if !more {
+			return false
+		}
 	}
 }
 
@@ -97,12 +108,14 @@ func (c *crowd) done() {
 func (c *crowd) enter(ctx context.Context, s *scope) (context.Context, func(), error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if n := len(c.waiting) + 1; c.held > 0 && c.bound > 0 && n >= c.bound {
+	if n := len(c.waiting) + 1; c.held > 0 && c.bound > 1 && n >= c.bound {
 		return nil, nil, lockerr.With(ErrLocked, fmt.Errorf(
 			"%d callers wait on the %d connections that SetMaxOpenConns allows, and the last is kept free for who holds the lock; allow more, or use mysqllock.Do, which waits without a connection", n-1, c.bound))
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	w := &waiter{s, cancel}
+	// Not for a sql.Conn, and not for a prepared statement, which may be on one.
+	w := &waiter{s, cancel, calledBy("database/sql.(*DB).retry") &&
+		!calledBy("database/sql.(*Stmt).ExecContext") && !calledBy("database/sql.(*Stmt).QueryContext")}
 	c.waiting = append(c.waiting, w)
 	c.look()
 	return ctx, func() { c.leave(w) }, nil
@@ -139,9 +152,9 @@ func (c *crowd) ask() {
 		return
 	}
 	for _, w := range slices.Backward(c.waiting) {
-		if !w.scope.asked {
+		if w.retried && !w.scope.asked {
 			w.scope.asked = true
-			c.asked = w.scope
+			c.asked = time.Now()
 			w.cancel(errYield)
 			break
 		}

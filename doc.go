@@ -47,7 +47,10 @@
 //   - BeginTx is the session's own transaction, whose Commit or Rollback gives
 //     the lock back. Other options than the session's are an error;
 //   - statements of an explicit sql.Tx that began without the hint stay on its
-//     connection; the lock is the session's;
+//     connection; the lock is the session's, and the Commit of that transaction
+//     fails with [ErrLost] where the session has ended before it. The session is
+//     asked, not locked in: it can be lost while that COMMIT is under way. Begin
+//     the transaction with the lock context to be sure;
 //   - when the context ends, an open transaction is rolled back; without one the
 //     session is committed, since only finished autocommit statements are in it.
 //
@@ -63,11 +66,13 @@
 // What only reads is decided by a look at the statement's text; in doubt it is a
 // write. A statement that would end the transaction, as COMMIT as text, DDL and
 // LOCK TABLES do, fails with [ErrUnsafe] before it is sent. A procedure that
-// commits inside is not seen: do not call one under a lock.
+// turns out to have ended it is followed by [ErrLost]; what it committed stays.
+// CALL costs two statements more for that.
 //
 // Up to 4 MiB of a query's rows are read ahead, so that code which queries inside
 // a rows.Next loop works as it does without a lock. What goes beyond is streamed,
-// and until it is closed other statements of the unit of work fail.
+// and until it is closed other statements of the unit of work fail. A reader that
+// pauses for longer than the TTL in the middle of such rows loses the lock.
 //
 // # When it goes wrong
 //

@@ -81,7 +81,9 @@ type Config struct {
 	// TTL is how long a lock survives a holder that has fallen silent without
 	// closing its connection; 0 means 30 s, and less than 1 s is an error.
 	// The server counts it in whole seconds, rounded down. A holder that
-	// lives is kept alive by pings, however long it holds. (lockTTL)
+	// lives is kept alive by pings, however long it holds. It does not limit
+	// BeginTx and Exec on MySQL, which run on database/sql's own connections:
+	// see "Holders that fall silent" above. (lockTTL)
 	TTL time.Duration
 
 	// Table is the lock table, as table or schema.table; "" means
@@ -342,7 +344,7 @@ func (k *connector) Connect(ctx context.Context) (driver.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	k.crowd.opened(k, ctx)
+	k.crowd.opened()
 	return &conn{k: k, link: pool.Adopt(base)}, nil
 }
 

@@ -23,11 +23,11 @@ type rows struct {
 	sets []resultSet // read ahead; the first is the current one
 	next int         // the next row of the current set
 
-	mu   sync.Mutex
-	tail driver.Rows // what is not read yet; nil when all is
-	stmt driver.Stmt // to be closed with the tail; may be nil
-	err  error       // why the tail was cut off
-	done func()      // called when the tail is over
+	mu    sync.Mutex
+	tail  driver.Rows   // what is not read yet; nil when all is
+	stmts []driver.Stmt // to be closed with the tail
+	err   error         // why the tail was cut off
+	done  func(error)   // called when the tail is over, with what went wrong
 }
 
 type resultSet struct {
@@ -62,7 +62,7 @@ var (
 func readAhead(base driver.Rows, limit int) (*rows, error) {
 	r := &rows{}
 	if s, ok := base.(stmtRows); ok {
-		base, r.stmt = s.Rows, s.stmt
+		base, r.stmts = s.Rows, []driver.Stmt{s.stmt}
 	}
 	r.tail = base
 	held := 0
@@ -155,7 +155,7 @@ func (r *rows) Next(dest []driver.Value) error {
 	}
 	err := r.tail.Next(dest)
 	if err != nil && !errors.Is(err, io.EOF) {
-		_ = r.finish()
+		_ = r.finish(err)
 	}
 	return err
 }
@@ -185,6 +185,9 @@ func (r *rows) NextResultSet() error {
 		return r.cut()
 	}
 	if err := more.NextResultSet(); err != nil {
+		if !errors.Is(err, io.EOF) {
+			_ = r.finish(err)
+		}
 		return err
 	}
 	set := describe(r.tail)
@@ -197,7 +200,7 @@ func (r *rows) NextResultSet() error {
 func (r *rows) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.finish()
+	return r.finish(nil)
 }
 
 // streaming reports whether rows are still being read from the connection.
@@ -215,7 +218,7 @@ func (r *rows) cutOff(reason error) error {
 	if r.tail != nil {
 		r.err = reason
 	}
-	return r.finish()
+	return r.finish(nil)
 }
 
 func (r *rows) cut() error {
@@ -225,21 +228,35 @@ func (r *rows) cut() error {
 	return io.EOF
 }
 
-// finish closes the tail. The caller has mu.
-func (r *rows) finish() error {
+// closeLater has stmt closed with the tail, whose packets are in its way; false
+// where nothing is being read.
+func (r *rows) closeLater(stmt driver.Stmt) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.tail == nil {
+		return false
+	}
+	r.stmts = append(r.stmts, stmt)
+	return true
+}
+
+// finish closes the tail, which cause has ended early. The caller has mu.
+func (r *rows) finish(cause error) error {
 	if r.tail == nil {
 		return nil
 	}
 	err := r.tail.Close()
 	r.tail = nil
-	if r.stmt != nil {
-		err = errors.Join(err, r.stmt.Close())
-		r.stmt = nil
+	if r.done != nil && err == nil {
+		defer func(done func(error)) { done(cause) }(r.done)
+	} else if r.done != nil {
+		defer func(done func(error)) { done(err) }(r.done)
 	}
-	if r.done != nil {
-		r.done()
-		r.done = nil
+	r.done = nil
+	for _, s := range r.stmts {
+		err = errors.Join(err, s.Close())
 	}
+	r.stmts = nil
 	return err
 }
 

@@ -62,6 +62,7 @@ type unit struct {
 	saves  int         // savepoints so far, for their names
 	read   bool        // a plain read has run, so the snapshot is taken
 	stream *rows       // rows that are still being read from link; holds link's turn
+	broken error       // what went wrong while streamed rows were read; guarded by the connection's turn
 	failed error       // why it is lost
 	over   bool        // ended; its connection is someone else's
 	done   func()      // tells the crowd that the session is free
@@ -97,9 +98,9 @@ func (k *connector) waiting(ctx context.Context, s *scope, carried bool) (_ cont
 
 // begin opens a unit of work on a connection of database/sql that is free.
 func (c *conn) begin(ctx context.Context, s *scope, h *lockctx.Hint, opts driver.TxOptions) (*unit, error) {
-	if c.raw {
+	if c.raw || c.manual {
 		return nil, &Error{Op: "begin", Key: strings.Join(h.Keys, ", "), Err: lockerr.With(ErrUnsafe, errors.New(
-			"a transaction that was begun by plain SQL text is open on this connection; begin it with BeginTx"))}
+			"a transaction that plain SQL text has begun may be open on this connection; begin it with BeginTx"))}
 	}
 	if opts.ReadOnly {
 		return nil, &Error{Op: "begin", Key: strings.Join(h.Keys, ", "), Strategy: lockctx.StrategyRow, Err: lockerr.With(ErrUnsafe, errors.New(
@@ -113,6 +114,7 @@ func (c *conn) begin(ctx context.Context, s *scope, h *lockctx.Hint, opts driver
 		return nil, err
 	}
 	defer c.link.Give()
+	c.limited = c.limited || l.IdleLimit() > 0 // also where the lock is not granted
 	r := c.k.request(s, h, h.Keys, true)
 	r.Conn = func(context.Context) (*pool.Conn, error) { return c.link, nil }
 	txn, ticket, err := l.Begin(ctx, opts, false, r)
@@ -125,7 +127,6 @@ func (c *conn) begin(ctx context.Context, s *scope, h *lockctx.Hint, opts driver
 	u := newUnit(l, s, c.link, txn, h.Keys, ticket)
 	u.home, u.opts = c, opts
 	if l.IdleLimit() > 0 {
-		c.limited = true
 		l.keeper.Keep(c.link, u.lostBehind)
 	}
 	return u, nil
@@ -152,11 +153,18 @@ func (k *connector) openSession(ctx, end context.Context, s *scope, h *lockctx.H
 		var link *pool.Conn
 		r := k.request(s, h, h.Keys, hold == nil)
 		r.Conn = func(ctx context.Context) (_ *pool.Conn, err error) {
-			link, err = k.dedicated(ctx, l, r)
+			link, err = k.dedicated(ctx, l, s, r.Wait, hold == nil)
 			return link, err
 		}
-		txn, ticket, err := l.Begin(ctx, driver.TxOptions{}, true, r)
+		own, cancel := context.WithCancel(ctx)
+		stop := context.AfterFunc(k.ctx, cancel)
+		txn, ticket, err := l.Begin(own, driver.TxOptions{}, true, r)
+		stop()
+		cancel()
 		if err != nil {
+			if k.ctx.Err() != nil {
+				err = setupError(h, ErrClosed)
+			}
 			if link != nil {
 				link.Release()
 			}
@@ -186,17 +194,14 @@ func (k *connector) openSession(ctx, end context.Context, s *scope, h *lockctx.H
 }
 
 // dedicated takes a connection from the pool of sessions.
-func (k *connector) dedicated(ctx context.Context, l *locks, r rowlock.Request) (*pool.Conn, error) {
-	if link, err := l.sessions.TryAcquire(ctx); link != nil || err != nil {
-		return link, err
-	}
-	ctx, done, err := r.Waiting(ctx)
+func (k *connector) dedicated(ctx context.Context, l *locks, s *scope, wait time.Duration, carried bool) (*pool.Conn, error) {
+	ctx, done, err := k.waiting(ctx, s, carried && !l.sessions.Ready())
 	if err != nil {
 		return nil, err
 	}
 	defer done()
 	full := fmt.Errorf("all %d connections for sessions are in use (lockMaxConns)", k.settings.maxConns)
-	ctx, cancel := context.WithTimeoutCause(ctx, max(r.Wait, time.Second), full)
+	ctx, cancel := context.WithTimeoutCause(ctx, max(wait, time.Second), full)
 	defer cancel()
 	link, err := l.sessions.Acquire(ctx)
 	switch cause := context.Cause(ctx); {
@@ -246,7 +251,9 @@ func (u *unit) join(ctx context.Context, k *connector, h *lockctx.Hint) error {
 	if err := u.takeLink(ctx, "lock"); err != nil {
 		return err
 	}
-	defer u.link.Give()
+	defer u.give()
+	ctx, release := u.untilClosed(ctx)
+	defer release()
 	alive, err := u.l.Join(ctx, u.link, k.request(u.scope, h, more, false))
 	if err == nil {
 		for _, key := range more {
@@ -282,10 +289,14 @@ func (u *unit) takeLink(ctx context.Context, op string) error {
 	if err := u.link.Take(ctx); err != nil {
 		return err
 	}
+	if u.settle(); u.failed != nil {
+		u.give()
+		return u.failed
+	}
 	if u.home == nil {
 		if err := u.l.keeper.Overdue(u.link); err != nil {
 			u.lose(u.error(op, lockerr.With(ErrLost, err)))
-			u.link.Give()
+			u.give()
 			return u.failed
 		}
 	}
@@ -302,43 +313,72 @@ func (u *unit) run(ctx context.Context, st *statement) (driver.Rows, driver.Resu
 		return nil, nil, err
 	}
 	ctx, release := u.untilClosed(ctx)
-	base, res, err := st.run(ctx, u.link.Conn)
+	var base driver.Rows
+	var res driver.Result
+	var err error
+	if st.info.Calls {
+		err = server.Exec(ctx, u.link.Conn, "SAVEPOINT mysqllock_call")
+	}
+	if err == nil {
+		base, res, err = st.run(ctx, u.link.Conn)
+	}
 	var r *rows
 	if err == nil && base != nil {
 		limit := bufferBytes
-		if st.info.Kind == sqltext.Write && len(u.stack) == 0 && u.hold == nil {
-			limit = 0 // a COMMIT follows
+		if st.info.Calls || st.info.Kind == sqltext.Write && len(u.stack) == 0 && u.hold == nil {
+			limit = 0 // RELEASE SAVEPOINT or COMMIT follows
 		}
 		r, err = readAhead(base, limit)
+	}
+	if st.info.Calls && (err == nil || server.Number(err) != 0) {
+		err = u.called(ctx, err)
 	}
 	if st.info.Taints {
 		u.link.Taint()
 	}
 	if err != nil {
 		err = u.check(op, err)
-		u.link.Give()
+		u.give()
 		release()
 		return nil, nil, err
 	}
 	u.link.Touch()
 	u.read = u.read || st.info.Snapshot
 	// Called by whoever closes streamed rows, without the scope's turn.
-	over := func() {
+	over := func(err error) {
+		u.broken = err
 		u.link.Touch()
-		u.link.Give()
+		u.give()
 		release()
 	}
 	switch {
 	case r == nil:
-		over()
+		over(nil)
 		return nil, res, nil
 	case r.tail == nil:
-		over()
+		over(nil)
 		return r, nil, nil
 	default:
 		u.stream, r.done = r, over
 		return r, nil, nil
 	}
+}
+
+// called looks at what a procedure did to the transaction, which it may commit,
+// or in which it may swallow a deadlock. A savepoint goes with its transaction,
+// so it tells. err is what CALL returned.
+func (u *unit) called(ctx context.Context, err error) error {
+	gone := server.Exec(ctx, u.link.Conn, "RELEASE SAVEPOINT mysqllock_call")
+	const noSuchSavepoint = 1305
+	switch {
+	case err != nil && u.l.Info().EndsTransaction(err):
+		return err
+	case server.Number(gone) == noSuchSavepoint:
+		return lockerr.With(ErrLost, errors.New("the procedure has ended the transaction, and with it the lock"))
+	case err == nil:
+		return gone
+	}
+	return err
 }
 
 // untilClosed returns a context that also ends when the handle is closed: then
@@ -368,8 +408,20 @@ func (u *unit) check(op string, err error) error {
 	case u.l.Info().EndsTransaction(err):
 		err = u.error(op, lockerr.With(ErrLost, err))
 		u.lose(err)
+	case errors.Is(err, ErrLost):
+		err = u.error(op, err)
+		u.lose(err)
 	}
 	return err
+}
+
+// settle looks at how streamed rows ended: a deadlock among them has rolled the
+// transaction back. The caller has the connection's turn.
+func (u *unit) settle() {
+	if err := u.broken; err != nil {
+		u.broken = nil
+		_ = u.check("query", err)
+	}
 }
 
 // lose marks the unit as lost and rolls back what may be left of it. The
@@ -390,11 +442,10 @@ func (u *unit) lose(cause error) {
 		u.breakLink()
 	}
 	u.free()
-	if u.home == nil && (len(u.stack) == 0 || u.hold != nil) {
-		u.scope.failed = u.failed // what was decided in it must not be written without it
-	}
 	if u.hold != nil {
 		u.hold.cancel(ErrLost)
+	} else if u.home == nil && len(u.stack) == 0 {
+		u.scope.failed = u.failed // what was decided in it must not be written without it
 	}
 	if len(u.stack) == 0 {
 		u.end()
@@ -423,8 +474,8 @@ func (u *unit) free() {
 	u.tickets = nil
 }
 
-// end takes the unit out of its scope and gives its connection back. Its
-// transaction has ended before. The caller has the connection's turn.
+// end takes the unit out of its scope. Its transaction has ended before. The
+// caller has the connection's turn, and gives it next.
 func (u *unit) end() {
 	if u.over {
 		return
@@ -445,7 +496,16 @@ func (u *unit) end() {
 	delete(u.l.open, u)
 	u.l.mu.Unlock()
 	u.done()
-	u.link.Release()
+}
+
+// give ends the turn to use the unit's connection. Where the unit has ended in
+// it, a session goes back to the pool.
+func (u *unit) give() {
+	if u.over && u.home == nil {
+		u.link.Release()
+		return
+	}
+	u.link.Give()
 }
 
 // finish commits or rolls back and ends the unit.
@@ -457,8 +517,8 @@ func (u *unit) finish(commit bool) error {
 	if err := u.link.Take(context.Background()); err != nil {
 		return err
 	}
-	defer u.link.Give()
-	if u.failed != nil {
+	defer u.give()
+	if u.settle(); u.failed != nil {
 		u.end()
 		return u.failed
 	}
@@ -522,10 +582,19 @@ func (u *unit) endTx(t *tx, commit bool) error {
 	if t.save == "" {
 		return u.finish(commit)
 	}
-	if commit {
-		return u.text(context.Background(), op, "RELEASE SAVEPOINT "+t.save)
+	if commit && u.failed == nil && u.stream != nil && u.stream.streaming() {
+		return nil // the savepoint goes with the transaction
 	}
-	return u.text(context.Background(), op, "ROLLBACK TO SAVEPOINT "+t.save)
+	u.cutStream()
+	text := "ROLLBACK TO SAVEPOINT " + t.save
+	if commit {
+		text = "RELEASE SAVEPOINT " + t.save
+	}
+	err := u.text(context.Background(), op, text)
+	if err != nil {
+		u.fail(err) // its changes must not be committed by an outer transaction
+	}
+	return err
 }
 
 // nest begins a transaction inside the unit: on a session without one it is the
@@ -554,7 +623,9 @@ func (u *unit) text(ctx context.Context, op, text string) error {
 	if err := u.takeLink(ctx, op); err != nil {
 		return err
 	}
-	defer u.link.Give()
+	defer u.give()
+	ctx, release := u.untilClosed(ctx)
+	defer release()
 	if err := server.Exec(ctx, u.link.Conn, text); err != nil {
 		return u.check(op, err)
 	}
@@ -594,7 +665,9 @@ func (u *unit) contextEnded() {
 	if err == nil {
 		u.failed = u.error("statement", lockerr.With(ErrLost, errors.New("the lock context, or the context of the query that took the lock, has ended")))
 	}
-	u.scope.failed = u.failed
+	if u.hold == nil { // a hold answers for itself, and what is around it goes on
+		u.scope.failed = u.failed
+	}
 }
 
 // lostBehind is called by the keeper when the connection is lost while no
@@ -626,10 +699,26 @@ func (u *unit) fail(cause error) {
 	}
 	u.cutStream()
 	_ = u.link.Take(context.Background())
-	defer u.link.Give()
+	defer u.give()
 	u.lose(u.error("statement", cause))
 }
 
 func (u *unit) error(op string, err error) error {
 	return &Error{Op: op, Key: strings.Join(slices.Sorted(maps.Keys(u.keys)), ", "), Strategy: lockctx.StrategyRow, Err: err}
+}
+
+// alive asks the server whether the unit still holds its locks, for the commit
+// of a transaction elsewhere that ran under them.
+func (u *unit) alive() error {
+	if u.over || u.failed != nil {
+		return u.error("commit", lockerr.With(ErrLost, errors.New("the unit of work that held the lock has ended; the transaction is rolled back")))
+	}
+	return u.text(context.Background(), "commit", "DO 0")
+}
+
+// closeLater has a statement closed when the rows that are being read are over.
+func (u *unit) closeLater(s driver.Stmt) bool {
+	_ = u.scope.take(context.Background())
+	defer u.scope.give()
+	return u.stream != nil && u.stream.closeLater(s)
 }

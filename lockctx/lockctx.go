@@ -12,8 +12,9 @@
 // lock context. What runs in it, from its first statement to its first commit,
 // is one unit of work and shares its locks. So each unit of work needs a lock
 // context of its own: two goroutines that share one do not exclude each other.
-// With inside a lock context adds keys to the same unit of work; the same key
-// again joins.
+// With inside a lock context adds keys to the same unit of work: what runs with
+// the inner context runs under the keys of both, taken together where none is
+// held yet. The same key again joins.
 //
 // A lock that a reading query took outside a transaction is given back, at the
 // latest, when the context that was given to the outermost With ends. Derive
@@ -60,6 +61,7 @@ func WithKeys(ctx context.Context, keys []string, opts ...Option) context.Contex
 	h.check()
 	if outer, ok := From(ctx); ok {
 		h.Scope = outer.Scope
+		h.Keys = slices.Compact(slices.Sorted(slices.Values(append(slices.Clone(h.Keys), outer.Keys...))))
 		if h.Err == nil {
 			h.Err = outer.Err
 		}
@@ -110,7 +112,7 @@ const (
 // Hint is what With puts into a context. The driver reads it; applications
 // have no use for it.
 type Hint struct {
-	Keys       []string // sorted and unique
+	Keys       []string // of this With and those around it, sorted and unique
 	Strategy   string
 	Wait       time.Duration
 	HasWait    bool // Wait was given

@@ -81,22 +81,8 @@ func New(cfg Config) (*Pool, error) {
 // waiting for one until ctx ends. Release or Destroy it. After Close it returns
 // lockerr.ErrClosed.
 func (p *Pool) Acquire(ctx context.Context) (*Conn, error) {
-	return p.acquire(ctx, p.conns.Acquire)
-}
-
-// TryAcquire is Acquire for callers that do not wait: where no connection is
-// ready it returns nil, and opens one for later if there may be one more.
-func (p *Pool) TryAcquire(ctx context.Context) (*Conn, error) {
-	c, err := p.acquire(ctx, p.conns.TryAcquire)
-	if errors.Is(err, puddle.ErrNotAvailable) {
-		return nil, nil
-	}
-	return c, err
-}
-
-func (p *Pool) acquire(ctx context.Context, from func(context.Context) (*puddle.Resource[*Conn], error)) (*Conn, error) {
 	for {
-		res, err := from(ctx)
+		res, err := p.conns.Acquire(ctx)
 		if errors.Is(err, puddle.ErrClosedPool) {
 			return nil, lockerr.ErrClosed
 		}
@@ -111,6 +97,13 @@ func (p *Pool) acquire(ctx context.Context, from func(context.Context) (*puddle.
 		}
 		c.Destroy()
 	}
+}
+
+// Ready reports whether Acquire would hand out a connection, or open one, for
+// the next caller without waiting for another to give one back.
+func (p *Pool) Ready() bool {
+	s := p.conns.Stat()
+	return s.IdleResources() > 0 || s.TotalResources() < s.MaxResources()
 }
 
 // fresh asks the driver, which looks at the socket without a round trip.

@@ -106,6 +106,7 @@ func New(ctx context.Context, control *pool.Pool, cfg Config) (*Locker, error) {
 	if l.namespace == "" {
 		l.namespace = info.Database
 	}
+	l.table = l.table.In(info.Database)
 	procedure, err := l.table.Ensure(ctx, c.Conn, info, cfg.Auto)
 	l.procedure.Store(procedure)
 	return l, err
@@ -215,7 +216,7 @@ func (a *attempt) begin(ctx context.Context) (*pool.Txn, *queue.Ticket, error) {
 		switch {
 		case err == nil:
 			return txn, ticket, nil
-		case errors.Is(err, errNoRow) && vanished < 3:
+		case (errors.Is(err, errNoRow) || server.Missing(err)) && vanished < 3:
 			vanished++
 			a.known.forget(a.r.Keys)
 			if err := a.exist(ctx, a.r.Keys); err != nil {
@@ -329,11 +330,14 @@ func (a *attempt) join(ctx context.Context) (alive bool, err error) {
 	// One key that was not granted has locked nothing; of several, some may be.
 	intact := func(err error) bool { return len(a.r.Keys) == 1 && !a.info.EndsTransaction(err) }
 	err = a.lock(ctx, a.trySQL(a.r.Keys))
+	if errors.Is(err, errNoRow) {
+		a.known.forget(a.r.Keys)
+	}
 	if err == nil || !server.Locked(err) {
 		return false, err
 	}
 	if a.r.Wait == 0 {
-		a.holder = a.askHolder(ctx, 0)
+		a.holder = a.askHolder(ctx, a.c.KnownID())
 		return intact(err), lockerr.ErrLocked
 	}
 	if !intact(err) {
@@ -424,11 +428,14 @@ func (a *attempt) stop(ctx context.Context, mark string, answer <-chan error) (e
 	defer cancel()
 	a.holder = a.askHolder(kctx, a.c.KnownID())
 	for {
-		_ = a.control.KillQuery(kctx, a.c.KnownID(), mark) // the answer below says whether it worked
+		killed := a.control.KillQuery(kctx, a.c.KnownID(), mark) // the answer below says whether it worked
 		again := time.NewTimer(giveUp / 5)
 		select {
 		case err := <-answer:
 			again.Stop()
+			if killed != nil {
+				a.c.Taint() // it may come late and hit the next statement
+			}
 			return err, true
 		case <-kctx.Done():
 			again.Stop()

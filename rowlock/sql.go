@@ -116,6 +116,6 @@ func (l *Locker) holderSQL(keys []string, waiter uint64, bound time.Duration) st
 		" (SELECT x.TIMER_WAIT DIV 1000000 FROM performance_schema.events_transactions_current x"+
 		" WHERE x.THREAD_ID = t.THREAD_ID AND x.STATE = 'ACTIVE')"+
 		" FROM performance_schema.data_locks l JOIN performance_schema.threads t ON t.THREAD_ID = l.THREAD_ID"+
-		" WHERE l.OBJECT_NAME = %s AND l.LOCK_TYPE = 'RECORD' AND l.LOCK_STATUS = 'GRANTED' AND l.LOCK_DATA IN (%s) LIMIT 1",
-		bound.Milliseconds(), schema.Literal(l.table.Name()), strings.Join(data, ", "))
+		" WHERE %s AND l.LOCK_TYPE = 'RECORD' AND l.LOCK_STATUS = 'GRANTED' AND l.LOCK_DATA IN (%s) AND t.PROCESSLIST_ID <> %d LIMIT 1",
+		bound.Milliseconds(), l.table.Where("l.OBJECT_SCHEMA", "l.OBJECT_NAME"), strings.Join(data, ", "), waiter)
 }

@@ -53,7 +53,7 @@ func (t Table) quoted(name string) string {
 	if t.schema == "" {
 		return "`" + name + "`"
 	}
-	return "`" + t.schema + "`.`" + name + "`"
+	return "`" + strings.ReplaceAll(t.schema, "`", "``") + "`.`" + name + "`" // a database can have any name
 }
 
 // DDL is the statement that makes the table.
@@ -90,7 +90,7 @@ func Literal(b string) string { return "x'" + hex.EncodeToString([]byte(b)) + "'
 // speed only, and its lack never an error. conn must have no transaction open:
 // DDL would commit it.
 func (t Table) Ensure(ctx context.Context, conn driver.Conn, info server.Info, auto bool) (procedure bool, err error) {
-	if t.schema == "" && info.Database == "" {
+	if t.schema == "" {
 		return false, fmt.Errorf("no database is selected: name one in the DSN, or give lockTable as schema.table")
 	}
 	engine, err := t.engine(ctx, conn)
@@ -119,8 +119,7 @@ func (t Table) Ensure(ctx context.Context, conn driver.Conn, info server.Info, a
 // engine returns the table's storage engine, "" where there is no such table
 // to be seen.
 func (t Table) engine(ctx context.Context, conn driver.Conn) (string, error) {
-	rows, err := server.Query(ctx, conn, "SELECT ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = "+
-		t.schemaExpr()+" AND TABLE_NAME = "+Literal(t.name))
+	rows, err := server.Query(ctx, conn, "SELECT ENGINE FROM information_schema.TABLES WHERE "+t.Where("TABLE_SCHEMA", "TABLE_NAME"))
 	if err != nil || len(rows) == 0 {
 		return "", err
 	}
@@ -131,8 +130,8 @@ func (t Table) engine(ctx context.Context, conn driver.Conn) (string, error) {
 }
 
 func (t Table) ensureProcedure(ctx context.Context, conn driver.Conn, auto bool) (bool, error) {
-	rows, err := server.Query(ctx, conn, "SELECT ROUTINE_COMMENT FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE'"+
-		" AND ROUTINE_SCHEMA = "+t.schemaExpr()+" AND ROUTINE_NAME = "+Literal(t.procedure()))
+	rows, err := server.Query(ctx, conn, "SELECT ROUTINE_COMMENT FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE' AND "+
+		t.where("ROUTINE_SCHEMA", "ROUTINE_NAME", t.procedure()))
 	if err != nil {
 		return false, err
 	}
@@ -158,12 +157,21 @@ func (t Table) ensureProcedure(ctx context.Context, conn driver.Conn, auto bool)
 	return false, err
 }
 
-func (t Table) schemaExpr() string {
-	if t.schema == "" {
-		return "DATABASE()"
-	}
-	return Literal(t.schema)
+func (t Table) where(schemaColumn, nameColumn, name string) string {
+	return schemaColumn + " = " + Literal(t.schema) + " AND " + nameColumn + " = " + Literal(name)
 }
 
-// Name returns the bare name, without its schema.
-func (t Table) Name() string { return t.name }
+// Where returns the conditions under which a row of a system table is about
+// the lock table.
+func (t Table) Where(schemaColumn, nameColumn string) string {
+	return t.where(schemaColumn, nameColumn, t.name)
+}
+
+// In returns the table in database where its schema was not named, so that USE
+// on a connection does not lead to another one.
+func (t Table) In(database string) Table {
+	if t.schema == "" {
+		t.schema = database
+	}
+	return t
+}

@@ -76,6 +76,10 @@ type Info struct {
 	// prepared statements, temporary tables, table and user-level locks.
 	Taints bool
 
+	// Calls: runs a stored procedure, which may end the transaction unseen. Not
+	// set where the text alone is enough for Commits.
+	Calls bool
+
 	// Opens: this may leave a transaction open or switch autocommit off. Only
 	// with Commits. False is no proof that none is open: SET autocommit = 1
 	// where it was 1, or UNLOCK TABLES without locks, leaves things as they were.
@@ -118,6 +122,7 @@ func (t *total) add(i Info) {
 	}
 	t.sum.Snapshot = t.sum.Snapshot || i.Snapshot
 	t.sum.Taints = t.sum.Taints || i.Taints
+	t.sum.Calls = t.sum.Calls || i.Calls
 	t.sum.Opens = t.sum.Opens || i.Opens
 }
 

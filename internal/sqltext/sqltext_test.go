@@ -13,7 +13,7 @@ func describe(i Info) string {
 	for _, f := range []struct {
 		set  bool
 		name string
-	}{{i.Snapshot, "snapshot"}, {i.Taints, "taints"}, {i.Opens, "opens"}} {
+	}{{i.Snapshot, "snapshot"}, {i.Taints, "taints"}, {i.Calls, "calls"}, {i.Opens, "opens"}} {
 		if f.set {
 			s += " " + f.name
 		}
@@ -161,7 +161,7 @@ var writes = []look{
 	{"LOAD DATA LOCAL INFILE 'x' INTO TABLE t", "Write"},
 	{"LOAD DATA INFILE 'x' INTO TABLE t (a, @b) SET c = @b", "Write taints"},
 	{"LOAD XML INFILE 'x' INTO TABLE t", "Write"},
-	{"CALL p()", "Write snapshot taints"},
+	{"CALL p()", "Write snapshot taints calls"},
 	{"DO 1", "Write"},
 	{"DO f()", "Write snapshot"},
 	{"DO RELEASE_LOCK('x')", "Write snapshot taints"},

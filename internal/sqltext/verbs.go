@@ -53,7 +53,10 @@ func (s *scanner) verb() {
 	case "GET": // DIAGNOSTICS @x = …
 		s.decide(Write, ifCalls)
 		s.info.Taints = true
-	case "HANDLER", "CALL":
+	case "CALL":
+		s.decideSnapshot(Write)
+		s.info.Taints, s.info.Calls = true, true
+	case "HANDLER":
 		s.decideSnapshot(Write)
 		s.info.Taints = true
 	case "SET":
