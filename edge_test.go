@@ -1,0 +1,432 @@
+package mysqllock_test
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// Corners in which a lock, a write or a connection could slip through.
+
+// big makes a table whose rows are too many to be read ahead.
+func (s *scratch) big() {
+	s.t.Helper()
+	exec(s.t, s.plain, "CREATE TABLE big (id INT PRIMARY KEY, v LONGTEXT) ENGINE=InnoDB")
+	for i := range 20 {
+		exec(s.t, s.plain, "INSERT INTO big VALUES (?, REPEAT('x', 1000000))", i)
+	}
+}
+
+func TestDeadlockAmongStreamedRows(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		s.big()
+		db := s.open()
+		exec(t, s.plain, "CREATE TABLE w (id INT PRIMARY KEY AUTO_INCREMENT, v INT) ENGINE=InnoDB")
+		other, err := s.plain.Begin()
+		ok(t, err)
+		defer other.Rollback()
+		for range 50 { // has written more, so the server rolls ours back
+			exec(t, other, "INSERT INTO w (v) VALUES (1), (2), (3), (4), (5)")
+		}
+		exec(t, other, "UPDATE big SET v = 'y' WHERE id = 19")
+		tx, err := db.BeginTx(lockctx.With(limited(t), "k"), nil)
+		ok(t, err)
+		exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
+		rows, err := tx.Query("SELECT id, v FROM big ORDER BY id FOR UPDATE")
+		ok(t, err)
+		defer rows.Close()
+		cycle := make(chan struct{})
+		go func() {
+			defer close(cycle)
+			other.Exec("UPDATE p SET stock = 5 WHERE id = 1")
+		}()
+		for rows.Next() {
+		}
+		if rows.Err() == nil {
+			t.Fatal("there was no deadlock")
+		}
+		ok(t, rows.Close())
+		<-cycle
+		ok(t, other.Rollback())
+		if _, err := tx.Exec("UPDATE p SET stock = 77 WHERE id = 2"); !errors.Is(err, mysqllock.ErrLost) {
+			t.Errorf("a statement after the deadlock: %v", err)
+		}
+		tx.Rollback()
+		s.wantStock(2, 10)
+		s.wantStock(1, 10)
+	})
+}
+
+func TestWithInsideWith(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open()
+		ctx := lockctx.With(lockctx.With(limited(t), "tenant"), "product")
+		tx, err := db.BeginTx(ctx, nil)
+		ok(t, err)
+		s.wantLocked("tenant", true)
+		s.wantLocked("product", true)
+		ok(t, tx.Rollback())
+	})
+}
+
+func TestForeignTransactionOutlivesTheLock(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open()
+		for _, how := range []string{"context", "kill"} {
+			ctx, cancel := context.WithCancel(limited(t))
+			defer cancel()
+			lctx := lockctx.With(ctx, "k")
+			tx, err := db.Begin()
+			ok(t, err)
+			var id string
+			ok(t, db.QueryRowContext(lctx, "SELECT CONNECTION_ID() FROM p LIMIT 1").Scan(&id))
+			_, err = tx.ExecContext(lctx, "UPDATE p SET stock = 0 WHERE id = 2")
+			ok(t, err)
+			if how == "context" {
+				cancel()
+			} else {
+				exec(t, s.plain, "KILL "+id)
+			}
+			soon(t, "the lock is free", func() bool { return !s.locked("k") })
+			if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
+				t.Errorf("%s: Commit after the lock has gone: %v", how, err)
+			}
+			s.wantStock(2, 10)
+		}
+	})
+}
+
+func TestProcedureThatCommits(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open()
+		exec(t, s.plain, "CREATE PROCEDURE leaky() BEGIN UPDATE p SET stock = stock - 1 WHERE id = 1; COMMIT; END")
+		exec(t, s.plain, "CREATE PROCEDURE fine() BEGIN UPDATE p SET stock = stock - 1 WHERE id = 1; SELECT stock FROM p WHERE id = 1; END")
+		exec(t, s.plain, "CREATE PROCEDURE failing() BEGIN SIGNAL SQLSTATE '45000'; END")
+		tx, err := db.BeginTx(lockctx.With(limited(t), "k"), nil)
+		ok(t, err)
+		exec(t, tx, "CALL fine()")
+		if _, err := tx.Exec("CALL failing()"); err == nil || errors.Is(err, mysqllock.ErrLost) {
+			t.Errorf("a procedure that fails: %v", err)
+		}
+		s.wantLocked("k", true)
+		if _, err := tx.Exec("CALL leaky()"); !errors.Is(err, mysqllock.ErrLost) {
+			t.Errorf("a procedure that commits: %v", err)
+		}
+		if _, err := tx.Exec("UPDATE p SET stock = 99 WHERE id = 2"); !errors.Is(err, mysqllock.ErrLost) {
+			t.Errorf("the next statement: %v", err)
+		}
+		tx.Rollback()
+		s.wantStock(2, 10)
+	})
+}
+
+// MariaDB's limit on the idleness of locked transactions does not reach others.
+func TestIdleLimitStaysWithLockedTransactions(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open("lockTTL=1s")
+		h, err := mysqllock.Acquire(limited(t), s.open(), "held")
+		ok(t, err)
+		defer h.Rollback()
+		conn, err := db.Conn(limited(t))
+		ok(t, err)
+		defer conn.Close()
+		for i, begin := range []func() error{
+			func() error { // a lock that was not granted, then BeginTx
+				_, err := conn.BeginTx(lockctx.With(limited(t), "held", lockctx.NoWait()), nil)
+				if !errors.Is(err, mysqllock.ErrLocked) {
+					t.Errorf("NoWait: %v", err)
+				}
+				tx, err := conn.BeginTx(limited(t), nil)
+				ok(t, err)
+				exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 3")
+				time.Sleep(1500 * time.Millisecond)
+				return tx.Commit()
+			},
+			func() error { // a lock that was granted, then BEGIN as text
+				_, err := conn.ExecContext(lockctx.With(limited(t), "k"), "UPDATE p SET stock = 1 WHERE id = 1")
+				ok(t, err)
+				exec(t, conn, "BEGIN")
+				exec(t, conn, "UPDATE p SET stock = 2 WHERE id = 3")
+				time.Sleep(1500 * time.Millisecond)
+				_, err = conn.ExecContext(limited(t), "COMMIT")
+				return err
+			},
+		} {
+			if err := begin(); err != nil {
+				t.Errorf("%d: a transaction without a hint that was idle: %v", i, err)
+			}
+			s.wantStock(3, 1+i)
+		}
+	})
+}
+
+func TestStmtCloseWhileItsRowsStream(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		s.big()
+		db := s.open()
+		tx, err := db.BeginTx(lockctx.With(limited(t), "k"), nil)
+		ok(t, err)
+		st, err := tx.Prepare("SELECT id, v FROM big WHERE id >= ?")
+		ok(t, err)
+		rows, err := st.Query(0)
+		ok(t, err)
+		rows.Next()
+		done := make(chan error, 1)
+		go func() {
+			st.Close() // waits for the rows or not, but for nothing else
+			done <- rows.Close()
+		}()
+		select {
+		case err := <-done:
+			ok(t, err)
+		case <-time.After(10 * time.Second):
+			t.Fatal("Stmt.Close and Rows.Close hang")
+		}
+		_, err = read(limited(t), tx, 1)
+		ok(t, err)
+		ok(t, tx.Commit())
+	})
+}
+
+func TestInnerRollbackWhileRowsStream(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		s.big()
+		db := s.open()
+		ctx := lockctx.With(limited(t), "k")
+		outer, err := db.BeginTx(ctx, nil)
+		ok(t, err)
+		inner, err := db.BeginTx(ctx, nil)
+		ok(t, err)
+		exec(t, inner, "UPDATE p SET stock = 66 WHERE id = 1")
+		rows, err := outer.QueryContext(ctx, "SELECT id, v FROM big")
+		ok(t, err)
+		defer rows.Close()
+		rows.Next()
+		ok(t, inner.Rollback())
+		for rows.Next() {
+		}
+		if rows.Err() == nil {
+			t.Error("rows that were cut off end as if they were complete")
+		}
+		ok(t, rows.Close())
+		ok(t, outer.Commit())
+		s.wantStock(1, 10)
+	})
+}
+
+// A lock is where its handle's database is, wherever USE has led a connection.
+func TestUseDoesNotMoveTheLock(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		there := s.testServer.scratch(t)
+		h, err := mysqllock.Acquire(limited(t), s.open("lockNamespace=app"), "k")
+		ok(t, err)
+		defer h.Rollback()
+		ok(t, mysqllock.Do(limited(t), there.open("lockNamespace=app"), "k", func(context.Context) error { return nil }))
+		conn, err := s.open("lockNamespace=app").Conn(limited(t))
+		ok(t, err)
+		defer conn.Close()
+		exec(t, conn, "USE "+there.database)
+		if _, err := conn.BeginTx(lockctx.With(limited(t), "k", lockctx.NoWait()), nil); !errors.Is(err, mysqllock.ErrLocked) {
+			t.Errorf("a second holder of the key, after USE: %v", err)
+		}
+	})
+}
+
+func TestAutocommitOffAndOn(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		conn, err := s.open().Conn(limited(t))
+		ok(t, err)
+		defer conn.Close()
+		hinted := func() error {
+			_, err := conn.ExecContext(lockctx.With(limited(t), "k"), "UPDATE p SET stock = 2 WHERE id = 1")
+			return err
+		}
+		exec(t, conn, "SET autocommit = 0")
+		exec(t, conn, "UPDATE p SET stock = 1 WHERE id = 2")
+		if err := hinted(); !errors.Is(err, mysqllock.ErrUnsafe) {
+			t.Errorf("with autocommit off: %v", err)
+		}
+		exec(t, conn, "COMMIT")
+		exec(t, conn, "SET autocommit = 1")
+		ok(t, hinted())
+		exec(t, conn, "START TRANSACTION")
+		if err := hinted(); !errors.Is(err, mysqllock.ErrUnsafe) {
+			t.Errorf("in a transaction begun by text: %v", err)
+		}
+		tx, err := conn.BeginTx(limited(t), nil) // commits it
+		ok(t, err)
+		ok(t, tx.Rollback())
+		ok(t, hinted())
+	})
+}
+
+func TestNoPreparedStatementIsLeft(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open()
+		ctx := lockctx.With(limited(t), "k")
+		foreign, err := db.Begin()
+		ok(t, err)
+		_, err = read(ctx, db, 1)
+		ok(t, err)
+		var id int
+		for range 50 {
+			_, err := read(ctx, foreign, 1)
+			ok(t, err)
+			_, err = read(ctx, db, 1)
+			ok(t, err)
+		}
+		// A session whose statements are counted by itself.
+		var name string
+		var n int
+		for _, q := range []querier{foreign, db} {
+			ok(t, q.QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&id))
+			var prepared, closed int
+			ok(t, q.QueryRowContext(ctx, "SHOW SESSION STATUS LIKE 'Com_stmt_prepare'").Scan(&name, &prepared))
+			ok(t, q.QueryRowContext(ctx, "SHOW SESSION STATUS LIKE 'Com_stmt_close'").Scan(&name, &closed))
+			n = prepared - closed
+			if prepared < 50 || n > 1 {
+				t.Errorf("connection %d: %d statements prepared, %d closed", id, prepared, closed)
+			}
+		}
+		ok(t, foreign.Rollback())
+	})
+}
+
+func TestDroppedTableOfAKnownKey(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open()
+		for range 2 {
+			ok(t, mysqllock.Do(limited(t), db, "k", func(context.Context) error { s.wantLocked("k", true); return nil }))
+			exec(t, s.plain, "DROP TABLE mysqllock")
+		}
+	})
+}
+
+func TestHolderIsNotTheWaiter(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db, other := s.open(), s.open()
+		h, err := mysqllock.Acquire(limited(t), other, "b")
+		ok(t, err)
+		defer h.Rollback()
+		var id uint64
+		ok(t, other.QueryRowContext(h.Context(), "SELECT CONNECTION_ID()").Scan(&id))
+		var e *mysqllock.Error
+		soon(t, "the holder is shown", func() bool {
+			_, err = db.BeginTx(lockctx.WithKeys(limited(t), []string{"a", "b"}, lockctx.Wait(150*time.Millisecond)), nil)
+			return errors.As(err, &e) && e.Holder != nil
+		})
+		if e.Holder.ConnectionID != id {
+			t.Errorf("the holder is said to be %v, it is connection %d", e.Holder, id)
+		}
+	})
+}
+
+// A hold that runs out inside a lock context leaves what is around it alone.
+func TestInnerHoldRunsOut(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open()
+		outer := lockctx.With(limited(t), "a")
+		short, cancel := context.WithTimeout(outer, 100*time.Millisecond)
+		defer cancel()
+		err := mysqllock.Do(short, db, "b", func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+		if err == nil {
+			t.Error("Do succeeded although its context had ended")
+		}
+		soon(t, "the inner lock is free", func() bool { return !s.locked("b") })
+		_, err = db.ExecContext(outer, "UPDATE p SET stock = 2 WHERE id = 1")
+		ok(t, err)
+	})
+}
+
+func TestHoldEndsUnderAStatement(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open()
+		h, err := mysqllock.Acquire(limited(t), db, "k")
+		ok(t, err)
+		tx, err := db.BeginTx(h.Context(), nil)
+		ok(t, err)
+		done := make(chan error, 1)
+		go func() {
+			for {
+				if _, err := tx.Exec("UPDATE p SET stock = 1 WHERE id = 1"); err != nil {
+					done <- err
+					return
+				}
+			}
+		}()
+		time.Sleep(10 * time.Millisecond)
+		if err := h.Release(); err == nil || !strings.Contains(err.Error(), "still open") {
+			t.Errorf("Release with a transaction open: %v", err)
+		}
+		<-done
+		tx.Rollback()
+		s.wantStock(1, 10)
+	})
+}
+
+// Who waits on a sql.Conn is never made to try again: database/sql would not.
+func TestWaiterOnASQLConn(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open()
+		h, err := mysqllock.Acquire(limited(t), db, "k")
+		ok(t, err)
+		time.AfterFunc(500*time.Millisecond, func() { h.Release() })
+		conn, err := db.Conn(limited(t))
+		ok(t, err)
+		defer conn.Close()
+		tx, err := conn.BeginTx(lockctx.With(limited(t), "k"), nil)
+		ok(t, err)
+		ok(t, tx.Rollback())
+	})
+}
+
+// slowDial takes its time to connect for those who wait for a lock.
+type slowDial struct{ driver.Connector }
+
+func (c slowDial) Connect(ctx context.Context) (driver.Conn, error) {
+	if _, ok := lockctx.From(ctx); ok {
+		time.Sleep(100 * time.Millisecond)
+	}
+	return c.Connector.Connect(ctx)
+}
+
+// A connection that is opened for somebody else is not taken for a sign that
+// the pool is full.
+func TestUnboundedPoolIsNotTakenForFull(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		base, err := s.plain.Driver().(driver.DriverContext).OpenConnector(s.cfg().FormatDSN())
+		ok(t, err)
+		k, err := mysqllock.Wrap(slowDial{base}, mysqllock.Config{})
+		ok(t, err)
+		db := sql.OpenDB(k)
+		defer db.Close()
+		h, err := mysqllock.Acquire(limited(t), db, "k")
+		ok(t, err)
+		first := make(chan error, 1)
+		begin := func(opts ...lockctx.Option) error {
+			tx, err := db.BeginTx(lockctx.With(limited(t), "k", opts...), nil)
+			if err == nil {
+				err = tx.Rollback()
+			}
+			return err
+		}
+		go func() { first <- begin() }()
+		time.Sleep(190 * time.Millisecond) // it dialled, waited 50 ms, was asked, and dials again
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		var n int
+		ok(t, db.QueryRowContext(ctx, "SELECT 1").Scan(&n))
+		if err := begin(lockctx.Wait(300 * time.Millisecond)); !errors.Is(err, mysqllock.ErrTimeout) {
+			t.Errorf("another waiter: %v, want ErrTimeout", err)
+		}
+		ok(t, h.Release())
+		ok(t, <-first)
+	})
+}
