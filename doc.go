@@ -81,6 +81,11 @@
 // killed on the server, and gets its error within 50 ms where the server
 // answers.
 //
+// A key that is asked for in a transaction that is open already, and not
+// granted, leaves that transaction as it was. Of several keys some may have been
+// locked by then, so the transaction is rolled back, and its next statements
+// fail with [ErrLost].
+//
 // When a connection is lost, or the server rolls a transaction back to break a
 // deadlock, the lock is gone and nothing of the unit of work is committed. The
 // statement gets ErrLost or [ErrDeadlock], and what follows gets [ErrLost],
