@@ -33,15 +33,56 @@ var (
 	_ driver.Conn               = (*conn)(nil)
 	_ driver.ConnBeginTx        = (*conn)(nil)
 	_ driver.ConnPrepareContext = (*conn)(nil)
-	_ driver.Execer             = (*conn)(nil) //nolint:staticcheck // go-sql-driver/mysql has it, and code uses it through Conn.Raw
-	_ driver.ExecerContext      = (*conn)(nil)
-	_ driver.Queryer            = (*conn)(nil) //nolint:staticcheck // as above
-	_ driver.QueryerContext     = (*conn)(nil)
 	_ driver.NamedValueChecker  = (*conn)(nil)
 	_ driver.Pinger             = (*conn)(nil)
 	_ driver.SessionResetter    = (*conn)(nil)
 	_ driver.Validator          = (*conn)(nil)
+
+	_ driver.Execer         = execer{} //nolint:staticcheck // go-sql-driver/mysql has it, and code uses it through Conn.Raw
+	_ driver.ExecerContext  = execer{}
+	_ driver.Queryer        = queryer{} //nolint:staticcheck // as above
+	_ driver.QueryerContext = queryer{}
 )
+
+// execer and queryer run statements without preparing them. A connection has
+// them only where the base has the like: database/sql checks a statement's
+// arguments before it asks one, and by other rules than a prepared statement's.
+type (
+	execer  struct{ c *conn }
+	queryer struct{ c *conn }
+)
+
+// shaped returns the connection with what its base has of them.
+func (c *conn) shaped() driver.Conn {
+	base := c.link.Conn
+	_, execs := base.(driver.ExecerContext)
+	if !execs {
+		_, execs = base.(driver.Execer) //nolint:staticcheck // for drivers without the context form
+	}
+	_, queries := base.(driver.QueryerContext)
+	if !queries {
+		_, queries = base.(driver.Queryer) //nolint:staticcheck // as above
+	}
+	switch {
+	case execs && queries:
+		return struct {
+			*conn
+			execer
+			queryer
+		}{c, execer{c}, queryer{c}}
+	case execs:
+		return struct {
+			*conn
+			execer
+		}{c, execer{c}}
+	case queries:
+		return struct {
+			*conn
+			queryer
+		}{c, queryer{c}}
+	}
+	return c
+}
 
 // Unwrap returns the base driver's connection. What runs on it directly is not
 // under a lock.
@@ -56,7 +97,8 @@ func (c *conn) plain(ctx context.Context) bool {
 	return !hinted
 }
 
-func (c *conn) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
+func (e execer) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
+	c := e.c
 	if c.plain(ctx) {
 		if err := c.note(ctx, text); err != nil {
 			return nil, err
@@ -67,7 +109,8 @@ func (c *conn) ExecContext(ctx context.Context, text string, args []driver.Named
 	return res, err
 }
 
-func (c *conn) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
+func (q queryer) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
+	c := q.c
 	if c.plain(ctx) {
 		if err := c.note(ctx, text); err != nil {
 			return nil, err
@@ -79,13 +122,13 @@ func (c *conn) QueryContext(ctx context.Context, text string, args []driver.Name
 }
 
 // Exec is for code that calls it through sql.Conn.Raw.
-func (c *conn) Exec(text string, args []driver.Value) (driver.Result, error) {
-	return c.ExecContext(context.Background(), text, named(args))
+func (e execer) Exec(text string, args []driver.Value) (driver.Result, error) {
+	return e.ExecContext(context.Background(), text, named(args))
 }
 
 // Query is for code that calls it through sql.Conn.Raw.
-func (c *conn) Query(text string, args []driver.Value) (driver.Rows, error) {
-	return c.QueryContext(context.Background(), text, named(args))
+func (q queryer) Query(text string, args []driver.Value) (driver.Rows, error) {
+	return q.QueryContext(context.Background(), text, named(args))
 }
 
 // note remembers what an unhinted statement does to the transaction, for a
@@ -295,6 +338,7 @@ func (c *conn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, e
 	if err := c.beginLocked(ctx, t, opts); err != nil {
 		return nil, err
 	}
+	t.prev = c.tx
 	c.tx = t
 	return t, nil
 }
@@ -447,8 +491,10 @@ func (c *conn) IsValid() bool { return !c.bad.Load() && c.link.Valid() }
 // Close closes the base connection, and with it the unit of work on it.
 func (c *conn) Close() error {
 	c.k.crowd.closed()
-	if t := c.tx; t != nil && t.u != nil {
-		_ = t.end(false)
+	for t := c.tx; t != nil; t = t.prev {
+		if t.u != nil {
+			_ = t.end(false)
+		}
 	}
 	_ = c.link.Take(context.Background()) // a ping may be under way
 	defer c.link.Give()
@@ -464,6 +510,7 @@ type tx struct {
 	base  driver.Tx // the base driver's; nil where it began with a hint
 	read  bool      // a plain read has run before any hint
 	u     *unit     // nil while it has no lock
+	prev  *tx       // the transaction around it on the same connection
 	under *unit     // holds, elsewhere, the lock that its statements ran under
 	save  string    // the savepoint's name; "" for the unit's own transaction
 	// why nothing can be done in it any more
@@ -490,7 +537,7 @@ func (t *tx) Rollback() error {
 }
 
 func (t *tx) end(commit bool) error {
-	t.c.tx = nil
+	t.leave()
 	if t.u == nil {
 		switch {
 		case t.failed != nil:
@@ -512,6 +559,17 @@ func (t *tx) end(commit bool) error {
 	_ = t.u.scope.take(context.Background())
 	defer t.u.scope.give()
 	return t.u.endTx(t, commit)
+}
+
+// leave makes the transaction around it the connection's open one again.
+func (t *tx) leave() {
+	at := &t.c.tx
+	for *at != nil && *at != t {
+		at = &(*at).prev
+	}
+	if *at == t {
+		*at = t.prev
+	}
 }
 
 // usable returns why the transaction is not, if so.
@@ -547,7 +605,11 @@ func (s *stmt) over(base driver.Stmt) driver.Stmt {
 
 type stmtConverter struct {
 	*stmt
-	driver.ColumnConverter
+	converter driver.ColumnConverter //nolint:staticcheck // as above
+}
+
+func (s stmtConverter) ColumnConverter(i int) driver.ValueConverter {
+	return s.converter.ColumnConverter(i)
 }
 
 func (s *stmt) Close() error {

@@ -183,6 +183,9 @@ func (c Config) settings() (settings, error) {
 // lock_wait_timeout, which go-sql-driver/mysql takes too, stay in it.
 func splitDSN(dsn string) (plain string, cfg Config, err error) {
 	slash := strings.LastIndexByte(dsn, '/')
+	if slash < 0 { // go-sql-driver says what is wrong; what looks like parameters may be a password
+		return dsn, cfg, nil
+	}
 	head, params, found := strings.Cut(dsn[slash+1:], "?")
 	if !found {
 		return dsn, cfg, nil
@@ -345,7 +348,7 @@ func (k *connector) Connect(ctx context.Context) (driver.Conn, error) {
 		return nil, err
 	}
 	k.crowd.opened()
-	return &conn{k: k, link: pool.Adopt(base)}, nil
+	return (&conn{k: k, link: pool.Adopt(base)}).shaped(), nil
 }
 
 // Driver returns a *Driver that leads back to this connector.

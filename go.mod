@@ -3,6 +3,7 @@ module github.com/mysqllock/mysqllock
 go 1.26.0
 
 require (
+	github.com/DATA-DOG/go-sqlmock v1.5.2
 	github.com/go-sql-driver/mysql v1.10.1
 	github.com/jackc/puddle/v2 v2.2.3
 	go.uber.org/goleak v1.3.0

@@ -262,8 +262,9 @@ func (u *unit) join(ctx context.Context, k *connector, h *lockctx.Hint) error {
 		return nil
 	}
 	if !alive {
+		gone := server.Gone(err, u.link.Conn)
 		err = noRetry(err)
-		u.lose(err)
+		u.lose(err, gone)
 	}
 	return err
 }
@@ -295,7 +296,7 @@ func (u *unit) takeLink(ctx context.Context, op string) error {
 	}
 	if u.home == nil {
 		if err := u.l.keeper.Overdue(u.link); err != nil {
-			u.lose(u.error(op, lockerr.With(ErrLost, err)))
+			u.lose(u.error(op, lockerr.With(ErrLost, err)), true)
 			u.give()
 			return u.failed
 		}
@@ -398,20 +399,18 @@ var errCommits = lockerr.With(ErrUnsafe, errors.New(
 // check looks at what a failed statement did to the transaction. The caller
 // has the connection's turn.
 func (u *unit) check(op string, err error) error {
+	gone := server.Gone(err, u.link.Conn)
 	switch {
-	case server.Gone(err, u.link.Conn):
-		err = u.error(op, lockerr.With(ErrLost, err))
-		u.lose(err)
 	case server.Deadlock(err):
 		err = u.error(op, lockerr.With(ErrDeadlock, err))
-		u.lose(err)
-	case u.l.Info().EndsTransaction(err):
+	case gone || u.l.Info().EndsTransaction(err):
 		err = u.error(op, lockerr.With(ErrLost, err))
-		u.lose(err)
 	case errors.Is(err, ErrLost):
 		err = u.error(op, err)
-		u.lose(err)
+	default:
+		return err
 	}
+	u.lose(err, gone)
 	return err
 }
 
@@ -424,9 +423,10 @@ func (u *unit) settle() {
 	}
 }
 
-// lose marks the unit as lost and rolls back what may be left of it. The
-// caller has the connection's turn. Later statements get ErrLost.
-func (u *unit) lose(cause error) {
+// lose marks the unit as lost and rolls back what may be left of it, unless the
+// connection is gone, too. The caller has the connection's turn. Later
+// statements get ErrLost.
+func (u *unit) lose(cause error, gone bool) {
 	if u.failed != nil || u.over {
 		return
 	}
@@ -434,11 +434,7 @@ func (u *unit) lose(cause error) {
 	if !errors.Is(cause, ErrLost) {
 		u.failed = u.error("statement", lockerr.With(ErrLost, cause))
 	}
-	if u.link.Valid() && !server.Gone(cause, u.link.Conn) {
-		if err := u.txn.Rollback(commitLimit); err != nil {
-			u.breakLink()
-		}
-	} else {
+	if gone || !u.link.Valid() || u.txn.Rollback(commitLimit) != nil {
 		u.breakLink()
 	}
 	u.free()
@@ -592,7 +588,7 @@ func (u *unit) endTx(t *tx, commit bool) error {
 	}
 	err := u.text(context.Background(), op, text)
 	if err != nil {
-		u.fail(err) // its changes must not be committed by an outer transaction
+		u.fail(err, false) // its changes must not be committed by an outer transaction
 	}
 	return err
 }
@@ -675,7 +671,7 @@ func (u *unit) contextEnded() {
 func (u *unit) lostBehind(cause error) {
 	_ = u.scope.take(context.Background())
 	defer u.scope.give()
-	u.fail(cause)
+	u.fail(cause, true)
 }
 
 // abandon ends a unit whose database handle is being closed.
@@ -693,14 +689,14 @@ func (u *unit) abandon(cause error) {
 }
 
 // fail is lose for callers without the connection's turn.
-func (u *unit) fail(cause error) {
+func (u *unit) fail(cause error, gone bool) {
 	if u.over || u.failed != nil {
 		return
 	}
 	u.cutStream()
 	_ = u.link.Take(context.Background())
 	defer u.give()
-	u.lose(u.error("statement", cause))
+	u.lose(u.error("statement", cause), gone)
 }
 
 func (u *unit) error(op string, err error) error {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strings"
 	"time"
+	"unicode"
 )
 
 // Each sentinel names one state. Test for them with [errors.Is]; the details
@@ -62,10 +63,13 @@ type Error struct {
 	Err      error         // the cause; never nil
 }
 
-// Error says everything on one line.
+// prefix stands in front of every error of the library, once.
+const prefix = "mysqllock: "
+
+// Error says everything, the cause in its own words.
 func (e *Error) Error() string {
 	var b strings.Builder
-	b.WriteString("mysqllock: ")
+	b.WriteString(prefix)
 	b.WriteString(e.Op)
 	if e.Key != "" {
 		fmt.Fprintf(&b, " %q", e.Key)
@@ -74,7 +78,7 @@ func (e *Error) Error() string {
 		fmt.Fprintf(&b, " (%s)", e.Strategy)
 	}
 	b.WriteString(": ")
-	b.WriteString(strings.ReplaceAll(e.Err.Error(), "mysqllock: ", ""))
+	b.WriteString(strings.TrimPrefix(e.Err.Error(), prefix))
 	if e.Waited > 0 {
 		fmt.Fprintf(&b, "; waited %v", e.Waited.Round(time.Millisecond))
 	}
@@ -102,7 +106,8 @@ type Holder struct {
 	Since        time.Duration // age of the transaction that holds the key
 }
 
-// String says who it is, for a log line.
+// String says who it is, for a log line: what holders say of themselves cannot
+// begin another one.
 func (h *Holder) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "connection %d", h.ConnectionID)
@@ -115,7 +120,12 @@ func (h *Holder) String() string {
 	if h.Since > 0 {
 		fmt.Fprintf(&b, " for %v", h.Since.Round(time.Millisecond))
 	}
-	return b.String()
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, b.String())
 }
 
 // With adds a sentinel in front of a cause, and makes sure that the cause
@@ -130,7 +140,9 @@ func With(sentinel, cause error) error {
 
 type pair struct{ sentinel, cause error }
 
-func (p *pair) Error() string { return p.sentinel.Error() + ": " + p.cause.Error() }
+func (p *pair) Error() string {
+	return p.sentinel.Error() + ": " + strings.TrimPrefix(p.cause.Error(), prefix)
+}
 
 func (p *pair) Unwrap() []error {
 	if errors.Is(p.cause, driver.ErrBadConn) {

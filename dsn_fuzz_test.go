@@ -1,0 +1,67 @@
+package mysqllock
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+	"unicode"
+
+	"github.com/go-sql-driver/mysql"
+)
+
+var lockParameter = regexp.MustCompile(`lock[A-Z]`)
+
+// FuzzDSN makes DSNs of any password and any tail.
+func FuzzDSN(f *testing.F) {
+	for _, c := range goodDSNs {
+		f.Add(password, strings.TrimPrefix(c.dsn, dsnHead))
+	}
+	for _, c := range badDSNs {
+		f.Add("swordfish", strings.TrimPrefix(c.dsn, dsnHead))
+	}
+	f.Add("sword?lockFish", "shop")
+	f.Fuzz(func(t *testing.T, secret, tail string) {
+		dsn := "app:" + secret + "@tcp(127.0.0.1:3306)/" + tail
+		tellsPassword(t, dsn, secret)
+		if !strings.Contains(secret, "/") { // else the password's slash is taken for the one that is missing
+			tellsPassword(t, strings.Replace(dsn, ")/", ")", 1), secret)
+		}
+
+		plain, cfg, err := splitDSN(dsn) // must not panic
+		if lockParameter.MatchString(tail) {
+			return
+		}
+		if err != nil || plain != dsn || cfg != (Config{}) {
+			t.Errorf("%q has no lock parameters and comes out as %q, %+v, %v", dsn, plain, cfg, err)
+		}
+		// Lock parameters that are added are taken out again, and no more.
+		sep := "?"
+		if strings.Contains(dsn[strings.LastIndexByte(dsn, '/'):], "?") {
+			sep = "&"
+		}
+		plain, cfg, err = splitDSN(dsn + sep + "lockOwner=me&lockMaxConns=2")
+		if err != nil || plain != dsn || cfg != (Config{Owner: "me", MaxConns: 2}) {
+			t.Errorf("%q with lock parameters comes out as %q, %+v, %v", dsn, plain, cfg, err)
+		}
+	})
+}
+
+// tellsPassword looks for the words of the password in the error.
+func tellsPassword(t *testing.T, dsn, secret string) {
+	t.Helper()
+	_, err := (&Driver{}).OpenConnector(dsn)
+	if err == nil {
+		return
+	}
+	// What go-sql-driver/mysql says is not ours to judge: where the DSN is
+	// broken, it may take the password for something else.
+	if _, plainly := mysql.ParseDSN(dsn); plainly != nil && plainly.Error() == err.Error() {
+		return
+	}
+	rest := strings.Replace(dsn, secret, "", 1)
+	for _, word := range strings.FieldsFunc(secret, func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) }) {
+		if len(word) > 5 && strings.Contains(err.Error(), word) && !strings.Contains(rest, word) && !strings.Contains("mysqllock: DSN parameter", word) {
+			t.Errorf("the error of %q tells the password: %v", dsn, err)
+		}
+	}
+}

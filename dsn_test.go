@@ -1,0 +1,308 @@
+package mysqllock
+
+import (
+	"context"
+	"io"
+	"math"
+	"net"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+)
+
+// password is in every DSN of the tables, and must not be in any error.
+const password = "p?w/d@s3:cr3t&lockWait=1s"
+
+const (
+	dsnHead = "app:" + password + "@tcp(127.0.0.1:3306)/"
+	dsnBare = dsnHead + "shop"
+)
+
+var goodDSNs = []struct {
+	dsn   string
+	plain string // what go-sql-driver/mysql gets
+	cfg   Config
+}{
+	{dsnBare, dsnBare, Config{}},
+	{dsnBare + "?", dsnBare + "?", Config{}},
+	{dsnBare + "?&", dsnBare + "?&", Config{}},
+	{dsnBare + "?parseTime=true&&loc=US%2FPacific&flag", dsnBare + "?parseTime=true&&loc=US%2FPacific&flag", Config{}},
+	{dsnHead, dsnHead, Config{}},
+	{"/", "/", Config{}},
+	{"", "", Config{}},
+	{"unix(/tmp/mysql.sock)/shop?lockWait=2s", "unix(/tmp/mysql.sock)/shop", Config{Wait: 2 * time.Second}},
+
+	{dsnBare + "?lockStrategy=row", dsnBare, Config{Strategy: "row"}},
+	{dsnBare + "?lockWait=2s", dsnBare, Config{Wait: 2 * time.Second}},
+	{dsnBare + "?lockWait=1h30m", dsnBare, Config{Wait: 90 * time.Minute}},
+	{dsnBare + "?lockWait=0", dsnBare, Config{NoWait: true}},
+	{dsnBare + "?lockWait=0s", dsnBare, Config{NoWait: true}},
+	{dsnBare + "?lockTTL=1s", dsnBare, Config{TTL: time.Second}},
+	{dsnBare + "?lockTTL=1m30s", dsnBare, Config{TTL: 90 * time.Second}},
+	{dsnBare + "?lockTable=locks", dsnBare, Config{Table: "locks"}},
+	{dsnBare + "?lockTable=ops.my-locks$_1", dsnBare, Config{Table: "ops.my-locks$_1"}},
+	{dsnBare + "?lockMaxConns=1", dsnBare, Config{MaxConns: 1}},
+	{dsnBare + "?lockMaxConns=100000", dsnBare, Config{MaxConns: 100_000}},
+	{dsnBare + "?lockNamespace=a%26b%2Fc+d%00", dsnBare, Config{Namespace: "a&b/c d\x00"}},
+	{dsnBare + "?lockSchema=auto", dsnBare, Config{Schema: "auto"}},
+	{dsnBare + "?lockSchema=manual", dsnBare, Config{Schema: "manual"}},
+	{dsnBare + "?lockOwner=web-1%3A7%3Ashopd", dsnBare, Config{Owner: "web-1:7:shopd"}},
+	{dsnBare + "?lockOwner=a=b", dsnBare, Config{Owner: "a=b"}},
+	{dsnBare + "?lockUnsafe=refuse", dsnBare, Config{Unsafe: "refuse"}},
+	{dsnBare + "?lockUnsafe=allow", dsnBare, Config{Unsafe: "allow"}},
+
+	// Among others, in any place.
+	{dsnBare + "?lockWait=2s&parseTime=true", dsnBare + "?parseTime=true", Config{Wait: 2 * time.Second}},
+	{dsnBare + "?parseTime=true&lockWait=2s", dsnBare + "?parseTime=true", Config{Wait: 2 * time.Second}},
+	{dsnBare + "?a=1&lockWait=2s&b=2&lockTTL=3s&a=3", dsnBare + "?a=1&b=2&a=3", Config{Wait: 2 * time.Second, TTL: 3 * time.Second}},
+
+	// System variables that begin with "lock" are the server's.
+	{dsnBare + "?lock_wait_timeout=5", dsnBare + "?lock_wait_timeout=5", Config{}},
+	{dsnBare + "?locked_in_memory=1&lock=2", dsnBare + "?locked_in_memory=1&lock=2", Config{}},
+	{dsnBare + "?lock_wait_timeout=5&lockWait=2s", dsnBare + "?lock_wait_timeout=5", Config{Wait: 2 * time.Second}},
+	{dsnBare + "?innodb_lock_wait_timeout=5", dsnBare + "?innodb_lock_wait_timeout=5", Config{}},
+}
+
+func TestGoodDSN(t *testing.T) {
+	for _, c := range goodDSNs {
+		plain, cfg, err := splitDSN(c.dsn)
+		if err != nil || plain != c.plain || cfg != c.cfg {
+			t.Errorf("%s\n gives %s\n and %+v, %v\nwant %s\n and %+v", c.dsn, plain, cfg, err, c.plain, c.cfg)
+		}
+		want, err := mysql.ParseDSN(c.plain)
+		if err != nil {
+			t.Errorf("%s: the rest is no DSN: %v", c.dsn, err)
+			continue
+		}
+		if strings.Contains(c.dsn, password) && want.Passwd != password {
+			t.Errorf("%s: the password is read as %q", c.dsn, want.Passwd)
+		}
+		if _, err := (&Driver{}).OpenConnector(c.dsn); err != nil {
+			t.Errorf("%s: %v", c.dsn, err)
+		}
+	}
+}
+
+func TestSystemVariableReachesTheDriver(t *testing.T) {
+	plain, _, err := splitDSN(dsnBare + "?lockWait=2s&lock_wait_timeout=5")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := mysql.ParseDSN(plain)
+	if err != nil || cfg.Params["lock_wait_timeout"] != "5" {
+		t.Errorf("the driver gets %v, %v", cfg.Params, err)
+	}
+}
+
+var long = strings.Repeat("x", 256)
+
+var badDSNs = []struct {
+	dsn  string
+	says string
+}{
+	{dsnBare + "?lockTimeout=1s", "unknown DSN parameter lockTimeout"},
+	{dsnBare + "?lockX", "DSN parameter lockX"},
+	{dsnBare + "?parseTime=true&lockKey=a&loc=UTC", "unknown DSN parameter lockKey"},
+
+	{dsnBare + "?lockStrategy=redis", `lockStrategy is "redis", want row`},
+	{dsnBare + "?lockStrategy=ROW", `lockStrategy is "ROW"`},
+	{dsnBare + "?lockStrategy=", "lockStrategy is empty"},
+	{dsnBare + "?lockStrategy", "lockStrategy is empty"},
+
+	{dsnBare + "?lockWait=5", `lockWait: cannot read "5"`},
+	{dsnBare + "?lockWait=soon", `lockWait: cannot read "soon"`},
+	{dsnBare + "?lockWait=-1s", "lockWait is negative: -1s"},
+	{dsnBare + "?lockWait=9999999999h", "lockWait: cannot read"},
+	{dsnBare + "?lockWait=", "lockWait is empty"},
+
+	{dsnBare + "?lockTTL=30", `lockTTL: cannot read "30"`},
+	{dsnBare + "?lockTTL=0", "lockTTL is 0s, want 1s or more"},
+	{dsnBare + "?lockTTL=999ms", "lockTTL is 999ms, want 1s or more"},
+	{dsnBare + "?lockTTL=-30s", "lockTTL is -30s, want 1s or more"},
+	{dsnBare + "?lockTTL=", "lockTTL is empty"},
+
+	{dsnBare + "?lockTable=", "lockTable is empty"},
+	{dsnBare + "?lockTable=a.b.c", `bad lock table "a.b.c"`},
+	{dsnBare + "?lockTable=.locks", `bad lock table ".locks"`},
+	{dsnBare + "?lockTable=ops.", `bad lock table "ops."`},
+	{dsnBare + "?lockTable=my+locks", `bad lock table "my locks"`},
+	{dsnBare + "?lockTable=%60locks%60", "bad lock table \"`locks`\""},
+	{dsnBare + "?lockTable=locks%60%3B+DROP+TABLE+p%3B+--+", "bad lock table"},
+	{dsnBare + "?lockTable=locks%00", `bad lock table "locks\x00"`},
+	{dsnBare + "?lockTable=locks%0A", `bad lock table "locks\n"`},
+	{dsnBare + "?lockTable=schlösser", "bad lock table"},
+	{dsnBare + "?lockTable=" + long[:59], "bad lock table"},
+	{dsnBare + "?lockTable=" + long[:65] + ".locks", "bad lock table"},
+
+	{dsnBare + "?lockMaxConns=0", "lockMaxConns is 0, want 1 to 100000"},
+	{dsnBare + "?lockMaxConns=-1", "lockMaxConns is -1, want 1 to 100000"},
+	{dsnBare + "?lockMaxConns=100001", "lockMaxConns is 100001, want 1 to 100000"},
+	{dsnBare + "?lockMaxConns=99999999999999999999", "lockMaxConns: cannot read"},
+	{dsnBare + "?lockMaxConns=4294967297", "lockMaxConns is 4294967297"},
+	{dsnBare + "?lockMaxConns=many", `lockMaxConns: cannot read "many"`},
+	{dsnBare + "?lockMaxConns=1.5", `lockMaxConns: cannot read "1.5"`},
+
+	{dsnBare + "?lockNamespace=" + long, "lockNamespace is longer than 255 bytes"},
+	{dsnBare + "?lockNamespace=", "lockNamespace is empty"},
+	{dsnBare + "?lockSchema=none", `lockSchema is "none", want auto or manual`},
+	{dsnBare + "?lockUnsafe=yes", `lockUnsafe is "yes", want refuse or allow`},
+	{dsnBare + "?lockOwner=", "lockOwner is empty"},
+
+	{dsnBare + "?lockWait=1s&lockWait=2s", "lockWait is given twice"},
+	{dsnBare + "?lockWait=1s&parseTime=true&lockWait=1s", "lockWait is given twice"},
+	{dsnBare + "?lockOwner=%zz", `lockOwner: "%zz" is not URL-escaped`},
+	{dsnBare + "?lockOwner=100%", `lockOwner: "100%" is not URL-escaped`},
+
+	// What go-sql-driver/mysql refuses.
+	{dsnBare + "?parseTime=maybe&lockWait=1s", "invalid bool value: maybe"},
+	{dsnBare + "?loc=Nowhere%2FLand", "Nowhere/Land"},
+	{"app:" + password + "@tcp(127.0.0.1:3306/shop", "invalid DSN"},
+	{"app:swordfish@tcp(127.0.0.1:3306)", "invalid DSN"},
+	{"app:sword?lockFish@tcp(127.0.0.1:3306)", "invalid DSN"},
+}
+
+func TestBadDSN(t *testing.T) {
+	for _, c := range badDSNs {
+		_, err := (&Driver{}).OpenConnector(c.dsn)
+		if err == nil {
+			t.Errorf("%s is accepted", c.dsn)
+			continue
+		}
+		if !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s\nfails with %v\n     want %s", c.dsn, err, c.says)
+		}
+		for _, secret := range []string{password, "cr3t", "sword", "Fish"} {
+			if strings.Contains(err.Error(), secret) {
+				t.Errorf("the error tells the password: %v", err)
+			}
+		}
+		if strings.Contains(err.Error(), "\n") {
+			t.Errorf("the error has several lines: %v", err)
+		}
+		if _, err := (&Driver{}).Open(c.dsn); err == nil {
+			t.Errorf("Driver.Open accepts %s", c.dsn)
+		}
+	}
+}
+
+func TestBadConfig(t *testing.T) {
+	for says, cfg := range map[string]Config{
+		`lockStrategy is "redis"`:    {Strategy: "redis"},
+		"lockWait is negative":       {Wait: -1},
+		"NoWait and a Wait":          {NoWait: true, Wait: 1},
+		"lockTTL is 1ms":             {TTL: time.Millisecond},
+		"lockTTL is -1s":             {TTL: -time.Second},
+		"bad lock table":             {Table: "a`b"},
+		"lockMaxConns is -1":         {MaxConns: -1},
+		"lockMaxConns is 2147483648": {MaxConns: math.MaxInt32 + 1},
+		"lockNamespace is longer":    {Namespace: long},
+		`lockSchema is "AUTO"`:       {Schema: "AUTO"},
+		`lockUnsafe is "true"`:       {Unsafe: "true"},
+	} {
+		cfg.Owner = "me"
+		if _, err := NewConnector(mysql.NewConfig(), cfg); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("NewConnector with %+v: %v, want %s", cfg, err, says)
+		}
+		if k, err := Wrap(nil, cfg); err == nil || !strings.Contains(err.Error(), says) || k != nil {
+			t.Errorf("Wrap with %+v: %v, want %s", cfg, err, says)
+		}
+	}
+}
+
+func TestConfigZeroValue(t *testing.T) {
+	s, err := Config{}.settings()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.wait != 10*time.Second || s.ttl != 30*time.Second || s.maxConns != 16 {
+		t.Errorf("the defaults are %+v", s)
+	}
+	l := s.lock
+	if l.Table.String() != "`mysqllock`" || l.Namespace != "" || !l.Auto || l.Unsafe || l.TTL != s.ttl {
+		t.Errorf("the defaults are %+v", l)
+	}
+	host, err := os.Hostname()
+	if parts := strings.Split(l.Owner, ":"); err != nil || len(parts) != 3 || parts[0] != host || parts[2] == "" {
+		t.Errorf("the owner is %q, want host:pid:program", l.Owner)
+	}
+
+	s, err = Config{NoWait: true}.settings()
+	if err != nil || s.wait != 0 {
+		t.Errorf("NoWait waits %v, %v", s.wait, err)
+	}
+	s, err = Config{Schema: "manual", Unsafe: "allow", MaxConns: 3, TTL: 90 * time.Second, Wait: time.Minute}.settings()
+	if err != nil || s.lock.Auto || !s.lock.Unsafe || s.maxConns != 3 || s.ttl != 90*time.Second || s.wait != time.Minute {
+		t.Errorf("the settings are %+v, %v", s, err)
+	}
+}
+
+func TestNewConnectorLeavesItsArgument(t *testing.T) {
+	cfg, err := mysql.ParseDSN(dsnBare + "?parseTime=true&lock_wait_timeout=5&connectionAttributes=a%3Ab")
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := cfg.Clone()
+	if _, err := NewConnector(cfg, Config{Owner: "me"}); err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(cfg, before) {
+		t.Errorf("the config was\n%+v, and is\n%+v", before, cfg)
+	}
+}
+
+// TestOwnerReachesTheServer reads what a connection says when it signs in.
+func TestOwnerReachesTheServer(t *testing.T) {
+	attributes := func(given, owner string) string {
+		cfg := mysql.NewConfig()
+		cfg.ConnectionAttributes = given
+		cfg.Logger = &mysql.NopLogger{}
+		said := make(chan string, 1)
+		cfg.DialFunc = func(context.Context, string, string) (net.Conn, error) {
+			client, server := net.Pipe()
+			go func() {
+				defer server.Close()
+				greeting := "\x0a8.4.0\x00\x01\x00\x00\x0012345678\x00\x0f\xa2\xff\x02\x00\x1b\x00\x15" +
+					strings.Repeat("\x00", 10) + "123456789012\x00mysql_native_password\x00"
+				_, _ = io.WriteString(server, string([]byte{byte(len(greeting)), 0, 0, 0})+greeting)
+				b := make([]byte, 4096)
+				n, _ := server.Read(b)
+				said <- string(b[:n])
+			}()
+			return client, nil
+		}
+		k, err := NewConnector(cfg, Config{Owner: owner})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := k.Connect(context.Background()); err == nil {
+			t.Fatal("the server hung up, and nobody noticed")
+		}
+		return <-said
+	}
+	pair := func(name, value string) string {
+		return string([]byte{byte(len(name))}) + name + string([]byte{byte(len(value))}) + value
+	}
+	for _, c := range []struct {
+		given, owner string
+		want         []string
+	}{
+		{"", "web-1:7:shopd", []string{pair("mysqllock_owner", "web-1:7:shopd")}},
+		{"a:b", "me", []string{pair("a", "b"), pair("mysqllock_owner", "me")}},
+		{"", "a,b:c", []string{pair("mysqllock_owner", "a;b:c")}},
+		{"mysqllock_owner:someone", "me", []string{pair("mysqllock_owner", "someone")}},
+	} {
+		got := attributes(c.given, c.owner)
+		for _, want := range c.want {
+			if strings.Count(got, want) != 1 {
+				t.Errorf("given %q and owner %q, the connection says %q, want %q in it", c.given, c.owner, got, want)
+			}
+		}
+		if strings.Count(got, "mysqllock_owner") != 1 {
+			t.Errorf("given %q, the owner is said twice: %q", c.given, got)
+		}
+	}
+}

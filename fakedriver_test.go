@@ -1,0 +1,812 @@
+package mysqllock_test
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// fakeServer is a database in memory. It writes down every call that arrives
+// at it. Its connections, statements and rows have the optional interfaces
+// that their shape says.
+//
+// What a statement gets is in its own text, unless answer is set: "slow" takes
+// a second, "skip" is answered with driver.ErrSkip on a connection, "bad once"
+// and "bad always" with driver.ErrBadConn, "fail" with errFake; "prepare fails",
+// "rows fail" and "rows bad" speak for themselves.
+type fakeServer struct {
+	conn   func(*fakeConn) driver.Conn
+	stmt   func(*fakeStmt) driver.Stmt
+	rows   func(*fakeRows) driver.Rows
+	answer func(c *fakeConn, text string) (fakeReply, error)
+
+	begins   string // "slow" where a transaction takes a second to begin
+	anyInput bool   // statements do not know how many arguments they take
+	reset    error  // what ResetSession answers
+	invalid  bool   // what IsValid answers, negated
+	txErr    error  // what Commit and Rollback answer
+	closeErr error  // what closing anything answers
+
+	mu     sync.Mutex
+	log    []string
+	opened int
+	bad    map[string]bool
+}
+
+var (
+	errFake      = errors.New("the fake server says no")
+	errFakeClose = errors.New("the fake server does not close")
+)
+
+// fakeReply is what a statement returns.
+type fakeReply struct {
+	columns []string
+	rows    [][]driver.Value
+	more    [][]driver.Value // a second result set
+}
+
+func (s *fakeServer) write(format string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.log = append(s.log, fmt.Sprintf(format, args...))
+}
+
+// since returns what has been written down, and forgets it.
+func (s *fakeServer) since() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	log := s.log
+	s.log = nil
+	return log
+}
+
+// sent is since without what is no traffic between client and server.
+func (s *fakeServer) sent() []string {
+	return slices.DeleteFunc(s.since(), func(line string) bool {
+		for _, local := range []string{" connect", " close", " ResetSession", " IsValid", " CheckNamedValue ", " ColumnConverter ", " Rows.Close "} {
+			if strings.Contains(line, local) {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// fakeConnector connects to a fakeServer.
+type fakeConnector struct{ s *fakeServer }
+
+func (k fakeConnector) Connect(ctx context.Context) (driver.Conn, error) {
+	s := k.s
+	s.mu.Lock()
+	s.opened++
+	c := &fakeConn{s: s, id: s.opened}
+	s.mu.Unlock()
+	s.write("%d connect%s", c.id, mark(ctx))
+	return s.conn(c), nil
+}
+
+func (k fakeConnector) Driver() driver.Driver { return fakeDriver{} }
+
+type fakeDriver struct{}
+
+func (fakeDriver) Open(string) (driver.Conn, error) { return nil, errFake }
+
+// fakeCloser is a connector that wants to be closed.
+type fakeCloser struct{ fakeConnector }
+
+func (k fakeCloser) Close() error {
+	k.s.write("connector close")
+	return k.s.closeErr
+}
+
+// fakeMark is carried by the contexts of callers, so that the log shows which
+// of them arrived.
+type fakeMark struct{}
+
+func marked(ctx context.Context, name string) context.Context {
+	return context.WithValue(ctx, fakeMark{}, name)
+}
+
+func mark(ctx context.Context) string {
+	name, _ := ctx.Value(fakeMark{}).(string)
+	if name != "" {
+		name = " <" + name + ">"
+	}
+	if ctx.Err() != nil {
+		name += " (" + ctx.Err().Error() + ")"
+	}
+	return name
+}
+
+// fakeConn is a connection without optional interfaces; they are added by
+// embedding what follows beside it.
+type fakeConn struct {
+	s  *fakeServer
+	id int
+}
+
+func (c *fakeConn) Prepare(text string) (driver.Stmt, error) {
+	return c.prepare(context.Background(), "Prepare", text)
+}
+
+func (c *fakeConn) Begin() (driver.Tx, error) {
+	c.s.write("%d Begin", c.id)
+	return fakeTx{c}, c.slow(context.Background(), c.s.begins)
+}
+
+func (c *fakeConn) Close() error {
+	c.s.write("%d close", c.id)
+	return c.s.closeErr
+}
+
+func (c *fakeConn) prepare(ctx context.Context, how, text string) (driver.Stmt, error) {
+	c.s.write("%d %s %s%s", c.id, how, text, mark(ctx))
+	if strings.Contains(text, "prepare fails") {
+		return nil, errFake
+	}
+	if err := c.slow(ctx, text); err != nil {
+		return nil, err
+	}
+	return c.s.stmt(&fakeStmt{c: c, text: text}), nil
+}
+
+func (c *fakeConn) slow(ctx context.Context, text string) error {
+	if !strings.Contains(text, "slow") {
+		return nil
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(time.Second):
+		return nil
+	}
+}
+
+// run answers a statement that came by the method how.
+func (c *fakeConn) run(ctx context.Context, how, text string, args any) (fakeReply, error) {
+	c.s.write("%d %s %s %v%s", c.id, how, text, args, mark(ctx))
+	if c.s.answer != nil {
+		return c.s.answer(c, text)
+	}
+	switch {
+	case strings.Contains(text, "skip") && !strings.HasPrefix(how, "Stmt"):
+		return fakeReply{}, driver.ErrSkip
+	case strings.Contains(text, "bad always"), strings.Contains(text, "bad once") && c.s.first(text):
+		return fakeReply{}, driver.ErrBadConn
+	case strings.Contains(text, "fail") && !strings.Contains(text, "rows fail"):
+		return fakeReply{}, errFake
+	}
+	return fakeTable(), c.slow(ctx, text)
+}
+
+func (s *fakeServer) first(text string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.bad == nil {
+		s.bad = make(map[string]bool)
+	}
+	seen := s.bad[text]
+	s.bad[text] = true
+	return !seen
+}
+
+func fakeTable() fakeReply {
+	return fakeReply{
+		columns: []string{"id", "name"},
+		rows:    [][]driver.Value{{int64(1), []byte("one")}, {int64(2), nil}, {int64(3), []byte("three")}},
+		more:    [][]driver.Value{{3.5, "x"}},
+	}
+}
+
+func (c *fakeConn) exec(ctx context.Context, how, text string, args any) (driver.Result, error) {
+	if _, err := c.run(ctx, how, text, args); err != nil {
+		return nil, err
+	}
+	return fakeResult{5, 2}, nil
+}
+
+func (c *fakeConn) query(ctx context.Context, how, text string, args any) (driver.Rows, error) {
+	reply, err := c.run(ctx, how, text, args)
+	if err != nil {
+		return nil, err
+	}
+	return c.s.rows(&fakeRows{c: c, text: text, reply: reply}), nil
+}
+
+// fakeResult has methods that driver.Result does not know, those of
+// mysql.Result.
+type fakeResult struct{ id, n int64 }
+
+func (r fakeResult) LastInsertId() (int64, error) { return r.id, nil }
+func (r fakeResult) RowsAffected() (int64, error) { return r.n, nil }
+func (r fakeResult) AllLastInsertIds() []int64    { return []int64{r.id, r.id + 1} }
+func (r fakeResult) AllRowsAffected() []int64     { return []int64{r.n, r.n + 1} }
+
+type fakeTx struct{ c *fakeConn }
+
+func (t fakeTx) Commit() error {
+	t.c.s.write("%d Commit", t.c.id)
+	return t.c.s.txErr
+}
+
+func (t fakeTx) Rollback() error {
+	t.c.s.write("%d Rollback", t.c.id)
+	return t.c.s.txErr
+}
+
+// fakePoint is an argument that only the fake driver's own checkers know;
+// fakeGone is one that they remove, fakeRefused one that they refuse.
+type (
+	fakePoint   struct{ x, y int }
+	fakeGone    struct{}
+	fakeRefused struct{}
+)
+
+func (s *fakeServer) check(where string, v *driver.NamedValue) error {
+	s.write("%s CheckNamedValue %v", where, *v)
+	switch value := v.Value.(type) {
+	case fakePoint:
+		v.Value = fmt.Sprintf("POINT(%d %d)", value.x, value.y)
+		return nil
+	case fakeGone:
+		return driver.ErrRemoveArgument
+	case fakeRefused:
+		return errFake
+	}
+	return driver.ErrSkip
+}
+
+// The optional interfaces of a connection.
+type (
+	connBeginTx   struct{ c *fakeConn }
+	connPrepare   struct{ c *fakeConn }
+	connExec      struct{ c *fakeConn }
+	connExecCtx   struct{ c *fakeConn }
+	connQuery     struct{ c *fakeConn }
+	connQueryCtx  struct{ c *fakeConn }
+	connChecker   struct{ c *fakeConn }
+	connPinger    struct{ c *fakeConn }
+	connResetter  struct{ c *fakeConn }
+	connValidator struct{ c *fakeConn }
+)
+
+func (m connBeginTx) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
+	m.c.s.write("%d BeginTx %+v%s", m.c.id, opts, mark(ctx))
+	if err := m.c.slow(ctx, m.c.s.begins); err != nil {
+		return nil, err
+	}
+	return fakeTx(m), nil
+}
+
+func (m connPrepare) PrepareContext(ctx context.Context, text string) (driver.Stmt, error) {
+	return m.c.prepare(ctx, "PrepareContext", text)
+}
+
+func (m connExec) Exec(text string, args []driver.Value) (driver.Result, error) {
+	return m.c.exec(context.Background(), "Exec", text, args)
+}
+
+func (m connExecCtx) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
+	return m.c.exec(ctx, "ExecContext", text, args)
+}
+
+func (m connQuery) Query(text string, args []driver.Value) (driver.Rows, error) {
+	return m.c.query(context.Background(), "Query", text, args)
+}
+
+func (m connQueryCtx) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
+	return m.c.query(ctx, "QueryContext", text, args)
+}
+
+func (m connChecker) CheckNamedValue(v *driver.NamedValue) error { return m.c.s.check("conn", v) }
+
+func (m connPinger) Ping(ctx context.Context) error {
+	m.c.s.write("%d Ping%s", m.c.id, mark(ctx))
+	return m.c.s.reset
+}
+
+func (m connResetter) ResetSession(ctx context.Context) error {
+	m.c.s.write("%d ResetSession%s", m.c.id, mark(ctx))
+	return m.c.s.reset
+}
+
+func (m connValidator) IsValid() bool {
+	m.c.s.write("%d IsValid", m.c.id)
+	return !m.c.s.invalid
+}
+
+// fakeStmt is a prepared statement without optional interfaces.
+type fakeStmt struct {
+	c    *fakeConn
+	text string
+}
+
+func (t *fakeStmt) Close() error {
+	t.c.s.write("%d Stmt.Close %s", t.c.id, t.text)
+	return t.c.s.closeErr
+}
+
+func (t *fakeStmt) NumInput() int {
+	if t.c.s.anyInput {
+		return -1
+	}
+	return strings.Count(t.text, "?")
+}
+
+func (t *fakeStmt) Exec(args []driver.Value) (driver.Result, error) {
+	return t.c.exec(context.Background(), "Stmt.Exec", t.text, args)
+}
+
+func (t *fakeStmt) Query(args []driver.Value) (driver.Rows, error) {
+	return t.c.query(context.Background(), "Stmt.Query", t.text, args)
+}
+
+// The optional interfaces of a statement.
+type (
+	stmtExecCtx   struct{ t *fakeStmt }
+	stmtQueryCtx  struct{ t *fakeStmt }
+	stmtChecker   struct{ t *fakeStmt }
+	stmtConverter struct{ t *fakeStmt }
+)
+
+func (m stmtExecCtx) ExecContext(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {
+	return m.t.c.exec(ctx, "Stmt.ExecContext", m.t.text, args)
+}
+
+func (m stmtQueryCtx) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
+	return m.t.c.query(ctx, "Stmt.QueryContext", m.t.text, args)
+}
+
+func (m stmtChecker) CheckNamedValue(v *driver.NamedValue) error { return m.t.c.s.check("stmt", v) }
+
+func (m stmtConverter) ColumnConverter(i int) driver.ValueConverter {
+	m.t.c.s.write("stmt ColumnConverter %d", i)
+	return fakeConverter{}
+}
+
+type fakeConverter struct{}
+
+func (fakeConverter) ConvertValue(v any) (driver.Value, error) {
+	if p, ok := v.(fakePoint); ok {
+		return fmt.Sprintf("%d,%d", p.x, p.y), nil
+	}
+	return driver.DefaultParameterConverter.ConvertValue(v)
+}
+
+// fakeRows are rows without optional interfaces. Like those of
+// go-sql-driver/mysql they reuse their buffers.
+type fakeRows struct {
+	c      *fakeConn
+	text   string
+	reply  fakeReply
+	next   int
+	buffer [16]byte
+}
+
+func (r *fakeRows) Columns() []string { return r.reply.columns }
+
+func (r *fakeRows) Close() error {
+	r.c.s.write("%d Rows.Close %s", r.c.id, r.text)
+	return r.c.s.closeErr
+}
+
+func (r *fakeRows) Next(dest []driver.Value) error {
+	switch {
+	case r.next == 1 && strings.Contains(r.text, "rows fail"):
+		return errFake
+	case r.next == 1 && strings.Contains(r.text, "rows bad"):
+		return driver.ErrBadConn
+	case r.next == len(r.reply.rows):
+		return io.EOF
+	}
+	for i, v := range r.reply.rows[r.next] {
+		if b, ok := v.([]byte); ok {
+			v = r.buffer[:copy(r.buffer[:], b)]
+		}
+		dest[i] = v
+	}
+	r.next++
+	return nil
+}
+
+// The optional interfaces of rows.
+type (
+	rowsSets      struct{ r *fakeRows }
+	rowsTypeName  struct{ r *fakeRows }
+	rowsScanType  struct{ r *fakeRows }
+	rowsLength    struct{ r *fakeRows }
+	rowsNullable  struct{ r *fakeRows }
+	rowsPrecision struct{ r *fakeRows }
+)
+
+func (m rowsSets) HasNextResultSet() bool { return m.r.reply.more != nil }
+
+func (m rowsSets) NextResultSet() error {
+	if m.r.reply.more == nil {
+		return io.EOF
+	}
+	m.r.reply = fakeReply{columns: []string{"f", "s"}, rows: m.r.reply.more}
+	m.r.next = 0
+	return nil
+}
+
+func (m rowsTypeName) ColumnTypeDatabaseTypeName(i int) string {
+	return strings.ToUpper(m.r.reply.columns[i])
+}
+
+func (m rowsScanType) ColumnTypeScanType(i int) reflect.Type {
+	return []reflect.Type{reflect.TypeFor[int64](), reflect.TypeFor[[]byte]()}[i]
+}
+
+func (m rowsLength) ColumnTypeLength(i int) (int64, bool)   { return 10 * int64(i), i > 0 }
+func (m rowsNullable) ColumnTypeNullable(i int) (_, _ bool) { return i > 0, true }
+
+func (m rowsPrecision) ColumnTypePrecisionScale(i int) (_, _ int64, _ bool) {
+	return 30 + int64(i), 2, i == 0
+}
+
+// connShape, stmtShape and rowsShape are sets of optional interfaces. The
+// names say which; what a name leaves out, the shape has not.
+type connShape struct {
+	name string
+	make func(*fakeConn) driver.Conn
+}
+
+// connShapes has every way to run a statement directly, with and without a
+// checker; every pair of the others; and every triple of BeginTx, ResetSession
+// and IsValid, which decide together what happens after a cancelled
+// transaction. The last is that of go-sql-driver/mysql.
+var connShapes = []connShape{
+	{"nothing", func(c *fakeConn) driver.Conn { return c }},
+	{"Exec", func(c *fakeConn) driver.Conn {
+		return struct {
+			*fakeConn
+			connExec
+			connBeginTx
+			connPinger
+			connResetter
+		}{c, connExec{c}, connBeginTx{c}, connPinger{c}, connResetter{c}}
+	}},
+	{"ExecContext", func(c *fakeConn) driver.Conn {
+		return struct {
+			*fakeConn
+			connExecCtx
+			connPrepare
+			connBeginTx
+			connValidator
+		}{c, connExecCtx{c}, connPrepare{c}, connBeginTx{c}, connValidator{c}}
+	}},
+	{"Query", func(c *fakeConn) driver.Conn {
+		return struct {
+			*fakeConn
+			connQuery
+			connPrepare
+			connPinger
+			connResetter
+			connValidator
+		}{c, connQuery{c}, connPrepare{c}, connPinger{c}, connResetter{c}, connValidator{c}}
+	}},
+	{"Exec Query", func(c *fakeConn) driver.Conn {
+		return struct {
+			*fakeConn
+			connExec
+			connQuery
+			connPrepare
+			connResetter
+		}{c, connExec{c}, connQuery{c}, connPrepare{c}, connResetter{c}}
+	}},
+	{"ExecContext Query", func(c *fakeConn) driver.Conn {
+		return struct {
+			*fakeConn
+			connExecCtx
+			connQuery
+			connBeginTx
+			connPinger
+		}{c, connExecCtx{c}, connQuery{c}, connBeginTx{c}, connPinger{c}}
+	}},
+	{"QueryContext", func(c *fakeConn) driver.Conn {
+		return struct {
+			*fakeConn
+			connQueryCtx
+			connBeginTx
+			connResetter
+			connValidator
+		}{c, connQueryCtx{c}, connBeginTx{c}, connResetter{c}, connValidator{c}}
+	}},
+	{"Exec QueryContext", func(c *fakeConn) driver.Conn {
+		return struct {
+			*fakeConn
+			connExec
+			connQueryCtx
+			connPinger
+			connValidator
+		}{c, connExec{c}, connQueryCtx{c}, connPinger{c}, connValidator{c}}
+	}},
+	{"ExecContext QueryContext", func(c *fakeConn) driver.Conn {
+		return struct {
+			*fakeConn
+			connExecCtx
+			connQueryCtx
+			connPrepare
+			connPinger
+		}{c, connExecCtx{c}, connQueryCtx{c}, connPrepare{c}, connPinger{c}}
+	}},
+	{"checker", func(c *fakeConn) driver.Conn {
+		return struct {
+			*fakeConn
+			connChecker
+			connPrepare
+			connBeginTx
+			connPinger
+		}{c, connChecker{c}, connPrepare{c}, connBeginTx{c}, connPinger{c}}
+	}},
+	{"checker Exec", func(c *fakeConn) driver.Conn {
+		return struct {
+			*fakeConn
+			connChecker
+			connExec
+			connPrepare
+			connValidator
+		}{c, connChecker{c}, connExec{c}, connPrepare{c}, connValidator{c}}
+	}},
+	{"checker ExecContext", func(c *fakeConn) driver.Conn {
+		return struct {
+			*fakeConn
+			connChecker
+			connExecCtx
+			connResetter
+		}{c, connChecker{c}, connExecCtx{c}, connResetter{c}}
+	}},
+	{"checker Query", func(c *fakeConn) driver.Conn {
+		return struct {
+			*fakeConn
+			connChecker
+			connQuery
+			connBeginTx
+			connResetter
+			connValidator
+		}{c, connChecker{c}, connQuery{c}, connBeginTx{c}, connResetter{c}, connValidator{c}}
+	}},
+	{"checker Exec Query", func(c *fakeConn) driver.Conn {
+		return struct {
+			*fakeConn
+			connChecker
+			connExec
+			connQuery
+			connBeginTx
+			connPinger
+		}{c, connChecker{c}, connExec{c}, connQuery{c}, connBeginTx{c}, connPinger{c}}
+	}},
+	{"checker ExecContext Query", func(c *fakeConn) driver.Conn {
+		return struct {
+			*fakeConn
+			connChecker
+			connExecCtx
+			connQuery
+			connPrepare
+			connResetter
+			connValidator
+		}{c, connChecker{c}, connExecCtx{c}, connQuery{c}, connPrepare{c}, connResetter{c}, connValidator{c}}
+	}},
+	{"checker QueryContext", func(c *fakeConn) driver.Conn {
+		return struct {
+			*fakeConn
+			connChecker
+			connQueryCtx
+			connPrepare
+		}{c, connChecker{c}, connQueryCtx{c}, connPrepare{c}}
+	}},
+	{"checker Exec QueryContext", func(c *fakeConn) driver.Conn {
+		return struct {
+			*fakeConn
+			connChecker
+			connExec
+			connQueryCtx
+			connPrepare
+			connBeginTx
+			connPinger
+			connResetter
+		}{c, connChecker{c}, connExec{c}, connQueryCtx{c}, connPrepare{c}, connBeginTx{c}, connPinger{c}, connResetter{c}}
+	}},
+	likeMySQL,
+}
+
+var likeMySQL = connShape{"like mysql", func(c *fakeConn) driver.Conn {
+	return struct {
+		*fakeConn
+		connChecker
+		connExec
+		connExecCtx
+		connQuery
+		connQueryCtx
+		connPrepare
+		connBeginTx
+		connPinger
+		connResetter
+		connValidator
+	}{
+		c,
+		connChecker{c},
+		connExec{c},
+		connExecCtx{c},
+		connQuery{c},
+		connQueryCtx{c},
+		connPrepare{c},
+		connBeginTx{c},
+		connPinger{c},
+		connResetter{c},
+		connValidator{c},
+	}
+}}
+
+type stmtShape struct {
+	name string
+	make func(*fakeStmt) driver.Stmt
+}
+
+// stmtShapes has every triple. The last is that of go-sql-driver/mysql.
+var stmtShapes = []stmtShape{
+	{"nothing", func(t *fakeStmt) driver.Stmt { return t }},
+	{"ExecContext QueryContext", func(t *fakeStmt) driver.Stmt {
+		return struct {
+			*fakeStmt
+			stmtExecCtx
+			stmtQueryCtx
+		}{t, stmtExecCtx{t}, stmtQueryCtx{t}}
+	}},
+	{"ExecContext checker", func(t *fakeStmt) driver.Stmt {
+		return struct {
+			*fakeStmt
+			stmtExecCtx
+			stmtChecker
+		}{t, stmtExecCtx{t}, stmtChecker{t}}
+	}},
+	{"ExecContext converter", func(t *fakeStmt) driver.Stmt {
+		return struct {
+			*fakeStmt
+			stmtExecCtx
+			stmtConverter
+		}{t, stmtExecCtx{t}, stmtConverter{t}}
+	}},
+	{"QueryContext checker", func(t *fakeStmt) driver.Stmt {
+		return struct {
+			*fakeStmt
+			stmtQueryCtx
+			stmtChecker
+		}{t, stmtQueryCtx{t}, stmtChecker{t}}
+	}},
+	{"QueryContext converter", func(t *fakeStmt) driver.Stmt {
+		return struct {
+			*fakeStmt
+			stmtQueryCtx
+			stmtConverter
+		}{t, stmtQueryCtx{t}, stmtConverter{t}}
+	}},
+	{"checker converter", func(t *fakeStmt) driver.Stmt {
+		return struct {
+			*fakeStmt
+			stmtChecker
+			stmtConverter
+		}{t, stmtChecker{t}, stmtConverter{t}}
+	}},
+	stmtLikeMySQL,
+}
+
+var stmtLikeMySQL = stmtShape{"like mysql", func(t *fakeStmt) driver.Stmt {
+	return struct {
+		*fakeStmt
+		stmtExecCtx
+		stmtQueryCtx
+		stmtChecker
+		stmtConverter
+	}{t, stmtExecCtx{t}, stmtQueryCtx{t}, stmtChecker{t}, stmtConverter{t}}
+}}
+
+type rowsShape struct {
+	name string
+	make func(*fakeRows) driver.Rows
+}
+
+// rowsShapes has none, each alone, all, and those of go-sql-driver/mysql.
+var rowsShapes = []rowsShape{
+	{"nothing", func(r *fakeRows) driver.Rows { return r }},
+	{"NextResultSet", func(r *fakeRows) driver.Rows {
+		return struct {
+			*fakeRows
+			rowsSets
+		}{r, rowsSets{r}}
+	}},
+	{"DatabaseTypeName", func(r *fakeRows) driver.Rows {
+		return struct {
+			*fakeRows
+			rowsTypeName
+		}{r, rowsTypeName{r}}
+	}},
+	{"ScanType", func(r *fakeRows) driver.Rows {
+		return struct {
+			*fakeRows
+			rowsScanType
+		}{r, rowsScanType{r}}
+	}},
+	{"Length", func(r *fakeRows) driver.Rows {
+		return struct {
+			*fakeRows
+			rowsLength
+		}{r, rowsLength{r}}
+	}},
+	{"Nullable", func(r *fakeRows) driver.Rows {
+		return struct {
+			*fakeRows
+			rowsNullable
+		}{r, rowsNullable{r}}
+	}},
+	{"PrecisionScale", func(r *fakeRows) driver.Rows {
+		return struct {
+			*fakeRows
+			rowsPrecision
+		}{r, rowsPrecision{r}}
+	}},
+	{"everything", func(r *fakeRows) driver.Rows {
+		return struct {
+			*fakeRows
+			rowsSets
+			rowsTypeName
+			rowsScanType
+			rowsLength
+			rowsNullable
+			rowsPrecision
+		}{r, rowsSets{r}, rowsTypeName{r}, rowsScanType{r}, rowsLength{r}, rowsNullable{r}, rowsPrecision{r}}
+	}},
+	rowsLikeMySQL,
+}
+
+var rowsLikeMySQL = rowsShape{"like mysql", func(r *fakeRows) driver.Rows {
+	return struct {
+		*fakeRows
+		rowsSets
+		rowsTypeName
+		rowsScanType
+		rowsNullable
+		rowsPrecision
+	}{r, rowsSets{r}, rowsTypeName{r}, rowsScanType{r}, rowsNullable{r}, rowsPrecision{r}}
+}}
+
+// newFake returns a fake server that looks like go-sql-driver/mysql.
+func newFake() *fakeServer {
+	return &fakeServer{conn: likeMySQL.make, stmt: stmtLikeMySQL.make, rows: rowsLikeMySQL.make}
+}
+
+// mysqlAnswers makes the fake server answer the driver's own questions as a
+// MySQL server does whose lock table is there, and the rest with fakeTable.
+func (s *fakeServer) mysqlAnswers() *fakeServer {
+	s.answer = func(c *fakeConn, text string) (fakeReply, error) {
+		one := func(values ...driver.Value) (fakeReply, error) {
+			return fakeReply{columns: slices.Repeat([]string{"c"}, len(values)), rows: [][]driver.Value{values}}, nil
+		}
+		switch {
+		case strings.HasPrefix(text, "SELECT VERSION()"):
+			return one("8.4.0", "shop", "0", "0", "REPEATABLE-READ", "0", "OFF,")
+		case strings.HasPrefix(text, "SELECT ID, HOST"):
+			return one(int64(c.id), "app:1")
+		case strings.HasPrefix(text, "SELECT ENGINE"):
+			return one("InnoDB")
+		case strings.HasPrefix(text, "SELECT ROUTINE_COMMENT"):
+			return fakeReply{}, nil
+		case strings.Contains(text, "CONNECTION_ID()"):
+			reply, err := one(int64(c.id))
+			reply.rows = slices.Repeat(reply.rows, 1+strings.Count(text, "UNION ALL"))
+			return reply, err
+		case strings.HasPrefix(text, "SELECT name FROM `shop`.`mysqllock`"):
+			return fakeReply{columns: []string{"name"}}, nil
+		}
+		return fakeTable(), nil
+	}
+	return s
+}

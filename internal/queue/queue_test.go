@@ -1,0 +1,320 @@
+package queue
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var ctx = context.Background()
+
+// empty checks that no line is left over.
+func (q *Queue) empty(t *testing.T) {
+	t.Helper()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for key, l := range q.lines {
+		t.Errorf("the line of %q is left over, with %d in it", key, l.users)
+	}
+}
+
+func enter(t *testing.T, q *Queue, keys ...string) *Ticket {
+	t.Helper()
+	ticket, err := q.Enter(ctx, keys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ticket
+}
+
+func TestFirstComeFirstServed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var q Queue
+		front := enter(t, &q, "k")
+		var order []int // guarded by the line
+		for i := range 20 {
+			go func() {
+				ticket, err := q.Enter(ctx, []string{"k"})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				order = append(order, i)
+				time.Sleep(time.Millisecond)
+				ticket.Leave()
+			}()
+			synctest.Wait()
+		}
+		if _, _, ok := q.TryEnter([]string{"k"}); ok {
+			t.Error("someone got in front although the line is not empty")
+		}
+		front.Leave()
+		// Nor may anyone slip in between two of the line.
+		for range 30 {
+			if ticket, _, ok := q.TryEnter([]string{"k"}); ok {
+				if len(order) != 20 {
+					t.Errorf("someone slipped in behind %d", len(order))
+				}
+				ticket.Leave()
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if len(order) != 20 || !slices.IsSorted(order) {
+			t.Errorf("the order was %v", order)
+		}
+		q.empty(t)
+	})
+}
+
+func TestKeysAreApart(t *testing.T) {
+	var q Queue
+	a := enter(t, &q, "a")
+	b := enter(t, &q, "b")
+	if _, _, ok := q.TryEnter([]string{"a"}); ok {
+		t.Error("two are in front of one line")
+	}
+	a.Leave()
+	again, _, ok := q.TryEnter([]string{"a"})
+	if !ok {
+		t.Fatal("the line is empty, and nobody gets in")
+	}
+	again.Leave()
+	b.Leave()
+	q.empty(t)
+}
+
+func TestCancelledWaiter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var q Queue
+		front := enter(t, &q, "b")
+
+		// One that waits for b while it is in front for a, one behind it.
+		waiting, cancel := context.WithCancel(ctx)
+		failed := make(chan error, 1)
+		go func() {
+			_, err := q.Enter(waiting, []string{"a", "b", "c"})
+			failed <- err
+		}()
+		synctest.Wait()
+		var behind *Ticket
+		go func() { behind, _ = q.Enter(ctx, []string{"a"}) }()
+		synctest.Wait()
+		if behind != nil {
+			t.Fatal("two are in front of one line")
+		}
+
+		cancel()
+		synctest.Wait()
+		if err := <-failed; !errors.Is(err, context.Canceled) {
+			t.Errorf("the cancelled one got %v", err)
+		}
+		if behind == nil {
+			t.Fatal("the cancelled one still has its place in another line")
+		}
+		behind.Leave()
+
+		// Whoever comes too late does not get in, even where nobody is.
+		if _, err := q.Enter(waiting, []string{"b"}); !errors.Is(err, context.Canceled) {
+			t.Errorf("with an ended context: %v", err)
+		}
+		front.Leave()
+		q.empty(t)
+
+		next, _, ok := q.TryEnter([]string{"a", "b", "c"})
+		if !ok {
+			t.Fatal("the lines are empty, and nobody gets in")
+		}
+		next.Leave()
+		q.empty(t)
+	})
+}
+
+// TestCancelInTheMiddle cancels one of a line; those behind it move up.
+func TestCancelInTheMiddle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var q Queue
+		front := enter(t, &q, "k")
+		var order []int
+		cancels := make([]context.CancelFunc, 5)
+		for i := range cancels {
+			var own context.Context
+			own, cancels[i] = context.WithCancel(ctx)
+			go func() {
+				ticket, err := q.Enter(own, []string{"k"})
+				if err == nil {
+					order = append(order, i)
+					ticket.Leave()
+				}
+			}()
+			synctest.Wait()
+		}
+		cancels[2]()
+		cancels[4]()
+		synctest.Wait()
+		front.Leave()
+		synctest.Wait()
+		if !slices.Equal(order, []int{0, 1, 3}) {
+			t.Errorf("the order was %v", order)
+		}
+		for _, cancel := range cancels {
+			cancel()
+		}
+		q.empty(t)
+	})
+}
+
+func TestTryEnterTakesAllOrNothing(t *testing.T) {
+	var q Queue
+	b := enter(t, &q, "b")
+	b.Granted(&lockerr.Holder{ConnectionID: 7})
+	ticket, holder, ok := q.TryEnter([]string{"a", "b", "c"})
+	if ok || ticket != nil {
+		t.Fatal("two are in front of one line")
+	}
+	if holder == nil || holder.ConnectionID != 7 {
+		t.Errorf("the holder is %v", holder)
+	}
+	for _, key := range []string{"a", "c"} {
+		other, _, ok := q.TryEnter([]string{key})
+		if !ok {
+			t.Errorf("who did not get in is in front for %s", key)
+			continue
+		}
+		other.Leave()
+	}
+	b.Leave()
+	q.empty(t)
+}
+
+func TestHolder(t *testing.T) {
+	var q Queue
+	if h := q.Holder("a"); h != nil {
+		t.Errorf("nobody is %v", h)
+	}
+	ticket := enter(t, &q, "a", "b")
+	if _, holder, ok := q.TryEnter([]string{"a"}); ok || holder != nil {
+		t.Errorf("who does not hold it yet is %v", holder)
+	}
+	ticket.Granted(&lockerr.Holder{ConnectionID: 7})
+	for _, key := range []string{"a", "b"} {
+		if h := q.Holder(key); h == nil || h.ConnectionID != 7 {
+			t.Errorf("the holder of %s is %v", key, h)
+		}
+	}
+	ticket.Leave()
+	if h := q.Holder("a"); h != nil {
+		t.Errorf("who has left still holds it: %v", h)
+	}
+	q.empty(t)
+}
+
+// TestHolderOfTheNext: whoever comes to the front is not who was there.
+func TestHolderOfTheNext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var q Queue
+		first := enter(t, &q, "k")
+		first.Granted(&lockerr.Holder{ConnectionID: 7})
+		var second *Ticket
+		go func() { second, _ = q.Enter(ctx, []string{"k"}) }()
+		synctest.Wait()
+		first.Leave()
+		synctest.Wait()
+		if h := q.Holder("k"); h != nil {
+			t.Errorf("the second is taken for %v", h)
+		}
+		second.Leave()
+		q.empty(t)
+	})
+}
+
+func TestLeaveAgain(t *testing.T) {
+	var nobody *Ticket
+	nobody.Leave()
+
+	var q Queue
+	first := enter(t, &q, "k")
+	first.Leave()
+	second := enter(t, &q, "k")
+	first.Leave() // not the second one's place
+	if _, _, ok := q.TryEnter([]string{"k"}); ok {
+		t.Error("two are in front of one line")
+	}
+	second.Leave()
+	second.Leave()
+	q.empty(t)
+}
+
+// TestStorm has many callers with some keys each, in sorted order, of whom some
+// give up. No two may be in front of one line, and all come through.
+func TestStorm(t *testing.T) {
+	var q Queue
+	var front [6]atomic.Int32
+	var granted atomic.Int32
+	limited, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	var all sync.WaitGroup
+	for range 16 {
+		all.Go(func() {
+			for range 200 {
+				var numbers []int
+				for i := range front {
+					if rand.N(3) == 0 {
+						numbers = append(numbers, i)
+					}
+				}
+				var keys []string
+				for _, i := range numbers {
+					keys = append(keys, fmt.Sprint(i))
+				}
+				own, stop := limited, func() {}
+				if rand.N(3) == 0 {
+					own, stop = context.WithTimeout(limited, rand.N(time.Millisecond))
+				}
+				var ticket *Ticket
+				var err error
+				if rand.N(4) == 0 {
+					ticket, _, _ = q.TryEnter(keys)
+				} else {
+					ticket, err = q.Enter(own, keys)
+				}
+				stop()
+				if err != nil && own == limited {
+					t.Errorf("nobody comes through: %v", err)
+					return
+				}
+				if ticket == nil {
+					continue
+				}
+				granted.Add(1)
+				for _, i := range numbers {
+					if front[i].Add(1) != 1 {
+						t.Errorf("two are in front of line %d", i)
+					}
+				}
+				ticket.Granted(&lockerr.Holder{})
+				for _, i := range numbers {
+					front[i].Add(-1)
+				}
+				ticket.Leave()
+			}
+		})
+	}
+	all.Wait()
+	if granted.Load() == 0 {
+		t.Error("nobody got in front")
+	}
+	q.empty(t)
+}
