@@ -141,9 +141,8 @@ func (c *conn) note(ctx context.Context, text string) error {
 		}
 		return nil
 	}
-	const sel = "SELECT "
-	if len(text) > len(sel) && strings.EqualFold(text[:len(sel)], sel) {
-		return nil // most queries, and they cannot begin a transaction
+	if isData(text) {
+		return nil
 	}
 	info := sqltext.Look(text)
 	if info.Kind != sqltext.Commits {
@@ -159,6 +158,17 @@ func (c *conn) note(ctx context.Context, text string) error {
 		c.raw = false // others need not end it: UNLOCK TABLES, for one
 	}
 	return nil
+}
+
+// isData knows most statements at a glance: one that reads or changes data, and
+// cannot begin or end a transaction.
+func isData(text string) bool {
+	for _, verb := range [...]string{"SELECT ", "INSERT ", "UPDATE ", "DELETE ", "REPLACE "} {
+		if len(text) > len(verb) && strings.EqualFold(text[:len(verb)], verb) {
+			return strings.IndexByte(text, ';') < 0
+		}
+	}
+	return false
 }
 
 func firstWord(text string) string {
