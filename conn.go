@@ -531,9 +531,12 @@ type tx struct {
 func (t *tx) Commit() error { return t.end(true) }
 
 // Rollback rolls back. In a unit of work the outermost Rollback gives the lock
-// back.
+// back. What was lost is rolled back already.
 func (t *tx) Rollback() error {
 	err := t.end(false)
+	if errors.Is(err, ErrLost) {
+		err = nil
+	}
 	// database/sql keeps a connection after a rollback on cancellation only if
 	// its driver can reset and check it. We claim that we can; does the base?
 	if t.ctx.Err() != nil {

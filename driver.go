@@ -218,9 +218,6 @@ func splitDSN(dsn string) (plain string, cfg Config, err error) {
 }
 
 func (c *Config) set(name, value string) (err error) {
-	if value == "" {
-		return fmt.Errorf("mysqllock: DSN parameter %s is empty", name)
-	}
 	switch name {
 	case "lockStrategy":
 		c.Strategy = value
@@ -249,6 +246,9 @@ func (c *Config) set(name, value string) (err error) {
 		c.Unsafe = value
 	default:
 		return fmt.Errorf("mysqllock: unknown DSN parameter %s", name)
+	}
+	if value == "" {
+		return fmt.Errorf("mysqllock: DSN parameter %s is empty", name)
 	}
 	if err != nil {
 		return fmt.Errorf("mysqllock: DSN parameter %s: cannot read %q", name, value)

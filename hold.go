@@ -128,8 +128,11 @@ func (h *Hold) end(commit bool) error {
 		u.stack = nil
 		h.err = u.finish(commit)
 	}
-	if obstacle != nil {
+	switch {
+	case obstacle != nil:
 		h.err = obstacle
+	case !commit && errors.Is(h.err, ErrLost):
+		h.err = nil // what was lost is rolled back already
 	}
 	h.scope.give()
 	h.cancel(ErrClosed)

@@ -478,6 +478,15 @@ func TestLostConnection(t *testing.T) {
 			_, err = db.ExecContext(ctx, "UPDATE p SET stock = 10") // its end was seen: a new unit may begin
 			ok(t, err)
 		})
+		t.Run("rollback", func(t *testing.T) {
+			ctx := lockctx.With(limited(t), "k")
+			tx, err := db.BeginTx(ctx, nil)
+			ok(t, err)
+			exec(t, tx, "UPDATE p SET stock = 0")
+			exec(t, s.plain, fmt.Sprintf("KILL %d", id(ctx, tx)))
+			ok(t, tx.Rollback()) // what was lost is rolled back
+			s.wantStock(1, 10)
+		})
 		t.Run("commit", func(t *testing.T) {
 			ctx := lockctx.With(limited(t), "k")
 			tx, err := db.BeginTx(ctx, nil)

@@ -55,7 +55,9 @@ func With(ctx context.Context, key string, opts ...Option) context.Context {
 func WithKeys(ctx context.Context, keys []string, opts ...Option) context.Context {
 	h := &Hint{}
 	for _, opt := range opts {
-		opt(h)
+		if opt != nil {
+			opt(h)
+		}
 	}
 	h.Keys = slices.Compact(slices.Sorted(slices.Values(keys)))
 	h.check()
