@@ -4,15 +4,16 @@ import (
 	"context"
 	"database/sql/driver"
 	"errors"
-	"fmt"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/lockctx"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
+	"github.com/mysqllock/mysqllock/rowlock"
 )
 
 // conn is one connection as database/sql sees it. Without a hint every call
@@ -150,7 +151,9 @@ func (c *conn) note(ctx context.Context, text string) error {
 	}
 	switch verb := firstWord(text); {
 	case verb == "SET":
-		c.manual = info.Opens
+		if c.manual = info.Opens; c.manual {
+			return c.unlimit(ctx)
+		}
 	case info.Opens:
 		c.raw = true
 		return c.unlimit(ctx)
@@ -233,6 +236,10 @@ func (c *conn) run(ctx context.Context, st *statement) (driver.Rows, driver.Resu
 // lock is taken in that transaction first.
 func (c *conn) runLate(ctx context.Context, s *scope, h *lockctx.Hint, st *statement) (driver.Rows, driver.Result, error) {
 	t := c.tx
+	if t.under != nil && t.under != s.unit {
+		return nil, nil, &Error{Op: st.op(), Key: strings.Join(h.Keys, ", "), Strategy: lockctx.StrategyRow, Err: lockerr.With(ErrLost, errors.New(
+			"an earlier statement of this transaction ran under the lock of a unit of work that is another, or has ended; begin the transaction with the lock context"))}
+	}
 	if s.unit != nil {
 		for _, key := range h.Keys {
 			if _, ok := s.unit.keys[key]; !ok {
@@ -258,7 +265,10 @@ func (c *conn) runLate(ctx context.Context, s *scope, h *lockctx.Hint, st *state
 	if err := c.link.Take(ctx); err != nil {
 		return nil, nil, err
 	}
-	alive, err := l.Join(ctx, c.link, c.k.request(s, h, h.Keys, false))
+	alive, err := false, c.openLate(ctx, l)
+	if err == nil {
+		alive, err = l.Join(ctx, c.link, c.k.request(s, h, h.Keys, false))
+	}
 	if err != nil {
 		err = noRetry(err)
 		if !alive {
@@ -274,6 +284,28 @@ func (c *conn) runLate(ctx context.Context, s *scope, h *lockctx.Hint, st *state
 	t.u = newUnit(l, s, c.link, c.link.Continue(t.base), h.Keys, nil)
 	t.u.home, t.u.opts, t.u.read, t.u.stack = c, t.opts, t.read, []*tx{t}
 	return t.u.run(ctx, st)
+}
+
+// openLate makes sure that the transaction is still open in which a lock is to
+// be taken: COMMIT as text, DDL, a procedure or a swallowed deadlock may have
+// ended it while nobody looked. A savepoint outlives its statement only in an
+// open transaction. It also sets the limit on idleness that Begin would have.
+func (c *conn) openLate(ctx context.Context, l *locks) error {
+	texts := []string{"SAVEPOINT mysqllock_late", "RELEASE SAVEPOINT mysqllock_late"}
+	if s := l.IdleLimit(); s > 0 {
+		c.limited = true
+		texts = append(texts, rowlock.IdleLimitSQL(s))
+	}
+	for _, text := range texts {
+		err := server.Exec(ctx, c.link.Conn, text)
+		if server.NoSavepoint(err) {
+			return lockerr.With(ErrLost, errors.New("the transaction had ended before it asked for the lock"))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // runJoined runs a statement in the unit of work that its lock context has
@@ -409,7 +441,7 @@ func (c *conn) unlimit(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = server.Exec(ctx, c.link.Conn, fmt.Sprintf("SET SESSION idle_transaction_timeout = %d", l.Info().IdleLimit))
+	err = server.Exec(ctx, c.link.Conn, rowlock.IdleLimitSQL(l.Info().IdleLimit))
 	c.limited = err != nil
 	return err
 }
@@ -556,8 +588,16 @@ func (t *tx) end(commit bool) error {
 		case t.failed != nil:
 			return t.failed
 		case commit && t.under != nil:
-			_ = t.under.scope.take(context.Background())
-			defer t.under.scope.give() // the unit does not end meanwhile
+			// The unit must not end meanwhile; but a statement that runs in it may
+			// be waiting for our own rows.
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			err := t.under.scope.take(ctx)
+			cancel()
+			if err != nil {
+				_ = t.base.Rollback()
+				return &Error{Op: "commit", Strategy: lockctx.StrategyRow, Err: errors.New("a statement of the lock context that this transaction ran under is still running; the transaction is rolled back")}
+			}
+			defer t.under.scope.give()
 			if err := t.under.alive(); err != nil {
 				_ = t.base.Rollback()
 				return err
@@ -629,7 +669,7 @@ func (s *stmt) Close() error {
 	if s.base == nil {
 		return nil
 	}
-	if t := s.c.tx; t != nil && t.u != nil && t.u.closeLater(s.base) {
+	if t := s.c.tx; t != nil && t.u != nil && t.u.home == s.c && t.u.closeLater(s.base) {
 		return nil
 	}
 	_ = s.c.link.Take(context.Background())

@@ -48,7 +48,7 @@
 //     the lock back. Other options than the session's are an error;
 //   - statements of an explicit sql.Tx that began without the hint stay on its
 //     connection; the lock is the session's, and the Commit of that transaction
-//     fails with [ErrLost] where the session has ended before it. The session is
+//     fails, with [ErrLost] where the session has ended before it. The session is
 //     asked, not locked in: it can be lost while that COMMIT is under way. Begin
 //     the transaction with the lock context to be sure;
 //   - when the context ends, an open transaction is rolled back; without one the
@@ -66,8 +66,8 @@
 // What only reads is decided by a look at the statement's text; in doubt it is a
 // write. A statement that would end the transaction, as COMMIT as text, DDL and
 // LOCK TABLES do, fails with [ErrUnsafe] before it is sent. A procedure that
-// turns out to have ended it is followed by [ErrLost]; what it committed stays.
-// CALL costs two statements more for that.
+// turns out to have ended it, or to have gone back to a savepoint that it did not
+// set itself, is followed by [ErrLost]; what it committed stays. CALL costs two statements more for that.
 //
 // Up to 4 MiB of a query's rows are read ahead, so that code which queries inside
 // a rows.Next loop works as it does without a lock. What goes beyond is streamed,

@@ -430,3 +430,110 @@ func TestUnboundedPoolIsNotTakenForFull(t *testing.T) {
 		ok(t, <-first)
 	})
 }
+
+// A transaction that something has ended unseen is not taken for one that can
+// hold a lock.
+func TestLateHintInAnEndedTransaction(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open()
+		for _, text := range []string{"COMMIT", "CREATE TABLE q (id INT)"} {
+			tx, err := db.Begin()
+			ok(t, err)
+			exec(t, tx, text)
+			if _, err := tx.ExecContext(lockctx.With(limited(t), "k"), "UPDATE p SET stock = 0 WHERE id = 1"); !errors.Is(err, mysqllock.ErrLost) {
+				t.Errorf("a late hint after %s: %v", text, err)
+			}
+			ok(t, tx.Rollback())
+			s.wantStock(1, 10)
+		}
+	})
+}
+
+// A transaction whose statements ran under a session's lock does not take
+// another lock for it.
+func TestForeignTransactionUnderALockThatHasGone(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open()
+		ctx := lockctx.With(limited(t), "k")
+		_, err := read(ctx, db, 2)
+		ok(t, err)
+		tx, err := db.Begin()
+		ok(t, err)
+		_, err = tx.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 1")
+		ok(t, err)
+		_, err = db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 3") // gives the lock back
+		ok(t, err)
+		if _, err = tx.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 4"); !errors.Is(err, mysqllock.ErrLost) {
+			t.Errorf("the next statement: %v", err)
+		}
+		if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
+			t.Errorf("Commit: %v", err)
+		}
+		s.wantStock(1, 10)
+	})
+}
+
+// Its Commit does not wait for a statement that waits for its rows.
+func TestForeignTransactionInTheWay(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open()
+		ctx := lockctx.With(limited(t), "k")
+		_, err := read(ctx, db, 2)
+		ok(t, err)
+		tx, err := db.Begin()
+		ok(t, err)
+		_, err = tx.ExecContext(ctx, "UPDATE p SET stock = 5 WHERE id = 1")
+		ok(t, err)
+		done := make(chan error, 1)
+		go func() {
+			_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+			done <- err
+		}()
+		soon(t, "the session waits for the transaction's row", func() bool {
+			var n int
+			ok(t, s.plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE 'UPDATE p SET stock = stock - 1%'", s.database).Scan(&n))
+			return n == 1
+		})
+		if err := tx.Commit(); err == nil || !strings.Contains(err.Error(), "still running") {
+			t.Errorf("Commit: %v", err)
+		}
+		ok(t, <-done)
+		s.wantStock(1, 9)
+	})
+}
+
+// Every locked transaction on MariaDB has its limit, however it began.
+func TestIdleLimitOfEveryLockedTransaction(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		if !s.mariadb {
+			return // MySQL has none
+		}
+		db := s.open("lockTTL=3s")
+		check := func(what string, tx *sql.Tx) {
+			t.Helper()
+			var n int
+			ok(t, tx.QueryRow("SELECT @@idle_transaction_timeout").Scan(&n))
+			if n != 3 {
+				t.Errorf("%s: idle_transaction_timeout is %d, want 3", what, n)
+			}
+		}
+		begin := func(ctx context.Context, opts *sql.TxOptions) *sql.Tx {
+			tx, err := db.BeginTx(ctx, opts)
+			ok(t, err)
+			t.Cleanup(func() { tx.Rollback() })
+			return tx
+		}
+		first := begin(lockctx.With(limited(t), "k"), nil)
+		check("first", first)
+		waiter := make(chan *sql.Tx)
+		go func() { waiter <- begin(lockctx.With(limited(t), "k"), nil) }()
+		time.Sleep(100 * time.Millisecond)
+		ok(t, first.Commit())
+		check("waited", <-waiter)
+		check("with an isolation level", begin(lockctx.With(limited(t), "k2"), &sql.TxOptions{Isolation: sql.LevelReadCommitted}))
+		late := begin(limited(t), nil)
+		_, err := late.ExecContext(lockctx.With(limited(t), "k3"), "UPDATE p SET stock = 1 WHERE id = 1")
+		ok(t, err)
+		check("late hint", late)
+	})
+}

@@ -370,11 +370,10 @@ func (u *unit) run(ctx context.Context, st *statement) (driver.Rows, driver.Resu
 // so it tells. err is what CALL returned.
 func (u *unit) called(ctx context.Context, err error) error {
 	gone := server.Exec(ctx, u.link.Conn, "RELEASE SAVEPOINT mysqllock_call")
-	const noSuchSavepoint = 1305
 	switch {
 	case err != nil && u.l.Info().EndsTransaction(err):
 		return err
-	case server.Number(gone) == noSuchSavepoint:
+	case server.NoSavepoint(gone):
 		return lockerr.With(ErrLost, errors.New("the procedure has ended the transaction, and with it the lock"))
 	case err == nil:
 		return gone

@@ -241,6 +241,12 @@ func (m *mocked) rollback(a answers) {
 	m.expectExec("ROLLBACK")
 }
 
+// stillOpen is how a transaction that asks late for its lock is known to be open.
+func (m *mocked) stillOpen() {
+	m.expectExec("SAVEPOINT mysqllock_late")
+	m.expectExec("RELEASE SAVEPOINT mysqllock_late")
+}
+
 func (m *mocked) begin() *sql.Tx {
 	m.t.Helper()
 	tx, err := m.db.BeginTx(m.ctx, nil)
@@ -862,6 +868,7 @@ func TestMockLate(t *testing.T) {
 		tx := begin(m, nil)
 		m.expectExec(sqlUpdate, 1, 1)
 		m.setUp(aMySQL)
+		m.stillOpen()
 		m.expectQuery(sqlExists, "k")
 		m.expectQuery(sqlTry, "7")
 		m.expectExec(sqlUpdate, 3, 42)
@@ -893,6 +900,7 @@ func TestMockLate(t *testing.T) {
 			m.ExpectQuery(sqlRead).WithArgs(42).WillReturnRows(column("3"))
 			m.setUp(a)
 			if !c.stale {
+				m.stillOpen()
 				m.expectQuery(sqlExists, "k")
 				m.expectQuery(sqlTry, "7")
 				m.expectExec(sqlUpdate, 3, 42)
@@ -913,6 +921,7 @@ func TestMockLate(t *testing.T) {
 		m := mock(t, mysqllock.Config{NoWait: true})
 		tx := begin(m, nil)
 		m.setUp(aMySQL)
+		m.stillOpen()
 		m.expectQuery(sqlExists, "k")
 		m.ExpectQuery(sqlTry).WillReturnError(number(3572))
 		m.expectQuery(sqlHolder(0, dataK))
@@ -924,10 +933,24 @@ func TestMockLate(t *testing.T) {
 		m.want(err, nil)
 		m.want(tx.Commit(), nil)
 	})
+	t.Run("the transaction has ended", func(t *testing.T) {
+		m := mock(t, mysqllock.Config{})
+		tx := begin(m, nil)
+		m.setUp(aMySQL)
+		m.expectExec("SAVEPOINT mysqllock_late")
+		m.ExpectExec("RELEASE SAVEPOINT mysqllock_late").WillReturnError(number(1305))
+		m.ExpectRollback()
+		_, err := tx.ExecContext(m.ctx, sqlUpdate, 1, 1)
+		m.want(err, mysqllock.ErrLost)
+		_, err = tx.Exec(sqlUpdate, 3, 42)
+		m.want(err, mysqllock.ErrLost)
+		m.want(tx.Commit(), mysqllock.ErrLost)
+	})
 	t.Run("deadlock", func(t *testing.T) {
 		m := mock(t, mysqllock.Config{})
 		tx := begin(m, nil)
 		m.setUp(aMySQL)
+		m.stillOpen()
 		m.expectQuery(sqlExists, "k")
 		m.ExpectQuery(sqlTry).WillReturnError(number(1213))
 		m.ExpectRollback()
@@ -1404,7 +1427,7 @@ func TestRecordTaint(t *testing.T) {
 // server until its wait is over, and is killed there.
 func TestRecordWait(t *testing.T) {
 	const look = "SELECT 1 FROM information_schema.PROCESSLIST WHERE ID = 1 AND INFO LIKE '%MARK%' AND ID <> CONNECTION_ID()"
-	begin := []string{"app1: BeginTx {Isolation:0 ReadOnly:false}"}
+	const begin = "app1: BeginTx {Isolation:0 ReadOnly:false}"
 	for _, c := range []struct {
 		name    string
 		version string
@@ -1417,17 +1440,20 @@ func TestRecordWait(t *testing.T) {
 	}{
 		{
 			"MySQL", "8.4.0", 3572, "MAX_EXECUTION_TIME(3000)",
-			[]string{begin[0], "app1: " + sqlTry, "app1: Rollback", "app1: SELECT CONNECTION_ID()", begin[0]},
+			[]string{begin, "app1: " + sqlTry, "app1: Rollback", "app1: SELECT CONNECTION_ID()", begin},
 			"SELECT /*+ MAX_EXECUTION_TIME(n) */ CONNECTION_ID() FROM `shop`.`mysqllock`" +
 				" WHERE namespace = x'73686f70' AND name = x'6b' FOR UPDATE /* mysqllock MARK */",
 			"Rollback", sqlHolder(1, dataK),
 		},
 		{
 			"MariaDB", "10.11.9-MariaDB", 1205, "max_statement_time = 3.000",
-			[]string{"app1: " + sqlBlock, "app1: ROLLBACK", "app1: SELECT CONNECTION_ID()", begin[0]},
+			[]string{
+				"app1: " + sqlBlock, "app1: ROLLBACK", "app1: SELECT CONNECTION_ID()",
+				"app1: BEGIN NOT ATOMIC SET SESSION idle_transaction_timeout = 30; START TRANSACTION; END",
+			},
 			"SET STATEMENT max_statement_time = n FOR SELECT CONNECTION_ID() FROM `shop`.`mysqllock`" +
 				" WHERE namespace = x'73686f70' AND name = x'6b' FOR UPDATE /* mysqllock MARK */",
-			"Rollback", sqlBlocker,
+			"ROLLBACK", sqlBlocker,
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {

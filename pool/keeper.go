@@ -72,21 +72,20 @@ func (k *Keeper) run(ctx context.Context) {
 		case <-tick.C:
 		}
 		var round sync.WaitGroup
-		for c, lost := range k.due() {
-			round.Go(func() { k.ping(ctx, c, lost) })
+		for _, c := range k.due() {
+			round.Go(func() { k.ping(ctx, c) })
 		}
 		round.Wait()
 	}
 }
 
 // due returns the connections that have been silent for a third of the TTL.
-func (k *Keeper) due() map[*Conn]func(error) {
+func (k *Keeper) due() (due []*Conn) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	due := make(map[*Conn]func(error))
-	for c, lost := range k.kept {
+	for c := range k.kept {
 		if c.Silence() >= k.ttl/3 {
-			due[c] = lost
+			due = append(due, c)
 		}
 	}
 	return due
@@ -94,12 +93,12 @@ func (k *Keeper) due() map[*Conn]func(error) {
 
 // ping leaves a connection alone on which a statement runs: the server does
 // not count that as idle.
-func (k *Keeper) ping(ctx context.Context, c *Conn, lost func(error)) {
+func (k *Keeper) ping(ctx context.Context, c *Conn) {
 	if !c.TryTake() {
 		return
 	}
 	k.mu.Lock()
-	_, kept := k.kept[c] // it may have been given back while we looked
+	lost, kept := k.kept[c] // it may have been given back, and kept again, while we looked
 	k.mu.Unlock()
 	if !kept {
 		c.Give()

@@ -304,9 +304,19 @@ func (a *attempt) wait(ctx context.Context) (*pool.Txn, error) {
 	return a.opened(txn, a.block(ctx))
 }
 
+// open begins a transaction, with the limit on its idleness.
 func (a *attempt) open(ctx context.Context) (*pool.Txn, error) {
-	if a.implicit {
+	limit := a.IdleLimit()
+	switch {
+	case a.implicit:
 		return a.c.Begun(), nil
+	case limit == 0:
+		return a.c.Begin(ctx, a.opts)
+	case a.opts == (driver.TxOptions{}):
+		return a.c.Begun(), server.Exec(ctx, a.c.Conn, "BEGIN NOT ATOMIC "+IdleLimitSQL(limit)+"; START TRANSACTION; END")
+	}
+	if err := server.Exec(ctx, a.c.Conn, IdleLimitSQL(limit)); err != nil {
+		return nil, err
 	}
 	return a.c.Begin(ctx, a.opts)
 }

@@ -61,7 +61,7 @@ func (l *Locker) beginSQL(keys []string) string {
 	if l.info.MariaDB {
 		limit := ""
 		if s := l.IdleLimit(); s > 0 {
-			limit = fmt.Sprintf("SET SESSION idle_transaction_timeout = %d; ", s)
+			limit = IdleLimitSQL(s) + "; "
 		}
 		return "BEGIN NOT ATOMIC " + limit + "START TRANSACTION; SET STATEMENT innodb_lock_wait_timeout = 0 FOR " +
 			l.selects(keys, "", "") + "; END"
@@ -70,6 +70,12 @@ func (l *Locker) beginSQL(keys []string) string {
 		return ""
 	}
 	return "CALL " + l.table.Procedure() + "(" + schema.Literal(l.namespace) + ", " + schema.Literal(keys[0]) + ")"
+}
+
+// IdleLimitSQL sets MariaDB's limit on the idleness of transactions, in seconds,
+// until it is set again.
+func IdleLimitSQL(seconds int) string {
+	return fmt.Sprintf("SET SESSION idle_transaction_timeout = %d", seconds)
 }
 
 // existSQL reads which of keys have a row. It is a plain read, which waits for

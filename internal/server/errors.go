@@ -57,6 +57,10 @@ func (i Info) EndsTransaction(err error) bool {
 	return Deadlock(err) || n == 1206 || n == 1180 || n == 1205 && i.RollbackOnTimeout
 }
 
+// NoSavepoint reports that a savepoint does not exist (1305), as after the end of
+// its transaction.
+func NoSavepoint(err error) bool { return Number(err) == 1305 }
+
 // Refused reports a server that does not take writes: 1290 (read_only), 1836,
 // 1036 and 1015 (innodb_read_only), 1792 (READ ONLY transaction).
 func Refused(err error) bool {
