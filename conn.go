@@ -94,8 +94,8 @@ func (c *conn) plain(ctx context.Context) bool {
 	if c.tx != nil && (c.tx.u != nil || c.tx.failed != nil) {
 		return false
 	}
-	_, hinted := lockctx.From(ctx)
-	return !hinted
+	h, hinted := lockctx.From(ctx)
+	return !hinted || h.Scope == nil && h.Err == nil && len(c.k.around(h)) == 0
 }
 
 func (e execer) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
@@ -203,6 +203,9 @@ func (c *conn) run(ctx context.Context, st *statement) (driver.Rows, driver.Resu
 		if err := t.usable(); err != nil {
 			return nil, nil, err
 		}
+		if err := s.check(h); err != nil {
+			return nil, nil, err
+		}
 		if hinted {
 			if err := t.u.join(ctx, c.k, h); err != nil {
 				return nil, nil, err
@@ -216,17 +219,18 @@ func (c *conn) run(ctx context.Context, st *statement) (driver.Rows, driver.Resu
 		return nil, nil, err
 	}
 	defer s.give()
+	if err := s.check(h); err != nil {
+		return nil, nil, err
+	}
 	switch {
-	case s.failed != nil:
-		return nil, nil, s.failed
 	case st.info.Kind == sqltext.Commits:
-		return nil, nil, &Error{Op: st.op(), Key: strings.Join(h.Keys, ", "), Err: errCommits}
+		return nil, nil, &Error{Op: st.op(), Key: names(h), Err: errCommits}
 	case c.tx != nil:
 		return c.runLate(ctx, s, h, st)
 	case s.unit != nil:
 		return c.runJoined(ctx, s.unit, h, st)
 	case st.query && st.info.Kind == sqltext.Read:
-		return c.runSession(ctx, s, h, st)
+		return c.runRead(ctx, s, h, st)
 	default:
 		return c.runAlone(ctx, s, h, st)
 	}
@@ -237,62 +241,77 @@ func (c *conn) run(ctx context.Context, st *statement) (driver.Rows, driver.Resu
 func (c *conn) runLate(ctx context.Context, s *scope, h *lockctx.Hint, st *statement) (driver.Rows, driver.Result, error) {
 	t := c.tx
 	if t.under != nil && t.under != s.unit {
-		return nil, nil, &Error{Op: st.op(), Key: strings.Join(h.Keys, ", "), Strategy: lockctx.StrategyRow, Err: lockerr.With(ErrLost, errors.New(
+		return nil, nil, &Error{Op: st.op(), Key: names(h), Strategy: lockctx.StrategyRow, Err: lockerr.With(ErrLost, errors.New(
 			"an earlier statement of this transaction ran under the lock of a unit of work that is another, or has ended; begin the transaction with the lock context"))}
 	}
+	rows, leases, err := c.k.wanted(s, h)
+	if err != nil {
+		return nil, nil, err
+	}
 	if s.unit != nil {
-		for _, key := range h.Keys {
-			if _, ok := s.unit.keys[key]; !ok {
-				return nil, nil, &Error{Op: st.op(), Key: key, Err: errors.New(
-					"the lock context has a unit of work open elsewhere, which does not hold this key; begin the transaction with the lock context")}
-			}
+		if len(rows)+len(leases) > 0 {
+			return nil, nil, &Error{Op: st.op(), Key: names(h), Err: errors.New(
+				"the lock context has a unit of work open elsewhere, which does not hold all of these keys; begin the transaction with the lock context")}
 		}
 		t.read = t.read || st.info.Snapshot
 		t.under = s.unit
-		if st.stmt == nil && !st.prepared {
-			return st.direct(ctx, c.link.Conn) // on driver.ErrSkip database/sql prepares it
-		}
-		return st.run(ctx, c.link.Conn)
+		return c.runHere(ctx, st)
 	}
 	l, err := c.k.use(ctx)
 	if err != nil {
-		return nil, nil, setupError(h, err)
+		return nil, nil, c.k.setupError(h, err)
 	}
 	if t.read && !h.AllowStale && l.Info().RepeatableRead(t.opts.Isolation) {
-		return nil, nil, &Error{Op: st.op(), Key: strings.Join(h.Keys, ", "), Strategy: lockctx.StrategyRow, Err: lockerr.With(ErrStaleSnapshot, errors.New(
+		return nil, nil, &Error{Op: st.op(), Key: names(h), Strategy: c.k.strategy(h), Err: lockerr.With(ErrStaleSnapshot, errors.New(
 			"begin the transaction with the lock context, or say lockctx.AllowStale()"))}
 	}
-	if err := c.link.Take(ctx); err != nil {
+	undo, err := s.lease(ctx, l, h, leases, false)
+	if err != nil {
 		return nil, nil, err
 	}
-	alive, err := false, c.openLate(ctx, l)
-	if err == nil {
-		alive, err = l.Join(ctx, c.link, c.k.request(s, h, h.Keys, false))
+	if err := c.link.Take(ctx); err != nil {
+		undo()
+		return nil, nil, err
+	}
+	alive, err := false, c.openLate(ctx, l, len(rows) > 0)
+	if err == nil && len(rows) > 0 {
+		alive, err = l.Join(ctx, c.link, c.k.request(s, h, rows, false))
 	}
 	if err != nil {
 		err = noRetry(err)
 		if !alive {
-			t.failed = &Error{Op: "statement", Key: strings.Join(h.Keys, ", "), Strategy: lockctx.StrategyRow, Err: lockerr.With(ErrLost, err)}
+			t.failed = &Error{Op: "statement", Key: names(h), Strategy: c.k.strategy(h), Err: lockerr.With(ErrLost, err)}
 			if !c.link.Valid() || t.base.Rollback() != nil {
 				c.bad.Store(true)
 			}
 		}
 		c.link.Give()
+		undo()
 		return nil, nil, err
 	}
 	c.link.Give()
-	t.u = newUnit(l, s, c.link, c.link.Continue(t.base), h.Keys, nil)
+	t.u = newUnit(l, s, h, c.link, c.link.Continue(t.base), rows, nil)
 	t.u.home, t.u.opts, t.u.read, t.u.stack = c, t.opts, t.read, []*tx{t}
 	return t.u.run(ctx, st)
+}
+
+// runHere runs a statement on this connection as it is. On driver.ErrSkip
+// database/sql prepares it.
+func (c *conn) runHere(ctx context.Context, st *statement) (driver.Rows, driver.Result, error) {
+	if st.stmt == nil && !st.prepared {
+		return st.direct(ctx, c.link.Conn)
+	}
+	return st.run(ctx, c.link.Conn)
 }
 
 // openLate makes sure that the transaction is still open in which a lock is to
 // be taken: COMMIT as text, DDL, a procedure or a swallowed deadlock may have
 // ended it while nobody looked. A savepoint outlives its statement only in an
-// open transaction. It also sets the limit on idleness that Begin would have.
-func (c *conn) openLate(ctx context.Context, l *locks) error {
+// open transaction. For row locks it also sets the limit on idleness that Begin
+// would have.
+func (c *conn) openLate(ctx context.Context, l *locks, rows bool) error {
 	texts := []string{"SAVEPOINT mysqllock_late", "RELEASE SAVEPOINT mysqllock_late"}
-	if s := l.IdleLimit(); s > 0 {
+	if s := l.IdleLimit(); rows && s > 0 {
 		c.limited = true
 		texts = append(texts, rowlock.IdleLimitSQL(s))
 	}
@@ -324,31 +343,55 @@ func (c *conn) runJoined(ctx context.Context, u *unit, h *lockctx.Hint, st *stat
 	return r, res, nil
 }
 
-// runSession opens a session for a query that only reads, outside any
-// transaction: the lock stays when it is over.
-func (c *conn) runSession(ctx context.Context, s *scope, h *lockctx.Hint, st *statement) (driver.Rows, driver.Result, error) {
-	end := h.Scope.Context()
-	if end.Done() == nil {
-		end = ctx
-	}
-	if end.Done() == nil {
-		return nil, nil, &Error{Op: st.op(), Key: strings.Join(h.Keys, ", "), Strategy: lockctx.StrategyRow, Err: lockerr.With(ErrNoEnd, errors.New(
-			"nothing would release the lock that this query takes; derive the context with context.WithCancel or WithTimeout before lockctx.With, or use BeginTx or mysqllock.Do"))}
-	}
-	u, err := c.k.openSession(ctx, end, s, h, nil)
+// runRead runs a query that only reads, outside any transaction: the lock stays
+// when it is over. A row lock needs a session for that. Under leases, and inside
+// a hold, the query runs where it is.
+func (c *conn) runRead(ctx context.Context, s *scope, h *lockctx.Hint, st *statement) (driver.Rows, driver.Result, error) {
+	rows, leases, err := c.k.wanted(s, h)
 	if err != nil {
 		return nil, nil, err
 	}
-	return u.run(ctx, st)
+	var end context.Context
+	if len(rows)+len(leases) > 0 {
+		if end = h.Scope.Context(); end.Done() == nil {
+			end = ctx
+		}
+		if end.Done() == nil {
+			return nil, nil, &Error{Op: st.op(), Key: names(h), Strategy: c.k.strategy(h), Err: lockerr.With(ErrNoEnd, errors.New(
+				"nothing would release the lock that this query takes; derive the context with context.WithCancel or WithTimeout before lockctx.With, or use BeginTx or mysqllock.Do"))}
+		}
+	}
+	if len(rows) > 0 {
+		u, err := c.k.openSession(ctx, end, s, h, nil)
+		if err != nil {
+			return nil, nil, err
+		}
+		return u.run(ctx, st)
+	}
+	if len(leases) > 0 {
+		l, err := c.k.use(ctx)
+		if err != nil {
+			return nil, nil, c.k.setupError(h, err)
+		}
+		if _, err := s.lease(ctx, l, h, leases, true); err != nil {
+			return nil, nil, yielded(err)
+		}
+		s.watch(end)
+	}
+	return c.runHere(ctx, st)
 }
 
 // runAlone runs a statement as a unit of work of its own, on this connection.
+// Where the unit of work has read under leases before and the statement fails,
+// it goes on.
 func (c *conn) runAlone(ctx context.Context, s *scope, h *lockctx.Hint, st *statement) (driver.Rows, driver.Result, error) {
+	goesOn := len(s.leases) > 0
 	u, err := c.begin(ctx, s, h, driver.TxOptions{})
 	if err != nil {
 		return nil, nil, err
 	}
 	r, res, err := u.run(ctx, st)
+	u.keep = goesOn && err != nil
 	// Also after an error: of several statements in one text, those that were
 	// finished stay, as they do in autocommit.
 	if ferr := u.finish(true); err == nil && ferr != nil {
@@ -396,7 +439,7 @@ func (c *conn) beginLocked(ctx context.Context, t *tx, opts driver.TxOptions) er
 			return c.tx.failed
 		}
 		if c.tx.u == nil {
-			return &Error{Op: "begin", Key: strings.Join(h.Keys, ", "), Err: errors.New("a transaction without the lock is open on this connection")}
+			return &Error{Op: "begin", Key: names(h), Err: errors.New("a transaction without the lock is open on this connection")}
 		}
 		s = c.tx.u.scope
 	} else {
@@ -406,14 +449,15 @@ func (c *conn) beginLocked(ctx context.Context, t *tx, opts driver.TxOptions) er
 		return err
 	}
 	defer s.give()
-	switch {
-	case c.tx != nil:
+	if c.tx != nil {
 		if err := c.tx.usable(); err != nil {
 			return err
 		}
-	case s.failed != nil:
-		return s.failed
-	case s.unit == nil:
+	}
+	if err := s.check(h); err != nil {
+		return err
+	}
+	if c.tx == nil && s.unit == nil {
 		u, err := c.begin(ctx, s, h, opts)
 		if err != nil {
 			return err
@@ -598,7 +642,11 @@ func (t *tx) end(commit bool) error {
 				return &Error{Op: "commit", Strategy: lockctx.StrategyRow, Err: errors.New("a statement of the lock context that this transaction ran under is still running; the transaction is rolled back")}
 			}
 			defer t.under.scope.give()
-			if err := t.under.alive(); err != nil {
+			err = t.under.alive()
+			if err == nil {
+				err = t.under.l.fence(t.c.link, t.under.scope.leases, t.under.around)
+			}
+			if err != nil {
 				_ = t.base.Rollback()
 				return err
 			}

@@ -12,8 +12,10 @@
 //	tx, err := db.BeginTx(ctx, nil) // BEGIN and the lock, in one round trip
 //
 // The lock is an InnoDB row lock in the transaction that does the work, so the
-// lock and the write commit together: whoever has lost the lock, for whatever
-// reason, cannot commit.
+// lock and the write commit together; or, by [lockctx.Lease], a lease that
+// outlives transactions and connections, and that every transaction checks right
+// before its COMMIT. Either way whoever has lost the lock, for whatever reason,
+// cannot commit.
 //
 // # Words
 //
@@ -22,7 +24,8 @@
 // lock context from its first statement to its first commit, or to the end of
 // the context: one transaction that holds the locks. A session is the dedicated
 // connection, one of lockMaxConns, on which a unit of work lives that was not
-// begun by BeginTx.
+// begun by BeginTx. A lease is a hold with an expiry, renewed while its owner
+// lives.
 //
 // # The rules of a lock context
 //
@@ -74,6 +77,55 @@
 // and until it is closed other statements of the unit of work fail. A reader that
 // pauses for longer than the TTL in the middle of such rows loses the lock.
 //
+// # Leases
+//
+// [lockctx.Lease] is for work that takes longer than a transaction should, or
+// that must survive a lost connection, a proxy, a restart of the server. The
+// lease is the key's row in the lock table, with its owner, a token and an
+// expiry. One goroutine renews all leases of a handle, each every third of its
+// TTL, many in one statement.
+//
+// Under [lockctx.With] the rules are those above, but for what a session is for:
+// a lease needs none. A query that only reads takes the lease and runs where
+// database/sql sends it; the lease stays. BeginTx, Exec and a query that writes
+// end the unit of work with their commit, and the lease is given back after it.
+// The end of the context gives it back, too. Within [Do] and [Acquire]
+// transactions and statements are what they are without a lock, with as many side
+// by side as there are connections.
+//
+// Each of these transactions has one statement more, right before COMMIT and on
+// its own connection: the fence. It sees whether the lease is still ours and has
+// not run out, and locks it so that nobody takes it until COMMIT is through; for
+// several leases it is one statement. Otherwise the transaction is rolled back
+// with ErrLost. A single statement that writes becomes such a transaction. So a
+// process that was paused, cut off or replaced for however long cannot commit
+// under a lease that it has lost, whether it looks or not. What is done outside
+// of the database can be fenced by the token: see [Token].
+//
+// Who waits for a lease is woken by its release, within a round trip: the
+// connection that took the lease also keeps a named lock (GET_LOCK), on which
+// waiters queue in the server, one for each process and key. Where that is lost,
+// with its connection for one, they look up to four times a second, and when the
+// lease has run out.
+//
+// Leases and row locks on a key exclude each other: a row lock that finds a live
+// lease lets the row go and waits for the lease, and who wants a lease waits for
+// the row. In a transaction that is open already a row lock cannot be let go, so
+// there the lease is looked for first, and where it comes in between the
+// transaction is rolled back with ErrLocked.
+//
+// Time is the server's where leases are compared (UTC_TIMESTAMP, whatever the
+// session's time zone), and the local monotonic clock where a holder counts
+// down; the two are never compared. A holder stops, and its context ends, a tenth
+// of the TTL, at most five seconds, before the server lets anybody else have the
+// lease. A server whose clock is set forward ends leases early, and a machine
+// that is suspended may not count the time: the holder does not know, but the
+// fence does.
+//
+// A token grows by one with each grant of its key. That outlasts release, clean-up
+// of the table and a restart of the server, as far as the server does not lose
+// commits: innodb_flush_log_at_trx_commit must be 1, its default.
+//
 // # When it goes wrong
 //
 // Every failure is an [*Error] around one of the sentinels. A lock that is not
@@ -124,11 +176,14 @@
 //
 // # The lock table
 //
-// There is one table with one row a key. It is made on first use, never inside a
+// There is one table with one row a key, which both strategies use. Rows stay:
+// never delete one by hand, since its token would begin again. The table is made
+// on first use, and one of an older version completed, never inside a
 // transaction of the caller's; with lockSchema=manual the error that says it is
 // missing carries its DDL. On MySQL a procedure is made too, by which BEGIN and
 // the lock go out in one round trip; without the right to make or to execute it
-// they go out as two. The account needs SELECT, INSERT and UPDATE on the table.
+// they go out as two. The account needs SELECT, INSERT and UPDATE on the table,
+// for either strategy.
 // To be told who holds a key it needs SELECT on performance_schema (MySQL) or
 // PROCESS (MariaDB); cancelling needs no privilege.
 //

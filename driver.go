@@ -19,7 +19,11 @@ import (
 	"github.com/go-sql-driver/mysql"
 	"golang.org/x/sync/singleflight"
 
+	"github.com/mysqllock/mysqllock/internal/keyrow"
+	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/lease"
 	"github.com/mysqllock/mysqllock/lockctx"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
@@ -66,7 +70,7 @@ func (d *Driver) OpenConnector(dsn string) (driver.Connector, error) {
 // parameter that begins with "lock" and a capital letter is an error.
 type Config struct {
 	// Strategy is how a lock is kept whose hint does not say: "row", which is
-	// also the meaning of "". (lockStrategy)
+	// also the meaning of "", or "lease". (lockStrategy)
 	Strategy string
 
 	// Wait is the longest time to queue for a lock whose hint does not say;
@@ -83,7 +87,8 @@ type Config struct {
 	// The server counts it in whole seconds, rounded down. A holder that
 	// lives is kept alive by pings, however long it holds. It does not limit
 	// BeginTx and Exec on MySQL, which run on database/sql's own connections:
-	// see "Holders that fall silent" above. (lockTTL)
+	// see "Holders that fall silent" above. It is also the TTL of a lease
+	// whose hint does not say. (lockTTL)
 	TTL time.Duration
 
 	// Table is the lock table, as table or schema.table; "" means
@@ -91,8 +96,9 @@ type Config struct {
 	Table string
 
 	// MaxConns is the most connections that sessions may have, beside those
-	// of database/sql; 0 means 16. Up to 4 more are used to make rows and to
-	// kill waiters. (lockMaxConns)
+	// of database/sql; 0 means 16. Leases may have as many again: a few hold
+	// all of them, and each key that this process waits for takes one. Up to
+	// 4 more are used to make rows and to kill waiters. (lockMaxConns)
 	MaxConns int
 
 	// Namespace goes in front of keys, so that applications which share a lock
@@ -123,20 +129,28 @@ const (
 
 // settings is a Config that was checked and completed.
 type settings struct {
-	wait     time.Duration
-	ttl      time.Duration
-	maxConns int
-	lock     rowlock.Config
+	strategy  string
+	wait      time.Duration
+	ttl       time.Duration
+	maxConns  int
+	table     schema.Table
+	namespace string
+	auto      bool   // make the lock table where it is missing
+	unsafe    bool   // also work where the strategy does not exclude
+	owner     string // how this process calls itself
 }
 
 func (c Config) settings() (settings, error) {
-	s := settings{wait: c.Wait, ttl: c.TTL, maxConns: c.MaxConns}
+	s := settings{
+		strategy: c.Strategy, wait: c.Wait, ttl: c.TTL, maxConns: c.MaxConns, namespace: c.Namespace,
+		auto: c.Schema != "manual", unsafe: c.Unsafe == "allow", owner: c.Owner,
+	}
 	bad := func(format string, args ...any) (settings, error) {
 		return settings{}, fmt.Errorf("mysqllock: "+format, args...)
 	}
 	switch {
-	case c.Strategy != "" && c.Strategy != lockctx.StrategyRow:
-		return bad("lockStrategy is %q, want row", c.Strategy)
+	case c.Strategy != "" && c.Strategy != lockctx.StrategyRow && c.Strategy != lockctx.StrategyLease:
+		return bad("lockStrategy is %q, want row or lease", c.Strategy)
 	case c.Wait < 0:
 		return bad("lockWait is negative: %v", c.Wait)
 	case c.NoWait && c.Wait > 0:
@@ -164,17 +178,16 @@ func (c Config) settings() (settings, error) {
 	if c.Table == "" {
 		c.Table = "mysqllock"
 	}
-	table, err := schema.Parse(c.Table)
-	if err != nil {
+	var err error
+	if s.table, err = schema.Parse(c.Table); err != nil {
 		return settings{}, err
 	}
-	s.lock = rowlock.Config{
-		Table: table, Namespace: c.Namespace, Owner: c.Owner, TTL: s.ttl,
-		Auto: c.Schema != "manual", Unsafe: c.Unsafe == "allow",
+	if s.strategy == "" {
+		s.strategy = lockctx.StrategyRow
 	}
-	if s.lock.Owner == "" {
+	if s.owner == "" {
 		host, _ := os.Hostname()
-		s.lock.Owner = fmt.Sprintf("%s:%d:%s", host, os.Getpid(), filepath.Base(os.Args[0]))
+		s.owner = fmt.Sprintf("%s:%d:%s", host, os.Getpid(), filepath.Base(os.Args[0]))
 	}
 	return s, nil
 }
@@ -268,7 +281,7 @@ func NewConnector(cfg *mysql.Config, c Config) (driver.Connector, error) {
 		if cfg.ConnectionAttributes != "" {
 			cfg.ConnectionAttributes += ","
 		}
-		cfg.ConnectionAttributes += ownerAttribute + ":" + strings.ReplaceAll(s.lock.Owner, ",", ";")
+		cfg.ConnectionAttributes += ownerAttribute + ":" + strings.ReplaceAll(s.owner, ",", ";")
 	}
 	base, err := mysql.NewConnector(cfg)
 	if err != nil {
@@ -311,7 +324,9 @@ type connector struct {
 // locks is what a handle needs once a lock is asked for.
 type locks struct {
 	*rowlock.Locker
+	leases   *lease.Locker
 	sessions *pool.Pool   // connections on which units of work live outside any sql.Tx
+	leasing  *pool.Pool   // connections for leases
 	control  *pool.Pool   // connections for making rows, asking who holds, killing waiters
 	keeper   *pool.Keeper // keeps sessions alive
 
@@ -412,21 +427,67 @@ func (k *connector) newLocks(ctx context.Context) (_ *locks, err error) {
 	}); err != nil {
 		return nil, err
 	}
-	if l.Locker, err = rowlock.New(ctx, l.control, s.lock); err != nil {
-		l.control.Close()
-		return nil, err
-	}
+	defer func() {
+		if err != nil {
+			l.control.Close()
+		}
+	}()
 	// wait_timeout is what frees the lock of a holder that vanished without
 	// closing its connection; autocommit=0 saves the round trip of BEGIN.
 	if l.sessions, err = pool.New(pool.Config{
 		Connect: k.base.Connect, Max: s.maxConns, Idle: s.ttl / 2,
 		Setup: fmt.Sprintf("SET SESSION autocommit = 0, wait_timeout = %d", int(s.ttl/time.Second)),
 	}); err != nil {
-		l.control.Close()
+		return nil, err
+	}
+	if l.leasing, err = pool.New(pool.Config{
+		Connect: k.base.Connect, Max: s.maxConns, Idle: s.ttl / 2, Setup: lease.Setup(s.ttl),
+	}); err != nil {
+		return nil, err
+	}
+	if err = l.prepare(ctx, s); err != nil {
+		l.sessions.Close()
+		l.leasing.Close()
 		return nil, err
 	}
 	l.keeper = pool.NewKeeper(s.ttl.Truncate(time.Second))
 	return l, nil
+}
+
+// prepare asks what the server is, sees to it that the lock table is there, and
+// makes the strategies.
+func (l *locks) prepare(ctx context.Context, s settings) error {
+	c, err := l.control.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Release()
+	info, err := server.Probe(ctx, c.Conn)
+	if err != nil {
+		return err
+	}
+	table := s.table.In(info.Database)
+	namespace := s.namespace
+	if namespace == "" {
+		namespace = info.Database
+	}
+	procedure, err := table.Ensure(ctx, c.Conn, info, s.auto)
+	if err != nil {
+		return err
+	}
+	rows := keyrow.New(keyrow.Config{
+		Control: l.control, Table: table, Namespace: namespace, Info: info, Auto: s.auto, Procedure: procedure,
+	})
+	line := new(queue.Queue)
+	l.leases = lease.New(lease.Config{
+		Conns: l.leasing, Control: l.control, Rows: rows, Queue: line, Table: table, Namespace: namespace,
+		Owner: s.owner, Info: info, TTL: s.ttl,
+	})
+	l.Locker = rowlock.New(rowlock.Config{
+		Control: l.control, Rows: rows, Queue: line, Table: table, Namespace: namespace,
+		Owner: s.owner, Info: info, TTL: s.ttl, Unsafe: s.unsafe, Await: l.leases.Await,
+	})
+	return nil
 }
 
 func (l *locks) close() {
@@ -440,8 +501,10 @@ func (l *locks) close() {
 	for _, u := range open {
 		u.abandon(ErrClosed)
 	}
+	l.leases.Close()
 	l.later.Wait()
 	l.sessions.Close()
+	l.leasing.Close()
 	l.Locker.Close()
 	l.control.Close()
 }

@@ -37,6 +37,7 @@ var goodDSNs = []struct {
 	{"unix(/tmp/mysql.sock)/shop?lockWait=2s", "unix(/tmp/mysql.sock)/shop", Config{Wait: 2 * time.Second}},
 
 	{dsnBare + "?lockStrategy=row", dsnBare, Config{Strategy: "row"}},
+	{dsnBare + "?lockStrategy=lease", dsnBare, Config{Strategy: "lease"}},
 	{dsnBare + "?lockWait=2s", dsnBare, Config{Wait: 2 * time.Second}},
 	{dsnBare + "?lockWait=1h30m", dsnBare, Config{Wait: 90 * time.Minute}},
 	{dsnBare + "?lockWait=0", dsnBare, Config{NoWait: true}},
@@ -108,7 +109,7 @@ var badDSNs = []struct {
 	{dsnBare + "?lockX", "DSN parameter lockX"},
 	{dsnBare + "?parseTime=true&lockKey=a&loc=UTC", "unknown DSN parameter lockKey"},
 
-	{dsnBare + "?lockStrategy=redis", `lockStrategy is "redis", want row`},
+	{dsnBare + "?lockStrategy=redis", `lockStrategy is "redis", want row or lease`},
 	{dsnBare + "?lockStrategy=ROW", `lockStrategy is "ROW"`},
 	{dsnBare + "?lockStrategy=", "lockStrategy is empty"},
 	{dsnBare + "?lockStrategy", "lockStrategy is empty"},
@@ -221,13 +222,12 @@ func TestConfigZeroValue(t *testing.T) {
 	if s.wait != 10*time.Second || s.ttl != 30*time.Second || s.maxConns != 16 {
 		t.Errorf("the defaults are %+v", s)
 	}
-	l := s.lock
-	if l.Table.String() != "`mysqllock`" || l.Namespace != "" || !l.Auto || l.Unsafe || l.TTL != s.ttl {
-		t.Errorf("the defaults are %+v", l)
+	if s.strategy != "row" || s.table.String() != "`mysqllock`" || s.namespace != "" || !s.auto || s.unsafe {
+		t.Errorf("the defaults are %+v", s)
 	}
 	host, err := os.Hostname()
-	if parts := strings.Split(l.Owner, ":"); err != nil || len(parts) != 3 || parts[0] != host || parts[2] == "" {
-		t.Errorf("the owner is %q, want host:pid:program", l.Owner)
+	if parts := strings.Split(s.owner, ":"); err != nil || len(parts) != 3 || parts[0] != host || parts[2] == "" {
+		t.Errorf("the owner is %q, want host:pid:program", s.owner)
 	}
 
 	s, err = Config{NoWait: true}.settings()
@@ -235,7 +235,7 @@ func TestConfigZeroValue(t *testing.T) {
 		t.Errorf("NoWait waits %v, %v", s.wait, err)
 	}
 	s, err = Config{Schema: "manual", Unsafe: "allow", MaxConns: 3, TTL: 90 * time.Second, Wait: time.Minute}.settings()
-	if err != nil || s.lock.Auto || !s.lock.Unsafe || s.maxConns != 3 || s.ttl != 90*time.Second || s.wait != time.Minute {
+	if err != nil || s.auto || !s.unsafe || s.maxConns != 3 || s.ttl != 90*time.Second || s.wait != time.Minute {
 		t.Errorf("the settings are %+v, %v", s, err)
 	}
 }

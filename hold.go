@@ -6,24 +6,39 @@ import (
 	"database/sql/driver"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/lease"
 	"github.com/mysqllock/mysqllock/lockctx"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// Hold is a lock that [Acquire] has taken, with the transaction that keeps it.
-// Everything that runs on its database handle with its Context is part of that
-// transaction: a BeginTx in it is a savepoint. It is safe for concurrent use,
-// but statements in it take turns.
+// Hold is a lock that [Acquire] has taken. It is safe for concurrent use.
+//
+// A row lock comes with the transaction that keeps it: everything that runs on
+// its database handle with its Context is part of that transaction, a BeginTx
+// in it is a savepoint, and statements take turns.
+//
+// Under a lease transactions are what they are without it, and may run side by
+// side. Each is checked right before its COMMIT, those of single statements
+// that write, too: where the lease is not ours any more, it is rolled back with
+// ErrLost. This holds for what runs with the hold's Context, or with a context
+// derived from it, in single statements and in transactions; for a transaction
+// that was begun otherwise, from the first statement in it that does.
 type Hold struct {
+	k      *connector
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	scope  *scope
-	unit   *unit // the unit that the hold owns; nil where it is nested in another
+	unit   *unit // the unit that the hold owns; nil where it is nested in another, and for a lease
 	nested *tx   // its savepoint there
+
+	lease *lease.Lease // nil for a row lock
+	stop  func() bool  // ends the watch on the end of Acquire's context; nil where the lease is another's
+	leave func()       // tells the crowd that nobody holds the lease any more
 
 	mu   sync.Mutex
 	over bool
@@ -31,13 +46,19 @@ type Hold struct {
 }
 
 // Acquire takes the lock on key now and keeps it until Release or Rollback. It
-// queues before it takes a connection, which is one of lockMaxConns, so it is
-// the way for hot keys. The options are those of [lockctx.With].
+// queues before it takes a connection, which for a row lock is one of
+// lockMaxConns, so it is the way for hot keys. The options are those of
+// [lockctx.With].
 //
-// When ctx ends, the hold is rolled back. When its connection is lost, the
-// hold's context ends with the cause ErrLost. Inside a lock context that has a
-// unit of work open, the hold becomes part of it: it is a savepoint, and the
-// key stays locked until that unit ends.
+// When ctx ends, a row lock is rolled back and given back; a lease is not
+// renewed any more, so that it ends with its TTL or, before that, with Release:
+// what still runs under it has that long to stop. When the lock is lost, the
+// hold's context ends with the cause ErrLost: for a row lock with its
+// connection, for a lease before the server can give it to somebody else.
+//
+// Inside a lock context that has a transaction open, the hold becomes part of
+// it: it is a savepoint, and the key stays locked until that transaction's unit
+// of work ends. Inside a hold that has the same key under a lease, it joins it.
 //
 // The errors are those of a statement with a hint; after any of them nothing is
 // locked.
@@ -50,37 +71,92 @@ func Acquire(ctx context.Context, db *sql.DB, key string, opts ...lockctx.Option
 		return nil, err
 	}
 	own, cancel := context.WithCancelCause(ctx)
-	h := &Hold{ctx: lockctx.With(own, key, opts...), cancel: cancel}
-	if err := h.open(k); err != nil {
+	h := &Hold{k: k, ctx: lockctx.With(own, key, opts...), cancel: cancel}
+	hint, _ := lockctx.From(h.ctx)
+	switch {
+	case hint.Err != nil:
+		err = &Error{Op: "lock", Err: hint.Err}
+	case k.strategy(hint) == lockctx.StrategyLease:
+		err = h.openLease(ctx, own, key, hint)
+	default:
+		err = h.open(hint)
+	}
+	if err != nil {
 		cancel(err)
 		return nil, err
 	}
 	return h, nil
 }
 
-func (h *Hold) open(k *connector) error {
-	hint, _ := lockctx.From(h.ctx)
-	if hint.Err != nil {
-		return &Error{Op: "lock", Err: hint.Err}
-	}
-	h.scope = k.scope(hint.Scope)
+// open takes a row lock, or joins the open unit of work of its lock context.
+func (h *Hold) open(hint *lockctx.Hint) (err error) {
+	h.scope = h.k.scope(hint.Scope)
 	if err := h.scope.take(h.ctx); err != nil {
 		return err
 	}
 	defer h.scope.give()
-	if h.scope.failed != nil {
-		return h.scope.failed
+	if err := h.scope.check(hint); err != nil {
+		return err
 	}
-	if u := h.scope.unit; u != nil {
-		if err := u.join(h.ctx, k, hint); err != nil {
-			return err
-		}
-		h.nested = &tx{ctx: h.ctx}
-		return u.nest(h.ctx, h.nested, driver.TxOptions{})
+	if h.scope.unit != nil {
+		return h.nest(hint)
 	}
-	var err error
-	h.unit, err = k.openSession(h.ctx, h.ctx, h.scope, hint, h)
+	h.unit, err = h.k.openSession(h.ctx, h.ctx, h.scope, hint, h)
 	return err
+}
+
+// nest joins the open unit of work.
+func (h *Hold) nest(hint *lockctx.Hint) error {
+	u := h.scope.unit
+	if err := u.join(h.ctx, h.k, hint); err != nil {
+		return err
+	}
+	h.nested = &tx{ctx: h.ctx}
+	return u.nest(h.ctx, h.nested, driver.TxOptions{})
+}
+
+// openLease takes a lease, unless a hold around it has it, or joins the open
+// transaction of its lock context. own is the hold's context without the hint.
+func (h *Hold) openLease(ctx, own context.Context, key string, hint *lockctx.Hint) error {
+	s := h.k.scope(hint.Scope)
+	if err := s.take(ctx); err != nil {
+		return err
+	}
+	defer s.give()
+	if err := s.check(hint); err != nil {
+		return err
+	}
+	if s.unit != nil {
+		h.scope = s
+		err := h.nest(hint)
+		if at := slices.IndexFunc(s.leases, func(l *lease.Lease) bool { return l.Key() == key }); err == nil && at >= 0 {
+			h.lease = s.leases[at]
+		}
+		return err
+	}
+	h.ctx = lockctx.Inside(own, h)
+	for _, l := range slices.Concat(h.k.around(hint), s.leases) {
+		if l.Key() == key {
+			h.lease = l
+			return nil
+		}
+	}
+	l, err := h.k.use(ctx)
+	if err != nil {
+		return h.k.setupError(hint, err)
+	}
+	at := slices.IndexFunc(hint.Locks, func(l lockctx.Lock) bool { return l.Key == key })
+	lock := hint.Locks[at]
+	lock.Kind = h.k.kind(hint.Kind)
+	r := h.k.leaseRequest(s, hint, lock, false)
+	h.leave = sync.OnceFunc(h.k.crowd.done)
+	r.Lost = func(error) { h.cancel(ErrLost); h.leave() }
+	if h.lease, err = l.leases.Acquire(ctx, r); err != nil {
+		return err
+	}
+	h.k.crowd.hold()
+	h.stop = context.AfterFunc(ctx, h.lease.Lapse)
+	return nil
 }
 
 // Context returns the context in which queries are inside the hold. It ends
@@ -88,13 +164,31 @@ func (h *Hold) open(k *connector) error {
 // was lost, [context.Cause] is ErrLost.
 func (h *Hold) Context() context.Context { return h.ctx }
 
+// Token returns the fencing token of the hold's lease: for each key it grows by
+// one with each grant and never goes back. A system outside of the database that
+// refuses tokens older than the newest it has seen is safe from a holder that
+// has lost its lease. It is 0 for a row lock.
+func (h *Hold) Token() uint64 {
+	if h.lease == nil {
+		return 0
+	}
+	return h.lease.Token()
+}
+
 // Release commits what was done in the hold and gives the lock back. An error
 // means that nothing was committed, or, where it says so, that the outcome is
-// unknown; the lock is given back in any case. Later calls of Release and
-// Rollback do nothing and return the same.
+// unknown; the lock is given back in any case.
+//
+// Transactions under a lease have committed by themselves before; one that is
+// still open cannot any more. Release then ends the hold's context and gives
+// the lease back. ErrLost says that it had been lost before, so that what was
+// done outside of the database may not have been alone.
+//
+// Later calls of Release and Rollback do nothing and return the same.
 func (h *Hold) Release() error { return h.end(true) }
 
-// Rollback undoes what was done in the hold and gives the lock back.
+// Rollback undoes what was done in the hold and gives the lock back. What
+// transactions under a lease have committed stays.
 func (h *Hold) Rollback() error { return h.end(false) }
 
 func (h *Hold) end(commit bool) error {
@@ -104,6 +198,31 @@ func (h *Hold) end(commit bool) error {
 		return h.err
 	}
 	h.over = true
+	if h.scope == nil {
+		h.err = h.endLease(commit)
+	} else {
+		h.err = h.endUnit(commit)
+	}
+	return h.err
+}
+
+func (h *Hold) endLease(commit bool) error {
+	lost := h.lease.Err()
+	h.cancel(ErrClosed)
+	if h.stop != nil {
+		h.stop()
+		h.leave()
+		if err := h.lease.Release(); lost == nil {
+			lost = err
+		}
+	}
+	if !commit {
+		return nil
+	}
+	return lost
+}
+
+func (h *Hold) endUnit(commit bool) (err error) {
 	_ = h.scope.take(context.Background())
 	u := h.unit
 	if u == nil {
@@ -120,40 +239,81 @@ func (h *Hold) end(commit bool) error {
 	}
 	commit = commit && obstacle == nil
 	if h.nested != nil {
-		h.err = u.endTx(h.nested, commit)
+		err = u.endTx(h.nested, commit)
 	} else {
 		for _, open := range u.stack {
 			open.failed = u.error("statement", errors.New("its hold has ended"))
 		}
 		u.stack = nil
-		h.err = u.finish(commit)
+		err = u.finish(commit)
 	}
 	switch {
 	case obstacle != nil:
-		h.err = obstacle
-	case !commit && errors.Is(h.err, ErrLost):
-		h.err = nil // what was lost is rolled back already
+		err = obstacle
+	case !commit && errors.Is(err, ErrLost):
+		err = nil // what was lost is rolled back already
 	}
 	h.scope.give()
 	h.cancel(ErrClosed)
-	return h.err
+	return err
+}
+
+// Token returns the fencing token of the innermost lease that ctx is under: of
+// the hold that ctx comes from, or of the key of [lockctx.With], once a
+// statement has taken its lease and until its unit of work has ended. ok is
+// false where there is none, and for a WithKeys of several keys. See
+// [Hold.Token].
+func Token(ctx context.Context) (token uint64, ok bool) {
+	h, ok := lockctx.From(ctx)
+	if !ok {
+		return 0, false
+	}
+	if hold, ok := h.Hold.(*Hold); ok {
+		return hold.lease.Token(), true
+	}
+	if h.Named == "" {
+		return 0, false
+	}
+	if token, ok := h.Scope.Token(h.Named); ok {
+		return token, true
+	}
+	for _, hold := range h.Holds { // the key may be held around
+		if hold, ok := hold.(*Hold); ok && hold.lease.Key() == h.Named {
+			return hold.lease.Token(), true
+		}
+	}
+	return 0, false
 }
 
 // Do runs fn under the lock on key: the lock is taken, fn is called with a
-// context in which queries on db are inside it, and everything that fn did is
-// committed, in one transaction, when it returns nil. An error of fn, a panic,
-// and the end of ctx roll it back; the error, or the panic, goes on to the
-// caller.
+// context in which queries on db are inside it, and the lock is given back when
+// fn has returned or panicked; the error, or the panic, goes on to the caller.
 //
-// With [lockctx.Retry], fn runs again after a deadlock, so it must not have
-// effects outside the transaction. For the rest Do is [Acquire].
+// With a row lock everything that fn did is one transaction, committed when fn
+// returns nil, and rolled back on an error, a panic and the end of ctx. With
+// [lockctx.Retry], fn runs again after a deadlock, so it must not have effects
+// outside the transaction.
+//
+// With a lease fn is for long work: its transactions, and its single statements
+// that write, commit one by one, each only as long as the lease is ours. fn's
+// context ends as soon as the lease may be lost; an fn that does not look at it
+// goes on, but cannot commit. Then Do returns ErrLost where fn returned nil.
+// Retry has no effect.
+//
+// For the rest Do is [Acquire].
 func Do(ctx context.Context, db *sql.DB, key string, fn func(context.Context) error, opts ...lockctx.Option) error {
+	k, err := connectorOf(db)
+	if err != nil {
+		return err
+	}
 	hint, _ := lockctx.From(lockctx.With(context.Background(), key, opts...))
-	_, inside := lockctx.From(ctx)
+	retries := hint.Retry
+	if outer, ok := lockctx.From(ctx); ok && outer.Scope != nil || k.strategy(hint) == lockctx.StrategyLease {
+		retries = 0 // fn is a part of something, or parts of it are committed
+	}
 	for tries := 0; ; tries++ {
 		err := do(ctx, db, key, fn, opts)
-		deadlock := errors.Is(err, ErrDeadlock) || server.Deadlock(err)
-		if !deadlock || inside || tries >= hint.Retry {
+		if deadlock := errors.Is(err, ErrDeadlock) || server.Deadlock(err); !deadlock || tries >= retries {
 			return err
 		}
 		pause := time.NewTimer(backoff(tries))

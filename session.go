@@ -8,43 +8,21 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
+	"github.com/mysqllock/mysqllock/lease"
 	"github.com/mysqllock/mysqllock/lockctx"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 	"github.com/mysqllock/mysqllock/rowlock"
 )
 
-// scope is what one database handle remembers of one lock context: its unit of
-// work. Its statements take turns.
-type scope struct {
-	turn   chan struct{} // holds a token while a statement of the lock context runs
-	asked  bool          // a wait was made to try again on another connection; guarded by crowd.mu
-	unit   *unit         // the open unit of work; guarded by the turn
-	failed error         // why no other may begin: one was lost behind the caller's back; guarded by the turn
-}
-
-func (k *connector) scope(s *lockctx.Scope) *scope {
-	return s.State(k, func() any { return &scope{turn: make(chan struct{}, 1)} }).(*scope)
-}
-
-func (s *scope) take(ctx context.Context) error {
-	select {
-	case s.turn <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-func (s *scope) give() { <-s.turn }
-
-// unit is a unit of work: one transaction that holds locks, on a session or on
-// one of database/sql's own connections. Everything in it is guarded by its
+// unit is the open transaction of a unit of work, with the locks that it holds:
+// on a session or on one of database/sql's own connections. Everything in it is guarded by its
 // scope's turn; the connection under it also by the connection's own, which it
 // shares with the keeper.
 type unit struct {
@@ -54,8 +32,9 @@ type unit struct {
 	home    *conn     // the connection of database/sql that link belongs to; nil for a session
 	txn     *pool.Txn // the transaction that holds the locks
 	opts    driver.TxOptions
-	keys    map[string]struct{}
+	keys    map[string]struct{} // that it holds row locks on
 	tickets []*queue.Ticket
+	around  []*lease.Lease // of the holds that it is inside of
 
 	hold   *Hold       // set where Do or Acquire ends it, not a commit in it
 	stack  []*tx       // open transactions of the caller, outermost first
@@ -65,6 +44,7 @@ type unit struct {
 	broken error       // what went wrong while streamed rows were read; guarded by the connection's turn
 	failed error       // why it is lost
 	over   bool        // ended; its connection is someone else's
+	keep   bool        // the leases of the unit of work outlive it
 	done   func()      // tells the crowd that the session is free
 	stop   func() bool // ends the watch on the lock context's end; nil without one
 }
@@ -75,10 +55,7 @@ const commitLimit = 30 * time.Second
 // request says what to ask the locker for. carried means that the caller
 // occupies a connection of database/sql while it waits.
 func (k *connector) request(s *scope, h *lockctx.Hint, keys []string, carried bool) rowlock.Request {
-	r := rowlock.Request{Keys: keys, Wait: k.settings.wait}
-	if h.HasWait {
-		r.Wait = h.Wait
-	}
+	r := rowlock.Request{Keys: keys, Wait: k.wait(h)}
 	r.Waiting = func(ctx context.Context) (context.Context, func(), error) { return k.waiting(ctx, s, carried) }
 	return r
 }
@@ -97,36 +74,57 @@ func (k *connector) waiting(ctx context.Context, s *scope, carried bool) (_ cont
 }
 
 // begin opens a unit of work on a connection of database/sql that is free.
-func (c *conn) begin(ctx context.Context, s *scope, h *lockctx.Hint, opts driver.TxOptions) (*unit, error) {
+func (c *conn) begin(ctx context.Context, s *scope, h *lockctx.Hint, opts driver.TxOptions) (_ *unit, err error) {
 	if c.raw || c.manual {
-		return nil, &Error{Op: "begin", Key: strings.Join(h.Keys, ", "), Err: lockerr.With(ErrUnsafe, errors.New(
+		return nil, &Error{Op: "begin", Key: names(h), Err: lockerr.With(ErrUnsafe, errors.New(
 			"a transaction that plain SQL text has begun may be open on this connection; begin it with BeginTx"))}
 	}
-	if opts.ReadOnly {
-		return nil, &Error{Op: "begin", Key: strings.Join(h.Keys, ", "), Strategy: lockctx.StrategyRow, Err: lockerr.With(ErrUnsafe, errors.New(
+	rows, leases, err := c.k.wanted(s, h)
+	if err != nil {
+		return nil, err
+	}
+	if opts.ReadOnly && len(rows) > 0 {
+		return nil, &Error{Op: "begin", Key: names(h), Strategy: lockctx.StrategyRow, Err: lockerr.With(ErrUnsafe, errors.New(
 			"the server takes no row lock in a READ ONLY transaction"))}
 	}
 	l, err := c.k.use(ctx)
 	if err != nil {
-		return nil, setupError(h, err)
+		return nil, c.k.setupError(h, err)
 	}
+	undo, err := s.lease(ctx, l, h, leases, true)
+	if err != nil {
+		return nil, yielded(err)
+	}
+	defer func() {
+		if err != nil {
+			undo()
+		}
+	}()
 	if err := c.link.Take(ctx); err != nil {
 		return nil, err
 	}
 	defer c.link.Give()
-	c.limited = c.limited || l.IdleLimit() > 0 // also where the lock is not granted
-	r := c.k.request(s, h, h.Keys, true)
-	r.Conn = func(context.Context) (*pool.Conn, error) { return c.link, nil }
-	txn, ticket, err := l.Begin(ctx, opts, false, r)
+	var txn *pool.Txn
+	var ticket *queue.Ticket
+	if len(rows) == 0 {
+		if err = c.unlimit(ctx); err == nil {
+			txn, err = c.link.Begin(ctx, opts)
+		}
+	} else {
+		c.limited = c.limited || l.IdleLimit() > 0 // also where the lock is not granted
+		r := c.k.request(s, h, rows, true)
+		r.Conn = func(context.Context) (*pool.Conn, error) { return c.link, nil }
+		txn, ticket, err = l.Begin(ctx, opts, false, r)
+	}
 	if err != nil {
 		if !c.link.Clean() {
 			c.bad.Store(true)
 		}
 		return nil, yielded(err)
 	}
-	u := newUnit(l, s, c.link, txn, h.Keys, ticket)
+	u := newUnit(l, s, h, c.link, txn, rows, ticket)
 	u.home, u.opts = c, opts
-	if l.IdleLimit() > 0 {
+	if c.limited {
 		l.keeper.Keep(c.link, u.lostBehind)
 	}
 	return u, nil
@@ -144,26 +142,39 @@ func yielded(err error) error {
 // openSession opens a unit of work on a session, which ends, at the latest,
 // with the context end. hold is set where a hold owns it; else the caller
 // occupies a connection of database/sql.
-func (k *connector) openSession(ctx, end context.Context, s *scope, h *lockctx.Hint, hold *Hold) (*unit, error) {
+func (k *connector) openSession(ctx, end context.Context, s *scope, h *lockctx.Hint, hold *Hold) (_ *unit, err error) {
 	l, err := k.use(ctx)
 	if err != nil {
-		return nil, setupError(h, err)
+		return nil, k.setupError(h, err)
 	}
+	rows, leases, err := k.wanted(s, h)
+	if err != nil {
+		return nil, err
+	}
+	undo, err := s.lease(ctx, l, h, leases, hold == nil)
+	if err != nil {
+		return nil, yielded(err)
+	}
+	defer func() {
+		if err != nil {
+			undo()
+		}
+	}()
 	for tries := 1; ; tries++ {
 		var link *pool.Conn
-		r := k.request(s, h, h.Keys, hold == nil)
+		r := k.request(s, h, rows, hold == nil)
 		r.Conn = func(ctx context.Context) (_ *pool.Conn, err error) {
 			link, err = k.dedicated(ctx, l, s, r.Wait, hold == nil)
 			return link, err
 		}
 		own, cancel := context.WithCancel(ctx)
 		stop := context.AfterFunc(k.ctx, cancel)
-		txn, ticket, err := l.Begin(own, driver.TxOptions{}, true, r)
+		txn, ticket, err := l.openOn(own, r)
 		stop()
 		cancel()
 		if err != nil {
 			if k.ctx.Err() != nil {
-				err = setupError(h, ErrClosed)
+				err = k.setupError(h, ErrClosed)
 			}
 			if link != nil {
 				link.Release()
@@ -177,7 +188,7 @@ func (k *connector) openSession(ctx, end context.Context, s *scope, h *lockctx.H
 			return nil, yielded(err)
 		}
 		link.Give()
-		u := newUnit(l, s, link, txn, h.Keys, ticket)
+		u := newUnit(l, s, h, link, txn, rows, ticket)
 		u.hold = hold
 		l.mu.Lock()
 		l.open[u] = struct{}{}
@@ -191,6 +202,19 @@ func (k *connector) openSession(ctx, end context.Context, s *scope, h *lockctx.H
 		}
 		return u, nil
 	}
+}
+
+// openOn opens a transaction on a session with the row locks that are asked
+// for, which are none inside a hold that has the key.
+func (l *locks) openOn(ctx context.Context, r rowlock.Request) (*pool.Txn, *queue.Ticket, error) {
+	if len(r.Keys) > 0 {
+		return l.Begin(ctx, driver.TxOptions{}, true, r)
+	}
+	link, err := r.Conn(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	return link.Begun(), nil, nil // by its first statement: sessions are not in autocommit
 }
 
 // dedicated takes a connection from the pool of sessions.
@@ -215,48 +239,65 @@ func (k *connector) dedicated(ctx context.Context, l *locks, s *scope, wait time
 	return nil, err
 }
 
-func newUnit(l *locks, s *scope, link *pool.Conn, txn *pool.Txn, keys []string, ticket *queue.Ticket) *unit {
-	u := &unit{l: l, scope: s, link: link, txn: txn, keys: make(map[string]struct{}), tickets: []*queue.Ticket{ticket}}
-	for _, key := range keys {
+func newUnit(l *locks, s *scope, h *lockctx.Hint, link *pool.Conn, txn *pool.Txn, rows []string, ticket *queue.Ticket) *unit {
+	u := &unit{
+		l: l, scope: s, link: link, txn: txn, keys: make(map[string]struct{}), tickets: []*queue.Ticket{ticket}, around: s.k.around(h),
+	}
+	for _, key := range rows {
 		u.keys[key] = struct{}{}
 	}
 	s.unit = u
 	return u
 }
 
+// has reports whether the unit holds a row lock on key.
+func (u *unit) has(key string) bool {
+	_, ok := u.keys[key]
+	return ok
+}
+
 // setupError is a failure to get the lock table ready, or to reach the server
 // for it.
-func setupError(h *lockctx.Hint, err error) error {
+func (k *connector) setupError(h *lockctx.Hint, err error) error {
 	if errors.Is(err, driver.ErrBadConn) {
 		err = errors.New(err.Error()) // no reason for database/sql to try another connection
 	}
-	return &Error{Op: "lock", Key: strings.Join(h.Keys, ", "), Strategy: lockctx.StrategyRow, Err: err}
+	return &Error{Op: "lock", Key: names(h), Strategy: k.strategy(h), Err: err}
 }
 
-// join adds the keys of a hint to the unit.
-func (u *unit) join(ctx context.Context, k *connector, h *lockctx.Hint) error {
-	var more []string
-	for _, key := range h.Keys {
-		if _, ok := u.keys[key]; !ok {
-			more = append(more, key)
+// join adds to the unit what of a hint it does not hold yet.
+func (u *unit) join(ctx context.Context, k *connector, h *lockctx.Hint) (err error) {
+	for _, l := range k.around(h) {
+		if !slices.Contains(u.around, l) {
+			u.around = append(u.around, l)
 		}
 	}
-	if len(more) == 0 {
-		return nil
+	rows, leases, err := k.wanted(u.scope, h)
+	if err != nil || len(rows)+len(leases) == 0 {
+		return err
 	}
 	if u.read && !h.AllowStale && u.l.Info().RepeatableRead(u.opts.Isolation) {
 		return u.error("lock", lockerr.With(ErrStaleSnapshot, fmt.Errorf(
-			"it has read before it asks for %s; ask for all keys at once (lockctx.WithKeys), or say lockctx.AllowStale()", strings.Join(more, ", "))))
+			"it has read before it asks for %s; ask for all keys at once (lockctx.WithKeys), or say lockctx.AllowStale()", strings.Join(rows, ", "))))
 	}
+	undo, err := u.scope.lease(ctx, u.l, h, leases, false)
+	if err != nil || len(rows) == 0 {
+		return err
+	}
+	defer func() {
+		if err != nil && !u.over {
+			undo()
+		}
+	}()
 	if err := u.takeLink(ctx, "lock"); err != nil {
 		return err
 	}
 	defer u.give()
 	ctx, release := u.untilClosed(ctx)
 	defer release()
-	alive, err := u.l.Join(ctx, u.link, k.request(u.scope, h, more, false))
+	alive, err := u.l.Join(ctx, u.link, k.request(u.scope, h, rows, false))
 	if err == nil {
-		for _, key := range more {
+		for _, key := range rows {
 			u.keys[key] = struct{}{}
 		}
 		return nil
@@ -483,6 +524,9 @@ func (u *unit) end() {
 	}
 	if u.scope.unit == u {
 		u.scope.unit = nil
+		if !u.keep {
+			u.scope.drop(0)
+		}
 	}
 	if u.home != nil {
 		return
@@ -518,9 +562,15 @@ func (u *unit) finish(commit bool) error {
 		return u.failed
 	}
 	var err error
+	op, fenced := "rollback", false
 	if commit {
+		op = "commit"
 		if u.home == nil {
 			err = u.l.keeper.Overdue(u.link)
+		}
+		if err == nil {
+			err = u.fence()
+			fenced = err != nil
 		}
 		if err == nil {
 			err = u.txn.Commit(u.limit())
@@ -529,28 +579,50 @@ func (u *unit) finish(commit bool) error {
 		err = u.txn.Rollback(u.limit())
 	}
 	if err != nil {
-		op := "rollback"
-		if commit {
-			op = "commit"
-		}
-		if server.Number(err) != 0 && !server.Gone(err, u.link.Conn) {
-			// The server refused: what is left of the transaction must go.
+		if (fenced || server.Number(err) != 0) && !server.Gone(err, u.link.Conn) {
+			// What is left of the transaction must go: the server has refused it,
+			// or a lease is not ours any more.
 			if server.Deadlock(err) {
 				err = lockerr.With(ErrDeadlock, err)
 			}
-			err = u.error(op, lockerr.With(ErrLost, err))
 			if rerr := u.txn.Rollback(u.limit()); rerr != nil {
 				u.breakLink()
 			}
 		} else {
-			err = u.error(op, lockerr.With(ErrLost, err))
 			u.breakLink()
 		}
+		var said *Error
+		if !errors.As(err, &said) || !errors.Is(err, ErrLost) {
+			err = u.error(op, lockerr.With(ErrLost, err))
+		}
 		u.failed = err
+		if fenced && u.scope.unwatch != nil {
+			u.scope.failed = err // what was decided under the lease must not be written without it
+		}
 	}
 	u.end()
 	return err
 }
+
+// fence checks, right before COMMIT and on the same connection, that the leases
+// are still ours, and keeps them so until the transaction has ended.
+func (u *unit) fence() error {
+	if u.opts.ReadOnly {
+		return nil // there is nothing that could be written
+	}
+	return u.l.fence(u.link, u.scope.leases, u.around)
+}
+
+func (l *locks) fence(link *pool.Conn, leases, around []*lease.Lease) error {
+	leases = append(slices.Clone(leases), around...)
+	if len(leases) == 0 || fenceOff.Load() {
+		return nil
+	}
+	return l.leases.Fence(context.Background(), link.Conn, leases)
+}
+
+// fenceOff is for tests that show what the fence prevents.
+var fenceOff atomic.Bool
 
 // endTx ends a transaction of the caller: the unit's own, or a savepoint in it.
 func (u *unit) endTx(t *tx, commit bool) error {
@@ -658,7 +730,7 @@ func (u *unit) contextEnded() {
 	commit := len(u.stack) == 0 && u.hold == nil && u.failed == nil
 	err := u.finish(commit)
 	if err == nil {
-		u.failed = u.error("statement", lockerr.With(ErrLost, errors.New("the lock context, or the context of the query that took the lock, has ended")))
+		u.failed = u.error("statement", lockerr.With(ErrLost, errEnded))
 	}
 	if u.hold == nil { // a hold answers for itself, and what is around it goes on
 		u.scope.failed = u.failed
@@ -699,7 +771,15 @@ func (u *unit) fail(cause error, gone bool) {
 }
 
 func (u *unit) error(op string, err error) error {
-	return &Error{Op: op, Key: strings.Join(slices.Sorted(maps.Keys(u.keys)), ", "), Strategy: lockctx.StrategyRow, Err: err}
+	keys, strategy := slices.Collect(maps.Keys(u.keys)), lockctx.StrategyRow
+	if len(keys) == 0 {
+		strategy = lockctx.StrategyLease
+	}
+	for _, l := range slices.Concat(u.scope.leases, u.around) {
+		keys = append(keys, l.Key())
+	}
+	slices.Sort(keys)
+	return &Error{Op: op, Key: strings.Join(slices.Compact(keys), ", "), Strategy: strategy, Err: err}
 }
 
 // alive asks the server whether the unit still holds its locks, for the commit

@@ -36,39 +36,68 @@ const (
 		" /*!80000 @@transaction_isolation, 0, CONCAT('OFF,', IFNULL((SELECT GROUP_CONCAT(VARIABLE_VALUE ORDER BY VARIABLE_NAME)" +
 		" FROM performance_schema.global_variables WHERE VARIABLE_NAME IN ('group_replication_group_name','group_replication_single_primary_mode')),'')) */" +
 		" /*M!100000 @@tx_isolation, @@idle_transaction_timeout, CONCAT(@@wsrep_on,',') */"
-	sqlEngine    = "SELECT ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = x'73686f70' AND TABLE_NAME = x'6d7973716c6c6f636b'"
-	sqlProcedure = "SELECT ROUTINE_COMMENT FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE'" +
-		" AND ROUTINE_SCHEMA = x'73686f70' AND ROUTINE_NAME = x'6d7973716c6c6f636b5f626567696e'"
-	sqlTable = "CREATE TABLE IF NOT EXISTS `shop`.`mysqllock` (\n" +
+	sqlState      = "SELECT ENGINE, " + sqlColumns + ", " + sqlRoutine + sqlEngine
+	sqlStateMaria = "SELECT ENGINE, " + sqlColumns + ", NULL" + sqlEngine
+	sqlColumns    = "(SELECT LOWER(GROUP_CONCAT(COLUMN_NAME)) FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = x'73686f70' AND TABLE_NAME = x'6d7973716c6c6f636b')"
+	sqlRoutine    = "(SELECT ROUTINE_COMMENT = 'mysqllock 2' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE'" +
+		" AND ROUTINE_SCHEMA = x'73686f70' AND ROUTINE_NAME = x'6d7973716c6c6f636b5f626567696e')"
+	sqlEngine = " FROM information_schema.TABLES WHERE TABLE_SCHEMA = x'73686f70' AND TABLE_NAME = x'6d7973716c6c6f636b'"
+	sqlTable  = "CREATE TABLE IF NOT EXISTS `shop`.`mysqllock` (\n" +
 		"  namespace VARBINARY(255) NOT NULL,\n" +
 		"  name VARBINARY(255) NOT NULL,\n" +
+		"  owner VARBINARY(255) NULL,\n" +
+		"  token BIGINT UNSIGNED NOT NULL DEFAULT 0,\n" +
+		"  expires DATETIME(6) NOT NULL DEFAULT '1970-01-01 00:00:00',\n" +
 		"  PRIMARY KEY (namespace, name)\n" +
 		") ENGINE=InnoDB COMMENT='locks of mysqllock: one row a key'"
+	sqlUpgrade = "ALTER TABLE `shop`.`mysqllock` ADD COLUMN owner VARBINARY(255) NULL," +
+		" ADD COLUMN token BIGINT UNSIGNED NOT NULL DEFAULT 0, ADD COLUMN expires DATETIME(6) NOT NULL DEFAULT '1970-01-01 00:00:00'"
+	sqlFloor           = "SELECT 1 FROM `shop`.`mysqllock` WHERE namespace = x'' AND name = x''"
+	sqlMakeFloor       = "INSERT IGNORE INTO `shop`.`mysqllock` (namespace, name) VALUES (x'', x'')"
+	sqlDropProcedure   = "DROP PROCEDURE IF EXISTS `shop`.`mysqllock_begin`"
 	sqlCreateProcedure = "CREATE PROCEDURE `shop`.`mysqllock_begin`(p_namespace VARBINARY(255), p_name VARBINARY(255))\n" +
-		"SQL SECURITY INVOKER COMMENT 'mysqllock 1'\n" +
+		"SQL SECURITY INVOKER COMMENT 'mysqllock 2'\n" +
 		"BEGIN\n" +
+		"  DECLARE v_remaining BIGINT;\n" +
+		"  DECLARE v_token BIGINT UNSIGNED;\n" +
+		"  DECLARE v_owner VARBINARY(255);\n" +
 		"  START TRANSACTION;\n" +
-		"  SELECT CONNECTION_ID() FROM `shop`.`mysqllock` WHERE namespace = p_namespace AND name = p_name FOR UPDATE NOWAIT;\n" +
+		"  SELECT " + sqlLease + " INTO v_remaining, v_token, v_owner\n" +
+		"    FROM `shop`.`mysqllock` WHERE namespace = p_namespace AND name = p_name FOR UPDATE NOWAIT;\n" +
+		"  IF v_remaining > 0 THEN ROLLBACK; END IF;\n" +
+		"  SELECT CONNECTION_ID(), v_remaining, v_token, v_owner FROM DUAL WHERE v_token IS NOT NULL;\n" +
 		"END"
 
-	sqlExists  = "SELECT name FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN (x'6b')"
-	sqlExists1 = "SELECT name FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN (x'6b31')"
-	sqlExists2 = "SELECT name FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN (x'6b32')"
-	sqlExists3 = "SELECT name FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN (x'6b31', x'6b32')"
-	sqlInsert  = "INSERT IGNORE INTO `shop`.`mysqllock` (namespace, name) VALUES (x'73686f70', x'6b')"
+	sqlExists  = "SELECT name, token FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN (x'6b')" + sqlAndFloor
+	sqlExists1 = "SELECT name, token FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN (x'6b31')" + sqlAndFloor
+	sqlExists3 = "SELECT name, token FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN (x'6b31', x'6b32')" + sqlAndFloor
+	sqlInsert  = "INSERT IGNORE INTO `shop`.`mysqllock` (namespace, name, token, expires)" +
+		" SELECT x'73686f70', k, token, UTC_TIMESTAMP(6) FROM `shop`.`mysqllock` JOIN (SELECT x'6b' AS k) d" + sqlFromFloor
+	sqlInsert1 = "INSERT IGNORE INTO `shop`.`mysqllock` (namespace, name, token, expires)" +
+		" SELECT x'73686f70', k, token, UTC_TIMESTAMP(6) FROM `shop`.`mysqllock` JOIN (SELECT x'6b31' AS k) d" + sqlFromFloor
+	sqlInsert2 = "INSERT IGNORE INTO `shop`.`mysqllock` (namespace, name, token, expires)" +
+		" SELECT x'73686f70', k, token, UTC_TIMESTAMP(6) FROM `shop`.`mysqllock` JOIN (SELECT x'6b32' AS k) d" + sqlFromFloor
+	sqlInsert3 = "INSERT IGNORE INTO `shop`.`mysqllock` (namespace, name, token, expires)" +
+		" SELECT x'73686f70', k, token, UTC_TIMESTAMP(6) FROM `shop`.`mysqllock` JOIN (SELECT x'6b31' AS k UNION ALL SELECT x'6b32') d" + sqlFromFloor
+	sqlAndFloor  = " UNION ALL SELECT name, token FROM `shop`.`mysqllock` WHERE namespace = x'' AND name = x''"
+	sqlFromFloor = " WHERE namespace = x'' AND name = x'' LOCK IN SHARE MODE"
+
+	// What is said of a lease: how long it is still live, its token, its owner.
+	sqlLease = "IF((owner IS NOT NULL AND expires > UTC_TIMESTAMP(6)), TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires), 0), token, owner"
 
 	sqlCall  = "CALL `shop`.`mysqllock_begin`(x'73686f70', x'6b')"
-	sqlTry   = "SELECT CONNECTION_ID() FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b' FOR UPDATE NOWAIT"
-	sqlTry1  = "SELECT CONNECTION_ID() FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b31' FOR UPDATE NOWAIT"
-	sqlTry2  = "SELECT CONNECTION_ID() FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b32' FOR UPDATE NOWAIT"
-	sqlTry3  = "(" + sqlTry1 + ") UNION ALL (" + sqlTry2 + ")"
+	sqlLock  = "SELECT CONNECTION_ID(), " + sqlLease + " FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b' FOR UPDATE"
+	sqlLock1 = "SELECT CONNECTION_ID(), " + sqlLease + " FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b31' FOR UPDATE"
+	sqlLock2 = "SELECT CONNECTION_ID(), " + sqlLease + " FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b32' FOR UPDATE"
+	sqlTry   = sqlLock + " NOWAIT"
+	sqlTry1  = sqlLock1 + " NOWAIT"
+	sqlTry3  = "(" + sqlLock1 + " NOWAIT) UNION ALL (" + sqlLock2 + " NOWAIT)"
 	sqlBlock = "BEGIN NOT ATOMIC SET SESSION idle_transaction_timeout = 30; START TRANSACTION;" +
-		" SET STATEMENT innodb_lock_wait_timeout = 0 FOR SELECT CONNECTION_ID() FROM `shop`.`mysqllock`" +
-		" WHERE namespace = x'73686f70' AND name = x'6b' FOR UPDATE; END"
+		" SET STATEMENT innodb_lock_wait_timeout = 0 FOR " + sqlLock + "; END"
 	sqlBlock3 = "BEGIN NOT ATOMIC SET SESSION idle_transaction_timeout = 30; START TRANSACTION;" +
-		" SET STATEMENT innodb_lock_wait_timeout = 0 FOR " +
-		"(SELECT CONNECTION_ID() FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b31' FOR UPDATE) UNION ALL " +
-		"(SELECT CONNECTION_ID() FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b32' FOR UPDATE); END"
+		" SET STATEMENT innodb_lock_wait_timeout = 0 FOR (" + sqlLock1 + ") UNION ALL (" + sqlLock2 + "); END"
+	sqlLook1 = "SELECT name, " + sqlLease + " FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN (x'6b31')" +
+		" AND (owner IS NOT NULL AND expires > UTC_TIMESTAMP(6))"
 
 	sqlBlocker = "SET STATEMENT max_statement_time = n FOR " +
 		"SELECT b.trx_mysql_thread_id, p.USER, p.HOST, '', TIMESTAMPDIFF(MICROSECOND, b.trx_started, NOW(6))" +
@@ -155,22 +184,37 @@ func mock(t *testing.T, cfg mysqllock.Config) *mocked {
 // answers is how a server describes itself.
 type answers struct {
 	version, database, isolation, topology string
-	engine, procedure                      string
+	engine, columns                        string // of the lock table, if there is one
+	procedure                              string // whether it is of our version, if there is one
 }
 
-var (
-	aMySQL   = answers{"8.4.0", "shop", "REPEATABLE-READ", "OFF,", "InnoDB", ""}
-	aCalled  = answers{"8.4.0", "shop", "REPEATABLE-READ", "OFF,", "InnoDB", "mysqllock 1"}
-	aMariaDB = answers{"10.11.9-MariaDB-log", "shop", "REPEATABLE-READ", "0,", "InnoDB", ""}
+// What the lock table has, and had in its first form.
+const (
+	theColumns = "namespace,name,owner,token,expires"
+	fewColumns = "namespace,name"
 )
+
+var (
+	aMySQL   = answers{"8.4.0", "shop", "REPEATABLE-READ", "OFF,", "InnoDB", theColumns, ""}
+	aCalled  = answers{"8.4.0", "shop", "REPEATABLE-READ", "OFF,", "InnoDB", theColumns, "1"}
+	aMariaDB = answers{"10.11.9-MariaDB-log", "shop", "REPEATABLE-READ", "0,", "InnoDB", theColumns, ""}
+)
+
+func (a answers) with(change func(a *answers)) answers {
+	change(&a)
+	return a
+}
+
+func (a answers) mariadb() bool { return strings.Contains(a.version, "MariaDB") }
+
+// apart is whether BEGIN and the lock are two statements there.
+func (a answers) apart() bool { return !a.mariadb() && a.procedure == "" }
 
 // setUp expects the questions of the first hint.
 func (m *mocked) setUp(a answers) {
 	m.probe(a)
-	m.engine(a.engine)
-	if !strings.Contains(a.version, "MariaDB") {
-		m.ExpectQuery(sqlProcedure).WillReturnRows(column(a.procedure))
-	}
+	m.state(a)
+	m.expectQuery(sqlFloor, "1")
 }
 
 func (m *mocked) probe(a answers) {
@@ -184,7 +228,27 @@ func (m *mocked) reprobe(a answers) {
 		AddRow(a.version, a.database, "0", "0", a.isolation, "0", a.topology))
 }
 
-func (m *mocked) engine(name string) { m.ExpectQuery(sqlEngine).WillReturnRows(column(name)) }
+func (m *mocked) state(a answers) {
+	text := sqlState
+	if a.mariadb() {
+		text = sqlStateMaria
+	}
+	rows := sqlmock.NewRows([]string{"ENGINE", "columns", "procedure"})
+	if a.engine != "" {
+		rows.AddRow(a.engine, a.columns, orNull(a.procedure))
+	}
+	m.ExpectQuery(text).WillReturnRows(rows)
+}
+
+// noTable is state where there is none.
+func (m *mocked) noTable(a answers) { m.state(a.with(func(a *answers) { a.engine = "" })) }
+
+func orNull(text string) driver.Value {
+	if text == "" {
+		return nil
+	}
+	return text
+}
 
 // column is a column of those values that are not empty.
 func column(values ...string) *sqlmock.Rows {
@@ -197,6 +261,50 @@ func column(values ...string) *sqlmock.Rows {
 	return rows
 }
 
+// exist expects the question which keys there are rows of, none of which has
+// ever had a lease.
+func (m *mocked) exist(text string, keys ...string) {
+	rows := sqlmock.NewRows([]string{"name", "token"})
+	for _, key := range keys {
+		rows.AddRow(key, 0)
+	}
+	m.ExpectQuery(text).WillReturnRows(rows.AddRow("", 0)) // the floor
+}
+
+// granted is what a lock statement of connection 7 returns, a row a key.
+func granted(keys int) *sqlmock.Rows {
+	rows := sqlmock.NewRows([]string{"id", "remaining", "token", "owner"})
+	for range keys {
+		rows.AddRow(7, 0, 0, nil)
+	}
+	return rows
+}
+
+// theLease is what statements say of somebody's lease: that it is live for
+// another two seconds and a half, its token, and whose it is.
+var theLease = []driver.Value{int64(2500000), int64(5), "web-2:7:shopd#0a1b2c3d"}
+
+// alas is granted, with that lease on one more key.
+func alas(before int) *sqlmock.Rows {
+	return granted(before).AddRow(append([]driver.Value{7}, theLease...)...)
+}
+
+// inTheWay checks the error of who does not wait for that lease.
+func inTheWay(t *testing.T, err error, key string) {
+	t.Helper()
+	var e *mysqllock.Error
+	if !errors.Is(err, mysqllock.ErrLocked) || errors.Is(err, mysqllock.ErrTimeout) || !errors.As(err, &e) {
+		t.Errorf("the error is %v, want ErrLocked", err)
+		return
+	}
+	if e.Op != "lock" || e.Key != key || e.Strategy != "row" || e.Holder == nil || *e.Holder != (mysqllock.Holder{Program: "web-2:7:shopd"}) {
+		t.Errorf("the error is %v with holder %+v", err, e.Holder)
+	}
+}
+
+// lock expects a lock statement that is granted.
+func (m *mocked) lock(text string, keys int) { m.ExpectQuery(text).WillReturnRows(granted(keys)) }
+
 func (m *mocked) expectQuery(text string, values ...string) {
 	m.ExpectQuery(text).WillReturnRows(column(values...))
 }
@@ -208,25 +316,27 @@ func (m *mocked) expectExec(text string, args ...driver.Value) {
 // locked expects what makes the first lock on k in a transaction.
 func (m *mocked) locked(a answers) {
 	m.setUp(a)
-	m.expectQuery(sqlExists, "k")
+	m.exist(sqlExists, "k")
 	m.again(a)
 }
 
 // again expects what makes every later lock on k.
-func (m *mocked) again(a answers) {
+func (m *mocked) again(a answers) { m.tries(a).WillReturnRows(granted(1)) }
+
+// tries expects what asks for a lock on k.
+func (m *mocked) tries(a answers) *sqlmock.ExpectedQuery {
 	switch {
-	case strings.Contains(a.version, "MariaDB"):
-		m.expectQuery(sqlBlock, "7")
-	case a.procedure != "":
-		m.expectQuery(sqlCall, "7")
-	default:
-		m.ExpectBegin()
-		m.expectQuery(sqlTry, "7")
+	case a.mariadb():
+		return m.ExpectQuery(sqlBlock)
+	case !a.apart():
+		return m.ExpectQuery(sqlCall)
 	}
+	m.ExpectBegin()
+	return m.ExpectQuery(sqlTry)
 }
 
 func (m *mocked) commit(a answers) {
-	if a == aMySQL {
+	if a.apart() {
 		m.ExpectCommit()
 		return
 	}
@@ -234,7 +344,7 @@ func (m *mocked) commit(a answers) {
 }
 
 func (m *mocked) rollback(a answers) {
-	if a == aMySQL {
+	if a.apart() {
 		m.ExpectRollback()
 		return
 	}
@@ -299,7 +409,7 @@ func TestMockTransaction(t *testing.T) {
 func TestMockNewKey(t *testing.T) {
 	m := mock(t, mysqllock.Config{})
 	m.setUp(aMySQL)
-	m.expectQuery(sqlExists)
+	m.exist(sqlExists)
 	m.expectExec(sqlInsert)
 	m.again(aMySQL)
 	m.ExpectCommit()
@@ -339,17 +449,18 @@ func TestMockSeveralKeys(t *testing.T) {
 		t.Run(a.version+a.procedure, func(t *testing.T) {
 			m := mock(t, mysqllock.Config{})
 			m.setUp(a)
-			m.expectQuery(sqlExists3, "k1", "k2")
+			m.exist(sqlExists3)
+			m.expectExec(sqlInsert3)
 			for _, hint := range []context.Context{
 				lockctx.WithKeys(context.Background(), []string{"k2", "k1", "k2"}),
 				lockctx.With(lockctx.With(context.Background(), "k2"), "k1"),
 			} {
 				if a == aMariaDB {
-					m.expectQuery(sqlBlock3, "7", "7")
+					m.lock(sqlBlock3, 2)
 					m.expectExec("COMMIT")
 				} else {
 					m.ExpectBegin()
-					m.expectQuery(sqlTry3, "7", "7")
+					m.lock(sqlTry3, 2)
 					m.ExpectCommit()
 				}
 				m.ctx = hint
@@ -364,14 +475,14 @@ func TestMockSeveralKeys(t *testing.T) {
 func TestMockMissingRow(t *testing.T) {
 	m := mock(t, mysqllock.Config{})
 	m.setUp(aMySQL)
-	m.expectQuery(sqlExists3, "k1", "k2")
+	m.exist(sqlExists3, "k1", "k2")
 	m.ExpectBegin()
-	m.expectQuery(sqlTry3, "7")
+	m.lock(sqlTry3, 1)
 	m.ExpectRollback()
-	m.expectQuery(sqlExists3, "k1")
-	m.expectExec("INSERT IGNORE INTO `shop`.`mysqllock` (namespace, name) VALUES (x'73686f70', x'6b32')")
+	m.exist(sqlExists3, "k1")
+	m.expectExec(sqlInsert2)
 	m.ExpectBegin()
-	m.expectQuery(sqlTry3, "7", "7")
+	m.lock(sqlTry3, 2)
 	m.ExpectCommit()
 	m.ctx = lockctx.WithKeys(context.Background(), []string{"k1", "k2"})
 	m.want(m.begin().Commit(), nil)
@@ -381,12 +492,19 @@ func TestMockMissingRow(t *testing.T) {
 func TestMockHex(t *testing.T) {
 	m := mock(t, mysqllock.Config{Namespace: "it's `\\\x00", Table: "locks.my-table$"})
 	m.probe(aMySQL)
-	m.expectQuery("SELECT ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = x'6c6f636b73' AND TABLE_NAME = x'6d792d7461626c6524'", "InnoDB")
-	m.expectQuery("SELECT ROUTINE_COMMENT FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE'"+
-		" AND ROUTINE_SCHEMA = x'6c6f636b73' AND ROUTINE_NAME = x'6d792d7461626c65245f626567696e'", "mysqllock 1")
-	m.expectQuery("SELECT name FROM `locks`.`my-table$` WHERE namespace = x'6974277320605c00' AND name IN (x'27293b2044524f50205441424c452070202d2d20c3a4ff')")
-	m.expectExec("INSERT IGNORE INTO `locks`.`my-table$` (namespace, name) VALUES (x'6974277320605c00', x'27293b2044524f50205441424c452070202d2d20c3a4ff')")
-	m.expectQuery("CALL `locks`.`my-table$_begin`(x'6974277320605c00', x'27293b2044524f50205441424c452070202d2d20c3a4ff')", "7")
+	const is = "TABLE_SCHEMA = x'6c6f636b73' AND TABLE_NAME = x'6d792d7461626c6524'"
+	m.ExpectQuery("SELECT ENGINE, (SELECT LOWER(GROUP_CONCAT(COLUMN_NAME)) FROM information_schema.COLUMNS WHERE " + is + ")," +
+		" (SELECT ROUTINE_COMMENT = 'mysqllock 2' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE'" +
+		" AND ROUTINE_SCHEMA = x'6c6f636b73' AND ROUTINE_NAME = x'6d792d7461626c65245f626567696e')" +
+		" FROM information_schema.TABLES WHERE " + is).
+		WillReturnRows(sqlmock.NewRows([]string{"1", "2", "3"}).AddRow("InnoDB", theColumns, 1))
+	m.expectQuery("SELECT 1 FROM `locks`.`my-table$` WHERE namespace = x'' AND name = x''", "1")
+	const key = "x'27293b2044524f50205441424c452070202d2d20c3a4ff'"
+	m.exist("SELECT name, token FROM `locks`.`my-table$` WHERE namespace = x'6974277320605c00' AND name IN (" + key + ")" +
+		" UNION ALL SELECT name, token FROM `locks`.`my-table$` WHERE namespace = x'' AND name = x''")
+	m.expectExec("INSERT IGNORE INTO `locks`.`my-table$` (namespace, name, token, expires)" +
+		" SELECT x'6974277320605c00', k, token, UTC_TIMESTAMP(6) FROM `locks`.`my-table$` JOIN (SELECT " + key + " AS k) d" + sqlFromFloor)
+	m.lock("CALL `locks`.`my-table$_begin`(x'6974277320605c00', "+key+")", 1)
 	m.expectExec("COMMIT")
 	m.ctx = lockctx.With(context.Background(), "'); DROP TABLE p -- ä\xff")
 	m.want(m.begin().Commit(), nil)
@@ -396,8 +514,8 @@ func TestMockHex(t *testing.T) {
 func TestMockJoin(t *testing.T) {
 	m := mock(t, mysqllock.Config{})
 	m.locked(aMySQL)
-	m.expectQuery(sqlExists1, "k1")
-	m.expectQuery(sqlTry1, "7")
+	m.exist(sqlExists1, "k1")
+	m.lock(sqlTry1, 1)
 	m.expectExec(sqlUpdate, 3, 42)
 	m.expectExec(sqlUpdate, 4, 42)
 	m.ExpectCommit()
@@ -415,7 +533,7 @@ func TestMockJoin(t *testing.T) {
 func TestMockJoinRefused(t *testing.T) {
 	m := mock(t, mysqllock.Config{})
 	m.locked(aMySQL)
-	m.expectQuery(sqlExists1, "k1")
+	m.exist(sqlExists1, "k1")
 	m.ExpectQuery(sqlTry1).WillReturnError(number(3572))
 	m.expectQuery(sqlHolder(7, "'0x73686F70, 0x6B31'"))
 	m.expectExec(sqlUpdate, 3, 42)
@@ -433,7 +551,7 @@ func TestMockJoinRefused(t *testing.T) {
 func TestMockJoinHalfRefused(t *testing.T) {
 	m := mock(t, mysqllock.Config{})
 	m.locked(aMySQL)
-	m.expectQuery(sqlExists3, "k1", "k2")
+	m.exist(sqlExists3, "k1", "k2")
 	m.ExpectQuery(sqlTry3).WillReturnError(number(3572))
 	m.expectQuery(sqlHolder(7, "'0x73686F70, 0x6B31', '0x73686F70, 0x6B32'"))
 	m.ExpectRollback()
@@ -484,7 +602,7 @@ func TestMockLocked(t *testing.T) {
 	t.Run("MySQL", func(t *testing.T) {
 		m := mock(t, mysqllock.Config{NoWait: true})
 		m.setUp(aMySQL)
-		m.expectQuery(sqlExists, "k")
+		m.exist(sqlExists, "k")
 		m.ExpectBegin()
 		m.ExpectQuery(sqlTry).WillReturnError(number(3572))
 		m.ExpectRollback()
@@ -503,7 +621,7 @@ func TestMockLocked(t *testing.T) {
 	t.Run("MySQL with procedure", func(t *testing.T) {
 		m := mock(t, mysqllock.Config{})
 		m.setUp(aCalled)
-		m.expectQuery(sqlExists, "k")
+		m.exist(sqlExists, "k")
 		m.ExpectQuery(sqlCall).WillReturnError(number(3572))
 		m.expectExec("ROLLBACK")
 		m.ExpectQuery(sqlHolder(0, dataK)).WillReturnError(number(1142)) // may not look, and is not asked again
@@ -519,7 +637,7 @@ func TestMockLocked(t *testing.T) {
 	t.Run("MariaDB", func(t *testing.T) { // which shows holders only to those who wait
 		m := mock(t, mysqllock.Config{NoWait: true})
 		m.setUp(aMariaDB)
-		m.expectQuery(sqlExists, "k")
+		m.exist(sqlExists, "k")
 		m.ExpectQuery(sqlBlock).WillReturnError(number(1205))
 		m.expectExec("ROLLBACK")
 		_, err := m.db.BeginTx(m.ctx, nil)
@@ -537,6 +655,85 @@ func TestMockLocked(t *testing.T) {
 			t.Errorf("the error is %v, want connection 7 of me as holder", err)
 		}
 		m.want(tx.Rollback(), nil)
+	})
+}
+
+// TestMockLeased has a key on which somebody has a lease. The row's lock, which
+// was granted, is given back at once: it would keep the lease's holder from
+// renewing.
+func TestMockLeased(t *testing.T) {
+	onFlavours(t, func(t *testing.T, a answers) {
+		m := mock(t, mysqllock.Config{NoWait: true})
+		m.setUp(a)
+		m.exist(sqlExists, "k")
+		for range 2 {
+			m.tries(a).WillReturnRows(alas(0))
+			m.rollback(a)
+		}
+		_, err := m.db.BeginTx(m.ctx, nil)
+		inTheWay(t, err, "k")
+		_, err = m.db.ExecContext(m.ctx, sqlUpdate, 1, 1)
+		inTheWay(t, err, "k")
+
+		// It has ended. What is left of it is in nobody's way.
+		m.tries(a).WillReturnRows(sqlmock.NewRows([]string{"id", "remaining", "token", "owner"}).AddRow(7, 0, 5, theLease[2]))
+		m.commit(a)
+		m.want(m.begin().Commit(), nil)
+	})
+	for _, a := range []answers{aMySQL, aMariaDB} {
+		t.Run("one of several keys, "+a.version, func(t *testing.T) {
+			m := mock(t, mysqllock.Config{NoWait: true})
+			m.setUp(a)
+			m.exist(sqlExists3, "k1", "k2")
+			if a.mariadb() {
+				m.ExpectQuery(sqlBlock3).WillReturnRows(alas(1))
+			} else {
+				m.ExpectBegin()
+				m.ExpectQuery(sqlTry3).WillReturnRows(alas(1))
+			}
+			m.rollback(a)
+			m.ctx = lockctx.WithKeys(context.Background(), []string{"k1", "k2"})
+			_, err := m.db.BeginTx(m.ctx, nil)
+			inTheWay(t, err, "k1, k2")
+		})
+	}
+}
+
+// TestMockJoinLeased has a second key on which somebody has a lease that is not
+// known of before: the transaction, which cannot give back the row's lock alone,
+// is rolled back. From then on it is known, and seen before the row is locked.
+func TestMockJoinLeased(t *testing.T) {
+	onFlavours(t, func(t *testing.T, a answers) {
+		m := mock(t, mysqllock.Config{})
+		m.locked(a)
+		m.expectExec(sqlUpdate, 1, 1)
+		m.exist(sqlExists1, "k1")
+		m.ExpectQuery(sqlTry1).WillReturnRows(alas(0))
+		m.rollback(a)
+		tx := m.begin()
+		_, err := tx.Exec(sqlUpdate, 1, 1)
+		m.want(err, nil)
+		both := lockctx.With(m.ctx, "k1", lockctx.NoWait())
+		_, err = tx.ExecContext(both, sqlUpdate, 2, 2)
+		inTheWay(t, err, "k1")
+		_, err = tx.ExecContext(m.ctx, sqlUpdate, 3, 3)
+		m.want(err, mysqllock.ErrLost)
+		_, err = tx.Exec(sqlUpdate, 3, 3)
+		m.want(err, mysqllock.ErrLost)
+		m.want(tx.Commit(), mysqllock.ErrLost)
+
+		m.ctx = lockctx.With(context.Background(), "k")
+		m.again(a)
+		m.ExpectQuery(sqlLook1).WillReturnRows(sqlmock.NewRows([]string{"name", "remaining", "token", "owner"}).
+			AddRow(append([]driver.Value{"k1"}, theLease...)...))
+		m.expectExec(sqlUpdate, 3, 3)
+		m.commit(a)
+		tx = m.begin()
+		_, err = tx.ExecContext(lockctx.With(m.ctx, "k1", lockctx.NoWait()), sqlUpdate, 2, 2)
+		inTheWay(t, err, "k1")
+		_, err = tx.ExecContext(m.ctx, sqlUpdate, 3, 3)
+		m.want(err, nil)
+		m.want(tx.Commit(), nil)
 	})
 }
 
@@ -613,9 +810,7 @@ func TestMockCommitFails(t *testing.T) {
 // TestMockSetUpFails has servers on which there can be no lock. Nothing of the
 // caller's is sent, and the next hint asks again.
 func TestMockSetUpFails(t *testing.T) {
-	with := func(a answers, change func(*answers)) answers { change(&a); return a }
-	galera := with(aMariaDB, func(a *answers) { a.topology = "1," })
-	group := with(aMySQL, func(a *answers) { a.topology = "OFF,aaaa-bbbb,OFF" })
+	old := aMySQL.with(func(a *answers) { a.columns = fewColumns })
 	for _, c := range []struct {
 		name   string
 		cfg    mysqllock.Config
@@ -624,33 +819,84 @@ func TestMockSetUpFails(t *testing.T) {
 		says   []string
 	}{
 		{"old MySQL", mysqllock.Config{}, func(m *mocked) {
-			m.probe(with(aMySQL, func(a *answers) { a.version = "5.7.44" }))
+			m.probe(aMySQL.with(func(a *answers) { a.version = "5.7.44" }))
 		}, nil, []string{"5.7.44", "too old", "MySQL 8.0"}},
 		{"old MariaDB", mysqllock.Config{}, func(m *mocked) {
-			m.probe(with(aMariaDB, func(a *answers) { a.version = "5.5.5-10.2.44-MariaDB" }))
+			m.probe(aMariaDB.with(func(a *answers) { a.version = "5.5.5-10.2.44-MariaDB" }))
 		}, nil, []string{"10.2.44", "too old", "MariaDB 10.3"}},
 		{"neither", mysqllock.Config{}, func(m *mocked) {
 			m.ExpectQuery(sqlIdentify).WillReturnRows(sqlmock.NewRows([]string{"ID", "HOST"}).AddRow(9, "app:1"))
 			m.expectExec(sqlControl)
 			m.expectQuery(sqlProbe, "5.6.1")
 		}, nil, []string{"neither MySQL 8 nor MariaDB 10.3"}},
-		{"Galera", mysqllock.Config{}, func(m *mocked) { m.probe(galera) }, mysqllock.ErrUnsafe, []string{"Galera", "lockUnsafe=allow"}},
-		{"several primaries", mysqllock.Config{}, func(m *mocked) { m.probe(group) }, mysqllock.ErrUnsafe, []string{"several primaries", "lockUnsafe=allow"}},
-		{"MyISAM", mysqllock.Config{}, func(m *mocked) { m.probe(aMySQL); m.engine("MyISAM") }, mysqllock.ErrUnsafe, []string{"MyISAM", "ENGINE=InnoDB"}},
-		{"no table", mysqllock.Config{}, func(m *mocked) { m.probe(aMySQL); m.engine("") }, nil, []string{"does not exist", sqlTable}},
+		{"MyISAM", mysqllock.Config{}, func(m *mocked) {
+			m.probe(aMySQL)
+			m.state(aMySQL.with(func(a *answers) { a.engine = "MyISAM" }))
+		}, mysqllock.ErrUnsafe, []string{"MyISAM", "ENGINE=InnoDB"}},
+		{"MyISAM of the older form", mysqllock.Config{Schema: "auto"}, func(m *mocked) {
+			m.probe(aMySQL)
+			m.state(old.with(func(a *answers) { a.engine = "MyISAM" }))
+		}, mysqllock.ErrUnsafe, []string{"MyISAM", "ENGINE=InnoDB"}},
+		{"half an answer", mysqllock.Config{}, func(m *mocked) {
+			m.probe(aMySQL)
+			m.expectQuery(sqlState, "InnoDB")
+		}, nil, []string{"does not say what the lock table `shop`.`mysqllock` is like"}},
+		{"no table", mysqllock.Config{}, func(m *mocked) {
+			m.probe(aMySQL)
+			m.noTable(aMySQL)
+		}, nil, []string{"does not exist", sqlTable + ";\n" + sqlMakeFloor}},
 		{"no database", mysqllock.Config{}, func(m *mocked) {
-			m.probe(with(aMySQL, func(a *answers) { a.database = "" }))
+			m.probe(aMySQL.with(func(a *answers) { a.database = "" }))
 		}, nil, []string{"no database", "lockTable"}},
 		{"may not make the table", mysqllock.Config{Schema: "auto"}, func(m *mocked) {
 			m.probe(aMySQL)
-			m.engine("")
+			m.noTable(aMySQL)
 			m.ExpectExec(sqlTable).WillReturnError(number(1142))
-		}, nil, []string{"1142", sqlTable}},
+		}, nil, []string{"1142", sqlTable + ";\n" + sqlMakeFloor}},
 		{"read only", mysqllock.Config{Schema: "auto"}, func(m *mocked) {
 			m.probe(aMySQL)
-			m.engine("")
+			m.noTable(aMySQL)
 			m.ExpectExec(sqlTable).WillReturnError(number(1290))
-		}, nil, []string{"1290", sqlTable}},
+		}, nil, []string{"1290", sqlTable + ";\n" + sqlMakeFloor}},
+		{"the older form", mysqllock.Config{}, func(m *mocked) {
+			m.probe(old)
+			m.state(old)
+		}, nil, []string{"older form", sqlUpgrade + ";\n" + sqlMakeFloor}},
+		{"the older form, MariaDB", mysqllock.Config{}, func(m *mocked) {
+			a := aMariaDB.with(func(a *answers) { a.columns = fewColumns })
+			m.probe(a)
+			m.state(a)
+		}, nil, []string{"older form", sqlUpgrade + ";\n" + sqlMakeFloor}},
+		{"one column is missing", mysqllock.Config{}, func(m *mocked) {
+			m.probe(aMySQL)
+			m.state(aMySQL.with(func(a *answers) { a.columns = "namespace,name,token,expires" }))
+		}, nil, []string{"older form", "ALTER TABLE `shop`.`mysqllock` ADD COLUMN owner VARBINARY(255) NULL;\n" + sqlMakeFloor}},
+		{"may not alter the table", mysqllock.Config{Schema: "auto"}, func(m *mocked) {
+			m.probe(old)
+			m.state(old)
+			m.ExpectExec(sqlUpgrade).WillReturnError(number(1142))
+		}, nil, []string{"1142", sqlUpgrade + ";\n" + sqlMakeFloor}},
+		{"may not alter the table, read only", mysqllock.Config{Schema: "auto"}, func(m *mocked) {
+			m.probe(old)
+			m.state(old)
+			m.ExpectExec(sqlUpgrade).WillReturnError(number(1290))
+		}, nil, []string{"1290", sqlUpgrade + ";\n" + sqlMakeFloor}},
+		{"somebody else alters the table for long", mysqllock.Config{Schema: "auto"}, func(m *mocked) {
+			m.probe(old)
+			m.state(old)
+			m.ExpectExec(sqlUpgrade).WillReturnError(number(1205))
+		}, nil, []string{"1205"}},
+		{"may not see the floor", mysqllock.Config{}, func(m *mocked) {
+			m.probe(aMySQL)
+			m.state(aMySQL)
+			m.ExpectQuery(sqlFloor).WillReturnError(number(1142))
+		}, nil, []string{"1142", sqlMakeFloor}},
+		{"may not make the floor", mysqllock.Config{}, func(m *mocked) {
+			m.probe(aMySQL)
+			m.state(aMySQL)
+			m.expectQuery(sqlFloor)
+			m.ExpectExec(sqlMakeFloor).WillReturnError(number(1142))
+		}, nil, []string{"1142", sqlMakeFloor}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := mock(t, c.cfg)
@@ -678,89 +924,205 @@ func TestMockSetUpFails(t *testing.T) {
 			m.ExpectQuery(sqlIdentify).WillReturnRows(sqlmock.NewRows([]string{"ID", "HOST"}).AddRow(9, "app:1"))
 			m.expectExec(sqlControl)
 			m.reprobe(aCalled)
-			m.engine("InnoDB")
-			m.expectQuery(sqlProcedure, "mysqllock 1")
-			m.expectQuery(sqlExists, "k")
+			m.state(aCalled)
+			m.expectQuery(sqlFloor, "1")
+			m.exist(sqlExists, "k")
 			m.again(aCalled)
 			m.expectExec("COMMIT")
 			m.want(m.begin().Commit(), nil)
 		})
 	}
+}
 
-	t.Run("allowed", func(t *testing.T) {
-		m := mock(t, mysqllock.Config{Unsafe: "allow"})
-		m.locked(galera)
-		m.expectExec("COMMIT")
-		m.want(m.begin().Commit(), nil)
-	})
+// TestMockTopology has servers of which several take writes: row locks are
+// refused there, before anything of theirs is sent. What the server is is asked
+// once.
+func TestMockTopology(t *testing.T) {
+	galera := aMariaDB.with(func(a *answers) { a.topology = "1," })
+	group := aMySQL.with(func(a *answers) { a.topology = "OFF,aaaa-bbbb,OFF" })
+	for name, a := range map[string]answers{"Galera": galera, "Group Replication with several primaries": group} {
+		t.Run(name, func(t *testing.T) {
+			m := mock(t, mysqllock.Config{})
+			m.setUp(a)
+			for range 2 {
+				_, err := m.db.ExecContext(m.ctx, sqlUpdate, 1, 1)
+				m.want(err, mysqllock.ErrUnsafe)
+				var e *mysqllock.Error
+				if !errors.As(err, &e) || e.Op != "lock" || e.Key != "k" || e.Strategy != "row" ||
+					!strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "lockUnsafe=allow") {
+					t.Errorf("the error is %v", err)
+				}
+				_, err = m.db.BeginTx(m.ctx, nil)
+				m.want(err, mysqllock.ErrUnsafe)
+			}
+		})
+		t.Run(name+", late", func(t *testing.T) { // the transaction goes on as if it had not asked
+			m := mock(t, mysqllock.Config{})
+			m.ExpectBegin()
+			m.setUp(a)
+			m.stillOpen()
+			if a.mariadb() {
+				m.expectExec("SET SESSION idle_transaction_timeout = 30")
+			}
+			m.expectExec(sqlUpdate, 1, 1)
+			m.ExpectCommit()
+			tx, err := m.db.Begin()
+			m.want(err, nil)
+			_, err = tx.ExecContext(m.ctx, sqlUpdate, 2, 2)
+			m.want(err, mysqllock.ErrUnsafe)
+			_, err = tx.Exec(sqlUpdate, 1, 1)
+			m.want(err, nil)
+			m.want(tx.Commit(), nil)
+		})
+		t.Run(name+", allowed", func(t *testing.T) {
+			m := mock(t, mysqllock.Config{Unsafe: "allow"})
+			m.locked(a)
+			m.commit(a)
+			m.want(m.begin().Commit(), nil)
+		})
+	}
 	t.Run("one primary", func(t *testing.T) {
 		m := mock(t, mysqllock.Config{})
-		m.locked(with(aMySQL, func(a *answers) { a.topology = "OFF,aaaa-bbbb,ON" }))
+		m.locked(aMySQL.with(func(a *answers) { a.topology = "OFF,aaaa-bbbb,ON" }))
 		m.ExpectCommit()
 		m.want(m.begin().Commit(), nil)
 	})
 }
 
 func TestMockAutomaticSchema(t *testing.T) {
+	old := aMySQL.with(func(a *answers) { a.columns = fewColumns })
+	auto := func(t *testing.T) *mocked { return mock(t, mysqllock.Config{Schema: "auto"}) }
 	t.Run("everything is missing", func(t *testing.T) {
-		m := mock(t, mysqllock.Config{Schema: "auto"})
+		m := auto(t)
 		m.probe(aMySQL)
-		m.engine("")
+		m.noTable(aMySQL)
 		m.expectExec(sqlTable)
-		m.engine("InnoDB")
-		m.expectQuery(sqlProcedure)
+		m.state(aMySQL)
+		m.expectQuery(sqlFloor)
+		m.expectExec(sqlMakeFloor)
 		m.expectExec(sqlCreateProcedure)
-		m.expectQuery(sqlExists)
+		m.exist(sqlExists)
 		m.expectExec(sqlInsert)
-		m.expectQuery(sqlCall, "7")
+		m.lock(sqlCall, 1)
 		m.expectExec("COMMIT")
+		m.want(m.begin().Commit(), nil)
+	})
+	t.Run("the table is of the older form", func(t *testing.T) { // with its procedure
+		m := auto(t)
+		m.probe(old)
+		m.state(old.with(func(a *answers) { a.procedure = "0" }))
+		m.expectExec(sqlUpgrade)
+		m.state(aMySQL.with(func(a *answers) { a.procedure = "0" }))
+		m.expectQuery(sqlFloor)
+		m.expectExec(sqlMakeFloor)
+		m.expectExec(sqlDropProcedure)
+		m.expectExec(sqlCreateProcedure)
+		m.exist(sqlExists, "k")
+		m.lock(sqlCall, 1)
+		m.expectExec("COMMIT")
+		m.want(m.begin().Commit(), nil)
+	})
+	t.Run("another was quicker with all of it", func(t *testing.T) {
+		m := auto(t)
+		m.probe(old)
+		m.state(old)
+		m.ExpectExec(sqlUpgrade).WillReturnError(number(1060))
+		m.state(aMySQL)
+		m.expectQuery(sqlFloor, "1")
+		m.ExpectExec(sqlCreateProcedure).WillReturnError(number(1304))
+		m.exist(sqlExists, "k")
+		m.lock(sqlCall, 1)
+		m.expectExec("COMMIT")
+		m.want(m.begin().Commit(), nil)
+	})
+	t.Run("one column is missing", func(t *testing.T) {
+		m := auto(t)
+		m.probe(aMariaDB)
+		m.state(aMariaDB.with(func(a *answers) { a.columns = "namespace,name,owner,expires,comment" }))
+		m.expectExec("ALTER TABLE `shop`.`mysqllock` ADD COLUMN token BIGINT UNSIGNED NOT NULL DEFAULT 0")
+		m.state(aMariaDB)
+		m.expectQuery(sqlFloor, "1")
+		m.exist(sqlExists, "k")
+		m.again(aMariaDB)
+		m.expectExec("COMMIT")
+		m.want(m.begin().Commit(), nil)
+	})
+	t.Run("the floor is missing", func(t *testing.T) { // it is made in manual mode, too
+		m := mock(t, mysqllock.Config{})
+		m.probe(aMySQL)
+		m.state(aMySQL)
+		m.expectQuery(sqlFloor)
+		m.expectExec(sqlMakeFloor)
+		m.exist(sqlExists, "k")
+		m.again(aMySQL)
+		m.ExpectCommit()
+		m.want(m.begin().Commit(), nil)
+	})
+	t.Run("the floor goes later", func(t *testing.T) { // no row can be made without it
+		m := mock(t, mysqllock.Config{})
+		m.setUp(aMySQL)
+		m.ExpectQuery(sqlExists).WillReturnRows(sqlmock.NewRows([]string{"name", "token"}))
+		m.state(aMySQL)
+		m.expectQuery(sqlFloor)
+		m.expectExec(sqlMakeFloor)
+		m.expectExec(sqlInsert)
+		m.again(aMySQL)
+		m.ExpectCommit()
 		m.want(m.begin().Commit(), nil)
 	})
 	t.Run("the procedure is old", func(t *testing.T) {
-		m := mock(t, mysqllock.Config{Schema: "auto"})
-		m.probe(aMySQL)
-		m.engine("InnoDB")
-		m.expectQuery(sqlProcedure, "mysqllock 0")
-		m.expectExec("DROP PROCEDURE IF EXISTS `shop`.`mysqllock_begin`")
+		m := auto(t)
+		m.setUp(aMySQL.with(func(a *answers) { a.procedure = "0" }))
+		m.expectExec(sqlDropProcedure)
 		m.expectExec(sqlCreateProcedure)
-		m.expectQuery(sqlExists, "k")
-		m.expectQuery(sqlCall, "7")
+		m.exist(sqlExists, "k")
+		m.lock(sqlCall, 1)
 		m.expectExec("COMMIT")
 		m.want(m.begin().Commit(), nil)
 	})
+	t.Run("the procedure is old, manual", func(t *testing.T) { // it would not tell of leases
+		m := mock(t, mysqllock.Config{})
+		m.setUp(aMySQL.with(func(a *answers) { a.procedure = "0" }))
+		m.exist(sqlExists, "k")
+		m.again(aMySQL)
+		m.ExpectCommit()
+		m.want(m.begin().Commit(), nil)
+	})
 	t.Run("no right to make the procedure", func(t *testing.T) { // then without
-		m := mock(t, mysqllock.Config{Schema: "auto"})
-		m.probe(aMySQL)
-		m.engine("InnoDB")
-		m.expectQuery(sqlProcedure)
+		m := auto(t)
+		m.setUp(aMySQL)
 		m.ExpectExec(sqlCreateProcedure).WillReturnError(number(1044))
-		m.expectQuery(sqlExists, "k")
+		m.exist(sqlExists, "k")
 		m.again(aMySQL)
 		m.ExpectCommit()
 		m.want(m.begin().Commit(), nil)
 	})
 	t.Run("MariaDB", func(t *testing.T) { // needs no procedure
-		m := mock(t, mysqllock.Config{Schema: "auto"})
+		m := auto(t)
 		m.probe(aMariaDB)
-		m.engine("")
+		m.noTable(aMariaDB)
 		m.expectExec(sqlTable)
-		m.engine("InnoDB")
-		m.expectQuery(sqlExists)
+		m.state(aMariaDB)
+		m.expectQuery(sqlFloor)
+		m.expectExec(sqlMakeFloor)
+		m.exist(sqlExists)
 		m.expectExec(sqlInsert)
-		m.expectQuery(sqlBlock, "7")
+		m.lock(sqlBlock, 1)
 		m.expectExec("COMMIT")
 		m.want(m.begin().Commit(), nil)
 	})
 	t.Run("the table goes later", func(t *testing.T) {
-		m := mock(t, mysqllock.Config{Schema: "auto"})
+		m := auto(t)
 		m.setUp(aCalled)
 		m.ExpectQuery(sqlExists).WillReturnError(number(1146))
-		m.engine("")
+		m.noTable(aCalled)
 		m.expectExec(sqlTable)
-		m.engine("InnoDB")
-		m.expectQuery(sqlProcedure, "mysqllock 1")
+		m.state(aCalled)
+		m.expectQuery(sqlFloor)
+		m.expectExec(sqlMakeFloor)
+		m.exist(sqlExists)
 		m.expectExec(sqlInsert)
-		m.expectQuery(sqlCall, "7")
+		m.lock(sqlCall, 1)
 		m.expectExec("COMMIT")
 		m.want(m.begin().Commit(), nil)
 	})
@@ -781,19 +1143,19 @@ func TestMockLockFails(t *testing.T) {
 		}, nil, []string{"1142", "needs SELECT, INSERT, UPDATE"}},
 		{"may not insert", func(m *mocked) {
 			m.setUp(aMySQL)
-			m.expectQuery(sqlExists)
+			m.exist(sqlExists)
 			m.ExpectExec(sqlInsert).WillReturnError(number(1142))
 		}, nil, []string{"1142", "needs SELECT, INSERT, UPDATE"}},
 		{"may not lock", func(m *mocked) {
 			m.setUp(aMySQL)
-			m.expectQuery(sqlExists, "k")
+			m.exist(sqlExists, "k")
 			m.ExpectBegin()
 			m.ExpectQuery(sqlTry).WillReturnError(number(1142))
 			m.ExpectRollback()
 		}, nil, []string{"1142", "needs SELECT, INSERT, UPDATE"}},
 		{"may not lock, with procedure", func(m *mocked) {
 			m.setUp(aCalled)
-			m.expectQuery(sqlExists, "k")
+			m.exist(sqlExists, "k")
 			m.ExpectQuery(sqlCall).WillReturnError(number(1142))
 			m.expectExec("ROLLBACK")
 			m.ExpectBegin()
@@ -803,23 +1165,23 @@ func TestMockLockFails(t *testing.T) {
 		{"the table is gone", func(m *mocked) {
 			m.setUp(aMySQL)
 			m.ExpectQuery(sqlExists).WillReturnError(number(1146))
-			m.engine("")
+			m.noTable(aMySQL)
 		}, nil, []string{"does not exist", sqlTable}},
 		{"the server became read only", func(m *mocked) {
 			m.setUp(aMySQL)
-			m.expectQuery(sqlExists)
+			m.exist(sqlExists)
 			m.ExpectExec(sqlInsert).WillReturnError(number(1290))
 		}, mysqllock.ErrUnsafe, []string{"1290", "takes no writes"}},
 		{"the server became read only, and the row is there", func(m *mocked) {
 			m.setUp(aMySQL)
-			m.expectQuery(sqlExists, "k")
+			m.exist(sqlExists, "k")
 			m.ExpectBegin()
 			m.ExpectQuery(sqlTry).WillReturnError(number(1290))
 			m.ExpectRollback()
 		}, mysqllock.ErrUnsafe, []string{"1290", "takes no writes"}},
 		{"a deadlock", func(m *mocked) {
 			m.setUp(aMySQL)
-			m.expectQuery(sqlExists, "k")
+			m.exist(sqlExists, "k")
 			m.ExpectBegin()
 			m.ExpectQuery(sqlTry).WillReturnError(number(1213))
 			m.ExpectRollback()
@@ -840,10 +1202,23 @@ func TestMockLockFails(t *testing.T) {
 		})
 	}
 
+	t.Run("the procedure is another's", func(t *testing.T) { // which says nothing of leases
+		m := mock(t, mysqllock.Config{})
+		m.setUp(aCalled)
+		m.exist(sqlExists, "k")
+		m.expectQuery(sqlCall, "7")
+		m.expectExec("ROLLBACK")
+		for range 2 {
+			m.again(aMySQL)
+			m.ExpectCommit()
+		}
+		m.want(m.begin().Commit(), nil)
+		m.want(m.begin().Commit(), nil)
+	})
 	t.Run("the procedure is gone", func(t *testing.T) { // then without, from now on
 		m := mock(t, mysqllock.Config{})
 		m.setUp(aCalled)
-		m.expectQuery(sqlExists, "k")
+		m.exist(sqlExists, "k")
 		m.ExpectQuery(sqlCall).WillReturnError(number(1305))
 		m.expectExec("ROLLBACK")
 		for range 2 {
@@ -869,8 +1244,8 @@ func TestMockLate(t *testing.T) {
 		m.expectExec(sqlUpdate, 1, 1)
 		m.setUp(aMySQL)
 		m.stillOpen()
-		m.expectQuery(sqlExists, "k")
-		m.expectQuery(sqlTry, "7")
+		m.exist(sqlExists, "k")
+		m.lock(sqlTry, 1)
 		m.expectExec(sqlUpdate, 3, 42)
 		m.ExpectCommit()
 		_, err := tx.Exec(sqlUpdate, 1, 1)
@@ -901,8 +1276,8 @@ func TestMockLate(t *testing.T) {
 			m.setUp(a)
 			if !c.stale {
 				m.stillOpen()
-				m.expectQuery(sqlExists, "k")
-				m.expectQuery(sqlTry, "7")
+				m.exist(sqlExists, "k")
+				m.lock(sqlTry, 1)
 				m.expectExec(sqlUpdate, 3, 42)
 			}
 			m.ExpectRollback()
@@ -922,7 +1297,7 @@ func TestMockLate(t *testing.T) {
 		tx := begin(m, nil)
 		m.setUp(aMySQL)
 		m.stillOpen()
-		m.expectQuery(sqlExists, "k")
+		m.exist(sqlExists, "k")
 		m.ExpectQuery(sqlTry).WillReturnError(number(3572))
 		m.expectQuery(sqlHolder(0, dataK))
 		m.expectExec(sqlUpdate, 3, 42)
@@ -932,6 +1307,23 @@ func TestMockLate(t *testing.T) {
 		_, err = tx.Exec(sqlUpdate, 3, 42)
 		m.want(err, nil)
 		m.want(tx.Commit(), nil)
+	})
+	t.Run("somebody has a lease", func(t *testing.T) {
+		m := mock(t, mysqllock.Config{NoWait: true})
+		tx := begin(m, nil)
+		m.expectExec(sqlUpdate, 1, 1)
+		m.setUp(aMySQL)
+		m.stillOpen()
+		m.exist(sqlExists, "k")
+		m.ExpectQuery(sqlTry).WillReturnRows(alas(0))
+		m.ExpectRollback()
+		_, err := tx.Exec(sqlUpdate, 1, 1)
+		m.want(err, nil)
+		_, err = tx.ExecContext(m.ctx, sqlUpdate, 2, 2)
+		inTheWay(t, err, "k")
+		_, err = tx.Exec(sqlUpdate, 3, 42)
+		m.want(err, mysqllock.ErrLost)
+		m.want(tx.Commit(), mysqllock.ErrLost)
 	})
 	t.Run("the transaction has ended", func(t *testing.T) {
 		m := mock(t, mysqllock.Config{})
@@ -951,7 +1343,7 @@ func TestMockLate(t *testing.T) {
 		tx := begin(m, nil)
 		m.setUp(aMySQL)
 		m.stillOpen()
-		m.expectQuery(sqlExists, "k")
+		m.exist(sqlExists, "k")
 		m.ExpectQuery(sqlTry).WillReturnError(number(1213))
 		m.ExpectRollback()
 		_, err := tx.ExecContext(m.ctx, sqlUpdate, 1, 1)
@@ -1089,19 +1481,21 @@ type record struct {
 	db   *sql.DB
 	role map[string]string
 	// answers that differ from those of a server where all is well
-	fail map[string]error
+	fail  map[string]error
+	reply map[string]fakeReply
 }
 
 func newRecord(t *testing.T, cfg mysqllock.Config) *record {
 	t.Helper()
-	r := &record{fakeServer: newFake().mysqlAnswers(), t: t, role: make(map[string]string), fail: make(map[string]error)}
+	r := &record{fakeServer: newFake().mysqlAnswers(), t: t, role: make(map[string]string), fail: make(map[string]error), reply: make(map[string]fakeReply)}
 	normal := r.answer
 	r.answer = func(c *fakeConn, text string) (fakeReply, error) {
 		r.mu.Lock()
 		err := r.fail[fixed(text)]
+		reply, has := r.reply[fixed(text)]
 		r.mu.Unlock()
-		if err != nil {
-			return fakeReply{}, err
+		if err != nil || has {
+			return reply, err
 		}
 		return normal(c, text)
 	}
@@ -1132,7 +1526,7 @@ func (r *record) lines() (lines []string) {
 			count[role]++
 			r.role[id] = fmt.Sprint(role, count[role])
 			continue
-		case sqlIdentify, sqlProbe, sqlEngine, sqlProcedure:
+		case sqlIdentify, sqlProbe, sqlState, sqlStateMaria, sqlFloor:
 			continue
 		}
 		if r.role[id] == "" {
@@ -1155,6 +1549,17 @@ func (r *record) failing(text string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.fail[text] = err
+}
+
+// replying answers text with one row; without values, with none.
+func (r *record) replying(text string, values ...driver.Value) {
+	reply := fakeReply{columns: make([]string, len(values))}
+	if len(values) > 0 {
+		reply.rows = [][]driver.Value{values}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.reply[text] = reply
 }
 
 func (r *record) read(ctx context.Context, q queryer) error {
@@ -1260,6 +1665,82 @@ func TestRecordTransactionOnTheSession(t *testing.T) {
 	}
 }
 
+// TestRecordLeased has a key on which somebody has a lease: the session is free
+// again, and nothing is open on it.
+func TestRecordLeased(t *testing.T) {
+	recorded(t, mysqllock.Config{NoWait: true}, func(ctx context.Context, r *record) {
+		r.replying(sqlTry, append([]driver.Value{int64(7)}, theLease...)...)
+		_, err := mysqllock.Acquire(ctx, r.db, "k")
+		inTheWay(t, err, "k")
+		inTheWay(t, r.read(lockctx.With(ctx, "k"), r.db), "k")
+		r.want(
+			"control1: "+sqlExists,
+			"control1: "+sqlInsert,
+			"session1: "+sqlTry,
+			"session1: ROLLBACK",
+			"session1: "+sqlTry,
+			"session1: ROLLBACK",
+		)
+		if stats, err := mysqllock.Stats(r.db); err != nil || stats.InUse != 0 {
+			t.Errorf("%+v, %v: a session is not free", stats, err)
+		}
+	})
+}
+
+// TestRecordJoinLeased has a second key that is known to have had a lease.
+// Whether one is live is looked up on another connection, before the row is
+// locked: the transaction could not give that back, and a plain read in it could
+// open its snapshot.
+func TestRecordJoinLeased(t *testing.T) {
+	for _, session := range []bool{false, true} {
+		recorded(t, mysqllock.Config{}, func(ctx context.Context, r *record) {
+			r.replying(sqlExists1, "k1", int64(4))
+			hint, where, id := lockctx.With(ctx, "k"), "app1: ", 1
+			if session {
+				where, id = "session1: ", 3
+				r.is(r.read(hint, r.db), nil)
+			}
+			tx, err := r.db.BeginTx(hint, nil)
+			r.is(err, nil)
+			r.lines()
+
+			both := lockctx.With(hint, "k1", lockctx.NoWait(), lockctx.AllowStale())
+			r.replying(sqlLook1, append([]driver.Value{"k1"}, theLease...)...)
+			inTheWay(t, r.write(both, tx), "k1")
+			r.want("control1: "+sqlExists1, "control1: "+sqlLook1)
+			r.is(r.write(hint, tx), nil)
+			r.want(where + "UPDATE p SET stock = 1")
+
+			// Where it cannot be looked up, the lock statement tells.
+			holder := sqlHolder(id, "'0x73686F70, 0x6B31'")
+			r.failing(sqlLook1, number(1205))
+			r.failing(sqlTry1, number(3572))
+			r.replying(holder)
+			r.is(r.write(both, tx), mysqllock.ErrLocked)
+			r.want("control1: "+sqlLook1, where+sqlTry1, "control1: "+holder)
+
+			// It has ended.
+			r.failing(sqlLook1, nil)
+			r.failing(sqlTry1, nil)
+			r.replying(sqlLook1)
+			r.is(r.write(both, tx), nil)
+			r.is(r.write(both, tx), nil)
+			r.is(tx.Commit(), nil)
+			end := "Commit"
+			if session {
+				end = "COMMIT"
+			}
+			r.want(
+				"control1: "+sqlLook1,
+				where+sqlTry1,
+				where+"UPDATE p SET stock = 1",
+				where+"UPDATE p SET stock = 1",
+				where+end,
+			)
+		})
+	}
+}
+
 func TestRecordContextEnds(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -1301,7 +1782,7 @@ func TestRecordSecondKeyOnTheSession(t *testing.T) {
 		r.is(r.write(lockctx.With(hint, "k1"), r.db), nil)
 		r.want(
 			"control1: "+sqlExists1,
-			"control1: INSERT IGNORE INTO `shop`.`mysqllock` (namespace, name) VALUES (x'73686f70', x'6b31')",
+			"control1: "+sqlInsert1,
 			"session1: "+sqlTry1,
 			"session1: SELECT stock FROM p",
 			"session1: UPDATE p SET stock = 1",
@@ -1441,8 +1922,7 @@ func TestRecordWait(t *testing.T) {
 		{
 			"MySQL", "8.4.0", 3572, "MAX_EXECUTION_TIME(3000)",
 			[]string{begin, "app1: " + sqlTry, "app1: Rollback", "app1: SELECT CONNECTION_ID()", begin},
-			"SELECT /*+ MAX_EXECUTION_TIME(n) */ CONNECTION_ID() FROM `shop`.`mysqllock`" +
-				" WHERE namespace = x'73686f70' AND name = x'6b' FOR UPDATE /* mysqllock MARK */",
+			"SELECT /*+ MAX_EXECUTION_TIME(n) */ " + strings.TrimPrefix(sqlLock, "SELECT ") + " /* mysqllock MARK */",
 			"Rollback", sqlHolder(1, dataK),
 		},
 		{
@@ -1451,8 +1931,7 @@ func TestRecordWait(t *testing.T) {
 				"app1: " + sqlBlock, "app1: ROLLBACK", "app1: SELECT CONNECTION_ID()",
 				"app1: BEGIN NOT ATOMIC SET SESSION idle_transaction_timeout = 30; START TRANSACTION; END",
 			},
-			"SET STATEMENT max_statement_time = n FOR SELECT CONNECTION_ID() FROM `shop`.`mysqllock`" +
-				" WHERE namespace = x'73686f70' AND name = x'6b' FOR UPDATE /* mysqllock MARK */",
+			"SET STATEMENT max_statement_time = n FOR " + sqlLock + " /* mysqllock MARK */",
 			"ROLLBACK", sqlBlocker,
 		},
 	} {
@@ -1598,13 +2077,7 @@ func TestRecordMayNotLook(t *testing.T) {
 // TestRecordIsolation has a level of its own, which the procedure cannot set.
 func TestRecordIsolation(t *testing.T) {
 	recorded(t, mysqllock.Config{}, func(ctx context.Context, r *record) {
-		normal := r.answer
-		r.answer = func(c *fakeConn, text string) (fakeReply, error) {
-			if text == sqlProcedure {
-				return fakeReply{columns: []string{"c"}, rows: [][]driver.Value{{"mysqllock 1"}}}, nil
-			}
-			return normal(c, text)
-		}
+		r.replying(sqlState, "InnoDB", theColumns, int64(1))
 		tx, err := r.db.BeginTx(lockctx.With(ctx, "k"), &sql.TxOptions{Isolation: sql.LevelReadCommitted})
 		r.is(err, nil)
 		r.is(tx.Commit(), nil)

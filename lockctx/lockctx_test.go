@@ -22,6 +22,13 @@ func hint(t *testing.T, ctx context.Context) *lockctx.Hint {
 	return h
 }
 
+func locks(keys ...string) (out []lockctx.Lock) {
+	for _, key := range keys {
+		out = append(out, lockctx.Lock{Key: key})
+	}
+	return out
+}
+
 func TestHint(t *testing.T) {
 	longest := strings.Repeat("k", lockctx.MaxKey)
 	for _, c := range []struct {
@@ -30,25 +37,34 @@ func TestHint(t *testing.T) {
 		opts []lockctx.Option
 		want lockctx.Hint
 	}{
-		{"a key", []string{"k"}, nil, lockctx.Hint{Keys: []string{"k"}}},
-		{"the longest", []string{longest}, nil, lockctx.Hint{Keys: []string{longest}}},
-		{"any bytes", []string{"\x00\xff'`\n"}, nil, lockctx.Hint{Keys: []string{"\x00\xff'`\n"}}},
-		{"sorted and unique", []string{"b", "a", "b", "B", "a "}, nil, lockctx.Hint{Keys: []string{"B", "a", "a ", "b"}}},
-		{"row", []string{"k"}, []lockctx.Option{lockctx.Row()}, lockctx.Hint{Keys: []string{"k"}, Strategy: lockctx.StrategyRow}},
-		{"no wait", []string{"k"}, []lockctx.Option{lockctx.NoWait()}, lockctx.Hint{Keys: []string{"k"}, HasWait: true}},
-		{"wait", []string{"k"}, []lockctx.Option{lockctx.Wait(time.Minute)}, lockctx.Hint{Keys: []string{"k"}, Wait: time.Minute, HasWait: true}},
-		{"the last counts", []string{"k"}, []lockctx.Option{lockctx.Wait(-1), lockctx.NoWait(), lockctx.Wait(2)}, lockctx.Hint{Keys: []string{"k"}, Wait: 2, HasWait: true}},
-		{"retry", []string{"k"}, []lockctx.Option{lockctx.Retry(3)}, lockctx.Hint{Keys: []string{"k"}, Retry: 3}},
-		{"stale", []string{"k"}, []lockctx.Option{lockctx.AllowStale()}, lockctx.Hint{Keys: []string{"k"}, AllowStale: true}},
+		{"a key", []string{"k"}, nil, lockctx.Hint{Locks: locks("k")}},
+		{"the longest", []string{longest}, nil, lockctx.Hint{Locks: locks(longest)}},
+		{"any bytes", []string{"\x00\xff'`\n"}, nil, lockctx.Hint{Locks: locks("\x00\xff'`\n")}},
+		{"sorted and unique", []string{"b", "a", "b", "B", "a "}, nil, lockctx.Hint{Locks: locks("B", "a", "a ", "b")}},
+		{"row", []string{"k"}, []lockctx.Option{lockctx.Row()}, lockctx.Hint{Locks: locks("k"), Kind: lockctx.Kind{Strategy: lockctx.StrategyRow}}},
+		{"no wait", []string{"k"}, []lockctx.Option{lockctx.NoWait()}, lockctx.Hint{Locks: locks("k"), HasWait: true}},
+		{"wait", []string{"k"}, []lockctx.Option{lockctx.Wait(time.Minute)}, lockctx.Hint{Locks: locks("k"), Wait: time.Minute, HasWait: true}},
+		{"the last counts", []string{"k"}, []lockctx.Option{lockctx.Wait(-1), lockctx.NoWait(), lockctx.Wait(2)}, lockctx.Hint{Locks: locks("k"), Wait: 2, HasWait: true}},
+		{"lease", []string{"k"}, []lockctx.Option{lockctx.Lease(time.Second), lockctx.MinHold(2), lockctx.MaxHold(time.Minute)}, lockctx.Hint{
+			Locks: locks("k"), Kind: lockctx.Kind{Strategy: lockctx.StrategyLease, TTL: time.Second, MinHold: 2, MaxHold: time.Minute},
+		}},
+		{"the strategy to come", []string{"k"}, []lockctx.Option{lockctx.MinHold(2)}, lockctx.Hint{Locks: locks("k"), Kind: lockctx.Kind{MinHold: 2}}},
+		{"retry", []string{"k"}, []lockctx.Option{lockctx.Retry(3)}, lockctx.Hint{Locks: locks("k"), Retry: 3}},
+		{"stale", []string{"k"}, []lockctx.Option{lockctx.AllowStale()}, lockctx.Hint{Locks: locks("k"), AllowStale: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h := hint(t, lockctx.WithKeys(context.Background(), c.keys, c.opts...))
 			if h.Err != nil {
 				t.Fatal(h.Err)
 			}
-			if !slices.Equal(h.Keys, c.want.Keys) || h.Strategy != c.want.Strategy || h.Wait != c.want.Wait ||
+			if !slices.Equal(h.Keys(), c.want.Keys()) || h.Kind != c.want.Kind || h.Wait != c.want.Wait ||
 				h.HasWait != c.want.HasWait || h.Retry != c.want.Retry || h.AllowStale != c.want.AllowStale {
 				t.Errorf("the hint is %+v, want %+v", *h, c.want)
+			}
+			for _, lock := range h.Locks {
+				if lock.Kind != c.want.Kind {
+					t.Errorf("%q is to be locked by %+v, want %+v", lock.Key, lock.Kind, c.want.Kind)
+				}
 			}
 		})
 	}
@@ -70,6 +86,13 @@ func TestBadHint(t *testing.T) {
 		{"very long key", []string{strings.Repeat("\n", 1<<20)}, nil, "key of 1048576 bytes"},
 		{"negative wait", key, []lockctx.Option{lockctx.Wait(-time.Second)}, "negative wait -1s"},
 		{"most negative wait", key, []lockctx.Option{lockctx.Wait(math.MinInt64)}, "negative wait"},
+		{"no TTL", key, []lockctx.Option{lockctx.Lease(0)}, "TTL of 0s, less than 1s"},
+		{"short TTL", key, []lockctx.Option{lockctx.Lease(time.Second - 1)}, "TTL of 999.999999ms, less than 1s"},
+		{"negative TTL", key, []lockctx.Option{lockctx.Lease(-time.Hour)}, "TTL of -1h0m0s"},
+		{"negative MinHold", key, []lockctx.Option{lockctx.Lease(time.Second), lockctx.MinHold(-1)}, "negative MinHold -1ns"},
+		{"short MaxHold", key, []lockctx.Option{lockctx.Lease(time.Second), lockctx.MaxHold(time.Millisecond)}, "MaxHold of 1ms, less than 1s"},
+		{"MinHold of a row", key, []lockctx.Option{lockctx.Row(), lockctx.MinHold(time.Second)}, "need a lease"},
+		{"MaxHold of a row", key, []lockctx.Option{lockctx.Row(), lockctx.MaxHold(time.Second)}, "need a lease"},
 		{"negative retries", key, []lockctx.Option{lockctx.Retry(-1)}, "negative retry count -1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -110,8 +133,8 @@ func TestKeysAreCopied(t *testing.T) {
 		t.Error("the caller's keys were sorted")
 	}
 	keys[0], keys[1] = "x", "y"
-	if !slices.Equal(h.Keys, []string{"a", "b"}) {
-		t.Errorf("the keys changed to %q", h.Keys)
+	if !slices.Equal(h.Keys(), []string{"a", "b"}) {
+		t.Errorf("the keys changed to %q", h.Keys())
 	}
 }
 
@@ -133,10 +156,10 @@ func TestScope(t *testing.T) {
 	if hint(t, derived).Scope != scope || hint(t, inner).Scope != scope {
 		t.Error("what is derived from a lock context is not the same lock context")
 	}
-	if got := hint(t, inner); !slices.Equal(got.Keys, []string{"inner", "outer"}) || got.Wait != 1 {
+	if got := hint(t, inner); !slices.Equal(got.Keys(), []string{"inner", "outer"}) || got.Wait != 1 {
 		t.Errorf("the inner hint is %+v", got)
 	}
-	if got := hint(t, outer); !slices.Equal(got.Keys, []string{"outer"}) || got.HasWait {
+	if got := hint(t, outer); !slices.Equal(got.Keys(), []string{"outer"}) || got.HasWait {
 		t.Errorf("the outer hint has become %+v", got)
 	}
 	if scope.Context() != base {
@@ -166,6 +189,67 @@ func TestScope(t *testing.T) {
 	}
 }
 
+// TestKindsOfLock: each With says how its own keys are locked; a key that is
+// named again stays as it is.
+func TestKindsOfLock(t *testing.T) {
+	outer := lockctx.With(context.Background(), "b", lockctx.Lease(time.Minute))
+	inner := lockctx.WithKeys(outer, []string{"c", "b", "a"}, lockctx.Row())
+	h := hint(t, inner)
+	want := []string{lockctx.StrategyRow, lockctx.StrategyLease, lockctx.StrategyRow}
+	for i, lock := range h.Locks {
+		if lock.Key != string(rune('a'+i)) || lock.Strategy != want[i] {
+			t.Errorf("lock %d is %+v", i, lock)
+		}
+	}
+	if len(h.Locks) != 3 || h.Strategy != lockctx.StrategyRow || h.Named != "" || hint(t, outer).Named != "b" {
+		t.Errorf("the hint is %+v", h)
+	}
+	if len(hint(t, outer).Locks) != 1 {
+		t.Error("With changed the hint around it")
+	}
+}
+
+func TestInside(t *testing.T) {
+	one, two := new(int), new(int)
+	ctx := lockctx.Inside(context.Background(), one)
+	h := hint(t, ctx)
+	if h.Scope != nil || len(h.Locks) != 0 || h.Err != nil || !slices.Equal(h.Holds, []any{one}) {
+		t.Errorf("the hint is %+v", h)
+	}
+	with := hint(t, lockctx.With(ctx, "k"))
+	if with.Scope == nil || with.Scope.Context() != ctx || !slices.Equal(with.Holds, []any{one}) || with.Named != "k" || with.Hold != nil || h.Hold != one {
+		t.Errorf("With inside a hold is %+v", with)
+	}
+	if other := hint(t, lockctx.With(ctx, "k")); other.Scope == with.Scope {
+		t.Error("two calls of With inside a hold share a lock context")
+	}
+	both := hint(t, lockctx.Inside(lockctx.With(ctx, "k"), two))
+	if !slices.Equal(both.Holds, []any{one, two}) || !slices.Equal(both.Keys(), []string{"k"}) || both.Named != "" || both.Hold != two {
+		t.Errorf("a hold inside is %+v", both)
+	}
+	if len(hint(t, ctx).Holds) != 1 {
+		t.Error("Inside changed the hint around it")
+	}
+	if _, ok := lockctx.From(lockctx.Without(ctx)); ok {
+		t.Error("Without stays inside")
+	}
+}
+
+func TestScopeToken(t *testing.T) {
+	scope := hint(t, lockctx.With(context.Background(), "k")).Scope
+	if _, ok := scope.Token("k"); ok {
+		t.Error("there is a token before a grant")
+	}
+	scope.SetToken("k", 7)
+	if token, ok := scope.Token("k"); token != 7 || !ok {
+		t.Errorf("the token is %d, %v", token, ok)
+	}
+	scope.SetToken("k", 0)
+	if _, ok := scope.Token("k"); ok {
+		t.Error("the token outlives its lease")
+	}
+}
+
 func TestScopeState(t *testing.T) {
 	scope := hint(t, lockctx.With(context.Background(), "k")).Scope
 	made := 0
@@ -191,7 +275,7 @@ func TestConcurrentUse(t *testing.T) {
 		all.Go(func() {
 			ctx := lockctx.WithKeys(outer, []string{fmt.Sprint(i), "shared"}, lockctx.Wait(time.Duration(i)))
 			h, ok := lockctx.From(ctx)
-			if !ok || h.Scope != scope || h.Wait != time.Duration(i) || len(h.Keys) != 3 {
+			if !ok || h.Scope != scope || h.Wait != time.Duration(i) || len(h.Keys()) != 3 {
 				t.Errorf("the hint is %+v", h)
 				return
 			}

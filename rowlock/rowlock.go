@@ -13,6 +13,10 @@
 // caller that stops waiting has its statement killed and its transaction rolled
 // back before it gets its error.
 //
+// The lock statement also tells whether the row has a live lease. Then the
+// transaction is rolled back at once, since it would keep the lease's holder
+// from renewing, and the caller waits for the lease without one.
+//
 // A transaction that holds something already does not line up: it waits in the
 // server at once, where a deadlock is seen.
 package rowlock
@@ -31,8 +35,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/singleflight"
-
+	"github.com/mysqllock/mysqllock/internal/keyrow"
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
@@ -48,6 +51,8 @@ const (
 	giveUp, giveUpCalmly = 35 * time.Millisecond, 200 * time.Millisecond
 	// slack is how much later than the client the server ends a wait.
 	slack = time.Second
+	// pace is the time between two attempts that find the same lease.
+	pace = 250 * time.Millisecond
 	// background bounds what must be done although its caller has gone.
 	background = 10 * time.Second
 )
@@ -58,72 +63,41 @@ const Grants = "SELECT, INSERT, UPDATE on the lock table; CREATE, and on MySQL C
 // Config says where locks are kept.
 type Config struct {
 	Table     schema.Table
-	Namespace string        // goes in front of keys; "" is the connection's default database
-	Auto      bool          // make the table where it is missing
-	Unsafe    bool          // also work where row locks do not exclude
+	Namespace string        // goes in front of keys
 	Owner     string        // how this process calls itself
 	TTL       time.Duration // longest wait in one statement, and limit on idleness where the server has one
+	Unsafe    bool          // also work where row locks do not exclude
+	Info      server.Info
+	Control   *pool.Pool   // connections in autocommit
+	Queue     *queue.Queue // where the callers of this process line up
+	Rows      *keyrow.Rows
+	// Await returns when key's lease may have been given back, after atMost, or
+	// with ctx's error. done lets the next waiter have its turn.
+	Await func(ctx context.Context, key string, atMost time.Duration) (done func(), err error)
 }
 
 // Locker takes row locks on one server. It is safe for concurrent use.
 type Locker struct {
-	table     schema.Table
-	namespace string
-	auto      bool
-	owner     string
-	ttl       time.Duration
-	info      server.Info
-	control   *pool.Pool
-
-	queue     queue.Queue
-	known     known
-	making    singleflight.Group
-	procedure atomic.Bool    // BEGIN and the lock can go in one CALL
-	blind     atomic.Bool    // the server does not show this account who holds a lock
-	cleanup   sync.WaitGroup // kills that their caller did not wait for
+	cfg     Config
+	blind   atomic.Bool    // the server does not show this account who holds a lock
+	cleanup sync.WaitGroup // kills that their caller did not wait for
 }
 
-// New reads what the server is and sees to it that the lock table is there.
-// control must hold connections in autocommit.
-func New(ctx context.Context, control *pool.Pool, cfg Config) (*Locker, error) {
-	c, err := control.Acquire(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer c.Release()
-	info, err := server.Probe(ctx, c.Conn)
-	if err != nil {
-		return nil, err
-	}
-	if info.Topology != "" && !cfg.Unsafe {
-		return nil, lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
-			"row locks do not exclude on %s; lockUnsafe=allow uses them all the same, for an application that writes on one node only", info.Topology))
-	}
-	l := &Locker{
-		table: cfg.Table, namespace: cfg.Namespace, auto: cfg.Auto, owner: cfg.Owner,
-		ttl: cfg.TTL, info: info, control: control,
-	}
-	if l.namespace == "" {
-		l.namespace = info.Database
-	}
-	l.table = l.table.In(info.Database)
-	procedure, err := l.table.Ensure(ctx, c.Conn, info, cfg.Auto)
-	l.procedure.Store(procedure)
-	return l, err
-}
+// New returns a Locker on a table that is there.
+func New(cfg Config) *Locker { return &Locker{cfg: cfg} }
 
 // Close waits for the kills that are still under way.
 func (l *Locker) Close() { l.cleanup.Wait() }
 
 // Info is what the server said of itself.
-func (l *Locker) Info() server.Info { return l.info }
+func (l *Locker) Info() server.Info { return l.cfg.Info }
 
 // IdleLimit is the limit, in seconds, that Begin puts on the idleness of a
 // transaction that the server is to end; 0 where the server cannot or its own
 // limit is shorter.
 func (l *Locker) IdleLimit() int {
-	limit := int(l.ttl / time.Second)
-	if !l.info.MariaDB || l.info.IdleLimit > 0 && l.info.IdleLimit <= limit {
+	limit := int(l.cfg.TTL / time.Second)
+	if !l.cfg.Info.MariaDB || l.cfg.Info.IdleLimit > 0 && l.cfg.Info.IdleLimit <= limit {
 		return 0
 	}
 	return limit
@@ -153,7 +127,7 @@ func (l *Locker) Begin(ctx context.Context, opts driver.TxOptions, implicit bool
 		ticket.Leave()
 		return nil, nil, a.explain(ctx, err)
 	}
-	ticket.Granted(&lockerr.Holder{ConnectionID: a.c.KnownID(), Program: l.owner})
+	ticket.Granted(&lockerr.Holder{ConnectionID: a.c.KnownID(), Program: l.cfg.Owner})
 	return txn, ticket, nil
 }
 
@@ -178,18 +152,43 @@ type attempt struct {
 	r        Request
 	start    time.Time
 	holder   *lockerr.Holder
+	awaited  leased    // what await waited for last,
+	since    time.Time // and since when
 }
 
 var (
 	errWaitOver = errors.New("the wait is over")
 	errNoRow    = errors.New("a key's row in the lock table has vanished")
+	errForm     = errors.New("a lock statement was answered in another form than ours")
 )
 
+// leased is why a lock statement has failed that found a live lease.
+type leased struct {
+	key       string
+	token     string
+	owner     string
+	remaining time.Duration
+}
+
+func (l *leased) Error() string { return "somebody has a lease" }
+
+// allowed refuses where row locks do not exclude.
+func (l *Locker) allowed() error {
+	if l.cfg.Info.Topology == "" || l.cfg.Unsafe {
+		return nil
+	}
+	return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
+		"row locks do not exclude on %s; lockUnsafe=allow uses them all the same, for an application that writes on one node only", l.cfg.Info.Topology))
+}
+
 func (a *attempt) begin(ctx context.Context) (*pool.Txn, *queue.Ticket, error) {
-	if err := a.exist(ctx, a.r.Keys); err != nil {
+	if err := a.allowed(); err != nil {
 		return nil, nil, err
 	}
-	ticket, holder, front := a.queue.TryEnter(a.r.Keys)
+	if err := a.cfg.Rows.Exist(ctx, a.r.Keys); err != nil {
+		return nil, nil, err
+	}
+	ticket, holder, front := a.cfg.Queue.TryEnter(a.r.Keys)
 	if !front {
 		if a.r.Wait == 0 {
 			a.holder = holder
@@ -204,7 +203,8 @@ func (a *attempt) begin(ctx context.Context) (*pool.Txn, *queue.Ticket, error) {
 	if a.c, err = a.r.Conn(ctx); err != nil {
 		return nil, ticket, err
 	}
-	try := front // whoever had to line up can expect to wait in the server too
+	try := front      // whoever had to line up can expect to wait in the server too
+	done := func() {} // ends the turn that await gave
 	for vanished := 0; ; {
 		var txn *pool.Txn
 		var err error
@@ -213,13 +213,21 @@ func (a *attempt) begin(ctx context.Context) (*pool.Txn, *queue.Ticket, error) {
 		} else {
 			txn, err = a.wait(ctx)
 		}
+		done()
+		done = func() {}
+		var lease *leased
 		switch {
 		case err == nil:
 			return txn, ticket, nil
+		case errors.As(err, &lease) && a.r.Wait > 0:
+			if done, err = a.await(ctx, lease); err != nil {
+				return nil, ticket, err
+			}
+			try = true
 		case (errors.Is(err, errNoRow) || server.Missing(err)) && vanished < 3:
 			vanished++
-			a.known.forget(a.r.Keys)
-			if err := a.exist(ctx, a.r.Keys); err != nil {
+			a.cfg.Rows.Forget(a.r.Keys)
+			if err := a.cfg.Rows.Exist(ctx, a.r.Keys); err != nil {
 				return nil, ticket, err
 			}
 		case try && server.Locked(err) && a.r.Wait > 0:
@@ -241,11 +249,11 @@ func (a *attempt) lineUp(ctx context.Context) (*queue.Ticket, error) {
 		return nil, err
 	}
 	defer done()
-	ticket, err := a.queue.Enter(ctx, a.r.Keys)
+	ticket, err := a.cfg.Queue.Enter(ctx, a.r.Keys)
 	if err != nil {
 		for _, key := range a.r.Keys {
 			if a.holder == nil {
-				a.holder = a.queue.Holder(key)
+				a.holder = a.cfg.Queue.Holder(key)
 			}
 		}
 		return nil, context.Cause(ctx)
@@ -267,14 +275,39 @@ func (a *attempt) waiting(ctx context.Context) (context.Context, func(), error) 
 	return timed, func() { cancel(); done() }, nil
 }
 
+// await waits until a lease may have been given back. done is for after the
+// attempt that follows.
+func (a *attempt) await(ctx context.Context, lease *leased) (done func(), err error) {
+	a.holder = keyrow.HolderOf(lease.owner)
+	ctx, stop, err := a.waiting(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
+	if lease.key == a.awaited.key && lease.token == a.awaited.token { // woken for nothing: not over and over
+		select {
+		case <-time.After(min(pace-time.Since(a.since), lease.remaining)):
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+	a.awaited, a.since = *lease, time.Now()
+	// Our connection is idle meanwhile, and the server may end one that is for a TTL.
+	done, err = a.cfg.Await(ctx, lease.key, max(min(lease.remaining, a.cfg.TTL/3), time.Millisecond))
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return done, err
+}
+
 // try begins a transaction and locks with NOWAIT.
 func (a *attempt) try(ctx context.Context) (*pool.Txn, error) {
 	if text := a.beginSQL(a.r.Keys); text != "" && !a.implicit && a.opts == (driver.TxOptions{}) {
 		err := a.lock(ctx, text)
-		if !server.Denied(err) && !server.Missing(err) || a.info.MariaDB {
+		if !server.Denied(err) && !server.Missing(err) && !errors.Is(err, errForm) || a.cfg.Info.MariaDB {
 			return a.opened(a.c.Begun(), err)
 		}
-		a.procedure.Store(false) // dropped, or not ours to execute: go on without
+		a.cfg.Rows.NoProcedure() // dropped, replaced, or not ours to execute: go on without
 		if err := server.Exec(ctx, a.c.Conn, "ROLLBACK"); err != nil {
 			a.c.Taint()
 			return nil, err
@@ -334,14 +367,22 @@ func (a *attempt) opened(txn *pool.Txn, err error) (*pool.Txn, error) {
 }
 
 func (a *attempt) join(ctx context.Context) (alive bool, err error) {
-	if err := a.exist(ctx, a.r.Keys); err != nil {
+	if err := a.allowed(); err != nil {
+		return true, err
+	}
+	if err := a.cfg.Rows.Exist(ctx, a.r.Keys); err != nil {
+		return true, err
+	}
+	done, err := a.unleased(ctx)
+	if err != nil {
 		return true, err
 	}
 	// One key that was not granted has locked nothing; of several, some may be.
-	intact := func(err error) bool { return len(a.r.Keys) == 1 && !a.info.EndsTransaction(err) }
+	intact := func(err error) bool { return len(a.r.Keys) == 1 && !a.cfg.Info.EndsTransaction(err) }
 	err = a.lock(ctx, a.trySQL(a.r.Keys))
+	done()
 	if errors.Is(err, errNoRow) {
-		a.known.forget(a.r.Keys)
+		a.cfg.Rows.Forget(a.r.Keys)
 	}
 	if err == nil || !server.Locked(err) {
 		return false, err
@@ -363,14 +404,61 @@ func (a *attempt) join(ctx context.Context) (alive bool, err error) {
 		}
 		err = a.block(wctx)
 		done()
-		if err == nil || !server.Interrupted(err) || a.info.EndsTransaction(err) {
-			return errors.Is(err, errWaitOver) && !a.info.RollbackOnTimeout, err
+		if err == nil || !server.Interrupted(err) || a.cfg.Info.EndsTransaction(err) {
+			return errors.Is(err, errWaitOver) && !a.cfg.Info.RollbackOnTimeout, err
 		}
 	}
 }
 
-// lock runs a lock statement and checks that every key's row was there.
+// unleased waits until no lease is live on those of the keys that have ever had
+// one: once the open transaction has locked such a row, it could not give it
+// back. It looks on another connection, since a plain read in the transaction
+// could open its snapshot. done is for after the attempt that follows.
+func (a *attempt) unleased(ctx context.Context) (done func(), err error) {
+	done = func() {}
+	for {
+		lease, err := a.look(ctx)
+		if err != nil || lease == nil {
+			return done, err
+		}
+		done()
+		if a.r.Wait == 0 {
+			return nil, lease
+		}
+		if done, err = a.await(ctx, lease); err != nil {
+			return nil, err
+		}
+		if a.c.Silence() > a.cfg.TTL/4 {
+			_ = a.c.Ping(ctx) // a lost one shows itself at its next statement
+		}
+	}
+}
+
+// look returns a lease that is live on one of the keys; nil where it sees none,
+// and where it cannot see, since the lock statement looks again.
+func (a *attempt) look(ctx context.Context) (*leased, error) {
+	keys := slices.DeleteFunc(slices.Clone(a.r.Keys), func(key string) bool { return !a.cfg.Rows.Leased(key) })
+	if len(keys) == 0 {
+		return nil, nil
+	}
+	c, err := a.cfg.Control.Acquire(ctx)
+	if err == nil {
+		defer c.Release()
+		var rows [][]string
+		if rows, err = server.Query(ctx, c.Conn, a.leaseSQL(keys)); err == nil && len(rows) > 0 {
+			return live(rows[0][0], rows[0]), nil
+		}
+	}
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	return nil, nil
+}
+
+// lock runs a lock statement and checks that every key's row was there, without
+// a live lease.
 func (a *attempt) lock(ctx context.Context, text string) error {
+	began := time.Now()
 	rows, err := server.Query(ctx, a.c.Conn, text)
 	if err != nil {
 		return err
@@ -379,10 +467,38 @@ func (a *attempt) lock(ctx context.Context, text string) error {
 	if len(rows) < len(a.r.Keys) {
 		return errNoRow
 	}
-	if a.c.KnownID() != 0 {
-		return nil // while blocked, block may be reading it
+	if len(rows[0]) < 4 {
+		return errForm
 	}
-	return a.c.SetID(rows[0][0])
+	if a.c.KnownID() == 0 { // while blocked, block may be reading it
+		if err := a.c.SetID(rows[0][0]); err != nil {
+			return err
+		}
+	}
+	var found *leased
+	for i, key := range a.r.Keys {
+		if rows[i][2] != "0" {
+			a.cfg.Rows.NoteLeased(key)
+		}
+		if lease := live(key, rows[i]); lease != nil && found == nil {
+			found = lease
+		}
+	}
+	if found == nil {
+		return nil
+	}
+	found.remaining = max(found.remaining-time.Since(began), 0) // it counts from when the statement began
+	return found
+}
+
+// live reads the lease of key in a row of a statement's answer, whose second to
+// fourth columns are leaseColumns.
+func live(key string, row []string) *leased {
+	if row[1] == "0" {
+		return nil
+	}
+	micros, _ := strconv.ParseInt(row[1], 10, 64)
+	return &leased{key, row[2], row[3], time.Duration(micros) * time.Microsecond}
 }
 
 // block runs the blocking lock statement until it is answered or ctx ends.
@@ -390,7 +506,7 @@ func (a *attempt) lock(ctx context.Context, text string) error {
 // lock afterwards.
 func (a *attempt) block(ctx context.Context) error {
 	deadline, _ := ctx.Deadline()
-	bound := min(time.Until(deadline)+slack, max(a.ttl, time.Second))
+	bound := min(time.Until(deadline)+slack, max(a.cfg.TTL, time.Second))
 	mark := newMark()
 	text := a.waitSQL(a.r.Keys, bound, mark)
 
@@ -414,7 +530,7 @@ func (a *attempt) block(ctx context.Context) error {
 		a.cleanup.Go(func() {
 			kctx, cancel := context.WithTimeout(context.Background(), background)
 			defer cancel()
-			_ = a.control.KillQuery(kctx, id, mark) // best effort: the server's own bound ends it too
+			_ = a.cfg.Control.KillQuery(kctx, id, mark) // best effort: the server's own bound ends it too
 		})
 	}
 	switch cause := context.Cause(ctx); {
@@ -438,7 +554,7 @@ func (a *attempt) stop(ctx context.Context, mark string, answer <-chan error) (e
 	defer cancel()
 	a.holder = a.askHolder(kctx, a.c.KnownID())
 	for {
-		killed := a.control.KillQuery(kctx, a.c.KnownID(), mark) // the answer below says whether it worked
+		killed := a.cfg.Control.KillQuery(kctx, a.c.KnownID(), mark) // the answer below says whether it worked
 		again := time.NewTimer(giveUp / 5)
 		select {
 		case err := <-answer:
@@ -461,89 +577,17 @@ func newMark() string {
 	return hex.EncodeToString(b[:])
 }
 
-// exist sees to it that the rows of keys are there.
-func (l *Locker) exist(ctx context.Context, keys []string) error {
-	missing := l.known.missing(keys)
-	if len(missing) == 0 {
-		return nil
-	}
-	made := l.making.DoChan(strings.Join(missing, "\x00"), func() (any, error) {
-		// Not the caller's context: others may be waiting for the same rows.
-		ctx, cancel := context.WithTimeout(context.Background(), background)
-		defer cancel()
-		return nil, l.makeRows(ctx, missing)
-	})
-	select {
-	case r := <-made:
-		return r.Err
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
-// makeRows makes those rows of keys that are not there, on a connection of its
-// own: never in a transaction, and not behind who holds one of the keys.
-func (l *Locker) makeRows(ctx context.Context, keys []string) error {
-	for tries := 1; ; tries++ {
-		c, err := l.control.Acquire(ctx)
-		if err != nil {
-			return fmt.Errorf("connecting to make the keys' rows: %w", noBadConn(err))
-		}
-		err = l.makeRowsOn(ctx, c, keys)
-		gone := server.Gone(err, c.Conn)
-		c.Release()
-		if err == nil {
-			l.known.add(keys)
-			return nil
-		}
-		if !gone || tries == 3 {
-			return fmt.Errorf("making the keys' rows: %w", noBadConn(err))
-		}
-	}
-}
-
-func (l *Locker) makeRowsOn(ctx context.Context, c *pool.Conn, keys []string) error {
-	rows, err := server.Query(ctx, c.Conn, l.existSQL(keys))
-	if server.Missing(err) { // the table was dropped under us
-		var procedure bool
-		if procedure, err = l.table.Ensure(ctx, c.Conn, l.info, l.auto); err == nil {
-			l.procedure.Store(procedure)
-		}
-	}
-	if err != nil {
-		return err
-	}
-	there := make(map[string]bool)
-	for _, r := range rows {
-		there[r[0]] = true
-	}
-	lacking := slices.DeleteFunc(slices.Clone(keys), func(key string) bool { return there[key] })
-	if len(lacking) == 0 {
-		return nil
-	}
-	return server.Exec(ctx, c.Conn, l.insertSQL(lacking))
-}
-
-// noBadConn keeps database/sql from taking the failure of another connection
-// for one of its own.
-func noBadConn(err error) error {
-	if errors.Is(err, driver.ErrBadConn) {
-		return errors.New(err.Error())
-	}
-	return err
-}
-
 // askHolder asks the server who has one of the keys, in one statement. It is a
 // help, not a duty: where the server does not say, the answer is nil.
 func (a *attempt) askHolder(ctx context.Context, waiter uint64) *lockerr.Holder {
-	if a.blind.Load() || a.info.MariaDB && waiter == 0 {
+	if a.blind.Load() || a.cfg.Info.MariaDB && waiter == 0 {
 		return nil
 	}
 	bound := giveUpCalmly / 2
 	if deadline, ok := ctx.Deadline(); ok { // half of the time is for the kill
 		bound = min(bound, time.Until(deadline)/2)
 	}
-	c, err := a.control.Acquire(ctx)
+	c, err := a.cfg.Control.Acquire(ctx)
 	if err != nil {
 		return nil
 	}
@@ -567,7 +611,11 @@ func (a *attempt) explain(ctx context.Context, err error) error {
 	if errors.Is(err, driver.ErrBadConn) {
 		return driver.ErrBadConn // nothing is held: database/sql may try another connection
 	}
+	var lease *leased
 	switch {
+	case errors.As(err, &lease):
+		a.holder = keyrow.HolderOf(lease.owner)
+		err = lockerr.ErrLocked
 	case errors.Is(err, errWaitOver):
 		err = lockerr.ErrTimeout
 	case ctx.Err() != nil:

@@ -10,15 +10,18 @@ import (
 
 // The texts below carry keys as hexadecimal literals, so that each is one
 // round trip whatever the DSN, with nothing to quote. Every lock statement
-// returns one row a key, which tells the connection's id for free: a missing
-// row is a key that is not locked.
+// returns one row a key, in their order, which tells the connection's id for
+// free, and the key's lease: a missing row is a key that is not locked.
+
+// leaseColumns are how long the lease is still live, the token, and the owner.
+var leaseColumns = schema.Remaining("") + ", token, owner"
 
 // selects returns one locking read for all keys: a UNION ALL of single-row
 // reads, since an IN list can lock every row of a small table (measured on
 // MySQL 9.7). hint goes behind the first SELECT, tail behind each FOR UPDATE.
 func (l *Locker) selects(keys []string, hint, tail string) string {
 	one := func(key, hint string) string {
-		return "SELECT " + hint + "CONNECTION_ID() FROM " + l.table.String() + " WHERE namespace = " + schema.Literal(l.namespace) +
+		return "SELECT " + hint + "CONNECTION_ID(), " + leaseColumns + " FROM " + l.cfg.Table.String() + " WHERE namespace = " + schema.Literal(l.cfg.Namespace) +
 			" AND name = " + schema.Literal(key) + " FOR UPDATE" + tail
 	}
 	if len(keys) == 1 {
@@ -43,7 +46,7 @@ func (l *Locker) trySQL(keys []string) string { return l.selects(keys, "", " NOW
 // by itself. mark makes its text unique, for KILL.
 func (l *Locker) waitSQL(keys []string, bound time.Duration, mark string) string {
 	comment := " /* mysqllock " + mark + " */"
-	if l.info.MariaDB {
+	if l.cfg.Info.MariaDB {
 		return fmt.Sprintf("SET STATEMENT max_statement_time = %.3f FOR ", bound.Seconds()) + l.selects(keys, "", "") + comment
 	}
 	return l.selects(keys, fmt.Sprintf("/*+ MAX_EXECUTION_TIME(%d) */ ", bound.Milliseconds()), "") + comment
@@ -58,7 +61,7 @@ func (l *Locker) waitSQL(keys []string, bound time.Duration, mark string) string
 // a limit on its idleness, which MySQL has no variable for: a holder whose host
 // vanished without closing the connection frees the lock within the TTL.
 func (l *Locker) beginSQL(keys []string) string {
-	if l.info.MariaDB {
+	if l.cfg.Info.MariaDB {
 		limit := ""
 		if s := l.IdleLimit(); s > 0 {
 			limit = IdleLimitSQL(s) + "; "
@@ -66,10 +69,10 @@ func (l *Locker) beginSQL(keys []string) string {
 		return "BEGIN NOT ATOMIC " + limit + "START TRANSACTION; SET STATEMENT innodb_lock_wait_timeout = 0 FOR " +
 			l.selects(keys, "", "") + "; END"
 	}
-	if !l.procedure.Load() || len(keys) != 1 {
+	if !l.cfg.Rows.Procedure() || len(keys) != 1 {
 		return ""
 	}
-	return "CALL " + l.table.Procedure() + "(" + schema.Literal(l.namespace) + ", " + schema.Literal(keys[0]) + ")"
+	return "CALL " + l.cfg.Table.Procedure() + "(" + schema.Literal(l.cfg.Namespace) + ", " + schema.Literal(keys[0]) + ")"
 }
 
 // IdleLimitSQL sets MariaDB's limit on the idleness of transactions, in seconds,
@@ -78,24 +81,15 @@ func IdleLimitSQL(seconds int) string {
 	return fmt.Sprintf("SET SESSION idle_transaction_timeout = %d", seconds)
 }
 
-// existSQL reads which of keys have a row. It is a plain read, which waits for
-// nobody.
-func (l *Locker) existSQL(keys []string) string {
+// leaseSQL reads which of keys have a live lease: the key and leaseColumns. It
+// is a plain read, which waits for nobody.
+func (l *Locker) leaseSQL(keys []string) string {
 	var in []string
 	for _, key := range keys {
 		in = append(in, schema.Literal(key))
 	}
-	return "SELECT name FROM " + l.table.String() + " WHERE namespace = " + schema.Literal(l.namespace) +
-		" AND name IN (" + strings.Join(in, ", ") + ")"
-}
-
-// insertSQL makes the rows of keys.
-func (l *Locker) insertSQL(keys []string) string {
-	var values []string
-	for _, key := range keys {
-		values = append(values, "("+schema.Literal(l.namespace)+", "+schema.Literal(key)+")")
-	}
-	return "INSERT IGNORE INTO " + l.table.String() + " (namespace, name) VALUES " + strings.Join(values, ", ")
+	return "SELECT name, " + leaseColumns + " FROM " + l.cfg.Table.String() + " WHERE namespace = " + schema.Literal(l.cfg.Namespace) +
+		" AND name IN (" + strings.Join(in, ", ") + ") AND " + schema.Live("")
 }
 
 // holderSQL asks who holds one of keys while waiter, a connection id, waits for
@@ -103,7 +97,7 @@ func (l *Locker) insertSQL(keys []string) string {
 // when nobody waits; MariaDB lists a lock only while somebody does. The server
 // ends the question after bound.
 func (l *Locker) holderSQL(keys []string, waiter uint64, bound time.Duration) string {
-	if l.info.MariaDB {
+	if l.cfg.Info.MariaDB {
 		return fmt.Sprintf("SET STATEMENT max_statement_time = %.3f FOR "+
 			"SELECT b.trx_mysql_thread_id, p.USER, p.HOST, '', TIMESTAMPDIFF(MICROSECOND, b.trx_started, NOW(6))"+
 			" FROM information_schema.INNODB_LOCK_WAITS w"+
@@ -114,7 +108,7 @@ func (l *Locker) holderSQL(keys []string, waiter uint64, bound time.Duration) st
 	}
 	var data []string // as data_locks prints a row's primary key
 	for _, key := range keys {
-		data = append(data, fmt.Sprintf("'0x%X, 0x%X'", l.namespace, key))
+		data = append(data, fmt.Sprintf("'0x%X, 0x%X'", l.cfg.Namespace, key))
 	}
 	return fmt.Sprintf("SELECT /*+ MAX_EXECUTION_TIME(%d) */ t.PROCESSLIST_ID, t.PROCESSLIST_USER, t.PROCESSLIST_HOST,"+
 		" (SELECT a.ATTR_VALUE FROM performance_schema.session_connect_attrs a WHERE a.PROCESSLIST_ID = t.PROCESSLIST_ID"+
@@ -123,5 +117,5 @@ func (l *Locker) holderSQL(keys []string, waiter uint64, bound time.Duration) st
 		" WHERE x.THREAD_ID = t.THREAD_ID AND x.STATE = 'ACTIVE')"+
 		" FROM performance_schema.data_locks l JOIN performance_schema.threads t ON t.THREAD_ID = l.THREAD_ID"+
 		" WHERE %s AND l.LOCK_TYPE = 'RECORD' AND l.LOCK_STATUS = 'GRANTED' AND l.LOCK_DATA IN (%s) AND t.PROCESSLIST_ID <> %d LIMIT 1",
-		bound.Milliseconds(), l.table.Where("l.OBJECT_SCHEMA", "l.OBJECT_NAME"), strings.Join(data, ", "), waiter)
+		bound.Milliseconds(), l.cfg.Table.Where("l.OBJECT_SCHEMA", "l.OBJECT_NAME"), strings.Join(data, ", "), waiter)
 }

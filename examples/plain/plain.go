@@ -78,6 +78,25 @@ func Stocktaking(ctx context.Context, db *sql.DB, product int, count func() (int
 	}, lockctx.NoWait())
 }
 
+// Restock orders from a supplier, which takes longer than a transaction should.
+// Its lease is renewed meanwhile; each write commits by itself, as long as the
+// lease is ours.
+func Restock(ctx context.Context, db *sql.DB, products []int, order func(ctx context.Context, product int, token uint64) (int, error)) error {
+	return mysqllock.Do(ctx, db, "restock", func(ctx context.Context) error {
+		token, _ := mysqllock.Token(ctx) // grows with each grant: the supplier refuses an older one
+		for _, product := range products {
+			units, err := order(ctx, product, token) // may take minutes
+			if err != nil {
+				return err
+			}
+			if _, err := db.ExecContext(ctx, "UPDATE products SET stock = stock + ? WHERE id = ?", units, product); err != nil {
+				return err // ErrLost where somebody else may have the lease by now
+			}
+		}
+		return nil
+	}, lockctx.Lease(30*time.Second))
+}
+
 // Busy says who has the lock that a caller did not get. For other errors, and
 // for nil, it says nothing.
 func Busy(err error) string {

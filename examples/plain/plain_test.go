@@ -51,6 +51,24 @@ func testShop(t *testing.T, shop *testshop.Shop) {
 		shop.Want(t, 7, 0)
 	})
 
+	t.Run("long job", func(t *testing.T) {
+		shop.Restock(t, 5)
+		var tokens []uint64
+		order := func(_ context.Context, _ int, token uint64) (int, error) {
+			tokens = append(tokens, token)
+			return 2, nil
+		}
+		for range 2 {
+			if err := Restock(ctx, db, []int{1, 1}, order); err != nil {
+				t.Fatal(err)
+			}
+		}
+		shop.Want(t, 13, 0)
+		if len(tokens) != 4 || tokens[0] != tokens[1] || tokens[2] != tokens[0]+1 {
+			t.Errorf("the tokens were %d", tokens)
+		}
+	})
+
 	t.Run("job that runs already", func(t *testing.T) {
 		other := open(t, shop) // as in another process: the two share nothing but the server
 		err := Stocktaking(ctx, other, 1, func() (int, error) {

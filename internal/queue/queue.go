@@ -3,10 +3,9 @@
 package queue
 
 import (
+	"container/list"
 	"context"
 	"sync"
-
-	"golang.org/x/sync/semaphore"
 
 	"github.com/mysqllock/mysqllock/lockerr"
 )
@@ -17,56 +16,115 @@ type Queue struct {
 	lines map[string]*line
 }
 
+// line is there while somebody is in front of it. It is guarded by Queue.mu.
 type line struct {
-	turn   *semaphore.Weighted // first come first served
-	users  int                 // in front or waiting; the line goes with the last
-	holder *lockerr.Holder     // who is in front, once it holds the lock; guarded by Queue.mu
+	waiting list.List       // of *waiter, the next in front
+	holder  *lockerr.Holder // who is in front, once it holds the lock
+}
+
+type waiter struct {
+	front chan struct{} // closed when it is
+	baton any           // what the one before it has handed over
 }
 
 // Ticket is the place in front of the lines of some keys.
 type Ticket struct {
-	q    *Queue
-	keys []string
+	q     *Queue
+	keys  []string
+	baton any
 }
 
 // TryEnter takes the place in front of all the lines, or reports who is there;
 // the holder is nil where the one in front does not hold the lock yet.
 func (q *Queue) TryEnter(keys []string) (t *Ticket, holder *lockerr.Holder, ok bool) {
-	t = &Ticket{q: q}
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	for _, key := range keys {
-		l := q.join(key)
-		if !l.turn.TryAcquire(1) {
-			q.mu.Lock()
-			holder = l.holder
-			q.mu.Unlock()
-			q.part(key, l)
-			t.Leave()
-			return nil, holder, false
+		if l := q.lines[key]; l != nil {
+			return nil, l.holder, false
 		}
-		t.keys = append(t.keys, key)
 	}
-	return t, nil, true
+	if q.lines == nil {
+		q.lines = make(map[string]*line)
+	}
+	for _, key := range keys {
+		q.lines[key] = new(line)
+	}
+	return &Ticket{q: q, keys: keys}, nil, true
 }
 
-// Enter takes the place in front of all the lines, waiting until ctx ends.
-// The keys must be sorted: two callers then never wait for each other.
+// Enter takes the place in front of all the lines, waiting until ctx ends; it
+// may succeed although ctx has just ended. The keys must be sorted: two callers
+// then never wait for each other.
 func (q *Queue) Enter(ctx context.Context, keys []string) (*Ticket, error) {
 	t := &Ticket{q: q}
-	for _, key := range keys {
-		l := q.join(key)
-		if err := l.turn.Acquire(ctx, 1); err != nil {
-			q.part(key, l)
+	for i, key := range keys {
+		baton, err := q.enter(ctx, key)
+		if err != nil {
 			t.Leave()
 			return nil, err
 		}
-		t.keys = append(t.keys, key)
+		t.keys, t.baton = keys[:i+1], baton
 	}
 	return t, nil
 }
 
+func (q *Queue) enter(ctx context.Context, key string) (baton any, err error) {
+	q.mu.Lock()
+	l := q.lines[key]
+	if l == nil {
+		if q.lines == nil {
+			q.lines = make(map[string]*line)
+		}
+		q.lines[key] = new(line)
+		q.mu.Unlock()
+		return nil, nil
+	}
+	w := &waiter{front: make(chan struct{})}
+	place := l.waiting.PushBack(w)
+	q.mu.Unlock()
+	select {
+	case <-w.front:
+		return w.baton, nil
+	case <-ctx.Done():
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	select {
+	case <-w.front: // in the same moment
+		return w.baton, nil
+	default:
+		l.waiting.Remove(place)
+		return nil, ctx.Err()
+	}
+}
+
+// Baton returns what the one before has handed over; nil where nothing was.
+func (t *Ticket) Baton() any { return t.baton }
+
 // Granted says that the one in front now holds the lock itself, for those who
 // ask who does.
-func (t *Ticket) Granted(h *lockerr.Holder) { t.q.setHolder(t.keys, h) }
+func (t *Ticket) Granted(h *lockerr.Holder) {
+	t.q.mu.Lock()
+	defer t.q.mu.Unlock()
+	for _, key := range t.keys {
+		t.q.lines[key].holder = h
+	}
+}
+
+// HandOver lets the next in line come to the front, with the lock: baton is what
+// it needs to know of it. Where nobody waits it does nothing and reports false.
+// The ticket is one of a single key.
+func (t *Ticket) HandOver(baton any) bool {
+	t.q.mu.Lock()
+	defer t.q.mu.Unlock()
+	if len(t.keys) != 1 || t.q.lines[t.keys[0]].waiting.Len() == 0 {
+		return false
+	}
+	t.q.next(t.keys[0], baton)
+	t.keys = nil
+	return true
+}
 
 // Leave lets the next in each line come to the front. A nil ticket, and a
 // second call, do nothing.
@@ -74,15 +132,26 @@ func (t *Ticket) Leave() {
 	if t == nil {
 		return
 	}
-	t.q.setHolder(t.keys, nil)
+	t.q.mu.Lock()
+	defer t.q.mu.Unlock()
 	for _, key := range t.keys {
-		t.q.mu.Lock()
-		l := t.q.lines[key]
-		t.q.mu.Unlock()
-		l.turn.Release(1)
-		t.q.part(key, l)
+		t.q.next(key, nil)
 	}
 	t.keys = nil
+}
+
+// next lets the next in line come to the front.
+func (q *Queue) next(key string, baton any) {
+	l := q.lines[key]
+	l.holder = nil
+	first := l.waiting.Front()
+	if first == nil {
+		delete(q.lines, key)
+		return
+	}
+	w := l.waiting.Remove(first).(*waiter)
+	w.baton = baton
+	close(w.front)
 }
 
 // Holder returns who in this process holds key; nil where nobody does.
@@ -93,35 +162,4 @@ func (q *Queue) Holder(key string) *lockerr.Holder {
 		return l.holder
 	}
 	return nil
-}
-
-func (q *Queue) setHolder(keys []string, h *lockerr.Holder) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	for _, key := range keys {
-		q.lines[key].holder = h
-	}
-}
-
-func (q *Queue) join(key string) *line {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	l := q.lines[key]
-	if l == nil {
-		if q.lines == nil {
-			q.lines = make(map[string]*line)
-		}
-		l = &line{turn: semaphore.NewWeighted(1)}
-		q.lines[key] = l
-	}
-	l.users++
-	return l
-}
-
-func (q *Queue) part(key string, l *line) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if l.users--; l.users == 0 {
-		delete(q.lines, key)
-	}
 }

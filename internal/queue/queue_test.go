@@ -27,7 +27,7 @@ func (q *Queue) empty(t *testing.T) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for key, l := range q.lines {
-		t.Errorf("the line of %q is left over, with %d in it", key, l.users)
+		t.Errorf("the line of %q is left over, with %d waiting in it", key, l.waiting.Len())
 	}
 }
 
@@ -238,6 +238,76 @@ func TestHolderOfTheNext(t *testing.T) {
 		second.Leave()
 		q.empty(t)
 	})
+}
+
+// TestHandOver: the next in line gets what the lock is known by; one that comes
+// to an empty line does not.
+func TestHandOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var q Queue
+		front := enter(t, &q, "k")
+		if front.Baton() != nil || front.HandOver("nobody") {
+			t.Error("handed over to nobody")
+		}
+		for i := range 3 {
+			got := make(chan *Ticket)
+			go func() { got <- enter(t, &q, "k") }()
+			synctest.Wait()
+			front.Granted(&lockerr.Holder{ConnectionID: 7})
+			if !front.HandOver(i) {
+				t.Error("not handed over although somebody waits")
+			}
+			front.Leave() // does nothing any more
+			front = <-got
+			if front.Baton() != i || q.Holder("k") != nil {
+				t.Errorf("the next has %v, and %v is said to hold it", front.Baton(), q.Holder("k"))
+			}
+		}
+		front.Leave()
+		if last := enter(t, &q, "k"); last.Baton() != nil {
+			t.Errorf("a new line begins with %v", last.Baton())
+		} else {
+			last.Leave()
+		}
+		both := enter(t, &q, "a", "b")
+		if both.HandOver(1) {
+			t.Error("two keys were handed over")
+		}
+		both.Leave()
+		q.empty(t)
+	})
+}
+
+// TestHandOverIsNeverLost: a waiter that gives up in the moment of a hand-over
+// either has it or leaves it to the next.
+func TestHandOverIsNeverLost(t *testing.T) {
+	var q Queue
+	var holding atomic.Int32
+	front := enter(t, &q, "k")
+	var all sync.WaitGroup
+	for range 64 {
+		all.Go(func() {
+			for range 50 {
+				own, cancel := context.WithTimeout(ctx, rand.N(200*time.Microsecond))
+				ticket, err := q.Enter(own, []string{"k"})
+				cancel()
+				if err != nil {
+					continue
+				}
+				if holding.Add(1) != 1 {
+					t.Error("two are in front")
+				}
+				holding.Add(-1)
+				if !ticket.HandOver("lock") {
+					ticket.Leave()
+				}
+			}
+		})
+	}
+	front.HandOver("lock")
+	front.Leave()
+	all.Wait()
+	q.empty(t)
 }
 
 func TestLeaveAgain(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/mysqllock/mysqllock/internal/server"
@@ -56,28 +57,71 @@ func (t Table) quoted(name string) string {
 	return "`" + strings.ReplaceAll(t.schema, "`", "``") + "`.`" + name + "`" // a database can have any name
 }
 
-// DDL is the statement that makes the table.
+// Floor is the condition of the floor, a row that no key can have: its token is
+// the highest of all rows that clean-up has removed. New rows begin with it, so
+// that a key's token never goes back.
+const Floor = "namespace = x'' AND name = x''"
+
+// leaseColumns are what the table's first form did not have.
+var leaseColumns = []string{
+	"owner VARBINARY(255) NULL",
+	"token BIGINT UNSIGNED NOT NULL DEFAULT 0",
+	"expires DATETIME(6) NOT NULL DEFAULT '1970-01-01 00:00:00'",
+}
+
+// DDL is the statement that makes the table. owner has the lease and is NULL
+// when nobody has; token is the newest lease's and only grows; expires is, in
+// UTC, when the lease ends or ended, or when the row was made.
 func (t Table) DDL() string {
 	return "CREATE TABLE IF NOT EXISTS " + t.String() + " (\n" +
 		"  namespace VARBINARY(255) NOT NULL,\n" +
-		"  name VARBINARY(255) NOT NULL,\n" +
+		"  name VARBINARY(255) NOT NULL,\n  " +
+		strings.Join(leaseColumns, ",\n  ") + ",\n" +
 		"  PRIMARY KEY (namespace, name)\n" +
 		") ENGINE=InnoDB COMMENT='locks of mysqllock: one row a key'"
 }
 
-// version is part of the procedure's comment. A procedure with another one is
-// made again.
-const version = "mysqllock 1"
+func (t Table) floorDDL() string {
+	return "INSERT IGNORE INTO " + t.String() + " (namespace, name) VALUES (x'', x'')"
+}
+
+// Setup is all that has to be run to have the table.
+func (t Table) Setup() []string { return []string{t.DDL(), t.floorDDL()} }
+
+// version is the procedure's comment. A procedure with another one is made
+// again.
+const version = "mysqllock 2"
 
 // ProcedureDDL is the statement that makes the procedure, on MySQL. MariaDB
-// needs none: there the same is one anonymous block.
+// needs none: there the same is one anonymous block. Where a lease is live the
+// procedure rolls back by itself, so that a caller which freezes before it has
+// read the answer does not keep the lease's holder from renewing.
 func (t Table) ProcedureDDL() string {
 	return "CREATE PROCEDURE " + t.Procedure() + "(p_namespace VARBINARY(255), p_name VARBINARY(255))\n" +
 		"SQL SECURITY INVOKER COMMENT '" + version + "'\n" +
 		"BEGIN\n" +
+		"  DECLARE v_remaining BIGINT;\n" +
+		"  DECLARE v_token BIGINT UNSIGNED;\n" +
+		"  DECLARE v_owner VARBINARY(255);\n" +
 		"  START TRANSACTION;\n" +
-		"  SELECT CONNECTION_ID() FROM " + t.String() + " WHERE namespace = p_namespace AND name = p_name FOR UPDATE NOWAIT;\n" +
+		"  SELECT " + Remaining("") + ", token, owner INTO v_remaining, v_token, v_owner\n" +
+		"    FROM " + t.String() + " WHERE namespace = p_namespace AND name = p_name FOR UPDATE NOWAIT;\n" +
+		"  IF v_remaining > 0 THEN ROLLBACK; END IF;\n" +
+		"  SELECT CONNECTION_ID(), v_remaining, v_token, v_owner FROM DUAL WHERE v_token IS NOT NULL;\n" +
 		"END"
+}
+
+// Live is the condition that a row has a live lease, by the server's clock at
+// the start of the statement. qualifier goes in front of each column: "" or, for
+// example, "t.".
+func Live(qualifier string) string {
+	return "(" + qualifier + "owner IS NOT NULL AND " + qualifier + "expires > UTC_TIMESTAMP(6))"
+}
+
+// Remaining is how long a row's lease is still live, in microseconds; 0 where
+// none is. qualifier is as in Live.
+func Remaining(qualifier string) string {
+	return "IF(" + Live(qualifier) + ", TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), " + qualifier + "expires), 0)"
 }
 
 // Literal returns b as a hexadecimal literal, which needs no quoting rules and
@@ -85,63 +129,116 @@ func (t Table) ProcedureDDL() string {
 func Literal(b string) string { return "x'" + hex.EncodeToString([]byte(b)) + "'" }
 
 // Ensure sees to it that the table can keep locks, and reports whether the
-// procedure is there. Where auto is set it makes what is missing, else a
-// missing table is an error that carries its DDL; the procedure is a matter of
-// speed only, and its lack never an error. conn must have no transaction open:
-// DDL would commit it.
+// procedure is there. Where auto is set it makes what is missing, and brings a
+// table of an older form up to date; else that is an error that carries the
+// statements to run. The procedure is a matter of speed only, and its lack never
+// an error. conn must have no transaction open: DDL would commit it.
 func (t Table) Ensure(ctx context.Context, conn driver.Conn, info server.Info, auto bool) (procedure bool, err error) {
 	if t.schema == "" {
 		return false, fmt.Errorf("no database is selected: name one in the DSN, or give lockTable as schema.table")
 	}
-	engine, err := t.engine(ctx, conn)
-	if err == nil && engine == "" && auto {
-		if err = server.Exec(ctx, conn, t.DDL()); err == nil {
-			engine, err = t.engine(ctx, conn)
+	s, err := t.state(ctx, conn, info)
+	lack := t.lack(s)
+	if err == nil && auto && lack != "" {
+		err = server.Exec(ctx, conn, lack)
+		const duplicateColumn = 1060 // another process was quicker
+		if err == nil || server.Number(err) == duplicateColumn {
+			if s, err = t.state(ctx, conn, info); err == nil {
+				lack = t.lack(s)
+			}
 		}
+	}
+	if err == nil && lack == "" && s.innoDB() {
+		err = t.ensureFloor(ctx, conn)
+	}
+	run := t.floorDDL()
+	if lack != "" {
+		run = lack + ";\n" + run
 	}
 	switch {
 	case server.Denied(err) || server.Missing(err) || server.Refused(err):
-		return false, fmt.Errorf("making the lock table: %w; let someone with the right to do so run:\n%s", err, t.DDL())
+		return false, fmt.Errorf("making the lock table: %w; let someone with the right to do so run:\n%s", err, run)
 	case err != nil:
 		return false, err
-	case engine == "":
-		return false, fmt.Errorf("the lock table %s does not exist, or its privileges are missing (SELECT, INSERT, UPDATE); make it with:\n%s", t, t.DDL())
-	case !strings.EqualFold(engine, "InnoDB"):
+	case s.engine == "":
+		return false, fmt.Errorf("the lock table %s does not exist, or its privileges are missing (SELECT, INSERT, UPDATE); make it with:\n%s", t, run)
+	case !s.innoDB():
 		return false, lockerr.With(lockerr.ErrUnsafe,
-			fmt.Errorf("the lock table %s is kept by the engine %s, which has no row locks; ALTER TABLE %s ENGINE=InnoDB", t, engine, t))
-	}
-	if info.MariaDB {
+			fmt.Errorf("the lock table %s is kept by the engine %s, which has no row locks; ALTER TABLE %s ENGINE=InnoDB", t, s.engine, t))
+	case lack != "":
+		return false, fmt.Errorf("the lock table %s is of an older form; bring it up to date with:\n%s", t, run)
+	case info.MariaDB:
 		return false, nil
 	}
-	return t.ensureProcedure(ctx, conn, auto)
+	return t.ensureProcedure(ctx, conn, s, auto)
 }
 
-// engine returns the table's storage engine, "" where there is no such table
-// to be seen.
-func (t Table) engine(ctx context.Context, conn driver.Conn) (string, error) {
-	rows, err := server.Query(ctx, conn, "SELECT ENGINE FROM information_schema.TABLES WHERE "+t.Where("TABLE_SCHEMA", "TABLE_NAME"))
+// state is what the server says of the table and its procedure.
+type state struct {
+	engine    string   // "" where there is no such table to be seen
+	columns   []string // in lower case
+	procedure string   // whether it is of our version, "1" or "0"; "" where there is none
+}
+
+func (s state) innoDB() bool { return strings.EqualFold(s.engine, "InnoDB") }
+
+func (t Table) state(ctx context.Context, conn driver.Conn, info server.Info) (state, error) {
+	procedure := "NULL"
+	if !info.MariaDB {
+		procedure = "(SELECT ROUTINE_COMMENT = '" + version + "' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE' AND " +
+			t.where("ROUTINE_SCHEMA", "ROUTINE_NAME", t.procedure()) + ")"
+	}
+	rows, err := server.Query(ctx, conn, "SELECT ENGINE,"+
+		" (SELECT LOWER(GROUP_CONCAT(COLUMN_NAME)) FROM information_schema.COLUMNS WHERE "+t.Where("TABLE_SCHEMA", "TABLE_NAME")+"), "+
+		procedure+" FROM information_schema.TABLES WHERE "+t.Where("TABLE_SCHEMA", "TABLE_NAME"))
 	if err != nil || len(rows) == 0 {
-		return "", err
+		return state{}, err
 	}
-	if rows[0][0] == "" {
-		return "none (a view)", nil
+	if len(rows[0]) < 3 {
+		return state{}, fmt.Errorf("the server does not say what the lock table %s is like", t)
 	}
-	return rows[0][0], nil
+	s := state{rows[0][0], strings.Split(rows[0][1], ","), rows[0][2]}
+	if s.engine == "" {
+		s.engine = "none (a view)"
+	}
+	return s, nil
 }
 
-func (t Table) ensureProcedure(ctx context.Context, conn driver.Conn, auto bool) (bool, error) {
-	rows, err := server.Query(ctx, conn, "SELECT ROUTINE_COMMENT FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE' AND "+
-		t.where("ROUTINE_SCHEMA", "ROUTINE_NAME", t.procedure()))
-	if err != nil {
-		return false, err
+// lack is the statement that brings the table into its form; "" where it is, or
+// where it is none of ours.
+func (t Table) lack(s state) string {
+	if s.engine == "" {
+		return t.DDL()
 	}
-	if len(rows) == 1 && rows[0][0] == version {
-		return true, nil
+	var add []string
+	for _, column := range leaseColumns {
+		name, _, _ := strings.Cut(column, " ")
+		if !slices.Contains(s.columns, name) {
+			add = append(add, "ADD COLUMN "+column)
+		}
 	}
-	if !auto {
-		return false, nil
+	if len(add) == 0 || !s.innoDB() {
+		return ""
 	}
-	if len(rows) == 1 {
+	return "ALTER TABLE " + t.String() + " " + strings.Join(add, ", ")
+}
+
+// ensureFloor looks with a plain read first, since an INSERT of a row that is
+// there waits for whoever has locked it.
+func (t Table) ensureFloor(ctx context.Context, conn driver.Conn) error {
+	rows, err := server.Query(ctx, conn, "SELECT 1 FROM "+t.String()+" WHERE "+Floor)
+	if err != nil || len(rows) > 0 {
+		return err
+	}
+	return server.Exec(ctx, conn, t.floorDDL())
+}
+
+func (t Table) ensureProcedure(ctx context.Context, conn driver.Conn, s state, auto bool) (bool, error) {
+	if s.procedure == "1" || !auto {
+		return s.procedure == "1", nil
+	}
+	var err error
+	if s.procedure != "" {
 		err = server.Exec(ctx, conn, "DROP PROCEDURE IF EXISTS "+t.Procedure())
 	}
 	if err == nil {

@@ -23,6 +23,7 @@ type Info struct {
 	RollbackOnTimeout bool   // innodb_rollback_on_timeout: a lock wait timeout (1205) rolls the transaction back
 	ReadOnly          bool   // read_only or innodb_read_only
 	IdleLimit         int    // MariaDB's idle_transaction_timeout of new connections, in seconds; 0 is none
+	SnapshotIsolation bool   // there is innodb_snapshot_isolation: where it is on, a locking read of a row that has changed fails (1020)
 	Topology          string // "" for a single server or a single primary; else why row locks do not hold
 }
 

@@ -1,0 +1,223 @@
+package keyrow
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/server"
+)
+
+// row is "token age", the age in whole seconds, "" where there is no such row.
+func (s *scratch) row(key string) string {
+	s.t.Helper()
+	return s.one(s.open(), "SELECT COALESCE(MAX(CONCAT(token, ' ', TIMESTAMPDIFF(SECOND, expires, UTC_TIMESTAMP(6)), ' ', COALESCE(owner, 'nobody'))), '') FROM "+
+		s.table.String()+" WHERE namespace = 'app' AND name = '"+key+"'")
+}
+
+func TestExist(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		r := s.rows()
+		c := s.open()
+		s.exec(c, "UPDATE "+s.table.String()+" SET token = 41")
+		s.exec(c, "INSERT INTO "+s.table.String()+" (namespace, name, token) VALUES ('app', 'there', 3), ('app', 'plain', 0)")
+		ok(t, r.Exist(limited(t), []string{"one"}))
+		ok(t, r.Exist(limited(t), []string{"a", "b", "one", "plain", "there"}))
+		for key, want := range map[string]string{"a": "41 0 nobody", "b": "41 0 nobody", "one": "41 0 nobody"} {
+			if got := s.row(key); got != want {
+				t.Errorf("%s is %q, want %q", key, got, want)
+			}
+		}
+		if !strings.HasPrefix(s.row("there"), "3 ") || !strings.HasPrefix(s.row("plain"), "0 ") {
+			t.Errorf("a row that was there is changed: %q, %q", s.row("there"), s.row("plain"))
+		}
+		for key, want := range map[string]bool{"there": true, "plain": false, "unheard of": false} {
+			if r.Leased(key) != want {
+				t.Errorf("Leased(%s) is %v", key, !want)
+			}
+		}
+		r.NoteLeased("plain")
+		if !r.Leased("plain") {
+			t.Error("what was noted is forgotten")
+		}
+
+		// A known key costs nothing, a forgotten one is made again.
+		s.exec(c, "DELETE FROM "+s.table.String()+" WHERE name = 'a'")
+		ok(t, r.Exist(limited(t), []string{"a"}))
+		if got := s.row("a"); got != "" {
+			t.Errorf("a known key was looked at: %q", got)
+		}
+		r.Forget([]string{"a"})
+		ok(t, r.Exist(limited(t), []string{"a"}))
+		if got := s.row("a"); got != "41 0 nobody" {
+			t.Errorf("a forgotten key is %q", got)
+		}
+	})
+}
+
+// TestExistBehindHolder: rows of keys that somebody has locked are not waited
+// for, nor is a missing row beside them.
+func TestExistBehindHolder(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		ok(t, s.rows().Exist(limited(t), []string{"b"}))
+		holder := s.open()
+		s.exec(holder, "BEGIN")
+		s.exec(holder, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' AND name = 'b' FOR UPDATE")
+		began := time.Now()
+		ok(t, s.rows().Exist(limited(t), []string{"a", "b", "c"}))
+		if d := time.Since(began); d > 2*time.Second {
+			t.Errorf("it waited for the holder, %v", d)
+		}
+	})
+}
+
+func TestExistMakesWhatIsMissing(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		c := s.open()
+		for i, gone := range []string{"DELETE FROM " + s.table.String() + " WHERE namespace = ''", "DROP TABLE " + s.table.String()} {
+			s.exec(c, gone)
+			r, key := s.rows(), fmt.Sprint("k", i)
+			ok(t, r.Exist(limited(t), []string{key}))
+			if got := s.row(key); got != "0 0 nobody" {
+				t.Errorf("after %s: %q", gone, got)
+			}
+			if r.Procedure() == s.info.MariaDB {
+				t.Errorf("after %s: procedure %v", gone, r.Procedure())
+			}
+		}
+		r := s.rows()
+		r.cfg.Auto = false
+		s.exec(c, "DROP TABLE "+s.table.String())
+		if err := r.Exist(limited(t), []string{"k"}); err == nil || !strings.Contains(err.Error(), "CREATE TABLE") {
+			t.Errorf("manual: %v", err)
+		}
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := r.Exist(ended, []string{"k"}); err == nil {
+			t.Error("no error with an ended context")
+		}
+	})
+}
+
+// TestTokenNeverGoesBack makes rows, takes leases and cleans up all at once.
+func TestTokenNeverGoesBack(t *testing.T) {
+	for _, isolation := range []string{"REPEATABLE READ", "READ COMMITTED"} {
+		t.Run(isolation, func(t *testing.T) {
+			onServers(t, func(t *testing.T, s *scratch) {
+				const keys = 3
+				var all, cleaners sync.WaitGroup
+				var made, removed atomic.Int64
+				stop := make(chan struct{})
+				for range 2 {
+					c := s.open()
+					cleaners.Go(func() {
+						for {
+							select {
+							case <-stop:
+								return
+							default:
+							}
+							n, err := s.table.Clean(limited(t), c, 0, 10)
+							if err != nil {
+								t.Error(err)
+								return
+							}
+							removed.Add(int64(n))
+						}
+					})
+				}
+				last := make([]uint64, keys) // guarded by the key's lease
+				var leases [keys]sync.Mutex
+				deadline := time.Now().Add(2 * time.Second)
+				for range 3 {
+					r, c := s.rowsAt(isolation), s.open()
+					all.Go(func() {
+						for i := 0; time.Now().Before(deadline); i++ {
+							k := i % keys
+							key := strconv.Itoa(k)
+							r.Forget([]string{key})
+							if err := r.Exist(limited(t), []string{key}); err != nil {
+								t.Error(err)
+								return
+							}
+							where := " WHERE namespace = 'app' AND name = '" + key + "'"
+							leases[k].Lock()
+							s.exec(c, "BEGIN")
+							rows, err := server.Query(limited(t), c, "SELECT token FROM "+s.table.String()+where+" FOR UPDATE")
+							if err != nil && !server.Deadlock(err) { // who waits for a row while it is removed and made again may be chosen
+								t.Error(err)
+							}
+							if len(rows) == 1 {
+								token, _ := strconv.ParseUint(rows[0][0], 10, 64)
+								s.exec(c, "UPDATE "+s.table.String()+" SET token = token + 1, owner = NULL, expires = UTC_TIMESTAMP(6)"+where)
+								if token < last[k] {
+									t.Errorf("the token of %s was %d and is %d", key, last[k], token)
+								}
+								last[k] = token + 1
+								made.Add(1)
+							}
+							s.exec(c, "COMMIT")
+							leases[k].Unlock()
+						}
+					})
+				}
+				all.Wait()
+				close(stop)
+				cleaners.Wait()
+				t.Logf("%d leases, %d rows removed", made.Load(), removed.Load())
+				if made.Load() < 20 || removed.Load() < 10 {
+					t.Error("that proves nothing")
+				}
+			})
+		})
+	}
+}
+
+func TestHolderOf(t *testing.T) {
+	if h := HolderOf(""); h != nil {
+		t.Errorf("nobody is %v", h)
+	}
+	for owner, want := range map[string]string{
+		"host:1:app#0123abcd":  "host:1:app",
+		"a#b#00000000":         "a#b",
+		"host:1:app":           "host:1:app",
+		"host:1:app#0123abcg":  "host:1:app#0123abcg",
+		"host:1:app#123":       "host:1:app#123",
+		"host:1:app#0123abcd0": "host:1:app#0123abcd0",
+		"#00000000":            "",
+	} {
+		if h := HolderOf(owner); h == nil || h.Program != want {
+			t.Errorf("HolderOf(%q) is %v, want %q", owner, h, want)
+		}
+	}
+}
+
+func TestKnownIsBounded(t *testing.T) {
+	var k known
+	k.add("leased", true)
+	k.add("plain", false)
+	for i := range knownHalf + 10 {
+		k.add(strconv.Itoa(i), false)
+		if i%1000 == 0 && len(k.missing([]string{"leased"})) > 0 {
+			t.Fatal("what is used is forgotten")
+		}
+	}
+	if !k.leased("leased") {
+		t.Error("that it had a lease is forgotten")
+	}
+	k.add("leased", false)
+	if !k.leased("leased") {
+		t.Error("that it had a lease is forgotten when it is seen again")
+	}
+	for i := range 2 * knownHalf {
+		k.add(strconv.Itoa(-i), false)
+	}
+	if len(k.missing([]string{"plain"})) == 0 || len(k.newer)+len(k.older) > 2*knownHalf {
+		t.Errorf("%d and %d are remembered", len(k.newer), len(k.older))
+	}
+}

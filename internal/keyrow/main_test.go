@@ -1,0 +1,156 @@
+package keyrow
+
+import (
+	"context"
+	"crypto/rand"
+	"database/sql/driver"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+	"go.uber.org/goleak"
+
+	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/tempserver"
+	"github.com/mysqllock/mysqllock/pool"
+)
+
+// The tests run against every server that is found on this machine.
+
+var running struct {
+	once    sync.Once
+	servers map[tempserver.Flavour]*tempserver.Server
+	err     error
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	for _, s := range running.servers {
+		if err := s.Stop(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+	}
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// onServers runs a test on each server, in a database of its own.
+func onServers(t *testing.T, test func(t *testing.T, s *scratch)) {
+	t.Helper()
+	t.Parallel()
+	bins := tempserver.Require(t)
+	running.once.Do(func() {
+		running.servers = make(map[tempserver.Flavour]*tempserver.Server)
+		for _, bin := range bins {
+			if running.servers[bin.Flavour], running.err = tempserver.Start(context.Background(), bin); running.err != nil {
+				return
+			}
+		}
+	})
+	ok(t, running.err)
+	for flavour, srv := range running.servers {
+		t.Run(string(flavour), func(t *testing.T) {
+			t.Parallel()
+			s := &scratch{t: t, server: srv, info: server.Info{MariaDB: flavour == tempserver.MariaDB}}
+			s.database = "t_" + rand.Text()
+			s.exec(s.open(), "CREATE DATABASE "+s.database)
+			table, err := schema.Parse(s.database + ".locks")
+			ok(t, err)
+			s.table = table
+			_, err = table.Ensure(t.Context(), s.open(), s.info, true)
+			ok(t, err)
+			test(t, s)
+		})
+	}
+}
+
+// scratch is a database of one test.
+type scratch struct {
+	t        *testing.T
+	server   *tempserver.Server
+	info     server.Info
+	database string
+	table    schema.Table
+}
+
+// connector opens connections in no database.
+func (s *scratch) connector() driver.Connector {
+	s.t.Helper()
+	cfg, err := mysql.ParseDSN(s.server.DSN(""))
+	ok(s.t, err)
+	connector, err := mysql.NewConnector(cfg)
+	ok(s.t, err)
+	return connector
+}
+
+func (s *scratch) open() driver.Conn {
+	s.t.Helper()
+	c, err := s.connector().Connect(s.t.Context())
+	ok(s.t, err)
+	s.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// rows makes Rows as another process would have them.
+func (s *scratch) rows() *Rows { return s.rowsAt("REPEATABLE READ") }
+
+func (s *scratch) rowsAt(isolation string) *Rows {
+	s.t.Helper()
+	control, err := pool.New(pool.Config{
+		Connect: s.connector().Connect, Max: 4, Idle: time.Minute, Setup: "SET SESSION TRANSACTION ISOLATION LEVEL " + isolation,
+	})
+	ok(s.t, err)
+	s.t.Cleanup(control.Close)
+	return New(Config{Control: control, Table: s.table, Namespace: "app", Info: s.info, Auto: true})
+}
+
+// exec and query may run on other goroutines than the test's.
+
+func (s *scratch) exec(c driver.Conn, text string) {
+	s.t.Helper()
+	if err := server.Exec(context.Background(), c, text); err != nil {
+		s.t.Errorf("%s: %v", text, err)
+	}
+}
+
+func (s *scratch) query(c driver.Conn, text string) [][]string {
+	s.t.Helper()
+	rows, err := server.Query(context.Background(), c, text)
+	if err != nil {
+		s.t.Errorf("%s: %v", text, err)
+	}
+	return rows
+}
+
+// one is the only value of a statement's answer.
+func (s *scratch) one(c driver.Conn, text string) string {
+	s.t.Helper()
+	rows := s.query(c, text)
+	if len(rows) != 1 {
+		s.t.Fatalf("%s: %d rows", text, len(rows))
+	}
+	return rows[0][0]
+}
+
+func ok(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// limited is a context that ends when a test hangs.
+func limited(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}

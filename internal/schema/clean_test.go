@@ -1,0 +1,263 @@
+package schema_test
+
+import (
+	"context"
+	"database/sql/driver"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/server"
+)
+
+// row makes a row whose lease ended, or will end, so long from now.
+func (s *scratch) row(c driver.Conn, name, owner string, token int, end time.Duration) {
+	s.t.Helper()
+	s.exec(c, fmt.Sprintf("INSERT INTO %s (namespace, name, owner, token, expires) VALUES ('app', '%s', %s, %d, UTC_TIMESTAMP(6) + INTERVAL %d MICROSECOND)",
+		s.table, name, owner, token, end.Microseconds()))
+}
+
+func (s *scratch) names(c driver.Conn) (names []string) {
+	s.t.Helper()
+	for _, row := range s.query(c, "SELECT name FROM "+s.table.String()+" WHERE namespace <> '' ORDER BY name") {
+		names = append(names, row[0])
+	}
+	return names
+}
+
+func (s *scratch) floor(c driver.Conn) string {
+	s.t.Helper()
+	return s.one(c, "SELECT token FROM "+s.table.String()+" WHERE namespace = '' AND name = ''")
+}
+
+// wantNoTransaction checks that c is in none: what it does is committed at once.
+func (s *scratch) wantNoTransaction(c driver.Conn) {
+	s.t.Helper()
+	s.exec(c, "INSERT INTO "+s.table.String()+" (namespace, name, expires) VALUES ('app', 'probe', UTC_TIMESTAMP(6))")
+	other, probe := s.open(""), s.table.String()+" WHERE namespace = 'app' AND name = 'probe'"
+	s.exec(other, "SELECT 1 FROM "+probe+" FOR UPDATE NOWAIT")
+	s.exec(other, "DELETE FROM "+probe)
+}
+
+func TestClean(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		c := s.open("") // in no database
+		s.setup(c)
+		clean := func(limit, want int, floor string, left ...string) {
+			t.Helper()
+			n, err := s.table.Clean(t.Context(), c, time.Minute, limit)
+			if err != nil || n != want {
+				t.Fatalf("removed %d, %v, want %d", n, err, want)
+			}
+			if got := s.names(c); !slices.Equal(got, left) {
+				t.Errorf("left are %q, want %q", got, left)
+			}
+			if got := s.floor(c); got != floor {
+				t.Errorf("the floor is %s, want %s", got, floor)
+			}
+		}
+		clean(10, 0, "0") // the floor is old, and stays
+		s.row(c, "fresh", "NULL", 50, -30*time.Second)
+		s.row(c, "live", "'x'", 60, time.Minute)
+		s.row(c, "locked", "NULL", 70, -2*time.Minute)
+		s.row(c, "old 1", "'dead'", 7, -2*time.Minute)
+		s.row(c, "old 2", "NULL", 5, -2*time.Minute)
+		s.row(c, "old 3", "NULL", 6, -2*time.Minute)
+		s.row(c, "released early", "NULL", 80, time.Second)
+
+		holder := s.open("")
+		s.exec(holder, "BEGIN")
+		s.exec(holder, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' AND name = 'locked' FOR UPDATE")
+		clean(10, 3, "7", "fresh", "live", "locked", "released early")
+		s.wantNoTransaction(c)
+		clean(10, 0, "7", "fresh", "live", "locked", "released early")
+		s.wantNoTransaction(c)
+		s.exec(holder, "ROLLBACK")
+
+		// Rows are being made: not now.
+		s.exec(holder, "BEGIN")
+		s.exec(holder, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = '' AND name = '' LOCK IN SHARE MODE")
+		began := time.Now()
+		clean(10, 0, "7", "fresh", "live", "locked", "released early")
+		if d := time.Since(began); d > 500*time.Millisecond {
+			t.Errorf("it waited for others, %v", d)
+		}
+		s.exec(holder, "ROLLBACK")
+		s.wantNoTransaction(c)
+
+		// The limit, and a floor that is higher already.
+		s.exec(c, "UPDATE "+s.table.String()+" SET token = 1000 WHERE namespace = ''")
+		s.row(c, "old 4", "NULL", 9, -2*time.Minute)
+		clean(1, 1, "1000", "fresh", "live", "old 4", "released early")
+		clean(1, 1, "1000", "fresh", "live", "released early")
+
+		// An unused time of nothing still leaves what is live.
+		if n, err := s.table.Clean(t.Context(), c, -time.Hour, 10); err != nil || n != 1 {
+			t.Errorf("removed %d, %v", n, err)
+		}
+		if got := s.names(c); !slices.Equal(got, []string{"live", "released early"}) {
+			t.Errorf("left are %q", got)
+		}
+	})
+}
+
+// TestCleanLocksOnlyWhatItRemoves looks at the locks of a clean-up that stops
+// before its end.
+func TestCleanLocksOnlyWhatItRemoves(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		c := s.open("")
+		s.setup(c)
+		for i := range 6 {
+			s.row(c, fmt.Sprint("old ", i), "NULL", i, -2*time.Minute)
+			s.row(c, fmt.Sprint("young ", i), "NULL", i, 0)
+		}
+		stopped := &stopBefore{Conn: c, text: "DELETE", then: func() {
+			other := s.open("")
+			n := len(s.query(other, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' AND name LIKE 'young%' FOR UPDATE SKIP LOCKED"))
+			if n != 6 {
+				t.Errorf("%d of 6 young rows are not locked", n)
+			}
+			s.exec(other, "INSERT INTO "+s.table.String()+" (namespace, name) VALUES ('app', 'between')")
+		}}
+		if n, err := s.table.Clean(limited(t), stopped, time.Minute, 4); err != nil || n != 4 {
+			t.Errorf("removed %d, %v", n, err)
+		}
+	})
+}
+
+// stopBefore calls a function before a statement that begins with text.
+type stopBefore struct {
+	driver.Conn
+	text string
+	then func()
+}
+
+func (c *stopBefore) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
+	if len(text) >= len(c.text) && text[:len(c.text)] == c.text {
+		c.then()
+	}
+	return c.Conn.(driver.ExecerContext).ExecContext(ctx, text, args)
+}
+
+func (c *stopBefore) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
+	return c.Conn.(driver.QueryerContext).QueryContext(ctx, text, args)
+}
+
+// TestCleanFails: whatever goes wrong, nothing is removed, and no transaction is
+// left open.
+func TestCleanFails(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		root := s.open("")
+		s.setup(root)
+		s.row(root, "old", "NULL", 7, -2*time.Minute)
+		user := "u_" + s.database[len(s.database)-8:]
+		s.exec(root, "CREATE USER '"+user+"'@'%'")
+		s.exec(root, "GRANT SELECT, INSERT, UPDATE ON "+s.database+".* TO '"+user+"'@'%'")
+		c := s.openAs(user, "")
+		if n, err := s.table.Clean(t.Context(), c, time.Minute, 10); n != 0 || !server.Denied(err) {
+			t.Errorf("without DELETE: removed %d, %v", n, err)
+		}
+		s.wantNoTransaction(c)
+		s.wantUntouched(root)
+
+		ctx, cancel := context.WithCancel(t.Context())
+		inTime := &stopBefore{s.open(""), "DELETE", cancel}
+		if n, err := s.table.Clean(ctx, inTime, time.Minute, 10); n != 0 || err == nil {
+			t.Errorf("cancelled: removed %d, %v", n, err)
+		}
+		s.wantUntouched(root)
+
+		late := &stopBefore{s.open(""), "COMMIT", nil}
+		late.then = func() { late.Conn.Close() }
+		if n, err := s.table.Clean(t.Context(), late, time.Minute, 10); n != 0 || err == nil {
+			t.Errorf("broken: removed %d, %v", n, err)
+		}
+		s.wantUntouched(root)
+
+		s.exec(root, "DELETE FROM "+s.table.String()+" WHERE namespace = ''")
+		if n, err := s.table.Clean(t.Context(), root, time.Minute, 10); n != 0 || err == nil {
+			t.Errorf("without the floor: removed %d, %v", n, err)
+		}
+		s.wantNoTransaction(root)
+	})
+}
+
+func (s *scratch) wantUntouched(c driver.Conn) {
+	s.t.Helper()
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
+		if len(s.query(c, "SELECT 1 FROM "+s.table.String()+" FOR UPDATE SKIP LOCKED")) == 2 { // the server has noticed the end
+			break
+		}
+	}
+	if got := s.names(c); !slices.Equal(got, []string{"old"}) || s.floor(c) != "0" {
+		s.t.Errorf("left are %q over the floor %s", got, s.floor(c))
+	}
+}
+
+// TestCleanMany: the size of one run is bounded, with the longest of keys.
+func TestCleanMany(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		c := s.open("")
+		s.setup(c)
+		const rows = 1200
+		s.exec(c, "INSERT INTO "+s.table.String()+" (namespace, name, token)"+
+			" WITH RECURSIVE n AS (SELECT 1 AS i UNION ALL SELECT i + 1 FROM n WHERE i < "+strconv.Itoa(rows/2)+
+			") SELECT REPEAT(ns, 255), CONCAT(REPEAT('k', 251), LPAD(i, 4, '0')), i FROM n, (SELECT 'a' AS ns UNION SELECT 'b') b")
+		began := time.Now()
+		var sum, runs int
+		for {
+			n, err := s.table.Clean(limited(t), c, time.Minute, 100_000)
+			ok(t, err)
+			if n == 0 {
+				break
+			}
+			sum += n
+			runs++
+		}
+		t.Logf("%d rows in %d runs, %v", sum, runs, time.Since(began))
+		if sum != rows || runs != 3 || s.floor(c) != strconv.Itoa(rows/2) {
+			t.Errorf("%d rows were removed in %d runs, and the floor is %s", sum, runs, s.floor(c))
+		}
+	})
+}
+
+// TestCleanTogether: two clean-ups and row locks on the same rows end without a
+// deadlock.
+func TestCleanTogether(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		c := s.open("")
+		s.setup(c)
+		for i := range 300 {
+			s.row(c, fmt.Sprint(i), "NULL", i, -2*time.Minute)
+		}
+		var all sync.WaitGroup
+		var sum int
+		var mu sync.Mutex
+		for range 4 {
+			c := s.open("")
+			all.Go(func() {
+				for range 50 {
+					n, err := s.table.Clean(limited(t), c, time.Minute, 10)
+					if err != nil {
+						t.Error(err)
+					}
+					mu.Lock()
+					sum += n
+					mu.Unlock()
+				}
+			})
+		}
+		all.Wait()
+		for len(s.names(c)) > 0 {
+			n, err := s.table.Clean(limited(t), c, time.Minute, 100)
+			ok(t, err)
+			sum += n
+		}
+		if sum != 300 || s.floor(c) != "299" {
+			t.Errorf("%d rows were removed, and the floor is %s", sum, s.floor(c))
+		}
+	})
+}

@@ -1,0 +1,391 @@
+package lease
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+func TestTakeAndRelease(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{})
+		first := l.acquire(request("k"))
+		if first.Key() != "k" || first.Token() != 1 || first.Err() != nil {
+			t.Errorf("the lease on %q has token %d and error %v", first.Key(), first.Token(), first.Err())
+		}
+		r := s.row("k")
+		if !r.live || r.token != 1 || r.owner != l.owner || r.left > 30*time.Second || r.left < 29*time.Second {
+			t.Errorf("the row is %+v", r)
+		}
+		ok(t, first.Release())
+		if r := s.row("k"); r.live || r.token != 1 || r.owner != "" || r.left > 0 {
+			t.Errorf("after the release the row is %+v", r)
+		}
+		if err := first.Err(); !errors.Is(err, lockerr.ErrClosed) {
+			t.Errorf("after the release: %v", err)
+		}
+		ok(t, first.Release()) // again
+
+		// From now on one statement each.
+		sent := l.tap.since()
+		second := l.acquire(request("k"))
+		if second.Token() != 2 {
+			t.Errorf("the token is %d", second.Token())
+		}
+		if texts := sent(); len(texts) != 1 {
+			t.Errorf("taking costs %q", texts)
+		}
+		sent = l.tap.since()
+		ok(t, second.Release())
+		if texts := sent(); len(texts) != 1 {
+			t.Errorf("releasing costs %q", texts)
+		}
+		sent = l.tap.since()
+		third := l.acquire(waiting("k", time.Second))
+		ok(t, third.Release())
+		if texts := sent(); len(texts) != 2 {
+			t.Errorf("with a wait it costs %q", texts)
+		}
+		if n := l.conns.Stat().InUse; n != 0 {
+			t.Errorf("%d connections are kept for nothing", n)
+		}
+	})
+}
+
+func TestNoWait(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		l, other := s.locker(setup{}), s.locker(setup{})
+		held := l.acquire(request("k"))
+		for name, who := range map[string]*locker{"the same": l, "another": other} {
+			_, err := who.Acquire(limited(t), request("k"))
+			var e *lockerr.Error
+			if !errors.Is(err, lockerr.ErrLocked) || errors.Is(err, lockerr.ErrTimeout) || !errors.As(err, &e) {
+				t.Fatalf("%s process: %v", name, err)
+			}
+			if e.Op != "lock" || e.Key != "k" || e.Strategy != "lease" || e.Holder == nil || e.Holder.Program != "host:1:test" {
+				t.Errorf("%s process: %+v, %v", name, e, e.Holder)
+			}
+		}
+		if r := s.row("k"); r.token != 1 {
+			t.Errorf("the row is %+v", r)
+		}
+		ok(t, held.Release())
+		ok(t, other.acquire(request("k")).Release())
+	})
+}
+
+// TestOneWinner has 32 clients go for a lease that has run out.
+func TestOneWinner(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		var clients []*locker
+		for range 32 {
+			l := s.locker(setup{max: 2})
+			clients = append(clients, l)
+			ok(t, l.acquire(waiting("k", 5*time.Second)).Release())
+		}
+		first := s.row("k").token
+		rounds := uint64(200)
+		if testing.Short() {
+			rounds = 20
+		}
+		for round := range rounds {
+			s.set("k", "owner = 'dead#12345678', expires = UTC_TIMESTAMP(6) - INTERVAL 1 MICROSECOND")
+			var all sync.WaitGroup
+			var winners atomic.Int32
+			begin := make(chan struct{})
+			for _, l := range clients {
+				all.Go(func() {
+					<-begin
+					lease, err := l.Acquire(context.Background(), request("k"))
+					if errors.Is(err, lockerr.ErrLocked) {
+						return
+					}
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					winners.Add(1)
+					if lease.Token() != first+round+1 {
+						t.Errorf("round %d: the token is %d", round, lease.Token())
+					}
+					lease.lose(errors.New("the round is over"))
+				})
+			}
+			close(begin)
+			all.Wait()
+			if winners.Load() != 1 {
+				t.Fatalf("round %d: %d winners", round, winners.Load())
+			}
+		}
+		if r := s.row("k"); r.token != first+rounds {
+			t.Errorf("the last token is %d after %d rounds from %d", r.token, rounds, first)
+		}
+	})
+}
+
+// TestTurns has several processes with several goroutines each queue for a key.
+func TestTurns(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		var holding atomic.Int32
+		var last atomic.Uint64
+		var all sync.WaitGroup
+		start := time.Now()
+		const clients, goroutines, turns = 4, 3, 10
+		for range clients {
+			l := s.locker(setup{max: 4})
+			for range goroutines {
+				all.Go(func() {
+					for range turns {
+						lease, err := l.Acquire(limited(t), waiting("k", 20*time.Second))
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						if holding.Add(1) != 1 {
+							t.Error("two hold it")
+						}
+						if was := last.Swap(lease.Token()); lease.Token() != was+1 {
+							t.Errorf("token %d comes after %d", lease.Token(), was)
+						}
+						holding.Add(-1)
+						if err := lease.Release(); err != nil {
+							t.Error(err)
+						}
+					}
+				})
+			}
+		}
+		all.Wait()
+		took := time.Since(start) / (clients * goroutines * turns)
+		t.Logf("%v a turn", took)
+		if took > 100*time.Millisecond {
+			t.Errorf("a turn takes %v: nobody is woken", took)
+		}
+		soon(t, "no bell is left", func() bool { return s.bells("k") == 0 })
+	})
+}
+
+func TestWakeUp(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		a, b := s.locker(setup{}), s.locker(setup{})
+		var waits []time.Duration
+		for range 21 {
+			held := a.acquire(waiting("k", time.Second))
+			granted := make(chan time.Time)
+			go func() {
+				lease, err := b.Acquire(limited(t), waiting("k", 10*time.Second))
+				at := time.Now()
+				if err != nil {
+					t.Error(err)
+				} else if err := lease.Release(); err != nil {
+					t.Error(err)
+				}
+				granted <- at
+			}()
+			soon(t, "the other waits", func() bool { return len(s.inBell()) == 1 })
+			released := time.Now()
+			ok(t, held.Release())
+			waits = append(waits, (<-granted).Sub(released))
+		}
+		slices.Sort(waits)
+		t.Logf("woken after %v in the median, %v at most", waits[len(waits)/2], waits[len(waits)-1])
+		if waits[len(waits)/2] > 100*time.Millisecond {
+			t.Errorf("woken after %v", waits[len(waits)/2])
+		}
+		soon(t, "the connections are given back", func() bool { return a.conns.Stat().InUse+b.conns.Stat().InUse == 0 })
+	})
+}
+
+// bells is how many connections have the bell of key.
+func (s *scratch) bells(key string) (n int) {
+	s.t.Helper()
+	ok(s.t, s.db.QueryRow("SELECT IS_USED_LOCK('"+bellName(s.database, key)+"') IS NOT NULL").Scan(&n))
+	return n
+}
+
+func TestTimeout(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		l, other := s.locker(setup{}), s.locker(setup{})
+		held := l.acquire(request("k"))
+		for _, who := range []*locker{l, other} {
+			start := time.Now()
+			_, err := who.Acquire(limited(t), waiting("k", 300*time.Millisecond))
+			var e *lockerr.Error
+			if !errors.Is(err, lockerr.ErrTimeout) || !errors.Is(err, lockerr.ErrLocked) || !errors.As(err, &e) {
+				t.Fatal(err)
+			}
+			if e.Holder == nil || e.Holder.Program != "host:1:test" || e.Waited < 300*time.Millisecond {
+				t.Errorf("%v", err)
+			}
+			if took := time.Since(start); took > time.Second {
+				t.Errorf("it took %v", took)
+			}
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+		defer cancel()
+		_, err := other.Acquire(ctx, waiting("k", time.Minute))
+		if !errors.Is(err, lockerr.ErrTimeout) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		refused := errors.New("too many")
+		r := waiting("k", time.Minute)
+		r.Waiting = func(context.Context) (context.Context, func(), error) { return nil, nil, refused }
+		if _, err := other.Acquire(limited(t), r); !errors.Is(err, refused) {
+			t.Error(err)
+		}
+		if err := held.Err(); err != nil {
+			t.Error(err)
+		}
+		if r := s.row("k"); r.token != 1 || !r.live {
+			t.Errorf("the row is %+v", r)
+		}
+	})
+}
+
+// TestCancel has waiters come and go; none of them may be left behind.
+func TestCancel(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		holder := s.locker(setup{})
+		held := holder.acquire(request("k"))
+		const waiters = 64
+		var all sync.WaitGroup
+		cancels := make([]context.CancelFunc, waiters)
+		errs := make([]error, waiters)
+		for i := range waiters {
+			l := s.locker(setup{max: 3})
+			var ctx context.Context
+			ctx, cancels[i] = context.WithCancel(context.Background())
+			all.Go(func() {
+				var lease *Lease
+				if lease, errs[i] = l.Acquire(ctx, waiting("k", time.Minute)); errs[i] == nil {
+					errs[i] = lease.Release()
+				}
+			})
+		}
+		soon(t, "all wait", func() bool { return len(s.inBell()) == waiters })
+		for i := range waiters {
+			if i%4 != 0 {
+				cancels[i]()
+			}
+		}
+		soon(t, "the cancelled ones are gone from the server", func() bool { return len(s.inBell()) == waiters/4 })
+		ok(t, held.Release())
+		all.Wait()
+		for i, err := range errs {
+			if i%4 == 0 && err != nil || i%4 != 0 && !errors.Is(err, context.Canceled) {
+				t.Errorf("%d: %v", i, err)
+			}
+			cancels[i]()
+		}
+		if r := s.row("k"); r.live || r.token != 1+waiters/4 {
+			t.Errorf("the row is %+v", r)
+		}
+		soon(t, "nobody waits any more", func() bool { return len(s.inBell()) == 0 && s.bells("k") == 0 })
+	})
+}
+
+func TestCancelIsQuick(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		holder, l := s.locker(setup{}), s.locker(setup{})
+		held := holder.acquire(request("k"))
+		defer held.Release()
+		var took []time.Duration
+		for range 20 {
+			ctx, cancel := context.WithCancel(context.Background())
+			failed := make(chan error)
+			go func() {
+				_, err := l.Acquire(ctx, waiting("k", time.Minute))
+				failed <- err
+			}()
+			soon(t, "it waits", func() bool { return len(s.inBell()) == 1 })
+			begin := time.Now()
+			cancel()
+			err := <-failed
+			took = append(took, time.Since(begin))
+			if !errors.Is(err, context.Canceled) || !errors.Is(err, lockerr.ErrTimeout) || errors.Is(err, driver.ErrBadConn) {
+				t.Error(err)
+			}
+			soon(t, "it is gone from the server", func() bool { return len(s.inBell()) == 0 })
+		}
+		slices.Sort(took)
+		t.Logf("the caller has its error after %v in the median, %v at most", took[10], took[19])
+		if took[10] > 100*time.Millisecond {
+			t.Errorf("the error came after %v", took[10])
+		}
+	})
+}
+
+// TestRowLock: who has locked the row by a transaction keeps the lease from
+// being taken, and a waiter gets it as soon as the transaction ends.
+func TestRowLock(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{ttl: time.Second})
+		ok(t, l.acquire(request("k")).Release())
+		for _, hold := range []time.Duration{300 * time.Millisecond, 2500 * time.Millisecond} {
+			tx, err := s.db.Begin()
+			ok(t, err)
+			_, err = tx.Exec("SELECT 1 FROM " + s.table.String() + " WHERE namespace = " + schema.Literal(s.database) + " AND name = x'6b' FOR UPDATE")
+			ok(t, err)
+			if _, err := l.Acquire(limited(t), request("k")); !errors.Is(err, lockerr.ErrLocked) {
+				t.Errorf("without a wait: %v", err)
+			}
+			if _, err := l.Acquire(limited(t), waiting("k", 50*time.Millisecond)); !errors.Is(err, lockerr.ErrTimeout) {
+				t.Errorf("with a short wait: %v", err)
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), hold/2)
+			if _, err := l.Acquire(ctx, waiting("k", time.Minute)); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("with a context that ends: %v", err)
+			}
+			cancel()
+			granted := make(chan time.Time)
+			go func() {
+				r := waiting("k", time.Minute)
+				r.TTL = time.Second // shorter than the row is locked
+				lease, err := l.Acquire(limited(t), r)
+				at := time.Now()
+				if err != nil {
+					t.Error(err)
+				} else {
+					if r := s.row("k"); r.left < 700*time.Millisecond {
+						t.Errorf("the lease begins with the row %+v", r)
+					}
+					time.Sleep(1200 * time.Millisecond) // it is renewed
+					if err := lease.Release(); err != nil {
+						t.Error(err)
+					}
+				}
+				granted <- at
+			}()
+			time.Sleep(hold)
+			ended := time.Now()
+			ok(t, tx.Commit())
+			wait := (<-granted).Sub(ended)
+			t.Logf("granted %v after the transaction's end", wait)
+			if wait < 0 || wait > time.Second {
+				t.Errorf("granted %v after the transaction's end", wait)
+			}
+		}
+		soon(t, "nothing is left", func() bool {
+			return len(s.inBell()) == 0 && s.bells("k") == 0 && l.conns.Stat().InUse == 0
+		})
+		// The settings of a connection that has waited are as before.
+		for range 4 {
+			h, err := l.borrow(limited(t))
+			ok(t, err)
+			rows, err := h.query(limited(t), "SELECT @@innodb_lock_wait_timeout, @@autocommit")
+			ok(t, err)
+			if rows[0][0] != "1" || rows[0][1] != "1" {
+				t.Errorf("a connection is left with %v", rows)
+			}
+			defer l.giveBack(h)
+		}
+	})
+}

@@ -1,0 +1,384 @@
+package lease
+
+import (
+	"context"
+	"crypto/rand"
+	"database/sql"
+	"database/sql/driver"
+	"encoding/hex"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+	"go.uber.org/goleak"
+
+	"github.com/mysqllock/mysqllock/internal/keyrow"
+	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/tempserver"
+	"github.com/mysqllock/mysqllock/pool"
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	for _, s := range running.servers {
+		if err := s.temp.Stop(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+	}
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+type testServer struct {
+	name    string
+	mariadb bool
+	temp    *tempserver.Server
+}
+
+var running struct {
+	once    sync.Once
+	servers []*testServer
+	err     error
+}
+
+// onServers runs a test on each server, beside the other tests.
+func onServers(t *testing.T, test func(t *testing.T, s *scratch)) {
+	t.Parallel()
+	bins := tempserver.Require(t)
+	running.once.Do(func() {
+		for _, bin := range bins {
+			var s *testServer
+			if s, running.err = startServer(bin); running.err != nil {
+				return
+			}
+			running.servers = append(running.servers, s)
+		}
+	})
+	ok(t, running.err)
+	for _, s := range running.servers {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			test(t, s.scratch(t))
+		})
+	}
+}
+
+func startServer(bin tempserver.Binary) (*testServer, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	temp, err := tempserver.Start(ctx, bin)
+	if err != nil {
+		return nil, err
+	}
+	return &testServer{name: string(bin.Flavour), mariadb: bin.Flavour == tempserver.MariaDB, temp: temp}, nil
+}
+
+// scratch is a database of one test, with the lock table.
+type scratch struct {
+	*testServer
+	t        *testing.T
+	database string
+	table    schema.Table
+	db       *sql.DB // what the server says for itself
+	info     server.Info
+}
+
+func (s *testServer) scratch(t *testing.T) *scratch {
+	t.Helper()
+	x := &scratch{testServer: s, t: t, database: "t_" + random()}
+	admin, err := sql.Open("mysql", s.temp.DSN(""))
+	ok(t, err)
+	t.Cleanup(func() { admin.Close() })
+	_, err = admin.Exec("CREATE DATABASE " + x.database)
+	ok(t, err)
+	t.Cleanup(func() { _, _ = admin.Exec("DROP DATABASE " + x.database) }) // the server may be down
+	x.db, err = sql.Open("mysql", s.temp.DSN(x.database))
+	ok(t, err)
+	t.Cleanup(func() { x.db.Close() })
+	x.table, err = schema.Parse(x.database + ".mysqllock")
+	ok(t, err)
+	x.onConn(func(conn driver.Conn) {
+		x.info, err = server.Probe(context.Background(), conn)
+		ok(t, err)
+		_, err = x.table.Ensure(context.Background(), conn, x.info, true)
+		ok(t, err)
+	})
+	return x
+}
+
+// onConn runs f with a connection of the driver below.
+func (s *scratch) onConn(f func(driver.Conn)) {
+	s.t.Helper()
+	conn, err := s.db.Conn(context.Background())
+	ok(s.t, err)
+	defer conn.Close()
+	ok(s.t, conn.Raw(func(c any) error {
+		f(c.(driver.Conn))
+		return nil
+	}))
+}
+
+// locker is a Locker with pools of its own, like one of another process.
+type locker struct {
+	*Locker
+	s       *scratch
+	conns   *pool.Pool
+	control *pool.Pool
+	tap     *tap
+}
+
+type setup struct {
+	ttl    time.Duration // 0 is 30 s
+	max    int           // connections; 0 is 16
+	params string        // of the DSN
+	table  *schema.Table
+	info   *server.Info
+}
+
+func (s *scratch) locker(with setup) *locker {
+	s.t.Helper()
+	if with.ttl == 0 {
+		with.ttl = 30 * time.Second
+	}
+	if with.max == 0 {
+		with.max = 16
+	}
+	if with.table == nil {
+		with.table = &s.table
+	}
+	if with.info == nil {
+		with.info = &s.info
+	}
+	cfg, err := mysql.ParseDSN(s.temp.DSN(s.database) + "?" + with.params)
+	ok(s.t, err)
+	cfg.Logger = &mysql.NopLogger{}
+	l := &locker{s: s, tap: &tap{}}
+	cfg.DialFunc = l.tap.dial
+	connector, err := mysql.NewConnector(cfg)
+	ok(s.t, err)
+	l.conns, err = pool.New(pool.Config{Connect: connector.Connect, Max: with.max, Idle: with.ttl / 2, Setup: Setup(with.ttl)})
+	ok(s.t, err)
+	l.control, err = pool.New(pool.Config{
+		Connect: connector.Connect, Max: 4, Idle: with.ttl,
+		Setup: "SET SESSION autocommit = 1, innodb_lock_wait_timeout = 5, lock_wait_timeout = 5",
+	})
+	ok(s.t, err)
+	l.Locker = New(Config{
+		Conns: l.conns, Control: l.control, Queue: new(queue.Queue), Table: *with.table, Namespace: s.database,
+		Rows: keyrow.New(keyrow.Config{
+			Control: l.control, Table: *with.table, Namespace: s.database, Info: s.info, Auto: true,
+		}),
+		Owner: "host:1:test", Info: *with.info, TTL: with.ttl,
+	})
+	s.t.Cleanup(l.close)
+	return l
+}
+
+func (l *locker) close() {
+	l.Close()
+	l.conns.Close()
+	l.control.Close()
+}
+
+// request is one for key with a TTL of 30 s that does not wait.
+func request(key string) Request {
+	return Request{Key: key, TTL: 30 * time.Second, Waiting: func(ctx context.Context) (context.Context, func(), error) {
+		return ctx, func() {}, nil
+	}}
+}
+
+func waiting(key string, wait time.Duration) Request {
+	r := request(key)
+	r.Wait = wait
+	return r
+}
+
+func (l *locker) acquire(r Request) *Lease {
+	l.s.t.Helper()
+	lease, err := l.Acquire(limited(l.s.t), r)
+	ok(l.s.t, err)
+	return lease
+}
+
+// row is what the server has on a key.
+type row struct {
+	owner string
+	token uint64
+	live  bool
+	left  time.Duration
+}
+
+func (s *scratch) row(key string) (r row) {
+	s.t.Helper()
+	var micros int64
+	ok(s.t, s.db.QueryRow("SELECT COALESCE(owner, ''), token, owner IS NOT NULL AND expires > UTC_TIMESTAMP(6),"+
+		" TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires) FROM "+s.table.String()+
+		" WHERE namespace = "+schema.Literal(s.database)+" AND name = "+schema.Literal(key)).
+		Scan(&r.owner, &r.token, &r.live, &micros))
+	r.left = time.Duration(micros) * time.Microsecond
+	return r
+}
+
+// set changes the row of a key by hand.
+func (s *scratch) set(key, assignments string) {
+	s.t.Helper()
+	_, err := s.db.Exec("UPDATE " + s.table.String() + " SET " + assignments +
+		" WHERE namespace = " + schema.Literal(s.database) + " AND name = " + schema.Literal(key))
+	ok(s.t, err)
+}
+
+// steal gives the lease to somebody else.
+func (s *scratch) steal(key string) {
+	s.set(key, "owner = 'thief#12345678', token = token + 1, expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR")
+}
+
+// threads are the ids of the database's connections but our own for which cond holds.
+func (s *scratch) threads(cond string) (ids []int64) {
+	s.t.Helper()
+	rows, err := s.db.Query("SELECT ID FROM information_schema.PROCESSLIST WHERE DB = '" + s.database +
+		"' AND ID <> CONNECTION_ID() AND (" + cond + ")")
+	ok(s.t, err)
+	defer rows.Close()
+	for rows.Next() {
+		var id int64
+		ok(s.t, rows.Scan(&id))
+		ids = append(ids, id)
+	}
+	ok(s.t, rows.Err())
+	return ids
+}
+
+// inBell are those that wait for a bell.
+func (s *scratch) inBell() []int64 { return s.threads("INFO LIKE 'SELECT%GET_LOCK%'") }
+
+func (s *scratch) kill(ids []int64) {
+	for _, id := range ids {
+		_, _ = s.db.Exec(fmt.Sprintf("KILL CONNECTION %d", id)) // it may have gone
+	}
+}
+
+// tap sees every statement that a client sends, can cut its connections, and can
+// refuse new ones.
+type tap struct {
+	mu      sync.Mutex
+	log     []string
+	conns   map[net.Conn]struct{}
+	refused bool
+}
+
+func (t *tap) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	t.mu.Lock()
+	refused := t.refused
+	t.mu.Unlock()
+	if refused {
+		return nil, fmt.Errorf("the test refuses connections")
+	}
+	var d net.Dialer
+	c, err := d.DialContext(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	return &tapConn{Conn: c, tap: t}, nil
+}
+
+// cut ends all connections and refuses new ones.
+func (t *tap) cut() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.refused = true
+	for c := range t.conns {
+		c.Close()
+	}
+}
+
+// since clears what was seen and returns a function that tells what is seen
+// from now on.
+func (t *tap) since() func() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.log = nil
+	return func() []string {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		return append([]string(nil), t.log...)
+	}
+}
+
+type tapConn struct {
+	net.Conn
+	tap *tap
+}
+
+func (c *tapConn) Write(b []byte) (int, error) {
+	c.tap.mu.Lock()
+	if c.tap.conns == nil {
+		c.tap.conns = make(map[net.Conn]struct{})
+	}
+	c.tap.conns[c.Conn] = struct{}{}
+	const comQuery = 3
+	if len(b) > 4 && b[3] == 0 && b[4] == comQuery {
+		c.tap.log = append(c.tap.log, string(b[5:]))
+	}
+	c.tap.mu.Unlock()
+	return c.Conn.Write(b)
+}
+
+func (c *tapConn) Close() error {
+	c.tap.mu.Lock()
+	delete(c.tap.conns, c.Conn)
+	c.tap.mu.Unlock()
+	return c.Conn.Close()
+}
+
+// Small things.
+
+func ok(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func random() string {
+	var b [6]byte
+	_, _ = rand.Read(b[:])
+	return hex.EncodeToString(b[:])
+}
+
+// soon waits until cond holds.
+func soon(t testing.TB, what string, cond func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !cond(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 10s: %s", what)
+		}
+	}
+}
+
+// limited is a context that ends with the test, or when it hangs.
+func limited(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func count(texts []string, begin string) (n int) {
+	for _, text := range texts {
+		if strings.HasPrefix(text, begin) {
+			n++
+		}
+	}
+	return n
+}

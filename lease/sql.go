@@ -1,0 +1,263 @@
+package lease
+
+import (
+	"context"
+	"crypto/sha256"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/internal/server"
+)
+
+// The texts below carry keys and owners as hexadecimal literals, so that each is
+// one round trip whatever the DSN, with nothing to quote. All time is the
+// server's, at the start of the statement.
+
+// Setup is the statement that connections for [Config.Conns] begin with. The
+// server ends them, with the bells that they carry, when they have been silent
+// for ttl.
+func Setup(ttl time.Duration) string {
+	// The take statement relies on assignments being made from left to right.
+	return fmt.Sprintf("SET SESSION autocommit = 1, sql_mode = '', %s, lock_wait_timeout = 5, wait_timeout = %d",
+		rowWait(time.Second), max(1, int(ttl/time.Second)))
+}
+
+// rowWait bounds how long the statements of a session wait for a row.
+func rowWait(d time.Duration) string {
+	return fmt.Sprintf("innodb_lock_wait_timeout = %d", wholeSeconds(d))
+}
+
+func wholeSeconds(d time.Duration) int { return int(math.Ceil(d.Seconds())) }
+
+// bellName names the lock that wakes those who wait for key.
+func bellName(namespace, key string) string {
+	sum := sha256.Sum256([]byte(namespace + "\x00" + key))
+	return fmt.Sprintf("mysqllock-lease-%.20x", sum)
+}
+
+// bell is an SQL expression that is 1 where the connection has the bell, which
+// it takes where nobody has, waiting for at most so many seconds. It never takes
+// it twice, since it would have to be given back twice.
+func (l *Locker) bell(key, seconds string) string {
+	name := bellName(l.namespace, key)
+	return fmt.Sprintf("IF(IS_USED_LOCK('%s') <=> CONNECTION_ID(), 1, COALESCE(GET_LOCK('%s', %s), 0))", name, name, seconds)
+}
+
+// hushSQL gives back the bells of keys where the connection has them.
+func (l *Locker) hushSQL(keys ...string) string {
+	var b strings.Builder
+	for i, key := range keys {
+		fmt.Fprintf(&b, "%s RELEASE_LOCK('%s')", [2]string{"DO", ","}[min(i, 1)], bellName(l.namespace, key))
+	}
+	return b.String()
+}
+
+// listenSQL waits for the bell of key until bound is over, on the server as
+// well, so that a waiter whose client is gone disappears by itself. It returns 1
+// where it has got it.
+func (l *Locker) listenSQL(key string, bound time.Duration) string {
+	bound = max(bound, time.Millisecond)
+	if l.info.MariaDB {
+		return "SELECT " + l.bell(key, fmt.Sprintf("%.3f", bound.Seconds()))
+	}
+	return fmt.Sprintf("SELECT /*+ MAX_EXECUTION_TIME(%d) */ ", bound.Milliseconds()) +
+		l.bell(key, fmt.Sprint(wholeSeconds(bound)))
+}
+
+// row is the condition for the row of key.
+func (l *Locker) row(qualifier, key string) string {
+	return fmt.Sprintf("%snamespace = %s AND %sname = %s",
+		qualifier, schema.Literal(l.namespace), qualifier, schema.Literal(key))
+}
+
+// takeSQL takes the lease on key for ttl where nobody has it. The insert always
+// meets the row that it has read, and is only a way to lock the row, to decide
+// on it, to change it, and to tell the outcome in one statement: see answer.
+// rowLocked is what to do where somebody has locked the row. Where inTurn is set
+// it does not take the lease if someone else has the bell, and so goes first.
+func (l *Locker) takeSQL(key string, ttl time.Duration, inTurn, nowait bool) string {
+	t := l.table.String()
+	turn, rowLocked := ">= 0", ""
+	if inTurn {
+		turn = "= 1"
+	}
+	if nowait {
+		rowLocked = " NOWAIT"
+	}
+	// IF(LAST_INSERT_ID(n), x, x) is x and tells n; 1 << 63 marks what is no token.
+	return fmt.Sprintf("INSERT INTO %[1]s (namespace, name, owner, token, expires)"+
+		" SELECT s.namespace, s.name, s.owner, s.token, s.expires FROM %[1]s s WHERE %[2]s FOR UPDATE%[3]s"+
+		" ON DUPLICATE KEY UPDATE"+
+		" token = IF(%[4]s, IF(LAST_INSERT_ID(%[5]d + %[6]s), %[1]s.token, %[1]s.token),"+
+		" IF(%[7]s %[8]s, LAST_INSERT_ID(%[1]s.token + 1), IF(LAST_INSERT_ID(%[5]d), %[1]s.token, %[1]s.token))),"+
+		" owner = IF(%[1]s.token <> s.token, %[9]s, %[1]s.owner),"+
+		" expires = IF(%[1]s.token <> s.token, %[10]s, %[1]s.expires)",
+		t, l.row("s.", key), rowLocked, schema.Live(t+"."), uint64(1<<63), schema.Remaining(t+"."),
+		l.bell(key, "0"), turn, schema.Literal(l.owner), in(ttl))
+}
+
+// in is the server's time after d.
+func in(d time.Duration) string {
+	return fmt.Sprintf("UTC_TIMESTAMP(6) + INTERVAL %d MICROSECOND", d.Microseconds())
+}
+
+// answer is what a take statement tells.
+type answer struct {
+	sent  time.Time     // before the server began to count
+	token uint64        // 0 where the lease was not granted
+	left  time.Duration // how long the lease that is in the way still runs; 0 where none is
+}
+
+// take runs a take statement.
+func (h *host) take(ctx context.Context, text string) (answer, error) {
+	a := answer{sent: time.Now()}
+	result, err := h.exec(ctx, text)
+	if err != nil {
+		return a, err
+	}
+	id, err := result.LastInsertId()
+	switch {
+	case err != nil:
+		return a, err
+	case id == 0:
+		return a, errNoRow
+	case id > 0:
+		a.token = uint64(id)
+	default:
+		a.left = time.Duration(id&math.MaxInt64) * time.Microsecond
+	}
+	return a, nil
+}
+
+// lockRowSQL waits in the open transaction for the row of key.
+func (l *Locker) lockRowSQL(key string, bound time.Duration) string {
+	text := "1 FROM " + l.table.String() + " WHERE " + l.row("", key) + " FOR UPDATE"
+	if l.info.MariaDB {
+		return fmt.Sprintf("SET STATEMENT max_statement_time = %.3f FOR SELECT ", bound.Seconds()) + text
+	}
+	return fmt.Sprintf("SELECT /*+ MAX_EXECUTION_TIME(%d) */ ", bound.Milliseconds()) + text
+}
+
+// liveSQL asks whether a lease is live on key, once nobody is changing that.
+func (l *Locker) liveSQL(key string) string {
+	return "SELECT 1 FROM " + l.table.String() + " WHERE " + l.row("", key) + " AND " + schema.Live("") + " LOCK IN SHARE MODE"
+}
+
+// holderSQL asks who has the lease on key, without waiting for anybody.
+func (l *Locker) holderSQL(key string) string {
+	return "SELECT owner FROM " + l.table.String() + " WHERE " + l.row("", key) + " AND " + schema.Live("")
+}
+
+// releaseSQL gives the lease and its bell back. The lease stays for minHold, in
+// another name, so that no renewal that comes late can find it.
+func (l *Locker) releaseSQL(key string, token uint64, minHold time.Duration) string {
+	owner, expires := "NULL", "LEAST(expires, UTC_TIMESTAMP(6))"
+	if minHold > 0 {
+		owner, expires = schema.Literal(l.leftBy), in(minHold)
+	}
+	return fmt.Sprintf("UPDATE %s SET owner = IF(RELEASE_LOCK('%s') IS NULL, %s, %s), expires = %s WHERE %s AND token = %d AND owner = %s",
+		l.table, bellName(l.namespace, key), owner, owner, expires, l.row("", key), token, schema.Literal(l.owner))
+}
+
+// freeSQL gives a lease back of which it is not known whether it was granted.
+func (l *Locker) freeSQL(key string) string {
+	return fmt.Sprintf("UPDATE %s SET owner = NULL, expires = LEAST(expires, UTC_TIMESTAMP(6)) WHERE %s AND owner = %s",
+		l.table, l.row("", key), schema.Literal(l.owner))
+}
+
+// What changeSQL does to leases, whose durations are d.ttl.
+const (
+	renew = "expires = UTC_TIMESTAMP(6) + INTERVAL d.ttl MICROSECOND"
+	// touch changes a row as little as possible.
+	touch = "expires = r.expires + INTERVAL 1 MICROSECOND"
+)
+
+// leave is releaseSQL for changeSQL; the bells go with their connections.
+func (l *Locker) leave() string {
+	return "owner = IF(d.ttl > 0, " + schema.Literal(l.leftBy) + ", NULL), expires = IF(d.ttl > 0," +
+		" UTC_TIMESTAMP(6) + INTERVAL d.ttl MICROSECOND, LEAST(r.expires, UTC_TIMESTAMP(6)))"
+}
+
+// changeSQL changes the rows of leases that are live and ours, each found by its
+// primary key and no other row locked. skip leaves those alone that somebody has
+// locked. It counts 2 affected rows a lease, whatever the DSN's clientFoundRows.
+func (l *Locker) changeSQL(leases []*Lease, ttl func(*Lease) time.Duration, set, skip string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "INSERT INTO %s (namespace, name, owner, token, expires)"+
+		" SELECT r.namespace, r.name, r.owner, r.token, r.expires FROM (", l.table)
+	for i, s := range leases {
+		form := " UNION ALL SELECT %s, %d, %d"
+		if i == 0 {
+			form = "SELECT %s AS n, %d AS k, %d AS ttl"
+		}
+		fmt.Fprintf(&b, form, schema.Literal(s.key), s.token, ttl(s).Microseconds())
+	}
+	fmt.Fprintf(&b, ") d STRAIGHT_JOIN %s r ON r.namespace = %s AND r.name = d.n AND r.token = d.k AND r.owner = %s"+
+		" WHERE r.expires > UTC_TIMESTAMP(6) FOR UPDATE%s ON DUPLICATE KEY UPDATE %s",
+		l.table, schema.Literal(l.namespace), schema.Literal(l.owner), skip, set)
+	return b.String()
+}
+
+// heldSQL asks which of leases are live and ours: name, token, microseconds left.
+func (l *Locker) heldSQL(leases []*Lease) string {
+	var names []string
+	for _, s := range leases {
+		names = append(names, schema.Literal(s.key))
+	}
+	return fmt.Sprintf("SELECT name, token, %s FROM %s WHERE namespace = %s AND name IN (%s) AND owner = %s AND %s",
+		schema.Remaining(""), l.table, schema.Literal(l.namespace), strings.Join(names, ", "), schema.Literal(l.owner), schema.Live(""))
+}
+
+// fenceSQL returns the key of each lease that is still held, and keeps it from
+// being taken until the transaction ends.
+func (l *Locker) fenceSQL(leases []*Lease) string {
+	var reads []string
+	for _, s := range leases {
+		reads = append(reads, fmt.Sprintf("SELECT r.name FROM %s r WHERE %s AND r.token = %d AND r.owner = %s AND r.expires > UTC_TIMESTAMP(6) LOCK IN SHARE MODE",
+			l.table, l.row("r.", s.key), s.token, schema.Literal(l.owner)))
+	}
+	text := reads[0]
+	if len(reads) > 1 {
+		text = "(" + strings.Join(reads, ") UNION ALL (") + ")"
+	}
+	if l.info.SnapshotIsolation {
+		// The row has changed since the transaction's snapshot: it was renewed.
+		return "SET STATEMENT innodb_snapshot_isolation = OFF FOR " + text
+	}
+	return text
+}
+
+// exec runs one statement as text, in one round trip.
+func exec(ctx context.Context, conn driver.Conn, text string) (driver.Result, error) {
+	if e, ok := conn.(driver.ExecerContext); ok {
+		result, err := e.ExecContext(ctx, text, nil)
+		if !errors.Is(err, driver.ErrSkip) {
+			return result, err
+		}
+	}
+	stmt, err := conn.Prepare(text)
+	if err != nil {
+		return nil, err
+	}
+	defer stmt.Close()
+	if s, ok := stmt.(driver.StmtExecContext); ok {
+		return s.ExecContext(ctx, nil)
+	}
+	return stmt.Exec(nil) //nolint:staticcheck // for drivers without the context form
+}
+
+// unknown reports that a statement may have done its work although it failed:
+// the connection broke, or the server cannot tell either (1180 and 3100, when a
+// cluster has to agree on a commit).
+func unknown(err error) bool {
+	if err == nil || errors.Is(err, errNoRow) || errors.Is(err, driver.ErrBadConn) { // then nothing was sent
+		return false
+	}
+	n := server.Number(err)
+	return n == 0 || n == 1180 || n == 3100 || server.Gone(err, nil)
+}

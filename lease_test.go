@@ -1,0 +1,593 @@
+package mysqllock_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// leased asks the server whether a lease on key is live.
+func (s *scratch) leased(key string) bool {
+	s.t.Helper()
+	var n int
+	ok(s.t, s.plain.QueryRow("SELECT COUNT(*) FROM mysqllock WHERE namespace = ? AND name = ? AND owner IS NOT NULL AND expires > UTC_TIMESTAMP(6)", s.database, key).Scan(&n))
+	return n == 1
+}
+
+func (s *scratch) wantLeased(key string, want bool) {
+	s.t.Helper()
+	if got := s.leased(key); got != want {
+		s.t.Errorf("leased(%s) = %v, want %v", key, got, want)
+	}
+}
+
+func (s *scratch) token(key string) (token uint64) {
+	s.t.Helper()
+	ok(s.t, s.plain.QueryRow("SELECT token FROM mysqllock WHERE namespace = ? AND name = ?", s.database, key).Scan(&token))
+	return token
+}
+
+// steal gives the lease on key to somebody else, as after its end.
+func (s *scratch) steal(key string) {
+	s.t.Helper()
+	exec(s.t, s.plain, "UPDATE mysqllock SET owner = 'thief#00000000', token = token + 1, expires = UTC_TIMESTAMP(6) + INTERVAL 60 SECOND WHERE namespace = ? AND name = ?", s.database, key)
+}
+
+const ttl = 5 * time.Second
+
+func wantToken(t *testing.T, ctx context.Context, want uint64) {
+	t.Helper()
+	if token, ok := mysqllock.Token(ctx); token != want || ok != (want != 0) {
+		t.Errorf("the token is %d, %v, want %d", token, ok, want)
+	}
+}
+
+func wantLost(t *testing.T, what string, err error) {
+	t.Helper()
+	if !errors.Is(err, mysqllock.ErrLost) {
+		t.Errorf("%s returned %v, want ErrLost", what, err)
+	}
+}
+
+func TestLeaseOfATransaction(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open()
+		for i, commit := range []bool{true, false, true} {
+			ctx := lockctx.With(limited(t), "k", lockctx.Lease(ttl))
+			wantToken(t, ctx, 0)
+			tx, err := db.BeginTx(ctx, nil)
+			ok(t, err)
+			s.wantLeased("k", true)
+			s.wantLocked("k", false) // the row is free between the statements
+			wantToken(t, ctx, uint64(i+1))
+			exec(t, tx, "UPDATE p SET stock = ? WHERE id = 1", i)
+			if commit {
+				ok(t, tx.Commit())
+			} else {
+				ok(t, tx.Rollback())
+			}
+			s.wantLeased("k", false)
+			wantToken(t, ctx, 0)
+		}
+		s.wantStock(1, 2)
+	})
+}
+
+func TestLeaseOfAStatement(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open("lockStrategy=lease")
+		ctx := lockctx.With(limited(t), "k")
+		_, err := db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 1")
+		ok(t, err)
+		if _, err = db.ExecContext(ctx, "UPDATE nothing SET stock = 1"); err == nil {
+			t.Error("a bad statement succeeded")
+		}
+		s.wantLeased("k", false)
+		if n := s.token("k"); n != 2 {
+			t.Errorf("the token is %d after two statements", n)
+		}
+		s.wantStock(1, 1)
+	})
+}
+
+// TestLeaseReadDecideWrite: a read takes the lease and pins nothing; the first
+// write that succeeds ends the unit of work.
+func TestLeaseReadDecideWrite(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open()
+		base, cancel := context.WithCancel(limited(t))
+		defer cancel()
+		ctx := lockctx.With(base, "k", lockctx.Lease(ttl))
+		read := func() (n int) {
+			t.Helper()
+			ok(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
+			return n
+		}
+		for want := 10; want > 7; want-- {
+			n := read()
+			if n != want {
+				t.Fatalf("read %d, want %d", n, want)
+			}
+			s.wantLeased("k", true)
+			wantToken(t, ctx, uint64(11-want))
+			if st := db.Stats(); st.InUse != 0 {
+				t.Errorf("%d connections are pinned", st.InUse)
+			}
+			_, err := db.ExecContext(ctx, "INSERT INTO p VALUES (1, 1)")
+			if err == nil {
+				t.Fatal("a duplicate was inserted")
+			}
+			s.wantLeased("k", true) // the unit of work goes on
+			if read() != want {
+				t.Error("the read after a failed write is another")
+			}
+			_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
+			ok(t, err)
+			s.wantLeased("k", false)
+		}
+		s.wantStock(1, 7)
+
+		read()
+		tx, err := db.BeginTx(ctx, nil)
+		ok(t, err)
+		_, err = db.ExecContext(ctx, "UPDATE p SET stock = 5 WHERE id = 1") // in the open transaction
+		ok(t, err)
+		s.wantStock(1, 7)
+		ok(t, tx.Commit())
+		s.wantStock(1, 5)
+		s.wantLeased("k", false)
+
+		read()
+		cancel()
+		soon(t, "the lease is given back at the end of the context", func() bool { return !s.leased("k") })
+		soon(t, "the lock context has ended", func() bool {
+			_, err = db.ExecContext(lockctx.With(context.WithoutCancel(ctx), "k"), "UPDATE p SET stock = 1 WHERE id = 1")
+			return errors.Is(err, mysqllock.ErrLost)
+		})
+		s.wantStock(1, 5)
+
+		_, err = db.QueryContext(lockctx.With(context.Background(), "k", lockctx.Lease(ttl)), "SELECT 1 FROM p")
+		if !errors.Is(err, mysqllock.ErrNoEnd) {
+			t.Errorf("a read that nothing would end returned %v", err)
+		}
+	})
+}
+
+func TestLeaseIsFenced(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open()
+		with := func() context.Context { return lockctx.With(limited(t), "k", lockctx.Lease(ttl)) }
+		free := func() {
+			exec(t, s.plain, "UPDATE mysqllock SET owner = NULL WHERE name = 'k'")
+		}
+		ctx := with()
+		tx, err := db.BeginTx(ctx, nil)
+		ok(t, err)
+		exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
+		s.steal("k")
+		wantLost(t, "Commit", tx.Commit())
+		s.wantStock(1, 10)
+		free()
+
+		// A transaction that began without the hint.
+		tx, err = db.Begin()
+		ok(t, err)
+		exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
+		_, err = tx.ExecContext(with(), "UPDATE p SET stock = 1 WHERE id = 2")
+		ok(t, err)
+		s.wantLeased("k", true)
+		s.steal("k")
+		wantLost(t, "Commit", tx.Commit())
+		s.wantStock(1, 10)
+		s.wantStock(2, 10)
+		free()
+
+		// What was decided under a lost lease is not written without it.
+		base, cancel := context.WithCancel(limited(t))
+		defer cancel()
+		ctx = lockctx.With(base, "k", lockctx.Lease(ttl))
+		var n int
+		ok(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
+		s.steal("k")
+		for range 2 {
+			_, err = db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 1")
+			wantLost(t, "Exec", err)
+			free()
+		}
+		s.wantStock(1, 10)
+
+		// Several leases, one of them lost.
+		ctx = lockctx.WithKeys(limited(t), []string{"a", "b", "c"}, lockctx.Lease(ttl))
+		tx, err = db.BeginTx(ctx, nil)
+		ok(t, err)
+		exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
+		s.steal("b")
+		err = tx.Commit()
+		wantLost(t, "Commit", err)
+		if !strings.Contains(err.Error(), `b`) {
+			t.Errorf("%v does not say which", err)
+		}
+		s.wantStock(1, 10)
+		s.wantLeased("a", false)
+		s.wantLeased("c", false)
+
+		// The connections are as good as new.
+		for range 3 {
+			_, err = db.ExecContext(with(), "UPDATE p SET stock = stock - 1 WHERE id = 1")
+			ok(t, err)
+		}
+		s.wantStock(1, 7)
+	})
+}
+
+// TestLeaseHold: many transactions, also side by side, under one hold.
+func TestLeaseHold(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open()
+		var left *sql.Tx
+		ok(t, mysqllock.Do(limited(t), db, "job", func(ctx context.Context) error {
+			wantToken(t, ctx, 1)
+			s.wantLeased("job", true)
+			_, err := db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")
+			ok(t, err)
+			s.wantStock(1, 9) // committed by itself
+			s.wantLeased("job", true)
+
+			one, err := db.BeginTx(ctx, nil)
+			ok(t, err)
+			two, err := db.BeginTx(ctx, nil)
+			ok(t, err)
+			exec(t, one, "UPDATE p SET stock = 8 WHERE id = 1")
+			exec(t, two, "UPDATE p SET stock = 8 WHERE id = 2")
+			var n int
+			ok(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
+			if n != 9 {
+				t.Errorf("a query beside the transaction reads %d", n)
+			}
+			ok(t, one.Commit())
+			ok(t, two.Rollback())
+			s.wantStock(1, 8)
+			s.wantStock(2, 10)
+
+			var all sync.WaitGroup
+			for range 8 {
+				all.Go(func() {
+					tx, err := db.BeginTx(ctx, nil)
+					if err == nil {
+						_, err = tx.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 3")
+					}
+					if err == nil {
+						err = tx.Commit()
+					}
+					if err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			all.Wait()
+			s.wantStock(3, 2)
+
+			left, err = db.BeginTx(context.WithoutCancel(ctx), nil)
+			ok(t, err)
+			exec(t, left, "UPDATE p SET stock = 1 WHERE id = 4")
+			return nil
+		}, lockctx.Lease(ttl)))
+		s.wantLeased("job", false)
+		wantLost(t, "a commit after the hold", left.Commit())
+		s.wantStock(4, 10)
+
+		h, err := mysqllock.Acquire(limited(t), db, "job", lockctx.Lease(ttl))
+		ok(t, err)
+		if h.Token() != 2 {
+			t.Errorf("the second token is %d", h.Token())
+		}
+		_, err = mysqllock.Acquire(limited(t), db, "job", lockctx.Lease(ttl), lockctx.NoWait())
+		var e *mysqllock.Error
+		if !errors.Is(err, mysqllock.ErrLocked) || !errors.As(err, &e) || e.Holder == nil || e.Strategy != "lease" || e.Key != "job" {
+			t.Errorf("a second hold returned %v", err)
+		}
+		other := s.open()
+		_, err = mysqllock.Acquire(limited(t), other, "job", lockctx.Lease(ttl), lockctx.Wait(300*time.Millisecond))
+		if !errors.Is(err, mysqllock.ErrTimeout) || !errors.As(err, &e) || e.Holder == nil || e.Waited < 300*time.Millisecond {
+			t.Errorf("a second hold in another handle returned %v", err)
+		}
+		ok(t, h.Release())
+		ok(t, h.Release())
+		if h.Context().Err() == nil {
+			t.Error("the hold's context outlives it")
+		}
+		_, err = db.ExecContext(context.WithoutCancel(h.Context()), "UPDATE p SET stock = 1 WHERE id = 4")
+		wantLost(t, "Exec after Release", err)
+		s.wantStock(4, 10)
+
+		boom := errors.New("boom")
+		err = mysqllock.Do(limited(t), db, "job", func(context.Context) error { return boom }, lockctx.Lease(ttl))
+		if !errors.Is(err, boom) {
+			t.Errorf("Do returned %v", err)
+		}
+		func() {
+			defer func() { _ = recover() }()
+			_ = mysqllock.Do(limited(t), db, "job", func(context.Context) error { panic(boom) }, lockctx.Lease(ttl))
+		}()
+		s.wantLeased("job", false)
+	})
+}
+
+func TestLeaseHoldIsLost(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open()
+		err := mysqllock.Do(limited(t), db, "job", func(ctx context.Context) error {
+			stays := context.WithoutCancel(ctx)
+			began, err := db.BeginTx(stays, nil)
+			ok(t, err)
+			exec(t, began, "UPDATE p SET stock = 1 WHERE id = 1")
+			plain, err := db.Begin()
+			ok(t, err)
+			exec(t, plain, "UPDATE p SET stock = 1 WHERE id = 2")
+			_, err = plain.ExecContext(stays, "UPDATE p SET stock = 1 WHERE id = 3")
+			ok(t, err)
+			s.steal("job")
+			wantLost(t, "Commit", began.Commit())
+			wantLost(t, "Commit of a transaction begun without it", plain.Commit())
+			_, err = db.ExecContext(stays, "UPDATE p SET stock = 1 WHERE id = 4")
+			wantLost(t, "Exec", err)
+			select {
+			case <-ctx.Done():
+				if !errors.Is(context.Cause(ctx), mysqllock.ErrLost) {
+					t.Errorf("the cause is %v", context.Cause(ctx))
+				}
+			case <-time.After(ttl):
+				t.Error("nobody told the function")
+			}
+			return nil
+		}, lockctx.Lease(2*time.Second))
+		wantLost(t, "Do", err)
+		for id := range 4 {
+			s.wantStock(id+1, 10)
+		}
+		if s.token("job") != 2 || !s.leased("job") {
+			t.Error("the thief's lease was touched")
+		}
+	})
+}
+
+// TestLeasesAndRowLocksExclude: on the same key, both ways, in one process and
+// between two.
+func TestLeasesAndRowLocksExclude(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		kinds := map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(ttl)}
+		one, two := s.open(), s.open()
+		for _, other := range []*sql.DB{one, two} {
+			for first, second := range map[string]string{"row": "lease", "lease": "row"} {
+				t.Run(fmt.Sprint(first, second, other == one), func(t *testing.T) {
+					key := fmt.Sprint(first, other == one)
+					tx, err := one.BeginTx(lockctx.With(limited(t), key, kinds[first]), nil)
+					ok(t, err)
+					start := time.Now()
+					_, err = other.BeginTx(lockctx.With(limited(t), key, kinds[second], lockctx.NoWait()), nil)
+					if !errors.Is(err, mysqllock.ErrLocked) || errors.Is(err, mysqllock.ErrTimeout) || time.Since(start) > time.Second {
+						t.Errorf("%s beside %s returned %v after %v", second, first, err, time.Since(start))
+					}
+					_, err = other.BeginTx(lockctx.With(limited(t), key, kinds[second], lockctx.Wait(200*time.Millisecond)), nil)
+					if !errors.Is(err, mysqllock.ErrTimeout) {
+						t.Errorf("%s beside %s returned %v", second, first, err)
+					}
+					granted := make(chan time.Time, 1)
+					go func() {
+						next, err := other.BeginTx(lockctx.With(limited(t), key, kinds[second]), nil)
+						granted <- time.Now()
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						if err := next.Commit(); err != nil {
+							t.Error(err)
+						}
+					}()
+					time.Sleep(100 * time.Millisecond)
+					exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+					end := time.Now()
+					ok(t, tx.Commit())
+					if at := <-granted; at.Before(end) || at.Sub(end) > 2*time.Second {
+						t.Errorf("granted %v after the end of the other", at.Sub(end))
+					}
+				})
+			}
+		}
+	})
+}
+
+// TestLeaseMixed: leases and row locks of one lock context.
+func TestLeaseMixed(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open()
+		// Row locks inside a job, each for its own unit of work.
+		_ = mysqllock.Do(limited(t), db, "job", func(ctx context.Context) error {
+			for id := range 3 {
+				key := fmt.Sprint("product:", id)
+				item := lockctx.With(ctx, key)
+				tx, err := db.BeginTx(item, nil)
+				ok(t, err)
+				s.wantLocked(key, true)
+				exec(t, tx, "UPDATE p SET stock = 1 WHERE id = ?", id+1)
+				ok(t, tx.Commit())
+				s.wantLocked(key, false)
+				s.wantLeased("job", true)
+			}
+			// The same key again joins, under a row lock, too.
+			tx, err := db.BeginTx(lockctx.With(ctx, "job"), nil)
+			ok(t, err)
+			ok(t, tx.Commit())
+			ok(t, mysqllock.Do(ctx, db, "job", func(ctx context.Context) error {
+				wantToken(t, ctx, 1)
+				_, err := db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 4")
+				return err
+			}, lockctx.Lease(ttl)))
+			ok(t, mysqllock.Do(ctx, db, "job", func(ctx context.Context) error {
+				_, err := db.ExecContext(ctx, "UPDATE p SET stock = 2 WHERE id = 4")
+				return err
+			}))
+			s.wantLeased("job", true)
+			s.wantStock(4, 2)
+
+			// A row-locked unit of work inside the hold is fenced, too.
+			err = mysqllock.Do(context.WithoutCancel(ctx), db, "product:1", func(ctx context.Context) error {
+				_, err := db.ExecContext(ctx, "UPDATE p SET stock = 5 WHERE id = 1")
+				ok(t, err)
+				s.steal("job")
+				return nil
+			})
+			wantLost(t, "Do with a row lock inside a lost lease", err)
+			s.wantStock(1, 1)
+			exec(t, s.plain, "UPDATE mysqllock SET owner = NULL WHERE name = 'job'")
+			return nil
+		}, lockctx.Lease(ttl)) // who reports the loss is not the point here
+
+		// A lease inside a row-locked unit of work ends with it.
+		ok(t, mysqllock.Do(limited(t), db, "row", func(ctx context.Context) error {
+			ok(t, mysqllock.Do(ctx, db, "lease", func(ctx context.Context) error {
+				s.wantLeased("lease", true)
+				_, err := db.ExecContext(ctx, "UPDATE p SET stock = 7 WHERE id = 1")
+				return err
+			}, lockctx.Lease(ttl)))
+			s.wantLeased("lease", true)
+			s.wantStock(1, 1)
+			return nil
+		}))
+		s.wantStock(1, 7)
+		s.wantLeased("lease", false)
+
+		// Both kinds in one transaction.
+		ctx := lockctx.With(lockctx.With(limited(t), "a", lockctx.Lease(ttl)), "b", lockctx.Row())
+		tx, err := db.BeginTx(ctx, nil)
+		ok(t, err)
+		s.wantLeased("a", true)
+		s.wantLocked("b", true)
+		s.wantLeased("b", false)
+		exec(t, tx, "UPDATE p SET stock = 3 WHERE id = 1")
+		ok(t, tx.Commit())
+		s.wantLeased("a", false)
+		s.wantLocked("b", false)
+		s.wantStock(1, 3)
+	})
+}
+
+// TestLeaseEndsWithTheHandle: Close gives leases back, and tells their holders.
+func TestLeaseEndsWithTheHandle(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open()
+		h, err := mysqllock.Acquire(limited(t), db, "job", lockctx.Lease(time.Minute))
+		ok(t, err)
+		ok(t, db.Close())
+		s.wantLeased("job", false)
+		soon(t, "the holder is told", func() bool { return h.Context().Err() != nil })
+		if !errors.Is(context.Cause(h.Context()), mysqllock.ErrLost) {
+			t.Errorf("the cause is %v", context.Cause(h.Context()))
+		}
+		_ = h.Release()
+	})
+}
+
+// TestLeaseOfAContext: when the context of a hold ends, the lease is not renewed
+// any more, and what runs under it has the rest of the TTL to stop.
+func TestLeaseOfAContext(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open()
+		ctx, cancel := context.WithCancel(limited(t))
+		h, err := mysqllock.Acquire(ctx, db, "job", lockctx.Lease(time.Second))
+		ok(t, err)
+		time.Sleep(1500 * time.Millisecond)
+		s.wantLeased("job", true) // renewed
+		cancel()
+		s.wantLeased("job", true)
+		soon(t, "it runs out", func() bool { return !s.leased("job") })
+		wantLost(t, "Release", h.Release())
+	})
+}
+
+// TestLeaseStatementsPerPath: what each path sends for a key whose row is there.
+// The fence is the one statement that a lease adds to a transaction.
+func TestLeaseStatementsPerPath(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db, tap := s.tapped(mysqllock.Config{})
+		db.SetMaxOpenConns(1)
+		with := func(keys ...string) context.Context {
+			return lockctx.WithKeys(limited(t), keys, lockctx.Lease(time.Minute))
+		}
+		transaction := func(ctx context.Context) error {
+			tx, err := db.BeginTx(ctx, nil)
+			if err != nil {
+				return err
+			}
+			exec(t, tx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
+			return tx.Commit()
+		}
+		hold, err := mysqllock.Acquire(limited(t), db, "hold", lockctx.Lease(time.Minute))
+		ok(t, err)
+		defer hold.Release()
+		inside := hold.Context()
+		for _, p := range []struct {
+			what string
+			want int
+			run  func() error
+		}{
+			{"transaction without a hint: BEGIN, UPDATE, COMMIT", 3, func() error { return transaction(limited(t)) }},
+			{"transaction: and lease, fence, release", 3 + 3, func() error { return transaction(with("k")) }},
+			{"two keys: two leases, one fence, two releases", 3 + 5, func() error { return transaction(with("a", "b")) }},
+			{"Exec: lease, BEGIN, UPDATE, fence, COMMIT, release", 6, func() error {
+				_, err := db.ExecContext(with("k"), "UPDATE p SET stock = stock + 1 WHERE id = 1")
+				return err
+			}},
+			{"read, write: one more", 7, func() error {
+				ctx := with("k")
+				var n int
+				if err := db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n); err != nil {
+					return err
+				}
+				_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
+				return err
+			}},
+			{"Acquire and Release", 2, func() error {
+				h, err := mysqllock.Acquire(limited(t), db, "k", lockctx.Lease(time.Minute))
+				if err != nil {
+					return err
+				}
+				return h.Release()
+			}},
+			{"transaction in a hold: the fence", 3 + 1, func() error { return transaction(inside) }},
+			{"Exec in a hold: BEGIN, fence, COMMIT", 1 + 3, func() error {
+				_, err := db.ExecContext(inside, "UPDATE p SET stock = stock + 1 WHERE id = 1")
+				return err
+			}},
+			{"query in a hold", 1, func() error {
+				var n int
+				return db.QueryRowContext(inside, "SELECT stock FROM p WHERE id = 1").Scan(&n)
+			}},
+			{"a read-only transaction in a hold: no fence", 3, func() error {
+				tx, err := db.BeginTx(inside, &sql.TxOptions{ReadOnly: true})
+				if err != nil {
+					return err
+				}
+				var n int
+				ok(t, tx.QueryRow("SELECT stock FROM p WHERE id = 1").Scan(&n))
+				return tx.Commit()
+			}},
+			{"a row lock in a hold: BEGIN with lock, UPDATE, fence, COMMIT", 3 + 1, func() error { return transaction(lockctx.With(inside, "row")) }},
+		} {
+			ok(t, p.run())
+			seen := tap.since()
+			ok(t, p.run())
+			if got := seen(); len(got) != p.want {
+				t.Errorf("%s: %d statements, want %d: %v", p.what, len(got), p.want, got)
+			}
+		}
+	})
+}

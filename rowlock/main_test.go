@@ -1,0 +1,207 @@
+package rowlock_test
+
+import (
+	"context"
+	"crypto/rand"
+	"database/sql/driver"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+	"go.uber.org/goleak"
+
+	"github.com/mysqllock/mysqllock/internal/keyrow"
+	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/tempserver"
+	"github.com/mysqllock/mysqllock/pool"
+	"github.com/mysqllock/mysqllock/rowlock"
+)
+
+// The tests run against every server that is found on this machine.
+
+var running struct {
+	once    sync.Once
+	servers map[tempserver.Flavour]*tempserver.Server
+	err     error
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	for _, s := range running.servers {
+		if err := s.Stop(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+	}
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// onServers runs a test on each server, in a database of its own.
+func onServers(t *testing.T, test func(t *testing.T, s *scratch)) {
+	t.Helper()
+	t.Parallel()
+	bins := tempserver.Require(t)
+	running.once.Do(func() {
+		running.servers = make(map[tempserver.Flavour]*tempserver.Server)
+		for _, bin := range bins {
+			if running.servers[bin.Flavour], running.err = tempserver.Start(context.Background(), bin); running.err != nil {
+				return
+			}
+		}
+	})
+	ok(t, running.err)
+	for flavour, srv := range running.servers {
+		t.Run(string(flavour), func(t *testing.T) {
+			t.Parallel()
+			s := &scratch{t: t, server: srv}
+			s.database = "t_" + rand.Text()
+			cfg, err := mysql.ParseDSN(srv.DSN(""))
+			ok(t, err)
+			admin, err := mysql.NewConnector(cfg)
+			ok(t, err)
+			c, err := admin.Connect(t.Context())
+			ok(t, err)
+			s.exec(c, "CREATE DATABASE "+s.database)
+			ok(t, c.Close())
+			s.table, err = schema.Parse(s.database + ".locks")
+			ok(t, err)
+			test(t, s)
+		})
+	}
+}
+
+// scratch is a database of one test.
+type scratch struct {
+	t        *testing.T
+	server   *tempserver.Server
+	database string
+	table    schema.Table
+}
+
+func (s *scratch) connector() driver.Connector {
+	s.t.Helper()
+	cfg, err := mysql.ParseDSN(s.server.DSN(s.database))
+	ok(s.t, err)
+	connector, err := mysql.NewConnector(cfg)
+	ok(s.t, err)
+	return connector
+}
+
+func (s *scratch) open() driver.Conn {
+	s.t.Helper()
+	c, err := s.connector().Connect(s.t.Context())
+	ok(s.t, err)
+	s.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// process is what one process has to take locks with.
+type process struct {
+	*rowlock.Locker
+	*scratch
+	conns *pool.Pool
+	rows  *keyrow.Rows
+	queue *queue.Queue
+	bells *bells
+}
+
+// process makes one; change may alter its configuration.
+func (s *scratch) process(change func(*rowlock.Config)) *process {
+	s.t.Helper()
+	newPool := func(max int) *pool.Pool {
+		p, err := pool.New(pool.Config{Connect: s.connector().Connect, Max: max, Idle: time.Minute, Setup: "SET SESSION autocommit = 1"})
+		ok(s.t, err)
+		s.t.Cleanup(p.Close)
+		return p
+	}
+	control := newPool(4)
+	c := s.open()
+	info, err := server.Probe(s.t.Context(), c)
+	ok(s.t, err)
+	procedure, err := s.table.Ensure(s.t.Context(), c, info, true)
+	ok(s.t, err)
+	p := &process{scratch: s, conns: newPool(8), queue: new(queue.Queue), bells: &bells{ring: make(chan struct{})}}
+	p.rows = keyrow.New(keyrow.Config{Control: control, Table: s.table, Namespace: "app", Info: info, Auto: true, Procedure: procedure})
+	cfg := rowlock.Config{
+		Table: s.table, Namespace: "app", Owner: "me", TTL: 30 * time.Second, Info: info,
+		Control: control, Queue: p.queue, Rows: p.rows, Await: p.bells.await,
+	}
+	if change != nil {
+		change(&cfg)
+	}
+	p.Locker = rowlock.New(cfg)
+	s.t.Cleanup(p.Locker.Close)
+	return p
+}
+
+// bells is how the tests wake those who wait for a lease.
+type bells struct {
+	ring  chan struct{} // a token wakes one
+	calls atomic.Int32
+	turns atomic.Int32 // given and not given back
+}
+
+func (b *bells) await(ctx context.Context, key string, atMost time.Duration) (func(), error) {
+	b.calls.Add(1)
+	select {
+	case <-b.ring:
+	case <-time.After(atMost):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	b.turns.Add(1)
+	return func() { b.turns.Add(-1) }, nil
+}
+
+// exec and query may run on other goroutines than the test's.
+
+func (s *scratch) exec(c driver.Conn, text string) {
+	s.t.Helper()
+	if err := server.Exec(context.Background(), c, text); err != nil {
+		s.t.Errorf("%s: %v", text, err)
+	}
+}
+
+func (s *scratch) query(c driver.Conn, text string) [][]string {
+	s.t.Helper()
+	rows, err := server.Query(context.Background(), c, text)
+	if err != nil {
+		s.t.Errorf("%s: %v", text, err)
+	}
+	return rows
+}
+
+// one is the only value of a statement's answer.
+func (s *scratch) one(c driver.Conn, text string) string {
+	s.t.Helper()
+	rows := s.query(c, text)
+	if len(rows) != 1 {
+		s.t.Fatalf("%s: %d rows", text, len(rows))
+	}
+	return rows[0][0]
+}
+
+func ok(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// limited is a context that ends when a test hangs.
+func limited(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}

@@ -1,0 +1,494 @@
+package rowlock_test
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
+	"github.com/mysqllock/mysqllock/rowlock"
+)
+
+// free is a Waiting that refuses nothing.
+func free(ctx context.Context) (context.Context, func(), error) { return ctx, func() {}, nil }
+
+// begin locks keys in a transaction on a connection of the process's own.
+func (p *process) begin(ctx context.Context, wait time.Duration, keys ...string) (*pool.Conn, *pool.Txn, *queue.Ticket, error) {
+	var c *pool.Conn
+	txn, ticket, err := p.Begin(ctx, driver.TxOptions{}, false, rowlock.Request{
+		Keys: keys, Wait: wait, Waiting: free,
+		Conn: func(ctx context.Context) (_ *pool.Conn, err error) {
+			c, err = p.conns.Acquire(ctx)
+			return c, err
+		},
+	})
+	if err != nil && c != nil {
+		p.wantNoTransaction(c.Conn)
+		c.Release()
+	}
+	return c, txn, ticket, err
+}
+
+func (p *process) end(c *pool.Conn, txn *pool.Txn, ticket *queue.Ticket) {
+	p.t.Helper()
+	if err := txn.Commit(0); err != nil {
+		p.t.Error(err)
+	}
+	ticket.Leave()
+	c.Release()
+}
+
+// wantNoTransaction checks that none is open on c.
+func (p *process) wantNoTransaction(c driver.Conn) {
+	p.t.Helper()
+	p.exec(c, "SET TRANSACTION READ WRITE") // error 1568 inside one
+}
+
+// lease gives somebody else a lease of key.
+func (s *scratch) lease(key string, d time.Duration) {
+	s.t.Helper()
+	s.exec(s.open(), fmt.Sprintf("INSERT INTO %s (namespace, name, owner, token, expires) VALUES ('app', '%s', 'x#00000000', 1, UTC_TIMESTAMP(6) + INTERVAL %d MICROSECOND)"+
+		" ON DUPLICATE KEY UPDATE owner = 'x#00000000', token = token + 1, expires = UTC_TIMESTAMP(6) + INTERVAL %[3]d MICROSECOND",
+		s.table, key, d.Microseconds()))
+}
+
+func (s *scratch) release(key string) {
+	s.t.Helper()
+	s.exec(s.open(), "UPDATE "+s.table.String()+" SET owner = NULL, expires = LEAST(expires, UTC_TIMESTAMP(6)) WHERE namespace = 'app' AND name = '"+key+"'")
+}
+
+// wantFree checks that nobody has locked the rows of keys.
+func (s *scratch) wantFree(keys ...string) {
+	s.t.Helper()
+	c := s.open()
+	for _, key := range keys {
+		if err := server.Exec(context.Background(), c, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' AND name = '"+key+"' FOR UPDATE NOWAIT"); err != nil {
+			s.t.Errorf("%s: %v", key, err)
+		}
+	}
+}
+
+func wantHolder(t *testing.T, err error, program string) {
+	t.Helper()
+	var e *lockerr.Error
+	if !errors.As(err, &e) || e.Holder == nil || e.Holder.Program != program {
+		t.Errorf("the holder is not %s: %v", program, err)
+	}
+}
+
+func TestLeaseExcludesRowLock(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process(nil)
+		s.lease("b", time.Hour)
+		for _, keys := range [][]string{{"b"}, {"a", "b", "c"}} {
+			_, _, _, err := p.begin(limited(t), 0, keys...)
+			if !errors.Is(err, lockerr.ErrLocked) || errors.Is(err, lockerr.ErrTimeout) {
+				t.Errorf("%q without a wait: %v", keys, err)
+			}
+			wantHolder(t, err, "x")
+			s.wantFree(keys...)
+
+			began := time.Now()
+			_, _, _, err = p.begin(limited(t), 300*time.Millisecond, keys...)
+			if !errors.Is(err, lockerr.ErrTimeout) {
+				t.Errorf("%q with a wait: %v", keys, err)
+			}
+			if d := time.Since(began); d < 300*time.Millisecond || d > time.Second {
+				t.Errorf("%q waited %v", keys, d)
+			}
+			wantHolder(t, err, "x")
+			s.wantFree(keys...)
+		}
+		if !p.rows.Leased("b") || p.rows.Leased("a") {
+			t.Errorf("Leased(b) is %v, Leased(a) is %v", p.rows.Leased("b"), p.rows.Leased("a"))
+		}
+
+		s.release("b")
+		calls := p.bells.calls.Load()
+		c, txn, ticket, err := p.begin(limited(t), 0, "a", "b", "c")
+		ok(t, err)
+		p.end(c, txn, ticket)
+		if p.bells.calls.Load() != calls {
+			t.Error("it waited for a lease that is not live")
+		}
+	})
+}
+
+// TestRowLockWakesOnRelease: the waiter is told, tries again, and gives its turn
+// back; nobody else's row lock is in the way meanwhile.
+func TestRowLockWakesOnRelease(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process(nil)
+		s.lease("k", time.Hour)
+		got := make(chan error, 1)
+		go func() {
+			c, txn, ticket, err := p.begin(limited(t), 20*time.Second, "k")
+			if err == nil {
+				p.end(c, txn, ticket)
+			}
+			got <- err
+		}()
+		soon(t, func() bool { return p.bells.calls.Load() == 1 })
+		s.wantFree("k")            // so the lease can be renewed
+		p.bells.ring <- struct{}{} // for nothing
+		soon(t, func() bool { return p.bells.calls.Load() == 2 })
+		s.release("k")
+		began := time.Now()
+		p.bells.ring <- struct{}{}
+		ok(t, <-got)
+		t.Logf("granted %v after the release", time.Since(began))
+		if n := p.bells.turns.Load(); n != 0 {
+			t.Errorf("%d turns were not given back", n)
+		}
+	})
+}
+
+// TestRowLockAfterLeaseRanOut: without any bell the lease's end is enough.
+func TestRowLockAfterLeaseRanOut(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process(nil)
+		s.lease("k", 400*time.Millisecond)
+		began := time.Now()
+		c, txn, ticket, err := p.begin(limited(t), 20*time.Second, "k")
+		ok(t, err)
+		if d := time.Since(began); d < 300*time.Millisecond || d > 900*time.Millisecond {
+			t.Errorf("granted after %v", d)
+		}
+		p.end(c, txn, ticket)
+		if n := p.bells.turns.Load(); n != 0 {
+			t.Errorf("%d turns were not given back", n)
+		}
+	})
+}
+
+// TestWokenForNothing: a bell that rings all the time does not make us ask the
+// server all the time, and the connection is not left idle for a TTL.
+func TestWokenForNothing(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process(nil)
+		s.lease("k", time.Hour)
+		close(p.bells.ring)
+		_, _, _, err := p.begin(limited(t), 1100*time.Millisecond, "k")
+		if !errors.Is(err, lockerr.ErrTimeout) {
+			t.Error(err)
+		}
+		if n := p.bells.calls.Load(); n < 3 || n > 5 {
+			t.Errorf("%d attempts in 1.1 s", n)
+		}
+
+		p = s.process(func(cfg *rowlock.Config) { cfg.TTL = 900 * time.Millisecond })
+		_, _, _, err = p.begin(limited(t), 1100*time.Millisecond, "k")
+		if !errors.Is(err, lockerr.ErrTimeout) {
+			t.Error(err)
+		}
+		if n := p.bells.calls.Load(); n != 4 {
+			t.Errorf("%d attempts with a TTL of 0.9 s", n)
+		}
+	})
+}
+
+// TestWaitForLeaseEnds: however it ends, the next in line comes to the front.
+func TestWaitForLeaseEnds(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		refusal := errors.New("refused")
+		for name, want := range map[string]error{"cancelled": context.Canceled, "refused": refusal, "failing": errAwait} {
+			p := s.process(func(cfg *rowlock.Config) {
+				if name == "failing" {
+					cfg.Await = func(context.Context, string, time.Duration) (func(), error) { return nil, errAwait }
+				}
+			})
+			s.lease("k", time.Hour)
+			ctx, cancel := context.WithCancel(limited(t))
+			if name == "cancelled" {
+				time.AfterFunc(50*time.Millisecond, cancel)
+			}
+			waiting := func(ctx context.Context) (context.Context, func(), error) {
+				ctx, stop := context.WithCancelCause(ctx)
+				if name == "refused" {
+					time.AfterFunc(50*time.Millisecond, func() { stop(refusal) })
+				}
+				return ctx, func() { stop(nil) }, nil
+			}
+			began := time.Now()
+			_, _, err := p.Begin(ctx, driver.TxOptions{}, false, rowlock.Request{
+				Keys: []string{"k"}, Wait: 20 * time.Second, Waiting: waiting, Conn: p.conns.Acquire,
+			})
+			if !errors.Is(err, want) {
+				t.Errorf("%s: %v", name, err)
+			}
+			wantHolder(t, err, "x")
+			if d := time.Since(began); d > 500*time.Millisecond {
+				t.Errorf("%s took %v", name, d)
+			}
+			if _, _, front := p.queue.TryEnter([]string{"k"}); !front {
+				t.Errorf("%s: the place in front was not left", name)
+			}
+			cancel()
+		}
+	})
+}
+
+var errAwait = errors.New("no bell")
+
+// TestRowLockThenLease: a waiter in the server finds, when the row lock goes,
+// that somebody has taken a lease in the same transaction.
+func TestRowLockThenLease(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process(nil)
+		ok(t, p.rows.Exist(limited(t), []string{"k"}))
+		holder := s.open()
+		s.exec(holder, "BEGIN")
+		s.exec(holder, "UPDATE "+s.table.String()+" SET token = token + 1, owner = 'y#00000000', expires = UTC_TIMESTAMP(6) + INTERVAL 1200000 MICROSECOND WHERE namespace = 'app' AND name = 'k'")
+		time.AfterFunc(600*time.Millisecond, func() { s.exec(holder, "COMMIT") })
+		began := time.Now()
+		c, txn, ticket, err := p.begin(limited(t), 20*time.Second, "k")
+		ok(t, err)
+		if d := time.Since(began); d < time.Second || d > 1700*time.Millisecond {
+			t.Errorf("granted after %v", d)
+		}
+		p.end(c, txn, ticket)
+	})
+}
+
+// join locks keys in a transaction of the caller's that has locked "mine".
+func (p *process) join(ctx context.Context, wait time.Duration, keys ...string) (alive bool, err error, end func(locks int)) {
+	p.t.Helper()
+	c, txn, ticket, err := p.begin(ctx, 0, "mine")
+	ok(p.t, err)
+	alive, err = p.Join(ctx, c, rowlock.Request{Keys: keys, Wait: wait, Waiting: free})
+	return alive, err, func(locks int) {
+		p.t.Helper()
+		other := p.open()
+		for _, key := range append([]string{"mine"}, keys[:locks]...) {
+			lock := "SELECT 1 FROM " + p.table.String() + " WHERE namespace = 'app' AND name = '" + key + "' FOR UPDATE NOWAIT"
+			if err := server.Exec(context.Background(), other, lock); !server.Locked(err) {
+				p.t.Errorf("%s is not locked: %v", key, err)
+			}
+		}
+		p.end(c, txn, ticket)
+	}
+}
+
+func TestJoin(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process(nil)
+		s.lease("k", time.Hour)
+
+		// Known to have had a lease: seen before the transaction locks it.
+		alive, err, end := p.join(limited(t), 0, "k")
+		if !alive || !errors.Is(err, lockerr.ErrLocked) || errors.Is(err, lockerr.ErrTimeout) {
+			t.Errorf("alive %v, %v", alive, err)
+		}
+		wantHolder(t, err, "x")
+		s.wantFree("k")
+		end(0)
+
+		alive, err, end = p.join(limited(t), 200*time.Millisecond, "a", "k")
+		if !alive || !errors.Is(err, lockerr.ErrTimeout) {
+			t.Errorf("with a wait: alive %v, %v", alive, err)
+		}
+		wantHolder(t, err, "x")
+		s.wantFree("a", "k")
+		end(0)
+
+		// Woken.
+		time.AfterFunc(100*time.Millisecond, func() {
+			s.release("k")
+			p.bells.ring <- struct{}{}
+		})
+		alive, err, end = p.join(limited(t), 20*time.Second, "a", "k")
+		if !alive || err != nil {
+			t.Errorf("woken: alive %v, %v", alive, err)
+		}
+		end(2)
+		if n := p.bells.turns.Load(); n != 0 {
+			t.Errorf("%d turns were not given back", n)
+		}
+
+		// Not known: the lock statement finds it, and the transaction has to go.
+		ok(t, p.rows.Exist(limited(t), []string{"new"}))
+		s.lease("new", time.Hour)
+		for range 2 {
+			alive, err, end = p.join(limited(t), 0, "new")
+			if !errors.Is(err, lockerr.ErrLocked) {
+				t.Error(err)
+			}
+			wantHolder(t, err, "x")
+			if known := p.rows.Leased("new"); !known {
+				t.Error("the lease was not noted")
+			}
+			end(0)
+			if alive {
+				break
+			}
+		}
+		if !alive {
+			t.Error("the second time, too, the transaction has to go")
+		}
+
+		// A waiting lock statement finds one.
+		ok(t, p.rows.Exist(limited(t), []string{"later"}))
+		holder := s.open()
+		s.exec(holder, "BEGIN")
+		s.exec(holder, "UPDATE "+s.table.String()+" SET token = 1, owner = 'y#00000000', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR WHERE namespace = 'app' AND name = 'later'")
+		time.AfterFunc(200*time.Millisecond, func() { s.exec(holder, "COMMIT") })
+		alive, err, end = p.join(limited(t), 20*time.Second, "later")
+		if alive || !errors.Is(err, lockerr.ErrLocked) || errors.Is(err, lockerr.ErrTimeout) {
+			t.Errorf("found while waiting: alive %v, %v", alive, err)
+		}
+		wantHolder(t, err, "y")
+		end(0)
+	})
+}
+
+// TestJoinKeepsItsTransactionAlive while it waits for a lease longer than the
+// server lets its connection be idle.
+func TestJoinKeepsItsTransactionAlive(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process(func(cfg *rowlock.Config) { cfg.TTL = time.Second })
+		s.lease("k", 2500*time.Millisecond)
+		c, txn, ticket, err := p.begin(limited(t), 0, "mine")
+		ok(t, err)
+		s.exec(c.Conn, "SET SESSION wait_timeout = 1")
+		alive, err := p.Join(limited(t), c, rowlock.Request{Keys: []string{"k"}, Wait: 20 * time.Second, Waiting: free})
+		if !alive || err != nil {
+			t.Errorf("alive %v, %v", alive, err)
+		}
+		p.end(c, txn, ticket)
+	})
+}
+
+func TestUnsafeTopology(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		for _, unsafe := range []bool{false, true} {
+			p := s.process(func(cfg *rowlock.Config) {
+				cfg.Info.Topology = "Galera"
+				cfg.Unsafe = unsafe
+			})
+			c, txn, ticket, err := p.begin(limited(t), 0, "k")
+			if errors.Is(err, lockerr.ErrUnsafe) == unsafe {
+				t.Errorf("unsafe %v: %v", unsafe, err)
+			}
+			if err == nil {
+				p.end(c, txn, ticket)
+			}
+			conn := pool.Adopt(s.open())
+			alive, err := p.Join(limited(t), conn, rowlock.Request{Keys: []string{"k"}, Waiting: free})
+			if errors.Is(err, lockerr.ErrUnsafe) == unsafe || !alive {
+				t.Errorf("unsafe %v: alive %v, %v", unsafe, alive, err)
+			}
+		}
+	})
+}
+
+// TestForeignProcedure: one that answers in another form is not used again.
+func TestForeignProcedure(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process(nil)
+		if !p.rows.Procedure() {
+			t.Skip("there is none on MariaDB")
+		}
+		c := s.open()
+		s.exec(c, "DROP PROCEDURE "+s.table.Procedure())
+		s.exec(c, "CREATE PROCEDURE "+s.table.Procedure()+"(a VARBINARY(255), b VARBINARY(255)) BEGIN START TRANSACTION; SELECT 1; END")
+		conn, txn, ticket, err := p.begin(limited(t), 0, "k")
+		ok(t, err)
+		p.end(conn, txn, ticket)
+		if p.rows.Procedure() {
+			t.Error("it would be used again")
+		}
+	})
+}
+
+// TestRowLocksAndLeases has both on the same keys, in several processes: no two
+// are ever held at once.
+func TestRowLocksAndLeases(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		keys := []string{"a", "b"}
+		held := map[string]*sync.Mutex{"a": {}, "b": {}}
+		ok(t, s.process(nil).rows.Exist(limited(t), keys))
+		var all sync.WaitGroup
+		var mu sync.Mutex
+		counts := make(map[string]int)
+		deadline := time.Now().Add(1500 * time.Millisecond)
+		enter := func(kind string, keys []string) func() {
+			for _, key := range keys {
+				if !held[key].TryLock() {
+					t.Errorf("two hold %s", key)
+				}
+			}
+			mu.Lock()
+			counts[kind]++
+			mu.Unlock()
+			return func() {
+				for _, key := range keys {
+					held[key].TryLock()
+					held[key].Unlock()
+				}
+			}
+		}
+		for i := range 3 {
+			p := s.process(func(cfg *rowlock.Config) {
+				cfg.Await = func(ctx context.Context, _ string, atMost time.Duration) (func(), error) {
+					select {
+					case <-time.After(min(atMost, 3*time.Millisecond)):
+					case <-ctx.Done():
+					}
+					return func() {}, ctx.Err()
+				}
+			})
+			all.Go(func() {
+				for n := i; time.Now().Before(deadline); n++ {
+					mine := [][]string{{"a"}, {"a", "b"}, {"b"}}[n%3]
+					c, txn, ticket, err := p.begin(limited(t), 20*time.Second, mine...)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					leave := enter("row locks", mine)
+					time.Sleep(time.Millisecond)
+					leave()
+					p.end(c, txn, ticket)
+				}
+			})
+			c := s.open()
+			all.Go(func() {
+				for n := i; time.Now().Before(deadline); n++ {
+					key := keys[n%2]
+					owner := fmt.Sprintf("'o#%08d'", i)
+					where := " WHERE namespace = 'app' AND name = '" + key + "' AND "
+					s.exec(c, "UPDATE "+s.table.String()+" SET token = token + 1, owner = "+owner+", expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR"+
+						where+"NOT (owner IS NOT NULL AND expires > UTC_TIMESTAMP(6))")
+					if len(s.query(c, "SELECT 1 FROM "+s.table.String()+where+"owner = "+owner)) == 1 {
+						leave := enter("leases", []string{key})
+						time.Sleep(time.Millisecond)
+						leave()
+						s.exec(c, "UPDATE "+s.table.String()+" SET owner = NULL, expires = LEAST(expires, UTC_TIMESTAMP(6))"+where+"owner = "+owner)
+					}
+				}
+			})
+		}
+		all.Wait()
+		t.Log(counts)
+		if slices.Min([]int{counts["row locks"], counts["leases"]}) < 10 {
+			t.Errorf("%v prove nothing", counts)
+		}
+	})
+}
+
+func soon(t *testing.T, cond func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(5 * time.Second); !cond(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("it does not happen")
+		}
+	}
+}
