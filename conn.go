@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql/driver"
 	"errors"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -244,12 +245,12 @@ func (c *conn) runLate(ctx context.Context, s *scope, h *lockctx.Hint, st *state
 		return nil, nil, &Error{Op: st.op(), Key: names(h), Strategy: lockctx.StrategyRow, Err: lockerr.With(ErrLost, errors.New(
 			"an earlier statement of this transaction ran under the lock of a unit of work that is another, or has ended; begin the transaction with the lock context"))}
 	}
-	rows, leases, err := c.k.wanted(s, h)
+	rows, guards, err := c.k.wanted(s, h)
 	if err != nil {
 		return nil, nil, err
 	}
 	if s.unit != nil {
-		if len(rows)+len(leases) > 0 {
+		if len(rows)+len(guards) > 0 {
 			return nil, nil, &Error{Op: st.op(), Key: names(h), Err: errors.New(
 				"the lock context has a unit of work open elsewhere, which does not hold all of these keys; begin the transaction with the lock context")}
 		}
@@ -265,7 +266,7 @@ func (c *conn) runLate(ctx context.Context, s *scope, h *lockctx.Hint, st *state
 		return nil, nil, &Error{Op: st.op(), Key: names(h), Strategy: c.k.strategy(h), Err: lockerr.With(ErrStaleSnapshot, errors.New(
 			"begin the transaction with the lock context, or say lockctx.AllowStale()"))}
 	}
-	undo, err := s.lease(ctx, l, h, leases, false)
+	undo, err := s.guard(ctx, l, h, guards, false)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -344,15 +345,15 @@ func (c *conn) runJoined(ctx context.Context, u *unit, h *lockctx.Hint, st *stat
 }
 
 // runRead runs a query that only reads, outside any transaction: the lock stays
-// when it is over. A row lock needs a session for that. Under leases, and inside
+// when it is over. A row lock needs a session for that. Under guards, and inside
 // a hold, the query runs where it is.
 func (c *conn) runRead(ctx context.Context, s *scope, h *lockctx.Hint, st *statement) (driver.Rows, driver.Result, error) {
-	rows, leases, err := c.k.wanted(s, h)
+	rows, guards, err := c.k.wanted(s, h)
 	if err != nil {
 		return nil, nil, err
 	}
 	var end context.Context
-	if len(rows)+len(leases) > 0 {
+	if len(rows)+len(guards) > 0 {
 		if end = h.Scope.Context(); end.Done() == nil {
 			end = ctx
 		}
@@ -368,12 +369,12 @@ func (c *conn) runRead(ctx context.Context, s *scope, h *lockctx.Hint, st *state
 		}
 		return u.run(ctx, st)
 	}
-	if len(leases) > 0 {
+	if len(guards) > 0 {
 		l, err := c.k.use(ctx)
 		if err != nil {
 			return nil, nil, c.k.setupError(h, err)
 		}
-		if _, err := s.lease(ctx, l, h, leases, true); err != nil {
+		if _, err := s.guard(ctx, l, h, guards, true); err != nil {
 			return nil, nil, yielded(err)
 		}
 		s.watch(end)
@@ -382,10 +383,10 @@ func (c *conn) runRead(ctx context.Context, s *scope, h *lockctx.Hint, st *state
 }
 
 // runAlone runs a statement as a unit of work of its own, on this connection.
-// Where the unit of work has read under leases before and the statement fails,
+// Where the unit of work has read under guards before and the statement fails,
 // it goes on.
 func (c *conn) runAlone(ctx context.Context, s *scope, h *lockctx.Hint, st *statement) (driver.Rows, driver.Result, error) {
-	goesOn := len(s.leases) > 0
+	goesOn := len(s.guards) > 0
 	u, err := c.begin(ctx, s, h, driver.TxOptions{})
 	if err != nil {
 		return nil, nil, err
@@ -644,7 +645,7 @@ func (t *tx) end(commit bool) error {
 			defer t.under.scope.give()
 			err = t.under.alive()
 			if err == nil {
-				err = t.under.l.fence(t.c.link, t.under.scope.leases, t.under.around)
+				err = t.under.l.fence(t.c.link, slices.Concat(t.under.scope.guards, t.under.around)...)
 			}
 			if err != nil {
 				_ = t.base.Rollback()

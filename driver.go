@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -70,7 +71,7 @@ func (d *Driver) OpenConnector(dsn string) (driver.Connector, error) {
 // parameter that begins with "lock" and a capital letter is an error.
 type Config struct {
 	// Strategy is how a lock is kept whose hint does not say: "row", which is
-	// also the meaning of "", or "lease". (lockStrategy)
+	// also the meaning of "", "lease" or "advisory". (lockStrategy)
 	Strategy string
 
 	// Wait is the longest time to queue for a lock whose hint does not say;
@@ -149,8 +150,8 @@ func (c Config) settings() (settings, error) {
 		return settings{}, fmt.Errorf("mysqllock: "+format, args...)
 	}
 	switch {
-	case c.Strategy != "" && c.Strategy != lockctx.StrategyRow && c.Strategy != lockctx.StrategyLease:
-		return bad("lockStrategy is %q, want row or lease", c.Strategy)
+	case !slices.Contains([]string{"", lockctx.StrategyRow, lockctx.StrategyLease, lockctx.StrategyAdvisory}, c.Strategy):
+		return bad("lockStrategy is %q, want row, lease or advisory", c.Strategy)
 	case c.Wait < 0:
 		return bad("lockWait is negative: %v", c.Wait)
 	case c.NoWait && c.Wait > 0:

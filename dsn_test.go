@@ -109,7 +109,7 @@ var badDSNs = []struct {
 	{dsnBare + "?lockX", "DSN parameter lockX"},
 	{dsnBare + "?parseTime=true&lockKey=a&loc=UTC", "unknown DSN parameter lockKey"},
 
-	{dsnBare + "?lockStrategy=redis", `lockStrategy is "redis", want row or lease`},
+	{dsnBare + "?lockStrategy=redis", `lockStrategy is "redis", want row, lease or advisory`},
 	{dsnBare + "?lockStrategy=ROW", `lockStrategy is "ROW"`},
 	{dsnBare + "?lockStrategy=", "lockStrategy is empty"},
 	{dsnBare + "?lockStrategy", "lockStrategy is empty"},

@@ -797,7 +797,7 @@ func (s *fakeServer) mysqlAnswers() *fakeServer {
 			return one(int64(c.id), "app:1")
 		case strings.HasPrefix(text, "SELECT ENGINE"):
 			return one("InnoDB", "namespace,name,owner,token,expires", nil)
-		case strings.HasPrefix(text, "SELECT 1 FROM `shop`.`mysqllock`"):
+		case text == sqlFloor:
 			return one(int64(1))
 		case strings.HasPrefix(text, "SELECT name, token FROM `shop`.`mysqllock`"):
 			return one("", int64(0)) // the floor alone

@@ -36,9 +36,9 @@ type Hold struct {
 	unit   *unit // the unit that the hold owns; nil where it is nested in another, and for a lease
 	nested *tx   // its savepoint there
 
-	lease *lease.Lease // nil for a row lock
-	stop  func() bool  // ends the watch on the end of Acquire's context; nil where the lease is another's
-	leave func()       // tells the crowd that nobody holds the lease any more
+	guard guard       // nil for a row lock
+	stop  func() bool // ends the watch on the end of Acquire's context; nil where the guard is another's
+	leave func()      // tells the crowd that nobody holds the guard any more
 
 	mu   sync.Mutex
 	over bool
@@ -50,9 +50,9 @@ type Hold struct {
 // lockMaxConns, so it is the way for hot keys. The options are those of
 // [lockctx.With].
 //
-// When ctx ends, a row lock is rolled back and given back; a lease is not
-// renewed any more, so that it ends with its TTL or, before that, with Release:
-// what still runs under it has that long to stop. When the lock is lost, the
+// When ctx ends, a row lock is rolled back and given back. A lease is not renewed
+// any more, and an advisory lock is kept for lockTTL, so that they end by then or,
+// before that, with Release: what still runs under them has that long to stop. When the lock is lost, the
 // hold's context ends with the cause ErrLost: for a row lock with its
 // connection, for a lease before the server can give it to somebody else.
 //
@@ -76,10 +76,10 @@ func Acquire(ctx context.Context, db *sql.DB, key string, opts ...lockctx.Option
 	switch {
 	case hint.Err != nil:
 		err = &Error{Op: "lock", Err: hint.Err}
-	case k.strategy(hint) == lockctx.StrategyLease:
-		err = h.openLease(ctx, own, key, hint)
-	default:
+	case k.strategy(hint) == lockctx.StrategyRow:
 		err = h.open(hint)
+	default:
+		err = h.openGuard(ctx, own, key, hint)
 	}
 	if err != nil {
 		cancel(err)
@@ -115,9 +115,10 @@ func (h *Hold) nest(hint *lockctx.Hint) error {
 	return u.nest(h.ctx, h.nested, driver.TxOptions{})
 }
 
-// openLease takes a lease, unless a hold around it has it, or joins the open
-// transaction of its lock context. own is the hold's context without the hint.
-func (h *Hold) openLease(ctx, own context.Context, key string, hint *lockctx.Hint) error {
+// openGuard takes a lease or an advisory lock, unless a hold around it has it, or
+// joins the open transaction of its lock context. own is the hold's context
+// without the hint.
+func (h *Hold) openGuard(ctx, own context.Context, key string, hint *lockctx.Hint) error {
 	s := h.k.scope(hint.Scope)
 	if err := s.take(ctx); err != nil {
 		return err
@@ -126,37 +127,44 @@ func (h *Hold) openLease(ctx, own context.Context, key string, hint *lockctx.Hin
 	if err := s.check(hint); err != nil {
 		return err
 	}
+	lock := lockctx.Lock{Key: key, Kind: h.k.kind(hint.Kind)}
+	has := func(g guard) bool { return holds(g, lock) }
 	if s.unit != nil {
 		h.scope = s
 		err := h.nest(hint)
-		if at := slices.IndexFunc(s.leases, func(l *lease.Lease) bool { return l.Key() == key }); err == nil && at >= 0 {
-			h.lease = s.leases[at]
+		if at := slices.IndexFunc(s.guards, has); err == nil && at >= 0 {
+			h.guard = s.guards[at]
 		}
 		return err
 	}
 	h.ctx = lockctx.Inside(own, h)
-	for _, l := range slices.Concat(h.k.around(hint), s.leases) {
-		if l.Key() == key {
-			h.lease = l
-			return nil
-		}
+	there := append(h.k.around(hint), s.guards...)
+	if at := slices.IndexFunc(there, has); at >= 0 {
+		h.guard = there[at]
+		return nil
 	}
 	l, err := h.k.use(ctx)
 	if err != nil {
 		return h.k.setupError(hint, err)
 	}
-	at := slices.IndexFunc(hint.Locks, func(l lockctx.Lock) bool { return l.Key == key })
-	lock := hint.Locks[at]
-	lock.Kind = h.k.kind(hint.Kind)
-	r := h.k.leaseRequest(s, hint, lock, false)
 	h.leave = sync.OnceFunc(h.k.crowd.done)
-	r.Lost = func(error) { h.cancel(ErrLost); h.leave() }
-	if h.lease, err = l.leases.Acquire(ctx, r); err != nil {
+	h.guard, err = l.take(ctx, s, lock, h.k.wait(hint), false, func() { h.cancel(ErrLost); h.leave() })
+	if err != nil {
 		return err
 	}
 	h.k.crowd.hold()
-	h.stop = context.AfterFunc(ctx, h.lease.Lapse)
+	h.stop = context.AfterFunc(ctx, h.lapse)
 	return nil
+}
+
+// lapse has the guard end within the TTL, unless Release comes before: what runs
+// in the hold has that long to stop.
+func (h *Hold) lapse() {
+	if l, ok := h.guard.(*lease.Lease); ok {
+		l.Lapse()
+		return
+	}
+	time.AfterFunc(h.k.settings.ttl, func() { _ = h.guard.Release(); h.leave() })
 }
 
 // Context returns the context in which queries are inside the hold. It ends
@@ -169,10 +177,7 @@ func (h *Hold) Context() context.Context { return h.ctx }
 // refuses tokens older than the newest it has seen is safe from a holder that
 // has lost its lease. It is 0 for a row lock.
 func (h *Hold) Token() uint64 {
-	if h.lease == nil {
-		return 0
-	}
-	return h.lease.Token()
+	return tokenOf(h.guard)
 }
 
 // Release commits what was done in the hold and gives the lock back. An error
@@ -199,20 +204,22 @@ func (h *Hold) end(commit bool) error {
 	}
 	h.over = true
 	if h.scope == nil {
-		h.err = h.endLease(commit)
+		h.err = h.endGuard(commit)
 	} else {
 		h.err = h.endUnit(commit)
 	}
 	return h.err
 }
 
-func (h *Hold) endLease(commit bool) error {
-	lost := h.lease.Err()
+func (h *Hold) endGuard(commit bool) error {
+	lost := overError("release", h.guard)
 	h.cancel(ErrClosed)
 	if h.stop != nil {
 		h.stop()
 		h.leave()
-		if err := h.lease.Release(); lost == nil {
+		// What could not be given back runs out: nothing is wrong with what was
+		// done in the hold.
+		if err := h.guard.Release(); lost == nil && errors.Is(err, ErrLost) {
 			lost = err
 		}
 	}
@@ -269,7 +276,8 @@ func Token(ctx context.Context) (token uint64, ok bool) {
 		return 0, false
 	}
 	if hold, ok := h.Hold.(*Hold); ok {
-		return hold.lease.Token(), true
+		token = hold.Token()
+		return token, token != 0
 	}
 	if h.Named == "" {
 		return 0, false
@@ -278,8 +286,8 @@ func Token(ctx context.Context) (token uint64, ok bool) {
 		return token, true
 	}
 	for _, hold := range h.Holds { // the key may be held around
-		if hold, ok := hold.(*Hold); ok && hold.lease.Key() == h.Named {
-			return hold.lease.Token(), true
+		if hold, ok := hold.(*Hold); ok && hold.guard.Key() == h.Named && hold.Token() != 0 {
+			return hold.Token(), true
 		}
 	}
 	return 0, false
@@ -308,7 +316,7 @@ func Do(ctx context.Context, db *sql.DB, key string, fn func(context.Context) er
 	}
 	hint, _ := lockctx.From(lockctx.With(context.Background(), key, opts...))
 	retries := hint.Retry
-	if outer, ok := lockctx.From(ctx); ok && outer.Scope != nil || k.strategy(hint) == lockctx.StrategyLease {
+	if outer, ok := lockctx.From(ctx); ok && outer.Scope != nil || k.strategy(hint) != lockctx.StrategyRow {
 		retries = 0 // fn is a part of something, or parts of it are committed
 	}
 	for tries := 0; ; tries++ {

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/mysqllock/mysqllock/lease"
 	"github.com/mysqllock/mysqllock/lockctx"
 	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
 )
 
 // scope is what one database handle remembers of one lock context: its unit of
@@ -19,13 +21,38 @@ type scope struct {
 	turn  chan struct{} // holds a token while a statement of the lock context runs
 	asked bool          // a wait was made to try again on another connection; guarded by crowd.mu
 
-	unit    *unit          // the open transaction of the unit of work
-	leases  []*lease.Lease // that the unit of work holds, with or without a transaction
-	unwatch func() bool    // ends the watch on the end of the lock context; nil without one
-	failed  error          // why no other unit may begin: one was lost behind the caller's back
+	unit    *unit       // the open transaction of the unit of work
+	guards  []guard     // what else the unit of work holds, with or without a transaction
+	unwatch func() bool // ends the watch on the end of the lock context; nil without one
+	failed  error       // why no other unit may begin: one was lost behind the caller's back
 
 	k     *connector
 	hints *lockctx.Scope // shows the tokens; nil where the context only has holds around it
+}
+
+// guard is a lock that lies outside of the transactions under it: a lease, or an
+// advisory lock.
+type guard interface {
+	Key() string
+	Err() error // nil while it is held
+	Release() error
+}
+
+func isAdvisory(guard) bool { return false }
+
+func strategyOf(g guard) string {
+	if isAdvisory(g) {
+		return lockctx.StrategyAdvisory
+	}
+	return lockctx.StrategyLease
+}
+
+// tokenOf is 0 for what has no token.
+func tokenOf(g guard) uint64 {
+	if l, ok := g.(*lease.Lease); ok {
+		return l.Token()
+	}
+	return 0
 }
 
 func (k *connector) newScope(hints *lockctx.Scope) *scope {
@@ -70,35 +97,43 @@ func (k *connector) kind(kind lockctx.Kind) lockctx.Kind {
 	return kind
 }
 
-// around returns the leases of the holds of this handle that h is inside of.
-func (k *connector) around(h *lockctx.Hint) (leases []*lease.Lease) {
+// around returns what the holds of this handle keep that h is inside of.
+func (k *connector) around(h *lockctx.Hint) (guards []guard) {
 	for _, hold := range h.Holds {
 		if hold, ok := hold.(*Hold); ok && hold.k == k {
-			leases = append(leases, hold.lease)
+			guards = append(guards, hold.guard)
 		}
 	}
-	return leases
+	return guards
 }
 
 // wanted returns which keys of h are not held yet: those to be locked by row
-// locks, and those by leases.
-func (k *connector) wanted(s *scope, h *lockctx.Hint) (rows []string, leases []lockctx.Lock, err error) {
+// locks, and those by guards.
+func (k *connector) wanted(s *scope, h *lockctx.Hint) (rows []string, guards []lockctx.Lock, err error) {
 	around := k.around(h)
 	for _, lock := range h.Locks {
-		has := func(l *lease.Lease) bool { return l.Key() == lock.Key }
-		if s.unit != nil && s.unit.has(lock.Key) || slices.ContainsFunc(s.leases, has) || slices.ContainsFunc(around, has) {
-			continue
-		}
-		switch lock.Kind = k.kind(lock.Kind); {
+		lock.Kind = k.kind(lock.Kind)
+		has := func(g guard) bool { return holds(g, lock) }
+		switch {
+		case slices.ContainsFunc(s.guards, has) || slices.ContainsFunc(around, has):
+		case lock.Strategy == lockctx.StrategyAdvisory:
+			guards = append(guards, lock)
+		case s.unit != nil && s.unit.has(lock.Key):
 		case lock.Strategy == lockctx.StrategyLease:
-			leases = append(leases, lock)
+			guards = append(guards, lock)
 		case lock.MinHold != 0 || lock.MaxHold != 0:
 			return nil, nil, &Error{Op: "lock", Key: lock.Key, Strategy: lock.Strategy, Err: errors.New("bad hint: MinHold and MaxHold need a lease")}
 		default:
 			rows = append(rows, lock.Key)
 		}
 	}
-	return rows, leases, nil
+	return rows, guards, nil
+}
+
+// holds reports whether g is what lock asks for: the key again joins, however it
+// is kept, but for advisory locks, which are a space of their own.
+func holds(g guard, lock lockctx.Lock) bool {
+	return g.Key() == lock.Key && isAdvisory(g) == (lock.Strategy == lockctx.StrategyAdvisory)
 }
 
 // wait is the longest time that h is ready to queue.
@@ -109,53 +144,85 @@ func (k *connector) wait(h *lockctx.Hint) time.Duration {
 	return k.settings.wait
 }
 
-// lease takes leases for the unit of work, all or none. undo gives them back,
+// guard takes guards for the unit of work, all or none. undo gives them back,
 // where what was to come next fails. carried means that the caller occupies a
 // connection of database/sql while it waits.
-func (s *scope) lease(ctx context.Context, l *locks, h *lockctx.Hint, wanted []lockctx.Lock, carried bool) (undo func(), err error) {
-	before, start := len(s.leases), time.Now()
+func (s *scope) guard(ctx context.Context, l *locks, h *lockctx.Hint, wanted []lockctx.Lock, carried bool) (undo func(), err error) {
+	before, start := len(s.guards), time.Now()
 	undo = func() { s.drop(before) }
 	for _, lock := range wanted {
-		var taken *lease.Lease
-		known := make(chan struct{}) // closed when taken is set
-		r := s.k.leaseRequest(s, h, lock, carried)
-		if r.Wait > 0 {
-			r.Wait = max(r.Wait-time.Since(start), time.Millisecond)
+		wait := s.k.wait(h)
+		if wait > 0 {
+			wait = max(wait-time.Since(start), time.Millisecond)
 		}
-		r.Lost = func(cause error) { <-known; s.lost(taken, cause) }
-		taken, err = l.leases.Acquire(ctx, r)
+		var taken guard
+		known := make(chan struct{}) // closed when taken is set
+		taken, err = l.take(ctx, s, lock, wait, carried, func() { <-known; s.lost(taken) })
 		close(known)
 		if err != nil {
 			undo()
 			return nil, err
 		}
-		if len(s.leases) == 0 {
+		if len(s.guards) == 0 {
 			s.k.crowd.hold()
 		}
-		s.leases = append(s.leases, taken)
-		s.hints.SetToken(lock.Key, taken.Token())
+		s.guards = append(s.guards, taken)
+		if token := tokenOf(taken); token != 0 {
+			s.hints.SetToken(lock.Key, token)
+		}
 	}
 	return undo, nil
 }
 
-func (k *connector) leaseRequest(s *scope, h *lockctx.Hint, lock lockctx.Lock, carried bool) lease.Request {
-	return lease.Request{
-		Key: lock.Key, TTL: lock.TTL, MinHold: lock.MinHold, MaxHold: lock.MaxHold, Wait: k.wait(h),
-		Waiting: func(ctx context.Context) (context.Context, func(), error) { return k.waiting(ctx, s, carried) },
+// take takes a guard. lost is called once, on a goroutine of its own, when it
+// may be lost.
+func (l *locks) take(ctx context.Context, s *scope, lock lockctx.Lock, wait time.Duration, carried bool, lost func()) (guard, error) {
+	waiting := func(ctx context.Context) (context.Context, func(), error) { return s.k.waiting(ctx, s, carried) }
+	told := func(error) { lost() }
+	g, err := l.leases.Acquire(ctx, lease.Request{
+		Key: lock.Key, TTL: lock.TTL, MinHold: lock.MinHold, MaxHold: lock.MaxHold, Wait: wait, Waiting: waiting, Lost: told,
+	})
+	if err != nil {
+		return nil, err
 	}
+	return g, nil
 }
 
-// drop gives all leases but the first few back. What was lost meanwhile needs
+// fence checks, right before the transaction on link commits, that guards are
+// still ours. Leases are kept so until the transaction has ended.
+func (l *locks) fence(link *pool.Conn, guards ...guard) error {
+	if fenceOff.Load() {
+		return nil
+	}
+	var leases []*lease.Lease
+	for _, g := range guards {
+		if g, ok := g.(*lease.Lease); ok {
+			leases = append(leases, g)
+		}
+	}
+	var err error
+	if len(leases) > 0 && err == nil {
+		err = l.leases.Fence(context.Background(), link.Conn, leases)
+	}
+	return err
+}
+
+// fenceOff is for tests that show what the fence prevents.
+var fenceOff atomic.Bool
+
+// drop gives all guards but the first few back. What was lost meanwhile needs
 // no error: nothing that the unit of work did after that was committed.
 func (s *scope) drop(keep int) {
-	if len(s.leases) == keep {
+	if len(s.guards) == keep {
 		return
 	}
-	for _, l := range s.leases[keep:] {
-		s.hints.SetToken(l.Key(), 0)
-		_ = l.Release()
+	for _, g := range s.guards[keep:] {
+		if tokenOf(g) != 0 {
+			s.hints.SetToken(g.Key(), 0)
+		}
+		_ = g.Release()
 	}
-	if s.leases = slices.Clone(s.leases[:keep]); keep > 0 {
+	if s.guards = slices.Clone(s.guards[:keep]); keep > 0 {
 		return
 	}
 	s.k.crowd.done()
@@ -165,17 +232,17 @@ func (s *scope) drop(keep int) {
 	}
 }
 
-// watch gives the leases back when end does, the context that bounds what was
+// watch gives the guards back when end does, the context that bounds what was
 // read under them.
 func (s *scope) watch(end context.Context) {
-	if s.unwatch != nil || len(s.leases) == 0 {
+	if s.unwatch != nil || len(s.guards) == 0 {
 		return
 	}
 	s.unwatch = context.AfterFunc(end, func() {
 		_ = s.take(context.Background())
 		defer s.give()
-		if s.unit == nil && len(s.leases) > 0 { // a transaction gives them back at its own end
-			s.failed = &Error{Op: "statement", Key: s.leases[0].Key(), Strategy: lockctx.StrategyLease, Err: lockerr.With(ErrLost, errEnded)}
+		if s.unit == nil && len(s.guards) > 0 { // a transaction gives them back at its own end
+			s.failed = &Error{Op: "statement", Key: s.guards[0].Key(), Strategy: strategyOf(s.guards[0]), Err: lockerr.With(ErrLost, errEnded)}
 			s.drop(0)
 		}
 	})
@@ -183,16 +250,16 @@ func (s *scope) watch(end context.Context) {
 
 var errEnded = errors.New("the lock context, or the context of the query that took the lock, has ended")
 
-// lost is called when a lease of the unit of work may be lost.
-func (s *scope) lost(l *lease.Lease, cause error) {
+// lost is called when a guard of the unit of work may be lost.
+func (s *scope) lost(g guard) {
 	_ = s.take(context.Background())
 	defer s.give()
-	if slices.Contains(s.leases, l) {
-		s.fail(cause)
+	if slices.Contains(s.guards, g) {
+		s.fail(overError("statement", g))
 	}
 }
 
-// fail ends the unit of work, which has lost a lease.
+// fail ends the unit of work, which has lost a guard.
 func (s *scope) fail(cause error) {
 	if s.unwatch != nil {
 		s.failed = cause // what was decided under it must not be written without it
@@ -206,8 +273,8 @@ func (s *scope) fail(cause error) {
 // check returns why nothing can run in the lock context any more, or inside the
 // holds around it.
 func (s *scope) check(h *lockctx.Hint) error {
-	for _, l := range s.leases {
-		if err := l.Err(); err != nil {
+	for _, g := range s.guards {
+		if err := overError("statement", g); err != nil {
 			s.fail(err)
 			return err
 		}
@@ -216,11 +283,23 @@ func (s *scope) check(h *lockctx.Hint) error {
 		return s.failed
 	}
 	if h != nil {
-		for _, l := range s.k.around(h) {
-			if err := l.Err(); err != nil {
-				return lockerr.With(ErrLost, err)
+		for _, g := range s.k.around(h) {
+			if err := overError("statement", g); err != nil {
+				return err
 			}
 		}
 	}
 	return nil
+}
+
+// overError is what work under a guard gets that is over; nil where it is held.
+func overError(op string, g guard) error {
+	err := g.Err()
+	if err == nil {
+		return nil
+	}
+	if !errors.Is(err, ErrLost) {
+		err = lockerr.With(ErrLost, errors.New("its hold has ended"))
+	}
+	return &Error{Op: op, Key: g.Key(), Strategy: strategyOf(g), Err: err}
 }

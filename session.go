@@ -8,13 +8,11 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
-	"github.com/mysqllock/mysqllock/lease"
 	"github.com/mysqllock/mysqllock/lockctx"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
@@ -34,7 +32,7 @@ type unit struct {
 	opts    driver.TxOptions
 	keys    map[string]struct{} // that it holds row locks on
 	tickets []*queue.Ticket
-	around  []*lease.Lease // of the holds that it is inside of
+	around  []guard // of the holds that it is inside of
 
 	hold   *Hold       // set where Do or Acquire ends it, not a commit in it
 	stack  []*tx       // open transactions of the caller, outermost first
@@ -44,7 +42,7 @@ type unit struct {
 	broken error       // what went wrong while streamed rows were read; guarded by the connection's turn
 	failed error       // why it is lost
 	over   bool        // ended; its connection is someone else's
-	keep   bool        // the leases of the unit of work outlive it
+	keep   bool        // the guards of the unit of work outlive it
 	done   func()      // tells the crowd that the session is free
 	stop   func() bool // ends the watch on the lock context's end; nil without one
 }
@@ -79,7 +77,7 @@ func (c *conn) begin(ctx context.Context, s *scope, h *lockctx.Hint, opts driver
 		return nil, &Error{Op: "begin", Key: names(h), Err: lockerr.With(ErrUnsafe, errors.New(
 			"a transaction that plain SQL text has begun may be open on this connection; begin it with BeginTx"))}
 	}
-	rows, leases, err := c.k.wanted(s, h)
+	rows, guards, err := c.k.wanted(s, h)
 	if err != nil {
 		return nil, err
 	}
@@ -91,7 +89,7 @@ func (c *conn) begin(ctx context.Context, s *scope, h *lockctx.Hint, opts driver
 	if err != nil {
 		return nil, c.k.setupError(h, err)
 	}
-	undo, err := s.lease(ctx, l, h, leases, true)
+	undo, err := s.guard(ctx, l, h, guards, true)
 	if err != nil {
 		return nil, yielded(err)
 	}
@@ -147,11 +145,11 @@ func (k *connector) openSession(ctx, end context.Context, s *scope, h *lockctx.H
 	if err != nil {
 		return nil, k.setupError(h, err)
 	}
-	rows, leases, err := k.wanted(s, h)
+	rows, guards, err := k.wanted(s, h)
 	if err != nil {
 		return nil, err
 	}
-	undo, err := s.lease(ctx, l, h, leases, hold == nil)
+	undo, err := s.guard(ctx, l, h, guards, hold == nil)
 	if err != nil {
 		return nil, yielded(err)
 	}
@@ -267,20 +265,20 @@ func (k *connector) setupError(h *lockctx.Hint, err error) error {
 
 // join adds to the unit what of a hint it does not hold yet.
 func (u *unit) join(ctx context.Context, k *connector, h *lockctx.Hint) (err error) {
-	for _, l := range k.around(h) {
-		if !slices.Contains(u.around, l) {
-			u.around = append(u.around, l)
+	for _, g := range k.around(h) {
+		if !slices.Contains(u.around, g) {
+			u.around = append(u.around, g)
 		}
 	}
-	rows, leases, err := k.wanted(u.scope, h)
-	if err != nil || len(rows)+len(leases) == 0 {
+	rows, guards, err := k.wanted(u.scope, h)
+	if err != nil || len(rows)+len(guards) == 0 {
 		return err
 	}
 	if u.read && !h.AllowStale && u.l.Info().RepeatableRead(u.opts.Isolation) {
 		return u.error("lock", lockerr.With(ErrStaleSnapshot, fmt.Errorf(
 			"it has read before it asks for %s; ask for all keys at once (lockctx.WithKeys), or say lockctx.AllowStale()", strings.Join(rows, ", "))))
 	}
-	undo, err := u.scope.lease(ctx, u.l, h, leases, false)
+	undo, err := u.scope.guard(ctx, u.l, h, guards, false)
 	if err != nil || len(rows) == 0 {
 		return err
 	}
@@ -581,7 +579,7 @@ func (u *unit) finish(commit bool) error {
 	if err != nil {
 		if (fenced || server.Number(err) != 0) && !server.Gone(err, u.link.Conn) {
 			// What is left of the transaction must go: the server has refused it,
-			// or a lease is not ours any more.
+			// or a guard is not ours any more.
 			if server.Deadlock(err) {
 				err = lockerr.With(ErrDeadlock, err)
 			}
@@ -597,32 +595,21 @@ func (u *unit) finish(commit bool) error {
 		}
 		u.failed = err
 		if fenced && u.scope.unwatch != nil {
-			u.scope.failed = err // what was decided under the lease must not be written without it
+			u.scope.failed = err // what was decided under the guard must not be written without it
 		}
 	}
 	u.end()
 	return err
 }
 
-// fence checks, right before COMMIT and on the same connection, that the leases
-// are still ours, and keeps them so until the transaction has ended.
+// fence checks, right before COMMIT and on the same connection, that the guards
+// are still ours.
 func (u *unit) fence() error {
 	if u.opts.ReadOnly {
 		return nil // there is nothing that could be written
 	}
-	return u.l.fence(u.link, u.scope.leases, u.around)
+	return u.l.fence(u.link, slices.Concat(u.scope.guards, u.around)...)
 }
-
-func (l *locks) fence(link *pool.Conn, leases, around []*lease.Lease) error {
-	leases = append(slices.Clone(leases), around...)
-	if len(leases) == 0 || fenceOff.Load() {
-		return nil
-	}
-	return l.leases.Fence(context.Background(), link.Conn, leases)
-}
-
-// fenceOff is for tests that show what the fence prevents.
-var fenceOff atomic.Bool
 
 // endTx ends a transaction of the caller: the unit's own, or a savepoint in it.
 func (u *unit) endTx(t *tx, commit bool) error {
@@ -767,16 +754,20 @@ func (u *unit) fail(cause error, gone bool) {
 	u.cutStream()
 	_ = u.link.Take(context.Background())
 	defer u.give()
-	u.lose(u.error("statement", cause), gone)
+	var said *Error
+	if !errors.As(cause, &said) {
+		cause = u.error("statement", cause)
+	}
+	u.lose(cause, gone)
 }
 
 func (u *unit) error(op string, err error) error {
 	keys, strategy := slices.Collect(maps.Keys(u.keys)), lockctx.StrategyRow
-	if len(keys) == 0 {
-		strategy = lockctx.StrategyLease
-	}
-	for _, l := range slices.Concat(u.scope.leases, u.around) {
-		keys = append(keys, l.Key())
+	for _, g := range slices.Concat(u.scope.guards, u.around) {
+		if len(keys) == 0 {
+			strategy = strategyOf(g)
+		}
+		keys = append(keys, g.Key())
 	}
 	slices.Sort(keys)
 	return &Error{Op: op, Key: strings.Join(slices.Compact(keys), ", "), Strategy: strategy, Err: err}

@@ -39,10 +39,12 @@ func (s *scratch) user(grants ...string) *scratch {
 func TestBadInput(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		exec(t, s.plain, "CREATE TABLE isam (namespace VARBINARY(255) NOT NULL, name VARBINARY(255) NOT NULL, PRIMARY KEY (namespace, name)) ENGINE=MyISAM")
+		exec(t, s.plain, "CREATE TABLE older (namespace VARBINARY(255) NOT NULL, name VARBINARY(255) NOT NULL, PRIMARY KEY (namespace, name)) ENGINE=InnoDB")
 		exec(t, s.plain, "CREATE VIEW seen AS SELECT * FROM p")
 		nodb := *s
 		nodb.database = ""
 		reader := s.user("SELECT ON $db.p")
+		bound := s.user("SELECT, INSERT, UPDATE ON $db.*")
 		for _, c := range []struct {
 			what string
 			db   *sql.DB
@@ -51,6 +53,8 @@ func TestBadInput(t *testing.T) {
 		}{
 			{"no table", s.open("lockSchema=manual"), nil, []string{"CREATE TABLE", "`mysqllock`", "does not exist"}},
 			{"a MyISAM table", s.open("lockTable=isam"), mysqllock.ErrUnsafe, []string{"MyISAM", "InnoDB"}},
+			{"a table of the older form", s.open("lockTable=older", "lockSchema=manual"), nil, []string{"older form", "ALTER TABLE", "INSERT IGNORE"}},
+			{"a table of the older form, no right to alter it", bound.open("lockTable=older"), nil, []string{"denied", "ALTER TABLE", "INSERT IGNORE"}},
 			{"a view", s.open("lockTable=seen"), mysqllock.ErrUnsafe, []string{"view"}},
 			{"no database", nodb.open(), nil, []string{"no database is selected"}},
 			{"an unknown schema", s.open("lockTable=nowhere.locks"), nil, []string{"nowhere", "CREATE TABLE"}},

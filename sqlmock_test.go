@@ -32,6 +32,7 @@ const (
 	sqlIdentify = "SELECT ID, HOST FROM information_schema.PROCESSLIST WHERE ID = CONNECTION_ID()"
 	sqlControl  = "SET SESSION autocommit = 1, innodb_lock_wait_timeout = 5, lock_wait_timeout = 5"
 	sqlSession  = "SET SESSION autocommit = 0, wait_timeout = 30"
+	sqlLeasing  = "SET SESSION autocommit = 1, sql_mode = '', innodb_lock_wait_timeout = 1, lock_wait_timeout = 5, wait_timeout = 30"
 	sqlProbe    = "SELECT VERSION(), DATABASE(), @@innodb_rollback_on_timeout, @@read_only OR @@innodb_read_only," +
 		" /*!80000 @@transaction_isolation, 0, CONCAT('OFF,', IFNULL((SELECT GROUP_CONCAT(VARIABLE_VALUE ORDER BY VARIABLE_NAME)" +
 		" FROM performance_schema.global_variables WHERE VARIABLE_NAME IN ('group_replication_group_name','group_replication_single_primary_mode')),'')) */" +
@@ -135,7 +136,7 @@ func fixed(text string) string {
 
 var (
 	aMark          = regexp.MustCompile(`\b[0-9a-f]{24}\b`)
-	aBound         = regexp.MustCompile(`MAX_EXECUTION_TIME\(\d+\)`)
+	aBound         = regexp.MustCompile(`MAX_EXECUTION_TIME\((\d+)\)`)
 	aStatementTime = regexp.MustCompile(`max_statement_time = [0-9.]+`)
 )
 
@@ -284,8 +285,8 @@ func granted(keys int) *sqlmock.Rows {
 // another two seconds and a half, its token, and whose it is.
 var theLease = []driver.Value{int64(2500000), int64(5), "web-2:7:shopd#0a1b2c3d"}
 
-// alas is granted, with that lease on one more key.
-func alas(before int) *sqlmock.Rows {
+// leasedAfter is granted, with that lease on one more key.
+func leasedAfter(before int) *sqlmock.Rows {
 	return granted(before).AddRow(append([]driver.Value{7}, theLease...)...)
 }
 
@@ -667,7 +668,7 @@ func TestMockLeased(t *testing.T) {
 		m.setUp(a)
 		m.exist(sqlExists, "k")
 		for range 2 {
-			m.tries(a).WillReturnRows(alas(0))
+			m.tries(a).WillReturnRows(leasedAfter(0))
 			m.rollback(a)
 		}
 		_, err := m.db.BeginTx(m.ctx, nil)
@@ -686,10 +687,10 @@ func TestMockLeased(t *testing.T) {
 			m.setUp(a)
 			m.exist(sqlExists3, "k1", "k2")
 			if a.mariadb() {
-				m.ExpectQuery(sqlBlock3).WillReturnRows(alas(1))
+				m.ExpectQuery(sqlBlock3).WillReturnRows(leasedAfter(1))
 			} else {
 				m.ExpectBegin()
-				m.ExpectQuery(sqlTry3).WillReturnRows(alas(1))
+				m.ExpectQuery(sqlTry3).WillReturnRows(leasedAfter(1))
 			}
 			m.rollback(a)
 			m.ctx = lockctx.WithKeys(context.Background(), []string{"k1", "k2"})
@@ -708,7 +709,7 @@ func TestMockJoinLeased(t *testing.T) {
 		m.locked(a)
 		m.expectExec(sqlUpdate, 1, 1)
 		m.exist(sqlExists1, "k1")
-		m.ExpectQuery(sqlTry1).WillReturnRows(alas(0))
+		m.ExpectQuery(sqlTry1).WillReturnRows(leasedAfter(0))
 		m.rollback(a)
 		tx := m.begin()
 		_, err := tx.Exec(sqlUpdate, 1, 1)
@@ -735,6 +736,23 @@ func TestMockJoinLeased(t *testing.T) {
 		m.want(err, nil)
 		m.want(tx.Commit(), nil)
 	})
+}
+
+// TestMockJoinHalfLeased asks for two more keys at once, one of which is known to
+// have had a lease. Only that is looked up; then the other turns out to have one.
+func TestMockJoinHalfLeased(t *testing.T) {
+	m := mock(t, mysqllock.Config{})
+	m.locked(aMySQL)
+	m.ExpectQuery(sqlExists3).WillReturnRows(sqlmock.NewRows([]string{"name", "token"}).AddRow("", 2).AddRow("k2", 0).AddRow("k1", 4))
+	m.ExpectQuery(sqlLook1).WillReturnRows(sqlmock.NewRows([]string{"name", "remaining", "token", "owner"}))
+	m.ExpectQuery(sqlTry3).WillReturnRows(leasedAfter(1))
+	m.ExpectRollback()
+	tx := m.begin()
+	_, err := tx.ExecContext(lockctx.WithKeys(m.ctx, []string{"k1", "k2"}, lockctx.NoWait()), sqlUpdate, 1, 1)
+	inTheWay(t, err, "k1, k2")
+	_, err = tx.ExecContext(m.ctx, sqlUpdate, 3, 42)
+	m.want(err, mysqllock.ErrLost)
+	m.want(tx.Commit(), mysqllock.ErrLost)
 }
 
 // TestMockDeadlock has a user's statement that the server chose to break a
@@ -890,7 +908,7 @@ func TestMockSetUpFails(t *testing.T) {
 			m.probe(aMySQL)
 			m.state(aMySQL)
 			m.ExpectQuery(sqlFloor).WillReturnError(number(1142))
-		}, nil, []string{"1142", sqlMakeFloor}},
+		}, nil, []string{"1142"}},
 		{"may not make the floor", mysqllock.Config{}, func(m *mocked) {
 			m.probe(aMySQL)
 			m.state(aMySQL)
@@ -1315,7 +1333,7 @@ func TestMockLate(t *testing.T) {
 		m.setUp(aMySQL)
 		m.stillOpen()
 		m.exist(sqlExists, "k")
-		m.ExpectQuery(sqlTry).WillReturnRows(alas(0))
+		m.ExpectQuery(sqlTry).WillReturnRows(leasedAfter(0))
 		m.ExpectRollback()
 		_, err := tx.Exec(sqlUpdate, 1, 1)
 		m.want(err, nil)
@@ -1473,7 +1491,8 @@ func TestMockIdleLimit(t *testing.T) {
 
 // record is a database handle over a fake server whose connections can be told
 // apart. The log shows them by what they are for: app, control or session,
-// numbered by their order.
+// numbered by their order; what is said on those for leases is package lease's
+// own affair.
 type record struct {
 	*fakeServer
 	t    *testing.T
@@ -1521,12 +1540,15 @@ func (r *record) lines() (lines []string) {
 		part := logLine.FindStringSubmatch(line)
 		id, text := part[1], fixed(part[2])
 		switch text {
-		case sqlControl, sqlSession:
-			role := map[string]string{sqlControl: "control", sqlSession: "session"}[text]
+		case sqlControl, sqlSession, sqlLeasing:
+			role := map[string]string{sqlControl: "control", sqlSession: "session", sqlLeasing: "lease"}[text]
 			count[role]++
 			r.role[id] = fmt.Sprint(role, count[role])
 			continue
 		case sqlIdentify, sqlProbe, sqlState, sqlStateMaria, sqlFloor:
+			continue
+		}
+		if strings.HasPrefix(r.role[id], "lease") {
 			continue
 		}
 		if r.role[id] == "" {
@@ -1979,6 +2001,114 @@ func TestRecordWait(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestRecordWaitLeased waits for a lease without a lock on its row, until it has
+// been given back after a second, or until the wait is over.
+func TestRecordWaitLeased(t *testing.T) {
+	const begin = "app1: BeginTx {Isolation:0 ReadOnly:false}"
+	waits := func(t *testing.T, givenBack bool, test func(ctx context.Context, r *record)) {
+		recorded(t, mysqllock.Config{Wait: 2 * time.Second}, func(ctx context.Context, r *record) {
+			normal := r.answer
+			r.answer = func(c *fakeConn, text string) (fakeReply, error) {
+				switch {
+				case strings.Contains(text, "GET_LOCK(") && !givenBack: // the server's own bound ends it
+					bound, err := time.ParseDuration(aBound.FindStringSubmatch(text)[1] + "ms")
+					r.is(err, nil)
+					time.Sleep(bound)
+					return fakeReply{}, number(3024)
+				case strings.Contains(text, "GET_LOCK("):
+					time.Sleep(time.Second)
+					r.replying(sqlTry, int64(1), int64(0), int64(5), nil)
+					r.replying(sqlLook1)
+					return fakeReply{columns: []string{"c"}, rows: [][]driver.Value{{int64(1)}}}, nil
+				case strings.HasSuffix(text, "LOCK IN SHARE MODE"):
+					return fakeReply{columns: []string{"c"}}, nil
+				}
+				return normal(c, text)
+			}
+			test(ctx, r)
+		})
+	}
+	took := func(t *testing.T, start time.Time, want time.Duration) {
+		t.Helper()
+		if waited := time.Since(start); waited != want {
+			t.Errorf("it took %v, want %v", waited, want)
+		}
+	}
+	repeated := func(t *testing.T, lines []string, attempt ...string) { // a few times
+		t.Helper()
+		if n := len(lines) / len(attempt); n < 2 || n > 4 || !slices.Equal(lines, slices.Repeat(attempt, n)) {
+			t.Errorf("the server got\n\t%s", strings.Join(lines, "\n\t"))
+		}
+	}
+	locked := append([]driver.Value{int64(1)}, theLease...)
+	t.Run("given back", func(t *testing.T) {
+		waits(t, true, func(ctx context.Context, r *record) {
+			r.replying(sqlTry, locked...)
+			start := time.Now()
+			r.is(r.write(lockctx.With(ctx, "k"), r.db), nil)
+			took(t, start, time.Second)
+			r.want(
+				"control1: "+sqlExists, "control1: "+sqlInsert,
+				begin, "app1: "+sqlTry, "app1: Rollback",
+				begin, "app1: "+sqlTry, "app1: UPDATE p SET stock = 1", "app1: Commit",
+			)
+		})
+	})
+	t.Run("not given back", func(t *testing.T) {
+		waits(t, false, func(ctx context.Context, r *record) {
+			r.replying(sqlTry, locked...)
+			start := time.Now()
+			err := r.write(lockctx.With(ctx, "k"), r.db)
+			took(t, start, 2*time.Second)
+			r.is(err, mysqllock.ErrTimeout)
+			var e *mysqllock.Error
+			if !errors.As(err, &e) || e.Holder == nil || e.Holder.Program != "web-2:7:shopd" || e.Waited != 2*time.Second {
+				t.Errorf("the error is %v", err)
+			}
+			repeated(t, r.lines()[2:], begin, "app1: "+sqlTry, "app1: Rollback")
+		})
+	})
+	t.Run("joins", func(t *testing.T) {
+		waits(t, true, func(ctx context.Context, r *record) {
+			r.replying(sqlExists1, "k1", int64(4))
+			r.replying(sqlLook1, append([]driver.Value{"k1"}, theLease...)...)
+			hint := lockctx.With(ctx, "k")
+			tx, err := r.db.BeginTx(hint, nil)
+			r.is(err, nil)
+			r.lines()
+			start := time.Now()
+			r.is(r.write(lockctx.With(hint, "k1"), tx), nil)
+			took(t, start, time.Second)
+			r.is(tx.Commit(), nil)
+			r.want(
+				"control1: "+sqlExists1,
+				"control1: "+sqlLook1,
+				"control1: "+sqlLook1,
+				"app1: "+sqlTry1,
+				"app1: UPDATE p SET stock = 1",
+				"app1: Commit",
+			)
+		})
+	})
+	t.Run("joins, not given back", func(t *testing.T) { // the transaction goes on
+		waits(t, false, func(ctx context.Context, r *record) {
+			r.replying(sqlExists1, "k1", int64(4))
+			r.replying(sqlLook1, append([]driver.Value{"k1"}, theLease...)...)
+			hint := lockctx.With(ctx, "k")
+			tx, err := r.db.BeginTx(hint, nil)
+			r.is(err, nil)
+			r.lines()
+			start := time.Now()
+			r.is(r.write(lockctx.With(hint, "k1"), tx), mysqllock.ErrTimeout)
+			took(t, start, 2*time.Second)
+			repeated(t, r.lines()[1:], "control1: "+sqlLook1)
+			r.is(r.write(hint, tx), nil)
+			r.is(tx.Commit(), nil)
+			r.want("app1: UPDATE p SET stock = 1", "app1: Commit")
+		})
+	})
 }
 
 // TestRecordBadConn: only where nothing is held may database/sql try again.

@@ -49,6 +49,9 @@ func (l *Locker) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	s, err := a.acquire(open)
 	if err != nil {
 		a.ticket.Leave()
+		if open.Err() != nil {
+			err = context.Cause(open)
+		}
 		return nil, a.explain(ctx, err)
 	}
 	l.rows.NoteLeased(r.Key)
@@ -68,6 +71,7 @@ type attempt struct {
 
 var (
 	errWaitOver = errors.New("the wait is over")
+	errNoAnswer = errors.New("the server did not answer in time")
 	errNoRow    = errors.New("the key's row in the lock table has vanished")
 )
 
@@ -161,7 +165,7 @@ func (a *attempt) try(ctx context.Context, inTurn bool) (*Lease, error) {
 		a.giveBack(h)
 	}
 	if busy(err) {
-		a.left, err = 0, nil
+		err = nil
 	}
 	return s, err
 }
@@ -192,7 +196,7 @@ func (a *attempt) wait(ctx context.Context) (*Lease, error) {
 		if s != nil {
 			return s, nil
 		}
-		if err != nil {
+		if err != nil && ctx.Err() == nil {
 			if a.ticket == nil || server.Number(err) != 0 || errors.Is(err, errNoRow) {
 				return nil, err
 			}
@@ -214,19 +218,15 @@ func (a *attempt) pause() time.Duration {
 // waitOn waits on the station h, until the lease is granted, in which case h has
 // become a host, or there is an error, in which case h is gone or left.
 func (a *attempt) waitOn(ctx context.Context, h *host) (*Lease, error) {
-	belled := false
+	belled, beaten := false, false
 	for ctx.Err() == nil {
-		bound := a.bound(ctx)
 		var err error
-		switch {
-		case belled: // the holder has none; those who wait for ours are behind us
+		switch bound := a.bound(ctx); {
+		case beaten || bound <= 0: // with the bell: others wait for it behind us, and the holder has none
 			if !sleep(ctx, a.pause()) {
 				continue
 			}
-		case bound <= 0:
-			sleep(ctx, a.pause())
-			continue
-		default:
+		case !belled:
 			if belled, err = a.listen(ctx, h, a.r.Key, bound); err != nil {
 				return nil, err
 			}
@@ -242,6 +242,7 @@ func (a *attempt) waitOn(ctx context.Context, h *host) (*Lease, error) {
 		}
 		switch {
 		case s != nil:
+			a.open(h)
 			a.giveBack(h)
 			return s, nil
 		case !ours:
@@ -250,6 +251,7 @@ func (a *attempt) waitOn(ctx context.Context, h *host) (*Lease, error) {
 			a.running.Go(func() { a.leaveStation(h, a.r.Key) })
 			return nil, err
 		}
+		beaten = belled && (a.left > 0 || server.Deadlock(err))
 	}
 	a.running.Go(func() { a.leaveStation(h, a.r.Key) })
 	return nil, context.Cause(ctx)
@@ -271,7 +273,7 @@ func (a *attempt) bound(ctx context.Context) time.Duration {
 // then asks, by the server's time after the wait.
 func (a *attempt) takeBehind(ctx context.Context, h *host) (s *Lease, ours bool, err error) {
 	deadline, _ := ctx.Deadline()
-	bound := max(time.Millisecond, min(time.Until(deadline), max(a.r.TTL, time.Second)))
+	bound := max(time.Millisecond, min(time.Until(deadline)-giveUp, max(a.r.TTL, time.Second)))
 	_, err = h.exec(ctx, "SET SESSION "+rowWait(bound+time.Second))
 	if err == nil {
 		_, err = h.exec(ctx, "START TRANSACTION")
@@ -279,7 +281,7 @@ func (a *attempt) takeBehind(ctx context.Context, h *host) (s *Lease, ours bool,
 	if err == nil {
 		_, err = h.query(ctx, a.lockRowSQL(a.r.Key, bound))
 	}
-	if err != nil && !server.Interrupted(err) {
+	if err != nil && !server.Interrupted(err) && !server.Deadlock(err) {
 		a.kill(h)
 		return nil, false, err
 	}
@@ -304,12 +306,14 @@ func (a *attempt) takeBehind(ctx context.Context, h *host) (s *Lease, ours bool,
 // where it was not answered in time, or so that it may have been granted: then
 // h, and the ticket, are kept in the background until it is sure that it is not.
 func (a *attempt) take(ctx context.Context, h *host, do func(context.Context) (answer, error)) (s *Lease, ours bool, err error) {
-	own, stop := context.WithTimeout(context.WithoutCancel(ctx), min(a.ttl, background))
+	own, stop := context.WithTimeoutCause(context.WithoutCancel(ctx), min(max(a.ttl, 2*time.Second), background), errNoAnswer)
 	o := &outcome{done: make(chan struct{})}
 	go func() {
 		defer close(o.done)
 		defer stop()
-		o.answer, o.err = do(own)
+		if o.answer, o.err = do(own); o.err != nil && own.Err() != nil {
+			o.err = context.Cause(own)
+		}
 	}()
 	select {
 	case <-o.done:
@@ -327,6 +331,7 @@ func (a *attempt) take(ctx context.Context, h *host, do func(context.Context) (a
 			return nil, false, context.Cause(ctx)
 		}
 	}
+	a.left = o.left
 	switch {
 	case unknown(o.err):
 		a.settle(h, o)
@@ -334,7 +339,6 @@ func (a *attempt) take(ctx context.Context, h *host, do func(context.Context) (a
 	case o.err != nil:
 		return nil, true, o.err
 	case o.token == 0:
-		a.left = o.left
 		return nil, true, nil
 	case ctx.Err() != nil && !errors.Is(context.Cause(ctx), errWaitOver):
 		a.settle(h, o)
@@ -344,7 +348,6 @@ func (a *attempt) take(ctx context.Context, h *host, do func(context.Context) (a
 		if err != nil {
 			a.settle(h, o)
 		}
-		a.left = 0
 		return nil, err == nil, err
 	}
 	if s, err = a.grant(h, o.answer); err != nil {

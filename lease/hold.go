@@ -192,10 +192,14 @@ func (s *Lease) Release() error {
 	defer s.ticket.Leave()
 	ctx, cancel := context.WithDeadline(context.Background(), s.deadline.Add(margin(s.ttl)))
 	defer cancel()
-	if err := l.release(ctx, s); err != nil {
-		return failure("release", s.key, err)
+	err := l.release(ctx, s)
+	if err == nil {
+		return nil
 	}
-	return nil
+	if ctx.Err() != nil {
+		err = errNoAnswer
+	}
+	return failure("release", s.key, err)
 }
 
 // release tries until ctx ends: a row is locked only for a moment, and another
@@ -215,7 +219,8 @@ func (l *Locker) release(ctx context.Context, s *Lease) error {
 			}
 			sent = sent || unknown(err)
 		}
-		if !server.Locked(err) && server.Number(err) != 0 || !sleep(ctx, pollEvery/5) {
+		again := server.Locked(err) || server.Number(err) == 0 || server.Gone(err, nil)
+		if !again || !sleep(ctx, pollEvery/5) {
 			return err
 		}
 	}

@@ -110,9 +110,13 @@ func (l *Locker) acquire(ctx context.Context, optional bool) (*pool.Conn, error)
 	return c, err
 }
 
-// open lets others use h, too.
+// open lets others use h, too, which may have been a station.
 func (l *Locker) open(h *host) {
 	l.mu.Lock()
+	if h.station {
+		h.station = false
+		l.stations--
+	}
 	l.hosts = append(l.hosts, h)
 	l.mu.Unlock()
 	l.keeper.Keep(h.c, func(error) {

@@ -389,3 +389,30 @@ func TestRowLock(t *testing.T) {
 		}
 	})
 }
+
+// TestBellIsTakenOnce: what is taken twice would have to be given back twice.
+func TestBellIsTakenOnce(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{})
+		ok(t, l.acquire(request("k")).Release())
+		h, err := l.borrow(limited(t))
+		ok(t, err)
+		for range 2 {
+			got, err := l.listen(limited(t), h, "k", time.Second)
+			if err != nil || !got {
+				t.Errorf("%v, %v", got, err)
+			}
+		}
+		_, err = h.take(limited(t), l.takeSQL("k", time.Second, true, true))
+		ok(t, err)
+		if s.bells("k") != 1 {
+			t.Error("the bell was not taken")
+		}
+		_, err = h.exec(limited(t), l.hushSQL("k"))
+		ok(t, err)
+		if s.bells("k") != 0 {
+			t.Error("the bell is still there")
+		}
+		l.giveBack(h)
+	})
+}

@@ -6,11 +6,13 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"encoding/hex"
+	"flag"
 	"fmt"
 	"net"
 	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -26,6 +28,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	flag.Parse()
+	_ = mysql.SetLogger(&mysql.NopLogger{}) // connections are killed all the time
+	_ = flag.Set("test.parallel", "12")     // they mostly wait
 	code := m.Run()
 	for _, s := range running.servers {
 		if err := s.temp.Stop(); err != nil {
@@ -143,6 +148,7 @@ type setup struct {
 	ttl    time.Duration // 0 is 30 s
 	max    int           // connections; 0 is 16
 	params string        // of the DSN
+	user   string        // "" is root
 	table  *schema.Table
 	info   *server.Info
 }
@@ -163,7 +169,9 @@ func (s *scratch) locker(with setup) *locker {
 	}
 	cfg, err := mysql.ParseDSN(s.temp.DSN(s.database) + "?" + with.params)
 	ok(s.t, err)
-	cfg.Logger = &mysql.NopLogger{}
+	if with.user != "" {
+		cfg.User = with.user
+	}
 	l := &locker{s: s, tap: &tap{}}
 	cfg.DialFunc = l.tap.dial
 	connector, err := mysql.NewConnector(cfg)
@@ -274,8 +282,10 @@ func (s *scratch) kill(ids []int64) {
 type tap struct {
 	mu      sync.Mutex
 	log     []string
-	conns   map[net.Conn]struct{}
+	conns   map[*tapConn]struct{}
 	refused bool
+	stallAt string        // the answer to a statement that begins so
+	stalled chan struct{} // does not arrive before this is closed
 }
 
 func (t *tap) dial(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -290,16 +300,33 @@ func (t *tap) dial(ctx context.Context, network, addr string) (net.Conn, error) 
 	if err != nil {
 		return nil, err
 	}
-	return &tapConn{Conn: c, tap: t}, nil
+	return &tapConn{Conn: c, tap: t, gone: make(chan struct{})}, nil
+}
+
+// stall keeps back the answer to the next statement that begins so, and
+// returns a function that lets it arrive.
+func (t *tap) stall(begin string) (arrive func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.stallAt, t.stalled = begin, make(chan struct{})
+	return sync.OnceFunc(func() { close(t.stalled) })
 }
 
 // cut ends all connections and refuses new ones.
 func (t *tap) cut() {
 	t.mu.Lock()
-	defer t.mu.Unlock()
 	t.refused = true
+	t.mu.Unlock()
+	t.cutOpen()
+}
+
+// cutOpen ends all connections.
+func (t *tap) cutOpen() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	for c := range t.conns {
-		c.Close()
+		c.once.Do(func() { close(c.gone) })
+		c.Conn.Close()
 	}
 }
 
@@ -318,18 +345,37 @@ func (t *tap) since() func() []string {
 
 type tapConn struct {
 	net.Conn
-	tap *tap
+	tap     *tap
+	stalled <-chan struct{}
+	gone    chan struct{}
+	once    sync.Once
+}
+
+func (c *tapConn) Read(b []byte) (int, error) {
+	c.tap.mu.Lock()
+	stalled := c.stalled
+	c.tap.mu.Unlock()
+	if stalled != nil {
+		select {
+		case <-stalled:
+		case <-c.gone:
+		}
+	}
+	return c.Conn.Read(b)
 }
 
 func (c *tapConn) Write(b []byte) (int, error) {
 	c.tap.mu.Lock()
 	if c.tap.conns == nil {
-		c.tap.conns = make(map[net.Conn]struct{})
+		c.tap.conns = make(map[*tapConn]struct{})
 	}
-	c.tap.conns[c.Conn] = struct{}{}
+	c.tap.conns[c] = struct{}{}
 	const comQuery = 3
 	if len(b) > 4 && b[3] == 0 && b[4] == comQuery {
 		c.tap.log = append(c.tap.log, string(b[5:]))
+		if c.tap.stallAt != "" && strings.HasPrefix(string(b[5:]), c.tap.stallAt) {
+			c.stalled, c.tap.stallAt = c.tap.stalled, ""
+		}
 	}
 	c.tap.mu.Unlock()
 	return c.Conn.Write(b)
@@ -337,10 +383,14 @@ func (c *tapConn) Write(b []byte) (int, error) {
 
 func (c *tapConn) Close() error {
 	c.tap.mu.Lock()
-	delete(c.tap.conns, c.Conn)
+	delete(c.tap.conns, c)
 	c.tap.mu.Unlock()
+	c.once.Do(func() { close(c.gone) })
 	return c.Conn.Close()
 }
+
+// SyscallConn lets the driver see that an idle connection is dead.
+func (c *tapConn) SyscallConn() (syscall.RawConn, error) { return c.Conn.(syscall.Conn).SyscallConn() }
 
 // Small things.
 

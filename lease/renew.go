@@ -129,7 +129,7 @@ func (l *Locker) renewOn(ctx context.Context, leases []*Lease) error {
 		}
 		return max(0, min(s.ttl, s.until.Sub(sent)))
 	}
-	result, err := h.exec(ctx, l.changeSQL(leases, ttl, renew, " SKIP LOCKED"))
+	result, err := h.exec(ctx, l.changeSQL(leases, ttl, extend, " SKIP LOCKED"))
 	if err != nil {
 		return err
 	}

@@ -172,7 +172,7 @@ func (l *Locker) freeSQL(key string) string {
 
 // What changeSQL does to leases, whose durations are d.ttl.
 const (
-	renew = "expires = UTC_TIMESTAMP(6) + INTERVAL d.ttl MICROSECOND"
+	extend = "expires = UTC_TIMESTAMP(6) + INTERVAL d.ttl MICROSECOND"
 	// touch changes a row as little as possible.
 	touch = "expires = r.expires + INTERVAL 1 MICROSECOND"
 )

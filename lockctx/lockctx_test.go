@@ -92,6 +92,7 @@ func TestBadHint(t *testing.T) {
 		{"negative MinHold", key, []lockctx.Option{lockctx.Lease(time.Second), lockctx.MinHold(-1)}, "negative MinHold -1ns"},
 		{"short MaxHold", key, []lockctx.Option{lockctx.Lease(time.Second), lockctx.MaxHold(time.Millisecond)}, "MaxHold of 1ms, less than 1s"},
 		{"MinHold of a row", key, []lockctx.Option{lockctx.Row(), lockctx.MinHold(time.Second)}, "need a lease"},
+		{"MinHold of an advisory lock", key, []lockctx.Option{lockctx.Advisory(), lockctx.MinHold(time.Second)}, "need a lease"},
 		{"MaxHold of a row", key, []lockctx.Option{lockctx.Row(), lockctx.MaxHold(time.Second)}, "need a lease"},
 		{"negative retries", key, []lockctx.Option{lockctx.Retry(-1)}, "negative retry count -1"},
 	} {
@@ -200,6 +201,11 @@ func TestKindsOfLock(t *testing.T) {
 		if lock.Key != string(rune('a'+i)) || lock.Strategy != want[i] {
 			t.Errorf("lock %d is %+v", i, lock)
 		}
+	}
+	// Advisory locks are a space of their own.
+	apart := hint(t, lockctx.WithKeys(inner, []string{"b", "b"}, lockctx.Advisory()))
+	if len(apart.Locks) != 4 || apart.Locks[1].Strategy != lockctx.StrategyLease || apart.Locks[2].Strategy != lockctx.StrategyAdvisory || len(apart.Keys()) != 3 {
+		t.Errorf("with an advisory lock the hint is %+v", apart)
 	}
 	if len(h.Locks) != 3 || h.Strategy != lockctx.StrategyRow || h.Named != "" || hint(t, outer).Named != "b" {
 		t.Errorf("the hint is %+v", h)

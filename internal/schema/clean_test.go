@@ -128,6 +128,27 @@ func TestCleanLocksOnlyWhatItRemoves(t *testing.T) {
 	})
 }
 
+// TestCleanLooksAgain: a row that comes into use after it was found stays.
+func TestCleanLooksAgain(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		c, other := s.open(""), s.open("")
+		s.setup(c)
+		s.row(c, "leased", "NULL", 1, -2*time.Minute)
+		s.row(c, "removed", "NULL", 2, -2*time.Minute)
+		s.row(c, "unused", "NULL", 3, -2*time.Minute)
+		stopped := &stopBefore{Conn: c, text: "START", then: func() {
+			s.exec(other, "UPDATE "+s.table.String()+" SET owner = 'x', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR WHERE namespace = 'app' AND name = 'leased'")
+			s.exec(other, "DELETE FROM "+s.table.String()+" WHERE namespace = 'app' AND name = 'removed'")
+		}}
+		if n, err := s.table.Clean(limited(t), stopped, time.Minute, 10); err != nil || n != 1 {
+			t.Errorf("removed %d, %v", n, err)
+		}
+		if got := s.names(c); !slices.Equal(got, []string{"leased"}) {
+			t.Errorf("left are %q", got)
+		}
+	})
+}
+
 // stopBefore calls a function before a statement that begins with text.
 type stopBefore struct {
 	driver.Conn

@@ -1,0 +1,826 @@
+package lease
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// told is a Request.Lost that remembers.
+type told struct {
+	times atomic.Int32
+	err   chan error
+	at    time.Time
+}
+
+func (r *Request) tell() *told {
+	n := &told{err: make(chan error, 10)}
+	r.Lost = func(err error) {
+		n.times.Add(1)
+		n.at = time.Now()
+		n.err <- err
+	}
+	return n
+}
+
+func (n *told) wait(t *testing.T) error {
+	t.Helper()
+	select {
+	case err := <-n.err:
+		if !errors.Is(err, lockerr.ErrLost) && !errors.Is(err, lockerr.ErrClosed) {
+			t.Errorf("the holder is told %v", err)
+		}
+		return err
+	case <-time.After(10 * time.Second):
+		t.Fatal("the holder is not told")
+		return nil
+	}
+}
+
+// TestManyLeases holds 2,000 leases, on a few connections and goroutines.
+func TestManyLeases(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{ttl: 3 * time.Second})
+		const many = 2000
+		held := make([]*Lease, many)
+		var half int
+		for i := range held {
+			r := request(fmt.Sprintf("key%04d", i))
+			r.TTL = 3 * time.Second
+			if i == many/2 {
+				half = runtime.NumGoroutine()
+			}
+			held[i] = l.acquire(r)
+		}
+		if n := runtime.NumGoroutine(); n > half+100 { // other tests run beside
+			t.Errorf("there are %d goroutines with %d leases, %d with half of them", n, many, half)
+		}
+		if n := l.conns.Stat().InUse; n > 2 {
+			t.Errorf("they are on %d connections", n)
+		}
+		sent := l.tap.since()
+		time.Sleep(3500 * time.Millisecond)
+		texts := sent()
+		t.Logf("%d statements in 3.5 s for %d leases of 3 s", len(texts), many)
+		if renewals := count(texts, "INSERT"); renewals < 3*4 || renewals > 4*8 { // at most two groups a second
+			t.Errorf("%d renewal statements, in all %q", renewals, heads(texts))
+		}
+		var live int
+		ok(t, s.db.QueryRow("SELECT COUNT(*) FROM "+s.table.String()+" WHERE "+schema.Live("")).Scan(&live))
+		for _, lease := range held {
+			if err := lease.Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if live != many {
+			t.Errorf("%d are live on the server", live)
+		}
+		begin := time.Now()
+		l.Close()
+		t.Logf("given back in %v", time.Since(begin))
+		ok(t, s.db.QueryRow("SELECT COUNT(*) FROM "+s.table.String()+" WHERE "+schema.Live("")).Scan(&live))
+		if live != 0 {
+			t.Errorf("%d are live after Close", live)
+		}
+	})
+}
+
+func heads(texts []string) (out []string) {
+	for _, text := range texts {
+		out = append(out, text[:min(len(text), 120)])
+	}
+	return out
+}
+
+// TestRenewalStatements renews a thousand in two statements, in whatever way the
+// DSN has rows counted.
+func TestRenewalStatements(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		for _, params := range []string{"", "clientFoundRows=true"} {
+			l := s.locker(setup{params: params})
+			var held []*Lease
+			for i := range 1000 {
+				held = append(held, l.acquire(request(fmt.Sprintf("key%s%d", params, i))))
+			}
+			_, err := s.db.Exec("UPDATE " + s.table.String() + " SET expires = expires - INTERVAL 9 SECOND")
+			ok(t, err)
+			sent := l.tap.since()
+			l.mu.Lock()
+			held[7].due = time.Now()
+			for _, lease := range held {
+				lease.due = lease.due.Add(-6 * time.Second) // all but one are due in 3 to 5 s
+			}
+			l.changed()
+			l.mu.Unlock()
+			soon(t, "all are renewed", func() bool {
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				for _, lease := range held {
+					if time.Until(lease.due) < 8*time.Second {
+						return false
+					}
+				}
+				return true
+			})
+			if texts := sent(); len(texts) != 2 {
+				t.Errorf("%d statements: %q", len(texts), heads(texts))
+			}
+			var late int
+			ok(t, s.db.QueryRow("SELECT COUNT(*) FROM "+s.table.String()+
+				" WHERE owner IS NOT NULL AND expires < UTC_TIMESTAMP(6) + INTERVAL 25 SECOND").Scan(&late))
+			if late != 0 {
+				t.Errorf("%d are not renewed", late)
+			}
+			l.close()
+		}
+	})
+}
+
+// TestLockedRows: a lease whose row somebody has locked does not hold up the
+// renewal of the others, and is renewed soon after.
+func TestLockedRows(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{ttl: 3 * time.Second})
+		r := request("a")
+		r.TTL = 3 * time.Second
+		a := l.acquire(r)
+		r.Key = "b"
+		b := l.acquire(r)
+		tx, err := s.db.Begin()
+		ok(t, err)
+		defer tx.Rollback()
+		_, err = tx.Exec("SELECT 1 FROM " + s.table.String() + " WHERE namespace = " + schema.Literal(s.database) + " AND name = x'61' LOCK IN SHARE MODE")
+		ok(t, err)
+		time.Sleep(1500 * time.Millisecond)
+		if left := s.row("b").left; left < 1800*time.Millisecond {
+			t.Errorf("the other lease has %v left", left)
+		}
+		if left := s.row("a").left; left > 1550*time.Millisecond {
+			t.Errorf("the locked one has %v left", left)
+		}
+		ok(t, tx.Commit())
+		soon(t, "it is renewed", func() bool { return s.row("a").left > 2*time.Second })
+		ok(t, errors.Join(a.Err(), b.Err()))
+	})
+}
+
+func TestStolen(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{ttl: 3 * time.Second})
+		for _, gone := range []string{"token", "owner", "expiry"} {
+			r := request(gone)
+			r.TTL = 3 * time.Second
+			n := r.tell()
+			lease := l.acquire(r)
+			r.Key += "'s neighbour"
+			r.Lost = nil
+			other := l.acquire(r)
+			begin := time.Now()
+			switch gone {
+			case "token":
+				s.set(gone, "token = token + 1")
+			case "owner":
+				s.set(gone, "owner = 'thief#12345678'")
+			case "expiry":
+				s.set(gone, "expires = UTC_TIMESTAMP(6)")
+			}
+			was := s.row(gone)
+			err := n.wait(t)
+			if took := time.Since(begin); took > 1500*time.Millisecond {
+				t.Errorf("%s: told after %v", gone, took)
+			}
+			if !errors.Is(lease.Err(), lockerr.ErrLost) || err.Error() != lease.Err().Error() {
+				t.Errorf("%s: told %v, Err is %v", gone, err, lease.Err())
+			}
+			err = lease.Release()
+			var e *lockerr.Error
+			if !errors.Is(err, lockerr.ErrLost) || !errors.As(err, &e) || e.Op != "release" || e.Key != gone {
+				t.Errorf("%s: released with %v", gone, err)
+			}
+			if is := s.row(gone); is.owner != was.owner || is.token != was.token || is.left > was.left {
+				t.Errorf("%s: the row was %+v and is %+v", gone, was, is)
+			}
+			if err := other.Err(); err != nil {
+				t.Errorf("%s: the other is lost, too: %v", gone, err)
+			}
+			ok(t, other.Release())
+			soon(t, "the bell is given back", func() bool { return s.bells(gone) == 0 })
+			if n.times.Load() != 1 {
+				t.Errorf("told %d times", n.times.Load())
+			}
+		}
+		// Found out by the release.
+		lease := l.acquire(request("k"))
+		s.steal("k")
+		if err := lease.Release(); !errors.Is(err, lockerr.ErrLost) {
+			t.Errorf("released what is someone else's: %v", err)
+		}
+		if r := s.row("k"); !strings.HasPrefix(r.owner, "thief") || !r.live || s.bells("k") != 0 {
+			t.Errorf("the row is %+v", r)
+		}
+		soon(t, "no connection is kept", func() bool { return l.conns.Stat().InUse == 0 })
+	})
+}
+
+// TestCutOff: who cannot renew is told before the server gives the lease to
+// another.
+func TestCutOff(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{ttl: 2 * time.Second})
+		r := request("k")
+		r.TTL = 2 * time.Second
+		n := r.tell()
+		lease := l.acquire(r)
+		time.Sleep(900 * time.Millisecond) // renewed once
+		l.tap.cut()
+		for lease.Err() == nil {
+			time.Sleep(time.Millisecond)
+		}
+		row := s.row("k")
+		if !row.live || row.left < 50*time.Millisecond {
+			t.Errorf("when the holder finds out, the row is %+v", row)
+		}
+		if err := n.wait(t); !errors.Is(err, lockerr.ErrLost) {
+			t.Error(err)
+		}
+		if !strings.Contains(lease.Err().Error(), "not renewed in time: ") {
+			t.Errorf("it does not say why: %v", lease.Err())
+		}
+		other := s.locker(setup{})
+		if next := other.acquire(waiting("k", 5*time.Second)); next.Token() != 2 {
+			t.Errorf("the next token is %d", next.Token())
+		}
+		if n.times.Load() != 1 {
+			t.Errorf("told %d times", n.times.Load())
+		}
+	})
+}
+
+// TestPause: a process that was stopped knows at once, before any of its timers
+// has run.
+func TestPause(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{})
+		r := request("k")
+		n := r.tell()
+		lease := l.acquire(r)
+		lease.mu.Lock()
+		lease.deadline = time.Now().Add(-time.Minute)
+		lease.mu.Unlock()
+		if err := lease.Err(); !errors.Is(err, lockerr.ErrLost) {
+			t.Errorf("past the deadline: %v", err)
+		}
+		n.wait(t)
+		again := l.acquire(waiting("j", 0)) // the Locker goes on
+		ok(t, again.Release())
+	})
+}
+
+// TestLostConnections: leases outlive the connections on which they were taken.
+func TestLostConnections(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		l, other := s.locker(setup{ttl: 2 * time.Second}), s.locker(setup{})
+		r := request("k")
+		r.TTL = 2 * time.Second
+		lease := l.acquire(r)
+		for range 3 {
+			s.kill(s.threads("TRUE"))
+			time.Sleep(700 * time.Millisecond)
+			if err := lease.Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if row := s.row("k"); !row.live || row.token != 1 {
+			t.Errorf("the row is %+v", row)
+		}
+		// The bell is lost. Who waits falls back to looking.
+		granted := make(chan time.Time)
+		go func() {
+			next, err := other.Acquire(limited(t), waiting("k", 10*time.Second))
+			at := time.Now()
+			if err != nil {
+				t.Error(err)
+			} else if err = next.Release(); err != nil {
+				t.Error(err)
+			}
+			granted <- at
+		}()
+		soon(t, "the other has the bell", func() bool { return s.bells("k") == 1 })
+		sent := other.tap.since()
+		time.Sleep(time.Second)
+		if n := count(sent(), "INSERT"); n < 3 || n > 5 {
+			t.Errorf("it looks %d times a second", n)
+		}
+		released := time.Now()
+		ok(t, lease.Release())
+		if took := (<-granted).Sub(released); took > 500*time.Millisecond {
+			t.Errorf("granted after %v", took)
+		}
+		soon(t, "no bell is left", func() bool { return s.bells("k") == 0 })
+	})
+}
+
+// TestWaiterLosesItsConnection goes on on another one.
+func TestWaiterLosesItsConnection(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		l, other := s.locker(setup{}), s.locker(setup{})
+		lease := l.acquire(request("k"))
+		failed := make(chan error)
+		go func() {
+			next, err := other.Acquire(limited(t), waiting("k", 10*time.Second))
+			if err == nil {
+				err = next.Release()
+			}
+			failed <- err
+		}()
+		for range 3 {
+			soon(t, "it waits", func() bool { return len(s.inBell()) == 1 })
+			s.kill(s.inBell())
+			soon(t, "it does not", func() bool { return len(s.inBell()) == 0 })
+		}
+		soon(t, "it waits", func() bool { return len(s.inBell()) == 1 })
+		ok(t, lease.Release())
+		ok(t, <-failed)
+		soon(t, "no connection is kept", func() bool { return other.conns.Stat().InUse == 0 })
+	})
+}
+
+// TestFrozenHolder: a bell that a stopped process still has keeps nobody from
+// its lease once that has run out.
+func TestFrozenHolder(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		conn, err := s.db.Conn(limited(t))
+		ok(t, err)
+		defer conn.Close()
+		l := s.locker(setup{})
+		for _, wait := range []time.Duration{0, 5 * time.Second} {
+			ok(t, l.acquire(request("k")).Release())
+			_, err = conn.ExecContext(limited(t), "DO GET_LOCK('"+bellName(s.database, "k")+"', 0)")
+			ok(t, err)
+			s.set("k", "owner = 'frozen#12345678', expires = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND")
+			begin := time.Now()
+			lease := l.acquire(waiting("k", wait))
+			t.Logf("with a wait of %v granted after %v", wait, time.Since(begin))
+			if took := time.Since(begin); took > time.Second || wait > 0 && took < pollEvery {
+				t.Errorf("with a wait of %v granted after %v", wait, took)
+			}
+			ok(t, lease.Release())
+		}
+		// And one that is still live is waited for no longer than it runs.
+		s.set("k", "owner = 'frozen#12345678', expires = UTC_TIMESTAMP(6) + INTERVAL 1 SECOND")
+		begin := time.Now()
+		lease := l.acquire(waiting("k", 5*time.Second))
+		if took := time.Since(begin); took < 900*time.Millisecond || took > 1500*time.Millisecond {
+			t.Errorf("granted after %v", took)
+		}
+		ok(t, lease.Release())
+	})
+}
+
+// TestFewConnections: where a pool has none to wait on, its waiters look.
+func TestFewConnections(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		for most := 1; most <= 3; most++ {
+			a, b := s.locker(setup{max: most}), s.locker(setup{max: most})
+			lease := a.acquire(request("k"))
+			failed := make(chan error)
+			for range 3 {
+				go func() {
+					next, err := b.Acquire(limited(t), waiting("k", 10*time.Second))
+					if err == nil {
+						err = next.Release()
+					}
+					failed <- err
+				}()
+			}
+			time.Sleep(400 * time.Millisecond)
+			// Others are not held up.
+			begin := time.Now()
+			ok(t, b.acquire(request("j")).Release())
+			if took := time.Since(begin); took > 200*time.Millisecond {
+				t.Errorf("with %d connections another key took %v", most, took)
+			}
+			ok(t, lease.Release())
+			for range 3 {
+				ok(t, <-failed)
+			}
+		}
+	})
+}
+
+func TestMinHold(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		l, other := s.locker(setup{}), s.locker(setup{})
+		r := request("k")
+		r.MinHold = time.Second
+		lease := l.acquire(r)
+		renewal := l.changeSQL([]*Lease{lease}, func(s *Lease) time.Duration { return s.ttl }, extend, "")
+		ok(t, lease.Release())
+		_, err := s.db.Exec(renewal) // one that comes late
+		ok(t, err)
+		row := s.row("k")
+		if !row.live || row.left > time.Second || row.left < 900*time.Millisecond {
+			t.Errorf("after the release the row is %+v", row)
+		}
+		if s.bells("k") != 0 {
+			t.Error("the bell was kept")
+		}
+		_, err = other.Acquire(limited(t), request("k"))
+		var e *lockerr.Error
+		if !errors.Is(err, lockerr.ErrLocked) || !errors.As(err, &e) || e.Holder == nil || e.Holder.Program != "host:1:test" {
+			t.Error(err)
+		}
+		begin := time.Now()
+		next := other.acquire(waiting("k", 5*time.Second))
+		if took := time.Since(begin); took < 800*time.Millisecond || took > 1500*time.Millisecond || next.Token() != 2 {
+			t.Errorf("the next has token %d after %v", next.Token(), took)
+		}
+	})
+}
+
+func TestMaxHold(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{})
+		for _, ttl := range []time.Duration{time.Second, 30 * time.Second} {
+			r := request(ttl.String())
+			r.TTL, r.MaxHold = ttl, 2500*time.Millisecond
+			n := r.tell()
+			lease := l.acquire(r)
+			if left := s.row(r.Key).left; left > min(ttl, r.MaxHold) {
+				t.Errorf("TTL %v: the row runs for %v", ttl, left)
+			}
+			err := n.wait(t)
+			before := time.Now()
+			left := s.row(r.Key).left
+			early, over := lease.until.Sub(n.at), before.Add(left).Sub(lease.until)
+			t.Logf("TTL %v: told %v before its end, on the server it ends %v after that", ttl, early, over)
+			if early < 20*time.Millisecond || early > 500*time.Millisecond || over > 50*time.Millisecond {
+				t.Errorf("TTL %v: told %v before its end, on the server it ends %v after that", ttl, early, over)
+			}
+			if !strings.Contains(err.Error(), "MaxHold") || !errors.Is(lease.Err(), lockerr.ErrLost) {
+				t.Errorf("TTL %v: told %v", ttl, err)
+			}
+		}
+	})
+}
+
+func TestLapse(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{ttl: 2 * time.Second})
+		r := request("k")
+		r.TTL = time.Second
+		n := r.tell()
+		lease := l.acquire(r)
+		lease.Lapse()
+		if err := lease.Err(); err != nil {
+			t.Error(err)
+		}
+		if err := n.wait(t); !strings.Contains(err.Error(), "renewals were ended") {
+			t.Error(err)
+		}
+		ok(t, l.acquire(waiting("k", 5*time.Second)).Release())
+
+		lease = l.acquire(r)
+		lease.Lapse()
+		ok(t, lease.Release())
+		if s.row("k").live {
+			t.Error("Release does not give back what has lapsed")
+		}
+	})
+}
+
+func TestClose(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		l, other := s.locker(setup{}), s.locker(setup{})
+		r := request("mine")
+		n := r.tell()
+		mine := l.acquire(r)
+		r = request("left")
+		r.MinHold = time.Hour
+		l.acquire(r)
+		lapsed := l.acquire(request("lapsed"))
+		lapsed.Lapse()
+		theirs := other.acquire(request("theirs"))
+		failed := make(chan error, 2)
+		for range 2 {
+			go func() {
+				_, err := l.Acquire(limited(t), waiting("theirs", time.Minute))
+				failed <- err
+			}()
+		}
+		soon(t, "one waits on the server", func() bool { return len(s.inBell()) == 1 })
+		begin := time.Now()
+		l.Close()
+		l.Close()
+		if took := time.Since(begin); took > time.Second {
+			t.Errorf("Close takes %v", took)
+		}
+		for range 2 {
+			if err := <-failed; !errors.Is(err, lockerr.ErrClosed) {
+				t.Errorf("a waiter gets %v", err)
+			}
+		}
+		if err := n.wait(t); !errors.Is(err, lockerr.ErrClosed) || !errors.Is(mine.Err(), lockerr.ErrClosed) {
+			t.Errorf("the holder is told %v, Err is %v", err, mine.Err())
+		}
+		ok(t, mine.Release())
+		if s.row("mine").live || s.row("lapsed").live || !s.row("left").live || !s.row("theirs").live {
+			t.Errorf("the rows are %+v, %+v, %+v, %+v", s.row("mine"), s.row("lapsed"), s.row("left"), s.row("theirs"))
+		}
+		if _, err := l.Acquire(limited(t), request("k")); !errors.Is(err, lockerr.ErrClosed) {
+			t.Errorf("after Close: %v", err)
+		}
+		if _, err := l.Await(limited(t), "k", time.Second); !errors.Is(err, lockerr.ErrClosed) {
+			t.Errorf("after Close: %v", err)
+		}
+		soon(t, "nothing is left on the server", func() bool { return len(s.inBell()) == 0 && s.bells("mine") == 0 })
+		ok(t, theirs.Release())
+	})
+}
+
+func TestFence(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{})
+		a, b := l.acquire(request("a")), l.acquire(request("b"))
+		multi := s.info
+		multi.Topology = "several writers"
+		snapshot := s.info
+		snapshot.SnapshotIsolation = s.mariadb
+		for _, info := range []server.Info{s.info, multi, snapshot} {
+			l.info = info
+			s.onConn(func(conn driver.Conn) {
+				ctx := limited(t)
+				sql := func(text string) {
+					t.Helper()
+					ok(t, server.Exec(ctx, conn, text))
+				}
+				if info.SnapshotIsolation {
+					sql("SET SESSION innodb_snapshot_isolation = ON")
+					defer sql("SET SESSION innodb_snapshot_isolation = DEFAULT")
+				}
+				sql("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+				l.renew([]*Lease{a, b}) // the rows change after the snapshot
+				ok(t, l.Fence(ctx, conn, []*Lease{b, a, b}))
+				ok(t, l.Fence(ctx, conn, nil))
+				// Nobody else gets it, even if it runs out.
+				_, err := s.db.Exec("SET SESSION innodb_lock_wait_timeout = 1")
+				ok(t, err)
+				if _, err := s.locker(setup{}).Acquire(ctx, request("a")); !errors.Is(err, lockerr.ErrLocked) {
+					t.Errorf("while a fence stands: %v", err)
+				}
+				// It does not hold up renewals, which come through soon after it.
+				begin := time.Now()
+				l.renew([]*Lease{a, b})
+				if took := time.Since(begin); took > 500*time.Millisecond {
+					t.Errorf("a renewal took %v", took)
+				}
+				ok(t, errors.Join(a.Err(), b.Err()))
+				sql("COMMIT")
+			})
+		}
+		l.info = s.info
+
+		// A release waits for a fence.
+		s.onConn(func(conn driver.Conn) {
+			ok(t, server.Exec(limited(t), conn, "START TRANSACTION"))
+			ok(t, l.Fence(limited(t), conn, []*Lease{b}))
+			released := make(chan error)
+			go func() { released <- b.Release() }()
+			time.Sleep(1300 * time.Millisecond)
+			if !s.row("b").live {
+				t.Error("released although a fence stands")
+			}
+			ok(t, server.Exec(limited(t), conn, "COMMIT"))
+			ok(t, <-released)
+		})
+		if err := l.Fence(limited(t), nil, []*Lease{b}); !errors.Is(err, lockerr.ErrClosed) {
+			t.Errorf("a fence after the release: %v", err)
+		}
+
+		for _, info := range []server.Info{s.info, multi} {
+			l.info = info
+			c := l.acquire(request("c" + info.Topology))
+			s.steal(c.key)
+			s.onConn(func(conn driver.Conn) {
+				ok(t, server.Exec(limited(t), conn, "START TRANSACTION"))
+				defer func() { ok(t, server.Exec(limited(t), conn, "ROLLBACK")) }()
+				err := l.Fence(limited(t), conn, []*Lease{a, c})
+				var e *lockerr.Error
+				if !errors.Is(err, lockerr.ErrLost) || !errors.As(err, &e) || e.Op != "commit" || e.Key != c.key {
+					t.Errorf("the fence of a lost lease: %v", err)
+				}
+			})
+			if err := c.Err(); !errors.Is(err, lockerr.ErrLost) {
+				t.Errorf("after its fence failed: %v", err)
+			}
+		}
+		ok(t, a.Err())
+	})
+}
+
+func TestAwait(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		l, other := s.locker(setup{}), s.locker(setup{})
+		lease := l.acquire(request("k"))
+		woken := make(chan time.Time)
+		go func() {
+			done, err := other.Await(limited(t), "k", 20*time.Second)
+			woken <- time.Now()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			done()
+			done()
+		}()
+		soon(t, "it waits", func() bool { return len(s.inBell()) == 1 })
+		released := time.Now()
+		ok(t, lease.Release())
+		took := (<-woken).Sub(released)
+		t.Logf("woken after %v", took)
+		if took > 100*time.Millisecond {
+			t.Errorf("woken after %v", took)
+		}
+
+		// No longer than asked.
+		lease = l.acquire(request("k"))
+		for _, most := range []time.Duration{50 * time.Millisecond, 300 * time.Millisecond} {
+			begin := time.Now()
+			done, err := other.Await(limited(t), "k", most)
+			ok(t, err)
+			if took := time.Since(begin); took < most*9/10 || took > most+200*time.Millisecond {
+				t.Errorf("for at most %v it waits %v", most, took)
+			}
+			done()
+		}
+
+		// Without a bell it does not spin, and with a cancelled context it ends.
+		soon(t, "the bells are given back", func() bool { return other.conns.Stat().InUse == 0 })
+		ok(t, s.db.QueryRow("SELECT RELEASE_ALL_LOCKS()").Scan(new(int)))
+		s.kill([]int64{int64(s.host(lease))})
+		soon(t, "the bell is gone", func() bool { return s.bells("k") == 0 })
+		begin := time.Now()
+		for range 3 {
+			done, err := other.Await(limited(t), "k", 20*time.Second)
+			ok(t, err)
+			done()
+		}
+		if took := time.Since(begin); took < 600*time.Millisecond || took > 1500*time.Millisecond {
+			t.Errorf("three times it waits %v", took)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+		defer cancel()
+		if _, err := other.Await(ctx, "k", 20*time.Second); !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		few := s.locker(setup{max: 1})
+		begin = time.Now()
+		done, err := few.Await(limited(t), "k", 20*time.Second)
+		ok(t, err)
+		done()
+		if took := time.Since(begin); took < 250*time.Millisecond || took > 500*time.Millisecond {
+			t.Errorf("without a connection it waits %v", took)
+		}
+		soon(t, "all is given back", func() bool { return other.conns.Stat().InUse == 0 && s.bells("k") == 0 })
+	})
+}
+
+// host is the id of the connection that has the lease's bell.
+func (s *scratch) host(lease *Lease) uint64 {
+	lease.l.mu.Lock()
+	defer lease.l.mu.Unlock()
+	return lease.host.c.KnownID()
+}
+
+func TestSessions(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		bare, err := schema.Parse("mysqllock")
+		ok(t, err)
+		for name, with := range map[string]setup{
+			"time zone":   {params: "time_zone=%27%2B13%3A00%27"},
+			"found rows":  {params: "clientFoundRows=true"},
+			"parse time":  {params: "parseTime=true&loc=Local"},
+			"latin1":      {params: "charset=latin1"},
+			"utf8":        {params: "collation=utf8mb4_general_ci"},
+			"strict":      {params: "sql_mode=%27STRICT_ALL_TABLES%2CANSI_QUOTES%27"},
+			"serializing": {params: "transaction_isolation=%27READ-COMMITTED%27"},
+			"bare table":  {table: &bare},
+		} {
+			if s.mariadb && name == "serializing" {
+				with.params = "tx_isolation=%27READ-COMMITTED%27"
+			}
+			l, plain := s.locker(with), s.locker(setup{})
+			lease := l.acquire(request(name))
+			if r := s.row(name); r.left > 30*time.Second || r.left < 25*time.Second {
+				t.Errorf("%s: the row is %+v", name, r)
+			}
+			if _, err := plain.Acquire(limited(t), request(name)); !errors.Is(err, lockerr.ErrLocked) {
+				t.Errorf("%s: %v", name, err)
+			}
+			l.renew([]*Lease{lease})
+			ok(t, lease.Err())
+			s.onConn(func(conn driver.Conn) { ok(t, l.Fence(limited(t), conn, []*Lease{lease})) })
+			ok(t, lease.Release())
+			next := plain.acquire(request(name))
+			if _, err := l.Acquire(limited(t), waiting(name, 400*time.Millisecond)); !errors.Is(err, lockerr.ErrTimeout) {
+				t.Errorf("%s: %v", name, err)
+			}
+			ok(t, next.Release())
+			// A lease that is lost is not ours to renew, however rows are counted.
+			lease = l.acquire(request(name))
+			s.steal(name)
+			l.renew([]*Lease{lease})
+			if err := lease.Err(); !errors.Is(err, lockerr.ErrLost) {
+				t.Errorf("%s: after a theft: %v", name, err)
+			}
+		}
+	})
+}
+
+func TestBigTokensAndOddKeys(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{})
+		for _, key := range []string{"k", "\x00\xff'`\\\n", "K", "k ", strings.Repeat("ä", 127)} {
+			ok(t, l.acquire(request(key)).Release())
+			for _, token := range []uint64{1<<32 - 1, 1<<53 + 1, 1<<62 + 1} {
+				s.set(key, fmt.Sprintf("token = %d", token))
+				lease := l.acquire(waiting(key, time.Second))
+				if lease.Token() != token+1 {
+					t.Errorf("after %d comes %d", token, lease.Token())
+				}
+				if _, err := l.Acquire(limited(t), waiting(key, 10*time.Millisecond)); !errors.Is(err, lockerr.ErrLocked) {
+					t.Error(err)
+				}
+				l.renew([]*Lease{lease})
+				s.onConn(func(conn driver.Conn) { ok(t, l.Fence(limited(t), conn, []*Lease{lease})) })
+				ok(t, lease.Release())
+			}
+		}
+		if len(bellName(strings.Repeat("n", 255), strings.Repeat("k", 255))) > 64 {
+			t.Error("bells' names are too long")
+		}
+	})
+}
+
+// TestLongOwner: what does not fit into the column is cut off.
+func TestLongOwner(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{})
+		long := New(Config{
+			Conns: l.conns, Control: l.control, Rows: l.rows, Queue: l.queue, Table: l.table, Namespace: l.namespace,
+			Owner: strings.Repeat("o", 300), Info: l.info, TTL: time.Second,
+		})
+		defer long.Close()
+		_, err := long.Acquire(limited(t), request("k"))
+		ok(t, err)
+		if n := len(s.row("k").owner); n != 255 {
+			t.Errorf("the owner has %d bytes", n)
+		}
+		_, err = s.locker(setup{}).Acquire(limited(t), request("k"))
+		var e *lockerr.Error
+		if !errors.As(err, &e) || e.Holder.Program != strings.Repeat("o", 246) {
+			t.Error(err)
+		}
+	})
+}
+
+// TestRowVanishes: a clean-up may remove the row of a key that is not held.
+func TestRowVanishes(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{})
+		ok(t, l.acquire(request("k")).Release())
+		_, err := s.db.Exec("DELETE FROM " + s.table.String() + " WHERE name = x'6b'")
+		ok(t, err)
+		ok(t, l.acquire(request("k")).Release())
+		_, err = s.db.Exec("DROP TABLE " + s.table.String())
+		ok(t, err)
+		ok(t, l.acquire(waiting("k", time.Second)).Release())
+	})
+}
+
+func TestDenied(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		user := "u_" + random()
+		_, err := s.db.Exec("CREATE USER " + user)
+		ok(t, err)
+		defer s.db.Exec("DROP USER " + user)
+		_, err = s.db.Exec("GRANT SELECT ON " + s.database + ".* TO " + user)
+		ok(t, err)
+		l := s.locker(setup{user: user})
+		ok(t, s.locker(setup{}).acquire(request("k")).Release())
+		_, err = l.Acquire(limited(t), waiting("k", time.Second))
+		if err == nil || !strings.Contains(err.Error(), "needs SELECT, INSERT, UPDATE") || l.conns.Stat().InUse != 0 {
+			t.Errorf("with SELECT only: %v", err)
+		}
+	})
+}
