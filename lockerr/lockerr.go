@@ -24,10 +24,10 @@ var (
 	ErrTimeout = errors.New("mysqllock: not granted within the wait")
 
 	// ErrLost: the lock was held and is gone, or may be gone: the connection
-	// broke, the server ended it, or a deadlock rolled its transaction back.
-	// What the unit of work had not committed is not committed. Only where Op
-	// is "commit" is the outcome unknown: the connection broke while COMMIT
-	// was on its way.
+	// broke, the server ended it, a deadlock rolled its transaction back, or a
+	// lease was not renewed in time. What the unit of work had not committed is
+	// not committed. Only where Op is "commit", and the connection broke while
+	// COMMIT was on its way, is the outcome unknown.
 	ErrLost = errors.New("mysqllock: lock lost")
 
 	// ErrDeadlock: the server chose this transaction to break a deadlock and
@@ -57,7 +57,7 @@ var (
 type Error struct {
 	Op       string        // what was being done: "lock", "begin", "query", "exec", "commit", …
 	Key      string        // the key, or the keys joined by ", "
-	Strategy string        // "row"
+	Strategy string        // "row", "lease" or "advisory"
 	Holder   *Holder       // who has the key, where the server let us see it; else nil
 	Waited   time.Duration // how long the caller had waited
 	Err      error         // the cause; never nil
@@ -99,23 +99,27 @@ func (e *Error) Is(target error) bool {
 
 // Holder says who has a key. A field that the server does not show is zero.
 type Holder struct {
-	ConnectionID uint64        // the server's id for the connection, as in SHOW PROCESSLIST
+	ConnectionID uint64        // the server's id for the connection, as in SHOW PROCESSLIST; 0 for a lease, which has none
 	User         string        // the account name
 	Host         string        // where the connection comes from
 	Program      string        // the holder's lockOwner, else its program name
-	Since        time.Duration // age of the transaction that holds the key
+	Since        time.Duration // age of the transaction that holds the key; 0 for a lease
 }
 
 // String says who it is, for a log line: what holders say of themselves cannot
 // begin another one.
 func (h *Holder) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "connection %d", h.ConnectionID)
-	if h.User != "" || h.Host != "" {
-		fmt.Fprintf(&b, " of %s@%s", h.User, h.Host)
-	}
-	if h.Program != "" {
-		fmt.Fprintf(&b, " (%s)", h.Program)
+	if h.ConnectionID == 0 { // of a lease
+		b.WriteString(h.Program)
+	} else {
+		fmt.Fprintf(&b, "connection %d", h.ConnectionID)
+		if h.User != "" || h.Host != "" {
+			fmt.Fprintf(&b, " of %s@%s", h.User, h.Host)
+		}
+		if h.Program != "" {
+			fmt.Fprintf(&b, " (%s)", h.Program)
+		}
 	}
 	if h.Since > 0 {
 		fmt.Fprintf(&b, " for %v", h.Since.Round(time.Millisecond))

@@ -177,6 +177,7 @@ func TestErrorIsOneLine(t *testing.T) {
 func TestHolderText(t *testing.T) {
 	for want, h := range map[string]lockerr.Holder{
 		"connection 7":                               {ConnectionID: 7},
+		"web-1:7:shopd":                              {Program: "web-1:7:shopd"},
 		"connection 7 of app@web-1":                  {ConnectionID: 7, User: "app", Host: "web-1"},
 		"connection 7 of @web-1":                     {ConnectionID: 7, Host: "web-1"},
 		"connection 7 (shopd)":                       {ConnectionID: 7, Program: "shopd"},

@@ -76,6 +76,33 @@ func TestExistBehindHolder(t *testing.T) {
 	})
 }
 
+// TestExistWaitsForCleanUp: a new row begins with the floor that a clean-up in
+// progress leaves, at any isolation.
+func TestExistWaitsForCleanUp(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		for _, isolation := range []string{"READ UNCOMMITTED", "READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"} {
+			c, key := s.open(), strings.ToLower(isolation)
+			s.exec(c, "BEGIN")
+			s.exec(c, "UPDATE "+s.table.String()+" SET token = token + 50 WHERE namespace = ''")
+			made := make(chan error, 1)
+			go func() { made <- s.rowsAt(isolation).Exist(limited(t), []string{key}) }()
+			select {
+			case err := <-made:
+				t.Errorf("%s: it did not wait; %v", isolation, err)
+				made <- err
+			case <-time.After(100 * time.Millisecond):
+			}
+			s.exec(c, "UPDATE "+s.table.String()+" SET token = token + 50 WHERE namespace = ''")
+			s.exec(c, "COMMIT")
+			ok(t, <-made)
+			floor := s.one(c, "SELECT token FROM "+s.table.String()+" WHERE namespace = ''")
+			if got := s.row(key); got != floor+" 0 nobody" {
+				t.Errorf("%s: the row is %q over the floor %s", isolation, got, floor)
+			}
+		}
+	})
+}
+
 func TestExistMakesWhatIsMissing(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		c := s.open()

@@ -24,6 +24,7 @@ type Info struct {
 	ReadOnly          bool   // read_only or innodb_read_only
 	IdleLimit         int    // MariaDB's idle_transaction_timeout of new connections, in seconds; 0 is none
 	SnapshotIsolation bool   // there is innodb_snapshot_isolation: where it is on, a locking read of a row that has changed fails (1020)
+	SinglePrimary     bool   // of a Group Replication group: what is not replicated is lost in a failover
 	Topology          string // "" for a single server or a single primary; else why row locks do not hold
 }
 
@@ -56,6 +57,8 @@ func Probe(ctx context.Context, conn driver.Conn) (Info, error) {
 		info.Topology = "Galera"
 	case name != "" && single == "OFF":
 		info.Topology = "Group Replication with several primaries"
+	case name != "":
+		info.SinglePrimary = true
 	}
 	return info, info.tooOld()
 }
