@@ -424,7 +424,7 @@ func (k *connector) newLocks(ctx context.Context) (_ *locks, err error) {
 	// A blocked DDL or insert must not occupy a control connection for long.
 	if l.control, err = pool.New(pool.Config{
 		Connect: k.base.Connect, Max: controlConns, Idle: s.ttl,
-		Setup: "SET SESSION autocommit = 1, innodb_lock_wait_timeout = 5, lock_wait_timeout = 5",
+		Setup: "SET SESSION autocommit = 1, innodb_lock_wait_timeout = 5, lock_wait_timeout = 2",
 	}); err != nil {
 		return nil, err
 	}

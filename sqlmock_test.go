@@ -30,7 +30,7 @@ import (
 // and not there at first.
 const (
 	sqlIdentify = "SELECT ID, HOST FROM information_schema.PROCESSLIST WHERE ID = CONNECTION_ID()"
-	sqlControl  = "SET SESSION autocommit = 1, innodb_lock_wait_timeout = 5, lock_wait_timeout = 5"
+	sqlControl  = "SET SESSION autocommit = 1, innodb_lock_wait_timeout = 5, lock_wait_timeout = 2"
 	sqlSession  = "SET SESSION autocommit = 0, wait_timeout = 30"
 	sqlLeasing  = "SET SESSION autocommit = 1, sql_mode = '', innodb_lock_wait_timeout = 1, lock_wait_timeout = 5, wait_timeout = 30"
 	sqlProbe    = "SELECT VERSION(), DATABASE(), @@innodb_rollback_on_timeout, @@read_only OR @@innodb_read_only," +

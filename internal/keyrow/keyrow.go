@@ -158,6 +158,9 @@ func (r *Rows) read(ctx context.Context, conn driver.Conn, keys []string) (map[s
 	}
 	token := make(map[string]string)
 	for _, row := range rows {
+		if len(row) != 2 {
+			return nil, errors.New("the server does not say which keys have rows")
+		}
 		token[row[0]] = row[1]
 	}
 	return token, nil

@@ -158,6 +158,8 @@ func (t Table) Ensure(ctx context.Context, conn driver.Conn, info server.Info, a
 	switch {
 	case server.Denied(err) || server.Missing(err) || server.Refused(err):
 		return false, fmt.Errorf("making the lock table: %w; let someone with the right to do so run:\n%s", err, run)
+	case server.Locked(err) && lack != "":
+		return false, fmt.Errorf("the lock table is of an older form and in use, so it cannot be changed just now: %w; it is tried again at its next use, or run, when it is not:\n%s", err, run)
 	case err != nil:
 		return false, err
 	case s.engine == "":
