@@ -39,6 +39,10 @@ func (l *Locker) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	if r.MaxHold > 0 {
 		a.ttl = min(a.ttl, r.MaxHold)
 	}
+	if !l.info.SkipLocked() {
+		return nil, a.explain(ctx, lockerr.With(lockerr.ErrUnsafe, errors.New(
+			"leases need SKIP LOCKED, which MariaDB has from 10.6 on; use a row lock")))
+	}
 	if err := l.enter(); err != nil {
 		return nil, a.explain(ctx, err)
 	}

@@ -33,8 +33,9 @@ func TestLostAnswer(t *testing.T) {
 			if r := s.row("k"); !r.live || r.token != before+1 {
 				t.Errorf("meanwhile the row is %+v", r)
 			}
-			if _, err := l.Acquire(limited(t), request("k")); !errors.Is(err, lockerr.ErrLocked) {
-				t.Errorf("another goroutine: %v", err)
+			sent := l.tap.since()
+			if _, err := l.Acquire(limited(t), request("k")); !errors.Is(err, lockerr.ErrLocked) || count(sent(), "INSERT") != 0 {
+				t.Errorf("another goroutine: %v, after %q", err, sent())
 			}
 			if late {
 				arrive()
@@ -93,12 +94,12 @@ func TestLostCommit(t *testing.T) {
 			ok(t, err)
 			arrive := l.tap.stall("COMMIT")
 			ctx, cancel := context.WithCancel(context.Background())
-			failed := make(chan error)
+			failed := make(chan error, 3)
 			go func() {
 				_, err := l.Acquire(ctx, waiting("k", time.Minute))
 				failed <- err
 			}()
-			soon(t, "it waits behind the row lock", func() bool { return len(s.threads("INFO LIKE '%1 FROM %FOR UPDATE'")) == 1 })
+			soon(t, "it waits behind the row lock", func() bool { return len(s.behindRow()) == 1 })
 			ok(t, tx.Commit())
 			soon(t, "it has the lease", func() bool { return s.row("k").live })
 			cancel()
@@ -138,7 +139,7 @@ func TestRestart(t *testing.T) {
 				ok(t, down())
 				ok(t, srv.temp.Restart(limited(t)))
 				ok(t, lease.Err())
-				l.renew([]*Lease{lease})
+				l.renew([]*Lease{lease}, time.Second)
 				ok(t, lease.Err())
 				if left := s.row("k").left; left < 25*time.Second {
 					t.Errorf("the lease is not renewed: %v", left)

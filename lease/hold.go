@@ -170,10 +170,11 @@ func (s *Lease) Lapse() {
 	s.due = time.Time{}
 }
 
-// Release gives the lease back, for which it waits, and lets the next waiter
-// have it. It fails with lockerr.ErrLost where the lease was lost. After any
-// other error the lease is over for its holder, and on the server within the
-// TTL. A second call does nothing.
+// Release gives the lease back, for which it waits a while, and lets the next
+// waiter have it. It fails with lockerr.ErrLost where the lease was lost. After
+// any other error it is over for its holder, and goes on being given back in the
+// background; on the server it runs out within the TTL. A second call does
+// nothing.
 func (s *Lease) Release() error {
 	if err := s.Err(); errors.Is(err, lockerr.ErrLost) {
 		return failure("release", s.key, err)
@@ -189,39 +190,49 @@ func (s *Lease) Release() error {
 		}
 		return nil
 	}
-	defer s.ticket.Leave()
-	ctx, cancel := context.WithDeadline(context.Background(), s.deadline.Add(margin(s.ttl)))
+	over := s.deadline.Add(margin(s.ttl)) // on the server
+	ctx, cancel := context.WithTimeout(l.ctx, patience)
 	defer cancel()
-	err := l.release(ctx, s)
-	if err == nil {
-		return nil
+	again, err := l.release(ctx, s, false)
+	if !again || !time.Now().Before(over) {
+		s.ticket.Leave()
+	} else {
+		l.running.Go(func() {
+			defer s.ticket.Leave()
+			ctx, cancel := context.WithDeadline(l.ctx, over)
+			defer cancel()
+			_, _ = l.release(ctx, s, true)
+		})
 	}
-	if ctx.Err() != nil {
-		err = errNoAnswer
+	if err != nil {
+		return failure("release", s.key, err)
 	}
-	return failure("release", s.key, err)
+	return nil
 }
 
 // release tries until ctx ends: a row is locked only for a moment, and another
-// connection may be better.
-func (l *Locker) release(ctx context.Context, s *Lease) error {
+// connection may be better. again reports that it may still succeed. sent means
+// that an earlier try may have succeeded.
+func (l *Locker) release(ctx context.Context, s *Lease, sent bool) (again bool, err error) {
 	text := l.releaseSQL(s.key, s.token, s.minHold)
-	for sent := false; ; {
+	for {
 		h, err := l.hostOf(ctx, s)
 		if err == nil {
 			var found bool
 			found, err = l.releaseOn(ctx, h, s, text)
 			if err == nil && (found || sent) { // not found again: the first time was enough
-				return nil
+				return false, nil
 			}
 			if err == nil {
-				return lockerr.With(lockerr.ErrLost, errors.New("it was not ours any more"))
+				return false, lockerr.With(lockerr.ErrLost, errors.New("it was not ours any more"))
 			}
 			sent = sent || unknown(err)
 		}
-		again := server.Locked(err) || server.Number(err) == 0 || server.Gone(err, nil)
-		if !again || !sleep(ctx, pollEvery/5) {
-			return err
+		if !server.Locked(err) && server.Number(err) != 0 && !server.Gone(err, nil) {
+			return false, err
+		}
+		if !sleep(ctx, pollEvery/5) {
+			return true, err
 		}
 	}
 }
@@ -292,8 +303,9 @@ func sortByKey(leases []*Lease) {
 
 // Fence makes sure, in the transaction that is about to commit on conn, that the
 // leases are held, and that nobody else gets one of them before the transaction
-// ends. It is one statement, which waits at most for a moment. After an error
-// the transaction must be rolled back.
+// ends. It is one statement. It waits for who has locked a row, but not for
+// longer than the leases last, on the server either. After an error the
+// transaction must be rolled back.
 func (l *Locker) Fence(ctx context.Context, conn driver.Conn, leases []*Lease) error {
 	leases = slices.Clone(leases)
 	sortByKey(leases)
@@ -301,12 +313,19 @@ func (l *Locker) Fence(ctx context.Context, conn driver.Conn, leases []*Lease) e
 	if len(leases) == 0 {
 		return nil
 	}
+	left := time.Hour // more is too long to wait, and for MAX_EXECUTION_TIME
 	for _, s := range leases {
 		if err := s.Err(); err != nil {
 			return failure("commit", s.key, err)
 		}
+		left = min(left, s.left())
 	}
-	held, err := l.fence(ctx, conn, leases)
+	ctx, cancel := context.WithTimeout(ctx, left+giveUpCalmly)
+	defer cancel()
+	held, err := l.fence(ctx, conn, leases, max(left, time.Millisecond))
+	if server.Interrupted(err) {
+		err = lockerr.With(lockerr.ErrLost, fmt.Errorf("somebody has locked the row for as long as the lease lasts: %w", err))
+	}
 	if err != nil {
 		var keys []string
 		for _, s := range leases {
@@ -323,21 +342,29 @@ func (l *Locker) Fence(ctx context.Context, conn driver.Conn, leases []*Lease) e
 	return nil
 }
 
+// left is how long the lease still lasts for its holder if it is not renewed.
+func (s *Lease) left() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return time.Until(s.deadline)
+}
+
 var errNotOurs = errors.New("the server says that it has run out or is someone else's")
 
 // fence returns the keys that are held. Where several nodes take writes, only a
 // write is seen by all of them.
-func (l *Locker) fence(ctx context.Context, conn driver.Conn, leases []*Lease) (map[string]bool, error) {
+func (l *Locker) fence(ctx context.Context, conn driver.Conn, leases []*Lease, bound time.Duration) (map[string]bool, error) {
 	held := make(map[string]bool)
 	if l.info.Topology == "" {
-		rows, err := server.Query(ctx, conn, l.fenceSQL(leases))
+		rows, err := server.Query(ctx, conn, l.fenceSQL(leases, bound))
 		for _, row := range rows {
 			held[row[0]] = true
 		}
 		return held, err
 	}
 	for _, s := range leases {
-		result, err := exec(ctx, conn, l.changeSQL([]*Lease{s}, func(*Lease) time.Duration { return 0 }, touch, ""))
+		text := l.changeSQL([]*Lease{s}, func(*Lease) time.Duration { return 0 }, touch, "")
+		result, err := exec(ctx, conn, l.bounded(text, bound))
 		if err != nil {
 			return nil, err
 		}

@@ -49,6 +49,8 @@ const (
 	// statement that may take the lease is under way; one whose wait is over is
 	// in less of a hurry.
 	giveUp, giveUpCalmly = 35 * time.Millisecond, 200 * time.Millisecond
+	// patience is how long the giver of a lease waits for the server to take it.
+	patience = 2 * time.Second
 	// background bounds what must be done although its caller has gone.
 	background = 10 * time.Second
 	// pollEvery is how often a waiter looks that nothing wakes, and longest how

@@ -45,9 +45,9 @@ func (l *Locker) renewals() {
 		case <-l.wake:
 		case <-timer.C:
 		}
-		due, next := l.due(time.Now())
+		due, limit, next := l.due(time.Now())
 		for some := range slices.Chunk(due, batch) {
-			l.renew(some)
+			l.renew(some, limit)
 		}
 		if len(due) > 0 {
 			next = 0
@@ -57,14 +57,16 @@ func (l *Locker) renewals() {
 }
 
 // due returns the leases to be renewed: where one is due, all that will soon be,
-// so that they gather in few statements. Else it tells how long there is none.
-func (l *Locker) due(now time.Time) (due []*Lease, next time.Duration) {
-	next = time.Hour
+// so that they gather in few statements, and for how long a statement may hold
+// up the shortest of all leases. Else it tells how long there is none.
+func (l *Locker) due(now time.Time) (due []*Lease, limit, next time.Duration) {
+	limit, next = background, time.Hour
 	l.mu.Lock()
 	for s := range l.leases {
 		if s.due.IsZero() {
 			continue
 		}
+		limit = min(limit, s.ttl/6)
 		left := s.due.Sub(now)
 		next = min(next, left)
 		if left <= s.ttl/6 {
@@ -73,20 +75,15 @@ func (l *Locker) due(now time.Time) (due []*Lease, next time.Duration) {
 	}
 	l.mu.Unlock()
 	if next > 0 {
-		return nil, next
+		return nil, 0, next
 	}
 	sortByKey(due)
-	return due, 0
+	return due, max(limit, 200*time.Millisecond), 0
 }
 
 // renew renews leases in one statement. Those whose rows somebody has locked are
 // left alone, and tried again soon, so that they do not hold up the others.
-func (l *Locker) renew(leases []*Lease) {
-	limit := time.Duration(1<<63 - 1)
-	for _, s := range leases {
-		limit = min(limit, s.ttl/6)
-	}
-	limit = max(limit, 200*time.Millisecond)
+func (l *Locker) renew(leases []*Lease, limit time.Duration) {
 	var err error
 	for range 2 { // the first connection may be lost
 		ctx, cancel := context.WithTimeout(l.ctx, limit)

@@ -214,22 +214,36 @@ func (l *Locker) heldSQL(leases []*Lease) string {
 }
 
 // fenceSQL returns the key of each lease that is still held, and keeps it from
-// being taken until the transaction ends.
-func (l *Locker) fenceSQL(leases []*Lease) string {
+// being taken until the transaction ends. The server ends it after bound.
+func (l *Locker) fenceSQL(leases []*Lease, bound time.Duration) string {
+	hint := fmt.Sprintf("/*+ MAX_EXECUTION_TIME(%d) */ ", bound.Milliseconds())
+	if l.info.MariaDB {
+		hint = ""
+	}
 	var reads []string
 	for _, s := range leases {
-		reads = append(reads, fmt.Sprintf("SELECT r.name FROM %s r WHERE %s AND r.token = %d AND r.owner = %s AND r.expires > UTC_TIMESTAMP(6) LOCK IN SHARE MODE",
-			l.table, l.row("r.", s.key), s.token, schema.Literal(l.owner)))
+		reads = append(reads, fmt.Sprintf("SELECT %sr.name FROM %s r WHERE %s AND r.token = %d AND r.owner = %s AND r.expires > UTC_TIMESTAMP(6) LOCK IN SHARE MODE",
+			hint, l.table, l.row("r.", s.key), s.token, schema.Literal(l.owner)))
+		hint = ""
 	}
-	text := reads[0]
-	if len(reads) > 1 {
-		text = "(" + strings.Join(reads, ") UNION ALL (") + ")"
+	if len(reads) == 1 {
+		return l.bounded(reads[0], bound)
 	}
+	return l.bounded("("+strings.Join(reads, ") UNION ALL (")+")", bound)
+}
+
+// bounded has MariaDB end a fence after bound, which MySQL does by a hint, and
+// lets it see rows that have changed since the transaction's snapshot, as that of
+// a lease has which was renewed.
+func (l *Locker) bounded(text string, bound time.Duration) string {
+	if !l.info.MariaDB {
+		return text
+	}
+	settings := fmt.Sprintf("max_statement_time = %.3f", bound.Seconds())
 	if l.info.SnapshotIsolation {
-		// The row has changed since the transaction's snapshot: it was renewed.
-		return "SET STATEMENT innodb_snapshot_isolation = OFF FOR " + text
+		settings += ", innodb_snapshot_isolation = OFF"
 	}
-	return text
+	return "SET STATEMENT " + settings + " FOR " + text
 }
 
 // exec runs one statement as text, in one round trip.

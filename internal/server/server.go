@@ -33,12 +33,13 @@ func Probe(ctx context.Context, conn driver.Conn) (Info, error) {
 	// One text for both: each server skips the other's versioned comment.
 	rows, err := Query(ctx, conn, "SELECT VERSION(), DATABASE(), @@innodb_rollback_on_timeout, @@read_only OR @@innodb_read_only,"+
 		" /*!80000 @@transaction_isolation, 0, CONCAT('OFF,', IFNULL((SELECT GROUP_CONCAT(VARIABLE_VALUE ORDER BY VARIABLE_NAME)"+
-		" FROM performance_schema.global_variables WHERE VARIABLE_NAME IN ('group_replication_group_name','group_replication_single_primary_mode')),'')) */"+
-		" /*M!100000 @@tx_isolation, @@idle_transaction_timeout, CONCAT(@@wsrep_on,',') */")
+		" FROM performance_schema.global_variables WHERE VARIABLE_NAME IN ('group_replication_group_name','group_replication_single_primary_mode')),'')), 0 */"+
+		" /*M!100000 @@tx_isolation, @@idle_transaction_timeout, CONCAT(@@wsrep_on,','),"+
+		" (SELECT COUNT(*) FROM information_schema.SYSTEM_VARIABLES WHERE VARIABLE_NAME = 'INNODB_SNAPSHOT_ISOLATION') */")
 	if err != nil {
 		return Info{}, fmt.Errorf("reading the server's settings: %w", err)
 	}
-	if len(rows) != 1 || len(rows[0]) < 7 {
+	if len(rows) != 1 || len(rows[0]) < 8 {
 		return Info{}, errors.New("mysqllock: the server answers like neither MySQL 8 nor MariaDB 10.3, the oldest that can be used")
 	}
 	r := rows[0]
@@ -49,6 +50,7 @@ func Probe(ctx context.Context, conn driver.Conn) (Info, error) {
 		RollbackOnTimeout: r[2] == "1",
 		ReadOnly:          r[3] == "1",
 		Isolation:         r[4],
+		SnapshotIsolation: r[7] == "1",
 	}
 	info.IdleLimit, _ = strconv.Atoi(r[5])
 	wsrep, group, _ := strings.Cut(r[6], ",")
@@ -64,15 +66,27 @@ func Probe(ctx context.Context, conn driver.Conn) (Info, error) {
 }
 
 func (i Info) tooOld() error {
-	var major, minor int
-	v := strings.TrimPrefix(i.Version, "5.5.5-") // old MariaDB behind replication-safe version strings
-	if _, err := fmt.Sscanf(v, "%d.%d", &major, &minor); err != nil {
+	major, minor, err := i.number()
+	if err != nil {
 		return fmt.Errorf("mysqllock: cannot read the server version %q", i.Version)
 	}
 	if i.MariaDB && (major < 10 || major == 10 && minor < 3) || !i.MariaDB && major < 8 {
 		return fmt.Errorf("mysqllock: server version %s is too old: MySQL 8.0 or MariaDB 10.3 is needed", i.Version)
 	}
 	return nil
+}
+
+func (i Info) number() (major, minor int, err error) {
+	v := strings.TrimPrefix(i.Version, "5.5.5-") // old MariaDB behind replication-safe version strings
+	_, err = fmt.Sscanf(v, "%d.%d", &major, &minor)
+	return major, minor, err
+}
+
+// SkipLocked reports whether the server knows SKIP LOCKED: MySQL 8.0 and
+// MariaDB 10.6 are the first that do.
+func (i Info) SkipLocked() bool {
+	major, minor, _ := i.number()
+	return !i.MariaDB || major > 10 || major == 10 && minor >= 6
 }
 
 // RepeatableRead reports whether an isolation level of BeginTx keeps one
