@@ -792,7 +792,7 @@ func (s *fakeServer) mysqlAnswers() *fakeServer {
 		}
 		switch {
 		case strings.HasPrefix(text, "SELECT VERSION()"):
-			return one("8.4.0", "shop", "0", "0", "REPEATABLE-READ", "0", "OFF,")
+			return one("8.4.0", "shop", "0", "0", "REPEATABLE-READ", "0", "OFF,", int64(0))
 		case strings.HasPrefix(text, "SELECT ID, HOST"):
 			return one(int64(c.id), "app:1")
 		case strings.HasPrefix(text, "SELECT ENGINE"):

@@ -56,7 +56,9 @@ func (h *host) noted(err error) {
 }
 
 // borrow returns a host and its turn: one that is free, else a new one while
-// there are few, else the one with the shortest line. giveBack it.
+// there are few, else the one with the shortest line. giveBack it. Its socket is
+// looked at before the next statement, which would be lost where the server has
+// restarted.
 func (l *Locker) borrow(ctx context.Context) (*host, error) {
 	for {
 		l.mu.Lock()
@@ -64,6 +66,7 @@ func (l *Locker) borrow(ctx context.Context) (*host, error) {
 		for _, h := range l.hosts {
 			if len(h.bells) < maxBells && h.c.TryTake() {
 				l.mu.Unlock()
+				h.c.Fresh(ctx)
 				return h, nil
 			}
 			if quiet == nil || h.line < quiet.line {
@@ -143,7 +146,11 @@ func (l *Locker) takeTurn(ctx context.Context, h *host) (bool, error) {
 	if !gone && err == nil && nowGone {
 		h.c.Give()
 	}
-	return err == nil && !nowGone, err
+	ours := err == nil && !nowGone
+	if ours {
+		h.c.Fresh(ctx)
+	}
+	return ours, err
 }
 
 // giveBack ends the caller's turn, and puts a host without bells back into the

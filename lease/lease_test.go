@@ -356,9 +356,6 @@ func TestRowLock(t *testing.T) {
 				if err != nil {
 					t.Error(err)
 				} else {
-					if r := s.row("k"); r.left < 700*time.Millisecond {
-						t.Errorf("the lease begins with the row %+v", r)
-					}
 					time.Sleep(1200 * time.Millisecond) // it is renewed
 					if err := lease.Release(); err != nil {
 						t.Error(err)

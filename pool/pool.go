@@ -92,7 +92,7 @@ func (p *Pool) Acquire(ctx context.Context) (*Conn, error) {
 		c := res.Value()
 		c.res = res
 		_ = c.Take(context.Background()) // at most a ping of its last user's is under way
-		if c.Silence() < p.idle && c.fresh(ctx) {
+		if c.Silence() < p.idle && c.Fresh(ctx) {
 			return c, nil
 		}
 		c.Destroy()
@@ -106,8 +106,10 @@ func (p *Pool) Ready() bool {
 	return s.IdleResources() > 0 || s.TotalResources() < s.MaxResources()
 }
 
-// fresh asks the driver, which looks at the socket without a round trip.
-func (c *Conn) fresh(ctx context.Context) bool {
+// Fresh reports whether the connection can still be used, and has the driver look
+// at the socket, without a round trip, before it sends the next statement: where
+// the server has closed it, that fails with driver.ErrBadConn and is not sent.
+func (c *Conn) Fresh(ctx context.Context) bool {
 	if r, ok := c.Conn.(driver.SessionResetter); ok && r.ResetSession(ctx) != nil {
 		return false
 	}
