@@ -7,7 +7,7 @@ TOOL     := go tool -modfile=$(CURDIR)/tools/go.mod
 each      = @set -e; for module in $(MODULES); do echo "== $$module: $(1)"; (cd "$$module" && $(1)); done
 
 .DEFAULT_GOAL := help
-.PHONY: help servers lint test demo storm bench
+.PHONY: help servers lint test demo storm prove bench
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ demo: servers ## Show what goes wrong without locks, and right with them
 
 storm: servers ## A longer storm of cancelled contexts and killed connections
 	STORM_TIME=$${STORM_TIME:-60s} go test -race -count 1 -v -run TestStorm .
+
+prove: servers ## The long form of the tests that prove the leases: some minutes
+	PROVE=1 go test -race -count 1 -v -timeout 60m -run 'TestProof|TestOracle' .
 
 bench: servers ## Run the benchmarks
 	go test -bench . -benchmem -run '^$$' .

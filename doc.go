@@ -126,6 +126,34 @@
 // of the table and a restart of the server, as far as the server does not lose
 // commits: innodb_flush_log_at_trx_commit must be 1, its default.
 //
+// # Advisory locks
+//
+// [lockctx.Advisory] keeps the lock as a named lock of the server (GET_LOCK). It
+// follows the rules of leases: nothing is pinned, and within [Do] and [Acquire]
+// transactions are real. It has no table, no token and no expiry; it lasts as long
+// as its connection, one of a few that the handle shares among all such locks,
+// and that the driver pings. Where that is gone every hold on it is told within a
+// second; where the server does not answer, before it would free the locks. A
+// lock is never silently taken again.
+//
+// Right before COMMIT the server is asked, on the transaction's connection,
+// whether the lock's connection still has it. Unlike the fence of a lease this
+// does not keep the lock from being lost between the question and COMMIT.
+//
+// Two goroutines exclude each other by their lock contexts, although GET_LOCK
+// would let the same connection have a lock twice. Waiters line up in the process,
+// first come first served, and the lock goes from one to the next without a
+// statement, as often as lockHandOvers and lockHandOverTime say; so it does with
+// leases, each with a new token. A process that waits for another takes one
+// connection for each key while it does.
+//
+// Names are the namespace and the key, hashed where that is longer or means more
+// than GET_LOCK can tell apart. Advisory locks are a space of their own: they do
+// not exclude row locks and leases on the same key. Behind a proxy that sends the
+// statements of one connection to several of its own they fail with ErrUnsafe. On
+// Galera and Group Replication, also with a single primary, every node grants
+// them, so there they are refused.
+//
 // # When it goes wrong
 //
 // Every failure is an [*Error] around one of the sentinels. A lock that is not
@@ -187,11 +215,12 @@
 // To be told who holds a key it needs SELECT on performance_schema (MySQL) or
 // PROCESS (MariaDB); cancelling needs no privilege.
 //
-// # Where row locks do not hold
+// # Where locks do not hold
 //
 // On Galera, and on Group Replication with several primaries, two nodes grant
-// the same row lock. There a hint fails with ErrUnsafe, unless lockUnsafe=allow
-// says that the application writes on one node only.
+// the same row lock. There a hint for one fails with ErrUnsafe, unless
+// lockUnsafe=allow says that the application writes on one node only. Leases hold
+// there: their fence is a write, which all nodes see.
 //
 // # No interception layer
 //

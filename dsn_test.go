@@ -38,6 +38,7 @@ var goodDSNs = []struct {
 
 	{dsnBare + "?lockStrategy=row", dsnBare, Config{Strategy: "row"}},
 	{dsnBare + "?lockStrategy=lease", dsnBare, Config{Strategy: "lease"}},
+	{dsnBare + "?lockStrategy=advisory&lockHandOvers=3&lockHandOverTime=5ms", dsnBare, Config{Strategy: "advisory", HandOvers: 3, HandOverTime: 5 * time.Millisecond}},
 	{dsnBare + "?lockWait=2s", dsnBare, Config{Wait: 2 * time.Second}},
 	{dsnBare + "?lockWait=1h30m", dsnBare, Config{Wait: 90 * time.Minute}},
 	{dsnBare + "?lockWait=0", dsnBare, Config{NoWait: true}},
@@ -110,6 +111,11 @@ var badDSNs = []struct {
 	{dsnBare + "?parseTime=true&lockKey=a&loc=UTC", "unknown DSN parameter lockKey"},
 
 	{dsnBare + "?lockStrategy=redis", `lockStrategy is "redis", want row, lease or advisory`},
+	{dsnBare + "?lockHandOvers=0", "lockHandOvers is 0, want 1 or more"},
+	{dsnBare + "?lockHandOvers=-1", "lockHandOvers is -1"},
+	{dsnBare + "?lockHandOvers=many", "cannot read"},
+	{dsnBare + "?lockHandOverTime=0", "lockHandOverTime is 0s"},
+	{dsnBare + "?lockHandOverTime=-1s", "lockHandOverTime -1s"},
 	{dsnBare + "?lockStrategy=ROW", `lockStrategy is "ROW"`},
 	{dsnBare + "?lockStrategy=", "lockStrategy is empty"},
 	{dsnBare + "?lockStrategy", "lockStrategy is empty"},

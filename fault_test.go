@@ -284,6 +284,19 @@ func runChild(what string) int {
 		say(err)
 		in.Scan()
 		say(tx.Commit())
+	case "rivals":
+		childRivals(db, in)
+	case "paused":
+		childPaused(db, in, fencedWays)
+	case "unfenced":
+		mysqllock.FenceOff()
+		childPaused(db, in, fenceWays)
+	case "leases":
+		childLeases(in)
+	case "giver":
+		childGiver(db, in)
+	case "turmoil":
+		childTurmoil(db)
 	default:
 		return 2
 	}

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/mysqllock/mysqllock/advisory"
 	"github.com/mysqllock/mysqllock/lease"
 	"github.com/mysqllock/mysqllock/lockctx"
 	"github.com/mysqllock/mysqllock/lockerr"
@@ -38,7 +39,15 @@ type guard interface {
 	Release() error
 }
 
-func isAdvisory(guard) bool { return false }
+var (
+	_ guard = (*lease.Lease)(nil)
+	_ guard = (*advisory.Lock)(nil)
+)
+
+func isAdvisory(g guard) bool {
+	_, ok := g.(*advisory.Lock)
+	return ok
+}
 
 func strategyOf(g guard) string {
 	if isAdvisory(g) {
@@ -179,6 +188,13 @@ func (s *scope) guard(ctx context.Context, l *locks, h *lockctx.Hint, wanted []l
 func (l *locks) take(ctx context.Context, s *scope, lock lockctx.Lock, wait time.Duration, carried bool, lost func()) (guard, error) {
 	waiting := func(ctx context.Context) (context.Context, func(), error) { return s.k.waiting(ctx, s, carried) }
 	told := func(error) { lost() }
+	if lock.Strategy == lockctx.StrategyAdvisory {
+		g, err := l.advisories.Acquire(ctx, advisory.Request{Key: lock.Key, Wait: wait, Waiting: waiting, Lost: told})
+		if err != nil {
+			return nil, err
+		}
+		return g, nil
+	}
 	g, err := l.leases.Acquire(ctx, lease.Request{
 		Key: lock.Key, TTL: lock.TTL, MinHold: lock.MinHold, MaxHold: lock.MaxHold, Wait: wait, Waiting: waiting, Lost: told,
 	})
@@ -195,12 +211,19 @@ func (l *locks) fence(link *pool.Conn, guards ...guard) error {
 		return nil
 	}
 	var leases []*lease.Lease
+	var advisories []*advisory.Lock
 	for _, g := range guards {
-		if g, ok := g.(*lease.Lease); ok {
+		switch g := g.(type) {
+		case *lease.Lease:
 			leases = append(leases, g)
+		case *advisory.Lock:
+			advisories = append(advisories, g)
 		}
 	}
 	var err error
+	if len(advisories) > 0 {
+		err = l.advisories.Check(context.Background(), link.Conn, advisories)
+	}
 	if len(leases) > 0 && err == nil {
 		err = l.leases.Fence(context.Background(), link.Conn, leases)
 	}

@@ -96,6 +96,11 @@ func (a *attempt) acquire(ctx context.Context) (*Lease, error) {
 		}
 	}
 	a.ticket = ticket
+	if from, handed := ticket.Baton().(*Lease); handed {
+		if s, err := a.inherit(ctx, from); s != nil || err != nil {
+			return s, err
+		}
+	}
 	try := true
 	for again := 0; ; {
 		var s *Lease
@@ -126,6 +131,34 @@ func (a *attempt) acquire(ctx context.Context) (*Lease, error) {
 	}
 }
 
+// inherit takes over the lease that the one before in line has handed over, with
+// a token of its own, in one statement. It returns nil where the lease is not
+// ours any more: then it is asked for as by anybody.
+func (a *attempt) inherit(ctx context.Context, from *Lease) (*Lease, error) {
+	var s *Lease
+	h, err := a.hostOf(ctx, from)
+	if err == nil {
+		var ours bool
+		s, ours, err = a.take(ctx, h, func(own context.Context) (answer, error) {
+			return h.take(own, a.inheritSQL(from, a.ttl))
+		})
+		if ours {
+			a.giveBack(h)
+		}
+	}
+	switch {
+	case s != nil:
+		s.since, s.handed = from.since, from.handed+1
+		return s, nil
+	case errors.Is(err, errNoRow):
+		return nil, nil
+	case a.ticket != nil: // else it is freed in the background
+		from.ticket, a.ticket = a.ticket, nil
+		_ = a.relinquish(from)
+	}
+	return nil, err
+}
+
 // lineUp waits for the place in front of the process's own queue.
 func (a *attempt) lineUp(ctx context.Context) (*queue.Ticket, error) {
 	ctx, done, err := a.waiting(ctx)
@@ -133,7 +166,7 @@ func (a *attempt) lineUp(ctx context.Context) (*queue.Ticket, error) {
 		return nil, err
 	}
 	defer done()
-	ticket, err := a.queue.Enter(ctx, []string{a.r.Key})
+	ticket, err := a.queue.Succeed(ctx, a.r.Key)
 	if err != nil {
 		a.holder = a.queue.Holder(a.r.Key)
 		return nil, context.Cause(ctx)

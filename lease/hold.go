@@ -26,6 +26,8 @@ type Lease struct {
 	until   time.Time // when MaxHold is over; zero is never
 	lost    func(error)
 	ticket  *queue.Ticket
+	since   time.Time // when this process was given the key by the server
+	handed  int       // how often it went from caller to caller since then
 
 	host *host     // carries its bell; nil once that is lost. Guarded by Locker.mu
 	due  time.Time // when to renew it; zero is never. Guarded by Locker.mu
@@ -44,7 +46,7 @@ func margin(ttl time.Duration) time.Duration { return min(ttl/10, 5*time.Second)
 func (a *attempt) grant(h *host, ans answer) (*Lease, error) {
 	s := &Lease{
 		l: a.Locker, key: a.r.Key, token: ans.token, ttl: a.ttl, minHold: a.r.MinHold,
-		lost: a.r.Lost, ticket: a.ticket, host: h, deadline: ans.sent.Add(a.ttl - margin(a.ttl)),
+		lost: a.r.Lost, ticket: a.ticket, since: time.Now(), host: h, deadline: ans.sent.Add(a.ttl - margin(a.ttl)),
 	}
 	if a.r.MaxHold > 0 {
 		s.until = ans.sent.Add(a.r.MaxHold)
@@ -170,8 +172,8 @@ func (s *Lease) Lapse() {
 	s.due = time.Time{}
 }
 
-// Release gives the lease back, for which it waits a while, and lets the next
-// waiter have it. It fails with lockerr.ErrLost where the lease was lost. After
+// Release hands the lease over to the next caller of this process in line, or
+// gives it back, for which it waits a while. It fails with lockerr.ErrLost where the lease was lost. After
 // any other error it is over for its holder, and goes on being given back in the
 // background; on the server it runs out within the TTL. A second call does
 // nothing.
@@ -190,8 +192,16 @@ func (s *Lease) Release() error {
 		}
 		return nil
 	}
+	if s.minHold == 0 && s.handed < l.handOvers && time.Since(s.since) < l.handOverTime && s.ticket.HandOver(s) {
+		return nil
+	}
+	return l.relinquish(s)
+}
+
+// relinquish gives back a lease that is over for its holder.
+func (l *Locker) relinquish(s *Lease) error {
 	over := s.deadline.Add(margin(s.ttl)) // on the server
-	ctx, cancel := context.WithTimeout(l.ctx, patience)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	again, err := l.release(ctx, s, false)
 	if !again || !time.Now().Before(over) {

@@ -22,6 +22,11 @@
 // The bells of thousands of leases are on a few connections, the hosts, since
 // none of their statements takes long.
 //
+// A lease that is released while another caller of the same process waits for it
+// goes to that one, with a new token, in one statement and without the bell; but
+// only so often and for so long, and then waiters of other processes have their
+// turn.
+//
 // # How a lease is kept
 //
 // One goroutine renews all leases, those that are due at about the same time in
@@ -73,6 +78,10 @@ type Config struct {
 	Owner     string // how this process calls itself
 	Info      server.Info
 	TTL       time.Duration // how long a connection of Conns may be silent
+	// A lease goes from one caller to the next at most HandOvers times, and while
+	// HandOverTime is not over, before other processes have their turn.
+	HandOvers    int
+	HandOverTime time.Duration
 }
 
 // Locker takes leases on one server. It is safe for concurrent use.
@@ -89,6 +98,9 @@ type Locker struct {
 	info      server.Info
 	keeper    *pool.Keeper
 	maxHosts  int
+
+	handOvers    int
+	handOverTime time.Duration
 
 	ctx     context.Context // ends when the Locker is closed
 	stop    context.CancelCauseFunc
@@ -111,9 +123,10 @@ func New(cfg Config) *Locker {
 	l := &Locker{
 		conns: cfg.Conns, control: cfg.Control, rows: cfg.Rows, queue: cfg.Queue,
 		table: cfg.Table, namespace: cfg.Namespace, program: cfg.Owner, info: cfg.Info,
-		maxHosts: max(1, cfg.Conns.Stat().Max/2),
-		keeper:   pool.NewKeeper(max(time.Second, cfg.TTL.Truncate(time.Second))),
-		leases:   make(map[*Lease]struct{}), wake: make(chan struct{}, 1),
+		maxHosts:  max(1, cfg.Conns.Stat().Max/2),
+		handOvers: cfg.HandOvers, handOverTime: cfg.HandOverTime,
+		keeper: pool.NewKeeper(max(time.Second, cfg.TTL.Truncate(time.Second))),
+		leases: make(map[*Lease]struct{}), wake: make(chan struct{}, 1),
 	}
 	name := cfg.Owner[:min(len(cfg.Owner), maxOwner)]
 	l.owner, l.leftBy = name+"#"+hex.EncodeToString(mark[:]), name+"#00000000"

@@ -144,6 +144,8 @@ type locker struct {
 	tap     *tap
 }
 
+const handOvers = 5
+
 type setup struct {
 	ttl    time.Duration // 0 is 30 s
 	max    int           // connections; 0 is 16
@@ -188,7 +190,7 @@ func (s *scratch) locker(with setup) *locker {
 		Rows: keyrow.New(keyrow.Config{
 			Control: l.control, Table: *with.table, Namespace: s.database, Info: s.info, Auto: true,
 		}),
-		Owner: "host:1:test", Info: *with.info, TTL: with.ttl,
+		Owner: "host:1:test", Info: *with.info, TTL: with.ttl, HandOvers: handOvers, HandOverTime: time.Minute,
 	})
 	s.t.Cleanup(l.close)
 	return l

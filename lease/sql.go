@@ -101,6 +101,13 @@ func (l *Locker) takeSQL(key string, ttl time.Duration, inTurn, nowait bool) str
 		l.bell(key, "0"), turn, schema.Literal(l.owner), in(ttl))
 }
 
+// inheritSQL turns the lease into another, with the next token, where it is still
+// ours.
+func (l *Locker) inheritSQL(from *Lease, ttl time.Duration) string {
+	return fmt.Sprintf("UPDATE %s SET token = LAST_INSERT_ID(token + 1), expires = %s WHERE %s AND token = %d AND owner = %s AND expires > UTC_TIMESTAMP(6)",
+		l.table, in(ttl), l.row("", from.key), from.token, schema.Literal(l.owner))
+}
+
 // in is the server's time after d.
 func in(d time.Duration) string {
 	return fmt.Sprintf("UTC_TIMESTAMP(6) + INTERVAL %d MICROSECOND", d.Microseconds())

@@ -24,6 +24,7 @@ type line struct {
 
 type waiter struct {
 	front chan struct{} // closed when it is
+	heir  bool          // can take over the lock itself
 	baton any           // what the one before it has handed over
 }
 
@@ -59,17 +60,26 @@ func (q *Queue) TryEnter(keys []string) (t *Ticket, holder *lockerr.Holder, ok b
 func (q *Queue) Enter(ctx context.Context, keys []string) (*Ticket, error) {
 	t := &Ticket{q: q}
 	for i, key := range keys {
-		baton, err := q.enter(ctx, key)
-		if err != nil {
+		if _, err := q.enter(ctx, key, false); err != nil {
 			t.Leave()
 			return nil, err
 		}
-		t.keys, t.baton = keys[:i+1], baton
+		t.keys = keys[:i+1]
 	}
 	return t, nil
 }
 
-func (q *Queue) enter(ctx context.Context, key string) (baton any, err error) {
+// Succeed is Enter for somebody to whom the one before may hand over the lock
+// itself: see Baton.
+func (q *Queue) Succeed(ctx context.Context, key string) (*Ticket, error) {
+	baton, err := q.enter(ctx, key, true)
+	if err != nil {
+		return nil, err
+	}
+	return &Ticket{q: q, keys: []string{key}, baton: baton}, nil
+}
+
+func (q *Queue) enter(ctx context.Context, key string, heir bool) (baton any, err error) {
 	q.mu.Lock()
 	l := q.lines[key]
 	if l == nil {
@@ -80,7 +90,7 @@ func (q *Queue) enter(ctx context.Context, key string) (baton any, err error) {
 		q.mu.Unlock()
 		return nil, nil
 	}
-	w := &waiter{front: make(chan struct{})}
+	w := &waiter{front: make(chan struct{}), heir: heir}
 	place := l.waiting.PushBack(w)
 	q.mu.Unlock()
 	select {
@@ -113,12 +123,16 @@ func (t *Ticket) Granted(h *lockerr.Holder) {
 }
 
 // HandOver lets the next in line come to the front, with the lock: baton is what
-// it needs to know of it. Where nobody waits it does nothing and reports false.
-// The ticket is one of a single key.
+// it needs to know of it. Where nobody waits, or the next cannot take it over, it
+// does nothing and reports false. The ticket is one of a single key.
 func (t *Ticket) HandOver(baton any) bool {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
-	if len(t.keys) != 1 || t.q.lines[t.keys[0]].waiting.Len() == 0 {
+	if len(t.keys) != 1 {
+		return false
+	}
+	next := t.q.lines[t.keys[0]].waiting.Front()
+	if next == nil || !next.Value.(*waiter).heir {
 		return false
 	}
 	t.q.next(t.keys[0], baton)

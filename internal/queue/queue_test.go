@@ -40,6 +40,15 @@ func enter(t *testing.T, q *Queue, keys ...string) *Ticket {
 	return ticket
 }
 
+func succeed(t *testing.T, q *Queue, key string) *Ticket {
+	t.Helper()
+	ticket, err := q.Succeed(ctx, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ticket
+}
+
 func TestFirstComeFirstServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var q Queue
@@ -251,7 +260,7 @@ func TestHandOver(t *testing.T) {
 		}
 		for i := range 3 {
 			got := make(chan *Ticket)
-			go func() { got <- enter(t, &q, "k") }()
+			go func() { got <- succeed(t, &q, "k") }()
 			synctest.Wait()
 			front.Granted(&lockerr.Holder{ConnectionID: 7})
 			if !front.HandOver(i) {
@@ -274,6 +283,15 @@ func TestHandOver(t *testing.T) {
 			t.Error("two keys were handed over")
 		}
 		both.Leave()
+		front = enter(t, &q, "k")
+		got := make(chan *Ticket)
+		go func() { got <- enter(t, &q, "k") }()
+		synctest.Wait()
+		if front.HandOver(1) {
+			t.Error("handed over to one that cannot take it")
+		}
+		front.Leave()
+		(<-got).Leave()
 		q.empty(t)
 	})
 }
@@ -289,7 +307,7 @@ func TestHandOverIsNeverLost(t *testing.T) {
 		all.Go(func() {
 			for range 50 {
 				own, cancel := context.WithTimeout(ctx, rand.N(200*time.Microsecond))
-				ticket, err := q.Enter(own, []string{"k"})
+				ticket, err := q.Succeed(own, "k")
 				cancel()
 				if err != nil {
 					continue

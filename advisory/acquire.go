@@ -1,0 +1,393 @@
+package advisory
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// strategy is what errors call these locks.
+const strategy = "advisory"
+
+// Request says which lock, and how long to queue for it.
+type Request struct {
+	Key  string
+	Wait time.Duration // 0 fails at once where someone else has the key
+	// Waiting is called before the caller begins to wait. It may refuse, and it
+	// may end the wait through the context that it returns; done follows.
+	Waiting func(context.Context) (ctx context.Context, done func(), err error)
+	// Lost is called once, on a goroutine of its own, when the lock may be lost,
+	// or the Locker is closed. nil is nobody to tell.
+	Lost func(error)
+}
+
+// Acquire takes a lock. After an error it is not held, and what an unanswered
+// statement may have taken is given back in the background.
+func (l *Locker) Acquire(ctx context.Context, r Request) (*Lock, error) {
+	a := &attempt{Locker: l, r: r, name: Name(l.namespace, r.Key), start: time.Now()}
+	if err := l.enter(); err != nil {
+		return nil, a.explain(ctx, err)
+	}
+	defer l.running.Done()
+	lock, err := a.acquire(ctx)
+	if err != nil {
+		a.ticket.Leave()
+		return nil, a.explain(ctx, err)
+	}
+	return lock, nil
+}
+
+// attempt is one call of Acquire.
+type attempt struct {
+	*Locker
+	r      Request
+	name   string
+	start  time.Time
+	ticket *queue.Ticket // nil before it is ours, and once it is somebody else's
+	holder *lockerr.Holder
+}
+
+var (
+	errWaitOver    = errors.New("the wait is over")
+	errInterrupted = errors.New("the lock statement was interrupted")
+)
+
+// allowed refuses where named locks do not exclude.
+func (l *Locker) allowed() error {
+	topology := l.info.Topology
+	if l.info.SinglePrimary {
+		topology = "Group Replication, where a failover frees them"
+	}
+	if topology == "" || l.unsafe {
+		return nil
+	}
+	return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
+		"named locks are local to a node, so they do not exclude on %s; lockUnsafe=allow uses them all the same, for an application that never leaves one node", topology))
+}
+
+func (a *attempt) acquire(ctx context.Context) (*Lock, error) {
+	if err := a.allowed(); err != nil {
+		return nil, err
+	}
+	keys := []string{a.r.Key}
+	ticket, holder, front := a.queue.TryEnter(keys)
+	if !front {
+		if a.r.Wait == 0 {
+			a.holder = holder
+			return nil, lockerr.ErrLocked
+		}
+		var err error
+		if ticket, err = a.lineUp(ctx); err != nil {
+			return nil, err
+		}
+	}
+	a.ticket = ticket
+	if handed, ok := ticket.Baton().(*Lock); ok {
+		if lock := a.inherit(handed); lock != nil {
+			return a.granted(ctx, lock)
+		}
+	}
+	lock, err := a.try(ctx)
+	if lock == nil && err == nil {
+		if a.r.Wait == 0 {
+			return nil, lockerr.ErrLocked
+		}
+		lock, err = a.wait(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return a.granted(ctx, lock)
+}
+
+// lineUp waits for the place in front of the process's own queue.
+func (a *attempt) lineUp(ctx context.Context) (*queue.Ticket, error) {
+	ctx, done, err := a.waiting(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	ticket, err := a.queue.Succeed(ctx, a.r.Key)
+	if err != nil {
+		a.holder = a.queue.Holder(a.r.Key)
+		return nil, context.Cause(ctx)
+	}
+	return ticket, nil
+}
+
+// waiting returns a context that ends with the wait, or with the Locker.
+func (a *attempt) waiting(ctx context.Context) (context.Context, func(), error) {
+	left := a.r.Wait - time.Since(a.start)
+	if left <= 0 {
+		return nil, nil, errWaitOver
+	}
+	refusable, done, err := a.r.Waiting(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	timed, cancel := context.WithTimeoutCause(refusable, left, errWaitOver)
+	open, end := context.WithCancelCause(timed)
+	stop := context.AfterFunc(a.ctx, func() { end(lockerr.ErrClosed) })
+	return open, func() { stop(); end(nil); cancel(); done() }, nil
+}
+
+// lock is what the attempt gets once it is granted.
+func (a *attempt) lock(k *carrier) *Lock {
+	return &Lock{l: a.Locker, key: a.r.Key, name: a.name, ticket: a.ticket, carrier: k, since: time.Now()}
+}
+
+// granted tells the caller of a lock that is on its carrier by now.
+func (a *attempt) granted(ctx context.Context, lock *Lock) (*Lock, error) {
+	ended := ctx.Err() != nil
+	a.mu.Lock()
+	err := lock.err
+	if err == nil && !ended {
+		lock.lost = a.r.Lost
+	}
+	a.mu.Unlock()
+	if err != nil { // lost since
+		return nil, err
+	}
+	lock.ticket.Granted(&lockerr.Holder{ConnectionID: lock.carrier.id, Program: a.owner})
+	if ended {
+		a.ticket = nil
+		a.running.Go(func() { _ = lock.Release() }) // nobody is left to be told
+		return nil, context.Cause(ctx)
+	}
+	return lock, nil
+}
+
+// try asks once, on a carrier. It returns nil where someone else has the lock.
+func (a *attempt) try(ctx context.Context) (*Lock, error) {
+	for again := 0; ; {
+		k, err := a.place(ctx)
+		if err != nil {
+			return nil, err
+		}
+		r := &request{lock: a.lock(k), take: true}
+		if !k.do(ctx, r) {
+			a.settle(k, r)
+			return nil, context.Cause(ctx)
+		}
+		switch {
+		case r.granted:
+			return r.lock, nil
+		case r.err == nil:
+			return nil, nil
+		case errors.Is(r.err, errRetired): // it was sent nowhere
+		case again < 3 && ctx.Err() == nil && !errors.Is(r.err, lockerr.ErrUnsafe) && !errors.Is(r.err, lockerr.ErrClosed) &&
+			(server.Number(r.err) == 0 || server.Interrupted(r.err) || server.Gone(r.err, k.c.Conn)):
+			again++ // what a lost carrier may have been granted goes with it
+		default:
+			return nil, r.err
+		}
+	}
+}
+
+// settle gives back, in the background, what r is granted when nobody waits for
+// it any more.
+func (a *attempt) settle(k *carrier, r *request) {
+	ticket := a.ticket
+	a.ticket = nil
+	a.running.Go(func() {
+		defer ticket.Leave()
+		<-r.wake
+		if r.granted {
+			k.do(context.Background(), &request{lock: r.lock})
+		}
+	})
+}
+
+// wait waits in the server, on a connection that has nothing else. Where there
+// is none to be had it asks now and then.
+func (a *attempt) wait(ctx context.Context) (*Lock, error) {
+	ctx, done, err := a.waiting(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	for ctx.Err() == nil {
+		var lock *Lock
+		var err error
+		if k := a.station(ctx); k != nil {
+			if lock, err = a.waitOn(ctx, k); lock == nil && err == nil {
+				continue
+			}
+		} else if sleep(ctx) {
+			lock, err = a.try(ctx)
+		}
+		if lock != nil || err != nil {
+			return lock, err
+		}
+	}
+	return nil, context.Cause(ctx)
+}
+
+// station returns a connection on which to wait; nil where there is none for a
+// while, since some are left for those who do not wait.
+func (a *attempt) station(ctx context.Context) *carrier {
+	l := a.Locker
+	l.mu.Lock()
+	free := l.stations+max(enough, len(l.carriers)) < l.conns.Stat().Max && l.conns.Ready()
+	if free {
+		l.stations++
+	}
+	l.mu.Unlock()
+	if !free {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, pollEvery)
+	defer cancel()
+	k, err := l.connect(ctx)
+	if err != nil {
+		l.leaveStation()
+		return nil // polling shows why
+	}
+	return k
+}
+
+func (l *Locker) leaveStation() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.stations--
+}
+
+// waitOn waits on k until the lock is granted, which makes k a carrier. Without
+// it, k is gone.
+func (a *attempt) waitOn(ctx context.Context, k *carrier) (*Lock, error) {
+	defer a.leaveStation()
+	deadline, _ := ctx.Deadline()
+	for {
+		bound := min(a.ttl, time.Until(deadline)-haste)
+		if bound <= 0 {
+			a.leave(k, true)
+			<-ctx.Done()
+			return nil, context.Cause(ctx)
+		}
+		if a.readTimeout > 0 {
+			bound = min(bound, a.readTimeout/2)
+		}
+		granted, err := k.wait(ctx, a.name, bound)
+		switch {
+		case ctx.Err() != nil: // the driver may have closed the connection, whatever was answered
+			a.leave(k, !k.broken(err))
+			return nil, context.Cause(ctx)
+		case granted:
+			lock := a.lock(k)
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			k.holds[lock.name] = lock
+			a.adopt(k)
+			if k.err != nil {
+				return nil, k.err
+			}
+			return lock, nil
+		case err == nil || server.Interrupted(err):
+			continue
+		}
+		a.leave(k, !k.broken(err))
+		if k.broken(err) && !errors.Is(err, lockerr.ErrUnsafe) && sleep(ctx) {
+			return nil, nil
+		}
+		return nil, err
+	}
+}
+
+// wait waits for the lock in the server. The last question makes sure that the
+// grant is not old: a process that was stopped may read it long after the server
+// has ended the connection.
+func (k *carrier) wait(ctx context.Context, name string, bound time.Duration) (granted bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, bound+slack)
+	defer cancel()
+	answer, err := k.ask(ctx, waitSQL(k.id, name, bound, k.l.info.MariaDB))
+	if err != nil || answer != "1" {
+		return false, err
+	}
+	answer, err = k.ask(ctx, pingSQL(k.id))
+	return answer == "1", err
+}
+
+// leave gives k back: to the pool, where the server has answered what ran on it.
+func (l *Locker) leave(k *carrier, answered bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if k.busy, k.err = true, errScrapped; answered {
+		k.err = errRetired
+	}
+	k.dispose()
+}
+
+// sleep waits until it is time to look again, and reports whether ctx goes on.
+func sleep(ctx context.Context) bool {
+	t := time.NewTimer(pollEvery + rand.N(pollEvery/5))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// askHolder asks who has the lock. It is a help, not a duty.
+func (a *attempt) askHolder(ctx context.Context) *lockerr.Holder {
+	limit := askCalmly
+	if ctx.Err() != nil {
+		limit = giveUp
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
+	defer cancel()
+	c, err := a.control.Acquire(ctx)
+	if err != nil {
+		return nil
+	}
+	defer c.Release()
+	programs := !a.info.MariaDB && !a.blind.Load()
+	rows, err := server.Query(ctx, c.Conn, holderSQL(a.name, programs))
+	if programs && server.Denied(err) {
+		a.blind.Store(true)
+		rows, err = server.Query(ctx, c.Conn, holderSQL(a.name, false))
+	}
+	if err != nil || len(rows) == 0 {
+		return nil
+	}
+	h := &lockerr.Holder{User: rows[0][1], Host: rows[0][2], Program: rows[0][3]}
+	h.ConnectionID, _ = strconv.ParseUint(rows[0][0], 10, 64)
+	return h
+}
+
+// explain turns a failure into the error that callers see.
+func (a *attempt) explain(ctx context.Context, err error) error {
+	const deadlock = 3058
+	switch {
+	case errors.Is(err, errWaitOver):
+		err = lockerr.ErrTimeout
+	case ctx.Err() != nil:
+		err = lockerr.With(lockerr.ErrTimeout, ctx.Err())
+	case server.Number(err) == deadlock || server.Deadlock(err):
+		err = lockerr.With(lockerr.ErrDeadlock, err)
+	}
+	if a.holder == nil && (errors.Is(err, lockerr.ErrLocked) || errors.Is(err, lockerr.ErrTimeout)) {
+		a.holder = a.askHolder(ctx)
+	}
+	failed := failure("lock", a.r.Key, err)
+	failed.Holder, failed.Waited = a.holder, time.Since(a.start)
+	return failed
+}
+
+// failure is the error that callers see. It is never driver.ErrBadConn, which
+// database/sql would take for the failure of a connection of its own.
+func failure(op, key string, err error) *lockerr.Error {
+	if errors.Is(err, driver.ErrBadConn) {
+		err = errors.New(err.Error())
+	}
+	return &lockerr.Error{Op: op, Key: key, Strategy: strategy, Err: err}
+}

@@ -1,0 +1,1037 @@
+package advisory_test
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/mysqllock/mysqllock/advisory"
+	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/tempserver"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+func TestLock(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p, other, plain := s.process(settings{}), s.process(settings{}), s.open()
+		lock := p.acquire("Key", 0)
+		if lock.Key() != "Key" || lock.Name() != advisory.Name(s.namespace, "Key") || lock.Err() != nil {
+			t.Errorf("the lock says %q, %q, %v", lock.Key(), lock.Name(), lock.Err())
+		}
+		if id := s.holder(plain, "Key"); id != fmt.Sprint(lock.ConnectionID()) {
+			t.Errorf("connection %s has it, not %d", id, lock.ConnectionID())
+		}
+
+		for i, q := range []*process{p, other} {
+			_, err := q.Acquire(t.Context(), request("Key", 0))
+			var e *lockerr.Error
+			if !errors.Is(err, lockerr.ErrLocked) || errors.Is(err, lockerr.ErrTimeout) || !errors.As(err, &e) {
+				t.Fatalf("without a wait: %v", err)
+			}
+			if e.Op != "lock" || e.Key != "Key" || e.Strategy != "advisory" || e.Holder == nil || e.Holder.ConnectionID != lock.ConnectionID() {
+				t.Errorf("the error is %+v, with holder %v", e, e.Holder)
+			}
+			if i == 1 && (e.Holder.User != "root" || !strings.HasPrefix(e.Holder.Host, "localhost") && !strings.HasPrefix(e.Holder.Host, "127.0.0.1")) {
+				t.Errorf("the holder is %v", e.Holder)
+			}
+			start := time.Now()
+			_, err = q.Acquire(t.Context(), request("Key", 300*time.Millisecond))
+			if took := time.Since(start); !errors.Is(err, lockerr.ErrTimeout) || !errors.Is(err, lockerr.ErrLocked) || took > time.Second {
+				t.Errorf("after %v: %v", took, err)
+			}
+		}
+
+		ok(t, lock.Release())
+		ok(t, lock.Release())
+		if err := lock.Err(); !errors.Is(err, lockerr.ErrClosed) {
+			t.Errorf("after the release: %v", err)
+		}
+		if id := s.holder(plain, "Key"); id != "" {
+			t.Errorf("connection %s still has it", id)
+		}
+		ok(t, other.acquire("Key", 0).Release())
+	})
+}
+
+// TestStatements: one to take a lock and one to give it back, none to hand it
+// over.
+func TestStatements(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process(settings{change: func(c *advisory.Config) { c.HandOvers, c.HandOverTime = 100, time.Minute }})
+		ok(t, p.acquire("warm", 0).Release())
+		sent := p.sent.Load()
+		lock := p.acquire("k", 0)
+		if n := p.sent.Load() - sent; n != 1 {
+			t.Errorf("%d statements for one lock", n)
+		}
+		got := make(chan *advisory.Lock)
+		go func() { got <- p.acquire("k", time.Minute) }()
+		time.Sleep(50 * time.Millisecond)
+		ok(t, lock.Release())
+		next := <-got
+		if n := p.sent.Load() - sent; n != 1 || next.ConnectionID() != lock.ConnectionID() || next.Err() != nil {
+			t.Errorf("%d statements after a hand-over", n)
+		}
+		ok(t, next.Release())
+		if n := p.sent.Load() - sent; n != 2 {
+			t.Errorf("%d statements when it was given back", n)
+		}
+		if id := s.holder(s.open(), "k"); id != "" {
+			t.Errorf("connection %s still has it", id)
+		}
+
+		sent = p.sent.Load()
+		waits := p.crowd(64, 300*time.Millisecond, func(i int) string { return fmt.Sprint(i) })
+		each := float64(p.sent.Load()-sent) / float64(len(waits))
+		t.Logf("64 callers: %.0f locks a second, %.3f statements each", float64(len(waits))/0.3, each)
+		if each > 1.8 {
+			t.Errorf("%.3f statements for each of 64 callers at a time", each)
+		}
+	})
+}
+
+// TestEachOnce: no lock is taken twice on its connection, nor given back twice.
+func TestEachOnce(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p, plain := s.process(settings{}), s.open()
+		var all sync.WaitGroup
+		locks := make([]*advisory.Lock, 300)
+		for i := range locks {
+			all.Go(func() { locks[i] = p.acquire(fmt.Sprint(i), time.Minute) })
+		}
+		all.Wait()
+		for i, lock := range locks {
+			if id := s.holder(plain, fmt.Sprint(i)); id != fmt.Sprint(lock.ConnectionID()) {
+				t.Errorf("connection %q has %d", id, i)
+			}
+		}
+		for i, lock := range locks {
+			all.Go(func() {
+				if i%2 == 0 {
+					ok(t, lock.Release())
+				}
+			})
+		}
+		all.Wait()
+		for i := range locks {
+			if id := s.holder(plain, fmt.Sprint(i)); (id == "") != (i%2 == 0) {
+				t.Errorf("connection %q has %d", id, i)
+			}
+		}
+	})
+}
+
+func TestManyHolds(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		const n = 10_000
+		p := s.process(settings{})
+		ok(t, p.acquire("warm", 0).Release())
+		locks := make([]*advisory.Lock, n)
+		var before, after runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&before)
+		var all sync.WaitGroup
+		each := func(do func(i int)) time.Duration {
+			start := time.Now()
+			for w := range 200 {
+				all.Go(func() {
+					for i := w; i < n; i += 200 {
+						do(i)
+					}
+				})
+			}
+			all.Wait()
+			return time.Since(start)
+		}
+		taking := each(func(i int) { locks[i] = p.acquire(fmt.Sprintf("product:%d", i), time.Minute) })
+		runtime.GC()
+		runtime.ReadMemStats(&after)
+		ids := make(map[uint64]int)
+		for _, lock := range locks {
+			ids[lock.ConnectionID()]++
+		}
+		if in := p.conns.Stat().InUse; len(ids) > 2 || in > 2 {
+			t.Errorf("%d connections carry %d locks; %d are in use", len(ids), n, in)
+		}
+		freeing := each(func(i int) { ok(t, locks[i].Release()) })
+		t.Logf("%d locks on %v: taken in %v, given back in %v, %d bytes each",
+			n, ids, taking, freeing, (int64(after.HeapAlloc)-int64(before.HeapAlloc))/n)
+		eventually(t, "no connection is in use", func() bool { return p.conns.Stat().InUse == 0 })
+	})
+}
+
+// TestHandOver: a lock goes to the next of its process, but not for ever.
+func TestHandOver(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process(settings{change: func(c *advisory.Config) { c.HandOvers, c.HandOverTime = 3, time.Minute }})
+		other, plain := s.process(settings{}), s.open()
+		first := p.acquire("k", 0)
+		turns := make(chan string, 100)
+		var all sync.WaitGroup
+		take := func(p *process, who string) {
+			all.Go(func() {
+				lock := p.acquire("k", time.Minute)
+				turns <- who
+				ok(t, lock.Release())
+			})
+		}
+		take(other, "other")
+		eventually(t, "another process waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
+		for range 8 {
+			take(p, "own")
+		}
+		time.Sleep(100 * time.Millisecond)
+		ok(t, first.Release())
+		all.Wait()
+		close(turns)
+		var order []string
+		for who := range turns {
+			order = append(order, who)
+		}
+		if slices.Index(order, "other") != 3 {
+			t.Errorf("the order was %v", order)
+		}
+		s.free(plain, "k")
+	})
+}
+
+func TestHandOverTime(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process(settings{change: func(c *advisory.Config) { c.HandOvers, c.HandOverTime = 1000, time.Millisecond }})
+		first := p.acquire("k", 0)
+		got := make(chan *advisory.Lock)
+		go func() { got <- p.acquire("k", time.Minute) }()
+		time.Sleep(50 * time.Millisecond)
+		sent := p.sent.Load()
+		ok(t, first.Release())
+		next := <-got
+		if n := p.sent.Load() - sent; n != 2 {
+			t.Errorf("%d statements to offer the lock to other processes and to take it again", n)
+		}
+		ok(t, next.Release())
+	})
+}
+
+func TestHotKey(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		for _, n := range []int{1, 4} {
+			h := s.hot(n, 64/n, time.Second, 0, 0)
+			t.Logf("%d processes: %.0f grants a second, %.2f statements each; waits: mean %v, longest %v; shares %v",
+				n, float64(h.grants)/h.lasting.Seconds(), float64(h.sent)/float64(h.grants), h.mean, h.longest, h.shares)
+			if h.longest > max(30*h.mean, time.Second) || slices.Min(h.shares)*4 < slices.Max(h.shares) {
+				t.Errorf("somebody starves: %+v", h)
+			}
+		}
+		s.free(s.open(), "hot")
+	})
+}
+
+// TestCancel has many who wait for one key, in several processes, and who often
+// give up: none is left behind, and no grant gets lost.
+func TestCancel(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		var inside, granted atomic.Int32
+		var cancelled atomic.Int32
+		var slowest atomic.Int64
+		var all sync.WaitGroup
+		for range 4 {
+			p := s.process(settings{conns: 4})
+			for range 16 {
+				all.Go(func() {
+					for range 40 {
+						ctx, cancel := context.WithCancel(context.Background())
+						var ended atomic.Int64
+						time.AfterFunc(rand.N(20*time.Millisecond), func() { ended.Store(time.Now().UnixNano()); cancel() })
+						lock, err := p.Acquire(ctx, request("k", time.Minute))
+						if err != nil {
+							if at := ended.Load(); at != 0 {
+								slowest.Store(max(slowest.Load(), time.Now().UnixNano()-at))
+							}
+							cancel()
+							cancelled.Add(1)
+							if !errors.Is(err, context.Canceled) || !errors.Is(err, lockerr.ErrTimeout) || errors.Is(err, driver.ErrBadConn) {
+								t.Errorf("a cancelled caller got %v", err)
+							}
+							continue
+						}
+						granted.Add(1)
+						if inside.Add(1) != 1 {
+							t.Error("two have the lock")
+						}
+						time.Sleep(rand.N(2 * time.Millisecond))
+						inside.Add(-1)
+						if err := lock.Release(); err != nil {
+							t.Error(err)
+						}
+						cancel()
+					}
+				})
+			}
+		}
+		all.Wait()
+		t.Logf("%d granted, %d cancelled, the slowest after %v", granted.Load(), cancelled.Load(), time.Duration(slowest.Load()))
+		if cancelled.Load() < 1000 || granted.Load() == 0 {
+			t.Errorf("%d granted, %d cancelled: nothing is shown", granted.Load(), cancelled.Load())
+		}
+		plain := s.open()
+		eventually(t, "nobody waits on the server", func() bool { return len(s.waiters(plain, "k")) == 0 })
+		s.free(plain, "k")
+		ok(t, s.process(settings{}).acquire("k", 0).Release())
+	})
+}
+
+// TestCancelledWaiter is told soon, and is off the server soon.
+func TestCancelledWaiter(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p, other, plain := s.process(settings{}), s.process(settings{}), s.open()
+		lock := p.acquire("k", 0)
+		ctx, cancel := context.WithCancel(t.Context())
+		failed := make(chan error)
+		go func() {
+			_, err := other.Acquire(ctx, request("k", time.Minute))
+			failed <- err
+		}()
+		eventually(t, "it waits on the server", func() bool { return len(s.waiters(plain, "k")) == 1 })
+		start := time.Now()
+		cancel()
+		err := <-failed
+		if took := time.Since(start); took > 200*time.Millisecond || !errors.Is(err, context.Canceled) {
+			t.Errorf("after %v: %v", took, err)
+		}
+		eventually(t, "it has left the server", func() bool { return len(s.waiters(plain, "k")) == 0 })
+		if took := time.Since(start); took > 500*time.Millisecond {
+			t.Errorf("it was on the server for another %v", took)
+		}
+		ok(t, lock.Release())
+	})
+}
+
+// told notes who is told of a loss.
+type told struct {
+	mu    sync.Mutex
+	times map[string]int
+	last  time.Time
+	err   error
+}
+
+func (l *told) request(key string) advisory.Request {
+	r := request(key, time.Minute)
+	r.Lost = func(err error) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.times == nil {
+			l.times = make(map[string]int)
+		}
+		l.times[key]++
+		l.last, l.err = time.Now(), err
+	}
+	return r
+}
+
+func (l *told) count() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.times)
+}
+
+// TestKilledCarrier: all holders are told within a second, once each, and the
+// locks are there for others.
+func TestKilledCarrier(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		const n = 1000
+		p, other, plain := s.process(settings{}), s.process(settings{}), s.open()
+		var lost told
+		locks := make([]*advisory.Lock, n)
+		var all sync.WaitGroup
+		for i := range n {
+			all.Go(func() {
+				var err error
+				locks[i], err = p.Acquire(t.Context(), lost.request(fmt.Sprint(i)))
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		ids := make(map[uint64]bool)
+		for _, lock := range locks {
+			ids[lock.ConnectionID()] = true
+		}
+		start := time.Now()
+		for id := range ids {
+			s.exec(plain, fmt.Sprintf("KILL %d", id))
+		}
+		eventually(t, "all are told", func() bool { return lost.count() == n })
+		t.Logf("%d holders on %d connections were told within %v", n, len(ids), lost.last.Sub(start))
+		if took := lost.last.Sub(start); took > time.Second {
+			t.Errorf("they were told after %v", took)
+		}
+		if !errors.Is(lost.err, lockerr.ErrLost) || errors.Is(lost.err, driver.ErrBadConn) {
+			t.Errorf("they were told %v", lost.err)
+		}
+		for i, lock := range locks {
+			if err := lock.Err(); !errors.Is(err, lockerr.ErrLost) {
+				t.Fatalf("%d: %v", i, err)
+			}
+			if err := lock.Release(); !errors.Is(err, lockerr.ErrLost) {
+				t.Fatalf("%d: %v", i, err)
+			}
+		}
+		for i := range n {
+			owner := []*process{p, other}[i%2]
+			ok(t, owner.acquire(fmt.Sprint(i), 0).Release())
+		}
+		time.Sleep(10 * time.Millisecond)
+		for key, times := range lost.times {
+			if times != 1 {
+				t.Errorf("%s was told %d times", key, times)
+			}
+		}
+	})
+}
+
+// TestLostWhileWaiting: who waits in line behind a lost lock gets one of its
+// own, on another connection.
+func TestLostWhileWaiting(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p, plain := s.process(settings{}), s.open()
+		lock := p.acquire("k", 0)
+		got := make(chan *advisory.Lock)
+		go func() { got <- p.acquire("k", time.Minute) }()
+		time.Sleep(50 * time.Millisecond)
+		s.exec(plain, fmt.Sprintf("KILL %d", lock.ConnectionID()))
+		next := <-got
+		if err := lock.Err(); !errors.Is(err, lockerr.ErrLost) {
+			t.Errorf("the one before: %v", err)
+		}
+		if next.ConnectionID() == lock.ConnectionID() || next.Err() != nil {
+			t.Errorf("the next has connection %d, and %v", next.ConnectionID(), next.Err())
+		}
+		ok(t, next.Release())
+	})
+}
+
+// TestLostAfterHandOver: a lock that was handed over is lost as any other, also
+// on its way.
+func TestLostAfterHandOver(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p, plain := s.process(settings{change: func(c *advisory.Config) { c.HandOverTime = time.Minute }}), s.open()
+		var lost, between told
+		got := make(chan *advisory.Lock)
+		lineUp := func() {
+			go func() {
+				lock, err := p.Acquire(t.Context(), lost.request("k"))
+				if err != nil {
+					t.Error(err)
+				}
+				got <- lock
+			}()
+			time.Sleep(50 * time.Millisecond)
+		}
+		first := p.acquire("k", 0)
+		lineUp()
+		ok(t, first.Release())
+		second := <-got
+		s.exec(plain, fmt.Sprintf("KILL %d", second.ConnectionID()))
+		eventually(t, "the heir is told", func() bool { return lost.count() == 1 })
+
+		third := p.acquire("k", 0)
+		onSame, err := p.Acquire(t.Context(), between.request("other"))
+		ok(t, err)
+		if onSame.ConnectionID() != third.ConnectionID() {
+			t.Fatal("two idle carriers")
+		}
+		handed := make(chan *queue.Ticket)
+		go func() {
+			ticket, err := p.locks.Queue.Enter(t.Context(), []string{"k"})
+			if err != nil {
+				t.Error(err)
+			}
+			handed <- ticket
+		}()
+		time.Sleep(50 * time.Millisecond)
+		lineUp()
+		ok(t, third.Release())
+		ticket := <-handed
+		s.exec(plain, fmt.Sprintf("KILL %d", third.ConnectionID()))
+		eventually(t, "the carrier is lost", func() bool { return between.count() == 1 })
+		ticket.HandOver(ticket.Baton())
+		fourth := <-got
+		if id := s.holder(plain, "k"); id != fmt.Sprint(fourth.ConnectionID()) || fourth.ConnectionID() == third.ConnectionID() {
+			t.Errorf("connection %q has it, not %d", id, fourth.ConnectionID())
+		}
+		ok(t, fourth.Release())
+	})
+}
+
+// TestLateAnswer: what a statement takes whose caller has left is given back.
+func TestLateAnswer(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		base := s.connector(s.config())
+		var slow atomic.Bool
+		p := s.process(settings{connect: func(ctx context.Context) (driver.Conn, error) {
+			c, err := base.Connect(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return &failing{c.(mysqlConn), func(text string) error {
+				if slow.Load() && strings.Contains(text, "GET_LOCK") {
+					time.Sleep(300 * time.Millisecond)
+				}
+				return nil
+			}}, nil
+		}})
+		plain := s.open()
+		good := p.acquire("good", 0)
+		time.Sleep(150 * time.Millisecond)
+		slow.Store(true)
+		start := time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		if _, err := p.Acquire(ctx, request("k", 0)); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > 200*time.Millisecond {
+			t.Errorf("after %v: %v", time.Since(start), err)
+		}
+		if id := s.holder(plain, "k"); id != fmt.Sprint(good.ConnectionID()) {
+			t.Fatal("the statement was not under way")
+		}
+		if _, err := p.Acquire(t.Context(), request("k", 0)); !errors.Is(err, lockerr.ErrLocked) {
+			t.Errorf("meanwhile: %v", err)
+		}
+		slow.Store(false)
+		s.free(plain, "k")
+		ok(t, p.acquire("k", time.Minute).Release())
+		ok(t, good.Release())
+	})
+}
+
+// TestGrantedWaiter: the connection on which somebody has waited carries the
+// lock, and goes back when it carries nothing.
+func TestGrantedWaiter(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p, other, plain := s.process(settings{}), s.process(settings{}), s.open()
+		one, two := p.acquire("1", 0), p.acquire("2", 0)
+		var all sync.WaitGroup
+		locks := make([]*advisory.Lock, 3)
+		for i, key := range []string{"1", "2"} {
+			all.Go(func() { locks[i] = other.acquire(key, time.Minute) })
+			eventually(t, "it waits", func() bool { return len(s.waiters(plain, key)) == 1 })
+		}
+		ok(t, one.Release())
+		ok(t, two.Release())
+		all.Wait()
+		locks[2] = other.acquire("3", 0)
+		for i, lock := range locks {
+			if id := s.holder(plain, fmt.Sprint(i+1)); id != fmt.Sprint(lock.ConnectionID()) {
+				t.Errorf("connection %q has %d", id, i+1)
+			}
+		}
+		for _, lock := range locks {
+			ok(t, lock.Release())
+		}
+		eventually(t, "no connection is in use", func() bool { return other.conns.Stat().InUse == 0 })
+	})
+}
+
+func TestFullPool(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p, other := s.process(settings{}), s.process(settings{conns: 2})
+		lock := p.acquire("k", 0)
+		time.AfterFunc(100*time.Millisecond, func() { _ = lock.Release() })
+		sent := other.sent.Load()
+		ok(t, other.acquire("k", time.Minute).Release())
+		if n := other.sent.Load() - sent; n > 6 {
+			t.Errorf("%d statements while it polled", n)
+		}
+	})
+}
+
+// TestDeadlock: of two that each want what the other has, the one whose wait is
+// over first gives up, and the other goes on.
+func TestDeadlock(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p, q := s.process(settings{}), s.process(settings{})
+		a, b := p.acquire("a", 0), q.acquire("b", 0)
+		failed := make(chan error)
+		go func() {
+			_, err := p.Acquire(t.Context(), request("b", 300*time.Millisecond))
+			_ = a.Release()
+			failed <- err
+		}()
+		ok(t, q.acquire("a", 10*time.Second).Release())
+		if err := <-failed; !errors.Is(err, lockerr.ErrTimeout) {
+			t.Errorf("the first: %v", err)
+		}
+		ok(t, b.Release())
+	})
+}
+
+func TestCheck(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p, plain := s.process(settings{}), s.open()
+		ok(t, p.Check(t.Context(), plain, nil))
+		one, two := p.acquire("1", 0), p.acquire("2", 0)
+		both := []*advisory.Lock{one, two}
+		ok(t, p.Check(t.Context(), plain, both))
+		counted := &countingConn{plain.(mysqlConn), new(atomic.Int64)}
+		ok(t, p.Check(t.Context(), counted, both))
+		if n := counted.sent.Load(); n != 1 {
+			t.Errorf("%d statements", n)
+		}
+		check := func(want error, locks ...*advisory.Lock) {
+			t.Helper()
+			err := p.Check(t.Context(), plain, locks)
+			var e *lockerr.Error
+			if !errors.Is(err, want) || !errors.As(err, &e) || e.Op != "commit" || e.Strategy != "advisory" {
+				t.Errorf("%v", err)
+			}
+		}
+		ok(t, two.Release())
+		check(lockerr.ErrClosed, one, two)
+		s.exec(plain, fmt.Sprintf("KILL %d", one.ConnectionID()))
+		s.free(plain, "1") // before anybody has noticed
+		check(lockerr.ErrLost, one)
+	})
+}
+
+func TestClose(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p, other, plain := s.process(settings{}), s.process(settings{}), s.open()
+		var lost told
+		lock, err := p.Acquire(t.Context(), lost.request("k"))
+		ok(t, err)
+		theirs := other.acquire("theirs", 0)
+		failed := make(chan error, 2)
+		for _, key := range []string{"k", "theirs"} {
+			go func() {
+				_, err := p.Acquire(context.Background(), request(key, time.Minute))
+				failed <- err
+			}()
+		}
+		eventually(t, "one waits on the server", func() bool { return len(s.waiters(plain, "theirs")) == 1 })
+		start := time.Now()
+		p.Close()
+		if took := time.Since(start); took > time.Second {
+			t.Errorf("it took %v", took)
+		}
+		for range 2 {
+			if err := <-failed; !errors.Is(err, lockerr.ErrClosed) {
+				t.Errorf("who waited got %v", err)
+			}
+		}
+		if id := s.holder(plain, "k"); id != "" {
+			t.Errorf("connection %s still has it", id)
+		}
+		eventually(t, "the holder is told", func() bool { return lost.count() == 1 })
+		if !errors.Is(lost.err, lockerr.ErrClosed) || !errors.Is(lock.Err(), lockerr.ErrClosed) {
+			t.Errorf("the holder was told %v, and %v", lost.err, lock.Err())
+		}
+		ok(t, lock.Release())
+		if _, err := p.Acquire(t.Context(), request("k", 0)); !errors.Is(err, lockerr.ErrClosed) {
+			t.Errorf("after Close: %v", err)
+		}
+		eventually(t, "nobody waits on the server", func() bool { return len(s.waiters(plain, "theirs")) == 0 })
+		ok(t, theirs.Release())
+		p.Close()
+	})
+}
+
+func TestUnsafe(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		for _, unsafe := range []bool{false, true} {
+			for _, change := range []func(*advisory.Config){
+				func(c *advisory.Config) { c.Info.Topology = "Galera" },
+				func(c *advisory.Config) { c.Info.SinglePrimary = true },
+			} {
+				p := s.process(settings{change: func(c *advisory.Config) { change(c); c.Unsafe = unsafe }})
+				lock, err := p.Acquire(t.Context(), request("k", 0))
+				if unsafe {
+					ok(t, err)
+					ok(t, lock.Release())
+				} else if !errors.Is(err, lockerr.ErrUnsafe) || !strings.Contains(err.Error(), "local to a node") {
+					t.Errorf("it says %v", err)
+				}
+			}
+		}
+	})
+}
+
+// TestSilence: a connection that does not answer is waited for until the server
+// may end it, and callers can leave meanwhile.
+func TestSilence(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		for _, limited := range []bool{true, false} { // by the driver
+			t.Run(fmt.Sprint(limited), func(t *testing.T) {
+				t.Parallel()
+				s := newScratch(t, s.addr)
+				const ttl = 2 * time.Second
+				way := newProxy(t, s.addr)
+				cfg := s.config()
+				cfg.Addr = way.listener.Addr().String()
+				if limited {
+					cfg.ReadTimeout = ttl * 9 / 10
+				}
+				p := s.process(settings{ttl: ttl, connect: s.connector(cfg).Connect, change: func(c *advisory.Config) { c.ReadTimeout = cfg.ReadTimeout }})
+				plain := s.open()
+				var lost told
+				lock, err := p.Acquire(t.Context(), lost.request("k"))
+				ok(t, err)
+				time.Sleep(ttl + ttl/2) // kept alive
+				if err := lock.Err(); err != nil {
+					t.Fatalf("it was lost: %v", err)
+				}
+				way.silent.Store(true)
+				start := time.Now()
+				time.Sleep(200 * time.Millisecond)
+				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+				defer cancel()
+				if _, err := p.Acquire(ctx, request("other", 0)); !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("a caller got %v", err)
+				}
+				if took := time.Since(start); took > 500*time.Millisecond {
+					t.Errorf("a caller was kept for %v", took-200*time.Millisecond)
+				}
+				eventually(t, "the holder is told", func() bool {
+					if lost.count() == 0 && s.holder(plain, "k") != fmt.Sprint(lock.ConnectionID()) {
+						t.Error("the server has freed the lock of a holder who was not told")
+					}
+					return lost.count() == 1
+				})
+				if took := lost.last.Sub(start); took < ttl/2 {
+					t.Errorf("it was given up after %v already", took)
+				}
+				if err := p.Check(t.Context(), plain, []*advisory.Lock{lock}); !errors.Is(err, lockerr.ErrLost) {
+					t.Errorf("the check says %v", err)
+				}
+				s.free(plain, "k")
+			})
+		}
+	})
+}
+
+// switching is a connection behind a proxy that sends each statement to one of
+// two, as it likes.
+type switching struct {
+	mysqlConn
+	other  mysqlConn
+	second *atomic.Bool
+}
+
+func (c *switching) to() mysqlConn {
+	if c.second.Load() {
+		return c.other
+	}
+	return c.mysqlConn
+}
+
+func (c *switching) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
+	return c.to().ExecContext(ctx, text, args)
+}
+
+func (c *switching) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
+	return c.to().QueryContext(ctx, text, args)
+}
+
+func (c *switching) Close() error { return errors.Join(c.mysqlConn.Close(), c.other.Close()) }
+
+func TestSharedConnections(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		var second atomic.Bool
+		base := s.connector(s.config())
+		p := s.process(settings{connect: func(ctx context.Context) (driver.Conn, error) {
+			a, err := base.Connect(ctx)
+			if err != nil {
+				return nil, err
+			}
+			b, err := base.Connect(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return &switching{a.(mysqlConn), b.(mysqlConn), &second}, nil
+		}})
+		plain := s.open()
+		var lost told
+		_, err := p.Acquire(t.Context(), lost.request("1"))
+		ok(t, err)
+		second.Store(true)
+		_, err = p.Acquire(t.Context(), request("2", 0))
+		if !errors.Is(err, lockerr.ErrUnsafe) || !strings.Contains(err.Error(), "proxy") {
+			t.Errorf("it says %v", err)
+		}
+		if id := s.holder(plain, "2"); id != "" {
+			t.Errorf("connection %s has it", id)
+		}
+		eventually(t, "the holder is told", func() bool { return lost.count() == 1 })
+		if !errors.Is(lost.err, lockerr.ErrLost) || !errors.Is(lost.err, lockerr.ErrUnsafe) {
+			t.Errorf("the holder was told %v", lost.err)
+		}
+		s.free(plain, "1")
+
+		second.Store(false)
+		lock, err := p.Acquire(t.Context(), lost.request("3"))
+		ok(t, err)
+		second.Store(true)
+		eventually(t, "a ping notices", func() bool { return lock.Err() != nil })
+		second.Store(false)
+	})
+}
+
+// failing is a connection on which some statements fail.
+type failing struct {
+	mysqlConn
+	fail func(text string) error
+}
+
+func (c *failing) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
+	if err := c.fail(text); err != nil {
+		return nil, err
+	}
+	return c.mysqlConn.ExecContext(ctx, text, args)
+}
+
+func (c *failing) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
+	rows, err := c.mysqlConn.QueryContext(ctx, text, args)
+	if failed := c.fail(text); failed != nil && err == nil { // the server has done it all the same
+		_ = rows.Close()
+		return nil, failed
+	}
+	return rows, err
+}
+
+// TestServerErrors: what the server refuses is not held, and costs nobody else
+// a lock.
+func TestServerErrors(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		var number atomic.Int32
+		var left atomic.Int32
+		base := s.connector(s.config())
+		p := s.process(settings{connect: func(ctx context.Context) (driver.Conn, error) {
+			c, err := base.Connect(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return &failing{c.(mysqlConn), func(text string) error {
+				if strings.Contains(text, "GET_LOCK('"+advisory.Name(s.namespace, "bad")) && left.Add(-1) >= 0 {
+					return &mysql.MySQLError{Number: uint16(number.Load()), Message: "refused"}
+				}
+				return nil
+			}}, nil
+		}})
+		plain := s.open()
+		good := p.acquire("good", 0)
+		for n, want := range map[int32]error{4163: nil, 3058: lockerr.ErrDeadlock, 1213: lockerr.ErrDeadlock} {
+			number.Store(n)
+			left.Store(1)
+			_, err := p.Acquire(t.Context(), request("bad", 0))
+			if server.Number(err) != uint16(n) || want != nil && !errors.Is(err, want) {
+				t.Errorf("%d became %v", n, err)
+			}
+			if id := s.holder(plain, "bad"); id != "" {
+				t.Errorf("connection %s has it", id)
+			}
+		}
+		number.Store(1317) // KILL QUERY
+		left.Store(1)
+		ok(t, p.acquire("bad", 0).Release())
+		if err := good.Err(); err != nil {
+			t.Errorf("another lock was lost: %v", err)
+		}
+		if id := s.holder(plain, "bad"); id != "" {
+			t.Errorf("connection %s has it", id)
+		}
+		ok(t, good.Release())
+	})
+}
+
+// TestOldGrant: a grant that is read when the server has ended the connection,
+// as by a process that was stopped, is none.
+func TestOldGrant(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		var once sync.Once
+		base, plain := s.connector(s.config()), s.open()
+		p, killer := s.process(settings{}), s.open()
+		other := s.process(settings{connect: func(ctx context.Context) (driver.Conn, error) {
+			c, err := base.Connect(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return &failing{c.(mysqlConn), func(text string) error {
+				if strings.Contains(text, "GET_LOCK('"+advisory.Name(s.namespace, "k")) && !strings.Contains(text, ", 0)") {
+					once.Do(func() { s.exec(killer, "KILL "+s.holder(killer, "k")) })
+				}
+				return nil
+			}}, nil
+		}})
+		lock := p.acquire("k", 0)
+		got := make(chan *advisory.Lock)
+		go func() { got <- other.acquire("k", time.Minute) }()
+		eventually(t, "it waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
+		ok(t, lock.Release())
+		lock = <-got
+		if id := s.holder(plain, "k"); id != fmt.Sprint(lock.ConnectionID()) {
+			t.Errorf("connection %q has it, not %d", id, lock.ConnectionID())
+		}
+		ok(t, lock.Release())
+	})
+}
+
+// lateClose is a connection on which something happens when the answer of a
+// statement was read.
+type lateClose struct {
+	mysqlConn
+	read func(text string)
+}
+
+func (c *lateClose) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
+	rows, err := c.mysqlConn.QueryContext(ctx, text, args)
+	if err != nil {
+		return nil, err
+	}
+	return &lateRows{rows, func() { c.read(text) }}, nil
+}
+
+type lateRows struct {
+	driver.Rows
+	read func()
+}
+
+func (r *lateRows) Close() error {
+	r.read()
+	return r.Rows.Close()
+}
+
+// TestGaveUpWhenGranted: the driver closes a connection whose context ends, also
+// when the statement was answered already. Such a grant is not handed over.
+func TestGaveUpWhenGranted(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		first, giveUp := context.WithCancel(t.Context())
+		base, plain := s.connector(s.config()), s.open()
+		var waiting atomic.Bool
+		p := s.process(settings{})
+		other := s.process(settings{connect: func(ctx context.Context) (driver.Conn, error) {
+			c, err := base.Connect(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return &lateClose{c.(mysqlConn), func(text string) {
+				if waiting.Load() && strings.HasSuffix(text, ", 1, -1)") {
+					giveUp()
+					time.Sleep(20 * time.Millisecond)
+				}
+			}}, nil
+		}})
+		lock := p.acquire("k", 0)
+		failed := make(chan error)
+		go func() {
+			_, err := other.Acquire(first, request("k", time.Minute))
+			failed <- err
+		}()
+		eventually(t, "it waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
+		got := make(chan *advisory.Lock)
+		go func() { got <- other.acquire("k", time.Minute) }()
+		time.Sleep(50 * time.Millisecond)
+		waiting.Store(true)
+		ok(t, lock.Release())
+		if err := <-failed; !errors.Is(err, context.Canceled) {
+			t.Errorf("the first got %v", err)
+		}
+		lock = <-got
+		if id := s.holder(plain, "k"); id != fmt.Sprint(lock.ConnectionID()) {
+			t.Errorf("connection %q has it, not %d", id, lock.ConnectionID())
+		}
+		ok(t, lock.Release())
+	})
+}
+
+// TestSameID: the check is not taken in by a connection of the same id that has
+// the lock, as there may be after a restart of the server.
+func TestSameID(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		base := s.connector(s.config())
+		var carrier driver.Conn
+		p := s.process(settings{connect: func(ctx context.Context) (c driver.Conn, err error) {
+			carrier, err = base.Connect(ctx)
+			return carrier, err
+		}})
+		lock := p.acquire("k", 0)
+		s.exec(carrier, "DO RELEASE_ALL_LOCKS()")
+		s.exec(carrier, "DO GET_LOCK('"+lock.Name()+"', 0)")
+		if err := p.Check(t.Context(), s.open(), []*advisory.Lock{lock}); !errors.Is(err, lockerr.ErrLost) {
+			t.Errorf("the check says %v", err)
+		}
+		ok(t, lock.Release())
+	})
+}
+
+// TestKilledStatement: KILL QUERY ends no wait and loses no lock.
+func TestKilledStatement(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p, other, plain := s.process(settings{}), s.process(settings{}), s.open()
+		lock := p.acquire("k", 0)
+		got := make(chan *advisory.Lock)
+		go func() { got <- other.acquire("k", time.Minute) }()
+		for range 3 {
+			var ids []string
+			eventually(t, "it waits", func() bool { ids = s.waiters(plain, "k"); return len(ids) == 1 })
+			s.exec(plain, "KILL QUERY "+ids[0])
+			s.exec(plain, fmt.Sprintf("KILL QUERY %d", lock.ConnectionID()))
+			time.Sleep(20 * time.Millisecond)
+		}
+		ok(t, lock.Release())
+		ok(t, (<-got).Release())
+	})
+}
+
+func TestRestart(t *testing.T) {
+	t.Parallel()
+	for _, bin := range tempserver.Require(t) {
+		t.Run(string(bin.Flavour), func(t *testing.T) {
+			t.Parallel()
+			srv, err := tempserver.Start(t.Context(), bin)
+			ok(t, err)
+			t.Cleanup(func() { _ = srv.Stop() })
+			s := newScratch(t, srv.Addr())
+			p := s.process(settings{})
+			var lost told
+			lock, err := p.Acquire(t.Context(), lost.request("k"))
+			ok(t, err)
+			start := time.Now()
+			ok(t, srv.Kill())
+			eventually(t, "the holder is told", func() bool { return lost.count() == 1 })
+			if took := lost.last.Sub(start); took > 1500*time.Millisecond {
+				t.Errorf("it was told after %v", took)
+			}
+			_, err = p.Acquire(t.Context(), request("k", 0))
+			if err == nil || errors.Is(err, driver.ErrBadConn) {
+				t.Errorf("without a server: %v", err)
+			}
+			ok(t, srv.Restart(t.Context()))
+			if err := p.Check(t.Context(), s.open(), []*advisory.Lock{lock}); !errors.Is(err, lockerr.ErrLost) {
+				t.Errorf("the check says %v", err)
+			}
+			ok(t, p.acquire("k", 0).Release())
+
+			s.exec(s.open(), "SET GLOBAL read_only = 1")
+			for _, unsafe := range []bool{false, true} {
+				q := s.process(settings{change: func(c *advisory.Config) { c.Unsafe = unsafe }})
+				if lock, err := q.Acquire(t.Context(), request("k", 0)); unsafe {
+					ok(t, err)
+					ok(t, lock.Release())
+				} else if !errors.Is(err, lockerr.ErrUnsafe) || !strings.Contains(err.Error(), "takes no writes") {
+					t.Errorf("on a replica it says %v", err)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,484 @@
+package advisory
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
+)
+
+// carrier is a connection that has locks. None of its statements waits for
+// anybody, so one follows the other closely: whoever finds it idle sends its
+// request at once, and those that arrive while a statement is under way go out
+// together in the next. The first of them sends it.
+type carrier struct {
+	l      *Locker
+	c      *pool.Conn
+	id     uint64
+	guard  string          // the lock by which the connection is known
+	ctx    context.Context // ends what runs on it
+	cancel context.CancelFunc
+	heard  atomic.Int64 // when that was sent which the server has answered last, since epoch
+
+	// Guarded by Locker.mu.
+	holds map[string]*Lock // by name
+	line  []*request       // what goes out with the next statement
+	busy  bool             // somebody uses the connection
+	err   error            // why nothing goes out any more
+}
+
+// request is to take a lock, or to give it back.
+type request struct {
+	lock *Lock
+	take bool
+	wake chan struct{} // closed when it is answered or leads; nil where its caller sends it at once
+
+	// Guarded by Locker.mu until its caller is woken.
+	leads   bool // its caller sends what is in the line
+	granted bool
+	err     error
+}
+
+const (
+	// maxHolds is how many locks a carrier may have, and enough how many carriers
+	// there are unless they are full. MariaDB gets slow where one has many.
+	maxHolds, enough = 10_000, 2
+	// maxBatch is how many requests go into one statement.
+	maxBatch = 100
+	// lately is for how long after an answer the next can be relied on to come:
+	// its caller then waits for it itself, and cannot leave meanwhile.
+	lately = 100 * time.Millisecond
+)
+
+var (
+	epoch = time.Now() // carries the monotonic clock
+
+	errForm      = errors.New("a lock statement was answered in another form than ours")
+	errRetired   = errors.New("the lock connection has nothing to carry")
+	errScrapped  = errors.New("the lock connection was given up")
+	errElsewhere = lockerr.With(lockerr.ErrUnsafe, errors.New(
+		"a statement has reached another connection than its own: GET_LOCK does not hold behind a proxy that shares connections"))
+)
+
+// silence is how long ago that was sent which the server has answered last. The
+// server began to count no earlier.
+func (k *carrier) silence() time.Duration {
+	return time.Since(epoch) - time.Duration(k.heard.Load())
+}
+
+// place returns the carrier for the next lock.
+func (l *Locker) place(ctx context.Context) (*carrier, error) {
+	for {
+		l.mu.Lock()
+		if l.closed {
+			l.mu.Unlock()
+			return nil, lockerr.ErrClosed
+		}
+		var best *carrier
+		few := 0
+		for _, k := range l.carriers {
+			if len(k.holds)+len(k.line)+maxBatch > maxHolds {
+				continue
+			}
+			if best == nil || best.busy && (!k.busy || len(k.line) < len(best.line)) {
+				best = k
+			}
+			if few++; few == enough {
+				break
+			}
+		}
+		var o *opening
+		if best == nil || best.busy && few < enough && l.conns.Ready() {
+			o = l.open()
+		}
+		l.mu.Unlock()
+		if best != nil {
+			return best, nil
+		}
+		select {
+		case <-o.done:
+			if o.err != nil {
+				return nil, o.err
+			}
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// opening is a carrier to be.
+type opening struct {
+	done chan struct{}
+	err  error
+}
+
+// open opens a further carrier, one at a time. l.mu is the caller's.
+func (l *Locker) open() *opening {
+	if l.opening != nil {
+		return l.opening
+	}
+	o := &opening{done: make(chan struct{})}
+	l.opening = o
+	l.running.Go(func() {
+		defer close(o.done)
+		ctx, cancel := context.WithTimeout(l.ctx, background)
+		defer cancel()
+		k, err := l.connect(ctx)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.opening = nil
+		if o.err = err; err == nil {
+			l.adopt(k)
+		}
+	})
+	return o
+}
+
+// connect makes a carrier of a connection of the pool's.
+func (l *Locker) connect(ctx context.Context) (*carrier, error) {
+	c, err := l.conns.Acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	k := &carrier{l: l, c: c, id: c.KnownID(), guard: newGuard(), holds: make(map[string]*Lock)}
+	k.ctx, k.cancel = context.WithCancel(context.Background())
+	answer, err := k.ask(ctx, openSQL(k.id, k.guard, l.unsafe))
+	switch {
+	case err == nil && answer == readOnly:
+		err = lockerr.With(lockerr.ErrUnsafe, errors.New("the server takes no writes, so others may lock on another one"))
+	case err == nil && answer != "1":
+		err = errors.New("mysqllock: the server grants no lock at all")
+	}
+	if err != nil {
+		k.cancel()
+		c.Destroy()
+		return nil, err
+	}
+	return k, nil
+}
+
+// adopt lets others use k, too. l.mu is the caller's.
+func (l *Locker) adopt(k *carrier) {
+	if l.closed {
+		k.busy, k.err = true, lockerr.ErrClosed
+		k.dispose()
+		return
+	}
+	l.carriers = append(l.carriers, k)
+	if !l.watching {
+		l.watching = true
+		l.running.Go(l.watch)
+	}
+}
+
+// do has r answered. It is false where ctx has ended and the answer did not come
+// soon after: r.wake tells when it does.
+func (k *carrier) do(ctx context.Context, r *request) bool {
+	l := k.l
+	l.mu.Lock()
+	switch {
+	case k.err != nil:
+		r.err = k.err
+		l.mu.Unlock()
+		return true
+	case k.busy:
+		r.wake = make(chan struct{})
+		k.line = append(k.line, r)
+	case ctx.Done() == nil || k.silence() < lately:
+		k.busy = true
+		l.mu.Unlock()
+		k.send([]*request{r})
+		return true
+	default:
+		k.busy = true
+		r.wake = make(chan struct{})
+		l.running.Go(func() { k.send([]*request{r}) })
+	}
+	l.mu.Unlock()
+
+	select {
+	case <-r.wake:
+	case <-ctx.Done():
+		l.mu.Lock()
+		if i := slices.Index(k.line, r); i >= 0 {
+			k.line = slices.Delete(k.line, i, i+1)
+			r.err = context.Cause(ctx)
+			l.mu.Unlock()
+			return true
+		}
+		l.mu.Unlock()
+		hurry := time.NewTimer(giveUp)
+		defer hurry.Stop()
+		select {
+		case <-r.wake:
+		case <-hurry.C:
+			return false
+		}
+	}
+	if r.leads {
+		k.send(k.batch(r))
+	}
+	return true
+}
+
+// batch returns what goes out with r: what is given back first.
+func (k *carrier) batch(r *request) []*request {
+	k.l.mu.Lock()
+	defer k.l.mu.Unlock()
+	n := min(len(k.line), maxBatch-1)
+	batch := append([]*request{r}, k.line[:n]...)
+	k.line = k.line[n:]
+	slices.SortStableFunc(batch, func(a, b *request) int {
+		switch {
+		case a.take == b.take:
+			return 0
+		case b.take:
+			return -1
+		}
+		return 1
+	})
+	return batch
+}
+
+// send has batch answered and lets the next in line go on. The caller is who
+// uses the connection.
+func (k *carrier) send(batch []*request) {
+	answer, err := k.run(batch)
+	if k.broken(err) {
+		k.lose(err)
+	}
+	l := k.l
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, r := range batch {
+		switch {
+		case k.err != nil:
+			r.err = k.err
+		case !r.take:
+			delete(k.holds, r.lock.name)
+		case err != nil:
+			r.err = err
+		case answer[i] == '1':
+			r.granted = true
+			k.holds[r.lock.name] = r.lock
+		case answer[i] != '0':
+			r.err = errInterrupted
+		}
+		if r.wake != nil && !r.leads {
+			close(r.wake)
+		}
+	}
+	k.next()
+}
+
+// run runs the statement for batch. After an error of the server's nothing of it
+// is held.
+func (k *carrier) run(batch []*request) (answer string, err error) {
+	if takes := batch[len(batch)-1].take; takes {
+		answer, err = k.ask(k.within(), batchSQL(k.id, batch))
+		if err == nil && answer == "" {
+			answer = "2"
+		}
+		if err == nil && len(answer) != len(batch) {
+			err = errForm
+		}
+	} else {
+		err = k.exec(k.within(), freeSQL(batch))
+	}
+	if err != nil && !k.broken(err) { // KILL QUERY, for example, after some were done
+		if again := k.exec(k.within(), freeSQL(batch)); again != nil {
+			return "", again
+		}
+	}
+	return answer, err
+}
+
+// broken reports whether err is more than the server's refusal of a statement.
+func (k *carrier) broken(err error) bool {
+	return err != nil && (server.Number(err) == 0 || server.Gone(err, k.c.Conn))
+}
+
+// within is the context for a statement on a carrier. One that cannot end costs
+// less, since the driver has nobody watch it.
+func (k *carrier) within() context.Context {
+	if t := k.l.readTimeout; t > 0 && t <= k.l.limit {
+		return context.Background()
+	}
+	return k.ctx
+}
+
+// ask runs a statement that returns one value.
+func (k *carrier) ask(ctx context.Context, text string) (string, error) {
+	sent := time.Since(epoch)
+	rows, err := server.Query(ctx, k.c.Conn, text)
+	if err != nil {
+		return "", err
+	}
+	k.heard.Store(int64(sent))
+	if len(rows) != 1 || len(rows[0]) != 1 {
+		return "", errForm
+	}
+	if rows[0][0] == elsewhere {
+		return "", errElsewhere
+	}
+	return rows[0][0], nil
+}
+
+func (k *carrier) exec(ctx context.Context, text string) error {
+	sent := time.Since(epoch)
+	err := server.Exec(ctx, k.c.Conn, text)
+	if err == nil {
+		k.heard.Store(int64(sent))
+	}
+	return err
+}
+
+// next lets the next in line use the connection. Locker.mu is the caller's.
+func (k *carrier) next() {
+	l := k.l
+	if k.err == nil && len(k.line) == 0 && len(k.holds) == 0 && len(l.carriers) > enough {
+		l.remove(k, errRetired)
+	}
+	switch {
+	case k.err != nil:
+		k.dispose()
+	case len(k.line) == 0:
+		k.line, k.busy = nil, false
+	default:
+		r := k.line[0]
+		k.line = k.line[1:]
+		r.leads = true
+		close(r.wake)
+	}
+}
+
+// remove keeps everybody from using k. l.mu is the caller's.
+func (l *Locker) remove(k *carrier, why error) {
+	k.err = why
+	l.carriers = slices.DeleteFunc(l.carriers, func(other *carrier) bool { return other == k })
+}
+
+// lose ends what is on k, once, and tells the holders.
+func (k *carrier) lose(cause error) {
+	l := k.l
+	l.mu.Lock()
+	if k.err != nil {
+		l.mu.Unlock()
+		return
+	}
+	l.remove(k, cause)
+	for _, r := range k.line {
+		r.err = cause
+		close(r.wake)
+	}
+	k.line = nil
+	if !errors.Is(cause, lockerr.ErrClosed) {
+		cause = lockerr.With(lockerr.ErrLost, cause)
+	}
+	var held []*Lock
+	for _, lock := range k.holds {
+		if lock.err == nil {
+			lock.err = cause
+			held = append(held, lock)
+		}
+	}
+	if !k.busy {
+		k.busy = true
+		k.dispose()
+	}
+	l.mu.Unlock()
+
+	k.cancel()
+	for _, lock := range held {
+		lock.ticket.Leave()
+		if lock.lost != nil {
+			go lock.lost(cause)
+		}
+	}
+}
+
+// dispose puts the connection back where it surely carries nothing, and else
+// closes it and has the server end it. Nobody uses it any more. Locker.mu is the
+// caller's.
+func (k *carrier) dispose() {
+	l := k.l
+	l.running.Go(func() {
+		defer k.cancel()
+		ctx, cancel := context.WithTimeout(context.Background(), background)
+		defer cancel()
+		if errors.Is(k.err, errRetired) || errors.Is(k.err, lockerr.ErrClosed) && k.c.Clean() {
+			if server.Exec(ctx, k.c.Conn, "DO RELEASE_ALL_LOCKS()") == nil {
+				k.c.Touch()
+				k.c.Release()
+				return
+			}
+		}
+		k.c.Destroy()
+		_ = l.control.KillConnection(ctx, k.c) // best effort: the server ends it for its silence, too
+	})
+}
+
+// overdue tells where the server may by now have ended k, or is about to.
+func (k *carrier) overdue() error {
+	if s := k.silence(); s >= k.l.limit {
+		return fmt.Errorf("the lock connection was silent for %v, with a lockTTL of %v", s.Round(time.Millisecond), k.l.ttl)
+	}
+	return nil
+}
+
+// watch looks after the carriers as long as there are any.
+func (l *Locker) watch() {
+	tick := time.NewTicker(l.pulse)
+	defer tick.Stop()
+	for {
+		select {
+		case <-l.ctx.Done():
+			return
+		case <-tick.C:
+		}
+		var overdue []*carrier
+		l.mu.Lock()
+		for _, k := range slices.Clone(l.carriers) {
+			silence := k.silence()
+			switch {
+			case (k.busy || len(k.holds) > 0) && silence >= l.limit:
+				overdue = append(overdue, k)
+			case k.busy:
+			case len(k.holds) == 0 && silence >= l.linger:
+				k.busy = true
+				l.remove(k, errRetired)
+				k.dispose()
+			case len(k.holds) > 0 && silence >= l.pulse/2:
+				k.busy = true
+				l.running.Go(k.ping)
+			}
+		}
+		l.watching = len(l.carriers) > 0 && !l.closed
+		on := l.watching
+		l.mu.Unlock()
+		for _, k := range overdue {
+			if late := k.overdue(); late != nil {
+				k.lose(late)
+			}
+		}
+		if !on {
+			return
+		}
+	}
+}
+
+// ping looks whether the locks are still there. The caller has made k busy.
+func (k *carrier) ping() {
+	if _, err := k.ask(k.ctx, pingSQL(k.id)); k.broken(err) {
+		k.lose(err)
+	}
+	k.l.mu.Lock()
+	defer k.l.mu.Unlock()
+	k.next()
+}

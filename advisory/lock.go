@@ -1,0 +1,128 @@
+package advisory
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// Lock is a lock on one key that lasts as long as the connection that carries
+// it. It is safe for concurrent use.
+type Lock struct {
+	l       *Locker
+	key     string
+	name    string
+	ticket  *queue.Ticket
+	carrier *carrier
+	since   time.Time // when this process got it from the server
+	handed  int       // how often it went from caller to caller since then
+
+	// Guarded by Locker.mu.
+	lost func(error)
+	err  error // why it is over: lost, released or closed
+}
+
+// Key returns the key.
+func (k *Lock) Key() string { return k.key }
+
+// Name returns the server's name for the lock.
+func (k *Lock) Name() string { return k.name }
+
+// ConnectionID returns the server's id of the connection that carries the lock.
+func (k *Lock) ConnectionID() uint64 { return k.carrier.id }
+
+// Err returns nil while the lock is held: by the clock, also before anybody has
+// noticed that the server may have ended the connection. Else it returns an
+// error that is lockerr.ErrLost, or after the release, lockerr.ErrClosed.
+func (k *Lock) Err() error {
+	if late := k.carrier.overdue(); late != nil {
+		k.carrier.lose(late)
+	}
+	k.l.mu.Lock()
+	defer k.l.mu.Unlock()
+	return k.err
+}
+
+// Release hands the lock over to the next caller in line, or gives it back, for
+// which it waits. It fails with lockerr.ErrLost where the lock was lost. A second
+// call does nothing.
+func (k *Lock) Release() error {
+	if err := k.Err(); errors.Is(err, lockerr.ErrLost) {
+		return failure("release", k.key, err)
+	}
+	l := k.l
+	if l.enter() != nil {
+		return nil // Close gives it back
+	}
+	defer l.running.Done()
+	if err := k.end(); errors.Is(err, lockerr.ErrLost) {
+		return failure("release", k.key, err)
+	} else if err != nil {
+		return nil
+	}
+	if k.handed < l.handOvers && time.Since(k.since) < l.handOverTime && k.ticket.HandOver(k) {
+		return nil
+	}
+	defer k.ticket.Leave()
+	r := &request{lock: k}
+	k.carrier.do(context.Background(), r)
+	if r.err != nil && !errors.Is(r.err, lockerr.ErrClosed) {
+		return failure("release", k.key, lockerr.With(lockerr.ErrLost, r.err))
+	}
+	return nil
+}
+
+// end makes the lock be over for its holder. It returns why it was before.
+func (k *Lock) end() error {
+	k.l.mu.Lock()
+	defer k.l.mu.Unlock()
+	if k.err != nil {
+		return k.err
+	}
+	k.err = lockerr.ErrClosed
+	return nil
+}
+
+// inherit takes over what the one before has handed over; nil where its carrier
+// was lost meanwhile.
+func (a *attempt) inherit(from *Lock) *Lock {
+	lock := a.lock(from.carrier)
+	lock.since, lock.handed = from.since, from.handed+1
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if from.carrier.err != nil {
+		return nil
+	}
+	from.carrier.holds[lock.name] = lock
+	return lock
+}
+
+// Check makes sure, on the connection of a transaction that is about to commit,
+// that the locks are held. It is one statement, which waits for nobody. After an
+// error the transaction must be rolled back.
+func (l *Locker) Check(ctx context.Context, conn driver.Conn, locks []*Lock) error {
+	if len(locks) == 0 {
+		return nil
+	}
+	var keys []string
+	for _, lock := range locks {
+		if err := lock.Err(); err != nil {
+			return failure("commit", lock.key, err)
+		}
+		keys = append(keys, lock.key)
+	}
+	rows, err := server.Query(ctx, conn, checkSQL(locks))
+	if err == nil && (len(rows) != 1 || rows[0][0] != "1") {
+		err = lockerr.With(lockerr.ErrLost, errors.New("the server of the transaction says that somebody else has the lock, or nobody"))
+	}
+	if err != nil {
+		return failure("commit", strings.Join(keys, ", "), err)
+	}
+	return nil
+}

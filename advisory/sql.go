@@ -1,0 +1,119 @@
+package advisory
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Every statement that takes something first makes sure that it runs on the
+// connection that it is meant for: a proxy may have sent it elsewhere. Names
+// need no quoting.
+
+// What a statement answers that was not allowed to do anything.
+const (
+	elsewhere = "-1" // on another connection
+	readOnly  = "-2" // on a server that takes no writes
+)
+
+// Setup is the statement that connections for [Config.Conns] begin with. The
+// server ends them, with the locks that they carry, when they have been silent
+// for ttl.
+func Setup(ttl time.Duration) string {
+	return fmt.Sprintf("SET SESSION autocommit = 1, wait_timeout = %d", int(silentFor(ttl)/time.Second))
+}
+
+// silentFor is how long the server lets a connection be silent.
+func silentFor(ttl time.Duration) time.Duration {
+	return max(time.Second, ttl.Truncate(time.Second))
+}
+
+// here is an SQL expression that is value on the connection id, else elsewhere.
+func here(id uint64, value string) string {
+	return "IF(CONNECTION_ID() = " + strconv.FormatUint(id, 10) + ", " + value + ", " + elsewhere + ")"
+}
+
+// openSQL takes the guard of a new carrier, which answers 1. Where others may
+// take locks on another server it takes nothing, unless anywhere is set.
+func openSQL(id uint64, guard string, anywhere bool) string {
+	take := "GET_LOCK('" + guard + "', 0)"
+	if !anywhere {
+		take = "IF(@@read_only OR @@innodb_read_only, " + readOnly + ", " + take + ")"
+	}
+	return "SELECT " + here(id, take)
+}
+
+// pingSQL answers 1. A ping of the protocol could be a proxy's own answer.
+func pingSQL(id uint64) string { return "SELECT " + here(id, "1") }
+
+// freeSQL gives the locks of batch back, in one short answer.
+func freeSQL(batch []*request) string {
+	var b strings.Builder
+	for i, r := range batch {
+		b.WriteString([2]string{"DO ", ", "}[min(i, 1)])
+		b.WriteString("RELEASE_LOCK('" + r.lock.name + "')")
+	}
+	return b.String()
+}
+
+// batchSQL runs the requests of batch in their order. It answers one digit for
+// each: 1 where it was done, 2 where it was interrupted.
+func batchSQL(id uint64, batch []*request) string {
+	if len(batch) == 1 && batch[0].take {
+		return "SELECT " + here(id, "GET_LOCK('"+batch[0].lock.name+"', 0)")
+	}
+	var b strings.Builder
+	for i, r := range batch {
+		b.WriteString([2]string{"CONCAT(", ", "}[min(i, 1)])
+		if r.take {
+			b.WriteString("COALESCE(GET_LOCK('" + r.lock.name + "', 0), 2)")
+		} else {
+			b.WriteString("COALESCE(RELEASE_LOCK('" + r.lock.name + "'), 2)")
+		}
+	}
+	b.WriteString(")")
+	return "SELECT " + here(id, b.String())
+}
+
+// waitSQL waits for the lock until bound is over, on the server as well, so that
+// a waiter whose client is gone disappears by itself. It answers 1 where it has
+// got it.
+func waitSQL(id uint64, name string, bound time.Duration, mariadb bool) string {
+	bound = max(bound, time.Millisecond)
+	if mariadb {
+		return "SELECT " + here(id, fmt.Sprintf("GET_LOCK('%s', %.3f)", name, bound.Seconds()))
+	}
+	return fmt.Sprintf("SELECT /*+ MAX_EXECUTION_TIME(%d) */ ", bound.Milliseconds()) +
+		here(id, fmt.Sprintf("GET_LOCK('%s', %d)", name, int(math.Ceil(bound.Seconds()))))
+}
+
+// checkSQL answers 1 where all locks are held.
+func checkSQL(locks []*Lock) string {
+	var terms []string
+	held := func(name string, k *carrier) {
+		terms = append(terms, fmt.Sprintf("IS_USED_LOCK('%s') = %d", name, k.id))
+	}
+	guarded := make(map[*carrier]bool)
+	for _, lock := range locks {
+		if !guarded[lock.carrier] {
+			guarded[lock.carrier] = true
+			held(lock.carrier.guard, lock.carrier)
+		}
+		held(lock.name, lock.carrier)
+	}
+	return "SELECT " + strings.Join(terms, " AND ")
+}
+
+// holderSQL asks who has the lock: id, user and host of its connection, and
+// where programs is set, the program's name.
+func holderSQL(name string, programs bool) string {
+	program := "''"
+	if programs {
+		program = "(SELECT a.ATTR_VALUE FROM performance_schema.session_connect_attrs a WHERE a.PROCESSLIST_ID = h.id" +
+			" AND a.ATTR_NAME IN ('mysqllock_owner', 'program_name') ORDER BY a.ATTR_NAME LIMIT 1)"
+	}
+	return "SELECT h.id, p.USER, p.HOST, " + program + " FROM (SELECT IS_USED_LOCK('" + name + "') AS id) h" +
+		" LEFT JOIN information_schema.PROCESSLIST p ON p.ID = h.id WHERE h.id IS NOT NULL"
+}

@@ -1,0 +1,227 @@
+package mysqllock_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// named asks the server which connection has the named lock of a key; 0 is none.
+// Keys and databases of tests are such that names are readable.
+func (s *scratch) named(key string) (id int64) {
+	s.t.Helper()
+	var holder sql.NullInt64
+	ok(s.t, s.plain.QueryRow("SELECT IS_USED_LOCK(?)", "mysqllock:"+s.database+"/"+key).Scan(&holder))
+	return holder.Int64
+}
+
+func (s *scratch) wantNamed(key string, want bool) {
+	s.t.Helper()
+	if got := s.named(key) != 0; got != want {
+		s.t.Errorf("named(%s) = %v, want %v", key, got, want)
+	}
+}
+
+func TestAdvisoryUnitsOfWork(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open("lockStrategy=advisory")
+		base, cancel := context.WithCancel(limited(t))
+		defer cancel()
+		ctx := lockctx.With(base, "k")
+
+		tx, err := db.BeginTx(ctx, nil)
+		ok(t, err)
+		s.wantNamed("k", true)
+		exec(t, tx, "UPDATE p SET stock = 9 WHERE id = 1")
+		ok(t, tx.Commit())
+		s.wantNamed("k", false)
+		tx, err = db.BeginTx(ctx, nil)
+		ok(t, err)
+		exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
+		ok(t, tx.Rollback())
+		s.wantNamed("k", false)
+		s.wantStock(1, 9)
+
+		_, err = db.ExecContext(ctx, "UPDATE p SET stock = 8 WHERE id = 1")
+		ok(t, err)
+		s.wantNamed("k", false)
+		s.wantStock(1, 8)
+
+		var n int
+		ok(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
+		s.wantNamed("k", true)
+		if st := db.Stats(); st.InUse != 0 {
+			t.Errorf("%d connections are pinned", st.InUse)
+		}
+		_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
+		ok(t, err)
+		s.wantNamed("k", false)
+		s.wantStock(1, 7)
+
+		tx, err = db.Begin() // the hint comes late
+		ok(t, err)
+		_, err = tx.ExecContext(ctx, "UPDATE p SET stock = 6 WHERE id = 1")
+		ok(t, err)
+		s.wantNamed("k", true)
+		ok(t, tx.Commit())
+		s.wantNamed("k", false)
+		s.wantStock(1, 6)
+
+		ok(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
+		cancel()
+		soon(t, "the end of the context gives it back", func() bool { return s.named("k") == 0 })
+	})
+}
+
+func TestAdvisoryHold(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db, other := s.open(), s.open()
+		ok(t, mysqllock.Do(limited(t), db, "job", func(ctx context.Context) error {
+			_, err := db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")
+			ok(t, err)
+			s.wantStock(1, 9)
+			s.wantNamed("job", true)
+			wantToken(t, ctx, 0)
+			// Reentrant in its lock context, and a space of its own.
+			ok(t, mysqllock.Do(ctx, db, "job", func(context.Context) error { return nil }, lockctx.Advisory()))
+			ok(t, mysqllock.Do(ctx, db, "job", func(ctx context.Context) error {
+				s.wantLeased("job", true)
+				_, err := db.ExecContext(ctx, "UPDATE p SET stock = 8 WHERE id = 1")
+				return err
+			}, lockctx.Lease(ttl)))
+			s.wantNamed("job", true)
+			return nil
+		}, lockctx.Advisory()))
+		s.wantNamed("job", false)
+		s.wantStock(1, 8)
+
+		h, err := mysqllock.Acquire(limited(t), db, "job", lockctx.Advisory())
+		ok(t, err)
+		for _, db := range []*sql.DB{db, other} {
+			var e *mysqllock.Error
+			_, err = mysqllock.Acquire(limited(t), db, "job", lockctx.Advisory(), lockctx.NoWait())
+			if !errors.Is(err, mysqllock.ErrLocked) || !errors.As(err, &e) || e.Holder == nil || e.Strategy != "advisory" {
+				t.Errorf("a second hold returned %v", err)
+			}
+			_, err = mysqllock.Acquire(limited(t), db, "job", lockctx.Advisory(), lockctx.Wait(200*time.Millisecond))
+			if !errors.Is(err, mysqllock.ErrTimeout) || !errors.As(err, &e) || e.Holder == nil {
+				t.Errorf("a second hold that waits returned %v", err)
+			}
+		}
+
+		// The lock connection is lost: the holder is told, and commits nothing.
+		stays := context.WithoutCancel(h.Context())
+		tx, err := db.BeginTx(stays, nil)
+		ok(t, err)
+		exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
+		start := time.Now()
+		exec(t, s.plain, fmt.Sprintf("KILL %d", s.named("job")))
+		wantLost(t, "Commit", tx.Commit())
+		<-h.Context().Done()
+		if took := time.Since(start); took > 3*time.Second || !errors.Is(context.Cause(h.Context()), mysqllock.ErrLost) {
+			t.Errorf("the holder was told after %v, with %v", took, context.Cause(h.Context()))
+		}
+		_, err = db.ExecContext(stays, "UPDATE p SET stock = 1 WHERE id = 1")
+		wantLost(t, "Exec", err)
+		wantLost(t, "Release", h.Release())
+		s.wantStock(1, 8)
+
+		ok(t, mysqllock.Do(limited(t), db, "job", func(ctx context.Context) error {
+			_, err := db.ExecContext(ctx, "UPDATE p SET stock = 5 WHERE id = 1")
+			return err
+		}, lockctx.Advisory()))
+		s.wantStock(1, 5)
+	})
+}
+
+// TestAdvisoryCommitIsChecked: where somebody else has the lock by the time of
+// COMMIT, and nobody has noticed.
+func TestAdvisoryCommitIsChecked(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open()
+		tx, err := db.BeginTx(lockctx.WithKeys(limited(t), []string{"a", "b"}, lockctx.Advisory()), nil)
+		ok(t, err)
+		exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
+		exec(t, s.plain, fmt.Sprintf("KILL %d", s.named("b")))
+		thief, err := s.plain.Conn(limited(t))
+		ok(t, err)
+		defer thief.Close()
+		var got int
+		ok(t, thief.QueryRowContext(limited(t), "SELECT GET_LOCK(?, 5)", "mysqllock:"+s.database+"/b").Scan(&got))
+		wantLost(t, "Commit", tx.Commit())
+		s.wantStock(1, 10)
+		s.wantNamed("a", false)
+	})
+}
+
+func TestAdvisoryExcludes(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		handles := []*sql.DB{s.open("lockStrategy=advisory"), s.open("lockStrategy=advisory")}
+		const workers, each = 8, 25
+		exec(t, s.plain, "UPDATE p SET stock = ? WHERE id = 1", workers*each)
+		var all sync.WaitGroup
+		for i := range workers {
+			db := handles[i%2]
+			all.Go(func() {
+				for range each {
+					ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+					var n int
+					ctx = lockctx.With(ctx, "k")
+					err := db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n)
+					if err == nil {
+						_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
+					}
+					if err != nil {
+						t.Error(err)
+					}
+					cancel()
+				}
+			})
+		}
+		all.Wait()
+		s.wantStock(1, 0)
+		s.wantNamed("k", false)
+	})
+}
+
+func TestAdvisoryStatementsPerPath(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db, tap := s.tapped(mysqllock.Config{Strategy: "advisory"})
+		db.SetMaxOpenConns(1)
+		for _, p := range []struct {
+			what string
+			want int
+			run  func() error
+		}{
+			{"transaction: and take, check, free", 3 + 3, func() error {
+				tx, err := db.BeginTx(lockctx.With(limited(t), "k"), nil)
+				if err != nil {
+					return err
+				}
+				exec(t, tx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
+				return tx.Commit()
+			}},
+			{"Acquire and Release", 2, func() error {
+				h, err := mysqllock.Acquire(limited(t), db, "k")
+				if err != nil {
+					return err
+				}
+				return h.Release()
+			}},
+		} {
+			ok(t, p.run())
+			seen := tap.since()
+			ok(t, p.run())
+			if got := seen(); len(got) != p.want {
+				t.Errorf("%s: %d statements, want %d: %v", p.what, len(got), p.want, got)
+			}
+		}
+	})
+}

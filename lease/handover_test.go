@@ -1,0 +1,137 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// TestHandOver: callers of one process take over from each other, each with a
+// new token, in one statement; a waiter of another process has its turn.
+func TestHandOver(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{})
+		first := l.acquire(request("k"))
+		const callers = 2*handOvers + 3
+		tokens := make(chan uint64, callers)
+		for range callers {
+			go func() {
+				lease, err := l.Acquire(limited(t), waiting("k", 20*time.Second))
+				if err != nil {
+					t.Error(err)
+					tokens <- 0
+					return
+				}
+				if r := s.row("k"); !r.live || r.token != lease.Token() {
+					t.Errorf("the row of token %d is %+v", lease.Token(), r)
+				}
+				tokens <- lease.Token()
+				if err := lease.Release(); err != nil {
+					t.Error(err)
+				}
+			}()
+		}
+		time.Sleep(100 * time.Millisecond) // all are in line
+		since := l.tap.since()
+		ok(t, first.Release())
+		for want := uint64(2); want < 2+callers; want++ {
+			if got := <-tokens; got != want {
+				t.Errorf("the token is %d, want %d", got, want)
+			}
+		}
+		soon(t, "the last gives it back", func() bool { return !s.row("k").live })
+		texts := since()
+		takes, inherits, releases := count(texts, "INSERT INTO"), count(texts, "UPDATE")-count(texts, "UPDATE "+s.table.String()+" SET owner"), count(texts, "UPDATE "+s.table.String()+" SET owner")
+		if inherits != callers-2 || takes != 2 || releases != 3 {
+			t.Errorf("%d took over, %d took it anew, %d released it", inherits, takes, releases)
+		}
+
+		// Another process is not kept waiting for ever.
+		other := s.locker(setup{})
+		stop, cancel := context.WithCancel(limited(t))
+		defer cancel()
+		var turns [2]int
+		done := make(chan struct{}, 8)
+		for i := range 8 {
+			go func() {
+				defer func() { done <- struct{}{} }()
+				who := [...]*locker{l, other}[i%2]
+				for stop.Err() == nil {
+					lease, err := who.Acquire(stop, waiting("k", 20*time.Second))
+					if err != nil {
+						continue
+					}
+					turns[i%2]++ // under the lock
+					if turns[0]+turns[1] == 200 {
+						cancel()
+					}
+					if err := lease.Release(); err != nil {
+						t.Error(err)
+					}
+				}
+			}()
+		}
+		for range 8 {
+			<-done
+		}
+		if min(turns[0], turns[1]) < 20 {
+			t.Errorf("the turns were %d", turns)
+		}
+		t.Logf("the turns were %d", turns)
+	})
+}
+
+// TestHandOverOfALostLease: who takes over what is not ours any more asks anew.
+func TestHandOverOfALostLease(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{})
+		first := l.acquire(request("k"))
+		got := make(chan *Lease, 1)
+		go func() {
+			lease, err := l.Acquire(limited(t), waiting("k", 20*time.Second))
+			if err != nil {
+				t.Error(err)
+			}
+			got <- lease
+		}()
+		time.Sleep(50 * time.Millisecond)
+		s.steal("k")
+		ok(t, first.Release()) // it does not ask
+		select {
+		case lease := <-got:
+			t.Fatalf("granted beside the thief: %v", lease)
+		case <-time.After(200 * time.Millisecond):
+		}
+		s.set("k", "owner = NULL")
+		lease := <-got
+		if lease.Token() != 3 {
+			t.Errorf("the token is %d", lease.Token())
+		}
+
+		// One that gives up in the moment of the hand-over leaves nothing.
+		for range 100 {
+			ctx, cancel := context.WithCancel(limited(t))
+			gone := make(chan error, 1)
+			go func() {
+				next, err := l.Acquire(ctx, waiting("k", 20*time.Second))
+				if err == nil {
+					err = next.Release()
+				}
+				gone <- err
+			}()
+			time.Sleep(time.Millisecond)
+			go cancel()
+			ok(t, lease.Release())
+			if err := <-gone; err != nil && !errors.Is(err, lockerr.ErrTimeout) {
+				t.Error(err)
+			}
+			lease = l.acquire(waiting("k", 20*time.Second))
+			cancel()
+		}
+		ok(t, lease.Release())
+		soon(t, "it is free", func() bool { return !s.row("k").live })
+	})
+}
