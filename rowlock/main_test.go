@@ -182,16 +182,6 @@ func (s *scratch) query(c driver.Conn, text string) [][]string {
 	return rows
 }
 
-// one is the only value of a statement's answer.
-func (s *scratch) one(c driver.Conn, text string) string {
-	s.t.Helper()
-	rows := s.query(c, text)
-	if len(rows) != 1 {
-		s.t.Fatalf("%s: %d rows", text, len(rows))
-	}
-	return rows[0][0]
-}
-
 func ok(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {

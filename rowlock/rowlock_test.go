@@ -264,12 +264,12 @@ func TestRowLockThenLease(t *testing.T) {
 }
 
 // join locks keys in a transaction of the caller's that has locked "mine".
-func (p *process) join(ctx context.Context, wait time.Duration, keys ...string) (alive bool, err error, end func(locks int)) {
+func (p *process) join(ctx context.Context, wait time.Duration, keys ...string) (alive bool, end func(locks int), err error) {
 	p.t.Helper()
 	c, txn, ticket, err := p.begin(ctx, 0, "mine")
 	ok(p.t, err)
 	alive, err = p.Join(ctx, c, rowlock.Request{Keys: keys, Wait: wait, Waiting: free})
-	return alive, err, func(locks int) {
+	return alive, func(locks int) {
 		p.t.Helper()
 		other := p.open()
 		for _, key := range append([]string{"mine"}, keys[:locks]...) {
@@ -279,7 +279,7 @@ func (p *process) join(ctx context.Context, wait time.Duration, keys ...string) 
 			}
 		}
 		p.end(c, txn, ticket)
-	}
+	}, err
 }
 
 func TestJoin(t *testing.T) {
@@ -288,7 +288,7 @@ func TestJoin(t *testing.T) {
 		s.lease("k", time.Hour)
 
 		// Known to have had a lease: seen before the transaction locks it.
-		alive, err, end := p.join(limited(t), 0, "k")
+		alive, end, err := p.join(limited(t), 0, "k")
 		if !alive || !errors.Is(err, lockerr.ErrLocked) || errors.Is(err, lockerr.ErrTimeout) {
 			t.Errorf("alive %v, %v", alive, err)
 		}
@@ -296,7 +296,7 @@ func TestJoin(t *testing.T) {
 		s.wantFree("k")
 		end(0)
 
-		alive, err, end = p.join(limited(t), 200*time.Millisecond, "a", "k")
+		alive, end, err = p.join(limited(t), 200*time.Millisecond, "a", "k")
 		if !alive || !errors.Is(err, lockerr.ErrTimeout) {
 			t.Errorf("with a wait: alive %v, %v", alive, err)
 		}
@@ -309,7 +309,7 @@ func TestJoin(t *testing.T) {
 			s.release("k")
 			p.bells.ring <- struct{}{}
 		})
-		alive, err, end = p.join(limited(t), 20*time.Second, "a", "k")
+		alive, end, err = p.join(limited(t), 20*time.Second, "a", "k")
 		if !alive || err != nil {
 			t.Errorf("woken: alive %v, %v", alive, err)
 		}
@@ -322,7 +322,7 @@ func TestJoin(t *testing.T) {
 		ok(t, p.rows.Exist(limited(t), []string{"new"}))
 		s.lease("new", time.Hour)
 		for range 2 {
-			alive, err, end = p.join(limited(t), 0, "new")
+			alive, end, err = p.join(limited(t), 0, "new")
 			if !errors.Is(err, lockerr.ErrLocked) {
 				t.Error(err)
 			}
@@ -345,7 +345,7 @@ func TestJoin(t *testing.T) {
 		s.exec(holder, "BEGIN")
 		s.exec(holder, "UPDATE "+s.table.String()+" SET token = 1, owner = 'y#00000000', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR WHERE namespace = 'app' AND name = 'later'")
 		after(t, 200*time.Millisecond, func() { s.exec(holder, "COMMIT") })
-		alive, err, end = p.join(limited(t), 20*time.Second, "later")
+		alive, end, err = p.join(limited(t), 20*time.Second, "later")
 		if alive || !errors.Is(err, lockerr.ErrLocked) || errors.Is(err, lockerr.ErrTimeout) {
 			t.Errorf("found while waiting: alive %v, %v", alive, err)
 		}
