@@ -123,6 +123,7 @@ func TestAdvisoryHold(t *testing.T) {
 		exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
 		start := time.Now()
 		exec(t, s.plain, fmt.Sprintf("KILL %d", s.named("job")))
+		soon(t, "the server has ended the connection", func() bool { return s.named("job") == 0 })
 		wantLost(t, "Commit", tx.Commit())
 		<-h.Context().Done()
 		if took := time.Since(start); took > 3*time.Second || !errors.Is(context.Cause(h.Context()), mysqllock.ErrLost) {

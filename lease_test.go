@@ -383,14 +383,14 @@ func TestLeasesAndRowLocksExclude(t *testing.T) {
 					granted := make(chan time.Time, 1)
 					go func() {
 						next, err := other.BeginTx(lockctx.With(limited(t), key, kinds[second]), nil)
-						granted <- time.Now()
+						at := time.Now()
+						if err == nil {
+							err = next.Commit()
+						}
 						if err != nil {
 							t.Error(err)
-							return
 						}
-						if err := next.Commit(); err != nil {
-							t.Error(err)
-						}
+						granted <- at
 					}()
 					time.Sleep(100 * time.Millisecond)
 					exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")

@@ -151,8 +151,11 @@ func (a *attempt) inherit(ctx context.Context, from *Lease) (*Lease, error) {
 		s.since, s.handed = from.since, from.handed+1
 		return s, nil
 	case errors.Is(err, errNoRow):
+		a.mute(from)
 		return nil, nil
-	case a.ticket != nil: // else it is freed in the background
+	case a.ticket == nil: // it is freed in the background
+		a.mute(from)
+	default:
 		from.ticket, a.ticket = a.ticket, nil
 		_ = a.relinquish(from)
 	}

@@ -119,7 +119,14 @@ func (s *Lease) lose(cause error) {
 		return
 	}
 	s.ticket.Leave()
-	l := s.l
+	s.l.mute(s)
+	if s.lost != nil {
+		go s.lost(err)
+	}
+}
+
+// mute has the bell of a lease that is over given back.
+func (l *Locker) mute(s *Lease) {
 	l.mu.Lock()
 	h := s.host
 	s.host = nil
@@ -136,9 +143,6 @@ func (s *Lease) lose(cause error) {
 			defer l.running.Done()
 			l.hush(h)
 		}()
-	}
-	if s.lost != nil {
-		go s.lost(err)
 	}
 }
 

@@ -74,13 +74,17 @@ func (l *Locker) borrow(ctx context.Context) (*host, error) {
 			}
 		}
 		few := len(l.hosts) < l.maxHosts || quiet != nil && len(quiet.bells) >= maxBells
+		arrived := l.arrived
 		l.mu.Unlock()
 
 		if quiet == nil || few && l.conns.Ready() {
-			h, err := l.connect(ctx, quiet != nil)
-			if h != nil || quiet == nil {
+			h, err := l.connect(ctx, arrived, quiet != nil)
+			if h != nil || quiet == nil && err != nil {
 				return h, err
 			}
+		}
+		if quiet == nil {
+			continue
 		}
 		if ours, err := l.takeTurn(ctx, quiet); ours || err != nil {
 			return quiet, err
@@ -88,11 +92,18 @@ func (l *Locker) borrow(ctx context.Context) (*host, error) {
 	}
 }
 
-// connect makes a host of a connection of the pool's. Where optional is set and
-// there is none for a while, it returns nil.
-func (l *Locker) connect(ctx context.Context, optional bool) (*host, error) {
-	c, err := l.acquire(ctx, optional)
+// connect makes a host of a connection of the pool's. It returns nil where
+// another host has arrived meanwhile, for which arrived ends, or where optional
+// is set and there is none for a while.
+func (l *Locker) connect(ctx, arrived context.Context, optional bool) (*host, error) {
+	own, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(arrived, cancel)()
+	c, err := l.acquire(own, optional)
 	if c == nil {
+		if own.Err() != nil {
+			err = context.Cause(ctx)
+		}
 		return nil, err
 	}
 	h := &host{c: c, bells: make(map[string]*Lease)}
@@ -121,6 +132,8 @@ func (l *Locker) open(h *host) {
 		l.stations--
 	}
 	l.hosts = append(l.hosts, h)
+	l.arrive()
+	l.arrived, l.arrive = context.WithCancel(context.Background())
 	l.mu.Unlock()
 	l.keeper.Keep(h.c, func(error) {
 		if ours, _ := l.takeTurn(context.Background(), h); ours {

@@ -109,6 +109,8 @@ type Locker struct {
 	mu       sync.Mutex
 	closed   bool
 	hosts    []*host
+	arrived  context.Context // ends when there is one more of them
+	arrive   context.CancelFunc
 	stations int                 // connections that waiters have or ask for
 	leases   map[*Lease]struct{} // that are held
 	renewing bool                // the goroutine that renews them was started
@@ -131,6 +133,7 @@ func New(cfg Config) *Locker {
 	name := cfg.Owner[:min(len(cfg.Owner), maxOwner)]
 	l.owner, l.leftBy = name+"#"+hex.EncodeToString(mark[:]), name+"#00000000"
 	l.ctx, l.stop = context.WithCancelCause(context.Background())
+	l.arrived, l.arrive = context.WithCancel(context.Background())
 	return l
 }
 
