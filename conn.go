@@ -254,6 +254,9 @@ func (c *conn) runLate(ctx context.Context, s *scope, h *lockctx.Hint, st *state
 			return nil, nil, &Error{Op: st.op(), Key: names(h), Err: errors.New(
 				"the lock context has a unit of work open elsewhere, which does not hold all of these keys; begin the transaction with the lock context")}
 		}
+		if err := s.unit.join(ctx, c.k, h); err != nil { // the keys are held: for the holds around
+			return nil, nil, err
+		}
 		t.read = t.read || st.info.Snapshot
 		t.under = s.unit
 		return c.runHere(ctx, st)
@@ -391,6 +394,7 @@ func (c *conn) runAlone(ctx context.Context, s *scope, h *lockctx.Hint, st *stat
 	if err != nil {
 		return nil, nil, err
 	}
+	u.keep = goesOn // also where the statement ends its transaction
 	r, res, err := u.run(ctx, st)
 	u.keep = goesOn && err != nil
 	// Also after an error: of several statements in one text, those that were

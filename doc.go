@@ -97,7 +97,8 @@
 // its own connection: the fence. It sees whether the lease is still ours and has
 // not run out, and locks it so that nobody takes it until COMMIT is through; for
 // several leases it is one statement. Otherwise the transaction is rolled back
-// with ErrLost. A single statement that writes becomes such a transaction. So a
+// with ErrLost. A single statement that writes becomes such a transaction; one
+// that only calls a function which does is taken for a read, and is not. So a
 // process that was paused, cut off or replaced for however long cannot commit
 // under a lease that it has lost, whether it looks or not. What is done outside
 // of the database can be fenced by the token: see [Token].
@@ -197,21 +198,21 @@
 // # Connection pools
 //
 // Who waits for a lock in BeginTx, Query or Exec occupies one of database/sql's
-// connections. Where SetMaxOpenConns bounds them and the holder of a session
-// needs one for its next statement, the driver finds out and keeps one free:
+// connections. Where SetMaxOpenConns bounds them, to two or more, and the holder
+// of a session needs one for its next statement, the driver finds out and keeps one free:
 // callers who would occupy the last fail at once with [ErrLocked] and an error
 // that says so. For hot keys use [Do], which waits without a connection.
 //
 // # The lock table
 //
-// There is one table with one row a key, which both strategies use. Rows stay:
+// There is one table with one row a key, which row locks and leases use. Rows stay:
 // never delete one by hand, since its token would begin again. The table is made
 // on first use, and one of an older version completed, never inside a
 // transaction of the caller's; with lockSchema=manual the error that says it is
 // missing carries its DDL. On MySQL a procedure is made too, by which BEGIN and
 // the lock go out in one round trip; without the right to make or to execute it
 // they go out as two. The account needs SELECT, INSERT and UPDATE on the table,
-// for either strategy.
+// for row locks and leases; advisory locks need no privilege.
 // To be told who holds a key it needs SELECT on performance_schema (MySQL) or
 // PROCESS (MariaDB); cancelling needs no privilege.
 //

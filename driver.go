@@ -330,7 +330,7 @@ func NewConnector(cfg *mysql.Config, c Config) (driver.Connector, error) {
 	// Statements on connections that carry advisory locks are watched by this
 	// limit, which costs less than a context does.
 	cfg = cfg.Clone()
-	if limit := s.ttl - s.ttl/10; cfg.ReadTimeout == 0 || cfg.ReadTimeout > limit {
+	if limit := min(s.ttl-s.ttl/10, 5*time.Second); cfg.ReadTimeout == 0 || cfg.ReadTimeout > limit {
 		cfg.ReadTimeout = limit
 	}
 	if k.carriers, err = mysql.NewConnector(cfg); err != nil {

@@ -36,9 +36,10 @@ type Hold struct {
 	unit   *unit // the unit that the hold owns; nil where it is nested in another, and for a lease
 	nested *tx   // its savepoint there
 
-	guard guard       // nil for a row lock
-	stop  func() bool // ends the watch on the end of Acquire's context; nil where the guard is another's
-	leave func()      // tells the crowd that nobody holds the guard any more
+	guard guard         // nil for a row lock
+	stop  func() bool   // ends the watch on the end of Acquire's context; nil where the guard is another's
+	leave func()        // tells the crowd that nobody holds the guard any more
+	ended chan struct{} // closed by Release and Rollback
 
 	mu   sync.Mutex
 	over bool
@@ -131,23 +132,31 @@ func (h *Hold) openGuard(ctx, own context.Context, key string, hint *lockctx.Hin
 	has := func(g guard) bool { return holds(g, lock) }
 	if s.unit != nil {
 		h.scope = s
-		err := h.nest(hint)
-		if at := slices.IndexFunc(s.guards, has); err == nil && at >= 0 {
-			h.guard = s.guards[at]
+		if err := h.nest(hint); err != nil {
+			return err
 		}
-		return err
+		there := slices.Concat(s.guards, h.k.around(hint))
+		if at := slices.IndexFunc(there, has); at >= 0 {
+			h.guard = there[at]
+		}
+		return nil
 	}
 	h.ctx = lockctx.Inside(own, h)
-	there := append(h.k.around(hint), s.guards...)
-	if at := slices.IndexFunc(there, has); at >= 0 {
-		h.guard = there[at]
+	around := h.k.around(hint)
+	if at := slices.IndexFunc(around, has); at >= 0 {
+		h.guard = around[at]
+		return nil
+	}
+	if at := slices.IndexFunc(s.guards, has); at >= 0 {
+		h.guard = s.guards[at]
+		s.joined = append(s.joined, h)
 		return nil
 	}
 	l, err := h.k.use(ctx)
 	if err != nil {
 		return h.k.setupError(hint, err)
 	}
-	h.leave = sync.OnceFunc(h.k.crowd.done)
+	h.leave, h.ended = sync.OnceFunc(h.k.crowd.done), make(chan struct{})
 	h.guard, err = l.take(ctx, s, lock, h.k.wait(hint), false, func() { h.cancel(ErrLost); h.leave() })
 	if err != nil {
 		return err
@@ -164,7 +173,15 @@ func (h *Hold) lapse() {
 		l.Lapse()
 		return
 	}
-	time.AfterFunc(h.k.settings.ttl, func() { _ = h.guard.Release(); h.leave() })
+	end := time.NewTimer(h.k.settings.ttl)
+	defer end.Stop()
+	select {
+	case <-end.C:
+	case <-h.ended:
+	case <-h.k.ctx.Done():
+	}
+	_ = h.guard.Release()
+	h.leave()
 }
 
 // Context returns the context in which queries are inside the hold. It ends
@@ -216,6 +233,7 @@ func (h *Hold) endGuard(commit bool) error {
 	h.cancel(ErrClosed)
 	if h.stop != nil {
 		h.stop()
+		close(h.ended)
 		h.leave()
 		// What could not be given back runs out: nothing is wrong with what was
 		// done in the hold.

@@ -591,3 +591,107 @@ func TestLeaseStatementsPerPath(t *testing.T) {
 		}
 	})
 }
+
+// TestLeaseOutlivesAFailedWrite: a unit of work whose write was rolled back by the
+// server goes on under the lease under which it has read.
+func TestLeaseOutlivesAFailedWrite(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open()
+		ctx := lockctx.With(limited(t), "k", lockctx.Lease(ttl))
+		var n int
+		ok(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
+		blocker, err := s.plain.Begin()
+		ok(t, err)
+		exec(t, blocker, "UPDATE p SET stock = stock WHERE id = 1")
+		failed := make(chan error, 1)
+		go func() {
+			_, err := db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 1")
+			failed <- err
+		}()
+		var id int64
+		soon(t, "the write waits", func() bool {
+			return s.plain.QueryRow("SELECT ID FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE 'UPDATE p SET stock = 1%'", s.database).Scan(&id) == nil
+		})
+		exec(t, s.plain, fmt.Sprintf("KILL %d", id))
+		if <-failed == nil {
+			t.Error("a write whose connection was killed succeeded")
+		}
+		ok(t, blocker.Rollback())
+		s.wantLeased("k", true)
+		wantToken(t, ctx, 1)
+		if _, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1); err == nil && s.token("k") != 1 {
+			t.Error("the second write ran under another lease than the read")
+		}
+	})
+}
+
+// TestLeaseJoinedHoldIsTold: a hold that joined the lease of a read ends with it.
+func TestLeaseJoinedHoldIsTold(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open()
+		base, cancel := context.WithCancel(limited(t))
+		defer cancel()
+		ctx := lockctx.With(base, "k", lockctx.Lease(ttl))
+		var n int
+		ok(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
+		h, err := mysqllock.Acquire(context.WithoutCancel(ctx), db, "k", lockctx.Lease(ttl))
+		ok(t, err)
+		if h.Token() != 1 {
+			t.Errorf("the token is %d", h.Token())
+		}
+		cancel()
+		soon(t, "the hold is told", func() bool { return h.Context().Err() != nil })
+		if !errors.Is(context.Cause(h.Context()), mysqllock.ErrLost) {
+			t.Errorf("the cause is %v", context.Cause(h.Context()))
+		}
+		wantLost(t, "Release", h.Release())
+	})
+}
+
+// TestLeaseFencesWhatRunsUnderASession: a transaction that began without the hint,
+// under the row lock of a session, inside a hold.
+func TestLeaseFencesWhatRunsUnderASession(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open()
+		base, cancel := context.WithCancel(limited(t))
+		defer cancel()
+		row := lockctx.With(base, "row")
+		h, err := mysqllock.Acquire(row, db, "k", lockctx.Lease(ttl))
+		ok(t, err)
+		var n int
+		ok(t, db.QueryRowContext(row, "SELECT stock FROM p WHERE id = 1").Scan(&n))
+		tx, err := db.Begin()
+		ok(t, err)
+		_, err = tx.ExecContext(h.Context(), "UPDATE p SET stock = 1 WHERE id = 2")
+		ok(t, err)
+		s.steal("k")
+		wantLost(t, "Commit", tx.Commit())
+		s.wantStock(2, 10)
+		_ = h.Release()
+	})
+}
+
+// TestDefaultStrategyInside: With that leaves the strategy to the handle, inside
+// or around one that says it, takes both where they do not exclude each other,
+// and one where they do.
+func TestDefaultStrategyInside(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		for strategy, want := range map[string][2]bool{"advisory": {true, true}, "row": {true, false}} {
+			db, key := s.open("lockStrategy="+strategy), "k"+strategy
+			for _, ctx := range []context.Context{
+				lockctx.With(lockctx.With(limited(t), key, lockctx.Row()), key),
+				lockctx.With(lockctx.With(limited(t), key), key, lockctx.Row()),
+			} {
+				tx, err := db.BeginTx(ctx, nil)
+				ok(t, err)
+				s.wantLocked(key, want[0])
+				s.wantNamed(key, want[1])
+				ok(t, tx.Commit())
+			}
+		}
+		db := s.open("lockStrategy=advisory")
+		tx, err := db.BeginTx(lockctx.With(lockctx.With(limited(t), "twice"), "twice", lockctx.Advisory(), lockctx.Wait(time.Second)), nil)
+		ok(t, err)
+		ok(t, tx.Commit())
+	})
+}

@@ -24,6 +24,7 @@ type scope struct {
 
 	unit    *unit       // the open transaction of the unit of work
 	guards  []guard     // what else the unit of work holds, with or without a transaction
+	joined  []*Hold     // holds that joined one of guards, and end with them
 	unwatch func() bool // ends the watch on the end of the lock context; nil without one
 	failed  error       // why no other unit may begin: one was lost behind the caller's back
 
@@ -120,9 +121,17 @@ func (k *connector) around(h *lockctx.Hint) (guards []guard) {
 // locks, and those by guards.
 func (k *connector) wanted(s *scope, h *lockctx.Hint) (rows []string, guards []lockctx.Lock, err error) {
 	around := k.around(h)
+	same := func(a, b lockctx.Lock) bool {
+		return a.Key == b.Key && (a.Strategy == lockctx.StrategyAdvisory) == (b.Strategy == lockctx.StrategyAdvisory)
+	}
+	var seen []lockctx.Lock
 	for _, lock := range h.Locks {
 		lock.Kind = k.kind(lock.Kind)
 		has := func(g guard) bool { return holds(g, lock) }
+		if slices.ContainsFunc(seen, func(other lockctx.Lock) bool { return same(other, lock) }) {
+			continue // one With says it, another leaves it to the handle
+		}
+		seen = append(seen, lock)
 		switch {
 		case slices.ContainsFunc(s.guards, has) || slices.ContainsFunc(around, has):
 		case lock.Strategy == lockctx.StrategyAdvisory:
@@ -249,6 +258,10 @@ func (s *scope) drop(keep int) {
 		return
 	}
 	s.k.crowd.done()
+	for _, hold := range s.joined {
+		hold.cancel(ErrLost)
+	}
+	s.joined = nil
 	if s.unwatch != nil {
 		s.unwatch()
 		s.unwatch = nil

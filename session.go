@@ -276,7 +276,7 @@ func (u *unit) join(ctx context.Context, k *connector, h *lockctx.Hint) (err err
 	}
 	if u.read && !h.AllowStale && u.l.Info().RepeatableRead(u.opts.Isolation) {
 		return u.error("lock", lockerr.With(ErrStaleSnapshot, fmt.Errorf(
-			"it has read before it asks for %s; ask for all keys at once (lockctx.WithKeys), or say lockctx.AllowStale()", strings.Join(rows, ", "))))
+			"it has read before it asks for %s; ask for all keys at once (lockctx.WithKeys), or say lockctx.AllowStale()", names(h))))
 	}
 	undo, err := u.scope.guard(ctx, u.l, h, guards, false)
 	if err != nil || len(rows) == 0 {
@@ -594,7 +594,7 @@ func (u *unit) finish(commit bool) error {
 			err = u.error(op, lockerr.With(ErrLost, err))
 		}
 		u.failed = err
-		if fenced && u.scope.unwatch != nil {
+		if commit && u.scope.unwatch != nil {
 			u.scope.failed = err // what was decided under the guard must not be written without it
 		}
 	}

@@ -32,7 +32,7 @@ const (
 	sqlIdentify = "SELECT ID, HOST FROM information_schema.PROCESSLIST WHERE ID = CONNECTION_ID()"
 	sqlControl  = "SET SESSION autocommit = 1, innodb_lock_wait_timeout = 5, lock_wait_timeout = 2"
 	sqlSession  = "SET SESSION autocommit = 0, wait_timeout = 30"
-	sqlLeasing  = "SET SESSION autocommit = 1, sql_mode = '', innodb_lock_wait_timeout = 1, lock_wait_timeout = 5, wait_timeout = 30"
+	sqlLeasing  = "SET SESSION autocommit = 1, sql_mode = '', sql_select_limit = DEFAULT, innodb_lock_wait_timeout = 1, lock_wait_timeout = 5, wait_timeout = 30"
 	sqlProbe    = "SELECT VERSION(), DATABASE(), @@innodb_rollback_on_timeout, @@read_only OR @@innodb_read_only," +
 		" /*!80000 @@transaction_isolation, 0, CONCAT('OFF,', IFNULL((SELECT GROUP_CONCAT(VARIABLE_VALUE ORDER BY VARIABLE_NAME)" +
 		" FROM performance_schema.global_variables WHERE VARIABLE_NAME IN ('group_replication_group_name','group_replication_single_primary_mode')),'')), 0 */" +

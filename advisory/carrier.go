@@ -218,7 +218,11 @@ func (k *carrier) do(ctx context.Context, r *request) bool {
 		select {
 		case <-r.wake:
 		case <-hurry.C:
-			return false
+			select {
+			case <-r.wake: // both, where we were late ourselves: it may be ours to send
+			default:
+				return false
+			}
 		}
 	}
 	if r.leads {
@@ -434,7 +438,7 @@ func (k *carrier) overdue() error {
 
 // watch looks after the carriers as long as there are any.
 func (l *Locker) watch() {
-	tick := time.NewTicker(l.pulse)
+	tick := time.NewTimer(l.pulse)
 	defer tick.Stop()
 	for {
 		select {
@@ -443,9 +447,13 @@ func (l *Locker) watch() {
 		case <-tick.C:
 		}
 		var overdue []*carrier
+		next := l.pulse
 		l.mu.Lock()
 		for _, k := range slices.Clone(l.carriers) {
 			silence := k.silence()
+			if silence < l.limit {
+				next = min(next, l.limit-silence)
+			}
 			switch {
 			case (k.busy || len(k.holds) > 0) && silence >= l.limit:
 				overdue = append(overdue, k)
@@ -462,6 +470,7 @@ func (l *Locker) watch() {
 		l.watching = len(l.carriers) > 0 && !l.closed
 		on := l.watching
 		l.mu.Unlock()
+		tick.Reset(max(next, time.Millisecond))
 		for _, k := range overdue {
 			if late := k.overdue(); late != nil {
 				k.lose(late)

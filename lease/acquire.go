@@ -150,9 +150,11 @@ func (a *attempt) inherit(ctx context.Context, from *Lease) (*Lease, error) {
 	case s != nil:
 		s.since, s.handed = from.since, from.handed+1
 		return s, nil
-	case errors.Is(err, errNoRow):
+	case err == nil, errors.Is(err, errNoRow): // it came too late and was given back, or is not ours any more
 		a.mute(from)
 		return nil, nil
+	case busy(err) && ctx.Err() == nil && time.Since(a.start) < a.r.Wait:
+		return a.inherit(ctx, from) // somebody has locked the row; it ends with the lease at the latest
 	case a.ticket == nil: // it is freed in the background
 		a.mute(from)
 	default:

@@ -57,8 +57,7 @@ func (h *host) noted(err error) {
 
 // borrow returns a host and its turn: one that is free, else a new one while
 // there are few, else the one with the shortest line. giveBack it. Its socket is
-// looked at before the next statement, which would be lost where the server has
-// restarted.
+// looked at first: a statement would be lost where the server has restarted.
 func (l *Locker) borrow(ctx context.Context) (*host, error) {
 	for {
 		l.mu.Lock()
@@ -66,7 +65,10 @@ func (l *Locker) borrow(ctx context.Context) (*host, error) {
 		for _, h := range l.hosts {
 			if len(h.bells) < maxBells && h.c.TryTake() {
 				l.mu.Unlock()
-				h.c.Fresh(ctx)
+				if !h.c.Fresh(ctx) {
+					l.drop(h)
+					return l.borrow(ctx)
+				}
 				return h, nil
 			}
 			if quiet == nil || h.line < quiet.line {
@@ -159,11 +161,14 @@ func (l *Locker) takeTurn(ctx context.Context, h *host) (bool, error) {
 	if !gone && err == nil && nowGone {
 		h.c.Give()
 	}
-	ours := err == nil && !nowGone
-	if ours {
-		h.c.Fresh(ctx)
+	if err != nil || nowGone {
+		return false, err
 	}
-	return ours, err
+	if !h.c.Fresh(ctx) {
+		l.drop(h)
+		return false, nil
+	}
+	return true, nil
 }
 
 // giveBack ends the caller's turn, and puts a host without bells back into the

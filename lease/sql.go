@@ -23,7 +23,7 @@ import (
 // for ttl.
 func Setup(ttl time.Duration) string {
 	// The take statement relies on assignments being made from left to right.
-	return fmt.Sprintf("SET SESSION autocommit = 1, sql_mode = '', %s, lock_wait_timeout = 5, wait_timeout = %d",
+	return fmt.Sprintf("SET SESSION autocommit = 1, sql_mode = '', sql_select_limit = DEFAULT, %s, lock_wait_timeout = 5, wait_timeout = %d",
 		rowWait(time.Second), max(1, int(ttl/time.Second)))
 }
 

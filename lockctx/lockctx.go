@@ -196,7 +196,7 @@ type Lock struct {
 // have no use for it.
 type Hint struct {
 	Kind              // of the innermost With
-	Locks      []Lock // of this With and those around it, sorted by key, each once; advisory ones apart
+	Locks      []Lock // of this With and those around it, sorted by key, each once in each space
 	Named      string // the key of the innermost With, where it names a single one
 	Holds      []any  // what ctx is inside of (see Inside), outermost first
 	Hold       any    // the last of them, where no With came after it
@@ -237,9 +237,13 @@ func From(ctx context.Context) (*Hint, bool) {
 
 type contextKey struct{}
 
-// space tells apart the locks that do not exclude each other on the same key.
+// space tells apart the locks that do not, or may not, exclude each other on the
+// same key: what the default means is known to the database handle.
 func (l Lock) space() int {
-	if l.Strategy == StrategyAdvisory {
+	switch l.Strategy {
+	case StrategyDefault:
+		return 2
+	case StrategyAdvisory:
 		return 1
 	}
 	return 0

@@ -106,9 +106,8 @@ func (p *Pool) Ready() bool {
 	return s.IdleResources() > 0 || s.TotalResources() < s.MaxResources()
 }
 
-// Fresh reports whether the connection can still be used, and has the driver look
-// at the socket, without a round trip, before it sends the next statement: where
-// the server has closed it, that fails with driver.ErrBadConn and is not sent.
+// Fresh reports whether the connection can still be used. It asks the driver, which
+// looks at the socket without a round trip.
 func (c *Conn) Fresh(ctx context.Context) bool {
 	if r, ok := c.Conn.(driver.SessionResetter); ok && r.ResetSession(ctx) != nil {
 		return false

@@ -418,10 +418,13 @@ func (a *attempt) unleased(ctx context.Context) (done func(), err error) {
 	done = func() {}
 	for {
 		lease, err := a.look(ctx)
-		if err != nil || lease == nil {
-			return done, err
+		if err == nil && lease == nil {
+			return done, nil
 		}
 		done()
+		if err != nil {
+			return nil, err
+		}
 		if a.r.Wait == 0 {
 			return nil, lease
 		}
