@@ -22,10 +22,10 @@ import (
 // its database handle with its Context is part of that transaction, a BeginTx
 // in it is a savepoint, and statements take turns.
 //
-// Under a lease transactions are what they are without it, and may run side by
-// side. Each is checked right before its COMMIT, those of single statements
-// that write, too: where the lease is not ours any more, it is rolled back with
-// ErrLost. This holds for what runs with the hold's Context, or with a context
+// Under a lease, or an advisory lock, transactions are what they are without it,
+// and may run side by side. Each is checked right before its COMMIT, those of
+// single statements that write, too: where the lock is not ours any more, it is
+// rolled back with ErrLost. This holds for what runs with the hold's Context, or with a context
 // derived from it, in single statements and in transactions; for a transaction
 // that was begun otherwise, from the first statement in it that does.
 type Hold struct {
@@ -59,7 +59,8 @@ type Hold struct {
 //
 // Inside a lock context that has a transaction open, the hold becomes part of
 // it: it is a savepoint, and the key stays locked until that transaction's unit
-// of work ends. Inside a hold that has the same key under a lease, it joins it.
+// of work ends. Inside a hold that has the same key under a lease, or both as
+// advisory locks, it joins that.
 //
 // The errors are those of a statement with a hint; after any of them nothing is
 // locked.

@@ -129,8 +129,9 @@ func Lease(ttl time.Duration) Option {
 // Advisory keeps the lock as a named lock of the server (GET_LOCK) on one of a
 // few connections that the handle shares among all such locks. It needs no table
 // and writes nothing, so it is the cheapest for many short locks, and it is held
-// as long as its connection lives: a holder is told within moments when that is
-// lost. Right before each COMMIT under it the server is asked, on the same
+// as long as its connection lives: a holder is told within a second when that is
+// closed, and before the server frees the lock, at the latest after lockTTL, where
+// the network falls silent. Right before each COMMIT under it the server is asked, on the same
 // connection, whether the lock is still ours; unlike with a lease, nothing keeps
 // it from being lost between that and COMMIT.
 //
