@@ -599,9 +599,15 @@ func TestProofCut(t *testing.T) {
 		}
 		sure.Wait()
 		told.Wait()
+		proxies[2].mend()
+		time.Sleep(300 * time.Millisecond) // renewals that were under way have come through
+		for i, v := range victims {
+			if i%ways == nobody {
+				s.wantLeased(v.key, false)
+			}
+		}
 		proxies[0].mend()
 		proxies[1].tear()
-		proxies[2].mend()
 		close(isOver)
 		over.Wait()
 		may.Wait()
@@ -636,14 +642,11 @@ func TestProofCut(t *testing.T) {
 		if left[len(left)/2] < ttl/20 {
 			t.Errorf("holders were told that their leases were lost when they had %v left on the server, by the median", left[len(left)/2])
 		}
-		time.Sleep(300 * time.Millisecond) // renewals that were under way have come through
-		for i, v := range victims {
-			if i%ways == nobody {
-				s.wantLeased(v.key, false)
-				continue
+		for i, o := range took {
+			if i%ways != nobody {
+				ok(t, o.write(others, 0))
+				ok(t, o.release())
 			}
-			ok(t, took[i].write(others, 0))
-			ok(t, took[i].release())
 		}
 		s.wantNoneStale()
 		h.want(t)
