@@ -796,13 +796,13 @@ func (s *fakeServer) mysqlAnswers() *fakeServer {
 		case strings.HasPrefix(text, "SELECT ID, HOST"):
 			return one(int64(c.id), "app:1")
 		case strings.HasPrefix(text, "SELECT ENGINE"):
-			return one("InnoDB", "namespace,name,owner,token,expires", nil)
+			return one("InnoDB", "namespace,name,owner,token,expires,versioned", nil)
 		case text == sqlFloor:
 			return one(int64(1))
 		case strings.HasPrefix(text, "SELECT name, token FROM `shop`.`mysqllock`"):
 			return one("", int64(0)) // the floor alone
 		case strings.HasPrefix(text, "CALL `shop`.`mysqllock_begin`"), strings.Contains(text, "CONNECTION_ID(), "):
-			reply, err := one(int64(c.id), int64(0), int64(0), nil)
+			reply, err := one(int64(c.id), int64(0), int64(0), nil, int64(0))
 			reply.rows = slices.Repeat(reply.rows, 1+strings.Count(text, "UNION ALL"))
 			return reply, err
 		case strings.Contains(text, "CONNECTION_ID()"):

@@ -41,7 +41,7 @@ const (
 	sqlState      = "SELECT ENGINE, " + sqlColumns + ", " + sqlRoutine + sqlEngine
 	sqlStateMaria = "SELECT ENGINE, " + sqlColumns + ", NULL" + sqlEngine
 	sqlColumns    = "(SELECT LOWER(GROUP_CONCAT(COLUMN_NAME)) FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = x'73686f70' AND TABLE_NAME = x'6d7973716c6c6f636b')"
-	sqlRoutine    = "(SELECT ROUTINE_COMMENT = 'mysqllock 2' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE'" +
+	sqlRoutine    = "(SELECT ROUTINE_COMMENT = 'mysqllock 3' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE'" +
 		" AND ROUTINE_SCHEMA = x'73686f70' AND ROUTINE_NAME = x'6d7973716c6c6f636b5f626567696e')"
 	sqlEngine = " FROM information_schema.TABLES WHERE TABLE_SCHEMA = x'73686f70' AND TABLE_NAME = x'6d7973716c6c6f636b'"
 	sqlTable  = "CREATE TABLE IF NOT EXISTS `shop`.`mysqllock` (\n" +
@@ -50,24 +50,32 @@ const (
 		"  owner VARBINARY(255) NULL,\n" +
 		"  token BIGINT UNSIGNED NOT NULL DEFAULT 0,\n" +
 		"  expires DATETIME(6) NOT NULL DEFAULT '1970-01-01 00:00:00',\n" +
+		"  versioned TINYINT UNSIGNED NOT NULL DEFAULT 0,\n" +
 		"  PRIMARY KEY (namespace, name)\n" +
 		") ENGINE=InnoDB COMMENT='locks of mysqllock: one row a key'"
 	sqlUpgrade = "ALTER TABLE `shop`.`mysqllock` ADD COLUMN owner VARBINARY(255) NULL," +
-		" ADD COLUMN token BIGINT UNSIGNED NOT NULL DEFAULT 0, ADD COLUMN expires DATETIME(6) NOT NULL DEFAULT '1970-01-01 00:00:00'"
+		" ADD COLUMN token BIGINT UNSIGNED NOT NULL DEFAULT 0, ADD COLUMN expires DATETIME(6) NOT NULL DEFAULT '1970-01-01 00:00:00'," +
+		" ADD COLUMN versioned TINYINT UNSIGNED NOT NULL DEFAULT 0"
 	sqlFloor           = "SELECT 1 FROM `shop`.`mysqllock` WHERE namespace = x'' AND name = x''"
 	sqlMakeFloor       = "INSERT IGNORE INTO `shop`.`mysqllock` (namespace, name) VALUES (x'', x'')"
 	sqlDropProcedure   = "DROP PROCEDURE IF EXISTS `shop`.`mysqllock_begin`"
-	sqlCreateProcedure = "CREATE PROCEDURE `shop`.`mysqllock_begin`(p_namespace VARBINARY(255), p_name VARBINARY(255))\n" +
-		"SQL SECURITY INVOKER COMMENT 'mysqllock 2'\n" +
+	sqlCreateProcedure = "CREATE PROCEDURE `shop`.`mysqllock_begin`(p_namespace VARBINARY(255), p_name VARBINARY(255), p_shared BOOL)\n" +
+		"SQL SECURITY INVOKER COMMENT 'mysqllock 3'\n" +
 		"BEGIN\n" +
 		"  DECLARE v_remaining BIGINT;\n" +
 		"  DECLARE v_token BIGINT UNSIGNED;\n" +
 		"  DECLARE v_owner VARBINARY(255);\n" +
+		"  DECLARE v_versioned BOOL;\n" +
 		"  START TRANSACTION;\n" +
-		"  SELECT " + sqlLease + " INTO v_remaining, v_token, v_owner\n" +
-		"    FROM `shop`.`mysqllock` WHERE namespace = p_namespace AND name = p_name FOR UPDATE NOWAIT;\n" +
+		"  IF p_shared THEN\n" +
+		"    SELECT " + sqlLease + ", versioned INTO v_remaining, v_token, v_owner, v_versioned\n" +
+		"      FROM `shop`.`mysqllock` WHERE namespace = p_namespace AND name = p_name FOR SHARE NOWAIT;\n" +
+		"  ELSE\n" +
+		"    SELECT " + sqlLease + ", versioned INTO v_remaining, v_token, v_owner, v_versioned\n" +
+		"      FROM `shop`.`mysqllock` WHERE namespace = p_namespace AND name = p_name FOR UPDATE NOWAIT;\n" +
+		"  END IF;\n" +
 		"  IF v_remaining > 0 THEN ROLLBACK; END IF;\n" +
-		"  SELECT CONNECTION_ID(), v_remaining, v_token, v_owner FROM DUAL WHERE v_token IS NOT NULL;\n" +
+		"  SELECT CONNECTION_ID(), v_remaining, v_token, v_owner, v_versioned FROM DUAL WHERE v_token IS NOT NULL;\n" +
 		"END"
 
 	sqlExists  = "SELECT name, token FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN (x'6b')" + sqlAndFloor
@@ -87,10 +95,10 @@ const (
 	// What is said of a lease: how long it is still live, its token, its owner.
 	sqlLease = "IF((owner IS NOT NULL AND expires > UTC_TIMESTAMP(6)), TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires), 0), token, owner"
 
-	sqlCall  = "CALL `shop`.`mysqllock_begin`(x'73686f70', x'6b')"
-	sqlLock  = "SELECT CONNECTION_ID(), " + sqlLease + " FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b' FOR UPDATE"
-	sqlLock1 = "SELECT CONNECTION_ID(), " + sqlLease + " FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b31' FOR UPDATE"
-	sqlLock2 = "SELECT CONNECTION_ID(), " + sqlLease + " FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b32' FOR UPDATE"
+	sqlCall  = "CALL `shop`.`mysqllock_begin`(x'73686f70', x'6b', FALSE)"
+	sqlLock  = "SELECT CONNECTION_ID(), " + sqlLease + ", versioned FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b' FOR UPDATE"
+	sqlLock1 = "SELECT CONNECTION_ID(), " + sqlLease + ", versioned FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b31' FOR UPDATE"
+	sqlLock2 = "SELECT CONNECTION_ID(), " + sqlLease + ", versioned FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b32' FOR UPDATE"
 	sqlTry   = sqlLock + " NOWAIT"
 	sqlTry1  = sqlLock1 + " NOWAIT"
 	sqlTry3  = "(" + sqlLock1 + " NOWAIT) UNION ALL (" + sqlLock2 + " NOWAIT)"
@@ -192,7 +200,7 @@ type answers struct {
 
 // What the lock table has, and had in its first form.
 const (
-	theColumns = "namespace,name,owner,token,expires"
+	theColumns = "namespace,name,owner,token,expires,versioned"
 	fewColumns = "namespace,name"
 )
 
@@ -275,9 +283,9 @@ func (m *mocked) exist(text string, keys ...string) {
 
 // granted is what a lock statement of connection 7 returns, a row a key.
 func granted(keys int) *sqlmock.Rows {
-	rows := sqlmock.NewRows([]string{"id", "remaining", "token", "owner"})
+	rows := sqlmock.NewRows([]string{"id", "remaining", "token", "owner", "versioned"})
 	for range keys {
-		rows.AddRow(7, 0, 0, nil)
+		rows.AddRow(7, 0, 0, nil, 0)
 	}
 	return rows
 }
@@ -286,9 +294,15 @@ func granted(keys int) *sqlmock.Rows {
 // another two seconds and a half, its token, and whose it is.
 var theLease = []driver.Value{int64(2500000), int64(5), "web-2:7:shopd#0a1b2c3d"}
 
+// lockedLease is what a lock statement of connection id returns where it finds
+// that lease.
+func lockedLease(id int64) []driver.Value {
+	return append(append([]driver.Value{id}, theLease...), int64(0))
+}
+
 // leasedAfter is granted, with that lease on one more key.
 func leasedAfter(before int) *sqlmock.Rows {
-	return granted(before).AddRow(append([]driver.Value{7}, theLease...)...)
+	return granted(before).AddRow(lockedLease(7)...)
 }
 
 // inTheWay checks the error of who does not wait for that lease.
@@ -496,7 +510,7 @@ func TestMockHex(t *testing.T) {
 	m.probe(aMySQL)
 	const is = "TABLE_SCHEMA = x'6c6f636b73' AND TABLE_NAME = x'6d792d7461626c6524'"
 	m.ExpectQuery("SELECT ENGINE, (SELECT LOWER(GROUP_CONCAT(COLUMN_NAME)) FROM information_schema.COLUMNS WHERE " + is + ")," +
-		" (SELECT ROUTINE_COMMENT = 'mysqllock 2' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE'" +
+		" (SELECT ROUTINE_COMMENT = 'mysqllock 3' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE'" +
 		" AND ROUTINE_SCHEMA = x'6c6f636b73' AND ROUTINE_NAME = x'6d792d7461626c65245f626567696e')" +
 		" FROM information_schema.TABLES WHERE " + is).
 		WillReturnRows(sqlmock.NewRows([]string{"1", "2", "3"}).AddRow("InnoDB", theColumns, 1))
@@ -506,7 +520,7 @@ func TestMockHex(t *testing.T) {
 		" UNION ALL SELECT name, token FROM `locks`.`my-table$` WHERE namespace = x'' AND name = x''")
 	m.expectExec("INSERT IGNORE INTO `locks`.`my-table$` (namespace, name, token, expires)" +
 		" SELECT x'6974277320605c00', k, token, UTC_TIMESTAMP(6) FROM `locks`.`my-table$` JOIN (SELECT " + key + " AS k) d" + sqlFromFloor)
-	m.lock("CALL `locks`.`my-table$_begin`(x'6974277320605c00', "+key+")", 1)
+	m.lock("CALL `locks`.`my-table$_begin`(x'6974277320605c00', "+key+", FALSE)", 1)
 	m.expectExec("COMMIT")
 	m.ctx = lockctx.With(context.Background(), "'); DROP TABLE p -- ä\xff")
 	m.want(m.begin().Commit(), nil)
@@ -678,7 +692,7 @@ func TestMockLeased(t *testing.T) {
 		inTheWay(t, err, "k")
 
 		// It has ended. What is left of it is in nobody's way.
-		m.tries(a).WillReturnRows(sqlmock.NewRows([]string{"id", "remaining", "token", "owner"}).AddRow(7, 0, 5, theLease[2]))
+		m.tries(a).WillReturnRows(sqlmock.NewRows([]string{"id", "remaining", "token", "owner", "versioned"}).AddRow(7, 0, 5, theLease[2], 0))
 		m.commit(a)
 		m.want(m.begin().Commit(), nil)
 	})
@@ -888,7 +902,7 @@ func TestMockSetUpFails(t *testing.T) {
 		}, nil, []string{"older form", sqlUpgrade + ";\n" + sqlMakeFloor}},
 		{"one column is missing", mysqllock.Config{}, func(m *mocked) {
 			m.probe(aMySQL)
-			m.state(aMySQL.with(func(a *answers) { a.columns = "namespace,name,token,expires" }))
+			m.state(aMySQL.with(func(a *answers) { a.columns = "namespace,name,token,expires,versioned" }))
 		}, nil, []string{"older form", "ALTER TABLE `shop`.`mysqllock` ADD COLUMN owner VARBINARY(255) NULL;\n" + sqlMakeFloor}},
 		{"may not alter the table", mysqllock.Config{Schema: "auto"}, func(m *mocked) {
 			m.probe(old)
@@ -1057,7 +1071,7 @@ func TestMockAutomaticSchema(t *testing.T) {
 	t.Run("one column is missing", func(t *testing.T) {
 		m := auto(t)
 		m.probe(aMariaDB)
-		m.state(aMariaDB.with(func(a *answers) { a.columns = "namespace,name,owner,expires,comment" }))
+		m.state(aMariaDB.with(func(a *answers) { a.columns = "namespace,name,owner,expires,versioned,comment" }))
 		m.expectExec("ALTER TABLE `shop`.`mysqllock` ADD COLUMN token BIGINT UNSIGNED NOT NULL DEFAULT 0")
 		m.state(aMariaDB)
 		m.expectQuery(sqlFloor, "1")
@@ -1692,7 +1706,7 @@ func TestRecordTransactionOnTheSession(t *testing.T) {
 // again, and nothing is open on it.
 func TestRecordLeased(t *testing.T) {
 	recorded(t, mysqllock.Config{NoWait: true}, func(ctx context.Context, r *record) {
-		r.replying(sqlTry, append([]driver.Value{int64(7)}, theLease...)...)
+		r.replying(sqlTry, lockedLease(7)...)
 		_, err := mysqllock.Acquire(ctx, r.db, "k")
 		inTheWay(t, err, "k")
 		inTheWay(t, r.read(lockctx.With(ctx, "k"), r.db), "k")
@@ -2020,7 +2034,7 @@ func TestRecordWaitLeased(t *testing.T) {
 					return fakeReply{}, number(3024)
 				case strings.Contains(text, "GET_LOCK("):
 					time.Sleep(time.Second)
-					r.replying(sqlTry, int64(1), int64(0), int64(5), nil)
+					r.replying(sqlTry, int64(1), int64(0), int64(5), nil, int64(0))
 					r.replying(sqlLook1)
 					return fakeReply{columns: []string{"c"}, rows: [][]driver.Value{{int64(1)}}}, nil
 				case strings.HasSuffix(text, "LOCK IN SHARE MODE"):
@@ -2043,7 +2057,7 @@ func TestRecordWaitLeased(t *testing.T) {
 			t.Errorf("the server got\n\t%s", strings.Join(lines, "\n\t"))
 		}
 	}
-	locked := append([]driver.Value{int64(1)}, theLease...)
+	locked := lockedLease(1)
 	t.Run("given back", func(t *testing.T) {
 		waits(t, true, func(ctx context.Context, r *record) {
 			r.replying(sqlTry, locked...)

@@ -470,7 +470,7 @@ func (a *attempt) lock(ctx context.Context, text string) error {
 	if len(rows) < len(a.r.Keys) {
 		return errNoRow
 	}
-	if len(rows[0]) < 4 {
+	if len(rows[0]) < 5 {
 		return errForm
 	}
 	if a.c.KnownID() == 0 { // while blocked, block may be reading it

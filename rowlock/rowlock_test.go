@@ -394,8 +394,15 @@ func TestUnsafeTopology(t *testing.T) {
 	})
 }
 
-// TestForeignProcedure: one that answers in another form is not used again.
+// TestForeignProcedure: one that answers in another form is not used again, nor
+// is one that takes other arguments.
 func TestForeignProcedure(t *testing.T) {
+	for _, parameters := range []string{"(a VARBINARY(255), b VARBINARY(255), c BOOL)", "(a VARBINARY(255), b VARBINARY(255))"} {
+		t.Run(parameters, func(t *testing.T) { testForeignProcedure(t, parameters) })
+	}
+}
+
+func testForeignProcedure(t *testing.T, parameters string) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		if !p.rows.Procedure() {
@@ -403,7 +410,7 @@ func TestForeignProcedure(t *testing.T) {
 		}
 		c := s.open()
 		s.exec(c, "DROP PROCEDURE "+s.table.Procedure())
-		s.exec(c, "CREATE PROCEDURE "+s.table.Procedure()+"(a VARBINARY(255), b VARBINARY(255)) BEGIN START TRANSACTION; SELECT 1; END")
+		s.exec(c, "CREATE PROCEDURE "+s.table.Procedure()+parameters+" BEGIN START TRANSACTION; SELECT 1; END")
 		conn, txn, ticket, err := p.begin(limited(t), 0, "k")
 		ok(t, err)
 		p.end(conn, txn, ticket)

@@ -21,7 +21,7 @@ var leaseColumns = schema.Remaining("") + ", token, owner"
 // MySQL 9.7). hint goes behind the first SELECT, tail behind each FOR UPDATE.
 func (l *Locker) selects(keys []string, hint, tail string) string {
 	one := func(key, hint string) string {
-		return "SELECT " + hint + "CONNECTION_ID(), " + leaseColumns + " FROM " + l.cfg.Table.String() + " WHERE namespace = " + schema.Literal(l.cfg.Namespace) +
+		return "SELECT " + hint + "CONNECTION_ID(), " + leaseColumns + ", versioned FROM " + l.cfg.Table.String() + " WHERE namespace = " + schema.Literal(l.cfg.Namespace) +
 			" AND name = " + schema.Literal(key) + " FOR UPDATE" + tail
 	}
 	if len(keys) == 1 {
@@ -72,7 +72,7 @@ func (l *Locker) beginSQL(keys []string) string {
 	if !l.cfg.Rows.Procedure() || len(keys) != 1 {
 		return ""
 	}
-	return "CALL " + l.cfg.Table.Procedure() + "(" + schema.Literal(l.cfg.Namespace) + ", " + schema.Literal(keys[0]) + ")"
+	return "CALL " + l.cfg.Table.Procedure() + "(" + schema.Literal(l.cfg.Namespace) + ", " + schema.Literal(keys[0]) + ", FALSE)"
 }
 
 // IdleLimitSQL sets MariaDB's limit on the idleness of transactions, in seconds,

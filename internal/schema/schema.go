@@ -62,21 +62,25 @@ func (t Table) quoted(name string) string {
 // that a key's token never goes back.
 const Floor = "namespace = x'' AND name = x''"
 
-// leaseColumns are what the table's first form did not have.
-var leaseColumns = []string{
+// laterColumns are what the table's first form did not have.
+var laterColumns = []string{
 	"owner VARBINARY(255) NULL",
 	"token BIGINT UNSIGNED NOT NULL DEFAULT 0",
 	"expires DATETIME(6) NOT NULL DEFAULT '1970-01-01 00:00:00'",
+	"versioned TINYINT UNSIGNED NOT NULL DEFAULT 0",
 }
 
 // DDL is the statement that makes the table. owner has the lease and is NULL
-// when nobody has; token is the newest lease's and only grows; expires is, in
-// UTC, when the lease ends or ended, or when the row was made.
+// when nobody has; token only grows: by one with each lease, and by one with each
+// commit under the key that others, who keep it optimistically, have to see;
+// expires is, in UTC, when the lease ends or ended, or when the row was made or
+// last committed under; versioned is 1 once somebody has kept the key
+// optimistically, from when on row locks count as such commits.
 func (t Table) DDL() string {
 	return "CREATE TABLE IF NOT EXISTS " + t.String() + " (\n" +
 		"  namespace VARBINARY(255) NOT NULL,\n" +
 		"  name VARBINARY(255) NOT NULL,\n  " +
-		strings.Join(leaseColumns, ",\n  ") + ",\n" +
+		strings.Join(laterColumns, ",\n  ") + ",\n" +
 		"  PRIMARY KEY (namespace, name)\n" +
 		") ENGINE=InnoDB COMMENT='locks of mysqllock: one row a key'"
 }
@@ -90,24 +94,28 @@ func (t Table) Setup() []string { return []string{t.DDL(), t.floorDDL()} }
 
 // version is the procedure's comment. A procedure with another one is made
 // again.
-const version = "mysqllock 2"
+const version = "mysqllock 3"
 
 // ProcedureDDL is the statement that makes the procedure, on MySQL. MariaDB
 // needs none: there the same is one anonymous block. Where a lease is live the
 // procedure rolls back by itself, so that a caller which freezes before it has
 // read the answer does not keep the lease's holder from renewing.
 func (t Table) ProcedureDDL() string {
-	return "CREATE PROCEDURE " + t.Procedure() + "(p_namespace VARBINARY(255), p_name VARBINARY(255))\n" +
+	read := "SELECT " + Remaining("") + ", token, owner, versioned INTO v_remaining, v_token, v_owner, v_versioned\n" +
+		"      FROM " + t.String() + " WHERE namespace = p_namespace AND name = p_name "
+	return "CREATE PROCEDURE " + t.Procedure() + "(p_namespace VARBINARY(255), p_name VARBINARY(255), p_shared BOOL)\n" +
 		"SQL SECURITY INVOKER COMMENT '" + version + "'\n" +
 		"BEGIN\n" +
 		"  DECLARE v_remaining BIGINT;\n" +
 		"  DECLARE v_token BIGINT UNSIGNED;\n" +
 		"  DECLARE v_owner VARBINARY(255);\n" +
+		"  DECLARE v_versioned BOOL;\n" +
 		"  START TRANSACTION;\n" +
-		"  SELECT " + Remaining("") + ", token, owner INTO v_remaining, v_token, v_owner\n" +
-		"    FROM " + t.String() + " WHERE namespace = p_namespace AND name = p_name FOR UPDATE NOWAIT;\n" +
+		"  IF p_shared THEN\n    " + read + "FOR SHARE NOWAIT;\n" +
+		"  ELSE\n    " + read + "FOR UPDATE NOWAIT;\n" +
+		"  END IF;\n" +
 		"  IF v_remaining > 0 THEN ROLLBACK; END IF;\n" +
-		"  SELECT CONNECTION_ID(), v_remaining, v_token, v_owner FROM DUAL WHERE v_token IS NOT NULL;\n" +
+		"  SELECT CONNECTION_ID(), v_remaining, v_token, v_owner, v_versioned FROM DUAL WHERE v_token IS NOT NULL;\n" +
 		"END"
 }
 
@@ -213,7 +221,7 @@ func (t Table) lack(s state) string {
 		return t.DDL()
 	}
 	var add []string
-	for _, column := range leaseColumns {
+	for _, column := range laterColumns {
 		name, _, _ := strings.Cut(column, " ")
 		if !slices.Contains(s.columns, name) {
 			add = append(add, "ADD COLUMN "+column)

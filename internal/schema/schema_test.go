@@ -24,19 +24,19 @@ func (s *scratch) wantForm(rows string) {
 	c := s.open("")
 	columns := s.one(c, "SELECT GROUP_CONCAT(CONCAT(COLUMN_NAME, ' ', COLUMN_TYPE, ' ', IS_NULLABLE) ORDER BY ORDINAL_POSITION)"+
 		" FROM information_schema.COLUMNS WHERE "+s.table.Where("TABLE_SCHEMA", "TABLE_NAME"))
-	columns = strings.ReplaceAll(columns, "bigint(20)", "bigint")
-	if want := "namespace varbinary(255) NO,name varbinary(255) NO,owner varbinary(255) YES,token bigint unsigned NO,expires datetime(6) NO"; columns != want {
+	columns = strings.NewReplacer("bigint(20)", "bigint", "tinyint(3)", "tinyint").Replace(columns)
+	if want := "namespace varbinary(255) NO,name varbinary(255) NO,owner varbinary(255) YES,token bigint unsigned NO,expires datetime(6) NO,versioned tinyint unsigned NO"; columns != want {
 		s.t.Errorf("the columns are %s, want %s", columns, want)
 	}
-	got := s.one(c, "SELECT COALESCE(GROUP_CONCAT(CONCAT_WS(' ', namespace, name, owner, token, expires) ORDER BY name), '') FROM "+s.table.String())
+	got := s.one(c, "SELECT COALESCE(GROUP_CONCAT(CONCAT_WS(' ', namespace, name, owner, token, expires, versioned) ORDER BY name), '') FROM "+s.table.String())
 	if got != rows {
 		s.t.Errorf("the rows are %q, want %q", got, rows)
 	}
 }
 
 const (
-	floorRow     = "  0 1970-01-01 00:00:00.000000"
-	upgradedRows = floorRow + ",app a 0 1970-01-01 00:00:00.000000,app b 0 1970-01-01 00:00:00.000000"
+	floorRow     = "  0 1970-01-01 00:00:00.000000 0"
+	upgradedRows = floorRow + ",app a 0 1970-01-01 00:00:00.000000 0,app b 0 1970-01-01 00:00:00.000000 0"
 )
 
 func TestEnsure(t *testing.T) {
@@ -169,7 +169,7 @@ func TestProcedure(t *testing.T) {
 		if !procedure {
 			t.Fatal("the procedure was not made")
 		}
-		call := "CALL " + s.table.Procedure() + "('app', 'k')"
+		call := "CALL " + s.table.Procedure() + "('app', 'k', FALSE)"
 		lock := "SELECT 1 FROM " + s.table.String() + " WHERE namespace = 'app' AND name = 'k' FOR UPDATE NOWAIT"
 		if rows := s.query(c, call); len(rows) != 0 {
 			t.Errorf("without a row: %q", rows)
@@ -183,16 +183,24 @@ func TestProcedure(t *testing.T) {
 			t.Errorf("of a live lease: %q", row)
 		}
 		s.exec(other, lock) // nobody has it
+		s.exec(other, "UPDATE "+s.table.String()+" SET versioned = 1")
 
 		for _, end := range []string{"owner = NULL", "owner = 'x', expires = UTC_TIMESTAMP(6)"} {
 			s.exec(other, "UPDATE "+s.table.String()+" SET "+end+" WHERE name = 'k'")
-			if row := s.query(c, call)[0]; row[1] != "0" || row[2] != "18446744073709551615" {
+			if row := s.query(c, call)[0]; row[1] != "0" || row[2] != "18446744073709551615" || row[4] != "1" {
 				t.Errorf("of a lease that has ended: %q", row)
 			}
 			if err := server.Exec(t.Context(), other, lock); !server.Locked(err) {
 				t.Errorf("the row is not locked: %v", err)
 			}
 			s.exec(c, "ROLLBACK")
+		}
+
+		shared := strings.Replace(call, "FALSE", "TRUE", 1)
+		s.query(c, shared)
+		s.exec(other, strings.Replace(lock, "UPDATE", "SHARE", 1))
+		if err := server.Exec(t.Context(), other, lock); !server.Locked(err) {
+			t.Errorf("the row is not locked for others' writes: %v", err)
 		}
 	})
 }

@@ -82,10 +82,11 @@ func Denied(err error) bool {
 }
 
 // Missing reports that a table (1146), a routine (1305) or a database (1049)
-// does not exist, or that the definer of a routine is gone (1449).
+// does not exist, that a routine takes other arguments (1318), or that its
+// definer is gone (1449).
 func Missing(err error) bool {
 	switch Number(err) {
-	case 1146, 1305, 1049, 1449:
+	case 1146, 1305, 1049, 1318, 1449:
 		return true
 	}
 	return false
