@@ -9,6 +9,7 @@ var (
 	ErrTimeout       = lockerr.ErrTimeout
 	ErrLost          = lockerr.ErrLost
 	ErrDeadlock      = lockerr.ErrDeadlock
+	ErrConflict      = lockerr.ErrConflict
 	ErrNoEnd         = lockerr.ErrNoEnd
 	ErrStaleSnapshot = lockerr.ErrStaleSnapshot
 	ErrUnsafe        = lockerr.ErrUnsafe

@@ -55,6 +55,7 @@ func With(ctx context.Context, key string, opts ...Option) context.Context {
 // and in one order everywhere, so that two programs that name the same keys in
 // another order do not deadlock. Row locks are taken in one statement, leases
 // one by one; what was taken is given back where a later one is not granted.
+// Keys with [Slots] come after those without.
 func WithKeys(ctx context.Context, keys []string, opts ...Option) context.Context {
 	h := &Hint{}
 	for _, opt := range opts {
@@ -72,21 +73,36 @@ func WithKeys(ctx context.Context, keys []string, opts ...Option) context.Contex
 	outer, inside := From(ctx)
 	if inside {
 		h.Holds = outer.Holds
+		if h.Claim == (Locking{}) {
+			h.Claim = outer.Claim
+		}
 		if h.Err == nil {
 			h.Err = outer.Err
 		}
 	}
-	if inside && outer.Scope != nil {
+	switch {
+	case inside && outer.Scope != nil:
 		h.Scope = outer.Scope
 		own := h.Locks
 		h.Locks = slices.Clone(outer.Locks) // the same key again joins
 		for _, lock := range own {
 			h.add(lock)
 		}
-	} else {
+	case len(h.Locks) > 0 || h.Err != nil:
 		h.Scope = &Scope{ctx: ctx}
 	}
 	return context.WithValue(ctx, contextKey{}, h)
+}
+
+// Claim returns a context in which the caller's own SELECTs lock the rows that
+// they return, as opts say: [ForUpdate], [ForShare], [SkipLocked], [NoWait]. It
+// names no key. Without any of them it is a bad hint.
+//
+//	tx, err := db.BeginTx(ctx, nil)
+//	rows, err := tx.QueryContext(lockctx.Claim(ctx, lockctx.SkipLocked()),
+//		"SELECT id FROM tasks WHERE state = 'new' ORDER BY id LIMIT 10")
+func Claim(ctx context.Context, opts ...Option) context.Context {
+	return WithKeys(ctx, nil, opts...)
 }
 
 // Without returns a context without the hint: a statement that runs with it
@@ -139,6 +155,65 @@ func Lease(ttl time.Duration) Option {
 // leases on the same key.
 func Advisory() Option { return func(h *Hint) { h.Strategy = StrategyAdvisory } }
 
+// Optimistic locks nothing. The first statement of the unit of work remembers
+// the key's version, and its commit compares and sets it in the same transaction:
+// where somebody else has committed under the key meanwhile, or holds it, the
+// unit is rolled back with ErrConflict, to be run again from its first read on;
+// [Retry] lets mysqllock.Do do that. It suits rare conflicts, and long times to
+// think: see mysqllock.Version. A unit that has only read needs no commit and
+// changes no version.
+//
+// Row locks and leases on the same key are seen: a unit that begins while
+// somebody has a lease on it waits as for a lock, and the commits of their units
+// count. Advisory locks are not.
+func Optimistic() Option { return func(h *Hint) { h.Strategy = StrategyOptimistic } }
+
+// IfVersion is [Optimistic] with the version that an earlier unit of work has
+// seen, in another request for instance: see mysqllock.Version. The commit fails
+// with ErrConflict where somebody has committed under the key since. It is for
+// one key. 0 is a bad hint: no key has that version.
+func IfVersion(version uint64) Option {
+	return func(h *Hint) { h.Strategy, h.Version, h.hasVersion = StrategyOptimistic, version, true }
+}
+
+// Shared lets many hold the key at a time, as long as all of them say so: many
+// readers, or one writer. It is for units of work that rely on what the key
+// protects and do not change it. Who holds a key shared cannot ask for it
+// without Shared in the same unit of work: two who did would wait for each other,
+// so it is refused. Ask for the exclusive lock from the beginning.
+//
+// Requests are granted in the order in which they come, so that readers do not
+// starve a writer: see the documentation of package rowlock. It needs a row lock.
+func Shared() Option { return func(h *Hint) { h.Shared = true } }
+
+// Slots lets up to n hold the key at a time, in all processes together: a
+// counting semaphore. mysqllock.Slot tells which of the slots, 0 to n-1, a holder
+// has. Slots(1) is the lock itself, and somebody who holds the key without Slots
+// has slot 0.
+//
+// n may be changed while the key is in use: there are never more holders than
+// the larger n, and as soon as those have left that are too many, never more
+// than the smaller.
+//
+// It needs a row lock or a lease. An n below 1 or above [MaxSlots] is a bad hint.
+func Slots(n int) Option { return func(h *Hint) { h.Slots, h.hasSlots = n, true } }
+
+// ForUpdate makes the caller's own SELECTs lock the rows that they return until
+// the transaction ends, as if they said FOR UPDATE: for code that has no way to
+// say so. They must run in a transaction. Only a single plain SELECT is changed;
+// other statements that only read fail with an error that says why, and writes
+// run as they are.
+func ForUpdate() Option { return func(h *Hint) { h.Claim.Update = true } }
+
+// ForShare is [ForUpdate] with FOR SHARE: others may read the rows, and lock
+// them so, too, but not change them.
+func ForShare() Option { return func(h *Hint) { h.Claim.Share = true } }
+
+// SkipLocked leaves out the rows that somebody else has locked: workers that
+// share a table of tasks each claim others. Alone it means [ForUpdate], too. It
+// excludes [NoWait], by which such a SELECT fails with ErrLocked at once.
+func SkipLocked() Option { return func(h *Hint) { h.Claim.SkipLocked = true } }
+
 // MinHold keeps a lease for d after its release: nobody gets the key earlier.
 // It is for scheduled jobs that finish faster than the clocks of the machines
 // differ that start them. A lease that was lost, or whose process died, is not
@@ -174,10 +249,11 @@ func AllowStale() Option { return func(h *Hint) { h.AllowStale = true } }
 
 // The strategies, as [Kind] and errors name them.
 const (
-	StrategyDefault  = ""         // the database handle's lockStrategy
-	StrategyRow      = "row"      // see Row
-	StrategyLease    = "lease"    // see Lease
-	StrategyAdvisory = "advisory" // see Advisory
+	StrategyDefault    = ""           // the database handle's lockStrategy
+	StrategyRow        = "row"        // see Row
+	StrategyLease      = "lease"      // see Lease
+	StrategyAdvisory   = "advisory"   // see Advisory
+	StrategyOptimistic = "optimistic" // see Optimistic
 )
 
 // Kind is how a key is to be locked.
@@ -185,6 +261,37 @@ type Kind struct {
 	Strategy         string
 	TTL              time.Duration // 0 is the database handle's lockTTL
 	MinHold, MaxHold time.Duration
+	Shared           bool
+	Slots            int    // how many may hold the key; 0 is without Slots
+	Version          uint64 // that it must have; 0 is the one it has at the first statement
+}
+
+// Check returns what is wrong with the kind; nil where nothing is, or where that
+// depends on the database handle's lockStrategy.
+func (k Kind) Check() error {
+	needs := func(what string, strategies ...string) error {
+		if k.Strategy == StrategyDefault || slices.Contains(strategies, k.Strategy) {
+			return nil
+		}
+		return fmt.Errorf("mysqllock: bad hint: %s, and the strategy is %s", what, k.Strategy)
+	}
+	switch {
+	case k.MinHold != 0 || k.MaxHold != 0:
+		return needs("MinHold and MaxHold need a lease", StrategyLease)
+	case k.Shared:
+		return needs("Shared needs a row lock", StrategyRow)
+	case k.Slots != 0:
+		return needs("Slots needs a row lock or a lease", StrategyRow, StrategyLease)
+	}
+	return nil
+}
+
+// MaxSlots is the most slots that a key can have.
+const MaxSlots = 1000
+
+// Locking is how the caller's own SELECTs lock rows; the zero value is not.
+type Locking struct {
+	Update, Share, SkipLocked bool
 }
 
 // Lock is a key and how it is to be locked.
@@ -205,10 +312,11 @@ type Hint struct {
 	HasWait    bool // Wait was given
 	Retry      int
 	AllowStale bool
+	Claim      Locking
 	Err        error  // what is wrong with the hint; nil when it is good
 	Scope      *Scope // nil where there is nothing to lock
 
-	hasTTL bool
+	hasTTL, hasSlots, hasVersion bool
 }
 
 // Keys returns the keys, sorted.
@@ -220,13 +328,18 @@ func (h *Hint) Keys() []string {
 	return slices.Compact(keys)
 }
 
-// add puts a lock in its place, unless its key is there.
+// add puts a lock in its place, unless its key is there. One that is asked for
+// shared and exclusive is exclusive, and the version that one With names counts
+// for all.
 func (h *Hint) add(lock Lock) {
 	at, there := slices.BinarySearchFunc(h.Locks, lock, func(a, b Lock) int {
 		return cmp.Or(strings.Compare(a.Key, b.Key), cmp.Compare(a.space(), b.space()))
 	})
-	if !there {
+	switch {
+	case !there:
 		h.Locks = slices.Insert(h.Locks, at, lock)
+	case h.Locks[at].Shared && !lock.Shared, h.Locks[at].Version == 0 && lock.Version != 0:
+		h.Locks[at] = lock
 	}
 }
 
@@ -241,10 +354,14 @@ type contextKey struct{}
 // space tells apart the locks that do not, or may not, exclude each other on the
 // same key: what the default means is known to the database handle.
 func (l Lock) space() int {
-	switch l.Strategy {
-	case StrategyDefault:
+	switch {
+	case l.Slots > 0:
+		return 4
+	case l.Strategy == StrategyOptimistic:
+		return 3
+	case l.Strategy == StrategyDefault:
 		return 2
-	case StrategyAdvisory:
+	case l.Strategy == StrategyAdvisory:
 		return 1
 	}
 	return 0
@@ -252,8 +369,11 @@ func (l Lock) space() int {
 
 func (h *Hint) check() {
 	bad := func(format string, args ...any) { h.Err = fmt.Errorf("mysqllock: bad hint: "+format, args...) }
+	if h.Claim.SkipLocked && !h.Claim.Share {
+		h.Claim.Update = true
+	}
 	switch {
-	case len(h.Locks) == 0:
+	case len(h.Locks) == 0 && h.Claim == (Locking{}):
 		bad("no key")
 	case h.Wait < 0:
 		bad("negative wait %v", h.Wait)
@@ -265,8 +385,20 @@ func (h *Hint) check() {
 		bad("negative MinHold %v", h.MinHold)
 	case h.MaxHold != 0 && h.MaxHold < time.Second:
 		bad("MaxHold of %v, less than 1s", h.MaxHold)
-	case (h.Strategy == StrategyRow || h.Strategy == StrategyAdvisory) && (h.MinHold != 0 || h.MaxHold != 0):
-		bad("MinHold and MaxHold need a lease, and the strategy is %s", h.Strategy)
+	case h.hasSlots && (h.Slots < 1 || h.Slots > MaxSlots):
+		bad("%d slots, want 1 to %d", h.Slots, MaxSlots)
+	case h.hasSlots && h.Shared:
+		bad("Shared and Slots exclude each other")
+	case h.hasVersion && h.Version == 0:
+		bad("no key has the version 0")
+	case h.hasVersion && len(h.Locks) > 1:
+		bad("IfVersion is for one key, and here are %d", len(h.Locks))
+	case h.Claim.Update && h.Claim.Share:
+		bad("ForUpdate and ForShare exclude each other")
+	case h.Claim.SkipLocked && h.HasWait && h.Wait == 0:
+		bad("SkipLocked and NoWait exclude each other")
+	default:
+		h.Err = h.Kind.Check()
 	}
 	for _, lock := range h.Locks {
 		switch n := len(lock.Key); {
@@ -283,10 +415,26 @@ func (h *Hint) check() {
 type Scope struct {
 	ctx context.Context // the context that the outermost With was given; its end is the end of the lock context
 
-	mu     sync.Mutex
-	state  map[any]any
-	tokens map[string]uint64
+	mu    sync.Mutex
+	state map[any]any
+	notes map[note]uint64
 }
+
+// note names what drivers tell of a key.
+type note struct {
+	what What
+	key  string
+}
+
+// What a number that drivers tell of a key is.
+type What int
+
+// What drivers tell of the keys that the unit of work holds.
+const (
+	Token   What = iota // of the lease
+	Version             // that was remembered, or set by the last commit
+	Slot                // the number of the slot
+)
 
 // Context returns the context that was given to the outermost With.
 func (s *Scope) Context() context.Context { return s.ctx }
@@ -307,25 +455,28 @@ func (s *Scope) State(key any, fresh func() any) any {
 	return v
 }
 
-// SetToken notes the token of the lease on key that the unit of work holds; 0
-// notes that it holds none any more. It is safe for concurrent use.
-func (s *Scope) SetToken(key string, token uint64) {
+// Tell notes a number of key for the application to ask. It is safe for
+// concurrent use.
+func (s *Scope) Tell(what What, key string, n uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if token == 0 {
-		delete(s.tokens, key)
-		return
+	if s.notes == nil {
+		s.notes = make(map[note]uint64)
 	}
-	if s.tokens == nil {
-		s.tokens = make(map[string]uint64)
-	}
-	s.tokens[key] = token
+	s.notes[note{what, key}] = n
 }
 
-// Token returns what SetToken has noted. It is safe for concurrent use.
-func (s *Scope) Token(key string) (token uint64, ok bool) {
+// Forget removes what Tell has noted. It is safe for concurrent use.
+func (s *Scope) Forget(what What, key string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	token, ok = s.tokens[key]
-	return token, ok
+	delete(s.notes, note{what, key})
+}
+
+// Told returns what Tell has noted. It is safe for concurrent use.
+func (s *Scope) Told(what What, key string) (n uint64, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n, ok = s.notes[note{what, key}]
+	return n, ok
 }

@@ -34,6 +34,12 @@ var (
 	// rolled it back. Running the whole unit of work again is safe.
 	ErrDeadlock = errors.New("mysqllock: deadlock")
 
+	// ErrConflict: somebody else has committed under the key, or holds it, since
+	// its version was remembered, so the unit of work that kept it
+	// optimistically was rolled back. Running it again, from its first read on,
+	// is safe.
+	ErrConflict = errors.New("mysqllock: changed by someone else")
+
 	// ErrNoEnd: a query that only reads ran outside a transaction in a lock
 	// context that can never end, so nothing would ever release its lock.
 	ErrNoEnd = errors.New("mysqllock: the lock context can never end")
@@ -57,7 +63,7 @@ var (
 type Error struct {
 	Op       string        // what was being done: "lock", "begin", "query", "exec", "commit", …
 	Key      string        // the key, or the keys joined by ", "
-	Strategy string        // "row", "lease" or "advisory"
+	Strategy string        // "row", "lease", "advisory" or "optimistic"
 	Holder   *Holder       // who has the key, where the server let us see it; else nil
 	Waited   time.Duration // how long the caller had waited
 	Err      error         // the cause; never nil
