@@ -51,6 +51,16 @@ func TestHint(t *testing.T) {
 		{"the strategy to come", []string{"k"}, []lockctx.Option{lockctx.MinHold(2)}, lockctx.Hint{Locks: locks("k"), Kind: lockctx.Kind{MinHold: 2}}},
 		{"retry", []string{"k"}, []lockctx.Option{lockctx.Retry(3)}, lockctx.Hint{Locks: locks("k"), Retry: 3}},
 		{"stale", []string{"k"}, []lockctx.Option{lockctx.AllowStale()}, lockctx.Hint{Locks: locks("k"), AllowStale: true}},
+		{"optimistic", []string{"k"}, []lockctx.Option{lockctx.Optimistic()}, lockctx.Hint{Locks: locks("k"), Kind: lockctx.Kind{Strategy: lockctx.StrategyOptimistic}}},
+		{"version", []string{"k"}, []lockctx.Option{lockctx.IfVersion(7)}, lockctx.Hint{Locks: locks("k"), Kind: lockctx.Kind{Strategy: lockctx.StrategyOptimistic, Version: 7}}},
+		{"shared", []string{"k"}, []lockctx.Option{lockctx.Shared()}, lockctx.Hint{Locks: locks("k"), Kind: lockctx.Kind{Shared: true}}},
+		{"slots", []string{"k"}, []lockctx.Option{lockctx.Slots(lockctx.MaxSlots)}, lockctx.Hint{Locks: locks("k"), Kind: lockctx.Kind{Slots: lockctx.MaxSlots}}},
+		{"slots of a lease", []string{"k"}, []lockctx.Option{lockctx.Slots(1), lockctx.Lease(time.Second), lockctx.MinHold(2)}, lockctx.Hint{
+			Locks: locks("k"), Kind: lockctx.Kind{Strategy: lockctx.StrategyLease, TTL: time.Second, MinHold: 2, Slots: 1},
+		}},
+		{"claim", nil, []lockctx.Option{lockctx.SkipLocked()}, lockctx.Hint{Claim: lockctx.Locking{Update: true, SkipLocked: true}}},
+		{"shared claim", []string{"k"}, []lockctx.Option{lockctx.SkipLocked(), lockctx.ForShare()}, lockctx.Hint{Locks: locks("k"), Claim: lockctx.Locking{Share: true, SkipLocked: true}}},
+		{"claim at once", nil, []lockctx.Option{lockctx.ForUpdate(), lockctx.NoWait()}, lockctx.Hint{HasWait: true, Claim: lockctx.Locking{Update: true}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h := hint(t, lockctx.WithKeys(context.Background(), c.keys, c.opts...))
@@ -58,7 +68,8 @@ func TestHint(t *testing.T) {
 				t.Fatal(h.Err)
 			}
 			if !slices.Equal(h.Keys(), c.want.Keys()) || h.Kind != c.want.Kind || h.Wait != c.want.Wait ||
-				h.HasWait != c.want.HasWait || h.Retry != c.want.Retry || h.AllowStale != c.want.AllowStale {
+				h.HasWait != c.want.HasWait || h.Retry != c.want.Retry || h.AllowStale != c.want.AllowStale ||
+				h.Claim != c.want.Claim || (h.Scope == nil) != (len(c.keys) == 0) {
 				t.Errorf("the hint is %+v, want %+v", *h, c.want)
 			}
 			for _, lock := range h.Locks {
@@ -94,6 +105,18 @@ func TestBadHint(t *testing.T) {
 		{"MinHold of a row", key, []lockctx.Option{lockctx.Row(), lockctx.MinHold(time.Second)}, "need a lease"},
 		{"MinHold of an advisory lock", key, []lockctx.Option{lockctx.Advisory(), lockctx.MinHold(time.Second)}, "need a lease"},
 		{"MaxHold of a row", key, []lockctx.Option{lockctx.Row(), lockctx.MaxHold(time.Second)}, "need a lease"},
+		{"shared lease", key, []lockctx.Option{lockctx.Lease(time.Second), lockctx.Shared()}, "Shared needs a row lock, and the strategy is lease"},
+		{"shared and optimistic", key, []lockctx.Option{lockctx.Shared(), lockctx.Optimistic()}, "Shared needs a row lock"},
+		{"advisory slots", key, []lockctx.Option{lockctx.Slots(2), lockctx.Advisory()}, "Slots needs a row lock or a lease, and the strategy is advisory"},
+		{"no slots", key, []lockctx.Option{lockctx.Slots(0)}, "0 slots, want 1 to 1000"},
+		{"many slots", key, []lockctx.Option{lockctx.Slots(1001)}, "1001 slots"},
+		{"shared slots", key, []lockctx.Option{lockctx.Slots(2), lockctx.Shared()}, "exclude each other"},
+		{"version 0", key, []lockctx.Option{lockctx.IfVersion(0)}, "version 0"},
+		{"version of two", []string{"a", "b"}, []lockctx.Option{lockctx.IfVersion(1)}, "for one key, and here are 2"},
+		{"version and MinHold", key, []lockctx.Option{lockctx.IfVersion(1), lockctx.MinHold(1)}, "need a lease, and the strategy is optimistic"},
+		{"two claims", nil, []lockctx.Option{lockctx.ForUpdate(), lockctx.ForShare()}, "exclude each other"},
+		{"claim that skips and does not wait", nil, []lockctx.Option{lockctx.NoWait(), lockctx.SkipLocked()}, "exclude each other"},
+		{"claim of nothing", nil, []lockctx.Option{lockctx.NoWait()}, "no key"},
 		{"negative retries", key, []lockctx.Option{lockctx.Retry(-1)}, "negative retry count -1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -215,6 +238,48 @@ func TestKindsOfLock(t *testing.T) {
 	}
 }
 
+// TestSameKeyAgain: what is asked for the same key in one lock context.
+func TestSameKeyAgain(t *testing.T) {
+	both := func(a, b lockctx.Option) []lockctx.Lock {
+		return hint(t, lockctx.With(lockctx.With(context.Background(), "k", a), "k", b)).Locks
+	}
+	plain := lockctx.Wait(1)
+	for _, opts := range [][2]lockctx.Option{{lockctx.Shared(), plain}, {plain, lockctx.Shared()}} {
+		if got := both(opts[0], opts[1]); len(got) != 1 || got[0].Shared {
+			t.Errorf("shared and exclusive is %+v", got)
+		}
+	}
+	for _, opts := range [][2]lockctx.Option{{lockctx.Optimistic(), lockctx.IfVersion(7)}, {lockctx.IfVersion(7), lockctx.Optimistic()}} {
+		if got := both(opts[0], opts[1]); len(got) != 1 || got[0].Version != 7 {
+			t.Errorf("with a version and without is %+v", got)
+		}
+	}
+	for _, other := range []lockctx.Option{lockctx.Slots(2), lockctx.Optimistic()} { // these are not the lock itself
+		if got := both(plain, other); len(got) != 2 {
+			t.Errorf("the locks are %+v", got)
+		}
+	}
+}
+
+func TestClaim(t *testing.T) {
+	ctx := lockctx.Claim(context.Background(), lockctx.SkipLocked())
+	h := hint(t, ctx)
+	if h.Scope != nil || h.Err != nil {
+		t.Errorf("the hint is %+v", h)
+	}
+	inside := hint(t, lockctx.With(ctx, "k"))
+	if inside.Claim != h.Claim || inside.Scope == nil || inside.Scope.Context() != ctx {
+		t.Errorf("With inside a claim is %+v", inside)
+	}
+	if other := hint(t, lockctx.Claim(ctx, lockctx.ForShare())); other.Claim != (lockctx.Locking{Share: true}) {
+		t.Errorf("a claim inside a claim is %+v", other)
+	}
+	locked := lockctx.With(context.Background(), "k")
+	if both := hint(t, lockctx.Claim(locked, lockctx.ForUpdate())); both.Scope != hint(t, locked).Scope || len(both.Locks) != 1 || !both.Claim.Update {
+		t.Errorf("a claim inside With is %+v", both)
+	}
+}
+
 func TestInside(t *testing.T) {
 	one, two := new(int), new(int)
 	ctx := lockctx.Inside(context.Background(), one)
@@ -241,17 +306,24 @@ func TestInside(t *testing.T) {
 	}
 }
 
-func TestScopeToken(t *testing.T) {
+func TestScopeTells(t *testing.T) {
 	scope := hint(t, lockctx.With(context.Background(), "k")).Scope
-	if _, ok := scope.Token("k"); ok {
+	if _, ok := scope.Told(lockctx.Token, "k"); ok {
 		t.Error("there is a token before a grant")
 	}
-	scope.SetToken("k", 7)
-	if token, ok := scope.Token("k"); token != 7 || !ok {
+	scope.Tell(lockctx.Token, "k", 7)
+	scope.Tell(lockctx.Slot, "k", 0)
+	if token, ok := scope.Told(lockctx.Token, "k"); token != 7 || !ok {
 		t.Errorf("the token is %d, %v", token, ok)
 	}
-	scope.SetToken("k", 0)
-	if _, ok := scope.Token("k"); ok {
+	if slot, ok := scope.Told(lockctx.Slot, "k"); slot != 0 || !ok {
+		t.Errorf("the slot is %d, %v", slot, ok)
+	}
+	if _, ok := scope.Told(lockctx.Version, "k"); ok {
+		t.Error("a token is taken for a version")
+	}
+	scope.Forget(lockctx.Token, "k")
+	if _, ok := scope.Told(lockctx.Token, "k"); ok {
 		t.Error("the token outlives its lease")
 	}
 }
