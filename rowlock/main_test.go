@@ -131,7 +131,7 @@ func (s *scratch) process(change func(*rowlock.Config)) *process {
 	ok(s.t, err)
 	procedure, err := s.table.Ensure(s.t.Context(), c, info, true)
 	ok(s.t, err)
-	p := &process{scratch: s, conns: newPool(8), queue: new(queue.Queue), bells: &bells{ring: make(chan struct{})}}
+	p := &process{scratch: s, conns: newPool(70), queue: new(queue.Queue), bells: &bells{ring: make(chan struct{})}}
 	p.rows = keyrow.New(keyrow.Config{Control: control, Table: s.table, Namespace: "app", Info: info, Auto: true, Procedure: procedure})
 	cfg := rowlock.Config{
 		Table: s.table, Namespace: "app", Owner: "me", TTL: 30 * time.Second, Info: info,

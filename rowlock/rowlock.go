@@ -53,6 +53,8 @@ const (
 	slack = time.Second
 	// pace is the time between two attempts that find the same lease.
 	pace = 250 * time.Millisecond
+	// slice is the longest time that a wait is for the same slot.
+	slice = 250 * time.Millisecond
 	// background bounds what must be done although its caller has gone.
 	background = 10 * time.Second
 )
@@ -80,6 +82,7 @@ type Config struct {
 type Locker struct {
 	cfg     Config
 	blind   atomic.Bool    // the server does not show this account who holds a lock
+	passed  atomic.Uint32  // grants of slots that have passed over others
 	cleanup sync.WaitGroup // kills that their caller did not wait for
 }
 
@@ -103,10 +106,18 @@ func (l *Locker) IdleLimit() int {
 	return limit
 }
 
+// Key is one of the keys that a request is for.
+type Key struct {
+	Name   string // of its row
+	Shared bool   // together with all others who say so
+}
+
 // Request says which keys, and how long to queue for them.
 type Request struct {
-	Keys []string      // sorted and unique
-	Wait time.Duration // 0 fails at once where someone else has a key
+	Keys  []Key         // sorted by name, each once
+	Slots []string      // instead of Keys: the rows of a key's slots, the first of which stands for the key; any one will do
+	Label string        // what errors call the keys, where it is not their rows' names
+	Wait  time.Duration // 0 fails at once where someone else has a key
 	// Conn gives the connection, once the caller is in front of the queue. Its
 	// turn is the caller's, and no transaction is open on it.
 	Conn func(context.Context) (*pool.Conn, error)
@@ -115,32 +126,46 @@ type Request struct {
 	Waiting func(context.Context) (ctx context.Context, done func(), err error)
 }
 
+// Locked is what a request has locked.
+type Locked struct {
+	Slot      int      // the index in Slots
+	Versioned []string // the names that [Locker.Step] is for before the transaction commits
+}
+
+// Grant is a transaction with the locks in it.
+type Grant struct {
+	Locked
+	Txn    *pool.Txn
+	Ticket *queue.Ticket // to be left when the transaction has ended
+}
+
 // Begin opens a transaction in which the keys are locked. implicit means that
 // the connection is not in autocommit, so the lock statement itself opens the
-// transaction. The ticket is to be left when the transaction has ended. After
-// an error nothing is locked and no transaction is open, or the connection is
-// no longer valid; driver.ErrBadConn means that another one may be tried.
-func (l *Locker) Begin(ctx context.Context, opts driver.TxOptions, implicit bool, r Request) (*pool.Txn, *queue.Ticket, error) {
-	a := &attempt{Locker: l, opts: opts, implicit: implicit, r: r, start: time.Now()}
+// transaction. After an error nothing is locked and no transaction is open, or
+// the connection is no longer valid; driver.ErrBadConn means that another one
+// may be tried.
+func (l *Locker) Begin(ctx context.Context, opts driver.TxOptions, implicit bool, r Request) (*Grant, error) {
+	a := l.attempt(r)
+	a.opts, a.implicit = opts, implicit
 	txn, ticket, err := a.begin(ctx)
 	if err != nil {
 		ticket.Leave()
-		return nil, nil, a.explain(ctx, err)
+		return nil, a.explain(ctx, err)
 	}
 	ticket.Granted(&lockerr.Holder{ConnectionID: a.c.KnownID(), Program: l.cfg.Owner})
-	return txn, ticket, nil
+	return &Grant{a.locked, txn, ticket}, nil
 }
 
 // Join locks further keys in the transaction that is open on c. alive reports,
 // after an error, that the transaction goes on as if Join had not been called;
 // else it must be rolled back.
-func (l *Locker) Join(ctx context.Context, c *pool.Conn, r Request) (alive bool, err error) {
-	a := &attempt{Locker: l, c: c, r: r, start: time.Now()}
-	alive, err = a.join(ctx)
-	if err != nil {
-		return alive, a.explain(ctx, err)
+func (l *Locker) Join(ctx context.Context, c *pool.Conn, r Request) (locked Locked, alive bool, err error) {
+	a := l.attempt(r)
+	a.c = c
+	if alive, err = a.join(ctx); err != nil {
+		return Locked{}, alive, a.explain(ctx, err)
 	}
-	return true, nil
+	return a.locked, true, nil
 }
 
 // attempt is one call of Begin or Join.
@@ -150,10 +175,37 @@ type attempt struct {
 	opts     driver.TxOptions
 	implicit bool
 	r        Request
+	names    []string // of all rows that it may lock, sorted
+	keys     []Key    // what the next lock statement is for,
+	choice   []int    // or the slots of which it is for any one
+	locked   Locked
 	start    time.Time
 	holder   *lockerr.Holder
 	awaited  leased    // what await waited for last,
 	since    time.Time // and since when
+}
+
+func (l *Locker) attempt(r Request) *attempt {
+	a := &attempt{Locker: l, r: r, keys: r.Keys, start: time.Now()}
+	for _, key := range r.Keys {
+		a.names = append(a.names, key.Name)
+	}
+	if len(r.Slots) > 0 {
+		a.names = slices.Sorted(slices.Values(r.Slots))
+	}
+	return a
+}
+
+// places are where the attempt lines up.
+func (a *attempt) places() []queue.Place {
+	if n := len(a.r.Slots); n > 0 {
+		return []queue.Place{{Key: a.r.Slots[0], Slots: n}}
+	}
+	places := make([]queue.Place, len(a.r.Keys))
+	for i, key := range a.r.Keys {
+		places[i] = queue.Place{Key: key.Name, Shared: key.Shared}
+	}
+	return places
 }
 
 var (
@@ -172,23 +224,27 @@ type leased struct {
 
 func (l *leased) Error() string { return "somebody has a lease" }
 
-// allowed refuses where row locks do not exclude.
-func (l *Locker) allowed() error {
-	if l.cfg.Info.Topology == "" || l.cfg.Unsafe {
+// allowed refuses where row locks do not exclude, or the server lacks what they
+// need.
+func (a *attempt) allowed() error {
+	if len(a.r.Slots) > 0 && !a.cfg.Info.SkipLocked() {
+		return lockerr.With(lockerr.ErrUnsafe, errors.New("slots need SKIP LOCKED, which MariaDB has from 10.6 on"))
+	}
+	if a.cfg.Info.Topology == "" || a.cfg.Unsafe {
 		return nil
 	}
 	return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
-		"row locks do not exclude on %s; lockUnsafe=allow uses them all the same, for an application that writes on one node only", l.cfg.Info.Topology))
+		"row locks do not exclude on %s; lockUnsafe=allow uses them all the same, for an application that writes on one node only", a.cfg.Info.Topology))
 }
 
 func (a *attempt) begin(ctx context.Context) (*pool.Txn, *queue.Ticket, error) {
 	if err := a.allowed(); err != nil {
 		return nil, nil, err
 	}
-	if err := a.cfg.Rows.Exist(ctx, a.r.Keys); err != nil {
+	if err := a.cfg.Rows.Exist(ctx, a.names); err != nil {
 		return nil, nil, err
 	}
-	ticket, holder, front := a.cfg.Queue.TryEnter(a.r.Keys)
+	ticket, holder, front := a.cfg.Queue.TryEnterAs(a.places(), a.r.Wait == 0)
 	if !front {
 		if a.r.Wait == 0 {
 			a.holder = holder
@@ -203,7 +259,19 @@ func (a *attempt) begin(ctx context.Context) (*pool.Txn, *queue.Ticket, error) {
 	if a.c, err = a.r.Conn(ctx); err != nil {
 		return nil, ticket, err
 	}
-	try := front      // whoever had to line up can expect to wait in the server too
+	var txn *pool.Txn
+	if len(a.r.Slots) > 0 {
+		txn, err = a.beginSlot(ctx)
+	} else {
+		txn, err = a.beginKeys(ctx, front)
+	}
+	return txn, ticket, err
+}
+
+func (a *attempt) beginKeys(ctx context.Context, front bool) (*pool.Txn, error) {
+	// Whoever had to line up can expect to wait in the server too, but for those
+	// who have come to the front because the key is shared.
+	try := front || !slices.ContainsFunc(a.r.Keys, func(key Key) bool { return !key.Shared })
 	done := func() {} // ends the turn that await gave
 	for vanished := 0; ; {
 		var txn *pool.Txn
@@ -218,26 +286,26 @@ func (a *attempt) begin(ctx context.Context) (*pool.Txn, *queue.Ticket, error) {
 		var lease *leased
 		switch {
 		case err == nil:
-			return txn, ticket, nil
+			return txn, nil
 		case errors.As(err, &lease) && a.r.Wait > 0:
 			if done, err = a.await(ctx, lease); err != nil {
-				return nil, ticket, err
+				return nil, err
 			}
 			try = true
 		case (errors.Is(err, errNoRow) || server.Missing(err)) && vanished < 3:
 			vanished++
-			a.cfg.Rows.Forget(a.r.Keys)
-			if err := a.cfg.Rows.Exist(ctx, a.r.Keys); err != nil {
-				return nil, ticket, err
+			a.cfg.Rows.Forget(a.names)
+			if err := a.cfg.Rows.Exist(ctx, a.names); err != nil {
+				return nil, err
 			}
 		case try && server.Locked(err) && a.r.Wait > 0:
 			try = false
 		case try && server.Locked(err):
 			a.holder = a.askHolder(ctx, 0)
-			return nil, ticket, lockerr.ErrLocked
+			return nil, lockerr.ErrLocked
 		case !try && server.Interrupted(err): // by the server's own bound: queue again
 		default:
-			return nil, ticket, err
+			return nil, err
 		}
 	}
 }
@@ -249,11 +317,11 @@ func (a *attempt) lineUp(ctx context.Context) (*queue.Ticket, error) {
 		return nil, err
 	}
 	defer done()
-	ticket, err := a.cfg.Queue.Enter(ctx, a.r.Keys)
+	ticket, err := a.cfg.Queue.EnterAs(ctx, a.places())
 	if err != nil {
-		for _, key := range a.r.Keys {
+		for _, place := range a.places() {
 			if a.holder == nil {
-				a.holder = a.cfg.Queue.Holder(key)
+				a.holder = a.cfg.Queue.HolderOf(place)
 			}
 		}
 		return nil, context.Cause(ctx)
@@ -302,7 +370,7 @@ func (a *attempt) await(ctx context.Context, lease *leased) (done func(), err er
 
 // try begins a transaction and locks with NOWAIT.
 func (a *attempt) try(ctx context.Context) (*pool.Txn, error) {
-	if text := a.beginSQL(a.r.Keys); text != "" && !a.implicit && a.opts == (driver.TxOptions{}) {
+	if text := a.beginSQL(); text != "" && !a.implicit && a.opts == (driver.TxOptions{}) {
 		err := a.lock(ctx, text)
 		if !server.Denied(err) && !server.Missing(err) && !errors.Is(err, errForm) || a.cfg.Info.MariaDB {
 			return a.opened(a.c.Begun(), err)
@@ -317,7 +385,7 @@ func (a *attempt) try(ctx context.Context) (*pool.Txn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return a.opened(txn, a.lock(ctx, a.trySQL(a.r.Keys)))
+	return a.opened(txn, a.lock(ctx, a.trySQL()))
 }
 
 // wait begins a transaction and queues in the server.
@@ -370,8 +438,11 @@ func (a *attempt) join(ctx context.Context) (alive bool, err error) {
 	if err := a.allowed(); err != nil {
 		return true, err
 	}
-	if err := a.cfg.Rows.Exist(ctx, a.r.Keys); err != nil {
+	if err := a.cfg.Rows.Exist(ctx, a.names); err != nil {
 		return true, err
+	}
+	if len(a.r.Slots) > 0 {
+		return a.joinSlot(ctx)
 	}
 	done, err := a.unleased(ctx)
 	if err != nil {
@@ -379,10 +450,10 @@ func (a *attempt) join(ctx context.Context) (alive bool, err error) {
 	}
 	// One key that was not granted has locked nothing; of several, some may be.
 	intact := func(err error) bool { return len(a.r.Keys) == 1 && !a.cfg.Info.EndsTransaction(err) }
-	err = a.lock(ctx, a.trySQL(a.r.Keys))
+	err = a.lock(ctx, a.trySQL())
 	done()
 	if errors.Is(err, errNoRow) {
-		a.cfg.Rows.Forget(a.r.Keys)
+		a.cfg.Rows.Forget(a.names)
 	}
 	if err == nil || !server.Locked(err) {
 		return false, err
@@ -417,8 +488,8 @@ func (a *attempt) join(ctx context.Context) (alive bool, err error) {
 func (a *attempt) unleased(ctx context.Context) (done func(), err error) {
 	done = func() {}
 	for {
-		lease, err := a.look(ctx)
-		if err == nil && lease == nil {
+		leases, _, err := a.look(ctx)
+		if err == nil && len(leases) == 0 {
 			return done, nil
 		}
 		done()
@@ -426,40 +497,53 @@ func (a *attempt) unleased(ctx context.Context) (done func(), err error) {
 			return nil, err
 		}
 		if a.r.Wait == 0 {
-			return nil, lease
+			return nil, leases[0]
 		}
-		if done, err = a.await(ctx, lease); err != nil {
+		if done, err = a.await(ctx, leases[0]); err != nil {
 			return nil, err
 		}
-		if a.c.Silence() > a.cfg.TTL/4 {
-			_ = a.c.Ping(ctx) // a lost one shows itself at its next statement
-		}
+		a.keep(ctx)
 	}
 }
 
-// look returns a lease that is live on one of the keys; nil where it sees none,
-// and where it cannot see, since the lock statement looks again.
-func (a *attempt) look(ctx context.Context) (*leased, error) {
-	keys := slices.DeleteFunc(slices.Clone(a.r.Keys), func(key string) bool { return !a.cfg.Rows.Leased(key) })
-	if len(keys) == 0 {
-		return nil, nil
+// keep keeps the transaction alive that a wait for a lease leaves idle.
+func (a *attempt) keep(ctx context.Context) {
+	if a.c.Silence() > a.cfg.TTL/4 {
+		_ = a.c.Ping(ctx) // a lost one shows itself at its next statement
 	}
-	c, err := a.cfg.Control.Acquire(ctx)
-	if err == nil {
-		defer c.Release()
-		var rows [][]string
-		if rows, err = server.Query(ctx, c.Conn, a.leaseSQL(keys)); err == nil && len(rows) > 0 {
-			return live(rows[0][0], rows[0]), nil
-		}
+}
+
+// look returns the leases that are live on those of the rows that have ever had
+// one. Where it cannot see, which seen tells, the lock statement looks again.
+func (a *attempt) look(ctx context.Context) (leases []*leased, seen bool, err error) {
+	names := slices.DeleteFunc(slices.Clone(a.names), func(name string) bool { return !a.cfg.Rows.Leased(name) })
+	if len(names) == 0 {
+		return nil, true, nil
 	}
+	rows, err := a.ask(ctx, a.leaseSQL(names))
 	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
+		return nil, false, context.Cause(ctx)
 	}
-	return nil, nil
+	for _, row := range rows {
+		if lease := live(row[0], row); lease != nil {
+			leases = append(leases, lease)
+		}
+	}
+	return leases, err == nil, nil
 }
 
-// lock runs a lock statement and checks that every key's row was there, without
-// a live lease.
+// ask runs a plain read on a connection of its own.
+func (a *attempt) ask(ctx context.Context, text string) ([][]string, error) {
+	c, err := a.cfg.Control.Acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Release()
+	return server.Query(ctx, c.Conn, text)
+}
+
+// lock runs a lock statement and checks that every key's row was there, or that
+// of one slot, without a live lease.
 func (a *attempt) lock(ctx context.Context, text string) error {
 	began := time.Now()
 	rows, err := server.Query(ctx, a.c.Conn, text)
@@ -467,7 +551,13 @@ func (a *attempt) lock(ctx context.Context, text string) error {
 		return err
 	}
 	a.c.Touch()
-	if len(rows) < len(a.r.Keys) {
+	keys := a.keys
+	if a.choice != nil {
+		if keys, err = a.chosen(ctx, rows); err != nil {
+			return err
+		}
+	}
+	if len(rows) < len(keys) {
 		return errNoRow
 	}
 	if len(rows[0]) < 5 {
@@ -478,12 +568,16 @@ func (a *attempt) lock(ctx context.Context, text string) error {
 			return err
 		}
 	}
+	a.locked.Versioned = nil
 	var found *leased
-	for i, key := range a.r.Keys {
+	for i, key := range keys {
 		if rows[i][2] != "0" {
-			a.cfg.Rows.NoteLeased(key)
+			a.cfg.Rows.NoteLeased(key.Name)
 		}
-		if lease := live(key, rows[i]); lease != nil && found == nil {
+		if rows[i][4] != "0" && !key.Shared {
+			a.locked.Versioned = append(a.locked.Versioned, key.Name)
+		}
+		if lease := live(key.Name, rows[i]); lease != nil && found == nil {
 			found = lease
 		}
 	}
@@ -510,8 +604,11 @@ func live(key string, row []string) *leased {
 func (a *attempt) block(ctx context.Context) error {
 	deadline, _ := ctx.Deadline()
 	bound := min(time.Until(deadline)+slack, max(a.cfg.TTL, time.Second))
+	if len(a.r.Slots) > 0 {
+		bound = slice
+	}
 	mark := newMark()
-	text := a.waitSQL(a.r.Keys, bound, mark)
+	text := a.waitSQL(a.keys, bound, mark)
 
 	// The driver answers the end of a context by closing the socket, which
 	// would leave the waiter on the server. So the statement runs apart from it.
@@ -595,7 +692,7 @@ func (a *attempt) askHolder(ctx context.Context, waiter uint64) *lockerr.Holder 
 		return nil
 	}
 	defer c.Release()
-	rows, err := server.Query(ctx, c.Conn, a.holderSQL(a.r.Keys, waiter, max(bound, time.Millisecond)))
+	rows, err := server.Query(ctx, c.Conn, a.holderSQL(a.names, waiter, max(bound, time.Millisecond)))
 	if server.Denied(err) {
 		a.blind.Store(true)
 	}
@@ -607,6 +704,17 @@ func (a *attempt) askHolder(ctx context.Context, waiter uint64) *lockerr.Holder 
 	micros, _ := strconv.ParseInt(rows[0][4], 10, 64)
 	h.Since = time.Duration(micros) * time.Microsecond
 	return h
+}
+
+// label is what errors call the keys.
+func (a *attempt) label() string {
+	switch {
+	case a.r.Label != "":
+		return a.r.Label
+	case len(a.r.Slots) > 0:
+		return a.r.Slots[0]
+	}
+	return strings.Join(a.names, ", ")
 }
 
 // explain turns a failure into the error that callers see.
@@ -631,7 +739,7 @@ func (a *attempt) explain(ctx context.Context, err error) error {
 		err = fmt.Errorf("%w; the account needs %s", err, Grants)
 	}
 	return &lockerr.Error{
-		Op: "lock", Key: strings.Join(a.r.Keys, ", "), Strategy: lockctx.StrategyRow,
+		Op: "lock", Key: a.label(), Strategy: lockctx.StrategyRow,
 		Holder: a.holder, Waited: time.Since(a.start), Err: err,
 	}
 }

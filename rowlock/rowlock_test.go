@@ -28,19 +28,36 @@ func (p *process) begin(ctx context.Context, wait time.Duration, keys ...string)
 }
 
 func (p *process) beginWaiting(ctx context.Context, wait time.Duration, waiting waiting, keys ...string) (*pool.Conn, *pool.Txn, *queue.Ticket, error) {
-	var c *pool.Conn
-	txn, ticket, err := p.Begin(ctx, driver.TxOptions{}, false, rowlock.Request{
-		Keys: keys, Wait: wait, Waiting: waiting,
-		Conn: func(ctx context.Context) (_ *pool.Conn, err error) {
-			c, err = p.conns.Acquire(ctx)
-			return c, err
-		},
-	})
+	c, grant, err := p.request(ctx, rowlock.Request{Keys: exclusive(keys...), Wait: wait, Waiting: waiting})
+	if err != nil {
+		return c, nil, nil, err
+	}
+	return c, grant.Txn, grant.Ticket, nil
+}
+
+// exclusive are keys that are not shared.
+func exclusive(names ...string) (keys []rowlock.Key) {
+	for _, name := range names {
+		keys = append(keys, rowlock.Key{Name: name})
+	}
+	return keys
+}
+
+// request begins a transaction on a connection of the process's own.
+func (p *process) request(ctx context.Context, r rowlock.Request) (c *pool.Conn, _ *rowlock.Grant, _ error) {
+	r.Conn = func(ctx context.Context) (_ *pool.Conn, err error) {
+		c, err = p.conns.Acquire(ctx)
+		return c, err
+	}
+	if r.Waiting == nil {
+		r.Waiting = free
+	}
+	grant, err := p.Begin(ctx, driver.TxOptions{}, false, r)
 	if err != nil && c != nil {
 		p.wantNoTransaction(c.Conn)
 		c.Release()
 	}
-	return c, txn, ticket, err
+	return c, grant, err
 }
 
 func (p *process) end(c *pool.Conn, txn *pool.Txn, ticket *queue.Ticket) {
@@ -268,7 +285,7 @@ func (p *process) join(ctx context.Context, wait time.Duration, keys ...string) 
 	p.t.Helper()
 	c, txn, ticket, err := p.begin(ctx, 0, "mine")
 	ok(p.t, err)
-	alive, err = p.Join(ctx, c, rowlock.Request{Keys: keys, Wait: wait, Waiting: free})
+	_, alive, err = p.Join(ctx, c, rowlock.Request{Keys: exclusive(keys...), Wait: wait, Waiting: free})
 	return alive, func(locks int) {
 		p.t.Helper()
 		other := p.open()
@@ -363,7 +380,7 @@ func TestJoinKeepsItsTransactionAlive(t *testing.T) {
 		c, txn, ticket, err := p.begin(limited(t), 0, "mine")
 		ok(t, err)
 		s.exec(c.Conn, "SET SESSION wait_timeout = 1")
-		alive, err := p.Join(limited(t), c, rowlock.Request{Keys: []string{"k"}, Wait: 20 * time.Second, Waiting: free})
+		_, alive, err := p.Join(limited(t), c, rowlock.Request{Keys: exclusive("k"), Wait: 20 * time.Second, Waiting: free})
 		if !alive || err != nil {
 			t.Errorf("alive %v, %v", alive, err)
 		}
@@ -386,7 +403,7 @@ func TestUnsafeTopology(t *testing.T) {
 				p.end(c, txn, ticket)
 			}
 			conn := pool.Adopt(s.open())
-			alive, err := p.Join(limited(t), conn, rowlock.Request{Keys: []string{"k"}, Waiting: free})
+			_, alive, err := p.Join(limited(t), conn, rowlock.Request{Keys: exclusive("k"), Waiting: free})
 			if errors.Is(err, lockerr.ErrUnsafe) == unsafe || !alive {
 				t.Errorf("unsafe %v: alive %v, %v", unsafe, alive, err)
 			}

@@ -2,6 +2,7 @@ package rowlock
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -18,11 +19,15 @@ var leaseColumns = schema.Remaining("") + ", token, owner"
 
 // selects returns one locking read for all keys: a UNION ALL of single-row
 // reads, since an IN list can lock every row of a small table (measured on
-// MySQL 9.7). hint goes behind the first SELECT, tail behind each FOR UPDATE.
-func (l *Locker) selects(keys []string, hint, tail string) string {
-	one := func(key, hint string) string {
+// MySQL 9.7). hint goes behind the first SELECT, tail behind each lock.
+func (l *Locker) selects(keys []Key, hint, tail string) string {
+	one := func(key Key, hint string) string {
+		lock := " FOR UPDATE"
+		if key.Shared {
+			lock = l.sharedLock()
+		}
 		return "SELECT " + hint + "CONNECTION_ID(), " + leaseColumns + ", versioned FROM " + l.cfg.Table.String() + " WHERE namespace = " + schema.Literal(l.cfg.Namespace) +
-			" AND name = " + schema.Literal(key) + " FOR UPDATE" + tail
+			" AND name = " + schema.Literal(key.Name) + lock + tail
 	}
 	if len(keys) == 1 {
 		return one(keys[0], hint)
@@ -38,13 +43,46 @@ func (l *Locker) selects(keys []string, hint, tail string) string {
 	return b.String()
 }
 
-// trySQL locks keys in the open transaction or fails at once.
-func (l *Locker) trySQL(keys []string) string { return l.selects(keys, "", " NOWAIT") }
+// sharedLock is what both servers know by different names: MySQL's takes NOWAIT,
+// and MariaDB knows no other.
+func (l *Locker) sharedLock() string {
+	if l.cfg.Info.MariaDB {
+		return " LOCK IN SHARE MODE"
+	}
+	return " FOR SHARE"
+}
+
+// slotSQL locks one of the slots in the order of choice, or none where all are
+// taken: each row is looked up by its primary key, until one is found. Behind
+// the columns of other lock statements it returns which.
+func (a *attempt) slotSQL() string {
+	var lines []string
+	for _, i := range a.choice {
+		lines = append(lines, fmt.Sprintf("SELECT %d, %s", i, schema.Literal(a.r.Slots[i])))
+	}
+	lines[0] = fmt.Sprintf("SELECT %d AS i, %s AS n", a.choice[0], schema.Literal(a.r.Slots[a.choice[0]]))
+	return "SELECT CONNECTION_ID(), " + leaseColumns + ", versioned, i FROM (" + strings.Join(lines, " UNION ALL ") + ") d STRAIGHT_JOIN " +
+		a.cfg.Table.String() + " ON namespace = " + schema.Literal(a.cfg.Namespace) + " AND name = n LIMIT 1 FOR UPDATE SKIP LOCKED"
+}
+
+// countSQL tells how many of the slots have rows. It is a plain read.
+func (a *attempt) countSQL() string {
+	return "SELECT COUNT(*) FROM " + a.cfg.Table.String() + " WHERE namespace = " + schema.Literal(a.cfg.Namespace) +
+		" AND name IN (" + literals(a.names) + ")"
+}
+
+// trySQL locks what the attempt is for in the open transaction, or fails at once.
+func (a *attempt) trySQL() string {
+	if a.choice != nil {
+		return a.slotSQL()
+	}
+	return a.selects(a.keys, "", " NOWAIT")
+}
 
 // waitSQL locks keys in the open transaction and queues in the server. The
 // server ends it after bound, so that a waiter whose client is gone disappears
 // by itself. mark makes its text unique, for KILL.
-func (l *Locker) waitSQL(keys []string, bound time.Duration, mark string) string {
+func (l *Locker) waitSQL(keys []Key, bound time.Duration, mark string) string {
 	comment := " /* mysqllock " + mark + " */"
 	if l.cfg.Info.MariaDB {
 		return fmt.Sprintf("SET STATEMENT max_statement_time = %.3f FOR ", bound.Seconds()) + l.selects(keys, "", "") + comment
@@ -52,27 +90,32 @@ func (l *Locker) waitSQL(keys []string, bound time.Duration, mark string) string
 	return l.selects(keys, fmt.Sprintf("/*+ MAX_EXECUTION_TIME(%d) */ ", bound.Milliseconds()), "") + comment
 }
 
-// beginSQL begins a transaction and locks keys in it or fails at once, in one
-// round trip; "" where the server has no way to. After a failure the
+// beginSQL is trySQL with the BEGIN of the transaction before it, in one round
+// trip; "" where the server has no way to. After a failure the
 // transaction is open all the same.
 //
 // MariaDB runs an anonymous block, in which NOWAIT is not allowed (error 1314)
 // but a lock wait timeout of 0 means the same. There the transaction also gets
 // a limit on its idleness, which MySQL has no variable for: a holder whose host
 // vanished without closing the connection frees the lock within the TTL.
-func (l *Locker) beginSQL(keys []string) string {
-	if l.cfg.Info.MariaDB {
+func (a *attempt) beginSQL() string {
+	if a.cfg.Info.MariaDB {
 		limit := ""
-		if s := l.IdleLimit(); s > 0 {
+		if s := a.IdleLimit(); s > 0 {
 			limit = IdleLimitSQL(s) + "; "
 		}
-		return "BEGIN NOT ATOMIC " + limit + "START TRANSACTION; SET STATEMENT innodb_lock_wait_timeout = 0 FOR " +
-			l.selects(keys, "", "") + "; END"
+		lock := "SET STATEMENT innodb_lock_wait_timeout = 0 FOR " + a.selects(a.keys, "", "")
+		if a.choice != nil {
+			lock = a.slotSQL()
+		}
+		return "BEGIN NOT ATOMIC " + limit + "START TRANSACTION; " + lock + "; END"
 	}
-	if !l.cfg.Rows.Procedure() || len(keys) != 1 {
+	if !a.cfg.Rows.Procedure() || a.choice != nil || len(a.keys) != 1 {
 		return ""
 	}
-	return "CALL " + l.cfg.Table.Procedure() + "(" + schema.Literal(l.cfg.Namespace) + ", " + schema.Literal(keys[0]) + ", FALSE)"
+	key := a.keys[0]
+	return fmt.Sprintf("CALL %s(%s, %s, %s)", a.cfg.Table.Procedure(), schema.Literal(a.cfg.Namespace), schema.Literal(key.Name),
+		strings.ToUpper(strconv.FormatBool(key.Shared)))
 }
 
 // IdleLimitSQL sets MariaDB's limit on the idleness of transactions, in seconds,
@@ -81,22 +124,27 @@ func IdleLimitSQL(seconds int) string {
 	return fmt.Sprintf("SET SESSION idle_transaction_timeout = %d", seconds)
 }
 
-// leaseSQL reads which of keys have a live lease: the key and leaseColumns. It
-// is a plain read, which waits for nobody.
-func (l *Locker) leaseSQL(keys []string) string {
-	var in []string
-	for _, key := range keys {
-		in = append(in, schema.Literal(key))
-	}
+// leaseSQL reads which rows have a live lease: the name and leaseColumns. It is
+// a plain read, which waits for nobody.
+func (l *Locker) leaseSQL(names []string) string {
 	return "SELECT name, " + leaseColumns + " FROM " + l.cfg.Table.String() + " WHERE namespace = " + schema.Literal(l.cfg.Namespace) +
-		" AND name IN (" + strings.Join(in, ", ") + ") AND " + schema.Live("")
+		" AND name IN (" + literals(names) + ") AND " + schema.Live("")
 }
 
-// holderSQL asks who holds one of keys while waiter, a connection id, waits for
+// literals is a list of names.
+func literals(names []string) string {
+	var list []string
+	for _, name := range names {
+		list = append(list, schema.Literal(name))
+	}
+	return strings.Join(list, ", ")
+}
+
+// holderSQL asks who holds one of the rows while waiter, a connection id, waits for
 // them: id, user, host, program, age in microseconds. On MySQL it also works
 // when nobody waits; MariaDB lists a lock only while somebody does. The server
 // ends the question after bound.
-func (l *Locker) holderSQL(keys []string, waiter uint64, bound time.Duration) string {
+func (l *Locker) holderSQL(names []string, waiter uint64, bound time.Duration) string {
 	if l.cfg.Info.MariaDB {
 		return fmt.Sprintf("SET STATEMENT max_statement_time = %.3f FOR "+
 			"SELECT b.trx_mysql_thread_id, p.USER, p.HOST, '', TIMESTAMPDIFF(MICROSECOND, b.trx_started, NOW(6))"+
@@ -107,8 +155,8 @@ func (l *Locker) holderSQL(keys []string, waiter uint64, bound time.Duration) st
 			" WHERE r.trx_mysql_thread_id = %d AND b.trx_state <> 'LOCK WAIT' LIMIT 1", bound.Seconds(), waiter)
 	}
 	var data []string // as data_locks prints a row's primary key
-	for _, key := range keys {
-		data = append(data, fmt.Sprintf("'0x%X, 0x%X'", l.cfg.Namespace, key))
+	for _, name := range names {
+		data = append(data, fmt.Sprintf("'0x%X, 0x%X'", l.cfg.Namespace, name))
 	}
 	return fmt.Sprintf("SELECT /*+ MAX_EXECUTION_TIME(%d) */ t.PROCESSLIST_ID, t.PROCESSLIST_USER, t.PROCESSLIST_HOST,"+
 		" (SELECT a.ATTR_VALUE FROM performance_schema.session_connect_attrs a WHERE a.PROCESSLIST_ID = t.PROCESSLIST_ID"+

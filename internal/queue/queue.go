@@ -1,70 +1,116 @@
 // Package queue lets the goroutines of one process line up for a key, first
 // come first served, before any of them occupies a server connection.
+//
+// In front of a line is one who wants the key for itself, or there are many who
+// share it, or as many as there are slots. Those who share go together: the
+// first of them comes to the front alone, to find out whether the key can be
+// had, and as soon as it holds the key those right behind it come too. Whoever
+// wants the key for itself is passed by nobody who comes later.
 package queue
 
 import (
 	"container/list"
 	"context"
+	"slices"
 	"sync"
 
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// Queue has one line a key. The zero value is ready to use.
+// Place is what somebody wants of a line.
+type Place struct {
+	Key    string
+	Shared bool // in front together with all who say so
+	Slots  int  // in front where fewer than so many are; 0 is without slots. A key's slots have a line of their own
+}
+
+// alone returns places in front of the lines of keys with nobody else.
+func alone(keys []string) []Place {
+	places := make([]Place, len(keys))
+	for i, key := range keys {
+		places[i].Key = key
+	}
+	return places
+}
+
+// Queue has one line a key, and one for its slots. The zero value is ready to
+// use.
 type Queue struct {
 	mu    sync.Mutex
-	lines map[string]*line
+	lines map[name]*line
 }
+
+// name tells lines apart.
+type name struct {
+	key   string
+	slots bool
+}
+
+func (p Place) line() name { return name{p.Key, p.Slots > 0} }
 
 // line is there while somebody is in front of it. It is guarded by Queue.mu.
 type line struct {
-	waiting list.List       // of *waiter, the next in front
-	holder  *lockerr.Holder // who is in front, once it holds the lock
+	front   []*Ticket
+	shared  bool      // those in front share the key
+	pending int       // of those in front, how many do not hold the key yet
+	waiting list.List // of *waiter, the next in front
 }
 
 type waiter struct {
-	front chan struct{} // closed when it is
-	heir  bool          // can take over the lock itself
-	baton any           // what the one before it has handed over
+	ticket *Ticket
+	place  Place
+	heir   bool          // can take over the lock itself
+	front  chan struct{} // closed when it is
 }
 
 // Ticket is the place in front of the lines of some keys.
 type Ticket struct {
-	q     *Queue
-	keys  []string
-	baton any
+	q      *Queue
+	places []Place         // that are taken; guarded by Queue.mu once the first is
+	holder *lockerr.Holder // who has the ticket, once it holds the lock; guarded by Queue.mu
+	baton  any             // what the one before it has handed over
 }
 
-// TryEnter takes the place in front of all the lines, or reports who is there;
-// the holder is nil where the one in front does not hold the lock yet.
+// TryEnter takes the place in front of all the lines, with nobody else, or
+// reports who is there; the holder is nil where nobody in front holds the lock
+// yet.
 func (q *Queue) TryEnter(keys []string) (t *Ticket, holder *lockerr.Holder, ok bool) {
+	return q.TryEnterAs(alone(keys), false)
+}
+
+// Enter takes the place in front of all the lines, with nobody else, waiting
+// until ctx ends; it may succeed although ctx has just ended. The keys must be
+// sorted: two callers then never wait for each other.
+func (q *Queue) Enter(ctx context.Context, keys []string) (*Ticket, error) {
+	return q.EnterAs(ctx, alone(keys))
+}
+
+// TryEnterAs is TryEnter for other places. passing is for somebody who will not
+// wait in front either: it may share the key with those of whom it is not known
+// yet whether they get it.
+func (q *Queue) TryEnterAs(places []Place, passing bool) (t *Ticket, holder *lockerr.Holder, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for _, key := range keys {
-		if l := q.lines[key]; l != nil {
-			return nil, l.holder, false
+	for _, p := range places {
+		if l := q.lines[p.line()]; l != nil && !l.free(p) && !(passing && l.passes(p)) {
+			return nil, l.holder(), false
 		}
 	}
-	if q.lines == nil {
-		q.lines = make(map[string]*line)
+	t = &Ticket{q: q}
+	for _, p := range places {
+		q.take(t, p)
 	}
-	for _, key := range keys {
-		q.lines[key] = new(line)
-	}
-	return &Ticket{q: q, keys: keys}, nil, true
+	return t, nil, true
 }
 
-// Enter takes the place in front of all the lines, waiting until ctx ends; it
-// may succeed although ctx has just ended. The keys must be sorted: two callers
-// then never wait for each other.
-func (q *Queue) Enter(ctx context.Context, keys []string) (*Ticket, error) {
+// EnterAs is Enter for other places.
+func (q *Queue) EnterAs(ctx context.Context, places []Place) (*Ticket, error) {
 	t := &Ticket{q: q}
-	for i, key := range keys {
-		if _, err := q.enter(ctx, key, false); err != nil {
+	for _, p := range places {
+		if err := q.enter(ctx, t, p, false); err != nil {
 			t.Leave()
 			return nil, err
 		}
-		t.keys = keys[:i+1]
 	}
 	return t, nil
 }
@@ -72,40 +118,106 @@ func (q *Queue) Enter(ctx context.Context, keys []string) (*Ticket, error) {
 // Succeed is Enter for somebody to whom the one before may hand over the lock
 // itself: see Baton.
 func (q *Queue) Succeed(ctx context.Context, key string) (*Ticket, error) {
-	baton, err := q.enter(ctx, key, true)
-	if err != nil {
+	t := &Ticket{q: q}
+	if err := q.enter(ctx, t, Place{Key: key}, true); err != nil {
 		return nil, err
 	}
-	return &Ticket{q: q, keys: []string{key}, baton: baton}, nil
+	return t, nil
 }
 
-func (q *Queue) enter(ctx context.Context, key string, heir bool) (baton any, err error) {
+func (q *Queue) enter(ctx context.Context, t *Ticket, p Place, heir bool) error {
 	q.mu.Lock()
-	l := q.lines[key]
-	if l == nil {
-		if q.lines == nil {
-			q.lines = make(map[string]*line)
-		}
-		q.lines[key] = new(line)
+	l := q.lines[p.line()]
+	if l == nil || l.free(p) {
+		q.take(t, p)
 		q.mu.Unlock()
-		return nil, nil
+		return nil
 	}
-	w := &waiter{front: make(chan struct{}), heir: heir}
-	place := l.waiting.PushBack(w)
+	w := &waiter{ticket: t, place: p, heir: heir, front: make(chan struct{})}
+	at := l.waiting.PushBack(w)
 	q.mu.Unlock()
 	select {
 	case <-w.front:
-		return w.baton, nil
+		return nil
 	case <-ctx.Done():
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	select {
 	case <-w.front: // in the same moment
-		return w.baton, nil
+		return nil
 	default:
-		l.waiting.Remove(place)
-		return nil, ctx.Err()
+		l.waiting.Remove(at)
+		q.advance(p.line()) // those behind it may want less than it did
+		return ctx.Err()
+	}
+}
+
+// free reports whether the next can come to the front where nobody waits.
+func (l *line) free(p Place) bool { return l.waiting.Len() == 0 && l.admits(p) }
+
+// admits reports whether the next in line can come to the front.
+func (l *line) admits(p Place) bool {
+	if p.Slots > 0 {
+		return len(l.front) < p.Slots
+	}
+	return len(l.front) == 0 || p.Shared && l.shared && l.pending == 0
+}
+
+// passes reports whether everybody in the line shares the key, as p does.
+func (l *line) passes(p Place) bool {
+	if !p.Shared || !l.shared {
+		return false
+	}
+	for at := l.waiting.Front(); at != nil; at = at.Next() {
+		if !at.Value.(*waiter).place.Shared {
+			return false
+		}
+	}
+	return true
+}
+
+// holder returns one who is known to hold the key.
+func (l *line) holder() *lockerr.Holder {
+	for _, t := range l.front {
+		if t.holder != nil {
+			return t.holder
+		}
+	}
+	return nil
+}
+
+// take puts t in front.
+func (q *Queue) take(t *Ticket, p Place) {
+	l := q.lines[p.line()]
+	if l == nil {
+		if q.lines == nil {
+			q.lines = make(map[name]*line)
+		}
+		l = new(line)
+		q.lines[p.line()] = l
+	}
+	l.front = append(l.front, t)
+	l.pending++
+	l.shared = p.Shared
+	t.places = append(t.places, p)
+}
+
+// advance lets those come to the front who can now.
+func (q *Queue) advance(n name) {
+	l := q.lines[n]
+	together := l.shared && l.pending == 0 && len(l.front) > 0
+	for at := l.waiting.Front(); at != nil; at = l.waiting.Front() {
+		w := at.Value.(*waiter)
+		if !l.admits(w.place) && !(together && w.place.Shared) {
+			break
+		}
+		l.waiting.Remove(at)
+		q.take(w.ticket, w.place)
+		close(w.front)
+	}
+	if len(l.front) == 0 {
+		delete(q.lines, n)
 	}
 }
 
@@ -113,30 +225,36 @@ func (q *Queue) enter(ctx context.Context, key string, heir bool) (baton any, er
 func (t *Ticket) Baton() any { return t.baton }
 
 // Granted says that the one in front now holds the lock itself, for those who
-// ask who does.
+// ask who does, and for those who can share it.
 func (t *Ticket) Granted(h *lockerr.Holder) {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
-	for _, key := range t.keys {
-		t.q.lines[key].holder = h
+	first := t.holder == nil
+	t.holder = h
+	for _, p := range t.places {
+		if first {
+			t.q.lines[p.line()].pending--
+			t.q.advance(p.line())
+		}
 	}
 }
 
 // HandOver lets the next in line come to the front, with the lock: baton is what
 // it needs to know of it. Where nobody waits, or the next cannot take it over, it
-// does nothing and reports false. The ticket is one of a single key.
+// does nothing and reports false. The ticket is one of a single key, with nobody
+// else in front.
 func (t *Ticket) HandOver(baton any) bool {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
-	if len(t.keys) != 1 {
+	if len(t.places) != 1 || t.places[0] != (Place{Key: t.places[0].Key}) {
 		return false
 	}
-	next := t.q.lines[t.keys[0]].waiting.Front()
+	next := t.q.lines[t.places[0].line()].waiting.Front()
 	if next == nil || !next.Value.(*waiter).heir {
 		return false
 	}
-	t.q.next(t.keys[0], baton)
-	t.keys = nil
+	next.Value.(*waiter).ticket.baton = baton
+	t.leave()
 	return true
 }
 
@@ -148,32 +266,31 @@ func (t *Ticket) Leave() {
 	}
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
-	for _, key := range t.keys {
-		t.q.next(key, nil)
-	}
-	t.keys = nil
+	t.leave()
 }
 
-// next lets the next in line come to the front.
-func (q *Queue) next(key string, baton any) {
-	l := q.lines[key]
-	l.holder = nil
-	first := l.waiting.Front()
-	if first == nil {
-		delete(q.lines, key)
-		return
+func (t *Ticket) leave() {
+	for _, p := range t.places {
+		l := t.q.lines[p.line()]
+		at := slices.Index(l.front, t)
+		l.front = slices.Delete(l.front, at, at+1)
+		if t.holder == nil {
+			l.pending--
+		}
+		t.q.advance(p.line())
 	}
-	w := l.waiting.Remove(first).(*waiter)
-	w.baton = baton
-	close(w.front)
+	t.places = nil
 }
 
 // Holder returns who in this process holds key; nil where nobody does.
-func (q *Queue) Holder(key string) *lockerr.Holder {
+func (q *Queue) Holder(key string) *lockerr.Holder { return q.HolderOf(Place{Key: key}) }
+
+// HolderOf is Holder for other places: one of those who are in front.
+func (q *Queue) HolderOf(p Place) *lockerr.Holder {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if l := q.lines[key]; l != nil {
-		return l.holder
+	if l := q.lines[p.line()]; l != nil {
+		return l.holder()
 	}
 	return nil
 }

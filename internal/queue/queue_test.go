@@ -26,8 +26,8 @@ func (q *Queue) empty(t *testing.T) {
 	t.Helper()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for key, l := range q.lines {
-		t.Errorf("the line of %q is left over, with %d waiting in it", key, l.waiting.Len())
+	for n, l := range q.lines {
+		t.Errorf("the line of %+v is left over, with %d in front and %d waiting", n, len(l.front), l.waiting.Len())
 	}
 }
 

@@ -1,0 +1,417 @@
+package queue
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// crowd are callers with names, of whom each notes when it comes to the front.
+type crowd struct {
+	t       *testing.T
+	q       *Queue
+	mu      sync.Mutex         // of those who come to the front together
+	tickets map[string]*Ticket // of those in front
+	cancels map[string]context.CancelFunc
+}
+
+func newCrowd(t *testing.T) *crowd {
+	return &crowd{t: t, q: new(Queue), tickets: make(map[string]*Ticket), cancels: make(map[string]context.CancelFunc)}
+}
+
+// comes lets somebody come, to whom others may come next.
+func (c *crowd) comes(who string, places ...Place) {
+	own, cancel := context.WithCancel(ctx)
+	c.cancels[who] = cancel
+	go func() {
+		if ticket, err := c.q.EnterAs(own, places); err == nil {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.tickets[who] = ticket
+		}
+	}()
+	synctest.Wait()
+}
+
+func (c *crowd) granted(who string) {
+	c.tickets[who].Granted(&lockerr.Holder{Program: who})
+	synctest.Wait()
+}
+
+func (c *crowd) leaves(who string) {
+	ticket := c.tickets[who]
+	delete(c.tickets, who)
+	ticket.Leave()
+	synctest.Wait()
+}
+
+func (c *crowd) givesUp(who string) {
+	c.cancels[who]()
+	synctest.Wait()
+}
+
+// want checks who is in front.
+func (c *crowd) want(names string) {
+	c.t.Helper()
+	var front []string
+	for who := range c.tickets {
+		front = append(front, who)
+	}
+	slices.Sort(front)
+	if got := strings.Join(front, " "); got != names {
+		c.t.Errorf("in front are %q, not %q", got, names)
+	}
+}
+
+func (c *crowd) end() {
+	for _, cancel := range c.cancels {
+		cancel()
+	}
+	synctest.Wait()
+	for who := range c.tickets {
+		c.leaves(who)
+	}
+	c.q.empty(c.t)
+}
+
+var reader, writer = Place{Key: "k", Shared: true}, Place{Key: "k"}
+
+// TestReadersGoTogether: the first of them alone, until it holds the key.
+func TestReadersGoTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCrowd(t)
+		c.comes("r1", reader)
+		c.comes("r2", reader)
+		c.comes("r3", reader)
+		c.want("r1")
+		c.granted("r1")
+		c.want("r1 r2 r3")
+		c.comes("r4", reader) // r2 and r3 do not know yet whether they get it
+		c.want("r1 r2 r3")
+		c.granted("r2")
+		c.want("r1 r2 r3")
+		c.leaves("r3") // without having got it
+		c.want("r1 r2 r4")
+		c.granted("r4")
+		c.comes("r5", reader)
+		c.want("r1 r2 r4 r5")
+		c.leaves("r1")
+		c.leaves("r2")
+		c.leaves("r4")
+		c.comes("r6", reader)
+		c.want("r5")
+		c.leaves("r5") // without having got it, and the next finds out for itself
+		c.want("r6")
+		c.end()
+	})
+}
+
+func TestNobodyPassesAWriter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCrowd(t)
+		c.comes("r1", reader)
+		c.granted("r1")
+		c.comes("r2", reader)
+		c.comes("w1", writer)
+		c.comes("r3", reader)
+		c.comes("r4", reader)
+		c.comes("w2", writer)
+		c.comes("r5", reader)
+		c.want("r1 r2")
+		c.granted("r2")
+		c.want("r1 r2")
+		if _, _, ok := c.q.TryEnterAs([]Place{reader}, true); ok {
+			t.Error("a reader slipped past a writer that waits")
+		}
+		c.leaves("r1")
+		c.want("r2")
+		c.leaves("r2")
+		c.want("w1")
+		c.granted("w1")
+		c.want("w1")
+		c.leaves("w1")
+		c.want("r3")
+		c.granted("r3")
+		c.want("r3 r4")
+		c.granted("r4")
+		c.leaves("r3")
+		c.leaves("r4")
+		c.want("w2")
+		c.leaves("w2")
+		c.want("r5")
+		c.end()
+	})
+}
+
+// TestWriterGivesUp: readers behind it go together with those before it.
+func TestWriterGivesUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCrowd(t)
+		c.comes("r1", reader)
+		c.granted("r1")
+		c.comes("w1", writer)
+		c.comes("r2", reader)
+		c.comes("r3", reader)
+		c.comes("w2", writer)
+		c.givesUp("w1")
+		c.want("r1 r2 r3")
+		c.givesUp("w2")
+		c.want("r1 r2 r3")
+		c.end()
+	})
+}
+
+// TestPassing: who does not wait need not know whether the readers before it get
+// the key.
+func TestPassing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCrowd(t)
+		c.comes("r1", reader)
+		c.comes("r2", reader)
+		if _, _, ok := c.q.TryEnterAs([]Place{reader}, false); ok {
+			t.Error("somebody who may wait came to the front before the first reader has the key")
+		}
+		passing, _, ok := c.q.TryEnterAs([]Place{reader}, true)
+		if !ok {
+			t.Fatal("among readers, a reader that does not wait is not let in")
+		}
+		if _, _, ok := c.q.TryEnterAs([]Place{writer}, true); ok {
+			t.Error("a writer is in front together with readers")
+		}
+		passing.Leave()
+		c.leaves("r1")
+		c.want("r2")
+		c.end()
+
+		c.comes("w", writer)
+		if _, _, ok := c.q.TryEnterAs([]Place{reader}, true); ok {
+			t.Error("a reader is in front together with a writer")
+		}
+		c.end()
+	})
+}
+
+// TestKeysAndReaders: somebody is in front of one line while it waits in another.
+func TestKeysAndReaders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCrowd(t)
+		c.comes("w", Place{Key: "b"})
+		c.comes("r1", Place{Key: "a", Shared: true}, Place{Key: "b", Shared: true})
+		c.comes("r2", Place{Key: "a", Shared: true})
+		c.want("w")
+		c.givesUp("r1")
+		c.want("r2 w")
+		c.comes("r3", Place{Key: "a", Shared: true}, Place{Key: "b", Shared: true}, Place{Key: "c"})
+		c.granted("r2")
+		c.leaves("w")
+		c.want("r2 r3")
+		c.granted("r3")
+		c.granted("r3") // once more
+		c.comes("r4", Place{Key: "a", Shared: true}, Place{Key: "b", Shared: true})
+		c.comes("r5", Place{Key: "c", Shared: true})
+		c.want("r2 r3 r4")
+		c.end()
+	})
+}
+
+func TestHolderOfMany(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCrowd(t)
+		c.comes("r1", reader)
+		c.granted("r1")
+		c.comes("r2", reader)
+		c.granted("r2")
+		c.comes("r3", reader)
+		c.leaves("r1")
+		if h := c.q.Holder("k"); h == nil || h.Program != "r2" {
+			t.Errorf("the holder is %v", h)
+		}
+		if _, h, ok := c.q.TryEnter([]string{"k"}); ok || h == nil || h.Program != "r2" {
+			t.Errorf("the holder is %v", h)
+		}
+		c.leaves("r2")
+		if h := c.q.Holder("k"); h != nil {
+			t.Errorf("who does not hold it yet is %v", h)
+		}
+		if h := c.q.HolderOf(Place{Key: "k", Slots: 1}); h != nil {
+			t.Errorf("nobody is %v", h)
+		}
+		c.end()
+	})
+}
+
+// TestSharedIsNotHandedOver: others would still hold what the next is given.
+func TestSharedIsNotHandedOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, p := range []Place{reader, {Key: "k", Slots: 2}} {
+			c := newCrowd(t)
+			c.comes("r1", p)
+			c.granted("r1")
+			c.comes("r2", p)
+			c.comes("r3", p)
+			own, cancel := context.WithCancel(ctx)
+			go func() {
+				if ticket, err := c.q.Succeed(own, "k"); err == nil {
+					ticket.Leave()
+				}
+			}()
+			synctest.Wait()
+			if c.tickets["r1"].HandOver("lock") {
+				t.Errorf("%+v was handed over", p)
+			}
+			cancel()
+			c.end()
+		}
+	})
+}
+
+func slots(n int) Place { return Place{Key: "k", Slots: n} }
+
+func TestSlots(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCrowd(t)
+		for _, who := range []string{"a", "b", "c", "d", "e"} {
+			c.comes(who, slots(3))
+		}
+		c.want("a b c")
+		if _, _, ok := c.q.TryEnterAs([]Place{slots(3)}, true); ok {
+			t.Error("there is no slot for one more")
+		}
+		c.granted("b")
+		if _, h, _ := c.q.TryEnterAs([]Place{slots(3)}, true); h == nil || h.Program != "b" {
+			t.Errorf("the holder is %v", h)
+		}
+		c.want("a b c")
+		c.leaves("b")
+		c.want("a c d")
+		c.comes("w", writer) // a line of its own
+		c.want("a c d w")
+		c.leaves("a")
+		c.leaves("c")
+		c.leaves("d")
+		c.want("e w")
+		c.end()
+	})
+}
+
+// TestSlotsChange: each comes to the front when fewer than its own number are
+// there, and nobody passes another.
+func TestSlotsChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCrowd(t)
+		for _, who := range []string{"a", "b", "c", "d", "e"} {
+			c.comes(who, slots(5))
+		}
+		c.want("a b c d e")
+		c.comes("f", slots(3))
+		c.comes("g", slots(5))
+		c.leaves("a")
+		c.leaves("b")
+		c.want("c d e")
+		c.leaves("c")
+		c.want("d e f g")
+		c.comes("h", slots(3))
+		c.comes("i", slots(6))
+		c.want("d e f g")
+		c.givesUp("h")
+		c.want("d e f g i")
+		c.comes("j", slots(6))
+		c.want("d e f g i j")
+		c.end()
+	})
+}
+
+// TestSharedStorm has readers, writers and users of slots, of whom some give up.
+func TestSharedStorm(t *testing.T) {
+	var q Queue
+	var readers, writers, users [4]atomic.Int32
+	var together atomic.Int32
+	limited, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	var all sync.WaitGroup
+	for range 16 {
+		all.Go(func() {
+			for range 300 {
+				var places []Place
+				if i := rand.N(12); i < 4 {
+					places = []Place{{Key: fmt.Sprint(i), Slots: 2 + rand.N(2)}}
+				} else {
+					for i := range readers {
+						if rand.N(3) == 0 {
+							places = append(places, Place{Key: fmt.Sprint(i), Shared: rand.N(4) > 0})
+						}
+					}
+				}
+				own, stop := limited, func() {}
+				if rand.N(3) == 0 {
+					own, stop = context.WithTimeout(limited, rand.N(time.Millisecond))
+				}
+				var ticket *Ticket
+				var err error
+				if rand.N(4) == 0 {
+					ticket, _, _ = q.TryEnterAs(places, rand.N(2) == 0)
+				} else {
+					ticket, err = q.EnterAs(own, places)
+				}
+				stop()
+				if err != nil && own == limited {
+					t.Errorf("nobody comes through: %v", err)
+					return
+				}
+				if ticket == nil {
+					continue
+				}
+				for _, p := range places {
+					i := p.Key[0] - '0'
+					switch {
+					case p.Slots > 0:
+						if n := users[i].Add(1); n > 3 {
+							t.Errorf("%d have slots", n)
+						}
+					case p.Shared:
+						if readers[i].Add(1) > 1 {
+							together.Add(1)
+						}
+						if writers[i].Load() > 0 {
+							t.Error("a reader is in front together with a writer")
+						}
+					default:
+						if writers[i].Add(1) > 1 || readers[i].Load() > 0 {
+							t.Error("a writer is not alone")
+						}
+					}
+				}
+				if rand.N(3) > 0 {
+					ticket.Granted(&lockerr.Holder{})
+				}
+				time.Sleep(rand.N(50 * time.Microsecond))
+				for _, p := range places {
+					i := p.Key[0] - '0'
+					switch {
+					case p.Slots > 0:
+						users[i].Add(-1)
+					case p.Shared:
+						readers[i].Add(-1)
+					default:
+						writers[i].Add(-1)
+					}
+				}
+				ticket.Leave()
+			}
+		})
+	}
+	all.Wait()
+	if together.Load() == 0 {
+		t.Error("no two readers were ever in front together")
+	}
+	q.empty(t)
+}

@@ -1,0 +1,415 @@
+package rowlock_test
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
+	"github.com/mysqllock/mysqllock/rowlock"
+)
+
+// shared are keys that are all shared.
+func shared(names ...string) (keys []rowlock.Key) {
+	for _, name := range names {
+		keys = append(keys, rowlock.Key{Name: name, Shared: true})
+	}
+	return keys
+}
+
+// hold begins a transaction that is granted. end commits it.
+func (p *process) hold(r rowlock.Request) (end func()) {
+	p.t.Helper()
+	c, grant, err := p.request(limited(p.t), r)
+	if err != nil {
+		p.t.Errorf("%+v: %v", r, err)
+		return func() {}
+	}
+	return func() { p.end(c, grant.Txn, grant.Ticket) }
+}
+
+// refused makes a request that is not granted.
+func (p *process) refused(r rowlock.Request, want error) error {
+	p.t.Helper()
+	c, grant, err := p.request(limited(p.t), r)
+	if err == nil {
+		p.end(c, grant.Txn, grant.Ticket)
+	}
+	if !errors.Is(err, want) {
+		p.t.Errorf("%+v: %v", r, err)
+	}
+	return err
+}
+
+// How somebody else finds a row.
+const (
+	isFree = iota
+	isShared
+	isLocked
+)
+
+func (s *scratch) state(c driver.Conn, name string) int {
+	s.t.Helper()
+	row := "SELECT 1 FROM " + s.table.String() + " WHERE namespace = 'app' AND name = '" + name + "'"
+	probe := func(lock string) bool { return len(s.query(c, row+lock+" SKIP LOCKED")) == 1 }
+	share := " FOR SHARE"
+	if info, err := server.Probe(context.Background(), c); err != nil {
+		s.t.Error(err)
+	} else if info.MariaDB {
+		share = " LOCK IN SHARE MODE"
+	}
+	switch {
+	case probe(" FOR UPDATE"):
+		return isFree
+	case probe(share):
+		return isShared
+	}
+	return isLocked
+}
+
+func (s *scratch) wantState(name string, want int) {
+	s.t.Helper()
+	if got := s.state(s.open(), name); got != want {
+		s.t.Errorf("%s is in state %d, not %d", name, got, want)
+	}
+}
+
+// waitsInServer returns when a lock statement of ours has got stuck.
+func (s *scratch) waitsInServer(n int) {
+	s.t.Helper()
+	c := s.open()
+	soon(s.t, func() bool {
+		return len(s.query(c, "SELECT 1 FROM information_schema.PROCESSLIST WHERE DB = '"+s.database+"' AND INFO LIKE '%/* mysqllock %' AND ID <> CONNECTION_ID()")) >= n
+	})
+	time.Sleep(20 * time.Millisecond)
+}
+
+// TestReadersSideBySide: all 64 are inside at the same time, in one process and
+// in two.
+func TestReadersSideBySide(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		const readers = 64
+		ps := []*process{s.process(nil), s.process(nil)}
+		for _, processes := range []int{1, 2, 1, 2} { // the second time with connections that are open
+			var all sync.WaitGroup
+			var inside atomic.Int32
+			everybody := make(chan struct{})
+			began := time.Now()
+			for i := range readers {
+				p := ps[i%processes]
+				all.Go(func() {
+					end := p.hold(rowlock.Request{Keys: shared("k"), Wait: 20 * time.Second})
+					if inside.Add(1) == readers {
+						close(everybody)
+					}
+					select {
+					case <-everybody:
+					case <-time.After(10 * time.Second):
+						t.Errorf("only %d are inside", inside.Load())
+					}
+					time.Sleep(50 * time.Millisecond)
+					end()
+				})
+			}
+			all.Wait()
+			t.Logf("%d readers of 50 ms in %d processes: %v", readers, processes, time.Since(began))
+		}
+	})
+}
+
+func TestSharedExcludes(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p, other := s.process(nil), s.process(nil)
+		for _, b := range []*process{p, other} { // in the process's own queue, and in the server
+			end := p.hold(rowlock.Request{Keys: shared("k")})
+			s.wantState("k", isShared)
+			b.hold(rowlock.Request{Keys: shared("k")})()
+			b.hold(rowlock.Request{Keys: shared("k"), Wait: time.Second})()
+			err := b.refused(rowlock.Request{Keys: exclusive("k")}, lockerr.ErrLocked)
+			if errors.Is(err, lockerr.ErrTimeout) {
+				t.Error(err)
+			}
+			err = b.refused(rowlock.Request{Keys: exclusive("k"), Wait: 150 * time.Millisecond}, lockerr.ErrTimeout)
+			var e *lockerr.Error
+			if !errors.As(err, &e) || e.Holder == nil || e.Key != "k" {
+				t.Errorf("who holds it is not told: %v", err)
+			}
+			end()
+			s.wantFree("k")
+
+			end = p.hold(rowlock.Request{Keys: exclusive("k")})
+			s.wantState("k", isLocked)
+			b.refused(rowlock.Request{Keys: shared("k")}, lockerr.ErrLocked)
+			b.refused(rowlock.Request{Keys: shared("k"), Wait: 150 * time.Millisecond, Label: "the key"}, lockerr.ErrTimeout)
+			granted := make(chan time.Time)
+			go func() {
+				end := b.hold(rowlock.Request{Keys: shared("k"), Wait: 20 * time.Second})
+				granted <- time.Now()
+				end()
+			}()
+			time.Sleep(50 * time.Millisecond)
+			began := time.Now()
+			end()
+			t.Logf("granted %v after the writer", (<-granted).Sub(began))
+			s.wantFree("k")
+		}
+	})
+}
+
+func TestLabel(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process(nil)
+		end := p.hold(rowlock.Request{Keys: exclusive("a", "b")})
+		for label, want := range map[string]string{"": "a, b", "the key": "the key"} {
+			var e *lockerr.Error
+			if err := p.refused(rowlock.Request{Keys: shared("a", "b"), Label: label}, lockerr.ErrLocked); !errors.As(err, &e) || e.Key != want {
+				t.Errorf("%v", err)
+			}
+		}
+		end()
+	})
+}
+
+// TestLeaseExcludesShared as it excludes others.
+func TestLeaseExcludesShared(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process(nil)
+		s.lease("b", time.Hour)
+		for _, keys := range [][]string{{"b"}, {"a", "b", "c"}} {
+			wantHolder(t, p.refused(rowlock.Request{Keys: shared(keys...)}, lockerr.ErrLocked), "x")
+			s.wantFree(keys...)
+			wantHolder(t, p.refused(rowlock.Request{Keys: shared(keys...), Wait: 200 * time.Millisecond}, lockerr.ErrTimeout), "x")
+			s.wantFree(keys...)
+		}
+		calls := p.bells.calls.Load()
+		after(t, 100*time.Millisecond, func() {
+			s.release("b")
+			p.bells.ring <- struct{}{}
+		})
+		p.hold(rowlock.Request{Keys: shared("b"), Wait: 20 * time.Second})()
+		if p.bells.calls.Load() == calls {
+			t.Error("it did not wait for the lease")
+		}
+	})
+}
+
+// TestMixedKeys: each is locked as it was asked for, however the statement comes
+// to run.
+func TestMixedKeys(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p, other := s.process(nil), s.process(nil)
+		keys := []rowlock.Key{{Name: "a", Shared: true}, {Name: "b"}, {Name: "c", Shared: true}}
+		want := func() {
+			t.Helper()
+			s.wantState("a", isShared)
+			s.wantState("b", isLocked)
+			s.wantState("c", isShared)
+		}
+		end := p.hold(rowlock.Request{Keys: keys})
+		want()
+		end()
+
+		end = other.hold(rowlock.Request{Keys: exclusive("b", "c")})
+		after(t, 100*time.Millisecond, end)
+		end = p.hold(rowlock.Request{Keys: keys, Wait: 20 * time.Second})
+		want()
+		end()
+
+		for _, wait := range []time.Duration{0, 20 * time.Second} {
+			for _, keys := range [][]rowlock.Key{keys, keys[:1], keys[1:2]} {
+				c, grant, err := p.request(limited(t), rowlock.Request{Keys: exclusive("mine")})
+				ok(t, err)
+				if wait > 0 {
+					after(t, 100*time.Millisecond, other.hold(rowlock.Request{Keys: []rowlock.Key{{Name: keys[0].Name}}}))
+				}
+				_, _, err = p.Join(limited(t), c, rowlock.Request{Keys: keys, Wait: wait, Waiting: free})
+				ok(t, err)
+				for _, key := range keys {
+					s.wantState(key.Name, map[bool]int{true: isShared, false: isLocked}[key.Shared])
+				}
+				p.end(c, grant.Txn, grant.Ticket)
+			}
+		}
+
+		// Together with others who share it.
+		end = other.hold(rowlock.Request{Keys: shared("a")})
+		c, grant, err := p.request(limited(t), rowlock.Request{Keys: exclusive("mine")})
+		ok(t, err)
+		_, alive, err := p.Join(limited(t), c, rowlock.Request{Keys: exclusive("a"), Waiting: free})
+		if !alive || !errors.Is(err, lockerr.ErrLocked) {
+			t.Errorf("alive %v, %v", alive, err)
+		}
+		_, _, err = p.Join(limited(t), c, rowlock.Request{Keys: shared("a"), Waiting: free})
+		ok(t, err)
+		p.end(c, grant.Txn, grant.Ticket)
+		end()
+	})
+}
+
+// TestReaderBehindWriter: a reader of another process does not get past a writer
+// that waits, or others would starve it.
+func TestReaderBehindWriter(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		end := s.process(nil).hold(rowlock.Request{Keys: shared("k")})
+		var order []string
+		var mu sync.Mutex
+		var all sync.WaitGroup
+		comes := func(who string, keys []rowlock.Key) {
+			p := s.process(nil)
+			all.Go(func() {
+				end := p.hold(rowlock.Request{Keys: keys, Wait: 20 * time.Second})
+				mu.Lock()
+				order = append(order, who)
+				mu.Unlock()
+				time.Sleep(50 * time.Millisecond)
+				end()
+			})
+		}
+		comes("w1", exclusive("k"))
+		s.waitsInServer(1)
+		p := s.process(nil)
+		p.refused(rowlock.Request{Keys: shared("k")}, lockerr.ErrLocked)
+		p.refused(rowlock.Request{Keys: shared("k"), Wait: 100 * time.Millisecond}, lockerr.ErrTimeout)
+		comes("r2", shared("k"))
+		s.waitsInServer(2)
+		comes("w3", exclusive("k"))
+		s.waitsInServer(3)
+		comes("r4", shared("k"))
+		s.waitsInServer(4)
+		end()
+		all.Wait()
+		t.Log("holder S, then waiters in four processes: ", order)
+		if order[0] != "w1" {
+			t.Errorf("the order was %v", order)
+		}
+	})
+}
+
+// TestWritersAmongReaders: a writer gets in however many readers there are, in
+// its own process and in another.
+func TestWritersAmongReaders(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		const readers, writers = 12, 2 // in each of two processes
+		var all sync.WaitGroup
+		var grants, inside, most atomic.Int64
+		var writing atomic.Bool
+		ctx, stop := context.WithTimeout(limited(t), 2*time.Second)
+		defer stop()
+		var mu sync.Mutex
+		var passed []int64
+		for range 2 {
+			p := s.process(nil)
+			for range readers {
+				all.Go(func() {
+					for ctx.Err() == nil {
+						end := p.hold(rowlock.Request{Keys: shared("k"), Wait: 20 * time.Second})
+						grants.Add(1)
+						if writing.Load() {
+							t.Error("a reader is inside with a writer")
+						}
+						most.Store(max(most.Load(), inside.Add(1)))
+						time.Sleep(3 * time.Millisecond)
+						inside.Add(-1)
+						end()
+					}
+				})
+			}
+			for range writers {
+				all.Go(func() {
+					for ctx.Err() == nil {
+						before := grants.Load()
+						end := p.hold(rowlock.Request{Keys: exclusive("k"), Wait: 20 * time.Second})
+						n := grants.Add(1) - before
+						mu.Lock()
+						passed = append(passed, n)
+						mu.Unlock()
+						if writing.Swap(true) || inside.Load() > 0 {
+							t.Error("a writer is not alone")
+						}
+						time.Sleep(time.Millisecond)
+						writing.Store(false)
+						end()
+						time.Sleep(10 * time.Millisecond)
+					}
+				})
+			}
+		}
+		all.Wait()
+		slices.Sort(passed)
+		t.Logf("%d grants, %d to writers; grants while a writer waited: median %d, most %d; up to %d readers at a time",
+			grants.Load(), len(passed), passed[len(passed)/2], passed[len(passed)-1], most.Load())
+		if len(passed) < 10 || passed[len(passed)-1] > 8*(readers+writers) {
+			t.Errorf("a writer waited for %d grants", passed[len(passed)-1])
+		}
+	})
+}
+
+// TestReadersLineUp: those who wait for another process's writer occupy one
+// connection of the server, not one each.
+func TestReadersLineUp(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p, other := s.process(nil), s.process(nil)
+		p.hold(rowlock.Request{Keys: shared("k")})()
+		end := other.hold(rowlock.Request{Keys: exclusive("k")})
+		var all sync.WaitGroup
+		for range 10 {
+			all.Go(func() { p.hold(rowlock.Request{Keys: shared("k"), Wait: 20 * time.Second})() })
+		}
+		s.waitsInServer(1)
+		time.Sleep(100 * time.Millisecond)
+		if n := p.conns.Stat().InUse; n != 1 {
+			t.Errorf("%d connections are in use", n)
+		}
+		end()
+		all.Wait()
+		s.wantFree("k")
+	})
+}
+
+// TestSharedDeadlock: the server sees one between two who hold a key shared and
+// want it for themselves, and between two who join crosswise.
+func TestSharedDeadlock(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process(nil)
+		var both sync.WaitGroup
+		results := make(chan error, 2)
+		var conns []*pool.Conn
+		var grants []*rowlock.Grant
+		for _, name := range []string{"a", "b"} {
+			c, grant, err := p.request(limited(t), rowlock.Request{Keys: exclusive(name)})
+			ok(t, err)
+			conns, grants = append(conns, c), append(grants, grant)
+		}
+		for i, name := range []string{"b", "a"} {
+			both.Go(func() {
+				_, alive, err := p.Join(limited(t), conns[i], rowlock.Request{Keys: shared(name), Wait: 20 * time.Second, Waiting: free})
+				if err != nil && alive {
+					t.Error("the transaction is said to be alive")
+				}
+				results <- err
+				_ = grants[i].Txn.Rollback(0)
+				grants[i].Ticket.Leave()
+				conns[i].Release()
+			})
+		}
+		both.Wait()
+		var said []string
+		for range 2 {
+			if err := <-results; err != nil {
+				said = append(said, fmt.Sprint(errors.Is(err, lockerr.ErrDeadlock)))
+			}
+		}
+		if got := strings.Join(said, " "); got != "true" {
+			t.Errorf("deadlocks: %q", got)
+		}
+	})
+}
