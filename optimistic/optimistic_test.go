@@ -1,0 +1,935 @@
+package optimistic_test
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/lease"
+	"github.com/mysqllock/mysqllock/lockctx"
+	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/optimistic"
+	"github.com/mysqllock/mysqllock/pool"
+)
+
+// TestStatements: remembering is one statement and committing one, and what was
+// given from outside costs nothing before that.
+func TestStatements(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process()
+		p.remember(nil, "k", "l")
+		var mine tap
+		c, err := s.connector("", &mine).Connect(t.Context())
+		ok(t, err)
+		defer c.Close()
+
+		sent, aside := mine.since(), p.tap.since()
+		versions := p.remember(c, "k", "l")
+		if len(sent()) != 1 || len(aside()) != 0 {
+			t.Errorf("to remember: %q, and aside %q", sent(), aside())
+		}
+		s.exec(c, "START TRANSACTION")
+		sent = mine.since()
+		p.wantCommit(c, versions...)
+		if len(sent()) != 2 || len(aside()) != 0 {
+			t.Errorf("to commit: %q, and aside %q", sent(), aside())
+		}
+		if p.remember(nil, "k"); len(aside()) != 1 {
+			t.Errorf("to remember on another connection: %q", aside())
+		}
+		if versions[0].Key() != "k" || versions[0].Number() != 1 || versions[0].Err() != nil || versions[0].Release() != nil {
+			t.Errorf("remembered %+v", versions[0])
+		}
+		sent, aside = mine.since(), p.tap.since()
+		ok(t, p.Commit(limited(t), c, nil))
+		given := s.process().Given("k", 2)
+		if len(sent())+len(aside()) != 0 {
+			t.Errorf("for nothing: %q, and aside %q", sent(), aside())
+		}
+		s.exec(c, "START TRANSACTION")
+		p.wantCommit(c, given, given, p.Given("l", 2))
+		s.exec(c, "START TRANSACTION")
+		p.wantConflict(c, p.Given("l", 3), p.Given("k", 2))
+		s.exec(c, "START TRANSACTION")
+		p.wantConflict(c, p.Given("k", 3), p.Given("k", 2))
+		s.wantRow("k", "3 1 nobody")
+		s.wantRow("l", "3 1 nobody")
+	})
+}
+
+// TestNothingLost has many units of work read, decide and write, in two
+// processes, with all that matters of the ways in which they can.
+func TestNothingLost(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		const workers, each = 16, 125
+		var all sync.WaitGroup
+		var conflicts atomic.Int64
+		processes := []*process{s.process(), s.process()}
+		for i := range workers {
+			p, c := processes[i%2], s.connect("")
+			s.exec(c, "SET SESSION TRANSACTION ISOLATION LEVEL "+[]string{"REPEATABLE READ", "READ COMMITTED"}[i/2%2])
+			on := c
+			if i/4%2 == 0 {
+				on = nil
+			}
+			all.Go(func() {
+				for range each {
+					conflicts.Add(p.increment(c, on))
+				}
+			})
+		}
+		all.Wait()
+		if got := s.counter(s.own, "k"); got != workers*each {
+			t.Errorf("%d increments, want %d", got, workers*each)
+		}
+		s.wantRow("k", fmt.Sprint(1+workers*each, " 1 nobody"))
+		t.Logf("%d conflicts", conflicts.Load())
+		if conflicts.Load() == 0 {
+			t.Error("that proves nothing")
+		}
+	})
+}
+
+// increment adds one to the counter k, by units of work that are repeated until
+// there is no conflict, after a pause that grows.
+func (p *process) increment(c, on driver.Conn) (conflicts int64) {
+	for {
+		versions, err := p.Remember(limited(p.t), on, optimistic.Request{Keys: []string{"k"}, Wait: 20 * time.Second})
+		if err != nil {
+			p.t.Error(err)
+			return conflicts
+		}
+		p.exec(c, "BEGIN")
+		p.exec(c, setCounter("k", p.counter(c, "k")+1))
+		err = p.Commit(limited(p.t), c, versions)
+		if err == nil {
+			p.exec(c, "COMMIT")
+			return conflicts
+		}
+		p.exec(c, "ROLLBACK")
+		if !errors.Is(err, lockerr.ErrConflict) {
+			p.t.Error(err)
+			return conflicts
+		}
+		conflicts++
+		time.Sleep(rand.N(time.Duration(min(conflicts, 20)) * time.Millisecond))
+	}
+}
+
+// TestFirstOnKey: a row lock that was taken before the row was marked does not
+// count its commit, so it is waited for.
+func TestFirstOnKey(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process()
+		ok(t, p.rows.Exist(limited(t), []string{"k"}))
+		holder, versioned := s.lock("k", "FOR UPDATE")
+		if versioned {
+			t.Error("it is marked already")
+		}
+		s.exec(holder, setCounter("k", 5))
+
+		began := time.Now()
+		if err := p.within(limited(t), 0, "k"); !errors.Is(err, lockerr.ErrLocked) || errors.Is(err, lockerr.ErrTimeout) {
+			t.Errorf("without a wait: %v", err)
+		}
+		if d := time.Since(began); d > time.Second {
+			t.Errorf("without a wait it took %v", d)
+		}
+		began = time.Now()
+		err := p.within(limited(t), 200*time.Millisecond, "k")
+		if d := time.Since(began); !errors.Is(err, lockerr.ErrTimeout) || d < 200*time.Millisecond || d > 400*time.Millisecond {
+			t.Errorf("after %v: %v", d, err)
+		}
+		s.wantRow("k", "0 0 nobody")
+
+		remembered := make(chan []*optimistic.Version, 1)
+		go func() { remembered <- p.remember(nil, "k") }()
+		soon(t, "it waits", func() bool { return s.busy("ON DUPLICATE KEY") == 1 })
+		select {
+		case <-remembered:
+			t.Fatal("it did not wait")
+		default:
+		}
+		s.exec(holder, "COMMIT")
+		versions := <-remembered
+		c := s.connect("")
+		s.exec(c, "START TRANSACTION")
+		if got := s.counter(c, "k"); got != 5 {
+			t.Errorf("what the holder of the row lock wrote is not there: %d", got)
+		}
+		s.wantRow("k", "1 1 nobody")
+		later, versioned := s.lock("k", "FOR UPDATE")
+		if !versioned {
+			t.Error("those who lock the row now are not told to count")
+		}
+		s.exec(later, "ROLLBACK")
+		p.wantCommit(c, versions...)
+	})
+}
+
+// TestTurns: who waits for rows keeps no more than one connection of Control.
+func TestTurns(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process()
+		var keys []string
+		for i := range 6 {
+			keys = append(keys, fmt.Sprint("locked", i))
+		}
+		ok(t, p.rows.Exist(limited(t), keys))
+		var holders []driver.Conn
+		for _, key := range keys {
+			c, _ := s.lock(key, "FOR UPDATE")
+			holders = append(holders, c)
+		}
+		var all sync.WaitGroup
+		for _, key := range keys {
+			all.Go(func() { p.remember(nil, key) })
+		}
+		soon(t, "they wait", func() bool { return s.busy("ON DUPLICATE KEY") == 1 && p.control.Stat().InUse == 1 })
+		began := time.Now()
+		p.remember(nil, "free")
+		if d := time.Since(began); d > time.Second {
+			t.Errorf("another key took %v", d)
+		}
+		if n := p.control.Stat().InUse; n != 1 {
+			t.Errorf("%d connections are in use", n)
+		}
+		for _, c := range holders {
+			s.exec(c, "COMMIT")
+		}
+		all.Wait()
+	})
+}
+
+// TestRowLock: a commit that counts is a conflict, and so is a row that is
+// locked, by one or by many.
+func TestRowLock(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process()
+		c := s.connect("")
+		for _, how := range []string{"FOR UPDATE", "LOCK IN SHARE MODE"} {
+			versions := p.remember(c, "k")
+			holder, _ := s.lock("k", how)
+			s.exec(c, "START TRANSACTION")
+			s.exec(c, setCounter("k", 1))
+			began := time.Now()
+			err := p.Commit(limited(t), c, versions)
+			if d := time.Since(began); d > time.Second {
+				t.Errorf("%s: it waited for %v", how, d)
+			}
+			if !errors.Is(err, lockerr.ErrConflict) || !errors.Is(err, lockerr.ErrLocked) {
+				t.Errorf("%s: %v", how, err)
+			}
+			s.exec(c, "ROLLBACK")
+			s.exec(holder, "ROLLBACK")
+			s.exec(c, "START TRANSACTION")
+			p.wantCommit(c, versions...)
+		}
+		versions := p.remember(c, "k")
+		holder, _ := s.lock("k", "FOR UPDATE")
+		s.exec(holder, "UPDATE "+s.table.String()+" SET token = token + 1"+where("k"))
+		s.exec(holder, "COMMIT")
+		s.exec(c, "START TRANSACTION")
+		p.wantConflict(c, versions...)
+
+		err := p.Commit(limited(t), c, versions)
+		var said *lockerr.Error
+		if !errors.As(err, &said) || said.Op != "commit" || said.Key != "k" || said.Strategy != lockctx.StrategyOptimistic || errors.Is(err, lockerr.ErrLocked) {
+			t.Errorf("the error is %#v", err)
+		}
+	})
+}
+
+// TestCleanUp: no version outlives its row.
+func TestCleanUp(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		if !s.info.SkipLocked() {
+			t.Skip("there is no clean-up")
+		}
+		clean := func() {
+			t.Helper()
+			if n, err := s.table.Clean(t.Context(), s.own, 0, 10); err != nil || n != 1 {
+				t.Fatalf("%d rows removed, %v", n, err)
+			}
+		}
+		p, other := s.process(), s.process()
+		c := s.connect("")
+		keep := func() {
+			t.Helper()
+			if n, err := s.table.Clean(t.Context(), s.own, time.Hour, 10); err != nil || n != 0 {
+				t.Fatalf("%d rows in use removed, %v", n, err)
+			}
+		}
+		ok(t, p.rows.Exist(limited(t), []string{"k"}))
+		s.set("k", "expires = '2020-01-01'")
+		before := p.remember(c, "k")[0]
+		keep()
+		s.set("k", "expires = '2020-01-01'")
+		s.exec(c, "START TRANSACTION")
+		p.wantCommit(c, before)
+		keep()
+		before = p.remember(c, "k")[0]
+		clean()
+		s.exec(c, "START TRANSACTION")
+		p.wantConflict(c, before)
+
+		// The new row begins with the old one's token, and row locks do not count on it.
+		ok(t, other.rows.Exist(limited(t), []string{"k"}))
+		s.wantRow("k", fmt.Sprint(before.Number(), " 0 nobody"))
+		holder, _ := s.lock("k", "FOR UPDATE")
+		s.exec(holder, setCounter("k", 5))
+		s.exec(holder, "COMMIT")
+		s.exec(c, "START TRANSACTION")
+		p.wantConflict(c, before)
+
+		after := p.remember(c, "k")[0]
+		if after.Number() <= before.Number() {
+			t.Errorf("%d before the clean-up, %d after it", before.Number(), after.Number())
+		}
+		s.exec(c, "START TRANSACTION")
+		p.wantConflict(c, before)
+		s.exec(c, "START TRANSACTION")
+		p.wantCommit(c, after)
+
+		// A row is made again where it is known to be there and is not.
+		clean()
+		again := p.remember(c, "k", "new")
+		if again[0].Number() <= after.Number()+1 || again[1].Number() == 0 {
+			t.Errorf("%d before the clean-up, %d and %d after it", after.Number(), again[0].Number(), again[1].Number())
+		}
+	})
+}
+
+// TestCarried: a version is the same in another process, once.
+func TestCarried(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		number := s.process().remember(nil, "k")[0].Number()
+		p, c := s.process(), s.connect("")
+		s.exec(c, "START TRANSACTION")
+		p.wantCommit(c, p.Given("k", number))
+		s.exec(c, "START TRANSACTION")
+		p.wantConflict(c, p.Given("k", number))
+		s.exec(c, "START TRANSACTION")
+		p.wantCommit(c, p.Given("k", number+1))
+		for _, never := range []uint64{0, number + 3, 1<<64 - 1} {
+			s.exec(c, "START TRANSACTION")
+			p.wantConflict(c, p.Given("k", never))
+		}
+		s.exec(c, "START TRANSACTION")
+		p.wantConflict(c, p.Given("unheard of", 1))
+	})
+}
+
+// TestLiveLease: its holder may commit any number of times, so it is waited for.
+func TestLiveLease(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p, other := s.process(), s.process()
+		c := s.connect("")
+		before := p.remember(c, "k")
+		held := other.lease(lease.Request{Key: "k", TTL: 20 * time.Second, MinHold: 300 * time.Millisecond})
+		s.exec(c, "START TRANSACTION")
+		p.wantConflict(c, before...)
+		s.exec(c, "START TRANSACTION")
+		p.wantConflict(c, p.Given("k", held.Token())) // that is no version
+
+		err := p.within(limited(t), 0, "k")
+		if !errors.Is(err, lockerr.ErrLocked) || errors.Is(err, lockerr.ErrTimeout) {
+			t.Errorf("without a wait: %v", err)
+		}
+		wantHolder(t, err)
+		began := time.Now()
+		err = p.within(limited(t), 100*time.Millisecond, "k")
+		if d := time.Since(began); !errors.Is(err, lockerr.ErrTimeout) || d < 100*time.Millisecond || d > 300*time.Millisecond {
+			t.Errorf("after %v: %v", d, err)
+		}
+		wantHolder(t, err)
+
+		remembered := make(chan []*optimistic.Version, 1)
+		go func() { remembered <- p.remember(nil, "k") }()
+		time.Sleep(50 * time.Millisecond)
+		s.exec(s.own, setCounter("k", 5))
+		began = time.Now()
+		ok(t, held.Release())
+		after := <-remembered
+		if d := time.Since(began); d < 250*time.Millisecond || d > 2*time.Second {
+			t.Errorf("%v after its release, which left it for 300ms", d)
+		}
+		s.wantRow("k", fmt.Sprint(held.Token()+1, " 1 nobody"))
+		s.exec(c, "START TRANSACTION")
+		p.wantCommit(c, after...)
+
+		// One that was given back leaves nothing to settle.
+		p.remember(nil, "l")
+		held = other.lease(lease.Request{Key: "l", TTL: 20 * time.Second})
+		go func() { remembered <- p.remember(nil, "l") }()
+		time.Sleep(50 * time.Millisecond)
+		began = time.Now()
+		ok(t, held.Release())
+		if after = <-remembered; after[0].Number() != held.Token() {
+			t.Errorf("the version is %d, and the token was %d", after[0].Number(), held.Token())
+		}
+		t.Logf("woken after %v", time.Since(began))
+		if d := time.Since(began); d > 300*time.Millisecond {
+			t.Errorf("it was woken after %v", d)
+		}
+		s.exec(c, "START TRANSACTION")
+		p.wantCommit(c, after...)
+	})
+}
+
+func (p *process) lease(r lease.Request) *lease.Lease {
+	p.t.Helper()
+	r.Wait = 20 * time.Second
+	r.Waiting = func(ctx context.Context) (context.Context, func(), error) { return ctx, func() {}, nil }
+	held, err := p.leases.Acquire(limited(p.t), r)
+	ok(p.t, err)
+	return held
+}
+
+func wantHolder(t *testing.T, err error) {
+	t.Helper()
+	var said *lockerr.Error
+	if !errors.As(err, &said) || said.Holder == nil || said.Holder.Program != owner {
+		t.Errorf("the holder is not named: %v", err)
+	}
+}
+
+// TestLapsedLease: the last commit of its holder, which its fence has let
+// through, may still be under way when the lease has run out.
+func TestLapsedLease(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p, other := s.process(), s.process()
+		p.remember(nil, "k")
+		held := other.lease(lease.Request{Key: "k", TTL: time.Second})
+		held.Lapse()
+		holder := s.connect("")
+		s.exec(holder, "BEGIN")
+		s.exec(holder, setCounter("k", 5))
+		ok(t, other.leases.Fence(limited(t), holder, []*lease.Lease{held}))
+		soon(t, "the lease runs out", func() bool {
+			return s.query(s.own, "SELECT "+schema.Live("")+" FROM "+s.table.String()+where("k"))[0][0] == "0"
+		})
+		c := s.connect("")
+		s.exec(c, "START TRANSACTION")
+		p.wantConflict(c, p.Given("k", held.Token()))
+
+		remembered := make(chan []*optimistic.Version, 1)
+		go func() { remembered <- p.remember(nil, "k") }()
+		soon(t, "it waits", func() bool { return s.busy("ON DUPLICATE KEY") == 1 })
+		select {
+		case <-remembered:
+			t.Error("it did not wait")
+			return
+		default:
+		}
+		s.exec(holder, "COMMIT")
+		versions := <-remembered
+		s.wantRow("k", fmt.Sprint(held.Token()+1, " 1 nobody"))
+
+		// Nothing that its holder does late finds it.
+		if err := held.Release(); !errors.Is(err, lockerr.ErrLost) {
+			t.Errorf("the release of a lease that has run out: %v", err)
+		}
+		s.wantRow("k", fmt.Sprint(held.Token()+1, " 1 nobody"))
+		s.exec(c, "START TRANSACTION")
+		if got := s.counter(c, "k"); got != 5 {
+			t.Errorf("what the holder of the lease wrote is not there: %d", got)
+		}
+		p.wantCommit(c, versions...)
+
+		// A lease's token is no version, even where nobody has settled it.
+		s.set("k", "owner = 'x#12345678', expires = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND")
+		s.exec(c, "START TRANSACTION")
+		p.wantConflict(c, p.Given("k", versions[0].Number()+1))
+	})
+}
+
+// TestTakenMeanwhile: what is not to be settled any more, once nobody has locked
+// the row, is left as it is.
+func TestTakenMeanwhile(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process()
+		for _, before := range []string{"versioned = 0", "versioned = 1, owner = 'x', expires = '2020-01-01'"} {
+			ok(t, p.rows.Exist(limited(t), []string{"k"}))
+			s.set("k", before)
+			holder, _ := s.lock("k", "FOR UPDATE")
+			ended := make(chan error, 1)
+			go func() { ended <- p.within(limited(t), 500*time.Millisecond, "k") }()
+			soon(t, "it waits", func() bool { return s.busy("ON DUPLICATE KEY") == 1 })
+			s.exec(holder, "UPDATE "+s.table.String()+" SET token = 7, owner = '"+owner+"#12345678', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR"+where("k"))
+			s.exec(holder, "COMMIT")
+			err := <-ended
+			if !errors.Is(err, lockerr.ErrTimeout) {
+				t.Errorf("%s: %v", before, err)
+			}
+			wantHolder(t, err)
+			if got := s.row("k"); !strings.HasPrefix(got, "7 ") || !strings.HasSuffix(got, owner+"#12345678") {
+				t.Errorf("%s: the row is %q", before, got)
+			}
+			s.set("k", "owner = NULL")
+		}
+	})
+}
+
+// TestWokenForNothing: who is woken while the same lease is still there does not
+// ask again and again, and ends each turn that it is given.
+func TestWokenForNothing(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		calls, turns := 0, 0
+		p := s.process(func(cfg *optimistic.Config) {
+			cfg.Await = func(_ context.Context, key string, atMost time.Duration) (func(), error) {
+				if key != "k" || atMost > ttl/3 {
+					t.Errorf("asked to wait for %s, for %v", key, atMost)
+				}
+				calls++
+				turns++
+				return func() { turns-- }, nil
+			}
+		})
+		ok(t, p.rows.Exist(limited(t), []string{"k"}))
+		s.set("k", "owner = 'x', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR")
+		began := time.Now()
+		if err := p.within(limited(t), 600*time.Millisecond, "k"); !errors.Is(err, lockerr.ErrTimeout) {
+			t.Error(err)
+		}
+		if d := time.Since(began); calls < 2 || calls > 3 || d > 800*time.Millisecond {
+			t.Errorf("%d times within %v", calls, d)
+		}
+		s.set("k", "expires = UTC_TIMESTAMP(6) + INTERVAL 400000 MICROSECOND")
+		p.remember(nil, "k")
+		if turns != 0 {
+			t.Errorf("%d turns are not over", turns)
+		}
+	})
+}
+
+// TestMixed has optimistic units of work, leases, some of which run out, and row
+// locks on one key: no increment is lost.
+func TestMixed(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		var all sync.WaitGroup
+		var byVersion, byLease, byRow, conflicts, lapsed atomic.Int64
+		deadline := time.Now().Add(3 * time.Second)
+		s.process().remember(nil, "k")
+		for i := range 4 {
+			p, c := s.process(), s.connect("")
+			all.Go(func() {
+				for time.Now().Before(deadline) {
+					conflicts.Add(p.increment(c, nil))
+					byVersion.Add(1)
+				}
+			})
+			if i >= 2 {
+				continue
+			}
+			c2, c3 := s.connect(""), s.connect("")
+			all.Go(func() {
+				for n := 0; time.Now().Before(deadline); n++ {
+					held := p.lease(lease.Request{Key: "k", TTL: 300 * time.Millisecond})
+					if n%10 == 9 {
+						held.Lapse()
+						lapsed.Add(1)
+					}
+					for range 3 {
+						s.exec(c2, "BEGIN")
+						s.exec(c2, setCounter("k", s.counter(c2, "k")+1))
+						if n%10 == 9 {
+							time.Sleep(100 * time.Millisecond)
+						}
+						if p.leases.Fence(limited(t), c2, []*lease.Lease{held}) == nil {
+							if n%10 == 9 {
+								time.Sleep(100 * time.Millisecond)
+							}
+							s.exec(c2, "COMMIT")
+							byLease.Add(1)
+						} else {
+							s.exec(c2, "ROLLBACK")
+						}
+					}
+					if n%10 != 9 {
+						_ = held.Release() // it may be lost
+					}
+					time.Sleep(5 * time.Millisecond)
+				}
+			})
+			all.Go(func() {
+				for time.Now().Before(deadline) {
+					if s.underRowLock(c3) {
+						byRow.Add(1)
+					}
+					time.Sleep(5 * time.Millisecond)
+				}
+			})
+		}
+		all.Wait()
+		t.Logf("%d by versions (%d conflicts), %d by leases (%d ran out), %d by row locks",
+			byVersion.Load(), conflicts.Load(), byLease.Load(), lapsed.Load(), byRow.Load())
+		if got, want := s.counter(s.own, "k"), int(byVersion.Load()+byLease.Load()+byRow.Load()); got != want {
+			t.Errorf("%d increments, want %d", got, want)
+		}
+		if min(byVersion.Load(), byLease.Load(), byRow.Load(), conflicts.Load(), lapsed.Load()) < 2 {
+			t.Error("that proves nothing")
+		}
+	})
+}
+
+// underRowLock adds one to the counter k under a row lock, unless somebody has a
+// lease.
+func (s *scratch) underRowLock(c driver.Conn) bool {
+	s.exec(c, "START TRANSACTION")
+	if rows := s.query(c, "SELECT "+schema.Live("")+" FROM "+s.table.String()+where("k")+" FOR UPDATE"); len(rows) != 1 || rows[0][0] == "1" {
+		s.exec(c, "ROLLBACK")
+		return false
+	}
+	s.exec(c, setCounter("k", s.counter(c, "k")+1))
+	s.exec(c, "UPDATE "+s.table.String()+" SET token = token + 1"+where("k"))
+	s.exec(c, "COMMIT")
+	return true
+}
+
+// TestOnlyTheirRows: a commit locks nothing but the rows of its keys, whatever
+// the optimizer thinks of the table's size.
+func TestOnlyTheirRows(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process()
+		free := func() string {
+			return s.query(s.own, "SELECT COUNT(*) FROM (SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' FOR UPDATE SKIP LOCKED) d")[0][0]
+		}
+		insert := func(from, to int) {
+			var lines []string
+			for i := from; i < to; i++ {
+				lines = append(lines, fmt.Sprintf("('app', 'n%05d', 7, 1)", i))
+			}
+			s.exec(s.own, "INSERT INTO "+s.table.String()+" (namespace, name, token, versioned) VALUES "+strings.Join(lines, ", "))
+			s.query(s.own, "ANALYZE TABLE "+s.table.String())
+		}
+		total := 0
+		for _, size := range []int{12, 10000} {
+			insert(total, size)
+			total = size
+			for _, isolation := range []string{"REPEATABLE READ", "READ COMMITTED"} {
+				for _, n := range []int{1, 2, 9, 12} {
+					c := s.connect("")
+					s.exec(c, "SET SESSION TRANSACTION ISOLATION LEVEL "+isolation)
+					var versions []*optimistic.Version
+					for i := range n {
+						versions = append(versions, p.Given(fmt.Sprintf("n%05d", i), 7))
+					}
+					s.exec(c, "START TRANSACTION")
+					ok(t, p.Commit(limited(t), c, versions))
+					if got := free(); got != fmt.Sprint(size-n) {
+						t.Errorf("%s, %d keys: %s of %d rows are free", isolation, n, got, size)
+					}
+					other := s.connect("")
+					s.exec(other, "SET SESSION innodb_lock_wait_timeout = 1")
+					s.exec(other, "BEGIN")
+					for _, name := range []string{"", "n00000 ", "n00001 ", "n00011 ", "z"} { // between the rows
+						s.exec(other, "INSERT INTO "+s.table.String()+" (namespace, name) VALUES ('app', '"+name+"-')")
+					}
+					s.exec(other, "ROLLBACK")
+					s.exec(c, "ROLLBACK")
+				}
+			}
+		}
+	})
+}
+
+// TestSessions: what the caller has set for its connection changes nothing.
+func TestSessions(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		sessions := []string{
+			"sql_mode = ''", "sql_mode = 'ANSI,TRADITIONAL,HIGH_NOT_PRECEDENCE,NO_BACKSLASH_ESCAPES,IGNORE_SPACE,PAD_CHAR_TO_FULL_LENGTH'",
+			"sql_safe_updates = 1", "sql_select_limit = 1", "sql_big_selects = 0, max_join_size = 1000", "NAMES gbk", "NAMES sjis",
+			"character_set_connection = ucs2", "time_zone = '+05:30'", "optimizer_switch = 'derived_merge=off'", "optimizer_switch = 'derived_merge=on'",
+			"div_precision_increment = 0", "group_concat_max_len = 4", "innodb_lock_wait_timeout = 50", "autocommit = 0", "unique_checks = 0",
+		}
+		for _, isolation := range []string{"READ UNCOMMITTED", "READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"} {
+			sessions = append(sessions, "SESSION TRANSACTION ISOLATION LEVEL "+isolation)
+		}
+		if s.info.MariaDB {
+			sessions = append(sessions, "sql_mode = 'ORACLE'", "sql_mode = 'SIMULTANEOUS_ASSIGNMENT'", "sql_mode = 'MSSQL'", "sql_mode = 'EMPTY_STRING_IS_NULL'",
+				"innodb_snapshot_isolation = ON", "innodb_snapshot_isolation = OFF", "max_statement_time = 5", "join_cache_level = 8")
+		}
+		keys := []string{"'; DROP TABLE x; --", "\\\x00\xff\x81'", "schön"}
+		p, other := s.process(), s.process()
+		s.exec(s.own, "CREATE TABLE numbers (id INT AUTO_INCREMENT PRIMARY KEY, n INT)")
+		for _, params := range []string{"", "clientFoundRows=true", "interpolateParams=true&multiStatements=true"} {
+			for _, session := range sessions {
+				if params != "" && session != "sql_mode = ''" {
+					continue
+				}
+				c := s.connect(params)
+				s.exec(c, "SET "+session)
+				conflicting := 0
+				for _, conflict := range []bool{false, true} {
+					versions := p.remember(c, keys...)
+					s.exec(c, "COMMIT")
+					s.exec(c, "START TRANSACTION")
+					s.query(c, "SELECT n FROM counter")
+					s.exec(c, "INSERT INTO numbers (n) VALUES (1), (2)")
+					id := s.query(c, "SELECT LAST_INSERT_ID()")[0][0]
+					if conflict {
+						s.exec(s.own, "BEGIN")
+						other.wantCommit(s.own, other.Given(keys[1], versions[1].Number()))
+						err := p.Commit(limited(t), c, versions)
+						if !errors.Is(err, lockerr.ErrConflict) || errors.Is(err, lockerr.ErrLocked) {
+							t.Errorf("%s, %s: %v", params, session, err)
+						}
+						if strings.Contains(err.Error(), "1020") {
+							conflicting++
+						}
+						s.exec(c, "ROLLBACK")
+						continue
+					}
+					if err := p.Commit(limited(t), c, versions); err != nil {
+						t.Errorf("%s, %s: %v", params, session, err)
+					}
+					if got := s.query(c, "SELECT LAST_INSERT_ID()")[0][0]; got != id {
+						t.Errorf("%s, %s: LAST_INSERT_ID() was %s and is %s", params, session, id, got)
+					}
+					if rows := s.query(c, "SHOW WARNINGS"); len(rows) > 0 {
+						t.Errorf("%s, %s: %q", params, session, rows)
+					}
+					s.exec(c, "COMMIT")
+					if got, want := s.row(keys[2]), fmt.Sprint(versions[2].Number()+1, " 1 nobody"); got != want {
+						t.Errorf("%s, %s: %q, want %q", params, session, got, want)
+					}
+				}
+				if (conflicting == 1) != (session == "innodb_snapshot_isolation = ON") {
+					t.Errorf("%s: %d times 1020", session, conflicting)
+				}
+			}
+		}
+	})
+}
+
+// TestReadUncommitted: a version that may never be one is not remembered.
+func TestReadUncommitted(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process()
+		before := p.remember(nil, "k")[0]
+		holder, _ := s.lock("k", "FOR UPDATE")
+		s.exec(holder, "UPDATE "+s.table.String()+" SET token = token + 1"+where("k"))
+		for _, control := range []bool{false, true} {
+			c := s.connect("")
+			s.exec(c, "SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
+			if got := s.query(c, "SELECT token FROM "+s.table.String()+where("k"))[0][0]; got != fmt.Sprint(before.Number()+1) {
+				t.Errorf("the test sees %s", got)
+			}
+			if control {
+				made, err := pool.New(pool.Config{
+					Connect: s.connector("", nil).Connect, Max: 1, Idle: time.Minute, Setup: "SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED",
+				})
+				ok(t, err)
+				defer made.Close()
+				p, c = s.process(func(cfg *optimistic.Config) { cfg.Control = made }), nil
+			}
+			for range 2 {
+				if got := p.remember(c, "k")[0]; got.Number() != before.Number() {
+					t.Errorf("remembered %d, and %d is committed", got.Number(), before.Number())
+				}
+			}
+		}
+	})
+}
+
+// TestCancelled callers are back within 50 ms and leave nothing behind.
+func TestCancelled(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process()
+		keys := []string{"first", "leased", "locked"}
+		ok(t, p.rows.Exist(limited(t), keys))
+		s.set("leased", "owner = 'host:1:test#12345678', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR, token = 9")
+		s.lock("locked", "FOR UPDATE")
+		s.lock("first", "FOR UPDATE")
+		for _, key := range []string{"leased", "locked"} {
+			for range 5 {
+				ctx, cancel := context.WithCancel(context.Background())
+				ended := make(chan error, 1)
+				go func() { ended <- p.within(ctx, 20*time.Second, key) }()
+				if key == "locked" {
+					soon(t, "it waits", func() bool { return s.busy("ON DUPLICATE KEY") == 1 })
+				} else {
+					time.Sleep(30 * time.Millisecond)
+				}
+				began := time.Now()
+				cancel()
+				err := <-ended
+				if d := time.Since(began); d > 50*time.Millisecond {
+					t.Errorf("%s: back after %v", key, d)
+				}
+				if !errors.Is(err, lockerr.ErrTimeout) || !errors.Is(err, lockerr.ErrLocked) || !errors.Is(err, context.Canceled) {
+					t.Errorf("%s: %v", key, err)
+				}
+			}
+		}
+		if n := s.busy("ON DUPLICATE KEY"); n > 0 {
+			t.Errorf("%d statements are left", n)
+		}
+		s.wantRow("locked", "0 0 nobody")
+
+		// Behind another that waits in the server.
+		first, cancelFirst := context.WithCancel(context.Background())
+		var all sync.WaitGroup
+		all.Go(func() { _ = p.within(first, 20*time.Second, "first") })
+		soon(t, "it waits", func() bool { return s.busy("ON DUPLICATE KEY") == 1 })
+		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+		defer cancel()
+		began := time.Now()
+		err := p.within(ctx, 20*time.Second, "locked")
+		if d := time.Since(began); !errors.Is(err, context.DeadlineExceeded) || d > 150*time.Millisecond {
+			t.Errorf("after %v: %v", d, err)
+		}
+		cancelFirst()
+		all.Wait()
+
+		ended, cancel := context.WithCancel(context.Background())
+		cancel()
+		c := s.connect("")
+		if _, err := p.Remember(ended, c, optimistic.Request{Keys: []string{"k"}}); !errors.Is(err, context.Canceled) {
+			t.Errorf("before it began: %v", err)
+		}
+	})
+}
+
+// TestWaiting: whoever is asked before a wait may refuse it.
+func TestWaiting(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process()
+		ok(t, p.rows.Exist(limited(t), []string{"leased", "locked"}))
+		s.set("leased", "owner = 'x', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR")
+		s.lock("locked", "FOR UPDATE")
+		refused := errors.New("refused")
+		for _, key := range []string{"leased", "locked"} {
+			calls, done := 0, 0
+			r := optimistic.Request{Keys: []string{key}, Wait: 20 * time.Second}
+			r.Waiting = func(ctx context.Context) (context.Context, func(), error) {
+				if calls++; calls == 2 {
+					return nil, nil, refused
+				}
+				ctx, cancel := context.WithCancelCause(ctx)
+				time.AfterFunc(20*time.Millisecond, func() { cancel(lockerr.ErrClosed) })
+				return ctx, func() { done++; cancel(nil) }, nil
+			}
+			if _, err := p.Remember(limited(t), nil, r); !errors.Is(err, lockerr.ErrClosed) {
+				t.Errorf("%s: %v", key, err)
+			}
+			if _, err := p.Remember(limited(t), nil, r); !errors.Is(err, refused) {
+				t.Errorf("%s: %v", key, err)
+			}
+			if calls != 2 || done != 1 {
+				t.Errorf("%s: %d calls, %d done", key, calls, done)
+			}
+		}
+	})
+}
+
+// TestDefinition: who changes the lock table's definition keeps a commit for no
+// longer than a second.
+func TestDefinition(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p, c := s.process(), s.connect("")
+		versions := p.remember(c, "k")
+		reader := s.connect("")
+		s.exec(reader, "BEGIN")
+		s.query(reader, "SELECT 1 FROM "+s.table.String())
+		var all sync.WaitGroup
+		changer := s.connect("")
+		all.Go(func() { s.exec(changer, "ALTER TABLE "+s.table.String()+" COMMENT = 'changed'") })
+		soon(t, "it waits", func() bool {
+			return len(s.query(s.own, "SELECT 1 FROM information_schema.PROCESSLIST WHERE DB = '"+s.database+"' AND STATE LIKE 'Waiting for table metadata%'")) == 1
+		})
+		s.exec(c, "START TRANSACTION")
+		p.wantConflict(c, versions...)
+		s.exec(reader, "COMMIT")
+		all.Wait()
+		s.exec(c, "START TRANSACTION")
+		p.wantCommit(c, versions...)
+	})
+}
+
+// TestFailures: what the server refuses is said in words that help.
+func TestFailures(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process()
+		versions := p.remember(nil, "k")
+		user := "u_" + s.database[len(s.database)-8:]
+		s.exec(s.own, "CREATE USER '"+user+"'@'%'")
+		t.Cleanup(func() { s.exec(s.own, "DROP USER '"+user+"'@'%'") })
+		s.exec(s.own, "GRANT SELECT ON "+s.database+".* TO '"+user+"'@'%'")
+		c := s.connectAs(user)
+		s.exec(c, "START TRANSACTION")
+		if err := p.Commit(limited(t), c, versions); err == nil || !strings.Contains(err.Error(), optimistic.Grants) {
+			t.Errorf("without the privileges: %v", err)
+		}
+		c = s.connect("")
+		s.exec(c, "START TRANSACTION READ ONLY")
+		if err := p.Commit(limited(t), c, versions); !errors.Is(err, lockerr.ErrUnsafe) {
+			t.Errorf("in a transaction that only reads: %v", err)
+		}
+		ok(t, c.Close())
+		if err := p.Commit(limited(t), c, versions); err == nil || errors.Is(err, driver.ErrBadConn) {
+			t.Errorf("without a connection: %v", err)
+		}
+		if _, err := p.Remember(limited(t), c, optimistic.Request{Keys: []string{"k"}}); !errors.Is(err, driver.ErrBadConn) {
+			t.Errorf("without a connection: %v", err)
+		}
+
+		broken, err := pool.New(pool.Config{
+			Connect: func(context.Context) (driver.Conn, error) { return nil, driver.ErrBadConn }, Max: 1, Idle: time.Minute,
+		})
+		ok(t, err)
+		defer broken.Close()
+		elsewhere := s.process(func(cfg *optimistic.Config) { cfg.Control, cfg.Rows = broken, p.rows })
+		if err := elsewhere.within(limited(t), 0, "k"); err == nil || errors.Is(err, driver.ErrBadConn) {
+			t.Errorf("without a connection of its own: %v", err)
+		}
+
+		// The table is made again, and the rows.
+		s.exec(s.own, "DROP TABLE "+s.table.String())
+		if v := p.remember(nil, "k"); v[0].Number() != 1 {
+			t.Errorf("in a new table: %d", v[0].Number())
+		}
+		p.control.Close()
+		if err := p.within(limited(t), 0, "k"); !errors.Is(err, lockerr.ErrClosed) {
+			t.Errorf("after the end: %v", err)
+		}
+	})
+}
+
+// TestDeadlock: the server's own choice of who is to begin again is left to the
+// caller.
+func TestDeadlock(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process()
+		versions := p.remember(nil, "k")
+		err := p.Commit(limited(t), failing{&mysql.MySQLError{Number: 1213}}, versions)
+		if !server.Deadlock(err) || errors.Is(err, lockerr.ErrConflict) {
+			t.Errorf("the error is %v", err)
+		}
+	})
+}
+
+// TestBareDriver: a connection that knows nothing but Prepare is enough.
+func TestBareDriver(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p, c := s.process(), s.connect("")
+		bare := struct{ driver.Conn }{c}
+		versions := p.remember(bare, "k", "l")
+		s.exec(c, "START TRANSACTION")
+		p.wantCommit(bare, versions...)
+		s.exec(c, "START TRANSACTION")
+		p.wantConflict(bare, versions...)
+	})
+}
