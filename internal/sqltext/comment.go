@@ -64,6 +64,30 @@ func conditionAt(text string) (c condition, head int, ok bool) {
 	return c, head, true
 }
 
+// conditionsPlain reports whether every server finds the conditions in text
+// that conditionAt finds: how many digits of six or more make up the version,
+// and whether fewer than five do, differs.
+func conditionsPlain(text string) bool {
+	for {
+		i := strings.Index(text, "/*")
+		if i < 0 {
+			return true
+		}
+		text = text[i:]
+		if c, head, ok := conditionAt(text); ok {
+			digits, most := head-len("/*!"), 5
+			if c.mariadb {
+				digits, most = head-len("/*M!"), 6
+			}
+			further := head < len(text) && classes[text[head]] == classDigit
+			if digits != 0 && (digits < 5 || digits > most || further) {
+				return false
+			}
+		}
+		text = text[1:]
+	}
+}
+
 // conditions are the distinct conditions in a text.
 type conditions struct {
 	list [3]condition
@@ -100,5 +124,6 @@ func (cs *conditions) index(c condition) int {
 }
 
 func (cs *conditions) hold(c condition, holds uint8) bool {
-	return cs != nil && holds>>cs.index(c)&1 == 1
+	i := cs.index(c)
+	return i >= 0 && holds>>i&1 == 1
 }

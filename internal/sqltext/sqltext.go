@@ -25,7 +25,10 @@
 // MariaDB 10.11.19, REPEATABLE READ.
 package sqltext
 
-import "unicode/utf8"
+import (
+	"iter"
+	"unicode/utf8"
+)
 
 // Kind says what running a query text means for a transaction that holds a
 // lock. The zero value is Write.
@@ -134,8 +137,8 @@ type reading struct {
 	plainDouble bool // the same for "…"
 	wide        bool // gbk and the like: a character may end in an ASCII byte
 
-	conditions *conditions // nil: the text's conditional comments are not known yet
-	holds      uint8       // bit i: conditions.list[i] holds, its comments are code
+	conditions conditions // those in the text, if they are known yet
+	holds      uint8      // bit i: conditions.list[i] holds, its comments are code
 }
 
 // lookEachWay is Look for a text that has shown a reason for doubt. The cost
@@ -145,42 +148,52 @@ func lookEachWay(query string) Info {
 	if !ok {
 		return worst
 	}
-	quotings := [...]reading{
-		{},
-		{plainDouble: true},                    // ANSI_QUOTES: "…" is a name
-		{plainSingle: true, plainDouble: true}, // NO_BACKSLASH_ESCAPES
-	}
-	charsets := 1
-	if !utf8.ValidString(query) {
-		charsets = 2
-	}
-
 	var all total
 	readings, commits := 0, 0
-	for _, r := range quotings {
-		for wide := range charsets {
-			for holds := range 1 << conds.n {
-				r.wide, r.conditions, r.holds = wide == 1, &conds, uint8(holds)
-				s := scanner{lexer: lexer{text: query, reading: r}}
-				var sum total
-				s.scan(&sum)
-				if s.hopeless {
-					return worst
-				}
-				if sum.any {
-					all.add(sum.sum)
-				} else if s.broken {
-					continue // rejected, does nothing
-				}
-				readings++
-				if sum.sum.Kind == Commits {
-					commits++
-				}
-			}
+	for r := range readingsOf(query, conds) {
+		s := scanner{lexer: lexer{text: query, reading: r}}
+		var sum total
+		s.scan(&sum)
+		if s.hopeless {
+			return worst
+		}
+		if sum.any {
+			all.add(sum.sum)
+		} else if s.broken {
+			continue // rejected, does nothing
+		}
+		readings++
+		if sum.sum.Kind == Commits {
+			commits++
 		}
 	}
 	if commits > 0 && commits < readings {
 		all.sum.Opens = true // left open where it doesn't commit
 	}
 	return all.sum
+}
+
+// readingsOf goes through all ways to read query, whose conditions are conds.
+func readingsOf(query string, conds conditions) iter.Seq[reading] {
+	return func(yield func(reading) bool) {
+		quotings := [...]reading{
+			{},
+			{plainDouble: true},                    // ANSI_QUOTES: "…" is a name
+			{plainSingle: true, plainDouble: true}, // NO_BACKSLASH_ESCAPES
+		}
+		charsets := 1
+		if !utf8.ValidString(query) {
+			charsets = 2
+		}
+		for _, r := range quotings {
+			for wide := range charsets {
+				for holds := range 1 << conds.n {
+					r.wide, r.conditions, r.holds = wide == 1, conds, uint8(holds)
+					if !yield(r) {
+						return
+					}
+				}
+			}
+		}
+	}
 }

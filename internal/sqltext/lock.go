@@ -1,0 +1,365 @@
+package sqltext
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Lock makes a plain SELECT a locking read: it puts clause, such as "FOR UPDATE
+// SKIP LOCKED" in the spelling of the server, behind its last token, in front of
+// a semicolon and comments that end the text. Where query returns no rows of
+// tables (see harmless), it comes back unchanged. All else is an error that says
+// why, and what to write instead.
+//
+// With the clause, the server locks every row that the result shows or counts,
+// in every InnoDB table in FROM that it has to read for that: so it was measured
+// on MySQL 9.7.4 and MariaDB 10.11.19, under REPEATABLE READ and READ COMMITTED,
+// and what could not keep it is refused. It may lock more than that: all rows
+// that it reads on its way, such as those which OFFSET or HAVING takes away or
+// which are sorted before LIMIT counts them, and the other half of a pair that
+// SKIP LOCKED takes away; under REPEATABLE READ also the gaps between them.
+//
+// Accepted are joins, also in parentheses, and aliases, PARTITION, index hints,
+// WINDOW, LIMIT, OFFSET, FETCH, ROWS EXAMINED; subqueries outside of FROM, which
+// read their own tables without locks; COUNT, SUM and other aggregates that need
+// every row. Refused are:
+//
+//   - several statements, parentheses around the SELECT, WITH, UNION and its like,
+//     INTO, a locking clause that is there already;
+//   - a SELECT without a table, a subquery in FROM, JSON_TABLE, the server's own
+//     schemas: nothing would be locked, or not all;
+//   - GROUP BY, DISTINCT, MIN and MAX: with the right index, the server reads, and
+//     locks, one row of each group only;
+//   - a text that servers cut otherwise in another sql_mode, version or character
+//     set.
+//
+// Not in the text, and so not seen: views, which are read without locks where
+// they group or are ALGORITHM=TEMPTABLE; tables of engines without row locks; and
+// that a shared lock is on index entries only where an index has all columns
+// that the SELECT names: others can't change those columns then, but can lock the
+// row and change the rest of it.
+func Lock(query, clause string) (locked string, err error) {
+	end, err := lockable(query)
+	switch {
+	case err != nil:
+		return "", err
+	case end == unchanged:
+		return query, nil
+	}
+	return query[:end] + " " + clause + query[end:], nil
+}
+
+// unchanged stands for the end of the SELECT in a text that has none.
+const unchanged = -1
+
+// lockable returns the end of the only SELECT in query. All readings have to
+// agree, except for those that no server accepts: they stay rejected when letters
+// are put behind a word, a literal or a parenthesis.
+func lockable(query string) (end int, err error) {
+	conds, ok := conditionsIn(query)
+	if !ok || !conditionsPlain(query) {
+		return 0, errConditions
+	}
+	accepted := false
+	for r := range readingsOf(query, conds) {
+		l := locker{lexer: lexer{text: query, reading: r}}
+		l.read()
+		switch {
+		case l.hopeless:
+			return 0, errHopeless
+		case l.broken && !l.several:
+		case !accepted:
+			accepted, end, err = true, l.end, l.err
+		case (l.err == nil) != (err == nil), err == nil && l.end != end:
+			return 0, errReadings
+		}
+	}
+	if !accepted {
+		return 0, errBroken
+	}
+	return end, err
+}
+
+// Why a text is refused, and what to do about it.
+var (
+	errBroken     = errors.New("no server accepts it: a quote, a comment or a backslash is not closed or out of place")
+	errReadings   = errors.New("what it means depends on sql_mode, version or character set; use placeholders in place of quotes with backslashes, and take /*! */ out")
+	errConditions = errors.New("too many, or unusual, comments like /*!80000 */; take them out")
+	errHopeless   = errors.New("servers differ in how they read it: comments inside /*! */, $$, or bytes that are not UTF-8")
+	errOddByte    = errors.New("a NUL byte, a no-break space or a [ outside of quotes")
+	errDigitName  = errors.New("a name behind a dot that begins with a digit; put it in backticks")
+	errUnbalanced = errors.New("its parentheses do not match")
+	errUnfinished = errors.New("it ends in the middle of an expression")
+	errHint       = errors.New("an optimizer hint at its end; put it behind SELECT")
+
+	errSeveral      = errors.New("several statements in one text; run the SELECT by itself")
+	errParentheses  = errors.New("parentheses around the SELECT, which MariaDB does not lock through; take them off")
+	errWith         = errors.New("WITH, whose queries the locking clause does not reach; read from the table itself")
+	errTable        = errors.New("TABLE or VALUES; write it as a SELECT")
+	errSetStatement = errors.New("SET STATEMENT in front of a query; set the variable before")
+
+	errUnion   = errors.New("UNION, EXCEPT or INTERSECT, of which the locking clause would lock one part; run the parts by themselves")
+	errInto    = errors.New("SELECT … INTO; take INTO off")
+	errLocks   = errors.New("a locking clause, or another FOR, is in it already")
+	errNoTable = errors.New("it reads no table, so there is nothing to lock")
+	errDerived = errors.New("a subquery in FROM, which the locking clause does not reach; read from the table itself, with the subquery in WHERE")
+	errSystem  = errors.New("a table of the server's own, which is read without locks")
+	errGroup   = errors.New("GROUP BY or DISTINCT, for which the server may lock one row of each group only; lock the rows, and group what was read")
+	errExtreme = errors.New("MIN or MAX, for which the server may lock one row only; use ORDER BY … LIMIT 1")
+)
+
+// errWord refuses a SELECT for a keyword.
+func errWord(keyword string) error {
+	return fmt.Errorf("%.30q, with which not every server takes a locking clause", keyword)
+}
+
+// errVerb refuses a statement for how it begins.
+func errVerb(begins string) error {
+	return fmt.Errorf("a statement that begins with %.30q may read rows, and takes no locking clause", begins)
+}
+
+// harmless are the verbs of statements that return no rows of tables: they
+// write, and so lock by themselves, or tell of the server, of tables and of
+// plans. EXPLAIN ANALYZE, and MariaDB's ANALYZE, keep the rows to themselves.
+// CALL, HANDLER and EXECUTE are not among them, nor is what nobody knows yet.
+var harmless = strings.Fields(`
+	INSERT REPLACE UPDATE DELETE LOAD TRUNCATE DO
+	START COMMIT ROLLBACK SAVEPOINT RELEASE XA
+	USE PREPARE DEALLOCATE GET SIGNAL RESIGNAL
+	SHOW DESCRIBE DESC EXPLAIN ANALYZE HELP CHECKSUM
+	CREATE ALTER DROP RENAME GRANT REVOKE
+	LOCK UNLOCK FLUSH BACKUP OPTIMIZE REPAIR CHECK CACHE IMPORT CLONE
+	KILL PURGE RESET CHANGE STOP SHUTDOWN RESTART INSTALL UNINSTALL
+`)
+
+// locker goes through a text, in one reading, for what Lock has to know.
+type locker struct {
+	lexer
+	tok     token
+	keyword bool // the current token is a word, and not a name beside a dot
+
+	prior        string // the token before the current one
+	priorKeyword bool
+
+	depth    int
+	subquery int   // depth of the outermost subquery that is open; 0 is none
+	odd      error // a token that no SELECT may have
+
+	end     int // of the SELECT that was found
+	err     error
+	several bool // a statement has ended with a semicolon, and that is not all
+}
+
+func (l *locker) refuse(err error) {
+	if l.err == nil {
+		l.err = err
+	}
+}
+
+// read goes through the whole text.
+func (l *locker) read() {
+	l.end = unchanged
+	for statements := 0; ; {
+		l.tok, l.depth, l.subquery, l.odd = other, 0, 0, nil
+		l.next()
+		if statements > 0 && (!l.atEnd() || l.broken) {
+			l.several = true
+		}
+		if !l.atEnd() {
+			statements++
+			l.statement()
+			for !l.atEnd() {
+				l.next()
+			}
+		}
+		if l.tok == end {
+			break
+		}
+	}
+	if l.several && l.end != unchanged {
+		l.refuse(errSeveral)
+	}
+}
+
+// next goes on to the next token. It stays at the end of a statement.
+func (l *locker) next() {
+	if l.atEnd() {
+		return
+	}
+	before, glue := l.tok, l.pos
+	l.prior, l.priorKeyword = l.current(), l.keyword
+	l.tok = l.lex()
+	glued := l.from == glue
+	l.keyword = l.tok == word &&
+		(!glued || l.prior != "." && l.prior != "@@") &&
+		(l.peek(0) != '.' || classes[l.peek(1)] > classDigit)
+
+	switch {
+	case l.tok == '(':
+		l.depth++
+	case l.tok == ')':
+		if l.depth--; l.depth < 0 {
+			l.odd = errUnbalanced
+		}
+		if l.depth < l.subquery {
+			l.subquery = 0
+		}
+	case l.tok == '[', l.tok == other && l.text[l.from] == 0,
+		l.tok == word && strings.Contains(l.current(), "\u00a0"):
+		l.odd = errOddByte // [ quotes in MariaDB's MSSQL mode
+	case l.tok == literal && l.text[l.from] == '.' && glued && (before == word || before == name):
+		l.odd = errDigitName // t.1from is a name, not .1 and FROM
+	}
+}
+
+// atEnd reports whether the statement is over.
+func (l *locker) atEnd() bool { return l.tok == ';' || l.tok == end }
+
+// at reports whether the current token is one of the given keywords.
+func (l *locker) at(upper ...string) bool {
+	return l.keyword && slices.ContainsFunc(upper, func(u string) bool { return is(l.current(), u) })
+}
+
+// behind reports whether the token before is one of the given keywords.
+func (l *locker) behind(upper ...string) bool {
+	return l.priorKeyword && slices.ContainsFunc(upper, func(u string) bool { return is(l.prior, u) })
+}
+
+// statement decides by the verb at the current token.
+func (l *locker) statement() {
+	begins := l.current()
+	switch {
+	case l.at("SELECT"):
+		l.query()
+	case l.tok == '(':
+		l.refuse(errParentheses)
+	case l.at("TABLE", "VALUES"):
+		l.refuse(errTable)
+	case l.at("WITH"):
+		// The first of these outside of parentheses tells what it is for.
+		for !l.atEnd() && (l.depth > 0 || !l.at("UPDATE", "DELETE", "SELECT", "FOR")) {
+			l.next()
+		}
+		if !l.at("UPDATE", "DELETE") {
+			l.refuse(errWith)
+		}
+	case l.at("SET"):
+		if l.next(); !l.at("STATEMENT") {
+			return
+		}
+		for !l.atEnd() && !l.at("FOR") {
+			l.next()
+		}
+		switch l.next(); {
+		case l.at("SELECT"):
+			l.refuse(errSetStatement)
+		case !l.atEnd():
+			l.statement()
+		}
+	case l.at("BEGIN"): // [WORK]; all else is a block of statements
+		if l.next(); l.at("WORK") {
+			l.next()
+		}
+		if !l.atEnd() {
+			l.refuse(errVerb(begins))
+		}
+	case !l.at(harmless...):
+		l.refuse(errVerb(begins))
+	}
+}
+
+// query goes through a SELECT.
+func (l *locker) query() {
+	table, from := false, false // it has a FROM; the current token is in it
+	finished := false           // the current token may be the last
+	for l.end = l.pos; ; l.end = l.pos {
+		finished = l.finishes()
+		if l.next(); l.atEnd() {
+			break
+		}
+		top := l.depth == 0
+		switch {
+		case l.odd != nil:
+			l.refuse(l.odd)
+		case l.subquery > 0:
+		case l.at("SELECT", "TABLE", "VALUES"):
+			switch {
+			case top:
+				l.refuse(errUnion)
+			case from:
+				l.refuse(errDerived)
+			default:
+				l.subquery = l.depth
+			}
+		case l.at("DISTINCT", "DISTINCTROW"):
+			l.refuse(errGroup)
+		case l.tok == '(' && l.behind("MIN", "MAX"):
+			l.refuse(errExtreme)
+		case l.at("FOR") && from && l.behind("INDEX", "KEY"):
+			if l.next(); !l.at("JOIN", "ORDER", "GROUP") {
+				l.refuse(errLocks)
+			}
+		case l.at("FOR") && (top || from):
+			l.refuse(errLocks)
+		case from && l.at("JSON_TABLE"):
+			l.refuse(errWord(l.current()))
+		case from && l.at("DUAL"):
+			l.refuse(errNoTable)
+		case from && l.tok == other && l.current() == "." && isSystem(l.prior):
+			l.refuse(errSystem)
+		case !top:
+		case l.at("FROM"):
+			if table {
+				l.refuse(errWord(l.current()))
+			}
+			table, from = true, true
+		case l.at("WHERE", "HAVING", "ORDER", "LIMIT"):
+			from = false
+		case l.at("GROUP"):
+			l.refuse(errGroup)
+		case l.at("UNION", "EXCEPT", "INTERSECT", "MINUS"):
+			l.refuse(errUnion)
+		case l.at("INTO"):
+			l.refuse(errInto)
+		case l.at("LOCK"):
+			l.refuse(errLocks)
+		case l.at("HIGH_PRIORITY", "PROCEDURE"):
+			l.refuse(errWord(l.current()))
+		}
+	}
+
+	if l.depth != 0 {
+		l.refuse(errUnbalanced)
+	}
+	if !table {
+		l.refuse(errNoTable)
+	}
+	if !finished {
+		l.refuse(errUnfinished)
+	}
+	// Behind the UPDATE of a locking clause, MySQL reads hints.
+	if strings.Contains(l.text[l.end:], "/*+") {
+		l.refuse(errHint)
+	}
+}
+
+// finishes reports whether the current token can be the last of a SELECT. Then
+// it can't make a new token with what comes behind it, in any reading.
+func (l *locker) finishes() bool {
+	switch l.tok {
+	case word, name, literal, variable, ')', '}':
+		return true
+	}
+	return l.current() == "?"
+}
+
+// isSystem reports whether a schema, quoted or not, is one of the server's own.
+func isSystem(schema string) bool {
+	if classes[schema[0]] == classQuote {
+		schema = unquote(schema)
+	}
+	return is(schema, "MYSQL") || is(schema, "SYS") ||
+		is(schema, "INFORMATION_SCHEMA") || is(schema, "PERFORMANCE_SCHEMA")
+}
