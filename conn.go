@@ -90,18 +90,29 @@ func (c *conn) shaped() driver.Conn {
 // under a lock.
 func (c *conn) Unwrap() driver.Conn { return c.link.Conn }
 
-// plain reports whether a statement with ctx is none of our business.
+// plain reports whether a transaction with ctx is none of our business.
 func (c *conn) plain(ctx context.Context) bool {
-	if c.tx != nil && (c.tx.u != nil || c.tx.failed != nil) {
-		return false
-	}
 	h, hinted := lockctx.From(ctx)
-	return !hinted || h.Scope == nil && h.Err == nil && len(c.k.around(h)) == 0
+	return c.unlocked() && (!hinted || c.nothing(h))
+}
+
+// direct reports whether a statement with ctx is none of our business.
+func (c *conn) direct(ctx context.Context) bool {
+	h, hinted := lockctx.From(ctx)
+	return c.unlocked() && (!hinted || c.nothing(h) && h.Claim == (lockctx.Locking{}))
+}
+
+// unlocked reports whether no transaction with a lock is open.
+func (c *conn) unlocked() bool { return c.tx == nil || c.tx.u == nil && c.tx.failed == nil }
+
+// nothing reports whether h asks for no lock.
+func (c *conn) nothing(h *lockctx.Hint) bool {
+	return h.Scope == nil && h.Err == nil && len(c.k.around(h)) == 0
 }
 
 func (e execer) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
 	c := e.c
-	if c.plain(ctx) {
+	if c.direct(ctx) {
 		if err := c.note(ctx, text); err != nil {
 			return nil, err
 		}
@@ -113,7 +124,7 @@ func (e execer) ExecContext(ctx context.Context, text string, args []driver.Name
 
 func (q queryer) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
 	c := q.c
-	if c.plain(ctx) {
+	if c.direct(ctx) {
 		if err := c.note(ctx, text); err != nil {
 			return nil, err
 		}
@@ -195,6 +206,15 @@ func (c *conn) run(ctx context.Context, st *statement) (driver.Rows, driver.Resu
 		return nil, nil, c.tx.failed
 	}
 	st.info = sqltext.Look(st.text)
+	if hinted && h.Claim != (lockctx.Locking{}) {
+		return c.runClaiming(ctx, h, st)
+	}
+	return c.runLocked(ctx, h, hinted, st)
+}
+
+// runLocked runs a statement in the unit of work that the connection's
+// transaction belongs to, or of its context.
+func (c *conn) runLocked(ctx context.Context, h *lockctx.Hint, hinted bool, st *statement) (driver.Rows, driver.Result, error) {
 	if t := c.tx; t != nil && t.u != nil {
 		s := t.u.scope
 		if err := s.take(ctx); err != nil {
@@ -245,20 +265,25 @@ func (c *conn) runLate(ctx context.Context, s *scope, h *lockctx.Hint, st *state
 		return nil, nil, &Error{Op: st.op(), Key: names(h), Strategy: lockctx.StrategyRow, Err: lockerr.With(ErrLost, errors.New(
 			"an earlier statement of this transaction ran under the lock of a unit of work that is another, or has ended; begin the transaction with the lock context"))}
 	}
-	rows, guards, err := c.k.wanted(s, h)
+	w, err := c.k.wanted(s, h)
 	if err != nil {
 		return nil, nil, err
 	}
 	if s.unit != nil {
-		if len(rows)+len(guards) > 0 {
+		if !w.nothing() {
 			return nil, nil, &Error{Op: st.op(), Key: names(h), Err: errors.New(
 				"the lock context has a unit of work open elsewhere, which does not hold all of these keys; begin the transaction with the lock context")}
+		}
+		if slices.ContainsFunc(s.guards, func(g *guard) bool { return g.version() != nil }) {
+			return nil, nil, &Error{Op: st.op(), Key: names(h), Err: errors.New(
+				"the lock context has a unit of work open elsewhere, whose commit is to compare a version; begin the transaction with the lock context")}
 		}
 		if err := s.unit.join(ctx, c.k, h); err != nil { // the keys are held: for the holds around
 			return nil, nil, err
 		}
 		t.read = t.read || st.info.Snapshot
 		t.under = s.unit
+		s.unit.wrote = s.unit.wrote || st.info.Kind != sqltext.Read
 		return c.runHere(ctx, st)
 	}
 	l, err := c.k.use(ctx)
@@ -269,17 +294,33 @@ func (c *conn) runLate(ctx context.Context, s *scope, h *lockctx.Hint, st *state
 		return nil, nil, &Error{Op: st.op(), Key: names(h), Strategy: c.k.strategy(h), Err: lockerr.With(ErrStaleSnapshot, errors.New(
 			"begin the transaction with the lock context, or say lockctx.AllowStale()"))}
 	}
-	undo, err := s.guard(ctx, l, h, guards, false)
+	undo, err := s.guard(ctx, l, h, w.guards, nil, false)
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := c.link.Take(ctx); err != nil {
+	if t.u, err = c.joinLate(ctx, l, s, h, w); err != nil {
 		undo()
 		return nil, nil, err
 	}
-	alive, err := false, c.openLate(ctx, l, len(rows) > 0)
-	if err == nil && len(rows) > 0 {
-		alive, err = l.Join(ctx, c.link, c.k.request(s, h, rows, false))
+	return t.u.run(ctx, st)
+}
+
+// joinLate makes the open transaction, which began without the hint, that of a
+// unit of work, and takes its row locks.
+func (c *conn) joinLate(ctx context.Context, l *locks, s *scope, h *lockctx.Hint, w wanted) (*unit, error) {
+	t, requests := c.tx, c.k.requests(s, h, w, false)
+	if err := c.link.Take(ctx); err != nil {
+		return nil, err
+	}
+	defer c.link.Give()
+	granted := make([]rowlock.Locked, len(requests))
+	alive, err := false, c.openLate(ctx, l, len(requests) > 0)
+	for i, r := range requests {
+		if err != nil {
+			break
+		}
+		granted[i], alive, err = l.Join(ctx, c.link, r.Request)
+		err, alive = naming(err, r.places), alive && i == 0
 	}
 	if err != nil {
 		err = noRetry(err)
@@ -289,20 +330,20 @@ func (c *conn) runLate(ctx context.Context, s *scope, h *lockctx.Hint, st *state
 				c.bad.Store(true)
 			}
 		}
-		c.link.Give()
-		undo()
-		return nil, nil, err
+		return nil, err
 	}
-	c.link.Give()
-	t.u = newUnit(l, s, h, c.link, c.link.Continue(t.base), rows, nil)
-	t.u.home, t.u.opts, t.u.read, t.u.stack = c, t.opts, t.read, []*tx{t}
-	return t.u.run(ctx, st)
+	u := c.newUnit(l, s, h, c.link.Continue(t.base), t.opts)
+	for i, r := range requests {
+		u.granted(r, nil, granted[i])
+	}
+	u.read, u.wrote, u.stack = t.read, true, []*tx{t} // it may have written before
+	return u, nil
 }
 
 // runHere runs a statement on this connection as it is. On driver.ErrSkip
 // database/sql prepares it.
 func (c *conn) runHere(ctx context.Context, st *statement) (driver.Rows, driver.Result, error) {
-	if st.stmt == nil && !st.prepared {
+	if st.stmt == nil && !st.prepared && !st.claims {
 		return st.direct(ctx, c.link.Conn)
 	}
 	return st.run(ctx, c.link.Conn)
@@ -337,6 +378,9 @@ func (c *conn) runJoined(ctx context.Context, u *unit, h *lockctx.Hint, st *stat
 	if err := u.join(ctx, c.k, h); err != nil {
 		return nil, nil, err
 	}
+	if st.claims && !st.query && len(u.stack) == 0 && u.hold == nil {
+		return nil, nil, st.unclaimed()
+	}
 	r, res, err := u.run(ctx, st)
 	if err != nil || len(u.stack) > 0 || u.hold != nil || st.query && st.info.Kind == sqltext.Read {
 		return r, res, err
@@ -351,33 +395,40 @@ func (c *conn) runJoined(ctx context.Context, u *unit, h *lockctx.Hint, st *stat
 // when it is over. A row lock needs a session for that. Under guards, and inside
 // a hold, the query runs where it is.
 func (c *conn) runRead(ctx context.Context, s *scope, h *lockctx.Hint, st *statement) (driver.Rows, driver.Result, error) {
-	rows, guards, err := c.k.wanted(s, h)
+	w, err := c.k.wanted(s, h)
 	if err != nil {
 		return nil, nil, err
 	}
 	var end context.Context
-	if len(rows)+len(guards) > 0 {
+	if !w.nothing() {
 		if end = h.Scope.Context(); end.Done() == nil {
 			end = ctx
 		}
-		if end.Done() == nil {
+		if end.Done() == nil && w.locks() {
 			return nil, nil, &Error{Op: st.op(), Key: names(h), Strategy: c.k.strategy(h), Err: lockerr.With(ErrNoEnd, errors.New(
 				"nothing would release the lock that this query takes; derive the context with context.WithCancel or WithTimeout before lockctx.With, or use BeginTx or mysqllock.Do"))}
 		}
 	}
-	if len(rows) > 0 {
+	if w.inTransaction() {
 		u, err := c.k.openSession(ctx, end, s, h, nil)
 		if err != nil {
 			return nil, nil, err
 		}
 		return u.run(ctx, st)
 	}
-	if len(guards) > 0 {
+	if st.claims {
+		return nil, nil, st.unclaimed()
+	}
+	if len(w.guards) > 0 {
 		l, err := c.k.use(ctx)
 		if err != nil {
 			return nil, nil, c.k.setupError(h, err)
 		}
-		if _, err := s.guard(ctx, l, h, guards, true); err != nil {
+		link := c.link
+		if c.raw || c.manual { // a transaction may be open on it
+			link = nil
+		}
+		if _, err := s.guard(ctx, l, h, w.guards, link, true); err != nil {
 			return nil, nil, yielded(err)
 		}
 		s.watch(end)
@@ -389,6 +440,9 @@ func (c *conn) runRead(ctx context.Context, s *scope, h *lockctx.Hint, st *state
 // Where the unit of work has read under guards before and the statement fails,
 // it goes on.
 func (c *conn) runAlone(ctx context.Context, s *scope, h *lockctx.Hint, st *statement) (driver.Rows, driver.Result, error) {
+	if st.claims {
+		return nil, nil, st.unclaimed()
+	}
 	goesOn := len(s.guards) > 0
 	u, err := c.begin(ctx, s, h, driver.TxOptions{})
 	if err != nil {
@@ -748,7 +802,7 @@ func (s *stmt) Query(args []driver.Value) (driver.Rows, error) {
 }
 
 func (s *stmt) ExecContext(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {
-	if s.base != nil && s.c.plain(ctx) {
+	if s.base != nil && s.c.direct(ctx) {
 		if err := s.c.note(ctx, s.text); err != nil {
 			return nil, err
 		}
@@ -759,7 +813,7 @@ func (s *stmt) ExecContext(ctx context.Context, args []driver.NamedValue) (drive
 }
 
 func (s *stmt) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
-	if s.base != nil && s.c.plain(ctx) {
+	if s.base != nil && s.c.direct(ctx) {
 		if err := s.c.note(ctx, s.text); err != nil {
 			return nil, err
 		}

@@ -28,6 +28,7 @@ import (
 	"github.com/mysqllock/mysqllock/lease"
 	"github.com/mysqllock/mysqllock/lockctx"
 	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/optimistic"
 	"github.com/mysqllock/mysqllock/pool"
 	"github.com/mysqllock/mysqllock/rowlock"
 )
@@ -72,7 +73,7 @@ func (d *Driver) OpenConnector(dsn string) (driver.Connector, error) {
 // parameter that begins with "lock" and a capital letter is an error.
 type Config struct {
 	// Strategy is how a lock is kept whose hint does not say: "row", which is
-	// also the meaning of "", "lease" or "advisory". (lockStrategy)
+	// also the meaning of "", "lease", "advisory" or "optimistic". (lockStrategy)
 	Strategy string
 
 	// Wait is the longest time to queue for a lock whose hint does not say;
@@ -108,6 +109,19 @@ type Config struct {
 	// most 255 bytes. (lockNamespace)
 	Namespace string
 
+	// Stripes is how many rows of the lock table all keys of the namespace share,
+	// for a table that never grows; 0 is a row of its own for each key. At most
+	// 10000. Keys that are on the same row by chance exclude each other, as two
+	// given keys are with a probability of 1 in Stripes; of n keys that are held at
+	// the same time some two are with one of about n*n in 2*Stripes. The same lock
+	// context may hold both: they are one lock. [lockctx.Shared] is exclusive, and
+	// advisory locks need no rows and share none.
+	//
+	// All programs that use a namespace must say the same: the first to use it
+	// notes the number in the table, and others are refused. To change it, stop
+	// all of them and delete the rows of the namespace. (lockStripes)
+	Stripes int
+
 	// Schema is "auto", also the meaning of "", to make the lock table on
 	// first use where it is missing, or "manual" not to. (lockSchema)
 	Schema string
@@ -136,6 +150,7 @@ const (
 	defaultTTL      = 30 * time.Second
 	defaultMaxConns = 16
 	controlConns    = 4
+	maxStripes      = 10_000
 
 	// With more than about ten hand-overs in a row those who wait in other
 	// processes begin to wait many times as long as most others (measured with 4
@@ -152,6 +167,7 @@ type settings struct {
 	maxConns  int
 	table     schema.Table
 	namespace string
+	stripes   int
 	auto      bool   // make the lock table where it is missing
 	unsafe    bool   // also work where the strategy does not exclude
 	owner     string // how this process calls itself
@@ -162,7 +178,7 @@ type settings struct {
 
 func (c Config) settings() (settings, error) {
 	s := settings{
-		strategy: c.Strategy, wait: c.Wait, ttl: c.TTL, maxConns: c.MaxConns, namespace: c.Namespace,
+		strategy: c.Strategy, wait: c.Wait, ttl: c.TTL, maxConns: c.MaxConns, namespace: c.Namespace, stripes: c.Stripes,
 		auto: c.Schema != "manual", unsafe: c.Unsafe == "allow", owner: c.Owner,
 		handOvers: c.HandOvers, handOverTime: c.HandOverTime,
 	}
@@ -170,8 +186,8 @@ func (c Config) settings() (settings, error) {
 		return settings{}, fmt.Errorf("mysqllock: "+format, args...)
 	}
 	switch {
-	case !slices.Contains([]string{"", lockctx.StrategyRow, lockctx.StrategyLease, lockctx.StrategyAdvisory}, c.Strategy):
-		return bad("lockStrategy is %q, want row, lease or advisory", c.Strategy)
+	case !slices.Contains([]string{"", lockctx.StrategyRow, lockctx.StrategyLease, lockctx.StrategyAdvisory, lockctx.StrategyOptimistic}, c.Strategy):
+		return bad("lockStrategy is %q, want row, lease, advisory or optimistic", c.Strategy)
 	case c.Wait < 0:
 		return bad("lockWait is negative: %v", c.Wait)
 	case c.NoWait && c.Wait > 0:
@@ -184,6 +200,8 @@ func (c Config) settings() (settings, error) {
 		return bad("lockHandOvers is %d and lockHandOverTime %v, want more than nothing", c.HandOvers, c.HandOverTime)
 	case len(c.Namespace) > schema.MaxNamespace:
 		return bad("lockNamespace is longer than %d bytes", schema.MaxNamespace)
+	case c.Stripes < 0 || c.Stripes > maxStripes:
+		return bad("lockStripes is %d, want 1 to %d", c.Stripes, maxStripes)
 	case c.Schema != "" && c.Schema != "auto" && c.Schema != "manual":
 		return bad("lockSchema is %q, want auto or manual", c.Schema)
 	case c.Unsafe != "" && c.Unsafe != "refuse" && c.Unsafe != "allow":
@@ -280,6 +298,11 @@ func (c *Config) set(name, value string) (err error) {
 		}
 	case "lockNamespace":
 		c.Namespace = value
+	case "lockStripes":
+		c.Stripes, err = strconv.Atoi(value)
+		if err == nil && c.Stripes == 0 {
+			return fmt.Errorf("mysqllock: lockStripes is 0, want 1 to %d", maxStripes)
+		}
 	case "lockSchema":
 		c.Schema = value
 	case "lockHandOvers":
@@ -378,6 +401,8 @@ type locks struct {
 	*rowlock.Locker
 	leases     *lease.Locker
 	advisories *advisory.Locker
+	versions   *optimistic.Locker
+	line       *queue.Queue // where the callers of this process line up for rows
 	sessions   *pool.Pool   // connections on which units of work live outside any sql.Tx
 	leasing    *pool.Pool   // connections for leases
 	advising   *pool.Pool   // connections for advisory locks
@@ -539,9 +564,12 @@ func (k *connector) prepare(ctx context.Context, l *locks) error {
 	rows := keyrow.New(keyrow.Config{
 		Control: l.control, Table: table, Namespace: namespace, Info: info, Auto: s.auto, Procedure: procedure,
 	})
-	line := new(queue.Queue)
+	if err := rows.Agree(ctx, c.Conn, s.stripes); err != nil {
+		return err
+	}
+	l.line = new(queue.Queue)
 	l.leases = lease.New(lease.Config{
-		Conns: l.leasing, Control: l.control, Rows: rows, Queue: line, Table: table, Namespace: namespace,
+		Conns: l.leasing, Control: l.control, Rows: rows, Queue: l.line, Table: table, Namespace: namespace,
 		Owner: s.owner, Info: info, TTL: s.ttl, HandOvers: s.handOvers, HandOverTime: s.handOverTime,
 	})
 	l.advisories = advisory.New(advisory.Config{
@@ -549,8 +577,11 @@ func (k *connector) prepare(ctx context.Context, l *locks) error {
 		Owner: s.owner, Info: info, TTL: s.ttl, Unsafe: s.unsafe, ReadTimeout: k.readTimeout,
 		HandOvers: s.handOvers, HandOverTime: s.handOverTime,
 	})
+	l.versions = optimistic.New(optimistic.Config{
+		Control: l.control, Rows: rows, Table: table, Namespace: namespace, Info: info, TTL: s.ttl, Await: l.leases.Await,
+	})
 	l.Locker = rowlock.New(rowlock.Config{
-		Control: l.control, Rows: rows, Queue: line, Table: table, Namespace: namespace,
+		Control: l.control, Rows: rows, Queue: l.line, Table: table, Namespace: namespace,
 		Owner: s.owner, Info: info, TTL: s.ttl, Unsafe: s.unsafe, Await: l.leases.Await,
 	})
 	return nil

@@ -110,7 +110,7 @@ var badDSNs = []struct {
 	{dsnBare + "?lockX", "DSN parameter lockX"},
 	{dsnBare + "?parseTime=true&lockKey=a&loc=UTC", "unknown DSN parameter lockKey"},
 
-	{dsnBare + "?lockStrategy=redis", `lockStrategy is "redis", want row, lease or advisory`},
+	{dsnBare + "?lockStrategy=redis", `lockStrategy is "redis", want row, lease, advisory or optimistic`},
 	{dsnBare + "?lockHandOvers=0", "lockHandOvers is 0, want 1 or more"},
 	{dsnBare + "?lockHandOvers=-1", "lockHandOvers is -1"},
 	{dsnBare + "?lockHandOvers=many", "cannot read"},

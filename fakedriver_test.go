@@ -799,6 +799,8 @@ func (s *fakeServer) mysqlAnswers() *fakeServer {
 			return one("InnoDB", "namespace,name,owner,token,expires,versioned", nil)
 		case text == sqlFloor:
 			return one(int64(1))
+		case text == sqlStripes:
+			return fakeReply{columns: []string{"token"}}, nil
 		case strings.HasPrefix(text, "SELECT name, token FROM `shop`.`mysqllock`"):
 			return one("", int64(0)) // the floor alone
 		case strings.HasPrefix(text, "CALL `shop`.`mysqllock_begin`"), strings.Contains(text, "CONNECTION_ID(), "):

@@ -36,7 +36,7 @@ type Hold struct {
 	unit   *unit // the unit that the hold owns; nil where it is nested in another, and for a lease
 	nested *tx   // its savepoint there
 
-	guard guard         // nil for a row lock
+	guard *guard        // nil for a row lock, and for a version
 	stop  func() bool   // ends the watch on the end of Acquire's context; nil where the guard is another's
 	leave func()        // tells the crowd that nobody holds the guard any more
 	ended chan struct{} // closed by Release and Rollback
@@ -78,10 +78,10 @@ func Acquire(ctx context.Context, db *sql.DB, key string, opts ...lockctx.Option
 	switch {
 	case hint.Err != nil:
 		err = &Error{Op: "lock", Err: hint.Err}
-	case k.strategy(hint) == lockctx.StrategyRow:
+	case k.inTransaction(hint):
 		err = h.open(hint)
 	default:
-		err = h.openGuard(ctx, own, key, hint)
+		err = h.openGuard(ctx, own, hint)
 	}
 	if err != nil {
 		cancel(err)
@@ -90,7 +90,14 @@ func Acquire(ctx context.Context, db *sql.DB, key string, opts ...lockctx.Option
 	return h, nil
 }
 
-// open takes a row lock, or joins the open unit of work of its lock context.
+// inTransaction reports whether a hold with h is a transaction.
+func (k *connector) inTransaction(h *lockctx.Hint) bool {
+	strategy := k.strategy(h)
+	return strategy == lockctx.StrategyRow || strategy == lockctx.StrategyOptimistic
+}
+
+// open opens a transaction with the lock, or joins the open unit of work of its
+// lock context.
 func (h *Hold) open(hint *lockctx.Hint) (err error) {
 	h.scope = h.k.scope(hint.Scope)
 	if err := h.scope.take(h.ctx); err != nil {
@@ -120,7 +127,11 @@ func (h *Hold) nest(hint *lockctx.Hint) error {
 // openGuard takes a lease or an advisory lock, unless a hold around it has it, or
 // joins the open transaction of its lock context. own is the hold's context
 // without the hint.
-func (h *Hold) openGuard(ctx, own context.Context, key string, hint *lockctx.Hint) error {
+func (h *Hold) openGuard(ctx, own context.Context, hint *lockctx.Hint) error {
+	p, err := h.k.place(lockctx.Lock{Key: hint.Named, Kind: hint.Kind})
+	if err != nil {
+		return err
+	}
 	s := h.k.scope(hint.Scope)
 	if err := s.take(ctx); err != nil {
 		return err
@@ -129,8 +140,7 @@ func (h *Hold) openGuard(ctx, own context.Context, key string, hint *lockctx.Hin
 	if err := s.check(hint); err != nil {
 		return err
 	}
-	lock := lockctx.Lock{Key: key, Kind: h.k.kind(hint.Kind)}
-	has := func(g guard) bool { return holds(g, lock) }
+	has := func(g *guard) bool { return g.keeps(p) }
 	if s.unit != nil {
 		h.scope = s
 		if err := h.nest(hint); err != nil {
@@ -158,7 +168,7 @@ func (h *Hold) openGuard(ctx, own context.Context, key string, hint *lockctx.Hin
 		return h.k.setupError(hint, err)
 	}
 	h.leave, h.ended = sync.OnceFunc(h.k.crowd.done), make(chan struct{})
-	h.guard, err = l.take(ctx, s, lock, h.k.wait(hint), false, func() { h.cancel(ErrLost); h.leave() })
+	h.guard, err = l.take(ctx, s, p, h.k.wait(hint), false, func() { h.cancel(ErrLost); h.leave() })
 	if err != nil {
 		return err
 	}
@@ -170,7 +180,7 @@ func (h *Hold) openGuard(ctx, own context.Context, key string, hint *lockctx.Hin
 // lapse has the guard end within the TTL, unless Release comes before: what runs
 // in the hold has that long to stop.
 func (h *Hold) lapse() {
-	if l, ok := h.guard.(*lease.Lease); ok {
+	if l, ok := h.guard.keeper.(*lease.Lease); ok {
 		l.Lapse()
 		return
 	}
@@ -195,7 +205,10 @@ func (h *Hold) Context() context.Context { return h.ctx }
 // refuses tokens older than the newest it has seen is safe from a holder that
 // has lost its lease. It is 0 for a row lock.
 func (h *Hold) Token() uint64 {
-	return tokenOf(h.guard)
+	if h.guard == nil {
+		return 0
+	}
+	return h.guard.token()
 }
 
 // Release commits what was done in the hold and gives the lock back. An error
@@ -230,7 +243,7 @@ func (h *Hold) end(commit bool) error {
 }
 
 func (h *Hold) endGuard(commit bool) error {
-	lost := overError("release", h.guard)
+	lost := h.guard.overError("release")
 	h.cancel(ErrClosed)
 	if h.stop != nil {
 		h.stop()
@@ -290,23 +303,50 @@ func (h *Hold) endUnit(commit bool) (err error) {
 // false where there is none, and for a WithKeys of several keys. See
 // [Hold.Token].
 func Token(ctx context.Context) (token uint64, ok bool) {
+	return told(ctx, lockctx.Token, func(g *guard) (uint64, bool) { return g.token(), g.token() != 0 })
+}
+
+// Version returns the version of the key of [lockctx.With] that the unit of work
+// of ctx has remembered, with [lockctx.Optimistic], at its first statement; once
+// it has committed, the one that its commit has set. ok is false before that,
+// without Optimistic, and for a WithKeys of several keys.
+//
+// It can be carried to another request and given back there, to
+// [lockctx.IfVersion]: in a hidden field of a form, for instance, that shows what
+// was read under it. A version is never 0.
+func Version(ctx context.Context) (version uint64, ok bool) {
+	return told(ctx, lockctx.Version, func(*guard) (uint64, bool) { return 0, false })
+}
+
+// Slot returns which of its slots, 0 to n-1, the innermost lock with
+// [lockctx.Slots] that ctx is under has: of the hold that ctx comes from, or of the
+// key of [lockctx.With], once a statement has taken it and until its unit of work
+// has ended. ok is false where there is none, and for a WithKeys of several keys.
+func Slot(ctx context.Context) (slot int, ok bool) {
+	n, ok := told(ctx, lockctx.Slot, func(g *guard) (uint64, bool) { return uint64(g.slot), g.Slots > 0 })
+	return int(n), ok
+}
+
+// told returns what is told of the innermost lock that ctx is under.
+func told(ctx context.Context, what lockctx.What, of func(*guard) (uint64, bool)) (n uint64, ok bool) {
 	h, ok := lockctx.From(ctx)
 	if !ok {
 		return 0, false
 	}
 	if hold, ok := h.Hold.(*Hold); ok {
-		token = hold.Token()
-		return token, token != 0
+		return of(hold.guard)
 	}
 	if h.Named == "" {
 		return 0, false
 	}
-	if token, ok := h.Scope.Token(h.Named); ok {
-		return token, true
+	if n, ok := h.Scope.Told(what, h.Named); ok {
+		return n, true
 	}
 	for _, hold := range h.Holds { // the key may be held around
-		if hold, ok := hold.(*Hold); ok && hold.guard.Key() == h.Named && hold.Token() != 0 {
-			return hold.Token(), true
+		if hold, ok := hold.(*Hold); ok && hold.guard.Key == h.Named {
+			if n, ok := of(hold.guard); ok {
+				return n, true
+			}
 		}
 	}
 	return 0, false
@@ -317,9 +357,11 @@ func Token(ctx context.Context) (token uint64, ok bool) {
 // fn has returned or panicked; the error, or the panic, goes on to the caller.
 //
 // With a row lock everything that fn did is one transaction, committed when fn
-// returns nil, and rolled back on an error, a panic and the end of ctx. With
-// [lockctx.Retry], fn runs again after a deadlock, so it must not have effects
-// outside the transaction.
+// returns nil, and rolled back on an error, a panic and the end of ctx. So it is
+// with [lockctx.Optimistic], where nothing is locked and the commit fails with
+// ErrConflict if somebody else has committed under the key meanwhile. With
+// [lockctx.Retry], fn runs again after a conflict or a deadlock, so it must not
+// have effects outside the transaction.
 //
 // With a lease fn is for long work: its transactions, and its single statements
 // that write, commit one by one, each only as long as the lease is ours. fn's
@@ -335,12 +377,14 @@ func Do(ctx context.Context, db *sql.DB, key string, fn func(context.Context) er
 	}
 	hint, _ := lockctx.From(lockctx.With(context.Background(), key, opts...))
 	retries := hint.Retry
-	if outer, ok := lockctx.From(ctx); ok && outer.Scope != nil || k.strategy(hint) != lockctx.StrategyRow {
+	if outer, ok := lockctx.From(ctx); ok && outer.Scope != nil || !k.inTransaction(hint) {
 		retries = 0 // fn is a part of something, or parts of it are committed
 	}
 	for tries := 0; ; tries++ {
 		err := do(ctx, db, key, fn, opts)
-		if deadlock := errors.Is(err, ErrDeadlock) || server.Deadlock(err); !deadlock || tries >= retries {
+		again := errors.Is(err, ErrDeadlock) || server.Deadlock(err) ||
+			errors.Is(err, ErrConflict) && hint.Version == 0 // a version that was given stays what it is
+		if !again || tries >= retries {
 			return err
 		}
 		pause := time.NewTimer(backoff(tries))

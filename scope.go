@@ -1,17 +1,23 @@
 package mysqllock
 
 import (
+	"cmp"
 	"context"
+	"database/sql/driver"
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/mysqllock/mysqllock/advisory"
+	"github.com/mysqllock/mysqllock/internal/keyrow"
+	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/lease"
 	"github.com/mysqllock/mysqllock/lockctx"
 	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/optimistic"
 	"github.com/mysqllock/mysqllock/pool"
 )
 
@@ -23,46 +29,93 @@ type scope struct {
 	asked bool          // a wait was made to try again on another connection; guarded by crowd.mu
 
 	unit    *unit       // the open transaction of the unit of work
-	guards  []guard     // what else the unit of work holds, with or without a transaction
+	guards  []*guard    // what else the unit of work holds, with or without a transaction
+	counted bool        // the crowd knows that one of them is held
 	joined  []*Hold     // holds that joined one of guards, and end with them
 	unwatch func() bool // ends the watch on the end of the lock context; nil without one
 	failed  error       // why no other unit may begin: one was lost behind the caller's back
 
 	k     *connector
-	hints *lockctx.Scope // shows the tokens; nil where the context only has holds around it
+	hints *lockctx.Scope // shows tokens, versions and slots; nil where the context only has holds around it
 }
 
-// guard is a lock that lies outside of the transactions under it: a lease, or an
-// advisory lock.
-type guard interface {
-	Key() string
+// place is where the handle keeps a lock that a hint asks for.
+type place struct {
+	lockctx.Lock        // completed by what the handle says
+	row          string // of the lock table that keeps it; with Slots, that keeps the first of them; of an advisory lock, the key
+}
+
+// slots are the rows of the slots.
+func (p place) slots() []string {
+	rows := make([]string, p.Slots)
+	for i := range rows {
+		rows[i] = keyrow.SlotName(p.row, i)
+	}
+	return rows
+}
+
+// space tells apart the locks that do not exclude each other on the same row,
+// and those that do but mean different things.
+func (p place) space() int {
+	switch {
+	case p.Slots > 0:
+		return 3
+	case p.Strategy == lockctx.StrategyOptimistic:
+		return 2
+	case p.Strategy == lockctx.StrategyAdvisory:
+		return 1
+	}
+	return 0
+}
+
+// guard is a lock that lies outside of the transactions under it: a lease, an
+// advisory lock, or a version that their commits compare.
+type guard struct {
+	keeper
+	place                // row is the one that keeps it, also with Slots
+	slot   int           // with Slots, which
+	ticket *queue.Ticket // with Slots, the place in the process's own line
+}
+
+// keeper is how a strategy keeps a guard.
+type keeper interface {
 	Err() error // nil while it is held
 	Release() error
 }
 
 var (
-	_ guard = (*lease.Lease)(nil)
-	_ guard = (*advisory.Lock)(nil)
+	_ keeper = (*lease.Lease)(nil)
+	_ keeper = (*advisory.Lock)(nil)
+	_ keeper = (*optimistic.Version)(nil)
 )
 
-func isAdvisory(g guard) bool {
-	_, ok := g.(*advisory.Lock)
-	return ok
+// Release gives the guard back.
+func (g *guard) Release() error {
+	defer g.ticket.Leave()
+	return g.keeper.Release()
 }
 
-func strategyOf(g guard) string {
-	if isAdvisory(g) {
-		return lockctx.StrategyAdvisory
-	}
-	return lockctx.StrategyLease
-}
-
-// tokenOf is 0 for what has no token.
-func tokenOf(g guard) uint64 {
-	if l, ok := g.(*lease.Lease); ok {
+// token is 0 for what has no token.
+func (g *guard) token() uint64 {
+	if l, ok := g.keeper.(*lease.Lease); ok {
 		return l.Token()
 	}
 	return 0
+}
+
+// version is nil for what has none.
+func (g *guard) version() *optimistic.Version {
+	v, _ := g.keeper.(*optimistic.Version)
+	return v
+}
+
+// keeps reports whether the guard is what p asks for: the key again joins, however it
+// is kept, but for advisory locks, which are a space of their own, and versions.
+func (g *guard) keeps(p place) bool {
+	if g.Strategy == lockctx.StrategyLease && p.space() != 1 {
+		return g.row == p.row && p.Slots == 0 || slices.Contains(p.slots(), g.row)
+	}
+	return g.row == p.row && g.space() == p.space()
 }
 
 func (k *connector) newScope(hints *lockctx.Scope) *scope {
@@ -96,7 +149,9 @@ func names(h *lockctx.Hint) string { return strings.Join(h.Keys(), ", ") }
 // strategy is how the keys of the innermost With are locked, for errors.
 func (k *connector) strategy(h *lockctx.Hint) string { return k.kind(h.Kind).Strategy }
 
-// kind completes how a key is to be locked with what the handle says.
+// kind completes how a key is to be locked with what the handle says. Where keys
+// share rows, nothing else is shared: who holds one key shared and asks for
+// another one, which happens to be on the same row, would be refused.
 func (k *connector) kind(kind lockctx.Kind) lockctx.Kind {
 	if kind.Strategy == lockctx.StrategyDefault {
 		kind.Strategy = k.settings.strategy
@@ -104,11 +159,33 @@ func (k *connector) kind(kind lockctx.Kind) lockctx.Kind {
 	if kind.TTL == 0 {
 		kind.TTL = k.settings.ttl
 	}
+	kind.Shared = kind.Shared && k.settings.stripes == 0
 	return kind
 }
 
+// place returns where a lock is kept.
+func (k *connector) place(lock lockctx.Lock) (place, error) {
+	if lock.Strategy == lockctx.StrategyDefault {
+		lock.Strategy = k.settings.strategy
+		if err := lock.Check(); err != nil {
+			return place{}, &Error{Op: "lock", Key: lock.Key, Strategy: lock.Strategy, Err: err}
+		}
+	}
+	lock.Kind = k.kind(lock.Kind)
+	p := place{Lock: lock}
+	switch {
+	case lock.Strategy == lockctx.StrategyAdvisory:
+		p.row = lock.Key
+	case k.settings.stripes > 0:
+		p.row = keyrow.Stripe(lock.Key, k.settings.stripes)
+	default:
+		p.row = keyrow.Name(lock.Key)
+	}
+	return p, nil
+}
+
 // around returns what the holds of this handle keep that h is inside of.
-func (k *connector) around(h *lockctx.Hint) (guards []guard) {
+func (k *connector) around(h *lockctx.Hint) (guards []*guard) {
 	for _, hold := range h.Holds {
 		if hold, ok := hold.(*Hold); ok && hold.k == k {
 			guards = append(guards, hold.guard)
@@ -117,41 +194,100 @@ func (k *connector) around(h *lockctx.Hint) (guards []guard) {
 	return guards
 }
 
-// wanted returns which keys of h are not held yet: those to be locked by row
-// locks, and those by guards.
-func (k *connector) wanted(s *scope, h *lockctx.Hint) (rows []string, guards []lockctx.Lock, err error) {
-	around := k.around(h)
-	same := func(a, b lockctx.Lock) bool {
-		return a.Key == b.Key && (a.Strategy == lockctx.StrategyAdvisory) == (b.Strategy == lockctx.StrategyAdvisory)
-	}
-	var seen []lockctx.Lock
-	for _, lock := range h.Locks {
-		lock.Kind = k.kind(lock.Kind)
-		has := func(g guard) bool { return holds(g, lock) }
-		if slices.ContainsFunc(seen, func(other lockctx.Lock) bool { return same(other, lock) }) {
-			continue // one With says it, another leaves it to the handle
-		}
-		seen = append(seen, lock)
-		switch {
-		case slices.ContainsFunc(s.guards, has) || slices.ContainsFunc(around, has):
-		case lock.Strategy == lockctx.StrategyAdvisory:
-			guards = append(guards, lock)
-		case s.unit != nil && s.unit.has(lock.Key):
-		case lock.Strategy == lockctx.StrategyLease:
-			guards = append(guards, lock)
-		case lock.MinHold != 0 || lock.MaxHold != 0:
-			return nil, nil, &Error{Op: "lock", Key: lock.Key, Strategy: lock.Strategy, Err: errors.New("bad hint: MinHold and MaxHold need a lease")}
-		default:
-			rows = append(rows, lock.Key)
-		}
-	}
-	return rows, guards, nil
+// wanted is what of a hint is not held yet.
+type wanted struct {
+	rows   []place // to be locked in the transaction, sorted
+	slots  []place // of each of which one row is to be locked in the transaction
+	guards []place // to be taken outside of it, sorted
 }
 
-// holds reports whether g is what lock asks for: the key again joins, however it
-// is kept, but for advisory locks, which are a space of their own.
-func holds(g guard, lock lockctx.Lock) bool {
-	return g.Key() == lock.Key && isAdvisory(g) == (lock.Strategy == lockctx.StrategyAdvisory)
+func (w wanted) nothing() bool { return !w.inTransaction() && len(w.guards) == 0 }
+
+func (w wanted) inTransaction() bool { return len(w.rows)+len(w.slots) > 0 }
+
+// locks reports whether anything is to be locked, not only remembered.
+func (w wanted) locks() bool {
+	return w.inTransaction() || slices.ContainsFunc(w.guards, func(p place) bool { return p.Strategy != lockctx.StrategyOptimistic })
+}
+
+// wanted returns which locks of h are not held yet.
+func (k *connector) wanted(s *scope, h *lockctx.Hint) (w wanted, err error) {
+	var places []place
+	for _, lock := range h.Locks {
+		p, err := k.place(lock)
+		if err != nil {
+			return wanted{}, err
+		}
+		same := func(other place) bool { return other.row == p.row && other.space() == p.space() }
+		if at := slices.IndexFunc(places, same); at >= 0 { // one With says it, another leaves it to the handle; or they share a stripe
+			places[at].Shared = places[at].Shared && p.Shared
+			places[at].Version = max(places[at].Version, p.Version)
+			continue
+		}
+		places = append(places, p)
+	}
+	slices.SortFunc(places, func(a, b place) int {
+		return cmp.Or(strings.Compare(a.row, b.row), cmp.Compare(a.space(), b.space()))
+	})
+	held := slices.Concat(s.guards, k.around(h))
+	for _, p := range places {
+		at := slices.IndexFunc(held, func(g *guard) bool { return g.keeps(p) })
+		switch {
+		case at >= 0:
+			if err := held[at].again(p); err != nil {
+				return wanted{}, err
+			}
+			if p.Slots > 0 {
+				s.hints.Tell(lockctx.Slot, p.Key, uint64(slices.Index(p.slots(), held[at].row)))
+			}
+		case p.Strategy == lockctx.StrategyAdvisory:
+			w.guards = append(w.guards, p)
+		case p.Strategy == lockctx.StrategyOptimistic:
+			locked := slices.ContainsFunc(w.rows, func(other place) bool { return other.row == p.row && !other.Shared })
+			switch row := s.unit.row(p.row); {
+			case row != nil && row.Shared:
+				return wanted{}, p.upgrade()
+			case p.Version == 0 && (locked || row != nil): // nobody else can change it
+			default:
+				w.guards = append(w.guards, p)
+			}
+		case p.Slots > 0:
+			if at := slices.IndexFunc(p.slots(), func(row string) bool { return s.unit.row(row) != nil }); at >= 0 {
+				s.hints.Tell(lockctx.Slot, p.Key, uint64(at))
+			} else if p.Strategy == lockctx.StrategyLease {
+				w.guards = append(w.guards, p)
+			} else {
+				w.slots = append(w.slots, p)
+			}
+		case s.unit.row(p.row) != nil:
+			if s.unit.row(p.row).Shared && !p.Shared {
+				return wanted{}, p.upgrade()
+			}
+		case p.Strategy == lockctx.StrategyLease:
+			w.guards = append(w.guards, p)
+		default:
+			w.rows = append(w.rows, p)
+		}
+	}
+	return w, nil
+}
+
+// upgrade is the answer to somebody who holds a key shared and asks for more.
+func (p place) upgrade() error {
+	return &Error{Op: "lock", Key: p.Key, Strategy: lockctx.StrategyRow, Err: lockerr.With(ErrUnsafe, errors.New(
+		"this unit of work holds the key shared and asks for it exclusively, which two at a time would do for ever; ask for the exclusive lock from the beginning"))}
+}
+
+// again returns why the guard, which is held already, does not do for p.
+func (g *guard) again(p place) error {
+	version := p.Version
+	switch {
+	case version == 0,
+		g.version() != nil && g.version().Number() == version,
+		g.token() == version+1: // the lease itself is the only change since
+		return nil
+	}
+	return &Error{Op: "lock", Key: p.Key, Strategy: p.Strategy, Err: ErrConflict}
 }
 
 // wait is the longest time that h is ready to queue.
@@ -164,69 +300,246 @@ func (k *connector) wait(h *lockctx.Hint) time.Duration {
 
 // guard takes guards for the unit of work, all or none. undo gives them back,
 // where what was to come next fails. carried means that the caller occupies a
-// connection of database/sql while it waits.
-func (s *scope) guard(ctx context.Context, l *locks, h *lockctx.Hint, wanted []lockctx.Lock, carried bool) (undo func(), err error) {
+// connection of database/sql while it waits. Versions are read on link, where the
+// caller has one without a transaction.
+func (s *scope) guard(ctx context.Context, l *locks, h *lockctx.Hint, places []place, link *pool.Conn, carried bool) (undo func(), err error) {
 	before, start := len(s.guards), time.Now()
 	undo = func() { s.drop(before) }
-	for _, lock := range wanted {
-		wait := s.k.wait(h)
-		if wait > 0 {
-			wait = max(wait-time.Since(start), time.Millisecond)
+	left := func() time.Duration {
+		if wait := s.k.wait(h); wait > 0 {
+			return max(wait-time.Since(start), time.Millisecond)
 		}
-		var taken guard
+		return 0
+	}
+	var versions []place
+	for _, p := range places {
+		if p.Strategy == lockctx.StrategyOptimistic {
+			versions = append(versions, p)
+			continue
+		}
+		var taken *guard
 		known := make(chan struct{}) // closed when taken is set
-		taken, err = l.take(ctx, s, lock, wait, carried, func() { <-known; s.lost(taken) })
+		taken, err = l.take(ctx, s, p, left(), carried, func() { <-known; s.lost(taken) })
 		close(known)
+		if err == nil {
+			s.add(taken)
+			err = s.instead(taken)
+		}
 		if err != nil {
 			undo()
 			return nil, err
 		}
-		if len(s.guards) == 0 {
-			s.k.crowd.hold()
-		}
-		s.guards = append(s.guards, taken)
-		if token := tokenOf(taken); token != 0 {
-			s.hints.SetToken(lock.Key, token)
-		}
+	}
+	if err := s.remember(ctx, l, versions, left(), link, carried); err != nil {
+		undo()
+		return nil, err
 	}
 	return undo, nil
 }
 
+// add notes that a guard is held.
+func (s *scope) add(g *guard) {
+	s.guards = append(s.guards, g)
+	if v := g.version(); v != nil {
+		s.hints.Tell(lockctx.Version, g.Key, v.Number())
+		return
+	}
+	if !s.counted {
+		s.k.crowd.hold()
+		s.counted = true
+	}
+	if token := g.token(); token != 0 {
+		s.hints.Tell(lockctx.Token, g.Key, token)
+	}
+	if g.Slots > 0 {
+		s.hints.Tell(lockctx.Slot, g.Key, uint64(g.slot))
+	}
+}
+
+// instead lets a lease take the place of the version of its row that the unit of
+// work has remembered before: nobody else can change it any more.
+func (s *scope) instead(taken *guard) error {
+	at := slices.IndexFunc(s.guards, func(g *guard) bool { return g.version() != nil && g.row == taken.row })
+	if at < 0 || taken.token() == 0 {
+		return nil
+	}
+	if err := taken.again(place{Lock: lockctx.Lock{Key: taken.Key, Kind: lockctx.Kind{
+		Strategy: lockctx.StrategyOptimistic, Version: s.guards[at].version().Number(),
+	}}}); err != nil {
+		return err
+	}
+	s.guards = slices.Delete(slices.Clone(s.guards), at, at+1)
+	return nil
+}
+
+// remember notes the versions of places, in one statement.
+func (s *scope) remember(ctx context.Context, l *locks, places []place, wait time.Duration, link *pool.Conn, carried bool) error {
+	at := make(map[string]place) // by row
+	r := optimistic.Request{Wait: wait, Waiting: func(ctx context.Context) (context.Context, func(), error) { return s.k.waiting(ctx, s, carried) }}
+	for _, p := range places {
+		if p.Version != 0 {
+			s.add(&guard{keeper: l.versions.Given(p.row, p.Version), place: p})
+			continue
+		}
+		at[p.row] = p
+		r.Keys = append(r.Keys, p.row)
+	}
+	if len(r.Keys) == 0 {
+		return nil
+	}
+	var base driver.Conn
+	if link != nil {
+		if err := link.Take(ctx); err != nil {
+			return err
+		}
+		defer link.Give()
+		base = link.Conn
+	}
+	versions, err := l.versions.Remember(ctx, base, r)
+	if err != nil {
+		return naming(err, places)
+	}
+	for _, v := range versions {
+		s.add(&guard{keeper: v, place: at[v.Key()]})
+	}
+	return nil
+}
+
+// naming puts the caller's keys into an error, in place of the rows that keep
+// them.
+func naming(err error, places []place) error {
+	var e *Error
+	if errors.As(err, &e) && e.Key != "" {
+		keys := make([]string, len(places))
+		for i, p := range places {
+			keys[i] = p.Key
+		}
+		slices.Sort(keys)
+		e.Key = strings.Join(slices.Compact(keys), ", ")
+	}
+	return err
+}
+
 // take takes a guard. lost is called once, on a goroutine of its own, when it
 // may be lost.
-func (l *locks) take(ctx context.Context, s *scope, lock lockctx.Lock, wait time.Duration, carried bool, lost func()) (guard, error) {
+func (l *locks) take(ctx context.Context, s *scope, p place, wait time.Duration, carried bool, lost func()) (*guard, error) {
+	if p.Slots > 0 {
+		return l.takeSlot(ctx, s, p, wait, carried, lost)
+	}
 	waiting := func(ctx context.Context) (context.Context, func(), error) { return s.k.waiting(ctx, s, carried) }
 	told := func(error) { lost() }
-	if lock.Strategy == lockctx.StrategyAdvisory {
-		g, err := l.advisories.Acquire(ctx, advisory.Request{Key: lock.Key, Wait: wait, Waiting: waiting, Lost: told})
-		if err != nil {
-			return nil, err
-		}
-		return g, nil
+	var g keeper
+	var err error
+	if p.Strategy == lockctx.StrategyAdvisory {
+		g, err = l.advisories.Acquire(ctx, advisory.Request{Key: p.row, Wait: wait, Waiting: waiting, Lost: told})
+	} else {
+		g, err = l.leases.Acquire(ctx, lease.Request{
+			Key: p.row, TTL: p.TTL, MinHold: p.MinHold, MaxHold: p.MaxHold, Wait: wait, Waiting: waiting, Lost: told,
+		})
 	}
-	g, err := l.leases.Acquire(ctx, lease.Request{
-		Key: lock.Key, TTL: lock.TTL, MinHold: lock.MinHold, MaxHold: lock.MaxHold, Wait: wait, Waiting: waiting, Lost: told,
-	})
+	if err != nil {
+		return nil, naming(err, []place{p})
+	}
+	return &guard{keeper: g, place: p}, nil
+}
+
+// slotSlice is how long a caller waits for one slot before it looks at the others
+// again.
+const slotSlice = 250 * time.Millisecond
+
+// takeSlot takes a lease on one of the rows of p. As many callers of this process
+// as there are slots try at a time. They begin anywhere, so that they do not all
+// meet at the same one.
+func (l *locks) takeSlot(ctx context.Context, s *scope, p place, wait time.Duration, carried bool, lost func()) (_ *guard, err error) {
+	start, slots := time.Now(), p.slots()
+	ticket, err := l.lineUp(ctx, s, p, wait, carried)
 	if err != nil {
 		return nil, err
 	}
-	return g, nil
+	defer func() {
+		if err != nil {
+			ticket.Leave()
+		}
+	}()
+	try := func(i int, wait time.Duration) (*guard, error) {
+		one := p
+		one.row, one.Slots = slots[i], 0
+		g, err := l.take(ctx, s, one, wait, carried, lost)
+		if err == nil {
+			g.Slots, g.slot, g.ticket = p.Slots, i, ticket
+		}
+		return g, err
+	}
+	for first := rand.IntN(len(slots)); ; first++ {
+		for i := range slots {
+			g, err := try((first+i)%len(slots), 0)
+			if err == nil || !errors.Is(err, ErrLocked) || ctx.Err() != nil {
+				return g, err
+			}
+			if wait == 0 && i == len(slots)-1 {
+				return nil, err
+			}
+		}
+		left := wait - time.Since(start)
+		g, err := try(first%len(slots), min(max(left, time.Millisecond), slotSlice))
+		if err == nil || !errors.Is(err, ErrTimeout) || ctx.Err() != nil || left <= slotSlice {
+			var e *Error
+			if errors.As(err, &e) {
+				e.Waited = time.Since(start)
+			}
+			return g, err
+		}
+	}
+}
+
+// lineUp takes a place in the line of this process for the slots of p.
+func (l *locks) lineUp(ctx context.Context, s *scope, p place, wait time.Duration, carried bool) (*queue.Ticket, error) {
+	start := time.Now()
+	places := []queue.Place{{Key: p.row, Slots: p.Slots}}
+	failed := func(holder *Holder, err error) error {
+		return &Error{Op: "lock", Key: p.Key, Strategy: p.Strategy, Holder: holder, Waited: time.Since(start), Err: err}
+	}
+	ticket, holder, ok := l.line.TryEnterAs(places, wait == 0)
+	switch {
+	case ok:
+		return ticket, nil
+	case wait == 0:
+		return nil, failed(holder, ErrLocked)
+	}
+	waiting, done, err := s.k.waiting(ctx, s, carried)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	timed, cancel := context.WithTimeoutCause(waiting, wait, ErrTimeout)
+	defer cancel()
+	ticket, err = l.line.EnterAs(timed, places)
+	switch cause := context.Cause(timed); {
+	case err == nil:
+		return ticket, nil
+	case ctx.Err() != nil:
+		return nil, failed(holder, lockerr.With(ErrTimeout, ctx.Err()))
+	case errors.Is(cause, ErrTimeout):
+		return nil, failed(holder, ErrTimeout)
+	default:
+		return nil, cause
+	}
 }
 
 // fence checks, right before the transaction on link commits, that guards are
 // still ours. Leases are kept so until the transaction has ended.
-func (l *locks) fence(link *pool.Conn, guards ...guard) error {
+func (l *locks) fence(link *pool.Conn, guards ...*guard) error {
 	if fenceOff.Load() {
 		return nil
 	}
 	var leases []*lease.Lease
 	var advisories []*advisory.Lock
 	for _, g := range guards {
-		switch g := g.(type) {
+		switch kept := g.keeper.(type) {
 		case *lease.Lease:
-			leases = append(leases, g)
+			leases = append(leases, kept)
 		case *advisory.Lock:
-			advisories = append(advisories, g)
+			advisories = append(advisories, kept)
 		}
 	}
 	var err error
@@ -249,15 +562,22 @@ func (s *scope) drop(keep int) {
 		return
 	}
 	for _, g := range s.guards[keep:] {
-		if tokenOf(g) != 0 {
-			s.hints.SetToken(g.Key(), 0)
+		if g.token() != 0 {
+			s.hints.Forget(lockctx.Token, g.Key)
+		}
+		if g.Slots > 0 {
+			s.hints.Forget(lockctx.Slot, g.Key)
 		}
 		_ = g.Release()
 	}
-	if s.guards = slices.Clone(s.guards[:keep]); keep > 0 {
+	s.guards = slices.Clone(s.guards[:keep])
+	if s.counted && !slices.ContainsFunc(s.guards, func(g *guard) bool { return g.version() == nil }) {
+		s.k.crowd.done()
+		s.counted = false
+	}
+	if keep > 0 {
 		return
 	}
-	s.k.crowd.done()
 	for _, hold := range s.joined {
 		hold.cancel(ErrLost)
 	}
@@ -278,7 +598,7 @@ func (s *scope) watch(end context.Context) {
 		_ = s.take(context.Background())
 		defer s.give()
 		if s.unit == nil && len(s.guards) > 0 { // a transaction gives them back at its own end
-			s.failed = &Error{Op: "statement", Key: s.guards[0].Key(), Strategy: strategyOf(s.guards[0]), Err: lockerr.With(ErrLost, errEnded)}
+			s.failed = &Error{Op: "statement", Key: s.guards[0].Key, Strategy: s.guards[0].Strategy, Err: lockerr.With(ErrLost, errEnded)}
 			s.drop(0)
 		}
 	})
@@ -287,11 +607,11 @@ func (s *scope) watch(end context.Context) {
 var errEnded = errors.New("the lock context, or the context of the query that took the lock, has ended")
 
 // lost is called when a guard of the unit of work may be lost.
-func (s *scope) lost(g guard) {
+func (s *scope) lost(g *guard) {
 	_ = s.take(context.Background())
 	defer s.give()
 	if slices.Contains(s.guards, g) {
-		s.fail(overError("statement", g))
+		s.fail(g.overError("statement"))
 	}
 }
 
@@ -310,7 +630,7 @@ func (s *scope) fail(cause error) {
 // holds around it.
 func (s *scope) check(h *lockctx.Hint) error {
 	for _, g := range s.guards {
-		if err := overError("statement", g); err != nil {
+		if err := g.overError("statement"); err != nil {
 			s.fail(err)
 			return err
 		}
@@ -320,7 +640,7 @@ func (s *scope) check(h *lockctx.Hint) error {
 	}
 	if h != nil {
 		for _, g := range s.k.around(h) {
-			if err := overError("statement", g); err != nil {
+			if err := g.overError("statement"); err != nil {
 				return err
 			}
 		}
@@ -329,7 +649,7 @@ func (s *scope) check(h *lockctx.Hint) error {
 }
 
 // overError is what work under a guard gets that is over; nil where it is held.
-func overError(op string, g guard) error {
+func (g *guard) overError(op string) error {
 	err := g.Err()
 	if err == nil {
 		return nil
@@ -337,5 +657,5 @@ func overError(op string, g guard) error {
 	if !errors.Is(err, ErrLost) {
 		err = lockerr.With(ErrLost, errors.New("its hold has ended"))
 	}
-	return &Error{Op: op, Key: g.Key(), Strategy: strategyOf(g), Err: err}
+	return &Error{Op: op, Key: g.Key, Strategy: g.Strategy, Err: err}
 }

@@ -5,7 +5,6 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/lockctx"
 	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/optimistic"
 	"github.com/mysqllock/mysqllock/pool"
 	"github.com/mysqllock/mysqllock/rowlock"
 )
@@ -30,14 +30,15 @@ type unit struct {
 	home    *conn     // the connection of database/sql that link belongs to; nil for a session
 	txn     *pool.Txn // the transaction that holds the locks
 	opts    driver.TxOptions
-	keys    map[string]struct{} // that it holds row locks on
+	rows    map[string]*row // that it has locked
 	tickets []*queue.Ticket
-	around  []guard // of the holds that it is inside of
+	around  []*guard // of the holds that it is inside of
 
 	hold   *Hold       // set where Do or Acquire ends it, not a commit in it
 	stack  []*tx       // open transactions of the caller, outermost first
 	saves  int         // savepoints so far, for their names
 	read   bool        // a plain read has run, so the snapshot is taken
+	wrote  bool        // a statement has run that may have written
 	stream *rows       // rows that are still being read from link; holds link's turn
 	broken error       // what went wrong while streamed rows were read; guarded by the connection's turn
 	failed error       // why it is lost
@@ -47,15 +48,40 @@ type unit struct {
 	stop   func() bool // ends the watch on the lock context's end; nil without one
 }
 
+// row is a row of the lock table that a unit has locked.
+type row struct {
+	place
+	versioned bool // others compare versions of it
+}
+
 // commitLimit bounds a COMMIT or ROLLBACK on a session.
 const commitLimit = 30 * time.Second
 
-// request says what to ask the locker for. carried means that the caller
-// occupies a connection of database/sql while it waits.
-func (k *connector) request(s *scope, h *lockctx.Hint, keys []string, carried bool) rowlock.Request {
-	r := rowlock.Request{Keys: keys, Wait: k.wait(h)}
-	r.Waiting = func(ctx context.Context) (context.Context, func(), error) { return k.waiting(ctx, s, carried) }
-	return r
+// request is what to ask the locker for, and what it is for.
+type request struct {
+	rowlock.Request
+	places []place
+}
+
+// requests says what to ask the locker for, one request after the other. carried
+// means that the caller occupies a connection of database/sql while it waits.
+func (k *connector) requests(s *scope, h *lockctx.Hint, w wanted, carried bool) (requests []request) {
+	plain := rowlock.Request{Wait: k.wait(h), Waiting: func(ctx context.Context) (context.Context, func(), error) {
+		return k.waiting(ctx, s, carried)
+	}}
+	if len(w.rows) > 0 {
+		r := request{plain, w.rows}
+		for _, p := range w.rows {
+			r.Keys = append(r.Keys, rowlock.Key{Name: p.row, Shared: p.Shared})
+		}
+		requests = append(requests, r)
+	}
+	for _, p := range w.slots {
+		r := request{plain, []place{p}}
+		r.Slots = p.slots()
+		requests = append(requests, r)
+	}
+	return requests
 }
 
 // waiting returns a context that also ends when the handle is closed.
@@ -77,11 +103,11 @@ func (c *conn) begin(ctx context.Context, s *scope, h *lockctx.Hint, opts driver
 		return nil, &Error{Op: "begin", Key: names(h), Err: lockerr.With(ErrUnsafe, errors.New(
 			"a transaction that plain SQL text has begun may be open on this connection; begin it with BeginTx"))}
 	}
-	rows, guards, err := c.k.wanted(s, h)
+	w, err := c.k.wanted(s, h)
 	if err != nil {
 		return nil, err
 	}
-	if opts.ReadOnly && len(rows) > 0 {
+	if opts.ReadOnly && w.inTransaction() {
 		return nil, &Error{Op: "begin", Key: names(h), Strategy: lockctx.StrategyRow, Err: lockerr.With(ErrUnsafe, errors.New(
 			"the server takes no row lock in a READ ONLY transaction"))}
 	}
@@ -89,7 +115,7 @@ func (c *conn) begin(ctx context.Context, s *scope, h *lockctx.Hint, opts driver
 	if err != nil {
 		return nil, c.k.setupError(h, err)
 	}
-	undo, err := s.guard(ctx, l, h, guards, true)
+	undo, err := s.guard(ctx, l, h, w.guards, c.link, true)
 	if err != nil {
 		return nil, yielded(err)
 	}
@@ -98,34 +124,56 @@ func (c *conn) begin(ctx context.Context, s *scope, h *lockctx.Hint, opts driver
 			undo()
 		}
 	}()
-	if err := c.link.Take(ctx); err != nil {
-		return nil, err
-	}
-	defer c.link.Give()
-	var txn *pool.Txn
-	var ticket *queue.Ticket
-	if len(rows) == 0 {
-		if err = c.unlimit(ctx); err == nil {
-			txn, err = c.link.Begin(ctx, opts)
-		}
-	} else {
-		c.limited = c.limited || l.IdleLimit() > 0 // also where the lock is not granted
-		r := c.k.request(s, h, rows, true)
-		r.Conn = func(context.Context) (*pool.Conn, error) { return c.link, nil }
-		txn, ticket, err = l.Begin(ctx, opts, false, r)
-	}
+	requests := c.k.requests(s, h, w, true)
+	u, err := c.beginUnit(ctx, l, s, h, opts, requests)
 	if err != nil {
 		if !c.link.Clean() {
 			c.bad.Store(true)
 		}
 		return nil, yielded(err)
 	}
-	u := newUnit(l, s, h, c.link, txn, rows, ticket)
-	u.home, u.opts = c, opts
 	if c.limited {
 		l.keeper.Keep(c.link, u.lostBehind)
 	}
+	if err := u.lockRest(ctx, requests); err != nil {
+		return nil, yielded(err)
+	}
 	return u, nil
+}
+
+// beginUnit begins the transaction of a unit of work, with the first of requests.
+func (c *conn) beginUnit(ctx context.Context, l *locks, s *scope, h *lockctx.Hint, opts driver.TxOptions, requests []request) (*unit, error) {
+	if err := c.link.Take(ctx); err != nil {
+		return nil, err
+	}
+	defer c.link.Give()
+	if len(requests) == 0 {
+		if err := c.unlimit(ctx); err != nil {
+			return nil, err
+		}
+		txn, err := c.link.Begin(ctx, opts)
+		if err != nil {
+			return nil, err
+		}
+		return c.newUnit(l, s, h, txn, opts), nil
+	}
+	c.limited = c.limited || l.IdleLimit() > 0 // also where the lock is not granted
+	first := requests[0]
+	first.Conn = func(context.Context) (*pool.Conn, error) { return c.link, nil }
+	grant, err := l.Begin(ctx, opts, false, first.Request)
+	if err != nil {
+		return nil, naming(err, first.places)
+	}
+	u := c.newUnit(l, s, h, grant.Txn, opts)
+	u.granted(first, grant.Ticket, grant.Locked)
+	return u, nil
+}
+
+// newUnit returns a unit on this connection.
+func (c *conn) newUnit(l *locks, s *scope, h *lockctx.Hint, txn *pool.Txn, opts driver.TxOptions) *unit {
+	u := newUnit(l, s, h, c.link, txn)
+	u.home, u.opts = c, opts
+	return u
 }
 
 // yielded makes database/sql try again where the crowd asked for it. Nothing
@@ -145,11 +193,11 @@ func (k *connector) openSession(ctx, end context.Context, s *scope, h *lockctx.H
 	if err != nil {
 		return nil, k.setupError(h, err)
 	}
-	rows, guards, err := k.wanted(s, h)
+	w, err := k.wanted(s, h)
 	if err != nil {
 		return nil, err
 	}
-	undo, err := s.guard(ctx, l, h, guards, hold == nil)
+	undo, err := s.guard(ctx, l, h, w.guards, nil, hold == nil)
 	if err != nil {
 		return nil, yielded(err)
 	}
@@ -158,61 +206,75 @@ func (k *connector) openSession(ctx, end context.Context, s *scope, h *lockctx.H
 			undo()
 		}
 	}()
+	requests := k.requests(s, h, w, hold == nil)
 	for tries := 1; ; tries++ {
-		var link *pool.Conn
-		r := k.request(s, h, rows, hold == nil)
-		r.Conn = func(ctx context.Context) (_ *pool.Conn, err error) {
-			link, err = k.dedicated(ctx, l, s, r.Wait, hold == nil)
-			return link, err
+		u, err := k.openUnit(ctx, l, s, h, requests, hold == nil)
+		if errors.Is(err, driver.ErrBadConn) {
+			if tries < 3 {
+				continue
+			}
+			err = errors.New("mysqllock: connections for sessions break as soon as they are used")
 		}
-		own, cancel := context.WithCancel(ctx)
-		stop := context.AfterFunc(k.ctx, cancel)
-		txn, ticket, err := l.openOn(own, r)
-		stop()
-		cancel()
 		if err != nil {
-			if k.ctx.Err() != nil {
-				err = k.setupError(h, ErrClosed)
-			}
-			if link != nil {
-				link.Release()
-			}
-			if errors.Is(err, driver.ErrBadConn) {
-				if tries < 3 {
-					continue
-				}
-				err = errors.New("mysqllock: connections for sessions break as soon as they are used")
-			}
 			return nil, yielded(err)
 		}
-		link.Give()
-		u := newUnit(l, s, h, link, txn, rows, ticket)
 		u.hold = hold
 		l.mu.Lock()
 		l.open[u] = struct{}{}
 		l.mu.Unlock()
 		k.crowd.hold()
 		u.done = k.crowd.done
-		l.keeper.Keep(link, u.lostBehind)
+		l.keeper.Keep(u.link, u.lostBehind)
 		u.stop = context.AfterFunc(end, u.contextEnded)
 		if k.ctx.Err() != nil {
 			go u.abandon(ErrClosed)
+		}
+		if err := u.lockRest(ctx, requests); err != nil {
+			return nil, yielded(err)
 		}
 		return u, nil
 	}
 }
 
-// openOn opens a transaction on a session with the row locks that are asked
-// for, which are none inside a hold that has the key.
-func (l *locks) openOn(ctx context.Context, r rowlock.Request) (*pool.Txn, *queue.Ticket, error) {
-	if len(r.Keys) > 0 {
-		return l.Begin(ctx, driver.TxOptions{}, true, r)
+// openUnit opens a transaction on a session, with the first of requests. Inside a
+// hold that has the key there may be none.
+func (k *connector) openUnit(ctx context.Context, l *locks, s *scope, h *lockctx.Hint, requests []request, carried bool) (_ *unit, err error) {
+	own, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := context.AfterFunc(k.ctx, cancel)
+	defer stop()
+	var link *pool.Conn
+	connect := func(ctx context.Context) (_ *pool.Conn, err error) {
+		link, err = k.dedicated(ctx, l, s, k.wait(h), carried)
+		return link, err
 	}
-	link, err := r.Conn(ctx)
+	defer func() {
+		switch {
+		case err == nil:
+			link.Give()
+			return
+		case k.ctx.Err() != nil:
+			err = k.setupError(h, ErrClosed)
+		}
+		if link != nil {
+			link.Release()
+		}
+	}()
+	if len(requests) == 0 {
+		if _, err := connect(own); err != nil {
+			return nil, err
+		}
+		return newUnit(l, s, h, link, link.Begun()), nil // by its first statement: sessions are not in autocommit
+	}
+	first := requests[0]
+	first.Conn = connect
+	grant, err := l.Begin(own, driver.TxOptions{}, true, first.Request)
 	if err != nil {
-		return nil, nil, err
+		return nil, naming(err, first.places)
 	}
-	return link.Begun(), nil, nil // by its first statement: sessions are not in autocommit
+	u := newUnit(l, s, h, link, grant.Txn)
+	u.granted(first, grant.Ticket, grant.Locked)
+	return u, nil
 }
 
 // dedicated takes a connection from the pool of sessions.
@@ -237,21 +299,33 @@ func (k *connector) dedicated(ctx context.Context, l *locks, s *scope, wait time
 	return nil, err
 }
 
-func newUnit(l *locks, s *scope, h *lockctx.Hint, link *pool.Conn, txn *pool.Txn, rows []string, ticket *queue.Ticket) *unit {
-	u := &unit{
-		l: l, scope: s, link: link, txn: txn, keys: make(map[string]struct{}), tickets: []*queue.Ticket{ticket}, around: s.k.around(h),
-	}
-	for _, key := range rows {
-		u.keys[key] = struct{}{}
-	}
+func newUnit(l *locks, s *scope, h *lockctx.Hint, link *pool.Conn, txn *pool.Txn) *unit {
+	u := &unit{l: l, scope: s, link: link, txn: txn, rows: make(map[string]*row), around: s.k.around(h)}
 	s.unit = u
 	return u
 }
 
-// has reports whether the unit holds a row lock on key.
-func (u *unit) has(key string) bool {
-	_, ok := u.keys[key]
-	return ok
+// granted notes the rows that were locked for r. The ticket is nil where nobody
+// lined up for them.
+func (u *unit) granted(r request, ticket *queue.Ticket, locked rowlock.Locked) {
+	u.tickets = append(u.tickets, ticket)
+	for _, p := range r.places {
+		name := p.row
+		if p.Slots > 0 {
+			name = r.Slots[locked.Slot]
+			u.scope.hints.Tell(lockctx.Slot, p.Key, uint64(locked.Slot))
+		}
+		u.rows[name] = &row{p, slices.Contains(locked.Versioned, name)}
+	}
+}
+
+// row returns the row of that name, if the unit has locked it. A nil unit has
+// locked none.
+func (u *unit) row(name string) *row {
+	if u == nil {
+		return nil
+	}
+	return u.rows[name]
 }
 
 // setupError is a failure to get the lock table ready, or to reach the server
@@ -264,43 +338,64 @@ func (k *connector) setupError(h *lockctx.Hint, err error) error {
 }
 
 // join adds to the unit what of a hint it does not hold yet.
-func (u *unit) join(ctx context.Context, k *connector, h *lockctx.Hint) (err error) {
+func (u *unit) join(ctx context.Context, k *connector, h *lockctx.Hint) error {
 	for _, g := range k.around(h) {
 		if !slices.Contains(u.around, g) {
 			u.around = append(u.around, g)
 		}
 	}
-	rows, guards, err := k.wanted(u.scope, h)
-	if err != nil || len(rows)+len(guards) == 0 {
+	w, err := k.wanted(u.scope, h)
+	if err != nil || w.nothing() {
 		return err
 	}
 	if u.read && !h.AllowStale && u.l.Info().RepeatableRead(u.opts.Isolation) {
 		return u.error("lock", lockerr.With(ErrStaleSnapshot, fmt.Errorf(
 			"it has read before it asks for %s; ask for all keys at once (lockctx.WithKeys), or say lockctx.AllowStale()", names(h))))
 	}
-	undo, err := u.scope.guard(ctx, u.l, h, guards, false)
-	if err != nil || len(rows) == 0 {
+	undo, err := u.scope.guard(ctx, u.l, h, w.guards, nil, false)
+	if err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil && !u.over {
-			undo()
+	for i, r := range k.requests(u.scope, h, w, false) {
+		if err := u.lock(ctx, r, i == 0); err != nil {
+			if !u.over {
+				undo()
+			}
+			return err
 		}
-	}()
+	}
+	return nil
+}
+
+// lockRest takes the row locks that requests ask for after the first of them. If
+// one is not granted the unit is over, but not the guards that it began with.
+func (u *unit) lockRest(ctx context.Context, requests []request) error {
+	for _, r := range requests[min(1, len(requests)):] {
+		if err := u.lock(ctx, r, false); err != nil {
+			u.keep = true
+			_ = u.finish(false)
+			return err
+		}
+	}
+	return nil
+}
+
+// lock takes row locks in the open transaction. If they are not granted it goes
+// on where that was the first thing it was asked for.
+func (u *unit) lock(ctx context.Context, r request, first bool) error {
 	if err := u.takeLink(ctx, "lock"); err != nil {
 		return err
 	}
 	defer u.give()
 	ctx, release := u.untilClosed(ctx)
 	defer release()
-	alive, err := u.l.Join(ctx, u.link, k.request(u.scope, h, rows, false))
+	locked, alive, err := u.l.Join(ctx, u.link, r.Request)
 	if err == nil {
-		for _, key := range rows {
-			u.keys[key] = struct{}{}
-		}
+		u.granted(r, nil, locked)
 		return nil
 	}
-	if !alive {
+	err = naming(err, r.places)
+	if !alive || !first {
 		gone := server.Gone(err, u.link.Conn)
 		err = noRetry(err)
 		u.lose(err, gone)
@@ -359,6 +454,7 @@ func (u *unit) run(ctx context.Context, st *statement) (driver.Rows, driver.Resu
 	if st.info.Calls {
 		err = server.Exec(ctx, u.link.Conn, "SAVEPOINT mysqllock_call")
 	}
+	u.wrote = u.wrote || st.info.Kind != sqltext.Read
 	if err == nil {
 		base, res, err = st.run(ctx, u.link.Conn)
 	}
@@ -516,6 +612,11 @@ func (u *unit) end() {
 	}
 	u.over = true
 	u.free()
+	for _, r := range u.rows {
+		if r.Slots > 0 {
+			u.scope.hints.Forget(lockctx.Slot, r.Key)
+		}
+	}
 	u.l.keeper.Forget(u.link)
 	if u.stop != nil {
 		u.stop()
@@ -590,7 +691,7 @@ func (u *unit) finish(commit bool) error {
 			u.breakLink()
 		}
 		var said *Error
-		if !errors.As(err, &said) || !errors.Is(err, ErrLost) {
+		if !errors.As(err, &said) || !errors.Is(err, ErrLost) && !errors.Is(err, ErrConflict) {
 			err = u.error(op, lockerr.With(ErrLost, err))
 		}
 		u.failed = err
@@ -598,17 +699,55 @@ func (u *unit) finish(commit bool) error {
 			u.scope.failed = err // what was decided under the guard must not be written without it
 		}
 	}
+	if commit && err == nil {
+		u.tellVersions()
+	}
 	u.end()
 	return err
 }
 
 // fence checks, right before COMMIT and on the same connection, that the guards
-// are still ours.
+// are still ours, and that the versions are those that were remembered. What was
+// written makes versions new.
 func (u *unit) fence() error {
 	if u.opts.ReadOnly {
 		return nil // there is nothing that could be written
 	}
-	return u.l.fence(u.link, slices.Concat(u.scope.guards, u.around)...)
+	if err := u.l.fence(u.link, slices.Concat(u.scope.guards, u.around)...); err != nil || !u.wrote {
+		return err
+	}
+	var versions []*optimistic.Version
+	var places []place
+	var rows []string // that are locked, and that others compare versions of
+	for _, g := range u.scope.guards {
+		if v := g.version(); v != nil {
+			versions, places = append(versions, v), append(places, g.place)
+		}
+	}
+	for name, r := range u.rows {
+		if r.versioned && !r.Shared && !slices.ContainsFunc(places, func(p place) bool { return p.row == name }) {
+			rows = append(rows, name)
+		}
+	}
+	if len(versions) > 0 {
+		if err := u.l.versions.Commit(context.Background(), u.link.Conn, versions); err != nil {
+			return naming(err, places)
+		}
+	}
+	if len(rows) > 0 {
+		slices.Sort(rows)
+		return u.l.Step(context.Background(), u.link.Conn, rows)
+	}
+	return nil
+}
+
+// tellVersions shows the versions that a commit has set.
+func (u *unit) tellVersions() {
+	for _, g := range u.scope.guards {
+		if v := g.version(); v != nil && u.wrote {
+			u.scope.hints.Tell(lockctx.Version, g.Key, v.Number()+1)
+		}
+	}
 }
 
 // endTx ends a transaction of the caller: the unit's own, or a savepoint in it.
@@ -762,12 +901,16 @@ func (u *unit) fail(cause error, gone bool) {
 }
 
 func (u *unit) error(op string, err error) error {
-	keys, strategy := slices.Collect(maps.Keys(u.keys)), lockctx.StrategyRow
+	var keys []string
+	strategy := lockctx.StrategyRow
+	for _, r := range u.rows {
+		keys = append(keys, r.Key)
+	}
 	for _, g := range slices.Concat(u.scope.guards, u.around) {
 		if len(keys) == 0 {
-			strategy = strategyOf(g)
+			strategy = g.Strategy
 		}
-		keys = append(keys, g.Key())
+		keys = append(keys, g.Key)
 	}
 	slices.Sort(keys)
 	return &Error{Op: op, Key: strings.Join(slices.Compact(keys), ", "), Strategy: strategy, Err: err}

@@ -241,7 +241,7 @@ func TestStatementsPerPath(t *testing.T) {
 				}
 				c.Schema, c.Table = "manual", "slow"
 				exec(t, s.plain, "CREATE TABLE slow (namespace VARBINARY(255) NOT NULL, name VARBINARY(255) NOT NULL, owner VARBINARY(255) NULL,"+
-					" token BIGINT UNSIGNED NOT NULL DEFAULT 0, expires DATETIME(6) NOT NULL DEFAULT '1970-01-01 00:00:00',"+
+					" token BIGINT UNSIGNED NOT NULL DEFAULT 0, expires DATETIME(6) NOT NULL DEFAULT '1970-01-01 00:00:00', versioned TINYINT UNSIGNED NOT NULL DEFAULT 0,"+
 					" PRIMARY KEY (namespace, name)) ENGINE=InnoDB")
 			}
 			db, tap := s.tapped(c)

@@ -57,6 +57,7 @@ const (
 		" ADD COLUMN token BIGINT UNSIGNED NOT NULL DEFAULT 0, ADD COLUMN expires DATETIME(6) NOT NULL DEFAULT '1970-01-01 00:00:00'," +
 		" ADD COLUMN versioned TINYINT UNSIGNED NOT NULL DEFAULT 0"
 	sqlFloor           = "SELECT 1 FROM `shop`.`mysqllock` WHERE namespace = x'' AND name = x''"
+	sqlStripes         = "SELECT token FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'0073747269706573'"
 	sqlMakeFloor       = "INSERT IGNORE INTO `shop`.`mysqllock` (namespace, name) VALUES (x'', x'')"
 	sqlDropProcedure   = "DROP PROCEDURE IF EXISTS `shop`.`mysqllock_begin`"
 	sqlCreateProcedure = "CREATE PROCEDURE `shop`.`mysqllock_begin`(p_namespace VARBINARY(255), p_name VARBINARY(255), p_shared BOOL)\n" +
@@ -225,6 +226,7 @@ func (m *mocked) setUp(a answers) {
 	m.probe(a)
 	m.state(a)
 	m.expectQuery(sqlFloor, "1")
+	m.expectQuery(sqlStripes)
 }
 
 func (m *mocked) probe(a answers) {
@@ -515,6 +517,7 @@ func TestMockHex(t *testing.T) {
 		" FROM information_schema.TABLES WHERE " + is).
 		WillReturnRows(sqlmock.NewRows([]string{"1", "2", "3"}).AddRow("InnoDB", theColumns, 1))
 	m.expectQuery("SELECT 1 FROM `locks`.`my-table$` WHERE namespace = x'' AND name = x''", "1")
+	m.expectQuery("SELECT token FROM `locks`.`my-table$` WHERE namespace = x'6974277320605c00' AND name = x'0073747269706573'")
 	const key = "x'27293b2044524f50205441424c452070202d2d20c3a4ff'"
 	m.exist("SELECT name, token FROM `locks`.`my-table$` WHERE namespace = x'6974277320605c00' AND name IN (" + key + ")" +
 		" UNION ALL SELECT name, token FROM `locks`.`my-table$` WHERE namespace = x'' AND name = x''")
@@ -959,6 +962,7 @@ func TestMockSetUpFails(t *testing.T) {
 			m.reprobe(aCalled)
 			m.state(aCalled)
 			m.expectQuery(sqlFloor, "1")
+			m.expectQuery(sqlStripes)
 			m.exist(sqlExists, "k")
 			m.again(aCalled)
 			m.expectExec("COMMIT")
@@ -1034,6 +1038,7 @@ func TestMockAutomaticSchema(t *testing.T) {
 		m.expectQuery(sqlFloor)
 		m.expectExec(sqlMakeFloor)
 		m.expectExec(sqlCreateProcedure)
+		m.expectQuery(sqlStripes)
 		m.exist(sqlExists)
 		m.expectExec(sqlInsert)
 		m.lock(sqlCall, 1)
@@ -1050,6 +1055,7 @@ func TestMockAutomaticSchema(t *testing.T) {
 		m.expectExec(sqlMakeFloor)
 		m.expectExec(sqlDropProcedure)
 		m.expectExec(sqlCreateProcedure)
+		m.expectQuery(sqlStripes)
 		m.exist(sqlExists, "k")
 		m.lock(sqlCall, 1)
 		m.expectExec("COMMIT")
@@ -1063,6 +1069,7 @@ func TestMockAutomaticSchema(t *testing.T) {
 		m.state(aMySQL)
 		m.expectQuery(sqlFloor, "1")
 		m.ExpectExec(sqlCreateProcedure).WillReturnError(number(1304))
+		m.expectQuery(sqlStripes)
 		m.exist(sqlExists, "k")
 		m.lock(sqlCall, 1)
 		m.expectExec("COMMIT")
@@ -1075,6 +1082,7 @@ func TestMockAutomaticSchema(t *testing.T) {
 		m.expectExec("ALTER TABLE `shop`.`mysqllock` ADD COLUMN token BIGINT UNSIGNED NOT NULL DEFAULT 0")
 		m.state(aMariaDB)
 		m.expectQuery(sqlFloor, "1")
+		m.expectQuery(sqlStripes)
 		m.exist(sqlExists, "k")
 		m.again(aMariaDB)
 		m.expectExec("COMMIT")
@@ -1086,6 +1094,7 @@ func TestMockAutomaticSchema(t *testing.T) {
 		m.state(aMySQL)
 		m.expectQuery(sqlFloor)
 		m.expectExec(sqlMakeFloor)
+		m.expectQuery(sqlStripes)
 		m.exist(sqlExists, "k")
 		m.again(aMySQL)
 		m.ExpectCommit()
@@ -1105,9 +1114,12 @@ func TestMockAutomaticSchema(t *testing.T) {
 	})
 	t.Run("the procedure is old", func(t *testing.T) {
 		m := auto(t)
-		m.setUp(aMySQL.with(func(a *answers) { a.procedure = "0" }))
+		m.probe(aMySQL)
+		m.state(aMySQL.with(func(a *answers) { a.procedure = "0" }))
+		m.expectQuery(sqlFloor, "1")
 		m.expectExec(sqlDropProcedure)
 		m.expectExec(sqlCreateProcedure)
+		m.expectQuery(sqlStripes)
 		m.exist(sqlExists, "k")
 		m.lock(sqlCall, 1)
 		m.expectExec("COMMIT")
@@ -1123,8 +1135,11 @@ func TestMockAutomaticSchema(t *testing.T) {
 	})
 	t.Run("no right to make the procedure", func(t *testing.T) { // then without
 		m := auto(t)
-		m.setUp(aMySQL)
+		m.probe(aMySQL)
+		m.state(aMySQL)
+		m.expectQuery(sqlFloor, "1")
 		m.ExpectExec(sqlCreateProcedure).WillReturnError(number(1044))
+		m.expectQuery(sqlStripes)
 		m.exist(sqlExists, "k")
 		m.again(aMySQL)
 		m.ExpectCommit()
@@ -1138,6 +1153,7 @@ func TestMockAutomaticSchema(t *testing.T) {
 		m.state(aMariaDB)
 		m.expectQuery(sqlFloor)
 		m.expectExec(sqlMakeFloor)
+		m.expectQuery(sqlStripes)
 		m.exist(sqlExists)
 		m.expectExec(sqlInsert)
 		m.lock(sqlBlock, 1)
@@ -1560,7 +1576,7 @@ func (r *record) lines() (lines []string) {
 			count[role]++
 			r.role[id] = fmt.Sprint(role, count[role])
 			continue
-		case sqlIdentify, sqlProbe, sqlState, sqlStateMaria, sqlFloor:
+		case sqlIdentify, sqlProbe, sqlState, sqlStateMaria, sqlFloor, sqlStripes:
 			continue
 		}
 		if strings.HasPrefix(r.role[id], "lease") {

@@ -18,6 +18,7 @@ type statement struct {
 	stmt     driver.Stmt // already prepared on the connection that on is
 	on       driver.Conn
 	info     sqltext.Info
+	claims   bool // locks the rows that it returns because the hint says so
 }
 
 // run runs the statement on a bare connection.

@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -73,6 +74,74 @@ func (r *Rows) Exist(ctx context.Context, keys []string) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+}
+
+// Agree makes sure that all who use the namespace have the same opinion on how
+// many rows its keys share, 0 for a row of its own for each: else they would not
+// exclude each other. The first who has keys share rows notes it in the table,
+// and makes them. conn is in autocommit.
+func (r *Rows) Agree(ctx context.Context, conn driver.Conn, stripes int) error {
+	found, err := r.stripes(ctx, conn)
+	if err == nil && found < 0 && stripes > 0 {
+		if err = r.noteStripes(ctx, conn, stripes); err == nil {
+			found, err = r.stripes(ctx, conn)
+		}
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("reading how many rows keys share: %w", noBadConn(err))
+	case max(found, 0) != stripes:
+		return r.disagree(stripes, fmt.Sprintf("others of the namespace have %d", max(found, 0)))
+	}
+	const atOnce = 1000
+	for first := 0; first < stripes; first += atOnce {
+		var names []string
+		for i := first; i < min(first+atOnce, stripes); i++ {
+			names = append(names, StripeName(i))
+		}
+		if err := r.Exist(ctx, names); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// stripes reads how many rows the keys share; negative where nobody has said.
+func (r *Rows) stripes(ctx context.Context, conn driver.Conn) (int, error) {
+	rows, err := server.Query(ctx, conn, "SELECT token FROM "+r.cfg.Table.String()+
+		" WHERE namespace = "+schema.Literal(r.cfg.Namespace)+" AND name = "+schema.Literal(schema.Stripes))
+	if err != nil || len(rows) == 0 {
+		return -1, err
+	}
+	return strconv.Atoi(rows[0][0])
+}
+
+// noteStripes notes how many rows the keys are to share, where none has a row
+// of its own yet.
+func (r *Rows) noteStripes(ctx context.Context, conn driver.Conn, stripes int) error {
+	namespace := schema.Literal(r.cfg.Namespace)
+	rows, err := server.Query(ctx, conn, "SELECT 1 FROM "+r.cfg.Table.String()+
+		" WHERE namespace = "+namespace+" AND NOT ("+shared+") AND NOT ("+schema.Floor+") LIMIT 1")
+	if err != nil {
+		return err
+	}
+	if len(rows) > 0 {
+		return r.disagree(stripes, "the namespace has keys with rows of their own")
+	}
+	return server.Exec(ctx, conn, fmt.Sprintf("INSERT IGNORE INTO %s (namespace, name, token) VALUES (%s, %s, %d)",
+		r.cfg.Table, namespace, schema.Literal(schema.Stripes), stripes))
+}
+
+// shared is the condition of the rows that are there because keys share them.
+var shared = fmt.Sprintf("LEFT(name, %d) = %s", len(schema.Stripes)-1, schema.Literal(schema.Stripes[:len(schema.Stripes)-1]))
+
+func (r *Rows) disagree(stripes int, why string) error {
+	return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
+		"lockStripes is %[1]d here, and %[2]s, so that locks would not exclude each other; to change it stop all programs that use the namespace and run"+
+			" (the first statement keeps tokens growing):\n"+
+			"UPDATE %[3]s, (SELECT MAX(token) AS highest FROM %[3]s) d SET token = GREATEST(token, highest) WHERE %[4]s;\n"+
+			"DELETE FROM %[3]s WHERE namespace = %[5]s AND NOT (%[4]s)",
+		stripes, why, r.cfg.Table, schema.Floor, schema.Literal(r.cfg.Namespace)))
 }
 
 // Forget is for keys whose rows have turned out not to be there.

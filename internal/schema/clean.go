@@ -19,7 +19,8 @@ const (
 // Clean removes rows, of all namespaces, that have had no live lease and were
 // not made for longer than unused: at most limit of them, and at most 500. A row
 // lock leaves no trace in its row, so a row that only row locks use goes by when
-// it was made, and is made again at its next use.
+// it was made, and is made again at its next use. The number of rows that keys
+// share stays.
 //
 // It waits for nobody: rows that somebody has locked stay, and nothing is
 // removed while rows are being made or another Clean runs. It needs the
@@ -30,8 +31,8 @@ const (
 func (t Table) Clean(ctx context.Context, conn driver.Conn, unused time.Duration, limit int) (removed int, err error) {
 	old := fmt.Sprintf("expires < UTC_TIMESTAMP(6) - INTERVAL %d MICROSECOND", max(unused, 0).Microseconds())
 	rows, err := server.Query(ctx, conn, fmt.Sprintf( // MySQL skips the comment, MariaDB the hint
-		"/*M!100000 SET STATEMENT max_statement_time = %d FOR */ SELECT /*+ MAX_EXECUTION_TIME(%d) */ namespace, name FROM %s WHERE %s AND NOT (%s) LIMIT %d",
-		int(cleanBound.Seconds()), cleanBound.Milliseconds(), t, old, Floor, min(limit, cleanMost)))
+		"/*M!100000 SET STATEMENT max_statement_time = %d FOR */ SELECT /*+ MAX_EXECUTION_TIME(%d) */ namespace, name FROM %s WHERE %s AND name <> %s AND NOT (%s) LIMIT %d",
+		int(cleanBound.Seconds()), cleanBound.Milliseconds(), t, old, Literal(Stripes), Floor, min(limit, cleanMost)))
 	if err != nil || len(rows) == 0 {
 		return 0, err
 	}

@@ -62,6 +62,10 @@ func (t Table) quoted(name string) string {
 // that a key's token never goes back.
 const Floor = "namespace = x'' AND name = x''"
 
+// Stripes names the row whose token is the number of rows that the keys of its
+// namespace share, where they do. No key has that name.
+const Stripes = "\x00stripes"
+
 // laterColumns are what the table's first form did not have.
 var laterColumns = []string{
 	"owner VARBINARY(255) NULL",

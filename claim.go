@@ -1,0 +1,88 @@
+package mysqllock
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/sqltext"
+	"github.com/mysqllock/mysqllock/lockctx"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// runClaiming runs a statement whose hint has SELECTs lock the rows that they
+// return.
+func (c *conn) runClaiming(ctx context.Context, h *lockctx.Hint, st *statement) (driver.Rows, driver.Result, error) {
+	atOnce := h.HasWait && h.Wait == 0
+	if err := st.claim(h.Claim, atOnce); err != nil {
+		return nil, nil, err
+	}
+	var r driver.Rows
+	var res driver.Result
+	var err error
+	switch {
+	case !c.unlocked() || !c.nothing(h):
+		r, res, err = c.runLocked(ctx, h, true, st)
+	case st.claims && c.tx == nil && !c.raw && !c.manual:
+		return nil, nil, st.unclaimed()
+	default: // there is nothing else to lock
+		if !st.claims {
+			err = c.note(ctx, st.text)
+		} else if c.tx != nil {
+			c.tx.read = c.tx.read || st.info.Snapshot
+		}
+		if err == nil {
+			r, res, err = c.runHere(ctx, st)
+		}
+		if err == nil && r != nil && st.claims && atOnce { // the server may find the locked one last
+			r, err = readAhead(r, 0)
+		}
+	}
+	if err != nil {
+		if st.claims && atOnce && server.Locked(err) && !errors.Is(err, ErrLost) {
+			err = &Error{Op: st.op(), Err: lockerr.With(ErrLocked, err)}
+		}
+		return nil, nil, err
+	}
+	return r, res, nil
+}
+
+// claim makes a SELECT a locking read. Other statements stay as they are.
+func (s *statement) claim(how lockctx.Locking, atOnce bool) error {
+	text, err := sqltext.Lock(s.text, clause(how, atOnce))
+	if err != nil {
+		return &Error{Op: s.op(), Err: lockerr.With(ErrUnsafe, err)}
+	}
+	if s.claims = text != s.text; s.claims {
+		plain, _ := sqltext.Lock(s.text, "FOR UPDATE")
+		s.info = sqltext.Look(plain)
+		s.text, s.stmt, s.prepared = text, nil, s.prepared || s.stmt != nil
+	}
+	return nil
+}
+
+// clause is in the spelling of both servers. Each of them skips the comment that
+// is meant for the other.
+func clause(how lockctx.Locking, atOnce bool) string {
+	tail := ""
+	switch {
+	case how.SkipLocked:
+		tail = " SKIP LOCKED"
+	case atOnce:
+		tail = " NOWAIT"
+	}
+	switch {
+	case how.Update:
+		return "FOR UPDATE" + tail
+	case tail == "":
+		return "LOCK IN SHARE MODE"
+	}
+	return "/*!80000 FOR SHARE" + tail + " */ /*M! LOCK IN SHARE MODE" + tail + " */"
+}
+
+// unclaimed is the answer to a claim that would be over as soon as it is made.
+func (s *statement) unclaimed() error {
+	return &Error{Op: s.op(), Err: lockerr.With(ErrUnsafe, errors.New(
+		"outside of a transaction the rows that ForUpdate, ForShare or SkipLocked lock would be free again at once; run the SELECT in one"))}
+}
