@@ -35,8 +35,12 @@ func (c *conn) runClaiming(ctx context.Context, h *lockctx.Hint, st *statement) 
 		if err == nil {
 			r, res, err = c.runHere(ctx, st)
 		}
-		if err == nil && r != nil && st.claims && atOnce { // the server may find the locked one last
-			r, err = readAhead(r, 0)
+		if err == nil && r != nil && st.claims { // they may come with a statement to be closed
+			limit := bufferBytes
+			if atOnce {
+				limit = 0 // the server may find the locked one last
+			}
+			r, err = readAhead(r, limit)
 		}
 	}
 	if err != nil {

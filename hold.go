@@ -152,7 +152,7 @@ func (h *Hold) openGuard(ctx, own context.Context, hint *lockctx.Hint) error {
 		}
 		return nil
 	}
-	h.ctx = lockctx.Inside(own, h)
+	h.ctx = lockctx.Inside(own, h, hint.Claim) // hint has that of the contexts around, too
 	around := h.k.around(hint)
 	if at := slices.IndexFunc(around, has); at >= 0 {
 		h.guard = around[at]

@@ -113,13 +113,14 @@ func Without(ctx context.Context) context.Context {
 }
 
 // Inside returns a context whose statements run inside hold, which a driver
-// keeps beyond single transactions. A driver calls it; applications have no use
-// for it.
-func Inside(ctx context.Context, hold any) context.Context {
+// keeps beyond single transactions, and claim rows as it says. A driver calls it;
+// applications have no use for it.
+func Inside(ctx context.Context, hold any, claim Locking) context.Context {
 	h := &Hint{}
 	if outer, ok := From(ctx); ok {
 		*h = *outer
 	}
+	h.Claim = claim
 	h.Holds, h.Hold, h.Named = append(slices.Clone(h.Holds), hold), hold, ""
 	return context.WithValue(ctx, contextKey{}, h)
 }

@@ -282,7 +282,7 @@ func TestClaim(t *testing.T) {
 
 func TestInside(t *testing.T) {
 	one, two := new(int), new(int)
-	ctx := lockctx.Inside(context.Background(), one)
+	ctx := lockctx.Inside(context.Background(), one, lockctx.Locking{})
 	h := hint(t, ctx)
 	if h.Scope != nil || len(h.Locks) != 0 || h.Err != nil || !slices.Equal(h.Holds, []any{one}) {
 		t.Errorf("the hint is %+v", h)
@@ -294,8 +294,8 @@ func TestInside(t *testing.T) {
 	if other := hint(t, lockctx.With(ctx, "k")); other.Scope == with.Scope {
 		t.Error("two calls of With inside a hold share a lock context")
 	}
-	both := hint(t, lockctx.Inside(lockctx.With(ctx, "k"), two))
-	if !slices.Equal(both.Holds, []any{one, two}) || !slices.Equal(both.Keys(), []string{"k"}) || both.Named != "" || both.Hold != two {
+	both := hint(t, lockctx.Inside(lockctx.With(ctx, "k"), two, lockctx.Locking{Share: true}))
+	if !slices.Equal(both.Holds, []any{one, two}) || !slices.Equal(both.Keys(), []string{"k"}) || both.Named != "" || both.Hold != two || !both.Claim.Share {
 		t.Errorf("a hold inside is %+v", both)
 	}
 	if len(hint(t, ctx).Holds) != 1 {
