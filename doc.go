@@ -155,6 +155,65 @@
 // Galera and Group Replication, also with a single primary, every node grants
 // them, so there they are refused.
 //
+// # Optimistic versions
+//
+// [lockctx.Optimistic] locks nothing while the caller thinks. The first statement
+// of the unit of work is preceded by one plain read, which remembers the key's
+// version. Once the unit has written, one statement right before its COMMIT, in
+// the same transaction, compares the version and sets the next; where somebody
+// else has committed under the key meanwhile, or has its row locked at that
+// moment, all is rolled back with [ErrConflict]. It never waits there. Running the
+// unit of work again, from its first read on, is safe; in [Do], [lockctx.Retry]
+// does it. A unit that has only read is not compared, and sets no version.
+//
+// It follows the rules of leases: a query that only reads runs where database/sql
+// sends it, and needs no context that ends; BeginTx, Exec and a query that writes
+// end the unit of work with their commit. Within [Do] and [Acquire] it is as with a
+// row lock: all of it is one transaction, which is compared when it commits.
+//
+// [Version] tells the version, which can go into a form, and come back with the
+// next request to [lockctx.IfVersion]: then the commit fails where somebody has
+// committed since the form was made.
+//
+// Row locks and leases on the same key count. A unit of work waits before its
+// first statement for whoever has a lease on the key; each grant of a lease is a
+// new version; and so is the commit of a row lock that has written, which costs
+// that one statement more, right before COMMIT, on keys that have ever been kept
+// optimistically. A version is the token of the key's row.
+//
+// For a version column in the application's own tables none of this is needed:
+// package optimistic has [optimistic.Changed] for that.
+//
+// # Many holders
+//
+// [lockctx.Shared] is for many readers or one writer. Requests are granted in the
+// order in which they come, within a process and in the server (what MySQL does
+// otherwise is in the documentation of package rowlock), so that neither starves.
+// A unit of work that holds a key shared and asks for it exclusively is refused
+// with [ErrUnsafe], since two of them would wait for each other.
+//
+// [lockctx.Slots] is a counting semaphore over all processes: each slot is a row
+// of the lock table, with a row lock or a lease on it. [Slot] tells which. Who
+// waits for one waits for any, but in the server for one at a time, and looks at
+// the others up to four times a second.
+//
+// # Claims
+//
+// [lockctx.ForUpdate], [lockctx.ForShare] and [lockctx.SkipLocked] have the
+// caller's own SELECTs lock the rows that they return, in a transaction of the
+// caller's: workers who share a table of tasks claim each their own, through an
+// ORM that has no word for it. [lockctx.Claim] is for them alone, and they go with
+// a key, too. Only a single plain SELECT is changed, by text at its end. What
+// reads rows in another way (UNION, WITH, a subquery in FROM, DISTINCT, GROUP BY,
+// and the like) fails with [ErrUnsafe] and an error that says why, before anything
+// is sent; so does a claim outside of a transaction. Statements that write, and
+// those of the session (SAVEPOINT, SET), run as they are.
+//
+// A claim locks what a locking read locks, which can be more than what it returns:
+// under REPEATABLE READ also the rows that it looked at and the gaps between them,
+// so that workers get in each other's way without need. Under READ COMMITTED, and
+// with an index that finds the rows in their order, it is those rows alone.
+//
 // # When it goes wrong
 //
 // Every failure is an [*Error] around one of the sentinels. A lock that is not
@@ -205,23 +264,30 @@
 //
 // # The lock table
 //
-// There is one table with one row a key, which row locks and leases use. Rows stay:
+// There is one table with one row a key, and one for each of its further slots. Rows stay:
 // never delete one by hand, since its token would begin again. The table is made
 // on first use, and one of an older version completed, never inside a
 // transaction of the caller's; with lockSchema=manual the error that says it is
 // missing carries its DDL. On MySQL a procedure is made too, by which BEGIN and
 // the lock go out in one round trip; without the right to make or to execute it
 // they go out as two. The account needs SELECT, INSERT and UPDATE on the table,
-// for row locks and leases; advisory locks need no privilege.
+// for all but advisory locks and claims, which need no privilege on it.
 // To be told who holds a key it needs SELECT on performance_schema (MySQL) or
 // PROCESS (MariaDB); cancelling needs no privilege.
+//
+// With lockStripes=N all keys of the namespace share N rows, which are made in
+// advance, and the table never grows. Two keys on one row are one lock: rarely,
+// those who want different keys wait for each other. In one lock context that does
+// no harm, whichever keys it asks for and in whatever order. A token or a version
+// is that of the row, so it grows with other keys, too.
 //
 // # Where locks do not hold
 //
 // On Galera, and on Group Replication with several primaries, two nodes grant
 // the same row lock. There a hint for one fails with ErrUnsafe, unless
 // lockUnsafe=allow says that the application writes on one node only. Leases hold
-// there: their fence is a write, which all nodes see.
+// there: their fence is a write, which all nodes see. So do versions: comparing one
+// is a write, too.
 //
 // # No interception layer
 //
