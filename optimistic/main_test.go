@@ -28,6 +28,7 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/optimistic"
 	"github.com/mysqllock/mysqllock/pool"
+	"github.com/mysqllock/mysqllock/rowlock"
 )
 
 // The tests run against every server that is found on this machine.
@@ -135,6 +136,7 @@ type process struct {
 	*optimistic.Locker
 	*scratch
 	leases  *lease.Locker
+	locks   *rowlock.Locker
 	rows    *keyrow.Rows
 	control *pool.Pool
 	queue   *queue.Queue
@@ -147,6 +149,9 @@ const (
 	ttl       = 30 * time.Second
 )
 
+// control is what its connections that nobody else has begin with.
+const control = "SET SESSION autocommit = 1, innodb_lock_wait_timeout = 5, lock_wait_timeout = 2"
+
 // process makes one. change may alter its configuration.
 func (s *scratch) process(change ...func(*optimistic.Config)) *process {
 	s.t.Helper()
@@ -157,13 +162,17 @@ func (s *scratch) process(change ...func(*optimistic.Config)) *process {
 		s.t.Cleanup(made.Close)
 		return made
 	}
-	p.control = newPool(s.connector("", p.tap), 4, "SET SESSION autocommit = 1, innodb_lock_wait_timeout = 5, lock_wait_timeout = 2")
+	p.control = newPool(s.connector("", p.tap), 4, control)
 	p.rows = keyrow.New(keyrow.Config{Control: p.control, Table: s.table, Namespace: namespace, Info: s.info, Auto: true, Procedure: s.procedure})
 	p.leases = lease.New(lease.Config{
 		Conns: newPool(s.connector("", nil), 8, lease.Setup(ttl)), Control: p.control, Rows: p.rows, Queue: p.queue,
 		Table: s.table, Namespace: namespace, Owner: owner, Info: s.info, TTL: ttl,
 	})
 	s.t.Cleanup(p.leases.Close)
+	p.locks = rowlock.New(rowlock.Config{
+		Table: s.table, Namespace: namespace, Owner: owner, TTL: ttl, Info: s.info, Control: p.control, Queue: p.queue, Rows: p.rows, Await: p.leases.Await,
+	})
+	s.t.Cleanup(p.locks.Close)
 	cfg := optimistic.Config{
 		Table: s.table, Namespace: namespace, Info: s.info, Control: p.control, Rows: p.rows, TTL: ttl, Await: p.leases.Await,
 	}
@@ -205,7 +214,7 @@ func (p *process) wantConflict(c driver.Conn, versions ...*optimistic.Version) {
 	if err := p.Commit(limited(p.t), c, versions); !errors.Is(err, lockerr.ErrConflict) {
 		p.t.Errorf("no conflict: %v", err)
 	}
-	if d := time.Since(began); d > 3*time.Second {
+	if d := time.Since(began); d > 8*time.Second {
 		p.t.Errorf("it took %v", d)
 	}
 	p.exec(c, "ROLLBACK")

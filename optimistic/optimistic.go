@@ -209,7 +209,8 @@ type state struct {
 	owner     string        // of the lease
 }
 
-// read returns the states of the keys, as they were last committed.
+// read returns the states of the keys, as they were last committed: also where
+// the caller's session reads what is not.
 func (a *attempt) read(ctx context.Context) (states []state, err error) {
 	began, text := time.Now(), a.readSQL(a.r.Keys)
 	var rows [][]string
