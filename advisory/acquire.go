@@ -22,7 +22,8 @@ type Request struct {
 	Key  string
 	Wait time.Duration // 0 fails at once where someone else has the key
 	// Waiting is called before the caller begins to wait. It may refuse, and it
-	// may end the wait through the context that it returns; done follows.
+	// may end the wait through the context that it returns; done follows. nil is
+	// to wait with the caller's context as it is.
 	Waiting func(context.Context) (ctx context.Context, done func(), err error)
 	// Lost is called once, on a goroutine of its own, when the lock may be lost,
 	// or the Locker is closed. nil is nobody to tell.
@@ -53,6 +54,7 @@ type attempt struct {
 	start  time.Time
 	ticket *queue.Ticket // nil before it is ours, and once it is somebody else's
 	holder *lockerr.Holder
+	calm   time.Duration // for how long a connection may be waited on, as one has shown by breaking; 0 is unknown
 }
 
 var (
@@ -92,20 +94,22 @@ func (a *attempt) acquire(ctx context.Context) (*Lock, error) {
 	a.ticket = ticket
 	if handed, ok := ticket.Baton().(*Lock); ok {
 		if lock := a.inherit(handed); lock != nil {
+			if k := a.yield(ctx, handed, lock); k != nil {
+				return a.wait(ctx, k)
+			}
 			return a.granted(ctx, lock)
 		}
 	}
 	lock, err := a.try(ctx)
-	if lock == nil && err == nil {
-		if a.r.Wait == 0 {
-			return nil, lockerr.ErrLocked
-		}
-		lock, err = a.wait(ctx)
-	}
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
+	case lock != nil:
+		return a.granted(ctx, lock)
+	case a.r.Wait == 0:
+		return nil, lockerr.ErrLocked
 	}
-	return a.granted(ctx, lock)
+	return a.wait(ctx, nil)
 }
 
 // lineUp waits for the place in front of the process's own queue.
@@ -129,14 +133,17 @@ func (a *attempt) waiting(ctx context.Context) (context.Context, func(), error) 
 	if left <= 0 {
 		return nil, nil, errWaitOver
 	}
-	refusable, done, err := a.r.Waiting(ctx)
-	if err != nil {
-		return nil, nil, err
+	done := func() {}
+	if a.r.Waiting != nil {
+		var err error
+		if ctx, done, err = a.r.Waiting(ctx); err != nil {
+			return nil, nil, err
+		}
 	}
-	timed, cancel := context.WithTimeoutCause(refusable, left, errWaitOver)
-	open, end := context.WithCancelCause(timed)
+	open, end := context.WithCancelCause(ctx)
+	over := time.AfterFunc(left, func() { end(errWaitOver) })
 	stop := context.AfterFunc(a.ctx, func() { end(lockerr.ErrClosed) })
-	return open, func() { stop(); end(nil); cancel(); done() }, nil
+	return open, func() { stop(); over.Stop(); end(nil); done() }, nil
 }
 
 // lock is what the attempt gets once it is granted.
@@ -200,36 +207,44 @@ func (a *attempt) settle(k *carrier, r *request) {
 	a.ticket = nil
 	a.running.Go(func() {
 		defer ticket.Leave()
-		<-r.wake
+		<-r.answered
 		if r.granted {
 			k.do(context.Background(), &request{lock: r.lock})
 		}
 	})
 }
 
-// wait waits in the server, on a connection that has nothing else. Where there
-// is none to be had it asks now and then.
-func (a *attempt) wait(ctx context.Context) (*Lock, error) {
-	ctx, done, err := a.waiting(ctx)
+// wait waits in the server, on a connection that has nothing else: the station k
+// first, if there is one. Where there is none to be had it asks now and then.
+func (a *attempt) wait(ctx context.Context, k *carrier) (*Lock, error) {
+	open, done, err := a.waiting(ctx)
 	if err != nil {
+		if k != nil {
+			a.leave(k, true)
+			a.leaveStation()
+		}
 		return nil, err
 	}
 	defer done()
-	for ctx.Err() == nil {
+	for k != nil || open.Err() == nil {
 		var lock *Lock
-		var err error
-		if k := a.station(ctx); k != nil {
-			if lock, err = a.waitOn(ctx, k); lock == nil && err == nil {
-				continue
-			}
-		} else if sleep(ctx) {
-			lock, err = a.try(ctx)
+		if k == nil {
+			k = a.station(open)
 		}
-		if lock != nil || err != nil {
-			return lock, err
+		if k != nil {
+			lock, err = a.waitOn(open, k)
+			k = nil
+		} else if sleep(open) {
+			lock, err = a.try(open)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if lock != nil {
+			return a.granted(ctx, lock)
 		}
 	}
-	return nil, context.Cause(ctx)
+	return nil, context.Cause(open)
 }
 
 // station returns a connection on which to wait; nil where there is none for a
@@ -237,7 +252,7 @@ func (a *attempt) wait(ctx context.Context) (*Lock, error) {
 func (a *attempt) station(ctx context.Context) *carrier {
 	l := a.Locker
 	l.mu.Lock()
-	free := l.stations+max(enough, len(l.carriers)) < l.conns.Stat().Max && l.conns.Ready()
+	free := l.spare(len(l.carriers)) && l.conns.Ready()
 	if free {
 		l.stations++
 	}
@@ -255,6 +270,12 @@ func (a *attempt) station(ctx context.Context) *carrier {
 	return k
 }
 
+// spare reports whether one more connection may be waited on beside so many
+// carriers. l.mu is the caller's.
+func (l *Locker) spare(carriers int) bool {
+	return l.stations+max(enough, carriers) < l.conns.Stat().Max
+}
+
 func (l *Locker) leaveStation() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -265,7 +286,10 @@ func (l *Locker) leaveStation() {
 // it, k is gone.
 func (a *attempt) waitOn(ctx context.Context, k *carrier) (*Lock, error) {
 	defer a.leaveStation()
-	deadline, _ := ctx.Deadline()
+	deadline := a.start.Add(a.r.Wait)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
 	for {
 		bound := min(a.ttl, time.Until(deadline)-haste)
 		if bound <= 0 {
@@ -276,15 +300,21 @@ func (a *attempt) waitOn(ctx context.Context, k *carrier) (*Lock, error) {
 		if a.readTimeout > 0 {
 			bound = min(bound, a.readTimeout/2)
 		}
-		granted, err := k.wait(ctx, a.name, bound)
+		if a.calm > 0 {
+			bound = min(bound, a.calm)
+		}
+		asked := time.Now()
+		answer, err := k.wait(ctx, a.name, bound)
 		switch {
 		case ctx.Err() != nil: // the driver may have closed the connection, whatever was answered
 			a.leave(k, !k.broken(err))
 			return nil, context.Cause(ctx)
-		case granted:
+		case answer == alone || answer == inTurn:
 			lock := a.lock(k)
+			lock.rivals = answer == inTurn
 			a.mu.Lock()
 			defer a.mu.Unlock()
+			k.busy, k.err = false, nil // where it was a carrier before
 			k.holds[lock.name] = lock
 			a.adopt(k)
 			if k.err != nil {
@@ -295,6 +325,7 @@ func (a *attempt) waitOn(ctx context.Context, k *carrier) (*Lock, error) {
 			continue
 		}
 		a.leave(k, !k.broken(err))
+		a.calm = max(pollEvery, time.Since(asked)/2)
 		if k.broken(err) && !errors.Is(err, lockerr.ErrUnsafe) && sleep(ctx) {
 			return nil, nil
 		}
@@ -305,15 +336,16 @@ func (a *attempt) waitOn(ctx context.Context, k *carrier) (*Lock, error) {
 // wait waits for the lock in the server. The last question makes sure that the
 // grant is not old: a process that was stopped may read it long after the server
 // has ended the connection.
-func (k *carrier) wait(ctx context.Context, name string, bound time.Duration) (granted bool, err error) {
+func (k *carrier) wait(ctx context.Context, name string, bound time.Duration) (answer string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, bound+slack)
 	defer cancel()
-	answer, err := k.ask(ctx, waitSQL(k.id, name, bound, k.l.info.MariaDB))
-	if err != nil || answer != "1" {
-		return false, err
+	answer, err = k.ask(ctx, waitSQL(k.id, name, bound, k.l.info.MariaDB))
+	if err == nil && (answer == alone || answer == inTurn) {
+		if _, err = k.ask(ctx, pingSQL(k.id)); err != nil {
+			return "", err
+		}
 	}
-	answer, err = k.ask(ctx, pingSQL(k.id))
-	return answer == "1", err
+	return answer, err
 }
 
 // leave gives k back: to the pool, where the server has answered what ran on it.

@@ -22,7 +22,9 @@
 //
 // A lock that is given back while somebody of the same process waits for it goes
 // to the next in line without a statement, but only so often and for so long:
-// then the waiters of other processes have their turn.
+// then the waiters of other processes have their turn. Where there are such, the
+// next in line gives the lock back and lines up behind them in one statement, so
+// that no process loses a turn by being slow.
 //
 // # How long a lock lasts
 //
@@ -50,7 +52,7 @@ const (
 	// giveUp is how long a caller whose context has ended may be kept while a
 	// statement that may take the lock is under way, and again to find out who
 	// has it; one whose wait is over has askCalmly for that.
-	giveUp, askCalmly = 25 * time.Millisecond, 100 * time.Millisecond
+	giveUp, askCalmly = 20 * time.Millisecond, 100 * time.Millisecond
 	// haste is how much earlier than the caller's wait the one in the server ends,
 	// so that its connection need not be closed.
 	haste = 10 * time.Millisecond
@@ -72,8 +74,10 @@ type Config struct {
 	Info      server.Info
 	TTL       time.Duration // how long a connection of Conns may be silent
 	// ReadTimeout is the driver's own limit on each read from a connection of
-	// Conns; 0 is none. One of at most nine tenths of the TTL makes statements on
-	// carriers cheaper, since nobody else has to watch them.
+	// Conns; 0 is none, or not known. One of at most nine tenths of the TTL makes
+	// statements on carriers cheaper, since nobody else has to watch them. Where
+	// there is one that is not told, each caller who waits in the server for longer
+	// loses a connection to it, and from then on asks again in half the time.
 	ReadTimeout time.Duration
 	// A lock goes from one caller to the next at most HandOvers times, and while
 	// HandOverTime is not over, before other processes have their turn.

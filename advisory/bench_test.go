@@ -4,13 +4,10 @@ import (
 	"context"
 	"database/sql/driver"
 	"fmt"
-	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/mysqllock/mysqllock/advisory"
 	"github.com/mysqllock/mysqllock/internal/server"
 )
 
@@ -21,26 +18,29 @@ func onEachServer(b *testing.B, bench func(b *testing.B, s *scratch)) {
 }
 
 // BenchmarkUncontended compares taking and giving back a lock with two round
-// trips that do nothing, on the connection that carries the lock, since one
-// connection can be twice as slow as another: the ratio of the medians of short
-// runs that take turns, so that a busy machine hits both.
+// trips that do nothing, and with the statements of the lock sent bare, on the
+// connection that carries the lock, since one connection can be twice as slow as
+// another: the ratios of the medians of short runs that take turns, so that a
+// busy machine hits all.
 func BenchmarkUncontended(b *testing.B) {
 	onEachServer(b, func(b *testing.B, s *scratch) {
-		var times [2][]time.Duration
+		var times [3][]time.Duration
 		for b.Loop() {
 			s.uncontended(b, &times)
 		}
-		median := func(d []time.Duration) float64 {
-			slices.Sort(d)
-			return float64(d[len(d)/2].Nanoseconds())
+		ns := func(i int) float64 {
+			return median(times[i], func(d time.Duration) float64 { return float64(d.Nanoseconds()) })
 		}
-		b.ReportMetric(median(times[1])/median(times[0]), "lock/bare")
-		b.ReportMetric(median(times[1]), "ns/lock")
+		nothing, same, lock := ns(0), ns(1), ns(2)
+		b.ReportMetric(lock/nothing, "lock/nothing")
+		b.ReportMetric(same/nothing, "same/nothing")
+		b.ReportMetric(lock/same, "lock/same")
+		b.ReportMetric(lock, "ns/lock")
 		b.ReportMetric(0, "ns/op")
 	})
 }
 
-func (s *scratch) uncontended(b *testing.B, times *[2][]time.Duration) {
+func (s *scratch) uncontended(b *testing.B, times *[3][]time.Duration) {
 	background := context.Background()
 	ctx, cancel := context.WithCancel(background) // as those of applications
 	defer cancel()
@@ -49,26 +49,36 @@ func (s *scratch) uncontended(b *testing.B, times *[2][]time.Duration) {
 	base := s.connector(cfg)
 	var bare driver.Conn
 	p := s.process(settings{connect: func(ctx context.Context) (c driver.Conn, err error) {
-		bare, err = base.Connect(ctx)
+		c, err = base.Connect(ctx)
+		bare = &noting{mysqlConn: c.(mysqlConn)}
 		return bare, err
 	}})
 	defer p.Close()
+	once := func() error {
+		lock, err := p.Acquire(ctx, request("product:42", 0))
+		if err != nil {
+			return err
+		}
+		return lock.Release()
+	}
+	ok(b, once()) // opens the connection
+	noted := bare.(*noting)
+	take, free := noted.query, noted.exec
 	works := []func() error{
 		func() error {
-			if err := server.Exec(background, bare, "DO 1"); err != nil {
+			if err := server.Exec(background, noted.mysqlConn, "DO 1"); err != nil {
 				return err
 			}
-			return server.Exec(background, bare, "DO 1")
+			return server.Exec(background, noted.mysqlConn, "DO 1")
 		},
 		func() error {
-			lock, err := p.Acquire(ctx, request("product:42", 0))
-			if err != nil {
-				return err
+			if rows, err := server.Query(background, noted.mysqlConn, take); err != nil || rows[0][0] != "1" {
+				return fmt.Errorf("%v, %w", rows, err)
 			}
-			return lock.Release()
+			return server.Exec(background, noted.mysqlConn, free)
 		},
+		once,
 	}
-	ok(b, works[1]()) // opens the connection
 	const batch = 50
 	for range 20 {
 		for i, once := range works {
@@ -79,6 +89,22 @@ func (s *scratch) uncontended(b *testing.B, times *[2][]time.Duration) {
 			times[i] = append(times[i], time.Since(start)/batch)
 		}
 	}
+}
+
+// noting is a connection that knows its last texts.
+type noting struct {
+	mysqlConn
+	query, exec string
+}
+
+func (c *noting) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
+	c.exec = text
+	return c.mysqlConn.ExecContext(ctx, text, args)
+}
+
+func (c *noting) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
+	c.query = text
+	return c.mysqlConn.QueryContext(ctx, text, args)
 }
 
 // BenchmarkDistinct has goroutines that take and give back locks of their own.
@@ -97,24 +123,6 @@ func BenchmarkDistinct(b *testing.B) {
 				}
 				b.ReportMetric(0, "ns/op")
 			})
-		}
-	})
-}
-
-// BenchmarkHot has one key that all want, in one process and in several.
-func BenchmarkHot(b *testing.B) {
-	onEachServer(b, func(b *testing.B, s *scratch) {
-		for _, n := range []int{1, 4} {
-			for _, limits := range []struct {
-				times int
-				time  time.Duration
-			}{{0, 0}, {1, time.Hour}, {10, time.Hour}, {100, time.Hour}, {1 << 30, time.Millisecond}, {1 << 30, 5 * time.Millisecond}, {1 << 30, 20 * time.Millisecond}} {
-				b.Run(fmt.Sprintf("%d/times=%d,time=%v", n, limits.times, limits.time), func(b *testing.B) {
-					for b.Loop() {
-						s.hot(n, 64/n, time.Second, limits.times, limits.time).report(b)
-					}
-				})
-			}
 		}
 	})
 }
@@ -147,75 +155,4 @@ func (p *process) crowd(n int, lasting time.Duration, key func(int) string) (wai
 	}
 	all.Wait()
 	return waits
-}
-
-// heat is what came of one key that all wanted.
-type heat struct {
-	grants        int
-	sent          int64
-	mean, longest time.Duration
-	shares        []int
-	lasting       time.Duration
-}
-
-func (s *scratch) hot(processes, each int, lasting time.Duration, handOvers int, handOverTime time.Duration) (h heat) {
-	h = heat{lasting: lasting, shares: make([]int, processes)}
-	var all sync.WaitGroup
-	var inside atomic.Int32
-	waits := make([][]time.Duration, processes)
-	begin := time.Now().Add(200 * time.Millisecond) // connections are opened before
-	end := begin.Add(lasting)
-	for i := range processes {
-		p := s.process(settings{change: func(c *advisory.Config) { c.HandOvers, c.HandOverTime = handOvers, handOverTime }})
-		var mu sync.Mutex
-		for range each {
-			all.Go(func() {
-				var own []time.Duration
-				for time.Now().Before(end) {
-					start := time.Now()
-					lock, err := p.Acquire(context.Background(), request("hot", 20*time.Second))
-					if err != nil {
-						s.t.Error(err)
-						return
-					}
-					if inside.Add(1) != 1 {
-						s.t.Error("two have the lock")
-					}
-					if start.After(begin) {
-						own = append(own, time.Since(start))
-					}
-					inside.Add(-1)
-					if err := lock.Release(); err != nil {
-						s.t.Error(err)
-					}
-				}
-				mu.Lock()
-				defer mu.Unlock()
-				waits[i] = append(waits[i], own...)
-			})
-		}
-		before := p.sent.Load()
-		defer func() { h.sent += p.sent.Load() - before }()
-	}
-	all.Wait()
-	var sum time.Duration
-	for i, own := range waits {
-		h.shares[i] = len(own)
-		h.grants += len(own)
-		for _, w := range own {
-			sum += w
-			h.longest = max(h.longest, w)
-		}
-	}
-	h.mean = sum / time.Duration(max(1, h.grants))
-	return h
-}
-
-func (h heat) report(b *testing.B) {
-	b.ReportMetric(float64(h.grants)/h.lasting.Seconds(), "grants/s")
-	b.ReportMetric(float64(h.longest.Microseconds()), "us-longest")
-	b.ReportMetric(float64(h.mean.Microseconds()), "us-mean")
-	b.ReportMetric(float64(h.longest)/float64(h.mean), "longest/mean")
-	b.ReportMetric(float64(slices.Min(h.shares))/float64(slices.Max(h.shares)), "least/most")
-	b.ReportMetric(0, "ns/op")
 }

@@ -14,9 +14,9 @@ import (
 )
 
 // carrier is a connection that has locks. None of its statements waits for
-// anybody, so one follows the other closely: whoever finds it idle sends its
-// request at once, and those that arrive while a statement is under way go out
-// together in the next. The first of them sends it.
+// anybody, so one follows the other closely: a request that finds it idle goes
+// out at once, and those that arrive while a statement is under way go out
+// together in the next.
 type carrier struct {
 	l      *Locker
 	c      *pool.Conn
@@ -35,12 +35,11 @@ type carrier struct {
 
 // request is to take a lock, or to give it back.
 type request struct {
-	lock *Lock
-	take bool
-	wake chan struct{} // closed when it is answered or leads; nil where its caller sends it at once
+	lock     *Lock
+	take     bool
+	answered chan struct{} // closed when it is; nil where its caller sends it itself
 
-	// Guarded by Locker.mu until its caller is woken.
-	leads   bool // its caller sends what is in the line
+	// Guarded by Locker.mu until it is answered.
 	granted bool
 	err     error
 }
@@ -51,9 +50,6 @@ const (
 	maxHolds, enough = 10_000, 2
 	// maxBatch is how many requests go into one statement.
 	maxBatch = 100
-	// lately is for how long after an answer the next can be relied on to come:
-	// its caller then waits for it itself, and cannot leave meanwhile.
-	lately = 100 * time.Millisecond
 )
 
 var (
@@ -61,6 +57,7 @@ var (
 
 	errForm      = errors.New("a lock statement was answered in another form than ours")
 	errRetired   = errors.New("the lock connection has nothing to carry")
+	errUnclean   = errors.New("a lock that may have been taken could not be given back")
 	errScrapped  = errors.New("the lock connection was given up")
 	errElsewhere = lockerr.With(lockerr.ErrUnsafe, errors.New(
 		"a statement has reached another connection than its own: GET_LOCK does not hold behind a proxy that shares connections"))
@@ -178,7 +175,7 @@ func (l *Locker) adopt(k *carrier) {
 }
 
 // do has r answered. It is false where ctx has ended and the answer did not come
-// soon after: r.wake tells when it does.
+// soon after: r.answered tells when it does.
 func (k *carrier) do(ctx context.Context, r *request) bool {
 	l := k.l
 	l.mu.Lock()
@@ -187,57 +184,61 @@ func (k *carrier) do(ctx context.Context, r *request) bool {
 		r.err = k.err
 		l.mu.Unlock()
 		return true
-	case k.busy:
-		r.wake = make(chan struct{})
-		k.line = append(k.line, r)
-	case ctx.Done() == nil || k.silence() < lately:
+	case !k.busy && ctx.Done() == nil: // who cannot leave meanwhile needs nobody to send it
 		k.busy = true
 		l.mu.Unlock()
 		k.send([]*request{r})
 		return true
-	default:
+	}
+	r.answered = make(chan struct{})
+	k.line = append(k.line, r)
+	if !k.busy {
 		k.busy = true
-		r.wake = make(chan struct{})
-		l.running.Go(func() { k.send([]*request{r}) })
+		l.running.Go(k.serve)
 	}
 	l.mu.Unlock()
 
 	select {
-	case <-r.wake:
+	case <-r.answered:
+		return true
 	case <-ctx.Done():
-		l.mu.Lock()
-		if i := slices.Index(k.line, r); i >= 0 {
-			k.line = slices.Delete(k.line, i, i+1)
-			r.err = context.Cause(ctx)
-			l.mu.Unlock()
-			return true
-		}
+	}
+	l.mu.Lock()
+	if i := slices.Index(k.line, r); i >= 0 {
+		k.line = slices.Delete(k.line, i, i+1)
+		r.err = context.Cause(ctx)
 		l.mu.Unlock()
-		hurry := time.NewTimer(giveUp)
-		defer hurry.Stop()
-		select {
-		case <-r.wake:
-		case <-hurry.C:
-			select {
-			case <-r.wake: // both, where we were late ourselves: it may be ours to send
-			default:
-				return false
-			}
-		}
+		return true
 	}
-	if r.leads {
-		k.send(k.batch(r))
+	l.mu.Unlock()
+	hurry := time.NewTimer(giveUp)
+	defer hurry.Stop()
+	select {
+	case <-r.answered:
+		return true
+	case <-hurry.C:
+		return false
 	}
-	return true
 }
 
-// batch returns what goes out with r: what is given back first.
-func (k *carrier) batch(r *request) []*request {
+// serve sends what is in the line. The caller has made k busy.
+func (k *carrier) serve() {
+	if batch := k.batch(); len(batch) > 0 {
+		k.send(batch)
+		return
+	}
 	k.l.mu.Lock()
 	defer k.l.mu.Unlock()
-	n := min(len(k.line), maxBatch-1)
-	batch := append([]*request{r}, k.line[:n]...)
-	k.line = k.line[n:]
+	k.next()
+}
+
+// batch returns what goes out next: what is given back first.
+func (k *carrier) batch() []*request {
+	k.l.mu.Lock()
+	defer k.l.mu.Unlock()
+	n := min(len(k.line), maxBatch)
+	batch := slices.Clone(k.line[:n])
+	k.line = slices.Delete(k.line, 0, n)
 	slices.SortStableFunc(batch, func(a, b *request) int {
 		switch {
 		case a.take == b.take:
@@ -274,15 +275,15 @@ func (k *carrier) send(batch []*request) {
 		case answer[i] != '0':
 			r.err = errInterrupted
 		}
-		if r.wake != nil && !r.leads {
-			close(r.wake)
+		if r.answered != nil {
+			close(r.answered)
 		}
 	}
 	k.next()
 }
 
 // run runs the statement for batch. After an error of the server's nothing of it
-// is held.
+// is held; where that is not sure the error is another, which costs the carrier.
 func (k *carrier) run(batch []*request) (answer string, err error) {
 	if takes := batch[len(batch)-1].take; takes {
 		answer, err = k.ask(k.within(), batchSQL(k.id, batch))
@@ -297,7 +298,7 @@ func (k *carrier) run(batch []*request) (answer string, err error) {
 	}
 	if err != nil && !k.broken(err) { // KILL QUERY, for example, after some were done
 		if again := k.exec(k.within(), freeSQL(batch)); again != nil {
-			return "", again
+			return "", fmt.Errorf("%w: %s", errUnclean, again.Error()) // without its number
 		}
 	}
 	return answer, err
@@ -353,12 +354,9 @@ func (k *carrier) next() {
 	case k.err != nil:
 		k.dispose()
 	case len(k.line) == 0:
-		k.line, k.busy = nil, false
+		k.busy = false
 	default:
-		r := k.line[0]
-		k.line = k.line[1:]
-		r.leads = true
-		close(r.wake)
+		l.running.Go(k.serve)
 	}
 }
 
@@ -379,7 +377,7 @@ func (k *carrier) lose(cause error) {
 	l.remove(k, cause)
 	for _, r := range k.line {
 		r.err = cause
-		close(r.wake)
+		close(r.answered)
 	}
 	k.line = nil
 	if !errors.Is(cause, lockerr.ErrClosed) {

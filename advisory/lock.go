@@ -22,6 +22,7 @@ type Lock struct {
 	carrier *carrier
 	since   time.Time // when this process got it from the server
 	handed  int       // how often it went from caller to caller since then
+	rivals  bool      // another process wanted it, too, when it was got
 
 	// Guarded by Locker.mu.
 	lost func(error)
@@ -66,7 +67,7 @@ func (k *Lock) Release() error {
 	} else if err != nil {
 		return nil
 	}
-	if k.handed < l.handOvers && time.Since(k.since) < l.handOverTime && k.ticket.HandOver(k) {
+	if (!k.turnOver() || k.rivals) && k.ticket.HandOver(k) { // with rivals the next in line yields
 		return nil
 	}
 	defer k.ticket.Leave()
@@ -76,6 +77,12 @@ func (k *Lock) Release() error {
 		return failure("release", k.key, lockerr.With(lockerr.ErrLost, r.err))
 	}
 	return nil
+}
+
+// turnOver reports that other processes are to have the lock before another
+// caller of this one.
+func (k *Lock) turnOver() bool {
+	return k.handed >= k.l.handOvers || time.Since(k.since) >= k.l.handOverTime
 }
 
 // end makes the lock be over for its holder. It returns why it was before.
@@ -93,7 +100,7 @@ func (k *Lock) end() error {
 // was lost meanwhile.
 func (a *attempt) inherit(from *Lock) *Lock {
 	lock := a.lock(from.carrier)
-	lock.since, lock.handed = from.since, from.handed+1
+	lock.since, lock.handed, lock.rivals = from.since, from.handed+1, from.rivals
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if from.carrier.err != nil {
@@ -101,6 +108,29 @@ func (a *attempt) inherit(from *Lock) *Lock {
 	}
 	from.carrier.holds[lock.name] = lock
 	return lock
+}
+
+// yield makes a station of the carrier of a lock that was handed over although
+// its turn is over. There the caller gives it back and lines up for it again in
+// one statement, so that the process loses no place however late it is itself.
+// The statement waits, so nothing else may be on the carrier: nil where something
+// is, or it is too late, and the caller keeps the lock.
+func (a *attempt) yield(ctx context.Context, from, lock *Lock) *carrier {
+	if !from.turnOver() || ctx.Err() != nil || time.Since(a.start) >= a.r.Wait {
+		return nil
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	k := lock.carrier
+	if k.err != nil || k.busy || len(k.line) > 0 || len(k.holds) > 1 || !a.spare(len(a.carriers)-1) {
+		lock.rivals = false // have it given back as any other
+		return nil
+	}
+	delete(k.holds, lock.name)
+	k.busy = true
+	a.remove(k, errRetired)
+	a.stations++
+	return k
 }
 
 // Check makes sure, on the connection of a transaction that is about to commit,

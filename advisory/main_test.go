@@ -268,11 +268,13 @@ func ok(t testing.TB, err error) {
 	}
 }
 
-// proxy passes bytes on to a server, until it is told to fall silent.
+// proxy passes bytes on to a server, until it is told to fall silent, or to let
+// no answer through.
 type proxy struct {
 	listener net.Listener
 	target   string
 	silent   atomic.Bool
+	mute     atomic.Bool
 	all      sync.WaitGroup
 	mu       sync.Mutex
 	conns    []net.Conn
@@ -310,17 +312,17 @@ func (p *proxy) accept() {
 		p.mu.Lock()
 		p.conns = append(p.conns, client, target)
 		p.mu.Unlock()
-		p.all.Go(func() { p.pass(client, target) })
-		p.all.Go(func() { p.pass(target, client) })
+		p.all.Go(func() { p.pass(client, target, p.silent.Load) })
+		p.all.Go(func() { p.pass(target, client, func() bool { return p.silent.Load() || p.mute.Load() }) })
 	}
 }
 
-// pass drops what comes while the proxy is silent, also that a side has closed.
-func (p *proxy) pass(from, to net.Conn) {
+// pass drops what comes while it is to be silent, also that a side has closed.
+func (p *proxy) pass(from, to net.Conn, silent func() bool) {
 	buf := make([]byte, 4096)
 	for {
 		n, err := from.Read(buf)
-		if p.silent.Load() {
+		if silent() {
 			if err != nil {
 				return
 			}

@@ -4,7 +4,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
-	"fmt"
+	"strconv"
 )
 
 // The server's names are at most 64 characters on MySQL, which also takes those
@@ -22,8 +22,8 @@ func Name(namespace, key string) string {
 	if plain(namespace) && plain(key) && len(prefix)+len(namespace)+1+len(key) <= maxName {
 		return prefix + namespace + "/" + key
 	}
-	sum := sha256.Sum256(fmt.Appendf(nil, "%d:%s%s", len(namespace), namespace, key))
-	hash := fmt.Sprintf("#%.16x", sum)
+	sum := sha256.Sum256([]byte(strconv.Itoa(len(namespace)) + ":" + namespace + key))
+	hash := "#" + hex.EncodeToString(sum[:16])
 	begin := []byte(key[:min(len(key), maxName-len(prefix)-len(hash))])
 	for i, c := range begin {
 		if 'A' <= c && c <= 'Z' {

@@ -77,16 +77,23 @@ func batchSQL(id uint64, batch []*request) string {
 	return "SELECT " + here(id, b.String())
 }
 
+// What waitSQL answers where it has got the lock.
+const (
+	alone  = "1" // nobody else had it or waited for it
+	inTurn = "2"
+)
+
 // waitSQL waits for the lock until bound is over, on the server as well, so that
-// a waiter whose client is gone disappears by itself. It answers 1 where it has
-// got it.
+// a waiter whose client is gone disappears by itself. Before that it gives the
+// lock back where its own connection has it, to those who wait already.
 func waitSQL(id uint64, name string, bound time.Duration, mariadb bool) string {
 	bound = max(bound, time.Millisecond)
-	if mariadb {
-		return "SELECT " + here(id, fmt.Sprintf("GET_LOCK('%s', %.3f)", name, bound.Seconds()))
+	hint, get := "", fmt.Sprintf("GET_LOCK('%s', %.3f)", name, bound.Seconds())
+	if !mariadb {
+		hint = fmt.Sprintf("/*+ MAX_EXECUTION_TIME(%d) */ ", bound.Milliseconds())
+		get = fmt.Sprintf("GET_LOCK('%s', %d)", name, int(math.Ceil(bound.Seconds())))
 	}
-	return fmt.Sprintf("SELECT /*+ MAX_EXECUTION_TIME(%d) */ ", bound.Milliseconds()) +
-		here(id, fmt.Sprintf("GET_LOCK('%s', %d)", name, int(math.Ceil(bound.Seconds()))))
+	return "SELECT " + hint + here(id, "IF(RELEASE_LOCK('"+name+"') IS NULL OR IS_FREE_LOCK('"+name+"'), "+get+", 2 * "+get+")")
 }
 
 // checkSQL answers 1 where all locks are held.

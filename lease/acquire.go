@@ -24,7 +24,8 @@ type Request struct {
 	MinHold time.Duration // how long the lease stays after its release
 	MaxHold time.Duration // how long it is kept by renewing it; 0 is no limit
 	// Waiting is called before the caller begins to wait. It may refuse, and it
-	// may end the wait through the context that it returns; done follows.
+	// may end the wait through the context that it returns; done follows. nil is
+	// to wait with the caller's context as it is.
 	Waiting func(context.Context) (ctx context.Context, done func(), err error)
 	// Lost is called once, on a goroutine of its own, when the lease may be
 	// lost: it was not renewed in time, was found to be gone, has reached
@@ -39,6 +40,7 @@ func (l *Locker) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	if r.MaxHold > 0 {
 		a.ttl = min(a.ttl, r.MaxHold)
 	}
+	a.lasts = a.ttl
 	if !l.info.SkipLocked() {
 		return nil, a.explain(ctx, lockerr.With(lockerr.ErrUnsafe, errors.New(
 			"leases need SKIP LOCKED, which MariaDB has from 10.6 on; use a row lock")))
@@ -67,6 +69,7 @@ type attempt struct {
 	*Locker
 	r      Request
 	ttl    time.Duration
+	lasts  time.Duration // for how long the server may keep what was granted: the giver's TTL may be greater
 	start  time.Time
 	ticket *queue.Ticket // nil before it is ours, and once it is settle's
 	left   time.Duration // how long the lease that is in the way still ran; 0 is unknown
@@ -135,6 +138,7 @@ func (a *attempt) acquire(ctx context.Context) (*Lease, error) {
 // a token of its own, in one statement. It returns nil where the lease is not
 // ours any more: then it is asked for as by anybody.
 func (a *attempt) inherit(ctx context.Context, from *Lease) (*Lease, error) {
+	a.lasts = max(a.lasts, from.ttl)
 	var s *Lease
 	h, err := a.hostOf(ctx, from)
 	if err == nil {
@@ -185,11 +189,14 @@ func (a *attempt) waiting(ctx context.Context) (context.Context, func(), error) 
 	if left <= 0 {
 		return nil, nil, errWaitOver
 	}
-	refusable, done, err := a.r.Waiting(ctx)
-	if err != nil {
-		return nil, nil, err
+	done := func() {}
+	if a.r.Waiting != nil {
+		var err error
+		if ctx, done, err = a.r.Waiting(ctx); err != nil {
+			return nil, nil, err
+		}
 	}
-	timed, cancel := context.WithTimeoutCause(refusable, left, errWaitOver)
+	timed, cancel := context.WithTimeoutCause(ctx, left, errWaitOver)
 	return timed, func() { cancel(); done() }, nil
 }
 
@@ -227,6 +234,9 @@ func (a *attempt) wait(ctx context.Context) (*Lease, error) {
 	for ctx.Err() == nil {
 		h, err := a.enterStation(ctx)
 		if err != nil {
+			if ctx.Err() != nil {
+				err = context.Cause(ctx)
+			}
 			return nil, err
 		}
 		var s *Lease
@@ -408,7 +418,7 @@ type outcome struct {
 
 // settle takes care, in the background, of an outcome that nobody waits for.
 func (a *attempt) settle(h *host, o *outcome) {
-	until := time.Now().Add(a.ttl)
+	until := time.Now().Add(a.lasts)
 	ticket := a.ticket
 	a.ticket = nil
 	a.running.Go(func() {

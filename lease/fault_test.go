@@ -235,3 +235,63 @@ func TestStorm(t *testing.T) {
 		})
 	})
 }
+
+// TestLostInheritance: the statement by which somebody takes over a lease fails
+// without an answer. The lease is given back even where it lasts for longer than
+// the heir wanted it.
+func TestLostInheritance(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{})
+		first := l.acquire(request("k"))
+		failed := make(chan error)
+		go func() {
+			r := waiting("k", 20*time.Second)
+			r.TTL = time.Second
+			_, err := l.Acquire(limited(t), r)
+			failed <- err
+		}()
+		time.Sleep(50 * time.Millisecond)
+		tx, err := s.db.Begin()
+		ok(t, err)
+		_, err = tx.Exec("SELECT 1 FROM " + s.table.String() + " WHERE namespace = " + schema.Literal(s.database) + " AND name = x'6b' FOR UPDATE")
+		ok(t, err)
+		ok(t, first.Release())
+		soon(t, "the heir waits behind the row lock", func() bool { return len(s.threads("INFO LIKE 'UPDATE%'")) == 1 })
+		l.tap.cut()
+		if err := <-failed; err == nil {
+			t.Error("the heir was granted the lease")
+		}
+		time.Sleep(1500 * time.Millisecond)
+		ok(t, tx.Rollback())
+		if r := s.row("k"); !r.live || r.token != 1 || r.left < 20*time.Second {
+			t.Fatalf("nothing is shown: the row is %+v", r)
+		}
+		l.tap.mu.Lock()
+		l.tap.refused = false
+		l.tap.mu.Unlock()
+		soon(t, "it is given back", func() bool { return !s.row("k").live })
+	})
+}
+
+// TestPlainRequest: a request needs no more than a key and a TTL to wait.
+func TestPlainRequest(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		l, other := s.locker(setup{}), s.locker(setup{})
+		first := l.acquire(Request{Key: "k", TTL: time.Second})
+		var all sync.WaitGroup
+		for _, l := range []*locker{l, other} { // in the line, and in the server
+			all.Go(func() {
+				lease, err := l.Acquire(limited(t), Request{Key: "k", TTL: time.Second, Wait: 20 * time.Second})
+				if err == nil {
+					err = lease.Release()
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		time.Sleep(50 * time.Millisecond)
+		ok(t, first.Release())
+		all.Wait()
+	})
+}

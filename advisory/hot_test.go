@@ -1,0 +1,374 @@
+package advisory_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/mysqllock/mysqllock/advisory"
+)
+
+// rush has the goroutines of one process take and give back one lock for a
+// while, with nothing to do in between but to count.
+type rush struct {
+	Addr, Namespace string
+	Count           string // a file that all processes count in
+	Goroutines      int
+	Lasting         time.Duration
+}
+
+// waits are how long each grant took.
+type waits struct {
+	Times  []time.Duration
+	Grants []int64 // that others got meanwhile, in any process
+	All    int64   // grants, also before and after those noted
+	Sent   int64   // statements for all
+}
+
+const rushEnv = "MYSQLLOCK_TEST_RUSH"
+
+// TestRush is one of the processes of hot: this test binary again. It begins
+// when it reads a line, which says from when on to note the grants, so that all
+// processes note those of the same time. Run by itself it does nothing.
+func TestRush(t *testing.T) {
+	text := os.Getenv(rushEnv)
+	if text == "" {
+		return
+	}
+	var r rush
+	ok(t, json.Unmarshal([]byte(text), &r))
+	count := counter(t, r.Count)
+	s := &scratch{t, r.Addr, r.Namespace}
+	p := s.process(settings{})
+	ok(t, p.acquire("warm", time.Minute).Release())
+	fmt.Println("ready")
+	var nanos int64
+	_, err := fmt.Fscanln(os.Stdin, &nanos)
+	ok(t, err)
+	ok(t, json.NewEncoder(os.Stdout).Encode(p.rush(r.Goroutines, time.Unix(0, nanos), r.Lasting, count)))
+	_, _ = io.Copy(io.Discard, os.Stdin)
+}
+
+// counter is a number that processes share.
+func counter(t testing.TB, path string) *int64 {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	ok(t, err)
+	defer f.Close()
+	shared, err := syscall.Mmap(int(f.Fd()), 0, 8, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+	ok(t, err)
+	t.Cleanup(func() { _ = syscall.Munmap(shared) })
+	return (*int64)(unsafe.Pointer(&shared[0]))
+}
+
+func (p *process) rush(goroutines int, begin time.Time, lasting time.Duration, count *int64) (w waits) {
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	before := p.sent.Load()
+	end := begin.Add(lasting)
+	for range goroutines {
+		all.Go(func() {
+			var own waits
+			for time.Now().Before(end) {
+				first, start := atomic.LoadInt64(count), time.Now()
+				lock, err := p.Acquire(context.Background(), request("hot", time.Minute))
+				if err != nil {
+					p.t.Error(err)
+					return
+				}
+				n, now := atomic.LoadInt64(count), time.Now()
+				own.All++
+				if start.After(begin) && now.Before(end) {
+					own.Times, own.Grants = append(own.Times, now.Sub(start)), append(own.Grants, n-first)
+				}
+				atomic.StoreInt64(count, n+1) // a number is lost where two have the lock
+				if err := lock.Release(); err != nil {
+					p.t.Error(err)
+				}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			w.Times, w.Grants, w.All = append(w.Times, own.Times...), append(w.Grants, own.Grants...), w.All+own.All
+		})
+	}
+	all.Wait()
+	w.Sent = p.sent.Load() - before
+	return w
+}
+
+// hot has processes want one key, each with some goroutines.
+func (s *scratch) hot(processes, goroutines int, lasting time.Duration) heat {
+	s.t.Helper()
+	count := filepath.Join(s.t.TempDir(), "count")
+	ok(s.t, os.WriteFile(count, make([]byte, 8), 0o600))
+	text, err := json.Marshal(rush{s.addr, s.namespace, count, goroutines, lasting})
+	ok(s.t, err)
+	self, err := os.Executable()
+	ok(s.t, err)
+	each := make([]waits, processes)
+	var all, ready sync.WaitGroup
+	begin := make(chan struct{})
+	var from time.Time
+	for i := range processes {
+		cmd := exec.Command(self, "-test.run=^TestRush$")
+		cmd.Env = append(os.Environ(), rushEnv+"="+string(text))
+		cmd.Stderr = os.Stderr
+		in, err := cmd.StdinPipe()
+		ok(s.t, err)
+		out, err := cmd.StdoutPipe()
+		ok(s.t, err)
+		ok(s.t, cmd.Start())
+		ready.Add(1)
+		all.Go(func() {
+			lines := bufio.NewReader(out)
+			if line, err := lines.ReadString('\n'); err != nil || line != "ready\n" {
+				s.t.Errorf("a process says %q, %v", line, err)
+			}
+			ready.Done()
+			<-begin
+			fmt.Fprintln(in, from.UnixNano())
+			if err := json.NewDecoder(lines).Decode(&each[i]); err != nil {
+				s.t.Error(err)
+			}
+			in.Close()
+			_, _ = io.Copy(io.Discard, out)
+			if err := cmd.Wait(); err != nil {
+				s.t.Error(err)
+			}
+		})
+	}
+	ready.Wait()
+	from = time.Now().Add(time.Second / 2) // connections are opened before
+	close(begin)
+	all.Wait()
+	return sum(each, lasting)
+}
+
+// heat is what came of one key that all wanted.
+type heat struct {
+	perSecond   float64
+	statements  float64 // for each grant
+	mean        time.Duration
+	longest     time.Duration
+	late        float64 // the longest wait in times of the mean,
+	overtaken   float64 // and the same counted in grants, which leaves out how busy the machine was
+	leastShare  float64 // of a process, in times of the greatest
+	byTimesMean map[int]int
+}
+
+func sum(each []waits, lasting time.Duration) heat {
+	var all waits
+	var shares []int
+	for _, w := range each {
+		shares = append(shares, len(w.Times))
+		all.Times, all.Grants = append(all.Times, w.Times...), append(all.Grants, w.Grants...)
+		all.All, all.Sent = all.All+w.All, all.Sent+w.Sent
+	}
+	h := heat{byTimesMean: make(map[int]int)}
+	if len(all.Times) == 0 {
+		return h
+	}
+	var total time.Duration
+	var grants int64
+	for i, w := range all.Times {
+		total += w
+		grants += all.Grants[i]
+	}
+	n := len(all.Times)
+	h.perSecond, h.statements = float64(n)/lasting.Seconds(), float64(all.Sent)/float64(all.All)
+	h.mean, h.longest = total/time.Duration(n), slices.Max(all.Times)
+	h.late = float64(h.longest) / float64(h.mean)
+	h.overtaken = float64(slices.Max(all.Grants)) * float64(n) / float64(max(1, grants))
+	h.leastShare = float64(slices.Min(shares)) / float64(slices.Max(shares))
+	for _, w := range all.Times {
+		h.byTimesMean[int(w/h.mean)]++
+	}
+	return h
+}
+
+func (h heat) String() string {
+	return fmt.Sprintf("%.0f grants a second, %.2f statements each; mean wait %v, longest %v or %.1f times, in grants %.1f times; least share %.2f; waits by times of the mean: %v",
+		h.perSecond, h.statements, h.mean, h.longest, h.late, h.overtaken, h.leastShare, h.byTimesMean)
+}
+
+func median[T any](all []T, of func(T) float64) float64 {
+	var values []float64
+	for _, one := range all {
+		values = append(values, of(one))
+	}
+	slices.Sort(values)
+	return values[len(values)/2]
+}
+
+// TestHotKey: nobody starves, neither a process nor a goroutine.
+func TestHotKey(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		for _, processes := range []int{1, 4} {
+			var rounds []heat
+			for range 3 {
+				rounds = append(rounds, s.hot(processes, 64/processes, 500*time.Millisecond))
+				t.Logf("%d processes: %v", processes, rounds[len(rounds)-1])
+			}
+			if n := median(rounds, func(h heat) float64 { return h.overtaken }); n > 10 {
+				t.Errorf("of %d processes' waits the longest is %.1f times the mean, in grants", processes, n)
+			}
+			if n := median(rounds, func(h heat) float64 { return h.leastShare }); n < 0.5 { // 0.99 on a calm machine
+				t.Errorf("one process gets %.2f times what another gets", n)
+			}
+			if n := median(rounds, func(h heat) float64 { return h.statements }); n > 0.4 {
+				t.Errorf("%.2f statements for each grant", n)
+			}
+		}
+		s.free(s.open(), "hot")
+	})
+}
+
+// BenchmarkHot has one key that 64 goroutines want, in one process and in four:
+// medians of rounds of two seconds.
+func BenchmarkHot(b *testing.B) {
+	onEachServer(b, func(b *testing.B, s *scratch) {
+		for _, n := range []int{1, 4} {
+			b.Run(fmt.Sprintf("%dx%d", n, 64/n), func(b *testing.B) {
+				var rounds []heat
+				for b.Loop() {
+					rounds = append(rounds, s.hot(n, 64/n, 2*time.Second))
+					b.Log(rounds[len(rounds)-1])
+				}
+				report := func(what string, of func(heat) float64) { b.ReportMetric(median(rounds, of), what) }
+				report("grants/s", func(h heat) float64 { return h.perSecond })
+				report("statements/grant", func(h heat) float64 { return h.statements })
+				report("us-mean", func(h heat) float64 { return float64(h.mean.Microseconds()) })
+				report("us-longest", func(h heat) float64 { return float64(h.longest.Microseconds()) })
+				report("longest/mean", func(h heat) float64 { return h.late })
+				report("longest/mean-in-grants", func(h heat) float64 { return h.overtaken })
+				report("least/most", func(h heat) float64 { return h.leastShare })
+				b.ReportMetric(0, "ns/op")
+			})
+		}
+	})
+}
+
+// TestTurns: a process whose turn is over gives the lock to the next, but keeps
+// a place of its own, with one statement and a look at the grant. Somebody who
+// gives up meanwhile takes nobody's place.
+func TestTurns(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		once := func(c *advisory.Config) { c.HandOvers = 0 }
+		p, q, plain := s.process(settings{change: once}), s.process(settings{change: once}), s.open()
+		first := p.acquire("k", 0)
+		got := make(chan *advisory.Lock)
+		take := func(p *process, ctx context.Context) {
+			lock, err := p.Acquire(ctx, request("k", time.Minute))
+			if err != nil {
+				lock = nil
+			}
+			got <- lock
+		}
+		go take(q, t.Context())
+		eventually(t, "it waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
+		go take(p, t.Context())
+		time.Sleep(20 * time.Millisecond)
+		ok(t, first.Release())
+		lock := <-got // q's
+		eventually(t, "p waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
+		fewest := int64(100)
+		for i := range 6 { // in turn
+			from := q
+			if i%2 == 1 {
+				from = p
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			if i == 4 { // two wait; the first gives up when it waits in the server
+				go take(from, ctx)
+				time.Sleep(20 * time.Millisecond)
+			}
+			go take(from, t.Context())
+			time.Sleep(20 * time.Millisecond)
+			sent := from.sent.Load()
+			ok(t, lock.Release())
+			lock = <-got
+			if id := s.holder(plain, "k"); id != fmt.Sprint(lock.ConnectionID()) {
+				t.Errorf("connection %q has it, not %d", id, lock.ConnectionID())
+			}
+			eventually(t, "the other waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
+			if i > 1 {
+				fewest = min(fewest, from.sent.Load()-sent) // pings come on top
+			}
+			if i == 4 {
+				cancel()
+				if left := <-got; left != nil {
+					t.Error("who gave up has the lock")
+				}
+				eventually(t, "the next waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
+			}
+			cancel()
+		}
+		if fewest != 1 {
+			t.Errorf("%d statements at the least to keep a place", fewest)
+		}
+		ok(t, lock.Release())
+		ok(t, (<-got).Release())
+		s.free(plain, "k")
+	})
+}
+
+// TestLostTurn: who may not wait, or no longer, when it has given the lock back
+// leaves nothing behind.
+func TestLostTurn(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		refused := errors.New("refused")
+		for _, end := range []func(context.Context) (context.Context, error){
+			func(ctx context.Context) (context.Context, error) { return ctx, refused },
+			func(ctx context.Context) (context.Context, error) {
+				ctx, cancel := context.WithCancelCause(ctx)
+				cancel(refused)
+				return ctx, nil
+			},
+		} {
+			s := newScratch(s.t, s.addr)
+			p := s.process(settings{change: func(c *advisory.Config) { c.HandOvers = 0 }})
+			q, plain := s.process(settings{}), s.open()
+			first := q.acquire("k", 0)
+			got := make(chan *advisory.Lock)
+			go func() { got <- p.acquire("k", time.Minute) }() // with a rival
+			eventually(t, "it waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
+			time.Sleep(20 * time.Millisecond) // it is listed a little before it waits
+			ok(t, first.Release())
+			lock := <-got
+			r, waits := request("k", time.Minute), 0
+			r.Waiting = func(ctx context.Context) (context.Context, func(), error) {
+				if waits++; waits == 1 {
+					return ctx, func() {}, nil
+				}
+				ctx, err := end(ctx)
+				return ctx, func() {}, err
+			}
+			failed := make(chan error)
+			go func() {
+				_, err := p.Acquire(t.Context(), r)
+				failed <- err
+			}()
+			time.Sleep(50 * time.Millisecond)
+			ok(t, lock.Release())
+			if err := <-failed; !errors.Is(err, refused) || waits != 2 {
+				t.Errorf("after %d waits: %v", waits, err)
+			}
+			s.free(plain, "k")
+			ok(t, p.acquire("k", time.Minute).Release())
+			eventually(t, "no connection is kept", func() bool { return p.conns.Stat().InUse == 0 })
+		}
+	})
+}
