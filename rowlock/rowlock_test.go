@@ -44,7 +44,11 @@ func exclusive(names ...string) (keys []rowlock.Key) {
 }
 
 // request begins a transaction on a connection of the process's own.
-func (p *process) request(ctx context.Context, r rowlock.Request) (c *pool.Conn, _ *rowlock.Grant, _ error) {
+func (p *process) request(ctx context.Context, r rowlock.Request) (*pool.Conn, *rowlock.Grant, error) {
+	return p.requestAs(ctx, driver.TxOptions{}, r)
+}
+
+func (p *process) requestAs(ctx context.Context, opts driver.TxOptions, r rowlock.Request) (c *pool.Conn, _ *rowlock.Grant, _ error) {
 	r.Conn = func(ctx context.Context) (_ *pool.Conn, err error) {
 		c, err = p.conns.Acquire(ctx)
 		return c, err
@@ -52,9 +56,11 @@ func (p *process) request(ctx context.Context, r rowlock.Request) (c *pool.Conn,
 	if r.Waiting == nil {
 		r.Waiting = free
 	}
-	grant, err := p.Begin(ctx, driver.TxOptions{}, false, r)
+	grant, err := p.Begin(ctx, opts, false, r)
 	if err != nil && c != nil {
-		p.wantNoTransaction(c.Conn)
+		if c.Clean() { // else it was cut off in the middle of a statement
+			p.wantNoTransaction(c.Conn)
+		}
 		c.Release()
 	}
 	return c, grant, err
@@ -85,7 +91,13 @@ func (s *scratch) lease(key string, d time.Duration) {
 
 func (s *scratch) release(key string) {
 	s.t.Helper()
-	s.exec(s.open(), "UPDATE "+s.table.String()+" SET owner = NULL, expires = LEAST(expires, UTC_TIMESTAMP(6)) WHERE namespace = 'app' AND name = '"+key+"'")
+	c, err := s.connector().Connect(context.Background())
+	if err != nil {
+		s.t.Error(err)
+		return
+	}
+	defer c.Close()
+	s.exec(c, "UPDATE "+s.table.String()+" SET owner = NULL, expires = LEAST(expires, UTC_TIMESTAMP(6)) WHERE namespace = 'app' AND name = '"+key+"'")
 }
 
 // wantFree checks that nobody has locked the rows of keys.
@@ -231,12 +243,12 @@ func TestWaitForLeaseEnds(t *testing.T) {
 			s.lease("k", time.Hour)
 			ctx, cancel := context.WithCancel(limited(t))
 			if name == "cancelled" {
-				time.AfterFunc(50*time.Millisecond, cancel)
+				time.AfterFunc(300*time.Millisecond, cancel)
 			}
 			waiting := func(ctx context.Context) (context.Context, func(), error) {
 				ctx, stop := context.WithCancelCause(ctx)
 				if name == "refused" {
-					time.AfterFunc(50*time.Millisecond, func() { stop(refusal) })
+					time.AfterFunc(300*time.Millisecond, func() { stop(refusal) })
 				}
 				return ctx, func() { stop(nil) }, nil
 			}

@@ -12,9 +12,11 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-var errFull = errors.New("all slots are taken")
+// none is where no slot is known to be free.
+const none = -1
 
-func (a *attempt) beginSlot(ctx context.Context) (txn *pool.Txn, err error) {
+// beginSlot tries the slot free first, or any one.
+func (a *attempt) beginSlot(ctx context.Context, free int) (txn *pool.Txn, err error) {
 	try := func(ctx context.Context) (err error) {
 		txn, err = a.try(ctx)
 		return err
@@ -23,9 +25,14 @@ func (a *attempt) beginSlot(ctx context.Context) (txn *pool.Txn, err error) {
 		txn, err = a.wait(ctx)
 		return err
 	}
-	return txn, a.oneSlot(ctx, false, try, wait)
+	if n := len(a.r.Slots); free == none || free >= n {
+		free = rand.N(n)
+	}
+	return txn, a.oneSlot(ctx, free, try, wait, func() bool { return true })
 }
 
+// joinSlot tries none that is not seen to be free: on some servers a lock that is
+// refused ends the transaction.
 func (a *attempt) joinSlot(ctx context.Context) (alive bool, err error) {
 	if _, err := a.c.ID(ctx); err != nil {
 		return false, err
@@ -33,7 +40,7 @@ func (a *attempt) joinSlot(ctx context.Context) (alive bool, err error) {
 	alive = true
 	try := func(ctx context.Context) error {
 		err := a.lock(ctx, a.trySQL())
-		alive = errors.Is(err, errFull)
+		alive = server.Locked(err) && !a.cfg.Info.EndsTransaction(err)
 		return err
 	}
 	wait := func(ctx context.Context) error {
@@ -46,71 +53,69 @@ func (a *attempt) joinSlot(ctx context.Context) (alive bool, err error) {
 		alive = server.Interrupted(err) && !a.cfg.Info.EndsTransaction(err) || errors.Is(err, errWaitOver) && !a.cfg.Info.RollbackOnTimeout
 		return err
 	}
-	err = a.oneSlot(ctx, true, try, wait)
+	err = a.oneSlot(ctx, none, try, wait, func() bool { return alive })
 	if errors.Is(err, errNoRow) {
 		a.cfg.Rows.Forget(a.names)
+	}
+	if server.Locked(err) {
+		err = lockerr.ErrLocked
 	}
 	return alive, err
 }
 
-// oneSlot locks one of the slots. try tries all of a.choice, and wait waits for
-// the one in a.keys. What they lock in a transaction of the caller's, which
-// joined says, stays locked when they fail.
-func (a *attempt) oneSlot(ctx context.Context, joined bool, try, wait func(context.Context) error) error {
-	leases := make(map[string]*leased) // that are known to be live
-	look := joined                     // for leases, before the next attempt
-	done := func() {}                  // ends the turn that await gave
+// oneSlot locks one of the slots, slot first where it is not none. try and wait
+// run a lock statement for the one that a.keys names; goesOn reports whether
+// another may follow one that has failed.
+func (a *attempt) oneSlot(ctx context.Context, slot int, try, wait func(context.Context) error, goesOn func() bool) error {
+	done := func() {} // ends the turn that await gave
 	defer func() { done() }()
-	for vanished := 0; ; {
-		if look {
-			found, seen, err := a.look(ctx)
-			if err != nil {
+	for vanished, lost := 0, 0; ; slot = none {
+		var err error
+		if slot == none {
+			if slot, err = a.freeSlot(ctx); err != nil {
 				return err
 			}
-			if seen {
-				clear(leases)
-			}
-			for _, lease := range found {
-				leases[lease.key] = lease
+		}
+		if slot != none {
+			a.aim(slot)
+			err = try(ctx)
+			if server.Locked(err) && goesOn() && lost < 3 { // somebody was quicker
+				lost++
+				continue
 			}
 		}
-		a.choose(leases)
-		if len(a.choice) == 0 {
-			first := firstToEnd(leases)
-			if a.r.Wait == 0 {
-				return first
-			}
-			done()
-			next, err := a.await(ctx, first)
-			if err != nil {
-				done = func() {}
-				return err
-			}
-			done = next
-			clear(leases)
-			if joined {
-				a.keep(ctx)
-			}
-			continue
-		}
-		err := try(ctx)
 		done()
 		done = func() {}
-		if errors.Is(err, errFull) && a.r.Wait > 0 {
-			a.locked.Slot = a.choice[0]
-			a.keys, a.choice = []Key{{Name: a.r.Slots[a.choice[0]]}}, nil
-			if err = wait(ctx); server.Interrupted(err) && !(joined && a.cfg.Info.EndsTransaction(err)) {
+		if slot == none || server.Locked(err) && goesOn() {
+			var open []int
+			var first *leased
+			open, first, err = a.survey(ctx)
+			switch {
+			case err != nil:
+			case a.r.Wait == 0 && len(open) == 0:
+				return first
+			case a.r.Wait == 0:
+				a.holder = a.askHolder(ctx, 0)
+				return lockerr.ErrLocked
+			case len(open) == 0:
+				turn, err := a.await(ctx, first)
+				if err != nil {
+					return err
+				}
+				done = turn
+				a.keep(ctx)
 				continue
+			default:
+				a.aim(open[rand.N(len(open))])
+				err, lost = wait(ctx), 0
 			}
 		}
 		var lease *leased
 		switch {
-		case errors.Is(err, errFull):
-			a.holder = a.askHolder(ctx, 0)
-			return lockerr.ErrLocked
-		case errors.As(err, &lease) && !joined:
-			leases[lease.key], look = lease, true
-		case (errors.Is(err, errNoRow) || server.Missing(err)) && !joined && vanished < 3:
+		case err == nil || !goesOn():
+			return err
+		case errors.As(err, &lease) || server.Interrupted(err): // look again
+		case (errors.Is(err, errNoRow) || server.Missing(err)) && vanished < 3:
 			vanished++
 			a.cfg.Rows.Forget(a.names)
 			if err := a.cfg.Rows.Exist(ctx, a.names); err != nil {
@@ -122,61 +127,48 @@ func (a *attempt) oneSlot(ctx context.Context, joined bool, try, wait func(conte
 	}
 }
 
-// choose makes all slots the choice that have no lease, from a random one on:
-// those who all began with the first would be in each other's way.
-func (a *attempt) choose(leases map[string]*leased) {
-	n := len(a.r.Slots)
-	first := rand.N(n)
-	a.choice = make([]int, 0, n)
-	for i := range n {
-		slot := (first + i) % n
-		if leases[a.r.Slots[slot]] == nil {
-			a.choice = append(a.choice, slot)
-		}
-	}
+// aim makes slot what the next lock statement is for.
+func (a *attempt) aim(slot int) {
+	a.locked.Slot = slot
+	a.keys = []Key{{Name: a.r.Slots[slot]}}
 }
 
-// firstToEnd is for a wait until the first of the leases ends, as far as that is
-// known: another may be given back before, so it is looked at again soon.
-func firstToEnd(leases map[string]*leased) *leased {
-	var first *leased
-	for _, lease := range leases {
-		if first == nil || lease.remaining < first.remaining {
+// freeSlot returns a slot that nobody has, or none. It looks on a connection
+// of its own: a search that passes over locked rows leaves gap locks in its
+// transaction, which keep others from making rows.
+func (a *attempt) freeSlot(ctx context.Context) (int, error) {
+	rows, err := a.ask(ctx, a.freeSQL())
+	if err != nil || len(rows) == 0 {
+		return none, err
+	}
+	slot, err := strconv.Atoi(rows[0][0])
+	if err != nil || slot < 0 || slot >= len(a.r.Slots) {
+		return none, errForm
+	}
+	return slot, nil
+}
+
+// survey returns the slots that have no lease, and the lease which ends first,
+// as far as that is known. Another may be given back before, so that one is to
+// be waited for not long.
+func (a *attempt) survey(ctx context.Context) (open []int, first *leased, err error) {
+	rows, err := a.ask(ctx, a.surveySQL())
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(rows) < len(a.names) {
+		return nil, nil, errNoRow
+	}
+	for _, row := range rows {
+		lease := live(row[0], row)
+		if lease == nil {
+			open = append(open, slices.Index(a.r.Slots, row[0]))
+		} else if first == nil || lease.remaining < first.remaining {
 			first = lease
 		}
 	}
-	soon := *first
-	soon.remaining = min(soon.remaining, slice)
-	return &soon
-}
-
-// recheck is after how many grants that have passed over a slot it is looked
-// whether its row has vanished.
-const recheck = 16
-
-// chosen reads which of the slots is locked. A row that is not there is passed
-// over like one that is locked, and its gap is locked, in which nobody could
-// make it, or another key's row.
-func (a *attempt) chosen(ctx context.Context, rows [][]string) ([]Key, error) {
-	slot := -1
-	if len(rows) > 0 {
-		if len(rows[0]) < 6 {
-			return nil, errForm
-		}
-		var err error
-		if slot, err = strconv.Atoi(rows[0][5]); err != nil || !slices.Contains(a.choice, slot) {
-			return nil, errForm
-		}
+	if first != nil {
+		first.remaining = min(first.remaining, slice)
 	}
-	if slot < 0 || slot != a.choice[0] && a.passed.Add(1)%recheck == 0 {
-		count, err := a.ask(ctx, a.countSQL())
-		if err == nil && len(count) == 1 && count[0][0] != strconv.Itoa(len(a.names)) {
-			return nil, errNoRow
-		}
-	}
-	if slot < 0 {
-		return nil, errFull
-	}
-	a.locked.Slot = slot
-	return []Key{{Name: a.r.Slots[slot]}}, nil
+	return open, first, nil
 }

@@ -2,6 +2,7 @@ package rowlock
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"strconv"
 	"strings"
 	"time"
@@ -52,32 +53,22 @@ func (l *Locker) sharedLock() string {
 	return " FOR SHARE"
 }
 
-// slotSQL locks one of the slots in the order of choice, or none where all are
-// taken: each row is looked up by its primary key, until one is found. Behind
-// the columns of other lock statements it returns which.
-func (a *attempt) slotSQL() string {
+// freeSQL returns one of the slots that nobody has, beginning with a random one:
+// processes that all began with the first would be in each other's way. Each row
+// is looked up by its primary key, until one is found.
+func (a *attempt) freeSQL() string {
+	n := len(a.r.Slots)
 	var lines []string
-	for _, i := range a.choice {
-		lines = append(lines, fmt.Sprintf("SELECT %d, %s", i, schema.Literal(a.r.Slots[i])))
+	for i, first := 0, rand.N(n); i < n; i++ {
+		slot := (first + i) % n
+		lines = append(lines, fmt.Sprintf("SELECT %d AS i, %s AS n", slot, schema.Literal(a.r.Slots[slot])))
 	}
-	lines[0] = fmt.Sprintf("SELECT %d AS i, %s AS n", a.choice[0], schema.Literal(a.r.Slots[a.choice[0]]))
-	return "SELECT CONNECTION_ID(), " + leaseColumns + ", versioned, i FROM (" + strings.Join(lines, " UNION ALL ") + ") d STRAIGHT_JOIN " +
-		a.cfg.Table.String() + " ON namespace = " + schema.Literal(a.cfg.Namespace) + " AND name = n LIMIT 1 FOR UPDATE SKIP LOCKED"
+	return "SELECT i FROM (" + strings.Join(lines, " UNION ALL ") + ") d STRAIGHT_JOIN " + a.cfg.Table.String() +
+		" ON namespace = " + schema.Literal(a.cfg.Namespace) + " AND name = n WHERE NOT " + schema.Live("") + " LIMIT 1 FOR UPDATE SKIP LOCKED"
 }
 
-// countSQL tells how many of the slots have rows. It is a plain read.
-func (a *attempt) countSQL() string {
-	return "SELECT COUNT(*) FROM " + a.cfg.Table.String() + " WHERE namespace = " + schema.Literal(a.cfg.Namespace) +
-		" AND name IN (" + literals(a.names) + ")"
-}
-
-// trySQL locks what the attempt is for in the open transaction, or fails at once.
-func (a *attempt) trySQL() string {
-	if a.choice != nil {
-		return a.slotSQL()
-	}
-	return a.selects(a.keys, "", " NOWAIT")
-}
+// trySQL locks the keys in the open transaction or fails at once.
+func (a *attempt) trySQL() string { return a.selects(a.keys, "", " NOWAIT") }
 
 // waitSQL locks keys in the open transaction and queues in the server. The
 // server ends it after bound, so that a waiter whose client is gone disappears
@@ -91,8 +82,8 @@ func (l *Locker) waitSQL(keys []Key, bound time.Duration, mark string) string {
 }
 
 // beginSQL is trySQL with the BEGIN of the transaction before it, in one round
-// trip; "" where the server has no way to. After a failure the
-// transaction is open all the same.
+// trip; "" where the server has no way to. After a failure the transaction is
+// open all the same.
 //
 // MariaDB runs an anonymous block, in which NOWAIT is not allowed (error 1314)
 // but a lock wait timeout of 0 means the same. There the transaction also gets
@@ -104,13 +95,10 @@ func (a *attempt) beginSQL() string {
 		if s := a.IdleLimit(); s > 0 {
 			limit = IdleLimitSQL(s) + "; "
 		}
-		lock := "SET STATEMENT innodb_lock_wait_timeout = 0 FOR " + a.selects(a.keys, "", "")
-		if a.choice != nil {
-			lock = a.slotSQL()
-		}
-		return "BEGIN NOT ATOMIC " + limit + "START TRANSACTION; " + lock + "; END"
+		return "BEGIN NOT ATOMIC " + limit + "START TRANSACTION; SET STATEMENT innodb_lock_wait_timeout = 0 FOR " +
+			a.selects(a.keys, "", "") + "; END"
 	}
-	if !a.cfg.Rows.Procedure() || a.choice != nil || len(a.keys) != 1 {
+	if !a.cfg.Rows.Procedure() || len(a.keys) != 1 {
 		return ""
 	}
 	key := a.keys[0]
@@ -126,22 +114,22 @@ func IdleLimitSQL(seconds int) string {
 
 // leaseSQL reads which rows have a live lease: the name and leaseColumns. It is
 // a plain read, which waits for nobody.
-func (l *Locker) leaseSQL(names []string) string {
-	return "SELECT name, " + leaseColumns + " FROM " + l.cfg.Table.String() + " WHERE namespace = " + schema.Literal(l.cfg.Namespace) +
-		" AND name IN (" + literals(names) + ") AND " + schema.Live("")
-}
+func (l *Locker) leaseSQL(names []string) string { return l.readSQL(names) + " AND " + schema.Live("") }
 
-// literals is a list of names.
-func literals(names []string) string {
-	var list []string
+// surveySQL is leaseSQL for the rows of all slots, with a lease or without.
+func (a *attempt) surveySQL() string { return a.readSQL(a.names) }
+
+func (l *Locker) readSQL(names []string) string {
+	var in []string
 	for _, name := range names {
-		list = append(list, schema.Literal(name))
+		in = append(in, schema.Literal(name))
 	}
-	return strings.Join(list, ", ")
+	return "SELECT name, " + leaseColumns + " FROM " + l.cfg.Table.String() + " WHERE namespace = " + schema.Literal(l.cfg.Namespace) +
+		" AND name IN (" + strings.Join(in, ", ") + ")"
 }
 
-// holderSQL asks who holds one of the rows while waiter, a connection id, waits for
-// them: id, user, host, program, age in microseconds. On MySQL it also works
+// holderSQL asks who holds one of the rows while waiter, a connection id, waits
+// for them: id, user, host, program, age in microseconds. On MySQL it also works
 // when nobody waits; MariaDB lists a lock only while somebody does. The server
 // ends the question after bound.
 func (l *Locker) holderSQL(names []string, waiter uint64, bound time.Duration) string {

@@ -53,6 +53,7 @@ type line struct {
 	front   []*Ticket
 	shared  bool      // those in front share the key
 	pending int       // of those in front, how many do not hold the key yet
+	left    []int     // slots that were given back, the last at the end
 	waiting list.List // of *waiter, the next in front
 }
 
@@ -69,7 +70,13 @@ type Ticket struct {
 	places []Place         // that are taken; guarded by Queue.mu once the first is
 	holder *lockerr.Holder // who has the ticket, once it holds the lock; guarded by Queue.mu
 	baton  any             // what the one before it has handed over
+	slot   int             // which it holds, noSlot until it says so; guarded by Queue.mu
+	free   int             // which one before it has given back, or noSlot
 }
+
+const noSlot = -1
+
+func (q *Queue) ticket() *Ticket { return &Ticket{q: q, slot: noSlot, free: noSlot} }
 
 // TryEnter takes the place in front of all the lines, with nobody else, or
 // reports who is there; the holder is nil where nobody in front holds the lock
@@ -92,11 +99,12 @@ func (q *Queue) TryEnterAs(places []Place, passing bool) (t *Ticket, holder *loc
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, p := range places {
-		if l := q.lines[p.line()]; l != nil && !l.free(p) && !(passing && l.passes(p)) {
+		l := q.lines[p.line()]
+		if free := l == nil || l.free(p) || passing && l.passes(p); !free {
 			return nil, l.holder(), false
 		}
 	}
-	t = &Ticket{q: q}
+	t = q.ticket()
 	for _, p := range places {
 		q.take(t, p)
 	}
@@ -105,7 +113,7 @@ func (q *Queue) TryEnterAs(places []Place, passing bool) (t *Ticket, holder *loc
 
 // EnterAs is Enter for other places.
 func (q *Queue) EnterAs(ctx context.Context, places []Place) (*Ticket, error) {
-	t := &Ticket{q: q}
+	t := q.ticket()
 	for _, p := range places {
 		if err := q.enter(ctx, t, p, false); err != nil {
 			t.Leave()
@@ -118,7 +126,7 @@ func (q *Queue) EnterAs(ctx context.Context, places []Place) (*Ticket, error) {
 // Succeed is Enter for somebody to whom the one before may hand over the lock
 // itself: see Baton.
 func (q *Queue) Succeed(ctx context.Context, key string) (*Ticket, error) {
-	t := &Ticket{q: q}
+	t := q.ticket()
 	if err := q.enter(ctx, t, Place{Key: key}, true); err != nil {
 		return nil, err
 	}
@@ -201,6 +209,9 @@ func (q *Queue) take(t *Ticket, p Place) {
 	l.pending++
 	l.shared = p.Shared
 	t.places = append(t.places, p)
+	if n := len(l.left) - 1; n >= 0 {
+		t.free, l.left = l.left[n], l.left[:n]
+	}
 }
 
 // advance lets those come to the front who can now.
@@ -209,7 +220,7 @@ func (q *Queue) advance(n name) {
 	together := l.shared && l.pending == 0 && len(l.front) > 0
 	for at := l.waiting.Front(); at != nil; at = l.waiting.Front() {
 		w := at.Value.(*waiter)
-		if !l.admits(w.place) && !(together && w.place.Shared) {
+		if next := l.admits(w.place) || together && w.place.Shared; !next {
 			break
 		}
 		l.waiting.Remove(at)
@@ -223,6 +234,17 @@ func (q *Queue) advance(n name) {
 
 // Baton returns what the one before has handed over; nil where nothing was.
 func (t *Ticket) Baton() any { return t.baton }
+
+// Holds says which of the slots the ticket is for, for those who come later.
+func (t *Ticket) Holds(slot int) {
+	t.q.mu.Lock()
+	defer t.q.mu.Unlock()
+	t.slot = slot
+}
+
+// Free returns a slot that somebody in front has given back, so that it may be
+// free; -1 where none is known.
+func (t *Ticket) Free() int { return t.free }
 
 // Granted says that the one in front now holds the lock itself, for those who
 // ask who does, and for those who can share it.
@@ -276,6 +298,9 @@ func (t *Ticket) leave() {
 		l.front = slices.Delete(l.front, at, at+1)
 		if t.holder == nil {
 			l.pending--
+		}
+		if t.slot != noSlot {
+			l.left = append(l.left, t.slot)
 		}
 		t.q.advance(p.line())
 	}

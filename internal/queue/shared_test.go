@@ -111,6 +111,12 @@ func TestReadersGoTogether(t *testing.T) {
 		c.want("r5")
 		c.leaves("r5") // without having got it, and the next finds out for itself
 		c.want("r6")
+		c.granted("r6")
+		c.comes("r7", reader)
+		c.granted("r7")
+		c.leaves("r6")
+		c.comes("r8", reader)
+		c.want("r7 r8")
 		c.end()
 	})
 }
@@ -252,25 +258,22 @@ func TestHolderOfMany(t *testing.T) {
 // TestSharedIsNotHandedOver: others would still hold what the next is given.
 func TestSharedIsNotHandedOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		for _, p := range []Place{reader, {Key: "k", Slots: 2}} {
-			c := newCrowd(t)
-			c.comes("r1", p)
-			c.granted("r1")
-			c.comes("r2", p)
-			c.comes("r3", p)
-			own, cancel := context.WithCancel(ctx)
-			go func() {
-				if ticket, err := c.q.Succeed(own, "k"); err == nil {
-					ticket.Leave()
-				}
-			}()
-			synctest.Wait()
-			if c.tickets["r1"].HandOver("lock") {
-				t.Errorf("%+v was handed over", p)
+		c := newCrowd(t)
+		c.comes("r1", reader)
+		c.granted("r1")
+		c.comes("r2", reader)
+		own, cancel := context.WithCancel(ctx)
+		go func() {
+			if ticket, err := c.q.Succeed(own, "k"); err == nil {
+				ticket.Leave()
 			}
-			cancel()
-			c.end()
+		}()
+		synctest.Wait()
+		if c.tickets["r1"].HandOver("lock") {
+			t.Error("it was handed over")
 		}
+		cancel()
+		c.end()
 	})
 }
 
@@ -326,6 +329,39 @@ func TestSlotsChange(t *testing.T) {
 		c.want("d e f g i")
 		c.comes("j", slots(6))
 		c.want("d e f g i j")
+		c.end()
+	})
+}
+
+// TestSlotsGivenBack are told to those who come next, the last one first.
+func TestSlotsGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCrowd(t)
+		free := func(who string, want int) {
+			t.Helper()
+			if got := c.tickets[who].Free(); got != want {
+				t.Errorf("%s finds slot %d free, not %d", who, got, want)
+			}
+		}
+		for slot, who := range []string{"a", "b", "c", "d"} {
+			c.comes(who, slots(4))
+			free(who, -1)
+			if who != "d" {
+				c.tickets[who].Holds(slot)
+			}
+		}
+		c.comes("e", slots(4))
+		c.leaves("b")
+		free("e", 1)
+		c.leaves("a")
+		c.leaves("c")
+		c.leaves("d") // which had none
+		c.comes("f", slots(4))
+		free("f", 2)
+		c.comes("g", slots(4))
+		free("g", 0)
+		c.comes("h", slots(4))
+		free("h", -1)
 		c.end()
 	})
 }

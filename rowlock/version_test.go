@@ -1,0 +1,244 @@
+package rowlock_test
+
+import (
+	"context"
+	"database/sql/driver"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/pool"
+	"github.com/mysqllock/mysqllock/rowlock"
+)
+
+// versioned makes rows of which some are versioned.
+func (s *scratch) versioned(p *process, all, some []string) {
+	s.t.Helper()
+	ok(s.t, p.rows.Exist(limited(s.t), all))
+	for _, name := range some {
+		s.exec(s.open(), "UPDATE "+s.table.String()+" SET versioned = 1, token = 10 WHERE namespace = 'app' AND name = '"+name+"'")
+	}
+}
+
+// TestVersioned: the caller is told which rows are, of those that it has locked
+// for itself, however the statement came to run.
+func TestVersioned(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p, other := s.process(nil), s.process(nil)
+		s.versioned(p, []string{"a", "b", "c", "d"}, []string{"a", "b", "d"})
+		mixed := []rowlock.Key{{Name: "a"}, {Name: "b", Shared: true}, {Name: "c"}, {Name: "d"}}
+		for _, c := range []struct {
+			r    rowlock.Request
+			want []string
+		}{
+			{rowlock.Request{Keys: exclusive("a")}, []string{"a"}},
+			{rowlock.Request{Keys: shared("a")}, nil},
+			{rowlock.Request{Keys: exclusive("c")}, nil},
+			{rowlock.Request{Keys: mixed}, []string{"a", "d"}},
+			{rowlock.Request{Slots: []string{"a"}}, []string{"a"}},
+			{rowlock.Request{Slots: []string{"c"}}, nil},
+		} {
+			want := func(got []string) {
+				t.Helper()
+				if !slices.Equal(got, c.want) {
+					t.Errorf("%+v: versioned are %q", c.r, got)
+				}
+			}
+			conn, grant, err := p.request(limited(t), c.r)
+			ok(t, err)
+			want(grant.Versioned)
+			p.end(conn, grant.Txn, grant.Ticket)
+
+			conn, grant, err = p.requestAs(limited(t), driver.TxOptions{Isolation: 2}, c.r)
+			ok(t, err)
+			want(grant.Versioned)
+			p.end(conn, grant.Txn, grant.Ticket)
+
+			// In the transaction of another key.
+			r := c.r
+			r.Waiting = free
+			conn, grant, err = p.request(limited(t), rowlock.Request{Keys: exclusive("mine")})
+			ok(t, err)
+			locked, _, err := p.Join(limited(t), conn, r)
+			if err != nil {
+				t.Error(err)
+			}
+			want(locked.Versioned)
+			p.end(conn, grant.Txn, grant.Ticket)
+
+			// Behind somebody else.
+			first := slices.Clone(c.r.Slots)
+			for _, key := range c.r.Keys {
+				first = append(first, key.Name)
+			}
+			after(t, 50*time.Millisecond, other.hold(rowlock.Request{Keys: exclusive(first[0])}))
+			r.Wait = 20 * time.Second
+			conn, grant, err = p.request(limited(t), r)
+			ok(t, err)
+			want(grant.Versioned)
+			p.end(conn, grant.Txn, grant.Ticket)
+		}
+	})
+}
+
+// TestStep: tokens go one step, and no other row is touched or locked, whatever
+// the session is like.
+func TestStep(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process(nil)
+		all := []string{"a", "b", "c", "d", "e"}
+		s.versioned(p, all, all)
+		probe := s.open()
+		tokens := func() (out []string) {
+			for _, row := range s.query(probe, "SELECT name, token, expires BETWEEN UTC_TIMESTAMP(6) - INTERVAL 5 SECOND AND UTC_TIMESTAMP(6), owner FROM "+
+				s.table.String()+" WHERE namespace = 'app' AND name < 'f' ORDER BY name") {
+				out = append(out, strings.Join(row, ","))
+			}
+			return out
+		}
+		sessions := []string{
+			"SET SESSION sql_safe_updates = 1",
+			"SET SESSION sql_mode = 'ANSI,TRADITIONAL,NO_BACKSLASH_ESCAPES,NO_ZERO_DATE,NO_ZERO_IN_DATE'",
+			"SET SESSION sql_select_limit = 1",
+			"SET SESSION time_zone = '+05:00'",
+			"SET NAMES gbk",
+			"SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+			"SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE",
+		}
+		if p.Info().MariaDB {
+			sessions = append(sessions, "SET SESSION sql_mode = 'SIMULTANEOUS_ASSIGNMENT'", "SET SESSION join_cache_level = 8, optimizer_switch = 'mrr=on,join_cache_bka=on'")
+			if p.Info().SnapshotIsolation {
+				sessions = append(sessions, "SET SESSION innodb_snapshot_isolation = ON")
+			}
+		} else {
+			sessions = append(sessions, "SET SESSION optimizer_switch = 'batched_key_access=on,mrr=on,mrr_cost_based=off'")
+		}
+		for _, big := range []bool{false, true} {
+			if big {
+				s.big()
+			}
+			for _, found := range []bool{false, true} {
+				cfg, err := mysql.ParseDSN(s.server.DSN(s.database))
+				ok(t, err)
+				cfg.ClientFoundRows = found
+				connector, err := mysql.NewConnector(cfg)
+				ok(t, err)
+				for _, session := range append([]string{"DO 0"}, sessions...) {
+					for _, keys := range [][]string{{"b"}, {"b", "d"}, {"d", "a", "c", "b"}} {
+						c, err := connector.Connect(t.Context())
+						ok(t, err)
+						s.exec(c, session)
+						s.exec(probe, "UPDATE "+s.table.String()+" SET token = 10, expires = '2020-01-01' WHERE namespace = 'app' AND name < 'f'")
+						s.exec(c, "BEGIN")
+						// An old snapshot, which innodb_snapshot_isolation does not let lock what has changed.
+						if !strings.Contains(session, "innodb_snapshot") && !strings.Contains(session, "SERIALIZABLE") {
+							s.query(c, "SELECT COUNT(*) FROM "+s.table.String())
+						}
+						s.exec(probe, "UPDATE "+s.table.String()+" SET token = 11 WHERE namespace = 'app' AND name < 'f'")
+						for _, key := range keys {
+							s.query(c, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' AND name = '"+key+"' FOR UPDATE")
+						}
+						if err := p.Step(t.Context(), c, keys); err != nil {
+							t.Errorf("%s, %q: %v", session, keys, err)
+						}
+						present := all
+						if big {
+							present = append([]string{"other 0000", "other 4711"}, all...)
+						}
+						if got := s.occupied(probe, present); !slices.Equal(got, slices.Sorted(slices.Values(keys))) {
+							t.Errorf("%s, %q: locked are %q", session, keys, got)
+						}
+						s.exec(c, "COMMIT")
+						var want []string
+						for _, name := range all {
+							row := name + ",11,0,"
+							if slices.Contains(keys, name) {
+								row = name + ",12,1,"
+							}
+							want = append(want, row)
+						}
+						if got := tokens(); !slices.Equal(got, want) {
+							t.Errorf("%s, %q: %q", session, keys, got)
+						}
+						ok(t, c.Close())
+					}
+				}
+			}
+		}
+	})
+}
+
+// TestStepFails where not all rows are there.
+func TestStepFails(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process(nil)
+		s.versioned(p, []string{"a"}, []string{"a"})
+		for _, keys := range [][]string{{"gone"}, {"a", "gone"}, {"gone", "gone too"}} {
+			c := s.open()
+			s.exec(c, "BEGIN")
+			if err := p.Step(t.Context(), c, keys); err == nil {
+				t.Errorf("%q: no error", keys)
+			}
+			s.exec(c, "ROLLBACK")
+		}
+		c := s.open()
+		s.exec(c, "BEGIN")
+		s.exec(c, "DROP TABLE "+s.table.String())
+		if err := p.Step(t.Context(), c, []string{"a"}); !server.Missing(err) {
+			t.Error(err)
+		}
+	})
+}
+
+// TestStepIsOneStatement, also on a driver that runs no text without preparing it.
+func TestStepIsOneStatement(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process(nil)
+		s.versioned(p, []string{"a", "b"}, []string{"a", "b"})
+		c := &counting{Conn: s.open()}
+		for i, keys := range [][]string{{"a"}, {"a", "b"}} {
+			ok(t, p.Step(context.Background(), c, keys))
+			if c.statements != i+1 {
+				t.Errorf("%d statements", c.statements)
+			}
+		}
+		if got := fmt.Sprint(s.query(c.Conn, "SELECT token FROM "+s.table.String()+" WHERE namespace = 'app' ORDER BY name")); got != "[[12] [11]]" {
+			t.Error(got)
+		}
+	})
+}
+
+// counting only prepares statements, and counts them.
+type counting struct {
+	driver.Conn
+	statements int
+}
+
+func (c *counting) Prepare(text string) (driver.Stmt, error) {
+	c.statements++
+	return c.Conn.Prepare(text)
+}
+
+// TestStepDoesNotDisturb what the caller's own statements have left.
+func TestStepDoesNotDisturb(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process(nil)
+		s.versioned(p, []string{"a", "b"}, []string{"a", "b"})
+		c := pool.Adopt(s.open())
+		s.exec(c.Conn, "CREATE TABLE "+s.database+".n (id INT AUTO_INCREMENT PRIMARY KEY)")
+		s.exec(c.Conn, "INSERT INTO "+s.database+".n VALUES (41), (NULL)")
+		for _, keys := range [][]string{{"a"}, {"a", "b"}} {
+			s.exec(c.Conn, "BEGIN")
+			ok(t, p.Step(t.Context(), c.Conn, keys))
+			s.exec(c.Conn, "COMMIT")
+			if got := s.query(c.Conn, "SELECT LAST_INSERT_ID()")[0][0]; got != "42" {
+				t.Errorf("LAST_INSERT_ID() is %s", got)
+			}
+		}
+	})
+}
