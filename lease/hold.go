@@ -378,11 +378,7 @@ func (l *Locker) fence(ctx context.Context, conn driver.Conn, leases []*Lease, b
 	}
 	for _, s := range leases {
 		text := l.changeSQL([]*Lease{s}, func(*Lease) time.Duration { return 0 }, touch, "")
-		result, err := exec(ctx, conn, l.bounded(text, bound))
-		if err != nil {
-			return nil, err
-		}
-		rows, err := result.RowsAffected()
+		rows, err := server.Affected(ctx, conn, l.bounded(text, bound))
 		if err != nil {
 			return nil, err
 		}

@@ -34,7 +34,7 @@ const (
 // exec runs a statement. The turn is the caller's. Whatever is not the server's
 // answer leaves a connection that nobody can use any more.
 func (h *host) exec(ctx context.Context, text string) (driver.Result, error) {
-	result, err := exec(ctx, h.c.Conn, text)
+	result, err := server.Change(ctx, h.c.Conn, text)
 	h.noted(err)
 	return result, err
 }

@@ -253,25 +253,6 @@ func (l *Locker) bounded(text string, bound time.Duration) string {
 	return "SET STATEMENT " + settings + " FOR " + text
 }
 
-// exec runs one statement as text, in one round trip.
-func exec(ctx context.Context, conn driver.Conn, text string) (driver.Result, error) {
-	if e, ok := conn.(driver.ExecerContext); ok {
-		result, err := e.ExecContext(ctx, text, nil)
-		if !errors.Is(err, driver.ErrSkip) {
-			return result, err
-		}
-	}
-	stmt, err := conn.Prepare(text)
-	if err != nil {
-		return nil, err
-	}
-	defer stmt.Close()
-	if s, ok := stmt.(driver.StmtExecContext); ok {
-		return s.ExecContext(ctx, nil)
-	}
-	return stmt.Exec(nil) //nolint:staticcheck // for drivers without the context form
-}
-
 // unknown reports that a statement may have done its work although it failed:
 // the connection broke, or the server cannot tell either (1180 and 3100, when a
 // cluster has to agree on a commit).

@@ -422,7 +422,7 @@ func (l *Locker) Commit(ctx context.Context, conn driver.Conn, versions []*Versi
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.cfg.TTL)
 	defer cancel()
-	set, err := execute(ctx, conn, l.commitSQL(versions))
+	set, err := server.Affected(ctx, conn, l.commitSQL(versions))
 	const changedSinceSnapshot = 1020 // by innodb_snapshot_isolation
 	switch {
 	case err == nil && set == int64(2*len(versions)):

@@ -1,9 +1,6 @@
 package optimistic
 
 import (
-	"context"
-	"database/sql/driver"
-	"errors"
 	"fmt"
 	"strings"
 
@@ -67,31 +64,4 @@ func (l *Locker) commitSQL(versions []*Version) string {
 		" WHERE r.token = d.v AND r.versioned = 1 AND r.owner IS NULL FOR UPDATE NOWAIT"+
 		" ON DUPLICATE KEY UPDATE token = r.token + 1, expires = UTC_TIMESTAMP(6)", l.cfg.Table, schema.Literal(l.cfg.Namespace))
 	return b.String()
-}
-
-// execute runs one statement as text, in one round trip, and returns how many
-// rows it has affected.
-func execute(ctx context.Context, conn driver.Conn, text string) (int64, error) {
-	if e, ok := conn.(driver.ExecerContext); ok {
-		result, err := e.ExecContext(ctx, text, nil)
-		if !errors.Is(err, driver.ErrSkip) {
-			return affected(result, err)
-		}
-	}
-	stmt, err := conn.Prepare(text)
-	if err != nil {
-		return 0, err
-	}
-	defer stmt.Close()
-	if s, ok := stmt.(driver.StmtExecContext); ok {
-		return affected(s.ExecContext(ctx, nil))
-	}
-	return affected(stmt.Exec(nil)) //nolint:staticcheck // for drivers without the context form
-}
-
-func affected(result driver.Result, err error) (int64, error) {
-	if err != nil {
-		return 0, err
-	}
-	return result.RowsAffected()
 }

@@ -3,10 +3,10 @@ package rowlock
 import (
 	"context"
 	"database/sql/driver"
-	"errors"
 	"fmt"
 
 	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/internal/server"
 )
 
 // Step takes the versions of keys, which the open transaction on conn has locked,
@@ -14,7 +14,7 @@ import (
 // there was a commit. It runs right before COMMIT; after an error the transaction
 // must be rolled back.
 func (l *Locker) Step(ctx context.Context, conn driver.Conn, keys []string) error {
-	n, err := changed(ctx, conn, l.stepSQL(keys))
+	n, err := server.Affected(ctx, conn, l.stepSQL(keys))
 	if err == nil && n != int64(len(keys)) {
 		err = fmt.Errorf("%d rows were changed, not %d", n, len(keys))
 	}
@@ -41,33 +41,4 @@ func (l *Locker) stepSQL(keys []string) string {
 		return "SET STATEMENT sql_safe_updates = 0 FOR " + text
 	}
 	return text
-}
-
-// changed runs one statement as text, in one round trip, and returns how many
-// rows it has changed.
-func changed(ctx context.Context, conn driver.Conn, text string) (int64, error) {
-	if e, ok := conn.(driver.ExecerContext); ok {
-		result, err := e.ExecContext(ctx, text, nil)
-		if err == nil {
-			return result.RowsAffected()
-		}
-		if !errors.Is(err, driver.ErrSkip) {
-			return 0, err
-		}
-	}
-	stmt, err := conn.Prepare(text)
-	if err != nil {
-		return 0, err
-	}
-	defer stmt.Close()
-	var result driver.Result
-	if s, ok := stmt.(driver.StmtExecContext); ok {
-		result, err = s.ExecContext(ctx, nil)
-	} else {
-		result, err = stmt.Exec(nil) //nolint:staticcheck // for drivers without the context form
-	}
-	if err != nil {
-		return 0, err
-	}
-	return result.RowsAffected()
 }

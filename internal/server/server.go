@@ -104,23 +104,37 @@ func (i Info) RepeatableRead(level driver.IsolationLevel) bool {
 
 // Exec runs one statement as text, in one round trip.
 func Exec(ctx context.Context, conn driver.Conn, text string) error {
+	_, err := Change(ctx, conn, text)
+	return err
+}
+
+// Change is Exec for a statement whose result matters.
+func Change(ctx context.Context, conn driver.Conn, text string) (driver.Result, error) {
 	if e, ok := conn.(driver.ExecerContext); ok {
-		_, err := e.ExecContext(ctx, text, nil)
+		result, err := e.ExecContext(ctx, text, nil)
 		if !errors.Is(err, driver.ErrSkip) {
-			return err
+			return result, err
 		}
 	}
 	stmt, err := prepare(ctx, conn, text)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer stmt.Close()
 	if s, ok := stmt.(driver.StmtExecContext); ok {
-		_, err = s.ExecContext(ctx, nil)
-	} else {
-		_, err = stmt.Exec(nil) //nolint:staticcheck // for drivers without the context form
+		return s.ExecContext(ctx, nil)
 	}
-	return err
+	return stmt.Exec(nil) //nolint:staticcheck // for drivers without the context form
+}
+
+// Affected is Exec for a statement of which it matters how many rows it has
+// affected.
+func Affected(ctx context.Context, conn driver.Conn, text string) (int64, error) {
+	result, err := Change(ctx, conn, text)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected()
 }
 
 // Query runs one statement as text and reads all its result sets to the end,
