@@ -11,7 +11,8 @@ import (
 // SKIP LOCKED" in the spelling of the server, behind its last token, in front of
 // a semicolon and comments that end the text. Where query returns no rows of
 // tables (see harmless), it comes back unchanged. All else is an error that says
-// why, and what to write instead.
+// why, and what to write instead. The clause has no quotes and no line comments;
+// it may have conditional comments, for several servers at a time.
 //
 // With the clause, the server locks every row that the result shows or counts,
 // in every InnoDB table in FROM that it has to read for that: so it was measured
@@ -41,7 +42,7 @@ import (
 // that the SELECT names: others can't change those columns then, but can lock the
 // row and change the rest of it.
 func Lock(query, clause string) (locked string, err error) {
-	end, err := lockable(query)
+	end, err := lockable(query, strings.Contains(clause, "/*"))
 	switch {
 	case err != nil:
 		return "", err
@@ -55,14 +56,15 @@ func Lock(query, clause string) (locked string, err error) {
 const unchanged = -1
 
 // lockable returns the end of the only SELECT in query. All readings have to
-// agree, except for those that no server accepts: they stay rejected when letters
-// are put behind a word, a literal or a parenthesis.
-func lockable(query string) (end int, err error) {
+// agree, except for those that no server accepts: they stay rejected when words
+// are put behind a word, a literal or a parenthesis, but not always with comments,
+// which could end one that began in front of them.
+func lockable(query string, comments bool) (end int, err error) {
 	conds, ok := conditionsIn(query)
 	if !ok || !conditionsPlain(query) {
 		return 0, errConditions
 	}
-	accepted := false
+	accepted, rejected := false, false
 	for r := range readingsOf(query, conds) {
 		l := locker{lexer: lexer{text: query, reading: r}}
 		l.read()
@@ -70,16 +72,22 @@ func lockable(query string) (end int, err error) {
 		case l.hopeless:
 			return 0, errHopeless
 		case l.broken && !l.several:
+			rejected = true
 		case !accepted:
 			accepted, end, err = true, l.end, l.err
 		case (l.err == nil) != (err == nil), err == nil && l.end != end:
 			return 0, errReadings
 		}
 	}
-	if !accepted {
+	switch {
+	case !accepted:
 		return 0, errBroken
+	case err != nil || end == unchanged:
+		return end, err
+	case comments && rejected && strings.Contains(query[:end], "/*"):
+		return 0, errReadings
 	}
-	return end, err
+	return end, nil
 }
 
 // Why a text is refused, and what to do about it.

@@ -1,7 +1,9 @@
 // Package sqltext takes a conservative look at SQL text: what does running it
 // mean for a transaction that holds a lock? It knows MySQL 8 and 9 and
 // MariaDB 10.11 and later. It does not parse SQL; it cuts the text into tokens
-// and goes by the verb of each statement and a handful of words after it.
+// and goes by the verb of each statement and a handful of words after it. With
+// the same eyes it makes a plain SELECT a locking read; see Lock, which refuses
+// where Look is only careful.
 //
 // Where a text can mean two things, the answer is the more dangerous one:
 //
