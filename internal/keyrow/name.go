@@ -53,3 +53,54 @@ func marked(mark, text string) string {
 	}
 	return fmt.Sprintf("%s#%x", mark, sha256.Sum256([]byte(text)))
 }
+
+// Meaning is what the name of a row says.
+type Meaning struct {
+	Key    string // as the caller calls it; "" for a stripe, and where it is hashed
+	Hashed bool   // the key is too long to be told
+	Stripe int    // the row is the i-th of those that keys share; -1 where it is none of them
+	Slot   int    // the row keeps the i-th slot
+}
+
+// Read reads a name back. ok is false where no key has such a name.
+func Read(name string) (m Meaning, ok bool) {
+	if rest, found := strings.CutPrefix(name, slotMark); found {
+		sep := strings.IndexAny(rest, ":#")
+		if sep < 0 {
+			return m, false
+		}
+		slot, ok := number(rest[:sep])
+		if !ok || slot == 0 {
+			return m, false
+		}
+		if m = (Meaning{Stripe: -1, Hashed: true}); rest[sep] == ':' {
+			if m, ok = Read(rest[sep+1:]); !ok || m.Slot > 0 {
+				return Meaning{}, false
+			}
+		}
+		m.Slot = slot
+		return m, true
+	}
+	if rest, found := strings.CutPrefix(name, stripeMark); found {
+		m.Stripe, ok = number(rest)
+		return m, ok
+	}
+	m.Stripe = -1
+	switch rest, escaped := strings.CutPrefix(name, escape); {
+	case escaped && strings.HasPrefix(rest, "\x00"):
+		m.Key = rest
+	case escaped && strings.HasPrefix(rest, "#"):
+		m.Hashed = true
+	case name == "" || name[0] == 0:
+		return Meaning{}, false
+	default:
+		m.Key = name
+	}
+	return m, true
+}
+
+// number reads what strconv.Itoa writes.
+func number(s string) (int, bool) {
+	n, err := strconv.Atoi(s)
+	return n, err == nil && n >= 0 && strconv.Itoa(n) == s
+}

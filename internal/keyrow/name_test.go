@@ -23,9 +23,8 @@ func TestNames(t *testing.T) {
 	is("the number of stripes", schema.Stripes)
 	long := strings.Repeat("k", 254)
 	keys := []string{"k", "\x00", "\x00\x00", "\x00k", "\x00\x00k", "#", "\x00#", "\x00\x00#", long, long + "k", "\x00" + long, "\x00" + long[1:] + "j", "#" + long, "\x00#" + long[1:]}
-	for _, name := range []string{schema.Stripes, keyrow.StripeName(0), keyrow.StripeName(17), keyrow.SlotName("k", 1), keyrow.SlotName("\x00k", 12), keyrow.SlotName(long, 3), keyrow.Name("\x00" + long)} {
-		keys = append(keys, name) // a caller can call its keys what it likes
-	}
+	keys = append(keys, // a caller can call its keys what it likes
+		schema.Stripes, keyrow.StripeName(0), keyrow.StripeName(17), keyrow.SlotName("k", 1), keyrow.SlotName("\x00k", 12), keyrow.SlotName(long, 3), keyrow.Name("\x00"+long))
 	for i := range 100 {
 		is("a stripe", keyrow.StripeName(i))
 	}
@@ -62,5 +61,35 @@ func TestStripe(t *testing.T) {
 	}
 	if len(counts) != 10 {
 		t.Errorf("there are %d stripes, want 10", len(counts))
+	}
+}
+
+func TestRead(t *testing.T) {
+	long := strings.Repeat("k", 255)
+	zeros := "\x00" + long[:254]
+	is := func(name string, want keyrow.Meaning) {
+		t.Helper()
+		if got, ok := keyrow.Read(name); !ok || got != want {
+			t.Errorf("%.40q means %+v, %v, want %+v", name, got, ok, want)
+		}
+	}
+	for _, key := range []string{"k", "#", "\x00", "\x00k", "\x00\x00", "\x00#", long, schema.Stripes, keyrow.StripeName(3), keyrow.SlotName("k", 1)} {
+		is(keyrow.Name(key), keyrow.Meaning{Key: key, Stripe: -1})
+		if key != long {
+			is(keyrow.SlotName(keyrow.Name(key), 12), keyrow.Meaning{Key: key, Stripe: -1, Slot: 12})
+		}
+	}
+	is(keyrow.Name(zeros), keyrow.Meaning{Hashed: true, Stripe: -1})
+	is(keyrow.SlotName(long, 2), keyrow.Meaning{Hashed: true, Stripe: -1, Slot: 2})
+	is(keyrow.SlotName(keyrow.Name(zeros), 2), keyrow.Meaning{Hashed: true, Stripe: -1, Slot: 2})
+	is(keyrow.StripeName(0), keyrow.Meaning{})
+	is(keyrow.SlotName(keyrow.StripeName(7), 2), keyrow.Meaning{Stripe: 7, Slot: 2})
+	for _, name := range []string{
+		"", "\x00", "\x00k", schema.Stripes, "\x00stripe ", "\x00stripe -1", "\x00stripe 01", "\x00stripe 1k",
+		"\x00slot 1", "\x00slot :k", "\x00slot 0:k", "\x00slot -1:k", "\x00slot 1:", "\x00slot 1:" + keyrow.SlotName("k", 1), "\x00\x00k",
+	} {
+		if m, ok := keyrow.Read(name); ok {
+			t.Errorf("%q means %+v", name, m)
+		}
 	}
 }

@@ -1,0 +1,351 @@
+package inspect
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/lockctx"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// Diagnosis says which strategies hold on a server, and what was found there.
+type Diagnosis struct {
+	Version  string // as the server calls it
+	MariaDB  bool
+	Verdicts []Verdict // one for each strategy
+	Checks   []Check
+}
+
+// Verdict says whether locks of a strategy hold.
+type Verdict struct {
+	Strategy string
+	Safe     bool
+	Why      []string // what makes it unsafe, or else how far it is safe
+}
+
+// State says how a check came out.
+type State string
+
+// What comes of a check.
+const (
+	OK      State = "ok"
+	Note    State = "note"    // worth knowing
+	Warning State = "warning" // something is slower, or less sure, than it could be
+	Failure State = "failure" // a strategy does not hold, or cannot be used
+)
+
+// Check is one thing that was examined.
+type Check struct {
+	Name   string
+	State  State
+	Detail string
+	Remedy string // what would help, where something would
+}
+
+// Doctor examines the server, and what the account may do there. It changes
+// nothing: privileges on the lock table are found out by EXPLAIN, which needs those
+// of the statement that it explains, and reads no rows.
+func (i *Inspector) Doctor(ctx context.Context) (*Diagnosis, error) {
+	e := &examination{Diagnosis: new(Diagnosis), against: make(map[string][]string)}
+	err := i.on(ctx, func(ctx context.Context, s *session) error {
+		e.session = s
+		for _, check := range []func(context.Context) error{
+			e.server, e.lockTable, e.privileges, e.proxy, e.connections, e.settings, e.clock, e.visibility,
+		} {
+			if err := check(ctx); err != nil {
+				return fmt.Errorf("mysqllock: examining the server: %w", err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	e.conclude()
+	return e.Diagnosis, nil
+}
+
+// examination is a Diagnosis in the making.
+type examination struct {
+	*Diagnosis
+	*session
+	info    server.Info
+	lacks   bool                // there is no lock table to be seen
+	against map[string][]string // what makes a strategy unsafe
+}
+
+const optimistic = lockctx.StrategyOptimistic
+
+var (
+	all     = []string{row, lease, advisory, optimistic}
+	onTable = []string{row, lease, optimistic}
+)
+
+func (e *examination) add(name string, state State, detail, remedy string) {
+	e.Checks = append(e.Checks, Check{name, state, detail, remedy})
+}
+
+// ruleOut says why strategies are not safe.
+func (e *examination) ruleOut(why string, strategies ...string) {
+	for _, s := range strategies {
+		e.against[s] = append(e.against[s], why)
+	}
+}
+
+func (e *examination) server(ctx context.Context) error {
+	err := e.onDriver(func(conn driver.Conn) (err error) {
+		e.info, err = server.Probe(ctx, conn)
+		return err
+	})
+	e.Version, e.MariaDB = e.info.Version, e.mariadb
+	switch {
+	case err != nil && e.info.Version == "":
+		return err
+	case err != nil: // too old
+		e.add("server", Failure, err.Error(), "")
+		e.ruleOut(err.Error(), all...)
+		return nil
+	}
+	e.add("server", OK, e.info.Version, "")
+	if !e.info.SkipLocked() {
+		e.ruleOut("leases need SKIP LOCKED, which MariaDB has from 10.6 on", lease)
+	}
+	switch topology := e.info.Topology; {
+	case topology != "":
+		e.add("topology", Failure, topology+": several nodes take writes", "lockUnsafe=allow, for an application that uses one node only")
+		e.ruleOut("two nodes grant the same lock on "+topology, row, advisory)
+	case e.info.SinglePrimary:
+		e.add("topology", Warning, "Group Replication with a single primary: leases should have a TTL of more than the 25 s that a failover takes", "")
+		e.ruleOut("a failover frees them, and a member that is cut off grants them again", advisory)
+	default:
+		e.add("topology", OK, "one server takes writes, as far as it tells", "")
+	}
+	if e.info.ReadOnly {
+		e.add("writes", Failure, "the server is read-only", "name the one that takes writes")
+		e.ruleOut("the server is read-only", all...)
+	}
+	return nil
+}
+
+// lookOnly is a connection that writes nothing.
+type lookOnly struct{ driver.Conn }
+
+var errWouldWrite = errors.New("it would be written")
+
+func (c lookOnly) ExecContext(context.Context, string, []driver.NamedValue) (driver.Result, error) {
+	return nil, errWouldWrite
+}
+
+func (c lookOnly) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
+	if q, ok := c.Conn.(driver.QueryerContext); ok {
+		return q.QueryContext(ctx, text, args)
+	}
+	return nil, driver.ErrSkip
+}
+
+func (e *examination) lockTable(ctx context.Context) error {
+	const name = "lock table"
+	var procedure bool
+	err := e.onDriver(func(conn driver.Conn) (err error) {
+		procedure, err = e.table.Ensure(ctx, lookOnly{conn}, e.info, false)
+		return err
+	})
+	setup := strings.Join(e.table.Setup(), ";\n")
+	switch {
+	case err == nil && (procedure || e.mariadb):
+		e.add(name, OK, e.table.String()+" is as it should be", "")
+	case err == nil:
+		e.add(name, Note, "its procedure is not there, so BEGIN and a row lock are two round trips instead of one", e.table.ProcedureDDL())
+	case errors.Is(err, errWouldWrite):
+		e.add(name, Warning, "it lacks its floor row, which is made at the next use where lockSchema is auto", setup)
+	case errors.Is(err, lockerr.ErrUnsafe):
+		e.add(name, Failure, err.Error(), "ALTER TABLE "+e.table.String()+" ENGINE=InnoDB")
+		e.ruleOut("the lock table has no row locks", onTable...)
+	default:
+		e.lacks = true
+		e.add(name, Warning, err.Error()+"\nWhere lockSchema is auto that is done at the next use, if the account may.", setup)
+	}
+	return nil
+}
+
+func (e *examination) privileges(ctx context.Context) error {
+	t := e.table.String()
+	var lacking []string
+	for _, try := range [][2]string{
+		{"SELECT", "SELECT namespace, name, owner, token, expires FROM " + t + " WHERE FALSE"},
+		{"INSERT", "INSERT INTO " + t + " (namespace, name, owner, token, expires) SELECT x'', x'', NULL, 0, UTC_TIMESTAMP(6) FROM (SELECT 1) d WHERE FALSE"},
+		{"UPDATE", "UPDATE " + t + " SET owner = NULL, token = 0, expires = UTC_TIMESTAMP(6) WHERE FALSE"},
+		{"DELETE", "DELETE FROM " + t + " WHERE FALSE"},
+	} {
+		_, err := e.query(ctx, "EXPLAIN "+try[1])
+		switch {
+		case server.Denied(err) && e.lacks: // so it is for a table that is not there
+			return nil
+		case server.Denied(err):
+			lacking = append(lacking, try[0])
+		case server.Number(err) == 0 && err != nil:
+			return err
+		case err != nil: // what it is about lockTable has told
+			return nil
+		}
+	}
+	const name = "privileges"
+	forClean := slices.Contains(lacking, "DELETE")
+	lacking = slices.DeleteFunc(lacking, func(s string) bool { return s == "DELETE" })
+	switch {
+	case len(lacking) > 0:
+		e.add(name, Failure, "the account has not all of SELECT, INSERT and UPDATE on the lock table", e.grant(strings.Join(lacking, ", "), t))
+		e.ruleOut("the account lacks "+strings.Join(lacking, ", ")+" on the lock table", onTable...)
+	case forClean:
+		e.add(name, Note, "SELECT, INSERT and UPDATE on the lock table; to clean it up, DELETE is needed, too", e.grant("DELETE", t))
+	default:
+		e.add(name, OK, "SELECT, INSERT, UPDATE and DELETE on the lock table", "")
+	}
+	return nil
+}
+
+// proxy looks whether something sends the statements of one connection to
+// several, as reads go elsewhere behind a splitter of reads and writes.
+func (e *examination) proxy(ctx context.Context) error {
+	conns, servers := make(map[string]bool), make(map[string]bool)
+	const read = "SELECT CONNECTION_ID(), CONCAT_WS(':', @@hostname, @@port, @@server_id)"
+	for _, text := range []string{read, "START TRANSACTION", read, "ROLLBACK", read, read + " FROM DUAL FOR UPDATE", read} {
+		rows, err := e.query(ctx, text)
+		if err != nil {
+			return err
+		}
+		for _, r := range rows {
+			conns[r[0]], servers[r[1]] = true, true
+		}
+	}
+	switch {
+	case len(servers) > 1:
+		e.add("proxy", Failure, "the statements of one connection reach several servers", "a port of the proxy that leads to one server")
+		e.ruleOut("the statements of one connection reach several servers", all...)
+	case len(conns) > 1:
+		e.add("proxy", Failure, "the statements of one connection reach several connections of one server", "a port of the proxy that does not multiplex")
+		e.ruleOut("the statements of one connection reach several", row, advisory)
+	default:
+		e.add("proxy", OK, "none was noticed that sends the statements of one connection to several", "")
+	}
+	return nil
+}
+
+// oneProcess is how many connections a process may have for locks, beside
+// those of database/sql, where lockMaxConns is the default: for sessions, leases
+// and advisory locks, and to make rows and kill waiters.
+const oneProcess = 3*16 + 4
+
+func (e *examination) connections(ctx context.Context) error {
+	rows, err := e.query(ctx, "SELECT @@max_connections, @@max_user_connections")
+	if err != nil {
+		return err
+	}
+	status, err := e.query(ctx, "SHOW GLOBAL STATUS LIKE 'Threads_connected'")
+	if err != nil || len(status) == 0 {
+		return err
+	}
+	most, _ := strconv.Atoi(rows[0][0])
+	used, _ := strconv.Atoi(status[0][1])
+	detail := fmt.Sprintf("%d of %d are in use", used, most)
+	if ours := rows[0][1]; ours != "0" {
+		detail += ", and an account may have " + ours
+	}
+	detail += fmt.Sprintf("; a process may use %d for locks, beside its own", oneProcess)
+	if most-used < oneProcess {
+		e.add("connections", Warning, detail, "a larger max_connections, or a smaller lockMaxConns")
+	} else {
+		e.add("connections", OK, detail, "")
+	}
+	return nil
+}
+
+func (e *examination) settings(ctx context.Context) error {
+	rows, err := e.query(ctx, "SELECT @@global.wait_timeout, @@innodb_flush_log_at_trx_commit")
+	if err != nil {
+		return err
+	}
+	seconds, _ := strconv.Atoi(rows[0][0])
+	silent := time.Duration(seconds) * time.Second
+	detail := fmt.Sprintf("wait_timeout is %v", silent)
+	if e.mariadb {
+		e.add("silent holders", OK, detail+"; the driver bounds its transactions by idle_transaction_timeout", "")
+	} else {
+		e.add("silent holders", Note, detail+": for so long BeginTx and Exec keep the row lock of a host that has vanished; Do, sessions, leases and advisory locks go by the TTL",
+			"wait_timeout in the DSN, or Do")
+	}
+	if rows[0][1] == "1" {
+		e.add("durability", OK, "innodb_flush_log_at_trx_commit is 1", "")
+	} else {
+		e.add("durability", Warning, "innodb_flush_log_at_trx_commit is "+rows[0][1]+": after a crash a token can go back, and be granted again", "innodb_flush_log_at_trx_commit = 1")
+	}
+	detail = "lock waits that end roll back the statement"
+	if e.info.RollbackOnTimeout {
+		detail = "innodb_rollback_on_timeout is ON: a lock wait that ends rolls back the transaction, also one that asks for a second lock"
+	}
+	e.add("lock waits", OK, detail, "")
+	if e.info.SnapshotIsolation {
+		rows, err := e.query(ctx, "SELECT @@innodb_snapshot_isolation")
+		if err != nil {
+			return err
+		}
+		if rows[0][0] == "1" {
+			e.add("snapshots", Note, "innodb_snapshot_isolation is ON: a lock asked for in a transaction that has read fails where the row has changed since", "")
+		}
+	}
+	return nil
+}
+
+func (e *examination) clock(ctx context.Context) error {
+	sent := time.Now()
+	rows, err := e.query(ctx, "SELECT CAST(UTC_TIMESTAMP(6) AS CHAR)")
+	if err != nil {
+		return err
+	}
+	took := time.Since(sent)
+	ahead := moment(rows[0][0]).Sub(sent.Add(took / 2).UTC())
+	e.add("clock", OK, fmt.Sprintf("the server's is %v ahead of this machine's, give or take %v; locks do not depend on that",
+		ahead.Round(time.Millisecond), (took/2).Round(time.Microsecond)), "")
+	return nil
+}
+
+// visibility tells what a Snapshot would not show.
+func (e *examination) visibility(ctx context.Context) error {
+	p, err := e.look(ctx, Filter{})
+	if err != nil {
+		return err
+	}
+	p.locks()
+	if len(p.gaps) == 0 {
+		e.add("visibility", OK, "who holds and who waits is shown", "")
+	}
+	for _, g := range p.gaps {
+		e.add("visibility", Note, "not shown: "+g.What+": "+g.Why, g.Remedy)
+	}
+	return nil
+}
+
+// limits are how far a strategy is safe.
+var limits = map[string]string{
+	row:        "the lock is in the transaction that does the work, and is lost only together with it",
+	lease:      "whoever has lost the lease cannot commit under it",
+	advisory:   "as long as its connection lives, which is looked at right before COMMIT, but not during it",
+	optimistic: "a commit fails if another was there first",
+}
+
+func (e *examination) conclude() {
+	for _, s := range all {
+		v := Verdict{Strategy: s, Safe: len(e.against[s]) == 0, Why: e.against[s]}
+		if v.Safe {
+			v.Why = []string{limits[s]}
+		}
+		e.Verdicts = append(e.Verdicts, v)
+	}
+}

@@ -1,0 +1,124 @@
+package inspect_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock/inspect"
+	"github.com/mysqllock/mysqllock/internal/tempserver"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+var strategies = map[string]lockctx.Option{
+	"row": lockctx.Row(), "lease": lockctx.Lease(30 * time.Second), "advisory": lockctx.Advisory(),
+}
+
+func TestOneHolderAndFiveWaiters(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		i := s.inspector(s.root)
+		for strategy, option := range strategies {
+			key := "the-" + strategy
+			s.acquire(s.process("root", "holder"), key, option)
+			waiting := func() int {
+				if l := find(look(t, i), strategy, key); l != nil {
+					return len(l.Waiters)
+				}
+				return 0
+			}
+			since := s.queue(waiting, "root", key, 5, option)
+			time.Sleep(120 * time.Millisecond) // MariaDB's copy
+			snap := look(t, i)
+			l := find(snap, strategy, key)
+			if l == nil || len(l.Holders) != 1 || len(l.Waiters) != 5 {
+				t.Fatalf("%s: %+v", strategy, l)
+			}
+			if l.Namespace != s.database || l.Stripe != -1 || l.Slot != 0 {
+				t.Errorf("%s: %+v", strategy, l)
+			}
+			programs := s.mysql() || s.name == equipped
+			if h := l.Holders[0]; programs && h.Program != "holder" || strategy != "lease" && (h.ConnectionID == 0 || h.User != "root") || h.Shared {
+				t.Errorf("%s: the holder is %+v", strategy, h)
+			}
+			var order []string // of those who have not asked again since
+			for n, w := range l.Waiters {
+				var i int
+				if _, err := fmt.Sscanf(w.Program, "waiter-%d", &i); err == nil && w.Waited >= time.Since(since[i-1]) {
+					order = append(order, w.Program)
+				}
+				if programs && (i == 0 || w.PID == 0) || w.ConnectionID == 0 || w.User != "root" || w.Host == "" {
+					t.Errorf("%s: waiter %d is %+v", strategy, n+1, w)
+				}
+				if n > 0 && w.Waited > l.Waiters[n-1].Waited || w.Waited <= 0 || w.Waited > 10*time.Second {
+					t.Errorf("%s: waiter %d has waited for %v", strategy, n+1, w.Waited)
+				}
+			}
+			if !slices.IsSorted(order) {
+				t.Errorf("%s: the order is %v", strategy, order)
+			}
+			switch strategy {
+			case "lease":
+				if l.Token != 1 || l.Remaining <= 0 || l.Remaining > 30*time.Second || l.Expires.Sub(snap.Time) > 31*time.Second || l.Expires.Before(snap.Time) {
+					t.Errorf("the lease is %+v at %v", l, snap.Time)
+				}
+			case "row":
+				if l.Holders[0].Since <= 0 || l.Holders[0].Since > 20*time.Second {
+					t.Errorf("the row is held for %v", l.Holders[0].Since)
+				}
+			case "advisory":
+				if l.Holders[0].Locks != 1 {
+					t.Errorf("the connection has %d locks", l.Holders[0].Locks)
+				}
+			}
+			if only := look(t, i, key, "free"); len(only.Locks) != 2 || find(only, strategy, key) == nil || find(only, "", "free") == nil {
+				t.Errorf("%s: asked for the key: %+v", strategy, only.Locks)
+			}
+		}
+	})
+}
+
+// gap is the gap about what; nil where there is none.
+func gap(snap *inspect.Snapshot, what string) *inspect.Gap {
+	for _, g := range snap.Gaps {
+		if strings.Contains(g.What, what) {
+			return &g
+		}
+	}
+	return nil
+}
+
+func TestNobodyWaits(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.process("root", "holder")
+		for strategy, option := range strategies {
+			s.acquire(db, "the-"+strategy, option)
+		}
+		snap := look(t, s.inspector(s.root))
+		want := []string{"lease"}
+		if s.name != string(tempserver.MariaDB) {
+			want = append(want, "advisory")
+		} else if g := gap(snap, "advisory locks that nobody waits for"); g == nil || g.Remedy != "INSTALL SONAME 'metadata_lock_info'" {
+			t.Errorf("the gaps are %+v", snap.Gaps)
+		}
+		if s.mysql() {
+			want = append(want, "row")
+			if len(snap.Gaps) > 0 {
+				t.Errorf("the gaps are %+v", snap.Gaps)
+			}
+		} else if gap(snap, "row locks that nobody waits for") == nil {
+			t.Errorf("the gaps are %+v", snap.Gaps)
+		}
+		for strategy := range strategies {
+			l := find(snap, strategy, "the-"+strategy)
+			if slices.Contains(want, strategy) != (l != nil) || l != nil && (len(l.Holders) != 1 || len(l.Waiters) > 0) {
+				t.Errorf("%s: %+v", strategy, l)
+			}
+		}
+		asked := look(t, s.inspector(s.root), "the-advisory")
+		if l := find(asked, "advisory", "the-advisory"); l == nil || len(l.Holders) != 1 {
+			t.Errorf("asked for the advisory lock: %+v", asked)
+		}
+	})
+}

@@ -1,0 +1,339 @@
+package inspect_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"database/sql"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock/inspect"
+	"github.com/mysqllock/mysqllock/internal/keyrow"
+	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// Keys are any bytes, and come back as they are. Names that do not tell their
+// namespace would be shown to other tests.
+func TestAnyKey(t *testing.T) {
+	aloneOnServers(t, func(t *testing.T, s *scratch) {
+		db := s.process("root", "x'); DROP TABLE mysqllock; -- \\")
+		i := s.inspector(s.root)
+		keys := []string{"'", `\`, "';--", "a b", "%", "_", "` OR 1=1", "é", "\U0001F512", "a\nb", "a\xffb", "K", "k", strings.Repeat("k", 255), "x' FOR UPDATE /*"}
+		for _, key := range keys {
+			s.acquire(db, key, lockctx.Lease(30*time.Second))
+			s.acquire(db, key, lockctx.Advisory())
+		}
+		snap := look(t, i, keys...)
+		for _, key := range keys {
+			l := find(snap, "lease", key)
+			if l == nil || l.Namespace != s.database || len(l.Holders) != 1 || l.Holders[0].Program != "x'); DROP TABLE mysqllock; -- \\" {
+				t.Errorf("the lease on %q is %+v", key, l)
+			}
+			if l := find(snap, "advisory", key); l == nil || l.Namespace != s.database || len(l.Holders) != 1 {
+				t.Errorf("the advisory lock on %q is %+v", key, l)
+			}
+			if n := len(look(t, i, key).Locks); n != 2 {
+				t.Errorf("%q has %d locks", key, n)
+			}
+		}
+		if len(snap.Locks) != 2*len(keys) {
+			t.Errorf("there are %d locks: %+v", len(snap.Locks), snap.Locks)
+		}
+		if g := gap(snap, "the keys of"); g != nil {
+			t.Errorf("asked for keys: %+v", g)
+		}
+		all := look(t, i)
+		hashed := 0
+		for _, l := range all.Locks {
+			if l.Strategy == "advisory" && l.Key == "" {
+				if hashed++; !strings.Contains(l.Name, "#") {
+					t.Errorf("the key of %+v is not told", l)
+				}
+			}
+		}
+		if s.mysql() && (hashed == 0 || gap(all, fmt.Sprintf("the keys of %d locks", hashed)) == nil) {
+			t.Errorf("%d keys are not told, and the gaps are %+v", hashed, all.Gaps)
+		}
+		for _, key := range []string{"%", "_"} { // one that nobody has
+			if free := look(t, i, key+"x"); len(free.Locks) != 1 || free.Locks[0].Strategy != "" || free.Locks[0].Key != key+"x" || free.Locks[0].Token != 0 {
+				t.Errorf("a free key: %+v", free.Locks)
+			}
+		}
+	})
+}
+
+// rowsLocked locks rows as a program does, and lets it go at the end.
+func (s *scratch) rowsLocked(lock string, names ...string) *sql.Tx {
+	s.t.Helper()
+	tx, err := s.root.Begin()
+	ok(s.t, err)
+	s.t.Cleanup(func() { _ = tx.Rollback() })
+	for _, name := range names {
+		_, err := tx.Exec(s.lockSQL(lock, name))
+		ok(s.t, err)
+	}
+	return tx
+}
+
+func (s *scratch) lockSQL(lock, name string) string {
+	return fmt.Sprintf("SELECT 1 FROM `%s`.`mysqllock` WHERE namespace = x'%x' AND name = x'%x' %s /* mysqllock 00 */", s.database, s.database, name, lock)
+}
+
+// rowAwaited waits for a row.
+func (s *scratch) rowAwaited(lock, name string) {
+	s.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	conn, err := s.root.Conn(ctx)
+	ok(s.t, err)
+	var id uint64
+	ok(s.t, conn.QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&id))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _ = conn.ExecContext(ctx, s.lockSQL(lock, name))
+	}()
+	s.t.Cleanup(func() { exec(s.t, s.root, fmt.Sprintf("KILL %d", id)); <-done; cancel(); conn.Close() })
+	soon(s.t, "it waits", func() bool {
+		var n int
+		ok(s.t, s.root.QueryRow("SELECT COUNT(*) FROM information_schema.INNODB_TRX WHERE trx_state = 'LOCK WAIT' AND trx_mysql_thread_id = ?", id).Scan(&n))
+		return n == 1
+	})
+}
+
+func (s *scratch) makeTable(names ...string) {
+	s.t.Helper()
+	table, err := schema.Parse(s.database + ".mysqllock")
+	ok(s.t, err)
+	for _, text := range table.Setup() {
+		exec(s.t, s.root, text)
+	}
+	for _, name := range names {
+		exec(s.t, s.root, fmt.Sprintf("INSERT INTO mysqllock (namespace, name, token) VALUES (x'%x', x'%x', 3)", s.database, name))
+	}
+}
+
+func TestSlotsAndStripes(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		long := strings.Repeat("l", 255)
+		zero := "\x00" + long[:254]
+		names := []string{ // a program that has keys share rows has no others, but here all are together
+			"k", keyrow.SlotName("k", 2), long, keyrow.SlotName(long, 1), keyrow.Name(zero),
+			keyrow.StripeName(37), keyrow.SlotName(keyrow.StripeName(37), 1),
+		}
+		s.makeTable(append(names, schema.Stripes)...)
+		exec(t, s.root, "UPDATE mysqllock SET token = 64 WHERE name = x'"+hex.EncodeToString([]byte(schema.Stripes))+"'")
+		exec(t, s.root, "UPDATE mysqllock SET versioned = 1 WHERE name = 'k'")
+		s.rowsLocked("FOR UPDATE", append(names, schema.Stripes)...)
+		for _, name := range names { // MariaDB shows them while somebody waits
+			s.rowAwaited("FOR UPDATE", name)
+		}
+		time.Sleep(120 * time.Millisecond)
+		i := s.inspector(s.root)
+		want := []inspect.Lock{
+			{Key: "", Stripe: -1, Name: keyrow.Name(zero)},
+			{Key: "", Stripe: 37},
+			{Key: "", Stripe: 37, Slot: 1},
+			{Key: "k", Stripe: -1, Versioned: true},
+			{Key: "k", Stripe: -1, Slot: 2},
+			{Key: long, Stripe: -1},
+			{Key: long, Stripe: -1, Slot: 1},
+		}
+		got := look(t, i).Locks
+		if !slices.EqualFunc(got, want, func(a, b inspect.Lock) bool {
+			return a.Strategy == "row" && a.Key == b.Key && a.Stripe == b.Stripe && a.Slot == b.Slot && a.Versioned == b.Versioned && a.Token == 3 &&
+				len(a.Holders) == 1 && len(a.Waiters) == 1 && (b.Name == "" || b.Name == a.Name)
+		}) {
+			t.Errorf("the locks are %+v", got)
+		}
+		shared := "k" // a key that is on stripe 37
+		for n := 0; keyrow.Stripe(shared, 64) != keyrow.StripeName(37); n++ {
+			shared = fmt.Sprint("k", n)
+		}
+		var stripes []int
+		for _, l := range look(t, i, shared).Locks {
+			stripes = append(stripes, l.Stripe, l.Slot)
+		}
+		if !slices.Equal(stripes, []int{37, 0, 37, 1}) {
+			t.Errorf("a key of stripe 37 has the stripes and slots %v", stripes)
+		}
+	})
+}
+
+// Slots and shared locks, as the driver takes them.
+func TestDriversSlotsAndShares(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		i := s.inspector(s.root)
+		count := func(key string) (slots, holders, waiters int) {
+			for _, l := range look(t, i, key).Locks {
+				if l.Key == key && l.Strategy == "row" {
+					slots, holders, waiters = slots+1, holders+len(l.Holders), waiters+len(l.Waiters)
+				}
+			}
+			return slots, holders, waiters
+		}
+		db := s.process("root", "holder")
+		for range 2 {
+			s.acquire(db, "slots", lockctx.Slots(2))
+			s.acquire(db, "shared", lockctx.Shared())
+		}
+		for key, option := range map[string]lockctx.Option{"slots": lockctx.Slots(2), "shared": lockctx.Row()} {
+			s.queue(func() int { _, _, waiters := count(key); return waiters }, "root", key, 1, option)
+		}
+		shown := 1 // MariaDB shows the slot that is waited for
+		if s.mysql() {
+			shown = 2
+		}
+		soon(t, "the slots are shown", func() bool { // who waits for a slot tries one after the other
+			slots, holders, waiters := count("slots")
+			return slots == shown && holders == shown && waiters == 1
+		})
+		soon(t, "those who share are shown", func() bool {
+			_, holders, waiters := count("shared")
+			return holders >= shown && holders <= 2 && waiters == 1
+		})
+	})
+}
+
+// Those who share a row are told from each other as far as the server does.
+func TestShared(t *testing.T) {
+	aloneOnServers(t, func(t *testing.T, s *scratch) {
+		s.makeTable("one", "two", "both", "mixed")
+		i := s.inspector(s.root)
+		count := func(key string) (known, unknown, waiters int) {
+			time.Sleep(120 * time.Millisecond)
+			l := find(look(t, i), "row", key)
+			if l == nil {
+				return 0, 0, 0
+			}
+			for _, h := range l.Holders {
+				if !h.Shared {
+					t.Errorf("%s: %+v does not share", key, h)
+				}
+				if h.ConnectionID == 0 {
+					unknown++
+				} else {
+					known++
+				}
+			}
+			return known, unknown, len(l.Waiters)
+		}
+		s.rowsLocked("LOCK IN SHARE MODE", "one")
+		s.rowAwaited("FOR UPDATE", "one")
+		s.rowAwaited("LOCK IN SHARE MODE", "one")
+		if known, unknown, waiters := count("one"); known != 1 || unknown != 0 || waiters != 2 {
+			t.Errorf("one: %d, %d, %d", known, unknown, waiters)
+		}
+		s.rowsLocked("LOCK IN SHARE MODE", "two")
+		s.rowsLocked("LOCK IN SHARE MODE", "two")
+		s.rowAwaited("FOR UPDATE", "two")
+		known, unknown, waiters := count("two")
+		if s.mysql() && known != 2 || !s.mysql() && (known != 0 || unknown != 1) || waiters != 1 {
+			t.Errorf("two: %d, %d, %d", known, unknown, waiters)
+		}
+		if snap := look(t, i); !s.mysql() && gap(snap, `who shares the row of "two"`) == nil {
+			t.Errorf("the gaps are %+v", snap.Gaps)
+		}
+		s.rowsLocked("LOCK IN SHARE MODE", "both")
+		writer := s.rowsLocked("LOCK IN SHARE MODE", "both")
+		_, err := writer.Exec("INSERT INTO mysqllock (namespace, name) VALUES ('w', 'w')")
+		ok(t, err)
+		s.rowAwaited("FOR UPDATE", "both")
+		known, unknown, waiters = count("both")
+		if s.mysql() && known != 2 || !s.mysql() && (known != 1 || unknown != 1) || waiters != 1 {
+			t.Errorf("both: %d, %d, %d", known, unknown, waiters)
+		}
+		s.rowsLocked("FOR UPDATE", "mixed")
+		s.rowAwaited("LOCK IN SHARE MODE", "mixed")
+		time.Sleep(120 * time.Millisecond)
+		if l := find(look(t, i), "row", "mixed"); l == nil || len(l.Holders) != 1 || l.Holders[0].Shared || l.Holders[0].ConnectionID == 0 || len(l.Waiters) != 1 || !l.Waiters[0].Shared {
+			t.Errorf("mixed: %+v", l)
+		}
+	})
+}
+
+// bell is what the lease strategy calls the bell of a key.
+func (s *scratch) bell(key string) string {
+	sum := sha256.Sum256([]byte(s.database + "\x00" + key))
+	return "mysqllock-lease-" + hex.EncodeToString(sum[:20])
+}
+
+// Who waits for a lease that was given back just now is shown all the same.
+func TestLeaseJustGone(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		s.makeTable("k", "l")
+		holder, err := s.root.Conn(t.Context())
+		ok(t, err)
+		defer holder.Close()
+		_, err = holder.ExecContext(t.Context(), "DO GET_LOCK('"+s.bell("k")+"', 0)")
+		ok(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		waits := make(chan struct{})
+		go func() {
+			defer close(waits)
+			_, _ = s.root.ExecContext(ctx, "DO GET_LOCK('"+s.bell("k")+"', 20)")
+		}()
+		defer func() { cancel(); <-waits }()
+		i := s.inspector(s.root)
+		soon(t, "the waiter is shown", func() bool {
+			l := find(look(t, i), "lease", "k")
+			return l != nil && len(l.Holders) == 0 && len(l.Waiters) == 1 && l.Token == 3 && len(look(t, i).Locks) == 1
+		})
+	})
+}
+
+// Where the holder of a lease has lost the bell, the first of those who wait has
+// it.
+func TestBellInOtherHands(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		if !s.mysql() && s.name != equipped {
+			t.Skip("the server does not tell the programs")
+		}
+		s.acquire(s.process("root", "first"), "k", lockctx.Lease(30*time.Second))
+		i := s.inspector(s.root)
+		if l := find(look(t, i), "lease", "k"); l == nil || l.Holders[0].User != "root" || l.Holders[0].PID != os.Getpid() || len(l.Waiters) > 0 {
+			t.Errorf("the holder has the bell: %+v", l)
+		}
+		exec(t, s.root, "UPDATE mysqllock SET owner = 'web-1:4711:shop#12345678' WHERE name = 'k'")
+		l := find(look(t, i), "lease", "k")
+		if l == nil || len(l.Waiters) != 1 || l.Waiters[0].Program != "first" {
+			t.Fatalf("another has the bell: %+v", l)
+		}
+		if want := (inspect.Client{Host: "web-1", Program: "web-1:4711:shop", PID: 4711}); l.Holders[0].Client != want {
+			t.Errorf("the holder is %+v", l.Holders[0])
+		}
+	})
+}
+
+func TestNamespaces(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		s.makeTable("k", keyrow.Name("x"))
+		exec(t, s.root, "INSERT INTO mysqllock (namespace, name, owner, expires) VALUES ('other', 'k', 'me#00000000', UTC_TIMESTAMP(6) + INTERVAL 1 MINUTE)")
+		other, err := s.root.Begin()
+		ok(t, err)
+		defer other.Rollback()
+		_, err = other.Exec("SELECT GET_LOCK('mysqllock:" + s.database + "-other/k', 0), l.* FROM mysqllock l WHERE namespace = 'other' FOR UPDATE")
+		ok(t, err)
+		i := s.inspector(s.root)
+		for _, l := range look(t, i).Locks {
+			t.Errorf("another namespace's lock is shown: %+v", l)
+		}
+		if locks := look(t, i, "k").Locks; len(locks) != 1 || locks[0].Strategy != "" {
+			t.Errorf("another namespace's lock is shown: %+v", locks)
+		}
+		snap, err := i.Snapshot(t.Context(), inspect.Filter{AllNamespaces: true})
+		ok(t, err)
+		l := find(snap, "lease", "k")
+		if l == nil || l.Namespace != "other" || !l.Holders[0].Left || l.Holders[0].Program != "me" {
+			t.Errorf("all are %+v", snap.Locks)
+		}
+		if _, err := i.Snapshot(t.Context(), inspect.Filter{AllNamespaces: true, Keys: []string{"k"}}); err == nil {
+			t.Error("a key of all namespaces is no error")
+		}
+	})
+}

@@ -1,0 +1,154 @@
+package inspect
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/schema"
+)
+
+// transaction is one that MariaDB's InnoDB lists. Those that have written
+// nothing, and have locked rows to share them only, all have the id 0.
+type transaction struct {
+	id    string
+	conn  uint64
+	wants string // the id of the lock that it waits for
+	age   time.Duration
+	locks bool
+}
+
+// record is a lock of a row that somebody waits for.
+type record struct {
+	id     string
+	owner  string // a transaction's id
+	shared bool
+	lock   id
+}
+
+// mariadbRowLocks reads the locks of the table's rows, which MariaDB lists while
+// somebody waits for them.
+func (p *picture) mariadbRowLocks(ctx context.Context) error {
+	rows, err := p.query(ctx, fmt.Sprintf("SELECT 't', trx_id, trx_mysql_thread_id, COALESCE(trx_requested_lock_id, ''),"+
+		" TIMESTAMPDIFF(MICROSECOND, trx_started, NOW(6)), trx_rows_locked > 0 FROM information_schema.INNODB_TRX"+
+		" UNION ALL SELECT 'l', lock_trx_id, lock_id, lock_mode, lock_data, lock_data IS NULL FROM information_schema.INNODB_LOCKS"+
+		" WHERE lock_type = 'RECORD' AND lock_table = %s LIMIT %d", schema.Literal(p.table.String()), most))
+	if hidden(err) {
+		p.gap(whoRows+", and who waits for any lock as another account", "the account has no PROCESS", p.grant("PROCESS", "*.*"))
+		return p.waitersByText(ctx)
+	}
+	if err != nil {
+		return p.tolerate(err, whoRows, "")
+	}
+	p.full(rows, whoRows)
+	var transactions []transaction
+	var records []record
+	untold, locking := 0, 0
+	for _, r := range rows {
+		if r[0] == "t" {
+			conn, _ := strconv.ParseUint(r[2], 10, 64)
+			t := transaction{r[1], conn, r[3], micros(r[4]), r[5] == "1"}
+			if transactions = append(transactions, t); t.locks {
+				locking++
+			}
+			continue
+		}
+		namespace, name, ok := readPrimaryKey(r[4])
+		if r[5] == "1" {
+			untold++
+		}
+		if ok && !strings.Contains(r[3], "GAP") && !strings.Contains(r[3], "INSERT_INTENTION") {
+			records = append(records, record{r[2], r[1], strings.HasPrefix(r[3], "S"), id{row, namespace, name}})
+		}
+	}
+	if untold > 0 {
+		p.gap(fmt.Sprintf("the keys of %d locks", untold), "the rows are not in the buffer pool, from which the server tells them", "")
+	}
+	p.gap("row locks that nobody waits for", fmt.Sprintf(
+		"MariaDB lists a row lock only while somebody waits for it; %d transactions have locked rows, of this table or others", locking), "")
+	return p.mariadbRows(ctx, transactions, records)
+}
+
+// mariadbRows notes who has locked the records, and who waits.
+func (p *picture) mariadbRows(ctx context.Context, transactions []transaction, records []record) error {
+	running, err := p.statements(ctx)
+	if err != nil {
+		return err
+	}
+	statements := make(map[uint64]statement)
+	for _, s := range running {
+		statements[s.conn] = s
+	}
+	waited := make(map[string]bool) // ids of locks
+	for _, t := range transactions {
+		waited[t.wants] = true
+	}
+	exclusive := make(map[id]bool)
+	for _, r := range records {
+		for _, t := range transactions {
+			if s := statements[t.conn]; t.wants == r.id {
+				p.claims.add(r.lock, claim{t.conn, true, r.shared, s.order, s.age})
+			} else if t.id == r.owner && t.id != "0" {
+				p.claims.add(r.lock, claim{conn: t.conn, shared: r.shared, age: t.age})
+				exclusive[r.lock] = exclusive[r.lock] || !r.shared
+			}
+		}
+	}
+	for _, r := range records {
+		held := slices.ContainsFunc(p.claims[r.lock], func(c claim) bool { return !c.waiting })
+		// The record of one who waits to share it is also that of one who does.
+		if r.owner == "0" && !exclusive[r.lock] && (!held || !waited[r.id]) {
+			p.sharing(r.lock, r.id, transactions)
+		}
+	}
+	return nil
+}
+
+// sharing notes who shares a row, of the transactions without an id: where there
+// is only one that it can be.
+func (p *picture) sharing(lock id, record string, transactions []transaction) {
+	var candidates []transaction
+	for _, t := range transactions {
+		if t.id == "0" && t.locks && t.wants != record {
+			candidates = append(candidates, t)
+		}
+	}
+	if len(candidates) == 1 {
+		p.claims.add(lock, claim{conn: candidates[0].conn, shared: true, age: candidates[0].age})
+		return
+	}
+	p.claims.add(lock, claim{shared: true})
+	p.gap(fmt.Sprintf("who shares the row of %q", lock.name), fmt.Sprintf(
+		"MariaDB does not tell one from another of the %d transactions that have written nothing", len(candidates)), "")
+}
+
+// mariadbNamedLocks reads who has named locks from a plugin, or from
+// performance_schema; and who waits for them from the process list.
+func (p *picture) mariadbNamedLocks(ctx context.Context) error {
+	if err := p.namedWaitersByText(ctx); err != nil {
+		return err
+	}
+	rows, err := p.query(ctx, fmt.Sprintf("SELECT TABLE_SCHEMA, THREAD_ID FROM information_schema.METADATA_LOCK_INFO"+
+		" WHERE LOCK_TYPE = 'User lock' AND TABLE_SCHEMA LIKE '%s%%' LIMIT %d", anyPrefix, most))
+	if hidden(err) && p.schema {
+		rows, err = p.query(ctx, fmt.Sprintf("SELECT m.OBJECT_NAME, t.PROCESSLIST_ID"+
+			" FROM performance_schema.metadata_locks m JOIN performance_schema.threads t ON t.THREAD_ID = m.OWNER_THREAD_ID"+
+			" JOIN performance_schema.setup_instruments i ON i.NAME = 'wait/lock/metadata/sql/mdl' AND i.ENABLED = 'YES'"+
+			" WHERE m.OBJECT_TYPE = 'USER LEVEL LOCK' AND m.LOCK_STATUS = 'GRANTED' AND m.OBJECT_NAME LIKE '%s%%' LIMIT %d", anyPrefix, most))
+	}
+	if hidden(err) || err == nil && len(rows) == 0 {
+		if hidden(err) {
+			p.gap("who holds advisory locks that nobody waits for", "the plugin METADATA_LOCK_INFO is not installed", "INSTALL SONAME 'metadata_lock_info'")
+		}
+		return p.askForNames(ctx)
+	}
+	p.full(rows, whoNames)
+	for _, r := range rows {
+		conn, _ := strconv.ParseUint(r[1], 10, 64)
+		p.named(r[0], claim{conn: conn})
+	}
+	return p.tolerate(err, whoNames, "")
+}

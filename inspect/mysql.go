@@ -1,0 +1,115 @@
+package inspect
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+const (
+	whoRows  = "who has locked rows"
+	whoNames = "who holds advisory locks that nobody waits for, and who waits for leases and advisory locks as another account"
+	turnOn   = "performance_schema = ON in the server's configuration, and a restart"
+)
+
+// running is what a statement of MySQL that is running says of its time.
+const running = " LEFT JOIN performance_schema.events_statements_current s ON s.THREAD_ID = t.THREAD_ID AND s.NESTING_EVENT_LEVEL = 0"
+
+// mysqlRowLocks reads the locks of the table's rows: of holders, and of waiters.
+// data_lock_waits is left alone, since it has a row for every two who wait.
+func (p *picture) mysqlRowLocks(ctx context.Context) error {
+	if !p.schema {
+		p.gap(whoRows, "performance_schema is off", turnOn)
+		return p.waitersByText(ctx)
+	}
+	rows, err := p.query(ctx, fmt.Sprintf("SELECT t.PROCESSLIST_ID, l.LOCK_STATUS, l.LOCK_MODE, l.LOCK_DATA,"+
+		" IF(l.LOCK_STATUS = 'WAITING', COALESCE(s.TIMER_WAIT DIV 1000000, t.PROCESSLIST_TIME * 1000000), x.TIMER_WAIT DIV 1000000), s.TIMER_START"+
+		" FROM performance_schema.data_locks l JOIN performance_schema.threads t ON t.THREAD_ID = l.THREAD_ID"+running+
+		" LEFT JOIN performance_schema.events_transactions_current x ON x.THREAD_ID = t.THREAD_ID AND x.STATE = 'ACTIVE'"+
+		" WHERE %s AND l.LOCK_TYPE = 'RECORD' LIMIT %d",
+		p.table.Where("l.OBJECT_SCHEMA", "l.OBJECT_NAME"), most))
+	if hidden(err) {
+		p.gap(whoRows, "the account may not read performance_schema", p.grant("SELECT", "performance_schema.*"))
+		return p.waitersByText(ctx)
+	}
+	p.full(rows, whoRows)
+	untold := 0
+	for _, r := range rows {
+		mode := r[2]
+		if strings.Contains(mode, "INSERT_INTENTION") || strings.Contains(","+mode+",", ",GAP,") {
+			continue // of the gap before the row
+		}
+		if r[3] == "" {
+			untold++
+			continue
+		}
+		namespace, name, ok := readPrimaryKey(r[3])
+		if !ok {
+			continue // the end of the table
+		}
+		conn, _ := strconv.ParseUint(r[0], 10, 64)
+		order, _ := strconv.ParseUint(r[5], 10, 64)
+		p.claims.add(id{row, namespace, name}, claim{conn, r[1] == "WAITING", strings.HasPrefix(mode, "S"), order, micros(r[4])})
+	}
+	if untold > 0 {
+		p.gap(fmt.Sprintf("the keys of %d locks", untold), "the rows are not in the buffer pool, from which the server tells them", "")
+	}
+	return p.tolerate(err, whoRows, "")
+}
+
+// mysqlNamedLocks reads the named locks of both kinds: of holders, and of waiters.
+func (p *picture) mysqlNamedLocks(ctx context.Context) error {
+	if !p.schema {
+		p.gap(whoNames, "performance_schema is off", turnOn)
+		return p.namedWithoutList(ctx)
+	}
+	rows, err := p.query(ctx, fmt.Sprintf("SELECT m.OBJECT_NAME, t.PROCESSLIST_ID, m.LOCK_STATUS = 'PENDING',"+
+		" COALESCE(s.TIMER_WAIT DIV 1000000, t.PROCESSLIST_TIME * 1000000), s.TIMER_START"+
+		" FROM performance_schema.metadata_locks m JOIN performance_schema.threads t ON t.THREAD_ID = m.OWNER_THREAD_ID"+running+
+		" WHERE m.OBJECT_TYPE = 'USER LEVEL LOCK' AND m.OBJECT_NAME LIKE '%s%%' LIMIT %d", anyPrefix, most))
+	if hidden(err) {
+		p.gap(whoNames, "the account may not read performance_schema", p.grant("SELECT", "performance_schema.*"))
+		return p.namedWithoutList(ctx)
+	}
+	p.full(rows, whoNames)
+	for _, r := range rows {
+		conn, _ := strconv.ParseUint(r[1], 10, 64)
+		one := claim{conn: conn, waiting: r[2] == "1"}
+		if one.waiting {
+			one.age = micros(r[3])
+			one.order, _ = strconv.ParseUint(r[4], 10, 64)
+		}
+		p.named(r[0], one)
+	}
+	if err := p.tolerate(err, whoNames, ""); err != nil {
+		return err
+	}
+	return p.mysqlInstrument(ctx)
+}
+
+// mysqlInstrument notes where the list of named locks is not complete.
+func (p *picture) mysqlInstrument(ctx context.Context) error {
+	rows, err := p.query(ctx, "SELECT (SELECT ENABLED FROM performance_schema.setup_instruments WHERE NAME = 'wait/lock/metadata/sql/mdl'),"+
+		" (SELECT VARIABLE_VALUE FROM performance_schema.global_status WHERE VARIABLE_NAME = 'Performance_schema_metadata_lock_lost')")
+	if err != nil || len(rows) == 0 {
+		return p.tolerate(err, "whether the list of named locks is complete", p.grant("SELECT", "performance_schema.*"))
+	}
+	if rows[0][0] != "YES" {
+		p.gap(whoNames, "performance_schema does not watch metadata locks",
+			"UPDATE performance_schema.setup_instruments SET ENABLED = 'YES' WHERE NAME = 'wait/lock/metadata/sql/mdl'")
+		return p.namedWithoutList(ctx)
+	}
+	if lost := rows[0][1]; lost != "0" && lost != "" {
+		p.gap("some named locks", "performance_schema had no room for "+lost+" metadata locks", "a larger performance_schema_max_metadata_locks")
+	}
+	return nil
+}
+
+// namedWithoutList notes what is to be seen of named locks without a list.
+func (p *picture) namedWithoutList(ctx context.Context) error {
+	if err := p.namedWaitersByText(ctx); err != nil {
+		return err
+	}
+	return p.askForNames(ctx)
+}

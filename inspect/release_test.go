@@ -1,0 +1,114 @@
+package inspect_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/inspect"
+	"github.com/mysqllock/mysqllock/lockctx"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+func TestRelease(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		exec(t, s.root, "CREATE TABLE work (id INT)")
+		i := s.inspector(s.root)
+		for strategy, option := range strategies {
+			key := "the-" + strategy
+			db := s.process("root", "holder")
+			hold, err := mysqllock.Acquire(t.Context(), db, key, option)
+			ok(t, err)
+			granted := make(chan error, 1)
+			next := s.process("root", "next")
+			go func() {
+				h, err := mysqllock.Acquire(context.Background(), next, key, option, lockctx.Wait(20*time.Second))
+				if err == nil {
+					defer h.Release()
+				}
+				granted <- err
+			}()
+			var seen *inspect.Lock
+			soon(t, "one waits", func() bool {
+				seen = find(look(t, i), strategy, key)
+				return seen != nil && len(seen.Waiters) == 1
+			})
+			stranger := *seen
+			stranger.Token++
+			stranger.Holders = append([]inspect.Holder(nil), seen.Holders...)
+			stranger.Holders[0].User = "somebody else"
+			if done, err := i.Release(t.Context(), stranger); !errors.Is(err, inspect.ErrChanged) || len(done.Killed) > 0 {
+				t.Errorf("%s: released what is not held so: %+v, %v", strategy, done, err)
+			}
+			done, err := i.Release(t.Context(), *seen)
+			ok(t, err)
+			if strategy == "lease" && (done.Token != 2 || done.Killed != nil) ||
+				strategy != "lease" && (len(done.Killed) != 1 || done.Killed[0] != seen.Holders[0].ConnectionID) {
+				t.Errorf("%s: what was done is %+v", strategy, done)
+			}
+			ok(t, <-granted)
+			// Whoever had it cannot commit under it.
+			_, err = db.ExecContext(hold.Context(), "INSERT INTO work VALUES (1)")
+			if !errors.Is(err, lockerr.ErrLost) {
+				t.Errorf("%s: the old holder writes: %v", strategy, err)
+			}
+			if err := hold.Release(); !errors.Is(err, lockerr.ErrLost) {
+				t.Errorf("%s: the old holder is told %v", strategy, err)
+			}
+			if done, err := i.Release(t.Context(), *seen); !errors.Is(err, inspect.ErrChanged) {
+				t.Errorf("%s: released again: %+v, %v", strategy, done, err)
+			}
+		}
+	})
+}
+
+// A transaction that is committed under the lease is given time to; one that does
+// not end keeps the lease from being taken.
+func TestReleaseBehindFence(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		s.acquire(s.process("root", "holder"), "k", lockctx.Lease(30*time.Second))
+		i := s.inspector(s.root)
+		seen := find(look(t, i), "lease", "k")
+		tx := s.rowsLocked("LOCK IN SHARE MODE", "k")
+		if _, err := i.Release(t.Context(), *seen); !errors.Is(err, lockerr.ErrLocked) {
+			t.Errorf("released behind a transaction that holds the row: %v", err)
+		}
+		time.AfterFunc(200*time.Millisecond, func() { _ = tx.Rollback() })
+		done, err := i.Release(t.Context(), *seen)
+		if err != nil || done.Token != 2 {
+			t.Errorf("released: %+v, %v", done, err)
+		}
+	})
+}
+
+func TestReleaseNeedsRights(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		s.acquire(s.process("root", "holder"), "k", lockctx.Advisory())
+		i := s.inspector(s.open(s.user("PROCESS ON *.*", "SELECT ON performance_schema.*"), s.database))
+		seen := find(look(t, i, "k"), "advisory", "k")
+		if seen == nil {
+			t.Fatalf("the lock is not shown: %+v", look(t, i, "k"))
+		}
+		_, err := i.Release(t.Context(), *seen)
+		if err == nil || !strings.Contains(err.Error(), "GRANT CONNECTION") {
+			t.Errorf("killed another account's connection: %v", err)
+		}
+		seen.Name = "x'); KILL 1; --"
+		if _, err := i.Release(t.Context(), *seen); err == nil || !strings.Contains(err.Error(), "the name of no advisory lock") {
+			t.Errorf("a made-up name was asked for: %v", err)
+		}
+	})
+}
+
+func TestClean(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		s.makeTable("a", "b", "c")
+		n, err := s.inspector(s.root).Clean(t.Context(), time.Hour, 2)
+		if n != 2 || err != nil {
+			t.Errorf("%d rows were removed, %v", n, err)
+		}
+	})
+}

@@ -1,0 +1,215 @@
+package inspect_test
+
+import (
+	"context"
+	"database/sql"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock/inspect"
+	"github.com/mysqllock/mysqllock/internal/tempserver"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// Of what the server does not show an account is told which grant would show it,
+// and after that it is shown.
+func TestLeastPrivilege(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		user := s.user()
+		all := s.inspector(s.root)
+		for strategy, option := range strategies {
+			key := "the-" + strategy
+			s.acquire(s.process("root", "holder"), key, option) // of another account
+			waiting := func() int {
+				if l := find(look(t, all), strategy, key); l != nil {
+					return len(l.Waiters)
+				}
+				return 0
+			}
+			s.queue(waiting, user, key, 2, option)
+			s.queue(func() int { return waiting() - 2 }, "root", key, 1, option)
+		}
+		db := s.open(user, s.database)
+		i := s.inspector(db)
+		snap := look(t, i)
+		grant := "GRANT PROCESS ON *.* TO '" + user + "'"
+		if s.mysql() {
+			grant = "GRANT SELECT ON performance_schema.* TO '" + user + "'"
+		}
+		g := gap(snap, "who has locked rows")
+		if g == nil || !strings.HasPrefix(g.Remedy, grant) {
+			t.Fatalf("the gaps are %+v", snap.Gaps)
+		}
+		for strategy := range strategies {
+			l := find(snap, strategy, "the-"+strategy)
+			if l == nil {
+				t.Fatalf("%s: nothing is shown: %+v", strategy, snap)
+			}
+			if len(l.Waiters) != 2 { // those of its own account
+				t.Errorf("%s: the waiters are %+v", strategy, l.Waiters)
+			}
+			for _, w := range l.Waiters {
+				if w.ConnectionID == 0 || w.User != user || s.name != string(tempserver.MariaDB) && !strings.HasPrefix(w.Program, "waiter-") {
+					t.Errorf("%s: a waiter is %+v", strategy, w)
+				}
+			}
+			if holders := map[string]int{"row": 0, "lease": 1, "advisory": 1}[strategy]; len(l.Holders) != holders {
+				t.Errorf("%s: the holders are %+v", strategy, l.Holders)
+			}
+		}
+		// Taken at its word.
+		for _, g := range snap.Gaps {
+			if strings.HasPrefix(g.Remedy, "GRANT ") {
+				exec(t, s.root, g.Remedy)
+			}
+		}
+		db.SetMaxIdleConns(0)
+		time.Sleep(120 * time.Millisecond) // MariaDB's copy
+		snap = look(t, i)
+		if gap(snap, "who has locked rows") != nil {
+			t.Errorf("the gaps are still %+v", snap.Gaps)
+		}
+		for strategy := range strategies {
+			if l := find(snap, strategy, "the-"+strategy); l == nil || len(l.Holders) != 1 || len(l.Waiters) != 3 {
+				t.Errorf("%s: after the grant: %+v", strategy, l)
+			}
+		}
+	})
+}
+
+func TestNoRightsAtAll(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		s.acquire(s.process("root", "holder"), "k", lockctx.Lease(30*time.Second))
+		user := s.user()
+		exec(t, s.root, "REVOKE SELECT, INSERT, UPDATE ON "+s.database+".* FROM '"+user+"'@'%'")
+		exec(t, s.root, "GRANT EXECUTE ON "+s.database+".* TO '"+user+"'@'%'") // to be let in
+		snap := look(t, s.inspector(s.open(user, s.database)))
+		if g := gap(snap, "leases, and"); g == nil || !strings.Contains(g.Remedy, "GRANT SELECT ON `"+s.database+"`.`mysqllock` TO '"+user+"'") {
+			t.Errorf("the gaps are %+v", snap.Gaps)
+		}
+		if len(snap.Locks) > 0 {
+			t.Errorf("the locks are %+v", snap.Locks)
+		}
+	})
+}
+
+func TestNoTable(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		snap := look(t, s.inspector(s.root))
+		if g := gap(snap, "leases, and"); g == nil || !strings.Contains(g.Why, "does not exist") {
+			t.Errorf("the gaps are %+v", snap.Gaps)
+		}
+	})
+}
+
+// Nothing that is locked makes a question wait, and none waits long where the
+// table itself is being changed.
+func TestWaitsForNobody(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.process("root", "holder")
+		s.acquire(db, "a", lockctx.Lease(30*time.Second))
+		s.acquire(db, "b", lockctx.Lease(30*time.Second))
+		tx, err := s.root.Begin()
+		ok(t, err)
+		defer tx.Rollback()
+		_, err = tx.Exec("SELECT 1 FROM mysqllock FOR UPDATE")
+		ok(t, err)
+		i := s.inspector(s.root)
+		inTime := func(what string, limit time.Duration, f func(context.Context)) {
+			began := time.Now()
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			if f(ctx); time.Since(began) > limit {
+				t.Errorf("%s took %v", what, time.Since(began))
+			}
+		}
+		inTime("a snapshot", time.Second, func(ctx context.Context) {
+			if l := find(look(t, i), "lease", "a"); l == nil || len(l.Holders) != 1 {
+				t.Errorf("the lease is %+v", l)
+			}
+		})
+		inTime("the doctor", time.Second, func(ctx context.Context) {
+			_, err := i.Doctor(ctx)
+			ok(t, err)
+		})
+		inTime("Clean", time.Second, func(ctx context.Context) {
+			n, err := i.Clean(ctx, 0, 100)
+			if n != 0 || err != nil {
+				t.Errorf("%d rows were removed, %v", n, err)
+			}
+		})
+
+		altered := make(chan error, 1)
+		alter := s.open("root", s.database)
+		go func() {
+			_, err := alter.Exec("ALTER TABLE mysqllock ADD COLUMN more INT")
+			altered <- err
+		}()
+		soon(t, "the ALTER waits", func() bool {
+			var n int
+			ok(t, s.root.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND STATE LIKE 'Waiting for table metadata%'", s.database).Scan(&n))
+			return n == 1
+		})
+		inTime("a snapshot during ALTER", 3*time.Second, func(ctx context.Context) {
+			if g := gap(look(t, i), "leases, and"); g == nil || !strings.Contains(g.Why, "altering") {
+				t.Errorf("the gap is %+v", g)
+			}
+		})
+		inTime("the doctor during ALTER", 6*time.Second, func(ctx context.Context) {
+			_, err := i.Doctor(ctx)
+			ok(t, err)
+		})
+		ok(t, tx.Rollback())
+		ok(t, <-altered)
+	})
+}
+
+// An Inspector leaves nothing of its settings behind, whatever the session is like.
+func TestSession(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		holder := s.process("root", "holder")
+		s.acquire(holder, "k", lockctx.Lease(30*time.Second))
+		s.acquire(holder, "named", lockctx.Advisory())
+		db := s.process("root", "inspector")
+		db.SetMaxOpenConns(1)
+		exec(t, db, "SET SESSION autocommit = 0, sql_mode = 'ANSI_QUOTES', sql_select_limit = 1, time_zone = '+05:00', lock_wait_timeout = 77")
+		var before, after uint64
+		ok(t, db.QueryRow("SELECT CONNECTION_ID()").Scan(&before))
+		ctx := lockctx.With(t.Context(), "k", lockctx.NoWait()) // not under the lock of its caller
+		snap, err := s.inspector(db).Snapshot(ctx, inspect.Filter{Keys: []string{"k", "named"}})
+		ok(t, err)
+		if l := find(snap, "advisory", "named"); l == nil || l.Holders[0].User != "root" || s.name != string(tempserver.MariaDB) && l.Holders[0].PID != os.Getpid() {
+			t.Errorf("the advisory lock is %+v", l)
+		}
+		if l := find(snap, "lease", "k"); l == nil || len(l.Holders) != 1 || l.Remaining < 20*time.Second || l.Expires.Before(time.Now().UTC()) {
+			t.Errorf("the lease is %+v", l)
+		}
+		if time.Since(snap.Time).Abs() > 10*time.Second {
+			t.Errorf("it is %v there, and %v here", snap.Time, time.Now().UTC())
+		}
+		ok(t, db.QueryRow("SELECT CONNECTION_ID()").Scan(&after))
+		if before == after {
+			t.Error("the connection with the settings was given back")
+		}
+		_, err = s.inspector(db).Snapshot(canceled(), inspect.Filter{})
+		if err == nil {
+			t.Error("a context that has ended is no matter")
+		}
+	})
+}
+
+func canceled() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}
+
+func TestOptions(t *testing.T) {
+	for _, o := range []inspect.Options{{Table: "a.b.c"}, {Table: "a`b"}, {Namespace: strings.Repeat("n", 256)}} {
+		if _, err := inspect.New(new(sql.DB), o); err == nil {
+			t.Errorf("%+v is no error", o)
+		}
+	}
+}

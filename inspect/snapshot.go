@@ -1,0 +1,498 @@
+package inspect
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/internal/server"
+)
+
+// Filter says which locks to show. The zero value is all of the namespace, and
+// advisory locks whose names do not tell theirs.
+type Filter struct {
+	Keys          []string // one that nobody holds is a Lock without a Strategy
+	AllNamespaces bool     // of all that share the table; not together with Keys
+}
+
+// Snapshot tells who holds what, and who waits for it. What the account may not
+// see, or the server does not show, is no error but a [Gap].
+func (i *Inspector) Snapshot(ctx context.Context, f Filter) (*Snapshot, error) {
+	if f.AllNamespaces && len(f.Keys) > 0 {
+		return nil, fmt.Errorf("mysqllock: keys are of one namespace, so AllNamespaces does not go with them")
+	}
+	var out *Snapshot
+	err := i.on(ctx, func(ctx context.Context, s *session) error {
+		p, err := s.look(ctx, f)
+		if err != nil {
+			return err
+		}
+		out = &Snapshot{Time: s.now, Locks: p.locks()}
+		out.Gaps = p.gaps
+		return nil
+	})
+	return out, err
+}
+
+// picture is what has been read of the locks.
+type picture struct {
+	*session
+	asked   question
+	claims  claims
+	bells   map[string][]claim // by name
+	rows    map[id]tableRow
+	running []statement
+	read    bool // running was read
+	clients map[uint64]Client
+	gaps    []Gap
+}
+
+// tableRow is a key's row in the lock table.
+type tableRow struct {
+	id
+	owner     string // of the lease, live or not
+	token     uint64
+	remaining time.Duration // of the lease; 0 where none is live
+	expires   time.Time
+	versioned bool
+}
+
+func (s *session) picture(f Filter) *picture {
+	p := &picture{session: s, claims: make(claims), bells: make(map[string][]claim), rows: make(map[id]tableRow)}
+	p.asked = question{namespace: s.namespace, keys: f.Keys}
+	if f.AllNamespaces {
+		p.asked.namespace = ""
+	}
+	return p
+}
+
+func (s *session) look(ctx context.Context, f Filter) (*picture, error) {
+	p := s.picture(f)
+	rowLocks, namedLocks := p.mysqlRowLocks, p.mysqlNamedLocks
+	if s.mariadb {
+		rowLocks, namedLocks = p.mariadbRowLocks, p.mariadbNamedLocks
+	}
+	for _, read := range []func(context.Context) error{rowLocks, namedLocks, p.readTable, p.matchBells, p.readLocked, p.readClients} {
+		if err := read(ctx); err != nil {
+			return nil, fmt.Errorf("mysqllock: reading who has locks: %w", err)
+		}
+	}
+	return p, nil
+}
+
+func (p *picture) gap(what, why, remedy string) {
+	p.gaps = append(p.gaps, Gap{what, why, remedy})
+}
+
+// tolerate makes a gap of a failure that is none of the caller's.
+func (p *picture) tolerate(err error, what, remedy string) error {
+	switch {
+	case err == nil:
+		return nil
+	case hidden(err):
+		p.gap(what, "the account may not see it: "+err.Error(), remedy)
+		return nil
+	case server.Interrupted(err):
+		p.gap(what, fmt.Sprintf("the server did not answer within %v, or somebody is altering the lock table: %v", questionBound, err), "")
+		return nil
+	}
+	return err
+}
+
+// grant is a statement that gives the account a privilege.
+func (s *session) grant(privilege, on string) string {
+	return "GRANT " + privilege + " ON " + on + " TO " + s.account
+}
+
+// full notes that there may be more than were read.
+func (p *picture) full(rows [][]string, what string) {
+	if len(rows) >= most {
+		p.gap(what, fmt.Sprintf("only %d are read", most), "ask for keys")
+	}
+}
+
+const (
+	columns = "namespace, name, COALESCE(owner, ''), token, versioned, CAST(expires AS CHAR)"
+	leases  = "leases, and the tokens of keys"
+)
+
+// readTable reads the rows of live leases, or of the keys that are asked for.
+func (p *picture) readTable(ctx context.Context) error {
+	where := schema.Live("") + " AND NOT (" + schema.Floor + ")"
+	if p.asked.namespace != "" {
+		where += " AND namespace = " + schema.Literal(p.asked.namespace)
+	}
+	if len(p.asked.keys) > 0 {
+		var in []string
+		for _, key := range p.asked.keys {
+			in = append(in, schema.Literal(p.asked.row(key)))
+		}
+		// What is below x'01' are slots, stripes, and how many of these there are.
+		where = "namespace = " + schema.Literal(p.asked.namespace) + " AND (name IN (" + strings.Join(in, ", ") + ") OR name < x'01')"
+	}
+	found, err := p.readRows(ctx, p.table.String(), fmt.Sprintf("WHERE %s LIMIT %d", where, most))
+	p.full(found, leases)
+	if server.Missing(err) {
+		p.gap(leases, fmt.Sprintf("the lock table %s does not exist, or the account may not see it: %v", p.table, err), "")
+		return nil
+	}
+	return p.tolerate(err, leases, p.grant("SELECT", p.table.String()))
+}
+
+func (p *picture) readRows(ctx context.Context, from, tail string) ([][]string, error) {
+	rows, err := p.query(ctx, "SELECT "+columns+", "+schema.Remaining("")+" FROM "+from+" "+tail)
+	for _, r := range rows {
+		token, _ := strconv.ParseUint(r[3], 10, 64)
+		t := tableRow{id: id{lease, r[0], r[1]}, owner: r[2], token: token, versioned: r[4] == "1", expires: moment(r[5]), remaining: micros(r[6])}
+		if p.rows[t.id] = t; t.name == schema.Stripes {
+			p.asked.stripes = int(token)
+		}
+	}
+	return rows, err
+}
+
+func micros(s string) time.Duration {
+	n, _ := strconv.ParseInt(s, 10, 64)
+	return time.Duration(n) * time.Microsecond
+}
+
+// matchBells finds the leases whose bells connections have, or wait for. A bell's
+// name tells only a hash of the key.
+func (p *picture) matchBells(ctx context.Context) error {
+	if len(p.bells) == 0 {
+		return nil
+	}
+	matched := make(map[string]id)
+	match := func() {
+		for lock := range p.rows {
+			if name := bellName(lock.namespace, lock.name); p.bells[name] != nil {
+				matched[name] = lock
+			}
+		}
+	}
+	match()
+	var lacking []string
+	for name, list := range p.bells {
+		if _, ok := matched[name]; !ok && slices.ContainsFunc(list, func(c claim) bool { return c.waiting }) {
+			lacking = append(lacking, schema.Literal(strings.TrimPrefix(name, bellPrefix)))
+		}
+	}
+	if len(lacking) > 0 && len(p.asked.keys) == 0 { // the lease was just given back; or it is in another table
+		where := ""
+		if p.asked.namespace != "" {
+			where = "namespace = " + schema.Literal(p.asked.namespace) + " AND "
+		}
+		_, err := p.readRows(ctx, p.table.String(), fmt.Sprintf("WHERE %sLEFT(SHA2(CONCAT(namespace, x'00', name), 256), 40) IN (%s) LIMIT %d",
+			where, strings.Join(lacking, ", "), most))
+		if err := p.tolerate(err, "who waits for leases that have just been given back", ""); err != nil {
+			return err
+		}
+		match()
+	}
+	for name, lock := range matched {
+		for _, one := range p.bells[name] {
+			p.claims.add(lock, one)
+		}
+	}
+	return nil
+}
+
+// readLocked reads the rows of keys that somebody has locked.
+func (p *picture) readLocked(ctx context.Context) error {
+	var lines []string
+	for lock := range p.claims {
+		known := p.rows[id{lease, lock.namespace, lock.name}].name != ""
+		if lock.strategy == row && !known && (p.asked.namespace == "" || p.asked.namespace == lock.namespace) && len(lines) < 1000 {
+			lines = append(lines, "SELECT "+schema.Literal(lock.namespace)+" AS s, "+schema.Literal(lock.name)+" AS k")
+		}
+	}
+	if len(lines) == 0 || slices.ContainsFunc(p.gaps, func(g Gap) bool { return g.What == leases }) {
+		return nil
+	}
+	_, err := p.readRows(ctx, "("+strings.Join(lines, " UNION ALL ")+") d STRAIGHT_JOIN "+p.table.String()+" ON namespace = s AND name = k", "")
+	return p.tolerate(err, leases, "")
+}
+
+// readClients reads whose the connections are.
+func (p *picture) readClients(ctx context.Context) error {
+	p.clients = make(map[uint64]Client)
+	ids := p.claims.connections()
+	if len(ids) == 0 {
+		return nil
+	}
+	var in []string
+	for _, n := range ids {
+		in = append(in, strconv.FormatUint(n, 10))
+	}
+	list := strings.Join(in, ", ")
+	note := func(n, user, host string) {
+		conn, _ := strconv.ParseUint(n, 10, 64)
+		p.clients[conn] = Client{User: user, Host: host}
+	}
+	var threads [][]string
+	if p.schema && !p.mariadb {
+		var err error
+		threads, err = p.query(ctx, "SELECT PROCESSLIST_ID, PROCESSLIST_USER, PROCESSLIST_HOST FROM performance_schema.threads WHERE PROCESSLIST_ID IN ("+list+")")
+		if err != nil && !hidden(err) {
+			return err
+		}
+	}
+	for _, r := range threads {
+		note(r[0], r[1], r[2])
+	}
+	if len(threads) == 0 {
+		running, err := p.statements(ctx)
+		if err != nil {
+			return err
+		}
+		for _, s := range running {
+			note(strconv.FormatUint(s.conn, 10), s.user, s.host)
+		}
+	}
+	return p.readPrograms(ctx, list)
+}
+
+// readPrograms reads what the connections of list say of themselves.
+func (p *picture) readPrograms(ctx context.Context, list string) error {
+	const what = "the programs of those who hold and wait"
+	if !p.schema {
+		p.gap(what, "performance_schema is off", "performance_schema = ON in the server's configuration, and a restart")
+		return nil
+	}
+	read := func(table string) ([][]string, error) {
+		return p.query(ctx, "SELECT PROCESSLIST_ID, ATTR_NAME, ATTR_VALUE FROM performance_schema."+table+
+			" WHERE PROCESSLIST_ID IN ("+list+") AND ATTR_NAME IN ('mysqllock_owner', 'program_name', '_pid') ORDER BY ATTR_NAME DESC")
+	}
+	rows, err := read("session_connect_attrs")
+	if hidden(err) {
+		p.gap(what+" as other accounts", "the account may not read performance_schema", p.grant("SELECT", "performance_schema.*"))
+		rows, err = read("session_account_connect_attrs") // those of the same account
+	}
+	if hidden(err) {
+		return nil
+	}
+	for _, r := range rows {
+		n, _ := strconv.ParseUint(r[0], 10, 64)
+		c := p.clients[n]
+		switch r[1] {
+		case "program_name", "mysqllock_owner": // the latter is preferred, and comes later
+			c.Program = r[2]
+		case "_pid":
+			c.PID, _ = strconv.Atoi(r[2])
+		}
+		p.clients[n] = c
+	}
+	return err
+}
+
+// locks are those that are asked for.
+func (p *picture) locks() []Lock {
+	var bases []string
+	for lock := range p.rows {
+		bases = append(bases, lock.name)
+	}
+	held := p.claims.held()
+	ids := make(map[id]bool)
+	for lock := range p.claims {
+		ids[lock] = true
+	}
+	for lock, r := range p.rows {
+		if r.remaining > 0 {
+			ids[lock] = true
+		}
+	}
+	var out []Lock
+	for lock := range ids {
+		l, ok := p.asked.lock(lock, bases)
+		if !ok {
+			continue
+		}
+		r := p.rows[id{lease, lock.namespace, lock.name}]
+		if lock.strategy != advisory {
+			l.Token, l.Versioned = r.token, r.versioned
+		}
+		list := p.claims[lock]
+		if lock.strategy == lease {
+			if r.remaining > 0 {
+				l.Expires, l.Remaining = r.expires, r.remaining
+				l.Holders = []Holder{leaseHolder(r.owner)}
+			}
+			list = p.atBell(&l, list)
+		}
+		l.fill(list, p.clients, held)
+		if len(l.Holders)+len(l.Waiters) > 0 {
+			out = append(out, l)
+		}
+	}
+	if n := untold(out); n > 0 {
+		p.gap(fmt.Sprintf("the keys of %d locks", n), "their names have only a hash of namespace and key, since these are long or of other than lower-case letters, digits and _.:-",
+			"ask for the keys: their names are known then")
+	}
+	out = append(out, p.free(out)...)
+	slices.SortFunc(out, func(a, b Lock) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Key, b.Key), cmp.Compare(a.Stripe, b.Stripe),
+			cmp.Compare(a.Slot, b.Slot), cmp.Compare(a.Strategy, b.Strategy), cmp.Compare(a.Name, b.Name))
+	})
+	return out
+}
+
+// untold counts the locks of one key whose name does not tell it.
+func untold(locks []Lock) (n int) {
+	for _, l := range locks {
+		if l.Key == "" && l.Stripe < 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// atBell sorts out who has the bell of a lease: the holder, whose connection then
+// tells more of it, or the first of those who wait, where the holder has lost it.
+func (p *picture) atBell(l *Lock, list []claim) []claim {
+	var out []claim
+	for _, one := range list {
+		who := p.clients[one.conn]
+		switch {
+		case one.waiting:
+			out = append(out, one)
+		case len(l.Holders) == 0 || who.Program == "":
+		case who.Program == l.Holders[0].Program:
+			l.Holders[0].User, l.Holders[0].Host, l.Holders[0].PID = who.User, who.Host, who.PID
+		default:
+			out = append(out, claim{conn: one.conn, waiting: true})
+		}
+	}
+	return out
+}
+
+// free are the keys that are asked for and that nobody of shown holds or wants.
+func (p *picture) free(shown []Lock) (out []Lock) {
+	for _, key := range p.asked.keys {
+		name := p.asked.row(key)
+		if slices.ContainsFunc(shown, func(l Lock) bool { return l.Name == name || l.Key == key }) {
+			continue
+		}
+		l, _ := p.asked.lock(id{"", p.asked.namespace, name}, nil)
+		r := p.rows[id{lease, p.asked.namespace, name}]
+		l.Key, l.Token, l.Versioned = key, r.token, r.versioned
+		out = append(out, l)
+	}
+	return out
+}
+
+// statement is one that runs now, or a connection on which none does.
+type statement struct {
+	conn       uint64
+	user, host string
+	order      uint64 // 0 where the server does not count them
+	age        time.Duration
+	state      string
+	text       string
+}
+
+// statements reads the process list: that of the account, where it has no more
+// rights.
+func (p *picture) statements(ctx context.Context) ([]statement, error) {
+	if p.read {
+		return p.running, nil
+	}
+	times := "0, TIME * 1000000"
+	if p.mariadb {
+		times = "QUERY_ID, CAST(TIME_MS * 1000 AS SIGNED)"
+	}
+	rows, err := p.query(ctx, fmt.Sprintf("SELECT ID, USER, HOST, %s, STATE,"+
+		" IF(INFO LIKE '%%GET_LOCK(''%s%%' OR INFO LIKE '%% name = x''%%', LEFT(INFO, 20000), '')"+
+		" FROM information_schema.PROCESSLIST WHERE ID <> CONNECTION_ID()", times, anyPrefix))
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range rows {
+		conn, _ := strconv.ParseUint(r[0], 10, 64)
+		order, _ := strconv.ParseUint(r[3], 10, 64)
+		p.running = append(p.running, statement{conn, r[1], r[2], order, micros(r[4]), r[5], r[6]})
+	}
+	p.read = true
+	return p.running, nil
+}
+
+// How statements of the strategies begin to wait.
+var (
+	rowWait  = regexp.MustCompile("(`[^`]+(?:``[^`]*)*`\\.`[^`]+`) (?:[a-z] )?WHERE (?:[a-z]\\.)?namespace = x'([0-9a-f]*)' AND (?:[a-z]\\.)?name = x'([0-9a-f]+)' (FOR UPDATE|FOR SHARE|LOCK IN SHARE MODE)")
+	noWait   = regexp.MustCompile(`NOWAIT|SKIP LOCKED|innodb_lock_wait_timeout = 0`)
+	nameWait = regexp.MustCompile(`GET_LOCK\('(mysqllock[^']*)'`)
+)
+
+// waitersByText notes who runs a statement that waits for rows. Of one that locks
+// several it does not tell for which.
+func (p *picture) waitersByText(ctx context.Context) error {
+	running, err := p.statements(ctx)
+	for _, s := range running {
+		if noWait.MatchString(s.text) {
+			continue
+		}
+		for _, m := range rowWait.FindAllStringSubmatch(s.text, -1) {
+			namespace, ok := unhex("0x" + m[2])
+			name, ok2 := unhex("0x" + m[3])
+			if ok && ok2 && m[1] == p.table.String() {
+				p.claims.add(id{row, namespace, name}, claim{conn: s.conn, waiting: true, shared: m[4] != "FOR UPDATE", order: s.order, age: s.age})
+			}
+		}
+	}
+	return err
+}
+
+// namedWaitersByText notes who waits for a named lock.
+func (p *picture) namedWaitersByText(ctx context.Context) error {
+	running, err := p.statements(ctx)
+	for _, s := range running {
+		if m := nameWait.FindStringSubmatch(s.text); m != nil && s.state == "User lock" {
+			p.named(m[1], claim{conn: s.conn, waiting: true, order: s.order, age: s.age})
+		}
+	}
+	return err
+}
+
+// named notes a claim to a named lock.
+func (p *picture) named(name string, one claim) {
+	switch {
+	case strings.HasPrefix(name, advisoryPrefix):
+		p.claims.add(id{strategy: advisory, name: name}, one)
+	case strings.HasPrefix(name, bellPrefix):
+		p.bells[name] = append(p.bells[name], one)
+	}
+}
+
+// askForNames asks who has the named locks that are waited for, or asked for:
+// where nothing lists them, each of them tells its holder.
+func (p *picture) askForNames(ctx context.Context) error {
+	var names []string
+	for lock := range p.claims {
+		if lock.strategy == advisory {
+			names = append(names, lock.name)
+		}
+	}
+	for _, key := range p.asked.keys {
+		names = append(names, advisoryName(p.asked.namespace, key))
+	}
+	names = slices.DeleteFunc(names, func(name string) bool { return !ourName.MatchString(name) })
+	slices.Sort(names)
+	names = slices.Compact(names)
+	for batch := range slices.Chunk(names, 200) {
+		rows, err := p.query(ctx, "SELECT IS_USED_LOCK('"+strings.Join(batch, "'), IS_USED_LOCK('")+"')")
+		if err != nil {
+			return err
+		}
+		for i, name := range batch {
+			if conn, _ := strconv.ParseUint(rows[0][i], 10, 64); conn != 0 {
+				p.named(name, claim{conn: conn})
+			}
+		}
+	}
+	return nil
+}
