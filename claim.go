@@ -67,7 +67,7 @@ func (s *statement) claim(how lockctx.Locking, atOnce bool) error {
 }
 
 // clause is in the spelling of both servers. Each of them skips the comment that
-// is meant for the other.
+// is meant for the other; one that is too old for it finds an error there.
 func clause(how lockctx.Locking, atOnce bool) string {
 	tail := ""
 	switch {
@@ -82,7 +82,7 @@ func clause(how lockctx.Locking, atOnce bool) string {
 	case tail == "":
 		return "LOCK IN SHARE MODE"
 	}
-	return "/*!80000 FOR SHARE" + tail + " */ /*M! LOCK IN SHARE MODE" + tail + " */"
+	return "/*!50700 FOR SHARE" + tail + " */ /*M! LOCK IN SHARE MODE" + tail + " */"
 }
 
 // unclaimed is the answer to a claim that would be over as soon as it is made.

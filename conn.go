@@ -274,9 +274,9 @@ func (c *conn) runLate(ctx context.Context, s *scope, h *lockctx.Hint, st *state
 			return nil, nil, &Error{Op: st.op(), Key: names(h), Err: errors.New(
 				"the lock context has a unit of work open elsewhere, which does not hold all of these keys; begin the transaction with the lock context")}
 		}
-		if slices.ContainsFunc(s.guards, func(g *guard) bool { return g.version() != nil }) {
+		if s.unit.steps() || slices.ContainsFunc(s.guards, func(g *guard) bool { return g.version() != nil }) {
 			return nil, nil, &Error{Op: st.op(), Key: names(h), Err: errors.New(
-				"the lock context has a unit of work open elsewhere, whose commit is to compare a version; begin the transaction with the lock context")}
+				"the lock context has a unit of work open elsewhere, whose commit is to set a version; begin the transaction with the lock context")}
 		}
 		if err := s.unit.join(ctx, c.k, h); err != nil { // the keys are held: for the holds around
 			return nil, nil, err
@@ -294,11 +294,12 @@ func (c *conn) runLate(ctx context.Context, s *scope, h *lockctx.Hint, st *state
 		return nil, nil, &Error{Op: st.op(), Key: names(h), Strategy: c.k.strategy(h), Err: lockerr.With(ErrStaleSnapshot, errors.New(
 			"begin the transaction with the lock context, or say lockctx.AllowStale()"))}
 	}
+	start := time.Now()
 	undo, err := s.guard(ctx, l, h, w.guards, nil, false)
 	if err != nil {
 		return nil, nil, err
 	}
-	if t.u, err = c.joinLate(ctx, l, s, h, w); err != nil {
+	if t.u, err = c.joinLate(ctx, l, s, h, c.k.requests(s, h, w, false, start)); err != nil {
 		undo()
 		return nil, nil, err
 	}
@@ -307,8 +308,8 @@ func (c *conn) runLate(ctx context.Context, s *scope, h *lockctx.Hint, st *state
 
 // joinLate makes the open transaction, which began without the hint, that of a
 // unit of work, and takes its row locks.
-func (c *conn) joinLate(ctx context.Context, l *locks, s *scope, h *lockctx.Hint, w wanted) (*unit, error) {
-	t, requests := c.tx, c.k.requests(s, h, w, false)
+func (c *conn) joinLate(ctx context.Context, l *locks, s *scope, h *lockctx.Hint, requests []request) (*unit, error) {
+	t := c.tx
 	if err := c.link.Take(ctx); err != nil {
 		return nil, err
 	}
@@ -319,7 +320,7 @@ func (c *conn) joinLate(ctx context.Context, l *locks, s *scope, h *lockctx.Hint
 		if err != nil {
 			break
 		}
-		granted[i], alive, err = l.Join(ctx, c.link, r.Request)
+		granted[i], alive, err = l.Join(ctx, c.link, r.now())
 		err, alive = naming(err, r.places), alive && i == 0
 	}
 	if err != nil {
@@ -401,7 +402,7 @@ func (c *conn) runRead(ctx context.Context, s *scope, h *lockctx.Hint, st *state
 	}
 	var end context.Context
 	if !w.nothing() {
-		if end = h.Scope.Context(); end.Done() == nil {
+		if end = h.Scope.Context(); end.Done() == nil && w.locks() {
 			end = ctx
 		}
 		if end.Done() == nil && w.locks() {
@@ -427,6 +428,10 @@ func (c *conn) runRead(ctx context.Context, s *scope, h *lockctx.Hint, st *state
 		link := c.link
 		if c.raw || c.manual { // a transaction may be open on it
 			link = nil
+			if slices.ContainsFunc(w.guards, func(p place) bool { return p.Strategy == lockctx.StrategyOptimistic }) {
+				return nil, nil, &Error{Op: st.op(), Key: names(h), Strategy: c.k.strategy(h), Err: lockerr.With(ErrUnsafe, errors.New(
+					"a transaction that plain SQL text has begun may be open on this connection, and show what is older than the version; begin it with BeginTx"))}
+			}
 		}
 		if _, err := s.guard(ctx, l, h, w.guards, link, true); err != nil {
 			return nil, nil, yielded(err)

@@ -297,6 +297,12 @@ func runChild(what string) int {
 		childGiver(db, in)
 	case "turmoil":
 		childTurmoil(db)
+	case "optimistic":
+		childOptimistic(db, in)
+	case "crew":
+		childCrew(db, in)
+	case "slots":
+		childSlots(db, in)
 	default:
 		return 2
 	}

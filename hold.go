@@ -252,7 +252,7 @@ func (h *Hold) endGuard(commit bool) error {
 		// What could not be given back runs out: nothing is wrong with what was
 		// done in the hold.
 		if err := h.guard.Release(); lost == nil && errors.Is(err, ErrLost) {
-			lost = err
+			lost = naming(err, []place{h.guard.place})
 		}
 	}
 	if !commit {

@@ -33,6 +33,7 @@ type scope struct {
 	counted bool        // the crowd knows that one of them is held
 	joined  []*Hold     // holds that joined one of guards, and end with them
 	unwatch func() bool // ends the watch on the end of the lock context; nil without one
+	endless bool        // what is watched never ends: there are only versions
 	failed  error       // why no other unit may begin: one was lost behind the caller's back
 
 	k     *connector
@@ -221,7 +222,9 @@ func (k *connector) wanted(s *scope, h *lockctx.Hint) (w wanted, err error) {
 		same := func(other place) bool { return other.row == p.row && other.space() == p.space() }
 		if at := slices.IndexFunc(places, same); at >= 0 { // one With says it, another leaves it to the handle; or they share a stripe
 			places[at].Shared = places[at].Shared && p.Shared
-			places[at].Version = max(places[at].Version, p.Version)
+			places[at].Slots = min(places[at].Slots, p.Slots)
+			a, b := places[at].Version, p.Version
+			places[at].Version = cmp.Or(min(a, b), max(a, b)) // of two the older one: it is still the version if nothing has changed
 			continue
 		}
 		places = append(places, p)
@@ -252,11 +255,16 @@ func (k *connector) wanted(s *scope, h *lockctx.Hint) (w wanted, err error) {
 				w.guards = append(w.guards, p)
 			}
 		case p.Slots > 0:
-			if at := slices.IndexFunc(p.slots(), func(row string) bool { return s.unit.row(row) != nil }); at >= 0 {
+			locked := func(row string) bool { r := s.unit.row(row); return r != nil && !r.Shared }
+			at := slices.IndexFunc(p.slots(), locked)
+			switch {
+			case at >= 0:
 				s.hints.Tell(lockctx.Slot, p.Key, uint64(at))
-			} else if p.Strategy == lockctx.StrategyLease {
+			case s.unit.row(p.row) != nil, slices.ContainsFunc(w.rows, func(other place) bool { return other.row == p.row && other.Shared }):
+				return wanted{}, p.upgrade()
+			case p.Strategy == lockctx.StrategyLease:
 				w.guards = append(w.guards, p)
-			} else {
+			default:
 				w.slots = append(w.slots, p)
 			}
 		case s.unit.row(p.row) != nil:
@@ -317,20 +325,28 @@ func (s *scope) guard(ctx context.Context, l *locks, h *lockctx.Hint, places []p
 			versions = append(versions, p)
 			continue
 		}
+		if slices.ContainsFunc(s.guards[before:], func(g *guard) bool { return g.keeps(p) }) {
+			s.hints.Tell(lockctx.Slot, p.Key, 0) // the key itself was asked for, too
+			continue
+		}
 		var taken *guard
 		known := make(chan struct{}) // closed when taken is set
 		taken, err = l.take(ctx, s, p, left(), carried, func() { <-known; s.lost(taken) })
 		close(known)
 		if err == nil {
 			s.add(taken)
-			err = s.instead(taken)
+			err = s.unchanged(taken)
 		}
 		if err != nil {
 			undo()
 			return nil, err
 		}
 	}
-	if err := s.remember(ctx, l, versions, left(), link, carried); err != nil {
+	versions, err = s.uncovered(versions)
+	if err == nil {
+		err = s.remember(ctx, l, versions, left(), link, carried)
+	}
+	if err != nil {
 		undo()
 		return nil, err
 	}
@@ -356,20 +372,42 @@ func (s *scope) add(g *guard) {
 	}
 }
 
-// instead lets a lease take the place of the version of its row that the unit of
-// work has remembered before: nobody else can change it any more.
-func (s *scope) instead(taken *guard) error {
-	at := slices.IndexFunc(s.guards, func(g *guard) bool { return g.version() != nil && g.row == taken.row })
-	if at < 0 || taken.token() == 0 {
-		return nil
+// unchanged returns ErrConflict where a lease that was taken just now comes after
+// somebody has changed what the unit of work has remembered before.
+func (s *scope) unchanged(taken *guard) error {
+	for _, g := range s.guards {
+		if g.version() != nil && taken.covers(g.place) {
+			return taken.again(g.remembered())
+		}
 	}
-	if err := taken.again(place{Lock: lockctx.Lock{Key: taken.Key, Kind: lockctx.Kind{
-		Strategy: lockctx.StrategyOptimistic, Version: s.guards[at].version().Number(),
-	}}}); err != nil {
-		return err
-	}
-	s.guards = slices.Delete(slices.Clone(s.guards), at, at+1)
 	return nil
+}
+
+// covers reports whether the guard is a lease on the row of a version: nobody
+// else can change it.
+func (g *guard) covers(version place) bool { return g.token() != 0 && g.keeps(version) }
+
+// remembered is the place of a version with its number.
+func (g *guard) remembered() place {
+	p := g.place
+	p.Version = g.version().Number()
+	return p
+}
+
+// uncovered returns those of places whose versions a lease of the unit of work
+// does not stand for.
+func (s *scope) uncovered(places []place) (rest []place, err error) {
+	for _, p := range places {
+		at := slices.IndexFunc(s.guards, func(g *guard) bool { return g.covers(p) })
+		if at < 0 {
+			rest = append(rest, p)
+			continue
+		}
+		if err := s.guards[at].again(p); err != nil {
+			return nil, err
+		}
+	}
+	return rest, nil
 }
 
 // remember notes the versions of places, in one statement.
@@ -473,6 +511,10 @@ func (l *locks) takeSlot(ctx context.Context, s *scope, p place, wait time.Durat
 	for first := rand.IntN(len(slots)); ; first++ {
 		for i := range slots {
 			g, err := try((first+i)%len(slots), 0)
+			var e *Error
+			if ctx.Err() != nil && errors.As(err, &e) && errors.Is(err, ErrLocked) {
+				e.Err = lockerr.With(ErrTimeout, ctx.Err()) // it would have waited
+			}
 			if err == nil || !errors.Is(err, ErrLocked) || ctx.Err() != nil {
 				return g, err
 			}
@@ -533,11 +575,12 @@ func (l *locks) fence(link *pool.Conn, guards ...*guard) error {
 		return nil
 	}
 	var leases []*lease.Lease
+	var places []place
 	var advisories []*advisory.Lock
 	for _, g := range guards {
 		switch kept := g.keeper.(type) {
 		case *lease.Lease:
-			leases = append(leases, kept)
+			leases, places = append(leases, kept), append(places, g.place)
 		case *advisory.Lock:
 			advisories = append(advisories, kept)
 		}
@@ -548,6 +591,11 @@ func (l *locks) fence(link *pool.Conn, guards ...*guard) error {
 	}
 	if len(leases) > 0 && err == nil {
 		err = l.leases.Fence(context.Background(), link.Conn, leases)
+		var e *Error
+		if at := slices.IndexFunc(places, func(p place) bool { return errors.As(err, &e) && e.Key == p.row }); at >= 0 {
+			places = places[at : at+1]
+		}
+		err = naming(err, places)
 	}
 	return err
 }
@@ -565,9 +613,7 @@ func (s *scope) drop(keep int) {
 		if g.token() != 0 {
 			s.hints.Forget(lockctx.Token, g.Key)
 		}
-		if g.Slots > 0 {
-			s.hints.Forget(lockctx.Slot, g.Key)
-		}
+		s.hints.Forget(lockctx.Slot, g.Key)
 		_ = g.Release()
 	}
 	s.guards = slices.Clone(s.guards[:keep])
@@ -591,9 +637,13 @@ func (s *scope) drop(keep int) {
 // watch gives the guards back when end does, the context that bounds what was
 // read under them.
 func (s *scope) watch(end context.Context) {
-	if s.unwatch != nil || len(s.guards) == 0 {
+	if s.unwatch != nil && !s.endless || len(s.guards) == 0 {
 		return
 	}
+	if s.unwatch != nil {
+		s.unwatch()
+	}
+	s.endless = end.Done() == nil
 	s.unwatch = context.AfterFunc(end, func() {
 		_ = s.take(context.Background())
 		defer s.give()

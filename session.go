@@ -34,18 +34,19 @@ type unit struct {
 	tickets []*queue.Ticket
 	around  []*guard // of the holds that it is inside of
 
-	hold   *Hold       // set where Do or Acquire ends it, not a commit in it
-	stack  []*tx       // open transactions of the caller, outermost first
-	saves  int         // savepoints so far, for their names
-	read   bool        // a plain read has run, so the snapshot is taken
-	wrote  bool        // a statement has run that may have written
-	stream *rows       // rows that are still being read from link; holds link's turn
-	broken error       // what went wrong while streamed rows were read; guarded by the connection's turn
-	failed error       // why it is lost
-	over   bool        // ended; its connection is someone else's
-	keep   bool        // the guards of the unit of work outlive it
-	done   func()      // tells the crowd that the session is free
-	stop   func() bool // ends the watch on the lock context's end; nil without one
+	hold     *Hold       // set where Do or Acquire ends it, not a commit in it
+	stack    []*tx       // open transactions of the caller, outermost first
+	saves    int         // savepoints so far, for their names
+	read     bool        // a plain read has run, so the snapshot is taken
+	wrote    bool        // a statement has run that may have written
+	compared []*guard    // whose versions its commit has compared and set
+	stream   *rows       // rows that are still being read from link; holds link's turn
+	broken   error       // what went wrong while streamed rows were read; guarded by the connection's turn
+	failed   error       // why it is lost
+	over     bool        // ended; its connection is someone else's
+	keep     bool        // the guards of the unit of work outlive it
+	done     func()      // tells the crowd that the session is free
+	stop     func() bool // ends the watch on the lock context's end; nil without one
 }
 
 // row is a row of the lock table that a unit has locked.
@@ -61,23 +62,32 @@ const commitLimit = 30 * time.Second
 type request struct {
 	rowlock.Request
 	places []place
+	start  time.Time // of the wait, which may have been for something else until now
+}
+
+// now returns the request with what is left of its wait.
+func (r request) now() rowlock.Request {
+	if r.Wait > 0 {
+		r.Wait = max(r.Wait-time.Since(r.start), time.Millisecond)
+	}
+	return r.Request
 }
 
 // requests says what to ask the locker for, one request after the other. carried
 // means that the caller occupies a connection of database/sql while it waits.
-func (k *connector) requests(s *scope, h *lockctx.Hint, w wanted, carried bool) (requests []request) {
+func (k *connector) requests(s *scope, h *lockctx.Hint, w wanted, carried bool, start time.Time) (requests []request) {
 	plain := rowlock.Request{Wait: k.wait(h), Waiting: func(ctx context.Context) (context.Context, func(), error) {
 		return k.waiting(ctx, s, carried)
 	}}
 	if len(w.rows) > 0 {
-		r := request{plain, w.rows}
+		r := request{plain, w.rows, start}
 		for _, p := range w.rows {
 			r.Keys = append(r.Keys, rowlock.Key{Name: p.row, Shared: p.Shared})
 		}
 		requests = append(requests, r)
 	}
 	for _, p := range w.slots {
-		r := request{plain, []place{p}}
+		r := request{plain, []place{p}, start}
 		r.Slots = p.slots()
 		requests = append(requests, r)
 	}
@@ -115,6 +125,7 @@ func (c *conn) begin(ctx context.Context, s *scope, h *lockctx.Hint, opts driver
 	if err != nil {
 		return nil, c.k.setupError(h, err)
 	}
+	start := time.Now()
 	undo, err := s.guard(ctx, l, h, w.guards, c.link, true)
 	if err != nil {
 		return nil, yielded(err)
@@ -124,7 +135,7 @@ func (c *conn) begin(ctx context.Context, s *scope, h *lockctx.Hint, opts driver
 			undo()
 		}
 	}()
-	requests := c.k.requests(s, h, w, true)
+	requests := c.k.requests(s, h, w, true, start)
 	u, err := c.beginUnit(ctx, l, s, h, opts, requests)
 	if err != nil {
 		if !c.link.Clean() {
@@ -159,6 +170,7 @@ func (c *conn) beginUnit(ctx context.Context, l *locks, s *scope, h *lockctx.Hin
 	}
 	c.limited = c.limited || l.IdleLimit() > 0 // also where the lock is not granted
 	first := requests[0]
+	first.Request = first.now()
 	first.Conn = func(context.Context) (*pool.Conn, error) { return c.link, nil }
 	grant, err := l.Begin(ctx, opts, false, first.Request)
 	if err != nil {
@@ -197,6 +209,7 @@ func (k *connector) openSession(ctx, end context.Context, s *scope, h *lockctx.H
 	if err != nil {
 		return nil, err
 	}
+	start := time.Now()
 	undo, err := s.guard(ctx, l, h, w.guards, nil, hold == nil)
 	if err != nil {
 		return nil, yielded(err)
@@ -206,7 +219,7 @@ func (k *connector) openSession(ctx, end context.Context, s *scope, h *lockctx.H
 			undo()
 		}
 	}()
-	requests := k.requests(s, h, w, hold == nil)
+	requests := k.requests(s, h, w, hold == nil, start)
 	for tries := 1; ; tries++ {
 		u, err := k.openUnit(ctx, l, s, h, requests, hold == nil)
 		if errors.Is(err, driver.ErrBadConn) {
@@ -267,6 +280,7 @@ func (k *connector) openUnit(ctx context.Context, l *locks, s *scope, h *lockctx
 		return newUnit(l, s, h, link, link.Begun()), nil // by its first statement: sessions are not in autocommit
 	}
 	first := requests[0]
+	first.Request = first.now()
 	first.Conn = connect
 	grant, err := l.Begin(own, driver.TxOptions{}, true, first.Request)
 	if err != nil {
@@ -352,11 +366,12 @@ func (u *unit) join(ctx context.Context, k *connector, h *lockctx.Hint) error {
 		return u.error("lock", lockerr.With(ErrStaleSnapshot, fmt.Errorf(
 			"it has read before it asks for %s; ask for all keys at once (lockctx.WithKeys), or say lockctx.AllowStale()", names(h))))
 	}
+	start := time.Now()
 	undo, err := u.scope.guard(ctx, u.l, h, w.guards, nil, false)
 	if err != nil {
 		return err
 	}
-	for i, r := range k.requests(u.scope, h, w, false) {
+	for i, r := range k.requests(u.scope, h, w, false, start) {
 		if err := u.lock(ctx, r, i == 0); err != nil {
 			if !u.over {
 				undo()
@@ -368,15 +383,17 @@ func (u *unit) join(ctx context.Context, k *connector, h *lockctx.Hint) error {
 }
 
 // lockRest takes the row locks that requests ask for after the first of them. If
-// one is not granted the unit is over, but not the guards that it began with.
+// one is not granted the unit is over as if it had not begun: the guards that it
+// began with stay, and the lock context may try again.
 func (u *unit) lockRest(ctx context.Context, requests []request) error {
+	u.keep = true
 	for _, r := range requests[min(1, len(requests)):] {
-		if err := u.lock(ctx, r, false); err != nil {
-			u.keep = true
+		if err := u.lock(ctx, r, true); err != nil {
 			_ = u.finish(false)
 			return err
 		}
 	}
+	u.keep = false
 	return nil
 }
 
@@ -389,7 +406,7 @@ func (u *unit) lock(ctx context.Context, r request, first bool) error {
 	defer u.give()
 	ctx, release := u.untilClosed(ctx)
 	defer release()
-	locked, alive, err := u.l.Join(ctx, u.link, r.Request)
+	locked, alive, err := u.l.Join(ctx, u.link, r.now())
 	if err == nil {
 		u.granted(r, nil, locked)
 		return nil
@@ -574,7 +591,7 @@ func (u *unit) lose(cause error, gone bool) {
 	u.free()
 	if u.hold != nil {
 		u.hold.cancel(ErrLost)
-	} else if u.home == nil && len(u.stack) == 0 {
+	} else if u.home == nil && len(u.stack) == 0 && !u.keep {
 		u.scope.failed = u.failed // what was decided in it must not be written without it
 	}
 	if len(u.stack) == 0 {
@@ -613,9 +630,7 @@ func (u *unit) end() {
 	u.over = true
 	u.free()
 	for _, r := range u.rows {
-		if r.Slots > 0 {
-			u.scope.hints.Forget(lockctx.Slot, r.Key)
-		}
+		u.scope.hints.Forget(lockctx.Slot, r.Key)
 	}
 	u.l.keeper.Forget(u.link)
 	if u.stop != nil {
@@ -681,7 +696,7 @@ func (u *unit) finish(commit bool) error {
 		if (fenced || server.Number(err) != 0) && !server.Gone(err, u.link.Conn) {
 			// What is left of the transaction must go: the server has refused it,
 			// or a guard is not ours any more.
-			if server.Deadlock(err) {
+			if server.Deadlock(err) && !errors.Is(err, ErrConflict) {
 				err = lockerr.With(ErrDeadlock, err)
 			}
 			if rerr := u.txn.Rollback(u.limit()); rerr != nil {
@@ -695,12 +710,12 @@ func (u *unit) finish(commit bool) error {
 			err = u.error(op, lockerr.With(ErrLost, err))
 		}
 		u.failed = err
-		if commit && u.scope.unwatch != nil {
-			u.scope.failed = err // what was decided under the guard must not be written without it
+		if commit && (u.scope.unwatch != nil || u.home == nil && u.hold == nil) {
+			u.scope.failed = err // what was read before must not decide on what is written without it
 		}
 	}
 	if commit && err == nil {
-		u.tellVersions()
+		u.newVersions()
 	}
 	u.end()
 	return err
@@ -713,16 +728,27 @@ func (u *unit) fence() error {
 	if u.opts.ReadOnly {
 		return nil // there is nothing that could be written
 	}
-	if err := u.l.fence(u.link, slices.Concat(u.scope.guards, u.around)...); err != nil || !u.wrote {
+	guards := slices.Concat(u.scope.guards, u.around)
+	if err := u.l.fence(u.link, guards...); err != nil || !u.wrote {
 		return err
 	}
 	var versions []*optimistic.Version
 	var places []place
 	var rows []string // that are locked, and that others compare versions of
 	for _, g := range u.scope.guards {
-		if v := g.version(); v != nil {
-			versions, places = append(versions, v), append(places, g.place)
+		v := g.version()
+		if v == nil {
+			continue
 		}
+		p := g.remembered()
+		if at := slices.IndexFunc(guards, func(lease *guard) bool { return lease.covers(p) }); at >= 0 {
+			if err := guards[at].again(p); err != nil {
+				return err
+			}
+			continue
+		}
+		u.compared = append(u.compared, g)
+		versions, places = append(versions, v), append(places, p)
 	}
 	for name, r := range u.rows {
 		if r.versioned && !r.Shared && !slices.ContainsFunc(places, func(p place) bool { return p.row == name }) {
@@ -741,13 +767,23 @@ func (u *unit) fence() error {
 	return nil
 }
 
-// tellVersions shows the versions that a commit has set.
-func (u *unit) tellVersions() {
-	for _, g := range u.scope.guards {
-		if v := g.version(); v != nil && u.wrote {
-			u.scope.hints.Tell(lockctx.Version, g.Key, v.Number()+1)
+// newVersions notes the versions that a commit has set.
+func (u *unit) newVersions() {
+	for _, g := range u.compared {
+		next := g.version().Number() + 1
+		g.keeper = u.l.versions.Given(g.row, next)
+		u.scope.hints.Tell(lockctx.Version, g.Key, next)
+	}
+}
+
+// steps reports whether others compare versions of what the unit has locked.
+func (u *unit) steps() bool {
+	for _, r := range u.rows {
+		if r.versioned && !r.Shared {
+			return true
 		}
 	}
+	return false
 }
 
 // endTx ends a transaction of the caller: the unit's own, or a savepoint in it.

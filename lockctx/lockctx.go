@@ -199,20 +199,38 @@ func Shared() Option { return func(h *Hint) { h.Shared = true } }
 // It needs a row lock or a lease. An n below 1 or above [MaxSlots] is a bad hint.
 func Slots(n int) Option { return func(h *Hint) { h.Slots, h.hasSlots = n, true } }
 
-// ForUpdate makes the caller's own SELECTs lock the rows that they return until
-// the transaction ends, as if they said FOR UPDATE: for code that has no way to
-// say so. They must run in a transaction. Only a single plain SELECT is changed;
-// other statements that only read fail with an error that says why, and writes
-// run as they are.
+// ForUpdate makes the caller's own SELECTs lock the rows that they return or
+// count until the transaction ends, as if they said FOR UPDATE: for code that has
+// no way to say so. They must run in a transaction. Only a single plain SELECT is
+// changed; other statements that read rows fail with an error that says why, and
+// what writes runs as it is.
+//
+// The server may lock more than that: all rows that it has to sort for ORDER BY
+// where no index has them in order, and those that OFFSET takes away. Under
+// REPEATABLE READ it also locks the rows that it has looked at, and the gaps
+// between them, so that inserts beside them wait; for a table of tasks use READ
+// COMMITTED (measured on MySQL 9.7 and MariaDB 10.11). Not locked are the tables
+// of subqueries, and views that group or that the server keeps as a temporary
+// table. How long it waits for rows that somebody else has locked is the server's
+// innodb_lock_wait_timeout; Wait has no effect on it.
+//
+// MySQL asks for more than the privilege SELECT: UPDATE, DELETE or LOCK TABLES.
 func ForUpdate() Option { return func(h *Hint) { h.Claim.Update = true } }
 
 // ForShare is [ForUpdate] with FOR SHARE: others may read the rows, and lock
-// them so, too, but not change them.
+// them so, too, but not change them. Where an index has all columns that the
+// SELECT names, only its entries are locked, and other columns of the row can be
+// changed: name one that is not in the index.
 func ForShare() Option { return func(h *Hint) { h.Claim.Share = true } }
 
 // SkipLocked leaves out the rows that somebody else has locked: workers that
 // share a table of tasks each claim others. Alone it means [ForUpdate], too. It
 // excludes [NoWait], by which such a SELECT fails with ErrLocked at once.
+//
+// With ORDER BY and LIMIT it needs an index that has the rows in order: else the
+// first worker locks all of them to sort them, and others get none. Fewer rows
+// than LIMIT, or none, do not mean that the table is done: others may have them.
+// MariaDB has it from 10.6 on.
 func SkipLocked() Option { return func(h *Hint) { h.Claim.SkipLocked = true } }
 
 // MinHold keeps a lease for d after its release: nobody gets the key earlier.
@@ -330,8 +348,8 @@ func (h *Hint) Keys() []string {
 }
 
 // add puts a lock in its place, unless its key is there. One that is asked for
-// shared and exclusive is exclusive, and the version that one With names counts
-// for all.
+// shared and exclusive is exclusive, the version that one With names counts for
+// all, and of two numbers of slots the lower one.
 func (h *Hint) add(lock Lock) {
 	at, there := slices.BinarySearchFunc(h.Locks, lock, func(a, b Lock) int {
 		return cmp.Or(strings.Compare(a.Key, b.Key), cmp.Compare(a.space(), b.space()))
@@ -339,7 +357,7 @@ func (h *Hint) add(lock Lock) {
 	switch {
 	case !there:
 		h.Locks = slices.Insert(h.Locks, at, lock)
-	case h.Locks[at].Shared && !lock.Shared, h.Locks[at].Version == 0 && lock.Version != 0:
+	case h.Locks[at].Shared && !lock.Shared, h.Locks[at].Version == 0 && lock.Version != 0, lock.Slots < h.Locks[at].Slots:
 		h.Locks[at] = lock
 	}
 }
