@@ -14,8 +14,7 @@ import (
 // runClaiming runs a statement whose hint has SELECTs lock the rows that they
 // return.
 func (c *conn) runClaiming(ctx context.Context, h *lockctx.Hint, st *statement) (driver.Rows, driver.Result, error) {
-	atOnce := h.HasWait && h.Wait == 0
-	if err := st.claim(h.Claim, atOnce); err != nil {
+	if err := st.claim(h.Claim); err != nil {
 		return nil, nil, err
 	}
 	var r driver.Rows
@@ -35,45 +34,58 @@ func (c *conn) runClaiming(ctx context.Context, h *lockctx.Hint, st *statement) 
 		if err == nil {
 			r, res, err = c.runHere(ctx, st)
 		}
-		if err == nil && r != nil && st.claims { // they may come with a statement to be closed
-			limit := bufferBytes
-			if atOnce {
-				limit = 0 // the server may find the locked one last
-			}
-			r, err = readAhead(r, limit)
-		}
 	}
+	switch {
+	case err == nil:
+		return r, res, nil
+	case !st.claims || errors.Is(err, ErrLost) || errors.Is(err, ErrDeadlock):
+	case h.Claim.NoWait && server.Locked(err):
+		err = &Error{Op: st.op(), Err: lockerr.With(ErrLocked, err)}
+	case server.Deadlock(err):
+		err = &Error{Op: st.op(), Err: lockerr.With(ErrDeadlock, err)}
+	}
+	return nil, nil, err
+}
+
+// runHereClaiming runs a claim on this connection as it is.
+func (c *conn) runHereClaiming(ctx context.Context, st *statement) (driver.Rows, driver.Result, error) {
+	base, res, err := st.run(ctx, c.link.Conn)
+	if err != nil || base == nil {
+		return nil, res, err
+	}
+	limit := bufferBytes
+	if st.atOnce {
+		limit = 0 // the server may find the locked one last
+	}
+	r, err := readAhead(base, limit) // it may come with a statement to be closed
 	if err != nil {
-		if st.claims && atOnce && server.Locked(err) && !errors.Is(err, ErrLost) {
-			err = &Error{Op: st.op(), Err: lockerr.With(ErrLocked, err)}
-		}
 		return nil, nil, err
 	}
-	return r, res, nil
+	return r, nil, nil
 }
 
 // claim makes a SELECT a locking read. Other statements stay as they are.
-func (s *statement) claim(how lockctx.Locking, atOnce bool) error {
-	text, err := sqltext.Lock(s.text, clause(how, atOnce))
+func (s *statement) claim(how lockctx.Locking) error {
+	text, err := sqltext.Lock(s.text, clause(how))
 	if err != nil {
 		return &Error{Op: s.op(), Err: lockerr.With(ErrUnsafe, err)}
 	}
 	if s.claims = text != s.text; s.claims {
 		plain, _ := sqltext.Lock(s.text, "FOR UPDATE")
 		s.info = sqltext.Look(plain)
-		s.text, s.stmt, s.prepared = text, nil, s.prepared || s.stmt != nil
+		s.text, s.stmt, s.atOnce = text, nil, how.NoWait
 	}
 	return nil
 }
 
 // clause is in the spelling of both servers. Each of them skips the comment that
 // is meant for the other; one that is too old for it finds an error there.
-func clause(how lockctx.Locking, atOnce bool) string {
+func clause(how lockctx.Locking) string {
 	tail := ""
 	switch {
 	case how.SkipLocked:
 		tail = " SKIP LOCKED"
-	case atOnce:
+	case how.NoWait:
 		tail = " NOWAIT"
 	}
 	switch {

@@ -317,7 +317,7 @@ func TestClaimRefused(t *testing.T) {
 		s.wantLeased("k", false)
 
 		_, err := ids(lockctx.Claim(ctx), db, tasks)
-		if err == nil || !strings.Contains(err.Error(), "no key") {
+		if err == nil || !strings.Contains(err.Error(), "none of ForUpdate") {
 			t.Errorf("a claim of nothing returned %v", err)
 		}
 	})

@@ -344,7 +344,10 @@ func (c *conn) joinLate(ctx context.Context, l *locks, s *scope, h *lockctx.Hint
 // runHere runs a statement on this connection as it is. On driver.ErrSkip
 // database/sql prepares it.
 func (c *conn) runHere(ctx context.Context, st *statement) (driver.Rows, driver.Result, error) {
-	if st.stmt == nil && !st.prepared && !st.claims {
+	if st.claims {
+		return c.runHereClaiming(ctx, st)
+	}
+	if st.stmt == nil && !st.prepared {
 		return st.direct(ctx, c.link.Conn)
 	}
 	return st.run(ctx, c.link.Conn)

@@ -19,6 +19,7 @@ type statement struct {
 	on       driver.Conn
 	info     sqltext.Info
 	claims   bool // locks the rows that it returns because the hint says so
+	atOnce   bool // and fails where one of them is locked
 }
 
 // run runs the statement on a bare connection.

@@ -57,12 +57,7 @@ func With(ctx context.Context, key string, opts ...Option) context.Context {
 // one by one; what was taken is given back where a later one is not granted.
 // Keys with [Slots] come after those without.
 func WithKeys(ctx context.Context, keys []string, opts ...Option) context.Context {
-	h := &Hint{}
-	for _, opt := range opts {
-		if opt != nil {
-			opt(h)
-		}
-	}
+	h := apply(opts)
 	for _, key := range keys {
 		h.add(Lock{key, h.Kind})
 	}
@@ -80,29 +75,53 @@ func WithKeys(ctx context.Context, keys []string, opts ...Option) context.Contex
 			h.Err = outer.Err
 		}
 	}
-	switch {
-	case inside && outer.Scope != nil:
+	if inside && outer.Scope != nil {
 		h.Scope = outer.Scope
 		own := h.Locks
 		h.Locks = slices.Clone(outer.Locks) // the same key again joins
 		for _, lock := range own {
 			h.add(lock)
 		}
-	case len(h.Locks) > 0 || h.Err != nil:
+	} else {
 		h.Scope = &Scope{ctx: ctx}
 	}
 	return context.WithValue(ctx, contextKey{}, h)
 }
 
+// apply returns what options say.
+func apply(opts []Option) *Hint {
+	h := &Hint{}
+	for _, opt := range opts {
+		if opt != nil {
+			opt(h)
+		}
+	}
+	h.Claim.Update = h.Claim.Update || h.Claim.SkipLocked && !h.Claim.Share
+	h.Claim.NoWait = h.claims() && !h.Claim.SkipLocked && h.HasWait && h.Wait == 0
+	return h
+}
+
+func (h *Hint) claims() bool { return h.Claim.Update || h.Claim.Share }
+
 // Claim returns a context in which the caller's own SELECTs lock the rows that
 // they return, as opts say: [ForUpdate], [ForShare], [SkipLocked], [NoWait]. It
-// names no key. Without any of them it is a bad hint.
+// names no key, takes no other options, and leaves the locks that ctx asks for
+// as they are. Without one of the first three it is a bad hint.
 //
 //	tx, err := db.BeginTx(ctx, nil)
 //	rows, err := tx.QueryContext(lockctx.Claim(ctx, lockctx.SkipLocked()),
 //		"SELECT id FROM tasks WHERE state = 'new' ORDER BY id LIMIT 10")
 func Claim(ctx context.Context, opts ...Option) context.Context {
-	return WithKeys(ctx, nil, opts...)
+	asked := apply(opts)
+	h := &Hint{}
+	if outer, ok := From(ctx); ok {
+		*h = *outer
+	}
+	h.Claim = asked.Claim
+	if h.Err == nil {
+		h.Err = asked.checkClaim()
+	}
+	return context.WithValue(ctx, contextKey{}, h)
 }
 
 // Without returns a context without the hint: a statement that runs with it
@@ -185,6 +204,8 @@ func IfVersion(version uint64) Option {
 //
 // Requests are granted in the order in which they come, so that readers do not
 // starve a writer: see the documentation of package rowlock. It needs a row lock.
+// Where lockStripes has keys share rows the lock is exclusive: else a key that
+// is on the same row by chance would be taken for the same key asked for again.
 func Shared() Option { return func(h *Hint) { h.Shared = true } }
 
 // Slots lets up to n hold the key at a time, in all processes together: a
@@ -195,6 +216,9 @@ func Shared() Option { return func(h *Hint) { h.Shared = true } }
 // n may be changed while the key is in use: there are never more holders than
 // the larger n, and as soon as those have left that are too many, never more
 // than the smaller.
+//
+// Who waits for one waits for any of them, though not in a strict order among
+// processes. Where lockStripes has keys share rows they share their slots, too.
 //
 // It needs a row lock or a lease. An n below 1 or above [MaxSlots] is a bad hint.
 func Slots(n int) Option { return func(h *Hint) { h.Slots, h.hasSlots = n, true } }
@@ -212,7 +236,9 @@ func Slots(n int) Option { return func(h *Hint) { h.Slots, h.hasSlots = n, true 
 // COMMITTED (measured on MySQL 9.7 and MariaDB 10.11). Not locked are the tables
 // of subqueries, and views that group or that the server keeps as a temporary
 // table. How long it waits for rows that somebody else has locked is the server's
-// innodb_lock_wait_timeout; Wait has no effect on it.
+// innodb_lock_wait_timeout; Wait has no effect on it, and a SELECT whose context
+// ends meanwhile is not killed on the server. With [NoWait], in the same With or
+// Claim, it fails with ErrLocked at once.
 //
 // MySQL asks for more than the privilege SELECT: UPDATE, DELETE or LOCK TABLES.
 func ForUpdate() Option { return func(h *Hint) { h.Claim.Update = true } }
@@ -224,8 +250,7 @@ func ForUpdate() Option { return func(h *Hint) { h.Claim.Update = true } }
 func ForShare() Option { return func(h *Hint) { h.Claim.Share = true } }
 
 // SkipLocked leaves out the rows that somebody else has locked: workers that
-// share a table of tasks each claim others. Alone it means [ForUpdate], too. It
-// excludes [NoWait], by which such a SELECT fails with ErrLocked at once.
+// share a table of tasks each claim others. Alone it means [ForUpdate], too.
 //
 // With ORDER BY and LIMIT it needs an index that has the rows in order: else the
 // first worker locks all of them to sort them, and others get none. Fewer rows
@@ -245,18 +270,20 @@ func MinHold(d time.Duration) Option { return func(h *Hint) { h.MinHold = d } }
 // 0 is no limit. It needs a lease; less than a second is a bad hint.
 func MaxHold(d time.Duration) Option { return func(h *Hint) { h.MaxHold = d } }
 
-// NoWait fails with ErrLocked at once where someone else holds the key.
+// NoWait fails with ErrLocked at once where someone else holds the key, or a row
+// that [ForUpdate] or [ForShare] is to lock.
 func NoWait() Option { return Wait(0) }
 
 // Wait is the longest time to queue for the lock, in place of the database
 // handle's lockWait; 0 is NoWait. A negative wait is a bad hint. The wait also
-// ends with the context.
+// ends with the context. It is for keys; see ForUpdate for claims.
 func Wait(d time.Duration) Option {
 	return func(h *Hint) { h.Wait, h.HasWait = d, true }
 }
 
 // Retry lets mysqllock.Do run its function again, up to n times and after a
-// short random pause, when the server broke a deadlock by rolling it back.
+// short random pause, when the server broke a deadlock by rolling it back, or
+// when somebody else has changed the version of a key kept by [Optimistic].
 // Elsewhere it has no effect. A negative n is a bad hint.
 func Retry(n int) Option { return func(h *Hint) { h.Retry = n } }
 
@@ -310,7 +337,7 @@ const MaxSlots = 1000
 
 // Locking is how the caller's own SELECTs lock rows; the zero value is not.
 type Locking struct {
-	Update, Share, SkipLocked bool
+	Update, Share, SkipLocked, NoWait bool
 }
 
 // Lock is a key and how it is to be locked.
@@ -388,11 +415,8 @@ func (l Lock) space() int {
 
 func (h *Hint) check() {
 	bad := func(format string, args ...any) { h.Err = fmt.Errorf("mysqllock: bad hint: "+format, args...) }
-	if h.Claim.SkipLocked && !h.Claim.Share {
-		h.Claim.Update = true
-	}
 	switch {
-	case len(h.Locks) == 0 && h.Claim == (Locking{}):
+	case len(h.Locks) == 0:
 		bad("no key")
 	case h.Wait < 0:
 		bad("negative wait %v", h.Wait)
@@ -412,10 +436,8 @@ func (h *Hint) check() {
 		bad("no key has the version 0")
 	case h.hasVersion && len(h.Locks) > 1:
 		bad("IfVersion is for one key, and here are %d", len(h.Locks))
-	case h.Claim.Update && h.Claim.Share:
-		bad("ForUpdate and ForShare exclude each other")
-	case h.Claim.SkipLocked && h.HasWait && h.Wait == 0:
-		bad("SkipLocked and NoWait exclude each other")
+	case h.claims() && h.checkClaim() != nil:
+		h.Err = h.checkClaim()
 	default:
 		h.Err = h.Kind.Check()
 	}
@@ -427,6 +449,23 @@ func (h *Hint) check() {
 			bad("key of %d bytes, longer than %d: %.40q…", n, MaxKey, lock.Key)
 		}
 	}
+}
+
+// checkClaim returns what is wrong with a claim.
+func (h *Hint) checkClaim() error {
+	bad := func(format string, args ...any) error { return fmt.Errorf("mysqllock: bad hint: "+format, args...) }
+	keyless := len(h.Locks) == 0
+	switch {
+	case h.Claim.Update && h.Claim.Share:
+		return bad("ForUpdate and ForShare exclude each other")
+	case keyless && !h.claims():
+		return bad("a claim that says none of ForUpdate, ForShare and SkipLocked")
+	case keyless && (h.Kind != Kind{} || h.Retry != 0 || h.AllowStale || h.hasTTL || h.hasSlots || h.hasVersion):
+		return bad("a claim names no key, so options of locks on keys mean nothing")
+	case keyless && h.HasWait && (h.Wait != 0 || h.Claim.SkipLocked):
+		return bad("a claim waits as long as the server's innodb_lock_wait_timeout; NoWait fails at once, SkipLocked never waits")
+	}
+	return nil
 }
 
 // Scope is one lock context: what the outermost With began and all contexts

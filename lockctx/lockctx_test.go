@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -58,9 +59,9 @@ func TestHint(t *testing.T) {
 		{"slots of a lease", []string{"k"}, []lockctx.Option{lockctx.Slots(1), lockctx.Lease(time.Second), lockctx.MinHold(2)}, lockctx.Hint{
 			Locks: locks("k"), Kind: lockctx.Kind{Strategy: lockctx.StrategyLease, TTL: time.Second, MinHold: 2, Slots: 1},
 		}},
-		{"claim", nil, []lockctx.Option{lockctx.SkipLocked()}, lockctx.Hint{Claim: lockctx.Locking{Update: true, SkipLocked: true}}},
+		{"with a claim that skips", []string{"k"}, []lockctx.Option{lockctx.SkipLocked(), lockctx.NoWait()}, lockctx.Hint{Locks: locks("k"), HasWait: true, Claim: lockctx.Locking{Update: true, SkipLocked: true}}},
 		{"shared claim", []string{"k"}, []lockctx.Option{lockctx.SkipLocked(), lockctx.ForShare()}, lockctx.Hint{Locks: locks("k"), Claim: lockctx.Locking{Share: true, SkipLocked: true}}},
-		{"claim at once", nil, []lockctx.Option{lockctx.ForUpdate(), lockctx.NoWait()}, lockctx.Hint{HasWait: true, Claim: lockctx.Locking{Update: true}}},
+		{"claim at once", []string{"k"}, []lockctx.Option{lockctx.ForUpdate(), lockctx.NoWait()}, lockctx.Hint{Locks: locks("k"), HasWait: true, Claim: lockctx.Locking{Update: true, NoWait: true}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h := hint(t, lockctx.WithKeys(context.Background(), c.keys, c.opts...))
@@ -69,7 +70,7 @@ func TestHint(t *testing.T) {
 			}
 			if !slices.Equal(h.Keys(), c.want.Keys()) || h.Kind != c.want.Kind || h.Wait != c.want.Wait ||
 				h.HasWait != c.want.HasWait || h.Retry != c.want.Retry || h.AllowStale != c.want.AllowStale ||
-				h.Claim != c.want.Claim || (h.Scope == nil) != (len(c.keys) == 0) {
+				h.Claim != c.want.Claim || h.Scope == nil {
 				t.Errorf("the hint is %+v, want %+v", *h, c.want)
 			}
 			for _, lock := range h.Locks {
@@ -114,9 +115,8 @@ func TestBadHint(t *testing.T) {
 		{"version 0", key, []lockctx.Option{lockctx.IfVersion(0)}, "version 0"},
 		{"version of two", []string{"a", "b"}, []lockctx.Option{lockctx.IfVersion(1)}, "for one key, and here are 2"},
 		{"version and MinHold", key, []lockctx.Option{lockctx.IfVersion(1), lockctx.MinHold(1)}, "need a lease, and the strategy is optimistic"},
-		{"two claims", nil, []lockctx.Option{lockctx.ForUpdate(), lockctx.ForShare()}, "exclude each other"},
-		{"claim that skips and does not wait", nil, []lockctx.Option{lockctx.NoWait(), lockctx.SkipLocked()}, "exclude each other"},
-		{"claim of nothing", nil, []lockctx.Option{lockctx.NoWait()}, "no key"},
+		{"two claims", key, []lockctx.Option{lockctx.ForUpdate(), lockctx.ForShare()}, "exclude each other"},
+		{"claim without Claim", nil, []lockctx.Option{lockctx.ForUpdate()}, "no key"},
 		{"negative retries", key, []lockctx.Option{lockctx.Retry(-1)}, "negative retry count -1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -264,19 +264,42 @@ func TestSameKeyAgain(t *testing.T) {
 func TestClaim(t *testing.T) {
 	ctx := lockctx.Claim(context.Background(), lockctx.SkipLocked())
 	h := hint(t, ctx)
-	if h.Scope != nil || h.Err != nil {
+	if h.Scope != nil || h.Err != nil || h.Claim != (lockctx.Locking{Update: true, SkipLocked: true}) {
 		t.Errorf("the hint is %+v", h)
 	}
 	inside := hint(t, lockctx.With(ctx, "k"))
 	if inside.Claim != h.Claim || inside.Scope == nil || inside.Scope.Context() != ctx {
 		t.Errorf("With inside a claim is %+v", inside)
 	}
-	if other := hint(t, lockctx.Claim(ctx, lockctx.ForShare())); other.Claim != (lockctx.Locking{Share: true}) {
+	if other := hint(t, lockctx.Claim(ctx, lockctx.ForShare(), lockctx.NoWait())); other.Claim != (lockctx.Locking{Share: true, NoWait: true}) {
 		t.Errorf("a claim inside a claim is %+v", other)
 	}
-	locked := lockctx.With(context.Background(), "k")
-	if both := hint(t, lockctx.Claim(locked, lockctx.ForUpdate())); both.Scope != hint(t, locked).Scope || len(both.Locks) != 1 || !both.Claim.Update {
-		t.Errorf("a claim inside With is %+v", both)
+	// What the context asks for otherwise stays.
+	locked := lockctx.With(context.Background(), "k", lockctx.NoWait(), lockctx.AllowStale(), lockctx.Lease(time.Minute))
+	want := *hint(t, locked)
+	want.Claim = lockctx.Locking{Update: true}
+	if both := hint(t, lockctx.Claim(locked, lockctx.ForUpdate())); !reflect.DeepEqual(*both, want) {
+		t.Errorf("a claim inside With is %+v, want %+v", *both, want)
+	}
+	hold := lockctx.Inside(context.Background(), new(int), lockctx.Locking{})
+	if both := hint(t, lockctx.Claim(hold, lockctx.ForUpdate())); both.Hold != hint(t, hold).Hold {
+		t.Errorf("a claim inside a hold is %+v", both)
+	}
+	for says, opts := range map[string][]lockctx.Option{
+		"none of":             {lockctx.NoWait()},
+		"exclude each other":  {lockctx.ForUpdate(), lockctx.ForShare()},
+		"mean nothing":        {lockctx.ForUpdate(), lockctx.Lease(time.Second)},
+		"as long as":          {lockctx.ForUpdate(), lockctx.Wait(time.Second)},
+		"SkipLocked never":    {lockctx.SkipLocked(), lockctx.NoWait()},
+		"options of locks on": {lockctx.SkipLocked(), lockctx.Retry(1)},
+	} {
+		h := hint(t, lockctx.Claim(context.Background(), opts...))
+		if h.Err == nil || !strings.Contains(h.Err.Error(), says) {
+			t.Errorf("the hint's error is %v, want %s", h.Err, says)
+		}
+		if inside := hint(t, lockctx.With(lockctx.Claim(context.Background(), opts...), "k")); inside.Err == nil {
+			t.Error("inside a bad claim, a hint is good")
+		}
 	}
 }
 
