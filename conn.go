@@ -269,30 +269,17 @@ func (c *conn) runLate(ctx context.Context, s *scope, h *lockctx.Hint, st *state
 	if err != nil {
 		return nil, nil, err
 	}
-	if s.unit != nil {
-		if !w.nothing() {
-			return nil, nil, &Error{Op: st.op(), Key: names(h), Err: errors.New(
-				"the lock context has a unit of work open elsewhere, which does not hold all of these keys; begin the transaction with the lock context")}
-		}
-		if s.unit.steps() || slices.ContainsFunc(s.guards, func(g *guard) bool { return g.version() != nil }) {
-			return nil, nil, &Error{Op: st.op(), Key: names(h), Err: errors.New(
-				"the lock context has a unit of work open elsewhere, whose commit is to set a version; begin the transaction with the lock context")}
-		}
-		if err := s.unit.join(ctx, c.k, h); err != nil { // the keys are held: for the holds around
-			return nil, nil, err
-		}
-		t.read = t.read || st.info.Snapshot
-		t.under = s.unit
-		s.unit.wrote = s.unit.wrote || st.info.Kind != sqltext.Read
-		return c.runHere(ctx, st)
-	}
 	l, err := c.k.use(ctx)
 	if err != nil {
 		return nil, nil, c.k.setupError(h, err)
 	}
-	if t.read && !h.AllowStale && l.Info().RepeatableRead(t.opts.Isolation) {
+	// What it has read under the unit is as new as the lock.
+	if t.read && t.under == nil && (!h.AllowStale || w.versions()) && l.Info().RepeatableRead(t.opts.Isolation) {
 		return nil, nil, &Error{Op: st.op(), Key: names(h), Strategy: c.k.strategy(h), Err: lockerr.With(ErrStaleSnapshot, errors.New(
 			"begin the transaction with the lock context, or say lockctx.AllowStale()"))}
+	}
+	if s.unit != nil {
+		return c.runUnder(ctx, s.unit, h, w, st)
 	}
 	start := time.Now()
 	undo, err := s.guard(ctx, l, h, w.guards, nil, false)
@@ -304,6 +291,29 @@ func (c *conn) runLate(ctx context.Context, s *scope, h *lockctx.Hint, st *state
 		return nil, nil, err
 	}
 	return t.u.run(ctx, st)
+}
+
+// runUnder runs a statement of a transaction that began without the hint, under
+// the locks that the lock context holds in a unit of work elsewhere.
+func (c *conn) runUnder(ctx context.Context, u *unit, h *lockctx.Hint, w wanted, st *statement) (driver.Rows, driver.Result, error) {
+	refuse := func(why string) (driver.Rows, driver.Result, error) {
+		return nil, nil, &Error{Op: st.op(), Key: names(h), Err: lockerr.With(ErrUnsafe, errors.New(
+			"the lock context has a unit of work open elsewhere, "+why+"; begin the transaction with the lock context"))}
+	}
+	switch {
+	case !w.nothing():
+		return refuse("which does not hold all of these keys")
+	case u.steps() || slices.ContainsFunc(u.scope.guards, func(g *guard) bool { return g.version() != nil }):
+		return refuse("whose commit is to set a version")
+	}
+	if err := u.join(ctx, c.k, h); err != nil { // the keys are held: for the holds around
+		return nil, nil, err
+	}
+	t := c.tx
+	t.read = t.read || st.info.Snapshot
+	t.under = u
+	u.wrote = u.wrote || st.info.Kind != sqltext.Read
+	return c.runHere(ctx, st)
 }
 
 // joinLate makes the open transaction, which began without the hint, that of a
@@ -403,6 +413,10 @@ func (c *conn) runRead(ctx context.Context, s *scope, h *lockctx.Hint, st *state
 	if err != nil {
 		return nil, nil, err
 	}
+	if (c.raw || c.manual) && (w.versions() || slices.ContainsFunc(s.guards, func(g *guard) bool { return g.version() != nil })) {
+		return nil, nil, &Error{Op: st.op(), Key: names(h), Strategy: c.k.strategy(h), Err: lockerr.With(ErrUnsafe, errors.New(
+			"a transaction that plain SQL text has begun may be open on this connection, and show what is older than the version; begin it with BeginTx"))}
+	}
 	var end context.Context
 	if !w.nothing() {
 		if end = h.Scope.Context(); end.Done() == nil && w.locks() {
@@ -428,15 +442,7 @@ func (c *conn) runRead(ctx context.Context, s *scope, h *lockctx.Hint, st *state
 		if err != nil {
 			return nil, nil, c.k.setupError(h, err)
 		}
-		link := c.link
-		if c.raw || c.manual { // a transaction may be open on it
-			link = nil
-			if slices.ContainsFunc(w.guards, func(p place) bool { return p.Strategy == lockctx.StrategyOptimistic }) {
-				return nil, nil, &Error{Op: st.op(), Key: names(h), Strategy: c.k.strategy(h), Err: lockerr.With(ErrUnsafe, errors.New(
-					"a transaction that plain SQL text has begun may be open on this connection, and show what is older than the version; begin it with BeginTx"))}
-			}
-		}
-		if _, err := s.guard(ctx, l, h, w.guards, link, true); err != nil {
+		if _, err := s.guard(ctx, l, h, w.guards, c.link, true); err != nil {
 			return nil, nil, yielded(err)
 		}
 		s.watch(end)
@@ -461,8 +467,11 @@ func (c *conn) runAlone(ctx context.Context, s *scope, h *lockctx.Hint, st *stat
 	u.keep = goesOn && err != nil
 	// Also after an error: of several statements in one text, those that were
 	// finished stay, as they do in autocommit.
-	if ferr := u.finish(true); err == nil && ferr != nil {
-		return nil, nil, ferr
+	if ferr := u.finish(true); ferr != nil {
+		s.drop(0) // it does not go on
+		if err == nil {
+			return nil, nil, ferr
+		}
 	}
 	return r, res, err
 }

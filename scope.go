@@ -36,14 +36,35 @@ type scope struct {
 	endless bool        // what is watched never ends: there are only versions
 	failed  error       // why no other unit may begin: one was lost behind the caller's back
 
-	k     *connector
-	hints *lockctx.Scope // shows tokens, versions and slots; nil where the context only has holds around it
+	k *connector
 }
 
 // place is where the handle keeps a lock that a hint asks for.
 type place struct {
-	lockctx.Lock        // completed by what the handle says
-	row          string // of the lock table that keeps it; with Slots, that keeps the first of them; of an advisory lock, the key
+	lockctx.Lock                // completed by what the handle says
+	row          string         // of the lock table that keeps it; with Slots, that keeps the first of them; of an advisory lock, the key
+	also         []string       // other keys of the hint that are kept there
+	hints        *lockctx.Scope // of the lock context that asks; nil where nobody will ask what it is told
+}
+
+// tell lets the application ask for a number of the keys.
+func (p place) tell(what lockctx.What, n uint64) {
+	if p.hints != nil {
+		p.hints.Tell(what, p.Key, n)
+		for _, key := range p.also {
+			p.hints.Tell(what, key, n)
+		}
+	}
+}
+
+// forget takes back what tell has told.
+func (p place) forget(what lockctx.What) {
+	if p.hints != nil {
+		p.hints.Forget(what, p.Key)
+		for _, key := range p.also {
+			p.hints.Forget(what, key)
+		}
+	}
 }
 
 // slots are the rows of the slots.
@@ -74,6 +95,7 @@ func (p place) space() int {
 type guard struct {
 	keeper
 	place                // row is the one that keeps it, also with Slots
+	of     string        // with Slots, the row of the first
 	slot   int           // with Slots, which
 	ticket *queue.Ticket // with Slots, the place in the process's own line
 }
@@ -113,14 +135,17 @@ func (g *guard) version() *optimistic.Version {
 // keeps reports whether the guard is what p asks for: the key again joins, however it
 // is kept, but for advisory locks, which are a space of their own, and versions.
 func (g *guard) keeps(p place) bool {
-	if g.Strategy == lockctx.StrategyLease && p.space() != 1 {
-		return g.row == p.row && p.Slots == 0 || slices.Contains(p.slots(), g.row)
+	switch {
+	case g.Strategy != lockctx.StrategyLease || p.Strategy == lockctx.StrategyAdvisory:
+		return g.row == p.row && g.space() == p.space()
+	case p.Slots > 0:
+		return slices.Contains(p.slots(), g.row) || g.of == p.row // also where there were more of them
 	}
-	return g.row == p.row && g.space() == p.space()
+	return g.row == p.row
 }
 
-func (k *connector) newScope(hints *lockctx.Scope) *scope {
-	return &scope{turn: make(chan struct{}, 1), k: k, hints: hints}
+func (k *connector) newScope() *scope {
+	return &scope{turn: make(chan struct{}, 1), k: k}
 }
 
 // scope returns what is remembered of the lock context. Where there is nothing
@@ -128,9 +153,9 @@ func (k *connector) newScope(hints *lockctx.Scope) *scope {
 // stands for itself.
 func (k *connector) scope(hints *lockctx.Scope) *scope {
 	if hints == nil {
-		return k.newScope(nil)
+		return k.newScope()
 	}
-	return hints.State(k, func() any { return k.newScope(hints) }).(*scope)
+	return hints.State(k, func() any { return k.newScope() }).(*scope)
 }
 
 func (s *scope) take(ctx context.Context) error {
@@ -211,73 +236,137 @@ func (w wanted) locks() bool {
 	return w.inTransaction() || slices.ContainsFunc(w.guards, func(p place) bool { return p.Strategy != lockctx.StrategyOptimistic })
 }
 
+// versions reports whether a version is to be remembered: of what was read before,
+// it says nothing.
+func (w wanted) versions() bool {
+	return slices.ContainsFunc(w.guards, func(p place) bool { return p.Strategy == lockctx.StrategyOptimistic })
+}
+
 // wanted returns which locks of h are not held yet.
 func (k *connector) wanted(s *scope, h *lockctx.Hint) (w wanted, err error) {
-	var places []place
-	for _, lock := range h.Locks {
-		p, err := k.place(lock)
+	places, err := k.places(h)
+	if err != nil {
+		return wanted{}, err
+	}
+	around := k.around(h)
+	for _, p := range places {
+		held, err := s.has(p, around)
+		if err == nil && !held {
+			err = w.add(p)
+		}
 		if err != nil {
 			return wanted{}, err
 		}
-		same := func(other place) bool { return other.row == p.row && other.space() == p.space() }
-		if at := slices.IndexFunc(places, same); at >= 0 { // one With says it, another leaves it to the handle; or they share a stripe
-			places[at].Shared = places[at].Shared && p.Shared
-			places[at].Slots = min(places[at].Slots, p.Slots)
-			a, b := places[at].Version, p.Version
-			places[at].Version = cmp.Or(min(a, b), max(a, b)) // of two the older one: it is still the version if nothing has changed
+	}
+	return w, nil
+}
+
+// places returns where the locks of h are kept, sorted by their rows, each once:
+// one With says how a key is locked, and another leaves it to the handle; and
+// several keys can share a row.
+func (k *connector) places(h *lockctx.Hint) (places []place, err error) {
+	for _, lock := range h.Locks {
+		p, err := k.place(lock)
+		if err != nil {
+			return nil, err
+		}
+		p.hints = h.Scope
+		at := slices.IndexFunc(places, func(other place) bool { return other.row == p.row && other.space() == p.space() })
+		if at < 0 {
+			places = append(places, p)
 			continue
 		}
-		places = append(places, p)
+		one := &places[at]
+		if one.Key != p.Key {
+			one.also = append(one.also, p.Key)
+			if one.Strategy == lockctx.StrategyRow && p.Strategy == lockctx.StrategyLease {
+				one.Kind = p.Kind // it has a token
+			}
+		}
+		one.Shared = one.Shared && p.Shared
+		one.Slots = min(one.Slots, p.Slots)
+		one.Version = older(one.Version, p.Version)
 	}
 	slices.SortFunc(places, func(a, b place) int {
 		return cmp.Or(strings.Compare(a.row, b.row), cmp.Compare(a.space(), b.space()))
 	})
-	held := slices.Concat(s.guards, k.around(h))
-	for _, p := range places {
-		at := slices.IndexFunc(held, func(g *guard) bool { return g.keeps(p) })
-		switch {
-		case at >= 0:
-			if err := held[at].again(p); err != nil {
-				return wanted{}, err
-			}
-			if p.Slots > 0 {
-				s.hints.Tell(lockctx.Slot, p.Key, uint64(slices.Index(p.slots(), held[at].row)))
-			}
-		case p.Strategy == lockctx.StrategyAdvisory:
-			w.guards = append(w.guards, p)
-		case p.Strategy == lockctx.StrategyOptimistic:
-			locked := slices.ContainsFunc(w.rows, func(other place) bool { return other.row == p.row && !other.Shared })
-			switch row := s.unit.row(p.row); {
-			case row != nil && row.Shared:
-				return wanted{}, p.upgrade()
-			case p.Version == 0 && (locked || row != nil): // nobody else can change it
-			default:
-				w.guards = append(w.guards, p)
-			}
-		case p.Slots > 0:
-			locked := func(row string) bool { r := s.unit.row(row); return r != nil && !r.Shared }
-			at := slices.IndexFunc(p.slots(), locked)
-			switch {
-			case at >= 0:
-				s.hints.Tell(lockctx.Slot, p.Key, uint64(at))
-			case s.unit.row(p.row) != nil, slices.ContainsFunc(w.rows, func(other place) bool { return other.row == p.row && other.Shared }):
-				return wanted{}, p.upgrade()
-			case p.Strategy == lockctx.StrategyLease:
-				w.guards = append(w.guards, p)
-			default:
-				w.slots = append(w.slots, p)
-			}
-		case s.unit.row(p.row) != nil:
-			if s.unit.row(p.row).Shared && !p.Shared {
-				return wanted{}, p.upgrade()
-			}
-		case p.Strategy == lockctx.StrategyLease:
-			w.guards = append(w.guards, p)
-		default:
-			w.rows = append(w.rows, p)
+	return places, nil
+}
+
+// older is the older of two versions, of which 0 is none: it is still the version
+// if nothing has changed.
+func older(a, b uint64) uint64 { return cmp.Or(min(a, b), max(a, b)) }
+
+// has reports whether what p asks for is held, by the unit of work or a hold
+// around it.
+func (s *scope) has(p place, around []*guard) (bool, error) {
+	keeps := func(g *guard) bool { return g.keeps(p) }
+	if at := slices.IndexFunc(s.guards, keeps); at >= 0 {
+		return true, s.guards[at].join(p)
+	}
+	if at := slices.IndexFunc(around, keeps); at >= 0 {
+		if p.Strategy == lockctx.StrategyOptimistic {
+			return false, &Error{Op: "lock", Key: p.Key, Strategy: p.Strategy, Err: lockerr.With(ErrUnsafe, errors.New(
+				"a hold around has a lease on the key, which keeps others out, but not the transactions that run side by side in the hold"))}
+		}
+		return true, around[at].join(p)
+	}
+	if p.Strategy == lockctx.StrategyAdvisory {
+		return false, nil
+	}
+	locked := s.unit.row(p.row)
+	if p.Slots > 0 {
+		if slot, ok := s.unit.slotOf(p); ok {
+			p.tell(lockctx.Slot, uint64(slot))
+			return true, nil
 		}
 	}
-	return w, nil
+	switch {
+	case locked == nil:
+		return false, nil
+	case locked.Shared && !p.Shared:
+		return false, p.upgrade()
+	}
+	return p.Version == 0, nil // a version that was given is compared all the same
+}
+
+// join notes what p, which the guard keeps, has to be told, and returns why it
+// does not do.
+func (g *guard) join(p place) error {
+	if p.Slots > 0 {
+		p.tell(lockctx.Slot, uint64(g.slot))
+	}
+	return g.again(p)
+}
+
+// add adds what is not held to what is wanted, unless something that is wanted
+// already covers it.
+func (w *wanted) add(p place) error {
+	sameRow := func(other place) bool { return other.row == p.row && other.space() == 0 }
+	if at := slices.IndexFunc(w.rows, sameRow); at >= 0 {
+		switch {
+		case w.rows[at].Shared:
+			return p.upgrade()
+		case p.Slots > 0:
+			p.tell(lockctx.Slot, 0)
+			return nil
+		case p.Strategy == lockctx.StrategyOptimistic && p.Version == 0: // nobody else can change it
+			return nil
+		}
+	}
+	if p.Slots > 0 && slices.ContainsFunc(w.guards, sameRow) {
+		p.tell(lockctx.Slot, 0)
+		return nil
+	}
+	switch {
+	case p.Strategy != lockctx.StrategyRow:
+		w.guards = append(w.guards, p)
+	case p.Slots > 0:
+		w.slots = append(w.slots, p)
+	default:
+		w.rows = append(w.rows, p)
+	}
+	return nil
 }
 
 // upgrade is the answer to somebody who holds a key shared and asks for more.
@@ -325,10 +414,6 @@ func (s *scope) guard(ctx context.Context, l *locks, h *lockctx.Hint, places []p
 			versions = append(versions, p)
 			continue
 		}
-		if slices.ContainsFunc(s.guards[before:], func(g *guard) bool { return g.keeps(p) }) {
-			s.hints.Tell(lockctx.Slot, p.Key, 0) // the key itself was asked for, too
-			continue
-		}
 		var taken *guard
 		known := make(chan struct{}) // closed when taken is set
 		taken, err = l.take(ctx, s, p, left(), carried, func() { <-known; s.lost(taken) })
@@ -357,7 +442,7 @@ func (s *scope) guard(ctx context.Context, l *locks, h *lockctx.Hint, places []p
 func (s *scope) add(g *guard) {
 	s.guards = append(s.guards, g)
 	if v := g.version(); v != nil {
-		s.hints.Tell(lockctx.Version, g.Key, v.Number())
+		g.tell(lockctx.Version, v.Number())
 		return
 	}
 	if !s.counted {
@@ -365,10 +450,10 @@ func (s *scope) add(g *guard) {
 		s.counted = true
 	}
 	if token := g.token(); token != 0 {
-		s.hints.Tell(lockctx.Token, g.Key, token)
+		g.tell(lockctx.Token, token)
 	}
 	if g.Slots > 0 {
-		s.hints.Tell(lockctx.Slot, g.Key, uint64(g.slot))
+		g.tell(lockctx.Slot, uint64(g.slot))
 	}
 }
 
@@ -499,12 +584,17 @@ func (l *locks) takeSlot(ctx context.Context, s *scope, p place, wait time.Durat
 			ticket.Leave()
 		}
 	}()
+	told := lost
+	lost = func() { // nobody need release what is lost
+		ticket.Leave()
+		told()
+	}
 	try := func(i int, wait time.Duration) (*guard, error) {
 		one := p
 		one.row, one.Slots = slots[i], 0
 		g, err := l.take(ctx, s, one, wait, carried, lost)
 		if err == nil {
-			g.Slots, g.slot, g.ticket = p.Slots, i, ticket
+			g.Slots, g.of, g.slot, g.ticket = p.Slots, p.row, i, ticket
 		}
 		return g, err
 	}
@@ -610,10 +700,8 @@ func (s *scope) drop(keep int) {
 		return
 	}
 	for _, g := range s.guards[keep:] {
-		if g.token() != 0 {
-			s.hints.Forget(lockctx.Token, g.Key)
-		}
-		s.hints.Forget(lockctx.Slot, g.Key)
+		g.forget(lockctx.Token)
+		g.forget(lockctx.Slot)
 		_ = g.Release()
 	}
 	s.guards = slices.Clone(s.guards[:keep])

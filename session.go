@@ -117,9 +117,9 @@ func (c *conn) begin(ctx context.Context, s *scope, h *lockctx.Hint, opts driver
 	if err != nil {
 		return nil, err
 	}
-	if opts.ReadOnly && w.inTransaction() {
+	if opts.ReadOnly && (len(w.slots) > 0 || slices.ContainsFunc(w.rows, func(p place) bool { return !p.Shared })) {
 		return nil, &Error{Op: "begin", Key: names(h), Strategy: lockctx.StrategyRow, Err: lockerr.With(ErrUnsafe, errors.New(
-			"the server takes no row lock in a READ ONLY transaction"))}
+			"the server takes row locks in a READ ONLY transaction only if they are shared"))}
 	}
 	l, err := c.k.use(ctx)
 	if err != nil {
@@ -327,7 +327,7 @@ func (u *unit) granted(r request, ticket *queue.Ticket, locked rowlock.Locked) {
 		name := p.row
 		if p.Slots > 0 {
 			name = r.Slots[locked.Slot]
-			u.scope.hints.Tell(lockctx.Slot, p.Key, uint64(locked.Slot))
+			p.tell(lockctx.Slot, uint64(locked.Slot))
 		}
 		u.rows[name] = &row{p, slices.Contains(locked.Versioned, name)}
 	}
@@ -340,6 +340,20 @@ func (u *unit) row(name string) *row {
 		return nil
 	}
 	return u.rows[name]
+}
+
+// slotOf returns which slot of p the unit has locked.
+func (u *unit) slotOf(p place) (slot int, ok bool) {
+	if u == nil {
+		return 0, false
+	}
+	for name, r := range u.rows {
+		if slot := slices.Index(r.slots(), name); r.Slots > 0 && r.place.row == p.row {
+			return slot, true // also where there were more of them
+		}
+	}
+	r := u.rows[p.row] // the key itself is the first slot
+	return 0, r != nil && !r.Shared
 }
 
 // setupError is a failure to get the lock table ready, or to reach the server
@@ -362,7 +376,7 @@ func (u *unit) join(ctx context.Context, k *connector, h *lockctx.Hint) error {
 	if err != nil || w.nothing() {
 		return err
 	}
-	if u.read && !h.AllowStale && u.l.Info().RepeatableRead(u.opts.Isolation) {
+	if u.read && (!h.AllowStale || w.versions()) && u.l.Info().RepeatableRead(u.opts.Isolation) {
 		return u.error("lock", lockerr.With(ErrStaleSnapshot, fmt.Errorf(
 			"it has read before it asks for %s; ask for all keys at once (lockctx.WithKeys), or say lockctx.AllowStale()", names(h))))
 	}
@@ -630,7 +644,7 @@ func (u *unit) end() {
 	u.over = true
 	u.free()
 	for _, r := range u.rows {
-		u.scope.hints.Forget(lockctx.Slot, r.Key)
+		r.forget(lockctx.Slot)
 	}
 	u.l.keeper.Forget(u.link)
 	if u.stop != nil {
@@ -745,6 +759,7 @@ func (u *unit) fence() error {
 			if err := guards[at].again(p); err != nil {
 				return err
 			}
+			g.forget(lockctx.Version) // the lease has made it another
 			continue
 		}
 		u.compared = append(u.compared, g)
@@ -772,7 +787,7 @@ func (u *unit) newVersions() {
 	for _, g := range u.compared {
 		next := g.version().Number() + 1
 		g.keeper = u.l.versions.Given(g.row, next)
-		u.scope.hints.Tell(lockctx.Version, g.Key, next)
+		g.tell(lockctx.Version, next)
 	}
 }
 

@@ -384,7 +384,8 @@ func (h *Hint) add(lock Lock) {
 	switch {
 	case !there:
 		h.Locks = slices.Insert(h.Locks, at, lock)
-	case h.Locks[at].Shared && !lock.Shared, h.Locks[at].Version == 0 && lock.Version != 0, lock.Slots < h.Locks[at].Slots:
+	case h.Locks[at].Shared && !lock.Shared, lock.Slots < h.Locks[at].Slots,
+		lock.Version != 0 && (lock.Version < h.Locks[at].Version || h.Locks[at].Version == 0):
 		h.Locks[at] = lock
 	}
 }

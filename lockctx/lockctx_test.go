@@ -254,6 +254,11 @@ func TestSameKeyAgain(t *testing.T) {
 			t.Errorf("with a version and without is %+v", got)
 		}
 	}
+	for _, opts := range [][2]lockctx.Option{{lockctx.IfVersion(8), lockctx.IfVersion(7)}, {lockctx.IfVersion(7), lockctx.IfVersion(8)}} {
+		if got := both(opts[0], opts[1]); len(got) != 1 || got[0].Version != 7 {
+			t.Errorf("two versions are %+v", got)
+		}
+	}
 	for _, other := range []lockctx.Option{lockctx.Slots(2), lockctx.Optimistic()} { // these are not the lock itself
 		if got := both(plain, other); len(got) != 2 {
 			t.Errorf("the locks are %+v", got)
