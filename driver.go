@@ -402,7 +402,9 @@ type locks struct {
 	leases     *lease.Locker
 	advisories *advisory.Locker
 	versions   *optimistic.Locker
+	rows       *keyrow.Rows
 	line       *queue.Queue // where the callers of this process line up for rows
+	owner      string       // how this process calls itself
 	sessions   *pool.Pool   // connections on which units of work live outside any sql.Tx
 	leasing    *pool.Pool   // connections for leases
 	advising   *pool.Pool   // connections for advisory locks
@@ -561,15 +563,18 @@ func (k *connector) prepare(ctx context.Context, l *locks) error {
 	if err != nil {
 		return err
 	}
-	rows := keyrow.New(keyrow.Config{
-		Control: l.control, Table: table, Namespace: namespace, Info: info, Auto: s.auto, Procedure: procedure,
+	l.owner = s.owner
+	l.rows = keyrow.New(keyrow.Config{
+		Control: l.control, Table: table, Namespace: namespace, Info: info, Auto: s.auto, Procedure: procedure, Stripes: s.stripes,
 	})
-	if err := rows.Agree(ctx, c.Conn, s.stripes); err != nil {
-		return err
+	if s.stripes > 0 {
+		if err := l.rows.Agree(ctx, c.Conn); err != nil {
+			return err
+		}
 	}
 	l.line = new(queue.Queue)
 	l.leases = lease.New(lease.Config{
-		Conns: l.leasing, Control: l.control, Rows: rows, Queue: l.line, Table: table, Namespace: namespace,
+		Conns: l.leasing, Control: l.control, Rows: l.rows, Queue: l.line, Table: table, Namespace: namespace,
 		Owner: s.owner, Info: info, TTL: s.ttl, HandOvers: s.handOvers, HandOverTime: s.handOverTime,
 	})
 	l.advisories = advisory.New(advisory.Config{
@@ -578,10 +583,10 @@ func (k *connector) prepare(ctx context.Context, l *locks) error {
 		HandOvers: s.handOvers, HandOverTime: s.handOverTime,
 	})
 	l.versions = optimistic.New(optimistic.Config{
-		Control: l.control, Rows: rows, Table: table, Namespace: namespace, Info: info, TTL: s.ttl, Await: l.leases.Await,
+		Control: l.control, Rows: l.rows, Table: table, Namespace: namespace, Info: info, TTL: s.ttl, Await: l.leases.Await,
 	})
 	l.Locker = rowlock.New(rowlock.Config{
-		Control: l.control, Rows: rows, Queue: l.line, Table: table, Namespace: namespace,
+		Control: l.control, Rows: l.rows, Queue: l.line, Table: table, Namespace: namespace,
 		Owner: s.owner, Info: info, TTL: s.ttl, Unsafe: s.unsafe, Await: l.leases.Await,
 	})
 	return nil

@@ -168,7 +168,7 @@ func (h *Hold) openGuard(ctx, own context.Context, hint *lockctx.Hint) error {
 		return h.k.setupError(hint, err)
 	}
 	h.leave, h.ended = sync.OnceFunc(h.k.crowd.done), make(chan struct{})
-	h.guard, err = l.take(ctx, s, p, h.k.wait(hint), false, func() { h.cancel(ErrLost); h.leave() })
+	h.guard, err = l.take(ctx, p, h.k.wait(hint), s.waitingFor(false), func() { h.cancel(ErrLost); h.leave() })
 	if err != nil {
 		return err
 	}

@@ -416,7 +416,7 @@ func (s *scope) guard(ctx context.Context, l *locks, h *lockctx.Hint, places []p
 		}
 		var taken *guard
 		known := make(chan struct{}) // closed when taken is set
-		taken, err = l.take(ctx, s, p, left(), carried, func() { <-known; s.lost(taken) })
+		taken, err = l.take(ctx, p, left(), s.waitingFor(carried), func() { <-known; s.lost(taken) })
 		close(known)
 		if err == nil {
 			s.add(taken)
@@ -498,7 +498,7 @@ func (s *scope) uncovered(places []place) (rest []place, err error) {
 // remember notes the versions of places, in one statement.
 func (s *scope) remember(ctx context.Context, l *locks, places []place, wait time.Duration, link *pool.Conn, carried bool) error {
 	at := make(map[string]place) // by row
-	r := optimistic.Request{Wait: wait, Waiting: func(ctx context.Context) (context.Context, func(), error) { return s.k.waiting(ctx, s, carried) }}
+	r := optimistic.Request{Wait: wait, Waiting: s.waitingFor(carried)}
 	for _, p := range places {
 		if p.Version != 0 {
 			s.add(&guard{keeper: l.versions.Given(p.row, p.Version), place: p})
@@ -543,13 +543,13 @@ func naming(err error, places []place) error {
 	return err
 }
 
-// take takes a guard. lost is called once, on a goroutine of its own, when it
-// may be lost.
-func (l *locks) take(ctx context.Context, s *scope, p place, wait time.Duration, carried bool, lost func()) (*guard, error) {
+// take takes a guard. waiting is called before the caller begins to wait; it may
+// refuse, and end the wait through the context that it returns. lost is called
+// once, on a goroutine of its own, when the guard may be lost.
+func (l *locks) take(ctx context.Context, p place, wait time.Duration, waiting waiting, lost func()) (*guard, error) {
 	if p.Slots > 0 {
-		return l.takeSlot(ctx, s, p, wait, carried, lost)
+		return l.takeSlot(ctx, p, wait, waiting, lost)
 	}
-	waiting := func(ctx context.Context) (context.Context, func(), error) { return s.k.waiting(ctx, s, carried) }
 	told := func(error) { lost() }
 	var g keeper
 	var err error
@@ -566,96 +566,193 @@ func (l *locks) take(ctx context.Context, s *scope, p place, wait time.Duration,
 	return &guard{keeper: g, place: p}, nil
 }
 
+type waiting = func(context.Context) (ctx context.Context, done func(), err error)
+
+// waitingFor is what callers of the lock context are asked before they wait.
+func (s *scope) waitingFor(carried bool) waiting {
+	return func(ctx context.Context) (context.Context, func(), error) { return s.k.waiting(ctx, s, carried) }
+}
+
 // slotSlice is how long a caller waits for one slot before it looks at the others
 // again.
 const slotSlice = 250 * time.Millisecond
 
 // takeSlot takes a lease on one of the rows of p. As many callers of this process
-// as there are slots try at a time. They begin anywhere, so that they do not all
-// meet at the same one.
-func (l *locks) takeSlot(ctx context.Context, s *scope, p place, wait time.Duration, carried bool, lost func()) (_ *guard, err error) {
-	start, slots := time.Now(), p.slots()
-	ticket, err := l.lineUp(ctx, s, p, wait, carried)
+// as there are slots try at a time.
+func (l *locks) takeSlot(ctx context.Context, p place, wait time.Duration, waiting waiting, lost func()) (_ *guard, err error) {
+	a := &slotAttempt{locks: l, p: p, rows: p.slots(), ctx: ctx, wait: wait, waiting: waiting, start: time.Now()}
+	defer func() { a.done() }()
+	if err := l.rows.Exist(ctx, slices.Sorted(slices.Values(a.rows))); err != nil {
+		return nil, &Error{Op: "lock", Key: p.Key, Strategy: p.Strategy, Err: err}
+	}
+	ticket, err := a.lineUp()
 	if err != nil {
+		return nil, a.explain(err)
+	}
+	a.lost = func() { // nobody need release what is lost
+		ticket.Leave()
+		lost()
+	}
+	g, slot, err := a.take(ticket)
+	if err != nil {
+		ticket.Leave()
+		return nil, a.explain(err)
+	}
+	ticket.Holds(slot)
+	ticket.Granted(&Holder{Program: l.owner})
+	g.Slots, g.of, g.slot, g.ticket = p.Slots, p.row, slot, ticket
+	return g, nil
+}
+
+// slotAttempt is one call of takeSlot.
+type slotAttempt struct {
+	*locks
+	p       place
+	rows    []string // of the slots
+	ctx     context.Context
+	wait    time.Duration
+	waiting waiting
+	lost    func()
+	start   time.Time
+	patient context.Context // of the wait, once it has begun
+	leave   func()
+	holder  *Holder // of a slot
+}
+
+// patience begins the wait, or goes on with it: a caller that waits is counted
+// once, from the beginning to the end.
+func (a *slotAttempt) patience() error {
+	if a.patient != nil {
+		return context.Cause(a.patient)
+	}
+	left := a.wait - time.Since(a.start)
+	switch {
+	case a.wait == 0:
+		return ErrLocked
+	case left <= 0:
+		return ErrTimeout
+	}
+	ctx, done, err := a.waiting(a.ctx)
+	if err != nil {
+		return err
+	}
+	timed, cancel := context.WithTimeoutCause(ctx, left, ErrTimeout)
+	a.patient, a.leave = timed, func() { cancel(); done() }
+	return nil
+}
+
+func (a *slotAttempt) done() {
+	if a.leave != nil {
+		a.leave()
+	}
+}
+
+// lineUp takes a place in the line of this process.
+func (a *slotAttempt) lineUp() (*queue.Ticket, error) {
+	places := []queue.Place{{Key: a.p.row, Slots: a.p.Slots}}
+	ticket, holder, ok := a.line.TryEnterAs(places, a.wait == 0)
+	if ok {
+		return ticket, nil
+	}
+	a.holder = holder
+	if err := a.patience(); err != nil {
 		return nil, err
 	}
-	defer func() {
+	ticket, err := a.line.EnterAs(a.patient, places)
+	if err != nil {
+		a.holder = a.line.HolderOf(places[0])
+		return nil, context.Cause(a.patient)
+	}
+	return ticket, nil
+}
+
+// take takes the slot that somebody of this process has given back, or any one at
+// first, else one that the server says is free. Where none is it waits for any one
+// of them for a while, or until somebody of this process gives one back.
+func (a *slotAttempt) take(ticket *queue.Ticket) (*guard, int, error) {
+	any := func() int {
+		slot := rand.IntN(len(a.rows))
+		for taken := ticket.Taken(); slices.Contains(taken, slot) && len(taken) < len(a.rows); {
+			slot = (slot + 1) % len(a.rows)
+		}
+		return slot
+	}
+	slot := ticket.Free()
+	if slot < 0 {
+		slot = any()
+	}
+	for tries := 1; ; tries++ {
+		g, err := a.one(a.ctx, slot, 0)
+		if err == nil || !errors.Is(err, ErrLocked) || a.wait == 0 && tries == 3 {
+			return g, slot, err
+		}
+		if slot = ticket.Free(); slot >= 0 {
+			continue
+		}
+		free, found, err := a.FreeSlot(a.ctx, a.rows, ticket.Taken()...)
 		if err != nil {
-			ticket.Leave()
+			return nil, 0, err
 		}
-	}()
-	told := lost
-	lost = func() { // nobody need release what is lost
-		ticket.Leave()
-		told()
-	}
-	try := func(i int, wait time.Duration) (*guard, error) {
-		one := p
-		one.row, one.Slots = slots[i], 0
-		g, err := l.take(ctx, s, one, wait, carried, lost)
-		if err == nil {
-			g.Slots, g.of, g.slot, g.ticket = p.Slots, p.row, i, ticket
+		if slot = free; found && a.wait == 0 {
+			continue
 		}
-		return g, err
-	}
-	for first := rand.IntN(len(slots)); ; first++ {
-		for i := range slots {
-			g, err := try((first+i)%len(slots), 0)
-			var e *Error
-			if ctx.Err() != nil && errors.As(err, &e) && errors.Is(err, ErrLocked) {
-				e.Err = lockerr.With(ErrTimeout, ctx.Err()) // it would have waited
-			}
-			if err == nil || !errors.Is(err, ErrLocked) || ctx.Err() != nil {
-				return g, err
-			}
-			if wait == 0 && i == len(slots)-1 {
-				return nil, err
-			}
+		if err := a.patience(); err != nil {
+			return nil, 0, err
 		}
-		left := wait - time.Since(start)
-		g, err := try(first%len(slots), min(max(left, time.Millisecond), slotSlice))
-		if err == nil || !errors.Is(err, ErrTimeout) || ctx.Err() != nil || left <= slotSlice {
-			var e *Error
-			if errors.As(err, &e) {
-				e.Waited = time.Since(start)
+		if found {
+			continue
+		}
+		slot = any()
+		ctx, cancel := context.WithCancel(a.patient)
+		freed := ticket.Freed()
+		go func() {
+			select {
+			case <-freed:
+				cancel()
+			case <-ctx.Done():
 			}
-			return g, err
+		}()
+		g, err = a.one(ctx, slot, slotSlice)
+		woken := ctx.Err() != nil
+		cancel()
+		switch {
+		case err == nil:
+			return g, slot, nil
+		case a.patient.Err() != nil:
+			return nil, 0, context.Cause(a.patient)
+		case !woken && !errors.Is(err, ErrLocked):
+			return nil, 0, err
+		}
+		if free := ticket.Free(); free >= 0 {
+			slot = free
 		}
 	}
 }
 
-// lineUp takes a place in the line of this process for the slots of p.
-func (l *locks) lineUp(ctx context.Context, s *scope, p place, wait time.Duration, carried bool) (*queue.Ticket, error) {
-	start := time.Now()
-	places := []queue.Place{{Key: p.row, Slots: p.Slots}}
-	failed := func(holder *Holder, err error) error {
-		return &Error{Op: "lock", Key: p.Key, Strategy: p.Strategy, Holder: holder, Waited: time.Since(start), Err: err}
+// one takes a lease on one of the rows.
+func (a *slotAttempt) one(ctx context.Context, slot int, wait time.Duration) (*guard, error) {
+	p := a.p
+	p.row, p.Slots = a.rows[slot], 0
+	g, err := a.locks.take(ctx, p, wait, nil, a.lost)
+	var e *Error
+	if errors.As(err, &e) && e.Holder != nil {
+		a.holder = e.Holder
 	}
-	ticket, holder, ok := l.line.TryEnterAs(places, wait == 0)
+	return g, err
+}
+
+// explain turns a failure into the error that callers see.
+func (a *slotAttempt) explain(err error) error {
+	var e *Error
 	switch {
-	case ok:
-		return ticket, nil
-	case wait == 0:
-		return nil, failed(holder, ErrLocked)
+	case a.ctx.Err() != nil:
+		err = lockerr.With(ErrTimeout, a.ctx.Err())
+	case !errors.Is(err, ErrLocked) && !errors.Is(err, ErrTimeout):
+		return err
+	case errors.As(err, &e): // of one of the slots
+		err = e.Err
 	}
-	waiting, done, err := s.k.waiting(ctx, s, carried)
-	if err != nil {
-		return nil, err
-	}
-	defer done()
-	timed, cancel := context.WithTimeoutCause(waiting, wait, ErrTimeout)
-	defer cancel()
-	ticket, err = l.line.EnterAs(timed, places)
-	switch cause := context.Cause(timed); {
-	case err == nil:
-		return ticket, nil
-	case ctx.Err() != nil:
-		return nil, failed(holder, lockerr.With(ErrTimeout, ctx.Err()))
-	case errors.Is(cause, ErrTimeout):
-		return nil, failed(holder, ErrTimeout)
-	default:
-		return nil, cause
-	}
+	return &Error{Op: "lock", Key: a.p.Key, Strategy: a.p.Strategy, Holder: a.holder, Waited: time.Since(a.start), Err: err}
 }
 
 // fence checks, right before the transaction on link commits, that guards are

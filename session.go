@@ -76,9 +76,7 @@ func (r request) now() rowlock.Request {
 // requests says what to ask the locker for, one request after the other. carried
 // means that the caller occupies a connection of database/sql while it waits.
 func (k *connector) requests(s *scope, h *lockctx.Hint, w wanted, carried bool, start time.Time) (requests []request) {
-	plain := rowlock.Request{Wait: k.wait(h), Waiting: func(ctx context.Context) (context.Context, func(), error) {
-		return k.waiting(ctx, s, carried)
-	}}
+	plain := rowlock.Request{Wait: k.wait(h), Waiting: s.waitingFor(carried)}
 	if len(w.rows) > 0 {
 		r := request{plain, w.rows, start}
 		for _, p := range w.rows {

@@ -57,7 +57,6 @@ const (
 		" ADD COLUMN token BIGINT UNSIGNED NOT NULL DEFAULT 0, ADD COLUMN expires DATETIME(6) NOT NULL DEFAULT '1970-01-01 00:00:00'," +
 		" ADD COLUMN versioned TINYINT UNSIGNED NOT NULL DEFAULT 0"
 	sqlFloor           = "SELECT 1 FROM `shop`.`mysqllock` WHERE namespace = x'' AND name = x''"
-	sqlStripes         = "SELECT token FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'0073747269706573'"
 	sqlMakeFloor       = "INSERT IGNORE INTO `shop`.`mysqllock` (namespace, name) VALUES (x'', x'')"
 	sqlDropProcedure   = "DROP PROCEDURE IF EXISTS `shop`.`mysqllock_begin`"
 	sqlCreateProcedure = "CREATE PROCEDURE `shop`.`mysqllock_begin`(p_namespace VARBINARY(255), p_name VARBINARY(255), p_shared BOOL)\n" +
@@ -79,9 +78,9 @@ const (
 		"  SELECT CONNECTION_ID(), v_remaining, v_token, v_owner, v_versioned FROM DUAL WHERE v_token IS NOT NULL;\n" +
 		"END"
 
-	sqlExists  = "SELECT name, token FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN (x'6b')" + sqlAndFloor
-	sqlExists1 = "SELECT name, token FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN (x'6b31')" + sqlAndFloor
-	sqlExists3 = "SELECT name, token FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN (x'6b31', x'6b32')" + sqlAndFloor
+	sqlExists  = "SELECT name, token FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN (x'6b', x'0073747269706573')" + sqlAndFloor
+	sqlExists1 = "SELECT name, token FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN (x'6b31', x'0073747269706573')" + sqlAndFloor
+	sqlExists3 = "SELECT name, token FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN (x'6b31', x'6b32', x'0073747269706573')" + sqlAndFloor
 	sqlInsert  = "INSERT IGNORE INTO `shop`.`mysqllock` (namespace, name, token, expires)" +
 		" SELECT x'73686f70', k, token, UTC_TIMESTAMP(6) FROM `shop`.`mysqllock` JOIN (SELECT x'6b' AS k) d" + sqlFromFloor
 	sqlInsert1 = "INSERT IGNORE INTO `shop`.`mysqllock` (namespace, name, token, expires)" +
@@ -92,6 +91,7 @@ const (
 		" SELECT x'73686f70', k, token, UTC_TIMESTAMP(6) FROM `shop`.`mysqllock` JOIN (SELECT x'6b31' AS k UNION ALL SELECT x'6b32') d" + sqlFromFloor
 	sqlAndFloor  = " UNION ALL SELECT name, token FROM `shop`.`mysqllock` WHERE namespace = x'' AND name = x''"
 	sqlFromFloor = " WHERE namespace = x'' AND name = x'' LOCK IN SHARE MODE"
+	sqlStripes   = "SELECT token FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'0073747269706573'"
 
 	// What is said of a lease: how long it is still live, its token, its owner.
 	sqlLease = "IF((owner IS NOT NULL AND expires > UTC_TIMESTAMP(6)), TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires), 0), token, owner"
@@ -226,7 +226,6 @@ func (m *mocked) setUp(a answers) {
 	m.probe(a)
 	m.state(a)
 	m.expectQuery(sqlFloor, "1")
-	m.expectQuery(sqlStripes)
 }
 
 func (m *mocked) probe(a answers) {
@@ -429,6 +428,7 @@ func TestMockNewKey(t *testing.T) {
 	m.setUp(aMySQL)
 	m.exist(sqlExists)
 	m.expectExec(sqlInsert)
+	m.expectQuery(sqlStripes)
 	m.again(aMySQL)
 	m.ExpectCommit()
 	m.want(m.begin().Commit(), nil)
@@ -469,6 +469,7 @@ func TestMockSeveralKeys(t *testing.T) {
 			m.setUp(a)
 			m.exist(sqlExists3)
 			m.expectExec(sqlInsert3)
+			m.expectQuery(sqlStripes)
 			for _, hint := range []context.Context{
 				lockctx.WithKeys(context.Background(), []string{"k2", "k1", "k2"}),
 				lockctx.With(lockctx.With(context.Background(), "k2"), "k1"),
@@ -499,6 +500,7 @@ func TestMockMissingRow(t *testing.T) {
 	m.ExpectRollback()
 	m.exist(sqlExists3, "k1")
 	m.expectExec(sqlInsert2)
+	m.expectQuery(sqlStripes)
 	m.ExpectBegin()
 	m.lock(sqlTry3, 2)
 	m.ExpectCommit()
@@ -517,12 +519,12 @@ func TestMockHex(t *testing.T) {
 		" FROM information_schema.TABLES WHERE " + is).
 		WillReturnRows(sqlmock.NewRows([]string{"1", "2", "3"}).AddRow("InnoDB", theColumns, 1))
 	m.expectQuery("SELECT 1 FROM `locks`.`my-table$` WHERE namespace = x'' AND name = x''", "1")
-	m.expectQuery("SELECT token FROM `locks`.`my-table$` WHERE namespace = x'6974277320605c00' AND name = x'0073747269706573'")
 	const key = "x'27293b2044524f50205441424c452070202d2d20c3a4ff'"
-	m.exist("SELECT name, token FROM `locks`.`my-table$` WHERE namespace = x'6974277320605c00' AND name IN (" + key + ")" +
+	m.exist("SELECT name, token FROM `locks`.`my-table$` WHERE namespace = x'6974277320605c00' AND name IN (" + key + ", x'0073747269706573')" +
 		" UNION ALL SELECT name, token FROM `locks`.`my-table$` WHERE namespace = x'' AND name = x''")
 	m.expectExec("INSERT IGNORE INTO `locks`.`my-table$` (namespace, name, token, expires)" +
 		" SELECT x'6974277320605c00', k, token, UTC_TIMESTAMP(6) FROM `locks`.`my-table$` JOIN (SELECT " + key + " AS k) d" + sqlFromFloor)
+	m.expectQuery("SELECT token FROM `locks`.`my-table$` WHERE namespace = x'6974277320605c00' AND name = x'0073747269706573'")
 	m.lock("CALL `locks`.`my-table$_begin`(x'6974277320605c00', "+key+", FALSE)", 1)
 	m.expectExec("COMMIT")
 	m.ctx = lockctx.With(context.Background(), "'); DROP TABLE p -- ä\xff")
@@ -962,7 +964,6 @@ func TestMockSetUpFails(t *testing.T) {
 			m.reprobe(aCalled)
 			m.state(aCalled)
 			m.expectQuery(sqlFloor, "1")
-			m.expectQuery(sqlStripes)
 			m.exist(sqlExists, "k")
 			m.again(aCalled)
 			m.expectExec("COMMIT")
@@ -1038,9 +1039,9 @@ func TestMockAutomaticSchema(t *testing.T) {
 		m.expectQuery(sqlFloor)
 		m.expectExec(sqlMakeFloor)
 		m.expectExec(sqlCreateProcedure)
-		m.expectQuery(sqlStripes)
 		m.exist(sqlExists)
 		m.expectExec(sqlInsert)
+		m.expectQuery(sqlStripes)
 		m.lock(sqlCall, 1)
 		m.expectExec("COMMIT")
 		m.want(m.begin().Commit(), nil)
@@ -1055,7 +1056,6 @@ func TestMockAutomaticSchema(t *testing.T) {
 		m.expectExec(sqlMakeFloor)
 		m.expectExec(sqlDropProcedure)
 		m.expectExec(sqlCreateProcedure)
-		m.expectQuery(sqlStripes)
 		m.exist(sqlExists, "k")
 		m.lock(sqlCall, 1)
 		m.expectExec("COMMIT")
@@ -1069,7 +1069,6 @@ func TestMockAutomaticSchema(t *testing.T) {
 		m.state(aMySQL)
 		m.expectQuery(sqlFloor, "1")
 		m.ExpectExec(sqlCreateProcedure).WillReturnError(number(1304))
-		m.expectQuery(sqlStripes)
 		m.exist(sqlExists, "k")
 		m.lock(sqlCall, 1)
 		m.expectExec("COMMIT")
@@ -1082,7 +1081,6 @@ func TestMockAutomaticSchema(t *testing.T) {
 		m.expectExec("ALTER TABLE `shop`.`mysqllock` ADD COLUMN token BIGINT UNSIGNED NOT NULL DEFAULT 0")
 		m.state(aMariaDB)
 		m.expectQuery(sqlFloor, "1")
-		m.expectQuery(sqlStripes)
 		m.exist(sqlExists, "k")
 		m.again(aMariaDB)
 		m.expectExec("COMMIT")
@@ -1094,7 +1092,6 @@ func TestMockAutomaticSchema(t *testing.T) {
 		m.state(aMySQL)
 		m.expectQuery(sqlFloor)
 		m.expectExec(sqlMakeFloor)
-		m.expectQuery(sqlStripes)
 		m.exist(sqlExists, "k")
 		m.again(aMySQL)
 		m.ExpectCommit()
@@ -1108,6 +1105,7 @@ func TestMockAutomaticSchema(t *testing.T) {
 		m.expectQuery(sqlFloor)
 		m.expectExec(sqlMakeFloor)
 		m.expectExec(sqlInsert)
+		m.expectQuery(sqlStripes)
 		m.again(aMySQL)
 		m.ExpectCommit()
 		m.want(m.begin().Commit(), nil)
@@ -1119,7 +1117,6 @@ func TestMockAutomaticSchema(t *testing.T) {
 		m.expectQuery(sqlFloor, "1")
 		m.expectExec(sqlDropProcedure)
 		m.expectExec(sqlCreateProcedure)
-		m.expectQuery(sqlStripes)
 		m.exist(sqlExists, "k")
 		m.lock(sqlCall, 1)
 		m.expectExec("COMMIT")
@@ -1139,7 +1136,6 @@ func TestMockAutomaticSchema(t *testing.T) {
 		m.state(aMySQL)
 		m.expectQuery(sqlFloor, "1")
 		m.ExpectExec(sqlCreateProcedure).WillReturnError(number(1044))
-		m.expectQuery(sqlStripes)
 		m.exist(sqlExists, "k")
 		m.again(aMySQL)
 		m.ExpectCommit()
@@ -1153,9 +1149,9 @@ func TestMockAutomaticSchema(t *testing.T) {
 		m.state(aMariaDB)
 		m.expectQuery(sqlFloor)
 		m.expectExec(sqlMakeFloor)
-		m.expectQuery(sqlStripes)
 		m.exist(sqlExists)
 		m.expectExec(sqlInsert)
+		m.expectQuery(sqlStripes)
 		m.lock(sqlBlock, 1)
 		m.expectExec("COMMIT")
 		m.want(m.begin().Commit(), nil)
@@ -1171,6 +1167,7 @@ func TestMockAutomaticSchema(t *testing.T) {
 		m.expectExec(sqlMakeFloor)
 		m.exist(sqlExists)
 		m.expectExec(sqlInsert)
+		m.expectQuery(sqlStripes)
 		m.lock(sqlCall, 1)
 		m.expectExec("COMMIT")
 		m.want(m.begin().Commit(), nil)
@@ -1576,7 +1573,7 @@ func (r *record) lines() (lines []string) {
 			count[role]++
 			r.role[id] = fmt.Sprint(role, count[role])
 			continue
-		case sqlIdentify, sqlProbe, sqlState, sqlStateMaria, sqlFloor, sqlStripes:
+		case sqlIdentify, sqlProbe, sqlState, sqlStateMaria, sqlFloor:
 			continue
 		}
 		if strings.HasPrefix(r.role[id], "lease") {
@@ -1661,7 +1658,7 @@ func TestRecordReadThenWrite(t *testing.T) {
 			if i == 0 {
 				r.want(
 					"control1: "+sqlExists,
-					"control1: "+sqlInsert,
+					"control1: "+sqlInsert, "control1: "+sqlStripes,
 					"session1: "+sqlTry, // begins the transaction too: autocommit is off
 					"session1: SELECT stock FROM p",
 					"session1: SELECT stock FROM p",
@@ -1704,7 +1701,7 @@ func TestRecordTransactionOnTheSession(t *testing.T) {
 			r.is(end(), nil)
 			r.want(
 				"control1: "+sqlExists,
-				"control1: "+sqlInsert,
+				"control1: "+sqlInsert, "control1: "+sqlStripes,
 				"session1: "+sqlTry,
 				"session1: SELECT stock FROM p",
 				"session1: UPDATE p SET stock = 1",
@@ -1728,7 +1725,7 @@ func TestRecordLeased(t *testing.T) {
 		inTheWay(t, r.read(lockctx.With(ctx, "k"), r.db), "k")
 		r.want(
 			"control1: "+sqlExists,
-			"control1: "+sqlInsert,
+			"control1: "+sqlInsert, "control1: "+sqlStripes,
 			"session1: "+sqlTry,
 			"session1: ROLLBACK",
 			"session1: "+sqlTry,
@@ -1835,7 +1832,7 @@ func TestRecordSecondKeyOnTheSession(t *testing.T) {
 		r.is(r.write(lockctx.With(hint, "k1"), r.db), nil)
 		r.want(
 			"control1: "+sqlExists1,
-			"control1: "+sqlInsert1,
+			"control1: "+sqlInsert1, "control1: "+sqlStripes,
 			"session1: "+sqlTry1,
 			"session1: SELECT stock FROM p",
 			"session1: UPDATE p SET stock = 1",
@@ -1901,7 +1898,7 @@ func TestRecordDo(t *testing.T) {
 		}), nil)
 		r.want(
 			"control1: "+sqlExists,
-			"control1: "+sqlInsert,
+			"control1: "+sqlInsert, "control1: "+sqlStripes,
 			"session1: "+sqlTry,
 			"session1: UPDATE p SET stock = 1",
 			"session1: SAVEPOINT mysqllock_1",
@@ -2025,7 +2022,7 @@ func TestRecordWait(t *testing.T) {
 					t.Errorf("the error is %v", err)
 				}
 				r.want(slices.Concat(
-					[]string{"control1: " + sqlExists, "control1: " + sqlInsert},
+					[]string{"control1: " + sqlExists, "control1: " + sqlInsert, "control1: " + sqlStripes},
 					c.begin,
 					[]string{"app1: " + c.wait, "control1: " + c.holder, "control1: " + look, "control1: KILL QUERY 1", "app1: " + c.end},
 				)...)
@@ -2081,7 +2078,7 @@ func TestRecordWaitLeased(t *testing.T) {
 			r.is(r.write(lockctx.With(ctx, "k"), r.db), nil)
 			took(t, start, time.Second)
 			r.want(
-				"control1: "+sqlExists, "control1: "+sqlInsert,
+				"control1: "+sqlExists, "control1: "+sqlInsert, "control1: "+sqlStripes,
 				begin, "app1: "+sqlTry, "app1: Rollback",
 				begin, "app1: "+sqlTry, "app1: UPDATE p SET stock = 1", "app1: Commit",
 			)
@@ -2098,7 +2095,7 @@ func TestRecordWaitLeased(t *testing.T) {
 			if !errors.As(err, &e) || e.Holder == nil || e.Holder.Program != "web-2:7:shopd" || e.Waited != 2*time.Second {
 				t.Errorf("the error is %v", err)
 			}
-			repeated(t, r.lines()[2:], begin, "app1: "+sqlTry, "app1: Rollback")
+			repeated(t, r.lines()[3:], begin, "app1: "+sqlTry, "app1: Rollback")
 		})
 	})
 	t.Run("joins", func(t *testing.T) {
@@ -2159,7 +2156,7 @@ func TestRecordBadConn(t *testing.T) {
 			once(r, sqlTry)
 			r.is(r.write(lockctx.With(ctx, "k"), r.db), nil)
 			r.want(
-				"control1: "+sqlExists, "control1: "+sqlInsert,
+				"control1: "+sqlExists, "control1: "+sqlInsert, "control1: "+sqlStripes,
 				"app1: "+begin, "app1: "+sqlTry, "app1: Rollback",
 				"app2: "+begin, "app2: "+sqlTry, "app2: UPDATE p SET stock = 1", "app2: Commit",
 			)
@@ -2174,7 +2171,7 @@ func TestRecordBadConn(t *testing.T) {
 				t.Errorf("%v makes database/sql try again", err)
 			}
 			r.want(
-				"control1: "+sqlExists, "control1: "+sqlInsert,
+				"control1: "+sqlExists, "control1: "+sqlInsert, "control1: "+sqlStripes,
 				"app1: "+begin, "app1: "+sqlTry, "app1: UPDATE p SET stock = 1",
 			)
 			// The connection is not used again.
@@ -2192,7 +2189,7 @@ func TestRecordBadConn(t *testing.T) {
 			synctest.Wait()
 			got := r.lines()
 			want := []string{
-				"control1: " + sqlExists, "control1: " + sqlInsert,
+				"control1: " + sqlExists, "control1: " + sqlInsert, "control1: " + sqlStripes,
 				"session1: " + sqlTry, "session1: SELECT stock FROM p", "session1: UPDATE p SET stock = 1",
 			}
 			if len(got) < len(want) || !slices.Equal(got[:len(want)], want) {
@@ -2214,7 +2211,7 @@ func TestRecordBadConn(t *testing.T) {
 				t.Errorf("the error is %v", err)
 			}
 			r.want(
-				"control1: "+sqlExists, "control1: "+sqlInsert,
+				"control1: "+sqlExists, "control1: "+sqlInsert, "control1: "+sqlStripes,
 				"app1: "+begin, "app1: "+sqlTry, "app1: UPDATE p SET stock = 1", "app1: Commit",
 			)
 		})
@@ -2231,7 +2228,7 @@ func TestRecordMayNotLook(t *testing.T) {
 			r.is(r.write(lockctx.With(ctx, "k"), r.db), mysqllock.ErrLocked)
 		}
 		try := []string{"app1: BeginTx {Isolation:0 ReadOnly:false}", "app1: " + sqlTry, "app1: Rollback"}
-		r.want(slices.Concat([]string{"control1: " + sqlExists, "control1: " + sqlInsert}, try, []string{"control1: " + sqlHolder(0, dataK)}, try)...)
+		r.want(slices.Concat([]string{"control1: " + sqlExists, "control1: " + sqlInsert, "control1: " + sqlStripes}, try, []string{"control1: " + sqlHolder(0, dataK)}, try)...)
 	})
 }
 
@@ -2247,7 +2244,7 @@ func TestRecordIsolation(t *testing.T) {
 		r.is(tx.Commit(), nil)
 		r.want(
 			"control1: "+sqlExists,
-			"control1: "+sqlInsert,
+			"control1: "+sqlInsert, "control1: "+sqlStripes,
 			"app1: BeginTx {Isolation:2 ReadOnly:false}",
 			"app1: "+sqlTry,
 			"app1: Commit",

@@ -327,6 +327,8 @@ func (a *attempt) settle(ctx context.Context, key string) error {
 	select {
 	case a.turn <- struct{}{}:
 		defer func() { <-a.turn }()
+	case <-time.After(pace): // somebody waits for another key; this one may be free by now
+		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}

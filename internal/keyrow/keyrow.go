@@ -3,6 +3,7 @@
 package keyrow
 
 import (
+	"cmp"
 	"context"
 	"database/sql/driver"
 	"encoding/hex"
@@ -32,6 +33,7 @@ type Config struct {
 	Info      server.Info
 	Auto      bool // make the table where it is missing
 	Procedure bool // the table's procedure is there
+	Stripes   int  // how many rows all keys share; 0 is a row of its own for each
 }
 
 // Rows are the rows of one namespace. It is safe for concurrent use.
@@ -76,22 +78,23 @@ func (r *Rows) Exist(ctx context.Context, keys []string) error {
 	}
 }
 
-// Agree makes sure that all who use the namespace have the same opinion on how
-// many rows its keys share, 0 for a row of its own for each: else they would not
-// exclude each other. The first who has keys share rows notes it in the table,
-// and makes them. conn is in autocommit.
-func (r *Rows) Agree(ctx context.Context, conn driver.Conn, stripes int) error {
-	found, err := r.stripes(ctx, conn)
-	if err == nil && found < 0 && stripes > 0 {
-		if err = r.noteStripes(ctx, conn, stripes); err == nil {
-			found, err = r.stripes(ctx, conn)
+// Agree is for keys that share rows. It makes these, and a note of how many they
+// are, by which all who use the namespace agree: else they would not exclude each
+// other. conn is in autocommit, and is closed where it may be left otherwise.
+func (r *Rows) Agree(ctx context.Context, conn driver.Conn) error {
+	stripes, err := r.noted(ctx, conn)
+	if err == nil && stripes == 0 {
+		if err = r.note(ctx, conn); err == nil {
+			stripes, err = r.noted(ctx, conn)
 		}
 	}
 	switch {
+	case errors.Is(err, lockerr.ErrUnsafe):
+		return err
 	case err != nil:
-		return fmt.Errorf("reading how many rows keys share: %w", noBadConn(err))
-	case max(found, 0) != stripes:
-		return r.disagree(stripes, fmt.Sprintf("others of the namespace have %d", max(found, 0)))
+		return fmt.Errorf("agreeing on how many rows keys share: %w", noBadConn(err))
+	case stripes != r.cfg.Stripes:
+		return r.disagree(fmt.Sprintf("others of the namespace have %d", stripes))
 	}
 	const atOnce = 1000
 	for first := 0; first < stripes; first += atOnce {
@@ -106,42 +109,64 @@ func (r *Rows) Agree(ctx context.Context, conn driver.Conn, stripes int) error {
 	return nil
 }
 
-// stripes reads how many rows the keys share; negative where nobody has said.
-func (r *Rows) stripes(ctx context.Context, conn driver.Conn) (int, error) {
-	rows, err := server.Query(ctx, conn, "SELECT token FROM "+r.cfg.Table.String()+
-		" WHERE namespace = "+schema.Literal(r.cfg.Namespace)+" AND name = "+schema.Literal(schema.Stripes))
+// noted reads how many rows the keys share; 0 where nobody has said.
+func (r *Rows) noted(ctx context.Context, conn driver.Conn) (int, error) {
+	rows, err := server.Query(ctx, conn, "SELECT token FROM "+r.cfg.Table.String()+" WHERE "+r.stripesRow())
 	if err != nil || len(rows) == 0 {
-		return -1, err
+		return 0, err
 	}
 	return strconv.Atoi(rows[0][0])
 }
 
-// noteStripes notes how many rows the keys are to share, where none has a row
-// of its own yet.
-func (r *Rows) noteStripes(ctx context.Context, conn driver.Conn, stripes int) error {
-	namespace := schema.Literal(r.cfg.Namespace)
-	rows, err := server.Query(ctx, conn, "SELECT 1 FROM "+r.cfg.Table.String()+
-		" WHERE namespace = "+namespace+" AND NOT ("+shared+") AND NOT ("+schema.Floor+") LIMIT 1")
+// stripesRow is the condition of the note.
+func (r *Rows) stripesRow() string {
+	return "namespace = " + schema.Literal(r.cfg.Namespace) + " AND name = " + schema.Literal(schema.Stripes)
+}
+
+// note notes how many rows the keys are to share, where none has a row of its own
+// yet. The floor is locked meanwhile, so that nobody makes one.
+func (r *Rows) note(ctx context.Context, conn driver.Conn) (err error) {
+	if err := server.Exec(ctx, conn, "START TRANSACTION"); err != nil {
+		return err
+	}
+	defer func() {
+		end := "COMMIT"
+		if err != nil {
+			end = "ROLLBACK"
+		}
+		own, cancel := context.WithTimeout(context.WithoutCancel(ctx), background)
+		defer cancel()
+		if endErr := server.Exec(own, conn, end); endErr != nil {
+			_ = conn.Close()
+			err = cmp.Or(err, endErr)
+		}
+	}()
+	t := r.cfg.Table.String()
+	if _, err := server.Query(ctx, conn, "SELECT 1 FROM "+t+" WHERE "+schema.Floor+" FOR UPDATE"); err != nil {
+		return err
+	}
+	rows, err := server.Query(ctx, conn, "SELECT 1 FROM "+t+" WHERE namespace = "+schema.Literal(r.cfg.Namespace)+
+		" AND NOT ("+shared+") AND NOT ("+schema.Floor+") LIMIT 1")
 	if err != nil {
 		return err
 	}
 	if len(rows) > 0 {
-		return r.disagree(stripes, "the namespace has keys with rows of their own")
+		return r.disagree("the namespace has keys with rows of their own")
 	}
 	return server.Exec(ctx, conn, fmt.Sprintf("INSERT IGNORE INTO %s (namespace, name, token) VALUES (%s, %s, %d)",
-		r.cfg.Table, namespace, schema.Literal(schema.Stripes), stripes))
+		t, schema.Literal(r.cfg.Namespace), schema.Literal(schema.Stripes), r.cfg.Stripes))
 }
 
 // shared is the condition of the rows that are there because keys share them.
 var shared = fmt.Sprintf("LEFT(name, %d) = %s", len(schema.Stripes)-1, schema.Literal(schema.Stripes[:len(schema.Stripes)-1]))
 
-func (r *Rows) disagree(stripes int, why string) error {
+func (r *Rows) disagree(why string) error {
 	return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
-		"lockStripes is %[1]d here, and %[2]s, so that locks would not exclude each other; to change it stop all programs that use the namespace and run"+
-			" (the first statement keeps tokens growing):\n"+
+		"lockStripes is %[1]d here, and %[2]s, so that locks would not exclude each other; to change it stop all programs that use the namespace and run:\n"+
 			"UPDATE %[3]s, (SELECT MAX(token) AS highest FROM %[3]s) d SET token = GREATEST(token, highest) WHERE %[4]s;\n"+
-			"DELETE FROM %[3]s WHERE namespace = %[5]s AND NOT (%[4]s)",
-		stripes, why, r.cfg.Table, schema.Floor, schema.Literal(r.cfg.Namespace)))
+			"DELETE FROM %[3]s WHERE namespace = %[5]s AND NOT (%[4]s);\n"+
+			"the first keeps tokens growing",
+		r.cfg.Stripes, why, r.cfg.Table, schema.Floor, schema.Literal(r.cfg.Namespace)))
 }
 
 // Forget is for keys whose rows have turned out not to be there.
@@ -190,6 +215,9 @@ func (r *Rows) makeOn(ctx context.Context, conn driver.Conn, keys []string) erro
 			return err
 		}
 	}
+	if token[schema.Stripes] != "" && r.cfg.Stripes == 0 {
+		return r.disagree("others of the namespace have " + token[schema.Stripes])
+	}
 	var lacking []string
 	for _, key := range keys {
 		if token[key] == "" {
@@ -199,6 +227,15 @@ func (r *Rows) makeOn(ctx context.Context, conn driver.Conn, keys []string) erro
 	if len(lacking) > 0 {
 		if err := server.Exec(ctx, conn, r.insertSQL(lacking)); err != nil {
 			return err
+		}
+		if r.cfg.Stripes == 0 { // it may have waited for who has made the note
+			stripes, err := r.noted(ctx, conn)
+			if err == nil && stripes != 0 {
+				err = r.disagree(fmt.Sprintf("others of the namespace have %d", stripes))
+			}
+			if err != nil {
+				return err
+			}
 		}
 	}
 	for _, key := range keys {
@@ -218,8 +255,8 @@ func (r *Rows) ensure(ctx context.Context, conn driver.Conn) error {
 // floor stands for the floor among the keys, of which none is empty.
 const floor = ""
 
-// read returns the tokens of those of keys that have a row, and of the floor.
-// It is a plain read, which waits for nobody.
+// read returns the tokens of those of keys that have a row, of the floor, and of
+// the note that keys share rows. It is a plain read, which waits for nobody.
 func (r *Rows) read(ctx context.Context, conn driver.Conn, keys []string) (map[string]string, error) {
 	rows, err := server.Query(ctx, conn, r.readSQL(keys))
 	if err != nil {
@@ -240,6 +277,9 @@ func (r *Rows) readSQL(keys []string) string {
 	for _, key := range keys {
 		in = append(in, schema.Literal(key))
 	}
+	if r.cfg.Stripes == 0 {
+		in = append(in, schema.Literal(schema.Stripes))
+	}
 	from := "SELECT name, token FROM " + r.cfg.Table.String() + " WHERE "
 	return from + "namespace = " + schema.Literal(r.cfg.Namespace) + " AND name IN (" + strings.Join(in, ", ") + ")" +
 		" UNION ALL " + from + schema.Floor
@@ -247,7 +287,8 @@ func (r *Rows) readSQL(keys []string) string {
 
 // insertSQL makes the rows of keys, which begin with the floor's token. The
 // floor is locked first: a clean-up that is about to raise it is waited for,
-// and none begins before the rows are there.
+// and none begins before the rows are there. So it is with who notes that keys
+// share rows.
 func (r *Rows) insertSQL(keys []string) string {
 	lines := "SELECT " + schema.Literal(keys[0]) + " AS k"
 	for _, key := range keys[1:] {

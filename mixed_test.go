@@ -1,0 +1,297 @@
+package mysqllock_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// What several kinds of lock mean for each other in one lock context, in a hold,
+// and in two processes.
+
+// TestHintInTransactionOfHold: a transaction under a hold takes other locks as
+// well, and tells the lock context that asked.
+func TestHintInTransactionOfHold(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open()
+		ctx := limited(t)
+		for _, outer := range []lockctx.Option{lockctx.Lease(ttl), lockctx.Advisory()} {
+			for name, inner := range map[string][]lockctx.Option{
+				"row": nil, "shared": {lockctx.Shared()}, "slots": {lockctx.Slots(2)}, "lease": {lockctx.Lease(ttl)},
+				"lease slots": {lockctx.Lease(ttl), lockctx.Slots(2)}, "advisory": {lockctx.Advisory()}, "optimistic": {lockctx.Optimistic()},
+			} {
+				for _, commit := range []bool{true, false} {
+					h, err := mysqllock.Acquire(ctx, db, "outer", outer)
+					ok(t, err)
+					tx, err := db.BeginTx(h.Context(), nil)
+					ok(t, err)
+					with := lockctx.With(h.Context(), "inner", inner...)
+					_, err = tx.ExecContext(with, "UPDATE p SET stock = stock + 1 WHERE id = 1")
+					ok(t, err)
+					if _, told := mysqllock.Slot(with); told != (name == "slots" || name == "lease slots") {
+						t.Errorf("%s: Slot tells %v", name, told)
+					}
+					if _, told := mysqllock.Version(with); told != (name == "optimistic") {
+						t.Errorf("%s: Version tells %v", name, told)
+					}
+					if commit {
+						ok(t, tx.Commit())
+					} else {
+						ok(t, tx.Rollback())
+					}
+					if _, told := mysqllock.Slot(with); told {
+						t.Errorf("%s: Slot tells of one that is given back", name)
+					}
+					ok(t, h.Release())
+					again, err := mysqllock.Acquire(ctx, s.open(), "inner", lockctx.NoWait())
+					ok(t, err)
+					ok(t, again.Release())
+				}
+			}
+		}
+		s.wantStock(1, 10+2*7)
+	})
+}
+
+// TestKeyAndItsSlots: the key, and slots of it, in one hint are one lock.
+func TestKeyAndItsSlots(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		row, leased := []lockctx.Option(nil), []lockctx.Option{lockctx.Lease(ttl)}
+		slots := func(n int, opts ...lockctx.Option) []lockctx.Option {
+			return append(opts, lockctx.Slots(n), lockctx.Wait(2*time.Second))
+		}
+		for name, c := range map[string]struct {
+			key, slots []lockctx.Option
+		}{
+			"row and row slots": {row, slots(2)}, "row and lease slots": {row, slots(2, lockctx.Lease(ttl))},
+			"lease and row slots": {leased, slots(2, lockctx.Row())}, "lease and lease slots": {leased, slots(2, lockctx.Lease(ttl))},
+		} {
+			for _, params := range []string{"lockWait=2s", "lockWait=2s&lockNamespace=striped&lockStripes=1"} {
+				keys := [2]string{name, name}
+				if params != "lockWait=2s" {
+					keys[1] += " too" // another key on the same row
+				}
+				db, other := s.open(params), s.open(params)
+				ctx := lockctx.With(lockctx.With(limited(t), keys[0], c.key...), keys[1], c.slots...)
+				tx, err := db.BeginTx(ctx, nil)
+				if err != nil {
+					t.Errorf("%s, %s: %v", name, params, err)
+					continue
+				}
+				exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
+				h, err := mysqllock.Acquire(limited(t), other, keys[1], slots(2)...)
+				if err != nil {
+					t.Errorf("%s, %s: the other slot: %v", name, params, err)
+				} else {
+					ok(t, h.Release())
+				}
+				ok(t, tx.Commit())
+			}
+		}
+
+		// Fewer slots than are held.
+		db := s.open("lockWait=1s")
+		for range 2 {
+			h, err := mysqllock.Acquire(limited(t), db, "k", lockctx.Slots(2))
+			ok(t, err)
+			defer h.Release()
+		}
+		for _, opt := range []lockctx.Option{lockctx.Row(), lockctx.Lease(ttl)} {
+			ctx := lockctx.With(limited(t), "k", lockctx.Slots(3), opt)
+			tx, err := db.BeginTx(ctx, nil)
+			ok(t, err)
+			_, err = tx.ExecContext(lockctx.With(ctx, "k", lockctx.Slots(2), opt), "UPDATE p SET stock = 1 WHERE id = 1")
+			ok(t, err)
+			ok(t, tx.Rollback())
+		}
+	})
+}
+
+// TestSlotEndsWithItsLease: nobody need release a slot whose lease has run out.
+func TestSlotEndsWithItsLease(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open("lockWait=10s")
+		one := []lockctx.Option{lockctx.Lease(time.Second), lockctx.Slots(1)}
+		ctx, cancel := context.WithCancel(limited(t))
+		_, err := mysqllock.Acquire(ctx, db, "lapses", one...)
+		ok(t, err)
+		cancel()
+		_, err = mysqllock.Acquire(limited(t), db, "is over", append(one, lockctx.MaxHold(time.Second))...)
+		ok(t, err)
+		for _, key := range []string{"lapses", "is over"} {
+			h, err := mysqllock.Acquire(limited(t), db, key, one...)
+			ok(t, err)
+			ok(t, h.Release())
+		}
+	})
+}
+
+// TestSlotHolder: who is refused a lease slot is told who has one.
+func TestSlotHolder(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db, other := s.open("lockOwner=one"), s.open("lockOwner=two")
+		h, err := mysqllock.Acquire(limited(t), db, "k", lockctx.Lease(ttl), lockctx.Slots(1))
+		ok(t, err)
+		for _, db := range []*sql.DB{db, other} {
+			for _, opt := range []lockctx.Option{lockctx.NoWait(), lockctx.Wait(300 * time.Millisecond)} {
+				_, err := mysqllock.Acquire(limited(t), db, "k", lockctx.Lease(ttl), lockctx.Slots(1), opt)
+				var e *mysqllock.Error
+				if !errors.Is(err, mysqllock.ErrLocked) || !errors.As(err, &e) || e.Key != "k" || e.Holder == nil || e.Holder.Program != "one" {
+					t.Errorf("the error is %v", err)
+				}
+			}
+		}
+		ok(t, h.Release())
+	})
+}
+
+// TestVersionInsideLease: a lease keeps others out, but not the transactions in
+// its hold, so no version is compared under it.
+func TestVersionInsideLease(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open()
+		ctx := lockctx.With(limited(t), "k", lockctx.Optimistic())
+		_, err := read(ctx, db, 1)
+		ok(t, err)
+		v, _ := mysqllock.Version(ctx)
+		h, err := mysqllock.Acquire(limited(t), db, "k", lockctx.Lease(ttl))
+		ok(t, err)
+		defer h.Release()
+		for _, opt := range []lockctx.Option{lockctx.Optimistic(), lockctx.IfVersion(v)} {
+			_, err = db.ExecContext(lockctx.With(h.Context(), "k", opt), "UPDATE p SET stock = 1 WHERE id = 1")
+			if !errors.Is(err, mysqllock.ErrUnsafe) {
+				t.Errorf("a version inside a lease on the key: %v", err)
+			}
+		}
+		s.wantStock(1, 10)
+	})
+}
+
+// TestVersionsThatDisagree: of two that are given, the older one counts.
+func TestVersionsThatDisagree(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open()
+		var versions [2]uint64
+		for i := range versions {
+			ctx := lockctx.With(limited(t), "k", lockctx.Optimistic())
+			_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+			ok(t, err)
+			versions[i], _ = mysqllock.Version(ctx)
+		}
+		ctx := lockctx.With(lockctx.With(limited(t), "k", lockctx.IfVersion(versions[1])), "k", lockctx.IfVersion(versions[0]))
+		if _, err := db.ExecContext(ctx, "UPDATE p SET stock = 99 WHERE id = 1"); !errors.Is(err, mysqllock.ErrConflict) {
+			t.Errorf("an older version inside a newer one: %v", err)
+		}
+		s.wantStock(1, 8)
+	})
+}
+
+// TestReadBeforeSession: what a transaction has read before it comes under a
+// session's lock is older than the lock.
+func TestReadBeforeSession(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open()
+		base, cancel := context.WithCancel(limited(t))
+		defer cancel()
+		ctx := lockctx.With(base, "k")
+		tx := begin(t, base, db)
+		_, err := read(base, tx, 1) // the snapshot
+		ok(t, err)
+		_, err = db.ExecContext(lockctx.With(base, "k"), "UPDATE p SET stock = 9 WHERE id = 1")
+		ok(t, err)
+		_, err = read(ctx, db, 2) // the session
+		ok(t, err)
+		if n, err := read(ctx, tx, 1); !errors.Is(err, mysqllock.ErrStaleSnapshot) {
+			t.Errorf("it reads %d, %v", n, err)
+		}
+	})
+}
+
+// TestOldSnapshotUnderVersion: a transaction that text has begun may show what is
+// older than the version.
+func TestOldSnapshotUnderVersion(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open()
+		conn, err := db.Conn(limited(t))
+		ok(t, err)
+		defer conn.Close()
+		exec(t, conn, "BEGIN")
+		_, err = read(limited(t), conn, 2)
+		ok(t, err)
+		ctx := lockctx.With(limited(t), "k", lockctx.Optimistic())
+		_, err = read(ctx, db, 2)
+		ok(t, err)
+		if _, err := read(ctx, conn, 1); !errors.Is(err, mysqllock.ErrUnsafe) {
+			t.Errorf("a second read on another connection: %v", err)
+		}
+		exec(t, conn, "ROLLBACK")
+	})
+}
+
+// TestConflictEndsTheUnit: also where it comes after a statement that failed.
+func TestConflictEndsTheUnit(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open()
+		ctx := lockctx.With(lockctx.With(limited(t), "l", lockctx.Lease(ttl)), "v", lockctx.Optimistic())
+		_, err := read(ctx, db, 1)
+		ok(t, err)
+		_, err = db.ExecContext(lockctx.With(limited(t), "v"), "UPDATE p SET stock = 3 WHERE id = 1")
+		ok(t, err)
+		if _, err = db.ExecContext(ctx, "INSERT INTO p VALUES (1, 1)"); err == nil {
+			t.Error("a duplicate was inserted")
+		}
+		if _, err = db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1"); !errors.Is(err, mysqllock.ErrConflict) {
+			t.Errorf("a statement after the conflict: %v", err)
+		}
+		s.wantLeased("l", false)
+		s.wantStock(1, 3)
+	})
+}
+
+// TestMarkingKeepsNobody: who waits until a key can first be kept optimistically
+// does not keep others from other keys.
+func TestMarkingKeepsNobody(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open("lockWait=10s")
+		a, err := mysqllock.Acquire(limited(t), db, "a")
+		ok(t, err)
+		b, err := mysqllock.Acquire(limited(t), db, "b")
+		ok(t, err)
+		waits := make(chan error, 1)
+		go func() {
+			_, err := db.ExecContext(lockctx.With(limited(t), "a", lockctx.Optimistic(), lockctx.Wait(20*time.Second)), "UPDATE p SET stock = 1 WHERE id = 1")
+			waits <- err
+		}()
+		soon(t, "it waits", func() bool { return s.waiters() == 1 })
+		time.AfterFunc(100*time.Millisecond, func() { b.Release() })
+		start := time.Now()
+		_, err = db.ExecContext(lockctx.With(limited(t), "b", lockctx.Optimistic()), "UPDATE p SET stock = 1 WHERE id = 2")
+		if took := time.Since(start); err != nil || took > 3*time.Second {
+			t.Errorf("a key that is free: %v after %v", err, took)
+		}
+		ok(t, a.Release())
+		ok(t, <-waits)
+	})
+}
+
+// TestStripesComeLate: a process whose keys have rows of their own is refused as
+// soon as others have keys share rows, although it was there before.
+func TestStripesComeLate(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		own, striped := s.open(), s.open("lockStripes=4")
+		h, err := mysqllock.Acquire(limited(t), own, "x", lockctx.Advisory())
+		ok(t, err)
+		ok(t, h.Release())
+		h, err = mysqllock.Acquire(limited(t), striped, "k")
+		ok(t, err)
+		defer h.Release()
+		if _, err := mysqllock.Acquire(limited(t), own, "k"); !errors.Is(err, mysqllock.ErrUnsafe) {
+			t.Errorf("a row of its own: %v", err)
+		}
+	})
+}
