@@ -1,0 +1,217 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestMain(m *testing.M) {
+	if isChild, err := runChild(os.Args[1:]); isChild {
+		exit(err)
+	}
+	os.Exit(m.Run())
+}
+
+func ok(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestShort runs every workload once, in seconds. Its figures mean nothing.
+func TestShort(t *testing.T) {
+	r, err := measure(t.Context(), testLog{t}, 1, true, []time.Duration{farDelay})
+	ok(t, err)
+	if len(r.Missing) > 0 {
+		if os.Getenv("CI") != "" {
+			t.Fatalf("%s must be installed in CI: see scripts", strings.Join(r.Missing, ", "))
+		}
+		t.Logf("not installed, so not tested: %s; make servers rivals installs them", strings.Join(r.Missing, ", "))
+	}
+	at := make(addresses)
+	for name := range r.Versions {
+		at[name] = "there"
+	}
+	for _, want := range []struct {
+		of      label
+		names   []string
+		figures []string
+	}{
+		{label{Workload: uncontended, N: 1}, append([]string{bare}, locks...), []string{timeEach, statements}},
+		{label{Workload: uncontended, N: 1, Delay: farDelay}, locks, []string{timeEach}},
+		{label{Workload: transaction, N: 1}, transactionNames(), []string{timeEach}},
+		{label{Workload: transaction, N: 1, Delay: farDelay}, transactionNames(), []string{timeEach}},
+		{label{Workload: withoutHint, N: 1}, plainNames, []string{timeEach, allocated}},
+		{label{Workload: distinct, N: 64}, locks, []string{rate}},
+		{label{Workload: hot, N: 8}, waiting, []string{rate, waitMean, waitLongest, statements}},
+		{label{Workload: burst, N: 64}, []string{row, lease, advisory, getLock}, []string{allHadIt}},
+		{label{Workload: processes, N: 16}, waiting, []string{rate, shareLeast}},
+		{label{Workload: handOff, N: 1}, waiting, []string{latency}},
+		{label{Workload: handOff, N: 1, Delay: farDelay}, waiting, []string{latency}},
+		{label{Workload: manyHolds, N: 1000 / 20}, locks, []string{taking, freeing, clientBytes, sockets}},
+	} {
+		for _, name := range want.names {
+			for _, c := range available(contenders(), at) {
+				l := want.of
+				l.Contender, l.Server = c.Name, c.Server
+				for _, figure := range want.figures {
+					if c.Name == name && math.IsNaN(r.results.median(l, figure)) {
+						t.Errorf("%v: no %q", l, figure)
+					}
+				}
+			}
+		}
+	}
+	// What a round trip costs is known.
+	for _, on := range []string{onMySQL, onMariaDB} {
+		if at[on] == "" {
+			continue
+		}
+		for name, want := range map[string]float64{bare: 2, advisory: 2, getLock: 2, forUpdate: 3, insertDelete: 2} {
+			l := label{uncontended, 1, 0, name, on}
+			if got := r.results.median(l, statements); got < want-0.1 || got > want+0.9 {
+				t.Errorf("%v: %v requests for each, want %v", l, got, want)
+			}
+		}
+		l := label{uncontended, 1, farDelay, bare, on}
+		if got := r.results.median(l, timeEach); got < 2000 {
+			t.Errorf("%v: %v µs for two round trips of at least 1 ms each", l, got)
+		}
+	}
+	dir := t.TempDir()
+	ok(t, r.write(dir))
+	wellFormed(t, dir)
+}
+
+type testLog struct{ *testing.T }
+
+func (l testLog) Write(p []byte) (int, error) {
+	l.Log(strings.TrimSpace(string(p)))
+	return len(p), nil
+}
+
+// wellFormed fails the test unless the report is there and everything in it can
+// be read.
+func wellFormed(t *testing.T, dir string) {
+	t.Helper()
+	page, err := os.ReadFile(filepath.Join(dir, "performance.md"))
+	ok(t, err)
+	for _, no := range []string{"NaN", "Inf", "%!"} {
+		if strings.Contains(string(page), no) {
+			t.Errorf("performance.md contains %s", no)
+		}
+	}
+	figures, err := os.ReadFile(filepath.Join(dir, "performance", "results.json"))
+	ok(t, err)
+	if !json.Valid(figures) {
+		t.Error("results.json is not JSON")
+	}
+	plots, err := filepath.Glob(filepath.Join(dir, "performance", "*.svg"))
+	ok(t, err)
+	if len(plots) != 5 {
+		t.Errorf("plots are %v", plots)
+	}
+	for _, plot := range plots {
+		if !strings.Contains(string(page), filepath.Base(plot)) {
+			t.Errorf("%s is not on the page", plot)
+		}
+		f, err := os.Open(plot)
+		ok(t, err)
+		defer f.Close()
+		for d := xml.NewDecoder(f); ; {
+			if _, err := d.Token(); errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				t.Errorf("%s: %v", plot, err)
+				break
+			}
+		}
+	}
+}
+
+// free grants everybody everything.
+type free struct{ after time.Duration }
+
+func (f free) Lock(context.Context, int, string) (func() error, error) {
+	time.Sleep(f.after)
+	return func() error { time.Sleep(f.after); return nil }, nil
+}
+func (free) Close() error { return nil }
+
+func TestCrowdSeesTwoInside(t *testing.T) {
+	s := &stand{client: free{}}
+	o := order{Workers: 16, Lasting: 50 * time.Millisecond, Patience: time.Second}
+	if _, err := s.crowd(t.Context(), o); err == nil || !strings.Contains(err.Error(), "two have the lock") {
+		t.Errorf("a lock that excludes nobody: %v", err)
+	}
+	o.Own = true
+	if _, err := s.crowd(t.Context(), o); err != nil {
+		t.Errorf("keys of their own: %v", err)
+	}
+}
+
+func TestCrowdCounts(t *testing.T) {
+	s := &stand{client: free{after: 5 * time.Millisecond}}
+	r, err := s.crowd(t.Context(), order{Workers: 3, Own: true, Lasting: 100 * time.Millisecond, Patience: time.Second})
+	ok(t, err)
+	if r.All < 6 || r.All > 33 || r.Grants > r.All || r.Grants < r.All-3 {
+		t.Errorf("%d grants, %d in time, of 3 goroutines that need 10 ms each for 100 ms", r.All, r.Grants)
+	}
+	if each := r.Busy / time.Duration(r.All); each < 10*time.Millisecond {
+		t.Errorf("%v each, want 10 ms or more", each)
+	}
+	if each := r.Wait / time.Duration(r.All); each < 5*time.Millisecond || r.Longest < each {
+		t.Errorf("waits of %v, the longest %v, want 5 ms or more", each, r.Longest)
+	}
+}
+
+func TestProxyDelays(t *testing.T) {
+	for _, delay := range []time.Duration{500 * time.Microsecond, 2 * time.Millisecond} {
+		x, err := examineProxy(delay)
+		ok(t, err)
+		// Other tests run beside this one, so there is no tight upper limit.
+		if x.Added < 2*delay || x.Added > 2*delay+3*time.Millisecond {
+			t.Errorf("%v each way adds %v to a round trip", delay, x.Added)
+		}
+		if x.MiBps < 20 {
+			t.Errorf("%v each way: %.0f MiB/s, %.0f without the proxy", delay, x.MiBps, x.DirectMiBps)
+		}
+	}
+}
+
+func TestNumber(t *testing.T) {
+	for v, want := range map[float64]string{
+		0: "0", 0.01234: "0.012", 0.5: "0.500", 1: "1", 1.02: "1.02", 12.34: "12.3", 123.4: "123", 123456: "123456", math.Inf(1): "",
+	} {
+		if got := number(v); got != want {
+			t.Errorf("number(%v) is %q, want %q", v, got, want)
+		}
+	}
+}
+
+func TestGoalsSayWhatIsMissed(t *testing.T) {
+	r := &record{}
+	r.results.add(label{uncontended, 1, 0, bare, onMySQL}, timeEach, 100)
+	r.results.add(label{uncontended, 1, 0, advisory, onMySQL}, timeEach, 120)
+	r.results.add(label{hot, 64, 0, advisory, onMySQL}, rate, 3000)
+	r.results.add(label{hot, 64, 0, redsyncTuned, onRedis}, rate, 100)
+	r.results.add(label{hot, 64, 0, redisTuned, onRedis}, rate, 120)
+	var got []string
+	for _, o := range r.goals() {
+		got = append(got, fmt.Sprint(o.aim(), " ", o.Got, " ", o.Met))
+	}
+	if want := "≤ 1.15 1.2 false, ≥ 20 25 true"; strings.Join(got, ", ") != want {
+		t.Errorf("goals are %q, want %q", got, want)
+	}
+}

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+)
+
+// goal is what the driver aims at on each server. A figure that could not be
+// measured is NaN.
+type goal struct {
+	what  string
+	limit float64
+	least bool // the limit is the least, not the most
+	got   func(r *record, on string) float64
+}
+
+// outcome is what came of a goal.
+type outcome struct {
+	What, Server string
+	Limit        float64
+	Least        bool
+	Got          float64
+	Met          bool
+}
+
+// farDelay is the delay that goals speak of.
+const farDelay = 500 * time.Microsecond
+
+var onRedisAll = []string{redsyncAsIs, redsyncTuned, redisAsIs, redisTuned}
+
+var goals = []goal{
+	{"a transaction without a hint, time against the bare driver", 1.02, false, func(r *record, on string) float64 {
+		return r.ratio(label{withoutHint, 1, 0, "transaction, " + noHint, on}, label{withoutHint, 1, 0, "transaction, " + unlocked, on}, timeEach)
+	}},
+	{"a query without a hint, time against the bare driver", 1.02, false, func(r *record, on string) float64 {
+		return r.ratio(label{withoutHint, 1, 0, "query, " + noHint, on}, label{withoutHint, 1, 0, "query, " + unlocked, on}, timeEach)
+	}},
+	{"a transaction without a hint, allocations more than the bare driver", 3, false, func(r *record, on string) float64 {
+		return r.results.median(label{withoutHint, 1, 0, "transaction, " + noHint, on}, allocated) -
+			r.results.median(label{withoutHint, 1, 0, "transaction, " + unlocked, on}, allocated)
+	}},
+	{"a locked transaction (row), 0.5 ms away, time against the unlocked one", 1.07, false, func(r *record, on string) float64 {
+		return r.sale(row, unlocked, on, farDelay)
+	}},
+	{"a locked transaction (row), 0.5 ms away, time against one in redsync's lock", 0.7, false, func(r *record, on string) float64 {
+		return r.sale(row, redsyncTuned, on, farDelay)
+	}},
+	{"a locked transaction (row), time against one in redsync's lock", 0.9, false, func(r *record, on string) float64 {
+		return r.sale(row, redsyncTuned, on, 0)
+	}},
+	{"advisory, one goroutine, time against two bare round trips", 1.15, false, func(r *record, on string) float64 {
+		return r.ratio(label{uncontended, 1, 0, advisory, on}, label{uncontended, 1, 0, bare, on}, timeEach)
+	}},
+	{"advisory, 64 goroutines with keys of their own, locks a second against the better on Redis", 2, true, func(r *record, on string) float64 {
+		return r.againstRedis(label{distinct, 64, 0, advisory, on})
+	}},
+	{"advisory, one key, 64 goroutines that take it again and again, grants a second against the better on Redis", 20, true, func(r *record, on string) float64 {
+		return r.againstRedis(label{hot, 64, 0, advisory, on})
+	}},
+	{"advisory, one key, 64 goroutines that ask once, how many times as soon all had it as with the better on Redis", 20, true, func(r *record, on string) float64 {
+		best := math.Inf(1)
+		for _, rival := range onRedisAll {
+			if v := r.results.median(label{burst, 64, 0, rival, onRedis}, allHadIt); v < best {
+				best = v
+			}
+		}
+		return best / r.results.median(label{burst, 64, 0, advisory, on}, allHadIt)
+	}},
+	{"advisory, 64 goroutines in a process, longest wait against the mean", 10, false, func(r *record, on string) float64 {
+		l := label{hot, 64, 0, advisory, on}
+		return quantile(r.results.values[l][waitLongest], 1) / r.results.median(l, waitMean)
+	}},
+	{"advisory, one key, 4 processes of 16 goroutines, grants a second against the better on Redis", 5, true, func(r *record, on string) float64 {
+		return r.againstRedis(label{processes, 16, 0, advisory, on})
+	}},
+	{"advisory, the same, the smallest share of a process against the largest", 0.8, true, func(r *record, on string) float64 {
+		return r.results.median(label{processes, 16, 0, advisory, on}, shareLeast)
+	}},
+	{"advisory, hand-off to another process against GET_LOCK on pinned connections", 1.3, false, passedOn(advisory)},
+	{"row, hand-off to another process against GET_LOCK on pinned connections", 1.3, false, passedOn(row)},
+	{"lease, hand-off to another process against GET_LOCK on pinned connections", 1.3, false, passedOn(lease)},
+	{"advisory, 10,000 holds, connections", 2, false, func(r *record, on string) float64 {
+		return r.results.median(label{manyHolds, 10_000, 0, advisory, on}, sockets)
+	}},
+	{"advisory, 10,000 holds, bytes of client memory each", 2048, false, func(r *record, on string) float64 {
+		return r.results.median(label{manyHolds, 10_000, 0, advisory, on}, clientBytes)
+	}},
+	{"advisory, 10,000 holds, time to take them against redislock", 0.5, false, func(r *record, on string) float64 {
+		if on != onMySQL { // MariaDB itself takes longer the more a connection has
+			return math.NaN()
+		}
+		return r.ratio(label{manyHolds, 10_000, 0, advisory, on}, label{manyHolds, 10_000, 0, redisTuned, onRedis}, taking)
+	}},
+	{"row, requests for each grant, the most of all crowds", 3, false, mostRequests(row)},
+	{"lease, requests for each grant, the most of all crowds", 3, false, mostRequests(lease)},
+	{"advisory, requests for each grant, the most of all crowds", 3, false, mostRequests(advisory)},
+}
+
+func (r *record) ratio(a, b label, figure string) float64 {
+	return r.results.median(a, figure) / r.results.median(b, figure)
+}
+
+// sale is the time of a transaction against that of another.
+func (r *record) sale(a, b, on string, delay time.Duration) float64 {
+	return r.ratio(label{transaction, 1, delay, "transaction, " + a, on}, label{transaction, 1, delay, "transaction, " + b, on}, timeEach)
+}
+
+// againstRedis is a rate against the best of those on Redis in the same workload.
+func (r *record) againstRedis(l label) float64 {
+	best := math.NaN()
+	for _, rival := range onRedisAll {
+		of := label{l.Workload, l.N, l.Delay, rival, onRedis}
+		if v := r.results.median(of, rate); !math.IsNaN(v) && !(best >= v) {
+			best = v
+		}
+	}
+	return r.results.median(l, rate) / best
+}
+
+func passedOn(strategy string) func(*record, string) float64 {
+	return func(r *record, on string) float64 {
+		return r.ratio(label{handOff, 1, 0, strategy, on}, label{handOff, 1, 0, getLock, on}, latency)
+	}
+}
+
+func mostRequests(strategy string) func(*record, string) float64 {
+	return func(r *record, on string) float64 {
+		var all []float64
+		for _, l := range r.results.order {
+			if l.Contender == strategy && l.Server == on && (l.Workload == hot && l.N > 1 || l.Workload == processes) {
+				all = append(all, r.results.median(l, statements))
+			}
+		}
+		if len(all) == 0 {
+			return math.NaN()
+		}
+		return slices.Max(all)
+	}
+}
+
+// goals returns what came of those that could be measured.
+func (r *record) goals() (all []outcome) {
+	for _, g := range goals {
+		for _, on := range []string{onMySQL, onMariaDB} {
+			if got := g.got(r, on); !math.IsNaN(got) && !math.IsInf(got, 0) {
+				all = append(all, outcome{g.what, on, g.limit, g.least, rounded(got), got == g.limit || got > g.limit == g.least})
+			}
+		}
+	}
+	return all
+}
+
+func (o outcome) aim() string {
+	if o.Least {
+		return fmt.Sprintf("≥ %s", number(o.Limit))
+	}
+	return fmt.Sprintf("≤ %s", number(o.Limit))
+}

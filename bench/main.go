@@ -1,0 +1,101 @@
+// Command bench measures mysqllock against what its users would pick instead:
+// redsync and redislock on Redis, etcd's concurrency.Mutex, GET_LOCK on a pinned
+// connection, SELECT … FOR UPDATE, and a row that is inserted and deleted.
+//
+//	make bench
+//
+// It starts private servers of what is installed, has all contenders take turns
+// in one run, and writes docs/performance.md with its plots and all figures.
+// BENCH_TIME, such as 30m, makes it run for longer than its ten minutes.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// usual is about how long a run takes without BENCH_TIME.
+const usual = 10 * time.Minute
+
+func main() {
+	if isChild, err := runChild(os.Args[1:]); isChild {
+		exit(err)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	exit(run(ctx, os.Args[1:]))
+}
+
+func exit(err error) {
+	if err != nil && !errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// runChild is what this program does as a process of the benchmark.
+func runChild(args []string) (isChild bool, err error) {
+	switch {
+	case len(args) == 1 && args[0] == asProcess:
+		return true, serve(os.Stdin, os.Stdout)
+	case len(args) > 1 && args[0] == asProxy:
+		return true, serveProxy(args[1:], os.Stdin, os.Stdout)
+	}
+	return false, nil
+}
+
+func run(ctx context.Context, args []string) (err error) {
+	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
+	out := flags.String("out", "../docs", "the `folder` that performance.md goes to")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	scale := 1.0
+	if text := os.Getenv("BENCH_TIME"); text != "" {
+		d, err := time.ParseDuration(text)
+		if err != nil {
+			return fmt.Errorf("BENCH_TIME: %w", err)
+		}
+		scale = d.Seconds() / usual.Seconds()
+	}
+	r, err := measure(ctx, os.Stderr, scale, false, []time.Duration{500 * time.Microsecond, 2 * time.Millisecond})
+	if err != nil {
+		return err
+	}
+	return r.write(*out)
+}
+
+// measure starts the servers, runs everything, and stops them again.
+func measure(ctx context.Context, log io.Writer, scale float64, short bool, delays []time.Duration) (r *record, err error) {
+	all, missing, err := startServers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, all.stop()) }()
+	if len(missing) > 0 {
+		fmt.Fprintf(log, "not installed, so not compared: %s\n", strings.Join(missing, ", "))
+	}
+	r = newRecord(all, missing)
+	for _, delay := range delays {
+		x, err := examineProxy(delay)
+		if err != nil {
+			return nil, err
+		}
+		r.Proxies = append(r.Proxies, x)
+	}
+	b := &bench{ctx: ctx, servers: all, at: all.addresses(), scale: scale, short: short, results: &r.results, log: log}
+	if err := b.all(delays); err != nil {
+		return nil, err
+	}
+	r.finish()
+	return r, nil
+}

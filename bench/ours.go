@@ -1,0 +1,62 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// The strategies, as the tables name them.
+const (
+	row      = "mysqllock row"
+	lease    = "mysqllock lease"
+	advisory = "mysqllock advisory"
+
+	optimistic = "mysqllock optimistic" // only around transactions, since it locks nothing
+)
+
+// strategies of locks that are taken with Acquire.
+var strategies = []struct {
+	name, strategy string
+	wide           bool
+}{
+	{row, lockctx.StrategyRow, true},
+	{lease, lockctx.StrategyLease, false},
+	{advisory, lockctx.StrategyAdvisory, false},
+}
+
+// ours are the strategies of mysqllock, through Acquire and Release.
+func ours(on string) (all []contender) {
+	for _, s := range strategies {
+		all = append(all, contender{
+			Name: s.name, Server: on, Ours: true, wide: s.wide,
+			Note: "defaults; `lockMaxConns` as many as are held at a time where that is more than 16, `lockWait` a minute",
+			open: func(_ context.Context, at addresses, n size) (client, error) {
+				db, err := openOurs(at[on], s.strategy, n)
+				return &holds{db}, err
+			},
+		})
+	}
+	return all
+}
+
+func openOurs(address, strategy string, n size) (*sql.DB, error) {
+	db, err := sql.Open("mysqllock", fmt.Sprintf("%s&lockStrategy=%s&lockMaxConns=%d&lockWait=1m", dsn(address), strategy, max(16, n.Locks)))
+	if err == nil {
+		db.SetMaxIdleConns(n.Workers)
+	}
+	return db, err
+}
+
+type holds struct{ *sql.DB }
+
+func (h *holds) Lock(ctx context.Context, _ int, key string) (func() error, error) {
+	hold, err := mysqllock.Acquire(ctx, h.DB, key)
+	if err != nil {
+		return nil, err
+	}
+	return hold.Release, nil
+}

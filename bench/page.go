@@ -1,0 +1,326 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// page is docs/performance.md.
+func (r *record) page() string {
+	var b strings.Builder
+	say := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n\n", args...) }
+
+	say("# Performance")
+	say("mysqllock against what its users would pick instead. This page, its plots and [all figures](performance/results.json) are made by `make bench`; nothing in it is written by hand.")
+	say("All contenders run on one machine and take turns in short rounds, in a new order each time; their connections are open and warm. Figures are medians over the rounds, and comparisons are ratios of medians. Locks in Redis are kept in memory alone; MySQL, MariaDB and etcd sync each commit to disk.")
+	if len(r.Missing) > 0 {
+		say("Not installed, so not compared: %s.", strings.Join(r.Missing, ", "))
+	}
+	if r.busy() {
+		say("**The machine was busy with other work (load %s when the run began): do not rely on the figures below.**", r.Machine.LoadBefore)
+	}
+	say("- [What is slower and what is faster](#what-is-slower-and-what-is-faster)\n- [Goals](#goals)\n- [The figures](#the-figures)\n- [The contenders](#the-contenders)\n- [How it was measured](#how-it-was-measured)")
+
+	say("## What is slower and what is faster")
+	say("Each strategy against the rivals on the same server, and against those on Redis and etcd. The factor says how many times as slow, or as fast, mysqllock is. Within 5 %% either way it is about even.")
+	for _, c := range comparisons {
+		b.WriteString(r.compare(c))
+	}
+
+	say("## Goals")
+	say("What the driver aims at, and what this run measured.")
+	lines := [][]string{{"goal", "server", "aim", "measured", ""}}
+	for _, o := range r.goals() {
+		met := "met"
+		if !o.Met {
+			met = "**missed**"
+		}
+		lines = append(lines, []string{o.What, o.Server, o.aim(), number(o.Got), met})
+	}
+	b.WriteString(markdown(lines, "llrrl"))
+
+	say("## The figures")
+	say("### Nobody else wants the key")
+	say("One goroutine takes a lock and gives it back. A request is a statement for MySQL and MariaDB. The columns with a delay have a proxy before every server that delays what passes, each way.")
+	say("![](performance/%s)", plotUncontended)
+	b.WriteString(r.table(append([]string{bare}, locks...), []column{
+		{"µs", label{Workload: uncontended, N: 1}, timeEach, ""},
+		{"× two bare round trips", label{Workload: uncontended, N: 1}, timeEach, bare},
+		{"requests", label{Workload: uncontended, N: 1}, statements, ""},
+		{"0.5 ms away, µs", label{Workload: uncontended, N: 1, Delay: farDelay}, timeEach, ""},
+		{"2 ms away, µs", label{Workload: uncontended, N: 1, Delay: 4 * farDelay}, timeEach, ""},
+		{"64 goroutines, a key each: locks/s", label{Workload: distinct, N: 64}, rate, ""},
+	}))
+
+	say("### A business transaction")
+	say("BEGIN, `UPDATE products SET stock = stock - 1 WHERE id = 1`, COMMIT, by one goroutine; the row is in the named server, and Redis and etcd are as far away as it.")
+	say("![](performance/%s)\n\n![](performance/%s)", plotNear, plotFar)
+	var columns []column
+	for _, d := range []struct {
+		title string
+		delay time.Duration
+	}{{"µs", 0}, {"0.5 ms away, µs", farDelay}, {"2 ms away, µs", 4 * farDelay}} {
+		l := label{Workload: transaction, N: 1, Delay: d.delay}
+		columns = append(columns, column{d.title, l, timeEach, ""}, column{"× unlocked", l, timeEach, "transaction, " + unlocked})
+	}
+	b.WriteString(r.table(transactionNames(), columns))
+
+	say("### Without a hint")
+	say("The same work on the bare driver and on mysqllock where the context has no hint.")
+	b.WriteString(r.table(plainNames, []column{
+		{"µs", label{Workload: withoutHint, N: 1}, timeEach, ""},
+		{"allocations", label{Workload: withoutHint, N: 1}, allocated, ""},
+	}))
+
+	say("### One key that all want")
+	say("Goroutines of one process take the key, give it back at once, and ask again. Grants a second count no fairness: where waiters sleep between two tries, whoever has just given the key back gets it again, and the others get nothing; so see also how many goroutines of 64 got nothing in a round of %v, and how long it takes until 64 goroutines that ask once have all had it.", hotRound)
+	say("![](performance/%s)", plotHot)
+	columns = nil
+	for _, n := range crowdSizes {
+		columns = append(columns, column{strconv.Itoa(n), label{Workload: hot, N: n}, rate, ""})
+	}
+	b.WriteString(r.table(waiting, append(columns,
+		column{"64, 0.5 ms away", label{Workload: hot, N: 64, Delay: farDelay}, rate, ""},
+		column{"64, 2 ms away", label{Workload: hot, N: 64, Delay: 4 * farDelay}, rate, ""})))
+	say("With 64 goroutines; and requests for each grant. Who still waited %v after the end of a round gave up; that long the wait is counted.", patience)
+	columns = []column{
+		{"got nothing", label{Workload: hot, N: 64}, gotNothing, ""},
+		{"mean wait, µs", label{Workload: hot, N: 64}, waitMean, ""},
+		{"longest, µs", label{Workload: hot, N: 64}, waitLongest, ""},
+		{"64 that ask once: ms until all had it", label{Workload: burst, N: 64}, allHadIt, ""},
+		{"0.5 ms away", label{Workload: burst, N: 64, Delay: farDelay}, allHadIt, ""},
+		{"2 ms away", label{Workload: burst, N: 64, Delay: 4 * farDelay}, allHadIt, ""},
+	}
+	for _, n := range crowdSizes {
+		columns = append(columns, column{fmt.Sprintf("requests, %d", n), label{Workload: hot, N: n}, statements, ""})
+	}
+	b.WriteString(r.table(waiting, columns))
+
+	say("### The same in 4 processes of 16 goroutines")
+	b.WriteString(r.table(waiting, []column{
+		{"grants/s", label{Workload: processes, N: 16}, rate, ""},
+		{"got nothing, of 64", label{Workload: processes, N: 16}, gotNothing, ""},
+		{"smallest share of a process ÷ largest", label{Workload: processes, N: 16}, shareLeast, ""},
+		{"mean wait, µs", label{Workload: processes, N: 16}, waitMean, ""},
+		{"longest, µs", label{Workload: processes, N: 16}, waitLongest, ""},
+		{"requests", label{Workload: processes, N: 16}, statements, ""},
+	}))
+
+	say("### Hand-off to another process")
+	say("One process holds the key and one waits: from the call that gives it back to having it, in µs. Those who poll are met at a random moment between two tries.")
+	say("![](performance/%s)", plotHandOff)
+	b.WriteString(r.table(waiting, []column{
+		{"µs", label{Workload: handOff, N: 1}, latency, ""},
+		{"× GET_LOCK", label{Workload: handOff, N: 1}, latency, getLock},
+		{"0.5 ms away", label{Workload: handOff, N: 1, Delay: farDelay}, latency, ""},
+		{"2 ms away", label{Workload: handOff, N: 1, Delay: 4 * farDelay}, latency, ""},
+	}))
+
+	say("### Many locks at a time")
+	say("%d goroutines take that many locks, all are held, then all are given back. Memory is that of the client, its connections included. Who needs a connection for each lock is not tried with 10,000.", takers)
+	columns = nil
+	for _, n := range []int{1000, 10_000} {
+		l := label{Workload: manyHolds, N: n}
+		columns = append(columns, column{fmt.Sprintf("%d: take, µs each", n), l, taking, ""}, column{"give back", l, freeing, ""},
+			column{"bytes each", l, clientBytes, ""}, column{"connections", l, sockets, ""})
+	}
+	b.WriteString(r.table(locks, columns))
+
+	say("## The contenders")
+	lines = [][]string{{"contender", "set up"}}
+	for _, c := range contenders() {
+		if c.Note != "" && !slices.ContainsFunc(lines, func(l []string) bool { return l[0] == c.Name }) {
+			lines = append(lines, []string{c.Name, c.Note})
+		}
+	}
+	b.WriteString(markdown(lines, "ll"))
+	say("All statements of rivals on MySQL and MariaDB are one round trip (`interpolateParams`), and so are those of the transactions.")
+
+	say("## How it was measured")
+	say("- %s, %d cores, %s of memory, %s\n- load average %s before, %s after; the run took %v and ended %s", r.Machine.CPU, r.Machine.Cores, r.Machine.Memory, r.Machine.System,
+		r.Machine.LoadBefore, r.Machine.LoadAfter, r.Ended.Sub(r.Begun).Round(time.Second), r.Ended.UTC().Format("2006-01-02"))
+	lines = [][]string{{"", "version"}}
+	for _, name := range sortedKeys(r.Versions) {
+		lines = append(lines, []string{name, r.Versions[name]})
+	}
+	b.WriteString(markdown(lines, "ll"))
+	say("The proxies, measured before the run with an echo server:")
+	lines = [][]string{{"delay each way", "added to a round trip, median", "95th percentile", "MiB/s through it", "MiB/s without"}}
+	for _, p := range r.Proxies {
+		lines = append(lines, []string{p.Delay.String(), p.Added.Round(time.Microsecond).String(), p.Added95.Round(time.Microsecond).String(), number(p.MiBps), number(p.DirectMiBps)})
+	}
+	b.WriteString(markdown(lines, "rrrrr"))
+	say("To run it again, on Debian or Ubuntu as root, or with `redis-server`, `etcd`, MySQL and MariaDB installed:")
+	b.WriteString("```sh\nmake bench                  # about ten minutes\nBENCH_TIME=30m make bench   # more rounds\n```\n")
+	return b.String()
+}
+
+// busy reports whether the machine had more to do than it has cores.
+func (r *record) busy() bool {
+	first, _, _ := strings.Cut(r.Machine.LoadBefore, " ")
+	load, err := strconv.ParseFloat(first, 64)
+	return err == nil && load > float64(r.Machine.Cores)/2
+}
+
+// column is one figure of all contenders, as it is or against that of another
+// contender on the same server.
+type column struct {
+	title   string
+	of      label // without contender and server
+	figure  string
+	against string
+}
+
+func (r *record) table(names []string, columns []column) string {
+	lines := [][]string{{"", "on"}}
+	align := "ll"
+	for _, c := range columns {
+		lines[0] = append(lines[0], c.title)
+		align += "r"
+	}
+	for _, c := range contenders() {
+		if !slices.Contains(names, c.Name) {
+			continue
+		}
+		line := []string{c.Name, c.Server}
+		if columns[0].of.Workload == transaction {
+			line[0] = strings.TrimPrefix(c.Name, "transaction, ")
+		}
+		if c.Ours {
+			line[0] = "**" + line[0] + "**"
+		}
+		empty := true
+		for _, col := range columns {
+			l := col.of
+			l.Contender, l.Server = c.Name, c.Server
+			v := r.results.median(l, col.figure)
+			if col.against != "" {
+				l.Contender = col.against
+				v /= r.results.median(l, col.figure)
+			}
+			line = append(line, number(v))
+			empty = empty && math.IsNaN(v)
+		}
+		if !empty {
+			lines = append(lines, line)
+		}
+	}
+	return markdown(lines, align)
+}
+
+// comparison is a figure by which all of a workload are compared.
+type comparison struct {
+	title  string
+	of     label
+	figure string
+	more   bool // is better
+	names  []string
+}
+
+var comparisons = []comparison{
+	{"One goroutine, nobody else wants the key", label{Workload: uncontended, N: 1}, timeEach, false, locks},
+	{"The same, servers 0.5 ms away", label{Workload: uncontended, N: 1, Delay: farDelay}, timeEach, false, locks},
+	{"64 goroutines, a key each", label{Workload: distinct, N: 64}, rate, true, locks},
+	{"A transaction under a lock", label{Workload: transaction, N: 1}, timeEach, false, transactionNames()},
+	{"The same, servers 0.5 ms away", label{Workload: transaction, N: 1, Delay: farDelay}, timeEach, false, transactionNames()},
+	{"One key, 64 goroutines in a process: grants a second", label{Workload: hot, N: 64}, rate, true, waiting},
+	{"One key, 64 goroutines that ask once: until all had it", label{Workload: burst, N: 64}, allHadIt, false, waiting},
+	{"One key, 4 processes of 16 goroutines: grants a second", label{Workload: processes, N: 16}, rate, true, waiting},
+	{"Hand-off to another process", label{Workload: handOff, N: 1}, latency, false, waiting},
+	{"Taking 10,000 locks", label{Workload: manyHolds, N: 10_000}, taking, false, locks},
+}
+
+// compare says of each strategy whom it is slower than and whom it is faster than.
+func (r *record) compare(c comparison) string {
+	lines := [][]string{{c.title, "on", "slower than", "about even", "faster than"}}
+	value := func(x contender) float64 {
+		l := c.of
+		l.Contender, l.Server = x.Name, x.Server
+		return r.results.median(l, c.figure)
+	}
+	all := contenders()
+	for _, our := range all {
+		mine := value(our)
+		if !our.Ours || math.IsNaN(mine) || !slices.Contains(c.names, our.Name) || strings.HasSuffix(our.Name, noHint) {
+			continue
+		}
+		type verdict struct {
+			name  string
+			times float64 // as slow
+		}
+		var verdicts []verdict
+		for _, other := range all {
+			if other.Ours || math.IsNaN(value(other)) || !slices.Contains(c.names, other.Name) {
+				continue
+			}
+			if other.Server != our.Server && (other.Server == onMySQL || other.Server == onMariaDB) {
+				continue
+			}
+			times := mine / value(other)
+			if c.more {
+				times = 1 / times
+			}
+			verdicts = append(verdicts, verdict{strings.TrimPrefix(other.Name, "transaction, "), times})
+		}
+		slices.SortStableFunc(verdicts, func(a, b verdict) int {
+			if a.times > b.times {
+				return -1
+			}
+			return 1
+		})
+		var slower, even, faster []string
+		for _, v := range verdicts {
+			switch {
+			case v.times > 1.05:
+				slower = append(slower, v.name+" ×"+number(v.times))
+			case v.times > 1/1.05:
+				even = append(even, v.name)
+			default:
+				faster = append(faster, v.name+" ×"+number(1/v.times))
+			}
+		}
+		lines = append(lines, []string{
+			strings.TrimPrefix(our.Name, "transaction, "), our.Server,
+			strings.Join(slower, "; "), strings.Join(even, "; "), strings.Join(faster, "; "),
+		})
+	}
+	if len(lines) == 1 {
+		return ""
+	}
+	return markdown(lines, "lllll")
+}
+
+// markdown is a table whose first line is its head; align has an l or r a column.
+func markdown(lines [][]string, align string) string {
+	var b strings.Builder
+	for i, line := range lines {
+		b.WriteString("| " + strings.Join(line, " | ") + " |\n")
+		if i == 0 {
+			for _, a := range align {
+				b.WriteString(map[rune]string{'l': "|---", 'r': "|---:"}[a])
+			}
+			b.WriteString("|\n")
+		}
+	}
+	return b.String() + "\n"
+}
+
+// number prints three digits, or all before the point; nothing for NaN.
+func number(v float64) string {
+	switch {
+	case math.IsNaN(v) || math.IsInf(v, 0):
+		return ""
+	case v == 0:
+		return "0"
+	}
+	digits := 2 - int(math.Floor(math.Log10(math.Abs(v))))
+	text := strconv.FormatFloat(v, 'f', max(0, min(digits, 3)), 64)
+	if whole, fraction, found := strings.Cut(text, "."); found && strings.Trim(fraction, "0") == "" {
+		text = whole
+	}
+	return text
+}

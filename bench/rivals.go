@@ -1,0 +1,326 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/bsm/redislock"
+	"github.com/go-redsync/redsync/v4"
+	"github.com/go-redsync/redsync/v4/redis/goredis/v9"
+	"github.com/go-sql-driver/mysql"
+	"github.com/redis/go-redis/v9"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+	"go.uber.org/zap"
+)
+
+// What users would pick instead, as the tables name it.
+const (
+	bare         = "two bare round trips"
+	getLock      = "GET_LOCK, pinned"
+	forUpdate    = "SELECT … FOR UPDATE"
+	insertDelete = "INSERT, DELETE, sleep"
+	redsyncAsIs  = "redsync, defaults"
+	redsyncTuned = "redsync, tuned"
+	redisAsIs    = "redislock, example"
+	redisTuned   = "redislock, tuned"
+	etcdMutex    = "etcd Mutex"
+)
+
+const (
+	// recipeSleep is what the recipe with INSERT sleeps between two tries.
+	recipeSleep = 10 * time.Millisecond
+	// lockTTL is how long locks in Redis live where their default is not tried;
+	// nothing here takes that long.
+	lockTTL = time.Minute
+)
+
+// sqlRivals keep the lock in the same server as ours.
+func sqlRivals(on string) []contender {
+	plain := func(wrap func(*sql.DB) client) func(context.Context, addresses, size) (client, error) {
+		return func(_ context.Context, at addresses, n size) (client, error) {
+			db, err := openPlain(at[on], n)
+			return wrap(db), err
+		}
+	}
+	return []contender{
+		{
+			Name: bare, Server: on, Note: "`DO 1` twice: what no lock in this server can be faster than",
+			open: plain(func(db *sql.DB) client { return &roundTrips{db} }),
+		},
+		{
+			Name: getLock, Server: on, wide: true, Note: "a `sql.Conn` for each lock: `SELECT GET_LOCK(?, 60)`, `DO RELEASE_LOCK(?)`",
+			open: plain(func(db *sql.DB) client { return &pinned{db} }),
+		},
+		{
+			Name: forUpdate, Server: on, wide: true, Note: "a row for each key: BEGIN, `SELECT … FOR UPDATE`, COMMIT",
+			open: plain(func(db *sql.DB) client { return &lockedRows{db} }),
+		},
+		{
+			Name: insertDelete, Server: on, polls: int(recipeSleep / time.Millisecond),
+			Note: fmt.Sprintf("INSERT, where that is a duplicate sleep %v and try again; DELETE", recipeSleep),
+			open: plain(func(db *sql.DB) client { return &insertedRows{db} }),
+		},
+	}
+}
+
+// otherRivals need a server of their own. Of those that poll there are two
+// forms: as they come, and as an expert who has measured would set them up.
+func otherRivals() []contender {
+	return []contender{
+		{
+			Name: redsyncAsIs, Server: onRedis, polls: 250,
+			Note: "tries again after 50 to 250 ms; who has tried 32 times in vain starts again",
+			open: func(_ context.Context, at addresses, _ size) (client, error) {
+				c := redis.NewClient(&redis.Options{Addr: at[onRedis]})
+				return &redsyncs{Client: c, locks: redsync.New(goredis.NewPool(c))}, nil
+			},
+		},
+		{
+			Name: redsyncTuned, Server: onRedis, polls: 2 * tunedPause,
+			Note: fmt.Sprintf("tries again after %d to %d ms, a connection for each goroutine", tunedPause/2, tunedPause*3/2),
+			open: func(_ context.Context, at addresses, n size) (client, error) {
+				c := openRedis(at, n)
+				return &redsyncs{c, redsync.New(goredis.NewPool(c)), []redsync.Option{
+					redsync.WithExpiry(lockTTL), redsync.WithTries(1 << 30),
+					redsync.WithRetryDelayFunc(func(int) time.Duration { return jittered() }),
+				}}, nil
+			},
+		},
+		{
+			Name: redisAsIs, Server: onRedis, polls: 100,
+			Note: "by default it does not wait; as in its documentation's example it tries again after 100 ms",
+			open: func(_ context.Context, at addresses, _ size) (client, error) {
+				c := redis.NewClient(&redis.Options{Addr: at[onRedis]})
+				return &redislocks{c, redislock.New(c), func() time.Duration { return 100 * time.Millisecond }}, nil
+			},
+		},
+		{
+			Name: redisTuned, Server: onRedis, polls: 2 * tunedPause,
+			Note: fmt.Sprintf("tries again after %d to %d ms, a connection for each goroutine", tunedPause/2, tunedPause*3/2),
+			open: func(_ context.Context, at addresses, n size) (client, error) {
+				c := openRedis(at, n)
+				return &redislocks{c, redislock.New(c), jittered}, nil
+			},
+		},
+		{
+			Name: etcdMutex, Server: onEtcd, Note: "`concurrency.Mutex`, a session for each goroutine, since those who share one do not exclude each other",
+			open: openEtcd,
+		},
+	}
+}
+
+func openPlain(address string, n size) (*sql.DB, error) {
+	db, err := sql.Open("mysql", dsn(address))
+	if err == nil {
+		db.SetMaxIdleConns(max(n.Workers, n.Locks))
+	}
+	return db, err
+}
+
+type roundTrips struct{ *sql.DB }
+
+func (r *roundTrips) Lock(ctx context.Context, _ int, _ string) (func() error, error) {
+	once := func() error {
+		_, err := r.ExecContext(ctx, "DO 1")
+		return err
+	}
+	return once, once()
+}
+
+type pinned struct{ *sql.DB }
+
+func (p *pinned) Lock(ctx context.Context, _ int, key string) (func() error, error) {
+	conn, err := p.Conn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := getLockOn(ctx, conn, key); err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return func() error {
+		_, err := conn.ExecContext(context.WithoutCancel(ctx), "DO RELEASE_LOCK(?)", key)
+		return errors.Join(err, conn.Close())
+	}, nil
+}
+
+func getLockOn(ctx context.Context, conn *sql.Conn, key string) error {
+	var granted sql.NullBool
+	err := conn.QueryRowContext(ctx, "SELECT GET_LOCK(?, 60)", key).Scan(&granted)
+	if err == nil && !granted.Bool {
+		err = errors.New("GET_LOCK: not granted within a minute")
+	}
+	return err
+}
+
+type lockedRows struct{ *sql.DB }
+
+func (l *lockedRows) Lock(ctx context.Context, _ int, key string) (func() error, error) {
+	tx, err := l.BeginTx(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := lockRow(ctx, tx, key); err != nil {
+		return nil, errors.Join(err, tx.Rollback())
+	}
+	return tx.Commit, nil
+}
+
+func lockRow(ctx context.Context, tx *sql.Tx, key string) error {
+	var name string
+	return tx.QueryRowContext(ctx, "SELECT name FROM rows_to_lock WHERE name = ? FOR UPDATE", key).Scan(&name)
+}
+
+type insertedRows struct{ *sql.DB }
+
+// Lock gives up between two tries only: an INSERT that is cancelled may be
+// carried out all the same.
+func (i *insertedRows) Lock(ctx context.Context, _ int, key string) (func() error, error) {
+	for ctx.Err() == nil {
+		err := i.change(ctx, "INSERT INTO rows_as_locks VALUES (?)", key)
+		if err == nil {
+			return func() error { return i.delete(ctx, key) }, nil
+		}
+		if !refused(err, duplicate) && !refused(err, deadlock) {
+			return nil, err
+		}
+		time.Sleep(recipeSleep)
+	}
+	return nil, ctx.Err()
+}
+
+func (i *insertedRows) delete(ctx context.Context, key string) error {
+	for {
+		err := i.change(ctx, "DELETE FROM rows_as_locks WHERE name = ?", key)
+		if !refused(err, deadlock) {
+			return err
+		}
+	}
+}
+
+func (i *insertedRows) change(ctx context.Context, text, key string) error {
+	_, err := i.ExecContext(context.WithoutCancel(ctx), text, key)
+	return err
+}
+
+// The server's error numbers.
+const (
+	duplicate = 1062
+	deadlock  = 1213
+)
+
+func refused(err error, number uint16) bool {
+	var e *mysql.MySQLError
+	return errors.As(err, &e) && e.Number == number
+}
+
+// tunedPause is the mean pause between two tries of the tuned forms, in
+// milliseconds. Shorter ones keep Redis busy with vain tries (with 1 or 2 and 64
+// goroutines the grants fell to a half and less), longer ones make those wait
+// longer who could have the lock.
+const tunedPause = 8
+
+func jittered() time.Duration {
+	const mean = tunedPause * time.Millisecond
+	return mean/2 + rand.N(mean)
+}
+
+func openRedis(at addresses, n size) *redis.Client {
+	return redis.NewClient(&redis.Options{Addr: at[onRedis], PoolSize: max(20, n.Workers)})
+}
+
+type redsyncs struct {
+	*redis.Client
+	locks   *redsync.Redsync
+	options []redsync.Option
+}
+
+// Lock gives up between two rounds of tries only: who is cancelled while it asks
+// may leave the lock behind.
+func (r *redsyncs) Lock(ctx context.Context, _ int, key string) (func() error, error) {
+	whole := context.WithoutCancel(ctx)
+	mutex := r.locks.NewMutex(key, r.options...)
+	for ctx.Err() == nil {
+		err := mutex.LockContext(whole)
+		var taken *redsync.ErrTaken
+		if err == nil {
+			return func() error {
+				_, err := mutex.UnlockContext(whole)
+				return err
+			}, nil
+		}
+		if !errors.As(err, &taken) && !errors.Is(err, redsync.ErrFailed) {
+			return nil, err
+		}
+	}
+	return nil, ctx.Err()
+}
+
+type redislocks struct {
+	*redis.Client
+	locks *redislock.Client
+	pause func() time.Duration
+}
+
+// Lock gives up between two tries only, as that of redsync.
+func (r *redislocks) Lock(ctx context.Context, _ int, key string) (func() error, error) {
+	whole := context.WithoutCancel(ctx)
+	lock, err := r.locks.Obtain(whole, key, lockTTL, &redislock.Options{RetryStrategy: &untilDone{ctx, r.pause}})
+	if err != nil {
+		return nil, errors.Join(err, ctx.Err())
+	}
+	return func() error { return lock.Release(whole) }, nil
+}
+
+// untilDone is how redislock tries again, until the context ends.
+type untilDone struct {
+	ctx   context.Context
+	pause func() time.Duration
+}
+
+func (u *untilDone) NextBackoff() time.Duration {
+	if u.ctx.Err() != nil {
+		return 0
+	}
+	return u.pause()
+}
+
+type mutexes struct {
+	*clientv3.Client
+	sessions []*concurrency.Session
+}
+
+func openEtcd(ctx context.Context, at addresses, n size) (client, error) {
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{at[onEtcd]}, DialTimeout: startLimit, Logger: zap.NewNop()})
+	if err != nil {
+		return nil, err
+	}
+	m := &mutexes{Client: c}
+	for range n.Workers {
+		s, err := concurrency.NewSession(c, concurrency.WithContext(ctx))
+		if err != nil {
+			return nil, errors.Join(err, m.Close())
+		}
+		m.sessions = append(m.sessions, s)
+	}
+	return m, nil
+}
+
+func (m *mutexes) Lock(ctx context.Context, worker int, key string) (func() error, error) {
+	mutex := concurrency.NewMutex(m.sessions[worker], "/bench/"+key)
+	if err := mutex.Lock(ctx); err != nil {
+		return nil, err
+	}
+	return func() error { return mutex.Unlock(context.WithoutCancel(ctx)) }, nil
+}
+
+func (m *mutexes) Close() (err error) {
+	for _, s := range m.sessions {
+		err = errors.Join(err, s.Close())
+	}
+	return errors.Join(err, m.Client.Close())
+}

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// The business transactions, as the tables name them.
+const (
+	unlocked = "unlocked"
+	noHint   = "mysqllock, no hint"
+	product  = "product" // the key
+)
+
+// work is a contender's client that does all of its work in Lock.
+type work struct {
+	do    func(ctx context.Context, worker int, key string) error
+	close []func() error
+}
+
+func (w *work) Lock(ctx context.Context, worker int, key string) (func() error, error) {
+	return func() error { return nil }, w.do(ctx, worker, key)
+}
+
+func (w *work) Close() (err error) {
+	for _, c := range w.close {
+		err = errors.Join(err, c())
+	}
+	return err
+}
+
+// transactions are ways to sell one product: BEGIN, UPDATE, COMMIT, with a lock
+// and without.
+func transactions(on string) (all []contender) {
+	transaction := func(name string, ours bool, open func(address string, n size) (*sql.DB, error), do func(context.Context, *sql.DB, string) error) {
+		all = append(all, contender{
+			Name: "transaction, " + name, Server: on, Ours: ours,
+			open: func(_ context.Context, at addresses, n size) (client, error) {
+				db, err := open(at[on], n)
+				if err != nil {
+					return nil, err
+				}
+				return &work{func(ctx context.Context, _ int, key string) error { return do(ctx, db, key) }, []func() error{db.Close}}, nil
+			},
+		})
+	}
+	sellAlone := func(ctx context.Context, db *sql.DB, _ string) error { return sell(ctx, db, nil) }
+
+	transaction(unlocked, false, openPlain, sellAlone)
+	transaction(noHint, true, openUnhinted, sellAlone)
+	hinted := func(ctx context.Context, db *sql.DB, key string) error { return sell(lockctx.With(ctx, key), db, nil) }
+	for _, s := range strategies {
+		transaction(s.name, true, func(address string, n size) (*sql.DB, error) { return openOurs(address, s.strategy, n) }, hinted)
+	}
+	// A key of its own: one that was once kept optimistically costs the others a
+	// statement more, for its version.
+	transaction(optimistic, true, func(address string, n size) (*sql.DB, error) { return openOurs(address, lockctx.StrategyOptimistic, n) },
+		func(ctx context.Context, db *sql.DB, key string) error { return hinted(ctx, db, "optimistic "+key) })
+	transaction(forUpdate, false, openPlain, func(ctx context.Context, db *sql.DB, key string) error {
+		return sell(ctx, db, func(tx *sql.Tx) error { return lockRow(ctx, tx, key) })
+	})
+	transaction(getLock, false, openPlain, sellOnPinned)
+	for _, rival := range append(sqlRivals(on), otherRivals()...) {
+		switch rival.Name {
+		case insertDelete, redsyncTuned, redisTuned, etcdMutex:
+			all = append(all, around(rival, on))
+		}
+	}
+	return all
+}
+
+// around is the transaction in a rival's lock.
+func around(rival contender, on string) contender {
+	return contender{
+		Name: "transaction, " + rival.Name, Server: on, needs: []string{rival.Server},
+		open: func(ctx context.Context, at addresses, n size) (client, error) {
+			db, err := openPlain(at[on], n)
+			if err != nil {
+				return nil, err
+			}
+			locks, err := rival.open(ctx, at, n)
+			if err != nil {
+				return nil, errors.Join(err, db.Close())
+			}
+			return &work{func(ctx context.Context, worker int, key string) error {
+				release, err := locks.Lock(ctx, worker, key)
+				if err != nil {
+					return err
+				}
+				return errors.Join(sell(ctx, db, nil), release())
+			}, []func() error{locks.Close, db.Close}}, nil
+		},
+	}
+}
+
+type beginner interface {
+	BeginTx(context.Context, *sql.TxOptions) (*sql.Tx, error)
+}
+
+// sell is the business transaction. lock, if any, comes first in it.
+func sell(ctx context.Context, db beginner, lock func(*sql.Tx) error) error {
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	if lock != nil {
+		err = lock(tx)
+	}
+	if err == nil {
+		_, err = tx.ExecContext(ctx, "UPDATE products SET stock = stock - ? WHERE id = ?", 1, 1)
+	}
+	if err != nil {
+		return errors.Join(err, tx.Rollback())
+	}
+	return tx.Commit()
+}
+
+func sellOnPinned(ctx context.Context, db *sql.DB, key string) error {
+	conn, err := db.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := getLockOn(ctx, conn, key); err != nil {
+		return err
+	}
+	err = sell(ctx, conn, nil)
+	_, released := conn.ExecContext(ctx, "DO RELEASE_LOCK(?)", key)
+	return errors.Join(err, released)
+}
+
+// plainWork is a query by primary key, on the plain driver and on ours without a
+// hint. The transactions have the same pair.
+func plainWork(on string) (all []contender) {
+	query := func(name string, open func(address string, n size) (*sql.DB, error)) {
+		all = append(all, contender{
+			Name: "query, " + name, Server: on, Ours: name == noHint,
+			open: func(_ context.Context, at addresses, n size) (client, error) {
+				db, err := open(at[on], n)
+				if err != nil {
+					return nil, err
+				}
+				return &work{func(ctx context.Context, _ int, _ string) error {
+					var stock int64
+					return db.QueryRowContext(ctx, "SELECT stock FROM products WHERE id = ?", 1).Scan(&stock)
+				}, []func() error{db.Close}}, nil
+			},
+		})
+	}
+	query(unlocked, openPlain)
+	query(noHint, openUnhinted)
+	return all
+}
+
+func openUnhinted(address string, n size) (*sql.DB, error) {
+	return openOurs(address, lockctx.StrategyRow, n)
+}
