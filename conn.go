@@ -312,7 +312,7 @@ func (c *conn) runUnder(ctx context.Context, u *unit, h *lockctx.Hint, w wanted,
 	t := c.tx
 	t.read = t.read || st.info.Snapshot
 	t.under = u
-	u.wrote = u.wrote || st.info.Kind != sqltext.Read
+	u.wrote = u.wrote || st.mayWrite()
 	return c.runHere(ctx, st)
 }
 

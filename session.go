@@ -483,7 +483,7 @@ func (u *unit) run(ctx context.Context, st *statement) (driver.Rows, driver.Resu
 	if st.info.Calls {
 		err = server.Exec(ctx, u.link.Conn, "SAVEPOINT mysqllock_call")
 	}
-	u.wrote = u.wrote || st.info.Kind != sqltext.Read
+	u.wrote = u.wrote || st.mayWrite()
 	if err == nil {
 		base, res, err = st.run(ctx, u.link.Conn)
 	}

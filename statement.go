@@ -22,6 +22,9 @@ type statement struct {
 	atOnce   bool // and fails where one of them is locked
 }
 
+// mayWrite is in doubt true.
+func (s *statement) mayWrite() bool { return s.info.Kind != sqltext.Read || s.info.Functions }
+
 // run runs the statement on a bare connection.
 func (s *statement) run(ctx context.Context, base driver.Conn) (driver.Rows, driver.Result, error) {
 	if s.stmt != nil && s.on == base {

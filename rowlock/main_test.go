@@ -149,6 +149,7 @@ func (s *scratch) process(change func(*rowlock.Config)) *process {
 type bells struct {
 	ring  chan struct{} // a token wakes one
 	calls atomic.Int32
+	cut   atomic.Int32 // calls whose context ended
 	turns atomic.Int32 // given and not given back
 }
 
@@ -158,6 +159,7 @@ func (b *bells) await(ctx context.Context, key string, atMost time.Duration) (fu
 	case <-b.ring:
 	case <-time.After(atMost):
 	case <-ctx.Done():
+		b.cut.Add(1)
 		return nil, ctx.Err()
 	}
 	b.turns.Add(1)

@@ -37,16 +37,22 @@
 //
 // # Slots
 //
-// The slots of a key are rows, of which a holder locks one. The one that a
-// goroutine of this process gave back last is tried first, else a random one.
-// Where that is taken, another connection looks for a free one with SKIP LOCKED:
-// in the holder's own transaction, at REPEATABLE READ, a search that passes over
-// a locked row would lock the gap behind it, in which then nobody could make a
-// row. Where there is none, a caller waits in the server for a random one, for
-// at most 250 ms, and looks again. So with fewer waiters than slots, one that
-// another process gives back may stay unused for so long, and there is no order
-// among the waiters of several processes; in one process it is first come first
-// served. A slot that is kept by a lease is passed over.
+// The slots of a key are rows, of which a holder locks one. As many callers of
+// this process as there are slots look for one at a time; while there are others,
+// the one that was given back last is tried first, else a random one that none of
+// them has. Where that is taken, another connection looks for a free one with SKIP
+// LOCKED: in the holder's own transaction, at REPEATABLE READ, a search that
+// passes over a locked row would lock the gap behind it, in which then nobody
+// could make a row. Where there is none, a caller waits in the server for a random
+// one, for at most 250 ms, and looks again. A slot that is kept by a lease is
+// passed over.
+//
+// A slot that a goroutine of this process gives back is for the one that has
+// looked for longest, which stops its wait in the server for it, so that in one
+// process it is first come first served. One that another process gives back goes
+// to whoever waits for it or finds it: there is no order among the waiters of
+// several processes, and with fewer of them than slots it may stay unused for
+// 250 ms.
 //
 // # Versions
 //
@@ -88,6 +94,9 @@ const (
 	pace = 250 * time.Millisecond
 	// slice is the longest time that a wait is for the same slot.
 	slice = 250 * time.Millisecond
+	// patience is how long a caller that does not wait stands in line for one of
+	// the Control connections.
+	patience = time.Second
 	// background bounds what must be done although its caller has gone.
 	background = 10 * time.Second
 )
@@ -178,17 +187,18 @@ type Grant struct {
 // may be tried.
 func (l *Locker) Begin(ctx context.Context, opts driver.TxOptions, implicit bool, r Request) (*Grant, error) {
 	a := l.attempt(r)
+	defer func() { a.end() }()
 	a.opts, a.implicit = opts, implicit
-	txn, ticket, err := a.begin(ctx)
+	txn, err := a.begin(ctx)
 	if err != nil {
-		ticket.Leave()
+		a.ticket.Leave()
 		return nil, a.explain(ctx, err)
 	}
 	if len(r.Slots) > 0 {
-		ticket.Holds(a.locked.Slot)
+		a.ticket.Holds(a.locked.Slot)
 	}
-	ticket.Granted(&lockerr.Holder{ConnectionID: a.c.KnownID(), Program: l.cfg.Owner})
-	return &Grant{a.locked, txn, ticket}, nil
+	a.ticket.Granted(&lockerr.Holder{ConnectionID: a.c.KnownID(), Program: l.cfg.Owner})
+	return &Grant{a.locked, txn, a.ticket}, nil
 }
 
 // Join locks further keys in the transaction that is open on c. alive reports,
@@ -196,6 +206,7 @@ func (l *Locker) Begin(ctx context.Context, opts driver.TxOptions, implicit bool
 // else it must be rolled back.
 func (l *Locker) Join(ctx context.Context, c *pool.Conn, r Request) (locked Locked, alive bool, err error) {
 	a := l.attempt(r)
+	defer func() { a.end() }()
 	a.c = c
 	if alive, err = a.join(ctx); err != nil {
 		return Locked{}, alive, a.explain(ctx, err)
@@ -210,8 +221,10 @@ type attempt struct {
 	opts     driver.TxOptions
 	implicit bool
 	r        Request
-	names    []string // of all rows that it may lock, sorted
-	keys     []Key    // that the next lock statement is for
+	end      func()        // of the waits for slots, which are one to Request.Waiting
+	ticket   *queue.Ticket // nil until there is one, and in Join
+	names    []string      // of all rows that it may lock, sorted
+	keys     []Key         // that the next lock statement is for
 	locked   Locked
 	start    time.Time
 	holder   *lockerr.Holder
@@ -220,12 +233,13 @@ type attempt struct {
 }
 
 func (l *Locker) attempt(r Request) *attempt {
-	a := &attempt{Locker: l, r: r, keys: r.Keys, start: time.Now()}
+	a := &attempt{Locker: l, r: r, keys: r.Keys, start: time.Now(), end: func() {}}
 	for _, key := range r.Keys {
 		a.names = append(a.names, key.Name)
 	}
 	if len(r.Slots) > 0 {
 		a.names = slices.Sorted(slices.Values(r.Slots))
+		a.r.Waiting = a.waitingOnce(r.Waiting)
 	}
 	return a
 }
@@ -245,6 +259,7 @@ func (a *attempt) places() []queue.Place {
 var (
 	errWaitOver = errors.New("the wait is over")
 	errNoRow    = errors.New("a key's row in the lock table has vanished")
+	errFreed    = errors.New("a slot was given back")
 	errForm     = errors.New("a lock statement was answered in another form than ours")
 )
 
@@ -271,35 +286,33 @@ func (a *attempt) allowed() error {
 		"row locks do not exclude on %s; lockUnsafe=allow uses them all the same, for an application that writes on one node only", a.cfg.Info.Topology))
 }
 
-func (a *attempt) begin(ctx context.Context) (*pool.Txn, *queue.Ticket, error) {
+func (a *attempt) begin(ctx context.Context) (*pool.Txn, error) {
 	if err := a.allowed(); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if err := a.cfg.Rows.Exist(ctx, a.names); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	ticket, holder, front := a.cfg.Queue.TryEnterAs(a.places(), a.r.Wait == 0)
+	var holder *lockerr.Holder
+	var front bool
+	a.ticket, holder, front = a.cfg.Queue.TryEnterAs(a.places(), a.r.Wait == 0)
 	if !front {
 		if a.r.Wait == 0 {
 			a.holder = holder
-			return nil, nil, lockerr.ErrLocked
+			return nil, lockerr.ErrLocked
 		}
-		var err error
-		if ticket, err = a.lineUp(ctx); err != nil {
-			return nil, nil, err
+		if err := a.lineUp(ctx); err != nil {
+			return nil, err
 		}
 	}
 	var err error
 	if a.c, err = a.r.Conn(ctx); err != nil {
-		return nil, ticket, err
+		return nil, err
 	}
-	var txn *pool.Txn
 	if len(a.r.Slots) > 0 {
-		txn, err = a.beginSlot(ctx, ticket.Free())
-	} else {
-		txn, err = a.beginKeys(ctx, front)
+		return a.beginSlot(ctx)
 	}
-	return txn, ticket, err
+	return a.beginKeys(ctx, front)
 }
 
 func (a *attempt) beginKeys(ctx context.Context, front bool) (*pool.Txn, error) {
@@ -345,22 +358,21 @@ func (a *attempt) beginKeys(ctx context.Context, front bool) (*pool.Txn, error) 
 }
 
 // lineUp waits for the place in front of the process's own queue.
-func (a *attempt) lineUp(ctx context.Context) (*queue.Ticket, error) {
+func (a *attempt) lineUp(ctx context.Context) error {
 	ctx, done, err := a.waiting(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer done()
-	ticket, err := a.cfg.Queue.EnterAs(ctx, a.places())
-	if err != nil {
+	if a.ticket, err = a.cfg.Queue.EnterAs(ctx, a.places()); err != nil {
 		for _, place := range a.places() {
 			if a.holder == nil {
 				a.holder = a.cfg.Queue.HolderOf(place)
 			}
 		}
-		return nil, context.Cause(ctx)
+		return context.Cause(ctx)
 	}
-	return ticket, nil
+	return nil
 }
 
 // waiting returns a context that ends with the wait.
@@ -386,6 +398,8 @@ func (a *attempt) await(ctx context.Context, lease *leased) (done func(), err er
 		return nil, err
 	}
 	defer stop()
+	ctx, cancel := a.untilFreed(ctx)
+	defer cancel()
 	if lease.key == a.awaited.key && lease.token == a.awaited.token { // woken for nothing: not over and over
 		select {
 		case <-time.After(min(pace-time.Since(a.since), lease.remaining)):
@@ -566,7 +580,7 @@ func (a *attempt) look(ctx context.Context) (*leased, error) {
 
 // ask runs a plain read on a connection of its own.
 func (a *attempt) ask(ctx context.Context, text string) ([][]string, error) {
-	c, err := a.cfg.Control.Acquire(ctx)
+	c, err := a.control(ctx, max(a.r.Wait-time.Since(a.start), patience))
 	if err != nil {
 		return nil, err
 	}
@@ -576,6 +590,21 @@ func (a *attempt) ask(ctx context.Context, text string) ([][]string, error) {
 		err = errors.New(err.Error()) // it is not the caller's connection
 	}
 	return rows, err
+}
+
+// control returns a connection of its own, within atMost: others may keep them
+// all busy.
+func (a *attempt) control(ctx context.Context, atMost time.Duration) (*pool.Conn, error) {
+	timed, cancel := context.WithTimeout(ctx, atMost)
+	defer cancel()
+	c, err := a.cfg.Control.Acquire(timed)
+	switch {
+	case err == nil || ctx.Err() != nil || timed.Err() == nil:
+		return c, err
+	case a.r.Wait == 0:
+		return nil, lockerr.With(lockerr.ErrLocked, fmt.Errorf("for %v there was no connection to look on", atMost))
+	}
+	return nil, errWaitOver
 }
 
 // lock runs a lock statement and checks that every key's row was there, without
@@ -649,6 +678,7 @@ func (a *attempt) block(ctx context.Context) error {
 	select {
 	case err := <-answer:
 		return err
+	case <-a.freed():
 	case <-ctx.Done():
 	}
 
@@ -663,8 +693,12 @@ func (a *attempt) block(ctx context.Context) error {
 			_ = a.cfg.Control.KillQuery(kctx, id, mark) // best effort: the server's own bound ends it too
 		})
 	}
-	switch cause := context.Cause(ctx); {
-	case err == nil && errors.Is(cause, errWaitOver):
+	cause := context.Cause(ctx)
+	if cause == nil {
+		cause = errFreed
+	}
+	switch {
+	case err == nil && (errors.Is(cause, errWaitOver) || errors.Is(cause, errFreed)):
 		return nil // granted in the last moment, and the caller is still there
 	case err == nil || server.Interrupted(err) || !answered:
 		return cause
@@ -677,12 +711,17 @@ func (a *attempt) block(ctx context.Context) error {
 // Before that it asks who was in the way.
 func (a *attempt) stop(ctx context.Context, mark string, answer <-chan error) (err error, answered bool) {
 	limit := giveUp
-	if errors.Is(context.Cause(ctx), errWaitOver) {
+	switch cause := context.Cause(ctx); {
+	case cause == nil: // the caller goes on, by when the server has ended the statement in any case
+		limit = 2 * slice
+	case errors.Is(cause, errWaitOver):
 		limit = giveUpCalmly
 	}
 	kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
-	a.holder = a.askHolder(kctx, a.c.KnownID())
+	if ctx.Err() != nil {
+		a.holder = a.askHolder(kctx, a.c.KnownID())
+	}
 	for {
 		killed := a.cfg.Control.KillQuery(kctx, a.c.KnownID(), mark) // the answer below says whether it worked
 		again := time.NewTimer(giveUp / 5)
@@ -717,7 +756,7 @@ func (a *attempt) askHolder(ctx context.Context, waiter uint64) *lockerr.Holder 
 	if deadline, ok := ctx.Deadline(); ok { // half of the time is for the kill
 		bound = min(bound, time.Until(deadline)/2)
 	}
-	c, err := a.cfg.Control.Acquire(ctx)
+	c, err := a.control(ctx, giveUpCalmly)
 	if err != nil {
 		return nil
 	}

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockerr"
@@ -15,8 +16,87 @@ import (
 // none is where no slot is known to be free.
 const none = -1
 
-// beginSlot tries the slot free first, or any one.
-func (a *attempt) beginSlot(ctx context.Context, free int) (txn *pool.Txn, err error) {
+// FreeSlot looks for one of rows that nobody has locked and that has no live
+// lease, but for those whose indexes are in except. It does not make rows: one that
+// is not there is not free. A server without SKIP LOCKED tells of leases only. Where
+// there is no connection to look on, the error is ErrLocked after a second.
+func (l *Locker) FreeSlot(ctx context.Context, rows []string, except ...int) (i int, ok bool, err error) {
+	a := l.attempt(Request{Slots: rows})
+	i, err = a.freeSlot(ctx, without(a.all(), except))
+	return i, err == nil && i != none, err
+}
+
+// all returns the indexes of the slots.
+func (a *attempt) all() []int {
+	all := make([]int, len(a.r.Slots))
+	for i := range all {
+		all[i] = i
+	}
+	return all
+}
+
+// untaken returns those of slots that no other caller of this process has, or is to
+// have before this one.
+func (a *attempt) untaken(slots []int) []int {
+	if a.ticket == nil {
+		return slots
+	}
+	return without(slots, a.ticket.Taken())
+}
+
+func without(slots, except []int) (rest []int) {
+	for _, i := range slots {
+		if !slices.Contains(except, i) {
+			rest = append(rest, i)
+		}
+	}
+	return rest
+}
+
+// freed is closed when the ticket has a slot to tell of. In a transaction that
+// goes on there is no ticket.
+func (a *attempt) freed() <-chan struct{} {
+	if a.ticket == nil {
+		return nil
+	}
+	return a.ticket.Freed()
+}
+
+// untilFreed returns a context that also ends with errFreed.
+func (a *attempt) untilFreed(ctx context.Context) (context.Context, func()) {
+	freed := a.freed()
+	if freed == nil {
+		return ctx, func() {}
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() {
+		select {
+		case <-freed:
+			cancel(errFreed)
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { cancel(nil) }
+}
+
+// waitingOnce calls waiting at the first wait, for all that follow until the
+// attempt's end: between them a caller is not to be refused.
+func (a *attempt) waitingOnce(waiting func(context.Context) (context.Context, func(), error)) func(context.Context) (context.Context, func(), error) {
+	var all context.Context
+	return func(ctx context.Context) (context.Context, func(), error) {
+		if all == nil {
+			first, done, err := waiting(ctx)
+			if err != nil {
+				return nil, nil, err
+			}
+			all, a.end = first, done
+		}
+		return all, func() {}, context.Cause(all)
+	}
+}
+
+// beginSlot tries the slot first that the ticket tells of, or any one.
+func (a *attempt) beginSlot(ctx context.Context) (txn *pool.Txn, err error) {
 	try := func(ctx context.Context) (err error) {
 		txn, err = a.try(ctx)
 		return err
@@ -25,10 +105,7 @@ func (a *attempt) beginSlot(ctx context.Context, free int) (txn *pool.Txn, err e
 		txn, err = a.wait(ctx)
 		return err
 	}
-	if n := len(a.r.Slots); free == none || free >= n {
-		free = rand.N(n)
-	}
-	return txn, a.oneSlot(ctx, free, try, wait, func() bool { return true })
+	return txn, a.oneSlot(ctx, true, try, wait, func() bool { return true })
 }
 
 // joinSlot tries none that is not seen to be free: on some servers a lock that is
@@ -53,7 +130,7 @@ func (a *attempt) joinSlot(ctx context.Context) (alive bool, err error) {
 		alive = server.Interrupted(err) && !a.cfg.Info.EndsTransaction(err) || errors.Is(err, errWaitOver) && !a.cfg.Info.RollbackOnTimeout
 		return err
 	}
-	err = a.oneSlot(ctx, none, try, wait, func() bool { return alive })
+	err = a.oneSlot(ctx, false, try, wait, func() bool { return alive })
 	if errors.Is(err, errNoRow) {
 		a.cfg.Rows.Forget(a.names)
 	}
@@ -63,18 +140,16 @@ func (a *attempt) joinSlot(ctx context.Context) (alive bool, err error) {
 	return alive, err
 }
 
-// oneSlot locks one of the slots, slot first where it is not none. try and wait
-// run a lock statement for the one that a.keys names; goesOn reports whether
-// another may follow one that has failed.
-func (a *attempt) oneSlot(ctx context.Context, slot int, try, wait func(context.Context) error, goesOn func() bool) error {
+// oneSlot locks one of the slots. guess means that one may be tried first of which
+// it is not known whether it is free. try and wait run a lock statement for the one
+// that a.keys names; goesOn reports whether another may follow one that has failed.
+func (a *attempt) oneSlot(ctx context.Context, guess bool, try, wait func(context.Context) error, goesOn func() bool) error {
 	done := func() {} // ends the turn that await gave
 	defer func() { done() }()
-	for vanished, lost := 0, 0; ; slot = none {
-		var err error
-		if slot == none {
-			if slot, err = a.freeSlot(ctx); err != nil {
-				return err
-			}
+	for vanished, lost := 0, 0; ; guess = false {
+		slot, err := a.nextSlot(ctx, guess)
+		if err != nil {
+			return err
 		}
 		if slot != none {
 			a.aim(slot)
@@ -87,18 +162,19 @@ func (a *attempt) oneSlot(ctx context.Context, slot int, try, wait func(context.
 		done()
 		done = func() {}
 		if slot == none || server.Locked(err) && goesOn() {
-			var open []int
+			var unleased []int
 			var first *leased
-			open, first, err = a.survey(ctx)
+			unleased, first, err = a.survey(ctx)
+			open := a.untaken(unleased)
 			switch {
 			case err != nil:
-			case a.r.Wait == 0 && len(open) == 0:
+			case a.r.Wait == 0 && len(unleased) == 0:
 				return first
 			case a.r.Wait == 0:
 				a.holder = a.askHolder(ctx, 0)
 				return lockerr.ErrLocked
 			case len(open) == 0:
-				turn, err := a.await(ctx, first)
+				turn, err := a.pause(ctx, first)
 				if err != nil {
 					return err
 				}
@@ -114,7 +190,7 @@ func (a *attempt) oneSlot(ctx context.Context, slot int, try, wait func(context.
 		switch {
 		case err == nil || !goesOn():
 			return err
-		case errors.As(err, &lease) || server.Interrupted(err): // look again
+		case errors.As(err, &lease) || server.Interrupted(err) || errors.Is(err, errFreed): // look again
 		case (errors.Is(err, errNoRow) || server.Missing(err)) && vanished < 3:
 			vanished++
 			a.cfg.Rows.Forget(a.names)
@@ -133,11 +209,28 @@ func (a *attempt) aim(slot int) {
 	a.keys = []Key{{Name: a.r.Slots[slot]}}
 }
 
-// freeSlot returns a slot that nobody has, or none. It looks on a connection
+// nextSlot returns the slot to try next, or none.
+func (a *attempt) nextSlot(ctx context.Context, guess bool) (int, error) {
+	if a.ticket != nil {
+		if slot := a.ticket.Free(); slot != none {
+			return slot, nil
+		}
+	}
+	open := a.untaken(a.all())
+	if guess && len(open) > 0 {
+		return open[rand.N(len(open))], nil
+	}
+	return a.freeSlot(ctx, open)
+}
+
+// freeSlot returns one of slots that nobody has, or none. It looks on a connection
 // of its own: a search that passes over locked rows leaves gap locks in its
 // transaction, which keep others from making rows.
-func (a *attempt) freeSlot(ctx context.Context) (int, error) {
-	rows, err := a.ask(ctx, a.freeSQL())
+func (a *attempt) freeSlot(ctx context.Context, slots []int) (int, error) {
+	if len(slots) == 0 {
+		return none, nil
+	}
+	rows, err := a.ask(ctx, a.freeSQL(slots))
 	if err != nil || len(rows) == 0 {
 		return none, err
 	}
@@ -146,6 +239,36 @@ func (a *attempt) freeSlot(ctx context.Context) (int, error) {
 		return none, errForm
 	}
 	return slot, nil
+}
+
+// pause waits until a slot may be free, where none can be waited for in the
+// server. done is for after the attempt that follows.
+func (a *attempt) pause(ctx context.Context, first *leased) (done func(), err error) {
+	if first != nil {
+		done, err = a.await(ctx, first)
+	} else { // the callers before this one have all of them
+		done, err = func() {}, a.sleep(ctx)
+	}
+	if errors.Is(err, errFreed) {
+		return func() {}, nil
+	}
+	return done, err
+}
+
+func (a *attempt) sleep(ctx context.Context) error {
+	ctx, stop, err := a.waiting(ctx)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	select {
+	case <-a.freed():
+		return errFreed
+	case <-time.After(slice):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // survey returns the slots that have no lease, and the lease which ends first,

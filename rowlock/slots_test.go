@@ -6,11 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
@@ -175,6 +178,265 @@ func TestSlotOfAnotherProcess(t *testing.T) {
 	})
 }
 
+// TestSlotsInOrder: of two slots the other is out of reach, and the holder of the
+// first gives it back and asks for it again at once. Whoever has waited before
+// that is told and gets it.
+func TestSlotsInOrder(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		rows := slots(2)
+		for _, leased := range []bool{false, true} {
+			p := s.process(nil)
+			free := func() {}
+			if leased {
+				s.lease(rows[1], time.Hour)
+			} else {
+				free = s.process(nil).hold(rowlock.Request{Keys: exclusive(rows[1])})
+			}
+			var latency []time.Duration
+			for range 9 {
+				end := p.hold(rowlock.Request{Slots: rows})
+				var ended atomic.Bool
+				granted, passed := make(chan time.Time, 1), make(chan struct{})
+				calls := p.bells.calls.Load()
+				go func() {
+					end := p.hold(rowlock.Request{Slots: rows, Wait: 20 * time.Second})
+					granted <- time.Now()
+					<-passed
+					time.Sleep(10 * time.Millisecond)
+					ended.Store(true)
+					end()
+				}()
+				if leased {
+					soon(t, func() bool { return p.bells.calls.Load() > calls })
+				} else {
+					s.waitsInServer(1)
+				}
+				end()
+				left := time.Now()
+				if c, grant, err := p.request(limited(t), rowlock.Request{Slots: rows}); !errors.Is(err, lockerr.ErrLocked) {
+					t.Errorf("one who does not wait gets past one who does: %v", err)
+					if err == nil {
+						p.end(c, grant.Txn, grant.Ticket)
+					}
+				}
+				close(passed)
+				end = p.hold(rowlock.Request{Slots: rows, Wait: 20 * time.Second})
+				if !ended.Load() {
+					t.Error("the same one has got it again")
+				}
+				end()
+				latency = append(latency, (<-granted).Sub(left))
+			}
+			slices.Sort(latency)
+			t.Logf("leased %v: told and granted after %v", leased, latency)
+			if !leased && latency[len(latency)/2] > slice/2 {
+				t.Errorf("granted %v after a slot came free", latency)
+			}
+			if leased && p.bells.cut.Load() == 0 {
+				t.Error("a wait for a lease was not given up for a slot")
+			}
+			free()
+		}
+	})
+}
+
+// slice is how long the wait for one slot lasts.
+const slice = 250 * time.Millisecond
+
+// TestSlotsAllTaken: who can have none of the slots, since others of its process
+// that ask for more of them have these, waits until it is told of one.
+func TestSlotsAllTaken(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process(nil)
+		end := s.process(nil).hold(rowlock.Request{Slots: slots(1)})
+		granted := make(chan func(), 1)
+		go func() { granted <- p.hold(rowlock.Request{Slots: slots(1), Wait: 20 * time.Second}) }()
+		s.waitsInServer(1)
+		ticket, _, front := p.queue.TryEnterAs([]queue.Place{{Key: "s", Slots: 3}}, false)
+		if !front {
+			t.Fatal("one who asks for three slots is not in front")
+		}
+		ticket.Holds(0)
+		time.Sleep(2 * slice)
+		end()
+		select {
+		case end := <-granted:
+			t.Error("a slot that somebody has was tried")
+			end()
+		case <-time.After(2 * slice):
+			ticket.Leave()
+			(<-granted)()
+		}
+		s.wantFree("s")
+	})
+}
+
+// TestSlotWaitIsOne: the waits of one request are one to Request.Waiting, in line
+// and in the server.
+func TestSlotWaitIsOne(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p, other := s.process(nil), s.process(nil)
+		rows := slots(1)
+		var calls, dones atomic.Int32
+		once := func(ctx context.Context) (context.Context, func(), error) {
+			if calls.Add(1) > 1 {
+				return nil, nil, errors.New("refused late")
+			}
+			return ctx, func() { dones.Add(1) }, nil
+		}
+		want := func(wantCalls, wantDones int32) {
+			t.Helper()
+			if calls.Load() != wantCalls || dones.Load() != wantDones {
+				t.Errorf("%d waits began and %d ended", calls.Load(), dones.Load())
+			}
+		}
+
+		end := p.hold(rowlock.Request{Slots: rows})
+		granted := make(chan func())
+		go func() { granted <- p.hold(rowlock.Request{Slots: rows, Wait: 20 * time.Second, Waiting: once}) }()
+		soon(t, func() bool { return calls.Load() == 1 })
+		theirs := make(chan func())
+		go func() { theirs <- other.hold(rowlock.Request{Keys: exclusive(rows[0]), Wait: 20 * time.Second}) }()
+		s.waitsInServer(1)
+		end() // the other process is next
+		end = <-theirs
+		time.Sleep(3 * slice)
+		want(1, 0)
+		end()
+		(<-granted)()
+		want(1, 1)
+
+		// Where it fails, and in a transaction that goes on.
+		end = other.hold(rowlock.Request{Slots: rows})
+		calls.Store(0)
+		p.refused(rowlock.Request{Slots: rows, Wait: 3 * slice, Waiting: once}, lockerr.ErrTimeout)
+		want(1, 2)
+		c, grant, err := p.request(limited(t), rowlock.Request{Keys: exclusive("mine")})
+		ok(t, err)
+		calls.Store(0)
+		if _, alive, err := p.Join(limited(t), c, rowlock.Request{Slots: rows, Wait: 3 * slice, Waiting: once}); !errors.Is(err, lockerr.ErrTimeout) || !alive {
+			t.Errorf("alive %v: %v", alive, err)
+		}
+		want(1, 3)
+		p.end(c, grant.Txn, grant.Ticket)
+
+		// The context that it gave ends the wait, and no other is begun.
+		enough := errors.New("enough")
+		ended := func(ctx context.Context) (context.Context, func(), error) {
+			ctx, cancel := context.WithCancelCause(ctx)
+			timer := time.AfterFunc(3*slice/2, func() { cancel(enough) })
+			return ctx, func() { timer.Stop() }, nil
+		}
+		began := time.Now()
+		p.refused(rowlock.Request{Slots: rows, Wait: 20 * time.Second, Waiting: ended}, enough)
+		if d := time.Since(began); d > 5*time.Second {
+			t.Errorf("it took %v", d)
+		}
+		p.refused(rowlock.Request{Slots: rows, Wait: 20 * time.Second, Waiting: func(context.Context) (context.Context, func(), error) {
+			return nil, nil, enough
+		}}, enough)
+		end()
+		s.wantFree(rows...)
+	})
+}
+
+// TestFreeSlot: one that is neither locked nor leased, nor excepted.
+func TestFreeSlot(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process(nil)
+		rows := slots(4)
+		want := func(p *process, want []int, except ...int) {
+			t.Helper()
+			got := make(map[int]bool)
+			for range 40 {
+				i, found, err := p.FreeSlot(limited(t), rows, except...)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !found {
+					i = -1
+				}
+				got[i] = true
+			}
+			if len(got) != len(want) || slices.ContainsFunc(want, func(i int) bool { return !got[i] }) {
+				t.Errorf("free were %v, not %v", got, want)
+			}
+		}
+		want(p, []int{-1}) // the rows are not there
+		ok(t, p.rows.Exist(limited(t), rows))
+		want(p, []int{0, 1, 2, 3})
+		if got := s.occupied(s.open(), rows); len(got) > 0 {
+			t.Errorf("%q are locked", got)
+		}
+		want(p, []int{1, 3}, 2, 0, 7)
+		want(p, []int{-1}, 0, 1, 2, 3)
+		end := p.hold(rowlock.Request{Keys: exclusive(rows[1])})
+		s.lease(rows[2], time.Hour)
+		want(p, []int{0, 3})
+		want(p, []int{-1}, 3, 0)
+		want(s.process(func(cfg *rowlock.Config) { cfg.Info.MariaDB, cfg.Info.Version = true, "10.5.9-MariaDB" }), []int{0, 1, 3})
+		end()
+		s.release(rows[2])
+		want(p, []int{1, 2}, 3, 0)
+
+		ctx, cancel := context.WithCancel(limited(t))
+		cancel()
+		if _, found, err := p.FreeSlot(ctx, rows); found || !errors.Is(err, context.Canceled) {
+			t.Errorf("found %v: %v", found, err)
+		}
+	})
+}
+
+// TestControlIsBusy: whoever does not wait does not wait for a connection either,
+// on which it could look who else is there.
+func TestControlIsBusy(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		var control *pool.Pool
+		p := s.process(func(cfg *rowlock.Config) { control = cfg.Control })
+		other := s.process(nil)
+		rows := slots(2)
+		p.hold(rowlock.Request{Slots: rows})()
+		p.hold(rowlock.Request{Keys: exclusive("k")})()
+		for _, r := range []rowlock.Request{{Slots: rows}, {Slots: rows}, {Keys: exclusive("k")}} {
+			defer other.hold(r)()
+		}
+		for range control.Stat().Max {
+			c, err := control.Acquire(limited(t))
+			ok(t, err)
+			defer c.Release()
+		}
+		const many = 4 * time.Second
+		quick := func(what string, f func() error, want error) {
+			t.Helper()
+			began := time.Now()
+			if err := f(); !errors.Is(err, want) || errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%s: %v", what, err)
+			}
+			if d := time.Since(began); d > many {
+				t.Errorf("%s: it took %v", what, d)
+			}
+		}
+		quick("slots", func() error {
+			err := p.refused(rowlock.Request{Slots: rows}, lockerr.ErrLocked)
+			if !strings.Contains(err.Error(), "connection") {
+				t.Errorf("no reason: %v", err)
+			}
+			return err
+		}, lockerr.ErrLocked)
+		quick("a key", func() error { return p.refused(rowlock.Request{Keys: exclusive("k")}, lockerr.ErrLocked) }, lockerr.ErrLocked)
+		quick("FreeSlot", func() error {
+			_, _, err := p.FreeSlot(limited(t), rows)
+			return err
+		}, lockerr.ErrLocked)
+		quick("a short wait", func() error { return p.refused(rowlock.Request{Slots: rows, Wait: time.Second}, lockerr.ErrTimeout) }, lockerr.ErrTimeout)
+		ctx, cancel := context.WithTimeout(limited(t), 100*time.Millisecond)
+		defer cancel()
+		if _, _, err := p.FreeSlot(ctx, rows); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, lockerr.ErrLocked) {
+			t.Errorf("with a context that ends: %v", err)
+		}
+	})
+}
+
 // TestSlotsUnderLoad: at most so many hold a slot, and as many do while others
 // wait; slots of holders that are killed come back.
 func TestSlotsUnderLoad(t *testing.T) {
@@ -233,7 +495,7 @@ func TestSlotsUnderLoad(t *testing.T) {
 			sum, total = sum+i*count, total+count
 		}
 		t.Logf("%d grants, %d holders killed; samples with 0 to 5 inside: %v, mean %.2f", grants.Load(), killed.Load(), samples, float64(sum)/float64(total))
-		if 2*sum < n*total || samples[n] == 0 {
+		if sum < (n-1)*total || samples[n] == 0 { // 4.6 on a machine with two cores that is busy with other tests
 			t.Errorf("the slots are not in use: %v", samples)
 		}
 		s.wantFree(rows...)
@@ -475,6 +737,87 @@ func TestJoinSlot(t *testing.T) {
 		after(t, 120*time.Millisecond, func() { s.exec(holder, "COMMIT") })
 		join(rowlock.Request{Wait: 20 * time.Second}, lockerr.ErrLocked, false, 0)
 	})
+}
+
+// TestJoinSlotChanges: a slot that was seen to be free is not free any more when
+// it is tried. What that means for the transaction depends on why.
+func TestJoinSlotChanges(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process(nil)
+		rows := slots(1)
+		join := func(rows []string, wait time.Duration, change func(c *pool.Conn)) (alive bool, err error) {
+			t.Helper()
+			ok(t, p.rows.Exist(limited(t), rows))
+			between := &meddled{Conn: s.open()}
+			c := pool.Adopt(between)
+			s.exec(between.Conn, "BEGIN")
+			_, err = c.ID(limited(t))
+			ok(t, err)
+			between.change = func() { change(c) }
+			_, alive, err = p.Join(limited(t), c, rowlock.Request{Slots: rows, Wait: wait, Waiting: free})
+			if between.change != nil {
+				t.Error("nothing was tried")
+			}
+			_ = between.Conn.Close()
+			return alive, err
+		}
+		ok(t, p.rows.Exist(limited(t), rows))
+		for _, wait := range []time.Duration{0, 5 * time.Second} {
+			// Its row is locked now, and must not stay so.
+			alive, err := join(rows, wait, func(*pool.Conn) { s.lease(rows[0], time.Hour) })
+			if alive || !errors.Is(err, lockerr.ErrLocked) {
+				t.Errorf("leased: alive %v: %v", alive, err)
+			}
+			wantHolder(t, err, "x")
+			s.release(rows[0])
+
+			alive, err = join(rows, wait, func(*pool.Conn) {
+				s.exec(s.open(), "DELETE FROM "+s.table.String()+" WHERE namespace = 'app' AND name = '"+rows[0]+"'")
+			})
+			if alive || err == nil || errors.Is(err, lockerr.ErrLocked) || errors.Is(err, lockerr.ErrTimeout) {
+				t.Errorf("vanished: alive %v: %v", alive, err)
+			}
+
+			alive, err = join(rows, wait, func(c *pool.Conn) { s.exec(s.open(), fmt.Sprintf("KILL CONNECTION %d", c.KnownID())) })
+			if alive || err == nil || errors.Is(err, lockerr.ErrLocked) || errors.Is(err, lockerr.ErrTimeout) {
+				t.Errorf("killed: alive %v: %v", alive, err)
+			}
+		}
+
+		// One that is locked leaves the transaction as it was, and there is another.
+		holder := s.open()
+		alive, err := join(slots(2), 0, func(c *pool.Conn) {
+			s.exec(holder, "BEGIN")
+			s.query(holder, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' AND name = '"+c.Conn.(*meddled).tried(slots(2))+"' FOR UPDATE")
+		})
+		if !alive || err != nil {
+			t.Errorf("locked: alive %v: %v", alive, err)
+		}
+		s.exec(holder, "ROLLBACK")
+		s.wantFree(slots(2)...)
+	})
+}
+
+// meddled lets something happen before it locks for the first time.
+type meddled struct {
+	driver.Conn
+	change func()
+	text   string
+}
+
+func (m *meddled) Prepare(text string) (driver.Stmt, error) {
+	if strings.Contains(text, "NOWAIT") && m.change != nil {
+		m.text = text
+		m.change()
+		m.change = nil
+	}
+	return m.Conn.Prepare(text)
+}
+
+// tried returns the row that is about to be locked.
+func (m *meddled) tried(rows []string) string {
+	at := slices.IndexFunc(rows, func(row string) bool { return strings.Contains(m.text, schema.Literal(row)) })
+	return rows[at]
 }
 
 // TestJoinSlotDeadlock: two who each hold one semaphore and want the other's only

@@ -53,18 +53,22 @@ func (l *Locker) sharedLock() string {
 	return " FOR SHARE"
 }
 
-// freeSQL returns one of the slots that nobody has, beginning with a random one:
+// freeSQL returns one of slots that nobody has, beginning with a random one:
 // processes that all began with the first would be in each other's way. Each row
 // is looked up by its primary key, until one is found.
-func (a *attempt) freeSQL() string {
-	n := len(a.r.Slots)
+func (a *attempt) freeSQL(slots []int) string {
+	n := len(slots)
 	var lines []string
 	for i, first := 0, rand.N(n); i < n; i++ {
-		slot := (first + i) % n
+		slot := slots[(first+i)%n]
 		lines = append(lines, fmt.Sprintf("SELECT %d AS i, %s AS n", slot, schema.Literal(a.r.Slots[slot])))
 	}
+	skip := ""
+	if a.cfg.Info.SkipLocked() {
+		skip = " FOR UPDATE SKIP LOCKED"
+	}
 	return "SELECT i FROM (" + strings.Join(lines, " UNION ALL ") + ") d STRAIGHT_JOIN " + a.cfg.Table.String() +
-		" ON namespace = " + schema.Literal(a.cfg.Namespace) + " AND name = n WHERE NOT " + schema.Live("") + " LIMIT 1 FOR UPDATE SKIP LOCKED"
+		" ON namespace = " + schema.Literal(a.cfg.Namespace) + " AND name = n WHERE NOT " + schema.Live("") + " LIMIT 1" + skip
 }
 
 // trySQL locks the keys in the open transaction or fails at once.

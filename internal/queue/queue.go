@@ -6,6 +6,9 @@
 // first of them comes to the front alone, to find out whether the key can be
 // had, and as soon as it holds the key those right behind it come too. Whoever
 // wants the key for itself is passed by nobody who comes later.
+//
+// A slot that is given back is kept for the one who has been in front for longest
+// without one: whoever is in front learns which those are, see [Ticket.Free].
 package queue
 
 import (
@@ -52,8 +55,8 @@ func (p Place) line() name { return name{p.Key, p.Slots > 0} }
 type line struct {
 	front   []*Ticket
 	shared  bool      // those in front share the key
-	pending int       // of those in front, how many do not hold the key yet
-	left    []int     // slots that were given back, the last at the end
+	pending int       // of those in front who wait, how many do not hold the key yet
+	left    []int     // slots that were given back and that nobody is told of, the last at the end
 	waiting list.List // of *waiter, the next in front
 }
 
@@ -64,14 +67,18 @@ type waiter struct {
 	front  chan struct{} // closed when it is
 }
 
-// Ticket is the place in front of the lines of some keys.
+// Ticket is the place in front of the lines of some keys, or of that for the
+// slots of one.
 type Ticket struct {
-	q      *Queue
-	places []Place         // that are taken; guarded by Queue.mu once the first is
-	holder *lockerr.Holder // who has the ticket, once it holds the lock; guarded by Queue.mu
-	baton  any             // what the one before it has handed over
-	slot   int             // which it holds, noSlot until it says so; guarded by Queue.mu
-	free   int             // which one before it has given back, or noSlot
+	q       *Queue
+	passing bool            // it waits for nothing, so that nobody is to wait for it
+	places  []Place         // that are taken; guarded by Queue.mu once the first is
+	holder  *lockerr.Holder // who has the ticket, once it holds the lock; guarded by Queue.mu
+	baton   any             // what the one before it has handed over
+	slot    int             // which it holds, noSlot until it says so; guarded by Queue.mu
+	free    int             // which one is kept for it, or noSlot; guarded by Queue.mu
+	told    bool            // Free has told of it; guarded by Queue.mu
+	freed   chan struct{}   // closed while there is one that Free has not told of; guarded by Queue.mu
 }
 
 const noSlot = -1
@@ -105,6 +112,7 @@ func (q *Queue) TryEnterAs(places []Place, passing bool) (t *Ticket, holder *loc
 		}
 	}
 	t = q.ticket()
+	t.passing = passing
 	for _, p := range places {
 		q.take(t, p)
 	}
@@ -206,18 +214,21 @@ func (q *Queue) take(t *Ticket, p Place) {
 		q.lines[p.line()] = l
 	}
 	l.front = append(l.front, t)
-	l.pending++
+	if !t.passing {
+		l.pending++
+	}
 	l.shared = p.Shared
 	t.places = append(t.places, p)
-	if n := len(l.left) - 1; n >= 0 {
-		t.free, l.left = l.left[n], l.left[:n]
+	if p.Slots > 0 {
+		t.freed = make(chan struct{})
+		t.next(l)
 	}
 }
 
 // advance lets those come to the front who can now.
 func (q *Queue) advance(n name) {
 	l := q.lines[n]
-	together := l.shared && l.pending == 0 && len(l.front) > 0
+	together := l.shared && l.pending == 0 && l.holder() != nil
 	for at := l.waiting.Front(); at != nil; at = l.waiting.Front() {
 		w := at.Value.(*waiter)
 		if next := l.admits(w.place) || together && w.place.Shared; !next {
@@ -235,16 +246,112 @@ func (q *Queue) advance(n name) {
 // Baton returns what the one before has handed over; nil where nothing was.
 func (t *Ticket) Baton() any { return t.baton }
 
+// slots returns the line that t is in front of for a slot; nil where there is
+// none.
+func (t *Ticket) slots() *line {
+	if len(t.places) == 0 || t.places[0].Slots == 0 {
+		return nil
+	}
+	return t.q.lines[t.places[0].line()]
+}
+
 // Holds says which of the slots the ticket is for, for those who come later.
 func (t *Ticket) Holds(slot int) {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
+	l := t.slots()
+	if l == nil {
+		return
+	}
+	l.left = slices.DeleteFunc(l.left, func(i int) bool { return i == slot })
 	t.slot = slot
+	kept := t.free
+	if t.free = noSlot; kept != slot {
+		l.give(kept)
+	}
 }
 
 // Free returns a slot that somebody in front has given back, so that it may be
-// free; -1 where none is known.
-func (t *Ticket) Free() int { return t.free }
+// free; -1 where none is known. It is kept for the ticket until that holds one or
+// leaves, or asks again because it was not to be had.
+func (t *Ticket) Free() int {
+	t.q.mu.Lock()
+	defer t.q.mu.Unlock()
+	l := t.slots()
+	if l == nil || t.slot != noSlot {
+		return noSlot
+	}
+	if t.free == noSlot || t.told {
+		t.next(l)
+	}
+	if t.free != noSlot {
+		t.told, t.freed = true, make(chan struct{})
+	}
+	return t.free
+}
+
+// Freed returns a channel that is closed when Free has another one to tell of,
+// for somebody who waits; nil where the ticket is not for slots. It is to be
+// asked for anew after Free.
+func (t *Ticket) Freed() <-chan struct{} {
+	t.q.mu.Lock()
+	defer t.q.mu.Unlock()
+	return t.freed
+}
+
+// Taken returns the slots that others in front hold, or that are kept for them.
+// Whoever tries one of these, or waits for it elsewhere, may pass one who has
+// come before it.
+func (t *Ticket) Taken() []int {
+	t.q.mu.Lock()
+	defer t.q.mu.Unlock()
+	l := t.slots()
+	if l == nil {
+		return nil
+	}
+	var taken []int
+	for _, other := range l.front {
+		for _, slot := range []int{other.slot, other.free} {
+			if other != t && slot != noSlot {
+				taken = append(taken, slot)
+			}
+		}
+	}
+	return taken
+}
+
+// give keeps a slot for the first in front who waits for one, else for those who
+// come later.
+func (l *line) give(slot int) {
+	if slot == noSlot {
+		return
+	}
+	for _, t := range l.front {
+		if !t.passing && t.slot == noSlot && t.free == noSlot && slot < t.places[0].Slots {
+			t.keep(slot)
+			return
+		}
+	}
+	l.left = append(l.left, slot)
+}
+
+// next keeps the slot for t that was given back last of those that nobody is told
+// of.
+func (t *Ticket) next(l *line) {
+	t.free, t.told = noSlot, false
+	for i, slot := range slices.Backward(l.left) {
+		if slot < t.places[0].Slots {
+			l.left = slices.Delete(l.left, i, i+1)
+			t.keep(slot)
+			return
+		}
+	}
+}
+
+func (t *Ticket) keep(slot int) {
+	t.free, t.told = slot, false
+	close(t.freed)
+}
 
 // Granted says that the one in front now holds the lock itself, for those who
 // ask who does, and for those who can share it.
@@ -254,7 +361,7 @@ func (t *Ticket) Granted(h *lockerr.Holder) {
 	first := t.holder == nil
 	t.holder = h
 	for _, p := range t.places {
-		if first {
+		if first && !t.passing {
 			t.q.lines[p.line()].pending--
 			t.q.advance(p.line())
 		}
@@ -296,12 +403,11 @@ func (t *Ticket) leave() {
 		l := t.q.lines[p.line()]
 		at := slices.Index(l.front, t)
 		l.front = slices.Delete(l.front, at, at+1)
-		if t.holder == nil {
+		if t.holder == nil && !t.passing {
 			l.pending--
 		}
-		if t.slot != noSlot {
-			l.left = append(l.left, t.slot)
-		}
+		l.give(t.slot)
+		l.give(t.free)
 		t.q.advance(p.line())
 	}
 	t.places = nil

@@ -206,6 +206,59 @@ func TestPassing(t *testing.T) {
 	})
 }
 
+// TestPassingReadersStarveNobody who waits, although there is always one of them
+// in front of whom it is not known whether it gets the key.
+func TestPassingReadersStarveNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCrowd(t)
+		c.comes("r1", reader)
+		c.comes("r2", reader)
+		var passing *Ticket
+		for i := range 1000 {
+			next, _, ok := c.q.TryEnterAs([]Place{reader}, true)
+			if !ok {
+				t.Fatal("among readers, a reader that does not wait is not let in")
+			}
+			if i%2 == 1 {
+				next.Granted(&lockerr.Holder{Program: "passing"})
+			}
+			passing.Leave()
+			passing = next
+			if i == 100 {
+				c.comes("r3", reader)
+				c.want("r1")
+				c.leaves("r1") // without having got it, so that the next finds out for itself
+				c.want("r2")
+			}
+		}
+		passing.Granted(&lockerr.Holder{})
+		c.want("r2")
+		c.granted("r2")
+		c.want("r2 r3")
+		passing.Leave()
+		c.end()
+
+		passing, _, _ = c.q.TryEnterAs([]Place{reader}, true)
+		c.comes("r1", reader)
+		c.want("r1")
+		passing.Leave()
+		c.end()
+
+		// A writer is waited for.
+		passing, _, _ = c.q.TryEnterAs([]Place{reader}, true)
+		c.comes("w", writer)
+		c.comes("r1", reader)
+		c.want("")
+		if _, _, ok := c.q.TryEnterAs([]Place{reader}, true); ok {
+			t.Error("a reader slipped past a writer that waits")
+		}
+		passing.Leave()
+		synctest.Wait()
+		c.want("w")
+		c.end()
+	})
+}
+
 // TestKeysAndReaders: somebody is in front of one line while it waits in another.
 func TestKeysAndReaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -333,37 +386,199 @@ func TestSlotsChange(t *testing.T) {
 	})
 }
 
+// wantFree checks which slot somebody is told of.
+func (c *crowd) wantFree(who string, want int) {
+	c.t.Helper()
+	if got := c.tickets[who].Free(); got != want {
+		c.t.Errorf("%s finds slot %d free, not %d", who, got, want)
+	}
+}
+
+// wantFreed checks who would stop waiting now, of those in front.
+func (c *crowd) wantFreed(names string) {
+	c.t.Helper()
+	var freed []string
+	for who, ticket := range c.tickets {
+		select {
+		case <-ticket.Freed():
+			freed = append(freed, who)
+		default:
+		}
+	}
+	slices.Sort(freed)
+	if got := strings.Join(freed, " "); got != names {
+		c.t.Errorf("those who can stop waiting are %q, not %q", got, names)
+	}
+}
+
+func (c *crowd) wantTaken(who string, want ...int) {
+	c.t.Helper()
+	got := c.tickets[who].Taken()
+	if slices.Sort(got); !slices.Equal(got, want) {
+		c.t.Errorf("to %s the slots %v are taken, not %v", who, got, want)
+	}
+}
+
 // TestSlotsGivenBack are told to those who come next, the last one first.
 func TestSlotsGivenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(t)
-		free := func(who string, want int) {
-			t.Helper()
-			if got := c.tickets[who].Free(); got != want {
-				t.Errorf("%s finds slot %d free, not %d", who, got, want)
-			}
-		}
 		for slot, who := range []string{"a", "b", "c", "d"} {
 			c.comes(who, slots(4))
-			free(who, -1)
-			if who != "d" {
-				c.tickets[who].Holds(slot)
-			}
+			c.wantFree(who, -1)
+			c.tickets[who].Holds(slot)
 		}
 		c.comes("e", slots(4))
 		c.leaves("b")
-		free("e", 1)
+		c.wantFreed("e")
+		c.wantFree("e", 1)
+		c.wantFreed("")
+		c.tickets["e"].Holds(1)
 		c.leaves("a")
 		c.leaves("c")
-		c.leaves("d") // which had none
 		c.comes("f", slots(4))
-		free("f", 2)
-		c.comes("g", slots(4))
-		free("g", 0)
+		c.wantFree("f", 2)
+		c.comes("g", slots(1)) // two are there
+		c.want("d e f")
+		c.givesUp("g")
+		c.tickets["f"].Holds(0) // another process had the other one, and it finds this one itself
 		c.comes("h", slots(4))
-		free("h", -1)
+		c.wantFree("h", 2)
+		c.comes("i", slots(6))
+		c.wantFree("i", -1)
 		c.end()
 	})
+}
+
+// TestSlotIsForTheFirst in front who has none, and for nobody else.
+func TestSlotIsForTheFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCrowd(t)
+		enters := func(who string, passing bool) {
+			t.Helper()
+			ticket, _, ok := c.q.TryEnterAs([]Place{slots(5)}, passing)
+			if !ok {
+				t.Fatalf("%s does not come to the front", who)
+			}
+			c.tickets[who] = ticket
+		}
+		enters("a", false)
+		c.tickets["a"].Holds(4)
+		c.granted("a")
+		enters("b", false)
+		c.tickets["b"].Holds(0)
+		enters("p", true)
+		c.comes("x", slots(5))
+		c.comes("y", slots(5))
+		for _, who := range []string{"x", "y", "p"} {
+			c.wantFree(who, -1)
+			c.wantTaken(who, 0, 4)
+		}
+		c.leaves("b") // and comes again at once
+		enters("b", false)
+		c.wantFreed("x")
+		c.wantFree("b", -1)
+		c.wantFree("p", -1)
+		c.wantTaken("b", 0, 4)
+		c.wantTaken("x", 4)
+		c.wantFree("x", 0)
+		c.wantTaken("y", 0, 4)
+
+		// x finds another one: what was kept for it is for the next.
+		c.tickets["x"].Holds(3)
+		c.wantFreed("y")
+		c.wantTaken("b", 0, 3, 4)
+
+		// y gives up, before it knows.
+		c.leaves("y")
+		c.wantFreed("b")
+		c.wantFree("b", 0)
+
+		// Another process has it: it is nobody's.
+		c.wantFree("b", -1)
+		c.wantTaken("p", 3, 4)
+
+		// With none to wait for it, it is for those who come next.
+		c.tickets["b"].Holds(1)
+		c.leaves("a")
+		c.wantFree("p", 4)
+		c.leaves("p")
+		c.comes("z", slots(4)) // which does not know slot 4
+		c.wantFree("z", -1)
+		c.comes("a", slots(5))
+		c.wantFree("a", 4)
+		c.tickets["a"].Holds(4)
+		c.wantFree("a", -1)
+		c.leaves("a")
+		c.wantFreed("")
+		c.leaves("x")
+		c.wantFreed("z")
+		if c.comes("w", writer); c.tickets["w"].Freed() != nil || c.tickets["w"].Free() != -1 || c.tickets["w"].Taken() != nil {
+			t.Error("who is alone in front is told of slots")
+		}
+		c.end()
+	})
+}
+
+// TestSlotsStorm has many who take slots and wait for nothing but to be told of
+// one.
+func TestSlotsStorm(t *testing.T) {
+	var q Queue
+	var used [3]atomic.Bool
+	limited, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	var told atomic.Int32
+	var all sync.WaitGroup
+	for range 16 {
+		all.Go(func() {
+			for range 300 {
+				place := slots(2 + rand.N(2))
+				ticket, err := q.EnterAs(limited, []Place{place})
+				if err != nil {
+					t.Errorf("nobody comes through: %v", err)
+					return
+				}
+				held := -1
+				for held < 0 {
+					try := ticket.Free()
+					if try >= 0 {
+						told.Add(1)
+					}
+					for i := 0; i < place.Slots && try < 0; i++ {
+						if !slices.Contains(ticket.Taken(), i) {
+							try = i
+						}
+					}
+					if try >= 0 && used[try].CompareAndSwap(false, true) {
+						held = try
+						break
+					}
+					select {
+					case <-ticket.Freed():
+						if rand.N(20) == 0 {
+							held = place.Slots
+						}
+					case <-limited.Done():
+						t.Error("nobody is told of a free slot")
+						ticket.Leave()
+						return
+					}
+				}
+				if held < place.Slots { // else it gives up, although it was told of one
+					ticket.Holds(held)
+					ticket.Granted(&lockerr.Holder{})
+					time.Sleep(rand.N(20 * time.Microsecond))
+					used[held].Store(false)
+				}
+				ticket.Leave()
+			}
+		})
+	}
+	all.Wait()
+	if told.Load() == 0 {
+		t.Error("nobody was ever told of a slot")
+	}
+	q.empty(t)
 }
 
 // TestSharedStorm has readers, writers and users of slots, of whom some give up.

@@ -10,7 +10,7 @@ import (
 // FuzzLook holds Look to properties that need no second implementation.
 func FuzzLook(f *testing.F) {
 	for _, rows := range [][]look{
-		queries, lockingReads, withs, writes, sets, commits, several, comments, quotes,
+		queries, lockingReads, withs, writes, sets, commits, calling, several, comments, quotes,
 	} {
 		for _, row := range rows {
 			f.Add(row.query)
@@ -42,6 +42,16 @@ func FuzzLook(f *testing.F) {
 			if l := Look(space + q); l != got {
 				t.Errorf("%+v with %q in front, %+v without", l, space, got)
 			}
+		}
+
+		// A call in front is seen, unless that makes it a text which no server takes.
+		for _, call := range []string{"SELECT f(1), ", "SELECT db.now(); ", "VALUES ROW(`x`()), "} {
+			if l := Look(call + q); l.Kind == Read && !l.Functions {
+				t.Errorf("%+v with %q in front", l, call)
+			}
+		}
+		if got.Functions && !strings.Contains(q, "(") {
+			t.Error("calls a function without a parenthesis")
 		}
 
 		quoted(t, q)

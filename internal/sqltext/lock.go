@@ -24,8 +24,8 @@ import (
 //
 // Accepted are joins, also in parentheses, and aliases, PARTITION, index hints,
 // WINDOW, LIMIT, OFFSET, FETCH, ROWS EXAMINED; subqueries outside of FROM, which
-// read their own tables without locks; COUNT, SUM and other aggregates that need
-// every row. Refused are:
+// read their own tables without locks; COUNT, SUM and other aggregates, for which
+// the server goes through every row that they count. Refused are:
 //
 //   - several statements, parentheses around the SELECT, WITH, UNION and its like,
 //     INTO, a locking clause that is there already;
@@ -33,6 +33,8 @@ import (
 //     schemas: nothing would be locked, or not all;
 //   - GROUP BY, DISTINCT, MIN and MAX: with the right index, the server reads, and
 //     locks, one row of each group only;
+//   - MATCH … AGAINST: MySQL answers some of it from the fulltext index alone,
+//     COUNT(*) for one, and locks no row;
 //   - a text that servers cut otherwise in another sql_mode, version or character
 //     set.
 //
@@ -110,12 +112,13 @@ var (
 
 	errUnion   = errors.New("UNION, EXCEPT or INTERSECT, of which the locking clause would lock one part; run the parts by themselves")
 	errInto    = errors.New("SELECT … INTO; take INTO off")
-	errLocks   = errors.New("a locking clause, or another FOR, is in it already")
+	errLocks   = errors.New("a locking clause, or another FOR, is in it already; in ON, write SUBSTRING(x, 1, 2)")
 	errNoTable = errors.New("it reads no table, so there is nothing to lock")
-	errDerived = errors.New("a subquery in FROM, which the locking clause does not reach; read from the table itself, with the subquery in WHERE")
+	errDerived = errors.New("a subquery in FROM or ON; the locking clause does not reach one in FROM; read from the table itself, with the subquery in WHERE")
 	errSystem  = errors.New("a table of the server's own, which is read without locks")
 	errGroup   = errors.New("GROUP BY or DISTINCT, for which the server may lock one row of each group only; lock the rows, and group what was read")
 	errExtreme = errors.New("MIN or MAX, for which the server may lock one row only; use ORDER BY … LIMIT 1")
+	errMatch   = errors.New("MATCH, which the server may answer from a fulltext index alone, without locks on the rows; find the keys with it, and read the rows by those")
 )
 
 // errWord refuses a SELECT for a keyword.
@@ -305,6 +308,8 @@ func (l *locker) query() {
 			l.refuse(errGroup)
 		case l.tok == '(' && l.behind("MIN", "MAX"):
 			l.refuse(errExtreme)
+		case l.at("MATCH"):
+			l.refuse(errMatch)
 		case l.at("FOR") && from && l.behind("INDEX", "KEY"):
 			if l.next(); !l.at("JOIN", "ORDER", "GROUP") {
 				l.refuse(errLocks)

@@ -57,7 +57,8 @@ var lockables = []string{
 	"SELECT REPLACE(a, 'x', 'y'), INSERT(a, 1, 2, 'x'), IF(a, 1, 2) FROM t¦",
 	"SELECT a FROM t USE INDEX FOR ORDER BY (i) WHERE b ORDER BY a¦",
 	"SELECT a FROM t FORCE KEY FOR JOIN (i), u IGNORE INDEX FOR GROUP BY (i)¦",
-	"SELECT MATCH (a) AGAINST ('x' WITH QUERY EXPANSION) FROM t¦",
+	"SELECT a FROM t WHERE id IN (SELECT id FROM u WHERE MATCH (b) AGAINST ('x'))¦",
+	"SELECT t.match, `match` FROM t¦",
 
 	// What else there may be in a SELECT.
 	"SELECT STRAIGHT_JOIN SQL_NO_CACHE SQL_CALC_FOUND_ROWS a FROM t¦",
@@ -278,6 +279,12 @@ var refused = []struct {
 	{errExtreme, []string{
 		"SELECT MIN(a) FROM t", "SELECT COALESCE(max (a), 0) + 1 FROM t", "SELECT a FROM t HAVING MAX(b) > 1",
 		"SELECT MAX/**/(a) FROM t",
+	}},
+	{errMatch, []string{
+		"SELECT MATCH (a) AGAINST ('x' WITH QUERY EXPANSION) FROM t",
+		"SELECT a FROM t WHERE b = 1 AND (match(a) AGAINST ('x'))",
+		"SELECT COUNT(*) FROM t WHERE MATCH a AGAINST ('x' IN BOOLEAN MODE)", // * locks nothing on MySQL
+		"SELECT a FROM t JOIN u ON u.id = t.id AND MATCH (u.a) AGAINST (?)",
 	}},
 	{errWords, []string{
 		"SELECT HIGH_PRIORITY a FROM t", // * MySQL: 3569

@@ -20,6 +20,9 @@ type statement struct {
 	sequence       bool // draws from a sequence
 	system         bool // names a schema with tables that DML reads without locks
 	variables      bool // names a user variable
+	functions      bool // may call a stored function
+	qualified      bool // the current name has a qualifier in front of it
+	alias          bool // the current name is one that the statement gives
 
 	// Query blocks, the parts from SELECT or TABLE to the end of the block: at
 	// most one is open at each depth of parentheses, bit d stands for depth d.
@@ -52,6 +55,7 @@ const (
 	afterInto              // INTO
 	afterNext              // NEXT
 	afterLockingFunc       // GET_LOCK and its like
+	afterAs                // AS
 )
 
 // scan adds all statements of the text to sum. It leaves out a broken one,
@@ -85,6 +89,7 @@ func (s *scanner) finish() {
 	if s.sequence && s.info.Kind == Read {
 		s.info.Kind = Write
 	}
+	s.info.Functions = s.functions && s.info.Kind == Read
 	switch s.rule {
 	case ifBlocks:
 		for d := 0; s.open != 0 && d < 64; d++ {
@@ -105,15 +110,18 @@ func (s *scanner) next() {
 	if s.atEnd() {
 		return
 	}
-	before := s.after
+	before, tok, from, to := s.after, s.tok, s.from, s.pos
 	s.after = afterOther
 	s.tok = s.lex()
 	switch s.tok {
 	case word:
+		s.place(tok, s.text[from:to], before)
 		s.after = s.watch(s.current(), before)
 	case name:
+		s.place(tok, s.text[from:to], before)
 		s.after = s.watchName(unquote(s.current()))
 	case '(':
+		s.functions = s.functions || s.mayCall(tok, s.text[from:to], s.from > to)
 		s.info.Taints = s.info.Taints || before == afterLockingFunc
 		s.calls |= s.open & s.bit()
 		s.depth++
@@ -159,12 +167,35 @@ func (s *scanner) endBlock(bit uint64) {
 	s.locks &^= bit
 }
 
+// place notes what is in front of a name, as far as it tells whether the name can
+// be that of a function. The prior token begins with a dot also in db.1f.
+func (s *scanner) place(tok token, prior string, before after) {
+	s.qualified = prior != "" && prior[0] == '.'
+	s.alias = before == afterAs || tok == ')' // AS d (a), (SELECT …) d (a), MATCH (a) AGAINST
+}
+
+// mayCall reports whether a parenthesis behind the prior token, or apart from it,
+// may call a stored function. A number is a name in db.5().
+func (s *scanner) mayCall(tok token, prior string, apart bool) bool {
+	switch tok {
+	case literal:
+		return true
+	case name:
+		return s.qualified || !s.alias
+	case word:
+		return s.qualified || !s.alias && storedFunc(prior, apart)
+	}
+	return false
+}
+
 // watch takes note of a word wherever it stands. Where it is a name and not
 // the keyword (t.from), the answer only becomes more careful.
 func (s *scanner) watch(w string, before after) after {
 	switch len(w) {
 	case 2:
 		switch {
+		case is(w, "AS"):
+			return afterAs
 		case before == afterLock && is(w, "IN"):
 			return afterLockIn
 		case before == afterLocking && is(w, "OF"):

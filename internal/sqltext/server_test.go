@@ -79,16 +79,18 @@ var tables = []string{
 	"CREATE TABLE u (uid INT PRIMARY KEY, tid INT, v INT, KEY tid (tid))",
 	"CREATE TABLE p (pid INT PRIMARY KEY, a INT) PARTITION BY RANGE (pid) (PARTITION p0 VALUES LESS THAN (10), PARTITION p1 VALUES LESS THAN MAXVALUE)",
 	"CREATE TABLE `for` (`from` INT PRIMARY KEY, `lock` INT)",
+	"CREATE TABLE w (wid INT PRIMARY KEY, words VARCHAR(20), FULLTEXT KEY words (words))",
 	"INSERT INTO u WITH RECURSIVE n AS (SELECT 1 i UNION ALL SELECT i + 1 FROM n WHERE i < 20) SELECT i, i, i % 2 FROM n",
 	"INSERT INTO t SELECT uid, (uid - 1) DIV 5, uid % 5, 21 - uid, CONCAT('it''s\\\\', uid % 3) FROM u",
 	"INSERT INTO p SELECT uid, uid FROM u",
+	"INSERT INTO w SELECT uid, CONCAT(IF(uid < 4, 'apple ', 'pear '), uid) FROM u",
 	"INSERT INTO `for` SELECT uid, uid FROM u",
 	"CREATE VIEW merged AS SELECT id, a FROM t",
 	"CREATE ALGORITHM = TEMPTABLE VIEW copied AS SELECT id, a FROM t",
 }
 
 // keys are the tables by their primary keys, which no two share.
-var keys = map[string]string{"id": "t", "uid": "u", "pid": "p", "from": "`for`"}
+var keys = map[string]string{"id": "t", "uid": "u", "pid": "p", "wid": "w", "from": "`for`"}
 
 type scratch struct {
 	t        *testing.T
@@ -338,6 +340,7 @@ func TestLockRefusesForCause(t *testing.T) {
 			{query: "SELECT COUNT(DISTINCT a) FROM t", claimed: "SELECT id FROM t"},
 			{query: "SELECT a, MIN(b) FROM t GROUP BY a", claimed: "SELECT id FROM t"},
 			{query: "SELECT MAX(id) FROM t", claimed: "SELECT id FROM t"},
+			{query: "SELECT COUNT(*) FROM w WHERE MATCH (words) AGAINST ('apple')", claimed: "SELECT wid FROM w WHERE wid < 4", flavour: tempserver.MySQL},
 			{query: "SELECT id FROM copied WHERE id < 4"}, // Lock can't see that
 		} {
 			if c.flavour != "" && c.flavour != s.flavour {
@@ -353,8 +356,10 @@ func TestLockRefusesForCause(t *testing.T) {
 			locked := s.locked()
 			end()
 			free := false
-			for _, id := range claimed["id"] {
-				free = free || !slices.Contains(locked["id"], id)
+			for key, ids := range claimed {
+				for _, id := range ids {
+					free = free || !slices.Contains(locked[key], id)
+				}
 			}
 			if rejected == nil && !free {
 				t.Errorf("%q FOR UPDATE locks %v, all that is in %v", c.query, locked, claimed)

@@ -41,7 +41,7 @@ const (
 	// empty text too, and for CALL, whatever the procedure does.
 	Write Kind = iota
 	// Read only reads, as far as the text tells: SELECT f() is a Read even
-	// where f writes.
+	// where f writes; see Info.Functions.
 	Read
 	// Commits ends the open transaction, explicitly or implicitly, or may do
 	// so: ROLLBACK counts too, what commits in some cases only (SET
@@ -80,6 +80,12 @@ type Info struct {
 	// transaction, or removes such a thing: variables, default database,
 	// prepared statements, temporary tables, table and user-level locks.
 	Taints bool
+
+	// Functions: a Read runs a stored or loadable function, which may write, or may
+	// do so: it calls something by a name that is none of a built-in function. False
+	// is no proof that nothing is written: a view can call functions that the text
+	// does not name. (Generated columns, defaults and checks can't.)
+	Functions bool
 
 	// Calls: runs a stored procedure, which may end the transaction unseen. Not
 	// set where the text alone is enough for Commits.
@@ -127,6 +133,7 @@ func (t *total) add(i Info) {
 	}
 	t.sum.Snapshot = t.sum.Snapshot || i.Snapshot
 	t.sum.Taints = t.sum.Taints || i.Taints
+	t.sum.Functions = t.sum.Functions || i.Functions
 	t.sum.Calls = t.sum.Calls || i.Calls
 	t.sum.Opens = t.sum.Opens || i.Opens
 }

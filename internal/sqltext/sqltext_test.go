@@ -13,7 +13,7 @@ func describe(i Info) string {
 	for _, f := range []struct {
 		set  bool
 		name string
-	}{{i.Snapshot, "snapshot"}, {i.Taints, "taints"}, {i.Calls, "calls"}, {i.Opens, "opens"}} {
+	}{{i.Snapshot, "snapshot"}, {i.Taints, "taints"}, {i.Functions, "functions"}, {i.Calls, "calls"}, {i.Opens, "opens"}} {
 		if f.set {
 			s += " " + f.name
 		}
@@ -47,7 +47,7 @@ var queries = []look{
 	{"VALUES ROW(1,2)", "Read"},
 	{"VALUES (1,2)", "Read"},
 	{"VALUES ROW((SELECT MAX(a) FROM t),2)", "Read snapshot"},
-	{"VALUES ROW(f(),2)", "Read snapshot"},
+	{"VALUES ROW(f(),2)", "Read snapshot functions"},
 	{"SELECT a FROM t INTO OUTFILE '/x'", "Read snapshot"},
 	{"SELECT a INTO DUMPFILE '/x' FROM t", "Read snapshot"},
 	{"SELECT a FROM t INTO @a, @b", "Read snapshot taints"},
@@ -56,11 +56,11 @@ var queries = []look{
 	{"SELECT @a:=@a+1 FROM t", "Read snapshot taints"},
 	{"SELECT GET_LOCK('x', 1)", "Read snapshot taints"},
 	{"SELECT get_lock /* */ ('x', 1)", "Read snapshot taints"},
-	{"SELECT `get_lock`('x', 1)", "Read snapshot taints"}, // *
-	{"SELECT \"get_lock\"('x', 1)", "Read snapshot taints"},
+	{"SELECT `get_lock`('x', 1)", "Read snapshot taints functions"}, // *
+	{"SELECT \"get_lock\"('x', 1)", "Read snapshot taints functions"},
 	{"SELECT RELEASE_LOCK('x')", "Read snapshot taints"},
 	{"SELECT RELEASE_ALL_LOCKS()", "Read snapshot taints"},
-	{"SELECT service_get_write_locks('a','b',1)", "Read snapshot taints"},
+	{"SELECT service_get_write_locks('a','b',1)", "Read snapshot taints functions"},
 	{"SELECT IS_FREE_LOCK('x')", "Read snapshot"},
 	{"SELECT get_lock FROM t", "Read snapshot"},
 	{"SELECT NEXT VALUE FOR s", "Write"},
@@ -72,7 +72,7 @@ var queries = []look{
 	{"SHOW WARNINGS", "Read"},
 	{"SHOW GLOBAL VARIABLES LIKE 'x'", "Read"},
 	{"SHOW SESSION STATUS", "Read"},
-	{"SHOW VARIABLES WHERE f()", "Read snapshot"},
+	{"SHOW VARIABLES WHERE f()", "Read snapshot functions"},
 	{"DESC t", "Read snapshot"},
 	{"HELP 'x'", "Read snapshot"},
 	{"CHECKSUM TABLE t", "Read snapshot"}, // *
@@ -115,7 +115,7 @@ var lockingReads = []look{
 	{"WITH x AS (SELECT 1) SELECT * FROM t FOR UPDATE", "Read"},
 	{"SELECT a FROM t FOR UPDATE INTO @a", "Read taints"},
 	{"SELECT 1 FOR UPDATE", "Read"},
-	{"SELECT f() FOR UPDATE", "Read snapshot"}, // *
+	{"SELECT f() FOR UPDATE", "Read snapshot functions"}, // *
 	{"(SELECT COUNT(*) FROM t FOR UPDATE) UNION (SELECT 1)", "Read"},
 	{"SELECT * FROM t WHERE a = (SELECT 1) AND b = EXTRACT(YEAR FROM c) FOR UPDATE", "Read"},
 	{"SELECT 1) FROM t", "Read"}, // rejected
@@ -225,7 +225,7 @@ var sets = []look{
 func TestLook(t *testing.T) {
 	for name, rows := range map[string][]look{
 		"queries": queries, "locking reads": lockingReads, "with": withs, "writes": writes, "set": sets,
-		"commits": commits, "several": several, "comments": comments, "quotes": quotes,
+		"commits": commits, "functions": calling, "several": several, "comments": comments, "quotes": quotes,
 	} {
 		t.Run(name, func(t *testing.T) { check(t, rows) })
 	}

@@ -128,6 +128,7 @@ func (s *scanner) with() {
 			return
 		default:
 			closed = false
+			s.alias = true // x (a)
 		}
 	}
 }
