@@ -163,8 +163,11 @@
 // the same transaction, compares the version and sets the next; where somebody
 // else has committed under the key meanwhile, or has its row locked at that
 // moment, all is rolled back with [ErrConflict]. It never waits there. Running the
-// unit of work again, from its first read on, is safe; in [Do], [lockctx.Retry]
-// does it. A unit that has only read is not compared, and sets no version.
+// unit of work again is safe: from lockctx.With, since what was read before must
+// not decide once more. In [Do], [lockctx.Retry] does it. A unit that has only read
+// is not compared, and sets no version. A SELECT that calls a function which is not
+// one of the server's own counts as a write; a view that calls one does not, and
+// what a procedure commits by itself is not compared.
 //
 // It follows the rules of leases: a query that only reads runs where database/sql
 // sends it, and needs no context that ends; BeginTx, Exec and a query that writes
@@ -179,7 +182,11 @@
 // first statement for whoever has a lease on the key; each grant of a lease is a
 // new version; and so is the commit of a row lock that has written, which costs
 // that one statement more, right before COMMIT, on keys that have ever been kept
-// optimistically. A version is the token of the key's row.
+// optimistically. There, statements of a transaction that began without the hint
+// cannot run under a session's lock (ErrUnsafe): begin it with the lock context. Nor
+// is a version compared within a hold that has a lease on the key, which keeps others
+// out but not the transactions in it (ErrUnsafe). A version is the token of the key's
+// row.
 //
 // For a version column in the application's own tables none of this is needed:
 // package optimistic has [optimistic.Changed] for that.
@@ -193,9 +200,10 @@
 // with [ErrUnsafe], since two of them would wait for each other.
 //
 // [lockctx.Slots] is a counting semaphore over all processes: each slot is a row
-// of the lock table, with a row lock or a lease on it. [Slot] tells which. Who
-// waits for one waits for any, but in the server for one at a time, and looks at
-// the others up to four times a second.
+// of the lock table, with a row lock or a lease on it. [Slot] tells which. In one
+// process a slot that is given back goes to the first who waits; among processes
+// there is no order. Who waits for one waits for any, but in the server for one at a
+// time, and looks at the others up to four times a second.
 //
 // # Claims
 //
@@ -205,7 +213,7 @@
 // ORM that has no word for it. [lockctx.Claim] is for them alone, and they go with
 // a key, too. Only a single plain SELECT is changed, by text at its end. What
 // reads rows in another way (UNION, WITH, a subquery in FROM, DISTINCT, GROUP BY,
-// and the like) fails with [ErrUnsafe] and an error that says why, before anything
+// MATCH, and the like) fails with [ErrUnsafe] and an error that says why, before anything
 // is sent; so does a claim outside of a transaction. Statements that write, and
 // those of the session (SAVEPOINT, SET), run as they are.
 //
@@ -278,16 +286,25 @@
 // With lockStripes=N all keys of the namespace share N rows, which are made in
 // advance, and the table never grows. Two keys on one row are one lock: rarely,
 // those who want different keys wait for each other. In one lock context that does
-// no harm, whichever keys it asks for and in whatever order. A token or a version
-// is that of the row, so it grows with other keys, too.
+// no harm, whichever keys it asks for and in whatever order; there one of them as a
+// lease makes all of them leases. A token or a version is that of the row, so it grows
+// with other keys, too. Shared is exclusive. Each further slot of a key has rows, too,
+// which all keys on its row share.
+//
+// New rows are made while others are locked. Where InnoDB has to split a page for
+// them at REPEATABLE READ, it can keep a gap locked on behalf of who holds the row
+// beside it, and keys that are new and fall in that gap wait for it, up to 5 seconds
+// (seen on MySQL 9.7 with hundreds of new keys while as many were held). Where new
+// keys come at all times and locks are held for long, use leases, or lockStripes.
 //
 // # Where locks do not hold
 //
 // On Galera, and on Group Replication with several primaries, two nodes grant
 // the same row lock. There a hint for one fails with ErrUnsafe, unless
 // lockUnsafe=allow says that the application writes on one node only. Leases hold
-// there: their fence is a write, which all nodes see. So do versions: comparing one
-// is a write, too.
+// there: their fence is a write, which all nodes see. So do versions, since comparing
+// one is a write, too, as long as the data is read from the node that told the version
+// or one that is no further behind: not through a balancer.
 //
 // # No interception layer
 //

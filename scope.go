@@ -669,64 +669,78 @@ func (a *slotAttempt) lineUp() (*queue.Ticket, error) {
 // take takes the slot that somebody of this process has given back, or any one at
 // first, else one that the server says is free. Where none is it waits for any one
 // of them for a while, or until somebody of this process gives one back.
-func (a *slotAttempt) take(ticket *queue.Ticket) (*guard, int, error) {
-	any := func() int {
-		slot := rand.IntN(len(a.rows))
-		for taken := ticket.Taken(); slices.Contains(taken, slot) && len(taken) < len(a.rows); {
-			slot = (slot + 1) % len(a.rows)
-		}
-		return slot
-	}
-	slot := ticket.Free()
-	if slot < 0 {
-		slot = any()
-	}
+func (a *slotAttempt) take(ticket *queue.Ticket) (g *guard, slot int, err error) {
 	for tries := 1; ; tries++ {
-		g, err := a.one(a.ctx, slot, 0)
-		if err == nil || !errors.Is(err, ErrLocked) || a.wait == 0 && tries == 3 {
-			return g, slot, err
+		found := true
+		if slot = ticket.Free(); slot < 0 && tries == 1 {
+			slot = a.any(ticket)
 		}
-		if slot = ticket.Free(); slot >= 0 {
-			continue
+		if slot < 0 {
+			if slot, found, err = a.FreeSlot(a.ctx, a.rows, ticket.Taken()...); err != nil {
+				return nil, 0, err
+			}
 		}
-		free, found, err := a.FreeSlot(a.ctx, a.rows, ticket.Taken()...)
-		if err != nil {
-			return nil, 0, err
-		}
-		if slot = free; found && a.wait == 0 {
+		if found {
+			if g, err = a.one(a.ctx, slot, 0); err == nil || !errors.Is(err, ErrLocked) || a.wait == 0 && tries == 3 {
+				return g, slot, err
+			}
 			continue
 		}
 		if err := a.patience(); err != nil {
 			return nil, 0, err
 		}
-		if found {
-			continue
-		}
-		slot = any()
-		ctx, cancel := context.WithCancel(a.patient)
-		freed := ticket.Freed()
-		go func() {
-			select {
-			case <-freed:
-				cancel()
-			case <-ctx.Done():
-			}
-		}()
-		g, err = a.one(ctx, slot, slotSlice)
-		woken := ctx.Err() != nil
-		cancel()
-		switch {
-		case err == nil:
-			return g, slot, nil
-		case a.patient.Err() != nil:
-			return nil, 0, context.Cause(a.patient)
-		case !woken && !errors.Is(err, ErrLocked):
-			return nil, 0, err
-		}
-		if free := ticket.Free(); free >= 0 {
-			slot = free
+		if g, slot, err = a.waitFor(ticket); g != nil || err != nil {
+			return g, slot, err
 		}
 	}
+}
+
+// any returns one of the slots that nobody else of this process has, or is to
+// have first; -1 where there is none.
+func (a *slotAttempt) any(ticket *queue.Ticket) int {
+	taken := ticket.Taken()
+	first := rand.IntN(len(a.rows))
+	for i := range a.rows {
+		if slot := (first + i) % len(a.rows); !slices.Contains(taken, slot) {
+			return slot
+		}
+	}
+	return -1
+}
+
+// waitFor waits for any one of the slots for a while. It returns no guard where
+// it is time to look at the others.
+func (a *slotAttempt) waitFor(ticket *queue.Ticket) (*guard, int, error) {
+	ctx, cancel := context.WithTimeout(a.patient, 2*slotSlice)
+	defer cancel()
+	freed := ticket.Freed()
+	slot := a.any(ticket)
+	if slot < 0 { // those who have them are here: they tell
+		select {
+		case <-freed:
+		case <-time.After(slotSlice):
+		case <-a.patient.Done():
+			return nil, 0, context.Cause(a.patient)
+		}
+		return nil, 0, nil
+	}
+	go func() {
+		select {
+		case <-freed:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	g, err := a.one(ctx, slot, slotSlice)
+	switch {
+	case err == nil:
+		return g, slot, nil
+	case a.patient.Err() != nil:
+		return nil, 0, context.Cause(a.patient)
+	case ctx.Err() != nil || errors.Is(err, ErrLocked):
+		return nil, 0, nil
+	}
+	return nil, 0, err
 }
 
 // one takes a lease on one of the rows.

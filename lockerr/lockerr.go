@@ -36,8 +36,8 @@ var (
 
 	// ErrConflict: somebody else has committed under the key, or holds it, since
 	// its version was remembered, so the unit of work that kept it
-	// optimistically was rolled back. Running it again, from its first read on,
-	// is safe.
+	// optimistically was rolled back. Running it again is safe, from
+	// lockctx.With on: what was read before must not decide once more.
 	ErrConflict = errors.New("mysqllock: changed by someone else")
 
 	// ErrNoEnd: a query that only reads ran outside a transaction in a lock
