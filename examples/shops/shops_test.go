@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -61,7 +62,7 @@ func TestNothingIsLost(t *testing.T) {
 				t.Error("the driver mysql lost no update: the workers were not in each other's way")
 			}
 		})
-		for _, s := range append(styles, style{name: allStyles, sales: 800}) {
+		for _, s := range slices.Concat(styles, ownVersions, []style{{name: allStyles, sales: 800}}) {
 			t.Run(s.name, func(t *testing.T) {
 				shop.Restock(t, s.sales)
 				start := time.Now()
@@ -139,10 +140,12 @@ func work(name, dsn, sales string) error {
 		return err
 	}
 	var sells []sell
-	for _, s := range append(styles, control) {
-		if s.name != name && (name != allStyles || s.name == control.name) {
-			continue
-		}
+	sold := styles
+	if name != allStyles {
+		all := slices.Concat(styles, ownVersions, []style{control})
+		sold = slices.DeleteFunc(all, func(s style) bool { return s.name != name })
+	}
+	for _, s := range sold {
 		sell, err := s.open(dsn)
 		if err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
@@ -211,7 +214,7 @@ func sellPrepared(ctx context.Context, read, write *sql.Stmt) error {
 }
 
 func TestStyleNames(t *testing.T) {
-	for _, s := range styles {
+	for _, s := range slices.Concat(styles, ownVersions) {
 		if s.sales%(processes*goroutines) != 0 || strings.Contains(s.name, " ") {
 			t.Errorf("%q: %d sales do not divide by %d", s.name, s.sales, processes*goroutines)
 		}

@@ -56,6 +56,18 @@ var styles = []style{
 	}},
 }
 
+// ownVersions compare a version that is a column of the product itself. Locks do
+// not change it, so they are not for a product that others sell under a lock.
+var ownVersions = []style{
+	{"sqlx/Version", 400, func(dsn string) (sell, error) {
+		db, err := sqlxshop.Open(dsn)
+		return func(ctx context.Context) error { return sqlxshop.SellByVersion(ctx, db, product) }, err
+	}},
+	{"gorm/Version", 400, openGORM(gorm.Config{}, func(ctx context.Context, db *gorm.DB, product uint) error {
+		return gormshop.SellByVersion(ctx, db, product, "Ann")
+	})},
+}
+
 // control is the first style with the driver that knows no locks.
 var control = style{"control", 2000, func(dsn string) (sell, error) {
 	db, err := sql.Open("mysql", dsn)

@@ -4,6 +4,8 @@ package testshop
 import (
 	"context"
 	"database/sql"
+	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/mysqllock/mysqllock/internal/tempserver"
@@ -20,28 +22,57 @@ func Run(t *testing.T, test func(*testing.T, *Shop)) {
 	t.Helper()
 	for _, b := range tempserver.Require(t) {
 		t.Run(string(b.Flavour), func(t *testing.T) {
-			// The tests crash no server, so a commit need not reach the disk.
-			server, err := tempserver.Start(context.Background(), b, "--innodb-flush-log-at-trx-commit=0", "--sync-binlog=0")
+			s, stop, err := open(b)
 			if err != nil {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() {
-				if err := server.Stop(); err != nil {
+				if err := stop(); err != nil {
 					t.Error(err)
 				}
 			})
-			db, err := sql.Open("mysql", server.DSN(""))
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { db.Close() })
-			s := &Shop{DSN: server.DSN("shop"), db: db}
-			s.exec(t, "CREATE DATABASE shop")
-			s.exec(t, "CREATE TABLE shop.products (id BIGINT UNSIGNED PRIMARY KEY, stock INT NOT NULL)")
-			s.exec(t, "CREATE TABLE shop.orders (id BIGINT UNSIGNED AUTO_INCREMENT PRIMARY KEY, product_id BIGINT UNSIGNED NOT NULL, buyer VARCHAR(40) NOT NULL)")
 			test(t, s)
 		})
 	}
+}
+
+// Show runs an example on one server, with an empty shop, and prints its error.
+func Show(example func(*Shop) error) {
+	found := tempserver.Find()
+	if len(found) == 0 {
+		fmt.Println("there is no server")
+		return
+	}
+	s, stop, err := open(found[0])
+	if err == nil {
+		err = errors.Join(example(s), stop())
+	}
+	if err != nil {
+		fmt.Println(err)
+	}
+}
+
+// open starts a server with an empty shop.
+func open(b tempserver.Binary) (_ *Shop, stop func() error, err error) {
+	// The tests crash no server, so a commit need not reach the disk.
+	server, err := tempserver.Start(context.Background(), b, "--innodb-flush-log-at-trx-commit=0", "--sync-binlog=0")
+	if err != nil {
+		return nil, nil, err
+	}
+	db, err := sql.Open("mysql", server.DSN(""))
+	for _, text := range []string{
+		"CREATE DATABASE shop",
+		"CREATE TABLE shop.products (id BIGINT UNSIGNED PRIMARY KEY, stock INT NOT NULL, version BIGINT UNSIGNED NOT NULL DEFAULT 1)",
+		"CREATE TABLE shop.orders (id BIGINT UNSIGNED AUTO_INCREMENT PRIMARY KEY, product_id BIGINT UNSIGNED NOT NULL, buyer VARCHAR(40) NOT NULL)",
+	} {
+		if err == nil {
+			_, err = db.Exec(text)
+		}
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, server.Stop())
+	}
+	return &Shop{DSN: server.DSN("shop"), db: db}, func() error { return errors.Join(db.Close(), server.Stop()) }, nil
 }
 
 // Restock sets the product's stock and forgets all orders.
