@@ -295,3 +295,32 @@ func TestStripesComeLate(t *testing.T) {
 		}
 	})
 }
+
+// TestSeveralKeysLate: several keys that join a transaction are waited for, too.
+func TestSeveralKeysLate(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db, other := s.open(), s.open()
+		for _, wait := range []time.Duration{10 * time.Second, 200 * time.Millisecond} {
+			h, err := mysqllock.Acquire(limited(t), other, "c")
+			ok(t, err)
+			tx := begin(t, lockctx.With(limited(t), "a"), db)
+			if wait > time.Second {
+				time.AfterFunc(300*time.Millisecond, func() { h.Release() })
+			}
+			_, err = tx.ExecContext(lockctx.WithKeys(limited(t), []string{"b", "c"}, lockctx.Wait(wait)), "UPDATE p SET stock = 9 WHERE id = 1")
+			if wait > time.Second {
+				ok(t, err)
+				ok(t, tx.Commit())
+				continue
+			}
+			if !errors.Is(err, mysqllock.ErrTimeout) {
+				t.Errorf("a wait that ends: %v", err)
+			}
+			wantLost(t, "Commit", tx.Commit()) // some of the keys may have been locked
+			for _, key := range []string{"a", "b"} {
+				s.wantLocked(key, false)
+			}
+			ok(t, h.Release())
+		}
+	})
+}

@@ -448,6 +448,9 @@ func (a *attempt) wait(ctx context.Context) (*pool.Txn, error) {
 	defer done()
 	txn, err := a.open(ctx)
 	if err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
 		return nil, err
 	}
 	return a.opened(txn, a.block(ctx))
@@ -510,7 +513,7 @@ func (a *attempt) join(ctx context.Context) (alive bool, err error) {
 		a.holder = a.askHolder(ctx, a.c.KnownID())
 		return intact(err), lockerr.ErrLocked
 	}
-	if !intact(err) {
+	if a.cfg.Info.EndsTransaction(err) {
 		return false, lockerr.ErrLocked
 	}
 	if _, err := a.c.ID(ctx); err != nil {
@@ -519,12 +522,12 @@ func (a *attempt) join(ctx context.Context) (alive bool, err error) {
 	for {
 		wctx, done, err := a.waiting(ctx)
 		if err != nil {
-			return true, err
+			return len(a.r.Keys) == 1, err
 		}
 		err = a.block(wctx)
 		done()
 		if err == nil || !server.Interrupted(err) || a.cfg.Info.EndsTransaction(err) {
-			return errors.Is(err, errWaitOver) && !a.cfg.Info.RollbackOnTimeout, err
+			return errors.Is(err, errWaitOver) && !a.cfg.Info.RollbackOnTimeout && len(a.r.Keys) == 1, err
 		}
 	}
 }
