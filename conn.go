@@ -467,11 +467,12 @@ func (c *conn) runAlone(ctx context.Context, s *scope, h *lockctx.Hint, st *stat
 	u.keep = goesOn && err != nil
 	// Also after an error: of several statements in one text, those that were
 	// finished stay, as they do in autocommit.
-	if ferr := u.finish(true); ferr != nil {
+	ferr := u.finish(true)
+	if s.failed != nil {
 		s.drop(0) // it does not go on
-		if err == nil {
-			return nil, nil, ferr
-		}
+	}
+	if err == nil && ferr != nil {
+		return nil, nil, ferr
 	}
 	return r, res, err
 }
