@@ -123,7 +123,8 @@
 // that is suspended may not count the time: the holder does not know, but the
 // fence does.
 //
-// A token grows by one with each grant of its key. That outlasts release, clean-up
+// A token grows by one with each grant of its key, and with each commit that sets a
+// version where the key is kept optimistically, too. That outlasts release, clean-up
 // of the table and a restart of the server, as far as the server does not lose
 // commits: innodb_flush_log_at_trx_commit must be 1, its default.
 //

@@ -20,7 +20,9 @@ import (
 //
 // A row lock comes with the transaction that keeps it: everything that runs on
 // its database handle with its Context is part of that transaction, a BeginTx
-// in it is a savepoint, and statements take turns.
+// in it is a savepoint, and statements take turns. So it is with
+// [lockctx.Optimistic], where the transaction locks nothing and its commit compares
+// the version.
 //
 // Under a lease, or an advisory lock, transactions are what they are without it,
 // and may run side by side. Each is checked right before its COMMIT, those of
@@ -201,9 +203,10 @@ func (h *Hold) lapse() {
 func (h *Hold) Context() context.Context { return h.ctx }
 
 // Token returns the fencing token of the hold's lease: for each key it grows by
-// one with each grant and never goes back. A system outside of the database that
+// one with each grant, and each commit that sets a version of a key which is kept
+// optimistically, too, and never goes back. A system outside of the database that
 // refuses tokens older than the newest it has seen is safe from a holder that
-// has lost its lease. It is 0 for a row lock.
+// has lost its lease. It is 0 for what is not a lease.
 func (h *Hold) Token() uint64 {
 	if h.guard == nil {
 		return 0
