@@ -303,7 +303,7 @@ func (c *conn) runUnder(ctx context.Context, u *unit, h *lockctx.Hint, w wanted,
 	switch {
 	case !w.nothing():
 		return refuse("which does not hold all of these keys")
-	case u.steps() || slices.ContainsFunc(u.scope.guards, func(g *guard) bool { return g.version() != nil }):
+	case u.steps() || u.scope.remembers():
 		return refuse("whose commit is to set a version")
 	}
 	if err := u.join(ctx, c.k, h); err != nil { // the keys are held: for the holds around
@@ -331,7 +331,7 @@ func (c *conn) joinLate(ctx context.Context, l *locks, s *scope, h *lockctx.Hint
 			break
 		}
 		granted[i], alive, err = l.Join(ctx, c.link, r.now())
-		err, alive = naming(err, r.places), alive && i == 0
+		alive = alive && i == 0
 	}
 	if err != nil {
 		err = noRetry(err)
@@ -413,7 +413,7 @@ func (c *conn) runRead(ctx context.Context, s *scope, h *lockctx.Hint, st *state
 	if err != nil {
 		return nil, nil, err
 	}
-	if (c.raw || c.manual) && (w.versions() || slices.ContainsFunc(s.guards, func(g *guard) bool { return g.version() != nil })) {
+	if (c.raw || c.manual) && (w.versions() || s.remembers()) {
 		return nil, nil, &Error{Op: st.op(), Key: names(h), Strategy: c.k.strategy(h), Err: lockerr.With(ErrUnsafe, errors.New(
 			"a transaction that plain SQL text has begun may be open on this connection, and show what is older than the version; begin it with BeginTx"))}
 	}

@@ -242,6 +242,12 @@ func (w wanted) versions() bool {
 	return slices.ContainsFunc(w.guards, func(p place) bool { return p.Strategy == lockctx.StrategyOptimistic })
 }
 
+// remembers reports whether the unit of work keeps a version, which its commit
+// compares.
+func (s *scope) remembers() bool {
+	return slices.ContainsFunc(s.guards, func(g *guard) bool { return g.version() != nil })
+}
+
 // wanted returns which locks of h are not held yet.
 func (k *connector) wanted(s *scope, h *lockctx.Hint) (w wanted, err error) {
 	places, err := k.places(h)
@@ -533,14 +539,22 @@ func (s *scope) remember(ctx context.Context, l *locks, places []place, wait tim
 func naming(err error, places []place) error {
 	var e *Error
 	if errors.As(err, &e) && e.Key != "" {
-		keys := make([]string, len(places))
-		for i, p := range places {
-			keys[i] = p.Key
-		}
-		slices.Sort(keys)
-		e.Key = strings.Join(slices.Compact(keys), ", ")
+		e.Key = label(places)
 	}
 	return err
+}
+
+// label is what errors call the keys of places.
+func label(places []place) string {
+	if len(places) == 1 {
+		return places[0].Key
+	}
+	keys := make([]string, len(places))
+	for i, p := range places {
+		keys[i] = p.Key
+	}
+	slices.Sort(keys)
+	return strings.Join(slices.Compact(keys), ", ")
 }
 
 // take takes a guard. waiting is called before the caller begins to wait; it may

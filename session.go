@@ -79,6 +79,7 @@ func (k *connector) requests(s *scope, h *lockctx.Hint, w wanted, carried bool, 
 	plain := rowlock.Request{Wait: k.wait(h), Waiting: s.waitingFor(carried)}
 	if len(w.rows) > 0 {
 		r := request{plain, w.rows, start}
+		r.Label = label(w.rows)
 		for _, p := range w.rows {
 			r.Keys = append(r.Keys, rowlock.Key{Name: p.row, Shared: p.Shared})
 		}
@@ -86,6 +87,7 @@ func (k *connector) requests(s *scope, h *lockctx.Hint, w wanted, carried bool, 
 	}
 	for _, p := range w.slots {
 		r := request{plain, []place{p}, start}
+		r.Label = p.Key
 		r.Slots = p.slots()
 		requests = append(requests, r)
 	}
@@ -172,7 +174,7 @@ func (c *conn) beginUnit(ctx context.Context, l *locks, s *scope, h *lockctx.Hin
 	first.Conn = func(context.Context) (*pool.Conn, error) { return c.link, nil }
 	grant, err := l.Begin(ctx, opts, false, first.Request)
 	if err != nil {
-		return nil, naming(err, first.places)
+		return nil, err
 	}
 	u := c.newUnit(l, s, h, grant.Txn, opts)
 	u.granted(first, grant.Ticket, grant.Locked)
@@ -282,7 +284,7 @@ func (k *connector) openUnit(ctx context.Context, l *locks, s *scope, h *lockctx
 	first.Conn = connect
 	grant, err := l.Begin(own, driver.TxOptions{}, true, first.Request)
 	if err != nil {
-		return nil, naming(err, first.places)
+		return nil, err
 	}
 	u := newUnit(l, s, h, link, grant.Txn)
 	u.granted(first, grant.Ticket, grant.Locked)
@@ -423,7 +425,6 @@ func (u *unit) lock(ctx context.Context, r request, first bool) error {
 		u.granted(r, nil, locked)
 		return nil
 	}
-	err = naming(err, r.places)
 	if !alive || !first {
 		gone := server.Gone(err, u.link.Conn)
 		err = noRetry(err)
