@@ -639,20 +639,14 @@ func (a *slotAttempt) patience() error {
 	if a.patient != nil {
 		return context.Cause(a.patient)
 	}
-	left := a.wait - time.Since(a.start)
-	switch {
-	case a.wait == 0:
+	if a.wait == 0 {
 		return ErrLocked
-	case left <= 0:
-		return ErrTimeout
 	}
-	ctx, done, err := a.waiting(a.ctx)
-	if err != nil {
-		return err
+	ctx, leave, err := queue.Wait(a.ctx, a.wait-time.Since(a.start), ErrTimeout, a.waiting)
+	if err == nil {
+		a.patient, a.leave = ctx, leave
 	}
-	timed, cancel := context.WithTimeoutCause(ctx, left, ErrTimeout)
-	a.patient, a.leave = timed, func() { cancel(); done() }
-	return nil
+	return err
 }
 
 func (a *slotAttempt) done() {

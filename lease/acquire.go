@@ -185,19 +185,7 @@ func (a *attempt) lineUp(ctx context.Context) (*queue.Ticket, error) {
 
 // waiting returns a context that ends with the wait.
 func (a *attempt) waiting(ctx context.Context) (context.Context, func(), error) {
-	left := a.r.Wait - time.Since(a.start)
-	if left <= 0 {
-		return nil, nil, errWaitOver
-	}
-	done := func() {}
-	if a.r.Waiting != nil {
-		var err error
-		if ctx, done, err = a.r.Waiting(ctx); err != nil {
-			return nil, nil, err
-		}
-	}
-	timed, cancel := context.WithTimeoutCause(ctx, left, errWaitOver)
-	return timed, func() { cancel(); done() }, nil
+	return queue.Wait(ctx, a.r.Wait-time.Since(a.start), errWaitOver, a.r.Waiting)
 }
 
 // try asks once, on a host. It returns nil where someone else has the lease or

@@ -43,9 +43,7 @@ package optimistic
 
 import (
 	"context"
-	"crypto/rand"
 	"database/sql/driver"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -54,6 +52,7 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/keyrow"
+	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockctx"
@@ -271,19 +270,7 @@ func (a *attempt) waiting(ctx context.Context) (context.Context, func(), error) 
 	if a.r.Wait == 0 {
 		return nil, nil, lockerr.ErrLocked
 	}
-	left := a.r.Wait - time.Since(a.start)
-	if left <= 0 {
-		return nil, nil, errWaitOver
-	}
-	done := func() {}
-	if a.r.Waiting != nil {
-		var err error
-		if ctx, done, err = a.r.Waiting(ctx); err != nil {
-			return nil, nil, err
-		}
-	}
-	timed, cancel := context.WithTimeoutCause(ctx, left, errWaitOver)
-	return timed, func() { cancel(); done() }, nil
+	return queue.Wait(ctx, a.r.Wait-time.Since(a.start), errWaitOver, a.r.Waiting)
 }
 
 // await waits until a lease may have been given back. done is for after the look
@@ -345,7 +332,7 @@ func (a *attempt) settle(ctx context.Context, key string) error {
 // block settles key's row once nobody has locked it, which it waits for in the
 // server. At the end of ctx it is killed there.
 func (a *attempt) block(ctx context.Context, c *pool.Conn, key string) error {
-	mark := newMark()
+	mark := pool.NewMark()
 	own, abandon := context.WithCancel(context.WithoutCancel(ctx))
 	defer abandon()
 	answer := make(chan error, 1)
@@ -368,12 +355,6 @@ func (a *attempt) block(ctx context.Context, c *pool.Conn, key string) error {
 		abandon()
 		return <-answer
 	}
-}
-
-func newMark() string {
-	var b [12]byte
-	_, _ = rand.Read(b[:]) // never fails
-	return hex.EncodeToString(b[:])
 }
 
 // explain turns a failure of Remember into the error that callers see.

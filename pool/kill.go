@@ -2,6 +2,8 @@ package pool
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"fmt"
 
 	"github.com/mysqllock/mysqllock/internal/schema"
@@ -11,10 +13,16 @@ import (
 // KillQuery ends the statement that runs on the server's connection id, if its
 // text contains mark. The check guards against the id having been given to
 // someone else after a restart or a failover, and against hitting a later
-// statement. KILL of one's own threads needs no privilege. mark is plain
-// letters and digits.
+// statement. KILL of one's own threads needs no privilege. mark is one of NewMark.
 func (p *Pool) KillQuery(ctx context.Context, id uint64, mark string) error {
 	return p.kill(ctx, "KILL QUERY", id, "INFO LIKE '%"+mark+"%'")
+}
+
+// NewMark returns letters and digits that no other statement has in its text.
+func NewMark() string {
+	var b [12]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
 }
 
 // KillConnection ends a connection that is still as the server saw it when c

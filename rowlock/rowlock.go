@@ -62,9 +62,7 @@ package rowlock
 
 import (
 	"context"
-	"crypto/rand"
 	"database/sql/driver"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -377,16 +375,7 @@ func (a *attempt) lineUp(ctx context.Context) error {
 
 // waiting returns a context that ends with the wait.
 func (a *attempt) waiting(ctx context.Context) (context.Context, func(), error) {
-	left := a.r.Wait - time.Since(a.start)
-	if left <= 0 {
-		return nil, nil, errWaitOver
-	}
-	refusable, done, err := a.r.Waiting(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	timed, cancel := context.WithTimeoutCause(refusable, left, errWaitOver)
-	return timed, func() { cancel(); done() }, nil
+	return queue.Wait(ctx, a.r.Wait-time.Since(a.start), errWaitOver, a.r.Waiting)
 }
 
 // await waits until a lease may have been given back. done is for after the
@@ -669,7 +658,7 @@ func (a *attempt) block(ctx context.Context) error {
 	if len(a.r.Slots) > 0 {
 		bound = slice
 	}
-	mark := newMark()
+	mark := pool.NewMark()
 	text := a.waitSQL(a.keys, bound, mark)
 
 	// The driver answers the end of a context by closing the socket, which
@@ -741,12 +730,6 @@ func (a *attempt) stop(ctx context.Context, mark string, answer <-chan error) (e
 		case <-again.C: // the statement may not have reached the server before
 		}
 	}
-}
-
-func newMark() string {
-	var b [12]byte
-	_, _ = rand.Read(b[:]) // never fails
-	return hex.EncodeToString(b[:])
 }
 
 // askHolder asks the server who has one of the keys, in one statement. It is a

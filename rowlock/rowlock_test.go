@@ -526,13 +526,15 @@ func TestRowLocksAndLeases(t *testing.T) {
 }
 
 // after does something later, within the test.
-func after(t *testing.T, d time.Duration, f func()) {
+// after runs f later. wait returns when f has.
+func after(t *testing.T, d time.Duration, f func()) (wait func()) {
 	var done sync.WaitGroup
 	done.Go(func() {
 		time.Sleep(d)
 		f()
 	})
 	t.Cleanup(done.Wait)
+	return done.Wait
 }
 
 func soon(t *testing.T, cond func() bool) {
