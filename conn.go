@@ -326,11 +326,15 @@ func (c *conn) joinLate(ctx context.Context, l *locks, s *scope, h *lockctx.Hint
 	defer c.link.Give()
 	granted := make([]rowlock.Locked, len(requests))
 	alive, err := false, c.openLate(ctx, l, len(requests) > 0)
-	for i, r := range requests {
+	for i := range requests {
 		if err != nil {
 			break
 		}
-		granted[i], alive, err = l.Join(ctx, c.link, r.now())
+		r := &requests[i]
+		r.seen = c.k.observe(ctx, r.places...)
+		if granted[i], alive, err = l.Join(ctx, c.link, r.now()); err != nil {
+			r.seen.refused(err)
+		}
 		alive = alive && i == 0
 	}
 	if err != nil {

@@ -57,15 +57,25 @@ func (d *Driver) Open(dsn string) (driver.Conn, error) {
 
 // OpenConnector reads the DSN. It connects to nothing.
 func (d *Driver) OpenConnector(dsn string) (driver.Connector, error) {
-	plain, cfg, err := splitDSN(dsn)
-	if err != nil {
-		return nil, err
-	}
-	base, err := mysql.ParseDSN(plain)
+	base, cfg, err := ParseDSN(dsn)
 	if err != nil {
 		return nil, err
 	}
 	return NewConnector(base, cfg)
+}
+
+// ParseDSN reads a DSN of the driver, for a program that changes some of it before
+// it calls [NewConnector].
+func ParseDSN(dsn string) (*mysql.Config, Config, error) {
+	plain, cfg, err := splitDSN(dsn)
+	if err != nil {
+		return nil, Config{}, err
+	}
+	base, err := mysql.ParseDSN(plain)
+	if err != nil {
+		return nil, Config{}, err
+	}
+	return base, cfg, nil
 }
 
 // Config sets up locks for one database handle. The zero value works. Each
@@ -143,6 +153,10 @@ type Config struct {
 	// topology where the strategy does not exclude, or "allow" for an
 	// application that sees to it that all of it uses one node. (lockUnsafe)
 	Unsafe string
+
+	// Observer is told what becomes of locks: for metrics, traces and logs. nil
+	// costs nothing. It has no DSN parameter: see [NewConnector].
+	Observer Observer
 }
 
 const (
@@ -174,13 +188,14 @@ type settings struct {
 
 	handOvers    int
 	handOverTime time.Duration
+	observer     Observer
 }
 
 func (c Config) settings() (settings, error) {
 	s := settings{
 		strategy: c.Strategy, wait: c.Wait, ttl: c.TTL, maxConns: c.MaxConns, namespace: c.Namespace, stripes: c.Stripes,
 		auto: c.Schema != "manual", unsafe: c.Unsafe == "allow", owner: c.Owner,
-		handOvers: c.HandOvers, handOverTime: c.HandOverTime,
+		handOvers: c.HandOvers, handOverTime: c.HandOverTime, observer: c.Observer,
 	}
 	bad := func(format string, args ...any) (settings, error) {
 		return settings{}, fmt.Errorf("mysqllock: "+format, args...)
@@ -390,6 +405,8 @@ type connector struct {
 
 	ctx  context.Context // ends when the handle is closed
 	stop context.CancelFunc
+
+	waiters atomic.Int64 // callers that wait, for a lock or for a connection to take it on
 
 	locks  atomic.Pointer[locks] // made at the first hint
 	making singleflight.Group
@@ -614,11 +631,14 @@ func (l *locks) close() {
 }
 
 // PoolStats counts the connections that sessions have, beside those that
-// sql.DB.Stats counts.
-type PoolStats = pool.Stats
+// sql.DB.Stats counts, and who waits.
+type PoolStats struct {
+	pool.Stats
+	Waiters int // callers of this process that wait now, for a lock or for a connection to take it on
+}
 
-// Stats returns the counts of db's sessions. It fails where db was not opened
-// with this driver.
+// Stats returns the counts of db. It fails where db was not opened with this
+// driver.
 func Stats(db *sql.DB) (PoolStats, error) {
 	k, err := connectorOf(db)
 	if err != nil {
@@ -626,9 +646,9 @@ func Stats(db *sql.DB) (PoolStats, error) {
 	}
 	l := k.locks.Load()
 	if l == nil {
-		return PoolStats{Max: k.settings.maxConns}, nil
+		return PoolStats{Stats: pool.Stats{Max: k.settings.maxConns}}, nil
 	}
-	return l.sessions.Stat(), nil
+	return PoolStats{l.sessions.Stat(), int(k.waiters.Load())}, nil
 }
 
 func connectorOf(db *sql.DB) (*connector, error) {

@@ -170,10 +170,21 @@ func (h *Hold) openGuard(ctx, own context.Context, hint *lockctx.Hint) error {
 		return h.k.setupError(hint, err)
 	}
 	h.leave, h.ended = sync.OnceFunc(h.k.crowd.done), make(chan struct{})
-	h.guard, err = l.take(ctx, p, h.k.wait(hint), s.waitingFor(false), func() { h.cancel(ErrLost); h.leave() })
+	known := make(chan struct{}) // closed when h.guard is set
+	seen := h.k.observe(ctx, p)
+	h.guard, err = l.take(ctx, p, h.k.wait(hint), s.waitingFor(false), func() {
+		h.cancel(ErrLost)
+		h.leave()
+		<-known
+		seen.over(time.Time{}, h.guard.overError("statement"))
+	})
 	if err != nil {
+		seen.refused(err)
 		return err
 	}
+	h.guard.seen = seen
+	seen.acquired(h.guard.token())
+	close(known)
 	h.k.crowd.hold()
 	h.stop = context.AfterFunc(ctx, h.lapse)
 	return nil

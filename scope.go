@@ -8,12 +8,12 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/mysqllock/mysqllock/advisory"
 	"github.com/mysqllock/mysqllock/internal/keyrow"
 	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/sabotage"
 	"github.com/mysqllock/mysqllock/lease"
 	"github.com/mysqllock/mysqllock/lockctx"
 	"github.com/mysqllock/mysqllock/lockerr"
@@ -98,6 +98,7 @@ type guard struct {
 	of     string        // with Slots, the row of the first
 	slot   int           // with Slots, which
 	ticket *queue.Ticket // with Slots, the place in the process's own line
+	seen   *observation  // of the lock; of versions that were asked for together, only the first has it
 }
 
 // keeper is how a strategy keeps a guard.
@@ -115,7 +116,10 @@ var (
 // Release gives the guard back.
 func (g *guard) Release() error {
 	defer g.ticket.Leave()
-	return g.keeper.Release()
+	began := g.seen.leaving()
+	err := g.keeper.Release()
+	g.seen.over(began, err)
+	return err
 }
 
 // token is 0 for what has no token.
@@ -422,7 +426,14 @@ func (s *scope) guard(ctx context.Context, l *locks, h *lockctx.Hint, places []p
 		}
 		var taken *guard
 		known := make(chan struct{}) // closed when taken is set
+		seen := s.k.observe(ctx, p)
 		taken, err = l.take(ctx, p, left(), s.waitingFor(carried), func() { <-known; s.lost(taken) })
+		if err == nil {
+			taken.seen = seen
+			seen.acquired(taken.token())
+		} else {
+			seen.refused(err)
+		}
 		close(known)
 		if err == nil {
 			s.add(taken)
@@ -435,7 +446,13 @@ func (s *scope) guard(ctx context.Context, l *locks, h *lockctx.Hint, places []p
 	}
 	versions, err = s.uncovered(versions)
 	if err == nil {
-		err = s.remember(ctx, l, versions, left(), link, carried)
+		locked, seen := len(s.guards), s.k.observe(ctx, versions...)
+		if err = s.remember(ctx, l, versions, left(), link, carried); err != nil {
+			seen.refused(err)
+		} else if len(versions) > 0 {
+			s.guards[locked].seen = seen
+			seen.acquired(0)
+		}
 	}
 	if err != nil {
 		undo()
@@ -780,7 +797,7 @@ func (a *slotAttempt) explain(err error) error {
 // fence checks, right before the transaction on link commits, that guards are
 // still ours. Leases are kept so until the transaction has ended.
 func (l *locks) fence(link *pool.Conn, guards ...*guard) error {
-	if fenceOff.Load() {
+	if sabotage.NoFence.Load() {
 		return nil
 	}
 	var leases []*lease.Lease
@@ -808,9 +825,6 @@ func (l *locks) fence(link *pool.Conn, guards ...*guard) error {
 	}
 	return err
 }
-
-// fenceOff is for tests that show what the fence prevents.
-var fenceOff atomic.Bool
 
 // drop gives all guards but the first few back. What was lost meanwhile needs
 // no error: nothing that the unit of work did after that was committed.
@@ -868,7 +882,9 @@ func (s *scope) lost(g *guard) {
 	_ = s.take(context.Background())
 	defer s.give()
 	if slices.Contains(s.guards, g) {
-		s.fail(g.overError("statement"))
+		cause := g.overError("statement")
+		g.seen.over(time.Time{}, cause)
+		s.fail(cause)
 	}
 }
 

@@ -32,7 +32,9 @@ type unit struct {
 	opts    driver.TxOptions
 	rows    map[string]*row // that it has locked
 	tickets []*queue.Ticket
-	around  []*guard // of the holds that it is inside of
+	seen    []*observation
+	leaving time.Time // when giving back began, where there is somebody to be told
+	around  []*guard  // of the holds that it is inside of
 
 	hold     *Hold       // set where Do or Acquire ends it, not a commit in it
 	stack    []*tx       // open transactions of the caller, outermost first
@@ -63,6 +65,7 @@ type request struct {
 	rowlock.Request
 	places []place
 	start  time.Time // of the wait, which may have been for something else until now
+	seen   *observation
 }
 
 // now returns the request with what is left of its wait.
@@ -78,7 +81,7 @@ func (r request) now() rowlock.Request {
 func (k *connector) requests(s *scope, h *lockctx.Hint, w wanted, carried bool, start time.Time) (requests []request) {
 	plain := rowlock.Request{Wait: k.wait(h), Waiting: s.waitingFor(carried)}
 	if len(w.rows) > 0 {
-		r := request{plain, w.rows, start}
+		r := request{Request: plain, places: w.rows, start: start}
 		r.Label = label(w.rows)
 		for _, p := range w.rows {
 			r.Keys = append(r.Keys, rowlock.Key{Name: p.row, Shared: p.Shared})
@@ -86,7 +89,7 @@ func (k *connector) requests(s *scope, h *lockctx.Hint, w wanted, carried bool, 
 		requests = append(requests, r)
 	}
 	for _, p := range w.slots {
-		r := request{plain, []place{p}, start}
+		r := request{Request: plain, places: []place{p}, start: start}
 		r.Label = p.Key
 		r.Slots = p.slots()
 		requests = append(requests, r)
@@ -104,7 +107,8 @@ func (k *connector) waiting(ctx context.Context, s *scope, carried bool) (_ cont
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(k.ctx, func() { cancel(ErrClosed) })
-	return ctx, func() { stop(); cancel(nil); leave() }, nil
+	k.waiters.Add(1)
+	return ctx, func() { stop(); cancel(nil); leave(); k.waiters.Add(-1) }, nil
 }
 
 // begin opens a unit of work on a connection of database/sql that is free.
@@ -172,8 +176,10 @@ func (c *conn) beginUnit(ctx context.Context, l *locks, s *scope, h *lockctx.Hin
 	first := requests[0]
 	first.Request = first.now()
 	first.Conn = func(context.Context) (*pool.Conn, error) { return c.link, nil }
+	first.seen = c.k.observe(ctx, first.places...)
 	grant, err := l.Begin(ctx, opts, false, first.Request)
 	if err != nil {
+		first.seen.refused(err)
 		return nil, err
 	}
 	u := c.newUnit(l, s, h, grant.Txn, opts)
@@ -282,8 +288,10 @@ func (k *connector) openUnit(ctx context.Context, l *locks, s *scope, h *lockctx
 	first := requests[0]
 	first.Request = first.now()
 	first.Conn = connect
+	first.seen = k.observe(ctx, first.places...)
 	grant, err := l.Begin(own, driver.TxOptions{}, true, first.Request)
 	if err != nil {
+		first.seen.refused(err)
 		return nil, err
 	}
 	u := newUnit(l, s, h, link, grant.Txn)
@@ -323,6 +331,10 @@ func newUnit(l *locks, s *scope, h *lockctx.Hint, link *pool.Conn, txn *pool.Txn
 // lined up for them.
 func (u *unit) granted(r request, ticket *queue.Ticket, locked rowlock.Locked) {
 	u.tickets = append(u.tickets, ticket)
+	if r.seen != nil {
+		u.seen = append(u.seen, r.seen)
+		r.seen.acquired(0)
+	}
 	for _, p := range r.places {
 		name := p.row
 		if p.Slots > 0 {
@@ -420,11 +432,13 @@ func (u *unit) lock(ctx context.Context, r request, first bool) error {
 	defer u.give()
 	ctx, release := u.untilClosed(ctx)
 	defer release()
+	r.seen = u.scope.k.observe(ctx, r.places...)
 	locked, alive, err := u.l.Join(ctx, u.link, r.now())
 	if err == nil {
 		u.granted(r, nil, locked)
 		return nil
 	}
+	r.seen.refused(err)
 	if !alive || !first {
 		gone := server.Gone(err, u.link.Conn)
 		err = noRetry(err)
@@ -632,6 +646,10 @@ func (u *unit) free() {
 		t.Leave()
 	}
 	u.tickets = nil
+	for _, seen := range u.seen {
+		seen.over(u.leaving, u.failed)
+	}
+	u.seen = nil
 }
 
 // end takes the unit out of its scope. Its transaction has ended before. The
@@ -688,6 +706,9 @@ func (u *unit) finish(commit bool) error {
 		u.end()
 		return u.failed
 	}
+	if u.scope.k.settings.observer != nil {
+		u.leaving = time.Now()
+	}
 	var err error
 	op, fenced := "rollback", false
 	if commit {
@@ -723,6 +744,9 @@ func (u *unit) finish(commit bool) error {
 			err = u.error(op, lockerr.With(ErrLost, err))
 		}
 		u.failed = err
+		for _, g := range u.compared {
+			g.seen.over(u.leaving, err)
+		}
 		if commit && (u.scope.unwatch != nil || u.home == nil && u.hold == nil) {
 			u.scope.failed = err // what was read before must not decide on what is written without it
 		}
