@@ -566,7 +566,13 @@ func (k *connector) prepare(ctx context.Context, l *locks) error {
 	if err != nil {
 		return err
 	}
-	defer c.Release()
+	defer func() {
+		if s.strategy == lockctx.StrategyAdvisory {
+			c.Destroy() // which has hardly any use for another one
+			return
+		}
+		c.Release()
+	}()
 	info, err := server.Probe(ctx, c.Conn)
 	if err != nil {
 		return err
