@@ -113,7 +113,7 @@ func (r *record) page() string {
 	say("### Hand-off to another process")
 	say("One process holds the key and one waits: from the call that gives it back to having it, in µs. Those who poll are met at a random moment between two tries.")
 	say("![](performance/%s)", plotHandOff)
-	b.WriteString(r.table(waiting, []column{
+	b.WriteString(r.table(passing, []column{
 		{"µs", label{Workload: handOff, N: 1}, latency, ""},
 		{"× GET_LOCK", label{Workload: handOff, N: 1}, latency, getLock},
 		{"0.5 ms away", label{Workload: handOff, N: 1, Delay: farDelay}, latency, ""},

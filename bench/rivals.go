@@ -22,6 +22,7 @@ import (
 const (
 	bare         = "two bare round trips"
 	getLock      = "GET_LOCK, pinned"
+	getLockNoted = "GET_LOCK, noted in a row"
 	forUpdate    = "SELECT … FOR UPDATE"
 	insertDelete = "INSERT, DELETE, sleep"
 	redsyncAsIs  = "redsync, defaults"
@@ -55,6 +56,11 @@ func sqlRivals(on string) []contender {
 		{
 			Name: getLock, Server: on, wide: true, Note: "a `sql.Conn` for each lock: `SELECT GET_LOCK(?, 60)`, `DO RELEASE_LOCK(?)`",
 			open: plain(func(db *sql.DB) client { return &pinned{db} }),
+		},
+		{
+			Name: getLockNoted, Server: on, wide: true,
+			Note: "the same, with an UPDATE that commits before it is given back and one after it is got: what no lease that outlives its connection can be faster than",
+			open: plain(func(db *sql.DB) client { return &noted{db} }),
 		},
 		{
 			Name: forUpdate, Server: on, wide: true, Note: "a row for each key: BEGIN, `SELECT … FOR UPDATE`, COMMIT",
@@ -145,6 +151,29 @@ func (p *pinned) Lock(ctx context.Context, _ int, key string) (func() error, err
 	return func() error {
 		_, err := conn.ExecContext(context.WithoutCancel(ctx), "DO RELEASE_LOCK(?)", key)
 		return errors.Join(err, conn.Close())
+	}, nil
+}
+
+// noted is pinned for those who also keep in a row who has the lock.
+type noted struct{ *sql.DB }
+
+func (n *noted) Lock(ctx context.Context, _ int, key string) (func() error, error) {
+	conn, err := n.Conn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	note := func(ctx context.Context, owner sql.NullInt64) error {
+		_, err := conn.ExecContext(ctx, "UPDATE rows_of_notes SET owner = ?, token = token + 1 WHERE name = ?", owner, key)
+		return err
+	}
+	if err := errors.Join(getLockOn(ctx, conn, key), note(ctx, sql.NullInt64{Int64: 1, Valid: true})); err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return func() error {
+		ctx := context.WithoutCancel(ctx)
+		err := note(ctx, sql.NullInt64{})
+		_, free := conn.ExecContext(ctx, "DO RELEASE_LOCK(?)", key)
+		return errors.Join(err, free, conn.Close())
 	}, nil
 }
 

@@ -294,6 +294,8 @@ var schema = []string{
 	"INSERT INTO bench.rows_to_lock VALUES ('" + product + "')",
 	"INSERT INTO bench.rows_to_lock WITH RECURSIVE n AS (SELECT 0 AS i UNION ALL SELECT i + 1 FROM n WHERE i < 999) SELECT CONCAT('" + product + "-', i) FROM n",
 	// For INSERT and DELETE: a row is a lock.
+	"CREATE TABLE bench.rows_of_notes (name VARBINARY(255) PRIMARY KEY, owner BIGINT, token BIGINT NOT NULL) ENGINE=InnoDB",
+	"INSERT INTO bench.rows_of_notes VALUES ('" + product + "', NULL, 0)",
 	"CREATE TABLE bench.rows_as_locks (name VARBINARY(255) PRIMARY KEY) ENGINE=InnoDB",
 }
 
