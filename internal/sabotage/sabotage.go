@@ -1,0 +1,14 @@
+// Package sabotage breaks the driver on purpose, to show that the tests which find
+// nothing wrong would see it. Nobody outside of this module can reach it, and
+// nothing but tests sets it.
+package sabotage
+
+import "sync/atomic"
+
+var (
+	// NoFence leaves out the check right before COMMIT.
+	NoFence atomic.Bool
+
+	// LateNotice has a holder told a TTL too late that its lease has run out.
+	LateNotice atomic.Bool
+)
