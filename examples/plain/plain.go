@@ -6,8 +6,10 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -18,6 +20,20 @@ var ErrSoldOut = errors.New("sold out")
 // Open opens the shop. The DSN is that of github.com/go-sql-driver/mysql.
 func Open(dsn string) (*sql.DB, error) {
 	return sql.Open("mysqllock", dsn)
+}
+
+// OpenLogged opens the shop, and logs locks that were lost and those that somebody
+// has waited for more than a second for.
+func OpenLogged(dsn string, logger *slog.Logger) (*sql.DB, error) {
+	base, err := mysql.ParseDSN(dsn)
+	if err != nil {
+		return nil, err
+	}
+	connector, err := mysqllock.NewConnector(base, mysqllock.Config{Observer: mysqllock.LogTo(logger, time.Second)})
+	if err != nil {
+		return nil, err
+	}
+	return sql.OpenDB(connector), nil
 }
 
 // Sell sells one unit in a transaction. The lock is taken as it begins, and

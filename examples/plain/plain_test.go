@@ -1,9 +1,12 @@
 package plain
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -37,6 +40,32 @@ func testShop(t *testing.T, shop *testshop.Shop) {
 			}
 		})
 	}
+
+	t.Run("logged", func(t *testing.T) {
+		var lines bytes.Buffer
+		logged, err := OpenLogged(shop.DSN, slog.New(slog.NewTextHandler(&lines, nil)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer logged.Close()
+		hold, err := mysqllock.Acquire(ctx, logged, "job")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var id int
+		if err := logged.QueryRowContext(hold.Context(), "SELECT CONNECTION_ID()").Scan(&id); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := db.ExecContext(ctx, fmt.Sprintf("KILL %d", id)); err != nil {
+			t.Fatal(err)
+		}
+		if err := hold.Release(); !errors.Is(err, mysqllock.ErrLost) {
+			t.Errorf("got %v, want %v", err, mysqllock.ErrLost)
+		}
+		if got := lines.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, "lock lost") {
+			t.Errorf("logged %q", got)
+		}
+	})
 
 	t.Run("job", func(t *testing.T) {
 		shop.Restock(t, 5)
