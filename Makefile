@@ -1,13 +1,15 @@
-# "make help" lists what there is. Everything but "servers" and "rivals" works without root.
+# "make help" lists what there is. Everything but "servers", "rivals" and "browser" works without root.
 
 SHELL    := /bin/bash
 MODULES  := $(patsubst %/go.mod,%,$(shell find . -name go.mod -not -path './tools/*' -not -path '*/testdata/*' | sort))
-TOOL     := go tool -modfile=$(CURDIR)/tools/go.mod
+# $(call tool,name) is where a tool is: go does not run one of another go.mod in a
+# workspace, which cmd/mysqllock has.
+tool      = $(shell GOWORK=off go tool -modfile=$(CURDIR)/tools/go.mod -n $(1))
 # $(call each,command) runs the command in every module, up to the first failure.
 each      = @set -e; for module in $(MODULES); do echo "== $$module: $(1)"; (cd "$$module" && $(1)); done
 
 .DEFAULT_GOAL := help
-.PHONY: help servers rivals lint test demo storm hunt prove bench gobench
+.PHONY: help servers rivals browser lint test demo storm hunt prove chaos soak bench gobench
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,13 +20,16 @@ servers: ## Install MariaDB and MySQL if they are missing (Debian or Ubuntu, as 
 rivals: ## Install Redis and etcd, which bench compares with, if they are missing (the same)
 	@scripts/install-rivals.sh
 
+browser: ## Install Chromium, which looks at the page of locks in its tests, if it is missing (the same)
+	@scripts/install-chromium.sh
+
 lint: ## Check format, vet, staticcheck and golangci-lint in every module
 	@echo "== gofmt"; unformatted=$$(gofmt -l .) && [ -z "$$unformatted" ] || { echo "not formatted: $$unformatted"; exit 1; }
 	$(call each,go vet ./...)
-	$(call each,$(TOOL) staticcheck ./...)
-	$(call each,$(TOOL) golangci-lint run ./...)
+	$(call each,$(call tool,staticcheck) ./...)
+	$(call each,$(call tool,golangci-lint) run ./...)
 
-test: servers rivals lint ## Lint, then run all tests with the race detector
+test: servers rivals browser lint ## Lint, then run all tests with the race detector
 	$(call each,go test -race -timeout 14m ./...)
 
 demo: servers ## Show what goes wrong without locks, and right with them
@@ -38,6 +43,12 @@ hunt: servers ## A longer hunt for deadlocks among random sets of keys
 
 prove: servers ## The long form of the tests that prove the leases: some minutes
 	PROVE=1 go test -race -count 1 -v -timeout 60m -run 'TestProof|TestOracle' .
+
+chaos: servers ## Kill, stop and cut off holders and servers, and check everything: minutes; writes docs/reliability.md
+	CHAOS_TIME=$${CHAOS_TIME:-3m} CHAOS_PAGE=$(CURDIR)/docs/reliability.md go test -race -count 1 -v -timeout 120m ./internal/chaos
+
+soak: servers ## 2,000 clients on 300 connections of each server: nothing hangs, grows or is lost
+	SOAK_TIME=$${SOAK_TIME:-10m} go test -count 1 -v -timeout 120m -run TestSoak ./internal/soak
 
 bench: servers rivals ## Compare with locks in Redis, etcd and plain SQL; writes docs/performance.md
 	cd bench && go run .

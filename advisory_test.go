@@ -1,15 +1,18 @@
 package mysqllock_test
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -106,11 +109,17 @@ func TestAdvisoryHold(t *testing.T) {
 		ok(t, err)
 		for _, db := range []*sql.DB{db, other} {
 			var e *mysqllock.Error
-			_, err = mysqllock.Acquire(limited(t), db, "job", lockctx.Advisory(), lockctx.NoWait())
+			err := naming(func() error {
+				_, err := mysqllock.Acquire(limited(t), db, "job", lockctx.Advisory(), lockctx.NoWait())
+				return err
+			})
 			if !errors.Is(err, mysqllock.ErrLocked) || !errors.As(err, &e) || e.Holder == nil || e.Strategy != "advisory" {
 				t.Errorf("a second hold returned %v", err)
 			}
-			_, err = mysqllock.Acquire(limited(t), db, "job", lockctx.Advisory(), lockctx.Wait(200*time.Millisecond))
+			err = naming(func() error {
+				_, err := mysqllock.Acquire(limited(t), db, "job", lockctx.Advisory(), lockctx.Wait(200*time.Millisecond))
+				return err
+			})
 			if !errors.Is(err, mysqllock.ErrTimeout) || !errors.As(err, &e) || e.Holder == nil {
 				t.Errorf("a second hold that waits returned %v", err)
 			}
@@ -260,4 +269,78 @@ func TestManyAdvisoryHolds(t *testing.T) {
 		}
 		all.Wait()
 	})
+}
+
+// cutAtCommit closes a connection soon after a COMMIT has gone out on it.
+type cutAtCommit struct{ net.Conn }
+
+func (c cutAtCommit) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	if bytes.Contains(b, []byte("COMMIT")) {
+		time.AfterFunc(100*time.Millisecond, func() { c.Close() })
+	}
+	return n, err
+}
+
+// TestUnknownCommitUnderAnAdvisoryLock: a lock is not given back while the server may
+// still be busy with a COMMIT under it whose answer is lost.
+func TestUnknownCommitUnderAnAdvisoryLock(t *testing.T) {
+	t.Parallel()
+	const sell = "UPDATE p SET stock = stock - 1 WHERE id = 1"
+	transaction := func(ctx context.Context, db *sql.DB, before func()) error {
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback()
+		if _, err := tx.ExecContext(ctx, sell); err != nil {
+			return err
+		}
+		before()
+		return tx.Commit()
+	}
+	for _, bin := range tempserver.Require(t) {
+		t.Run(string(bin.Flavour), func(t *testing.T) {
+			t.Parallel()
+			srv, err := tempserver.Start(limited(t), bin) // commits are held up for all of it
+			ok(t, err)
+			t.Cleanup(func() { srv.Stop() })
+			s := newTestServer("commit", bin, srv).scratch(t)
+			cfg := s.cfg()
+			cfg.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				var d net.Dialer
+				c, err := d.DialContext(ctx, network, addr)
+				return cutAtCommit{c}, err
+			}
+			connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{})
+			ok(t, err)
+			db := sql.OpenDB(connector)
+			defer db.Close()
+			admin, err := s.plain.Conn(limited(t))
+			ok(t, err)
+			defer admin.Close()
+			stop := func() {
+				_, err := admin.ExecContext(limited(t), "FLUSH TABLES WITH READ LOCK")
+				ok(t, err)
+			}
+			for name, sold := range map[string]func() error{
+				"unit of work": func() error {
+					return transaction(lockctx.With(limited(t), "k", lockctx.Advisory()), db, stop)
+				},
+				"in a hold": func() error {
+					return mysqllock.Do(limited(t), db, "k", func(ctx context.Context) error { return transaction(ctx, db, stop) }, lockctx.Advisory())
+				},
+			} {
+				err := sold()
+				var busy int
+				ok(t, admin.QueryRowContext(limited(t), "SELECT COUNT(*) FROM information_schema.processlist WHERE db = ? AND info LIKE 'COMMIT%'", s.database).Scan(&busy))
+				if err == nil || busy != 0 {
+					t.Errorf("%s: %v; %d COMMITs go on", name, err, busy)
+				}
+				_, err = admin.ExecContext(limited(t), "UNLOCK TABLES")
+				ok(t, err)
+				s.wantStock(1, 10)
+			}
+		})
+	}
 }

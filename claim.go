@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql/driver"
 	"errors"
+	"fmt"
 
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
@@ -16,6 +17,11 @@ import (
 func (c *conn) runClaiming(ctx context.Context, h *lockctx.Hint, st *statement) (driver.Rows, driver.Result, error) {
 	if err := st.claim(h.Claim); err != nil {
 		return nil, nil, err
+	}
+	if st.claims {
+		if err := c.k.claimable(ctx, h, st); err != nil {
+			return nil, nil, err
+		}
 	}
 	var r driver.Rows
 	var res driver.Result
@@ -45,6 +51,22 @@ func (c *conn) runClaiming(ctx context.Context, h *lockctx.Hint, st *statement) 
 		err = &Error{Op: st.op(), Err: lockerr.With(ErrDeadlock, err)}
 	}
 	return nil, nil, err
+}
+
+// claimable returns why a claim does not keep others out, if so.
+func (k *connector) claimable(ctx context.Context, h *lockctx.Hint, st *statement) error {
+	if k.settings.unsafe {
+		return nil
+	}
+	l, err := k.use(ctx, nil)
+	if err != nil {
+		return k.setupError(h, err)
+	}
+	if topology := l.Info().Topology; topology != "" {
+		return &Error{Op: st.op(), Err: lockerr.With(ErrUnsafe, fmt.Errorf(
+			"on %s another node claims the same rows; take a key in place of them, with lockctx.With, or say lockUnsafe=allow, for an application that uses one node only", topology))}
+	}
+	return nil
 }
 
 // runHereClaiming runs a claim on this connection as it is.

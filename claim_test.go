@@ -104,6 +104,7 @@ func TestClaimStatement(t *testing.T) {
 		db, tap := s.tapped(mysqllock.Config{})
 		ctx := limited(t)
 		tx := begin(t, ctx, db)
+		wantIDs(t, lockctx.Claim(ctx, lockctx.ForUpdate()), tx, []int{1, 2}, tasks) // the first asks what the server is, elsewhere
 		seen := tap.since()
 		wantIDs(t, lockctx.Claim(ctx, lockctx.ForUpdate()), tx, []int{1, 2}, tasks)
 		wantIDs(t, lockctx.Claim(ctx, lockctx.ForUpdate()), tx, []int{1}, "SELECT id FROM tasks WHERE id = ?", 1)

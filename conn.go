@@ -269,7 +269,7 @@ func (c *conn) runLate(ctx context.Context, s *scope, h *lockctx.Hint, st *state
 	if err != nil {
 		return nil, nil, err
 	}
-	l, err := c.k.use(ctx)
+	l, err := c.k.use(ctx, h)
 	if err != nil {
 		return nil, nil, c.k.setupError(h, err)
 	}
@@ -442,7 +442,7 @@ func (c *conn) runRead(ctx context.Context, s *scope, h *lockctx.Hint, st *state
 		return nil, nil, st.unclaimed()
 	}
 	if len(w.guards) > 0 {
-		l, err := c.k.use(ctx)
+		l, err := c.k.use(ctx, h)
 		if err != nil {
 			return nil, nil, c.k.setupError(h, err)
 		}
@@ -562,7 +562,7 @@ func (c *conn) unlimit(ctx context.Context) error {
 	if !c.limited {
 		return nil
 	}
-	l, err := c.k.use(ctx)
+	l, err := c.k.use(ctx, nil)
 	if err != nil {
 		return err
 	}
@@ -723,15 +723,19 @@ func (t *tx) end(commit bool) error {
 				return &Error{Op: "commit", Strategy: lockctx.StrategyRow, Err: errors.New("a statement of the lock context that this transaction ran under is still running; the transaction is rolled back")}
 			}
 			defer t.under.scope.give()
+			unsure := func() {}
 			err = t.under.alive()
 			if err == nil {
-				err = t.under.l.fence(t.c.link, slices.Concat(t.under.scope.guards, t.under.around)...)
+				unsure, err = t.under.l.fence(t.c.link, slices.Concat(t.under.scope.guards, t.under.around)...)
 			}
 			if err != nil {
 				_ = t.base.Rollback()
 				return err
 			}
-			return t.base.Commit()
+			if err = t.base.Commit(); err != nil && server.Number(err) == 0 {
+				unsure()
+			}
+			return err
 		case commit:
 			return t.base.Commit()
 		default:

@@ -409,6 +409,8 @@ type connector struct {
 	waiters atomic.Int64 // callers that wait, for a lock or for a connection to take it on
 
 	locks  atomic.Pointer[locks] // made at the first hint
+	doubt  atomic.Bool           // the server may be another one by now, or in another role
+	former []*locks              // made for what it was before; guarded by mu
 	making singleflight.Group
 	mu     sync.Mutex // held while they are made or closed
 }
@@ -419,6 +421,8 @@ type locks struct {
 	leases     *lease.Locker
 	advisories *advisory.Locker
 	versions   *optimistic.Locker
+	table      schema.Table
+	furnished  atomic.Bool // it is there
 	rows       *keyrow.Rows
 	line       *queue.Queue // where the callers of this process line up for rows
 	owner      string       // how this process calls itself
@@ -474,8 +478,10 @@ func (k *connector) Close() error {
 	k.crowd.stop()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if l := k.locks.Swap(nil); l != nil {
-		l.close()
+	for _, l := range append(k.former, k.locks.Swap(nil)) {
+		if l != nil {
+			l.close()
+		}
 	}
 	if c, ok := k.base.(io.Closer); ok {
 		return c.Close()
@@ -483,26 +489,46 @@ func (k *connector) Close() error {
 	return nil
 }
 
-// use returns what is needed for locks, making it at first use. Making it does
-// not end with ctx, so that callers in a hurry do not start it over and over. A
-// failure is not remembered: the next hint tries again.
-func (k *connector) use(ctx context.Context) (*locks, error) {
-	if l := k.locks.Load(); l != nil && k.ctx.Err() == nil {
+// use returns what is needed for the locks of h, making it at first use; h is nil
+// for what needs none. Making it does not end with ctx, so that callers in a hurry
+// do not start it over and over. A failure is not remembered: the next hint tries
+// again.
+func (k *connector) use(ctx context.Context, h *lockctx.Hint) (*locks, error) {
+	if l := k.locks.Load(); l != nil && (l.furnished.Load() || !k.inTable(h)) && !k.doubt.Load() && k.ctx.Err() == nil {
 		return l, nil
 	}
-	made := k.making.DoChan("", func() (any, error) {
+	inTable := k.inTable(h)
+	made := k.making.DoChan(strconv.FormatBool(inTable), func() (_ any, err error) {
 		k.mu.Lock() // Close waits until we are done
 		defer k.mu.Unlock()
-		if l := k.locks.Load(); l != nil || k.ctx.Err() != nil {
-			return l, nil
+		if k.ctx.Err() != nil {
+			return nil, nil
 		}
 		ctx, cancel := context.WithTimeout(k.ctx, 20*time.Second)
 		defer cancel()
-		l, err := k.newLocks(ctx)
-		if err == nil {
+		l := k.locks.Load()
+		if l != nil && k.doubt.Load() {
+			if l, err = k.reconsider(ctx, l); err != nil {
+				return nil, err
+			}
+		}
+		inUse := l != nil
+		if !inUse {
+			if l, err = k.newLocks(ctx); err != nil {
+				return nil, err
+			}
+		}
+		if inTable && !l.furnished.Load() {
+			err = k.furnish(ctx, l)
+		}
+		switch {
+		case inUse:
+		case err != nil:
+			l.close()
+		default:
 			k.locks.Store(l)
 		}
-		return l, err
+		return nil, err
 	})
 	select {
 	case r := <-made:
@@ -513,6 +539,47 @@ func (k *connector) use(ctx context.Context) (*locks, error) {
 	case <-ctx.Done():
 		return nil, lockerr.With(ErrTimeout, ctx.Err())
 	}
+}
+
+// suspect notes a failure after which the server may not be what it was: a failover
+// makes another one of it, and changes roles.
+func (k *connector) suspect(err error) {
+	if server.Refused(err) || server.Undecided(err) {
+		k.doubt.Store(true)
+	}
+}
+
+// reconsider asks what the server is now. It returns nil where that is something
+// else than l was made for, and an error where nothing can be locked on it. k.mu is
+// the caller's.
+func (k *connector) reconsider(ctx context.Context, l *locks) (*locks, error) {
+	conn, err := k.base.Connect(ctx)
+	if err != nil {
+		return l, nil // what l is asked for will say why
+	}
+	defer conn.Close()
+	info, err := server.Probe(ctx, conn)
+	if err != nil {
+		return l, nil
+	}
+	if err := info.Writable(); err != nil && !k.settings.unsafe {
+		return nil, err
+	}
+	k.doubt.Store(false)
+	if info == l.Info() {
+		return l, nil
+	}
+	k.former = append(k.former, l) // for who still uses it
+	k.locks.Store(nil)
+	return nil, nil
+}
+
+// inTable reports whether the lock table keeps any lock of h. Advisory locks need
+// neither the table nor a privilege on it.
+func (k *connector) inTable(h *lockctx.Hint) bool {
+	return h != nil && slices.ContainsFunc(h.Locks, func(lock lockctx.Lock) bool {
+		return k.kind(lock.Kind).Strategy != lockctx.StrategyAdvisory
+	})
 }
 
 func (k *connector) newLocks(ctx context.Context) (_ *locks, err error) {
@@ -558,8 +625,7 @@ func (k *connector) newLocks(ctx context.Context) (_ *locks, err error) {
 	return l, nil
 }
 
-// prepare asks what the server is, sees to it that the lock table is there, and
-// makes the strategies.
+// prepare asks what the server is, and makes the strategies.
 func (k *connector) prepare(ctx context.Context, l *locks) error {
 	s := k.settings
 	c, err := l.control.Acquire(ctx)
@@ -574,30 +640,24 @@ func (k *connector) prepare(ctx context.Context, l *locks) error {
 		c.Release()
 	}()
 	info, err := server.Probe(ctx, c.Conn)
+	if err == nil && !s.unsafe {
+		err = info.Writable()
+	}
 	if err != nil {
 		return err
 	}
-	table := s.table.In(info.Database)
+	l.table = s.table.In(info.Database)
 	namespace := s.namespace
 	if namespace == "" {
 		namespace = info.Database
 	}
-	procedure, err := table.Ensure(ctx, c.Conn, info, s.auto)
-	if err != nil {
-		return err
-	}
 	l.owner = s.owner
 	l.rows = keyrow.New(keyrow.Config{
-		Control: l.control, Table: table, Namespace: namespace, Info: info, Auto: s.auto, Procedure: procedure, Stripes: s.stripes,
+		Control: l.control, Table: l.table, Namespace: namespace, Info: info, Auto: s.auto, Procedure: !info.MariaDB, Stripes: s.stripes,
 	})
-	if s.stripes > 0 {
-		if err := l.rows.Agree(ctx, c.Conn); err != nil {
-			return err
-		}
-	}
 	l.line = new(queue.Queue)
 	l.leases = lease.New(lease.Config{
-		Conns: l.leasing, Control: l.control, Rows: l.rows, Queue: l.line, Table: table, Namespace: namespace,
+		Conns: l.leasing, Control: l.control, Rows: l.rows, Queue: l.line, Table: l.table, Namespace: namespace,
 		Owner: s.owner, Info: info, TTL: s.ttl, HandOvers: s.handOvers, HandOverTime: s.handOverTime,
 	})
 	l.advisories = advisory.New(advisory.Config{
@@ -606,12 +666,35 @@ func (k *connector) prepare(ctx context.Context, l *locks) error {
 		HandOvers: s.handOvers, HandOverTime: s.handOverTime,
 	})
 	l.versions = optimistic.New(optimistic.Config{
-		Control: l.control, Rows: l.rows, Table: table, Namespace: namespace, Info: info, TTL: s.ttl, Await: l.leases.Await,
+		Control: l.control, Rows: l.rows, Table: l.table, Namespace: namespace, Info: info, TTL: s.ttl, Await: l.leases.Await,
 	})
 	l.Locker = rowlock.New(rowlock.Config{
-		Control: l.control, Rows: l.rows, Queue: l.line, Table: table, Namespace: namespace,
+		Control: l.control, Rows: l.rows, Queue: l.line, Table: l.table, Namespace: namespace,
 		Owner: s.owner, Info: info, TTL: s.ttl, Unsafe: s.unsafe, Await: l.leases.Await,
 	})
+	return nil
+}
+
+// furnish sees to it that the lock table is there.
+func (k *connector) furnish(ctx context.Context, l *locks) error {
+	c, err := l.control.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Release()
+	procedure, err := l.table.Ensure(ctx, c.Conn, l.Info(), k.settings.auto)
+	if err != nil {
+		return err
+	}
+	if !procedure {
+		l.rows.NoProcedure()
+	}
+	if k.settings.stripes > 0 {
+		if err := l.rows.Agree(ctx, c.Conn); err != nil {
+			return err
+		}
+	}
+	l.furnished.Store(true)
 	return nil
 }
 

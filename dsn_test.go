@@ -86,6 +86,9 @@ func TestGoodDSN(t *testing.T) {
 		if _, err := (&Driver{}).OpenConnector(c.dsn); err != nil {
 			t.Errorf("%s: %v", c.dsn, err)
 		}
+		if base, cfg, err := ParseDSN(c.dsn); err != nil || cfg != c.cfg || base.FormatDSN() != want.FormatDSN() {
+			t.Errorf("%s is read as %v and %+v, %v", c.dsn, base, cfg, err)
+		}
 	}
 }
 

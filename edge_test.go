@@ -332,10 +332,12 @@ func TestHolderIsNotTheWaiter(t *testing.T) {
 func TestInnerHoldRunsOut(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		db := s.open()
+		_, err := db.ExecContext(lockctx.With(limited(t), "b"), "DO 1") // the table is there
+		ok(t, err)
 		outer := lockctx.With(limited(t), "a")
 		short, cancel := context.WithTimeout(outer, 100*time.Millisecond)
 		defer cancel()
-		err := mysqllock.Do(short, db, "b", func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+		err = mysqllock.Do(short, db, "b", func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
 		if err == nil {
 			t.Error("Do succeeded although its context had ended")
 		}

@@ -165,7 +165,7 @@ func (h *Hold) openGuard(ctx, own context.Context, hint *lockctx.Hint) error {
 		s.joined = append(s.joined, h)
 		return nil
 	}
-	l, err := h.k.use(ctx)
+	l, err := h.k.use(ctx, hint)
 	if err != nil {
 		return h.k.setupError(hint, err)
 	}

@@ -605,7 +605,7 @@ func TestSlotRefusedUnderALease(t *testing.T) {
 func TestWaitIsForAllTogether(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		db, other := s.open(), s.open()
-		const wait = 600 * time.Millisecond
+		const wait = 2 * time.Second
 		for _, strategies := range [][2]lockctx.Option{{lockctx.Row(), lockctx.Row()}, {lockctx.Lease(ttl), lockctx.Row()}, {lockctx.Lease(ttl), lockctx.Lease(ttl)}} {
 			first, err := mysqllock.Acquire(limited(t), other, "a", strategies[0])
 			ok(t, err)

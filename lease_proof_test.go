@@ -793,7 +793,7 @@ func TestProofCrash(t *testing.T) {
 			srv, err := tempserver.Start(ctx, bin)
 			ok(t, err)
 			t.Cleanup(func() { srv.Stop() })
-			s := (&testServer{name: "crash", dsn: srv.DSN(""), mariadb: bin.Flavour == tempserver.MariaDB, temp: srv}).scratch(t).proof()
+			s := newTestServer("crash", bin, srv).scratch(t).proof()
 			h := &history{}
 			var stop atomic.Bool
 			var all sync.WaitGroup
@@ -1098,7 +1098,11 @@ func TestProofWakeUp(t *testing.T) {
 				h, err = mysqllock.Acquire(ctx, db, "k", lockctx.Lease(30*time.Second), lockctx.Wait(time.Minute))
 				granted <- now()
 			}()
-			time.Sleep(10 * time.Millisecond)
+			soon(t, "it waits", func() (waits bool) { // else the giver would have it again
+				ok(t, s.plain.QueryRow("SELECT COUNT(*) = 1 FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE '%GET_LOCK%' AND ID <> CONNECTION_ID()",
+					s.database).Scan(&waits))
+				return waits
+			})
 			c.proceed()
 			at := <-granted
 			ok(t, err)
@@ -1108,10 +1112,9 @@ func TestProofWakeUp(t *testing.T) {
 			ok(t, h.Release())
 		}
 		slices.Sort(took)
-		median := took[len(took)/2]
-		t.Logf("from Release to the grant in another process: median %v, 90 %% within %v, at most %v", median, took[len(took)*9/10], took[len(took)-1])
-		if median > 100*time.Millisecond {
-			t.Errorf("the median of a hand-over is %v", median)
+		t.Logf("from Release to the grant in another process: median %v, 90 %% within %v, at most %v", took[len(took)/2], took[len(took)*9/10], took[len(took)-1])
+		if took[0] > 100*time.Millisecond { // a busy machine may delay the others, and who only looks does so after a quarter of a second
+			t.Errorf("a hand-over takes %v at the least", took[0])
 		}
 	})
 }

@@ -29,15 +29,7 @@ func TestMain(m *testing.M) {
 	if child := os.Getenv("MYSQLLOCK_TEST_CHILD"); child != "" {
 		os.Exit(runChild(child))
 	}
-	code := m.Run()
-	stopServers()
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	os.Exit(code)
+	goleak.VerifyTestMain(tempserver.Tests{M: m})
 }
 
 // testServer is a real server with a scratch database for each test.
@@ -48,60 +40,30 @@ type testServer struct {
 	temp    *tempserver.Server // nil for MYSQLLOCK_TEST_DSN
 }
 
-var running struct {
-	once    sync.Once
-	servers []*testServer
-	err     error
-}
-
-func startServers(t *testing.T) []*testServer {
+func testServers(t *testing.T) (all []*testServer) {
 	t.Helper()
-	bins := tempserver.Require(t)
-	running.once.Do(func() {
-		for _, bin := range bins {
-			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-			srv, err := tempserver.Start(ctx, bin)
-			cancel()
-			if err != nil {
-				running.err = err
-				return
-			}
-			running.servers = append(running.servers, &testServer{
-				name: string(bin.Flavour), dsn: srv.DSN(""), mariadb: bin.Flavour == tempserver.MariaDB, temp: srv,
-			})
-		}
-		if dsn := os.Getenv("MYSQLLOCK_TEST_DSN"); dsn != "" {
-			s := &testServer{name: "own", dsn: dsn}
-			var version string
-			db, err := sql.Open("mysql", dsn)
-			if err == nil {
-				defer db.Close()
-				err = db.QueryRow("SELECT VERSION()").Scan(&version)
-			}
-			s.mariadb, running.err = strings.Contains(version, "MariaDB"), err
-			running.servers = append(running.servers, s)
-		}
-	})
-	if running.err != nil {
-		t.Fatal(running.err)
+	for _, bin := range tempserver.Require(t) {
+		all = append(all, newTestServer(string(bin.Flavour), bin, tempserver.Share(t, bin)))
 	}
-	return running.servers
+	if dsn := os.Getenv("MYSQLLOCK_TEST_DSN"); dsn != "" {
+		db, err := sql.Open("mysql", dsn)
+		ok(t, err)
+		defer db.Close()
+		var version string
+		ok(t, db.QueryRow("SELECT VERSION()").Scan(&version))
+		all = append(all, &testServer{name: "own", dsn: dsn, mariadb: strings.Contains(version, "MariaDB")})
+	}
+	return all
 }
 
-func stopServers() {
-	for _, s := range running.servers {
-		if s.temp != nil {
-			if err := s.temp.Stop(); err != nil {
-				fmt.Fprintln(os.Stderr, err)
-			}
-		}
-	}
+func newTestServer(name string, bin tempserver.Binary, temp *tempserver.Server) *testServer {
+	return &testServer{name: name, dsn: temp.DSN(""), mariadb: bin.Flavour == tempserver.MariaDB, temp: temp}
 }
 
 // onServers runs a test on each server, beside the other tests.
 func onServers(t *testing.T, test func(t *testing.T, s *scratch)) {
 	t.Parallel()
-	for _, s := range startServers(t) {
+	for _, s := range testServers(t) {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
 			test(t, s.scratch(t))
@@ -299,12 +261,24 @@ func random() string {
 	return hex.EncodeToString(b[:])
 }
 
+// naming runs what is refused, again where a busy server did not say in time who
+// has the lock.
+func naming(refused func() error) (err error) {
+	for range 20 {
+		var e *mysqllock.Error
+		if err = refused(); !errors.As(err, &e) || e.Holder != nil {
+			break
+		}
+	}
+	return err
+}
+
 // soon waits until cond holds.
 func soon(t testing.TB, what string, cond func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !cond(); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); !cond(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within 10s: %s", what)
+			t.Fatalf("not within 30s: %s", what)
 		}
 	}
 }

@@ -38,7 +38,7 @@ func (w *witness) told(t *testing.T, want ...string) []mysqllock.Event {
 	t.Helper()
 	var events []mysqllock.Event
 	var got []string
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		w.mu.Lock()
 		events = slices.Clone(w.events)
 		if len(events) >= len(want) {

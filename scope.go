@@ -411,6 +411,7 @@ func (k *connector) wait(h *lockctx.Hint) time.Duration {
 // caller has one without a transaction.
 func (s *scope) guard(ctx context.Context, l *locks, h *lockctx.Hint, places []place, link *pool.Conn, carried bool) (undo func(), err error) {
 	before, start := len(s.guards), time.Now()
+	defer func() { s.k.suspect(err) }()
 	undo = func() { s.drop(before) }
 	left := func() time.Duration {
 		if wait := s.k.wait(h); wait > 0 {
@@ -795,10 +796,13 @@ func (a *slotAttempt) explain(err error) error {
 }
 
 // fence checks, right before the transaction on link commits, that guards are
-// still ours. Leases are kept so until the transaction has ended.
-func (l *locks) fence(link *pool.Conn, guards ...*guard) error {
+// still ours. Leases are kept so until the transaction has ended. Advisory locks
+// are not: where the answer to its COMMIT is lost, unsure is to be called before
+// they are given back.
+func (l *locks) fence(link *pool.Conn, guards ...*guard) (unsure func(), err error) {
+	unsure = func() {}
 	if sabotage.NoFence.Load() {
-		return nil
+		return unsure, nil
 	}
 	var leases []*lease.Lease
 	var places []place
@@ -811,9 +815,14 @@ func (l *locks) fence(link *pool.Conn, guards ...*guard) error {
 			advisories = append(advisories, kept)
 		}
 	}
-	var err error
 	if len(advisories) > 0 {
-		err = l.advisories.Check(context.Background(), link.Conn, advisories)
+		var id uint64
+		id, err = l.advisories.Check(context.Background(), link.Conn, advisories)
+		unsure = func() {
+			ctx, cancel := context.WithTimeout(context.Background(), commitLimit)
+			defer cancel()
+			l.advisories.AwaitEnd(ctx, id, advisories)
+		}
 	}
 	if len(leases) > 0 && err == nil {
 		err = l.leases.Fence(context.Background(), link.Conn, leases)
@@ -823,7 +832,7 @@ func (l *locks) fence(link *pool.Conn, guards ...*guard) error {
 		}
 		err = naming(err, places)
 	}
-	return err
+	return unsure, err
 }
 
 // drop gives all guards but the first few back. What was lost meanwhile needs

@@ -125,7 +125,7 @@ func (c *conn) begin(ctx context.Context, s *scope, h *lockctx.Hint, opts driver
 		return nil, &Error{Op: "begin", Key: names(h), Strategy: lockctx.StrategyRow, Err: lockerr.With(ErrUnsafe, errors.New(
 			"the server takes row locks in a READ ONLY transaction only if they are shared"))}
 	}
-	l, err := c.k.use(ctx)
+	l, err := c.k.use(ctx, h)
 	if err != nil {
 		return nil, c.k.setupError(h, err)
 	}
@@ -179,6 +179,7 @@ func (c *conn) beginUnit(ctx context.Context, l *locks, s *scope, h *lockctx.Hin
 	first.seen = c.k.observe(ctx, first.places...)
 	grant, err := l.Begin(ctx, opts, false, first.Request)
 	if err != nil {
+		c.k.suspect(err)
 		first.seen.refused(err)
 		return nil, err
 	}
@@ -207,7 +208,7 @@ func yielded(err error) error {
 // with the context end. hold is set where a hold owns it; else the caller
 // occupies a connection of database/sql.
 func (k *connector) openSession(ctx, end context.Context, s *scope, h *lockctx.Hint, hold *Hold) (_ *unit, err error) {
-	l, err := k.use(ctx)
+	l, err := k.use(ctx, h)
 	if err != nil {
 		return nil, k.setupError(h, err)
 	}
@@ -291,6 +292,7 @@ func (k *connector) openUnit(ctx context.Context, l *locks, s *scope, h *lockctx
 	first.seen = k.observe(ctx, first.places...)
 	grant, err := l.Begin(own, driver.TxOptions{}, true, first.Request)
 	if err != nil {
+		k.suspect(err)
 		first.seen.refused(err)
 		return nil, err
 	}
@@ -388,6 +390,9 @@ func (u *unit) join(ctx context.Context, k *connector, h *lockctx.Hint) error {
 	if err != nil || w.nothing() {
 		return err
 	}
+	if _, err := k.use(ctx, h); err != nil {
+		return k.setupError(h, err)
+	}
 	if u.read && (!h.AllowStale || w.versions()) && u.l.Info().RepeatableRead(u.opts.Isolation) {
 		return u.error("lock", lockerr.With(ErrStaleSnapshot, fmt.Errorf(
 			"it has read before it asks for %s; ask for all keys at once (lockctx.WithKeys), or say lockctx.AllowStale()", names(h))))
@@ -438,6 +443,7 @@ func (u *unit) lock(ctx context.Context, r request, first bool) error {
 		u.granted(r, nil, locked)
 		return nil
 	}
+	u.scope.k.suspect(err)
 	r.seen.refused(err)
 	if !alive || !first {
 		gone := server.Gone(err, u.link.Conn)
@@ -628,6 +634,7 @@ func (u *unit) lose(cause error, gone bool) {
 
 // breakLink gives up a connection that may still carry the lock.
 func (u *unit) breakLink() {
+	u.scope.k.doubt.Store(true)
 	u.link.Taint()
 	if u.home != nil {
 		u.home.bad.Store(true)
@@ -710,14 +717,14 @@ func (u *unit) finish(commit bool) error {
 		u.leaving = time.Now()
 	}
 	var err error
-	op, fenced := "rollback", false
+	op, fenced, unsure := "rollback", false, func() {}
 	if commit {
 		op = "commit"
 		if u.home == nil {
 			err = u.l.keeper.Overdue(u.link)
 		}
 		if err == nil {
-			err = u.fence()
+			unsure, err = u.fence()
 			fenced = err != nil
 		}
 		if err == nil {
@@ -727,6 +734,7 @@ func (u *unit) finish(commit bool) error {
 		err = u.txn.Rollback(u.limit())
 	}
 	if err != nil {
+		u.scope.k.suspect(err)
 		if (fenced || server.Number(err) != 0) && !server.Gone(err, u.link.Conn) {
 			// What is left of the transaction must go: the server has refused it,
 			// or a guard is not ours any more.
@@ -738,6 +746,7 @@ func (u *unit) finish(commit bool) error {
 			}
 		} else {
 			u.breakLink()
+			unsure()
 		}
 		var said *Error
 		if !errors.As(err, &said) || !errors.Is(err, ErrLost) && !errors.Is(err, ErrConflict) {
@@ -761,14 +770,20 @@ func (u *unit) finish(commit bool) error {
 // fence checks, right before COMMIT and on the same connection, that the guards
 // are still ours, and that the versions are those that were remembered. What was
 // written makes versions new.
-func (u *unit) fence() error {
+func (u *unit) fence() (unsure func(), err error) {
 	if u.opts.ReadOnly {
-		return nil // there is nothing that could be written
+		return func() {}, nil // there is nothing that could be written
 	}
 	guards := slices.Concat(u.scope.guards, u.around)
-	if err := u.l.fence(u.link, guards...); err != nil || !u.wrote {
-		return err
+	if unsure, err = u.l.fence(u.link, guards...); err != nil || !u.wrote {
+		return unsure, err
 	}
+	return unsure, u.setVersions(guards)
+}
+
+// setVersions compares the versions that the unit remembers with those that are,
+// and sets new ones.
+func (u *unit) setVersions(guards []*guard) error {
 	var versions []*optimistic.Version
 	var places []place
 	var rows []string // that are locked, and that others compare versions of

@@ -176,7 +176,7 @@ func TestServerWithOtherSettings(t *testing.T) {
 			srv, err := tempserver.Start(limited(t), bin, "--innodb-rollback-on-timeout=ON", "--innodb-lock-wait-timeout=1")
 			ok(t, err)
 			t.Cleanup(func() { srv.Stop() })
-			s := (&testServer{name: "other", dsn: srv.DSN(""), mariadb: bin.Flavour == tempserver.MariaDB, temp: srv}).scratch(t)
+			s := newTestServer("other", bin, srv).scratch(t)
 			db, other := s.open(), s.open()
 
 			// A lock wait timeout of the server that is shorter than ours, and

@@ -24,14 +24,19 @@ func TestSharedByEachWay(t *testing.T) {
 		other, db := startChild(t, "crew", s.childDSN()), s.open()
 		highest := 0
 		for _, way := range allWays {
-			all, sum := s.work(other, db, crew{Way: way, Workers: 4, Length: 400 * time.Millisecond, Keys: 1, Most: 1, Shared: 75, Think: 10 * time.Millisecond})
-			most := wantExclusion(t, all)
-			writers := len(slices.DeleteFunc(slices.Clone(all), func(x section) bool { return x.shared }))
-			if most < 2 || writers == 0 {
-				t.Errorf("%s: at most %d readers at the same time, and %d writers", way, most, writers)
+			for round := 1; ; round++ {
+				all, sum := s.work(other, db, crew{Way: way, Workers: 4, Length: 400 * time.Millisecond, Keys: 1, Most: 1, Shared: 75, Think: 10 * time.Millisecond})
+				most := wantExclusion(t, all)
+				writers := len(slices.DeleteFunc(slices.Clone(all), func(x section) bool { return x.shared }))
+				highest = max(highest, most)
+				t.Logf("%s: %d sections, %d of writers, at most %d at the same time; longest wait %v", way, len(all), writers, most, sum.Longest)
+				if most >= 2 && writers > 0 { // a busy machine may need another try
+					break
+				}
+				if round == 10 {
+					t.Fatalf("%s: at most %d readers at the same time, and %d writers", way, most, writers)
+				}
 			}
-			highest = max(highest, most)
-			t.Logf("%s: %d sections, %d of writers, at most %d at the same time; longest wait %v", way, len(all), writers, most, sum.Longest)
 		}
 		if highest < 5 { // more than a process has workers
 			t.Errorf("at most %d readers at the same time", highest)
@@ -60,7 +65,7 @@ func TestReadersSideBySide(t *testing.T) {
 			db.SetMaxOpenConns(test.conns)
 			db.SetMaxIdleConns(readers)
 			limit, took := readers*reading/2, time.Duration(0)
-			for round := 0; round < 2 || took > limit && round < 6; round++ { // the first opens connections, and the machine may be busy
+			for round := 0; round < 2 || took > limit && round < 12; round++ { // the first opens connections, and the machine may be busy
 				start := time.Now()
 				var all sync.WaitGroup
 				for range readers {

@@ -34,7 +34,8 @@ const (
 	sqlSession  = "SET SESSION autocommit = 0, wait_timeout = 30"
 	sqlLeasing  = "SET SESSION autocommit = 1, sql_mode = '', sql_select_limit = DEFAULT, innodb_lock_wait_timeout = 1, lock_wait_timeout = 5, wait_timeout = 30"
 	sqlProbe    = "SELECT VERSION(), DATABASE(), @@innodb_rollback_on_timeout, @@read_only OR @@innodb_read_only," +
-		" /*!80000 @@transaction_isolation, 0, CONCAT('OFF,', IFNULL((SELECT GROUP_CONCAT(VARIABLE_VALUE ORDER BY VARIABLE_NAME)" +
+		" /*!80000 @@transaction_isolation, 0, CONCAT(IFNULL((SELECT VARIABLE_VALUE FROM performance_schema.global_variables WHERE VARIABLE_NAME = 'wsrep_on'),'OFF'), ','," +
+		" IFNULL((SELECT GROUP_CONCAT(VARIABLE_VALUE ORDER BY VARIABLE_NAME)" +
 		" FROM performance_schema.global_variables WHERE VARIABLE_NAME IN ('group_replication_group_name','group_replication_single_primary_mode')),'')), 0 */" +
 		" /*M!100000 @@tx_isolation, @@idle_transaction_timeout, CONCAT(@@wsrep_on,',')," +
 		" (SELECT COUNT(*) FROM information_schema.SYSTEM_VARIABLES WHERE VARIABLE_NAME = 'INNODB_SNAPSHOT_ISOLATION') */"
@@ -976,9 +977,9 @@ func TestMockSetUpFails(t *testing.T) {
 // refused there, before anything of theirs is sent. What the server is is asked
 // once.
 func TestMockTopology(t *testing.T) {
-	galera := aMariaDB.with(func(a *answers) { a.topology = "1," })
+	percona := aMySQL.with(func(a *answers) { a.topology = "ON," })
 	group := aMySQL.with(func(a *answers) { a.topology = "OFF,aaaa-bbbb,OFF" })
-	for name, a := range map[string]answers{"Galera": galera, "Group Replication with several primaries": group} {
+	for name, a := range map[string]answers{"Galera": percona, "Group Replication with several primaries": group} {
 		t.Run(name, func(t *testing.T) {
 			m := mock(t, mysqllock.Config{})
 			m.setUp(a)

@@ -72,7 +72,7 @@ func (l *Locker) allowed() error {
 		return nil
 	}
 	return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
-		"named locks are local to a node, so they do not exclude on %s; lockUnsafe=allow uses them all the same, for an application that never leaves one node", topology))
+		"named locks are local to a node, so they do not exclude on %s; use a lease, or lockUnsafe=allow, for an application that never leaves one node", topology))
 }
 
 func (a *attempt) acquire(ctx context.Context) (*Lock, error) {
@@ -339,9 +339,9 @@ func (a *attempt) waitOn(ctx context.Context, k *carrier) (*Lock, error) {
 func (k *carrier) wait(ctx context.Context, name string, bound time.Duration) (answer string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, bound+slack)
 	defer cancel()
-	answer, err = k.ask(ctx, waitSQL(k.id, name, bound, k.l.info.MariaDB))
+	answer, err = k.ask(ctx, k.waitSQL(name, bound))
 	if err == nil && (answer == alone || answer == inTurn) {
-		if _, err = k.ask(ctx, pingSQL(k.id)); err != nil {
+		if _, err = k.ask(ctx, k.pingSQL()); err != nil {
 			return "", err
 		}
 	}

@@ -9,11 +9,13 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/tempserver"
 )
 
 func onEachServer(b *testing.B, bench func(b *testing.B, s *scratch)) {
-	for flavour, srv := range startServers(b) {
-		b.Run(string(flavour), func(b *testing.B) { bench(b, newScratch(b, srv.Addr())) })
+	for _, bin := range tempserver.Require(b) {
+		srv := tempserver.Share(b, bin)
+		b.Run(string(bin.Flavour), func(b *testing.B) { bench(b, newScratch(b, srv.Addr())) })
 	}
 }
 

@@ -61,6 +61,8 @@ var (
 	errScrapped  = errors.New("the lock connection was given up")
 	errElsewhere = lockerr.With(lockerr.ErrUnsafe, errors.New(
 		"a statement has reached another connection than its own: GET_LOCK does not hold behind a proxy that shares connections"))
+	errReadOnly = lockerr.With(lockerr.ErrUnsafe, errors.New(
+		"the server takes no writes, so others may lock on another one; connect to the one that takes them"))
 )
 
 // silence is how long ago that was sent which the server has answered last. The
@@ -145,10 +147,8 @@ func (l *Locker) connect(ctx context.Context) (*carrier, error) {
 	}
 	k := &carrier{l: l, c: c, id: c.KnownID(), guard: newGuard(), holds: make(map[string]*Lock)}
 	k.ctx, k.cancel = context.WithCancel(context.Background())
-	answer, err := k.ask(ctx, openSQL(k.id, k.guard, l.unsafe))
+	answer, err := k.ask(ctx, k.openSQL())
 	switch {
-	case err == nil && answer == readOnly:
-		err = lockerr.With(lockerr.ErrUnsafe, errors.New("the server takes no writes, so others may lock on another one"))
 	case err == nil && answer != "1":
 		err = errors.New("mysqllock: the server grants no lock at all")
 	}
@@ -286,7 +286,7 @@ func (k *carrier) send(batch []*request) {
 // is held; where that is not sure the error is another, which costs the carrier.
 func (k *carrier) run(batch []*request) (answer string, err error) {
 	if takes := batch[len(batch)-1].take; takes {
-		answer, err = k.ask(k.within(), batchSQL(k.id, batch))
+		answer, err = k.ask(k.within(), k.batchSQL(batch))
 		if err == nil && answer == "" {
 			answer = "2"
 		}
@@ -329,8 +329,11 @@ func (k *carrier) ask(ctx context.Context, text string) (string, error) {
 	if len(rows) != 1 || len(rows[0]) != 1 {
 		return "", errForm
 	}
-	if rows[0][0] == elsewhere {
+	switch rows[0][0] {
+	case elsewhere:
 		return "", errElsewhere
+	case readOnly:
+		return "", errReadOnly
 	}
 	return rows[0][0], nil
 }
@@ -482,7 +485,7 @@ func (l *Locker) watch() {
 
 // ping looks whether the locks are still there. The caller has made k busy.
 func (k *carrier) ping() {
-	if _, err := k.ask(k.ctx, pingSQL(k.id)); k.broken(err) {
+	if _, err := k.ask(k.ctx, k.pingSQL()); k.broken(err) {
 		k.lose(err)
 	}
 	k.l.mu.Lock()

@@ -4,6 +4,8 @@ import (
 	"context"
 	"database/sql/driver"
 	"errors"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -134,25 +136,54 @@ func (a *attempt) yield(ctx context.Context, from, lock *Lock) *carrier {
 }
 
 // Check makes sure, on the connection of a transaction that is about to commit,
-// that the locks are held. It is one statement, which waits for nobody. After an
-// error the transaction must be rolled back.
-func (l *Locker) Check(ctx context.Context, conn driver.Conn, locks []*Lock) error {
+// that the locks are held. It is one statement, which waits for nobody, and tells
+// the server's id of the connection, for [Locker.AwaitEnd]. After an error the
+// transaction must be rolled back.
+func (l *Locker) Check(ctx context.Context, conn driver.Conn, locks []*Lock) (id uint64, err error) {
 	if len(locks) == 0 {
-		return nil
+		return 0, nil
 	}
 	var keys []string
 	for _, lock := range locks {
 		if err := lock.Err(); err != nil {
-			return failure("commit", lock.key, err)
+			return 0, failure("commit", lock.key, err)
 		}
 		keys = append(keys, lock.key)
 	}
 	rows, err := server.Query(ctx, conn, checkSQL(locks))
-	if err == nil && (len(rows) != 1 || rows[0][0] != "1") {
+	switch {
+	case err != nil:
+	case len(rows) != 1 || rows[0][0] != "1":
 		err = lockerr.With(lockerr.ErrLost, errors.New("the server of the transaction says that somebody else has the lock, or nobody"))
+	default:
+		id, err = strconv.ParseUint(rows[0][1], 10, 64)
 	}
 	if err != nil {
-		return failure("commit", strings.Join(keys, ", "), err)
+		return 0, failure("commit", strings.Join(keys, ", "), err)
 	}
-	return nil
+	return id, nil
 }
+
+// AwaitEnd is for after a COMMIT whose answer was lost with its connection: the
+// server may be busy with it for a while, and nothing of the transaction keeps
+// whoever has the locks next from reading what was before. It has the server end
+// the connection of that id, and returns when it has, when the locks are lost, or
+// with ctx. The id is taken to be that of another connection where the server does
+// not say that the locks are held, since then it may have been started anew.
+func (l *Locker) AwaitEnd(ctx context.Context, id uint64, locks []*Lock) {
+	for {
+		over, err := l.control.EndConnection(ctx, id, heldSQL(locks))
+		lost := slices.ContainsFunc(locks, func(lock *Lock) bool { return lock.Err() != nil })
+		if err == nil && over || lost {
+			return
+		}
+		select {
+		case <-time.After(glance):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// glance is how often AwaitEnd looks.
+const glance = 20 * time.Millisecond

@@ -9,8 +9,9 @@ import (
 )
 
 // Every statement that takes something first makes sure that it runs on the
-// connection that it is meant for: a proxy may have sent it elsewhere. Names
-// need no quoting.
+// connection that it is meant for: a proxy may have sent it elsewhere; and that
+// the server is one that takes writes, which it may have ceased to be. Names need
+// no quoting.
 
 // What a statement answers that was not allowed to do anything.
 const (
@@ -30,23 +31,20 @@ func silentFor(ttl time.Duration) time.Duration {
 	return max(time.Second, ttl.Truncate(time.Second))
 }
 
-// here is an SQL expression that is value on the connection id, else elsewhere.
-func here(id uint64, value string) string {
-	return "IF(CONNECTION_ID() = " + strconv.FormatUint(id, 10) + ", " + value + ", " + elsewhere + ")"
+// here is an SQL expression that is value on the carrier's own connection, else
+// elsewhere. Where others may take locks on another server it is readOnly.
+func (k *carrier) here(value string) string {
+	if !k.l.unsafe {
+		value = "IF(@@read_only OR @@innodb_read_only, " + readOnly + ", " + value + ")"
+	}
+	return "IF(CONNECTION_ID() = " + strconv.FormatUint(k.id, 10) + ", " + value + ", " + elsewhere + ")"
 }
 
-// openSQL takes the guard of a new carrier, which answers 1. Where others may
-// take locks on another server it takes nothing, unless anywhere is set.
-func openSQL(id uint64, guard string, anywhere bool) string {
-	take := "GET_LOCK('" + guard + "', 0)"
-	if !anywhere {
-		take = "IF(@@read_only OR @@innodb_read_only, " + readOnly + ", " + take + ")"
-	}
-	return "SELECT " + here(id, take)
-}
+// openSQL takes the guard of a new carrier, which answers 1.
+func (k *carrier) openSQL() string { return "SELECT " + k.here("GET_LOCK('"+k.guard+"', 0)") }
 
 // pingSQL answers 1. A ping of the protocol could be a proxy's own answer.
-func pingSQL(id uint64) string { return "SELECT " + here(id, "1") }
+func (k *carrier) pingSQL() string { return "SELECT " + k.here("1") }
 
 // freeSQL gives the locks of batch back, in one short answer.
 func freeSQL(batch []*request) string {
@@ -60,9 +58,9 @@ func freeSQL(batch []*request) string {
 
 // batchSQL runs the requests of batch in their order. It answers one digit for
 // each: 1 where it was done, 2 where it was interrupted.
-func batchSQL(id uint64, batch []*request) string {
+func (k *carrier) batchSQL(batch []*request) string {
 	if len(batch) == 1 && batch[0].take {
-		return "SELECT " + here(id, "GET_LOCK('"+batch[0].lock.name+"', 0)")
+		return "SELECT " + k.here("GET_LOCK('"+batch[0].lock.name+"', 0)")
 	}
 	var b strings.Builder
 	for i, r := range batch {
@@ -74,7 +72,7 @@ func batchSQL(id uint64, batch []*request) string {
 		}
 	}
 	b.WriteString(")")
-	return "SELECT " + here(id, b.String())
+	return "SELECT " + k.here(b.String())
 }
 
 // What waitSQL answers where it has got the lock.
@@ -86,18 +84,21 @@ const (
 // waitSQL waits for the lock until bound is over, on the server as well, so that
 // a waiter whose client is gone disappears by itself. Before that it gives the
 // lock back where its own connection has it, to those who wait already.
-func waitSQL(id uint64, name string, bound time.Duration, mariadb bool) string {
+func (k *carrier) waitSQL(name string, bound time.Duration) string {
 	bound = max(bound, time.Millisecond)
 	hint, get := "", fmt.Sprintf("GET_LOCK('%s', %.3f)", name, bound.Seconds())
-	if !mariadb {
+	if !k.l.info.MariaDB {
 		hint = fmt.Sprintf("/*+ MAX_EXECUTION_TIME(%d) */ ", bound.Milliseconds())
 		get = fmt.Sprintf("GET_LOCK('%s', %d)", name, int(math.Ceil(bound.Seconds())))
 	}
-	return "SELECT " + hint + here(id, "IF(RELEASE_LOCK('"+name+"') IS NULL OR IS_FREE_LOCK('"+name+"'), "+get+", 2 * "+get+")")
+	return "SELECT " + hint + k.here("IF(RELEASE_LOCK('"+name+"') IS NULL OR IS_FREE_LOCK('"+name+"'), "+get+", 2 * "+get+")")
 }
 
-// checkSQL answers 1 where all locks are held.
-func checkSQL(locks []*Lock) string {
+// checkSQL answers 1 where all locks are held, and whom it has answered.
+func checkSQL(locks []*Lock) string { return "SELECT " + heldSQL(locks) + ", CONNECTION_ID()" }
+
+// heldSQL is true where all locks are held.
+func heldSQL(locks []*Lock) string {
 	var terms []string
 	held := func(name string, k *carrier) {
 		terms = append(terms, fmt.Sprintf("IS_USED_LOCK('%s') = %d", name, k.id))
@@ -110,7 +111,7 @@ func checkSQL(locks []*Lock) string {
 		}
 		held(lock.name, lock.carrier)
 	}
-	return "SELECT " + strings.Join(terms, " AND ")
+	return strings.Join(terms, " AND ")
 }
 
 // holderSQL asks who has the lock: id, user and host of its connection, and

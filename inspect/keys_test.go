@@ -2,7 +2,6 @@ package inspect_test
 
 import (
 	"context"
-	"crypto/sha256"
 	"database/sql"
 	"encoding/hex"
 	"fmt"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/mysqllock/mysqllock/inspect"
 	"github.com/mysqllock/mysqllock/internal/keyrow"
+	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -259,8 +259,7 @@ func TestShared(t *testing.T) {
 
 // bell is what the lease strategy calls the bell of a key.
 func (s *scratch) bell(key string) string {
-	sum := sha256.Sum256([]byte(s.database + "\x00" + key))
-	return "mysqllock-lease-" + hex.EncodeToString(sum[:20])
+	return lockname.OfBell(s.database, key)
 }
 
 // Who waits for a lease that was given back just now is shown all the same.

@@ -13,9 +13,15 @@ import (
 
 // Snapshot is who holds what, and who waits for it.
 type Snapshot struct {
-	Time  time.Time // the server's, when the reading began
-	Locks []Lock    // by namespace, key, slot and strategy
-	Gaps  []Gap     // what it does not tell
+	Time      time.Time // the server's, when the reading began
+	Namespace string    // whose locks it shows; "" for all
+	Locks     []Lock    // by namespace, key, slot and strategy
+	Gaps      []Gap     // what it does not tell
+
+	// Deadlocks is how many the server has broken since it started, of all who use
+	// it; nil where Filter.Deadlocks did not ask, or the server does not tell. Those
+	// among GET_LOCK are counted on MySQL, and not on MariaDB.
+	Deadlocks *uint64
 }
 
 // Lock is one lock: of a strategy, on one key, or one slot of it, or one stripe.

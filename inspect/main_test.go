@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"database/sql"
 	"fmt"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -22,51 +21,10 @@ import (
 
 // The tests run against every server that is found on this machine.
 
-func TestMain(m *testing.M) {
-	code := m.Run()
-	for _, s := range running.servers {
-		if err := s.Stop(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-		}
-	}
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(tempserver.Tests{M: m}) }
 
 // equipped is a MariaDB that shows all it can.
 const equipped = "MariaDB, equipped"
-
-var running struct {
-	once    sync.Once
-	servers map[string]*tempserver.Server
-	err     error
-}
-
-func startServers(t testing.TB) map[string]*tempserver.Server {
-	t.Helper()
-	bins := tempserver.Require(t)
-	running.once.Do(func() {
-		running.servers = make(map[string]*tempserver.Server)
-		start := func(name string, bin tempserver.Binary, opts ...string) {
-			if running.err == nil {
-				running.servers[name], running.err = tempserver.Start(context.Background(), bin, opts...)
-			}
-		}
-		for _, bin := range bins {
-			start(string(bin.Flavour), bin)
-			if bin.Flavour == tempserver.MariaDB {
-				start(equipped, bin, "--performance-schema=ON", "--plugin-load-add=metadata_lock_info.so")
-			}
-		}
-	})
-	ok(t, running.err)
-	return running.servers
-}
 
 // onServers runs a test on each server, in a database of its own, beside others.
 func onServers(t *testing.T, test func(t *testing.T, s *scratch)) {
@@ -78,11 +36,17 @@ func onServers(t *testing.T, test func(t *testing.T, s *scratch)) {
 // aloneOnServers runs it while no other test runs.
 func aloneOnServers(t *testing.T, test func(t *testing.T, s *scratch)) {
 	t.Helper()
-	for name, srv := range startServers(t) {
+	on := func(name string, srv *tempserver.Server) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			test(t, newScratch(t, name, srv.Addr()))
 		})
+	}
+	for _, bin := range tempserver.Require(t) {
+		on(string(bin.Flavour), tempserver.Share(t, bin))
+		if bin.Flavour == tempserver.MariaDB {
+			on(equipped, tempserver.Share(t, bin, "--performance-schema=ON", "--plugin-load-add=metadata_lock_info.so"))
+		}
 	}
 }
 
@@ -223,9 +187,9 @@ func exec(t testing.TB, db *sql.DB, text string) {
 // soon waits until cond holds.
 func soon(t testing.TB, what string, cond func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !cond(); time.Sleep(150 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); !cond(); time.Sleep(150 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within 10s: %s", what)
+			t.Fatalf("not within 30s: %s", what)
 		}
 	}
 }

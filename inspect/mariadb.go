@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/internal/schema"
 )
 
@@ -132,12 +133,12 @@ func (p *picture) mariadbNamedLocks(ctx context.Context) error {
 		return err
 	}
 	rows, err := p.query(ctx, fmt.Sprintf("SELECT TABLE_SCHEMA, THREAD_ID FROM information_schema.METADATA_LOCK_INFO"+
-		" WHERE LOCK_TYPE = 'User lock' AND TABLE_SCHEMA LIKE '%s%%' LIMIT %d", anyPrefix, most))
+		" WHERE LOCK_TYPE = 'User lock' AND TABLE_SCHEMA LIKE '%s%%' LIMIT %d", lockname.Any, most))
 	if hidden(err) && p.schema {
 		rows, err = p.query(ctx, fmt.Sprintf("SELECT m.OBJECT_NAME, t.PROCESSLIST_ID"+
 			" FROM performance_schema.metadata_locks m JOIN performance_schema.threads t ON t.THREAD_ID = m.OWNER_THREAD_ID"+
 			" JOIN performance_schema.setup_instruments i ON i.NAME = 'wait/lock/metadata/sql/mdl' AND i.ENABLED = 'YES'"+
-			" WHERE m.OBJECT_TYPE = 'USER LEVEL LOCK' AND m.LOCK_STATUS = 'GRANTED' AND m.OBJECT_NAME LIKE '%s%%' LIMIT %d", anyPrefix, most))
+			" WHERE m.OBJECT_TYPE = 'USER LEVEL LOCK' AND m.LOCK_STATUS = 'GRANTED' AND m.OBJECT_NAME LIKE '%s%%' LIMIT %d", lockname.Any, most))
 	}
 	if hidden(err) || err == nil && len(rows) == 0 {
 		if hidden(err) {
@@ -151,4 +152,13 @@ func (p *picture) mariadbNamedLocks(ctx context.Context) error {
 		p.named(r[0], claim{conn: conn})
 	}
 	return p.tolerate(err, whoNames, "")
+}
+
+// mariadbDeadlocks reads the counter of InnoDB.
+func (p *picture) mariadbDeadlocks(ctx context.Context) ([][]string, error) {
+	rows, err := p.query(ctx, "SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME = 'INNODB_DEADLOCKS'")
+	if err == nil && len(rows) == 0 {
+		p.gap(deadlocks, "MariaDB counts them from 10.5 on", "")
+	}
+	return rows, p.tolerate(err, deadlocks, "")
 }

@@ -5,12 +5,15 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/mysqllock/mysqllock/internal/lockname"
 )
 
 const (
-	whoRows  = "who has locked rows"
-	whoNames = "who holds advisory locks that nobody waits for, and who waits for leases and advisory locks as another account"
-	turnOn   = "performance_schema = ON in the server's configuration, and a restart"
+	whoRows   = "who has locked rows"
+	whoNames  = "who holds advisory locks that nobody waits for, and who waits for leases and advisory locks as another account"
+	deadlocks = "how many deadlocks the server has broken"
+	turnOn    = "performance_schema = ON in the server's configuration, and a restart"
 )
 
 // running is what a statement of MySQL that is running says of its time.
@@ -67,7 +70,7 @@ func (p *picture) mysqlNamedLocks(ctx context.Context) error {
 	rows, err := p.query(ctx, fmt.Sprintf("SELECT m.OBJECT_NAME, t.PROCESSLIST_ID, m.LOCK_STATUS = 'PENDING',"+
 		" COALESCE(s.TIMER_WAIT DIV 1000000, t.PROCESSLIST_TIME * 1000000), s.TIMER_START"+
 		" FROM performance_schema.metadata_locks m JOIN performance_schema.threads t ON t.THREAD_ID = m.OWNER_THREAD_ID"+running+
-		" WHERE m.OBJECT_TYPE = 'USER LEVEL LOCK' AND m.OBJECT_NAME LIKE '%s%%' LIMIT %d", anyPrefix, most))
+		" WHERE m.OBJECT_TYPE = 'USER LEVEL LOCK' AND m.OBJECT_NAME LIKE '%s%%' LIMIT %d", lockname.Any, most))
 	if hidden(err) {
 		p.gap(whoNames, "the account may not read performance_schema", p.grant("SELECT", "performance_schema.*"))
 		return p.namedWithoutList(ctx)
@@ -112,4 +115,18 @@ func (p *picture) namedWithoutList(ctx context.Context) error {
 		return err
 	}
 	return p.askForNames(ctx)
+}
+
+// mysqlDeadlocks counts the errors by which deadlocks are broken: of rows and
+// tables, and of named locks. The counter of InnoDB would take PROCESS.
+func (p *picture) mysqlDeadlocks(ctx context.Context) ([][]string, error) {
+	if !p.schema {
+		p.gap(deadlocks, "performance_schema is off", turnOn)
+		return nil, nil
+	}
+	rows, err := p.query(ctx, "SELECT SUM(SUM_ERROR_RAISED) FROM performance_schema.events_errors_summary_global_by_error WHERE ERROR_NUMBER IN (1213, 3058) HAVING COUNT(*) > 0")
+	if err == nil && len(rows) == 0 {
+		p.gap(deadlocks, "performance_schema does not count errors", "performance_schema_error_size at its default in the server's configuration, and a restart")
+	}
+	return rows, p.tolerate(err, deadlocks, p.grant("SELECT", "performance_schema.*"))
 }

@@ -1,14 +1,13 @@
 package inspect
 
 import (
-	"crypto/sha256"
 	"encoding/hex"
-	"fmt"
 	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/mysqllock/mysqllock/internal/keyrow"
+	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -17,53 +16,6 @@ const (
 	lease    = lockctx.StrategyLease
 	advisory = lockctx.StrategyAdvisory
 )
-
-// What the strategies call their named locks. They are told apart by their
-// beginnings.
-const (
-	anyPrefix      = "mysqllock"
-	advisoryPrefix = "mysqllock:"
-	bellPrefix     = "mysqllock-lease-"
-)
-
-// bellName is the lease strategy's name for what wakes those who wait for a
-// lease.
-func bellName(namespace, name string) string {
-	sum := sha256.Sum256([]byte(namespace + "\x00" + name))
-	return fmt.Sprintf(bellPrefix+"%.20x", sum)
-}
-
-// advisoryName is the advisory strategy's name for the lock on a key.
-func advisoryName(namespace, key string) string {
-	const maxName = 64
-	if plain(namespace) && plain(key) && len(advisoryPrefix)+len(namespace)+1+len(key) <= maxName {
-		return advisoryPrefix + namespace + "/" + key
-	}
-	sum := sha256.Sum256(fmt.Appendf(nil, "%d:%s%s", len(namespace), namespace, key))
-	hash := fmt.Sprintf("#%.16x", sum)
-	begin := []byte(key[:min(len(key), maxName-len(advisoryPrefix)-len(hash))])
-	for i, c := range begin {
-		if 'A' <= c && c <= 'Z' {
-			begin[i] = c - 'A' + 'a'
-		} else if !plain(string(rune(c))) {
-			begin[i] = '_'
-		}
-	}
-	return advisoryPrefix + string(begin) + hash
-}
-
-var plainPart = regexp.MustCompile(`^[a-z0-9_.:-]*$`)
-
-func plain(s string) bool { return plainPart.MatchString(s) }
-
-// readAdvisory reads namespace and key back from a name that is not hashed.
-func readAdvisory(name string) (namespace, key string, ok bool) {
-	rest, ok := strings.CutPrefix(name, advisoryPrefix)
-	if !ok || strings.Contains(rest, "#") {
-		return "", "", false
-	}
-	return strings.Cut(rest, "/")
-}
 
 var ourName = regexp.MustCompile(`^mysqllock[a-z0-9_.:/#-]{0,55}$`)
 
@@ -109,9 +61,9 @@ func (q *question) row(key string) string {
 func (q *question) lock(lock id, bases []string) (l Lock, ok bool) {
 	l = Lock{Strategy: lock.strategy, Namespace: lock.namespace, Name: lock.name, Stripe: -1}
 	if lock.strategy == advisory {
-		l.Namespace, l.Key, ok = readAdvisory(lock.name)
+		l.Namespace, l.Key, ok = lockname.ReadAdvisory(lock.name)
 		for i := 0; i < len(q.keys) && !ok; i++ {
-			if advisoryName(q.namespace, q.keys[i]) == lock.name {
+			if lockname.OfAdvisory(q.namespace, q.keys[i]) == lock.name {
 				l.Namespace, l.Key, ok = q.namespace, q.keys[i], true
 			}
 		}

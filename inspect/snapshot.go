@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 )
@@ -19,6 +20,7 @@ import (
 type Filter struct {
 	Keys          []string // one that nobody holds is a Lock without a Strategy
 	AllNamespaces bool     // of all that share the table; not together with Keys
+	Deadlocks     bool     // also count deadlocks
 }
 
 // Snapshot tells who holds what, and who waits for it. What the account may not
@@ -33,11 +35,30 @@ func (i *Inspector) Snapshot(ctx context.Context, f Filter) (*Snapshot, error) {
 		if err != nil {
 			return err
 		}
-		out = &Snapshot{Time: s.now, Locks: p.locks()}
+		out = &Snapshot{Time: s.now, Namespace: p.asked.namespace, Locks: p.locks()}
+		if f.Deadlocks {
+			if out.Deadlocks, err = p.deadlocks(ctx); err != nil {
+				return fmt.Errorf("mysqllock: counting deadlocks: %w", err)
+			}
+		}
 		out.Gaps = p.gaps
 		return nil
 	})
 	return out, err
+}
+
+// deadlocks counts those that the server has broken.
+func (p *picture) deadlocks(ctx context.Context) (*uint64, error) {
+	count := p.mysqlDeadlocks
+	if p.mariadb {
+		count = p.mariadbDeadlocks
+	}
+	rows, err := count(ctx)
+	if err != nil || len(rows) == 0 {
+		return nil, err
+	}
+	n, err := strconv.ParseUint(rows[0][0], 10, 64)
+	return &n, err
 }
 
 // picture is what has been read of the locks.
@@ -171,7 +192,7 @@ func (p *picture) matchBells(ctx context.Context) error {
 	matched := make(map[string]id)
 	match := func() {
 		for lock := range p.rows {
-			if name := bellName(lock.namespace, lock.name); p.bells[name] != nil {
+			if name := lockname.OfBell(lock.namespace, lock.name); p.bells[name] != nil {
 				matched[name] = lock
 			}
 		}
@@ -180,7 +201,7 @@ func (p *picture) matchBells(ctx context.Context) error {
 	var lacking []string
 	for name, list := range p.bells {
 		if _, ok := matched[name]; !ok && slices.ContainsFunc(list, func(c claim) bool { return c.waiting }) {
-			lacking = append(lacking, schema.Literal(strings.TrimPrefix(name, bellPrefix)))
+			lacking = append(lacking, schema.Literal(strings.TrimPrefix(name, lockname.Bell)))
 		}
 	}
 	if len(lacking) > 0 && len(p.asked.keys) == 0 { // the lease was just given back; or it is in another table
@@ -408,7 +429,7 @@ func (p *picture) statements(ctx context.Context) ([]statement, error) {
 	}
 	rows, err := p.query(ctx, fmt.Sprintf("SELECT ID, USER, HOST, %s, STATE,"+
 		" IF(INFO LIKE '%%GET_LOCK(''%s%%' OR INFO LIKE '%% name = x''%%', LEFT(INFO, 20000), '')"+
-		" FROM information_schema.PROCESSLIST WHERE ID <> CONNECTION_ID()", times, anyPrefix))
+		" FROM information_schema.PROCESSLIST WHERE ID <> CONNECTION_ID()", times, lockname.Any))
 	if err != nil {
 		return nil, err
 	}
@@ -461,9 +482,9 @@ func (p *picture) namedWaitersByText(ctx context.Context) error {
 // named notes a claim to a named lock.
 func (p *picture) named(name string, one claim) {
 	switch {
-	case strings.HasPrefix(name, advisoryPrefix):
+	case lockname.IsAdvisory(name):
 		p.claims.add(id{strategy: advisory, name: name}, one)
-	case strings.HasPrefix(name, bellPrefix):
+	case strings.HasPrefix(name, lockname.Bell):
 		p.bells[name] = append(p.bells[name], one)
 	}
 }
@@ -478,7 +499,7 @@ func (p *picture) askForNames(ctx context.Context) error {
 		}
 	}
 	for _, key := range p.asked.keys {
-		names = append(names, advisoryName(p.asked.namespace, key))
+		names = append(names, lockname.OfAdvisory(p.asked.namespace, key))
 	}
 	names = slices.DeleteFunc(names, func(name string) bool { return !ourName.MatchString(name) })
 	slices.Sort(names)

@@ -118,8 +118,7 @@ func (a *attempt) acquire(ctx context.Context) (*Lease, error) {
 			return s, nil
 		case (errors.Is(err, errNoRow) || server.Missing(err)) && again < 3:
 			again++
-			a.rows.Forget(keys)
-			if err := a.rows.Exist(ctx, keys); err != nil {
+			if err := a.rows.Renew(ctx, keys); err != nil {
 				return nil, err
 			}
 		case errors.Is(err, driver.ErrBadConn) && again < 3: // nothing was sent

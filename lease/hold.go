@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/sabotage"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
@@ -40,7 +41,12 @@ type Lease struct {
 }
 
 // margin is how much earlier than the server the holder gives up.
-func margin(ttl time.Duration) time.Duration { return min(ttl/10, 5*time.Second) }
+func margin(ttl time.Duration) time.Duration {
+	if sabotage.LateNotice.Load() {
+		return -ttl
+	}
+	return min(ttl/10, 5*time.Second)
+}
 
 // grant makes a lease of a grant on h, which carries its bell.
 func (a *attempt) grant(h *host, ans answer) (*Lease, error) {

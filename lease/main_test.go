@@ -6,10 +6,9 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"encoding/hex"
-	"flag"
+	"errors"
 	"fmt"
 	"net"
-	"os"
 	"strings"
 	"sync"
 	"syscall"
@@ -24,26 +23,13 @@ import (
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
+	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
 
 func TestMain(m *testing.M) {
-	flag.Parse()
 	_ = mysql.SetLogger(&mysql.NopLogger{}) // connections are killed all the time
-	_ = flag.Set("test.parallel", "12")     // they mostly wait
-	code := m.Run()
-	for _, s := range running.servers {
-		if err := s.temp.Stop(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-		}
-	}
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	os.Exit(code)
+	goleak.VerifyTestMain(tempserver.Tests{M: m})
 }
 
 type testServer struct {
@@ -52,27 +38,11 @@ type testServer struct {
 	temp    *tempserver.Server
 }
 
-var running struct {
-	once    sync.Once
-	servers []*testServer
-	err     error
-}
-
 // onServers runs a test on each server, beside the other tests.
 func onServers(t *testing.T, test func(t *testing.T, s *scratch)) {
 	t.Parallel()
-	bins := tempserver.Require(t)
-	running.once.Do(func() {
-		for _, bin := range bins {
-			var s *testServer
-			if s, running.err = startServer(bin); running.err != nil {
-				return
-			}
-			running.servers = append(running.servers, s)
-		}
-	})
-	ok(t, running.err)
-	for _, s := range running.servers {
+	for _, bin := range tempserver.Require(t) {
+		s := newTestServer(bin, tempserver.Share(t, bin))
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
 			test(t, s.scratch(t))
@@ -80,14 +50,8 @@ func onServers(t *testing.T, test func(t *testing.T, s *scratch)) {
 	}
 }
 
-func startServer(bin tempserver.Binary) (*testServer, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	defer cancel()
-	temp, err := tempserver.Start(ctx, bin)
-	if err != nil {
-		return nil, err
-	}
-	return &testServer{name: string(bin.Flavour), mariadb: bin.Flavour == tempserver.MariaDB, temp: temp}, nil
+func newTestServer(bin tempserver.Binary, temp *tempserver.Server) *testServer {
+	return &testServer{name: string(bin.Flavour), mariadb: bin.Flavour == tempserver.MariaDB, temp: temp}
 }
 
 // scratch is a database of one test, with the lock table.
@@ -194,6 +158,23 @@ func (s *scratch) locker(with setup) *locker {
 	})
 	s.t.Cleanup(l.close)
 	return l
+}
+
+// refused is what asking for a lease ends with that somebody has, and who that is:
+// it is asked again where a busy server did not say in time.
+func (l *locker) refused(r Request) (err error) {
+	l.s.t.Helper()
+	for range 20 {
+		_, err = l.Acquire(limited(l.s.t), r)
+		var e *lockerr.Error
+		if !errors.As(err, &e) {
+			l.s.t.Fatalf("not refused: %v", err)
+		}
+		if e.Holder != nil {
+			break
+		}
+	}
+	return err
 }
 
 func (l *locker) close() {
@@ -412,9 +393,9 @@ func random() string {
 // soon waits until cond holds.
 func soon(t testing.TB, what string, cond func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !cond(); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); !cond(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within 10s: %s", what)
+			t.Fatalf("not within 30s: %s", what)
 		}
 	}
 }

@@ -2,7 +2,6 @@ package lease
 
 import (
 	"context"
-	"crypto/sha256"
 	"database/sql/driver"
 	"errors"
 	"fmt"
@@ -10,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 )
@@ -34,17 +34,11 @@ func rowWait(d time.Duration) string {
 
 func wholeSeconds(d time.Duration) int { return int(math.Ceil(d.Seconds())) }
 
-// bellName names the lock that wakes those who wait for key.
-func bellName(namespace, key string) string {
-	sum := sha256.Sum256([]byte(namespace + "\x00" + key))
-	return fmt.Sprintf("mysqllock-lease-%.20x", sum)
-}
-
 // bell is an SQL expression that is 1 where the connection has the bell, which
 // it takes where nobody has, waiting for at most so many seconds. It never takes
 // it twice, since it would have to be given back twice.
 func (l *Locker) bell(key, seconds string) string {
-	name := bellName(l.namespace, key)
+	name := lockname.OfBell(l.namespace, key)
 	return fmt.Sprintf("IF(IS_USED_LOCK('%s') <=> CONNECTION_ID(), 1, COALESCE(GET_LOCK('%s', %s), 0))", name, name, seconds)
 }
 
@@ -52,7 +46,7 @@ func (l *Locker) bell(key, seconds string) string {
 func (l *Locker) hushSQL(keys ...string) string {
 	var b strings.Builder
 	for i, key := range keys {
-		fmt.Fprintf(&b, "%s RELEASE_LOCK('%s')", [2]string{"DO", ","}[min(i, 1)], bellName(l.namespace, key))
+		fmt.Fprintf(&b, "%s RELEASE_LOCK('%s')", [2]string{"DO", ","}[min(i, 1)], lockname.OfBell(l.namespace, key))
 	}
 	return b.String()
 }
@@ -168,7 +162,7 @@ func (l *Locker) releaseSQL(key string, token uint64, minHold time.Duration) str
 		owner, expires = schema.Literal(l.leftBy), in(minHold)
 	}
 	return fmt.Sprintf("UPDATE %s SET owner = IF(RELEASE_LOCK('%s') IS NULL, %s, %s), expires = %s WHERE %s AND token = %d AND owner = %s",
-		l.table, bellName(l.namespace, key), owner, owner, expires, l.row("", key), token, schema.Literal(l.owner))
+		l.table, lockname.OfBell(l.namespace, key), owner, owner, expires, l.row("", key), token, schema.Literal(l.owner))
 }
 
 // freeSQL gives a lease back of which it is not known whether it was granted.
@@ -254,12 +248,10 @@ func (l *Locker) bounded(text string, bound time.Duration) string {
 }
 
 // unknown reports that a statement may have done its work although it failed:
-// the connection broke, or the server cannot tell either (1180 and 3100, when a
-// cluster has to agree on a commit).
+// the connection broke, or the server cannot tell either.
 func unknown(err error) bool {
 	if err == nil || errors.Is(err, errNoRow) || errors.Is(err, driver.ErrBadConn) { // then nothing was sent
 		return false
 	}
-	n := server.Number(err)
-	return n == 0 || n == 1180 || n == 3100 || server.Gone(err, nil)
+	return server.Number(err) == 0 || server.Undecided(err) || server.Gone(err, nil)
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -33,45 +32,18 @@ import (
 
 // The tests run against every server that is found on this machine.
 
-var running struct {
-	once    sync.Once
-	servers map[tempserver.Flavour]*tempserver.Server
-	err     error
-}
-
 func TestMain(m *testing.M) {
 	_ = mysql.SetLogger(&mysql.NopLogger{}) // connections are cut on purpose
-	code := m.Run()
-	for _, s := range running.servers {
-		if err := s.Stop(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-		}
-	}
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	os.Exit(code)
+	goleak.VerifyTestMain(tempserver.Tests{M: m})
 }
 
 // onServers runs a test on each server, in a database of its own.
 func onServers(t *testing.T, test func(t *testing.T, s *scratch)) {
 	t.Helper()
 	t.Parallel()
-	bins := tempserver.Require(t)
-	running.once.Do(func() {
-		running.servers = make(map[tempserver.Flavour]*tempserver.Server)
-		for _, bin := range bins {
-			if running.servers[bin.Flavour], running.err = tempserver.Start(context.Background(), bin); running.err != nil {
-				return
-			}
-		}
-	})
-	ok(t, running.err)
-	for flavour, srv := range running.servers {
-		t.Run(string(flavour), func(t *testing.T) {
+	for _, bin := range tempserver.Require(t) {
+		srv := tempserver.Share(t, bin)
+		t.Run(string(bin.Flavour), func(t *testing.T) {
 			t.Parallel()
 			test(t, newScratch(t, srv))
 		})
@@ -367,9 +339,9 @@ func limited(t testing.TB) context.Context {
 // soon waits until cond holds.
 func soon(t testing.TB, what string, cond func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !cond(); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); !cond(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within 10s: %s", what)
+			t.Fatalf("not within 30s: %s", what)
 		}
 	}
 }

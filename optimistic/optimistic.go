@@ -170,8 +170,7 @@ func (a *attempt) remember(ctx context.Context) ([]*Version, error) {
 		switch {
 		case (errors.Is(err, errNoRow) || server.Missing(err)) && vanished < 3:
 			vanished++
-			a.cfg.Rows.Forget(a.r.Keys)
-			if err := a.cfg.Rows.Exist(ctx, a.r.Keys); err != nil {
+			if err := a.cfg.Rows.Renew(ctx, a.r.Keys); err != nil {
 				return nil, err
 			}
 			continue

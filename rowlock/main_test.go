@@ -4,9 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"database/sql/driver"
-	"fmt"
-	"os"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -25,44 +22,15 @@ import (
 
 // The tests run against every server that is found on this machine.
 
-var running struct {
-	once    sync.Once
-	servers map[tempserver.Flavour]*tempserver.Server
-	err     error
-}
-
-func TestMain(m *testing.M) {
-	code := m.Run()
-	for _, s := range running.servers {
-		if err := s.Stop(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-		}
-	}
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(tempserver.Tests{M: m}) }
 
 // onServers runs a test on each server, in a database of its own.
 func onServers(t *testing.T, test func(t *testing.T, s *scratch)) {
 	t.Helper()
 	t.Parallel()
-	bins := tempserver.Require(t)
-	running.once.Do(func() {
-		running.servers = make(map[tempserver.Flavour]*tempserver.Server)
-		for _, bin := range bins {
-			if running.servers[bin.Flavour], running.err = tempserver.Start(context.Background(), bin); running.err != nil {
-				return
-			}
-		}
-	})
-	ok(t, running.err)
-	for flavour, srv := range running.servers {
-		t.Run(string(flavour), func(t *testing.T) {
+	for _, bin := range tempserver.Require(t) {
+		srv := tempserver.Share(t, bin)
+		t.Run(string(bin.Flavour), func(t *testing.T) {
 			t.Parallel()
 			s := &scratch{t: t, server: srv}
 			s.database = "t_" + rand.Text()

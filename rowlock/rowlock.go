@@ -65,6 +65,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -92,6 +93,8 @@ const (
 	pace = 250 * time.Millisecond
 	// slice is the longest time that a wait is for the same slot.
 	slice = 250 * time.Millisecond
+	// arrival is how long a node may be behind another without a reason.
+	arrival = 10 * time.Millisecond
 	// patience is how long a caller that does not wait stands in line for one of
 	// the Control connections.
 	patience = time.Second
@@ -277,12 +280,30 @@ func (a *attempt) allowed() error {
 	if len(a.r.Slots) > 0 && !a.cfg.Info.SkipLocked() {
 		return lockerr.With(lockerr.ErrUnsafe, errors.New("slots need SKIP LOCKED, which MariaDB has from 10.6 on"))
 	}
-	if a.cfg.Info.Topology == "" || a.cfg.Unsafe {
+	topology := a.cfg.Info.Topology
+	shared := slices.ContainsFunc(a.r.Keys, func(key Key) bool { return key.Shared })
+	var kind string
+	switch {
+	case topology == "" || a.cfg.Unsafe || a.streams() && !shared:
 		return nil
+	case a.streams():
+		kind = "shared row locks"
+	default:
+		kind = "row locks"
 	}
 	return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
-		"row locks do not exclude on %s; lockUnsafe=allow uses them all the same, for an application that writes on one node only", a.cfg.Info.Topology))
+		"%s do not exclude on %s, whose other nodes do not see them; use a lease, or with lockUnsafe=allow row locks of one node, for an application that uses no other", kind, topology))
 }
+
+// streams reports whether a lock is to be one on all nodes of a Galera cluster.
+func (l *Locker) streams() bool { return l.cfg.Info.Streams() && !l.cfg.Unsafe }
+
+// outrun reports that a lock was refused because another node was quicker, which
+// has rolled the transaction back.
+func (l *Locker) outrun(err error) bool { return l.streams() && server.Deadlock(err) }
+
+// taken reports that a lock was refused because somebody else has it.
+func (l *Locker) taken(err error) bool { return server.Locked(err) || l.outrun(err) }
 
 func (a *attempt) begin(ctx context.Context) (*pool.Txn, error) {
 	if err := a.allowed(); err != nil {
@@ -339,19 +360,38 @@ func (a *attempt) beginKeys(ctx context.Context, front bool) (*pool.Txn, error) 
 			try = true
 		case (errors.Is(err, errNoRow) || server.Missing(err)) && vanished < 3:
 			vanished++
-			a.cfg.Rows.Forget(a.names)
-			if err := a.cfg.Rows.Exist(ctx, a.names); err != nil {
+			if err := a.cfg.Rows.Renew(ctx, a.names); err != nil {
 				return nil, err
 			}
+		case a.outrun(err) && a.r.Wait > 0:
+			if err := a.rest(ctx); err != nil {
+				return nil, err
+			}
+			try = false
 		case try && server.Locked(err) && a.r.Wait > 0:
 			try = false
-		case try && server.Locked(err):
+		case try && a.taken(err):
 			a.holder = a.askHolder(ctx, 0)
 			return nil, lockerr.ErrLocked
 		case !try && server.Interrupted(err): // by the server's own bound: queue again
 		default:
 			return nil, err
 		}
+	}
+}
+
+// rest waits until what another node has done may have arrived here.
+func (a *attempt) rest(ctx context.Context) error {
+	ctx, done, err := a.waiting(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	select {
+	case <-time.After(arrival/2 + rand.N(arrival/2)):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 }
 
@@ -649,10 +689,22 @@ func live(key string, row []string) *leased {
 	return &leased{key, row[2], row[3], time.Duration(micros) * time.Microsecond}
 }
 
-// block runs the blocking lock statement until it is answered or ctx ends.
+// block locks the keys once nobody else has them, or until ctx ends.
+func (a *attempt) block(ctx context.Context) error {
+	err := a.queueUp(ctx)
+	if err != nil || !a.streams() {
+		return err
+	}
+	if err = a.lock(ctx, a.trySQL()); err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return err
+}
+
+// queueUp runs the blocking lock statement until it is answered or ctx ends.
 // Then the statement is killed on the server, so that it cannot be granted the
 // lock afterwards.
-func (a *attempt) block(ctx context.Context) error {
+func (a *attempt) queueUp(ctx context.Context) error {
 	deadline, _ := ctx.Deadline()
 	bound := min(time.Until(deadline)+slack, max(a.cfg.TTL, time.Second))
 	if len(a.r.Slots) > 0 {

@@ -166,11 +166,13 @@ func TestSharedExcludes(t *testing.T) {
 				end := b.hold(rowlock.Request{Keys: shared("k"), Wait: 20 * time.Second})
 				granted <- time.Now()
 				end()
+				close(granted)
 			}()
 			time.Sleep(50 * time.Millisecond)
 			began := time.Now()
 			end()
 			t.Logf("granted %v after the writer", (<-granted).Sub(began))
+			<-granted
 			s.wantFree("k")
 		}
 	})

@@ -154,14 +154,14 @@ func (a *attempt) oneSlot(ctx context.Context, guess bool, try, wait func(contex
 		if slot != none {
 			a.aim(slot)
 			err = try(ctx)
-			if server.Locked(err) && goesOn() && lost < 3 { // somebody was quicker
+			if a.taken(err) && goesOn() && lost < 3 { // somebody was quicker
 				lost++
 				continue
 			}
 		}
 		done()
 		done = func() {}
-		if slot == none || server.Locked(err) && goesOn() {
+		if slot == none || a.taken(err) && goesOn() {
 			var unleased []int
 			var first *leased
 			unleased, first, err = a.survey(ctx)
@@ -190,11 +190,10 @@ func (a *attempt) oneSlot(ctx context.Context, guess bool, try, wait func(contex
 		switch {
 		case err == nil || !goesOn():
 			return err
-		case errors.As(err, &lease) || server.Interrupted(err) || errors.Is(err, errFreed): // look again
+		case errors.As(err, &lease) || server.Interrupted(err) || errors.Is(err, errFreed) || a.outrun(err): // look again
 		case (errors.Is(err, errNoRow) || server.Missing(err)) && vanished < 3:
 			vanished++
-			a.cfg.Rows.Forget(a.names)
-			if err := a.cfg.Rows.Exist(ctx, a.names); err != nil {
+			if err := a.cfg.Rows.Renew(ctx, a.names); err != nil {
 				return err
 			}
 		default:

@@ -22,6 +22,11 @@ var leaseColumns = schema.Remaining("") + ", token, owner"
 // reads, since an IN list can lock every row of a small table (measured on
 // MySQL 9.7). hint goes behind the first SELECT, tail behind each lock.
 func (l *Locker) selects(keys []Key, hint, tail string) string {
+	return l.selectsWith(leaseColumns, keys, hint, tail)
+}
+
+// selectsWith is selects with other columns for the lease.
+func (l *Locker) selectsWith(leaseColumns string, keys []Key, hint, tail string) string {
 	one := func(key Key, hint string) string {
 		lock := " FOR UPDATE"
 		if key.Shared {
@@ -72,7 +77,26 @@ func (a *attempt) freeSQL(slots []int) string {
 }
 
 // trySQL locks the keys in the open transaction or fails at once.
-func (a *attempt) trySQL() string { return a.selects(a.keys, "", " NOWAIT") }
+func (a *attempt) trySQL() string {
+	if a.streams() {
+		return "BEGIN NOT ATOMIC " + a.certifySQL() + "; END"
+	}
+	return a.selects(a.keys, "", " NOWAIT")
+}
+
+// certifySQL locks the keys on all nodes of a Galera cluster, or fails at once. A
+// change is what the others hear of, and they have agreed to that of a row when
+// the UPDATE returns. A row with a live lease stays as it is, which its owner
+// shows: the lease may run out before the answer is made.
+func (a *attempt) certifySQL() string {
+	var b strings.Builder
+	for _, key := range a.keys {
+		fmt.Fprintf(&b, "SET STATEMENT innodb_lock_wait_timeout = 0, wsrep_trx_fragment_unit = 'rows', wsrep_trx_fragment_size = 1 FOR UPDATE %s"+
+			" SET owner = NULL, expires = GREATEST(UTC_TIMESTAMP(6), expires + INTERVAL 1 MICROSECOND) WHERE namespace = %s AND name = %s AND NOT %s; ",
+			a.cfg.Table, schema.Literal(a.cfg.Namespace), schema.Literal(key.Name), schema.Live(""))
+	}
+	return b.String() + a.selectsWith("IF(owner IS NULL, 0, GREATEST(1, "+schema.Remaining("")+")), token, owner", a.keys, "", "")
+}
 
 // waitSQL locks keys in the open transaction and queues in the server. The
 // server ends it after bound, so that a waiter whose client is gone disappears
@@ -99,8 +123,11 @@ func (a *attempt) beginSQL() string {
 		if s := a.IdleLimit(); s > 0 {
 			limit = IdleLimitSQL(s) + "; "
 		}
-		return "BEGIN NOT ATOMIC " + limit + "START TRANSACTION; SET STATEMENT innodb_lock_wait_timeout = 0 FOR " +
-			a.selects(a.keys, "", "") + "; END"
+		lock := "SET STATEMENT innodb_lock_wait_timeout = 0 FOR " + a.selects(a.keys, "", "")
+		if a.streams() {
+			lock = a.certifySQL()
+		}
+		return "BEGIN NOT ATOMIC " + limit + "START TRANSACTION; " + lock + "; END"
 	}
 	if !a.cfg.Rows.Procedure() || len(a.keys) != 1 {
 		return ""

@@ -349,7 +349,7 @@ func (u usage) idle(t *testing.T) {
 	t.Helper()
 	pool, err := u.db.DB()
 	check(t, err)
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		sessions, err := mysqllock.Stats(pool)
 		check(t, err)
 		if sessions.InUse == 0 && pool.Stats().InUse == 0 {

@@ -172,6 +172,23 @@ func (r *Rows) disagree(why string) error {
 // Forget is for keys whose rows have turned out not to be there.
 func (r *Rows) Forget(keys []string) { r.known.forget(keys) }
 
+// arrival is how long what another node of a cluster has made may take to arrive.
+const arrival = 100 * time.Millisecond
+
+// Renew is Forget and then Exist, for who tries again: in a cluster rows that are
+// there on one node may be on their way to another.
+func (r *Rows) Renew(ctx context.Context, keys []string) error {
+	r.Forget(keys)
+	if r.cfg.Info.Topology != "" {
+		select {
+		case <-time.After(arrival):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return r.Exist(ctx, keys)
+}
+
 // Leased reports whether key's row is known to have had a lease at some time.
 func (r *Rows) Leased(key string) bool { return r.known.leased(key) }
 
@@ -181,7 +198,8 @@ func (r *Rows) NoteLeased(key string) { r.known.add(key, true) }
 // make makes those rows of keys that are not there, on a connection of its own:
 // never in a transaction, and not behind who holds one of the keys.
 // Two processes that at once make a row which a clean-up has just removed can
-// end in a deadlock; the other's row is there the next time.
+// end in a deadlock, and so can two nodes of a cluster that make the same; the
+// other's row is there the next time, or soon.
 func (r *Rows) make(ctx context.Context, keys []string) error {
 	for tries := 1; ; tries++ {
 		c, err := r.cfg.Control.Acquire(ctx)
@@ -194,8 +212,12 @@ func (r *Rows) make(ctx context.Context, keys []string) error {
 		if err == nil {
 			return nil
 		}
-		if !gone && !server.Deadlock(err) || tries == 3 {
+		deadlock := server.Deadlock(err)
+		if !gone && !deadlock || gone && tries >= 3 {
 			return fmt.Errorf("making the keys' rows: %w", noBadConn(err))
+		}
+		if deadlock && tries > 1 { // until ctx ends
+			time.Sleep(time.Duration(min(tries, 10)) * 10 * time.Millisecond)
 		}
 	}
 }

@@ -82,7 +82,7 @@ func TestClean(t *testing.T) {
 		s.exec(holder, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = '' AND name = '' LOCK IN SHARE MODE")
 		began := time.Now()
 		clean(10, 0, "7", "fresh", "live", "locked", "released early")
-		if d := time.Since(began); d > 500*time.Millisecond {
+		if d := time.Since(began); d > 10*time.Second {
 			t.Errorf("it waited for others, %v", d)
 		}
 		s.exec(holder, "ROLLBACK")
@@ -208,7 +208,7 @@ func TestCleanFails(t *testing.T) {
 
 func (s *scratch) wantUntouched(c driver.Conn) {
 	s.t.Helper()
-	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
 		if len(s.query(c, "SELECT 1 FROM "+s.table.String()+" FOR UPDATE SKIP LOCKED")) == 2 { // the server has noticed the end
 			break
 		}

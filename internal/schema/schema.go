@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockerr"
@@ -145,19 +146,32 @@ func Literal(b string) string { return "x'" + hex.EncodeToString([]byte(b)) + "'
 // table of an older form up to date; else that is an error that carries the
 // statements to run. The procedure is a matter of speed only, and its lack never
 // an error. conn must have no transaction open: DDL would commit it.
+//
+// In a Group Replication group with several primaries nothing is made but what may
+// be made twice: what two members make at the same time each has to make again for
+// the other, and one that cannot leaves the group.
 func (t Table) Ensure(ctx context.Context, conn driver.Conn, info server.Info, auto bool) (procedure bool, err error) {
 	if t.schema == "" {
 		return false, fmt.Errorf("no database is selected: name one in the DSN, or give lockTable as schema.table")
 	}
 	s, err := t.state(ctx, conn, info)
 	lack := t.lack(s)
-	if err == nil && auto && lack != "" {
+	repeatable := s.engine == "" || info.Topology != server.MultiPrimary
+	for tries := 1; err == nil && auto && lack != "" && repeatable; tries++ {
 		err = server.Exec(ctx, conn, lack)
+		conflict := server.Deadlock(err) && tries < patience
 		const duplicateColumn = 1060 // another process was quicker
-		if err == nil || server.Number(err) == duplicateColumn {
-			if s, err = t.state(ctx, conn, info); err == nil {
-				lack = t.lack(s)
-			}
+		if err != nil && !conflict && server.Number(err) != duplicateColumn {
+			break
+		}
+		if conflict {
+			pause(ctx, tries)
+		}
+		if s, err = t.state(ctx, conn, info); err == nil {
+			lack = t.lack(s)
+		}
+		if !conflict {
+			break
 		}
 	}
 	if err == nil && lack == "" && s.innoDB() {
@@ -168,7 +182,9 @@ func (t Table) Ensure(ctx context.Context, conn driver.Conn, info server.Info, a
 		run = lack + ";\n" + run
 	}
 	switch {
-	case server.Denied(err) || server.Missing(err) || server.Refused(err):
+	case server.Denied(err):
+		return false, fmt.Errorf("making the lock table: %w; the account needs SELECT, INSERT, UPDATE on it, and the right to make it where it is missing; or let someone who has that run:\n%s", err, run)
+	case server.Missing(err) || server.Refused(err):
 		return false, fmt.Errorf("making the lock table: %w; let someone with the right to do so run:\n%s", err, run)
 	case server.Locked(err) && lack != "":
 		return false, fmt.Errorf("the lock table is of an older form and in use, so it cannot be changed just now: %w; it is tried again at its next use, or run, when it is not:\n%s", err, run)
@@ -184,7 +200,7 @@ func (t Table) Ensure(ctx context.Context, conn driver.Conn, info server.Info, a
 	case info.MariaDB:
 		return false, nil
 	}
-	return t.ensureProcedure(ctx, conn, s, auto)
+	return t.ensureProcedure(ctx, conn, s, auto && info.Topology != server.MultiPrimary)
 }
 
 // state is what the server says of the table and its procedure.
@@ -238,13 +254,32 @@ func (t Table) lack(s state) string {
 }
 
 // ensureFloor looks with a plain read first, since an INSERT of a row that is
-// there waits for whoever has locked it.
+// there waits for whoever has locked it. Where another node of a cluster makes it
+// at the same time, it is on its way here.
 func (t Table) ensureFloor(ctx context.Context, conn driver.Conn) error {
-	rows, err := server.Query(ctx, conn, "SELECT 1 FROM "+t.String()+" WHERE "+Floor)
-	if err != nil || len(rows) > 0 {
-		return err
+	for tries := 1; ; tries++ {
+		rows, err := server.Query(ctx, conn, "SELECT 1 FROM "+t.String()+" WHERE "+Floor)
+		if err != nil || len(rows) > 0 {
+			return err
+		}
+		err = server.Exec(ctx, conn, t.floorDDL())
+		if !server.Deadlock(err) || tries == patience {
+			return err
+		}
+		pause(ctx, tries)
 	}
-	return server.Exec(ctx, conn, t.floorDDL())
+}
+
+// patience is how many times to look for what another node of a cluster is making
+// at the same time.
+const patience = 100
+
+// pause lets it arrive: at once, as a rule, but a node may be behind.
+func pause(ctx context.Context, tries int) {
+	select {
+	case <-time.After(time.Duration(min(tries, 10)) * 10 * time.Millisecond):
+	case <-ctx.Done():
+	}
 }
 
 func (t Table) ensureProcedure(ctx context.Context, conn driver.Conn, s state, auto bool) (bool, error) {

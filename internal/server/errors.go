@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"strings"
 
 	"github.com/go-sql-driver/mysql"
 )
@@ -40,12 +41,16 @@ func Interrupted(err error) bool {
 }
 
 // Deadlock reports whether the server rolled the transaction back to break a
-// deadlock or because of a conflict: 1213, Group Replication's 3101, and
-// MariaDB's 1020 (innodb_snapshot_isolation).
+// deadlock or because of a conflict, also with another node: 1213, Group
+// Replication's 3101, and MariaDB's 1020 (innodb_snapshot_isolation). A conflict
+// that InnoDB sees at COMMIT is 1180, which others are, too: its text has
+// InnoDB's own number, 149.
 func Deadlock(err error) bool {
 	switch Number(err) {
 	case 1213, 3101, 1020:
 		return true
+	case 1180:
+		return strings.Contains(err.Error(), "error 149 ")
 	}
 	return false
 }
@@ -62,13 +67,21 @@ func (i Info) EndsTransaction(err error) bool {
 func NoSavepoint(err error) bool { return Number(err) == 1305 }
 
 // Refused reports a server that does not take writes: 1290 (read_only), 1836,
-// 1036 and 1015 (innodb_read_only), 1792 (READ ONLY transaction).
+// 1036 and 1015 (innodb_read_only), 1792 (READ ONLY transaction), 1047 (a node of
+// Galera without the others).
 func Refused(err error) bool {
 	switch Number(err) {
-	case 1290, 1836, 1036, 1015, 1792:
+	case 1290, 1836, 1036, 1015, 1792, 1047:
 		return true
 	}
 	return false
+}
+
+// Undecided reports that a node of a cluster cannot tell whether the others have
+// agreed to a change: 1180, unless it was a conflict, and 3100.
+func Undecided(err error) bool {
+	n := Number(err)
+	return n == 3100 || n == 1180 && !Deadlock(err)
 }
 
 // Denied reports a missing privilege: for a database, a table, a column, a
@@ -76,6 +89,16 @@ func Refused(err error) bool {
 func Denied(err error) bool {
 	switch Number(err) {
 	case 1044, 1142, 1143, 1227, 1370, 1419:
+		return true
+	}
+	return false
+}
+
+// Full reports that the server takes no more connections, at all (1040) or of the
+// account (1203, 1226).
+func Full(err error) bool {
+	switch Number(err) {
+	case 1040, 1203, 1226:
 		return true
 	}
 	return false

@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/mysqllock/mysqllock/lockerr"
 )
 
 // Info is what the driver needs to know of a server. It is read once for each
@@ -25,14 +27,21 @@ type Info struct {
 	IdleLimit         int    // MariaDB's idle_transaction_timeout of new connections, in seconds; 0 is none
 	SnapshotIsolation bool   // there is innodb_snapshot_isolation: where it is on, a locking read of a row that has changed fails (1020)
 	SinglePrimary     bool   // of a Group Replication group: what is not replicated is lost in a failover
-	Topology          string // "" for a single server or a single primary; else why row locks do not hold
+	Topology          string // "", also for a single primary, or of several servers that all take writes: Galera, MultiPrimary
 }
+
+// The topologies in which two nodes can grant the same row lock.
+const (
+	Galera       = "Galera"
+	MultiPrimary = "Group Replication with several primaries"
+)
 
 // Probe asks the server on conn in one or two statements that need no privilege.
 func Probe(ctx context.Context, conn driver.Conn) (Info, error) {
 	// One text for both: each server skips the other's versioned comment.
 	rows, err := Query(ctx, conn, "SELECT VERSION(), DATABASE(), @@innodb_rollback_on_timeout, @@read_only OR @@innodb_read_only,"+
-		" /*!80000 @@transaction_isolation, 0, CONCAT('OFF,', IFNULL((SELECT GROUP_CONCAT(VARIABLE_VALUE ORDER BY VARIABLE_NAME)"+
+		" /*!80000 @@transaction_isolation, 0, CONCAT(IFNULL((SELECT VARIABLE_VALUE FROM performance_schema.global_variables WHERE VARIABLE_NAME = 'wsrep_on'),'OFF'), ',',"+
+		" IFNULL((SELECT GROUP_CONCAT(VARIABLE_VALUE ORDER BY VARIABLE_NAME)"+
 		" FROM performance_schema.global_variables WHERE VARIABLE_NAME IN ('group_replication_group_name','group_replication_single_primary_mode')),'')), 0 */"+
 		" /*M!100000 @@tx_isolation, @@idle_transaction_timeout, CONCAT(@@wsrep_on,','),"+
 		" (SELECT COUNT(*) FROM information_schema.SYSTEM_VARIABLES WHERE VARIABLE_NAME = 'INNODB_SNAPSHOT_ISOLATION') */")
@@ -56,13 +65,26 @@ func Probe(ctx context.Context, conn driver.Conn) (Info, error) {
 	wsrep, group, _ := strings.Cut(r[6], ",")
 	switch name, single, _ := strings.Cut(group, ","); {
 	case wsrep == "1" || wsrep == "ON":
-		info.Topology = "Galera"
+		info.Topology = Galera
 	case name != "" && single == "OFF":
-		info.Topology = "Group Replication with several primaries"
+		info.Topology = MultiPrimary
 	case name != "":
 		info.SinglePrimary = true
 	}
 	return info, info.tooOld()
+}
+
+// Writable returns why nothing can be locked on a server that takes no writes,
+// if so: another one takes them, and knows of no lock here.
+func (i Info) Writable() error {
+	what := "read_only or innodb_read_only is set, as on a replica"
+	switch {
+	case !i.ReadOnly:
+		return nil
+	case i.SinglePrimary:
+		what = "it is a secondary of a Group Replication group"
+	}
+	return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("the server takes no writes (%s), so that no lock on it excludes anybody; connect to the one that takes them", what))
 }
 
 func (i Info) tooOld() error {
@@ -80,6 +102,13 @@ func (i Info) number() (major, minor int, err error) {
 	v := strings.TrimPrefix(i.Version, "5.5.5-") // old MariaDB behind replication-safe version strings
 	_, err = fmt.Sscanf(v, "%d.%d", &major, &minor)
 	return major, minor, err
+}
+
+// Streams reports whether a transaction can have the other nodes of a Galera
+// cluster agree to what it has written before it commits: MariaDB from 10.4 on.
+func (i Info) Streams() bool {
+	major, minor, _ := i.number()
+	return i.Topology == Galera && i.MariaDB && (major > 10 || major == 10 && minor >= 4)
 }
 
 // SkipLocked reports whether the server knows SKIP LOCKED: MySQL 8.0 and

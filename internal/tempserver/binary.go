@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // Flavour says whose server a binary is.
@@ -101,10 +102,26 @@ func search() []Binary {
 	return found
 }
 
+// inspected are the programs that have been asked, by their paths. Each test looks
+// for the servers, and their answers take a tenth of a second.
+var inspected sync.Map
+
+// inspect tells what the program at path is. It is asked once.
+func inspect(path string) Binary {
+	if b, known := inspected.Load(path); known {
+		return b.(Binary)
+	}
+	b := ask(path)
+	if b.err == nil {
+		inspected.Store(path, b)
+	}
+	return b
+}
+
 var versionPattern = regexp.MustCompile(`\bVer (\S+)`)
 
-// inspect asks the program at path what it is.
-func inspect(path string) Binary {
+// ask asks the program at path what it is.
+func ask(path string) Binary {
 	b := Binary{Path: path}
 	if b.Path, b.err = exec.LookPath(path); b.err != nil {
 		return b

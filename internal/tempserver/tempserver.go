@@ -124,16 +124,8 @@ func (s *Server) Restart(ctx context.Context) error {
 	if s.stopped {
 		return errStopped
 	}
-	if p := s.process; p != nil {
-		// Errors mean that it has ended, and then done is closed.
-		_ = p.Signal(syscall.SIGTERM)
-		_ = p.Signal(syscall.SIGCONT)
-		select {
-		case <-p.done:
-		case <-ctx.Done():
-			s.kill()
-			return fmt.Errorf("tempserver: shutdown: %w", ctx.Err())
-		}
+	if err := s.shutdown(ctx); err != nil {
+		return err
 	}
 	return s.launch(ctx)
 }
@@ -214,9 +206,9 @@ func (s *Server) prepare(template string) error {
 	return err
 }
 
-// launch starts the server program and waits until it answers. After an error
-// the program is not running.
-func (s *Server) launch(ctx context.Context) error {
+// launch starts the server program, with more options for this time, and waits
+// until it answers. After an error the program is not running.
+func (s *Server) launch(ctx context.Context, more ...string) error {
 	log, err := os.OpenFile(s.path("log"), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
 	if err != nil {
 		return fmt.Errorf("tempserver: %w", err)
@@ -227,11 +219,8 @@ func (s *Server) launch(ctx context.Context) error {
 		return fmt.Errorf("tempserver: %w", err)
 	}
 
-	args := []string{"-c", launchScript, "tempserver", s.dir}
-	cmd := exec.Command("/bin/sh", slices.Concat(args, s.binary.command, s.options())...)
+	cmd := s.command(more...)
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.Dir = s.dir
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C is not for the server
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("tempserver: %w", err)
 	}
@@ -248,6 +237,37 @@ func (s *Server) launch(ctx context.Context) error {
 		return fmt.Errorf("tempserver: start %s: %w\n%s", s.binary, err, tail(log, logStart))
 	}
 	return nil
+}
+
+// command returns the server program, which the guardian kills if need be, with
+// more options.
+func (s *Server) command(more ...string) *exec.Cmd {
+	args := []string{"-c", launchScript, "tempserver", s.dir}
+	cmd := exec.Command("/bin/sh", slices.Concat(args, s.binary.command, s.options(), more)...)
+	cmd.Dir = s.dir
+	cmd.Env = append(os.Environ(), "PATH="+s.dir+":"+os.Getenv("PATH")) // programs that the server runs
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}                // Ctrl-C is not for the server
+	return cmd
+}
+
+// shutdown ends the process, if there is one, in an orderly way. After an error
+// it is killed.
+func (s *Server) shutdown(ctx context.Context) error {
+	p := s.process
+	if p == nil {
+		return nil
+	}
+	// Errors mean that it has ended, and then done is closed.
+	_ = p.Signal(syscall.SIGTERM)
+	_ = p.Signal(syscall.SIGCONT)
+	select {
+	case <-p.done:
+		s.process = nil
+		return nil
+	case <-ctx.Done():
+		s.kill()
+		return fmt.Errorf("tempserver: shutdown: %w", ctx.Err())
+	}
 }
 
 // options returns the server's command line. Of an option that is there twice

@@ -1,18 +1,18 @@
-package advisory
+package lockname
 
 import (
 	"strings"
 	"testing"
 )
 
-func TestName(t *testing.T) {
+func TestOfAdvisory(t *testing.T) {
 	for _, c := range []struct{ namespace, key, want string }{
 		{"shop", "product:42", "mysqllock:shop/product:42"},
 		{"", "a_b.c-d", "mysqllock:/a_b.c-d"},
 		{"shop", strings.Repeat("k", 49), "mysqllock:shop/" + strings.Repeat("k", 49)},
 	} {
-		if got := Name(c.namespace, c.key); got != c.want {
-			t.Errorf("Name(%q, %q) is %q, want %q", c.namespace, c.key, got, c.want)
+		if got := OfAdvisory(c.namespace, c.key); got != c.want {
+			t.Errorf("OfAdvisory(%q, %q) is %q, want %q", c.namespace, c.key, got, c.want)
 		}
 	}
 	for key, begin := range map[string]string{
@@ -23,15 +23,23 @@ func TestName(t *testing.T) {
 		"é":                     "mysqllock:__#",
 		strings.Repeat("k", 50): "mysqllock:" + strings.Repeat("k", 21) + "#",
 	} {
-		if got := Name("shop", key); !strings.HasPrefix(got, begin) || len(got) != len(begin)+32 {
-			t.Errorf("Name of %q is %q, want %q and a hash", key, got, begin)
+		if got := OfAdvisory("shop", key); !strings.HasPrefix(got, begin) || len(got) != len(begin)+32 {
+			t.Errorf("the name of %q is %q, want %q and a hash", key, got, begin)
 		}
 	}
 }
 
-// FuzzName: the server's names are short lower-case ASCII, so that no collation
-// takes two of them for equal, and two keys never share one.
-func FuzzName(f *testing.F) {
+// Programs of different versions must mean the same locks.
+func TestOfBell(t *testing.T) {
+	if got, want := OfBell("shop", "product:42"), "mysqllock-lease-d312eed13885e1f5f7930d119977523a9f5f545c"; got != want {
+		t.Errorf("the bell is %q, want %q", got, want)
+	}
+}
+
+// FuzzOfAdvisory: the server's names are short lower-case ASCII, so that no collation
+// takes two of them for equal, two keys never share one, and what they tell
+// is true.
+func FuzzOfAdvisory(f *testing.F) {
 	f.Add("shop", "a", "shop", "A")
 	f.Add("shop", "é", "shop", "É")
 	f.Add("shop", "a", "shop", "a ")
@@ -42,15 +50,19 @@ func FuzzName(f *testing.F) {
 	f.Add("A\x00"+strings.Repeat("_", 30), "b", "A", strings.Repeat("_", 30)+"\x00b")
 	f.Add("shop", strings.Repeat("k", 49), "shop", strings.Repeat("k", 50))
 	f.Add("shop", strings.Repeat("k", 60), "shop", strings.Repeat("k", 61))
-	hashed := Name("shop", "A")
+	hashed := OfAdvisory("shop", "A")
 	f.Add("shop", "A", "shop", hashed[len("mysqllock:"):])
 	f.Fuzz(func(t *testing.T, ns1, key1, ns2, key2 string) {
-		a, b := Name(ns1, key1), Name(ns2, key2)
+		a, b := OfAdvisory(ns1, key1), OfAdvisory(ns2, key2)
 		for _, name := range []string{a, b} {
 			if len(name) > 64 || !strings.HasPrefix(name, "mysqllock:") ||
 				strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789_.:-/#") != "" {
 				t.Errorf("the name is %q", name)
 			}
+		}
+		ns, key, told := ReadAdvisory(a)
+		if told == strings.Contains(a, "#") || told && (ns != ns1 || key != key1) || !IsAdvisory(a) {
+			t.Errorf("%q reads as %q in %q, want %q in %q", a, key, ns, key1, ns1)
 		}
 		same := ns1 == ns2 && key1 == key2
 		if (a == b) != same {

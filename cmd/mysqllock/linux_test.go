@@ -1,0 +1,221 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// shell is an interactive bash at a terminal of its own, as users have it.
+type shell struct {
+	t        *testing.T
+	s        *scratch
+	terminal *os.File // the end at which the user is
+	cmd      *exec.Cmd
+
+	mu   sync.Mutex
+	seen bytes.Buffer // since the last expect
+}
+
+func newShell(t *testing.T, s *scratch) *shell {
+	t.Helper()
+	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	ok(t, err)
+	terminal := os.NewFile(uintptr(fd), "terminal")
+	ok(t, unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0))
+	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	ok(t, err)
+	inner, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|syscall.O_NOCTTY, 0)
+	ok(t, err)
+	defer inner.Close()
+	sh := &shell{t: t, s: s, terminal: terminal, cmd: exec.Command("bash", "--norc", "--noprofile", "--noediting", "-i")}
+	sh.cmd.Env = append(s.command().Env, "PS1=$ ", "TERM=dumb", "M="+os.Args[0])
+	sh.cmd.Dir = s.dir
+	sh.cmd.Stdin, sh.cmd.Stdout, sh.cmd.Stderr = inner, inner, inner
+	sh.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	ok(t, sh.cmd.Start())
+	var reading sync.WaitGroup
+	reading.Go(func() {
+		b := make([]byte, 4096)
+		for {
+			n, err := terminal.Read(b)
+			sh.mu.Lock()
+			sh.seen.Write(b[:n])
+			sh.mu.Unlock()
+			if err != nil {
+				return
+			}
+		}
+	})
+	t.Cleanup(func() {
+		_ = sh.cmd.Process.Kill()
+		_ = sh.cmd.Wait()
+		terminal.Close()
+		reading.Wait()
+		if t.Failed() {
+			t.Logf("last the terminal shows %q", sh.seen.String())
+		}
+	})
+	return sh
+}
+
+// keys presses keys.
+func (sh *shell) keys(s string) {
+	sh.t.Helper()
+	_, err := sh.terminal.WriteString(s)
+	ok(sh.t, err)
+}
+
+const ctrlC, ctrlD, ctrlZ = "\x03", "\x04", "\x1a"
+
+// expect waits until the terminal shows text, and returns what it has shown before.
+func (sh *shell) expect(text string) (before string) {
+	sh.t.Helper()
+	soon(sh.t, fmt.Sprintf("the terminal shows %q", text), func() bool {
+		sh.mu.Lock()
+		defer sh.mu.Unlock()
+		at := bytes.Index(sh.seen.Bytes(), []byte(text))
+		if at >= 0 {
+			before = string(sh.seen.Next(at))
+			sh.seen.Next(len(text))
+		}
+		return at >= 0
+	})
+	return before
+}
+
+// TestTerminal: at a terminal a command under the lock is what it is without:
+// Ctrl-C ends it, Ctrl-Z and fg stop and continue it, it can read and set up the
+// terminal, in a pipeline as well, and the terminal is the shell's afterwards.
+func TestTerminal(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		sh := newShell(t, s)
+		sh.expect("$ ")
+
+		// It reads and writes.
+		sh.keys("$M run -k k -- sh -c 'read x; echo got:$x'; echo st:$?\n")
+		soon(t, "it holds the lock", func() bool { return s.holds("k") })
+		sh.keys("this\n")
+		sh.expect("got:this")
+		sh.expect("st:0")
+
+		// Ctrl-C is for the command alone.
+		sh.keys("$M run -k k -- sh -c 'trap \"echo tr\"apped INT; echo rea\"\"dy; read x; echo got:$x'; echo st:$?\n")
+		sh.expect("ready")
+		sh.keys(ctrlC)
+		sh.expect("trapped")
+		sh.keys("\n") // where the signal came before the read
+		sh.expect("st:")
+
+		// Ctrl-Z stops it, with the lock, and fg goes on.
+		sh.keys("$M run -k k --lease 10m -- cat; echo st:$?\n")
+		soon(t, "it holds the lock", func() bool { return s.holds("k") })
+		sh.keys("one\n")
+		sh.expect("one\r\none")
+		sh.keys(ctrlZ)
+		sh.expect("Stopped")
+		sh.keys("echo sh\"\"ell\n")
+		sh.expect("\r\nshell")
+		if !s.holds("k") {
+			t.Error("the lock is not held any more")
+		}
+		sh.keys("fg\n")
+		sh.expect("-- cat")
+		sh.keys("two\n")
+		sh.expect("two\r\ntwo")
+		sh.keys(ctrlD)
+
+		// Whoever was stopped for longer than the lease does not go on.
+		sh.keys("$M run -k k --lease 1s -- sh -c 'trap \"echo went o\"n CONT; echo rea\"\"dy; while :; do sleep 0.1; done'\n")
+		sh.expect("ready")
+		sh.keys(ctrlZ)
+		sh.expect("Stopped")
+		soon(t, "the lease is over", func() bool { return !s.holds("k") })
+		sh.keys("fg; echo st:$?\n")
+		if between := sh.expect("lost"); strings.Contains(between, "went on") {
+			t.Errorf("it went on: %q", between)
+		}
+		sh.expect("st:123")
+
+		// In a pipeline the pager keeps the terminal, and who asks for it gets it.
+		sh.keys("$M run -k k -- sh -c 'read x; echo got:$x' | cat; echo st:$?\n")
+		soon(t, "it holds the lock", func() bool { return s.holds("k") })
+		sh.keys("that\n")
+		sh.expect("got:that")
+		sh.expect("st:0")
+
+		// Before a lock is broken somebody is asked.
+		hold, err := mysqllock.Acquire(t.Context(), s.process("the holder"), "k", lockctx.Lease(time.Minute))
+		ok(t, err)
+		for _, answer := range [][2]string{{"n", "nothing was done"}, {"", "nothing was done"}, {"y", "lease on k ended"}} {
+			sh.keys("$M release k --force\n")
+			if before := sh.expect("[y/N] "); !strings.Contains(before, "the holder") {
+				t.Errorf("it asks without saying who has it: %q", before)
+			}
+			sh.keys(answer[0] + "\n")
+			sh.expect(answer[1])
+		}
+		if err := hold.Release(); !errors.Is(err, mysqllock.ErrLost) {
+			t.Errorf("the holder gives it back with %v", err)
+		}
+
+		// The terminal is the shell's.
+		sh.keys("echo en\"\"d\n")
+		sh.expect("end")
+	})
+}
+
+// holds reports whether somebody holds key.
+func (s *scratch) holds(key string) bool {
+	var snap jsonSnapshot
+	s.command("show", key, "--json").read(&snap)
+	return len(snap.Locks) == 1 && len(snap.Locks[0].Holders) == 1
+}
+
+// TestGuardKilled: where the guard was killed, too, the system still kills the
+// command itself.
+func TestGuardKilled(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		c := s.run("k", family, "--lease", "1m").start()
+		pids := s.family()
+		for _, child := range children(t, c.Process.Pid) {
+			if strconv.Itoa(child) != pids[0] {
+				ok(t, syscall.Kill(child, syscall.SIGKILL))
+			}
+		}
+		ok(t, c.Process.Kill())
+		soon(t, "the command is gone", func() bool { return !alive(pids[0]) })
+		n, err := strconv.Atoi(pids[1])
+		ok(t, err)
+		_ = syscall.Kill(n, syscall.SIGKILL) // what only the guard would have found
+	})
+}
+
+func children(t *testing.T, pid int) (out []int) {
+	t.Helper()
+	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	ok(t, err)
+	for _, task := range tasks {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/children", pid, task.Name()))
+		ok(t, err)
+		for _, field := range strings.Fields(string(b)) {
+			n, err := strconv.Atoi(field)
+			ok(t, err)
+			out = append(out, n)
+		}
+	}
+	return out
+}

@@ -1,0 +1,141 @@
+// Command mysqllock runs programs under locks that MySQL or MariaDB keeps, on any
+// number of machines; shows who has which lock and who waits for it; and says
+// which locks are safe on a server. "mysqllock help" lists what there is.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// Exit codes, beside those of the command that "run" runs.
+const (
+	exitFailure = 1
+	exitUsage   = 2
+
+	exitLost        = 123 // the lock was lost, and the command stopped
+	exitNotAcquired = 124 // somebody else has the lock
+	exitCannotLock  = 125 // of run, in place of 1 and 2
+	exitCannotRun   = 126 // the command was found and cannot be run
+	exitNotFound    = 127
+	exitSignal      = 128 // and the signal's number
+)
+
+func main() {
+	ctx, stop := context.WithCancel(context.Background())
+	// Ignored are those of a script's background.
+	if ends := slices.DeleteFunc([]os.Signal{os.Interrupt, syscall.SIGTERM}, signal.Ignored); len(ends) > 0 {
+		ctx, stop = signal.NotifyContext(ctx, ends...)
+	}
+	code := execute(ctx, os.Args[1:])
+	stop()
+	os.Exit(code)
+}
+
+// status is an error that sets the exit code.
+type status struct {
+	code int
+	err  error // nil to say nothing
+}
+
+func (s *status) Error() string {
+	if s.err == nil {
+		return fmt.Sprintf("exit status %d", s.code)
+	}
+	return s.err.Error()
+}
+
+func (s *status) Unwrap() error { return s.err }
+
+// execute does what the arguments say and returns the exit code.
+func execute(ctx context.Context, args []string) int {
+	root := newRoot()
+	understood := false
+	for _, c := range everyCommand(root) {
+		if do := c.RunE; do != nil {
+			c.RunE = func(c *cobra.Command, args []string) error {
+				understood = true
+				return do(c, args)
+			}
+		}
+	}
+	root.SetArgs(args)
+	c, err := root.ExecuteContextC(ctx)
+	var s *status
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &s):
+	case !understood:
+		s = &status{exitUsage, fmt.Errorf("%w; see %s --help", err, c.CommandPath())}
+	case ctx.Err() != nil:
+		s = &status{exitSignal + int(syscall.SIGINT), nil}
+	default:
+		s = &status{exitFailure, err}
+	}
+	if c.Name() == "run" && (s.code == exitUsage || s.code == exitFailure) {
+		s.code = exitCannotLock
+	}
+	if s.err != nil {
+		complain(s.err)
+	}
+	return s.code
+}
+
+// complain writes one line for whoever has to do something about it.
+func complain(err error) {
+	line := strings.Join(strings.Fields(err.Error()), " ")
+	fmt.Fprintln(os.Stderr, "mysqllock: "+printable(strings.TrimPrefix(line, "mysqllock: ")))
+}
+
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "mysqllock",
+		Short: "Locks in MySQL or MariaDB: run a command under one, see who has them",
+		Long: `mysqllock runs commands under locks that MySQL or MariaDB keeps, shows who has
+them and who waits, and says which of them are safe on a server.
+
+Where the server is, is said by the first of these that there is:
+
+  1. --dsn, in the form user:password@tcp(host:3306)/database. Everybody on the
+     machine can see it in the list of processes: leave a password to the others.
+  2. MYSQLLOCK_DSN in the environment, in the same form, with the parameters of
+     the driver: lockTable, lockNamespace, lockWait, ...
+  3. The option files of the mysql client: /etc/my.cnf, /etc/mysql/my.cnf and
+     ~/.my.cnf, later ones before earlier ones, or the one of --defaults-file,
+     with the groups [client], [mysql] and [mysqllock].
+
+--database, --table and --namespace go before what these say.`,
+		Example: `  mysqllock run --key nightly-report --no-wait -- /usr/local/bin/report
+  mysqllock ls
+  mysqllock doctor`,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Version:       version(),
+	}
+	at := new(target)
+	at.flags(root.PersistentFlags())
+	root.AddCommand(
+		newLs(at), newShow(at), newRelease(at), newGC(at), newSchema(at), newDoctor(at), newBench(at), newUI(at), newMan(),
+	)
+	root.AddCommand(unixCommands(at)...)
+	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
+	return root
+}
+
+// everyCommand is c and all below it.
+func everyCommand(c *cobra.Command) []*cobra.Command {
+	all := []*cobra.Command{c}
+	for _, sub := range c.Commands() {
+		all = append(all, everyCommand(sub)...)
+	}
+	return all
+}

@@ -1,0 +1,297 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// run is what the command of that name was asked for.
+type run struct {
+	at       *target
+	key      string
+	ttl      time.Duration
+	hasTTL   bool // it was given
+	wait     time.Duration
+	hasWait  bool // it was given
+	noWait   bool
+	slots    int
+	minHold  time.Duration
+	conflict int
+	quiet    bool
+}
+
+func newRun(at *target) *cobra.Command {
+	r := &run{at: at}
+	c := &cobra.Command{
+		Use:   "run --key KEY [flags] -- COMMAND [ARGUMENT...]",
+		Short: "Run a command under a lock",
+		Long: `run takes a lease on the key, runs the command, and gives the lease back when
+the command has ended. Of all who use the key, on any machine, one runs at a time
+(with --slots, so many). The lease is renewed as long as the command runs. It is
+not bound to a connection: it outlives a restart of the server, or a cut of the
+network, for half of its length.
+
+The command has MYSQLLOCK_KEY in its environment, and in MYSQLLOCK_TOKEN a number
+that grows with each grant of the key: a system that refuses numbers lower than
+the highest it has seen is safe from a command that was left behind. With --slots
+there is MYSQLLOCK_SLOT, too.
+
+When the lease cannot be renewed in time the command is stopped: its process group
+gets TERM, and KILL before the server can give the lease to somebody else. In
+between is 7.5 % of the lease's length, and at most 3.75 s: with --lease 30s that
+is 2.25 s. A command that needs longer to end in order needs a longer lease. It is
+stopped in the same way when somebody has taken the lease away by force.
+
+The DSN's lockTTL and lockWait count where --lease and --wait are not given.
+
+INT, TERM, HUP and QUIT go to the command's process group, USR1 and USR2 to the
+command. What the command leaves running in the background goes on when it has
+ended, without the lock. If mysqllock is killed by KILL, so is the process group
+of the command; the lease then ends by itself. If it is stopped by STOP,
+or Ctrl-Z, the lease is not renewed, and the command goes on, unless it is stopped
+as well, as Ctrl-Z does; when it continues and the lease is over, the command is
+stopped for good.
+
+Exit status: that of the command, 128+n if signal n has ended it, and
+
+  123  the lock was lost, and the command was stopped
+  124  the lock was not granted; --conflict-exit-code says another
+  125  mysqllock has failed, for instance because it cannot reach the server
+  126  the command cannot be run
+  127  the command was not found
+  128+n  signal n came while it waited for the lock`,
+		Example: `  # crontab: on all machines, and on one of them it runs
+  */5 * * * *  mysqllock run --key report --no-wait -qE 0 --min-hold 1m -- /usr/local/bin/report
+
+  # one deployment at a time; the next waits for up to 10 minutes
+  mysqllock run --key deploy --wait 10m -- make deploy
+
+  # at most three imports at a time, on all machines together
+  mysqllock run --key import --slots 3 -- ./import 'orders.csv'`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return errors.New("no command is given: mysqllock run --key KEY -- COMMAND")
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, args []string) error {
+			r.hasTTL, r.hasWait = c.Flags().Changed("lease"), c.Flags().Changed("wait")
+			return r.do(c.Context(), args)
+		},
+	}
+	f := c.Flags()
+	f.SetInterspersed(false) // what follows the command is its own
+	f.StringVarP(&r.key, "key", "k", "", "`key` of the lock, 1 to 255 bytes")
+	f.DurationVar(&r.ttl, "lease", 30*time.Second, "how long the lock outlives a holder that fell silent, 1s or more")
+	f.DurationVarP(&r.wait, "wait", "w", 10*time.Second, "longest time to wait for the lock")
+	f.BoolVarP(&r.noWait, "no-wait", "n", false, "do not wait")
+	f.IntVar(&r.slots, "slots", 0, "let up to `n` hold the key at a time")
+	f.DurationVar(&r.minHold, "min-hold", 0, "keep the key for so long after the command has ended, for jobs\nthat are faster than clocks differ")
+	f.IntVarP(&r.conflict, "conflict-exit-code", "E", exitNotAcquired, "exit `status` if the lock is not granted")
+	f.BoolVarP(&r.quiet, "quiet", "q", false, "say nothing if the lock is not granted")
+	_ = c.MarkFlagRequired("key")
+	c.MarkFlagsMutuallyExclusive("wait", "no-wait")
+	return c
+}
+
+// passed are the signals that go on to the command.
+var passed = []os.Signal{
+	syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGTSTP, syscall.SIGCONT,
+}
+
+// listen returns the signals that are passed. Those that were ignored when we
+// were started, as nohup does, stay ignored.
+func listen() (signals chan os.Signal, stop func()) {
+	signals = make(chan os.Signal, 32)
+	for _, s := range passed {
+		if !signal.Ignored(s) {
+			signal.Notify(signals, s)
+		}
+	}
+	return signals, func() { signal.Stop(signals) }
+}
+
+func (r *run) do(ctx context.Context, args []string) error {
+	path, err := exec.LookPath(args[0])
+	switch {
+	case errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist):
+		return &status{exitNotFound, fmt.Errorf("%s: command not found", args[0])}
+	case err != nil:
+		return &status{exitCannotRun, err}
+	}
+	if r.conflict < 0 || r.conflict > 255 {
+		return fmt.Errorf("--conflict-exit-code is %d, want 0 to 255", r.conflict)
+	}
+	// From here on signals are the command's, and end nothing but the wait.
+	ctx = context.WithoutCancel(ctx)
+	signals, stop := listen()
+	defer stop()
+
+	db, err := r.open(path)
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	hold, err := r.acquire(ctx, db, signals)
+	if err != nil {
+		return err
+	}
+	child, err := start(path, args, r.environment(hold))
+	if err != nil {
+		_ = hold.Rollback()
+		return &status{exitCannotRun, fmt.Errorf("%s: %w", args[0], err)}
+	}
+	code, lost := r.attend(child, hold, signals, func() error { return stillOurs(hold, db) })
+	err = hold.Release()
+	switch {
+	case errors.Is(err, mysqllock.ErrLost): // it says why
+		return &status{exitLost, err}
+	case lost != nil:
+		return &status{exitLost, lost}
+	case err != nil:
+		complain(err) // the lease ends by itself
+	}
+	if code == 0 {
+		return nil
+	}
+	return &status{code, nil}
+}
+
+// open opens a handle whose owner is named after the command, with our process
+// id: it is us whom one can ask to stop.
+func (r *run) open(path string) (*sql.DB, error) {
+	return r.at.open(func(locks *mysqllock.Config) {
+		if locks.TTL != 0 && !r.hasTTL {
+			r.ttl = locks.TTL
+		}
+		if locks.Owner == "" {
+			host, _ := os.Hostname()
+			locks.Owner = fmt.Sprintf("%s:%d:%s", host, os.Getpid(), filepath.Base(path))
+		}
+	})
+}
+
+func (r *run) options() []lockctx.Option {
+	o := []lockctx.Option{lockctx.Lease(r.ttl)}
+	if r.hasWait {
+		o = append(o, lockctx.Wait(r.wait))
+	}
+	if r.noWait {
+		o = append(o, lockctx.NoWait())
+	}
+	if r.slots != 0 {
+		o = append(o, lockctx.Slots(r.slots))
+	}
+	if r.minHold != 0 {
+		o = append(o, lockctx.MinHold(r.minHold))
+	}
+	return o
+}
+
+// acquire takes the lease. A signal that would end the command ends the wait.
+func (r *run) acquire(ctx context.Context, db *sql.DB, signals <-chan os.Signal) (*mysqllock.Hold, error) {
+	ctx, cancel := context.WithCancel(ctx) // the hold's context comes from it
+	acquired, over := make(chan struct{}), make(chan syscall.Signal, 1)
+	go func() {
+		defer close(over)
+		for {
+			select {
+			case s := <-signals:
+				if s == syscall.SIGCONT || s == syscall.SIGTSTP {
+					continue
+				}
+				over <- s.(syscall.Signal)
+				cancel()
+				return
+			case <-acquired:
+				return
+			}
+		}
+	}()
+	hold, err := mysqllock.Acquire(ctx, db, r.key, r.options()...)
+	close(acquired)
+	if s, ended := <-over; ended {
+		if err == nil {
+			_ = hold.Rollback()
+		}
+		return nil, &status{exitSignal + int(s), nil}
+	}
+	switch {
+	case errors.Is(err, mysqllock.ErrLocked) && r.quiet:
+		return nil, &status{r.conflict, nil}
+	case errors.Is(err, mysqllock.ErrLocked):
+		return nil, &status{r.conflict, err}
+	case err != nil:
+		cancel()
+		return nil, err
+	}
+	return hold, nil
+}
+
+func (r *run) environment(hold *mysqllock.Hold) []string {
+	env := append(os.Environ(), "MYSQLLOCK_KEY="+r.key, "MYSQLLOCK_TOKEN="+strconv.FormatUint(hold.Token(), 10))
+	if slot, ok := mysqllock.Slot(hold.Context()); ok {
+		env = append(env, "MYSQLLOCK_SLOT="+strconv.Itoa(slot))
+	}
+	return env
+}
+
+// stillOurs asks the server whether the lease is ours: a commit under it does.
+func stillOurs(hold *mysqllock.Hold, db *sql.DB) error {
+	ctx, cancel := context.WithTimeout(hold.Context(), 5*time.Second)
+	defer cancel()
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	return tx.Commit()
+}
+
+// grace is how long the command has between TERM and KILL. The holder's context
+// ends a tenth of the TTL, and at most 5 s, before the lease can be somebody
+// else's; a quarter of that is kept for KILL to take effect.
+func grace(ttl time.Duration) time.Duration { return min(ttl/10, 5*time.Second) * 3 / 4 }
+
+// attend passes signals on to the command until it has ended, and stops it when
+// the lease is lost, which is the error. confirm asks whether it is not.
+func (r *run) attend(c *child, hold *mysqllock.Hold, signals <-chan os.Signal, confirm func() error) (code int, lost error) {
+	gone := hold.Context().Done()
+	lose := func(err error) {
+		gone, lost = nil, err
+		c.stop(grace(r.ttl))
+	}
+	for {
+		select {
+		case <-gone:
+			lose(context.Cause(hold.Context()))
+		case s := <-signals:
+			c.pass(s.(syscall.Signal))
+		case s := <-c.stopped:
+			if c.suspend(s, signals) {
+				if err := confirm(); err != nil && lost == nil {
+					lose(err)
+				}
+				c.resume()
+			}
+		case code = <-c.ended:
+			c.bury()
+			return code, lost
+		}
+	}
+}

@@ -1,0 +1,340 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/tempserver"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// TestRun is what a new user tries.
+func TestRun(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		c := s.command("run", "--key", "report", "--", "sh", "-c", `cat; echo "$MYSQLLOCK_KEY $MYSQLLOCK_TOKEN ${MYSQLLOCK_SLOT-none}"; echo bad >&2; exit 7`)
+		c.Stdin = strings.NewReader("what it reads\n")
+		if out := c.start().must(7); out != "what it reads\nreport 1 none\n" || c.errs.String() != "bad\n" {
+			t.Errorf("it wrote %q and %q", out, c.errs.String())
+		}
+		if out := s.command("run", "-k", "report", "--", "printenv", "MYSQLLOCK_TOKEN").start().must(0); out != "2\n" {
+			t.Errorf("the second token is %q", out)
+		}
+		if out := s.command("run", "-k", "slots", "--slots", "3", "--", "printenv", "MYSQLLOCK_SLOT").start().must(0); !strings.Contains("0\n1\n2\n", out) || len(out) != 2 {
+			t.Errorf("the slot is %q", out)
+		}
+		var snap jsonSnapshot
+		s.command("run", "-k", "long", "--dsn", s.dsn()+"?lockTTL=10m", "--", os.Args[0], "show", "long", "--json").read(&snap)
+		if len(snap.Locks) != 1 || snap.Locks[0].Remaining < ms(5*time.Minute) {
+			t.Errorf("the lease is not as long as the DSN says: %+v", snap)
+		}
+		// What follows the command is its own.
+		if out := s.command("run", "-k", "report", "echo", "--wait", "-n").start().must(0); out != "--wait -n\n" {
+			t.Errorf("it echoed %q", out)
+		}
+	})
+}
+
+func TestRunExitCodes(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		ok(t, os.WriteFile(s.file("text"), []byte("no program"), 0o755))
+		ok(t, os.WriteFile(s.file("private"), nil, 0o644))
+		hold, err := mysqllock.Acquire(t.Context(), s.process("somebody"), "taken", lockctx.Lease(time.Minute))
+		ok(t, err)
+		defer func() { ok(t, hold.Release()) }()
+
+		s.command("run", "-k", "k", "--", "sh", "-c", "kill -KILL $$").start().must(128 + 9)
+		for _, c := range []struct {
+			code int
+			says string
+			args []string
+		}{
+			{127, "no-such-command: command not found", []string{"-k", "k", "--", "no-such-command"}},
+			{127, "./nothing: command not found", []string{"-k", "k", "--", "./nothing"}},
+			{126, "private", []string{"-k", "k", "--", "./private"}},
+			{126, "text", []string{"-k", "k", "--", "./text"}},
+			{125, "no command", []string{"-k", "k"}},
+			{125, "key", []string{"--", "true"}},
+			{125, "unknown flag", []string{"-k", "k", "--bogus", "--", "true"}},
+			{125, "none of the others can be", []string{"-k", "k", "-n", "--wait", "1s", "--", "true"}},
+			{125, "TTL", []string{"-k", "k", "--lease", "10ms", "--", "true"}},
+			{125, "255", []string{"-k", strings.Repeat("k", 256), "--", "true"}},
+			{125, "--conflict-exit-code", []string{"-k", "k", "-E", "256", "--", "true"}},
+			{125, "refused", []string{"--dsn", "root:secret@tcp(127.0.0.1:1)/x", "-k", "k", "--", "true"}},
+			{124, "held by somebody", []string{"-k", "taken", "--no-wait", "--", "true"}},
+			{124, "waited", []string{"-k", "taken", "--wait", "100ms", "--", "true"}},
+			{0, "held by somebody", []string{"-k", "taken", "-n", "-E", "0", "--", "touch", "ran"}},
+		} {
+			s.command(append([]string{"run"}, c.args...)...).start().fails(c.code, c.says)
+		}
+		if c := s.command("run", "-k", "taken", "-n", "-q", "--", "touch", "ran").start(); c.must(124) != "" || c.errs.Len() > 0 {
+			t.Errorf("--quiet says %s", c.errs.String())
+		}
+		if lines := lines(t, s.file("ran")); lines != nil {
+			t.Error("the command ran without the lock")
+		}
+	})
+}
+
+// script is a command for run that writes to files in $DIR.
+func script(text string) []string { return []string{"--", "sh", "-c", "cd $DIR; " + text} }
+
+func (s *scratch) run(key, text string, flags ...string) *command {
+	return s.command(append(append([]string{"run", "--key", key}, flags...), script(text)...)...)
+}
+
+// TestTwoTerminals: the second waits for the first, and has a greater token.
+func TestTwoTerminals(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		first := s.run("k", "echo first >>log; until [ -e go ]; do sleep 0.05; done; echo end >>log").start()
+		soon(t, "the first runs", func() bool { return len(lines(t, s.file("log"))) == 1 })
+		second := s.run("k", "echo second $MYSQLLOCK_TOKEN >>log", "--wait", "1h").start()
+		soon(t, "the second waits", func() bool { return s.waiters("k") == 1 })
+		ok(t, os.WriteFile(s.file("go"), nil, 0o644))
+		first.must(0)
+		second.must(0)
+		if got := strings.Join(lines(t, s.file("log")), ","); got != "first,end,second 2" {
+			t.Errorf("the order is %s", got)
+		}
+	})
+}
+
+// waiters is how many "ls" sees wait for key.
+func (s *scratch) waiters(key string) int {
+	var snap jsonSnapshot
+	s.command("show", key, "--json").read(&snap)
+	n := 0
+	for _, l := range snap.Locks {
+		n += len(l.Waiters)
+	}
+	return n
+}
+
+// TestCron: the same line of a crontab on twenty machines runs once.
+func TestCron(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		var all []*command
+		for range 20 {
+			all = append(all, s.run("nightly", "echo ran >>log", "--no-wait", "-qE", "0", "--min-hold", "10m").start())
+		}
+		for _, c := range all {
+			if c.must(0); c.errs.Len() > 0 {
+				t.Errorf("one says %s", c.errs.String())
+			}
+		}
+		if n := len(lines(t, s.file("log"))); n != 1 {
+			t.Errorf("it ran %d times", n)
+		}
+		if out := s.command("ls").start().must(0); !strings.Contains(out, "kept back") {
+			t.Errorf("ls does not say that the key is kept:\n%s", out)
+		}
+	})
+}
+
+// family is a command that writes down its process and that of a child of its, and
+// goes on until it is killed.
+const family = "sleep 1000 & echo $$ $! >pids; wait"
+
+func (s *scratch) family() []string {
+	var pids []string
+	soon(s.t, "the command runs", func() bool {
+		if l := lines(s.t, s.file("pids")); len(l) == 1 {
+			pids = strings.Fields(l[0])
+		}
+		return len(pids) == 2
+	})
+	return pids
+}
+
+// TestKilled: when run is killed its command is, with all of its group, and the
+// next has the lock when the lease is over.
+func TestKilled(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		first := s.run("k", family, "--lease", "3s").start()
+		pids := s.family()
+		ok(t, first.Process.Kill())
+		for _, pid := range pids {
+			soon(t, "process "+pid+" is gone", func() bool { return !alive(pid) })
+		}
+		if out := s.run("k", "echo $MYSQLLOCK_TOKEN", "--wait", "5m").start().must(0); out != "2\n" {
+			t.Errorf("the next has token %q", out)
+		}
+	})
+}
+
+// TestSignals: those that would end a command reach its whole group, those that
+// tell it something itself alone; and they end the wait for the lock.
+func TestSignals(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		text := "trap 'echo USR1 >>log' USR1; trap 'echo USR2 >>log' USR2; trap 'echo HUP >>log' HUP; trap 'echo TERM >>log; exit 3' TERM;" +
+			" sh -c \"trap '' HUP; trap 'echo child >>log; exit' TERM; echo ready >>log; while :; do sleep 0.05; done\" & while :; do wait; done"
+		c := s.run("k", text).start()
+		n := 0
+		wrote := func(what string) {
+			t.Helper()
+			soon(t, "it has got "+what, func() bool {
+				l := lines(t, s.file("log"))
+				return len(l) > n && strings.Contains(strings.Join(l[n:], ","), what)
+			})
+			n = len(lines(t, s.file("log")))
+		}
+		wrote("ready")
+		for _, sig := range []syscall.Signal{syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGHUP} {
+			ok(t, c.Process.Signal(sig))
+			wrote(map[syscall.Signal]string{syscall.SIGUSR1: "USR1", syscall.SIGUSR2: "USR2", syscall.SIGHUP: "HUP"}[sig])
+		}
+		waiting := s.run("k", "echo never", "--wait", "1h").start()
+		soon(t, "another waits", func() bool { return s.waiters("k") == 1 })
+		ok(t, waiting.Process.Signal(syscall.SIGTERM))
+		if out := waiting.must(128 + 15); out != "" {
+			t.Errorf("who waited wrote %q", out)
+		}
+		soon(t, "nobody waits", func() bool { return s.waiters("k") == 0 })
+		ok(t, c.Process.Signal(syscall.SIGTERM))
+		c.must(3)
+		wrote("child")
+
+		c = s.run("k", "echo again >>log; exec sleep 1000").start()
+		wrote("again")
+		ok(t, c.Process.Signal(os.Interrupt))
+		c.must(128 + 2)
+	})
+}
+
+// TestServerRestarted: a lease outlives its server, and what runs under it does
+// not notice.
+func TestServerRestarted(t *testing.T) {
+	t.Parallel()
+	for _, bin := range tempserver.Require(t) {
+		t.Run(string(bin.Flavour), func(t *testing.T) {
+			t.Parallel()
+			srv, err := tempserver.Start(context.Background(), bin)
+			ok(t, err)
+			t.Cleanup(func() { ok(t, srv.Stop()) })
+			s := newScratch(t, srv)
+			c := s.run("k", "echo runs >>log; until [ -e go ]; do sleep 0.05; done", "--lease", "2m").start()
+			soon(t, "it runs", func() bool { return len(lines(t, s.file("log"))) == 1 })
+			ok(t, srv.Kill())
+			ok(t, srv.Restart(context.Background()))
+			s.run("k", "echo too early >>log", "--no-wait").start().must(124)
+			ok(t, os.WriteFile(s.file("go"), nil, 0o644))
+			c.must(0)
+			if out := s.run("k", "echo $MYSQLLOCK_TOKEN", "--wait", "5m").start().must(0); out != "2\n" {
+				t.Errorf("the next has token %q", out)
+			}
+		})
+	}
+}
+
+// TestCutOff: whoever cannot renew its lease stops its command before another gets
+// the lock, by force where the command does not listen.
+func TestCutOff(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := startProxy(t, s.addr)
+		cfg := s.config(s.database)
+		cfg.Addr = p.addr
+		lost := s.run("k", family, "--lease", "10s", "--dsn", cfg.FormatDSN()).start()
+		deaf := s.run("deaf", "trap '' TERM; echo deaf >>log; while :; do sleep 0.05; done", "--lease", "4s", "--dsn", cfg.FormatDSN()).start()
+		pids := s.family()
+		soon(t, "both run", func() bool { return len(lines(t, s.file("log"))) == 1 })
+		p.cut()
+		next := s.run("k", fmt.Sprintf("for p in %s; do grep -s '^State:.[^Z]' /proc/$p/status >>log; done; echo next >>log", strings.Join(pids, " ")), "--wait", "5m").start()
+		lost.fails(exitLost, "lost")
+		deaf.fails(exitLost, "lost")
+		next.must(0)
+		if got := strings.Join(lines(t, s.file("log")), ","); got != "deaf,next" {
+			t.Errorf("the log says %s", got)
+		}
+	})
+}
+
+// TestTaken: a lease that was taken away by force stops the command, too.
+func TestTaken(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		c := s.run("k", family, "--lease", "3s").start()
+		pids := s.family()
+		s.command("release", "k", "--force", "--yes").start().must(0)
+		c.fails(exitLost, "lost")
+		for _, pid := range pids {
+			if alive(pid) {
+				t.Errorf("process %s goes on", pid)
+			}
+		}
+	})
+}
+
+// proxy passes on connections until it is cut; from then on it passes nothing, and
+// its connections stay open, as in a network that has failed.
+type proxy struct {
+	addr  string
+	mu    sync.Mutex
+	isCut bool
+}
+
+func startProxy(t *testing.T, target string) *proxy {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	ok(t, err)
+	p := &proxy{addr: l.Addr().String()}
+	var conns []net.Conn
+	var running sync.WaitGroup
+	pass := func(to, from net.Conn) {
+		b := make([]byte, 32<<10)
+		for {
+			n, err := from.Read(b)
+			p.mu.Lock()
+			cut := p.isCut
+			p.mu.Unlock()
+			if cut {
+				_, _ = io.Copy(io.Discard, from)
+				return
+			}
+			if _, writeErr := to.Write(b[:n]); err != nil || writeErr != nil {
+				to.Close()
+				return
+			}
+		}
+	}
+	running.Go(func() {
+		for {
+			in, err := l.Accept()
+			if err != nil {
+				return
+			}
+			out, err := net.Dial("tcp", target)
+			if err != nil {
+				in.Close()
+				continue
+			}
+			p.mu.Lock()
+			conns = append(conns, in, out)
+			p.mu.Unlock()
+			running.Go(func() { pass(in, out) })
+			running.Go(func() { pass(out, in) })
+		}
+	})
+	t.Cleanup(func() {
+		l.Close()
+		p.mu.Lock()
+		for _, c := range conns {
+			c.Close()
+		}
+		p.mu.Unlock()
+		running.Wait()
+	})
+	return p
+}
+
+func (p *proxy) cut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.isCut = true
+}

@@ -1,0 +1,110 @@
+package main
+
+import (
+	"context"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+func TestSchema(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		s.command("schema", "check").start().fails(1, "CREATE TABLE")
+		s.command("schema", "apply").start().must(0)
+		s.command("schema", "check").start().must(0)
+		s.command("schema", "apply").start().must(0)
+		for _, drop := range []string{"ALTER TABLE mysqllock DROP COLUMN versioned", "DELETE FROM mysqllock"} {
+			statement(t, s.root, drop)
+			s.command("schema", "check").start().must(1)
+			s.command("schema", "apply").start().must(0)
+			s.command("schema", "check").start().must(0)
+		}
+
+		// What is printed makes the same, in another table.
+		mariadb := []string{"--mariadb"}
+		if !strings.Contains(s.server.Version(), "MariaDB") {
+			mariadb = nil
+		}
+		printed := s.command(append([]string{"schema", "print", "--table", "other"}, mariadb...)...)
+		printed.Env = append(printed.Env, dsnVariable+"=") // it needs no server
+		for _, text := range clientStatements(printed.start().must(0)) {
+			statement(t, s.root, text)
+		}
+		s.command("schema", "check", "--table", "other").start().must(0)
+		s.command("ls", "--table", s.database+".other").start().must(0)
+		s.command("schema", "print", "--table", "a b").start().fails(1, "bad lock table")
+	})
+}
+
+// clientStatements takes a script apart as the mysql client does.
+func clientStatements(text string) (out []string) {
+	end := ";"
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		if d, ok := strings.CutPrefix(line, "DELIMITER "); ok {
+			end = strings.TrimSpace(d)
+			continue
+		}
+		b.WriteString(line)
+		if one, ok := strings.CutSuffix(strings.TrimSpace(b.String()), end); ok {
+			out = append(out, one)
+			b.Reset()
+		}
+	}
+	return out
+}
+
+func TestGC(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.process("holder")
+		for range 3 {
+			ok(t, mysqllock.Do(t.Context(), db, "used", func(context.Context) error { return nil }, lockctx.Lease(patience)))
+		}
+		statement(t, s.root, "INSERT INTO mysqllock (namespace, name) SELECT 'old', UUID() FROM information_schema.COLUMNS LIMIT 700")
+		var done struct{ Removed int }
+		s.command("gc", "--limit", "600", "--json").read(&done)
+		if done.Removed != 600 {
+			t.Errorf("removed: %+v", done)
+		}
+		if out := s.command("gc").start().must(0); out != "100 rows removed\n" {
+			t.Errorf("it says %s", out)
+		}
+		if out := s.command("show", "used").start().must(0); !regexp.MustCompile(`(?m)^used +- +3 +nobody$`).MatchString(out) {
+			t.Errorf("the key is\n%s", out)
+		}
+		s.command("gc", "--unused", "-1s").start().fails(1, "negative")
+	})
+}
+
+func TestDoctor(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		s.command("schema", "apply").start().must(0)
+		out := s.command("doctor").start().must(0)
+		for _, want := range []string{"STRATEGY", "row ", "lease ", "advisory ", "optimistic ", "yes", "topology", "clock", "proxy", "privileges"} {
+			if !strings.Contains(out, want) {
+				t.Errorf("it has no %q:\n%s", want, out)
+			}
+		}
+		var d jsonDiagnosis
+		s.command("doctor", "--json", "--need", "row,lease").read(&d)
+		if d.MariaDB != strings.Contains(s.server.Version(), "MariaDB") || len(d.Strategies) != 4 || len(d.Checks) < 5 {
+			t.Errorf("it is %+v", d)
+		}
+		s.command("doctor", "--need", "hope").start().fails(1, "no strategy")
+
+		// An account without INSERT can have advisory locks alone.
+		user := "u_" + s.database
+		statement(t, s.root, "CREATE USER "+user)
+		t.Cleanup(func() { statement(t, s.root, "DROP USER "+user) })
+		statement(t, s.root, "GRANT SELECT ON "+s.database+".* TO "+user)
+		cfg := s.config(s.database)
+		cfg.User = user
+		dsn := cfg.FormatDSN()
+		s.command("doctor", "--dsn", dsn).start().fails(1, "privileges")
+		s.command("doctor", "--dsn", dsn, "--need", "advisory,row").start().fails(1, "not safe here: row")
+		s.command("doctor", "--dsn", dsn, "--need", "advisory").start().must(0)
+	})
+}

@@ -1,0 +1,81 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/mysqllock/mysqllock/inspect"
+	"github.com/mysqllock/mysqllock/inspect/web"
+)
+
+func newUI(at *target) *cobra.Command {
+	var listen string
+	var o web.Options
+	c := &cobra.Command{
+		Use:   "ui",
+		Short: "Serve a page that shows who has locks, and who waits",
+		Long: `ui serves a page that shows who has locks and who waits, as it changes, to browsers
+on this machine; with --allow-remote also to others, without asking who they are:
+put something in front that does. It asks the server only while somebody looks.`,
+		Example: `  mysqllock ui
+  ssh -L 8080:127.0.0.1:8080 web-1 mysqllock ui --listen 127.0.0.1:8080`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return at.inspecting(c.Context(), func(ctx context.Context, i *inspect.Inspector) error {
+				if _, err := i.Snapshot(ctx, inspect.Filter{}); err != nil {
+					return err // now, not on the page
+				}
+				l, err := listenFor(ctx, listen, o.AllowRemote)
+				if err != nil {
+					return err
+				}
+				fmt.Fprintf(c.OutOrStdout(), "http://%s/\n", l.Addr())
+				return serve(ctx, l, web.New(i, o))
+			})
+		},
+	}
+	c.Flags().StringVar(&listen, "listen", "127.0.0.1:0", "`address` to listen on; port 0 is any that is free")
+	c.Flags().BoolVar(&o.AllowRemote, "allow-remote", false, "also for other machines; who opens the page is not asked who it is")
+	c.Flags().StringSliceVar(&o.Hosts, "host", nil, "`names` under which the page may be opened, beside localhost and addresses")
+	c.Flags().BoolVar(&o.AllowRelease, "allow-release", false, "the page may break locks, each after a question")
+	return c
+}
+
+// listenFor listens, where others can reach that only if they may.
+func listenFor(ctx context.Context, address string, allowRemote bool) (net.Listener, error) {
+	var config net.ListenConfig
+	l, err := config.Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	if at, ok := l.Addr().(*net.TCPAddr); !allowRemote && (!ok || !at.IP.IsLoopback()) {
+		l.Close()
+		return nil, fmt.Errorf("other machines can reach %s: say --allow-remote, or listen on 127.0.0.1", address)
+	}
+	return l, nil
+}
+
+// serve serves the page until ctx ends.
+func serve(ctx context.Context, l net.Listener, page *web.Handler) error {
+	s := &http.Server{Handler: page, ReadHeaderTimeout: 10 * time.Second}
+	s.RegisterOnShutdown(page.Close)
+	over := context.AfterFunc(ctx, func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second)
+		defer cancel()
+		if s.Shutdown(ctx) != nil {
+			_ = s.Close()
+		}
+	})
+	defer over()
+	err := s.Serve(l)
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,75 @@
+package inspect_test
+
+import (
+	"context"
+	"database/sql"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock/inspect"
+	"github.com/mysqllock/mysqllock/internal/tempserver"
+)
+
+// deadlock has two transactions wait for each other's row.
+func (s *scratch) deadlock() {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	begin := func(id string) *sql.Tx {
+		tx, err := s.root.BeginTx(ctx, nil)
+		ok(s.t, err)
+		_, err = tx.ExecContext(ctx, "UPDATE pair SET n = n + 1 WHERE id = "+id)
+		ok(s.t, err)
+		return tx
+	}
+	one, other := begin("1"), begin("2")
+	answers := make(chan error, 2)
+	for tx, id := range map[*sql.Tx]string{one: "2", other: "1"} {
+		go func() {
+			_, err := tx.ExecContext(ctx, "UPDATE pair SET n = n + 1 WHERE id = "+id)
+			answers <- err
+			_ = tx.Rollback()
+		}()
+	}
+	if a, b := <-answers, <-answers; (a == nil) == (b == nil) {
+		s.t.Fatalf("of two that wait for each other, the answers are %v and %v", a, b)
+	}
+}
+
+func TestDeadlocks(t *testing.T) {
+	aloneOnServers(t, func(t *testing.T, s *scratch) {
+		exec(t, s.root, "CREATE TABLE pair (id INT PRIMARY KEY, n INT NOT NULL) ENGINE=InnoDB")
+		exec(t, s.root, "INSERT INTO pair VALUES (1, 0), (2, 0)")
+		count := func(db *sql.DB) *inspect.Snapshot {
+			t.Helper()
+			snap, err := s.inspector(db).Snapshot(t.Context(), inspect.Filter{Deadlocks: true})
+			ok(t, err)
+			return snap
+		}
+		before := count(s.root).Deadlocks
+		if before == nil {
+			t.Fatal("they are not counted")
+		}
+		s.deadlock()
+		s.deadlock()
+		if after := count(s.root).Deadlocks; after == nil || *after != *before+2 {
+			t.Errorf("after two of them they count %d, and %v before", after, *before)
+		}
+		if snap := look(t, s.inspector(s.root)); snap.Deadlocks != nil {
+			t.Errorf("counted although nobody asked: %d", *snap.Deadlocks)
+		}
+
+		// MariaDB tells everybody.
+		user := s.user()
+		snap := count(s.open(user, s.database))
+		g := gap(snap, "deadlocks")
+		if s.name == string(tempserver.MySQL) {
+			if g == nil || snap.Deadlocks != nil || !strings.HasPrefix(g.Remedy, "GRANT SELECT ON performance_schema.* TO '"+user) {
+				t.Errorf("without rights they count %v, and the gaps are %+v", snap.Deadlocks, snap.Gaps)
+			}
+		} else if g != nil || snap.Deadlocks == nil {
+			t.Errorf("without rights they count %v, and the gaps are %+v", snap.Deadlocks, snap.Gaps)
+		}
+	})
+}

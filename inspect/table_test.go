@@ -1,0 +1,64 @@
+package inspect_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/mysqllock/mysqllock/inspect"
+)
+
+// The table is missing, made, of an older form, made again, and made by hand.
+func TestTable(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		i := s.inspector(s.root)
+		lacks := func(i *inspect.Inspector, what string) {
+			t.Helper()
+			if _, err := i.CheckTable(t.Context()); err == nil || !strings.Contains(err.Error(), what) {
+				t.Errorf("the check says %v, want %q", err, what)
+			}
+		}
+		is := func(i *inspect.Inspector, procedure bool) {
+			t.Helper()
+			if there, err := i.CheckTable(t.Context()); err != nil || there != procedure {
+				t.Errorf("the check says %v and %v", there, err)
+			}
+		}
+		makes := func(i *inspect.Inspector, procedure bool) {
+			t.Helper()
+			if there, err := i.MakeTable(t.Context()); err != nil || there != procedure {
+				t.Errorf("making says %v and %v", there, err)
+			}
+		}
+		lacks(i, "CREATE TABLE")
+		makes(i, s.mysql())
+		is(i, s.mysql())
+		makes(i, s.mysql())
+
+		exec(t, s.root, "ALTER TABLE mysqllock DROP COLUMN versioned")
+		lacks(i, "ADD COLUMN versioned")
+		makes(i, s.mysql())
+		is(i, s.mysql())
+		if s.mysql() {
+			exec(t, s.root, "DROP PROCEDURE mysqllock_begin")
+			is(i, false)
+			makes(i, true)
+		}
+		exec(t, s.root, "DELETE FROM mysqllock")
+		lacks(i, "INSERT")
+		makes(i, s.mysql())
+
+		other, err := inspect.New(s.root, inspect.Options{Table: "other"})
+		ok(t, err)
+		lacks(other, "CREATE TABLE")
+		for _, statement := range other.Setup(!s.mysql()) {
+			exec(t, s.root, statement)
+		}
+		is(other, s.mysql())
+
+		weak, err := inspect.New(s.open(s.user(), s.database), inspect.Options{Table: "third"})
+		ok(t, err)
+		if _, err := weak.MakeTable(t.Context()); err == nil || !strings.Contains(err.Error(), "run:\nCREATE TABLE") {
+			t.Errorf("without the right to make it: %v", err)
+		}
+	})
+}

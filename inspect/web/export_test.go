@@ -1,0 +1,13 @@
+package web
+
+import "time"
+
+// Looking reports whether the server is asked.
+func (h *Handler) Looking() bool {
+	h.sampler.mu.Lock()
+	defer h.sampler.mu.Unlock()
+	return h.sampler.stop != nil
+}
+
+// SetWriteBound sets how long a viewer has to take what is sent.
+func (h *Handler) SetWriteBound(d time.Duration) { h.writeBound = d }

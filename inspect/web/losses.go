@@ -1,0 +1,81 @@
+package web
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/mysqllock/mysqllock"
+)
+
+// Losses remembers which locks a process has lost, for [Options]. It is made the
+// [mysqllock.Observer] of the process's database handles. The zero value is ready
+// for use. It is safe for concurrent use.
+type Losses struct {
+	mu     sync.Mutex
+	total  uint64
+	recent []loss // the latest last
+}
+
+// remembered is how many losses there is room for.
+const remembered = 20
+
+// loss is a lock that was lost.
+type loss struct {
+	at       time.Time
+	Ago      int64  `json:"ago"`
+	Key      string `json:"key"`
+	Strategy string `json:"strategy"`
+	Who      string `json:"who,omitempty"`
+	Why      string `json:"why"`
+}
+
+// Observe implements [mysqllock.Observer].
+func (l *Losses) Observe(_ context.Context, e mysqllock.Event) {
+	if e.Kind != mysqllock.Lost {
+		return
+	}
+	lost := loss{at: time.Now(), Strategy: e.Strategy}
+	for i, key := range e.Keys {
+		if i > 0 {
+			lost.Key += ", "
+		}
+		lost.Key += printable(key)
+	}
+	if e.Err != nil {
+		lost.Why = printable(why(e.Err))
+	}
+	l.add(lost)
+}
+
+// why is the error less what is shown beside it.
+func why(err error) string {
+	const prefix = "mysqllock: "
+	var e *mysqllock.Error
+	if errors.As(err, &e) {
+		return e.Op + ": " + strings.TrimPrefix(e.Err.Error(), prefix)
+	}
+	return strings.TrimPrefix(err.Error(), prefix)
+}
+
+func (l *Losses) add(lost loss) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.total++
+	l.recent = append(l.recent, lost)
+	if len(l.recent) > remembered {
+		l.recent = slices.Delete(l.recent, 0, 1)
+	}
+}
+
+// list returns how many there were in all, and the latest of them, first.
+func (l *Losses) list() (total uint64, recent []loss) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	recent = append([]loss{}, l.recent...)
+	slices.Reverse(recent)
+	return l.total, recent
+}

@@ -1,0 +1,259 @@
+package web_test
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"database/sql"
+	"encoding/json"
+	"flag"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+	"go.uber.org/goleak"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/inspect"
+	"github.com/mysqllock/mysqllock/inspect/web"
+	"github.com/mysqllock/mysqllock/internal/tempserver"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// What a browser shows is in the module webtest.
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	_ = flag.Set("test.parallel", "16") // they mostly wait
+	goleak.VerifyTestMain(tempserver.Tests{M: m})
+}
+
+// patience is how long something may take that is certain to happen: it is for
+// machines that are busy.
+const patience = 60 * time.Second
+
+// onServers runs a test on each server, in a database of its own.
+func onServers(t *testing.T, test func(t *testing.T, s *scratch)) {
+	t.Helper()
+	t.Parallel()
+	for _, bin := range tempserver.Require(t) {
+		t.Run(string(bin.Flavour), func(t *testing.T) {
+			t.Parallel()
+			test(t, newScratch(t, tempserver.Share(t, bin)))
+		})
+	}
+}
+
+// scratch is a database on a server.
+type scratch struct {
+	t        *testing.T
+	addr     string
+	database string
+	root     *sql.DB
+}
+
+func newScratch(t *testing.T, srv *tempserver.Server) *scratch {
+	t.Helper()
+	s := &scratch{t: t, addr: srv.Addr(), database: "t_" + strings.ToLower(rand.Text()[:8])}
+	admin := s.open("")
+	_, err := admin.Exec("CREATE DATABASE " + s.database)
+	ok(t, err)
+	t.Cleanup(func() {
+		_, err := admin.Exec("DROP DATABASE " + s.database)
+		ok(t, err)
+	})
+	s.root = s.open(s.database)
+	return s
+}
+
+func (s *scratch) config(database string) *mysql.Config {
+	cfg := mysql.NewConfig()
+	cfg.User, cfg.Net, cfg.Addr, cfg.DBName = "root", "tcp", s.addr, database
+	cfg.Logger = &mysql.NopLogger{}
+	return cfg
+}
+
+func (s *scratch) open(database string) *sql.DB {
+	s.t.Helper()
+	connector, err := mysql.NewConnector(s.config(database))
+	ok(s.t, err)
+	db := sql.OpenDB(connector)
+	s.t.Cleanup(func() { db.Close() })
+	return db
+}
+
+// process opens a handle with locks.
+func (s *scratch) process(c mysqllock.Config) *sql.DB {
+	s.t.Helper()
+	connector, err := mysqllock.NewConnector(s.config(s.database), c)
+	ok(s.t, err)
+	db := sql.OpenDB(connector)
+	s.t.Cleanup(func() { db.Close() })
+	return db
+}
+
+// acquire takes a lock, to be given back at the end.
+func (s *scratch) acquire(db *sql.DB, key string, opts ...lockctx.Option) *mysqllock.Hold {
+	s.t.Helper()
+	hold, err := mysqllock.Acquire(context.Background(), db, key, opts...)
+	ok(s.t, err)
+	s.t.Cleanup(func() { _ = hold.Release() })
+	return hold
+}
+
+// page is a Handler that is served.
+func (s *scratch) page(o web.Options) (*web.Handler, *httptest.Server) {
+	s.t.Helper()
+	i, err := inspect.New(s.root, inspect.Options{})
+	ok(s.t, err)
+	return serve(s.t, i, o)
+}
+
+func serve(t *testing.T, i *inspect.Inspector, o web.Options) (*web.Handler, *httptest.Server) {
+	page := web.New(i, o)
+	srv := httptest.NewServer(page)
+	t.Cleanup(func() {
+		page.Close()
+		srv.Close()
+	})
+	return page, srv
+}
+
+// nowhere is an Inspector of a server that there is none.
+func nowhere(t *testing.T) *inspect.Inspector {
+	t.Helper()
+	db, err := sql.Open("mysql", "root:secret@tcp(127.0.0.1:1)/shop")
+	ok(t, err)
+	t.Cleanup(func() { db.Close() })
+	i, err := inspect.New(db, inspect.Options{})
+	ok(t, err)
+	return i
+}
+
+// event is one of a stream.
+type event struct {
+	name string
+	data data
+}
+
+// data is what the tests look at of what the page is told.
+type data struct {
+	Release bool
+	Secret  string
+	Seen    bool
+	History []json.RawMessage
+	Error   string
+
+	Namespace string
+	Locks     []lock
+	Unshown   int
+	Held      int
+	Waiting   int
+	Longest   int64
+	Deadlocks *uint64
+	Losses    struct {
+		Total  uint64
+		Recent []struct{ Key, Strategy, Who, Why string }
+	}
+	Gaps  []struct{ What, Why, Remedy string }
+	Point struct {
+		T, W, N, D int64
+	}
+}
+
+type lock struct {
+	ID, Ref, Strategy, Key string
+	Remaining              int64
+	Token                  uint64
+	Nameless, Releasable   bool
+	Waiting                int
+	Holders, Waiters       []struct {
+		Program, User string
+		Conn          uint64
+		For           int64
+	}
+}
+
+func (d data) lock(key string) *lock {
+	for _, l := range d.Locks {
+		if l.Key == key {
+			return &l
+		}
+	}
+	return nil
+}
+
+// stream is one of events that is read.
+type stream struct {
+	t    *testing.T
+	body *bufio.Scanner
+	stop func()
+}
+
+func watch(t *testing.T, srv *httptest.Server) *stream {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, srv.URL+"/events", nil)
+	ok(t, err)
+	answer, err := srv.Client().Do(r)
+	ok(t, err)
+	if answer.StatusCode != http.StatusOK || answer.Header.Get("Content-Type") != "text/event-stream" {
+		t.Fatalf("the stream is %s, %v", answer.Status, answer.Header)
+	}
+	s := &stream{t, bufio.NewScanner(answer.Body), func() { cancel(); _ = answer.Body.Close() }}
+	s.body.Buffer(nil, 10<<20)
+	t.Cleanup(s.stop)
+	return s
+}
+
+// next returns the next event; one without a name where the stream has ended.
+func (s *stream) next() (e event) {
+	s.t.Helper()
+	for s.body.Scan() {
+		line := s.body.Text()
+		if name, ok := strings.CutPrefix(line, "event: "); ok {
+			e.name = name
+		} else if text, ok := strings.CutPrefix(line, "data: "); ok {
+			if err := json.Unmarshal([]byte(text), &e.data); err != nil {
+				s.t.Fatalf("%q: %v", text, err)
+			}
+		} else if line == "" {
+			return e
+		}
+	}
+	return event{}
+}
+
+// until reads events until one satisfies cond.
+func (s *stream) until(what string, cond func(event) bool) data {
+	s.t.Helper()
+	for deadline := time.Now().Add(patience); ; {
+		e := s.next()
+		if e.name == "" || time.Now().After(deadline) {
+			s.t.Fatalf("not within %v, or before the stream has ended: %s", patience, what)
+		}
+		if cond(e) {
+			return e.data
+		}
+	}
+}
+
+func ok(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// soon waits until cond holds.
+func soon(t testing.TB, what string, cond func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !cond(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s", patience, what)
+		}
+	}
+}

@@ -1,0 +1,430 @@
+"use strict";
+
+// Text from the server is of anybody's making, so it enters the page by
+// textContent alone. Times are in milliseconds.
+
+const $ = (id) => document.getElementById(id);
+
+const set = (node, text) => {
+  if (node.textContent !== text) node.textContent = text;
+};
+
+const copy = (template) => $(template).content.firstElementChild.cloneNode(true);
+
+const announce = (text) => set($("announcement"), text);
+
+function duration(ms) {
+  if (ms < 1000) return `${ms} ms`;
+  if (ms < 10_000 && ms % 1000) return `${(Math.floor(ms / 100) / 10).toFixed(1)} s`;
+  const s = Math.floor(ms / 1000);
+  if (s < 60) return `${s} s`;
+  if (s < 3600) return s % 60 ? `${Math.floor(s / 60)} min ${s % 60} s` : `${s / 60} min`;
+  if (s < 86_400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
+  return `${Math.floor(s / 86_400)} d ${Math.floor((s % 86_400) / 3600)} h`;
+}
+
+// What was sent last.
+let hello = { release: false, window: 600_000 };
+let view = null;
+let points = [];
+
+// --- The stream ---
+
+let source = null;
+let again = 0;
+let paused = false;
+
+const states = { live: "Live", lost: "Disconnected, trying again", paused: "Paused", waiting: "Connecting" };
+
+function show(state) {
+  $("light").className = `light ${state}`;
+  set($("state"), states[state]);
+  document.body.classList.toggle("stale", state === "lost");
+}
+
+function close() {
+  clearTimeout(again);
+  source?.close();
+  source = null;
+}
+
+function open() {
+  close();
+  if (paused || document.hidden) return;
+  source = new EventSource("events");
+  source.addEventListener("hello", (e) => {
+    hello = JSON.parse(e.data);
+    points = hello.history;
+    for (const node of document.querySelectorAll(".window")) set(node, duration(hello.window));
+  });
+  source.addEventListener("view", (e) => {
+    const before = view;
+    view = JSON.parse(e.data);
+    if (points.at(-1)?.t !== view.point.t) points.push(view.point);
+    points = points.filter((p) => p.t > view.point.t - hello.window);
+    show("live");
+    $("trouble").hidden = true;
+    render();
+    if (before) tell(before, view);
+  });
+  source.addEventListener("failed", (e) => {
+    show("live");
+    document.body.classList.add("stale");
+    const since = view ? ` What is below is of ${clock(view.time)}.` : "";
+    set($("trouble"), `The database server did not tell: ${JSON.parse(e.data).error}.${since}`);
+    $("trouble").hidden = false;
+  });
+  source.onerror = () => {
+    close();
+    show("lost");
+    again = setTimeout(open, 3000);
+  };
+}
+
+// tell has screen readers say what is worth an interruption.
+function tell(before, now) {
+  if (now.losses.total > before.losses.total) announce(`A lock was lost: ${now.losses.recent[0].key}`);
+  else if (now.deadlocks !== null && before.deadlocks !== null && now.deadlocks > before.deadlocks) announce("The server has broken a deadlock.");
+}
+
+$("pause").addEventListener("click", () => {
+  paused = !paused;
+  set($("pause"), paused ? "Resume" : "Pause");
+  if (paused) {
+    close();
+    show("paused");
+  } else {
+    show("waiting");
+    open();
+  }
+});
+
+document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
+
+// --- Figures ---
+
+const clock = (time) => `${time.slice(11, 19)} UTC`;
+
+function render() {
+  set($("namespace"), view.namespace);
+  document.title = view.namespace ? `Locks: ${view.namespace}` : "Locks";
+  set($("clock"), clock(view.time));
+  set($("held"), String(view.held));
+  set($("waiting"), String(view.waiting));
+  set($("longest"), view.waiting ? duration(view.longest) : "–");
+  const broken = points.reduce((n, p) => n + (p.d ?? 0), 0);
+  figure("deadlocks", view.deadlocks === null ? null : broken, view.deadlocks === null ? "not told by the server" : `${view.deadlocks} since the server started`);
+  const lost = view.losses.recent.filter((l) => l.ago < hello.window).length;
+  const more = lost > 0 && lost === view.losses.recent.length && view.losses.total > lost; // older ones are not remembered
+  figure("losses", lost, hello.seen ? "leases seen to run out" : `${view.losses.total} since this process started`, more ? "+" : "");
+  renderPlots();
+  renderLocks();
+  renderLosses();
+  renderGaps();
+}
+
+function figure(name, n, note, more = "") {
+  set($(name), n === null ? "–" : `${n}${more}`);
+  $(name).classList.toggle("bad", n > 0);
+  set($(`${name}-note`), note);
+}
+
+// --- Plots ---
+
+const svgNode = (name, attributes) => {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const key in attributes) node.setAttribute(key, attributes[key]);
+  return node;
+};
+
+// A plot's drawing is as many units wide and high; CSS stretches it.
+const width = 600;
+const height = 100;
+
+const plots = [
+  {
+    name: "longest", of: (p) => p.w, text: duration, marks: true,
+    rungs: [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 43_200, 86_400].map((s) => s * 1000),
+  },
+  {
+    name: "waiting", of: (p) => p.n, text: String, marks: false,
+    rungs: [4, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000],
+  },
+];
+
+for (const plot of plots) {
+  const box = $(`${plot.name}-plot`);
+  plot.box = box;
+  plot.svg = svgNode("svg", { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" });
+  for (const y of [0, height / 2, height]) plot.svg.append(svgNode("line", { class: "rule", x1: 0, x2: width, y1: y, y2: y }));
+  for (const part of ["area", "line", "deadlock", "loss", "cursor"]) {
+    plot[part] = svgNode("path", { class: part });
+    plot.svg.append(plot[part]);
+  }
+  plot.labels = document.createElement("div");
+  plot.labels.className = "rungs";
+  plot.labels.append(...[0, 1, 2].map(() => document.createElement("span")));
+  plot.times = document.createElement("div");
+  plot.times.className = "times";
+  plot.times.append(...[0, 1, 2].map(() => document.createElement("span")));
+  box.append(plot.svg, plot.labels, plot.times);
+  box.setAttribute("aria-valuemax", "0");
+  box.addEventListener("pointermove", (e) => {
+    const r = plot.svg.getBoundingClientRect();
+    point((1 - (e.clientX - r.left) / r.width) * hello.window);
+  });
+  box.addEventListener("pointerleave", () => point(null));
+  box.addEventListener("blur", () => point(null));
+  box.addEventListener("keydown", (e) => {
+    const step = { ArrowLeft: 5000, ArrowRight: -5000, ArrowDown: 5000, ArrowUp: -5000, PageDown: 60_000, PageUp: -60_000, Home: hello.window, End: -hello.window }[e.key];
+    if (e.key === "Escape") point(null);
+    if (step === undefined) return;
+    e.preventDefault();
+    point((ago ?? 0) + step);
+  });
+}
+
+// ago is where in the plots somebody points at; null is nowhere.
+let ago = null;
+
+function point(at) {
+  ago = at === null ? null : Math.min(Math.max(at, 0), hello.window);
+  renderPlots();
+}
+
+function renderPlots() {
+  if (!view) return;
+  const now = points.at(-1).t;
+  const x = (p) => width * (1 - (now - p.t) / hello.window);
+  const pointed = ago === null ? points.at(-1) : points.findLast((p) => p.t <= now - ago && p.t > now - ago - broken);
+  const losses = view.losses.recent.filter((l) => l.ago < hello.window).map((l) => ({ t: now - l.ago }));
+  $("legend").hidden = losses.length === 0 && !points.some((p) => p.d);
+  for (const plot of plots) {
+    const most = points.reduce((n, p) => Math.max(n, plot.of(p)), 0);
+    const top = plot.rungs.find((r) => r >= most) ?? most;
+    const y = (p) => height * (1 - plot.of(p) / top);
+    const runs = unbroken(points).map((run) => run.map((p) => `${x(p).toFixed(1)} ${y(p).toFixed(1)}`));
+    plot.line.setAttribute("d", runs.map((run) => `M${run.join("L")}${run.length > 1 ? "" : "h0"}`).join(""));
+    plot.area.setAttribute("d", runs.map((run) => `M${run[0].split(" ")[0]} ${height}L${run.join("L")}V${height}Z`).join(""));
+    const upright = (list) => list.map((p) => `M${x(p).toFixed(1)} 0V${height}`).join("");
+    plot.deadlock.setAttribute("d", plot.marks ? upright(points.filter((p) => p.d)) : "");
+    plot.loss.setAttribute("d", plot.marks ? upright(losses) : "");
+    plot.cursor.setAttribute("d", ago === null ? "" : upright([{ t: now - ago }]));
+    [top, top / 2, 0].forEach((n, i) => set(plot.labels.children[i], n ? plot.text(n) : "0"));
+    [hello.window, hello.window / 2, 0].forEach((t, i) => set(plot.times.children[i], t ? `−${duration(t)}` : "now"));
+    const reading = `${pointed ? plot.text(plot.of(pointed)) : "nobody looked"}${ago === null ? "" : `, ${duration(Math.round(ago / 1000) * 1000)} ago`}`;
+    set($(`${plot.name}-reading`), ago === null ? `at most ${plot.text(most)}` : reading);
+    plot.box.setAttribute("aria-valuemin", String(-hello.window / 1000));
+    plot.box.setAttribute("aria-valuenow", String(-Math.round((ago ?? 0) / 1000)));
+    plot.box.setAttribute("aria-valuetext", reading);
+  }
+}
+
+// Points that are further apart than this have a time between them in which
+// nobody looked.
+const broken = 15_000;
+
+function unbroken(list) {
+  const runs = [];
+  list.forEach((p, i) => {
+    if (i === 0 || p.t - list[i - 1].t > broken) runs.push([]);
+    runs.at(-1).push(p);
+  });
+  return runs;
+}
+
+// --- Locks ---
+
+const rows = new Map(); // by the lock's id
+
+const who = (c) => c.program || (c.user && c.host ? `${c.user}@${c.host}` : c.user || c.host) || "somebody";
+
+function where(c) {
+  const parts = [];
+  if (c.program && c.user) parts.push(c.host ? `${c.user}@${c.host}` : c.user);
+  else if (c.program && c.host && !c.program.includes(c.host)) parts.push(c.host);
+  if (c.conn) parts.push(`connection ${c.conn}`);
+  if (c.pid && !c.program?.includes(`:${c.pid}:`)) parts.push(`process ${c.pid}`);
+  if (c.shared) parts.push("shared");
+  return parts.join(", ");
+}
+
+function matches(lock) {
+  if ($("contended").checked && lock.waiting === 0) return false;
+  const wanted = $("find").value.trim().toLowerCase();
+  return !wanted || [lock.key, ...[...lock.holders, ...lock.waiters].map((c) => `${who(c)} ${where(c)}`)].some((s) => s.toLowerCase().includes(wanted));
+}
+
+function renderLocks() {
+  const list = $("locks");
+  const shown = view.locks.filter(matches);
+  shown.sort((a, b) => (b.waiting > 0) - (a.waiting > 0)); // else in the order in which they came
+  const focused = document.activeElement;
+  let next = list.firstElementChild;
+  for (const lock of shown) {
+    let row = rows.get(lock.id);
+    if (!row) rows.set(lock.id, (row = newRow()));
+    row.update(lock);
+    if (row.node === next) next = next.nextElementSibling;
+    else list.insertBefore(row.node, next);
+  }
+  while (next) {
+    const gone = next;
+    next = next.nextElementSibling;
+    gone.remove();
+  }
+  const there = new Set(view.locks.map((l) => l.id));
+  for (const id of rows.keys()) if (!there.has(id)) rows.delete(id);
+  if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
+
+  const all = view.locks.length + view.unshown;
+  set($("count"), shown.length < all ? `${shown.length} of ${all}` : "");
+  $("none").hidden = shown.length > 0;
+  set($("none"), all > 0 ? "None of them is like that." : view.gaps.length ? "No lock to be seen. What is not shown is at the end of the page." : "Nobody has a lock.");
+}
+
+function newRow() {
+  const node = copy("lock-template");
+  const part = (selector) => node.querySelector(selector);
+  const key = part(".key");
+  const tag = part(".tag");
+  let lock;
+  let button = null;
+  const update = (now) => {
+    lock = now;
+    set(key, lock.key);
+    set(tag, [lock.strategy, lock.slot ? `slot ${lock.slot}` : "", lock.nameless ? "key not told" : ""].filter(Boolean).join(", "));
+    fill(part(".holders"), lock.holders, (li, c) => set(li.querySelector(".time"), ""));
+    if (lock.holders.length === 0) set(part(".how"), "holder not told");
+    else set(part(".how"), how(lock));
+    if (hello.release && lock.releasable && !button) {
+      button = document.createElement("button");
+      button.type = "button";
+      button.append("Release", unseen());
+      button.addEventListener("click", () => ask(lock));
+      part(".act").append(button);
+    } else if (!(hello.release && lock.releasable)) {
+      button?.remove();
+      button = null;
+    }
+    if (button) set(button.lastElementChild, ` ${lock.key}`);
+    const queue = part(".queue");
+    queue.hidden = lock.waiting === 0;
+    const longest = lock.waiters.reduce((n, c) => Math.max(n, c.for ?? 0), 0);
+    set(part("summary"), `${lock.waiting} waiting, ${lock.waiting > 1 ? "the longest " : ""}for ${duration(longest)}`);
+    fill(part("ol"), lock.waiters, (li, c) => set(li.querySelector(".time"), duration(c.for ?? 0)));
+    set(part(".more"), lock.waiting > lock.waiters.length ? `and ${lock.waiting - lock.waiters.length} more` : "");
+  };
+  return { node, update };
+}
+
+function unseen() {
+  const node = document.createElement("span");
+  node.className = "unseen";
+  return node;
+}
+
+function how(lock) {
+  const first = lock.holders[0];
+  if (first.left) return `given back, kept for ${duration(lock.remaining ?? 0)}`;
+  if (lock.strategy === "lease") return `${duration(lock.remaining ?? 0)} left, token ${lock.token}`;
+  return first.for ? `for ${duration(first.for)}` : "";
+}
+
+// fill has as many clients in the list as there are.
+function fill(list, clients, extra) {
+  while (list.children.length > clients.length) list.lastElementChild.remove();
+  while (list.children.length < clients.length) list.append(copy("client-template"));
+  clients.forEach((c, i) => {
+    const li = list.children[i];
+    set(li.querySelector(".who"), who(c));
+    set(li.querySelector(".where"), where(c));
+    extra(li, c);
+  });
+}
+
+for (const id of ["find", "contended"]) $(id).addEventListener("input", () => view && renderLocks());
+
+// --- Losses and gaps ---
+
+function renderLosses() {
+  $("lost").hidden = view.losses.recent.length === 0;
+  const list = $("lost-list");
+  while (list.children.length > view.losses.recent.length) list.lastElementChild.remove();
+  view.losses.recent.forEach((loss, i) => {
+    const li = list.children[i] ?? list.appendChild(copy("loss-template"));
+    set(li.querySelector(".ago"), `${duration(Math.floor(loss.ago / 1000) * 1000)} ago`);
+    set(li.querySelector(".key"), loss.key);
+    set(li.querySelector(".tag"), loss.strategy);
+    set(li.querySelector(".why"), loss.who ? `${loss.who}: ${loss.why}` : loss.why);
+  });
+}
+
+function renderGaps() {
+  $("gaps").hidden = view.gaps.length === 0;
+  set($("gaps-count"), `(${view.gaps.length})`);
+  const list = $("gaps-list");
+  while (list.children.length > view.gaps.length) list.lastElementChild.remove();
+  view.gaps.forEach((gap, i) => {
+    const div = list.children[i] ?? list.appendChild(copy("gap-template"));
+    set(div.querySelector("dt"), gap.what);
+    set(div.querySelector(".why"), gap.why);
+    div.querySelector(".remedy").hidden = !gap.remedy;
+    set(div.querySelector("code"), gap.remedy ?? "");
+  });
+}
+
+// --- Release ---
+
+let asked = null; // the lock that somebody is asked about
+
+function ask(lock) {
+  asked = lock;
+  set($("confirm-key"), lock.key);
+  set($("confirm-text"), consequence(lock));
+  $("confirm-trouble").hidden = true;
+  $("confirm-yes").disabled = false;
+  $("confirm").showModal();
+}
+
+function consequence(lock) {
+  const people = lock.holders.map(who).join(", ");
+  if (lock.strategy === "lease") return `${people} loses the lease: what it has not committed under it never will be. Who waits gets it within five seconds.`;
+  const conns = lock.holders.filter((c) => c.conn).map((c) => c.conn).join(", ");
+  const end = `This ends the database connection ${conns} of ${people}`;
+  if (lock.strategy === "row") return `${end}: its transaction is rolled back.`;
+  const locks = Math.max(1, ...lock.holders.map((c) => c.locks ?? 1));
+  return locks > 1 ? `${end}, and with it all of its ${locks} advisory locks.` : `${end}, which has no other advisory lock.`;
+}
+
+$("confirm-yes").addEventListener("click", async () => {
+  $("confirm-yes").disabled = true;
+  let ok = false;
+  let text;
+  try {
+    const answer = await fetch("release", {
+      method: "POST",
+      headers: { "Content-Type": "application/json", "X-Mysqllock-Secret": hello.secret ?? "" },
+      body: JSON.stringify({ ref: asked.ref }),
+    });
+    ok = answer.ok;
+    text = (await answer.text()).trim();
+  } catch (failure) {
+    text = `No answer: ${failure.message}`;
+  }
+  $("confirm-yes").disabled = false;
+  if (!ok) {
+    set($("confirm-trouble"), text);
+    $("confirm-trouble").hidden = false;
+    return;
+  }
+  set($("result"), `${asked.key}: ${text}`);
+  $("result").hidden = false;
+  $("confirm").close();
+});
+
+$("confirm").addEventListener("close", () => {
+  if (document.activeElement === document.body) $("locks-title").focus(); // the button is gone
+});
+
+open();

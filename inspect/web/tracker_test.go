@@ -1,0 +1,189 @@
+package web
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock/inspect"
+)
+
+var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
+// at is a snapshot so many seconds after noon.
+func at(seconds float64, locks ...inspect.Lock) *inspect.Snapshot {
+	return &inspect.Snapshot{Time: noon.Add(time.Duration(seconds * float64(time.Second))), Locks: locks}
+}
+
+// leased is a lease that ends so many seconds after noon, seen at another moment.
+func leased(token uint64, seen, ends float64, waiters ...inspect.Waiter) inspect.Lock {
+	return inspect.Lock{
+		Strategy: "lease", Namespace: "shop", Key: "k", Name: "k", Stripe: -1, Token: token, Waiters: waiters,
+		Holders: []inspect.Holder{{Client: inspect.Client{Program: "batch"}}},
+		Expires: at(ends).Time, Remaining: time.Duration((ends - seen) * float64(time.Second)),
+	}
+}
+
+func left(l inspect.Lock) inspect.Lock {
+	l.Holders[0].Left = true
+	return l
+}
+
+func waiter(conn uint64, seconds float64) inspect.Waiter {
+	return inspect.Waiter{Client: inspect.Client{ConnectionID: conn}, Waited: time.Duration(seconds * float64(time.Second))}
+}
+
+func TestLapses(t *testing.T) {
+	tests := []struct {
+		name  string
+		snaps []*inspect.Snapshot
+		want  int
+	}{
+		{"given back", []*inspect.Snapshot{at(0, leased(1, 0, 30)), at(1)}, 0},
+		{"given back and taken", []*inspect.Snapshot{at(0, leased(1, 0, 30)), at(1, leased(2, 1, 31))}, 0},
+		{"renewed", []*inspect.Snapshot{at(0, leased(1, 0, 30)), at(9, leased(1, 9, 30)), at(11, leased(1, 11, 41)), at(31, leased(1, 31, 51))}, 0},
+		{"ran out", []*inspect.Snapshot{at(0, leased(1, 0, 30)), at(29.5, leased(1, 29.5, 30)), at(30.5), at(31.5)}, 1},
+		{"ran out and was taken at once", []*inspect.Snapshot{at(0, leased(1, 0, 30)), at(29.5, leased(1, 29.5, 30)), at(30.5, leased(2, 30.5, 60))}, 1},
+		{"given back at the last moment", []*inspect.Snapshot{at(0, leased(1, 0, 30)), at(20, leased(1, 20, 30)), at(21)}, 0},
+		{"a short one, given back", []*inspect.Snapshot{at(0, leased(1, 0, 1)), at(1, leased(1, 1, 1.7)), at(2)}, 0},
+		{"nobody looked for long", []*inspect.Snapshot{at(0, leased(1, 0, 30)), at(100)}, 0},
+		{"kept for MinHold", []*inspect.Snapshot{at(0, leased(1, 0, 30)), at(1, left(leased(1, 1, 3))), at(2.9, left(leased(1, 2.9, 3))), at(4)}, 0},
+		{"broken", []*inspect.Snapshot{at(0, leased(1, 0, 30)), at(20, leased(1, 20, 30)), at(21, leased(3, 21, 51))}, 0},
+	}
+	for _, test := range tests {
+		tracker := newTracker()
+		var lapsed []loss
+		for _, snap := range test.snaps {
+			lapsed = append(lapsed, tracker.follow(snap)...)
+		}
+		if len(lapsed) != test.want {
+			t.Errorf("%s: %d have run out, want %d", test.name, len(lapsed), test.want)
+		}
+		for _, l := range lapsed {
+			if l.Key != "k" || l.Strategy != "lease" || l.Who != "batch" || l.Why == "" || time.Since(l.at) > time.Minute {
+				t.Errorf("%s: %+v", test.name, l)
+			}
+		}
+	}
+}
+
+// Who asks again has waited on, unless somebody was granted the lease meanwhile.
+func TestWaits(t *testing.T) {
+	tracker := newTracker()
+	for i, step := range []struct {
+		snap *inspect.Snapshot
+		want []float64
+	}{
+		{at(0, leased(1, 0, 30, waiter(7, 0.5))), []float64{0.5}},
+		{at(4, leased(1, 4, 30, waiter(7, 4.5), waiter(8, 1))), []float64{4.5, 1}},
+		{at(5, leased(1, 5, 30, waiter(8, 2), waiter(7, 0.2))), []float64{2, 5.5}}, // 7 has asked again
+		{at(9, leased(1, 9, 30, waiter(8, 0.5), waiter(7, 4.2))), []float64{6, 9.5}},
+		{at(10, leased(2, 10, 40, waiter(7, 0.3))), []float64{0.3}},
+		{at(11), nil},
+		{at(12, leased(2, 12, 40, waiter(7, 0.1))), []float64{0.1}},
+	} {
+		tracker.follow(step.snap)
+		var got []float64
+		for _, l := range step.snap.Locks {
+			for _, w := range l.Waiters {
+				got = append(got, w.Waited.Seconds())
+			}
+		}
+		if !slices.Equal(got, step.want) {
+			t.Errorf("step %d: the waits are %v, want %v", i, got, step.want)
+		}
+	}
+	row := inspect.Lock{Strategy: "row", Name: "k", Stripe: -1, Waiters: []inspect.Waiter{waiter(7, 3)}}
+	tracker.follow(at(20, row))
+	again := inspect.Lock{Strategy: "row", Name: "k", Stripe: -1, Waiters: []inspect.Waiter{waiter(7, 0.1)}}
+	if tracker.follow(at(21, again)); again.Waiters[0].Waited != 100*time.Millisecond {
+		t.Errorf("one who may have been granted the row has waited for %v", again.Waiters[0].Waited)
+	}
+}
+
+func TestCounter(t *testing.T) {
+	n := func(n uint64) *uint64 { return &n }
+	var c counter
+	for i, step := range []struct {
+		now  *uint64
+		want uint64
+	}{{nil, 0}, {n(7), 0}, {n(7), 0}, {n(9), 2}, {nil, 0}, {n(10), 1}, {n(3), 3}} {
+		if got := c.grown(step.now); got != step.want {
+			t.Errorf("step %d: grown by %d, want %d", i, got, step.want)
+		}
+	}
+}
+
+func TestLossesRemembered(t *testing.T) {
+	var l Losses
+	if total, recent := l.list(); total != 0 || recent == nil {
+		t.Errorf("before any: %d, %v", total, recent)
+	}
+	for i := range remembered + 5 {
+		l.add(loss{Key: fmt.Sprint(i)})
+	}
+	total, recent := l.list()
+	if total != remembered+5 || len(recent) != remembered || recent[0].Key != fmt.Sprint(remembered+4) {
+		t.Errorf("%d in all, the last of %d is %+v", total, len(recent), recent[0])
+	}
+}
+
+func TestRoom(t *testing.T) {
+	snap := at(0)
+	for i := range maxLocks + 7 {
+		l := inspect.Lock{Strategy: "row", Key: fmt.Sprintf("key-%04d", i), Name: fmt.Sprint(i), Stripe: -1, Holders: []inspect.Holder{{}}}
+		if i == maxLocks+6 {
+			for n := range maxClients + 3 {
+				l.Waiters = append(l.Waiters, waiter(uint64(n+1), float64(n)))
+			}
+		}
+		snap.Locks = append(snap.Locks, l)
+	}
+	v := newView(snap)
+	if len(v.Locks) != maxLocks || v.Unshown != 7 || v.Held != maxLocks+7 || v.Waiting != maxClients+3 || v.Longest != (maxClients+2)*1000 {
+		t.Errorf("%d locks are shown, %d not; %d are held, %d wait, %d ms", len(v.Locks), v.Unshown, v.Held, v.Waiting, v.Longest)
+	}
+	first := v.Locks[0] // whoever is waited for
+	if first.Key != fmt.Sprintf("key-%04d", maxLocks+6) || len(first.Waiters) != maxClients || first.Waiting != maxClients+3 {
+		t.Errorf("the first is %s, %d of its %d waiters are shown", first.Key, len(first.Waiters), first.Waiting)
+	}
+}
+
+func TestRefs(t *testing.T) {
+	held := func(conn, token uint64, strategy string) inspect.Lock {
+		return inspect.Lock{Strategy: strategy, Namespace: "n", Name: "k", Token: token, Holders: []inspect.Holder{{Client: inspect.Client{ConnectionID: conn}}}}
+	}
+	if ref(held(1, 1, "row")) == ref(held(2, 1, "row")) || ref(held(1, 1, "row")) == ref(held(1, 1, "advisory")) {
+		t.Error("a lock that another holds has the same ref")
+	}
+	if ref(held(0, 1, "lease")) == ref(held(0, 2, "lease")) || ref(held(0, 1, "lease")) != ref(held(5, 1, "lease")) {
+		t.Error("a lease is not told by its token")
+	}
+	if id(held(1, 1, "row")) != id(held(2, 2, "row")) {
+		t.Error("the id of a lock changes with its holder")
+	}
+	other := held(1, 1, "row")
+	other.Namespace, other.Name = "nk", ""
+	if id(other) == id(held(1, 1, "row")) {
+		t.Error("two locks have the same id")
+	}
+}
+
+func TestPrintable(t *testing.T) {
+	for s, want := range map[string]string{
+		"":                       "",
+		"product:42":             "product:42",
+		"größe 日本":               "größe 日本",
+		"<b>x</b> \"q\" \\":      "<b>x</b> \"q\" \\",
+		"a\nb\x00":               `a\nb\x00`,
+		"\xff\xfe":               `\xff\xfe`,
+		"safe\u202egnp.exe":      `safe\u202egnp.exe`,
+		"zero\u200bwidth":        `zero\u200bwidth`,
+		"not\u00a0a plain space": `not\u00a0a plain space`,
+	} {
+		if got := printable(s); got != want {
+			t.Errorf("%q is shown as %s, want %s", s, got, want)
+		}
+	}
+}

@@ -1,0 +1,209 @@
+package web
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/mysqllock/mysqllock/inspect"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// message is an event of the stream as it is sent.
+type message []byte
+
+func newMessage(event string, data any) message {
+	text, err := json.Marshal(data)
+	if err != nil {
+		panic(err) // it is of the types below, all of which can be written
+	}
+	return fmt.Appendf(nil, "event: %s\ndata: %s\n\n", event, text)
+}
+
+// hello is the first event: what stays, and what was before.
+type hello struct {
+	Release bool    `json:"release"` // locks can be released
+	Secret  string  `json:"secret,omitempty"`
+	Seen    bool    `json:"seen"`   // losses are those that were seen from outside
+	Window  int64   `json:"window"` // of the history, in milliseconds
+	History []point `json:"history"`
+}
+
+// failure is that the server was asked in vain.
+type failure struct {
+	Error string `json:"error"`
+}
+
+// view is a snapshot as the page shows it. Times are in milliseconds.
+type view struct {
+	Time      time.Time  `json:"time"` // the server's
+	Namespace string     `json:"namespace"`
+	Locks     []lockView `json:"locks"`
+	Unshown   int        `json:"unshown"` // for which there is no room
+	Held      int        `json:"held"`
+	Waiting   int        `json:"waiting"`
+	Longest   int64      `json:"longest"`
+	Deadlocks *uint64    `json:"deadlocks"` // null where the server does not tell
+	Losses    struct {
+		Total  uint64 `json:"total"`
+		Recent []loss `json:"recent"`
+	} `json:"losses"`
+	Gaps  []gap `json:"gaps"`
+	Point point `json:"point"`
+}
+
+// point is a moment in the plots.
+type point struct {
+	Time      int64  `json:"t"`
+	Longest   int64  `json:"w"`
+	Waiting   int    `json:"n"`
+	Deadlocks uint64 `json:"d,omitempty"` // since the point before
+}
+
+type gap struct {
+	What   string `json:"what"`
+	Why    string `json:"why"`
+	Remedy string `json:"remedy,omitempty"`
+}
+
+type lockView struct {
+	ID         string   `json:"id"`  // of the lock, whoever has it
+	Ref        string   `json:"ref"` // of the lock with those who have it
+	Strategy   string   `json:"strategy"`
+	Key        string   `json:"key"`
+	Nameless   bool     `json:"nameless,omitempty"` // the server tells no key, so Key is the lock's name
+	Slot       int      `json:"slot,omitempty"`
+	Token      uint64   `json:"token,omitempty"`
+	Remaining  int64    `json:"remaining,omitempty"` // of a lease
+	Holders    []client `json:"holders"`
+	Waiters    []client `json:"waiters"` // as many as there is room for
+	Waiting    int      `json:"waiting"`
+	Releasable bool     `json:"releasable"`
+}
+
+type client struct {
+	Program string `json:"program,omitempty"`
+	User    string `json:"user,omitempty"`
+	Host    string `json:"host,omitempty"`
+	Conn    uint64 `json:"conn,omitempty"`
+	PID     int    `json:"pid,omitempty"`
+	For     int64  `json:"for,omitempty"` // has held the row, or waited
+	Shared  bool   `json:"shared,omitempty"`
+	Left    bool   `json:"left,omitempty"`
+	Locks   int    `json:"locks,omitempty"` // that end with the connection
+}
+
+// How much the page is sent of each at most.
+const (
+	maxLocks   = 500
+	maxClients = 50
+)
+
+func newView(snap *inspect.Snapshot) *view {
+	v := &view{Time: snap.Time, Namespace: printable(snap.Namespace), Deadlocks: snap.Deadlocks, Locks: []lockView{}, Gaps: []gap{}}
+	for _, l := range snap.Locks {
+		if len(l.Holders) > 0 {
+			v.Held++
+		}
+		v.Waiting += len(l.Waiters)
+		for _, w := range l.Waiters {
+			v.Longest = max(v.Longest, milliseconds(w.Waited))
+		}
+	}
+	shown := slices.Clone(snap.Locks)
+	if v.Unshown = max(0, len(shown)-maxLocks); v.Unshown > 0 { // those first for which somebody waits
+		slices.SortStableFunc(shown, func(a, b inspect.Lock) int { return cmp.Compare(len(b.Waiters), len(a.Waiters)) })
+		shown = shown[:maxLocks]
+	}
+	for _, l := range shown {
+		v.Locks = append(v.Locks, newLockView(l))
+	}
+	for _, g := range snap.Gaps {
+		v.Gaps = append(v.Gaps, gap{g.What, g.Why, g.Remedy})
+	}
+	v.Point = point{Time: time.Now().UnixMilli(), Longest: v.Longest, Waiting: v.Waiting}
+	return v
+}
+
+func newLockView(l inspect.Lock) lockView {
+	v := lockView{
+		ID: id(l), Ref: ref(l), Strategy: l.Strategy, Slot: l.Slot, Token: l.Token,
+		Remaining: milliseconds(l.Remaining), Waiting: len(l.Waiters), Releasable: l.Strategy == lockctx.StrategyLease && len(l.Holders) > 0,
+		Holders: []client{}, Waiters: []client{},
+	}
+	switch {
+	case l.Key != "":
+		v.Key = printable(l.Key)
+	case l.Stripe >= 0:
+		v.Key, v.Nameless = fmt.Sprintf("stripe %d", l.Stripe), true
+	default:
+		v.Key, v.Nameless = printable(l.Name), true
+	}
+	for _, h := range l.Holders[:min(len(l.Holders), maxClients)] {
+		c := newClient(h.Client, h.Since, h.Shared)
+		c.Left, c.Locks = h.Left, h.Locks
+		v.Holders = append(v.Holders, c)
+		v.Releasable = v.Releasable || h.ConnectionID != 0
+	}
+	for _, w := range l.Waiters[:min(len(l.Waiters), maxClients)] {
+		v.Waiters = append(v.Waiters, newClient(w.Client, w.Waited, w.Shared))
+	}
+	return v
+}
+
+func newClient(c inspect.Client, since time.Duration, shared bool) client {
+	return client{
+		Program: printable(c.Program), User: printable(c.User), Host: printable(c.Host), Conn: c.ConnectionID, PID: c.PID,
+		For: milliseconds(since), Shared: shared,
+	}
+}
+
+// id tells one lock from another.
+func id(l inspect.Lock) string { return digest(l.Strategy, l.Namespace, l.Name) }
+
+// ref tells a lock that is held by some from the same lock when it is held by
+// others: a lease by its token, else by who they are.
+func ref(l inspect.Lock) string {
+	parts := []any{l.Strategy, l.Namespace, l.Name}
+	if l.Strategy == lockctx.StrategyLease {
+		return digest(append(parts, l.Token)...)
+	}
+	for _, h := range l.Holders {
+		parts = append(parts, h.Client)
+	}
+	return digest(parts...)
+}
+
+func digest(parts ...any) string {
+	h := sha256.New()
+	for _, part := range parts {
+		fmt.Fprintf(h, "%q\n", fmt.Sprint(part))
+	}
+	return fmt.Sprintf("%.12x", h.Sum(nil))
+}
+
+// printable is s with what cannot be seen, or turns text around, as Go writes it.
+func printable(s string) string {
+	if !utf8.ValidString(s) {
+		return unquoted(s)
+	}
+	for _, r := range s {
+		if !unicode.IsPrint(r) {
+			return unquoted(s)
+		}
+	}
+	return s
+}
+
+func unquoted(s string) string {
+	quoted := strconv.Quote(s)
+	return quoted[1 : len(quoted)-1]
+}
+
+func milliseconds(d time.Duration) int64 { return d.Milliseconds() }

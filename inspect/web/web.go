@@ -1,0 +1,174 @@
+// Package web is a page that shows locks while they are held and waited for: who
+// has them, who queues, how long, and what went wrong. An application mounts it
+// beside its pprof; "mysqllock ui" serves it, too.
+//
+//	page := web.New(inspector, web.Options{})
+//	defer page.Close()
+//	http.Handle("/debug/locks/", page)
+//
+// It works under any path, with or without http.StripPrefix, and asks no other host
+// for anything.
+//
+// # Who may look
+//
+// Clients on the same machine, unless [Options.AllowRemote] says otherwise: keys,
+// accounts and the names of hosts are not for everybody. Which machine asks is
+// known by the connection, and by a header Forwarded or X-Forwarded-For; a proxy on
+// this machine that sets neither makes all who reach it local, so authenticate
+// there. The Host header has to be localhost, an IP address, or one of
+// [Options.Hosts], so that no other site can have a browser read the page under
+// a name of its own.
+//
+// # What it costs
+//
+// While nobody looks, nothing. While somebody does, one [inspect.Inspector.Snapshot]
+// a second, on a connection of its own, however many look; fewer where the server
+// takes longer than a tenth of a second to answer, so that it is busy with them for
+// a tenth of the time at most. A page in a tab that is not shown does not look.
+//
+// # What it shows
+//
+// What a Snapshot does, with what that cannot tell. Beyond that:
+//
+// A wait is as long as the server knows of it. Those who wait for a lease ask again
+// every few seconds; their waits go on for as long as nobody is granted the lease.
+//
+// Losses are those of the process whose [Losses] the page was given. Without, they
+// are leases that the page has seen run out without being renewed or given back: of
+// all processes, but only while somebody looked, and no others than leases.
+//
+// Deadlocks are those that the server has broken, of all who use it.
+package web
+
+import (
+	"crypto/rand"
+	"embed"
+	"io/fs"
+	"net/http"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/mysqllock/mysqllock/inspect"
+)
+
+// Options say who may use the page, and for what. The zero value shows it to this
+// machine only.
+type Options struct {
+	// AllowRemote also serves clients on other machines. Whoever sets it has them
+	// authenticated before they come to the Handler.
+	AllowRemote bool
+
+	// Hosts are the names, without port, under which the page can be opened, beside
+	// localhost and IP addresses.
+	Hosts []string
+
+	// AllowRelease lets those who look break locks, as [inspect.Inspector.Release]
+	// does: each after a confirmation, and only if it is still held as it was shown.
+	AllowRelease bool
+
+	// Losses are those of this process. nil is the leases that the page sees run
+	// out.
+	Losses *Losses
+}
+
+// Handler serves the page. Make it with [New]. It is safe for concurrent use.
+type Handler struct {
+	inspector *inspect.Inspector
+	options   Options
+	secret    string // what a page has to send to release a lock
+	files     http.Handler
+	sampler   *sampler
+
+	// writeBound is how long a viewer has to take what is sent.
+	writeBound time.Duration
+}
+
+//go:embed page
+var page embed.FS
+
+// New returns a Handler that has sent nothing to the server yet. Close it in the
+// end.
+func New(i *inspect.Inspector, o Options) *Handler {
+	files, err := fs.Sub(page, "page")
+	if err != nil {
+		panic(err) // the folder is embedded
+	}
+	return &Handler{
+		inspector: i, options: o, secret: rand.Text(), files: http.FileServerFS(files),
+		sampler:    newSampler(i, o.Losses),
+		writeBound: 10 * time.Second,
+	}
+}
+
+// Close ends the streams, gives up looking at the server, and returns when that has
+// ended. Requests are answered with 503 from then on; a release that is under way
+// goes on with its own. http.Server.Shutdown would wait for the streams: close the
+// Handler before, or with RegisterOnShutdown.
+func (h *Handler) Close() { h.sampler.close() }
+
+// ServeHTTP implements [http.Handler].
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	setHeaders(w.Header())
+	if why := h.refusal(r); why != "" {
+		http.Error(w, why, http.StatusForbidden)
+		return
+	}
+	select {
+	case <-h.sampler.done:
+		http.Error(w, errClosed.Error(), http.StatusServiceUnavailable)
+		return
+	default:
+	}
+	// Where the page is mounted is nobody's concern: what is asked for is the last
+	// part of the path.
+	switch name := r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:]; name {
+	case "events":
+		if only(w, r, http.MethodGet) {
+			h.stream(w, r)
+		}
+	case "release":
+		if only(w, r, http.MethodPost) {
+			h.release(w, r)
+		}
+	case "page.js", "page.css", "icon.svg":
+		if only(w, r, http.MethodGet, http.MethodHead) {
+			h.file(w, r, name)
+		}
+	default:
+		if only(w, r, http.MethodGet, http.MethodHead) {
+			h.index(w, r)
+		}
+	}
+}
+
+func only(w http.ResponseWriter, r *http.Request, methods ...string) bool {
+	if slices.Contains(methods, r.Method) {
+		return true
+	}
+	w.Header().Set("Allow", strings.Join(methods, ", "))
+	http.Error(w, "only "+strings.Join(methods, " and "), http.StatusMethodNotAllowed)
+	return false
+}
+
+// index serves the page itself, under a path that ends with a slash, to which its
+// own references are relative.
+func (h *Handler) index(w http.ResponseWriter, r *http.Request) {
+	asked, _, _ := strings.Cut(r.RequestURI, "?") // http.StripPrefix leaves it as it was
+	switch last := path.Base(asked); {
+	case strings.HasSuffix(asked, "/"):
+		h.file(w, r, "")
+	case strings.Contains(last, "."):
+		http.NotFound(w, r)
+	default:
+		w.Header().Set("Location", "./"+last+"/")
+		w.WriteHeader(http.StatusMovedPermanently)
+	}
+}
+
+func (h *Handler) file(w http.ResponseWriter, r *http.Request, name string) {
+	own := r.Clone(r.Context())
+	own.URL.Path = "/" + name
+	h.files.ServeHTTP(w, own)
+}

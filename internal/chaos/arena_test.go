@@ -1,0 +1,412 @@
+package chaos
+
+import (
+	"cmp"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/mysqllock/mysqllock/internal/tempserver"
+)
+
+// arena is a server or a cluster, and the client processes that work on it.
+type arena struct {
+	t        *testing.T
+	name     string // of its databases
+	topology string
+	nodes    []*tempserver.Server
+	admins   []*sql.DB           // of the nodes, past the proxies
+	cluster  *tempserver.Cluster // nil for a server that is alone
+	primary  int                 // the node that is asked; where only one takes writes, that one
+	seed     uint64
+	rounds   int
+	random   *rand.Rand // of this fault
+
+	// Of one round, in a database of its own.
+	database  string
+	dir       string
+	jobs      []string
+	processes []*process
+	history   *history
+	windows   []*window
+}
+
+// window is the time in which a fault was on.
+type window struct {
+	fault *fault
+	from  int64
+	to    int64 // it was over
+	back  int64 // everything worked again
+	times int   // how often something was broken
+}
+
+func newArena(t *testing.T, bin tempserver.Binary) *arena {
+	t.Helper()
+	server, err := tempserver.Start(t.Context(), bin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { server.Stop() })
+	a := &arena{t: t, name: "all", topology: bin.String(), nodes: []*tempserver.Server{server}}
+	a.open()
+	return a
+}
+
+// open opens the nodes, and draws the seed.
+func (a *arena) open() {
+	a.t.Helper()
+	a.seed = uint64(now())
+	if text := os.Getenv("CHAOS_SEED"); text != "" {
+		var err error
+		a.seed, err = strconv.ParseUint(text, 10, 64)
+		a.must(err)
+	}
+	a.t.Logf("%s, CHAOS_SEED=%d", a.topology, a.seed)
+	for _, node := range a.nodes {
+		db, err := sql.Open("mysql", node.DSN("")+"?timeout=5s&readTimeout=30s&interpolateParams=true")
+		a.must(err)
+		a.t.Cleanup(func() { db.Close() })
+		a.admins = append(a.admins, db)
+	}
+}
+
+func (a *arena) admin() *sql.DB { return a.admins[a.primary] }
+
+// faults are those that can come over it.
+func (a *arena) faults() []*fault {
+	if a.cluster != nil {
+		return clusterFaults
+	}
+	return faults
+}
+
+// column is for the report on a.
+func (a *arena) column() *column {
+	return &column{faults: a.faults(), topology: a.topology, seed: a.seed, injected: make(map[string]int), cells: make(map[string]map[string]cell)}
+}
+
+// beside is another arena on the same server.
+func (a *arena) beside(t *testing.T, name string) *arena {
+	return &arena{t: t, name: name, topology: a.topology, nodes: a.nodes, admins: a.admins, seed: a.seed}
+}
+
+// process is a client process with its proxy.
+type process struct {
+	orders orders
+	proxy  *proxy
+	lives  int
+
+	mu    sync.Mutex
+	cmd   *exec.Cmd
+	leash io.Closer // its standard input
+	ended chan struct{}
+	err   error // how it ended; set before ended is closed
+}
+
+// begin begins a round: a new database, and clients that do the jobs in it.
+func (a *arena) begin(clients, workers int, names ...string) {
+	a.t.Helper()
+	a.rounds++
+	a.database, a.jobs, a.dir = fmt.Sprintf("chaos_%s_%d", a.name, a.rounds), names, a.t.TempDir()
+	a.history, a.windows, a.processes = newHistory(a.dir), nil, nil
+	var keys []string
+	for _, name := range names {
+		keys = append(keys, jobs[name].banked()...)
+	}
+	a.must(a.exec("CREATE DATABASE " + a.database))
+	a.must(openBank(a.t.Context(), a.admin(), a.database, keys))
+	for i := range clients {
+		proxy, err := newProxy(a.addr(a.nodeOf(i)))
+		a.must(err)
+		p := &process{proxy: proxy, orders: orders{
+			Name: fmt.Sprint("client", i), Jobs: names, Workers: workers, Seed: a.seed + uint64(i),
+			DSN: fmt.Sprintf("root@tcp(%s)/%s?interpolateParams=%v", proxy.addr(), a.database, i%2 == 0),
+		}}
+		switch i { // some have few connections
+		case 1:
+			p.orders.Conns = workers
+		case 2: // who holds a lock needs one, and nobody may wait with it
+			p.orders.Conns, p.orders.Workers = 1, 1
+		}
+		a.processes = append(a.processes, p)
+		a.t.Cleanup(func() { p.kill(); proxy.close() })
+		a.must(p.start(a.dir))
+	}
+}
+
+// nodeOf is which node a client works on while nothing is wrong with it.
+func (a *arena) nodeOf(client int) int {
+	if a.cluster == nil || a.singlePrimary() {
+		return a.primary
+	}
+	return client % len(a.nodes)
+}
+
+func (a *arena) addr(node int) string {
+	a.t.Helper()
+	cfg, err := mysql.ParseDSN(a.nodes[node].DSN(""))
+	a.must(err)
+	return cfg.Addr
+}
+
+func (a *arena) must(err error) {
+	a.t.Helper()
+	if err != nil {
+		a.t.Fatal(err)
+	}
+}
+
+func (a *arena) exec(statement string) error {
+	_, err := a.admin().ExecContext(a.t.Context(), statement)
+	return err
+}
+
+// start starts the process, with a history of its own each time.
+func (p *process) start(dir string) error {
+	p.lives++
+	o := p.orders
+	o.Name = fmt.Sprint(o.Name, ".", p.lives)
+	o.Seed += uint64(p.lives) << 32
+	o.File = filepath.Join(dir, o.Name+".history")
+	text, err := json.Marshal(o)
+	if err != nil {
+		return err
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command(exe)
+	cmd.Env = append(os.Environ(), ordersVariable+"="+string(text))
+	cmd.Stderr = os.Stderr
+	leash, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	ended := make(chan struct{})
+	p.mu.Lock()
+	p.cmd, p.leash, p.ended = cmd, leash, ended
+	p.mu.Unlock()
+	go func() {
+		err := cmd.Wait()
+		p.mu.Lock()
+		p.err = err
+		p.mu.Unlock()
+		close(ended)
+	}()
+	return nil
+}
+
+func (p *process) signal(s os.Signal) error { return p.cmd.Process.Signal(s) }
+
+// kill ends it with SIGKILL, and waits for its end.
+func (p *process) kill() {
+	if p.cmd == nil {
+		return
+	}
+	_ = p.signal(syscall.SIGKILL) // an error means that it has ended
+	<-p.ended
+}
+
+// running returns why the process has ended, which it should not have.
+func (p *process) running() error {
+	select {
+	case <-p.ended:
+		return fmt.Errorf("%s ended: %w", p.orders.Name, cmp.Or(p.err, errors.New("it was not told to")))
+	default:
+		return nil
+	}
+}
+
+// patience is for what must happen, on however slow a machine.
+const patience = time.Minute
+
+// draw begins the random numbers of the next fault: how many the last one took is
+// up to the machine.
+func (a *arena) draw() {
+	a.random = rand.New(rand.NewPCG(a.seed, uint64(a.rounds)<<16+uint64(len(a.windows))))
+}
+
+// shuffled is all faults in the order of this round.
+func (a *arena) shuffled() []*fault {
+	order := slices.Clone(a.faults())
+	a.draw()
+	a.random.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+	return order
+}
+
+// inflict has a fault, and waits until everything works again.
+func (a *arena) inflict(f *fault) *window {
+	a.t.Helper()
+	w := &window{fault: f, from: now()}
+	a.windows = append(a.windows, w)
+	a.draw()
+	w.times = f.run(a)
+	w.to = now()
+	a.recover(w.to)
+	w.back = now()
+	return w
+}
+
+// recover waits until there are commits in every account that began after since.
+func (a *arena) recover(since int64) {
+	a.t.Helper()
+	for limit := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+		for _, p := range a.processes {
+			a.must(p.running())
+		}
+		a.must(a.history.refresh())
+		waiting := a.stillWithout(since)
+		if len(waiting) == 0 {
+			return
+		}
+		if time.Now().After(limit) {
+			a.t.Fatalf("%s: %v after the fault nobody has got through to %s", a.topology, patience, strings.Join(waiting, ", "))
+		}
+	}
+}
+
+// stillWithout returns the accounts in which nothing was committed since.
+func (a *arena) stillWithout(since int64) (keys []string) {
+	ended := make(map[string]bool)
+	for _, name := range a.jobs {
+		keys = append(keys, jobs[name].banked()...)
+	}
+	for _, e := range slices.Backward(a.history.events) {
+		switch {
+		case e.Kind == kindEnd && e.Result == done:
+			ended[e.Op] = true
+		case e.Kind == kindCommit && e.Call > since && ended[e.Op]:
+			keys = slices.DeleteFunc(keys, func(key string) bool { return key == e.Key })
+		}
+	}
+	return keys
+}
+
+// end has the clients stop, and returns the books when nobody can change them any
+// more.
+func (a *arena) end() *books {
+	a.t.Helper()
+	for _, p := range a.processes {
+		p.leash.Close()
+	}
+	for _, p := range a.processes {
+		select {
+		case <-p.ended:
+			a.must(p.err)
+		case <-time.After(patience):
+			_ = p.signal(syscall.SIGQUIT)
+			a.t.Fatalf("%s: %s does not end", a.topology, p.orders.Name)
+		}
+	}
+	for node := range a.nodes {
+		for limit := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+			ids, err := a.connections(node)
+			a.must(err)
+			if len(ids) == 0 {
+				break
+			}
+			if time.Now().After(limit) {
+				a.t.Fatalf("%s: the clients have ended, and %d of their connections are still there", a.topology, len(ids))
+			}
+		}
+	}
+	b, err := readBooks(a.t.Context(), a.admin(), a.database)
+	a.must(err)
+	a.must(a.history.refresh())
+	return b
+}
+
+// judge returns all that is wrong with a round, and apart what is only said not to
+// happen by those who have promised more than the strategy does.
+func (a *arena) judge(b *books) (wrong, known []violation) {
+	var overtaken []string
+	for _, v := range b.overwritten(a.history) {
+		if w := a.during(v.At); v.Job == "advisory" && w != nil && w.fault.endsConnections {
+			known = append(known, v)
+			overtaken = append(overtaken, v.Job)
+			continue
+		}
+		wrong = append(wrong, v)
+	}
+	wrong = append(wrong, a.history.checkLocks(a.unsure)...)
+	for _, v := range slices.Concat(a.history.checkAccounts(b, a.doubtful), b.check(a.history)) {
+		if !slices.Contains(overtaken, v.Job) {
+			wrong = append(wrong, v)
+		}
+	}
+	return wrong, known
+}
+
+// unsure reports whether a grant may be outdated in a job. An advisory lock goes from
+// one goroutine to the next without asking the server. In a cluster whose primary was
+// replaced, the old one grants row locks until it knows.
+func (a *arena) unsure(job string) bool {
+	return job == "advisory" || a.cluster != nil && job != "lease"
+}
+
+// doubtful reports whether what was read then may be outdated, as on a node of a
+// cluster, or not last: a server shows commits to others before they are on its
+// disk, and then it crashed.
+func (a *arena) doubtful(at int64) bool {
+	w := a.during(at)
+	return a.cluster != nil || w != nil && w.fault == serverKilled
+}
+
+// during returns the window at the time; nil where there was none.
+func (a *arena) during(at int64) *window {
+	for _, w := range a.windows {
+		if w.from <= at && at <= w.back {
+			return w
+		}
+	}
+	return nil
+}
+
+// between draws a length of time.
+func (a *arena) between(least, most time.Duration) time.Duration {
+	return least + time.Duration(a.random.Int64N(int64(most-least)))
+}
+
+// rest waits for a length of time that it draws.
+func (a *arena) rest(least, most time.Duration) {
+	select {
+	case <-time.After(a.between(least, most)):
+	case <-a.t.Context().Done():
+	}
+}
+
+// connections returns the ids of the clients' connections to a node.
+func (a *arena) connections(node int) (ids []int64, err error) {
+	rows, err := a.admins[node].QueryContext(a.t.Context(), "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = ? ORDER BY ID", a.database)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var id int64
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		ids = append(ids, id)
+	}
+	return ids, rows.Err()
+}

@@ -1,0 +1,138 @@
+package chaos
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/tempserver"
+)
+
+// Ways of locking that do not hold. The checks must see each of them.
+
+// retrying locks the row itself, and runs its write once more on another connection
+// where the first was lost: with what it had read, and without the lock.
+func retrying(w *worker, ctx context.Context) {
+	t, key := w.transfer(), w.key()
+	begun := now()
+	tx, err := w.db.BeginTx(ctx, nil)
+	if err != nil {
+		t.end(err, false)
+		return
+	}
+	defer tx.Rollback()
+	if _, err := tx.ExecContext(ctx, "SELECT 1 FROM account WHERE k = ? FOR UPDATE", key); err != nil {
+		t.end(err, false)
+		return
+	}
+	a, err := t.read(ctx, tx, begun, key)
+	if err != nil {
+		t.end(err, false)
+		return
+	}
+	w.think(ctx)
+	a = t.moved(a)
+	t.attempt(a)
+	if err = t.write(ctx, tx, a); err == nil {
+		err = tx.Commit()
+	}
+	if err != nil && broken(err) {
+		err = t.write(ctx, w.db, a)
+	}
+	t.end(err, true)
+}
+
+// releasingEarly gives its lock back before COMMIT.
+func releasingEarly(w *worker, ctx context.Context) {
+	t, key := w.transfer(), w.key()
+	begun := now()
+	tx, err := w.db.BeginTx(ctx, nil)
+	if err != nil {
+		t.end(err, false)
+		return
+	}
+	defer tx.Rollback()
+	if _, err = tx.ExecContext(ctx, "DO GET_LOCK(?, 10)", key); err != nil {
+		t.end(err, false)
+		return
+	}
+	a, err := t.read(ctx, tx, begun, key)
+	if err != nil {
+		t.end(err, false)
+		return
+	}
+	w.think(ctx)
+	a = t.moved(a)
+	err = t.write(ctx, tx, a)
+	if _, failed := tx.ExecContext(context.WithoutCancel(ctx), "DO RELEASE_LOCK(?)", key); err == nil {
+		err = failed
+	}
+	if err != nil {
+		t.end(err, false)
+		return
+	}
+	t.attempt(a)
+	t.end(tx.Commit(), true)
+}
+
+// wrongWays are the jobs that are done wrong, with the fault that shows it.
+var wrongWays = []struct {
+	job   string
+	about string
+	fault *fault
+	seen  func(*arena) bool
+}{
+	{"no fence", "a lease without the check before COMMIT", clientStoppedLong, (*arena).lostUpdate},
+	{"late notice", "a holder who is told a TTL too late that its lease has run out", blackHole, (*arena).lockedTwice},
+	{"retry without the lock", "a lost connection's write is run again on another, without the lock", connectionsKilled, (*arena).lostUpdate},
+	{"release before COMMIT", "the lock is given back before COMMIT", noFault, (*arena).lostUpdate},
+}
+
+func (a *arena) lostUpdate() bool {
+	b, err := readBooks(a.t.Context(), a.admin(), a.database)
+	a.must(err)
+	a.must(a.history.refresh())
+	return len(b.overwritten(a.history)) > 0
+}
+
+func (a *arena) lockedTwice() bool {
+	a.must(a.history.refresh())
+	return len(a.history.checkLocks(a.unsure)) > 0
+}
+
+// TestWrongWays shows that the checks see what they are for.
+func TestWrongWays(t *testing.T) {
+	t.Parallel()
+	for _, bin := range tempserver.Require(t) {
+		t.Run(string(bin.Flavour), func(t *testing.T) {
+			t.Parallel()
+			host := newArena(t, bin)
+			for i, wrong := range wrongWays {
+				t.Run(wrong.job, func(t *testing.T) {
+					t.Parallel()
+					a := host.beside(t, fmt.Sprint("wrong", i))
+					start := time.Now()
+					a.begin(2, 4, wrong.job)
+					for !wrong.seen(a) {
+						if time.Since(start) > 2*patience {
+							t.Fatalf("not seen within %v", 2*patience)
+						}
+						a.inflict(wrong.fault)
+					}
+					page.saw(wrong.job, a.topology, time.Since(start))
+					t.Logf("seen after %v", time.Since(start).Round(time.Millisecond))
+					b := a.end()
+					if _, known := a.judge(b); len(known) > 0 {
+						t.Error("taken for what is known:", known)
+					}
+					if found := a.history.checkAccounts(b, a.doubtful); wrong.job != "late notice" && len(found) == 0 {
+						t.Error("the check of the accounts' histories does not see it")
+					} else if wrong.job == "late notice" && len(found) > 0 {
+						t.Error("the fence lets it through:", found)
+					}
+				})
+			}
+		})
+	}
+}

@@ -1,0 +1,79 @@
+//go:build unix
+
+package tempserver
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+)
+
+// shared are the servers that Share has started, by their programs and options.
+var shared struct {
+	mu      sync.Mutex
+	servers map[string]*shareOf
+}
+
+type shareOf struct {
+	once   sync.Once
+	server *Server
+	err    error
+}
+
+// Share returns a server of b with these options that all tests of the program
+// have in common: the first call starts it, and [Tests] stops it. It does not wait
+// for the disk at each commit, since nobody crashes it. Where it does not start,
+// the test ends as failed. It may be called by parallel tests, but not once the
+// tests have run.
+func Share(tb TB, b Binary, opts ...string) *Server {
+	tb.Helper()
+	key := strings.Join(append([]string{b.Path}, opts...), "\n")
+	shared.mu.Lock()
+	if shared.servers == nil {
+		shared.servers = make(map[string]*shareOf)
+	}
+	s := shared.servers[key]
+	if s == nil {
+		s = new(shareOf)
+		shared.servers[key] = s
+	}
+	shared.mu.Unlock()
+	s.once.Do(func() {
+		lazy := []string{"--innodb-flush-log-at-trx-commit=0", "--sync-binlog=0"}
+		s.server, s.err = Start(context.Background(), b, append(lazy, opts...)...)
+	})
+	if s.err != nil {
+		tb.Fatal(s.err)
+	}
+	return s.server
+}
+
+// Tests is a package's [testing.M] whose servers are shared, for
+// goleak.VerifyTestMain.
+type Tests struct{ M interface{ Run() int } }
+
+// Run runs the tests, up to four at a time unless -parallel says how many, since
+// they mostly wait, and then stops the servers that [Share] started. A server that
+// cannot be stopped is a failure.
+func (t Tests) Run() int {
+	flag.Parse()
+	chosen := false
+	flag.Visit(func(f *flag.Flag) { chosen = chosen || f.Name == "test.parallel" })
+	if !chosen {
+		_ = flag.Set("test.parallel", "4")
+	}
+	code := t.M.Run()
+	for _, s := range shared.servers {
+		if s.server == nil {
+			continue
+		}
+		if err := s.server.Stop(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	return code
+}

@@ -1,0 +1,180 @@
+package mysqllock_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// Every strategy, with an account that has the privileges which the documentation
+// names, and not one more.
+
+// rightsOf tells what each way to lock needs on the lock table, and how others ask
+// for the key that it holds.
+var rightsOf = []struct {
+	name          string
+	holds, wants  lockctx.Option
+	onTheTable    string
+	waitsForOther bool
+}{
+	{"row", lockctx.Row(), lockctx.Row(), "SELECT, INSERT, UPDATE", true},
+	{"shared", lockctx.Shared(), lockctx.Row(), "SELECT, INSERT, UPDATE", true},
+	{"slots", lockctx.Slots(1), lockctx.Slots(1), "SELECT, INSERT, UPDATE", true},
+	{"lease", lockctx.Lease(3 * time.Second), lockctx.Lease(3 * time.Second), "SELECT, INSERT, UPDATE", true},
+	{"optimistic", lockctx.Optimistic(), lockctx.Optimistic(), "SELECT, INSERT, UPDATE", false},
+	{"advisory", lockctx.Advisory(), lockctx.Advisory(), "", true},
+}
+
+// waiting counts those who wait for a lock in the server.
+func (s *scratch) waiting() (n int) {
+	s.t.Helper()
+	ok(s.t, s.plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND COMMAND = 'Query' AND ID <> CONNECTION_ID()"+
+		" AND (INFO LIKE '%GET_LOCK(%' OR INFO LIKE '%mysqllock%FOR UPDATE%' OR INFO LIKE '%mysqllock%FOR SHARE%' OR INFO LIKE '%mysqllock%LOCK IN SHARE MODE%')",
+		s.database).Scan(&n))
+	return n
+}
+
+func TestRightsOfEachStrategy(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		_, err := s.open().ExecContext(lockctx.With(limited(t), "made"), "DO 1") // the table, by somebody else
+		ok(t, err)
+		for _, how := range rightsOf {
+			for _, schema := range []string{"auto", "manual"} {
+				t.Run(how.name+", "+schema, func(t *testing.T) {
+					s := *s
+					s.t = t
+					grants := []string{"SELECT, UPDATE ON $db.p"}
+					if how.onTheTable != "" {
+						grants = append(grants, how.onTheTable+" ON $db.mysqllock")
+					}
+					u := s.user(grants...)
+					db, other := u.open("lockSchema="+schema), u.open("lockSchema="+schema)
+					key := how.name + random()
+					exec(t, s.plain, "UPDATE p SET stock = 10 WHERE id = 1")
+					sell := func(ctx context.Context) error {
+						tx, err := db.BeginTx(ctx, nil)
+						if err != nil {
+							return err
+						}
+						defer tx.Rollback()
+						if _, err := tx.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1"); err != nil {
+							return err
+						}
+						return tx.Commit()
+					}
+					for range 2 { // a new key, and a known one
+						ok(t, sell(lockctx.With(limited(t), key, how.holds)))
+						_, err := db.ExecContext(lockctx.With(limited(t), key, how.holds), "UPDATE p SET stock = stock - 1 WHERE id = 1")
+						ok(t, err)
+					}
+					if how.name == "lease" {
+						s.renews(db, key)
+					}
+					s.wantStock(1, 6)
+					if !how.waitsForOther {
+						return
+					}
+					h, err := mysqllock.Acquire(limited(t), db, key, how.holds)
+					ok(t, err)
+					s.cancelled(other, key, how.wants)
+					granted := make(chan error, 1)
+					go func() {
+						next, err := mysqllock.Acquire(limited(t), other, key, how.wants, lockctx.Wait(25*time.Second))
+						if err == nil {
+							err = next.Release()
+						}
+						granted <- err
+					}()
+					soon(t, "it waits", func() bool { return s.waiting() == 1 })
+					ok(t, h.Release())
+					ok(t, <-granted)
+				})
+			}
+		}
+	})
+}
+
+// renews holds a lease until it has been renewed, and writes under it.
+func (s *scratch) renews(db *sql.DB, key string) {
+	s.t.Helper()
+	h, err := mysqllock.Acquire(limited(s.t), db, key, lockctx.Lease(3*time.Second))
+	ok(s.t, err)
+	expires := func() (at string) {
+		ok(s.t, s.plain.QueryRow("SELECT expires FROM mysqllock WHERE namespace = ? AND name = ?", s.database, key).Scan(&at))
+		return at
+	}
+	at := expires()
+	soon(s.t, "it is renewed", func() bool { return expires() != at })
+	_, err = db.ExecContext(h.Context(), "UPDATE p SET stock = stock WHERE id = 1")
+	ok(s.t, err)
+	ok(s.t, h.Release())
+}
+
+// TestOneRightLess: what is missing is named, soon, and nothing runs without its
+// lock.
+func TestOneRightLess(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		_, err := s.open().ExecContext(lockctx.With(limited(t), "made"), "DO 1")
+		ok(t, err)
+		for _, how := range rightsOf {
+			if how.onTheTable == "" {
+				continue
+			}
+			rights := strings.Split(how.onTheTable, ", ")
+			for i, missing := range rights {
+				left := strings.Join(slices.Delete(slices.Clone(rights), i, i+1), ", ")
+				db := s.user("SELECT, UPDATE ON $db.p", left+" ON $db.mysqllock").open()
+				for _, key := range []string{"made", "new " + how.name} {
+					what := fmt.Sprintf("%s without %s, %s", how.name, missing, key)
+					before := s.stock(1)
+					ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+					var e *mysqllock.Error
+					err := func() error {
+						tx, err := db.BeginTx(lockctx.With(ctx, key, how.holds), nil)
+						if err != nil {
+							return err
+						}
+						defer tx.Rollback()
+						if _, err := tx.Exec("UPDATE p SET stock = stock - 1 WHERE id = 1"); err != nil {
+							return err
+						}
+						if how.waitsForOther { // where it needs no more, it is locked
+							_, err := mysqllock.Acquire(ctx, s.open(), key, how.wants, lockctx.NoWait())
+							if !errors.Is(err, mysqllock.ErrLocked) {
+								t.Errorf("%s: somebody else gets %v", what, err)
+							}
+						}
+						return tx.Commit()
+					}()
+					cancel()
+					switch {
+					case err == nil && s.sparesRight(how.name, missing, key):
+						before--
+					case !errors.As(err, &e) || e.Key != key || e.Strategy == "" || errors.Is(err, context.DeadlineExceeded) ||
+						!strings.Contains(err.Error(), "denied") || !strings.Contains(err.Error(), "SELECT, INSERT, UPDATE"):
+						t.Errorf("%s: %v", what, err)
+					}
+					s.wantStock(1, before)
+				}
+			}
+		}
+	})
+}
+
+// sparesRight reports whether a right is not needed here: INSERT is for new keys,
+// and a server may ask for no more than SELECT to lock a row.
+func (s *scratch) sparesRight(how, missing, key string) bool {
+	switch how {
+	case "row", "shared", "slots":
+		return missing == "INSERT" && key == "made" || missing == "UPDATE" && (s.mariadb || how == "shared")
+	}
+	return false
+}

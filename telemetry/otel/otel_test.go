@@ -1,0 +1,293 @@
+package lockotel_test
+
+import (
+	"context"
+	"crypto/rand"
+	"database/sql"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
+	"go.uber.org/goleak"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/tempserver"
+	"github.com/mysqllock/mysqllock/lockctx"
+	lockotel "github.com/mysqllock/mysqllock/telemetry/otel"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(tempserver.Tests{M: m}) }
+
+// recorder is a handle in a database of its own, and what is recorded of its locks.
+type recorder struct {
+	t        *testing.T
+	db       *sql.DB
+	observer *lockotel.Observer
+	spans    *tracetest.SpanRecorder
+	tracer   trace.Tracer
+	metrics  *sdkmetric.ManualReader
+}
+
+func record(t *testing.T, bin tempserver.Binary, o lockotel.Options) *recorder {
+	t.Helper()
+	cfg := mysql.NewConfig()
+	cfg.User, cfg.Net, cfg.Addr, cfg.DBName = "root", "tcp", tempserver.Share(t, bin).Addr(), "t_"+strings.ToLower(rand.Text()[:8])
+	cfg.Logger = &mysql.NopLogger{}
+	nowhere := cfg.Clone()
+	nowhere.DBName = ""
+	base, err := mysql.NewConnector(nowhere)
+	ok(t, err)
+	admin := sql.OpenDB(base)
+	t.Cleanup(func() { admin.Close() })
+	_, err = admin.Exec("CREATE DATABASE " + cfg.DBName)
+	ok(t, err)
+	t.Cleanup(func() { _, _ = admin.Exec("DROP DATABASE " + cfg.DBName) })
+
+	r := &recorder{t: t, spans: tracetest.NewSpanRecorder(), metrics: sdkmetric.NewManualReader()}
+	tracers := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(r.spans))
+	meters := sdkmetric.NewMeterProvider(sdkmetric.WithReader(r.metrics))
+	t.Cleanup(func() {
+		ok(t, tracers.Shutdown(context.Background()))
+		ok(t, meters.Shutdown(context.Background()))
+	})
+	r.tracer = tracers.Tracer("test")
+	o.TracerProvider, o.MeterProvider = tracers, meters
+	r.observer, err = lockotel.New(o)
+	ok(t, err)
+	connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{Observer: r.observer})
+	ok(t, err)
+	r.db = sql.OpenDB(connector)
+	t.Cleanup(func() { r.db.Close() })
+	return r
+}
+
+// lose has a lock on key lost.
+func (r *recorder) lose(ctx context.Context, key string) {
+	r.t.Helper()
+	hold, err := mysqllock.Acquire(ctx, r.db, key)
+	ok(r.t, err)
+	var id int
+	ok(r.t, r.db.QueryRowContext(hold.Context(), "SELECT CONNECTION_ID()").Scan(&id))
+	_, err = r.db.Exec(fmt.Sprintf("KILL %d", id))
+	ok(r.t, err)
+	if err := hold.Release(); !errors.Is(err, mysqllock.ErrLost) {
+		r.t.Fatalf("a lock whose connection was killed: %v", err)
+	}
+}
+
+// children are the spans below parent that have ended, by name.
+func (r *recorder) children(parent trace.Span) map[string]sdktrace.ReadOnlySpan {
+	out := make(map[string]sdktrace.ReadOnlySpan)
+	for _, s := range r.spans.Ended() {
+		if s.Parent().SpanID() == parent.SpanContext().SpanID() {
+			out[s.Name()] = s
+		}
+	}
+	return out
+}
+
+// has reports an attribute of a span.
+func has(s sdktrace.ReadOnlySpan, want attribute.KeyValue) bool {
+	return slices.ContainsFunc(s.Attributes(), func(a attribute.KeyValue) bool { return a == want })
+}
+
+func TestSpans(t *testing.T) {
+	for _, bin := range tempserver.Require(t) {
+		t.Run(string(bin.Flavour), func(t *testing.T) {
+			r := record(t, bin, lockotel.Options{Attributes: []attribute.KeyValue{attribute.String("db.namespace", "shop")}})
+			ctx, parent := r.tracer.Start(context.Background(), "parent")
+			const pause = 50 * time.Millisecond
+			before := time.Now()
+			ok(t, mysqllock.Do(ctx, r.db, "product:42", func(context.Context) error { time.Sleep(pause); return nil }, lockctx.Lease(10*time.Second)))
+			after := time.Now()
+			parent.End()
+			spans := r.children(parent)
+			if len(spans) != 3 {
+				t.Fatalf("the spans are %v", spans)
+			}
+			acquire, hold, release := spans["acquire lock"], spans["hold lock"], spans["release lock"]
+			if acquire.StartTime().Before(before) || acquire.EndTime().After(hold.StartTime().Add(time.Millisecond)) ||
+				hold.EndTime().Sub(hold.StartTime()) < pause || !hold.EndTime().Equal(release.StartTime()) ||
+				!release.EndTime().After(release.StartTime()) || release.EndTime().After(after) {
+				t.Errorf("from %v to %v: %v to %v, %v to %v, %v to %v", before, after, acquire.StartTime(), acquire.EndTime(),
+					hold.StartTime(), hold.EndTime(), release.StartTime(), release.EndTime())
+			}
+			for name, s := range spans {
+				for _, want := range []attribute.KeyValue{
+					attribute.String("db.system.name", "mysql"), attribute.String("db.namespace", "shop"),
+					attribute.String("mysqllock.strategy", "lease"), attribute.Bool("mysqllock.shared", false),
+					attribute.StringSlice("mysqllock.keys", []string{"1cc40f4fd022a3f4"}),
+					attribute.Int64("mysqllock.token", 1),
+				} {
+					if !has(s, want) {
+						t.Errorf("%s lacks %v: %v", name, want, s.Attributes())
+					}
+				}
+				if s.Status().Code != codes.Unset || strings.Contains(fmt.Sprint(s), "product") {
+					t.Errorf("%s: %v", name, s)
+				}
+			}
+		})
+	}
+}
+
+func TestSpansOfFailure(t *testing.T) {
+	r := record(t, tempserver.Require(t)[0], lockotel.Options{})
+	held, err := mysqllock.Acquire(context.Background(), r.db, "secret")
+	ok(t, err)
+	ctx, refused := r.tracer.Start(context.Background(), "refused")
+	if _, err := mysqllock.Acquire(ctx, r.db, "secret", lockctx.NoWait()); !errors.Is(err, mysqllock.ErrLocked) {
+		t.Fatalf("a lock that is held: %v", err)
+	}
+	ok(t, held.Release())
+	spans := r.children(refused)
+	s := spans["acquire lock"]
+	if len(spans) != 1 || s.Status() != (sdktrace.Status{Code: codes.Error, Description: "locked"}) || !has(s, attribute.String("error.type", "locked")) {
+		t.Errorf("refused, the spans are %v", spans)
+	}
+	ctx, lost := r.tracer.Start(context.Background(), "lost")
+	r.lose(ctx, "secret")
+	spans = r.children(lost)
+	if s := spans["hold lock"]; s == nil || s.Status().Description != "connection" || spans["acquire lock"].Status().Code != codes.Unset {
+		t.Errorf("lost, the spans are %v", spans)
+	}
+	for _, s := range r.spans.Ended() {
+		if strings.Contains(fmt.Sprint(s.Attributes(), s.Status(), s.Events()), "secret") {
+			t.Errorf("a span tells the key: %v", s)
+		}
+	}
+	if n := len(r.spans.Ended()); n != 1+len(spans) { // what was done without a span of the caller's has none
+		t.Errorf("there are %d spans", n)
+	}
+}
+
+func TestClearKeys(t *testing.T) {
+	r := record(t, tempserver.Require(t)[0], lockotel.Options{ClearKeys: true})
+	ctx, parent := r.tracer.Start(context.Background(), "parent")
+	r.lose(ctx, "product:42")
+	spans := r.children(parent)
+	s := spans["hold lock"]
+	if s == nil || !has(s, attribute.StringSlice("mysqllock.keys", []string{"product:42"})) || !strings.Contains(s.Status().Description, `commit "product:42" (row): lock lost`) {
+		t.Errorf("the spans are %v", spans)
+	}
+}
+
+// collect reads the metrics, by name.
+func (r *recorder) collect() map[string]metricdata.Metrics {
+	r.t.Helper()
+	var all metricdata.ResourceMetrics
+	ok(r.t, r.metrics.Collect(context.Background(), &all))
+	out := make(map[string]metricdata.Metrics)
+	for _, scope := range all.ScopeMetrics {
+		for _, m := range scope.Metrics {
+			out[m.Name] = m
+		}
+	}
+	return out
+}
+
+func TestMetrics(t *testing.T) {
+	for _, bin := range tempserver.Require(t) {
+		t.Run(string(bin.Flavour), func(t *testing.T) {
+			r := record(t, bin, lockotel.Options{})
+			ctx := context.Background()
+			const pause = 30 * time.Millisecond
+			ok(t, mysqllock.Do(ctx, r.db, "a", func(ctx context.Context) error {
+				if _, err := mysqllock.Acquire(context.Background(), r.db, "a", lockctx.Wait(pause)); !errors.Is(err, mysqllock.ErrTimeout) {
+					t.Errorf("a lock that is held: %v", err)
+				}
+				return nil
+			}))
+			ok(t, mysqllock.Do(ctx, r.db, "b", func(context.Context) error { time.Sleep(pause); return nil }, lockctx.Advisory()))
+			r.lose(ctx, "c")
+			metrics := r.collect()
+			for _, want := range []struct {
+				name, strategy, why string
+				count               uint64
+				least               float64
+			}{
+				{"wait_time", "row", "", 2, 0},
+				{"wait_time", "row", "waited", 1, pause.Seconds()},
+				{"wait_time", "advisory", "", 1, 0},
+				{"use_time", "row", "", 1, pause.Seconds()},
+				{"use_time", "row", "connection", 1, 0},
+				{"use_time", "advisory", "", 1, pause.Seconds()},
+			} {
+				attributes := []attribute.KeyValue{attribute.String("db.system.name", "mysql"), attribute.String("mysqllock.strategy", want.strategy)}
+				if want.why != "" {
+					attributes = append(attributes, attribute.String("error.type", want.why))
+				}
+				set := attribute.NewSet(attributes...)
+				m := metrics["mysqllock.lock."+want.name]
+				h, _ := m.Data.(metricdata.Histogram[float64])
+				i := slices.IndexFunc(h.DataPoints, func(p metricdata.HistogramDataPoint[float64]) bool { return p.Attributes.Equals(&set) })
+				if i < 0 || m.Unit != "s" || len(h.DataPoints) != 3 {
+					t.Errorf("%+v: there is %+v", want, m)
+				} else if p := h.DataPoints[i]; p.Count != want.count || p.Sum < want.least || p.Sum > 60 {
+					t.Errorf("%+v: %d in %v s", want, p.Count, p.Sum)
+				}
+			}
+		})
+	}
+}
+
+func TestWatch(t *testing.T) {
+	r := record(t, tempserver.Require(t)[0], lockotel.Options{})
+	watching, err := r.observer.Watch(r.db, "shop")
+	ok(t, err)
+	value := func(name string, more ...attribute.KeyValue) int64 {
+		t.Helper()
+		set := attribute.NewSet(append(more, attribute.String("db.system.name", "mysql"), attribute.String("db.client.connection.pool.name", "shop"))...)
+		sum, _ := r.collect()[name].Data.(metricdata.Sum[int64])
+		for _, p := range sum.DataPoints {
+			if p.Attributes.Equals(&set) {
+				return p.Value
+			}
+		}
+		return -1
+	}
+	state := func(s string) attribute.KeyValue { return attribute.String("db.client.connection.state", s) }
+	hold, err := mysqllock.Acquire(context.Background(), r.db, "k")
+	ok(t, err)
+	if used, most, waiters := value("db.client.connection.count", state("used")), value("db.client.connection.max"), value("mysqllock.lock.waiters"); used != 1 || most != 16 || waiters != 0 {
+		t.Errorf("%d of %d are used, %d wait", used, most, waiters)
+	}
+	ok(t, hold.Release())
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		used, idle := value("db.client.connection.count", state("used")), value("db.client.connection.count", state("idle"))
+		if used == 0 && idle > 0 {
+			break
+		} else if time.Now().After(deadline) {
+			t.Fatalf("%d are used, %d idle", used, idle)
+		}
+	}
+	ok(t, watching.Unregister())
+	if n := value("db.client.connection.max"); n != -1 {
+		t.Errorf("still watched: %d", n)
+	}
+
+	other, err := sql.Open("mysql", "/")
+	ok(t, err)
+	defer other.Close()
+	if _, err := r.observer.Watch(other, "other"); err == nil {
+		t.Error("the handle of another driver is watched")
+	}
+}
+
+func ok(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

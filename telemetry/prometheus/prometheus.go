@@ -1,0 +1,120 @@
+// Package lockprom has Prometheus metrics of locks: how long callers wait and
+// hold, and what goes wrong.
+//
+//	locks := lockprom.New()
+//	connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{Observer: locks})
+//	…
+//	db := sql.OpenDB(connector)
+//	registry.MustRegister(locks, lockprom.NewStatsCollector(db))
+//
+// An application with several databases registers those of each with a label of
+// its own: prometheus.WrapRegistererWith(prometheus.Labels{"db": "shop"}, registry).
+//
+// Keys are never labels: there are too many of them.
+//
+//	mysqllock_wait_seconds        histogram  from asking to the answer, round trips included    strategy, outcome: acquired, refused
+//	mysqllock_hold_seconds        histogram  from the grant until giving back begins, or loss   strategy, outcome: released, lost
+//	mysqllock_refused_total       counter    locks that were not granted                        strategy, reason
+//	mysqllock_lost_total          counter    locks that were lost                               strategy, reason
+//	mysqllock_conflicts_total     counter    commits that found another version
+//
+// Reasons are locked (and the caller would not wait), waited (in vain, as long as
+// allowed), canceled, deadlock, conflict, stale_snapshot, unsafe, no_end, closed,
+// connection (gone, or not to be had), lost and other.
+package lockprom
+
+import (
+	"context"
+	"errors"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/lockctx"
+	"github.com/mysqllock/mysqllock/telemetry/internal/reason"
+)
+
+// Observer counts what it is told of locks. It is a [mysqllock.Observer] for one
+// or several handles, and a [prometheus.Collector] of what it has counted. Make it
+// with [New]. It is safe for concurrent use.
+type Observer struct {
+	wait, hold    *prometheus.HistogramVec
+	refused, lost *prometheus.CounterVec
+	conflicts     prometheus.Counter
+}
+
+var (
+	_ mysqllock.Observer   = (*Observer)(nil)
+	_ prometheus.Collector = (*Observer)(nil)
+)
+
+const strategy, outcome, why = "strategy", "outcome", "reason"
+
+// New returns an Observer that has counted nothing.
+func New() *Observer {
+	histogram := func(name, help string, buckets ...float64) *prometheus.HistogramVec {
+		return prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: name, Help: help, Buckets: buckets,
+			NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 100,
+		}, []string{strategy, outcome})
+	}
+	counter := func(name, help string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{strategy, why})
+	}
+	o := &Observer{
+		wait: histogram("mysqllock_wait_seconds", "From asking for a lock to the answer.",
+			0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
+		hold: histogram("mysqllock_hold_seconds", "From the grant of a lock until giving back began, or until it was lost.",
+			0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 10, 60, 600, 3600),
+		refused:   counter("mysqllock_refused_total", "Locks that were not granted."),
+		lost:      counter("mysqllock_lost_total", "Locks that were lost while they were held."),
+		conflicts: prometheus.NewCounter(prometheus.CounterOpts{Name: "mysqllock_conflicts_total", Help: "Commits that found another version of a key kept optimistically."}),
+	}
+	// What has never happened is 0, so that the first time is an increase.
+	for _, s := range []string{lockctx.StrategyRow, lockctx.StrategyLease, lockctx.StrategyAdvisory, lockctx.StrategyOptimistic} {
+		for _, r := range []string{"locked", "waited", "canceled", "deadlock"} {
+			o.refused.WithLabelValues(s, r)
+		}
+		for _, r := range []string{"connection", "deadlock", "lost"} {
+			o.lost.WithLabelValues(s, r)
+		}
+	}
+	return o
+}
+
+// Observe implements [mysqllock.Observer].
+func (o *Observer) Observe(_ context.Context, e mysqllock.Event) {
+	switch e.Kind {
+	case mysqllock.Acquired:
+		o.wait.WithLabelValues(e.Strategy, "acquired").Observe(e.Duration.Seconds())
+	case mysqllock.Refused:
+		o.wait.WithLabelValues(e.Strategy, "refused").Observe(e.Duration.Seconds())
+		o.refused.WithLabelValues(e.Strategy, reason.Of(e.Err)).Inc()
+	case mysqllock.Released:
+		o.hold.WithLabelValues(e.Strategy, "released").Observe(e.Held.Seconds())
+		if errors.Is(e.Err, mysqllock.ErrConflict) {
+			o.conflicts.Inc()
+		}
+	case mysqllock.Lost:
+		o.hold.WithLabelValues(e.Strategy, "lost").Observe(e.Held.Seconds())
+		o.lost.WithLabelValues(e.Strategy, reason.Of(e.Err)).Inc()
+	}
+}
+
+// Describe implements [prometheus.Collector].
+func (o *Observer) Describe(ch chan<- *prometheus.Desc) {
+	for _, c := range o.parts() {
+		c.Describe(ch)
+	}
+}
+
+// Collect implements [prometheus.Collector].
+func (o *Observer) Collect(ch chan<- prometheus.Metric) {
+	for _, c := range o.parts() {
+		c.Collect(ch)
+	}
+}
+
+func (o *Observer) parts() []prometheus.Collector {
+	return []prometheus.Collector{o.wait, o.hold, o.refused, o.lost, o.conflicts}
+}
