@@ -339,7 +339,7 @@ func (c *conn) joinLate(ctx context.Context, l *locks, s *scope, h *lockctx.Hint
 	}
 	if err != nil {
 		err = noRetry(err)
-		if !alive {
+		if !alive || !c.link.Valid() { // its driver closes a connection that answers too late
 			t.failed = &Error{Op: "statement", Key: names(h), Strategy: c.k.strategy(h), Err: lockerr.With(ErrLost, err)}
 			if !c.link.Valid() || t.base.Rollback() != nil {
 				c.bad.Store(true)

@@ -298,14 +298,57 @@
 // (seen on MySQL 9.7 with hundreds of new keys while as many were held). Where new
 // keys come at all times and locks are held for long, use leases, or lockStripes.
 //
-// # Where locks do not hold
+// # Clusters and replicas
 //
-// On Galera, and on Group Replication with several primaries, two nodes grant
-// the same row lock. There a hint for one fails with ErrUnsafe, unless
-// lockUnsafe=allow says that the application writes on one node only. Leases hold
-// there: their fence is a write, which all nodes see. So do versions, since comparing
-// one is a write, too, as long as the data is read from the node that told the version
-// or one that is no further behind: not through a balancer.
+// What the server is, is asked at the first hint, and again after what may be a
+// failover: a lost lock, or a server that takes no writes. Then each strategy is
+// kept in the form that is safe there, or refused with ErrUnsafe and an error that
+// says what to use in place of it. With lockUnsafe=allow all of them are those of
+// one server, for an application that sees to it that it uses one node only.
+//
+//	             one server  Galera            Group Replication,  Group Replication,
+//	                                           one primary         several primaries
+//	row          safe        safe              safe                refused
+//	row, shared  safe        refused           safe                refused
+//	lease        safe        safe              safe                safe
+//	advisory     safe        refused           refused             refused
+//	optimistic   safe        safe              safe                safe
+//	claims       safe        refused           safe                refused
+//
+// On Galera (MariaDB from 10.4 on; not on Percona's) all nodes agree to a row lock
+// before it is granted, so it excludes whoever is on another node as well. It costs
+// one agreement among the nodes, and a write of the key's row also where nothing
+// else is written. Keys that are asked for one after the other can end in a deadlock
+// between two nodes, which neither sees: it ends with the wait. Leases and versions
+// are kept by writes, which all nodes see, on Galera as in Group Replication. A
+// transaction in whose way another node was fails with [ErrDeadlock], or where a
+// version is compared also with [ErrConflict]; nothing of it is committed.
+//
+// A node that dies, stops or is cut off is expelled by the others, after 5 to 7
+// seconds on Galera and 22 in Group Replication if nothing else is set. Until then
+// nobody is granted anything, and then the locks of the row strategy that were held
+// on it are free. A lease lasts until its TTL is over, so one of more than these
+// times outlives a failover that its holder survives. Whoever held a lock on that
+// node and comes back commits nothing, but can go on reading: for some seconds, or
+// in Group Replication for as long as it is cut off. Where the node itself cannot tell whether the others agreed to a COMMIT the error is
+// [ErrLost] with Op "commit", as after a broken connection.
+//
+// Connections that a balancer spreads over the nodes may read what is older than
+// the lock; a row lock is in the connection that reads, and is no older. For leases
+// and versions have each read wait for what was written before, by
+// wsrep_sync_wait=1 (Galera) or group_replication_consistency='BEFORE' in the DSN,
+// or use one node.
+//
+// A replica, a secondary of Group Replication, and any other server that takes no
+// writes (read_only, innodb_read_only) grants locks of which nobody else knows.
+// There every strategy fails with ErrUnsafe, lockUnsafe=allow or not, but for
+// advisory locks, which it allows. A handle whose endpoint leads to the primary
+// again works again. An account that may write on a server with read_only set is
+// not kept from taking locks on one that was made read-only after the first hint.
+//
+// In Group Replication with several primaries the driver makes the lock table, but
+// does not change one of an older version: two members that do so at the same time
+// leave the group. With lockStripes on a cluster, let one program start first.
 //
 // # No interception layer
 //

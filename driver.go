@@ -73,6 +73,9 @@ func ParseDSN(dsn string) (*mysql.Config, Config, error) {
 	}
 	base, err := mysql.ParseDSN(plain)
 	if err != nil {
+		if strings.HasPrefix(err.Error(), "default addr for network") { // it goes on with what may be a password
+			err = errors.New("mysqllock: the DSN has no address that can be read, want user:password@tcp(host:port)/database")
+		}
 		return nil, Config{}, err
 	}
 	return base, cfg, nil

@@ -55,7 +55,7 @@ func tellsPassword(t *testing.T, dsn, secret string) {
 	}
 	// What go-sql-driver/mysql says is not ours to judge: where the DSN is
 	// broken, it may take the password for something else.
-	if _, plainly := mysql.ParseDSN(dsn); plainly != nil && plainly.Error() == err.Error() {
+	if _, plainly := mysql.ParseDSN(dsn); plainly != nil && plainly.Error() == err.Error() && !strings.Contains(err.Error(), "network") {
 		return
 	}
 	rest := strings.Replace(dsn, secret, "", 1)
@@ -63,5 +63,18 @@ func tellsPassword(t *testing.T, dsn, secret string) {
 		if len(word) > 5 && strings.Contains(err.Error(), word) && !strings.Contains(rest, word) && !strings.Contains("mysqllock: DSN parameter", word) {
 			t.Errorf("the error of %q tells the password: %v", dsn, err)
 		}
+	}
+}
+
+// TestDSNWithoutAddress: where the address is missing, the password stands where
+// go-sql-driver/mysql looks for the network.
+func TestDSNWithoutAddress(t *testing.T) {
+	for _, dsn := range []string{"root:secretword/db", "root:secretword@/db", "secretword/db?lockWait=1s"} {
+		if _, err := (&Driver{}).OpenConnector(dsn); err != nil && strings.Contains(err.Error(), "secretword") {
+			t.Errorf("%q: %v", dsn, err)
+		}
+	}
+	if _, err := (&Driver{}).OpenConnector("root:secretword/db"); err == nil || !strings.Contains(err.Error(), "@tcp(") {
+		t.Errorf("the error does not say what to do: %v", err)
 	}
 }

@@ -175,12 +175,12 @@ func TestCancelledWaiterLeavesNothing(t *testing.T) {
 func TestCancelAtTheMomentOfRelease(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		db, other := s.open(), s.open()
-		granted := 0
+		granted, latest := 0, 1500*time.Microsecond
 		for i := range 1000 {
 			h, err := mysqllock.Acquire(limited(t), db, "k")
 			ok(t, err)
 			ctx, cancel := context.WithCancel(limited(t))
-			result := make(chan error, 1)
+			result, was := make(chan error, 1), granted
 			go func() {
 				tx, err := other.BeginTx(lockctx.With(ctx, "k"), nil)
 				if err == nil {
@@ -194,13 +194,18 @@ func TestCancelAtTheMomentOfRelease(t *testing.T) {
 			}()
 			time.Sleep(time.Duration(rand.IntN(800)) * time.Microsecond)
 			var both sync.WaitGroup
-			both.Go(func() { time.Sleep(time.Duration(rand.IntN(1500)) * time.Microsecond); cancel() })
+			both.Go(func() { time.Sleep(rand.N(latest)); cancel() })
 			both.Go(func() { ok(t, h.Release()) })
 			both.Wait()
 			if err := <-result; err != nil && !errors.Is(err, context.Canceled) {
 				t.Fatalf("round %d: %v", i, err)
 			}
-			if h, err = mysqllock.Acquire(limited(t), db, "k", lockctx.Wait(time.Second)); err != nil {
+			if granted > was { // as fast as the machine is just now, so that it is a race
+				latest = latest * 49 / 50
+			} else {
+				latest = min(latest*51/50, 200*time.Millisecond)
+			}
+			if h, err = mysqllock.Acquire(limited(t), db, "k", lockctx.Wait(20*time.Second)); err != nil {
 				t.Fatalf("round %d: the lock is still held: %v", i, err)
 			}
 			ok(t, h.Release())

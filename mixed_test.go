@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -253,6 +254,25 @@ func TestConflictEndsTheUnit(t *testing.T) {
 		}
 		s.wantLeased("l", false)
 		s.wantStock(1, 3)
+	})
+}
+
+// TestSessionsInUse: whoever finds no session is told so like everybody who is not
+// granted a lock.
+func TestSessionsInUse(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open("lockMaxConns=1")
+		h, err := mysqllock.Acquire(limited(t), db, "a")
+		ok(t, err)
+		for name, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "optimistic": lockctx.Optimistic()} {
+			var e *mysqllock.Error
+			_, err := mysqllock.Acquire(limited(t), db, "b", opt, lockctx.Wait(100*time.Millisecond))
+			if !errors.As(err, &e) || !errors.Is(err, mysqllock.ErrTimeout) || !errors.Is(err, mysqllock.ErrLocked) ||
+				e.Strategy != name || e.Key != "b" || !strings.Contains(err.Error(), "lockMaxConns") {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		ok(t, h.Release())
 	})
 }
 

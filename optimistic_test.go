@@ -1317,7 +1317,7 @@ func TestOptimisticNothingIsLost(t *testing.T) {
 			total int
 			kinds []string
 		}
-		runs := []run{{2000, []string{"Do with Retry"}}, {2000, []string{"BeginTx"}}}
+		runs := []run{{long(640, 2000), []string{"Do with Retry"}}, {long(640, 2000), []string{"BeginTx"}}}
 		var names []string
 		for name := range kinds() {
 			switch way, _, _ := strings.Cut(name, " "); {
@@ -1328,13 +1328,13 @@ func TestOptimisticNothingIsLost(t *testing.T) {
 		}
 		slices.Sort(names)
 		for _, name := range names {
-			runs = append(runs, run{long(160, 1600), []string{name}})
+			runs = append(runs, run{long(64, 1600), []string{name}})
 		}
 		mixed := func(other ...string) []string {
 			return append([]string{"Do with Retry", "BeginTx", "statements"}, other...)
 		}
-		runs = append(runs, run{long(400, 2000), mixed("row BeginTx", "row statements")}, run{long(400, 2000), mixed("lease BeginTx", "lease Do")},
-			run{long(400, 2000), []string{"BeginTx", "row BeginTx", "Do with Retry", "lease statements"}})
+		runs = append(runs, run{long(160, 2000), mixed("row BeginTx", "row statements")}, run{long(160, 2000), mixed("lease BeginTx", "lease Do")},
+			run{long(160, 2000), []string{"BeginTx", "row BeginTx", "Do with Retry", "lease statements"}})
 		for _, r := range runs {
 			exec(t, s.plain, increment, 0)
 			each := r.total / 2 / optimisticWorkers

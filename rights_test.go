@@ -178,3 +178,42 @@ func (s *scratch) sparesRight(how, missing, key string) bool {
 	}
 	return false
 }
+
+// TestRightsOfClaims: they need nothing on the lock table, which need not exist.
+func TestRightsOfClaims(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.user("SELECT, UPDATE ON $db.p").open("lockSchema=manual")
+		tx, err := db.BeginTx(limited(t), nil)
+		ok(t, err)
+		defer tx.Rollback()
+		var id int
+		ok(t, tx.QueryRowContext(lockctx.Claim(limited(t), lockctx.ForUpdate()), "SELECT id FROM p WHERE id = 1").Scan(&id))
+		_, err = s.plain.ExecContext(limited(t), "SELECT id FROM p WHERE id = 1 FOR UPDATE NOWAIT")
+		if err == nil {
+			t.Error("the row is not locked")
+		}
+		ok(t, tx.Commit())
+	})
+}
+
+// TestRightToTheProcedure: EXECUTE on it alone saves the round trip.
+func TestRightToTheProcedure(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		if s.mariadb {
+			return // which needs none
+		}
+		_, err := s.open().ExecContext(lockctx.With(limited(t), "k"), "DO 1")
+		ok(t, err)
+		u := s.user("SELECT, INSERT, UPDATE ON $db.mysqllock", "EXECUTE ON PROCEDURE $db.mysqllock_begin")
+		db, tap := u.tapped(mysqllock.Config{})
+		ok(t, db.Ping())
+		_, err = db.ExecContext(lockctx.With(limited(t), "k"), "DO 1")
+		ok(t, err)
+		seen := tap.since()
+		_, err = db.ExecContext(lockctx.With(limited(t), "k"), "DO 1")
+		ok(t, err)
+		if log := seen(); len(log) == 0 || !strings.HasPrefix(log[0].text, "CALL ") {
+			t.Errorf("sent was %v", log)
+		}
+	})
+}

@@ -233,7 +233,7 @@ func (k *connector) openSession(ctx, end context.Context, s *scope, h *lockctx.H
 			if tries < 3 {
 				continue
 			}
-			err = errors.New("mysqllock: connections for sessions break as soon as they are used")
+			err = k.setupError(h, errors.New("connections for sessions break as soon as they are used"))
 		}
 		if err != nil {
 			return nil, yielded(err)
@@ -281,8 +281,10 @@ func (k *connector) openUnit(ctx context.Context, l *locks, s *scope, h *lockctx
 		}
 	}()
 	if len(requests) == 0 {
-		if _, err := connect(own); err != nil {
+		if _, err := connect(own); errors.Is(err, driver.ErrBadConn) {
 			return nil, err
+		} else if err != nil {
+			return nil, k.setupError(h, err)
 		}
 		return newUnit(l, s, h, link, link.Begun()), nil // by its first statement: sessions are not in autocommit
 	}

@@ -33,6 +33,9 @@
 // shows within a second that one is gone; where no answer comes, its locks count
 // as lost shortly before the server would end it. They are never silently taken
 // again.
+//
+// Each server has its own named locks, also one that only replicates another: so
+// each statement makes sure that its server takes writes, and clusters are refused.
 package advisory
 
 import (

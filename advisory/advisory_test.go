@@ -1095,14 +1095,17 @@ func TestGaveUpWhenGranted(t *testing.T) {
 		var waiting atomic.Bool
 		p := s.process(settings{})
 		other := s.process(settings{connect: func(ctx context.Context) (driver.Conn, error) {
-			c, err := base.Connect(ctx)
+			opened, err := base.Connect(ctx)
 			if err != nil {
 				return nil, err
 			}
-			return &lateClose{c.(mysqlConn), func(text string) {
-				if waiting.Load() && strings.HasSuffix(text, ", 1, -1)") {
+			c := opened.(mysqlConn)
+			return &lateClose{c, func(text string) {
+				if waiting.Load() && !strings.Contains(text, "_LOCK(") { // the last question
 					giveUp()
-					time.Sleep(20 * time.Millisecond)
+					for first := time.Now(); c.IsValid() && time.Since(first) < 10*time.Second; {
+						time.Sleep(time.Millisecond) // the driver is about to close it
+					}
 				}
 			}}, nil
 		}})

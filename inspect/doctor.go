@@ -118,8 +118,12 @@ func (e *examination) server(ctx context.Context) error {
 		e.ruleOut("leases need SKIP LOCKED, which MariaDB has from 10.6 on", lease)
 	}
 	switch topology := e.info.Topology; {
+	case e.info.Streams():
+		e.add("topology", Note, topology+": all nodes agree to a row lock; shared ones and claims are refused, and leases should have a TTL of more than the 7 s that a failover takes", "")
+		e.ruleOut("each node grants them for itself on "+topology, advisory)
 	case topology != "":
-		e.add("topology", Failure, topology+": several nodes take writes", "lockUnsafe=allow, for an application that uses one node only")
+		e.add("topology", Failure, topology+": several nodes take writes, and leases should have a TTL of more than the 25 s that a failover can take",
+			"leases, or lockUnsafe=allow, for an application that uses one node only")
 		e.ruleOut("two nodes grant the same lock on "+topology, row, advisory)
 	case e.info.SinglePrimary:
 		e.add("topology", Warning, "Group Replication with a single primary: leases should have a TTL of more than the 25 s that a failover takes", "")

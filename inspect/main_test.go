@@ -43,9 +43,10 @@ func aloneOnServers(t *testing.T, test func(t *testing.T, s *scratch)) {
 		})
 	}
 	for _, bin := range tempserver.Require(t) {
-		on(string(bin.Flavour), tempserver.Share(t, bin))
+		const durable = "--innodb-flush-log-at-trx-commit=1" // the doctor asks
+		on(string(bin.Flavour), tempserver.Share(t, bin, durable))
 		if bin.Flavour == tempserver.MariaDB {
-			on(equipped, tempserver.Share(t, bin, "--performance-schema=ON", "--plugin-load-add=metadata_lock_info.so"))
+			on(equipped, tempserver.Share(t, bin, durable, "--performance-schema=ON", "--plugin-load-add=metadata_lock_info.so"))
 		}
 	}
 }

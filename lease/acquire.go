@@ -200,7 +200,7 @@ func (a *attempt) try(ctx context.Context, inTurn bool) (*Lease, error) {
 	if ours {
 		a.giveBack(h)
 	}
-	if busy(err) {
+	if ours && busy(err) {
 		err = nil
 	}
 	return s, err
@@ -383,11 +383,11 @@ func (a *attempt) take(ctx context.Context, h *host, do func(context.Context) (a
 		a.settle(h, o)
 		return nil, false, context.Cause(ctx)
 	case time.Since(o.sent) >= a.ttl-margin(a.ttl): // over before it has begun
-		err := a.undo(h, o.token)
-		if err != nil {
+		if err := a.undo(h, o.token); err != nil {
 			a.settle(h, o)
+			return nil, false, errNoAnswer
 		}
-		return nil, err == nil, err
+		return nil, true, nil
 	}
 	if s, err = a.grant(h, o.answer); err != nil {
 		a.settle(h, o)

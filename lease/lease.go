@@ -32,6 +32,16 @@
 // One goroutine renews all leases, those that are due at about the same time in
 // one statement. A lease that could not be renewed in time is lost: its holder
 // is told before the server would give it to another.
+//
+// # Clusters
+//
+// To take, renew and give back a lease are writes of its row, of which the nodes
+// of a cluster agree on one order; so of two that take it one is refused, on
+// whichever nodes. The fence is a read with a lock on one server; where several
+// nodes take writes it is a write, too, since a read would not see what is on its
+// way from another node. A renewal on another node at the same moment can refuse
+// that transaction. Bells ring on their own node only: who waits on another one
+// looks four times a second.
 package lease
 
 import (

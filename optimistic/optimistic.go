@@ -28,9 +28,11 @@
 // the next one begins at or above its token, and not marked, so no version of the
 // old one is ever one of the new.
 //
-// This holds on one server. Where several take writes, or where reads go to
-// replicas, what is decided on has to be read from the server that told the
-// version, or from one that is no further behind.
+// Where several servers take writes, or where reads go to replicas, what is decided
+// on has to be read from the server that told the version, or from one that is no
+// further behind. The commit is a write of the key's row, so that the nodes of a
+// cluster refuse all but one of those that have compared the same version: by the
+// comparison, or as a deadlock.
 //
 // # The commit
 //

@@ -54,6 +54,24 @@
 // several processes, and with fewer of them than slots it may stay unused for
 // 250 ms.
 //
+// # Galera
+//
+// Two nodes would grant the same row lock, since they tell each other only of what
+// has changed, and only at COMMIT. So the lock statement changes the key's row, and
+// has the other nodes agree to that one change at once (streaming replication, for
+// the statement alone). From then on the row is locked on all of them, as it would
+// be by somebody there, until the transaction ends or its node is expelled. An
+// UPDATE that returns has been agreed to by all; it fails, and the transaction is
+// rolled back, where a change of another node came before it, of which this one
+// may not have heard yet: then the caller tries again.
+//
+// That the nodes have agreed also means that what the statement has read of the
+// row was the latest, a lease in it for one, and that what the holder before has
+// committed with it can be read here.
+//
+// Shared locks change nothing, so they are refused; and so is every row lock in
+// Group Replication with several primaries, which has nothing of the kind.
+//
 // # Versions
 //
 // A row that is versioned is one that somebody keeps optimistically. Whoever
@@ -111,7 +129,7 @@ type Config struct {
 	Namespace string        // goes in front of keys
 	Owner     string        // how this process calls itself
 	TTL       time.Duration // longest wait in one statement, and limit on idleness where the server has one
-	Unsafe    bool          // also work where row locks do not exclude
+	Unsafe    bool          // work as on one server where the nodes of a cluster do not see each other's row locks
 	Info      server.Info
 	Control   *pool.Pool   // connections in autocommit
 	Queue     *queue.Queue // where the callers of this process line up
@@ -808,6 +826,9 @@ func (a *attempt) askHolder(ctx context.Context, waiter uint64) *lockerr.Holder 
 	}
 	h := &lockerr.Holder{User: rows[0][1], Host: rows[0][2], Program: rows[0][3]}
 	h.ConnectionID, _ = strconv.ParseUint(rows[0][0], 10, 64)
+	if a.streams() && h.Host == "" { // the thread here that does what another node has done
+		h = &lockerr.Holder{Program: "another node of the cluster"}
+	}
 	micros, _ := strconv.ParseInt(rows[0][4], 10, 64)
 	h.Since = time.Duration(micros) * time.Microsecond
 	return h

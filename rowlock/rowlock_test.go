@@ -5,7 +5,6 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -243,12 +242,12 @@ func TestWaitForLeaseEnds(t *testing.T) {
 			s.lease("k", time.Hour)
 			ctx, cancel := context.WithCancel(limited(t))
 			if name == "cancelled" {
-				time.AfterFunc(300*time.Millisecond, cancel)
+				time.AfterFunc(time.Second, cancel)
 			}
 			waiting := func(ctx context.Context) (context.Context, func(), error) {
 				ctx, stop := context.WithCancelCause(ctx)
 				if name == "refused" {
-					time.AfterFunc(300*time.Millisecond, func() { stop(refusal) })
+					time.AfterFunc(time.Second, func() { stop(refusal) })
 				}
 				return ctx, func() { stop(nil) }, nil
 			}
@@ -459,7 +458,13 @@ func TestRowLocksAndLeases(t *testing.T) {
 		var all sync.WaitGroup
 		var mu sync.Mutex
 		counts := make(map[string]int)
-		deadline := time.Now().Add(1500 * time.Millisecond)
+		began := time.Now()
+		goOn := func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			d := time.Since(began)
+			return d < 1500*time.Millisecond || d < 20*time.Second && min(counts["row locks"], counts["leases"]) < 10
+		}
 		enter := func(kind string, keys []string) func() {
 			for _, key := range keys {
 				if !held[key].TryLock() {
@@ -487,7 +492,7 @@ func TestRowLocksAndLeases(t *testing.T) {
 				}
 			})
 			all.Go(func() {
-				for n := i; time.Now().Before(deadline); n++ {
+				for n := i; goOn(); n++ {
 					mine := [][]string{{"a"}, {"a", "b"}, {"b"}}[n%3]
 					c, txn, ticket, err := p.begin(limited(t), 20*time.Second, mine...)
 					if err != nil {
@@ -502,7 +507,7 @@ func TestRowLocksAndLeases(t *testing.T) {
 			})
 			c := s.open()
 			all.Go(func() {
-				for n := i; time.Now().Before(deadline); n++ {
+				for n := i; goOn(); n++ {
 					key := keys[n%2]
 					owner := fmt.Sprintf("'o#%08d'", i)
 					where := " WHERE namespace = 'app' AND name = '" + key + "' AND "
@@ -519,7 +524,7 @@ func TestRowLocksAndLeases(t *testing.T) {
 		}
 		all.Wait()
 		t.Log(counts)
-		if slices.Min([]int{counts["row locks"], counts["leases"]}) < 10 {
+		if min(counts["row locks"], counts["leases"]) < 10 {
 			t.Errorf("%v prove nothing", counts)
 		}
 	})

@@ -230,6 +230,9 @@ func (a *attempt) freeSlot(ctx context.Context, slots []int) (int, error) {
 		return none, nil
 	}
 	rows, err := a.ask(ctx, a.freeSQL(slots))
+	if server.Interrupted(err) { // somebody has locked the whole table
+		return none, nil
+	}
 	if err != nil || len(rows) == 0 {
 		return none, err
 	}

@@ -163,11 +163,13 @@ func TestSlotOfAnotherProcess(t *testing.T) {
 				end := other.hold(rowlock.Request{Slots: slots(3), Wait: 20 * time.Second})
 				granted <- time.Now()
 				end()
+				close(granted)
 			}()
 			time.Sleep(70 * time.Millisecond)
 			free := time.Now()
 			ends[1]()
 			longest = max(longest, (<-granted).Sub(free))
+			<-granted
 			ends[0]()
 			ends[2]()
 		}
@@ -447,56 +449,61 @@ func TestSlotsUnderLoad(t *testing.T) {
 		for _, p := range ps {
 			p.connect(2 * n)
 		}
-		var bySlot [n]atomic.Int32
-		var inside, grants, killed atomic.Int32
-		ctx, stop := context.WithTimeout(limited(t), 2500*time.Millisecond)
-		defer stop()
-		var all sync.WaitGroup
-		for w := range workers {
-			p := ps[w%2]
-			all.Go(func() {
-				for ctx.Err() == nil {
-					c, grant, err := p.request(limited(t), rowlock.Request{Slots: rows, Wait: 20 * time.Second})
-					if err != nil {
-						t.Error(err)
-						return
+		inUse := func() bool {
+			var bySlot [n]atomic.Int32
+			var inside, grants, killed atomic.Int32
+			ctx, stop := context.WithTimeout(limited(t), 2500*time.Millisecond)
+			defer stop()
+			var all sync.WaitGroup
+			for w := range workers {
+				p := ps[w%2]
+				all.Go(func() {
+					for ctx.Err() == nil {
+						c, grant, err := p.request(limited(t), rowlock.Request{Slots: rows, Wait: 20 * time.Second})
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						if bySlot[grant.Slot].Add(1) > 1 {
+							t.Errorf("two have slot %d", grant.Slot)
+						}
+						if got := inside.Add(1); got > n {
+							t.Errorf("%d have slots", got)
+						}
+						time.Sleep(hold)
+						number := grants.Add(1)
+						inside.Add(-1)
+						bySlot[grant.Slot].Add(-1)
+						if number%25 == 0 {
+							killed.Add(1)
+							p.exec(p.open(), fmt.Sprintf("KILL CONNECTION %d", c.KnownID()))
+							c.Taint()
+							grant.Ticket.Leave()
+							c.Release()
+							continue
+						}
+						p.end(c, grant.Txn, grant.Ticket)
 					}
-					if bySlot[grant.Slot].Add(1) > 1 {
-						t.Errorf("two have slot %d", grant.Slot)
-					}
-					if got := inside.Add(1); got > n {
-						t.Errorf("%d have slots", got)
-					}
-					time.Sleep(hold)
-					number := grants.Add(1)
-					inside.Add(-1)
-					bySlot[grant.Slot].Add(-1)
-					if number%25 == 0 {
-						killed.Add(1)
-						p.exec(p.open(), fmt.Sprintf("KILL CONNECTION %d", c.KnownID()))
-						c.Taint()
-						grant.Ticket.Leave()
-						c.Release()
-						continue
-					}
-					p.end(c, grant.Txn, grant.Ticket)
-				}
-			})
+				})
+			}
+			var samples [n + 1]int
+			time.Sleep(500 * time.Millisecond)
+			for ctx.Err() == nil {
+				samples[min(inside.Load(), n)]++
+				time.Sleep(time.Millisecond)
+			}
+			all.Wait()
+			var sum, total int
+			for i, count := range samples {
+				sum, total = sum+i*count, total+count
+			}
+			t.Logf("%d grants, %d holders killed; samples with 0 to 5 inside: %v, mean %.2f", grants.Load(), killed.Load(), samples, float64(sum)/float64(total))
+			return 2*sum >= n*total && samples[n] > 0 // the mean is 4.6 on a machine with two cores
 		}
-		var samples [n + 1]int
-		time.Sleep(500 * time.Millisecond)
-		for ctx.Err() == nil {
-			samples[min(inside.Load(), n)]++
-			time.Sleep(time.Millisecond)
-		}
-		all.Wait()
-		var sum, total int
-		for i, count := range samples {
-			sum, total = sum+i*count, total+count
-		}
-		t.Logf("%d grants, %d holders killed; samples with 0 to 5 inside: %v, mean %.2f", grants.Load(), killed.Load(), samples, float64(sum)/float64(total))
-		if 2*sum < n*total || samples[n] == 0 { // the mean is 4.6 on a machine with two cores, and less on a very busy one
-			t.Errorf("the slots are not in use: %v", samples)
+		for round := 1; !inUse(); round++ { // a very busy machine may need another try
+			if round == 6 {
+				t.Fatal("the slots are not in use")
+			}
 		}
 		s.wantFree(rows...)
 	})

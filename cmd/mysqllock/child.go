@@ -54,12 +54,16 @@ func start(path string, args, env []string) (*child, error) {
 			c.watch()
 		}
 	}()
-	if err := <-started; err != nil {
-		g.dismiss()
-		return nil, err
-	}
+	err = <-started
 	if c.terminal != nil {
 		signal.Ignore(syscall.SIGTTOU) // or we could not take the terminal back
+	}
+	if err != nil {
+		if cmd.SysProcAttr.Foreground {
+			c.terminal.give(c.terminal.group)
+		}
+		g.dismiss()
+		return nil, err
 	}
 	g.mind(c.pid)
 	return c, nil

@@ -112,6 +112,15 @@ func TestTerminal(t *testing.T) {
 		sh.expect("got:this")
 		sh.expect("st:0")
 
+		// It has the terminal from the beginning, and a script has it back afterwards.
+		sh.keys("sh -c '$M run -k k -- sh -c \"set -- \\$(cat /proc/\\$\\$/stat); echo group \\$5 of \\$8.\"; read x; echo got:$x'\n")
+		sh.expect("\r\ngroup ")
+		if group, front, _ := strings.Cut(sh.expect("."), " of "); group != front {
+			t.Errorf("group %s has the terminal, not the command's, %s", front, group)
+		}
+		sh.keys("mine\n")
+		sh.expect("got:mine")
+
 		// Ctrl-C is for the command alone.
 		sh.keys("$M run -k k -- sh -c 'trap \"echo tr\"apped INT; echo rea\"\"dy; read x; echo got:$x'; echo st:$?\n")
 		sh.expect("ready")
@@ -138,12 +147,12 @@ func TestTerminal(t *testing.T) {
 		sh.expect("two\r\ntwo")
 		sh.keys(ctrlD)
 
-		// Whoever was stopped for longer than the lease does not go on.
-		sh.keys("$M run -k k --lease 1s -- sh -c 'trap \"echo went o\"n CONT; echo rea\"\"dy; while :; do sleep 0.1; done'\n")
+		// Whoever has lost the lock while it was stopped does not go on.
+		sh.keys("$M run -k k --lease 10m -- sh -c 'trap \"echo went o\"n CONT; echo rea\"\"dy; while :; do read x; done'\n")
 		sh.expect("ready")
 		sh.keys(ctrlZ)
 		sh.expect("Stopped")
-		soon(t, "the lease is over", func() bool { return !s.holds("k") })
+		s.command("release", "k", "--force", "--yes").start().must(0)
 		sh.keys("fg; echo st:$?\n")
 		if between := sh.expect("lost"); strings.Contains(between, "went on") {
 			t.Errorf("it went on: %q", between)

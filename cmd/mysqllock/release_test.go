@@ -15,7 +15,7 @@ import (
 func TestRelease(t *testing.T) {
 	aloneOnServers(t, func(t *testing.T, s *scratch) {
 		for strategy, option := range map[string]lockctx.Option{
-			"row": lockctx.Row(), "lease": lockctx.Lease(3 * time.Second), "advisory": lockctx.Advisory(),
+			"row": lockctx.Row(), "lease": lockctx.Lease(30 * time.Second), "advisory": lockctx.Advisory(),
 		} {
 			t.Run(strategy, func(t *testing.T) {
 				s := *s

@@ -61,12 +61,15 @@ stopped in the same way when somebody has taken the lease away by force.
 The DSN's lockTTL and lockWait count where --lease and --wait are not given.
 
 INT, TERM, HUP and QUIT go to the command's process group, USR1 and USR2 to the
-command. What the command leaves running in the background goes on when it has
-ended, without the lock. If mysqllock is killed by KILL, so is the process group
-of the command; the lease then ends by itself. If it is stopped by STOP,
-or Ctrl-Z, the lease is not renewed, and the command goes on, unless it is stopped
-as well, as Ctrl-Z does; when it continues and the lease is over, the command is
-stopped for good.
+command. One that has become another user cannot be signalled: call sudo mysqllock,
+not mysqllock run -- sudo. What the command leaves running in the background goes
+on when it has ended, without the lock.
+
+If mysqllock is killed by KILL, so is the process group of the command, and the
+lease ends by itself. While mysqllock is stopped the lease is not renewed: Ctrl-Z
+stops the command as well, and fg continues it if the lease is still there. STOP
+that is sent to mysqllock alone lets the command go on without the lock; that is
+what the token is for.
 
 Exit status: that of the command, 128+n if signal n has ended it, and
 
@@ -110,21 +113,21 @@ Exit status: that of the command, 128+n if signal n has ended it, and
 	return c
 }
 
-// passed are the signals that go on to the command.
-var passed = []os.Signal{
-	syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGTSTP, syscall.SIGCONT,
-}
+// Signals that go on to the command: those of ending also end the wait for the
+// lock; in that time those of pausing do what they do by themselves.
+var (
+	ending  = []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2}
+	pausing = []os.Signal{syscall.SIGTSTP, syscall.SIGCONT}
+)
 
-// listen returns the signals that are passed. Those that were ignored when we
-// were started, as nohup does, stay ignored.
-func listen() (signals chan os.Signal, stop func()) {
-	signals = make(chan os.Signal, 32)
-	for _, s := range passed {
+// listen has the signals go to the channel. Those that were ignored when we were
+// started, as nohup does, stay ignored.
+func listen(to chan<- os.Signal, signals []os.Signal) {
+	for _, s := range signals {
 		if !signal.Ignored(s) {
-			signal.Notify(signals, s)
+			signal.Notify(to, s)
 		}
 	}
-	return signals, func() { signal.Stop(signals) }
 }
 
 func (r *run) do(ctx context.Context, args []string) error {
@@ -140,8 +143,9 @@ func (r *run) do(ctx context.Context, args []string) error {
 	}
 	// From here on signals are the command's, and end nothing but the wait.
 	ctx = context.WithoutCancel(ctx)
-	signals, stop := listen()
-	defer stop()
+	signals := make(chan os.Signal, 32)
+	listen(signals, ending)
+	defer signal.Stop(signals)
 
 	db, err := r.open(path)
 	if err != nil {
@@ -152,6 +156,7 @@ func (r *run) do(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
+	listen(signals, pausing)
 	child, err := start(path, args, r.environment(hold))
 	if err != nil {
 		_ = hold.Rollback()
@@ -160,10 +165,12 @@ func (r *run) do(ctx context.Context, args []string) error {
 	code, lost := r.attend(child, hold, signals, func() error { return stillOurs(hold, db) })
 	err = hold.Release()
 	switch {
+	case errors.Is(err, mysqllock.ErrLost) && lost == nil:
+		return &status{exitLost, fmt.Errorf("%w; the command had ended by then", err)}
 	case errors.Is(err, mysqllock.ErrLost): // it says why
-		return &status{exitLost, err}
+		return &status{exitLost, fmt.Errorf("%w; the command was stopped", err)}
 	case lost != nil:
-		return &status{exitLost, lost}
+		return &status{exitLost, fmt.Errorf("%w; the command was stopped", lost)}
 	case err != nil:
 		complain(err) // the lease ends by itself
 	}
@@ -210,18 +217,11 @@ func (r *run) acquire(ctx context.Context, db *sql.DB, signals <-chan os.Signal)
 	acquired, over := make(chan struct{}), make(chan syscall.Signal, 1)
 	go func() {
 		defer close(over)
-		for {
-			select {
-			case s := <-signals:
-				if s == syscall.SIGCONT || s == syscall.SIGTSTP {
-					continue
-				}
-				over <- s.(syscall.Signal)
-				cancel()
-				return
-			case <-acquired:
-				return
-			}
+		select {
+		case s := <-signals:
+			over <- s.(syscall.Signal)
+			cancel()
+		case <-acquired:
 		}
 	}()
 	hold, err := mysqllock.Acquire(ctx, db, r.key, r.options()...)

@@ -158,7 +158,7 @@ func (s *scratch) family() []string {
 // next has the lock when the lease is over.
 func TestKilled(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
-		first := s.run("k", family, "--lease", "3s").start()
+		first := s.run("k", family, "--lease", "6s").start()
 		pids := s.family()
 		ok(t, first.Process.Kill())
 		for _, pid := range pids {
@@ -241,14 +241,14 @@ func TestCutOff(t *testing.T) {
 		p := startProxy(t, s.addr)
 		cfg := s.config(s.database)
 		cfg.Addr = p.addr
-		lost := s.run("k", family, "--lease", "10s", "--dsn", cfg.FormatDSN()).start()
+		lost := s.run("k", family, "--lease", "20s", "--dsn", cfg.FormatDSN()).start()
 		deaf := s.run("deaf", "trap '' TERM; echo deaf >>log; while :; do sleep 0.05; done", "--lease", "4s", "--dsn", cfg.FormatDSN()).start()
 		pids := s.family()
 		soon(t, "both run", func() bool { return len(lines(t, s.file("log"))) == 1 })
 		p.cut()
 		next := s.run("k", fmt.Sprintf("for p in %s; do grep -s '^State:.[^Z]' /proc/$p/status >>log; done; echo next >>log", strings.Join(pids, " ")), "--wait", "5m").start()
 		lost.fails(exitLost, "lost")
-		deaf.fails(exitLost, "lost")
+		deaf.fails(exitLost, "the command was stopped")
 		next.must(0)
 		if got := strings.Join(lines(t, s.file("log")), ","); got != "deaf,next" {
 			t.Errorf("the log says %s", got)
@@ -256,10 +256,11 @@ func TestCutOff(t *testing.T) {
 	})
 }
 
-// TestTaken: a lease that was taken away by force stops the command, too.
+// TestTaken: a lease that was taken away by force stops the command, too, and what
+// it leaves of its group.
 func TestTaken(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
-		c := s.run("k", family, "--lease", "3s").start()
+		c := s.run("k", "sh -c 'trap \"\" TERM; echo >deaf; while :; do sleep 0.05; done' & until [ -e deaf ]; do sleep 0.05; done; echo $$ $! >pids; wait", "--lease", "9s").start()
 		pids := s.family()
 		s.command("release", "k", "--force", "--yes").start().must(0)
 		c.fails(exitLost, "lost")

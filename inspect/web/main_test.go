@@ -224,6 +224,9 @@ func (s *stream) next() (e event) {
 			return e
 		}
 	}
+	if err := s.body.Err(); err != nil {
+		s.t.Errorf("the stream did not end, but broke off: %v", err)
+	}
 	return event{}
 }
 

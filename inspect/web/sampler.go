@@ -122,7 +122,8 @@ func (s *sampler) run(ctx context.Context) {
 			s.publish(ctx, newMessage("failed", failure{err.Error()}), nil, afterFail)
 			continue
 		}
-		lapsed := t.follow(snap)
+		took := time.Since(began)
+		lapsed := t.follow(snap, took)
 		if s.seen {
 			for _, lost := range lapsed {
 				s.losses.add(lost)
@@ -134,7 +135,7 @@ func (s *sampler) run(ctx context.Context) {
 			v.Losses.Recent[i].Ago = milliseconds(time.Since(v.Losses.Recent[i].at))
 		}
 		v.Point.Deadlocks = t.deadlocks.grown(v.Deadlocks)
-		s.publish(ctx, newMessage("view", v), &v.Point, max(interval, calm*time.Since(began)))
+		s.publish(ctx, newMessage("view", v), &v.Point, max(interval, calm*took))
 	}
 }
 

@@ -32,9 +32,9 @@ func newTracker() *tracker {
 	return &tracker{waits: make(map[wait]time.Time), leases: make(map[string]tenure)}
 }
 
-// follow completes the waits in the snapshot, and returns the leases that have run
-// out since the last one.
-func (t *tracker) follow(snap *inspect.Snapshot) (lapsed []loss) {
+// follow completes the waits in the snapshot, which took so long, and returns the
+// leases that have run out since the last one.
+func (t *tracker) follow(snap *inspect.Snapshot, took time.Duration) (lapsed []loss) {
 	waits, leases := make(map[wait]time.Time), make(map[string]tenure)
 	for _, l := range snap.Locks {
 		if l.Strategy != lockctx.StrategyLease {
@@ -59,8 +59,9 @@ func (t *tracker) follow(snap *inspect.Snapshot) (lapsed []loss) {
 			leases[lock] = now
 		}
 	}
+	end := snap.Time.Add(took) // leases are read some time after the beginning
 	for lock, before := range t.leases {
-		if leases[lock].lock.Token != before.lock.Token && before.neglected() && !snap.Time.Before(before.lock.Expires) {
+		if leases[lock].lock.Token != before.lock.Token && before.neglected() && !end.Before(before.lock.Expires) {
 			lapsed = append(lapsed, before.loss())
 		}
 	}

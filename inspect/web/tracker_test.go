@@ -45,6 +45,8 @@ func TestLapses(t *testing.T) {
 		{"renewed", []*inspect.Snapshot{at(0, leased(1, 0, 30)), at(9, leased(1, 9, 30)), at(11, leased(1, 11, 41)), at(31, leased(1, 31, 51))}, 0},
 		{"ran out", []*inspect.Snapshot{at(0, leased(1, 0, 30)), at(29.5, leased(1, 29.5, 30)), at(30.5), at(31.5)}, 1},
 		{"ran out and was taken at once", []*inspect.Snapshot{at(0, leased(1, 0, 30)), at(29.5, leased(1, 29.5, 30)), at(30.5, leased(2, 30.5, 60))}, 1},
+		{"ran out while it was looked for", []*inspect.Snapshot{at(0, leased(1, 0, 30)), at(29, leased(1, 29, 30)), at(29.9), at(31)}, 1},
+		{"broken before it would have run out", []*inspect.Snapshot{at(0, leased(1, 0, 30)), at(28, leased(1, 28, 30)), at(29), at(31)}, 0},
 		{"given back at the last moment", []*inspect.Snapshot{at(0, leased(1, 0, 30)), at(20, leased(1, 20, 30)), at(21)}, 0},
 		{"a short one, given back", []*inspect.Snapshot{at(0, leased(1, 0, 1)), at(1, leased(1, 1, 1.7)), at(2)}, 0},
 		{"nobody looked for long", []*inspect.Snapshot{at(0, leased(1, 0, 30)), at(100)}, 0},
@@ -55,7 +57,7 @@ func TestLapses(t *testing.T) {
 		tracker := newTracker()
 		var lapsed []loss
 		for _, snap := range test.snaps {
-			lapsed = append(lapsed, tracker.follow(snap)...)
+			lapsed = append(lapsed, tracker.follow(snap, 200*time.Millisecond)...)
 		}
 		if len(lapsed) != test.want {
 			t.Errorf("%s: %d have run out, want %d", test.name, len(lapsed), test.want)
@@ -83,7 +85,7 @@ func TestWaits(t *testing.T) {
 		{at(11), nil},
 		{at(12, leased(2, 12, 40, waiter(7, 0.1))), []float64{0.1}},
 	} {
-		tracker.follow(step.snap)
+		tracker.follow(step.snap, 0)
 		var got []float64
 		for _, l := range step.snap.Locks {
 			for _, w := range l.Waiters {
@@ -95,9 +97,9 @@ func TestWaits(t *testing.T) {
 		}
 	}
 	row := inspect.Lock{Strategy: "row", Name: "k", Stripe: -1, Waiters: []inspect.Waiter{waiter(7, 3)}}
-	tracker.follow(at(20, row))
+	tracker.follow(at(20, row), 0)
 	again := inspect.Lock{Strategy: "row", Name: "k", Stripe: -1, Waiters: []inspect.Waiter{waiter(7, 0.1)}}
-	if tracker.follow(at(21, again)); again.Waiters[0].Waited != 100*time.Millisecond {
+	if tracker.follow(at(21, again), 0); again.Waiters[0].Waited != 100*time.Millisecond {
 		t.Errorf("one who may have been granted the row has waited for %v", again.Waiters[0].Waited)
 	}
 }

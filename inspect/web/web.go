@@ -30,8 +30,9 @@
 //
 // What a Snapshot does, with what that cannot tell. Beyond that:
 //
-// A wait is as long as the server knows of it. Those who wait for a lease ask again
-// every few seconds; their waits go on for as long as nobody is granted the lease.
+// A wait is as long as the server knows of it. Who waits for a lease asks again every
+// few seconds; that wait is counted on for as long as nobody is granted the lease.
+// Who waits for another lock asks again after the lockTTL, from which it counts anew.
 //
 // Losses are those of the process whose [Losses] the page was given. Without, they
 // are leases that the page has seen run out without being renewed or given back: of

@@ -27,7 +27,7 @@ import (
 
 var strategies = map[string]lockctx.Option{
 	"row":      lockctx.Row(),
-	"lease":    lockctx.Lease(30 * time.Second),
+	"lease":    lockctx.Lease(10 * time.Minute),
 	"advisory": lockctx.Advisory(),
 }
 
@@ -173,7 +173,7 @@ func (w *stuck) Flush() {}
 func TestSlowViewer(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		page, srv := s.page(web.Options{})
-		page.SetWriteBound(300 * time.Millisecond)
+		page.SetWriteBound(4 * time.Second) // for which others must not wait
 		r := httptest.NewRequest(http.MethodGet, "/events", nil)
 		r.RemoteAddr, r.Host = "127.0.0.1:5000", "localhost"
 		dropped := make(chan bool)
@@ -263,7 +263,7 @@ func TestLossesOfProcess(t *testing.T) {
 			t.Fatalf("the holder is told %v", err)
 		}
 		d := stream.until("a loss", func(e event) bool { return e.data.Losses.Total > 0 })
-		if l := d.Losses; l.Total != 1 || len(l.Recent) != 1 || l.Recent[0].Key != `k\n` || l.Recent[0].Strategy != "row" || l.Recent[0].Why != "commit: lock lost: invalid connection" {
+		if l := d.Losses; l.Total != 1 || len(l.Recent) != 1 || l.Recent[0].Key != `k\n` || l.Recent[0].Strategy != "row" || !strings.HasPrefix(l.Recent[0].Why, "commit: lock lost: ") {
 			t.Errorf("the losses are %+v", l)
 		}
 	})
@@ -272,8 +272,8 @@ func TestLossesOfProcess(t *testing.T) {
 func TestLossesSeen(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		db := s.process(mysqllock.Config{})
-		ok(t, s.acquire(db, "dead", lockctx.Lease(30*time.Second)).Release()) // so that there is a row
-		live := s.acquire(db, "alive", lockctx.Lease(30*time.Second))
+		ok(t, s.acquire(db, "dead", lockctx.Lease(10*time.Minute)).Release()) // so that there is a row
+		live := s.acquire(db, "alive", lockctx.Lease(10*time.Minute))
 		ghost := func(left time.Duration) {
 			t.Helper()
 			_, err := s.root.Exec("UPDATE mysqllock SET owner = 'ghost:1:batch#0123abcd', expires = UTC_TIMESTAMP(6) + INTERVAL ? SECOND WHERE name LIKE '%dead%'", left.Seconds())
@@ -305,9 +305,9 @@ func TestDeadlocks(t *testing.T) {
 		_, srv := s.page(web.Options{})
 		stream := watch(t, srv)
 		stream.until("they are counted", func(e event) bool { return e.data.Deadlocks != nil })
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 		defer cancel()
-		one, other := s.process(mysqllock.Config{}), s.process(mysqllock.Config{})
+		one, other := s.process(mysqllock.Config{Wait: patience}), s.process(mysqllock.Config{Wait: patience})
 		take := func(db *sql.DB, first, second string, met *sync.WaitGroup) error {
 			return mysqllock.Do(ctx, db, first, func(ctx context.Context) error {
 				met.Done()
@@ -338,7 +338,7 @@ func TestGaps(t *testing.T) {
 			ok(t, err)
 		}
 		t.Cleanup(func() { _, _ = s.root.Exec("DROP USER " + name) })
-		s.acquire(s.process(mysqllock.Config{}), "k", lockctx.Lease(30*time.Second))
+		s.acquire(s.process(mysqllock.Config{}), "k", lockctx.Lease(10*time.Minute))
 		cfg := s.config(s.database)
 		cfg.User = name
 		connector, err := mysql.NewConnector(cfg)

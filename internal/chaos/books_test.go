@@ -125,7 +125,7 @@ func (b *books) overwritten(h *history) (wrong []violation) {
 	for _, e := range b.entries {
 		if e.is.seq != e.was.seq+1 {
 			other := writers[e.was]
-			wrong = append(wrong, violation{commits[e.op].Job, commits[e.op].Call, fmt.Sprintf("%s wrote state %d of %s over state %d, which is of %s (%s %s)",
+			wrong = append(wrong, violation{Job: commits[e.op].Job, At: commits[e.op].Call, Text: fmt.Sprintf("%s wrote state %d of %s over state %d, which is of %s (%s %s)",
 				e.op, e.is.seq, e.is.key, e.was.seq, other, ends[other].Result, ends[other].Error)})
 		}
 	}
@@ -135,18 +135,20 @@ func (b *books) overwritten(h *history) (wrong []violation) {
 // check returns where the books differ from what the clients know.
 func (b *books) check(h *history) (wrong []violation) {
 	commits, tries, ends := make(map[string][]event), make(map[string]event), make(map[string]event)
+	jobs := make(map[string]string)
 	for _, e := range h.events {
 		switch e.Kind {
 		case kindTry:
 			tries[e.Op] = e
 		case kindCommit:
 			commits[e.Op] = append(commits[e.Op], e)
+			jobs[e.Key] = e.Job
 		case kindEnd:
 			ends[e.Op] = e
 		}
 	}
-	say := func(op string, at int64, format string, args ...any) {
-		wrong = append(wrong, violation{tries[op].Job, at, fmt.Sprintf("%s, which ended as %q (%s), ", op, ends[op].Result, ends[op].Error) + fmt.Sprintf(format, args...)})
+	say := func(op string, format string, args ...any) {
+		wrong = append(wrong, violation{Job: tries[op].Job, At: tries[op].Call, Text: fmt.Sprintf("%s, which ended as %q (%s), ", op, ends[op].Result, ends[op].Error) + fmt.Sprintf(format, args...)})
 	}
 	for op, end := range ends {
 		if end.Result != done {
@@ -154,7 +156,7 @@ func (b *books) check(h *history) (wrong []violation) {
 		}
 		for _, c := range commits[op] {
 			if !b.has(op, c.Key) {
-				say(op, c.Call, "is not in the ledger of %s", c.Key)
+				say(op, "is not in the ledger of %s", c.Key)
 			}
 		}
 	}
@@ -165,15 +167,15 @@ func (b *books) check(h *history) (wrong []violation) {
 		tried := slices.ContainsFunc(commits[e.op], func(c event) bool { return c.Key == e.is.key && c.Seq == e.is.seq })
 		switch {
 		case !tried:
-			say(e.op, tries[e.op].Call, "is in the ledger of %s, but nobody has tried to commit that", e.is.key)
+			say(e.op, "is in the ledger of %s, but nobody has tried to commit that", e.is.key)
 		case ended && end.Result != done && end.Result != unknown:
-			say(e.op, end.Call, "is in the ledger of %s", e.is.key)
+			say(e.op, "is in the ledger of %s", e.is.key)
 		}
 		if times[e.op+e.is.key]++; times[e.op+e.is.key] == 2 {
-			say(e.op, end.Call, "is in the ledger of %s twice", e.is.key)
+			say(e.op, "is in the ledger of %s twice", e.is.key)
 		}
 		if before, is := last[e.is.key]; is && before != e.was {
-			say(e.op, end.Call, "replaced another state of %s than its predecessor made", e.is.key)
+			wrong = append(wrong, violation{Job: jobs[e.is.key], At: tries[e.op].Call, Text: fmt.Sprintf("%s replaced another state of %s than its predecessor made", e.op, e.is.key), Order: true})
 		}
 		last[e.is.key] = e.is
 	}
@@ -181,7 +183,7 @@ func (b *books) check(h *history) (wrong []violation) {
 	for _, a := range b.accounts {
 		sum += a.a + a.b
 		if l, is := last[a.key]; is && l != a {
-			wrong = append(wrong, violation{Text: fmt.Sprintf("%s is %+v, but by the ledger %+v", a.key, a, l)})
+			wrong = append(wrong, violation{Job: jobs[a.key], Text: fmt.Sprintf("%s is %+v, but by the ledger %+v", a.key, a, l), Order: true})
 		}
 	}
 	if want := int64(2 * capital * len(b.accounts)); sum != want {

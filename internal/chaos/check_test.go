@@ -16,7 +16,8 @@ func TestChecks(t *testing.T) {
 	shares := func(hold string, call, ret int64) event {
 		return event{Kind: kindUse, Job: "row", Key: "k", Hold: hold, Shared: true, Call: call, Return: ret}
 	}
-	believe := func(hold string, call int64) event {
+	believe := func(hold string, call int64) event { // call is when the holder ought to know at the latest
+		call += int64(noticeOfLease)
 		return event{Kind: kindBelief, Job: "lease", Key: "k", Hold: hold, Call: call, Return: call + 1, client: "c"}
 	}
 	stall := func(call, ret int64) event { return event{Kind: kindStall, Call: call, Return: ret, client: "c"} }
@@ -36,7 +37,7 @@ func TestChecks(t *testing.T) {
 		"a loss that nobody saw":                  {[]event{grant("a", 1, 1, 2), use("a", 3, 4), grant("b", 2, 5, 6)}, true},
 		"a use after the loss":                    {[]event{grant("a", 1, 1, 2), grant("b", 2, 3, 4), use("a", 5, 6)}, false},
 		"a belief after the loss":                 {[]event{grant("a", 1, 1, 2), grant("b", 2, 3, 4), believe("a", 5)}, false},
-		"the same of a process that stood still":  {[]event{grant("a", 1, 1, 2), grant("b", 2, 3, 4), believe("a", 6), stall(2, 5)}, true},
+		"the same of a process that stood still":  {[]event{grant("a", 1, 1, 2), grant("b", 2, 3, 4), believe("a", 6), stall(2, int64(noticeOfLease))}, true},
 		"a belief when the next grant is sent":    {[]event{grant("a", 1, 1, 2), believe("a", 5), grant("b", 2, 3, 6)}, true},
 		"many readers":                            {[]event{share("a", 1, 2), share("b", 3, 4), shares("a", 5, 6), shares("b", 7, 8)}, true},
 		"a reader beside a writer":                {[]event{share("a", 1, 2), grant("b", 1, 3, 4), shares("a", 5, 6)}, false},

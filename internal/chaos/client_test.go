@@ -23,8 +23,10 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// ttl is that of all leases, sessions and advisory locks.
-const ttl = 2 * time.Second
+const (
+	ttl   = 2 * time.Second // of all leases, sessions and advisory locks
+	limit = 5 * ttl         // of a transfer
+)
 
 // orders are what a client process is told, in its environment.
 type orders struct {
@@ -58,13 +60,15 @@ func runClient(text string) error {
 		return err
 	}
 	defer c.file.Close()
-	_ = mysql.SetLogger(&mysql.NopLogger{}) // broken connections are what we are here for
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		close(c.stop)
 	}()
-	var all sync.WaitGroup
-	all.Go(c.watchStalls)
+	over := make(chan struct{})
+	var watching, all sync.WaitGroup
+	watching.Go(func() { c.watchStalls(over) })
+	defer watching.Wait()
+	defer close(over)
 	for i, name := range c.Jobs {
 		j := jobs[name]
 		if j.breaks != nil {
@@ -103,11 +107,11 @@ func (c *client) note(e event) {
 
 // watchStalls notes when this process did not get to run: it cannot have known of
 // anything then.
-func (c *client) watchStalls() {
+func (c *client) watchStalls(over <-chan struct{}) {
 	const beat, late = 10 * time.Millisecond, 100 * time.Millisecond
 	for last := now(); ; {
 		select {
-		case <-c.stop:
+		case <-over:
 			return
 		case <-time.After(beat):
 		}
@@ -135,9 +139,9 @@ func (w *worker) work(j job) {
 		select {
 		case <-w.stop:
 			return
-		case <-time.After(time.Duration(w.random.Int64N(int64(20 * time.Millisecond)))):
+		case <-time.After(time.Duration(w.random.Int64N(int64(40 * time.Millisecond)))):
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), 2*ttl)
+		ctx, cancel := context.WithTimeout(context.Background(), limit)
 		if w.random.IntN(30) == 0 { // somebody who gives up
 			time.AfterFunc(time.Duration(w.random.Int64N(int64(50*time.Millisecond))), cancel)
 		}
@@ -273,7 +277,7 @@ func resultOf(err error, committing bool) result {
 		return done
 	case errors.Is(err, mysqllock.ErrConflict), errors.Is(err, mysqllock.ErrDeadlock):
 		return conflict
-	case committing && errors.As(err, &e) && e.Op == "commit" && broken(err):
+	case committing && errors.As(err, &e) && e.Op == "commit" && (broken(err) || undecided(err)):
 		return unknown
 	case errors.Is(err, mysqllock.ErrLost):
 		return lost
@@ -292,6 +296,12 @@ func broken(err error) bool {
 	var network net.Error
 	return errors.Is(err, mysql.ErrInvalidConn) || errors.As(err, &network) || errors.Is(err, io.ErrUnexpectedEOF) ||
 		strings.Contains(err.Error(), "bad connection") || strings.Contains(err.Error(), "invalid connection")
+}
+
+// undecided reports whether a cluster's node cannot tell what became of a COMMIT.
+func undecided(err error) bool {
+	var said *mysql.MySQLError
+	return errors.As(err, &said) && (said.Number == 1180 || said.Number == 3100)
 }
 
 // in runs one transfer in a transaction that was begun under h, from its read to
@@ -529,7 +539,7 @@ func (h *hold) write(ctx context.Context, key string) error {
 	statements := ctx
 	if h.random.IntN(2) == 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), 2*ttl)
+		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), limit)
 		defer cancel()
 		statements = context.Background()
 	}

@@ -10,10 +10,10 @@ import (
 type fault struct {
 	name string
 
-	// endsConnections says whether the server may end connections, or the network,
-	// while their clients are alive. An advisory lock goes with its connection, and
-	// nothing keeps that from happening between the check and COMMIT.
-	endsConnections bool
+	// freesAdvisory says whether the connection that carries an advisory lock may be
+	// ended while COMMIT is under way on another: nothing keeps that from happening
+	// between the check and COMMIT.
+	freesAdvisory bool
 
 	// run breaks things, mends them, and returns how many it has broken.
 	run func(a *arena) (times int)
@@ -43,7 +43,7 @@ var (
 		a.stop(a.victim(), a.long)
 		return 1
 	}}
-	resetAtCommit = &fault{"connection reset at COMMIT", true, func(a *arena) int {
+	resetAtCommit = &fault{"connection reset at COMMIT", false, func(a *arena) int {
 		p := a.victim()
 		before := p.proxy.dials()
 		p.proxy.cutAt("COMMIT")
@@ -52,7 +52,7 @@ var (
 		return p.proxy.dials() - before
 	}}
 	blackHole    = &fault{"black hole, both ways", true, func(a *arena) int { return a.hole(requests, answers) }}
-	serverKilled = &fault{"server killed (kill -9) and restarted", true, func(a *arena) int {
+	serverKilled = &fault{"server killed (kill -9) and restarted", false, func(a *arena) int {
 		a.must(a.nodes[0].Kill())
 		a.rest(0, time.Second)
 		a.must(a.nodes[0].Restart(a.t.Context()))

@@ -118,9 +118,10 @@ func (h *history) refreshFrom(path string) error {
 
 // violation is something that no lock that keeps its promise lets happen.
 type violation struct {
-	Job  string
-	At   int64 // 0 where that is not known
-	Text string
+	Job   string
+	At    int64 // 0 where that is not known
+	Text  string
+	Order bool // it is about the order of the commits, which a lost update has upset
 }
 
 func (v violation) String() string { return v.Job + ": " + v.Text }
@@ -162,9 +163,12 @@ var lockModel = porcupine.Model{
 	},
 }
 
-// notice is how late the holder of an advisory lock may be told of its loss. The
-// holder of a lease is told before its end.
-const notice = 3 * time.Second
+// How late a holder may be told that its lock is lost: that of a lease is told before,
+// but on a busy machine it may be some time until it hears it.
+const (
+	noticeOfLease    = ttl / 10
+	noticeOfAdvisory = 3 * time.Second
+)
 
 // checkLocks returns the keys whose grants, uses and releases no lock could have
 // made that one holder has at a time, or many who share it, and whose tokens grow.
@@ -198,8 +202,11 @@ func (h *history) checkLocks(unsure func(job string) bool) (wrong []violation) {
 			if e.Kind == kindBelief && slices.ContainsFunc(stalls[e.client], func(s event) bool { return s.covers(e) }) {
 				continue
 			}
-			if e.Kind == kindBelief && e.Job == "advisory" {
-				e.Call -= int64(notice)
+			switch {
+			case e.Kind == kindBelief && e.Job == "advisory":
+				e.Call -= int64(noticeOfAdvisory)
+			case e.Kind == kindBelief:
+				e.Call -= int64(noticeOfLease)
 			}
 			if before.Kind != kindRelease && e.Call > before.Call {
 				last[hold] = e
@@ -270,7 +277,7 @@ func (h *history) checkAccounts(b *books, doubtful func(at int64) bool) (wrong [
 	}
 	for key, ops := range keys {
 		if text := inexplicable(accountModel, ops); text != "" {
-			wrong = append(wrong, violation{Job: jobs[key], Text: "the account of " + key + text})
+			wrong = append(wrong, violation{Job: jobs[key], Text: "the account of " + key + text, Order: true})
 		}
 	}
 	return wrong

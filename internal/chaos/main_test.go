@@ -4,18 +4,31 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"strconv"
 	"testing"
 
+	"github.com/go-sql-driver/mysql"
 	"go.uber.org/goleak"
 )
 
+// seed is of all that is drawn.
+var seed = uint64(now())
+
 func TestMain(m *testing.M) {
+	_ = mysql.SetLogger(&mysql.NopLogger{}) // broken connections are what we are here for
 	if text := os.Getenv(ordersVariable); text != "" {
 		if err := runClient(text); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
 		os.Exit(0)
+	}
+	if text := os.Getenv("CHAOS_SEED"); text != "" {
+		var err error
+		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
+			fmt.Fprintln(os.Stderr, "CHAOS_SEED:", err)
+			os.Exit(1)
+		}
 	}
 	_ = flag.Set("test.parallel", "16") // most of the time they wait
 	code := m.Run()

@@ -25,7 +25,6 @@ type cell struct {
 type column struct {
 	topology string
 	refused  map[string]string // why the driver refuses a strategy there
-	seed     uint64
 	rounds   int
 	took     time.Duration
 	faults   []*fault
@@ -79,20 +78,22 @@ func (c *column) count(a *arena, wrong, known []violation) {
 
 func (c *cell) count(h *history, w *window, job string, wrong, known []violation) {
 	during := func(at int64) bool { return w.from <= at && at <= w.back }
-	accounts, acknowledged := make(map[string]string), make(map[string][]int64)
+	accounts, acknowledged := make(map[string][]string), make(map[string][]int64)
 	for _, e := range h.events {
 		switch {
 		case e.Job != job:
 		case e.Kind == kindTry && during(e.Call):
 			c.tried++
 		case e.Kind == kindCommit:
-			accounts[e.Op] = e.Key
+			accounts[e.Op] = append(accounts[e.Op], e.Key)
 		case e.Kind == kindEnd:
 			if during(e.Return) {
 				c.results[e.Result]++
 			}
-			if key := accounts[e.Op]; key != "" && e.Result == done {
-				acknowledged[key] = append(acknowledged[key], e.Return)
+			for _, key := range accounts[e.Op] {
+				if e.Result == done {
+					acknowledged[key] = append(acknowledged[key], e.Return)
+				}
 			}
 		}
 	}
@@ -142,7 +143,7 @@ func (r *report) write(path string) error {
 
 func (r *report) text() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "\nMeasured on %s.\n", time.Now().UTC().Format("2 January 2006"))
+	fmt.Fprintf(&b, "\nMeasured on %s, CHAOS_SEED=%d.\n", time.Now().UTC().Format("2 January 2006"), seed)
 	for _, c := range r.columns {
 		c.text(&b)
 	}
@@ -166,7 +167,7 @@ func (c *column) text(b *strings.Builder) {
 			names = append(names, name)
 		}
 	}
-	fmt.Fprintf(b, "\n### %s\n\n%d rounds in %v, CHAOS_SEED=%d. Transfers tried, and the longest time in which none was committed on one key:\n\n", c.topology, c.rounds, c.took.Round(time.Second), c.seed)
+	fmt.Fprintf(b, "\n### %s\n\nRounds of all faults: %d, in %v. Transfers tried, and the longest time in which none was committed under one key:\n\n", c.topology, c.rounds, c.took.Round(time.Second))
 	fmt.Fprintf(b, "| fault | injected | %s | violations |\n|---|--:|%s--:|\n", strings.Join(names, " | "), strings.Repeat("--:|", len(names)))
 	for _, f := range c.faults {
 		violations, line := 0, ""

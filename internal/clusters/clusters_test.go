@@ -28,8 +28,9 @@ func TestGalera(t *testing.T) {
 		mixed(t, c)
 		rowLocks(t, c)
 		movedToCluster(t, c)
+		doctor(t, c, 0, "row lease optimistic")
 	})
-	failovers(t, c, "pause", []lockctx.Option{lockctx.Row()}, []lockctx.Option{lockctx.Lease(leaseTTL)})
+	failovers(t, c, "pause", lockctx.Row(), lockctx.Lease(leaseTTL))
 }
 
 // TestGroupMultiPrimary: leases and versions are kept by writes, and the rest is
@@ -47,8 +48,9 @@ func TestGroupMultiPrimary(t *testing.T) {
 		refused(t, c, "slots", lockctx.Slots(2))
 		refused(t, c, "advisory", lockctx.Advisory())
 		claims(t, c)
+		doctor(t, c, 0, "lease optimistic")
 	})
-	failovers(t, c, "pause", []lockctx.Option{lockctx.Lease(leaseTTL)})
+	failovers(t, c, "pause", lockctx.Lease(leaseTTL))
 }
 
 // TestGroupSinglePrimary: on the primary it is as on one server, but for what does
@@ -63,6 +65,8 @@ func TestGroupSinglePrimary(t *testing.T) {
 		refused(t, c, "advisory", lockctx.Advisory())
 		secondary(t, c)
 		movedToSecondary(t, c)
+		doctor(t, c, 0, "row lease optimistic")
+		doctor(t, c, 1, "")
 	})
-	failovers(t, c, "kill", []lockctx.Option{lockctx.Row()}, []lockctx.Option{lockctx.Lease(leaseTTL)})
+	failovers(t, c, "kill", lockctx.Row(), lockctx.Lease(leaseTTL))
 }

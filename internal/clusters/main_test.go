@@ -108,7 +108,7 @@ func (s *scratch) wantStock(node, id, want int) {
 }
 
 // patience is far more than anything here takes.
-const patience = time.Minute
+const patience = 2 * time.Minute
 
 // eventually asks until there is no error.
 func (s *scratch) eventually(what string, ask func() error) {

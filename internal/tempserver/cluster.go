@@ -36,16 +36,16 @@ type Cluster struct {
 	// do to one that is alone. Restart does not: see [Cluster.Rejoin].
 	Nodes []*Server
 
-	kind     peers
-	reserved []*os.File // keep the ports ours on which the nodes talk to each other
+	kind peers
 }
 
 // peers is what differs between the kinds of clusters.
 type peers interface {
-	// ports is how many a node needs beside that for clients.
-	ports() int
-	// options returns those of the i-th node, given the further addresses of all.
-	options(i int, addrs [][]string) []string
+	// prepare sees to what the nodes need to talk to each other, until stop.
+	prepare(nodes []*Server) error
+	stop()
+	// options returns those of the i-th node.
+	options(i int) []string
 	// assemble launches the nodes and makes them a cluster.
 	assemble(ctx context.Context, nodes []*Server) error
 	// rejoin brings a node back to those that run.
@@ -58,10 +58,12 @@ type peers interface {
 // skipped, or with CI=true in the environment as failed.
 func RequireCluster(tb TB, t Topology) {
 	tb.Helper()
-	if _, _, err := t.find(); err != nil {
-		if os.Getenv("CI") == "true" {
-			tb.Fatal(err)
-		}
+	_, _, err := t.find()
+	switch {
+	case err == nil:
+	case os.Getenv("CI") == "true":
+		tb.Fatal(err)
+	default:
 		tb.Skip(err)
 	}
 }
@@ -108,22 +110,16 @@ func StartCluster(ctx context.Context, t Topology, opts ...string) (*Cluster, er
 }
 
 func (c *Cluster) start(ctx context.Context, template string, opts []string) error {
-	addrs := make([][]string, len(c.Nodes))
-	for i, s := range c.Nodes {
+	for _, s := range c.Nodes {
 		if err := s.prepare(template); err != nil {
 			return err
 		}
-		for range c.kind.ports() {
-			port, addr, err := reservePort()
-			if err != nil {
-				return err
-			}
-			c.reserved = append(c.reserved, port)
-			addrs[i] = append(addrs[i], addr)
-		}
+	}
+	if err := c.kind.prepare(c.Nodes); err != nil {
+		return err
 	}
 	for i, s := range c.Nodes {
-		s.opts = slices.Concat([]string{"--innodb-flush-log-at-trx-commit=2"}, c.kind.options(i, addrs), opts)
+		s.opts = slices.Concat([]string{"--innodb-flush-log-at-trx-commit=2"}, c.kind.options(i), opts)
 	}
 	return c.kind.assemble(ctx, c.Nodes)
 }
@@ -144,8 +140,7 @@ func each(nodes []*Server, do func(*Server) error) error {
 func (c *Cluster) DSN(i int, db string) string { return c.Nodes[i].DSN(db) }
 
 // Isolate cuts the i-th node off from the others: clients still reach it. It may
-// not be killed while it is. In Group Replication this takes root, and the
-// programs nft and ss.
+// not be killed while it is. In Group Replication it needs Linux.
 func (c *Cluster) Isolate(ctx context.Context, i int) error {
 	return c.kind.isolate(ctx, c.Nodes, i)
 }
@@ -180,9 +175,7 @@ func (c *Cluster) Rejoin(ctx context.Context, i int) error {
 // Stop ends all nodes and removes their folders.
 func (c *Cluster) Stop() error {
 	err := each(c.Nodes, (*Server).Stop)
-	for _, port := range c.reserved {
-		port.Close()
-	}
+	c.kind.stop()
 	return err
 }
 

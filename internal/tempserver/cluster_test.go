@@ -4,87 +4,60 @@ package tempserver
 
 import (
 	"context"
-	"database/sql"
-	"errors"
-	"fmt"
 	"os"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 )
 
-// topologies runs the test on each kind of cluster, side by side.
-func topologies(t *testing.T, test func(*testing.T, Topology)) {
-	for _, topology := range []Topology{Galera, GroupSinglePrimary, GroupMultiPrimary} {
-		t.Run(string(topology), func(t *testing.T) {
-			RequireCluster(t, topology)
-			test(t, topology)
-		})
-	}
-}
-
+// TestCluster has a node die, and come back with what it has missed. The tests of
+// package clusters have the other kinds and faults.
 func TestCluster(t *testing.T) {
-	t.Setenv("TMPDIR", t.TempDir())
-	topologies(t, func(t *testing.T, topology Topology) {
-		began := time.Now()
-		c, err := StartCluster(t.Context(), topology)
-		if err != nil {
-			t.Fatal(err)
+	RequireCluster(t, Galera)
+	began := time.Now()
+	c, err := StartCluster(t.Context(), Galera)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("started in %v", time.Since(began).Round(time.Millisecond))
+	defer func() {
+		if err := c.Stop(); err != nil {
+			t.Error(err)
 		}
-		defer func() {
-			if err := c.Stop(); err != nil {
-				t.Error(err)
+		for _, s := range c.Nodes {
+			if exists(s.dir) {
+				t.Errorf("left behind: %s", s.dir)
 			}
-			wantEmpty(t, os.TempDir())
-		}()
-		t.Logf("%s started in %v", topology, time.Since(began).Round(time.Millisecond))
-
-		for i := range c.Nodes {
-			write(t, c, 0, i)
 		}
-		for i := range c.Nodes {
-			wantRows(t, c, i, len(c.Nodes))
-		}
-		steps := []struct {
-			name         string
-			cut, restore func() error
-			others       bool // whether a survivor takes writes meanwhile, by itself
-		}{
-			{"kill", c.Nodes[2].Kill, func() error { return nil }, true},
-			{"pause", c.Nodes[2].Pause, c.Nodes[2].Resume, true},
-		}
-		rows := len(c.Nodes)
-		for _, step := range steps {
-			if err := step.cut(); err != nil {
-				t.Fatalf("%s: %v", step.name, err)
-			}
-			write(t, c, 0, rows)
-			rows++
-			t.Logf("%s: written", step.name)
-			if err := step.restore(); err != nil {
-				t.Fatalf("%s: %v", step.name, err)
-			}
-			if err := c.Rejoin(t.Context(), 2); err != nil {
-				t.Fatalf("%s: %v", step.name, err)
-			}
-			wantRows(t, c, 2, rows)
-			t.Logf("%s: back", step.name)
-		}
-	})
+	}()
+	write(t, c, "CREATE DATABASE shop", "CREATE TABLE shop.t (n INT PRIMARY KEY) ENGINE=InnoDB", "INSERT INTO shop.t VALUES (1)")
+	for i := range c.Nodes {
+		wantRows(t, c, i, 1)
+	}
+	if err := c.Nodes[2].Kill(); err != nil {
+		t.Fatal(err)
+	}
+	write(t, c, "INSERT IGNORE INTO shop.t VALUES (2)")
+	t.Logf("the others go on after %v", time.Since(began).Round(time.Millisecond))
+	if err := c.Rejoin(t.Context(), 2); err != nil {
+		t.Fatal(err)
+	}
+	wantRows(t, c, 2, 2)
 }
 
-// write adds a row, which a cluster in a failover takes its time for.
-func write(t *testing.T, c *Cluster, node, row int) {
+// write changes something on the first node, which a cluster in a failover takes
+// its time for.
+func write(t *testing.T, c *Cluster, statements ...string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), startLimit)
 	defer cancel()
 	for {
-		err := c.Nodes[node].tell(ctx, "CREATE DATABASE IF NOT EXISTS shop", "CREATE TABLE IF NOT EXISTS shop.t (n INT PRIMARY KEY) ENGINE=InnoDB",
-			fmt.Sprintf("INSERT IGNORE INTO shop.t VALUES (%d)", row))
+		err := c.Nodes[0].tell(ctx, statements...)
 		if err == nil {
 			return
 		}
-		if ctx.Err() != nil {
+		if ctx.Err() != nil || len(statements) > 1 { // only what may be said twice is
 			t.Fatal(err)
 		}
 		time.Sleep(50 * time.Millisecond) // there is nothing to wait on
@@ -99,5 +72,41 @@ func wantRows(t *testing.T, c *Cluster, node, rows int) {
 	}
 }
 
-var _ = errors.Is
-var _ sql.DB
+// TestClusterStarterDies: no node outlives who has started it, whenever that dies.
+func TestClusterStarterDies(t *testing.T) {
+	RequireCluster(t, Galera)
+	t.Setenv("TMPDIR", t.TempDir())
+	t.Setenv(childClusterEnv, "1")
+	for _, delay := range []time.Duration{300 * time.Millisecond, time.Second, 3 * time.Second} {
+		parent, _ := startChild(t, Binary{Flavour: MariaDB})
+		time.Sleep(delay)
+		if err := parent.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = parent.Wait()
+	}
+	began := time.Now()
+	for !empty(t, os.TempDir()) || len(mentioning(os.TempDir())) > 0 {
+		if time.Since(began) > 20*time.Second {
+			wantEmpty(t, os.TempDir())
+			t.Fatalf("after 20 s: processes %v", mentioning(os.TempDir()))
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// TestRequireCluster: what is missing is a reason to skip, but not in CI.
+func TestRequireCluster(t *testing.T) {
+	t.Setenv("MYSQLLOCK_GALERA", "/nowhere/libgalera_smm.so")
+	for ci, want := range map[string]string{"": "skip: ", "true": "fail: "} {
+		t.Setenv("CI", ci)
+		r := &recorder{}
+		RequireCluster(r, Galera)
+		if !strings.HasPrefix(r.last, want) || !strings.Contains(r.last, "/nowhere") {
+			t.Errorf("with CI=%q: %q", ci, r.last)
+		}
+	}
+	if _, err := StartCluster(t.Context(), Galera); err == nil || !strings.Contains(err.Error(), "/nowhere") {
+		t.Errorf("StartCluster: %v", err)
+	}
+}

@@ -17,7 +17,12 @@ import (
 // comes back lacks little enough to get it from what the others have
 // kept of the last changes. So no transfer of all data is ever needed, and the
 // program for it, transferScript, only tells a joiner that this is so.
-type galera struct{ provider string }
+type galera struct {
+	provider string
+	group    []string // the addresses at which the nodes talk to each other,
+	joiners  []string // and those at which each gets what it lacks
+	reserved []*os.File
+}
 
 const (
 	transferMethod = "mysqllock"
@@ -64,24 +69,38 @@ func galeraProvider() (string, error) {
 	return "", errors.New("tempserver: no libgalera_smm.so on this machine; scripts/install-servers.sh installs it")
 }
 
-func (g *galera) ports() int { return 2 } // for the group, and for what a joiner lacks
-
-func (g *galera) options(i int, addrs [][]string) []string {
-	var group []string
-	for _, a := range addrs {
-		group = append(group, a[0])
+func (g *galera) prepare(nodes []*Server) error {
+	for range nodes {
+		for _, addrs := range []*[]string{&g.group, &g.joiners} {
+			port, addr, err := reservePort()
+			if err != nil {
+				return err
+			}
+			g.reserved = append(g.reserved, port)
+			*addrs = append(*addrs, addr)
+		}
 	}
-	_, port, _ := strings.Cut(group[i], ":")
+	return nil
+}
+
+func (g *galera) stop() {
+	for _, port := range g.reserved {
+		port.Close()
+	}
+}
+
+func (g *galera) options(i int) []string {
+	_, port, _ := strings.Cut(g.group[i], ":")
 	return []string{
 		"--wsrep-on=ON",
 		"--wsrep-provider=" + g.provider,
 		"--wsrep-cluster-name=mysqllock",
-		"--wsrep-cluster-address=gcomm://" + strings.Join(group, ","),
+		"--wsrep-cluster-address=gcomm://" + strings.Join(g.group, ","),
 		fmt.Sprintf("--wsrep-node-name=node%d", i),
-		"--wsrep-node-address=" + group[i],
+		"--wsrep-node-address=" + g.group[i],
 		"--wsrep-sst-method=" + transferMethod,
-		"--wsrep-provider-options=base_host=127.0.0.1;base_port=" + port + ";gmcast.listen_addr=tcp://" + group[i] +
-			";ist.recv_addr=" + addrs[i][1] + ";gcache.size=64M",
+		"--wsrep-provider-options=base_host=127.0.0.1;base_port=" + port + ";gmcast.listen_addr=tcp://" + g.group[i] +
+			";ist.recv_addr=" + g.joiners[i] + ";gcache.size=64M",
 		"--binlog-format=ROW",
 		"--innodb-autoinc-lock-mode=2",
 	}

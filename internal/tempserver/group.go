@@ -4,26 +4,39 @@ package tempserver
 
 import (
 	"context"
-	"fmt"
 	"strconv"
 	"strings"
 )
 
-// group is a cluster of MySQL servers under Group Replication.
-type group struct{ multi bool }
+// group is a cluster of MySQL servers under Group Replication. They talk to each
+// other through relays, which can cut one off, over the protocol of their clients:
+// the other one that there is listens at the address that it tells the others.
+type group struct {
+	multi  bool
+	relays *relays // through which the members reach each other
+}
 
 const groupName = "5eed0000-0000-11f0-8000-000000000002"
 
-func (g *group) ports() int { return 1 }
+func (g *group) prepare(nodes []*Server) (err error) {
+	g.relays, err = newRelays(nodes)
+	return err
+}
 
-func (g *group) options(i int, addrs [][]string) []string {
+func (g *group) stop() {
+	if g.relays != nil {
+		g.relays.close()
+	}
+}
+
+func (g *group) options(i int) []string {
 	single, everywhere := "ON", "OFF"
 	if g.multi {
 		single, everywhere = everywhere, single
 	}
 	var seeds []string
-	for _, a := range addrs {
-		seeds = append(seeds, a[0])
+	for node := range clusterSize {
+		seeds = append(seeds, g.relays.addr(node))
 	}
 	return []string{
 		"--server-id=" + strconv.Itoa(i+1),
@@ -34,7 +47,8 @@ func (g *group) options(i int, addrs [][]string) []string {
 		"--plugin-load-add=group_replication.so",
 		"--loose-group-replication-start-on-boot=OFF",
 		"--loose-group-replication-group-name=" + groupName,
-		"--loose-group-replication-local-address=" + addrs[i][0],
+		"--loose-group-replication-communication-stack=MYSQL",
+		"--loose-group-replication-local-address=" + g.relays.addr(i),
 		"--loose-group-replication-group-seeds=" + strings.Join(seeds, ","),
 		"--loose-group-replication-single-primary-mode=" + single,
 		"--loose-group-replication-enforce-update-everywhere-checks=" + everywhere,
@@ -81,8 +95,8 @@ func (g *group) online(ctx context.Context, s *Server) error {
 }
 
 // rejoin has a member that runs leave before it joins: it may not even know that
-// it was expelled.
-func (g *group) rejoin(ctx context.Context, s *Server, _ []*Server) error {
+// it was expelled. Who joins before the others have let it go waits for long.
+func (g *group) rejoin(ctx context.Context, s *Server, running []*Server) error {
 	if s.down() {
 		if err := g.launch(ctx, s); err != nil {
 			return err
@@ -91,13 +105,20 @@ func (g *group) rejoin(ctx context.Context, s *Server, _ []*Server) error {
 	if err := s.tell(ctx, "STOP GROUP_REPLICATION"); err != nil {
 		return err
 	}
+	for _, other := range running {
+		if err := other.await(ctx, "SELECT COUNT(*) FROM performance_schema.replication_group_members", strconv.Itoa(len(running))); err != nil {
+			return err
+		}
+	}
 	return g.join(ctx, s)
 }
 
-func (g *group) isolate(ctx context.Context, nodes []*Server, i int) error {
-	return fmt.Errorf("not yet")
+func (g *group) isolate(_ context.Context, _ []*Server, i int) error {
+	g.relays.isolate(i)
+	return nil
 }
 
-func (g *group) heal(ctx context.Context, nodes []*Server, i int) error {
-	return fmt.Errorf("not yet")
+func (g *group) heal(_ context.Context, _ []*Server, i int) error {
+	g.relays.heal(i)
+	return nil
 }

@@ -28,6 +28,9 @@ import (
 // it on its standard output, and wait for its end.
 const childEnv = "MYSQLLOCK_TEMPSERVER_CHILD"
 
+// childClusterEnv makes it start a Galera cluster instead.
+const childClusterEnv = "MYSQLLOCK_TEMPSERVER_CHILD_CLUSTER"
+
 func TestMain(m *testing.M) {
 	if flavour := os.Getenv(childEnv); flavour != "" {
 		child(Flavour(flavour))
@@ -36,6 +39,12 @@ func TestMain(m *testing.M) {
 }
 
 func child(flavour Flavour) {
+	if os.Getenv(childClusterEnv) != "" {
+		_, err := StartCluster(context.Background(), Galera)
+		fmt.Println(err)
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(0)
+	}
 	found := Find()
 	i := slices.IndexFunc(found, func(b Binary) bool { return b.Flavour == flavour })
 	s, err := Start(context.Background(), found[i])

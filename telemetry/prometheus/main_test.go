@@ -64,7 +64,7 @@ func experience(t *testing.T, db *sql.DB) {
 		t.Fatalf("a lock that is held for longer than the wait: %v", err)
 	}
 	ok(t, hold.Release())
-	ok(t, mysqllock.Do(ctx, db, "lease", func(context.Context) error { time.Sleep(pause); return nil }, lockctx.Lease(10*time.Second)))
+	ok(t, mysqllock.Do(ctx, db, "lease", func(context.Context) error { time.Sleep(pause); return nil }, lockctx.Lease(time.Minute)))
 	ok(t, mysqllock.Do(ctx, db, "advisory", func(context.Context) error { return nil }, lockctx.Advisory()))
 
 	_, err = db.ExecContext(ctx, "CREATE TABLE work (id INT)")

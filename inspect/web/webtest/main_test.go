@@ -290,9 +290,12 @@ func (s *scratch) open(database string) *sql.DB {
 	return db
 }
 
-// process opens a handle with locks, as a process of that name has it.
+// process opens a handle with locks, as a process of that name has it. Who waits
+// for a row lock asks again after the TTL, and is the last in line then: no test
+// takes that long.
 func (s *scratch) process(c mysqllock.Config) *sql.DB {
 	s.t.Helper()
+	c.TTL = 10 * patience
 	connector, err := mysqllock.NewConnector(s.config(s.database), c)
 	ok(s.t, err)
 	db := sql.OpenDB(connector)
