@@ -7,10 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"time"
 
 	"github.com/go-sql-driver/mysql"
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/inspect"
+	"github.com/mysqllock/mysqllock/inspect/web"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -111,6 +114,18 @@ func Restock(ctx context.Context, db *sql.DB, products []int, order func(ctx con
 		}
 		return nil
 	}, lockctx.Lease(30*time.Second))
+}
+
+// Page shows who holds locks and who waits, beside the application's pprof. Close it
+// with the server.
+func Page(mux *http.ServeMux, db *sql.DB) (*web.Handler, error) {
+	i, err := inspect.New(db, inspect.Options{})
+	if err != nil {
+		return nil, err
+	}
+	page := web.New(i, web.Options{}) // this machine only, and nothing can be released
+	mux.Handle("/debug/locks/", page)
+	return page, nil
 }
 
 // Busy says who has the lock that a caller did not get. For other errors, and

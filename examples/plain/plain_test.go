@@ -6,7 +6,10 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -64,6 +67,26 @@ func testShop(t *testing.T, shop *testshop.Shop) {
 		}
 		if got := lines.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, "lock lost") {
 			t.Errorf("logged %q", got)
+		}
+	})
+
+	t.Run("page", func(t *testing.T) {
+		mux := http.NewServeMux()
+		page, err := Page(mux, db)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer page.Close()
+		server := httptest.NewServer(mux)
+		defer server.Close()
+		response, err := server.Client().Get(server.URL + "/debug/locks/")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer response.Body.Close()
+		text, err := io.ReadAll(response.Body)
+		if err != nil || response.StatusCode != http.StatusOK || !strings.Contains(string(text), "<title>") {
+			t.Errorf("%s: %v: %.200s", response.Status, err, text)
 		}
 	})
 

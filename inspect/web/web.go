@@ -22,9 +22,11 @@
 // # What it costs
 //
 // While nobody looks, nothing. While somebody does, one [inspect.Inspector.Snapshot]
-// a second, on a connection of its own, however many look; fewer where the server
-// takes longer than a tenth of a second to answer, so that it is busy with them for
-// a tenth of the time at most. A page in a tab that is not shown does not look.
+// a second, on a connection of its own, however many look: about ten statements,
+// which with 150 locks held took 14 ms on MySQL 9.7 and 5 ms on MariaDB 10.11 (the
+// median, on a busy machine). There are fewer where that takes longer than a tenth
+// of a second, so that the server is busy with them for a tenth of the time at most.
+// A page in a tab that is not shown does not look.
 //
 // # What it shows
 //

@@ -329,7 +329,7 @@ func (a *arena) end() *books {
 // promise to prevent.
 func (a *arena) judge(b *books) (wrong, known []violation) {
 	for _, v := range b.overwritten(a.history) {
-		if w := a.during(v.At); v.Job == "advisory" && w != nil && w.fault.freesAdvisory {
+		if v.Job == "advisory" && a.freesAdvisory(v.At) {
 			known = append(known, v)
 		} else {
 			wrong = append(wrong, v)
@@ -341,6 +341,17 @@ func (a *arena) judge(b *books) (wrong, known []violation) {
 		}
 	}
 	return wrong, known
+}
+
+// freesAdvisory reports whether the server may have ended connections that carried
+// advisory locks at the time or shortly before it: by a fault, or since their process
+// did not get to run.
+func (a *arena) freesAdvisory(at int64) bool {
+	return slices.ContainsFunc(a.windows, func(w *window) bool {
+		return w.fault.freesAdvisory && w.from <= at && at <= w.back+int64(ttl)
+	}) || slices.ContainsFunc(a.history.events, func(e event) bool {
+		return e.Kind == kindStall && e.Return-e.Call > int64(ttl/4) && e.Call <= at && at <= e.Return+int64(ttl)
+	})
 }
 
 // unsure reports whether a grant may be outdated in a job. An advisory lock goes from

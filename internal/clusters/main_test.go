@@ -11,6 +11,7 @@ import (
 	"crypto/rand"
 	"database/sql"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"strings"
@@ -26,6 +27,10 @@ import (
 
 func TestMain(m *testing.M) {
 	_ = mysql.SetLogger(&mysql.NopLogger{}) // lost connections are what it is about
+	flag.Parse()
+	if err := flag.Set("test.parallel", "8"); err != nil { // nearly all of the time goes by in waiting
+		panic(err)
+	}
 	goleak.VerifyTestMain(m)
 }
 

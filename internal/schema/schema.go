@@ -150,28 +150,38 @@ func Literal(b string) string { return "x'" + hex.EncodeToString([]byte(b)) + "'
 // In a Group Replication group with several primaries nothing is made but what may
 // be made twice: what two members make at the same time each has to make again for
 // the other, and one that cannot leaves the group.
+//
+// Where another node of a cluster makes the same at this moment, the statements
+// are refused until it has arrived here: then Ensure tries again.
 func (t Table) Ensure(ctx context.Context, conn driver.Conn, info server.Info, auto bool) (procedure bool, err error) {
+	const patience = 100
+	for tries := 1; ; tries++ {
+		procedure, err = t.ensure(ctx, conn, info, auto)
+		if !server.Deadlock(err) || tries == patience {
+			return procedure, err
+		}
+		select {
+		case <-time.After(time.Duration(min(tries, 10)) * 10 * time.Millisecond):
+		case <-ctx.Done():
+			return false, err
+		}
+	}
+}
+
+func (t Table) ensure(ctx context.Context, conn driver.Conn, info server.Info, auto bool) (procedure bool, err error) {
 	if t.schema == "" {
 		return false, fmt.Errorf("no database is selected: name one in the DSN, or give lockTable as schema.table")
 	}
 	s, err := t.state(ctx, conn, info)
 	lack := t.lack(s)
 	repeatable := s.engine == "" || info.Topology != server.MultiPrimary
-	for tries := 1; err == nil && auto && lack != "" && repeatable; tries++ {
+	if err == nil && auto && lack != "" && repeatable {
 		err = server.Exec(ctx, conn, lack)
-		conflict := server.Deadlock(err) && tries < patience
 		const duplicateColumn = 1060 // another process was quicker
-		if err != nil && !conflict && server.Number(err) != duplicateColumn {
-			break
-		}
-		if conflict {
-			pause(ctx, tries)
-		}
-		if s, err = t.state(ctx, conn, info); err == nil {
-			lack = t.lack(s)
-		}
-		if !conflict {
-			break
+		if err == nil || server.Number(err) == duplicateColumn {
+			if s, err = t.state(ctx, conn, info); err == nil {
+				lack = t.lack(s)
+			}
 		}
 	}
 	if err == nil && lack == "" && s.innoDB() {
@@ -184,7 +194,9 @@ func (t Table) Ensure(ctx context.Context, conn driver.Conn, info server.Info, a
 	switch {
 	case server.Denied(err):
 		return false, fmt.Errorf("making the lock table: %w; the account needs SELECT, INSERT, UPDATE on it, and the right to make it where it is missing; or let someone who has that run:\n%s", err, run)
-	case server.Missing(err) || server.Refused(err):
+	case server.Refused(err):
+		return false, lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("making the lock table: %w; the server takes no writes, so that no lock on it excludes anybody; on the one that takes them this may have to be run:\n%s", err, run))
+	case server.Missing(err):
 		return false, fmt.Errorf("making the lock table: %w; let someone with the right to do so run:\n%s", err, run)
 	case server.Locked(err) && lack != "":
 		return false, fmt.Errorf("the lock table is of an older form and in use, so it cannot be changed just now: %w; it is tried again at its next use, or run, when it is not:\n%s", err, run)
@@ -254,32 +266,13 @@ func (t Table) lack(s state) string {
 }
 
 // ensureFloor looks with a plain read first, since an INSERT of a row that is
-// there waits for whoever has locked it. Where another node of a cluster makes it
-// at the same time, it is on its way here.
+// there waits for whoever has locked it.
 func (t Table) ensureFloor(ctx context.Context, conn driver.Conn) error {
-	for tries := 1; ; tries++ {
-		rows, err := server.Query(ctx, conn, "SELECT 1 FROM "+t.String()+" WHERE "+Floor)
-		if err != nil || len(rows) > 0 {
-			return err
-		}
-		err = server.Exec(ctx, conn, t.floorDDL())
-		if !server.Deadlock(err) || tries == patience {
-			return err
-		}
-		pause(ctx, tries)
+	rows, err := server.Query(ctx, conn, "SELECT 1 FROM "+t.String()+" WHERE "+Floor)
+	if err != nil || len(rows) > 0 {
+		return err
 	}
-}
-
-// patience is how many times to look for what another node of a cluster is making
-// at the same time.
-const patience = 100
-
-// pause lets it arrive: at once, as a rule, but a node may be behind.
-func pause(ctx context.Context, tries int) {
-	select {
-	case <-time.After(time.Duration(min(tries, 10)) * 10 * time.Millisecond):
-	case <-ctx.Done():
-	}
+	return server.Exec(ctx, conn, t.floorDDL())
 }
 
 func (t Table) ensureProcedure(ctx context.Context, conn driver.Conn, s state, auto bool) (bool, error) {

@@ -1,0 +1,38 @@
+package web_test
+
+import (
+	"database/sql"
+	"log"
+	"net/http"
+
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/inspect"
+	"github.com/mysqllock/mysqllock/inspect/web"
+)
+
+// Beside pprof, with the losses of the application's own locks.
+func Example() {
+	cfg, err := mysql.ParseDSN("app:pw@tcp(127.0.0.1:3306)/shop")
+	if err != nil {
+		log.Fatal(err)
+	}
+	losses := new(web.Losses)
+	connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{Observer: losses})
+	if err != nil {
+		log.Fatal(err)
+	}
+	db := sql.OpenDB(connector)
+	defer db.Close()
+	i, err := inspect.New(db, inspect.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	page := web.New(i, web.Options{Losses: losses})
+	defer page.Close()
+	mux := http.NewServeMux()
+	mux.Handle("/debug/locks/", page)
+	srv := &http.Server{Addr: "localhost:6060", Handler: mux}
+	srv.RegisterOnShutdown(page.Close)
+}
