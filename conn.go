@@ -27,7 +27,7 @@ type conn struct {
 	tx      *tx         // the open transaction that BeginTx has begun here
 	raw     bool        // plain SQL text has begun a transaction
 	manual  bool        // plain SQL text has switched autocommit off
-	limited bool        // idle_transaction_timeout was set for a locked transaction
+	unlimit string      // takes the limit on idleness off again that was set for a locked transaction; "" without one
 	bad     atomic.Bool // must not be used again
 }
 
@@ -164,11 +164,11 @@ func (c *conn) note(ctx context.Context, text string) error {
 	switch verb := firstWord(text); {
 	case verb == "SET":
 		if c.manual = info.Opens; c.manual {
-			return c.unlimit(ctx)
+			return c.liftLimit(ctx)
 		}
 	case info.Opens:
 		c.raw = true
-		return c.unlimit(ctx)
+		return c.liftLimit(ctx)
 	case verb == "COMMIT" || verb == "ROLLBACK":
 		c.raw = false // others need not end it: UNLOCK TABLES, for one
 	}
@@ -332,12 +332,14 @@ func (c *conn) joinLate(ctx context.Context, l *locks, s *scope, h *lockctx.Hint
 		}
 		r := &requests[i]
 		r.seen = c.k.observe(ctx, r.places...)
-		if granted[i], alive, err = l.Join(ctx, c.link, r.now()); err != nil {
-			r.seen.refused(err)
-		}
+		granted[i], alive, err = l.Join(ctx, c.link, r.now())
 		alive = alive && i == 0
 	}
 	if err != nil {
+		c.k.suspect(err)
+		for _, r := range requests { // also those that were granted, for nothing
+			r.seen.refused(err)
+		}
 		err = noRetry(err)
 		if !alive || !c.link.Valid() { // its driver closes a connection that answers too late
 			t.failed = &Error{Op: "statement", Key: names(h), Strategy: c.k.strategy(h), Err: lockerr.With(ErrLost, err)}
@@ -375,7 +377,7 @@ func (c *conn) runHere(ctx context.Context, st *statement) (driver.Rows, driver.
 func (c *conn) openLate(ctx context.Context, l *locks, rows bool) error {
 	texts := []string{"SAVEPOINT mysqllock_late", "RELEASE SAVEPOINT mysqllock_late"}
 	if s := l.IdleLimit(); rows && s > 0 {
-		c.limited = true
+		c.unlimit = rowlock.IdleLimitSQL(l.Info().IdleLimit)
 		texts = append(texts, rowlock.IdleLimitSQL(s))
 	}
 	for _, text := range texts {
@@ -490,7 +492,7 @@ func (c *conn) Begin() (driver.Tx, error) {
 func (c *conn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
 	t := &tx{c: c, ctx: ctx, opts: opts}
 	if c.plain(ctx) {
-		if err := c.unlimit(ctx); err != nil {
+		if err := c.liftLimit(ctx); err != nil {
 			return nil, err
 		}
 		base, err := pool.Begin(ctx, c.link.Conn, opts)
@@ -556,18 +558,15 @@ func (c *conn) beginLocked(ctx context.Context, t *tx, opts driver.TxOptions) er
 	return u.nest(ctx, t, opts)
 }
 
-// unlimit takes the limit on idleness, which was set for a locked transaction,
-// off again before a transaction without a lock.
-func (c *conn) unlimit(ctx context.Context) error {
-	if !c.limited {
+// liftLimit takes the limit on idleness off before a transaction without a lock.
+func (c *conn) liftLimit(ctx context.Context) error {
+	if c.unlimit == "" {
 		return nil
 	}
-	l, err := c.k.use(ctx, nil)
-	if err != nil {
-		return err
+	err := server.Exec(ctx, c.link.Conn, c.unlimit)
+	if err == nil {
+		c.unlimit = ""
 	}
-	err = server.Exec(ctx, c.link.Conn, rowlock.IdleLimitSQL(l.Info().IdleLimit))
-	c.limited = err != nil
 	return err
 }
 
@@ -732,7 +731,7 @@ func (t *tx) end(commit bool) error {
 				_ = t.base.Rollback()
 				return err
 			}
-			if err = t.base.Commit(); err != nil && server.Number(err) == 0 {
+			if err = t.base.Commit(); err != nil && server.Gone(err, t.c.link.Conn) {
 				unsure()
 			}
 			return err

@@ -326,12 +326,15 @@
 //
 // A node that dies, stops or is cut off is expelled by the others, after 5 to 7
 // seconds on Galera and 22 in Group Replication if nothing else is set. Until then
-// nobody is granted anything, and then the locks of the row strategy that were held
+// the others grant nothing, and then the locks of the row strategy that were held
 // on it are free. A lease lasts until its TTL is over, so one of more than these
 // times outlives a failover that its holder survives. Whoever held a lock on that
-// node and comes back commits nothing, but can go on reading: for some seconds, or
-// in Group Replication for as long as it is cut off. Where the node itself cannot tell whether the others agreed to a COMMIT the error is
-// [ErrLost] with Op "commit", as after a broken connection.
+// node and comes back commits nothing, but can go on reading for some seconds. A
+// primary of Group Replication that is cut off goes on granting row locks for as
+// long as it is: nothing that is written under them is ever committed, but what is
+// done outside of the database is not alone. Use a lease for that. Where the node
+// itself cannot tell whether the others agreed to a COMMIT the error is [ErrLost]
+// with Op "commit", as after a broken connection.
 //
 // Connections that a balancer spreads over the nodes may read what is older than
 // the lock; a row lock is in the connection that reads, and is no older. For leases
@@ -343,8 +346,10 @@
 // writes (read_only, innodb_read_only) grants locks of which nobody else knows.
 // There every strategy fails with ErrUnsafe, lockUnsafe=allow or not, but for
 // advisory locks, which it allows. A handle whose endpoint leads to the primary
-// again works again. An account that may write on a server with read_only set is
-// not kept from taking locks on one that was made read-only after the first hint.
+// again works again. Each statement that locks rows says whether the server takes
+// writes, so one that has become a replica grants none. A group that is switched
+// to several primaries while it runs is noticed at the next loss of a lock, or of
+// its connection: restart the programs.
 //
 // In Group Replication with several primaries the driver makes the lock table, but
 // does not change one of an older version: two members that do so at the same time

@@ -505,7 +505,7 @@ func (k *connector) use(ctx context.Context, h *lockctx.Hint) (*locks, error) {
 		k.mu.Lock() // Close waits until we are done
 		defer k.mu.Unlock()
 		if k.ctx.Err() != nil {
-			return nil, nil
+			return nil, ErrClosed
 		}
 		ctx, cancel := context.WithTimeout(k.ctx, 20*time.Second)
 		defer cancel()
@@ -531,14 +531,17 @@ func (k *connector) use(ctx context.Context, h *lockctx.Hint) (*locks, error) {
 		default:
 			k.locks.Store(l)
 		}
-		return nil, err
+		return l, err
 	})
 	select {
 	case r := <-made:
-		if k.ctx.Err() != nil {
+		switch {
+		case k.ctx.Err() != nil:
 			return nil, ErrClosed
+		case r.Err != nil:
+			return nil, r.Err
 		}
-		return k.locks.Load(), r.Err
+		return r.Val.(*locks), nil
 	case <-ctx.Done():
 		return nil, lockerr.With(ErrTimeout, ctx.Err())
 	}
@@ -547,15 +550,17 @@ func (k *connector) use(ctx context.Context, h *lockctx.Hint) (*locks, error) {
 // suspect notes a failure after which the server may not be what it was: a failover
 // makes another one of it, and changes roles.
 func (k *connector) suspect(err error) {
-	if server.Refused(err) || server.Undecided(err) {
+	if server.Refused(err) || server.Undecided(err) || errors.Is(err, server.ErrReadOnly) {
 		k.doubt.Store(true)
 	}
 }
 
-// reconsider asks what the server is now. It returns nil where that is something
-// else than l was made for, and an error where nothing can be locked on it. k.mu is
+// reconsider asks what the server is now, and returns what was made for that, or
+// nil where nothing was yet, and an error where nothing can be locked on it. k.mu is
 // the caller's.
 func (k *connector) reconsider(ctx context.Context, l *locks) (*locks, error) {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second) // others wait for this
+	defer cancel()
 	conn, err := k.base.Connect(ctx)
 	if err != nil {
 		return l, nil // what l is asked for will say why
@@ -572,9 +577,17 @@ func (k *connector) reconsider(ctx context.Context, l *locks) (*locks, error) {
 	if info == l.Info() {
 		return l, nil
 	}
-	k.former = append(k.former, l) // for who still uses it
-	k.locks.Store(nil)
-	return nil, nil
+	// Who uses l goes on. It is used again where the server is what it was, so that
+	// there are no more of them than there are kinds of servers.
+	at := slices.IndexFunc(k.former, func(f *locks) bool { return f.Info() == info })
+	if at < 0 {
+		k.former = append(k.former, l)
+		k.locks.Store(nil)
+		return nil, nil
+	}
+	k.former[at], l = l, k.former[at]
+	k.locks.Store(l)
+	return l, nil
 }
 
 // inTable reports whether the lock table keeps any lock of h. Advisory locks need

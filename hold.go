@@ -171,20 +171,23 @@ func (h *Hold) openGuard(ctx, own context.Context, hint *lockctx.Hint) error {
 	}
 	h.leave, h.ended = sync.OnceFunc(h.k.crowd.done), make(chan struct{})
 	known := make(chan struct{}) // closed when h.guard is set
+	defer close(known)
 	seen := h.k.observe(ctx, p)
 	h.guard, err = l.take(ctx, p, h.k.wait(hint), s.waitingFor(false), func() {
+		h.k.doubt.Store(true)
 		h.cancel(ErrLost)
 		h.leave()
-		<-known
-		seen.over(time.Time{}, h.guard.overError("statement"))
+		if <-known; h.guard != nil {
+			h.guard.lost()
+		}
 	})
 	if err != nil {
+		h.k.suspect(err)
 		seen.refused(err)
 		return err
 	}
 	h.guard.seen = seen
 	seen.acquired(h.guard.token())
-	close(known)
 	h.k.crowd.hold()
 	h.stop = context.AfterFunc(ctx, h.lapse)
 	return nil

@@ -122,6 +122,16 @@ func (g *guard) Release() error {
 	return err
 }
 
+// lost notes that the guard is over without having been given back, or that the
+// handle was closed.
+func (g *guard) lost() {
+	cause := g.overError("statement")
+	if errors.Is(g.Err(), ErrClosed) {
+		cause = nil
+	}
+	g.seen.over(time.Time{}, cause)
+}
+
 // token is 0 for what has no token.
 func (g *guard) token() uint64 {
 	if l, ok := g.keeper.(*lease.Lease); ok {
@@ -888,12 +898,12 @@ var errEnded = errors.New("the lock context, or the context of the query that to
 
 // lost is called when a guard of the unit of work may be lost.
 func (s *scope) lost(g *guard) {
+	s.k.doubt.Store(true)
 	_ = s.take(context.Background())
 	defer s.give()
 	if slices.Contains(s.guards, g) {
-		cause := g.overError("statement")
-		g.seen.over(time.Time{}, cause)
-		s.fail(cause)
+		g.lost()
+		s.fail(g.overError("statement"))
 	}
 }
 

@@ -147,7 +147,7 @@ func (c *conn) begin(ctx context.Context, s *scope, h *lockctx.Hint, opts driver
 		}
 		return nil, yielded(err)
 	}
-	if c.limited {
+	if c.unlimit != "" {
 		l.keeper.Keep(c.link, u.lostBehind)
 	}
 	if err := u.lockRest(ctx, requests); err != nil {
@@ -163,7 +163,7 @@ func (c *conn) beginUnit(ctx context.Context, l *locks, s *scope, h *lockctx.Hin
 	}
 	defer c.link.Give()
 	if len(requests) == 0 {
-		if err := c.unlimit(ctx); err != nil {
+		if err := c.liftLimit(ctx); err != nil {
 			return nil, err
 		}
 		txn, err := c.link.Begin(ctx, opts)
@@ -172,7 +172,9 @@ func (c *conn) beginUnit(ctx context.Context, l *locks, s *scope, h *lockctx.Hin
 		}
 		return c.newUnit(l, s, h, txn, opts), nil
 	}
-	c.limited = c.limited || l.IdleLimit() > 0 // also where the lock is not granted
+	if l.IdleLimit() > 0 {
+		c.unlimit = rowlock.IdleLimitSQL(l.Info().IdleLimit) // also where the lock is not granted
+	}
 	first := requests[0]
 	first.Request = first.now()
 	first.Conn = func(context.Context) (*pool.Conn, error) { return c.link, nil }
@@ -234,6 +236,9 @@ func (k *connector) openSession(ctx, end context.Context, s *scope, h *lockctx.H
 				continue
 			}
 			err = k.setupError(h, errors.New("connections for sessions break as soon as they are used"))
+			if len(requests) > 0 {
+				k.observe(ctx, requests[0].places...).refused(err)
+			}
 		}
 		if err != nil {
 			return nil, yielded(err)
@@ -748,7 +753,9 @@ func (u *unit) finish(commit bool) error {
 			}
 		} else {
 			u.breakLink()
-			unsure()
+			if !fenced {
+				unsure()
+			}
 		}
 		var said *Error
 		if !errors.As(err, &said) || !errors.Is(err, ErrLost) && !errors.Is(err, ErrConflict) {

@@ -42,7 +42,7 @@ const (
 	sqlState      = "SELECT ENGINE, " + sqlColumns + ", " + sqlRoutine + sqlEngine
 	sqlStateMaria = "SELECT ENGINE, " + sqlColumns + ", NULL" + sqlEngine
 	sqlColumns    = "(SELECT LOWER(GROUP_CONCAT(COLUMN_NAME)) FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = x'73686f70' AND TABLE_NAME = x'6d7973716c6c6f636b')"
-	sqlRoutine    = "(SELECT ROUTINE_COMMENT = 'mysqllock 3' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE'" +
+	sqlRoutine    = "(SELECT ROUTINE_COMMENT = 'mysqllock 4' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE'" +
 		" AND ROUTINE_SCHEMA = x'73686f70' AND ROUTINE_NAME = x'6d7973716c6c6f636b5f626567696e')"
 	sqlEngine = " FROM information_schema.TABLES WHERE TABLE_SCHEMA = x'73686f70' AND TABLE_NAME = x'6d7973716c6c6f636b'"
 	sqlTable  = "CREATE TABLE IF NOT EXISTS `shop`.`mysqllock` (\n" +
@@ -61,7 +61,7 @@ const (
 	sqlMakeFloor       = "INSERT IGNORE INTO `shop`.`mysqllock` (namespace, name) VALUES (x'', x'')"
 	sqlDropProcedure   = "DROP PROCEDURE IF EXISTS `shop`.`mysqllock_begin`"
 	sqlCreateProcedure = "CREATE PROCEDURE `shop`.`mysqllock_begin`(p_namespace VARBINARY(255), p_name VARBINARY(255), p_shared BOOL)\n" +
-		"SQL SECURITY INVOKER COMMENT 'mysqllock 3'\n" +
+		"SQL SECURITY INVOKER COMMENT 'mysqllock 4'\n" +
 		"BEGIN\n" +
 		"  DECLARE v_remaining BIGINT;\n" +
 		"  DECLARE v_token BIGINT UNSIGNED;\n" +
@@ -76,7 +76,7 @@ const (
 		"      FROM `shop`.`mysqllock` WHERE namespace = p_namespace AND name = p_name FOR UPDATE NOWAIT;\n" +
 		"  END IF;\n" +
 		"  IF v_remaining > 0 THEN ROLLBACK; END IF;\n" +
-		"  SELECT CONNECTION_ID(), v_remaining, v_token, v_owner, v_versioned FROM DUAL WHERE v_token IS NOT NULL;\n" +
+		"  SELECT IF(CONCAT(@@read_only, @@innodb_read_only) IN ('00', 'OFFOFF'), CONNECTION_ID(), 0), v_remaining, v_token, v_owner, v_versioned FROM DUAL WHERE v_token IS NOT NULL;\n" +
 		"END"
 
 	sqlExists  = "SELECT name, token FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN (x'6b', x'0073747269706573')" + sqlAndFloor
@@ -98,9 +98,9 @@ const (
 	sqlLease = "IF((owner IS NOT NULL AND expires > UTC_TIMESTAMP(6)), TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires), 0), token, owner"
 
 	sqlCall  = "CALL `shop`.`mysqllock_begin`(x'73686f70', x'6b', FALSE)"
-	sqlLock  = "SELECT CONNECTION_ID(), " + sqlLease + ", versioned FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b' FOR UPDATE"
-	sqlLock1 = "SELECT CONNECTION_ID(), " + sqlLease + ", versioned FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b31' FOR UPDATE"
-	sqlLock2 = "SELECT CONNECTION_ID(), " + sqlLease + ", versioned FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b32' FOR UPDATE"
+	sqlLock  = "SELECT IF(CONCAT(@@read_only, @@innodb_read_only) IN ('00', 'OFFOFF'), CONNECTION_ID(), 0), " + sqlLease + ", versioned FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b' FOR UPDATE"
+	sqlLock1 = "SELECT IF(CONCAT(@@read_only, @@innodb_read_only) IN ('00', 'OFFOFF'), CONNECTION_ID(), 0), " + sqlLease + ", versioned FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b31' FOR UPDATE"
+	sqlLock2 = "SELECT IF(CONCAT(@@read_only, @@innodb_read_only) IN ('00', 'OFFOFF'), CONNECTION_ID(), 0), " + sqlLease + ", versioned FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b32' FOR UPDATE"
 	sqlTry   = sqlLock + " NOWAIT"
 	sqlTry1  = sqlLock1 + " NOWAIT"
 	sqlTry3  = "(" + sqlLock1 + " NOWAIT) UNION ALL (" + sqlLock2 + " NOWAIT)"
@@ -515,7 +515,7 @@ func TestMockHex(t *testing.T) {
 	m.probe(aMySQL)
 	const is = "TABLE_SCHEMA = x'6c6f636b73' AND TABLE_NAME = x'6d792d7461626c6524'"
 	m.ExpectQuery("SELECT ENGINE, (SELECT LOWER(GROUP_CONCAT(COLUMN_NAME)) FROM information_schema.COLUMNS WHERE " + is + ")," +
-		" (SELECT ROUTINE_COMMENT = 'mysqllock 3' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE'" +
+		" (SELECT ROUTINE_COMMENT = 'mysqllock 4' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE'" +
 		" AND ROUTINE_SCHEMA = x'6c6f636b73' AND ROUTINE_NAME = x'6d792d7461626c65245f626567696e')" +
 		" FROM information_schema.TABLES WHERE " + is).
 		WillReturnRows(sqlmock.NewRows([]string{"1", "2", "3"}).AddRow("InnoDB", theColumns, 1))

@@ -383,7 +383,7 @@ func (l *Locker) fence(ctx context.Context, conn driver.Conn, leases []*Lease, b
 		return held, err
 	}
 	for _, s := range leases {
-		text := l.changeSQL([]*Lease{s}, func(*Lease) time.Duration { return 0 }, touch, "")
+		text := s.l.changeSQL([]*Lease{s}, func(*Lease) time.Duration { return 0 }, touch, "")
 		rows, err := server.Affected(ctx, conn, l.bounded(text, bound))
 		if err != nil {
 			return nil, err

@@ -224,7 +224,7 @@ func (l *Locker) fenceSQL(leases []*Lease, bound time.Duration) string {
 	var reads []string
 	for _, s := range leases {
 		reads = append(reads, fmt.Sprintf("SELECT %sr.name FROM %s r WHERE %s AND r.token = %d AND r.owner = %s AND r.expires > UTC_TIMESTAMP(6) LOCK IN SHARE MODE",
-			hint, l.table, l.row("r.", s.key), s.token, schema.Literal(l.owner)))
+			hint, l.table, l.row("r.", s.key), s.token, schema.Literal(s.l.owner)))
 		hint = ""
 	}
 	if len(reads) == 1 {

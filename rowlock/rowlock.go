@@ -569,12 +569,12 @@ func (a *attempt) join(ctx context.Context) (alive bool, err error) {
 	for {
 		wctx, done, err := a.waiting(ctx)
 		if err != nil {
-			return len(a.r.Keys) == 1, err
+			return len(a.r.Keys) == 1 && !a.streams(), err
 		}
 		err = a.block(wctx)
 		done()
 		if err == nil || !server.Interrupted(err) || a.cfg.Info.EndsTransaction(err) {
-			return errors.Is(err, errWaitOver) && !a.cfg.Info.RollbackOnTimeout && len(a.r.Keys) == 1, err
+			return errors.Is(err, errWaitOver) && !a.cfg.Info.RollbackOnTimeout && len(a.r.Keys) == 1 && !a.streams(), err
 		}
 	}
 }
@@ -671,6 +671,9 @@ func (a *attempt) lock(ctx context.Context, text string) error {
 	}
 	if len(rows[0]) < 5 {
 		return errForm
+	}
+	if rows[0][0] == "0" {
+		return lockerr.With(lockerr.ErrUnsafe, server.ErrReadOnly)
 	}
 	if a.c.KnownID() == 0 { // while blocked, block may be reading it
 		if err := a.c.SetID(rows[0][0]); err != nil {

@@ -127,7 +127,7 @@ func (a *attempt) joinSlot(ctx context.Context) (alive bool, err error) {
 		}
 		defer done()
 		err = a.block(ctx)
-		alive = server.Interrupted(err) && !a.cfg.Info.EndsTransaction(err) || errors.Is(err, errWaitOver) && !a.cfg.Info.RollbackOnTimeout
+		alive = !a.streams() && (server.Interrupted(err) && !a.cfg.Info.EndsTransaction(err) || errors.Is(err, errWaitOver) && !a.cfg.Info.RollbackOnTimeout)
 		return err
 	}
 	err = a.oneSlot(ctx, false, try, wait, func() bool { return alive })

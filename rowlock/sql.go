@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/internal/server"
 )
 
 // The texts below carry keys as hexadecimal literals, so that each is one
@@ -32,7 +33,7 @@ func (l *Locker) selectsWith(leaseColumns string, keys []Key, hint, tail string)
 		if key.Shared {
 			lock = l.sharedLock()
 		}
-		return "SELECT " + hint + "CONNECTION_ID(), " + leaseColumns + ", versioned FROM " + l.cfg.Table.String() + " WHERE namespace = " + schema.Literal(l.cfg.Namespace) +
+		return "SELECT " + hint + server.WritableID + ", " + leaseColumns + ", versioned FROM " + l.cfg.Table.String() + " WHERE namespace = " + schema.Literal(l.cfg.Namespace) +
 			" AND name = " + schema.Literal(key.Name) + lock + tail
 	}
 	if len(keys) == 1 {
@@ -95,7 +96,7 @@ func (a *attempt) certifySQL() string {
 			" SET owner = NULL, expires = GREATEST(UTC_TIMESTAMP(6), expires + INTERVAL 1 MICROSECOND) WHERE namespace = %s AND name = %s AND NOT %s; ",
 			a.cfg.Table, schema.Literal(a.cfg.Namespace), schema.Literal(key.Name), schema.Live(""))
 	}
-	return b.String() + a.selectsWith("IF(owner IS NULL, 0, GREATEST(1, "+schema.Remaining("")+")), token, owner", a.keys, "", "")
+	return b.String() + "SET STATEMENT innodb_lock_wait_timeout = 0 FOR " + a.selectsWith("IF(owner IS NULL, 0, GREATEST(1, "+schema.Remaining("")+")), token, owner", a.keys, "", "")
 }
 
 // waitSQL locks keys in the open transaction and queues in the server. The

@@ -4,30 +4,58 @@ package main
 
 import (
 	"bufio"
+	"crypto/rand"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"os/signal"
 	"runtime"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 )
+
+// kin is the command's process group, and what has left that with the command's
+// mark in its environment.
+type kin struct {
+	group   int
+	session int    // ours, too
+	mark    string // name=value
+}
+
+// signal signals all of them, and reports whether there was anybody, other than
+// processes of other users.
+func (k *kin) signal(s syscall.Signal) (found bool) {
+	found = syscall.Kill(-k.group, s) == nil
+	return k.strays(s) || found
+}
+
+// kill kills all of them: again and again, since one that is forking gets away.
+func (k *kin) kill() {
+	for end := time.Now().Add(time.Second); k.signal(syscall.SIGKILL) && time.Now().Before(end); {
+		time.Sleep(10 * time.Millisecond)
+	}
+}
 
 // child is the command that runs under the lock, in a process group of its own.
 type child struct {
-	pid      int                 // and that of the group
-	ended    chan int            // its exit status
-	stopped  chan syscall.Signal // by which it was stopped, to be continued
-	terminal *terminal           // nil where there is none
+	kin      kin                     // the group's number is the command's
+	ended    chan syscall.WaitStatus // how it has ended
+	stopped  chan syscall.Signal     // by which it was stopped, to be continued
+	terminal *terminal               // nil where there is none
+	lent     bool                    // the command began with the terminal
+	asked    bool                    // a signal that ends was passed on
 	guard    *guard
 	killed   time.Time   // when stop has it killed; zero where it was not called
 	killer   *time.Timer // does that
 }
+
+// markVariable has another value in the environment of each command.
+const markVariable = "MYSQLLOCK_RUN"
 
 // start starts the command.
 func start(path string, args, env []string) (*child, error) {
@@ -35,18 +63,24 @@ func start(path string, args, env []string) (*child, error) {
 	if err != nil {
 		return nil, fmt.Errorf("starting its guard: %w", err)
 	}
-	c := &child{ended: make(chan int, 1), stopped: make(chan syscall.Signal), terminal: openTerminal(), guard: g}
-	cmd := &exec.Cmd{Path: path, Args: args, Env: env, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
+	c := &child{ended: make(chan syscall.WaitStatus, 1), stopped: make(chan syscall.Signal), terminal: openTerminal(), guard: g}
+	c.kin.mark = markVariable + "=" + rand.Text()
+	if c.kin.session, err = unix.Getsid(0); err != nil {
+		g.dismiss()
+		return nil, err
+	}
+	cmd := &exec.Cmd{Path: path, Args: args, Env: append(env, c.kin.mark), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	diesWithUs(cmd.SysProcAttr)
 	c.terminal.lend(cmd.SysProcAttr)
+	c.lent = cmd.SysProcAttr.Foreground
 	started := make(chan error)
 	go func() {
 		// What the system counts as the parent is the thread, so it stays until the end.
 		runtime.LockOSThread()
 		err := cmd.Start()
 		if err == nil {
-			c.pid = cmd.Process.Pid
+			c.kin.group = cmd.Process.Pid
 			_ = cmd.Process.Release() // watch waits for it
 		}
 		started <- err
@@ -59,13 +93,13 @@ func start(path string, args, env []string) (*child, error) {
 		signal.Ignore(syscall.SIGTTOU) // or we could not take the terminal back
 	}
 	if err != nil {
-		if cmd.SysProcAttr.Foreground {
+		if c.lent {
 			c.terminal.give(c.terminal.group)
 		}
 		g.dismiss()
 		return nil, err
 	}
-	g.mind(c.pid)
+	g.mind(&c.kin)
 	return c, nil
 }
 
@@ -73,90 +107,123 @@ func start(path string, args, env []string) (*child, error) {
 func (c *child) watch() {
 	for {
 		var s syscall.WaitStatus
-		_, err := syscall.Wait4(c.pid, &s, syscall.WUNTRACED, nil)
+		_, err := syscall.Wait4(c.kin.group, &s, syscall.WUNTRACED, nil)
 		switch {
 		case err == syscall.EINTR:
 		case err != nil: // cannot be: it is ours, and nobody else waits for it
-			c.ended <- exitCannotLock
+			c.ended <- syscall.WaitStatus(exitCannotLock << 8)
 			return
 		case s.Stopped():
 			c.stopped <- s.StopSignal()
-		case s.Signaled():
-			c.ended <- exitSignal + int(s.Signal())
-			return
-		case s.Exited():
-			c.ended <- s.ExitStatus()
+		default:
+			c.ended <- s
 			return
 		}
 	}
 }
 
-// signal signals the group. An error means that there is nobody left, or only
-// processes of other users.
-func (c *child) signal(s syscall.Signal) { _ = syscall.Kill(-c.pid, s) }
-
 // pass passes on a signal that was sent to us.
 func (c *child) pass(s syscall.Signal) {
-	if s == syscall.SIGUSR1 || s == syscall.SIGUSR2 { // would end most of those who do not expect them
-		_ = syscall.Kill(c.pid, s)
+	switch s {
+	case syscall.SIGUSR1, syscall.SIGUSR2: // would end most of those who do not expect them
+		_ = syscall.Kill(c.kin.group, s)
 		return
+	case syscall.SIGTSTP, syscall.SIGCONT:
+	default:
+		c.asked = true
 	}
-	c.signal(s)
+	_ = syscall.Kill(-c.kin.group, s)
 }
 
 // stop ends the command: at the latest, by force, after grace.
 func (c *child) stop(grace time.Duration) {
 	c.killed = time.Now().Add(grace)
-	c.signal(syscall.SIGTERM)
-	c.signal(syscall.SIGCONT)
-	c.killer = time.AfterFunc(grace, func() { c.signal(syscall.SIGKILL) })
+	c.kin.signal(syscall.SIGTERM)
+	c.kin.signal(syscall.SIGCONT)
+	c.killer = time.AfterFunc(grace, c.kin.kill)
+}
+
+// kill ends the command at once.
+func (c *child) kill() {
+	if c.killer != nil {
+		c.killer.Stop()
+	}
+	c.killed = time.Now()
+	c.killer = time.AfterFunc(0, c.kin.kill)
 }
 
 // suspend deals with a command that was stopped by s. It reports whether we were
 // stopped as well, so that the shell sees it, and have been continued.
-func (c *child) suspend(s syscall.Signal, signals <-chan os.Signal) bool {
+func (c *child) suspend(s syscall.Signal, signals chan os.Signal) bool {
 	if c.terminal == nil { // whoever has stopped it will continue it
 		return false
 	}
 	if (s == syscall.SIGTTIN || s == syscall.SIGTTOU) && c.terminal.ours() { // it wants the terminal
-		c.terminal.give(c.pid)
-		c.signal(syscall.SIGCONT)
+		c.terminal.give(c.kin.group)
+		c.kin.signal(syscall.SIGCONT)
 		return false
 	}
-	c.terminal.takeBack(c.pid)
-	_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
-	for s := range signals {
-		if s == syscall.SIGCONT {
-			break
+	c.terminal.takeBack(c.kin.group)
+	c.kin.signal(syscall.SIGSTOP) // nobody goes on without the lock, whatever TSTP is to him
+	// What the key does to our group, with the script that we are in. The time is
+	// for where it does nothing: nobody is there who would continue us.
+	signal.Reset(syscall.SIGTSTP)
+	_ = syscall.Kill(0, syscall.SIGTSTP)
+	for again := time.After(time.Second); ; {
+		select {
+		case s := <-signals:
+			if s != syscall.SIGCONT {
+				c.pass(s.(syscall.Signal))
+				continue
+			}
+		case <-again:
 		}
-		c.pass(s.(syscall.Signal))
+		listen(signals, pausing)
+		return true
 	}
-	return true
 }
 
 // resume continues the command after suspend.
 func (c *child) resume() {
 	if c.terminal.ours() {
-		c.terminal.give(c.pid)
+		c.terminal.give(c.kin.group)
 	}
-	c.signal(syscall.SIGCONT)
+	c.kin.signal(syscall.SIGCONT)
 }
 
 // bury does what is left when the command has ended: where it was stopped, the
-// others of its group have the same time as it had.
+// others have the same time as it had.
 func (c *child) bury() {
 	if c.killer != nil {
-		for time.Now().Before(c.killed) && syscall.Kill(-c.pid, 0) == nil {
+		for time.Now().Before(c.killed) && c.kin.signal(0) {
 			time.Sleep(10 * time.Millisecond)
 		}
 		c.killer.Stop()
-		c.signal(syscall.SIGKILL)
+		c.kin.kill()
 	}
-	c.terminal.takeBack(c.pid)
+	c.terminal.takeBack(c.kin.group)
 	c.guard.dismiss()
 }
 
-// guard is a process of ours that kills the command's group when we have ended
+// echo does to our own group, and so to a script around us, what the terminal's key
+// has done to the command that had the terminal. Of Ctrl-C we die, too: bash does
+// not end a loop for one that exits.
+func (c *child) echo(s syscall.Signal) {
+	if !c.lent || c.asked {
+		return
+	}
+	switch s {
+	case syscall.SIGINT:
+		signal.Reset(s)
+		_ = syscall.Kill(0, s)
+		time.Sleep(time.Second) // where it is ignored, it is over then
+	case syscall.SIGQUIT:
+		signal.Ignore(s) // of which Go's runtime would tell at length
+		_ = syscall.Kill(0, s)
+	}
+}
+
+// guard is a process of ours that kills the command with its kin when we have ended
 // without having dismissed it, that is, when we were killed: it has the other end
 // of a pipe that the system then closes. Linux can tell a child of its parent's
 // death, but not a child's children.
@@ -181,8 +248,8 @@ func startGuard() (*guard, error) {
 	return g, g.cmd.Start()
 }
 
-// mind tells the guard which group it is about.
-func (g *guard) mind(group int) { _, _ = fmt.Fprintln(g.pipe, group) }
+// mind tells the guard whom it is about.
+func (g *guard) mind(k *kin) { _, _ = fmt.Fprintln(g.pipe, k.group, k.session, k.mark) }
 
 func (g *guard) dismiss() {
 	_ = g.cmd.Process.Kill()
@@ -193,7 +260,7 @@ func (g *guard) dismiss() {
 func newGuard() *cobra.Command {
 	return &cobra.Command{
 		Use:    asGuard,
-		Short:  "Kill the process group whose number is read, at the end of what is read",
+		Short:  "Kill the processes that are named by the line that is read, at the end of what is read",
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
@@ -202,12 +269,13 @@ func newGuard() *cobra.Command {
 			if err != nil {
 				return nil // it was never started
 			}
-			group, err := strconv.Atoi(strings.TrimSpace(line))
-			if err != nil || group < 2 {
-				return fmt.Errorf("%q is no process group", line)
+			var k kin
+			if _, err := fmt.Sscan(line, &k.group, &k.session, &k.mark); err != nil || k.group < 2 || !strings.HasPrefix(k.mark, markVariable+"=") {
+				return fmt.Errorf("%q names no processes", line)
 			}
 			_, _ = io.Copy(io.Discard, in)
-			return syscall.Kill(-group, syscall.SIGKILL)
+			k.kill()
+			return nil
 		},
 	}
 }

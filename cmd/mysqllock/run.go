@@ -11,7 +11,9 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -162,7 +164,7 @@ func (r *run) do(ctx context.Context, args []string) error {
 		_ = hold.Rollback()
 		return &status{exitCannotRun, fmt.Errorf("%s: %w", args[0], err)}
 	}
-	code, lost := r.attend(child, hold, signals, func() error { return stillOurs(hold, db) })
+	end, lost := r.attend(child, hold, signals, func() error { return stillOurs(hold, db) })
 	err = hold.Release()
 	switch {
 	case errors.Is(err, mysqllock.ErrLost) && lost == nil:
@@ -174,10 +176,14 @@ func (r *run) do(ctx context.Context, args []string) error {
 	case err != nil:
 		complain(err) // the lease ends by itself
 	}
-	if code == 0 {
-		return nil
+	switch {
+	case end.Signaled():
+		child.echo(end.Signal())
+		return &status{exitSignal + int(end.Signal()), nil}
+	case end.ExitStatus() != 0:
+		return &status{end.ExitStatus(), nil}
 	}
-	return &status{code, nil}
+	return nil
 }
 
 // open opens a handle whose owner is named after the command, with our process
@@ -244,10 +250,13 @@ func (r *run) acquire(ctx context.Context, db *sql.DB, signals <-chan os.Signal)
 	return hold, nil
 }
 
+const slotVariable = "MYSQLLOCK_SLOT"
+
 func (r *run) environment(hold *mysqllock.Hold) []string {
-	env := append(os.Environ(), "MYSQLLOCK_KEY="+r.key, "MYSQLLOCK_TOKEN="+strconv.FormatUint(hold.Token(), 10))
+	env := slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, slotVariable+"=") }) // of a run around this one
+	env = append(env, "MYSQLLOCK_KEY="+r.key, "MYSQLLOCK_TOKEN="+strconv.FormatUint(hold.Token(), 10))
 	if slot, ok := mysqllock.Slot(hold.Context()); ok {
-		env = append(env, "MYSQLLOCK_SLOT="+strconv.Itoa(slot))
+		env = append(env, slotVariable+"="+strconv.Itoa(slot))
 	}
 	return env
 }
@@ -270,28 +279,31 @@ func grace(ttl time.Duration) time.Duration { return min(ttl/10, 5*time.Second) 
 
 // attend passes signals on to the command until it has ended, and stops it when
 // the lease is lost, which is the error. confirm asks whether it is not.
-func (r *run) attend(c *child, hold *mysqllock.Hold, signals <-chan os.Signal, confirm func() error) (code int, lost error) {
+func (r *run) attend(c *child, hold *mysqllock.Hold, signals chan os.Signal, confirm func() error) (end syscall.WaitStatus, lost error) {
 	gone := hold.Context().Done()
-	lose := func(err error) {
-		gone, lost = nil, err
-		c.stop(grace(r.ttl))
-	}
 	for {
 		select {
 		case <-gone:
-			lose(context.Cause(hold.Context()))
+			gone, lost = nil, context.Cause(hold.Context())
+			c.stop(grace(r.ttl))
 		case s := <-signals:
 			c.pass(s.(syscall.Signal))
 		case s := <-c.stopped:
-			if c.suspend(s, signals) {
-				if err := confirm(); err != nil && lost == nil {
-					lose(err)
-				}
-				c.resume()
+			if !c.suspend(s, signals) {
+				continue
 			}
-		case code = <-c.ended:
+			if lost == nil {
+				lost = confirm()
+			}
+			if lost == nil {
+				c.resume()
+				continue
+			}
+			gone = nil
+			c.kill() // without a word: by now somebody else can have the lock
+		case end = <-c.ended:
 			c.bury()
-			return code, lost
+			return end, lost
 		}
 	}
 }

@@ -3,6 +3,7 @@ package web_test
 import (
 	"database/sql"
 	"log"
+	"log/slog"
 	"net/http"
 
 	"github.com/go-sql-driver/mysql"
@@ -35,4 +36,19 @@ func Example() {
 	mux.Handle("/debug/locks/", page)
 	srv := &http.Server{Addr: "localhost:6060", Handler: mux}
 	srv.RegisterOnShutdown(page.Close)
+}
+
+// Locks can be broken by those whom the application knows, and it is logged by whom.
+func ExampleOptions() {
+	mount := func(mux *http.ServeMux, i *inspect.Inspector, authenticated func(http.Handler) http.Handler, user func(*http.Request) string) *web.Handler {
+		page := web.New(i, web.Options{
+			AllowRelease: true,
+			Released: func(r *http.Request, l inspect.Lock, err error) {
+				slog.Warn("lock broken", "by", user(r), "key", l.Key, "strategy", l.Strategy, "holders", l.Holders, "err", err)
+			},
+		})
+		mux.Handle("/debug/locks/", authenticated(page))
+		return page
+	}
+	_ = mount
 }

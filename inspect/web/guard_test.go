@@ -93,6 +93,8 @@ func TestMounts(t *testing.T) {
 		"/without/slash":   page,
 		"/stripped/whole":  strip("/stripped/whole"),
 		"/mounted/events/": page,
+		"/ops/events":      page,
+		"/ops/release":     page,
 	}
 	for at, handler := range mounts {
 		mux := http.NewServeMux()
@@ -128,15 +130,30 @@ func TestMounts(t *testing.T) {
 	}
 }
 
+// Where something other than a net/http server hands over the request.
+func TestNoRequestURI(t *testing.T) {
+	page := web.New(nowhere(t), web.Options{})
+	defer page.Close()
+	for path, want := range map[string]int{"/": 200, "/debug/locks/": 200, "/debug/locks": 301, "/page.css": 200, "/favicon.ico": 404} {
+		r, err := http.NewRequest(http.MethodGet, "http://localhost"+path+"?x=/y", nil)
+		ok(t, err)
+		r.RemoteAddr = "127.0.0.1:5000"
+		w := httptest.NewRecorder()
+		if page.ServeHTTP(w, r); w.Code != want || want == 301 && w.Header().Get("Location") != "./locks/" {
+			t.Errorf("%s is %d, %v", path, w.Code, w.Header())
+		}
+	}
+}
+
 func TestMethods(t *testing.T) {
 	_, srv := serve(t, nowhere(t), web.Options{AllowRelease: true})
 	for _, test := range [][2]string{
 		{http.MethodPost, ""},
 		{http.MethodPost, "page.js"},
-		{http.MethodHead, "events"},
-		{http.MethodPost, "events"},
-		{http.MethodGet, "release"},
-		{http.MethodOptions, "release"},
+		{http.MethodHead, "page.events"},
+		{http.MethodPost, "page.events"},
+		{http.MethodGet, "page.release"},
+		{http.MethodOptions, "page.release"},
 	} {
 		r, err := http.NewRequest(test[0], srv.URL+"/"+test[1], nil)
 		ok(t, err)

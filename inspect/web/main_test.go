@@ -196,7 +196,7 @@ type stream struct {
 func watch(t *testing.T, srv *httptest.Server) *stream {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, srv.URL+"/events", nil)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, srv.URL+"/page.events", nil)
 	ok(t, err)
 	answer, err := srv.Client().Do(r)
 	ok(t, err)

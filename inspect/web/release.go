@@ -45,7 +45,11 @@ func (h *Handler) release(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, inspect.ErrChanged.Error(), http.StatusConflict)
 		return
 	}
-	switch done, err := h.inspector.Release(r.Context(), snap.Locks[i]); {
+	done, err := h.inspector.Release(r.Context(), snap.Locks[i])
+	if h.options.Released != nil && !errors.Is(err, inspect.ErrChanged) {
+		h.options.Released(r, snap.Locks[i], err)
+	}
+	switch {
 	case errors.Is(err, inspect.ErrChanged):
 		http.Error(w, inspect.ErrChanged.Error(), http.StatusConflict)
 	case err != nil:

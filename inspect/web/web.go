@@ -12,7 +12,10 @@
 // # Who may look
 //
 // Clients on the same machine, unless [Options.AllowRemote] says otherwise: keys,
-// accounts and the names of hosts are not for everybody. Which machine asks is
+// accounts and the names of hosts are not for everybody. That is every account of
+// the machine, and whoever has a port forwarded to it; with [Options.AllowRelease]
+// they can break locks. Where not all of them may, mount the page behind
+// authentication, or under a path that has a secret in it. Which machine asks is
 // known by the connection, and by a header Forwarded or X-Forwarded-For; a proxy on
 // this machine that sets neither makes all who reach it local, so authenticate
 // there. The Host header has to be localhost, an IP address, or one of
@@ -44,6 +47,7 @@
 package web
 
 import (
+	"cmp"
 	"crypto/rand"
 	"embed"
 	"io/fs"
@@ -67,9 +71,17 @@ type Options struct {
 	// localhost and IP addresses.
 	Hosts []string
 
-	// AllowRelease lets those who look break locks, as [inspect.Inspector.Release]
+	// AllowRelease lets all who may look break locks, as [inspect.Inspector.Release]
 	// does: each after a confirmation, and only if it is still held as it was shown.
 	AllowRelease bool
+
+	// Released, where it is not nil, is told who has broken which lock: r is the
+	// request, as it came to the Handler, and l the lock as it was right before. With
+	// an err it failed; then some of several holders may have lost the lock, or, where
+	// the connection broke, all. It is not told of a lock that was not held any more
+	// as it was shown, to which nothing was done. It is called before the answer, at
+	// times for several requests at once.
+	Released func(r *http.Request, l inspect.Lock, err error)
 
 	// Losses are those of this process. nil is the leases that the page sees run
 	// out.
@@ -125,13 +137,13 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 	}
 	// Where the page is mounted is nobody's concern: what is asked for is the last
-	// part of the path.
+	// part of the path. No page is mounted under such a name.
 	switch name := r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:]; name {
-	case "events":
+	case "page.events":
 		if only(w, r, http.MethodGet) {
 			h.stream(w, r)
 		}
-	case "release":
+	case "page.release":
 		if only(w, r, http.MethodPost) {
 			h.release(w, r)
 		}
@@ -158,7 +170,9 @@ func only(w http.ResponseWriter, r *http.Request, methods ...string) bool {
 // index serves the page itself, under a path that ends with a slash, to which its
 // own references are relative.
 func (h *Handler) index(w http.ResponseWriter, r *http.Request) {
-	asked, _, _ := strings.Cut(r.RequestURI, "?") // http.StripPrefix leaves it as it was
+	// http.StripPrefix leaves RequestURI as it was. There is none where no net/http
+	// server has read the request.
+	asked, _, _ := strings.Cut(cmp.Or(r.RequestURI, r.URL.EscapedPath()), "?")
 	switch last := path.Base(asked); {
 	case strings.HasSuffix(asked, "/"):
 		h.file(w, r, "")

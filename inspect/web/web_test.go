@@ -174,7 +174,7 @@ func TestSlowViewer(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		page, srv := s.page(web.Options{})
 		page.SetWriteBound(4 * time.Second) // for which others must not wait
-		r := httptest.NewRequest(http.MethodGet, "/events", nil)
+		r := httptest.NewRequest(http.MethodGet, "/page.events", nil)
 		r.RemoteAddr, r.Host = "127.0.0.1:5000", "localhost"
 		dropped := make(chan bool)
 		go func() {
@@ -200,7 +200,7 @@ type plain struct{ http.ResponseWriter }
 func TestCannotFlush(t *testing.T) {
 	page := web.New(nowhere(t), web.Options{})
 	defer page.Close()
-	r := httptest.NewRequest(http.MethodGet, "/events", nil)
+	r := httptest.NewRequest(http.MethodGet, "/page.events", nil)
 	r.RemoteAddr, r.Host = "127.0.0.1:5000", "localhost"
 	w := httptest.NewRecorder()
 	page.ServeHTTP(plain{w}, r)
@@ -221,7 +221,7 @@ func TestClose(t *testing.T) {
 				t.Errorf("after the end there is %+v", e)
 			}
 		}
-		for _, path := range []string{"/", "/events"} {
+		for _, path := range []string{"/", "/page.events"} {
 			answer, err := srv.Client().Get(srv.URL + path)
 			ok(t, err)
 			_ = answer.Body.Close()
@@ -359,7 +359,15 @@ func TestRelease(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		_, err := s.root.Exec("CREATE TABLE work (id INT)")
 		ok(t, err)
-		_, srv := s.page(web.Options{AllowRelease: true})
+		type release struct {
+			by, key string
+			holders int
+			err     error
+		}
+		var released atomic.Pointer[release]
+		_, srv := s.page(web.Options{AllowRelease: true, Released: func(r *http.Request, l inspect.Lock, err error) {
+			released.Store(&release{r.Header.Get("X-User"), l.Key, len(l.Holders), err})
+		}})
 		stream := watch(t, srv)
 		hello := stream.next().data
 		if !hello.Release || len(hello.Secret) < 20 {
@@ -367,11 +375,12 @@ func TestRelease(t *testing.T) {
 		}
 		post := func(ref string, header ...string) (int, string) {
 			t.Helper()
-			r, err := http.NewRequest(http.MethodPost, srv.URL+"/release", strings.NewReader(`{"ref":"`+ref+`"}`))
+			r, err := http.NewRequest(http.MethodPost, srv.URL+"/page.release", strings.NewReader(`{"ref":"`+ref+`"}`))
 			ok(t, err)
 			r.Header.Set("Sec-Fetch-Site", "same-origin")
 			r.Header.Set("Origin", srv.URL)
 			r.Header.Set("X-Mysqllock-Secret", hello.Secret)
+			r.Header.Set("X-User", "alice")
 			for i := 0; i < len(header); i += 2 {
 				r.Header.Set(header[i], header[i+1])
 			}
@@ -411,8 +420,14 @@ func TestRelease(t *testing.T) {
 				t.Fatalf("%s: released by a request that was refused: %v", strategy, err)
 			default:
 			}
+			if r := released.Load(); r != nil {
+				t.Errorf("%s: refused, and told of as %+v", strategy, r)
+			}
 			if code, text := post(ref); code != 200 || !strings.HasPrefix(text, "Released: ") {
 				t.Fatalf("%s: %d %s", strategy, code, text)
+			}
+			if r := released.Swap(nil); r == nil || *r != (release{"alice", key, 1, nil}) {
+				t.Errorf("%s: told of as %+v", strategy, r)
 			}
 			ok(t, <-granted)
 			if _, err := holder.ExecContext(hold.Context(), "INSERT INTO work VALUES (1)"); !errors.Is(err, lockerr.ErrLost) {
@@ -430,7 +445,7 @@ func TestRelease(t *testing.T) {
 
 func TestReleaseNotAllowed(t *testing.T) {
 	_, srv := serve(t, nowhere(t), web.Options{})
-	answer, err := srv.Client().Post(srv.URL+"/release", "application/json", strings.NewReader(`{"ref":"x"}`))
+	answer, err := srv.Client().Post(srv.URL+"/page.release", "application/json", strings.NewReader(`{"ref":"x"}`))
 	ok(t, err)
 	defer answer.Body.Close()
 	if body, _ := io.ReadAll(answer.Body); answer.StatusCode != http.StatusForbidden || !strings.Contains(string(body), "AllowRelease") {

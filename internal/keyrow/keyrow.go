@@ -213,7 +213,8 @@ func (r *Rows) make(ctx context.Context, keys []string) error {
 			return nil
 		}
 		deadlock := server.Deadlock(err)
-		if !gone && !deadlock || gone && tries >= 3 {
+		locked := server.Locked(err) && tries == 1 // perhaps by who was quicker to make it, and is in it by now
+		if !gone && !deadlock && !locked || gone && tries >= 3 {
 			return fmt.Errorf("making the keys' rows: %w", noBadConn(err))
 		}
 		if deadlock && tries > 1 { // until ctx ends

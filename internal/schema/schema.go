@@ -99,7 +99,7 @@ func (t Table) Setup() []string { return []string{t.DDL(), t.floorDDL()} }
 
 // version is the procedure's comment. A procedure with another one is made
 // again.
-const version = "mysqllock 3"
+const version = "mysqllock 4"
 
 // ProcedureDDL is the statement that makes the procedure, on MySQL. MariaDB
 // needs none: there the same is one anonymous block. Where a lease is live the
@@ -120,7 +120,7 @@ func (t Table) ProcedureDDL() string {
 		"  ELSE\n    " + read + "FOR UPDATE NOWAIT;\n" +
 		"  END IF;\n" +
 		"  IF v_remaining > 0 THEN ROLLBACK; END IF;\n" +
-		"  SELECT CONNECTION_ID(), v_remaining, v_token, v_owner, v_versioned FROM DUAL WHERE v_token IS NOT NULL;\n" +
+		"  SELECT " + server.WritableID + ", v_remaining, v_token, v_owner, v_versioned FROM DUAL WHERE v_token IS NOT NULL;\n" +
 		"END"
 }
 

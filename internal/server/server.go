@@ -15,8 +15,8 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// Info is what the driver needs to know of a server. It is read once for each
-// database handle.
+// Info is what the driver needs to know of a server. It is read at the first hint
+// of a database handle, and after what may have been a failover.
 type Info struct {
 	MariaDB           bool
 	Version           string
@@ -77,15 +77,25 @@ func Probe(ctx context.Context, conn driver.Conn) (Info, error) {
 // Writable returns why nothing can be locked on a server that takes no writes,
 // if so: another one takes them, and knows of no lock here.
 func (i Info) Writable() error {
-	what := "read_only or innodb_read_only is set, as on a replica"
 	switch {
 	case !i.ReadOnly:
 		return nil
 	case i.SinglePrimary:
-		what = "it is a secondary of a Group Replication group"
+		return lockerr.With(lockerr.ErrUnsafe, readOnly("it is a secondary of a Group Replication group"))
 	}
-	return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("the server takes no writes (%s), so that no lock on it excludes anybody; connect to the one that takes them", what))
+	return lockerr.With(lockerr.ErrUnsafe, ErrReadOnly)
 }
+
+// ErrReadOnly is what a lock statement has found that WritableID was in.
+var ErrReadOnly = readOnly("read_only or innodb_read_only is set, as on a replica")
+
+func readOnly(what string) error {
+	return fmt.Errorf("the server takes no writes (%s), so that no lock on it excludes anybody; connect to the one that takes them", what)
+}
+
+// WritableID is CONNECTION_ID(), and 0 on a server that takes no writes: it may
+// grant row locks all the same, and become one at any time. read_only is a number
+const WritableID = "IF(CONCAT(@@read_only, @@innodb_read_only) IN ('00', 'OFFOFF'), CONNECTION_ID(), 0)"
 
 func (i Info) tooOld() error {
 	major, minor, err := i.number()

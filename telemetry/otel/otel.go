@@ -13,8 +13,9 @@
 // from the grant until giving back begins or the lock is lost; and "release lock",
 // with the COMMIT that goes with it. They are children of the span in the context
 // with which the lock was asked for; where there is none, there are no spans. They
-// are made when they have ended. Attributes: db.system.name, mysqllock.strategy,
-// mysqllock.keys, mysqllock.shared, mysqllock.token (of a lease) and error.type.
+// are made when they have ended. Attributes: db.system.name (mysql, where
+// [Options].Attributes do not say mariadb), mysqllock.strategy, mysqllock.keys,
+// mysqllock.shared, mysqllock.token (of a lease) and error.type.
 //
 // # Metrics
 //
@@ -32,7 +33,7 @@
 // [Observer.Watch] adds, by the semantic conventions of database clients and with
 // db.client.connection.pool.name, the connections that sessions have:
 //
-//	db.client.connection.count     up-down counter  {connection}  now, by db.client.connection.state: used, idle
+//	db.client.connection.count     up-down counter  {connection}  now, by db.client.connection.state: used, idle, opening
 //	db.client.connection.max       up-down counter  {connection}  the bound, lockMaxConns
 //	mysqllock.lock.waiters         up-down counter  {waiter}      callers that wait now, for a lock or for a connection to take it on
 package lockotel
@@ -64,7 +65,9 @@ type Options struct {
 	MeterProvider  metric.MeterProvider // nil is the global one
 
 	// Attributes are added to all spans and metrics, to tell databases apart:
-	// db.namespace, server.address.
+	// db.namespace, server.address. They come after db.system.name, which is mysql,
+	// since the Observer is not told what the server is: on MariaDB give
+	// semconv.DBSystemNameMariaDB here.
 	Attributes []attribute.KeyValue
 
 	// ClearKeys puts keys, and errors, which name keys and holders, into spans as
@@ -89,6 +92,9 @@ var _ mysqllock.Observer = (*Observer)(nil)
 
 const scope = "github.com/mysqllock/mysqllock/telemetry/otel"
 
+// opening is a state of which the conventions do not know.
+var opening = semconv.DBClientConnectionStateKey.String("opening")
+
 // New returns an Observer. It fails where the meter does not make its
 // instruments.
 func New(o Options) (*Observer, error) {
@@ -100,7 +106,7 @@ func New(o Options) (*Observer, error) {
 	}
 	out := &Observer{
 		options:    o,
-		attributes: append([]attribute.KeyValue{semconv.DBSystemNameMySQL}, o.Attributes...),
+		attributes: append([]attribute.KeyValue{semconv.DBSystemNameMySQL}, o.Attributes...), // of two for one name the later counts
 		tracer:     o.TracerProvider.Tracer(scope, trace.WithSchemaURL(semconv.SchemaURL)),
 		meter:      o.MeterProvider.Meter(scope, metric.WithSchemaURL(semconv.SchemaURL)),
 	}
@@ -210,6 +216,7 @@ func (o *Observer) Watch(db *sql.DB, pool string) (metric.Registration, error) {
 		}
 		to.ObserveInt64(count.Inst(), int64(now.InUse), with(semconv.DBClientConnectionStateUsed))
 		to.ObserveInt64(count.Inst(), int64(now.Idle), with(semconv.DBClientConnectionStateIdle))
+		to.ObserveInt64(count.Inst(), int64(now.Opening), with(opening))
 		to.ObserveInt64(most.Inst(), int64(now.Max), with())
 		to.ObserveInt64(waiters, int64(now.Waiters), with())
 		return nil

@@ -6,8 +6,10 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -18,6 +20,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/goleak"
 
@@ -31,12 +34,14 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(tempserver.Tests{M: m}) }
 
 // recorder is a handle in a database of its own, and what is recorded of its locks.
 type recorder struct {
-	t        *testing.T
-	db       *sql.DB
-	observer *lockotel.Observer
-	spans    *tracetest.SpanRecorder
-	tracer   trace.Tracer
-	metrics  *sdkmetric.ManualReader
+	t          *testing.T
+	db         *sql.DB
+	system     attribute.KeyValue // which everything has
+	connecting sync.Mutex         // nothing connects while it is held
+	observer   *lockotel.Observer
+	spans      *tracetest.SpanRecorder
+	tracer     trace.Tracer
+	metrics    *sdkmetric.ManualReader
 }
 
 func record(t *testing.T, bin tempserver.Binary, o lockotel.Options) *recorder {
@@ -54,7 +59,16 @@ func record(t *testing.T, bin tempserver.Binary, o lockotel.Options) *recorder {
 	ok(t, err)
 	t.Cleanup(func() { _, _ = admin.Exec("DROP DATABASE " + cfg.DBName) })
 
-	r := &recorder{t: t, spans: tracetest.NewSpanRecorder(), metrics: sdkmetric.NewManualReader()}
+	r := &recorder{t: t, system: semconv.DBSystemNameMySQL, spans: tracetest.NewSpanRecorder(), metrics: sdkmetric.NewManualReader()}
+	if bin.Flavour == tempserver.MariaDB {
+		r.system = semconv.DBSystemNameMariaDB
+		o.Attributes = append(o.Attributes, r.system)
+	}
+	cfg.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		r.connecting.Lock()
+		defer r.connecting.Unlock()
+		return new(net.Dialer).DialContext(ctx, network, addr)
+	}
 	tracers := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(r.spans))
 	meters := sdkmetric.NewMeterProvider(sdkmetric.WithReader(r.metrics))
 	t.Cleanup(func() {
@@ -128,7 +142,7 @@ func TestSpans(t *testing.T) {
 			}
 			for name, s := range spans {
 				for _, want := range []attribute.KeyValue{
-					attribute.String("db.system.name", "mysql"), attribute.String("db.namespace", "shop"),
+					r.system, attribute.String("db.namespace", "shop"),
 					attribute.String("mysqllock.strategy", "lease"), attribute.Bool("mysqllock.shared", false),
 					attribute.StringSlice("mysqllock.keys", []string{"1cc40f4fd022a3f4"}),
 					attribute.Int64("mysqllock.token", 1),
@@ -234,7 +248,7 @@ func TestMetrics(t *testing.T) {
 					system, _ := p.Attributes.Value("db.system.name")
 					strategy, _ := p.Attributes.Value("mysqllock.strategy")
 					why, failed := p.Attributes.Value("error.type")
-					return system.AsString() == "mysql" && strategy.AsString() == want.strategy &&
+					return system == r.system.Value && strategy.AsString() == want.strategy &&
 						failed == (want.why != nil) && (!failed || slices.Contains(want.why, why.AsString()))
 				})
 				if i < 0 || m.Unit != "s" || len(h.DataPoints) != 3 {
@@ -253,7 +267,7 @@ func TestWatch(t *testing.T) {
 	ok(t, err)
 	value := func(name string, more ...attribute.KeyValue) int64 {
 		t.Helper()
-		set := attribute.NewSet(append(more, attribute.String("db.system.name", "mysql"), attribute.String("db.client.connection.pool.name", "shop"))...)
+		set := attribute.NewSet(append(more, r.system, attribute.String("db.client.connection.pool.name", "shop"))...)
 		sum, _ := r.collect()[name].Data.(metricdata.Sum[int64])
 		for _, p := range sum.DataPoints {
 			if p.Attributes.Equals(&set) {
@@ -267,6 +281,26 @@ func TestWatch(t *testing.T) {
 	ok(t, err)
 	if used, most, waiters := value("db.client.connection.count", state("used")), value("db.client.connection.max"), value("mysqllock.lock.waiters"); used != 1 || most != 16 || waiters != 0 {
 		t.Errorf("%d of %d are used, %d wait", used, most, waiters)
+	}
+	r.connecting.Lock()
+	another := make(chan error)
+	go func() {
+		h, err := mysqllock.Acquire(context.Background(), r.db, "another")
+		if err == nil {
+			err = h.Release()
+		}
+		another <- err
+	}()
+	for deadline := time.Now().Add(time.Minute); value("db.client.connection.count", state("opening")) != 1; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Error("no connection is seen to be opened")
+			break
+		}
+	}
+	r.connecting.Unlock()
+	ok(t, <-another)
+	if n := value("db.client.connection.count", state("opening")); n != 0 {
+		t.Errorf("%d are still opened", n)
 	}
 	ok(t, hold.Release())
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {

@@ -24,7 +24,11 @@ func Example() {
 			return nil, err
 		}
 		db := sql.OpenDB(connector)
-		prometheus.MustRegister(locks, lockprom.NewStatsCollector(db))
+		stats, err := lockprom.NewStatsCollector(db)
+		if err != nil {
+			return nil, err
+		}
+		prometheus.MustRegister(locks, stats)
 		return db, nil
 	}
 

@@ -43,8 +43,10 @@ func open(t *testing.T, bin tempserver.Binary) (*sql.DB, *prometheus.Registry) {
 	ok(t, err)
 	db := sql.OpenDB(connector)
 	t.Cleanup(func() { db.Close() })
+	stats, err := lockprom.NewStatsCollector(db)
+	ok(t, err)
 	registry := prometheus.NewPedanticRegistry()
-	registry.MustRegister(locks, lockprom.NewStatsCollector(db))
+	registry.MustRegister(locks, stats)
 	return db, registry
 }
 

@@ -5,7 +5,9 @@
 //	connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{Observer: locks})
 //	…
 //	db := sql.OpenDB(connector)
-//	registry.MustRegister(locks, lockprom.NewStatsCollector(db))
+//	stats, err := lockprom.NewStatsCollector(db)
+//	…
+//	registry.MustRegister(locks, stats)
 //
 // An application with several databases registers those of each with a label of
 // its own: prometheus.WrapRegistererWith(prometheus.Labels{"db": "shop"}, registry).
@@ -52,11 +54,10 @@ const strategy, outcome, why = "strategy", "outcome", "reason"
 
 // New returns an Observer that has counted nothing.
 func New() *Observer {
+	// Not native ones as well: a Prometheus that scrapes those keeps no others, and
+	// queries of _bucket, which are those of the dashboard, find nothing.
 	histogram := func(name, help string, buckets ...float64) *prometheus.HistogramVec {
-		return prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: name, Help: help, Buckets: buckets,
-			NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 100,
-		}, []string{strategy, outcome})
+		return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, []string{strategy, outcome})
 	}
 	counter := func(name, help string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{strategy, why})

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/mysqllock/mysqllock"
@@ -47,6 +46,9 @@ func TestCounted(t *testing.T) {
 				got := metric(f, "outcome="+h.outcome, "strategy="+h.strategy).GetHistogram()
 				if got.GetSampleCount() != h.count || got.GetSampleSum() < h.least || got.GetSampleSum() > 60 {
 					t.Errorf("%+v: %d in %v s", h, got.GetSampleCount(), got.GetSampleSum())
+				}
+				if len(got.GetBucket()) == 0 || got.Schema != nil {
+					t.Errorf("%+v is native, or has no buckets: %v", h, got)
 				}
 			}
 			for name, n := range map[string]int{"wait": 5, "hold": 5} {
@@ -123,10 +125,8 @@ func TestStatsOfAnotherDriver(t *testing.T) {
 	db, err := sql.Open("mysql", "/")
 	ok(t, err)
 	defer db.Close()
-	registry := prometheus.NewPedanticRegistry()
-	registry.MustRegister(lockprom.NewStatsCollector(db))
-	if _, err := registry.Gather(); err == nil || !strings.Contains(err.Error(), `not with "mysqllock"`) {
-		t.Errorf("gathered with %v", err)
+	if stats, err := lockprom.NewStatsCollector(db); stats != nil || err == nil || !strings.Contains(err.Error(), `not with "mysqllock"`) {
+		t.Errorf("it is %v, with %v", stats, err)
 	}
 }
 
@@ -141,13 +141,14 @@ func TestDashboard(t *testing.T) {
 		Title  string
 		Panels []struct {
 			Title   string
-			Targets []struct{ Expr string }
+			Targets []struct{ Expr, LegendFormat string }
 		}
 	}
 	ok(t, json.Unmarshal(text, &dashboard))
 	selector := regexp.MustCompile(`(mysqllock_[a-z_]+)(\{[^}]*\})?`)
 	label := regexp.MustCompile(`([a-z_]+)(=~|=|!=|!~)"([^"]*)"`)
 	grouping := regexp.MustCompile(`by ?\(([^)]*)\)`)
+	legend := regexp.MustCompile(`\{\{([^}]*)\}\}`)
 	known := []string{"le", "instance", "job"}
 	shown := make(map[string]bool)
 	for _, panel := range dashboard.Panels {
@@ -179,11 +180,18 @@ func TestDashboard(t *testing.T) {
 			if len(labels) == 0 && !strings.Contains(target.Expr, "mysqllock_") {
 				t.Errorf("%q shows nothing: %s", panel.Title, target.Expr)
 			}
+			var groups []string
 			for _, m := range grouping.FindAllStringSubmatch(target.Expr, -1) {
 				for by := range strings.SplitSeq(m[1], ",") {
 					if by = strings.TrimSpace(by); !slices.Contains(labels, by) && !slices.Contains(known, by) {
 						t.Errorf("%q groups by %s, which there is not", panel.Title, by)
 					}
+					groups = append(groups, by)
+				}
+			}
+			for _, m := range legend.FindAllStringSubmatch(target.LegendFormat, -1) {
+				if !slices.Contains(groups, m[1]) {
+					t.Errorf("%q has a legend by %s, of which there can be several: %s", panel.Title, m[1], target.Expr)
 				}
 			}
 		}

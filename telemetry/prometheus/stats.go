@@ -10,8 +10,8 @@ import (
 
 // NewStatsCollector returns a Collector of [mysqllock.Stats]: who waits, and the
 // connections that sessions have, beside those of which
-// collectors.NewDBStatsCollector tells. db is one that was opened with the driver;
-// otherwise what is collected is an error.
+// collectors.NewDBStatsCollector tells. It fails where db was not opened with the
+// driver.
 //
 //	mysqllock_waiters                          gauge    callers that wait now, for a lock or for a connection to take it on
 //	mysqllock_sessions_max                     gauge    the bound, lockMaxConns
@@ -19,7 +19,12 @@ import (
 //	mysqllock_sessions_acquired_total          counter  times that one was handed out
 //	mysqllock_sessions_waited_total            counter  times that none was ready
 //	mysqllock_sessions_wait_seconds_total      counter  time that callers waited for one
-func NewStatsCollector(db *sql.DB) prometheus.Collector { return stats{db} }
+func NewStatsCollector(db *sql.DB) (prometheus.Collector, error) {
+	if _, err := mysqllock.Stats(db); err != nil {
+		return nil, err
+	}
+	return stats{db}, nil
+}
 
 type stats struct{ db *sql.DB }
 

@@ -51,7 +51,7 @@ function close() {
 function open() {
   close();
   if (paused || document.hidden) return;
-  source = new EventSource("events");
+  source = new EventSource("page.events");
   source.addEventListener("hello", (e) => {
     hello = JSON.parse(e.data);
     points = hello.history;
@@ -402,7 +402,7 @@ $("confirm-yes").addEventListener("click", async () => {
   let ok = false;
   let text;
   try {
-    const answer = await fetch("release", {
+    const answer = await fetch("page.release", {
       method: "POST",
       headers: { "Content-Type": "application/json", "X-Mysqllock-Secret": hello.secret ?? "" },
       body: JSON.stringify({ ref: asked.ref }),

@@ -4,6 +4,7 @@ package reason
 
 import (
 	"context"
+	"database/sql/driver"
 	"errors"
 	"net"
 
@@ -61,5 +62,5 @@ func Of(err error) string {
 
 func connection(err error) bool {
 	var network net.Error
-	return errors.Is(err, mysql.ErrInvalidConn) || errors.As(err, &network)
+	return errors.Is(err, mysql.ErrInvalidConn) || errors.Is(err, driver.ErrBadConn) || errors.As(err, &network)
 }

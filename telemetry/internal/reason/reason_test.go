@@ -2,6 +2,7 @@ package reason
 
 import (
 	"context"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"net"
@@ -29,6 +30,8 @@ func TestOf(t *testing.T) {
 		{fmt.Errorf("wrapped: %w", lockerr.ErrDeadlock), "deadlock"},
 		{lost(lockerr.ErrDeadlock), "deadlock"},
 		{lost(mysql.ErrInvalidConn), "connection"},
+		{lost(driver.ErrBadConn), "connection"},
+		{driver.ErrBadConn, "connection"},
 		{lost(context.Canceled), "lost"},
 		{lost(errors.New("it was not ours any more")), "lost"},
 		{&net.OpError{Op: "dial", Err: errors.New("refused")}, "connection"},
