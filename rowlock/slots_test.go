@@ -743,7 +743,10 @@ func TestJoinSlot(t *testing.T) {
 		holder := s.open()
 		s.exec(holder, "BEGIN")
 		s.exec(holder, "UPDATE "+s.table.String()+" SET token = token + 1, owner = 'y#00000000', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR WHERE namespace = 'app' AND name = '"+rows[1]+"'")
-		after(t, 120*time.Millisecond, func() { s.exec(holder, "COMMIT") })
+		after(t, 0, func() {
+			s.waitsInServer(1)
+			s.exec(holder, "COMMIT")
+		})
 		join(rowlock.Request{Wait: 20 * time.Second}, lockerr.ErrLocked, false, 0)
 	})
 }
