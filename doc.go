@@ -271,6 +271,14 @@
 // callers who would occupy the last fail at once with [ErrLocked] and an error
 // that says so. For hot keys use [Do], which waits without a connection.
 //
+// # Seeing what happens
+//
+// [Config.Observer] is told of each lock that was acquired, refused, released or
+// lost; [LogTo] is one that logs, and modules of their own under telemetry are for
+// OpenTelemetry and Prometheus. [Stats] counts sessions and those who wait. Package
+// inspect, the page of inspect/web and the command cmd/mysqllock show who holds and
+// who waits, in all processes.
+//
 // # The lock table
 //
 // There is one table with one row a key, and one for each of its further slots. Rows stay:
