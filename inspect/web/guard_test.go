@@ -103,6 +103,7 @@ func TestMounts(t *testing.T) {
 			mux.Handle(at+"/", handler)
 		}
 		srv := httptest.NewServer(mux)
+		srv.Client().Timeout = patience // for a stream in the place of the page
 		get := func(url string) (*http.Response, string) {
 			t.Helper()
 			answer, err := srv.Client().Get(url)

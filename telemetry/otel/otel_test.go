@@ -285,7 +285,7 @@ func TestWatch(t *testing.T) {
 	r.connecting.Lock()
 	another := make(chan error)
 	go func() {
-		h, err := mysqllock.Acquire(context.Background(), r.db, "another")
+		h, err := mysqllock.Acquire(context.Background(), r.db, "another", lockctx.Wait(2*time.Minute))
 		if err == nil {
 			err = h.Release()
 		}

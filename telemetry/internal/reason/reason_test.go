@@ -30,7 +30,6 @@ func TestOf(t *testing.T) {
 		{fmt.Errorf("wrapped: %w", lockerr.ErrDeadlock), "deadlock"},
 		{lost(lockerr.ErrDeadlock), "deadlock"},
 		{lost(mysql.ErrInvalidConn), "connection"},
-		{lost(driver.ErrBadConn), "connection"},
 		{driver.ErrBadConn, "connection"},
 		{lost(context.Canceled), "lost"},
 		{lost(errors.New("it was not ours any more")), "lost"},
