@@ -174,7 +174,12 @@ func (e *examination) lockTable(ctx context.Context) error {
 		e.ruleOut("the lock table has no row locks", onTable...)
 	default:
 		e.lacks = true
-		e.add(name, Warning, err.Error()+"\nWhere lockSchema is auto that is done at the next use, if the account may.", setup)
+		if _, err := e.query(ctx, "SELECT 1 FROM "+e.table.String()+" WHERE FALSE"); server.Missing(err) {
+			e.add(name, Warning, e.table.String()+" does not exist yet; it is made at the first use, where lockSchema is auto and the account may", setup)
+			return nil
+		}
+		what, _, _ := strings.Cut(err.Error(), "\n") // without the SQL, which is the remedy
+		e.add(name, Warning, strings.TrimSuffix(what, ":")+" what is below, which the first use does where lockSchema is auto and the account may", setup)
 	}
 	return nil
 }
@@ -313,10 +318,17 @@ func (e *examination) clock(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	took := time.Since(sent)
-	ahead := moment(rows[0][0]).Sub(sent.Add(took / 2).UTC())
-	e.add("clock", OK, fmt.Sprintf("the server's is %v ahead of this machine's, give or take %v; locks do not depend on that",
-		ahead.Round(time.Millisecond), (took/2).Round(time.Microsecond)), "")
+	unsure := time.Since(sent) / 2
+	ahead := moment(rows[0][0]).Sub(sent.Add(unsure).UTC())
+	about := unsure.Round(time.Microsecond)
+	detail := fmt.Sprintf("the server's and this machine's agree within %v", about)
+	switch {
+	case ahead > unsure:
+		detail = fmt.Sprintf("the server's is %v ahead of this machine's, give or take %v", ahead.Round(time.Microsecond), about)
+	case ahead < -unsure:
+		detail = fmt.Sprintf("the server's is %v behind this machine's, give or take %v", -ahead.Round(time.Microsecond), about)
+	}
+	e.add("clock", OK, detail+"; locks do not depend on that", "")
 	return nil
 }
 
@@ -327,10 +339,11 @@ func (e *examination) visibility(ctx context.Context) error {
 		return err
 	}
 	p.locks()
-	if len(p.gaps) == 0 {
+	gaps := slices.DeleteFunc(p.gaps, func(g Gap) bool { return g.Why == noTable }) // lockTable has told
+	if len(gaps) == 0 {
 		e.add("visibility", OK, "who holds and who waits is shown", "")
 	}
-	for _, g := range p.gaps {
+	for _, g := range gaps {
 		e.add("visibility", Note, "not shown: "+g.What+": "+g.Why, g.Remedy)
 	}
 	return nil

@@ -68,8 +68,10 @@ func (p *picture) mariadbRowLocks(ctx context.Context) error {
 	if untold > 0 {
 		p.gap(fmt.Sprintf("the keys of %d locks", untold), "the rows are not in the buffer pool, from which the server tells them", "")
 	}
-	p.gap("row locks that nobody waits for", fmt.Sprintf(
-		"MariaDB lists a row lock only while somebody waits for it; %d transactions have locked rows, of this table or others", locking), "")
+	if locking > 0 {
+		p.gap("row locks that nobody waits for", fmt.Sprintf(
+			"MariaDB lists a row lock only while somebody waits for it; %d transactions have locked rows, of this table or others", locking), "")
+	}
 	return p.mariadbRows(ctx, transactions, records)
 }
 

@@ -52,7 +52,7 @@ func (i *Inspector) ensure(ctx context.Context, as func(driver.Conn) driver.Conn
 		})
 	})
 	if err != nil {
-		return false, fmt.Errorf("mysqllock: the lock table: %w", err)
+		return false, fmt.Errorf("mysqllock: %w", err)
 	}
 	return procedure, nil
 }

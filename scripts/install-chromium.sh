@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Brings the browser that looks at the page of locks in its tests onto a Debian or
-# Ubuntu machine: Chromium, from the distribution. Run it as root. Whoever runs it
+# Brings the browser that looks at the page of locks in its tests onto a Debian
+# machine: Chromium, from the distribution. Run it as root. Whoever runs it
 # again, or without root, only learns what is there.
 set -euo pipefail
 
@@ -28,10 +28,14 @@ quietly() { "$@" >"$work/output" 2>&1 || { cat "$work/output" >&2; return 1; }; 
 main() {
 	! browser || return 0
 	if ! command -v apt-get >/dev/null; then
-		say "no Chromium here; this is not Debian or Ubuntu, so install it yourself and have chromium on PATH"
+		say "no Chromium here; this is not Debian, so install it yourself and have chromium on PATH"
 		return
 	elif [ "$EUID" != 0 ]; then
 		say "no Chromium here; run scripts/install-chromium.sh as root to install"
+		return
+	fi
+	if grep -qs '^ID=ubuntu' /etc/os-release; then
+		say "Ubuntu has no Chromium as a package of apt; install one yourself and have chromium on PATH, or the tests of the page skip"
 		return
 	fi
 	work=$(mktemp -d)

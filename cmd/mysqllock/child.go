@@ -154,7 +154,7 @@ func (c *child) kill() {
 
 // suspend deals with a command that was stopped by s. It reports whether we were
 // stopped as well, so that the shell sees it, and have been continued.
-func (c *child) suspend(s syscall.Signal, signals chan os.Signal) bool {
+func (c *child) suspend(s syscall.Signal, signals <-chan os.Signal) bool {
 	if c.terminal == nil { // whoever has stopped it will continue it
 		return false
 	}
@@ -164,12 +164,12 @@ func (c *child) suspend(s syscall.Signal, signals chan os.Signal) bool {
 		return false
 	}
 	c.terminal.takeBack(c.kin.group)
-	c.kin.signal(syscall.SIGSTOP) // nobody goes on without the lock, whatever TSTP is to him
-	// What the key does to our group, with the script that we are in. The time is
-	// for where it does nothing: nobody is there who would continue us.
-	signal.Reset(syscall.SIGTSTP)
-	_ = syscall.Kill(0, syscall.SIGTSTP)
-	for again := time.After(time.Second); ; {
+	c.kin.signal(syscall.SIGSTOP)          // nobody goes on without the lock, whatever TSTP is to him
+	if c.terminal.group == c.kin.session { // no shell is there that would continue us, so the key does not stop anybody
+		return true
+	}
+	_ = syscall.Kill(0, syscall.SIGSTOP)      // with the script that we are in, as the key does
+	for again := time.After(time.Second); ; { // the time is for where CONT is ignored
 		select {
 		case s := <-signals:
 			if s != syscall.SIGCONT {
@@ -178,7 +178,6 @@ func (c *child) suspend(s syscall.Signal, signals chan os.Signal) bool {
 			}
 		case <-again:
 		}
-		listen(signals, pausing)
 		return true
 	}
 }
@@ -205,21 +204,14 @@ func (c *child) bury() {
 	c.guard.dismiss()
 }
 
-// echo does to our own group, and so to a script around us, what the terminal's key
-// has done to the command that had the terminal. Of Ctrl-C we die, too: bash does
-// not end a loop for one that exits.
+// echo lets a script around us know of a key that has ended the command: its
+// shell has not seen it where the command had the terminal.
 func (c *child) echo(s syscall.Signal) {
-	if !c.lent || c.asked {
-		return
-	}
-	switch s {
-	case syscall.SIGINT:
-		signal.Reset(s)
-		_ = syscall.Kill(0, s)
-		time.Sleep(time.Second) // where it is ignored, it is over then
-	case syscall.SIGQUIT:
-		signal.Ignore(s) // of which Go's runtime would tell at length
-		_ = syscall.Kill(0, s)
+	switch {
+	case c.asked: // the key was for our group, too
+		c.terminal.echo(os.Getpid(), s)
+	case c.lent:
+		c.terminal.echo(0, s)
 	}
 }
 

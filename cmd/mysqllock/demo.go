@@ -40,7 +40,7 @@ func newDemo(at *target) *cobra.Command {
 pay, and write one less; first without a lock, then with one.
 
 With --dsn that happens on the server named there, in a table of its own in that
-database, which is dropped afterwards. Otherwise it starts a throwaway server
+database, which is dropped afterwards; the lock table stays. Otherwise it starts a throwaway server
 of the MySQL or MariaDB that is installed on this machine.`,
 		Example: `  mysqllock demo
   mysqllock demo --dsn 'app:secret@tcp(127.0.0.1:3306)/test'`,

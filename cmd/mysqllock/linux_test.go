@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -148,7 +150,7 @@ func TestTerminal(t *testing.T) {
 		sh.keys(ctrlD)
 
 		// Whoever has lost the lock while it was stopped does not go on.
-		sh.keys("$M run -k k --lease 10m -- sh -c 'trap \"echo went o\"n CONT; echo rea\"\"dy; while :; do read x; done'\n")
+		sh.keys("$M run -k k --lease 10m -- sh -c 'trap \"echo went o\"n CONT TERM; echo rea\"\"dy; while :; do read x; done'\n")
 		sh.expect("ready")
 		sh.keys(ctrlZ)
 		sh.expect("Stopped")
@@ -159,6 +161,46 @@ func TestTerminal(t *testing.T) {
 		}
 		sh.expect("st:123")
 
+		// Nor does what does not listen to Ctrl-Z, or has left the group, go on while it
+		// is stopped; with fg it does.
+		for _, who := range []string{"trap \"\" TSTP; exec sleep 1001", "exec timeout 1001 sleep 1001"} {
+			sh.keys("$M run -k k --lease 10m -- sh -c 'sh -c \"" + strings.ReplaceAll(who, `"`, `\"`) + "\" & echo $! >deaf; echo rea\"\"dy; read x'\n")
+			sh.expect("ready")
+			pid := lines(t, s.file("deaf"))[0]
+			soon(t, "it runs", func() bool {
+				return strings.Contains(commandLine(pid), "1001") && !strings.HasPrefix(commandLine(pid), "sh")
+			})
+			sh.keys(ctrlZ)
+			sh.expect("Stopped")
+			if state := state(pid); state != "T" {
+				t.Errorf("%s is in state %q", who, state)
+			}
+			sh.keys("fg\n")
+			soon(t, "it goes on", func() bool { return state(pid) == "S" })
+			sh.keys(ctrlC) // which also drops what was typed before
+			soon(t, "the lock is free", func() bool { return !s.holds("k") })
+			n, err := strconv.Atoi(pid)
+			ok(t, err)
+			ok(t, syscall.Kill(n, syscall.SIGTERM)) // in the background it is spared by Ctrl-C
+		}
+
+		// The keys are for a script around it, too.
+		ok(t, os.WriteFile(s.file("script"), []byte("for n in 1 2 3; do echo once; $M run -k k -- sh -c 'echo $$ >front; exec sleep 1000'; done\n"), 0o600))
+		sh.keys("bash script\n")
+		sh.expect("once")
+		soon(t, "the command runs", func() bool { return len(lines(t, s.file("front"))) == 1 })
+		front := lines(t, s.file("front"))[0]
+		sh.keys(ctrlZ)
+		sh.expect("Stopped")
+		sh.keys("fg\n")
+		soon(t, "it goes on", func() bool { return state(front) == "S" })
+		sh.keys(ctrlC)
+		soon(t, "the lock is free", func() bool { return !s.holds("k") })
+		sh.keys("echo a\"\"fter\n")
+		if between := sh.expect("after"); strings.Contains(between, "once") {
+			t.Errorf("Ctrl-C has not ended the script: %q", between)
+		}
+
 		// In a pipeline the pager keeps the terminal, and who asks for it gets it.
 		sh.keys("$M run -k k -- sh -c 'read x; echo got:$x' | cat; echo st:$?\n")
 		soon(t, "it holds the lock", func() bool { return s.holds("k") })
@@ -166,9 +208,15 @@ func TestTerminal(t *testing.T) {
 		sh.expect("got:that")
 		sh.expect("st:0")
 
-		// Before a lock is broken somebody is asked.
-		hold, err := mysqllock.Acquire(t.Context(), s.process("the holder"), "k", lockctx.Lease(time.Minute))
+		// Who waits learns for whom.
+		hold, err := mysqllock.Acquire(t.Context(), s.process("the holder"), "k", lockctx.Lease(10*time.Minute))
 		ok(t, err)
+		sh.keys("$M run -k k -w 10m true; echo st:$?\n")
+		sh.expect(`waiting for "k", held by the holder`)
+		sh.keys(ctrlC)
+		soon(t, "nobody waits", func() bool { return s.waiters("k") == 0 })
+
+		// Before a lock is broken somebody is asked.
 		for _, answer := range [][2]string{{"n", "nothing was done"}, {"", "nothing was done"}, {"y", "lease on k ended"}} {
 			sh.keys("$M release k --force\n")
 			if before := sh.expect("[y/N] "); !strings.Contains(before, "the holder") {
@@ -185,6 +233,21 @@ func TestTerminal(t *testing.T) {
 		sh.keys("echo en\"\"d\n")
 		sh.expect("end")
 	})
+}
+
+// state is that of a process, as a letter; T is stopped.
+func state(pid string) string {
+	stat, _ := os.ReadFile("/proc/" + pid + "/stat")
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) == 0 {
+		return ""
+	}
+	return fields[0]
+}
+
+func commandLine(pid string) string {
+	line, _ := os.ReadFile("/proc/" + pid + "/cmdline")
+	return string(line)
 }
 
 // holds reports whether somebody holds key.
@@ -210,6 +273,39 @@ func TestGuardKilled(t *testing.T) {
 		n, err := strconv.Atoi(pids[1])
 		ok(t, err)
 		_ = syscall.Kill(n, syscall.SIGKILL) // what only the guard would have found
+	})
+}
+
+// truant is family with a child that leaves the group.
+const truant = "timeout 1000 sh -c 'trap \"\" TERM; echo $$ >truant; while :; do sleep 0.05; done' & until [ -e truant ]; do sleep 0.05; done; echo $$ $(cat truant) >pids; wait"
+
+// TestTruant: what has left the command's process group ends with it, when the lock
+// is lost and when run is killed.
+func TestTruant(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		for _, end := range []string{"taken", "killed"} {
+			c := s.run("k", truant, "--lease", "10s", "--wait", "5m").start()
+			pids := s.family()
+			t.Cleanup(func() {
+				if n, err := strconv.Atoi(pids[1]); err == nil && alive(pids[1]) {
+					_ = syscall.Kill(n, syscall.SIGKILL)
+				}
+			})
+			if end == "taken" {
+				s.command("release", "k", "--force", "--yes").start().must(0)
+				c.fails(exitLost, "lost")
+			} else {
+				ok(t, c.Process.Kill())
+				soon(t, "it is gone", func() bool { return !alive(pids[1]) })
+			}
+			for _, pid := range pids {
+				if alive(pid) {
+					t.Errorf("%s: process %s goes on", end, pid)
+				}
+			}
+			ok(t, os.Remove(s.file("truant")))
+			ok(t, os.Remove(s.file("pids")))
+		}
 	})
 }
 

@@ -107,11 +107,14 @@ Where the server is, is said by the first of these that there is:
 
   1. --dsn, in the form user:password@tcp(host:3306)/database. Everybody on the
      machine can see it in the list of processes: leave a password to the others.
-  2. MYSQLLOCK_DSN in the environment, in the same form, with the parameters of
-     the driver: lockTable, lockNamespace, lockWait, ...
-  3. The option files of the mysql client: /etc/my.cnf, /etc/mysql/my.cnf and
-     ~/.my.cnf, later ones before earlier ones, or the one of --defaults-file,
-     with the groups [client], [mysql] and [mysqllock].
+  2. --defaults-file, an option file of the mysql client.
+  3. MYSQLLOCK_DSN in the environment, in the same form as --dsn, with the
+     parameters of the driver: lockTable, lockNamespace, lockWait, ...
+  4. The usual option files: /etc/my.cnf, /etc/mysql/my.cnf and ~/.my.cnf, later
+     ones before earlier ones.
+
+Of option files it reads the groups [client], [client-server], [client-mariadb],
+[mysql], [mariadb-client] and [mysqllock].
 
 --database, --table and --namespace go before what these say.`,
 		Example: `  mysqllock run --key nightly-report --no-wait -- /usr/local/bin/report

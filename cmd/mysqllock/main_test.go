@@ -156,6 +156,9 @@ func (c *command) code() int {
 		<-c.done
 		c.t.Fatalf("%v has not ended within %v; it does %s", c.Args[1:], patience, c.errs.String())
 	}
+	if s, ok := c.ProcessState.Sys().(syscall.WaitStatus); ok && s.Signaled() { // as shells have it
+		return exitSignal + int(s.Signal())
+	}
 	return c.ProcessState.ExitCode()
 }
 

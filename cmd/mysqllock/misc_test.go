@@ -77,6 +77,16 @@ func TestUI(t *testing.T) {
 		if answer.StatusCode != http.StatusOK || !strings.Contains(string(page), "<title>Locks</title>") {
 			t.Errorf("it answers %s and %.200s", answer.Status, page)
 		}
+		// Who does not know the address gets nothing.
+		host := url[:strings.LastIndexByte(strings.TrimRight(url, "/\n"), '/')]
+		for _, path := range []string{"/", "/events", "/x/events", "/page.js", "/release"} {
+			answer, err := client.Get(host + path)
+			ok(t, err)
+			answer.Body.Close()
+			if answer.StatusCode != http.StatusNotFound {
+				t.Errorf("%s is answered with %s", path, answer.Status)
+			}
+		}
 		ok(t, c.Process.Signal(syscall.SIGTERM))
 		if code := c.code(); code != 0 {
 			t.Errorf("it ends with %d: %s", code, c.errs.String())

@@ -24,9 +24,9 @@ import (
 // Option files are those of the mysql client: groups of "name = value". Of an
 // option that is there twice the later one counts, so ~/.my.cnf comes last.
 
-// groups are those that are read. What is not for us in the client's own is
-// skipped; in ours it is an error.
-var groups = []string{"client", "mysql", ownGroup}
+// groups are those that are read: of the clients of MySQL and MariaDB, and ours. What
+// is not for us in the clients' is skipped; in ours it is an error.
+var groups = []string{"client", "client-server", "client-mariadb", "mysql", "mariadb-client", ownGroup}
 
 const ownGroup = "mysqllock"
 
@@ -45,7 +45,11 @@ func readOptionFiles(only string) (*mysql.Config, mysqllock.Config, error) {
 	}
 	found := make(options)
 	for _, file := range files {
-		if err := found.read(file, 0); err != nil && (only != "" || !errors.Is(err, fs.ErrNotExist)) {
+		// Not of what it includes: without that it could be another server.
+		if _, err := os.Stat(file); only == "" && errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err := found.read(file, 0); err != nil {
 			return nil, locks, err
 		}
 	}
@@ -100,14 +104,18 @@ func (o options) read(path string, depth int) error {
 }
 
 func (o options) include(line string, depth int) error {
-	what, path, _ := strings.Cut(line, " ")
-	switch path = strings.TrimSpace(path); what {
+	what := strings.Fields(line)[0]
+	path := strings.TrimSpace(line[len(what):])
+	switch what {
 	case "!include":
 		return o.read(path, depth+1)
 	case "!includedir":
 		files, err := filepath.Glob(filepath.Join(path, "*.cnf")) // sorted
 		for i := 0; i < len(files) && err == nil; i++ {
 			err = o.read(files[i], depth+1)
+			if errors.Is(err, fs.ErrPermission) { // it is another account's; the clients skip it, too
+				err = nil
+			}
 		}
 		return err
 	}
@@ -120,7 +128,7 @@ var known = []string{
 }
 
 func (o options) set(group, line string) error {
-	name, value, _ := strings.Cut(line, "=")
+	name, value, _ := strings.Cut(withoutComment(line), "=")
 	name = strings.ReplaceAll(strings.TrimSpace(name), "_", "-")
 	name = strings.TrimPrefix(name, "loose-")
 	ours := name == "table" || name == "namespace" // [mysql] has a "table" of its own
@@ -134,13 +142,29 @@ func (o options) set(group, line string) error {
 	return nil
 }
 
-// unquoted takes away what the mysql client does: quotes, a comment, and escapes.
+// withoutComment cuts off what follows a # outside of quotes.
+func withoutComment(line string) string {
+	var quote byte
+	escaped := false
+	for i := range len(line) {
+		c := line[i]
+		switch {
+		case (c == '"' || c == '\'') && !escaped && quote == 0:
+			quote = c
+		case c == quote && !escaped:
+			quote = 0
+		case c == '#' && quote == 0:
+			return line[:i]
+		}
+		escaped = quote != 0 && c == '\\' && !escaped
+	}
+	return line
+}
+
+// unquoted takes away one pair of quotes, and escapes, in quotes or not.
 func unquoted(value string) string {
-	if n := len(value); n >= 2 && (value[0] == '"' || value[0] == '\'') && strings.IndexByte(value[1:], value[0]) >= 0 {
-		value = value[1 : 1+strings.LastIndexByte(value[1:], value[0])]
-	} else {
-		value, _, _ = strings.Cut(value, "#")
-		value = strings.TrimSpace(value)
+	if n := len(value); n >= 2 && (value[0] == '"' || value[0] == '\'') && value[n-1] == value[0] {
+		value = value[1 : n-1]
 	}
 	return strings.NewReplacer(`\b`, "\b", `\t`, "\t", `\n`, "\n", `\r`, "\r", `\\`, `\`, `\s`, " ", `\"`, `"`, `\'`, `'`).Replace(value)
 }

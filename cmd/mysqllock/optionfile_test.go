@@ -54,6 +54,19 @@ table = locks.t
 		{name: "socket", text: "[client]\nuser='u'\nsocket=/run/s\npassword=\n", want: mysql.Config{User: "u", Net: "unix", Addr: "/run/s"}},
 		{name: "a host goes before a socket", text: "[client]\nuser=u\nsocket=/run/s\nhost=h\n", want: mysql.Config{User: "u", Net: "tcp", Addr: "h:3306"}},
 		{name: "localhost", text: "[client]\nuser=u\nhost=localhost\n", want: mysql.Config{User: "u", Net: "tcp", Addr: "127.0.0.1:3306"}},
+		{
+			name: "comments as the client has them", text: `
+[client]
+user = "a # b" # the "first" user
+password = it's # it's
+host = 'h' # "
+[client-mariadb]
+port = 3309
+[mariadb-client]
+database="rev2" # the "lock" db
+`, want: mysql.Config{User: "a # b", Passwd: "it's # it's", Net: "tcp", Addr: "h:3309", DBName: "rev2"},
+		},
+		{name: "include by a tab", text: "[client]\nuser=u\nhost=h\n!include\t" + dir + "/sub.cnf\n", want: mysql.Config{User: "u", Net: "tcp", Addr: "h:3307"}},
 		{name: "include", text: "[client]\nuser=u\nhost=h\n!include " + dir + "/sub.cnf\n", want: mysql.Config{User: "u", Net: "tcp", Addr: "h:3307"}},
 		{name: "includedir", text: "[client]\nuser=u\nhost=h\n!includedir " + dir + "\n", want: mysql.Config{User: "u", Net: "tcp", Addr: "h:3307"}},
 	} {
@@ -79,6 +92,11 @@ table = locks.t
 		if _, _, err := readOptionFiles(write("file", text)); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("of %q it says %v, want %q", text, err, says)
 		}
+	}
+	t.Setenv("HOME", dir) // where a file may be missing, but not what it includes
+	write(".my.cnf", "!include "+dir+"/missing\n[client]\nuser=u\nhost=h\n")
+	if _, _, err := readOptionFiles(""); err == nil || !strings.Contains(err.Error(), "missing") {
+		t.Errorf("of a file that includes a missing one it says %v", err)
 	}
 	open := write("open", "[client]\nuser=u\n")
 	ok(t, os.Chmod(open, 0o666))

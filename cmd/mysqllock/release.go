@@ -48,15 +48,15 @@ new "token" of a lease and the connections "killed".`,
 		ValidArgsFunction: at.completeKeys,
 		RunE: func(c *cobra.Command, args []string) error {
 			if b.key = args[0]; !b.force {
-				return errors.New("release takes a lock away from whoever has it: say --force, after a look at \"mysqllock show\"")
+				return errors.New("release takes a lock away from whoever has it: give --force, after a look at \"mysqllock show\"")
 			}
 			return at.inspecting(c.Context(), func(ctx context.Context, i *inspect.Inspector) error {
 				return b.do(ctx, i, c.InOrStdin(), c.OutOrStdout())
 			})
 		},
 	}
-	c.Flags().BoolVar(&b.force, "force", false, "really")
-	c.Flags().BoolVarP(&b.yes, "yes", "y", false, "do not ask")
+	c.Flags().BoolVar(&b.force, "force", false, "take it away from who has it: without, nothing is done")
+	c.Flags().BoolVarP(&b.yes, "yes", "y", false, "do not ask first, for scripts")
 	c.Flags().IntVar(&b.slot, "slot", -1, "only this `slot` of the key")
 	c.Flags().BoolVar(&b.asJSON, "json", false, "for programs")
 	return c
@@ -110,7 +110,7 @@ func (b *breaking) do(ctx context.Context, i *inspect.Inspector, in io.Reader, o
 // ask shows who would lose what. It is for a person at a terminal.
 func (b *breaking) ask(snap *inspect.Snapshot, in io.Reader) error {
 	if file, ok := in.(*os.File); !ok || !term.IsTerminal(int(file.Fd())) {
-		return errors.New("nobody is there to be asked: say --yes")
+		return errors.New("nobody is at a terminal to be asked: give --yes, to do it without")
 	}
 	printLocks(os.Stderr, coloursFor(os.Stderr), snap, false)
 	fmt.Fprint(os.Stderr, "Take the lock away from who holds it? [y/N] ")

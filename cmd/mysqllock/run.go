@@ -18,8 +18,10 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/inspect"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -57,8 +59,16 @@ there is MYSQLLOCK_SLOT, too.
 When the lease cannot be renewed in time the command is stopped: its process group
 gets TERM, and KILL before the server can give the lease to somebody else. In
 between is 7.5 % of the lease's length, and at most 3.75 s: with --lease 30s that
-is 2.25 s. A command that needs longer to end in order needs a longer lease. It is
-stopped in the same way when somebody has taken the lease away by force.
+is 2.25 s. A command that needs longer to end in order needs a longer lease. On
+Linux that is also for what has left the group, as timeout(1) does, with the
+variable MYSQLLOCK_RUN in its environment; what has a session of its own (setsid,
+daemons) is spared. On other systems all that has left the group is.
+
+There are two cases in which the command can run beside the next holder. Where
+somebody takes the lease away by force, it is stopped in the same way, but only at
+the next renewal, up to a third of the lease's length later. Where the machine
+pauses for longer than the lease, it goes on until mysqllock, too, has woken up,
+and for the time between TERM and KILL. That is what the token is for.
 
 The DSN's lockTTL and lockWait count where --lease and --wait are not given.
 
@@ -67,11 +77,10 @@ command. One that has become another user cannot be signalled: call sudo mysqllo
 not mysqllock run -- sudo. What the command leaves running in the background goes
 on when it has ended, without the lock.
 
-If mysqllock is killed by KILL, so is the process group of the command, and the
-lease ends by itself. While mysqllock is stopped the lease is not renewed: Ctrl-Z
-stops the command as well, and fg continues it if the lease is still there. STOP
-that is sent to mysqllock alone lets the command go on without the lock; that is
-what the token is for.
+If mysqllock is killed by KILL, so is the command, and the lease ends by itself.
+While mysqllock is stopped the lease is not renewed: Ctrl-Z stops the command as
+well, and fg continues it if the lease is still there, or else kills it. STOP that
+is sent to mysqllock alone lets the command go on without the lock.
 
 Exit status: that of the command, 128+n if signal n has ended it, and
 
@@ -143,6 +152,12 @@ func (r *run) do(ctx context.Context, args []string) error {
 	if r.conflict < 0 || r.conflict > 255 {
 		return fmt.Errorf("--conflict-exit-code is %d, want 0 to 255", r.conflict)
 	}
+	if r.ttl < time.Second {
+		return fmt.Errorf("--lease is %v, want 1s or more", r.ttl)
+	}
+	if r.minHold < 0 {
+		return fmt.Errorf("--min-hold is %v, which is negative", r.minHold)
+	}
 	// From here on signals are the command's, and end nothing but the wait.
 	ctx = context.WithoutCancel(ctx)
 	signals := make(chan os.Signal, 32)
@@ -168,9 +183,9 @@ func (r *run) do(ctx context.Context, args []string) error {
 	err = hold.Release()
 	switch {
 	case errors.Is(err, mysqllock.ErrLost) && lost == nil:
-		return &status{exitLost, fmt.Errorf("%w; the command had ended by then", err)}
+		return &status{exitLost, fmt.Errorf("%w; the command had ended by then", ofLock(err))}
 	case errors.Is(err, mysqllock.ErrLost): // it says why
-		return &status{exitLost, fmt.Errorf("%w; the command was stopped", err)}
+		return &status{exitLost, fmt.Errorf("%w; the command was stopped", ofLock(err))}
 	case lost != nil:
 		return &status{exitLost, fmt.Errorf("%w; the command was stopped", lost)}
 	case err != nil:
@@ -178,12 +193,24 @@ func (r *run) do(ctx context.Context, args []string) error {
 	}
 	switch {
 	case end.Signaled():
+		_ = db.Close()
 		child.echo(end.Signal())
 		return &status{exitSignal + int(end.Signal()), nil}
 	case end.ExitStatus() != 0:
 		return &status{end.ExitStatus(), nil}
 	}
 	return nil
+}
+
+// ofLock is err as one of the lock, whatever it was that noticed the loss.
+func ofLock(err error) error {
+	var e *mysqllock.Error
+	if !errors.As(err, &e) {
+		return err
+	}
+	own := *e
+	own.Op = "lock"
+	return &own
 }
 
 // open opens a handle whose owner is named after the command, with our process
@@ -230,12 +257,15 @@ func (r *run) acquire(ctx context.Context, db *sql.DB, signals <-chan os.Signal)
 		case <-acquired:
 		}
 	}()
+	notice := time.AfterFunc(time.Second, func() { r.sayWhoHasIt(ctx) })
 	hold, err := mysqllock.Acquire(ctx, db, r.key, r.options()...)
+	notice.Stop()
 	close(acquired)
 	if s, ended := <-over; ended {
 		if err == nil {
 			_ = hold.Rollback()
 		}
+		openTerminal().echo(os.Getpid(), s)
 		return nil, &status{exitSignal + int(s), nil}
 	}
 	switch {
@@ -248,6 +278,31 @@ func (r *run) acquire(ctx context.Context, db *sql.DB, signals <-chan os.Signal)
 		return nil, err
 	}
 	return hold, nil
+}
+
+// sayWhoHasIt tells a person at the terminal for whom they wait.
+func (r *run) sayWhoHasIt(ctx context.Context) {
+	if r.quiet || !term.IsTerminal(int(os.Stderr.Fd())) {
+		return
+	}
+	line := fmt.Sprintf("waiting for %q", r.key)
+	_ = r.at.inspecting(ctx, func(ctx context.Context, i *inspect.Inspector) error {
+		snap, err := i.Snapshot(ctx, inspect.Filter{Keys: []string{r.key}})
+		if err != nil {
+			return err
+		}
+		var who []string
+		for _, lock := range snap.Locks {
+			for _, holder := range lock.Holders {
+				who = append(who, holder.Program)
+			}
+		}
+		if len(who) > 0 {
+			line += ", held by " + strings.Join(who, ", ")
+		}
+		return nil
+	})
+	complain(errors.New(line))
 }
 
 const slotVariable = "MYSQLLOCK_SLOT"
@@ -279,7 +334,7 @@ func grace(ttl time.Duration) time.Duration { return min(ttl/10, 5*time.Second) 
 
 // attend passes signals on to the command until it has ended, and stops it when
 // the lease is lost, which is the error. confirm asks whether it is not.
-func (r *run) attend(c *child, hold *mysqllock.Hold, signals chan os.Signal, confirm func() error) (end syscall.WaitStatus, lost error) {
+func (r *run) attend(c *child, hold *mysqllock.Hold, signals <-chan os.Signal, confirm func() error) (end syscall.WaitStatus, lost error) {
 	gone := hold.Context().Done()
 	for {
 		select {

@@ -65,7 +65,7 @@ func TestRunExitCodes(t *testing.T) {
 			{125, "key", []string{"--", "true"}},
 			{125, "unknown flag", []string{"-k", "k", "--bogus", "--", "true"}},
 			{125, "none of the others can be", []string{"-k", "k", "-n", "--wait", "1s", "--", "true"}},
-			{125, "TTL", []string{"-k", "k", "--lease", "10ms", "--", "true"}},
+			{125, "--lease", []string{"-k", "k", "--lease", "10ms", "--", "true"}},
 			{125, "255", []string{"-k", strings.Repeat("k", 256), "--", "true"}},
 			{125, "--conflict-exit-code", []string{"-k", "k", "-E", "256", "--", "true"}},
 			{125, "refused", []string{"--dsn", "root:secret@tcp(127.0.0.1:1)/x", "-k", "k", "--", "true"}},
@@ -263,7 +263,7 @@ func TestTaken(t *testing.T) {
 		c := s.run("k", "sh -c 'trap \"\" TERM; echo >deaf; while :; do sleep 0.05; done' & until [ -e deaf ]; do sleep 0.05; done; echo $$ $! >pids; wait", "--lease", "9s").start()
 		pids := s.family()
 		s.command("release", "k", "--force", "--yes").start().must(0)
-		c.fails(exitLost, "lost")
+		c.fails(exitLost, `mysqllock: lock "k"`)
 		for _, pid := range pids {
 			if alive(pid) {
 				t.Errorf("process %s goes on", pid)

@@ -93,8 +93,20 @@ func newSchemaCheck(at *target) *cobra.Command {
 				if err == nil {
 					fmt.Fprintln(c.OutOrStdout(), "the lock table is as it should be")
 				}
-				return err
+				return naming("mysqllock schema apply", err)
 			})
 		},
 	}
+}
+
+// naming puts a command in the place of the SQL at the end of an error.
+func naming(command string, err error) error {
+	if err == nil {
+		return nil
+	}
+	line, sql, _ := strings.Cut(err.Error(), "\n")
+	if sql == "" {
+		return err
+	}
+	return fmt.Errorf("%s %q", strings.TrimSuffix(line, ":"), command)
 }

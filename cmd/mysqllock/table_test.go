@@ -12,7 +12,7 @@ import (
 
 func TestSchema(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
-		s.command("schema", "check").start().fails(1, "CREATE TABLE")
+		s.command("schema", "check").start().fails(1, `make it with "mysqllock schema apply"`)
 		s.command("schema", "apply").start().must(0)
 		s.command("schema", "check").start().must(0)
 		s.command("schema", "apply").start().must(0)

@@ -51,6 +51,9 @@ func (t *target) configs() (*mysql.Config, mysqllock.Config, error) {
 	if t.namespace != "" {
 		locks.Namespace = t.namespace
 	}
+	if cfg.DBName == "" && !strings.Contains(locks.Table, ".") {
+		return nil, locks, errors.New("no database is named: give --database, or --table as schema.table")
+	}
 	if cfg.Timeout == 0 {
 		cfg.Timeout = connectLimit
 	}
@@ -76,7 +79,8 @@ func (t *target) source() (*mysql.Config, mysqllock.Config, error) {
 // withoutSecrets is what may be said of why a DSN cannot be read: of one that is
 // not in the right form any part may be the password, and go-sql-driver quotes it.
 func withoutSecrets(err error) error {
-	if strings.HasPrefix(err.Error(), "mysqllock: ") || strings.HasPrefix(err.Error(), "invalid DSN: ") {
+	text := err.Error()
+	if ours := strings.HasPrefix(text, "mysqllock: ") || strings.HasPrefix(text, "invalid DSN: "); ours && !strings.Contains(text, "@") {
 		return err
 	}
 	return errors.New("it cannot be read: want user:password@tcp(host:port)/database?parameter=value")

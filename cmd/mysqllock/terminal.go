@@ -4,7 +4,9 @@ package main
 
 import (
 	"os"
+	"os/signal"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
@@ -59,5 +61,20 @@ func (t *terminal) give(group int) {
 func (t *terminal) takeBack(group int) {
 	if t.has(group) {
 		t.give(t.group)
+	}
+}
+
+// echo does to a process, or to our group if that is 0, what a key has done. Of
+// Ctrl-C we die, too: bash does not end a loop for one that exits.
+func (t *terminal) echo(to int, s syscall.Signal) {
+	switch {
+	case t == nil:
+	case s == syscall.SIGINT:
+		signal.Reset(s)
+		_ = syscall.Kill(to, s)
+		time.Sleep(time.Second) // goes by only where it is ignored
+	case s == syscall.SIGQUIT:
+		signal.Ignore(s) // of which Go's runtime would tell at length
+		_ = syscall.Kill(to, s)
 	}
 }

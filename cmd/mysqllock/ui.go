@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
@@ -21,8 +22,13 @@ func newUI(at *target) *cobra.Command {
 		Use:   "ui",
 		Short: "Serve a page that shows who has locks, and who waits",
 		Long: `ui serves a page that shows who has locks and who waits, as it changes, to browsers
-on this machine; with --allow-remote also to others, without asking who they are:
-put something in front that does. It asks the server only while somebody looks.`,
+on this machine; with --allow-remote also to others. It asks the server only while
+somebody looks.
+
+The page is under an address that nobody can guess, another one each time: whoever
+knows the address, of all who have an account on the machine, sees the keys and, with
+--allow-release, can break locks. With --allow-remote it goes over the network in the
+clear: put something in front that encrypts.`,
 		Example: `  mysqllock ui
   ssh -L 8080:127.0.0.1:8080 web-1 mysqllock ui --listen 127.0.0.1:8080`,
 		Args: cobra.NoArgs,
@@ -35,13 +41,14 @@ put something in front that does. It asks the server only while somebody looks.`
 				if err != nil {
 					return err
 				}
-				fmt.Fprintf(c.OutOrStdout(), "http://%s/\n", l.Addr())
-				return serve(ctx, l, web.New(i, o))
+				secret := "/" + rand.Text() + "/" // all accounts of the machine can reach the port
+				fmt.Fprintf(c.OutOrStdout(), "http://%s%s\n", l.Addr(), secret)
+				return serve(ctx, l, secret, web.New(i, o))
 			})
 		},
 	}
 	c.Flags().StringVar(&listen, "listen", "127.0.0.1:0", "`address` to listen on; port 0 is any that is free")
-	c.Flags().BoolVar(&o.AllowRemote, "allow-remote", false, "also for other machines; who opens the page is not asked who it is")
+	c.Flags().BoolVar(&o.AllowRemote, "allow-remote", false, "also for other machines")
 	c.Flags().StringSliceVar(&o.Hosts, "host", nil, "`names` under which the page may be opened, beside localhost and addresses")
 	c.Flags().BoolVar(&o.AllowRelease, "allow-release", false, "the page may break locks, each after a question")
 	return c
@@ -61,9 +68,11 @@ func listenFor(ctx context.Context, address string, allowRemote bool) (net.Liste
 	return l, nil
 }
 
-// serve serves the page until ctx ends.
-func serve(ctx context.Context, l net.Listener, page *web.Handler) error {
-	s := &http.Server{Handler: page, ReadHeaderTimeout: 10 * time.Second}
+// serve serves the page under path until ctx ends.
+func serve(ctx context.Context, l net.Listener, path string, page *web.Handler) error {
+	mux := http.NewServeMux()
+	mux.Handle(path, page)
+	s := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	s.RegisterOnShutdown(page.Close)
 	over := context.AfterFunc(ctx, func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second)
