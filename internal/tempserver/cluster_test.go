@@ -4,7 +4,6 @@ package tempserver
 
 import (
 	"context"
-	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -85,14 +84,7 @@ func TestClusterStarterDies(t *testing.T) {
 		}
 		_ = parent.Wait()
 	}
-	began := time.Now()
-	for !empty(t, os.TempDir()) || len(mentioning(os.TempDir())) > 0 {
-		if time.Since(began) > 20*time.Second {
-			wantEmpty(t, os.TempDir())
-			t.Fatalf("after 20 s: processes %v", mentioning(os.TempDir()))
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+	nothingLeft(t, 20*time.Second)
 }
 
 // TestRequireCluster: what is missing is a reason to skip, but not in CI.

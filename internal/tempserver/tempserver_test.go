@@ -401,15 +401,22 @@ func TestParentDiesWhileStarting(t *testing.T) {
 			}
 			_ = parent.Wait()
 		}
-		began := time.Now()
-		for !empty(t, os.TempDir()) || len(mentioning(os.TempDir())) > 0 {
-			if time.Since(began) > 10*time.Second {
-				wantEmpty(t, os.TempDir())
-				t.Fatalf("after 10 s: processes %v", mentioning(os.TempDir()))
-			}
-			time.Sleep(5 * time.Millisecond)
-		}
+		nothingLeft(t, 10*time.Second)
 	})
+}
+
+// nothingLeft waits until no process and no file is left of servers in the folder
+// for temporary files, for so long at most.
+func nothingLeft(t *testing.T, patience time.Duration) {
+	t.Helper()
+	began := time.Now()
+	for !empty(t, os.TempDir()) || len(mentioning(os.TempDir())) > 0 {
+		if time.Since(began) > patience {
+			wantEmpty(t, os.TempDir())
+			t.Fatalf("after %v: processes %v", patience, mentioning(os.TempDir()))
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
 }
 
 // startChild starts the test binary as a process that starts a server of b.
