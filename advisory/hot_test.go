@@ -266,17 +266,26 @@ func TestTurns(t *testing.T) {
 		p, q, plain := s.process(settings{change: once}), s.process(settings{change: once}), s.open()
 		first := p.acquire("k", 0)
 		got := make(chan *advisory.Lock)
-		take := func(p *process, ctx context.Context) {
-			lock, err := p.Acquire(ctx, request("k", time.Minute))
-			if err != nil {
-				lock = nil
+		take := func(p *process, ctx context.Context) { // comes back when it is in line
+			r, waits := request("k", time.Minute), make(chan struct{})
+			first := sync.OnceFunc(func() { close(waits) })
+			r.Waiting = func(ctx context.Context) (context.Context, func(), error) {
+				first()
+				return ctx, func() {}, nil
 			}
-			got <- lock
+			go func() {
+				lock, err := p.Acquire(ctx, r)
+				if err != nil {
+					lock = nil
+				}
+				got <- lock
+			}()
+			<-waits
+			time.Sleep(50 * time.Millisecond)
 		}
-		go take(q, t.Context())
+		take(q, t.Context())
 		eventually(t, "it waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
-		go take(p, t.Context())
-		time.Sleep(20 * time.Millisecond)
+		take(p, t.Context())
 		ok(t, first.Release())
 		lock := <-got // q's
 		eventually(t, "p waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
@@ -288,11 +297,9 @@ func TestTurns(t *testing.T) {
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			if i == 4 { // two wait; the first gives up when it waits in the server
-				go take(from, ctx)
-				time.Sleep(20 * time.Millisecond)
+				take(from, ctx)
 			}
-			go take(from, t.Context())
-			time.Sleep(20 * time.Millisecond)
+			take(from, t.Context())
 			sent := from.sent.Load()
 			ok(t, lock.Release())
 			lock = <-got
@@ -341,12 +348,12 @@ func TestLostTurn(t *testing.T) {
 			got := make(chan *advisory.Lock)
 			go func() { got <- p.acquire("k", time.Minute) }() // with a rival
 			eventually(t, "it waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
-			time.Sleep(20 * time.Millisecond) // it is listed a little before it waits
 			ok(t, first.Release())
 			lock := <-got
-			r, waits := request("k", time.Minute), 0
+			r, waits, inLine := request("k", time.Minute), 0, make(chan struct{})
 			r.Waiting = func(ctx context.Context) (context.Context, func(), error) {
 				if waits++; waits == 1 {
+					close(inLine)
 					return ctx, func() {}, nil
 				}
 				ctx, err := end(ctx)
@@ -357,6 +364,7 @@ func TestLostTurn(t *testing.T) {
 				_, err := p.Acquire(t.Context(), r)
 				failed <- err
 			}()
+			<-inLine
 			time.Sleep(50 * time.Millisecond)
 			ok(t, lock.Release())
 			if err := <-failed; !errors.Is(err, refused) || waits != 2 {

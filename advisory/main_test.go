@@ -207,7 +207,7 @@ func (s *scratch) free(c driver.Conn, key string) {
 // waiters are the connections that wait for a lock on key.
 func (s *scratch) waiters(c driver.Conn, key string) (ids []string) {
 	s.t.Helper()
-	rows, err := server.Query(context.Background(), c, "SELECT ID FROM information_schema.PROCESSLIST WHERE ID <> CONNECTION_ID() AND INFO LIKE '%GET_LOCK(\\'"+
+	rows, err := server.Query(context.Background(), c, "SELECT ID FROM information_schema.PROCESSLIST WHERE STATE = 'User lock' AND INFO LIKE '%GET_LOCK(\\'"+
 		advisory.Name(s.namespace, key)+"%'")
 	if err != nil {
 		s.t.Error(err)
