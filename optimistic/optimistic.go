@@ -345,11 +345,11 @@ func (a *attempt) block(ctx context.Context, c *pool.Conn, key string) error {
 	}
 	limit, cancel := context.WithTimeout(context.Background(), giveUp)
 	defer cancel()
-	killed := a.cfg.Control.KillQuery(limit, c.KnownID(), mark)
+	late := a.cfg.Control.KillQuery(limit, c.KnownID(), mark)
 	select {
 	case err := <-answer:
-		if killed != nil {
-			c.Taint() // it may come late and hit the next statement
+		if late {
+			c.Taint() // the KILL could hit the next statement
 		}
 		return err
 	case <-limit.Done(): // the server's own bound ends it, and settling does no harm at any time

@@ -747,15 +747,13 @@ func (a *attempt) queueUp(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 
-	err, answered := a.stop(ctx, mark, answer)
-	if !answered {
-		abandon()
-		err = <-answer
+	err, usable := a.stop(ctx, mark, answer, abandon)
+	if !usable {
 		id := a.c.KnownID()
 		a.cleanup.Go(func() {
 			kctx, cancel := context.WithTimeout(context.Background(), background)
 			defer cancel()
-			_ = a.cfg.Control.KillQuery(kctx, id, mark) // best effort: the server's own bound ends it too
+			a.cfg.Control.KillQuery(kctx, id, mark) // the server's own bound ends it too
 		})
 	}
 	cause := context.Cause(ctx)
@@ -763,43 +761,46 @@ func (a *attempt) queueUp(ctx context.Context) error {
 		cause = errFreed
 	}
 	switch {
-	case err == nil && (errors.Is(cause, errWaitOver) || errors.Is(cause, errFreed)):
+	case usable && err == nil && (errors.Is(cause, errWaitOver) || errors.Is(cause, errFreed)):
 		return nil // granted in the last moment, and the caller is still there
-	case err == nil || server.Interrupted(err) || !answered:
+	case err == nil || server.Interrupted(err) || !usable:
 		return cause
 	default:
 		return err
 	}
 }
 
-// stop kills the statement marked mark until it has answered, within limits.
+// stop kills the statement marked mark until it has answered, within limits, and
+// where that does not do, or not surely, its connection: that is not usable then.
 // Before that it asks who was in the way.
-func (a *attempt) stop(ctx context.Context, mark string, answer <-chan error) (err error, answered bool) {
-	limit := giveUp
-	switch cause := context.Cause(ctx); {
-	case cause == nil: // the caller goes on, by when the server has ended the statement in any case
-		limit = 2 * slice
-	case errors.Is(cause, errWaitOver):
-		limit = giveUpCalmly
-	}
-	kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
-	defer cancel()
-	if ctx.Err() != nil {
+func (a *attempt) stop(ctx context.Context, mark string, answer <-chan error, abandon func()) (err error, usable bool) {
+	kctx := ctx // a caller who goes on has time
+	if cause := context.Cause(ctx); cause != nil {
+		limit := giveUp
+		if errors.Is(cause, errWaitOver) {
+			limit = giveUpCalmly
+		}
+		var cancel context.CancelFunc
+		kctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), limit)
+		defer cancel()
 		a.holder = a.askHolder(kctx, a.c.KnownID())
 	}
 	for {
-		killed := a.cfg.Control.KillQuery(kctx, a.c.KnownID(), mark) // the answer below says whether it worked
+		late := a.cfg.Control.KillQuery(kctx, a.c.KnownID(), mark)
 		again := time.NewTimer(giveUp / 5)
 		select {
 		case err := <-answer:
 			again.Stop()
-			if killed != nil {
-				a.c.Taint() // it may come late and hit the next statement
+			if late { // the KILL could hit the next statement
+				_ = a.c.Close()
 			}
-			return err, true
+			return err, !late
 		case <-kctx.Done():
 			again.Stop()
-			return nil, false
+			abandon()
+			err := <-answer
+			_ = a.c.Close() // the statement may have been quicker
+			return err, false
 		case <-again.C: // the statement may not have reached the server before
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -549,4 +550,76 @@ func soon(t *testing.T, cond func() bool) {
 			t.Fatal("it does not happen")
 		}
 	}
+}
+
+// lateKill is a connection whose KILL the server carries out later than the
+// caller waits.
+type lateKill struct {
+	plainConn
+	sent func()
+}
+
+// plainConn is what the tests wrap.
+type plainConn interface {
+	driver.Conn
+	driver.ExecerContext
+	driver.QueryerContext
+	driver.Validator
+	driver.SessionResetter
+}
+
+func (c lateKill) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
+	if strings.HasPrefix(text, "KILL QUERY") {
+		c.sent()
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return c.plainConn.ExecContext(ctx, text, args)
+}
+
+// TestLateKill: a connection that a KILL may still hit is of no use any more, even
+// where the lock was granted before the KILL came.
+func TestLateKill(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		holder := s.process(nil)
+		released := make(chan struct{})
+		release := sync.OnceFunc(holder.hold(rowlock.Request{Keys: exclusive("k")}))
+		defer release()
+		control, err := pool.New(pool.Config{
+			Connect: func(ctx context.Context) (driver.Conn, error) {
+				c, err := s.connector().Connect(ctx)
+				if err != nil {
+					return nil, err
+				}
+				return lateKill{c.(plainConn), sync.OnceFunc(func() {
+					release()
+					close(released)
+				})}, nil
+			},
+			Max: 1, Idle: time.Minute, Setup: "SET SESSION autocommit = 1",
+		})
+		ok(t, err)
+		t.Cleanup(control.Close)
+		p := s.process(func(cfg *rowlock.Config) { cfg.Control = control })
+		for range 20 { // a KILL may come too late to be sent at all
+			c, grant, err := p.request(limited(t), rowlock.Request{Keys: exclusive("k"), Wait: time.Second})
+			if err == nil {
+				p.end(c, grant.Txn, grant.Ticket)
+			}
+			select {
+			case <-released:
+			default:
+				continue
+			}
+			if !errors.Is(err, lockerr.ErrTimeout) {
+				t.Errorf("granted with a KILL on its way: %v", err)
+			}
+			if c == nil || c.Clean() {
+				t.Error("the connection is used on")
+			}
+			holder.hold(rowlock.Request{Keys: exclusive("k"), Wait: 20 * time.Second})()
+			return
+		}
+		t.Error("no KILL was sent")
+	})
 }
