@@ -71,30 +71,34 @@ func TestLock(t *testing.T) {
 // over.
 func TestStatements(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
-		p := s.process(settings{change: func(c *advisory.Config) { c.HandOvers, c.HandOverTime = 100, time.Minute }})
+		p, plain := s.process(settings{change: func(c *advisory.Config) { c.HandOvers, c.HandOverTime = 100, time.Minute }}), s.open()
 		ok(t, p.acquire("warm", 0).Release())
-		sent := p.sent.Load()
-		lock := p.acquire("k", 0)
-		if n := p.sent.Load() - sent; n != 1 {
-			t.Errorf("%d statements for one lock", n)
+		fewest := [3]int64{100, 100, 100}
+		for range 5 { // pings come on top
+			sent := p.sent.Load()
+			count := func(i int) { fewest[i], sent = min(fewest[i], p.sent.Load()-sent), p.sent.Load() }
+			lock := p.acquire("k", 0)
+			count(0)
+			got := make(chan *advisory.Lock)
+			go func() { got <- p.acquire("k", time.Minute) }()
+			p.inLine("k", 1)
+			ok(t, lock.Release())
+			next := <-got
+			count(1)
+			if next.ConnectionID() != lock.ConnectionID() || next.Err() != nil {
+				t.Errorf("connection %d has it, not %d: %v", next.ConnectionID(), lock.ConnectionID(), next.Err())
+			}
+			ok(t, next.Release())
+			count(2)
+			if id := s.holder(plain, "k"); id != "" {
+				t.Errorf("connection %s still has it", id)
+			}
 		}
-		got := make(chan *advisory.Lock)
-		go func() { got <- p.acquire("k", time.Minute) }()
-		time.Sleep(50 * time.Millisecond)
-		ok(t, lock.Release())
-		next := <-got
-		if n := p.sent.Load() - sent; n != 1 || next.ConnectionID() != lock.ConnectionID() || next.Err() != nil {
-			t.Errorf("%d statements after a hand-over", n)
-		}
-		ok(t, next.Release())
-		if n := p.sent.Load() - sent; n != 2 {
-			t.Errorf("%d statements when it was given back", n)
-		}
-		if id := s.holder(s.open(), "k"); id != "" {
-			t.Errorf("connection %s still has it", id)
+		if fewest != [3]int64{1, 0, 1} {
+			t.Errorf("%d statements to take a lock, to hand it over and to give it back, want 1, 0 and 1", fewest)
 		}
 
-		sent = p.sent.Load()
+		sent := p.sent.Load()
 		waits := p.crowd(64, 300*time.Millisecond, func(i int) string { return fmt.Sprint(i) })
 		each := float64(p.sent.Load()-sent) / float64(len(waits))
 		t.Logf("64 callers: %.0f locks a second, %.3f statements each", float64(len(waits))/0.3, each)
@@ -194,7 +198,7 @@ func TestHandOver(t *testing.T) {
 		for range 8 {
 			take(p, "own")
 		}
-		time.Sleep(100 * time.Millisecond)
+		p.inLine("k", 8)
 		ok(t, first.Release())
 		all.Wait()
 		close(turns)
@@ -212,17 +216,22 @@ func TestHandOver(t *testing.T) {
 func TestHandOverTime(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		p := s.process(settings{change: func(c *advisory.Config) { c.HandOvers, c.HandOverTime = 1000, time.Millisecond }})
-		first := p.acquire("k", 0)
-		got := make(chan *advisory.Lock)
-		go func() { got <- p.acquire("k", time.Minute) }()
-		time.Sleep(50 * time.Millisecond)
-		sent := p.sent.Load()
-		ok(t, first.Release())
-		next := <-got
-		if n := p.sent.Load() - sent; n != 2 {
-			t.Errorf("%d statements to offer the lock to other processes and to take it again", n)
+		fewest := int64(100)
+		for range 5 { // pings come on top
+			first := p.acquire("k", 0)
+			got := make(chan *advisory.Lock)
+			go func() { got <- p.acquire("k", time.Minute) }()
+			p.inLine("k", 1)
+			time.Sleep(2 * time.Millisecond) // it has been held for longer than that
+			sent := p.sent.Load()
+			ok(t, first.Release())
+			next := <-got
+			fewest = min(fewest, p.sent.Load()-sent)
+			ok(t, next.Release())
 		}
-		ok(t, next.Release())
+		if fewest != 2 {
+			t.Errorf("%d statements to offer the lock to other processes and to take it again", fewest)
+		}
 	})
 }
 
@@ -395,7 +404,7 @@ func TestLostWhileWaiting(t *testing.T) {
 		lock := p.acquire("k", 0)
 		got := make(chan *advisory.Lock)
 		go func() { got <- p.acquire("k", time.Minute) }()
-		time.Sleep(50 * time.Millisecond)
+		p.inLine("k", 1)
 		s.exec(plain, fmt.Sprintf("KILL %d", lock.ConnectionID()))
 		next := <-got
 		if err := lock.Err(); !errors.Is(err, lockerr.ErrLost) {
@@ -423,10 +432,10 @@ func TestLostAfterHandOver(t *testing.T) {
 				}
 				got <- lock
 			}()
-			time.Sleep(50 * time.Millisecond)
 		}
 		first := p.acquire("k", 0)
 		lineUp()
+		p.inLine("k", 1)
 		ok(t, first.Release())
 		second := <-got
 		s.exec(plain, fmt.Sprintf("KILL %d", second.ConnectionID()))
@@ -446,8 +455,9 @@ func TestLostAfterHandOver(t *testing.T) {
 			}
 			handed <- ticket
 		}()
-		time.Sleep(50 * time.Millisecond)
+		p.inLine("k", 1)
 		lineUp()
+		p.inLine("k", 2)
 		ok(t, third.Release())
 		ticket := <-handed
 		s.exec(plain, fmt.Sprintf("KILL %d", third.ConnectionID()))
@@ -465,15 +475,17 @@ func TestLostAfterHandOver(t *testing.T) {
 func TestLateAnswer(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		base := s.connector(s.config())
-		var slow atomic.Bool
+		var slow atomic.Pointer[chan struct{}] // while there is one, answers wait for its end
+		asked := make(chan struct{}, 1)
 		p := s.process(settings{connect: func(ctx context.Context) (driver.Conn, error) {
 			c, err := base.Connect(ctx)
 			if err != nil {
 				return nil, err
 			}
 			return &failing{c.(mysqlConn), func(text string) error {
-				if slow.Load() && strings.Contains(text, "GET_LOCK") {
-					time.Sleep(300 * time.Millisecond)
+				if end := slow.Load(); end != nil && strings.Contains(text, "GET_LOCK") {
+					asked <- struct{}{}
+					<-*end
 				}
 				return nil
 			}}, nil
@@ -482,25 +494,33 @@ func TestLateAnswer(t *testing.T) {
 		good := p.acquire("good", 0)
 		soonest := time.Hour
 		for range 5 {
-			slow.Store(true)
+			end := make(chan struct{})
+			slow.Store(&end)
+			ctx, cancel := context.WithCancel(t.Context())
+			failed := make(chan error)
+			go func() {
+				_, err := p.Acquire(ctx, request("k", 0))
+				failed <- err
+			}()
+			<-asked
 			start := time.Now()
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-			if _, err := p.Acquire(ctx, request("k", 0)); !errors.Is(err, context.DeadlineExceeded) {
+			cancel()
+			if err := <-failed; !errors.Is(err, context.Canceled) {
 				t.Errorf("who left got %v", err)
 			}
-			cancel()
-			soonest = min(soonest, time.Since(start)-10*time.Millisecond)
+			soonest = min(soonest, time.Since(start))
 			if id := s.holder(plain, "k"); id != fmt.Sprint(good.ConnectionID()) {
 				t.Fatal("the statement was not under way")
 			}
 			if _, err := p.Acquire(t.Context(), request("k", 0)); !errors.Is(err, lockerr.ErrLocked) {
 				t.Errorf("meanwhile: %v", err)
 			}
-			slow.Store(false)
+			slow.Store(nil)
+			close(end)
 			s.free(plain, "k")
 			ok(t, p.acquire("k", time.Minute).Release())
 		}
-		if soonest > 50*time.Millisecond {
+		if soonest > 500*time.Millisecond {
 			t.Errorf("callers left after %v at the soonest", soonest)
 		}
 		ok(t, good.Release())
@@ -565,7 +585,7 @@ func TestLeave(t *testing.T) {
 // TestPlainRequest: a request needs no more than a key to wait.
 func TestPlainRequest(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
-		p, other := s.process(settings{}), s.process(settings{})
+		p, other, plain := s.process(settings{}), s.process(settings{}), s.open()
 		lock, err := p.Acquire(t.Context(), advisory.Request{Key: "k"})
 		ok(t, err)
 		var all sync.WaitGroup
@@ -580,7 +600,8 @@ func TestPlainRequest(t *testing.T) {
 				}
 			})
 		}
-		time.Sleep(50 * time.Millisecond)
+		p.inLine("k", 1)
+		eventually(t, "the other waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
 		ok(t, lock.Release())
 		all.Wait()
 	})
@@ -598,11 +619,18 @@ func TestShortReads(t *testing.T) {
 			opened.Add(1)
 			return base.Connect(ctx)
 		}, change: func(c *advisory.Config) { c.ReadTimeout = 0 }})
-		lock := s.process(settings{}).acquire("k", 0)
-		time.AfterFunc(5*time.Second, func() { _ = lock.Release() })
-		ok(t, p.acquire("k", time.Minute).Release())
-		if n := opened.Load(); n > 4 {
-			t.Errorf("%d connections were opened", n)
+		other := s.process(settings{})
+		for round := 1; ; round++ { // on a busy machine others, too, are not answered in time
+			before, lock := opened.Load(), other.acquire("k", time.Minute)
+			time.AfterFunc(5*time.Second, func() { _ = lock.Release() })
+			ok(t, p.acquire("k", time.Minute).Release())
+			n := opened.Load() - before
+			if n <= 4 {
+				break
+			}
+			if round == 4 {
+				t.Fatalf("%d connections were opened", n)
+			}
 		}
 	})
 }
@@ -640,10 +668,11 @@ func TestFullPool(t *testing.T) {
 		p, other := s.process(settings{}), s.process(settings{conns: 2})
 		lock := p.acquire("k", 0)
 		time.AfterFunc(100*time.Millisecond, func() { _ = lock.Release() })
-		sent := other.sent.Load()
+		sent, start := other.sent.Load(), time.Now()
 		ok(t, other.acquire("k", time.Minute).Release())
-		if n := other.sent.Load() - sent; n > 6 {
-			t.Errorf("%d statements while it polled", n)
+		most := 6 + 3*int64(time.Since(start)/(250*time.Millisecond)) // it looks so often, and pings come on top
+		if n := other.sent.Load() - sent; n > most {
+			t.Errorf("%d statements while it polled, more than %d", n, most)
 		}
 	})
 }
@@ -660,7 +689,7 @@ func TestDeadlock(t *testing.T) {
 			_ = a.Release()
 			failed <- err
 		}()
-		ok(t, q.acquire("a", 10*time.Second).Release())
+		ok(t, q.acquire("a", time.Minute).Release())
 		if err := <-failed; !errors.Is(err, lockerr.ErrTimeout) {
 			t.Errorf("the first: %v", err)
 		}
@@ -1016,7 +1045,7 @@ func TestLostAnswer(t *testing.T) {
 		lock := p.acquire("k", 0)
 		got := make(chan *advisory.Lock)
 		go func() { got <- p.acquire("k", time.Minute) }()
-		time.Sleep(50 * time.Millisecond)
+		p.inLine("k", 1)
 		cut.Store(true)
 		if err := lock.Release(); !errors.Is(err, lockerr.ErrLost) {
 			t.Errorf("the release: %v", err)
@@ -1118,7 +1147,7 @@ func TestGaveUpWhenGranted(t *testing.T) {
 		eventually(t, "it waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
 		got := make(chan *advisory.Lock)
 		go func() { got <- other.acquire("k", time.Minute) }()
-		time.Sleep(50 * time.Millisecond)
+		other.inLine("k", 1)
 		waiting.Store(true)
 		ok(t, lock.Release())
 		if err := <-failed; !errors.Is(err, context.Canceled) {
@@ -1212,4 +1241,38 @@ func TestRestart(t *testing.T) {
 			}
 		})
 	}
+}
+
+// brokenConn breaks with the first statement that sets a connection up.
+type brokenConn struct{ mysqlConn }
+
+func (c brokenConn) ExecContext(context.Context, string, []driver.NamedValue) (driver.Result, error) {
+	_ = c.Close()
+	return nil, mysql.ErrInvalidConn
+}
+
+// TestBreaksAtFirst: connections that break while they are set up are replaced, as
+// often as database/sql would.
+func TestBreaksAtFirst(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		for _, broken := range []int32{2, 3} {
+			var opened atomic.Int32
+			connector := s.connector(s.config())
+			p := s.process(settings{connect: func(ctx context.Context) (driver.Conn, error) {
+				c, err := connector.Connect(ctx)
+				if err != nil || opened.Add(1) > broken {
+					return c, err
+				}
+				return brokenConn{c.(mysqlConn)}, nil
+			}})
+			lock, err := p.Acquire(t.Context(), request("k", 0))
+			switch {
+			case broken == 2:
+				ok(t, err)
+				ok(t, lock.Release())
+			case !errors.Is(err, mysql.ErrInvalidConn) || opened.Load() != broken:
+				t.Errorf("after %d connections: %v", opened.Load(), err)
+			}
+		}
+	})
 }

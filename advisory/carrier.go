@@ -58,6 +58,7 @@ var (
 	errForm      = errors.New("a lock statement was answered in another form than ours")
 	errRetired   = errors.New("the lock connection has nothing to carry")
 	errUnclean   = errors.New("a lock that may have been taken could not be given back")
+	errSlow      = fmt.Errorf("the server has let no lock connection be opened within %v", background)
 	errScrapped  = errors.New("the lock connection was given up")
 	errElsewhere = lockerr.With(lockerr.ErrUnsafe, errors.New(
 		"a statement has reached another connection than its own: GET_LOCK does not hold behind a proxy that shares connections"))
@@ -126,9 +127,12 @@ func (l *Locker) open() *opening {
 	l.opening = o
 	l.running.Go(func() {
 		defer close(o.done)
-		ctx, cancel := context.WithTimeout(l.ctx, background)
+		ctx, cancel := context.WithTimeoutCause(l.ctx, background, errSlow)
 		defer cancel()
 		k, err := l.connect(ctx)
+		if err != nil && ctx.Err() != nil { // not the callers'
+			err = context.Cause(ctx)
+		}
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.opening = nil

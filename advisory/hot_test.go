@@ -266,26 +266,19 @@ func TestTurns(t *testing.T) {
 		p, q, plain := s.process(settings{change: once}), s.process(settings{change: once}), s.open()
 		first := p.acquire("k", 0)
 		got := make(chan *advisory.Lock)
-		take := func(p *process, ctx context.Context) { // comes back when it is in line
-			r, waits := request("k", time.Minute), make(chan struct{})
-			first := sync.OnceFunc(func() { close(waits) })
-			r.Waiting = func(ctx context.Context) (context.Context, func(), error) {
-				first()
-				return ctx, func() {}, nil
-			}
+		take := func(p *process, ctx context.Context) {
 			go func() {
-				lock, err := p.Acquire(ctx, r)
+				lock, err := p.Acquire(ctx, request("k", time.Minute))
 				if err != nil {
 					lock = nil
 				}
 				got <- lock
 			}()
-			<-waits
-			time.Sleep(50 * time.Millisecond)
 		}
 		take(q, t.Context())
 		eventually(t, "it waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
 		take(p, t.Context())
+		p.inLine("k", 1)
 		ok(t, first.Release())
 		lock := <-got // q's
 		eventually(t, "p waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
@@ -298,8 +291,11 @@ func TestTurns(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			if i == 4 { // two wait; the first gives up when it waits in the server
 				take(from, ctx)
+				from.inLine("k", 1)
 			}
+			before := from.locks.Queue.Waiting("k")
 			take(from, t.Context())
+			from.inLine("k", 1+before)
 			sent := from.sent.Load()
 			ok(t, lock.Release())
 			lock = <-got
@@ -350,10 +346,9 @@ func TestLostTurn(t *testing.T) {
 			eventually(t, "it waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
 			ok(t, first.Release())
 			lock := <-got
-			r, waits, inLine := request("k", time.Minute), 0, make(chan struct{})
+			r, waits := request("k", time.Minute), 0
 			r.Waiting = func(ctx context.Context) (context.Context, func(), error) {
 				if waits++; waits == 1 {
-					close(inLine)
 					return ctx, func() {}, nil
 				}
 				ctx, err := end(ctx)
@@ -364,8 +359,7 @@ func TestLostTurn(t *testing.T) {
 				_, err := p.Acquire(t.Context(), r)
 				failed <- err
 			}()
-			<-inLine
-			time.Sleep(50 * time.Millisecond)
+			p.inLine("k", 1)
 			ok(t, lock.Release())
 			if err := <-failed; !errors.Is(err, refused) || waits != 2 {
 				t.Errorf("after %d waits: %v", waits, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"database/sql/driver"
+	"fmt"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -140,6 +141,12 @@ func (p *process) acquire(key string, wait time.Duration) *advisory.Lock {
 	return lock
 }
 
+// inLine waits until so many callers of the process are in line for the key.
+func (p *process) inLine(key string, n int) {
+	p.t.Helper()
+	eventually(p.t, fmt.Sprintf("%d are in line", n), func() bool { return p.locks.Queue.Waiting(key) == n })
+}
+
 func request(key string, wait time.Duration) advisory.Request {
 	return advisory.Request{Key: key, Wait: wait, Waiting: func(ctx context.Context) (context.Context, func(), error) {
 		return ctx, func() {}, nil
@@ -220,7 +227,7 @@ func (s *scratch) waiters(c driver.Conn, key string) (ids []string) {
 
 func eventually(t testing.TB, what string, is func() bool) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !is(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); !is(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("it never came to be that %s", what)
 		}

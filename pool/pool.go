@@ -51,23 +51,13 @@ type Pool struct {
 func New(cfg Config) (*Pool, error) {
 	conns, err := puddle.NewPool(&puddle.Config[*Conn]{
 		MaxSize: int32(cfg.Max),
-		Constructor: func(ctx context.Context) (*Conn, error) {
-			conn, err := cfg.Connect(ctx)
-			if server.Full(err) {
-				return nil, fmt.Errorf("%w; locks need connections of their own: let the server have more (max_connections, max_user_connections), or this program fewer (lockMaxConns, SetMaxOpenConns)", err)
+		Constructor: func(ctx context.Context) (c *Conn, err error) {
+			for range 3 { // as often as database/sql tries
+				if c, err = cfg.open(ctx); err == nil || ctx.Err() != nil || !server.Broken(err) {
+					break
+				}
 			}
-			if err != nil {
-				return nil, err
-			}
-			c := Adopt(conn)
-			if err = c.identify(ctx); err == nil {
-				err = server.Exec(ctx, conn, cfg.Setup)
-			}
-			if err != nil {
-				_ = conn.Close()
-				return nil, fmt.Errorf("setting up a connection for locks: %w", err)
-			}
-			return c, nil
+			return c, err
 		},
 		Destructor: func(c *Conn) { _ = c.Close() },
 	})
@@ -78,6 +68,26 @@ func New(cfg Config) (*Pool, error) {
 	p := &Pool{conns: conns, idle: cfg.Idle, stop: stop}
 	p.swept.Go(func() { p.sweep(ctx) })
 	return p, nil
+}
+
+// open opens a connection and sets it up.
+func (cfg Config) open(ctx context.Context) (*Conn, error) {
+	conn, err := cfg.Connect(ctx)
+	if server.Full(err) {
+		return nil, fmt.Errorf("%w; locks need connections of their own: let the server have more (max_connections, max_user_connections), or this program fewer (lockMaxConns, SetMaxOpenConns)", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	c := Adopt(conn)
+	if err = c.identify(ctx); err == nil {
+		err = server.Exec(ctx, conn, cfg.Setup)
+	}
+	if err != nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("setting up a connection for locks: %w", err)
+	}
+	return c, nil
 }
 
 // Acquire returns a connection that was alive a moment ago, and its turn,

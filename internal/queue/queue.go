@@ -413,6 +413,16 @@ func (t *Ticket) leave() {
 	t.places = nil
 }
 
+// Waiting returns how many are in line for a key behind those in front.
+func (q *Queue) Waiting(key string) int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if l := q.lines[name{key: key}]; l != nil {
+		return l.waiting.Len()
+	}
+	return 0
+}
+
 // Holder returns who in this process holds key; nil where nobody does.
 func (q *Queue) Holder(key string) *lockerr.Holder { return q.HolderOf(Place{Key: key}) }
 

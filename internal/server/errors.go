@@ -115,6 +115,12 @@ func Missing(err error) bool {
 	return false
 }
 
+// Broken reports that a connection which was there is not any more, so that
+// another one may do.
+func Broken(err error) bool {
+	return errors.Is(err, driver.ErrBadConn) || errors.Is(err, mysql.ErrInvalidConn)
+}
+
 // Gone reports whether err means that conn, or what it held, can no longer be
 // relied on: the server ended it (1053, 1927, 3169, 4031), the network did, or
 // a context's end closed it.
@@ -130,8 +136,7 @@ func Gone(err error, conn driver.Conn) bool {
 		return false
 	}
 	var netErr net.Error
-	if errors.Is(err, driver.ErrBadConn) || errors.Is(err, mysql.ErrInvalidConn) || errors.Is(err, mysql.ErrBusyBuffer) ||
-		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+	if Broken(err) || errors.Is(err, mysql.ErrBusyBuffer) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.As(err, &netErr) && !errors.Is(err, context.DeadlineExceeded) {
 		return true
 	}

@@ -93,9 +93,13 @@ func readOnly(what string) error {
 	return fmt.Errorf("the server takes no writes (%s), so that no lock on it excludes anybody; connect to the one that takes them", what)
 }
 
-// WritableID is CONNECTION_ID(), and 0 on a server that takes no writes: it may
-// grant row locks all the same, and become one at any time. read_only is a number
-const WritableID = "IF(CONCAT(@@read_only, @@innodb_read_only) IN ('00', 'OFFOFF'), CONNECTION_ID(), 0)"
+// Writable is the condition that the server takes writes: one that takes none may
+// grant row locks all the same, and become one at any time. The variables are
+// numbers or words.
+const Writable = "CONCAT(@@read_only, @@innodb_read_only) IN ('00', 'OFFOFF')"
+
+// WritableID is CONNECTION_ID(), and 0 on a server that takes no writes.
+const WritableID = "IF(" + Writable + ", CONNECTION_ID(), 0)"
 
 func (i Info) tooOld() error {
 	major, minor, err := i.number()
@@ -177,7 +181,8 @@ func Affected(ctx context.Context, conn driver.Conn, text string) (int64, error)
 }
 
 // Query runs one statement as text and reads all its result sets to the end,
-// since servers report a failed lock after the first rows. NULL reads as "".
+// since servers report a failed lock after the first rows. NULL reads as "". out is
+// nil only where there was no result set, not even one without rows.
 func Query(ctx context.Context, conn driver.Conn, text string) (out [][]string, err error) {
 	rows, err := query(ctx, conn, text)
 	if err != nil {
@@ -190,6 +195,9 @@ func Query(ctx context.Context, conn driver.Conn, text string) (out [][]string, 
 	}()
 	for {
 		dest := make([]driver.Value, len(rows.Columns()))
+		if len(dest) > 0 && out == nil {
+			out = [][]string{}
+		}
 		for {
 			err := rows.Next(dest)
 			if errors.Is(err, io.EOF) {
