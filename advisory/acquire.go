@@ -92,15 +92,20 @@ func (a *attempt) acquire(ctx context.Context) (*Lock, error) {
 		}
 	}
 	a.ticket = ticket
+	var offered *Lock
 	if handed, ok := ticket.Baton().(*Lock); ok {
-		if lock := a.inherit(handed); lock != nil {
-			if k := a.yield(ctx, handed, lock); k != nil {
+		if !handed.turnOver() || ctx.Err() != nil || time.Since(a.start) >= a.r.Wait {
+			if lock := a.inherit(handed); lock != nil {
+				return a.granted(ctx, lock)
+			}
+		} else if handed.rivals {
+			if k := a.yield(handed); k != nil {
 				return a.wait(ctx, k)
 			}
-			return a.granted(ctx, lock)
 		}
+		offered = handed
 	}
-	lock, err := a.try(ctx)
+	lock, err := a.try(ctx, offered)
 	switch {
 	case err != nil:
 		return nil, err
@@ -173,14 +178,23 @@ func (a *attempt) granted(ctx context.Context, lock *Lock) (*Lock, error) {
 	return lock, nil
 }
 
-// try asks once, on a carrier. It returns nil where someone else has the lock.
-func (a *attempt) try(ctx context.Context) (*Lock, error) {
+// try asks once, on a carrier. It returns nil where someone else has the lock. One
+// that is offered is given back by the same statement, to those who wait for it in
+// other processes.
+func (a *attempt) try(ctx context.Context, offered *Lock) (*Lock, error) {
 	for again := 0; ; {
-		k, err := a.place(ctx)
-		if err != nil {
-			return nil, err
+		var r *request
+		if offered != nil {
+			r = &request{lock: a.lock(offered.carrier), take: true, offer: true}
+			offered = nil
+		} else {
+			k, err := a.place(ctx)
+			if err != nil {
+				return nil, err
+			}
+			r = &request{lock: a.lock(k), take: true}
 		}
-		r := &request{lock: a.lock(k), take: true}
+		k := r.lock.carrier
 		if !k.do(ctx, r) {
 			a.settle(k, r)
 			return nil, context.Cause(ctx)
@@ -235,7 +249,7 @@ func (a *attempt) wait(ctx context.Context, k *carrier) (*Lock, error) {
 			lock, err = a.waitOn(open, k)
 			k = nil
 		} else if sleep(open) {
-			lock, err = a.try(open)
+			lock, err = a.try(open, nil)
 		}
 		if err != nil {
 			return nil, err
@@ -333,14 +347,14 @@ func (a *attempt) waitOn(ctx context.Context, k *carrier) (*Lock, error) {
 	}
 }
 
-// wait waits for the lock in the server. The last question makes sure that the
-// grant is not old: a process that was stopped may read it long after the server
-// has ended the connection.
+// wait waits for the lock in the server. An answer that comes so late that the
+// connection may have ended since, as to a process that was stopped, is not believed
+// without another.
 func (k *carrier) wait(ctx context.Context, name string, bound time.Duration) (answer string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, bound+slack)
 	defer cancel()
 	answer, err = k.ask(ctx, k.waitSQL(name, bound))
-	if err == nil && (answer == alone || answer == inTurn) {
+	if err == nil && k.silence() > k.l.limit/2 {
 		if _, err = k.ask(ctx, k.pingSQL()); err != nil {
 			return "", err
 		}

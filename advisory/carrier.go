@@ -37,6 +37,7 @@ type carrier struct {
 type request struct {
 	lock     *Lock
 	take     bool
+	offer    bool          // give it back before, to those who wait for it
 	answered chan struct{} // closed when it is; nil where its caller sends it itself
 
 	// Guarded by Locker.mu until it is answered.
@@ -208,7 +209,7 @@ func (k *carrier) do(ctx context.Context, r *request) bool {
 	case <-ctx.Done():
 	}
 	l.mu.Lock()
-	if i := slices.Index(k.line, r); i >= 0 {
+	if i := slices.Index(k.line, r); i >= 0 && !r.offer {
 		k.line = slices.Delete(k.line, i, i+1)
 		r.err = context.Cause(ctx)
 		l.mu.Unlock()
@@ -271,13 +272,14 @@ func (k *carrier) send(batch []*request) {
 			r.err = k.err
 		case !r.take:
 			delete(k.holds, r.lock.name)
-		case err != nil:
-			r.err = err
-		case answer[i] == '1':
+		case err == nil && answer[i] == '1':
 			r.granted = true
 			k.holds[r.lock.name] = r.lock
-		case answer[i] != '0':
-			r.err = errInterrupted
+		default:
+			delete(k.holds, r.lock.name) // it was given back where it was offered, or after an error
+			if r.err = err; err == nil && answer[i] != '0' {
+				r.err = errInterrupted
+			}
 		}
 		if r.answered != nil {
 			close(r.answered)

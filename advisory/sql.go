@@ -34,10 +34,17 @@ func silentFor(ttl time.Duration) time.Duration {
 // here is an SQL expression that is value on the carrier's own connection, else
 // elsewhere. Where others may take locks on another server it is readOnly.
 func (k *carrier) here(value string) string {
-	if !k.l.unsafe {
-		value = "IF(@@read_only OR @@innodb_read_only, " + readOnly + ", " + value + ")"
+	return "IF(CONNECTION_ID() = " + strconv.FormatUint(k.id, 10) + ", " + k.writable(value) + ", " + elsewhere + ")"
+}
+
+// writable is an SQL expression that is value where the server takes writes, when
+// it is evaluated: MariaDB evaluates a condition that is more than one variable
+// before the statement runs.
+func (k *carrier) writable(value string) string {
+	if k.l.unsafe {
+		return value
 	}
-	return "IF(CONNECTION_ID() = " + strconv.FormatUint(k.id, 10) + ", " + value + ", " + elsewhere + ")"
+	return "IF(@@read_only, " + readOnly + ", IF(@@innodb_read_only, " + readOnly + ", " + value + "))"
 }
 
 // openSQL takes the guard of a new carrier, which answers 1.
@@ -59,15 +66,18 @@ func freeSQL(batch []*request) string {
 // batchSQL runs the requests of batch in their order. It answers one digit for
 // each: 1 where it was done, 2 where it was interrupted.
 func (k *carrier) batchSQL(batch []*request) string {
-	if len(batch) == 1 && batch[0].take {
+	if len(batch) == 1 && batch[0].take && !batch[0].offer {
 		return "SELECT " + k.here("GET_LOCK('"+batch[0].lock.name+"', 0)")
 	}
 	var b strings.Builder
 	for i, r := range batch {
 		b.WriteString([2]string{"CONCAT(", ", "}[min(i, 1)])
-		if r.take {
+		switch {
+		case r.offer:
+			b.WriteString("IF(RELEASE_LOCK('" + r.lock.name + "'), COALESCE(GET_LOCK('" + r.lock.name + "', 0), 2), 2)")
+		case r.take:
 			b.WriteString("COALESCE(GET_LOCK('" + r.lock.name + "', 0), 2)")
-		} else {
+		default:
 			b.WriteString("COALESCE(RELEASE_LOCK('" + r.lock.name + "'), 2)")
 		}
 	}
@@ -83,7 +93,9 @@ const (
 
 // waitSQL waits for the lock until bound is over, on the server as well, so that
 // a waiter whose client is gone disappears by itself. Before that it gives the
-// lock back where its own connection has it, to those who wait already.
+// lock back where its own connection has it, to those who wait already. Whether
+// the server takes writes is asked again after the wait: both servers evaluate
+// what IF chooses when it has chosen.
 func (k *carrier) waitSQL(name string, bound time.Duration) string {
 	bound = max(bound, time.Millisecond)
 	hint, get := "", fmt.Sprintf("GET_LOCK('%s', %.3f)", name, bound.Seconds())
@@ -91,7 +103,8 @@ func (k *carrier) waitSQL(name string, bound time.Duration) string {
 		hint = fmt.Sprintf("/*+ MAX_EXECUTION_TIME(%d) */ ", bound.Milliseconds())
 		get = fmt.Sprintf("GET_LOCK('%s', %d)", name, int(math.Ceil(bound.Seconds())))
 	}
-	return "SELECT " + hint + k.here("IF(RELEASE_LOCK('"+name+"') IS NULL OR IS_FREE_LOCK('"+name+"'), "+get+", 2 * "+get+")")
+	granted := func(answer string) string { return "IF(" + get + ", " + k.writable(answer) + ", 0)" }
+	return "SELECT " + hint + k.here("IF(RELEASE_LOCK('"+name+"') IS NULL OR IS_FREE_LOCK('"+name+"'), "+granted(alone)+", "+granted(inTurn)+")")
 }
 
 // checkSQL answers 1 where all locks are held, and whom it has answered.
