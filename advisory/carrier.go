@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -38,7 +39,7 @@ type request struct {
 	lock     *Lock
 	take     bool
 	offer    bool          // give it back before, to those who wait for it
-	answered chan struct{} // closed when it is; nil where its caller sends it itself
+	answered chan struct{} // closed when it is
 
 	// Guarded by Locker.mu until it is answered.
 	granted bool
@@ -184,25 +185,24 @@ func (l *Locker) adopt(k *carrier) {
 func (k *carrier) do(ctx context.Context, r *request) bool {
 	l := k.l
 	l.mu.Lock()
-	switch {
-	case k.err != nil:
+	if k.err != nil {
 		r.err = k.err
 		l.mu.Unlock()
-		return true
-	case !k.busy && ctx.Done() == nil: // who cannot leave meanwhile needs nobody to send it
-		k.busy = true
-		l.mu.Unlock()
-		k.send([]*request{r})
 		return true
 	}
 	r.answered = make(chan struct{})
 	k.line = append(k.line, r)
-	if !k.busy {
-		k.busy = true
-		l.running.Go(k.serve)
-	}
+	serve := !k.busy
+	k.busy = true
 	l.mu.Unlock()
 
+	switch {
+	case !serve:
+	case ctx.Done() == nil: // who cannot leave meanwhile needs nobody to send it
+		k.serve()
+	default:
+		l.running.Go(k.serve)
+	}
 	select {
 	case <-r.answered:
 		return true
@@ -226,8 +226,10 @@ func (k *carrier) do(ctx context.Context, r *request) bool {
 	}
 }
 
-// serve sends what is in the line. The caller has made k busy.
+// serve sends what is in the line, and what those add who are about to. The caller
+// has made k busy.
 func (k *carrier) serve() {
+	runtime.Gosched()
 	if batch := k.batch(); len(batch) > 0 {
 		k.send(batch)
 		return
@@ -281,9 +283,7 @@ func (k *carrier) send(batch []*request) {
 				r.err = errInterrupted
 			}
 		}
-		if r.answered != nil {
-			close(r.answered)
-		}
+		close(r.answered)
 	}
 	k.next()
 }
