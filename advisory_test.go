@@ -226,12 +226,7 @@ func TestAdvisoryStatementsPerPath(t *testing.T) {
 				return h.Release()
 			}},
 		} {
-			ok(t, p.run())
-			seen := tap.since()
-			ok(t, p.run())
-			if got := seen(); len(got) != p.want {
-				t.Errorf("%s: %d statements, want %d: %v", p.what, len(got), p.want, got)
-			}
+			tap.costs(t, p.what, p.want, p.run)
 		}
 	})
 }

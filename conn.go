@@ -281,12 +281,12 @@ func (c *conn) runLate(ctx context.Context, s *scope, h *lockctx.Hint, st *state
 	if s.unit != nil {
 		return c.runUnder(ctx, s.unit, h, w, st)
 	}
-	start := time.Now()
-	undo, err := s.guard(ctx, l, h, w.guards, nil, false)
+	wait := c.k.patience(h)
+	undo, err := s.guard(ctx, l, wait, w.guards, nil, false)
 	if err != nil {
 		return nil, nil, err
 	}
-	if t.u, err = c.joinLate(ctx, l, s, h, c.k.requests(s, h, w, false, start)); err != nil {
+	if t.u, err = c.joinLate(ctx, l, s, h, c.k.requests(s, wait, w, false)); err != nil {
 		undo()
 		return nil, nil, err
 	}
@@ -335,11 +335,10 @@ func (c *conn) joinLate(ctx context.Context, l *locks, s *scope, h *lockctx.Hint
 		granted[i], alive, err = l.Join(ctx, c.link, r.now())
 		alive = alive && i == 0
 	}
+	for _, r := range requests { // where one was refused, those before it were granted for nothing
+		c.k.answered(r.seen, 0, err)
+	}
 	if err != nil {
-		c.k.suspect(err)
-		for _, r := range requests { // also those that were granted, for nothing
-			r.seen.refused(err)
-		}
 		err = noRetry(err)
 		if !alive || !c.link.Valid() { // its driver closes a connection that answers too late
 			t.failed = &Error{Op: "statement", Key: names(h), Strategy: c.k.strategy(h), Err: lockerr.With(ErrLost, err)}
@@ -384,6 +383,9 @@ func (c *conn) openLate(ctx context.Context, l *locks, rows bool) error {
 		err := server.Exec(ctx, c.link.Conn, text)
 		if server.NoSavepoint(err) {
 			return lockerr.With(ErrLost, errors.New("the transaction had ended before it asked for the lock"))
+		}
+		if err != nil && ctx.Err() != nil { // the driver has closed the connection, perhaps after an answer
+			return ctx.Err()
 		}
 		if err != nil {
 			return err
@@ -448,7 +450,7 @@ func (c *conn) runRead(ctx context.Context, s *scope, h *lockctx.Hint, st *state
 		if err != nil {
 			return nil, nil, c.k.setupError(h, err)
 		}
-		if _, err := s.guard(ctx, l, h, w.guards, c.link, true); err != nil {
+		if _, err := s.guard(ctx, l, c.k.patience(h), w.guards, c.link, true); err != nil {
 			return nil, nil, yielded(err)
 		}
 		s.watch(end)

@@ -233,7 +233,7 @@
 // A key that is asked for in a transaction that is open already, and not
 // granted, leaves that transaction as it was. Of several keys some may have been
 // locked by then, so the transaction is rolled back, and its next statements
-// fail with [ErrLost].
+// fail with [ErrLost]; on Galera so it is with one key for which it has waited.
 //
 // When a connection is lost, or the server rolls a transaction back to break a
 // deadlock, the lock is gone and nothing of the unit of work is committed. The
@@ -270,6 +270,11 @@
 // of a session needs one for its next statement, the driver finds out and keeps one free:
 // callers who would occupy the last fail at once with [ErrLocked] and an error
 // that says so. For hot keys use [Do], which waits without a connection.
+//
+// A readTimeout in the DSN does not limit waits. It has those who wait for a row lock
+// ask anew after half of it, and they are then the last of those who wait in the
+// server, so it is better a few times as long as locks are held. With [Wrap] it is
+// not known: there a longer wait for a row lock fails.
 //
 // # Seeing what happens
 //

@@ -1,11 +1,14 @@
 package mysqllock_test
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
 	"database/sql/driver"
 	"errors"
+	"net"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -451,19 +454,27 @@ func TestLateHintInAnEndedTransaction(t *testing.T) {
 	})
 }
 
+// foreign begins a transaction elsewhere that has set the stock of 1 to 0 under the
+// lock of a session of ctx.
+func foreign(t *testing.T, ctx context.Context, db *sql.DB) *sql.Tx {
+	t.Helper()
+	_, err := read(ctx, db, 2)
+	ok(t, err)
+	tx, err := db.Begin()
+	ok(t, err)
+	_, err = tx.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 1")
+	ok(t, err)
+	return tx
+}
+
 // A transaction whose statements ran under a session's lock does not take
 // another lock for it.
 func TestForeignTransactionUnderALockThatHasGone(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		db := s.open()
 		ctx := lockctx.With(limited(t), "k")
-		_, err := read(ctx, db, 2)
-		ok(t, err)
-		tx, err := db.Begin()
-		ok(t, err)
-		_, err = tx.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 1")
-		ok(t, err)
-		_, err = db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 3") // gives the lock back
+		tx := foreign(t, ctx, db)
+		_, err := db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 3") // gives the lock back
 		ok(t, err)
 		if _, err = tx.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 4"); !errors.Is(err, mysqllock.ErrLost) {
 			t.Errorf("the next statement: %v", err)
@@ -480,12 +491,7 @@ func TestForeignTransactionInTheWay(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		db := s.open()
 		ctx := lockctx.With(limited(t), "k")
-		_, err := read(ctx, db, 2)
-		ok(t, err)
-		tx, err := db.Begin()
-		ok(t, err)
-		_, err = tx.ExecContext(ctx, "UPDATE p SET stock = 5 WHERE id = 1")
-		ok(t, err)
+		tx := foreign(t, ctx, db)
 		done := make(chan error, 1)
 		go func() {
 			_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
@@ -537,5 +543,72 @@ func TestIdleLimitOfEveryLockedTransaction(t *testing.T) {
 		_, err := late.ExecContext(lockctx.With(limited(t), "k3"), "UPDATE p SET stock = 1 WHERE id = 1")
 		ok(t, err)
 		check("late hint", late)
+	})
+}
+
+// endsAtAnswer is a client's connection on which a context ends when the answer to
+// a statement has arrived: the driver closes it then all the same.
+type endsAtAnswer struct {
+	net.Conn
+	text   string
+	end    *context.CancelFunc
+	asked  bool
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (c *endsAtAnswer) Write(b []byte) (int, error) {
+	c.asked = c.asked || *c.end != nil && bytes.Contains(b, []byte(c.text))
+	return c.Conn.Write(b)
+}
+
+func (c *endsAtAnswer) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if c.asked {
+		c.asked = false
+		(*c.end)()
+		<-c.closed
+	}
+	return n, err
+}
+
+func (c *endsAtAnswer) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.Conn.Close()
+}
+
+// Who gives up while a late lock is asked for is told so, and not that a
+// connection was lost, and the transaction with it.
+func TestLateHintGivenUp(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		for _, text := range []string{"SAVEPOINT mysqllock_late", "RELEASE SAVEPOINT mysqllock_late"} {
+			var end context.CancelFunc
+			cfg := s.cfg()
+			cfg.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				var d net.Dialer
+				c, err := d.DialContext(ctx, network, addr)
+				return &endsAtAnswer{Conn: c, text: text, end: &end, closed: make(chan struct{})}, err
+			}
+			connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{})
+			ok(t, err)
+			db := sql.OpenDB(connector)
+			defer db.Close()
+			_, err = db.ExecContext(lockctx.With(limited(t), "k"), "DO 0") // sets everything up
+			ok(t, err)
+			tx, err := db.Begin()
+			ok(t, err)
+			ctx, cancel := context.WithCancel(limited(t))
+			defer cancel()
+			end = cancel
+			_, err = tx.ExecContext(lockctx.With(ctx, "k"), "UPDATE p SET stock = 1 WHERE id = 1")
+			if !errors.Is(err, context.Canceled) || errors.Is(err, mysqllock.ErrLost) {
+				t.Errorf("given up at %s: %v", text, err)
+			}
+			if err := tx.Commit(); err == nil {
+				t.Error("what is left of it was committed")
+			}
+			s.wantStock(1, 10)
+			s.wantLocked("k", false)
+		}
 	})
 }

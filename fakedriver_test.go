@@ -803,8 +803,8 @@ func (s *fakeServer) mysqlAnswers() *fakeServer {
 			return fakeReply{columns: []string{"token"}}, nil
 		case strings.HasPrefix(text, "SELECT name, token FROM `shop`.`mysqllock`"):
 			return one("", int64(0)) // the floor alone
-		case strings.HasPrefix(text, "CALL `shop`.`mysqllock_begin`"), strings.Contains(text, "CONNECTION_ID(), 0), "):
-			reply, err := one(int64(c.id), int64(0), int64(0), nil, int64(0))
+		case strings.HasPrefix(text, "CALL `shop`.`mysqllock_begin`"), strings.Contains(text, "versioned, @@read_only"):
+			reply, err := one(int64(c.id), int64(0), int64(0), nil, int64(0), "0", "0")
 			reply.rows = slices.Repeat(reply.rows, 1+strings.Count(text, "UNION ALL"))
 			return reply, err
 		case strings.Contains(text, "CONNECTION_ID()"):

@@ -159,11 +159,11 @@ func TestCancelledWaiterLeavesNothing(t *testing.T) {
 		for _, how := range []string{"BeginTx", "Query", "Exec", "Acquire"} {
 			for round := 1; ; round++ { // a busy machine may delay one
 				took, left := cancelled(how)
-				if took <= 50*time.Millisecond && left == 0 {
+				if took <= 500*time.Millisecond && left == 0 {
 					break
 				}
 				if round == 20 {
-					t.Errorf("%s: of %d times, the error never came within 50ms with nobody left on the server; at last after %v, with %d", how, round, took, left)
+					t.Errorf("%s: of %d times, the error never came within 500ms with nobody left on the server; at last after %v, with %d", how, round, took, left)
 					break
 				}
 			}
@@ -175,8 +175,9 @@ func TestCancelledWaiterLeavesNothing(t *testing.T) {
 func TestCancelAtTheMomentOfRelease(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		db, other := s.open(), s.open()
+		const rounds = 400
 		granted, latest := 0, 1500*time.Microsecond
-		for i := range 1000 {
+		for i := range rounds {
 			h, err := mysqllock.Acquire(limited(t), db, "k")
 			ok(t, err)
 			ctx, cancel := context.WithCancel(limited(t))
@@ -210,8 +211,8 @@ func TestCancelAtTheMomentOfRelease(t *testing.T) {
 			}
 			ok(t, h.Release())
 		}
-		if granted < 10 || granted > 990 {
-			t.Errorf("%d of 1000 were granted before the cancellation: the race was not run", granted)
+		if granted < 10 || granted > rounds-10 {
+			t.Errorf("%d of %d were granted before the cancellation: the race was not run", granted, rounds)
 		}
 		soon(t, "no waiter is left", func() bool { return s.waiters() == 0 })
 	})
@@ -501,7 +502,7 @@ func TestNobodyIsTurnedAwayFromAnUnboundedPool(t *testing.T) {
 // cancelled and connections killed at random: nothing hangs, nothing leaks, no
 // lock is left, and every acknowledged commit is there.
 func TestStorm(t *testing.T) {
-	length := 15 * time.Second
+	length := 8 * time.Second
 	if v := os.Getenv("STORM_TIME"); v != "" {
 		var err error
 		length, err = time.ParseDuration(v)

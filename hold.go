@@ -172,8 +172,7 @@ func (h *Hold) openGuard(ctx, own context.Context, hint *lockctx.Hint) error {
 	h.leave, h.ended = sync.OnceFunc(h.k.crowd.done), make(chan struct{})
 	known := make(chan struct{}) // closed when h.guard is set
 	defer close(known)
-	seen := h.k.observe(ctx, p)
-	h.guard, err = l.take(ctx, p, h.k.wait(hint), s.waitingFor(false), func() {
+	h.guard, err = s.takeGuard(ctx, l, p, h.k.wait(hint), false, func() {
 		h.k.doubt.Store(true)
 		h.cancel(ErrLost)
 		h.leave()
@@ -182,12 +181,8 @@ func (h *Hold) openGuard(ctx, own context.Context, hint *lockctx.Hint) error {
 		}
 	})
 	if err != nil {
-		h.k.suspect(err)
-		seen.refused(err)
 		return err
 	}
-	h.guard.seen = seen
-	seen.acquired(h.guard.token())
 	h.k.crowd.hold()
 	h.stop = context.AfterFunc(ctx, h.lapse)
 	return nil
@@ -226,6 +221,18 @@ func (h *Hold) Token() uint64 {
 		return 0
 	}
 	return h.guard.token()
+}
+
+// Expiry returns when the server can give the hold's lease to somebody else, at the
+// earliest, if it is not renewed before: by then whatever must not go on without
+// the lock has to be stopped. It moves with each renewal, is in terms of this
+// process's monotonic clock, and stays as it was when the hold ends. It is the zero
+// time for what is not a lease.
+func (h *Hold) Expiry() time.Time {
+	if h.guard == nil {
+		return time.Time{}
+	}
+	return h.guard.expiry()
 }
 
 // Release commits what was done in the hold and gives the lock back. An error

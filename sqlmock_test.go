@@ -1,6 +1,7 @@
 package mysqllock_test
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"database/sql/driver"
@@ -30,7 +31,7 @@ import (
 // and not there at first.
 const (
 	sqlIdentify = "SELECT ID, HOST FROM information_schema.PROCESSLIST WHERE ID = CONNECTION_ID()"
-	sqlControl  = "SET SESSION autocommit = 1, innodb_lock_wait_timeout = 5, lock_wait_timeout = 2"
+	sqlControl  = "SET SESSION autocommit = 1, sql_select_limit = DEFAULT, innodb_lock_wait_timeout = 5, lock_wait_timeout = 2"
 	sqlSession  = "SET SESSION autocommit = 0, wait_timeout = 30"
 	sqlLeasing  = "SET SESSION autocommit = 1, sql_mode = '', sql_select_limit = DEFAULT, innodb_lock_wait_timeout = 1, lock_wait_timeout = 5, wait_timeout = 30"
 	sqlProbe    = "SELECT VERSION(), DATABASE(), @@innodb_rollback_on_timeout, @@read_only OR @@innodb_read_only," +
@@ -42,7 +43,7 @@ const (
 	sqlState      = "SELECT ENGINE, " + sqlColumns + ", " + sqlRoutine + sqlEngine
 	sqlStateMaria = "SELECT ENGINE, " + sqlColumns + ", NULL" + sqlEngine
 	sqlColumns    = "(SELECT LOWER(GROUP_CONCAT(COLUMN_NAME)) FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = x'73686f70' AND TABLE_NAME = x'6d7973716c6c6f636b')"
-	sqlRoutine    = "(SELECT ROUTINE_COMMENT = 'mysqllock 4' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE'" +
+	sqlRoutine    = "(SELECT ROUTINE_COMMENT = 'mysqllock 5' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE'" +
 		" AND ROUTINE_SCHEMA = x'73686f70' AND ROUTINE_NAME = x'6d7973716c6c6f636b5f626567696e')"
 	sqlEngine = " FROM information_schema.TABLES WHERE TABLE_SCHEMA = x'73686f70' AND TABLE_NAME = x'6d7973716c6c6f636b'"
 	sqlTable  = "CREATE TABLE IF NOT EXISTS `shop`.`mysqllock` (\n" +
@@ -60,24 +61,30 @@ const (
 	sqlFloor           = "SELECT 1 FROM `shop`.`mysqllock` WHERE namespace = x'' AND name = x''"
 	sqlMakeFloor       = "INSERT IGNORE INTO `shop`.`mysqllock` (namespace, name) VALUES (x'', x'')"
 	sqlDropProcedure   = "DROP PROCEDURE IF EXISTS `shop`.`mysqllock_begin`"
-	sqlCreateProcedure = "CREATE PROCEDURE `shop`.`mysqllock_begin`(p_namespace VARBINARY(255), p_name VARBINARY(255), p_shared BOOL)\n" +
-		"SQL SECURITY INVOKER COMMENT 'mysqllock 4'\n" +
+	sqlCreateProcedure = "CREATE PROCEDURE `shop`.`mysqllock_begin`(p_namespace VARBINARY(255), p_name VARBINARY(255), p_shared BOOL, p_quiet BIGINT UNSIGNED)\n" +
+		"SQL SECURITY INVOKER COMMENT 'mysqllock 5'\n" +
 		"BEGIN\n" +
-		"  DECLARE v_remaining BIGINT;\n" +
-		"  DECLARE v_token BIGINT UNSIGNED;\n" +
-		"  DECLARE v_owner VARBINARY(255);\n" +
-		"  DECLARE v_versioned BOOL;\n" +
+		"  DECLARE v_quiet BOOL;\n" +
 		"  START TRANSACTION;\n" +
 		"  IF p_shared THEN\n" +
-		"    SELECT " + sqlLease + ", versioned INTO v_remaining, v_token, v_owner, v_versioned\n" +
+		"    SELECT owner IS NULL AND versioned = 0 AND token <= p_quiet AND " + sqlWritable + " INTO v_quiet\n" +
 		"      FROM `shop`.`mysqllock` WHERE namespace = p_namespace AND name = p_name FOR SHARE NOWAIT;\n" +
 		"  ELSE\n" +
-		"    SELECT " + sqlLease + ", versioned INTO v_remaining, v_token, v_owner, v_versioned\n" +
+		"    SELECT owner IS NULL AND versioned = 0 AND token <= p_quiet AND " + sqlWritable + " INTO v_quiet\n" +
 		"      FROM `shop`.`mysqllock` WHERE namespace = p_namespace AND name = p_name FOR UPDATE NOWAIT;\n" +
 		"  END IF;\n" +
-		"  IF v_remaining > 0 THEN ROLLBACK; END IF;\n" +
-		"  SELECT IF(CONCAT(@@read_only, @@innodb_read_only) IN ('00', 'OFFOFF'), CONNECTION_ID(), 0), v_remaining, v_token, v_owner, v_versioned FROM DUAL WHERE v_token IS NOT NULL;\n" +
+		"  IF v_quiet IS NOT TRUE THEN BEGIN\n" +
+		"    DECLARE v_remaining BIGINT;\n" +
+		"    DECLARE v_token BIGINT UNSIGNED;\n" +
+		"    DECLARE v_owner VARBINARY(255);\n" +
+		"    DECLARE v_versioned BOOL;\n" +
+		"    SELECT " + sqlLease + ", versioned INTO v_remaining, v_token, v_owner, v_versioned\n" +
+		"      FROM `shop`.`mysqllock` WHERE namespace = p_namespace AND name = p_name FOR SHARE;\n" +
+		"    IF v_remaining > 0 THEN ROLLBACK; END IF;\n" +
+		"    SELECT CONNECTION_ID(), v_remaining, v_token, v_owner, v_versioned, @@read_only, @@innodb_read_only FROM DUAL WHERE v_token IS NOT NULL;\n" +
+		"  END; END IF;\n" +
 		"END"
+	sqlWritable = "CONCAT(@@read_only, @@innodb_read_only) IN ('00', 'OFFOFF')"
 
 	sqlExists  = "SELECT name, token FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN (x'6b', x'0073747269706573')" + sqlAndFloor
 	sqlExists1 = "SELECT name, token FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN (x'6b31', x'0073747269706573')" + sqlAndFloor
@@ -97,17 +104,17 @@ const (
 	// What is said of a lease: how long it is still live, its token, its owner.
 	sqlLease = "IF((owner IS NOT NULL AND expires > UTC_TIMESTAMP(6)), TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires), 0), token, owner"
 
-	sqlCall  = "CALL `shop`.`mysqllock_begin`(x'73686f70', x'6b', FALSE)"
-	sqlLock  = "SELECT IF(CONCAT(@@read_only, @@innodb_read_only) IN ('00', 'OFFOFF'), CONNECTION_ID(), 0), " + sqlLease + ", versioned FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b' FOR UPDATE"
-	sqlLock1 = "SELECT IF(CONCAT(@@read_only, @@innodb_read_only) IN ('00', 'OFFOFF'), CONNECTION_ID(), 0), " + sqlLease + ", versioned FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b31' FOR UPDATE"
-	sqlLock2 = "SELECT IF(CONCAT(@@read_only, @@innodb_read_only) IN ('00', 'OFFOFF'), CONNECTION_ID(), 0), " + sqlLease + ", versioned FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b32' FOR UPDATE"
+	sqlCall  = "CALL `shop`.`mysqllock_begin`(x'73686f70', x'6b', FALSE, NULL)"
+	sqlLock  = "SELECT CONNECTION_ID(), " + sqlLease + ", versioned, @@read_only, @@innodb_read_only FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b' FOR UPDATE"
+	sqlLock1 = "SELECT CONNECTION_ID(), " + sqlLease + ", versioned, @@read_only, @@innodb_read_only FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b31' FOR UPDATE"
+	sqlLock2 = "SELECT CONNECTION_ID(), " + sqlLease + ", versioned, @@read_only, @@innodb_read_only FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b32' FOR UPDATE"
 	sqlTry   = sqlLock + " NOWAIT"
 	sqlTry1  = sqlLock1 + " NOWAIT"
-	sqlTry3  = "(" + sqlLock1 + " NOWAIT) UNION ALL (" + sqlLock2 + " NOWAIT)"
+	sqlTry3  = "(" + sqlLock1 + " NOWAIT) UNION ALL (" + sqlLock2 + " NOWAIT) LIMIT 2"
 	sqlBlock = "BEGIN NOT ATOMIC SET SESSION idle_transaction_timeout = 30; START TRANSACTION;" +
 		" SET STATEMENT innodb_lock_wait_timeout = 0 FOR " + sqlLock + "; END"
 	sqlBlock3 = "BEGIN NOT ATOMIC SET SESSION idle_transaction_timeout = 30; START TRANSACTION;" +
-		" SET STATEMENT innodb_lock_wait_timeout = 0 FOR (" + sqlLock1 + ") UNION ALL (" + sqlLock2 + "); END"
+		" SET STATEMENT innodb_lock_wait_timeout = 0 FOR (" + sqlLock1 + ") UNION ALL (" + sqlLock2 + ") LIMIT 2; END"
 	sqlLook1 = "SELECT name, " + sqlLease + " FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN (x'6b31')" +
 		" AND (owner IS NOT NULL AND expires > UTC_TIMESTAMP(6))"
 
@@ -123,6 +130,20 @@ const (
 	sqlUpdate = "UPDATE p SET stock = ? WHERE id = ?"
 	sqlRead   = "SELECT stock FROM p WHERE id = ?"
 )
+
+// anyToken is the highest that there can be.
+const anyToken = "18446744073709551615"
+
+// sqlQuietCall and sqlQuietBlock are sqlCall and sqlBlock on a connection whose id is
+// known: they are answered only where there is more to tell than a token up to most.
+func sqlQuietCall(most string) string { return strings.Replace(sqlCall, "NULL", most, 1) }
+
+func sqlQuietBlock(most string) string {
+	return "BEGIN NOT ATOMIC SET SESSION idle_transaction_timeout = 30; START TRANSACTION;" +
+		" SET STATEMENT innodb_lock_wait_timeout = 0 FOR SELECT MAX(owner IS NULL AND versioned = 0 AND token <= " + most + " AND " + sqlWritable + ") INTO @mysqllock_quiet" +
+		" FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b' FOR UPDATE;" +
+		" IF @mysqllock_quiet IS NOT TRUE THEN EXECUTE IMMEDIATE '" + strings.ReplaceAll(sqlLock, "'", "''") + "'; END IF; END"
+}
 
 // sqlHolder asks who holds keys, as the server prints them, other than the one
 // who waits.
@@ -157,6 +178,9 @@ type mocked struct {
 	t   *testing.T
 	db  *sql.DB
 	ctx context.Context // the hint "k"
+	// most is the highest token of k that is nothing new to the driver; "" while it
+	// does not know the id of its one connection.
+	most string
 }
 
 type mockConnector struct {
@@ -181,7 +205,7 @@ func mock(t *testing.T, cfg mysqllock.Config) *mocked {
 	if err != nil {
 		t.Fatal(err)
 	}
-	x := &mocked{m, t, sql.OpenDB(k), lockctx.With(context.Background(), "k")}
+	x := &mocked{Sqlmock: m, t: t, db: sql.OpenDB(k), ctx: lockctx.With(context.Background(), "k")}
 	t.Cleanup(func() {
 		if err := m.ExpectationsWereMet(); err != nil {
 			t.Error(err)
@@ -283,11 +307,14 @@ func (m *mocked) exist(text string, keys ...string) {
 	m.ExpectQuery(text).WillReturnRows(rows.AddRow("", 0)) // the floor
 }
 
+// lockColumns are what a lock statement answers.
+var lockColumns = []string{"id", "remaining", "token", "owner", "versioned", "read_only", "innodb_read_only"}
+
 // granted is what a lock statement of connection 7 returns, a row a key.
 func granted(keys int) *sqlmock.Rows {
-	rows := sqlmock.NewRows([]string{"id", "remaining", "token", "owner", "versioned"})
+	rows := sqlmock.NewRows(lockColumns)
 	for range keys {
-		rows.AddRow(7, 0, 0, nil, 0)
+		rows.AddRow(7, 0, 0, nil, 0, "0", "0")
 	}
 	return rows
 }
@@ -299,7 +326,7 @@ var theLease = []driver.Value{int64(2500000), int64(5), "web-2:7:shopd#0a1b2c3d"
 // lockedLease is what a lock statement of connection id returns where it finds
 // that lease.
 func lockedLease(id int64) []driver.Value {
-	return append(append([]driver.Value{id}, theLease...), int64(0))
+	return append(append([]driver.Value{id}, theLease...), int64(0), "0", "0")
 }
 
 // leasedAfter is granted, with that lease on one more key.
@@ -338,16 +365,33 @@ func (m *mocked) locked(a answers) {
 	m.again(a)
 }
 
-// again expects what makes every later lock on k.
-func (m *mocked) again(a answers) { m.tries(a).WillReturnRows(granted(1)) }
+// again expects what makes every later lock on k. From then on the driver knows the
+// connection's id.
+func (m *mocked) again(a answers) {
+	answer := granted(1)
+	if m.most != "" && !a.apart() {
+		answer = sqlmock.NewRows(nil) // no result set
+	}
+	m.tries(a).WillReturnRows(answer)
+	m.most = cmp.Or(m.most, "0")
+}
+
+// tells is again where k's row has something to tell, and a token: from then on
+// that is known.
+func (m *mocked) tells(a answers, row ...driver.Value) {
+	m.tries(a).WillReturnRows(sqlmock.NewRows(lockColumns).AddRow(row...))
+	m.most = anyToken
+}
 
 // tries expects what asks for a lock on k.
 func (m *mocked) tries(a answers) *sqlmock.ExpectedQuery {
 	switch {
+	case a.mariadb() && m.most != "":
+		return m.ExpectQuery(sqlQuietBlock(m.most))
 	case a.mariadb():
 		return m.ExpectQuery(sqlBlock)
 	case !a.apart():
-		return m.ExpectQuery(sqlCall)
+		return m.ExpectQuery(sqlQuietCall(cmp.Or(m.most, "NULL")))
 	}
 	m.ExpectBegin()
 	return m.ExpectQuery(sqlTry)
@@ -515,7 +559,7 @@ func TestMockHex(t *testing.T) {
 	m.probe(aMySQL)
 	const is = "TABLE_SCHEMA = x'6c6f636b73' AND TABLE_NAME = x'6d792d7461626c6524'"
 	m.ExpectQuery("SELECT ENGINE, (SELECT LOWER(GROUP_CONCAT(COLUMN_NAME)) FROM information_schema.COLUMNS WHERE " + is + ")," +
-		" (SELECT ROUTINE_COMMENT = 'mysqllock 4' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE'" +
+		" (SELECT ROUTINE_COMMENT = 'mysqllock 5' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE'" +
 		" AND ROUTINE_SCHEMA = x'6c6f636b73' AND ROUTINE_NAME = x'6d792d7461626c65245f626567696e')" +
 		" FROM information_schema.TABLES WHERE " + is).
 		WillReturnRows(sqlmock.NewRows([]string{"1", "2", "3"}).AddRow("InnoDB", theColumns, 1))
@@ -526,7 +570,7 @@ func TestMockHex(t *testing.T) {
 	m.expectExec("INSERT IGNORE INTO `locks`.`my-table$` (namespace, name, token, expires)" +
 		" SELECT x'6974277320605c00', k, token, UTC_TIMESTAMP(6) FROM `locks`.`my-table$` JOIN (SELECT " + key + " AS k) d" + sqlFromFloor)
 	m.expectQuery("SELECT token FROM `locks`.`my-table$` WHERE namespace = x'6974277320605c00' AND name = x'0073747269706573'")
-	m.lock("CALL `locks`.`my-table$_begin`(x'6974277320605c00', "+key+", FALSE)", 1)
+	m.lock("CALL `locks`.`my-table$_begin`(x'6974277320605c00', "+key+", FALSE, NULL)", 1)
 	m.expectExec("COMMIT")
 	m.ctx = lockctx.With(context.Background(), "'); DROP TABLE p -- ä\xff")
 	m.want(m.begin().Commit(), nil)
@@ -605,6 +649,7 @@ func TestMockSavepoints(t *testing.T) {
 		m.want(outer.Commit(), nil)
 
 		// In another order than the reverse, all is rolled back.
+		m.most = "" // it is on the connection that was the middle one's
 		m.again(a)
 		m.expectExec("SAVEPOINT mysqllock_1")
 		m.rollback(a)
@@ -689,7 +734,7 @@ func TestMockLeased(t *testing.T) {
 		m.setUp(a)
 		m.exist(sqlExists, "k")
 		for range 2 {
-			m.tries(a).WillReturnRows(leasedAfter(0))
+			m.tells(a, lockedLease(7)...)
 			m.rollback(a)
 		}
 		_, err := m.db.BeginTx(m.ctx, nil)
@@ -698,7 +743,7 @@ func TestMockLeased(t *testing.T) {
 		inTheWay(t, err, "k")
 
 		// It has ended. What is left of it is in nobody's way.
-		m.tries(a).WillReturnRows(sqlmock.NewRows([]string{"id", "remaining", "token", "owner", "versioned"}).AddRow(7, 0, 5, theLease[2], 0))
+		m.tells(a, 7, 0, 5, theLease[2], 0, "0", "0")
 		m.commit(a)
 		m.want(m.begin().Commit(), nil)
 	})
@@ -2048,7 +2093,7 @@ func TestRecordWaitLeased(t *testing.T) {
 					return fakeReply{}, number(3024)
 				case strings.Contains(text, "GET_LOCK("):
 					time.Sleep(time.Second)
-					r.replying(sqlTry, int64(1), int64(0), int64(5), nil, int64(0))
+					r.replying(sqlTry, int64(1), int64(0), int64(5), nil, int64(0), "0", "0")
 					r.replying(sqlLook1)
 					return fakeReply{columns: []string{"c"}, rows: [][]driver.Value{{int64(1)}}}, nil
 				case strings.HasSuffix(text, "LOCK IN SHARE MODE"):
@@ -2249,7 +2294,7 @@ func TestRecordIsolation(t *testing.T) {
 			"app1: BeginTx {Isolation:2 ReadOnly:false}",
 			"app1: "+sqlTry,
 			"app1: Commit",
-			"app1: "+sqlCall,
+			"app1: "+sqlQuietCall("0"),
 			"app1: COMMIT",
 		)
 	})

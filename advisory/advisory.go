@@ -22,9 +22,10 @@
 //
 // A lock that is given back while somebody of the same process waits for it goes
 // to the next in line without a statement, but only so often and for so long:
-// then the waiters of other processes have their turn. Where there are such, the
-// next in line gives the lock back and lines up behind them in one statement, so
-// that no process loses a turn by being slow.
+// then the next in line offers it to other processes, which is to give it back and
+// ask for it again in one statement. The server gives it to whoever waits for it.
+// Where somebody was waiting the last time, the statement waits, too, behind them,
+// so that no process loses a turn by being slow.
 //
 // # How long a lock lasts
 //

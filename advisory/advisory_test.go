@@ -304,7 +304,7 @@ func TestCancelledWaiter(t *testing.T) {
 		start := time.Now()
 		cancel()
 		err := <-failed
-		if took := time.Since(start); took > 5*time.Second || !errors.Is(err, context.Canceled) {
+		if took := time.Since(start); took > 20*time.Second || !errors.Is(err, context.Canceled) {
 			t.Errorf("after %v: %v", took, err)
 		}
 		eventually(t, "it has left the server", func() bool { return len(s.waiters(plain, "k")) == 0 })
@@ -562,7 +562,7 @@ func TestLeave(t *testing.T) {
 		start := time.Now()
 		cancel()
 		all.Wait()
-		if took := time.Since(start); took > 5*time.Second {
+		if took := time.Since(start); took > 20*time.Second {
 			t.Errorf("they left after %v", took)
 		}
 		if held.Err() != nil || granted() == 0 {

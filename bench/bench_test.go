@@ -10,6 +10,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -59,7 +60,7 @@ func TestShort(t *testing.T) {
 		{label{Workload: processes, N: 16}, waiting, []string{rate, shareLeast}},
 		{label{Workload: handOff, N: 1}, passing, []string{latency}},
 		{label{Workload: handOff, N: 1, Delay: farDelay}, passing, []string{latency}},
-		{label{Workload: manyHolds, N: 1000 / 20}, locks, []string{taking, freeing, clientBytes, sockets}},
+		{label{Workload: manyHolds, N: 1000 / 20}, keeping, []string{taking, freeing, clientBytes, sockets}},
 	} {
 		for _, name := range want.names {
 			for _, c := range available(contenders(), at) {
@@ -178,14 +179,18 @@ func TestCrowdCounts(t *testing.T) {
 
 func TestProxyDelays(t *testing.T) {
 	for _, delay := range []time.Duration{500 * time.Microsecond, 2 * time.Millisecond} {
-		x, err := examineProxy(delay)
-		ok(t, err)
-		// Other tests run beside this one, so there is no tight upper limit.
-		if x.Added < 2*delay || x.Added > 2*delay+3*time.Millisecond {
-			t.Errorf("%v each way adds %v to a round trip", delay, x.Added)
-		}
-		if x.MiBps < 20 {
-			t.Errorf("%v each way: %.0f MiB/s, %.0f without the proxy", delay, x.MiBps, x.DirectMiBps)
+		for round := 1; ; round++ { // a busy machine is slow at times
+			x, err := examineProxy(delay)
+			ok(t, err)
+			if x.Added < 2*delay {
+				t.Errorf("%v each way adds only %v to a round trip", delay, x.Added)
+			}
+			if x.Added <= 2*delay+3*time.Millisecond && x.MiBps >= 20 {
+				break
+			}
+			if round == 8 {
+				t.Fatalf("%v each way adds %v to a round trip, with %.0f MiB/s, %.0f without the proxy", delay, x.Added, x.MiBps, x.DirectMiBps)
+			}
 		}
 	}
 }
@@ -207,11 +212,22 @@ func TestGoalsSayWhatIsMissed(t *testing.T) {
 	r.results.add(label{hot, 64, 0, advisory, onMySQL}, rate, 3000)
 	r.results.add(label{hot, 64, 0, redsyncTuned, onRedis}, rate, 100)
 	r.results.add(label{hot, 64, 0, redisTuned, onRedis}, rate, 120)
+	r.results.add(label{handOff, 1, 0, row, onMySQL}, latency, 200)
+	r.results.add(label{handOff, 1, 0, forUpdate, onMySQL}, latency, 150)
+	r.results.add(label{handOff, 1, 0, getLock, onMySQL}, latency, 100)
+	r.results.add(label{handOff, 1, 0, row, onMariaDB}, latency, 120)
+	r.results.add(label{handOff, 1, 0, forUpdate, onMariaDB}, latency, 110)
+	r.results.add(label{handOff, 1, 0, getLock, onMariaDB}, latency, 100)
 	var got []string
 	for _, o := range r.goals() {
-		got = append(got, fmt.Sprint(o.aim(), " ", o.Got, " ", o.Met))
+		got = append(got, fmt.Sprint(o.aim(), " ", o.Got, " ", o.Met, o.Why))
 	}
-	if want := "≤ 1.15 1.2 false, ≥ 20 25 true"; strings.Join(got, ", ") != want {
+	if want := "≤ 1.15 1.2 false, ≥ 20 25 true, ≤ 1.30 2 falseSELECT … FOR UPDATE written by hand, given back by COMMIT is at 1.50, ≤ 1.30 1.2 true"; strings.Join(got, ", ") != want {
 		t.Errorf("goals are %q, want %q", got, want)
+	}
+	for what := range bounds {
+		if !slices.ContainsFunc(goals, func(g goal) bool { return g.what == what }) {
+			t.Errorf("there is a bound of %q, which is no goal", what)
+		}
 	}
 }

@@ -38,6 +38,9 @@ func (r *record) page() string {
 		met := "met"
 		if !o.Met {
 			met = "**missed**"
+			if o.Why != "" {
+				met += ": " + o.Why
+			}
 		}
 		lines = append(lines, []string{o.What, o.Server, o.aim(), number(o.Got), met})
 	}
@@ -128,7 +131,7 @@ func (r *record) page() string {
 		columns = append(columns, column{fmt.Sprintf("%d: take, µs each", n), l, taking, ""}, column{"give back", l, freeing, ""},
 			column{"bytes each", l, clientBytes, ""}, column{"connections", l, sockets, ""})
 	}
-	b.WriteString(r.table(locks, columns))
+	b.WriteString(r.table(keeping, columns))
 
 	say("## The contenders")
 	lines = [][]string{{"contender", "set up"}}

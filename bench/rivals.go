@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/bsm/redislock"
@@ -23,6 +25,7 @@ const (
 	bare         = "two bare round trips"
 	getLock      = "GET_LOCK, pinned"
 	getLockNoted = "GET_LOCK, noted in a row"
+	getLocks     = "GET_LOCK, 32 to a statement"
 	forUpdate    = "SELECT … FOR UPDATE"
 	insertDelete = "INSERT, DELETE, sleep"
 	redsyncAsIs  = "redsync, defaults"
@@ -61,6 +64,11 @@ func sqlRivals(on string) []contender {
 			Name: getLockNoted, Server: on, wide: true,
 			Note: "the same, with an UPDATE that commits before it is given back and one after it is got: what no lease that outlives its connection can be faster than",
 			open: plain(func(db *sql.DB) client { return &noted{db} }),
+		},
+		{
+			Name: getLocks, Server: on,
+			Note: "two connections, which take the locks that 32 callers ask for with one statement: what many at a time cost the server; given back one by one",
+			open: func(ctx context.Context, at addresses, n size) (client, error) { return openTogether(ctx, at[on], n) },
 		},
 		{
 			Name: forUpdate, Server: on, wide: true, Note: "a row for each key: BEGIN, `SELECT … FOR UPDATE`, COMMIT",
@@ -152,6 +160,88 @@ func (p *pinned) Lock(ctx context.Context, _ int, key string) (func() error, err
 		_, err := conn.ExecContext(context.WithoutCancel(ctx), "DO RELEASE_LOCK(?)", key)
 		return errors.Join(err, conn.Close())
 	}, nil
+}
+
+// together takes locks for several callers at a time.
+type together struct {
+	*sql.DB
+	idle chan *sql.Conn
+
+	mu   sync.Mutex
+	next *batch // fills; nil before the first has come
+}
+
+type batch struct {
+	keys []any
+	full chan struct{} // closed by the last that fits
+	done chan struct{} // closed when the statement is answered
+	conn *sql.Conn
+	err  error
+}
+
+const (
+	batchSize = 32
+	// batchDelay is how long a batch waits for more callers.
+	batchDelay = 5 * time.Millisecond
+)
+
+func openTogether(ctx context.Context, address string, n size) (client, error) {
+	db, err := openPlain(address, n)
+	if err != nil {
+		return nil, err
+	}
+	t := &together{DB: db, idle: make(chan *sql.Conn, 2)}
+	for range cap(t.idle) {
+		conn, err := db.Conn(ctx)
+		if err != nil {
+			return nil, errors.Join(err, db.Close())
+		}
+		t.idle <- conn
+	}
+	return t, nil
+}
+
+func (t *together) Lock(ctx context.Context, _ int, key string) (func() error, error) {
+	t.mu.Lock()
+	b, first := t.next, t.next == nil
+	if first {
+		b = &batch{full: make(chan struct{}), done: make(chan struct{})}
+		t.next = b
+	}
+	b.keys = append(b.keys, key)
+	if len(b.keys) == batchSize {
+		t.next = nil
+		close(b.full)
+	}
+	t.mu.Unlock()
+	if first {
+		t.run(ctx, b)
+	}
+	<-b.done
+	return func() error {
+		_, err := b.conn.ExecContext(context.WithoutCancel(ctx), "DO RELEASE_LOCK(?)", key)
+		return err
+	}, b.err
+}
+
+func (t *together) run(ctx context.Context, b *batch) {
+	defer close(b.done)
+	select {
+	case <-b.full:
+	case <-time.After(batchDelay):
+	}
+	t.mu.Lock()
+	if t.next == b {
+		t.next = nil
+	}
+	t.mu.Unlock()
+	b.conn = <-t.idle
+	defer func() { t.idle <- b.conn }()
+	var granted int
+	b.err = b.conn.QueryRowContext(ctx, "SELECT GET_LOCK(?, 0)"+strings.Repeat(" + GET_LOCK(?, 0)", len(b.keys)-1), b.keys...).Scan(&granted)
+	if b.err == nil && granted < len(b.keys) {
+		b.err = errors.New("GET_LOCK: somebody else has one of the locks")
+	}
 }
 
 // noted is pinned for those who also keep in a row who has the lock.

@@ -65,7 +65,7 @@ func TestDeadlocks(t *testing.T) {
 
 		// MariaDB tells everybody.
 		user := s.user()
-		snap := count(s.open(user, s.database))
+		snap := count(s.open(user))
 		g := gap(snap, "deadlocks")
 		if s.name == string(tempserver.MySQL) {
 			if g == nil || snap.Deadlocks != nil || !strings.HasPrefix(g.Remedy, "GRANT SELECT ON performance_schema.* TO '"+user) {

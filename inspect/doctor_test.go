@@ -60,7 +60,7 @@ func TestDoctor(t *testing.T) {
 		}
 
 		user := s.user()
-		d = diagnose(t, s, s.open(user, s.database))
+		d = diagnose(t, s, s.open(user))
 		if c := check(d, "privileges"); c.State != inspect.Note || !strings.Contains(c.Remedy, "GRANT DELETE ON") {
 			t.Errorf("without DELETE: %+v", c)
 		}
@@ -68,7 +68,7 @@ func TestDoctor(t *testing.T) {
 			t.Errorf("without further rights: %+v", c)
 		}
 		exec(t, s.root, "REVOKE UPDATE ON "+s.database+".* FROM '"+user+"'@'%'")
-		d = diagnose(t, s, s.open(user, s.database))
+		d = diagnose(t, s, s.open(user))
 		if c := check(d, "privileges"); c.State != inspect.Failure || !strings.Contains(c.Remedy, "GRANT UPDATE ON") || safe(d) != "advisory" {
 			t.Errorf("without UPDATE: %+v, safe are %s", c, safe(d))
 		}

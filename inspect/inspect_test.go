@@ -51,7 +51,7 @@ func TestOneHolderAndFiveWaiters(t *testing.T) {
 				if programs && (i == 0 || w.PID == 0) || w.ConnectionID == 0 || w.User != "root" || w.Host == "" {
 					t.Errorf("%s: waiter %d is %+v", strategy, n+1, w)
 				}
-				if n > 0 && w.Waited > l.Waiters[n-1].Waited || w.Waited <= 0 || w.Waited > 10*time.Second {
+				if n > 0 && w.Waited > l.Waiters[n-1].Waited || w.Waited <= 0 || w.Waited > time.Minute {
 					t.Errorf("%s: waiter %d has waited for %v", strategy, n+1, w.Waited)
 				}
 			}
@@ -64,7 +64,7 @@ func TestOneHolderAndFiveWaiters(t *testing.T) {
 					t.Errorf("the lease is %+v at %v", l, snap.Time)
 				}
 			case "row":
-				if l.Holders[0].Since <= 0 || l.Holders[0].Since > 20*time.Second {
+				if l.Holders[0].Since <= 0 || l.Holders[0].Since > time.Minute {
 					t.Errorf("the row is held for %v", l.Holders[0].Since)
 				}
 			case "advisory":

@@ -39,7 +39,7 @@ func aloneOnServers(t *testing.T, test func(t *testing.T, s *scratch)) {
 	on := func(name string, srv *tempserver.Server) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			test(t, newScratch(t, name, srv.Addr()))
+			test(t, newScratch(t, name, srv))
 		})
 	}
 	for _, bin := range tempserver.Require(t) {
@@ -55,34 +55,31 @@ func aloneOnServers(t *testing.T, test func(t *testing.T, s *scratch)) {
 type scratch struct {
 	t        testing.TB
 	name     string
-	addr     string
+	base     *mysql.Config
 	database string
 	root     *sql.DB // with the driver "mysql"
 }
 
-func newScratch(t testing.TB, name, addr string) *scratch {
-	s := &scratch{t: t, name: name, addr: addr, database: "t_" + strings.ToLower(rand.Text()[:8])}
-	admin := s.open("root", "")
-	exec(t, admin, "CREATE DATABASE "+s.database)
-	t.Cleanup(func() { exec(t, admin, "DROP DATABASE "+s.database) })
-	s.root = s.open("root", s.database)
+func newScratch(t testing.TB, name string, srv *tempserver.Server) *scratch {
+	s := &scratch{t: t, name: name, base: tempserver.Database(t, srv.DSN(""))}
+	s.database = s.base.DBName
+	s.root = s.open("root")
 	return s
 }
 
 func (s *scratch) mysql() bool { return s.name == string(tempserver.MySQL) }
 
-func (s *scratch) config(user, database string) *mysql.Config {
-	cfg := mysql.NewConfig()
-	cfg.User, cfg.Net, cfg.Addr, cfg.DBName = user, "tcp", s.addr, database
-	cfg.Logger = &mysql.NopLogger{}
+func (s *scratch) config(user string) *mysql.Config {
+	cfg := s.base.Clone()
+	cfg.User = user
 	return cfg
 }
 
 // open opens a handle with the plain driver, in another time zone than the
 // server's.
-func (s *scratch) open(user, database string) *sql.DB {
+func (s *scratch) open(user string) *sql.DB {
 	s.t.Helper()
-	cfg := s.config(user, database)
+	cfg := s.config(user)
 	cfg.Params = map[string]string{"time_zone": "'+05:00'"}
 	connector, err := mysql.NewConnector(cfg)
 	ok(s.t, err)
@@ -94,7 +91,7 @@ func (s *scratch) open(user, database string) *sql.DB {
 // process opens a handle with locks, as a process of that name has it.
 func (s *scratch) process(user, owner string) *sql.DB {
 	s.t.Helper()
-	connector, err := mysqllock.NewConnector(s.config(user, s.database), mysqllock.Config{Owner: owner})
+	connector, err := mysqllock.NewConnector(s.config(user), mysqllock.Config{Owner: owner})
 	ok(s.t, err)
 	db := sql.OpenDB(connector)
 	s.t.Cleanup(func() { db.Close() })

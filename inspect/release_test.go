@@ -87,7 +87,7 @@ func TestReleaseBehindFence(t *testing.T) {
 func TestReleaseNeedsRights(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		s.acquire(s.process("root", "holder"), "k", lockctx.Advisory())
-		i := s.inspector(s.open(s.user("PROCESS ON *.*", "SELECT ON performance_schema.*"), s.database))
+		i := s.inspector(s.open(s.user("PROCESS ON *.*", "SELECT ON performance_schema.*")))
 		seen := find(look(t, i, "k"), "advisory", "k")
 		if seen == nil {
 			t.Fatalf("the lock is not shown: %+v", look(t, i, "k"))

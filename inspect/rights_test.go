@@ -31,7 +31,7 @@ func TestLeastPrivilege(t *testing.T) {
 			s.queue(waiting, user, key, 2, option)
 			s.queue(func() int { return waiting() - 2 }, "root", key, 1, option)
 		}
-		db := s.open(user, s.database)
+		db := s.open(user)
 		i := s.inspector(db)
 		snap := look(t, i)
 		grant := "GRANT PROCESS ON *.* TO '" + user + "'"
@@ -85,7 +85,7 @@ func TestNoRightsAtAll(t *testing.T) {
 		user := s.user()
 		exec(t, s.root, "REVOKE SELECT, INSERT, UPDATE ON "+s.database+".* FROM '"+user+"'@'%'")
 		exec(t, s.root, "GRANT EXECUTE ON "+s.database+".* TO '"+user+"'@'%'") // to be let in
-		snap := look(t, s.inspector(s.open(user, s.database)))
+		snap := look(t, s.inspector(s.open(user)))
 		if g := gap(snap, "leases, and"); g == nil || !strings.Contains(g.Remedy, "GRANT SELECT ON `"+s.database+"`.`mysqllock` TO '"+user+"'") {
 			t.Errorf("the gaps are %+v", snap.Gaps)
 		}
@@ -142,7 +142,7 @@ func TestWaitsForNobody(t *testing.T) {
 		})
 
 		altered := make(chan error, 1)
-		alter := s.open("root", s.database)
+		alter := s.open("root")
 		go func() {
 			_, err := alter.Exec("ALTER TABLE mysqllock ADD COLUMN more INT")
 			altered <- err

@@ -55,7 +55,7 @@ func TestTable(t *testing.T) {
 		}
 		is(other, s.mysql())
 
-		weak, err := inspect.New(s.open(s.user(), s.database), inspect.Options{Table: "third"})
+		weak, err := inspect.New(s.open(s.user()), inspect.Options{Table: "third"})
 		ok(t, err)
 		if _, err := weak.MakeTable(t.Context()); err == nil || !strings.Contains(err.Error(), "run:\nCREATE TABLE") {
 			t.Errorf("without the right to make it: %v", err)

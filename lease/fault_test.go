@@ -43,7 +43,7 @@ func TestLostAnswer(t *testing.T) {
 				l.tap.cutOpen()
 			}
 			soon(t, "it is given back", func() bool { return !s.row("k").live && s.bells("k") == 0 })
-			next := l.acquire(waiting("k", 5*time.Second))
+			next := l.acquire(waiting("k", 20*time.Second))
 			if next.Token() != before+2 {
 				t.Errorf("the next token is %d after %d", next.Token(), before)
 			}
@@ -168,7 +168,7 @@ func (s *scratch) lostCommit(late bool) bool {
 		l.tap.cutOpen()
 	}
 	soon(t, "it is given back", func() bool { return !s.row("k").live && s.bells("k") == 0 })
-	if next := l.acquire(waiting("k", 5*time.Second)); next.Token() != before+2 {
+	if next := l.acquire(waiting("k", 20*time.Second)); next.Token() != before+2 {
 		t.Errorf("the next token is %d after %d", next.Token(), before)
 	}
 	return true
@@ -203,10 +203,10 @@ func TestRestart(t *testing.T) {
 				}
 			}
 			ok(t, lease.Release())
-			if next := other.acquire(waiting("k", 5*time.Second)); next.Token() != 2 {
+			if next := other.acquire(waiting("k", 20*time.Second)); next.Token() != 2 {
 				t.Errorf("the next token is %d", next.Token())
 			}
-			if next := other.acquire(waiting("j", 5*time.Second)); next.Token() != 2 {
+			if next := other.acquire(waiting("j", 20*time.Second)); next.Token() != 2 {
 				t.Errorf("the next token is %d", next.Token())
 			}
 		})
@@ -301,19 +301,14 @@ func TestLostInheritance(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		first := l.acquire(request("k"))
-		failed, waits := make(chan error), make(chan struct{})
+		failed := make(chan error)
 		go func() {
 			r := waiting("k", 20*time.Second)
 			r.TTL = time.Second
-			r.Waiting = func(ctx context.Context) (context.Context, func(), error) {
-				close(waits)
-				return ctx, func() {}, nil
-			}
 			_, err := l.Acquire(limited(t), r)
 			failed <- err
 		}()
-		<-waits
-		time.Sleep(50 * time.Millisecond) // it does so a little later
+		l.inLine("k", 1)
 		tx, err := s.db.Begin()
 		ok(t, err)
 		_, err = tx.Exec("SELECT 1 FROM " + s.table.String() + " WHERE namespace = " + schema.Literal(s.database) + " AND name = x'6b' FOR UPDATE")
@@ -356,7 +351,8 @@ func TestPlainRequest(t *testing.T) {
 				}
 			})
 		}
-		time.Sleep(50 * time.Millisecond)
+		l.inLine("k", 1)
+		soon(t, "the other waits", func() bool { return len(s.inBell()) == 1 })
 		ok(t, first.Release())
 		all.Wait()
 	})

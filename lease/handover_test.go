@@ -34,7 +34,7 @@ func TestHandOver(t *testing.T) {
 				}
 			}()
 		}
-		time.Sleep(100 * time.Millisecond) // all are in line
+		l.inLine("k", callers)
 		since := l.tap.since()
 		ok(t, first.Release())
 		for want := uint64(2); want < 2+callers; want++ {
@@ -97,7 +97,7 @@ func TestHandOverOfALostLease(t *testing.T) {
 			}
 			got <- lease
 		}()
-		time.Sleep(50 * time.Millisecond)
+		l.inLine("k", 1)
 		s.steal("k")
 		ok(t, first.Release()) // it does not ask
 		select {

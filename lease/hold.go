@@ -79,6 +79,14 @@ func (s *Lease) Key() string { return s.key }
 // Token returns the fencing token: of one key, each grant has a greater one.
 func (s *Lease) Token() uint64 { return s.token }
 
+// Expiry is when the lease is over on the server, by the clock of this process and at
+// the earliest, if it is not renewed before.
+func (s *Lease) Expiry() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.deadline.Add(margin(s.ttl))
+}
+
 // Err returns nil while the lease is held: by the clock, also before anybody has
 // noticed that it is over. Else it returns an error that is lockerr.ErrLost, or
 // after the release, lockerr.ErrClosed.
@@ -210,7 +218,7 @@ func (s *Lease) Release() error {
 
 // relinquish gives back a lease that is over for its holder.
 func (l *Locker) relinquish(s *Lease) error {
-	over := s.deadline.Add(margin(s.ttl)) // on the server
+	over := s.Expiry()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	again, err := l.release(ctx, s, false)

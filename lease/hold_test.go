@@ -5,8 +5,10 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -55,7 +57,7 @@ func TestManyLeases(t *testing.T) {
 		const many = 2000
 		held := make([]*Lease, many)
 		var half int
-		for i := range held {
+		for i := range held { // one after the other, which needs few connections
 			r := request(fmt.Sprintf("key%04d", i))
 			r.TTL = 6 * time.Second
 			if i == many/2 {
@@ -96,6 +98,25 @@ func TestManyLeases(t *testing.T) {
 	})
 }
 
+// acquireMany takes n leases, some at a time.
+func (l *locker) acquireMany(n int, name string) []*Lease {
+	l.s.t.Helper()
+	held := make([]*Lease, n)
+	errs := make([]error, n)
+	var all sync.WaitGroup
+	const atATime = 16
+	for first := range atATime {
+		all.Go(func() {
+			for i := first; i < n; i += atATime {
+				held[i], errs[i] = l.Acquire(limited(l.s.t), request(fmt.Sprintf("%s%d", name, i)))
+			}
+		})
+	}
+	all.Wait()
+	ok(l.s.t, errors.Join(errs...))
+	return held
+}
+
 func heads(texts []string) (out []string) {
 	for _, text := range texts {
 		out = append(out, text[:min(len(text), 120)])
@@ -109,18 +130,15 @@ func TestRenewalStatements(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		for _, params := range []string{"", "clientFoundRows=true"} {
 			l := s.locker(setup{params: params})
-			var held []*Lease
-			for i := range 1000 {
-				held = append(held, l.acquire(request(fmt.Sprintf("key%s%d", params, i))))
-			}
+			held := l.acquireMany(1000, "key"+params)
 			_, err := s.db.Exec("UPDATE " + s.table.String() + " SET expires = expires - INTERVAL 9 SECOND")
 			ok(t, err)
 			sent := l.tap.since()
 			l.mu.Lock()
-			held[7].due = time.Now()
 			for _, lease := range held {
-				lease.due = lease.due.Add(-6 * time.Second) // all but one are due in 3 to 5 s
+				lease.due = time.Now().Add(3*time.Second + rand.N(2*time.Second))
 			}
+			held[7].due = time.Now()
 			l.changed()
 			l.mu.Unlock()
 			soon(t, "all are renewed", func() bool {
@@ -263,7 +281,7 @@ func TestCutOff(t *testing.T) {
 			t.Errorf("it does not say why: %v", lease.Err())
 		}
 		other := s.locker(setup{})
-		if next := other.acquire(waiting("k", 5*time.Second)); next.Token() != 2 {
+		if next := other.acquire(waiting("k", 20*time.Second)); next.Token() != 2 {
 			t.Errorf("the next token is %d", next.Token())
 		}
 		if n.times.Load() != 1 {
@@ -494,7 +512,7 @@ func TestLapse(t *testing.T) {
 		if err := n.wait(t); !strings.Contains(err.Error(), "renewals were ended") {
 			t.Error(err)
 		}
-		ok(t, l.acquire(waiting("k", 5*time.Second)).Release())
+		ok(t, l.acquire(waiting("k", 20*time.Second)).Release())
 
 		lease = l.acquire(r)
 		lease.Lapse()

@@ -91,7 +91,7 @@ func TestOneWinner(t *testing.T) {
 		for range 32 {
 			l := s.locker(setup{max: 2})
 			clients = append(clients, l)
-			ok(t, l.acquire(waiting("k", 5*time.Second)).Release())
+			ok(t, l.acquire(waiting("k", 20*time.Second)).Release())
 		}
 		first := s.row("k").token
 		rounds := uint64(200)

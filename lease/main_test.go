@@ -66,13 +66,8 @@ type scratch struct {
 
 func (s *testServer) scratch(t *testing.T) *scratch {
 	t.Helper()
-	x := &scratch{testServer: s, t: t, database: "t_" + random()}
-	admin, err := sql.Open("mysql", s.temp.DSN(""))
-	ok(t, err)
-	t.Cleanup(func() { admin.Close() })
-	_, err = admin.Exec("CREATE DATABASE " + x.database)
-	ok(t, err)
-	t.Cleanup(func() { _, _ = admin.Exec("DROP DATABASE " + x.database) }) // the server may be down
+	x := &scratch{testServer: s, t: t, database: tempserver.Database(t, s.temp.DSN("")).DBName}
+	var err error
 	x.db, err = sql.Open("mysql", s.temp.DSN(x.database))
 	ok(t, err)
 	t.Cleanup(func() { x.db.Close() })
@@ -183,6 +178,12 @@ func (l *locker) close() {
 	l.control.Close()
 }
 
+// inLine waits until so many callers of the process are in line for the key.
+func (l *locker) inLine(key string, n int) {
+	l.s.t.Helper()
+	soon(l.s.t, fmt.Sprintf("%d are in line", n), func() bool { return l.queue.Waiting(key) == n })
+}
+
 // request is one for key with a TTL of 30 s that does not wait.
 func request(key string) Request {
 	return Request{Key: key, TTL: 30 * time.Second, Waiting: func(ctx context.Context) (context.Context, func(), error) {
@@ -252,7 +253,7 @@ func (s *scratch) threads(cond string) (ids []int64) {
 }
 
 // inBell are those that wait for a bell.
-func (s *scratch) inBell() []int64 { return s.threads("INFO LIKE 'SELECT%GET_LOCK%'") }
+func (s *scratch) inBell() []int64 { return s.threads("STATE = 'User lock'") }
 
 func (s *scratch) kill(ids []int64) {
 	for _, id := range ids {

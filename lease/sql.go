@@ -215,7 +215,8 @@ func (l *Locker) heldSQL(leases []*Lease) string {
 }
 
 // fenceSQL returns the key of each lease that is still held, and keeps it from
-// being taken until the transaction ends. The server ends it after bound.
+// being taken until the transaction ends. The server ends it after bound. LIMIT is
+// in place of sql_select_limit.
 func (l *Locker) fenceSQL(leases []*Lease, bound time.Duration) string {
 	hint := fmt.Sprintf("/*+ MAX_EXECUTION_TIME(%d) */ ", bound.Milliseconds())
 	if l.info.MariaDB {
@@ -230,7 +231,7 @@ func (l *Locker) fenceSQL(leases []*Lease, bound time.Duration) string {
 	if len(reads) == 1 {
 		return l.bounded(reads[0], bound)
 	}
-	return l.bounded("("+strings.Join(reads, ") UNION ALL (")+")", bound)
+	return l.bounded(fmt.Sprintf("(%s) LIMIT %d", strings.Join(reads, ") UNION ALL ("), len(reads)), bound)
 }
 
 // bounded has MariaDB end a fence after bound, which MySQL does by a hint, and

@@ -2,14 +2,12 @@ package optimistic_test
 
 import (
 	"context"
-	"crypto/rand"
 	"database/sql/driver"
 	"errors"
 	"fmt"
 	"net"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -63,12 +61,7 @@ type scratch struct {
 }
 
 func newScratch(t *testing.T, srv *tempserver.Server) *scratch {
-	s := &scratch{t: t, server: srv}
-	admin := s.connect("")
-	database := "t_" + strings.ToLower(rand.Text())
-	s.exec(admin, "CREATE DATABASE "+database)
-	t.Cleanup(func() { s.exec(admin, "DROP DATABASE "+database) })
-	s.database = database
+	s := &scratch{t: t, server: srv, database: tempserver.Database(t, srv.DSN("")).DBName}
 	var err error
 	s.table, err = schema.Parse(s.database + ".locks")
 	ok(t, err)

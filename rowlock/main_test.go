@@ -2,7 +2,6 @@ package rowlock_test
 
 import (
 	"context"
-	"crypto/rand"
 	"database/sql/driver"
 	"sync/atomic"
 	"testing"
@@ -32,16 +31,8 @@ func onServers(t *testing.T, test func(t *testing.T, s *scratch)) {
 		srv := tempserver.Share(t, bin)
 		t.Run(string(bin.Flavour), func(t *testing.T) {
 			t.Parallel()
-			s := &scratch{t: t, server: srv}
-			s.database = "t_" + rand.Text()
-			cfg, err := mysql.ParseDSN(srv.DSN(""))
-			ok(t, err)
-			admin, err := mysql.NewConnector(cfg)
-			ok(t, err)
-			c, err := admin.Connect(t.Context())
-			ok(t, err)
-			s.exec(c, "CREATE DATABASE "+s.database)
-			ok(t, c.Close())
+			s := &scratch{t: t, server: srv, database: tempserver.Database(t, srv.DSN("")).DBName}
+			var err error
 			s.table, err = schema.Parse(s.database + ".locks")
 			ok(t, err)
 			test(t, s)

@@ -129,11 +129,15 @@ type Config struct {
 	Namespace string        // goes in front of keys
 	Owner     string        // how this process calls itself
 	TTL       time.Duration // longest wait in one statement, and limit on idleness where the server has one
-	Unsafe    bool          // work as on one server where the nodes of a cluster do not see each other's row locks
-	Info      server.Info
-	Control   *pool.Pool   // connections in autocommit
-	Queue     *queue.Queue // where the callers of this process line up
-	Rows      *keyrow.Rows
+	// ReadTimeout is the driver's own limit on each read from the connections of
+	// requests; 0 is none, or not known. Who waits for longer than half of it asks
+	// again, and is then the last of those who wait in the server.
+	ReadTimeout time.Duration
+	Unsafe      bool // work as on one server where the nodes of a cluster do not see each other's row locks
+	Info        server.Info
+	Control     *pool.Pool   // connections in autocommit
+	Queue       *queue.Queue // where the callers of this process line up
+	Rows        *keyrow.Rows
 	// Await returns when key's lease may have been given back, after atMost, or
 	// with ctx's error. done lets the next waiter have its turn.
 	Await func(ctx context.Context, key string, atMost time.Duration) (done func(), err error)
@@ -142,12 +146,20 @@ type Config struct {
 // Locker takes row locks on one server. It is safe for concurrent use.
 type Locker struct {
 	cfg     Config
+	fromRow string         // of a lock statement, from FROM up to the row's name
+	galera  bool           // a lock is one on all nodes
 	blind   atomic.Bool    // the server does not show this account who holds a lock
 	cleanup sync.WaitGroup // kills that their caller did not wait for
 }
 
 // New returns a Locker on a table that is there.
-func New(cfg Config) *Locker { return &Locker{cfg: cfg} }
+func New(cfg Config) *Locker {
+	return &Locker{
+		cfg:     cfg,
+		fromRow: " FROM " + cfg.Table.String() + " WHERE namespace = " + schema.Literal(cfg.Namespace) + " AND name = ",
+		galera:  cfg.Info.Streams() && !cfg.Unsafe,
+	}
+}
 
 // Close waits for the kills that are still under way.
 func (l *Locker) Close() { l.cleanup.Wait() }
@@ -314,7 +326,7 @@ func (a *attempt) allowed() error {
 }
 
 // streams reports whether a lock is to be one on all nodes of a Galera cluster.
-func (l *Locker) streams() bool { return l.cfg.Info.Streams() && !l.cfg.Unsafe }
+func (l *Locker) streams() bool { return l.galera }
 
 // outrun reports that a lock was refused because another node was quicker, which
 // has rolled the transaction back.
@@ -465,8 +477,8 @@ func (a *attempt) await(ctx context.Context, lease *leased) (done func(), err er
 
 // try begins a transaction and locks with NOWAIT.
 func (a *attempt) try(ctx context.Context) (*pool.Txn, error) {
-	if text := a.beginSQL(); text != "" && !a.implicit && a.opts == (driver.TxOptions{}) {
-		err := a.lock(ctx, text)
+	if text, quiet := a.beginSQL(); text != "" {
+		err := a.lock(ctx, text, quiet)
 		if !server.Denied(err) && !server.Missing(err) && !errors.Is(err, errForm) || a.cfg.Info.MariaDB {
 			return a.opened(a.c.Begun(), err)
 		}
@@ -480,7 +492,7 @@ func (a *attempt) try(ctx context.Context) (*pool.Txn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return a.opened(txn, a.lock(ctx, a.trySQL()))
+	return a.opened(txn, a.lock(ctx, a.trySQL(), false))
 }
 
 // wait begins a transaction and queues in the server.
@@ -548,7 +560,7 @@ func (a *attempt) join(ctx context.Context) (alive bool, err error) {
 	}
 	// One key that was not granted has locked nothing; of several, some may be.
 	intact := func(err error) bool { return len(a.r.Keys) == 1 && !a.cfg.Info.EndsTransaction(err) }
-	err = a.lock(ctx, a.trySQL())
+	err = a.lock(ctx, a.trySQL(), false)
 	done()
 	if errors.Is(err, errNoRow) {
 		a.cfg.Rows.Forget(a.names)
@@ -658,21 +670,25 @@ func (a *attempt) control(ctx context.Context, atMost time.Duration) (*pool.Conn
 }
 
 // lock runs a lock statement and checks that every key's row was there, without
-// a live lease.
-func (a *attempt) lock(ctx context.Context, text string) error {
+// a live lease. quiet means that no answer says so, too.
+func (a *attempt) lock(ctx context.Context, text string, quiet bool) error {
 	began := time.Now()
 	rows, err := server.Query(ctx, a.c.Conn, text)
 	if err != nil {
 		return err
 	}
 	a.c.Touch()
+	a.locked.Versioned = nil
+	if quiet && rows == nil {
+		return nil
+	}
 	if len(rows) < len(a.keys) {
 		return errNoRow
 	}
-	if len(rows[0]) < 5 {
+	if len(rows[0]) < 7 {
 		return errForm
 	}
-	if rows[0][0] == "0" {
+	if !server.TakesWrites(rows[0][5:]) {
 		return lockerr.With(lockerr.ErrUnsafe, server.ErrReadOnly)
 	}
 	if a.c.KnownID() == 0 { // while blocked, block may be reading it
@@ -680,7 +696,6 @@ func (a *attempt) lock(ctx context.Context, text string) error {
 			return err
 		}
 	}
-	a.locked.Versioned = nil
 	var found *leased
 	for i, key := range a.keys {
 		if rows[i][2] != "0" {
@@ -716,7 +731,7 @@ func (a *attempt) block(ctx context.Context) error {
 	if err != nil || !a.streams() {
 		return err
 	}
-	if err = a.lock(ctx, a.trySQL()); err != nil && ctx.Err() != nil {
+	if err = a.lock(ctx, a.trySQL(), false); err != nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
 	return err
@@ -731,6 +746,9 @@ func (a *attempt) queueUp(ctx context.Context) error {
 	if len(a.r.Slots) > 0 {
 		bound = slice
 	}
+	if t := a.cfg.ReadTimeout; t > 0 {
+		bound = min(bound, t/2)
+	}
 	mark := pool.NewMark()
 	text := a.waitSQL(a.keys, bound, mark)
 
@@ -739,7 +757,7 @@ func (a *attempt) queueUp(ctx context.Context) error {
 	own, abandon := context.WithCancel(context.WithoutCancel(ctx))
 	defer abandon()
 	answer := make(chan error, 1)
-	go func() { answer <- a.lock(own, text) }()
+	go func() { answer <- a.lock(own, text, false) }()
 	select {
 	case err := <-answer:
 		return err
@@ -763,7 +781,7 @@ func (a *attempt) queueUp(ctx context.Context) error {
 	switch {
 	case usable && err == nil && (errors.Is(cause, errWaitOver) || errors.Is(cause, errFreed)):
 		return nil // granted in the last moment, and the caller is still there
-	case err == nil || server.Interrupted(err) || !usable:
+	case err == nil || server.Interrupted(err) || a.outrun(err) || !usable: // Galera calls a KILL a deadlock
 		return cause
 	default:
 		return err
@@ -851,7 +869,7 @@ func (a *attempt) label() string {
 
 // explain turns a failure into the error that callers see.
 func (a *attempt) explain(ctx context.Context, err error) error {
-	if errors.Is(err, driver.ErrBadConn) {
+	if errors.Is(err, driver.ErrBadConn) && ctx.Err() == nil { // the driver closes a connection whose context ends
 		return driver.ErrBadConn // nothing is held: database/sql may try another connection
 	}
 	var lease *leased

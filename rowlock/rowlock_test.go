@@ -5,6 +5,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -208,24 +209,30 @@ func TestRowLockAfterLeaseRanOut(t *testing.T) {
 // server all the time, and the connection is not left idle for a TTL.
 func TestWokenForNothing(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
+		attempts := func(p *process) int32 {
+			before := p.bells.calls.Load()
+			_, _, _, err := p.begin(limited(t), 1100*time.Millisecond, "k")
+			if !errors.Is(err, lockerr.ErrTimeout) {
+				t.Error(err)
+			}
+			return p.bells.calls.Load() - before
+		}
 		p := s.process(nil)
 		s.lease("k", time.Hour)
 		close(p.bells.ring)
-		_, _, _, err := p.begin(limited(t), 1100*time.Millisecond, "k")
-		if !errors.Is(err, lockerr.ErrTimeout) {
-			t.Error(err)
-		}
-		if n := p.bells.calls.Load(); n < 2 || n > 5 {
+		if n := attempts(p); n > 5 {
 			t.Errorf("%d attempts in 1.1 s", n)
 		}
 
 		p = s.process(func(cfg *rowlock.Config) { cfg.TTL = 900 * time.Millisecond })
-		_, _, _, err = p.begin(limited(t), 1100*time.Millisecond, "k")
-		if !errors.Is(err, lockerr.ErrTimeout) {
-			t.Error(err)
-		}
-		if n := p.bells.calls.Load(); n < 3 || n > 4 {
-			t.Errorf("%d attempts with a TTL of 0.9 s", n)
+		for round := 1; ; round++ { // a busy machine may be late for one
+			n := attempts(p)
+			if n == 3 || n == 4 {
+				break
+			}
+			if n > 4 || round == 6 {
+				t.Fatalf("%d attempts with a TTL of 0.9 s", n)
+			}
 		}
 	})
 }
@@ -279,16 +286,26 @@ func TestRowLockThenLease(t *testing.T) {
 		p := s.process(nil)
 		ok(t, p.rows.Exist(limited(t), []string{"k"}))
 		holder := s.open()
-		s.exec(holder, "BEGIN")
-		s.exec(holder, "UPDATE "+s.table.String()+" SET token = token + 1, owner = 'y#00000000', expires = UTC_TIMESTAMP(6) + INTERVAL 4 SECOND WHERE namespace = 'app' AND name = 'k'")
-		after(t, 3*time.Second, func() { s.exec(holder, "COMMIT") })
-		began := time.Now()
-		c, txn, ticket, err := p.begin(limited(t), 20*time.Second, "k")
-		ok(t, err)
-		if d := time.Since(began); d < 3800*time.Millisecond || d > 6500*time.Millisecond { // not 7 s
-			t.Errorf("granted after %v", d)
+		for round := 1; ; round++ { // a busy machine may delay one
+			began := time.Now()
+			s.exec(holder, "BEGIN")
+			s.exec(holder, "UPDATE "+s.table.String()+" SET token = token + 1, owner = 'y#00000000', expires = UTC_TIMESTAMP(6) + INTERVAL 4 SECOND WHERE namespace = 'app' AND name = 'k'")
+			committed := after(t, 3*time.Second, func() { s.exec(holder, "COMMIT") })
+			c, txn, ticket, err := p.begin(limited(t), 20*time.Second, "k")
+			ok(t, err)
+			d := time.Since(began)
+			p.end(c, txn, ticket)
+			committed()
+			if d < 3900*time.Millisecond {
+				t.Errorf("granted after %v", d)
+			}
+			if d <= 6500*time.Millisecond { // not 7 s
+				break
+			}
+			if round == 4 {
+				t.Fatalf("granted after %v", d)
+			}
 		}
-		p.end(c, txn, ticket)
 	})
 }
 
@@ -426,7 +443,7 @@ func TestUnsafeTopology(t *testing.T) {
 // TestForeignProcedure: one that answers in another form is not used again, nor
 // is one that takes other arguments.
 func TestForeignProcedure(t *testing.T) {
-	for _, parameters := range []string{"(a VARBINARY(255), b VARBINARY(255), c BOOL)", "(a VARBINARY(255), b VARBINARY(255))"} {
+	for _, parameters := range []string{"(a VARBINARY(255), b VARBINARY(255), c BOOL, d BIGINT UNSIGNED)", "(a VARBINARY(255), b VARBINARY(255), c BOOL)"} {
 		t.Run(parameters, func(t *testing.T) { testForeignProcedure(t, parameters) })
 	}
 }
@@ -445,6 +462,59 @@ func testForeignProcedure(t *testing.T, parameters string) {
 		p.end(conn, txn, ticket)
 		if p.rows.Procedure() {
 			t.Error("it would be used again")
+		}
+	})
+}
+
+// TestQuiet: what a lock statement that may say nothing has to say, on a connection
+// whose id is known.
+func TestQuiet(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p, c := s.process(nil), s.open()
+		locked := func(key string) []string {
+			t.Helper()
+			conn, grant, err := p.request(limited(t), rowlock.Request{Keys: exclusive(key)})
+			ok(t, err)
+			if err := server.Exec(limited(t), c, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' AND name = '"+key+"' FOR UPDATE NOWAIT"); !server.Locked(err) {
+				t.Errorf("%s is not locked: %v", key, err)
+			}
+			p.end(conn, grant.Txn, grant.Ticket)
+			return grant.Versioned
+		}
+		locked("k")
+		for range 2 {
+			s.exec(c, "DELETE FROM "+s.table.String()+" WHERE name = 'k'") // it is made again
+			locked("k")
+		}
+		if p.rows.Leased("k") {
+			t.Error("k is taken for one that has had a lease")
+		}
+		change := func(what string) {
+			s.exec(c, "UPDATE "+s.table.String()+" SET "+what+" WHERE name = 'k'")
+		}
+		change("token = 7, expires = UTC_TIMESTAMP(6)")
+		locked("k")
+		if !p.rows.Leased("k") {
+			t.Error("that k has had a lease is not noticed")
+		}
+		change("owner = 'x', expires = UTC_TIMESTAMP(6)")
+		locked("k")
+		change("owner = 'x', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR")
+		conn, grant, err := p.request(limited(t), rowlock.Request{Keys: exclusive("k")})
+		if err == nil {
+			p.end(conn, grant.Txn, grant.Ticket)
+		}
+		var said *lockerr.Error
+		if !errors.Is(err, lockerr.ErrLocked) || !errors.As(err, &said) || said.Holder == nil || said.Holder.Program != "x" {
+			t.Errorf("of a live lease: %v", err)
+		}
+		change("owner = NULL, versioned = 1")
+		if versioned := locked("k"); !slices.Equal(versioned, []string{"k"}) {
+			t.Errorf("versioned are %q", versioned)
+		}
+		change("versioned = 0")
+		if versioned := locked("k"); len(versioned) > 0 {
+			t.Errorf("versioned are %q", versioned)
 		}
 	})
 }
@@ -531,7 +601,6 @@ func TestRowLocksAndLeases(t *testing.T) {
 	})
 }
 
-// after does something later, within the test.
 // after runs f later. wait returns when f has.
 func after(t *testing.T, d time.Duration, f func()) (wait func()) {
 	var done sync.WaitGroup
@@ -621,5 +690,49 @@ func TestLateKill(t *testing.T) {
 			return
 		}
 		t.Error("no KILL was sent")
+	})
+}
+
+// cutOff is a connection that is found closed when the caller has given up: the
+// driver closes one whose context ends, even though it was answered.
+type cutOff struct {
+	plainConn
+	giveUp *context.CancelFunc
+}
+
+func (c cutOff) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
+	if giveUp := *c.giveUp; giveUp != nil {
+		giveUp()
+		return nil, driver.ErrBadConn
+	}
+	return c.plainConn.QueryContext(ctx, text, args)
+}
+
+// TestGaveUpOnClosedConnection: who gives up is told so, and not that a connection
+// was bad, for which database/sql would try another.
+func TestGaveUpOnClosedConnection(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process(nil)
+		p.hold(rowlock.Request{Keys: exclusive("k")})() // makes the row
+		var giveUp context.CancelFunc
+		conns, err := pool.New(pool.Config{
+			Connect: func(ctx context.Context) (driver.Conn, error) {
+				c, err := s.connector().Connect(ctx)
+				if err != nil {
+					return nil, err
+				}
+				return cutOff{c.(plainConn), &giveUp}, nil
+			},
+			Max: 1, Idle: time.Minute, Setup: "SET SESSION autocommit = 1",
+		})
+		ok(t, err)
+		t.Cleanup(conns.Close)
+		p.conns = conns
+		p.hold(rowlock.Request{Keys: exclusive("k")})() // opens it
+		ctx, cancel := context.WithCancel(limited(t))
+		giveUp = cancel
+		if _, _, err := p.request(ctx, rowlock.Request{Keys: exclusive("k"), Wait: time.Minute}); !errors.Is(err, context.Canceled) || errors.Is(err, driver.ErrBadConn) {
+			t.Errorf("it ended with %v", err)
+		}
 	})
 }

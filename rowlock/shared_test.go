@@ -94,14 +94,29 @@ func (p *process) connect(n int) {
 	}
 }
 
-// waitsInServer returns when a lock statement of ours has got stuck.
+// waitsInServer returns when so many wait for a row.
 func (s *scratch) waitsInServer(n int) {
 	s.t.Helper()
 	c := s.open()
-	soon(s.t, func() bool {
-		return len(s.query(c, "SELECT 1 FROM information_schema.PROCESSLIST WHERE DB = '"+s.database+"' AND INFO LIKE '%/* mysqllock %' AND ID <> CONNECTION_ID()")) >= n
-	})
-	time.Sleep(20 * time.Millisecond)
+	soon(s.t, func() bool { return s.waiters(c) >= n })
+}
+
+// waiters is how many of the database's connections wait for a row. MariaDB's
+// tables show a copy, which ages while anybody looks; its text is of this moment.
+func (s *scratch) waiters(c driver.Conn) (n int) {
+	s.t.Helper()
+	if !strings.Contains(s.server.Version(), "MariaDB") {
+		return len(s.query(c, "SELECT DISTINCT w.REQUESTING_THREAD_ID FROM performance_schema.data_lock_waits w"+
+			" JOIN performance_schema.threads t ON t.THREAD_ID = w.REQUESTING_THREAD_ID WHERE t.PROCESSLIST_DB = '"+s.database+"'"))
+	}
+	for _, status := range s.query(c, "SHOW ENGINE INNODB STATUS") {
+		for _, transaction := range strings.Split(status[2], "---TRANSACTION")[1:] {
+			if strings.Contains(transaction, "TRX HAS BEEN WAITING") && strings.Contains(transaction, "of table `"+s.database+"`.") {
+				n++
+			}
+		}
+	}
+	return n
 }
 
 // TestReadersSideBySide: all 64 are inside at the same time, in one process and
@@ -149,9 +164,14 @@ func TestSharedExcludes(t *testing.T) {
 			if errors.Is(err, lockerr.ErrTimeout) {
 				t.Error(err)
 			}
-			err = b.refused(rowlock.Request{Keys: exclusive("k"), Wait: 150 * time.Millisecond}, lockerr.ErrTimeout)
 			var e *lockerr.Error
-			if !errors.As(err, &e) || e.Holder == nil || e.Key != "k" {
+			for try := 0; try == 0 || try < 20 && e.Holder == nil; try++ { // a busy server does not say in time
+				err = b.refused(rowlock.Request{Keys: exclusive("k"), Wait: 150 * time.Millisecond}, lockerr.ErrTimeout)
+				if !errors.As(err, &e) {
+					t.Fatal(err)
+				}
+			}
+			if e.Holder == nil || e.Key != "k" {
 				t.Errorf("who holds it is not told: %v", err)
 			}
 			end()
@@ -320,16 +340,21 @@ func TestWritersAmongReaders(t *testing.T) {
 		var all sync.WaitGroup
 		var grants, inside, most atomic.Int64
 		var writing atomic.Bool
-		ctx, stop := context.WithTimeout(limited(t), 2*time.Second)
-		defer stop()
 		var mu sync.Mutex
 		var passed []int64
+		began := time.Now()
+		goOn := func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			d := time.Since(began)
+			return d < 2*time.Second || d < 20*time.Second && len(passed) < 10
+		}
 		for range 2 {
 			p := s.process(nil)
 			p.connect(readers + writers)
 			for range readers {
 				all.Go(func() {
-					for ctx.Err() == nil {
+					for goOn() {
 						end := p.hold(rowlock.Request{Keys: shared("k"), Wait: 20 * time.Second})
 						grants.Add(1)
 						if writing.Load() {
@@ -344,7 +369,7 @@ func TestWritersAmongReaders(t *testing.T) {
 			}
 			for range writers {
 				all.Go(func() {
-					for ctx.Err() == nil {
+					for goOn() {
 						before := grants.Load()
 						end := p.hold(rowlock.Request{Keys: exclusive("k"), Wait: 20 * time.Second})
 						n := grants.Add(1) - before
@@ -384,7 +409,7 @@ func TestReadersLineUp(t *testing.T) {
 			all.Go(func() { p.hold(rowlock.Request{Keys: shared("k"), Wait: 20 * time.Second})() })
 		}
 		s.waitsInServer(1)
-		time.Sleep(100 * time.Millisecond)
+		soon(t, func() bool { return p.queue.Waiting("k") == 9 })
 		if n := p.conns.Stat().InUse; n != 1 {
 			t.Errorf("%d connections are in use", n)
 		}

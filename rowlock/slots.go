@@ -116,7 +116,7 @@ func (a *attempt) joinSlot(ctx context.Context) (alive bool, err error) {
 	}
 	alive = true
 	try := func(ctx context.Context) error {
-		err := a.lock(ctx, a.trySQL())
+		err := a.lock(ctx, a.trySQL(), false)
 		alive = server.Locked(err) && !a.cfg.Info.EndsTransaction(err)
 		return err
 	}
@@ -127,7 +127,8 @@ func (a *attempt) joinSlot(ctx context.Context) (alive bool, err error) {
 		}
 		defer done()
 		err = a.block(ctx)
-		alive = !a.streams() && (server.Interrupted(err) && !a.cfg.Info.EndsTransaction(err) || errors.Is(err, errWaitOver) && !a.cfg.Info.RollbackOnTimeout)
+		// The server's own bound leaves the transaction as it is; on Galera a KILL ends it.
+		alive = server.Interrupted(err) && !a.cfg.Info.EndsTransaction(err) || errors.Is(err, errWaitOver) && !a.cfg.Info.RollbackOnTimeout && !a.streams()
 		return err
 	}
 	err = a.oneSlot(ctx, false, try, wait, func() bool { return alive })

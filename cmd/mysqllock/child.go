@@ -137,6 +137,10 @@ func (c *child) pass(s syscall.Signal) {
 
 // stop ends the command: at the latest, by force, after grace.
 func (c *child) stop(grace time.Duration) {
+	if grace == 0 {
+		c.kill()
+		return
+	}
 	c.killed = time.Now().Add(grace)
 	c.kin.signal(syscall.SIGTERM)
 	c.kin.signal(syscall.SIGCONT)

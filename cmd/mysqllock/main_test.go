@@ -4,8 +4,8 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/rand"
 	"database/sql"
+	"database/sql/driver"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -68,32 +68,30 @@ func showing(bin tempserver.Binary) []string {
 type scratch struct {
 	t        *testing.T
 	server   *tempserver.Server
-	addr     string
+	config   *mysql.Config
 	database string
 	root     *sql.DB // with the driver "mysql"
 	dir      string
 }
 
 func newScratch(t *testing.T, srv *tempserver.Server) *scratch {
-	s := &scratch{t: t, server: srv, addr: srv.Addr(), database: "t_" + strings.ToLower(rand.Text()[:8]), dir: t.TempDir()}
-	admin := s.open("")
-	statement(t, admin, "CREATE DATABASE "+s.database)
-	t.Cleanup(func() { statement(t, admin, "DROP DATABASE "+s.database) })
-	s.root = s.open(s.database)
+	s := &scratch{t: t, server: srv, config: tempserver.Database(t, srv.DSN("")), dir: t.TempDir()}
+	s.database = s.config.DBName
+	base, err := mysql.NewConnector(s.config)
+	ok(t, err)
+	s.root = s.open(base)
 	return s
 }
 
-func (s *scratch) config(database string) *mysql.Config {
+// offline is one without a server.
+func offline(t *testing.T) *scratch {
 	cfg := mysql.NewConfig()
-	cfg.User, cfg.Net, cfg.Addr, cfg.DBName = "root", "tcp", s.addr, database
-	cfg.Logger = &mysql.NopLogger{}
-	return cfg
+	cfg.Net, cfg.Addr = "tcp", "127.0.0.1:1"
+	return &scratch{t: t, config: cfg, dir: t.TempDir()}
 }
 
-func (s *scratch) open(database string) *sql.DB {
+func (s *scratch) open(connector driver.Connector) *sql.DB {
 	s.t.Helper()
-	connector, err := mysql.NewConnector(s.config(database))
-	ok(s.t, err)
 	db := sql.OpenDB(connector)
 	s.t.Cleanup(func() { db.Close() })
 	return db
@@ -102,14 +100,12 @@ func (s *scratch) open(database string) *sql.DB {
 // process opens a handle with locks, as a process of that name has it.
 func (s *scratch) process(owner string) *sql.DB {
 	s.t.Helper()
-	connector, err := mysqllock.NewConnector(s.config(s.database), mysqllock.Config{Owner: owner, TTL: 10 * time.Minute})
+	connector, err := mysqllock.NewConnector(s.config, mysqllock.Config{Owner: owner, TTL: 10 * time.Minute})
 	ok(s.t, err)
-	db := sql.OpenDB(connector)
-	s.t.Cleanup(func() { db.Close() })
-	return db
+	return s.open(connector)
 }
 
-func (s *scratch) dsn() string { return s.config(s.database).FormatDSN() }
+func (s *scratch) dsn() string { return s.config.FormatDSN() }
 
 // file is the path of a file in the test's folder.
 func (s *scratch) file(name string) string { return filepath.Join(s.dir, name) }

@@ -99,7 +99,7 @@ func TestUI(t *testing.T) {
 // understands.
 func TestMan(t *testing.T) {
 	t.Parallel()
-	s := &scratch{t: t, dir: t.TempDir(), addr: "127.0.0.1:1"}
+	s := offline(t)
 	page := s.command("man").start().must(0)
 	for _, c := range everyCommand(newRoot()) {
 		if c.Hidden {
@@ -143,7 +143,7 @@ func TestHelp(t *testing.T) {
 			t.Errorf("%s has no help", c.CommandPath())
 		}
 	}
-	s := &scratch{t: t, dir: t.TempDir(), addr: "127.0.0.1:1"}
+	s := offline(t)
 	if out := s.command("run", "--help").start().must(0); !strings.Contains(out, "Exit status") || !strings.Contains(out, "Examples:") {
 		t.Errorf("run --help says\n%s", out)
 	}

@@ -152,7 +152,7 @@ func TestOptionFileTLS(t *testing.T) {
 // TestSources: a flag goes before the environment, and that before files.
 func TestSources(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
-		ok(t, os.WriteFile(s.file(".my.cnf"), []byte("[client]\nuser=root\nhost=127.0.0.1\nport="+port(s.addr)+"\n[mysql]\ndatabase="+s.database+"\n"), 0o600))
+		ok(t, os.WriteFile(s.file(".my.cnf"), []byte("[client]\nuser=root\nhost=127.0.0.1\nport="+port(s.config.Addr)+"\n[mysql]\ndatabase="+s.database+"\n"), 0o600))
 		nowhere := "nobody:secret@tcp(127.0.0.1:1)/none"
 		from := func(dsn string, args ...string) *command {
 			c := s.command(append([]string{"schema", "apply"}, args...)...)
@@ -177,7 +177,7 @@ func port(addr string) string { return addr[strings.LastIndexByte(addr, ':')+1:]
 // TestSecrets: a password is never in an error.
 func TestSecrets(t *testing.T) {
 	t.Parallel()
-	s := &scratch{t: t, dir: t.TempDir(), addr: "127.0.0.1:1"}
+	s := offline(t)
 	const secret = "hunter2"
 	for _, dsn := range []string{
 		"root:" + secret + "@tcp(127.0.0.1:1)/db", "root:" + secret, "root:" + secret + "/db", "root:" + secret + "@/db?timeout=" + secret,

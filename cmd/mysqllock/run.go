@@ -59,16 +59,17 @@ there is MYSQLLOCK_SLOT, too.
 When the lease cannot be renewed in time the command is stopped: its process group
 gets TERM, and KILL before the server can give the lease to somebody else. In
 between is 7.5 % of the lease's length, and at most 3.75 s: with --lease 30s that
-is 2.25 s. A command that needs longer to end in order needs a longer lease. On
-Linux that is also for what has left the group, as timeout(1) does, with the
-variable MYSQLLOCK_RUN in its environment; what has a session of its own (setsid,
-daemons) is spared. On other systems all that has left the group is.
+is 2.25 s, less what mysqllock itself was held up for. A command that needs longer
+to end in order needs a longer lease. On Linux that is also for what has left the
+group, as timeout(1) does, with the variable MYSQLLOCK_RUN in its environment; what
+has a session of its own (setsid, daemons) is spared. On other systems all that has
+left the group is.
 
 There are two cases in which the command can run beside the next holder. Where
 somebody takes the lease away by force, it is stopped in the same way, but only at
 the next renewal, up to a third of the lease's length later. Where the machine
-pauses for longer than the lease, it goes on until mysqllock, too, has woken up,
-and for the time between TERM and KILL. That is what the token is for.
+pauses for longer than the lease, it goes on until mysqllock, too, has woken up and
+killed it. That is what the token is for.
 
 The DSN's lockTTL and lockWait count where --lease and --wait are not given.
 
@@ -80,7 +81,7 @@ on when it has ended, without the lock.
 If mysqllock is killed by KILL, so is the command, and the lease ends by itself.
 While mysqllock is stopped the lease is not renewed: Ctrl-Z stops the command as
 well, and fg continues it if the lease is still there, or else kills it. STOP that
-is sent to mysqllock alone lets the command go on without the lock.
+is sent to mysqllock alone lets the command go on without the lock, until CONT comes.
 
 Exit status: that of the command, 128+n if signal n has ended it, and
 
@@ -327,10 +328,14 @@ func stillOurs(hold *mysqllock.Hold, db *sql.DB) error {
 	return tx.Commit()
 }
 
-// grace is how long the command has between TERM and KILL. The holder's context
-// ends a tenth of the TTL, and at most 5 s, before the lease can be somebody
-// else's; a quarter of that is kept for KILL to take effect.
-func grace(ttl time.Duration) time.Duration { return min(ttl/10, 5*time.Second) * 3 / 4 }
+// grace is how long the command has between TERM and KILL, where the lease can be
+// somebody else's at the time expiry. The holder's context ends a tenth of the TTL,
+// and at most 5 s, before that; a quarter of it is kept for KILL to take effect.
+// Where the end was noticed late, less is left for the command, or nothing.
+func grace(ttl time.Duration, expiry time.Time) time.Duration {
+	margin := min(ttl/10, 5*time.Second)
+	return max(0, min(margin*3/4, time.Until(expiry)-margin/4))
+}
 
 // attend passes signals on to the command until it has ended, and stops it when
 // the lease is lost, which is the error. confirm asks whether it is not.
@@ -340,7 +345,7 @@ func (r *run) attend(c *child, hold *mysqllock.Hold, signals <-chan os.Signal, c
 		select {
 		case <-gone:
 			gone, lost = nil, context.Cause(hold.Context())
-			c.stop(grace(r.ttl))
+			c.stop(grace(r.ttl, hold.Expiry()))
 		case s := <-signals:
 			c.pass(s.(syscall.Signal))
 		case s := <-c.stopped:

@@ -151,6 +151,7 @@ func (s *scratch) family() []string {
 		}
 		return len(pids) == 2
 	})
+	time.Sleep(300 * time.Millisecond) // its guard is told of it right after its start, which nobody can see
 	return pids
 }
 
@@ -238,8 +239,8 @@ func TestServerRestarted(t *testing.T) {
 // the lock, by force where the command does not listen.
 func TestCutOff(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
-		p := startProxy(t, s.addr)
-		cfg := s.config(s.database)
+		p := startProxy(t, s.config.Addr)
+		cfg := s.config.Clone()
 		cfg.Addr = p.addr
 		lost := s.run("k", family, "--lease", "20s", "--dsn", cfg.FormatDSN()).start()
 		deaf := s.run("deaf", "trap '' TERM; echo deaf >>log; while :; do sleep 0.05; done", "--lease", "4s", "--dsn", cfg.FormatDSN()).start()
@@ -270,6 +271,39 @@ func TestTaken(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestHeldUp: where mysqllock could not watch the lease, its command is given no time
+// to end in order when somebody else can have the lock.
+func TestHeldUp(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		c := s.run("k", "trap 'echo late >>log' TERM; echo runs >>log; while :; do sleep 0.02; done", "--lease", "4s").start()
+		soon(t, "it runs", func() bool { return len(lines(t, s.file("log"))) == 1 })
+		ok(t, c.Process.Signal(syscall.SIGSTOP))
+		s.run("k", "echo next >>log", "--wait", "5m").start().must(0)
+		ok(t, c.Process.Signal(syscall.SIGCONT))
+		c.fails(exitLost, "the command was stopped")
+		if got := strings.Join(lines(t, s.file("log")), ","); got != "runs,next" {
+			t.Errorf("the log says %s", got)
+		}
+	})
+}
+
+func TestGrace(t *testing.T) {
+	t.Parallel()
+	const hour = time.Hour
+	for _, c := range []struct{ ttl, left, least, most time.Duration }{
+		{20 * time.Second, hour, 1500 * time.Millisecond, 1500 * time.Millisecond}, // taken by force
+		{hour, hour, 3750 * time.Millisecond, 3750 * time.Millisecond},
+		{hour, 4 * time.Second, 0, 2750 * time.Millisecond}, // noticed a second late
+		{hour, 1250 * time.Millisecond, 0, 0},
+		{hour, 0, 0, 0},
+		{hour, -hour, 0, 0},
+	} {
+		if got := grace(c.ttl, time.Now().Add(c.left)); got < c.least || got > c.most {
+			t.Errorf("with a lease of %v that ends in %v: %v, want %v to %v", c.ttl, c.left, got, c.least, c.most)
+		}
+	}
 }
 
 // proxy passes on connections until it is cut; from then on it passes nothing, and

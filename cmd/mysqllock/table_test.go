@@ -100,7 +100,7 @@ func TestDoctor(t *testing.T) {
 		statement(t, s.root, "CREATE USER "+user)
 		t.Cleanup(func() { statement(t, s.root, "DROP USER "+user) })
 		statement(t, s.root, "GRANT SELECT ON "+s.database+".* TO "+user)
-		cfg := s.config(s.database)
+		cfg := s.config.Clone()
 		cfg.User = user
 		dsn := cfg.FormatDSN()
 		s.command("doctor", "--dsn", dsn).start().fails(1, "privileges")

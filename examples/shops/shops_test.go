@@ -52,6 +52,7 @@ func TestMain(m *testing.M) {
 // processes, each style alone and all of them at once.
 func TestNothingIsLost(t *testing.T) {
 	testshop.Run(t, func(t *testing.T, shop *testshop.Shop) {
+		t.Parallel()
 		// Without this the rest would show nothing.
 		t.Run(control.name, func(t *testing.T) {
 			shop.Restock(t, control.sales)
@@ -62,7 +63,7 @@ func TestNothingIsLost(t *testing.T) {
 				t.Error("the driver mysql lost no update: the workers were not in each other's way")
 			}
 		})
-		for _, s := range slices.Concat(styles, ownVersions, []style{{name: allStyles, sales: 800}}) {
+		for _, s := range slices.Concat(styles, ownVersions, []style{{name: allStyles, sales: 480}}) {
 			t.Run(s.name, func(t *testing.T) {
 				shop.Restock(t, s.sales)
 				start := time.Now()

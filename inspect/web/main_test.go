@@ -3,8 +3,8 @@ package web_test
 import (
 	"bufio"
 	"context"
-	"crypto/rand"
 	"database/sql"
+	"database/sql/driver"
 	"encoding/json"
 	"flag"
 	"net/http"
@@ -49,37 +49,22 @@ func onServers(t *testing.T, test func(t *testing.T, s *scratch)) {
 
 // scratch is a database on a server.
 type scratch struct {
-	t        *testing.T
-	addr     string
-	database string
-	root     *sql.DB
+	t      *testing.T
+	config *mysql.Config
+	root   *sql.DB
 }
 
 func newScratch(t *testing.T, srv *tempserver.Server) *scratch {
 	t.Helper()
-	s := &scratch{t: t, addr: srv.Addr(), database: "t_" + strings.ToLower(rand.Text()[:8])}
-	admin := s.open("")
-	_, err := admin.Exec("CREATE DATABASE " + s.database)
+	s := &scratch{t: t, config: tempserver.Database(t, srv.DSN(""))}
+	base, err := mysql.NewConnector(s.config)
 	ok(t, err)
-	t.Cleanup(func() {
-		_, err := admin.Exec("DROP DATABASE " + s.database)
-		ok(t, err)
-	})
-	s.root = s.open(s.database)
+	s.root = s.open(base)
 	return s
 }
 
-func (s *scratch) config(database string) *mysql.Config {
-	cfg := mysql.NewConfig()
-	cfg.User, cfg.Net, cfg.Addr, cfg.DBName = "root", "tcp", s.addr, database
-	cfg.Logger = &mysql.NopLogger{}
-	return cfg
-}
-
-func (s *scratch) open(database string) *sql.DB {
+func (s *scratch) open(connector driver.Connector) *sql.DB {
 	s.t.Helper()
-	connector, err := mysql.NewConnector(s.config(database))
-	ok(s.t, err)
 	db := sql.OpenDB(connector)
 	s.t.Cleanup(func() { db.Close() })
 	return db
@@ -88,11 +73,9 @@ func (s *scratch) open(database string) *sql.DB {
 // process opens a handle with locks.
 func (s *scratch) process(c mysqllock.Config) *sql.DB {
 	s.t.Helper()
-	connector, err := mysqllock.NewConnector(s.config(s.database), c)
+	connector, err := mysqllock.NewConnector(s.config, c)
 	ok(s.t, err)
-	db := sql.OpenDB(connector)
-	s.t.Cleanup(func() { db.Close() })
-	return db
+	return s.open(connector)
 }
 
 // acquire takes a lock, to be given back at the end.

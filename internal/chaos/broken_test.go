@@ -2,6 +2,7 @@ package chaos
 
 import (
 	"context"
+	"database/sql"
 	"fmt"
 	"testing"
 	"time"
@@ -11,28 +12,35 @@ import (
 
 // Ways of locking that do not hold. The checks must see each of them.
 
+// decide begins a transaction, has lock run in it for the key, and decides what to
+// write. Where it fails no transaction is left.
+func (t *transfer) decide(ctx context.Context, lock, key string) (_ *sql.Tx, a account, err error) {
+	begun := now()
+	tx, err := t.db.BeginTx(ctx, nil)
+	if err != nil {
+		return nil, a, err
+	}
+	if _, err = tx.ExecContext(ctx, lock, key); err == nil {
+		a, err = t.read(ctx, tx, begun, key)
+	}
+	if err != nil {
+		_ = tx.Rollback()
+		return nil, a, err
+	}
+	t.think(ctx)
+	return tx, t.moved(a), nil
+}
+
 // retrying locks the row itself, and runs its write once more on another connection
 // where the first was lost: with what it had read, and without the lock.
 func retrying(w *worker, ctx context.Context) {
 	t, key := w.transfer(), w.key()
-	begun := now()
-	tx, err := w.db.BeginTx(ctx, nil)
+	tx, a, err := t.decide(ctx, "SELECT 1 FROM account WHERE k = ? FOR UPDATE", key)
 	if err != nil {
 		t.end(err, false)
 		return
 	}
 	defer tx.Rollback()
-	if _, err := tx.ExecContext(ctx, "SELECT 1 FROM account WHERE k = ? FOR UPDATE", key); err != nil {
-		t.end(err, false)
-		return
-	}
-	a, err := t.read(ctx, tx, begun, key)
-	if err != nil {
-		t.end(err, false)
-		return
-	}
-	w.think(ctx)
-	a = t.moved(a)
 	t.attempt(a)
 	if err = t.write(ctx, tx, a); err == nil {
 		err = tx.Commit()
@@ -46,24 +54,12 @@ func retrying(w *worker, ctx context.Context) {
 // releasingEarly gives its lock back before COMMIT.
 func releasingEarly(w *worker, ctx context.Context) {
 	t, key := w.transfer(), w.key()
-	begun := now()
-	tx, err := w.db.BeginTx(ctx, nil)
+	tx, a, err := t.decide(ctx, "DO GET_LOCK(?, 10)", key)
 	if err != nil {
 		t.end(err, false)
 		return
 	}
 	defer tx.Rollback()
-	if _, err = tx.ExecContext(ctx, "DO GET_LOCK(?, 10)", key); err != nil {
-		t.end(err, false)
-		return
-	}
-	a, err := t.read(ctx, tx, begun, key)
-	if err != nil {
-		t.end(err, false)
-		return
-	}
-	w.think(ctx)
-	a = t.moved(a)
 	err = t.write(ctx, tx, a)
 	if _, failed := tx.ExecContext(context.WithoutCancel(ctx), "DO RELEASE_LOCK(?)", key); err == nil {
 		err = failed

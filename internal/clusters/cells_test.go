@@ -316,6 +316,60 @@ func rowLocks(t *testing.T, c *cluster) {
 		ok(t, tx.Commit())
 		s.wantStock(1, 1, 7)
 	})
+	for what, opts := range map[string][]lockctx.Option{"key": nil, "slots": {lockctx.Slots(1)}} {
+		t.Run("row/in vain/"+what, func(t *testing.T) {
+			t.Parallel()
+			s := c.scratch(t)
+			held, err := begin(s, 0, "", opts...)
+			ok(t, err)
+			db := s.open(1)
+			db.SetMaxOpenConns(1)
+			_, err = db.BeginTx(lockctx.With(s.limited(), "p", append(opts, lockctx.Wait(300*time.Millisecond))...), nil)
+			want(t, err, mysqllock.ErrTimeout)
+
+			// In a transaction that is open already, the end of the wait may have ended
+			// that: then nothing of it is committed, and else all of it.
+			late := func(wait time.Duration) (*sql.Tx, error) {
+				tx, err := db.BeginTx(s.limited(), nil)
+				ok(t, err)
+				_, err = tx.Exec("UPDATE p SET stock = 7 WHERE id = 1")
+				ok(t, err)
+				_, err = tx.ExecContext(lockctx.With(s.limited(), "p", append(opts, lockctx.Wait(wait))...), "UPDATE p SET stock = 7 WHERE id = 2")
+				return tx, err
+			}
+			for _, wait := range []time.Duration{100 * time.Millisecond, 300 * time.Millisecond} { // less, and more, than one look at a slot
+				tx, err := late(wait)
+				want(t, err, mysqllock.ErrTimeout)
+				if _, err = tx.Exec("UPDATE p SET stock = 7 WHERE id = 3"); err == nil {
+					ok(t, tx.Commit())
+					s.wantStock(1, 1, 7)
+				} else {
+					want(t, err, mysqllock.ErrLost)
+					want(t, tx.Commit(), mysqllock.ErrLost)
+					s.wantStock(1, 1, 0)
+				}
+				s.wantStock(1, 2, 0)
+				_, err = db.Exec("UPDATE p SET stock = 0")
+				ok(t, err)
+			}
+
+			released := make(chan error, 1)
+			time.AfterFunc(time.Second, func() { released <- held.Rollback() })
+			tx, err := late(time.Minute)
+			ok(t, err)
+			ok(t, tx.Commit())
+			ok(t, <-released)
+			s.wantStock(1, 1, 7)
+			s.wantStock(1, 2, 7)
+			s.eventually("it is free", func() error {
+				tx, err := begin(s, 2, "", append(opts, lockctx.NoWait())...)
+				if err == nil {
+					err = tx.Rollback()
+				}
+				return err
+			})
+		})
+	}
 	t.Run("row/connection lost", func(t *testing.T) {
 		t.Parallel()
 		s := c.scratch(t)

@@ -2,7 +2,6 @@ package keyrow
 
 import (
 	"context"
-	"crypto/rand"
 	"database/sql/driver"
 	"testing"
 	"time"
@@ -29,9 +28,7 @@ func onServers(t *testing.T, test func(t *testing.T, s *scratch)) {
 		t.Run(string(bin.Flavour), func(t *testing.T) {
 			t.Parallel()
 			s := &scratch{t: t, server: srv, info: server.Info{MariaDB: bin.Flavour == tempserver.MariaDB}}
-			s.database = "t_" + rand.Text()
-			s.exec(s.open(), "CREATE DATABASE "+s.database)
-			table, err := schema.Parse(s.database + ".locks")
+			table, err := schema.Parse(tempserver.Database(t, srv.DSN("")).DBName + ".locks")
 			ok(t, err)
 			s.table = table
 			_, err = table.Ensure(t.Context(), s.open(), s.info, true)
@@ -43,11 +40,10 @@ func onServers(t *testing.T, test func(t *testing.T, s *scratch)) {
 
 // scratch is a database of one test.
 type scratch struct {
-	t        *testing.T
-	server   *tempserver.Server
-	info     server.Info
-	database string
-	table    schema.Table
+	t      *testing.T
+	server *tempserver.Server
+	info   server.Info
+	table  schema.Table
 }
 
 // connector opens connections in no database.

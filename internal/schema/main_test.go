@@ -2,7 +2,6 @@ package schema_test
 
 import (
 	"context"
-	"crypto/rand"
 	"database/sql/driver"
 	"testing"
 	"time"
@@ -28,8 +27,7 @@ func onServers(t *testing.T, test func(t *testing.T, s *scratch)) {
 		t.Run(string(bin.Flavour), func(t *testing.T) {
 			t.Parallel()
 			s := &scratch{t: t, server: srv, info: server.Info{MariaDB: bin.Flavour == tempserver.MariaDB}}
-			s.database = "t_" + rand.Text()
-			s.exec(s.open(""), "CREATE DATABASE "+s.database)
+			s.database = tempserver.Database(t, srv.DSN("")).DBName
 			table, err := schema.Parse(s.database + ".locks")
 			ok(t, err)
 			s.table = table

@@ -99,29 +99,45 @@ func (t Table) Setup() []string { return []string{t.DDL(), t.floorDDL()} }
 
 // version is the procedure's comment. A procedure with another one is made
 // again.
-const version = "mysqllock 4"
+const version = "mysqllock 5"
 
 // ProcedureDDL is the statement that makes the procedure, on MySQL. MariaDB
 // needs none: there the same is one anonymous block. Where a lease is live the
 // procedure rolls back by itself, so that a caller which freezes before it has
 // read the answer does not keep the lease's holder from renewing.
+//
+// Where the row is [Quiet] it answers without a result set, which saves a third of
+// what the call costs the server (measured on MySQL 9.7). A p_quiet of NULL always
+// wants one.
 func (t Table) ProcedureDDL() string {
-	read := "SELECT " + Remaining("") + ", token, owner, versioned INTO v_remaining, v_token, v_owner, v_versioned\n" +
-		"      FROM " + t.String() + " WHERE namespace = p_namespace AND name = p_name "
-	return "CREATE PROCEDURE " + t.Procedure() + "(p_namespace VARBINARY(255), p_name VARBINARY(255), p_shared BOOL)\n" +
+	from := " FROM " + t.String() + " WHERE namespace = p_namespace AND name = p_name "
+	look := "SELECT " + Quiet("p_quiet") + " INTO v_quiet\n     " + from
+	return "CREATE PROCEDURE " + t.Procedure() + "(p_namespace VARBINARY(255), p_name VARBINARY(255), p_shared BOOL, p_quiet BIGINT UNSIGNED)\n" +
 		"SQL SECURITY INVOKER COMMENT '" + version + "'\n" +
 		"BEGIN\n" +
-		"  DECLARE v_remaining BIGINT;\n" +
-		"  DECLARE v_token BIGINT UNSIGNED;\n" +
-		"  DECLARE v_owner VARBINARY(255);\n" +
-		"  DECLARE v_versioned BOOL;\n" +
+		"  DECLARE v_quiet BOOL;\n" +
 		"  START TRANSACTION;\n" +
-		"  IF p_shared THEN\n    " + read + "FOR SHARE NOWAIT;\n" +
-		"  ELSE\n    " + read + "FOR UPDATE NOWAIT;\n" +
+		"  IF p_shared THEN\n    " + look + "FOR SHARE NOWAIT;\n" +
+		"  ELSE\n    " + look + "FOR UPDATE NOWAIT;\n" +
 		"  END IF;\n" +
-		"  IF v_remaining > 0 THEN ROLLBACK; END IF;\n" +
-		"  SELECT " + server.WritableID + ", v_remaining, v_token, v_owner, v_versioned FROM DUAL WHERE v_token IS NOT NULL;\n" +
+		"  IF v_quiet IS NOT TRUE THEN BEGIN\n" +
+		"    DECLARE v_remaining BIGINT;\n" +
+		"    DECLARE v_token BIGINT UNSIGNED;\n" +
+		"    DECLARE v_owner VARBINARY(255);\n" +
+		"    DECLARE v_versioned BOOL;\n" +
+		"    SELECT " + Remaining("") + ", token, owner, versioned INTO v_remaining, v_token, v_owner, v_versioned\n" +
+		"     " + from + "FOR SHARE;\n" +
+		"    IF v_remaining > 0 THEN ROLLBACK; END IF;\n" +
+		"    SELECT CONNECTION_ID(), v_remaining, v_token, v_owner, v_versioned, " + server.WritableColumns + " FROM DUAL WHERE v_token IS NOT NULL;\n" +
+		"  END; END IF;\n" +
 		"END"
+}
+
+// Quiet is the condition that there is nothing to tell of a row to who has locked
+// it: it has no lease, versions of it are not compared, its token is at most most,
+// and the server takes writes.
+func Quiet(most string) string {
+	return "owner IS NULL AND versioned = 0 AND token <= " + most + " AND " + server.Writable
 }
 
 // Live is the condition that a row has a live lease, by the server's clock at

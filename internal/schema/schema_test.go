@@ -156,7 +156,8 @@ func TestNoInnoDB(t *testing.T) {
 	})
 }
 
-// TestProcedure: it tells of a live lease, and leaves no transaction open then.
+// TestProcedure: it tells of a live lease, and leaves no transaction open then. What
+// is quiet it answers without a result set.
 func TestProcedure(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		if s.info.MariaDB {
@@ -169,31 +170,63 @@ func TestProcedure(t *testing.T) {
 		if !procedure {
 			t.Fatal("the procedure was not made")
 		}
-		call := "CALL " + s.table.Procedure() + "('app', 'k', FALSE)"
+		const anyToken = "18446744073709551615"
+		call := "CALL " + s.table.Procedure() + "('app', 'k', FALSE, NULL)"
+		quiet := func(most string) string { return strings.Replace(call, "NULL", most, 1) }
 		lock := "SELECT 1 FROM " + s.table.String() + " WHERE namespace = 'app' AND name = 'k' FOR UPDATE NOWAIT"
-		if rows := s.query(c, call); len(rows) != 0 {
-			t.Errorf("without a row: %q", rows)
-		}
-		s.exec(c, "ROLLBACK")
-		s.exec(c, "INSERT INTO "+s.table.String()+" (namespace, name, owner, token, expires) VALUES"+
-			" ('app', 'k', 'x#00000000', 18446744073709551615, UTC_TIMESTAMP(6) + INTERVAL 1 HOUR)")
-
-		row := s.query(c, call)[0]
-		if row[0] != s.one(c, "SELECT CONNECTION_ID()") || len(row[1]) != 10 || row[2] != "18446744073709551615" || row[3] != "x#00000000" {
-			t.Errorf("of a live lease: %q", row)
-		}
-		s.exec(other, lock) // nobody has it
-		s.exec(other, "UPDATE "+s.table.String()+" SET versioned = 1")
-
-		for _, end := range []string{"owner = NULL", "owner = 'x', expires = UTC_TIMESTAMP(6)"} {
-			s.exec(other, "UPDATE "+s.table.String()+" SET "+end+" WHERE name = 'k'")
-			if row := s.query(c, call)[0]; row[1] != "0" || row[2] != "18446744073709551615" || row[4] != "1" {
-				t.Errorf("of a lease that has ended: %q", row)
-			}
+		locked := func() {
+			t.Helper()
 			if err := server.Exec(t.Context(), other, lock); !server.Locked(err) {
 				t.Errorf("the row is not locked: %v", err)
 			}
 			s.exec(c, "ROLLBACK")
+		}
+		for _, text := range []string{call, quiet("0"), quiet(anyToken)} {
+			if rows := s.query(c, text); rows == nil || len(rows) != 0 {
+				t.Errorf("%s without a row: %q", text, rows)
+			}
+			s.exec(c, "ROLLBACK")
+		}
+		s.exec(c, "INSERT INTO "+s.table.String()+" (namespace, name, owner, token, expires) VALUES"+
+			" ('app', 'k', 'x#00000000', 18446744073709551615, UTC_TIMESTAMP(6) + INTERVAL 1 HOUR)")
+
+		for _, text := range []string{call, quiet("0"), quiet(anyToken)} {
+			row := s.query(c, text)[0]
+			if row[0] != s.one(c, "SELECT CONNECTION_ID()") || len(row[1]) != 10 || row[2] != anyToken || row[3] != "x#00000000" || row[5] != "0" || row[6] != "0" {
+				t.Errorf("%s of a live lease: %q", text, row)
+			}
+			s.exec(other, lock) // nobody has it
+		}
+		s.exec(other, "UPDATE "+s.table.String()+" SET versioned = 1")
+
+		for _, end := range []string{"owner = NULL", "owner = 'x', expires = UTC_TIMESTAMP(6)"} {
+			s.exec(other, "UPDATE "+s.table.String()+" SET "+end+" WHERE name = 'k'")
+			for _, text := range []string{call, quiet("0"), quiet(anyToken)} {
+				if row := s.query(c, text)[0]; row[1] != "0" || row[2] != anyToken || row[4] != "1" {
+					t.Errorf("%s of a lease that has ended: %q", text, row)
+				}
+				locked()
+			}
+		}
+
+		// What there is to tell, and how many tokens the caller knows.
+		for _, test := range []struct {
+			is, most string
+			quiet    bool
+		}{
+			{"owner = NULL, versioned = 0, token = 0", "0", true},
+			{"token = 7", "0", false},
+			{"token = 7", "7", true},
+			{"token = 7", anyToken, true},
+			{"token = 7", "NULL", false},
+			{"versioned = 1", anyToken, false},
+			{"versioned = 0, owner = 'x'", anyToken, false},
+		} {
+			s.exec(other, "UPDATE "+s.table.String()+" SET "+test.is+" WHERE name = 'k'")
+			if rows := s.query(c, quiet(test.most)); (rows == nil) != test.quiet || len(rows) == 1 == test.quiet {
+				t.Errorf("%s, with %s known: %q", test.is, test.most, rows)
+			}
+			locked()
 		}
 
 		shared := strings.Replace(call, "FALSE", "TRUE", 1)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -86,20 +87,24 @@ func (i Info) Writable() error {
 	return lockerr.With(lockerr.ErrUnsafe, ErrReadOnly)
 }
 
-// ErrReadOnly is what a lock statement has found that WritableID was in.
+// ErrReadOnly is what a lock statement has found that looks for it.
 var ErrReadOnly = readOnly("read_only or innodb_read_only is set, as on a replica")
 
 func readOnly(what string) error {
 	return fmt.Errorf("the server takes no writes (%s), so that no lock on it excludes anybody; connect to the one that takes them", what)
 }
 
-// Writable is the condition that the server takes writes: one that takes none may
-// grant row locks all the same, and become one at any time. The variables are
-// numbers or words.
-const Writable = "CONCAT(@@read_only, @@innodb_read_only) IN ('00', 'OFFOFF')"
+// A server that takes no writes may grant row locks all the same, and become one
+// at any time. What says so are numbers or words.
+const (
+	Writable        = "CONCAT(@@read_only, @@innodb_read_only) IN ('00', 'OFFOFF')" // a condition
+	WritableColumns = "@@read_only, @@innodb_read_only"                             // for TakesWrites, which is quicker than the condition
+)
 
-// WritableID is CONNECTION_ID(), and 0 on a server that takes no writes.
-const WritableID = "IF(" + Writable + ", CONNECTION_ID(), 0)"
+// TakesWrites reads WritableColumns.
+func TakesWrites(columns []string) bool {
+	return !slices.ContainsFunc(columns, func(c string) bool { return c != "0" && c != "OFF" })
+}
 
 func (i Info) tooOld() error {
 	major, minor, err := i.number()

@@ -2,7 +2,6 @@ package sqltext
 
 import (
 	"cmp"
-	"crypto/rand"
 	"database/sql"
 	"fmt"
 	"maps"
@@ -30,13 +29,10 @@ func onServers(t *testing.T, test func(t *testing.T, s *scratch)) {
 		srv := tempserver.Share(t, bin)
 		t.Run(string(bin.Flavour), func(t *testing.T) {
 			t.Parallel()
-			s := &scratch{t: t, flavour: bin.Flavour, database: "t_" + rand.Text()}
-			admin, err := sql.Open("mysql", srv.DSN(""))
-			ok(t, err)
-			t.Cleanup(func() { admin.Close() })
-			_, err = admin.Exec("CREATE DATABASE " + s.database)
-			ok(t, err)
-			s.db, err = sql.Open("mysql", srv.DSN(s.database))
+			cfg := tempserver.Database(t, srv.DSN(""))
+			s := &scratch{t: t, flavour: bin.Flavour, database: cfg.DBName}
+			var err error
+			s.db, err = sql.Open("mysql", cfg.FormatDSN())
 			ok(t, err)
 			t.Cleanup(func() { s.db.Close() })
 			for _, text := range tables {

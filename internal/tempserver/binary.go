@@ -175,9 +175,10 @@ func (b *Binary) runUnder(root string) {
 	}
 }
 
-// TB is what [Require] needs of a testing.TB.
+// TB is what [Require], [Share] and [Database] need of a testing.TB.
 type TB interface {
 	Helper()
+	Cleanup(func())
 	Logf(format string, args ...any)
 	Fatal(args ...any)
 	Skip(args ...any)

@@ -84,7 +84,7 @@ func TestClusterStarterDies(t *testing.T) {
 		}
 		_ = parent.Wait()
 	}
-	nothingLeft(t, 20*time.Second)
+	nothingLeft(t)
 }
 
 // TestRequireCluster: what is missing is a reason to skip, but not in CI.

@@ -4,11 +4,15 @@ package tempserver
 
 import (
 	"context"
+	"crypto/rand"
+	"database/sql"
 	"flag"
 	"fmt"
 	"os"
 	"strings"
 	"sync"
+
+	"github.com/go-sql-driver/mysql"
 )
 
 // shared are the servers that Share has started, by their programs and options.
@@ -49,6 +53,34 @@ func Share(tb TB, b Binary, opts ...string) *Server {
 		tb.Fatal(s.err)
 	}
 	return s.server
+}
+
+// Database makes a database for one test on the server that dsn leads to, of a name
+// that no other has, and drops it at the end of the test. What it returns leads to
+// the database. Connections by it log nothing: tests break them on purpose.
+func Database(tb TB, dsn string) *mysql.Config {
+	tb.Helper()
+	cfg, err := mysql.ParseDSN(dsn)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	cfg.Logger = &mysql.NopLogger{}
+	connector, err := mysql.NewConnector(cfg)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	admin := sql.OpenDB(connector)
+	tb.Cleanup(func() { admin.Close() })
+	exec := func(text string) {
+		tb.Helper()
+		if _, err := admin.Exec(text); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	cfg.DBName = "t_" + strings.ToLower(rand.Text()[:8])
+	exec("CREATE DATABASE " + cfg.DBName)
+	tb.Cleanup(func() { exec("DROP DATABASE " + cfg.DBName) })
+	return cfg
 }
 
 // Tests is a package's [testing.M] whose servers are shared, for

@@ -2,7 +2,6 @@ package lockotel_test
 
 import (
 	"context"
-	"crypto/rand"
 	"database/sql"
 	"errors"
 	"fmt"
@@ -13,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-sql-driver/mysql"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
@@ -46,19 +44,7 @@ type recorder struct {
 
 func record(t *testing.T, bin tempserver.Binary, o lockotel.Options) *recorder {
 	t.Helper()
-	cfg := mysql.NewConfig()
-	cfg.User, cfg.Net, cfg.Addr, cfg.DBName = "root", "tcp", tempserver.Share(t, bin).Addr(), "t_"+strings.ToLower(rand.Text()[:8])
-	cfg.Logger = &mysql.NopLogger{}
-	nowhere := cfg.Clone()
-	nowhere.DBName = ""
-	base, err := mysql.NewConnector(nowhere)
-	ok(t, err)
-	admin := sql.OpenDB(base)
-	t.Cleanup(func() { admin.Close() })
-	_, err = admin.Exec("CREATE DATABASE " + cfg.DBName)
-	ok(t, err)
-	t.Cleanup(func() { _, _ = admin.Exec("DROP DATABASE " + cfg.DBName) })
-
+	cfg := tempserver.Database(t, tempserver.Share(t, bin).DSN(""))
 	r := &recorder{t: t, system: semconv.DBSystemNameMySQL, spans: tracetest.NewSpanRecorder(), metrics: sdkmetric.NewManualReader()}
 	if bin.Flavour == tempserver.MariaDB {
 		r.system = semconv.DBSystemNameMariaDB
@@ -77,6 +63,7 @@ func record(t *testing.T, bin tempserver.Binary, o lockotel.Options) *recorder {
 	})
 	r.tracer = tracers.Tracer("test")
 	o.TracerProvider, o.MeterProvider = tracers, meters
+	var err error
 	r.observer, err = lockotel.New(o)
 	ok(t, err)
 	connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{Observer: r.observer})

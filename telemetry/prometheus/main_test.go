@@ -2,14 +2,12 @@ package lockprom_test
 
 import (
 	"context"
-	"crypto/rand"
 	"database/sql"
 	"errors"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/go-sql-driver/mysql"
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 	"go.uber.org/goleak"
@@ -25,19 +23,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(tempserver.Tests{M: m}) }
 // open opens a handle in a database of its own, whose locks are counted.
 func open(t *testing.T, bin tempserver.Binary) (*sql.DB, *prometheus.Registry) {
 	t.Helper()
-	cfg := mysql.NewConfig()
-	cfg.User, cfg.Net, cfg.Addr, cfg.DBName = "root", "tcp", tempserver.Share(t, bin).Addr(), "t_"+strings.ToLower(rand.Text()[:8])
-	cfg.Logger = &mysql.NopLogger{}
-	nowhere := cfg.Clone()
-	nowhere.DBName = ""
-	base, err := mysql.NewConnector(nowhere)
-	ok(t, err)
-	admin := sql.OpenDB(base)
-	t.Cleanup(func() { admin.Close() })
-	_, err = admin.Exec("CREATE DATABASE " + cfg.DBName)
-	ok(t, err)
-	t.Cleanup(func() { _, _ = admin.Exec("DROP DATABASE " + cfg.DBName) })
-
+	cfg := tempserver.Database(t, tempserver.Share(t, bin).DSN(""))
 	locks := lockprom.New()
 	connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{Observer: locks})
 	ok(t, err)
