@@ -92,20 +92,15 @@ func (a *attempt) acquire(ctx context.Context) (*Lock, error) {
 		}
 	}
 	a.ticket = ticket
-	var offered *Lock
 	if handed, ok := ticket.Baton().(*Lock); ok {
-		if !handed.turnOver() || ctx.Err() != nil || time.Since(a.start) >= a.r.Wait {
-			if lock := a.inherit(handed); lock != nil {
-				return a.granted(ctx, lock)
-			}
-		} else if handed.rivals {
-			if k := a.yield(handed); k != nil {
+		if lock := a.inherit(handed); lock != nil {
+			if k := a.yield(ctx, handed, lock); k != nil {
 				return a.wait(ctx, k)
 			}
+			return a.granted(ctx, lock)
 		}
-		offered = handed
 	}
-	lock, err := a.try(ctx, offered)
+	lock, err := a.try(ctx)
 	switch {
 	case err != nil:
 		return nil, err
@@ -178,23 +173,14 @@ func (a *attempt) granted(ctx context.Context, lock *Lock) (*Lock, error) {
 	return lock, nil
 }
 
-// try asks once, on a carrier. It returns nil where someone else has the lock. One
-// that is offered is given back by the same statement, to those who wait for it in
-// other processes.
-func (a *attempt) try(ctx context.Context, offered *Lock) (*Lock, error) {
+// try asks once, on a carrier. It returns nil where someone else has the lock.
+func (a *attempt) try(ctx context.Context) (*Lock, error) {
 	for again := 0; ; {
-		var r *request
-		if offered != nil {
-			r = &request{lock: a.lock(offered.carrier), take: true, offer: true}
-			offered = nil
-		} else {
-			k, err := a.place(ctx)
-			if err != nil {
-				return nil, err
-			}
-			r = &request{lock: a.lock(k), take: true}
+		k, err := a.place(ctx)
+		if err != nil {
+			return nil, err
 		}
-		k := r.lock.carrier
+		r := &request{lock: a.lock(k), take: true}
 		if !k.do(ctx, r) {
 			a.settle(k, r)
 			return nil, context.Cause(ctx)
@@ -249,7 +235,7 @@ func (a *attempt) wait(ctx context.Context, k *carrier) (*Lock, error) {
 			lock, err = a.waitOn(open, k)
 			k = nil
 		} else if sleep(open) {
-			lock, err = a.try(open, nil)
+			lock, err = a.try(open)
 		}
 		if err != nil {
 			return nil, err
@@ -340,21 +326,24 @@ func (a *attempt) waitOn(ctx context.Context, k *carrier) (*Lock, error) {
 		}
 		a.leave(k, !k.broken(err))
 		a.calm = max(pollEvery, time.Since(asked)/2)
-		if k.broken(err) && !errors.Is(err, lockerr.ErrUnsafe) && sleep(ctx) {
-			return nil, nil
+		if !k.broken(err) || errors.Is(err, lockerr.ErrUnsafe) {
+			return nil, err
 		}
-		return nil, err
+		if !sleep(ctx) {
+			return nil, context.Cause(ctx)
+		}
+		return nil, nil
 	}
 }
 
-// wait waits for the lock in the server. An answer that comes so late that the
-// connection may have ended since, as to a process that was stopped, is not believed
-// without another.
+// wait waits for the lock in the server. An answer is not believed without another
+// where the connection may have ended since: it comes late, as to a process that was
+// stopped, or the end of ctx has closed it.
 func (k *carrier) wait(ctx context.Context, name string, bound time.Duration) (answer string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, bound+slack)
 	defer cancel()
 	answer, err = k.ask(ctx, k.waitSQL(name, bound))
-	if err == nil && k.silence() > k.l.limit/2 {
+	if err == nil && (k.silence() > k.l.limit/2 || !k.c.Valid()) {
 		if _, err = k.ask(ctx, k.pingSQL()); err != nil {
 			return "", err
 		}

@@ -22,10 +22,14 @@
 //
 // A lock that is given back while somebody of the same process waits for it goes
 // to the next in line without a statement, but only so often and for so long:
-// then the next in line offers it to other processes, which is to give it back and
-// ask for it again in one statement. The server gives it to whoever waits for it.
-// Where somebody was waiting the last time, the statement waits, too, behind them,
-// so that no process loses a turn by being slow.
+// then it is free for a moment, for who asks now and then, and the waiters of
+// other processes have their turn. Where there are such, the next in line gives
+// the lock back and lines up behind them in one statement, so that no process
+// loses a turn by being slow. (To give it back and take it again in one statement
+// where nobody waits would be quicker, and starve those who ask now and then.)
+//
+// In the server they have it in their order, too, as long as they wait for no
+// longer than half of ReadTimeout: then they ask again, behind the others.
 //
 // # How long a lock lasts
 //

@@ -229,7 +229,7 @@ func TestHandOverTime(t *testing.T) {
 			fewest = min(fewest, p.sent.Load()-sent)
 			ok(t, next.Release())
 		}
-		if fewest != 1 {
+		if fewest != 2 {
 			t.Errorf("%d statements to offer the lock to other processes and to take it again", fewest)
 		}
 	})
@@ -1024,8 +1024,7 @@ func TestUnclean(t *testing.T) {
 }
 
 // TestLostAnswer: a release whose answer is lost fails, and frees the lock all
-// the same; so does an offer to other processes, after which who is next in line
-// is granted it on another connection.
+// the same; who is next in line is granted it.
 func TestLostAnswer(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		var cut atomic.Bool
@@ -1044,16 +1043,13 @@ func TestLostAnswer(t *testing.T) {
 			}}, nil
 		}, change: func(c *advisory.Config) { c.HandOvers = 0 }})
 		lock := p.acquire("k", 0)
-		cut.Store(true)
-		if err := lock.Release(); !errors.Is(err, lockerr.ErrLost) {
-			t.Errorf("the release: %v", err)
-		}
-		lock = p.acquire("k", time.Minute)
 		got := make(chan *advisory.Lock)
 		go func() { got <- p.acquire("k", time.Minute) }()
 		p.inLine("k", 1)
 		cut.Store(true)
-		ok(t, lock.Release())
+		if err := lock.Release(); !errors.Is(err, lockerr.ErrLost) {
+			t.Errorf("the release: %v", err)
+		}
 		next := <-got
 		if id := s.holder(s.open(), "k"); id != fmt.Sprint(next.ConnectionID()) || id == fmt.Sprint(lock.ConnectionID()) {
 			t.Errorf("connection %q has it, not %d", id, next.ConnectionID())

@@ -38,7 +38,6 @@ type carrier struct {
 type request struct {
 	lock     *Lock
 	take     bool
-	offer    bool          // give it back before, to those who wait for it
 	answered chan struct{} // closed when it is
 
 	// Guarded by Locker.mu until it is answered.
@@ -209,7 +208,7 @@ func (k *carrier) do(ctx context.Context, r *request) bool {
 	case <-ctx.Done():
 	}
 	l.mu.Lock()
-	if i := slices.Index(k.line, r); i >= 0 && !r.offer {
+	if i := slices.Index(k.line, r); i >= 0 {
 		k.line = slices.Delete(k.line, i, i+1)
 		r.err = context.Cause(ctx)
 		l.mu.Unlock()
@@ -274,14 +273,13 @@ func (k *carrier) send(batch []*request) {
 			r.err = k.err
 		case !r.take:
 			delete(k.holds, r.lock.name)
-		case err == nil && answer[i] == '1':
+		case err != nil:
+			r.err = err
+		case answer[i] == '1':
 			r.granted = true
 			k.holds[r.lock.name] = r.lock
-		default:
-			delete(k.holds, r.lock.name) // it was given back where it was offered, or after an error
-			if r.err = err; err == nil && answer[i] != '0' {
-				r.err = errInterrupted
-			}
+		case answer[i] != '0':
+			r.err = errInterrupted
 		}
 		close(r.answered)
 	}

@@ -370,3 +370,39 @@ func TestLostTurn(t *testing.T) {
 		}
 	})
 }
+
+// TestPollerHasAChance: who has no connection to wait on in the server, and so asks
+// now and then, is not shut out by a process that hands the lock over and over.
+func TestPollerHasAChance(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		busy := s.process(settings{change: func(c *advisory.Config) { c.HandOvers = 0 }})
+		poller := s.process(settings{conns: 1})
+		over := make(chan struct{})
+		var all sync.WaitGroup
+		for range 8 {
+			all.Go(func() {
+				for {
+					select {
+					case <-over:
+						return
+					default:
+					}
+					if lock := busy.acquire("k", time.Minute); lock != nil {
+						_ = lock.Release()
+					}
+				}
+			})
+		}
+		began := time.Now()
+		for range 3 {
+			if lock := poller.acquire("k", time.Minute); lock != nil {
+				ok(t, lock.Release())
+			}
+		}
+		if d := time.Since(began); d > 30*time.Second { // without a gap between the turns it takes twice as long
+			t.Errorf("it had the lock three times within %v", d)
+		}
+		close(over)
+		all.Wait()
+	})
+}

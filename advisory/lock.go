@@ -69,7 +69,7 @@ func (k *Lock) Release() error {
 	} else if err != nil {
 		return nil
 	}
-	if k.ticket.HandOver(k) {
+	if (!k.turnOver() || k.rivals) && k.ticket.HandOver(k) { // with rivals the next in line yields
 		return nil
 	}
 	defer k.ticket.Leave()
@@ -82,7 +82,7 @@ func (k *Lock) Release() error {
 }
 
 // turnOver reports that other processes are to have the lock before another
-// caller of this one: the next in line sees to it.
+// caller of this one.
 func (k *Lock) turnOver() bool {
 	return k.handed >= k.l.handOvers || time.Since(k.since) >= k.l.handOverTime
 }
@@ -112,19 +112,23 @@ func (a *attempt) inherit(from *Lock) *Lock {
 	return lock
 }
 
-// yield makes a station of the carrier of a lock that other processes want, and
-// whose turn is over. There the caller gives it back and lines up for it again in
+// yield makes a station of the carrier of a lock that was handed over although
+// its turn is over. There the caller gives it back and lines up for it again in
 // one statement, so that the process loses no place however late it is itself.
 // The statement waits, so nothing else may be on the carrier: nil where something
-// is.
-func (a *attempt) yield(handed *Lock) *carrier {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	k := handed.carrier
-	if k.err != nil || k.busy || len(k.line) > 0 || len(k.holds) > 1 || !a.spare(len(a.carriers)-1) {
+// is, or it is too late, and the caller keeps the lock.
+func (a *attempt) yield(ctx context.Context, from, lock *Lock) *carrier {
+	if !from.turnOver() || ctx.Err() != nil || time.Since(a.start) >= a.r.Wait {
 		return nil
 	}
-	delete(k.holds, handed.name)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	k := lock.carrier
+	if k.err != nil || k.busy || len(k.line) > 0 || len(k.holds) > 1 || !a.spare(len(a.carriers)-1) {
+		lock.rivals = false // have it given back as any other
+		return nil
+	}
+	delete(k.holds, lock.name)
 	k.busy = true
 	a.remove(k, errRetired)
 	a.stations++

@@ -66,18 +66,15 @@ func freeSQL(batch []*request) string {
 // batchSQL runs the requests of batch in their order. It answers one digit for
 // each: 1 where it was done, 2 where it was interrupted.
 func (k *carrier) batchSQL(batch []*request) string {
-	if len(batch) == 1 && batch[0].take && !batch[0].offer {
+	if len(batch) == 1 && batch[0].take {
 		return "SELECT " + k.here("GET_LOCK('"+batch[0].lock.name+"', 0)")
 	}
 	var b strings.Builder
 	for i, r := range batch {
 		b.WriteString([2]string{"CONCAT(", ", "}[min(i, 1)])
-		switch {
-		case r.offer:
-			b.WriteString("IF(RELEASE_LOCK('" + r.lock.name + "'), COALESCE(GET_LOCK('" + r.lock.name + "', 0), 2), 2)")
-		case r.take:
+		if r.take {
 			b.WriteString("COALESCE(GET_LOCK('" + r.lock.name + "', 0), 2)")
-		default:
+		} else {
 			b.WriteString("COALESCE(RELEASE_LOCK('" + r.lock.name + "'), 2)")
 		}
 	}

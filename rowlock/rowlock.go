@@ -804,7 +804,7 @@ func (a *attempt) stop(ctx context.Context, mark string, answer <-chan error, ab
 		a.holder = a.askHolder(kctx, a.c.KnownID())
 	}
 	for {
-		late := a.cfg.Control.KillQuery(kctx, a.c.KnownID(), mark)
+		late := a.kill(kctx, mark)
 		again := time.NewTimer(giveUp / 5)
 		select {
 		case err := <-answer:
@@ -822,6 +822,14 @@ func (a *attempt) stop(ctx context.Context, mark string, answer <-chan error, ab
 		case <-again.C: // the statement may not have reached the server before
 		}
 	}
+}
+
+// kill kills the statement marked mark. Who has time is not kept from the answer by
+// a control connection that hangs.
+func (a *attempt) kill(ctx context.Context, mark string) (late bool) {
+	ctx, cancel := context.WithTimeout(ctx, 2*slice)
+	defer cancel()
+	return a.cfg.Control.KillQuery(ctx, a.c.KnownID(), mark)
 }
 
 // askHolder asks the server who has one of the keys, in one statement. It is a

@@ -39,7 +39,7 @@ func testSellByVersion(t *testing.T, shop *testshop.Shop) {
 				}
 				shop.Want(t, 1, 1)
 
-				const sales = 320
+				const sales = 96
 				shop.Restock(t, sales)
 				var all sync.WaitGroup
 				for i := range 16 {

@@ -34,7 +34,7 @@ func testSellByVersion(t *testing.T, shop *testshop.Shop) {
 				}
 			}
 
-			const sales = 320
+			const sales = 96
 			shop.Restock(t, sales)
 			var all sync.WaitGroup
 			for i := range 16 {
