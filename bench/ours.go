@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"slices"
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/lockctx"
@@ -15,14 +16,18 @@ const (
 	lease    = "mysqllock lease"
 	advisory = "mysqllock advisory"
 
+	longTurns = "mysqllock advisory, lockHandOvers=200" // for keys that all want
+
 	optimistic = "mysqllock optimistic" // only around transactions, since it locks nothing
 )
 
+type strategy struct {
+	name, params string // the strategy, and what else goes into the DSN with it
+	wide         bool
+}
+
 // strategies of locks that are taken with Acquire.
-var strategies = []struct {
-	name, strategy string
-	wide           bool
-}{
+var strategies = []strategy{
 	{row, lockctx.StrategyRow, true},
 	{lease, lockctx.StrategyLease, false},
 	{advisory, lockctx.StrategyAdvisory, false},
@@ -30,12 +35,12 @@ var strategies = []struct {
 
 // ours are the strategies of mysqllock, through Acquire and Release.
 func ours(on string) (all []contender) {
-	for _, s := range strategies {
+	for _, s := range append(slices.Clip(strategies), strategy{longTurns, lockctx.StrategyAdvisory + "&lockHandOvers=200", false}) {
 		all = append(all, contender{
 			Name: s.name, Server: on, Ours: true, wide: s.wide,
 			Note: "defaults; `lockMaxConns` as many as are held at a time where that is more than 16, `lockWait` a minute",
 			open: func(_ context.Context, at addresses, n size) (client, error) {
-				db, err := openOurs(at[on], s.strategy, n)
+				db, err := openOurs(at[on], s.params, n)
 				return &holds{db}, err
 			},
 		})
@@ -43,8 +48,8 @@ func ours(on string) (all []contender) {
 	return all
 }
 
-func openOurs(address, strategy string, n size) (*sql.DB, error) {
-	db, err := sql.Open("mysqllock", fmt.Sprintf("%s&lockStrategy=%s&lockMaxConns=%d&lockWait=1m", dsn(address), strategy, max(16, n.Locks)))
+func openOurs(address, params string, n size) (*sql.DB, error) {
+	db, err := sql.Open("mysqllock", fmt.Sprintf("%s&lockStrategy=%s&lockMaxConns=%d&lockWait=1m", dsn(address), params, max(16, n.Locks)))
 	if err == nil {
 		db.SetMaxIdleConns(n.Workers)
 	}

@@ -86,7 +86,7 @@ func (r *record) page() string {
 	for _, n := range crowdSizes {
 		columns = append(columns, column{strconv.Itoa(n), label{Workload: hot, N: n}, rate, ""})
 	}
-	b.WriteString(r.table(waiting, append(columns,
+	b.WriteString(r.table(crowded, append(columns,
 		column{"64, 0.5 ms away", label{Workload: hot, N: 64, Delay: farDelay}, rate, ""},
 		column{"64, 2 ms away", label{Workload: hot, N: 64, Delay: 4 * farDelay}, rate, ""})))
 	say("With 64 goroutines; and requests for each grant. Who still waited %v after the end of a round gave up; that long the wait is counted.", patience)
@@ -101,10 +101,10 @@ func (r *record) page() string {
 	for _, n := range crowdSizes {
 		columns = append(columns, column{fmt.Sprintf("requests, %d", n), label{Workload: hot, N: n}, statements, ""})
 	}
-	b.WriteString(r.table(waiting, columns))
+	b.WriteString(r.table(crowded, columns))
 
 	say("### The same in 4 processes of 16 goroutines")
-	b.WriteString(r.table(waiting, []column{
+	b.WriteString(r.table(crowded, []column{
 		{"grants/s", label{Workload: processes, N: 16}, rate, ""},
 		{"got nothing, of 64", label{Workload: processes, N: 16}, gotNothing, ""},
 		{"smallest share of a process ÷ largest", label{Workload: processes, N: 16}, shareLeast, ""},
@@ -230,9 +230,9 @@ var comparisons = []comparison{
 	{"64 goroutines, a key each", label{Workload: distinct, N: 64}, rate, true, locks},
 	{"A transaction under a lock", label{Workload: transaction, N: 1}, timeEach, false, transactionNames()},
 	{"The same, servers 0.5 ms away", label{Workload: transaction, N: 1, Delay: farDelay}, timeEach, false, transactionNames()},
-	{"One key, 64 goroutines in a process: grants a second", label{Workload: hot, N: 64}, rate, true, waiting},
+	{"One key, 64 goroutines in a process: grants a second", label{Workload: hot, N: 64}, rate, true, crowded},
 	{"One key, 64 goroutines that ask once: until all had it", label{Workload: burst, N: 64}, allHadIt, false, waiting},
-	{"One key, 4 processes of 16 goroutines: grants a second", label{Workload: processes, N: 16}, rate, true, waiting},
+	{"One key, 4 processes of 16 goroutines: grants a second", label{Workload: processes, N: 16}, rate, true, crowded},
 	{"Hand-off to another process", label{Workload: handOff, N: 1}, latency, false, waiting},
 	{"Taking 10,000 locks", label{Workload: manyHolds, N: 10_000}, taking, false, locks},
 }

@@ -53,7 +53,7 @@ func transactions(on string) (all []contender) {
 	transaction(noHint, true, openUnhinted, sellAlone)
 	hinted := func(ctx context.Context, db *sql.DB, key string) error { return sell(lockctx.With(ctx, key), db, nil) }
 	for _, s := range strategies {
-		transaction(s.name, true, func(address string, n size) (*sql.DB, error) { return openOurs(address, s.strategy, n) }, hinted)
+		transaction(s.name, true, func(address string, n size) (*sql.DB, error) { return openOurs(address, s.params, n) }, hinted)
 	}
 	// A key of its own: one that was once kept optimistically costs the others a
 	// statement more, for its version.

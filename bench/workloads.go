@@ -62,6 +62,7 @@ const pauseToTurn = 5 * time.Millisecond
 var (
 	locks   = []string{row, lease, advisory, getLock, forUpdate, insertDelete, redsyncTuned, redisTuned, etcdMutex}
 	waiting = append(slices.Clip(locks), redsyncAsIs, redisAsIs)
+	crowded = append(slices.Clip(waiting), longTurns)    // with what the default could be at the price of fairness
 	passing = append(slices.Clip(waiting), getLockNoted) // with what bounds the hand-off of leases
 	keeping = append(slices.Clip(locks), getLocks)       // with what bounds the taking of many
 )
@@ -84,14 +85,14 @@ func (b *bench) all(delays []time.Duration) error {
 		{workload: transaction, names: transactionNames(), workers: 1, lasting: 60 * time.Millisecond, epochs: 3, rounds: 6},
 		{workload: withoutHint, names: plainNames, workers: 1, lasting: 40 * time.Millisecond, epochs: 6, rounds: 12},
 		{workload: distinct, names: locks, workers: 64, own: true, lasting: 200 * time.Millisecond, epochs: 1, rounds: 5},
-		{workload: processes, names: waiting, processes: 4, workers: 16, lasting: 600 * time.Millisecond, epochs: 1, rounds: 3},
+		{workload: processes, names: crowded, processes: 4, workers: 16, lasting: 600 * time.Millisecond, epochs: 1, rounds: 3},
 	}
 	sizes := crowdSizes
 	if b.short {
 		sizes = sizes[1:2]
 	}
 	for _, n := range sizes {
-		near = append(near, crowds{workload: hot, names: waiting, workers: n, lasting: hotRound, epochs: 1, rounds: 3})
+		near = append(near, crowds{workload: hot, names: crowded, workers: n, lasting: hotRound, epochs: 1, rounds: 3})
 	}
 	near = append(near, crowds{workload: burst, names: waiting, workers: 64, times: 1, lasting: 10 * time.Second, epochs: 1, rounds: 3})
 	for _, w := range near {
