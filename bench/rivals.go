@@ -165,17 +165,22 @@ func (p *pinned) Lock(ctx context.Context, _ int, key string) (func() error, err
 // together takes locks for several callers at a time.
 type together struct {
 	*sql.DB
-	idle chan *sql.Conn
+	idle chan *oneAtATime
 
 	mu   sync.Mutex
 	next *batch // fills; nil before the first has come
+}
+
+type oneAtATime struct {
+	sync.Mutex
+	*sql.Conn
 }
 
 type batch struct {
 	keys []any
 	full chan struct{} // closed by the last that fits
 	done chan struct{} // closed when the statement is answered
-	conn *sql.Conn
+	conn *oneAtATime
 	err  error
 }
 
@@ -190,13 +195,13 @@ func openTogether(ctx context.Context, address string, n size) (client, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &together{DB: db, idle: make(chan *sql.Conn, 2)}
+	t := &together{DB: db, idle: make(chan *oneAtATime, 2)}
 	for range cap(t.idle) {
 		conn, err := db.Conn(ctx)
 		if err != nil {
 			return nil, errors.Join(err, db.Close())
 		}
-		t.idle <- conn
+		t.idle <- &oneAtATime{Conn: conn}
 	}
 	return t, nil
 }
@@ -219,6 +224,8 @@ func (t *together) Lock(ctx context.Context, _ int, key string) (func() error, e
 	}
 	<-b.done
 	return func() error {
+		b.conn.Lock()
+		defer b.conn.Unlock()
 		_, err := b.conn.ExecContext(context.WithoutCancel(ctx), "DO RELEASE_LOCK(?)", key)
 		return err
 	}, b.err
@@ -237,6 +244,8 @@ func (t *together) run(ctx context.Context, b *batch) {
 	t.mu.Unlock()
 	b.conn = <-t.idle
 	defer func() { t.idle <- b.conn }()
+	b.conn.Lock()
+	defer b.conn.Unlock()
 	var granted int
 	b.err = b.conn.QueryRowContext(ctx, "SELECT GET_LOCK(?, 0)"+strings.Repeat(" + GET_LOCK(?, 0)", len(b.keys)-1), b.keys...).Scan(&granted)
 	if b.err == nil && granted < len(b.keys) {
