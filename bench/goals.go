@@ -84,10 +84,10 @@ var goals = []goal{
 	{"advisory, one key, 4 processes of 16 goroutines, grants a second against the better on Redis as they come", 5, true, func(r *record, on string) float64 {
 		return r.against(asTheyCome, label{processes, 16, 0, advisory, on})
 	}},
-	{"advisory, the same, against the better on Redis, tuned", 5, true, func(r *record, on string) float64 {
+	{"advisory, the same in 4 processes, against the better on Redis, tuned", 5, true, func(r *record, on string) float64 {
 		return r.against(tuned, label{processes, 16, 0, advisory, on})
 	}},
-	{"advisory, the same, the smallest share of a process against the largest", 0.8, true, func(r *record, on string) float64 {
+	{"advisory, 4 processes of 16 goroutines, the smallest share of a process against the largest", 0.8, true, func(r *record, on string) float64 {
 		return r.results.median(label{processes, 16, 0, advisory, on}, shareLeast)
 	}},
 	{"advisory, hand-off to another process against GET_LOCK on pinned connections", 1.3, false, passedOn(advisory)},
@@ -116,7 +116,7 @@ var goals = []goal{
 // The goals that have a bound.
 const (
 	hotGrants      = "advisory, one key, 64 goroutines that take it again and again, grants a second against the better on Redis as they come"
-	hotGrantsTuned = "advisory, the same, against the better on Redis, tuned"
+	hotGrantsTuned = "advisory, the same, 64 goroutines in a process, against the better on Redis, tuned"
 	takenAlone     = "advisory, one goroutine, time against two bare round trips"
 	takenTogether  = "advisory, 10,000 holds, time to take them against redislock"
 	soldUnderRow   = "a locked transaction (row), time against one in redsync's lock"
@@ -136,17 +136,17 @@ var bounds = map[string]struct {
 	hotGrantsTuned: {"with lockHandOvers=200, for which other processes wait longer, it", func(r *record, on string) float64 {
 		return r.against(tuned, label{hot, 64, 0, longTurns, on})
 	}},
-	takenAlone: {"GET_LOCK on a pinned connection", func(r *record, on string) float64 {
+	takenAlone: {"GET_LOCK on a pinned connection, which is lost when its caller gives up,", func(r *record, on string) float64 {
 		return r.ratio(label{uncontended, 1, 0, getLock, on}, label{uncontended, 1, 0, bare, on}, timeEach)
 	}},
-	takenTogether: {"GET_LOCK with nothing around it, 32 to a statement, on two connections", func(r *record, on string) float64 {
+	takenTogether: {"GET_LOCK 32 to a statement, with no waiting, cancelling or holder to tell,", func(r *record, on string) float64 {
 		return r.ratio(label{manyHolds, 10_000, 0, getLocks, on}, label{manyHolds, 10_000, 0, redisTuned, onRedis}, taking)
 	}},
 	soldUnderRow: {"the transaction with SELECT … FOR UPDATE written in it", func(r *record, on string) float64 {
 		return r.sale(forUpdate, redsyncTuned, on, 0)
 	}},
 	rowPassedOn:   {"SELECT … FOR UPDATE written by hand, given back by COMMIT", passedOn(forUpdate)},
-	leasePassedOn: {"GET_LOCK with a commit before and after, which a lease cannot do without", passedOn(getLockNoted)},
+	leasePassedOn: {"GET_LOCK with a commit before and after, which a lease cannot do without,", passedOn(getLockNoted)},
 }
 
 func (r *record) ratio(a, b label, figure string) float64 {
