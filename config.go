@@ -82,7 +82,7 @@ type Config struct {
 	// HandOvers and HandOverTime bound how long a lease or an advisory lock that
 	// many goroutines of this process want goes from one to the next, before it is
 	// offered to other processes: at most so many times, and only while so much
-	// time has not passed; 0 means 20 times, and 10 ms. More is more throughput
+	// time has not passed; 0 means 30 times, and 10 ms. More is more throughput
 	// for this process, and longer waits in others. (lockHandOvers,
 	// lockHandOverTime)
 	HandOvers    int
@@ -108,7 +108,7 @@ const (
 	// With more than about ten hand-overs in a row those who wait in other
 	// processes begin to wait many times as long as most others (measured with 4
 	// processes of 16 callers each).
-	defaultHandOvers    = 20
+	defaultHandOvers    = 30
 	defaultHandOverTime = 10 * time.Millisecond
 )
 
