@@ -803,8 +803,9 @@ func (a *attempt) stop(ctx context.Context, mark string, answer <-chan error, ab
 		defer cancel()
 		a.holder = a.askHolder(kctx, a.c.KnownID())
 	}
+	late := false
 	for {
-		late := a.kill(kctx, mark)
+		late = a.kill(kctx, mark) || late
 		again := time.NewTimer(giveUp / 5)
 		select {
 		case err := <-answer:
