@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock"
-	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -280,7 +279,6 @@ func (c cutAtCommit) Write(b []byte) (int, error) {
 // TestUnknownCommitUnderAnAdvisoryLock: a lock is not given back while the server may
 // still be busy with a COMMIT under it whose answer is lost.
 func TestUnknownCommitUnderAnAdvisoryLock(t *testing.T) {
-	t.Parallel()
 	const sell = "UPDATE p SET stock = stock - 1 WHERE id = 1"
 	transaction := func(ctx context.Context, db *sql.DB, before func()) error {
 		tx, err := db.BeginTx(ctx, nil)
@@ -294,48 +292,41 @@ func TestUnknownCommitUnderAnAdvisoryLock(t *testing.T) {
 		before()
 		return tx.Commit()
 	}
-	for _, bin := range tempserver.Require(t) {
-		t.Run(string(bin.Flavour), func(t *testing.T) {
-			t.Parallel()
-			srv, err := tempserver.Start(limited(t), bin) // commits are held up for all of it
+	onOwnServers(t, func(t *testing.T, s *scratch) { // commits are held up for all of it
+		cfg := s.cfg()
+		cfg.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			var d net.Dialer
+			c, err := d.DialContext(ctx, network, addr)
+			return cutAtCommit{c}, err
+		}
+		connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{})
+		ok(t, err)
+		db := sql.OpenDB(connector)
+		defer db.Close()
+		admin, err := s.plain.Conn(limited(t))
+		ok(t, err)
+		defer admin.Close()
+		stop := func() {
+			_, err := admin.ExecContext(limited(t), "FLUSH TABLES WITH READ LOCK")
 			ok(t, err)
-			t.Cleanup(func() { srv.Stop() })
-			s := newTestServer("commit", bin, srv).scratch(t)
-			cfg := s.cfg()
-			cfg.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
-				var d net.Dialer
-				c, err := d.DialContext(ctx, network, addr)
-				return cutAtCommit{c}, err
+		}
+		for name, sold := range map[string]func() error{
+			"unit of work": func() error {
+				return transaction(lockctx.With(limited(t), "k", lockctx.Advisory()), db, stop)
+			},
+			"in a hold": func() error {
+				return mysqllock.Do(limited(t), db, "k", func(ctx context.Context) error { return transaction(ctx, db, stop) }, lockctx.Advisory())
+			},
+		} {
+			err := sold()
+			var busy int
+			ok(t, admin.QueryRowContext(limited(t), "SELECT COUNT(*) FROM information_schema.processlist WHERE db = ? AND info LIKE 'COMMIT%'", s.database).Scan(&busy))
+			if err == nil || busy != 0 {
+				t.Errorf("%s: %v; %d COMMITs go on", name, err, busy)
 			}
-			connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{})
+			_, err = admin.ExecContext(limited(t), "UNLOCK TABLES")
 			ok(t, err)
-			db := sql.OpenDB(connector)
-			defer db.Close()
-			admin, err := s.plain.Conn(limited(t))
-			ok(t, err)
-			defer admin.Close()
-			stop := func() {
-				_, err := admin.ExecContext(limited(t), "FLUSH TABLES WITH READ LOCK")
-				ok(t, err)
-			}
-			for name, sold := range map[string]func() error{
-				"unit of work": func() error {
-					return transaction(lockctx.With(limited(t), "k", lockctx.Advisory()), db, stop)
-				},
-				"in a hold": func() error {
-					return mysqllock.Do(limited(t), db, "k", func(ctx context.Context) error { return transaction(ctx, db, stop) }, lockctx.Advisory())
-				},
-			} {
-				err := sold()
-				var busy int
-				ok(t, admin.QueryRowContext(limited(t), "SELECT COUNT(*) FROM information_schema.processlist WHERE db = ? AND info LIKE 'COMMIT%'", s.database).Scan(&busy))
-				if err == nil || busy != 0 {
-					t.Errorf("%s: %v; %d COMMITs go on", name, err, busy)
-				}
-				_, err = admin.ExecContext(limited(t), "UNLOCK TABLES")
-				ok(t, err)
-				s.wantStock(1, 10)
-			}
-		})
-	}
+			s.wantStock(1, 10)
+		}
+	})
 }

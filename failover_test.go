@@ -12,23 +12,8 @@ import (
 	"testing"
 
 	"github.com/mysqllock/mysqllock"
-	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
-
-// onOwnServers runs a test on each server that is its own, to change its settings.
-func onOwnServers(t *testing.T, test func(t *testing.T, s *scratch)) {
-	t.Parallel()
-	for _, bin := range tempserver.Require(t) {
-		t.Run(string(bin.Flavour), func(t *testing.T) {
-			t.Parallel()
-			srv, err := tempserver.Start(limited(t), bin)
-			ok(t, err)
-			t.Cleanup(func() { srv.Stop() })
-			test(t, newTestServer("failover", bin, srv).scratch(t))
-		})
-	}
-}
 
 // TestBecomesReadOnly: a server that does not take writes any more, as after a
 // switchover, grants no row lock, also where nothing has failed meanwhile.

@@ -19,7 +19,6 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/sabotage"
-	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -383,51 +382,43 @@ func TestKilledHolder(t *testing.T) {
 }
 
 func TestServerRestart(t *testing.T) {
-	t.Parallel()
-	for _, bin := range tempserver.Require(t) {
-		t.Run(string(bin.Flavour), func(t *testing.T) {
-			t.Parallel()
-			srv, err := tempserver.Start(limited(t), bin)
-			ok(t, err)
-			t.Cleanup(func() { srv.Stop() })
-			s := newTestServer("restart", bin, srv).scratch(t)
-			db := s.open()
-			h, err := mysqllock.Acquire(limited(t), db, "k")
-			ok(t, err)
-			_, err = db.ExecContext(h.Context(), "UPDATE p SET stock = 0 WHERE id = 1")
-			ok(t, err)
-			ctx := lockctx.With(limited(t), "k2")
-			tx, err := db.BeginTx(ctx, nil)
-			ok(t, err)
-			exec(t, tx, "UPDATE p SET stock = 0 WHERE id = 2")
-			waits := make(chan struct{})
-			go func() {
-				defer close(waits)
-				if h, err := mysqllock.Acquire(limited(t), db, "k"); err == nil {
-					h.Rollback()
-				}
-			}()
-			ok(t, srv.Kill())
-			ok(t, srv.Restart(limited(t)))
-			if err := h.Release(); !errors.Is(err, mysqllock.ErrLost) {
-				t.Errorf("Release after a restart: %v", err)
+	onOwnServers(t, func(t *testing.T, s *scratch) {
+		db := s.open()
+		h, err := mysqllock.Acquire(limited(t), db, "k")
+		ok(t, err)
+		_, err = db.ExecContext(h.Context(), "UPDATE p SET stock = 0 WHERE id = 1")
+		ok(t, err)
+		ctx := lockctx.With(limited(t), "k2")
+		tx, err := db.BeginTx(ctx, nil)
+		ok(t, err)
+		exec(t, tx, "UPDATE p SET stock = 0 WHERE id = 2")
+		waits := make(chan struct{})
+		go func() {
+			defer close(waits)
+			if h, err := mysqllock.Acquire(limited(t), db, "k"); err == nil {
+				h.Rollback()
 			}
-			if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
-				t.Errorf("Commit after a restart: %v", err)
-			}
-			<-waits
-			s.wantStock(1, 10)
-			s.wantStock(2, 10)
-			// Everything goes on with new connections.
-			ok(t, mysqllock.Do(limited(t), db, "k", func(ctx context.Context) error {
-				_, err := db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")
-				return err
-			}))
-			_, err = db.ExecContext(lockctx.With(limited(t), "k"), "UPDATE p SET stock = 8 WHERE id = 1")
-			ok(t, err)
-			s.wantStock(1, 8)
-		})
-	}
+		}()
+		ok(t, s.temp.Kill())
+		ok(t, s.temp.Restart(limited(t)))
+		if err := h.Release(); !errors.Is(err, mysqllock.ErrLost) {
+			t.Errorf("Release after a restart: %v", err)
+		}
+		if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
+			t.Errorf("Commit after a restart: %v", err)
+		}
+		<-waits
+		s.wantStock(1, 10)
+		s.wantStock(2, 10)
+		// Everything goes on with new connections.
+		ok(t, mysqllock.Do(limited(t), db, "k", func(ctx context.Context) error {
+			_, err := db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")
+			return err
+		}))
+		_, err = db.ExecContext(lockctx.With(limited(t), "k"), "UPDATE p SET stock = 8 WHERE id = 1")
+		ok(t, err)
+		s.wantStock(1, 8)
+	})
 }
 
 // A holder that pinned a session with a read must get a connection of

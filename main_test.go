@@ -71,6 +71,21 @@ func onServers(t *testing.T, test func(t *testing.T, s *scratch)) {
 	}
 }
 
+// onOwnServers is onServers with servers of the test's own, started with opts: to
+// change their settings, or to stop them.
+func onOwnServers(t *testing.T, test func(t *testing.T, s *scratch), opts ...string) {
+	t.Parallel()
+	for _, bin := range tempserver.Require(t) {
+		t.Run(string(bin.Flavour), func(t *testing.T) {
+			t.Parallel()
+			srv, err := tempserver.Start(limited(t), bin, opts...)
+			ok(t, err)
+			t.Cleanup(func() { srv.Stop() })
+			test(t, newTestServer(string(bin.Flavour), bin, srv).scratch(t))
+		})
+	}
+}
+
 // scratch is a database of one test, with a table p (id, stock) that has a few
 // products of stock 10.
 type scratch struct {

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock"
-	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -169,79 +168,71 @@ func TestTableElsewhereAndDropped(t *testing.T) {
 }
 
 func TestServerWithOtherSettings(t *testing.T) {
-	t.Parallel()
-	for _, bin := range tempserver.Require(t) {
-		t.Run(string(bin.Flavour), func(t *testing.T) {
-			t.Parallel()
-			srv, err := tempserver.Start(limited(t), bin, "--innodb-rollback-on-timeout=ON", "--innodb-lock-wait-timeout=1")
-			ok(t, err)
-			t.Cleanup(func() { srv.Stop() })
-			s := newTestServer("other", bin, srv).scratch(t)
-			db, other := s.open(), s.open()
+	onOwnServers(t, func(t *testing.T, s *scratch) {
+		db, other := s.open(), s.open()
 
-			// A lock wait timeout of the server that is shorter than ours, and
-			// that rolls back, does not end the wait, nor let us go on unlocked.
-			h, err := mysqllock.Acquire(limited(t), db, "k")
-			ok(t, err)
-			granted := make(chan error, 1)
-			go func() {
-				tx, err := other.BeginTx(lockctx.With(limited(t), "k"), nil)
-				if err == nil {
-					s.wantLocked("k", true)
-					_, err = tx.Exec("UPDATE p SET stock = 9 WHERE id = 1")
-					s.wantLocked("k", true)
-					s.wantStock(1, 10)
-					tx.Commit()
-				}
-				granted <- err
-			}()
-			time.Sleep(2500 * time.Millisecond)
-			ok(t, h.Release())
-			ok(t, <-granted)
-			s.wantStock(1, 9)
+		// A lock wait timeout of the server that is shorter than ours, and
+		// that rolls back, does not end the wait, nor let us go on unlocked.
+		h, err := mysqllock.Acquire(limited(t), db, "k")
+		ok(t, err)
+		granted := make(chan error, 1)
+		go func() {
+			tx, err := other.BeginTx(lockctx.With(limited(t), "k"), nil)
+			if err == nil {
+				s.wantLocked("k", true)
+				_, err = tx.Exec("UPDATE p SET stock = 9 WHERE id = 1")
+				s.wantLocked("k", true)
+				s.wantStock(1, 10)
+				tx.Commit()
+			}
+			granted <- err
+		}()
+		time.Sleep(2500 * time.Millisecond)
+		ok(t, h.Release())
+		ok(t, <-granted)
+		s.wantStock(1, 9)
 
-			// The user's own statement runs into it: the transaction is gone.
-			rival, err := s.plain.Begin()
-			ok(t, err)
-			exec(t, rival, "UPDATE p SET stock = 5 WHERE id = 2")
-			tx, err := db.BeginTx(lockctx.With(limited(t), "k"), nil)
-			ok(t, err)
-			if _, err := tx.Exec("UPDATE p SET stock = 6 WHERE id = 2"); !errors.Is(err, mysqllock.ErrLost) {
-				t.Errorf("a lock wait timeout that rolls back: %v", err)
-			}
-			if _, err := tx.Exec("UPDATE p SET stock = 6 WHERE id = 3"); !errors.Is(err, mysqllock.ErrLost) {
-				t.Errorf("the next statement: %v", err)
-			}
-			tx.Rollback()
-			ok(t, rival.Rollback())
-			s.wantStock(3, 10)
+		// The user's own statement runs into it: the transaction is gone.
+		rival, err := s.plain.Begin()
+		ok(t, err)
+		exec(t, rival, "UPDATE p SET stock = 5 WHERE id = 2")
+		tx, err := db.BeginTx(lockctx.With(limited(t), "k"), nil)
+		ok(t, err)
+		if _, err := tx.Exec("UPDATE p SET stock = 6 WHERE id = 2"); !errors.Is(err, mysqllock.ErrLost) {
+			t.Errorf("a lock wait timeout that rolls back: %v", err)
+		}
+		if _, err := tx.Exec("UPDATE p SET stock = 6 WHERE id = 3"); !errors.Is(err, mysqllock.ErrLost) {
+			t.Errorf("the next statement: %v", err)
+		}
+		tx.Rollback()
+		ok(t, rival.Rollback())
+		s.wantStock(3, 10)
 
-			// A server that takes no writes, also where it becomes one while the
-			// connection is open, and the account could write all the same.
-			u := s.user("SELECT, INSERT, UPDATE ON $db.*")
-			open := s.open()
-			open.SetMaxOpenConns(1)
-			begin := func() error {
-				tx, err := open.BeginTx(lockctx.With(limited(t), "k"), nil)
-				if err == nil {
-					err = tx.Rollback()
-				}
-				return err
+		// A server that takes no writes, also where it becomes one while the
+		// connection is open, and the account could write all the same.
+		u := s.user("SELECT, INSERT, UPDATE ON $db.*")
+		open := s.open()
+		open.SetMaxOpenConns(1)
+		begin := func() error {
+			tx, err := open.BeginTx(lockctx.With(limited(t), "k"), nil)
+			if err == nil {
+				err = tx.Rollback()
 			}
-			ok(t, begin())
-			ok(t, begin())
-			exec(t, s.plain, "SET GLOBAL read_only = 1")
-			defer exec(t, s.plain, "SET GLOBAL read_only = 0")
-			if err := begin(); !errors.Is(err, mysqllock.ErrUnsafe) || !strings.Contains(err.Error(), "takes no writes") {
-				t.Errorf("a server that has become read-only: %v", err)
+			return err
+		}
+		ok(t, begin())
+		ok(t, begin())
+		exec(t, s.plain, "SET GLOBAL read_only = 1")
+		defer exec(t, s.plain, "SET GLOBAL read_only = 0")
+		if err := begin(); !errors.Is(err, mysqllock.ErrUnsafe) || !strings.Contains(err.Error(), "takes no writes") {
+			t.Errorf("a server that has become read-only: %v", err)
+		}
+		for _, key := range []string{"k", "new"} {
+			if _, err := u.open().BeginTx(lockctx.With(limited(t), key), nil); !errors.Is(err, mysqllock.ErrUnsafe) || !strings.Contains(err.Error(), "takes no writes") {
+				t.Errorf("a read-only server, key %s: %v", key, err)
 			}
-			for _, key := range []string{"k", "new"} {
-				if _, err := u.open().BeginTx(lockctx.With(limited(t), key), nil); !errors.Is(err, mysqllock.ErrUnsafe) || !strings.Contains(err.Error(), "takes no writes") {
-					t.Errorf("a read-only server, key %s: %v", key, err)
-				}
-			}
-		})
-	}
+		}
+	}, "--innodb-rollback-on-timeout=ON", "--innodb-lock-wait-timeout=1")
 }
 
 // Each path's statements, as they reach the server. New keys and new

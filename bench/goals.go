@@ -59,23 +59,13 @@ var goals = []goal{
 	{takenAlone, 1.15, false, func(r *record, on string) float64 {
 		return r.ratio(label{uncontended, 1, 0, advisory, on}, label{uncontended, 1, 0, bare, on}, timeEach)
 	}},
-	{"advisory, 64 goroutines with keys of their own, locks a second against the better on Redis", 2, true, func(r *record, on string) float64 {
-		return r.against(tuned, label{distinct, 64, 0, advisory, on})
-	}},
-	{hotGrants, 20, true, func(r *record, on string) float64 {
-		return r.against(asTheyCome, label{hot, 64, 0, advisory, on})
-	}},
-	{hotGrantsTuned, 20, true, func(r *record, on string) float64 {
-		return r.against(tuned, label{hot, 64, 0, advisory, on})
-	}},
+	{"advisory, 64 goroutines with keys of their own, locks a second against the better on Redis", 2, true, grants(tuned, distinct, 64, advisory)},
+	{hotGrants, 20, true, grants(asTheyCome, hot, 64, advisory)},
+	{hotGrantsTuned, 20, true, grants(tuned, hot, 64, advisory)},
 	{askedOnce, 20, true, onceAgainstRedis(advisory)},
 	{longestWait, 10, false, func(r *record, on string) float64 { return r.longest(advisory, on) }},
-	{sharedGrants, 5, true, func(r *record, on string) float64 {
-		return r.against(asTheyCome, label{processes, 16, 0, advisory, on})
-	}},
-	{sharedGrantsTuned, 5, true, func(r *record, on string) float64 {
-		return r.against(tuned, label{processes, 16, 0, advisory, on})
-	}},
+	{sharedGrants, 5, true, grants(asTheyCome, processes, 16, advisory)},
+	{sharedGrantsTuned, 5, true, grants(tuned, processes, 16, advisory)},
 	{"advisory, 4 processes of 16 goroutines, the smallest share of a process against the largest", 0.8, true, func(r *record, on string) float64 {
 		return r.results.median(label{processes, 16, 0, advisory, on}, shareLeast)
 	}},
@@ -125,19 +115,11 @@ var bounds = map[string]struct {
 	name string
 	got  func(r *record, on string) float64
 }{
-	hotGrants: {longerTurns, func(r *record, on string) float64 {
-		return r.against(asTheyCome, label{hot, 64, 0, longTurns, on})
-	}},
-	hotGrantsTuned: {longerTurns, func(r *record, on string) float64 {
-		return r.against(tuned, label{hot, 64, 0, longTurns, on})
-	}},
-	sharedGrants: {longerTurns, func(r *record, on string) float64 {
-		return r.against(asTheyCome, label{processes, 16, 0, longTurns, on})
-	}},
-	sharedGrantsTuned: {longerTurns, func(r *record, on string) float64 {
-		return r.against(tuned, label{processes, 16, 0, longTurns, on})
-	}},
-	askedOnce: {"GET_LOCK on a connection for each", onceAgainstRedis(getLock)},
+	hotGrants:         {longerTurns, grants(asTheyCome, hot, 64, longTurns)},
+	hotGrantsTuned:    {longerTurns, grants(tuned, hot, 64, longTurns)},
+	sharedGrants:      {longerTurns, grants(asTheyCome, processes, 16, longTurns)},
+	sharedGrantsTuned: {longerTurns, grants(tuned, processes, 16, longTurns)},
+	askedOnce:         {"GET_LOCK on a connection for each", onceAgainstRedis(getLock)},
 	longestWait: {"the better on Redis", func(r *record, on string) float64 {
 		return min(r.longest(redsyncTuned, onRedis), r.longest(redisTuned, onRedis))
 	}},
@@ -163,16 +145,17 @@ func (r *record) sale(a, b, on string, delay time.Duration) float64 {
 	return r.ratio(label{transaction, 1, delay, "transaction, " + a, on}, label{transaction, 1, delay, "transaction, " + b, on}, timeEach)
 }
 
-// against is a rate against the best of those on Redis in the same workload.
-func (r *record) against(rivals []string, l label) float64 {
-	best := math.NaN()
-	for _, rival := range rivals {
-		of := label{l.Workload, l.N, l.Delay, rival, onRedis}
-		if v := r.results.median(of, rate); !math.IsNaN(v) && !(best >= v) {
-			best = v
+// grants is a rate against the best of those on Redis in the same workload.
+func grants(rivals []string, workload string, n int, contender string) func(*record, string) float64 {
+	return func(r *record, on string) float64 {
+		best := math.NaN()
+		for _, rival := range rivals {
+			if v := r.results.median(label{workload, n, 0, rival, onRedis}, rate); !math.IsNaN(v) && !(best >= v) {
+				best = v
+			}
 		}
+		return r.results.median(label{workload, n, 0, contender, on}, rate) / best
 	}
-	return r.results.median(l, rate) / best
 }
 
 // longest is the longest wait of all against the mean.
@@ -185,7 +168,9 @@ func onceAgainstRedis(contender string) func(*record, string) float64 {
 	return func(r *record, on string) float64 {
 		best := math.Inf(1)
 		for _, rival := range slices.Concat(asTheyCome, tuned) {
-			best = min(best, r.results.median(label{burst, 64, 0, rival, onRedis}, allHadIt))
+			if v := r.results.median(label{burst, 64, 0, rival, onRedis}, allHadIt); v < best { // not NaN
+				best = v
+			}
 		}
 		return best / r.results.median(label{burst, 64, 0, contender, on}, allHadIt)
 	}
