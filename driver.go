@@ -107,6 +107,7 @@ type connector struct {
 	base     driver.Connector // opens connections that the application's statements run on
 	own      driver.Connector // opens connections for leases, and for control
 	carriers driver.Connector // opens connections that carry advisory locks
+	driver   *Driver          // which leads back here
 	settings settings
 	crowd    crowd // how many connections of database/sql there are, and how many wait
 
@@ -132,7 +133,9 @@ var (
 
 func newConnector(base driver.Connector, s settings) *connector {
 	ctx, stop := context.WithCancel(context.Background())
-	return &connector{base: base, own: base, carriers: base, settings: s, ctx: ctx, stop: stop}
+	k := &connector{base: base, own: base, carriers: base, settings: s, ctx: ctx, stop: stop}
+	k.driver = &Driver{c: k}
+	return k
 }
 
 // Connect opens one of database/sql's connections.
@@ -146,7 +149,7 @@ func (k *connector) Connect(ctx context.Context) (driver.Conn, error) {
 }
 
 // Driver returns a *Driver that leads back to this connector.
-func (k *connector) Driver() driver.Driver { return &Driver{c: k} }
+func (k *connector) Driver() driver.Driver { return k.driver }
 
 // Close ends every session, rolling back what is open on it, and closes the
 // driver's own connections. database/sql calls it from DB.Close.

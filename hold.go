@@ -38,14 +38,14 @@ type Hold struct {
 	unit   *unit // the unit that the hold owns; nil where it is nested in another, and for a lease
 	nested *tx   // its savepoint there
 
-	guard *guard        // nil for a row lock, and for a version
-	stop  func() bool   // ends the watch on the end of Acquire's context; nil where the guard is another's
-	leave func()        // tells the crowd that nobody holds the guard any more
-	ended chan struct{} // closed by Release and Rollback
+	guard *guard      // nil for a row lock, and for a version
+	stop  func() bool // ends the watch on the end of Acquire's context; nil where the guard is another's
+	left  sync.Once   // the crowd knows that nobody holds the guard any more
 
-	mu   sync.Mutex
-	over bool
-	err  error
+	mu     sync.Mutex
+	over   bool
+	err    error
+	lapsed *time.Timer // gives the guard back; nil while Acquire's context goes on
 }
 
 // Acquire takes the lock on key now and keeps it until Release or Rollback. It
@@ -74,15 +74,16 @@ func Acquire(ctx context.Context, db *sql.DB, key string, opts ...lockctx.Option
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+	hint := lockctx.Ask(ctx, []string{key}, opts...)
+	if hint.Err != nil {
+		return nil, &Error{Op: "lock", Err: hint.Err}
+	}
 	own, cancel := context.WithCancelCause(ctx)
-	h := &Hold{k: k, ctx: lockctx.With(own, key, opts...), cancel: cancel}
-	hint, _ := lockctx.From(h.ctx)
-	switch {
-	case hint.Err != nil:
-		err = &Error{Op: "lock", Err: hint.Err}
-	case k.inTransaction(hint):
+	h := &Hold{k: k, cancel: cancel}
+	if k.inTransaction(hint) {
+		h.ctx = hint.With(own)
 		err = h.open(hint)
-	default:
+	} else {
 		err = h.openGuard(ctx, own, hint)
 	}
 	if err != nil {
@@ -134,17 +135,20 @@ func (h *Hold) openGuard(ctx, own context.Context, hint *lockctx.Hint) error {
 	if err != nil {
 		return err
 	}
-	s := h.k.scope(hint.Scope)
-	if err := s.take(ctx); err != nil {
-		return err
+	s := &scope{k: h.k} // of nobody else
+	if hint.Scope != nil {
+		s = h.k.scope(hint.Scope)
+		if err := s.take(ctx); err != nil {
+			return err
+		}
+		defer s.give()
 	}
-	defer s.give()
 	if err := s.check(hint); err != nil {
 		return err
 	}
 	has := func(g *guard) bool { return g.keeps(p) }
 	if s.unit != nil {
-		h.scope = s
+		h.ctx, h.scope = hint.With(own), s
 		if err := h.nest(hint); err != nil {
 			return err
 		}
@@ -169,24 +173,30 @@ func (h *Hold) openGuard(ctx, own context.Context, hint *lockctx.Hint) error {
 	if err != nil {
 		return h.k.setupError(hint, err)
 	}
-	h.leave, h.ended = sync.OnceFunc(h.k.crowd.done), make(chan struct{})
-	known := make(chan struct{}) // closed when h.guard is set
-	defer close(known)
-	h.guard, err = s.takeGuard(ctx, l, p, h.k.wait(hint), false, func() {
-		h.k.doubt.Store(true)
-		h.cancel(ErrLost)
-		h.leave()
-		if <-known; h.guard != nil {
-			h.guard.lost()
-		}
-	})
-	if err != nil {
+	h.mu.Lock() // until h.guard is set, for lost
+	defer h.mu.Unlock()
+	if h.guard, err = s.takeGuard(ctx, l, p, h.k.wait(hint), false, h.lost); err != nil {
 		return err
 	}
 	h.k.crowd.hold()
 	h.stop = context.AfterFunc(ctx, h.lapse)
 	return nil
 }
+
+// lost ends the hold of a guard that may be lost.
+func (h *Hold) lost() {
+	h.k.doubt.Store(true)
+	h.cancel(ErrLost)
+	h.leave()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.guard != nil {
+		h.guard.lost()
+	}
+}
+
+// leave tells the crowd that nobody holds the guard any more.
+func (h *Hold) leave() { h.left.Do(h.k.crowd.done) }
 
 // lapse has the guard end within the TTL, unless Release comes before: what runs
 // in the hold has that long to stop.
@@ -195,15 +205,14 @@ func (h *Hold) lapse() {
 		l.Lapse()
 		return
 	}
-	end := time.NewTimer(h.k.settings.ttl)
-	defer end.Stop()
-	select {
-	case <-end.C:
-	case <-h.ended:
-	case <-h.k.ctx.Done():
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.over {
+		h.lapsed = time.AfterFunc(h.k.settings.ttl, func() {
+			_ = h.guard.Release()
+			h.leave()
+		})
 	}
-	_ = h.guard.Release()
-	h.leave()
 }
 
 // Context returns the context in which queries are inside the hold. It ends
@@ -271,7 +280,9 @@ func (h *Hold) endGuard(commit bool) error {
 	h.cancel(ErrClosed)
 	if h.stop != nil {
 		h.stop()
-		close(h.ended)
+		if h.lapsed != nil {
+			h.lapsed.Stop()
+		}
 		h.leave()
 		// What could not be given back runs out: nothing is wrong with what was
 		// done in the hold.

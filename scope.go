@@ -486,7 +486,7 @@ func (s *scope) guard(ctx context.Context, l *locks, wait patience, places []pla
 // takeGuard takes a lease or an advisory lock; lost is that of locks.take.
 func (s *scope) takeGuard(ctx context.Context, l *locks, p place, wait time.Duration, carried bool, lost func()) (*guard, error) {
 	seen := s.k.observe(ctx, p)
-	g, err := l.take(ctx, p, wait, s.waitingFor(carried), lost)
+	g, err := l.take(ctx, s, p, wait, carried, lost)
 	if err != nil {
 		s.k.answered(seen, 0, err)
 		return nil, err
@@ -609,29 +609,40 @@ func label(places []place) string {
 	return strings.Join(slices.Compact(keys), ", ")
 }
 
-// take takes a guard. waiting is called before the caller begins to wait; it may
-// refuse, and end the wait through the context that it returns. lost is called
-// once, on a goroutine of its own, when the guard may be lost.
-func (l *locks) take(ctx context.Context, p place, wait time.Duration, waiting waiting, lost func()) (*guard, error) {
-	if p.Slots > 0 {
-		return l.takeSlot(ctx, p, wait, waiting, lost)
+// take takes a guard for s. lost is called once, on a goroutine of its own, when
+// the guard may be lost.
+func (l *locks) take(ctx context.Context, s *scope, p place, wait time.Duration, carried bool, lost func()) (*guard, error) {
+	switch {
+	case p.Slots > 0:
+		return l.takeSlot(ctx, p, wait, s.waitingFor(carried), lost)
+	case p.Strategy == lockctx.StrategyLease:
+		return l.takeLease(ctx, p, wait, s.waitingFor(carried), lost)
 	}
-	told := func(error) { lost() }
-	var g keeper
-	var err error
-	if p.Strategy == lockctx.StrategyAdvisory {
-		g, err = l.advisories.Acquire(ctx, advisory.Request{Key: p.row, Wait: wait, Waiting: waiting, Lost: told})
-	} else {
-		g, err = l.leases.Acquire(ctx, lease.Request{
-			Key: p.row, TTL: p.TTL, MinHold: p.MinHold, MaxHold: p.MaxHold, Wait: wait, Waiting: waiting, Lost: told,
-		})
-	}
+	lock, err := l.advisories.Acquire(ctx, advisory.Request{
+		Key: p.row, Wait: wait,
+		Waiting: func(ctx context.Context) (context.Context, func(), error) { return s.k.counted(ctx, s, carried) },
+		Lost:    func(error) { lost() },
+	})
 	if err != nil {
 		return nil, naming(err, []place{p})
 	}
-	return &guard{keeper: g, place: p}, nil
+	return &guard{keeper: lock, place: p}, nil
 }
 
+// takeLease is take for a lease on one row.
+func (l *locks) takeLease(ctx context.Context, p place, wait time.Duration, waiting waiting, lost func()) (*guard, error) {
+	held, err := l.leases.Acquire(ctx, lease.Request{
+		Key: p.row, TTL: p.TTL, MinHold: p.MinHold, MaxHold: p.MaxHold, Wait: wait, Waiting: waiting,
+		Lost: func(error) { lost() },
+	})
+	if err != nil {
+		return nil, naming(err, []place{p})
+	}
+	return &guard{keeper: held, place: p}, nil
+}
+
+// waiting is called before a caller begins to wait. It may refuse, and end the wait
+// through the context that it returns; done follows.
 type waiting = func(context.Context) (ctx context.Context, done func(), err error)
 
 // waitingFor is what callers of the lock context are asked before they wait.
@@ -807,7 +818,7 @@ func (a *slotAttempt) waitFor(ticket *queue.Ticket) (*guard, int, error) {
 func (a *slotAttempt) one(ctx context.Context, slot int, wait time.Duration) (*guard, error) {
 	p := a.p
 	p.row, p.Slots = a.rows[slot], 0
-	g, err := a.locks.take(ctx, p, wait, nil, a.lost)
+	g, err := a.takeLease(ctx, p, wait, nil, a.lost)
 	var e *Error
 	if errors.As(err, &e) && e.Holder != nil {
 		a.holder = e.Holder

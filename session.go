@@ -97,18 +97,28 @@ func (k *connector) requests(s *scope, wait patience, w wanted, carried bool) (r
 	return requests
 }
 
-// waiting returns a context that also ends when the handle is closed.
+// waiting counts a caller of s that waits from now on, and returns a context that
+// also ends when the handle is closed.
 func (k *connector) waiting(ctx context.Context, s *scope, carried bool) (_ context.Context, done func(), err error) {
+	ctx, leave, err := k.counted(ctx, s, carried)
+	if err != nil {
+		return nil, nil, err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(k.ctx, func() { cancel(ErrClosed) })
+	return ctx, func() { stop(); cancel(nil); leave() }, nil
+}
+
+// counted is waiting for a caller who hears otherwise that the handle is closed.
+func (k *connector) counted(ctx context.Context, s *scope, carried bool) (_ context.Context, done func(), err error) {
 	leave := func() {}
 	if carried {
 		if ctx, leave, err = k.crowd.enter(ctx, s); err != nil {
 			return nil, nil, err
 		}
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(k.ctx, func() { cancel(ErrClosed) })
 	k.waiters.Add(1)
-	return ctx, func() { stop(); cancel(nil); leave(); k.waiters.Add(-1) }, nil
+	return ctx, func() { leave(); k.waiters.Add(-1) }, nil
 }
 
 // begin opens a unit of work on a connection of database/sql that is free.

@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strconv"
+	"sync"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockerr"
@@ -92,15 +94,20 @@ func (a *attempt) acquire(ctx context.Context) (*Lock, error) {
 		}
 	}
 	a.ticket = ticket
-	if handed, ok := ticket.Baton().(*Lock); ok {
+	handed, _ := ticket.Baton().(*Lock)
+	switch {
+	case handed == nil:
+	case !handed.turnOver() || ctx.Err() != nil || time.Since(a.start) >= a.r.Wait:
 		if lock := a.inherit(handed); lock != nil {
-			if k := a.yield(ctx, handed, lock); k != nil {
-				return a.wait(ctx, k)
-			}
 			return a.granted(ctx, lock)
 		}
+		handed = nil
+	case handed.rivals:
+		if k := a.yield(handed); k != nil {
+			return a.wait(ctx, k)
+		}
 	}
-	lock, err := a.try(ctx)
+	lock, err := a.try(ctx, handed)
 	switch {
 	case err != nil:
 		return nil, err
@@ -112,33 +119,55 @@ func (a *attempt) acquire(ctx context.Context) (*Lock, error) {
 	return a.wait(ctx, nil)
 }
 
+// timers are stopped. A wait in line is the most frequent of all.
+var timers = sync.Pool{New: func() any {
+	t := time.NewTimer(0)
+	t.Stop()
+	return t
+}}
+
 // lineUp waits for the place in front of the process's own queue.
 func (a *attempt) lineUp(ctx context.Context) (*queue.Ticket, error) {
-	ctx, done, err := a.waiting(ctx)
+	ctx, left, done, err := a.begin(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer done()
-	ticket, err := a.queue.Succeed(ctx, a.r.Key)
-	if err != nil {
-		a.holder = a.queue.Holder(a.r.Key)
-		return nil, context.Cause(ctx)
+	over := timers.Get().(*time.Timer)
+	over.Reset(left)
+	defer timers.Put(over)
+	defer over.Stop()
+	if ticket := a.queue.Succeed(ctx, a.r.Key, queue.Ends{Over: over.C, Closed: a.ctx.Done()}); ticket != nil {
+		return ticket, nil
 	}
-	return ticket, nil
+	a.holder = a.queue.Holder(a.r.Key)
+	switch {
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	case a.ctx.Err() != nil:
+		return nil, lockerr.ErrClosed
+	}
+	return nil, errWaitOver
 }
 
-// waiting returns a context that ends with the wait, or with the Locker.
-func (a *attempt) waiting(ctx context.Context) (context.Context, func(), error) {
-	left := a.r.Wait - time.Since(a.start)
-	if left <= 0 {
-		return nil, nil, errWaitOver
+// begin begins to wait, for what is left of the wait; done ends it.
+func (a *attempt) begin(ctx context.Context) (_ context.Context, left time.Duration, done func(), err error) {
+	left = a.r.Wait - time.Since(a.start)
+	switch {
+	case left <= 0:
+		return nil, 0, nil, errWaitOver
+	case a.r.Waiting == nil:
+		return ctx, left, func() {}, nil
 	}
-	done := func() {}
-	if a.r.Waiting != nil {
-		var err error
-		if ctx, done, err = a.r.Waiting(ctx); err != nil {
-			return nil, nil, err
-		}
+	ctx, done, err = a.r.Waiting(ctx)
+	return ctx, left, done, err
+}
+
+// waiting is begin with a context that also ends with the wait, or with the Locker.
+func (a *attempt) waiting(ctx context.Context) (context.Context, func(), error) {
+	ctx, left, done, err := a.begin(ctx)
+	if err != nil {
+		return nil, nil, err
 	}
 	open, end := context.WithCancelCause(ctx)
 	over := time.AfterFunc(left, func() { end(errWaitOver) })
@@ -164,7 +193,7 @@ func (a *attempt) granted(ctx context.Context, lock *Lock) (*Lock, error) {
 	if err != nil { // lost since
 		return nil, err
 	}
-	lock.ticket.Granted(&lockerr.Holder{ConnectionID: lock.carrier.id, Program: a.owner})
+	lock.ticket.Granted(lock.carrier.holder)
 	if ended {
 		a.ticket = nil
 		a.running.Go(func() { _ = lock.Release() }) // nobody is left to be told
@@ -173,24 +202,38 @@ func (a *attempt) granted(ctx context.Context, lock *Lock) (*Lock, error) {
 	return lock, nil
 }
 
-// try asks once, on a carrier. It returns nil where someone else has the lock.
-func (a *attempt) try(ctx context.Context) (*Lock, error) {
+// try asks once, on a carrier. It returns nil where someone else has the lock. One
+// whose turn is over is given back by the same statement, to those who wait for it
+// in other processes; and where some only ask now and then, it is left free for a
+// moment, for them.
+func (a *attempt) try(ctx context.Context, over *Lock) (*Lock, error) {
+	wished := false
 	for again := 0; ; {
-		k, err := a.place(ctx)
-		if err != nil {
-			return nil, err
+		var r *request
+		if over != nil {
+			r = &request{lock: a.lock(over.carrier), take: true, yields: true}
+			over = nil
+		} else {
+			k, err := a.place(ctx)
+			if err != nil {
+				return nil, err
+			}
+			r = &request{lock: a.lock(k), take: true}
 		}
-		r := &request{lock: a.lock(k), take: true}
+		k := r.lock.carrier
 		if !k.do(ctx, r) {
-			a.settle(k, r)
+			a.settle(r)
 			return nil, context.Cause(ctx)
 		}
 		switch {
 		case r.granted:
+			r.lock.wished = wished
 			return r.lock, nil
+		case errors.Is(r.err, errWished): // by now they may have had it
+			wished = true
+		case errors.Is(r.err, errRetired): // it was sent nowhere
 		case r.err == nil:
 			return nil, nil
-		case errors.Is(r.err, errRetired): // it was sent nowhere
 		case again < 3 && ctx.Err() == nil && !errors.Is(r.err, lockerr.ErrUnsafe) && !errors.Is(r.err, lockerr.ErrClosed) &&
 			(server.Number(r.err) == 0 || server.Interrupted(r.err) || server.Gone(r.err, k.c.Conn)):
 			again++ // what a lost carrier may have been granted goes with it
@@ -202,14 +245,14 @@ func (a *attempt) try(ctx context.Context) (*Lock, error) {
 
 // settle gives back, in the background, what r is granted when nobody waits for
 // it any more.
-func (a *attempt) settle(k *carrier, r *request) {
+func (a *attempt) settle(r *request) {
 	ticket := a.ticket
 	a.ticket = nil
 	a.running.Go(func() {
 		defer ticket.Leave()
 		<-r.answered
 		if r.granted {
-			k.do(context.Background(), &request{lock: r.lock})
+			r.lock.carrier.do(context.Background(), &request{lock: r.lock})
 		}
 	})
 }
@@ -226,6 +269,8 @@ func (a *attempt) wait(ctx context.Context, k *carrier) (*Lock, error) {
 		return nil, err
 	}
 	defer done()
+	var wish *Lock
+	defer func() { a.withdraw(wish) }()
 	for k != nil || open.Err() == nil {
 		var lock *Lock
 		if k == nil {
@@ -234,8 +279,8 @@ func (a *attempt) wait(ctx context.Context, k *carrier) (*Lock, error) {
 		if k != nil {
 			lock, err = a.waitOn(open, k)
 			k = nil
-		} else if sleep(open) {
-			lock, err = a.try(open)
+		} else if wish = a.wish(open, wish); sleep(open) {
+			lock, err = a.try(open, nil)
 		}
 		if err != nil {
 			return nil, err
@@ -245,6 +290,39 @@ func (a *attempt) wait(ctx context.Context, k *carrier) (*Lock, error) {
 		}
 	}
 	return nil, context.Cause(open)
+}
+
+// wish takes the lock by which others know that somebody asks for this one only now
+// and then. It is a help, not a duty: nil where it is not to be had, as where
+// somebody else has it, who asks, too.
+func (a *attempt) wish(ctx context.Context, there *Lock) *Lock {
+	if there != nil && there.Err() == nil {
+		return there
+	}
+	k, err := a.place(ctx)
+	if err != nil {
+		return nil
+	}
+	r := &request{lock: &Lock{l: a.Locker, key: a.r.Key, name: lockname.OfWish(a.namespace, a.r.Key), carrier: k}, take: true}
+	if !k.do(ctx, r) {
+		a.running.Go(func() {
+			if <-r.answered; r.granted {
+				a.withdraw(r.lock)
+			}
+		})
+		return nil
+	}
+	if !r.granted {
+		return nil
+	}
+	return r.lock
+}
+
+// withdraw gives back what wish has taken, which nobody need wait for.
+func (a *attempt) withdraw(wish *Lock) {
+	if wish != nil {
+		a.running.Go(func() { wish.carrier.do(context.Background(), &request{lock: wish}) })
+	}
 }
 
 // station returns a connection on which to wait; nil where there is none for a

@@ -22,11 +22,15 @@
 //
 // A lock that is given back while somebody of the same process waits for it goes
 // to the next in line without a statement, but only so often and for so long:
-// then it is free for a moment, for who asks now and then, and the waiters of
-// other processes have their turn. Where there are such, the next in line gives
-// the lock back and lines up behind them in one statement, so that no process
-// loses a turn by being slow. (To give it back and take it again in one statement
-// where nobody waits would be quicker, and starve those who ask now and then.)
+// then the next in line offers it to other processes, which is to give it back and
+// ask for it again in one statement. The server gives it to whoever waits for it.
+// Where somebody was waiting the last time, that statement waits, too, behind them,
+// so that no process loses a turn by being slow. As long as nobody was, only the
+// time counts.
+//
+// An offer would starve those who ask now and then. So they say that they do, by
+// another lock, whose name is that of a wish; while there is one, the offer leaves
+// the lock free until the next statement.
 //
 // In the server they have it in their order, too, as long as they wait for no
 // longer than half of ReadTimeout: then they ask again, behind the others.
@@ -87,8 +91,9 @@ type Config struct {
 	// there is one that is not told, each caller who waits in the server for longer
 	// loses a connection to it, and from then on asks again in half the time.
 	ReadTimeout time.Duration
-	// A lock goes from one caller to the next at most HandOvers times, and while
-	// HandOverTime is not over, before other processes have their turn.
+	// A lock goes from one caller to the next while HandOverTime is not over, and at
+	// most HandOvers times where others were known to want it when this process got
+	// it, before other processes have their turn.
 	HandOvers    int
 	HandOverTime time.Duration
 	Unsafe       bool // also work where named locks do not exclude

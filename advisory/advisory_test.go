@@ -17,6 +17,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/mysqllock/mysqllock/advisory"
+	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
@@ -178,12 +179,12 @@ func TestManyHolds(t *testing.T) {
 	})
 }
 
-// TestHandOver: a lock goes to the next of its process, but not for ever.
+// TestHandOver: a lock goes to the next of its process, but where others want it
+// not for ever.
 func TestHandOver(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		p := s.process(settings{change: func(c *advisory.Config) { c.HandOvers, c.HandOverTime = 3, time.Minute }})
 		other, plain := s.process(settings{}), s.open()
-		first := p.acquire("k", 0)
 		turns := make(chan string, 100)
 		var all sync.WaitGroup
 		take := func(p *process, who string) {
@@ -193,6 +194,12 @@ func TestHandOver(t *testing.T) {
 				ok(t, lock.Release())
 			})
 		}
+		before := other.acquire("k", 0)
+		got := make(chan *advisory.Lock)
+		go func() { got <- p.acquire("k", time.Minute) }()
+		eventually(t, "it waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
+		ok(t, before.Release())
+		first := <-got
 		take(other, "other")
 		eventually(t, "another process waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
 		for range 8 {
@@ -213,25 +220,97 @@ func TestHandOver(t *testing.T) {
 	})
 }
 
+// TestHandOverAlone: where nobody else is known to want it, only the time counts,
+// and then the lock is offered to others in one statement.
+func TestHandOverAlone(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process(settings{change: func(c *advisory.Config) { c.HandOvers, c.HandOverTime = 3, time.Minute }})
+		const n = 20
+		lock := p.acquire("k", 0)
+		fewest := int64(100)
+		for range 5 { // pings come on top
+			got := make(chan *advisory.Lock)
+			for range n {
+				go func() { got <- p.acquire("k", time.Minute) }()
+			}
+			p.inLine("k", n)
+			sent := p.sent.Load()
+			for range n {
+				ok(t, lock.Release())
+				lock = <-got
+			}
+			fewest = min(fewest, p.sent.Load()-sent)
+		}
+		ok(t, lock.Release())
+		if fewest != 0 {
+			t.Errorf("%d statements at the least for %d grants", fewest, n)
+		}
+	})
+}
+
 func TestHandOverTime(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		p := s.process(settings{change: func(c *advisory.Config) { c.HandOvers, c.HandOverTime = 1000, time.Millisecond }})
-		fewest := int64(100)
-		for range 5 { // pings come on top
-			first := p.acquire("k", 0)
+		plain := s.open()
+		for _, wished := range []bool{false, true} {
+			want := int64(1)
+			if wished { // it is free for a moment
+				want = 2
+				s.exec(plain, "DO GET_LOCK('"+lockname.OfWish(s.namespace, "k")+"', 0)")
+			}
+			fewest := int64(100)
+			for range 5 { // pings come on top
+				first := p.acquire("k", 0)
+				got := make(chan *advisory.Lock)
+				go func() { got <- p.acquire("k", time.Minute) }()
+				p.inLine("k", 1)
+				time.Sleep(2 * time.Millisecond) // it has been held for longer than that
+				sent := p.sent.Load()
+				ok(t, first.Release())
+				next := <-got
+				fewest = min(fewest, p.sent.Load()-sent)
+				ok(t, next.Release())
+			}
+			if fewest != want {
+				t.Errorf("wished is %v: %d statements to offer the lock to other processes and to take it again, want %d", wished, fewest, want)
+			}
+		}
+	})
+}
+
+// TestWished: who only asks now and then says so, as long as it asks, and again
+// where the connection is lost on which it has.
+func TestWished(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p, plain := s.process(settings{conns: 1}), s.open()
+		wished := func() string { return s.one(plain, "SELECT IS_USED_LOCK('"+lockname.OfWish(s.namespace, "k")+"')") }
+		for _, granted := range []bool{false, true} {
+			s.exec(plain, "DO GET_LOCK('"+advisory.Name(s.namespace, "k")+"', 0)")
+			ctx, cancel := context.WithCancel(t.Context())
 			got := make(chan *advisory.Lock)
-			go func() { got <- p.acquire("k", time.Minute) }()
-			p.inLine("k", 1)
-			time.Sleep(2 * time.Millisecond) // it has been held for longer than that
-			sent := p.sent.Load()
-			ok(t, first.Release())
-			next := <-got
-			fewest = min(fewest, p.sent.Load()-sent)
-			ok(t, next.Release())
+			go func() {
+				lock, _ := p.Acquire(ctx, request("k", time.Minute))
+				got <- lock
+			}()
+			eventually(t, "it says that it asks", func() bool { return wished() != "" })
+			s.exec(plain, "KILL "+wished())
+			eventually(t, "it says so again", func() bool { return wished() != "" })
+			if granted {
+				s.exec(plain, "DO RELEASE_ALL_LOCKS()")
+			} else {
+				cancel()
+			}
+			lock := <-got
+			if (lock != nil) != granted {
+				t.Errorf("granted is %v: %v", granted, lock)
+			}
+			eventually(t, "it asks no more", func() bool { return wished() == "" })
+			if granted {
+				ok(t, lock.Release())
+			}
+			cancel()
 		}
-		if fewest != 2 {
-			t.Errorf("%d statements to offer the lock to other processes and to take it again", fewest)
-		}
+		eventually(t, "no connection is in use", func() bool { return p.conns.Stat().InUse == 0 })
 	})
 }
 
@@ -1024,7 +1103,8 @@ func TestUnclean(t *testing.T) {
 }
 
 // TestLostAnswer: a release whose answer is lost fails, and frees the lock all
-// the same; who is next in line is granted it.
+// the same; so does an offer to other processes, after which who is next in line
+// is granted it on another connection.
 func TestLostAnswer(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		var cut atomic.Bool
@@ -1041,15 +1121,18 @@ func TestLostAnswer(t *testing.T) {
 				}
 				return nil
 			}}, nil
-		}, change: func(c *advisory.Config) { c.HandOvers = 0 }})
+		}, change: func(c *advisory.Config) { c.HandOverTime = 0 }})
 		lock := p.acquire("k", 0)
-		got := make(chan *advisory.Lock)
-		go func() { got <- p.acquire("k", time.Minute) }()
-		p.inLine("k", 1)
 		cut.Store(true)
 		if err := lock.Release(); !errors.Is(err, lockerr.ErrLost) {
 			t.Errorf("the release: %v", err)
 		}
+		lock = p.acquire("k", time.Minute)
+		got := make(chan *advisory.Lock)
+		go func() { got <- p.acquire("k", time.Minute) }()
+		p.inLine("k", 1)
+		cut.Store(true)
+		ok(t, lock.Release())
 		next := <-got
 		if id := s.holder(s.open(), "k"); id != fmt.Sprint(next.ConnectionID()) || id == fmt.Sprint(lock.ConnectionID()) {
 			t.Errorf("connection %q has it, not %d", id, next.ConnectionID())

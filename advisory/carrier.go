@@ -23,9 +23,12 @@ type carrier struct {
 	c      *pool.Conn
 	id     uint64
 	guard  string          // the lock by which the connection is known
+	holder *lockerr.Holder // what others in line are told of who has locks on it
 	ctx    context.Context // ends what runs on it
 	cancel context.CancelFunc
 	heard  atomic.Int64 // when that was sent which the server has answered last, since epoch
+
+	several bool // the last statement was for several requests; for who has made it busy
 
 	// Guarded by Locker.mu.
 	holds map[string]*Lock // by name
@@ -38,6 +41,7 @@ type carrier struct {
 type request struct {
 	lock     *Lock
 	take     bool
+	yields   bool          // gives it back before, for others who want it
 	answered chan struct{} // closed when it is
 
 	// Guarded by Locker.mu until it is answered.
@@ -60,6 +64,7 @@ var (
 	errRetired   = errors.New("the lock connection has nothing to carry")
 	errUnclean   = errors.New("a lock that may have been taken could not be given back")
 	errSlow      = fmt.Errorf("the server has let no lock connection be opened within %v", background)
+	errWished    = errors.New("the lock was left to somebody who asks for it now and then")
 	errScrapped  = errors.New("the lock connection was given up")
 	errElsewhere = lockerr.With(lockerr.ErrUnsafe, errors.New(
 		"a statement has reached another connection than its own: GET_LOCK does not hold behind a proxy that shares connections"))
@@ -151,6 +156,7 @@ func (l *Locker) connect(ctx context.Context) (*carrier, error) {
 		return nil, err
 	}
 	k := &carrier{l: l, c: c, id: c.KnownID(), guard: newGuard(), holds: make(map[string]*Lock)}
+	k.holder = &lockerr.Holder{ConnectionID: k.id, Program: l.owner}
 	k.ctx, k.cancel = context.WithCancel(context.Background())
 	answer, err := k.ask(ctx, k.openSQL())
 	switch {
@@ -208,7 +214,7 @@ func (k *carrier) do(ctx context.Context, r *request) bool {
 	case <-ctx.Done():
 	}
 	l.mu.Lock()
-	if i := slices.Index(k.line, r); i >= 0 {
+	if i := slices.Index(k.line, r); i >= 0 && !r.yields {
 		k.line = slices.Delete(k.line, i, i+1)
 		r.err = context.Cause(ctx)
 		l.mu.Unlock()
@@ -225,10 +231,12 @@ func (k *carrier) do(ctx context.Context, r *request) bool {
 	}
 }
 
-// serve sends what is in the line, and what those add who are about to. The caller
-// has made k busy.
+// serve sends what is in the line, and what those add who are about to, whom the
+// last statement has answered. The caller has made k busy.
 func (k *carrier) serve() {
-	runtime.Gosched()
+	if k.several {
+		runtime.Gosched()
+	}
 	if batch := k.batch(); len(batch) > 0 {
 		k.send(batch)
 		return
@@ -243,6 +251,7 @@ func (k *carrier) batch() []*request {
 	k.l.mu.Lock()
 	defer k.l.mu.Unlock()
 	n := min(len(k.line), maxBatch)
+	k.several = n > 1
 	batch := slices.Clone(k.line[:n])
 	k.line = slices.Delete(k.line, 0, n)
 	slices.SortStableFunc(batch, func(a, b *request) int {
@@ -273,13 +282,19 @@ func (k *carrier) send(batch []*request) {
 			r.err = k.err
 		case !r.take:
 			delete(k.holds, r.lock.name)
-		case err != nil:
-			r.err = err
-		case answer[i] == '1':
+		case err == nil && answer[i] == '1':
 			r.granted = true
 			k.holds[r.lock.name] = r.lock
-		case answer[i] != '0':
-			r.err = errInterrupted
+		default:
+			delete(k.holds, r.lock.name) // of who had it before
+			switch {
+			case err != nil:
+				r.err = err
+			case answer[i] == '3':
+				r.err = errWished
+			case answer[i] != '0':
+				r.err = errInterrupted
+			}
 		}
 		close(r.answered)
 	}

@@ -262,7 +262,7 @@ func BenchmarkHot(b *testing.B) {
 // gives up meanwhile takes nobody's place.
 func TestTurns(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
-		once := func(c *advisory.Config) { c.HandOvers = 0 }
+		once := func(c *advisory.Config) { c.HandOverTime = 0 }
 		p, q, plain := s.process(settings{change: once}), s.process(settings{change: once}), s.open()
 		first := p.acquire("k", 0)
 		got := make(chan *advisory.Lock)
@@ -338,7 +338,7 @@ func TestLostTurn(t *testing.T) {
 			},
 		} {
 			s := newScratch(s.t, s.addr)
-			p := s.process(settings{change: func(c *advisory.Config) { c.HandOvers = 0 }})
+			p := s.process(settings{change: func(c *advisory.Config) { c.HandOverTime = 0 }})
 			q, plain := s.process(settings{}), s.open()
 			first := q.acquire("k", 0)
 			got := make(chan *advisory.Lock)

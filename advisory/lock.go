@@ -24,7 +24,8 @@ type Lock struct {
 	carrier *carrier
 	since   time.Time // when this process got it from the server
 	handed  int       // how often it went from caller to caller since then
-	rivals  bool      // another process wanted it, too, when it was got
+	rivals  bool      // others wait for it in the server, as they did when it was got
+	wished  bool      // others ask for it now and then, as they did when it was got
 
 	// Guarded by Locker.mu.
 	lost func(error)
@@ -69,7 +70,7 @@ func (k *Lock) Release() error {
 	} else if err != nil {
 		return nil
 	}
-	if (!k.turnOver() || k.rivals) && k.ticket.HandOver(k) { // with rivals the next in line yields
+	if k.ticket.HandOver(k) {
 		return nil
 	}
 	defer k.ticket.Leave()
@@ -82,9 +83,9 @@ func (k *Lock) Release() error {
 }
 
 // turnOver reports that other processes are to have the lock before another
-// caller of this one.
+// caller of this one: the next in line sees to it.
 func (k *Lock) turnOver() bool {
-	return k.handed >= k.l.handOvers || time.Since(k.since) >= k.l.handOverTime
+	return (k.rivals || k.wished) && k.handed >= k.l.handOvers || time.Since(k.since) >= k.l.handOverTime
 }
 
 // end makes the lock be over for its holder. It returns why it was before.
@@ -102,7 +103,7 @@ func (k *Lock) end() error {
 // was lost meanwhile.
 func (a *attempt) inherit(from *Lock) *Lock {
 	lock := a.lock(from.carrier)
-	lock.since, lock.handed, lock.rivals = from.since, from.handed+1, from.rivals
+	lock.since, lock.handed, lock.rivals, lock.wished = from.since, from.handed+1, from.rivals, from.wished
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if from.carrier.err != nil {
@@ -112,23 +113,19 @@ func (a *attempt) inherit(from *Lock) *Lock {
 	return lock
 }
 
-// yield makes a station of the carrier of a lock that was handed over although
-// its turn is over. There the caller gives it back and lines up for it again in
+// yield makes a station of the carrier of a lock whose turn is over, and that other
+// processes want. There the caller gives it back and lines up for it again in
 // one statement, so that the process loses no place however late it is itself.
 // The statement waits, so nothing else may be on the carrier: nil where something
-// is, or it is too late, and the caller keeps the lock.
-func (a *attempt) yield(ctx context.Context, from, lock *Lock) *carrier {
-	if !from.turnOver() || ctx.Err() != nil || time.Since(a.start) >= a.r.Wait {
-		return nil
-	}
+// is.
+func (a *attempt) yield(over *Lock) *carrier {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	k := lock.carrier
+	k := over.carrier
 	if k.err != nil || k.busy || len(k.line) > 0 || len(k.holds) > 1 || !a.spare(len(a.carriers)-1) {
-		lock.rivals = false // have it given back as any other
 		return nil
 	}
-	delete(k.holds, lock.name)
+	delete(k.holds, over.name)
 	k.busy = true
 	a.remove(k, errRetired)
 	a.stations++

@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/mysqllock/mysqllock/internal/lockname"
 )
 
 // Every statement that takes something first makes sure that it runs on the
@@ -64,18 +66,24 @@ func freeSQL(batch []*request) string {
 }
 
 // batchSQL runs the requests of batch in their order. It answers one digit for
-// each: 1 where it was done, 2 where it was interrupted.
+// each: 1 where it was done, 2 where it was interrupted, 3 where the lock was left
+// to somebody who wishes it.
 func (k *carrier) batchSQL(batch []*request) string {
-	if len(batch) == 1 && batch[0].take {
+	if len(batch) == 1 && !batch[0].yields {
 		return "SELECT " + k.here("GET_LOCK('"+batch[0].lock.name+"', 0)")
 	}
 	var b strings.Builder
 	for i, r := range batch {
 		b.WriteString([2]string{"CONCAT(", ", "}[min(i, 1)])
-		if r.take {
-			b.WriteString("COALESCE(GET_LOCK('" + r.lock.name + "', 0), 2)")
-		} else {
-			b.WriteString("COALESCE(RELEASE_LOCK('" + r.lock.name + "'), 2)")
+		get := "COALESCE(GET_LOCK('" + r.lock.name + "', 0), 2)"
+		free := "RELEASE_LOCK('" + r.lock.name + "')"
+		switch {
+		case r.yields:
+			b.WriteString("IF(" + free + ", IF(IS_FREE_LOCK('" + lockname.OfWish(k.l.namespace, r.lock.key) + "'), " + get + ", 3), 2)")
+		case r.take:
+			b.WriteString(get)
+		default:
+			b.WriteString("COALESCE(" + free + ", 2)")
 		}
 	}
 	b.WriteString(")")

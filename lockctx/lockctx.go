@@ -57,6 +57,12 @@ func With(ctx context.Context, key string, opts ...Option) context.Context {
 // one by one; what was taken is given back where a later one is not granted.
 // Keys with [Slots] come after those without.
 func WithKeys(ctx context.Context, keys []string, opts ...Option) context.Context {
+	return Ask(ctx, keys, opts...).With(ctx)
+}
+
+// Ask returns the hint that [WithKeys] puts into ctx, for a driver that may have
+// no use for the context. It has a Scope where ctx is in a lock context.
+func Ask(ctx context.Context, keys []string, opts ...Option) *Hint {
 	h := apply(opts)
 	for _, key := range keys {
 		h.add(Lock{key, h.Kind})
@@ -82,7 +88,14 @@ func WithKeys(ctx context.Context, keys []string, opts ...Option) context.Contex
 		for _, lock := range own {
 			h.add(lock)
 		}
-	} else {
+	}
+	return h
+}
+
+// With returns ctx with the hint that [Ask] has made for it. Where ctx is in no
+// lock context, a new one begins.
+func (h *Hint) With(ctx context.Context) context.Context {
+	if h.Scope == nil {
 		h.Scope = &Scope{ctx: ctx}
 	}
 	return context.WithValue(ctx, contextKey{}, h)

@@ -15,6 +15,7 @@ const (
 	Any      = "mysqllock"
 	advisory = Any + ":"
 	Bell     = Any + "-lease-"
+	Wish     = Any + "-wish-"
 )
 
 // The server's names are at most 64 characters on MySQL, which also takes those
@@ -57,9 +58,15 @@ func ReadAdvisory(name string) (namespace, key string, ok bool) {
 
 // OfBell is the name of the lock that wakes those who wait for the lease on the
 // row of that name. After Bell it is the first 40 digits of a hash.
-func OfBell(namespace, row string) string {
-	sum := sha256.Sum256([]byte(namespace + "\x00" + row))
-	return Bell + hex.EncodeToString(sum[:20])
+func OfBell(namespace, row string) string { return Bell + hashed(namespace, row) }
+
+// OfWish is the name of the lock that shows that somebody asks for the advisory
+// lock on key only now and then. After Wish it is the first 40 digits of a hash.
+func OfWish(namespace, key string) string { return Wish + hashed(namespace, key) }
+
+func hashed(namespace, name string) string {
+	sum := sha256.Sum256([]byte(namespace + "\x00" + name))
+	return hex.EncodeToString(sum[:20])
 }
 
 func plain(s string) bool {

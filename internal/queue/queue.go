@@ -16,6 +16,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/mysqllock/mysqllock/lockerr"
 )
@@ -123,49 +124,59 @@ func (q *Queue) TryEnterAs(places []Place, passing bool) (t *Ticket, holder *loc
 func (q *Queue) EnterAs(ctx context.Context, places []Place) (*Ticket, error) {
 	t := q.ticket()
 	for _, p := range places {
-		if err := q.enter(ctx, t, p, false); err != nil {
+		if !q.enter(ctx, t, p, false, Ends{}) {
 			t.Leave()
-			return nil, err
+			return nil, ctx.Err()
 		}
 	}
 	return t, nil
 }
 
-// Succeed is Enter for somebody to whom the one before may hand over the lock
-// itself: see Baton.
-func (q *Queue) Succeed(ctx context.Context, key string) (*Ticket, error) {
-	t := q.ticket()
-	if err := q.enter(ctx, t, Place{Key: key}, true); err != nil {
-		return nil, err
-	}
-	return t, nil
+// Ends are what ends a wait beside its context, which costs less than to derive a
+// context from it. The zero value is nothing.
+type Ends struct {
+	Over   <-chan time.Time
+	Closed <-chan struct{}
 }
 
-func (q *Queue) enter(ctx context.Context, t *Ticket, p Place, heir bool) error {
+// Succeed is Enter for somebody to whom the one before may hand over the lock
+// itself: see Baton. It returns nil where the wait has ended.
+func (q *Queue) Succeed(ctx context.Context, key string, ends Ends) *Ticket {
+	t := q.ticket()
+	if !q.enter(ctx, t, Place{Key: key}, true, ends) {
+		return nil
+	}
+	return t
+}
+
+// enter reports whether t has come to the front of the line before the wait ended.
+func (q *Queue) enter(ctx context.Context, t *Ticket, p Place, heir bool, ends Ends) bool {
 	q.mu.Lock()
 	l := q.lines[p.line()]
 	if l == nil || l.free(p) {
 		q.take(t, p)
 		q.mu.Unlock()
-		return nil
+		return true
 	}
 	w := &waiter{ticket: t, place: p, heir: heir, front: make(chan struct{})}
 	at := l.waiting.PushBack(w)
 	q.mu.Unlock()
 	select {
 	case <-w.front:
-		return nil
+		return true
 	case <-ctx.Done():
+	case <-ends.Over:
+	case <-ends.Closed:
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	select {
 	case <-w.front: // in the same moment
-		return nil
+		return true
 	default:
 		l.waiting.Remove(at)
 		q.advance(p.line()) // those behind it may want less than it did
-		return ctx.Err()
+		return false
 	}
 }
 
