@@ -410,7 +410,7 @@ func Do(ctx context.Context, db *sql.DB, key string, fn func(context.Context) er
 	if err != nil {
 		return err
 	}
-	hint, _ := lockctx.From(lockctx.With(context.Background(), key, opts...))
+	hint := lockctx.Ask(context.Background(), []string{key}, opts...)
 	retries := hint.Retry
 	if outer, ok := lockctx.From(ctx); ok && outer.Scope != nil || !k.inTransaction(hint) {
 		retries = 0 // fn is a part of something, or parts of it are committed

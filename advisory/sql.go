@@ -58,9 +58,9 @@ func (k *carrier) pingSQL() string { return "SELECT " + k.here("1") }
 // freeSQL gives the locks of batch back, in one short answer.
 func freeSQL(batch []*request) string {
 	var b strings.Builder
+	b.Grow(len(batch) * 96)
 	for i, r := range batch {
-		b.WriteString([2]string{"DO ", ", "}[min(i, 1)])
-		b.WriteString("RELEASE_LOCK('" + r.lock.name + "')")
+		write(&b, [2]string{"DO ", ", "}[min(i, 1)], "RELEASE_LOCK('", r.lock.name, "')")
 	}
 	return b.String()
 }
@@ -73,21 +73,29 @@ func (k *carrier) batchSQL(batch []*request) string {
 		return "SELECT " + k.here("GET_LOCK('"+batch[0].lock.name+"', 0)")
 	}
 	var b strings.Builder
+	b.Grow(len(batch) * 128)
+	get := func(name string) { write(&b, "COALESCE(GET_LOCK('", name, "', 0), 2)") }
 	for i, r := range batch {
 		b.WriteString([2]string{"CONCAT(", ", "}[min(i, 1)])
-		get := "COALESCE(GET_LOCK('" + r.lock.name + "', 0), 2)"
-		free := "RELEASE_LOCK('" + r.lock.name + "')"
-		switch {
+		switch name := r.lock.name; {
 		case r.yields:
-			b.WriteString("IF(" + free + ", IF(IS_FREE_LOCK('" + lockname.OfWish(k.l.namespace, r.lock.key) + "'), " + get + ", 3), 2)")
+			write(&b, "IF(RELEASE_LOCK('", name, "'), IF(IS_FREE_LOCK('", lockname.OfWish(k.l.namespace, r.lock.key), "'), ")
+			get(name)
+			b.WriteString(", 3), 2)")
 		case r.take:
-			b.WriteString(get)
+			get(name)
 		default:
-			b.WriteString("COALESCE(" + free + ", 2)")
+			write(&b, "COALESCE(RELEASE_LOCK('", name, "'), 2)")
 		}
 	}
 	b.WriteString(")")
 	return "SELECT " + k.here(b.String())
+}
+
+func write(b *strings.Builder, parts ...string) {
+	for _, part := range parts {
+		b.WriteString(part)
+	}
 }
 
 // What waitSQL answers where it has got the lock.

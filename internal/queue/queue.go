@@ -55,10 +55,11 @@ func (p Place) line() name { return name{p.Key, p.Slots > 0} }
 // line is there while somebody is in front of it. It is guarded by Queue.mu.
 type line struct {
 	front   []*Ticket
-	shared  bool      // those in front share the key
-	pending int       // of those in front who wait, how many do not hold the key yet
-	left    []int     // slots that were given back and that nobody is told of, the last at the end
-	waiting list.List // of *waiter, the next in front
+	first   [1]*Ticket // of front
+	shared  bool       // those in front share the key
+	pending int        // of those in front who wait, how many do not hold the key yet
+	left    []int      // slots that were given back and that nobody is told of, the last at the end
+	waiting list.List  // of *waiter, the next in front
 }
 
 type waiter struct {
@@ -74,6 +75,7 @@ type Ticket struct {
 	q       *Queue
 	passing bool            // it waits for nothing, so that nobody is to wait for it
 	places  []Place         // that are taken; guarded by Queue.mu once the first is
+	first   [1]Place        // of places
 	holder  *lockerr.Holder // who has the ticket, once it holds the lock; guarded by Queue.mu
 	baton   any             // what the one before it has handed over
 	slot    int             // which it holds, noSlot until it says so; guarded by Queue.mu
@@ -84,7 +86,11 @@ type Ticket struct {
 
 const noSlot = -1
 
-func (q *Queue) ticket() *Ticket { return &Ticket{q: q, slot: noSlot, free: noSlot} }
+func (q *Queue) ticket() *Ticket {
+	t := &Ticket{q: q, slot: noSlot, free: noSlot}
+	t.places = t.first[:0]
+	return t
+}
 
 // TryEnter takes the place in front of all the lines, with nobody else, or
 // reports who is there; the holder is nil where nobody in front holds the lock
@@ -222,6 +228,7 @@ func (q *Queue) take(t *Ticket, p Place) {
 			q.lines = make(map[name]*line)
 		}
 		l = new(line)
+		l.front = l.first[:0]
 		q.lines[p.line()] = l
 	}
 	l.front = append(l.front, t)
