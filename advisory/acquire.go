@@ -126,7 +126,8 @@ var timers = sync.Pool{New: func() any {
 	return t
 }}
 
-// lineUp waits for the place in front of the process's own queue.
+// lineUp waits for the place in front of the process's own queue, which all get to
+// when the Locker is closed.
 func (a *attempt) lineUp(ctx context.Context) (*queue.Ticket, error) {
 	ctx, left, done, err := a.begin(ctx)
 	if err != nil {
@@ -137,15 +138,12 @@ func (a *attempt) lineUp(ctx context.Context) (*queue.Ticket, error) {
 	over.Reset(left)
 	defer timers.Put(over)
 	defer over.Stop()
-	if ticket := a.queue.Succeed(ctx, a.r.Key, queue.Ends{Over: over.C, Closed: a.ctx.Done()}); ticket != nil {
+	if ticket := a.queue.Succeed(ctx, a.r.Key, over.C); ticket != nil {
 		return ticket, nil
 	}
 	a.holder = a.queue.Holder(a.r.Key)
-	switch {
-	case ctx.Err() != nil:
+	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
-	case a.ctx.Err() != nil:
-		return nil, lockerr.ErrClosed
 	}
 	return nil, errWaitOver
 }

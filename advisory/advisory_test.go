@@ -278,6 +278,79 @@ func TestHandOverTime(t *testing.T) {
 	})
 }
 
+// TestHandOverWished: where somebody asks now and then, a turn ends after so many
+// hand-overs, too.
+func TestHandOverWished(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		const most, n = 3, 20
+		p := s.process(settings{change: func(c *advisory.Config) { c.HandOvers, c.HandOverTime = most, 200*time.Millisecond }})
+		s.exec(s.open(), "DO GET_LOCK('"+lockname.OfWish(s.namespace, "k")+"', 0)")
+		lock := p.acquire("k", 0)
+		got := make(chan *advisory.Lock)
+		next := func() {
+			ok(t, lock.Release())
+			lock = <-got
+		}
+		for range 1 + n {
+			go func() { got <- p.acquire("k", time.Minute) }()
+		}
+		p.inLine("k", 1+n)
+		time.Sleep(300 * time.Millisecond)
+		next() // it is found out at the end of the first turn
+		sent := p.sent.Load()
+		for range n {
+			next()
+		}
+		if sent := p.sent.Load() - sent; sent < n/(most+1)*2 {
+			t.Errorf("%d statements for %d grants in turns of %d", sent, n, most+1)
+		}
+		ok(t, lock.Release())
+	})
+}
+
+// TestGaveUpOffer: who gives up when it is about to offer a lock to others, and to
+// take it again, has it given back all the same.
+func TestGaveUpOffer(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		base, slow := s.connector(s.config()), advisory.Name(s.namespace, "slow")
+		under, answer := make(chan struct{}), make(chan struct{})
+		p := s.process(settings{conns: 1, connect: func(ctx context.Context) (driver.Conn, error) {
+			c, err := base.Connect(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return &failing{c.(mysqlConn), func(text string) error {
+				if strings.Contains(text, "'"+slow) && strings.Contains(text, " GET_LOCK(") {
+					close(under)
+					<-answer
+				}
+				return nil
+			}}, nil
+		}, change: func(c *advisory.Config) { c.HandOverTime = 0 }})
+		lock := p.acquire("k", 0)
+		ctx, cancel := context.WithCancel(t.Context())
+		gaveUp := make(chan error)
+		go func() {
+			_, err := p.Acquire(ctx, request("k", time.Minute))
+			gaveUp <- err
+		}()
+		p.inLine("k", 1)
+		got := make(chan *advisory.Lock)
+		go func() { got <- p.acquire("slow", 0) }()
+		<-under // so the offer has to wait
+		ok(t, lock.Release())
+		time.Sleep(50 * time.Millisecond)
+		cancel()
+		if err := <-gaveUp; !errors.Is(err, context.Canceled) {
+			t.Errorf("who gave up got %v", err)
+		}
+		close(answer)
+		s.free(s.open(), "k")
+		ok(t, (<-got).Release())
+		ok(t, p.acquire("k", 0).Release())
+	})
+}
+
 // TestWished: who only asks now and then says so, as long as it asks, and again
 // where the connection is lost on which it has.
 func TestWished(t *testing.T) {

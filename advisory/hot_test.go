@@ -321,6 +321,7 @@ func TestTurns(t *testing.T) {
 		ok(t, lock.Release())
 		ok(t, (<-got).Release())
 		s.free(plain, "k")
+		eventually(t, "no connection is kept", func() bool { return p.conns.Stat().InUse+q.conns.Stat().InUse == 0 })
 	})
 }
 
