@@ -150,6 +150,32 @@ func TestAdvisoryHold(t *testing.T) {
 	})
 }
 
+// TestAdvisoryHoldLapses: a hold whose context has ended is kept for lockTTL, for
+// what still runs in it to stop, or until Release.
+func TestAdvisoryHoldLapses(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.open("lockTTL=1s&lockStrategy=advisory")
+		for _, released := range []bool{false, true} {
+			ctx, cancel := context.WithCancel(limited(t))
+			h, err := mysqllock.Acquire(ctx, db, "job")
+			ok(t, err)
+			ended := time.Now()
+			cancel()
+			s.wantNamed("job", true)
+			if released {
+				ok(t, h.Release())
+				s.wantNamed("job", false)
+				continue
+			}
+			soon(t, "it has lapsed", func() bool { return s.named("job") == 0 })
+			if kept := time.Since(ended); kept < time.Second {
+				t.Errorf("it was kept for %v", kept)
+			}
+			_ = h.Release()
+		}
+	})
+}
+
 // TestAdvisoryCommitIsChecked: where somebody else has the lock by the time of
 // COMMIT, and nobody has noticed.
 func TestAdvisoryCommitIsChecked(t *testing.T) {
