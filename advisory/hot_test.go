@@ -245,7 +245,7 @@ func BenchmarkHot(b *testing.B) {
 			b.Run(fmt.Sprintf("%dx%d", n, 64/n), func(b *testing.B) {
 				var rounds []heat
 				for b.Loop() {
-					rounds = append(rounds, s.hot(n, 64/n, 2*time.Second))
+					rounds = append(rounds, s.hot(n, 64/n, 500*time.Millisecond))
 					b.Log(rounds[len(rounds)-1])
 				}
 				report := func(what string, of func(heat) float64) { b.ReportMetric(median(rounds, of), what) }
