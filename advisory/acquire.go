@@ -181,7 +181,7 @@ func (a *attempt) lock(k *carrier) *Lock {
 // granted tells the caller of a lock that is on its carrier by now.
 func (a *attempt) granted(ctx context.Context, lock *Lock) (*Lock, error) {
 	ended := ctx.Err() != nil
-	_ = lock.Err() // by the clock, too
+	lock.carrier.look() // what is lost by the clock, too
 	a.mu.Lock()
 	err := lock.err
 	if err == nil && !ended {

@@ -456,6 +456,13 @@ func (k *carrier) overdue() error {
 	return nil
 }
 
+// look loses k where it is overdue.
+func (k *carrier) look() {
+	if late := k.overdue(); late != nil {
+		k.lose(late)
+	}
+}
+
 // watch looks after the carriers as long as there are any.
 func (l *Locker) watch() {
 	tick := time.NewTimer(l.pulse)
@@ -492,9 +499,7 @@ func (l *Locker) watch() {
 		l.mu.Unlock()
 		tick.Reset(max(next, time.Millisecond))
 		for _, k := range overdue {
-			if late := k.overdue(); late != nil {
-				k.lose(late)
-			}
+			k.look()
 		}
 		if !on {
 			return

@@ -45,9 +45,7 @@ func (k *Lock) ConnectionID() uint64 { return k.carrier.id }
 // noticed that the server may have ended the connection. Else it returns an
 // error that is lockerr.ErrLost, or after the release, lockerr.ErrClosed.
 func (k *Lock) Err() error {
-	if late := k.carrier.overdue(); late != nil {
-		k.carrier.lose(late)
-	}
+	k.carrier.look()
 	k.l.mu.Lock()
 	defer k.l.mu.Unlock()
 	return k.err

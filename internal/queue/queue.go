@@ -50,10 +50,11 @@ type name struct {
 	slots bool
 }
 
-func (p Place) line() name { return name{p.Key, p.Slots > 0} }
+func (p Place) name() name { return name{p.Key, p.Slots > 0} }
 
 // line is there while somebody is in front of it. It is guarded by Queue.mu.
 type line struct {
+	name    name
 	front   []*Ticket
 	first   [1]*Ticket // of front
 	shared  bool       // those in front share the key
@@ -74,14 +75,20 @@ type waiter struct {
 type Ticket struct {
 	q       *Queue
 	passing bool            // it waits for nothing, so that nobody is to wait for it
-	places  []Place         // that are taken; guarded by Queue.mu once the first is
-	first   [1]Place        // of places
+	places  []taken         // guarded by Queue.mu once there is one
+	first   [1]taken        // of places
 	holder  *lockerr.Holder // who has the ticket, once it holds the lock; guarded by Queue.mu
 	baton   any             // what the one before it has handed over
 	slot    int             // which it holds, noSlot until it says so; guarded by Queue.mu
 	free    int             // which one is kept for it, or noSlot; guarded by Queue.mu
 	told    bool            // Free has told of it; guarded by Queue.mu
 	freed   chan struct{}   // closed while there is one that Free has not told of; guarded by Queue.mu
+}
+
+// taken is a place in front of a line.
+type taken struct {
+	Place
+	line *line
 }
 
 const noSlot = -1
@@ -113,7 +120,7 @@ func (q *Queue) TryEnterAs(places []Place, passing bool) (t *Ticket, holder *loc
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, p := range places {
-		l := q.lines[p.line()]
+		l := q.lines[p.name()]
 		if free := l == nil || l.free(p) || passing && l.passes(p); !free {
 			return nil, l.holder(), false
 		}
@@ -152,7 +159,7 @@ func (q *Queue) Succeed(ctx context.Context, key string, over <-chan time.Time) 
 // enter reports whether t has come to the front of the line before the wait ended.
 func (q *Queue) enter(ctx context.Context, t *Ticket, p Place, heir bool, over <-chan time.Time) bool {
 	q.mu.Lock()
-	l := q.lines[p.line()]
+	l := q.lines[p.name()]
 	if l == nil || l.free(p) {
 		q.take(t, p)
 		q.mu.Unlock()
@@ -174,7 +181,7 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, p Place, heir bool, over <
 		return true
 	default:
 		l.waiting.Remove(at)
-		q.advance(p.line()) // those behind it may want less than it did
+		q.advance(l) // those behind it may want less than it did
 		return false
 	}
 }
@@ -215,21 +222,21 @@ func (l *line) holder() *lockerr.Holder {
 
 // take puts t in front.
 func (q *Queue) take(t *Ticket, p Place) {
-	l := q.lines[p.line()]
+	l := q.lines[p.name()]
 	if l == nil {
 		if q.lines == nil {
 			q.lines = make(map[name]*line)
 		}
-		l = new(line)
+		l = &line{name: p.name()}
 		l.front = l.first[:0]
-		q.lines[p.line()] = l
+		q.lines[l.name] = l
 	}
 	l.front = append(l.front, t)
 	if !t.passing {
 		l.pending++
 	}
 	l.shared = p.Shared
-	t.places = append(t.places, p)
+	t.places = append(t.places, taken{p, l})
 	if p.Slots > 0 {
 		t.freed = make(chan struct{})
 		t.next(l)
@@ -237,8 +244,7 @@ func (q *Queue) take(t *Ticket, p Place) {
 }
 
 // advance lets those come to the front who can now.
-func (q *Queue) advance(n name) {
-	l := q.lines[n]
+func (q *Queue) advance(l *line) {
 	together := l.shared && l.pending == 0 && l.holder() != nil
 	for at := l.waiting.Front(); at != nil; at = l.waiting.Front() {
 		w := at.Value.(*waiter)
@@ -250,7 +256,7 @@ func (q *Queue) advance(n name) {
 		close(w.front)
 	}
 	if len(l.front) == 0 {
-		delete(q.lines, n)
+		delete(q.lines, l.name)
 	}
 }
 
@@ -263,7 +269,7 @@ func (t *Ticket) slots() *line {
 	if len(t.places) == 0 || t.places[0].Slots == 0 {
 		return nil
 	}
-	return t.q.lines[t.places[0].line()]
+	return t.places[0].line
 }
 
 // Holds says which of the slots the ticket is for, for those who come later.
@@ -373,8 +379,8 @@ func (t *Ticket) Granted(h *lockerr.Holder) {
 	t.holder = h
 	for _, p := range t.places {
 		if first && !t.passing {
-			t.q.lines[p.line()].pending--
-			t.q.advance(p.line())
+			p.line.pending--
+			t.q.advance(p.line)
 		}
 	}
 }
@@ -386,10 +392,10 @@ func (t *Ticket) Granted(h *lockerr.Holder) {
 func (t *Ticket) HandOver(baton any) bool {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
-	if len(t.places) != 1 || t.places[0] != (Place{Key: t.places[0].Key}) {
+	if len(t.places) != 1 || t.places[0].Place != (Place{Key: t.places[0].Key}) {
 		return false
 	}
-	next := t.q.lines[t.places[0].line()].waiting.Front()
+	next := t.places[0].line.waiting.Front()
 	if next == nil || !next.Value.(*waiter).heir {
 		return false
 	}
@@ -411,7 +417,7 @@ func (t *Ticket) Leave() {
 
 func (t *Ticket) leave() {
 	for _, p := range t.places {
-		l := t.q.lines[p.line()]
+		l := p.line
 		at := slices.Index(l.front, t)
 		l.front = slices.Delete(l.front, at, at+1)
 		if t.holder == nil && !t.passing {
@@ -419,7 +425,7 @@ func (t *Ticket) leave() {
 		}
 		l.give(t.slot)
 		l.give(t.free)
-		t.q.advance(p.line())
+		t.q.advance(l)
 	}
 	t.places = nil
 }
@@ -441,7 +447,7 @@ func (q *Queue) Holder(key string) *lockerr.Holder { return q.HolderOf(Place{Key
 func (q *Queue) HolderOf(p Place) *lockerr.Holder {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if l := q.lines[p.line()]; l != nil {
+	if l := q.lines[p.name()]; l != nil {
 		return l.holder()
 	}
 	return nil
