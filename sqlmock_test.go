@@ -113,6 +113,12 @@ const (
 	sqlTry3  = "(" + sqlLock1 + " NOWAIT) UNION ALL (" + sqlLock2 + " NOWAIT) LIMIT 2"
 	sqlBlock = "BEGIN NOT ATOMIC SET SESSION idle_transaction_timeout = 30; START TRANSACTION;" +
 		" SET STATEMENT innodb_lock_wait_timeout = 0 FOR " + sqlLock + "; END"
+	sqlPreparedBlock = "BEGIN NOT ATOMIC DECLARE v_name VARBINARY(255) DEFAULT UNHEX(?); DECLARE v_most BIGINT UNSIGNED DEFAULT ?; DECLARE v_quiet BOOL;" +
+		" SET SESSION idle_transaction_timeout = 30; START TRANSACTION;" +
+		" SET STATEMENT innodb_lock_wait_timeout = 0 FOR SELECT owner IS NULL AND versioned = 0 AND token <= v_most AND " + sqlWritable + " INTO v_quiet" +
+		" FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = v_name FOR UPDATE;" +
+		" IF v_quiet IS NOT TRUE THEN SELECT CONNECTION_ID(), " + sqlLease + ", versioned, @@read_only, @@innodb_read_only" +
+		" FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = v_name FOR UPDATE; END IF; END"
 	sqlBlock3 = "BEGIN NOT ATOMIC SET SESSION idle_transaction_timeout = 30; START TRANSACTION;" +
 		" SET STATEMENT innodb_lock_wait_timeout = 0 FOR (" + sqlLock1 + ") UNION ALL (" + sqlLock2 + ") LIMIT 2; END"
 	sqlLook1 = "SELECT name, " + sqlLease + " FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN (x'6b31')" +
@@ -466,6 +472,32 @@ func TestMockTransaction(t *testing.T) {
 		m.want(err, nil)
 		m.want(tx.Rollback(), nil)
 	})
+}
+
+// TestMockPrepared has a connection that stays: MariaDB's block is prepared, once.
+func TestMockPrepared(t *testing.T) {
+	m := mock(t, mysqllock.Config{})
+	m.locked(aMariaDB)
+	m.commit(aMariaDB)
+	m.want(m.begin().Commit(), nil)
+	for range 7 {
+		m.again(aMariaDB)
+		m.commit(aMariaDB)
+		m.want(m.begin().Commit(), nil)
+	}
+	block := m.ExpectPrepare(sqlPreparedBlock)
+	for range 2 {
+		block.ExpectQuery().WithArgs("6b", "0").WillReturnRows(sqlmock.NewRows(nil))
+		m.commit(aMariaDB)
+		m.want(m.begin().Commit(), nil)
+	}
+	block.ExpectQuery().WithArgs("6b", "0").WillReturnRows(sqlmock.NewRows(lockColumns).AddRow(lockedLease(7)...))
+	m.rollback(aMariaDB)
+	_, err := m.db.BeginTx(lockctx.With(m.ctx, "k", lockctx.NoWait()), nil)
+	inTheWay(t, err, "k")
+	block.ExpectQuery().WithArgs("6b", anyToken).WillReturnRows(sqlmock.NewRows(nil))
+	m.commit(aMariaDB)
+	m.want(m.begin().Commit(), nil)
 }
 
 func TestMockNewKey(t *testing.T) {

@@ -23,10 +23,11 @@ type Conn struct {
 	res  *puddle.Resource[*Conn] // nil for an adopted connection
 	turn chan struct{}           // holds a token while someone uses the connection
 
-	id      uint64       // the server's id, 0 until known; guarded by the turn
-	host    string       // client address as the server's process list shows it; pooled connections only
-	tainted bool         // carries session state that must not reach the next user; guarded by the turn
-	contact atomic.Int64 // when the server last answered, since epoch
+	id       uint64               // the server's id, 0 until known; guarded by the turn
+	host     string               // client address as the server's process list shows it; pooled connections only
+	tainted  bool                 // carries session state that must not reach the next user; guarded by the turn
+	prepared map[string]*prepared // by their texts; guarded by the turn
+	contact  atomic.Int64         // when the server last answered, since epoch
 }
 
 var epoch = time.Now() // carries the monotonic clock
@@ -119,6 +120,54 @@ func (c *Conn) identify(ctx context.Context) error {
 
 // KnownID is ID without asking: 0 where nobody has asked yet.
 func (c *Conn) KnownID() uint64 { return c.id }
+
+// prepared is a statement that is run over and over. It goes with its connection.
+type prepared struct {
+	asked int         // how often it was asked for while it was not prepared
+	stmt  driver.Stmt // nil while it is not
+}
+
+// worth is how often a statement is asked for on a connection before it is prepared.
+// That costs a round trip, which a connection does not stay long enough for that is
+// closed after a few transactions.
+const worth = 8
+
+// ErrUnprepared says that a statement is to be run as text. Nothing has run.
+var ErrUnprepared = errors.New("the statement is not prepared")
+
+// QueryPrepared is [server.Query] for a text that the server has to parse only once,
+// with values for its question marks. It returns ErrUnprepared where the text is too
+// new on this connection, or the server or the driver does not prepare it. The caller
+// has the turn.
+func (c *Conn) QueryPrepared(ctx context.Context, text string, args ...driver.Value) ([][]string, error) {
+	p := c.prepared[text]
+	if p == nil {
+		if c.prepared == nil {
+			c.prepared = make(map[string]*prepared)
+		}
+		p = new(prepared)
+		c.prepared[text] = p
+	}
+	if p.stmt == nil {
+		if p.asked++; p.asked != worth { // it is tried once
+			return nil, ErrUnprepared
+		}
+		stmt, err := server.Prepare(ctx, c.Conn, text)
+		switch {
+		case server.Gone(err, c.Conn):
+			return nil, err
+		case err != nil:
+			return nil, ErrUnprepared
+		}
+		p.stmt = stmt
+	}
+	rows, err := server.QueryPrepared(ctx, p.stmt, args...)
+	if server.Unprepared(err) {
+		p.stmt = nil
+		return nil, ErrUnprepared
+	}
+	return rows, err
+}
 
 // Valid reports whether the connection can still be used, as far as its driver
 // knows.

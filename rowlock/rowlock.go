@@ -7,11 +7,11 @@
 // The key's row is made first, outside any transaction. Then the caller lines
 // up with the other goroutines of its process, so that a thousand of them
 // occupy one server connection. Whoever finds the line empty tries with NOWAIT,
-// in the same round trip as BEGIN where the server has a way. Otherwise the one
-// in front waits in the server, which wakes it on release; the server bounds
-// that wait as well, so a waiter whose client is gone disappears by itself. A
-// caller that stops waiting has its statement killed and its transaction rolled
-// back before it gets its error.
+// in the same round trip as BEGIN where the server has a way; on a connection that
+// stays, the statement for one key is prepared. Otherwise the one in front waits in
+// the server, which wakes it on release; the server bounds that wait as well, so a
+// waiter whose client is gone disappears by itself. A caller that stops waiting has
+// its statement killed and its transaction rolled back before it gets its error.
 //
 // The lock statement also tells whether the row has a live lease. Then the
 // transaction is rolled back at once, since it would keep the lease's holder
@@ -145,20 +145,23 @@ type Config struct {
 
 // Locker takes row locks on one server. It is safe for concurrent use.
 type Locker struct {
-	cfg     Config
-	fromRow string         // of a lock statement, from FROM up to the row's name
-	galera  bool           // a lock is one on all nodes
-	blind   atomic.Bool    // the server does not show this account who holds a lock
-	cleanup sync.WaitGroup // kills that their caller did not wait for
+	cfg                  Config
+	fromRow              string         // of a lock statement, from FROM up to the row's name
+	galera               bool           // a lock is one on all nodes
+	single, singleShared single         // texts to be prepared
+	blind                atomic.Bool    // the server does not show this account who holds a lock
+	cleanup              sync.WaitGroup // kills that their caller did not wait for
 }
 
 // New returns a Locker on a table that is there.
 func New(cfg Config) *Locker {
-	return &Locker{
+	l := &Locker{
 		cfg:     cfg,
 		fromRow: " FROM " + cfg.Table.String() + " WHERE namespace = " + schema.Literal(cfg.Namespace) + " AND name = ",
 		galera:  cfg.Info.Streams() && !cfg.Unsafe,
 	}
+	l.single, l.singleShared = l.newSingle(false), l.newSingle(true)
+	return l
 }
 
 // Close waits for the kills that are still under way.
@@ -477,6 +480,9 @@ func (a *attempt) await(ctx context.Context, lease *leased) (done func(), err er
 
 // try begins a transaction and locks with NOWAIT.
 func (a *attempt) try(ctx context.Context) (*pool.Txn, error) {
+	if err := a.lockPrepared(ctx); !errors.Is(err, pool.ErrUnprepared) {
+		return a.opened(a.c.Begun(), err)
+	}
 	if text, quiet := a.beginSQL(); text != "" {
 		err := a.lock(ctx, text, quiet)
 		if !server.Denied(err) && !server.Missing(err) && !errors.Is(err, errForm) || a.cfg.Info.MariaDB {
@@ -677,6 +683,27 @@ func (a *attempt) lock(ctx context.Context, text string, quiet bool) error {
 	if err != nil {
 		return err
 	}
+	return a.granted(rows, began, quiet)
+}
+
+// lockPrepared is lock for a statement that is prepared, which also begins the
+// transaction where that is not implicit. It returns pool.ErrUnprepared where there is
+// none.
+func (a *attempt) lockPrepared(ctx context.Context) error {
+	text, args, quiet := a.preparedSQL()
+	if text == "" {
+		return pool.ErrUnprepared
+	}
+	began := time.Now()
+	rows, err := a.c.QueryPrepared(ctx, text, args...)
+	if err != nil {
+		return err
+	}
+	return a.granted(rows, began, quiet)
+}
+
+// granted reads the answer of a lock statement that began then.
+func (a *attempt) granted(rows [][]string, began time.Time, quiet bool) error {
 	a.c.Touch()
 	a.locked.Versioned = nil
 	if quiet && rows == nil {

@@ -467,56 +467,66 @@ func testForeignProcedure(t *testing.T, parameters string) {
 }
 
 // TestQuiet: what a lock statement that may say nothing has to say, on a connection
-// whose id is known.
+// whose id is known: as text, and prepared.
 func TestQuiet(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
-		p, c := s.process(nil), s.open()
-		locked := func(key string) []string {
-			t.Helper()
-			conn, grant, err := p.request(limited(t), rowlock.Request{Keys: exclusive(key)})
-			ok(t, err)
-			if err := server.Exec(limited(t), c, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' AND name = '"+key+"' FOR UPDATE NOWAIT"); !server.Locked(err) {
-				t.Errorf("%s is not locked: %v", key, err)
-			}
-			p.end(conn, grant.Txn, grant.Ticket)
-			return grant.Versioned
-		}
-		locked("k")
-		for range 2 {
-			s.exec(c, "DELETE FROM "+s.table.String()+" WHERE name = 'k'") // it is made again
-			locked("k")
-		}
-		if p.rows.Leased("k") {
-			t.Error("k is taken for one that has had a lease")
-		}
-		change := func(what string) {
-			s.exec(c, "UPDATE "+s.table.String()+" SET "+what+" WHERE name = 'k'")
-		}
-		change("token = 7, expires = UTC_TIMESTAMP(6)")
-		locked("k")
-		if !p.rows.Leased("k") {
-			t.Error("that k has had a lease is not noticed")
-		}
-		change("owner = 'x', expires = UTC_TIMESTAMP(6)")
-		locked("k")
-		change("owner = 'x', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR")
-		conn, grant, err := p.request(limited(t), rowlock.Request{Keys: exclusive("k")})
-		if err == nil {
-			p.end(conn, grant.Txn, grant.Ticket)
-		}
-		var said *lockerr.Error
-		if !errors.Is(err, lockerr.ErrLocked) || !errors.As(err, &said) || said.Holder == nil || said.Holder.Program != "x" {
-			t.Errorf("of a live lease: %v", err)
-		}
-		change("owner = NULL, versioned = 1")
-		if versioned := locked("k"); !slices.Equal(versioned, []string{"k"}) {
-			t.Errorf("versioned are %q", versioned)
-		}
-		change("versioned = 0")
-		if versioned := locked("k"); len(versioned) > 0 {
-			t.Errorf("versioned are %q", versioned)
+		for _, before := range []int{1, many} {
+			s.testQuiet(t, before)
+			s.exec(s.open(), "DELETE FROM "+s.table.String()+" WHERE name = 'k'")
 		}
 	})
+}
+
+// testQuiet has the key locked so often before.
+func (s *scratch) testQuiet(t *testing.T, before int) {
+	p, c := s.process(nil), s.open()
+	locked := func(key string) []string {
+		t.Helper()
+		conn, grant, err := p.request(limited(t), rowlock.Request{Keys: exclusive(key)})
+		ok(t, err)
+		if err := server.Exec(limited(t), c, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' AND name = '"+key+"' FOR UPDATE NOWAIT"); !server.Locked(err) {
+			t.Errorf("%s is not locked: %v", key, err)
+		}
+		p.end(conn, grant.Txn, grant.Ticket)
+		return grant.Versioned
+	}
+	for range before {
+		locked("k")
+	}
+	for range 2 {
+		s.exec(c, "DELETE FROM "+s.table.String()+" WHERE name = 'k'") // it is made again
+		locked("k")
+	}
+	if p.rows.Leased("k") {
+		t.Error("k is taken for one that has had a lease")
+	}
+	change := func(what string) {
+		s.exec(c, "UPDATE "+s.table.String()+" SET "+what+" WHERE name = 'k'")
+	}
+	change("token = 7, expires = UTC_TIMESTAMP(6)")
+	locked("k")
+	if !p.rows.Leased("k") {
+		t.Error("that k has had a lease is not noticed")
+	}
+	change("owner = 'x', expires = UTC_TIMESTAMP(6)")
+	locked("k")
+	change("owner = 'x', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR")
+	conn, grant, err := p.request(limited(t), rowlock.Request{Keys: exclusive("k")})
+	if err == nil {
+		p.end(conn, grant.Txn, grant.Ticket)
+	}
+	var said *lockerr.Error
+	if !errors.Is(err, lockerr.ErrLocked) || !errors.As(err, &said) || said.Holder == nil || said.Holder.Program != "x" {
+		t.Errorf("of a live lease: %v", err)
+	}
+	change("owner = NULL, versioned = 1")
+	if versioned := locked("k"); !slices.Equal(versioned, []string{"k"}) {
+		t.Errorf("versioned are %q", versioned)
+	}
+	change("versioned = 0")
+	if versioned := locked("k"); len(versioned) > 0 {
+		t.Errorf("versioned are %q", versioned)
+	}
 }
 
 // TestRowLocksAndLeases has both on the same keys, in several processes: no two

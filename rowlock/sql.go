@@ -2,6 +2,7 @@ package rowlock
 
 import (
 	"database/sql/driver"
+	"encoding/hex"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -33,8 +34,7 @@ func (l *Locker) selects(keys []Key, hint, tail string) string {
 // selectsWith is selects with other columns for the lease.
 func (l *Locker) selectsWith(leaseColumns string, keys []Key, hint, tail string) string {
 	one := func(key Key, hint string) string {
-		lock := l.rowLock(key)
-		return "SELECT " + hint + "CONNECTION_ID(), " + leaseColumns + ", versioned, " + server.WritableColumns + l.fromRow + schema.Literal(key.Name) + lock + tail
+		return "SELECT " + hint + columns(leaseColumns) + l.fromRow + schema.Literal(key.Name) + l.rowLock(key) + tail
 	}
 	if len(keys) == 1 {
 		return one(keys[0], hint)
@@ -48,6 +48,11 @@ func (l *Locker) selectsWith(leaseColumns string, keys []Key, hint, tail string)
 		b.WriteString("(" + one(key, hint) + ")")
 	}
 	return b.String() + " LIMIT " + strconv.Itoa(len(keys))
+}
+
+// columns are those of a lock statement.
+func columns(leaseColumns string) string {
+	return "CONNECTION_ID(), " + leaseColumns + ", versioned, " + server.WritableColumns
 }
 
 // rowLock is how a read locks. What is shared both servers know by different names:
@@ -133,11 +138,7 @@ func (a *attempt) beginSQL() (text string, quiet bool) {
 	one := len(a.keys) == 1 && !a.streams()
 	quiet = one && a.c.KnownID() != 0
 	if a.cfg.Info.MariaDB {
-		const noWait = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
-		start := "START TRANSACTION; "
-		if s := a.IdleLimit(); s > 0 {
-			start = IdleLimitSQL(s) + "; " + start
-		}
+		start := a.startSQL()
 		switch {
 		case a.streams():
 			return "BEGIN NOT ATOMIC " + start + a.certifySQL() + "; END", false
@@ -159,6 +160,56 @@ func (a *attempt) beginSQL() (text string, quiet bool) {
 	}
 	return "CALL " + a.cfg.Table.Procedure() + "(" + schema.Literal(a.cfg.Namespace) + ", " + schema.Literal(key.Name) + ", " +
 		strings.ToUpper(strconv.FormatBool(key.Shared)) + ", " + most + ")", quiet
+}
+
+// noWait is NOWAIT for MariaDB's blocks.
+const noWait = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
+
+// startSQL is how MariaDB's blocks begin the transaction.
+func (l *Locker) startSQL() string {
+	if s := l.IdleLimit(); s > 0 {
+		return IdleLimitSQL(s) + "; START TRANSACTION; "
+	}
+	return "START TRANSACTION; "
+}
+
+// preparedSQL is a lock statement for one key that is the same for all of them, to be
+// prepared, with the values for its question marks: parsing is about a third of what
+// the server has to do for a lock (measured on MySQL 9.7 and MariaDB 10.11). Like that
+// of beginSQL it begins the transaction, too, unless any statement does. It is "" where
+// there is none: MySQL's procedure gains nothing by it, and rolls back at once where it
+// finds a lease, so that it stays for keys that have had one.
+func (a *attempt) preparedSQL() (text string, args []driver.Value, quiet bool) {
+	if len(a.keys) != 1 || a.streams() || a.opts != (driver.TxOptions{}) {
+		return "", nil, false
+	}
+	key := a.keys[0]
+	texts, name := a.single, hex.EncodeToString([]byte(key.Name))
+	if key.Shared {
+		texts = a.singleShared
+	}
+	switch {
+	case a.implicit && (a.cfg.Info.MariaDB || !a.cfg.Rows.Procedure() || !a.cfg.Rows.Leased(key.Name)):
+		return texts.read, []driver.Value{name}, false
+	case a.cfg.Info.MariaDB && a.c.KnownID() != 0:
+		return texts.block, []driver.Value{name, a.known(key)}, true
+	}
+	return "", nil, false
+}
+
+// single are the texts of preparedSQL.
+type single struct{ read, block string }
+
+// newSingle returns the texts. The block's values are variables, since the statements
+// that read the table may be parsed again by themselves when somebody has altered it.
+func (l *Locker) newSingle(shared bool) single {
+	row := func(name string) string { return l.fromRow + name + l.rowLock(Key{Shared: shared}) }
+	return single{
+		read: "SELECT " + columns(leaseColumns) + row("UNHEX(?)") + " NOWAIT",
+		block: "BEGIN NOT ATOMIC DECLARE v_name VARBINARY(255) DEFAULT UNHEX(?); DECLARE v_most BIGINT UNSIGNED DEFAULT ?; DECLARE v_quiet BOOL; " +
+			l.startSQL() + noWait + "SELECT " + schema.Quiet("v_most") + " INTO v_quiet" + row("v_name") +
+			"; IF v_quiet IS NOT TRUE THEN SELECT " + columns(leaseColumns) + row("v_name") + "; END IF; END",
+	}
 }
 
 // known is the highest token of key that tells nothing new: any, where it is known

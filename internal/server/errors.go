@@ -94,6 +94,10 @@ func Denied(err error) bool {
 	return false
 }
 
+// Unprepared reports that a prepared statement is not known (1243): the session
+// was reset, or is on another server behind a proxy.
+func Unprepared(err error) bool { return Number(err) == 1243 }
+
 // Full reports that the server takes no more connections, at all (1040) or of the
 // account (1203, 1226).
 func Full(err error) bool {

@@ -164,7 +164,7 @@ func Change(ctx context.Context, conn driver.Conn, text string) (driver.Result, 
 			return result, err
 		}
 	}
-	stmt, err := prepare(ctx, conn, text)
+	stmt, err := Prepare(ctx, conn, text)
 	if err != nil {
 		return nil, err
 	}
@@ -193,6 +193,20 @@ func Query(ctx context.Context, conn driver.Conn, text string) (out [][]string, 
 	if err != nil {
 		return nil, err
 	}
+	return read(rows)
+}
+
+// QueryPrepared is Query for a statement that is prepared.
+func QueryPrepared(ctx context.Context, stmt driver.Stmt, args ...driver.Value) (out [][]string, err error) {
+	rows, err := queryPrepared(ctx, stmt, args)
+	if err != nil {
+		return nil, err
+	}
+	return read(rows)
+}
+
+// read reads all result sets, and closes rows.
+func read(rows driver.Rows) (out [][]string, err error) {
 	defer func() {
 		if cerr := rows.Close(); err == nil {
 			err = cerr
@@ -236,21 +250,28 @@ func query(ctx context.Context, conn driver.Conn, text string) (driver.Rows, err
 			return rows, err
 		}
 	}
-	stmt, err := prepare(ctx, conn, text)
+	stmt, err := Prepare(ctx, conn, text)
 	if err != nil {
 		return nil, err
 	}
-	var rows driver.Rows
-	if s, ok := stmt.(driver.StmtQueryContext); ok {
-		rows, err = s.QueryContext(ctx, nil)
-	} else {
-		rows, err = stmt.Query(nil) //nolint:staticcheck // for drivers without the context form
-	}
+	rows, err := queryPrepared(ctx, stmt, nil)
 	if err != nil {
 		_ = stmt.Close()
 		return nil, err
 	}
 	return closeBoth{rows, stmt}, nil
+}
+
+func queryPrepared(ctx context.Context, stmt driver.Stmt, args []driver.Value) (driver.Rows, error) {
+	s, ok := stmt.(driver.StmtQueryContext)
+	if !ok {
+		return stmt.Query(args) //nolint:staticcheck // for drivers without the context form
+	}
+	named := make([]driver.NamedValue, len(args))
+	for i, value := range args {
+		named[i] = driver.NamedValue{Ordinal: i + 1, Value: value}
+	}
+	return s.QueryContext(ctx, named)
 }
 
 // closeBoth closes the statement with its rows.
@@ -261,7 +282,8 @@ type closeBoth struct {
 
 func (r closeBoth) Close() error { return errors.Join(r.Rows.Close(), r.stmt.Close()) }
 
-func prepare(ctx context.Context, conn driver.Conn, text string) (driver.Stmt, error) {
+// Prepare prepares a statement with what the driver has for it.
+func Prepare(ctx context.Context, conn driver.Conn, text string) (driver.Stmt, error) {
 	if p, ok := conn.(driver.ConnPrepareContext); ok {
 		return p.PrepareContext(ctx, text)
 	}

@@ -1,0 +1,208 @@
+package rowlock_test
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/pool"
+	"github.com/mysqllock/mysqllock/rowlock"
+)
+
+// beginOn begins a transaction with a lock on key on c, and checks that it has it.
+func (p *process) beginOn(c *pool.Conn, implicit bool, key rowlock.Key) (*rowlock.Grant, error) {
+	p.t.Helper()
+	grant, err := p.Begin(limited(p.t), driver.TxOptions{}, implicit, rowlock.Request{
+		Keys: []rowlock.Key{key}, Conn: func(context.Context) (*pool.Conn, error) { return c, nil }, Waiting: free,
+	})
+	if err == nil && p.free(key.Name) {
+		p.t.Errorf("%q is not locked", key.Name)
+	}
+	return grant, err
+}
+
+// free reports whether nobody has locked the row of name.
+func (s *scratch) free(name string) bool {
+	s.t.Helper()
+	c, err := s.connector().Connect(s.t.Context())
+	ok(s.t, err)
+	defer c.Close()
+	err = server.Exec(s.t.Context(), c, fmt.Sprintf("SELECT 1 FROM %s WHERE namespace = 'app' AND name = x'%x' FOR UPDATE NOWAIT", s.table, name))
+	if err != nil && !server.Locked(err) {
+		s.t.Error(err)
+	}
+	return err == nil
+}
+
+// many is how often a connection is used that stays.
+const many = 20
+
+// TestPrepared: on a connection that stays, lock statements are prepared, once for
+// all keys.
+func TestPrepared(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process(nil)
+		for _, implicit := range []bool{false, true} {
+			c := pool.Adopt(s.open())
+			if implicit {
+				s.exec(c.Conn, "SET SESSION autocommit = 0")
+			}
+			prepared := func() string {
+				return s.query(c.Conn, "SHOW SESSION STATUS LIKE 'Com_stmt_prepare'")[0][1]
+			}
+			for i, shared := range []bool{false, true} {
+				for n := range many {
+					name := "it's\x00a\xff?" + strconv.Itoa(n%3)
+					grant, err := p.beginOn(c, implicit, rowlock.Key{Name: name, Shared: shared})
+					ok(t, err)
+					if others := "it's\x00a\xff?" + strconv.Itoa((n+1)%3); n > 3 && !s.free(others) {
+						t.Errorf("%q is locked, too", others)
+					}
+					ok(t, grant.Txn.Commit(0))
+					grant.Ticket.Leave()
+					if !s.free(name) {
+						t.Errorf("%q is still locked", name)
+					}
+				}
+				want := strconv.Itoa(i + 1)
+				if !p.Info().MariaDB && !implicit { // a procedure does as well
+					want = "0"
+				}
+				if got := prepared(); got != want {
+					t.Errorf("implicit %v, shared %v: %s statements were prepared, want %s", implicit, shared, got, want)
+				}
+			}
+		}
+	})
+}
+
+// TestLeasedIsNotPrepared: on MySQL a session locks a key that has had a lease by the
+// procedure, which does not keep one that is live from being renewed.
+func TestLeasedIsNotPrepared(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process(nil)
+		if !p.rows.Procedure() {
+			t.Skip("there is none on MariaDB")
+		}
+		c := pool.Adopt(s.open())
+		s.exec(c.Conn, "SET SESSION autocommit = 0")
+		s.lease("k", time.Nanosecond)
+		for range many {
+			grant, err := p.beginOn(c, true, rowlock.Key{Name: "k"})
+			ok(t, err)
+			ok(t, grant.Txn.Commit(0))
+			grant.Ticket.Leave()
+		}
+		if n := s.query(c.Conn, "SHOW SESSION STATUS LIKE 'Com_stmt_prepare'")[0][1]; n != "0" {
+			t.Errorf("%s statements were prepared", n)
+		}
+	})
+}
+
+// base is what go-sql-driver/mysql has that is used here.
+type base interface {
+	driver.Conn
+	driver.ConnPrepareContext
+	driver.ExecerContext
+	driver.QueryerContext
+	driver.Validator
+}
+
+// preparing is a connection on which something happens to prepared statements.
+type preparing struct {
+	base
+	refuse error // what preparing fails with
+	runs   int   // of a statement, the last of which finds it forgotten
+	tries  int   // to prepare
+	ran    int
+}
+
+func (c *preparing) PrepareContext(ctx context.Context, text string) (driver.Stmt, error) {
+	c.tries++
+	if c.refuse != nil {
+		return nil, c.refuse
+	}
+	stmt, err := c.base.PrepareContext(ctx, text)
+	return &forgotten{stmt, c}, err
+}
+
+type forgotten struct {
+	driver.Stmt
+	c *preparing
+}
+
+func (s *forgotten) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
+	if s.c.ran++; s.c.ran >= s.c.runs {
+		return nil, &mysql.MySQLError{Number: 1243, Message: "Unknown prepared statement handler"}
+	}
+	return s.Stmt.(driver.StmtQueryContext).QueryContext(ctx, args)
+}
+
+// TestUnprepared: where a statement cannot be prepared, or the server has forgotten
+// it, texts do, and it is not tried over and over.
+func TestUnprepared(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process(nil)
+		for _, implicit := range []bool{false, true} {
+			for name, c := range map[string]*preparing{
+				"not supported by the server": {refuse: &mysql.MySQLError{Number: 1295, Message: "not supported in the prepared statement protocol"}},
+				"too many":                    {refuse: &mysql.MySQLError{Number: 1461, Message: "Can't create more than max_prepared_stmt_count"}},
+				"not supported by the driver": {refuse: errors.New("no")},
+				"forgotten":                   {runs: 3},
+			} {
+				c.base = s.open().(base)
+				link := pool.Adopt(c)
+				if implicit {
+					s.exec(c, "SET SESSION autocommit = 0")
+				}
+				for range many {
+					grant, err := p.beginOn(link, implicit, rowlock.Key{Name: "k"})
+					if err != nil {
+						t.Fatalf("%s, implicit %v: %v", name, implicit, err)
+					}
+					ok(t, grant.Txn.Commit(0))
+					grant.Ticket.Leave()
+				}
+				want := 1
+				if !p.Info().MariaDB && !implicit {
+					want = 0
+				}
+				if c.tries != want || c.ran != want*c.runs {
+					t.Errorf("%s, implicit %v: it was prepared %d times, and ran %d times", name, implicit, c.tries, c.ran)
+				}
+			}
+		}
+	})
+}
+
+// TestLostWhilePreparing: nothing is held, so that another connection may be tried.
+func TestLostWhilePreparing(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process(nil)
+		link := pool.Adopt(&preparing{base: s.open().(base), refuse: driver.ErrBadConn})
+		s.exec(link.Conn, "SET SESSION autocommit = 0")
+		for range many {
+			grant, err := p.beginOn(link, true, rowlock.Key{Name: "k"})
+			if err == nil {
+				ok(t, grant.Txn.Commit(0))
+				grant.Ticket.Leave()
+				continue
+			}
+			if !errors.Is(err, driver.ErrBadConn) {
+				t.Errorf("the error is %v", err)
+			}
+			if !s.free("k") {
+				t.Error("k is locked")
+			}
+			return
+		}
+		t.Error("it was never prepared")
+	})
+}
