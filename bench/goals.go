@@ -107,7 +107,10 @@ const (
 	leasePassedOn     = "lease, hand-off to another process against GET_LOCK on pinned connections"
 )
 
-const longerTurns = "with lockHandOvers=200, for which other processes wait longer, it"
+const (
+	longerTurns = "with lockHandOvers=200, for which other processes wait longer, it"
+	noServer    = "a queue in the process, without a server,"
+)
 
 // bounds are contenders that do what the server has to do for a goal and no more,
 // by the goal's measure. Only what goes beyond is the driver's own.
@@ -115,14 +118,12 @@ var bounds = map[string]struct {
 	name string
 	got  func(r *record, on string) float64
 }{
-	hotGrants:         {longerTurns, grants(asTheyCome, hot, 64, longTurns)},
-	hotGrantsTuned:    {longerTurns, grants(tuned, hot, 64, longTurns)},
+	hotGrants:         {noServer, grants(asTheyCome, hot, 64, queued)},
+	hotGrantsTuned:    {noServer, grants(tuned, hot, 64, queued)},
 	sharedGrants:      {longerTurns, grants(asTheyCome, processes, 16, longTurns)},
 	sharedGrantsTuned: {longerTurns, grants(tuned, processes, 16, longTurns)},
 	askedOnce:         {"GET_LOCK on a connection for each", onceAgainstRedis(getLock)},
-	longestWait: {"the better on Redis", func(r *record, on string) float64 {
-		return min(r.longest(redsyncTuned, onRedis), r.longest(redisTuned, onRedis))
-	}},
+	longestWait:       {noServer, func(r *record, on string) float64 { return r.longest(queued, on) }},
 	takenAlone: {"GET_LOCK on a pinned connection, which is lost when its caller gives up,", func(r *record, on string) float64 {
 		return r.ratio(label{uncontended, 1, 0, getLock, on}, label{uncontended, 1, 0, bare, on}, timeEach)
 	}},

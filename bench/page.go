@@ -86,7 +86,7 @@ func (r *record) page() string {
 	for _, n := range crowdSizes {
 		columns = append(columns, column{strconv.Itoa(n), label{Workload: hot, N: n}, rate, ""})
 	}
-	b.WriteString(r.table(crowded, append(columns,
+	b.WriteString(r.table(inOne, append(columns,
 		column{"64, 0.5 ms away", label{Workload: hot, N: 64, Delay: farDelay}, rate, ""},
 		column{"64, 2 ms away", label{Workload: hot, N: 64, Delay: 4 * farDelay}, rate, ""})))
 	say("With 64 goroutines; and requests for each grant. Who still waited %v after the end of a round gave up; that long the wait is counted.", patience)
@@ -101,7 +101,7 @@ func (r *record) page() string {
 	for _, n := range crowdSizes {
 		columns = append(columns, column{fmt.Sprintf("requests, %d", n), label{Workload: hot, N: n}, statements, ""})
 	}
-	b.WriteString(r.table(crowded, columns))
+	b.WriteString(r.table(inOne, columns))
 
 	say("### The same in 4 processes of 16 goroutines")
 	b.WriteString(r.table(crowded, []column{

@@ -18,6 +18,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 	"go.uber.org/zap"
+	"golang.org/x/sync/semaphore"
 )
 
 // What users would pick instead, as the tables name it.
@@ -26,6 +27,7 @@ const (
 	getLock      = "GET_LOCK, pinned"
 	getLockNoted = "GET_LOCK, noted in a row"
 	getLocks     = "GET_LOCK, 32 to a statement"
+	queued       = "a queue in the process"
 	forUpdate    = "SELECT … FOR UPDATE"
 	insertDelete = "INSERT, DELETE, sleep"
 	redsyncAsIs  = "redsync, defaults"
@@ -69,6 +71,11 @@ func sqlRivals(on string) []contender {
 			Name: getLocks, Server: on,
 			Note: "two connections, which take the locks that 32 callers ask for with one statement: what many at a time cost the server; given back one by one",
 			open: func(ctx context.Context, at addresses, n size) (client, error) { return openTogether(ctx, at[on], n) },
+		},
+		{
+			Name: queued, Server: on,
+			Note: "golang.org/x/sync/semaphore and no lock in a server: what the scheduling of goroutines and the machine cost",
+			open: func(context.Context, addresses, size) (client, error) { return &queue{semaphore.NewWeighted(1)}, nil },
 		},
 		{
 			Name: forUpdate, Server: on, wide: true, Note: "a row for each key: BEGIN, `SELECT … FOR UPDATE`, COMMIT",
@@ -145,6 +152,18 @@ func (r *roundTrips) Lock(ctx context.Context, _ int, _ string) (func() error, e
 	}
 	return once, once()
 }
+
+// queue is one lock, whatever the key.
+type queue struct{ *semaphore.Weighted }
+
+func (q *queue) Lock(ctx context.Context, _ int, _ string) (func() error, error) {
+	if err := q.Acquire(ctx, 1); err != nil {
+		return nil, err
+	}
+	return func() error { q.Release(1); return nil }, nil
+}
+
+func (q *queue) Close() error { return nil }
 
 type pinned struct{ *sql.DB }
 

@@ -63,6 +63,7 @@ var (
 	locks   = []string{row, lease, advisory, getLock, forUpdate, insertDelete, redsyncTuned, redisTuned, etcdMutex}
 	waiting = append(slices.Clip(locks), redsyncAsIs, redisAsIs)
 	crowded = append(slices.Clip(waiting), longTurns)    // with what the default could be at the price of fairness
+	inOne   = append(slices.Clip(crowded), queued)       // with what bounds the hot key of one process
 	passing = append(slices.Clip(waiting), getLockNoted) // with what bounds the hand-off of leases
 	keeping = append(slices.Clip(locks), getLocks)       // with what bounds the taking of many
 )
@@ -92,7 +93,7 @@ func (b *bench) all(delays []time.Duration) error {
 		sizes = sizes[1:2]
 	}
 	for _, n := range sizes {
-		near = append(near, crowds{workload: hot, names: crowded, workers: n, lasting: hotRound, epochs: 1, rounds: 3})
+		near = append(near, crowds{workload: hot, names: inOne, workers: n, lasting: hotRound, epochs: 1, rounds: 3})
 	}
 	near = append(near, crowds{workload: burst, names: waiting, workers: 64, times: 1, lasting: 10 * time.Second, epochs: 1, rounds: 3})
 	for _, w := range near {
