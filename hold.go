@@ -90,6 +90,9 @@ func Acquire(ctx context.Context, db *sql.DB, key string, opts ...lockctx.Option
 		cancel(err)
 		return nil, err
 	}
+	if h.ctx == nil {
+		h.ctx = hint.Inside(own, h)
+	}
 	return h, nil
 }
 
@@ -128,46 +131,49 @@ func (h *Hold) nest(hint *lockctx.Hint) error {
 }
 
 // openGuard takes a lease or an advisory lock, unless a hold around it has it, or
-// joins the open transaction of its lock context. own is the hold's context
-// without the hint.
+// joins the open transaction of its lock context, where it sets h.ctx.
 func (h *Hold) openGuard(ctx, own context.Context, hint *lockctx.Hint) error {
 	p, err := h.k.place(lockctx.Lock{Key: hint.Named, Kind: hint.Kind})
 	if err != nil {
 		return err
 	}
-	s := &scope{k: h.k} // of nobody else
+	if err := h.k.checkAround(hint); err != nil {
+		return err
+	}
+	around := h.k.around(hint)
+	has := func(g *guard) bool { return g.keeps(p) }
+	var s *scope
 	if hint.Scope != nil {
 		s = h.k.scope(hint.Scope)
 		if err := s.take(ctx); err != nil {
 			return err
 		}
 		defer s.give()
-	}
-	if err := s.check(hint); err != nil {
-		return err
-	}
-	has := func(g *guard) bool { return g.keeps(p) }
-	if s.unit != nil {
-		h.ctx, h.scope = hint.With(own), s
-		if err := h.nest(hint); err != nil {
+		if err := s.check(nil); err != nil {
 			return err
 		}
-		there := slices.Concat(s.guards, h.k.around(hint))
-		if at := slices.IndexFunc(there, has); at >= 0 {
-			h.guard = there[at]
+		if s.unit != nil {
+			h.ctx, h.scope = hint.With(own), s
+			if err := h.nest(hint); err != nil {
+				return err
+			}
+			there := slices.Concat(s.guards, around)
+			if at := slices.IndexFunc(there, has); at >= 0 {
+				h.guard = there[at]
+			}
+			return nil
 		}
-		return nil
 	}
-	h.ctx = lockctx.Inside(own, h, hint.Claim) // hint has that of the contexts around, too
-	around := h.k.around(hint)
 	if at := slices.IndexFunc(around, has); at >= 0 {
 		h.guard = around[at]
 		return nil
 	}
-	if at := slices.IndexFunc(s.guards, has); at >= 0 {
-		h.guard = s.guards[at]
-		s.joined = append(s.joined, h)
-		return nil
+	if s != nil {
+		if at := slices.IndexFunc(s.guards, has); at >= 0 {
+			h.guard = s.guards[at]
+			s.joined = append(s.joined, h)
+			return nil
+		}
 	}
 	l, err := h.k.use(ctx, hint)
 	if err != nil {
@@ -175,7 +181,7 @@ func (h *Hold) openGuard(ctx, own context.Context, hint *lockctx.Hint) error {
 	}
 	h.mu.Lock() // until h.guard is set, for lost
 	defer h.mu.Unlock()
-	if h.guard, err = s.takeGuard(ctx, l, p, h.k.wait(hint), false, h.lost); err != nil {
+	if h.guard, err = h.k.takeGuard(ctx, l, s, p, h.k.wait(hint), false, h.lost); err != nil {
 		return err
 	}
 	h.k.crowd.hold()

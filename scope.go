@@ -456,7 +456,7 @@ func (s *scope) guard(ctx context.Context, l *locks, wait patience, places []pla
 		}
 		var taken *guard
 		known := make(chan struct{}) // closed when taken is set
-		taken, err = s.takeGuard(ctx, l, p, wait.left(), carried, func() { <-known; s.lost(taken) })
+		taken, err = s.k.takeGuard(ctx, l, s, p, wait.left(), carried, func() { <-known; s.lost(taken) })
 		close(known)
 		if err == nil {
 			s.add(taken)
@@ -483,16 +483,16 @@ func (s *scope) guard(ctx context.Context, l *locks, wait patience, places []pla
 	return undo, nil
 }
 
-// takeGuard takes a lease or an advisory lock; lost is that of locks.take.
-func (s *scope) takeGuard(ctx context.Context, l *locks, p place, wait time.Duration, carried bool, lost func()) (*guard, error) {
-	seen := s.k.observe(ctx, p)
-	g, err := l.take(ctx, s, p, wait, carried, lost)
+// takeGuard takes a lease or an advisory lock; s and lost are those of take.
+func (k *connector) takeGuard(ctx context.Context, l *locks, s *scope, p place, wait time.Duration, carried bool, lost func()) (*guard, error) {
+	seen := k.observe(ctx, p)
+	g, err := k.take(ctx, l, s, p, wait, carried, lost)
 	if err != nil {
-		s.k.answered(seen, 0, err)
+		k.answered(seen, 0, err)
 		return nil, err
 	}
 	g.seen = seen
-	s.k.answered(seen, g.token(), nil)
+	k.answered(seen, g.token(), nil)
 	return g, nil
 }
 
@@ -556,7 +556,7 @@ func (s *scope) uncovered(places []place) (rest []place, err error) {
 // remember notes the versions of places, in one statement.
 func (s *scope) remember(ctx context.Context, l *locks, places []place, wait time.Duration, link *pool.Conn, carried bool) error {
 	at := make(map[string]place) // by row
-	r := optimistic.Request{Wait: wait, Waiting: s.waitingFor(carried)}
+	r := optimistic.Request{Wait: wait, Waiting: s.k.waitingFor(s, carried)}
 	for _, p := range places {
 		if p.Version != 0 {
 			s.add(&guard{keeper: l.versions.Given(p.row, p.Version), place: p})
@@ -609,18 +609,18 @@ func label(places []place) string {
 	return strings.Join(slices.Compact(keys), ", ")
 }
 
-// take takes a guard for s. lost is called once, on a goroutine of its own, when
-// the guard may be lost.
-func (l *locks) take(ctx context.Context, s *scope, p place, wait time.Duration, carried bool, lost func()) (*guard, error) {
+// take takes a guard for s, which is nil outside of any lock context. lost is called
+// once, on a goroutine of its own, when the guard may be lost.
+func (k *connector) take(ctx context.Context, l *locks, s *scope, p place, wait time.Duration, carried bool, lost func()) (*guard, error) {
 	switch {
 	case p.Slots > 0:
-		return l.takeSlot(ctx, p, wait, s.waitingFor(carried), lost)
+		return l.takeSlot(ctx, p, wait, k.waitingFor(s, carried), lost)
 	case p.Strategy == lockctx.StrategyLease:
-		return l.takeLease(ctx, p, wait, s.waitingFor(carried), lost)
+		return l.takeLease(ctx, p, wait, k.waitingFor(s, carried), lost)
 	}
 	lock, err := l.advisories.Acquire(ctx, advisory.Request{
 		Key: p.row, Wait: wait,
-		Waiting: func(ctx context.Context) (context.Context, func(), error) { return s.k.counted(ctx, s, carried) },
+		Waiting: func(ctx context.Context) (context.Context, func(), error) { return k.counted(ctx, s, carried) },
 		Lost:    func(error) { lost() },
 	})
 	if err != nil {
@@ -646,8 +646,8 @@ func (l *locks) takeLease(ctx context.Context, p place, wait time.Duration, wait
 type waiting = func(context.Context) (ctx context.Context, done func(), err error)
 
 // waitingFor is what callers of the lock context are asked before they wait.
-func (s *scope) waitingFor(carried bool) waiting {
-	return func(ctx context.Context) (context.Context, func(), error) { return s.k.waiting(ctx, s, carried) }
+func (k *connector) waitingFor(s *scope, carried bool) waiting {
+	return func(ctx context.Context) (context.Context, func(), error) { return k.waiting(ctx, s, carried) }
 }
 
 // slotSlice is how long a caller waits for one slot before it looks at the others
@@ -965,11 +965,17 @@ func (s *scope) check(h *lockctx.Hint) error {
 	if s.failed != nil {
 		return s.failed
 	}
-	if h != nil {
-		for _, g := range s.k.around(h) {
-			if err := g.overError("statement"); err != nil {
-				return err
-			}
+	if h == nil {
+		return nil
+	}
+	return s.k.checkAround(h)
+}
+
+// checkAround returns why nothing can run inside the holds around h any more.
+func (k *connector) checkAround(h *lockctx.Hint) error {
+	for _, g := range k.around(h) {
+		if err := g.overError("statement"); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -77,7 +77,7 @@ func (r request) now() rowlock.Request {
 // requests says what to ask the locker for, one request after the other. carried
 // means that the caller occupies a connection of database/sql while it waits.
 func (k *connector) requests(s *scope, wait patience, w wanted, carried bool) (requests []request) {
-	plain := request{Request: rowlock.Request{Waiting: s.waitingFor(carried)}, patience: wait}
+	plain := request{Request: rowlock.Request{Waiting: k.waitingFor(s, carried)}, patience: wait}
 	if len(w.rows) > 0 {
 		r := plain
 		r.places = w.rows

@@ -101,6 +101,20 @@ func (h *Hint) With(ctx context.Context) context.Context {
 	return context.WithValue(ctx, contextKey{}, h)
 }
 
+// Inside returns ctx, for which [Ask] has made the hint, as the context of hold,
+// which a driver keeps beyond single transactions: statements in it run under what
+// ctx asks for, and claim rows as the hint says. The hint is of no use after that.
+func (h *Hint) Inside(ctx context.Context, hold any) context.Context {
+	claim := h.Claim
+	*h = Hint{}
+	if outer, ok := From(ctx); ok {
+		*h = *outer
+	}
+	h.Claim = claim
+	h.Holds, h.Hold, h.Named = append(slices.Clone(h.Holds), hold), hold, ""
+	return context.WithValue(ctx, contextKey{}, h)
+}
+
 // apply returns what options say.
 func apply(opts []Option) *Hint {
 	h := &Hint{}
@@ -142,19 +156,6 @@ func Claim(ctx context.Context, opts ...Option) context.Context {
 // explicit sql.Tx stays in its transaction all the same.
 func Without(ctx context.Context) context.Context {
 	return context.WithValue(ctx, contextKey{}, (*Hint)(nil))
-}
-
-// Inside returns a context whose statements run inside hold, which a driver
-// keeps beyond single transactions, and claim rows as it says. A driver calls it;
-// applications have no use for it.
-func Inside(ctx context.Context, hold any, claim Locking) context.Context {
-	h := &Hint{}
-	if outer, ok := From(ctx); ok {
-		*h = *outer
-	}
-	h.Claim = claim
-	h.Holds, h.Hold, h.Named = append(slices.Clone(h.Holds), hold), hold, ""
-	return context.WithValue(ctx, contextKey{}, h)
 }
 
 // Row keeps the lock as an InnoDB row lock in the caller's own transaction, so

@@ -286,7 +286,7 @@ func TestClaim(t *testing.T) {
 	if both := hint(t, lockctx.Claim(locked, lockctx.ForUpdate())); !reflect.DeepEqual(*both, want) {
 		t.Errorf("a claim inside With is %+v, want %+v", *both, want)
 	}
-	hold := lockctx.Inside(context.Background(), new(int), lockctx.Locking{})
+	hold := lockctx.Ask(context.Background(), []string{"held"}).Inside(context.Background(), new(int))
 	if both := hint(t, lockctx.Claim(hold, lockctx.ForUpdate())); both.Hold != hint(t, hold).Hold {
 		t.Errorf("a claim inside a hold is %+v", both)
 	}
@@ -310,7 +310,7 @@ func TestClaim(t *testing.T) {
 
 func TestInside(t *testing.T) {
 	one, two := new(int), new(int)
-	ctx := lockctx.Inside(context.Background(), one, lockctx.Locking{})
+	ctx := lockctx.Ask(context.Background(), []string{"held"}).Inside(context.Background(), one)
 	h := hint(t, ctx)
 	if h.Scope != nil || len(h.Locks) != 0 || h.Err != nil || !slices.Equal(h.Holds, []any{one}) {
 		t.Errorf("the hint is %+v", h)
@@ -322,7 +322,8 @@ func TestInside(t *testing.T) {
 	if other := hint(t, lockctx.With(ctx, "k")); other.Scope == with.Scope {
 		t.Error("two calls of With inside a hold share a lock context")
 	}
-	both := hint(t, lockctx.Inside(lockctx.With(ctx, "k"), two, lockctx.Locking{Share: true}))
+	k := lockctx.With(ctx, "k")
+	both := hint(t, lockctx.Ask(k, []string{"held"}, lockctx.ForShare()).Inside(k, two))
 	if !slices.Equal(both.Holds, []any{one, two}) || !slices.Equal(both.Keys(), []string{"k"}) || both.Named != "" || both.Hold != two || !both.Claim.Share {
 		t.Errorf("a hold inside is %+v", both)
 	}
