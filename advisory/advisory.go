@@ -6,8 +6,9 @@
 //
 // Locks are put on few connections, the carriers: two, unless there are more
 // than 10,000 locks on each. To take a lock is one statement, to give it back
-// another. Those that are asked for while a statement is under way go out
-// together in the next, so the round trips get fewer as the callers get more.
+// another, which are prepared on a connection that stays. Those that are asked for
+// while a statement is under way go out together in the next, so the round trips get
+// fewer as the callers get more.
 //
 // # What a waiter costs
 //

@@ -1070,6 +1070,8 @@ type failing struct {
 	fail func(text string) error
 }
 
+func (c *failing) Prepare(string) (driver.Stmt, error) { return nil, errors.New("it prepares nothing") }
+
 func (c *failing) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
 	if err := c.fail(text); err != nil {
 		return nil, err
@@ -1084,6 +1086,56 @@ func (c *failing) QueryContext(ctx context.Context, text string, args []driver.N
 		return nil, failed
 	}
 	return rows, err
+}
+
+// TestPrepared: a connection that stays has the statements prepared that take and
+// free one lock, and goes on with texts where it cannot.
+func TestPrepared(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		base, plain := s.connector(s.config()), s.open()
+		for _, able := range []bool{true, false} {
+			var prepared atomic.Int64 // and run
+			p := s.process(settings{conns: 1, connect: func(ctx context.Context) (driver.Conn, error) {
+				c, err := base.Connect(ctx)
+				if err != nil {
+					return nil, err
+				}
+				return &preparing{c.(mysqlConn), able, &prepared}, nil
+			}})
+			for i := range 20 {
+				key := fmt.Sprintf("Key %d", i%3)
+				lock := p.acquire(key, 0)
+				if id := s.holder(plain, key); id != fmt.Sprint(lock.ConnectionID()) {
+					t.Errorf("connection %q has it, not %d", id, lock.ConnectionID())
+				}
+				ok(t, lock.Release())
+				if id := s.holder(plain, key); id != "" {
+					t.Errorf("connection %q still has it", id)
+				}
+			}
+			if n := prepared.Load(); able && n < 20 || !able && n > 0 {
+				t.Errorf("able to prepare is %v: %d statements were", able, n)
+			}
+		}
+	})
+}
+
+// preparing counts what is run prepared, or refuses to prepare.
+type preparing struct {
+	mysqlConn
+	able bool
+	runs *atomic.Int64
+}
+
+func (c *preparing) Prepare(text string) (driver.Stmt, error) {
+	if !c.able {
+		return nil, &mysql.MySQLError{Number: 1461, Message: "Can't create more than max_prepared_stmt_count statements"}
+	}
+	stmt, err := c.mysqlConn.Prepare(text)
+	if err != nil {
+		return nil, err
+	}
+	return &countingStmt{stmt.(mysqlStmt), c.runs}, nil
 }
 
 // TestServerErrors: what the server refuses is not held, and costs nobody else
@@ -1390,6 +1442,10 @@ func TestRestart(t *testing.T) {
 			}
 			ok(t, p.acquire("k", 0).Release())
 
+			warm := s.process(settings{conns: 1})
+			for range 20 { // its statements are prepared by now
+				ok(t, warm.acquire("warm", 0).Release())
+			}
 			holder, waited := s.open(), make(chan error)
 			s.exec(holder, "DO GET_LOCK('"+advisory.Name(s.namespace, "waited")+"', 0)")
 			go func() {
@@ -1401,6 +1457,9 @@ func TestRestart(t *testing.T) {
 			s.exec(holder, "DO RELEASE_ALL_LOCKS()")
 			if err := <-waited; !errors.Is(err, lockerr.ErrUnsafe) {
 				t.Errorf("after a wait during which the server has become a replica: %v", err)
+			}
+			if _, err := warm.Acquire(t.Context(), request("warm", 0)); !errors.Is(err, lockerr.ErrUnsafe) {
+				t.Errorf("by a statement that was prepared before the server became a replica: %v", err)
 			}
 			for _, unsafe := range []bool{false, true} {
 				q := s.process(settings{change: func(c *advisory.Config) { c.Unsafe = unsafe }})

@@ -304,15 +304,21 @@ func (k *carrier) send(batch []*request) {
 // run runs the statement for batch. After an error of the server's nothing of it
 // is held; where that is not sure the error is another, which costs the carrier.
 func (k *carrier) run(batch []*request) (answer string, err error) {
+	err = pool.ErrUnprepared
+	if len(batch) == 1 && !batch[0].yields {
+		answer, err = k.one(batch[0])
+	}
 	if takes := batch[len(batch)-1].take; takes {
-		answer, err = k.ask(k.within(), k.batchSQL(batch))
+		if errors.Is(err, pool.ErrUnprepared) {
+			answer, err = k.ask(k.within(), k.batchSQL(batch))
+		}
 		if err == nil && answer == "" {
 			answer = "2"
 		}
 		if err == nil && len(answer) != len(batch) {
 			err = errForm
 		}
-	} else {
+	} else if errors.Is(err, pool.ErrUnprepared) {
 		err = k.exec(k.within(), freeSQL(batch))
 	}
 	if err != nil && !k.broken(err) { // KILL QUERY, for example, after some were done
@@ -337,10 +343,29 @@ func (k *carrier) within() context.Context {
 	return k.ctx
 }
 
+// one runs a single request by a statement that the server has parsed before;
+// pool.ErrUnprepared is that it has not.
+func (k *carrier) one(r *request) (answer string, err error) {
+	sent := time.Since(epoch)
+	if r.take {
+		rows, err := k.c.QueryPrepared(k.within(), k.takeSQL("?"), r.lock.name)
+		return k.answer(sent, rows, err)
+	}
+	if _, err = k.c.QueryPrepared(k.within(), "DO RELEASE_LOCK(?)", r.lock.name); err == nil {
+		k.heard.Store(int64(sent))
+	}
+	return "", err
+}
+
 // ask runs a statement that returns one value.
 func (k *carrier) ask(ctx context.Context, text string) (string, error) {
 	sent := time.Since(epoch)
 	rows, err := server.Query(ctx, k.c.Conn, text)
+	return k.answer(sent, rows, err)
+}
+
+// answer is the one value that was returned for what was sent then.
+func (k *carrier) answer(sent time.Duration, rows [][]string, err error) (string, error) {
 	if err != nil {
 		return "", err
 	}

@@ -178,6 +178,30 @@ func (c *countingConn) QueryContext(ctx context.Context, text string, args []dri
 	return c.mysqlConn.QueryContext(ctx, text, args)
 }
 
+func (c *countingConn) Prepare(text string) (driver.Stmt, error) {
+	c.sent.Add(1)
+	stmt, err := c.mysqlConn.Prepare(text)
+	if err != nil {
+		return nil, err
+	}
+	return &countingStmt{stmt.(mysqlStmt), c.sent}, nil
+}
+
+type mysqlStmt interface {
+	driver.Stmt
+	driver.StmtQueryContext
+}
+
+type countingStmt struct {
+	mysqlStmt
+	sent *atomic.Int64
+}
+
+func (s *countingStmt) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
+	s.sent.Add(1)
+	return s.mysqlStmt.QueryContext(ctx, args)
+}
+
 // exec and query may run on other goroutines than the test's.
 
 func (s *scratch) exec(c driver.Conn, text string) {

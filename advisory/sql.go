@@ -65,12 +65,15 @@ func freeSQL(batch []*request) string {
 	return b.String()
 }
 
+// takeSQL takes one lock: 1 where it was taken.
+func (k *carrier) takeSQL(name string) string { return "SELECT " + k.here("GET_LOCK("+name+", 0)") }
+
 // batchSQL runs the requests of batch in their order. It answers one digit for
 // each: 1 where it was done, 2 where it was interrupted, 3 where the lock was left
 // to somebody who wishes it.
 func (k *carrier) batchSQL(batch []*request) string {
 	if len(batch) == 1 && !batch[0].yields {
-		return "SELECT " + k.here("GET_LOCK('"+batch[0].lock.name+"', 0)")
+		return k.takeSQL("'" + batch[0].lock.name + "'")
 	}
 	var b strings.Builder
 	b.Grow(len(batch) * 128)
