@@ -304,22 +304,22 @@ func (k *carrier) send(batch []*request) {
 // run runs the statement for batch. After an error of the server's nothing of it
 // is held; where that is not sure the error is another, which costs the carrier.
 func (k *carrier) run(batch []*request) (answer string, err error) {
-	err = pool.ErrUnprepared
-	if len(batch) == 1 && !batch[0].yields {
-		answer, err = k.one(batch[0])
+	takes := batch[len(batch)-1].take
+	answer, err = k.runPrepared(batch)
+	switch {
+	case !errors.Is(err, pool.ErrUnprepared):
+	case takes:
+		answer, err = k.ask(k.within(), k.batchSQL(batch))
+	default:
+		err = k.exec(k.within(), freeSQL(batch))
 	}
-	if takes := batch[len(batch)-1].take; takes {
-		if errors.Is(err, pool.ErrUnprepared) {
-			answer, err = k.ask(k.within(), k.batchSQL(batch))
-		}
-		if err == nil && answer == "" {
+	if takes && err == nil {
+		if answer == "" {
 			answer = "2"
 		}
-		if err == nil && len(answer) != len(batch) {
+		if len(answer) != len(batch) {
 			err = errForm
 		}
-	} else if errors.Is(err, pool.ErrUnprepared) {
-		err = k.exec(k.within(), freeSQL(batch))
 	}
 	if err != nil && !k.broken(err) { // KILL QUERY, for example, after some were done
 		if again := k.exec(k.within(), freeSQL(batch)); again != nil {
@@ -343,11 +343,14 @@ func (k *carrier) within() context.Context {
 	return k.ctx
 }
 
-// one runs a single request by a statement that the server has parsed before;
-// pool.ErrUnprepared is that it has not.
-func (k *carrier) one(r *request) (answer string, err error) {
-	sent := time.Since(epoch)
-	if r.take {
+// runPrepared is run for one request, which is always the same statement. It returns
+// pool.ErrUnprepared where that is not prepared, and for others.
+func (k *carrier) runPrepared(batch []*request) (answer string, err error) {
+	r, sent := batch[0], time.Since(epoch)
+	switch {
+	case len(batch) > 1 || r.yields:
+		return "", pool.ErrUnprepared
+	case r.take:
 		rows, err := k.c.QueryPrepared(k.within(), k.takeSQL("?"), r.lock.name)
 		return k.answer(sent, rows, err)
 	}
