@@ -83,8 +83,8 @@ type Config struct {
 	// many goroutines of this process want goes from one to the next, before it is
 	// offered to other processes: at most so many times, and only while so much
 	// time has not passed; 0 means 30 times, and 10 ms. An advisory lock that no
-	// other process was known to want when this one got it is bounded by the time
-	// alone. More is more throughput for this process, and longer waits in others.
+	// other process took when it was offered last is bounded by the time alone.
+	// More is more throughput for this process, and longer waits in others.
 	// (lockHandOvers, lockHandOverTime)
 	HandOvers    int
 	HandOverTime time.Duration

@@ -205,7 +205,6 @@ func (a *attempt) granted(ctx context.Context, lock *Lock) (*Lock, error) {
 // in other processes; and where some only ask now and then, it is left free for a
 // moment, for them.
 func (a *attempt) try(ctx context.Context, over *Lock) (*Lock, error) {
-	wished := false
 	for again := 0; ; {
 		var r *request
 		if over != nil {
@@ -225,11 +224,9 @@ func (a *attempt) try(ctx context.Context, over *Lock) (*Lock, error) {
 		}
 		switch {
 		case r.granted:
-			r.lock.wished = wished
+			r.lock.alone = r.yields
 			return r.lock, nil
-		case errors.Is(r.err, errWished): // by now they may have had it
-			wished = true
-		case errors.Is(r.err, errRetired): // it was sent nowhere
+		case errors.Is(r.err, errRetired), errors.Is(r.err, errWished): // it was sent nowhere, or by now they may have had it
 		case r.err == nil:
 			return nil, nil
 		case again < 3 && ctx.Err() == nil && !errors.Is(r.err, lockerr.ErrUnsafe) && !errors.Is(r.err, lockerr.ErrClosed) &&

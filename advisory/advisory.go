@@ -26,8 +26,8 @@
 // then the next in line offers it to other processes, which is to give it back and
 // ask for it again in one statement. The server gives it to whoever waits for it.
 // Where somebody was waiting the last time, that statement waits, too, behind them,
-// so that no process loses a turn by being slow. As long as nobody was, only the
-// time counts.
+// so that no process loses a turn by being slow. After an offer that nobody took
+// only the time counts.
 //
 // An offer would starve those who ask now and then. So they say that they do, by
 // another lock, whose name is that of a wish; while there is one, the offer leaves
@@ -93,8 +93,8 @@ type Config struct {
 	// loses a connection to it, and from then on asks again in half the time.
 	ReadTimeout time.Duration
 	// A lock goes from one caller to the next while HandOverTime is not over, and at
-	// most HandOvers times where others were known to want it when this process got
-	// it, before other processes have their turn.
+	// most HandOvers times unless no other process took it when it was offered last,
+	// before other processes have their turn.
 	HandOvers    int
 	HandOverTime time.Duration
 	Unsafe       bool // also work where named locks do not exclude

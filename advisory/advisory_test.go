@@ -179,12 +179,12 @@ func TestManyHolds(t *testing.T) {
 	})
 }
 
-// TestHandOver: a lock goes to the next of its process, but where others want it
-// not for ever.
+// TestHandOver: a lock goes to the next of its process, but not for ever.
 func TestHandOver(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		p := s.process(settings{change: func(c *advisory.Config) { c.HandOvers, c.HandOverTime = 3, time.Minute }})
 		other, plain := s.process(settings{}), s.open()
+		first := p.acquire("k", 0)
 		turns := make(chan string, 100)
 		var all sync.WaitGroup
 		take := func(p *process, who string) {
@@ -194,12 +194,6 @@ func TestHandOver(t *testing.T) {
 				ok(t, lock.Release())
 			})
 		}
-		before := other.acquire("k", 0)
-		got := make(chan *advisory.Lock)
-		go func() { got <- p.acquire("k", time.Minute) }()
-		eventually(t, "it waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
-		ok(t, before.Release())
-		first := <-got
 		take(other, "other")
 		eventually(t, "another process waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
 		for range 8 {
@@ -220,8 +214,8 @@ func TestHandOver(t *testing.T) {
 	})
 }
 
-// TestHandOverAlone: where nobody else is known to want it, only the time counts,
-// and then the lock is offered to others in one statement.
+// TestHandOverAlone: once nobody has taken it who was offered it, only the time
+// counts.
 func TestHandOverAlone(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		p := s.process(settings{change: func(c *advisory.Config) { c.HandOvers, c.HandOverTime = 3, time.Minute }})
@@ -283,23 +277,18 @@ func TestHandOverTime(t *testing.T) {
 func TestHandOverWished(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		const most, n = 3, 20
-		p := s.process(settings{change: func(c *advisory.Config) { c.HandOvers, c.HandOverTime = most, 200*time.Millisecond }})
+		p := s.process(settings{change: func(c *advisory.Config) { c.HandOvers, c.HandOverTime = most, time.Minute }})
 		s.exec(s.open(), "DO GET_LOCK('"+lockname.OfWish(s.namespace, "k")+"', 0)")
 		lock := p.acquire("k", 0)
 		got := make(chan *advisory.Lock)
-		next := func() {
-			ok(t, lock.Release())
-			lock = <-got
-		}
-		for range 1 + n {
+		for range n {
 			go func() { got <- p.acquire("k", time.Minute) }()
 		}
-		p.inLine("k", 1+n)
-		time.Sleep(300 * time.Millisecond)
-		next() // it is found out at the end of the first turn
+		p.inLine("k", n)
 		sent := p.sent.Load()
 		for range n {
-			next()
+			ok(t, lock.Release())
+			lock = <-got
 		}
 		if sent := p.sent.Load() - sent; sent < n/(most+1)*2 {
 			t.Errorf("%d statements for %d grants in turns of %d", sent, n, most+1)

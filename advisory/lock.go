@@ -25,7 +25,7 @@ type Lock struct {
 	since   time.Time // when this process got it from the server
 	handed  int       // how often it went from caller to caller since then
 	rivals  bool      // others wait for it in the server, as they did when it was got
-	wished  bool      // others ask for it now and then, as they did when it was got
+	alone   bool      // nobody took it when it was offered to others
 
 	// Guarded by Locker.mu.
 	lost func(error)
@@ -83,7 +83,7 @@ func (k *Lock) Release() error {
 // turnOver reports that other processes are to have the lock before another
 // caller of this one: the next in line sees to it.
 func (k *Lock) turnOver() bool {
-	return (k.rivals || k.wished) && k.handed >= k.l.handOvers || time.Since(k.since) >= k.l.handOverTime
+	return !k.alone && k.handed >= k.l.handOvers || time.Since(k.since) >= k.l.handOverTime
 }
 
 // end makes the lock be over for its holder. It returns why it was before.
@@ -101,7 +101,7 @@ func (k *Lock) end() error {
 // was lost meanwhile.
 func (a *attempt) inherit(from *Lock) *Lock {
 	lock := a.lock(from.carrier)
-	lock.since, lock.handed, lock.rivals, lock.wished = from.since, from.handed+1, from.rivals, from.wished
+	lock.since, lock.handed, lock.rivals, lock.alone = from.since, from.handed+1, from.rivals, from.alone
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if from.carrier.err != nil {
