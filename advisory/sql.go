@@ -36,7 +36,14 @@ func silentFor(ttl time.Duration) time.Duration {
 // here is an SQL expression that is value on the carrier's own connection, else
 // elsewhere. Where others may take locks on another server it is readOnly.
 func (k *carrier) here(value string) string {
-	return "IF(CONNECTION_ID() = " + strconv.FormatUint(k.id, 10) + ", " + k.writable(value) + ", " + elsewhere + ")"
+	before, after := k.around()
+	return before + value + after
+}
+
+// around is what here puts around the value.
+func (k *carrier) around() (before, after string) {
+	before, after, _ = strings.Cut(k.writable("?"), "?")
+	return "IF(CONNECTION_ID() = " + strconv.FormatUint(k.id, 10) + ", " + before, after + ", " + elsewhere + ")"
 }
 
 // writable is an SQL expression that is value where the server takes writes, when
@@ -75,8 +82,10 @@ func (k *carrier) batchSQL(batch []*request) string {
 	if len(batch) == 1 && !batch[0].yields {
 		return k.takeSQL("'" + batch[0].lock.name + "'")
 	}
+	before, after := k.around()
 	var b strings.Builder
-	b.Grow(len(batch) * 128)
+	b.Grow(len(before) + len(batch)*128)
+	write(&b, "SELECT ", before)
 	get := func(name string) { write(&b, "COALESCE(GET_LOCK('", name, "', 0), 2)") }
 	for i, r := range batch {
 		b.WriteString([2]string{"CONCAT(", ", "}[min(i, 1)])
@@ -91,8 +100,8 @@ func (k *carrier) batchSQL(batch []*request) string {
 			write(&b, "COALESCE(RELEASE_LOCK('", name, "'), 2)")
 		}
 	}
-	b.WriteString(")")
-	return "SELECT " + k.here(b.String())
+	write(&b, ")", after)
+	return b.String()
 }
 
 func write(b *strings.Builder, parts ...string) {
