@@ -308,8 +308,10 @@ func (l *locks) close() {
 	for _, u := range open {
 		u.abandon(ErrClosed)
 	}
-	l.leases.Close()
-	l.advisories.Close()
+	var both sync.WaitGroup // who waits hears of it at once
+	both.Go(l.leases.Close)
+	both.Go(l.advisories.Close)
+	both.Wait()
 	l.later.Wait()
 	l.sessions.Close()
 	l.leasing.Close()

@@ -113,12 +113,12 @@ const (
 	sqlTry3  = "(" + sqlLock1 + " NOWAIT) UNION ALL (" + sqlLock2 + " NOWAIT) LIMIT 2"
 	sqlBlock = "BEGIN NOT ATOMIC SET SESSION idle_transaction_timeout = 30; START TRANSACTION;" +
 		" SET STATEMENT innodb_lock_wait_timeout = 0 FOR " + sqlLock + "; END"
-	sqlPreparedBlock = "BEGIN NOT ATOMIC DECLARE v_name VARBINARY(255) DEFAULT UNHEX(?); DECLARE v_most BIGINT UNSIGNED DEFAULT ?; DECLARE v_quiet BOOL;" +
+	sqlPreparedBlock = "BEGIN NOT ATOMIC DECLARE v_name VARBINARY(255) DEFAULT UNHEX(CONVERT(? USING ascii)); DECLARE v_most BIGINT UNSIGNED DEFAULT ?; DECLARE v_quiet BOOL;" +
 		" SET SESSION idle_transaction_timeout = 30; START TRANSACTION;" +
 		" SET STATEMENT innodb_lock_wait_timeout = 0 FOR SELECT owner IS NULL AND versioned = 0 AND token <= v_most AND " + sqlWritable + " INTO v_quiet" +
-		" FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = v_name FOR UPDATE;" +
+		" FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = v_name LIMIT 1 FOR UPDATE;" +
 		" IF v_quiet IS NOT TRUE THEN SELECT CONNECTION_ID(), " + sqlLease + ", versioned, @@read_only, @@innodb_read_only" +
-		" FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = v_name FOR UPDATE; END IF; END"
+		" FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = v_name LIMIT 1 FOR UPDATE; END IF; END"
 	sqlBlock3 = "BEGIN NOT ATOMIC SET SESSION idle_transaction_timeout = 30; START TRANSACTION;" +
 		" SET STATEMENT innodb_lock_wait_timeout = 0 FOR (" + sqlLock1 + ") UNION ALL (" + sqlLock2 + ") LIMIT 2; END"
 	sqlLook1 = "SELECT name, " + sqlLease + " FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN (x'6b31')" +

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/lockname"
@@ -56,6 +55,7 @@ type attempt struct {
 	start  time.Time
 	ticket *queue.Ticket // nil before it is ours, and once it is somebody else's
 	holder *lockerr.Holder
+	wants  bool          // it is counted as one who has no station; guarded by Locker.mu
 	calm   time.Duration // for how long a connection may be waited on, as one has shown by breaking; 0 is unknown
 }
 
@@ -119,31 +119,24 @@ func (a *attempt) acquire(ctx context.Context) (*Lock, error) {
 	return a.wait(ctx, nil)
 }
 
-// timers are stopped. A wait in line is the most frequent of all.
-var timers = sync.Pool{New: func() any {
-	t := time.NewTimer(0)
-	t.Stop()
-	return t
-}}
-
-// lineUp waits for the place in front of the process's own queue, which all get to
-// when the Locker is closed.
+// lineUp waits for the place in front of the process's own queue.
 func (a *attempt) lineUp(ctx context.Context) (*queue.Ticket, error) {
 	ctx, left, done, err := a.begin(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer done()
-	over := timers.Get().(*time.Timer)
-	over.Reset(left)
-	defer timers.Put(over)
+	over := time.NewTimer(left)
 	defer over.Stop()
-	if ticket := a.queue.Succeed(ctx, a.r.Key, over.C); ticket != nil {
+	if ticket := a.queue.Succeed(ctx, a.r.Key, queue.Ends{Over: over.C, Closed: a.ctx.Done()}); ticket != nil {
 		return ticket, nil
 	}
 	a.holder = a.queue.Holder(a.r.Key)
-	if ctx.Err() != nil {
+	switch {
+	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
+	case a.ctx.Err() != nil:
+		return nil, lockerr.ErrClosed
 	}
 	return nil, errWaitOver
 }
@@ -202,14 +195,15 @@ func (a *attempt) granted(ctx context.Context, lock *Lock) (*Lock, error) {
 
 // try asks once, on a carrier. It returns nil where someone else has the lock. One
 // whose turn is over is given back by the same statement, to those who wait for it
-// in other processes; and where some only ask now and then, it is left free for a
-// moment, for them.
+// in other processes; and where some only ask now and then, it is left free, for
+// them.
 func (a *attempt) try(ctx context.Context, over *Lock) (*Lock, error) {
+	var paused time.Time
 	for again := 0; ; {
 		var r *request
 		if over != nil {
 			r = &request{lock: a.lock(over.carrier), take: true, yields: true}
-			over = nil
+			over, paused = nil, over.paused
 		} else {
 			k, err := a.place(ctx)
 			if err != nil {
@@ -224,9 +218,14 @@ func (a *attempt) try(ctx context.Context, over *Lock) (*Lock, error) {
 		}
 		switch {
 		case r.granted:
-			r.lock.alone = r.yields
+			r.lock.alone, r.lock.paused = r.yields, paused
 			return r.lock, nil
-		case errors.Is(r.err, errRetired), errors.Is(r.err, errWished): // it was sent nowhere, or by now they may have had it
+		case errors.Is(r.err, errWished): // by now they may have had it
+			if time.Since(paused) > pauseEvery {
+				sleep(ctx, pause)
+				paused = time.Now()
+			}
+		case errors.Is(r.err, errRetired): // it was sent nowhere
 		case r.err == nil:
 			return nil, nil
 		case again < 3 && ctx.Err() == nil && !errors.Is(r.err, lockerr.ErrUnsafe) && !errors.Is(r.err, lockerr.ErrClosed) &&
@@ -266,6 +265,7 @@ func (a *attempt) wait(ctx context.Context, k *carrier) (*Lock, error) {
 	defer done()
 	var wish *Lock
 	defer func() { a.withdraw(wish) }()
+	defer a.want(false)
 	for k != nil || open.Err() == nil {
 		var lock *Lock
 		if k == nil {
@@ -273,8 +273,10 @@ func (a *attempt) wait(ctx context.Context, k *carrier) (*Lock, error) {
 		}
 		if k != nil {
 			lock, err = a.waitOn(open, k)
-			k = nil
-		} else if wish = a.wish(open, wish); sleep(open) {
+			if k = nil; lock == nil && err == nil {
+				sleep(open, a.untilNext(wish))
+			}
+		} else if wish = a.wish(open, wish); sleep(open, a.untilNext(wish)) {
 			lock, err = a.try(open, nil)
 		}
 		if err != nil {
@@ -330,7 +332,7 @@ func (a *attempt) station(ctx context.Context) *carrier {
 		l.stations++
 	}
 	l.mu.Unlock()
-	if !free {
+	if a.want(!free); !free {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, pollEvery)
@@ -343,10 +345,32 @@ func (a *attempt) station(ctx context.Context) *carrier {
 	return k
 }
 
+// want counts the attempt as one who has no station, or no longer.
+func (a *attempt) want(wants bool) {
+	l := a.Locker
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case wants && !a.wants:
+		l.wanting++
+	case !wants && a.wants:
+		l.wanting--
+	}
+	a.wants = wants
+}
+
+// wanted reports whether others have no station, so that who has one should not keep
+// it for long.
+func (l *Locker) wanted() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.wanting > 0
+}
+
 // spare reports whether one more connection may be waited on beside so many
 // carriers. l.mu is the caller's.
 func (l *Locker) spare(carriers int) bool {
-	return l.stations+max(enough, carriers) < l.conns.Stat().Max
+	return l.stations+max(l.enough, carriers) < l.conns.Stat().Max
 }
 
 func (l *Locker) leaveStation() {
@@ -356,7 +380,7 @@ func (l *Locker) leaveStation() {
 }
 
 // waitOn waits on k until the lock is granted, which makes k a carrier. Without
-// it, k is gone.
+// it, k is gone; where there is no error either, it is not the time for another.
 func (a *attempt) waitOn(ctx context.Context, k *carrier) (*Lock, error) {
 	defer a.leaveStation()
 	deadline := a.start.Add(a.r.Wait)
@@ -375,6 +399,9 @@ func (a *attempt) waitOn(ctx context.Context, k *carrier) (*Lock, error) {
 		}
 		if a.calm > 0 {
 			bound = min(bound, a.calm)
+		}
+		if a.wanted() {
+			bound = min(bound, pollEvery)
 		}
 		asked := time.Now()
 		answer, err := k.wait(ctx, a.name, bound)
@@ -395,15 +422,16 @@ func (a *attempt) waitOn(ctx context.Context, k *carrier) (*Lock, error) {
 			}
 			return lock, nil
 		case err == nil || server.Interrupted(err):
+			if a.wanted() {
+				a.leave(k, true)
+				return nil, nil
+			}
 			continue
 		}
 		a.leave(k, !k.broken(err))
 		a.calm = max(pollEvery, time.Since(asked)/2)
 		if !k.broken(err) || errors.Is(err, lockerr.ErrUnsafe) {
 			return nil, err
-		}
-		if !sleep(ctx) {
-			return nil, context.Cause(ctx)
 		}
 		return nil, nil
 	}
@@ -434,9 +462,17 @@ func (l *Locker) leave(k *carrier, answered bool) {
 	k.dispose()
 }
 
-// sleep waits until it is time to look again, and reports whether ctx goes on.
-func sleep(ctx context.Context) bool {
-	t := time.NewTimer(pollEvery + rand.N(pollEvery/5))
+// untilNext is how long somebody waits until it asks again, with a wish or without.
+func (a *attempt) untilNext(wish *Lock) time.Duration {
+	if wish != nil {
+		return wishEvery
+	}
+	return pollEvery + rand.N(pollEvery/5)
+}
+
+// sleep waits for so long, and reports whether ctx goes on.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-t.C:

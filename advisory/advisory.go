@@ -17,7 +17,9 @@
 // waiting, on a carrier. Where another process has the lock it waits for it in
 // the server, on a connection of its own, since a connection that waits can do
 // nothing else: one connection for each key and process that waits for another
-// process. Where the pool has none left it asks four times a second instead.
+// process. Where the pool has none left it asks four times a second instead, and
+// those who have one give it up for a while in as much time, so that all have their
+// turn to wait.
 //
 // # Hand-over
 //
@@ -31,7 +33,9 @@
 //
 // An offer would starve those who ask now and then. So they say that they do, by
 // another lock, whose name is that of a wish; while there is one, the offer leaves
-// the lock free until the next statement.
+// the lock free until the next statement, and now and then for long enough to be
+// asked for. Those who wait in the server in several other processes leave it free
+// for nobody: so the pool should have more than one connection.
 //
 // In the server they have it in their order, too, as long as they wait for no
 // longer than half of ReadTimeout: then they ask again, behind the others.
@@ -73,8 +77,11 @@ const (
 	slack = time.Second
 	// background bounds what must be done although its caller has gone.
 	background = 10 * time.Second
-	// pollEvery is how often a waiter asks that nothing wakes.
-	pollEvery = 250 * time.Millisecond
+	// pollEvery is how often a waiter asks that nothing wakes, and wishEvery the same
+	// of the one that others know of. For that one they leave the lock free for a
+	// pause, each pauseEvery at the most.
+	pollEvery, wishEvery = 250 * time.Millisecond, 100 * time.Millisecond
+	pause, pauseEvery    = 130 * time.Millisecond, time.Second
 )
 
 // Config says where locks are kept.
@@ -108,6 +115,7 @@ type Locker struct {
 	namespace    string
 	owner        string
 	info         server.Info
+	enough       int           // carriers, unless they are full
 	ttl          time.Duration // how long the server lets a connection be silent,
 	limit        time.Duration // and how long we do
 	pulse        time.Duration // how often carriers are looked after
@@ -127,6 +135,7 @@ type Locker struct {
 	carriers []*carrier // the oldest first
 	opening  *opening   // one more
 	stations int        // connections on which somebody waits
+	wanting  int        // callers who have none
 	watching bool       // the goroutine that looks after carriers runs
 }
 
@@ -136,7 +145,8 @@ func New(cfg Config) *Locker {
 	ttl := silentFor(cfg.TTL)
 	l := &Locker{
 		conns: cfg.Conns, control: cfg.Control, queue: cfg.Queue, namespace: cfg.Namespace, owner: cfg.Owner, info: cfg.Info,
-		ttl: ttl, limit: ttl - ttl/10, pulse: min(500*time.Millisecond, ttl/4), linger: min(2*time.Second, ttl/4),
+		enough: max(1, min(2, cfg.Conns.Stat().Max-1)), // with one left to wait on
+		ttl:    ttl, limit: ttl - ttl/10, pulse: min(500*time.Millisecond, ttl/4), linger: min(2*time.Second, ttl/4),
 		readTimeout: cfg.ReadTimeout, handOvers: cfg.HandOvers, handOverTime: cfg.HandOverTime, unsafe: cfg.Unsafe,
 	}
 	l.ctx, l.stop = context.WithCancelCause(context.Background())

@@ -340,6 +340,50 @@ func TestGaveUpOffer(t *testing.T) {
 	})
 }
 
+// TestCloseInLine: who waits in line hears at once that the Locker is closed, also
+// where the server does not answer the one in front.
+func TestCloseInLine(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		base, name := s.connector(s.config()), advisory.Name(s.namespace, "k")
+		under, answer := make(chan struct{}), make(chan struct{})
+		p := s.process(settings{conns: 1, connect: func(ctx context.Context) (driver.Conn, error) {
+			c, err := base.Connect(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return &failing{c.(mysqlConn), func(text string) error {
+				if strings.Contains(text, "IF(RELEASE_LOCK('"+name) {
+					close(under)
+					<-answer
+				}
+				return nil
+			}}, nil
+		}, change: func(c *advisory.Config) { c.HandOverTime = 0 }})
+		lock := p.acquire("k", 0)
+		failed := make(chan error, 2)
+		wait := func() {
+			_, err := p.Acquire(context.Background(), request("k", time.Minute))
+			failed <- err
+		}
+		go wait() // offers it to others
+		p.inLine("k", 1)
+		go wait()
+		p.inLine("k", 2)
+		ok(t, lock.Release())
+		<-under
+		var closed sync.WaitGroup
+		closed.Go(p.Close)
+		if err := <-failed; !errors.Is(err, lockerr.ErrClosed) { // the other one has no answer yet
+			t.Errorf("who waited in line got %v", err)
+		}
+		close(answer)
+		if err := <-failed; !errors.Is(err, lockerr.ErrClosed) && !errors.Is(err, lockerr.ErrLost) {
+			t.Errorf("who was in front got %v", err)
+		}
+		closed.Wait()
+	})
+}
+
 // TestWished: who only asks now and then says so, as long as it asks, and again
 // where the connection is lost on which it has.
 func TestWished(t *testing.T) {
@@ -806,12 +850,12 @@ func TestGrantedWaiter(t *testing.T) {
 
 func TestFullPool(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
-		p, other := s.process(settings{}), s.process(settings{conns: 2})
+		p, other := s.process(settings{}), s.process(settings{conns: 1})
 		lock := p.acquire("k", 0)
 		time.AfterFunc(100*time.Millisecond, func() { _ = lock.Release() })
 		sent, start := other.sent.Load(), time.Now()
 		ok(t, other.acquire("k", time.Minute).Release())
-		most := 6 + 3*int64(time.Since(start)/(250*time.Millisecond)) // it looks so often, and pings come on top
+		most := 8 + 3*int64(time.Since(start)/(100*time.Millisecond)) // it looks so often, and pings come on top
 		if n := other.sent.Load() - sent; n > most {
 			t.Errorf("%d statements while it polled, more than %d", n, most)
 		}

@@ -50,9 +50,9 @@ type request struct {
 }
 
 const (
-	// maxHolds is how many locks a carrier may have, and enough how many carriers
-	// there are unless they are full. MariaDB gets slow where one has many.
-	maxHolds, enough = 10_000, 2
+	// maxHolds is how many locks a carrier may have. MariaDB gets slow where one has
+	// many.
+	maxHolds = 10_000
 	// maxBatch is how many requests go into one statement.
 	maxBatch = 100
 )
@@ -95,12 +95,12 @@ func (l *Locker) place(ctx context.Context) (*carrier, error) {
 			if best == nil || best.busy && (!k.busy || len(k.line) < len(best.line)) {
 				best = k
 			}
-			if few++; few == enough {
+			if few++; few == l.enough {
 				break
 			}
 		}
 		var o *opening
-		if best == nil || best.busy && few < enough && l.conns.Ready() {
+		if best == nil || best.busy && few < l.enough && l.conns.Ready() {
 			o = l.open()
 		}
 		l.mu.Unlock()
@@ -397,7 +397,7 @@ func (k *carrier) exec(ctx context.Context, text string) error {
 // next lets the next in line use the connection. Locker.mu is the caller's.
 func (k *carrier) next() {
 	l := k.l
-	if k.err == nil && len(k.line) == 0 && len(k.holds) == 0 && len(l.carriers) > enough {
+	if k.err == nil && len(k.line) == 0 && len(k.holds) == 0 && len(l.carriers) > l.enough {
 		l.remove(k, errRetired)
 	}
 	switch {

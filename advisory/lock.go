@@ -26,6 +26,7 @@ type Lock struct {
 	handed  int       // how often it went from caller to caller since then
 	rivals  bool      // others wait for it in the server, as they did when it was got
 	alone   bool      // nobody took it when it was offered to others
+	paused  time.Time // when it was last left free for those who ask now and then
 
 	// Guarded by Locker.mu.
 	lost func(error)
@@ -101,7 +102,7 @@ func (k *Lock) end() error {
 // was lost meanwhile.
 func (a *attempt) inherit(from *Lock) *Lock {
 	lock := a.lock(from.carrier)
-	lock.since, lock.handed, lock.rivals, lock.alone = from.since, from.handed+1, from.rivals, from.alone
+	lock.since, lock.handed, lock.rivals, lock.alone, lock.paused = from.since, from.handed+1, from.rivals, from.alone, from.paused
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if from.carrier.err != nil {

@@ -174,7 +174,7 @@ func (a *attempt) lineUp(ctx context.Context) (*queue.Ticket, error) {
 		return nil, err
 	}
 	defer done()
-	ticket := a.queue.Succeed(ctx, a.r.Key, nil)
+	ticket := a.queue.Succeed(ctx, a.r.Key, queue.Ends{})
 	if ticket == nil {
 		a.holder = a.queue.Holder(a.r.Key)
 		return nil, context.Cause(ctx)

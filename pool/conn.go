@@ -163,6 +163,7 @@ func (c *Conn) QueryPrepared(ctx context.Context, text string, args ...driver.Va
 	}
 	rows, err := server.QueryPrepared(ctx, p.stmt, args...)
 	if server.Unprepared(err) {
+		_ = p.stmt.Close()
 		p.stmt = nil
 		return nil, ErrUnprepared
 	}

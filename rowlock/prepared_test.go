@@ -106,6 +106,37 @@ func TestLeasedIsNotPrepared(t *testing.T) {
 	})
 }
 
+// TestPreparedUnderSettings that the application makes.
+func TestPreparedUnderSettings(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		p := s.process(nil)
+		settings := []string{"collation_connection = utf16_general_ci"}
+		if !p.Info().MariaDB {
+			settings = append(settings, "sql_select_limit = 0")
+		}
+		for _, setting := range settings {
+			for _, implicit := range []bool{false, true} {
+				c := pool.Adopt(s.open())
+				s.exec(c.Conn, "SET SESSION "+setting)
+				if implicit {
+					s.exec(c.Conn, "SET SESSION autocommit = 0")
+				}
+				for n := range many {
+					grant, err := p.beginOn(c, implicit, rowlock.Key{Name: "k"})
+					if err != nil {
+						t.Fatalf("%s, implicit %v, lock %d: %v", setting, implicit, n, err)
+					}
+					if s.free("k") {
+						t.Errorf("%s, implicit %v, lock %d: it is not locked", setting, implicit, n)
+					}
+					ok(t, grant.Txn.Commit(0))
+					grant.Ticket.Leave()
+				}
+			}
+		}
+	})
+}
+
 // base is what go-sql-driver/mysql has that is used here.
 type base interface {
 	driver.Conn
@@ -119,8 +150,9 @@ type base interface {
 type preparing struct {
 	base
 	refuse error // what preparing fails with
-	runs   int   // of a statement, the last of which finds it forgotten
-	tries  int   // to prepare
+	runs   int   // of a statement, the last of which fails
+	number uint16
+	tries  int // to prepare
 	ran    int
 }
 
@@ -140,7 +172,7 @@ type forgotten struct {
 
 func (s *forgotten) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
 	if s.c.ran++; s.c.ran >= s.c.runs {
-		return nil, &mysql.MySQLError{Number: 1243, Message: "Unknown prepared statement handler"}
+		return nil, &mysql.MySQLError{Number: s.c.number, Message: "it cannot be run"}
 	}
 	return s.Stmt.(driver.StmtQueryContext).QueryContext(ctx, args)
 }
@@ -155,7 +187,8 @@ func TestUnprepared(t *testing.T) {
 				"not supported by the server": {refuse: &mysql.MySQLError{Number: 1295, Message: "not supported in the prepared statement protocol"}},
 				"too many":                    {refuse: &mysql.MySQLError{Number: 1461, Message: "Can't create more than max_prepared_stmt_count"}},
 				"not supported by the driver": {refuse: errors.New("no")},
-				"forgotten":                   {runs: 3},
+				"forgotten":                   {runs: 3, number: 1243},
+				"to be prepared anew":         {runs: 3, number: 1615},
 			} {
 				c.base = s.open().(base)
 				link := pool.Adopt(c)

@@ -203,10 +203,11 @@ type single struct{ read, block string }
 // newSingle returns the texts. The block's values are variables, since the statements
 // that read the table may be parsed again by themselves when somebody has altered it.
 func (l *Locker) newSingle(shared bool) single {
-	row := func(name string) string { return l.fromRow + name + l.rowLock(Key{Shared: shared}) }
+	row := func(name string) string { return l.fromRow + name + " LIMIT 1" + l.rowLock(Key{Shared: shared}) }
+	const name = "UNHEX(CONVERT(? USING ascii))" // whatever the connection's character set
 	return single{
-		read: "SELECT " + columns(leaseColumns) + row("UNHEX(?)") + " NOWAIT",
-		block: "BEGIN NOT ATOMIC DECLARE v_name VARBINARY(255) DEFAULT UNHEX(?); DECLARE v_most BIGINT UNSIGNED DEFAULT ?; DECLARE v_quiet BOOL; " +
+		read: "SELECT " + columns(leaseColumns) + row(name) + " NOWAIT",
+		block: "BEGIN NOT ATOMIC DECLARE v_name VARBINARY(255) DEFAULT " + name + "; DECLARE v_most BIGINT UNSIGNED DEFAULT ?; DECLARE v_quiet BOOL; " +
 			l.startSQL() + noWait + "SELECT " + schema.Quiet("v_most") + " INTO v_quiet" + row("v_name") +
 			"; IF v_quiet IS NOT TRUE THEN SELECT " + columns(leaseColumns) + row("v_name") + "; END IF; END",
 	}

@@ -137,7 +137,7 @@ func (q *Queue) TryEnterAs(places []Place, passing bool) (t *Ticket, holder *loc
 func (q *Queue) EnterAs(ctx context.Context, places []Place) (*Ticket, error) {
 	t := q.ticket()
 	for _, p := range places {
-		if !q.enter(ctx, t, p, false, nil) {
+		if !q.enter(ctx, t, p, false, Ends{}) {
 			t.Leave()
 			return nil, ctx.Err()
 		}
@@ -145,19 +145,25 @@ func (q *Queue) EnterAs(ctx context.Context, places []Place) (*Ticket, error) {
 	return t, nil
 }
 
+// Ends are what ends a wait beside its context, which costs less than to derive a
+// context from it. The zero value is nothing.
+type Ends struct {
+	Over   <-chan time.Time
+	Closed <-chan struct{}
+}
+
 // Succeed is Enter for somebody to whom the one before may hand over the lock
-// itself: see Baton. The wait also ends with over, which costs less than a context
-// that does; nil is never. Where it has ended there is no ticket.
-func (q *Queue) Succeed(ctx context.Context, key string, over <-chan time.Time) *Ticket {
+// itself: see Baton. It returns nil where the wait has ended.
+func (q *Queue) Succeed(ctx context.Context, key string, ends Ends) *Ticket {
 	t := q.ticket()
-	if !q.enter(ctx, t, Place{Key: key}, true, over) {
+	if !q.enter(ctx, t, Place{Key: key}, true, ends) {
 		return nil
 	}
 	return t
 }
 
 // enter reports whether t has come to the front of the line before the wait ended.
-func (q *Queue) enter(ctx context.Context, t *Ticket, p Place, heir bool, over <-chan time.Time) bool {
+func (q *Queue) enter(ctx context.Context, t *Ticket, p Place, heir bool, ends Ends) bool {
 	q.mu.Lock()
 	l := q.lines[p.name()]
 	if l == nil || l.free(p) {
@@ -172,7 +178,8 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, p Place, heir bool, over <
 	case <-w.front:
 		return true
 	case <-ctx.Done():
-	case <-over:
+	case <-ends.Over:
+	case <-ends.Closed:
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -42,7 +42,7 @@ func enter(t *testing.T, q *Queue, keys ...string) *Ticket {
 
 func succeed(t *testing.T, q *Queue, key string) *Ticket {
 	t.Helper()
-	ticket := q.Succeed(ctx, key, nil)
+	ticket := q.Succeed(ctx, key, Ends{})
 	if ticket == nil {
 		t.Fatal("it did not come to the front")
 	}
@@ -307,7 +307,7 @@ func TestHandOverIsNeverLost(t *testing.T) {
 		all.Go(func() {
 			for range 50 {
 				own, cancel := context.WithTimeout(ctx, rand.N(200*time.Microsecond))
-				ticket := q.Succeed(own, "k", nil)
+				ticket := q.Succeed(own, "k", Ends{})
 				cancel()
 				if ticket == nil {
 					continue

@@ -317,7 +317,7 @@ func TestSharedIsNotHandedOver(t *testing.T) {
 		c.comes("r2", reader)
 		own, cancel := context.WithCancel(ctx)
 		go func() {
-			if ticket := c.q.Succeed(own, "k", nil); ticket != nil {
+			if ticket := c.q.Succeed(own, "k", Ends{}); ticket != nil {
 				ticket.Leave()
 			}
 		}()

@@ -94,9 +94,10 @@ func Denied(err error) bool {
 	return false
 }
 
-// Unprepared reports that a prepared statement is not known (1243): the session
-// was reset, or is on another server behind a proxy.
-func Unprepared(err error) bool { return Number(err) == 1243 }
+// Unprepared reports that a prepared statement is not known (1243), since the session
+// was reset, or is on another server behind a proxy; or that it is to be prepared anew
+// (1615), as where its table is altered over and over.
+func Unprepared(err error) bool { n := Number(err); return n == 1243 || n == 1615 }
 
 // Full reports that the server takes no more connections, at all (1040) or of the
 // account (1203, 1226).
