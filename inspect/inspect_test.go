@@ -95,7 +95,12 @@ func TestNobodyWaits(t *testing.T) {
 		for strategy, option := range strategies {
 			s.acquire(db, "the-"+strategy, option)
 		}
+		const unseen = "row locks that nobody waits for"
 		snap := look(t, s.inspector(s.root))
+		for first := time.Now(); !s.mysql() && gap(snap, unseen) == nil && time.Since(first) < 10*time.Second; {
+			time.Sleep(50 * time.Millisecond) // MariaDB tells others for 100 ms what it has told somebody before
+			snap = look(t, s.inspector(s.root))
+		}
 		want := []string{"lease"}
 		if s.name != string(tempserver.MariaDB) {
 			want = append(want, "advisory")
@@ -107,7 +112,7 @@ func TestNobodyWaits(t *testing.T) {
 			if len(snap.Gaps) > 0 {
 				t.Errorf("the gaps are %+v", snap.Gaps)
 			}
-		} else if gap(snap, "row locks that nobody waits for") == nil {
+		} else if gap(snap, unseen) == nil {
 			t.Errorf("the gaps are %+v", snap.Gaps)
 		}
 		for strategy := range strategies {
