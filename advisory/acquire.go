@@ -144,13 +144,7 @@ func (a *attempt) lineUp(ctx context.Context) (*queue.Ticket, error) {
 // begin begins to wait, for what is left of the wait; done ends it.
 func (a *attempt) begin(ctx context.Context) (_ context.Context, left time.Duration, done func(), err error) {
 	left = a.r.Wait - time.Since(a.start)
-	switch {
-	case left <= 0:
-		return nil, 0, nil, errWaitOver
-	case a.r.Waiting == nil:
-		return ctx, left, func() {}, nil
-	}
-	ctx, done, err = a.r.Waiting(ctx)
+	ctx, done, err = queue.Begin(ctx, left, errWaitOver, a.r.Waiting)
 	return ctx, left, done, err
 }
 
@@ -213,7 +207,9 @@ func (a *attempt) try(ctx context.Context, over *Lock) (*Lock, error) {
 		}
 		k := r.lock.carrier
 		if !k.do(ctx, r) {
-			a.settle(r)
+			ticket := a.ticket
+			a.ticket = nil
+			a.settle(r, ticket)
 			return nil, context.Cause(ctx)
 		}
 		switch {
@@ -238,11 +234,9 @@ func (a *attempt) try(ctx context.Context, over *Lock) (*Lock, error) {
 }
 
 // settle gives back, in the background, what r is granted when nobody waits for
-// it any more.
-func (a *attempt) settle(r *request) {
-	ticket := a.ticket
-	a.ticket = nil
-	a.running.Go(func() {
+// it any more; ticket is the place in line that it has, or nil.
+func (l *Locker) settle(r *request, ticket *queue.Ticket) {
+	l.running.Go(func() {
 		defer ticket.Leave()
 		<-r.answered
 		if r.granted {
@@ -274,9 +268,9 @@ func (a *attempt) wait(ctx context.Context, k *carrier) (*Lock, error) {
 		if k != nil {
 			lock, err = a.waitOn(open, k)
 			if k = nil; lock == nil && err == nil {
-				sleep(open, a.untilNext(wish))
+				sleep(open, untilNext(wish))
 			}
-		} else if wish = a.wish(open, wish); sleep(open, a.untilNext(wish)) {
+		} else if wish = a.wish(open, wish); sleep(open, untilNext(wish)) {
 			lock, err = a.try(open, nil)
 		}
 		if err != nil {
@@ -302,11 +296,7 @@ func (a *attempt) wish(ctx context.Context, there *Lock) *Lock {
 	}
 	r := &request{lock: &Lock{l: a.Locker, key: a.r.Key, name: lockname.OfWish(a.namespace, a.r.Key), carrier: k}, take: true}
 	if !k.do(ctx, r) {
-		a.running.Go(func() {
-			if <-r.answered; r.granted {
-				a.withdraw(r.lock)
-			}
-		})
+		a.settle(r, nil)
 		return nil
 	}
 	if !r.granted {
@@ -463,7 +453,7 @@ func (l *Locker) leave(k *carrier, answered bool) {
 }
 
 // untilNext is how long somebody waits until it asks again, with a wish or without.
-func (a *attempt) untilNext(wish *Lock) time.Duration {
+func untilNext(wish *Lock) time.Duration {
 	if wish != nil {
 		return wishEvery
 	}

@@ -23,6 +23,7 @@ type carrier struct {
 	c      *pool.Conn
 	id     uint64
 	guard  string          // the lock by which the connection is known
+	take   string          // takes one lock, to be prepared
 	holder *lockerr.Holder // what others in line are told of who has locks on it
 	ctx    context.Context // ends what runs on it
 	cancel context.CancelFunc
@@ -156,7 +157,7 @@ func (l *Locker) connect(ctx context.Context) (*carrier, error) {
 		return nil, err
 	}
 	k := &carrier{l: l, c: c, id: c.KnownID(), guard: newGuard(), holds: make(map[string]*Lock)}
-	k.holder = &lockerr.Holder{ConnectionID: k.id, Program: l.owner}
+	k.holder, k.take = &lockerr.Holder{ConnectionID: k.id, Program: l.owner}, k.takeSQL("?")
 	k.ctx, k.cancel = context.WithCancel(context.Background())
 	answer, err := k.ask(ctx, k.openSQL())
 	switch {
@@ -351,7 +352,7 @@ func (k *carrier) runPrepared(batch []*request) (answer string, err error) {
 	case len(batch) > 1 || r.yields:
 		return "", pool.ErrUnprepared
 	case r.take:
-		rows, err := k.c.QueryPrepared(k.within(), k.takeSQL("?"), r.lock.name)
+		rows, err := k.c.QueryPrepared(k.within(), k.take, r.lock.name)
 		return k.answer(sent, rows, err)
 	}
 	if _, err = k.c.QueryPrepared(k.within(), "DO RELEASE_LOCK(?)", r.lock.name); err == nil {
