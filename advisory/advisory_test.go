@@ -301,21 +301,17 @@ func TestHandOverWished(t *testing.T) {
 // take it again, has it given back all the same.
 func TestGaveUpOffer(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
-		base, slow := s.connector(s.config()), advisory.Name(s.namespace, "slow")
+		slow := advisory.Name(s.namespace, "slow")
 		under, answer := make(chan struct{}), make(chan struct{})
-		p := s.process(settings{conns: 1, connect: func(ctx context.Context) (driver.Conn, error) {
-			c, err := base.Connect(ctx)
-			if err != nil {
-				return nil, err
-			}
-			return &failing{c.(mysqlConn), func(text string) error {
+		p := s.process(settings{conns: 1, connect: s.wrapped(func(c mysqlConn) driver.Conn {
+			return &failing{c, func(text string) error {
 				if strings.Contains(text, "'"+slow) && strings.Contains(text, " GET_LOCK(") {
 					close(under)
 					<-answer
 				}
 				return nil
-			}}, nil
-		}, change: func(c *advisory.Config) { c.HandOverTime = 0 }})
+			}}
+		}), change: func(c *advisory.Config) { c.HandOverTime = 0 }})
 		lock := p.acquire("k", 0)
 		ctx, cancel := context.WithCancel(t.Context())
 		gaveUp := make(chan error)
@@ -344,21 +340,17 @@ func TestGaveUpOffer(t *testing.T) {
 // where the server does not answer the one in front.
 func TestCloseInLine(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
-		base, name := s.connector(s.config()), advisory.Name(s.namespace, "k")
+		name := advisory.Name(s.namespace, "k")
 		under, answer := make(chan struct{}), make(chan struct{})
-		p := s.process(settings{conns: 1, connect: func(ctx context.Context) (driver.Conn, error) {
-			c, err := base.Connect(ctx)
-			if err != nil {
-				return nil, err
-			}
-			return &failing{c.(mysqlConn), func(text string) error {
+		p := s.process(settings{conns: 1, connect: s.wrapped(func(c mysqlConn) driver.Conn {
+			return &failing{c, func(text string) error {
 				if strings.Contains(text, "IF(RELEASE_LOCK('"+name) {
 					close(under)
 					<-answer
 				}
 				return nil
-			}}, nil
-		}, change: func(c *advisory.Config) { c.HandOverTime = 0 }})
+			}}
+		}), change: func(c *advisory.Config) { c.HandOverTime = 0 }})
 		lock := p.acquire("k", 0)
 		failed := make(chan error, 2)
 		wait := func() {
@@ -661,22 +653,17 @@ func TestLostAfterHandOver(t *testing.T) {
 // TestLateAnswer: what a statement takes whose caller has left is given back.
 func TestLateAnswer(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
-		base := s.connector(s.config())
 		var slow atomic.Pointer[chan struct{}] // while there is one, answers wait for its end
 		asked := make(chan struct{}, 1)
-		p := s.process(settings{connect: func(ctx context.Context) (driver.Conn, error) {
-			c, err := base.Connect(ctx)
-			if err != nil {
-				return nil, err
-			}
-			return &failing{c.(mysqlConn), func(text string) error {
+		p := s.process(settings{connect: s.wrapped(func(c mysqlConn) driver.Conn {
+			return &failing{c, func(text string) error {
 				if end := slow.Load(); end != nil && strings.Contains(text, "GET_LOCK") {
 					asked <- struct{}{}
 					<-*end
 				}
 				return nil
-			}}, nil
-		}})
+			}}
+		})})
 		plain := s.open()
 		good := p.acquire("good", 0)
 		soonest := time.Hour
@@ -1127,16 +1114,12 @@ func (c *failing) QueryContext(ctx context.Context, text string, args []driver.N
 // free one lock, and goes on with texts where it cannot.
 func TestPrepared(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
-		base, plain := s.connector(s.config()), s.open()
+		plain := s.open()
 		for _, able := range []bool{true, false} {
 			var prepared atomic.Int64 // and run
-			p := s.process(settings{conns: 1, connect: func(ctx context.Context) (driver.Conn, error) {
-				c, err := base.Connect(ctx)
-				if err != nil {
-					return nil, err
-				}
-				return &preparing{c.(mysqlConn), able, &prepared}, nil
-			}})
+			p := s.process(settings{conns: 1, connect: s.wrapped(func(c mysqlConn) driver.Conn {
+				return &preparing{c, able, &prepared}
+			})})
 			for i := range 20 {
 				key := fmt.Sprintf("Key %d", i%3)
 				lock := p.acquire(key, 0)
@@ -1179,19 +1162,14 @@ func TestServerErrors(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		var number atomic.Int32
 		var left atomic.Int32
-		base := s.connector(s.config())
-		p := s.process(settings{connect: func(ctx context.Context) (driver.Conn, error) {
-			c, err := base.Connect(ctx)
-			if err != nil {
-				return nil, err
-			}
-			return &failing{c.(mysqlConn), func(text string) error {
+		p := s.process(settings{connect: s.wrapped(func(c mysqlConn) driver.Conn {
+			return &failing{c, func(text string) error {
 				if strings.Contains(text, "GET_LOCK('"+advisory.Name(s.namespace, "bad")) && left.Add(-1) >= 0 {
 					return &mysql.MySQLError{Number: uint16(number.Load()), Message: "refused"}
 				}
 				return nil
-			}}, nil
-		}})
+			}}
+		})})
 		plain := s.open()
 		good := p.acquire("good", 0)
 		for n, want := range map[int32]error{4163: nil, 3058: lockerr.ErrDeadlock, 1213: lockerr.ErrDeadlock} {
@@ -1223,20 +1201,15 @@ func TestServerErrors(t *testing.T) {
 func TestUnclean(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		var bad atomic.Bool
-		base := s.connector(s.config())
 		name := advisory.Name(s.namespace, "bad")
-		p := s.process(settings{connect: func(ctx context.Context) (driver.Conn, error) {
-			c, err := base.Connect(ctx)
-			if err != nil {
-				return nil, err
-			}
-			return &failing{c.(mysqlConn), func(text string) error {
+		p := s.process(settings{connect: s.wrapped(func(c mysqlConn) driver.Conn {
+			return &failing{c, func(text string) error {
 				if bad.Load() && strings.Contains(text, name) {
 					return &mysql.MySQLError{Number: 1317, Message: "interrupted"}
 				}
 				return nil
-			}}, nil
-		}})
+			}}
+		})})
 		plain := s.open()
 		for _, taken := range []bool{false, true} { // and cannot be given back
 			var lost told
@@ -1268,20 +1241,15 @@ func TestUnclean(t *testing.T) {
 func TestLostAnswer(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		var cut atomic.Bool
-		base := s.connector(s.config())
 		name := advisory.Name(s.namespace, "k")
-		p := s.process(settings{connect: func(ctx context.Context) (driver.Conn, error) {
-			c, err := base.Connect(ctx)
-			if err != nil {
-				return nil, err
-			}
-			return &failing{c.(mysqlConn), func(text string) error {
+		p := s.process(settings{connect: s.wrapped(func(c mysqlConn) driver.Conn {
+			return &failing{c, func(text string) error {
 				if strings.Contains(text, "RELEASE_LOCK('"+name) && cut.CompareAndSwap(true, false) {
 					return mysql.ErrInvalidConn
 				}
 				return nil
-			}}, nil
-		}, change: func(c *advisory.Config) { c.HandOverTime = 0 }})
+			}}
+		}), change: func(c *advisory.Config) { c.HandOverTime = 0 }})
 		lock := p.acquire("k", 0)
 		cut.Store(true)
 		if err := lock.Release(); !errors.Is(err, lockerr.ErrLost) {
@@ -1306,15 +1274,11 @@ func TestLostAnswer(t *testing.T) {
 func TestOldGrant(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		var once sync.Once
-		base, plain := s.connector(s.config()), s.open()
+		plain := s.open()
 		p, killer := s.process(settings{}), s.open()
 		const ttl = 2 * time.Second
-		other := s.process(settings{ttl: ttl, connect: func(ctx context.Context) (driver.Conn, error) {
-			c, err := base.Connect(ctx)
-			if err != nil {
-				return nil, err
-			}
-			return &failing{c.(mysqlConn), func(text string) error {
+		other := s.process(settings{ttl: ttl, connect: s.wrapped(func(c mysqlConn) driver.Conn {
+			return &failing{c, func(text string) error {
 				if strings.Contains(text, "IS_FREE_LOCK('"+advisory.Name(s.namespace, "k")) {
 					once.Do(func() {
 						s.exec(killer, "KILL "+s.holder(killer, "k"))
@@ -1322,8 +1286,8 @@ func TestOldGrant(t *testing.T) {
 					})
 				}
 				return nil
-			}}, nil
-		}})
+			}}
+		})})
 		lock := p.acquire("k", 0)
 		got := make(chan *advisory.Lock)
 		go func() { got <- other.acquire("k", time.Minute) }()

@@ -63,6 +63,19 @@ func (s *scratch) connector(cfg *mysql.Config) driver.Connector {
 	return connector
 }
 
+// wrapped opens connections with something around them.
+func (s *scratch) wrapped(wrap func(mysqlConn) driver.Conn) func(context.Context) (driver.Conn, error) {
+	s.t.Helper()
+	base := s.connector(s.config())
+	return func(ctx context.Context) (driver.Conn, error) {
+		c, err := base.Connect(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return wrap(c.(mysqlConn)), nil
+	}
+}
+
 func (s *scratch) open() driver.Conn {
 	s.t.Helper()
 	c, err := s.connector(s.config()).Connect(s.t.Context())
