@@ -111,7 +111,7 @@ func (c *Conn) identify(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if len(rows) != 1 {
+	if len(rows) != 1 || len(rows[0]) != 2 {
 		return errors.New("mysqllock: the server does not list its own connection")
 	}
 	c.host = rows[0][1]
