@@ -1,4 +1,4 @@
-# "make help" lists what there is. Everything but "servers", "rivals" and "browser" works without root.
+# "make help" lists what there is. Everything but "servers", "rivals", "prometheus", "browser" and "bare" works without root.
 
 SHELL    := /bin/bash
 MODULES  := $(patsubst %/go.mod,%,$(shell find . -name go.mod -not -path './tools/*' -not -path '*/testdata/*' | sort))
@@ -9,42 +9,74 @@ tool      = $(shell GOWORK=off go tool -modfile=$(CURDIR)/tools/go.mod -n $(1))
 each      = @set -e; for module in $(MODULES); do echo "== $$module: $(1)"; (cd "$$module" && $(1)); done
 
 .DEFAULT_GOAL := help
-.PHONY: help servers rivals browser lint test demo storm hunt prove clusters chaos soak bench gobench
+.PHONY: help servers rivals prometheus browser lint check test demo bare storm hunt leases leaders crowd prove clusters chaos soak bench look gobench
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 servers: ## Install MariaDB and MySQL if they are missing (Debian or Ubuntu, as root)
 	@scripts/install-servers.sh
 
 rivals: ## Install Redis and etcd, which bench compares with, if they are missing (the same)
-	@scripts/install-rivals.sh
+	@scripts/install-tools.sh redis etcd
+
+prometheus: ## Install Prometheus, which evaluates the dashboard and the alerts in a test, if it is missing (the same)
+	@scripts/install-tools.sh prometheus
 
 browser: ## Install Chromium, which looks at the page of locks in its tests, if it is missing (the same)
 	@scripts/install-chromium.sh
 
-lint: ## Check format, and run golangci-lint, with vet and staticcheck in it, in every module
+lint: ## Check format and the workflows, and run golangci-lint, with vet and staticcheck in it, in every module
 	@echo "== gofmt"; unformatted=$$(gofmt -l .) && [ -z "$$unformatted" ] || { echo "not formatted: $$unformatted"; exit 1; }
+	@echo "== actionlint"; $(call tool,actionlint) .github/workflows/*.yml
 	$(call each,$(call tool,golangci-lint) run ./...)
 
-# The modules beside the driver's have one long package each, so two of them are
-# tested at a time. What "go test" would vet is linted by then.
-check = go test -race -vet=off -timeout 14m
-test: servers rivals browser lint ## Lint, then run all tests with the race detector
-	$(check) ./...
-	@printf '%s\n' $(filter-out .,$(MODULES)) | xargs -P 2 -I {} sh -c 'echo "== {}" && cd {} && $(check) ./...'
+# The tests of tempserver are about servers, also those that run without one.
+check: ## What needs no server, in under a minute: format, golangci-lint (with vet), and the tests that run without one
+	@echo "== gofmt"; unformatted=$$(gofmt -l .) && [ -z "$$unformatted" ] || { echo "not formatted: $$unformatted"; exit 1; }
+	$(call tool,golangci-lint) run ./...
+	MYSQLLOCK_TEST_SERVERS=0 go test -vet=off $$(go list ./... | grep -v /internal/tempserver$$)
+
+# Two packages are tested at a time on two processors: with three, servers that are
+# loaded by one test may not answer another one in time. What "go test" would vet is
+# linted by then.
+# With the oldest Go that its go.mod allows, where the module proxy has it, the driver
+# is built and vetted, and its own tests run on one server: what they say of servers
+# does not depend on Go, nor do those that kill, cut off and load servers.
+check  = go test -race -vet=off -timeout 14m
+oldest = go$(shell awk '$$1 == "go" { print $$2 }' go.mod)
+test: servers rivals prometheus browser lint ## Lint, then run all tests with the race detector
+	$(check) -p 2 ./...
+	@if GOTOOLCHAIN=$(oldest) go version; then \
+		echo "== with $(oldest), on one server" && export GOTOOLCHAIN=$(oldest) && go vet ./... && \
+		MYSQLLOCK_TEST_SERVERS=1 go test -vet=off -timeout 14m -p 2 \
+			$$(go list ./... | grep -vE '/internal/(chaos|clusters|hunt|proxies|soak|tempserver)$$'); \
+	else echo "== no $(oldest) to be had here, so the tests do not run with it"; fi
+	@printf '%s\n' $(filter-out .,$(MODULES)) | xargs -P 3 -I {} sh -c 'echo "== {}" && cd {} && $(check) ./...'
 
 demo: servers ## Show what goes wrong without locks, and right with them
 	cd examples && go run ./oversold
 
+bare: ## Test and show it in a minimal Debian, with nothing but Go (as root); RELEASE=trixie makes it another
+	CI=true scripts/bare.sh
+
 storm: servers ## A longer storm of cancelled contexts and killed connections
-	STORM_TIME=$${STORM_TIME:-60s} go test -race -count 1 -v -run TestStorm .
+	STORM_TIME=$${STORM_TIME:-60s} go test -race -count 1 -v -run TestStorm ./internal/hunt
 
 hunt: servers ## A longer hunt for deadlocks among random sets of keys
-	HUNT_TIME=$${HUNT_TIME:-60s} go test -race -count 1 -v -timeout 60m -run TestHunt .
+	HUNT_TIME=$${HUNT_TIME:-60s} go test -race -count 1 -v -timeout 60m -run TestHunt ./internal/hunt
+
+leases: servers ## Commit all the time under a lease that is renewed meanwhile, on three servers
+	LEASE_TIME=$${LEASE_TIME:-10m} go test -race -count 1 -v -timeout 0 -run TestCommitsUnderLease ./internal/hunt
+
+leaders: servers ## 200 changes of leader by stops, kills, freezes and cuts, on three servers: never two that write, and how long nobody leads
+	LEADERS=$${LEADERS:-200} go test -race -count 1 -v -timeout 60m -run TestElection ./leader
+
+crowd: servers ## 10,000 callers wait for 100 keys with 50 connections, on three servers: what each costs, and whether all are served in turn
+	CROWD=$${CROWD:-10000} go test -count 1 -v -timeout 30m -run TestMaxConnsCrowd ./internal/hunt
 
 prove: servers ## The long form of the tests that prove the leases: some minutes
-	PROVE=1 go test -race -count 1 -v -timeout 60m -run 'TestProof|TestOracle' .
+	PROVE=1 go test -race -count 1 -v -timeout 60m -run 'TestProof|TestOracle' ./internal/hunt
 
 clusters: servers ## What locks do on Galera and Group Replication, nodes that die, stop and are cut off included: minutes
 	CLUSTERS=long go test -race -count 1 -v -timeout 20m ./internal/clusters
@@ -57,6 +89,9 @@ soak: servers ## 2,000 clients on 300 connections of each server: nothing hangs,
 
 bench: servers rivals ## Compare with locks in Redis, etcd and plain SQL; writes docs/performance.md
 	cd bench && go run .
+
+look: servers ## What a look at 1,000 held keys and 5,000 waiters costs each server
+	go test -run '^$$' -bench BenchmarkLook -benchtime 5x -timeout 20m ./inspect -look.keys=1000 -look.waiters=5000
 
 gobench: servers ## Run the Go benchmarks of the driver alone
 	go test -bench . -benchmem -run '^$$' .

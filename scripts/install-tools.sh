@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# Brings what the benchmarks compare with onto a Debian or Ubuntu machine: Redis
-# and etcd, from the distribution. It installs programs only; no service is set
-# up or started. Run it as root. Whoever runs it again, or without root, only
-# learns what is there.
+# Brings programs of the tests and benchmarks onto a Debian or Ubuntu machine, from the
+# distribution: Redis and etcd, which bench compares with, and Prometheus, which evaluates
+# the dashboard and the alerts. It installs programs only; no service is set up or started.
+# Run it as root. Whoever runs it again, or without root, only learns what is there.
+#
+#   scripts/install-tools.sh redis etcd prometheus
 set -euo pipefail
 
 export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8
 
-say() { echo "install-rivals: $*"; }
+say() { echo "install-tools: $*"; }
 die() {
 	say "$*" >&2
 	exit 1
@@ -16,6 +18,7 @@ die() {
 # Each prints the version of what it finds and fails if it finds nothing.
 redis() { redis-server --version 2>/dev/null; }
 etcd() { command etcd --version 2>/dev/null | awk 'NR == 1'; }
+prometheus() { command prometheus --version 2>&1 | awk 'NR == 1 && /version/ { print; found = 1 } END { exit !found }'; }
 
 # Runs a command silently; shows what it said only if it fails.
 quietly() { "$@" >"$work/output" 2>&1 || { cat "$work/output" >&2; return 1; }; }
@@ -28,26 +31,30 @@ install_redis() {
 	ln -sf "$(command -v redis-check-rdb)" /usr/local/bin/redis-server
 }
 
-# etcd is a single file.
-install_etcd() {
-	say "downloading etcd-server"
-	(cd "$work" && quietly apt-get -oAPT::Sandbox::User=root download etcd-server) || die "could not download etcd-server"
-	dpkg -x "$work"/etcd-server_*.deb "$work/etcd"
-	install "$work/etcd/usr/bin/etcd" /usr/local/bin/etcd
+install_etcd() { unpack etcd-server etcd; }
+install_prometheus() { unpack prometheus prometheus; }
+
+# Takes the one file that is needed out of a package.
+unpack() {
+	say "downloading $1"
+	(cd "$work" && quietly apt-get -oAPT::Sandbox::User=root download "$1") || die "could not download $1"
+	dpkg -x "$work/$1"_*.deb "$work/$1"
+	install "$work/$1/usr/bin/$2" "/usr/local/bin/$2"
 }
 
 main() {
-	local missing=()
-	redis || missing+=(redis)
-	etcd || missing+=(etcd)
+	local missing=() name
+	for name; do
+		"$name" || missing+=("$name")
+	done
 	[ ${#missing[@]} -gt 0 ] || return 0
 
 	if ! command -v apt-get >/dev/null || ! command -v dpkg >/dev/null; then
 		say "no ${missing[*]} here; this is not Debian or Ubuntu, so install them yourself"
-		say "and have redis-server and etcd on PATH"
+		say "and have redis-server, etcd and prometheus on PATH"
 		return
 	elif [ "$EUID" != 0 ]; then
-		say "no ${missing[*]} here; run scripts/install-rivals.sh as root to install"
+		say "no ${missing[*]} here; run scripts/install-tools.sh ${missing[*]} as root to install"
 		return
 	fi
 	work=$(mktemp -d)
@@ -59,4 +66,4 @@ main() {
 	done
 }
 
-main
+main "$@"
