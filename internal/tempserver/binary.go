@@ -27,6 +27,7 @@ const (
 
 // Binary is a server program on this machine. Get one from [Find].
 type Binary struct {
+	Name    string // what tests call it: "MySQL", "MariaDB", or with the version where there are several, "MariaDB 11.8"
 	Flavour Flavour
 	Path    string // the program
 	Version string // as the program tells it, such as "9.7.4-2"; "" if it cannot run
@@ -34,6 +35,8 @@ type Binary struct {
 	command []string // how to run it: the path, with a loader before it if it needs one
 	options []string // what this program needs wherever its files lie
 	err     error    // why it cannot run; Start returns it
+	clock   string   // the library by which its clock is set; "" where it is the machine's
+	running *Server  // in place of a program: the server that MYSQLLOCK_TEST_DSN names
 }
 
 // String returns the flavour and the version: "MySQL 9.7.4-2".
@@ -43,9 +46,11 @@ func (b Binary) String() string {
 
 // Find returns the servers of this machine, MySQL before MariaDB, each program
 // once. It searches MYSQL_ROOT (/opt/mysql97 if unset), PATH and the usual
-// folders beside it, and asks each program what it is: a mysqld can be MariaDB.
-// MYSQLLOCK_MYSQLD and MYSQLLOCK_MARIADBD name a program in place of the search
-// for that flavour; one that cannot run is listed too, so that [Start] says why.
+// folders beside it, then MARIADB_ROOT (/opt/mariadb118 if unset) unless
+// MYSQLLOCK_MARIADB118 is 0, and asks each program what it is: a mysqld can be
+// MariaDB. MYSQLLOCK_MYSQLD and MYSQLLOCK_MARIADBD name a program in place of the
+// search for that flavour; one that cannot run is listed too, so that [Start]
+// says why.
 func Find() []Binary {
 	var found []Binary
 	here := search()
@@ -65,17 +70,34 @@ func Find() []Binary {
 				b.err = fmt.Errorf("tempserver: %s: %w", wanted.env, b.err)
 			}
 			b.Flavour = wanted.flavour
+			b.Name = string(b.Flavour)
 			found = append(found, b)
 			continue
 		}
+		first := len(found)
 		for _, b := range here {
-			if b.Flavour == wanted.flavour {
-				found = append(found, b)
+			if b.Flavour != wanted.flavour {
+				continue
 			}
+			b.Name = string(b.Flavour)
+			if len(found) > first {
+				b.Name += " " + release.FindString(b.Version)
+			}
+			found = append(found, b)
 		}
 	}
 	return found
 }
+
+// EachFlavour returns the first server of each flavour among those that [Find] or
+// [Require] returned. It is for tests that take long and learn little from another
+// version of the same flavour, and for programs that only show something.
+func EachFlavour(found []Binary) []Binary {
+	return slices.CompactFunc(slices.Clone(found), func(a, b Binary) bool { return a.Flavour == b.Flavour })
+}
+
+// release is what of a version tells the servers of a flavour apart.
+var release = regexp.MustCompile(`^[0-9]+\.[0-9]+`)
 
 // search returns the servers in the places where they usually are.
 func search() []Binary {
@@ -84,6 +106,9 @@ func search() []Binary {
 	folders = append(folders, filepath.SplitList(os.Getenv("PATH"))...)
 	// Where distributions put servers; often not on an ordinary user's PATH.
 	folders = append(folders, "/usr/sbin", "/usr/local/sbin", "/usr/libexec")
+	if wantMariaDB118() {
+		folders = append(folders, filepath.Join(cmp.Or(os.Getenv("MARIADB_ROOT"), "/opt/mariadb118"), "usr/sbin"))
+	}
 
 	var found []Binary
 	seen := make(map[string]bool)
@@ -101,6 +126,9 @@ func search() []Binary {
 	}
 	return found
 }
+
+// wantMariaDB118 reports whether MariaDB 11.8 is wanted beside another MariaDB.
+func wantMariaDB118() bool { return os.Getenv("MYSQLLOCK_MARIADB118") != "0" }
 
 // inspected are the programs that have been asked, by their paths. Each test looks
 // for the servers, and their answers take a tenth of a second.
@@ -130,7 +158,7 @@ func ask(path string) Binary {
 		return b
 	}
 	b.command = []string{b.Path}
-	if root, ok := strings.CutSuffix(b.Path, "/usr/sbin/mysqld"); ok && root != "" {
+	if root, ok := strings.CutSuffix(filepath.Dir(b.Path), "/usr/sbin"); ok && root != "" {
 		b.runUnder(root)
 	}
 	args := slices.Concat(b.command[1:], []string{"--no-defaults", "--version"})
@@ -166,13 +194,23 @@ func (b *Binary) runUnder(root string) {
 		filepath.Join(root, "usr/lib/mysql"),
 		filepath.Join(root, "usr/lib/mysql/private"),
 	}
+	share := filepath.Join(root, "usr/share/mysql")
+	if newer := filepath.Join(root, "usr/share/mariadb"); exists(newer) {
+		share = newer
+	}
 	b.command = []string{loaders[0], "--library-path", strings.Join(libraries, ":"), b.Path}
 	b.options = []string{
 		"--basedir=" + filepath.Join(root, "usr"),
-		"--lc-messages-dir=" + filepath.Join(root, "usr/share/mysql"),
-		"--character-sets-dir=" + filepath.Join(root, "usr/share/mysql/charsets"),
+		"--lc-messages-dir=" + share,
+		"--character-sets-dir=" + filepath.Join(share, "charsets"),
 		"--plugin-dir=" + filepath.Join(root, "usr/lib/mysql/plugin"),
 	}
+}
+
+// exists reports whether there is a file at path.
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
 }
 
 // TB is what [Require], [Share] and [Database] need of a testing.TB.
@@ -185,13 +223,24 @@ type TB interface {
 }
 
 // Require returns what [Find] found, at least one server, for a test to run
-// on each. A flavour that is missing is worth a line in the test's log, both
-// missing end the test as skipped. With CI=true in the environment any
-// missing flavour ends the test as failed.
+// on each; or those that the environment asks for, see [ForTests]. A flavour that is missing
+// is worth a line in the test's log, both missing end the test as skipped. With CI=true
+// in the environment any missing flavour ends the test as failed, and so does MariaDB
+// 11.8 where it is wanted (see [Find]) and MYSQLLOCK_MARIADBD does not name the only
+// MariaDB.
 func Require(tb TB) []Binary {
 	tb.Helper()
-	found := Find()
-	check(tb, found)
+	if without(tb) {
+		return nil
+	}
+	found, err := ForTests()
+	if err != nil {
+		tb.Fatal(err)
+		return nil
+	}
+	if os.Getenv(testDSN) == "" && (os.Getenv(testServers) == "" || len(found) == 0) {
+		check(tb, found)
+	}
 	return found
 }
 
@@ -206,10 +255,15 @@ func check(tb TB, found []Binary) {
 		switch {
 		case os.Getenv("CI") == "true":
 			tb.Fatal(err)
+			return
 		case len(found) == 0:
 			tb.Skip(errors.New("no MySQL or MariaDB server on this machine; scripts/install-servers.sh installs both"))
 		default:
 			tb.Logf("%v", err)
 		}
+	}
+	newest := func(b Binary) bool { return b.Flavour == MariaDB && strings.HasPrefix(b.Version, "11.8.") }
+	if os.Getenv("CI") == "true" && wantMariaDB118() && os.Getenv("MYSQLLOCK_MARIADBD") == "" && !slices.ContainsFunc(found, newest) {
+		tb.Fatal(errors.New("no MariaDB 11.8 on this machine; scripts/install-servers.sh installs it, and MYSQLLOCK_MARIADB118=0 does without"))
 	}
 }

@@ -77,7 +77,7 @@ func TestClusterStarterDies(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	t.Setenv(childClusterEnv, "1")
 	for _, delay := range []time.Duration{300 * time.Millisecond, time.Second, 3 * time.Second} {
-		parent, _ := startChild(t, Binary{Flavour: MariaDB})
+		parent, _ := startChild(t, Binary{Name: "Galera", Flavour: MariaDB})
 		time.Sleep(delay)
 		if err := parent.Process.Kill(); err != nil {
 			t.Fatal(err)

@@ -4,8 +4,11 @@ package tempserver
 
 import (
 	"context"
+	"errors"
 	"strconv"
 	"strings"
+
+	"github.com/go-sql-driver/mysql"
 )
 
 // group is a cluster of MySQL servers under Group Replication. They talk to each
@@ -61,8 +64,13 @@ func (g *group) assemble(ctx context.Context, nodes []*Server) error {
 	if err := each(nodes, func(s *Server) error { return g.launch(ctx, s) }); err != nil {
 		return err
 	}
-	if err := nodes[0].tell(ctx, "SET GLOBAL group_replication_bootstrap_group = ON", "START GROUP_REPLICATION",
-		"SET GLOBAL group_replication_bootstrap_group = OFF"); err != nil {
+	if err := nodes[0].tell(ctx, "SET GLOBAL group_replication_bootstrap_group = ON"); err != nil {
+		return err
+	}
+	if err := g.begin(ctx, nodes[0]); err != nil {
+		return err
+	}
+	if err := nodes[0].tell(ctx, "SET GLOBAL group_replication_bootstrap_group = OFF"); err != nil {
 		return err
 	}
 	if err := g.online(ctx, nodes[0]); err != nil {
@@ -79,10 +87,26 @@ func (g *group) launch(ctx context.Context, s *Server) error {
 }
 
 func (g *group) join(ctx context.Context, s *Server) error {
-	if err := s.tell(ctx, "START GROUP_REPLICATION"); err != nil {
+	if err := g.begin(ctx, s); err != nil {
 		return err
 	}
 	return g.online(ctx, s)
+}
+
+// begin starts a member. On a machine that is too busy the others may take it to be
+// gone before it is there (3092), and then it tries again.
+func (g *group) begin(ctx context.Context, s *Server) error {
+	const notJoined = 3092
+	for try := 1; ; try++ {
+		err := s.tell(ctx, "START GROUP_REPLICATION")
+		var e *mysql.MySQLError
+		if !errors.As(err, &e) || e.Number != notJoined || try == 3 {
+			return err
+		}
+		if err := s.tell(ctx, "STOP GROUP_REPLICATION", "SET GLOBAL offline_mode = OFF"); err != nil {
+			return err
+		}
+	}
 }
 
 // online waits until the node is a member, and takes writes if it is to.

@@ -41,7 +41,7 @@ exec "$@"
 )
 
 // startGuardian starts the guardian of s.dir, which need not be there yet.
-func (s *Server) startGuardian() error {
+func (s *instance) startGuardian() error {
 	stdin, leash, err := os.Pipe()
 	if err != nil {
 		return err

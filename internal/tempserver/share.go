@@ -30,7 +30,8 @@ type shareOf struct {
 // Share returns a server of b with these options that all tests of the program
 // have in common: the first call starts it, and [Tests] stops it. It does not wait
 // for the disk at each commit, since nobody crashes it. Where it does not start,
-// the test ends as failed. It may be called by parallel tests, but not once the
+// the test ends as failed; where it is MYSQLLOCK_TEST_DSN's and not as the options
+// say, as skipped. It may be called by parallel tests, but not once the
 // tests have run.
 func Share(tb TB, b Binary, opts ...string) *Server {
 	tb.Helper()
@@ -49,6 +50,9 @@ func Share(tb TB, b Binary, opts ...string) *Server {
 		lazy := []string{"--innodb-flush-log-at-trx-commit=0", "--sync-binlog=0"}
 		s.server, s.err = Start(context.Background(), b, append(lazy, opts...)...)
 	})
+	if s.err != nil && b.running != nil {
+		tb.Skip(s.err)
+	}
 	if s.err != nil {
 		tb.Fatal(s.err)
 	}

@@ -82,6 +82,16 @@ func (b Binary) initialize(ctx context.Context, dir string, lock *os.File) error
 	}
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Env = append(os.Environ(), "TMPDIR="+tmp) // servers that share one break each other
+	if b.Flavour == MariaDB && len(b.command) > 1 {
+		// The script takes the server to be a single file. Of the programs beside
+		// the server, which have no loader here, it can do without.
+		server := filepath.Join(dir, "server")
+		if err := os.WriteFile(server, []byte("#!/bin/sh\nexec "+quoted(b.command)+" \"$@\"\n"), 0o700); err != nil {
+			return err
+		}
+		cmd.Env = append(cmd.Env, "MYSQLD_BOOTSTRAP="+server)
+		cmd.Args = append(cmd.Args, "--force")
+	}
 	cmd.ExtraFiles = []*os.File{lock}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // to kill the script's children with it
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
@@ -93,6 +103,15 @@ func (b Binary) initialize(ctx context.Context, dir string, lock *os.File) error
 		return err
 	}
 	return nil
+}
+
+// quoted returns the words as a shell reads them.
+func quoted(words []string) string {
+	var line strings.Builder
+	for _, word := range words {
+		line.WriteString(" '" + strings.ReplaceAll(word, "'", `'\''`) + "'")
+	}
+	return line.String()
 }
 
 // initOptions returns the options that make a new data folder at dir.

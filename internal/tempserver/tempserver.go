@@ -43,21 +43,27 @@ var (
 // Server is one throwaway server. Its methods may be called from several
 // goroutines; those that change the server's state run one after another.
 type Server struct {
-	binary   Binary
-	opts     []string
-	dir      string    // holds all of the server's files
+	instance
+	binary  Binary
+	opts    []string
+	version string
+}
+
+// instance is what servers and proxies have in common: a folder, a port, and one
+// process at a time.
+type instance struct {
+	dir      string    // holds all of its files
 	addr     string    // host:port
-	port     *os.File  // keeps the port ours while the server is down
+	port     *os.File  // keeps the port ours while the program is down
 	guardian *exec.Cmd // removes dir once leash is closed; see guardianScript
 	leash    *os.File  // the guardian's standard input
-	version  string
 
-	mu      sync.Mutex // held while the server's state changes
+	mu      sync.Mutex // held while the program's state changes
 	process *process   // nil before the first launch and while known to be down
 	stopped bool       // Stop was called: guardian, dir and port are gone
 }
 
-// process is one run of the server program.
+// process is one run of a program.
 type process struct {
 	*os.Process
 	done chan struct{} // closed when the process has ended
@@ -73,9 +79,15 @@ type process struct {
 // caller must call Stop.
 //
 // An error holds the end of the server's log, and nothing is left running.
+//
+// For the server that MYSQLLOCK_TEST_DSN names it starts nothing, and fails if that
+// server is not as the options say; such a Server does not obey the other methods.
 func Start(ctx context.Context, b Binary, opts ...string) (*Server, error) {
 	if b.err != nil {
 		return nil, b.err
+	}
+	if b.running != nil {
+		return b.attach(ctx, opts)
 	}
 	template, err := b.template(ctx)
 	if err != nil {
@@ -91,12 +103,12 @@ func Start(ctx context.Context, b Binary, opts ...string) (*Server, error) {
 	return s, nil
 }
 
-// Addr returns the server's address, "127.0.0.1:port". It never changes.
-func (s *Server) Addr() string { return s.addr }
+// Addr returns the program's address, "127.0.0.1:port". It never changes.
+func (s *instance) Addr() string { return s.addr }
 
 // DSN returns the data source name of a database on the server, in the form of
 // github.com/go-sql-driver/mysql. The database need not exist; "" is none.
-func (s *Server) DSN(db string) string { return "root@tcp(" + s.addr + ")/" + db }
+func (s *instance) DSN(db string) string { return "root@tcp(" + s.addr + ")/" + db }
 
 // Version returns what SELECT VERSION() says.
 func (s *Server) Version() string { return s.version }
@@ -104,7 +116,7 @@ func (s *Server) Version() string { return s.version }
 // Kill ends the server as a crash would, with SIGKILL, also when it is paused.
 // The data stays: Restart brings the server back. Killing a server that is
 // down does nothing.
-func (s *Server) Kill() error {
+func (s *instance) Kill() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stopped {
@@ -133,7 +145,7 @@ func (s *Server) Restart(ctx context.Context) error {
 // Pause freezes the server with SIGSTOP: it answers nothing, but its
 // connections stay open and the system still accepts new ones. It returns when
 // the server stands still.
-func (s *Server) Pause() error {
+func (s *instance) Pause() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.signal(syscall.SIGSTOP); err != nil {
@@ -150,7 +162,7 @@ func (s *Server) Pause() error {
 }
 
 // Resume lets a paused server run on. It does nothing to one that runs.
-func (s *Server) Resume() error {
+func (s *instance) Resume() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.signal(syscall.SIGCONT)
@@ -158,7 +170,7 @@ func (s *Server) Resume() error {
 
 // Stop ends the server and removes its folder. Only the first call does
 // something; all other methods that change the server fail from then on.
-func (s *Server) Stop() error {
+func (s *instance) Stop() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stopped {
@@ -181,12 +193,22 @@ func (s *Server) Stop() error {
 
 // prepare does what is needed once, before the first launch.
 func (s *Server) prepare(template string) error {
+	if err := s.settle(string(s.binary.Flavour)); err != nil {
+		return err
+	}
+	if err := os.CopyFS(s.path("data"), os.DirFS(template)); err != nil || s.binary.clock == "" {
+		return err
+	}
+	return s.SetClock(0)
+}
+
+// settle makes the folder and reserves the port.
+func (s *instance) settle(name string) error {
 	tmp, err := filepath.Abs(os.TempDir())
 	if err != nil {
 		return err
 	}
-	name := "mysqllock-" + strings.ToLower(string(s.binary.Flavour)) + "-" + rand.Text()
-	s.dir = filepath.Join(tmp, name)
+	s.dir = filepath.Join(tmp, "mysqllock-"+strings.ToLower(name)+"-"+rand.Text())
 	// The guardian comes before the folder, lest we die between the two.
 	if err := s.startGuardian(); err != nil {
 		return err
@@ -199,9 +221,6 @@ func (s *Server) prepare(template string) error {
 	if err := os.WriteFile(s.path("alive"), nil, 0o600); err != nil {
 		return err
 	}
-	if err := os.CopyFS(s.path("data"), os.DirFS(template)); err != nil {
-		return err
-	}
 	s.port, s.addr, err = reservePort()
 	return err
 }
@@ -209,6 +228,16 @@ func (s *Server) prepare(template string) error {
 // launch starts the server program, with more options for this time, and waits
 // until it answers. After an error the program is not running.
 func (s *Server) launch(ctx context.Context, more ...string) error {
+	if err := s.binary.checkPlugins(slices.Concat(s.options(), more)); err != nil {
+		return err
+	}
+	cmd := s.command(more...)
+	return s.run(s.binary.String(), cmd, func(p *process) error { return s.awaitReady(ctx, p) })
+}
+
+// run starts the program and waits until it is ready. After an error it is not
+// running.
+func (s *instance) run(name string, cmd *exec.Cmd, ready func(*process) error) error {
 	log, err := os.OpenFile(s.path("log"), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
 	if err != nil {
 		return fmt.Errorf("tempserver: %w", err)
@@ -219,7 +248,6 @@ func (s *Server) launch(ctx context.Context, more ...string) error {
 		return fmt.Errorf("tempserver: %w", err)
 	}
 
-	cmd := s.command(more...)
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("tempserver: %w", err)
@@ -232,27 +260,32 @@ func (s *Server) launch(ctx context.Context, more ...string) error {
 	}()
 	s.process = p
 
-	if err := s.awaitReady(ctx, p); err != nil {
+	if err := ready(p); err != nil {
 		s.kill()
-		return fmt.Errorf("tempserver: start %s: %w\n%s", s.binary, err, tail(log, logStart))
+		return fmt.Errorf("tempserver: start %s: %w\n%s", name, err, tail(log, logStart))
 	}
 	return nil
 }
 
-// command returns the server program, which the guardian kills if need be, with
-// more options.
+// command returns the server program with more options.
 func (s *Server) command(more ...string) *exec.Cmd {
-	args := []string{"-c", launchScript, "tempserver", s.dir}
-	cmd := exec.Command("/bin/sh", slices.Concat(args, s.binary.command, s.options(), more)...)
-	cmd.Dir = s.dir
+	cmd := s.guarded(slices.Concat(s.binary.command, s.options(), more))
 	cmd.Env = append(os.Environ(), "PATH="+s.dir+":"+os.Getenv("PATH")) // programs that the server runs
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}                // Ctrl-C is not for the server
+	cmd.Env = append(cmd.Env, s.clockEnv()...)
+	return cmd
+}
+
+// guarded returns a command that the guardian kills if need be.
+func (s *instance) guarded(command []string) *exec.Cmd {
+	cmd := exec.Command("/bin/sh", slices.Concat([]string{"-c", launchScript, "tempserver", s.dir}, command)...)
+	cmd.Dir = s.dir
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C is not for the program
 	return cmd
 }
 
 // shutdown ends the process, if there is one, in an orderly way. After an error
 // it is killed.
-func (s *Server) shutdown(ctx context.Context) error {
+func (s *instance) shutdown(ctx context.Context) error {
 	p := s.process
 	if p == nil {
 		return nil
@@ -329,7 +362,7 @@ func (s *Server) awaitReady(ctx context.Context, p *process) error {
 }
 
 // kill ends the process, if there is one, and waits for its end.
-func (s *Server) kill() {
+func (s *instance) kill() {
 	if s.process == nil {
 		return
 	}
@@ -339,7 +372,7 @@ func (s *Server) kill() {
 }
 
 // signal sends a signal to the running server.
-func (s *Server) signal(signal os.Signal) error {
+func (s *instance) signal(signal os.Signal) error {
 	if s.stopped {
 		return errStopped
 	}
@@ -355,7 +388,7 @@ func (s *Server) signal(signal os.Signal) error {
 }
 
 // path returns the path of a file of the server.
-func (s *Server) path(name string) string { return filepath.Join(s.dir, name) }
+func (s *instance) path(name string) string { return filepath.Join(s.dir, name) }
 
 // reservePort finds a free loopback port and keeps it from everyone who does
 // not ask for it by number, as the server does. Otherwise someone could get it

@@ -24,7 +24,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// childEnv makes the test binary start the server of that flavour, tell about
+// childEnv makes the test binary start the server of that name, tell about
 // it on its standard output, and wait for its end.
 const childEnv = "MYSQLLOCK_TEMPSERVER_CHILD"
 
@@ -32,13 +32,13 @@ const childEnv = "MYSQLLOCK_TEMPSERVER_CHILD"
 const childClusterEnv = "MYSQLLOCK_TEMPSERVER_CHILD_CLUSTER"
 
 func TestMain(m *testing.M) {
-	if flavour := os.Getenv(childEnv); flavour != "" {
-		child(Flavour(flavour))
+	if name := os.Getenv(childEnv); name != "" {
+		child(name)
 	}
 	goleak.VerifyTestMain(m)
 }
 
-func child(flavour Flavour) {
+func child(name string) {
 	if os.Getenv(childClusterEnv) != "" {
 		_, err := StartCluster(context.Background(), Galera)
 		fmt.Println(err)
@@ -46,7 +46,7 @@ func child(flavour Flavour) {
 		os.Exit(0)
 	}
 	found := Find()
-	i := slices.IndexFunc(found, func(b Binary) bool { return b.Flavour == flavour })
+	i := slices.IndexFunc(found, func(b Binary) bool { return b.Name == name })
 	s, err := Start(context.Background(), found[i])
 	if err != nil {
 		fmt.Println(err)
@@ -59,8 +59,8 @@ func child(flavour Flavour) {
 
 // forEach runs the test on each server of this machine.
 func forEach(t *testing.T, test func(*testing.T, Binary)) {
-	for _, b := range Require(t) {
-		t.Run(b.String(), func(t *testing.T) { test(t, b) })
+	for _, b := range RequireOwn(t) {
+		t.Run(b.Name, func(t *testing.T) { test(t, b) })
 	}
 }
 
@@ -434,7 +434,7 @@ func nothingLeft(t *testing.T) {
 func startChild(t *testing.T, b Binary) (*exec.Cmd, io.Reader) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), childEnv+"="+string(b.Flavour))
+	cmd.Env = append(os.Environ(), childEnv+"="+b.Name)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe()
@@ -457,11 +457,6 @@ func alive(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	_, state, _ := strings.Cut(string(stat), ") ")
 	return err == nil && !strings.HasPrefix(state, "Z")
-}
-
-func exists(path string) bool {
-	_, err := os.Lstat(path)
-	return err == nil
 }
 
 func empty(t *testing.T, dir string) bool {
@@ -541,7 +536,9 @@ func (r *recorder) Fatal(args ...any)   { r.last = "fail: " + fmt.Sprint(args...
 func (r *recorder) Skip(args ...any)    { r.last = "skip: " + fmt.Sprint(args...) }
 
 func TestRequire(t *testing.T) {
-	mysql, mariadb := Binary{Flavour: MySQL}, Binary{Flavour: MariaDB}
+	t.Setenv("MYSQLLOCK_MARIADBD", "")
+	t.Setenv("MYSQLLOCK_MARIADB118", "")
+	mysql, mariadb, newest := Binary{Flavour: MySQL}, Binary{Flavour: MariaDB, Version: "10.11.99"}, Binary{Flavour: MariaDB, Version: "11.8.99"}
 	for _, test := range []struct {
 		name  string
 		found []Binary
@@ -549,7 +546,9 @@ func TestRequire(t *testing.T) {
 		want  string // the beginning of what happens
 	}{
 		{"both", []Binary{mysql, mariadb}, "", ""},
-		{"both in CI", []Binary{mysql, mariadb}, "true", ""},
+		{"all in CI", []Binary{mysql, mariadb, newest}, "true", ""},
+		{"both in CI, MariaDB is the newest", []Binary{mysql, newest}, "true", ""},
+		{"both in CI", []Binary{mysql, mariadb}, "true", "fail: no MariaDB 11.8 on this machine; scripts/install-servers.sh"},
 		{"one", []Binary{mysql}, "", "log"},
 		{"one in CI", []Binary{mysql}, "true", "fail: no MariaDB server"},
 		{"the other in CI", []Binary{mariadb}, "true", "fail: no MySQL server"},
@@ -564,5 +563,42 @@ func TestRequire(t *testing.T) {
 				t.Errorf("got %q, want %q", r.last, test.want)
 			}
 		})
+	}
+}
+
+// TestRequireWithout: CI goes without MariaDB 11.8 where it is told to, and where
+// another MariaDB is to be the only one.
+func TestRequireWithout(t *testing.T) {
+	t.Setenv("CI", "true")
+	for _, env := range []struct{ name, value string }{{"MYSQLLOCK_MARIADB118", "0"}, {"MYSQLLOCK_MARIADBD", "/other/mariadbd"}} {
+		t.Run(env.name, func(t *testing.T) {
+			t.Setenv(env.name, env.value)
+			r := &recorder{}
+			check(r, []Binary{{Flavour: MySQL}, {Flavour: MariaDB, Version: "10.11.99"}})
+			if r.last != "" {
+				t.Errorf("got %q", r.last)
+			}
+		})
+	}
+}
+
+func TestEachFlavour(t *testing.T) {
+	mysql, old, newer := Binary{Name: "MySQL", Flavour: MySQL}, Binary{Name: "MariaDB", Flavour: MariaDB}, Binary{Name: "MariaDB 11.8", Flavour: MariaDB}
+	for _, test := range []struct{ found, want []Binary }{
+		{nil, nil},
+		{[]Binary{mysql, old, newer}, []Binary{mysql, old}},
+		{[]Binary{old, newer}, []Binary{old}},
+		{[]Binary{mysql}, []Binary{mysql}},
+	} {
+		var got, want []string
+		for _, b := range EachFlavour(test.found) {
+			got = append(got, b.Name)
+		}
+		for _, b := range test.want {
+			want = append(want, b.Name)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
 	}
 }

@@ -1,0 +1,122 @@
+// Package dbtest has what the tests of many packages share: each server of this
+// machine with a database of the test's own, connections that record what is
+// sent (Tap), a network that fails (Proxy), and small checks. It imports no
+// package that has locks, so that their internal tests can use it.
+package dbtest
+
+import (
+	"context"
+	"crypto/rand"
+	"database/sql"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Patience is how long a test waits for what is sure to come: far longer than it
+// takes, also on a busy machine.
+const Patience = 2 * time.Minute
+
+// OK ends the test unless err is nil.
+func OK(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Want ends the test unless err matches each of the targets.
+func Want(t testing.TB, err error, targets ...error) {
+	t.Helper()
+	for _, target := range targets {
+		if !errors.Is(err, target) {
+			t.Fatalf("error %v, want %v", err, target)
+		}
+	}
+}
+
+// Says fails the test unless the text of err has all of these in it.
+func Says(t testing.TB, err error, texts ...string) {
+	t.Helper()
+	for _, text := range texts {
+		if err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("the error does not say %q: %v", text, err)
+		}
+	}
+}
+
+// Soon waits until cond holds.
+func Soon(t testing.TB, what string, cond func() bool) {
+	t.Helper()
+	Eventually(t, what, func() error {
+		if !cond() {
+			return errors.New("not so")
+		}
+		return nil
+	})
+}
+
+// Eventually waits until ask returns no error. It asks often at first, and less
+// often the longer it takes.
+func Eventually(t testing.TB, what string, ask func() error) {
+	t.Helper()
+	for began := time.Now(); ; {
+		err := ask()
+		if err == nil {
+			return
+		}
+		waited := time.Since(began)
+		if waited > Patience {
+			t.Fatalf("not within %v: %s: %v", Patience, what, err)
+		}
+		time.Sleep(min(max(waited/20, 2*time.Millisecond), 100*time.Millisecond))
+	}
+}
+
+// Limited returns a context for what must not hang. It ends when a test's patience does,
+// or with the test.
+func Limited(t testing.TB) context.Context { return Within(t, Patience) }
+
+// Within returns a context that ends after d, or with the test.
+func Within(t testing.TB, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// Execer is a *sql.DB, *sql.Conn or *sql.Tx.
+type Execer interface {
+	ExecContext(ctx context.Context, text string, args ...any) (sql.Result, error)
+}
+
+// Exec runs a statement, which must not fail.
+func Exec(t testing.TB, db Execer, text string, args ...any) {
+	t.Helper()
+	if _, err := db.ExecContext(context.Background(), text, args...); err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+}
+
+// Open opens a handle that is closed at the end of the test.
+func Open(t testing.TB, driver, dsn string) *sql.DB {
+	t.Helper()
+	db, err := sql.Open(driver, dsn)
+	OK(t, err)
+	t.Cleanup(func() { db.Close() })
+	return db
+}
+
+// Long picks the figure for the long form of a test, which PROVE in the environment asks
+// for.
+func Long[T any](short, long T) T {
+	if os.Getenv("PROVE") != "" {
+		return long
+	}
+	return short
+}
+
+// Random returns letters and digits for the name of something that only this test
+// has.
+func Random() string { return strings.ToLower(rand.Text()[:12]) }

@@ -1,0 +1,180 @@
+package stock
+
+import (
+	"bufio"
+	"context"
+	"database/sql"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// Shop is a database of one test, with a table p (id, stock) that has a few products of
+// stock 10.
+type Shop struct {
+	*dbtest.Database
+	Plain *sql.DB // with the driver "mysql": what the server says for itself
+}
+
+// NewShop fills a database.
+func NewShop(d *dbtest.Database) *Shop {
+	d.T.Helper()
+	s := &Shop{Database: d, Plain: d.Open("mysql")}
+	dbtest.Exec(d.T, s.Plain, "CREATE TABLE p (id INT PRIMARY KEY, stock INT NOT NULL) ENGINE=InnoDB")
+	dbtest.Exec(d.T, s.Plain, "INSERT INTO p VALUES (1, 10), (2, 10), (3, 10), (4, 10)")
+	return s
+}
+
+// Handle opens a handle of the driver under test. params are added to the DSN, such as
+// "lockWait=1s".
+func (s *Shop) Handle(params ...string) *sql.DB {
+	s.T.Helper()
+	return s.Open("mysqllock", params...)
+}
+
+// Limited opens a handle with at most n connections, of an account for which the server
+// itself takes no more.
+func (s *Shop) Limited(t *testing.T, n int, params ...string) *sql.DB {
+	t.Helper()
+	user := "u_" + dbtest.Random()
+	dbtest.Exec(t, s.Plain, fmt.Sprintf("CREATE USER %s WITH MAX_USER_CONNECTIONS %d", user, n))
+	t.Cleanup(func() { s.Plain.Exec("DROP USER " + user) })
+	dbtest.Exec(t, s.Plain, "GRANT ALL ON "+s.Name+".* TO "+user)
+	cfg, own, err := mysqllock.ParseDSN(s.DSN(append(params, fmt.Sprintf("maxConns=%d", n))...))
+	dbtest.OK(t, err)
+	dbtest.As(user)(cfg)
+	return s.OpenDB(mysqllock.NewConnector(cfg, own))
+}
+
+// Tapped opens it through a tap on its connections.
+func (s *Shop) Tapped(c mysqllock.Config) (*sql.DB, *dbtest.Tap) {
+	s.T.Helper()
+	tap, cfg := new(dbtest.Tap), s.Config()
+	tap.On(cfg)
+	return s.OpenDB(mysqllock.NewConnector(cfg, c)), tap
+}
+
+// Proxied opens it through a proxy.
+func (s *Shop) Proxied(c mysqllock.Config) (*sql.DB, *dbtest.Proxy) {
+	s.T.Helper()
+	cfg := s.Config()
+	p := dbtest.StartProxy(s.T, cfg.Addr)
+	cfg.Net, cfg.Addr = "tcp", p.Addr()
+	db := s.OpenDB(mysqllock.NewConnector(cfg, c))
+	s.T.Cleanup(p.Close) // first, so that nothing waits for what is held up
+	return db, p
+}
+
+// Stock returns the stock of a product.
+func (s *Shop) Stock(id int) (n int) {
+	s.T.Helper()
+	dbtest.OK(s.T, s.Plain.QueryRow("SELECT stock FROM p WHERE id = ?", id).Scan(&n))
+	return n
+}
+
+// WantStock fails the test unless the product has that stock.
+func (s *Shop) WantStock(id, want int) {
+	s.T.Helper()
+	if got := s.Stock(id); got != want {
+		s.T.Errorf("stock of %d is %d, want %d", id, got, want)
+	}
+}
+
+// Locked asks the server whether the key's row is locked, by trying.
+func (s *Shop) Locked(key string) bool {
+	s.T.Helper()
+	tx, err := s.Plain.Begin()
+	dbtest.OK(s.T, err)
+	defer tx.Rollback()
+	var n int
+	row := tx.QueryRow("SELECT COUNT(*) FROM mysqllock WHERE namespace = ? AND name = ?", s.Name, key)
+	dbtest.OK(s.T, row.Scan(&n))
+	if n == 0 {
+		return false
+	}
+	err = tx.QueryRow("SELECT 1 FROM mysqllock WHERE namespace = x'" + hex.EncodeToString([]byte(s.Name)) +
+		"' AND name = x'" + hex.EncodeToString([]byte(key)) + "' FOR UPDATE SKIP LOCKED").Scan(&n)
+	if errors.Is(err, sql.ErrNoRows) {
+		return true
+	}
+	dbtest.OK(s.T, err)
+	return false
+}
+
+// Leased asks the server whether a lease on key is live.
+func (s *Shop) Leased(key string) bool {
+	s.T.Helper()
+	var n int
+	dbtest.OK(s.T, s.Plain.QueryRow("SELECT COUNT(*) FROM mysqllock WHERE namespace = ? AND name = ? AND owner IS NOT NULL AND expires > UTC_TIMESTAMP(6)", s.Name, key).Scan(&n))
+	return n == 1
+}
+
+// Token returns the token of the key's row.
+func (s *Shop) Token(key string) (token uint64) {
+	s.T.Helper()
+	dbtest.OK(s.T, s.Plain.QueryRow("SELECT token FROM mysqllock WHERE namespace = ? AND name = ?", s.Name, key).Scan(&token))
+	return token
+}
+
+// Querier is a *sql.DB, *sql.Conn or *sql.Tx.
+type Querier interface {
+	QueryRowContext(context.Context, string, ...any) *sql.Row
+}
+
+// Read reads the stock of a product.
+func Read(ctx context.Context, db Querier, id int) (n int, err error) {
+	return n, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = ?", id).Scan(&n)
+}
+
+// Decide reads the stock of a product and writes it, less one, under a key.
+func Decide(ctx context.Context, db *sql.DB, key string, id int) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ctx = lockctx.With(ctx, key)
+	stock, err := Read(ctx, db, id)
+	if err != nil {
+		return fmt.Errorf("read: %w", err)
+	}
+	time.Sleep(time.Millisecond)
+	if _, err := db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = ?", stock-1, id); err != nil {
+		return fmt.Errorf("write: %w", err)
+	}
+	return nil
+}
+
+// Sell takes one from the stock of a product under a key, in one of three ways.
+func Sell(ctx context.Context, db *sql.DB, how int, key string, id int) error {
+	const less = "UPDATE p SET stock = stock - 1 WHERE id = ?"
+	switch how % 3 {
+	case 0:
+		return Decide(ctx, db, key, id)
+	case 1:
+		return mysqllock.Do(ctx, db, key, func(ctx context.Context) error {
+			_, err := db.ExecContext(ctx, less, id)
+			return err
+		})
+	}
+	tx, err := db.BeginTx(lockctx.With(ctx, key), nil)
+	if err != nil {
+		return err
+	}
+	_, err = tx.ExecContext(ctx, less, id)
+	return errors.Join(err, tx.Commit())
+}
+
+// Hold is a job of a child that holds the key "product:1" until its input ends. It says
+// that it holds it, and how that ended.
+func Hold(db *sql.DB, in *bufio.Scanner) {
+	err := mysqllock.Do(context.Background(), db, "product:1", func(context.Context) error {
+		fmt.Println("holds")
+		in.Scan()
+		return nil
+	})
+	fmt.Println("ended", err)
+}

@@ -1,0 +1,276 @@
+//go:build unix
+
+package dbtest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+)
+
+// Tap records each command that a client sends over connections which were opened
+// by its Dial, a mysql.Config's DialFunc. It can break them, hold up what is sent
+// on them, and refuse new ones. The zero value is ready to use. For a network that
+// fails below the client, see Proxy.
+type Tap struct {
+	mu      sync.Mutex
+	log     []Command
+	opened  int
+	open    map[*tapped]struct{}
+	refuses bool
+
+	stall   string        // the answer to a statement that begins so
+	stalled chan struct{} // does not arrive before this is closed
+
+	late     string        // a statement that begins so
+	let      chan struct{} // does not reach the server before this is closed
+	lateDone chan struct{} // closed when the server has carried it out
+}
+
+// Command is what a client has sent.
+type Command struct {
+	Conn int    // which connection, counted from 1
+	Text string // the SQL, for a statement that is prepared behind "[prepare] ", or else the command's name in brackets
+}
+
+// Dial opens a connection.
+func (t *Tap) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	t.mu.Lock()
+	refuses := t.refuses
+	t.mu.Unlock()
+	if refuses {
+		return nil, errors.New("the test refuses connections")
+	}
+	conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.opened++
+	c := &tapped{Conn: conn, tap: t, n: t.opened, gone: make(chan struct{})}
+	if t.open == nil {
+		t.open = make(map[*tapped]struct{})
+	}
+	t.open[c] = struct{}{}
+	return c, nil
+}
+
+// On, for Database.Connect, has connections opened by Dial.
+func (t *Tap) On(cfg *mysql.Config) { cfg.DialFunc = t.Dial }
+
+// Opened returns how many connections were opened so far.
+func (t *Tap) Opened() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.opened
+}
+
+// Since returns a function that tells which commands were sent from now on.
+func (t *Tap) Since() func() []Command {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	from := len(t.log)
+	return func() []Command {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		return slices.Clone(t.log[from:])
+	}
+}
+
+// Texts is Since for the texts of statements, those that are prepared included.
+func (t *Tap) Texts() func() []string {
+	since := t.Since()
+	return func() (texts []string) {
+		for _, c := range since() {
+			if !strings.HasPrefix(c.Text, "[") || strings.HasPrefix(c.Text, "[prepare] ") {
+				texts = append(texts, c.Text)
+			}
+		}
+		return texts
+	}
+}
+
+// Costs runs f once, so that rows and connections are there, and counts the commands
+// of the next time. On a busy machine what follows a release may come later than
+// usual, and what keeps a connection in between: it counts again then.
+func (t *Tap) Costs(tb testing.TB, what string, want int, f func() error) {
+	tb.Helper()
+	OK(tb, f())
+	for round := time.Duration(1); ; round++ {
+		time.Sleep(round * 5 * time.Millisecond)
+		since := t.Since()
+		OK(tb, f())
+		time.Sleep(round * 5 * time.Millisecond)
+		log := since()
+		if len(log) == want {
+			return
+		}
+		if round == 6 {
+			tb.Errorf("%s: %d statements, want %d: %v", what, len(log), want, log)
+			return
+		}
+	}
+}
+
+// Stall keeps back the answer to the next statement that begins so. The function
+// that it returns lets it arrive.
+func (t *Tap) Stall(begin string) (arrive func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.stall, t.stalled = begin, make(chan struct{})
+	return sync.OnceFunc(func() { close(t.stalled) })
+}
+
+// Delay keeps the next statement that begins so from the server, although its client
+// has sent it, and may close its connection. The function that it returns lets it
+// arrive, and waits until the server has carried it out.
+func (t *Tap) Delay(begin string) (arrive func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.late, t.let, t.lateDone = begin, make(chan struct{}), make(chan struct{})
+	let, done := t.let, t.lateDone
+	return sync.OnceFunc(func() { close(let); <-done })
+}
+
+// Cut breaks all connections, and refuses new ones until Mend.
+func (t *Tap) Cut() {
+	t.refuse(true)
+	t.Break()
+}
+
+// Mend ends what Cut has begun.
+func (t *Tap) Mend() { t.refuse(false) }
+
+func (t *Tap) refuse(refuses bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.refuses = refuses
+}
+
+// Break breaks the connections there are.
+func (t *Tap) Break() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for c := range t.open {
+		c.once.Do(func() { close(c.gone) })
+		c.Conn.Close()
+	}
+}
+
+// tapped is a connection of a Tap. What is not said otherwise is guarded by the
+// Tap's mutex.
+type tapped struct {
+	net.Conn
+	tap     *Tap
+	n       int
+	gone    chan struct{} // closed when the client has closed it, or Break has
+	once    sync.Once
+	stalled <-chan struct{}
+	late    bool // a statement is under way that arrives late
+}
+
+func (c *tapped) Read(b []byte) (int, error) {
+	c.tap.mu.Lock()
+	stalled := c.stalled
+	c.tap.mu.Unlock()
+	if stalled != nil {
+		select {
+		case <-stalled:
+		case <-c.gone:
+		}
+	}
+	c.tap.mu.Lock()
+	late := c.late
+	c.tap.mu.Unlock()
+	if late {
+		return 0, net.ErrClosed
+	}
+	return c.Conn.Read(b)
+}
+
+func (c *tapped) Write(b []byte) (int, error) {
+	if c.record(b) {
+		return len(b), nil
+	}
+	return c.Conn.Write(b)
+}
+
+// record notes what is sent, and reports that it is to arrive late.
+func (c *tapped) record(b []byte) (late bool) {
+	text := command(b)
+	if text == "" {
+		return false
+	}
+	t := c.tap
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.log = append(t.log, Command{c.n, text})
+	if t.stall != "" && strings.HasPrefix(text, t.stall) {
+		c.stalled, t.stall = t.stalled, ""
+	}
+	if t.late == "" || !strings.HasPrefix(text, t.late) {
+		return false
+	}
+	t.late, c.late = "", true
+	c.stalled = c.gone // the answer does not arrive either
+	go c.arrive(bytes.Clone(b), t.let, t.lateDone)
+	return true
+}
+
+// arrive sends a statement whose client has gone.
+func (c *tapped) arrive(b []byte, let <-chan struct{}, done chan<- struct{}) {
+	<-let
+	if _, err := c.Conn.Write(b); err == nil {
+		_, _ = c.Conn.Read(make([]byte, 1))
+	}
+	c.Conn.Close()
+	close(done)
+}
+
+// command is what a packet of a client says, "" where it begins no command.
+func command(b []byte) string {
+	if len(b) <= 4 || b[3] != 0 { // a command has sequence number 0
+		return ""
+	}
+	switch b[4] {
+	case 1:
+		return "[quit]"
+	case 3:
+		return string(b[5:])
+	case 14:
+		return "[ping]"
+	case 22:
+		return "[prepare] " + string(b[5:])
+	case 23:
+		return "[execute]"
+	case 25:
+		return "[close]"
+	}
+	return fmt.Sprintf("[command %d]", b[4])
+}
+
+func (c *tapped) Close() error {
+	c.tap.mu.Lock()
+	delete(c.tap.open, c)
+	late := c.late
+	c.tap.mu.Unlock()
+	c.once.Do(func() { close(c.gone) })
+	if late {
+		return nil
+	}
+	return c.Conn.Close()
+}
+
+// SyscallConn lets the driver see that an idle connection is dead.
+func (c *tapped) SyscallConn() (syscall.RawConn, error) { return c.Conn.(syscall.Conn).SyscallConn() }
