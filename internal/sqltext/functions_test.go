@@ -8,57 +8,58 @@ import (
 
 	"github.com/go-sql-driver/mysql"
 
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 )
 
 var calling = []look{
-	{"SELECT f()", "Read snapshot functions"},
-	{"SELECT f(1) FROM t", "Read snapshot functions"},
-	{"SELECT f /* x */\n()", "Read snapshot functions"},
-	{"SELECT db.f()", "Read snapshot functions"},
-	{"SELECT db . f ()", "Read snapshot functions"},
-	{"SELECT `f`()", "Read snapshot functions"},
-	{"SELECT \"f\"()", "Read snapshot functions"}, // with ANSI_QUOTES
-	{"SELECT `now`()", "Read snapshot functions"}, // *
-	{"SELECT db.now()", "Read snapshot functions"},
-	{"SELECT db.`now`()", "Read snapshot functions"},
-	{"SELECT db.1now()", "Read snapshot functions"}, // * a name
-	{"SELECT db.1()", "Read snapshot functions"},
-	{"SELECT 1f()", "Read snapshot functions"},
-	{"SELECT now ()", "Read snapshot functions"}, // *
-	{"SELECT now/**/()", "Read snapshot functions"},
-	{"SELECT größe()", "Read snapshot functions"},
-	{"SELECT " + strings.Repeat("f", 64) + "()", "Read snapshot functions"},
-	{"SELECT ABS" + strings.Repeat("x", 61) + "()", "Read snapshot functions"},
-	{"SELECT {fn f()}", "Read snapshot functions"},
-	{"SELECT a FROM t WHERE a IN (SELECT COALESCE(f(b), 1) FROM u)", "Read snapshot functions"},
-	{"SELECT a FROM t WHERE a = f(1) FOR UPDATE", "Read functions"},
-	{"SELECT (a), f(b) FROM t FOR UPDATE", "Read functions"},
-	{"SELECT 1 AS a, f(b) FROM t FOR UPDATE", "Read functions"},
-	{"SELECT CASE WHEN (a) THEN f(b) END FROM t FOR UPDATE", "Read functions"},
-	{"SELECT a FROM t ORDER BY f(a) FOR UPDATE", "Read functions"},
-	{"TABLE t ORDER BY f(a)", "Read snapshot functions"},
-	{"(SELECT 1) UNION (SELECT f())", "Read snapshot functions"},
-	{"SELECT 1; SELECT f(); SELECT 1", "Read snapshot functions"},
-	{"WITH x AS (SELECT f() a) SELECT a FROM x", "Read snapshot functions"},
-	{"WITH x (a) AS (SELECT 1) SELECT f(a) FROM x", "Read snapshot functions"},
-	{"SET STATEMENT max_statement_time = 1 FOR SELECT f()", "Read snapshot functions"},
-	{"SET STATEMENT max_statement_time = f() FOR SELECT 1", "Read functions"},
-	{"EXPLAIN ANALYZE SELECT f()", "Read snapshot functions"},
-	{"EXPLAIN SELECT f()", "Read snapshot functions"},
-	{"ANALYZE FORMAT=JSON SELECT f()", "Read snapshot functions"},
-	{"SELECT LASTVAL(s)", "Read snapshot functions"},
-	{"SELECT 1 /*!80000 , f() */", "Read snapshot functions"},
-	{"SELECT now /*!99999 + f */ ()", "Read snapshot functions"},
-	{`SELECT 'a\', f() -- '`, "Read snapshot functions"}, // with NO_BACKSLASH_ESCAPES
+	{"SELECT f()", "Write snapshot functions"},
+	{"SELECT f(1) FROM t", "Write snapshot functions"},
+	{"SELECT f /* x */\n()", "Write snapshot functions"},
+	{"SELECT db.f()", "Write snapshot functions"},
+	{"SELECT db . f ()", "Write snapshot functions"},
+	{"SELECT `f`()", "Write snapshot functions"},
+	{"SELECT \"f\"()", "Write snapshot functions"}, // with ANSI_QUOTES
+	{"SELECT `now`()", "Write snapshot functions"}, // *
+	{"SELECT db.now()", "Write snapshot functions"},
+	{"SELECT db.`now`()", "Write snapshot functions"},
+	{"SELECT db.1now()", "Write snapshot functions"}, // * a name
+	{"SELECT db.1()", "Write snapshot functions"},
+	{"SELECT 1f()", "Write snapshot functions"},
+	{"SELECT now ()", "Write snapshot functions"}, // *
+	{"SELECT now/**/()", "Write snapshot functions"},
+	{"SELECT größe()", "Write snapshot functions"},
+	{"SELECT " + strings.Repeat("f", 64) + "()", "Write snapshot functions"},
+	{"SELECT ABS" + strings.Repeat("x", 61) + "()", "Write snapshot functions"},
+	{"SELECT {fn f()}", "Write snapshot functions"},
+	{"SELECT a FROM t WHERE a IN (SELECT COALESCE(f(b), 1) FROM u)", "Write snapshot functions"},
+	{"SELECT a FROM t WHERE a = f(1) FOR UPDATE", "Write snapshot functions"},
+	{"SELECT (a), f(b) FROM t FOR UPDATE", "Write snapshot functions"},
+	{"SELECT 1 AS a, f(b) FROM t FOR UPDATE", "Write snapshot functions"},
+	{"SELECT CASE WHEN (a) THEN f(b) END FROM t FOR UPDATE", "Write snapshot functions"},
+	{"SELECT a FROM t ORDER BY f(a) FOR UPDATE", "Write snapshot functions"},
+	{"TABLE t ORDER BY f(a)", "Write snapshot functions"},
+	{"(SELECT 1) UNION (SELECT f())", "Write snapshot functions"},
+	{"SELECT 1; SELECT f(); SELECT 1", "Write snapshot functions"},
+	{"WITH x AS (SELECT f() a) SELECT a FROM x", "Write snapshot functions"},
+	{"WITH x (a) AS (SELECT 1) SELECT f(a) FROM x", "Write snapshot functions"},
+	{"SET STATEMENT max_statement_time = 1 FOR SELECT f()", "Write snapshot functions"},
+	{"SET STATEMENT max_statement_time = f() FOR SELECT 1", "Write snapshot functions"},
+	{"EXPLAIN ANALYZE SELECT f()", "Write snapshot functions"},
+	{"EXPLAIN SELECT f()", "Write snapshot functions"},
+	{"ANALYZE FORMAT=JSON SELECT f()", "Write snapshot functions"},
+	{"SELECT LASTVAL(s)", "Write snapshot functions"},
+	{"SELECT 1 /*!80000 , f() */", "Write snapshot functions"},
+	{"SELECT now /*!99999 + f */ ()", "Write snapshot functions"},
+	{`SELECT 'a\', f() -- '`, "Write snapshot functions"}, // with NO_BACKSLASH_ESCAPES
 
-	// A write is one in any case.
-	{"SELECT NEXTVAL(s), f()", "Write snapshot"},
-	{"INSERT INTO t (a) VALUES (f())", "Write"},
-	{"UPDATE t SET a = f(a)", "Write"},
+	// Where it is a query that calls, is of interest for queries only.
+	{"SELECT NEXTVAL(s), f()", "Write snapshot functions"},
+	{"INSERT INTO t (a) VALUES (f())", "Write snapshot"},
+	{"UPDATE t SET a = f(a)", "Write snapshot"},
 	{"DO f()", "Write snapshot"},
 	{"SET @x = f()", "Write snapshot taints"},
-	{"EXPLAIN ANALYZE UPDATE t SET a = f()", "Write"},
+	{"EXPLAIN ANALYZE UPDATE t SET a = f()", "Write snapshot"},
 
 	// What applications and their libraries write.
 	{"SELECT COUNT(*), SUM(`a`), count(DISTINCT b) FROM t FOR UPDATE", "Read"},
@@ -109,9 +110,9 @@ func (s *scratch) resolves(t *testing.T, name string) bool {
 // TestBuiltins: no server takes a word that Look knows for the name of a stored
 // function, and all take others for that.
 func TestBuiltins(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		known := keywords + functions + onlyMySQL
-		if s.flavour == tempserver.MariaDB {
+		if s.Flavour == tempserver.MariaDB {
 			known = keywords + functions + onlyMariaDB
 		}
 		for _, w := range strings.Fields(known) {
@@ -132,12 +133,12 @@ func TestBuiltins(t *testing.T) {
 
 // TestFunctions: Look sees where a query writes by a function of that name.
 func TestFunctions(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		_, err := s.db.Exec("CREATE TABLE log (id INT)")
-		ok(t, err)
+		dbtest.OK(t, err)
 		for _, name := range []string{"f", "now"} {
 			_, err := s.db.Exec("CREATE FUNCTION `" + name + "`(a INT) RETURNS INT DETERMINISTIC BEGIN INSERT INTO log VALUES (a); RETURN 1; END")
-			ok(t, err)
+			dbtest.OK(t, err)
 		}
 		for _, c := range []struct {
 			query, mode string
@@ -147,8 +148,8 @@ func TestFunctions(t *testing.T) {
 			{query: "select F /* x */ (1)"},
 			{query: "SELECT `f`(1)"},
 			{query: `SELECT "f"(1)`, mode: "ANSI_QUOTES"},
-			{query: "SELECT " + s.database + ".now(1)"},
-			{query: "SELECT " + s.database + " . f(1)"},
+			{query: "SELECT " + s.Name + ".now(1)"},
+			{query: "SELECT " + s.Name + " . f(1)"},
 			{query: "SELECT `now`(1)"},
 			{query: "SELECT now (1)"},
 			{query: "SELECT now\n(1)"},
@@ -166,17 +167,17 @@ func TestFunctions(t *testing.T) {
 			{query: "ANALYZE SELECT f(id) FROM t", flavour: tempserver.MariaDB},
 			{query: "SET STATEMENT max_statement_time = 5 FOR SELECT f(1)", flavour: tempserver.MariaDB},
 		} {
-			if c.flavour != "" && c.flavour != s.flavour {
+			if c.flavour != "" && c.flavour != s.Flavour {
 				continue
 			}
-			if i := Look(c.query); i.Kind == Read && !i.Functions {
+			if i := Look(c.query); i.Kind != Write || !i.Functions {
 				t.Errorf("%q: %+v", c.query, i)
 			}
 			tx, end := s.session(sql.LevelRepeatableRead, c.mode)
 			_, _, err := read(tx, c.query)
-			ok(t, err)
+			dbtest.OK(t, err)
 			rows, _, err := read(tx, "SELECT * FROM log")
-			ok(t, err)
+			dbtest.OK(t, err)
 			end()
 			if len(rows) == 0 {
 				t.Errorf("%q writes nothing", c.query)

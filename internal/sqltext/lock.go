@@ -157,6 +157,8 @@ type locker struct {
 	depth    int
 	subquery int   // depth of the outermost subquery that is open; 0 is none
 	odd      error // a token that no SELECT may have
+	hasFrom  bool  // the SELECT has a FROM
+	inFrom   bool  // the current token is in it
 
 	end     int // of the SELECT that was found
 	err     error
@@ -257,18 +259,7 @@ func (l *locker) statement() {
 			l.refuse(errWith)
 		}
 	case l.at("SET"):
-		if l.next(); !l.at("STATEMENT") {
-			return
-		}
-		for !l.atEnd() && !l.at("FOR") {
-			l.next()
-		}
-		switch l.next(); {
-		case l.at("SELECT"):
-			l.refuse(errSetStatement)
-		case !l.atEnd():
-			l.statement()
-		}
+		l.set()
 	case l.at("BEGIN"): // [WORK]; all else is a block of statements
 		if l.next(); l.at("WORK") {
 			l.next()
@@ -281,72 +272,44 @@ func (l *locker) statement() {
 	}
 }
 
+// set goes through a SET. MariaDB's SET STATEMENT x=y FOR … has another statement
+// behind it.
+func (l *locker) set() {
+	if l.next(); !l.at("STATEMENT") {
+		return
+	}
+	for !l.atEnd() && !l.at("FOR") {
+		l.next()
+	}
+	switch l.next(); {
+	case l.at("SELECT"):
+		l.refuse(errSetStatement)
+	case !l.atEnd():
+		l.statement()
+	}
+}
+
 // query goes through a SELECT.
 func (l *locker) query() {
-	table, from := false, false // it has a FROM; the current token is in it
-	finished := false           // the current token may be the last
+	l.hasFrom, l.inFrom = false, false
+	finished := false // the current token may be the last
 	for l.end = l.pos; ; l.end = l.pos {
 		finished = l.finishes()
 		if l.next(); l.atEnd() {
 			break
 		}
-		top := l.depth == 0
 		switch {
 		case l.odd != nil:
 			l.refuse(l.odd)
-		case l.subquery > 0:
-		case l.at("SELECT", "TABLE", "VALUES"):
-			switch {
-			case top:
-				l.refuse(errUnion)
-			case from:
-				l.refuse(errDerived)
-			default:
-				l.subquery = l.depth
-			}
-		case l.at("DISTINCT", "DISTINCTROW"):
-			l.refuse(errGroup)
-		case l.tok == '(' && l.behind("MIN", "MAX"):
-			l.refuse(errExtreme)
-		case l.at("MATCH"):
-			l.refuse(errMatch)
-		case l.at("FOR") && from && l.behind("INDEX", "KEY"):
-			if l.next(); !l.at("JOIN", "ORDER", "GROUP") {
-				l.refuse(errLocks)
-			}
-		case l.at("FOR") && (top || from):
-			l.refuse(errLocks)
-		case from && l.at("JSON_TABLE"):
-			l.refuse(errWord(l.current()))
-		case from && l.at("DUAL"):
-			l.refuse(errNoTable)
-		case from && l.tok == other && l.current() == "." && isSystem(l.prior):
-			l.refuse(errSystem)
-		case !top:
-		case l.at("FROM"):
-			if table {
-				l.refuse(errWord(l.current()))
-			}
-			table, from = true, true
-		case l.at("WHERE", "HAVING", "ORDER", "LIMIT"):
-			from = false
-		case l.at("GROUP"):
-			l.refuse(errGroup)
-		case l.at("UNION", "EXCEPT", "INTERSECT", "MINUS"):
-			l.refuse(errUnion)
-		case l.at("INTO"):
-			l.refuse(errInto)
-		case l.at("LOCK"):
-			l.refuse(errLocks)
-		case l.at("HIGH_PRIORITY", "PROCEDURE"):
-			l.refuse(errWord(l.current()))
+		case l.subquery == 0:
+			l.element()
 		}
 	}
 
 	if l.depth != 0 {
 		l.refuse(errUnbalanced)
 	}
-	if !table {
+	if !l.hasFrom {
 		l.refuse(errNoTable)
 	}
 	if !finished {
@@ -355,6 +318,70 @@ func (l *locker) query() {
 	// Behind the UPDATE of a locking clause, MySQL reads hints.
 	if strings.Contains(l.text[l.end:], "/*+") {
 		l.refuse(errHint)
+	}
+}
+
+// element looks at a token of the SELECT that is not part of a subquery.
+func (l *locker) element() {
+	top := l.depth == 0
+	switch {
+	case l.at("SELECT", "TABLE", "VALUES"):
+		l.innerQuery()
+	case l.at("DISTINCT", "DISTINCTROW"):
+		l.refuse(errGroup)
+	case l.tok == '(' && l.behind("MIN", "MAX"):
+		l.refuse(errExtreme)
+	case l.at("MATCH"):
+		l.refuse(errMatch)
+	case l.at("FOR") && l.inFrom && l.behind("INDEX", "KEY"):
+		if l.next(); !l.at("JOIN", "ORDER", "GROUP") {
+			l.refuse(errLocks)
+		}
+	case l.at("FOR") && (top || l.inFrom):
+		l.refuse(errLocks)
+	case l.inFrom && l.at("JSON_TABLE"):
+		l.refuse(errWord(l.current()))
+	case l.inFrom && l.at("DUAL"):
+		l.refuse(errNoTable)
+	case l.inFrom && l.tok == other && l.current() == "." && isSystem(l.prior):
+		l.refuse(errSystem)
+	case top:
+		l.clause()
+	}
+}
+
+// innerQuery decides by where another query begins.
+func (l *locker) innerQuery() {
+	switch {
+	case l.depth == 0:
+		l.refuse(errUnion)
+	case l.inFrom:
+		l.refuse(errDerived)
+	default:
+		l.subquery = l.depth
+	}
+}
+
+// clause looks at a token that may begin a clause of the SELECT.
+func (l *locker) clause() {
+	switch {
+	case l.at("FROM"):
+		if l.hasFrom {
+			l.refuse(errWord(l.current()))
+		}
+		l.hasFrom, l.inFrom = true, true
+	case l.at("WHERE", "HAVING", "ORDER", "LIMIT"):
+		l.inFrom = false
+	case l.at("GROUP"):
+		l.refuse(errGroup)
+	case l.at("UNION", "EXCEPT", "INTERSECT", "MINUS"):
+		l.refuse(errUnion)
+	case l.at("INTO"):
+		l.refuse(errInto)
+	case l.at("LOCK"):
+		l.refuse(errLocks)
+	case l.at("HIGH_PRIORITY", "PROCEDURE"):
+		l.refuse(errWord(l.current()))
 	}
 }
 

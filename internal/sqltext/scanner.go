@@ -12,15 +12,19 @@ type scanner struct {
 type statement struct {
 	info  Info
 	rule  rule
-	verbs int // how many verbs have been looked at, inner ones too
+	name  string // the verb that decided
+	verbs int    // how many verbs have been looked at, inner ones too
 
 	depth, deepest int
 	after          after
 	values         bool // has a VALUES
 	sequence       bool // draws from a sequence
 	system         bool // names a schema with tables that DML reads without locks
-	variables      bool // names a user variable
+	variables      bool // names a variable
+	recalls        bool // names a variable that earlier statements set
 	functions      bool // may call a stored function
+	rows           bool // has a query block with tables
+	plan           bool // answers with a plan
 	qualified      bool // the current name has a qualifier in front of it
 	alias          bool // the current name is one that the statement gives
 
@@ -54,8 +58,11 @@ const (
 	afterLockIn            // LOCK IN
 	afterInto              // INTO
 	afterNext              // NEXT
+	afterFrom              // FROM of a query
 	afterLockingFunc       // GET_LOCK and its like
 	afterAs                // AS
+	afterRecalling         // LAST_INSERT_ID and its like
+	afterRecall            // LAST_INSERT_ID (
 )
 
 // scan adds all statements of the text to sum. It leaves out a broken one,
@@ -86,21 +93,30 @@ func (s *scanner) scan(sum *total) {
 
 // finish settles what could not be said before the end of the statement.
 func (s *scanner) finish() {
-	if s.sequence && s.info.Kind == Read {
+	query := s.info.Kind == Read
+	s.info.Functions = s.functions && query
+	s.info.Tables = s.rows && !s.plan && s.info.Changes != ChangesCounted
+	if query && (s.functions || s.sequence) {
 		s.info.Kind = Write
 	}
-	s.info.Functions = s.functions && s.info.Kind == Read
+	s.info.Recalls = s.info.Recalls || s.variables && s.recalls
+	switch {
+	case s.functions || s.sequence || s.info.Kind == Commits:
+		s.info.Changes = MayChange
+	case s.info.Kind == Read:
+		s.info.Changes = ChangesNothing
+	}
 	switch s.rule {
 	case ifBlocks:
 		for d := 0; s.open != 0 && d < 64; d++ {
 			s.endBlock(1 << d)
 		}
 		// VALUES ROW(1) reads nothing, ROW(f(1)) may.
-		s.info.Snapshot = s.unlocked || s.values && s.deepest > 1
+		s.info.Snapshot = s.unlocked || s.functions || s.values && s.deepest > 1
 	case ifCalls:
 		s.info.Snapshot = s.deepest > 0
 	case ifSystem:
-		s.info.Snapshot = s.system
+		s.info.Snapshot = s.system || s.functions
 	}
 }
 
@@ -113,6 +129,9 @@ func (s *scanner) next() {
 	before, tok, from, to := s.after, s.tok, s.from, s.pos
 	s.after = afterOther
 	s.tok = s.lex()
+	if before == afterFrom {
+		s.rows = s.rows || s.showsRows()
+	}
 	switch s.tok {
 	case word:
 		s.place(tok, s.text[from:to], before)
@@ -123,6 +142,9 @@ func (s *scanner) next() {
 	case '(':
 		s.functions = s.functions || s.mayCall(tok, s.text[from:to], s.from > to)
 		s.info.Taints = s.info.Taints || before == afterLockingFunc
+		if before == afterRecalling {
+			s.after = afterRecall
+		}
 		s.calls |= s.open & s.bit()
 		s.depth++
 		s.deepest = max(s.deepest, s.depth)
@@ -130,12 +152,14 @@ func (s *scanner) next() {
 			s.unlocked = true // out of bits
 		}
 	case ')':
+		s.info.Recalls = s.info.Recalls || before == afterRecall // with an argument it is set
 		s.endBlock(s.bit())
 		s.depth = max(s.depth-1, 0)
 	case assign:
 		s.info.Taints = true
 	case variable:
 		s.variables = true
+		s.info.Recalls = s.info.Recalls || s.current() != "@@" // one of the user's
 		s.info.Taints = s.info.Taints || before == afterInto
 	}
 }
@@ -171,7 +195,21 @@ func (s *scanner) endBlock(bit uint64) {
 // be that of a function. The prior token begins with a dot also in db.1f.
 func (s *scanner) place(tok token, prior string, before after) {
 	s.qualified = prior != "" && prior[0] == '.'
-	s.alias = before == afterAs || tok == ')' // AS d (a), (SELECT …) d (a), MATCH (a) AGAINST
+	// AS d (a), (SELECT …) d (a), MATCH (a) AGAINST (…), '$' COLUMNS (…)
+	s.alias = before == afterAs || tok == ')' || tok == literal
+}
+
+// showsRows reports whether the current token, the first after FROM, may name a table
+// of the application's. A query in parentheses has a FROM of its own.
+func (s *scanner) showsRows() bool {
+	w := s.current()
+	switch s.tok {
+	case '(':
+		return false
+	case name:
+		w = unquote(w)
+	}
+	return !is(w, "DUAL") && !is(w, "INFORMATION_SCHEMA") && !is(w, "PERFORMANCE_SCHEMA") && !is(w, "MYSQL") && !is(w, "SYS")
 }
 
 // mayCall reports whether a parenthesis behind the prior token, or apart from it,
@@ -191,84 +229,129 @@ func (s *scanner) mayCall(tok token, prior string, apart bool) bool {
 // watch takes note of a word wherever it stands. Where it is a name and not
 // the keyword (t.from), the answer only becomes more careful.
 func (s *scanner) watch(w string, before after) after {
+	if before != afterOther {
+		if next, ok := s.phrase(w, before); ok {
+			return next
+		}
+	}
 	switch len(w) {
 	case 2:
-		switch {
-		case is(w, "AS"):
+		if is(w, "AS") {
 			return afterAs
-		case before == afterLock && is(w, "IN"):
-			return afterLockIn
-		case before == afterLocking && is(w, "OF"):
-			s.locks &^= s.bit() // the other tables are read without locks
 		}
 	case 3:
 		if is(w, "FOR") {
 			return afterFor
 		}
 	case 4:
-		switch w[0] | 0x20 {
-		case 'f':
-			if is(w, "FROM") {
-				s.tables |= s.open & s.bit()
-			}
-		case 'i':
-			if is(w, "INTO") {
-				return afterInto
-			}
-		case 'l':
-			if is(w, "LOCK") {
-				return afterLock
-			}
-		case 'n':
-			if is(w, "NEXT") {
-				return afterNext
-			}
+		if next := s.fourLetters(w); next != afterOther {
+			return next
 		}
 	case 5:
-		switch {
-		case before == afterFor && is(w, "SHARE"):
-			s.locks |= s.open & s.bit()
-			return afterLocking
-		case before == afterLockIn && is(w, "SHARE"):
-			s.locks |= s.open & s.bit()
-		case before == afterNext && is(w, "VALUE"):
-			s.sequence = true
-		case is(w, "TABLE"):
+		if is(w, "TABLE") {
 			s.beginBlock()
 			s.tables |= s.bit()
+			s.rows = true
 		}
 	case 6:
 		switch {
 		case is(w, "SELECT"):
 			s.beginBlock()
-		case before == afterFor && is(w, "UPDATE"):
-			s.locks |= s.open & s.bit()
-			return afterLocking
-		case is(w, "SETVAL"):
-			s.sequence = true
 		case is(w, "VALUES"):
 			s.values = true
-		}
-	case 7:
-		if is(w, "NEXTVAL") {
+		case is(w, "SETVAL"):
 			s.sequence = true
 		}
+	case 7:
+		s.sequence = s.sequence || is(w, "NEXTVAL")
 	}
 	return s.watchName(w)
+}
+
+// phrase takes note of a word that goes on with a phrase: FOR UPDATE, FOR SHARE OF,
+// LOCK IN SHARE, NEXT VALUE.
+func (s *scanner) phrase(w string, before after) (next after, ok bool) {
+	switch {
+	case before == afterFor && (is(w, "UPDATE") || is(w, "SHARE")):
+		s.locks |= s.open & s.bit()
+		return afterLocking, true
+	case before == afterLocking && is(w, "OF"):
+		s.locks &^= s.bit() // the other tables are read without locks
+	case before == afterLock && is(w, "IN"):
+		return afterLockIn, true
+	case before == afterLockIn && is(w, "SHARE"):
+		s.locks |= s.open & s.bit()
+	case before == afterNext && is(w, "VALUE"):
+		s.sequence = true
+	default:
+		return afterOther, false
+	}
+	return afterOther, true
+}
+
+// fourLetters takes note of a keyword of four letters. Most texts have many words of
+// that length, so the first letter decides.
+func (s *scanner) fourLetters(w string) after {
+	switch w[0] | 0x20 {
+	case 'f':
+		if is(w, "FROM") && s.open&s.bit() != 0 {
+			s.tables |= s.bit()
+			return afterFrom
+		}
+	case 'i':
+		if is(w, "INTO") {
+			return afterInto
+		}
+	case 'l':
+		if is(w, "LOCK") {
+			return afterLock
+		}
+	case 'n':
+		if is(w, "NEXT") {
+			return afterNext
+		}
+	}
+	return afterOther
 }
 
 // watchName takes note of a name, quoted or not.
 func (s *scanner) watchName(w string) after {
 	switch len(w) {
+	case 3:
+		s.system = s.system || is(w, "SYS")
 	case 5:
 		s.system = s.system || is(w, "MYSQL")
 	case 18:
 		s.system = s.system || is(w, "INFORMATION_SCHEMA")
 	}
-	if isLockingFunc(w) {
+	switch {
+	case isLockingFunc(w):
 		return afterLockingFunc
+	case isRecalling(w):
+		s.recalls = true
+		return afterRecalling
 	}
 	return afterOther
+}
+
+// isRecalling reports whether w is a function, or a variable, that tells what earlier
+// statements of the connection have left, or which connection it is.
+func isRecalling(w string) bool {
+	switch len(w) {
+	case 8:
+		return is(w, "IDENTITY")
+	case 9:
+		return is(w, "ROW_COUNT")
+	case 10:
+		return is(w, "FOUND_ROWS")
+	case 11:
+		return is(w, "ERROR_COUNT")
+	case 13:
+		return is(w, "CONNECTION_ID") || is(w, "WARNING_COUNT")
+	case 14:
+		return is(w, "LAST_INSERT_ID")
+	}
+	return false
 }
 
 // isLockingFunc reports whether w is a function that takes or gives back a

@@ -40,8 +40,7 @@ const (
 	// Write may change data. It is the answer whenever there is doubt, for an
 	// empty text too, and for CALL, whatever the procedure does.
 	Write Kind = iota
-	// Read only reads, as far as the text tells: SELECT f() is a Read even
-	// where f writes; see Info.Functions.
+	// Read only reads, as far as the text tells.
 	Read
 	// Commits ends the open transaction, explicitly or implicitly, or may do
 	// so: ROLLBACK counts too, what commits in some cases only (SET
@@ -65,15 +64,18 @@ func (k Kind) String() string {
 type Info struct {
 	Kind Kind
 
+	// Changes says how to tell whether running this has changed data.
+	Changes Changes
+
 	// Snapshot: a REPEATABLE READ transaction may get its snapshot from this,
 	// so that what it reads later can be older than a lock it takes later.
 	// True for non-locking reads, in doubt too. One subquery without a locking
 	// clause of its own is enough, and so is FOR UPDATE OF some of the tables.
 	//
-	// False for INSERT, REPLACE, UPDATE and DELETE, their subqueries included,
-	// unless they name a system schema: for them InnoDB reads with locks. A
-	// stored function or a trigger that runs a SELECT of its own does open a
-	// snapshot, in a locking read too, and is not seen.
+	// False for INSERT, REPLACE, UPDATE and DELETE, their subqueries included: for
+	// them InnoDB reads with locks. But not where they name a system schema, or may
+	// call a stored function, whose own SELECTs read without. Triggers and views
+	// are not seen.
 	Snapshot bool
 
 	// Taints: leaves something on the connection that outlives the
@@ -81,24 +83,42 @@ type Info struct {
 	// prepared statements, temporary tables, table and user-level locks.
 	Taints bool
 
-	// Functions: a Read runs a stored or loadable function, which may write, or may
-	// do so: it calls something by a name that is none of a built-in function. False
-	// is no proof that nothing is written: a view can call functions that the text
-	// does not name. (Generated columns, defaults and checks can't.)
+	// Tables: names a table of the application's whose rows it reads, in a query, or
+	// into variables or another table. SHOW, EXPLAIN and what only computes don't, nor
+	// do INSERT, REPLACE, UPDATE and DELETE count.
+	Tables bool
+
+	// Functions: a query that is a Write since it runs a stored or loadable function,
+	// which may write, or may do so: it calls something by a name that is none of a
+	// built-in function. It reads, too. False is no proof that no query writes: a view
+	// can call functions that the text does not name. (Generated columns, defaults and
+	// checks can't.)
 	Functions bool
 
 	// Calls: runs a stored procedure, which may end the transaction unseen. Not
 	// set where the text alone is enough for Commits.
 	Calls bool
 
-	// Opens: this may leave a transaction open or switch autocommit off. Only
-	// with Commits. False is no proof that none is open: SET autocommit = 1
-	// where it was 1, or UNLOCK TABLES without locks, leaves things as they were.
-	Opens bool
+	// Recalls: what it answers or writes may depend on what earlier statements have
+	// left on the connection: variables, LAST_INSERT_ID() and the like, warnings, the
+	// connection's id. Unqualified names, which depend on the default database, and
+	// temporary tables can't be told from others.
+	Recalls bool
+
+	// Session are the isolation levels that transactions of the connection may have
+	// from now on, if this sets them; Next are those of the next transaction alone.
+	Session, Next Levels
+
+	// Effect is what it does to the connection's State.
+	Effect Effect
+
+	// GoesBack: rolls back to a savepoint, which can free the row locks that the
+	// transaction has taken since.
+	GoesBack bool
 }
 
 // worst is the answer where a text can mean anything.
-var worst = Info{Kind: Commits, Snapshot: true, Taints: true, Opens: true}
+var worst = Info{Kind: Commits, Snapshot: true, Taints: true, Recalls: true, Session: AnyLevel, Effect: anything, GoesBack: true}
 
 // Look says what running query means. Several statements separated by ; count
 // together: Commits over Write over Read, and each flag that any of them has.
@@ -131,11 +151,17 @@ func (t *total) add(i Info) {
 	if i.Kind == Commits || t.sum.Kind == Read {
 		t.sum.Kind = i.Kind
 	}
+	t.sum.Changes = t.sum.Changes.and(i.Changes)
 	t.sum.Snapshot = t.sum.Snapshot || i.Snapshot
 	t.sum.Taints = t.sum.Taints || i.Taints
+	t.sum.Tables = t.sum.Tables || i.Tables
 	t.sum.Functions = t.sum.Functions || i.Functions
 	t.sum.Calls = t.sum.Calls || i.Calls
-	t.sum.Opens = t.sum.Opens || i.Opens
+	t.sum.Recalls = t.sum.Recalls || i.Recalls
+	t.sum.Session |= i.Session // one after the other: which is in force where the text ends early is not known
+	t.sum.Next |= i.Next
+	t.sum.Effect = t.sum.Effect.then(i.Effect)
+	t.sum.GoesBack = t.sum.GoesBack || i.GoesBack
 }
 
 // reading is one way in which a server may cut a text into tokens. The zero
@@ -158,7 +184,9 @@ func lookEachWay(query string) Info {
 		return worst
 	}
 	var all total
-	readings, commits := 0, 0
+	var either Effect
+	var changes Changes
+	readings, sets := 0, 0
 	for r := range readingsOf(query, conds) {
 		s := scanner{lexer: lexer{text: query, reading: r}}
 		var sum total
@@ -171,14 +199,20 @@ func lookEachWay(query string) Info {
 		} else if s.broken {
 			continue // rejected, does nothing
 		}
-		readings++
-		if sum.sum.Kind == Commits {
-			commits++
+		if readings++; readings == 1 {
+			either, changes = sum.sum.Effect, sum.sum.Changes
+		} else {
+			either, changes = either.or(sum.sum.Effect), changes.or(sum.sum.Changes)
+		}
+		if sum.sum.Session != 0 {
+			sets++
 		}
 	}
-	if commits > 0 && commits < readings {
-		all.sum.Opens = true // left open where it doesn't commit
+	all.sum.Effect = either
+	if sets > 0 && sets < readings {
+		all.sum.Session = AnyLevel
 	}
+	all.sum.Changes = changes
 	return all.sum
 }
 

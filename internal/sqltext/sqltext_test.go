@@ -13,7 +13,7 @@ func describe(i Info) string {
 	for _, f := range []struct {
 		set  bool
 		name string
-	}{{i.Snapshot, "snapshot"}, {i.Taints, "taints"}, {i.Functions, "functions"}, {i.Calls, "calls"}, {i.Opens, "opens"}} {
+	}{{i.Snapshot, "snapshot"}, {i.Taints, "taints"}, {i.Functions, "functions"}, {i.Calls, "calls"}} {
 		if f.set {
 			s += " " + f.name
 		}
@@ -47,7 +47,7 @@ var queries = []look{
 	{"VALUES ROW(1,2)", "Read"},
 	{"VALUES (1,2)", "Read"},
 	{"VALUES ROW((SELECT MAX(a) FROM t),2)", "Read snapshot"},
-	{"VALUES ROW(f(),2)", "Read snapshot functions"},
+	{"VALUES ROW(f(),2)", "Write snapshot functions"},
 	{"SELECT a FROM t INTO OUTFILE '/x'", "Read snapshot"},
 	{"SELECT a INTO DUMPFILE '/x' FROM t", "Read snapshot"},
 	{"SELECT a FROM t INTO @a, @b", "Read snapshot taints"},
@@ -56,23 +56,23 @@ var queries = []look{
 	{"SELECT @a:=@a+1 FROM t", "Read snapshot taints"},
 	{"SELECT GET_LOCK('x', 1)", "Read snapshot taints"},
 	{"SELECT get_lock /* */ ('x', 1)", "Read snapshot taints"},
-	{"SELECT `get_lock`('x', 1)", "Read snapshot taints functions"}, // *
-	{"SELECT \"get_lock\"('x', 1)", "Read snapshot taints functions"},
+	{"SELECT `get_lock`('x', 1)", "Write snapshot taints functions"}, // *
+	{"SELECT \"get_lock\"('x', 1)", "Write snapshot taints functions"},
 	{"SELECT RELEASE_LOCK('x')", "Read snapshot taints"},
 	{"SELECT RELEASE_ALL_LOCKS()", "Read snapshot taints"},
-	{"SELECT service_get_write_locks('a','b',1)", "Read snapshot taints functions"},
+	{"SELECT service_get_write_locks('a','b',1)", "Write snapshot taints functions"},
 	{"SELECT IS_FREE_LOCK('x')", "Read snapshot"},
 	{"SELECT get_lock FROM t", "Read snapshot"},
 	{"SELECT NEXT VALUE FOR s", "Write"},
-	{"SELECT NEXTVAL(s)", "Write snapshot"},
-	{"SELECT SETVAL(s, 5)", "Write snapshot"},
+	{"SELECT NEXTVAL(s)", "Write snapshot functions"},
+	{"SELECT SETVAL(s, 5)", "Write snapshot functions"},
 	{"SELECT PREVIOUS VALUE FOR s", "Read"},
 	{"SHOW TABLES", "Read snapshot"},
 	{"SHOW CREATE TABLE t", "Read snapshot"},
 	{"SHOW WARNINGS", "Read"},
 	{"SHOW GLOBAL VARIABLES LIKE 'x'", "Read"},
 	{"SHOW SESSION STATUS", "Read"},
-	{"SHOW VARIABLES WHERE f()", "Read snapshot functions"},
+	{"SHOW VARIABLES WHERE f()", "Write snapshot functions"},
 	{"DESC t", "Read snapshot"},
 	{"HELP 'x'", "Read snapshot"},
 	{"CHECKSUM TABLE t", "Read snapshot"}, // *
@@ -115,7 +115,7 @@ var lockingReads = []look{
 	{"WITH x AS (SELECT 1) SELECT * FROM t FOR UPDATE", "Read"},
 	{"SELECT a FROM t FOR UPDATE INTO @a", "Read taints"},
 	{"SELECT 1 FOR UPDATE", "Read"},
-	{"SELECT f() FOR UPDATE", "Read snapshot functions"}, // *
+	{"SELECT f() FOR UPDATE", "Write snapshot functions"}, // *
 	{"(SELECT COUNT(*) FROM t FOR UPDATE) UNION (SELECT 1)", "Read"},
 	{"SELECT * FROM t WHERE a = (SELECT 1) AND b = EXTRACT(YEAR FROM c) FOR UPDATE", "Read"},
 	{"SELECT 1) FROM t", "Read"}, // rejected
@@ -144,7 +144,7 @@ var withs = []look{
 	{"WITH x AS (SELECT 1), y AS (SELECT (2)) DELETE FROM t", "Write"},
 	{"WITH x AS (SELECT 1)", "Write snapshot"},
 	{"WITH", "Write"},
-	{strings.Repeat("WITH x AS (SELECT 1) ", 20), "Commits snapshot taints opens"},
+	{strings.Repeat("WITH x AS (SELECT 1) ", 20), "Commits snapshot taints"},
 }
 
 var writes = []look{
@@ -201,18 +201,18 @@ var sets = []look{
 	{"SET SESSION TRANSACTION READ ONLY", "Write taints"},
 	{"SET autocommit=1", "Commits taints"},
 	{"SET autocommit = ON", "Commits taints"},
-	{"SET AUTOCOMMIT = 0", "Commits taints opens"},
-	{"SET autocommit := OFF", "Commits taints opens"},
-	{"SET autocommit = DEFAULT", "Commits taints opens"},
-	{"SET autocommit = 1-1", "Commits taints opens"},
-	{"SET autocommit = ?", "Commits taints opens"},
+	{"SET AUTOCOMMIT = 0", "Commits taints"},
+	{"SET autocommit := OFF", "Commits taints"},
+	{"SET autocommit = DEFAULT", "Commits taints"},
+	{"SET autocommit = 1-1", "Commits taints"},
+	{"SET autocommit = ?", "Commits taints"},
 	{"SET SESSION autocommit = 1", "Commits taints"},
 	{"SET @@autocommit = 1", "Commits taints"},
-	{"SET @@session.autocommit=0", "Commits taints opens"},
+	{"SET @@session.autocommit=0", "Commits taints"},
 	{"SET @@local.`autocommit` = 1, @x = 2", "Commits taints"}, // *
 	{`SET "autocommit" = 1`, "Commits taints"},                 // * with ANSI_QUOTES
-	{"SET a = 1, autocommit = 0, b = 2", "Commits taints opens"},
-	{"SET GLOBAL autocommit = 1", "Commits taints"},
+	{"SET a = 1, autocommit = 0, b = 2", "Commits taints"},
+	{"SET GLOBAL autocommit = 1", "Write"},
 	{"SET PASSWORD = 'x'", "Commits taints"},
 	{"SET DEFAULT ROLE NONE", "Commits taints"},
 	{"SET STATEMENT max_statement_time=1 FOR SELECT a FROM t", "Read snapshot"},

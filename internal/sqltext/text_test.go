@@ -2,27 +2,27 @@ package sqltext
 
 import "strings"
 
-const worstWords = "Commits snapshot taints opens"
+const worstWords = "Commits snapshot taints"
 
 var commits = []look{
-	{"BEGIN", "Commits opens"},
-	{"begin work;", "Commits opens"},
+	{"BEGIN", "Commits"},
+	{"begin work;", "Commits"},
 	{"BEGIN NOT ATOMIC SELECT 1; END", worstWords},
 	{"BEGIN COMMIT; END", worstWords}, // MariaDB's Oracle mode
-	{"START TRANSACTION", "Commits opens"},
-	{"START TRANSACTION READ ONLY", "Commits opens"},
-	{"START TRANSACTION READ WRITE, WITH CONSISTENT SNAPSHOT", "Commits snapshot opens"},
+	{"START TRANSACTION", "Commits"},
+	{"START TRANSACTION READ ONLY", "Commits"},
+	{"START TRANSACTION READ WRITE, WITH CONSISTENT SNAPSHOT", "Commits snapshot"},
 	{"START REPLICA", "Commits"},
 	{"START SLAVE UNTIL x", "Commits"},
 	{"STOP GROUP_REPLICATION", "Commits"},
 	{"COMMIT", "Commits"},
 	{"COMMIT WORK", "Commits"},
-	{"COMMIT AND CHAIN", "Commits opens"},
+	{"COMMIT AND CHAIN", "Commits"},
 	{"COMMIT WORK AND NO CHAIN RELEASE", "Commits"},
 	{"ROLLBACK", "Commits"},
-	{"ROLLBACK WORK AND CHAIN NO RELEASE", "Commits opens"},
-	{"XA START 'x'", "Commits opens"},
-	{"XA END 'x'", "Commits opens"},
+	{"ROLLBACK WORK AND CHAIN NO RELEASE", "Commits"},
+	{"XA START 'x'", "Commits"},
+	{"XA END 'x'", "Commits"},
 	{"XA COMMIT 'x' ONE PHASE", "Commits"},
 	{"CREATE TABLE t (a INT)", "Commits"},
 	{"CREATE OR REPLACE VIEW v AS SELECT a FROM t", "Commits"},
@@ -61,8 +61,8 @@ var several = []look{
 	{"SELECT a FROM t; DELETE FROM t", "Write snapshot"},
 	{"DELETE FROM t; SELECT @a := 1", "Write taints"},
 	{"COMMIT; SELECT 1", "Commits"},
-	{"BEGIN; SELECT a FROM t", "Commits snapshot opens"},
-	{"SELECT 1; BEGIN", "Commits opens"},
+	{"BEGIN; SELECT a FROM t", "Commits snapshot"},
+	{"SELECT 1; BEGIN", "Commits"},
 	{"SELECT 1;", "Read"},
 	{";SELECT 1", "Read"},
 	{"SELECT a FROM t FOR UPDATE; SELECT 1", "Read"},
@@ -87,9 +87,9 @@ var comments = []look{
 	{"SELECT 2*/*c*/3", "Read"},
 	{"/*m! COMMIT */ SELECT 1", "Read"},
 	{"/* ! COMMIT */ SELECT 1", "Read"},
-	{"/*!50000 COMMIT */", "Commits opens"},
-	{"/*!COMMIT*/", "Commits opens"},
-	{"/*M!100000 COMMIT */", "Commits opens"},
+	{"/*!50000 COMMIT */", "Commits"},
+	{"/*!COMMIT*/", "Commits"},
+	{"/*M!100000 COMMIT */", "Commits"},
 	{"/*!40101 SET NAMES utf8 */;", "Write taints"},
 	{"SELECT /*!40001 SQL_NO_CACHE */ * FROM t", "Read snapshot"},
 	{"SELECT a /*!50000 FROM t */", "Read snapshot"},
@@ -97,16 +97,16 @@ var comments = []look{
 	{"/*!80000 SELECT 1 */", "Read"},
 	{"/*!80000 EXPLAIN */ DELETE FROM t", "Write snapshot"},
 	{"DELETE /*M! FROM t */", "Write"},
-	{"/*!90000 SELECT */ /*!80000 COMMIT */", "Commits opens"}, // MySQL 8 runs the second only
-	{"CREATE /*!99999 TEMPORARY */ TABLE t (a INT)", "Commits taints opens"},
+	{"/*!90000 SELECT */ /*!80000 COMMIT */", "Commits"}, // MySQL 8 runs the second only
+	{"CREATE /*!99999 TEMPORARY */ TABLE t (a INT)", "Commits taints"},
 	{"SELECT a FROM /*!50708 t */ /*M!100000 u */ WHERE a", "Read snapshot"},
-	{"SELECT 1 /*!99999 ; COMMIT */", "Commits opens"},
+	{"SELECT 1 /*!99999 ; COMMIT */", "Commits"},
 	{"SELECT /*!50000 '*/' */ 1", "Read"},
 	{"SELECT /*!99999 '*/' ; COMMIT; SELECT ' */ 1'", "Commits"},
 	{"SELECT /*!50000 1 /* b */ */", worstWords}, // nested
 	{"SELECT /*!50000 '*/', /* b */ 1 */", worstWords},
 	{"SELECT 1 /*!99999 '/*' */", worstWords},
-	{"/*!80000 SELECT 1 */ /*M!80000 COMMIT */", "Commits opens"},
+	{"/*!80000 SELECT 1 */ /*M!80000 COMMIT */", "Commits"},
 	{"SELECT /*!1*/ /*!2*/ /*!3*/ 1", "Read"},
 	{"SELECT /*!1*/ /*!2*/ /*!3*/ /*!4*/ 1", worstWords}, // too many to try
 	{"SELECT '/*!1 /*!2 /*!3 /*!4', 1", "Read"},
@@ -129,20 +129,20 @@ var quotes = []look{
 	{`SELECT * FROM t WHERE a='it\'s' FOR UPDATE`, "Read"},
 	{`INSERT INTO t VALUES ('it\'s; for a while', 'it\'s')`, "Write"},
 	{`INSERT INTO t VALUES ('it\'s; commit it, it\'s done', 1)`, "Write"},
-	{`SELECT 'a\';COMMIT;-- '`, "Commits opens"},   // with NO_BACKSLASH_ESCAPES
-	{`SELECT 1 "a\";COMMIT;-- "`, "Commits opens"}, // with ANSI_QUOTES
+	{`SELECT 'a\';COMMIT;-- '`, "Commits"},   // with NO_BACKSLASH_ESCAPES
+	{`SELECT 1 "a\";COMMIT;-- "`, "Commits"}, // with ANSI_QUOTES
 	{`SELECT 1 "a\"; COMMIT`, "Commits"},
-	{`SELECT 'a\'', "b\";COMMIT;-- "`, "Commits opens"},
+	{`SELECT 'a\'', "b\";COMMIT;-- "`, "Commits"},
 	{`CREATE TABLE t (a ENUM('it\'s'))`, "Commits"},
 	{`SELECT 'unterminated; COMMIT`, "Write"},
 	{"SELECT `unterminated; COMMIT", "Write"},
 	{`SELECT 1; DELETE FROM t WHERE 'unterminated`, "Read"}, // the second is rejected
 	{`SELECT \N; COMMIT`, "Commits"},
 	{`SELECT \ ; COMMIT`, "Write"},
-	{"SELECT 'a\xe5\\'; COMMIT", "Commits"},                   // gbk
-	{"SELECT '\\'\xe5\\'; COMMIT", "Commits"},                 // gbk, and an escape
-	{"SELECT \x83` ; COMMIT ; SELECT \x83`", "Commits opens"}, // sjis
-	{"SELECT 1 AS \xe5\\; COMMIT", "Commits"},                 // gbk, outside of quotes
+	{"SELECT 'a\xe5\\'; COMMIT", "Commits"},             // gbk
+	{"SELECT '\\'\xe5\\'; COMMIT", "Commits"},           // gbk, and an escape
+	{"SELECT \x83` ; COMMIT ; SELECT \x83`", "Commits"}, // sjis
+	{"SELECT 1 AS \xe5\\; COMMIT", "Commits"},           // gbk, outside of quotes
 	{"SELECT '\xff\xfe'", "Read"},
 	{"SELECT größe FROM t FOR UPDATE", "Read"},
 	{"SELECT 1; \xa0COMMIT", worstWords}, // latin1's no-break space

@@ -29,6 +29,7 @@ func (s *scanner) verb() {
 		}
 	}
 
+	s.name = s.current()
 	switch string(upper) {
 	case "SELECT", "TABLE", "VALUES":
 		s.decide(Read, ifBlocks)
@@ -41,21 +42,30 @@ func (s *scanner) verb() {
 	case "CHECKSUM", "HELP":
 		s.decideSnapshot(Read)
 
-	case "INSERT", "REPLACE", "UPDATE", "DELETE":
+	case "INSERT", "REPLACE":
 		s.decide(Write, ifSystem)
+		s.info.Changes = ChangesCounted
+		s.insertInto()
+	case "UPDATE", "DELETE":
+		s.decide(Write, ifSystem)
+		s.info.Changes = ChangesCounted
 	case "LOAD":
 		s.load()
 	case "SAVEPOINT", "RELEASE":
 		s.decide(Write, asIs)
+		s.info.Changes = ChangesNothing
 	case "USE", "PREPARE", "DEALLOCATE":
 		s.decide(Write, asIs)
 		s.info.Taints = true
+		s.info.Changes = ChangesNothing
 	case "GET": // DIAGNOSTICS @x = …
 		s.decide(Write, ifCalls)
-		s.info.Taints = true
+		s.info.Taints, s.info.Recalls = true, true
+		s.info.Changes = ChangesNothing
 	case "CALL":
 		s.decideSnapshot(Write)
 		s.info.Taints, s.info.Calls = true, true
+		s.info.Session, s.info.Effect = AnyLevel, anything
 	case "HANDLER":
 		s.decideSnapshot(Write)
 		s.info.Taints = true
@@ -96,9 +106,13 @@ func (s *scanner) verb() {
 	}
 }
 
-// decide sets the kind and the rule; flags that were found before stay.
+// decide sets the kind and the rule; flags that were found before stay. What commits
+// does so if it gets that far, or where there is anything to be committed.
 func (s *scanner) decide(k Kind, r rule) {
-	s.info.Kind, s.rule = k, r
+	s.info.Kind, s.rule, s.info.Effect = k, r, Effect{}
+	if k == Commits {
+		s.info.Effect = mayEnd
+	}
 }
 
 func (s *scanner) decideSnapshot(k Kind) {
@@ -140,6 +154,7 @@ func (s *scanner) show() {
 	if s.at("GLOBAL") || s.at("SESSION") || s.at("LOCAL") {
 		s.next()
 	}
+	s.info.Recalls = s.at("WARNINGS") || s.at("ERRORS") || s.at("COUNT")
 	if s.at("WARNINGS") || s.at("ERRORS") || s.at("VARIABLES") || s.at("STATUS") {
 		s.decide(Read, ifCalls)
 		return
@@ -151,6 +166,7 @@ func (s *scanner) show() {
 // same: the optimizer looks up constants, MySQL its data dictionary. MySQL
 // explains a locking read without locks.
 func (s *scanner) explain() {
+	s.plan = true
 	runs := false
 	for s.next(); ; s.next() {
 		switch {
@@ -165,7 +181,9 @@ func (s *scanner) explain() {
 			s.next()
 			s.next()
 		case runs:
-			if s.verb(); s.info.Kind == Read {
+			s.verb()
+			s.info.Changes = MayChange // it answers with a plan, not with a number of rows
+			if s.info.Kind == Read {
 				s.decideSnapshot(Read)
 			}
 			return
@@ -189,6 +207,7 @@ func (s *scanner) analyze() {
 	case s.tok == '(', s.at("SELECT"), s.at("WITH"), s.at("VALUES"),
 		s.at("INSERT"), s.at("REPLACE"), s.at("UPDATE"), s.at("DELETE"):
 		s.verb()
+		s.info.Changes, s.plan = MayChange, true // as above
 	default:
 		s.decide(Commits, asIs)
 	}
@@ -201,9 +220,14 @@ func (s *scanner) load() {
 		return
 	}
 	s.decide(Write, ifSystem)
-	for !s.atEnd() {
-		s.next()
+	set := false
+	for before := ""; !s.atEnd(); s.next() {
+		if s.at("SET") && !is(before, "CHARACTER") {
+			set, s.functions = true, false // what was before it are columns
+		}
+		before = s.current()
 	}
+	s.functions = s.functions && set
 	s.info.Taints = s.info.Taints || s.variables // (a, @x): read into @x
 }
 
@@ -221,11 +245,18 @@ func (s *scanner) create() {
 	}
 	s.info.Taints = true
 	s.next()
-	if s.at("TABLE") {
-		s.decide(Write, ifSystem)
+	if !s.at("TABLE") {
+		s.decide(Commits, asIs)
 		return
 	}
-	s.decide(Commits, asIs)
+	s.decide(Write, ifSystem)
+	selects := false
+	for ; !s.atEnd(); s.next() {
+		if s.at("SELECT") && !selects {
+			selects, s.functions = true, false // what was before it are columns
+		}
+	}
+	s.functions = s.functions && selects
 }
 
 // drop: DROP TABLE commits even where the table is a temporary one.

@@ -1,0 +1,416 @@
+// Package hint is what a context carries of a lock: the keys and options that
+// package lockctx puts there, and what database handles remember of the lock
+// context. The driver reads it; applications only see lockctx.
+package hint
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// MaxKey is the longest key, in bytes.
+const MaxKey = 255
+
+// The strategies, as [Kind] and errors name them.
+const (
+	StrategyDefault    = ""           // the database handle's lockStrategy
+	StrategyRow        = "row"        // see lockctx.Row
+	StrategyLease      = "lease"      // see lockctx.Lease
+	StrategyAdvisory   = "advisory"   // see lockctx.Advisory
+	StrategyOptimistic = "optimistic" // see lockctx.Optimistic
+)
+
+// Kind is how a key is to be locked.
+type Kind struct {
+	Strategy         string
+	TTL              time.Duration // 0 is the database handle's lockTTL
+	MinHold, MaxHold time.Duration
+	Shared           bool
+	Slots            int    // how many may hold the key; 0 is without Slots
+	Version          uint64 // that it must have; 0 is the one it has at the first statement
+}
+
+// Check returns what is wrong with the kind; nil where nothing is, or where that
+// depends on the database handle's lockStrategy.
+func (k Kind) Check() error {
+	needs := func(what string, strategies ...string) error {
+		if k.Strategy == StrategyDefault || slices.Contains(strategies, k.Strategy) {
+			return nil
+		}
+		return fmt.Errorf("mysqllock: bad hint: %s, and the strategy is %s", what, k.Strategy)
+	}
+	switch {
+	case k.MinHold != 0 || k.MaxHold != 0:
+		return needs("MinHold and MaxHold need a lease", StrategyLease)
+	case k.Shared:
+		return needs("Shared needs a row lock", StrategyRow)
+	case k.Slots != 0:
+		return needs("Slots needs a row lock or a lease", StrategyRow, StrategyLease)
+	}
+	return nil
+}
+
+// MaxSlots is the most slots that a key can have.
+const MaxSlots = 1000
+
+// Locking is how the caller's own SELECTs lock rows; the zero value is not.
+type Locking struct {
+	Update, Share, SkipLocked, NoWait bool
+}
+
+// Lock is a key and how it is to be locked.
+type Lock struct {
+	Key string
+	Kind
+}
+
+// Hint is what lockctx.With puts into a context.
+type Hint struct {
+	Kind              // of the innermost With
+	Locks      []Lock // of this With and those around it, sorted by key, each once in each space
+	Named      string // the key of the innermost With, where it names a single one
+	Holds      []any  // what ctx is inside of (see Inside), outermost first
+	Hold       any    // the last of them, where no With came after it
+	Wait       time.Duration
+	HasWait    bool // Wait was given
+	Retry      int
+	AllowStale bool
+	Claim      Locking
+	Err        error  // what is wrong with the hint; nil when it is good
+	Scope      *Scope // nil where there is nothing to lock
+
+	HasTTL, HasSlots, HasVersion bool     // the option was given, whatever its value
+	other                        string   // a strategy that another option has named; "" without one
+	nested                       int      // how often With has added keys inside With
+	held                         []string // the keys of Holds
+}
+
+// MaxNested is how often With may add keys inside With: see lockctx.MaxNested.
+const MaxNested = 64
+
+// Forever is the longest wait: far longer than any process lives, and short enough to be
+// added to the time of day.
+const Forever = 100 * 365 * 24 * time.Hour
+
+// Ask returns the hint for keys that is to be put into ctx, for a driver that may
+// not need the context. It has a Scope if ctx is in a lock context.
+func Ask[Option ~func(*Hint)](ctx context.Context, keys []string, opts ...Option) *Hint {
+	h := apply(opts)
+	for _, key := range keys {
+		h.add(Lock{key, h.Kind})
+	}
+	h.check()
+	if ctx == nil && h.Err == nil {
+		h.Err = bad("the context is nil")
+	}
+	if len(h.Locks) == 1 {
+		h.Named = h.Locks[0].Key
+	}
+	outer, inside := From(ctx)
+	if inside {
+		h.Holds, h.held = outer.Holds, outer.held
+		if h.Claim == (Locking{}) {
+			h.Claim = outer.Claim
+		}
+		if h.Err == nil {
+			h.Err = outer.Err
+		}
+	}
+	if inside && outer.Scope != nil {
+		h.Scope = outer.Scope
+		own := h.Locks
+		h.Locks = slices.Clone(outer.Locks) // the same key again joins
+		for _, lock := range own {
+			h.add(lock)
+		}
+		h.nested = outer.nested
+		if len(h.Locks) > len(outer.Locks) {
+			h.nested++
+		}
+		if h.nested > MaxNested && h.Err == nil {
+			h.Err = bad("With inside With has added keys %d times, more than %d: ctx = lockctx.With(ctx, key) in a loop asks for "+
+				"all keys before as well; derive each context from the one outside of the loop, or name all keys in one WithKeys", h.nested, MaxNested)
+		}
+	}
+	return h
+}
+
+// With returns ctx with the hint that [Ask] has made for it. Where ctx is in no
+// lock context, a new one begins.
+func (h *Hint) With(ctx context.Context) context.Context {
+	ctx = orBackground(ctx)
+	if h.Scope == nil {
+		h.Scope = &Scope{ctx: ctx}
+	}
+	return context.WithValue(ctx, contextKey{}, h)
+}
+
+// Inside returns ctx, for which [Ask] has made the hint, as the context of hold,
+// which a driver keeps beyond single transactions: statements in it run under what
+// ctx asks for, and claim rows as the hint says. The hint is of no use after that.
+func (h *Hint) Inside(ctx context.Context, hold any) context.Context {
+	claim, key := h.Claim, h.Named
+	*h = Hint{}
+	if outer, ok := From(ctx); ok {
+		*h = *outer
+	}
+	h.Claim = claim
+	h.Holds, h.Hold, h.Named = append(slices.Clone(h.Holds), hold), hold, ""
+	h.held = append(slices.Clone(h.held), key)
+	return context.WithValue(ctx, contextKey{}, h)
+}
+
+// NoRetry makes the hint a bad one, for the reason why, if it asks for a retry.
+func (h *Hint) NoRetry(why string) {
+	if h.Retry > 0 && h.Err == nil {
+		h.Err = bad("%s", why)
+	}
+}
+
+// apply returns what options say.
+func apply[Option ~func(*Hint)](opts []Option) *Hint {
+	h := &Hint{}
+	for _, opt := range opts {
+		if opt != nil {
+			opt(h)
+		}
+	}
+	h.Claim.Update = h.Claim.Update || h.Claim.SkipLocked && !h.Claim.Share
+	h.Claim.NoWait = h.claims() && !h.Claim.SkipLocked && h.HasWait && h.Wait == 0
+	return h
+}
+
+func (h *Hint) claims() bool { return h.Claim.Update || h.Claim.Share }
+
+// Claim returns ctx with a hint that has no key of its own, only row locks for the
+// caller's SELECTs.
+func Claim[Option ~func(*Hint)](ctx context.Context, opts ...Option) context.Context {
+	asked := apply(opts)
+	h := &Hint{}
+	if outer, ok := From(ctx); ok {
+		*h = *outer
+	}
+	h.Claim = asked.Claim
+	if h.Err == nil {
+		h.Err = asked.checkClaim()
+	}
+	if ctx == nil && h.Err == nil {
+		h.Err = bad("the context is nil")
+	}
+	return context.WithValue(orBackground(ctx), contextKey{}, h)
+}
+
+// Without returns ctx without a hint.
+func Without(ctx context.Context) context.Context {
+	return context.WithValue(orBackground(ctx), contextKey{}, (*Hint)(nil))
+}
+
+// Has reports whether the hint asks for key, or is inside a hold of it.
+func (h *Hint) Has(key string) bool {
+	return slices.Contains(h.Keys(), key) || slices.Contains(h.held, key)
+}
+
+// orBackground returns ctx, or what can carry a hint in place of nil.
+func orBackground(ctx context.Context) context.Context {
+	if ctx == nil {
+		return context.Background()
+	}
+	return ctx
+}
+
+// KeepBy notes the strategy that an option names.
+func (h *Hint) KeepBy(strategy string) {
+	if h.Strategy != StrategyDefault && h.Strategy != strategy {
+		h.other = h.Strategy
+	}
+	h.Strategy = strategy
+}
+
+// Keys returns the keys, sorted.
+func (h *Hint) Keys() []string {
+	keys := make([]string, len(h.Locks))
+	for i, lock := range h.Locks {
+		keys[i] = lock.Key
+	}
+	return slices.Compact(keys)
+}
+
+// add puts a lock in its place, unless its key is there. One that is asked for
+// shared and exclusive is exclusive, the version that one With names counts for
+// all, and of two numbers of slots the lower one.
+func (h *Hint) add(lock Lock) {
+	at, there := slices.BinarySearchFunc(h.Locks, lock, func(a, b Lock) int {
+		return cmp.Or(strings.Compare(a.Key, b.Key), cmp.Compare(a.space(), b.space()))
+	})
+	switch {
+	case !there:
+		h.Locks = slices.Insert(h.Locks, at, lock)
+	case h.Locks[at].Shared && !lock.Shared, lock.Slots < h.Locks[at].Slots,
+		lock.Version != 0 && (lock.Version < h.Locks[at].Version || h.Locks[at].Version == 0):
+		h.Locks[at] = lock
+	}
+}
+
+// From returns the hint of the lock context that ctx belongs to.
+func From(ctx context.Context) (*Hint, bool) {
+	if ctx == nil {
+		return nil, false
+	}
+	h, _ := ctx.Value(contextKey{}).(*Hint)
+	return h, h != nil
+}
+
+type contextKey struct{}
+
+// space tells apart the locks that do not, or may not, exclude each other on the
+// same key: what the default means is known to the database handle.
+func (l Lock) space() int {
+	switch {
+	case l.Slots > 0:
+		return 4
+	case l.Strategy == StrategyOptimistic:
+		return 3
+	case l.Strategy == StrategyDefault:
+		return 2
+	case l.Strategy == StrategyAdvisory:
+		return 1
+	}
+	return 0
+}
+
+// bad is what is wrong with a hint.
+func bad(format string, args ...any) error {
+	return fmt.Errorf("mysqllock: bad hint: "+format, args...)
+}
+
+func (h *Hint) check() {
+	bad := func(format string, args ...any) { h.Err = bad(format, args...) }
+	switch {
+	case len(h.Locks) == 0:
+		bad("no key")
+	case h.Wait < 0:
+		bad("negative wait %v", h.Wait)
+	case h.Retry < 0:
+		bad("negative retry count %d", h.Retry)
+	case h.other != "":
+		bad("a key is kept in one way, and the options say both %s and %s", h.other, h.Strategy)
+	case h.HasTTL && h.TTL < time.Second:
+		bad("TTL of %v, less than 1s", h.TTL)
+	case h.MinHold < 0:
+		bad("negative MinHold %v", h.MinHold)
+	case h.MaxHold != 0 && h.MaxHold < time.Second:
+		bad("MaxHold of %v, less than 1s", h.MaxHold)
+	case h.HasSlots && (h.Slots < 1 || h.Slots > MaxSlots):
+		bad("%d slots, want 1 to %d", h.Slots, MaxSlots)
+	case h.HasSlots && h.Shared:
+		bad("Shared and Slots exclude each other")
+	case h.HasVersion && h.Version == 0:
+		bad("no key has the version 0")
+	case h.HasVersion && len(h.Locks) > 1:
+		bad("IfVersion is for one key, and here are %d", len(h.Locks))
+	case h.claims() && h.checkClaim() != nil:
+		h.Err = h.checkClaim()
+	default:
+		h.Err = h.Kind.Check()
+	}
+	for _, lock := range h.Locks {
+		switch n := len(lock.Key); {
+		case n == 0:
+			bad("empty key")
+		case n > MaxKey:
+			bad("key of %d bytes, longer than %d: %.40q…", n, MaxKey, lock.Key)
+		}
+	}
+}
+
+// checkClaim returns what is wrong with a claim.
+func (h *Hint) checkClaim() error {
+	keyless := len(h.Locks) == 0
+	switch {
+	case h.Claim.Update && h.Claim.Share:
+		return bad("ForUpdate and ForShare exclude each other")
+	case keyless && !h.claims():
+		return bad("a claim that says none of ForUpdate, ForShare and SkipLocked")
+	case keyless && (h.Kind != Kind{} || h.other != "" || h.Retry != 0 || h.AllowStale || h.HasTTL || h.HasSlots || h.HasVersion):
+		return bad("a claim names no key, so options of locks on keys mean nothing")
+	case keyless && h.HasWait && (h.Wait != 0 || h.Claim.SkipLocked):
+		return bad("a claim waits as long as the server's innodb_lock_wait_timeout; NoWait fails at once, SkipLocked never waits")
+	}
+	return nil
+}
+
+// Scope is one lock context: what the outermost With began and all contexts
+// below it share. It holds what drivers remember of it.
+type Scope struct {
+	ctx context.Context // the context that the outermost With was given; its end is the end of the lock context
+
+	mu    sync.Mutex
+	state map[any]any
+	notes map[note]uint64
+}
+
+// note names what drivers tell of a key.
+type note struct {
+	what What
+	key  string
+}
+
+// What a number that drivers tell of a key is.
+type What int
+
+// What drivers tell of the keys that the unit of work holds.
+const (
+	ToldToken   What = iota // of the lease
+	ToldVersion             // that was remembered, or set by the last commit
+	ToldSlot                // the number of the slot
+)
+
+// Context returns the context that was given to the outermost With.
+func (s *Scope) Context() context.Context { return s.ctx }
+
+// State returns what is remembered under key, made by fresh where there is
+// nothing yet. It is safe for concurrent use.
+func (s *Scope) State(key any, fresh func() any) any {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v, ok := s.state[key]
+	if !ok {
+		if s.state == nil {
+			s.state = make(map[any]any)
+		}
+		v = fresh()
+		s.state[key] = v
+	}
+	return v
+}
+
+// Tell notes a number of key for the application to ask. It is safe for
+// concurrent use.
+func (s *Scope) Tell(what What, key string, n uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.notes == nil {
+		s.notes = make(map[note]uint64)
+	}
+	s.notes[note{what, key}] = n
+}
+
+// Forget removes what Tell has noted. It is safe for concurrent use.
+func (s *Scope) Forget(what What, key string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.notes, note{what, key})
+}
+
+// Told returns what Tell has noted. It is safe for concurrent use.
+func (s *Scope) Told(what What, key string) (n uint64, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n, ok = s.notes[note{what, key}]
+	return n, ok
+}

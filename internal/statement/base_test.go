@@ -1,0 +1,88 @@
+package statement_test
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"testing"
+
+	"github.com/mysqllock/mysqllock/internal/statement"
+)
+
+// bare is a connection of a driver that can only prepare.
+type bare struct {
+	driver.Conn
+	prepared, closed int
+}
+
+func (c *bare) Prepare(string) (driver.Stmt, error) { c.prepared++; return &stmt{c}, nil }
+
+type stmt struct{ c *bare }
+
+func (s *stmt) Close() error                               { s.c.closed++; return nil }
+func (s *stmt) NumInput() int                              { return 1 }
+func (s *stmt) Exec([]driver.Value) (driver.Result, error) { return driver.RowsAffected(1), nil }
+func (s *stmt) Query([]driver.Value) (driver.Rows, error)  { return nil, errors.New("no query") }
+
+// old is a connection of a driver without contexts.
+type old struct {
+	bare
+	ran int
+}
+
+func (c *old) Exec(string, []driver.Value) (driver.Result, error) {
+	c.ran++
+	return driver.RowsAffected(1), nil
+}
+
+func (c *old) Query(string, []driver.Value) (driver.Rows, error) {
+	c.ran++
+	return nil, driver.ErrSkip
+}
+
+var one = []driver.NamedValue{{Ordinal: 1, Value: int64(1)}}
+
+// TestSkipIsPrepared: a driver that cannot run a text directly has it prepared, and the
+// statement closed.
+func TestSkipIsPrepared(t *testing.T) {
+	ctx := context.Background()
+	if _, err := statement.Exec(ctx, &bare{}, "x", nil); !errors.Is(err, driver.ErrSkip) {
+		t.Errorf("Exec: %v", err)
+	}
+	if _, err := statement.Query(ctx, &bare{}, "x", nil); !errors.Is(err, driver.ErrSkip) {
+		t.Errorf("Query: %v", err)
+	}
+	for name, s := range map[string]*statement.Statement{"exec": {Text: "x", Args: one}, "query that fails": {Text: "x", Args: one, Query: true}, "wrong number of arguments": {Text: "x"}} {
+		c := &bare{}
+		_, _, err := s.Run(ctx, c)
+		if fails := name != "exec"; fails != (err != nil) || c.prepared != 1 || c.closed != 1 {
+			t.Errorf("%s: %v; prepared %d times, closed %d", name, err, c.prepared, c.closed)
+		}
+	}
+}
+
+// TestWithoutContexts: a driver without contexts is not asked after their end, and never
+// gets arguments with names.
+func TestWithoutContexts(t *testing.T) {
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	c := &old{}
+	if _, err := statement.Exec(ended, c, "x", one); !errors.Is(err, context.Canceled) {
+		t.Errorf("Exec: %v", err)
+	}
+	if _, err := statement.Query(ended, c, "x", one); !errors.Is(err, context.Canceled) {
+		t.Errorf("Query: %v", err)
+	}
+	if _, err := statement.Exec(context.Background(), c, "x", []driver.NamedValue{{Name: "n"}}); err == nil {
+		t.Error("a named argument has lost its name")
+	}
+	if c.ran != 0 {
+		t.Errorf("%d statements ran", c.ran)
+	}
+	if _, err := statement.Prepare(ended, c, "x"); !errors.Is(err, context.Canceled) || c.closed != 1 {
+		t.Errorf("Prepare: %v; closed %d", err, c.closed)
+	}
+	if _, err := statement.Exec(context.Background(), c, "x", one); err != nil || c.ran != 1 {
+		t.Errorf("%v; %d statements ran", err, c.ran)
+	}
+}

@@ -1,0 +1,51 @@
+package statement
+
+import (
+	"runtime"
+	"slices"
+	"strings"
+)
+
+// ForConn reports whether database/sql calls the driver for a sql.Conn. It does not
+// say so; its stack does: the innermost functions of database/sql in a row are those
+// of this call. (A callback of Conn.Raw may call other handles.)
+func ForConn() bool { return over("(*Conn).") }
+
+// ForOne reports whether database/sql prepares a statement for one connection, that of a
+// sql.Conn or a sql.Tx, and not for any.
+func ForOne() bool { return over("(*Conn).", "(*Tx).Prepare") }
+
+// over reports whether one of database/sql's functions of this call has one of the
+// prefixes.
+func over(prefixes ...string) bool {
+	var pcs [64]uintptr
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
+	within := false
+	for {
+		f, more := frames.Next()
+		name, inSQL := strings.CutPrefix(f.Function, "database/sql.")
+		switch {
+		case inSQL && slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) }):
+			return true
+		case within && !inSQL || !more:
+			return false
+		}
+		within = inSQL
+	}
+}
+
+// ForConn reports whether the statement came over a sql.Conn. It is for the
+// goroutine that runs it.
+func (s *Statement) ForConn() bool { return s.OfConn || ForConn() }
+
+// InRaw reports whether a callback of Conn.Raw calls the driver.
+func InRaw() bool {
+	var pcs [64]uintptr
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
+	for {
+		f, more := frames.Next()
+		if name, inSQL := strings.CutPrefix(f.Function, "database/sql."); inSQL || !more {
+			return strings.HasPrefix(name, "(*Conn).Raw")
+		}
+	}
+}

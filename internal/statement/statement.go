@@ -1,0 +1,127 @@
+// Package statement runs statements on a base driver's connection as database/sql
+// would, and reads their rows ahead.
+package statement
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/mysqllock/mysqllock/internal/sqltext"
+)
+
+// Statement is a statement of the application, to run on whatever connection its unit
+// of work is on.
+type Statement struct {
+	Text     string
+	Args     []driver.NamedValue
+	Query    bool        // has rows
+	Prepared bool        // must go through Prepare, as the caller's own statement would
+	Stmt     driver.Stmt // already prepared on the connection On; nil without one
+	On       driver.Conn
+	Kept     bool  // prepared on each connection where it runs, and stays so
+	OfConn   bool  // prepared on a sql.Conn
+	Holds    []any // that it runs in, of leases and advisory locks
+	Info     sqltext.Info
+	Claims   bool // locks the rows that it returns because the hint says so
+	AtOnce   bool // and fails if one of them is locked
+}
+
+// MayWrite is in doubt true.
+func (s *Statement) MayWrite() bool { return s.Info.Kind != sqltext.Read }
+
+// Run runs the statement on a bare connection.
+func (s *Statement) Run(ctx context.Context, base driver.Conn) (driver.Rows, driver.Result, error) {
+	if s.Stmt != nil && s.On == base {
+		return s.viaStmt(ctx, s.Stmt)
+	}
+	if !s.Prepared {
+		r, res, err := s.Direct(ctx, base)
+		if !errors.Is(err, driver.ErrSkip) {
+			return r, res, err
+		}
+	}
+	stmt, err := Prepare(ctx, base, s.Text)
+	if err != nil {
+		return nil, nil, err
+	}
+	if n := stmt.NumInput(); n >= 0 && n != len(s.Args) {
+		_ = stmt.Close()
+		return nil, nil, fmt.Errorf("sql: expected %d arguments, got %d", n, len(s.Args))
+	}
+	r, res, err := s.viaStmt(ctx, stmt)
+	if err != nil || r == nil {
+		_ = stmt.Close()
+		return nil, res, err
+	}
+	return stmtRows{r, stmt}, nil, nil
+}
+
+// RunAhead is Run, with up to limit bytes of the rows read ahead: see [ReadAhead].
+func (s *Statement) RunAhead(ctx context.Context, base driver.Conn, limit int) (*Rows, driver.Result, error) {
+	r, res, err := s.Run(ctx, base)
+	if err != nil || r == nil {
+		return nil, res, err
+	}
+	ahead, err := ReadAhead(r, limit)
+	return ahead, res, err
+}
+
+// Direct runs it without preparing, or returns driver.ErrSkip.
+func (s *Statement) Direct(ctx context.Context, base driver.Conn) (driver.Rows, driver.Result, error) {
+	if s.Query {
+		r, err := Query(ctx, base, s.Text, s.Args)
+		return r, nil, err
+	}
+	res, err := Exec(ctx, base, s.Text, s.Args)
+	return nil, res, err
+}
+
+func (s *Statement) viaStmt(ctx context.Context, stmt driver.Stmt) (driver.Rows, driver.Result, error) {
+	if s.Query {
+		r, err := StmtQuery(ctx, stmt, s.Args)
+		return r, nil, err
+	}
+	res, err := StmtExec(ctx, stmt, s.Args)
+	return nil, res, err
+}
+
+// stmtRows closes the statement with its rows. It need not keep optional
+// interfaces hidden or shown: readAhead looks at the rows inside.
+type stmtRows struct {
+	driver.Rows
+	stmt driver.Stmt
+}
+
+// Op names the statement in errors.
+func (s *Statement) Op() string {
+	if s.Query {
+		return "query"
+	}
+	return "exec"
+}
+
+// Reads reports whether the statement, which has returned r or no rows, has given its
+// caller data to decide on: by rows, or by what it has left on the connection, variables
+// or a temporary table. The rows of INSERT … RETURNING are what it has written.
+func (s *Statement) Reads(r *Rows) bool {
+	switch {
+	case !s.Query:
+		return s.Info.Taints && (s.Info.Tables || s.Info.Calls && s.Info.Recalls)
+	case s.Info.Kind == sqltext.Read || s.Info.Functions:
+		return true
+	}
+	return r.Shows() && sqltext.Verb(s.Text) != "INSERT"
+}
+
+// Recalls reports whether the statement asks for what earlier statements of its
+// connection have left. One that sets variables sets those that it reads; and where
+// it runs anybody may ask.
+func (s *Statement) Recalls() bool {
+	return s.Info.Recalls && !strings.Contains(s.Text, ":=") && !connectionID.MatchString(s.Text)
+}
+
+var connectionID = regexp.MustCompile(`(?i)\bCONNECTION_ID\s*\(`)
