@@ -8,92 +8,94 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
 // named asks the server which connection has the named lock of a key; 0 is none.
 // Keys and databases of tests are such that names are readable.
 func (s *scratch) named(key string) (id int64) {
-	s.t.Helper()
+	s.T.Helper()
 	var holder sql.NullInt64
-	ok(s.t, s.plain.QueryRow("SELECT IS_USED_LOCK(?)", "mysqllock:"+s.database+"/"+key).Scan(&holder))
+	dbtest.OK(s.T, s.plain.QueryRow("SELECT IS_USED_LOCK(?)", "mysqllock:"+s.Name+"/"+key).Scan(&holder))
 	return holder.Int64
 }
 
 func (s *scratch) wantNamed(key string, want bool) {
-	s.t.Helper()
+	s.T.Helper()
 	if got := s.named(key) != 0; got != want {
-		s.t.Errorf("named(%s) = %v, want %v", key, got, want)
+		s.T.Errorf("named(%s) = %v, want %v", key, got, want)
 	}
 }
 
 func TestAdvisoryUnitsOfWork(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("lockStrategy=advisory")
-		base, cancel := context.WithCancel(limited(t))
+		base, cancel := context.WithCancel(dbtest.Limited(t))
 		defer cancel()
 		ctx := lockctx.With(base, "k")
 
 		tx, err := db.BeginTx(ctx, nil)
-		ok(t, err)
+		dbtest.OK(t, err)
 		s.wantNamed("k", true)
-		exec(t, tx, "UPDATE p SET stock = 9 WHERE id = 1")
-		ok(t, tx.Commit())
+		dbtest.Exec(t, tx, "UPDATE p SET stock = 9 WHERE id = 1")
+		dbtest.OK(t, tx.Commit())
 		s.wantNamed("k", false)
 		tx, err = db.BeginTx(ctx, nil)
-		ok(t, err)
-		exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
-		ok(t, tx.Rollback())
+		dbtest.OK(t, err)
+		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
+		dbtest.OK(t, tx.Rollback())
 		s.wantNamed("k", false)
 		s.wantStock(1, 9)
 
 		_, err = db.ExecContext(ctx, "UPDATE p SET stock = 8 WHERE id = 1")
-		ok(t, err)
+		dbtest.OK(t, err)
 		s.wantNamed("k", false)
 		s.wantStock(1, 8)
 
 		var n int
-		ok(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
+		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
 		s.wantNamed("k", true)
 		if st := db.Stats(); st.InUse != 0 {
 			t.Errorf("%d connections are pinned", st.InUse)
 		}
 		_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
-		ok(t, err)
+		dbtest.OK(t, err)
 		s.wantNamed("k", false)
 		s.wantStock(1, 7)
 
 		tx, err = db.Begin() // the hint comes late
-		ok(t, err)
-		_, err = tx.ExecContext(ctx, "UPDATE p SET stock = 6 WHERE id = 1")
-		ok(t, err)
+		dbtest.OK(t, err)
+		_, err = tx.ExecContext(lockctx.With(base, "k"), "UPDATE p SET stock = 6 WHERE id = 1")
+		dbtest.OK(t, err)
 		s.wantNamed("k", true)
-		ok(t, tx.Commit())
+		dbtest.OK(t, tx.Commit())
 		s.wantNamed("k", false)
 		s.wantStock(1, 6)
 
-		ok(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
+		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
 		cancel()
-		soon(t, "the end of the context gives it back", func() bool { return s.named("k") == 0 })
+		dbtest.Soon(t, "the end of the context gives it back", func() bool { return s.named("k") == 0 })
 	})
 }
 
 func TestAdvisoryHold(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db, other := s.open(), s.open()
-		ok(t, mysqllock.Do(limited(t), db, "job", func(ctx context.Context) error {
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "job", func(ctx context.Context) error {
 			_, err := db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")
-			ok(t, err)
+			dbtest.OK(t, err)
 			s.wantStock(1, 9)
 			s.wantNamed("job", true)
 			wantToken(t, ctx, 0)
 			// Reentrant in its lock context, and a space of its own.
-			ok(t, mysqllock.Do(ctx, db, "job", func(context.Context) error { return nil }, lockctx.Advisory()))
-			ok(t, mysqllock.Do(ctx, db, "job", func(ctx context.Context) error {
+			dbtest.OK(t, mysqllock.Do(ctx, db, "job", func(context.Context) error { return nil }, lockctx.Advisory()))
+			dbtest.OK(t, mysqllock.Do(ctx, db, "job", func(ctx context.Context) error {
 				s.wantLeased("job", true)
 				_, err := db.ExecContext(ctx, "UPDATE p SET stock = 8 WHERE id = 1")
 				return err
@@ -104,19 +106,19 @@ func TestAdvisoryHold(t *testing.T) {
 		s.wantNamed("job", false)
 		s.wantStock(1, 8)
 
-		h, err := mysqllock.Acquire(limited(t), db, "job", lockctx.Advisory())
-		ok(t, err)
+		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "job", lockctx.Advisory())
+		dbtest.OK(t, err)
 		for _, db := range []*sql.DB{db, other} {
 			var e *mysqllock.Error
 			err := naming(func() error {
-				_, err := mysqllock.Acquire(limited(t), db, "job", lockctx.Advisory(), lockctx.NoWait())
+				_, err := mysqllock.Acquire(dbtest.Limited(t), db, "job", lockctx.Advisory(), lockctx.NoWait())
 				return err
 			})
 			if !errors.Is(err, mysqllock.ErrLocked) || !errors.As(err, &e) || e.Holder == nil || e.Strategy != "advisory" {
 				t.Errorf("a second hold returned %v", err)
 			}
 			err = naming(func() error {
-				_, err := mysqllock.Acquire(limited(t), db, "job", lockctx.Advisory(), lockctx.Wait(200*time.Millisecond))
+				_, err := mysqllock.Acquire(dbtest.Limited(t), db, "job", lockctx.Advisory(), lockctx.Wait(200*time.Millisecond))
 				return err
 			})
 			if !errors.Is(err, mysqllock.ErrTimeout) || !errors.As(err, &e) || e.Holder == nil {
@@ -127,14 +129,14 @@ func TestAdvisoryHold(t *testing.T) {
 		// The lock connection is lost: the holder is told, and commits nothing.
 		stays := context.WithoutCancel(h.Context())
 		tx, err := db.BeginTx(stays, nil)
-		ok(t, err)
-		exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
+		dbtest.OK(t, err)
+		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
 		start := time.Now()
-		exec(t, s.plain, fmt.Sprintf("KILL %d", s.named("job")))
-		soon(t, "the server has ended the connection", func() bool { return s.named("job") == 0 })
+		dbtest.Exec(t, s.plain, fmt.Sprintf("KILL %d", s.named("job")))
+		dbtest.Soon(t, "the server has ended the connection", func() bool { return s.named("job") == 0 })
 		wantLost(t, "Commit", tx.Commit())
 		<-h.Context().Done()
-		if took := time.Since(start); took > 10*time.Second || !errors.Is(context.Cause(h.Context()), mysqllock.ErrLost) {
+		if took := time.Since(start); took > 30*time.Second || !errors.Is(context.Cause(h.Context()), mysqllock.ErrLost) {
 			t.Errorf("the holder was told after %v, with %v", took, context.Cause(h.Context()))
 		}
 		_, err = db.ExecContext(stays, "UPDATE p SET stock = 1 WHERE id = 1")
@@ -142,7 +144,7 @@ func TestAdvisoryHold(t *testing.T) {
 		wantLost(t, "Release", h.Release())
 		s.wantStock(1, 8)
 
-		ok(t, mysqllock.Do(limited(t), db, "job", func(ctx context.Context) error {
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "job", func(ctx context.Context) error {
 			_, err := db.ExecContext(ctx, "UPDATE p SET stock = 5 WHERE id = 1")
 			return err
 		}, lockctx.Advisory()))
@@ -153,21 +155,23 @@ func TestAdvisoryHold(t *testing.T) {
 // TestAdvisoryHoldLapses: a hold whose context has ended is kept for lockTTL, for
 // what still runs in it to stop, or until Release.
 func TestAdvisoryHoldLapses(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("lockTTL=3s&lockStrategy=advisory")
 		for _, released := range []bool{false, true} {
-			ctx, cancel := context.WithCancel(limited(t))
+			ctx, cancel := context.WithCancel(dbtest.Limited(t))
 			h, err := mysqllock.Acquire(ctx, db, "job")
-			ok(t, err)
+			dbtest.OK(t, err)
 			ended := time.Now()
 			cancel()
-			s.wantNamed("job", true)
+			if named := s.named("job") != 0; !named && time.Since(ended) < 3*time.Second {
+				t.Error("it is not kept")
+			}
 			if released {
-				ok(t, h.Release())
+				dbtest.OK(t, h.Release())
 				s.wantNamed("job", false)
 				continue
 			}
-			soon(t, "it has lapsed", func() bool { return s.named("job") == 0 })
+			dbtest.Soon(t, "it has lapsed", func() bool { return s.named("job") == 0 })
 			if kept := time.Since(ended); kept < 3*time.Second {
 				t.Errorf("it was kept for %v", kept)
 			}
@@ -179,17 +183,17 @@ func TestAdvisoryHoldLapses(t *testing.T) {
 // TestAdvisoryCommitIsChecked: where somebody else has the lock by the time of
 // COMMIT, and nobody has noticed.
 func TestAdvisoryCommitIsChecked(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
-		tx, err := db.BeginTx(lockctx.WithKeys(limited(t), []string{"a", "b"}, lockctx.Advisory()), nil)
-		ok(t, err)
-		exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
-		exec(t, s.plain, fmt.Sprintf("KILL %d", s.named("b")))
-		thief, err := s.plain.Conn(limited(t))
-		ok(t, err)
+		tx, err := db.BeginTx(lockctx.WithKeys(dbtest.Limited(t), []string{"a", "b"}, lockctx.Advisory()), nil)
+		dbtest.OK(t, err)
+		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
+		dbtest.Exec(t, s.plain, fmt.Sprintf("KILL %d", s.named("b")))
+		thief, err := s.plain.Conn(dbtest.Limited(t))
+		dbtest.OK(t, err)
 		defer thief.Close()
 		var got int
-		ok(t, thief.QueryRowContext(limited(t), "SELECT GET_LOCK(?, 5)", "mysqllock:"+s.database+"/b").Scan(&got))
+		dbtest.OK(t, thief.QueryRowContext(dbtest.Limited(t), "SELECT GET_LOCK(?, 60)", "mysqllock:"+s.Name+"/b").Scan(&got))
 		wantLost(t, "Commit", tx.Commit())
 		s.wantStock(1, 10)
 		s.wantNamed("a", false)
@@ -197,10 +201,10 @@ func TestAdvisoryCommitIsChecked(t *testing.T) {
 }
 
 func TestAdvisoryExcludes(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		handles := []*sql.DB{s.open("lockStrategy=advisory"), s.open("lockStrategy=advisory")}
 		const workers, each = 8, 25
-		exec(t, s.plain, "UPDATE p SET stock = ? WHERE id = 1", workers*each)
+		dbtest.Exec(t, s.plain, "UPDATE p SET stock = ? WHERE id = 1", workers*each)
 		var all sync.WaitGroup
 		for i := range workers {
 			db := handles[i%2]
@@ -227,7 +231,7 @@ func TestAdvisoryExcludes(t *testing.T) {
 }
 
 func TestAdvisoryStatementsPerPath(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db, tap := s.tapped(mysqllock.Config{Strategy: "advisory"})
 		db.SetMaxOpenConns(1)
 		for _, p := range []struct {
@@ -235,30 +239,30 @@ func TestAdvisoryStatementsPerPath(t *testing.T) {
 			want int
 			run  func() error
 		}{
-			{"transaction: and take, check, free", 3 + 3, func() error {
-				tx, err := db.BeginTx(lockctx.With(limited(t), "k"), nil)
+			{"transaction: and take, free", 3 + 2, func() error {
+				tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
 				if err != nil {
 					return err
 				}
-				exec(t, tx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
+				dbtest.Exec(t, tx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
 				return tx.Commit()
 			}},
 			{"Acquire and Release", 2, func() error {
-				h, err := mysqllock.Acquire(limited(t), db, "k")
+				h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
 				if err != nil {
 					return err
 				}
 				return h.Release()
 			}},
 		} {
-			tap.costs(t, p.what, p.want, p.run)
+			tap.Costs(t, p.what, p.want, p.run)
 		}
 	})
 }
 
 // TestManyAdvisoryHolds of one handle are on two connections, and there is no other.
 func TestManyAdvisoryHolds(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		const n, goroutines = 2_000, 16
 		db := s.open("lockStrategy=advisory")
 		holds := make([]*mysqllock.Hold, n)
@@ -267,7 +271,7 @@ func TestManyAdvisoryHolds(t *testing.T) {
 			all.Go(func() {
 				for i := g; i < n; i += goroutines {
 					var err error
-					if holds[i], err = mysqllock.Acquire(limited(t), db, fmt.Sprint("k", i)); err != nil {
+					if holds[i], err = mysqllock.Acquire(dbtest.Limited(t), db, fmt.Sprint("k", i)); err != nil {
 						t.Error(err)
 						return
 					}
@@ -276,7 +280,7 @@ func TestManyAdvisoryHolds(t *testing.T) {
 		}
 		all.Wait()
 		var connections int
-		ok(t, s.plain.QueryRow("SELECT COUNT(*) FROM information_schema.processlist WHERE db = ? AND id <> CONNECTION_ID()", s.database).Scan(&connections))
+		dbtest.OK(t, s.plain.QueryRow("SELECT COUNT(*) FROM information_schema.processlist WHERE db = ? AND id <> CONNECTION_ID()", s.Name).Scan(&connections))
 		if connections > 2 {
 			t.Errorf("%d holds are on %d connections", n, connections)
 		}
@@ -291,13 +295,20 @@ func TestManyAdvisoryHolds(t *testing.T) {
 	})
 }
 
-// cutAtCommit closes a connection soon after a COMMIT has gone out on it.
-type cutAtCommit struct{ net.Conn }
+// cutAtCommit closes a connection soon after a COMMIT has gone out on it, if it is to cut.
+// checks is whether the last COMMIT was a part of the check.
+type cutAtCommit struct {
+	net.Conn
+	cuts, checks *atomic.Bool
+}
 
 func (c cutAtCommit) Write(b []byte) (int, error) {
 	n, err := c.Conn.Write(b)
-	if bytes.Contains(b, []byte("COMMIT")) {
-		time.AfterFunc(100*time.Millisecond, func() { c.Close() })
+	if bytes.Contains(b, []byte("COMMIT")) && !bytes.Contains(b, []byte("CREATE")) {
+		c.checks.Store(bytes.Contains(b, []byte("mysqllock_held")))
+		if c.cuts.Load() {
+			time.AfterFunc(100*time.Millisecond, func() { c.Close() })
+		}
 	}
 	return n, err
 }
@@ -318,40 +329,59 @@ func TestUnknownCommitUnderAnAdvisoryLock(t *testing.T) {
 		before()
 		return tx.Commit()
 	}
-	onOwnServers(t, func(t *testing.T, s *scratch) { // commits are held up for all of it
-		cfg := s.cfg()
+	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) { // commits are held up for all of it
+		var cuts, checks atomic.Bool
+		cfg := s.Config()
 		cfg.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			var d net.Dialer
 			c, err := d.DialContext(ctx, network, addr)
-			return cutAtCommit{c}, err
+			return cutAtCommit{c, &cuts, &checks}, err
 		}
-		connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{})
-		ok(t, err)
-		db := sql.OpenDB(connector)
-		defer db.Close()
-		admin, err := s.plain.Conn(limited(t))
-		ok(t, err)
+		admin, err := s.plain.Conn(dbtest.Limited(t))
+		dbtest.OK(t, err)
 		defer admin.Close()
 		stop := func() {
-			_, err := admin.ExecContext(limited(t), "FLUSH TABLES WITH READ LOCK")
-			ok(t, err)
+			_, err := admin.ExecContext(dbtest.Limited(t), "FLUSH TABLES WITH READ LOCK")
+			dbtest.OK(t, err)
 		}
-		for name, sold := range map[string]func() error{
-			"unit of work": func() error {
-				return transaction(lockctx.With(limited(t), "k", lockctx.Advisory()), db, stop)
-			},
-			"in a hold": func() error {
-				return mysqllock.Do(limited(t), db, "k", func(ctx context.Context) error { return transaction(ctx, db, stop) }, lockctx.Advisory())
-			},
+		unit := func(db *sql.DB) error {
+			return transaction(lockctx.With(dbtest.Limited(t), "k", lockctx.Advisory()), db, stop)
+		}
+		hold := func(db *sql.DB) error {
+			return mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error { return transaction(ctx, db, stop) }, lockctx.Advisory())
+		}
+		for name, c := range map[string]struct {
+			maxConns int // with it, the COMMIT is a part of the check
+			sold     func(*sql.DB) error
+		}{
+			"unit of work": {0, unit}, "in a hold": {0, hold}, "unit of work, maxConns": {8, unit}, "in a hold, maxConns": {8, hold},
 		} {
-			err := sold()
+			connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{MaxConns: c.maxConns})
+			dbtest.OK(t, err)
+			db := sql.OpenDB(connector)
+			defer db.Close()
+			if c.maxConns > 0 {
+				dbtest.Soon(t, "the check is a part of the COMMIT", func() bool {
+					tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Advisory()), nil)
+					dbtest.OK(t, err)
+					dbtest.Exec(t, tx, "UPDATE p SET stock = stock WHERE id = 1")
+					dbtest.OK(t, tx.Commit())
+					return checks.Load()
+				})
+			}
+			cuts.Store(true)
+			err = c.sold(db)
+			cuts.Store(false)
+			if checks.Load() != (c.maxConns > 0) {
+				t.Errorf("%s: the check was a part of the COMMIT: %v", name, checks.Load())
+			}
 			var busy int
-			ok(t, admin.QueryRowContext(limited(t), "SELECT COUNT(*) FROM information_schema.processlist WHERE db = ? AND info LIKE 'COMMIT%'", s.database).Scan(&busy))
+			dbtest.OK(t, admin.QueryRowContext(dbtest.Limited(t), "SELECT COUNT(*) FROM information_schema.processlist WHERE db = ? AND id <> CONNECTION_ID() AND info LIKE '%COMMIT%'", s.Name).Scan(&busy))
 			if err == nil || busy != 0 {
 				t.Errorf("%s: %v; %d COMMITs go on", name, err, busy)
 			}
-			_, err = admin.ExecContext(limited(t), "UNLOCK TABLES")
-			ok(t, err)
+			_, err = admin.ExecContext(dbtest.Limited(t), "UNLOCK TABLES")
+			dbtest.OK(t, err)
 			s.wantStock(1, 10)
 		}
 	})

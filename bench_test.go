@@ -9,7 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ngrok/sqlmw"
+
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/intercept"
 )
 
 // What the driver costs where there is no hint: pairs of the same work on a
@@ -132,22 +135,25 @@ func pair(tb testing.TB, rows nothing, work func(context.Context, *sql.DB, *sql.
 	if err != nil {
 		tb.Fatal(err)
 	}
-	once := func(k driver.Connector) func() {
-		ctx := context.Background()
-		db := sql.OpenDB(k)
-		tb.Cleanup(func() { db.Close() })
-		p, err := db.PrepareContext(ctx, "UPDATE products SET stock = stock - ? WHERE id = ?")
-		if err != nil {
+	return doing(tb, rows, work), doing(tb, k, work)
+}
+
+// doing returns a function that does the work once.
+func doing(tb testing.TB, k driver.Connector, work func(context.Context, *sql.DB, *sql.Stmt) error) func() {
+	tb.Helper()
+	ctx := context.Background()
+	db := sql.OpenDB(k)
+	tb.Cleanup(func() { db.Close() })
+	p, err := db.PrepareContext(ctx, "UPDATE products SET stock = stock - ? WHERE id = ?")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { p.Close() })
+	return func() {
+		if err := work(ctx, db, p); err != nil {
 			tb.Fatal(err)
 		}
-		tb.Cleanup(func() { p.Close() })
-		return func() {
-			if err := work(ctx, db, p); err != nil {
-				tb.Fatal(err)
-			}
-		}
 	}
-	return once(rows), once(k)
 }
 
 func TestPlainAllocations(t *testing.T) {
@@ -177,6 +183,27 @@ func BenchmarkPlain(b *testing.B) {
 				})
 			}
 			b.Run("ratio", func(b *testing.B) { sideBySide(b, bare, wrapped) })
+		})
+	}
+}
+
+// BenchmarkEmptyInterceptor is what an interceptor costs that does nothing: "wrapped" is
+// with it, "bare" the driver without.
+func BenchmarkEmptyInterceptor(b *testing.B) {
+	for _, w := range plainWork {
+		b.Run(w.name, func(b *testing.B) {
+			var once [2]func()
+			var allocs [2]float64
+			for i, cfg := range []mysqllock.Config{{}, {Base: intercept.With(sqlmw.NullInterceptor{})}} {
+				k, err := mysqllock.Wrap(w.rows, cfg)
+				if err != nil {
+					b.Fatal(err)
+				}
+				once[i] = doing(b, k, w.work)
+				allocs[i] = testing.AllocsPerRun(200, once[i])
+			}
+			sideBySide(b, once[0], once[1])
+			b.ReportMetric(allocs[1]-allocs[0], "allocs-more")
 		})
 	}
 }

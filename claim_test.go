@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -18,9 +19,9 @@ const tasks = "SELECT id FROM tasks WHERE state = 'new' ORDER BY id LIMIT 2"
 
 // tasked is a scratch database with 6 tasks.
 func (s *scratch) tasked() {
-	s.t.Helper()
-	exec(s.t, s.plain, "CREATE TABLE tasks (id INT PRIMARY KEY, state VARCHAR(10) NOT NULL, KEY (state, id)) ENGINE=InnoDB")
-	exec(s.t, s.plain, "INSERT INTO tasks VALUES (1, 'new'), (2, 'new'), (3, 'new'), (4, 'new'), (5, 'new'), (6, 'new')")
+	s.T.Helper()
+	dbtest.Exec(s.T, s.plain, "CREATE TABLE tasks (id INT PRIMARY KEY, state VARCHAR(10) NOT NULL, KEY (state, id)) ENGINE=InnoDB")
+	dbtest.Exec(s.T, s.plain, "INSERT INTO tasks VALUES (1, 'new'), (2, 'new'), (3, 'new'), (4, 'new'), (5, 'new'), (6, 'new')")
 }
 
 type lister interface {
@@ -55,22 +56,22 @@ func wantIDs(t *testing.T, ctx context.Context, q lister, want []int, text strin
 func begin(t *testing.T, ctx context.Context, db *sql.DB) *sql.Tx {
 	t.Helper()
 	tx, err := db.BeginTx(ctx, nil)
-	ok(t, err)
+	dbtest.OK(t, err)
 	t.Cleanup(func() { _ = tx.Rollback() })
 	return tx
 }
 
 func TestClaim(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		s.tasked()
-		ctx := limited(t)
+		ctx := dbtest.Limited(t)
 		skip := lockctx.Claim(ctx, lockctx.SkipLocked())
 		db := s.open("interpolateParams=true")
 		// Under REPEATABLE READ a claim keeps the gaps between its rows, too, and
 		// others' updates of the state out of them.
 		committed := func(ctx context.Context) *sql.Tx {
 			tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
-			ok(t, err)
+			dbtest.OK(t, err)
 			t.Cleanup(func() { _ = tx.Rollback() })
 			return tx
 		}
@@ -78,16 +79,16 @@ func TestClaim(t *testing.T) {
 		wantIDs(t, skip, one, []int{1, 2}, tasks)
 		wantIDs(t, skip, two, []int{3, 4}, tasks+";")
 		wantIDs(t, skip, three, []int{5, 6}, "SELECT id FROM tasks WHERE state = ? ORDER BY id LIMIT ? -- the rest", "new", 9)
-		exec(t, one, "UPDATE tasks SET state = 'done' WHERE id IN (1, 2)")
+		dbtest.Exec(t, one, "UPDATE tasks SET state = 'done' WHERE id IN (1, 2)")
 		_, err := two.ExecContext(skip, "UPDATE tasks SET state = 'done' WHERE id IN (3, 4)") // a write in a claim's context is what it is
-		ok(t, err)
-		ok(t, one.Commit())
-		ok(t, two.Commit())
-		ok(t, three.Rollback())
+		dbtest.OK(t, err)
+		dbtest.OK(t, one.Commit())
+		dbtest.OK(t, two.Commit())
+		dbtest.OK(t, three.Rollback())
 		four := begin(t, ctx, db)
 		wantIDs(t, skip, four, []int{5, 6}, tasks)
 		wantIDs(t, ctx, four, []int{5, 6}, tasks) // without the claim it is a plain read
-		ok(t, four.Commit())
+		dbtest.OK(t, four.Commit())
 		if n := db.Stats().InUse; n != 0 {
 			t.Errorf("%d connections are in use", n)
 		}
@@ -99,18 +100,18 @@ func TestClaim(t *testing.T) {
 
 // TestClaimStatement has the claim in one statement each, with nothing added.
 func TestClaimStatement(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		s.tasked()
 		db, tap := s.tapped(mysqllock.Config{})
-		ctx := limited(t)
+		ctx := dbtest.Limited(t)
 		tx := begin(t, ctx, db)
 		wantIDs(t, lockctx.Claim(ctx, lockctx.ForUpdate()), tx, []int{1, 2}, tasks) // the first asks what the server is, elsewhere
-		seen := tap.since()
+		seen := tap.Since()
 		wantIDs(t, lockctx.Claim(ctx, lockctx.ForUpdate()), tx, []int{1, 2}, tasks)
 		wantIDs(t, lockctx.Claim(ctx, lockctx.ForUpdate()), tx, []int{1}, "SELECT id FROM tasks WHERE id = ?", 1)
 		var texts []string
 		for _, c := range seen() {
-			texts = append(texts, c.text)
+			texts = append(texts, c.Text)
 		}
 		want := []string{tasks + " FOR UPDATE", "[prepare] SELECT id FROM tasks WHERE id = ? FOR UPDATE", "[execute]", "[close]"}
 		if !slices.Equal(texts, want) {
@@ -120,9 +121,9 @@ func TestClaimStatement(t *testing.T) {
 }
 
 func TestClaimKinds(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		s.tasked()
-		ctx := limited(t)
+		ctx := dbtest.Limited(t)
 		db := s.open()
 		claim := func(opts ...lockctx.Option) context.Context { return lockctx.Claim(ctx, opts...) }
 		holder := begin(t, ctx, db)
@@ -132,11 +133,11 @@ func TestClaimKinds(t *testing.T) {
 		wantIDs(t, claim(lockctx.ForShare()), other, []int{3}, "SELECT id FROM tasks WHERE id = 3")
 		wantIDs(t, claim(lockctx.ForShare(), lockctx.NoWait()), other, []int{3}, "SELECT id FROM tasks WHERE id = ?", 3)
 		wantIDs(t, claim(lockctx.ForShare(), lockctx.SkipLocked()), other, []int{1, 2, 3, 4, 5, 6}, "SELECT id FROM tasks ORDER BY id")
-		ok(t, other.Rollback())
+		dbtest.OK(t, other.Rollback())
 
 		other = begin(t, ctx, db)
 		wantIDs(t, claim(lockctx.SkipLocked()), other, []int{1, 2, 4, 5, 6}, "SELECT id FROM tasks ORDER BY id")
-		ok(t, other.Rollback())
+		dbtest.OK(t, other.Rollback())
 		for _, query := range []string{"SELECT id FROM tasks WHERE id = 3", "SELECT id FROM tasks ORDER BY id"} { // the second finds others first
 			for _, args := range [][]any{nil, {1}} {
 				if args != nil {
@@ -149,7 +150,7 @@ func TestClaimKinds(t *testing.T) {
 				if !errors.Is(err, mysqllock.ErrLocked) || !errors.As(err, &e) || e.Op != "query" {
 					t.Errorf("%s returned %v", query, err)
 				}
-				ok(t, other.Rollback())
+				dbtest.OK(t, other.Rollback())
 			}
 		}
 		start := time.Now()
@@ -165,18 +166,18 @@ func TestClaimKinds(t *testing.T) {
 // TestClaimInUnit has claims in the transactions of units of work, wherever they
 // are.
 func TestClaimInUnit(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		s.tasked()
 		db := s.open()
-		base, cancel := context.WithCancel(limited(t))
+		base, cancel := context.WithCancel(dbtest.Limited(t))
 		defer cancel()
 		free := func() (found []int) {
 			t.Helper()
 			tx, err := s.plain.Begin()
-			ok(t, err)
+			dbtest.OK(t, err)
 			defer tx.Rollback()
 			found, err = ids(base, tx, "SELECT id FROM tasks ORDER BY id FOR UPDATE SKIP LOCKED")
-			ok(t, err)
+			dbtest.OK(t, err)
 			return found
 		}
 		want := func(want ...int) {
@@ -191,20 +192,20 @@ func TestClaimInUnit(t *testing.T) {
 		wantIDs(t, both, tx, []int{1, 2}, tasks)
 		s.wantLocked("k", true)
 		want(3, 4, 5, 6)
-		exec(t, tx, "UPDATE tasks SET state = 'done' WHERE id IN (1, 2)")
-		ok(t, tx.Commit())
+		dbtest.Exec(t, tx, "UPDATE tasks SET state = 'done' WHERE id IN (1, 2)")
+		dbtest.OK(t, tx.Commit())
 		want(1, 2, 3, 4, 5, 6)
 
 		wantIDs(t, both, db, []int{3, 4}, tasks) // a session
 		want(1, 2, 5, 6)
 		_, err := db.ExecContext(both, "UPDATE tasks SET state = 'done' WHERE id IN (3, 4)")
-		ok(t, err)
+		dbtest.OK(t, err)
 		want(1, 2, 3, 4, 5, 6)
 
 		for _, opt := range []lockctx.Option{lockctx.Row(), lockctx.Lease(ttl), lockctx.Optimistic()} { // holds
-			ok(t, mysqllock.Do(base, db, "k", func(ctx context.Context) error {
+			dbtest.OK(t, mysqllock.Do(base, db, "k", func(ctx context.Context) error {
 				tx, err := db.BeginTx(ctx, nil)
-				ok(t, err)
+				dbtest.OK(t, err)
 				defer tx.Rollback()
 				wantIDs(t, ctx, tx, []int{5, 6}, tasks)
 				want(1, 2, 3, 4)
@@ -217,14 +218,14 @@ func TestClaimInUnit(t *testing.T) {
 		wantIDs(t, both, tx, []int{5, 6}, tasks)
 		s.wantLocked("k", true)
 		want(1, 2, 3, 4)
-		ok(t, tx.Rollback())
+		dbtest.OK(t, tx.Rollback())
 
 		// The claim takes no snapshot: a lock can follow it.
 		tx = begin(t, base, db)
 		wantIDs(t, lockctx.Claim(base, lockctx.ForUpdate()), tx, []int{5, 6}, tasks)
 		_, err = tx.ExecContext(lockctx.With(base, "k"), "UPDATE p SET stock = 9 WHERE id = 1")
-		ok(t, err)
-		ok(t, tx.Rollback())
+		dbtest.OK(t, err)
+		dbtest.OK(t, tx.Rollback())
 		tx = begin(t, base, db)
 		wantIDs(t, base, tx, []int{5, 6}, tasks)
 		_, err = tx.ExecContext(lockctx.With(base, "k"), "UPDATE p SET stock = 9 WHERE id = 1")
@@ -236,23 +237,23 @@ func TestClaimInUnit(t *testing.T) {
 
 // TestClaimPrepared: a prepared statement is what the context of each use says.
 func TestClaimPrepared(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		s.tasked()
 		db := s.open()
-		ctx := limited(t)
+		ctx := dbtest.Limited(t)
 		skip := lockctx.Claim(ctx, lockctx.SkipLocked())
 		stmt, err := db.PrepareContext(skip, tasks)
-		ok(t, err)
+		dbtest.OK(t, err)
 		defer stmt.Close()
 		run := func(ctx context.Context, tx *sql.Tx, want ...int) {
 			t.Helper()
 			rows, err := tx.StmtContext(ctx, stmt).QueryContext(ctx)
-			ok(t, err)
+			dbtest.OK(t, err)
 			defer rows.Close()
 			var got []int
 			for rows.Next() {
 				var id int
-				ok(t, rows.Scan(&id))
+				dbtest.OK(t, rows.Scan(&id))
 				got = append(got, id)
 			}
 			if !slices.Equal(got, want) {
@@ -268,9 +269,9 @@ func TestClaimPrepared(t *testing.T) {
 }
 
 func TestClaimRefused(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		s.tasked()
-		ctx := limited(t)
+		ctx := dbtest.Limited(t)
 		db, tap := s.tapped(mysqllock.Config{})
 		skip := lockctx.Claim(ctx, lockctx.SkipLocked())
 		tx := begin(t, ctx, db)
@@ -280,7 +281,7 @@ func TestClaimRefused(t *testing.T) {
 			"SELECT id FROM (SELECT id FROM tasks) t", "SELECT 1", "SELECT DISTINCT state FROM tasks",
 		} {
 			for _, q := range []lister{db, tx, locked} {
-				seen := tap.since()
+				seen := tap.Since()
 				_, err := ids(skip, q, query)
 				var e *mysqllock.Error
 				if !errors.Is(err, mysqllock.ErrUnsafe) || !errors.As(err, &e) || e.Op != "query" {
@@ -294,8 +295,8 @@ func TestClaimRefused(t *testing.T) {
 		// The transactions go on.
 		wantIDs(t, skip, tx, []int{1, 2}, tasks)
 		wantIDs(t, skip, locked, []int{3, 4}, tasks)
-		ok(t, tx.Rollback())
-		ok(t, locked.Rollback())
+		dbtest.OK(t, tx.Rollback())
+		dbtest.OK(t, locked.Rollback())
 
 		// Outside of a transaction nothing would be claimed.
 		outside := func(ctx context.Context) {
@@ -311,7 +312,7 @@ func TestClaimRefused(t *testing.T) {
 		outside(skip)
 		outside(lockctx.With(ctx, "k", lockctx.SkipLocked(), lockctx.Lease(ttl)))
 		outside(lockctx.With(ctx, "k", lockctx.SkipLocked(), lockctx.Optimistic()))
-		ok(t, mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
+		dbtest.OK(t, mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
 			outside(lockctx.Claim(ctx, lockctx.SkipLocked()))
 			return nil
 		}, lockctx.Lease(ttl)))

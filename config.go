@@ -1,11 +1,14 @@
 package mysqllock
 
 import (
+	"cmp"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"net/url"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,8 +16,9 @@ import (
 
 	"github.com/go-sql-driver/mysql"
 
+	"github.com/mysqllock/mysqllock/internal/handle"
+	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/schema"
-	"github.com/mysqllock/mysqllock/lockctx"
 )
 
 // Config sets up locks for one database handle. The zero value works. Each
@@ -26,12 +30,11 @@ type Config struct {
 	Strategy string
 
 	// Wait is the longest time to queue for a lock whose hint does not say;
-	// 0 means 10 s. It is kept to the millisecond. (lockWait, where 0 means
-	// NoWait)
+	// 0 means 10 s. It is kept to the millisecond. (lockWait)
 	Wait time.Duration
 
 	// NoWait makes a lock whose hint does not say fail at once where someone
-	// else has the key. It excludes Wait.
+	// else has the key. It excludes Wait. (lockNoWait)
 	NoWait bool
 
 	// TTL is how long a lock survives a holder that has fallen silent without
@@ -39,7 +42,7 @@ type Config struct {
 	// The server counts it in whole seconds, rounded down. A holder that
 	// lives is kept alive by pings, however long it holds. It does not limit
 	// BeginTx and Exec on MySQL, which run on database/sql's own connections:
-	// see "Holders that fall silent" above. It is also the TTL of a lease
+	// see "Holders that fall silent" in docs/errors.md. It is also the TTL of a lease
 	// whose hint does not say. (lockTTL)
 	TTL time.Duration
 
@@ -47,11 +50,25 @@ type Config struct {
 	// "mysqllock". (lockTable)
 	Table string
 
-	// MaxConns is the most connections that sessions may have, beside those
-	// of database/sql; 0 means 16. Leases may have as many again: a few hold
-	// all of them, and each key that this process waits for takes one. Up to
-	// 4 more are used to make rows and to kill waiters. (lockMaxConns)
+	// MaxConns is the most connections that this handle opens to the server, for
+	// everything: statements, transactions, locks, and killing waiters. 0 is no such
+	// limit; else it is at least 4. With it a caller that waits for a lock of this
+	// process has no connection, and a connection of [database/sql] has a real one only
+	// while it needs it: leave SetMaxOpenConns alone. See docs/connections.md. (maxConns)
 	MaxConns int
+
+	// ConnMaxIdleTime and ConnMaxLifetime say, with MaxConns, after how long without a
+	// use, and at which age, a connection for statements of the application is closed; 0
+	// is no limit. They are in place of SetConnMaxIdleTime and SetConnMaxLifetime.
+	// (connMaxIdleTime, connMaxLifetime)
+	ConnMaxIdleTime, ConnMaxLifetime time.Duration
+
+	// LockMaxConns is the most connections that sessions may have, beside those
+	// of database/sql; 0 means 16, and with MaxConns as many as that. Leases may have as
+	// many again: a few hold all of them, and each key that this process waits for takes
+	// one. So may advisory locks; with MaxConns both have at most a quarter of it. Up to
+	// 4 more are used to make rows and to kill waiters. (lockMaxConns)
+	LockMaxConns int
 
 	// Namespace goes in front of keys, so that applications which share a lock
 	// table do not share keys; "" means the name of the DSN's database. At
@@ -97,14 +114,51 @@ type Config struct {
 	// Observer is told what becomes of locks: for metrics, traces and logs. nil
 	// costs nothing. It has no DSN parameter: see [NewConnector].
 	Observer Observer
+
+	// LongHold has the Observer told of a hold that lasts longer, once, while it lasts: see
+	// [LongHold]. 0 is never. It has no DSN parameter, either.
+	LongHold time.Duration
+
+	// SlowWait has the Observer told who held a lock for which a caller waited for longer: see
+	// [Event].Holder. The driver asks in such a wait, after that time, until it is told (after
+	// twice the time, and so on), and nobody waits for the answer. 0 is never; a good value is the
+	// one that [LogTo] is given. It has no DSN parameter, either.
+	SlowWait time.Duration
+
+	// Base wraps each connector that the handle opens connections with, those of the
+	// driver's own included: what it returns sees every statement that goes to the
+	// server. Package intercept has one for interceptors of github.com/ngrok/sqlmw. nil
+	// costs nothing. Its error is that of [NewConnector] or [Wrap]. A connector that it
+	// returns is closed with the handle if it has a Close. It has no DSN parameter.
+	Base func(driver.Connector) (driver.Connector, error)
+}
+
+// bases wraps connectors with Base.
+func (c Config) bases(connectors ...*driver.Connector) (err error) {
+	if c.Base == nil {
+		return nil
+	}
+	for _, k := range connectors {
+		if *k, err = c.Base(*k); err != nil {
+			return fmt.Errorf("mysqllock: Config.Base: %w", err)
+		}
+		if *k == nil {
+			return errors.New("mysqllock: Config.Base has returned no connector")
+		}
+	}
+	return nil
 }
 
 const (
-	defaultWait     = 10 * time.Second
-	defaultTTL      = 30 * time.Second
-	defaultMaxConns = 16
-	controlConns    = 4
-	maxStripes      = 10_000
+	defaultTable        = "mysqllock"
+	defaultWait         = 10 * time.Second
+	defaultTTL          = 30 * time.Second
+	defaultLockMaxConns = 16
+	maxStripes          = 10_000
+
+	// One to make rows and to kill, one each that holds leases and advisory locks, and
+	// one to run statements on.
+	minMaxConns = 4
 
 	// With more than about ten hand-overs in a row those who wait in other
 	// processes begin to wait many times as long as most others (measured with 4
@@ -113,46 +167,48 @@ const (
 	defaultHandOverTime = 10 * time.Millisecond
 )
 
-// settings is a Config that was checked and completed.
-type settings struct {
-	strategy  string
-	wait      time.Duration
-	ttl       time.Duration
-	maxConns  int
-	table     schema.Table
-	namespace string
-	stripes   int
-	auto      bool   // make the lock table where it is missing
-	unsafe    bool   // also work where the strategy does not exclude
-	owner     string // how this process calls itself
-
-	handOvers    int
-	handOverTime time.Duration
-	observer     Observer
+// settings checks and completes the Config.
+func (c Config) settings() (handle.Settings, error) {
+	if err := c.validate(); err != nil {
+		return handle.Settings{}, err
+	}
+	c = c.withDefaults()
+	table, err := schema.Parse(c.Table)
+	if err != nil {
+		return handle.Settings{}, err
+	}
+	return handle.Settings{
+		Strategy: c.Strategy, Wait: c.Wait, TTL: c.TTL, Table: table, Namespace: c.Namespace, Stripes: c.Stripes,
+		Auto: c.Schema != "manual", Unsafe: c.Unsafe == "allow", Owner: c.Owner,
+		HandOvers: c.HandOvers, HandOverTime: c.HandOverTime, Observe: observed(c.Observer), Trace: traced(c.Observer), LongHold: c.LongHold, SlowWait: c.SlowWait,
+		MaxConns: c.MaxConns, ConnMaxIdle: c.ConnMaxIdleTime, ConnMaxLife: c.ConnMaxLifetime, LockMaxConns: c.LockMaxConns,
+	}, nil
 }
 
-func (c Config) settings() (settings, error) {
-	s := settings{
-		strategy: c.Strategy, wait: c.Wait, ttl: c.TTL, maxConns: c.MaxConns, namespace: c.Namespace, stripes: c.Stripes,
-		auto: c.Schema != "manual", unsafe: c.Unsafe == "allow", owner: c.Owner,
-		handOvers: c.HandOvers, handOverTime: c.HandOverTime, observer: c.Observer,
-	}
-	bad := func(format string, args ...any) (settings, error) {
-		return settings{}, fmt.Errorf("mysqllock: "+format, args...)
-	}
+// validate returns an error that names a field with a bad value.
+func (c Config) validate() error {
+	bad := func(format string, args ...any) error { return fmt.Errorf("mysqllock: "+format, args...) }
 	switch {
-	case !slices.Contains([]string{"", lockctx.StrategyRow, lockctx.StrategyLease, lockctx.StrategyAdvisory, lockctx.StrategyOptimistic}, c.Strategy):
-		return bad("lockStrategy is %q, want row, lease, advisory or optimistic", c.Strategy)
+	case c.Strategy != "" && !slices.Contains(handle.Strategies(), c.Strategy):
+		return bad("lockStrategy is %q, want %s", c.Strategy, oneOf(handle.Strategies()))
 	case c.Wait < 0:
 		return bad("lockWait is negative: %v", c.Wait)
+	case c.LongHold < 0 || c.SlowWait < 0:
+		return bad("LongHold is %v and SlowWait %v, want neither to be negative", c.LongHold, c.SlowWait)
 	case c.NoWait && c.Wait > 0:
-		return bad("NoWait and a Wait of %v exclude each other", c.Wait)
+		return bad("lockNoWait and a lockWait of %v exclude each other", c.Wait)
 	case c.TTL != 0 && c.TTL < time.Second:
 		return bad("lockTTL is %v, want 1s or more", c.TTL)
-	case c.MaxConns < 0 || c.MaxConns > 100_000:
-		return bad("lockMaxConns is %d, want 1 to 100000", c.MaxConns)
+	case c.MaxConns != 0 && c.MaxConns < minMaxConns || c.MaxConns > 100_000:
+		return bad("maxConns is %d, want %d to 100000", c.MaxConns, minMaxConns)
+	case c.ConnMaxIdleTime < 0 || c.ConnMaxLifetime < 0:
+		return bad("connMaxIdleTime is %v and connMaxLifetime %v, want neither to be negative", c.ConnMaxIdleTime, c.ConnMaxLifetime)
+	case c.MaxConns == 0 && c.ConnMaxIdleTime+c.ConnMaxLifetime > 0:
+		return bad("connMaxIdleTime and connMaxLifetime go with maxConns; without it use SetConnMaxIdleTime and SetConnMaxLifetime")
+	case c.LockMaxConns < 0 || c.LockMaxConns > 100_000:
+		return bad("lockMaxConns is %d, want 1 to 100000", c.LockMaxConns)
 	case c.HandOvers < 0 || c.HandOverTime < 0:
-		return bad("lockHandOvers is %d and lockHandOverTime %v, want more than nothing", c.HandOvers, c.HandOverTime)
+		return bad("lockHandOvers is %d and lockHandOverTime %v, want neither to be negative", c.HandOvers, c.HandOverTime)
 	case len(c.Namespace) > schema.MaxNamespace:
 		return bad("lockNamespace is longer than %d bytes", schema.MaxNamespace)
 	case c.Stripes < 0 || c.Stripes > maxStripes:
@@ -162,36 +218,31 @@ func (c Config) settings() (settings, error) {
 	case c.Unsafe != "" && c.Unsafe != "refuse" && c.Unsafe != "allow":
 		return bad("lockUnsafe is %q, want refuse or allow", c.Unsafe)
 	}
-	if s.wait == 0 && !c.NoWait {
-		s.wait = defaultWait
+	return nil
+}
+
+// withDefaults returns the Config with the defaults in place of zero values.
+func (c Config) withDefaults() Config {
+	c.Strategy = cmp.Or(c.Strategy, hint.StrategyRow)
+	if !c.NoWait {
+		c.Wait = cmp.Or(c.Wait, defaultWait)
 	}
-	if s.ttl == 0 {
-		s.ttl = defaultTTL
-	}
-	if s.maxConns == 0 {
-		s.maxConns = defaultMaxConns
-	}
-	if s.handOvers == 0 {
-		s.handOvers = defaultHandOvers
-	}
-	if s.handOverTime == 0 {
-		s.handOverTime = defaultHandOverTime
-	}
-	if c.Table == "" {
-		c.Table = "mysqllock"
-	}
-	var err error
-	if s.table, err = schema.Parse(c.Table); err != nil {
-		return settings{}, err
-	}
-	if s.strategy == "" {
-		s.strategy = lockctx.StrategyRow
-	}
-	if s.owner == "" {
+	c.TTL = cmp.Or(c.TTL, defaultTTL)
+	c.Table = cmp.Or(c.Table, defaultTable)
+	c.LockMaxConns = cmp.Or(c.LockMaxConns, c.MaxConns, defaultLockMaxConns)
+	c.HandOvers = cmp.Or(c.HandOvers, defaultHandOvers)
+	c.HandOverTime = cmp.Or(c.HandOverTime, defaultHandOverTime)
+	if c.Owner == "" {
 		host, _ := os.Hostname()
-		s.owner = fmt.Sprintf("%s:%d:%s", host, os.Getpid(), filepath.Base(os.Args[0]))
+		c.Owner = fmt.Sprintf("%s:%d:%s", host, os.Getpid(), filepath.Base(os.Args[0]))
 	}
-	return s, nil
+	return c
+}
+
+// oneOf is names as a sentence has them.
+func oneOf(names []string) string {
+	last := len(names) - 1
+	return strings.Join(names[:last], ", ") + " or " + names[last]
 }
 
 // ParseDSN reads a DSN of the driver, for a program that changes some of it before
@@ -211,6 +262,16 @@ func ParseDSN(dsn string) (*mysql.Config, Config, error) {
 	return base, cfg, nil
 }
 
+// isOurs reports whether a DSN parameter is one of this driver's. Their names are not
+// those of system variables, which have no capital letters.
+func isOurs(name string) bool {
+	switch name {
+	case "maxConns", "connMaxIdleTime", "connMaxLifetime":
+		return true
+	}
+	return strings.HasPrefix(name, "lock") && len(name) > 4 && name[4] >= 'A' && name[4] <= 'Z'
+}
+
 // splitDSN takes the lock parameters out of a DSN. System variables such as
 // lock_wait_timeout, which go-sql-driver/mysql takes too, stay in it.
 func splitDSN(dsn string) (plain string, cfg Config, err error) {
@@ -226,7 +287,7 @@ func splitDSN(dsn string) (plain string, cfg Config, err error) {
 	seen := make(map[string]bool)
 	for _, p := range strings.Split(params, "&") {
 		name, raw, _ := strings.Cut(p, "=")
-		if !strings.HasPrefix(name, "lock") || len(name) == 4 || name[4] < 'A' || name[4] > 'Z' {
+		if !isOurs(name) {
 			rest = append(rest, p)
 			continue
 		}
@@ -249,56 +310,74 @@ func splitDSN(dsn string) (plain string, cfg Config, err error) {
 	return plain, cfg, nil
 }
 
-func (c *Config) set(name, value string) (err error) {
-	switch name {
+// field returns a pointer to the field that a DSN parameter sets, nil if there is no such
+// parameter. If the field's zero is the default, a DSN cannot ask for 0: want is what it
+// can ask for.
+func (c *Config) field(parameter string) (field any, want string) {
+	switch parameter {
 	case "lockStrategy":
-		c.Strategy = value
+		return &c.Strategy, ""
 	case "lockWait":
-		c.Wait, err = time.ParseDuration(value)
-		c.NoWait = c.Wait == 0
+		return &c.Wait, "more than 0s, or lockNoWait=true to fail at once"
+	case "lockNoWait":
+		return &c.NoWait, ""
 	case "lockTTL":
-		c.TTL, err = time.ParseDuration(value)
-		if err == nil && c.TTL == 0 {
-			return errors.New("mysqllock: lockTTL is 0s, want 1s or more")
-		}
+		return &c.TTL, "1s or more"
 	case "lockTable":
-		c.Table = value
+		return &c.Table, ""
+	case "maxConns":
+		return &c.MaxConns, fmt.Sprintf("%d to 100000", minMaxConns)
+	case "connMaxIdleTime":
+		return &c.ConnMaxIdleTime, ""
+	case "connMaxLifetime":
+		return &c.ConnMaxLifetime, ""
 	case "lockMaxConns":
-		c.MaxConns, err = strconv.Atoi(value)
-		if err == nil && c.MaxConns == 0 {
-			return errors.New("mysqllock: lockMaxConns is 0, want 1 to 100000")
-		}
+		return &c.LockMaxConns, "1 to 100000"
 	case "lockNamespace":
-		c.Namespace = value
+		return &c.Namespace, ""
 	case "lockStripes":
-		c.Stripes, err = strconv.Atoi(value)
-		if err == nil && c.Stripes == 0 {
-			return fmt.Errorf("mysqllock: lockStripes is 0, want 1 to %d", maxStripes)
-		}
+		return &c.Stripes, fmt.Sprintf("1 to %d", maxStripes)
 	case "lockSchema":
-		c.Schema = value
-	case "lockHandOvers":
-		c.HandOvers, err = strconv.Atoi(value)
-		if err == nil && c.HandOvers == 0 {
-			return errors.New("mysqllock: lockHandOvers is 0, want 1 or more")
-		}
-	case "lockHandOverTime":
-		c.HandOverTime, err = time.ParseDuration(value)
-		if err == nil && c.HandOverTime == 0 {
-			return errors.New("mysqllock: lockHandOverTime is 0s, want more than nothing")
-		}
+		return &c.Schema, ""
 	case "lockOwner":
-		c.Owner = value
+		return &c.Owner, ""
+	case "lockHandOvers":
+		return &c.HandOvers, "1 or more"
+	case "lockHandOverTime":
+		return &c.HandOverTime, "more than 0s"
 	case "lockUnsafe":
-		c.Unsafe = value
-	default:
-		return fmt.Errorf("mysqllock: unknown DSN parameter %s", name)
+		return &c.Unsafe, ""
+	}
+	return nil, ""
+}
+
+// set sets the field of a DSN parameter.
+func (c *Config) set(parameter, value string) (err error) {
+	field, want := c.field(parameter)
+	if field == nil {
+		return fmt.Errorf("mysqllock: unknown DSN parameter %s", parameter)
 	}
 	if value == "" {
-		return fmt.Errorf("mysqllock: DSN parameter %s is empty", name)
+		return fmt.Errorf("mysqllock: DSN parameter %s is empty", parameter)
+	}
+	switch field := field.(type) {
+	case *string:
+		*field = value
+	case *int:
+		*field, err = strconv.Atoi(value)
+	case *bool:
+		*field, err = strconv.ParseBool(value)
+	case *time.Duration:
+		*field, err = time.ParseDuration(value)
 	}
 	if err != nil {
-		return fmt.Errorf("mysqllock: DSN parameter %s: cannot read %q", name, value)
+		if _, as := time.ParseDuration(value + "s"); as == nil && strings.HasPrefix(err.Error(), "time: missing unit") {
+			return fmt.Errorf("mysqllock: DSN parameter %s: cannot read %q, want %ss", parameter, value, value)
+		}
+		return fmt.Errorf("mysqllock: DSN parameter %s: cannot read %q", parameter, value)
+	}
+	if is := reflect.ValueOf(field).Elem(); want != "" && is.IsZero() {
+		return fmt.Errorf("mysqllock: %s is %v, want %s", parameter, is, want)
 	}
 	return nil
 }

@@ -2,18 +2,21 @@ package mysqllock
 
 import (
 	"context"
+	"crypto/rand"
 	"database/sql"
 	"database/sql/driver"
+	"errors"
 	"fmt"
 	"io"
+	"net"
+	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-sql-driver/mysql"
-	"golang.org/x/sync/singleflight"
 
+	"github.com/mysqllock/mysqllock/internal/handle"
+	"github.com/mysqllock/mysqllock/internal/unit"
 	"github.com/mysqllock/mysqllock/pool"
 )
 
@@ -30,15 +33,6 @@ var (
 	_ driver.DriverContext = (*Driver)(nil)
 )
 
-// Open opens one connection. database/sql uses OpenConnector instead.
-func (d *Driver) Open(dsn string) (driver.Conn, error) {
-	c, err := d.OpenConnector(dsn)
-	if err != nil {
-		return nil, err
-	}
-	return c.Connect(context.Background())
-}
-
 // OpenConnector reads the DSN. It connects to nothing.
 func (d *Driver) OpenConnector(dsn string) (driver.Connector, error) {
 	base, cfg, err := ParseDSN(dsn)
@@ -50,6 +44,8 @@ func (d *Driver) OpenConnector(dsn string) (driver.Connector, error) {
 
 // NewConnector returns a connector for [sql.OpenDB]. cfg is not changed. It
 // connects to nothing.
+// A connector is for one handle: closing a handle closes its connector, and with it
+// any other handle that was opened on the same one.
 func NewConnector(cfg *mysql.Config, c Config) (driver.Connector, error) {
 	s, err := c.settings()
 	if err != nil {
@@ -57,31 +53,53 @@ func NewConnector(cfg *mysql.Config, c Config) (driver.Connector, error) {
 	}
 	cfg = cfg.Clone()
 	if !strings.Contains(cfg.ConnectionAttributes, ownerAttribute+":") {
-		if cfg.ConnectionAttributes != "" {
-			cfg.ConnectionAttributes += ","
-		}
-		cfg.ConnectionAttributes += ownerAttribute + ":" + strings.ReplaceAll(s.owner, ",", ";")
+		describe(cfg, ownerAttribute, s.Owner)
+	}
+	if s.MaxConns > 0 {
+		describe(cfg, budgetAttribute, fmt.Sprintf("%d of %s", s.MaxConns, rand.Text()[:8]))
+		seeSockets(cfg)
 	}
 	base, err := mysql.NewConnector(cfg)
 	if err != nil {
 		return nil, err
 	}
-	k := newConnector(base, s)
-	k.readTimeout, k.carriersReadTimeout = cfg.ReadTimeout, min(s.ttl-s.ttl/10, 5*time.Second)
-	if k.readTimeout > 0 {
-		k.carriersReadTimeout = min(k.carriersReadTimeout, k.readTimeout)
+	how := handle.Connectors{Base: base, ReadTimeout: cfg.ReadTimeout, LockReadTimeout: min(s.TTL-s.TTL/10, 5*time.Second)}
+	if cfg.ReadTimeout > 0 {
+		how.LockReadTimeout = min(how.LockReadTimeout, cfg.ReadTimeout)
 	}
-	// Contexts limit what runs on connections of our own, where to wait is no failure.
-	// Carriers have a limit beside that, which costs less.
+	// Contexts limit what runs on connections of the driver's own, where waiting is no
+	// failure. Those for advisory locks have a limit beside that, which costs less.
 	cfg.ReadTimeout = 0
-	if k.own, err = mysql.NewConnector(cfg); err != nil {
+	if how.Own, err = mysql.NewConnector(cfg); err != nil {
 		return nil, err
 	}
-	cfg.ReadTimeout = k.carriersReadTimeout
-	if k.carriers, err = mysql.NewConnector(cfg); err != nil {
+	cfg.ReadTimeout = how.LockReadTimeout
+	if how.Lock, err = mysql.NewConnector(cfg); err != nil {
 		return nil, err
 	}
-	return k, nil
+	if err := c.bases(&how.Base, &how.Own, &how.Lock); err != nil {
+		return nil, err
+	}
+	return newConnector(how, s, how.Base, how.Own, how.Lock), nil
+}
+
+// seeSockets lets the budget of connections see when one has ended, unless they go over a
+// network that the application has registered: then they have ended when they are closed.
+func seeSockets(cfg *mysql.Config) {
+	switch {
+	case cfg.DialFunc != nil:
+		cfg.DialFunc = pool.Dial(cfg.DialFunc)
+	case slices.Contains([]string{"tcp", "tcp4", "tcp6", "unix"}, cfg.Net):
+		cfg.DialFunc = pool.Dial(new(net.Dialer).DialContext)
+	}
+}
+
+// describe adds a connection attribute.
+func describe(cfg *mysql.Config, name, value string) {
+	if cfg.ConnectionAttributes != "" {
+		cfg.ConnectionAttributes += ","
+	}
+	cfg.ConnectionAttributes += name + ":" + strings.ReplaceAll(value, ",", ";")
 }
 
 // ownerAttribute is the connection attribute by which a server that shows
@@ -89,7 +107,11 @@ func NewConnector(cfg *mysql.Config, c Config) (driver.Connector, error) {
 // holder to those who wait for it.
 const ownerAttribute = "mysqllock_owner"
 
-// Wrap returns a connector for [sql.OpenDB] over any connector that speaks
+// budgetAttribute is the connection attribute by which `mysqllock doctor` adds up what all
+// handles may open: maxConns, and a name that all connections of the handle share.
+const budgetAttribute = "mysqllock_budget"
+
+// Wrap returns a connector for one handle, by [sql.OpenDB], over any connector that speaks
 // MySQL: with TLS or IAM sign-in, traced, or a mock. Sessions are connections
 // that base opens, too. Everything of base that database/sql would use is
 // used, and nothing is claimed that base lacks. A limit of base on how long an
@@ -99,31 +121,19 @@ func Wrap(base driver.Connector, c Config) (driver.Connector, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newConnector(base, s), nil
+	if err := c.bases(&base); err != nil {
+		return nil, err
+	}
+	return newConnector(handle.Connectors{Base: base, Own: base, Lock: base}, s, base), nil
 }
 
-// connector is what one database handle has in common.
+// connector is the connector of one database handle.
 type connector struct {
-	base     driver.Connector // opens connections that the application's statements run on
-	own      driver.Connector // opens connections for leases, and for control
-	carriers driver.Connector // opens connections that carry advisory locks
-	driver   *Driver          // which leads back here
-	settings settings
-	crowd    crowd // how many connections of database/sql there are, and how many wait
-
-	readTimeout         time.Duration // how long an answer on connections of base may take; 0 is no limit, or not known
-	carriersReadTimeout time.Duration // the same of carriers
-
-	ctx  context.Context // ends when the handle is closed
-	stop context.CancelFunc
-
-	waiters atomic.Int64 // callers that wait, for a lock or for a connection to take it on
-
-	locks  atomic.Pointer[locks] // made at the first hint
-	doubt  atomic.Bool           // the server may be another one by now, or in another role
-	former []*locks              // made for what it was before; guarded by mu
-	making singleflight.Group
-	mu     sync.Mutex // held while they are made or closed
+	*handle.Handle
+	base   driver.Connector   // opens connections that the application's statements run on
+	all    []driver.Connector // each that is to be closed, once
+	driver *Driver            // which leads back here
+	light  bool               // what database/sql gets has a real connection only while it needs one
 }
 
 var (
@@ -131,21 +141,30 @@ var (
 	_ io.Closer        = (*connector)(nil)
 )
 
-func newConnector(base driver.Connector, s settings) *connector {
-	ctx, stop := context.WithCancel(context.Background())
-	k := &connector{base: base, own: base, carriers: base, settings: s, ctx: ctx, stop: stop}
+func newConnector(how handle.Connectors, s handle.Settings, all ...driver.Connector) *connector {
+	k := &connector{Handle: handle.New(how, s), base: how.Base, all: all, light: s.MaxConns > 0}
 	k.driver = &Driver{c: k}
 	return k
 }
 
 // Connect opens one of database/sql's connections.
-func (k *connector) Connect(ctx context.Context) (driver.Conn, error) {
+func (k *connector) Connect(ctx context.Context) (driver.Conn, error) { return k.connect(ctx, nil) }
+
+// connect is Connect with somebody to be told when the connection is closed, or nil.
+func (k *connector) connect(ctx context.Context, closed func()) (driver.Conn, error) {
+	if k.light {
+		of := unit.NewLight(k.Handle)
+		sample, err := of.Sample(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return (&conn{of, closed}).shaped(sample), nil
+	}
 	base, err := k.base.Connect(ctx)
 	if err != nil {
 		return nil, err
 	}
-	k.crowd.opened()
-	return (&conn{k: k, link: pool.Adopt(base)}).shaped(), nil
+	return (&conn{unit.NewConn(k.Handle, base), closed}).shaped(base), nil
 }
 
 // Driver returns a *Driver that leads back to this connector.
@@ -154,26 +173,31 @@ func (k *connector) Driver() driver.Driver { return k.driver }
 // Close ends every session, rolling back what is open on it, and closes the
 // driver's own connections. database/sql calls it from DB.Close.
 func (k *connector) Close() error {
-	k.stop()
-	k.crowd.stop()
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for _, l := range append(k.former, k.locks.Swap(nil)) {
-		if l != nil {
-			l.close()
+	k.Handle.Close()
+	var errs []error
+	for _, base := range k.all {
+		if c, ok := base.(io.Closer); ok {
+			errs = append(errs, c.Close())
 		}
 	}
-	if c, ok := k.base.(io.Closer); ok {
-		return c.Close()
+	if len(errs) == 1 {
+		return errs[0]
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
-// PoolStats counts the connections that sessions have, beside those that
-// sql.DB.Stats counts, and who waits.
+// PoolStats counts the connections that a handle has, by what they are for, and who
+// waits. Without Config.MaxConns the connections for statements of the application are
+// those that sql.DB.Stats counts. With it sql.DB.Stats counts callers, not connections.
 type PoolStats struct {
-	pool.Stats
-	Waiters int // callers of this process that wait now, for a lock or for a connection to take it on
+	pool.Stats     // the connections of sessions
+	Waiters    int // callers of this process that wait now, for a lock or for a connection to take it on
+
+	MaxConns int        // Config.MaxConns: the most connections for everything; 0 is no limit
+	App      pool.Stats // with MaxConns: the connections for statements of the application, and who waits for one
+	Leases   pool.Stats // connections for leases
+	Advisory pool.Stats // connections for advisory locks
+	Control  pool.Stats // connections for making rows and killing waiters
 }
 
 // Stats returns the counts of db. It fails where db was not opened with this
@@ -183,17 +207,20 @@ func Stats(db *sql.DB) (PoolStats, error) {
 	if err != nil {
 		return PoolStats{}, err
 	}
-	l := k.locks.Load()
-	if l == nil {
-		return PoolStats{Stats: pool.Stats{Max: k.settings.maxConns}}, nil
-	}
-	return PoolStats{l.sessions.Stat(), int(k.waiters.Load())}, nil
+	s := k.Stats()
+	return PoolStats{
+		Stats: s.Sessions, Waiters: s.Waiters, MaxConns: k.Settings.MaxConns,
+		App: s.App, Leases: s.Leases, Advisory: s.Advisory, Control: s.Control,
+	}, nil
 }
 
 func connectorOf(db *sql.DB) (*connector, error) {
 	d, ok := db.Driver().(*Driver)
 	if !ok || d.c == nil {
 		return nil, fmt.Errorf("mysqllock: the database was opened with driver %T, not with \"mysqllock\"", db.Driver())
+	}
+	if d.c.WatchesPool() {
+		d.c.SeePool(db.Stats())
 	}
 	return d.c, nil
 }

@@ -41,14 +41,19 @@ var goodDSNs = []struct {
 	{dsnBare + "?lockStrategy=advisory&lockHandOvers=3&lockHandOverTime=5ms", dsnBare, Config{Strategy: "advisory", HandOvers: 3, HandOverTime: 5 * time.Millisecond}},
 	{dsnBare + "?lockWait=2s", dsnBare, Config{Wait: 2 * time.Second}},
 	{dsnBare + "?lockWait=1h30m", dsnBare, Config{Wait: 90 * time.Minute}},
-	{dsnBare + "?lockWait=0", dsnBare, Config{NoWait: true}},
-	{dsnBare + "?lockWait=0s", dsnBare, Config{NoWait: true}},
+	{dsnBare + "?lockNoWait=true", dsnBare, Config{NoWait: true}},
+	{dsnBare + "?lockNoWait=1", dsnBare, Config{NoWait: true}},
+	{dsnBare + "?lockNoWait=false&lockWait=2s", dsnBare, Config{Wait: 2 * time.Second}},
 	{dsnBare + "?lockTTL=1s", dsnBare, Config{TTL: time.Second}},
 	{dsnBare + "?lockTTL=1m30s", dsnBare, Config{TTL: 90 * time.Second}},
 	{dsnBare + "?lockTable=locks", dsnBare, Config{Table: "locks"}},
 	{dsnBare + "?lockTable=ops.my-locks$_1", dsnBare, Config{Table: "ops.my-locks$_1"}},
-	{dsnBare + "?lockMaxConns=1", dsnBare, Config{MaxConns: 1}},
-	{dsnBare + "?lockMaxConns=100000", dsnBare, Config{MaxConns: 100_000}},
+	{dsnBare + "?lockMaxConns=1", dsnBare, Config{LockMaxConns: 1}},
+	{dsnBare + "?lockMaxConns=100000", dsnBare, Config{LockMaxConns: 100_000}},
+	{dsnBare + "?maxConns=4", dsnBare, Config{MaxConns: 4}},
+	{dsnBare + "?maxConns=25&connMaxIdleTime=1m&connMaxLifetime=1h&lockMaxConns=5&max_connections=3", dsnBare + "?max_connections=3", Config{
+		MaxConns: 25, ConnMaxIdleTime: time.Minute, ConnMaxLifetime: time.Hour, LockMaxConns: 5,
+	}},
 	{dsnBare + "?lockNamespace=a%26b%2Fc+d%00", dsnBare, Config{Namespace: "a&b/c d\x00"}},
 	{dsnBare + "?lockSchema=auto", dsnBare, Config{Schema: "auto"}},
 	{dsnBare + "?lockSchema=manual", dsnBare, Config{Schema: "manual"}},
@@ -72,7 +77,7 @@ var goodDSNs = []struct {
 func TestGoodDSN(t *testing.T) {
 	for _, c := range goodDSNs {
 		plain, cfg, err := splitDSN(c.dsn)
-		if err != nil || plain != c.plain || cfg != c.cfg {
+		if err != nil || plain != c.plain || !reflect.DeepEqual(cfg, c.cfg) {
 			t.Errorf("%s\n gives %s\n and %+v, %v\nwant %s\n and %+v", c.dsn, plain, cfg, err, c.plain, c.cfg)
 		}
 		want, err := mysql.ParseDSN(c.plain)
@@ -86,7 +91,7 @@ func TestGoodDSN(t *testing.T) {
 		if _, err := (&Driver{}).OpenConnector(c.dsn); err != nil {
 			t.Errorf("%s: %v", c.dsn, err)
 		}
-		if base, cfg, err := ParseDSN(c.dsn); err != nil || cfg != c.cfg || base.FormatDSN() != want.FormatDSN() {
+		if base, cfg, err := ParseDSN(c.dsn); err != nil || !reflect.DeepEqual(cfg, c.cfg) || base.FormatDSN() != want.FormatDSN() {
 			t.Errorf("%s is read as %v and %+v, %v", c.dsn, base, cfg, err)
 		}
 	}
@@ -124,10 +129,16 @@ var badDSNs = []struct {
 	{dsnBare + "?lockStrategy", "lockStrategy is empty"},
 
 	{dsnBare + "?lockWait=5", `lockWait: cannot read "5"`},
+	{dsnBare + "?lockWait=5", `want 5s`},
+	{dsnBare + "?lockTTL=1.5", `want 1.5s`},
+	{dsnBare + "?lockHandOverTime=20", `want 20s`},
 	{dsnBare + "?lockWait=soon", `lockWait: cannot read "soon"`},
 	{dsnBare + "?lockWait=-1s", "lockWait is negative: -1s"},
 	{dsnBare + "?lockWait=9999999999h", "lockWait: cannot read"},
 	{dsnBare + "?lockWait=", "lockWait is empty"},
+	{dsnBare + "?lockWait=0", "lockWait is 0s, want more than 0s, or lockNoWait=true to fail at once"},
+	{dsnBare + "?lockNoWait=maybe", `lockNoWait: cannot read "maybe"`},
+	{dsnBare + "?lockWait=1s&lockNoWait=true", "lockNoWait and a lockWait of 1s exclude each other"},
 
 	{dsnBare + "?lockTTL=30", `lockTTL: cannot read "30"`},
 	{dsnBare + "?lockTTL=0", "lockTTL is 0s, want 1s or more"},
@@ -155,6 +166,13 @@ var badDSNs = []struct {
 	{dsnBare + "?lockMaxConns=4294967297", "lockMaxConns is 4294967297"},
 	{dsnBare + "?lockMaxConns=many", `lockMaxConns: cannot read "many"`},
 	{dsnBare + "?lockMaxConns=1.5", `lockMaxConns: cannot read "1.5"`},
+
+	{dsnBare + "?maxConns=0", "maxConns is 0, want 4 to 100000"},
+	{dsnBare + "?maxConns=3", "maxConns is 3, want 4 to 100000"},
+	{dsnBare + "?maxConns=-1", "maxConns is -1, want 4 to 100000"},
+	{dsnBare + "?maxConns=many", `maxConns: cannot read "many"`},
+	{dsnBare + "?connMaxIdleTime=1m", "connMaxIdleTime and connMaxLifetime go with maxConns"},
+	{dsnBare + "?maxConns=25&connMaxLifetime=-1s", "want neither to be negative"},
 
 	{dsnBare + "?lockNamespace=" + long, "lockNamespace is longer than 255 bytes"},
 	{dsnBare + "?lockNamespace=", "lockNamespace is empty"},
@@ -203,12 +221,12 @@ func TestBadConfig(t *testing.T) {
 	for says, cfg := range map[string]Config{
 		`lockStrategy is "redis"`:    {Strategy: "redis"},
 		"lockWait is negative":       {Wait: -1},
-		"NoWait and a Wait":          {NoWait: true, Wait: 1},
+		"lockNoWait and a lockWait":  {NoWait: true, Wait: 1},
 		"lockTTL is 1ms":             {TTL: time.Millisecond},
 		"lockTTL is -1s":             {TTL: -time.Second},
 		"bad lock table":             {Table: "a`b"},
-		"lockMaxConns is -1":         {MaxConns: -1},
-		"lockMaxConns is 2147483648": {MaxConns: math.MaxInt32 + 1},
+		"lockMaxConns is -1":         {LockMaxConns: -1},
+		"lockMaxConns is 2147483648": {LockMaxConns: math.MaxInt32 + 1},
 		"lockNamespace is longer":    {Namespace: long},
 		`lockSchema is "AUTO"`:       {Schema: "AUTO"},
 		`lockUnsafe is "true"`:       {Unsafe: "true"},
@@ -228,23 +246,23 @@ func TestConfigZeroValue(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.wait != 10*time.Second || s.ttl != 30*time.Second || s.maxConns != 16 {
+	if s.Wait != 10*time.Second || s.TTL != 30*time.Second || s.LockMaxConns != 16 {
 		t.Errorf("the defaults are %+v", s)
 	}
-	if s.strategy != "row" || s.table.String() != "`mysqllock`" || s.namespace != "" || !s.auto || s.unsafe {
+	if s.Strategy != "row" || s.Table.String() != "`mysqllock`" || s.Namespace != "" || !s.Auto || s.Unsafe {
 		t.Errorf("the defaults are %+v", s)
 	}
 	host, err := os.Hostname()
-	if parts := strings.Split(s.owner, ":"); err != nil || len(parts) != 3 || parts[0] != host || parts[2] == "" {
-		t.Errorf("the owner is %q, want host:pid:program", s.owner)
+	if parts := strings.Split(s.Owner, ":"); err != nil || len(parts) != 3 || parts[0] != host || parts[2] == "" {
+		t.Errorf("the owner is %q, want host:pid:program", s.Owner)
 	}
 
 	s, err = Config{NoWait: true}.settings()
-	if err != nil || s.wait != 0 {
-		t.Errorf("NoWait waits %v, %v", s.wait, err)
+	if err != nil || s.Wait != 0 {
+		t.Errorf("NoWait waits %v, %v", s.Wait, err)
 	}
-	s, err = Config{Schema: "manual", Unsafe: "allow", MaxConns: 3, TTL: 90 * time.Second, Wait: time.Minute}.settings()
-	if err != nil || s.auto || !s.unsafe || s.maxConns != 3 || s.ttl != 90*time.Second || s.wait != time.Minute {
+	s, err = Config{Schema: "manual", Unsafe: "allow", LockMaxConns: 3, TTL: 90 * time.Second, Wait: time.Minute}.settings()
+	if err != nil || s.Auto || !s.Unsafe || s.LockMaxConns != 3 || s.TTL != 90*time.Second || s.Wait != time.Minute {
 		t.Errorf("the settings are %+v, %v", s, err)
 	}
 }

@@ -12,7 +12,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ngrok/sqlmw"
+
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/intercept"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -20,30 +25,30 @@ import (
 
 // big makes a table whose rows are too many to be read ahead.
 func (s *scratch) big() {
-	s.t.Helper()
-	exec(s.t, s.plain, "CREATE TABLE big (id INT PRIMARY KEY, v LONGTEXT) ENGINE=InnoDB")
+	s.T.Helper()
+	dbtest.Exec(s.T, s.plain, "CREATE TABLE big (id INT PRIMARY KEY, v LONGTEXT) ENGINE=InnoDB")
 	for i := range 20 {
-		exec(s.t, s.plain, "INSERT INTO big VALUES (?, REPEAT('x', 1000000))", i)
+		dbtest.Exec(s.T, s.plain, "INSERT INTO big VALUES (?, REPEAT('x', 1000000))", i)
 	}
 }
 
 func TestDeadlockAmongStreamedRows(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		s.big()
 		db := s.open()
-		exec(t, s.plain, "CREATE TABLE w (id INT PRIMARY KEY AUTO_INCREMENT, v INT) ENGINE=InnoDB")
+		dbtest.Exec(t, s.plain, "CREATE TABLE w (id INT PRIMARY KEY AUTO_INCREMENT, v INT) ENGINE=InnoDB")
 		other, err := s.plain.Begin()
-		ok(t, err)
+		dbtest.OK(t, err)
 		defer other.Rollback()
 		for range 50 { // has written more, so the server rolls ours back
-			exec(t, other, "INSERT INTO w (v) VALUES (1), (2), (3), (4), (5)")
+			dbtest.Exec(t, other, "INSERT INTO w (v) VALUES (1), (2), (3), (4), (5)")
 		}
-		exec(t, other, "UPDATE big SET v = 'y' WHERE id = 19")
-		tx, err := db.BeginTx(lockctx.With(limited(t), "k"), nil)
-		ok(t, err)
-		exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
+		dbtest.Exec(t, other, "UPDATE big SET v = 'y' WHERE id = 19")
+		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
+		dbtest.OK(t, err)
+		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
 		rows, err := tx.Query("SELECT id, v FROM big ORDER BY id FOR UPDATE")
-		ok(t, err)
+		dbtest.OK(t, err)
 		defer rows.Close()
 		cycle := make(chan struct{})
 		go func() {
@@ -55,9 +60,9 @@ func TestDeadlockAmongStreamedRows(t *testing.T) {
 		if rows.Err() == nil {
 			t.Fatal("there was no deadlock")
 		}
-		ok(t, rows.Close())
+		dbtest.OK(t, rows.Close())
 		<-cycle
-		ok(t, other.Rollback())
+		dbtest.OK(t, other.Rollback())
 		if _, err := tx.Exec("UPDATE p SET stock = 77 WHERE id = 2"); !errors.Is(err, mysqllock.ErrLost) {
 			t.Errorf("a statement after the deadlock: %v", err)
 		}
@@ -68,36 +73,36 @@ func TestDeadlockAmongStreamedRows(t *testing.T) {
 }
 
 func TestWithInsideWith(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
-		ctx := lockctx.With(lockctx.With(limited(t), "tenant"), "product")
+		ctx := lockctx.With(lockctx.With(dbtest.Limited(t), "tenant"), "product")
 		tx, err := db.BeginTx(ctx, nil)
-		ok(t, err)
+		dbtest.OK(t, err)
 		s.wantLocked("tenant", true)
 		s.wantLocked("product", true)
-		ok(t, tx.Rollback())
+		dbtest.OK(t, tx.Rollback())
 	})
 }
 
 func TestForeignTransactionOutlivesTheLock(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		for _, how := range []string{"context", "kill"} {
-			ctx, cancel := context.WithCancel(limited(t))
+			ctx, cancel := context.WithCancel(dbtest.Limited(t))
 			defer cancel()
 			lctx := lockctx.With(ctx, "k")
 			tx, err := db.Begin()
-			ok(t, err)
+			dbtest.OK(t, err)
 			var id string
-			ok(t, db.QueryRowContext(lctx, "SELECT CONNECTION_ID() FROM p LIMIT 1").Scan(&id))
+			dbtest.OK(t, db.QueryRowContext(lctx, "SELECT CONNECTION_ID() FROM p LIMIT 1").Scan(&id))
 			_, err = tx.ExecContext(lctx, "UPDATE p SET stock = 0 WHERE id = 2")
-			ok(t, err)
+			dbtest.OK(t, err)
 			if how == "context" {
 				cancel()
 			} else {
-				exec(t, s.plain, "KILL "+id)
+				dbtest.Exec(t, s.plain, "KILL "+id)
 			}
-			soon(t, "the lock is free", func() bool { return !s.locked("k") })
+			dbtest.Soon(t, "the lock is free", func() bool { return !s.locked("k") })
 			if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
 				t.Errorf("%s: Commit after the lock has gone: %v", how, err)
 			}
@@ -107,14 +112,14 @@ func TestForeignTransactionOutlivesTheLock(t *testing.T) {
 }
 
 func TestProcedureThatCommits(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
-		exec(t, s.plain, "CREATE PROCEDURE leaky() BEGIN UPDATE p SET stock = stock - 1 WHERE id = 1; COMMIT; END")
-		exec(t, s.plain, "CREATE PROCEDURE fine() BEGIN UPDATE p SET stock = stock - 1 WHERE id = 1; SELECT stock FROM p WHERE id = 1; END")
-		exec(t, s.plain, "CREATE PROCEDURE failing() BEGIN SIGNAL SQLSTATE '45000'; END")
-		tx, err := db.BeginTx(lockctx.With(limited(t), "k"), nil)
-		ok(t, err)
-		exec(t, tx, "CALL fine()")
+		dbtest.Exec(t, s.plain, "CREATE PROCEDURE leaky() BEGIN UPDATE p SET stock = stock - 1 WHERE id = 1; COMMIT; END")
+		dbtest.Exec(t, s.plain, "CREATE PROCEDURE fine() BEGIN UPDATE p SET stock = stock - 1 WHERE id = 1; SELECT stock FROM p WHERE id = 1; END")
+		dbtest.Exec(t, s.plain, "CREATE PROCEDURE failing() BEGIN SIGNAL SQLSTATE '45000'; END")
+		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
+		dbtest.OK(t, err)
+		dbtest.Exec(t, tx, "CALL fine()")
 		if _, err := tx.Exec("CALL failing()"); err == nil || errors.Is(err, mysqllock.ErrLost) {
 			t.Errorf("a procedure that fails: %v", err)
 		}
@@ -132,33 +137,33 @@ func TestProcedureThatCommits(t *testing.T) {
 
 // MariaDB's limit on the idleness of locked transactions does not reach others.
 func TestIdleLimitStaysWithLockedTransactions(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
-		db := s.open("lockTTL=1s")
-		h, err := mysqllock.Acquire(limited(t), s.open(), "held")
-		ok(t, err)
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open("lockTTL=3s")
+		h, err := mysqllock.Acquire(dbtest.Limited(t), s.open(), "held")
+		dbtest.OK(t, err)
 		defer h.Rollback()
-		conn, err := db.Conn(limited(t))
-		ok(t, err)
+		conn, err := db.Conn(dbtest.Limited(t))
+		dbtest.OK(t, err)
 		defer conn.Close()
 		for i, begin := range []func() error{
 			func() error { // a lock that was not granted, then BeginTx
-				_, err := conn.BeginTx(lockctx.With(limited(t), "held", lockctx.NoWait()), nil)
+				_, err := conn.BeginTx(lockctx.With(dbtest.Limited(t), "held", lockctx.NoWait()), nil)
 				if !errors.Is(err, mysqllock.ErrLocked) {
 					t.Errorf("NoWait: %v", err)
 				}
-				tx, err := conn.BeginTx(limited(t), nil)
-				ok(t, err)
-				exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 3")
-				time.Sleep(1500 * time.Millisecond)
+				tx, err := conn.BeginTx(dbtest.Limited(t), nil)
+				dbtest.OK(t, err)
+				dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 3")
+				time.Sleep(3500 * time.Millisecond)
 				return tx.Commit()
 			},
 			func() error { // a lock that was granted, then BEGIN as text
-				_, err := conn.ExecContext(lockctx.With(limited(t), "k"), "UPDATE p SET stock = 1 WHERE id = 1")
-				ok(t, err)
-				exec(t, conn, "BEGIN")
-				exec(t, conn, "UPDATE p SET stock = 2 WHERE id = 3")
-				time.Sleep(1500 * time.Millisecond)
-				_, err = conn.ExecContext(limited(t), "COMMIT")
+				_, err := conn.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "UPDATE p SET stock = 1 WHERE id = 1")
+				dbtest.OK(t, err)
+				dbtest.Exec(t, conn, "BEGIN")
+				dbtest.Exec(t, conn, "UPDATE p SET stock = 2 WHERE id = 3")
+				time.Sleep(3500 * time.Millisecond)
+				_, err = conn.ExecContext(dbtest.Limited(t), "COMMIT")
 				return err
 			},
 		} {
@@ -171,15 +176,15 @@ func TestIdleLimitStaysWithLockedTransactions(t *testing.T) {
 }
 
 func TestStmtCloseWhileItsRowsStream(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		s.big()
 		db := s.open()
-		tx, err := db.BeginTx(lockctx.With(limited(t), "k"), nil)
-		ok(t, err)
+		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
+		dbtest.OK(t, err)
 		st, err := tx.Prepare("SELECT id, v FROM big WHERE id >= ?")
-		ok(t, err)
+		dbtest.OK(t, err)
 		rows, err := st.Query(0)
-		ok(t, err)
+		dbtest.OK(t, err)
 		rows.Next()
 		done := make(chan error, 1)
 		go func() {
@@ -188,141 +193,141 @@ func TestStmtCloseWhileItsRowsStream(t *testing.T) {
 		}()
 		select {
 		case err := <-done:
-			ok(t, err)
-		case <-time.After(10 * time.Second):
+			dbtest.OK(t, err)
+		case <-time.After(time.Minute):
 			t.Fatal("Stmt.Close and Rows.Close hang")
 		}
-		_, err = read(limited(t), tx, 1)
-		ok(t, err)
-		ok(t, tx.Commit())
+		_, err = read(dbtest.Limited(t), tx, 1)
+		dbtest.OK(t, err)
+		dbtest.OK(t, tx.Commit())
 	})
 }
 
 func TestInnerRollbackWhileRowsStream(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		s.big()
 		db := s.open()
-		ctx := lockctx.With(limited(t), "k")
+		ctx := lockctx.With(dbtest.Limited(t), "k")
 		outer, err := db.BeginTx(ctx, nil)
-		ok(t, err)
+		dbtest.OK(t, err)
 		inner, err := db.BeginTx(ctx, nil)
-		ok(t, err)
-		exec(t, inner, "UPDATE p SET stock = 66 WHERE id = 1")
+		dbtest.OK(t, err)
+		dbtest.Exec(t, inner, "UPDATE p SET stock = 66 WHERE id = 1")
 		rows, err := outer.QueryContext(ctx, "SELECT id, v FROM big")
-		ok(t, err)
+		dbtest.OK(t, err)
 		defer rows.Close()
 		rows.Next()
-		ok(t, inner.Rollback())
+		dbtest.OK(t, inner.Rollback())
 		for rows.Next() {
 		}
 		if rows.Err() == nil {
 			t.Error("rows that were cut off end as if they were complete")
 		}
-		ok(t, rows.Close())
-		ok(t, outer.Commit())
+		dbtest.OK(t, rows.Close())
+		dbtest.OK(t, outer.Commit())
 		s.wantStock(1, 10)
 	})
 }
 
 // A lock is where its handle's database is, wherever USE has led a connection.
 func TestUseDoesNotMoveTheLock(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
-		there := s.testServer.scratch(t)
-		h, err := mysqllock.Acquire(limited(t), s.open("lockNamespace=app"), "k")
-		ok(t, err)
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		there := newScratch(s.Beside(t))
+		h, err := mysqllock.Acquire(dbtest.Limited(t), s.open("lockNamespace=app"), "k")
+		dbtest.OK(t, err)
 		defer h.Rollback()
-		ok(t, mysqllock.Do(limited(t), there.open("lockNamespace=app"), "k", func(context.Context) error { return nil }))
-		conn, err := s.open("lockNamespace=app").Conn(limited(t))
-		ok(t, err)
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), there.open("lockNamespace=app"), "k", func(context.Context) error { return nil }))
+		conn, err := s.open("lockNamespace=app").Conn(dbtest.Limited(t))
+		dbtest.OK(t, err)
 		defer conn.Close()
-		exec(t, conn, "USE "+there.database)
-		if _, err := conn.BeginTx(lockctx.With(limited(t), "k", lockctx.NoWait()), nil); !errors.Is(err, mysqllock.ErrLocked) {
+		dbtest.Exec(t, conn, "USE "+there.Name)
+		if _, err := conn.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.NoWait()), nil); !errors.Is(err, mysqllock.ErrLocked) {
 			t.Errorf("a second holder of the key, after USE: %v", err)
 		}
 	})
 }
 
 func TestAutocommitOffAndOn(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
-		conn, err := s.open().Conn(limited(t))
-		ok(t, err)
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		conn, err := s.open().Conn(dbtest.Limited(t))
+		dbtest.OK(t, err)
 		defer conn.Close()
 		hinted := func() error {
-			_, err := conn.ExecContext(lockctx.With(limited(t), "k"), "UPDATE p SET stock = 2 WHERE id = 1")
+			_, err := conn.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "UPDATE p SET stock = 2 WHERE id = 1")
 			return err
 		}
-		exec(t, conn, "SET autocommit = 0")
-		exec(t, conn, "UPDATE p SET stock = 1 WHERE id = 2")
+		dbtest.Exec(t, conn, "SET autocommit = 0")
+		dbtest.Exec(t, conn, "UPDATE p SET stock = 1 WHERE id = 2")
 		if err := hinted(); !errors.Is(err, mysqllock.ErrUnsafe) {
 			t.Errorf("with autocommit off: %v", err)
 		}
-		exec(t, conn, "COMMIT")
-		exec(t, conn, "SET autocommit = 1")
-		ok(t, hinted())
-		exec(t, conn, "START TRANSACTION")
+		dbtest.Exec(t, conn, "COMMIT")
+		dbtest.Exec(t, conn, "SET autocommit = 1")
+		dbtest.OK(t, hinted())
+		dbtest.Exec(t, conn, "START TRANSACTION")
 		if err := hinted(); !errors.Is(err, mysqllock.ErrUnsafe) {
 			t.Errorf("in a transaction begun by text: %v", err)
 		}
-		tx, err := conn.BeginTx(limited(t), nil) // commits it
-		ok(t, err)
-		ok(t, tx.Rollback())
-		ok(t, hinted())
+		tx, err := conn.BeginTx(dbtest.Limited(t), nil) // commits it
+		dbtest.OK(t, err)
+		dbtest.OK(t, tx.Rollback())
+		dbtest.OK(t, hinted())
 	})
 }
 
 func TestNoPreparedStatementIsLeft(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
-		ctx := lockctx.With(limited(t), "k")
+		ctx := lockctx.With(dbtest.Limited(t), "k")
 		foreign, err := db.Begin()
-		ok(t, err)
+		dbtest.OK(t, err)
 		_, err = read(ctx, db, 1)
-		ok(t, err)
+		dbtest.OK(t, err)
 		var id int
 		for range 50 {
 			_, err := read(ctx, foreign, 1)
-			ok(t, err)
+			dbtest.OK(t, err)
 			_, err = read(ctx, db, 1)
-			ok(t, err)
+			dbtest.OK(t, err)
 		}
 		// A session whose statements are counted by itself.
 		var name string
 		var n int
 		for _, q := range []querier{foreign, db} {
-			ok(t, q.QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&id))
+			dbtest.OK(t, q.QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&id))
 			var prepared, closed int
-			ok(t, q.QueryRowContext(ctx, "SHOW SESSION STATUS LIKE 'Com_stmt_prepare'").Scan(&name, &prepared))
-			ok(t, q.QueryRowContext(ctx, "SHOW SESSION STATUS LIKE 'Com_stmt_close'").Scan(&name, &closed))
+			dbtest.OK(t, q.QueryRowContext(ctx, "SHOW SESSION STATUS LIKE 'Com_stmt_prepare'").Scan(&name, &prepared))
+			dbtest.OK(t, q.QueryRowContext(ctx, "SHOW SESSION STATUS LIKE 'Com_stmt_close'").Scan(&name, &closed))
 			n = prepared - closed
 			if prepared < 50 || n > 1 {
 				t.Errorf("connection %d: %d statements prepared, %d closed", id, prepared, closed)
 			}
 		}
-		ok(t, foreign.Rollback())
+		dbtest.OK(t, foreign.Rollback())
 	})
 }
 
 func TestDroppedTableOfAKnownKey(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		for range 2 {
-			ok(t, mysqllock.Do(limited(t), db, "k", func(context.Context) error { s.wantLocked("k", true); return nil }))
-			exec(t, s.plain, "DROP TABLE mysqllock")
+			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { s.wantLocked("k", true); return nil }))
+			dbtest.Exec(t, s.plain, "DROP TABLE mysqllock")
 		}
 	})
 }
 
 func TestHolderIsNotTheWaiter(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db, other := s.open(), s.open()
-		h, err := mysqllock.Acquire(limited(t), other, "b")
-		ok(t, err)
+		h, err := mysqllock.Acquire(dbtest.Limited(t), other, "b")
+		dbtest.OK(t, err)
 		defer h.Rollback()
 		var id uint64
-		ok(t, other.QueryRowContext(h.Context(), "SELECT CONNECTION_ID()").Scan(&id))
+		dbtest.OK(t, other.QueryRowContext(h.Context(), "SELECT CONNECTION_ID()").Scan(&id))
 		var e *mysqllock.Error
-		soon(t, "the holder is shown", func() bool {
-			_, err = db.BeginTx(lockctx.WithKeys(limited(t), []string{"a", "b"}, lockctx.Wait(150*time.Millisecond)), nil)
+		dbtest.Soon(t, "the holder is shown", func() bool {
+			_, err = db.BeginTx(lockctx.WithKeys(dbtest.Limited(t), []string{"a", "b"}, lockctx.Wait(150*time.Millisecond)), nil)
 			return errors.As(err, &e) && e.Holder != nil
 		})
 		if e.Holder.ConnectionID != id {
@@ -333,30 +338,30 @@ func TestHolderIsNotTheWaiter(t *testing.T) {
 
 // A hold that runs out inside a lock context leaves what is around it alone.
 func TestInnerHoldRunsOut(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
-		_, err := db.ExecContext(lockctx.With(limited(t), "b"), "DO 1") // the table is there
-		ok(t, err)
-		outer := lockctx.With(limited(t), "a")
+		_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "b"), "DO 1") // the table is there
+		dbtest.OK(t, err)
+		outer := lockctx.With(dbtest.Limited(t), "a")
 		short, cancel := context.WithTimeout(outer, 100*time.Millisecond)
 		defer cancel()
 		err = mysqllock.Do(short, db, "b", func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
 		if err == nil {
 			t.Error("Do succeeded although its context had ended")
 		}
-		soon(t, "the inner lock is free", func() bool { return !s.locked("b") })
+		dbtest.Soon(t, "the inner lock is free", func() bool { return !s.locked("b") })
 		_, err = db.ExecContext(outer, "UPDATE p SET stock = 2 WHERE id = 1")
-		ok(t, err)
+		dbtest.OK(t, err)
 	})
 }
 
 func TestHoldEndsUnderAStatement(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
-		h, err := mysqllock.Acquire(limited(t), db, "k")
-		ok(t, err)
+		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
+		dbtest.OK(t, err)
 		tx, err := db.BeginTx(h.Context(), nil)
-		ok(t, err)
+		dbtest.OK(t, err)
 		done := make(chan error, 1)
 		go func() {
 			for {
@@ -378,45 +383,40 @@ func TestHoldEndsUnderAStatement(t *testing.T) {
 
 // Who waits on a sql.Conn is never made to try again: database/sql would not.
 func TestWaiterOnASQLConn(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
-		h, err := mysqllock.Acquire(limited(t), db, "k")
-		ok(t, err)
+		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
+		dbtest.OK(t, err)
 		time.AfterFunc(500*time.Millisecond, func() { h.Release() })
-		conn, err := db.Conn(limited(t))
-		ok(t, err)
+		conn, err := db.Conn(dbtest.Limited(t))
+		dbtest.OK(t, err)
 		defer conn.Close()
-		tx, err := conn.BeginTx(lockctx.With(limited(t), "k"), nil)
-		ok(t, err)
-		ok(t, tx.Rollback())
+		tx, err := conn.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
+		dbtest.OK(t, err)
+		dbtest.OK(t, tx.Rollback())
 	})
 }
 
 // slowDial takes its time to connect for those who wait for a lock.
-type slowDial struct{ driver.Connector }
+type slowDial struct{ sqlmw.NullInterceptor }
 
-func (c slowDial) Connect(ctx context.Context) (driver.Conn, error) {
-	if _, ok := lockctx.From(ctx); ok {
+func (slowDial) ConnectorConnect(ctx context.Context, k driver.Connector) (driver.Conn, error) {
+	if _, ok := hint.From(ctx); ok {
 		time.Sleep(100 * time.Millisecond)
 	}
-	return c.Connector.Connect(ctx)
+	return k.Connect(ctx)
 }
 
 // A connection that is opened for somebody else is not taken for a sign that
 // the pool is full.
 func TestUnboundedPoolIsNotTakenForFull(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
-		base, err := s.plain.Driver().(driver.DriverContext).OpenConnector(s.cfg().FormatDSN())
-		ok(t, err)
-		k, err := mysqllock.Wrap(slowDial{base}, mysqllock.Config{})
-		ok(t, err)
-		db := sql.OpenDB(k)
-		defer db.Close()
-		h, err := mysqllock.Acquire(limited(t), db, "k")
-		ok(t, err)
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.OpenDB(mysqllock.NewConnector(s.Config(), mysqllock.Config{Base: intercept.With(slowDial{})}))
+		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
+		dbtest.OK(t, err)
 		first := make(chan error, 1)
 		begin := func(opts ...lockctx.Option) error {
-			tx, err := db.BeginTx(lockctx.With(limited(t), "k", opts...), nil)
+			tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", opts...), nil)
 			if err == nil {
 				err = tx.Rollback()
 			}
@@ -427,28 +427,28 @@ func TestUnboundedPoolIsNotTakenForFull(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
 		var n int
-		ok(t, db.QueryRowContext(ctx, "SELECT 1").Scan(&n))
+		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT 1").Scan(&n))
 		if err := begin(lockctx.Wait(300 * time.Millisecond)); !errors.Is(err, mysqllock.ErrTimeout) {
 			t.Errorf("another waiter: %v, want ErrTimeout", err)
 		}
-		ok(t, h.Release())
-		ok(t, <-first)
+		dbtest.OK(t, h.Release())
+		dbtest.OK(t, <-first)
 	})
 }
 
 // A transaction that something has ended unseen is not taken for one that can
 // hold a lock.
 func TestLateHintInAnEndedTransaction(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		for _, text := range []string{"COMMIT", "CREATE TABLE q (id INT)"} {
 			tx, err := db.Begin()
-			ok(t, err)
-			exec(t, tx, text)
-			if _, err := tx.ExecContext(lockctx.With(limited(t), "k"), "UPDATE p SET stock = 0 WHERE id = 1"); !errors.Is(err, mysqllock.ErrLost) {
+			dbtest.OK(t, err)
+			dbtest.Exec(t, tx, text)
+			if _, err := tx.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "UPDATE p SET stock = 0 WHERE id = 1"); !errors.Is(err, mysqllock.ErrLost) {
 				t.Errorf("a late hint after %s: %v", text, err)
 			}
-			ok(t, tx.Rollback())
+			dbtest.OK(t, tx.Rollback())
 			s.wantStock(1, 10)
 		}
 	})
@@ -459,23 +459,23 @@ func TestLateHintInAnEndedTransaction(t *testing.T) {
 func foreign(t *testing.T, ctx context.Context, db *sql.DB) *sql.Tx {
 	t.Helper()
 	_, err := read(ctx, db, 2)
-	ok(t, err)
+	dbtest.OK(t, err)
 	tx, err := db.Begin()
-	ok(t, err)
+	dbtest.OK(t, err)
 	_, err = tx.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 1")
-	ok(t, err)
+	dbtest.OK(t, err)
 	return tx
 }
 
 // A transaction whose statements ran under a session's lock does not take
 // another lock for it.
 func TestForeignTransactionUnderALockThatHasGone(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
-		ctx := lockctx.With(limited(t), "k")
+		ctx := lockctx.With(dbtest.Limited(t), "k")
 		tx := foreign(t, ctx, db)
 		_, err := db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 3") // gives the lock back
-		ok(t, err)
+		dbtest.OK(t, err)
 		if _, err = tx.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 4"); !errors.Is(err, mysqllock.ErrLost) {
 			t.Errorf("the next statement: %v", err)
 		}
@@ -488,60 +488,60 @@ func TestForeignTransactionUnderALockThatHasGone(t *testing.T) {
 
 // Its Commit does not wait for a statement that waits for its rows.
 func TestForeignTransactionInTheWay(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
-		ctx := lockctx.With(limited(t), "k")
+		ctx := lockctx.With(dbtest.Limited(t), "k")
 		tx := foreign(t, ctx, db)
 		done := make(chan error, 1)
 		go func() {
 			_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
 			done <- err
 		}()
-		soon(t, "the session waits for the transaction's row", func() bool {
+		dbtest.Soon(t, "the session waits for the transaction's row", func() bool {
 			var n int
-			ok(t, s.plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE 'UPDATE p SET stock = stock - 1%'", s.database).Scan(&n))
+			dbtest.OK(t, s.plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE 'UPDATE p SET stock = stock - 1%'", s.Name).Scan(&n))
 			return n == 1
 		})
 		if err := tx.Commit(); err == nil || !strings.Contains(err.Error(), "still running") {
 			t.Errorf("Commit: %v", err)
 		}
-		ok(t, <-done)
+		dbtest.OK(t, <-done)
 		s.wantStock(1, 9)
 	})
 }
 
 // Every locked transaction on MariaDB has its limit, however it began.
 func TestIdleLimitOfEveryLockedTransaction(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
-		if !s.mariadb {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		if !s.MariaDB() {
 			return // MySQL has none
 		}
-		db := s.open("lockTTL=3s")
+		db := s.open("lockTTL=20s")
 		check := func(what string, tx *sql.Tx) {
 			t.Helper()
 			var n int
-			ok(t, tx.QueryRow("SELECT @@idle_transaction_timeout").Scan(&n))
-			if n != 3 {
-				t.Errorf("%s: idle_transaction_timeout is %d, want 3", what, n)
+			dbtest.OK(t, tx.QueryRow("SELECT @@idle_transaction_timeout").Scan(&n))
+			if n != 20 {
+				t.Errorf("%s: idle_transaction_timeout is %d, want 20", what, n)
 			}
 		}
 		begin := func(ctx context.Context, opts *sql.TxOptions) *sql.Tx {
 			tx, err := db.BeginTx(ctx, opts)
-			ok(t, err)
+			dbtest.OK(t, err)
 			t.Cleanup(func() { tx.Rollback() })
 			return tx
 		}
-		first := begin(lockctx.With(limited(t), "k"), nil)
+		first := begin(lockctx.With(dbtest.Limited(t), "k"), nil)
 		check("first", first)
 		waiter := make(chan *sql.Tx)
-		go func() { waiter <- begin(lockctx.With(limited(t), "k"), nil) }()
+		go func() { waiter <- begin(lockctx.With(dbtest.Limited(t), "k"), nil) }()
 		time.Sleep(100 * time.Millisecond)
-		ok(t, first.Commit())
+		dbtest.OK(t, first.Commit())
 		check("waited", <-waiter)
-		check("with an isolation level", begin(lockctx.With(limited(t), "k2"), &sql.TxOptions{Isolation: sql.LevelReadCommitted}))
-		late := begin(limited(t), nil)
-		_, err := late.ExecContext(lockctx.With(limited(t), "k3"), "UPDATE p SET stock = 1 WHERE id = 1")
-		ok(t, err)
+		check("with an isolation level", begin(lockctx.With(dbtest.Limited(t), "k2"), &sql.TxOptions{Isolation: sql.LevelReadCommitted}))
+		late := begin(dbtest.Limited(t), nil)
+		_, err := late.ExecContext(lockctx.With(dbtest.Limited(t), "k3"), "UPDATE p SET stock = 1 WHERE id = 1")
+		dbtest.OK(t, err)
 		check("late hint", late)
 	})
 }
@@ -580,24 +580,24 @@ func (c *endsAtAnswer) Close() error {
 // Who gives up while a late lock is asked for is told so, and not that a
 // connection was lost, and the transaction with it.
 func TestLateHintGivenUp(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, text := range []string{"SAVEPOINT mysqllock_late", "RELEASE SAVEPOINT mysqllock_late"} {
 			var end context.CancelFunc
-			cfg := s.cfg()
+			cfg := s.Config()
 			cfg.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 				var d net.Dialer
 				c, err := d.DialContext(ctx, network, addr)
 				return &endsAtAnswer{Conn: c, text: text, end: &end, closed: make(chan struct{})}, err
 			}
 			connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{})
-			ok(t, err)
+			dbtest.OK(t, err)
 			db := sql.OpenDB(connector)
 			defer db.Close()
-			_, err = db.ExecContext(lockctx.With(limited(t), "k"), "DO 0") // sets everything up
-			ok(t, err)
+			_, err = db.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "DO 0") // sets everything up
+			dbtest.OK(t, err)
 			tx, err := db.Begin()
-			ok(t, err)
-			ctx, cancel := context.WithCancel(limited(t))
+			dbtest.OK(t, err)
+			ctx, cancel := context.WithCancel(dbtest.Limited(t))
 			defer cancel()
 			end = cancel
 			_, err = tx.ExecContext(lockctx.With(ctx, "k"), "UPDATE p SET stock = 1 WHERE id = 1")

@@ -7,11 +7,13 @@ import "github.com/mysqllock/mysqllock/lockerr"
 var (
 	ErrLocked        = lockerr.ErrLocked
 	ErrTimeout       = lockerr.ErrTimeout
+	ErrExhausted     = lockerr.ErrExhausted
 	ErrLost          = lockerr.ErrLost
 	ErrDeadlock      = lockerr.ErrDeadlock
 	ErrConflict      = lockerr.ErrConflict
 	ErrNoEnd         = lockerr.ErrNoEnd
 	ErrStaleSnapshot = lockerr.ErrStaleSnapshot
+	ErrStaleRead     = lockerr.ErrStaleRead
 	ErrUnsafe        = lockerr.ErrUnsafe
 	ErrClosed        = lockerr.ErrClosed
 )

@@ -15,7 +15,8 @@ import (
 // These compile in every test run; the programs in examples/ are run, too.
 
 func Example() {
-	db, err := sql.Open("mysqllock", "app:pw@tcp(127.0.0.1:3306)/shop?lockWait=5s")
+	dsn := "app:pw@tcp(127.0.0.1:3306)/shop?lockWait=5s"
+	db, err := sql.Open("mysqllock", dsn)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -24,7 +25,6 @@ func Example() {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	ctx = lockctx.With(ctx, "product:42")
-
 	tx, err := db.BeginTx(ctx, nil) // takes the lock
 	if err != nil {
 		log.Fatal(err)
@@ -40,8 +40,9 @@ func Example() {
 
 func ExampleDo() {
 	var db *sql.DB // opened with "mysqllock"
+	ctx := context.Background()
 
-	err := mysqllock.Do(context.Background(), db, "nightly-report", func(ctx context.Context) error {
+	err := mysqllock.Do(ctx, db, "nightly-report", func(ctx context.Context) error {
 		_, err := db.ExecContext(ctx, "INSERT INTO reports (day) VALUES (CURRENT_DATE)")
 		return err
 	}, lockctx.NoWait())
@@ -49,6 +50,39 @@ func ExampleDo() {
 	var e *mysqllock.Error
 	if errors.Is(err, mysqllock.ErrLocked) && errors.As(err, &e) && e.Holder != nil {
 		fmt.Println("already running:", e.Holder)
+	}
+}
+
+func ExampleDo_lease() {
+	var db *sql.DB // opened with "mysqllock"
+	var order func(ctx context.Context, token uint64) error
+	ctx := context.Background()
+
+	err := mysqllock.Do(ctx, db, "restock", func(ctx context.Context) error {
+		token, _ := mysqllock.Token(ctx) // for systems outside of the database
+		return order(ctx, token)         // may take minutes
+	}, lockctx.Lease(30*time.Second))
+	if errors.Is(err, mysqllock.ErrLost) {
+		log.Print("another process may have restocked since")
+	}
+}
+
+func Example_readDecideWrite() {
+	var db *sql.DB // opened with "mysqllock"
+
+	sell := func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		ctx = lockctx.With(ctx, "product:42")
+		var stock int
+		if err := db.QueryRowContext(ctx, "SELECT stock FROM products WHERE id = 42").Scan(&stock); err != nil { // takes the lock
+			return err
+		}
+		_, err := db.ExecContext(ctx, "UPDATE products SET stock = ? WHERE id = 42", stock-1) // commits, and gives the lock back
+		return err
+	}
+	if err := sell(context.Background()); err != nil {
+		log.Fatal(err)
 	}
 }
 

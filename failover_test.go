@@ -12,49 +12,50 @@ import (
 	"testing"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
 // TestBecomesReadOnly: a server that does not take writes any more, as after a
 // switchover, grants no row lock, also where nothing has failed meanwhile.
 func TestBecomesReadOnly(t *testing.T) {
-	onOwnServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, params := range []string{"", "lockUnsafe=allow"} {
 			db := s.open(params)
 			ways := map[string]func(opts ...lockctx.Option) error{
 				"BeginTx": func(opts ...lockctx.Option) error {
-					tx, err := db.BeginTx(lockctx.With(limited(t), "k", opts...), nil)
+					tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", opts...), nil)
 					if err == nil {
 						err = tx.Rollback()
 					}
 					return err
 				},
 				"Acquire": func(opts ...lockctx.Option) error {
-					h, err := mysqllock.Acquire(limited(t), db, "k", opts...)
+					h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", opts...)
 					if err == nil {
 						err = h.Rollback()
 					}
 					return err
 				},
 				"session": func(opts ...lockctx.Option) error {
-					ctx, cancel := context.WithCancel(limited(t))
+					ctx, cancel := context.WithCancel(dbtest.Limited(t))
 					defer cancel()
 					_, err := read(lockctx.With(ctx, "k", opts...), db, 1)
 					return err
 				},
 				"late": func(opts ...lockctx.Option) error {
-					tx, err := db.BeginTx(limited(t), nil)
-					ok(t, err)
+					tx, err := db.BeginTx(dbtest.Limited(t), nil)
+					dbtest.OK(t, err)
 					defer tx.Rollback()
-					_, err = tx.ExecContext(lockctx.With(limited(t), "k", opts...), "DO 1")
+					_, err = tx.ExecContext(lockctx.With(dbtest.Limited(t), "k", opts...), "DO 1")
 					return err
 				},
 			}
 			for _, way := range ways {
-				ok(t, way())
+				dbtest.OK(t, way())
 			}
-			soon(t, "the key is free", func() bool { return ways["BeginTx"](lockctx.NoWait()) == nil })
-			exec(t, s.plain, "SET GLOBAL read_only = 1")
+			dbtest.Soon(t, "the key is free", func() bool { return ways["BeginTx"](lockctx.NoWait()) == nil })
+			dbtest.Exec(t, s.plain, "SET GLOBAL read_only = 1")
 			for name, way := range ways {
 				for what, opts := range map[string][]lockctx.Option{
 					"exclusive": nil, "no wait": {lockctx.NoWait()}, "shared": {lockctx.Shared()}, "slots": {lockctx.Slots(2)},
@@ -66,12 +67,12 @@ func TestBecomesReadOnly(t *testing.T) {
 			}
 			// What has no hint is not touched by it.
 			db.SetMaxOpenConns(1)
-			tx, err := db.BeginTx(limited(t), &sql.TxOptions{ReadOnly: true})
-			ok(t, err)
-			ok(t, tx.Commit())
-			exec(t, s.plain, "SET GLOBAL read_only = 0")
+			tx, err := db.BeginTx(dbtest.Limited(t), &sql.TxOptions{ReadOnly: true})
+			dbtest.OK(t, err)
+			dbtest.OK(t, tx.Commit())
+			dbtest.Exec(t, s.plain, "SET GLOBAL read_only = 0")
 			for name, way := range ways {
-				soon(t, name+" works again", func() bool { return way() == nil })
+				dbtest.Soon(t, name+" works again", func() bool { return way() == nil })
 			}
 		}
 	})
@@ -80,27 +81,27 @@ func TestBecomesReadOnly(t *testing.T) {
 // TestLeaseOutlivesAChange: a lease goes on where the server was found to be another
 // one than it was, as after a failover, and so do its commits.
 func TestLeaseOutlivesAChange(t *testing.T) {
-	onOwnServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
-		job, err := mysqllock.Acquire(limited(t), db, "job", lockctx.Lease(ttl))
-		ok(t, err)
+		job, err := mysqllock.Acquire(dbtest.Limited(t), db, "job", lockctx.Lease(ttl))
+		dbtest.OK(t, err)
 		levels := []string{"READ-COMMITTED", "REPEATABLE-READ"}
 		for i := range 6 {
 			setting := "transaction_isolation"
-			if s.mariadb {
+			if s.MariaDB() {
 				setting = "tx_isolation"
 			}
-			exec(t, s.plain, fmt.Sprintf("SET GLOBAL %s = '%s'", setting, levels[i%2]))
-			h, err := mysqllock.Acquire(limited(t), db, "k")
-			ok(t, err)
+			dbtest.Exec(t, s.plain, fmt.Sprintf("SET GLOBAL %s = '%s'", setting, levels[i%2]))
+			h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
+			dbtest.OK(t, err)
 			var id int
-			ok(t, db.QueryRowContext(h.Context(), "SELECT CONNECTION_ID()").Scan(&id))
-			exec(t, s.plain, fmt.Sprintf("KILL %d", id))
+			dbtest.OK(t, db.QueryRowContext(h.Context(), "SELECT CONNECTION_ID()").Scan(&id))
+			dbtest.Exec(t, s.plain, fmt.Sprintf("KILL %d", id))
 			wantLost(t, "a hold whose connection was killed", h.Release())
 			_, err = db.ExecContext(job.Context(), "UPDATE p SET stock = stock - 1 WHERE id = 1")
-			ok(t, err)
+			dbtest.OK(t, err)
 		}
-		ok(t, job.Release())
+		dbtest.OK(t, job.Release())
 		s.wantStock(1, 4)
 	})
 }
@@ -145,7 +146,7 @@ func newChangeable(t *testing.T) *changeable {
 		return answer(c, text)
 	}
 	k, err := mysqllock.Wrap(fakeConnector{s.fakeServer}, mysqllock.Config{Schema: "manual"})
-	ok(t, err)
+	dbtest.OK(t, err)
 	s.db = sql.OpenDB(k)
 	t.Cleanup(func() { s.db.Close() })
 	return s
@@ -172,7 +173,7 @@ func (s *changeable) refuse(n uint16) {
 
 // lock takes a row lock and gives it back.
 func (s *changeable) lock() error {
-	_, err := s.db.ExecContext(lockctx.With(limited(s.t), "k"), "UPDATE p SET stock = 1")
+	_, err := s.db.ExecContext(lockctx.With(dbtest.Limited(s.t), "k"), "UPDATE p SET stock = 1")
 	return err
 }
 
@@ -249,7 +250,7 @@ func TestServerDoesNotAnswer(t *testing.T) {
 	s.becomes(nil)
 	s.refuse(1290)
 	for range 3 {
-		ok(t, s.lock())
+		dbtest.OK(t, s.lock())
 		s.want("it does not say what it is", 1, 0)
 	}
 	s.becomes(anySecondary)
@@ -264,10 +265,10 @@ func TestServerDoesNotAnswer(t *testing.T) {
 // not need it goes on.
 func TestNoTableYet(t *testing.T) {
 	claim := func(s *changeable) error {
-		tx, err := s.db.BeginTx(limited(t), nil)
-		ok(t, err)
+		tx, err := s.db.BeginTx(dbtest.Limited(t), nil)
+		dbtest.OK(t, err)
 		defer tx.Rollback()
-		rows, err := tx.QueryContext(lockctx.Claim(limited(t), lockctx.ForUpdate()), "SELECT id FROM p")
+		rows, err := tx.QueryContext(lockctx.Claim(dbtest.Limited(t), lockctx.ForUpdate()), "SELECT id FROM p")
 		if err == nil {
 			err = rows.Close()
 		}
@@ -278,7 +279,7 @@ func TestNoTableYet(t *testing.T) {
 		s.noTable = true
 		probes := 1 // nothing is kept of what has failed
 		if claimed {
-			ok(t, claim(s))
+			dbtest.OK(t, claim(s))
 			s.want("a claim", 1, 0)
 			probes = 0
 		}
@@ -289,7 +290,7 @@ func TestNoTableYet(t *testing.T) {
 			s.want("without a table", probes, 1)
 		}
 		if claimed {
-			ok(t, claim(s))
+			dbtest.OK(t, claim(s))
 			s.want("another claim", 0, 0)
 		}
 		s.guards.Lock()

@@ -794,7 +794,7 @@ func (s *fakeServer) mysqlAnswers() *fakeServer {
 		case strings.HasPrefix(text, "SELECT VERSION()"):
 			return one("8.4.0", "shop", "0", "0", "REPEATABLE-READ", "0", "OFF,", int64(0))
 		case strings.HasPrefix(text, "SELECT ID, HOST"):
-			return one(int64(c.id), "app:1")
+			return one(int64(c.id), "app:1", int64(1), "NO_CHAIN")
 		case strings.HasPrefix(text, "SELECT ENGINE"):
 			return one("InnoDB", "namespace,name,owner,token,expires,versioned", nil)
 		case text == sqlFloor:
@@ -803,8 +803,8 @@ func (s *fakeServer) mysqlAnswers() *fakeServer {
 			return fakeReply{columns: []string{"token"}}, nil
 		case strings.HasPrefix(text, "SELECT name, token FROM `shop`.`mysqllock`"):
 			return one("", int64(0)) // the floor alone
-		case strings.HasPrefix(text, "CALL `shop`.`mysqllock_begin`"), strings.Contains(text, "versioned, @@read_only"):
-			reply, err := one(int64(c.id), int64(0), int64(0), nil, int64(0), "0", "0")
+		case strings.HasPrefix(text, "CALL `shop`.`mysqllock_lock1`"), strings.Contains(text, "versioned, @@read_only"):
+			reply, err := one(int64(c.id), int64(0), nil, int64(0), "0", "0")
 			reply.rows = slices.Repeat(reply.rows, 1+strings.Count(text, "UNION ALL"))
 			return reply, err
 		case strings.Contains(text, "CONNECTION_ID()"):

@@ -12,28 +12,29 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
 func TestDo(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		set := func(ctx context.Context, n int) {
 			_, err := db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n)
-			ok(t, err)
+			dbtest.OK(t, err)
 		}
-		ok(t, mysqllock.Do(limited(t), db, "k", func(ctx context.Context) error {
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
 			s.wantLocked("k", true)
 			set(ctx, 9) // an Exec in a hold does not end it
 			s.wantLocked("k", true)
 			tx, err := db.BeginTx(ctx, nil)
-			ok(t, err)
-			exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 2")
-			ok(t, tx.Rollback())
+			dbtest.OK(t, err)
+			dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 2")
+			dbtest.OK(t, tx.Rollback())
 			tx, err = db.BeginTx(ctx, nil)
-			ok(t, err)
-			exec(t, tx, "UPDATE p SET stock = 3 WHERE id = 3")
-			ok(t, tx.Commit())
+			dbtest.OK(t, err)
+			dbtest.Exec(t, tx, "UPDATE p SET stock = 3 WHERE id = 3")
+			dbtest.OK(t, tx.Commit())
 			s.wantStock(1, 10)
 			return nil
 		}))
@@ -43,7 +44,7 @@ func TestDo(t *testing.T) {
 		s.wantStock(3, 3)
 
 		mine := errors.New("mine")
-		if err := mysqllock.Do(limited(t), db, "k", func(ctx context.Context) error { set(ctx, 1); return mine }); !errors.Is(err, mine) {
+		if err := mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error { set(ctx, 1); return mine }); !errors.Is(err, mine) {
 			t.Errorf("Do returned %v, not the function's error", err)
 		}
 		s.wantStock(1, 9)
@@ -53,38 +54,38 @@ func TestDo(t *testing.T) {
 					t.Errorf("recovered %v, want the panic of the function", p)
 				}
 			}()
-			_ = mysqllock.Do(limited(t), db, "k", func(ctx context.Context) error { set(ctx, 1); panic("boom") })
+			_ = mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error { set(ctx, 1); panic("boom") })
 		}()
 		s.wantStock(1, 9)
 		s.wantLocked("k", false)
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			_ = mysqllock.Do(limited(t), db, "k", func(ctx context.Context) error { set(ctx, 1); runtime.Goexit(); return nil })
+			_ = mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error { set(ctx, 1); runtime.Goexit(); return nil })
 		}()
 		<-done
 		s.wantStock(1, 9)
 		s.wantLocked("k", false)
 
-		ctx, cancel := context.WithCancel(limited(t))
+		ctx, cancel := context.WithCancel(dbtest.Limited(t))
 		err := mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { set(ctx, 1); cancel(); return nil })
 		if err == nil {
 			t.Error("Do committed although its context had ended")
 		}
-		soon(t, "the lock is free", func() bool { return !s.locked("k") })
+		dbtest.Soon(t, "the lock is free", func() bool { return !s.locked("k") })
 		s.wantStock(1, 9)
 	})
 }
 
 func TestDoInsideDo(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		mine := errors.New("mine")
-		ok(t, mysqllock.Do(limited(t), db, "a", func(ctx context.Context) error {
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "a", func(ctx context.Context) error {
 			for i, key := range []string{"a", "b"} {
 				err := mysqllock.Do(ctx, db, key, func(ctx context.Context) error {
 					_, err := db.ExecContext(ctx, "UPDATE p SET stock = 5 WHERE id = ?", 1+i)
-					ok(t, err)
+					dbtest.OK(t, err)
 					if key == "b" {
 						return mine
 					}
@@ -105,14 +106,14 @@ func TestDoInsideDo(t *testing.T) {
 }
 
 func TestDoRetriesAfterADeadlock(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		var tries atomic.Int32
 		both := make(chan error, 2)
 		// Two holders that ask for each other's key: the server breaks it.
 		for _, keys := range [][2]string{{"a", "b"}, {"b", "a"}} {
 			go func() {
-				both <- mysqllock.Do(limited(t), db, keys[0], func(ctx context.Context) error {
+				both <- mysqllock.Do(dbtest.Limited(t), db, keys[0], func(ctx context.Context) error {
 					tries.Add(1)
 					for tries.Load() < 2 {
 						time.Sleep(time.Millisecond)
@@ -122,8 +123,8 @@ func TestDoRetriesAfterADeadlock(t *testing.T) {
 				}, lockctx.Retry(5))
 			}()
 		}
-		ok(t, <-both)
-		ok(t, <-both)
+		dbtest.OK(t, <-both)
+		dbtest.OK(t, <-both)
 		if n := tries.Load(); n < 3 {
 			t.Errorf("the functions ran %d times, so there was no deadlock", n)
 		}
@@ -132,14 +133,14 @@ func TestDoRetriesAfterADeadlock(t *testing.T) {
 }
 
 func TestLocalDeadlockIsNotHidden(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
-		db := s.open("lockWait=3s")
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open("lockWait=1m")
 		ready := make(chan struct{}, 2)
 		begin := make(chan struct{})
 		both := make(chan error, 2)
 		for _, keys := range [][2]string{{"a", "b"}, {"b", "a"}} {
 			go func() {
-				tx, err := db.BeginTx(lockctx.With(limited(t), keys[0]), nil)
+				tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), keys[0]), nil)
 				if err != nil {
 					both <- err
 					return
@@ -173,35 +174,35 @@ func TestLocalDeadlockIsNotHidden(t *testing.T) {
 }
 
 func TestHold(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
-		h, err := mysqllock.Acquire(limited(t), db, "k")
-		ok(t, err)
+		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
+		dbtest.OK(t, err)
 		s.wantLocked("k", true)
 		_, err = db.ExecContext(h.Context(), "UPDATE p SET stock = 9 WHERE id = 1")
-		ok(t, err)
-		ok(t, h.Release())
-		ok(t, h.Release())
-		ok(t, h.Rollback())
+		dbtest.OK(t, err)
+		dbtest.OK(t, h.Release())
+		dbtest.OK(t, h.Release())
+		dbtest.OK(t, h.Rollback())
 		s.wantStock(1, 9)
 		s.wantLocked("k", false)
 		if h.Context().Err() == nil {
 			t.Error("the context of a hold goes on after its release")
 		}
 
-		h, err = mysqllock.Acquire(limited(t), db, "k")
-		ok(t, err)
+		h, err = mysqllock.Acquire(dbtest.Limited(t), db, "k")
+		dbtest.OK(t, err)
 		_, err = db.ExecContext(h.Context(), "UPDATE p SET stock = 8 WHERE id = 1")
-		ok(t, err)
-		ok(t, h.Rollback())
-		ok(t, h.Release())
+		dbtest.OK(t, err)
+		dbtest.OK(t, h.Rollback())
+		dbtest.OK(t, h.Release())
 		s.wantStock(1, 9)
 
 		// A transaction left open in it.
-		h, err = mysqllock.Acquire(limited(t), db, "k")
-		ok(t, err)
+		h, err = mysqllock.Acquire(dbtest.Limited(t), db, "k")
+		dbtest.OK(t, err)
 		tx, err := db.BeginTx(h.Context(), nil)
-		ok(t, err)
+		dbtest.OK(t, err)
 		if err := h.Release(); err == nil || !strings.Contains(err.Error(), "still open") {
 			t.Errorf("Release with a transaction open: %v", err)
 		}
@@ -211,31 +212,31 @@ func TestHold(t *testing.T) {
 		s.wantLocked("k", false)
 
 		// The context that Acquire was given ends.
-		ctx, cancel := context.WithCancel(limited(t))
+		ctx, cancel := context.WithCancel(dbtest.Limited(t))
 		h, err = mysqllock.Acquire(ctx, db, "k")
-		ok(t, err)
+		dbtest.OK(t, err)
 		_, err = db.ExecContext(h.Context(), "UPDATE p SET stock = 7 WHERE id = 1")
-		ok(t, err)
+		dbtest.OK(t, err)
 		cancel()
-		soon(t, "the lock is free", func() bool { return !s.locked("k") })
+		dbtest.Soon(t, "the lock is free", func() bool { return !s.locked("k") })
 		if err := h.Release(); err == nil {
 			t.Error("Release succeeded after the context had ended")
 		}
 		s.wantStock(1, 9)
 
 		// Its connection is lost.
-		db = s.open("lockTTL=3s")
-		h, err = mysqllock.Acquire(limited(t), db, "k")
-		ok(t, err)
+		db = s.open("lockTTL=9s")
+		h, err = mysqllock.Acquire(dbtest.Limited(t), db, "k")
+		dbtest.OK(t, err)
 		var id int
-		ok(t, db.QueryRowContext(h.Context(), "SELECT CONNECTION_ID()").Scan(&id))
-		exec(t, s.plain, fmt.Sprintf("KILL %d", id))
+		dbtest.OK(t, db.QueryRowContext(h.Context(), "SELECT CONNECTION_ID()").Scan(&id))
+		dbtest.Exec(t, s.plain, fmt.Sprintf("KILL %d", id))
 		select {
 		case <-h.Context().Done():
 			if cause := context.Cause(h.Context()); !errors.Is(cause, mysqllock.ErrLost) {
 				t.Errorf("the cause is %v, want ErrLost", cause)
 			}
-		case <-time.After(30 * time.Second):
+		case <-time.After(time.Minute):
 			t.Error("an idle hold does not notice that its connection is lost")
 		}
 		if err := h.Release(); !errors.Is(err, mysqllock.ErrLost) {
@@ -245,62 +246,76 @@ func TestHold(t *testing.T) {
 }
 
 func TestHoldOutlivesItsTTL(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
-		db := s.open("lockTTL=2s")
-		ok(t, mysqllock.Do(limited(t), db, "k", func(ctx context.Context) error {
-			time.Sleep(3 * time.Second)
-			s.wantLocked("k", true)
-			_, err := db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")
-			return err
-		}))
-		s.wantStock(1, 9)
-		// A transaction on the application's own connection, too.
-		tx, err := db.BeginTx(lockctx.With(limited(t), "k"), nil)
-		ok(t, err)
-		time.Sleep(3 * time.Second)
-		exec(t, tx, "UPDATE p SET stock = 8 WHERE id = 1")
-		ok(t, tx.Commit())
-		// The limit on idleness that MariaDB got for it does not stay.
-		tx, err = db.Begin()
-		ok(t, err)
-		time.Sleep(2500 * time.Millisecond)
-		exec(t, tx, "UPDATE p SET stock = 7 WHERE id = 1")
-		ok(t, tx.Commit())
-		s.wantStock(1, 7)
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		const longer = 8 * time.Second
+		open := func() *sql.DB { return s.open("lockTTL=6s") }
+		var cases together
+		defer cases.Wait()
+		cases.Run(t, "a hold", func(t *testing.T) {
+			db := open()
+			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "hold", func(ctx context.Context) error {
+				time.Sleep(longer)
+				s.wantLocked("hold", true)
+				_, err := db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")
+				return err
+			}))
+			s.wantStock(1, 9)
+		})
+		cases.Run(t, "a transaction on the application's own connection", func(t *testing.T) {
+			tx, err := open().BeginTx(lockctx.With(dbtest.Limited(t), "tx"), nil)
+			dbtest.OK(t, err)
+			time.Sleep(longer)
+			dbtest.Exec(t, tx, "UPDATE p SET stock = 8 WHERE id = 2")
+			dbtest.OK(t, tx.Commit())
+			s.wantStock(2, 8)
+		})
+		cases.Run(t, "the limit on idleness that MariaDB got for it does not stay", func(t *testing.T) {
+			db := open()
+			db.SetMaxOpenConns(1)
+			tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "before"), nil)
+			dbtest.OK(t, err)
+			dbtest.OK(t, tx.Commit())
+			tx, err = db.Begin()
+			dbtest.OK(t, err)
+			time.Sleep(longer)
+			dbtest.Exec(t, tx, "UPDATE p SET stock = 7 WHERE id = 3")
+			dbtest.OK(t, tx.Commit())
+			s.wantStock(3, 7)
+		})
 	})
 }
 
 func TestCloseEndsEverything(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
-		db := s.open()
-		ctx := lockctx.With(limited(t), "k")
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open("lockWait=2m")
+		ctx := lockctx.With(dbtest.Limited(t), "k")
 		_, err := read(ctx, db, 1)
-		ok(t, err)
-		h, err := mysqllock.Acquire(limited(t), db, "h")
-		ok(t, err)
+		dbtest.OK(t, err)
+		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "h")
+		dbtest.OK(t, err)
 		_, err = db.ExecContext(h.Context(), "UPDATE p SET stock = 1 WHERE id = 1")
-		ok(t, err)
+		dbtest.OK(t, err)
 		waits := make(chan error, 1)
 		go func() {
-			_, err := mysqllock.Acquire(limited(t), db, "k")
+			_, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
 			waits <- err
 		}()
 		busy := make(chan error, 1)
 		go func() {
-			h, err := mysqllock.Acquire(limited(t), db, "busy")
+			h, err := mysqllock.Acquire(dbtest.Limited(t), db, "busy")
 			if err == nil {
-				_, err = db.ExecContext(h.Context(), "DO SLEEP(25)")
+				_, err = db.ExecContext(h.Context(), "DO SLEEP(100)")
 			}
 			busy <- err
 		}()
-		soon(t, "a statement runs on a session", func() bool {
+		dbtest.Soon(t, "a statement runs on a session", func() bool {
 			var n int
-			ok(t, s.plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO = 'DO SLEEP(25)'", s.database).Scan(&n))
+			dbtest.OK(t, s.plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO = 'DO SLEEP(100)'", s.Name).Scan(&n))
 			return n == 1
 		})
 		start := time.Now()
-		ok(t, db.Close())
-		if took := time.Since(start); took > 15*time.Second {
+		dbtest.OK(t, db.Close())
+		if took := time.Since(start); took > time.Minute {
 			t.Errorf("Close took %v, as long as a statement on a session", took)
 		}
 		if err := <-busy; !errors.Is(err, mysqllock.ErrLost) {
@@ -315,12 +330,12 @@ func TestCloseEndsEverything(t *testing.T) {
 		s.wantLocked("k", false)
 		s.wantLocked("h", false)
 		s.wantStock(1, 10)
-		if _, err := mysqllock.Acquire(limited(t), db, "k"); !errors.Is(err, mysqllock.ErrClosed) {
+		if _, err := mysqllock.Acquire(dbtest.Limited(t), db, "k"); !errors.Is(err, mysqllock.ErrClosed) {
 			t.Errorf("Acquire on a closed handle: %v", err)
 		}
-		soon(t, "no connection is left", func() bool {
+		dbtest.Soon(t, "no connection is left", func() bool {
 			var n int
-			ok(t, s.plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND ID <> CONNECTION_ID()", s.database).Scan(&n))
+			dbtest.OK(t, s.plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND ID <> CONNECTION_ID()", s.Name).Scan(&n))
 			return n == 0
 		})
 	})
@@ -328,7 +343,7 @@ func TestCloseEndsEverything(t *testing.T) {
 
 func TestOtherDriver(t *testing.T) {
 	db, err := sql.Open("mysql", "root@tcp(127.0.0.1:1)/")
-	ok(t, err)
+	dbtest.OK(t, err)
 	defer db.Close()
 	if _, err := mysqllock.Acquire(context.Background(), db, "k"); err == nil || !strings.Contains(err.Error(), "mysqllock") {
 		t.Errorf("Acquire on another driver's handle: %v", err)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -38,7 +39,7 @@ func (w *witness) told(t *testing.T, want ...string) []mysqllock.Event {
 	t.Helper()
 	var events []mysqllock.Event
 	var got []string
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(dbtest.Patience); ; time.Sleep(time.Millisecond) {
 		w.mu.Lock()
 		events = slices.Clone(w.events)
 		if len(events) >= len(want) {
@@ -67,13 +68,13 @@ func (w *witness) told(t *testing.T, want ...string) []mysqllock.Event {
 
 // watched opens the scratch database with a witness.
 func (s *scratch) watched(c mysqllock.Config) (*sql.DB, *witness) {
-	s.t.Helper()
+	s.T.Helper()
 	w := new(witness)
 	c.Observer = mysqllock.Observers{w, w}[:1]
-	connector, err := mysqllock.NewConnector(s.cfg(), c)
-	ok(s.t, err)
+	connector, err := mysqllock.NewConnector(s.Config(), c)
+	dbtest.OK(s.T, err)
 	db := sql.OpenDB(connector)
-	s.t.Cleanup(func() { db.Close() })
+	s.T.Cleanup(func() { db.Close() })
 	return db, w
 }
 
@@ -84,23 +85,23 @@ var strategies = map[string]lockctx.Option{
 // TestObserver: each lock that is asked for is told of twice, however it is taken
 // and given back.
 func TestObserver(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db, w := s.watched(mysqllock.Config{TTL: ttl})
-		other := s.open("lockTTL=5s")
+		other := s.open("lockTTL=" + ttl.String())
 		for strategy, kind := range strategies {
 			key := "key-" + strategy
 			taken, back := strategy+" acquired "+key, strategy+" released "+key
 			within := func(parent context.Context, opts ...lockctx.Option) context.Context {
 				return lockctx.With(context.WithValue(parent, userKey{}, strategy), key, append(opts, kind)...)
 			}
-			ctx := func(opts ...lockctx.Option) context.Context { return within(limited(t), opts...) }
+			ctx := func(opts ...lockctx.Option) context.Context { return within(dbtest.Limited(t), opts...) }
 			for range 2 {
 				tx, err := db.BeginTx(ctx(), nil)
-				ok(t, err)
+				dbtest.OK(t, err)
 				granted := w.told(t, taken)
 				time.Sleep(10 * time.Millisecond)
-				exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
-				ok(t, tx.Commit())
+				dbtest.Exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+				dbtest.OK(t, tx.Commit())
 				over := w.told(t, back)
 				if (granted[0].Token != 0) != (strategy == "lease") || granted[0].Token != over[0].Token || over[0].Held < 10*time.Millisecond {
 					t.Errorf("%+v, %+v", granted, over)
@@ -111,40 +112,40 @@ func TestObserver(t *testing.T) {
 			}
 
 			_, err := db.ExecContext(ctx(), "UPDATE p SET stock = stock - 1 WHERE id = 1")
-			ok(t, err)
+			dbtest.OK(t, err)
 			w.told(t, taken, back)
 
-			ending, cancel := context.WithCancel(limited(t))
+			ending, cancel := context.WithCancel(dbtest.Limited(t))
 			pinned := within(ending)
 			for range 2 {
 				_, err = read(pinned, db, 1)
-				ok(t, err)
+				dbtest.OK(t, err)
 			}
 			w.told(t, taken)
 			cancel()
 			w.told(t, back)
 
-			ok(t, mysqllock.Do(limited(t), db, key, func(ctx context.Context) error {
+			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, key, func(ctx context.Context) error {
 				tx, err := db.BeginTx(ctx, nil)
-				ok(t, err)
+				dbtest.OK(t, err)
 				return tx.Rollback()
 			}, kind))
 			w.told(t, taken, back)
 
-			tx, err := db.BeginTx(limited(t), nil) // late
-			ok(t, err)
+			tx, err := db.BeginTx(dbtest.Limited(t), nil) // late
+			dbtest.OK(t, err)
 			_, err = tx.ExecContext(ctx(), "UPDATE p SET stock = stock - 1 WHERE id = 1")
-			ok(t, err)
+			dbtest.OK(t, err)
 			w.told(t, taken)
-			ok(t, tx.Rollback())
+			dbtest.OK(t, tx.Rollback())
 			w.told(t, back)
 
 			if strategy == "optimistic" {
 				tx, err := db.BeginTx(ctx(), nil)
-				ok(t, err)
-				exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+				dbtest.OK(t, err)
+				dbtest.Exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
 				_, err = other.ExecContext(ctx(), "UPDATE p SET stock = stock - 1 WHERE id = 2")
-				ok(t, err)
+				dbtest.OK(t, err)
 				if err := tx.Commit(); !errors.Is(err, mysqllock.ErrConflict) {
 					t.Error(err)
 				}
@@ -155,8 +156,8 @@ func TestObserver(t *testing.T) {
 				w.told(t, taken, back)
 				continue
 			}
-			hold, err := mysqllock.Acquire(limited(t), other, key, kind)
-			ok(t, err)
+			hold, err := mysqllock.Acquire(dbtest.Limited(t), other, key, kind)
+			dbtest.OK(t, err)
 			if _, err := db.BeginTx(ctx(lockctx.NoWait()), nil); !errors.Is(err, mysqllock.ErrLocked) {
 				t.Error(err)
 			}
@@ -166,10 +167,10 @@ func TestObserver(t *testing.T) {
 				_, err := db.ExecContext(ctx(lockctx.Wait(20*time.Second)), "UPDATE p SET stock = stock - 1 WHERE id = 1")
 				waited <- err
 			}()
-			soon(t, "somebody waits", func() bool { st, _ := mysqllock.Stats(db); return st.Waiters == 1 })
+			dbtest.Soon(t, "somebody waits", func() bool { st, _ := mysqllock.Stats(db); return st.Waiters == 1 })
 			time.Sleep(20 * time.Millisecond)
-			ok(t, hold.Release())
-			ok(t, <-waited)
+			dbtest.OK(t, hold.Release())
+			dbtest.OK(t, <-waited)
 			if e := w.told(t, taken, back); e[0].Duration < 20*time.Millisecond {
 				t.Errorf("%v is less than it waited", e[0].Duration)
 			}
@@ -182,7 +183,7 @@ func TestObserver(t *testing.T) {
 
 // TestObserverOfLosses: a lock that is lost is told of once, also where nobody asks.
 func TestObserverOfLosses(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		var lines bytes.Buffer
 		logger := mysqllock.LogTo(slog.New(slog.NewTextHandler(&lines, nil)), time.Hour)
 		db, w := s.watched(mysqllock.Config{TTL: ttl})
@@ -191,21 +192,21 @@ func TestObserverOfLosses(t *testing.T) {
 				continue // nothing is held
 			}
 			key := "key-" + strategy
-			hold, err := mysqllock.Acquire(limited(t), db, key, kind)
-			ok(t, err)
+			hold, err := mysqllock.Acquire(dbtest.Limited(t), db, key, kind)
+			dbtest.OK(t, err)
 			w.told(t, strategy+" acquired "+key)
 			switch strategy {
 			case "row":
 				var id int
-				ok(t, db.QueryRowContext(hold.Context(), "SELECT CONNECTION_ID()").Scan(&id))
-				exec(t, s.plain, fmt.Sprintf("KILL %d", id))
+				dbtest.OK(t, db.QueryRowContext(hold.Context(), "SELECT CONNECTION_ID()").Scan(&id))
+				dbtest.Exec(t, s.plain, fmt.Sprintf("KILL %d", id))
 			case "lease":
 				s.steal(key)
 			case "advisory":
-				exec(t, s.plain, fmt.Sprintf("KILL %d", s.named(key)))
+				dbtest.Exec(t, s.plain, fmt.Sprintf("KILL %d", s.named(key)))
 			}
 			for _, e := range w.told(t, strategy+" lost "+key) {
-				logger.Observe(limited(t), e)
+				logger.Observe(dbtest.Limited(t), e)
 			}
 			if err := hold.Release(); !errors.Is(err, mysqllock.ErrLost) {
 				t.Error(err)
@@ -233,6 +234,8 @@ func TestLogTo(t *testing.T) {
 		{mysqllock.Event{Kind: mysqllock.Refused, Duration: time.Second, Err: busy}, `level=WARN msg="lock not granted" strategy=row keys=[k] waited=1s error="` + busy.Error() + `"`},
 		{mysqllock.Event{Kind: mysqllock.Refused, Err: errors.New("no table")}, `level=WARN msg="lock not granted" strategy=row keys=[k] waited=0s error="no table"`},
 		{mysqllock.Event{Kind: mysqllock.Released, Held: time.Hour}, ""},
+		{mysqllock.Event{Kind: mysqllock.LongHold, Held: time.Minute, Long: true}, `level=WARN msg="long hold of a lock" strategy=row keys=[k] held=1m0s`},
+		{mysqllock.Event{Kind: mysqllock.Released, Held: time.Hour, Long: true}, `level=WARN msg="long hold of a lock has ended" strategy=row keys=[k] held=1h0m0s`},
 		{mysqllock.Event{Kind: mysqllock.Lost, Held: time.Minute, Err: lost}, `level=ERROR msg="lock lost" strategy=row keys=[k] held=1m0s error="` + lost.Error() + `"`},
 	} {
 		var out bytes.Buffer

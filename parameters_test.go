@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -20,33 +21,33 @@ import (
 // TestSelectLimit: a limit on the rows of a SELECT is none on the rows of ours, of
 // which several keys have one each.
 func TestSelectLimit(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		other, db := s.open(), s.open("sql_select_limit=1")
 		keys := []string{"a", "b", "c"}
-		tx, err := other.BeginTx(lockctx.WithKeys(limited(t), keys), nil)
-		ok(t, err)
-		_, err = db.ExecContext(lockctx.WithKeys(limited(t), keys, lockctx.NoWait()), "UPDATE p SET stock = 9")
+		tx, err := other.BeginTx(lockctx.WithKeys(dbtest.Limited(t), keys), nil)
+		dbtest.OK(t, err)
+		_, err = db.ExecContext(lockctx.WithKeys(dbtest.Limited(t), keys, lockctx.NoWait()), "UPDATE p SET stock = 9")
 		if !errors.Is(err, mysqllock.ErrLocked) { // rows that are there are not made again, which would wait for who has locked them
 			t.Errorf("keys that are held: %v", err)
 		}
-		ok(t, tx.Rollback())
+		dbtest.OK(t, tx.Rollback())
 		for _, how := range rightsOf {
 			t.Run(how.name, func(t *testing.T) {
-				hint := func() context.Context { return lockctx.WithKeys(limited(t), keys, how.holds) }
+				hint := func() context.Context { return lockctx.WithKeys(dbtest.Limited(t), keys, how.holds) }
 				_, err := db.ExecContext(hint(), "UPDATE p SET stock = 9")
-				ok(t, err)
+				dbtest.OK(t, err)
 				ctx := hint()
 				_, err = read(ctx, db, 1)
-				ok(t, err)
+				dbtest.OK(t, err)
 				tx, err := db.BeginTx(ctx, nil)
-				ok(t, err)
-				exec(t, tx, "UPDATE p SET stock = 8")
-				ok(t, tx.Commit())
+				dbtest.OK(t, err)
+				dbtest.Exec(t, tx, "UPDATE p SET stock = 8")
+				dbtest.OK(t, tx.Commit())
 				tx, err = db.Begin()
-				ok(t, err)
+				dbtest.OK(t, err)
 				_, err = tx.ExecContext(hint(), "UPDATE p SET stock = 7")
-				ok(t, err)
-				ok(t, tx.Commit())
+				dbtest.OK(t, err)
+				dbtest.OK(t, tx.Commit())
 				s.wantStock(4, 7)
 			})
 		}
@@ -56,12 +57,12 @@ func TestSelectLimit(t *testing.T) {
 // TestReadTimeout: a limit on how long an answer may take is none on how long one
 // waits for a lock.
 func TestReadTimeout(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
-		const readTimeout = 3 * time.Second
-		cfg, log := s.cfg(), new(failures)
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		const readTimeout = 6 * time.Second
+		cfg, log := s.Config(), new(failures)
 		cfg.ReadTimeout, cfg.Logger = readTimeout, log
 		connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{Wait: 5 * time.Minute})
-		ok(t, err)
+		dbtest.OK(t, err)
 		holder, db := s.open(), sql.OpenDB(connector)
 		t.Cleanup(func() { db.Close() })
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
@@ -93,7 +94,7 @@ func TestReadTimeout(t *testing.T) {
 			for name, way := range ways {
 				key := what + ", " + name
 				h, err := mysqllock.Acquire(ctx, holder, key, how)
-				ok(t, err)
+				dbtest.OK(t, err)
 				held = append(held, h)
 				waiting.Go(func() {
 					if err := way(key, how); err != nil {
@@ -102,14 +103,14 @@ func TestReadTimeout(t *testing.T) {
 				})
 			}
 		}
-		soon(t, "all wait", func() bool {
+		dbtest.Soon(t, "all wait", func() bool {
 			st, err := mysqllock.Stats(db)
-			ok(t, err)
+			dbtest.OK(t, err)
 			return st.Waiters >= len(held)
 		})
 		time.Sleep(readTimeout * 4 / 3) // so long they wait, for nothing
 		for _, h := range held {
-			ok(t, h.Release())
+			dbtest.OK(t, h.Release())
 		}
 		waiting.Wait()
 		s.wantStock(1, 10-len(held))

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -28,37 +29,36 @@ var rightsOf = []struct {
 	{"row", lockctx.Row(), lockctx.Row(), "SELECT, INSERT, UPDATE", true},
 	{"shared", lockctx.Shared(), lockctx.Row(), "SELECT, INSERT, UPDATE", true},
 	{"slots", lockctx.Slots(1), lockctx.Slots(1), "SELECT, INSERT, UPDATE", true},
-	{"lease", lockctx.Lease(3 * time.Second), lockctx.Lease(3 * time.Second), "SELECT, INSERT, UPDATE", true},
+	{"lease", lockctx.Lease(30 * time.Second), lockctx.Lease(30 * time.Second), "SELECT, INSERT, UPDATE", true},
 	{"optimistic", lockctx.Optimistic(), lockctx.Optimistic(), "SELECT, INSERT, UPDATE", false},
 	{"advisory", lockctx.Advisory(), lockctx.Advisory(), "", true},
 }
 
 // waiting counts those who wait for a lock in the server.
 func (s *scratch) waiting() (n int) {
-	s.t.Helper()
-	ok(s.t, s.plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND COMMAND = 'Query' AND ID <> CONNECTION_ID()"+
+	s.T.Helper()
+	dbtest.OK(s.T, s.plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND COMMAND = 'Query' AND ID <> CONNECTION_ID()"+
 		" AND (INFO LIKE '%GET_LOCK(%' OR INFO LIKE '%mysqllock%FOR UPDATE%' OR INFO LIKE '%mysqllock%FOR SHARE%' OR INFO LIKE '%mysqllock%LOCK IN SHARE MODE%')",
-		s.database).Scan(&n))
+		s.Name).Scan(&n))
 	return n
 }
 
 func TestRightsOfEachStrategy(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
-		_, err := s.open().ExecContext(lockctx.With(limited(t), "made"), "DO 1") // the table, by somebody else
-		ok(t, err)
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		_, err := s.open().ExecContext(lockctx.With(dbtest.Limited(t), "made"), "DO 1") // the table, by somebody else
+		dbtest.OK(t, err)
 		for _, how := range rightsOf {
 			for _, schema := range []string{"auto", "manual"} {
 				t.Run(how.name+", "+schema, func(t *testing.T) {
-					s := *s
-					s.t = t
+					s := s.at(s.For(t))
 					grants := []string{"SELECT, UPDATE ON $db.p"}
 					if how.onTheTable != "" {
 						grants = append(grants, how.onTheTable+" ON $db.mysqllock")
 					}
 					u := s.user(grants...)
 					db, other := u.open("lockSchema="+schema), u.open("lockSchema="+schema)
-					key := how.name + random()
-					exec(t, s.plain, "UPDATE p SET stock = 10 WHERE id = 1")
+					key := how.name + dbtest.Random()
+					dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10 WHERE id = 1")
 					sell := func(ctx context.Context) error {
 						tx, err := db.BeginTx(ctx, nil)
 						if err != nil {
@@ -71,9 +71,9 @@ func TestRightsOfEachStrategy(t *testing.T) {
 						return tx.Commit()
 					}
 					for range 2 { // a new key, and a known one
-						ok(t, sell(lockctx.With(limited(t), key, how.holds)))
-						_, err := db.ExecContext(lockctx.With(limited(t), key, how.holds), "UPDATE p SET stock = stock - 1 WHERE id = 1")
-						ok(t, err)
+						dbtest.OK(t, sell(lockctx.With(dbtest.Limited(t), key, how.holds)))
+						_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), key, how.holds), "UPDATE p SET stock = stock - 1 WHERE id = 1")
+						dbtest.OK(t, err)
 					}
 					if how.name == "lease" {
 						s.renews(db, key)
@@ -82,20 +82,20 @@ func TestRightsOfEachStrategy(t *testing.T) {
 					if !how.waitsForOther {
 						return
 					}
-					h, err := mysqllock.Acquire(limited(t), db, key, how.holds)
-					ok(t, err)
+					h, err := mysqllock.Acquire(dbtest.Limited(t), db, key, how.holds)
+					dbtest.OK(t, err)
 					s.cancelled(other, key, how.wants)
 					granted := make(chan error, 1)
 					go func() {
-						next, err := mysqllock.Acquire(limited(t), other, key, how.wants, lockctx.Wait(25*time.Second))
+						next, err := mysqllock.Acquire(dbtest.Limited(t), other, key, how.wants, lockctx.Wait(2*time.Minute))
 						if err == nil {
 							err = next.Release()
 						}
 						granted <- err
 					}()
-					soon(t, "it waits", func() bool { return s.waiting() == 1 })
-					ok(t, h.Release())
-					ok(t, <-granted)
+					dbtest.Soon(t, "it waits", func() bool { return s.waiting() == 1 })
+					dbtest.OK(t, h.Release())
+					dbtest.OK(t, <-granted)
 				})
 			}
 		}
@@ -104,26 +104,22 @@ func TestRightsOfEachStrategy(t *testing.T) {
 
 // renews holds a lease until it has been renewed, and writes under it.
 func (s *scratch) renews(db *sql.DB, key string) {
-	s.t.Helper()
-	h, err := mysqllock.Acquire(limited(s.t), db, key, lockctx.Lease(3*time.Second))
-	ok(s.t, err)
-	expires := func() (at string) {
-		ok(s.t, s.plain.QueryRow("SELECT expires FROM mysqllock WHERE namespace = ? AND name = ?", s.database, key).Scan(&at))
-		return at
-	}
-	at := expires()
-	soon(s.t, "it is renewed", func() bool { return expires() != at })
+	s.T.Helper()
+	h, err := mysqllock.Acquire(dbtest.Limited(s.T), db, key, lockctx.Lease(6*time.Second))
+	dbtest.OK(s.T, err)
+	at := s.expires(key)
+	dbtest.Soon(s.T, "it is renewed", func() bool { return s.expires(key) != at })
 	_, err = db.ExecContext(h.Context(), "UPDATE p SET stock = stock WHERE id = 1")
-	ok(s.t, err)
-	ok(s.t, h.Release())
+	dbtest.OK(s.T, err)
+	dbtest.OK(s.T, h.Release())
 }
 
 // TestOneRightLess: what is missing is named, soon, and nothing runs without its
 // lock.
 func TestOneRightLess(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
-		_, err := s.open().ExecContext(lockctx.With(limited(t), "made"), "DO 1")
-		ok(t, err)
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		_, err := s.open().ExecContext(lockctx.With(dbtest.Limited(t), "made"), "DO 1")
+		dbtest.OK(t, err)
 		for _, how := range rightsOf {
 			if how.onTheTable == "" {
 				continue
@@ -135,7 +131,7 @@ func TestOneRightLess(t *testing.T) {
 				for _, key := range []string{"made", "new " + how.name} {
 					what := fmt.Sprintf("%s without %s, %s", how.name, missing, key)
 					before := s.stock(1)
-					ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+					ctx, cancel := context.WithTimeout(t.Context(), dbtest.Patience)
 					var e *mysqllock.Error
 					err := func() error {
 						tx, err := db.BeginTx(lockctx.With(ctx, key, how.holds), nil)
@@ -174,45 +170,45 @@ func TestOneRightLess(t *testing.T) {
 func (s *scratch) sparesRight(how, missing, key string) bool {
 	switch how {
 	case "row", "shared", "slots":
-		return missing == "INSERT" && key == "made" || missing == "UPDATE" && (s.mariadb || how == "shared")
+		return missing == "INSERT" && key == "made" || missing == "UPDATE" && (s.MariaDB() || how == "shared")
 	}
 	return false
 }
 
 // TestRightsOfClaims: they need nothing on the lock table, which need not exist.
 func TestRightsOfClaims(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.user("SELECT, UPDATE ON $db.p").open("lockSchema=manual")
-		tx, err := db.BeginTx(limited(t), nil)
-		ok(t, err)
+		tx, err := db.BeginTx(dbtest.Limited(t), nil)
+		dbtest.OK(t, err)
 		defer tx.Rollback()
 		var id int
-		ok(t, tx.QueryRowContext(lockctx.Claim(limited(t), lockctx.ForUpdate()), "SELECT id FROM p WHERE id = 1").Scan(&id))
-		_, err = s.plain.ExecContext(limited(t), "SELECT id FROM p WHERE id = 1 FOR UPDATE NOWAIT")
+		dbtest.OK(t, tx.QueryRowContext(lockctx.Claim(dbtest.Limited(t), lockctx.ForUpdate()), "SELECT id FROM p WHERE id = 1").Scan(&id))
+		_, err = s.plain.ExecContext(dbtest.Limited(t), "SELECT id FROM p WHERE id = 1 FOR UPDATE NOWAIT")
 		if err == nil {
 			t.Error("the row is not locked")
 		}
-		ok(t, tx.Commit())
+		dbtest.OK(t, tx.Commit())
 	})
 }
 
 // TestRightToTheProcedure: EXECUTE on it alone saves the round trip.
 func TestRightToTheProcedure(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
-		if s.mariadb {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		if s.MariaDB() {
 			return // which needs none
 		}
-		_, err := s.open().ExecContext(lockctx.With(limited(t), "k"), "DO 1")
-		ok(t, err)
-		u := s.user("SELECT, INSERT, UPDATE ON $db.mysqllock", "EXECUTE ON PROCEDURE $db.mysqllock_begin")
+		_, err := s.open().ExecContext(lockctx.With(dbtest.Limited(t), "k"), "DO 1")
+		dbtest.OK(t, err)
+		u := s.user("SELECT, INSERT, UPDATE ON $db.mysqllock", "EXECUTE ON PROCEDURE $db.mysqllock_lock1")
 		db, tap := u.tapped(mysqllock.Config{})
-		ok(t, db.Ping())
-		_, err = db.ExecContext(lockctx.With(limited(t), "k"), "DO 1")
-		ok(t, err)
-		seen := tap.since()
-		_, err = db.ExecContext(lockctx.With(limited(t), "k"), "DO 1")
-		ok(t, err)
-		if log := seen(); len(log) == 0 || !strings.HasPrefix(log[0].text, "CALL ") {
+		dbtest.OK(t, db.Ping())
+		_, err = db.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "DO 1")
+		dbtest.OK(t, err)
+		seen := tap.Since()
+		_, err = db.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "DO 1")
+		dbtest.OK(t, err)
+		if log := seen(); !slices.ContainsFunc(log, func(c dbtest.Command) bool { return strings.HasPrefix(c.Text, "CALL ") }) {
 			t.Errorf("sent was %v", log)
 		}
 	})

@@ -12,11 +12,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/keyrow"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -25,11 +25,11 @@ import (
 // SQL, a name that looks like SQL is a name: its row is made, no two are the same
 // lock, and nothing else is touched.
 func TestHostileNames(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
-		exec(t, s.plain, "CREATE TABLE canary (name VARCHAR(20) PRIMARY KEY) ENGINE=InnoDB")
-		exec(t, s.plain, "INSERT INTO canary VALUES ('sings')")
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		dbtest.Exec(t, s.plain, "CREATE TABLE canary (name VARCHAR(20) PRIMARY KEY) ENGINE=InnoDB")
+		dbtest.Exec(t, s.plain, "INSERT INTO canary VALUES ('sings')")
 		modes := []string{"", "ANSI_QUOTES,NO_BACKSLASH_ESCAPES"}
-		if s.mariadb {
+		if s.MariaDB() {
 			modes = append(modes, "ORACLE")
 		}
 		for _, mode := range modes {
@@ -38,7 +38,7 @@ func TestHostileNames(t *testing.T) {
 				holder, other := s.open(params), s.open(params)
 				holds := make([]*mysqllock.Hold, len(hostileNames))
 				for i, key := range hostileNames {
-					ctx := lockctx.With(limited(t), key, how.holds)
+					ctx := lockctx.With(dbtest.Limited(t), key, how.holds)
 					if _, err := holder.ExecContext(ctx, "UPDATE p SET stock = 10"); err != nil {
 						t.Fatalf("%s, %q: %v", how.name, key, err)
 					}
@@ -46,7 +46,7 @@ func TestHostileNames(t *testing.T) {
 						continue
 					}
 					var err error
-					if holds[i], err = mysqllock.Acquire(limited(t), holder, key, how.holds, lockctx.NoWait()); err != nil {
+					if holds[i], err = mysqllock.Acquire(dbtest.Limited(t), holder, key, how.holds, lockctx.NoWait()); err != nil {
 						t.Fatalf("%s, %q, with the names before it held: %v", how.name, key, err)
 					}
 				}
@@ -54,13 +54,13 @@ func TestHostileNames(t *testing.T) {
 					if hold == nil {
 						continue
 					}
-					if _, err := mysqllock.Acquire(limited(t), other, hostileNames[i], how.wants, lockctx.NoWait()); !errors.Is(err, mysqllock.ErrLocked) {
+					if _, err := mysqllock.Acquire(dbtest.Limited(t), other, hostileNames[i], how.wants, lockctx.NoWait()); !errors.Is(err, mysqllock.ErrLocked) {
 						t.Errorf("%s, %q: somebody else gets %v", how.name, hostileNames[i], err)
 					}
-					ok(t, hold.Release())
+					dbtest.OK(t, hold.Release())
 				}
-				ok(t, holder.Close())
-				ok(t, other.Close())
+				dbtest.OK(t, holder.Close())
+				dbtest.OK(t, other.Close())
 			}
 		}
 		want := []string{}
@@ -81,60 +81,60 @@ func TestHostileNames(t *testing.T) {
 }
 
 func (s *scratch) names(query string) (names []string) {
-	s.t.Helper()
+	s.T.Helper()
 	rows, err := s.plain.Query(query)
-	ok(s.t, err)
+	dbtest.OK(s.T, err)
 	defer rows.Close()
 	for rows.Next() {
 		var name string
-		ok(s.t, rows.Scan(&name))
+		dbtest.OK(s.T, rows.Scan(&name))
 		names = append(names, name)
 	}
-	ok(s.t, rows.Err())
+	dbtest.OK(s.T, rows.Err())
 	return names
 }
 
 // TestHostileSettings: so is what a handle calls its namespace and itself, and the
 // database that it is in.
 func TestHostileSettings(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		before := s.names("SELECT SCHEMA_NAME FROM information_schema.SCHEMATA ORDER BY 1")
-		for _, database := range []string{"t_`; DROP TABLE p; -- " + random()[:6], "t_' \" \\ " + random()[:6]} {
+		for _, database := range []string{"t_`; DROP TABLE p; -- " + dbtest.Random()[:6], "t_' \" \\ " + dbtest.Random()[:6]} {
 			quoted := "`" + strings.ReplaceAll(database, "`", "``") + "`"
-			exec(t, s.plain, "CREATE DATABASE "+quoted)
-			defer exec(t, s.plain, "DROP DATABASE "+quoted)
-			exec(t, s.plain, "CREATE TABLE "+quoted+".p SELECT * FROM p")
-			in := *s
-			in.database = database
+			dbtest.Exec(t, s.plain, "CREATE DATABASE "+quoted)
+			defer dbtest.Exec(t, s.plain, "DROP DATABASE "+quoted)
+			dbtest.Exec(t, s.plain, "CREATE TABLE "+quoted+".p SELECT * FROM p")
+			in := s.Changed(func(cfg *mysql.Config) { cfg.DBName = database })
+			dbtest.Exec(t, in.Open("mysql"), "DELETE FROM p WHERE id = 4") // it is that one
 			for i, name := range hostileNames {
 				if i%3 > 0 && !strings.ContainsAny(name, "'`\";") {
 					continue
 				}
-				connector, err := mysqllock.NewConnector(in.cfg(), mysqllock.Config{Namespace: name, Owner: name})
-				ok(t, err)
+				connector, err := mysqllock.NewConnector(in.Config(), mysqllock.Config{Namespace: name, Owner: name})
+				dbtest.OK(t, err)
 				db := sql.OpenDB(connector)
 				for _, how := range rightsOf {
-					_, err := db.ExecContext(lockctx.With(limited(t), "k", how.holds), "UPDATE p SET stock = 10")
+					_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "k", how.holds), "UPDATE p SET stock = 10")
 					if err != nil {
 						t.Fatalf("database %q, namespace and owner %q, %s: %v", database, name, how.name, err)
 					}
 				}
-				h, err := mysqllock.Acquire(limited(t), db, "k", lockctx.Lease(ttl))
-				ok(t, err)
+				h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(ttl))
+				dbtest.OK(t, err)
 				err = naming(func() error {
-					other, err := mysqllock.NewConnector(in.cfg(), mysqllock.Config{Namespace: name})
-					ok(t, err)
+					other, err := mysqllock.NewConnector(in.Config(), mysqllock.Config{Namespace: name})
+					dbtest.OK(t, err)
 					db := sql.OpenDB(other)
 					defer db.Close()
-					_, err = mysqllock.Acquire(limited(t), db, "k", lockctx.Lease(ttl), lockctx.NoWait())
+					_, err = mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(ttl), lockctx.NoWait())
 					return err
 				})
 				var e *mysqllock.Error
 				if !errors.As(err, &e) || e.Holder == nil || !strings.HasPrefix(name, e.Holder.Program) || strings.ContainsAny(err.Error(), "\n\r\x00") {
 					t.Errorf("the lease of owner %q: %q", name, err)
 				}
-				ok(t, h.Release())
-				ok(t, db.Close())
+				dbtest.OK(t, h.Release())
+				dbtest.OK(t, db.Close())
 			}
 		}
 		after := s.names("SELECT SCHEMA_NAME FROM information_schema.SCHEMATA ORDER BY 1")
@@ -142,22 +142,23 @@ func TestHostileSettings(t *testing.T) {
 			t.Logf("the databases were %q and are %q", before, after)
 		}
 		s.wantStock(1, 10)
+		s.wantStock(4, 10)
 	})
 }
 
 // TestNoSecrets: a password, whatever is in it, is in no error, no log line, and
 // nothing that is printed.
 func TestNoSecrets(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		const word = "Sw0rdf1sh"
-		ok(t, func() error { _, err := s.open().ExecContext(lockctx.With(limited(t), "k"), "DO 1"); return err }())
+		dbtest.OK(t, func() error { _, err := s.open().ExecContext(lockctx.With(dbtest.Limited(t), "k"), "DO 1"); return err }())
 		for i, special := range strings.Split("!|\"|#|$|%|&|'|(|)|*|+|,|-|.|/|:|;|<|=|>|?|@|[|\\|]|^|_|`|{|}|~| |\t|\n|é|%41|?lockWait=|/x?lockX=1&", "|") {
 			password := word + special + "a" + special + word
-			user := fmt.Sprintf("u%d_%s", i, random())
-			exec(t, s.plain, "CREATE USER "+user+" IDENTIFIED BY '"+strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(password)+"'")
-			defer exec(t, s.plain, "DROP USER "+user)
-			exec(t, s.plain, "GRANT SELECT, UPDATE ON "+s.database+".p TO "+user)
-			cfg := s.cfg()
+			user := fmt.Sprintf("u%d_%s", i, dbtest.Random())
+			dbtest.Exec(t, s.plain, "CREATE USER "+user+" IDENTIFIED BY '"+strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(password)+"'")
+			defer dbtest.Exec(t, s.plain, "DROP USER "+user)
+			dbtest.Exec(t, s.plain, "GRANT SELECT, UPDATE ON "+s.Name+".p TO "+user)
+			cfg := s.Config()
 			cfg.User, cfg.Passwd = user, password
 			told := func(what string, x any) {
 				t.Helper()
@@ -189,10 +190,10 @@ func TestNoSecrets(t *testing.T) {
 						continue
 					}
 					stats, err := mysqllock.Stats(db)
-					ok(t, err)
+					dbtest.OK(t, err)
 					told("the stats", stats)
 					told("the handle", db)
-					ctx, cancel := context.WithTimeout(limited(t), 5*time.Second)
+					ctx, cancel := context.WithCancel(dbtest.Limited(t))
 					if err := db.PingContext(ctx); (err == nil) != (what == "no privileges") {
 						t.Errorf("%s by %s, with %q in the password: %v", what, how, special, err)
 					} else {
@@ -210,7 +211,7 @@ func TestNoSecrets(t *testing.T) {
 						told(what+" by "+how, err)
 					}
 					cancel()
-					ok(t, db.Close())
+					dbtest.OK(t, db.Close())
 				}
 			}
 			way("no privileges", cfg)

@@ -30,21 +30,29 @@ import (
 // Texts that the driver sends. The namespace is "shop", the keys are k, k1, k2
 // and not there at first.
 const (
-	sqlIdentify = "SELECT ID, HOST FROM information_schema.PROCESSLIST WHERE ID = CONNECTION_ID()"
-	sqlControl  = "SET SESSION autocommit = 1, sql_select_limit = DEFAULT, innodb_lock_wait_timeout = 5, lock_wait_timeout = 2"
-	sqlSession  = "SET SESSION autocommit = 0, wait_timeout = 30"
-	sqlLeasing  = "SET SESSION autocommit = 1, sql_mode = '', sql_select_limit = DEFAULT, innodb_lock_wait_timeout = 1, lock_wait_timeout = 5, wait_timeout = 30"
+	sqlIdentify = "SELECT ID, HOST, @mysqllock, @@completion_type FROM information_schema.PROCESSLIST WHERE ID = CONNECTION_ID()"
+	sqlOwn      = "timestamp = DEFAULT /*!80000 , max_execution_time = 0 */ /*M!100000 , max_statement_time = n */"
+	sqlControl  = "SET @mysqllock = @@autocommit, SESSION autocommit = 1, " + sqlOwn + ", sql_select_limit = DEFAULT, innodb_lock_wait_timeout = 5, lock_wait_timeout = 2, wait_timeout = 30"
+	sqlCleaning = "SELECT 1 FROM `shop`.`mysqllock` WHERE namespace = x'' AND name = x'' AND expires BETWEEN UTC_TIMESTAMP(6) AND UTC_TIMESTAMP(6) + INTERVAL 1 MINUTE"
+	sqlSession  = "SET @mysqllock = @@autocommit, SESSION autocommit = 0, wait_timeout = 30"
+	sqlLeasing  = "SET @mysqllock = @@autocommit, SESSION autocommit = 1, sql_mode = '', " + sqlOwn + ", sql_select_limit = DEFAULT, innodb_lock_wait_timeout = 1, lock_wait_timeout = 5, wait_timeout = 30"
 	sqlProbe    = "SELECT VERSION(), DATABASE(), @@innodb_rollback_on_timeout, @@read_only OR @@innodb_read_only," +
 		" /*!80000 @@transaction_isolation, 0, CONCAT(IFNULL((SELECT VARIABLE_VALUE FROM performance_schema.global_variables WHERE VARIABLE_NAME = 'wsrep_on'),'OFF'), ','," +
 		" IFNULL((SELECT GROUP_CONCAT(VARIABLE_VALUE ORDER BY VARIABLE_NAME)" +
-		" FROM performance_schema.global_variables WHERE VARIABLE_NAME IN ('group_replication_group_name','group_replication_single_primary_mode')),'')), 0 */" +
+		" FROM performance_schema.global_variables WHERE VARIABLE_NAME IN ('group_replication_group_name','group_replication_single_primary_mode')),'')), 0, @@server_uuid," +
+		" (SELECT COUNT(*) FROM performance_schema.session_account_connect_attrs WHERE PROCESSLIST_ID = CONNECTION_ID() AND ATTR_NAME = '_client_ip'), @@global.wait_timeout */" +
 		" /*M!100000 @@tx_isolation, @@idle_transaction_timeout, CONCAT(@@wsrep_on,',')," +
-		" (SELECT COUNT(*) FROM information_schema.SYSTEM_VARIABLES WHERE VARIABLE_NAME = 'INNODB_SNAPSHOT_ISOLATION') */"
+		" (SELECT COUNT(*) FROM information_schema.SYSTEM_VARIABLES WHERE VARIABLE_NAME = 'INNODB_SNAPSHOT_ISOLATION')," +
+		" IF(@@wsrep_on, (SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME = 'WSREP_CLUSTER_STATE_UUID')," +
+		" CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir)), 0," +
+		" LEAST(@@global.wait_timeout, IFNULL(NULLIF(@@idle_transaction_timeout, 0), @@global.wait_timeout)," +
+		" IFNULL(NULLIF(@@idle_readonly_transaction_timeout, 0), @@global.wait_timeout), IFNULL(NULLIF(@@idle_write_transaction_timeout, 0), @@global.wait_timeout)) */," +
+		" CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir /*!80000 , @@server_uuid */)"
 	sqlState      = "SELECT ENGINE, " + sqlColumns + ", " + sqlRoutine + sqlEngine
 	sqlStateMaria = "SELECT ENGINE, " + sqlColumns + ", NULL" + sqlEngine
 	sqlColumns    = "(SELECT LOWER(GROUP_CONCAT(COLUMN_NAME)) FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = x'73686f70' AND TABLE_NAME = x'6d7973716c6c6f636b')"
-	sqlRoutine    = "(SELECT ROUTINE_COMMENT = 'mysqllock 5' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE'" +
-		" AND ROUTINE_SCHEMA = x'73686f70' AND ROUTINE_NAME = x'6d7973716c6c6f636b5f626567696e')"
+	sqlRoutine    = "(SELECT ROUTINE_COMMENT = 'mysqllock' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE'" +
+		" AND ROUTINE_SCHEMA = x'73686f70' AND ROUTINE_NAME = x'6d7973716c6c6f636b5f6c6f636b31')"
 	sqlEngine = " FROM information_schema.TABLES WHERE TABLE_SCHEMA = x'73686f70' AND TABLE_NAME = x'6d7973716c6c6f636b'"
 	sqlTable  = "CREATE TABLE IF NOT EXISTS `shop`.`mysqllock` (\n" +
 		"  namespace VARBINARY(255) NOT NULL,\n" +
@@ -60,9 +68,8 @@ const (
 		" ADD COLUMN versioned TINYINT UNSIGNED NOT NULL DEFAULT 0"
 	sqlFloor           = "SELECT 1 FROM `shop`.`mysqllock` WHERE namespace = x'' AND name = x''"
 	sqlMakeFloor       = "INSERT IGNORE INTO `shop`.`mysqllock` (namespace, name) VALUES (x'', x'')"
-	sqlDropProcedure   = "DROP PROCEDURE IF EXISTS `shop`.`mysqllock_begin`"
-	sqlCreateProcedure = "CREATE PROCEDURE `shop`.`mysqllock_begin`(p_namespace VARBINARY(255), p_name VARBINARY(255), p_shared BOOL, p_quiet BIGINT UNSIGNED)\n" +
-		"SQL SECURITY INVOKER COMMENT 'mysqllock 5'\n" +
+	sqlCreateProcedure = "CREATE PROCEDURE `shop`.`mysqllock_lock1`(p_namespace VARBINARY(255), p_name VARBINARY(255), p_shared BOOL, p_quiet BIGINT UNSIGNED)\n" +
+		"SQL SECURITY INVOKER COMMENT 'mysqllock'\n" +
 		"BEGIN\n" +
 		"  DECLARE v_quiet BOOL;\n" +
 		"  START TRANSACTION;\n" +
@@ -74,14 +81,13 @@ const (
 		"      FROM `shop`.`mysqllock` WHERE namespace = p_namespace AND name = p_name FOR UPDATE NOWAIT;\n" +
 		"  END IF;\n" +
 		"  IF v_quiet IS NOT TRUE THEN BEGIN\n" +
-		"    DECLARE v_remaining BIGINT;\n" +
 		"    DECLARE v_token BIGINT UNSIGNED;\n" +
 		"    DECLARE v_owner VARBINARY(255);\n" +
 		"    DECLARE v_versioned BOOL;\n" +
-		"    SELECT " + sqlLease + ", versioned INTO v_remaining, v_token, v_owner, v_versioned\n" +
+		"    SELECT token, owner, versioned INTO v_token, v_owner, v_versioned\n" +
 		"      FROM `shop`.`mysqllock` WHERE namespace = p_namespace AND name = p_name FOR SHARE;\n" +
-		"    IF v_remaining > 0 THEN ROLLBACK; END IF;\n" +
-		"    SELECT CONNECTION_ID(), v_remaining, v_token, v_owner, v_versioned, @@read_only, @@innodb_read_only FROM DUAL WHERE v_token IS NOT NULL;\n" +
+		"    IF v_owner IS NOT NULL THEN ROLLBACK; END IF;\n" +
+		"    SELECT CONNECTION_ID(), v_token, v_owner, v_versioned, @@read_only, @@innodb_read_only FROM DUAL WHERE v_token IS NOT NULL;\n" +
 		"  END; END IF;\n" +
 		"END"
 	sqlWritable = "CONCAT(@@read_only, @@innodb_read_only) IN ('00', 'OFFOFF')"
@@ -104,10 +110,10 @@ const (
 	// What is said of a lease: how long it is still live, its token, its owner.
 	sqlLease = "IF((owner IS NOT NULL AND expires > UTC_TIMESTAMP(6)), TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires), 0), token, owner"
 
-	sqlCall  = "CALL `shop`.`mysqllock_begin`(x'73686f70', x'6b', FALSE, NULL)"
-	sqlLock  = "SELECT CONNECTION_ID(), " + sqlLease + ", versioned, @@read_only, @@innodb_read_only FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b' FOR UPDATE"
-	sqlLock1 = "SELECT CONNECTION_ID(), " + sqlLease + ", versioned, @@read_only, @@innodb_read_only FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b31' FOR UPDATE"
-	sqlLock2 = "SELECT CONNECTION_ID(), " + sqlLease + ", versioned, @@read_only, @@innodb_read_only FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b32' FOR UPDATE"
+	sqlCall  = "CALL `shop`.`mysqllock_lock1`(x'73686f70', x'6b', FALSE, NULL)"
+	sqlLock  = "SELECT CONNECTION_ID(), token, owner, versioned, @@read_only, @@innodb_read_only FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b' FOR UPDATE"
+	sqlLock1 = "SELECT CONNECTION_ID(), token, owner, versioned, @@read_only, @@innodb_read_only FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b31' FOR UPDATE"
+	sqlLock2 = "SELECT CONNECTION_ID(), token, owner, versioned, @@read_only, @@innodb_read_only FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b32' FOR UPDATE"
 	sqlTry   = sqlLock + " NOWAIT"
 	sqlTry1  = sqlLock1 + " NOWAIT"
 	sqlTry3  = "(" + sqlLock1 + " NOWAIT) UNION ALL (" + sqlLock2 + " NOWAIT) LIMIT 2"
@@ -117,12 +123,18 @@ const (
 		" SET SESSION idle_transaction_timeout = 30; START TRANSACTION;" +
 		" SET STATEMENT innodb_lock_wait_timeout = 0 FOR SELECT owner IS NULL AND versioned = 0 AND token <= v_most AND " + sqlWritable + " INTO v_quiet" +
 		" FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = v_name LIMIT 1 FOR UPDATE;" +
-		" IF v_quiet IS NOT TRUE THEN SELECT CONNECTION_ID(), " + sqlLease + ", versioned, @@read_only, @@innodb_read_only" +
+		" IF v_quiet IS NOT TRUE THEN SELECT CONNECTION_ID(), token, owner, versioned, @@read_only, @@innodb_read_only" +
 		" FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = v_name LIMIT 1 FOR UPDATE; END IF; END"
 	sqlBlock3 = "BEGIN NOT ATOMIC SET SESSION idle_transaction_timeout = 30; START TRANSACTION;" +
 		" SET STATEMENT innodb_lock_wait_timeout = 0 FOR (" + sqlLock1 + ") UNION ALL (" + sqlLock2 + ") LIMIT 2; END"
-	sqlLook1 = "SELECT name, " + sqlLease + " FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN (x'6b31')" +
-		" AND (owner IS NOT NULL AND expires > UTC_TIMESTAMP(6))"
+	sqlLook  = sqlLookAt + "(x'6b') AND owner IS NOT NULL"
+	sqlLook1 = sqlLookAt + "(x'6b31') AND owner IS NOT NULL"
+	sqlLook2 = sqlLookAt + "(x'6b32') AND owner IS NOT NULL"
+
+	sqlLookAt = "SELECT name, " + sqlLease + " FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN "
+	sqlClear  = "INSERT INTO `shop`.`mysqllock` (namespace, name) SELECT r.namespace, r.name FROM `shop`.`mysqllock` r" +
+		" WHERE r.namespace = x'73686f70' AND r.name = x'6b' AND r.token = 5 AND r.owner = x'7765622d323a373a73686f7064233061316232633364'" +
+		" FOR UPDATE NOWAIT ON DUPLICATE KEY UPDATE owner = NULL"
 
 	sqlBlocker = "SET STATEMENT max_statement_time = n FOR " +
 		"SELECT b.trx_mysql_thread_id, p.USER, p.HOST, '', TIMESTAMPDIFF(MICROSECOND, b.trx_started, NOW(6))" +
@@ -260,8 +272,8 @@ func (m *mocked) setUp(a answers) {
 }
 
 func (m *mocked) probe(a answers) {
-	m.ExpectQuery(sqlIdentify).WillReturnRows(sqlmock.NewRows([]string{"ID", "HOST"}).AddRow(9, "app:1"))
 	m.ExpectExec(sqlControl).WillReturnResult(sqlmock.NewResult(0, 0))
+	m.ExpectQuery(sqlIdentify).WillReturnRows(sqlmock.NewRows([]string{"ID", "HOST", "@mysqllock", "@@completion_type"}).AddRow(9, "app:1", 1, "NO_CHAIN"))
 	m.reprobe(a)
 }
 
@@ -314,13 +326,13 @@ func (m *mocked) exist(text string, keys ...string) {
 }
 
 // lockColumns are what a lock statement answers.
-var lockColumns = []string{"id", "remaining", "token", "owner", "versioned", "read_only", "innodb_read_only"}
+var lockColumns = []string{"id", "token", "owner", "versioned", "read_only", "innodb_read_only"}
 
 // granted is what a lock statement of connection 7 returns, a row a key.
 func granted(keys int) *sqlmock.Rows {
 	rows := sqlmock.NewRows(lockColumns)
 	for range keys {
-		rows.AddRow(7, 0, 0, nil, 0, "0", "0")
+		rows.AddRow(7, 0, nil, 0, "0", "0")
 	}
 	return rows
 }
@@ -329,10 +341,18 @@ func granted(keys int) *sqlmock.Rows {
 // another two seconds and a half, its token, and whose it is.
 var theLease = []driver.Value{int64(2500000), int64(5), "web-2:7:shopd#0a1b2c3d"}
 
+// lookColumns are what a look at a row's lease answers.
+var lookColumns = []string{"name", "remaining", "token", "owner"}
+
+// seesLease has a look at key's row see that lease.
+func (m *mocked) seesLease(text, key string) {
+	m.ExpectQuery(text).WillReturnRows(sqlmock.NewRows(lookColumns).AddRow(append([]driver.Value{key}, theLease...)...))
+}
+
 // lockedLease is what a lock statement of connection id returns where it finds
 // that lease.
 func lockedLease(id int64) []driver.Value {
-	return append(append([]driver.Value{id}, theLease...), int64(0), "0", "0")
+	return append(append([]driver.Value{id}, theLease[1:]...), int64(0), "0", "0")
 }
 
 // leasedAfter is granted, with that lease on one more key.
@@ -493,6 +513,7 @@ func TestMockPrepared(t *testing.T) {
 	}
 	block.ExpectQuery().WithArgs("6b", "0").WillReturnRows(sqlmock.NewRows(lockColumns).AddRow(lockedLease(7)...))
 	m.rollback(aMariaDB)
+	m.seesLease(sqlLook, "k")
 	_, err := m.db.BeginTx(lockctx.With(m.ctx, "k", lockctx.NoWait()), nil)
 	inTheWay(t, err, "k")
 	block.ExpectQuery().WithArgs("6b", anyToken).WillReturnRows(sqlmock.NewRows(nil))
@@ -591,8 +612,8 @@ func TestMockHex(t *testing.T) {
 	m.probe(aMySQL)
 	const is = "TABLE_SCHEMA = x'6c6f636b73' AND TABLE_NAME = x'6d792d7461626c6524'"
 	m.ExpectQuery("SELECT ENGINE, (SELECT LOWER(GROUP_CONCAT(COLUMN_NAME)) FROM information_schema.COLUMNS WHERE " + is + ")," +
-		" (SELECT ROUTINE_COMMENT = 'mysqllock 5' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE'" +
-		" AND ROUTINE_SCHEMA = x'6c6f636b73' AND ROUTINE_NAME = x'6d792d7461626c65245f626567696e')" +
+		" (SELECT ROUTINE_COMMENT = 'mysqllock' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE'" +
+		" AND ROUTINE_SCHEMA = x'6c6f636b73' AND ROUTINE_NAME = x'6d792d7461626c65245f6c6f636b31')" +
 		" FROM information_schema.TABLES WHERE " + is).
 		WillReturnRows(sqlmock.NewRows([]string{"1", "2", "3"}).AddRow("InnoDB", theColumns, 1))
 	m.expectQuery("SELECT 1 FROM `locks`.`my-table$` WHERE namespace = x'' AND name = x''", "1")
@@ -602,7 +623,7 @@ func TestMockHex(t *testing.T) {
 	m.expectExec("INSERT IGNORE INTO `locks`.`my-table$` (namespace, name, token, expires)" +
 		" SELECT x'6974277320605c00', k, token, UTC_TIMESTAMP(6) FROM `locks`.`my-table$` JOIN (SELECT " + key + " AS k) d" + sqlFromFloor)
 	m.expectQuery("SELECT token FROM `locks`.`my-table$` WHERE namespace = x'6974277320605c00' AND name = x'0073747269706573'")
-	m.lock("CALL `locks`.`my-table$_begin`(x'6974277320605c00', "+key+", FALSE, NULL)", 1)
+	m.lock("CALL `locks`.`my-table$_lock1`(x'6974277320605c00', "+key+", FALSE, NULL)", 1)
 	m.expectExec("COMMIT")
 	m.ctx = lockctx.With(context.Background(), "'); DROP TABLE p -- ä\xff")
 	m.want(m.begin().Commit(), nil)
@@ -768,14 +789,20 @@ func TestMockLeased(t *testing.T) {
 		for range 2 {
 			m.tells(a, lockedLease(7)...)
 			m.rollback(a)
+			m.seesLease(sqlLook, "k")
 		}
 		_, err := m.db.BeginTx(m.ctx, nil)
 		inTheWay(t, err, "k")
 		_, err = m.db.ExecContext(m.ctx, sqlUpdate, 1, 1)
 		inTheWay(t, err, "k")
 
-		// It has ended. What is left of it is in nobody's way.
-		m.tells(a, 7, 0, 5, theLease[2], 0, "0", "0")
+		// It has ended. What is left of it is taken off first: its holder may have a last
+		// COMMIT under way.
+		m.tells(a, 7, 5, theLease[2], 0, "0", "0")
+		m.rollback(a)
+		m.ExpectQuery(sqlLook).WillReturnRows(sqlmock.NewRows(lookColumns).AddRow("k", 0, theLease[1], theLease[2]))
+		m.expectExec(sqlClear)
+		m.tells(a, 7, 5, nil, 0, "0", "0")
 		m.commit(a)
 		m.want(m.begin().Commit(), nil)
 	})
@@ -791,6 +818,7 @@ func TestMockLeased(t *testing.T) {
 				m.ExpectQuery(sqlTry3).WillReturnRows(leasedAfter(1))
 			}
 			m.rollback(a)
+			m.seesLease(sqlLook2, "k2")
 			m.ctx = lockctx.WithKeys(context.Background(), []string{"k1", "k2"})
 			_, err := m.db.BeginTx(m.ctx, nil)
 			inTheWay(t, err, "k1, k2")
@@ -808,6 +836,7 @@ func TestMockJoinLeased(t *testing.T) {
 		m.expectExec(sqlUpdate, 1, 1)
 		m.exist(sqlExists1, "k1")
 		m.ExpectQuery(sqlTry1).WillReturnRows(leasedAfter(0))
+		m.seesLease(sqlLook1, "k1")
 		m.rollback(a)
 		tx := m.begin()
 		_, err := tx.Exec(sqlUpdate, 1, 1)
@@ -823,8 +852,7 @@ func TestMockJoinLeased(t *testing.T) {
 
 		m.ctx = lockctx.With(context.Background(), "k")
 		m.again(a)
-		m.ExpectQuery(sqlLook1).WillReturnRows(sqlmock.NewRows([]string{"name", "remaining", "token", "owner"}).
-			AddRow(append([]driver.Value{"k1"}, theLease...)...))
+		m.seesLease(sqlLook1, "k1")
 		m.expectExec(sqlUpdate, 3, 3)
 		m.commit(a)
 		tx = m.begin()
@@ -842,8 +870,9 @@ func TestMockJoinHalfLeased(t *testing.T) {
 	m := mock(t, mysqllock.Config{})
 	m.locked(aMySQL)
 	m.ExpectQuery(sqlExists3).WillReturnRows(sqlmock.NewRows([]string{"name", "token"}).AddRow("", 2).AddRow("k2", 0).AddRow("k1", 4))
-	m.ExpectQuery(sqlLook1).WillReturnRows(sqlmock.NewRows([]string{"name", "remaining", "token", "owner"}))
+	m.ExpectQuery(sqlLook1).WillReturnRows(sqlmock.NewRows(lookColumns))
 	m.ExpectQuery(sqlTry3).WillReturnRows(leasedAfter(1))
+	m.seesLease(sqlLook2, "k2")
 	m.ExpectRollback()
 	tx := m.begin()
 	_, err := tx.ExecContext(lockctx.WithKeys(m.ctx, []string{"k1", "k2"}, lockctx.NoWait()), sqlUpdate, 1, 1)
@@ -941,10 +970,10 @@ func TestMockSetUpFails(t *testing.T) {
 			m.probe(aMariaDB.with(func(a *answers) { a.version = "5.5.5-10.2.44-MariaDB" }))
 		}, nil, []string{"10.2.44", "too old", "MariaDB 10.3"}},
 		{"neither", mysqllock.Config{}, func(m *mocked) {
-			m.ExpectQuery(sqlIdentify).WillReturnRows(sqlmock.NewRows([]string{"ID", "HOST"}).AddRow(9, "app:1"))
 			m.expectExec(sqlControl)
+			m.ExpectQuery(sqlIdentify).WillReturnRows(sqlmock.NewRows([]string{"ID", "HOST", "@mysqllock", "@@completion_type"}).AddRow(9, "app:1", 1, "NO_CHAIN"))
 			m.expectQuery(sqlProbe, "5.6.1")
-		}, nil, []string{"neither MySQL 8 nor MariaDB 10.3"}},
+		}, nil, []string{"MySQL 8.0 or MariaDB 10.3 is needed"}},
 		{"MyISAM", mysqllock.Config{}, func(m *mocked) {
 			m.probe(aMySQL)
 			m.state(aMySQL.with(func(a *answers) { a.engine = "MyISAM" }))
@@ -956,7 +985,7 @@ func TestMockSetUpFails(t *testing.T) {
 		{"half an answer", mysqllock.Config{}, func(m *mocked) {
 			m.probe(aMySQL)
 			m.expectQuery(sqlState, "InnoDB")
-		}, nil, []string{"does not say what the lock table `shop`.`mysqllock` is like"}},
+		}, nil, []string{"reading the definition of the lock table `shop`.`mysqllock`"}},
 		{"no table", mysqllock.Config{}, func(m *mocked) {
 			m.probe(aMySQL)
 			m.noTable(aMySQL)
@@ -1037,8 +1066,8 @@ func TestMockSetUpFails(t *testing.T) {
 			m.want(err, nil)
 
 			// Someone has put it right.
-			m.ExpectQuery(sqlIdentify).WillReturnRows(sqlmock.NewRows([]string{"ID", "HOST"}).AddRow(9, "app:1"))
 			m.expectExec(sqlControl)
+			m.ExpectQuery(sqlIdentify).WillReturnRows(sqlmock.NewRows([]string{"ID", "HOST", "@mysqllock", "@@completion_type"}).AddRow(9, "app:1", 1, "NO_CHAIN"))
 			m.reprobe(aCalled)
 			m.state(aCalled)
 			m.expectQuery(sqlFloor, "1")
@@ -1124,15 +1153,14 @@ func TestMockAutomaticSchema(t *testing.T) {
 		m.expectExec("COMMIT")
 		m.want(m.begin().Commit(), nil)
 	})
-	t.Run("the table is of the older form", func(t *testing.T) { // with its procedure
+	t.Run("the table is of the older form", func(t *testing.T) {
 		m := auto(t)
 		m.probe(old)
-		m.state(old.with(func(a *answers) { a.procedure = "0" }))
+		m.state(old)
 		m.expectExec(sqlUpgrade)
-		m.state(aMySQL.with(func(a *answers) { a.procedure = "0" }))
+		m.state(aMySQL)
 		m.expectQuery(sqlFloor)
 		m.expectExec(sqlMakeFloor)
-		m.expectExec(sqlDropProcedure)
 		m.expectExec(sqlCreateProcedure)
 		m.exist(sqlExists, "k")
 		m.lock(sqlCall, 1)
@@ -1188,19 +1216,17 @@ func TestMockAutomaticSchema(t *testing.T) {
 		m.ExpectCommit()
 		m.want(m.begin().Commit(), nil)
 	})
-	t.Run("the procedure is old", func(t *testing.T) {
+	t.Run("the procedure is somebody else's", func(t *testing.T) { // it is neither called nor removed
 		m := auto(t)
 		m.probe(aMySQL)
 		m.state(aMySQL.with(func(a *answers) { a.procedure = "0" }))
 		m.expectQuery(sqlFloor, "1")
-		m.expectExec(sqlDropProcedure)
-		m.expectExec(sqlCreateProcedure)
 		m.exist(sqlExists, "k")
-		m.lock(sqlCall, 1)
-		m.expectExec("COMMIT")
+		m.again(aMySQL)
+		m.ExpectCommit()
 		m.want(m.begin().Commit(), nil)
 	})
-	t.Run("the procedure is old, manual", func(t *testing.T) { // it would not tell of leases
+	t.Run("the procedure is somebody else's, manual", func(t *testing.T) { // it would not tell of leases
 		m := mock(t, mysqllock.Config{})
 		m.setUp(aMySQL.with(func(a *answers) { a.procedure = "0" }))
 		m.exist(sqlExists, "k")
@@ -1440,6 +1466,7 @@ func TestMockLate(t *testing.T) {
 		m.stillOpen()
 		m.exist(sqlExists, "k")
 		m.ExpectQuery(sqlTry).WillReturnRows(leasedAfter(0))
+		m.seesLease(sqlLook, "k")
 		m.ExpectRollback()
 		_, err := tx.Exec(sqlUpdate, 1, 1)
 		m.want(err, nil)
@@ -1532,6 +1559,9 @@ func TestMockNothingIsSent(t *testing.T) {
 		m.db.SetMaxOpenConns(1)
 		m.expectExec("/* by hand */ START TRANSACTION")
 		m.want(exec(context.Background(), m.db, "/* by hand */ START TRANSACTION"), nil)
+		m.expectQuery("SELECT @@autocommit", "1") // a deadlock could have ended it
+		m.expectExec("SAVEPOINT mysqllock_open")
+		m.expectExec("RELEASE SAVEPOINT mysqllock_open")
 		m.want(exec(forever, m.db, "UPDATE p SET a = 1"), mysqllock.ErrUnsafe)
 		m.expectExec("ROLLBACK")
 		m.want(exec(context.Background(), m.db, "ROLLBACK"), nil)
@@ -1624,6 +1654,7 @@ func newRecord(t *testing.T, cfg mysqllock.Config) *record {
 		}
 		return normal(c, text)
 	}
+	r.replying(sqlCleaning) // nobody cleans up
 	cfg.Schema = "manual"
 	var err error
 	if r.k, err = mysqllock.Wrap(fakeConnector{r.fakeServer}, cfg); err != nil {
@@ -1798,6 +1829,7 @@ func TestRecordTransactionOnTheSession(t *testing.T) {
 func TestRecordLeased(t *testing.T) {
 	recorded(t, mysqllock.Config{NoWait: true}, func(ctx context.Context, r *record) {
 		r.replying(sqlTry, lockedLease(7)...)
+		r.replying(sqlLook, append([]driver.Value{"k"}, theLease...)...)
 		_, err := mysqllock.Acquire(ctx, r.db, "k")
 		inTheWay(t, err, "k")
 		inTheWay(t, r.read(lockctx.With(ctx, "k"), r.db), "k")
@@ -1806,8 +1838,10 @@ func TestRecordLeased(t *testing.T) {
 			"control1: "+sqlInsert, "control1: "+sqlStripes,
 			"session1: "+sqlTry,
 			"session1: ROLLBACK",
+			"control1: "+sqlLook,
 			"session1: "+sqlTry,
 			"session1: ROLLBACK",
+			"control1: "+sqlLook,
 		)
 		if stats, err := mysqllock.Stats(r.db); err != nil || stats.InUse != 0 {
 			t.Errorf("%+v, %v: a session is not free", stats, err)
@@ -1845,7 +1879,7 @@ func TestRecordJoinLeased(t *testing.T) {
 			r.failing(sqlTry1, number(3572))
 			r.replying(holder)
 			r.is(r.write(both, tx), mysqllock.ErrLocked)
-			r.want("control1: "+sqlLook1, where+sqlTry1, "control1: "+holder)
+			r.want("control1: "+sqlLook1, where+sqlTry1, "control1: "+holder, "control1: "+sqlCleaning)
 
 			// It has ended.
 			r.failing(sqlLook1, nil)
@@ -1933,7 +1967,7 @@ func TestRecordUnderAnotherUnit(t *testing.T) {
 			r.is(r.write(hint, tx), nil)
 			if !lost {
 				r.is(tx.Commit(), nil)
-				r.want("app1: UPDATE p SET stock = 1", "session1: DO 0", "app1: Commit")
+				r.want("app1: UPDATE p SET stock = 1", "session1: DO 0", "app1: Commit", "session1: COMMIT") // the unit of work ends with it
 				return
 			}
 			r.failing("DO 0", mysql.ErrInvalidConn)
@@ -2035,7 +2069,8 @@ func TestRecordTaint(t *testing.T) {
 // TestRecordWait has a key that someone else has: the caller queues in the
 // server until its wait is over, and is killed there.
 func TestRecordWait(t *testing.T) {
-	const look = "SELECT 1 FROM information_schema.PROCESSLIST WHERE ID = 1 AND INFO LIKE '%MARK%' AND ID <> CONNECTION_ID()"
+	const look = "SELECT ID FROM information_schema.PROCESSLIST WHERE INFO LIKE '%MARK%' AND ID <> CONNECTION_ID()"
+	const find = "SELECT ROUTINE_COMMENT = 'mysqllock' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE' AND ROUTINE_SCHEMA = x'73686f70' AND ROUTINE_NAME = x'6d7973716c6c6f636b5f7761697431'"
 	const begin = "app1: BeginTx {Isolation:0 ReadOnly:false}"
 	for _, c := range []struct {
 		name    string
@@ -2044,14 +2079,15 @@ func TestRecordWait(t *testing.T) {
 		bound   string // of the wait on the server: a second more than the caller's own
 		begin   []string
 		wait    string
-		end     string
+		end     []string
 		holder  string
 	}{
 		{
-			"MySQL", "8.4.0", 3572, "MAX_EXECUTION_TIME(3000)",
-			[]string{begin, "app1: " + sqlTry, "app1: Rollback", "app1: SELECT CONNECTION_ID()", begin},
-			"SELECT /*+ MAX_EXECUTION_TIME(n) */ " + strings.TrimPrefix(sqlLock, "SELECT ") + " /* mysqllock MARK */",
-			"Rollback", sqlHolder(1, dataK),
+			"MySQL", "8.4.0", 3572, ", 3) /*",
+			[]string{begin, "app1: " + sqlTry, "app1: Rollback", "app1: SELECT CONNECTION_ID()", "control1: " + find, begin},
+			"CALL `shop`.`mysqllock_wait1`(x'73686f70', '[[\"6b\", 0]]', 'MARK', 3) /* mysqllock MARK */",
+			[]string{"SET SESSION innodb_lock_wait_timeout = COALESCE(@mysqllock_limit, @@SESSION.innodb_lock_wait_timeout), @mysqllock_limit = NULL", "Rollback"},
+			sqlHolder(1, dataK),
 		},
 		{
 			"MariaDB", "10.11.9-MariaDB", 1205, "max_statement_time = 3.000",
@@ -2059,8 +2095,12 @@ func TestRecordWait(t *testing.T) {
 				"app1: " + sqlBlock, "app1: ROLLBACK", "app1: SELECT CONNECTION_ID()",
 				"app1: BEGIN NOT ATOMIC SET SESSION idle_transaction_timeout = 30; START TRANSACTION; END",
 			},
-			"SET STATEMENT max_statement_time = n FOR " + sqlLock + " /* mysqllock MARK */",
-			"ROLLBACK", sqlBlocker,
+			"SET STATEMENT max_statement_time = n FOR BEGIN NOT ATOMIC SET @mysqllock_owner = NULL; SET @mysqllock_token = NULL;" +
+				" SELECT token, owner, versioned INTO @mysqllock_token, @mysqllock_owner, @mysqllock_versioned FROM `shop`.`mysqllock`" +
+				" WHERE namespace = x'73686f70' AND name = x'6b' FOR UPDATE /* mysqllock MARK */; IF @mysqllock_owner IS NOT NULL THEN ROLLBACK; END IF;" +
+				" IF @mysqllock_token IS NOT NULL THEN SELECT CONNECTION_ID(), @mysqllock_token, @mysqllock_owner, @mysqllock_versioned, @@read_only, @@innodb_read_only; END IF; END",
+			[]string{"ROLLBACK"},
+			sqlBlocker,
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -2073,12 +2113,16 @@ func TestRecordWait(t *testing.T) {
 						reply, err := normal(conn, text)
 						reply.rows[0][0] = c.version
 						return reply, err
+					case text == find:
+						return fakeReply{columns: []string{"1"}, rows: [][]driver.Value{{int64(1)}}}, nil
 					case strings.Contains(text, "/* mysqllock "):
 						if !strings.Contains(text, c.bound) {
 							t.Errorf("the wait has another bound than %s: %s", c.bound, text)
 						}
 						<-killed
 						return fakeReply{}, number(1317)
+					case fixed(text) == look:
+						return fakeReply{columns: []string{"ID"}, rows: [][]driver.Value{{int64(1)}}}, nil
 					case strings.HasPrefix(text, "KILL QUERY"):
 						close(killed)
 					case fixed(text) == c.holder:
@@ -2099,10 +2143,14 @@ func TestRecordWait(t *testing.T) {
 				if !errors.As(err, &e) || e.Holder == nil || e.Holder.ConnectionID != 77 || e.Waited < 2*time.Second {
 					t.Errorf("the error is %v", err)
 				}
+				end := make([]string, len(c.end))
+				for i, text := range c.end {
+					end[i] = "app1: " + text
+				}
 				r.want(slices.Concat(
 					[]string{"control1: " + sqlExists, "control1: " + sqlInsert, "control1: " + sqlStripes},
 					c.begin,
-					[]string{"app1: " + c.wait, "control1: " + c.holder, "control1: " + look, "control1: KILL QUERY 1", "app1: " + c.end},
+					[]string{"app1: " + c.wait, "control1: " + c.holder, "control1: " + look, "control1: KILL QUERY 1"}, end,
 				)...)
 			})
 		})
@@ -2125,7 +2173,7 @@ func TestRecordWaitLeased(t *testing.T) {
 					return fakeReply{}, number(3024)
 				case strings.Contains(text, "GET_LOCK("):
 					time.Sleep(time.Second)
-					r.replying(sqlTry, int64(1), int64(0), int64(5), nil, int64(0), "0", "0")
+					r.replying(sqlTry, int64(1), int64(5), nil, int64(0), "0", "0")
 					r.replying(sqlLook1)
 					return fakeReply{columns: []string{"c"}, rows: [][]driver.Value{{int64(1)}}}, nil
 				case strings.HasSuffix(text, "LOCK IN SHARE MODE"):
@@ -2152,12 +2200,13 @@ func TestRecordWaitLeased(t *testing.T) {
 	t.Run("given back", func(t *testing.T) {
 		waits(t, true, func(ctx context.Context, r *record) {
 			r.replying(sqlTry, locked...)
+			r.replying(sqlLook, append([]driver.Value{"k"}, theLease...)...)
 			start := time.Now()
 			r.is(r.write(lockctx.With(ctx, "k"), r.db), nil)
 			took(t, start, time.Second)
 			r.want(
 				"control1: "+sqlExists, "control1: "+sqlInsert, "control1: "+sqlStripes,
-				begin, "app1: "+sqlTry, "app1: Rollback",
+				begin, "app1: "+sqlTry, "app1: Rollback", "control1: "+sqlLook,
 				begin, "app1: "+sqlTry, "app1: UPDATE p SET stock = 1", "app1: Commit",
 			)
 		})
@@ -2165,6 +2214,7 @@ func TestRecordWaitLeased(t *testing.T) {
 	t.Run("not given back", func(t *testing.T) {
 		waits(t, false, func(ctx context.Context, r *record) {
 			r.replying(sqlTry, locked...)
+			r.replying(sqlLook, append([]driver.Value{"k"}, theLease...)...)
 			start := time.Now()
 			err := r.write(lockctx.With(ctx, "k"), r.db)
 			took(t, start, 2*time.Second)
@@ -2173,7 +2223,7 @@ func TestRecordWaitLeased(t *testing.T) {
 			if !errors.As(err, &e) || e.Holder == nil || e.Holder.Program != "web-2:7:shopd" || e.Waited != 2*time.Second {
 				t.Errorf("the error is %v", err)
 			}
-			repeated(t, r.lines()[3:], begin, "app1: "+sqlTry, "app1: Rollback")
+			repeated(t, r.lines()[3:], begin, "app1: "+sqlTry, "app1: Rollback", "control1: "+sqlLook)
 		})
 	})
 	t.Run("joins", func(t *testing.T) {
@@ -2248,10 +2298,20 @@ func TestRecordBadConn(t *testing.T) {
 			if errors.Is(err, driver.ErrBadConn) {
 				t.Errorf("%v makes database/sql try again", err)
 			}
-			r.want(
-				"control1: "+sqlExists, "control1: "+sqlInsert, "control1: "+sqlStripes,
-				"app1: "+begin, "app1: "+sqlTry, "app1: UPDATE p SET stock = 1",
-			)
+			synctest.Wait()
+			got := r.lines()
+			want := []string{
+				"control1: " + sqlExists, "control1: " + sqlInsert, "control1: " + sqlStripes,
+				"app1: " + begin, "app1: " + sqlTry, "app1: UPDATE p SET stock = 1",
+			}
+			if len(got) < len(want) || !slices.Equal(got[:len(want)], want) {
+				t.Fatalf("the server got %q, want %q", got, want)
+			}
+			// What may still run there is ended.
+			rest := strings.Join(got[len(want):], "\n\t")
+			if !strings.Contains(rest, "COMMAND <> 'Sleep'") || !strings.Contains(rest, "KILL CONNECTION") || strings.Contains(rest, "UPDATE") {
+				t.Errorf("then the server got\n\t%s", rest)
+			}
 			// The connection is not used again.
 			r.is(r.write(ctx, r.db), nil)
 			r.want("app2: UPDATE p SET stock = 1")
@@ -2288,10 +2348,19 @@ func TestRecordBadConn(t *testing.T) {
 			if !errors.As(err, &e) || e.Op != "commit" || errors.Is(err, driver.ErrBadConn) {
 				t.Errorf("the error is %v", err)
 			}
-			r.want(
-				"control1: "+sqlExists, "control1: "+sqlInsert, "control1: "+sqlStripes,
-				"app1: "+begin, "app1: "+sqlTry, "app1: UPDATE p SET stock = 1", "app1: Commit",
-			)
+			synctest.Wait()
+			got := r.lines()
+			want := []string{
+				"control1: " + sqlExists, "control1: " + sqlInsert, "control1: " + sqlStripes,
+				"app1: " + begin, "app1: " + sqlTry, "app1: UPDATE p SET stock = 1", "app1: Commit",
+			}
+			if len(got) < len(want) || !slices.Equal(got[:len(want)], want) {
+				t.Fatalf("the server got\n\t%s", strings.Join(got, "\n\t"))
+			}
+			// What may still run there is ended.
+			if rest := strings.Join(got[len(want):], "\n\t"); !strings.Contains(rest, "COMMAND <> 'Sleep'") || strings.Contains(rest, "UPDATE") {
+				t.Errorf("then the server got\n\t%s", rest)
+			}
 		})
 	})
 }
@@ -2306,7 +2375,7 @@ func TestRecordMayNotLook(t *testing.T) {
 			r.is(r.write(lockctx.With(ctx, "k"), r.db), mysqllock.ErrLocked)
 		}
 		try := []string{"app1: BeginTx {Isolation:0 ReadOnly:false}", "app1: " + sqlTry, "app1: Rollback"}
-		r.want(slices.Concat([]string{"control1: " + sqlExists, "control1: " + sqlInsert, "control1: " + sqlStripes}, try, []string{"control1: " + sqlHolder(0, dataK)}, try)...)
+		r.want(slices.Concat([]string{"control1: " + sqlExists, "control1: " + sqlInsert, "control1: " + sqlStripes}, try, []string{"control1: " + sqlHolder(0, dataK), "control1: " + sqlCleaning}, try, []string{"control1: " + sqlCleaning})...)
 	})
 }
 

@@ -24,6 +24,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -33,26 +34,25 @@ import (
 // make rows and kill waiters.
 func TestTLS(t *testing.T) {
 	t.Parallel()
-	for _, bin := range tempserver.Require(t) {
-		t.Run(string(bin.Flavour), func(t *testing.T) {
+	for _, bin := range tempserver.RequireOwn(t) {
+		t.Run(bin.Name, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
 			trusted := certificate(t, dir)
-			srv, err := tempserver.Start(limited(t), bin,
+			srv, err := tempserver.Start(dbtest.Limited(t), bin,
 				"--ssl-ca="+filepath.Join(dir, "ca.pem"), "--ssl-cert="+filepath.Join(dir, "server.pem"), "--ssl-key="+filepath.Join(dir, "server.key"))
-			ok(t, err)
+			dbtest.OK(t, err)
 			t.Cleanup(func() { srv.Stop() })
-			s := newTestServer("tls", bin, srv).scratch(t)
-			exec(t, s.plain, "SELECT 1") // a connection from before
+			s := newScratch(dbtest.New(t, bin, srv))
+			dbtest.Exec(t, s.plain, "SELECT 1") // a connection from before
 			s.plain.SetMaxOpenConns(1)
 			s.plain.SetMaxIdleConns(1)
-			exec(t, s.plain, "SET GLOBAL require_secure_transport = ON")
-			t.Cleanup(func() { exec(t, s.plain, "SET GLOBAL require_secure_transport = OFF") })
+			dbtest.Exec(t, s.plain, "SET GLOBAL require_secure_transport = ON")
+			t.Cleanup(func() { dbtest.Exec(t, s.plain, "SET GLOBAL require_secure_transport = OFF") })
 
 			for _, way := range []string{"NewConnector", "DSN"} {
 				t.Run(way, func(t *testing.T) {
-					s := *s
-					s.t = t
+					s := s.at(s.For(t))
 					w := &wire{}
 					secure := &tls.Config{RootCAs: trusted, ServerName: "localhost"}
 					s.liveOn(func(owner string) *sql.DB { return s.overTLS(way, w, secure, owner) })
@@ -65,15 +65,14 @@ func TestTLS(t *testing.T) {
 					}
 				})
 				t.Run(way+", another CA", func(t *testing.T) {
-					s := *s
-					s.t = t
+					s := s.at(s.For(t))
 					other := &tls.Config{RootCAs: certificate(t, t.TempDir()), ServerName: "localhost"}
 					s.untrusted(s.overTLS(way, &wire{}, other, "me"))
 				})
 			}
 			t.Run("without TLS", func(t *testing.T) {
-				_, err := mysqllock.Acquire(limited(t), s.open(), "k")
-				if err == nil || !s.mariadb && !strings.Contains(err.Error(), "require_secure_transport") { // MariaDB says that access is denied
+				_, err := mysqllock.Acquire(dbtest.Limited(t), s.open(), "k")
+				if err == nil || !s.MariaDB() && !strings.Contains(err.Error(), "require_secure_transport") { // MariaDB says that access is denied
 					t.Errorf("it is let in, or told nothing: %v", err)
 				}
 			})
@@ -83,25 +82,25 @@ func TestTLS(t *testing.T) {
 
 // liveOn has locks of all kinds, over handles that open gives.
 func (s *scratch) liveOn(open func(owner string) *sql.DB) {
-	s.t.Helper()
-	t := s.t
-	exec(t, s.plain, "UPDATE p SET stock = 10")
+	s.T.Helper()
+	t := s.T
+	dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
 	db, other := open("one"), open("two")
 	for _, how := range rightsOf {
-		ctx := lockctx.With(limited(t), how.name, how.holds)
+		ctx := lockctx.With(dbtest.Limited(t), how.name, how.holds)
 		n, err := read(ctx, db, 1)
-		ok(t, err)
+		dbtest.OK(t, err)
 		_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
-		ok(t, err)
-		tx, err := db.BeginTx(lockctx.With(limited(t), how.name, how.holds), nil)
-		ok(t, err)
-		exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
-		ok(t, tx.Commit())
+		dbtest.OK(t, err)
+		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), how.name, how.holds), nil)
+		dbtest.OK(t, err)
+		dbtest.Exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+		dbtest.OK(t, tx.Commit())
 		if how.waitsForOther {
-			h, err := mysqllock.Acquire(limited(t), db, how.name, how.holds)
-			ok(t, err)
+			h, err := mysqllock.Acquire(dbtest.Limited(t), db, how.name, how.holds)
+			dbtest.OK(t, err)
 			s.cancelled(other, how.name, how.wants)
-			ok(t, h.Release())
+			dbtest.OK(t, h.Release())
 		}
 	}
 	s.wantStock(1, 10-2*len(rightsOf))
@@ -109,60 +108,63 @@ func (s *scratch) liveOn(open func(owner string) *sql.DB) {
 
 // cancelled waits for a key, gives up, and leaves nobody waiting in the server.
 func (s *scratch) cancelled(db *sql.DB, key string, opt lockctx.Option) {
-	s.t.Helper()
-	ctx, cancel := context.WithCancel(limited(s.t))
+	s.T.Helper()
+	ctx, cancel := context.WithCancel(dbtest.Limited(s.T))
 	result := make(chan error, 1)
 	go func() {
-		_, err := mysqllock.Acquire(ctx, db, key, opt, lockctx.Wait(25*time.Second))
+		_, err := mysqllock.Acquire(ctx, db, key, opt, lockctx.Wait(2*time.Minute))
 		result <- err
 	}()
-	soon(s.t, "it waits", func() bool { return s.waiting() == 1 })
+	dbtest.Soon(s.T, "it waits", func() bool { return s.waiting() == 1 })
 	cancel()
 	if err := <-result; !errors.Is(err, context.Canceled) || !errors.Is(err, mysqllock.ErrTimeout) {
-		s.t.Errorf("%s: who gives up gets %v", key, err)
+		s.T.Errorf("%s: who gives up gets %v", key, err)
 	}
-	soon(s.t, "nobody waits any more", func() bool { return s.waiting() == 0 })
+	dbtest.Soon(s.T, "nobody waits any more", func() bool { return s.waiting() == 0 })
 }
 
 // untrusted checks that nothing is sent to a server that cannot show who it is.
 func (s *scratch) untrusted(db *sql.DB) {
-	s.t.Helper()
+	s.T.Helper()
 	for what, err := range map[string]error{
 		"Ping":    db.Ping(),
-		"Acquire": func() error { _, err := mysqllock.Acquire(limited(s.t), db, "k"); return err }(),
-		"Lease":   func() error { _, err := mysqllock.Acquire(limited(s.t), db, "k", lockctx.Lease(ttl)); return err }(),
-		"BeginTx": func() error { _, err := db.BeginTx(lockctx.With(limited(s.t), "k"), nil); return err }(),
+		"Acquire": func() error { _, err := mysqllock.Acquire(dbtest.Limited(s.T), db, "k"); return err }(),
+		"Lease": func() error {
+			_, err := mysqllock.Acquire(dbtest.Limited(s.T), db, "k", lockctx.Lease(ttl))
+			return err
+		}(),
+		"BeginTx": func() error { _, err := db.BeginTx(lockctx.With(dbtest.Limited(s.T), "k"), nil); return err }(),
 	} {
 		var unknown x509.UnknownAuthorityError
 		if !errors.As(err, &unknown) {
-			s.t.Errorf("%s: %v", what, err)
+			s.T.Errorf("%s: %v", what, err)
 		}
 	}
 }
 
 // overTLS opens the scratch database by NewConnector or by a DSN.
 func (s *scratch) overTLS(way string, w *wire, config *tls.Config, owner string) *sql.DB {
-	s.t.Helper()
-	cfg := s.cfg()
+	s.T.Helper()
+	cfg := s.Config()
 	if way == "NewConnector" {
 		cfg.TLS, cfg.DialFunc = config, w.dial
 		connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{Owner: owner})
-		ok(s.t, err)
+		dbtest.OK(s.T, err)
 		db := sql.OpenDB(connector)
-		s.t.Cleanup(func() { db.Close() })
+		s.T.Cleanup(func() { db.Close() })
 		return db
 	}
-	name := "wire-" + random()
-	ok(s.t, mysql.RegisterTLSConfig(name, config))
+	name := "wire-" + dbtest.Random()
+	dbtest.OK(s.T, mysql.RegisterTLSConfig(name, config))
 	mysql.RegisterDialContext(name, func(ctx context.Context, addr string) (net.Conn, error) { return w.dial(ctx, "tcp", addr) })
-	s.t.Cleanup(func() {
+	s.T.Cleanup(func() {
 		mysql.DeregisterTLSConfig(name)
 		mysql.DeregisterDialContext(name)
 	})
 	cfg.Net, cfg.TLSConfig = name, name
 	db, err := sql.Open("mysqllock", cfg.FormatDSN()+"&lockOwner="+owner)
-	ok(s.t, err)
-	s.t.Cleanup(func() { db.Close() })
+	dbtest.OK(s.T, err)
+	s.T.Cleanup(func() { db.Close() })
 	return db
 }
 
@@ -222,23 +224,23 @@ func certificate(t *testing.T, dir string) *x509.CertPool {
 	ca.Subject, ca.IsCA, ca.KeyUsage = pkix.Name{CommonName: "CA of the tests"}, true, x509.KeyUsageCertSign
 	server.Subject, server.DNSNames, server.SerialNumber = pkix.Name{CommonName: "server"}, []string{"localhost"}, big.NewInt(2)
 	caKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	ok(t, err)
+	dbtest.OK(t, err)
 	serverKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	ok(t, err)
+	dbtest.OK(t, err)
 	caDER, err := x509.CreateCertificate(rand.Reader, &ca, &ca, &caKey.PublicKey, caKey)
-	ok(t, err)
+	dbtest.OK(t, err)
 	serverDER, err := x509.CreateCertificate(rand.Reader, &server, &ca, &serverKey.PublicKey, caKey)
-	ok(t, err)
+	dbtest.OK(t, err)
 	keyDER, err := x509.MarshalPKCS8PrivateKey(serverKey)
-	ok(t, err)
+	dbtest.OK(t, err)
 	for name, block := range map[string]*pem.Block{
 		"ca.pem": {Type: "CERTIFICATE", Bytes: caDER}, "server.pem": {Type: "CERTIFICATE", Bytes: serverDER}, "server.key": {Type: "PRIVATE KEY", Bytes: keyDER},
 	} {
-		ok(t, os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(block), 0o600))
+		dbtest.OK(t, os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(block), 0o600))
 	}
 	trusted := x509.NewCertPool()
 	made, err := x509.ParseCertificate(caDER)
-	ok(t, err)
+	dbtest.OK(t, err)
 	trusted.AddCert(made)
 	return trusted
 }

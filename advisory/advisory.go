@@ -1,55 +1,65 @@
 // Package advisory keeps a lock as a named lock of the server (GET_LOCK), which
-// lasts as long as the connection that has it. It needs no table, and is a space
-// of its own: a row lock or a lease on the same key does not exclude it.
+// lasts as long as the connection that holds it. It needs no table. Its keys are
+// separate from those of the other strategies: a row lock or a lease on the same key
+// does not exclude an advisory lock.
+//
+// Only this module can use the package: Config needs types of internal packages.
+// Applications ask for these locks with lockctx.Advisory.
 //
 // # What a lock costs
 //
-// Locks are put on few connections, the carriers: two, unless there are more
-// than 10,000 locks on each. To take a lock is one statement, to give it back
-// another, which are prepared on a connection that stays. Those that are asked for
-// while a statement is under way go out together in the next, so the round trips get
-// fewer as the callers get more.
+// All locks of a process are held on a few connections, the lock connections: two,
+// or more if one of them holds more than 10,000 locks. To acquire a lock is one
+// statement, to release it another. Both are prepared on a connection that stays.
+// Requests that arrive while a statement is running go out together in the next one,
+// so the more callers there are, the fewer round trips each of them needs.
+//
+// A transaction under a lock can begin, on its own connection, while the lock is asked
+// for, and one statement checks the lock and commits: on MySQL a procedure. So the lock
+// costs the round trip of its release, which is waited for: when COMMIT has returned, the
+// lock is free, whatever the caller does next and wherever.
 //
 // # What a waiter costs
 //
-// A caller first lines up with the other goroutines of its process, so that a
-// thousand of them are one waiter for the server. The one in front asks without
-// waiting, on a carrier. Where another process has the lock it waits for it in
-// the server, on a connection of its own, since a connection that waits can do
-// nothing else: one connection for each key and process that waits for another
-// process. Where the pool has none left it asks four times a second instead, and
-// those who have one give it up for a while in as much time, so that all have their
-// turn to wait.
+// A caller first queues with the other goroutines of its process, so that the server
+// sees one waiter instead of a thousand. The caller in front asks once on a lock
+// connection, without waiting. If another process holds the lock, the caller then
+// waits in the server. That takes a connection of its own, since a connection that
+// waits can do nothing else: one for each key and process that waits for another
+// process. If the pool has no connection left, the caller polls four times a second
+// instead. While there are pollers, each waiter gives its connection up after the
+// same time, so that all of them have their turn to wait.
 //
 // # Hand-over
 //
-// A lock that is given back while somebody of the same process waits for it goes
-// to the next in line without a statement, but only so often and for so long:
-// then the next in line offers it to other processes, which is to give it back and
-// ask for it again in one statement. The server gives it to whoever waits for it.
-// Where somebody was waiting the last time, that statement waits, too, behind them,
-// so that no process loses a turn by being slow. After an offer that nobody took
-// only the time counts.
+// If another caller of the same process waits for a lock that is released, the lock
+// is handed over to it without a statement. The number of hand-overs in a row is
+// limited, and so is their time. After that the next caller offers the lock to other
+// processes: one statement releases it and asks for it again. The server grants it to
+// a process that waits. If a process was waiting at the last offer, the statement
+// waits, too, behind that process, so that a slow process loses no turn. If nobody
+// took the offer, only the time limit counts from then on.
 //
-// An offer would starve those who ask now and then. So they say that they do, by
-// another lock, whose name is that of a wish; while there is one, the offer leaves
-// the lock free until the next statement, and now and then for long enough to be
-// asked for. Those who wait in the server in several other processes leave it free
-// for nobody: so the pool should have more than one connection.
+// Such an offer would starve pollers, because the lock is never free when they ask. So
+// a poller announces itself with another named lock. While there is an announcement,
+// an offer leaves the lock free until the next statement, and now and then for long
+// enough that a poller asks meanwhile. When several other processes wait in the server,
+// the lock goes from one of them to the next and is free for no poller: so give the pool
+// more than one connection.
 //
-// In the server they have it in their order, too, as long as they wait for no
-// longer than half of ReadTimeout: then they ask again, behind the others.
+// The server grants the lock to waiters in the order in which they asked. A waiter asks
+// again after half of ReadTimeout, and is then behind the others.
 //
 // # How long a lock lasts
 //
-// The server frees what a connection carries when the connection ends, and ends
-// it when it was silent for the TTL. One goroutine pings the carriers, which
-// shows within a second that one is gone; where no answer comes, its locks count
-// as lost shortly before the server would end it. They are never silently taken
-// again.
+// The server releases the locks of a connection when the connection ends. It ends a
+// connection that was silent for the TTL. One goroutine pings the lock connections, and
+// so notices within a second that one of them is gone. If the server does not answer,
+// the locks count as lost shortly before the server would end the connection. Lost locks
+// are never acquired again silently.
 //
-// Each server has its own named locks, also one that only replicates another: so
-// each statement makes sure that its server takes writes, and clusters are refused.
+// Each server has its own named locks, and so has a replica. So each statement checks
+// that its server takes writes, and clusters are refused.
 package advisory
 
 import (
@@ -60,100 +70,110 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
 
 const (
-	// giveUp is how long a caller whose context has ended may be kept while a
-	// statement that may take the lock is under way, and again to find out who
-	// has it; one whose wait is over has askCalmly for that.
+	// giveUp is how long a caller may be kept after the end of its context: while a
+	// statement that may acquire the lock is running, and again to find out who holds
+	// the lock. If the wait is over, but not the context, askCalmly is the limit for
+	// the second.
 	giveUp, askCalmly = 20 * time.Millisecond, 100 * time.Millisecond
-	// haste is how much earlier than the caller's wait the one in the server ends,
-	// so that its connection need not be closed.
+	// haste is how much earlier the wait in the server ends than the caller's wait, so
+	// that the connection need not be closed.
 	haste = 10 * time.Millisecond
-	// slack is how long the client waits for an answer that the server owes it.
+	// slack is how long the client waits for an overdue answer of the server.
 	slack = time.Second
-	// background bounds what must be done although its caller has gone.
+	// background bounds work that must be done although its caller is gone.
 	background = 10 * time.Second
-	// pollEvery is how often a waiter asks that nothing wakes, and wishEvery the same
-	// of the one that others know of. For that one they leave the lock free for a
-	// pause, each pauseEvery at the most.
-	pollEvery, wishEvery = 250 * time.Millisecond, 100 * time.Millisecond
-	pause, pauseEvery    = 130 * time.Millisecond, time.Second
+	// pollEvery is how often a poller asks, and announcedEvery how often it asks once
+	// it has announced itself. For an announced poller the holders leave the lock free
+	// for a pause, at most once in pauseEvery.
+	pollEvery, announcedEvery = 250 * time.Millisecond, 100 * time.Millisecond
+	pause, pauseEvery         = 130 * time.Millisecond, time.Second
 )
 
 // Config says where locks are kept.
 type Config struct {
 	Conns     *pool.Pool   // connections that began with Setup(TTL)
-	Control   *pool.Pool   // connections to kill waiters from
-	Queue     *queue.Queue // where the callers of this process line up; shared with no other strategy
-	Namespace string       // goes in front of keys
-	Owner     string       // how this process calls itself
+	Control   *pool.Pool   // connections from which statements and connections are killed
+	Queue     *queue.Queue // where the callers of this process queue; not shared with another strategy
+	Table     schema.Table // of the procedure that commits, on MySQL; none with the zero value
+	Auto      bool         // the procedure may be made
+	Namespace string       // precedes the keys in the names of the locks
+	Owner     string       // the name of this process, for errors
 	Info      server.Info
 	TTL       time.Duration // how long a connection of Conns may be silent
 	// ReadTimeout is the driver's own limit on each read from a connection of
-	// Conns; 0 is none, or not known. One of at most nine tenths of the TTL makes
-	// statements on carriers cheaper, since nobody else has to watch them. Where
-	// there is one that is not told, each caller who waits in the server for longer
-	// loses a connection to it, and from then on asks again in half the time.
+	// Conns; 0 means that there is none, or that it is not known. If it is at most nine
+	// tenths of the TTL, statements on lock connections are cheaper, since no context
+	// has to bound them. If there is a limit that is not given here, each caller that
+	// waits longer in the server loses a connection, and from then on asks again in
+	// half the time.
 	ReadTimeout time.Duration
-	// A lock goes from one caller to the next while HandOverTime is not over, and at
-	// most HandOvers times unless no other process took it when it was offered last,
-	// before other processes have their turn.
+	// A lock is handed over from caller to caller at most HandOvers times, and for at
+	// most HandOverTime; then it is offered to other processes. HandOvers does not
+	// count if nobody took the last offer.
 	HandOvers    int
 	HandOverTime time.Duration
-	Unsafe       bool // also work where named locks do not exclude
+	Unsafe       bool // also work on clusters, on which named locks do not exclude
 }
 
-// Locker takes advisory locks on one server. It is safe for concurrent use.
+// Locker acquires advisory locks on one server. It is safe for concurrent use.
 type Locker struct {
 	conns        *pool.Pool
 	control      *pool.Pool
 	queue        *queue.Queue
+	table        schema.Table
+	makes        bool
 	namespace    string
 	owner        string
 	info         server.Info
-	enough       int           // carriers, unless they are full
-	ttl          time.Duration // how long the server lets a connection be silent,
-	limit        time.Duration // and how long we do
-	pulse        time.Duration // how often carriers are looked after
-	linger       time.Duration // how long one stays that has nothing to carry
+	enough       int           // lock connections, unless they are full
+	ttl          time.Duration // the server ends a connection that was silent for so long
+	limit        time.Duration // we count it as lost after this time, which is shorter
+	pulse        time.Duration // how often the lock connections are looked after
+	linger       time.Duration // how long a lock connection without a lock stays
 	readTimeout  time.Duration
 	handOvers    int
 	handOverTime time.Duration
 	unsafe       bool
-	blind        atomic.Bool // the server does not show this account the programs
+	looked       atomic.Bool // the procedure was looked for, or is being looked for
+	canCommit    atomic.Bool // the server has a way for Commit, as far as is known
+	blind        atomic.Bool // the server does not show the names of programs to this account
 
 	ctx     context.Context // ends when the Locker is closed
 	stop    context.CancelCauseFunc
-	running sync.WaitGroup // calls, and what they have left to be done
+	running sync.WaitGroup // calls, and their work in the background
 
-	mu       sync.Mutex
-	closed   bool
-	carriers []*carrier // the oldest first
-	opening  *opening   // one more
-	stations int        // connections on which somebody waits
-	wanting  int        // callers who have none
-	watching bool       // the goroutine that looks after carriers runs
+	mu        sync.Mutex
+	closed    bool
+	lockConns []*lockConn // the oldest first
+	opening   *opening    // a further lock connection
+	waitConns int         // connections on which a caller waits in the server
+	pollers   int         // callers that poll, since there is no connection for them to wait on
+	watching  bool        // the goroutine that looks after the lock connections is running
 }
 
-// New returns a Locker that has sent nothing to the server yet. Close it to give
-// back what it holds.
+// New returns a Locker. It sends nothing to the server before the first lock. Close
+// releases what it holds.
 func New(cfg Config) *Locker {
 	ttl := silentFor(cfg.TTL)
 	l := &Locker{
-		conns: cfg.Conns, control: cfg.Control, queue: cfg.Queue, namespace: cfg.Namespace, owner: cfg.Owner, info: cfg.Info,
-		enough: max(1, min(2, cfg.Conns.Stat().Max-1)), // with one left to wait on
+		conns: cfg.Conns, control: cfg.Control, queue: cfg.Queue, table: cfg.Table, makes: cfg.Auto, namespace: cfg.Namespace, owner: cfg.Owner, info: cfg.Info,
+		enough: max(1, min(2, cfg.Conns.Stat().Max-1)), // one is left to wait on
 		ttl:    ttl, limit: ttl - ttl/10, pulse: min(500*time.Millisecond, ttl/4), linger: min(2*time.Second, ttl/4),
 		readTimeout: cfg.ReadTimeout, handOvers: cfg.HandOvers, handOverTime: cfg.HandOverTime, unsafe: cfg.Unsafe,
 	}
+	l.canCommit.Store(cfg.Info.MariaDB && !cfg.Info.Router)
 	l.ctx, l.stop = context.WithCancelCause(context.Background())
 	return l
 }
 
-// enter begins a call, unless the Locker is closed. l.running.Done ends it.
+// enter begins a call, unless the Locker is closed. l.running.Done ends the call.
 func (l *Locker) enter() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -164,7 +184,8 @@ func (l *Locker) enter() error {
 	return nil
 }
 
-// Close ends the waits, tells the holders, and gives back what is held.
+// Close ends all waits, tells the holders that their locks are lost, and releases the
+// locks.
 func (l *Locker) Close() {
 	l.mu.Lock()
 	if l.closed {
@@ -172,12 +193,12 @@ func (l *Locker) Close() {
 		return
 	}
 	l.closed = true
-	carriers := slices.Clone(l.carriers)
+	conns := slices.Clone(l.lockConns)
 	l.running.Add(1)
 	l.mu.Unlock()
 
 	l.stop(lockerr.ErrClosed)
-	for _, k := range carriers {
+	for _, k := range conns {
 		k.lose(lockerr.ErrClosed)
 	}
 	l.running.Done()

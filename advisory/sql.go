@@ -8,61 +8,61 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/lockname"
+	"github.com/mysqllock/mysqllock/internal/server"
 )
 
-// Every statement that takes something first makes sure that it runs on the
-// connection that it is meant for: a proxy may have sent it elsewhere; and that
-// the server is one that takes writes, which it may have ceased to be. Names need
-// no quoting.
+// Every statement that acquires a lock first checks that it runs on the connection that
+// it is meant for, since a proxy may have sent it elsewhere; and that the server still
+// takes writes. Names need no quoting.
 
-// What a statement answers that was not allowed to do anything.
+// The answers of a statement that has done nothing.
 const (
 	elsewhere = "-1" // on another connection
 	readOnly  = "-2" // on a server that takes no writes
 )
 
 // Setup is the statement that connections for [Config.Conns] begin with. The
-// server ends them, with the locks that they carry, when they have been silent
+// server ends them, and releases the locks that they hold, when they have been silent
 // for ttl.
 func Setup(ttl time.Duration) string {
-	return fmt.Sprintf("SET SESSION autocommit = 1, wait_timeout = %d", int(silentFor(ttl)/time.Second))
+	return fmt.Sprintf("SET "+server.Pin+" autocommit = 1, wait_timeout = %d", int(silentFor(ttl)/time.Second))
 }
 
-// silentFor is how long the server lets a connection be silent.
+// silentFor is the silence after which the server ends a connection.
 func silentFor(ttl time.Duration) time.Duration {
 	return max(time.Second, ttl.Truncate(time.Second))
 }
 
-// here is an SQL expression that is value on the carrier's own connection, else
-// elsewhere. Where others may take locks on another server it is readOnly.
-func (k *carrier) here(value string) string {
-	before, after := k.around()
+// here is an SQL expression that is value on the lock connection, and elsewhere on
+// another connection. On a server that takes no writes it is readOnly.
+func (k *lockConn) here(value string) string {
+	before, after := k.hereParts()
 	return before + value + after
 }
 
-// around is what here puts around the value.
-func (k *carrier) around() (before, after string) {
+// hereParts is what here puts before and after the value.
+func (k *lockConn) hereParts() (before, after string) {
 	before, after, _ = strings.Cut(k.writable("?"), "?")
 	return "IF(CONNECTION_ID() = " + strconv.FormatUint(k.id, 10) + ", " + before, after + ", " + elsewhere + ")"
 }
 
-// writable is an SQL expression that is value where the server takes writes, when
-// it is evaluated: MariaDB evaluates a condition that is more than one variable
-// before the statement runs.
-func (k *carrier) writable(value string) string {
+// writable is an SQL expression that is value if the server takes writes at the moment
+// of evaluation. MariaDB would evaluate a condition of more than one variable before the
+// statement runs.
+func (k *lockConn) writable(value string) string {
 	if k.l.unsafe {
 		return value
 	}
 	return "IF(@@read_only, " + readOnly + ", IF(@@innodb_read_only, " + readOnly + ", " + value + "))"
 }
 
-// openSQL takes the guard of a new carrier, which answers 1.
-func (k *carrier) openSQL() string { return "SELECT " + k.here("GET_LOCK('"+k.guard+"', 0)") }
+// openSQL acquires the identity of a new lock connection. The answer is 1.
+func (k *lockConn) openSQL() string { return "SELECT " + k.here("GET_LOCK('"+k.identity+"', 0)") }
 
-// pingSQL answers 1. A ping of the protocol could be a proxy's own answer.
-func (k *carrier) pingSQL() string { return "SELECT " + k.here("1") }
+// pingSQL answers 1. To a ping of the protocol a proxy could answer by itself.
+func (k *lockConn) pingSQL() string { return "SELECT " + k.here("1") }
 
-// freeSQL gives the locks of batch back, in one short answer.
+// freeSQL releases the locks of batch, with one short answer.
 func freeSQL(batch []*request) string {
 	var b strings.Builder
 	b.Grow(len(batch) * 96)
@@ -72,17 +72,16 @@ func freeSQL(batch []*request) string {
 	return b.String()
 }
 
-// takeSQL takes one lock: 1 where it was taken.
-func (k *carrier) takeSQL(name string) string { return "SELECT " + k.here("GET_LOCK("+name+", 0)") }
+// acquireSQL acquires one lock. The answer is 1 if it was granted.
+func (k *lockConn) acquireSQL(name string) string { return "SELECT " + k.here("GET_LOCK("+name+", 0)") }
 
-// batchSQL runs the requests of batch in their order. It answers one digit for
-// each: 1 where it was done, 2 where it was interrupted, 3 where the lock was left
-// to somebody who wishes it.
-func (k *carrier) batchSQL(batch []*request) string {
-	if len(batch) == 1 && !batch[0].yields {
-		return k.takeSQL("'" + batch[0].lock.name + "'")
+// batchSQL runs the requests of batch in their order. It answers one digit for each: 1 if
+// it was done, 2 if it was interrupted, 3 if the lock was left to a poller.
+func (k *lockConn) batchSQL(batch []*request) string {
+	if len(batch) == 1 && !batch[0].offers {
+		return k.acquireSQL("'" + batch[0].lock.name + "'")
 	}
-	before, after := k.around()
+	before, after := k.hereParts()
 	var b strings.Builder
 	b.Grow(len(before) + len(batch)*128)
 	write(&b, "SELECT ", before)
@@ -90,11 +89,11 @@ func (k *carrier) batchSQL(batch []*request) string {
 	for i, r := range batch {
 		b.WriteString([2]string{"CONCAT(", ", "}[min(i, 1)])
 		switch name := r.lock.name; {
-		case r.yields:
-			write(&b, "IF(RELEASE_LOCK('", name, "'), IF(IS_FREE_LOCK('", lockname.OfWish(k.l.namespace, r.lock.key), "'), ")
+		case r.offers:
+			write(&b, "IF(RELEASE_LOCK('", name, "'), IF(IS_FREE_LOCK('", lockname.OfPoller(k.l.namespace, r.lock.key), "'), ")
 			get(name)
 			b.WriteString(", 3), 2)")
-		case r.take:
+		case r.acquire:
 			get(name)
 		default:
 			write(&b, "COALESCE(RELEASE_LOCK('", name, "'), 2)")
@@ -110,18 +109,18 @@ func write(b *strings.Builder, parts ...string) {
 	}
 }
 
-// What waitSQL answers where it has got the lock.
+// The answers of waitSQL when the lock was granted.
 const (
-	alone  = "1" // nobody else had it or waited for it
-	inTurn = "2"
+	alone  = "1" // no one else held it or waited for it
+	inTurn = "2" // after others
 )
 
-// waitSQL waits for the lock until bound is over, on the server as well, so that
-// a waiter whose client is gone disappears by itself. Before that it gives the
-// lock back where its own connection has it, to those who wait already. Whether
-// the server takes writes is asked again after the wait: both servers evaluate
-// what IF chooses when it has chosen.
-func (k *carrier) waitSQL(name string, bound time.Duration) string {
+// waitSQL waits for the lock, at most for bound. The server limits the wait as well, so
+// that a waiter whose client is gone disappears by itself. If the connection holds the
+// lock already, the statement releases it first, to those that wait. After the wait it
+// checks again that the server takes writes: both servers evaluate a branch of IF only
+// after they have chosen it.
+func (k *lockConn) waitSQL(name string, bound time.Duration) string {
 	bound = max(bound, time.Millisecond)
 	hint, get := "", fmt.Sprintf("GET_LOCK('%s', %.3f)", name, bound.Seconds())
 	if !k.l.info.MariaDB {
@@ -132,28 +131,41 @@ func (k *carrier) waitSQL(name string, bound time.Duration) string {
 	return "SELECT " + hint + k.here("IF(RELEASE_LOCK('"+name+"') IS NULL OR IS_FREE_LOCK('"+name+"'), "+granted(alone)+", "+granted(inTurn)+")")
 }
 
-// checkSQL answers 1 where all locks are held, and whom it has answered.
+// checkSQL answers 1 if all locks are held, and the id of the connection that asks.
 func checkSQL(locks []*Lock) string { return "SELECT " + heldSQL(locks) + ", CONNECTION_ID()" }
 
-// heldSQL is true where all locks are held.
+// commitSQL checks what checkSQL does, and that it runs on the connection with that id, and
+// commits. The answer is 1 if it has. See [schema.Table.CommitIfProcedure]; MariaDB runs
+// the same as an anonymous block. The comment is for those who look for a COMMIT in what
+// the server is doing.
+func (l *Locker) commitSQL(id uint64, locks []*Lock, mark string) string {
+	held := fmt.Sprintf("CONNECTION_ID() = %d AND %s", id, heldSQL(locks))
+	if !l.info.MariaDB {
+		return fmt.Sprintf("CALL %s(%s, '%s') /* fence and COMMIT */", l.table.CommitIfProcedure(), held, mark)
+	}
+	return fmt.Sprintf("BEGIN NOT ATOMIC SAVEPOINT mysqllock_done; SET @mysqllock_held = COALESCE(%s, 0); "+
+		"IF @mysqllock_held THEN SET @mysqllock_done = '%s'; COMMIT; END IF; SELECT @mysqllock_held; END", held, mark)
+}
+
+// heldSQL is true if all locks are held.
 func heldSQL(locks []*Lock) string {
 	var terms []string
-	held := func(name string, k *carrier) {
+	held := func(name string, k *lockConn) {
 		terms = append(terms, fmt.Sprintf("IS_USED_LOCK('%s') = %d", name, k.id))
 	}
-	guarded := make(map[*carrier]bool)
+	identified := make(map[*lockConn]bool)
 	for _, lock := range locks {
-		if !guarded[lock.carrier] {
-			guarded[lock.carrier] = true
-			held(lock.carrier.guard, lock.carrier)
+		if !identified[lock.conn] {
+			identified[lock.conn] = true
+			held(lock.conn.identity, lock.conn)
 		}
-		held(lock.name, lock.carrier)
+		held(lock.name, lock.conn)
 	}
 	return strings.Join(terms, " AND ")
 }
 
-// holderSQL asks who has the lock: id, user and host of its connection, and
-// where programs is set, the program's name.
+// holderSQL asks for the holder of the lock: id, user and host of its connection, and
+// with programs the name of its program.
 func holderSQL(name string, programs bool) string {
 	program := "''"
 	if programs {

@@ -4,39 +4,54 @@ import (
 	"context"
 	"database/sql/driver"
 	"errors"
-	"fmt"
 	"math/rand/v2"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/keyrow"
+	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/sabotage"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/lockctx"
+	"github.com/mysqllock/mysqllock/internal/step"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
+
+var terms = strategy.Terms{
+	Strategy: hint.StrategyLease,
+	Grants:   "SELECT, INSERT, UPDATE on the lock table",
+	Writes:   "nothing can be locked on it",
+	Broken:   "the connection broke while it asked for the lease, which is not held",
+}
 
 // Request says which lease, and how long to queue for it.
 type Request struct {
 	Key     string
 	TTL     time.Duration // how long the lease survives a holder that has fallen silent
-	Wait    time.Duration // 0 fails at once where someone else has the key
+	Wait    time.Duration // 0 fails at once if another caller holds the key
 	MinHold time.Duration // how long the lease stays after its release
 	MaxHold time.Duration // how long it is kept by renewing it; 0 is no limit
-	// Waiting is called before the caller begins to wait. It may refuse, and it
-	// may end the wait through the context that it returns; done follows. nil is
-	// to wait with the caller's context as it is.
+	// Waiting is called before the caller begins to wait. It may refuse the wait, or end it
+	// later through the context that it returns. done is called when the wait is over.
+	// With nil the caller waits with its own context.
 	Waiting func(context.Context) (ctx context.Context, done func(), err error)
+	// Begin is the caller's transaction, which may begin with the lease. It may be nil.
+	Begin *strategy.Beginning
 	// Lost is called once, on a goroutine of its own, when the lease may be
-	// lost: it was not renewed in time, was found to be gone, has reached
-	// MaxHold, or the Locker is closed. nil is nobody to tell.
+	// lost: it was not renewed in time, was found to be gone, has reached MaxHold, or the
+	// Locker is closed. It may be nil.
 	Lost func(error)
 }
 
-// Acquire takes a lease. After an error it is not held, and what an unanswered
-// statement may have taken is given back in the background.
+// Acquire acquires a lease. After an error the lease is not held. If a statement was not
+// answered in time, Acquire releases in the background what it may have been granted.
 func (l *Locker) Acquire(ctx context.Context, r Request) (*Lease, error) {
-	a := &attempt{Locker: l, r: r, ttl: r.TTL, start: time.Now()}
+	ctx = step.Named(ctx, step.Take, hint.StrategyLease, r.Key)
+	a := &attempt{Locker: l, r: r, ttl: r.TTL, start: time.Now(), asked: step.AskedIn(ctx)}
 	if r.MaxHold > 0 {
 		a.ttl = min(a.ttl, r.MaxHold)
 	}
@@ -52,7 +67,15 @@ func (l *Locker) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	open, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(l.ctx, func() { cancel(lockerr.ErrClosed) })()
+	l.provide(open)
 	s, err := a.acquire(open)
+	if a.refused && l.rows.Cleaning(open) {
+		a.ticket.Leave()
+		a.ticket, a.start, a.r.Wait = nil, time.Now(), keyrow.CleaningWait
+		if s, err = a.acquire(open); errors.Is(err, strategy.ErrWaitOver) {
+			err = lockerr.ErrLocked
+		}
+	}
 	if err != nil {
 		a.ticket.Leave()
 		if open.Err() != nil {
@@ -72,14 +95,26 @@ type attempt struct {
 	lasts  time.Duration // for how long the server may keep what was granted: the giver's TTL may be greater
 	start  time.Time
 	ticket *queue.Ticket // nil before it is ours, and once it is settle's
+	given  *handOver     // whose lease it takes over; nil where it takes over none
 	left   time.Duration // how long the lease that is in the way still ran; 0 is unknown
+	polled bool          // it was left to a poller
 	holder *lockerr.Holder
+	// announced carries the announcement of this attempt as a poller; nil without one.
+	announced *lockConn
+	// refused: without a wait, because somebody has locked the row.
+	refused bool
+	first   bool // nobody of this process was in line before it
+	resent  int  // how often it was sent again, since the connection broke
+	asked   step.Asked
 }
 
+// resend is how often a request is sent again whose connection broke.
+const resend = 3
+
 var (
-	errWaitOver = errors.New("the wait is over")
-	errNoAnswer = errors.New("the server did not answer in time")
-	errNoRow    = errors.New("the key's row in the lock table has vanished")
+	errNoAnswer = lockerr.With(lockerr.ErrTimeout, errors.New("the server did not answer in time"))
+	errResend   = errors.New("the connection broke, and what the request may have been granted is released")
+	errNoRow    = lockerr.With(lockerr.ErrUnsafe, errors.New("a key's row in the lock table has vanished several times; remove rows only by the clean-up"))
 )
 
 func (a *attempt) acquire(ctx context.Context) (*Lease, error) {
@@ -87,32 +122,24 @@ func (a *attempt) acquire(ctx context.Context) (*Lease, error) {
 	if err := a.rows.Exist(ctx, keys); err != nil {
 		return nil, err
 	}
-	ticket, holder, front := a.queue.TryEnter(keys)
-	if !front {
-		if a.r.Wait == 0 {
-			a.holder = holder
-			return nil, lockerr.ErrLocked
-		}
-		var err error
-		if ticket, err = a.lineUp(ctx); err != nil {
-			return nil, err
-		}
+	if err := a.comeToFront(ctx, keys); err != nil {
+		return nil, err
 	}
-	a.ticket = ticket
-	if from, handed := ticket.Baton().(*Lease); handed {
-		if s, err := a.inherit(ctx, from); s != nil || err != nil {
+	if given, handed := a.ticket.HandedOver().(*handOver); handed {
+		a.given = given
+		if s, err := a.inherit(ctx, given.from); s != nil || err != nil {
 			return s, err
 		}
+		a.given = nil
 	}
-	try := true
-	for again := 0; ; {
-		var s *Lease
-		var err error
-		if try {
-			s, err = a.try(ctx, a.r.Wait > 0)
-		} else {
-			s, err = a.wait(ctx)
+	ask := func(ctx context.Context) (*Lease, error) {
+		if b := a.beginsWith(); b != nil {
+			return a.tryBegin(ctx, b)
 		}
+		return a.try(ctx, a.r.Wait > 0)
+	}
+	for again := 0; ; {
+		s, err := ask(ctx)
 		switch {
 		case s != nil:
 			return s, nil
@@ -121,6 +148,7 @@ func (a *attempt) acquire(ctx context.Context) (*Lease, error) {
 			if err := a.rows.Renew(ctx, keys); err != nil {
 				return nil, err
 			}
+		case errors.Is(err, errResend):
 		case errors.Is(err, driver.ErrBadConn) && again < 3: // nothing was sent
 			again++
 		case err != nil:
@@ -128,22 +156,40 @@ func (a *attempt) acquire(ctx context.Context) (*Lease, error) {
 		case a.r.Wait == 0:
 			return nil, lockerr.ErrLocked
 		default:
-			try = false
+			ask = a.wait
 		}
 	}
 }
 
-// inherit takes over the lease that the one before in line has handed over, with
-// a token of its own, in one statement. It returns nil where the lease is not
-// ours any more: then it is asked for as by anybody.
+// comeToFront waits until the caller is in front of the queue of this process.
+func (a *attempt) comeToFront(ctx context.Context, keys []string) (err error) {
+	ticket, holder, front := a.queue.TryEnter(keys)
+	if !front {
+		if a.r.Wait == 0 {
+			a.holder = holder
+			return lockerr.ErrLocked
+		}
+		if ticket, err = a.lineUp(ctx); err != nil {
+			return err
+		}
+	}
+	a.ticket, a.first = ticket, front
+	return nil
+}
+
+// inherit makes the attempt the holder of a lease that was handed over, with a new token,
+// in one statement. It returns nil if this process no longer holds the lease: then the
+// attempt asks for it like any other.
 func (a *attempt) inherit(ctx context.Context, from *Lease) (*Lease, error) {
 	a.lasts = max(a.lasts, from.ttl)
 	var s *Lease
-	h, err := a.hostOf(ctx, from)
+	timed, cancel := context.WithTimeoutCause(ctx, a.r.Wait-time.Since(a.start), strategy.ErrWaitOver)
+	defer cancel()
+	h, err := a.connOf(timed, from)
 	if err == nil {
 		var ours bool
-		s, ours, err = a.take(ctx, h, func(own context.Context) (answer, error) {
-			return h.take(own, a.inheritSQL(from, a.ttl))
+		s, ours, err = a.request(timed, h, func(own context.Context) (answer, error) {
+			return h.ask(own, a.inheritSQL(from, a.ttl))
 		})
 		if ours {
 			a.giveBack(h)
@@ -152,22 +198,32 @@ func (a *attempt) inherit(ctx context.Context, from *Lease) (*Lease, error) {
 	switch {
 	case s != nil:
 		s.since, s.handed = from.since, from.handed+1
+		a.given.tell(nil)
 		return s, nil
-	case err == nil, errors.Is(err, errNoRow): // it came too late and was given back, or is not ours any more
-		a.mute(from)
+	case err == nil, errors.Is(err, errResend): // it came too late, or was lost on the way, and was given back
+		a.given.tell(nil)
+		a.dropWakeUp(from)
 		return nil, nil
-	case busy(err) && ctx.Err() == nil && time.Since(a.start) < a.r.Wait:
+	case errors.Is(err, errNoRow):
+		a.given.tell(errNotOurs)
+		a.dropWakeUp(from)
+		return nil, nil
+	case busy(err) && timed.Err() == nil:
 		return a.inherit(ctx, from) // somebody has locked the row; it ends with the lease at the latest
 	case a.ticket == nil: // it is freed in the background
-		a.mute(from)
-	default:
+		a.dropWakeUp(from)
+	default: // nobody is to wait for that beyond its wait
 		from.ticket, a.ticket = a.ticket, nil
-		_ = a.relinquish(from)
+		given := a.given
+		a.running.Go(func() { given.tell(a.relinquish(from, false)) })
+	}
+	if timed.Err() != nil {
+		err = context.Cause(timed)
 	}
 	return nil, err
 }
 
-// lineUp waits for the place in front of the process's own queue.
+// lineUp waits until the caller is in front of the queue of this process.
 func (a *attempt) lineUp(ctx context.Context) (*queue.Ticket, error) {
 	ctx, done, err := a.waiting(ctx)
 	if err != nil {
@@ -184,24 +240,24 @@ func (a *attempt) lineUp(ctx context.Context) (*queue.Ticket, error) {
 
 // waiting returns a context that ends with the wait.
 func (a *attempt) waiting(ctx context.Context) (context.Context, func(), error) {
-	return queue.Wait(ctx, a.r.Wait-time.Since(a.start), errWaitOver, a.r.Waiting)
+	return queue.Wait(ctx, a.r.Wait-time.Since(a.start), strategy.ErrWaitOver, a.r.Waiting)
 }
 
-// try asks once, on a host. It returns nil where someone else has the lease or
+// try asks once, on a lock connection. It returns nil where someone else has the lease or
 // has locked the row or, inTurn, goes first.
 func (a *attempt) try(ctx context.Context, inTurn bool) (*Lease, error) {
 	h, err := a.borrow(ctx)
 	if err != nil {
 		return nil, err
 	}
-	s, ours, err := a.take(ctx, h, func(own context.Context) (answer, error) {
-		return h.take(own, a.takeSQL(a.r.Key, a.ttl, inTurn, true))
+	s, ours, err := a.request(ctx, h, func(own context.Context) (answer, error) {
+		return h.ask(own, a.acquireSQL(a.r.Key, a.ttl, inTurn, true, a.polite()))
 	})
 	if ours {
 		a.giveBack(h)
 	}
 	if ours && busy(err) {
-		err = nil
+		a.refused, err = a.r.Wait == 0, nil
 	}
 	return s, err
 }
@@ -210,75 +266,80 @@ func (a *attempt) try(ctx context.Context, inTurn bool) (*Lease, error) {
 // row, or somebody who has locked it.
 func busy(err error) bool { return server.Locked(err) || server.Deadlock(err) }
 
-// wait waits in the server, on a connection of its own. Where there is none to
-// be had it looks now and then.
+// wait waits for the lease in the server, on a connection of its own. If there is none, it
+// polls.
 func (a *attempt) wait(ctx context.Context) (*Lease, error) {
 	ctx, done, err := a.waiting(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer done()
+	defer func() { a.withdraw(a.announced, a.r.Key) }()
 	for ctx.Err() == nil {
-		h, err := a.enterStation(ctx)
-		if err != nil {
-			if ctx.Err() != nil {
-				err = context.Cause(ctx)
-			}
-			return nil, err
-		}
-		var s *Lease
-		if h != nil {
-			s, err = a.waitOn(ctx, h)
-		} else if sleep(ctx, a.pause()) {
-			s, err = a.try(ctx, false)
-		}
-		if s != nil {
-			return s, nil
-		}
-		if err != nil && ctx.Err() == nil {
-			if a.ticket == nil || server.Number(err) != 0 || errors.Is(err, errNoRow) {
-				return nil, err
-			}
-			sleep(ctx, a.pause()) // the connection was lost
+		s, err := a.waitOrPoll(ctx)
+		if s != nil || err != nil && ctx.Err() == nil {
+			return s, err
 		}
 	}
 	return nil, context.Cause(ctx)
 }
 
+// waitOrPoll waits in the server, or for the time between two polls, and asks for the
+// lease. It returns nil if it is worth another round.
+func (a *attempt) waitOrPoll(ctx context.Context) (s *Lease, err error) {
+	if a.polled { // without the wake-up lock, which the poller is to have
+		if !strategy.Sleep(ctx, leaveLook) {
+			return nil, nil
+		}
+		return a.try(ctx, true)
+	}
+	h, err := a.openWaitConn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if h != nil {
+		s, err = a.waitOn(ctx, h)
+	} else if a.announce(ctx); strategy.Sleep(ctx, a.pause()) {
+		s, err = a.try(ctx, false)
+	}
+	final := a.ticket == nil || server.Number(err) != 0 || errors.Is(err, errNoRow)
+	if err != nil && !final && ctx.Err() == nil { // the connection was lost
+		strategy.Sleep(ctx, a.pause())
+		return nil, nil
+	}
+	return s, err
+}
+
 // pause is how long to wait for somebody who wakes nobody.
 func (a *attempt) pause() time.Duration {
 	pause := pollEvery + rand.N(pollEvery/5)
+	if a.announced != nil {
+		pause = announcedEvery
+	}
 	if a.left > 0 {
 		pause = min(pause, a.left+time.Millisecond)
 	}
 	return pause
 }
 
-// waitOn waits on the station h, until the lease is granted, in which case h has
-// become a host, or there is an error, in which case h is gone or left.
-func (a *attempt) waitOn(ctx context.Context, h *host) (*Lease, error) {
-	belled, beaten := false, false
+// waitOn waits on the waiting connection h, until the lease is granted, in which case h has
+// become a lock connection, or there is an error, in which case h is gone or left.
+func (a *attempt) waitOn(ctx context.Context, h *lockConn) (*Lease, error) {
+	// alone: the lease may be taken without the wake-up lock, which was not to be had.
+	hasWakeUp, beaten, alone := false, false, false
 	for ctx.Err() == nil {
-		var err error
-		switch bound := a.bound(ctx); {
-		case beaten || bound <= 0: // with the bell: others wait for it behind us, and the holder has none
-			if !sleep(ctx, a.pause()) {
+		bound := a.bound(ctx)
+		if beaten || bound <= 0 { // with the wake-up lock: others wait for it behind us, and the holder has none
+			if !strategy.Sleep(ctx, a.pause()) {
 				continue
 			}
-		case !belled:
-			if belled, err = a.listen(ctx, h, a.r.Key, bound); err != nil {
+		} else if !hasWakeUp {
+			var err error
+			if hasWakeUp, err = a.listen(ctx, h, a.r.Key, bound); err != nil {
 				return nil, err
 			}
 		}
-		// Who has just rung may be about to commit: wait for the row.
-		var s *Lease
-		var ours bool
-		s, ours, err = a.take(ctx, h, func(own context.Context) (answer, error) {
-			return h.take(own, a.takeSQL(a.r.Key, a.ttl, false, false))
-		})
-		if ours && server.Locked(err) {
-			s, ours, err = a.takeBehind(ctx, h)
-		}
+		s, ours, err := a.look(ctx, h, alone)
 		switch {
 		case s != nil:
 			a.open(h)
@@ -287,18 +348,48 @@ func (a *attempt) waitOn(ctx context.Context, h *host) (*Lease, error) {
 		case !ours:
 			return nil, err
 		case err != nil && !busy(err):
-			a.running.Go(func() { a.leaveStation(h, a.r.Key) })
+			a.running.Go(func() { a.leaveWaitConn(h, a.r.Key) })
 			return nil, err
+		case a.polled:
+			a.leaveWaitConn(h, a.r.Key)
+			return nil, nil
 		}
-		beaten = belled && (a.left > 0 || server.Deadlock(err))
+		beaten = hasWakeUp && (a.left > 0 || server.Deadlock(err))
+		if alone = !hasWakeUp && a.left == 0 && err == nil; alone {
+			a.freeWakeUp(ctx)
+		}
 	}
-	a.running.Go(func() { a.leaveStation(h, a.r.Key) })
+	a.running.Go(func() { a.leaveWaitConn(h, a.r.Key) })
 	return nil, context.Cause(ctx)
 }
 
-// bound is how long to rely on the bell.
+// look asks for the lease on the waiting connection h. Who has just rung may be about to
+// commit, so it waits for the row.
+func (a *attempt) look(ctx context.Context, h *lockConn, alone bool) (s *Lease, ours bool, err error) {
+	deadline, _ := ctx.Deadline()
+	brief := time.Until(deadline) < longestForRow
+	s, ours, err = a.request(ctx, h, func(own context.Context) (answer, error) {
+		return h.ask(own, a.acquireSQL(a.r.Key, a.ttl, !alone, brief, a.polite()))
+	})
+	if ours && server.Locked(err) {
+		return a.requestBehind(ctx, h)
+	}
+	return s, ours, err
+}
+
+// freeWakeUp takes the wake-up lock of a lease that has run out from a holder that has
+// been silent for a second: one that stands still or was cut off, whose connection the
+// server has not ended yet. A new holder without the wake-up lock could wake nobody. It is
+// a help, not a duty: the connection of another account stays, if this one may not see it.
+func (a *attempt) freeWakeUp(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, background/5)
+	defer cancel()
+	_ = a.control.KillSilent(ctx, lockname.OfWakeUp(a.namespace, a.r.Key), time.Second)
+}
+
+// bound is how long to rely on the wake-up lock.
 func (a *attempt) bound(ctx context.Context) time.Duration {
-	bound := a.pause() // where the lease is free, and someone else has the bell
+	bound := a.pause() // where the lease is free, and someone else has the wake-up lock
 	if a.left > 0 {
 		bound = min(longest-rand.N(longest/5), a.left+time.Millisecond)
 	}
@@ -308,9 +399,9 @@ func (a *attempt) bound(ctx context.Context) time.Duration {
 	return bound
 }
 
-// takeBehind waits in a transaction behind those who have locked the row, and
+// requestBehind waits in a transaction behind those who have locked the row, and
 // then asks, by the server's time after the wait.
-func (a *attempt) takeBehind(ctx context.Context, h *host) (s *Lease, ours bool, err error) {
+func (a *attempt) requestBehind(ctx context.Context, h *lockConn) (s *Lease, ours bool, err error) {
 	deadline, _ := ctx.Deadline()
 	bound := max(time.Millisecond, min(time.Until(deadline)-giveUp, max(a.r.TTL, time.Second)))
 	_, err = h.exec(ctx, "SET SESSION "+rowWait(bound+time.Second))
@@ -325,9 +416,9 @@ func (a *attempt) takeBehind(ctx context.Context, h *host) (s *Lease, ours bool,
 		return nil, false, err
 	}
 	locked := err == nil
-	return a.take(ctx, h, func(own context.Context) (ans answer, err error) {
-		if locked {
-			ans, err = h.take(own, a.takeSQL(a.r.Key, a.ttl, false, false))
+	return a.request(ctx, h, func(own context.Context) (ans answer, err error) {
+		if locked && ctx.Err() == nil {
+			ans, err = h.ask(own, a.acquireSQL(a.r.Key, a.ttl, false, false, false))
 		}
 		if _, failed := h.exec(own, "COMMIT"); err == nil {
 			err = failed
@@ -339,13 +430,13 @@ func (a *attempt) takeBehind(ctx context.Context, h *host) (s *Lease, ours bool,
 	})
 }
 
-// take asks for the lease on h, whose turn is the caller's. The driver answers
+// request asks for the lease on h, whose turn is the caller's. The driver answers
 // the end of a context by closing the socket, and what the server had granted
 // by then would be granted to nobody; so do runs apart from ctx. ours is false
 // where it was not answered in time, or so that it may have been granted: then
 // h, and the ticket, are kept in the background until it is sure that it is not.
-func (a *attempt) take(ctx context.Context, h *host, do func(context.Context) (answer, error)) (s *Lease, ours bool, err error) {
-	own, stop := context.WithTimeoutCause(context.WithoutCancel(ctx), min(max(a.ttl, 2*time.Second), background), errNoAnswer)
+func (a *attempt) request(ctx context.Context, h *lockConn, do func(context.Context) (answer, error)) (s *Lease, ours bool, err error) {
+	own, stop := context.WithTimeoutCause(context.WithoutCancel(ctx), min(max(a.ttl, answerLimit), background), errNoAnswer)
 	o := &outcome{done: make(chan struct{})}
 	go func() {
 		defer close(o.done)
@@ -354,36 +445,26 @@ func (a *attempt) take(ctx context.Context, h *host, do func(context.Context) (a
 			o.err = context.Cause(own)
 		}
 	}()
-	select {
-	case <-o.done:
-	case <-ctx.Done():
-		limit := giveUp
-		if errors.Is(context.Cause(ctx), errWaitOver) {
-			limit = giveUpCalmly
-		}
-		hurry := time.NewTimer(limit)
-		defer hurry.Stop()
-		select {
-		case <-o.done:
-		case <-hurry.C:
-			a.settle(h, o)
-			return nil, false, context.Cause(ctx)
-		}
-	}
-	a.left = o.left
-	switch {
-	case unknown(o.err):
+	if !a.answered(ctx, h, o, stop) {
 		a.settle(h, o)
-		return nil, false, o.err
+		return nil, false, context.Cause(ctx)
+	}
+	a.left, a.polled = o.left, o.polled
+	if o.polled {
+		a.leaveFree(a.r.Key)
+	}
+	switch {
+	case unknown(o.err), h.begins && server.Interrupted(o.err):
+		return nil, false, a.unanswered(ctx, h, o)
 	case o.err != nil:
 		return nil, true, o.err
 	case o.token == 0:
 		return nil, true, nil
-	case ctx.Err() != nil && !errors.Is(context.Cause(ctx), errWaitOver):
+	case ctx.Err() != nil && !errors.Is(context.Cause(ctx), strategy.ErrWaitOver):
 		a.settle(h, o)
 		return nil, false, context.Cause(ctx)
 	case time.Since(o.sent) >= a.ttl-margin(a.ttl): // over before it has begun
-		if err := a.undo(h, o.token); err != nil {
+		if h.begins || a.undo(h, o.token) != nil {
 			a.settle(h, o)
 			return nil, false, errNoAnswer
 		}
@@ -396,7 +477,53 @@ func (a *attempt) take(ctx context.Context, h *host, do func(context.Context) (a
 	return s, true, nil
 }
 
-// outcome is what take has got, once done is closed.
+// answered waits for the outcome, until ctx ends and a little longer. If it is false, nobody
+// waits for the outcome any more.
+func (a *attempt) answered(ctx context.Context, h *lockConn, o *outcome, stop func()) bool {
+	select {
+	case <-o.done:
+		return true
+	case <-ctx.Done():
+	}
+	limit := giveUp
+	if errors.Is(context.Cause(ctx), strategy.ErrWaitOver) {
+		limit = giveUpCalmly
+	}
+	hurry := time.NewTimer(limit)
+	defer hurry.Stop()
+	select {
+	case <-o.done:
+		return true
+	case <-hurry.C:
+	}
+	if h.begins { // its driver closes the connection, which is the caller's
+		stop()
+		<-o.done
+	}
+	return false
+}
+
+// unanswered sees to what a request may have been granted whose answer is lost. It returns
+// errResend if that is given back, so that the request can be sent again.
+func (a *attempt) unanswered(ctx context.Context, h *lockConn, o *outcome) error {
+	if !server.Gone(o.err, nil) || a.resent >= resend || ctx.Err() != nil {
+		a.settle(h, o)
+		return o.err
+	}
+	a.resent++
+	if h.begins {
+		h.c.Taint()
+	} else {
+		a.drop(h)
+	}
+	if a.free(ctx, h, false) != nil {
+		a.settle(h, o)
+		return o.err
+	}
+	return errResend
+}
+
+// outcome is what request has got, once done is closed.
 type outcome struct {
 	answer
 	err  error
@@ -404,35 +531,68 @@ type outcome struct {
 }
 
 // settle takes care, in the background, of an outcome that nobody waits for.
-func (a *attempt) settle(h *host, o *outcome) {
+func (a *attempt) settle(h *lockConn, o *outcome) {
 	until := time.Now().Add(a.lasts)
 	ticket := a.ticket
 	a.ticket = nil
+	if h.begins { // it is done, and the transaction that it may have begun must go
+		h.c.Taint()
+		a.running.Go(func() {
+			defer ticket.Leave()
+			a.freeUntil(until, h, false)
+		})
+		return
+	}
 	a.running.Go(func() {
 		defer ticket.Leave()
+		if h.waits { // it may wait behind a row lock
+			ctx, cancel := context.WithTimeout(a.releasing(), background/5)
+			_ = a.control.KillConnection(ctx, h.c) // best effort: it ends by itself, and what it is granted is given back
+			cancel()
+		}
 		<-o.done
+		if errors.Is(o.err, errNoRow) {
+			a.given.tell(errNotOurs)
+		} else {
+			a.given.tell(nil) // it was ours, or nobody can tell
+		}
 		sure := o.err == nil || !unknown(o.err)
 		if o.err == nil && o.token > 0 {
 			sure = a.undo(h, o.token) == nil
 		}
 		clean := h.c.Clean()
+		a.mu.Lock()
+		gone := h.gone
+		a.mu.Unlock()
 		switch {
+		case gone:
 		case !clean:
 			a.drop(h)
-		case h.station:
-			a.leaveStation(h, a.r.Key)
+		case h.waits:
+			a.leaveWaitConn(h, a.r.Key)
 		default:
 			a.giveBack(h)
 		}
-		for !sure {
-			sure = a.free(h, clean) == nil || !time.Now().Before(until) || !sleep(a.ctx, pollEvery)
+		if !sure {
+			a.freeUntil(until, h, clean)
 		}
 	})
 }
 
-// undo gives back a lease that nobody wants, and its bell.
-func (a *attempt) undo(h *host, token uint64) error {
-	ctx, cancel := context.WithTimeout(context.Background(), background)
+// freeUntil is free until it comes off, or the lease has expired by itself.
+func (a *attempt) freeUntil(until time.Time, h *lockConn, alive bool) {
+	for a.free(a.releasing(), h, alive) != nil && time.Now().Before(until) && strategy.Sleep(a.ctx, pollEvery) {
+	}
+}
+
+// releasing is the context of a statement that gives back what was asked for.
+func (a *attempt) releasing() context.Context {
+	return step.Named(a.asked.In(context.Background()), step.Release, hint.StrategyLease, a.r.Key)
+}
+
+// undo gives back a lease that nobody wants, and its wake-up lock.
+func (a *attempt) undo(h *lockConn, token uint64) error {
+	ctx, cancel := context.WithTimeout(a.releasing(), background)
 	defer cancel()
 	_, err := h.exec(ctx, a.releaseSQL(a.r.Key, token, 0))
 	return err
@@ -440,19 +600,43 @@ func (a *attempt) undo(h *host, token uint64) error {
 
 // free gives back what the lost connection of h may have been granted, or still
 // be granted.
-func (a *attempt) free(h *host, alive bool) error {
-	ctx, cancel := context.WithTimeout(context.Background(), background/5)
+func (a *attempt) free(ctx context.Context, h *lockConn, alive bool) error {
+	ctx, cancel := context.WithTimeout(ctx, background/5)
 	defer cancel()
 	if !alive {
 		if err := a.control.KillConnection(ctx, h.c); err != nil {
 			return err
 		}
 	}
-	_, err := a.exec(ctx, a.freeSQL(a.r.Key))
+	return a.freeUnknown(ctx, a.r.Key)
+}
+
+// freeUnknown releases the lease on key that this process may have been granted by a
+// statement whose answer is lost. No other caller of the process may be granted the key
+// meanwhile. It releases the lease by its token, so that a statement that arrives too late
+// does not release a later grant.
+func (l *Locker) freeUnknown(ctx context.Context, key string) error {
+	h, err := l.borrow(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.giveBack(h)
+	rows, err := h.query(ctx, l.grantedSQL(key))
+	if err != nil || len(rows) == 0 {
+		return err
+	}
+	token, err := strconv.ParseUint(rows[0][0], 10, 64)
+	if err == nil {
+		text := l.releaseSQL(key, token, 0)
+		if sabotage.FreeAny.Load() {
+			text = strings.Replace(text, "token =", "token >=", 1)
+		}
+		_, err = h.exec(ctx, text)
+	}
 	return err
 }
 
-// exec runs a statement on any host.
+// exec runs a statement on any lock connection.
 func (l *Locker) exec(ctx context.Context, text string) (driver.Result, error) {
 	h, err := l.borrow(ctx)
 	if err != nil {
@@ -462,10 +646,11 @@ func (l *Locker) exec(ctx context.Context, text string) (driver.Result, error) {
 	return h.exec(ctx, text)
 }
 
-// Await waits until the lease on key may have been given back, for at most about
-// atMost. It is for those who want the key without a lease. done lets the next
-// waiter of another process go, and must be called.
+// Await waits until the lease on key may have been released, for at most about atMost. It is
+// for callers that want the key by another strategy. Call done after the next attempt: it
+// lets the next waiter of another process go on.
 func (l *Locker) Await(ctx context.Context, key string, atMost time.Duration) (done func(), err error) {
+	ctx = step.Named(ctx, step.Take, hint.StrategyLease, key)
 	if err := l.enter(); err != nil {
 		return nil, err
 	}
@@ -476,7 +661,7 @@ func (l *Locker) Await(ctx context.Context, key string, atMost time.Duration) (d
 			return
 		}
 		go func() { // the caller has better things to do
-			l.leaveStation(h, key)
+			l.leaveWaitConn(h, key)
 			l.running.Done()
 		}()
 	})
@@ -491,47 +676,36 @@ func (l *Locker) Await(ctx context.Context, key string, atMost time.Duration) (d
 	return done, nil
 }
 
-// await returns the station that has the bell; nil where there is none.
-func (l *Locker) await(ctx context.Context, key string, atMost time.Duration) *host {
+// await returns the waiting connection that has the wake-up lock; nil where there is none.
+func (l *Locker) await(ctx context.Context, key string, atMost time.Duration) *lockConn {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(l.ctx, cancel)()
 	a := &attempt{Locker: l, left: atMost}
 	until := time.Now().Add(atMost)
-	h, err := l.enterStation(ctx)
+	h, err := l.openWaitConn(ctx)
 	if h == nil || err != nil {
-		sleep(ctx, a.pause())
+		strategy.Sleep(ctx, a.pause())
 		return nil
 	}
-	belled, err := l.listen(ctx, h, key, a.bound(ctx))
+	hasWakeUp, err := l.listen(ctx, h, key, a.bound(ctx))
 	if err != nil {
-		sleep(ctx, a.pause())
+		strategy.Sleep(ctx, a.pause())
 		return nil
 	}
-	if !belled {
+	if !hasWakeUp {
 		return h
 	}
 	rows, err := h.query(ctx, l.liveSQL(key))
-	if err == nil && len(rows) > 0 { // the lease's own bell is lost
+	if err == nil && len(rows) > 0 { // the lease's own wake-up lock is lost
 		a.left = time.Until(until)
-		sleep(ctx, a.pause())
+		strategy.Sleep(ctx, a.pause())
 	}
 	return h
 }
 
-// sleep waits, and reports whether ctx goes on.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
-// askHolder asks who has the lease. It is a help, not a duty.
+// askHolder asks the server who holds the lease. It returns nil if the server does not
+// answer in time.
 func (a *attempt) askHolder(ctx context.Context) *lockerr.Holder {
 	limit := giveUpCalmly / 2
 	if ctx.Err() != nil {
@@ -539,43 +713,15 @@ func (a *attempt) askHolder(ctx context.Context) *lockerr.Holder {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
-	c, err := a.control.Acquire(ctx)
-	if err != nil {
-		return nil
-	}
-	defer c.Release()
-	rows, err := server.Query(ctx, c.Conn, a.holderSQL(a.r.Key))
-	if err != nil || len(rows) == 0 {
-		return nil
-	}
-	return keyrow.HolderOf(rows[0][0])
+	return a.Holder(ctx, a.r.Key)
 }
 
 // explain turns a failure into the error that callers see.
 func (a *attempt) explain(ctx context.Context, err error) error {
-	switch {
-	case errors.Is(err, errWaitOver):
-		err = lockerr.ErrTimeout
-	case ctx.Err() != nil:
-		err = lockerr.With(lockerr.ErrTimeout, ctx.Err())
-	case server.Refused(err):
-		err = lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("the server takes no writes, so nothing can be locked on it: %w", err))
-	case server.Denied(err):
-		err = fmt.Errorf("%w; the account needs SELECT, INSERT, UPDATE on the lock table", err)
-	}
-	if a.holder == nil && (errors.Is(err, lockerr.ErrLocked) || errors.Is(err, lockerr.ErrTimeout)) {
+	failed := terms.Untaken(ctx, a.r.Key, a.start, err)
+	if a.holder == nil && strategy.Ungranted(failed.Err) {
 		a.holder = a.askHolder(ctx)
 	}
-	failed := failure("lock", a.r.Key, err)
-	failed.Holder, failed.Waited = a.holder, time.Since(a.start)
+	failed.Holder = a.holder
 	return failed
-}
-
-// failure is the error that callers see. It is never driver.ErrBadConn, which
-// database/sql would take for the failure of a connection of its own.
-func failure(op, key string, err error) *lockerr.Error {
-	if errors.Is(err, driver.ErrBadConn) {
-		err = errors.New(err.Error())
-	}
-	return &lockerr.Error{Op: op, Key: key, Strategy: lockctx.StrategyLease, Err: err}
 }

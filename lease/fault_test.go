@@ -9,45 +9,49 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/schema"
-	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
 // TestLostAnswer: the answer to the statement that has taken the lease comes too
 // late, or never. The lease is not left behind.
 func TestLostAnswer(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, late := range []bool{true, false} {
 			l := s.locker(setup{})
-			ok(t, l.acquire(request("k")).Release())
+			dbtest.OK(t, l.acquire(request("k")).Release())
 			before := s.row("k").token
-			arrive := l.tap.stall("INSERT")
-			ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
-			begin := time.Now()
-			_, err := l.Acquire(ctx, waiting("k", time.Minute))
+			arrive := l.tap.Stall("INSERT")
+			ctx, cancel := context.WithCancel(context.Background())
+			failed := make(chan error, 1)
+			go func() {
+				_, err := l.Acquire(ctx, waiting("k", 10*time.Minute))
+				failed <- err
+			}()
+			dbtest.Soon(t, "it is granted", func() bool { return s.row("k").token == before+1 })
 			cancel()
-			if took := time.Since(begin); !errors.Is(err, context.DeadlineExceeded) || took > 5*time.Second {
-				t.Errorf("after %v: %v", took, err)
+			if err := <-failed; !errors.Is(err, context.Canceled) {
+				t.Errorf("it ended with %v", err)
 			}
 			if r := s.row("k"); !r.live || r.token != before+1 {
 				t.Errorf("meanwhile the row is %+v", r)
 			}
-			sent := l.tap.since()
-			if _, err := l.Acquire(limited(t), request("k")); !errors.Is(err, lockerr.ErrLocked) || count(sent(), "INSERT") != 0 {
+			sent := l.tap.Texts()
+			if _, err := l.Acquire(dbtest.Limited(t), request("k")); !errors.Is(err, lockerr.ErrLocked) || count(sent(), "INSERT") != 0 {
 				t.Errorf("another goroutine: %v, after %q", err, sent())
 			}
 			if late {
 				arrive()
 			} else {
-				l.tap.cutOpen()
+				l.tap.Break()
 			}
-			soon(t, "it is given back", func() bool { return !s.row("k").live && s.bells("k") == 0 })
+			dbtest.Soon(t, "it is given back", func() bool { return !s.row("k").live && s.wakeUps("k") == 0 })
 			next := l.acquire(waiting("k", 20*time.Second))
 			if next.Token() != before+2 {
 				t.Errorf("the next token is %d after %d", next.Token(), before)
 			}
-			ok(t, next.Release())
+			dbtest.OK(t, next.Release())
 			arrive()
 			l.close()
 		}
@@ -56,27 +60,36 @@ func TestLostAnswer(t *testing.T) {
 
 // TestLateAnswer: what is answered when it may be over already is not granted.
 func TestLateAnswer(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
-		ok(t, l.acquire(request("k")).Release())
-		for _, wait := range []time.Duration{0, 10 * time.Second} {
+		dbtest.OK(t, l.acquire(request("k")).Release())
+		for _, wait := range []time.Duration{0, 25 * time.Second} {
 			before := s.row("k").token
-			arrive := l.tap.stall("INSERT")
-			time.AfterFunc(1100*time.Millisecond, arrive)
+			arrive := l.tap.Stall("INSERT")
 			r := waiting("k", wait)
-			r.TTL = time.Second
-			lease, err := l.Acquire(limited(t), r)
+			r.TTL = 3 * time.Second
+			var late sync.WaitGroup
+			late.Go(func() {
+				for s.row("k").token == before {
+					time.Sleep(10 * time.Millisecond)
+				}
+				time.Sleep(r.TTL)
+				arrive()
+			})
+			lease, err := l.Acquire(dbtest.Limited(t), r)
 			if wait == 0 {
 				if !errors.Is(err, lockerr.ErrLocked) {
 					t.Errorf("without a wait: %v", err)
 				}
+				late.Wait()
 				continue
 			}
-			ok(t, err)
-			if lease.Token() != before+2 {
+			dbtest.OK(t, err)
+			if lease.Token() <= before+1 {
 				t.Errorf("the token is %d after %d", lease.Token(), before)
 			}
-			ok(t, lease.Release())
+			dbtest.OK(t, lease.Release())
+			late.Wait()
 		}
 	})
 }
@@ -84,40 +97,40 @@ func TestLateAnswer(t *testing.T) {
 // TestLateAnswerBehindRowLock: nor is it where it cannot be given back at once,
 // since somebody has locked the row.
 func TestLateAnswerBehindRowLock(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
-		ok(t, l.acquire(request("k")).Release())
+		dbtest.OK(t, l.acquire(request("k")).Release())
 		before := s.row("k").token
-		arrive := l.tap.stall("INSERT")
+		arrive := l.tap.Stall("INSERT")
 		failed := make(chan error, 1)
 		go func() {
 			r := waiting("k", 20*time.Second)
 			r.TTL = time.Second
-			lease, err := l.Acquire(limited(t), r)
+			lease, err := l.Acquire(dbtest.Limited(t), r)
 			if err == nil {
 				err = errors.Join(errors.New("it was granted"), lease.Release())
 			}
 			failed <- err
 		}()
-		soon(t, "it is granted", func() bool { return s.row("k").token == before+1 })
+		dbtest.Soon(t, "it is granted", func() bool { return s.row("k").token == before+1 })
 		tx, err := s.db.Begin()
-		ok(t, err)
+		dbtest.OK(t, err)
 		defer tx.Rollback()
-		_, err = tx.Exec("SELECT 1 FROM " + s.table.String() + " WHERE namespace = " + schema.Literal(s.database) + " AND name = x'6b' FOR UPDATE")
-		ok(t, err)
+		_, err = tx.Exec("SELECT 1 FROM " + s.table.String() + " WHERE namespace = " + schema.Literal(s.Name) + " AND name = x'6b' FOR UPDATE")
+		dbtest.OK(t, err)
 		time.Sleep(1100 * time.Millisecond) // it is over
 		arrive()
 		if err := <-failed; !errors.Is(err, errNoAnswer) {
 			t.Errorf("it ended with %v", err)
 		}
-		ok(t, tx.Rollback())
-		ok(t, l.acquire(waiting("k", 20*time.Second)).Release())
+		dbtest.OK(t, tx.Rollback())
+		dbtest.OK(t, l.acquire(waiting("k", 20*time.Second)).Release())
 	})
 }
 
 // TestLostCommit is the same for a waiter that gets the lease behind a row lock.
 func TestLostCommit(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, late := range []bool{true, false} {
 			for try := 1; !s.lostCommit(late); try++ {
 				if try == 5 {
@@ -131,17 +144,17 @@ func TestLostCommit(t *testing.T) {
 // lostCommit is false where the waiter got the lease in another way, since the
 // server had let it wait for as long as it lets anybody.
 func (s *scratch) lostCommit(late bool) bool {
-	t := s.t
+	t := s.T
 	l := s.locker(setup{})
 	defer l.close()
-	ok(t, l.acquire(request("k")).Release())
+	dbtest.OK(t, l.acquire(request("k")).Release())
 	before := s.row("k").token
 	tx, err := s.db.Begin()
-	ok(t, err)
+	dbtest.OK(t, err)
 	defer tx.Rollback()
-	_, err = tx.Exec("SELECT 1 FROM " + s.table.String() + " WHERE namespace = " + schema.Literal(s.database) + " AND name = x'6b' FOR UPDATE")
-	ok(t, err)
-	arrive := l.tap.stall("COMMIT")
+	_, err = tx.Exec("SELECT 1 FROM " + s.table.String() + " WHERE namespace = " + schema.Literal(s.Name) + " AND name = x'6b' FOR UPDATE")
+	dbtest.OK(t, err)
+	arrive := l.tap.Stall("COMMIT")
 	defer arrive()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -153,9 +166,9 @@ func (s *scratch) lostCommit(late bool) bool {
 		}
 		failed <- err
 	}()
-	soon(t, "it waits behind the row lock", func() bool { return len(s.behindRow()) == 1 })
-	ok(t, tx.Commit())
-	soon(t, "it has the lease", func() bool { return s.row("k").token == before+1 })
+	dbtest.Soon(t, "it waits behind the row lock", func() bool { return len(s.behindRow()) == 1 })
+	dbtest.OK(t, tx.Commit())
+	dbtest.Soon(t, "it has the lease", func() bool { return s.row("k").token == before+1 })
 	cancel()
 	if err := <-failed; err == nil {
 		return false
@@ -165,9 +178,9 @@ func (s *scratch) lostCommit(late bool) bool {
 	if late {
 		arrive()
 	} else {
-		l.tap.cutOpen()
+		l.tap.Break()
 	}
-	soon(t, "it is given back", func() bool { return !s.row("k").live && s.bells("k") == 0 })
+	dbtest.Soon(t, "it is given back", func() bool { return !s.row("k").live && s.wakeUps("k") == 0 })
 	if next := l.acquire(waiting("k", 20*time.Second)); next.Token() != before+2 {
 		t.Errorf("the next token is %d after %d", next.Token(), before)
 	}
@@ -176,47 +189,40 @@ func (s *scratch) lostCommit(late bool) bool {
 
 // TestRestart: leases, and their tokens, outlive the server.
 func TestRestart(t *testing.T) {
-	t.Parallel()
-	for _, bin := range tempserver.Require(t) {
-		t.Run(string(bin.Flavour), func(t *testing.T) {
-			t.Parallel()
-			temp, err := tempserver.Start(t.Context(), bin)
-			ok(t, err)
-			t.Cleanup(func() { _ = temp.Stop() })
-			srv := newTestServer(bin, temp)
-			s := srv.scratch(t)
-			l, other := s.locker(setup{ttl: 20 * time.Second}), s.locker(setup{})
-			r := request("k")
-			lease := l.acquire(r)
-			ok(t, l.acquire(request("j")).Release())
-			for _, down := range []func() error{srv.temp.Kill, func() error { return nil }} {
-				ok(t, down())
-				ok(t, srv.temp.Restart(limited(t)))
-				ok(t, lease.Err())
-				l.renew([]*Lease{lease}, time.Second)
-				ok(t, lease.Err())
-				if left := s.row("k").left; left < 25*time.Second {
-					t.Errorf("the lease is not renewed: %v", left)
-				}
-				if _, err := other.Acquire(limited(t), request("k")); !errors.Is(err, lockerr.ErrLocked) {
-					t.Error(err)
-				}
+	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		l, other := s.locker(setup{ttl: 20 * time.Second}), s.locker(setup{})
+		r := request("k")
+		r.TTL = 5 * time.Minute
+		lease := l.acquire(r)
+		dbtest.OK(t, l.acquire(request("j")).Release())
+		for _, down := range []func() error{s.Server.Kill, func() error { return nil }} {
+			dbtest.OK(t, down())
+			dbtest.OK(t, s.Server.Restart(dbtest.Within(t, dbtest.Patience)))
+			dbtest.OK(t, lease.Err())
+			before := s.expires("k")
+			l.renew([]*Lease{lease}, 20*time.Second)
+			dbtest.OK(t, lease.Err())
+			if s.expires("k") == before {
+				t.Error("the lease is not renewed")
 			}
-			ok(t, lease.Release())
-			if next := other.acquire(waiting("k", 20*time.Second)); next.Token() != 2 {
-				t.Errorf("the next token is %d", next.Token())
+			if _, err := other.Acquire(dbtest.Limited(t), request("k")); !errors.Is(err, lockerr.ErrLocked) {
+				t.Error(err)
 			}
-			if next := other.acquire(waiting("j", 20*time.Second)); next.Token() != 2 {
-				t.Errorf("the next token is %d", next.Token())
-			}
-		})
-	}
+		}
+		dbtest.OK(t, lease.Release())
+		if next := other.acquire(waiting("k", 20*time.Second)); next.Token() != 2 {
+			t.Errorf("the next token is %d", next.Token())
+		}
+		if next := other.acquire(waiting("j", 20*time.Second)); next.Token() != 2 {
+			t.Errorf("the next token is %d", next.Token())
+		}
+	})
 }
 
 // TestStorm has some processes go for some keys while callers give up at random
 // and connections are killed at random.
 func TestStorm(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		length := 4 * time.Second
 		if testing.Short() {
 			length = time.Second
@@ -282,9 +288,9 @@ func TestStorm(t *testing.T) {
 			if granted[i].Load() < 10 {
 				t.Errorf("%s was granted %d times", key, granted[i].Load())
 			}
-			soon(t, key+" is free", func() bool { return !s.row(key).live && s.bells(key) == 0 })
+			dbtest.Soon(t, key+" is free", func() bool { return !s.row(key).live && s.wakeUps(key) == 0 })
 		}
-		soon(t, "no connection is kept", func() bool {
+		dbtest.Soon(t, "no connection is kept", func() bool {
 			kept := 0
 			for _, l := range lockers {
 				kept += l.conns.Stat().InUse
@@ -296,53 +302,51 @@ func TestStorm(t *testing.T) {
 
 // TestLostInheritance: the statement by which somebody takes over a lease fails
 // without an answer. The lease is given back even where it lasts for longer than
-// the heir wanted it.
+// the successor wanted it.
 func TestLostInheritance(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		first := l.acquire(request("k"))
 		failed := make(chan error)
 		go func() {
 			r := waiting("k", 20*time.Second)
 			r.TTL = time.Second
-			_, err := l.Acquire(limited(t), r)
+			_, err := l.Acquire(dbtest.Limited(t), r)
 			failed <- err
 		}()
 		l.inLine("k", 1)
 		tx, err := s.db.Begin()
-		ok(t, err)
-		_, err = tx.Exec("SELECT 1 FROM " + s.table.String() + " WHERE namespace = " + schema.Literal(s.database) + " AND name = x'6b' FOR UPDATE")
-		ok(t, err)
-		ok(t, first.Release())
-		soon(t, "the heir waits behind the row lock", func() bool { return len(s.threads("INFO LIKE 'UPDATE%'")) == 1 })
-		l.tap.cut()
+		dbtest.OK(t, err)
+		_, err = tx.Exec("SELECT 1 FROM " + s.table.String() + " WHERE namespace = " + schema.Literal(s.Name) + " AND name = x'6b' FOR UPDATE")
+		dbtest.OK(t, err)
+		dbtest.OK(t, first.Release())
+		dbtest.Soon(t, "the successor waits behind the row lock", func() bool { return len(s.threads("INFO LIKE 'UPDATE%'")) == 1 })
+		l.tap.Cut()
 		if err := <-failed; err == nil {
-			t.Error("the heir was granted the lease")
+			t.Error("the successor was granted the lease")
 		}
 		time.Sleep(1500 * time.Millisecond)
-		ok(t, tx.Rollback())
+		dbtest.OK(t, tx.Rollback())
 		switch r := s.row("k"); {
 		case r.token == 2:
 			t.Log("the server has carried the statement out after all")
 		case !r.live || r.token != 1 || r.left < 20*time.Second:
 			t.Fatalf("nothing is shown: the row is %+v", r)
 		}
-		l.tap.mu.Lock()
-		l.tap.refused = false
-		l.tap.mu.Unlock()
-		soon(t, "it is given back", func() bool { return !s.row("k").live })
+		l.tap.Mend()
+		dbtest.Soon(t, "it is given back", func() bool { return !s.row("k").live })
 	})
 }
 
 // TestPlainRequest: a request needs no more than a key and a TTL to wait.
 func TestPlainRequest(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l, other := s.locker(setup{}), s.locker(setup{})
-		first := l.acquire(Request{Key: "k", TTL: time.Second})
+		first := l.acquire(Request{Key: "k", TTL: 30 * time.Second})
 		var all sync.WaitGroup
 		for _, l := range []*locker{l, other} { // in the line, and in the server
 			all.Go(func() {
-				lease, err := l.Acquire(limited(t), Request{Key: "k", TTL: time.Second, Wait: 20 * time.Second})
+				lease, err := l.Acquire(dbtest.Limited(t), Request{Key: "k", TTL: 30 * time.Second, Wait: 20 * time.Second})
 				if err == nil {
 					err = lease.Release()
 				}
@@ -352,8 +356,8 @@ func TestPlainRequest(t *testing.T) {
 			})
 		}
 		l.inLine("k", 1)
-		soon(t, "the other waits", func() bool { return len(s.inBell()) == 1 })
-		ok(t, first.Release())
+		dbtest.Soon(t, "the other waits", func() bool { return len(s.inWakeUp()) == 1 })
+		dbtest.OK(t, first.Release())
 		all.Wait()
 	})
 }

@@ -10,10 +10,15 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/sabotage"
+	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/step"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
 )
 
 // Lease is a lock on one key that lasts as long as it is renewed. It is safe for
@@ -29,15 +34,27 @@ type Lease struct {
 	ticket  *queue.Ticket
 	since   time.Time // when this process was given the key by the server
 	handed  int       // how often it went from caller to caller since then
+	asked   step.Asked
 
-	host *host     // carries its bell; nil once that is lost. Guarded by Locker.mu
+	// home is the connection of the transaction that was begun with the lease, while it
+	// carries the wake-up lock in place of a lock connection. It is guarded by the turn of
+	// that connection.
+	home   *pool.Conn
+	begins bool // the lease was taken so
+
+	conn *lockConn // carries its wake-up lock; nil once that is lost. Guarded by Locker.mu
 	due  time.Time // when to renew it; zero is never. Guarded by Locker.mu
+	busy bool      // others had locked its row for long when it was renewed last. Guarded by Locker.mu
 
 	mu       sync.Mutex
-	deadline time.Time   // when it may be over on the server
+	expiry   time.Time   // when it may be over on the server
+	deadline time.Time   // when it is over for its holder, before that
 	timer    *time.Timer // fires at the deadline
 	trouble  error       // why it was not renewed
 	err      error       // why it is over: lost, released or closed
+	ending   bool        // a commit releases it, which may be under way
+	given    bool        // a commit has released it
+	maybe    bool        // the same, if that commit came through
 }
 
 // margin is how much earlier than the server the holder gives up.
@@ -48,12 +65,13 @@ func margin(ttl time.Duration) time.Duration {
 	return min(ttl/10, 5*time.Second)
 }
 
-// grant makes a lease of a grant on h, which carries its bell.
-func (a *attempt) grant(h *host, ans answer) (*Lease, error) {
+// grant makes a lease of a grant on h, which carries its wake-up lock.
+func (a *attempt) grant(h *lockConn, ans answer) (*Lease, error) {
 	s := &Lease{
 		l: a.Locker, key: a.r.Key, token: ans.token, ttl: a.ttl, minHold: a.r.MinHold,
-		lost: a.r.Lost, ticket: a.ticket, since: time.Now(), host: h, deadline: ans.sent.Add(a.ttl - margin(a.ttl)),
+		lost: a.r.Lost, ticket: a.ticket, since: time.Now(), begins: h.begins, asked: a.asked,
 	}
+	s.lasts(ans.sent, a.ttl)
 	if a.r.MaxHold > 0 {
 		s.until = ans.sent.Add(a.r.MaxHold)
 	}
@@ -68,13 +86,21 @@ func (a *attempt) grant(h *host, ans answer) (*Lease, error) {
 	s.timer = time.AfterFunc(time.Until(s.deadline), s.expire)
 	s.ticket.Granted(&lockerr.Holder{Program: l.program})
 	l.leases[s] = struct{}{}
-	h.bells[s.key] = s
+	if h.begins {
+		s.home = h.c
+	} else {
+		s.conn = h
+		h.wakeUps[s.key] = s
+	}
 	l.schedule(s, ans.sent, a.ttl)
 	return s, nil
 }
 
 // Key returns the key.
 func (s *Lease) Key() string { return s.key }
+
+// Ticket is the place in front of its line that the lease was granted with.
+func (s *Lease) Ticket() *queue.Ticket { return s.ticket }
 
 // Token returns the fencing token: of one key, each grant has a greater one.
 func (s *Lease) Token() uint64 { return s.token }
@@ -84,12 +110,19 @@ func (s *Lease) Token() uint64 { return s.token }
 func (s *Lease) Expiry() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.deadline.Add(margin(s.ttl))
+	return s.expiry
 }
 
-// Err returns nil while the lease is held: by the clock, also before anybody has
-// noticed that it is over. Else it returns an error that is lockerr.ErrLost, or
-// after the release, lockerr.ErrClosed.
+// lasts notes that the server keeps the lease for ttl from sent or later. s.mu is held,
+// or nobody else has s yet.
+func (s *Lease) lasts(sent time.Time, ttl time.Duration) {
+	s.expiry = sent.Add(ttl)
+	s.deadline = s.expiry.Add(-margin(ttl))
+}
+
+// Err returns nil while the lease is held. It looks at the clock, so it also fails before
+// anything else has shown that the lease is over. A lost lease's error matches
+// lockerr.ErrLost, that of a released one lockerr.ErrClosed.
 func (s *Lease) Err() error {
 	s.mu.Lock()
 	err, over := s.err, !time.Now().Before(s.deadline)
@@ -115,7 +148,7 @@ func (s *Lease) expire() {
 	}
 	cause := s.trouble
 	switch {
-	case !s.until.IsZero() && !s.deadline.Add(margin(s.ttl)).Before(s.until):
+	case !s.until.IsZero() && !s.expiry.Before(s.until):
 		cause = errors.New("it was held for as long as MaxHold allows")
 	case cause == nil:
 		cause = errors.New("it was not renewed in time")
@@ -133,29 +166,29 @@ func (s *Lease) lose(cause error) {
 		return
 	}
 	s.ticket.Leave()
-	s.l.mute(s)
+	s.l.dropWakeUp(s)
 	if s.lost != nil {
 		go s.lost(err)
 	}
 }
 
-// mute has the bell of a lease that is over given back.
-func (l *Locker) mute(s *Lease) {
+// dropWakeUp has the wake-up lock of a lease that is over given back.
+func (l *Locker) dropWakeUp(s *Lease) {
 	l.mu.Lock()
-	h := s.host
-	s.host = nil
-	hush := h != nil && !l.closed
-	if hush {
+	h := s.conn
+	s.conn = nil
+	first := h != nil && !l.closed
+	if first {
 		h.stale = append(h.stale, s)
-		if hush = len(h.stale) == 1; hush {
+		if first = len(h.stale) == 1; first {
 			l.running.Add(1)
 		}
 	}
 	l.mu.Unlock()
-	if hush {
+	if first {
 		go func() {
 			defer l.running.Done()
-			l.hush(h)
+			l.releaseWakeUps(h)
 		}()
 	}
 }
@@ -177,8 +210,7 @@ func (s *Lease) end(err error) bool {
 	return true
 }
 
-// Lapse ends the renewals: the lease runs out by itself, unless Release gives it
-// back before.
+// Lapse ends the renewals: the lease expires by itself, unless it is released before.
 func (s *Lease) Lapse() {
 	s.mu.Lock()
 	if s.trouble == nil {
@@ -190,14 +222,21 @@ func (s *Lease) Lapse() {
 	s.due = time.Time{}
 }
 
-// Release hands the lease over to the next caller of this process in line, or
-// gives it back, for which it waits a while. It fails with lockerr.ErrLost where the lease was lost. After
-// any other error it is over for its holder, and goes on being given back in the
-// background; on the server it runs out within the TTL. A second call does
+// Release hands the lease over to the next caller in the queue of this process. If there is
+// none, it releases the lease on the server. It waits up to two seconds for the server to
+// say whether the lease was still held, and fails with lockerr.ErrLost if it was lost.
+// After any other error the lease is over for its holder, and the Locker goes on releasing
+// it in the background; on the server it expires within the TTL. A second call does
 // nothing.
 func (s *Lease) Release() error {
+	given, maybe := s.released()
+	if given {
+		s.end(lockerr.ErrClosed)
+		s.ticket.Leave()
+		return nil
+	}
 	if err := s.Err(); errors.Is(err, lockerr.ErrLost) {
-		return failure("release", s.key, err)
+		return terms.Failure("release", s.key, err)
 	}
 	l := s.l
 	if l.enter() != nil {
@@ -206,22 +245,71 @@ func (s *Lease) Release() error {
 	defer l.running.Done()
 	if !s.end(lockerr.ErrClosed) {
 		if err := s.Err(); errors.Is(err, lockerr.ErrLost) {
-			return failure("release", s.key, err)
+			return terms.Failure("release", s.key, err)
 		}
 		return nil
 	}
-	if s.minHold == 0 && s.handed < l.handOvers && time.Since(s.since) < l.handOverTime && s.ticket.HandOver(s) {
-		return nil
+	if s.minHold == 0 && !s.begins && s.handed < l.handOvers && time.Since(s.since) < l.handOverTime {
+		if given := (&handOver{from: s, told: make(chan error, 1)}); s.ticket.HandOver(given) {
+			return given.wait()
+		}
 	}
-	return l.relinquish(s)
+	return l.relinquish(s, maybe)
 }
 
-// relinquish gives back a lease that is over for its holder.
-func (l *Locker) relinquish(s *Lease) error {
+// handOver is a lease on its way from one caller to the next. The server tells the
+// successor whether it was still the giver's.
+type handOver struct {
+	from *Lease
+	told chan error
+}
+
+// tell tells the giver what has become of its lease. Only the first call counts,
+// and nil has nobody to tell.
+func (g *handOver) tell(err error) {
+	if g == nil {
+		return
+	}
+	select {
+	case g.told <- err:
+	default:
+	}
+}
+
+// wait returns why the lease was not the giver's any more. Where the successor does not
+// hear of that in time it returns nil: for the giver the lease was not lost.
+func (g *handOver) wait() error {
+	late := time.NewTimer(handOverWait)
+	defer late.Stop()
+	select {
+	case err := <-g.told:
+		if errors.Is(err, errNotOurs) {
+			err = terms.Failure("release", g.from.key, lockerr.With(lockerr.ErrLost, err))
+		}
+		return err
+	case <-late.C:
+		return nil
+	}
+}
+
+// marked marks a statement about leases.
+func marked(ctx context.Context, s step.Step, leases ...*Lease) context.Context {
+	ctx = step.AskedBy(ctx, leases, func(s *Lease) step.Asked { return s.asked })
+	return step.With(ctx, s, hint.StrategyLease, leases, (*Lease).Key)
+}
+
+// releasing is the context of a statement that gives a lease back.
+func releasing(key string) context.Context {
+	return step.Named(context.Background(), step.Release, hint.StrategyLease, key)
+}
+
+// relinquish gives back a lease that is over for its holder. sent: it may have been given
+// back already.
+func (l *Locker) relinquish(s *Lease, sent bool) error {
 	over := s.Expiry()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(marked(context.Background(), step.Release, s), handOverWait)
 	defer cancel()
-	again, err := l.release(ctx, s, false)
+	again, err := l.release(ctx, s, sent)
 	if !again || !time.Now().Before(over) {
 		s.ticket.Leave()
 	} else {
@@ -229,11 +317,11 @@ func (l *Locker) relinquish(s *Lease) error {
 			defer s.ticket.Leave()
 			ctx, cancel := context.WithDeadline(l.ctx, over)
 			defer cancel()
-			_, _ = l.release(ctx, s, true)
+			_, _ = l.release(marked(ctx, step.Release, s), s, true)
 		})
 	}
 	if err != nil {
-		return failure("release", s.key, err)
+		return terms.Failure("release", s.key, err)
 	}
 	return nil
 }
@@ -244,7 +332,7 @@ func (l *Locker) relinquish(s *Lease) error {
 func (l *Locker) release(ctx context.Context, s *Lease, sent bool) (again bool, err error) {
 	text := l.releaseSQL(s.key, s.token, s.minHold)
 	for {
-		h, err := l.hostOf(ctx, s)
+		h, err := l.connOf(ctx, s)
 		if err == nil {
 			var found bool
 			found, err = l.releaseOn(ctx, h, s, text)
@@ -252,34 +340,34 @@ func (l *Locker) release(ctx context.Context, s *Lease, sent bool) (again bool, 
 				return false, nil
 			}
 			if err == nil {
-				return false, lockerr.With(lockerr.ErrLost, errors.New("it was not ours any more"))
+				return false, lockerr.With(lockerr.ErrLost, errors.New("the server says that this process no longer held it"))
 			}
 			sent = sent || unknown(err)
 		}
 		if !server.Locked(err) && server.Number(err) != 0 && !server.Gone(err, nil) {
 			return false, err
 		}
-		if !sleep(ctx, pollEvery/5) {
+		if !strategy.Sleep(ctx, pollEvery/5) {
 			return true, err
 		}
 	}
 }
 
-// hostOf returns the host that has the lease's bell, or any if that is lost, and
+// connOf returns the lock connection that has the lease's wake-up lock, or any if that is lost, and
 // its turn.
-func (l *Locker) hostOf(ctx context.Context, s *Lease) (*host, error) {
+func (l *Locker) connOf(ctx context.Context, s *Lease) (*lockConn, error) {
 	l.mu.Lock()
-	h := s.host
+	h := s.conn
 	l.mu.Unlock()
 	if h != nil {
-		if ours, err := l.takeTurn(ctx, h); ours || err != nil {
+		if ours, err := l.awaitTurn(ctx, h); ours || err != nil {
 			return h, err
 		}
 	}
 	return l.borrow(ctx)
 }
 
-func (l *Locker) releaseOn(ctx context.Context, h *host, s *Lease, text string) (found bool, err error) {
+func (l *Locker) releaseOn(ctx context.Context, h *lockConn, s *Lease, text string) (found bool, err error) {
 	defer l.giveBack(h)
 	ctx, cancel := context.WithTimeout(ctx, background/2)
 	defer cancel()
@@ -292,22 +380,39 @@ func (l *Locker) releaseOn(ctx context.Context, h *host, s *Lease, text string) 
 		return false, err
 	}
 	l.mu.Lock()
-	ours := h.bells[s.key] == s
+	ours := h.wakeUps[s.key] == s
 	if ours {
-		delete(h.bells, s.key)
+		delete(h.wakeUps, s.key)
 	}
 	l.mu.Unlock()
 	if rows == 0 && ours {
-		if _, err := h.exec(ctx, l.hushSQL(s.key)); err != nil {
+		if _, err := h.exec(ctx, l.releaseWakeUpsSQL(s.key)); err != nil {
 			h.c.Taint()
 		}
 	}
 	return rows > 0, nil
 }
 
-// releaseAll tells the holders of leases and gives them back, those at least
-// whose rows nobody has locked just now.
-func (l *Locker) releaseAll(leases []*Lease) {
+// releaseAll gives leases back whose rows nobody has locked just now. It returns those
+// among which it has passed over some.
+func (l *Locker) releaseAll(leases []*Lease) (passed []*Lease) {
+	sortByKey(leases)
+	ctx, cancel := context.WithTimeout(context.Background(), background/2)
+	defer cancel()
+	for some := range slices.Chunk(leases, batch) {
+		result, err := l.exec(marked(ctx, step.Release, some...), l.changeSQL(some, func(s *Lease) time.Duration { return s.minHold }, lasted, l.leave(), " SKIP LOCKED"))
+		if err != nil {
+			return nil // they run out by themselves
+		}
+		if n, err := result.RowsAffected(); err != nil || n < 2*int64(len(some)) {
+			passed = append(passed, some...)
+		}
+	}
+	return passed
+}
+
+// endAll ends leases for their holders, and tells them. It returns those that had not ended.
+func endAll(leases []*Lease) []*Lease {
 	leases = slices.DeleteFunc(leases, func(s *Lease) bool { return !s.end(lockerr.ErrClosed) })
 	for _, s := range leases {
 		s.ticket.Leave()
@@ -315,60 +420,55 @@ func (l *Locker) releaseAll(leases []*Lease) {
 			go s.lost(lockerr.ErrClosed)
 		}
 	}
-	sortByKey(leases)
-	ctx, cancel := context.WithTimeout(context.Background(), background/2)
-	defer cancel()
-	for some := range slices.Chunk(leases, batch) {
-		if _, err := l.exec(ctx, l.changeSQL(some, func(s *Lease) time.Duration { return s.minHold }, l.leave(), " SKIP LOCKED")); err != nil {
-			return // they run out by themselves
-		}
-	}
+	return leases
 }
 
 func sortByKey(leases []*Lease) {
 	slices.SortFunc(leases, func(a, b *Lease) int { return strings.Compare(a.key, b.key) })
 }
 
-// Fence makes sure, in the transaction that is about to commit on conn, that the
-// leases are held, and that nobody else gets one of them before the transaction
-// ends. It is one statement. It waits for who has locked a row, but not for
-// longer than the leases last, on the server either. After an error the
-// transaction must be rolled back.
+// Fence verifies that the leases are held, in the transaction that is about to commit on
+// conn. No other caller can be granted one of them before the transaction ends. Fence runs
+// one statement. It waits for a locked row, but not for longer than the leases last, by the
+// clocks of both sides. After an error the transaction must be rolled back.
 func (l *Locker) Fence(ctx context.Context, conn driver.Conn, leases []*Lease) error {
+	ctx = marked(ctx, step.Fence, leases...)
 	leases = slices.Clone(leases)
 	sortByKey(leases)
 	leases = slices.Compact(leases)
 	if len(leases) == 0 {
 		return nil
 	}
-	left := time.Hour // more is too long to wait, and for MAX_EXECUTION_TIME
-	for _, s := range leases {
-		if err := s.Err(); err != nil {
-			return failure("commit", s.key, err)
-		}
-		left = min(left, s.left())
+	left, err := timeLeft(leases)
+	if err != nil {
+		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, left+giveUpCalmly)
 	defer cancel()
-	held, err := l.fence(ctx, conn, leases, max(left, time.Millisecond))
-	if server.Interrupted(err) {
-		err = lockerr.With(lockerr.ErrLost, fmt.Errorf("somebody has locked the row for as long as the lease lasts: %w", err))
+	held, err := l.fence(ctx, conn, leases, left)
+	for server.Locked(err) && l.info.Topology == "" && !l.info.EndsTransaction(err) { // by the application's innodb_lock_wait_timeout
+		if left, err = timeLeft(leases); err != nil {
+			return err
+		}
+		held, err = l.fence(ctx, conn, leases, left)
 	}
 	if err != nil {
-		var keys []string
-		for _, s := range leases {
-			keys = append(keys, s.key)
-		}
-		return failure("commit", strings.Join(keys, ", "), err)
+		return fenceError(leases, err)
 	}
 	for _, s := range leases {
 		if !held[s.key] {
 			s.lose(errNotOurs)
-			return failure("commit", s.key, lockerr.With(lockerr.ErrLost, errNotOurs))
+			return terms.Failure("commit", s.key, lockerr.With(lockerr.ErrLost, errNotOurs))
+		}
+		if err := s.Err(); err != nil && !sabotage.SlowFence.Load() { // it may have run out while the fence waited
+			return terms.Failure("commit", s.key, err)
 		}
 	}
 	return nil
 }
+
+// Locker returns what the lease was taken by, which also fences it.
+func (s *Lease) Locker() *Locker { return s.l }
 
 // left is how long the lease still lasts for its holder if it is not renewed.
 func (s *Lease) left() time.Duration {
@@ -377,7 +477,7 @@ func (s *Lease) left() time.Duration {
 	return time.Until(s.deadline)
 }
 
-var errNotOurs = errors.New("the server says that it has run out or is someone else's")
+var errNotOurs = errors.New("the server says that the lease has expired, or has another holder")
 
 // fence returns the keys that are held. Where several nodes take writes, only a
 // write is seen by all of them.
@@ -391,7 +491,7 @@ func (l *Locker) fence(ctx context.Context, conn driver.Conn, leases []*Lease, b
 		return held, err
 	}
 	for _, s := range leases {
-		text := s.l.changeSQL([]*Lease{s}, func(*Lease) time.Duration { return 0 }, touch, "")
+		text := s.l.changeSQL([]*Lease{s}, func(*Lease) time.Duration { return 0 }, schema.Lasts("r."), touch, "")
 		rows, err := server.Affected(ctx, conn, l.bounded(text, bound))
 		if err != nil {
 			return nil, err

@@ -1,47 +1,59 @@
-// Package lease keeps a lock as a row of the lock table that says who has it,
-// with which token, and until when. The server's clock alone decides when a
-// lease ends; the holder counts by its own monotonic clock, begins to count
-// before the server does, and gives up earlier.
+// Package lease keeps a lock as a row of the lock table. The row says who holds the lock,
+// with which token, and until when. Only the server's clock decides when a lease ends. The
+// holder counts by its own monotonic clock; it begins to count before the server does, and
+// gives up earlier.
 //
-// # How a lease is asked for
+// Only this module can use the package: Config needs types of internal packages.
+// Applications ask for leases with lockctx.Lease.
 //
-// One statement reads the key's row, decides, and takes the lease: one round
-// trip. The row of a key carries the token, which grows by one with each grant
-// and never goes back. The statement waits for who has locked the row, so a
-// lease and a row lock on the same key exclude each other.
+// # How a lease is acquired
+//
+// One statement, one round trip, reads the key's row, decides, and grants the lease. The
+// row has the token, which grows by one with each grant and never goes back. The statement
+// waits for a transaction that has locked the row, so a lease and a row lock on the same
+// key exclude each other.
 //
 // # How a waiter is woken
 //
-// Whoever takes a lease also takes a named lock of the server in the same
-// statement, the bell, and gives it back in the statement that releases the
-// lease. A waiter waits for the bell, in the server, on a connection of its own;
-// the other goroutines of its process line up behind it. The bell only says that
-// it is time to look: the row alone decides. Where there is no bell, because its
-// connection was lost, the waiter looks four times a second.
+// The statement that grants a lease also acquires a named lock of the server, the wake-up
+// lock; the statement that releases the lease releases it. A waiter waits in the server
+// for the wake-up lock, on a connection of its own. The other goroutines of its process
+// queue behind it. The wake-up lock only says that it is time to look: the row alone
+// decides. If the connection with the wake-up lock was lost, the waiter asks four times a
+// second.
 //
-// The bells of thousands of leases are on a few connections, the hosts, since
-// none of their statements takes long.
+// A holder that stands still or was cut off may keep its wake-up lock for longer than its
+// lease. The waiter that finds the lease run out, and nothing run for a second on that
+// connection, closes it with KILL, and takes the lease with the wake-up lock.
 //
-// A lease that is released while another caller of the same process waits for it
-// goes to that one, with a new token, in one statement and without the bell; but
-// only so often and for so long, and then waiters of other processes have their
-// turn.
+// The wake-up locks of thousands of leases are held on a few lock connections. None of the
+// statements there takes long.
+//
+// A caller for which there is no connection to wait on polls. A lease that others acquire
+// again and again would hardly ever be free when it asks. So a poller announces itself
+// with another named lock. While there is an announcement, other waiters leave a free
+// lease to the poller, for a moment in each second.
+//
+// If another caller of the same process waits for a lease that is released, the lease is
+// handed over to it: with a new token, in one statement and without the wake-up lock. The
+// number of hand-overs in a row is limited, and so is their time; then waiters of other
+// processes have their turn.
 //
 // # How a lease is kept
 //
-// One goroutine renews all leases, those that are due at about the same time in
-// one statement. A lease that could not be renewed in time is lost: its holder
-// is told before the server would give it to another.
+// One goroutine renews all leases. Leases that are due at about the same time are renewed
+// in one statement. A lease whose row is locked, for example by the fences of transactions
+// that commit, is renewed alone: the renewal waits in the server. A lease that could not be
+// renewed in time is lost. Its holder is told before the server would grant it to another.
 //
 // # Clusters
 //
-// To take, renew and give back a lease are writes of its row, of which the nodes
-// of a cluster agree on one order; so of two that take it one is refused, on
-// whichever nodes. The fence is a read with a lock on one server; where several
-// nodes take writes it is a write, too, since a read would not see what is on its
-// way from another node. A renewal on another node at the same moment can refuse
-// that transaction. Bells ring on their own node only: who waits on another one
-// looks four times a second.
+// To grant, renew or release a lease is a write of its row. The nodes of a cluster agree on
+// one order of writes, so of two grants at the same time one is refused, on whichever
+// nodes. On one server the fence is a locking read. If several nodes take writes it is a
+// write, too, since a read would not see a write that is on its way from another node. A
+// renewal on another node at the same moment can refuse that transaction. A wake-up lock
+// wakes waiters on its own node only; waiters on other nodes ask four times a second.
 package lease
 
 import (
@@ -49,6 +61,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/keyrow"
@@ -60,17 +73,29 @@ import (
 )
 
 const (
-	// giveUp is how long a caller whose context has ended may be kept, while a
-	// statement that may take the lease is under way; one whose wait is over is
-	// in less of a hurry.
+	// giveUp is how long a caller may be kept after the end of its context, while a
+	// statement that may grant the lease is running. If the wait is over, but not the
+	// context, giveUpCalmly is the limit.
 	giveUp, giveUpCalmly = 35 * time.Millisecond, 200 * time.Millisecond
-	// patience is how long the giver of a lease waits for the server to take it.
-	patience = 2 * time.Second
-	// background bounds what must be done although its caller has gone.
+	// answerLimit is the least time that the server has to answer a request. It may
+	// wait a second in it for a row, and be busy beside that.
+	answerLimit = 5 * time.Second
+	// handOverWait is how long a release waits for the server, or for the successor.
+	handOverWait = 2 * time.Second
+	// background bounds work that must be done although its caller is gone.
 	background = 10 * time.Second
-	// pollEvery is how often a waiter looks that nothing wakes, and longest how
-	// long it relies on being woken.
-	pollEvery, longest = 250 * time.Millisecond, 5 * time.Second
+	// pollEvery is how often a poller asks, and longest how long a waiter relies on being
+	// woken.
+	pollEvery, longest = 250 * time.Millisecond, 3 * time.Second
+	// announcedEvery is how often a poller looks that has announced itself. Others leave
+	// a lease free for it for at most leaveFor in each leaveEvery, and look each leaveLook
+	// whether it has taken it.
+	announcedEvery       = 100 * time.Millisecond
+	leaveFor, leaveEvery = 300 * time.Millisecond, time.Second
+	leaveLook            = 20 * time.Millisecond
+	// longestForRow is how long the server may let a statement wait for a row, with
+	// its limit of one second, which it looks at once a second.
+	longestForRow = 2 * time.Second
 	// batch is how many rows go into one statement.
 	batch = 500
 	// maxOwner leaves room for the mark in the owner column.
@@ -80,65 +105,78 @@ const (
 // Config says where leases are kept.
 type Config struct {
 	Conns     *pool.Pool // connections that began with Setup(TTL)
-	Control   *pool.Pool // connections to kill waiters from
+	Control   *pool.Pool // connections from which waiters are killed
 	Rows      *keyrow.Rows
 	Queue     *queue.Queue
 	Table     schema.Table
-	Namespace string // goes in front of keys
-	Owner     string // how this process calls itself
+	Namespace string // precedes keys
+	Owner     string // the name of this process, for errors
 	Info      server.Info
 	TTL       time.Duration // how long a connection of Conns may be silent
-	// A lease goes from one caller to the next at most HandOvers times, and while
-	// HandOverTime is not over, before other processes have their turn.
+	Auto      bool          // make the procedure for commits if it is missing
+	// FreeSlot looks for one of rows that nobody has locked, and that has no live lease,
+	// but for those whose indexes are in except.
+	FreeSlot func(ctx context.Context, rows []string, except ...int) (i int, ok bool, err error)
+	// A lease is handed over from caller to caller at most HandOvers times, and for at
+	// most HandOverTime; then other processes have their turn.
 	HandOvers    int
 	HandOverTime time.Duration
 }
 
-// Locker takes leases on one server. It is safe for concurrent use.
+// Locker acquires leases on one server. It is safe for concurrent use.
 type Locker struct {
-	conns     *pool.Pool
-	control   *pool.Pool
-	rows      *keyrow.Rows
-	queue     *queue.Queue
-	table     schema.Table
-	namespace string
-	program   string // as those see it who ask who has a lease
-	owner     string // the same with a mark of this Locker's own
-	leftBy    string // the same with a mark that nobody has
-	info      server.Info
-	keeper    *pool.Keeper
-	maxHosts  int
+	conns        *pool.Pool
+	control      *pool.Pool
+	rows         *keyrow.Rows
+	queue        *queue.Queue
+	table        schema.Table
+	namespace    string
+	program      string // the holder's name in errors
+	owner        string // the same with a suffix of this Locker
+	leftBy       string // the same with a suffix of no Locker
+	info         server.Info
+	keepAlive    *pool.KeepAlive
+	maxLockConns int
+	makes        bool        // the procedure to commit by, where it is missing
+	noCommit     atomic.Bool // it is not there, or not ours to execute
+	noBegin      atomic.Bool // the procedures for transactions under one lease are not there, or not ours to execute
+	provided     schema.Once // they were looked for
 
 	handOvers    int
 	handOverTime time.Duration
+	freeSlot     func(ctx context.Context, rows []string, except ...int) (i int, ok bool, err error)
 
 	ctx     context.Context // ends when the Locker is closed
 	stop    context.CancelCauseFunc
-	running sync.WaitGroup // calls, and what they have left to be done
+	running sync.WaitGroup // calls, and their work in the background
 
-	mu       sync.Mutex
-	closed   bool
-	hosts    []*host
-	arrived  context.Context // ends when there is one more of them
-	arrive   context.CancelFunc
-	stations int                 // connections that waiters have or ask for
-	leases   map[*Lease]struct{} // that are held
-	renewing bool                // the goroutine that renews them was started
-	wake     chan struct{}       // tells it that one is due earlier than it knows
+	mu        sync.Mutex
+	closed    bool
+	lockConns []*lockConn
+	arrived   context.Context // ends when there is one more of them
+	arrive    context.CancelFunc
+	waitConns int                  // connections that waiters have or ask for
+	leases    map[*Lease]struct{}  // that are held
+	left      map[string]time.Time // when a lease was first left to a poller, by key
+	renewing  bool                 // the goroutine that renews them was started
+	next      time.Time            // when it looks which are due, if nobody wakes it; zero is as soon as it can
+	wake      chan struct{}        // tells it that one is due earlier than it knows
+	queueing  chan struct{}        // holds a token for each that is renewed behind who has locked its row
 }
 
-// New returns a Locker that has sent nothing to the server yet. Close it to give
-// back what it holds.
+// New returns a Locker. It sends nothing to the server before the first lease. Close
+// releases what it holds.
 func New(cfg Config) *Locker {
 	var mark [4]byte
 	_, _ = rand.Read(mark[:]) // never fails
 	l := &Locker{
 		conns: cfg.Conns, control: cfg.Control, rows: cfg.Rows, queue: cfg.Queue,
-		table: cfg.Table, namespace: cfg.Namespace, program: cfg.Owner, info: cfg.Info,
-		maxHosts:  max(1, cfg.Conns.Stat().Max/2),
-		handOvers: cfg.HandOvers, handOverTime: cfg.HandOverTime,
-		keeper: pool.NewKeeper(max(time.Second, cfg.TTL.Truncate(time.Second))),
-		leases: make(map[*Lease]struct{}), wake: make(chan struct{}, 1),
+		table: cfg.Table, namespace: cfg.Namespace, program: cfg.Owner, info: cfg.Info, makes: cfg.Auto,
+		maxLockConns: max(1, cfg.Conns.Stat().Max/2),
+		handOvers:    cfg.HandOvers, handOverTime: cfg.HandOverTime, freeSlot: cfg.FreeSlot,
+		keepAlive: pool.NewKeepAlive(max(time.Second, cfg.TTL.Truncate(time.Second)), 0),
+		leases:    make(map[*Lease]struct{}), left: make(map[string]time.Time), wake: make(chan struct{}, 1),
+		queueing: make(chan struct{}, max(1, cfg.Conns.Stat().Max/4)),
 	}
 	name := cfg.Owner[:min(len(cfg.Owner), maxOwner)]
 	l.owner, l.leftBy = name+"#"+hex.EncodeToString(mark[:]), name+"#00000000"
@@ -158,8 +196,8 @@ func (l *Locker) enter() error {
 	return nil
 }
 
-// Close ends the waits, tells the holders, gives back what is held as far as the
-// server answers in time, and closes its connections.
+// Close ends all waits, tells the holders that their leases are lost, releases the leases
+// as far as the server answers in time, and closes the connections.
 func (l *Locker) Close() {
 	l.mu.Lock()
 	if l.closed {
@@ -174,12 +212,13 @@ func (l *Locker) Close() {
 	l.mu.Unlock()
 
 	l.stop(lockerr.ErrClosed)
-	l.releaseAll(held)
-	l.running.Wait()
-	l.keeper.Close()
-	for _, h := range l.hosts {
-		_ = h.c.Take(context.Background()) // nobody has it any more
-		l.keeper.Forget(h.c)
-		h.c.Destroy() // and with it the bells
+	passed := l.releaseAll(endAll(held))
+	l.running.Wait() // also for renewals, which had their rows locked
+	l.releaseAll(passed)
+	l.keepAlive.Close()
+	for _, h := range l.lockConns {
+		_ = h.c.AwaitTurn(context.Background()) // nobody has it any more
+		l.keepAlive.Forget(h.c)
+		h.c.Destroy() // and with it the wake-up locks
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/step"
 )
 
 // schedule says when to renew a lease that the server keeps for ttl from sent or
@@ -17,16 +18,19 @@ func (l *Locker) schedule(s *Lease, sent time.Time, ttl time.Duration) {
 	if s.until.IsZero() || sent.Add(ttl).Before(s.until) {
 		third := ttl / 3
 		s.due = sent.Add(third - third/10 + rand.N(third/5))
+		l.changed(s.due)
 	}
-	l.changed()
 }
 
-// changed has the renewing goroutine look at the leases again, and starts it.
-// Locker.mu is held.
-func (l *Locker) changed() {
+// changed has the renewing goroutine, which it starts, look at the leases again, unless
+// it does before due: a look is at all of them. Locker.mu is held.
+func (l *Locker) changed(due time.Time) {
 	if !l.renewing {
 		l.renewing = true
 		l.running.Go(l.renewals)
+	}
+	if !due.Before(l.next) {
+		return
 	}
 	select {
 	case l.wake <- struct{}{}:
@@ -46,6 +50,12 @@ func (l *Locker) renewals() {
 		case <-timer.C:
 		}
 		due, limit, next := l.due(time.Now())
+		for _, s := range due {
+			if l.isBusy(s) {
+				l.queueUp(s)
+			}
+		}
+		due = slices.DeleteFunc(due, l.isBusy)
 		for some := range slices.Chunk(due, batch) {
 			l.renew(some, limit)
 		}
@@ -66,12 +76,16 @@ func (l *Locker) due(now time.Time) (due []*Lease, limit, next time.Duration) {
 		if s.due.IsZero() {
 			continue
 		}
-		limit = min(limit, s.ttl/6)
+		limit = min(limit, s.ttl/3)
 		left := s.due.Sub(now)
 		next = min(next, left)
 		if left <= s.ttl/6 {
 			due = append(due, s)
 		}
+	}
+	l.next = time.Time{}
+	if next > 0 {
+		l.next = now.Add(next)
 	}
 	l.mu.Unlock()
 	if next > 0 {
@@ -81,13 +95,13 @@ func (l *Locker) due(now time.Time) (due []*Lease, limit, next time.Duration) {
 	return due, max(limit, 200*time.Millisecond), 0
 }
 
-// renew renews leases in one statement. Those whose rows somebody has locked are
-// left alone, and tried again soon, so that they do not hold up the others.
+// renew renews leases in one statement. It passes over those whose rows are locked, so
+// that they do not hold up the others: each of them is renewed by itself.
 func (l *Locker) renew(leases []*Lease, limit time.Duration) {
 	var err error
 	for range 2 { // the first connection may be lost
 		ctx, cancel := context.WithTimeout(l.ctx, limit)
-		err = l.renewOn(ctx, leases)
+		err = l.renewOn(marked(ctx, step.Renew, leases...), leases)
 		cancel()
 		if err == nil || server.Number(err) != 0 {
 			break
@@ -110,7 +124,92 @@ func (l *Locker) again(s *Lease) {
 	defer l.mu.Unlock()
 	if !s.due.IsZero() {
 		s.due = time.Now().Add(s.ttl / 12)
+		l.changed(s.due)
 	}
+}
+
+// isBusy reports whether the renewal before waited for the row for long enough to matter.
+// Then the two round trips that would show that it is locked again are time that the
+// lease may not have, on a server that is slow.
+func (l *Locker) isBusy(s *Lease) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return s.busy
+}
+
+// queueUp has a lease renewed behind those who have locked its row. Transactions under
+// it lock it while they commit, so where there are many of them it is hardly ever free:
+// the renewal waits in the server like everybody else, and who comes later waits behind
+// it. It is alone in its statement, which therefore holds nothing while it waits.
+func (l *Locker) queueUp(s *Lease) {
+	l.mu.Lock()
+	if !s.due.IsZero() {
+		s.due = time.Now().Add(s.ttl / 3) // in case this fails
+	}
+	s.busy = true
+	l.mu.Unlock()
+	l.running.Go(func() {
+		ctx, cancel := context.WithTimeout(l.ctx, max(s.left(), time.Second))
+		defer cancel()
+		select {
+		case l.queueing <- struct{}{}:
+			defer func() { <-l.queueing }()
+		case <-ctx.Done():
+			return
+		}
+		if err := l.renewBehind(marked(ctx, step.Renew, s), s); err != nil && l.ctx.Err() == nil {
+			s.mu.Lock()
+			s.trouble = err
+			s.mu.Unlock()
+			l.again(s)
+		}
+	})
+}
+
+// renewBehind renews one lease in its turn, on a connection of its own where there is
+// one, since it waits for up to a second.
+func (l *Locker) renewBehind(ctx context.Context, s *Lease) error {
+	c, err := l.poolConn(ctx, true)
+	if err != nil {
+		return err
+	}
+	var h *lockConn
+	if c != nil {
+		h = &lockConn{c: c}
+		defer c.Release()
+	} else {
+		if h, err = l.borrow(ctx); err != nil {
+			return err
+		}
+		defer l.giveBack(h)
+	}
+	sent := time.Now()
+	ttl := s.ttlAt(sent)
+	result, err := h.exec(ctx, l.changeSQL([]*Lease{s}, func(*Lease) time.Duration { return ttl }, lasted, extend, ""))
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	s.busy = time.Since(sent) > ttl/12
+	l.mu.Unlock()
+	changed, err := result.RowsAffected()
+	switch {
+	case err != nil:
+		return err
+	case changed == 0:
+		s.loseFound()
+	default:
+		l.renewed(s, sent, ttl)
+	}
+	return nil
+}
+
+// ttlAt is for how long to renew the lease.
+func (s *Lease) ttlAt(now time.Time) time.Duration {
+	if s.until.IsZero() {
+		return s.ttl
+	}
+	return max(0, min(s.ttl, s.until.Sub(now)))
 }
 
 func (l *Locker) renewOn(ctx context.Context, leases []*Lease) error {
@@ -120,13 +219,8 @@ func (l *Locker) renewOn(ctx context.Context, leases []*Lease) error {
 	}
 	defer l.giveBack(h)
 	sent := time.Now()
-	ttl := func(s *Lease) time.Duration {
-		if s.until.IsZero() {
-			return s.ttl
-		}
-		return max(0, min(s.ttl, s.until.Sub(sent)))
-	}
-	result, err := h.exec(ctx, l.changeSQL(leases, ttl, extend, " SKIP LOCKED"))
+	ttl := func(s *Lease) time.Duration { return s.ttlAt(sent) }
+	result, err := h.exec(ctx, l.changeSQL(leases, ttl, lasted, extend, " SKIP LOCKED"))
 	if err != nil {
 		return err
 	}
@@ -159,9 +253,9 @@ func (l *Locker) renewOn(ctx context.Context, leases []*Lease) error {
 		left, ours := held[s.key+"\x00"+strconv.FormatUint(s.token, 10)]
 		switch {
 		case !ours:
-			s.lose(errNotOurs)
-		case left < ttl(s)-took: // it was left alone
-			l.again(s)
+			s.loseFound()
+		case left < ttl(s)-took: // its row is locked
+			l.queueUp(s)
 		default:
 			l.renewed(s, asked, left)
 		}
@@ -176,7 +270,7 @@ func (l *Locker) renewed(s *Lease, sent time.Time, ttl time.Duration) {
 	if s.err != nil { // the holder was told that it is over
 		return
 	}
-	s.deadline = sent.Add(ttl - margin(ttl))
+	s.lasts(sent, ttl)
 	s.trouble = nil
 	s.timer.Reset(time.Until(s.deadline))
 	l.mu.Lock()

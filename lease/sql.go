@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/lockname"
+	"github.com/mysqllock/mysqllock/internal/sabotage"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 )
@@ -19,12 +20,12 @@ import (
 // server's, at the start of the statement.
 
 // Setup is the statement that connections for [Config.Conns] begin with. The
-// server ends them, with the bells that they carry, when they have been silent
+// server ends them, with the wake-up locks that they carry, when they have been silent
 // for ttl.
 func Setup(ttl time.Duration) string {
 	// The take statement relies on assignments being made from left to right.
-	return fmt.Sprintf("SET SESSION autocommit = 1, sql_mode = '', sql_select_limit = DEFAULT, %s, lock_wait_timeout = 5, wait_timeout = %d",
-		rowWait(time.Second), max(1, int(ttl/time.Second)))
+	return fmt.Sprintf("SET "+server.Pin+" autocommit = 1, sql_mode = '', %s, sql_select_limit = DEFAULT, %s, lock_wait_timeout = 5, wait_timeout = %d",
+		server.OwnSettings, rowWait(time.Second), max(1, int(ttl/time.Second)))
 }
 
 // rowWait bounds how long the statements of a session wait for a row.
@@ -34,33 +35,33 @@ func rowWait(d time.Duration) string {
 
 func wholeSeconds(d time.Duration) int { return int(math.Ceil(d.Seconds())) }
 
-// bell is an SQL expression that is 1 where the connection has the bell, which
+// wake-up lock is an SQL expression that is 1 where the connection has the wake-up lock, which
 // it takes where nobody has, waiting for at most so many seconds. It never takes
 // it twice, since it would have to be given back twice.
-func (l *Locker) bell(key, seconds string) string {
-	name := lockname.OfBell(l.namespace, key)
+func (l *Locker) wakeUp(key, seconds string) string {
+	name := lockname.OfWakeUp(l.namespace, key)
 	return fmt.Sprintf("IF(IS_USED_LOCK('%s') <=> CONNECTION_ID(), 1, COALESCE(GET_LOCK('%s', %s), 0))", name, name, seconds)
 }
 
-// hushSQL gives back the bells of keys where the connection has them.
-func (l *Locker) hushSQL(keys ...string) string {
+// releaseWakeUpsSQL gives back the wake-up locks of keys where the connection has them.
+func (l *Locker) releaseWakeUpsSQL(keys ...string) string {
 	var b strings.Builder
 	for i, key := range keys {
-		fmt.Fprintf(&b, "%s RELEASE_LOCK('%s')", [2]string{"DO", ","}[min(i, 1)], lockname.OfBell(l.namespace, key))
+		fmt.Fprintf(&b, "%s RELEASE_LOCK('%s')", [2]string{"DO", ","}[min(i, 1)], lockname.OfWakeUp(l.namespace, key))
 	}
 	return b.String()
 }
 
-// listenSQL waits for the bell of key until bound is over, on the server as
+// listenSQL waits for the wake-up lock of key until bound is over, on the server as
 // well, so that a waiter whose client is gone disappears by itself. It returns 1
 // where it has got it.
 func (l *Locker) listenSQL(key string, bound time.Duration) string {
 	bound = max(bound, time.Millisecond)
 	if l.info.MariaDB {
-		return "SELECT " + l.bell(key, fmt.Sprintf("%.3f", bound.Seconds()))
+		return "SELECT " + l.wakeUp(key, fmt.Sprintf("%.3f", bound.Seconds()))
 	}
 	return fmt.Sprintf("SELECT /*+ MAX_EXECUTION_TIME(%d) */ ", bound.Milliseconds()) +
-		l.bell(key, fmt.Sprint(wholeSeconds(bound)))
+		l.wakeUp(key, fmt.Sprint(wholeSeconds(bound)))
 }
 
 // row is the condition for the row of key.
@@ -69,30 +70,45 @@ func (l *Locker) row(qualifier, key string) string {
 		qualifier, schema.Literal(l.namespace), qualifier, schema.Literal(key))
 }
 
-// takeSQL takes the lease on key for ttl where nobody has it. The insert always
+// acquireSQL takes the lease on key for ttl where nobody has it. The insert always
 // meets the row that it has read, and is only a way to lock the row, to decide
 // on it, to change it, and to tell the outcome in one statement: see answer.
 // rowLocked is what to do where somebody has locked the row. Where inTurn is set
-// it does not take the lease if someone else has the bell, and so goes first.
-func (l *Locker) takeSQL(key string, ttl time.Duration, inTurn, nowait bool) string {
+// it does not take the lease if someone else has the wake-up lock, and so goes first; and where
+// polite is set, if a poller has announced itself.
+func (l *Locker) acquireSQL(key string, ttl time.Duration, inTurn, nowait, polite bool) string {
 	t := l.table.String()
-	turn, rowLocked := ">= 0", ""
+	turn, rowLocked, polled := ">= 0", "", "FALSE"
+	if polite {
+		polled = "IS_FREE_LOCK('" + lockname.OfLeasePoller(l.namespace, key) + "') = 0"
+	}
 	if inTurn {
 		turn = "= 1"
 	}
 	if nowait {
 		rowLocked = " NOWAIT"
 	}
-	// IF(LAST_INSERT_ID(n), x, x) is x and tells n; 1 << 63 marks what is no token.
+	// IF(LAST_INSERT_ID(n), x, x) is x and tells n.
 	return fmt.Sprintf("INSERT INTO %[1]s (namespace, name, owner, token, expires)"+
 		" SELECT s.namespace, s.name, s.owner, s.token, s.expires FROM %[1]s s WHERE %[2]s FOR UPDATE%[3]s"+
 		" ON DUPLICATE KEY UPDATE"+
 		" token = IF(%[4]s, IF(LAST_INSERT_ID(%[5]d + %[6]s), %[1]s.token, %[1]s.token),"+
-		" IF(%[7]s %[8]s, LAST_INSERT_ID(%[1]s.token + 1), IF(LAST_INSERT_ID(%[5]d), %[1]s.token, %[1]s.token))),"+
+		" IF(%[11]s, IF(LAST_INSERT_ID(%[5]d + %[12]d), %[1]s.token, %[1]s.token),"+
+		" IF(%[7]s %[8]s, LAST_INSERT_ID(%[1]s.token + 1), IF(LAST_INSERT_ID(%[5]d), %[1]s.token, %[1]s.token)))),"+
 		" owner = IF(%[1]s.token <> s.token, %[9]s, %[1]s.owner),"+
 		" expires = IF(%[1]s.token <> s.token, %[10]s, %[1]s.expires)",
-		t, l.row("s.", key), rowLocked, schema.Live(t+"."), uint64(1<<63), schema.Remaining(t+"."),
-		l.bell(key, "0"), turn, schema.Literal(l.owner), in(ttl))
+		t, l.row("s.", key), rowLocked, schema.Live(t+"."), noToken, schema.Remaining(t+"."),
+		l.wakeUp(key, "0"), turn, schema.Literal(l.owner), in(ttl), polled, leftToPoller)
+}
+
+// announceSQL announces a poller for key, where none is announced.
+func (l *Locker) announceSQL(key string) string {
+	return "SELECT GET_LOCK('" + lockname.OfLeasePoller(l.namespace, key) + "', 0)"
+}
+
+// withdrawSQL ends that.
+func (l *Locker) withdrawSQL(key string) string {
+	return "DO RELEASE_LOCK('" + lockname.OfLeasePoller(l.namespace, key) + "')"
 }
 
 // inheritSQL turns the lease into another, with the next token, where it is still
@@ -107,15 +123,25 @@ func in(d time.Duration) string {
 	return fmt.Sprintf("UTC_TIMESTAMP(6) + INTERVAL %d MICROSECOND", d.Microseconds())
 }
 
+// noToken marks, in what a take statement tells, microseconds in place of a token.
+// Above it is a bit that is left alone: MySQL Router 9.7, where it shares connections,
+// makes of an id with that bit its lowest byte, which would look like a token.
+const noToken = int64(1) << 62
+
+// leftToPoller tells, in place of microseconds, that the lease was left to a poller.
+const leftToPoller = int64(1) << 61
+
 // answer is what a take statement tells.
 type answer struct {
 	sent  time.Time     // before the server began to count
 	token uint64        // 0 where the lease was not granted
 	left  time.Duration // how long the lease that is in the way still runs; 0 where none is
+
+	polled bool // it was left to a poller
 }
 
-// take runs a take statement.
-func (h *host) take(ctx context.Context, text string) (answer, error) {
+// ask runs a statement that may acquire the lease.
+func (h *lockConn) ask(ctx context.Context, text string) (answer, error) {
 	a := answer{sent: time.Now()}
 	result, err := h.exec(ctx, text)
 	if err != nil {
@@ -127,10 +153,12 @@ func (h *host) take(ctx context.Context, text string) (answer, error) {
 		return a, err
 	case id == 0:
 		return a, errNoRow
-	case id > 0:
+	case id&noToken == 0:
 		a.token = uint64(id)
+	case id&leftToPoller != 0:
+		a.polled = true
 	default:
-		a.left = time.Duration(id&math.MaxInt64) * time.Microsecond
+		a.left = time.Duration(id&^noToken) * time.Microsecond
 	}
 	return a, nil
 }
@@ -154,7 +182,7 @@ func (l *Locker) holderSQL(key string) string {
 	return "SELECT owner FROM " + l.table.String() + " WHERE " + l.row("", key) + " AND " + schema.Live("")
 }
 
-// releaseSQL gives the lease and its bell back. The lease stays for minHold, in
+// releaseSQL gives the lease and its wake-up lock back. The lease stays for minHold, in
 // another name, so that no renewal that comes late can find it.
 func (l *Locker) releaseSQL(key string, token uint64, minHold time.Duration) string {
 	owner, expires := "NULL", "LEAST(expires, UTC_TIMESTAMP(6))"
@@ -162,14 +190,18 @@ func (l *Locker) releaseSQL(key string, token uint64, minHold time.Duration) str
 		owner, expires = schema.Literal(l.leftBy), in(minHold)
 	}
 	return fmt.Sprintf("UPDATE %s SET owner = IF(RELEASE_LOCK('%s') IS NULL, %s, %s), expires = %s WHERE %s AND token = %d AND owner = %s",
-		l.table, lockname.OfBell(l.namespace, key), owner, owner, expires, l.row("", key), token, schema.Literal(l.owner))
+		l.table, lockname.OfWakeUp(l.namespace, key), owner, owner, expires, l.row("", key), token, schema.Literal(l.owner))
 }
 
-// freeSQL gives a lease back of which it is not known whether it was granted.
-func (l *Locker) freeSQL(key string) string {
-	return fmt.Sprintf("UPDATE %s SET owner = NULL, expires = LEAST(expires, UTC_TIMESTAMP(6)) WHERE %s AND owner = %s",
-		l.table, l.row("", key), schema.Literal(l.owner))
+// grantedSQL reads the token of the lease that this process has on key, once a
+// statement that is taking it has ended.
+func (l *Locker) grantedSQL(key string) string {
+	return "SELECT token FROM " + l.table.String() + " WHERE " + l.row("", key) + " AND owner = " + schema.Literal(l.owner) + " FOR UPDATE"
 }
+
+// lasted is the condition that a lease had not run out when the statement began. It is
+// for connections of our own, whose clock nobody sets.
+const lasted = "r.expires > UTC_TIMESTAMP(6)"
 
 // What changeSQL does to leases, whose durations are d.ttl.
 const (
@@ -178,16 +210,17 @@ const (
 	touch = "expires = r.expires + INTERVAL 1 MICROSECOND"
 )
 
-// leave is releaseSQL for changeSQL; the bells go with their connections.
+// leave is releaseSQL for changeSQL; the wake-up locks go with their connections.
 func (l *Locker) leave() string {
 	return "owner = IF(d.ttl > 0, " + schema.Literal(l.leftBy) + ", NULL), expires = IF(d.ttl > 0," +
 		" UTC_TIMESTAMP(6) + INTERVAL d.ttl MICROSECOND, LEAST(r.expires, UTC_TIMESTAMP(6)))"
 }
 
-// changeSQL changes the rows of leases that are live and ours, each found by its
-// primary key and no other row locked. skip leaves those alone that somebody has
-// locked. It counts 2 affected rows a lease, whatever the DSN's clientFoundRows.
-func (l *Locker) changeSQL(leases []*Lease, ttl func(*Lease) time.Duration, set, skip string) string {
+// changeSQL changes the rows of leases that are live and ours, each found by its primary key
+// and no other row locked. lasts is the condition that they have not run out. skip leaves
+// those alone that somebody has locked. It counts 2 affected rows a lease, whatever the DSN's
+// clientFoundRows.
+func (l *Locker) changeSQL(leases []*Lease, ttl func(*Lease) time.Duration, lasts, set, skip string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "INSERT INTO %s (namespace, name, owner, token, expires)"+
 		" SELECT r.namespace, r.name, r.owner, r.token, r.expires FROM (", l.table)
@@ -199,8 +232,8 @@ func (l *Locker) changeSQL(leases []*Lease, ttl func(*Lease) time.Duration, set,
 		fmt.Fprintf(&b, form, schema.Literal(s.key), s.token, ttl(s).Microseconds())
 	}
 	fmt.Fprintf(&b, ") d STRAIGHT_JOIN %s r ON r.namespace = %s AND r.name = d.n AND r.token = d.k AND r.owner = %s"+
-		" WHERE r.expires > UTC_TIMESTAMP(6) FOR UPDATE%s ON DUPLICATE KEY UPDATE %s",
-		l.table, schema.Literal(l.namespace), schema.Literal(l.owner), skip, set)
+		" WHERE %s FOR UPDATE%s ON DUPLICATE KEY UPDATE %s",
+		l.table, schema.Literal(l.namespace), schema.Literal(l.owner), lasts, skip, set)
 	return b.String()
 }
 
@@ -222,10 +255,14 @@ func (l *Locker) fenceSQL(leases []*Lease, bound time.Duration) string {
 	if l.info.MariaDB {
 		hint = ""
 	}
+	lasts := schema.Lasts("r.")
+	if sabotage.SlowFence.Load() {
+		lasts = lasted
+	}
 	var reads []string
 	for _, s := range leases {
-		reads = append(reads, fmt.Sprintf("SELECT %sr.name FROM %s r WHERE %s AND r.token = %d AND r.owner = %s AND r.expires > UTC_TIMESTAMP(6) LOCK IN SHARE MODE",
-			hint, l.table, l.row("r.", s.key), s.token, schema.Literal(s.l.owner)))
+		reads = append(reads, fmt.Sprintf("SELECT %sr.name FROM %s r WHERE %s AND r.token = %d AND r.owner = %s AND %s LOCK IN SHARE MODE",
+			hint, l.table, l.row("r.", s.key), s.token, schema.Literal(s.l.owner), lasts))
 		hint = ""
 	}
 	if len(reads) == 1 {
@@ -241,7 +278,8 @@ func (l *Locker) bounded(text string, bound time.Duration) string {
 	if !l.info.MariaDB {
 		return text
 	}
-	settings := fmt.Sprintf("max_statement_time = %.3f", bound.Seconds())
+	// The application's innodb_lock_wait_timeout may be shorter.
+	settings := fmt.Sprintf("max_statement_time = %.3f, innodb_lock_wait_timeout = %d", bound.Seconds(), int(bound/time.Second)+1)
 	if l.info.SnapshotIsolation {
 		settings += ", innodb_snapshot_isolation = OFF"
 	}

@@ -23,6 +23,14 @@ var (
 	// Nothing was run and nothing is locked.
 	ErrTimeout = errors.New("mysqllock: not granted within the wait")
 
+	// ErrExhausted: the caller waited for one of the connections that hold locks
+	// outside of transactions (lockMaxConns), or for one of all connections of the handle
+	// (maxConns), and all of them were in use, for whatever
+	// keys. Nobody need have the key. It matches neither ErrLocked nor ErrTimeout; it
+	// matches ctx.Err() where the context ended the wait. Nothing was run and nothing
+	// is locked.
+	ErrExhausted = errors.New("mysqllock: no connection left for locks")
+
 	// ErrLost: the lock was held and is gone, or may be gone: the connection
 	// broke, the server ended it, a deadlock rolled its transaction back, or a
 	// lease was not renewed in time. What the unit of work had not committed is
@@ -30,14 +38,20 @@ var (
 	// COMMIT was on its way, is the outcome unknown.
 	ErrLost = errors.New("mysqllock: lock lost")
 
-	// ErrDeadlock: the server chose this transaction to break a deadlock and
-	// rolled it back. Running the whole unit of work again is safe.
+	// ErrDeadlock: this caller was chosen to break a deadlock. The server rolled
+	// its transaction back; or the lock that it asked for was refused, since the
+	// holders of that wait for what the caller holds. Running the whole unit of
+	// work again is safe.
 	ErrDeadlock = errors.New("mysqllock: deadlock")
 
 	// ErrConflict: somebody else has committed under the key, or holds it, since
 	// its version was remembered, so the unit of work that kept it
 	// optimistically was rolled back. Running it again is safe, from
 	// lockctx.With on: what was read before must not decide once more.
+	//
+	// With any strategy: a statement has met a row that somebody has changed since
+	// the transaction read, and MariaDB has rolled the transaction back (error 1020,
+	// innodb_snapshot_isolation, which is on by default from 11.6 on).
 	ErrConflict = errors.New("mysqllock: changed by someone else")
 
 	// ErrNoEnd: a query that only reads ran outside a transaction in a lock
@@ -45,9 +59,16 @@ var (
 	ErrNoEnd = errors.New("mysqllock: the lock context can never end")
 
 	// ErrStaleSnapshot: a lock was first asked for in a transaction that has
-	// already read, at REPEATABLE READ or above. What it reads under the lock
-	// would be older than the lock.
+	// already read, itself or in a stored function, at REPEATABLE READ or above. What
+	// it reads under the lock would be older than the lock. A read in a trigger cannot
+	// be seen.
 	ErrStaleSnapshot = errors.New("mysqllock: the transaction has read before its lock")
+
+	// ErrStaleRead: the lock context has read outside a transaction, and the lock
+	// under which it did has been given back since, by the first commit or rollback.
+	// A statement that writes without a new read would write what was decided on data
+	// that others may have changed meanwhile. It was not sent.
+	ErrStaleRead = errors.New("mysqllock: stale read")
 
 	// ErrUnsafe: the lock could not hold what it promises here: on this
 	// server or topology, or because of what the statement does.
@@ -109,13 +130,25 @@ type Holder struct {
 	User         string        // the account name
 	Host         string        // where the connection comes from
 	Program      string        // the holder's lockOwner, else its program name
-	Since        time.Duration // age of the transaction that holds the key; 0 for a lease
+	Held         time.Duration // for how long it has held the key; 0 if that is not known: it is where the holder is this database handle
+	Since        time.Duration // age of the transaction that holds the key, which may have waited first: the lock is no older; 0 for a lease, and if Held is known
+
+	// ThisProcess: it is the database handle that has asked, elsewhere in this program.
+	// ThisContext: it is a hold that was taken in the very lock context that has asked.
+	// What is to run in the hold needs the context of the hold.
+	ThisProcess, ThisContext bool
 }
 
 // String says who it is, for a log line: what holders say of themselves cannot
 // begin another one.
 func (h *Holder) String() string {
 	var b strings.Builder
+	switch {
+	case h.ThisContext:
+		b.WriteString("this process, by a hold of this very lock context (what runs in it needs the hold's context): ")
+	case h.ThisProcess:
+		b.WriteString("this process: ")
+	}
 	if h.ConnectionID == 0 { // of a lease
 		b.WriteString(h.Program)
 	} else {
@@ -127,8 +160,11 @@ func (h *Holder) String() string {
 			fmt.Fprintf(&b, " (%s)", h.Program)
 		}
 	}
+	if h.Held > 0 {
+		fmt.Fprintf(&b, " for %v", h.Held.Round(time.Millisecond))
+	}
 	if h.Since > 0 {
-		fmt.Fprintf(&b, " for %v", h.Since.Round(time.Millisecond))
+		fmt.Fprintf(&b, " in a transaction since %v", h.Since.Round(time.Millisecond))
 	}
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {

@@ -4,47 +4,48 @@ import (
 	"database/sql"
 	"errors"
 
-	"github.com/mysqllock/mysqllock/lockctx"
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// Changed is for a version that is a column of the caller's own table. It returns
-// lockerr.ErrConflict where a statement has changed no row:
+// Changed is for a version column in your own table. It returns lockerr.ErrConflict if a
+// statement has changed no row:
 //
 //	err := optimistic.Changed(db.ExecContext(ctx,
 //		"UPDATE product SET stock = ?, version = version + 1 WHERE id = ? AND version = ?", stock, id, version))
 //
-// The statement itself must change the version. Else one that sets what is there
-// already counts no row, and is taken for a conflict; with clientFoundRows in the
-// DSN it counts the row, and the others' versions still fit. A row that was
-// deleted is a conflict, too.
+// The statement must change the version. A statement that sets only the values that the
+// row already has counts no row, which would look like a conflict; with clientFoundRows in
+// the DSN it counts the row, but then the versions of others still match. A deleted row is
+// a conflict, too.
 //
-// More than one row counts as changed: that the condition finds a single one, by
-// its primary key, is up to the statement. INSERT … ON DUPLICATE KEY UPDATE is
-// not for Changed: it has no condition, and writes the row whatever its version.
+// The statement must find one row, by its primary key: Changed accepts any number of rows
+// above zero. Do not use Changed with INSERT … ON DUPLICATE KEY UPDATE, which has no
+// condition and writes the row whatever its version is.
 //
-// After a conflict begin a new transaction before reading again. At REPEATABLE
-// READ the same one goes on showing the row as it was in its snapshot, with the
-// version that fits no more; only a locking read would show the newest.
+// After a conflict, begin a new transaction before you read again. At REPEATABLE READ the
+// old one still shows the row of its snapshot, with the old version. MariaDB from 11.6 on
+// sees that the row is newer than the snapshot, and rolls the transaction back (error
+// 1020): that is lockerr.ErrConflict, too.
 func Changed(result sql.Result, err error) error {
 	if err != nil {
-		return err
+		return ChangedRows(0, err)
 	}
 	return ChangedRows(result.RowsAffected())
 }
 
-// ChangedRows is [Changed] for who has the number of affected rows, as ORMs give
-// it:
+// ChangedRows is [Changed] for the number of affected rows, as ORMs return it:
 //
 //	tx := gdb.Model(&Product{}).Where("id = ? AND version = ?", id, version).
 //		Updates(map[string]any{"stock": stock, "version": version + 1})
 //	err := optimistic.ChangedRows(tx.RowsAffected, tx.Error)
 func ChangedRows(n int64, err error) error {
-	if err == nil && n < 1 {
-		err = &lockerr.Error{
-			Op: "exec", Strategy: lockctx.StrategyOptimistic,
-			Err: lockerr.With(lockerr.ErrConflict, errors.New("no row has the version any more")),
-		}
+	switch {
+	case err == nil && n < 1:
+		err = errors.New("no row with that version: it was changed or deleted meanwhile")
+	case !server.Changed(err) || errors.Is(err, lockerr.ErrConflict):
+		return err
 	}
-	return err
+	return &lockerr.Error{Op: "exec", Strategy: hint.StrategyOptimistic, Err: lockerr.With(lockerr.ErrConflict, err)}
 }

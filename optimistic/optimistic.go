@@ -1,46 +1,43 @@
-// Package optimistic keeps a key without locking it: a unit of work remembers
-// the key's version before its first statement, and compares and sets it right
-// before its COMMIT, in the same transaction. Where they differ somebody else
-// has committed under the key meanwhile, and the unit is rolled back.
+// Package optimistic protects a key without a lock: a unit of work remembers the key's
+// version before its first statement. Right before its COMMIT, and in the same
+// transaction, it compares the version and sets the next one. If the version has changed,
+// another unit has committed under the key meanwhile, and this one is rolled back.
 //
 // # The version
 //
-// It is the token of the key's row in the lock table, which only grows: by one
-// with each commit of a unit that keeps the key optimistically, with each lease,
-// and with each commit of a row lock that has written something. The last of
-// these costs row locks a statement, so they do it only on rows that are marked
-// as versioned, which a key's row is from when it is first kept optimistically.
+// The version is the token of the key's row in the lock table. It only grows: by one with
+// each commit of an optimistic unit, with each lease, and with each commit under a row
+// lock that has written something. The last costs a statement, so row locks do it only if
+// the row is marked as versioned. The first optimistic use of a key marks its row.
 //
-// Whoever remembers a version reads the row as it was last committed. What they
-// read after that is at least as new, so all that the version does not count
-// must be over by then:
+// Remember reads the row as it was last committed. What the unit reads after that is at
+// least as new. So everything that the version does not count must be over by then:
 //
-//   - A row that is not marked is marked first. That waits for who has locked the
-//     row, and all who lock it later count.
-//   - A lease counts once, when it is granted, and its holder may commit many
-//     times. So a live one is waited for.
-//   - The holder of a lease that has run out can have a last COMMIT under way,
-//     which its fence lets through by a share lock on the row. So the row of a
-//     lease that was never given back is settled first, as if the lease had been
-//     given back: that waits for the COMMIT.
+//   - A row that is not marked is marked first. That waits for the holder of a row lock;
+//     later row locks count.
+//   - A lease counts once, when it is granted, but its holder may commit many times. So
+//     Remember waits for the end of a live lease.
+//   - The holder of an expired lease can still be running its last COMMIT. Its fence
+//     holds a shared lock on the row. So Remember first settles the row of a lease that
+//     was not released, as if it had been released: that waits for the COMMIT.
 //
-// Marking and settling add one to the token, too. A clean-up may remove the row;
-// the next one begins at or above its token, and not marked, so no version of the
-// old one is ever one of the new.
+// Marking and settling also add one to the token. A clean-up may remove the row. The next
+// row of the key begins at or above the old token, and not marked, so no old version is
+// ever a version of the new row.
 //
-// Where several servers take writes, or where reads go to replicas, what is decided
-// on has to be read from the server that told the version, or from one that is no
-// further behind. The commit is a write of the key's row, so that the nodes of a
-// cluster refuse all but one of those that have compared the same version: by the
-// comparison, or as a deadlock.
+// If several servers take writes, or if reads go to replicas, the unit must read from the
+// server that returned the version, or from one that is at least as new. The commit is a
+// write of the key's row. So of several nodes that have compared the same version, the
+// cluster lets one commit; the others fail by the comparison, or with a deadlock.
 //
 // # The commit
 //
-// The row is locked without waiting, since the transaction holds the rows that it
-// has written, and whoever has locked the key's row may be about to ask for them.
-// A row that somebody has locked, shared or not, is a conflict, too.
+// Versions and COMMIT are one statement, where the server has a way for that. It locks the
+// row without waiting: the transaction has locked the rows that it wrote, and the holder of
+// the key's row may be about to ask for them, which would be a deadlock. So a locked row is
+// a conflict, too, also if the lock is shared.
 //
-// Versions in the caller's own tables need none of this: see [Changed].
+// Versions in your own tables need none of this: see [Changed].
 package optimistic
 
 import (
@@ -53,89 +50,100 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/keyrow"
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/lockctx"
+	"github.com/mysqllock/mysqllock/internal/step"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
 
 const (
-	// giveUp is how long a caller whose context has ended may be kept while its
-	// statement is taken off the server.
+	// giveUp is how long a caller may be kept after the end of its context, while its
+	// statement is killed on the server.
 	giveUp = 35 * time.Millisecond
-	// pace is the time between two looks at the same lease.
+	// pace is the time between two reads that find the same lease.
 	pace = 250 * time.Millisecond
 )
 
 // Grants is what the driver's account needs on the lock table.
 const Grants = "SELECT, INSERT, UPDATE on the lock table"
 
+var terms = strategy.Terms{Strategy: hint.StrategyOptimistic, Grants: Grants, Writes: "it cannot set a version"}
+
 // Config says where versions are kept.
 type Config struct {
 	Table     schema.Table
-	Namespace string // goes in front of keys
+	Namespace string // precedes keys
 	Info      server.Info
 	Control   *pool.Pool // connections in autocommit, with an innodb_lock_wait_timeout of a few seconds
 	Rows      *keyrow.Rows
-	TTL       time.Duration // the longest wait for a lease without a look, and for the server's answer at a commit
-	// Await returns when key's lease may have been given back, after atMost, or
-	// with ctx's error. done lets the next waiter have its turn.
+	TTL       time.Duration // the longest wait for a lease between two reads, and for the server's answer at a commit
+	// Await returns when key's lease may have been released, after atMost, or with
+	// ctx's error. done lets the next waiter have its turn.
 	Await func(ctx context.Context, key string, atMost time.Duration) (done func(), err error)
 }
 
-// Locker remembers, compares and sets versions on one server. It has nothing to
-// close, and is safe for concurrent use.
+// Locker remembers, compares and sets versions on one server. It need not be closed, and is
+// safe for concurrent use.
 type Locker struct {
 	cfg  Config
-	turn chan struct{} // holds a token while one of Control waits for a row: the others are for those who don't
+	turn chan struct{} // holds a token while a connection of Control waits for a row; the others never wait
 }
 
-// New returns a Locker on a table that is there.
+// New returns a Locker on a table that exists.
 func New(cfg Config) *Locker { return &Locker{cfg: cfg, turn: make(chan struct{}, 1)} }
 
-// Version is the version of a key, as it was remembered.
+// Version is a remembered version of a key.
 type Version struct {
 	key    string
 	number uint64
 }
 
-// Given is a version that was carried outside of the process, in a form field
-// for instance: nothing is read.
+// Given returns a version that came from outside the process, for example from a form
+// field. It reads nothing.
 func (l *Locker) Given(key string, number uint64) *Version { return &Version{key, number} }
 
 // Key returns the key.
 func (v *Version) Key() string { return v.key }
 
-// Number returns what was remembered; it is never 0. The commit of a unit of work
-// that keeps the key optimistically makes the key's version one more.
+// Number returns the remembered number; it is never 0. The commit of the unit of work adds
+// one to the key's version.
 func (v *Version) Number() uint64 { return v.number }
 
-// Err returns nil: only the commit tells whether it is still the version.
+// Err returns nil: only the commit tells whether the version is still current.
 func (v *Version) Err() error { return nil }
 
 // Release returns nil: nothing is held.
 func (v *Version) Release() error { return nil }
 
-// Request says which keys, and how long to wait for who has a lease on one of
-// them, or, the first time, has locked its row.
+// Request says which keys, and how long to wait for the end of a lease on one of them, or,
+// at the first use of a key, for the end of a row lock.
 type Request struct {
 	Keys []string      // sorted and unique
 	Wait time.Duration // 0 fails at once
-	// Waiting is called before the caller begins to wait. It may refuse, and it
-	// may end the wait through the context that it returns; done follows. nil is
-	// nobody to ask.
+	// Begun, unless it is nil, is set if the statement that has read the versions has begun
+	// the caller's transaction, too.
+	Begun *bool
+	// Waiting is called before the caller begins to wait. It may refuse the wait, or end
+	// it later through the context that it returns. done is called when the wait is
+	// over. It may be nil.
 	Waiting func(context.Context) (ctx context.Context, done func(), err error)
 }
 
-// Remember returns the versions of the keys, in their order. It reads on conn,
-// which has no transaction open, or where that is nil on a connection of its own:
-// one plain SELECT where nobody has to be waited for. Where conn is not in
-// autocommit that opens a transaction, with its snapshot. After an error nothing
-// is held; driver.ErrBadConn, of conn alone, means that another one may be tried.
+// Remember returns the versions of the keys, in their order. If it need not wait, it runs one
+// plain SELECT: on conn, which has no open transaction, or if conn is nil, on a connection of
+// its own. If conn is not in autocommit, the SELECT opens a transaction with its snapshot.
+// After an error nothing is held, and no transaction has begun. driver.ErrBadConn is only
+// about conn, and means that the caller may try another one.
 func (l *Locker) Remember(ctx context.Context, conn driver.Conn, r Request) ([]*Version, error) {
+	ctx = step.Named(ctx, step.Take, hint.StrategyOptimistic, r.Keys...)
+	var end func()
+	r.Waiting, end = queue.Once(r.Waiting)
+	defer end()
 	a := &attempt{Locker: l, conn: conn, r: r, start: time.Now()}
 	versions, err := a.remember(ctx)
 	if err != nil {
@@ -155,16 +163,14 @@ type attempt struct {
 	since   time.Time // and since when
 }
 
-var (
-	errWaitOver = errors.New("the wait is over")
-	errNoRow    = errors.New("a key's row in the lock table has vanished")
-)
+var errNoRow = errors.New("a key's row in the lock table has vanished")
 
 func (a *attempt) remember(ctx context.Context) ([]*Version, error) {
 	if err := a.cfg.Rows.Exist(ctx, a.r.Keys); err != nil {
 		return nil, err
 	}
-	done := func() {} // ends the turn that await gave
+	a.cfg.Rows.ProvideCommit(ctx)
+	done := func() {} // ends the turn that await gave to the caller
 	for vanished := 0; ; {
 		states, err := a.read(ctx)
 		done()
@@ -200,45 +206,28 @@ func (a *attempt) remember(ctx context.Context) ([]*Version, error) {
 	}
 }
 
-// state is what a key's row says.
+// state is the state of a key's row.
 type state struct {
 	key       string
 	token     uint64
-	settled   bool          // all who commit under the key count
-	remaining time.Duration // how long its lease is still live; 0 where none is
+	settled   bool          // every commit under the key changes the version
+	remaining time.Duration // the remaining time of its lease; 0 without a live one
 	owner     string        // of the lease
 }
 
-// read returns the states of the keys, as they were last committed: also where
-// the caller's session reads what is not.
+// read returns the states of the keys as they were last committed, also if the caller's
+// session reads uncommitted rows.
 func (a *attempt) read(ctx context.Context) (states []state, err error) {
-	began, text := time.Now(), a.readSQL(a.r.Keys)
-	var rows [][]string
-	if a.conn != nil {
-		rows, err = server.Query(ctx, a.conn, text)
-	}
-	if a.conn == nil || err == nil && len(rows) > 0 && rows[0][0] == readUncommitted {
-		err = a.control(ctx, func(c *pool.Conn) (err error) {
-			rows, err = server.Query(ctx, c.Conn, text)
-			if err == nil && len(rows) > 0 && rows[0][0] == readUncommitted {
-				if err = server.Exec(ctx, c.Conn, "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"); err == nil {
-					rows, err = server.Query(ctx, c.Conn, text)
-				}
-			}
-			return err
-		})
-	}
+	began := time.Now()
+	rows, err := a.rows(ctx)
 	if err != nil {
 		return nil, err
 	}
 	found := make(map[string]state)
 	for _, row := range rows {
-		s := state{key: row[1], settled: row[3] == "1", owner: row[5]}
-		if s.token, err = strconv.ParseUint(row[2], 10, 64); err != nil {
-			return nil, fmt.Errorf("reading a key's version: %w", err)
-		}
-		if micros, _ := strconv.ParseInt(row[4], 10, 64); micros > 0 { // it counts from when the statement began
-			s.remaining = max(time.Duration(micros)*time.Microsecond-time.Since(began), 1)
+		s, err := newState(row, began)
+		if err != nil {
+			return nil, err
 		}
 		found[s.key] = s
 	}
@@ -252,8 +241,77 @@ func (a *attempt) read(ctx context.Context) (states []state, err error) {
 	return states, nil
 }
 
-// control runs f with a connection of our own. It never fails with
-// driver.ErrBadConn, which is about the caller's.
+// rows returns the answer of readSQL, on the caller's connection if it can be trusted.
+func (a *attempt) rows(ctx context.Context) (rows [][]string, err error) {
+	text := a.readSQL(a.r.Keys)
+	if a.conn != nil {
+		if rows, err = a.begin(ctx); err == nil && len(rows) == 0 {
+			rows, err = server.Query(ctx, a.conn, text)
+		}
+		if err != nil || !slices.ContainsFunc(rows, untrusted) {
+			return rows, err
+		}
+	}
+	err = a.control(ctx, func(c *pool.Conn) (err error) {
+		rows, err = server.Query(ctx, c.Conn, text)
+		if err == nil && len(rows) > 0 && rows[0][0] == readUncommitted {
+			if err = server.Exec(ctx, c.Conn, "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"); err == nil {
+				rows, err = server.Query(ctx, c.Conn, text)
+			}
+		}
+		return err
+	})
+	return rows, err
+}
+
+// begin reads the version of a key and begins the caller's transaction in one statement, if
+// the server has a way for that, and if nothing has to be waited for.
+func (a *attempt) begin(ctx context.Context) (rows [][]string, err error) {
+	if a.r.Begun == nil {
+		return nil, nil
+	}
+	text := a.beginSQL(a.r.Keys)
+	if text == "" {
+		return nil, nil
+	}
+	rows, err = server.Query(ctx, a.conn, text)
+	switch {
+	case err == nil:
+		*a.r.Begun = begins(rows)
+		return rows, nil
+	case !a.cfg.Info.MariaDB && (server.Missing(err) || server.Denied(err)): // dropped, or not ours to execute
+		a.cfg.Rows.NoBegin()
+		return nil, nil
+	case errors.Is(err, driver.ErrBadConn):
+		return nil, err
+	}
+	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUp+a.cfg.TTL)
+	defer cancel()
+	if server.Exec(own, a.conn, "ROLLBACK") != nil { // it may have begun
+		_ = a.conn.Close()
+	}
+	return nil, err
+}
+
+// newState reads a row of the answer to a statement that was sent at began.
+func newState(row []string, began time.Time) (s state, err error) {
+	s = state{key: row[1], settled: row[3] == "1", owner: row[5]}
+	if s.token, err = strconv.ParseUint(row[2], 10, 64); err != nil {
+		return state{}, fmt.Errorf("reading a key's version: %w", err)
+	}
+	if micros, _ := strconv.ParseInt(row[4], 10, 64); micros > 0 { // the time since the statement began counts
+		s.remaining = max(time.Duration(micros)*time.Microsecond-time.Since(began), 1)
+	}
+	return s, nil
+}
+
+// untrusted reports that a row, read on the caller's connection, must be read again on one
+// of our own: it may not be committed, or it has a lease, whose remaining time depends on
+// the session's clock, which the application may have set.
+func untrusted(row []string) bool { return row[0] == readUncommitted || row[5] != "" }
+
+// control runs f with a control connection. Its error never matches driver.ErrBadConn,
+// which is only for the caller's connection.
 func (l *Locker) control(ctx context.Context, f func(*pool.Conn) error) error {
 	c, err := l.cfg.Control.Acquire(ctx)
 	if err == nil {
@@ -271,11 +329,10 @@ func (a *attempt) waiting(ctx context.Context) (context.Context, func(), error) 
 	if a.r.Wait == 0 {
 		return nil, nil, lockerr.ErrLocked
 	}
-	return queue.Wait(ctx, a.r.Wait-time.Since(a.start), errWaitOver, a.r.Waiting)
+	return queue.Wait(ctx, a.r.Wait-time.Since(a.start), strategy.ErrWaitOver, a.r.Waiting)
 }
 
-// await waits until a lease may have been given back. done is for after the look
-// that follows.
+// await waits until a lease may have been released. Call done after the next read.
 func (a *attempt) await(ctx context.Context, lease state) (done func(), err error) {
 	a.holder = keyrow.HolderOf(lease.owner)
 	ctx, stop, err := a.waiting(ctx)
@@ -283,7 +340,7 @@ func (a *attempt) await(ctx context.Context, lease state) (done func(), err erro
 		return nil, err
 	}
 	defer stop()
-	if lease.key == a.awaited.key && lease.token == a.awaited.token { // woken for nothing: not over and over
+	if lease.key == a.awaited.key && lease.token == a.awaited.token { // woken too early: wait before reading again
 		select {
 		case <-time.After(min(pace-time.Since(a.since), lease.remaining)):
 		case <-ctx.Done():
@@ -291,7 +348,7 @@ func (a *attempt) await(ctx context.Context, lease state) (done func(), err erro
 		}
 	}
 	a.awaited, a.since = lease, time.Now()
-	// The caller's connection is idle meanwhile, and the server may end one that is for a TTL.
+	// The caller's connection is idle meanwhile, and the server may end it after a TTL.
 	done, err = a.cfg.Await(ctx, lease.key, max(min(lease.remaining, a.cfg.TTL/3), time.Millisecond))
 	if err != nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
@@ -299,14 +356,14 @@ func (a *attempt) await(ctx context.Context, lease state) (done func(), err erro
 	return done, err
 }
 
-// settle marks key's row, and takes a lease off it that has run out. After nil
-// the row has to be read again.
+// settle marks key's row as versioned, and removes an expired lease from it. After nil the
+// row must be read again.
 func (a *attempt) settle(ctx context.Context, key string) error {
 	err := a.control(ctx, func(c *pool.Conn) error { return server.Exec(ctx, c.Conn, a.settleSQL(key, " NOWAIT")) })
 	if !server.Locked(err) && !server.Deadlock(err) {
 		return err
 	}
-	a.holder = nil // it is not a lease's any more
+	a.holder = nil // it is not the holder of a lease
 	ctx, done, err := a.waiting(ctx)
 	if err != nil {
 		return err
@@ -315,7 +372,7 @@ func (a *attempt) settle(ctx context.Context, key string) error {
 	select {
 	case a.turn <- struct{}{}:
 		defer func() { <-a.turn }()
-	case <-time.After(pace): // somebody waits for another key; this one may be free by now
+	case <-time.After(pace): // the connection waits for another key; this key may be free by now
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -324,14 +381,14 @@ func (a *attempt) settle(ctx context.Context, key string) error {
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case server.Interrupted(err) || server.Deadlock(err): // by the server's own bound: see how things are
+	case server.Interrupted(err) || server.Deadlock(err): // by the server's own limit: read again
 		return nil
 	}
 	return err
 }
 
-// block settles key's row once nobody has locked it, which it waits for in the
-// server. At the end of ctx it is killed there.
+// block waits in the server until key's row is not locked, and settles it. At the end of
+// ctx it kills its statement.
 func (a *attempt) block(ctx context.Context, c *pool.Conn, key string) error {
 	mark := pool.NewMark()
 	own, abandon := context.WithCancel(context.WithoutCancel(ctx))
@@ -343,16 +400,16 @@ func (a *attempt) block(ctx context.Context, c *pool.Conn, key string) error {
 		return err
 	case <-ctx.Done():
 	}
-	limit, cancel := context.WithTimeout(context.Background(), giveUp)
+	limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUp)
 	defer cancel()
-	late := a.cfg.Control.KillQuery(limit, c.KnownID(), mark)
+	late := a.cfg.Control.KillQuery(limit, mark)
 	select {
 	case err := <-answer:
 		if late {
 			c.Taint() // the KILL could hit the next statement
 		}
 		return err
-	case <-limit.Done(): // the server's own bound ends it, and settling does no harm at any time
+	case <-limit.Done(): // the server's own limit ends it; settling does no harm at any time
 		abandon()
 		return <-answer
 	}
@@ -361,66 +418,89 @@ func (a *attempt) block(ctx context.Context, c *pool.Conn, key string) error {
 // explain turns a failure of Remember into the error that callers see.
 func (a *attempt) explain(ctx context.Context, err error) error {
 	if errors.Is(err, driver.ErrBadConn) {
-		return driver.ErrBadConn // nothing is held: database/sql may try another connection
+		return driver.ErrBadConn // nothing is held, so database/sql may try another connection
 	}
-	switch {
-	case errors.Is(err, errWaitOver):
-		err = lockerr.ErrTimeout
-	case ctx.Err() != nil:
-		err = lockerr.With(lockerr.ErrTimeout, ctx.Err())
-	}
-	failed := failure("lock", strings.Join(a.r.Keys, ", "), err)
-	failed.Waited = time.Since(a.start)
-	if errors.Is(err, lockerr.ErrLocked) || errors.Is(err, lockerr.ErrTimeout) {
+	failed := terms.Untaken(ctx, strings.Join(a.r.Keys, ", "), a.start, err)
+	if strategy.Ungranted(failed.Err) {
 		failed.Holder = a.holder
 	}
 	return failed
 }
 
-// failure is the error that callers see. It is never driver.ErrBadConn, which
-// database/sql would take for the failure of a connection of its own.
-func failure(op, key string, err error) *lockerr.Error {
-	switch {
-	case errors.Is(err, driver.ErrBadConn):
-		err = errors.New(err.Error())
-	case server.Refused(err):
-		err = lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("the server takes no writes, so no version can be set on it: %w", err))
-	case server.Denied(err):
-		err = fmt.Errorf("%w; the account needs %s", err, Grants)
+// Commit compares the versions, sets the next ones, and commits the transaction on conn, in one
+// statement. It waits for no row, and for the server's answer as long as ctx goes on. done is
+// false with a nil error if the server has no way for that: then call Compare, and commit.
+// The errors are those of Compare. If unknown is true with one, the transaction may be
+// committed, as after any COMMIT; else it is not, and must be rolled back.
+func (l *Locker) Commit(ctx context.Context, conn driver.Conn, versions []*Version) (done, unknown bool, err error) {
+	ctx = step.With(ctx, step.Fence, hint.StrategyOptimistic, versions, (*Version).Key)
+	versions = distinct(versions)
+	next := make([]keyrow.Version, len(versions))
+	for i, v := range versions {
+		if v.number == 0 || i > 0 && v.key == versions[i-1].key {
+			return false, false, nil // Compare says why not
+		}
+		next[i] = keyrow.Version{Key: v.key, Is: v.number}
 	}
-	return &lockerr.Error{Op: op, Key: key, Strategy: lockctx.StrategyOptimistic, Err: err}
+	if len(next) == 0 {
+		return false, false, nil
+	}
+	switch outcome, err := l.cfg.Rows.Commit(ctx, conn, next); outcome {
+	case server.NoWay:
+		return false, false, nil
+	case server.Committed:
+		return true, false, nil
+	case server.CheckFailed:
+		return false, false, conflict(versions, errOtherVersion)
+	default:
+		return false, outcome == server.Unknown, conflict(versions, err)
+	}
 }
 
-// Commit compares the versions and sets the next ones, all or none, in the
-// transaction that is about to commit on conn. It is one statement, which waits
-// for nobody, or for a second where the table's definition is being changed.
-// Where one of them is not the key's version any more, or somebody has locked its
-// row, the error is lockerr.ErrConflict, in the second case lockerr.ErrLocked,
-// too. After any error the transaction must be rolled back.
-func (l *Locker) Commit(ctx context.Context, conn driver.Conn, versions []*Version) error {
+// distinct returns the versions sorted by their keys, each once.
+func distinct(versions []*Version) []*Version {
 	versions = slices.Clone(versions)
 	slices.SortFunc(versions, func(a, b *Version) int { return strings.Compare(a.key, b.key) })
-	versions = slices.CompactFunc(versions, func(a, b *Version) bool { return *a == *b })
+	return slices.CompactFunc(versions, func(a, b *Version) bool { return *a == *b })
+}
+
+// Compare compares the versions and sets the next ones, all or none, in the transaction
+// that is about to commit on conn. It is one statement, which waits for no row; it waits
+// up to a second while the table's definition is being changed. If a key has another
+// version, the error matches lockerr.ErrConflict. If a key's row is locked, it matches
+// lockerr.ErrConflict and lockerr.ErrLocked. After any error the transaction must be
+// rolled back.
+func (l *Locker) Compare(ctx context.Context, conn driver.Conn, versions []*Version) error {
+	ctx = step.With(ctx, step.Fence, hint.StrategyOptimistic, versions, (*Version).Key)
+	versions = distinct(versions)
 	if len(versions) == 0 {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.cfg.TTL)
 	defer cancel()
-	set, err := server.Affected(ctx, conn, l.commitSQL(versions))
-	const changedSinceSnapshot = 1020 // by innodb_snapshot_isolation
-	switch {
-	case err == nil && set == int64(2*len(versions)):
+	set, err := server.Affected(ctx, conn, l.compareSQL(versions))
+	if err == nil && set == int64(2*len(versions)) {
 		return nil
-	case err == nil:
-		err = lockerr.With(lockerr.ErrConflict, errors.New("it has another version"))
+	}
+	if err == nil {
+		err = errOtherVersion
+	}
+	return conflict(versions, err)
+}
+
+var errOtherVersion = errors.New("the key has another version: another unit of work has committed under it")
+
+// conflict is the error of a commit with versions that was not answered, or refused.
+func conflict(versions []*Version, err error) error {
+	switch {
+	case errors.Is(err, errOtherVersion), server.Changed(err):
+		err = lockerr.With(lockerr.ErrConflict, err)
 	case server.Locked(err):
 		err = lockerr.With(lockerr.ErrConflict, lockerr.With(lockerr.ErrLocked, err))
-	case server.Number(err) == changedSinceSnapshot:
-		err = lockerr.With(lockerr.ErrConflict, err)
 	}
 	var keys []string
 	for _, v := range versions {
 		keys = append(keys, v.key)
 	}
-	return failure("commit", strings.Join(slices.Compact(keys), ", "), err)
+	return terms.Failure("commit", strings.Join(slices.Compact(keys), ", "), terms.Refusal(err))
 }

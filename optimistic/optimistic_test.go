@@ -14,10 +14,11 @@ import (
 
 	"github.com/go-sql-driver/mysql"
 
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lease"
-	"github.com/mysqllock/mysqllock/lockctx"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/optimistic"
 	"github.com/mysqllock/mysqllock/pool"
@@ -27,21 +28,19 @@ import (
 // TestStatements: remembering is one statement and committing one, and what was
 // given from outside costs nothing before that.
 func TestStatements(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		p.remember(nil, "k", "l")
-		var mine tap
-		c, err := s.connector("", &mine).Connect(t.Context())
-		ok(t, err)
-		defer c.Close()
+		var mine dbtest.Tap
+		c := s.Connect(mine.On)
 
-		sent, aside := mine.since(), p.tap.since()
+		sent, aside := mine.Texts(), p.tap.Texts()
 		versions := p.remember(c, "k", "l")
 		if len(sent()) != 1 || len(aside()) != 0 {
 			t.Errorf("to remember: %q, and aside %q", sent(), aside())
 		}
-		s.exec(c, "START TRANSACTION")
-		sent = mine.since()
+		s.Exec(c, "START TRANSACTION")
+		sent = mine.Texts()
 		p.wantCommit(c, versions...)
 		if len(sent()) != 2 || len(aside()) != 0 {
 			t.Errorf("to commit: %q, and aside %q", sent(), aside())
@@ -52,17 +51,17 @@ func TestStatements(t *testing.T) {
 		if versions[0].Key() != "k" || versions[0].Number() != 1 || versions[0].Err() != nil || versions[0].Release() != nil {
 			t.Errorf("remembered %+v", versions[0])
 		}
-		sent, aside = mine.since(), p.tap.since()
-		ok(t, p.Commit(limited(t), c, nil))
+		sent, aside = mine.Texts(), p.tap.Texts()
+		dbtest.OK(t, p.Compare(dbtest.Limited(t), c, nil))
 		given := s.process().Given("k", 2)
 		if len(sent())+len(aside()) != 0 {
 			t.Errorf("for nothing: %q, and aside %q", sent(), aside())
 		}
-		s.exec(c, "START TRANSACTION")
+		s.Exec(c, "START TRANSACTION")
 		p.wantCommit(c, given, given, p.Given("l", 2))
-		s.exec(c, "START TRANSACTION")
+		s.Exec(c, "START TRANSACTION")
 		p.wantConflict(c, p.Given("l", 3), p.Given("k", 2))
-		s.exec(c, "START TRANSACTION")
+		s.Exec(c, "START TRANSACTION")
 		p.wantConflict(c, p.Given("k", 3), p.Given("k", 2))
 		s.wantRow("k", "3 1 nobody")
 		s.wantRow("l", "3 1 nobody")
@@ -72,14 +71,14 @@ func TestStatements(t *testing.T) {
 // TestNothingLost has many units of work read, decide and write, in two
 // processes, with all that matters of the ways in which they can.
 func TestNothingLost(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		const workers, each = 16, 125
 		var all sync.WaitGroup
 		var conflicts atomic.Int64
 		processes := []*process{s.process(), s.process()}
 		for i := range workers {
-			p, c := processes[i%2], s.connect("")
-			s.exec(c, "SET SESSION TRANSACTION ISOLATION LEVEL "+[]string{"REPEATABLE READ", "READ COMMITTED"}[i/2%2])
+			p, c := processes[i%2], s.Connect()
+			s.Exec(c, "SET SESSION TRANSACTION ISOLATION LEVEL "+[]string{"REPEATABLE READ", "READ COMMITTED"}[i/2%2])
 			on := c
 			if i/4%2 == 0 {
 				on = nil
@@ -106,21 +105,23 @@ func TestNothingLost(t *testing.T) {
 // there is no conflict, after a random pause.
 func (p *process) increment(c, on driver.Conn) (conflicts int64) {
 	for {
-		versions, err := p.Remember(limited(p.t), on, optimistic.Request{Keys: []string{"k"}, Wait: 20 * time.Second})
+		versions, err := p.Remember(dbtest.Limited(p.T), on, optimistic.Request{Keys: []string{"k"}, Wait: time.Minute})
 		if err != nil {
-			p.t.Error(err)
+			p.T.Error(err)
 			return conflicts
 		}
-		p.exec(c, "BEGIN")
-		p.exec(c, setCounter("k", p.counter(c, "k")+1))
-		err = p.Commit(limited(p.t), c, versions)
+		p.Exec(c, "BEGIN")
+		err = server.Exec(context.Background(), c, setCounter("k", p.counter(c, "k")+1))
 		if err == nil {
-			p.exec(c, "COMMIT")
+			err = p.Compare(dbtest.Limited(p.T), c, versions)
+		}
+		if err == nil {
+			p.Exec(c, "COMMIT")
 			return conflicts
 		}
-		p.exec(c, "ROLLBACK")
-		if !errors.Is(err, lockerr.ErrConflict) {
-			p.t.Error(err)
+		p.Exec(c, "ROLLBACK")
+		if !errors.Is(err, lockerr.ErrConflict) && !server.Changed(err) {
+			p.T.Error(err)
 			return conflicts
 		}
 		conflicts++
@@ -131,24 +132,24 @@ func (p *process) increment(c, on driver.Conn) (conflicts int64) {
 // TestFirstOnKey: a row lock that was taken before the row was marked does not
 // count its commit, so it is waited for.
 func TestFirstOnKey(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
-		ok(t, p.rows.Exist(limited(t), []string{"k"}))
+		dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), []string{"k"}))
 		holder, versioned := s.lock("k", "FOR UPDATE")
 		if versioned {
 			t.Error("it is marked already")
 		}
-		s.exec(holder, setCounter("k", 5))
+		s.Exec(holder, setCounter("k", 5))
 
 		began := time.Now()
-		if err := p.within(limited(t), 0, "k"); !errors.Is(err, lockerr.ErrLocked) || errors.Is(err, lockerr.ErrTimeout) {
+		if err := p.within(dbtest.Limited(t), 0, "k"); !errors.Is(err, lockerr.ErrLocked) || errors.Is(err, lockerr.ErrTimeout) {
 			t.Errorf("without a wait: %v", err)
 		}
 		if d := time.Since(began); d > 10*time.Second {
 			t.Errorf("without a wait it took %v", d)
 		}
 		began = time.Now()
-		err := p.within(limited(t), 200*time.Millisecond, "k")
+		err := p.within(dbtest.Limited(t), 200*time.Millisecond, "k")
 		if d := time.Since(began); !errors.Is(err, lockerr.ErrTimeout) || d < 200*time.Millisecond || d > 10*time.Second {
 			t.Errorf("after %v: %v", d, err)
 		}
@@ -156,16 +157,16 @@ func TestFirstOnKey(t *testing.T) {
 
 		remembered := make(chan []*optimistic.Version, 1)
 		go func() { remembered <- p.remember(nil, "k") }()
-		soon(t, "it waits", func() bool { return s.busy("ON DUPLICATE KEY") == 1 })
+		dbtest.Soon(t, "it waits", func() bool { return s.busy("ON DUPLICATE KEY") == 1 })
 		select {
 		case <-remembered:
 			t.Fatal("it did not wait")
 		default:
 		}
-		s.exec(holder, "COMMIT")
+		s.Exec(holder, "COMMIT")
 		versions := <-remembered
-		c := s.connect("")
-		s.exec(c, "START TRANSACTION")
+		c := s.Connect()
+		s.Exec(c, "START TRANSACTION")
 		if got := s.counter(c, "k"); got != 5 {
 			t.Errorf("what the holder of the row lock wrote is not there: %d", got)
 		}
@@ -174,20 +175,20 @@ func TestFirstOnKey(t *testing.T) {
 		if !versioned {
 			t.Error("those who lock the row now are not told to count")
 		}
-		s.exec(later, "ROLLBACK")
+		s.Exec(later, "ROLLBACK")
 		p.wantCommit(c, versions...)
 	})
 }
 
 // TestTurns: who waits for rows keeps no more than one connection of Control.
 func TestTurns(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		var keys []string
 		for i := range 6 {
 			keys = append(keys, fmt.Sprint("locked", i))
 		}
-		ok(t, p.rows.Exist(limited(t), keys))
+		dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), keys))
 		var holders []driver.Conn
 		for _, key := range keys {
 			c, _ := s.lock(key, "FOR UPDATE")
@@ -197,15 +198,15 @@ func TestTurns(t *testing.T) {
 		for _, key := range keys {
 			all.Go(func() { p.remember(nil, key) })
 		}
-		soon(t, "they wait", func() bool { return s.busy("ON DUPLICATE KEY") == 1 && p.control.Stat().InUse == 1 })
+		dbtest.Soon(t, "they wait", func() bool { return s.busy("ON DUPLICATE KEY") == 1 && p.control.Stat().InUse == 1 })
 		began := time.Now()
 		p.remember(nil, "free")
 		if d := time.Since(began); d > 10*time.Second {
 			t.Errorf("another key took %v", d)
 		}
-		soon(t, "one connection waits, and those that only looked are back", func() bool { return p.control.Stat().InUse == 1 })
+		dbtest.Soon(t, "one connection waits, and those that only looked are back", func() bool { return p.control.Stat().InUse == 1 })
 		for _, c := range holders {
-			s.exec(c, "COMMIT")
+			s.Exec(c, "COMMIT")
 		}
 		all.Wait()
 	})
@@ -214,23 +215,23 @@ func TestTurns(t *testing.T) {
 // TestServersBound: who waits in the server for longer than the server lets it
 // begins again.
 func TestServersBound(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(func(cfg *optimistic.Config) {
 			brief, err := pool.New(pool.Config{
-				Connect: s.connector("", nil).Connect, Max: 2, Idle: time.Minute, Setup: control + ", innodb_lock_wait_timeout = 1",
+				Connect: s.Connector().Connect, Max: 2, Idle: time.Minute, Setup: control + ", innodb_lock_wait_timeout = 1",
 			})
-			ok(t, err)
+			dbtest.OK(t, err)
 			t.Cleanup(brief.Close)
 			cfg.Control = brief
 		})
-		ok(t, p.rows.Exist(limited(t), []string{"k"}))
+		dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), []string{"k"}))
 		holder, _ := s.lock("k", "FOR UPDATE")
 		var ended sync.WaitGroup
 		defer ended.Wait()
 		began := time.Now()
 		ended.Go(func() {
 			time.Sleep(1200 * time.Millisecond)
-			s.exec(holder, "COMMIT")
+			s.Exec(holder, "COMMIT")
 		})
 		p.remember(nil, "k")
 		if d := time.Since(began); d < 1200*time.Millisecond || d > 10*time.Second {
@@ -242,37 +243,37 @@ func TestServersBound(t *testing.T) {
 // TestRowLock: a commit that counts is a conflict, and so is a row that is
 // locked, by one or by many.
 func TestRowLock(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
-		c := s.connect("")
+		c := s.Connect()
 		for _, how := range []string{"FOR UPDATE", "LOCK IN SHARE MODE"} {
 			versions := p.remember(c, "k")
 			holder, _ := s.lock("k", how)
-			s.exec(c, "START TRANSACTION")
-			s.exec(c, setCounter("k", 1))
+			s.Exec(c, "START TRANSACTION")
+			s.Exec(c, setCounter("k", 1))
 			began := time.Now()
-			err := p.Commit(limited(t), c, versions)
+			err := p.Compare(dbtest.Limited(t), c, versions)
 			if d := time.Since(began); d > 10*time.Second {
 				t.Errorf("%s: it waited for %v", how, d)
 			}
 			if !errors.Is(err, lockerr.ErrConflict) || !errors.Is(err, lockerr.ErrLocked) {
 				t.Errorf("%s: %v", how, err)
 			}
-			s.exec(c, "ROLLBACK")
-			s.exec(holder, "ROLLBACK")
-			s.exec(c, "START TRANSACTION")
+			s.Exec(c, "ROLLBACK")
+			s.Exec(holder, "ROLLBACK")
+			s.Exec(c, "START TRANSACTION")
 			p.wantCommit(c, versions...)
 		}
 		versions := p.remember(c, "k")
 		holder, _ := s.lock("k", "FOR UPDATE")
-		s.exec(holder, "UPDATE "+s.table.String()+" SET token = token + 1"+where("k"))
-		s.exec(holder, "COMMIT")
-		s.exec(c, "START TRANSACTION")
+		s.Exec(holder, "UPDATE "+s.table.String()+" SET token = token + 1"+where("k"))
+		s.Exec(holder, "COMMIT")
+		s.Exec(c, "START TRANSACTION")
 		p.wantConflict(c, versions...)
 
-		err := p.Commit(limited(t), c, versions)
+		err := p.Compare(dbtest.Limited(t), c, versions)
 		var said *lockerr.Error
-		if !errors.As(err, &said) || said.Op != "commit" || said.Key != "k" || said.Strategy != lockctx.StrategyOptimistic || errors.Is(err, lockerr.ErrLocked) {
+		if !errors.As(err, &said) || said.Op != "commit" || said.Key != "k" || said.Strategy != hint.StrategyOptimistic || errors.Is(err, lockerr.ErrLocked) {
 			t.Errorf("the error is %#v", err)
 		}
 	})
@@ -280,7 +281,7 @@ func TestRowLock(t *testing.T) {
 
 // TestCleanUp: no version outlives its row.
 func TestCleanUp(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		if !s.info.SkipLocked() {
 			t.Skip("there is no clean-up")
 		}
@@ -291,42 +292,42 @@ func TestCleanUp(t *testing.T) {
 			}
 		}
 		p, other := s.process(), s.process()
-		c := s.connect("")
+		c := s.Connect()
 		keep := func() {
 			t.Helper()
 			if n, err := s.table.Clean(t.Context(), s.own, time.Hour, 10); err != nil || n != 0 {
 				t.Fatalf("%d rows in use removed, %v", n, err)
 			}
 		}
-		ok(t, p.rows.Exist(limited(t), []string{"k"}))
+		dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), []string{"k"}))
 		s.set("k", "expires = '2020-01-01'")
 		before := p.remember(c, "k")[0]
 		keep()
 		s.set("k", "expires = '2020-01-01'")
-		s.exec(c, "START TRANSACTION")
+		s.Exec(c, "START TRANSACTION")
 		p.wantCommit(c, before)
 		keep()
 		before = p.remember(c, "k")[0]
 		clean()
-		s.exec(c, "START TRANSACTION")
+		s.Exec(c, "START TRANSACTION")
 		p.wantConflict(c, before)
 
 		// The new row begins with the old one's token, and row locks do not count on it.
-		ok(t, other.rows.Exist(limited(t), []string{"k"}))
+		dbtest.OK(t, other.rows.Exist(dbtest.Limited(t), []string{"k"}))
 		s.wantRow("k", fmt.Sprint(before.Number(), " 0 nobody"))
 		holder, _ := s.lock("k", "FOR UPDATE")
-		s.exec(holder, setCounter("k", 5))
-		s.exec(holder, "COMMIT")
-		s.exec(c, "START TRANSACTION")
+		s.Exec(holder, setCounter("k", 5))
+		s.Exec(holder, "COMMIT")
+		s.Exec(c, "START TRANSACTION")
 		p.wantConflict(c, before)
 
 		after := p.remember(c, "k")[0]
 		if after.Number() <= before.Number() {
 			t.Errorf("%d before the clean-up, %d after it", before.Number(), after.Number())
 		}
-		s.exec(c, "START TRANSACTION")
+		s.Exec(c, "START TRANSACTION")
 		p.wantConflict(c, before)
-		s.exec(c, "START TRANSACTION")
+		s.Exec(c, "START TRANSACTION")
 		p.wantCommit(c, after)
 
 		// A row is made again where it is known to be there and is not.
@@ -340,43 +341,43 @@ func TestCleanUp(t *testing.T) {
 
 // TestCarried: a version is the same in another process, once.
 func TestCarried(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		number := s.process().remember(nil, "k")[0].Number()
-		p, c := s.process(), s.connect("")
-		s.exec(c, "START TRANSACTION")
+		p, c := s.process(), s.Connect()
+		s.Exec(c, "START TRANSACTION")
 		p.wantCommit(c, p.Given("k", number))
-		s.exec(c, "START TRANSACTION")
+		s.Exec(c, "START TRANSACTION")
 		p.wantConflict(c, p.Given("k", number))
-		s.exec(c, "START TRANSACTION")
+		s.Exec(c, "START TRANSACTION")
 		p.wantCommit(c, p.Given("k", number+1))
 		for _, never := range []uint64{0, number + 3, 1<<64 - 1} {
-			s.exec(c, "START TRANSACTION")
+			s.Exec(c, "START TRANSACTION")
 			p.wantConflict(c, p.Given("k", never))
 		}
-		s.exec(c, "START TRANSACTION")
+		s.Exec(c, "START TRANSACTION")
 		p.wantConflict(c, p.Given("unheard of", 1))
 	})
 }
 
 // TestLiveLease: its holder may commit any number of times, so it is waited for.
 func TestLiveLease(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other := s.process(), s.process()
-		c := s.connect("")
+		c := s.Connect()
 		before := p.remember(c, "k")
 		held := other.lease(lease.Request{Key: "k", TTL: 20 * time.Second, MinHold: 300 * time.Millisecond})
-		s.exec(c, "START TRANSACTION")
+		s.Exec(c, "START TRANSACTION")
 		p.wantConflict(c, before...)
-		s.exec(c, "START TRANSACTION")
+		s.Exec(c, "START TRANSACTION")
 		p.wantConflict(c, p.Given("k", held.Token())) // that is no version
 
-		err := p.within(limited(t), 0, "k")
+		err := p.within(dbtest.Limited(t), 0, "k")
 		if !errors.Is(err, lockerr.ErrLocked) || errors.Is(err, lockerr.ErrTimeout) {
 			t.Errorf("without a wait: %v", err)
 		}
 		wantHolder(t, err)
 		began := time.Now()
-		err = p.within(limited(t), 100*time.Millisecond, "k")
+		err = p.within(dbtest.Limited(t), 100*time.Millisecond, "k")
 		if d := time.Since(began); !errors.Is(err, lockerr.ErrTimeout) || d < 100*time.Millisecond || d > 10*time.Second {
 			t.Errorf("after %v: %v", d, err)
 		}
@@ -385,15 +386,15 @@ func TestLiveLease(t *testing.T) {
 		remembered := make(chan []*optimistic.Version, 1)
 		go func() { remembered <- p.remember(nil, "k") }()
 		time.Sleep(50 * time.Millisecond)
-		s.exec(s.own, setCounter("k", 5))
+		s.Exec(s.own, setCounter("k", 5))
 		began = time.Now()
-		ok(t, held.Release())
+		dbtest.OK(t, held.Release())
 		after := <-remembered
 		if d := time.Since(began); d < 250*time.Millisecond || d > 10*time.Second {
 			t.Errorf("%v after its release, which left it for 300ms", d)
 		}
 		s.wantRow("k", fmt.Sprint(held.Token()+1, " 1 nobody"))
-		s.exec(c, "START TRANSACTION")
+		s.Exec(c, "START TRANSACTION")
 		p.wantCommit(c, after...)
 
 		// One that was given back leaves nothing to settle.
@@ -402,7 +403,7 @@ func TestLiveLease(t *testing.T) {
 		go func() { remembered <- p.remember(nil, "l") }()
 		time.Sleep(50 * time.Millisecond)
 		began = time.Now()
-		ok(t, held.Release())
+		dbtest.OK(t, held.Release())
 		if after = <-remembered; after[0].Number() != held.Token() {
 			t.Errorf("the version is %d, and the token was %d", after[0].Number(), held.Token())
 		}
@@ -410,17 +411,17 @@ func TestLiveLease(t *testing.T) {
 		if d := time.Since(began); d > 10*time.Second {
 			t.Errorf("it was woken after %v", d)
 		}
-		s.exec(c, "START TRANSACTION")
+		s.Exec(c, "START TRANSACTION")
 		p.wantCommit(c, after...)
 	})
 }
 
 func (p *process) lease(r lease.Request) *lease.Lease {
-	p.t.Helper()
-	r.Wait = 20 * time.Second
+	p.T.Helper()
+	r.Wait = time.Minute
 	r.Waiting = func(ctx context.Context) (context.Context, func(), error) { return ctx, func() {}, nil }
-	held, err := p.leases.Acquire(limited(p.t), r)
-	ok(p.t, err)
+	held, err := p.leases.Acquire(dbtest.Limited(p.T), r)
+	dbtest.OK(p.T, err)
 	return held
 }
 
@@ -435,32 +436,32 @@ func wantHolder(t *testing.T, err error) {
 // TestLapsedLease: the last commit of its holder, which its fence has let
 // through, may still be under way when the lease has run out.
 func TestLapsedLease(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other := s.process(), s.process()
 		p.remember(nil, "k")
-		holder := s.connect("")
-		held := other.lease(lease.Request{Key: "k", TTL: 2 * time.Second})
+		holder := s.Connect()
+		held := other.lease(lease.Request{Key: "k", TTL: 4 * time.Second})
 		held.Lapse()
-		s.exec(holder, "BEGIN")
-		s.exec(holder, setCounter("k", 5))
-		ok(t, other.leases.Fence(limited(t), holder, []*lease.Lease{held}))
-		soon(t, "the lease runs out", func() bool {
-			return s.query(s.own, "SELECT "+schema.Live("")+" FROM "+s.table.String()+where("k"))[0][0] == "0"
+		s.Exec(holder, "BEGIN")
+		s.Exec(holder, setCounter("k", 5))
+		dbtest.OK(t, other.leases.Fence(dbtest.Limited(t), holder, []*lease.Lease{held}))
+		dbtest.Soon(t, "the lease runs out", func() bool {
+			return s.Query(s.own, "SELECT "+schema.Live("")+" FROM "+s.table.String()+where("k"))[0][0] == "0"
 		})
-		c := s.connect("")
-		s.exec(c, "START TRANSACTION")
+		c := s.Connect()
+		s.Exec(c, "START TRANSACTION")
 		p.wantConflict(c, p.Given("k", held.Token()))
 
 		remembered := make(chan []*optimistic.Version, 1)
 		go func() { remembered <- p.remember(nil, "k") }()
-		soon(t, "it waits", func() bool { return s.busy("ON DUPLICATE KEY") == 1 })
+		dbtest.Soon(t, "it waits", func() bool { return s.busy("ON DUPLICATE KEY") == 1 })
 		select {
 		case <-remembered:
 			t.Error("it did not wait")
 			return
 		default:
 		}
-		s.exec(holder, "COMMIT")
+		s.Exec(holder, "COMMIT")
 		versions := <-remembered
 		s.wantRow("k", fmt.Sprint(held.Token()+1, " 1 nobody"))
 
@@ -469,7 +470,7 @@ func TestLapsedLease(t *testing.T) {
 			t.Errorf("the release of a lease that has run out: %v", err)
 		}
 		s.wantRow("k", fmt.Sprint(held.Token()+1, " 1 nobody"))
-		s.exec(c, "START TRANSACTION")
+		s.Exec(c, "START TRANSACTION")
 		if got := s.counter(c, "k"); got != 5 {
 			t.Errorf("what the holder of the lease wrote is not there: %d", got)
 		}
@@ -477,7 +478,7 @@ func TestLapsedLease(t *testing.T) {
 
 		// A lease's token is no version, even where nobody has settled it.
 		s.set("k", "owner = 'x#12345678', expires = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND")
-		s.exec(c, "START TRANSACTION")
+		s.Exec(c, "START TRANSACTION")
 		p.wantConflict(c, p.Given("k", versions[0].Number()+1))
 	})
 }
@@ -485,17 +486,17 @@ func TestLapsedLease(t *testing.T) {
 // TestTakenMeanwhile: what is not to be settled any more, once nobody has locked
 // the row, is left as it is.
 func TestTakenMeanwhile(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		for _, before := range []string{"versioned = 0", "versioned = 1, owner = 'x', expires = '2020-01-01'"} {
-			ok(t, p.rows.Exist(limited(t), []string{"k"}))
+			dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), []string{"k"}))
 			s.set("k", before)
 			holder, _ := s.lock("k", "FOR UPDATE")
 			ended := make(chan error, 1)
-			go func() { ended <- p.within(limited(t), 500*time.Millisecond, "k") }()
-			soon(t, "it waits", func() bool { return s.busy("ON DUPLICATE KEY") == 1 })
-			s.exec(holder, "UPDATE "+s.table.String()+" SET token = 7, owner = '"+owner+"#12345678', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR"+where("k"))
-			s.exec(holder, "COMMIT")
+			go func() { ended <- p.within(dbtest.Limited(t), 3*time.Second, "k") }()
+			dbtest.Soon(t, "it waits", func() bool { return s.busy("ON DUPLICATE KEY") == 1 })
+			s.Exec(holder, "UPDATE "+s.table.String()+" SET token = 7, owner = '"+owner+"#12345678', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR"+where("k"))
+			s.Exec(holder, "COMMIT")
 			err := <-ended
 			if !errors.Is(err, lockerr.ErrTimeout) {
 				t.Errorf("%s: %v", before, err)
@@ -512,7 +513,7 @@ func TestTakenMeanwhile(t *testing.T) {
 // TestWokenForNothing: who is woken while the same lease is still there does not
 // ask again and again, and ends each turn that it is given.
 func TestWokenForNothing(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		calls, turns := 0, 0
 		p := s.process(func(cfg *optimistic.Config) {
 			cfg.Await = func(_ context.Context, key string, atMost time.Duration) (func(), error) {
@@ -524,13 +525,13 @@ func TestWokenForNothing(t *testing.T) {
 				return func() { turns-- }, nil
 			}
 		})
-		ok(t, p.rows.Exist(limited(t), []string{"k"}))
+		dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), []string{"k"}))
 		s.set("k", "owner = 'x', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR")
 		began := time.Now()
-		if err := p.within(limited(t), 600*time.Millisecond, "k"); !errors.Is(err, lockerr.ErrTimeout) {
+		if err := p.within(dbtest.Limited(t), 600*time.Millisecond, "k"); !errors.Is(err, lockerr.ErrTimeout) {
 			t.Error(err)
 		}
-		if d := time.Since(began); calls < 1 || calls > 3 || d > 10*time.Second {
+		if d := time.Since(began); calls < 1 || calls > 5 || d > 10*time.Second {
 			t.Errorf("%d times within %v", calls, d)
 		}
 		s.set("k", "expires = UTC_TIMESTAMP(6) + INTERVAL 400000 MICROSECOND")
@@ -544,7 +545,7 @@ func TestWokenForNothing(t *testing.T) {
 // TestMixed has optimistic units of work, leases, some of which run out, and row
 // locks on one key: no increment is lost.
 func TestMixed(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		var all sync.WaitGroup
 		var byVersion, byLease, byRow, conflicts, lapsed atomic.Int64
 		began := time.Now()
@@ -553,11 +554,11 @@ func TestMixed(t *testing.T) {
 		}
 		goOn := func() bool {
 			d := time.Since(began)
-			return d < 2*time.Second || d < 20*time.Second && least() < 5
+			return d < 2*time.Second || d < time.Minute && least() < 5
 		}
 		s.process().remember(nil, "k")
 		for i := range 4 {
-			p, c := s.process(), s.connect("")
+			p, c := s.process(), s.Connect()
 			all.Go(func() {
 				for goOn() {
 					conflicts.Add(p.increment(c, nil))
@@ -567,7 +568,7 @@ func TestMixed(t *testing.T) {
 			if i >= 2 {
 				continue
 			}
-			c2, c3 := s.connect(""), pool.Adopt(s.connect(""))
+			c2, c3 := s.Connect(), pool.Adopt(s.Connect())
 			all.Go(func() {
 				for n := 0; goOn(); n++ {
 					held := p.lease(lease.Request{Key: "k", TTL: 300 * time.Millisecond})
@@ -576,19 +577,26 @@ func TestMixed(t *testing.T) {
 						lapsed.Add(1)
 					}
 					for range 3 {
-						s.exec(c2, "BEGIN")
-						s.exec(c2, setCounter("k", s.counter(c2, "k")+1))
+						s.Exec(c2, "BEGIN")
+						err := server.Exec(context.Background(), c2, setCounter("k", s.counter(c2, "k")+1))
 						if n%5 == 4 {
 							time.Sleep(100 * time.Millisecond)
 						}
-						if p.leases.Fence(limited(t), c2, []*lease.Lease{held}) == nil {
+						if server.Changed(err) { // the lease has run out, and another holder has written
+							s.Exec(c2, "ROLLBACK")
+							continue
+						}
+						if err != nil {
+							t.Error(err)
+						}
+						if p.leases.Fence(dbtest.Limited(t), c2, []*lease.Lease{held}) == nil {
 							if n%5 == 4 {
 								time.Sleep(100 * time.Millisecond)
 							}
-							s.exec(c2, "COMMIT")
+							s.Exec(c2, "COMMIT")
 							byLease.Add(1)
 						} else {
-							s.exec(c2, "ROLLBACK")
+							s.Exec(c2, "ROLLBACK")
 						}
 					}
 					if n%5 != 4 {
@@ -622,8 +630,8 @@ func TestMixed(t *testing.T) {
 
 // underRowLock adds one to the counter k under a row lock.
 func (p *process) underRowLock(c *pool.Conn) error {
-	grant, err := p.locks.Begin(limited(p.t), driver.TxOptions{}, false, rowlock.Request{
-		Keys: []rowlock.Key{{Name: "k"}}, Wait: 20 * time.Second,
+	grant, err := p.locks.Begin(dbtest.Limited(p.T), driver.TxOptions{}, false, rowlock.Request{
+		Keys: []rowlock.Key{{Name: "k"}}, Wait: time.Minute,
 		Conn:    func(context.Context) (*pool.Conn, error) { return c, nil },
 		Waiting: func(ctx context.Context) (context.Context, func(), error) { return ctx, func() {}, nil },
 	})
@@ -631,8 +639,8 @@ func (p *process) underRowLock(c *pool.Conn) error {
 		return err
 	}
 	defer grant.Ticket.Leave()
-	p.exec(c.Conn, setCounter("k", p.counter(c.Conn, "k")+1))
-	if err := p.locks.Step(limited(p.t), c.Conn, grant.Versioned); err != nil {
+	p.Exec(c.Conn, setCounter("k", p.counter(c.Conn, "k")+1))
+	if err := p.locks.Step(dbtest.Limited(p.T), c.Conn, grant.Versioned); err != nil {
 		return errors.Join(err, grant.Txn.Rollback(0))
 	}
 	return grant.Txn.Commit(0)
@@ -641,18 +649,18 @@ func (p *process) underRowLock(c *pool.Conn) error {
 // TestOnlyTheirRows: a commit locks nothing but the rows of its keys, whatever
 // the optimizer thinks of the table's size.
 func TestOnlyTheirRows(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		free := func() string {
-			return s.query(s.own, "SELECT COUNT(*) FROM (SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' FOR UPDATE SKIP LOCKED) d")[0][0]
+			return s.Query(s.own, "SELECT COUNT(*) FROM (SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' FOR UPDATE SKIP LOCKED) d")[0][0]
 		}
 		insert := func(from, to int) {
 			var lines []string
 			for i := from; i < to; i++ {
 				lines = append(lines, fmt.Sprintf("('app', 'n%05d', 7, 1)", i))
 			}
-			s.exec(s.own, "INSERT INTO "+s.table.String()+" (namespace, name, token, versioned) VALUES "+strings.Join(lines, ", "))
-			s.query(s.own, "ANALYZE TABLE "+s.table.String())
+			s.Exec(s.own, "INSERT INTO "+s.table.String()+" (namespace, name, token, versioned) VALUES "+strings.Join(lines, ", "))
+			s.Query(s.own, "ANALYZE TABLE "+s.table.String())
 		}
 		total := 0
 		for _, size := range []int{12, 10000} {
@@ -660,25 +668,25 @@ func TestOnlyTheirRows(t *testing.T) {
 			total = size
 			for _, isolation := range []string{"REPEATABLE READ", "READ COMMITTED"} {
 				for _, n := range []int{1, 2, 9, 12} {
-					c := s.connect("")
-					s.exec(c, "SET SESSION TRANSACTION ISOLATION LEVEL "+isolation)
+					c := s.Connect()
+					s.Exec(c, "SET SESSION TRANSACTION ISOLATION LEVEL "+isolation)
 					var versions []*optimistic.Version
 					for i := range n {
 						versions = append(versions, p.Given(fmt.Sprintf("n%05d", i), 7))
 					}
-					s.exec(c, "START TRANSACTION")
-					ok(t, p.Commit(limited(t), c, versions))
+					s.Exec(c, "START TRANSACTION")
+					dbtest.OK(t, p.Compare(dbtest.Limited(t), c, versions))
 					if got := free(); got != fmt.Sprint(size-n) {
 						t.Errorf("%s, %d keys: %s of %d rows are free", isolation, n, got, size)
 					}
-					other := s.connect("")
-					s.exec(other, "SET SESSION innodb_lock_wait_timeout = 1")
-					s.exec(other, "BEGIN")
+					other := s.Connect()
+					s.Exec(other, "SET SESSION innodb_lock_wait_timeout = 1")
+					s.Exec(other, "BEGIN")
 					for _, name := range []string{"", "n00000 ", "n00001 ", "n00011 ", "z"} { // between the rows
-						s.exec(other, "INSERT INTO "+s.table.String()+" (namespace, name) VALUES ('app', '"+name+"-')")
+						s.Exec(other, "INSERT INTO "+s.table.String()+" (namespace, name) VALUES ('app', '"+name+"-')")
 					}
-					s.exec(other, "ROLLBACK")
-					s.exec(c, "ROLLBACK")
+					s.Exec(other, "ROLLBACK")
+					s.Exec(c, "ROLLBACK")
 				}
 			}
 		}
@@ -687,7 +695,7 @@ func TestOnlyTheirRows(t *testing.T) {
 
 // TestSessions: what the caller has set for its connection changes nothing.
 func TestSessions(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		sessions := []string{
 			"sql_mode = ''", "sql_mode = 'ANSI,TRADITIONAL,HIGH_NOT_PRECEDENCE,NO_BACKSLASH_ESCAPES,IGNORE_SPACE,PAD_CHAR_TO_FULL_LENGTH'",
 			"sql_safe_updates = 1", "sql_select_limit = 1", "sql_big_selects = 0, max_join_size = 1000", "NAMES gbk", "NAMES sjis",
@@ -702,51 +710,59 @@ func TestSessions(t *testing.T) {
 				"innodb_snapshot_isolation = ON", "innodb_snapshot_isolation = OFF", "max_statement_time = 5", "join_cache_level = 8")
 		}
 		keys := []string{"'; DROP TABLE x; --", "\\\x00\xff\x81'", "schön"}
+		checked := s.checksSnapshots()
 		p, other := s.process(), s.process()
-		s.exec(s.own, "CREATE TABLE numbers (id INT AUTO_INCREMENT PRIMARY KEY, n INT)")
+		s.Exec(s.own, "CREATE TABLE numbers (id INT AUTO_INCREMENT PRIMARY KEY, n INT)")
 		for _, params := range []string{"", "clientFoundRows=true", "interpolateParams=true&multiStatements=true"} {
 			for _, session := range sessions {
 				if params != "" && session != "sql_mode = ''" {
 					continue
 				}
-				c := s.connect(params)
-				s.exec(c, "SET "+session)
+				c := s.Connect(dbtest.With(params))
+				s.Exec(c, "SET "+session)
 				conflicting := 0
 				for _, conflict := range []bool{false, true} {
 					versions := p.remember(c, keys...)
-					s.exec(c, "COMMIT")
-					s.exec(c, "START TRANSACTION")
-					s.query(c, "SELECT n FROM counter")
-					s.exec(c, "INSERT INTO numbers (n) VALUES (1), (2)")
-					id := s.query(c, "SELECT LAST_INSERT_ID()")[0][0]
+					s.Exec(c, "COMMIT")
+					s.Exec(c, "START TRANSACTION")
+					s.Query(c, "SELECT n FROM counter")
+					s.Exec(c, "INSERT INTO numbers (n) VALUES (1), (2)")
+					id := s.Query(c, "SELECT LAST_INSERT_ID()")[0][0]
 					if conflict {
-						s.exec(s.own, "BEGIN")
+						s.Exec(s.own, "BEGIN")
 						other.wantCommit(s.own, other.Given(keys[1], versions[1].Number()))
-						err := p.Commit(limited(t), c, versions)
+						err := p.Compare(dbtest.Limited(t), c, versions)
 						if !errors.Is(err, lockerr.ErrConflict) || errors.Is(err, lockerr.ErrLocked) {
 							t.Errorf("%s, %s: %v", params, session, err)
 						}
 						if strings.Contains(err.Error(), "1020") {
 							conflicting++
 						}
-						s.exec(c, "ROLLBACK")
+						s.Exec(c, "ROLLBACK")
 						continue
 					}
-					if err := p.Commit(limited(t), c, versions); err != nil {
+					if err := p.Compare(dbtest.Limited(t), c, versions); err != nil {
 						t.Errorf("%s, %s: %v", params, session, err)
 					}
-					if got := s.query(c, "SELECT LAST_INSERT_ID()")[0][0]; got != id {
+					if got := s.Query(c, "SELECT LAST_INSERT_ID()")[0][0]; got != id {
 						t.Errorf("%s, %s: LAST_INSERT_ID() was %s and is %s", params, session, id, got)
 					}
-					if rows := s.query(c, "SHOW WARNINGS"); len(rows) > 0 {
+					if rows := s.Query(c, "SHOW WARNINGS"); len(rows) > 0 {
 						t.Errorf("%s, %s: %q", params, session, rows)
 					}
-					s.exec(c, "COMMIT")
+					s.Exec(c, "COMMIT")
 					if got, want := s.row(keys[2]), fmt.Sprint(versions[2].Number()+1, " 1 nobody"); got != want {
 						t.Errorf("%s, %s: %q, want %q", params, session, got, want)
 					}
 				}
-				if (conflicting == 1) != (session == "innodb_snapshot_isolation = ON") {
+				seen := checked
+				switch session {
+				case "innodb_snapshot_isolation = ON":
+					seen = true
+				case "innodb_snapshot_isolation = OFF", "SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED", "SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED":
+					seen = false
+				}
+				if (conflicting == 1) != seen {
 					t.Errorf("%s: %d times 1020", session, conflicting)
 				}
 			}
@@ -756,22 +772,22 @@ func TestSessions(t *testing.T) {
 
 // TestReadUncommitted: a version that may never be one is not remembered.
 func TestReadUncommitted(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		before := p.remember(nil, "k")[0]
 		holder, _ := s.lock("k", "FOR UPDATE")
-		s.exec(holder, "UPDATE "+s.table.String()+" SET token = token + 1"+where("k"))
+		s.Exec(holder, "UPDATE "+s.table.String()+" SET token = token + 1"+where("k"))
 		for _, control := range []bool{false, true} {
-			c := s.connect("")
-			s.exec(c, "SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
-			if got := s.query(c, "SELECT token FROM "+s.table.String()+where("k"))[0][0]; got != fmt.Sprint(before.Number()+1) {
+			c := s.Connect()
+			s.Exec(c, "SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
+			if got := s.Query(c, "SELECT token FROM "+s.table.String()+where("k"))[0][0]; got != fmt.Sprint(before.Number()+1) {
 				t.Errorf("the test sees %s", got)
 			}
 			if control {
 				made, err := pool.New(pool.Config{
-					Connect: s.connector("", nil).Connect, Max: 1, Idle: time.Minute, Setup: "SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED",
+					Connect: s.Connector().Connect, Max: 1, Idle: time.Minute, Setup: "SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED",
 				})
-				ok(t, err)
+				dbtest.OK(t, err)
 				defer made.Close()
 				p, c = s.process(func(cfg *optimistic.Config) { cfg.Control = made }), nil
 			}
@@ -786,10 +802,17 @@ func TestReadUncommitted(t *testing.T) {
 
 // TestCancelled callers are back within 50 ms and leave nothing behind.
 func TestCancelled(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
-		p := s.process()
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		var awaits atomic.Int64 // waits for leases
+		p := s.process(func(cfg *optimistic.Config) {
+			await := cfg.Await
+			cfg.Await = func(ctx context.Context, key string, atMost time.Duration) (func(), error) {
+				awaits.Add(1)
+				return await(ctx, key, atMost)
+			}
+		})
 		keys := []string{"first", "leased", "locked"}
-		ok(t, p.rows.Exist(limited(t), keys))
+		dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), keys))
 		s.set("leased", "owner = 'host:1:test#12345678', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR, token = 9")
 		s.lock("locked", "FOR UPDATE")
 		s.lock("first", "FOR UPDATE")
@@ -797,18 +820,18 @@ func TestCancelled(t *testing.T) {
 			const rounds = 20
 			for round := 1; ; round++ { // a busy machine may delay one
 				ctx, cancel := context.WithCancel(context.Background())
-				ended := make(chan error, 1)
-				go func() { ended <- p.within(ctx, 20*time.Second, key) }()
+				ended, before := make(chan error, 1), awaits.Load()
+				go func() { ended <- p.within(ctx, time.Minute, key) }()
 				if key == "locked" {
-					soon(t, "it waits", func() bool { return s.busy("ON DUPLICATE KEY") == 1 })
+					dbtest.Soon(t, "it waits", func() bool { return s.busy("ON DUPLICATE KEY") == 1 })
 				} else {
-					time.Sleep(30 * time.Millisecond)
+					dbtest.Soon(t, "it waits for the lease", func() bool { return awaits.Load() > before })
 				}
 				began := time.Now()
 				cancel()
 				err := <-ended
 				took, left := time.Since(began), s.busy("ON DUPLICATE KEY")
-				soon(t, "nothing is left", func() bool { return s.busy("ON DUPLICATE KEY") == 0 })
+				dbtest.Soon(t, "nothing is left", func() bool { return s.busy("ON DUPLICATE KEY") == 0 })
 				if !errors.Is(err, lockerr.ErrTimeout) || !errors.Is(err, lockerr.ErrLocked) || !errors.Is(err, context.Canceled) {
 					t.Errorf("%s: %v", key, err)
 				}
@@ -826,8 +849,8 @@ func TestCancelled(t *testing.T) {
 		// Behind another that waits in the server.
 		first, cancelFirst := context.WithCancel(context.Background())
 		var all sync.WaitGroup
-		all.Go(func() { _ = p.within(first, 20*time.Second, "first") })
-		soon(t, "it waits", func() bool { return s.busy("ON DUPLICATE KEY") == 1 })
+		all.Go(func() { _ = p.within(first, time.Minute, "first") })
+		dbtest.Soon(t, "it waits", func() bool { return s.busy("ON DUPLICATE KEY") == 1 })
 		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 		defer cancel()
 		began := time.Now()
@@ -840,7 +863,7 @@ func TestCancelled(t *testing.T) {
 
 		ended, cancel := context.WithCancel(context.Background())
 		cancel()
-		c := s.connect("")
+		c := s.Connect()
 		if _, err := p.Remember(ended, c, optimistic.Request{Keys: []string{"k"}}); !errors.Is(err, context.Canceled) {
 			t.Errorf("before it began: %v", err)
 		}
@@ -849,9 +872,9 @@ func TestCancelled(t *testing.T) {
 
 // TestWaiting: whoever is asked before a wait may refuse it.
 func TestWaiting(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
-		ok(t, p.rows.Exist(limited(t), []string{"leased", "locked"}))
+		dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), []string{"leased", "locked"}))
 		s.set("leased", "owner = 'x', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR")
 		s.lock("locked", "FOR UPDATE")
 		refused := errors.New("refused")
@@ -866,10 +889,10 @@ func TestWaiting(t *testing.T) {
 				time.AfterFunc(20*time.Millisecond, func() { cancel(lockerr.ErrClosed) })
 				return ctx, func() { done++; cancel(nil) }, nil
 			}
-			if _, err := p.Remember(limited(t), nil, r); !errors.Is(err, lockerr.ErrClosed) {
+			if _, err := p.Remember(dbtest.Limited(t), nil, r); !errors.Is(err, lockerr.ErrClosed) {
 				t.Errorf("%s: %v", key, err)
 			}
-			if _, err := p.Remember(limited(t), nil, r); !errors.Is(err, refused) {
+			if _, err := p.Remember(dbtest.Limited(t), nil, r); !errors.Is(err, refused) {
 				t.Errorf("%s: %v", key, err)
 			}
 			if calls != 2 || done != 1 {
@@ -882,71 +905,71 @@ func TestWaiting(t *testing.T) {
 // TestDefinition: who changes the lock table's definition keeps a commit for no
 // longer than a second.
 func TestDefinition(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
-		p, c := s.process(), s.connect("")
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		p, c := s.process(), s.Connect()
 		versions := p.remember(c, "k")
-		reader := s.connect("")
-		s.exec(reader, "BEGIN")
-		s.query(reader, "SELECT 1 FROM "+s.table.String())
+		reader := s.Connect()
+		s.Exec(reader, "BEGIN")
+		s.Query(reader, "SELECT 1 FROM "+s.table.String())
 		var all sync.WaitGroup
-		changer := s.connect("")
-		all.Go(func() { s.exec(changer, "ALTER TABLE "+s.table.String()+" COMMENT = 'changed'") })
-		soon(t, "it waits", func() bool {
-			return len(s.query(s.own, "SELECT 1 FROM information_schema.PROCESSLIST WHERE DB = '"+s.database+"' AND STATE LIKE 'Waiting for table metadata%'")) == 1
+		changer := s.Connect()
+		all.Go(func() { s.Exec(changer, "ALTER TABLE "+s.table.String()+" COMMENT = 'changed'") })
+		dbtest.Soon(t, "it waits", func() bool {
+			return len(s.Query(s.own, "SELECT 1 FROM information_schema.PROCESSLIST WHERE DB = '"+s.Name+"' AND STATE LIKE 'Waiting for table metadata%'")) == 1
 		})
-		s.exec(c, "START TRANSACTION")
+		s.Exec(c, "START TRANSACTION")
 		p.wantConflict(c, versions...)
-		s.exec(reader, "COMMIT")
+		s.Exec(reader, "COMMIT")
 		all.Wait()
-		s.exec(c, "START TRANSACTION")
+		s.Exec(c, "START TRANSACTION")
 		p.wantCommit(c, versions...)
 	})
 }
 
 // TestFailures: what the server refuses is said in words that help.
 func TestFailures(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		versions := p.remember(nil, "k")
-		user := "u_" + s.database[len(s.database)-8:]
-		s.exec(s.own, "CREATE USER '"+user+"'@'%'")
-		t.Cleanup(func() { s.exec(s.own, "DROP USER '"+user+"'@'%'") })
-		s.exec(s.own, "GRANT SELECT ON "+s.database+".* TO '"+user+"'@'%'")
-		c := s.connectAs(user)
-		s.exec(c, "START TRANSACTION")
-		if err := p.Commit(limited(t), c, versions); err == nil || !strings.Contains(err.Error(), optimistic.Grants) {
+		user := "u_" + s.Name[len(s.Name)-8:]
+		s.Exec(s.own, "CREATE USER '"+user+"'@'%'")
+		t.Cleanup(func() { s.Exec(s.own, "DROP USER '"+user+"'@'%'") })
+		s.Exec(s.own, "GRANT SELECT ON "+s.Name+".* TO '"+user+"'@'%'")
+		c := s.Connect(dbtest.As(user))
+		s.Exec(c, "START TRANSACTION")
+		if err := p.Compare(dbtest.Limited(t), c, versions); err == nil || !strings.Contains(err.Error(), optimistic.Grants) {
 			t.Errorf("without the privileges: %v", err)
 		}
-		c = s.connect("")
-		s.exec(c, "START TRANSACTION READ ONLY")
-		if err := p.Commit(limited(t), c, versions); !errors.Is(err, lockerr.ErrUnsafe) {
+		c = s.Connect()
+		s.Exec(c, "START TRANSACTION READ ONLY")
+		if err := p.Compare(dbtest.Limited(t), c, versions); !errors.Is(err, lockerr.ErrUnsafe) {
 			t.Errorf("in a transaction that only reads: %v", err)
 		}
-		ok(t, c.Close())
-		if err := p.Commit(limited(t), c, versions); err == nil || errors.Is(err, driver.ErrBadConn) {
+		dbtest.OK(t, c.Close())
+		if err := p.Compare(dbtest.Limited(t), c, versions); err == nil || errors.Is(err, driver.ErrBadConn) {
 			t.Errorf("without a connection: %v", err)
 		}
-		if _, err := p.Remember(limited(t), c, optimistic.Request{Keys: []string{"k"}}); !errors.Is(err, driver.ErrBadConn) {
+		if _, err := p.Remember(dbtest.Limited(t), c, optimistic.Request{Keys: []string{"k"}}); !errors.Is(err, driver.ErrBadConn) {
 			t.Errorf("without a connection: %v", err)
 		}
 
 		broken, err := pool.New(pool.Config{
 			Connect: func(context.Context) (driver.Conn, error) { return nil, driver.ErrBadConn }, Max: 1, Idle: time.Minute,
 		})
-		ok(t, err)
+		dbtest.OK(t, err)
 		defer broken.Close()
 		elsewhere := s.process(func(cfg *optimistic.Config) { cfg.Control, cfg.Rows = broken, p.rows })
-		if err := elsewhere.within(limited(t), 0, "k"); err == nil || errors.Is(err, driver.ErrBadConn) {
+		if err := elsewhere.within(dbtest.Limited(t), 0, "k"); err == nil || errors.Is(err, driver.ErrBadConn) {
 			t.Errorf("without a connection of its own: %v", err)
 		}
 
 		// The table is made again, and the rows.
-		s.exec(s.own, "DROP TABLE "+s.table.String())
+		s.Exec(s.own, "DROP TABLE "+s.table.String())
 		if v := p.remember(nil, "k"); v[0].Number() != 1 {
 			t.Errorf("in a new table: %d", v[0].Number())
 		}
 		p.control.Close()
-		if err := p.within(limited(t), 0, "k"); !errors.Is(err, lockerr.ErrClosed) {
+		if err := p.within(dbtest.Limited(t), 0, "k"); !errors.Is(err, lockerr.ErrClosed) {
 			t.Errorf("after the end: %v", err)
 		}
 	})
@@ -955,10 +978,10 @@ func TestFailures(t *testing.T) {
 // TestDeadlock: the server's own choice of who is to begin again is left to the
 // caller.
 func TestDeadlock(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		versions := p.remember(nil, "k")
-		err := p.Commit(limited(t), failing{&mysql.MySQLError{Number: 1213}}, versions)
+		err := p.Compare(dbtest.Limited(t), failing{&mysql.MySQLError{Number: 1213}}, versions)
 		if !server.Deadlock(err) || errors.Is(err, lockerr.ErrConflict) {
 			t.Errorf("the error is %v", err)
 		}
@@ -967,13 +990,13 @@ func TestDeadlock(t *testing.T) {
 
 // TestBareDriver: a connection that knows nothing but Prepare is enough.
 func TestBareDriver(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
-		p, c := s.process(), s.connect("")
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		p, c := s.process(), s.Connect()
 		bare := struct{ driver.Conn }{c}
 		versions := p.remember(bare, "k", "l")
-		s.exec(c, "START TRANSACTION")
+		s.Exec(c, "START TRANSACTION")
 		p.wantCommit(bare, versions...)
-		s.exec(c, "START TRANSACTION")
+		s.Exec(c, "START TRANSACTION")
 		p.wantConflict(bare, versions...)
 	})
 }

@@ -7,37 +7,68 @@ import (
 	"github.com/mysqllock/mysqllock/internal/schema"
 )
 
-// The texts below carry keys as hexadecimal literals, so that each is one round
-// trip whatever the DSN, with nothing to quote. All time is the server's.
+// The statements below have keys as hexadecimal literals: so each is one round trip
+// whatever the DSN says, and nothing needs quotes. All times are the server's.
 
-// readUncommitted is the isolation at which a plain read sees what is then rolled
-// back.
+// readUncommitted is the isolation level at which a plain read sees uncommitted rows.
 const readUncommitted = "READ-UNCOMMITTED"
 
-// readSQL reads the rows of keys: the session's isolation, name, token, whether
-// it is settled, how long its lease is still live, and the lease's owner. It is a
-// plain read, which waits for nobody. LIMIT is in place of sql_select_limit.
+// readSQL reads the rows of keys: the session's isolation level, name, token, whether the
+// row is settled, the remaining time of its lease, and the lease's owner. It is a plain
+// read, which waits for no lock. LIMIT overrides sql_select_limit.
 func (l *Locker) readSQL(keys []string) string {
-	isolation := "@@transaction_isolation"
-	if l.cfg.Info.MariaDB {
-		isolation = "@@tx_isolation"
-	}
+	isolation := l.isolation()
 	var in []string
 	for _, key := range keys {
 		in = append(in, schema.Literal(key))
 	}
-	return fmt.Sprintf("SELECT %s, name, token, versioned = 1 AND owner IS NULL, %s, owner FROM %s WHERE namespace = %s AND name IN (%s) LIMIT %d",
+	return fmt.Sprintf("SELECT %s, name, token, "+schema.Settled+", %s, owner FROM %s WHERE namespace = %s AND name IN (%s) LIMIT %d",
 		isolation, schema.Remaining(""), l.cfg.Table, schema.Literal(l.cfg.Namespace), strings.Join(in, ", "), len(keys))
 }
 
-// The two below change rows by an insert that always meets the row which it has
-// read, since an UPDATE knows no NOWAIT. On MySQL that is about rows only, so a
-// hint, which is a comment elsewhere, bounds how long they wait for who changes
-// the table's definition.
+// isolation is the variable with the session's isolation level.
+func (l *Locker) isolation() string {
+	if l.cfg.Info.MariaDB {
+		return "@@tx_isolation"
+	}
+	return "@@transaction_isolation"
+}
+
+// beginSQL is readSQL for one key, and BEGIN if [begins] says so of the answer. It is "" if
+// there is no way for that. See [schema.Table.BeginProcedure] for what comes in which order,
+// and why. The block of MariaDB has variables of the session's, since sql_mode ORACLE
+// declares others elsewhere.
+func (l *Locker) beginSQL(keys []string) string {
+	if len(keys) != 1 || l.cfg.Info.Topology != "" || l.cfg.Info.Router {
+		return ""
+	}
+	namespace, key := schema.Literal(l.cfg.Namespace), schema.Literal(keys[0])
+	if !l.cfg.Info.MariaDB {
+		if !l.cfg.Rows.Begins() {
+			return ""
+		}
+		return "CALL " + l.cfg.Table.BeginProcedure().String() + "(" + namespace + ", " + key + ")"
+	}
+	return fmt.Sprintf("BEGIN NOT ATOMIC SET @mysqllock_token = NULL, @mysqllock_settled = NULL; SELECT token, %s, %s, owner"+
+		" INTO @mysqllock_token, @mysqllock_settled, @mysqllock_remaining, @mysqllock_owner FROM %s WHERE namespace = %s AND name = %s LIMIT 1;"+
+		" IF @mysqllock_settled AND %[6]s <> '%[7]s' THEN START TRANSACTION; END IF;"+
+		" SELECT %[6]s, %[5]s, @mysqllock_token, @mysqllock_settled, @mysqllock_remaining, @mysqllock_owner FROM DUAL WHERE @mysqllock_token IS NOT NULL; END",
+		schema.Settled, schema.Remaining(""), l.cfg.Table, namespace, key, l.isolation(), readUncommitted)
+}
+
+// begins reports whether the statement of beginSQL that has answered with rows has begun a
+// transaction.
+func begins(rows [][]string) bool {
+	return len(rows) == 1 && rows[0][3] == "1" && rows[0][0] != readUncommitted
+}
+
+// The two statements below change rows by an INSERT that always hits the row that it has
+// read, because UPDATE has no NOWAIT. On MySQL, NOWAIT is about rows only: a hint, which
+// is a comment elsewhere, limits the wait while the table's definition is being changed.
 const brief = "/*+ SET_VAR(lock_wait_timeout = 1) */"
 
-// settleSQL marks key's row as versioned, and takes a lease off it that has run
-// out. rowLocked is what to do where somebody has locked the row.
+// settleSQL marks key's row as versioned, and removes an expired lease from it. rowLocked
+// says what to do if the row is locked.
 func (l *Locker) settleSQL(key, rowLocked string) string {
 	return fmt.Sprintf("INSERT %[6]s INTO %[1]s (namespace, name, token, expires)"+
 		" SELECT r.namespace, r.name, r.token, r.expires FROM %[1]s r WHERE r.namespace = %[2]s AND r.name = %[3]s"+
@@ -46,11 +77,10 @@ func (l *Locker) settleSQL(key, rowLocked string) string {
 		l.cfg.Table, schema.Literal(l.cfg.Namespace), schema.Literal(key), schema.Live("r."), rowLocked, brief)
 }
 
-// commitSQL compares versions and sets the next ones, each row found by its
-// primary key and no other row locked. It counts 2 affected rows a version,
-// whatever the DSN's clientFoundRows. A version was never told while the row had
-// an owner, live or not.
-func (l *Locker) commitSQL(versions []*Version) string {
+// compareSQL compares versions and sets the next ones. It finds each row by its primary key,
+// and locks no other row. It counts 2 affected rows for each version, with and without
+// clientFoundRows in the DSN. No version was returned while the row had an owner.
+func (l *Locker) compareSQL(versions []*Version) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "INSERT %s INTO %s (namespace, name, token, expires) SELECT r.namespace, r.name, r.token, r.expires FROM (", brief, l.cfg.Table)
 	for i, v := range versions {

@@ -9,39 +9,49 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/puddle/v2"
-
 	"github.com/mysqllock/mysqllock/internal/server"
 )
 
-// Conn is a driver connection that takes turns, can be kept alive, and knows
-// its id on the server. It comes from [Pool.Acquire], or from [Adopt] for a
-// connection that belongs to someone else.
+// Conn is a driver connection whose users take turns, that can be kept alive, and that
+// knows its id on the server. It comes from [Pool.Acquire], or from [Adopt] for a
+// connection that belongs to database/sql.
 type Conn struct {
 	driver.Conn
 
-	res  *puddle.Resource[*Conn] // nil for an adopted connection
-	turn chan struct{}           // holds a token while someone uses the connection
+	pool    *Pool         // nil for one that belongs to database/sql
+	adopted bool          // it is one of the application's
+	turn    chan struct{} // holds a token while the connection is in use
 
 	id       uint64               // the server's id, 0 until known; guarded by the turn
-	host     string               // client address as the server's process list shows it; pooled connections only
-	tainted  bool                 // carries session state that must not reach the next user; guarded by the turn
+	host     string               // client address as the server's process list shows it, "" until known; guarded by the turn
+	tainted  bool                 // has session state that must not reach the next user; guarded by the turn
 	prepared map[string]*prepared // by their texts; guarded by the turn
+	opened   time.Time            // when it was opened, or adopted
+	State    any                  // what its user keeps with it, from one Acquire to the next; guarded by the turn
+	ends     *sockets             // of a pooled one
 	contact  atomic.Int64         // when the server last answered, since epoch
+	since    time.Time            // when it was put back; guarded by the budget's mutex, and by the turn of whoever acquires it
+	blocks   atomic.Bool          // its caller may be waiting in the server, and is counted for that
 }
 
 var epoch = time.Now() // carries the monotonic clock
 
-// Adopt makes a Conn of a connection that stays its owner's: Release and
-// Destroy do not apply to it.
+// Adopt makes a Conn of a connection that belongs to another owner. Do not call Release
+// or Destroy on it.
 func Adopt(conn driver.Conn) *Conn {
-	c := &Conn{Conn: conn, turn: make(chan struct{}, 1)}
+	c := &Conn{Conn: conn, adopted: true, turn: make(chan struct{}, 1), opened: time.Now()}
 	c.Touch()
 	return c
 }
 
-// Take waits for the caller's turn to use the connection.
-func (c *Conn) Take(ctx context.Context) error {
+// end closes the connection, and waits until it has ended, on the server, too.
+func (c *Conn) end() {
+	_ = c.Conn.Close()
+	c.ends.Wait()
+}
+
+// AwaitTurn waits for the caller's turn to use the connection.
+func (c *Conn) AwaitTurn(ctx context.Context) error {
 	select {
 	case c.turn <- struct{}{}:
 		return nil
@@ -55,8 +65,8 @@ func (c *Conn) Take(ctx context.Context) error {
 	}
 }
 
-// TryTake takes the turn if nobody has it.
-func (c *Conn) TryTake() bool {
+// TryTurn gives the caller the turn, if it is free.
+func (c *Conn) TryTurn() bool {
 	select {
 	case c.turn <- struct{}{}:
 		return true
@@ -65,24 +75,24 @@ func (c *Conn) TryTake() bool {
 	}
 }
 
-// Give ends the caller's turn.
-func (c *Conn) Give() { <-c.turn }
+// EndTurn ends the caller's turn.
+func (c *Conn) EndTurn() { <-c.turn }
 
-// Touch notes that the server has just answered: from then on it counts the
-// connection as idle.
+// Touch notes that the server has just answered. The server counts the connection as idle
+// from then on.
 func (c *Conn) Touch() { c.contact.Store(int64(time.Since(epoch))) }
 
-// Silence is how long ago the server answered last. It counts by the monotonic
-// clock, so a stopped process sees its pause.
+// Silence is the time since the server answered last. It counts by the monotonic clock,
+// so a process that was stopped sees the pause.
 func (c *Conn) Silence() time.Duration {
 	return time.Since(epoch) - time.Duration(c.contact.Load())
 }
 
-// Taint sees to it that the connection is destroyed instead of pooled.
+// Taint marks the connection: Release closes it instead of pooling it.
 func (c *Conn) Taint() { c.tainted = true }
 
-// ID returns the server's id for the connection, asking for it once. The
-// question touches no table, so that it opens no snapshot in a transaction.
+// ID returns the server's id of the connection, and asks for it the first time. The
+// statement reads no table, so it opens no snapshot in a transaction.
 func (c *Conn) ID(ctx context.Context) (uint64, error) {
 	if c.id != 0 {
 		return c.id, nil
@@ -97,7 +107,17 @@ func (c *Conn) ID(ctx context.Context) (uint64, error) {
 	return c.id, c.SetID(rows[0][0])
 }
 
-// SetID notes the id that another statement has told.
+// Identify sees to it that KillConnection finds the connection, also if it is an adopted
+// one: it asks for the id and the client address the first time. The caller has the turn.
+func (c *Conn) Identify(ctx context.Context) error {
+	if c.id != 0 && c.host != "" {
+		return nil
+	}
+	_, err := c.identify(ctx)
+	return err
+}
+
+// SetID notes the id that another statement has returned.
 func (c *Conn) SetID(text string) (err error) {
 	if c.id, err = strconv.ParseUint(text, 10, 64); err != nil {
 		return fmt.Errorf("mysqllock: CONNECTION_ID() is %q", text)
@@ -105,40 +125,56 @@ func (c *Conn) SetID(text string) (err error) {
 	return nil
 }
 
-// identify asks for the id and the client address.
-func (c *Conn) identify(ctx context.Context) error {
-	rows, err := server.Query(ctx, c.Conn, "SELECT ID, HOST FROM information_schema.PROCESSLIST WHERE ID = CONNECTION_ID()")
-	if err != nil {
-		return err
-	}
-	if len(rows) != 1 || len(rows[0]) != 2 {
-		return errors.New("mysqllock: the server does not list its own connection")
-	}
-	c.host = rows[0][1]
-	return c.SetID(rows[0][0])
+// Found has the settings of a new connection: those of its DSN, of the server's defaults
+// and of init_connect.
+type Found struct {
+	Autocommit     bool
+	CompletionType string // NO_CHAIN, CHAIN or RELEASE
 }
 
-// KnownID is ID without asking: 0 where nobody has asked yet.
+// identify asks for the id, the client address and the settings of the connection.
+func (c *Conn) identify(ctx context.Context) (found Found, err error) {
+	rows, err := server.Query(ctx, c.Conn, "SELECT ID, HOST, @mysqllock, @@completion_type FROM information_schema.PROCESSLIST WHERE ID = CONNECTION_ID()")
+	if err != nil {
+		return found, err
+	}
+	if len(rows) != 1 || len(rows[0]) != 4 {
+		return found, errors.New("mysqllock: the server does not list its own connection")
+	}
+	c.host = rows[0][1]
+	found = Found{Autocommit: rows[0][2] == "1" || rows[0][2] == "ON", CompletionType: rows[0][3]}
+	return found, c.SetID(rows[0][0])
+}
+
+// Moved forgets the id of an adopted connection: a proxy may have moved it to another
+// connection of the server. A pooled one is pinned.
+func (c *Conn) Moved() {
+	if c.adopted {
+		c.id, c.host = 0, ""
+	}
+}
+
+// KnownID is ID without a statement: 0 if the id is not known yet.
 func (c *Conn) KnownID() uint64 { return c.id }
 
-// prepared is a statement that is run over and over. It goes with its connection.
+// prepared is a statement that runs often. It ends with its connection.
 type prepared struct {
 	asked int         // how often it was asked for while it was not prepared
 	stmt  driver.Stmt // nil while it is not
 }
 
-// worth is how often a statement is asked for on a connection before it is prepared.
-// That costs a round trip, which a connection does not stay long enough for that is
-// closed after a few transactions.
+// worth is how often a statement runs on a connection before it is prepared. To prepare
+// it costs a round trip, which does not pay on a connection that is closed after a few
+// transactions.
 const worth = 8
 
-// ErrUnprepared says that a statement is to be run as text. Nothing has run.
+// ErrUnprepared says that nothing has run: run the statement as text.
 var ErrUnprepared = errors.New("the statement is not prepared")
 
-// QueryPrepared is [server.Query] for a text that the server has to parse only once,
-// with values for its question marks. It returns ErrUnprepared where the text is too
-// new on this connection, or the server or the driver does not prepare it. The caller
-// has the turn.
+// QueryPrepared is [server.Query] for a statement that the server parses only once, with
+// values for its question marks. It returns ErrUnprepared if the statement has not run
+// often enough on this connection, or if the server or the driver does not prepare it.
+// The caller has the turn.
 func (c *Conn) QueryPrepared(ctx context.Context, text string, args ...driver.Value) ([][]string, error) {
 	p := c.prepared[text]
 	if p == nil {
@@ -170,8 +206,7 @@ func (c *Conn) QueryPrepared(ctx context.Context, text string, args ...driver.Va
 	return rows, err
 }
 
-// Valid reports whether the connection can still be used, as far as its driver
-// knows.
+// Valid reports whether the connection can still be used, as far as the driver knows.
 func (c *Conn) Valid() bool {
 	v, ok := c.Conn.(driver.Validator)
 	return !ok || v.IsValid()
@@ -191,22 +226,23 @@ func (c *Conn) Ping(ctx context.Context) error {
 	return err
 }
 
-// Clean reports whether the connection can go on to another user.
+// Clean reports whether the connection can be given to another user.
 func (c *Conn) Clean() bool { return !c.tainted && c.Valid() }
 
-// Release ends the caller's turn and puts the connection back, which carries no
-// lock and no transaction, or destroys it if it is not clean.
+// Release ends the caller's turn and puts the connection back into the pool, or closes it
+// if it is not clean. It must hold no lock and no transaction.
 func (c *Conn) Release() {
 	if !c.Clean() {
 		c.Destroy()
 		return
 	}
-	c.res.Release()
-	c.Give()
+	c.pool.put(c)
+	c.EndTurn()
 }
 
-// Destroy ends the caller's turn and closes a connection that may carry one.
+// Destroy ends the caller's turn and closes the connection, which may hold a lock or a
+// transaction.
 func (c *Conn) Destroy() {
-	c.res.Destroy()
-	c.Give()
+	c.pool.discard(c)
+	c.EndTurn()
 }

@@ -5,63 +5,97 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
+	"time"
 
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/step"
 )
 
-// KillQuery ends the statement that runs on the server's connection id, if its
-// text contains mark. The check guards against the id having been given to
-// someone else after a restart or a failover. KILL of one's own threads needs no
-// privilege. mark is one of NewMark.
+// KillQuery ends the statement whose text contains mark, from NewMark. It looks for the
+// statement on all connections of the server, since a proxy may have chosen any of them.
+// An account needs no privilege to KILL its own statements.
 //
-// It does its best. late reports that ctx has ended before the server said that it
-// has carried the KILL out: it may still come, and hit a later statement of that
-// connection, so there must be none. One that finds the connection idle does
-// nothing.
-func (p *Pool) KillQuery(ctx context.Context, id uint64, mark string) (late bool) {
-	sent, err := p.kill(ctx, "KILL QUERY", id, "INFO LIKE '%"+mark+"%'")
+// late reports that ctx ended before the server answered the KILL. The KILL may still
+// come, and end a later statement of the connection, so run no further statement there. A
+// KILL that finds the connection idle does nothing.
+func (p *Pool) KillQuery(ctx context.Context, mark string) (late bool) {
+	sent, err := p.kill(ctx, "KILL QUERY", "INFO LIKE '%"+mark+"%'")
 	return sent && err != nil && server.Number(err) == 0
 }
 
-// NewMark returns letters and digits that no other statement has in its text.
+// NewMark returns letters and digits that are in no other statement's text.
 func NewMark() string {
 	var b [12]byte
 	_, _ = rand.Read(b[:]) // never fails
 	return hex.EncodeToString(b[:])
 }
 
-// KillConnection ends a connection that is still as the server saw it when c
-// was opened: the same id, from the same client address.
+// KillConnection ends the connection of c, if the server still has one with the same id
+// and the same client address.
 func (p *Pool) KillConnection(ctx context.Context, c *Conn) error {
-	_, err := p.kill(ctx, "KILL CONNECTION", c.id, "HOST = "+schema.Literal(c.host))
+	return p.killID(ctx, c, "HOST = "+schema.Literal(c.host))
+}
+
+// KillAdopted is KillConnection for an adopted connection, of which at most the id is
+// known; without an id it does nothing. Another server, or the same one after a restart,
+// may have given that id to another connection. So the server must be the one with this
+// node, the value of [server.Node], and up for as long as the connection; and
+// KillAdopted ends only a running statement of the same account and machine.
+func (p *Pool) KillAdopted(ctx context.Context, c *Conn, node string) error {
+	return p.killID(ctx, c, adopted(time.Since(c.opened))+" AND "+server.Node+" = "+schema.Literal(node))
+}
+
+func (p *Pool) killID(ctx context.Context, c *Conn, condition string) error {
+	if c.id == 0 {
+		return nil
+	}
+	_, err := p.kill(ctx, "KILL CONNECTION", fmt.Sprintf("ID = %d AND %s", c.id, condition))
 	return err
 }
 
-// EndConnection ends the connection of that id, if guard holds, an expression of
-// the server's. over reports that it has ended: a server takes its time, since it
-// ends what runs on it first.
-func (p *Pool) EndConnection(ctx context.Context, id uint64, guard string) (over bool, err error) {
-	sent, err := p.kill(ctx, "KILL CONNECTION", id, guard)
+// adopted is the condition for an adopted connection of that age.
+func adopted(age time.Duration) string {
+	const port = "CHAR_LENGTH(SUBSTRING_INDEX(HOST, ':', -1))"
+	const client = "USER, IF(LOCATE(':', HOST) > 0, LEFT(HOST, CHAR_LENGTH(HOST) - " + port + "), HOST)"
+	return fmt.Sprintf("COMMAND <> 'Sleep' AND (%s) = (SELECT %[1]s FROM information_schema.PROCESSLIST WHERE ID = CONNECTION_ID())"+
+		" AND (SELECT VARIABLE_VALUE FROM /*!80000 performance_schema.global_status */ /*M!100000 information_schema.GLOBAL_STATUS */"+
+		" WHERE VARIABLE_NAME = 'UPTIME') + 1 >= %d", client, int(age/time.Second))
+}
+
+// EndConnection ends the connection with that id, if the SQL expression condition is true.
+// over reports that it has ended. That can take the server a while, since it ends the
+// connection's statement first.
+func (p *Pool) EndConnection(ctx context.Context, id uint64, condition string) (over bool, err error) {
+	sent, err := p.kill(ctx, "KILL CONNECTION", fmt.Sprintf("ID = %d AND %s", id, condition))
 	return !sent && err == nil, err
 }
 
-// kill sends a KILL, unless there is nothing to kill.
-func (p *Pool) kill(ctx context.Context, verb string, id uint64, guard string) (sent bool, err error) {
+// kill sends a KILL to the first connection for which condition is true, if any.
+func (p *Pool) kill(ctx context.Context, verb, condition string) (sent bool, err error) {
+	ctx = step.For(ctx, step.Kill)
 	c, err := p.Acquire(ctx)
 	if err != nil {
 		return false, err
 	}
 	defer c.Release()
-	rows, err := server.Query(ctx, c.Conn, fmt.Sprintf(
-		"SELECT 1 FROM information_schema.PROCESSLIST WHERE ID = %d AND %s AND ID <> CONNECTION_ID()", id, guard))
+	rows, err := server.Query(ctx, c.Conn, "SELECT ID FROM information_schema.PROCESSLIST WHERE "+condition+" AND ID <> CONNECTION_ID()")
 	if err != nil || len(rows) == 0 {
 		return false, err
 	}
-	err = server.Exec(ctx, c.Conn, fmt.Sprintf("%s %d", verb, id))
+	err = server.Exec(ctx, c.Conn, verb+" "+rows[0][0])
 	const noSuchThread = 1094
 	if server.Number(err) == noSuchThread {
 		return false, nil
 	}
 	return true, err
+}
+
+// KillSilent closes the connection that has the named lock, if it has run nothing for at
+// least silence. It sees connections of its own node only, and without the privilege
+// PROCESS of its own account only.
+func (p *Pool) KillSilent(ctx context.Context, lock string, silence time.Duration) error {
+	_, err := p.kill(ctx, "KILL CONNECTION", fmt.Sprintf("ID = IS_USED_LOCK('%s') AND COMMAND = 'Sleep' AND TIME >= %d",
+		lock, int(silence/time.Second)))
+	return err
 }

@@ -1,7 +1,9 @@
-// Package pool keeps the connections that database/sql never sees: those on
-// which sessions live, and the few from which waiters are killed. It bounds
-// them, keeps them alive, and destroys what may still carry a lock. It knows
-// no lock SQL.
+// Package pool keeps the connections that database/sql never sees: the connections of
+// sessions and of locks, and a few from which waiters are killed. It limits their number,
+// keeps them alive, and closes a connection that may still hold a lock. It knows no lock
+// SQL.
+//
+// Only this module can use the package: its types need those of internal packages.
 package pool
 
 import (
@@ -12,76 +14,139 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/puddle/v2"
-
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/step"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
 // Config says what a Pool holds.
 type Config struct {
-	Connect func(context.Context) (driver.Conn, error) // opens a connection
-	Setup   string                                     // a statement that is run once on each new one
-	Max     int                                        // the most connections at a time; at least 1
-	Idle    time.Duration                              // an unused connection is closed after this long
+	Connect  func(context.Context) (driver.Conn, error) // opens a connection
+	Check    func(Found) error                          // is called for each new connection, with its settings before Setup; may refuse it
+	Setup    string                                     // a statement that runs once on each new connection
+	Max      int                                        // the most connections at a time; at least 1
+	Idle     time.Duration                              // an unused connection is closed after this long
+	Budget   *Budget                                    // nil for a pool that shares no budget
+	Control  bool                                       // the budget's reserved permits are for this pool
+	Bare     bool                                       // for statements of the application: neither set up nor asked for its id. Idle may be 0, for no limit
+	Lifetime time.Duration                              // a bare connection is not used for longer; 0 is no limit
 }
 
-// Stats counts the pool's connections. Acquired, Waited and WaitTime grow from
-// the beginning; the others are how it is now.
+// Stats counts the pool's connections. Acquired, Waited and WaitTime are cumulative; the
+// others are current.
 type Stats struct {
-	Max      int           // the bound, lockMaxConns
-	InUse    int           // carrying a unit of work
-	Idle     int           // ready
+	Max      int           // the limit, lockMaxConns or maxConns
+	InUse    int           // acquired by a caller
+	Idle     int           // ready for the next caller
 	Opening  int           // being connected
-	Acquired int64         // times that one was handed out
-	Waited   int64         // times that none was ready and the caller had to wait
+	Waiting  int           // callers that wait for one now
+	Acquired int64         // how often a connection was acquired
+	Waited   int64         // how often a caller had to wait, because none was ready
 	WaitTime time.Duration // sum of the time that callers waited
 }
 
 // Pool is a bounded set of connections. It is safe for concurrent use.
 type Pool struct {
-	conns *puddle.Pool[*Conn]
-	idle  time.Duration
-	stop  context.CancelFunc
-	swept sync.WaitGroup
+	cfg     Config
+	max     int
+	control bool
+	budget  *Budget
+	bounded bool            // the budget is shared with other pools
+	ctx     context.Context // ends when the pool is closed
+	stop    context.CancelFunc
+	swept   sync.WaitGroup
+
+	// Guarded by the budget's mutex.
+	queue    [ranks]line
+	idle     []*Conn // the last used at the end
+	open     int     // connections, with those being opened and closed
+	opening  int
+	sweeps   bool // its goroutine runs, from the first connection on
+	closed   bool
+	empty    chan struct{} // closed when a closed pool has no connection any more; nil if nobody waits for that
+	acquired int64
+	waited   int64
+	waitTime time.Duration
 }
 
-// New returns a pool that has opened nothing yet. Close it to end its one
-// goroutine.
+// New returns a pool. It opens no connection before the first Acquire. Close ends its one
+// goroutine, which runs from the first connection on.
 func New(cfg Config) (*Pool, error) {
-	conns, err := puddle.NewPool(&puddle.Config[*Conn]{
-		MaxSize: int32(cfg.Max),
-		Constructor: func(ctx context.Context) (c *Conn, err error) {
-			for range 3 { // as often as database/sql tries
-				if c, err = cfg.open(ctx); err == nil || ctx.Err() != nil || !server.Broken(err) {
-					break
-				}
-			}
-			return c, err
-		},
-		Destructor: func(c *Conn) { _ = c.Close() },
-	})
-	if err != nil {
-		return nil, err
+	if cfg.Max < 1 {
+		return nil, fmt.Errorf("mysqllock: a pool of %d connections", cfg.Max)
 	}
-	ctx, stop := context.WithCancel(context.Background())
-	p := &Pool{conns: conns, idle: cfg.Idle, stop: stop}
-	p.swept.Go(func() { p.sweep(ctx) })
-	return p, nil
+	return newPool(cfg), nil
+}
+
+// NewBare is New for connections of the application, with a Max that was checked.
+func NewBare(cfg Config) *Pool {
+	cfg.Bare = true
+	return newPool(cfg)
+}
+
+func newPool(cfg Config) *Pool {
+	bounded := cfg.Budget != nil
+	if !bounded {
+		cfg.Budget = &Budget{max: cfg.Max, blockMax: cfg.Max}
+	}
+	p := &Pool{cfg: cfg, max: cfg.Max, bounded: bounded, control: cfg.Control, budget: cfg.Budget}
+	p.ctx, p.stop = context.WithCancel(context.Background())
+	p.budget.mu.Lock()
+	p.budget.pools = append(p.budget.pools, p)
+	p.budget.mu.Unlock()
+	return p
+}
+
+// fullTime is how long a pool of a budget goes on asking a server that has no connection
+// left, and fullPause the time between. The server counts a connection for a moment after
+// it has closed it, and the next one may be opened in its place by then.
+const fullTime, fullPause = 3 * time.Second, 20 * time.Millisecond
+
+// connect opens a connection and sets it up. It tries again as often as database/sql.
+func (cfg Config) connect(ctx context.Context, bounded bool) (c *Conn, err error) {
+	began := time.Now()
+	for tries := 1; ; tries++ {
+		ends := new(sockets)
+		if c, err = cfg.open(context.WithValue(ctx, socketsKey{}, ends)); err == nil {
+			c.ends = ends
+			return c, nil
+		}
+		ends.Wait()
+		full := bounded && server.Full(err) && time.Since(began) < fullTime
+		broken := !cfg.Bare && server.Broken(err) && tries < 3
+		if ctx.Err() != nil || !full && !broken {
+			return nil, err
+		}
+		if full {
+			select {
+			case <-time.After(fullPause):
+			case <-ctx.Done():
+			}
+		}
+	}
 }
 
 // open opens a connection and sets it up.
 func (cfg Config) open(ctx context.Context) (*Conn, error) {
+	ctx = step.Alone(ctx)
 	conn, err := cfg.Connect(ctx)
-	if server.Full(err) {
-		return nil, fmt.Errorf("%w; locks need connections of their own: let the server have more (max_connections, max_user_connections), or this program fewer (lockMaxConns, SetMaxOpenConns)", err)
+	if cfg.Bare {
+		if err != nil {
+			return nil, err
+		}
+		return Adopt(conn), nil
 	}
 	if err != nil {
-		return nil, err
+		return nil, ExplainFull(err)
 	}
 	c := Adopt(conn)
-	if err = c.identify(ctx); err == nil {
-		err = server.Exec(ctx, conn, cfg.Setup)
+	c.adopted = false
+	var found Found
+	if err = server.Exec(ctx, conn, cfg.Setup); err == nil {
+		found, err = c.identify(ctx)
+	}
+	if err == nil && cfg.Check != nil {
+		err = cfg.Check(found)
 	}
 	if err != nil {
 		_ = conn.Close()
@@ -90,37 +155,297 @@ func (cfg Config) open(ctx context.Context) (*Conn, error) {
 	return c, nil
 }
 
-// Acquire returns a connection that was alive a moment ago, and its turn,
-// waiting for one until ctx ends. Release or Destroy it. After Close it returns
+// ExplainFull says what to do where err is that of a server that takes no more connections.
+func ExplainFull(err error) error {
+	if !server.Full(err) {
+		return err
+	}
+	return fmt.Errorf("%w; locks need connections of their own: allow more on the server (max_connections, max_user_connections), or fewer in this program (maxConns, or lockMaxConns and SetMaxOpenConns)", err)
+}
+
+// Acquire returns a connection that was alive a moment ago, and its turn. It waits for one
+// until ctx ends. Release or Destroy the connection. After Close, Acquire returns
 // lockerr.ErrClosed.
 func (p *Pool) Acquire(ctx context.Context) (*Conn, error) {
-	for {
-		res, err := p.conns.Acquire(ctx)
-		if errors.Is(err, puddle.ErrClosedPool) {
-			return nil, lockerr.ErrClosed
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	r := rankOf(ctx)
+	c, err := p.atOnce(r), error(nil)
+	if c == nil {
+		c, err = p.ask(ctx, r)
+	}
+	if c != nil {
+		_ = c.AwaitTurn(context.Background()) // at most a ping of its last user is running
+		if !p.usable(ctx, c) {
+			c.end()
+			c.EndTurn()
+			c = nil
 		}
-		if err != nil {
-			return nil, err
-		}
-		c := res.Value()
-		c.res = res
-		_ = c.Take(context.Background()) // at most a ping of its last user's is under way
-		if c.Silence() < p.idle && c.Fresh(ctx) {
-			return c, nil
-		}
-		c.Destroy()
+	}
+	if err == nil && c == nil {
+		c, err = p.connect(ctx, r)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if r == blocking {
+		c.blocks.Store(true)
+	}
+	return c, nil
+}
+
+// atOnce returns an idle connection, if nobody queues; nil otherwise.
+func (p *Pool) atOnce(r rank) *Conn {
+	b := p.budget
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(p.idle) == 0 || b.queued > 0 || r == blocking && b.blocked >= b.blockMax {
+		return nil
+	}
+	if r == blocking {
+		b.blocked++
+	}
+	p.acquired++
+	return p.lastIdle()
+}
+
+// lastIdle takes out the idle connection that was used last. The caller holds the
+// budget's mutex.
+func (p *Pool) lastIdle() *Conn {
+	last := len(p.idle) - 1
+	c := p.idle[last]
+	p.idle[last] = nil
+	p.idle = p.idle[:last]
+	return c
+}
+
+// ask returns an idle connection, or nil for a permit with which to open one.
+func (p *Pool) ask(ctx context.Context, r rank) (*Conn, error) {
+	b := p.budget
+	b.mu.Lock()
+	if p.closed {
+		b.mu.Unlock()
+		return nil, lockerr.ErrClosed
+	}
+	b.arrivals++
+	p.acquired++
+	a := &asker{rank: r, arrival: b.arrivals, start: time.Now(), ready: len(p.idle) > 0, got: make(chan *Conn, 1)}
+	p.queue[r].push(a)
+	b.queued++
+	b.serve()
+	if a.ready = a.ready && !a.queued; !a.ready {
+		p.waited++
+	}
+	b.mu.Unlock()
+	select {
+	case c := <-a.got:
+		return c, nil
+	default:
+	}
+	select {
+	case c := <-a.got:
+		return c, nil
+	case <-ctx.Done():
+	case <-p.ctx.Done():
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if a.queued {
+		p.queue[r].remove(a)
+		b.queued--
+		p.acquired--
+		p.waitTime += time.Since(a.start)
+	} else { // served at the same moment
+		b.unblock(r == blocking)
+		go p.giveUp(a)
+	}
+	if p.ctx.Err() != nil {
+		return nil, lockerr.ErrClosed
+	}
+	return nil, ctx.Err()
+}
+
+// giveUp gives back what a caller gets that has gone.
+func (p *Pool) giveUp(a *asker) {
+	if c := <-a.got; c != nil {
+		p.put(c)
+		return
+	}
+	p.budget.mu.Lock()
+	defer p.budget.mu.Unlock()
+	p.drop()
+	p.budget.serve()
+}
+
+func (p *Pool) waitedSince(start time.Time) {
+	p.budget.mu.Lock()
+	defer p.budget.mu.Unlock()
+	p.waitTime += time.Since(start)
+}
+
+// unblock counts a connection that no longer waits in the server.
+func (b *Budget) unblock(blocked bool) {
+	if blocked {
+		b.blocked--
+		b.serve()
 	}
 }
 
-// Ready reports whether Acquire would hand out a connection, or open one, for
-// the next caller without waiting for another to give one back.
-func (p *Pool) Ready() bool {
-	s := p.conns.Stat()
-	return s.IdleResources() > 0 || s.TotalResources() < s.MaxResources()
+// connect opens a connection with a permit that the caller has. When ctx ends it goes on, for
+// the next caller: otherwise callers in a hurry would open connections over and over.
+func (p *Pool) connect(ctx context.Context, r rank) (*Conn, error) {
+	b := p.budget
+	b.mu.Lock()
+	p.opening++
+	if every := p.cfg.sweepEvery(); every > 0 && !p.sweeps && !p.closed {
+		p.sweeps = true
+		p.swept.Go(func() { p.sweep(every) })
+	}
+	b.mu.Unlock()
+	start := time.Now()
+	type result struct {
+		c   *Conn
+		err error
+	}
+	done, gone := make(chan result, 1), false // gone is guarded by b.mu
+	go func() {
+		own, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		defer cancel()
+		defer context.AfterFunc(p.ctx, cancel)()
+		c, err := p.cfg.connect(own, p.bounded)
+		b.mu.Lock()
+		p.opening--
+		switch {
+		case err != nil:
+			b.unblock(r == blocking && !gone)
+			p.drop()
+			b.serve()
+		case gone:
+			c.pool = p
+			b.mu.Unlock()
+			p.put(c)
+			return
+		default:
+			c.pool = p
+			_ = c.AwaitTurn(context.Background()) // it is free
+		}
+		done <- result{c, err}
+		b.mu.Unlock()
+	}()
+	select {
+	case res := <-done:
+		p.waitedSince(start)
+		if res.err != nil && p.ctx.Err() != nil {
+			res.err = lockerr.ErrClosed
+		}
+		return res.c, res.err
+	case <-ctx.Done():
+	case <-p.ctx.Done():
+	}
+	b.mu.Lock()
+	select {
+	case res := <-done: // at the same moment
+		b.mu.Unlock()
+		if res.err == nil {
+			res.c.blocks.Store(r == blocking)
+			res.c.Release()
+		}
+	default:
+		gone = true
+		b.unblock(r == blocking)
+		b.mu.Unlock()
+	}
+	if p.ctx.Err() != nil {
+		return nil, lockerr.ErrClosed
+	}
+	return nil, ctx.Err()
 }
 
-// Fresh reports whether the connection can still be used. It asks the driver, which
-// looks at the socket without a round trip.
+// usable reports whether an idle connection can be used.
+func (p *Pool) usable(ctx context.Context, c *Conn) bool {
+	if p.cfg.Bare { // as database/sql does
+		r, ok := c.Conn.(driver.SessionResetter)
+		return !p.expired(c) && (!ok || !errors.Is(r.ResetSession(ctx), driver.ErrBadConn))
+	}
+	return c.Silence() < p.cfg.Idle && c.Fresh(ctx)
+}
+
+// expired reports whether an idle bare connection is to be closed.
+func (p *Pool) expired(c *Conn) bool {
+	return p.cfg.Idle > 0 && time.Since(c.since) >= p.cfg.Idle || p.cfg.Lifetime > 0 && time.Since(c.opened) >= p.cfg.Lifetime
+}
+
+// put puts a connection back that can be used again, or closes it if the pool is closed.
+func (p *Pool) put(c *Conn) {
+	b := p.budget
+	b.mu.Lock()
+	if c.blocks.Swap(false) {
+		b.blocked--
+	}
+	if p.closed {
+		b.mu.Unlock()
+		p.discard(c)
+		return
+	}
+	c.since = time.Now()
+	p.idle = append(p.idle, c)
+	b.serve()
+	b.mu.Unlock()
+}
+
+// discard closes a connection and frees its permit, in the background.
+func (p *Pool) discard(c *Conn) {
+	go func() {
+		c.end()
+		b := p.budget
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if c.blocks.Swap(false) {
+			b.blocked--
+		}
+		p.drop()
+		b.serve()
+	}()
+}
+
+// Unblocked says that the caller of an Acquire with [Blocking] does not wait in the server
+// any more.
+func (c *Conn) Unblocked() {
+	if c.pool == nil || !c.blocks.Swap(false) {
+		return
+	}
+	b := c.pool.budget
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.unblock(true)
+}
+
+// Ready reports whether the next Acquire need not wait for another caller to release a
+// connection.
+func (p *Pool) Ready() bool {
+	b := p.budget
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(p.idle) > 0 {
+		return true
+	}
+	if p.open >= p.max || p.queue[ordinary].n+p.queue[holding].n > 0 {
+		return false
+	}
+	if b.room(p) {
+		return true
+	}
+	for _, other := range b.pools {
+		if other != p && len(other.idle) > 0 && (!other.control || b.controls > b.reserved) {
+			return true
+		}
+	}
+	return false
+}
+
+// Fresh reports whether the connection can still be used. The driver looks at the socket,
+// without a round trip.
 func (c *Conn) Fresh(ctx context.Context) bool {
 	if r, ok := c.Conn.(driver.SessionResetter); ok && r.ResetSession(ctx) != nil {
 		return false
@@ -130,42 +455,118 @@ func (c *Conn) Fresh(ctx context.Context) bool {
 
 // Stat returns the pool's counts.
 func (p *Pool) Stat() Stats {
-	s := p.conns.Stat()
-	return Stats{
-		Max:      int(s.MaxResources()),
-		InUse:    int(s.AcquiredResources()),
-		Idle:     int(s.IdleResources()),
-		Opening:  int(s.ConstructingResources()),
-		Acquired: s.AcquireCount(),
-		Waited:   s.EmptyAcquireCount(),
-		WaitTime: s.EmptyAcquireWaitTime(),
+	p.budget.mu.Lock()
+	defer p.budget.mu.Unlock()
+	s := Stats{
+		Max: p.max, InUse: p.open - len(p.idle) - p.opening, Idle: len(p.idle), Opening: p.opening,
+		Acquired: p.acquired, Waited: p.waited, WaitTime: p.waitTime,
+	}
+	for r := range p.queue {
+		s.Waiting += p.queue[r].n
+	}
+	return s
+}
+
+// Close closes the connections. It waits until those in use are released.
+func (p *Pool) Close() {
+	if wait := p.end(); wait != nil {
+		<-wait
 	}
 }
 
-// Close closes the connections and waits until those in use are given back.
-func (p *Pool) Close() {
+// Shut is Close without the wait: connections in use are closed when they are released.
+func (p *Pool) Shut() { p.end() }
+
+// end closes what is idle, and lets nobody in any more. The channel is closed when
+// nothing is left.
+func (p *Pool) end() <-chan struct{} {
 	p.stop()
+	b := p.budget
+	b.mu.Lock()
+	idle := p.idle
+	p.idle = nil
+	if !p.closed {
+		p.closed = true
+		for i, other := range b.pools {
+			if other == p {
+				b.pools = append(b.pools[:i:i], b.pools[i+1:]...)
+				break
+			}
+		}
+	}
+	b.mu.Unlock()
 	p.swept.Wait()
-	p.conns.Close()
+	for _, c := range idle {
+		_ = c.Conn.Close()
+	}
+	for _, c := range idle {
+		c.ends.Wait()
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for range idle {
+		p.drop()
+	}
+	b.serve()
+	if p.open == 0 {
+		return nil
+	}
+	if p.empty == nil {
+		p.empty = make(chan struct{})
+	}
+	return p.empty
 }
 
-// sweep closes connections that nobody has used for a while, before the server
-// does.
-func (p *Pool) sweep(ctx context.Context) {
-	tick := time.NewTicker(p.idle / 2)
+// Flush closes the connections that are idle now: another one has turned out to be
+// broken without a sign on its socket, and these may be, too.
+func (p *Pool) Flush() {
+	p.closeIdle(func(*Conn) bool { return true })
+}
+
+// closeIdle closes the idle connections for which old is true.
+func (p *Pool) closeIdle(old func(*Conn) bool) {
+	p.budget.mu.Lock()
+	defer p.budget.mu.Unlock()
+	kept := p.idle[:0]
+	for _, c := range p.idle {
+		if old(c) {
+			p.discard(c)
+		} else {
+			kept = append(kept, c)
+		}
+	}
+	clear(p.idle[len(kept):])
+	p.idle = kept
+}
+
+// sweepEvery is how often to look for connections that were idle for too long; 0 is
+// never.
+func (cfg Config) sweepEvery() time.Duration {
+	every := cfg.Idle / 2
+	if cfg.Bare && cfg.Lifetime > 0 && (every == 0 || cfg.Lifetime/2 < every) {
+		every = cfg.Lifetime / 2
+	}
+	if every > 0 {
+		every = max(every, time.Millisecond)
+	}
+	return every
+}
+
+// sweep closes connections that were idle for a while, before the server does.
+func (p *Pool) sweep(every time.Duration) {
+	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
 		select {
-		case <-ctx.Done():
+		case <-p.ctx.Done():
 			return
 		case <-tick.C:
-			for _, res := range p.conns.AcquireAllIdle() {
-				if res.Value().Silence() > p.idle/2 {
-					res.Destroy()
-				} else {
-					res.ReleaseUnused()
+			p.closeIdle(func(c *Conn) bool {
+				if p.cfg.Bare {
+					return p.expired(c)
 				}
-			}
+				return c.Silence() > p.cfg.Idle/2
+			})
 		}
 	}
 }

@@ -8,37 +8,53 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/step"
 )
 
-// Txn is the transaction on a connection. Its methods need the connection's
+// Txn is a transaction on a connection. The caller of its methods has the connection's
 // turn.
 type Txn struct {
 	c  *Conn
-	tx driver.Tx // nil where the transaction was begun by text
+	tx driver.Tx // nil if the transaction was begun as text
+	of *step.Of  // what it was begun as text for; nil if nobody wants to know
 }
 
-// Begin opens a transaction with what the base driver has for it.
+// Begin begins a transaction by the base driver.
 func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (*Txn, error) {
 	tx, err := Begin(ctx, c.Conn, opts)
 	if err != nil {
 		return nil, err
 	}
-	return &Txn{c, tx}, nil
+	return &Txn{c: c, tx: tx}, nil
 }
 
-// Begun returns the transaction that a statement's text has begun, or that the
-// next statement begins where the session is not in autocommit.
-func (c *Conn) Begun() *Txn { return &Txn{c: c} }
+// Begun returns the transaction that a statement's text has begun, or that the next
+// statement begins because autocommit is off. ctx is the context of that statement.
+func (c *Conn) Begun(ctx context.Context) *Txn {
+	of, _ := step.From(ctx)
+	return &Txn{c: c, of: of}
+}
 
 // Continue returns the transaction that tx has begun on c.
-func (c *Conn) Continue(tx driver.Tx) *Txn { return &Txn{c, tx} }
+func (c *Conn) Continue(tx driver.Tx) *Txn { return &Txn{c: c, tx: tx} }
 
-// Commit commits. The wait for the server's answer does not end with any
-// context of the caller's: giving up would leave the outcome unknown. It is
-// bounded by limit where limit is not 0.
+// AsText reports whether the transaction was begun as text, and not by the base driver,
+// which would want to end it.
+func (t *Txn) AsText() bool { return t.tx == nil }
+
+// Commit commits. It waits for the server's answer, at most for limit; 0 is no limit. No
+// context ends that wait, since the outcome would then be unknown.
 func (t *Txn) Commit(limit time.Duration) error { return t.end("COMMIT", driver.Tx.Commit, limit) }
 
-// Rollback rolls back, bounded like Commit.
+// Committed ends a transaction that a statement's text has committed.
+func (t *Txn) Committed() {
+	if t.tx != nil {
+		_ = t.tx.Commit() // there is nothing left to commit; the driver may want to know
+	}
+	t.c.Touch()
+}
+
+// Rollback rolls back. limit is as for Commit.
 func (t *Txn) Rollback(limit time.Duration) error {
 	return t.end("ROLLBACK", driver.Tx.Rollback, limit)
 }
@@ -48,7 +64,7 @@ func (t *Txn) end(text string, byDriver func(driver.Tx) error, limit time.Durati
 	if t.tx != nil {
 		err = byDriver(t.tx)
 	} else {
-		ctx := context.Background()
+		ctx := step.After(context.Background(), t.of, step.End)
 		if limit > 0 {
 			var cancel context.CancelFunc
 			ctx, cancel = context.WithTimeout(ctx, limit)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-sql-driver/mysql"
 
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/pool"
 	"github.com/mysqllock/mysqllock/rowlock"
@@ -18,25 +19,25 @@ import (
 
 // beginOn begins a transaction with a lock on key on c, and checks that it has it.
 func (p *process) beginOn(c *pool.Conn, implicit bool, key rowlock.Key) (*rowlock.Grant, error) {
-	p.t.Helper()
-	grant, err := p.Begin(limited(p.t), driver.TxOptions{}, implicit, rowlock.Request{
+	p.T.Helper()
+	grant, err := p.Begin(dbtest.Limited(p.T), driver.TxOptions{}, implicit, rowlock.Request{
 		Keys: []rowlock.Key{key}, Conn: func(context.Context) (*pool.Conn, error) { return c, nil }, Waiting: free,
 	})
 	if err == nil && p.free(key.Name) {
-		p.t.Errorf("%q is not locked", key.Name)
+		p.T.Errorf("%q is not locked", key.Name)
 	}
 	return grant, err
 }
 
 // free reports whether nobody has locked the row of name.
 func (s *scratch) free(name string) bool {
-	s.t.Helper()
-	c, err := s.connector().Connect(s.t.Context())
-	ok(s.t, err)
+	s.T.Helper()
+	c, err := s.Connector().Connect(s.T.Context())
+	dbtest.OK(s.T, err)
 	defer c.Close()
-	err = server.Exec(s.t.Context(), c, fmt.Sprintf("SELECT 1 FROM %s WHERE namespace = 'app' AND name = x'%x' FOR UPDATE NOWAIT", s.table, name))
+	err = server.Exec(s.T.Context(), c, fmt.Sprintf("SELECT 1 FROM %s WHERE namespace = 'app' AND name = x'%x' FOR UPDATE NOWAIT", s.table, name))
 	if err != nil && !server.Locked(err) {
-		s.t.Error(err)
+		s.T.Error(err)
 	}
 	return err == nil
 }
@@ -47,25 +48,25 @@ const many = 20
 // TestPrepared: on a connection that stays, lock statements are prepared, once for
 // all keys.
 func TestPrepared(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		for _, implicit := range []bool{false, true} {
-			c := pool.Adopt(s.open())
+			c := pool.Adopt(s.Connect())
 			if implicit {
-				s.exec(c.Conn, "SET SESSION autocommit = 0")
+				s.Exec(c.Conn, "SET SESSION autocommit = 0")
 			}
 			prepared := func() string {
-				return s.query(c.Conn, "SHOW SESSION STATUS LIKE 'Com_stmt_prepare'")[0][1]
+				return s.Query(c.Conn, "SHOW SESSION STATUS LIKE 'Com_stmt_prepare'")[0][1]
 			}
 			for i, shared := range []bool{false, true} {
 				for n := range many {
 					name := "it's\x00a\xff?" + strconv.Itoa(n%3)
 					grant, err := p.beginOn(c, implicit, rowlock.Key{Name: name, Shared: shared})
-					ok(t, err)
+					dbtest.OK(t, err)
 					if others := "it's\x00a\xff?" + strconv.Itoa((n+1)%3); n > 3 && !s.free(others) {
 						t.Errorf("%q is locked, too", others)
 					}
-					ok(t, grant.Txn.Commit(0))
+					dbtest.OK(t, grant.Txn.Commit(0))
 					grant.Ticket.Leave()
 					if !s.free(name) {
 						t.Errorf("%q is still locked", name)
@@ -86,21 +87,21 @@ func TestPrepared(t *testing.T) {
 // TestLeasedIsNotPrepared: on MySQL a session locks a key that has had a lease by the
 // procedure, which does not keep one that is live from being renewed.
 func TestLeasedIsNotPrepared(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		if !p.rows.Procedure() {
 			t.Skip("there is none on MariaDB")
 		}
-		c := pool.Adopt(s.open())
-		s.exec(c.Conn, "SET SESSION autocommit = 0")
+		c := pool.Adopt(s.Connect())
+		s.Exec(c.Conn, "SET SESSION autocommit = 0")
 		s.lease("k", time.Nanosecond)
 		for range many {
 			grant, err := p.beginOn(c, true, rowlock.Key{Name: "k"})
-			ok(t, err)
-			ok(t, grant.Txn.Commit(0))
+			dbtest.OK(t, err)
+			dbtest.OK(t, grant.Txn.Commit(0))
 			grant.Ticket.Leave()
 		}
-		if n := s.query(c.Conn, "SHOW SESSION STATUS LIKE 'Com_stmt_prepare'")[0][1]; n != "0" {
+		if n := s.Query(c.Conn, "SHOW SESSION STATUS LIKE 'Com_stmt_prepare'")[0][1]; n != "0" {
 			t.Errorf("%s statements were prepared", n)
 		}
 	})
@@ -108,7 +109,7 @@ func TestLeasedIsNotPrepared(t *testing.T) {
 
 // TestPreparedUnderSettings that the application makes.
 func TestPreparedUnderSettings(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		settings := []string{"collation_connection = utf16_general_ci"}
 		if !p.Info().MariaDB {
@@ -116,10 +117,10 @@ func TestPreparedUnderSettings(t *testing.T) {
 		}
 		for _, setting := range settings {
 			for _, implicit := range []bool{false, true} {
-				c := pool.Adopt(s.open())
-				s.exec(c.Conn, "SET SESSION "+setting)
+				c := pool.Adopt(s.Connect())
+				s.Exec(c.Conn, "SET SESSION "+setting)
 				if implicit {
-					s.exec(c.Conn, "SET SESSION autocommit = 0")
+					s.Exec(c.Conn, "SET SESSION autocommit = 0")
 				}
 				for n := range many {
 					grant, err := p.beginOn(c, implicit, rowlock.Key{Name: "k"})
@@ -129,7 +130,7 @@ func TestPreparedUnderSettings(t *testing.T) {
 					if s.free("k") {
 						t.Errorf("%s, implicit %v, lock %d: it is not locked", setting, implicit, n)
 					}
-					ok(t, grant.Txn.Commit(0))
+					dbtest.OK(t, grant.Txn.Commit(0))
 					grant.Ticket.Leave()
 				}
 			}
@@ -180,7 +181,7 @@ func (s *forgotten) QueryContext(ctx context.Context, args []driver.NamedValue) 
 // TestUnprepared: where a statement cannot be prepared, or the server has forgotten
 // it, texts do, and it is not tried over and over.
 func TestUnprepared(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		for _, implicit := range []bool{false, true} {
 			for name, c := range map[string]*preparing{
@@ -190,17 +191,17 @@ func TestUnprepared(t *testing.T) {
 				"forgotten":                   {runs: 3, number: 1243},
 				"to be prepared anew":         {runs: 3, number: 1615},
 			} {
-				c.base = s.open().(base)
+				c.base = s.Connect().(base)
 				link := pool.Adopt(c)
 				if implicit {
-					s.exec(c, "SET SESSION autocommit = 0")
+					s.Exec(c, "SET SESSION autocommit = 0")
 				}
 				for range many {
 					grant, err := p.beginOn(link, implicit, rowlock.Key{Name: "k"})
 					if err != nil {
 						t.Fatalf("%s, implicit %v: %v", name, implicit, err)
 					}
-					ok(t, grant.Txn.Commit(0))
+					dbtest.OK(t, grant.Txn.Commit(0))
 					grant.Ticket.Leave()
 				}
 				want := 1
@@ -217,14 +218,14 @@ func TestUnprepared(t *testing.T) {
 
 // TestLostWhilePreparing: nothing is held, so that another connection may be tried.
 func TestLostWhilePreparing(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
-		link := pool.Adopt(&preparing{base: s.open().(base), refuse: driver.ErrBadConn})
-		s.exec(link.Conn, "SET SESSION autocommit = 0")
+		link := pool.Adopt(&preparing{base: s.Connect().(base), refuse: driver.ErrBadConn})
+		s.Exec(link.Conn, "SET SESSION autocommit = 0")
 		for range many {
 			grant, err := p.beginOn(link, true, rowlock.Key{Name: "k"})
 			if err == nil {
-				ok(t, grant.Txn.Commit(0))
+				dbtest.OK(t, grant.Txn.Commit(0))
 				grant.Ticket.Leave()
 				continue
 			}

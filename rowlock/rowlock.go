@@ -1,81 +1,77 @@
-// Package rowlock keeps a lock as an InnoDB row lock on the key's row of the
-// lock table, in the caller's own transaction: the lock and the write commit
-// together, and whoever has lost the lock cannot commit.
+// Package rowlock keeps a lock as an InnoDB row lock on the key's row of the lock table, in
+// the caller's own transaction. So the lock and the write commit together, and a caller
+// that has lost the lock cannot commit.
 //
-// # How a lock is asked for
+// # How a lock is acquired
 //
-// The key's row is made first, outside any transaction. Then the caller lines
-// up with the other goroutines of its process, so that a thousand of them
-// occupy one server connection. Whoever finds the line empty tries with NOWAIT,
-// in the same round trip as BEGIN where the server has a way; on a connection that
-// stays, the statement for one key is prepared. Otherwise the one in front waits in
-// the server, which wakes it on release; the server bounds that wait as well, so a
-// waiter whose client is gone disappears by itself. A caller that stops waiting has
-// its statement killed and its transaction rolled back before it gets its error.
+// The key's row is made first, outside any transaction. Then the caller queues with the
+// other goroutines of its process, so that a thousand of them occupy one connection. A
+// caller that finds the queue empty tries with NOWAIT, if possible in the same round trip
+// as BEGIN; on a connection that stays, the statement for one key is prepared. Otherwise
+// the first caller in the queue waits in the server, which wakes it on release. The server
+// limits that wait, so a waiter whose client is gone disappears by itself. If a caller
+// stops waiting, its statement is killed and its transaction rolled back before it gets
+// its error.
 //
-// The lock statement also tells whether the row has a live lease. Then the
-// transaction is rolled back at once, since it would keep the lease's holder
-// from renewing, and the caller waits for the lease without one.
+// The lock statement also tells whether the row has a lease. If so, the transaction is
+// rolled back at once, since its lock would keep the lease's holder from renewing. A
+// control connection, whose clock is the server's, then tells whether the lease is live.
+// The caller waits for the end of a live lease without a transaction. It removes an
+// expired lease from the row, which waits for the last COMMIT under it, and tries again.
 //
-// A transaction that holds something already does not line up: it waits in the
-// server at once, where a deadlock is seen.
+// A transaction that holds a lock already does not queue in the process. It waits in the
+// server at once, because the server detects deadlocks.
 //
 // # Shared keys
 //
-// Readers lock the row shared, each in a transaction of its own. In the process,
-// those next to each other in line go together: the first of them waits for all,
-// and nobody passes a writer. In the server a reader behind a waiting writer
-// waits, and its NOWAIT fails, so that new readers do not starve a writer of
-// another process. MariaDB grants in the order of arrival. MySQL does so with
-// writers, but a reader that waits already gets in with the readers before it,
-// past a writer between them. (Measured on MySQL 9.7 and MariaDB 10.11; with 24
-// readers in two processes that never pause, a writer is passed by each of them
-// about once.)
+// Readers lock the row shared, each in its own transaction. In the process, readers that
+// are next to each other in the queue go together: the first of them waits for all, and
+// none passes a writer. In the server, a reader behind a waiting writer waits, and its
+// NOWAIT fails, so new readers do not starve a writer of another process. MariaDB grants
+// in the order of arrival. MySQL does so for writers; a waiting reader gets in with the
+// readers before it, past a writer between them. (Measured on MySQL 9.7 and MariaDB 10.11:
+// of 24 readers in two processes that never pause, each passes a writer about once.)
 //
-// A reader changes nothing that the key protects, so its commit counts for no
+// A reader changes nothing that the key protects, so its commit does not change the
 // version.
 //
 // # Slots
 //
-// The slots of a key are rows, of which a holder locks one. As many callers of
-// this process as there are slots look for one at a time; while there are others,
-// the one that was given back last is tried first, else a random one that none of
-// them has. Where that is taken, another connection looks for a free one with SKIP
-// LOCKED: in the holder's own transaction, at REPEATABLE READ, a search that
-// passes over a locked row would lock the gap behind it, in which then nobody
-// could make a row. Where there is none, a caller waits in the server for a random
-// one, for at most 250 ms, and looks again. A slot that is kept by a lease is
-// passed over.
+// The slots of a key are rows; a holder locks one of them. At most as many callers of a
+// process as there are slots look for one at the same time. A caller tries the slot that
+// was released last while others hold the rest, else a random slot that no caller of the
+// process has. If that one is locked, a control connection looks for a free slot with SKIP
+// LOCKED. (A search in the holder's own transaction, at REPEATABLE READ, would lock the
+// gap behind each locked row, and no one could make a row there.) If there is none, the
+// caller waits in the server for a random slot, for at most 250 ms, and looks again. A
+// slot with a lease is passed over.
 //
-// A slot that a goroutine of this process gives back is for the one that has
-// looked for longest, which stops its wait in the server for it, so that in one
-// process it is first come first served. One that another process gives back goes
-// to whoever waits for it or finds it: there is no order among the waiters of
-// several processes, and with fewer of them than slots it may stay unused for
-// 250 ms.
+// A slot that is released by a goroutine of this process goes to the caller that has
+// looked for the longest time; its wait in the server is stopped for that. So within one
+// process it is first come, first served. A slot that another process releases goes to
+// the caller that waits for it or finds it. Waiters of several processes have no common
+// order, and with fewer waiters than slots a released slot may stay unused for 250 ms.
 //
 // # Galera
 //
-// Two nodes would grant the same row lock, since they tell each other only of what
-// has changed, and only at COMMIT. So the lock statement changes the key's row, and
-// has the other nodes agree to that one change at once (streaming replication, for
-// the statement alone). From then on the row is locked on all of them, as it would
-// be by somebody there, until the transaction ends or its node is expelled. An
-// UPDATE that returns has been agreed to by all; it fails, and the transaction is
-// rolled back, where a change of another node came before it, of which this one
-// may not have heard yet: then the caller tries again.
+// Two nodes would grant the same row lock: nodes tell each other only of changes, and only
+// at COMMIT. So the lock statement changes the key's row, and makes the other nodes agree
+// to that one change at once (streaming replication, for this statement alone). From then
+// on the row is locked on all nodes, until the transaction ends or its node is expelled.
+// When the UPDATE returns, all nodes have agreed. If a change of another node came first,
+// perhaps one that has not arrived here yet, the UPDATE fails and the transaction is
+// rolled back. Then the caller tries again.
 //
-// That the nodes have agreed also means that what the statement has read of the
-// row was the latest, a lease in it for one, and that what the holder before has
-// committed with it can be read here.
+// Because the nodes have agreed, what the statement has read of the row was the latest,
+// for example a lease in it. And what the holder before has committed can be read here.
 //
-// Shared locks change nothing, so they are refused; and so is every row lock in
-// Group Replication with several primaries, which has nothing of the kind.
+// Shared locks change nothing, so they are refused. So is every row lock on Group
+// Replication with several primaries, which has no such way to agree.
 //
 // # Versions
 //
-// A row that is versioned is one that somebody keeps optimistically. Whoever
-// locks it must let its commit be seen: see [Locker.Step].
+// A versioned row belongs to a key that is used optimistically. A transaction that has
+// locked it must change its version at its commit: see [Locker.Step].
 package rowlock
 
 import (
@@ -91,69 +87,76 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/keyrow"
 	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/sabotage"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/lockctx"
+	"github.com/mysqllock/mysqllock/internal/step"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
 
 const (
-	// giveUp is how long a caller whose context has ended may be kept, in all,
-	// while its statement is taken off the server; one whose wait is over is in
-	// less of a hurry.
+	// giveUp is how long a caller may be kept, in all, after the end of its context,
+	// while its statement is killed. If the wait is over, but not the context,
+	// giveUpCalmly is the limit.
 	giveUp, giveUpCalmly = 35 * time.Millisecond, 200 * time.Millisecond
-	// slack is how much later than the client the server ends a wait.
+	// slack is how much later the server ends a wait than the client.
 	slack = time.Second
 	// pace is the time between two attempts that find the same lease.
 	pace = 250 * time.Millisecond
-	// slice is the longest time that a wait is for the same slot.
+	// slice is the longest wait for one slot.
 	slice = 250 * time.Millisecond
-	// arrival is how long a node may be behind another without a reason.
+	// arrival is how long a change of another node usually takes to arrive.
 	arrival = 10 * time.Millisecond
-	// patience is how long a caller that does not wait stands in line for one of
-	// the Control connections.
-	patience = time.Second
-	// background bounds what must be done although its caller has gone.
+	// controlWait is how long a request without a wait may wait for a control
+	// connection.
+	controlWait = time.Second
+	// background bounds work that must be done although its caller is gone.
 	background = 10 * time.Second
 )
 
-// Grants is what the driver's account needs on the lock table.
+// Grants are the privileges that the driver's account needs.
 const Grants = "SELECT, INSERT, UPDATE on the lock table; CREATE, and on MySQL CREATE ROUTINE and EXECUTE, where lockSchema=auto makes it"
+
+var terms = strategy.Terms{Strategy: hint.StrategyRow, Grants: Grants, Writes: "nothing can be locked on it"}
 
 // Config says where locks are kept.
 type Config struct {
 	Table     schema.Table
-	Namespace string        // goes in front of keys
-	Owner     string        // how this process calls itself
-	TTL       time.Duration // longest wait in one statement, and limit on idleness where the server has one
+	Namespace string        // precedes keys
+	Owner     string        // the name of this process, for errors
+	TTL       time.Duration // the longest wait in one statement, and the limit on the idleness of transactions
 	// ReadTimeout is the driver's own limit on each read from the connections of
-	// requests; 0 is none, or not known. Who waits for longer than half of it asks
-	// again, and is then the last of those who wait in the server.
+	// requests; 0 means that there is none, or that it is not known. A caller asks again
+	// after half of it, and is then the last of the waiters in the server.
 	ReadTimeout time.Duration
-	Unsafe      bool // work as on one server where the nodes of a cluster do not see each other's row locks
+	Unsafe      bool // also work on clusters whose nodes do not see each other's row locks
 	Info        server.Info
 	Control     *pool.Pool   // connections in autocommit
-	Queue       *queue.Queue // where the callers of this process line up
+	Queue       *queue.Queue // where the callers of this process queue
 	Rows        *keyrow.Rows
-	// Await returns when key's lease may have been given back, after atMost, or
-	// with ctx's error. done lets the next waiter have its turn.
+	Auto        bool // make the procedure for waiting if it is missing
+	// Await returns when key's lease may have been released, after atMost, or with
+	// ctx's error. done lets the next waiter have its turn.
 	Await func(ctx context.Context, key string, atMost time.Duration) (done func(), err error)
 }
 
-// Locker takes row locks on one server. It is safe for concurrent use.
+// Locker acquires row locks on one server. It is safe for concurrent use.
 type Locker struct {
 	cfg                  Config
-	fromRow              string         // of a lock statement, from FROM up to the row's name
-	galera               bool           // a lock is one on all nodes
-	single, singleShared single         // texts to be prepared
-	blind                atomic.Bool    // the server does not show this account who holds a lock
-	cleanup              sync.WaitGroup // kills that their caller did not wait for
+	fromRow              string         // the part of a lock statement from FROM to the row's name
+	galera               bool           // locks hold on all nodes of a Galera cluster
+	single, singleShared single         // statements for one key, to be prepared
+	blind                atomic.Bool    // the server does not show the holders of locks to this account
+	cleanup              sync.WaitGroup // kills whose caller did not wait for them
+	waits                waits          // the procedure for waiting, on MySQL
 }
 
-// New returns a Locker on a table that is there.
+// New returns a Locker on a table that exists.
 func New(cfg Config) *Locker {
 	l := &Locker{
 		cfg:     cfg,
@@ -164,15 +167,14 @@ func New(cfg Config) *Locker {
 	return l
 }
 
-// Close waits for the kills that are still under way.
+// Close waits for the kills that are still running.
 func (l *Locker) Close() { l.cleanup.Wait() }
 
-// Info is what the server said of itself.
+// Info returns what the server told about itself.
 func (l *Locker) Info() server.Info { return l.cfg.Info }
 
-// IdleLimit is the limit, in seconds, that Begin puts on the idleness of a
-// transaction that the server is to end; 0 where the server cannot or its own
-// limit is shorter.
+// IdleLimit is the limit, in seconds, that Begin sets on the idleness of a transaction. It
+// is 0 if the server has no such limit, or if the server's own is shorter.
 func (l *Locker) IdleLimit() int {
 	limit := int(l.cfg.TTL / time.Second)
 	if !l.cfg.Info.MariaDB || l.cfg.Info.IdleLimit > 0 && l.cfg.Info.IdleLimit <= limit {
@@ -181,71 +183,126 @@ func (l *Locker) IdleLimit() int {
 	return limit
 }
 
-// Key is one of the keys that a request is for.
+// Key is one of the keys of a request.
 type Key struct {
 	Name   string // of its row
-	Shared bool   // together with all others who say so
+	Shared bool   // lock it shared
 }
 
 // Request says which keys, and how long to queue for them.
 type Request struct {
 	Keys  []Key         // sorted by name, each once
-	Slots []string      // instead of Keys: the rows of a key's slots, the first of which stands for the key; any one will do
-	Label string        // what errors call the keys, where it is not their rows' names
-	Wait  time.Duration // 0 fails at once where someone else has a key
-	// Conn gives the connection, once the caller is in front of the queue. Its
-	// turn is the caller's, and no transaction is open on it.
+	Slots []string      // instead of Keys: the rows of a key's slots, of which one is locked; the first stands for the key
+	Label string        // the name of the keys in errors; "" stands for the names of their rows
+	Wait  time.Duration // 0 fails at once if another caller holds a key
+	// Conn returns the connection. It is called once the caller is in front of the queue.
+	// The caller has the connection's turn, and no transaction is open on it.
 	Conn func(context.Context) (*pool.Conn, error)
-	// Waiting is called before the caller begins to wait. It may refuse, and it
-	// may end the wait through the context that it returns; done follows.
+	// Waiting is called before the caller begins to wait. It may refuse the wait, or end
+	// it later through the context that it returns. done is called when the wait is over.
 	Waiting func(context.Context) (ctx context.Context, done func(), err error)
+}
+
+// taking marks the statements that take the locks.
+func (r Request) taking(ctx context.Context) context.Context {
+	if len(r.Slots) > 0 {
+		return step.Named(ctx, step.Take, hint.StrategyRow, r.Slots[0])
+	}
+	return step.With(ctx, step.Take, hint.StrategyRow, r.Keys, func(k Key) string { return k.Name })
 }
 
 // Locked is what a request has locked.
 type Locked struct {
 	Slot      int      // the index in Slots
-	Versioned []string // the names that [Locker.Step] is for before the transaction commits
+	Versioned []string // the rows for which [Locker.Step] must be called before the COMMIT
 }
 
-// Grant is a transaction with the locks in it.
+// Grant is a transaction that holds the locks.
 type Grant struct {
 	Locked
 	Txn    *pool.Txn
-	Ticket *queue.Ticket // to be left when the transaction has ended
+	Ticket *queue.Ticket // Leave it when the transaction has ended
 }
 
-// Begin opens a transaction in which the keys are locked. implicit means that
-// the connection is not in autocommit, so the lock statement itself opens the
-// transaction. After an error nothing is locked and no transaction is open, or
-// the connection is no longer valid; driver.ErrBadConn means that another one
-// may be tried.
+// Begin opens a transaction and locks the keys in it. implicit means that the connection
+// is not in autocommit, so that the lock statement itself opens the transaction. After an
+// error nothing is locked and no transaction is open, or the connection is no longer
+// valid. driver.ErrBadConn means that the caller may try another connection.
 func (l *Locker) Begin(ctx context.Context, opts driver.TxOptions, implicit bool, r Request) (*Grant, error) {
+	ctx = r.taking(ctx)
+	g, refused, err := l.beginOnce(ctx, opts, implicit, r)
+	if refused != nil && l.cfg.Rows.Cleaning(ctx) {
+		r.Wait = keyrow.CleaningWait
+		r.Conn = func(context.Context) (*pool.Conn, error) { return refused, nil }
+		if g, _, err = l.beginOnce(ctx, opts, implicit, r); err != nil {
+			err = unwaited(err)
+		}
+	}
+	return g, err
+}
+
+// beginOnce is Begin. If the server has refused a request without a wait, refused is its
+// connection.
+func (l *Locker) beginOnce(ctx context.Context, opts driver.TxOptions, implicit bool, r Request) (g *Grant, refused *pool.Conn, err error) {
 	a := l.attempt(r)
-	defer func() { a.end() }()
+	defer a.finish()
 	a.opts, a.implicit = opts, implicit
 	txn, err := a.begin(ctx)
 	if err != nil {
 		a.ticket.Leave()
-		return nil, a.explain(ctx, err)
+		if a.refused {
+			refused = a.c
+		}
+		return nil, refused, a.explain(ctx, err)
 	}
 	if len(r.Slots) > 0 {
 		a.ticket.Holds(a.locked.Slot)
 	}
+	if l.cfg.Info.Router && a.id != "" {
+		_ = a.c.SetID(a.id) // the id that was known may be that of another connection
+	}
 	a.ticket.Granted(&lockerr.Holder{ConnectionID: a.c.KnownID(), Program: l.cfg.Owner})
-	return &Grant{a.locked, txn, a.ticket}, nil
+	return &Grant{a.locked, txn, a.ticket}, nil, nil
 }
 
-// Join locks further keys in the transaction that is open on c. alive reports,
-// after an error, that the transaction goes on as if Join had not been called;
-// else it must be rolled back.
-func (l *Locker) Join(ctx context.Context, c *pool.Conn, r Request) (locked Locked, alive bool, err error) {
-	a := l.attempt(r)
-	defer func() { a.end() }()
-	a.c = c
-	if alive, err = a.join(ctx); err != nil {
-		return Locked{}, alive, a.explain(ctx, err)
+// unwaited is for a request without a wait that has waited for a clean-up: the end of that
+// wait becomes ErrLocked.
+func unwaited(err error) error {
+	var e *lockerr.Error
+	if errors.As(err, &e) && e.Err == lockerr.ErrTimeout { //nolint:errorlint // not if the context has ended
+		e.Err = lockerr.ErrLocked
 	}
-	return a.locked, true, nil
+	return err
+}
+
+// Join locks further keys in the transaction that is open on c. After an error, alive
+// reports that the transaction goes on as if Join had not been called; if it is false, the
+// transaction must be rolled back.
+func (l *Locker) Join(ctx context.Context, c *pool.Conn, r Request) (locked Locked, alive bool, err error) {
+	ctx = r.taking(ctx)
+	locked, alive, refused, err := l.joinOnce(ctx, c, r)
+	if refused && alive && l.cfg.Rows.Cleaning(ctx) {
+		r.Wait = keyrow.CleaningWait
+		if locked, alive, _, err = l.joinOnce(ctx, c, r); err != nil {
+			err = unwaited(err)
+		}
+	}
+	return locked, alive, err
+}
+
+// joinOnce is Join. refused reports that the server has refused a request without a wait.
+func (l *Locker) joinOnce(ctx context.Context, c *pool.Conn, r Request) (locked Locked, alive, refused bool, err error) {
+	a := l.attempt(r)
+	defer a.finish()
+	a.c, a.late = c, true
+	if l.cfg.Info.Router {
+		c.Moved()
+	}
+	if alive, err = a.join(ctx); err != nil {
+		alive = alive && !errors.Is(err, lockerr.ErrDeadlock) // its other locks must become free
+		return Locked{}, alive, a.refused, a.explain(ctx, err)
+	}
+	return a.locked, true, false, nil
 }
 
 // attempt is one call of Begin or Join.
@@ -254,31 +311,46 @@ type attempt struct {
 	c        *pool.Conn
 	opts     driver.TxOptions
 	implicit bool
+	late     bool // the transaction may have a snapshot: see settings
 	r        Request
-	end      func()        // of the waits for slots, which are one to Request.Waiting
-	ticket   *queue.Ticket // nil until there is one, and in Join
-	names    []string      // of all rows that it may lock, sorted
-	keys     []Key         // that the next lock statement is for
+	end      func()        // ends the wait that Request.Waiting has begun
+	ticket   *queue.Ticket // nil before there is one, and in Join
+	names    []string      // all rows that it may lock, sorted
+	keys     []Key         // the keys of the next lock statement
 	locked   Locked
+	id       string // of the connection on the server, from the last lock statement; "" if that did not tell
 	start    time.Time
 	holder   *lockerr.Holder
-	awaited  leased    // what await waited for last,
-	since    time.Time // and since when
+	refused  bool      // the request is without a wait, and a row is locked
+	awaited  leased    // the lease for which await waited last
+	since    time.Time // when that began
+	turn     func()    // ends the turn that await gave
+	remade   int       // how often its rows were made again
+	cleared  int       // how often a lease that was over was taken off a row
 }
 
 func (l *Locker) attempt(r Request) *attempt {
-	a := &attempt{Locker: l, r: r, keys: r.Keys, start: time.Now(), end: func() {}}
+	a := &attempt{Locker: l, r: r, keys: r.Keys, start: time.Now(), end: func() {}, turn: func() {}}
 	for _, key := range r.Keys {
 		a.names = append(a.names, key.Name)
 	}
 	if len(r.Slots) > 0 {
 		a.names = slices.Sorted(slices.Values(r.Slots))
-		a.r.Waiting = a.waitingOnce(r.Waiting)
+		a.waitOnce()
 	}
 	return a
 }
 
-// places are where the attempt lines up.
+// waitOnce makes one wait of all waits from now on, for Request.Waiting.
+func (a *attempt) waitOnce() { a.r.Waiting, a.end = queue.Once(a.r.Waiting) }
+
+// finish ends the attempt's turn and its wait.
+func (a *attempt) finish() {
+	a.endTurn()
+	a.end()
+}
+
+// places are the places in line that the attempt needs.
 func (a *attempt) places() []queue.Place {
 	if n := len(a.r.Slots); n > 0 {
 		return []queue.Place{{Key: a.r.Slots[0], Slots: n}}
@@ -291,24 +363,22 @@ func (a *attempt) places() []queue.Place {
 }
 
 var (
-	errWaitOver = errors.New("the wait is over")
-	errNoRow    = errors.New("a key's row in the lock table has vanished")
-	errFreed    = errors.New("a slot was given back")
-	errForm     = errors.New("a lock statement was answered in another form than ours")
+	errLeaving = lockerr.With(lockerr.ErrLocked, errors.New("the last COMMIT under an expired lease is still running"))
+	errNoRow   = lockerr.With(lockerr.ErrUnsafe, errors.New("a key's row in the lock table has vanished several times; remove rows only by the clean-up"))
+	errForm    = errors.New("a lock statement returned an unexpected result")
 )
 
-// leased is why a lock statement has failed that found a live lease.
+// leased is the error of a lock statement that has found a lease.
 type leased struct {
 	key       string
 	token     string
 	owner     string
-	remaining time.Duration
+	remaining time.Duration // unknown to a lock statement, whose session's clock cannot be trusted
 }
 
-func (l *leased) Error() string { return "somebody has a lease" }
+func (l *leased) Error() string { return "the key has a lease" }
 
-// allowed refuses where row locks do not exclude, or the server lacks what they
-// need.
+// allowed refuses if row locks do not exclude, or if the server lacks what they need.
 func (a *attempt) allowed() error {
 	if len(a.r.Slots) > 0 && !a.cfg.Info.SkipLocked() {
 		return lockerr.With(lockerr.ErrUnsafe, errors.New("slots need SKIP LOCKED, which MariaDB has from 10.6 on"))
@@ -328,14 +398,14 @@ func (a *attempt) allowed() error {
 		"%s do not exclude on %s, whose other nodes do not see them; use a lease, or with lockUnsafe=allow row locks of one node, for an application that uses no other", kind, topology))
 }
 
-// streams reports whether a lock is to be one on all nodes of a Galera cluster.
+// streams reports whether locks hold on all nodes of a Galera cluster.
 func (l *Locker) streams() bool { return l.galera }
 
-// outrun reports that a lock was refused because another node was quicker, which
-// has rolled the transaction back.
+// outrun reports that a lock was refused because another node was quicker. The transaction
+// is rolled back then.
 func (l *Locker) outrun(err error) bool { return l.streams() && server.Deadlock(err) }
 
-// taken reports that a lock was refused because somebody else has it.
+// taken reports that a lock was refused because another holder has it.
 func (l *Locker) taken(err error) bool { return server.Locked(err) || l.outrun(err) }
 
 func (a *attempt) begin(ctx context.Context) (*pool.Txn, error) {
@@ -361,74 +431,122 @@ func (a *attempt) begin(ctx context.Context) (*pool.Txn, error) {
 	if a.c, err = a.r.Conn(ctx); err != nil {
 		return nil, err
 	}
+	if a.cfg.Info.Router {
+		a.c.Moved()
+	}
 	if len(a.r.Slots) > 0 {
 		return a.beginSlot(ctx)
 	}
+	a.waitOnce() // not before: Conn has a wait of its own
 	return a.beginKeys(ctx, front)
 }
 
+// beginKeys locks the keys: with NOWAIT first, if the caller was in front at once, and
+// else by waiting in the server.
 func (a *attempt) beginKeys(ctx context.Context, front bool) (*pool.Txn, error) {
-	// Whoever had to line up can expect to wait in the server too, but for those
-	// who have come to the front because the key is shared.
-	try := front || !slices.ContainsFunc(a.r.Keys, func(key Key) bool { return !key.Shared })
-	done := func() {} // ends the turn that await gave
-	for vanished := 0; ; {
+	// A caller that had to queue in the process expects to wait in the server, too, unless
+	// it came to the front because the key is shared.
+	nowait := front || !slices.ContainsFunc(a.r.Keys, func(key Key) bool { return !key.Shared })
+	for {
 		var txn *pool.Txn
 		var err error
-		if try {
+		if nowait {
 			txn, err = a.try(ctx)
 		} else {
 			txn, err = a.wait(ctx)
 		}
-		done()
-		done = func() {}
-		var lease *leased
-		switch {
-		case err == nil:
+		a.endTurn()
+		if err == nil {
 			return txn, nil
-		case errors.As(err, &lease) && a.r.Wait > 0:
-			if done, err = a.await(ctx, lease); err != nil {
-				return nil, err
+		}
+		var lease *leased
+		if errors.As(err, &lease) {
+			if lease, err = a.look(ctx, []string{lease.key}); lease != nil || err == nil {
+				if err = a.giveWay(ctx, lease); err != nil {
+					return nil, err
+				}
+				nowait = true
+				continue
 			}
-			try = true
-		case (errors.Is(err, errNoRow) || server.Missing(err)) && vanished < 3:
-			vanished++
-			if err := a.cfg.Rows.Renew(ctx, a.names); err != nil {
-				return nil, err
-			}
-		case a.outrun(err) && a.r.Wait > 0:
-			if err := a.rest(ctx); err != nil {
-				return nil, err
-			}
-			try = false
-		case try && server.Locked(err) && a.r.Wait > 0:
-			try = false
-		case try && a.taken(err):
-			a.holder = a.askHolder(ctx, 0)
-			return nil, lockerr.ErrLocked
-		case !try && server.Interrupted(err): // by the server's own bound: queue again
-		default:
+		}
+		if nowait, err = a.next(ctx, err, nowait); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// rest waits until what another node has done may have arrived here.
-func (a *attempt) rest(ctx context.Context) error {
+// giveWay is for after a lock statement that has found a lease. It waits for it, or, if
+// lease is nil because it is over, lets the caller try again. After an error there is
+// no other attempt.
+func (a *attempt) giveWay(ctx context.Context, lease *leased) (err error) {
+	switch {
+	case lease != nil && a.r.Wait == 0:
+		return lease
+	case lease != nil:
+		return a.await(ctx, lease)
+	case a.cleared < 3:
+		a.cleared++
+		return nil
+	case a.r.Wait == 0:
+		return lockerr.ErrLocked
+	}
+	return a.rest(ctx, slice/5)
+}
+
+// next decides how the request goes on after a lock statement that has failed with err:
+// by one with NOWAIT, by one that waits in the server, or not at all.
+func (a *attempt) next(ctx context.Context, err error, nowait bool) (nowaitNext bool, _ error) {
+	switch {
+	case a.vanished(err):
+		return nowait, a.remake(ctx)
+	case a.outrun(err) && a.r.Wait > 0:
+		return false, a.rest(ctx, arrival)
+	case nowait && server.Locked(err) && a.r.Wait > 0:
+		return false, nil
+	case nowait && a.taken(err):
+		return false, a.refuse(ctx, 0)
+	case !nowait && server.Interrupted(err): // by the server's own bound: queue again
+		return false, nil
+	}
+	return false, err
+}
+
+// vanished reports that a row is missing that was there, for the first few times.
+func (a *attempt) vanished(err error) bool {
+	return (errors.Is(err, errNoRow) || server.Missing(err)) && a.remade < 3
+}
+
+// remake makes the rows again.
+func (a *attempt) remake(ctx context.Context) error {
+	a.remade++
+	return a.cfg.Rows.Renew(ctx, a.names)
+}
+
+// refuse is for a request without a wait, when somebody has locked a row. waiter is the
+// id of the connection that has asked; 0 is unknown.
+func (a *attempt) refuse(ctx context.Context, waiter uint64) error {
+	a.refused = true
+	a.holder = a.askHolder(ctx, waiter)
+	return lockerr.ErrLocked
+}
+
+// rest waits for a while: until others may have gone on, or until a change of another node
+// may have arrived here.
+func (a *attempt) rest(ctx context.Context, atMost time.Duration) error {
 	ctx, done, err := a.waiting(ctx)
 	if err != nil {
 		return err
 	}
 	defer done()
 	select {
-	case <-time.After(arrival/2 + rand.N(arrival/2)):
+	case <-time.After(atMost/2 + rand.N(atMost/2)):
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
 }
 
-// lineUp waits for the place in front of the process's own queue.
+// lineUp waits until the caller is in front of the queue of this process.
 func (a *attempt) lineUp(ctx context.Context) error {
 	ctx, done, err := a.waiting(ctx)
 	if err != nil {
@@ -441,6 +559,9 @@ func (a *attempt) lineUp(ctx context.Context) error {
 				a.holder = a.cfg.Queue.HolderOf(place)
 			}
 		}
+		if ctx.Err() == nil {
+			return err
+		}
 		return context.Cause(ctx)
 	}
 	return nil
@@ -448,47 +569,56 @@ func (a *attempt) lineUp(ctx context.Context) error {
 
 // waiting returns a context that ends with the wait.
 func (a *attempt) waiting(ctx context.Context) (context.Context, func(), error) {
-	return queue.Wait(ctx, a.r.Wait-time.Since(a.start), errWaitOver, a.r.Waiting)
+	return queue.Wait(ctx, a.r.Wait-time.Since(a.start), strategy.ErrWaitOver, a.r.Waiting)
 }
 
-// await waits until a lease may have been given back. done is for after the
-// attempt that follows.
-func (a *attempt) await(ctx context.Context, lease *leased) (done func(), err error) {
+// await waits until a lease may have been released. Then it is the attempt's turn, until
+// endTurn.
+func (a *attempt) await(ctx context.Context, lease *leased) error {
 	a.holder = keyrow.HolderOf(lease.owner)
 	ctx, stop, err := a.waiting(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer stop()
-	ctx, cancel := a.untilFreed(ctx)
+	ctx, cancel := a.ticket.UntilFreed(ctx)
 	defer cancel()
-	if lease.key == a.awaited.key && lease.token == a.awaited.token { // woken for nothing: not over and over
+	if lease.key == a.awaited.key && lease.token == a.awaited.token { // woken too early: wait before trying again
 		select {
 		case <-time.After(min(pace-time.Since(a.since), lease.remaining)):
 		case <-ctx.Done():
-			return nil, context.Cause(ctx)
+			return context.Cause(ctx)
 		}
 	}
 	a.awaited, a.since = *lease, time.Now()
-	// Our connection is idle meanwhile, and the server may end one that is for a TTL.
-	done, err = a.cfg.Await(ctx, lease.key, max(min(lease.remaining, a.cfg.TTL/3), time.Millisecond))
-	if err != nil && ctx.Err() != nil {
-		err = context.Cause(ctx)
+	// Our connection is idle meanwhile, and the server may end it after a TTL.
+	done, err := a.cfg.Await(ctx, lease.key, max(min(lease.remaining, a.cfg.TTL/3), time.Millisecond))
+	switch {
+	case err == nil:
+		a.turn = done
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
 	}
-	return done, err
+	return err
+}
+
+// endTurn lets the next waiter for the same lease try.
+func (a *attempt) endTurn() {
+	a.turn()
+	a.turn = func() {}
 }
 
 // try begins a transaction and locks with NOWAIT.
 func (a *attempt) try(ctx context.Context) (*pool.Txn, error) {
 	if err := a.lockPrepared(ctx); !errors.Is(err, pool.ErrUnprepared) {
-		return a.opened(a.c.Begun(), err)
+		return a.opened(a.c.Begun(ctx), err)
 	}
 	if text, quiet := a.beginSQL(); text != "" {
 		err := a.lock(ctx, text, quiet)
 		if !server.Denied(err) && !server.Missing(err) && !errors.Is(err, errForm) || a.cfg.Info.MariaDB {
-			return a.opened(a.c.Begun(), err)
+			return a.opened(a.c.Begun(ctx), err)
 		}
-		a.cfg.Rows.NoProcedure() // dropped, replaced, or not ours to execute: go on without
+		a.cfg.Rows.NoProcedure() // dropped, replaced, or not allowed: go on without it
 		if err := server.Exec(ctx, a.c.Conn, "ROLLBACK"); err != nil {
 			a.c.Taint()
 			return nil, err
@@ -501,7 +631,7 @@ func (a *attempt) try(ctx context.Context) (*pool.Txn, error) {
 	return a.opened(txn, a.lock(ctx, a.trySQL(), false))
 }
 
-// wait begins a transaction and queues in the server.
+// wait begins a transaction and waits in the server.
 func (a *attempt) wait(ctx context.Context) (*pool.Txn, error) {
 	if _, err := a.c.ID(ctx); err != nil {
 		return nil, err
@@ -511,26 +641,38 @@ func (a *attempt) wait(ctx context.Context) (*pool.Txn, error) {
 		return nil, err
 	}
 	defer done()
-	txn, err := a.open(ctx)
-	if err != nil {
-		if ctx.Err() != nil {
-			err = context.Cause(ctx)
+	for {
+		called := a.calls(ctx)
+		txn, err := a.open(ctx)
+		if err != nil {
+			return nil, because(ctx, err)
 		}
-		return nil, err
+		lift := func(err error) error { return err }
+		if !called && !a.cfg.Info.MariaDB && !a.cfg.Info.Router && len(a.r.Slots) == 0 {
+			lift, err = a.limitIdleness(ctx)
+		}
+		if err == nil {
+			err = lift(a.block(ctx))
+		} else {
+			err = because(ctx, err)
+		}
+		txn, err = a.opened(txn, err)
+		if !called || !a.waits.refused(err) {
+			return txn, err
+		}
 	}
-	return a.opened(txn, a.block(ctx))
 }
 
-// open begins a transaction, with the limit on its idleness.
+// open begins a transaction, with a limit on its idleness.
 func (a *attempt) open(ctx context.Context) (*pool.Txn, error) {
 	limit := a.IdleLimit()
 	switch {
 	case a.implicit:
-		return a.c.Begun(), nil
+		return a.c.Begun(ctx), nil
 	case limit == 0:
 		return a.c.Begin(ctx, a.opts)
 	case a.opts == (driver.TxOptions{}):
-		return a.c.Begun(), server.Exec(ctx, a.c.Conn, "BEGIN NOT ATOMIC "+IdleLimitSQL(limit)+"; START TRANSACTION; END")
+		return a.c.Begun(ctx), server.Exec(ctx, a.c.Conn, "BEGIN NOT ATOMIC "+IdleLimitSQL(limit)+"; START TRANSACTION; END")
 	}
 	if err := server.Exec(ctx, a.c.Conn, IdleLimitSQL(limit)); err != nil {
 		return nil, err
@@ -538,14 +680,14 @@ func (a *attempt) open(ctx context.Context) (*pool.Txn, error) {
 	return a.c.Begin(ctx, a.opts)
 }
 
-// opened rolls the transaction back if its lock was not granted: what a failed
-// lock statement had locked would stay locked.
+// opened rolls the transaction back if its lock was not granted: a failed lock statement
+// may have locked some of its rows.
 func (a *attempt) opened(txn *pool.Txn, err error) (*pool.Txn, error) {
 	if err == nil {
 		return txn, nil
 	}
 	if a.c.Valid() && txn.Rollback(background) != nil {
-		a.c.Taint() // it may carry the transaction
+		a.c.Taint() // the transaction may still be open
 	}
 	return nil, err
 }
@@ -560,14 +702,15 @@ func (a *attempt) join(ctx context.Context) (alive bool, err error) {
 	if len(a.r.Slots) > 0 {
 		return a.joinSlot(ctx)
 	}
-	done, err := a.unleased(ctx)
-	if err != nil {
+	a.waitOnce()
+	if err := a.unleased(ctx); err != nil {
 		return true, err
 	}
-	// One key that was not granted has locked nothing; of several, some may be.
+	// A failed statement for one key has locked nothing; of several keys, some may be locked.
 	intact := func(err error) bool { return len(a.r.Keys) == 1 && !a.cfg.Info.EndsTransaction(err) }
-	err = a.lock(ctx, a.trySQL(), false)
-	done()
+	try := func() error { return a.lock(ctx, a.trySQL(), false) }
+	err = a.clear(ctx, try(), try)
+	a.endTurn()
 	if errors.Is(err, errNoRow) {
 		a.cfg.Rows.Forget(a.names)
 	}
@@ -575,8 +718,7 @@ func (a *attempt) join(ctx context.Context) (alive bool, err error) {
 		return false, err
 	}
 	if a.r.Wait == 0 {
-		a.holder = a.askHolder(ctx, a.c.KnownID())
-		return intact(err), lockerr.ErrLocked
+		return intact(err), a.refuse(ctx, a.c.KnownID())
 	}
 	if a.cfg.Info.EndsTransaction(err) {
 		return false, lockerr.ErrLocked
@@ -584,84 +726,166 @@ func (a *attempt) join(ctx context.Context) (alive bool, err error) {
 	if _, err := a.c.ID(ctx); err != nil {
 		return false, err
 	}
+	return a.waitToJoin(ctx, try)
+}
+
+// waitToJoin is join for keys that are locked: it waits for them in the server. try tries
+// once with NOWAIT.
+func (a *attempt) waitToJoin(ctx context.Context, try func() error) (alive bool, err error) {
 	for {
 		wctx, done, err := a.waiting(ctx)
 		if err != nil {
 			return len(a.r.Keys) == 1 && !a.streams(), err
 		}
-		err = a.block(wctx)
+		err = a.clear(wctx, a.block(wctx), try)
 		done()
-		if err == nil || !server.Interrupted(err) || a.cfg.Info.EndsTransaction(err) {
-			return errors.Is(err, errWaitOver) && !a.cfg.Info.RollbackOnTimeout && len(a.r.Keys) == 1 && !a.streams(), err
+		if err == nil || !server.Interrupted(err) && !server.Locked(err) || a.cfg.Info.EndsTransaction(err) {
+			return errors.Is(err, strategy.ErrWaitOver) && !a.cfg.Info.RollbackOnTimeout && len(a.r.Keys) == 1 && !a.streams(), err
 		}
 	}
 }
 
-// unleased waits until no lease is live on those of the keys that have ever had
-// one: once the open transaction has locked such a row, it could not give it
-// back. It looks on another connection, since a plain read in the transaction
-// could open its snapshot. done is for after the attempt that follows.
-func (a *attempt) unleased(ctx context.Context) (done func(), err error) {
-	done = func() {}
+// unleased waits until no key has a live lease, of those that ever had one: the open
+// transaction could not unlock such a row again. It reads on another connection, since a
+// plain read in the transaction could open its snapshot. After that it may be the
+// attempt's turn, until endTurn.
+func (a *attempt) unleased(ctx context.Context) error {
+	names := slices.DeleteFunc(slices.Clone(a.names), func(name string) bool { return !a.cfg.Rows.Leased(name) })
+	if len(names) == 0 {
+		return nil
+	}
 	for {
-		lease, err := a.look(ctx)
-		if err == nil && lease == nil {
-			return done, nil
+		lease, err := a.look(ctx, names)
+		if errors.Is(err, errLeaving) && a.r.Wait > 0 {
+			if err := a.rest(ctx, slice/5); err != nil {
+				return err
+			}
+			continue
 		}
-		done()
+		blind := err != nil && ctx.Err() == nil && !errors.Is(err, errLeaving) // the lock statement checks again
+		if blind || err == nil && lease == nil {
+			return nil
+		}
+		a.endTurn()
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if a.r.Wait == 0 {
-			return nil, lease
+			return lease
 		}
-		if done, err = a.await(ctx, lease); err != nil {
-			return nil, err
+		if err = a.await(ctx, lease); err != nil {
+			return err
 		}
 		a.keep(ctx)
 	}
 }
 
-// keep keeps the transaction alive that a wait for a lease leaves idle.
+// keep keeps the transaction alive, which is idle during a wait for a lease.
 func (a *attempt) keep(ctx context.Context) {
 	if a.c.Silence() > a.cfg.TTL/4 {
-		_ = a.c.Ping(ctx) // a lost one shows itself at its next statement
+		_ = a.c.Ping(ctx) // a lost connection shows at its next statement
 	}
 }
 
-// look returns a lease that is live on one of the keys; nil where it sees none,
-// and where it cannot see, since the lock statement looks again.
-func (a *attempt) look(ctx context.Context) (*leased, error) {
-	names := slices.DeleteFunc(slices.Clone(a.names), func(name string) bool { return !a.cfg.Rows.Leased(name) })
-	if len(names) == 0 {
-		return nil, nil
-	}
-	rows, err := a.ask(ctx, a.leaseSQL(names))
+// look returns a live lease on one of names, or nil. It removes expired leases from their
+// rows: a holder may not know yet that its lease has expired, and its last transaction need
+// not hold a lock that blocks ours. If a holder is just committing, the error is
+// errLeaving.
+//
+// It uses a control connection, since the application may have set the clock of its own.
+func (a *attempt) look(ctx context.Context, names []string) (lease *leased, err error) {
+	err = a.own(ctx, func(c *pool.Conn) error {
+		rows, err := server.Query(ctx, c.Conn, a.leaseSQL(names))
+		for _, row := range rows {
+			if lease, err = live(row); err != nil || lease.remaining > 0 {
+				return err
+			}
+			if sabotage.KeepLapsed.Load() {
+				continue
+			}
+			if err := server.Exec(ctx, c.Conn, a.clearSQL(lease)); err != nil {
+				return leaving(err)
+			}
+		}
+		lease = nil
+		return err
+	})
 	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
+		err = context.Cause(ctx)
 	}
-	if err != nil || len(rows) == 0 {
-		return nil, nil
-	}
-	return live(rows[0][0], rows[0]), nil
+	return lease, err
 }
 
-// ask runs a plain read on a connection of its own.
-func (a *attempt) ask(ctx context.Context, text string) ([][]string, error) {
-	c, err := a.control(ctx, max(a.r.Wait-time.Since(a.start), patience))
-	if err != nil {
-		return nil, err
+// leaving turns the error of clearSQL into errLeaving if the row is locked.
+func leaving(err error) error {
+	if server.Locked(err) || server.Deadlock(err) {
+		return errLeaving
 	}
-	defer c.Release()
-	rows, err := server.Query(ctx, c.Conn, text)
-	if errors.Is(err, driver.ErrBadConn) {
-		err = errors.New(err.Error()) // it is not the caller's connection
+	return err
+}
+
+// clear is for a lock statement that has ended with err, in a transaction that goes on. If
+// it has found an expired lease, clear removes the lease from the row, which only this
+// transaction has locked by now, and tries again. A shared lock becomes exclusive for that.
+func (a *attempt) clear(ctx context.Context, err error, try func() error) error {
+	for {
+		var found *leased
+		if !errors.As(err, &found) {
+			return err
+		}
+		rows, failed := a.ask(ctx, a.leaseSQL([]string{found.key}))
+		if failed != nil {
+			return failed
+		}
+		if len(rows) == 1 {
+			if lease, err := live(rows[0]); err != nil {
+				return err
+			} else if lease.remaining > 0 {
+				return lease
+			}
+		}
+		if sabotage.KeepLapsed.Load() {
+			return nil
+		}
+		if err := server.Exec(ctx, a.c.Conn, a.clearSQL(found)); err != nil {
+			return leaving(err)
+		}
+		err = try()
 	}
+}
+
+// ask runs a plain read on a control connection.
+func (a *attempt) ask(ctx context.Context, text string) (rows [][]string, err error) {
+	err = a.own(ctx, func(c *pool.Conn) error {
+		rows, err = server.Query(ctx, c.Conn, text)
+		return err
+	})
 	return rows, err
 }
 
-// control returns a connection of its own, within atMost: others may keep them
-// all busy.
+// own runs f with a control connection.
+func (a *attempt) own(ctx context.Context, f func(*pool.Conn) error) error {
+	c, err := a.control(ctx, max(a.r.Wait-time.Since(a.start), controlWait))
+	if err != nil {
+		return err
+	}
+	defer c.Release()
+	if err = because(ctx, f(c)); errors.Is(err, driver.ErrBadConn) {
+		err = errors.New(err.Error()) // it is not the caller's connection
+	}
+	return err
+}
+
+// because returns why ctx has ended, in place of the failure of a statement that ended with
+// it.
+func because(ctx context.Context, err error) error {
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// control returns a control connection. It waits for one at most for atMost.
 func (a *attempt) control(ctx context.Context, atMost time.Duration) (*pool.Conn, error) {
 	timed, cancel := context.WithTimeout(ctx, atMost)
 	defer cancel()
@@ -670,89 +894,92 @@ func (a *attempt) control(ctx context.Context, atMost time.Duration) (*pool.Conn
 	case err == nil || ctx.Err() != nil || timed.Err() == nil:
 		return c, err
 	case a.r.Wait == 0:
-		return nil, lockerr.With(lockerr.ErrLocked, fmt.Errorf("for %v there was no connection to look on", atMost))
+		return nil, lockerr.With(lockerr.ErrLocked, fmt.Errorf("no control connection was available for %v", atMost))
 	}
-	return nil, errWaitOver
+	return nil, strategy.ErrWaitOver
 }
 
-// lock runs a lock statement and checks that every key's row was there, without
-// a live lease. quiet means that no answer says so, too.
+// lock runs a lock statement, and checks that every key's row exists and has no lease. With
+// quiet, no answer says so, too.
 func (a *attempt) lock(ctx context.Context, text string, quiet bool) error {
-	began := time.Now()
 	rows, err := server.Query(ctx, a.c.Conn, text)
+	if server.Number(err) != 0 {
+		a.c.Touch() // it has waited, and the transaction may go on
+	}
 	if err != nil {
 		return err
 	}
-	return a.granted(rows, began, quiet)
+	return a.granted(rows, quiet)
 }
 
-// lockPrepared is lock for a statement that is prepared, which also begins the
-// transaction where that is not implicit. It returns pool.ErrUnprepared where there is
-// none.
+// lockPrepared is lock for a prepared statement, which also begins the transaction unless
+// any statement does. It returns pool.ErrUnprepared if there is no prepared statement.
 func (a *attempt) lockPrepared(ctx context.Context) error {
 	text, args, quiet := a.preparedSQL()
 	if text == "" {
 		return pool.ErrUnprepared
 	}
-	began := time.Now()
 	rows, err := a.c.QueryPrepared(ctx, text, args...)
 	if err != nil {
 		return err
 	}
-	return a.granted(rows, began, quiet)
+	return a.granted(rows, quiet)
 }
 
-// granted reads the answer of a lock statement that began then.
-func (a *attempt) granted(rows [][]string, began time.Time, quiet bool) error {
+// granted reads the answer of a lock statement.
+func (a *attempt) granted(rows [][]string, quiet bool) error {
 	a.c.Touch()
-	a.locked.Versioned = nil
+	a.locked.Versioned, a.id = nil, ""
 	if quiet && rows == nil {
 		return nil
 	}
 	if len(rows) < len(a.keys) {
 		return errNoRow
 	}
-	if len(rows[0]) < 7 {
+	if len(rows[0]) != 6 { // for example by the procedure of an older version
 		return errForm
 	}
-	if !server.TakesWrites(rows[0][5:]) {
+	if !server.TakesWrites(rows[0][4:]) {
 		return lockerr.With(lockerr.ErrUnsafe, server.ErrReadOnly)
 	}
-	if a.c.KnownID() == 0 { // while blocked, block may be reading it
+	a.id = rows[0][0]
+	if a.c.KnownID() == 0 { // while the statement waits, queueUp may be reading it
 		if err := a.c.SetID(rows[0][0]); err != nil {
 			return err
 		}
 	}
 	var found *leased
 	for i, key := range a.keys {
-		if rows[i][2] != "0" {
+		token, owner, versioned := rows[i][1], rows[i][2], rows[i][3]
+		if token != "0" {
 			a.cfg.Rows.NoteLeased(key.Name)
 		}
-		if rows[i][4] != "0" && !key.Shared {
+		if versioned != "0" && !key.Shared {
 			a.locked.Versioned = append(a.locked.Versioned, key.Name)
 		}
-		if lease := live(key.Name, rows[i]); lease != nil && found == nil {
-			found = lease
+		if owner != "" && found == nil {
+			found = &leased{key: key.Name, token: token, owner: owner}
 		}
 	}
 	if found == nil {
 		return nil
 	}
-	found.remaining = max(found.remaining-time.Since(began), 0) // it counts from when the statement began
 	return found
 }
 
-// live reads the lease of key in a row of a statement's answer, whose second to
-// fourth columns are leaseColumns.
-func live(key string, row []string) *leased {
-	if row[1] == "0" {
-		return nil
+// live reads a row's lease: the name and leaseColumns, read on a control connection.
+func live(row []string) (*leased, error) {
+	if len(row) != 4 {
+		return nil, errForm
 	}
-	micros, _ := strconv.ParseInt(row[1], 10, 64)
-	return &leased{key, row[2], row[3], time.Duration(micros) * time.Microsecond}
+	micros, err := strconv.ParseInt(row[1], 10, 64)
+	if err != nil {
+		return nil, errForm
+	}
+	return &leased{row[0], row[2], row[3], time.Duration(micros) * time.Microsecond}, nil
 }
 
-// block locks the keys once nobody else has them, or until ctx ends.
+// block waits in the server until the keys are locked, or until ctx ends.
 func (a *attempt) block(ctx context.Context) error {
 	err := a.queueUp(ctx)
 	if err != nil || !a.streams() {
@@ -764,9 +991,8 @@ func (a *attempt) block(ctx context.Context) error {
 	return err
 }
 
-// queueUp runs the blocking lock statement until it is answered or ctx ends.
-// Then the statement is killed on the server, so that it cannot be granted the
-// lock afterwards.
+// queueUp runs the waiting lock statement until it is answered or ctx ends. At the end of
+// ctx it kills the statement on the server, so that it cannot be granted the lock later.
 func (a *attempt) queueUp(ctx context.Context) error {
 	deadline, _ := ctx.Deadline()
 	bound := min(time.Until(deadline)+slack, max(a.cfg.TTL, time.Second))
@@ -777,37 +1003,36 @@ func (a *attempt) queueUp(ctx context.Context) error {
 		bound = min(bound, t/2)
 	}
 	mark := pool.NewMark()
-	text := a.waitSQL(a.keys, bound, mark)
+	texts := a.waitSQL(ctx, bound, mark)
 
-	// The driver answers the end of a context by closing the socket, which
-	// would leave the waiter on the server. So the statement runs apart from it.
+	// At the end of a context the driver closes the socket, which would leave the waiter
+	// on the server. So the statement runs without ctx.
 	own, abandon := context.WithCancel(context.WithoutCancel(ctx))
 	defer abandon()
 	answer := make(chan error, 1)
-	go func() { answer <- a.lock(own, text, false) }()
+	go func() { answer <- a.lockInTurn(own, texts) }()
 	select {
 	case err := <-answer:
 		return err
-	case <-a.freed():
+	case <-a.ticket.Freed():
 	case <-ctx.Done():
 	}
 
 	err, usable := a.stop(ctx, mark, answer, abandon)
 	if !usable {
-		id := a.c.KnownID()
 		a.cleanup.Go(func() {
-			kctx, cancel := context.WithTimeout(context.Background(), background)
+			kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), background)
 			defer cancel()
-			a.cfg.Control.KillQuery(kctx, id, mark) // the server's own bound ends it too
+			a.cfg.Control.KillQuery(kctx, mark) // the server's own limit ends it, too
 		})
 	}
 	cause := context.Cause(ctx)
 	if cause == nil {
-		cause = errFreed
+		cause = queue.ErrFreed
 	}
 	switch {
-	case usable && err == nil && (errors.Is(cause, errWaitOver) || errors.Is(cause, errFreed)):
-		return nil // granted in the last moment, and the caller is still there
+	case usable && err == nil && (errors.Is(cause, strategy.ErrWaitOver) || errors.Is(cause, queue.ErrFreed)):
+		return nil // granted at the last moment, and the caller is still there
 	case err == nil || server.Interrupted(err) || a.outrun(err) || !usable: // Galera calls a KILL a deadlock
 		return cause
 	default:
@@ -815,14 +1040,14 @@ func (a *attempt) queueUp(ctx context.Context) error {
 	}
 }
 
-// stop kills the statement marked mark until it has answered, within limits, and
-// where that does not do, or not surely, its connection: that is not usable then.
-// Before that it asks who was in the way.
+// stop kills the statement with mark until it has answered, within limits. If that does
+// not help, or is not sure, it closes the connection: usable is false then. Before that it
+// asks who holds the lock.
 func (a *attempt) stop(ctx context.Context, mark string, answer <-chan error, abandon func()) (err error, usable bool) {
-	kctx := ctx // a caller who goes on has time
+	kctx := ctx // a caller that goes on has time
 	if cause := context.Cause(ctx); cause != nil {
 		limit := giveUp
-		if errors.Is(cause, errWaitOver) {
+		if errors.Is(cause, strategy.ErrWaitOver) {
 			limit = giveUpCalmly
 		}
 		var cancel context.CancelFunc
@@ -845,29 +1070,29 @@ func (a *attempt) stop(ctx context.Context, mark string, answer <-chan error, ab
 			again.Stop()
 			abandon()
 			err := <-answer
-			_ = a.c.Close() // the statement may have been quicker
+			_ = a.c.Close() // the statement may have been granted the lock
 			return err, false
-		case <-again.C: // the statement may not have reached the server before
+		case <-again.C: // the statement may have reached the server only after the KILL
 		}
 	}
 }
 
-// kill kills the statement marked mark. Who has time is not kept from the answer by
-// a control connection that hangs.
+// kill kills the statement with mark. It does not wait long, so that a control connection
+// that hangs does not keep the caller from its answer.
 func (a *attempt) kill(ctx context.Context, mark string) (late bool) {
 	ctx, cancel := context.WithTimeout(ctx, 2*slice)
 	defer cancel()
-	return a.cfg.Control.KillQuery(ctx, a.c.KnownID(), mark)
+	return a.cfg.Control.KillQuery(ctx, mark)
 }
 
-// askHolder asks the server who has one of the keys, in one statement. It is a
-// help, not a duty: where the server does not say, the answer is nil.
+// askHolder asks the server who holds one of the keys, in one statement. It returns nil if
+// the server does not tell. waiter is the id of a connection that waits for them, or 0.
 func (a *attempt) askHolder(ctx context.Context, waiter uint64) *lockerr.Holder {
 	if a.blind.Load() || a.cfg.Info.MariaDB && waiter == 0 {
 		return nil
 	}
 	bound := giveUpCalmly / 2
-	if deadline, ok := ctx.Deadline(); ok { // half of the time is for the kill
+	if deadline, ok := ctx.Deadline(); ok { // the other half is for the kill
 		bound = min(bound, time.Until(deadline)/2)
 	}
 	c, err := a.control(ctx, giveUpCalmly)
@@ -875,24 +1100,10 @@ func (a *attempt) askHolder(ctx context.Context, waiter uint64) *lockerr.Holder 
 		return nil
 	}
 	defer c.Release()
-	rows, err := server.Query(ctx, c.Conn, a.holderSQL(a.names, waiter, max(bound, time.Millisecond)))
-	if server.Denied(err) {
-		a.blind.Store(true)
-	}
-	if err != nil || len(rows) == 0 {
-		return nil
-	}
-	h := &lockerr.Holder{User: rows[0][1], Host: rows[0][2], Program: rows[0][3]}
-	h.ConnectionID, _ = strconv.ParseUint(rows[0][0], 10, 64)
-	if a.streams() && h.Host == "" { // the thread here that does what another node has done
-		h = &lockerr.Holder{Program: "another node of the cluster"}
-	}
-	micros, _ := strconv.ParseInt(rows[0][4], 10, 64)
-	h.Since = time.Duration(micros) * time.Microsecond
-	return h
+	return a.holderBy(ctx, c, a.holderSQL(a.names, waiter, max(bound, time.Millisecond)))
 }
 
-// label is what errors call the keys.
+// label is the name of the keys in errors.
 func (a *attempt) label() string {
 	switch {
 	case a.r.Label != "":
@@ -906,26 +1117,20 @@ func (a *attempt) label() string {
 // explain turns a failure into the error that callers see.
 func (a *attempt) explain(ctx context.Context, err error) error {
 	if errors.Is(err, driver.ErrBadConn) && ctx.Err() == nil { // the driver closes a connection whose context ends
-		return driver.ErrBadConn // nothing is held: database/sql may try another connection
+		return driver.ErrBadConn // nothing is held, so database/sql may try another connection
+	}
+	if !a.late && server.Idle(err) && ctx.Err() == nil { // we did not get to run for longer than limitIdleness allows
+		_ = a.c.Close()
+		return driver.ErrBadConn
 	}
 	var lease *leased
-	switch {
-	case errors.As(err, &lease):
+	if errors.As(err, &lease) {
 		a.holder = keyrow.HolderOf(lease.owner)
 		err = lockerr.ErrLocked
-	case errors.Is(err, errWaitOver):
-		err = lockerr.ErrTimeout
-	case ctx.Err() != nil:
-		err = lockerr.With(lockerr.ErrTimeout, ctx.Err())
-	case server.Deadlock(err):
-		err = lockerr.With(lockerr.ErrDeadlock, err)
-	case server.Refused(err):
-		err = lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("the server takes no writes, so nothing can be locked on it: %w", err))
-	case server.Denied(err):
-		err = fmt.Errorf("%w; the account needs %s", err, Grants)
 	}
-	return &lockerr.Error{
-		Op: "lock", Key: a.label(), Strategy: lockctx.StrategyRow,
-		Holder: a.holder, Waited: time.Since(a.start), Err: err,
+	failed := terms.Untaken(ctx, a.label(), a.start, err)
+	if !errors.Is(err, lockerr.ErrExhausted) {
+		failed.Holder = a.holder
 	}
+	return failed
 }

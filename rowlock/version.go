@@ -3,29 +3,59 @@ package rowlock
 import (
 	"context"
 	"database/sql/driver"
+	"errors"
 	"fmt"
+	"time"
 
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/keyrow"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/step"
 )
 
-// Step takes the versions of keys, which the open transaction on conn has locked,
-// one step further, so that whoever keeps one of them optimistically sees that
-// there was a commit. It runs right before COMMIT; after an error the transaction
-// must be rolled back.
+// Step adds one to the versions of keys, which the open transaction on conn has locked. So
+// a unit of work that uses one of them optimistically sees that there was a commit. Call
+// it right before COMMIT. After an error the transaction must be rolled back.
 func (l *Locker) Step(ctx context.Context, conn driver.Conn, keys []string) error {
+	ctx = step.Named(ctx, step.Fence, hint.StrategyRow, keys...)
 	n, err := server.Affected(ctx, conn, l.stepSQL(keys))
 	if err == nil && n != int64(len(keys)) {
-		err = fmt.Errorf("%d rows were changed, not %d", n, len(keys))
+		err = fmt.Errorf("%d rows were changed, want %d", n, len(keys))
 	}
 	if err != nil {
-		return fmt.Errorf("taking versions a step further: %w", err)
+		return fmt.Errorf("raising the versions of keys: %w", err)
 	}
 	return nil
 }
 
-// stepSQL changes one row, or each as it is looked up by its primary key: a list
-// of names could lock every row of a small table.
+// StepAndCommit is Step and COMMIT in one statement, which gives the locks back. done is false
+// with a nil error if the server has no way for that. If unknown is true with an error, the
+// transaction may be committed, as after any COMMIT; else it is not, and must be rolled back.
+func (l *Locker) StepAndCommit(ctx context.Context, conn driver.Conn, keys []string) (done, unknown bool, err error) {
+	ctx = step.Named(ctx, step.End, hint.StrategyRow, keys...)
+	limit, cancel := context.WithTimeout(ctx, provideLimit)
+	l.cfg.Rows.ProvideCommit(limit)
+	cancel()
+	versions := make([]keyrow.Version, len(keys))
+	for i, key := range keys {
+		versions[i].Key = key
+	}
+	outcome, err := l.cfg.Rows.Commit(ctx, conn, versions)
+	if outcome == server.CheckFailed {
+		err = errors.New("a row that was locked is not there any more")
+	}
+	if err != nil {
+		err = fmt.Errorf("raising the versions of keys: %w", err)
+	}
+	return outcome == server.Committed, outcome == server.Unknown, err
+}
+
+// provideLimit bounds what the first commit of this kind does more.
+const provideLimit = time.Second
+
+// stepSQL changes the rows of keys. It looks up each row by its primary key: a list of
+// names could lock every row of a small table.
 func (l *Locker) stepSQL(keys []string) string {
 	if len(keys) == 1 {
 		return "UPDATE " + l.cfg.Table.String() + " SET token = token + 1, expires = UTC_TIMESTAMP(6) WHERE namespace = " +
@@ -37,7 +67,7 @@ func (l *Locker) stepSQL(keys []string) string {
 	}
 	text := "UPDATE (" + lines + ") d STRAIGHT_JOIN " + l.cfg.Table.String() + " ON namespace = " + schema.Literal(l.cfg.Namespace) +
 		" AND name = n SET token = token + 1, expires = UTC_TIMESTAMP(6)"
-	if l.cfg.Info.MariaDB { // it takes the scan of the list for one of the table
+	if l.cfg.Info.MariaDB { // it takes the scan of the list for a scan of the table
 		return "SET STATEMENT sql_safe_updates = 0 FOR " + text
 	}
 	return text

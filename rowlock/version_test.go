@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-sql-driver/mysql"
 
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/pool"
 	"github.com/mysqllock/mysqllock/rowlock"
@@ -18,17 +19,17 @@ import (
 
 // versioned makes rows of which some are versioned.
 func (s *scratch) versioned(p *process, all, some []string) {
-	s.t.Helper()
-	ok(s.t, p.rows.Exist(limited(s.t), all))
+	s.T.Helper()
+	dbtest.OK(s.T, p.rows.Exist(dbtest.Limited(s.T), all))
 	for _, name := range some {
-		s.exec(s.open(), "UPDATE "+s.table.String()+" SET versioned = 1, token = 10 WHERE namespace = 'app' AND name = '"+name+"'")
+		s.Exec(s.Connect(), "UPDATE "+s.table.String()+" SET versioned = 1, token = 10 WHERE namespace = 'app' AND name = '"+name+"'")
 	}
 }
 
 // TestVersioned: the caller is told which rows are, of those that it has locked
 // for itself, however the statement came to run.
 func TestVersioned(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other := s.process(nil), s.process(nil)
 		s.versioned(p, []string{"a", "b", "c", "d"}, []string{"a", "b", "d"})
 		mixed := []rowlock.Key{{Name: "a"}, {Name: "b", Shared: true}, {Name: "c"}, {Name: "d"}}
@@ -49,22 +50,22 @@ func TestVersioned(t *testing.T) {
 					t.Errorf("%+v: versioned are %q", c.r, got)
 				}
 			}
-			conn, grant, err := p.request(limited(t), c.r)
-			ok(t, err)
+			conn, grant, err := p.request(dbtest.Limited(t), c.r)
+			dbtest.OK(t, err)
 			want(grant.Versioned)
 			p.end(conn, grant.Txn, grant.Ticket)
 
-			conn, grant, err = p.requestAs(limited(t), driver.TxOptions{Isolation: 2}, c.r)
-			ok(t, err)
+			conn, grant, err = p.requestAs(dbtest.Limited(t), driver.TxOptions{Isolation: 2}, c.r)
+			dbtest.OK(t, err)
 			want(grant.Versioned)
 			p.end(conn, grant.Txn, grant.Ticket)
 
 			// In the transaction of another key.
 			r := c.r
 			r.Waiting = free
-			conn, grant, err = p.request(limited(t), rowlock.Request{Keys: exclusive("mine")})
-			ok(t, err)
-			locked, _, err := p.Join(limited(t), conn, r)
+			conn, grant, err = p.request(dbtest.Limited(t), rowlock.Request{Keys: exclusive("mine")})
+			dbtest.OK(t, err)
+			locked, _, err := p.Join(dbtest.Limited(t), conn, r)
 			if err != nil {
 				t.Error(err)
 			}
@@ -78,8 +79,8 @@ func TestVersioned(t *testing.T) {
 			}
 			after(t, 50*time.Millisecond, other.hold(rowlock.Request{Keys: exclusive(first[0])}))
 			r.Wait = 20 * time.Second
-			conn, grant, err = p.request(limited(t), r)
-			ok(t, err)
+			conn, grant, err = p.request(dbtest.Limited(t), r)
+			dbtest.OK(t, err)
 			want(grant.Versioned)
 			p.end(conn, grant.Txn, grant.Ticket)
 		}
@@ -89,13 +90,13 @@ func TestVersioned(t *testing.T) {
 // TestStep: tokens go one step, and no other row is touched or locked, whatever
 // the session is like.
 func TestStep(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		all := []string{"a", "b", "c", "d", "e"}
 		s.versioned(p, all, all)
-		probe := s.open()
+		probe := s.Connect()
 		tokens := func() (out []string) {
-			for _, row := range s.query(probe, "SELECT name, token, expires BETWEEN UTC_TIMESTAMP(6) - INTERVAL 5 SECOND AND UTC_TIMESTAMP(6), owner FROM "+
+			for _, row := range s.Query(probe, "SELECT name, token, expires BETWEEN UTC_TIMESTAMP(6) - INTERVAL 5 MINUTE AND UTC_TIMESTAMP(6), owner FROM "+
 				s.table.String()+" WHERE namespace = 'app' AND name < 'f' ORDER BY name") {
 				out = append(out, strings.Join(row, ","))
 			}
@@ -123,25 +124,24 @@ func TestStep(t *testing.T) {
 				s.big()
 			}
 			for _, found := range []bool{false, true} {
-				cfg, err := mysql.ParseDSN(s.server.DSN(s.database))
-				ok(t, err)
-				cfg.ClientFoundRows = found
-				connector, err := mysql.NewConnector(cfg)
-				ok(t, err)
+				connector := s.Connector(func(cfg *mysql.Config) { cfg.ClientFoundRows = found })
 				for _, session := range append([]string{"DO 0"}, sessions...) {
 					for _, keys := range [][]string{{"b"}, {"b", "d"}, {"d", "a", "c", "b"}} {
 						c, err := connector.Connect(t.Context())
-						ok(t, err)
-						s.exec(c, session)
-						s.exec(probe, "UPDATE "+s.table.String()+" SET token = 10, expires = '2020-01-01' WHERE namespace = 'app' AND name < 'f'")
-						s.exec(c, "BEGIN")
+						dbtest.OK(t, err)
+						if p.Info().SnapshotIsolation {
+							s.Exec(c, "SET SESSION innodb_snapshot_isolation = OFF") // ON from 11.6 on
+						}
+						s.Exec(c, session)
+						s.Exec(probe, "UPDATE "+s.table.String()+" SET token = 10, expires = '2020-01-01' WHERE namespace = 'app' AND name < 'f'")
+						s.Exec(c, "BEGIN")
 						// An old snapshot, which innodb_snapshot_isolation does not let lock what has changed.
 						if !strings.Contains(session, "innodb_snapshot") && !strings.Contains(session, "SERIALIZABLE") {
-							s.query(c, "SELECT COUNT(*) FROM "+s.table.String())
+							s.Query(c, "SELECT COUNT(*) FROM "+s.table.String())
 						}
-						s.exec(probe, "UPDATE "+s.table.String()+" SET token = 11 WHERE namespace = 'app' AND name < 'f'")
+						s.Exec(probe, "UPDATE "+s.table.String()+" SET token = 11 WHERE namespace = 'app' AND name < 'f'")
 						for _, key := range keys {
-							s.query(c, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' AND name = '"+key+"' FOR UPDATE")
+							s.Query(c, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' AND name = '"+key+"' FOR UPDATE")
 						}
 						if err := p.Step(t.Context(), c, keys); err != nil {
 							t.Errorf("%s, %q: %v", session, keys, err)
@@ -153,7 +153,7 @@ func TestStep(t *testing.T) {
 						if got := s.occupied(probe, present); !slices.Equal(got, slices.Sorted(slices.Values(keys))) {
 							t.Errorf("%s, %q: locked are %q", session, keys, got)
 						}
-						s.exec(c, "COMMIT")
+						s.Exec(c, "COMMIT")
 						var want []string
 						for _, name := range all {
 							row := name + ",11,0,"
@@ -165,7 +165,7 @@ func TestStep(t *testing.T) {
 						if got := tokens(); !slices.Equal(got, want) {
 							t.Errorf("%s, %q: %q", session, keys, got)
 						}
-						ok(t, c.Close())
+						dbtest.OK(t, c.Close())
 					}
 				}
 			}
@@ -175,20 +175,20 @@ func TestStep(t *testing.T) {
 
 // TestStepFails where not all rows are there.
 func TestStepFails(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		s.versioned(p, []string{"a"}, []string{"a"})
 		for _, keys := range [][]string{{"gone"}, {"a", "gone"}, {"gone", "gone too"}} {
-			c := s.open()
-			s.exec(c, "BEGIN")
+			c := s.Connect()
+			s.Exec(c, "BEGIN")
 			if err := p.Step(t.Context(), c, keys); err == nil {
 				t.Errorf("%q: no error", keys)
 			}
-			s.exec(c, "ROLLBACK")
+			s.Exec(c, "ROLLBACK")
 		}
-		c := s.open()
-		s.exec(c, "BEGIN")
-		s.exec(c, "DROP TABLE "+s.table.String())
+		c := s.Connect()
+		s.Exec(c, "BEGIN")
+		s.Exec(c, "DROP TABLE "+s.table.String())
 		if err := p.Step(t.Context(), c, []string{"a"}); !server.Missing(err) {
 			t.Error(err)
 		}
@@ -197,17 +197,17 @@ func TestStepFails(t *testing.T) {
 
 // TestStepIsOneStatement, also on a driver that runs no text without preparing it.
 func TestStepIsOneStatement(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		s.versioned(p, []string{"a", "b"}, []string{"a", "b"})
-		c := &counting{Conn: s.open()}
+		c := &counting{Conn: s.Connect()}
 		for i, keys := range [][]string{{"a"}, {"a", "b"}} {
-			ok(t, p.Step(context.Background(), c, keys))
+			dbtest.OK(t, p.Step(context.Background(), c, keys))
 			if c.statements != i+1 {
 				t.Errorf("%d statements", c.statements)
 			}
 		}
-		if got := fmt.Sprint(s.query(c.Conn, "SELECT token FROM "+s.table.String()+" WHERE namespace = 'app' ORDER BY name")); got != "[[12] [11]]" {
+		if got := fmt.Sprint(s.Query(c.Conn, "SELECT token FROM "+s.table.String()+" WHERE namespace = 'app' ORDER BY name")); got != "[[12] [11]]" {
 			t.Error(got)
 		}
 	})
@@ -226,17 +226,17 @@ func (c *counting) Prepare(text string) (driver.Stmt, error) {
 
 // TestStepDoesNotDisturb what the caller's own statements have left.
 func TestStepDoesNotDisturb(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		s.versioned(p, []string{"a", "b"}, []string{"a", "b"})
-		c := pool.Adopt(s.open())
-		s.exec(c.Conn, "CREATE TABLE "+s.database+".n (id INT AUTO_INCREMENT PRIMARY KEY)")
-		s.exec(c.Conn, "INSERT INTO "+s.database+".n VALUES (41), (NULL)")
+		c := pool.Adopt(s.Connect())
+		s.Exec(c.Conn, "CREATE TABLE "+s.Name+".n (id INT AUTO_INCREMENT PRIMARY KEY)")
+		s.Exec(c.Conn, "INSERT INTO "+s.Name+".n VALUES (41), (NULL)")
 		for _, keys := range [][]string{{"a"}, {"a", "b"}} {
-			s.exec(c.Conn, "BEGIN")
-			ok(t, p.Step(t.Context(), c.Conn, keys))
-			s.exec(c.Conn, "COMMIT")
-			if got := s.query(c.Conn, "SELECT LAST_INSERT_ID()")[0][0]; got != "42" {
+			s.Exec(c.Conn, "BEGIN")
+			dbtest.OK(t, p.Step(t.Context(), c.Conn, keys))
+			s.Exec(c.Conn, "COMMIT")
+			if got := s.Query(c.Conn, "SELECT LAST_INSERT_ID()")[0][0]; got != "42" {
 				t.Errorf("LAST_INSERT_ID() is %s", got)
 			}
 		}

@@ -1,5 +1,5 @@
-// Package keyrow makes the keys' rows in the lock table, and remembers which
-// are there.
+// Package keyrow makes the rows of keys in the lock table, remembers which rows exist, and
+// commits with new versions of them.
 package keyrow
 
 import (
@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -22,7 +23,7 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// background bounds what must be done although its caller has gone.
+// background bounds work that must be done although its caller is gone.
 const background = 10 * time.Second
 
 // Config says where rows are kept.
@@ -31,9 +32,9 @@ type Config struct {
 	Table     schema.Table
 	Namespace string
 	Info      server.Info
-	Auto      bool // make the table where it is missing
-	Procedure bool // the table's procedure is there
-	Stripes   int  // how many rows all keys share; 0 is a row of its own for each
+	Auto      bool // make the table if it is missing
+	Procedure bool // the table's procedure exists
+	Stripes   int  // how many rows all keys share; 0 gives each key a row of its own
 }
 
 // Rows are the rows of one namespace. It is safe for concurrent use.
@@ -42,23 +43,24 @@ type Rows struct {
 	known     known
 	making    singleflight.Group
 	procedure atomic.Bool
+	commits   commits
 }
 
-// New returns the rows of a table that [schema.Table.Ensure] has seen to.
+// New returns the rows of a table. Call [schema.Table.Ensure] before.
 func New(cfg Config) *Rows {
 	r := &Rows{cfg: cfg}
 	r.procedure.Store(cfg.Procedure)
 	return r
 }
 
-// Procedure reports whether the table's procedure is there.
+// Procedure reports whether the table's procedure exists.
 func (r *Rows) Procedure() bool { return r.procedure.Load() }
 
-// NoProcedure notes that it is not, or not ours to execute.
+// NoProcedure notes that the procedure is missing, or may not be executed.
 func (r *Rows) NoProcedure() { r.procedure.Store(false) }
 
-// Exist sees to it that each of keys, which are sorted, has a row. One that is
-// known to have costs nothing.
+// Exist makes the missing rows of keys, which are sorted. A row that is known to exist
+// costs nothing.
 func (r *Rows) Exist(ctx context.Context, keys []string) error {
 	missing := r.known.missing(keys)
 	if len(missing) == 0 {
@@ -78,9 +80,10 @@ func (r *Rows) Exist(ctx context.Context, keys []string) error {
 	}
 }
 
-// Agree is for keys that share rows. It makes these, and a note of how many they
-// are, by which all who use the namespace agree: else they would not exclude each
-// other. conn is in autocommit, and is closed where it may be left otherwise.
+// Agree is for keys that share rows. It makes the rows, and a note of their number in the
+// table. All programs that use the namespace must have the same number, since their locks
+// would not exclude each other else. conn is in autocommit; Agree closes it if it may be
+// left in a transaction.
 func (r *Rows) Agree(ctx context.Context, conn driver.Conn) error {
 	stripes, err := r.noted(ctx, conn)
 	if err == nil && stripes == 0 {
@@ -94,7 +97,7 @@ func (r *Rows) Agree(ctx context.Context, conn driver.Conn) error {
 	case err != nil:
 		return fmt.Errorf("agreeing on how many rows keys share: %w", noBadConn(err))
 	case stripes != r.cfg.Stripes:
-		return r.disagree(fmt.Sprintf("others of the namespace have %d", stripes))
+		return r.disagree(fmt.Sprintf("other programs of the namespace use %d", stripes))
 	}
 	const atOnce = 1000
 	for first := 0; first < stripes; first += atOnce {
@@ -109,7 +112,7 @@ func (r *Rows) Agree(ctx context.Context, conn driver.Conn) error {
 	return nil
 }
 
-// noted reads how many rows the keys share; 0 where nobody has said.
+// noted reads how many rows the keys share; 0 without a note.
 func (r *Rows) noted(ctx context.Context, conn driver.Conn) (int, error) {
 	rows, err := server.Query(ctx, conn, "SELECT token FROM "+r.cfg.Table.String()+" WHERE "+r.stripesRow())
 	if err != nil || len(rows) == 0 {
@@ -118,13 +121,13 @@ func (r *Rows) noted(ctx context.Context, conn driver.Conn) (int, error) {
 	return strconv.Atoi(rows[0][0])
 }
 
-// stripesRow is the condition of the note.
+// stripesRow is the condition for the row of the note.
 func (r *Rows) stripesRow() string {
 	return "namespace = " + schema.Literal(r.cfg.Namespace) + " AND name = " + schema.Literal(schema.Stripes)
 }
 
-// note notes how many rows the keys are to share, where none has a row of its own
-// yet. The floor is locked meanwhile, so that nobody makes one.
+// note notes how many rows the keys share, if no key has a row of its own yet. It locks
+// the floor row meanwhile, so that no one makes such a row.
 func (r *Rows) note(ctx context.Context, conn driver.Conn) (err error) {
 	if err := server.Exec(ctx, conn, "START TRANSACTION"); err != nil {
 		return err
@@ -157,26 +160,26 @@ func (r *Rows) note(ctx context.Context, conn driver.Conn) (err error) {
 		t, schema.Literal(r.cfg.Namespace), schema.Literal(schema.Stripes), r.cfg.Stripes))
 }
 
-// shared is the condition of the rows that are there because keys share them.
+// shared is the condition for rows that keys share, and for their note.
 var shared = fmt.Sprintf("LEFT(name, %d) = %s", len(schema.Stripes)-1, schema.Literal(schema.Stripes[:len(schema.Stripes)-1]))
 
 func (r *Rows) disagree(why string) error {
 	return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
-		"lockStripes is %[1]d here, and %[2]s, so that locks would not exclude each other; to change it stop all programs that use the namespace and run:\n"+
+		"lockStripes is %[1]d here, but %[2]s: their locks would not exclude each other; use the same lockStripes everywhere, or to change it, stop all programs that use the namespace and run:\n"+
 			"UPDATE %[3]s, (SELECT MAX(token) AS highest FROM %[3]s) d SET token = GREATEST(token, highest) WHERE %[4]s;\n"+
 			"DELETE FROM %[3]s WHERE namespace = %[5]s AND NOT (%[4]s);\n"+
-			"the first keeps tokens growing",
+			"the first statement keeps tokens growing",
 		r.cfg.Stripes, why, r.cfg.Table, schema.Floor, schema.Literal(r.cfg.Namespace)))
 }
 
-// Forget is for keys whose rows have turned out not to be there.
+// Forget is for keys whose rows have turned out to be missing.
 func (r *Rows) Forget(keys []string) { r.known.forget(keys) }
 
-// arrival is how long what another node of a cluster has made may take to arrive.
+// arrival is how long a row of another node of a cluster may take to arrive here.
 const arrival = 100 * time.Millisecond
 
-// Renew is Forget and then Exist, for who tries again: in a cluster rows that are
-// there on one node may be on their way to another.
+// Renew is Forget and then Exist, before another attempt. In a cluster it waits a moment
+// first: the rows of one node may be on their way to another.
 func (r *Rows) Renew(ctx context.Context, keys []string) error {
 	r.Forget(keys)
 	if r.cfg.Info.Topology != "" {
@@ -189,21 +192,41 @@ func (r *Rows) Renew(ctx context.Context, keys []string) error {
 	return r.Exist(ctx, keys)
 }
 
+// Cleaning reports whether a clean-up is running. It locks unused rows for moments, so a
+// request without a wait may have been refused because of that. If the server does not
+// answer, Cleaning returns false.
+func (r *Rows) Cleaning(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, time.Second) // its caller does not want to wait
+	defer cancel()
+	c, err := r.cfg.Control.Acquire(ctx)
+	if err != nil {
+		return false
+	}
+	defer c.Release()
+	rows, err := server.Query(ctx, c.Conn, r.cfg.Table.CleaningSQL())
+	return err == nil && len(rows) > 0
+}
+
+// CleaningWait is how long a request without a wait does wait while a clean-up is running.
+const CleaningWait = 2 * time.Second
+
 // Leased reports whether key's row is known to have had a lease at some time.
 func (r *Rows) Leased(key string) bool { return r.known.leased(key) }
 
 // NoteLeased notes that key's row has a lease, or had one.
 func (r *Rows) NoteLeased(key string) { r.known.add(key, true) }
 
-// make makes those rows of keys that are not there, on a connection of its own:
-// never in a transaction, and not behind who holds one of the keys.
-// Two processes that at once make a row which a clean-up has just removed can
-// end in a deadlock, and so can two nodes of a cluster that make the same; the
-// other's row is there the next time, or soon.
+// make makes the missing rows of keys, on a connection of its own: it is not part of a
+// transaction, and does not wait for the holder of a key. Two processes that make the
+// same row at the same time can deadlock if a clean-up has just removed it, and so can
+// two nodes of a cluster. Then make tries again, and finds the row of the other.
 func (r *Rows) make(ctx context.Context, keys []string) error {
 	for tries := 1; ; tries++ {
 		c, err := r.cfg.Control.Acquire(ctx)
 		if err != nil {
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				err = lockerr.With(lockerr.ErrTimeout, fmt.Errorf("all control connections were busy for %v: %w", background, err))
+			}
 			return fmt.Errorf("connecting to make the keys' rows: %w", noBadConn(err))
 		}
 		err = r.makeOn(ctx, c.Conn, keys)
@@ -213,9 +236,9 @@ func (r *Rows) make(ctx context.Context, keys []string) error {
 			return nil
 		}
 		deadlock := server.Deadlock(err)
-		locked := server.Locked(err) && tries == 1 // perhaps by who was quicker to make it, and is in it by now
+		locked := server.Locked(err) && tries == 1 // perhaps another process was quicker, and holds the row by now
 		if !gone && !deadlock && !locked || gone && tries >= 3 {
-			return fmt.Errorf("making the keys' rows: %w", noBadConn(err))
+			return fmt.Errorf("making the keys' rows: %w", server.Explain(noBadConn(err)))
 		}
 		if deadlock && tries > 1 { // until ctx ends
 			time.Sleep(time.Duration(min(tries, 10)) * 10 * time.Millisecond)
@@ -223,48 +246,53 @@ func (r *Rows) make(ctx context.Context, keys []string) error {
 	}
 }
 
+// makeOn makes the rows that are missing, on conn.
 func (r *Rows) makeOn(ctx context.Context, conn driver.Conn, keys []string) error {
-	token, err := r.read(ctx, conn, keys)
-	if server.Missing(err) { // the table was dropped under us
-		if err = r.ensure(ctx, conn); err == nil {
-			token, err = r.read(ctx, conn, keys)
-		}
-	}
+	token, err := r.tokens(ctx, conn, keys)
 	if err != nil {
 		return err
 	}
-	if token[floor] == "" {
-		if err := r.ensure(ctx, conn); err != nil {
-			return err
-		}
-	}
 	if token[schema.Stripes] != "" && r.cfg.Stripes == 0 {
-		return r.disagree("others of the namespace have " + token[schema.Stripes])
+		return r.disagree("other programs of the namespace use " + token[schema.Stripes])
 	}
-	var lacking []string
-	for _, key := range keys {
-		if token[key] == "" {
-			lacking = append(lacking, key)
-		}
-	}
-	if len(lacking) > 0 {
-		if err := server.Exec(ctx, conn, r.insertSQL(lacking)); err != nil {
+	if missing := slices.DeleteFunc(slices.Clone(keys), func(key string) bool { return token[key] != "" }); len(missing) > 0 {
+		if err := r.insert(ctx, conn, missing); err != nil {
 			return err
-		}
-		if r.cfg.Stripes == 0 { // it may have waited for who has made the note
-			stripes, err := r.noted(ctx, conn)
-			if err == nil && stripes != 0 {
-				err = r.disagree(fmt.Sprintf("others of the namespace have %d", stripes))
-			}
-			if err != nil {
-				return err
-			}
 		}
 	}
 	for _, key := range keys {
 		r.known.add(key, token[key] != "" && token[key] != "0")
 	}
 	return nil
+}
+
+// tokens is read for a table that may be missing, or lack its floor row: these it makes.
+func (r *Rows) tokens(ctx context.Context, conn driver.Conn, keys []string) (map[string]string, error) {
+	token, err := r.read(ctx, conn, keys)
+	if server.Missing(err) { // the table was dropped meanwhile
+		if err = r.ensure(ctx, conn); err == nil {
+			token, err = r.read(ctx, conn, keys)
+		}
+	}
+	if err == nil && token[floor] == "" {
+		err = r.ensure(ctx, conn)
+	}
+	return token, err
+}
+
+// insert makes the rows of keys. It fails if the keys of the namespace share rows by now.
+func (r *Rows) insert(ctx context.Context, conn driver.Conn, keys []string) error {
+	if err := server.Exec(ctx, conn, r.insertSQL(keys)); err != nil {
+		return err
+	}
+	if r.cfg.Stripes != 0 {
+		return nil
+	}
+	stripes, err := r.noted(ctx, conn) // the insert may have waited for the note
+	if err == nil && stripes != 0 {
+		err = r.disagree(fmt.Sprintf("other programs of the namespace use %d", stripes))
+	}
+	return err
 }
 
 func (r *Rows) ensure(ctx context.Context, conn driver.Conn) error {
@@ -278,8 +306,8 @@ func (r *Rows) ensure(ctx context.Context, conn driver.Conn) error {
 // floor stands for the floor among the keys, of which none is empty.
 const floor = ""
 
-// read returns the tokens of those of keys that have a row, of the floor, and of
-// the note that keys share rows. It is a plain read, which waits for nobody.
+// read returns the tokens of the rows of keys, of the floor, and of the note that keys
+// share rows. It is a plain read, which waits for no lock.
 func (r *Rows) read(ctx context.Context, conn driver.Conn, keys []string) (map[string]string, error) {
 	rows, err := server.Query(ctx, conn, r.readSQL(keys))
 	if err != nil {
@@ -288,7 +316,7 @@ func (r *Rows) read(ctx context.Context, conn driver.Conn, keys []string) (map[s
 	token := make(map[string]string)
 	for _, row := range rows {
 		if len(row) != 2 {
-			return nil, errors.New("the server does not say which keys have rows")
+			return nil, errors.New("unexpected result when reading which keys have rows")
 		}
 		token[row[0]] = row[1]
 	}
@@ -308,10 +336,9 @@ func (r *Rows) readSQL(keys []string) string {
 		" UNION ALL " + from + schema.Floor
 }
 
-// insertSQL makes the rows of keys, which begin with the floor's token. The
-// floor is locked first: a clean-up that is about to raise it is waited for,
-// and none begins before the rows are there. So it is with who notes that keys
-// share rows.
+// insertSQL makes the rows of keys, with the token of the floor. It locks the floor first:
+// so it waits for a clean-up that is about to raise the floor, and for a program that
+// notes that keys share rows; and none of them begins before the rows exist.
 func (r *Rows) insertSQL(keys []string) string {
 	lines := "SELECT " + schema.Literal(keys[0]) + " AS k"
 	for _, key := range keys[1:] {
@@ -322,9 +349,9 @@ func (r *Rows) insertSQL(keys []string) string {
 		" FROM " + r.cfg.Table.String() + " JOIN (" + lines + ") d WHERE " + schema.Floor + " LOCK IN SHARE MODE"
 }
 
-// HolderOf says who has a lease, from the row's owner: the lockOwner, and a mark
-// of "#" and eight hexadecimal digits that tells apart two of the same name. It
-// is nil where there is none.
+// HolderOf returns the holder of a lease, from the row's owner: that is the lockOwner, and
+// "#" with eight hexadecimal digits, which differ between two owners of the same name. It
+// is nil if owner is empty.
 func HolderOf(owner string) *lockerr.Holder {
 	if owner == "" {
 		return nil
@@ -338,8 +365,7 @@ func HolderOf(owner string) *lockerr.Holder {
 	return &lockerr.Holder{Program: program}
 }
 
-// noBadConn keeps database/sql from taking the failure of another connection
-// for one of its own.
+// noBadConn hides driver.ErrBadConn, which database/sql would relate to its own connection.
 func noBadConn(err error) error {
 	if errors.Is(err, driver.ErrBadConn) {
 		return errors.New(err.Error())

@@ -10,24 +10,25 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/server"
 )
 
 // row is "token age", the age in whole seconds, "" where there is no such row.
 func (s *scratch) row(key string) string {
-	s.t.Helper()
-	return s.one(s.open(), "SELECT COALESCE(MAX(CONCAT(token, ' ', TIMESTAMPDIFF(SECOND, expires, UTC_TIMESTAMP(6)), ' ', COALESCE(owner, 'nobody'))), '') FROM "+
+	s.T.Helper()
+	return s.One(s.open(), "SELECT COALESCE(MAX(CONCAT(token, ' ', TIMESTAMPDIFF(SECOND, expires, UTC_TIMESTAMP(6)), ' ', COALESCE(owner, 'nobody'))), '') FROM "+
 		s.table.String()+" WHERE namespace = 'app' AND name = '"+key+"'")
 }
 
 func TestExist(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		r := s.rows()
 		c := s.open()
-		s.exec(c, "UPDATE "+s.table.String()+" SET token = 41")
-		s.exec(c, "INSERT INTO "+s.table.String()+" (namespace, name, token) VALUES ('app', 'there', 3), ('app', 'plain', 0)")
-		ok(t, r.Exist(limited(t), []string{"one"}))
-		ok(t, r.Exist(limited(t), []string{"a", "b", "one", "plain", "there"}))
+		s.Exec(c, "UPDATE "+s.table.String()+" SET token = 41")
+		s.Exec(c, "INSERT INTO "+s.table.String()+" (namespace, name, token) VALUES ('app', 'there', 3), ('app', 'plain', 0)")
+		dbtest.OK(t, r.Exist(dbtest.Limited(t), []string{"one"}))
+		dbtest.OK(t, r.Exist(dbtest.Limited(t), []string{"a", "b", "one", "plain", "there"}))
 		for key, want := range map[string]string{"a": "41 0 nobody", "b": "41 0 nobody", "one": "41 0 nobody"} {
 			if got := s.row(key); got != want {
 				t.Errorf("%s is %q, want %q", key, got, want)
@@ -47,13 +48,13 @@ func TestExist(t *testing.T) {
 		}
 
 		// A known key costs nothing, a forgotten one is made again.
-		s.exec(c, "DELETE FROM "+s.table.String()+" WHERE name = 'a'")
-		ok(t, r.Exist(limited(t), []string{"a"}))
+		s.Exec(c, "DELETE FROM "+s.table.String()+" WHERE name = 'a'")
+		dbtest.OK(t, r.Exist(dbtest.Limited(t), []string{"a"}))
 		if got := s.row("a"); got != "" {
 			t.Errorf("a known key was looked at: %q", got)
 		}
 		r.Forget([]string{"a"})
-		ok(t, r.Exist(limited(t), []string{"a"}))
+		dbtest.OK(t, r.Exist(dbtest.Limited(t), []string{"a"}))
 		if got := s.row("a"); got != "41 0 nobody" {
 			t.Errorf("a forgotten key is %q", got)
 		}
@@ -63,13 +64,13 @@ func TestExist(t *testing.T) {
 // TestExistBehindHolder: rows of keys that somebody has locked are not waited
 // for, nor is a missing row beside them.
 func TestExistBehindHolder(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
-		ok(t, s.rows().Exist(limited(t), []string{"b"}))
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		dbtest.OK(t, s.rows().Exist(dbtest.Limited(t), []string{"b"}))
 		holder := s.open()
-		s.exec(holder, "BEGIN")
-		s.exec(holder, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' AND name = 'b' FOR UPDATE")
+		s.Exec(holder, "BEGIN")
+		s.Exec(holder, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' AND name = 'b' FOR UPDATE")
 		began := time.Now()
-		ok(t, s.rows().Exist(limited(t), []string{"a", "b", "c"}))
+		dbtest.OK(t, s.rows().Exist(dbtest.Limited(t), []string{"a", "b", "c"}))
 		if d := time.Since(began); d > 10*time.Second {
 			t.Errorf("it waited for the holder, %v", d)
 		}
@@ -79,23 +80,23 @@ func TestExistBehindHolder(t *testing.T) {
 // TestExistWaitsForCleanUp: a new row begins with the floor that a clean-up in
 // progress leaves, at any isolation.
 func TestExistWaitsForCleanUp(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, isolation := range []string{"READ UNCOMMITTED", "READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"} {
 			c, key := s.open(), strings.ToLower(isolation)
-			s.exec(c, "BEGIN")
-			s.exec(c, "UPDATE "+s.table.String()+" SET token = token + 50 WHERE namespace = ''")
+			s.Exec(c, "BEGIN")
+			s.Exec(c, "UPDATE "+s.table.String()+" SET token = token + 50 WHERE namespace = ''")
 			made := make(chan error, 1)
-			go func() { made <- s.rowsAt(isolation).Exist(limited(t), []string{key}) }()
+			go func() { made <- s.rowsAt(isolation).Exist(dbtest.Limited(t), []string{key}) }()
 			select {
 			case err := <-made:
 				t.Errorf("%s: it did not wait; %v", isolation, err)
 				made <- err
 			case <-time.After(100 * time.Millisecond):
 			}
-			s.exec(c, "UPDATE "+s.table.String()+" SET token = token + 50 WHERE namespace = ''")
-			s.exec(c, "COMMIT")
-			ok(t, <-made)
-			floor := s.one(c, "SELECT token FROM "+s.table.String()+" WHERE namespace = ''")
+			s.Exec(c, "UPDATE "+s.table.String()+" SET token = token + 50 WHERE namespace = ''")
+			s.Exec(c, "COMMIT")
+			dbtest.OK(t, <-made)
+			floor := s.One(c, "SELECT token FROM "+s.table.String()+" WHERE namespace = ''")
 			if got := s.row(key); got != floor+" 0 nobody" {
 				t.Errorf("%s: the row is %q over the floor %s", isolation, got, floor)
 			}
@@ -104,12 +105,12 @@ func TestExistWaitsForCleanUp(t *testing.T) {
 }
 
 func TestExistMakesWhatIsMissing(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		c := s.open()
 		for i, gone := range []string{"DELETE FROM " + s.table.String() + " WHERE namespace = ''", "DROP TABLE " + s.table.String()} {
-			s.exec(c, gone)
+			s.Exec(c, gone)
 			r, key := s.rows(), fmt.Sprint("k", i)
-			ok(t, r.Exist(limited(t), []string{key}))
+			dbtest.OK(t, r.Exist(dbtest.Limited(t), []string{key}))
 			if got := s.row(key); got != "0 0 nobody" {
 				t.Errorf("after %s: %q", gone, got)
 			}
@@ -119,8 +120,8 @@ func TestExistMakesWhatIsMissing(t *testing.T) {
 		}
 		r := s.rows()
 		r.cfg.Auto = false
-		s.exec(c, "DROP TABLE "+s.table.String())
-		if err := r.Exist(limited(t), []string{"k"}); err == nil || !strings.Contains(err.Error(), "CREATE TABLE") {
+		s.Exec(c, "DROP TABLE "+s.table.String())
+		if err := r.Exist(dbtest.Limited(t), []string{"k"}); err == nil || !strings.Contains(err.Error(), "CREATE TABLE") {
 			t.Errorf("manual: %v", err)
 		}
 		ended, cancel := context.WithCancel(t.Context())
@@ -135,7 +136,7 @@ func TestExistMakesWhatIsMissing(t *testing.T) {
 func TestTokenNeverGoesBack(t *testing.T) {
 	for _, isolation := range []string{"REPEATABLE READ", "READ COMMITTED"} {
 		t.Run(isolation, func(t *testing.T) {
-			onServers(t, func(t *testing.T, s *scratch) {
+			dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 				const keys = 3
 				var all, cleaners sync.WaitGroup
 				var made, removed atomic.Int64
@@ -149,7 +150,7 @@ func TestTokenNeverGoesBack(t *testing.T) {
 								return
 							default:
 							}
-							n, err := s.table.Clean(limited(t), c, 0, 10)
+							n, err := s.table.Clean(dbtest.Limited(t), c, 0, 10)
 							if err != nil {
 								t.Error(err)
 								return
@@ -163,7 +164,7 @@ func TestTokenNeverGoesBack(t *testing.T) {
 				began := time.Now()
 				goOn := func() bool {
 					d := time.Since(began)
-					return d < 2*time.Second || d < 20*time.Second && (made.Load() < 20 || removed.Load() < 10)
+					return d < 2*time.Second || d < time.Minute && (made.Load() < 20 || removed.Load() < 10)
 				}
 				for range 3 {
 					r, c := s.rowsAt(isolation), s.open()
@@ -172,27 +173,27 @@ func TestTokenNeverGoesBack(t *testing.T) {
 							k := i % keys
 							key := strconv.Itoa(k)
 							r.Forget([]string{key})
-							if err := r.Exist(limited(t), []string{key}); err != nil {
+							if err := r.Exist(dbtest.Limited(t), []string{key}); err != nil {
 								t.Error(err)
 								return
 							}
 							where := " WHERE namespace = 'app' AND name = '" + key + "'"
 							leases[k].Lock()
-							s.exec(c, "BEGIN")
-							rows, err := server.Query(limited(t), c, "SELECT token FROM "+s.table.String()+where+" FOR UPDATE")
+							s.Exec(c, "BEGIN")
+							rows, err := server.Query(dbtest.Limited(t), c, "SELECT token FROM "+s.table.String()+where+" FOR UPDATE")
 							if err != nil && !server.Deadlock(err) { // who waits for a row while it is removed and made again may be chosen
 								t.Error(err)
 							}
 							if len(rows) == 1 {
 								token, _ := strconv.ParseUint(rows[0][0], 10, 64)
-								s.exec(c, "UPDATE "+s.table.String()+" SET token = token + 1, owner = NULL, expires = UTC_TIMESTAMP(6)"+where)
+								s.Exec(c, "UPDATE "+s.table.String()+" SET token = token + 1, owner = NULL, expires = UTC_TIMESTAMP(6)"+where)
 								if token < last[k] {
 									t.Errorf("the token of %s was %d and is %d", key, last[k], token)
 								}
 								last[k] = token + 1
 								made.Add(1)
 							}
-							s.exec(c, "COMMIT")
+							s.Exec(c, "COMMIT")
 							leases[k].Unlock()
 						}
 					})

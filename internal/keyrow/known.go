@@ -2,9 +2,9 @@ package keyrow
 
 import "sync"
 
-// known remembers keys whose rows exist, and which of them have ever had a
-// lease, within a bound: when the newer half is full, the older half is
-// forgotten. A forgotten key costs one plain read.
+// known remembers which keys have rows, and which of them ever had a lease. It is bounded:
+// when the newer half is full, the older half is forgotten. A forgotten key costs one
+// plain read.
 type known struct {
 	mu           sync.Mutex
 	newer, older map[string]bool // whether the key has had a lease

@@ -1,14 +1,13 @@
 package keyrow
 
 import (
-	"context"
 	"database/sql/driver"
 	"testing"
 	"time"
 
-	"github.com/go-sql-driver/mysql"
 	"go.uber.org/goleak"
 
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
@@ -19,102 +18,36 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(tempserver.Tests{M: m}) }
 
-// onServers runs a test on each server, in a database of its own.
-func onServers(t *testing.T, test func(t *testing.T, s *scratch)) {
-	t.Helper()
-	t.Parallel()
-	for _, bin := range tempserver.Require(t) {
-		srv := tempserver.Share(t, bin)
-		t.Run(string(bin.Flavour), func(t *testing.T) {
-			t.Parallel()
-			s := &scratch{t: t, server: srv, info: server.Info{MariaDB: bin.Flavour == tempserver.MariaDB}}
-			table, err := schema.Parse(tempserver.Database(t, srv.DSN("")).DBName + ".locks")
-			ok(t, err)
-			s.table = table
-			_, err = table.Ensure(t.Context(), s.open(), s.info, true)
-			ok(t, err)
-			test(t, s)
-		})
-	}
-}
-
-// scratch is a database of one test.
+// scratch is a database of one test, with the lock table.
 type scratch struct {
-	t      *testing.T
-	server *tempserver.Server
-	info   server.Info
-	table  schema.Table
+	*dbtest.Database
+	info  server.Info
+	table schema.Table
 }
 
-// connector opens connections in no database.
-func (s *scratch) connector() driver.Connector {
-	s.t.Helper()
-	cfg, err := mysql.ParseDSN(s.server.DSN(""))
-	ok(s.t, err)
-	connector, err := mysql.NewConnector(cfg)
-	ok(s.t, err)
-	return connector
+func newScratch(d *dbtest.Database) *scratch {
+	d.T.Helper()
+	s := &scratch{Database: d, info: server.Info{MariaDB: d.MariaDB()}}
+	var err error
+	s.table, err = schema.Parse(d.Name + ".locks")
+	dbtest.OK(d.T, err)
+	_, err = s.table.Ensure(d.T.Context(), s.open(), s.info, true)
+	dbtest.OK(d.T, err)
+	return s
 }
 
-func (s *scratch) open() driver.Conn {
-	s.t.Helper()
-	c, err := s.connector().Connect(s.t.Context())
-	ok(s.t, err)
-	s.t.Cleanup(func() { c.Close() })
-	return c
-}
+// open opens a connection in no database.
+func (s *scratch) open() driver.Conn { return s.Connect(dbtest.NoDatabase) }
 
 // rows makes Rows as another process would have them.
 func (s *scratch) rows() *Rows { return s.rowsAt("REPEATABLE READ") }
 
 func (s *scratch) rowsAt(isolation string) *Rows {
-	s.t.Helper()
+	s.T.Helper()
 	control, err := pool.New(pool.Config{
-		Connect: s.connector().Connect, Max: 4, Idle: time.Minute, Setup: "SET SESSION TRANSACTION ISOLATION LEVEL " + isolation,
+		Connect: s.Connector(dbtest.NoDatabase).Connect, Max: 4, Idle: time.Minute, Setup: "SET SESSION TRANSACTION ISOLATION LEVEL " + isolation,
 	})
-	ok(s.t, err)
-	s.t.Cleanup(control.Close)
+	dbtest.OK(s.T, err)
+	s.T.Cleanup(control.Close)
 	return New(Config{Control: control, Table: s.table, Namespace: "app", Info: s.info, Auto: true})
-}
-
-// exec and query may run on other goroutines than the test's.
-
-func (s *scratch) exec(c driver.Conn, text string) {
-	s.t.Helper()
-	if err := server.Exec(context.Background(), c, text); err != nil {
-		s.t.Errorf("%s: %v", text, err)
-	}
-}
-
-func (s *scratch) query(c driver.Conn, text string) [][]string {
-	s.t.Helper()
-	rows, err := server.Query(context.Background(), c, text)
-	if err != nil {
-		s.t.Errorf("%s: %v", text, err)
-	}
-	return rows
-}
-
-// one is the only value of a statement's answer.
-func (s *scratch) one(c driver.Conn, text string) string {
-	s.t.Helper()
-	rows := s.query(c, text)
-	if len(rows) != 1 {
-		s.t.Fatalf("%s: %d rows", text, len(rows))
-	}
-	return rows[0][0]
-}
-
-func ok(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// limited is a context that ends when a test hangs.
-func limited(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	t.Cleanup(cancel)
-	return ctx
 }

@@ -8,9 +8,8 @@ import (
 	"strings"
 )
 
-// Rows are named by their keys. Names of another meaning begin with a zero byte,
-// and so does that of a key which itself begins with one. What would be longer
-// than a name can be is hashed.
+// The name of a row is its key. The names of other rows begin with a zero byte, and so
+// does the name of a key that begins with one. A name that would be too long is hashed.
 const (
 	escape     = "\x00\x00"
 	slotMark   = "\x00slot "
@@ -18,7 +17,7 @@ const (
 	maxName    = 255
 )
 
-// Name is the name of the row that keeps key.
+// Name is the name of the row of key.
 func Name(key string) string {
 	if strings.HasPrefix(key, "\x00") {
 		return marked(escape, key)
@@ -26,18 +25,18 @@ func Name(key string) string {
 	return key
 }
 
-// Stripe is the name of the row that keeps key where all keys share n rows.
+// Stripe is the name of the row of key if all keys share n rows.
 func Stripe(key string, n int) string {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(key)) // never fails
 	return StripeName(int(h.Sum64() % uint64(n)))
 }
 
-// StripeName is the name of the i-th of the rows that keys share.
+// StripeName is the name of the i-th of the shared rows.
 func StripeName(i int) string { return stripeMark + strconv.Itoa(i) }
 
-// SlotName is the name of the row that keeps the i-th slot of what the row name
-// keeps. The first slot is that row itself.
+// SlotName is the name of the row of the i-th slot of a key whose row has this name. Slot 0
+// is the row of the key itself.
 func SlotName(name string, i int) string {
 	if i == 0 {
 		return name
@@ -45,8 +44,8 @@ func SlotName(name string, i int) string {
 	return marked(slotMark+strconv.Itoa(i), ":"+name)
 }
 
-// marked is mark and text, which does not begin with "#", or mark and a hash
-// where that is too long.
+// marked is mark and text, or mark and a hash of text if that would be too long. text does
+// not begin with "#".
 func marked(mark, text string) string {
 	if len(mark)+len(text) <= maxName {
 		return mark + text
@@ -56,13 +55,13 @@ func marked(mark, text string) string {
 
 // Meaning is what the name of a row says.
 type Meaning struct {
-	Key    string // as the caller calls it; "" for a stripe, and where it is hashed
-	Hashed bool   // the key is too long to be told
-	Stripe int    // the row is the i-th of those that keys share; -1 where it is none of them
-	Slot   int    // the row keeps the i-th slot
+	Key    string // the caller's key; "" for a stripe, and if it is hashed
+	Hashed bool   // the name has only a hash of the key
+	Stripe int    // the index of a shared row; else -1
+	Slot   int    // the index of the slot
 }
 
-// Read reads a name back. ok is false where no key has such a name.
+// Read reads a name back. ok is false if it is the name of no key's row.
 func Read(name string) (m Meaning, ok bool) {
 	if rest, found := strings.CutPrefix(name, slotMark); found {
 		sep := strings.IndexAny(rest, ":#")

@@ -1,6 +1,6 @@
-// Package lockname knows what the strategies call their named locks of the server
-// (GET_LOCK), and reads the names back. What they are called is told apart by how
-// it begins.
+// Package lockname makes the names of the server's named locks (GET_LOCK) that the
+// strategies use, and reads the names back. The beginning of a name says what the lock is
+// for.
 package lockname
 
 import (
@@ -10,21 +10,23 @@ import (
 	"strings"
 )
 
-// How names begin.
+// How names begin. The names of a version must be those of the versions before it, since
+// programs of several versions share a server.
 const (
 	Any      = "mysqllock"
 	advisory = Any + ":"
-	Bell     = Any + "-lease-"
-	Wish     = Any + "-wish-"
+	WakeUp   = Any + "-lease-"
+	Poller   = Any + "-wish-"
+	Wait     = Any + "-wait-"
 )
 
-// The server's names are at most 64 characters on MySQL, which also takes those
-// for equal that differ only in case. So ours are lower-case ASCII.
+// On MySQL a name has at most 64 characters, and the server ignores case. So ours are
+// lower-case ASCII.
 const maxName = 64
 
 // OfAdvisory is the name of the advisory lock on key. Two keys never share one.
-// Where a short name of lower-case letters, digits and "_.:-" tells namespace
-// and key in full it is they, else the beginning of the key and a hash of both.
+// If namespace and key are short and consist of lower-case letters, digits and "_.:-",
+// the name has both in full. Else it has the beginning of the key and a hash of both.
 func OfAdvisory(namespace, key string) string {
 	// No plain part has a "/" or a "#".
 	if plain(namespace) && plain(key) && len(advisory)+len(namespace)+1+len(key) <= maxName {
@@ -46,8 +48,8 @@ func OfAdvisory(namespace, key string) string {
 // IsAdvisory reports whether the name is that of an advisory lock.
 func IsAdvisory(name string) bool { return strings.HasPrefix(name, advisory) }
 
-// ReadAdvisory reads namespace and key back from the name of an advisory lock. ok
-// is false where it has only a hash of them, or is none.
+// ReadAdvisory reads namespace and key back from the name of an advisory lock. ok is
+// false if the name has only a hash of them, or is not the name of an advisory lock.
 func ReadAdvisory(name string) (namespace, key string, ok bool) {
 	rest, ok := strings.CutPrefix(name, advisory)
 	if !ok || strings.Contains(rest, "#") {
@@ -56,13 +58,23 @@ func ReadAdvisory(name string) (namespace, key string, ok bool) {
 	return strings.Cut(rest, "/")
 }
 
-// OfBell is the name of the lock that wakes those who wait for the lease on the
-// row of that name. After Bell it is the first 40 digits of a hash.
-func OfBell(namespace, row string) string { return Bell + hashed(namespace, row) }
+// OfWakeUp is the name of the wake-up lock of the lease on the row with that name. The
+// holder of the lease holds it; waiters wait for it, so its release wakes them. After
+// WakeUp come the first 40 digits of a hash.
+func OfWakeUp(namespace, row string) string { return WakeUp + hashed(namespace, row) }
 
-// OfWish is the name of the lock that shows that somebody asks for the advisory
-// lock on key only now and then. After Wish it is the first 40 digits of a hash.
-func OfWish(namespace, key string) string { return Wish + hashed(namespace, key) }
+// OfPoller is the name of the lock by which a poller for the advisory lock on key
+// announces itself. After Poller come the first 40 digits of a hash.
+func OfPoller(namespace, key string) string { return Poller + hashed(namespace, key) }
+
+// OfLeasePoller is the same for the lease on the row with that name.
+func OfLeasePoller(namespace, row string) string { return Poller + hashed(namespace, "lease\x00"+row) }
+
+// OfWait is the name of the lock by which a holder of one key shows that it waits for
+// another key. After Wait come the first 40 digits of a hash.
+func OfWait(namespace, held, wanted string) string {
+	return Wait + hashed(namespace, strconv.Itoa(len(held))+":"+held+wanted)
+}
 
 func hashed(namespace, name string) string {
 	sum := sha256.Sum256([]byte(namespace + "\x00" + name))

@@ -1,19 +1,20 @@
-// Package queue lets the goroutines of one process line up for a key, first
-// come first served, before any of them occupies a server connection.
+// Package queue lets the goroutines of one process queue for a key, first come first
+// served, before any of them occupies a server connection.
 //
-// In front of a line is one who wants the key for itself, or there are many who
-// share it, or as many as there are slots. Those who share go together: the
-// first of them comes to the front alone, to find out whether the key can be
-// had, and as soon as it holds the key those right behind it come too. Whoever
-// wants the key for itself is passed by nobody who comes later.
+// Each key has a line. In front of it is one caller that wants the key exclusively, or
+// several that share it, or as many as there are slots. Callers that share the key come
+// to the front together: the first of them comes alone, to find out whether the key is
+// free, and as soon as it holds the key, the callers right behind it follow. No caller
+// passes an earlier one that wants the key exclusively.
 //
-// A slot that is given back is kept for the one who has been in front for longest
-// without one: whoever is in front learns which those are, see [Ticket.Free].
+// A slot that is released is kept for the caller that has been in front without a slot
+// for the longest time: see [Ticket.Free].
 package queue
 
 import (
 	"container/list"
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -21,14 +22,14 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// Place is what somebody wants of a line.
+// Place is what a caller wants of a line.
 type Place struct {
 	Key    string
-	Shared bool // in front together with all who say so
-	Slots  int  // in front where fewer than so many are; 0 is without slots. A key's slots have a line of their own
+	Shared bool // in front together with others that share the key
+	Slots  int  // in front if fewer than so many are; 0 is without slots. A key's slots have a line of their own
 }
 
-// alone returns places in front of the lines of keys with nobody else.
+// alone wants each of the lines of keys for one caller alone.
 func alone(keys []string) []Place {
 	places := make([]Place, len(keys))
 	for i, key := range keys {
@@ -37,14 +38,14 @@ func alone(keys []string) []Place {
 	return places
 }
 
-// Queue has one line a key, and one for its slots. The zero value is ready to
-// use.
+// Queue has a line for each key, and one for its slots. The zero value is ready to use.
 type Queue struct {
-	mu    sync.Mutex
-	lines map[name]*line
+	mu     sync.Mutex
+	lines  map[name]*line
+	claims map[string][]*Ticket // by key: see Claim
 }
 
-// name tells lines apart.
+// name identifies a line.
 type name struct {
 	key   string
 	slots bool
@@ -52,41 +53,44 @@ type name struct {
 
 func (p Place) name() name { return name{p.Key, p.Slots > 0} }
 
-// line is there while somebody is in front of it. It is guarded by Queue.mu.
+// line exists while a ticket is in front of it. It is guarded by Queue.mu.
 type line struct {
 	name    name
 	front   []*Ticket
 	first   [1]*Ticket // of front
 	shared  bool       // those in front share the key
-	pending int        // of those in front who wait, how many do not hold the key yet
-	left    []int      // slots that were given back and that nobody is told of, the last at the end
+	pending int        // how many of those in front do not hold the key yet, without those that are passing
+	left    []int      // released slots that are kept for no ticket; the last released at the end
 	waiting list.List  // of *waiter, the next in front
 }
 
 type waiter struct {
-	ticket *Ticket
-	place  Place
-	heir   bool          // can take over the lock itself
-	front  chan struct{} // closed when it is
+	ticket    *Ticket
+	place     Place
+	successor bool          // the lock can be handed over to it
+	front     chan struct{} // closed when it is
 }
 
-// Ticket is the place in front of the lines of some keys, or of that for the
-// slots of one.
+// Ticket says that a caller is in front of the lines of some keys, or of the line for the slots
+// of one key.
 type Ticket struct {
 	q       *Queue
-	passing bool            // it waits for nothing, so that nobody is to wait for it
-	places  []taken         // guarded by Queue.mu once there is one
-	first   [1]taken        // of places
-	holder  *lockerr.Holder // who has the ticket, once it holds the lock; guarded by Queue.mu
-	baton   any             // what the one before it has handed over
-	slot    int             // which it holds, noSlot until it says so; guarded by Queue.mu
-	free    int             // which one is kept for it, or noSlot; guarded by Queue.mu
-	told    bool            // Free has told of it; guarded by Queue.mu
-	freed   chan struct{}   // closed while there is one that Free has not told of; guarded by Queue.mu
+	passing bool            // it will not wait, so no one needs to wait for it
+	places  []position      // guarded by Queue.mu once there is one
+	first   [1]position     // of places
+	claims  []string        // see Queue.Claim; guarded by Queue.mu
+	shared  bool            // one of claims is shared
+	holder  *lockerr.Holder // nil before the ticket holds the lock; guarded by Queue.mu
+	since   time.Time       // when holder was set
+	handed  any             // what the holder before it has handed over
+	slot    int             // the slot that it holds, noSlot before Holds; guarded by Queue.mu
+	free    int             // the slot that is kept for it, or noSlot; guarded by Queue.mu
+	told    bool            // Free has returned that slot; guarded by Queue.mu
+	freed   chan struct{}   // closed while a slot is kept that Free has not returned; guarded by Queue.mu
 }
 
-// taken is a place in front of a line.
-type taken struct {
+// position is where a ticket stands in a line.
+type position struct {
 	Place
 	line *line
 }
@@ -99,23 +103,22 @@ func (q *Queue) ticket() *Ticket {
 	return t
 }
 
-// TryEnter takes the place in front of all the lines, with nobody else, or
-// reports who is there; the holder is nil where nobody in front holds the lock
-// yet.
+// TryEnter returns a ticket that is alone in front of the lines of all keys. If others
+// are in front, ok is false, and holder is one of them that holds the lock, nil if none
+// does yet.
 func (q *Queue) TryEnter(keys []string) (t *Ticket, holder *lockerr.Holder, ok bool) {
 	return q.TryEnterAs(alone(keys), false)
 }
 
-// Enter takes the place in front of all the lines, with nobody else, waiting
-// until ctx ends; it may succeed although ctx has just ended. The keys must be
-// sorted: two callers then never wait for each other.
+// Enter waits until the caller is alone in front of the lines of all keys, or until ctx
+// ends. It may succeed although ctx has just ended. The keys must be sorted: then two
+// callers never wait for each other.
 func (q *Queue) Enter(ctx context.Context, keys []string) (*Ticket, error) {
 	return q.EnterAs(ctx, alone(keys))
 }
 
-// TryEnterAs is TryEnter for other places. passing is for somebody who will not
-// wait in front either: it may share the key with those of whom it is not known
-// yet whether they get it.
+// TryEnterAs is TryEnter for other places. passing is for a caller that will not wait in
+// front either: it may share a key with others in front that do not hold it yet.
 func (q *Queue) TryEnterAs(places []Place, passing bool) (t *Ticket, holder *lockerr.Holder, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -128,15 +131,23 @@ func (q *Queue) TryEnterAs(places []Place, passing bool) (t *Ticket, holder *loc
 	t = q.ticket()
 	t.passing = passing
 	for _, p := range places {
-		q.take(t, p)
+		q.admit(t, p)
 	}
 	return t, nil, true
 }
 
-// EnterAs is Enter for other places.
+// ErrDeadlock is why a caller is refused that would wait for itself.
+var ErrDeadlock = lockerr.With(lockerr.ErrDeadlock, errors.New(
+	"the holder of the key waits for a key that this caller holds; lock keys in the same order everywhere, or together, with WithKeys"))
+
+// EnterAs is Enter for other places. The error is ctx's, or ErrDeadlock.
 func (q *Queue) EnterAs(ctx context.Context, places []Place) (*Ticket, error) {
 	t := q.ticket()
-	for _, p := range places {
+	for i, p := range places {
+		if i > 0 && stuck(ctx, t, i) {
+			t.Leave()
+			return nil, ErrDeadlock
+		}
 		if !q.enter(ctx, t, p, false, Ends{}) {
 			t.Leave()
 			return nil, ctx.Err()
@@ -145,15 +156,15 @@ func (q *Queue) EnterAs(ctx context.Context, places []Place) (*Ticket, error) {
 	return t, nil
 }
 
-// Ends are what ends a wait beside its context, which costs less than to derive a
-// context from it. The zero value is nothing.
+// Ends are channels that end a wait, beside its context. They cost less than a derived
+// context. The zero value ends nothing.
 type Ends struct {
 	Over   <-chan time.Time
 	Closed <-chan struct{}
 }
 
-// Succeed is Enter for somebody to whom the one before may hand over the lock
-// itself: see Baton. It returns nil where the wait has ended.
+// Succeed is Enter for a caller to which the holder before it may hand over the lock: see
+// HandedOver. It returns nil if the wait has ended.
 func (q *Queue) Succeed(ctx context.Context, key string, ends Ends) *Ticket {
 	t := q.ticket()
 	if !q.enter(ctx, t, Place{Key: key}, true, ends) {
@@ -163,15 +174,15 @@ func (q *Queue) Succeed(ctx context.Context, key string, ends Ends) *Ticket {
 }
 
 // enter reports whether t has come to the front of the line before the wait ended.
-func (q *Queue) enter(ctx context.Context, t *Ticket, p Place, heir bool, ends Ends) bool {
+func (q *Queue) enter(ctx context.Context, t *Ticket, p Place, successor bool, ends Ends) bool {
 	q.mu.Lock()
 	l := q.lines[p.name()]
 	if l == nil || l.free(p) {
-		q.take(t, p)
+		q.admit(t, p)
 		q.mu.Unlock()
 		return true
 	}
-	w := &waiter{ticket: t, place: p, heir: heir, front: make(chan struct{})}
+	w := &waiter{ticket: t, place: p, successor: successor, front: make(chan struct{})}
 	at := l.waiting.PushBack(w)
 	q.mu.Unlock()
 	select {
@@ -184,19 +195,19 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, p Place, heir bool, ends E
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	select {
-	case <-w.front: // in the same moment
+	case <-w.front: // at the same moment
 		return true
 	default:
 		l.waiting.Remove(at)
-		q.advance(l) // those behind it may want less than it did
+		q.advance(l) // those behind it may be able to share the key
 		return false
 	}
 }
 
-// free reports whether the next can come to the front where nobody waits.
+// free reports whether a new caller can come to the front at once.
 func (l *line) free(p Place) bool { return l.waiting.Len() == 0 && l.admits(p) }
 
-// admits reports whether the next in line can come to the front.
+// admits reports whether the first waiter can come to the front.
 func (l *line) admits(p Place) bool {
 	if p.Slots > 0 {
 		return len(l.front) < p.Slots
@@ -204,31 +215,32 @@ func (l *line) admits(p Place) bool {
 	return len(l.front) == 0 || p.Shared && l.shared && l.pending == 0
 }
 
-// passes reports whether everybody in the line shares the key, as p does.
-func (l *line) passes(p Place) bool {
-	if !p.Shared || !l.shared {
-		return false
-	}
-	for at := l.waiting.Front(); at != nil; at = at.Next() {
-		if !at.Value.(*waiter).place.Shared {
-			return false
-		}
-	}
-	return true
-}
+// passes reports whether all in the line share the key, as p does.
+func (l *line) passes(p Place) bool { return p.Shared && l.isShared() }
 
-// holder returns one who is known to hold the key.
-func (l *line) holder() *lockerr.Holder {
+// held returns one of those in front that holds the key, or nil.
+func (l *line) held() *Ticket {
 	for _, t := range l.front {
 		if t.holder != nil {
-			return t.holder
+			return t
 		}
 	}
 	return nil
 }
 
-// take puts t in front.
-func (q *Queue) take(t *Ticket, p Place) {
+// holder says who held returns, and for how long it has held the key.
+func (l *line) holder() *lockerr.Holder {
+	t := l.held()
+	if t == nil {
+		return nil
+	}
+	h := *t.holder // which is of other keys, too
+	h.Held, h.ThisProcess = time.Since(t.since), true
+	return &h
+}
+
+// admit puts t in front.
+func (q *Queue) admit(t *Ticket, p Place) {
 	l := q.lines[p.name()]
 	if l == nil {
 		if q.lines == nil {
@@ -243,23 +255,23 @@ func (q *Queue) take(t *Ticket, p Place) {
 		l.pending++
 	}
 	l.shared = p.Shared
-	t.places = append(t.places, taken{p, l})
+	t.places = append(t.places, position{p, l})
 	if p.Slots > 0 {
 		t.freed = make(chan struct{})
 		t.next(l)
 	}
 }
 
-// advance lets those come to the front who can now.
+// advance lets all waiters come to the front that can now.
 func (q *Queue) advance(l *line) {
-	together := l.shared && l.pending == 0 && l.holder() != nil
+	together := l.shared && l.pending == 0 && l.held() != nil
 	for at := l.waiting.Front(); at != nil; at = l.waiting.Front() {
 		w := at.Value.(*waiter)
 		if next := l.admits(w.place) || together && w.place.Shared; !next {
 			break
 		}
 		l.waiting.Remove(at)
-		q.take(w.ticket, w.place)
+		q.admit(w.ticket, w.place)
 		close(w.front)
 	}
 	if len(l.front) == 0 {
@@ -267,11 +279,10 @@ func (q *Queue) advance(l *line) {
 	}
 }
 
-// Baton returns what the one before has handed over; nil where nothing was.
-func (t *Ticket) Baton() any { return t.baton }
+// HandedOver returns what the holder before has handed over, or nil.
+func (t *Ticket) HandedOver() any { return t.handed }
 
-// slots returns the line that t is in front of for a slot; nil where there is
-// none.
+// slots returns the line in front of which t is for a slot, or nil.
 func (t *Ticket) slots() *line {
 	if len(t.places) == 0 || t.places[0].Slots == 0 {
 		return nil
@@ -279,7 +290,7 @@ func (t *Ticket) slots() *line {
 	return t.places[0].line
 }
 
-// Holds says which of the slots the ticket is for, for those who come later.
+// Holds notes which of the slots the ticket holds.
 func (t *Ticket) Holds(slot int) {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
@@ -295,10 +306,13 @@ func (t *Ticket) Holds(slot int) {
 	}
 }
 
-// Free returns a slot that somebody in front has given back, so that it may be
-// free; -1 where none is known. It is kept for the ticket until that holds one or
-// leaves, or asks again because it was not to be had.
+// Free returns a slot that was released by another ticket, so that it may be free; -1 if
+// there is none. The slot is kept for this ticket until the ticket holds a slot, leaves,
+// or calls Free again because the slot was not free.
 func (t *Ticket) Free() int {
+	if t == nil {
+		return noSlot
+	}
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
 	l := t.slots()
@@ -314,19 +328,75 @@ func (t *Ticket) Free() int {
 	return t.free
 }
 
-// Freed returns a channel that is closed when Free has another one to tell of,
-// for somebody who waits; nil where the ticket is not for slots. It is to be
-// asked for anew after Free.
+// Freed returns a channel that is closed when Free has another slot to return; nil if the
+// ticket is nil or not for slots. After Free, call it again for a new channel.
 func (t *Ticket) Freed() <-chan struct{} {
+	if t == nil {
+		return nil
+	}
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
 	return t.freed
 }
 
-// Taken returns the slots that others in front hold, or that are kept for them.
-// Whoever tries one of these, or waits for it elsewhere, may pass one who has
-// come before it.
+// ErrFreed is the cause with which the context of UntilFreed ends.
+var ErrFreed = errors.New("a slot was released")
+
+// UntilFreed returns a context that also ends when Freed's channel is closed.
+func (t *Ticket) UntilFreed(ctx context.Context) (context.Context, func()) {
+	freed := t.Freed()
+	if freed == nil {
+		return ctx, func() {}
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() {
+		select {
+		case <-freed:
+			cancel(ErrFreed)
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { cancel(nil) }
+}
+
+// AwaitFreed waits until a slot is kept for the ticket, for at most d. The error is the
+// cause of ctx's end.
+func (t *Ticket) AwaitFreed(ctx context.Context, d time.Duration) error {
+	select {
+	case <-t.Freed():
+		return nil
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Untaken returns which of n slots are not Taken.
+func (t *Ticket) Untaken(n int) []int {
+	all := make([]int, n)
+	for i := range all {
+		all[i] = i
+	}
+	return Without(all, t.Taken())
+}
+
+// Without returns the slots that are not in except.
+func Without(slots, except []int) (rest []int) {
+	for _, i := range slots {
+		if !slices.Contains(except, i) {
+			rest = append(rest, i)
+		}
+	}
+	return rest
+}
+
+// Taken returns the slots that others in front hold, or that are kept for them. A caller
+// that tries one of these may pass a caller that came before it. A nil ticket has no others.
 func (t *Ticket) Taken() []int {
+	if t == nil {
+		return nil
+	}
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
 	l := t.slots()
@@ -344,8 +414,8 @@ func (t *Ticket) Taken() []int {
 	return taken
 }
 
-// give keeps a slot for the first in front who waits for one, else for those who
-// come later.
+// give keeps a slot for the first in front that waits for one, else for tickets that come
+// later.
 func (l *line) give(slot int) {
 	if slot == noSlot {
 		return
@@ -359,8 +429,7 @@ func (l *line) give(slot int) {
 	l.left = append(l.left, slot)
 }
 
-// next keeps the slot for t that was given back last of those that nobody is told
-// of.
+// next keeps for t the slot that was released last, of those that are kept for no ticket.
 func (t *Ticket) next(l *line) {
 	t.free, t.told = noSlot, false
 	for i, slot := range slices.Backward(l.left) {
@@ -377,13 +446,13 @@ func (t *Ticket) keep(slot int) {
 	close(t.freed)
 }
 
-// Granted says that the one in front now holds the lock itself, for those who
-// ask who does, and for those who can share it.
+// Granted notes that the ticket holds the lock now. Others can then learn who holds it,
+// and share it.
 func (t *Ticket) Granted(h *lockerr.Holder) {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
 	first := t.holder == nil
-	t.holder = h
+	t.holder, t.since = h, time.Now()
 	for _, p := range t.places {
 		if first && !t.passing {
 			p.line.pending--
@@ -392,21 +461,20 @@ func (t *Ticket) Granted(h *lockerr.Holder) {
 	}
 }
 
-// HandOver lets the next in line come to the front, with the lock: baton is what
-// it needs to know of it. Where nobody waits, or the next cannot take it over, it
-// does nothing and reports false. The ticket is one of a single key, with nobody
-// else in front.
-func (t *Ticket) HandOver(baton any) bool {
+// HandOver lets the next in line come to the front, with the lock: the next gets what
+// from HandedOver. If no one waits, or the next has not called Succeed, HandOver does
+// nothing and returns false. So it does if the ticket is for several keys, or shared.
+func (t *Ticket) HandOver(what any) bool {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
 	if len(t.places) != 1 || t.places[0].Place != (Place{Key: t.places[0].Key}) {
 		return false
 	}
 	next := t.places[0].line.waiting.Front()
-	if next == nil || !next.Value.(*waiter).heir {
+	if next == nil || !next.Value.(*waiter).successor {
 		return false
 	}
-	next.Value.(*waiter).ticket.baton = baton
+	next.Value.(*waiter).ticket.handed = what
 	t.leave()
 	return true
 }
@@ -435,9 +503,10 @@ func (t *Ticket) leave() {
 		t.q.advance(l)
 	}
 	t.places = nil
+	t.disclaim()
 }
 
-// Waiting returns how many are in line for a key behind those in front.
+// Waiting returns how many callers wait for a key, without those in front.
 func (q *Queue) Waiting(key string) int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -447,10 +516,10 @@ func (q *Queue) Waiting(key string) int {
 	return 0
 }
 
-// Holder returns who in this process holds key; nil where nobody does.
+// Holder returns the holder of key in this process, or nil.
 func (q *Queue) Holder(key string) *lockerr.Holder { return q.HolderOf(Place{Key: key}) }
 
-// HolderOf is Holder for other places: one of those who are in front.
+// HolderOf is Holder for other places: it returns one of several holders.
 func (q *Queue) HolderOf(p Place) *lockerr.Holder {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -525,7 +525,7 @@ func TestSlotIsForTheFirst(t *testing.T) {
 func TestSlotsStorm(t *testing.T) {
 	var q Queue
 	var used [3]atomic.Bool
-	limited, cancel := context.WithTimeout(ctx, 20*time.Second)
+	limited, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	var told atomic.Int32
 	var all sync.WaitGroup
@@ -586,7 +586,7 @@ func TestSharedStorm(t *testing.T) {
 	var q Queue
 	var readers, writers, users [4]atomic.Int32
 	var together atomic.Int32
-	limited, cancel := context.WithTimeout(ctx, 20*time.Second)
+	limited, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	var all sync.WaitGroup
 	for range 16 {

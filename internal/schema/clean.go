@@ -9,72 +9,183 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/lockerr"
 )
 
 const (
-	cleanMost  = 500              // rows in one transaction
-	cleanBound = 10 * time.Second // on the search, which reads the whole table where few rows are unused, and on the end
+	cleanMost  = 500                   // rows in one transaction
+	cleanLeast = 10                    // the same, where the server is slow
+	cleanHold  = 50 * time.Millisecond // how long a transaction should lock rows at most
+	cleanLook  = 5000                  // rows that one step reads
+	cleanBound = 10 * time.Second      // limit for the search of a step, and for the end of its transaction
+	cleanBusy  = 5                     // attempts to lock the floor, each of up to a second
+	markLasts  = 3 * time.Second       // how long a mark says that a clean-up is running
+	markEvery  = time.Second
 )
 
-// Clean removes rows, of all namespaces, that have had no live lease and were
-// not made for longer than unused: at most limit of them, and at most 500. A row
-// lock leaves no trace in its row, so a row that only row locks use goes by when
-// it was made, and is made again at its next use. The number of rows that keys
-// share stays.
+// CleanSetup is the first statement on a connection for a [Cleaner]. If the client
+// vanishes, the server soon ends the connection, and with it the transaction that locks
+// rows.
+const CleanSetup = "SET SESSION autocommit = 1, timestamp = DEFAULT, sql_select_limit = DEFAULT, innodb_lock_wait_timeout = 1, lock_wait_timeout = 5, wait_timeout = 3"
+
+// Cleaner is a clean-up of the table. It removes old rows of all namespaces: rows that were
+// made, or had a lease, longer ago than a given time. A row lock leaves no trace in its
+// row, so a row that is used by row locks only counts from when it was made; it is made
+// again at its next use. The note of how many rows keys share stays.
 //
-// It waits for nobody: rows that somebody has locked stay, and nothing is
-// removed while rows are being made or another Clean runs. It needs the
-// privilege DELETE, and SKIP LOCKED, which MariaDB has from 10.6 on.
+// The Cleaner goes through the table once, in the order of the primary key. Memory and the
+// time of one step do not depend on the size of the table. Locked rows stay.
 //
-// conn must be in autocommit with no transaction open. So it is afterwards, or
-// it is closed.
-func (t Table) Clean(ctx context.Context, conn driver.Conn, unused time.Duration, limit int) (removed int, err error) {
-	old := fmt.Sprintf("expires < UTC_TIMESTAMP(6) - INTERVAL %d MICROSECOND", max(unused, 0).Microseconds())
-	rows, err := server.Query(ctx, conn, fmt.Sprintf( // MySQL skips the comment, MariaDB the hint
-		"/*M!100000 SET STATEMENT max_statement_time = %d FOR */ SELECT /*+ MAX_EXECUTION_TIME(%d) */ namespace, name FROM %s WHERE %s AND name <> %s AND NOT (%s) LIMIT %d",
-		int(cleanBound.Seconds()), cleanBound.Milliseconds(), t, old, Literal(Stripes), Floor, min(limit, cleanMost)))
-	if err != nil || len(rows) == 0 {
-		return 0, err
-	}
-	if err := server.Exec(ctx, conn, "START TRANSACTION"); err != nil {
-		return 0, err
-	}
-	removed, err = t.remove(ctx, conn, rows, old)
-	end := "COMMIT"
-	if removed == 0 {
-		end = "ROLLBACK"
-	}
-	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanBound)
-	defer cancel()
-	if endErr := server.Exec(own, conn, end); endErr != nil {
-		_ = conn.Close() // it may carry the transaction
-		if err == nil {
-			err = endErr
-		}
-		return 0, err
-	}
-	return removed, err
+// Tokens never go back: before a row with a higher token is removed, the floor is raised
+// and committed. A program that makes a row reads the floor with a lock, which it keeps
+// until the row exists. So the row either exists before the floor is raised, or it begins
+// with the new floor. The floor is locked for one statement only, so new rows can be made
+// during a clean-up.
+//
+// It needs the privilege DELETE, and SKIP LOCKED, which MariaDB has from 10.6 on.
+type Cleaner struct {
+	table  Table
+	old    string    // the condition for rows to remove
+	after  []string  // the last row that was read; nil at the beginning
+	floor  uint64    // the floor is at least as high
+	batch  int       // rows in one transaction
+	marked time.Time // when mark was called last
+
+	Looked  int  // rows that it has read
+	Removed int  // rows that it has removed
+	Left    int  // rows that it would have removed, if they had not been locked or used
+	Done    bool // it has been through the table
 }
 
-// remove removes those of rows that are still old, in the open transaction. The
-// floor is locked first, as by those who make rows, so that nobody waits for
-// each other.
-func (t Table) remove(ctx context.Context, conn driver.Conn, rows [][]string, old string) (removed int, err error) {
-	floor, err := server.Query(ctx, conn, "SELECT token FROM "+t.String()+" WHERE "+Floor+" FOR UPDATE NOWAIT")
-	if server.Locked(err) {
+// Cleaner returns a clean-up of rows that were unused for so long.
+func (t Table) Cleaner(unused time.Duration) *Cleaner {
+	return &Cleaner{
+		table: t, batch: cleanMost / 5,
+		old: fmt.Sprintf("expires < UTC_TIMESTAMP(6) - INTERVAL %d MICROSECOND", max(unused, 0).Microseconds()),
+	}
+}
+
+// Clean goes through the table once, or until it has removed limit rows. conn is as
+// in [Cleaner.Step].
+func (t Table) Clean(ctx context.Context, conn driver.Conn, unused time.Duration, limit int) (removed int, err error) {
+	c := t.Cleaner(unused)
+	for err == nil && !c.Done && c.Removed < limit {
+		err = c.Step(ctx, conn, limit-c.Removed)
+	}
+	return c.Removed, err
+}
+
+// Step reads the next few thousand rows, and removes the old ones among them, at most limit
+// and at most a few hundred. After an error it can be called again, also with another
+// connection. An error that matches lockerr.ErrLocked says that other programs make rows
+// without a pause.
+//
+// conn is in autocommit without an open transaction, and [CleanSetup] has run on it.
+// After Step that is still so, or conn is closed.
+func (c *Cleaner) Step(ctx context.Context, conn driver.Conn, limit int) error {
+	if time.Since(c.marked) > markEvery {
+		if err := c.mark(ctx, conn); err != nil {
+			return err
+		}
+	}
+	looked, end, err := c.look(ctx, conn)
+	if err != nil {
+		return err
+	}
+	batch := min(limit, c.batch)
+	rows, err := c.find(ctx, conn, end, batch)
+	if err != nil {
+		return err
+	}
+	if len(rows) == batch {
+		end = rows[batch-1][:2]
+	}
+	removed, err := c.remove(ctx, conn, rows)
+	if err != nil {
+		return err
+	}
+	c.Looked += looked
+	c.Removed += removed
+	c.Left += len(rows) - removed
+	c.after, c.Done = end, end == nil
+	return nil
+}
+
+// mark says in the table that a clean-up is running, for requests without a wait that are
+// refused: see CleaningSQL. It also raises the floor as far as the Cleaner needs. It waits
+// for programs that are making rows just now.
+func (c *Cleaner) mark(ctx context.Context, conn driver.Conn) error {
+	began := time.Now()
+	text := fmt.Sprintf("UPDATE %s SET token = GREATEST(token, %d), expires = UTC_TIMESTAMP(6) + INTERVAL %d MICROSECOND WHERE %s",
+		c.table, c.floor, markLasts.Microseconds(), Floor)
+	for tries := 1; ; tries++ {
+		changed, err := server.Affected(ctx, conn, text)
+		if err == nil && changed == 0 { // another clean-up may have set the same just now
+			var floor [][]string
+			if floor, err = server.Query(ctx, conn, "SELECT 1 FROM "+c.table.String()+" WHERE "+Floor); err == nil && len(floor) == 0 {
+				return fmt.Errorf("the lock table lacks its floor row; make it with:\n%s", c.table.floorDDL())
+			}
+		}
+		switch {
+		case err == nil:
+			c.marked = began
+			return nil
+		case !server.Locked(err) && !server.Deadlock(err):
+			return err
+		case tries == cleanBusy:
+			return lockerr.With(lockerr.ErrLocked, fmt.Errorf("the floor row of the lock table was locked for %v, for example by programs that make rows: %w", time.Since(began).Round(time.Second), err))
+		}
+	}
+}
+
+// look returns the last of the rows that the step reads, and how many these are at most. If
+// the step reads all the rest, end is nil.
+func (c *Cleaner) look(ctx context.Context, conn driver.Conn) (looked int, end []string, err error) {
+	rows, err := server.Query(ctx, conn, c.bounded("namespace, name FROM "+c.table.String()+" WHERE "+c.behind()+
+		fmt.Sprintf(" ORDER BY namespace, name LIMIT 1 OFFSET %d", cleanLook-1)))
+	if err != nil {
+		return 0, nil, err
+	}
+	if len(rows) > 0 {
+		return cleanLook, rows[0], nil
+	}
+	rows, err = server.Query(ctx, conn, c.bounded("COUNT(*) FROM "+c.table.String()+" WHERE "+c.behind()))
+	if err == nil {
+		looked, err = strconv.Atoi(rows[0][0])
+	}
+	return looked, nil, err
+}
+
+// find returns the first old rows up to end: namespace, name, token.
+func (c *Cleaner) find(ctx context.Context, conn driver.Conn, end []string, limit int) ([][]string, error) {
+	upTo := "TRUE"
+	if end != nil {
+		upTo = fmt.Sprintf("(namespace < %[1]s OR namespace = %[1]s AND name <= %[2]s)", Literal(end[0]), Literal(end[1]))
+	}
+	return server.Query(ctx, conn, c.bounded(fmt.Sprintf("namespace, name, token FROM %s WHERE %s AND %s AND %s AND name <> %s AND NOT (%s) ORDER BY namespace, name LIMIT %d",
+		c.table, c.behind(), upTo, c.old, Literal(Stripes), Floor, limit)))
+}
+
+// behind is the condition for rows that were not read yet.
+func (c *Cleaner) behind() string {
+	if c.after == nil {
+		return "TRUE"
+	}
+	return fmt.Sprintf("(namespace > %[1]s OR namespace = %[1]s AND name > %[2]s)", Literal(c.after[0]), Literal(c.after[1]))
+}
+
+// bounded is a plain SELECT with a time limit on the server.
+func (c *Cleaner) bounded(text string) string {
+	return fmt.Sprintf( // MySQL skips the comment, MariaDB the hint
+		"/*M!100000 SET STATEMENT max_statement_time = %d FOR */ SELECT /*+ MAX_EXECUTION_TIME(%d) */ ", int(cleanBound.Seconds()), cleanBound.Milliseconds()) + text
+}
+
+// remove removes those of rows that are still old and not locked.
+func (c *Cleaner) remove(ctx context.Context, conn driver.Conn, rows [][]string) (removed int, err error) {
+	if len(rows) == 0 {
 		return 0, nil
 	}
-	if err == nil && len(floor) == 0 {
-		err = fmt.Errorf("the lock table lacks its floor row; make it with:\n%s", t.floorDDL())
-	}
-	if err != nil {
-		return 0, err
-	}
-	rows, err = server.Query(ctx, conn, "SELECT namespace, name, token FROM "+t.exactly(rows)+" WHERE "+old+" FOR UPDATE SKIP LOCKED")
-	if err != nil || len(rows) == 0 {
-		return 0, err
-	}
-	var highest uint64
+	highest := c.floor
 	for _, row := range rows {
 		token, err := strconv.ParseUint(row[2], 10, 64)
 		if err != nil {
@@ -82,7 +193,51 @@ func (t Table) remove(ctx context.Context, conn driver.Conn, rows [][]string, ol
 		}
 		highest = max(highest, token)
 	}
-	if err := server.Exec(ctx, conn, fmt.Sprintf("UPDATE %s SET token = GREATEST(token, %d) WHERE %s", t, highest, Floor)); err != nil {
+	if highest > c.floor || time.Since(c.marked) > markEvery {
+		before := c.floor
+		c.floor = highest
+		if err := c.mark(ctx, conn); err != nil {
+			c.floor = before
+			return 0, err
+		}
+	}
+	began := time.Now()
+	if err := server.Exec(ctx, conn, "START TRANSACTION"); err != nil {
+		return 0, err
+	}
+	removed, err = c.removeIn(ctx, conn, rows)
+	end := "COMMIT"
+	if removed == 0 {
+		end = "ROLLBACK"
+	}
+	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanBound)
+	defer cancel()
+	endErr := server.Exec(own, conn, end)
+	if endErr != nil && !server.Deadlock(endErr) { // of a cluster, which has rolled back
+		_ = conn.Close() // the transaction may still be open
+	}
+	if err == nil {
+		err = endErr
+	}
+	if server.Deadlock(err) { // another node uses the rows
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	if took := time.Since(began); took > cleanHold {
+		c.batch = max(cleanLeast, c.batch/2)
+	} else {
+		c.batch = min(cleanMost, 2*c.batch)
+	}
+	return removed, nil
+}
+
+// removeIn is remove in the open transaction.
+func (c *Cleaner) removeIn(ctx context.Context, conn driver.Conn, rows [][]string) (removed int, err error) {
+	t := c.table
+	rows, err = server.Query(ctx, conn, fmt.Sprintf("SELECT namespace, name FROM %s WHERE %s AND token <= %d FOR UPDATE SKIP LOCKED", t.exactly(rows), c.old, c.floor))
+	if err != nil || len(rows) == 0 {
 		return 0, err
 	}
 	if err := server.Exec(ctx, conn, "DELETE "+t.String()+" FROM "+t.exactly(rows)); err != nil {
@@ -91,13 +246,20 @@ func (t Table) remove(ctx context.Context, conn driver.Conn, rows [][]string, ol
 	return len(rows), nil
 }
 
-// exactly is the table, joined so that rows are looked up one by one: an IN list
-// can lock every row of a small table. It has no alias, which DELETE takes only
-// where a database is selected.
+// exactly is the table, joined so that each row is looked up by its primary key: an IN list
+// can lock every row of a small table. The table has no alias: DELETE accepts one only if
+// a database is selected.
 func (t Table) exactly(rows [][]string) string {
 	lines := make([]string, len(rows))
 	for i, row := range rows {
 		lines[i] = "SELECT " + Literal(row[0]) + " AS s, " + Literal(row[1]) + " AS k"
 	}
 	return "(" + strings.Join(lines, " UNION ALL ") + ") d STRAIGHT_JOIN " + t.String() + " ON namespace = s AND name = k"
+}
+
+// CleaningSQL asks whether a [Cleaner] is at work: it locks rows for moments. It
+// returns a row where one is. A mark that lasts for much longer than any does is from
+// before the server's clock was set back.
+func (t Table) CleaningSQL() string {
+	return "SELECT 1 FROM " + t.String() + " WHERE " + Floor + " AND expires BETWEEN UTC_TIMESTAMP(6) AND UTC_TIMESTAMP(6) + INTERVAL 1 MINUTE"
 }

@@ -4,15 +4,17 @@ import (
 	"context"
 	"database/sql/driver"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"strings"
 
 	"github.com/go-sql-driver/mysql"
+
+	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// Number returns the server's error number, 0 where err did not come from the
-// server.
+// Number returns the server's error number. It is 0 if err did not come from the server.
 func Number(err error) uint16 {
 	var e *mysql.MySQLError
 	if errors.As(err, &e) {
@@ -21,17 +23,15 @@ func Number(err error) uint16 {
 	return 0
 }
 
-// Locked reports whether a lock statement failed because someone else holds
-// the row: NOWAIT on MySQL (3572), a lock wait timeout, which is also what
-// NOWAIT looks like on MariaDB (1205).
+// Locked reports whether a lock statement failed because the row is locked: NOWAIT on MySQL
+// (3572), or a lock wait timeout (1205), which is also the error of NOWAIT on MariaDB.
 func Locked(err error) bool {
 	n := Number(err)
 	return n == 3572 || n == 1205
 }
 
-// Interrupted reports whether a waiting lock statement ended by its own bound
-// (3024 on MySQL, 1969 on MariaDB), by KILL QUERY (1317), or by
-// innodb_lock_wait_timeout (1205).
+// Interrupted reports whether a waiting lock statement was ended by its own time limit (3024
+// on MySQL, 1969 on MariaDB), by KILL QUERY (1317), or by innodb_lock_wait_timeout (1205).
 func Interrupted(err error) bool {
 	switch Number(err) {
 	case 3024, 1969, 1317, 1205:
@@ -54,6 +54,10 @@ func Deadlock(err error) bool {
 	}
 	return false
 }
+
+// Changed reports that a row was changed since the snapshot of the transaction, and that the
+// whole transaction is rolled back (MariaDB's innodb_snapshot_isolation).
+func Changed(err error) bool { return Number(err) == 1020 }
 
 // EndsTransaction reports whether the transaction is gone after err although
 // its connection may live. What runs next on it would commit by itself.
@@ -94,9 +98,13 @@ func Denied(err error) bool {
 	return false
 }
 
-// Unprepared reports that a prepared statement is not known (1243), since the session
-// was reset, or is on another server behind a proxy; or that it is to be prepared anew
-// (1615), as where its table is altered over and over.
+// Shared reports that MySQL Router refuses what depends on the statement before it, since
+// the next one may run on another connection.
+func Shared(err error) bool { return Number(err) == 3566 }
+
+// Unprepared reports that the server does not know a prepared statement (1243), because the
+// session was reset, or is on another server behind a proxy; or that the statement must be
+// prepared again (1615), for example because its table is altered again and again.
 func Unprepared(err error) bool { n := Number(err); return n == 1243 || n == 1615 }
 
 // Full reports that the server takes no more connections, at all (1040) or of the
@@ -120,15 +128,16 @@ func Missing(err error) bool {
 	return false
 }
 
-// Broken reports that a connection which was there is not any more, so that
-// another one may do.
+// Idle reports that the server has ended a connection on which nothing was sent for too long.
+func Idle(err error) bool { return Number(err) == 4031 }
+
+// Broken reports that a connection is lost, so that the caller may try another.
 func Broken(err error) bool {
 	return errors.Is(err, driver.ErrBadConn) || errors.Is(err, mysql.ErrInvalidConn)
 }
 
-// Gone reports whether err means that conn, or what it held, can no longer be
-// relied on: the server ended it (1053, 1927, 3169, 4031), the network did, or
-// a context's end closed it.
+// Gone reports whether err means that conn, and what it held, is lost: the server ended it
+// (1053, 1927, 3169, 4031), the network failed, or the end of a context closed it.
 func Gone(err error, conn driver.Conn) bool {
 	if err == nil {
 		return false
@@ -147,4 +156,19 @@ func Gone(err error, conn driver.Conn) bool {
 	}
 	v, ok := conn.(driver.Validator)
 	return ok && !v.IsValid()
+}
+
+// Explain adds the matching sentinel to an error with which the server has refused a lock.
+// It returns other errors as they are.
+func Explain(err error) error {
+	const namedLocks = 3058 // a deadlock among named locks
+	switch {
+	case errors.Is(err, lockerr.ErrDeadlock), errors.Is(err, lockerr.ErrTimeout), errors.Is(err, lockerr.ErrLocked):
+		return err
+	case Deadlock(err), Number(err) == namedLocks:
+		return lockerr.With(lockerr.ErrDeadlock, err)
+	case Locked(err), Interrupted(err):
+		return lockerr.With(lockerr.ErrTimeout, fmt.Errorf("the server ended the statement before the wait was over, by its own limit or a KILL: %w", err))
+	}
+	return err
 }

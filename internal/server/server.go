@@ -1,5 +1,5 @@
-// Package server knows what differs between MySQL and MariaDB: versions, error
-// numbers, and how a statement's text is run on a bare driver connection.
+// Package server knows the differences between MySQL and MariaDB: versions, settings and
+// error numbers. It runs statements on a bare driver connection.
 package server
 
 import (
@@ -13,23 +13,33 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/step"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// Info is what the driver needs to know of a server. It is read at the first hint
-// of a database handle, and after what may have been a failover.
+// Info is what the driver needs to know about a server. It is read at the first hint of a
+// database handle, and after a possible failover.
 type Info struct {
 	MariaDB           bool
 	Version           string
-	Database          string // the default database of new connections
-	Isolation         string // of new connections, for example "REPEATABLE-READ"
-	RollbackOnTimeout bool   // innodb_rollback_on_timeout: a lock wait timeout (1205) rolls the transaction back
-	ReadOnly          bool   // read_only or innodb_read_only
-	IdleLimit         int    // MariaDB's idle_transaction_timeout of new connections, in seconds; 0 is none
-	SnapshotIsolation bool   // there is innodb_snapshot_isolation: where it is on, a locking read of a row that has changed fails (1020)
-	SinglePrimary     bool   // of a Group Replication group: what is not replicated is lost in a failover
-	Topology          string // "", also for a single primary, or of several servers that all take writes: Galera, MultiPrimary
+	Database          string        // the default database of new connections
+	Isolation         string        // of new connections, for example "REPEATABLE-READ"
+	RollbackOnTimeout bool          // innodb_rollback_on_timeout: a lock wait timeout (1205) rolls the transaction back
+	ReadOnly          bool          // read_only or innodb_read_only
+	IdleLimit         int           // MariaDB's idle_transaction_timeout of new connections, in seconds; 0 is none
+	Silence           time.Duration // after which the server ends a connection, in a transaction or not, on which nobody has set a limit; 0 is unknown
+	SnapshotIsolation bool          // there is innodb_snapshot_isolation: where it is on, a locking read of a row that has changed fails (1020)
+	SinglePrimary     bool          // of a Group Replication group: what is not replicated is lost in a failover
+	Server            string        // which server, or cluster of servers with the same data, this is; "" where it does not say
+	Router            bool          // a MySQL Router is in between: a client's connection may be several to the server, one after the other
+	Node              string        // which server this is, also of a cluster; "" where it does not say
+	Topology          string        // "", also for a single primary, or of several servers that all take writes: Galera, MultiPrimary
 }
+
+// OwnSettings are the settings of the driver's own connections, behind SET SESSION: the
+// clock of the server, and no time limit on statements, whatever the DSN and the account
+// say. Waits have limits of their own. Each server skips the comment for the other.
+const OwnSettings = "timestamp = DEFAULT /*!80000 , max_execution_time = 0 */ /*M!100000 , max_statement_time = 0 */"
 
 // The topologies in which two nodes can grant the same row lock.
 const (
@@ -37,20 +47,30 @@ const (
 	MultiPrimary = "Group Replication with several primaries"
 )
 
+// Node is an SQL expression that differs between any two servers, also between copies of
+// one server and between nodes of a cluster.
+const Node = "CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir /*!80000 , @@server_uuid */)"
+
 // Probe asks the server on conn in one or two statements that need no privilege.
 func Probe(ctx context.Context, conn driver.Conn) (Info, error) {
 	// One text for both: each server skips the other's versioned comment.
 	rows, err := Query(ctx, conn, "SELECT VERSION(), DATABASE(), @@innodb_rollback_on_timeout, @@read_only OR @@innodb_read_only,"+
 		" /*!80000 @@transaction_isolation, 0, CONCAT(IFNULL((SELECT VARIABLE_VALUE FROM performance_schema.global_variables WHERE VARIABLE_NAME = 'wsrep_on'),'OFF'), ',',"+
 		" IFNULL((SELECT GROUP_CONCAT(VARIABLE_VALUE ORDER BY VARIABLE_NAME)"+
-		" FROM performance_schema.global_variables WHERE VARIABLE_NAME IN ('group_replication_group_name','group_replication_single_primary_mode')),'')), 0 */"+
+		" FROM performance_schema.global_variables WHERE VARIABLE_NAME IN ('group_replication_group_name','group_replication_single_primary_mode')),'')), 0, @@server_uuid,"+
+		// An attribute that a Router adds to those of its client.
+		" (SELECT COUNT(*) FROM performance_schema.session_account_connect_attrs WHERE PROCESSLIST_ID = CONNECTION_ID() AND ATTR_NAME = '_client_ip'), @@global.wait_timeout */"+
 		" /*M!100000 @@tx_isolation, @@idle_transaction_timeout, CONCAT(@@wsrep_on,','),"+
-		" (SELECT COUNT(*) FROM information_schema.SYSTEM_VARIABLES WHERE VARIABLE_NAME = 'INNODB_SNAPSHOT_ISOLATION') */")
+		" (SELECT COUNT(*) FROM information_schema.SYSTEM_VARIABLES WHERE VARIABLE_NAME = 'INNODB_SNAPSHOT_ISOLATION'),"+
+		" IF(@@wsrep_on, (SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME = 'WSREP_CLUSTER_STATE_UUID'),"+
+		" CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir)), 0,"+
+		" LEAST(@@global.wait_timeout, IFNULL(NULLIF(@@idle_transaction_timeout, 0), @@global.wait_timeout),"+
+		" IFNULL(NULLIF(@@idle_readonly_transaction_timeout, 0), @@global.wait_timeout), IFNULL(NULLIF(@@idle_write_transaction_timeout, 0), @@global.wait_timeout)) */, "+Node)
 	if err != nil {
 		return Info{}, fmt.Errorf("reading the server's settings: %w", err)
 	}
 	if len(rows) != 1 || len(rows[0]) < 8 {
-		return Info{}, errors.New("mysqllock: the server answers like neither MySQL 8 nor MariaDB 10.3, the oldest that can be used")
+		return Info{}, errors.New("mysqllock: unexpected result when reading the server's settings: MySQL 8.0 or MariaDB 10.3 is needed")
 	}
 	r := rows[0]
 	info := Info{
@@ -72,11 +92,55 @@ func Probe(ctx context.Context, conn driver.Conn) (Info, error) {
 	case name != "":
 		info.SinglePrimary = true
 	}
+	if len(r) > 8 {
+		info.Server = r[8]
+	}
+	info.Router = len(r) > 9 && r[9] != "0"
+	if len(r) > 10 {
+		seconds, _ := strconv.Atoi(r[10])
+		info.Silence = time.Duration(seconds) * time.Second
+	}
+	if len(r) > 11 {
+		info.Node = r[11]
+	}
+	if name, _, _ := strings.Cut(group, ","); name != "" {
+		info.Server = name
+	}
 	return info, info.tooOld()
 }
 
-// Writable returns why nothing can be locked on a server that takes no writes,
-// if so: another one takes them, and knows of no lock here.
+// Alike reports whether locks work on another server, or on the same one at another time,
+// as on this one.
+func (i Info) Alike(other Info) bool {
+	i.Server, other.Server = "", ""
+	i.Node, other.Node = "", ""
+	return i == other
+}
+
+// NotSplit fails if a MySQL Router sends reads to other servers than writes
+// (access_mode=auto). Such a Router accepts the statement ROUTER SET; other Routers, and
+// servers, do not know it (1064).
+func NotSplit(ctx context.Context, conn driver.Conn) error {
+	const unknown = 1064
+	err := Exec(ctx, conn, "ROUTER SET access_mode = 'auto'")
+	if Number(err) == unknown {
+		return nil
+	}
+	if err == nil {
+		err = lockerr.With(lockerr.ErrUnsafe, errors.New(
+			"MySQL Router sends reads to other servers than writes here (access_mode=auto), so that what is read under a lock may be older than the lock; connect to its port for reads and writes"))
+	}
+	return err
+}
+
+// Pin, behind SET, begins the settings of a session, and keeps the session on one
+// connection to the server: a proxy that has many clients share connections leaves one
+// alone that has a user's variable. MySQL Router does not see one behind sql_mode. The
+// variable has what autocommit was.
+const Pin = "@mysqllock = @@autocommit, SESSION"
+
+// Writable returns an error if the server takes no writes: another server takes them, and
+// does not know the locks of this one.
 func (i Info) Writable() error {
 	switch {
 	case !i.ReadOnly:
@@ -87,15 +151,15 @@ func (i Info) Writable() error {
 	return lockerr.With(lockerr.ErrUnsafe, ErrReadOnly)
 }
 
-// ErrReadOnly is what a lock statement has found that looks for it.
+// ErrReadOnly is the error if a lock statement finds that the server takes no writes.
 var ErrReadOnly = readOnly("read_only or innodb_read_only is set, as on a replica")
 
 func readOnly(what string) error {
-	return fmt.Errorf("the server takes no writes (%s), so that no lock on it excludes anybody; connect to the one that takes them", what)
+	return fmt.Errorf("the server takes no writes (%s), so a lock on it excludes no other program; connect to the one that takes writes", what)
 }
 
-// A server that takes no writes may grant row locks all the same, and become one
-// at any time. What says so are numbers or words.
+// A server that takes no writes grants row locks all the same, and a server may become
+// read-only at any time. The variables are numbers or words.
 const (
 	Writable        = "CONCAT(@@read_only, @@innodb_read_only) IN ('00', 'OFFOFF')" // a condition
 	WritableColumns = "@@read_only, @@innodb_read_only"                             // for TakesWrites, which is quicker than the condition
@@ -123,8 +187,8 @@ func (i Info) number() (major, minor int, err error) {
 	return major, minor, err
 }
 
-// Streams reports whether a transaction can have the other nodes of a Galera
-// cluster agree to what it has written before it commits: MariaDB from 10.4 on.
+// Streams reports whether a transaction can make the other nodes of a Galera cluster agree
+// to its writes before it commits (streaming replication): MariaDB from 10.4 on.
 func (i Info) Streams() bool {
 	major, minor, _ := i.number()
 	return i.Topology == Galera && i.MariaDB && (major > 10 || major == 10 && minor >= 4)
@@ -158,6 +222,7 @@ func Exec(ctx context.Context, conn driver.Conn, text string) error {
 
 // Change is Exec for a statement whose result matters.
 func Change(ctx context.Context, conn driver.Conn, text string) (driver.Result, error) {
+	ctx = step.Ours(ctx)
 	if e, ok := conn.(driver.ExecerContext); ok {
 		result, err := e.ExecContext(ctx, text, nil)
 		if !errors.Is(err, driver.ErrSkip) {
@@ -185,9 +250,9 @@ func Affected(ctx context.Context, conn driver.Conn, text string) (int64, error)
 	return result.RowsAffected()
 }
 
-// Query runs one statement as text and reads all its result sets to the end,
-// since servers report a failed lock after the first rows. NULL reads as "". out is
-// nil only where there was no result set, not even one without rows.
+// Query runs one statement as text and reads all its result sets to the end, since servers
+// report a failed lock after the first rows. NULL reads as "". out is nil only if there was
+// no result set, not even an empty one.
 func Query(ctx context.Context, conn driver.Conn, text string) (out [][]string, err error) {
 	rows, err := query(ctx, conn, text)
 	if err != nil {
@@ -196,7 +261,7 @@ func Query(ctx context.Context, conn driver.Conn, text string) (out [][]string, 
 	return read(rows)
 }
 
-// QueryPrepared is Query for a statement that is prepared.
+// QueryPrepared is Query for a prepared statement.
 func QueryPrepared(ctx context.Context, stmt driver.Stmt, args ...driver.Value) (out [][]string, err error) {
 	rows, err := queryPrepared(ctx, stmt, args)
 	if err != nil {
@@ -213,37 +278,54 @@ func read(rows driver.Rows) (out [][]string, err error) {
 		}
 	}()
 	for {
-		dest := make([]driver.Value, len(rows.Columns()))
-		if len(dest) > 0 && out == nil {
-			out = [][]string{}
-		}
-		for {
-			err := rows.Next(dest)
-			if errors.Is(err, io.EOF) {
-				break
-			}
-			if err != nil {
-				return nil, err
-			}
-			row := make([]string, len(dest))
-			for i, v := range dest {
-				row[i] = text1(v)
-			}
-			out = append(out, row)
-		}
-		more, ok := rows.(driver.RowsNextResultSet)
-		if !ok || !more.HasNextResultSet() {
-			return out, nil
-		}
-		if err := more.NextResultSet(); errors.Is(err, io.EOF) {
-			return out, nil
-		} else if err != nil {
+		if out, err = readSet(rows, out); err != nil {
 			return nil, err
+		}
+		if more, err := nextSet(rows); err != nil {
+			return nil, err
+		} else if !more {
+			return out, nil
 		}
 	}
 }
 
+// readSet appends the rows of the current result set to out.
+func readSet(rows driver.Rows, out [][]string) ([][]string, error) {
+	dest := make([]driver.Value, len(rows.Columns()))
+	if len(dest) > 0 && out == nil {
+		out = [][]string{}
+	}
+	for {
+		err := rows.Next(dest)
+		if errors.Is(err, io.EOF) {
+			return out, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		row := make([]string, len(dest))
+		for i, v := range dest {
+			row[i] = text1(v)
+		}
+		out = append(out, row)
+	}
+}
+
+// nextSet goes on to the next result set. more is false if there is none.
+func nextSet(rows driver.Rows) (more bool, err error) {
+	sets, ok := rows.(driver.RowsNextResultSet)
+	if !ok || !sets.HasNextResultSet() {
+		return false, nil
+	}
+	err = sets.NextResultSet()
+	if errors.Is(err, io.EOF) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
 func query(ctx context.Context, conn driver.Conn, text string) (driver.Rows, error) {
+	ctx = step.Ours(ctx)
 	if q, ok := conn.(driver.QueryerContext); ok {
 		rows, err := q.QueryContext(ctx, text, nil)
 		if !errors.Is(err, driver.ErrSkip) {
@@ -263,6 +345,7 @@ func query(ctx context.Context, conn driver.Conn, text string) (driver.Rows, err
 }
 
 func queryPrepared(ctx context.Context, stmt driver.Stmt, args []driver.Value) (driver.Rows, error) {
+	ctx = step.Ours(ctx)
 	s, ok := stmt.(driver.StmtQueryContext)
 	if !ok {
 		return stmt.Query(args) //nolint:staticcheck // for drivers without the context form
@@ -282,8 +365,9 @@ type closeBoth struct {
 
 func (r closeBoth) Close() error { return errors.Join(r.Rows.Close(), r.stmt.Close()) }
 
-// Prepare prepares a statement with what the driver has for it.
+// Prepare prepares a statement, with the context if the driver can.
 func Prepare(ctx context.Context, conn driver.Conn, text string) (driver.Stmt, error) {
+	ctx = step.Ours(ctx)
 	if p, ok := conn.(driver.ConnPrepareContext); ok {
 		return p.PrepareContext(ctx, text)
 	}
@@ -308,4 +392,17 @@ func text1(v driver.Value) string {
 	default:
 		return fmt.Sprint(v)
 	}
+}
+
+// LimitSilence has the server end the application's connection when nothing has been
+// heard of it for so many seconds, until UnlimitSilence restores what was set before, from
+// a variable of the session.
+func LimitSilence(ctx context.Context, conn driver.Conn, seconds int) error {
+	return Exec(ctx, conn, fmt.Sprintf("SET @mysqllock_wait = @@SESSION.wait_timeout, SESSION wait_timeout = %d", seconds))
+}
+
+// UnlimitSilence takes back what LimitSilence has set. If it fails, the connection must be
+// closed: it is not to go back with the limit.
+func UnlimitSilence(ctx context.Context, conn driver.Conn) error {
+	return Exec(ctx, conn, "SET SESSION wait_timeout = @mysqllock_wait")
 }

@@ -1,0 +1,190 @@
+package advisory_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock/advisory"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
+)
+
+// begin asks for a lock, and for a transaction that may begin meanwhile.
+func (w *writer) begin(ctx context.Context, wait time.Duration) (*advisory.Lock, error) {
+	w.b.Begun = false
+	w.b.Connect = func(ctx context.Context) (*pool.Conn, error) { return w.Conn, w.AwaitTurn(ctx) }
+	w.b.Done = w.EndTurn
+	if w.b.Free == nil {
+		w.b.Free = func() bool { return true }
+	}
+	r := request("k", wait)
+	r.Begin = &w.b
+	return w.p.Acquire(ctx, r)
+}
+
+// tapped is process with a tap on the connections that have locks.
+func (s *scratch) tapped(set settings) (*process, *dbtest.Tap) {
+	s.T.Helper()
+	cfg, tap := s.config(), new(dbtest.Tap)
+	tap.On(cfg)
+	set.connect = dbtest.Connector(s.T, cfg).Connect
+	return s.process(set), tap
+}
+
+// TestBegin: the transaction begins while the lock is asked for, and shows what was committed
+// until it was granted.
+func TestBegin(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		var mine dbtest.Tap
+		p, locks := s.tapped(settings{change: s.inDatabase})
+		w := p.writer(s.Connect(mine.On))
+		lock, err := w.begin(dbtest.Limited(t), 0)
+		dbtest.OK(t, err)
+		s.Exec(w.Conn.Conn, "ROLLBACK")
+		w.knows(lock)
+		dbtest.OK(t, lock.Release())
+
+		arrive := locks.Stall("SELECT IF(CONNECTION_ID()")
+		sent, granted := mine.Texts(), make(chan error, 1)
+		go func() {
+			var err error
+			lock, err = w.begin(dbtest.Limited(t), 0)
+			granted <- err
+		}()
+		dbtest.Soon(t, "it begins", func() bool { return len(sent()) == 1 })
+		s.Exec(s.open(), "INSERT INTO "+s.written()+" VALUES (1)")
+		arrive()
+		dbtest.OK(t, <-granted)
+		if texts := sent(); !w.b.Begun || len(texts) != 1 || texts[0] != "START TRANSACTION" {
+			t.Errorf("begun %v: %q", w.b.Begun, texts)
+		}
+		if n := s.One(w.Conn.Conn, "SELECT COUNT(*) FROM "+s.written()); n != "1" {
+			t.Errorf("the transaction sees %s rows", n)
+		}
+		s.Exec(w.Conn.Conn, "INSERT INTO "+s.written()+" VALUES (2)")
+		s.wantWritten("it has begun", 1)
+		if done, _, err := w.check(lock).Commit(dbtest.Limited(t)); !done || err != nil {
+			t.Errorf("%v, %v", done, err)
+		}
+		s.wantWritten("it has committed", 2)
+		dbtest.OK(t, lock.Release())
+	})
+}
+
+// TestBeginInVain: a caller that is refused, or has to wait, has no transaction, and its
+// connection has been given back before the wait.
+func TestBeginInVain(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		p, other := s.process(settings{}), s.process(settings{})
+		var mine dbtest.Tap
+		w := p.writer(s.Connect(mine.On))
+		theirs := other.acquire("k", 0)
+		idle := func() {
+			t.Helper()
+			if texts := mine.Texts(); len(texts()) != 0 {
+				t.Errorf("%q", texts())
+			}
+			dbtest.OK(t, w.AwaitTurn(dbtest.Limited(t)))
+			w.EndTurn()
+			s.Exec(w.Conn.Conn, "INSERT INTO "+s.written()+" VALUES (1)")
+			s.Exec(w.Conn.Conn, "ROLLBACK") // there is nothing to roll back
+		}
+		sent := mine.Texts()
+		if _, err := w.begin(dbtest.Limited(t), 0); !errors.Is(err, lockerr.ErrLocked) || w.b.Begun {
+			t.Errorf("no wait: %v, begun %v", err, w.b.Begun)
+		}
+		if got := strings.Join(sent(), "; "); got != "START TRANSACTION; ROLLBACK" {
+			t.Errorf("sent %q", got)
+		}
+		idle()
+		s.wantWritten("no wait", 1)
+
+		granted := make(chan *advisory.Lock, 1)
+		go func() {
+			lock, err := w.begin(dbtest.Limited(t), 20*time.Second)
+			if err != nil {
+				t.Error(err)
+			}
+			granted <- lock
+		}()
+		look := s.open()
+		dbtest.Soon(t, "it waits", func() bool { return len(s.waiters(look, "k")) == 1 })
+		idle()
+		s.wantWritten("meanwhile", 2)
+		second := make(chan *advisory.Lock, 1)
+		two := p.writer(s.Connect(mine.On))
+		sent = mine.Texts()
+		go func() { // in line behind it: the lock is handed over
+			lock, err := two.begin(dbtest.Limited(t), 20*time.Second)
+			if err != nil {
+				t.Error(err)
+			}
+			second <- lock
+		}()
+		p.inLine("k", 1)
+		dbtest.OK(t, theirs.Release())
+		lock := <-granted
+		dbtest.OK(t, lock.Release())
+		dbtest.OK(t, (<-second).Release())
+		if w.b.Begun || two.b.Begun || len(sent()) != 0 {
+			t.Errorf("begun %v, %v: %q", w.b.Begun, two.b.Begun, sent())
+		}
+	})
+}
+
+// TestBeginDoesNotComeOff: where no transaction can begin, or its options are more than a
+// BEGIN, or no connection is free, the lock is taken all the same.
+func TestBeginDoesNotComeOff(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		p := s.process(settings{})
+		for what, change := range map[string]func(w *writer){
+			"options":      func(w *writer) { w.b.Options.ReadOnly = true },
+			"nothing free": func(w *writer) { w.b.Free = func() bool { return false } },
+			"it is broken": func(w *writer) { dbtest.OK(t, w.Close()) },
+		} {
+			w := p.writer(s.Connect())
+			change(w)
+			lock, err := w.begin(dbtest.Limited(t), 0)
+			if err != nil || w.b.Begun {
+				t.Fatalf("%s: %v, begun %v", what, err, w.b.Begun)
+			}
+			dbtest.OK(t, w.AwaitTurn(dbtest.Limited(t))) // its turn was given back
+			w.EndTurn()
+			dbtest.OK(t, lock.Release())
+		}
+	})
+}
+
+// TestBeginIsCancelled: who leaves before the answer has neither the lock nor a transaction.
+func TestBeginIsCancelled(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		p, locks := s.tapped(settings{})
+		var mine dbtest.Tap
+		w := p.writer(s.Connect(mine.On))
+		dbtest.OK(t, p.acquire("other", 0).Release()) // there is a lock connection
+		arrive := locks.Stall("SELECT IF(CONNECTION_ID()")
+		ctx, cancel := context.WithCancel(dbtest.Limited(t))
+		sent, answer := mine.Texts(), make(chan error, 1)
+		go func() {
+			_, err := w.begin(ctx, 0)
+			answer <- err
+		}()
+		dbtest.Soon(t, "it begins", func() bool { return len(sent()) == 1 })
+		cancel()
+		if err := <-answer; !errors.Is(err, context.Canceled) || w.b.Begun {
+			t.Errorf("%v, begun %v", err, w.b.Begun)
+		}
+		if got := strings.Join(sent(), "; "); got != "START TRANSACTION; ROLLBACK" && w.Clean() { // it may have left before BEGIN was answered
+			t.Errorf("sent %q", got)
+		}
+		arrive()
+		look := s.open()
+		s.free(look, "k")
+		dbtest.OK(t, w.AwaitTurn(dbtest.Limited(t)))
+		w.EndTurn()
+	})
+}

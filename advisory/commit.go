@@ -1,0 +1,124 @@
+package advisory
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/step"
+	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
+)
+
+// Check verifies that the locks are held, on the connection of a transaction that is
+// about to commit. It runs one statement, which waits for no lock. id is the server's id
+// of the connection, for [Locker.AwaitEnd]. After an error the transaction must be
+// rolled back.
+func (l *Locker) Check(ctx context.Context, conn driver.Conn, locks []*Lock) (id uint64, err error) {
+	if len(locks) == 0 {
+		return 0, nil
+	}
+	keys, err := held(locks)
+	if err != nil {
+		return 0, err
+	}
+	rows, err := server.Query(step.Named(ctx, step.Fence, hint.StrategyAdvisory, keys...), conn, checkSQL(locks))
+	switch {
+	case err != nil:
+	case len(rows) != 1 || rows[0][0] != "1":
+		err = lockerr.With(lockerr.ErrLost, errors.New("the transaction's server says that another connection holds the lock, or none"))
+	default:
+		id, err = strconv.ParseUint(rows[0][1], 10, 64)
+	}
+	if err != nil {
+		return 0, terms.Failure("commit", strings.Join(keys, ", "), err)
+	}
+	return id, nil
+}
+
+// Commit is Check and COMMIT in one statement, on the connection with that id. done is false
+// with a nil error if the server has no way for that, or if the check fails: then call Check,
+// which tells why, and commit. If unknown is true with an error, the transaction may be
+// committed, as after any COMMIT; else it is not, and must be rolled back.
+func (l *Locker) Commit(ctx context.Context, conn driver.Conn, id uint64, locks []*Lock) (done, unknown bool, err error) {
+	keys, err := held(locks)
+	if err != nil {
+		return false, false, err
+	}
+	mark := pool.NewMark()
+	outcome, err := server.CheckAndCommit(step.Named(ctx, step.Fence, hint.StrategyAdvisory, keys...), conn, l.commitSQL(id, locks, mark), mark)
+	if outcome == server.NoWay {
+		l.canCommit.Store(false)
+	}
+	if err != nil {
+		err = terms.Failure("commit", strings.Join(keys, ", "), err)
+	}
+	return outcome == server.Committed, outcome == server.Unknown, err
+}
+
+// commits reports whether Commit has a way on this server. Where the procedure for it has to
+// be looked for, that is done meanwhile, for those who commit later. A MySQL Router shares no
+// connection that has user variables.
+func (l *Locker) commits() bool {
+	calls := !l.info.MariaDB && !l.info.Router && l.table != (schema.Table{})
+	if calls && l.looked.CompareAndSwap(false, true) && l.enter() == nil {
+		go l.provide()
+	}
+	return l.canCommit.Load()
+}
+
+// held returns the keys of locks that are held, as far as this process knows.
+func held(locks []*Lock) (keys []string, err error) {
+	for _, lock := range locks {
+		if err := lock.Err(); err != nil {
+			return nil, terms.Failure("commit", lock.key, err)
+		}
+		keys = append(keys, lock.key)
+	}
+	return keys, nil
+}
+
+// provide sees to it that the procedure for Commit is there. It is not made on the
+// connection of a transaction, which DDL would commit.
+func (l *Locker) provide() {
+	defer l.running.Done()
+	c, err := l.control.Acquire(l.ctx)
+	if err == nil {
+		defer c.Release()
+		var there bool
+		there, err = l.table.CommitIfProcedure().Provide(l.ctx, c.Conn, l.makes)
+		l.canCommit.Store(there)
+	}
+	l.looked.Store(err == nil) // else the next one tries again
+}
+
+// AwaitEnd is for after a COMMIT whose answer was lost with its connection. The server
+// may still be running the COMMIT, and the next holder of the locks would read the state
+// before it. AwaitEnd makes the server end the connection with that id. It returns when
+// the connection has ended, when the locks are lost, or when ctx ends. If the server does
+// not say that the locks are held, it may have been restarted, and the id may be that of
+// another connection: AwaitEnd does not end it.
+func (l *Locker) AwaitEnd(ctx context.Context, id uint64, locks []*Lock) {
+	for {
+		over, err := l.control.EndConnection(ctx, id, heldSQL(locks))
+		lost := slices.ContainsFunc(locks, func(lock *Lock) bool { return lock.Err() != nil })
+		if err == nil && over || lost {
+			return
+		}
+		select {
+		case <-time.After(glance):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// glance is how often AwaitEnd checks.
+const glance = 20 * time.Millisecond

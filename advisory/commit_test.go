@@ -1,0 +1,225 @@
+package advisory_test
+
+import (
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock/advisory"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/internal/strategy"
+	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
+)
+
+// writer is an application's connection, of which the id is known, whose transactions are
+// under advisory locks.
+type writer struct {
+	*pool.Conn
+	p *process
+	b strategy.Beginning // the last one
+}
+
+// writer makes the table that it writes to, written, if there is none.
+func (p *process) writer(conn driver.Conn) *writer {
+	p.T.Helper()
+	w := &writer{Conn: pool.Adopt(conn), p: p}
+	p.Exec(conn, "CREATE TABLE IF NOT EXISTS "+p.written()+" (n INT)")
+	dbtest.OK(p.T, w.SetID(p.One(conn, "SELECT CONNECTION_ID()")))
+	return w
+}
+
+func (s *scratch) written() string { return "`" + s.Name + "`.written" }
+
+// inDatabase has the procedure made in the test's database.
+func (s *scratch) inDatabase(cfg *advisory.Config) {
+	var err error
+	cfg.Table, err = schema.Parse(s.Name + ".mysqllock")
+	dbtest.OK(s.T, err)
+	cfg.Auto = true
+}
+
+// commits is what the statement has in it that checks and commits.
+func (s *scratch) commits() string {
+	if s.MariaDB() {
+		return "BEGIN NOT ATOMIC SAVEPOINT"
+	}
+	return "mysqllock_held1"
+}
+
+// write begins a transaction that writes a row.
+func (w *writer) write() {
+	w.p.T.Helper()
+	w.p.Exec(w.Conn.Conn, "START TRANSACTION")
+	w.p.Exec(w.Conn.Conn, "INSERT INTO "+w.p.written()+" VALUES (1)")
+}
+
+// check returns what is left to be done at COMMIT under the locks.
+func (w *writer) check(locks ...*advisory.Lock) strategy.Check {
+	w.p.T.Helper()
+	held := make([]strategy.Held, len(locks))
+	for i, lock := range locks {
+		held[i] = lock
+	}
+	check, err := w.p.Strategy().Check(dbtest.Limited(w.p.T), w.Conn, held, true)
+	dbtest.OK(w.p.T, err)
+	return check
+}
+
+// knows waits until it is known how to commit under the lock.
+func (w *writer) knows(lock *advisory.Lock) {
+	w.p.T.Helper()
+	dbtest.Soon(w.p.T, "it is known how to commit", func() bool { return w.check(lock).Commit != nil })
+}
+
+// wantWritten says how many rows are committed.
+func (s *scratch) wantWritten(what string, want int) {
+	s.T.Helper()
+	if n := s.One(s.open(), "SELECT COUNT(*) FROM "+s.written()); n != fmt.Sprint(want) {
+		s.T.Errorf("%s: %s rows are written, want %d", what, n, want)
+	}
+}
+
+// TestCommit: one statement checks the locks and commits. Where it finds them lost, or runs
+// elsewhere, nothing is committed; where the server has no way for it, it says so.
+func TestCommit(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		p := s.process(settings{change: s.inDatabase})
+		var tap dbtest.Tap
+		w := p.writer(s.Connect(tap.On))
+		one, two := p.acquire("1", 0), p.acquire("2", 0)
+		w.knows(one)
+
+		w.write()
+		check := w.check(one, two)
+		sent := tap.Texts()
+		done, unknown, err := check.Commit(dbtest.Limited(t))
+		if texts := sent(); !done || unknown || err != nil || len(texts) != 1 || !strings.Contains(texts[0], s.commits()) {
+			t.Errorf("done %v, unknown %v, %v: %q", done, unknown, err, texts)
+		}
+		s.wantWritten("commit", 1)
+
+		refused := func(what string, want error, check strategy.Check) {
+			t.Helper()
+			if done, unknown, err := check.Commit(dbtest.Limited(t)); done || unknown || err != nil {
+				t.Errorf("%s: done %v, unknown %v, %v", what, done, unknown, err)
+			}
+			if err := check.Fence(dbtest.Limited(t)); !errors.Is(err, want) {
+				t.Errorf("%s: %v", what, err)
+			}
+			s.wantWritten(what, 1)
+			s.Exec(w.Conn.Conn, "ROLLBACK")
+		}
+		is := w.KnownID()
+		dbtest.OK(t, w.SetID("1"))
+		w.write()
+		refused("on another connection", nil, w.check(one))
+		if w.KnownID() != is {
+			t.Errorf("it is %d, and still taken for %d", is, w.KnownID())
+		}
+		w.write()
+		check = w.check(one, two)
+		s.Exec(w.Conn.Conn, fmt.Sprintf("KILL %d", one.ConnectionID()))
+		s.free(w.Conn.Conn, "1") // before anybody has noticed
+		refused("lost", lockerr.ErrLost, check)
+
+		three := p.acquire("3", time.Second)
+		if !s.MariaDB() {
+			s.Exec(w.Conn.Conn, "DROP PROCEDURE `"+s.Name+"`.mysqllock_held1")
+			w.write()
+			refused("dropped", nil, w.check(three))
+			if w.check(three).Commit != nil {
+				t.Error("it calls again what was missing")
+			}
+		}
+		w.write()
+		check = w.check(three)
+		dbtest.OK(t, three.Release())
+		if check.Commit != nil {
+			if done, _, err := check.Commit(dbtest.Limited(t)); done || !errors.Is(err, lockerr.ErrClosed) {
+				t.Errorf("released: %v, %v", done, err)
+			}
+		}
+		s.Exec(w.Conn.Conn, "ROLLBACK")
+	})
+}
+
+// TestCommitElsewhere: without a known id, without the procedure, and behind a Router the
+// check is a statement of its own.
+func TestCommitElsewhere(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for what, c := range map[string]struct {
+			change func(*advisory.Config)
+			moved  bool
+		}{
+			"id not known": {change: s.inDatabase, moved: true},
+			"no procedure": {change: func(cfg *advisory.Config) { s.inDatabase(cfg); cfg.Auto = false }},
+			"no table":     {},
+			"Router":       {change: func(cfg *advisory.Config) { s.inDatabase(cfg); cfg.Info.Router = true }},
+		} {
+			if s.MariaDB() && (what == "no procedure" || what == "no table") {
+				continue
+			}
+			s := s.other(t)
+			s.Exec(s.open(), "DROP PROCEDURE IF EXISTS `"+s.Name+"`.mysqllock_held1")
+			p := s.process(settings{change: c.change})
+			var tap dbtest.Tap
+			w := p.writer(s.Connect(tap.On))
+			if c.moved {
+				w.Moved()
+			}
+			lock := p.acquire("k", 0)
+			sent := tap.Texts()
+			if check := w.check(lock); check.Commit != nil || check.Unsure == nil {
+				t.Errorf("%s: it is left to the COMMIT", what)
+			}
+			if texts := sent(); len(texts) != 1 || !strings.HasPrefix(texts[0], "SELECT ") {
+				t.Errorf("%s: %q", what, texts)
+			}
+			if c.moved {
+				w.knows(lock)
+			}
+			s.Exec(w.Conn.Conn, fmt.Sprintf("KILL %d", lock.ConnectionID()))
+			s.free(w.Conn.Conn, "k")
+			w.Moved()
+			if _, err := p.Strategy().Check(dbtest.Limited(t), w.Conn, []strategy.Held{lock}, true); !errors.Is(err, lockerr.ErrLost) {
+				t.Errorf("%s: lost: %v", what, err)
+			}
+		}
+	})
+}
+
+// TestDisturbedCommit: a KILL QUERY between COMMIT and the answer makes no failure of a
+// transaction that was committed, one before it commits nothing, and without an answer nobody
+// says which it was.
+func TestDisturbedCommit(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		p := s.process(settings{change: s.inDatabase})
+		for name, c := range dbtest.DisturbedCommits() {
+			s := s.other(t)
+			d := c.Disturbed
+			d.Conn, d.At = s.Connect(), func(text string) bool { return strings.Contains(text, s.commits()) }
+			w := p.writer(&d)
+			s.Exec(w.Conn.Conn, "DELETE FROM "+s.written())
+			lock := p.acquire("k", time.Second)
+			w.knows(lock)
+			w.write()
+			done, unknown, err := w.check(lock).Commit(dbtest.Limited(t))
+			if done != c.Done || unknown != c.Unknown || (err == nil) != c.Done || errors.Is(err, driver.ErrBadConn) {
+				t.Errorf("%s: done %v, unknown %v, %v", name, done, unknown, err)
+			}
+			var e *lockerr.Error
+			if err != nil && (!errors.As(err, &e) || e.Op != "commit" || e.Strategy != "advisory") {
+				t.Errorf("%s: %v", name, err)
+			}
+			d.Next = nil
+			s.Exec(d.Conn, "ROLLBACK")
+			s.wantWritten(name, map[bool]int{true: 1}[c.Committed])
+			dbtest.OK(t, lock.Release())
+		}
+	})
+}

@@ -1,0 +1,580 @@
+package advisory
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/step"
+	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
+)
+
+// lockConn is a lock connection: it holds locks. None of its statements waits for a
+// lock, so each is answered soon. A request that finds the connection idle goes out at
+// once. Requests that arrive while a statement is running go out together in the next.
+type lockConn struct {
+	l           *Locker
+	c           *pool.Conn
+	id          uint64
+	identity    string          // a named lock that only this connection ever has
+	acquireText string          // acquires one lock; to be prepared
+	holder      *lockerr.Holder // what waiters are told about the holder of its locks
+	ctx         context.Context // ends with the connection
+	cancel      context.CancelFunc
+	heard       atomic.Int64 // when the last statement was sent that the server has answered, since epoch
+
+	several bool // the last statement was for several requests; for the user of the connection
+
+	// Guarded by Locker.mu.
+	holds   map[string]*Lock // by name
+	pending []*request       // they go out with the next statement
+	busy    bool             // the connection is in use
+	err     error            // why no statement goes out any more
+}
+
+// request asks to acquire a lock, or to release it.
+type request struct {
+	lock     *Lock
+	acquire  bool
+	offers   bool          // offers the lock to other processes before: releases it and asks again
+	answered chan struct{} // closed when the request is answered
+
+	// Guarded by Locker.mu until it is answered.
+	granted bool
+	err     error
+}
+
+const (
+	// maxHolds is how many locks a connection may hold. MariaDB gets slow with many.
+	maxHolds = 10_000
+	// maxBatch is how many requests go into one statement.
+	maxBatch = 100
+)
+
+var (
+	epoch = time.Now() // carries the monotonic clock
+
+	errForm         = errors.New("a lock statement returned an unexpected result")
+	errRetired      = errors.New("the lock connection was given back, since it held no lock")
+	errUnclean      = errors.New("a lock that may have been acquired could not be released")
+	errSlow         = fmt.Errorf("no lock connection could be opened within %v", background)
+	errLeftToPoller = errors.New("the lock was left free for a poller")
+	errScrapped     = errors.New("the lock connection was given up")
+	errElsewhere    = lockerr.With(lockerr.ErrUnsafe, errors.New(
+		"a statement reached another connection than the lock's: GET_LOCK is not safe behind a proxy that shares connections; connect to the server directly, or use a lease"))
+	errReadOnly = lockerr.With(lockerr.ErrUnsafe, errors.New(
+		"the server takes no writes, so other programs may lock on another server; connect to the one that takes writes"))
+)
+
+// silence is the time since the last statement was sent that the server has answered.
+// The server counts from a later moment.
+func (k *lockConn) silence() time.Duration {
+	return time.Since(epoch) - time.Duration(k.heard.Load())
+}
+
+// pickConn returns the lock connection for the next lock.
+func (l *Locker) pickConn(ctx context.Context) (*lockConn, error) {
+	for {
+		k, o, err := l.pickOrOpen()
+		if k != nil || err != nil {
+			return k, err
+		}
+		select {
+		case <-o.done:
+			if o.err != nil {
+				return nil, o.err
+			}
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// pickOrOpen returns the least busy lock connection. If there is none, or if it is busy
+// and there may be more of them, it opens another.
+func (l *Locker) pickOrOpen() (*lockConn, *opening, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil, nil, lockerr.ErrClosed
+	}
+	best, usable := l.leastBusy()
+	var o *opening
+	if best == nil || best.busy && usable < l.enough && l.conns.Ready() {
+		o = l.open()
+	}
+	return best, o, nil
+}
+
+// leastBusy returns the best of the first lock connections that have room for a lock,
+// nil if none has; and how many it has looked at. The caller holds l.mu.
+func (l *Locker) leastBusy() (best *lockConn, usable int) {
+	for _, k := range l.lockConns {
+		if len(k.holds)+len(k.pending)+maxBatch > maxHolds {
+			continue
+		}
+		if best == nil || best.busy && (!k.busy || len(k.pending) < len(best.pending)) {
+			best = k
+		}
+		if usable++; usable == l.enough {
+			break
+		}
+	}
+	return best, usable
+}
+
+// opening is a lock connection that is being opened.
+type opening struct {
+	done chan struct{}
+	err  error
+}
+
+// open opens a further lock connection, one at a time. The caller holds l.mu.
+func (l *Locker) open() *opening {
+	if l.opening != nil {
+		return l.opening
+	}
+	o := &opening{done: make(chan struct{})}
+	l.opening = o
+	l.running.Go(func() {
+		defer close(o.done)
+		ctx, cancel := context.WithTimeoutCause(l.ctx, background, errSlow)
+		defer cancel()
+		k, err := l.connect(ctx)
+		if err != nil && ctx.Err() != nil { // it is not a context of the callers
+			err = context.Cause(ctx)
+		}
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.opening = nil
+		if o.err = err; err == nil {
+			l.share(k)
+		}
+	})
+	return o
+}
+
+// connect makes a lock connection of a connection of the pool.
+func (l *Locker) connect(ctx context.Context) (*lockConn, error) {
+	c, err := l.conns.Acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	k := &lockConn{l: l, c: c, id: c.KnownID(), identity: newIdentity(), holds: make(map[string]*Lock)}
+	k.holder, k.acquireText = &lockerr.Holder{ConnectionID: k.id, Program: l.owner}, k.acquireSQL("?")
+	k.ctx, k.cancel = context.WithCancel(context.Background())
+	answer, err := k.ask(ctx, k.openSQL())
+	switch {
+	case err == nil && answer != "1":
+		err = errors.New("mysqllock: GET_LOCK grants no lock on this server, not even a new one")
+	}
+	if err != nil {
+		k.cancel()
+		c.Destroy()
+		return nil, err
+	}
+	return k, nil
+}
+
+// share lets other requests use k. The caller holds l.mu.
+func (l *Locker) share(k *lockConn) {
+	if l.closed {
+		k.busy, k.err = true, lockerr.ErrClosed
+		k.dispose()
+		return
+	}
+	l.lockConns = append(l.lockConns, k)
+	if !l.watching {
+		l.watching = true
+		l.running.Go(l.watch)
+	}
+}
+
+// do runs r, and waits for the answer as await does.
+func (k *lockConn) do(ctx context.Context, r *request) bool {
+	k.submit(r, ctx.Done() == nil) // a caller that cannot leave meanwhile sends it itself
+	return k.await(ctx, r)
+}
+
+// submit has r sent. The caller sends it itself, and has the answer, if it is to and if
+// nothing is under way.
+func (k *lockConn) submit(r *request, itself bool) {
+	l := k.l
+	r.answered = make(chan struct{})
+	l.mu.Lock()
+	if k.err != nil {
+		r.err = k.err
+		close(r.answered)
+		l.mu.Unlock()
+		return
+	}
+	k.pending = append(k.pending, r)
+	serve := !k.busy
+	k.busy = true
+	l.mu.Unlock()
+
+	switch {
+	case !serve:
+	case itself:
+		k.serve()
+	default:
+		l.running.Go(k.serve)
+	}
+}
+
+// await waits for the answer to r. It returns false if ctx has ended and no answer came
+// soon after; r.answered is closed when the answer comes.
+func (k *lockConn) await(ctx context.Context, r *request) bool {
+	l := k.l
+	select {
+	case <-r.answered:
+		return true
+	case <-ctx.Done():
+	}
+	l.mu.Lock()
+	if i := slices.Index(k.pending, r); i >= 0 && !r.offers {
+		k.pending = slices.Delete(k.pending, i, i+1)
+		r.err = context.Cause(ctx)
+		l.mu.Unlock()
+		return true
+	}
+	l.mu.Unlock()
+	hurry := time.NewTimer(giveUp)
+	defer hurry.Stop()
+	select {
+	case <-r.answered:
+		return true
+	case <-hurry.C:
+		return false
+	}
+}
+
+// serve sends what is pending. The callers that the last statement has answered may be
+// about to add requests, so it lets them run first. The caller has made k busy.
+func (k *lockConn) serve() {
+	if k.several {
+		runtime.Gosched()
+	}
+	if batch := k.batch(); len(batch) > 0 {
+		k.send(batch)
+		return
+	}
+	k.l.mu.Lock()
+	defer k.l.mu.Unlock()
+	k.next()
+}
+
+// batch returns the requests that go out next: releases first.
+func (k *lockConn) batch() []*request {
+	k.l.mu.Lock()
+	defer k.l.mu.Unlock()
+	n := min(len(k.pending), maxBatch)
+	k.several = n > 1
+	batch := slices.Clone(k.pending[:n])
+	k.pending = slices.Delete(k.pending, 0, n)
+	slices.SortStableFunc(batch, func(a, b *request) int {
+		switch {
+		case a.acquire == b.acquire:
+			return 0
+		case b.acquire:
+			return -1
+		}
+		return 1
+	})
+	return batch
+}
+
+// send runs batch, answers its requests, and lets the next batch go out. The caller has
+// made k busy.
+func (k *lockConn) send(batch []*request) {
+	answer, err := k.run(batch)
+	if k.broken(err) {
+		k.lose(err)
+	}
+	l := k.l
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, r := range batch {
+		switch {
+		case k.err != nil:
+			r.err = k.err
+		case !r.acquire:
+			delete(k.holds, r.lock.name)
+		case err == nil && answer[i] == '1':
+			r.granted = true
+			k.holds[r.lock.name] = r.lock
+		default:
+			delete(k.holds, r.lock.name) // the lock of the holder before
+			switch {
+			case err != nil:
+				r.err = err
+			case answer[i] == '3':
+				r.err = errLeftToPoller
+			case answer[i] != '0':
+				r.err = errInterrupted
+			}
+		}
+		close(r.answered)
+	}
+	k.next()
+}
+
+// run runs the statement for batch. After an error of the server none of its locks is
+// held. If that is not sure, the error has no number, and the connection is given up.
+func (k *lockConn) run(batch []*request) (answer string, err error) {
+	acquires := batch[len(batch)-1].acquire
+	answer, err = k.runPrepared(batch)
+	switch {
+	case !errors.Is(err, pool.ErrUnprepared):
+	case acquires:
+		answer, err = k.ask(k.within(batch), k.batchSQL(batch))
+	default:
+		err = k.exec(k.within(batch), freeSQL(batch))
+	}
+	if acquires && err == nil {
+		if answer == "" {
+			answer = "2"
+		}
+		if len(answer) != len(batch) {
+			err = errForm
+		}
+	}
+	if err != nil && !k.broken(err) { // for example KILL QUERY, after some locks were acquired
+		if again := k.exec(k.within(batch), freeSQL(batch)); again != nil {
+			return "", fmt.Errorf("%w: %s", errUnclean, again.Error()) // without its number
+		}
+	}
+	return answer, err
+}
+
+// broken reports whether err is more than the refusal of a statement by the server.
+func (k *lockConn) broken(err error) bool {
+	return err != nil && (server.Number(err) == 0 || server.Gone(err, k.c.Conn))
+}
+
+// within is the context for the statement of batch. A context that cannot end
+// costs less, since the driver need not watch it.
+func (k *lockConn) within(batch []*request) context.Context {
+	ctx, s := k.ctx, step.Release
+	if t := k.l.readTimeout; t > 0 && t <= k.l.limit {
+		ctx = context.Background()
+	}
+	if batch[len(batch)-1].acquire {
+		s = step.Take
+	}
+	ctx = step.AskedBy(ctx, batch, func(r *request) step.Asked { return r.lock.asked })
+	return step.With(ctx, s, hint.StrategyAdvisory, batch, func(r *request) string { return r.lock.key })
+}
+
+// runPrepared is run for a batch of one, whose statement is always the same. It returns
+// pool.ErrUnprepared if that statement is not prepared, and for other batches.
+func (k *lockConn) runPrepared(batch []*request) (answer string, err error) {
+	r, sent := batch[0], time.Since(epoch)
+	switch {
+	case len(batch) > 1 || r.offers:
+		return "", pool.ErrUnprepared
+	case r.acquire:
+		rows, err := k.c.QueryPrepared(k.within(batch), k.acquireText, r.lock.name)
+		return k.answer(sent, rows, err)
+	}
+	if _, err = k.c.QueryPrepared(k.within(batch), "DO RELEASE_LOCK(?)", r.lock.name); err == nil {
+		k.heard.Store(int64(sent))
+	}
+	return "", err
+}
+
+// ask runs a statement that returns one value.
+func (k *lockConn) ask(ctx context.Context, text string) (string, error) {
+	sent := time.Since(epoch)
+	rows, err := server.Query(ctx, k.c.Conn, text)
+	return k.answer(sent, rows, err)
+}
+
+// answer is the one value that was returned for the statement that was sent then.
+func (k *lockConn) answer(sent time.Duration, rows [][]string, err error) (string, error) {
+	if err != nil {
+		return "", err
+	}
+	k.heard.Store(int64(sent))
+	if len(rows) != 1 || len(rows[0]) != 1 {
+		return "", errForm
+	}
+	switch rows[0][0] {
+	case elsewhere:
+		return "", errElsewhere
+	case readOnly:
+		return "", errReadOnly
+	}
+	return rows[0][0], nil
+}
+
+func (k *lockConn) exec(ctx context.Context, text string) error {
+	sent := time.Since(epoch)
+	err := server.Exec(ctx, k.c.Conn, text)
+	if err == nil {
+		k.heard.Store(int64(sent))
+	}
+	return err
+}
+
+// next lets the next batch go out. The caller holds Locker.mu.
+func (k *lockConn) next() {
+	l := k.l
+	if k.err == nil && len(k.pending) == 0 && len(k.holds) == 0 && len(l.lockConns) > l.enough {
+		l.remove(k, errRetired)
+	}
+	switch {
+	case k.err != nil:
+		k.dispose()
+	case len(k.pending) == 0:
+		k.busy = false
+	default:
+		l.running.Go(k.serve)
+	}
+}
+
+// remove lets no further request use k. The caller holds l.mu.
+func (l *Locker) remove(k *lockConn, why error) {
+	k.err = why
+	l.lockConns = slices.DeleteFunc(l.lockConns, func(other *lockConn) bool { return other == k })
+}
+
+// lose ends the locks and requests of k, once, and tells the holders.
+func (k *lockConn) lose(cause error) {
+	l := k.l
+	l.mu.Lock()
+	if k.err != nil {
+		l.mu.Unlock()
+		return
+	}
+	l.remove(k, cause)
+	for _, r := range k.pending {
+		r.err = cause
+		close(r.answered)
+	}
+	k.pending = nil
+	if !errors.Is(cause, lockerr.ErrClosed) {
+		cause = lockerr.With(lockerr.ErrLost, cause)
+	}
+	var held []*Lock
+	for _, lock := range k.holds {
+		if lock.err == nil {
+			lock.err = cause
+			held = append(held, lock)
+		}
+	}
+	if !k.busy {
+		k.busy = true
+		k.dispose()
+	}
+	l.mu.Unlock()
+
+	k.cancel()
+	for _, lock := range held {
+		lock.ticket.Leave()
+		if lock.lost != nil {
+			go lock.lost(cause)
+		}
+	}
+}
+
+// dispose puts the connection back into the pool if it surely holds no lock. Else it
+// closes the connection, and makes the server end it. No one uses it any more. The
+// caller holds Locker.mu.
+func (k *lockConn) dispose() {
+	l := k.l
+	l.running.Go(func() {
+		defer k.cancel()
+		ctx, cancel := context.WithTimeout(step.Named(context.Background(), step.Release, hint.StrategyAdvisory), background)
+		defer cancel()
+		if errors.Is(k.err, errRetired) || errors.Is(k.err, lockerr.ErrClosed) && k.c.Clean() {
+			if server.Exec(ctx, k.c.Conn, "DO RELEASE_ALL_LOCKS()") == nil {
+				k.c.Touch()
+				k.c.Release()
+				return
+			}
+		}
+		k.c.Destroy()
+		_ = l.control.KillConnection(ctx, k.c) // best effort: the server ends a silent connection, too
+	})
+}
+
+// overdue returns an error if the server may have ended k by now, or is about to.
+func (k *lockConn) overdue() error {
+	if s := k.silence(); s >= k.l.limit {
+		return fmt.Errorf("the lock connection was silent for %v, with a lockTTL of %v", s.Round(time.Millisecond), k.l.ttl)
+	}
+	return nil
+}
+
+// look loses k if it is overdue.
+func (k *lockConn) look() {
+	if late := k.overdue(); late != nil {
+		k.lose(late)
+	}
+}
+
+// watch looks after the lock connections as long as there are any.
+func (l *Locker) watch() {
+	tick := time.NewTimer(l.pulse)
+	defer tick.Stop()
+	for on := true; on; {
+		select {
+		case <-l.ctx.Done():
+			return
+		case <-tick.C:
+		}
+		var overdue []*lockConn
+		var next time.Duration
+		overdue, next, on = l.check()
+		tick.Reset(max(next, time.Millisecond))
+		for _, k := range overdue {
+			k.look()
+		}
+	}
+}
+
+// check pings or closes the idle lock connections. It returns those that are overdue, in
+// how long to check again, and whether there is anything left to check.
+func (l *Locker) check() (overdue []*lockConn, next time.Duration, on bool) {
+	next = l.pulse
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, k := range slices.Clone(l.lockConns) {
+		silence := k.silence()
+		if silence < l.limit {
+			next = min(next, l.limit-silence)
+		}
+		switch {
+		case (k.busy || len(k.holds) > 0) && silence >= l.limit:
+			overdue = append(overdue, k)
+		case k.busy:
+		case len(k.holds) == 0 && silence >= l.linger:
+			k.busy = true
+			l.remove(k, errRetired)
+			k.dispose()
+		case len(k.holds) > 0 && silence >= l.pulse/2:
+			k.busy = true
+			l.running.Go(k.ping)
+		}
+	}
+	l.watching = len(l.lockConns) > 0 && !l.closed
+	return overdue, next, l.watching
+}
+
+// ping checks that the locks are still held. The caller has made k busy.
+func (k *lockConn) ping() {
+	if _, err := k.ask(step.For(k.ctx, step.Renew), k.pingSQL()); k.broken(err) {
+		k.lose(err)
+	}
+	k.l.mu.Lock()
+	defer k.l.mu.Unlock()
+	k.next()
+}

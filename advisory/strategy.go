@@ -1,0 +1,59 @@
+package advisory
+
+import (
+	"context"
+	"strconv"
+
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/strategy"
+	"github.com/mysqllock/mysqllock/pool"
+)
+
+// Traits of advisory locks, for those who choose among strategies.
+var Traits = strategy.Traits{Name: hint.StrategyAdvisory, Excludes: true, HearsClose: true}
+
+// Strategy returns the Locker as units of work use it.
+func (l *Locker) Strategy() strategy.Strategy { return kept{l} }
+
+type kept struct{ *Locker }
+
+func (k kept) Traits() strategy.Traits { return Traits }
+
+func (k kept) Line() *queue.Queue { return k.queue }
+
+// Take takes one lock.
+func (k kept) Take(ctx context.Context, r strategy.Request) ([]strategy.Held, error) {
+	lock, err := k.Acquire(ctx, Request{
+		Key: r.Places[0].Row, Wait: r.Wait, Waiting: r.Wants, Begin: r.Begin, Lost: func(error) { r.Lost() },
+	})
+	if err != nil {
+		return nil, err
+	}
+	return []strategy.Held{lock}, nil
+}
+
+// Check leaves the check to the COMMIT itself, where it can: on a connection of which it is
+// known how to end it, should its answer be lost.
+func (k kept) Check(ctx context.Context, c *pool.Conn, held []strategy.Held, _ bool) (strategy.Check, error) {
+	locks := make([]*Lock, len(held))
+	for i, h := range held {
+		locks[i] = h.(*Lock)
+	}
+	id := c.KnownID()
+	fence := func(ctx context.Context) (err error) {
+		if id, err = k.Locker.Check(ctx, c.Conn, locks); err == nil && id != c.KnownID() {
+			err = c.SetID(strconv.FormatUint(id, 10))
+		}
+		return err
+	}
+	check := strategy.Check{Unsure: func(ctx context.Context) { k.AwaitEnd(ctx, id, locks) }}
+	if id == 0 || !k.commits() {
+		return check, fence(ctx)
+	}
+	check.Fence = fence
+	check.Commit = func(ctx context.Context) (done, unknown bool, err error) {
+		return k.Commit(ctx, c.Conn, id, locks)
+	}
+	return check, nil
+}

@@ -1,0 +1,243 @@
+package advisory
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/lockname"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/strategy"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// wait waits for the lock in the server, on a connection that does nothing else: on k
+// first, unless k is nil. While there is no such connection it polls.
+func (a *attempt) wait(ctx context.Context, k *lockConn) (*Lock, error) {
+	open, done, err := a.waiting(ctx)
+	if err != nil {
+		if k != nil {
+			a.leave(k, true)
+			a.leaveWaitConn()
+		}
+		return nil, err
+	}
+	defer done()
+	var announced *Lock
+	defer func() { a.withdraw(announced) }()
+	defer a.countPoller(false)
+	for k != nil || open.Err() == nil {
+		var lock *Lock
+		if k == nil {
+			k = a.waitConn(open)
+		}
+		if k != nil {
+			lock, err = a.waitOn(open, k)
+			if k = nil; lock == nil && err == nil {
+				strategy.Sleep(open, untilNext(announced))
+			}
+		} else if announced = a.announce(open, announced); strategy.Sleep(open, untilNext(announced)) {
+			lock, err = a.try(open, nil)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if lock != nil {
+			return a.granted(ctx, lock)
+		}
+	}
+	return nil, context.Cause(open)
+}
+
+// announce acquires the named lock by which a poller announces itself, unless before is
+// it already. It returns nil if it cannot: another poller of this key may have announced
+// itself, which is as good.
+func (a *attempt) announce(ctx context.Context, before *Lock) *Lock {
+	if before != nil && before.Err() == nil {
+		return before
+	}
+	k, err := a.pickConn(ctx)
+	if err != nil {
+		return nil
+	}
+	r := &request{lock: &Lock{l: a.Locker, key: a.r.Key, name: lockname.OfPoller(a.namespace, a.r.Key), conn: k, asked: a.asked}, acquire: true}
+	if !k.do(ctx, r) {
+		a.settle(r, nil)
+		return nil
+	}
+	if !r.granted {
+		return nil
+	}
+	return r.lock
+}
+
+// withdraw releases, in the background, what announce has acquired.
+func (a *attempt) withdraw(announced *Lock) {
+	if announced != nil {
+		a.running.Go(func() { announced.conn.do(context.Background(), &request{lock: announced}) })
+	}
+}
+
+// waitConn returns a connection to wait on. It returns nil if there is none for now:
+// some connections are reserved for requests that do not wait.
+func (a *attempt) waitConn(ctx context.Context) *lockConn {
+	l := a.Locker
+	l.mu.Lock()
+	free := l.spare(len(l.lockConns)) && l.conns.Ready()
+	if free {
+		l.waitConns++
+	}
+	l.mu.Unlock()
+	if a.countPoller(!free); !free {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, pollEvery)
+	defer cancel()
+	k, err := l.connect(ctx)
+	if err != nil {
+		l.leaveWaitConn()
+		return nil // polling shows why
+	}
+	return k
+}
+
+// countPoller counts the attempt as a poller, or ends that.
+func (a *attempt) countPoller(polls bool) {
+	l := a.Locker
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case polls && !a.polls:
+		l.pollers++
+	case !polls && a.polls:
+		l.pollers--
+	}
+	a.polls = polls
+}
+
+// hasPollers reports whether callers poll because they have no connection to wait on.
+// Then no waiter should keep its connection for long.
+func (l *Locker) hasPollers() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.pollers > 0
+}
+
+// spare reports whether one more connection may be used to wait on, beside so many lock
+// connections. The caller holds l.mu.
+func (l *Locker) spare(lockConns int) bool {
+	return l.waitConns+max(l.enough, lockConns) < l.conns.Stat().Max
+}
+
+func (l *Locker) leaveWaitConn() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.waitConns--
+}
+
+// waitOn waits on k until the lock is granted; k is then a lock connection. If it
+// returns no lock, k is gone. If it returns no error either, the caller should not wait
+// on another connection at once.
+func (a *attempt) waitOn(ctx context.Context, k *lockConn) (*Lock, error) {
+	defer a.leaveWaitConn()
+	deadline := a.start.Add(a.r.Wait)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	for {
+		bound := a.bound(deadline)
+		if bound <= 0 {
+			a.leave(k, true)
+			<-ctx.Done()
+			return nil, context.Cause(ctx)
+		}
+		asked := time.Now()
+		answer, err := k.wait(ctx, a.name, bound)
+		switch {
+		case ctx.Err() != nil: // the driver may have closed the connection, whatever the answer is
+			a.leave(k, !k.broken(err))
+			return nil, context.Cause(ctx)
+		case answer == alone || answer == inTurn:
+			return a.waited(k, answer == inTurn)
+		case err != nil && !server.Interrupted(err):
+			a.leave(k, !k.broken(err))
+			a.calm = max(pollEvery, time.Since(asked)/2)
+			if !k.broken(err) || errors.Is(err, lockerr.ErrUnsafe) {
+				return nil, err
+			}
+			return nil, nil
+		case a.hasPollers():
+			a.leave(k, true)
+			return nil, nil
+		}
+	}
+}
+
+// bound is how long the next statement may wait in the server.
+func (a *attempt) bound(deadline time.Time) time.Duration {
+	bound := min(a.ttl, time.Until(deadline)-haste)
+	if bound <= 0 {
+		return bound
+	}
+	if a.readTimeout > 0 {
+		bound = min(bound, a.readTimeout/2)
+	}
+	if a.calm > 0 {
+		bound = min(bound, a.calm)
+	}
+	if a.hasPollers() {
+		bound = min(bound, pollEvery)
+	}
+	return bound
+}
+
+// waited makes a lock connection of k, on which a wait was granted the lock. rivals
+// reports that other processes had the lock, or waited for it.
+func (a *attempt) waited(k *lockConn, rivals bool) (*Lock, error) {
+	lock := a.lock(k)
+	lock.rivals = rivals
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	k.busy, k.err = false, nil // it may have been a lock connection before
+	k.holds[lock.name] = lock
+	a.share(k)
+	if k.err != nil {
+		return nil, k.err
+	}
+	return lock, nil
+}
+
+// wait waits for the lock in the server. If the connection may have ended since the
+// server sent its answer, wait checks that it still works: the process may have been
+// stopped meanwhile, or the end of ctx has closed the connection.
+func (k *lockConn) wait(ctx context.Context, name string, bound time.Duration) (answer string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, bound+slack)
+	defer cancel()
+	answer, err = k.ask(ctx, k.waitSQL(name, bound))
+	if err == nil && (k.silence() > k.l.limit/2 || !k.c.Valid()) {
+		if _, err = k.ask(ctx, k.pingSQL()); err != nil {
+			return "", err
+		}
+	}
+	return answer, err
+}
+
+// leave gives k up. If the server has answered all its statements, k goes back to the
+// pool.
+func (l *Locker) leave(k *lockConn, answered bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if k.busy, k.err = true, errScrapped; answered {
+		k.err = errRetired
+	}
+	k.dispose()
+}
+
+// untilNext is how long a poller waits before it asks again.
+func untilNext(announced *Lock) time.Duration {
+	if announced != nil {
+		return announcedEvery
+	}
+	return pollEvery + rand.N(pollEvery/5)
+}

@@ -1,0 +1,113 @@
+package handle
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
+)
+
+// Bounded reports whether the handle has a budget of connections (maxConns).
+func (k *Handle) Bounded() bool { return k.apps != nil }
+
+// Apps are the connections for statements of the application, of a handle with a budget.
+func (k *Handle) Apps() *pool.Pool { return k.apps }
+
+// reservedConns is how many connections of a budget are for control alone: one that waits
+// for a row must not keep a waiter from being killed.
+func reservedConns(maxConns int) int {
+	if maxConns < 8 {
+		return 1
+	}
+	return 2
+}
+
+// App takes a connection for statements of the application, from a budget, within about
+// wait.
+func (k *Handle) App(ctx context.Context, by Caller, wait time.Duration) (*pool.Conn, error) {
+	k.waiters.Add(1)
+	defer k.waiters.Add(-1)
+	link, err := k.acquire(ctx, k.apps, by, wait)
+	return link, pool.ExplainFull(err)
+}
+
+// acquire takes a connection of p, within about wait.
+func (k *Handle) acquire(ctx context.Context, p *pool.Pool, by Caller, wait time.Duration) (*pool.Conn, error) {
+	switch {
+	case !k.Bounded():
+	case by.Holds:
+		ctx = pool.Holding(ctx)
+	case by.Blocks:
+		ctx = pool.Blocking(ctx)
+	}
+	over := errors.New("the wait for a connection is over")
+	ctx, cancel := context.WithTimeoutCause(ctx, max(wait, time.Second), over)
+	defer cancel()
+	link, err := p.Acquire(ctx)
+	cause := context.Cause(ctx)
+	switch ended := errors.Is(cause, over) || errors.Is(cause, ctx.Err()); {
+	case err == nil:
+		return link, nil
+	case cause == nil:
+		return nil, err
+	case ended && !p.Ready():
+		if err = ctx.Err(); errors.Is(cause, over) {
+			err = nil // it is the wait that has ended, not the caller's context
+		}
+		return nil, k.exhausted(p, err)
+	case errors.Is(cause, over):
+		return nil, lockerr.With(lockerr.ErrTimeout, errors.New("the server has not opened a connection"))
+	}
+	return nil, cause
+}
+
+// exhausted is the error of a caller who has waited for a connection of p; ended is what ended
+// its context, if that is why it waits no longer.
+func (k *Handle) exhausted(p *pool.Pool, ended error) error {
+	err := fmt.Errorf("all %d connections for sessions are in use (lockMaxConns); allow more of them, or hold locks for less time", k.Settings.LockMaxConns)
+	if k.Bounded() && (p == k.apps || k.Settings.LockMaxConns >= k.Settings.MaxConns) {
+		err = fmt.Errorf("all %d connections of this handle are in use (maxConns); allow more of them, or let units of work need fewer at a time", k.Settings.MaxConns)
+	}
+	if ended != nil {
+		err = fmt.Errorf("%w: %w", err, ended)
+	}
+	return lockerr.With(lockerr.ErrExhausted, err)
+}
+
+// Sample is a connection of the base driver, which may be closed or in use: for what all
+// of them have in common. It calls open if none was opened yet.
+func (k *Handle) Sample(ctx context.Context, open func() (driver.Conn, error)) (driver.Conn, error) {
+	if sample := k.sample.Load(); sample != nil {
+		return *sample, nil
+	}
+	select {
+	case k.sampling <- struct{}{}: // all callers of a new handle come at once, and one connection is enough
+		defer func() { <-k.sampling }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if sample := k.sample.Load(); sample != nil {
+		return *sample, nil
+	}
+	conn, err := open()
+	if err == nil {
+		k.sample.Store(&conn)
+	}
+	return conn, err
+}
+
+// RunsTexts reports whether the base driver runs statements without preparing them. If it
+// does not, a statement that it is asked to prepare need not be one that will run again.
+func (k *Handle) RunsTexts() bool {
+	sample := k.sample.Load()
+	if sample == nil {
+		return false
+	}
+	_, execs := (*sample).(driver.ExecerContext)
+	_, queries := (*sample).(driver.QueryerContext)
+	return execs && queries
+}

@@ -1,0 +1,139 @@
+package handle
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/lockname"
+	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/server"
+)
+
+// Sought is what a caller waits for: rows, or advisory locks, and where the callers of
+// this process line up for them.
+type Sought struct {
+	l      *Locks
+	line   *queue.Queue // nil for what is no lock
+	places []Place
+}
+
+// Sought is what is sought for places of one strategy that lies outside of
+// transactions. For slots there is no line of which anybody could be in the way.
+func (l *Locks) Sought(places ...Place) Sought {
+	s := Sought{l: l, places: places}
+	if places[0].Slots == 0 {
+		s.line = l.By(places[0]).Line()
+	}
+	return s
+}
+
+// wanted is what is sought, by a caller with these tickets. It is nil where that can be
+// in nobody's way.
+func (w Sought) wanted(tickets []*queue.Ticket) *queue.Wanted {
+	if len(tickets) == 0 && len(w.places) < 2 {
+		return nil
+	}
+	return &queue.Wanted{Queue: w.line, Holds: tickets, Places: inLine(w.places)}
+}
+
+// inLine is how callers line up for places.
+func inLine(places []Place) (out []queue.Place) {
+	for _, p := range places {
+		out = append(out, queue.Place{Key: p.Row, Shared: p.Shared, Slots: p.Slots})
+	}
+	return out
+}
+
+// name tells the key of a place from the same one of another kind, or in another lock
+// table, for all processes.
+func (l *Locks) name(p Place) string {
+	if !p.Traits.Table {
+		return p.Strategy + p.Row
+	}
+	return l.table.String() + p.Row
+}
+
+// held are the names, to l, of what a caller has in places: what others can ask this
+// handle for, too, and without slots, of which others can give one back.
+func (k *Handle) held(l *Locks, places []Place) (names []string) {
+	for _, p := range places {
+		if p.Slots == 0 && p.k.shares(k, p.Strategy) {
+			names = append(names, l.name(p))
+		}
+	}
+	return names
+}
+
+const (
+	// rivalsAfter is for how long a caller waits before it looks for others, in other
+	// processes, that wait for what it has, and rivalsEvery how often it does from then on.
+	rivalsAfter, rivalsEvery = 3 * time.Second, time.Second
+	// mostRivals is how many pairs of keys it does so for.
+	mostRivals = 16
+)
+
+// watchRivals sees to it that of two callers in different processes, each of which
+// has what the other waits for, one gives way. A caller that asks for keys in ascending
+// order, so that its wanted key comes after the one that it has, shows that it waits,
+// by a named lock of the server. A caller that asks in descending order looks for such a
+// lock, and gives way where there is one: so always the same of the two does, and a
+// caller that waits for one who waits for nobody does not. end is called where this one
+// is to.
+func (l *Locks) watchRivals(ctx context.Context, held []string, wanted []Place, end func(error)) {
+	var show, look []string
+	for _, has := range held {
+		for _, p := range wanted {
+			switch name := l.name(p); {
+			case p.Slots > 0 || name == has || len(show)+len(look) >= mostRivals:
+			case has < name:
+				show = append(show, lockname.OfWait(l.namespace, has, name))
+			default:
+				look = append(look, lockname.OfWait(l.namespace, name, has))
+			}
+		}
+	}
+	if len(show)+len(look) == 0 {
+		return
+	}
+	var marks []func()
+	defer func() {
+		for _, release := range marks {
+			release()
+		}
+	}()
+	tick := time.NewTimer(rivalsAfter)
+	defer tick.Stop()
+	for ; ; tick.Reset(rivalsEvery) {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		show = slices.DeleteFunc(show, func(name string) bool {
+			release, ok := l.advisories.Mark(ctx, name)
+			if ok {
+				marks = append(marks, release)
+			}
+			return ok
+		})
+		if len(look) > 0 && l.shown(ctx, look) {
+			end(queue.ErrDeadlock)
+			return
+		}
+	}
+}
+
+// shown reports whether one of the named locks is taken.
+func (l *Locks) shown(ctx context.Context, names []string) bool {
+	ctx, cancel := context.WithTimeout(ctx, rivalsEvery)
+	defer cancel()
+	c, err := l.Control.Acquire(ctx)
+	if err != nil {
+		return false
+	}
+	defer c.Release()
+	rows, err := server.Query(ctx, c.Conn, "SELECT COALESCE(IS_USED_LOCK('"+strings.Join(names, "'), IS_USED_LOCK('")+"')) IS NOT NULL")
+	return err == nil && len(rows) == 1 && rows[0][0] == "1"
+}

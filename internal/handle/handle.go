@@ -1,0 +1,158 @@
+// Package handle is what one database handle has for its locks: connections, strategies,
+// who waits, and what is held now. What is done with that is a matter of units of work,
+// of which it knows nothing.
+package handle
+
+import (
+	"context"
+	"database/sql/driver"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+
+	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/pool"
+)
+
+// Settings is what a database handle was told, checked and completed: see
+// mysqllock.Config.
+type Settings struct {
+	Strategy     string
+	Wait         time.Duration
+	TTL          time.Duration
+	MaxConns     int           // the budget of connections; 0 without one
+	ConnMaxIdle  time.Duration // with a budget: how long one of the application's may be idle; 0 is no limit
+	ConnMaxLife  time.Duration // with a budget: how old one of the application's may get; 0 is no limit
+	LockMaxConns int           // the most sessions; leases and advisory locks may have as many each
+	Table        schema.Table
+	Namespace    string
+	Stripes      int
+	Auto         bool   // make the lock table if it is missing
+	Unsafe       bool   // also work where the strategy does not exclude
+	Owner        string // how this process calls itself
+	HandOvers    int
+	HandOverTime time.Duration
+	Observe      func(context.Context, Event) // nil if nobody is to be told
+	LongHold     time.Duration                // of a hold that is told while it lasts; 0 for none
+	SlowWait     time.Duration                // of a wait after which the holder is asked for; 0 for none
+	Trace        Trace
+}
+
+// Connectors open the connections of a handle.
+type Connectors struct {
+	Base driver.Connector // for statements of the application, and sessions
+	Own  driver.Connector // for leases, and for control
+	Lock driver.Connector // for advisory locks
+
+	ReadTimeout     time.Duration // how long an answer on connections of Base may take; 0 is no limit, or not known
+	LockReadTimeout time.Duration // the same for Lock
+}
+
+// Handle is what one database handle has for its locks. It is safe for concurrent use.
+type Handle struct {
+	open     Connectors
+	Settings Settings
+	Tenures  tenures
+	Crowd    crowd // how many connections of database/sql there are, and how many wait
+
+	poolBound atomic.Bool // the observer was told that database/sql bounds a handle with a budget
+
+	conns  *pool.Budget                // nil without one, with the two below
+	apps   *pool.Pool                  // connections for statements of the application
+	sample atomic.Pointer[driver.Conn] // see Sample
+
+	sampling chan struct{} // holds a token while somebody looks for the sample
+
+	ctx  context.Context // ends when the handle is closed
+	stop context.CancelFunc
+
+	asking chan struct{} // holds a token while somebody asks who has kept a caller waiting
+
+	Owned   owned        // what it holds now
+	waiters atomic.Int64 // callers that wait, for a lock or for a connection to take it on
+
+	manual atomic.Bool           // new connections are not in autocommit
+	locks  atomic.Pointer[Locks] // made at the first hint
+	doubt  atomic.Bool           // the server may be another one by now, or in another role
+	former []*Locks              // made for what it was before; guarded by mu
+	making singleflight.Group
+	mu     sync.Mutex // held while they are made or closed
+}
+
+// New returns a handle that is to be closed. It connects to nothing.
+func New(open Connectors, s Settings) *Handle {
+	ctx, stop := context.WithCancel(context.Background())
+	k := &Handle{open: open, Settings: s, ctx: ctx, stop: stop, asking: make(chan struct{}, 1)}
+	k.Crowd.met = k.boundMet
+	if s.MaxConns > 0 {
+		k.sampling = make(chan struct{}, 1)
+		k.conns = pool.NewBudget(s.MaxConns, reservedConns(s.MaxConns))
+		k.apps = pool.NewBare(pool.Config{
+			Connect: open.Base.Connect, Max: s.MaxConns, Budget: k.conns, Idle: s.ConnMaxIdle, Lifetime: s.ConnMaxLife,
+		})
+	}
+	return k
+}
+
+// Close ends every session, rolling back what is open on it, and closes the driver's
+// own connections.
+func (k *Handle) Close() {
+	k.stop()
+	k.Crowd.stop()
+	if k.Bounded() {
+		k.apps.Shut() // those in use belong to database/sql, which closes them
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, l := range append(k.former, k.locks.Swap(nil)) {
+		if l != nil {
+			l.close()
+		}
+	}
+}
+
+// Stats counts what the handle has of connections, by what they are for, and the callers
+// of this process that wait.
+type Stats struct {
+	Sessions, Leases, Advisory, Control pool.Stats
+	App                                 pool.Stats // zero without a budget
+	Waiters                             int
+}
+
+// Stats returns the counts of now.
+func (k *Handle) Stats() Stats {
+	l := k.locks.Load()
+	s := Stats{Sessions: pool.Stats{Max: k.Settings.LockMaxConns}}
+	if k.Bounded() {
+		s.App = k.apps.Stat()
+	}
+	if l != nil {
+		s.Sessions, s.Leases, s.Advisory, s.Control = l.sessions.Stat(), l.leasing.Stat(), l.advising.Stat(), l.Control.Stat()
+		s.Waiters = int(k.waiters.Load())
+	}
+	return s
+}
+
+// Holds reports whether a lock is held, or a unit of work is open.
+func (k *Handle) Holds() bool {
+	k.Crowd.mu.Lock()
+	held := k.Crowd.held
+	k.Crowd.mu.Unlock()
+	k.Owned.mu.Lock()
+	defer k.Owned.mu.Unlock()
+	return held+len(k.Owned.held) > 0
+}
+
+// Doubt notes that the server may not be what it was.
+func (k *Handle) Doubt() { k.doubt.Store(true) }
+
+// Closed reports whether the handle is closed.
+func (k *Handle) Closed() bool { return k.ctx.Err() != nil }
+
+// OnClose has f called when the handle is closed, unless stop is called before.
+func (k *Handle) OnClose(f func()) (stop func() bool) { return context.AfterFunc(k.ctx, f) }
+
+// Manual reports whether new connections are not in autocommit, if anybody has looked yet.
+func (k *Handle) Manual() (manual, known bool) { return k.manual.Load(), k.locks.Load() != nil }

@@ -1,0 +1,37 @@
+package handle
+
+import (
+	"errors"
+
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/sqltext"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// StaleSnapshot reports whether a transaction of these levels, which has read or not,
+// goes on to show what was there before it has the locks that are wanted.
+func (l *Locks) StaleSnapshot(read bool, h *hint.Hint, w Wanted, levels sqltext.Levels) bool {
+	return read && (!h.AllowStale || w.Versions()) && l.snapshots(levels)
+}
+
+// snapshots reports whether a transaction of these levels may keep one snapshot for
+// all that it reads.
+func (l *Locks) snapshots(levels sqltext.Levels) bool {
+	if levels == 0 {
+		return l.Info().RepeatableRead(0)
+	}
+	return levels&(sqltext.RepeatableRead|sqltext.Serializable) != 0
+}
+
+// Dirty returns why a unit of work that compares versions is of no use at one of
+// these levels, if so.
+func (l *Locks) Dirty(levels sqltext.Levels) error {
+	if levels == 0 {
+		levels = sqltext.Level(l.Info().Isolation)
+	}
+	if levels&sqltext.ReadUncommitted == 0 {
+		return nil
+	}
+	return lockerr.With(lockerr.ErrUnsafe, errors.New(
+		"at READ UNCOMMITTED what is read may be rolled back, and no version tells; read at READ COMMITTED or above with lockctx.Optimistic"))
+}

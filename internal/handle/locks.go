@@ -1,0 +1,451 @@
+package handle
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/mysqllock/mysqllock/advisory"
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/keyrow"
+	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/strategy"
+	"github.com/mysqllock/mysqllock/lease"
+	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/optimistic"
+	"github.com/mysqllock/mysqllock/pool"
+	"github.com/mysqllock/mysqllock/rowlock"
+)
+
+// controlConns is how many connections there are for making rows, asking and killing.
+const controlConns = 4
+
+// Locks is what a handle needs once a lock is asked for.
+type Locks struct {
+	*rowlock.Locker
+	kept       map[string]strategy.Strategy // outside of transactions, by name
+	leases     *lease.Locker
+	advisories *advisory.Locker
+	table      schema.Table
+	namespace  string                      // goes in front of keys
+	server     atomic.Pointer[server.Info] // which one it is now
+	tableReady atomic.Bool                 // it is there
+	rows       *keyrow.Rows
+	line       *queue.Queue    // where the callers of this process line up for rows
+	sessions   *pool.Pool      // connections on which units of work live outside any sql.Tx
+	leasing    *pool.Pool      // connections for leases
+	advising   *pool.Pool      // connections for advisory locks
+	Control    *pool.Pool      // connections for making rows, asking who holds, killing waiters
+	KeepAlive  *pool.KeepAlive // keeps sessions alive
+
+	mu     sync.Mutex
+	open   map[any]func(error) // what ends each unit on a session
+	closed bool                // nothing is done later any more
+
+	ctx   context.Context // the connector's: ends when the handle is closed
+	later sync.WaitGroup  // work that its caller did not wait for
+}
+
+// Use returns what is needed for the locks of h, making it at first use; h is nil
+// for what needs none. Making it does not end with ctx, so that callers in a hurry
+// do not start it over and over. A failure is not remembered: the next hint tries
+// again.
+func (k *Handle) Use(ctx context.Context, h *hint.Hint) (*Locks, error) {
+	l, err := k.ready(ctx, h)
+	if err == nil && h != nil {
+		err = k.elsewhere(h)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// ready is use without a look at who else has the locks of h.
+func (k *Handle) ready(ctx context.Context, h *hint.Hint) (*Locks, error) {
+	if l := k.locks.Load(); l != nil && (l.tableReady.Load() || !k.inTable(h)) && !k.doubt.Load() && k.ctx.Err() == nil {
+		return l, nil
+	}
+	inTable := k.inTable(h)
+	made := k.making.DoChan(strconv.FormatBool(inTable), func() (any, error) { return k.provide(inTable) })
+	select {
+	case r := <-made:
+		switch {
+		case k.ctx.Err() != nil:
+			return nil, lockerr.ErrClosed
+		case r.Err != nil:
+			return nil, r.Err
+		}
+		return r.Val.(*Locks), nil
+	case <-k.ctx.Done(): // Close has k.mu, for which provide waits, and waits for units whose turn the caller may have
+		return nil, lockerr.ErrClosed
+	case <-ctx.Done():
+		return nil, lockerr.With(lockerr.ErrTimeout, ctx.Err())
+	}
+}
+
+// provide returns what is needed for locks on the server as it is now, with the
+// lock table where they are to be in it.
+func (k *Handle) provide(inTable bool) (*Locks, error) {
+	k.mu.Lock() // Close waits until we are done
+	defer k.mu.Unlock()
+	if k.ctx.Err() != nil {
+		return nil, lockerr.ErrClosed
+	}
+	ctx, cancel := context.WithTimeout(k.ctx, 20*time.Second)
+	defer cancel()
+	l, err := k.current(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if l != nil {
+		return l, k.ensureTable(ctx, l, inTable)
+	}
+	if l, err = k.newLocks(ctx); err != nil {
+		return nil, err
+	}
+	if err := k.ensureTable(ctx, l, inTable); err != nil {
+		l.close()
+		return nil, err
+	}
+	k.locks.Store(l)
+	return l, nil
+}
+
+// current returns what was made for the server as it is now: nil where nothing was
+// yet, and an error where nothing can be locked on it. k.mu is the caller's.
+func (k *Handle) current(ctx context.Context) (*Locks, error) {
+	l := k.locks.Load()
+	if l == nil || !k.doubt.Load() {
+		return l, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second) // others wait for this
+	defer cancel()
+	conn, closed, err := k.fresh(ctx, k.open.Base)
+	if err != nil {
+		return l, nil // what l is asked for will say why
+	}
+	defer closed()
+	info, err := server.Probe(ctx, conn)
+	if err == nil && info.Router {
+		err = server.NotSplit(ctx, conn)
+	}
+	if errors.Is(err, lockerr.ErrUnsafe) {
+		return nil, err
+	}
+	if err != nil {
+		return l, nil
+	}
+	if err := info.Writable(); err != nil && !k.Settings.Unsafe {
+		return nil, err
+	}
+	k.doubt.Store(false)
+	if info.Alike(l.Info()) {
+		l.server.Store(&info)
+		return l, nil
+	}
+	// Who uses l goes on. It is used again where the server is what it was, so that
+	// there are no more of them than there are kinds of servers.
+	at := slices.IndexFunc(k.former, func(f *Locks) bool { return f.Info().Alike(info) })
+	if at < 0 {
+		k.former = append(k.former, l)
+		k.locks.Store(nil)
+		return nil, nil
+	}
+	k.former[at], l = l, k.former[at]
+	l.server.Store(&info)
+	k.locks.Store(l)
+	return l, nil
+}
+
+// Suspect notes a failure after which the server may not be what it was: a failover
+// makes another one of it, and changes roles.
+func (k *Handle) Suspect(err error) {
+	if server.Refused(err) || server.Undecided(err) || errors.Is(err, server.ErrReadOnly) {
+		k.doubt.Store(true)
+	}
+}
+
+// inTable reports whether the lock table keeps any lock of h. Advisory locks need
+// neither the table nor a privilege on it.
+func (k *Handle) inTable(h *hint.Hint) bool {
+	return h != nil && slices.ContainsFunc(h.Locks, func(lock hint.Lock) bool {
+		return traitsOf(k.kind(lock.Kind).Strategy).Table
+	})
+}
+
+// newLocks makes what is needed for locks on the server as it is now, all but the
+// lock table.
+func (k *Handle) newLocks(ctx context.Context) (_ *Locks, err error) {
+	l := &Locks{open: make(map[any]func(error)), ctx: k.ctx}
+	defer func() {
+		if err != nil {
+			l.closePools()
+		}
+	}()
+	if err := k.makePools(l); err != nil {
+		return nil, err
+	}
+	info, err := k.ask(ctx, l.Control)
+	if err != nil {
+		return nil, err
+	}
+	k.makeStrategies(l, info)
+	l.KeepAlive = pool.NewKeepAlive(k.Settings.TTL.Truncate(time.Second), info.Silence)
+	return l, nil
+}
+
+// makePools makes the pools of connections. It opens none.
+func (k *Handle) makePools(l *Locks) (err error) {
+	s := k.Settings
+	sessions, others := s.LockMaxConns, s.LockMaxConns
+	if k.Bounded() {
+		sessions = min(sessions, s.MaxConns)
+		others = min(others, max(1, s.MaxConns/4)) // some of them are kept for long: the rest is for units of work
+	}
+	// A blocked DDL or insert must not occupy a control connection for long, and what
+	// one has locked must not stay so when this program vanishes.
+	if l.Control, err = pool.New(pool.Config{
+		Connect: k.open.Own.Connect, Check: k.found, Max: controlConns, Idle: s.TTL / 2, Budget: k.conns, Control: true,
+		Setup: fmt.Sprintf("SET "+server.Pin+" autocommit = 1, %s, sql_select_limit = DEFAULT, innodb_lock_wait_timeout = 5, lock_wait_timeout = 2, wait_timeout = %d",
+			server.OwnSettings, int(s.TTL/time.Second)),
+	}); err != nil {
+		return err
+	}
+	// wait_timeout is what frees the lock of a holder that vanished without
+	// closing its connection; autocommit=0 saves the round trip of BEGIN.
+	if l.sessions, err = pool.New(pool.Config{
+		Connect: k.open.Base.Connect, Check: k.found, Max: sessions, Idle: s.TTL / 2, Budget: k.conns,
+		Setup: fmt.Sprintf("SET "+server.Pin+" autocommit = 0, wait_timeout = %d", int(s.TTL/time.Second)),
+	}); err != nil {
+		return err
+	}
+	if l.leasing, err = pool.New(pool.Config{
+		Connect: k.open.Own.Connect, Check: k.found, Max: others, Idle: s.TTL / 2, Setup: lease.Setup(s.TTL), Budget: k.conns,
+	}); err != nil {
+		return err
+	}
+	l.advising, err = pool.New(pool.Config{
+		Connect: k.open.Lock.Connect, Check: k.found, Max: others, Idle: s.TTL / 2, Setup: advisory.Setup(s.TTL), Budget: k.conns,
+	})
+	return err
+}
+
+// found notes how new connections of this handle are set up. It is an error where
+// COMMIT would do more on them than commit.
+func (k *Handle) found(f pool.Found) error {
+	k.manual.Store(!f.Autocommit)
+	if f.CompletionType != "NO_CHAIN" {
+		return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("completion_type is %s, so that a COMMIT begins the next transaction or ends the connection; say completion_type=NO_CHAIN in the DSN", f.CompletionType))
+	}
+	return nil
+}
+
+// ask asks what the server is. It is an error where nothing can be locked on it.
+func (k *Handle) ask(ctx context.Context, control *pool.Pool) (info server.Info, err error) {
+	for range 3 { // as often as database/sql tries where a connection breaks
+		var c *pool.Conn
+		if c, err = control.Acquire(ctx); err != nil {
+			return info, err
+		}
+		info, err = server.Probe(ctx, c.Conn)
+		broken := server.Broken(err)
+		if broken || !traitsOf(k.Settings.Strategy).Table { // which has hardly any use for another one
+			c.Destroy()
+		} else {
+			c.Release()
+		}
+		if !broken || ctx.Err() != nil {
+			break
+		}
+	}
+	if err == nil && info.Router {
+		err = k.notSplit(ctx)
+	}
+	if err == nil && !k.Settings.Unsafe {
+		err = info.Writable()
+	}
+	return info, err
+}
+
+// fresh opens a connection for one question, with a permit of the budget.
+func (k *Handle) fresh(ctx context.Context, by driver.Connector) (conn driver.Conn, closed func(), err error) {
+	if !k.Bounded() {
+		if conn, err = by.Connect(ctx); err != nil {
+			return nil, nil, err
+		}
+		return conn, func() { _ = conn.Close() }, nil
+	}
+	p := pool.NewBare(pool.Config{Connect: by.Connect, Max: 1, Budget: k.conns, Control: true})
+	c, err := p.Acquire(ctx)
+	if err != nil {
+		p.Shut()
+		return nil, nil, err
+	}
+	return c.Conn, func() { c.Destroy(); p.Shut() }, nil
+}
+
+// notSplit fails where a MySQL Router sends reads to other servers than writes. It asks
+// on a connection that is not pinned.
+func (k *Handle) notSplit(ctx context.Context) error {
+	conn, closed, err := k.fresh(ctx, k.open.Own)
+	if err != nil {
+		return err
+	}
+	defer closed()
+	return server.NotSplit(ctx, conn)
+}
+
+// makeStrategies makes the strategies, for a server that is what info says.
+func (k *Handle) makeStrategies(l *Locks, info server.Info) {
+	s := k.Settings
+	l.table = s.Table.In(info.Database)
+	l.server.Store(&info)
+	namespace := s.Namespace
+	if namespace == "" {
+		namespace = info.Database
+	}
+	l.namespace = namespace
+	l.rows = keyrow.New(keyrow.Config{
+		Control: l.Control, Table: l.table, Namespace: namespace, Info: info, Auto: s.Auto, Procedure: !info.MariaDB, Stripes: s.Stripes,
+	})
+	l.line = new(queue.Queue)
+	var rows *rowlock.Locker
+	l.leases = lease.New(lease.Config{
+		Conns: l.leasing, Control: l.Control, Rows: l.rows, Queue: l.line, Table: l.table, Namespace: namespace,
+		Owner: s.Owner, Info: info, TTL: s.TTL, Auto: s.Auto, HandOvers: s.HandOvers, HandOverTime: s.HandOverTime,
+		FreeSlot: func(ctx context.Context, names []string, except ...int) (int, bool, error) {
+			return rows.FreeSlot(ctx, names, except...)
+		},
+	})
+	l.advisories = advisory.New(advisory.Config{
+		Conns: l.advising, Control: l.Control, Queue: new(queue.Queue), Table: l.table, Auto: s.Auto, Namespace: namespace,
+		Owner: s.Owner, Info: info, TTL: s.TTL, Unsafe: s.Unsafe, ReadTimeout: k.open.LockReadTimeout,
+		HandOvers: s.HandOvers, HandOverTime: s.HandOverTime,
+	})
+	versions := optimistic.New(optimistic.Config{
+		Control: l.Control, Rows: l.rows, Table: l.table, Namespace: namespace, Info: info, TTL: s.TTL, Await: l.leases.Await,
+	})
+	rows = rowlock.New(rowlock.Config{
+		Control: l.Control, Rows: l.rows, Queue: l.line, Table: l.table, Namespace: namespace,
+		Owner: s.Owner, Info: info, TTL: s.TTL, ReadTimeout: k.open.ReadTimeout, Unsafe: s.Unsafe, Auto: s.Auto, Await: l.leases.Await,
+	})
+	l.Locker = rows
+	l.kept = make(map[string]strategy.Strategy)
+	for _, of := range []strategy.Strategy{l.leases.Strategy(), l.advisories.Strategy(), versions.Strategy(l.line)} {
+		l.kept[of.Traits().Name] = of
+	}
+}
+
+// By is the strategy that keeps p outside of transactions.
+func (l *Locks) By(p Place) strategy.Strategy { return l.kept[p.Strategy] }
+
+// Node is which server it is now, as far as anybody has looked.
+func (l *Locks) Node() string { return l.server.Load().Node }
+
+// Claim notes in the line for rows that places are locked, by somebody who has not lined
+// up for them.
+func (l *Locks) Claim(places []Place) *queue.Ticket { return l.line.Claim(inLine(places)) }
+
+// closePools closes the pools that there are, of locks that were not made to the end.
+func (l *Locks) closePools() {
+	for _, p := range []*pool.Pool{l.sessions, l.leasing, l.advising, l.Control} {
+		if p != nil {
+			p.Close()
+		}
+	}
+}
+
+// ensureTable sees to it that the lock table is there, for locks that are to be in it.
+func (k *Handle) ensureTable(ctx context.Context, l *Locks, inTable bool) error {
+	if !inTable || l.tableReady.Load() {
+		return nil
+	}
+	c, err := l.Control.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Release()
+	procedure, err := l.table.Ensure(ctx, c.Conn, l.Info(), k.Settings.Auto)
+	if err != nil {
+		return err
+	}
+	if !procedure {
+		l.rows.NoProcedure()
+	}
+	if k.Settings.Stripes > 0 {
+		if err := l.rows.Agree(ctx, c.Conn); err != nil {
+			return err
+		}
+	}
+	l.tableReady.Store(true)
+	return nil
+}
+
+// Background does something that its caller need not wait for, but Close does. After
+// Close there are no connections to do it on.
+func (l *Locks) Background(f func(context.Context)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return
+	}
+	l.later.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		f(ctx)
+	})
+}
+
+func (l *Locks) close() {
+	l.KeepAlive.Close()
+	l.mu.Lock()
+	open := slices.Collect(maps.Values(l.open))
+	l.mu.Unlock()
+	for _, abandon := range open {
+		abandon(lockerr.ErrClosed)
+	}
+	var both sync.WaitGroup // who waits hears of it at once
+	both.Go(l.leases.Close)
+	both.Go(l.advisories.Close)
+	both.Wait()
+	l.mu.Lock()
+	l.closed = true
+	l.mu.Unlock()
+	l.later.Wait()
+	l.sessions.Close()
+	l.leasing.Close()
+	l.advising.Close()
+	l.Locker.Close()
+	l.Control.Close()
+}
+
+// UntilClosed returns a context that also ends when the handle is closed.
+func (l *Locks) UntilClosed(ctx context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(l.ctx, cancel)
+	return ctx, func() { stop(); cancel() }
+}
+
+// Remember notes what ends a unit of work when the handle is closed; Forget takes it back.
+func (l *Locks) Remember(u any, abandon func(error)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.open[u] = abandon
+}
+
+// Forget notes that the unit of work has ended.
+func (l *Locks) Forget(u any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.open, u)
+}

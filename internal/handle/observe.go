@@ -1,0 +1,227 @@
+package handle
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/step"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// EventKind is what has happened to a lock.
+type EventKind int
+
+// The kinds of events, as mysqllock.EventKind has them.
+const (
+	Acquired EventKind = iota + 1
+	Refused
+	Released
+	Lost
+	Advised
+	LongHold
+	Retried
+)
+
+// Event is something that has happened to a lock: see mysqllock.Event.
+type Event struct {
+	Kind     EventKind
+	Keys     []string
+	Strategy string
+	Shared   bool
+	Start    time.Time
+	Duration time.Duration
+	Held     time.Duration
+	Token    uint64
+	Long     bool
+	Holder   *lockerr.Holder
+	Err      error
+}
+
+// Trace is how an observer is told what begins: see mysqllock.Tracer. Its functions are nil
+// if it does not want to know.
+type Trace struct {
+	Asking    func(context.Context, Event) context.Context
+	Releasing func(context.Context, Event)
+}
+
+// Observation is a lock of which the observer is told. A nil one, where there is
+// no observer, costs nothing.
+type Observation struct {
+	tell      func(context.Context, Event)
+	releasing func(context.Context, Event) // nil if the observer does not want to know
+	ctx       context.Context              // of the caller, or what Trace.Asking has made of it
+	traced    bool                         // it is that
+	event     Event                        // as it was asked for
+	granted   time.Time
+	after     time.Duration // a hold longer than this is told while it lasts; 0 if not
+
+	slow *time.Timer // asks who holds the locks; nil if nobody is to
+	by   uint64      // with slow: the connection that was granted them; 0 if it is not known
+
+	mu       sync.Mutex
+	holder   *lockerr.Holder // who has kept the caller waiting; nil if that is not known
+	answered bool            // with slow: the caller waits no more
+
+	late   *time.Timer // tells it
+	long   bool        // it was told
+	over   bool
+	leaves bool // it was told that giving back has begun
+}
+
+// Observe begins to watch locks that are asked for now.
+func (k *Handle) Observe(ctx context.Context, places ...Place) *Observation {
+	if k.Settings.Observe == nil || len(places) == 0 {
+		return nil
+	}
+	o := &Observation{tell: k.Settings.Observe, ctx: ctx, releasing: k.Settings.Trace.Releasing}
+	if places[0].Traits.Excludes {
+		o.after = k.Settings.LongHold
+	}
+	o.event = Event{Strategy: places[0].Strategy, Shared: true, Start: time.Now()}
+	for _, p := range places {
+		o.event.Keys = append(append(o.event.Keys, p.Key), p.Also...)
+		o.event.Shared = o.event.Shared && p.Shared
+	}
+	if asking := k.Settings.Trace.Asking; asking != nil {
+		o.ctx = asking(ctx, o.event)
+		o.traced = o.ctx != ctx
+	}
+	k.askIfSlow(o, places)
+	return o
+}
+
+// Context returns the context with which to take the locks, for the caller whose context was
+// observed: it has what the observer has put into it.
+func (o *Observation) Context(ctx context.Context) context.Context {
+	if !o.Traced() {
+		return ctx
+	}
+	return o.asked().In(o.ctx)
+}
+
+// Within is [Observation.Context] if the locks are taken with a context that is derived from
+// the observed one. end frees it.
+func (o *Observation) Within(ctx context.Context) (_ context.Context, end func()) {
+	if !o.Traced() {
+		return ctx, func() {}
+	}
+	own, cancel := context.WithCancelCause(o.Context(ctx))
+	stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
+	return own, func() {
+		stop()
+		cancel(nil)
+	}
+}
+
+// Traced reports whether the observer has put something into the context of the locks.
+func (o *Observation) Traced() bool { return o != nil && o.traced }
+
+// asked says in the marks of statements that they are for the locks.
+func (o *Observation) asked() step.Asked {
+	if !o.Traced() {
+		return nil
+	}
+	return step.Asked{o.ctx}
+}
+
+// Under returns a context for statements of the driver's own for all that was observed.
+func Under(ctx context.Context, all ...*Observation) context.Context {
+	return step.AskedBy(ctx, all, (*Observation).asked)
+}
+
+// Answered notes whether the locks that o is about were granted, for the observer,
+// and what a failure says of the server. Where another connection is to be tried,
+// there is no answer yet.
+func (k *Handle) Answered(o *Observation, token uint64, err error) {
+	if err != nil {
+		k.Suspect(err)
+	}
+	if o == nil {
+		return
+	}
+	holder := o.blamed(err)
+	if errors.Is(err, errYield) || errors.Is(err, driver.ErrBadConn) {
+		if o.traced {
+			e := o.event
+			e.Kind, e.Err, e.Duration = Retried, err, time.Since(e.Start)
+			o.tell(o.ctx, e)
+		}
+		return
+	}
+	o.event.Token = token
+	o.granted = time.Now()
+	e := o.event
+	e.Kind, e.Err, e.Duration, e.Holder = Acquired, err, o.granted.Sub(e.Start), holder
+	if err != nil {
+		e.Kind = Refused
+	}
+	o.tell(o.ctx, e)
+	if err == nil && o.after > 0 {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		if !o.over {
+			o.late = time.AfterFunc(o.after, o.goesOn)
+		}
+	}
+}
+
+// goesOn tells that the locks are held for long, unless they are given back just now.
+func (o *Observation) goesOn() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.over {
+		return
+	}
+	o.long = true
+	e := o.event
+	e.Kind, e.Start, e.Long = LongHold, time.Now(), true
+	e.Held = e.Start.Sub(o.granted)
+	o.tell(o.ctx, e)
+}
+
+// Leaving notes that giving back begins now.
+func (o *Observation) Leaving(now time.Time) {
+	if !o.Traced() {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.over || o.leaves {
+		return
+	}
+	o.leaves = true
+	e := o.event
+	e.Start, e.Held = now, now.Sub(o.granted)
+	o.releasing(o.ctx, e)
+}
+
+// Over notes that the locks are held no more. The first call counts. Whoever does
+// not know when giving back began says the zero time.
+func (o *Observation) Over(began time.Time, err error) {
+	if o == nil {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.over {
+		return
+	}
+	o.over = true
+	if o.late != nil {
+		o.late.Stop()
+	}
+	now := time.Now()
+	if began.IsZero() {
+		began = now
+	}
+	e := o.event
+	e.Kind, e.Err, e.Long = Released, err, o.long
+	if errors.Is(err, lockerr.ErrLost) {
+		e.Kind = Lost
+	}
+	e.Start, e.Duration, e.Held = began, now.Sub(began), began.Sub(o.granted)
+	o.tell(o.ctx, e)
+}

@@ -1,0 +1,86 @@
+package handle
+
+import (
+	"errors"
+	"slices"
+	"sync"
+
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/strategy"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// owned are the locks that a handle holds now, so that an error which names the holder
+// can say that it is this very process.
+type owned struct {
+	mu   sync.Mutex
+	held []OwnedLock
+}
+
+// OwnedLock is one of these.
+type OwnedLock struct {
+	row    string
+	space  string
+	shared bool
+	by     any         // the hold that has it; nil for a unit of work
+	scope  *hint.Scope // the lock context that holds it, or that the hold was taken in; nil outside of any
+}
+
+// Owned is p as the handle notes it, held in scope; by is the hold that has it, nil for a
+// unit of work.
+func (p Place) Owned(scope *hint.Scope, by any) OwnedLock {
+	return OwnedLock{row: p.Row, space: p.Space(), shared: p.Shared, by: by, scope: scope}
+}
+
+// Add notes that l is held.
+func (o *owned) Add(l OwnedLock) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.held = append(o.held, l)
+}
+
+// Remove takes back what Add has noted.
+func (o *owned) Remove(l OwnedLock) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if at := slices.Index(o.held, l); at >= 0 {
+		o.held = slices.Delete(o.held, at, at+1)
+	}
+}
+
+// Recognised completes the holder in err, of a request for places in scope, where it is
+// this handle. A key that is held exclusively has no other holder; of a shared one the
+// name that it goes by has to be ours.
+func (k *Handle) Recognised(err error, scope *hint.Scope, places ...Place) error {
+	var e *lockerr.Error
+	if !errors.As(err, &e) || e.Holder == nil {
+		return err
+	}
+	k.Owned.mu.Lock()
+	defer k.Owned.mu.Unlock()
+	for _, l := range k.Owned.held {
+		wants := func(p Place) bool {
+			space := p.Space()
+			if p.Traits.Table && !p.Traits.Excludes {
+				space = strategy.Rows // it waits for those who exclude
+			}
+			return p.Row == l.row && space == l.space
+		}
+		if !slices.ContainsFunc(places, wants) || l.shared && e.Holder.Program != k.Settings.Owner {
+			continue
+		}
+		holder := *e.Holder // others may have it, too
+		holder.ThisProcess = true
+		holder.ThisContext = holder.ThisContext || l.scope != nil && l.scope == scope
+		e.Holder = &holder
+	}
+	return err
+}
+
+// Refused is recognised for places of one lock context.
+func (k *Handle) Refused(err error, places []Place) error {
+	if len(places) == 0 {
+		return err
+	}
+	return k.Recognised(err, places[0].hints, places...)
+}

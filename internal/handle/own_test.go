@@ -1,0 +1,64 @@
+package handle
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/strategy"
+	"github.com/mysqllock/mysqllock/lease"
+	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/rowlock"
+)
+
+// TestRecognised: a holder in an error is completed where it is this handle, for the time
+// that it holds the key.
+func TestRecognised(t *testing.T) {
+	k := New(Connectors{}, Settings{Owner: "us"})
+	defer k.Close()
+	place := func(traits strategy.Traits, shared bool, scope *hint.Scope) Place {
+		p := placeOf("k", traits)
+		p.k, p.hints, p.Shared = k, scope, shared
+		return p
+	}
+	asking, another := new(hint.Scope), new(hint.Scope)
+	check := func(what, program string, scope *hint.Scope, process, context bool) {
+		t.Helper()
+		holder := &lockerr.Holder{Program: program}
+		err := k.Recognised(&lockerr.Error{Key: "k", Err: lockerr.ErrLocked, Holder: holder}, scope, place(rowlock.Traits, false, scope))
+		var e *lockerr.Error
+		if !errors.As(err, &e) || e.Holder.ThisProcess != process || e.Holder.ThisContext != context {
+			t.Errorf("%s: %+v, want this process %v, this context %v", what, e.Holder, process, context)
+		}
+		if holder.ThisProcess || holder.ThisContext {
+			t.Errorf("%s: what others may have, too, was changed", what)
+		}
+	}
+	check("nothing is held", "us", asking, false, false)
+
+	row := place(rowlock.Traits, false, asking)
+	row.Enter()
+	check("a row", "", asking, true, true)
+	check("a row, of another lock context", "", another, true, false)
+	row.Leave()
+	check("given back", "us", asking, false, false)
+
+	shared := place(rowlock.Traits, true, another)
+	shared.Enter()
+	check("a shared row", "us", asking, true, false)
+	check("a shared row, which somebody else has, too", "them", asking, false, false)
+	shared.Leave()
+
+	leased := place(lease.Traits, false, nil)
+	one, two := leased.Owned(nil, 1), leased.Owned(nil, 2)
+	k.Owned.Add(one)
+	k.Owned.Add(two)
+	k.Owned.Remove(one)
+	if len(k.Owned.held) != 1 || k.Owned.held[0] != two || !k.Holds() {
+		t.Errorf("of two holds, the first of which has ended: %v", k.Owned.held)
+	}
+	k.Owned.Remove(two)
+	if k.Holds() {
+		t.Error("nothing is held any more")
+	}
+}

@@ -1,0 +1,135 @@
+package handle
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
+)
+
+// askBound is how long the question who holds a lock may take.
+const askBound = time.Second
+
+// askIfSlow has the holder of places noted, for the observer, if the caller waits for
+// longer than SlowWait. Nobody waits for that. Where nobody is found, since the caller does
+// not wait in the server yet, it asks again after twice the time.
+func (k *Handle) askIfSlow(o *Observation, places []Place) {
+	after := k.Settings.SlowWait
+	if after == 0 || !places[0].Traits.Excludes {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.slow = time.AfterFunc(after, func() {
+		after *= 2
+		o.blame(k.askHolder(o, places), after)
+	})
+}
+
+// askHolder returns who has one of places, or nil.
+func (k *Handle) askHolder(o *Observation, places []Place) *lockerr.Holder {
+	ctx, cancel := context.WithTimeout(k.ctx, askBound)
+	defer cancel()
+	select {
+	case k.asking <- struct{}{}: // control connections are for other work, too
+		defer func() { <-k.asking }()
+	case <-ctx.Done():
+		return nil
+	}
+	if !o.waits() {
+		return nil
+	}
+	return k.holder(ctx, places)
+}
+
+// waits reports that there is no answer yet.
+func (o *Observation) waits() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return !o.answered
+}
+
+// TakenBy notes the connection that has been granted the locks, without an err: the server may
+// have named it as their holder.
+func (o *Observation) TakenBy(c *pool.Conn, err error) {
+	if err == nil && o != nil && o.slow != nil {
+		o.by = c.KnownID()
+	}
+}
+
+// blame notes who keeps the caller waiting. If that is not known it has it asked for again.
+func (o *Observation) blame(h *lockerr.Holder, again time.Duration) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.holder = h; h == nil && !o.answered {
+		o.slow.Reset(again)
+	}
+}
+
+// blamed ends the wait, and returns who has kept the caller waiting, as far as is known.
+// err is why the caller got no lock, if it got none.
+func (o *Observation) blamed(err error) *lockerr.Holder {
+	var h *lockerr.Holder
+	if o.slow != nil {
+		o.mu.Lock()
+		o.slow.Stop()
+		h, o.answered = o.holder, true
+		o.mu.Unlock()
+		// A holder of this handle has Held, and may have left us its session.
+		if h != nil && h.Held == 0 && h.ConnectionID != 0 && h.ConnectionID == o.by {
+			h = nil
+		}
+	}
+	if e := (*lockerr.Error)(nil); errors.As(err, &e) && e.Holder != nil {
+		return e.Holder // who had it at the end
+	}
+	return h
+}
+
+// holder returns who has one of places, or nil.
+func (k *Handle) holder(ctx context.Context, places []Place) *lockerr.Holder {
+	l := k.locks.Load()
+	if l == nil {
+		return nil
+	}
+	for _, p := range places {
+		h := l.ownHolder(p)
+		if h == nil {
+			h = l.holder(ctx, p)
+		}
+		if h != nil {
+			e := &lockerr.Error{Holder: h, Err: lockerr.ErrLocked}
+			_ = k.Refused(e, places)
+			return e.Holder
+		}
+	}
+	return nil
+}
+
+// ownHolder returns who has p in this process, or nil.
+func (l *Locks) ownHolder(p Place) *lockerr.Holder {
+	line := l.line
+	if !p.Traits.Table {
+		line = l.By(p).Line()
+	}
+	return line.HolderOf(inLine([]Place{p})[0])
+}
+
+// holder asks the server who has p.
+func (l *Locks) holder(ctx context.Context, p Place) *lockerr.Holder {
+	rows := []string{p.Row}
+	if p.Slots > 0 {
+		rows = p.SlotRows()
+	}
+	switch {
+	case !p.Traits.Table:
+		return l.advisories.Holder(ctx, p.Row)
+	case p.Slots == 0:
+		if h := l.leases.Holder(ctx, p.Row); h != nil { // rows wait for leases
+			return h
+		}
+	}
+	return l.Locker.Holder(ctx, rows)
+}

@@ -1,0 +1,107 @@
+package handle
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/strategy"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// Caller is who waits for a lock.
+type Caller struct {
+	Pooled bool  // it occupies a connection of database/sql
+	Holds  bool  // it holds a lock, so others wait for it
+	Blocks bool  // it may wait in the server, on the connection that it asks for
+	Asked  *bool // its lock context was made to try again; guarded by crowd.mu
+	// has returns what it has: its tickets, and what others can ask for.
+	Has func(context.Context) ([]*queue.Ticket, []Place)
+}
+
+// waiting counts a caller that waits from now on, and returns a context that
+// also ends when the handle is closed.
+func (k *Handle) waiting(ctx context.Context, by Caller, what Sought) (_ context.Context, done func(), err error) {
+	ctx, leave, err := k.counted(ctx, by, what)
+	if err != nil {
+		return nil, nil, err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(k.ctx, func() { cancel(lockerr.ErrClosed) })
+	return ctx, func() { stop(); cancel(nil); leave() }, nil
+}
+
+// counted is waiting for a caller who hears otherwise that the handle is closed.
+func (k *Handle) counted(ctx context.Context, by Caller, what Sought) (_ context.Context, done func(), err error) {
+	waits := func() {}
+	var has []Place
+	var w *queue.Wanted // nil where it can be in nobody's way
+	if what.line != nil {
+		var tickets []*queue.Ticket
+		tickets, has = by.Has(ctx)
+		w = what.wanted(tickets)
+	}
+	if w != nil {
+		var ok bool
+		if waits, ok = w.Wait(); !ok {
+			return nil, nil, queue.ErrDeadlock
+		}
+		ctx = w.In(ctx)
+		if held := k.held(what.l, has); len(held) > 0 {
+			own, end := context.WithCancelCause(ctx)
+			forget := waits
+			var watched sync.WaitGroup
+			watched.Go(func() { what.l.watchRivals(own, held, what.places, end) })
+			ctx, waits = own, func() { end(nil); watched.Wait(); forget() }
+		}
+	}
+	leave := func() {}
+	if by.Pooled && !k.Bounded() {
+		if ctx, leave, err = k.Crowd.enter(ctx, by.Asked); err != nil {
+			waits()
+			return nil, nil, err
+		}
+	}
+	k.waiters.Add(1)
+	return ctx, func() { leave(); waits(); k.waiters.Add(-1) }, nil
+}
+
+// Wait is the longest time that h is ready to queue.
+func (k *Handle) Wait(h *hint.Hint) time.Duration {
+	if h.HasWait {
+		return h.Wait
+	}
+	return k.Settings.Wait
+}
+
+// Budget is how long a caller queues in all, for whatever it has to wait.
+type Budget struct {
+	wait  time.Duration
+	start time.Time
+}
+
+// Budget is that of a caller with h, from now on.
+func (k *Handle) Budget(h *hint.Hint) Budget { return Budget{k.Wait(h), time.Now()} }
+
+// None reports whether the caller does not wait at all.
+func (b Budget) None() bool { return b.wait == 0 }
+
+// Left is what is left of the wait: not nothing, which would mean not to wait, unless
+// that is what was asked for.
+func (b Budget) Left() time.Duration {
+	if b.wait == 0 {
+		return 0
+	}
+	return max(b.wait-time.Since(b.start), time.Millisecond)
+}
+
+// WaitingFor is what by is asked before it waits.
+func (k *Handle) WaitingFor(by Caller, what Sought) strategy.Waiting {
+	wait := k.waiting
+	if len(what.places) > 0 && what.places[0].Traits.HearsClose {
+		wait = k.counted
+	}
+	return func(ctx context.Context) (context.Context, func(), error) { return wait(ctx, by, what) }
+}

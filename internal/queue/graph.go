@@ -1,0 +1,180 @@
+package queue
+
+import (
+	"context"
+	"slices"
+	"sync"
+)
+
+// graph has the callers of this process that wait while they hold something else, for
+// all strategies and database handles. Waiters that hold nothing block no one.
+var graph struct {
+	mu    sync.Mutex
+	waits map[*Wanted]struct{}
+}
+
+// Wanted is what a caller waits for, and what it holds meanwhile.
+type Wanted struct {
+	Queue  *Queue
+	Places []Place   // without those for slots, since any holder of a slot may release it
+	Holds  []*Ticket // of the caller, which does not release them before its wait has ended
+
+	// Guarded by graph.mu.
+	own *Ticket // it is in front of the first lines, while the caller waits for the others
+	has int     // how many these are
+}
+
+// Wait notes that the caller waits from now on, until done. ok is false if that would be a
+// deadlock: the holders of what it wants wait, directly or by way of others, for what it
+// holds. Then nothing is noted.
+//
+// Wait knows only the callers of this process. The last of them to begin its wait sees
+// the deadlock, since all others are noted before.
+func (w *Wanted) Wait() (done func(), ok bool) {
+	if len(w.Holds) == 0 && len(w.Places) < 2 {
+		return func() {}, true
+	}
+	graph.mu.Lock()
+	defer graph.mu.Unlock()
+	if w.deadlocked() {
+		return nil, false
+	}
+	if graph.waits == nil {
+		graph.waits = make(map[*Wanted]struct{})
+	}
+	graph.waits[w] = struct{}{}
+	return func() {
+		graph.mu.Lock()
+		defer graph.mu.Unlock()
+		delete(graph.waits, w)
+	}, true
+}
+
+// In returns a context by which [Queue.EnterAs] knows that it acts for w.
+func (w *Wanted) In(ctx context.Context) context.Context {
+	if len(w.Places) < 2 {
+		return ctx
+	}
+	return context.WithValue(ctx, wantedKey{}, w)
+}
+
+type wantedKey struct{}
+
+// stuck notes that ticket t of the caller of ctx is in front of its first has lines. It
+// reports whether a wait for the others would be a deadlock.
+func stuck(ctx context.Context, t *Ticket, has int) bool {
+	w, _ := ctx.Value(wantedKey{}).(*Wanted)
+	if w == nil {
+		return false
+	}
+	graph.mu.Lock()
+	defer graph.mu.Unlock()
+	w.own, w.has = t, has
+	return w.deadlocked()
+}
+
+// deadlocked reports whether w waits for itself. The caller holds graph.mu.
+func (w *Wanted) deadlocked() bool {
+	seen := make(map[*Wanted]bool)
+	for next := []*Wanted{w}; len(next) > 0; {
+		at := next[len(next)-1]
+		next = next[:len(next)-1]
+		for _, t := range at.inTheWay() {
+			if w.keeps(t) {
+				return true
+			}
+			for other := range graph.waits {
+				if !seen[other] && other.keeps(t) {
+					seen[other] = true
+					next = append(next, other)
+				}
+			}
+		}
+	}
+	return false
+}
+
+// keeps reports whether the caller does not release t before its wait has ended.
+func (w *Wanted) keeps(t *Ticket) bool { return t == w.own || slices.Contains(w.Holds, t) }
+
+// inTheWay returns the tickets that hold what w still wants. A ticket that shares a key
+// does not block others that share it, unless a caller that wants the key exclusively is
+// between them. The first ticket of the line blocks them until it holds the key.
+func (w *Wanted) inTheWay() (tickets []*Ticket) {
+	w.Queue.mu.Lock()
+	defer w.Queue.mu.Unlock()
+	for _, p := range w.Places[w.has:] {
+		if p.Slots > 0 {
+			continue
+		}
+		l := w.Queue.lines[p.name()]
+		alone := !p.Shared || !l.isShared()
+		for _, t := range l.inFront() {
+			if t != w.own && (alone || t.holder == nil) {
+				tickets = append(tickets, t)
+			}
+		}
+		for _, t := range w.Queue.claims[p.Key] {
+			if alone || !t.shared {
+				tickets = append(tickets, t)
+			}
+		}
+	}
+	return tickets
+}
+
+// isShared reports whether all in the line share the key.
+func (l *line) isShared() bool {
+	if l == nil {
+		return true
+	}
+	if !l.shared {
+		return false
+	}
+	for at := l.waiting.Front(); at != nil; at = at.Next() {
+		if !at.Value.(*waiter).place.Shared {
+			return false
+		}
+	}
+	return true
+}
+
+func (l *line) inFront() []*Ticket {
+	if l == nil {
+		return nil
+	}
+	return l.front
+}
+
+// Claim notes a holder of places that is not in front of their lines: a transaction that
+// locks further rows does not queue. Leave ends the claim.
+func (q *Queue) Claim(places []Place) *Ticket {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.claims == nil {
+		q.claims = make(map[string][]*Ticket)
+	}
+	t := q.ticket()
+	for _, p := range places {
+		if p.Slots > 0 {
+			continue
+		}
+		t.shared = t.shared || p.Shared
+		t.claims = append(t.claims, p.Key)
+		q.claims[p.Key] = append(q.claims[p.Key], t)
+	}
+	return t
+}
+
+// disclaim ends Claim. The caller holds Queue.mu.
+func (t *Ticket) disclaim() {
+	for _, key := range t.claims {
+		left := slices.DeleteFunc(t.q.claims[key], func(other *Ticket) bool { return other == t })
+		if len(left) == 0 {
+			delete(t.q.claims, key)
+		} else {
+			t.q.claims[key] = left
+		}
+	}
+	t.claims = nil
+}

@@ -1,0 +1,318 @@
+package schema
+
+import (
+	"context"
+	"database/sql/driver"
+	"sync"
+	"sync/atomic"
+
+	"github.com/mysqllock/mysqllock/internal/server"
+)
+
+// A Procedure does on MySQL, in one round trip, what is several statements. MariaDB needs
+// none: it runs the same as an anonymous block. It has the rights of its caller.
+type Procedure struct {
+	table  Table
+	suffix string // of the name; its digit is the version: a program that needs another version does not find this one, whose answers may mean something else
+	text   func(Table) (parameters, body string)
+}
+
+// ours is the comment of our procedures. A procedure with the same name and another comment
+// belongs to someone else: it is not called, and not removed.
+const ours = "mysqllock"
+
+// Procedures returns all that the driver calls.
+func (t Table) Procedures() []Procedure {
+	return []Procedure{
+		t.LockProcedure(), t.CommitProcedure(), t.WaitProcedure(),
+		t.BeginProcedure(), t.VersionsProcedure(), t.TakeProcedure(), t.GiveProcedure(), t.CommitIfProcedure(),
+	}
+}
+
+func (p Procedure) name() string { return p.table.name + p.suffix }
+
+// String returns the quoted name, for SQL text.
+func (p Procedure) String() string { return p.table.quoted(p.name()) }
+
+// DDL is the statement that makes the procedure.
+func (p Procedure) DDL() string {
+	parameters, body := p.text(p.table)
+	return "CREATE PROCEDURE " + p.String() + "(" + parameters + ")\nSQL SECURITY INVOKER COMMENT '" + ours + "'\nBEGIN\n" + body + "END"
+}
+
+// Provide reports whether the procedure is there or, with auto, could be made. What the server
+// refuses is no error: there is another way for whatever a procedure does. The connection must
+// have no open transaction, since DDL would commit it.
+func (p Procedure) Provide(ctx context.Context, conn driver.Conn, auto bool) (there bool, err error) {
+	rows, err := server.Query(ctx, conn, p.find())
+	switch {
+	case server.Number(err) != 0:
+		return false, nil
+	case err != nil:
+		return false, err
+	case len(rows) > 0:
+		return rows[0][0] == "1", nil
+	}
+	return p.make(ctx, conn, auto)
+}
+
+// ProvideAll is Provide for several procedures.
+func ProvideAll(ctx context.Context, conn driver.Conn, auto bool, procedures ...Procedure) (there []bool, err error) {
+	for _, p := range procedures {
+		is, err := p.Provide(ctx, conn, auto)
+		if err != nil {
+			return nil, err
+		}
+		there = append(there, is)
+	}
+	return there, nil
+}
+
+// Once is a [sync.Once] for what may fail: then the next caller tries again.
+type Once struct {
+	mu   sync.Mutex
+	done atomic.Bool
+}
+
+// Done reports whether it was done.
+func (o *Once) Done() bool { return o.done.Load() }
+
+// Do calls f, unless an earlier call has succeeded. Other callers wait meanwhile.
+func (o *Once) Do(f func() error) {
+	if o.done.Load() {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.done.Load() && f() == nil {
+		o.done.Store(true)
+	}
+}
+
+// find asks whether the procedure is ours; the answer is empty if there is none.
+func (p Procedure) find() string {
+	return "SELECT ROUTINE_COMMENT = '" + ours + "' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE' AND " +
+		p.table.where("ROUTINE_SCHEMA", "ROUTINE_NAME", p.name())
+}
+
+// make makes the procedure with auto, as Provide does.
+func (p Procedure) make(ctx context.Context, conn driver.Conn, auto bool) (there bool, err error) {
+	if !auto {
+		return false, nil
+	}
+	err = server.Exec(ctx, conn, p.DDL())
+	const alreadyExists = 1304 // another process was quicker
+	switch n := server.Number(err); {
+	case err == nil, n == alreadyExists:
+		return true, nil
+	case n != 0:
+		return false, nil
+	}
+	return false, err
+}
+
+const ofKey = " WHERE namespace = p_namespace AND name = p_name"
+
+// LockProcedure begins a transaction and locks one key in it. If the row has an owner, the
+// procedure rolls back by itself: else a caller that is stopped before it has read the
+// answer would keep the lease's holder from renewing.
+//
+// If the row is [Quiet], the procedure returns no result set, which saves a third of the
+// server's work for the call (measured on MySQL 9.7). With a p_quiet of NULL it always
+// returns one.
+func (t Table) LockProcedure() Procedure { return Procedure{t, "_lock1", lockText} }
+
+func lockText(t Table) (parameters, body string) {
+	from := " FROM " + t.String() + ofKey + " "
+	look := "SELECT " + Quiet("p_quiet") + " INTO v_quiet\n     " + from
+	return "p_namespace VARBINARY(255), p_name VARBINARY(255), p_shared BOOL, p_quiet BIGINT UNSIGNED",
+		"  DECLARE v_quiet BOOL;\n" +
+			"  START TRANSACTION;\n" +
+			"  IF p_shared THEN\n    " + look + "FOR SHARE NOWAIT;\n" +
+			"  ELSE\n    " + look + "FOR UPDATE NOWAIT;\n" +
+			"  END IF;\n" +
+			"  IF v_quiet IS NOT TRUE THEN BEGIN\n" +
+			"    DECLARE v_token BIGINT UNSIGNED;\n" +
+			"    DECLARE v_owner VARBINARY(255);\n" +
+			"    DECLARE v_versioned BOOL;\n" +
+			"    SELECT token, owner, versioned INTO v_token, v_owner, v_versioned\n" +
+			"     " + from + "FOR SHARE;\n" +
+			"    IF v_owner IS NOT NULL THEN ROLLBACK; END IF;\n" +
+			"    SELECT CONNECTION_ID(), v_token, v_owner, v_versioned, " + server.WritableColumns + " FROM DUAL WHERE v_token IS NOT NULL;\n" +
+			"  END; END IF;\n"
+}
+
+// WaitProcedure waits for row locks. It locks the rows of p_keys one after the other, each a
+// name in hexadecimal and whether it is shared, and tells of each what LockProcedure tells.
+// The first that has an owner is the last: the transaction is rolled back on the server, at
+// once, since the row would keep the lease's holder from renewing while the caller does not
+// answer. Any error but that of a KILL rolls it back, too.
+//
+// What waits is a statement with p_mark in its text, for KILL. MySQL bounds no statement
+// within a procedure, but the wait for a row, by p_seconds. A KILL leaves the session's
+// own limit in @mysqllock_limit, which is NULL otherwise.
+func (t Table) WaitProcedure() Procedure { return Procedure{t, "_wait1", waitText} }
+
+func waitText(t Table) (parameters, body string) {
+	return "p_namespace VARBINARY(255), p_keys TEXT CHARACTER SET utf8mb4, p_mark VARCHAR(64) CHARACTER SET utf8mb4, p_seconds INT UNSIGNED",
+		"  DECLARE v_key INT DEFAULT 0;\n" +
+			"  DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN\n" +
+			"    ROLLBACK;\n" +
+			"    SET SESSION innodb_lock_wait_timeout = COALESCE(@mysqllock_limit, @@SESSION.innodb_lock_wait_timeout), @mysqllock_limit = NULL;\n" +
+			"    RESIGNAL;\n" +
+			"  END;\n" +
+			"  SET @mysqllock_limit = @@SESSION.innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = p_seconds, @mysqllock_owner = NULL;\n" +
+			"  WHILE v_key < JSON_LENGTH(p_keys) AND @mysqllock_owner IS NULL DO\n" +
+			"    SET @mysqllock_token = NULL, @mysqllock_text = CONCAT(_utf8mb4'SELECT token, owner, versioned INTO @mysqllock_token, @mysqllock_owner, @mysqllock_versioned FROM ', _utf8mb4 " + Literal(t.String()) + ", _utf8mb4' WHERE namespace = x''', LOWER(HEX(p_namespace)),\n" +
+			"      _utf8mb4''' AND name = x''', JSON_UNQUOTE(JSON_EXTRACT(p_keys, CONCAT(_utf8mb4'$[', v_key, _utf8mb4'][0]'))),\n" +
+			"      IF(JSON_EXTRACT(p_keys, CONCAT(_utf8mb4'$[', v_key, _utf8mb4'][1]')) = 1, _utf8mb4''' FOR SHARE', _utf8mb4''' FOR UPDATE'), _utf8mb4' /* mysqllock ', p_mark, _utf8mb4' */');\n" +
+			"    PREPARE mysqllock_wait FROM @mysqllock_text;\n" +
+			"    EXECUTE mysqllock_wait;\n" +
+			"    DEALLOCATE PREPARE mysqllock_wait;\n" +
+			"    IF @mysqllock_owner IS NOT NULL THEN ROLLBACK; END IF;\n" +
+			"    SELECT CONNECTION_ID(), @mysqllock_token, @mysqllock_owner, @mysqllock_versioned, " + server.WritableColumns + " FROM DUAL WHERE @mysqllock_token IS NOT NULL;\n" +
+			"    SET v_key = IF(@mysqllock_token IS NULL, JSON_LENGTH(p_keys), v_key + 1);\n" +
+			"  END WHILE;\n" +
+			"  SET SESSION innodb_lock_wait_timeout = @mysqllock_limit, @mysqllock_limit = NULL;\n"
+}
+
+// CommitProcedure commits under leases. p_leases is a list of names, tokens and owners; names
+// and owners are in hexadecimal. If all of the leases are held, the procedure commits and
+// answers 1; else it leaves the transaction open and answers 0. It waits for no lock. For a
+// caller that gets no answer, because of a KILL, it sets a savepoint, mysqllock_done, before
+// all else, and @mysqllock_done to p_mark, unless that is NULL, right before COMMIT; see
+// [server.HasCommitted]. The list has an explicit character set: without one it would have
+// that of the maker or the caller of the procedure, which may be binary.
+func (t Table) CommitProcedure() Procedure { return Procedure{t, "_done1", commitText} }
+
+func commitText(t Table) (parameters, body string) {
+	return "p_namespace VARBINARY(255), p_leases TEXT CHARACTER SET utf8mb4, p_mark VARCHAR(64) CHARACTER SET utf8mb4",
+		"  DECLARE v_held INT;\n" +
+			"  SAVEPOINT mysqllock_done;\n" +
+			"  SELECT COUNT(*) INTO v_held FROM JSON_TABLE(p_leases, _utf8mb4'$[*]' COLUMNS (n VARCHAR(510) CHARACTER SET utf8mb4 PATH _utf8mb4'$[0]', k BIGINT UNSIGNED PATH _utf8mb4'$[1]', o VARCHAR(510) CHARACTER SET utf8mb4 PATH _utf8mb4'$[2]')) d\n" +
+			"    STRAIGHT_JOIN " + t.String() + " r ON r.namespace = p_namespace AND r.name = UNHEX(d.n)\n" +
+			"    WHERE r.token = d.k AND r.owner = UNHEX(d.o) AND " + Lasts("r.") + " FOR SHARE OF r NOWAIT;\n" +
+			"  IF v_held = JSON_LENGTH(p_leases) THEN IF p_mark IS NOT NULL THEN SET @mysqllock_done = p_mark; END IF; COMMIT; END IF;\n" +
+			"  SELECT v_held = JSON_LENGTH(p_leases);\n"
+}
+
+// TakeProcedure takes a lease and begins a transaction. The lease is committed before the
+// caller's transaction begins, since it is independent of that. The procedure answers with the
+// new token, or with 0 and with how long the lease that is in the way still lasts. It waits
+// for no row.
+//
+// A lease's life is told by the session's clock. If the application has set that clock, it
+// stands still, and the procedure grants nothing. The insert always meets the row that is
+// locked: an account that could not renew the lease, which is an insert of that kind, is
+// not granted it. The wake-up lock p_wake must be free if p_turn is set; p_poller is the
+// name under which a poller announces itself, NULL to ignore it.
+func (t Table) TakeProcedure() Procedure { return Procedure{t, "_take1", takeText} }
+
+func takeText(t Table) (parameters, body string) {
+	return "p_namespace VARBINARY(255), p_name VARBINARY(255), p_owner VARBINARY(255), p_ttl BIGINT UNSIGNED,\n" +
+			"  p_wake VARCHAR(64) CHARACTER SET utf8mb4, p_turn BOOL, p_poller VARCHAR(64) CHARACTER SET utf8mb4, p_level INT, p_reads BOOL",
+		"  DECLARE v_token, v_left, v_granted BIGINT UNSIGNED DEFAULT NULL;\n" +
+			"  DECLARE v_began DATETIME(6) DEFAULT NOW(6);\n" +
+			"  DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;\n" +
+			"  START TRANSACTION READ WRITE;\n" +
+			"  SELECT token, " + Remaining("") + " INTO v_token, v_left FROM " + t.String() + ofKey + " FOR UPDATE SKIP LOCKED;\n" +
+			"  IF v_left = 0 AND NOW(6) <> v_began AND (p_poller IS NULL OR IS_FREE_LOCK(p_poller)) THEN\n" +
+			"    IF IF(IS_USED_LOCK(p_wake) <=> CONNECTION_ID(), 1, COALESCE(GET_LOCK(p_wake, 0), 0)) OR NOT p_turn THEN\n" +
+			"      INSERT INTO " + t.String() + " (namespace, name) VALUES (p_namespace, p_name)\n" +
+			"       ON DUPLICATE KEY UPDATE token = token + 1, owner = p_owner, expires = UTC_TIMESTAMP(6) + INTERVAL p_ttl MICROSECOND;\n" +
+			"      SET v_granted = v_token + 1;\n" +
+			"    END IF;\n" +
+			"  END IF;\n" +
+			"  IF v_granted IS NULL THEN ROLLBACK;\n" +
+			"  ELSE\n" +
+			"    COMMIT;\n" +
+			"    CASE p_level\n" +
+			"      WHEN 1 THEN SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED;\n" +
+			"      WHEN 2 THEN SET TRANSACTION ISOLATION LEVEL READ COMMITTED;\n" +
+			"      WHEN 4 THEN SET TRANSACTION ISOLATION LEVEL REPEATABLE READ;\n" +
+			"      WHEN 6 THEN SET TRANSACTION ISOLATION LEVEL SERIALIZABLE;\n" +
+			"      ELSE BEGIN END;\n" +
+			"    END CASE;\n" +
+			"    IF p_reads THEN START TRANSACTION READ ONLY; ELSE START TRANSACTION; END IF;\n" +
+			"  END IF;\n" +
+			"  SELECT COALESCE(v_granted, 0), COALESCE(v_left, 0);\n"
+}
+
+// GiveProcedure checks a lease, releases it and commits. The release is a part of the
+// transaction that ends, so that both are on the disk with one COMMIT. If the lease is held,
+// the procedure commits, frees the wake-up lock and answers 1; else it leaves the transaction
+// open and answers 0. Its savepoint and p_mark are those of CommitProcedure. It waits for no
+// lock.
+func (t Table) GiveProcedure() Procedure { return Procedure{t, "_give1", giveText} }
+
+func giveText(t Table) (parameters, body string) {
+	return "p_namespace VARBINARY(255), p_name VARBINARY(255), p_token BIGINT UNSIGNED, p_owner VARBINARY(255),\n" +
+			"  p_wake VARCHAR(64) CHARACTER SET utf8mb4, p_mark VARCHAR(64) CHARACTER SET utf8mb4",
+		"  DECLARE v_held BOOL DEFAULT FALSE;\n" +
+			"  SAVEPOINT mysqllock_done;\n" +
+			"  SELECT " + Lasts("") + " INTO v_held FROM " + t.String() + ofKey + " AND token = p_token AND owner = p_owner FOR UPDATE NOWAIT;\n" +
+			"  IF v_held THEN\n" +
+			"    UPDATE " + t.String() + " SET " + Released + ofKey + ";\n" +
+			"    SET @mysqllock_done = p_mark;\n" +
+			"    COMMIT;\n" +
+			"    DO RELEASE_LOCK(p_wake);\n" +
+			"  END IF;\n" +
+			"  SELECT v_held;\n"
+}
+
+// BeginProcedure reads a version and begins a transaction. It reads the row outside of any
+// transaction, so that the transaction's snapshot is not older than the caller's first read.
+// If every commit under the key changes the version, as [Settled] says, and the session
+// reads what is committed, the procedure begins the transaction. The answer comes last: who
+// has it knows that all the rest was done. It is the level of isolation, the name, the
+// token, whether the row is settled, the remaining time of its lease, and its owner.
+func (t Table) BeginProcedure() Procedure { return Procedure{t, "_seen1", beginText} }
+
+func beginText(t Table) (parameters, body string) {
+	return "p_namespace VARBINARY(255), p_name VARBINARY(255)",
+		"  DECLARE v_token BIGINT UNSIGNED;\n" +
+			"  DECLARE v_settled BOOL;\n" +
+			"  DECLARE v_remaining BIGINT;\n" +
+			"  DECLARE v_owner VARBINARY(255);\n" +
+			"  SELECT token, " + Settled + ", " + Remaining("") + ", owner INTO v_token, v_settled, v_remaining, v_owner\n" +
+			"    FROM " + t.String() + ofKey + ";\n" +
+			"  IF v_settled AND @@transaction_isolation <> 'READ-UNCOMMITTED' THEN START TRANSACTION; END IF;\n" +
+			"  SELECT @@transaction_isolation, p_name, v_token, v_settled, v_remaining, v_owner FROM DUAL WHERE v_token IS NOT NULL;\n"
+}
+
+// VersionsProcedure compares versions, sets the next ones, and commits. p_rows is a list of
+// names, in hexadecimal, and versions; a version of 0 is for a row that the transaction has
+// locked. If all rows have their versions, the procedure adds one to each, commits, and
+// answers 1; else it answers 0 and leaves the transaction open, in which it may have changed
+// some of them. It waits for no row, and for a second while the table's definition is
+// being changed. Its savepoint and p_mark are those of CommitProcedure.
+//
+// The INSERT always hits the rows that it has read: UPDATE has no NOWAIT. It counts two rows
+// for each, with and without clientFoundRows in the DSN.
+func (t Table) VersionsProcedure() Procedure { return Procedure{t, "_next1", versionsText} }
+
+func versionsText(t Table) (parameters, body string) {
+	return "p_namespace VARBINARY(255), p_rows TEXT CHARACTER SET utf8mb4, p_mark VARCHAR(64) CHARACTER SET utf8mb4",
+		"  DECLARE v_same BOOL;\n" +
+			"  SAVEPOINT mysqllock_done;\n" +
+			"  INSERT /*+ SET_VAR(lock_wait_timeout = 1) */ INTO " + t.String() + " (namespace, name, token, expires)\n" +
+			"    SELECT r.namespace, r.name, r.token, r.expires FROM JSON_TABLE(p_rows, _utf8mb4'$[*]' COLUMNS (n VARCHAR(510) CHARACTER SET utf8mb4 PATH _utf8mb4'$[0]', v BIGINT UNSIGNED PATH _utf8mb4'$[1]')) d\n" +
+			"    STRAIGHT_JOIN " + t.String() + " r ON r.namespace = p_namespace AND r.name = UNHEX(d.n)\n" +
+			"    WHERE d.v = 0 OR r.token = d.v AND r.versioned = 1 AND r.owner IS NULL FOR UPDATE OF r NOWAIT\n" +
+			"    ON DUPLICATE KEY UPDATE token = r.token + 1, expires = UTC_TIMESTAMP(6);\n" +
+			"  SET v_same = ROW_COUNT() = 2 * JSON_LENGTH(p_rows);\n" +
+			"  IF v_same THEN IF p_mark IS NOT NULL THEN SET @mysqllock_done = p_mark; END IF; COMMIT; END IF;\n" +
+			"  SELECT v_same;\n"
+}
+
+// CommitIfProcedure commits if p_held is true, which the caller's statement evaluates, and
+// answers 1; else it leaves the transaction open and answers 0. Its savepoint and p_mark are
+// those of CommitProcedure. It needs no privilege but that to execute it.
+func (t Table) CommitIfProcedure() Procedure { return Procedure{t, "_held1", commitIfText} }
+
+func commitIfText(Table) (parameters, body string) {
+	return "p_held BOOL, p_mark VARCHAR(64) CHARACTER SET utf8mb4",
+		"  SAVEPOINT mysqllock_done;\n" +
+			"  IF p_held THEN SET @mysqllock_done = p_mark; COMMIT; END IF;\n" +
+			"  SELECT COALESCE(p_held, 0);\n"
+}

@@ -1,0 +1,80 @@
+package server
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+)
+
+// Outcome is how a statement that checks and commits has ended.
+type Outcome int
+
+const (
+	// NoWay: the server has no way for it here. The transaction is as it was.
+	NoWay Outcome = iota
+	// Committed: the check has passed, and the transaction is committed.
+	Committed
+	// CheckFailed: the check has failed. Nothing was committed; the transaction is open.
+	CheckFailed
+	// Failed comes with an error. Nothing was committed; the transaction must be rolled back.
+	Failed
+	// Unknown comes with an error. The transaction may be committed, as after any COMMIT
+	// that was not answered.
+	Unknown
+)
+
+// CheckAndCommit runs a statement that checks, and commits if it answers 1. The statement is
+// of the form that HasCommitted describes. ctx bounds the wait for the answer.
+func CheckAndCommit(ctx context.Context, conn driver.Conn, text, mark string) (Outcome, error) {
+	rows, err := Query(ctx, conn, text)
+	switch n := Number(err); {
+	case Missing(err) || Denied(err): // dropped, or not ours to execute
+		return NoWay, nil
+	case Interrupted(err) && !Locked(err):
+		done, askErr := HasCommitted(ctx, conn, mark)
+		switch {
+		case done:
+			return Committed, nil
+		case askErr != nil:
+			return Unknown, askErr
+		}
+		return Failed, err
+	case errors.Is(err, driver.ErrBadConn): // nothing was sent
+		return Failed, err
+	case err != nil && (n == 0 || Gone(err, conn)):
+		return Unknown, err
+	case err != nil:
+		return Failed, err
+	case len(rows) != 1 || len(rows[0]) != 1:
+		return Unknown, errors.New("the server does not say whether it has committed")
+	case rows[0][0] == "1":
+		return Committed, nil
+	}
+	return CheckFailed, nil
+}
+
+// HasCommitted is for a statement that checks and commits, and was interrupted: by a KILL, or
+// by a limit of the server's. It reports whether the statement had committed before that. It
+// begins with a savepoint, mysqllock_done, and sets @mysqllock_done to its mark right before
+// its COMMIT: so it has committed if it came to its COMMIT, and the transaction with the
+// savepoint is no more. After an error it is not known; nor is it without a mark if the
+// savepoint is gone, or was never set.
+func HasCommitted(ctx context.Context, conn driver.Conn, mark string) (bool, error) {
+	if mark != "" {
+		rows, err := Query(ctx, conn, "SELECT @mysqllock_done = '"+mark+"'")
+		if err != nil || len(rows) != 1 || rows[0][0] != "1" {
+			return false, err
+		}
+	}
+	err := Exec(ctx, conn, "RELEASE SAVEPOINT mysqllock_done")
+	switch {
+	case !NoSavepoint(err):
+		return false, err
+	case mark == "":
+		return false, errAtCommit
+	}
+	return true, nil
+}
+
+// errAtCommit has no number of the server's: the outcome is unknown.
+var errAtCommit = errors.New("the statement that checks and commits was interrupted; the transaction may be committed")

@@ -1,0 +1,86 @@
+package strategy
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// ErrWaitOver is the cause with which a wait ends that has lasted as long as the caller
+// was ready to wait.
+var ErrWaitOver = errors.New("the wait is over")
+
+// Terms are what the errors of a strategy say.
+type Terms struct {
+	Strategy string
+	Grants   string // the privileges that the account needs
+	Writes   string // what follows if the server takes no writes
+	Broken   string // what follows if a connection broke; "" if that is not explained
+}
+
+// Failure is the error that callers see. It never matches driver.ErrBadConn, which
+// database/sql would relate to a connection of its own.
+func (t Terms) Failure(op, key string, err error) *lockerr.Error {
+	if errors.Is(err, driver.ErrBadConn) {
+		err = errors.New(err.Error())
+	}
+	return &lockerr.Error{Op: op, Key: key, Strategy: t.Strategy, Err: err}
+}
+
+// Untaken is the Failure of a caller that has asked for key since start and has not got it.
+// ctx is the caller's.
+func (t Terms) Untaken(ctx context.Context, key string, start time.Time, err error) *lockerr.Error {
+	switch {
+	case errors.Is(err, ErrWaitOver):
+		err = lockerr.ErrTimeout
+	case errors.Is(err, lockerr.ErrExhausted):
+	case ctx.Err() != nil:
+		err = lockerr.With(lockerr.ErrTimeout, ctx.Err())
+	case t.Broken != "" && server.Broken(err) && !errors.Is(err, lockerr.ErrLost):
+		err = lockerr.With(lockerr.ErrLost, fmt.Errorf("%s: %s", t.Broken, err.Error()))
+	case errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, lockerr.ErrTimeout) && !errors.Is(err, lockerr.ErrLost):
+		// A limit of ours: the caller's context goes on, and the error must not say else.
+		err = lockerr.With(lockerr.ErrTimeout, errors.New(err.Error()))
+	default:
+		err = t.Refusal(server.Explain(err))
+	}
+	failed := t.Failure("lock", key, err)
+	failed.Waited = time.Since(start)
+	return failed
+}
+
+// Refusal adds what to do to the error of a server that refuses statements of the strategy
+// altogether. It returns other errors as they are.
+func (t Terms) Refusal(err error) error {
+	switch {
+	case t.Writes != "" && server.Refused(err):
+		return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("the server takes no writes, so %s: %w", t.Writes, err))
+	case t.Grants != "" && server.Denied(err):
+		return fmt.Errorf("%w; the account needs %s", err, t.Grants)
+	case server.Shared(err):
+		return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("MySQL Router shares this connection with other clients; set connection_sharing=0, or connect to a port of it that does not share: %w", err))
+	}
+	return err
+}
+
+// Ungranted reports that another caller has what was asked for.
+func Ungranted(err error) bool {
+	return errors.Is(err, lockerr.ErrLocked) || errors.Is(err, lockerr.ErrTimeout)
+}
+
+// Sleep waits for d, and reports whether ctx goes on.
+func Sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,106 @@
+package strategy
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/keyrow"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// Place is where a lock is kept that a hint asks for.
+type Place struct {
+	hint.Lock          // completed by what the handle says
+	Traits    Traits   // of its strategy
+	Row       string   // of the lock table that keeps it; with Slots, that keeps the first of them; without the table, the key
+	Also      []string // other keys of the hint that are kept there
+}
+
+// SlotRows are the rows of the slots.
+func (p Place) SlotRows() []string {
+	rows := make([]string, p.Slots)
+	for i := range rows {
+		rows[i] = keyrow.SlotName(p.Row, i)
+	}
+	return rows
+}
+
+// Space tells apart the locks that do not exclude each other on the same row, and
+// those that do but mean different things.
+func (p Place) Space() string {
+	switch {
+	case p.Slots > 0:
+		return "slots"
+	case p.Traits.Table && p.Traits.Excludes:
+		return Rows
+	}
+	return p.Traits.Name
+}
+
+// Rows is the space of those that exclude each other on the same row of the table.
+const Rows = "rows"
+
+// SameAs reports whether other is kept at the same place.
+func (p Place) SameAs(other Place) bool { return p.Row == other.Row && p.Space() == other.Space() }
+
+// Merge returns places, each once, sorted by their rows: one With says how a key is
+// locked, and another leaves it to the handle; and several keys can share a row.
+func Merge(places []Place) (merged []Place) {
+	for _, p := range places {
+		if at := slices.IndexFunc(merged, p.SameAs); at >= 0 {
+			merged[at].merge(p)
+		} else {
+			merged = append(merged, p)
+		}
+	}
+	slices.SortFunc(merged, func(a, b Place) int {
+		return cmp.Or(strings.Compare(a.Row, b.Row), strings.Compare(a.Space(), b.Space()))
+	})
+	return merged
+}
+
+// merge adds what other, at the same place, asks for.
+func (p *Place) merge(other Place) {
+	if p.Key != other.Key {
+		p.Also = append(p.Also, other.Key)
+		if p.Traits.Inside && !other.Traits.Inside { // outside of the transaction it has a token
+			p.Kind, p.Traits = other.Kind, other.Traits
+		}
+	}
+	p.Shared = p.Shared && other.Shared
+	p.Slots = min(p.Slots, other.Slots)
+	// The older of two versions, of which 0 is none, is still the version if nothing
+	// has changed.
+	p.Version = cmp.Or(min(p.Version, other.Version), max(p.Version, other.Version))
+}
+
+// Upgrade is the answer to a caller who holds a key shared and asks for more.
+func (p Place) Upgrade() error {
+	return &lockerr.Error{Op: "lock", Key: p.Key, Strategy: hint.StrategyRow, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(
+		"this unit of work holds the key shared and asks for it exclusively; two holders that upgrade would deadlock; ask for the exclusive lock from the beginning"))}
+}
+
+// Naming puts the caller's keys into an error, in place of the rows that keep them.
+func Naming(err error, places []Place) error {
+	var e *lockerr.Error
+	if errors.As(err, &e) && e.Key != "" {
+		e.Key = Label(places)
+	}
+	return err
+}
+
+// Label is what errors call the keys of places.
+func Label(places []Place) string {
+	if len(places) == 1 {
+		return places[0].Key
+	}
+	keys := make([]string, len(places))
+	for i, p := range places {
+		keys[i] = p.Key
+	}
+	slices.Sort(keys)
+	return strings.Join(slices.Compact(keys), ", ")
+}

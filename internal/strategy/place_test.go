@@ -1,0 +1,128 @@
+package strategy_test
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/strategy"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+var (
+	row        = strategy.Traits{Name: hint.StrategyRow, Table: true, Inside: true, Excludes: true}
+	lease      = strategy.Traits{Name: hint.StrategyLease, Table: true, Excludes: true}
+	optimistic = strategy.Traits{Name: hint.StrategyOptimistic, Table: true}
+)
+
+func place(key, row string, traits strategy.Traits, kind hint.Kind) strategy.Place {
+	kind.Strategy = traits.Name
+	return strategy.Place{Lock: hint.Lock{Key: key, Kind: kind}, Traits: traits, Row: row}
+}
+
+// TestMerge: what is kept at the same place is locked once, as strictly as any of those
+// that ask for it.
+func TestMerge(t *testing.T) {
+	for name, c := range map[string]struct {
+		places []strategy.Place
+		want   string
+	}{
+		"sorted":                    {[]strategy.Place{place("b", "2", row, hint.Kind{}), place("a", "1", row, hint.Kind{})}, "1:row[] 2:row[]"},
+		"shared and exclusive":      {[]strategy.Place{place("a", "1", row, hint.Kind{Shared: true}), place("a", "1", row, hint.Kind{})}, "1:row[]"},
+		"both shared":               {[]strategy.Place{place("a", "1", row, hint.Kind{Shared: true}), place("a", "1", row, hint.Kind{Shared: true})}, "1:row[] shared"},
+		"the lower number of slots": {[]strategy.Place{place("a", "1", row, hint.Kind{Slots: 5}), place("a", "1", row, hint.Kind{Slots: 3})}, "1:row[] 3 slots"},
+		"slots and none are two":    {[]strategy.Place{place("a", "1", row, hint.Kind{Slots: 5}), place("a", "1", row, hint.Kind{})}, "1:row[] 1:row[] 5 slots"},
+		"a stripe with a lease":     {[]strategy.Place{place("a", "1", row, hint.Kind{}), place("b", "1", lease, hint.Kind{})}, "1:lease[b]"},
+		"a version beside a lock":   {[]strategy.Place{place("a", "1", row, hint.Kind{}), place("a", "1", optimistic, hint.Kind{})}, "1:optimistic[] 1:row[]"},
+		"the older version":         {[]strategy.Place{place("a", "1", optimistic, hint.Kind{Version: 7}), place("b", "1", optimistic, hint.Kind{Version: 4})}, "1:optimistic[b] version 4"},
+		"a version and none":        {[]strategy.Place{place("a", "1", optimistic, hint.Kind{}), place("a", "1", optimistic, hint.Kind{Version: 4})}, "1:optimistic[] version 4"},
+	} {
+		var got []string
+		for _, p := range strategy.Merge(c.places) {
+			s := fmt.Sprintf("%s:%s%v", p.Row, p.Traits.Name, p.Also)
+			if p.Shared {
+				s += " shared"
+			}
+			if p.Slots > 0 {
+				s += fmt.Sprintf(" %d slots", p.Slots)
+			}
+			if p.Version > 0 {
+				s += fmt.Sprintf(" version %d", p.Version)
+			}
+			got = append(got, s)
+		}
+		if got := strings.Join(got, " "); got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+	}
+}
+
+// TestNaming: errors name the caller's keys, each once and sorted, not the rows.
+func TestNaming(t *testing.T) {
+	places := []strategy.Place{place("b", "1", row, hint.Kind{}), place("a", "2", row, hint.Kind{}), place("b", "1", optimistic, hint.Kind{})}
+	err := strategy.Naming(fmt.Errorf("around: %w", &lockerr.Error{Key: "1, 2", Err: lockerr.ErrLocked}), places)
+	var e *lockerr.Error
+	if !errors.As(err, &e) || e.Key != "a, b" {
+		t.Errorf("%v", err)
+	}
+	if err := strategy.Naming(&lockerr.Error{Err: lockerr.ErrClosed}, places); strings.Contains(err.Error(), "a, b") {
+		t.Errorf("an error that was about no key names one: %v", err)
+	}
+	if got := strategy.Label(places[:1]); got != "b" {
+		t.Errorf("%q", got)
+	}
+}
+
+// TestUntaken: why a lock was not taken, as callers see it.
+func TestUntaken(t *testing.T) {
+	terms := strategy.Terms{Strategy: hint.StrategyRow, Grants: "SELECT", Writes: "nothing can be locked", Broken: "it broke"}
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	of := func(number uint16) error { return &mysql.MySQLError{Number: number, Message: "server"} }
+	for name, c := range map[string]struct {
+		ctx  context.Context
+		err  error
+		want []error
+		says string
+	}{
+		"the wait is over":         {context.Background(), strategy.ErrWaitOver, []error{lockerr.ErrTimeout, lockerr.ErrLocked}, "not granted within the wait"},
+		"the wait is over, and so": {ended, strategy.ErrWaitOver, []error{lockerr.ErrTimeout}, "not granted within the wait"},
+		"cancelled":                {ended, errors.New("closed"), []error{lockerr.ErrTimeout, context.Canceled}, ""},
+		"exhausted":                {ended, lockerr.ErrExhausted, []error{lockerr.ErrExhausted}, ""},
+		"locked":                   {context.Background(), lockerr.ErrLocked, []error{lockerr.ErrLocked}, ""},
+		"deadlock":                 {context.Background(), of(1213), []error{lockerr.ErrDeadlock}, ""},
+		"deadlock of named locks":  {context.Background(), of(3058), []error{lockerr.ErrDeadlock}, ""},
+		"killed":                   {context.Background(), of(1317), []error{lockerr.ErrTimeout}, "KILL"},
+		"read-only":                {context.Background(), of(1290), []error{lockerr.ErrUnsafe}, "takes no writes, so nothing can be locked"},
+		"denied":                   {context.Background(), of(1142), nil, "the account needs SELECT"},
+		"shared by a router":       {context.Background(), of(3566), []error{lockerr.ErrUnsafe}, "connection_sharing=0"},
+		"broken":                   {context.Background(), driver.ErrBadConn, []error{lockerr.ErrLost}, "it broke"},
+		"lost before":              {context.Background(), lockerr.With(lockerr.ErrLost, mysql.ErrInvalidConn), []error{lockerr.ErrLost}, ""},
+	} {
+		err := terms.Untaken(c.ctx, "k", time.Now().Add(-time.Minute), c.err)
+		for _, want := range c.want {
+			if !errors.Is(err, want) {
+				t.Errorf("%s: %v is not %v", name, err, want)
+			}
+		}
+		if !strings.Contains(err.Error(), c.says) || err.Waited < time.Minute || err.Op != "lock" || err.Key != "k" {
+			t.Errorf("%s: %v", name, err)
+		}
+		if errors.Is(err, driver.ErrBadConn) {
+			t.Errorf("%s: database/sql would try %v again", name, err)
+		}
+		if name == "exhausted" && errors.Is(err, lockerr.ErrTimeout) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := terms.Failure("release", "k", driver.ErrBadConn); errors.Is(err, driver.ErrBadConn) {
+		t.Errorf("database/sql would try %v again", err)
+	}
+}

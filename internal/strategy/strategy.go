@@ -1,0 +1,168 @@
+// Package strategy is the seam between units of work and the ways in which keys are
+// kept locked. A strategy is one type behind one interface with four moments of a
+// transaction:
+//
+//	before BEGIN    Take      what lies outside of the transaction is taken
+//	after BEGIN     –         row locks alone lie inside: see rowlock.Locker's Begin and Join
+//	before COMMIT   Check     what is held is still held; versions are compared
+//	after the end   Release   and Next, of what is held
+//
+// Its Traits say what joins what. Nothing outside a strategy's own package asks which
+// one it is: to add one, write its package, and name it in the engine's list.
+package strategy
+
+import (
+	"context"
+	"database/sql/driver"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/pool"
+)
+
+// Traits say how a strategy keeps a key, as far as others need to know.
+type Traits struct {
+	Name string
+
+	// Table: the lock table keeps the key. All strategies of the table that exclude
+	// do so on the same key, whichever of them a caller uses; those without the table
+	// are a space of their own.
+	Table bool
+
+	// Inside: the lock is a part of the caller's transaction, and ends with it.
+	Inside bool
+
+	// Excludes: others are kept out while it is held. A strategy that does not
+	// exclude remembers what was there, and its commit compares.
+	Excludes bool
+
+	// HearsClose: Take ends by itself when the handle is closed.
+	HearsClose bool
+}
+
+// Transaction reports whether a hold is one transaction, with all that runs in it.
+// Under other strategies a hold goes beyond single transactions.
+func (t Traits) Transaction() bool { return t.Inside || !t.Excludes }
+
+// Waiting is called before a caller begins to wait. It may refuse, and end the wait
+// through the context that it returns; done follows.
+type Waiting = func(context.Context) (ctx context.Context, done func(), err error)
+
+// Request asks for locks outside of a transaction.
+type Request struct {
+	// Places are one where the strategy excludes, else all that are wanted, sorted.
+	Places []Place
+	Wait   time.Duration // 0 fails at once if somebody else has a key
+	Wants  Waiting       // nil for nobody to ask
+
+	// Lost is called once, on a goroutine of its own, when the lock may be lost.
+	Lost func()
+
+	// Conn, which has no transaction open and whose turn is the caller's, is for what
+	// is to be read where the application reads; nil for any connection.
+	Conn driver.Conn
+
+	// Begin is the transaction that Take may begin with the lock; nil for none.
+	Begin *Beginning
+}
+
+// Beginning is a transaction on a connection of the application's that is to begin right
+// after Take. A strategy that can begins it in the statement that takes the lock.
+type Beginning struct {
+	Options driver.TxOptions
+
+	// Free reports whether Connect need not wait for somebody else's connection, as a
+	// caller that has taken the lock already should not. Connect returns the connection,
+	// which has no transaction open, and its turn. Done gives both back, once, after Begun
+	// was set if the transaction has begun. If the connection is not clean then, it may not
+	// be used any more. All are nil if the connection is the Conn of the request.
+	Free    func() bool
+	Connect func(ctx context.Context) (*pool.Conn, error)
+	Done    func()
+	Begun   bool
+}
+
+// Strategy keeps locks on one server. It is safe for concurrent use.
+type Strategy interface {
+	Traits() Traits
+
+	// Line is where the callers of this process line up; nil for what is no lock.
+	Line() *queue.Queue
+
+	// Take takes what lies outside of transactions, all or nothing, in the order of
+	// the places. The keys in an error are the places' rows. It is not called for
+	// strategies inside transactions.
+	Take(ctx context.Context, r Request) ([]Held, error)
+
+	// Check makes sure, right before the transaction on c commits, that what is
+	// held is still held. wrote: the transaction may have written. The keys in an
+	// error are the places' rows. After an error the transaction must be rolled back.
+	Check(ctx context.Context, c *pool.Conn, held []Held, wrote bool) (Check, error)
+}
+
+// Held is a lock, or a version, that Take has returned. It may have the methods of
+// [Fenced], [Lapsing], [Versioned], [Verified], [Slotted] and [Lined], too.
+type Held interface {
+	Key() string // the row that keeps it
+	Err() error  // nil while it is held
+	Release() error
+}
+
+// Fenced is what has a fencing token, and an expiry.
+type Fenced interface {
+	Token() uint64
+	Expiry() time.Time
+}
+
+// Lapsing is what ends within its TTL if it is not renewed any more.
+type Lapsing interface{ Lapse() }
+
+// Versioned is a version that was remembered. Next is the one that the commit has set.
+type Versioned interface {
+	Number() uint64
+	Next() Held
+}
+
+// Verified is what was read on another connection than the application reads on. Verify
+// fails with ErrConflict if conn, which has its transaction open, may show what was there
+// before that.
+type Verified interface {
+	Verify(ctx context.Context, conn driver.Conn) error
+}
+
+// Attached is what the connection of the transaction that began with it carries a part of.
+// Detach takes that part off, and does nothing if there is none. The caller has the turn of the
+// connection, and calls Detach before anybody else uses it. After an error the connection
+// must be closed.
+type Attached interface{ Detach() error }
+
+// Slotted is one of several slots.
+type Slotted interface{ Slot() int }
+
+// Lined is what has a place in the process's own line.
+type Lined interface{ Ticket() *queue.Ticket }
+
+// Check is what is left to be done at COMMIT. The zero value is nothing.
+type Check struct {
+	// Commit checks and commits in one statement; done is false, without an error,
+	// if the server has no way for that: then call Fence and commit. unknown: the
+	// transaction may have been committed all the same. nil if all has been checked.
+	Commit func(ctx context.Context) (done, unknown bool, err error)
+
+	// Release is Commit for what ends with the transaction: it also releases what is held.
+	// After done, or unknown, Release of what is held does what is left of that. nil if
+	// there is no way for that.
+	Release func(ctx context.Context) (done, unknown bool, err error)
+
+	// Fence is the check alone, after which the locks stay ours until the
+	// transaction has ended. It comes with Commit.
+	Fence func(ctx context.Context) error
+
+	// Lasting: what Fence has locked until COMMIT would outlast the lock itself if the
+	// client vanished, so no connection may be idle in between for longer than a TTL.
+	Lasting bool
+
+	// Unsure is to be called if the answer to COMMIT is lost, before the locks are
+	// given back: it returns when the server has done with it. nil is nothing to do.
+	Unsure func(ctx context.Context)
+}

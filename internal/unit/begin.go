@@ -1,0 +1,219 @@
+package unit
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"slices"
+
+	"github.com/mysqllock/mysqllock/internal/handle"
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/sqltext"
+	"github.com/mysqllock/mysqllock/internal/strategy"
+	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
+	"github.com/mysqllock/mysqllock/rowlock"
+)
+
+// begin opens a unit of work on a connection of database/sql that is free.
+func (c *Conn) begin(ctx context.Context, s *scope, h *hint.Hint, opts driver.TxOptions) (*unit, error) {
+	w, err := s.wanted(h)
+	if err != nil {
+		return nil, err
+	}
+	if opts.ReadOnly && (len(w.Slots) > 0 || slices.ContainsFunc(w.Rows, func(p handle.Place) bool { return !p.Shared })) {
+		return nil, &lockerr.Error{Op: "begin", Key: handle.Names(h), Strategy: hint.StrategyRow, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(
+			"the server takes row locks in a READ ONLY transaction only if they are shared"))}
+	}
+	l, err := c.k.Use(ctx, h)
+	if err != nil {
+		return nil, c.k.SetupError(h, err)
+	}
+	if err := c.ours(ctx, "begin", h); err != nil { // again: by now it is known how connections begin
+		return nil, err
+	}
+	wait := c.k.Budget(h)
+	b := c.beginning(s, h, w, wait, opts)
+	levels := c.texts.begins(opts, len(w.Guards) > 0)
+	if w.Versions() || s.remembers() {
+		if err := c.clean(ctx, l, "begin", h, levels); err != nil {
+			return nil, err
+		}
+	}
+	undo, err := s.takeGuardsWith(ctx, l, wait, w.Guards, c.link, b, true)
+	switch {
+	case err != nil:
+		if b != nil && b.Begun {
+			c.bad.Store(true) // the transaction goes with it
+		}
+		return nil, handle.Yielded(err)
+	case b != nil && b.Begun:
+		u := c.newUnit(l, s, h, c.link.Begun(ctx), opts)
+		u.levels = levels
+		return u, nil
+	}
+	u, err := c.beginApart(ctx, l, s, h, opts, levels, c.k.Requests(l, s.caller(true), wait, w))
+	if err != nil {
+		undo()
+		return nil, handle.Yielded(err)
+	}
+	return u, nil
+}
+
+// beginApart begins the transaction of a unit of work whose guards were taken before.
+func (c *Conn) beginApart(ctx context.Context, l *handle.Locks, s *scope, h *hint.Hint, opts driver.TxOptions, levels sqltext.Levels, requests []handle.Request) (*unit, error) {
+	u, err := c.beginUnit(ctx, l, s, h, opts, requests)
+	if err != nil {
+		if c.link != nil && !c.link.Clean() {
+			c.bad.Store(true)
+		}
+		return nil, err
+	}
+	u.levels = levels
+	if c.unlimit != "" {
+		l.KeepAlive.Keep(c.link, u.lostBehind)
+	}
+	return u, u.lockRest(ctx, requests)
+}
+
+// beginning is the transaction that may begin with what is to be taken; nil if it begins
+// apart.
+func (c *Conn) beginning(s *scope, h *hint.Hint, w handle.Wanted, wait handle.Budget, opts driver.TxOptions) *strategy.Beginning {
+	if c.beginsWithVersions(w, opts) {
+		return &strategy.Beginning{}
+	}
+	if len(w.Guards) != 1 || !w.Guards[0].Traits.Excludes || w.Guards[0].Slots > 0 || w.InTransaction() {
+		return nil
+	}
+	if c.texts.next != 0 { // to take it would use up that level
+		return nil
+	}
+	light := c.link == nil
+	b := &strategy.Beginning{Options: opts}
+	b.Free = func() bool { return c.link != nil || c.k.Apps().Ready() }
+	b.Connect = func(ctx context.Context) (*pool.Conn, error) {
+		if err := c.needClean(ctx, s, h, wait.Left(), false); err != nil {
+			return nil, err
+		}
+		if err := c.link.AwaitTurn(ctx); err != nil {
+			return nil, err
+		}
+		if err := c.liftLimit(ctx); err != nil {
+			c.link.EndTurn()
+			return nil, err
+		}
+		return c.link, nil
+	}
+	b.Done = func() {
+		if !c.link.Clean() {
+			c.bad.Store(true)
+		}
+		c.link.EndTurn()
+		if light && !b.Begun { // it is not kept while the caller waits for the lock
+			c.release()
+		}
+	}
+	return b
+}
+
+// beginsWithVersions reports whether a transaction may begin in the statement that reads
+// versions for it: nothing else is to be locked, and nothing is to be set on the connection
+// before. What a SET TRANSACTION has said of the next transaction, that statement would use
+// up.
+func (c *Conn) beginsWithVersions(w handle.Wanted, opts driver.TxOptions) bool {
+	locks := func(p handle.Place) bool { return p.Traits.Excludes }
+	return c.link != nil && c.unlimit == "" && c.texts.next == 0 && opts == (driver.TxOptions{}) &&
+		!w.InTransaction() && !slices.ContainsFunc(w.Guards, locks)
+}
+
+// beginUnit begins the transaction of a unit of work, with the first of requests.
+func (c *Conn) beginUnit(ctx context.Context, l *handle.Locks, s *scope, h *hint.Hint, opts driver.TxOptions, requests []handle.Request) (*unit, error) {
+	if len(requests) > 0 && requests[0].None() {
+		c.k.Tenures.Settle(ctx, requests[0].Places)
+	}
+	if c.link == nil && len(requests) > 0 {
+		return c.beginLight(ctx, l, s, h, opts, requests[0])
+	}
+	if err := c.needClean(ctx, s, h, c.k.Wait(h), false); err != nil {
+		return nil, err
+	}
+	if err := c.link.AwaitTurn(ctx); err != nil {
+		return nil, err
+	}
+	defer c.link.EndTurn()
+	if len(requests) == 0 {
+		if err := c.liftLimit(ctx); err != nil {
+			return nil, err
+		}
+		txn, err := c.beginFenced(ctx, s, h, opts)
+		if err != nil {
+			return nil, err
+		}
+		return c.newUnit(l, s, h, txn, opts), nil
+	}
+	first := requests[0]
+	first.Conn = func(context.Context) (*pool.Conn, error) { return c.link, nil }
+	return c.beginFirst(ctx, l, s, h, opts, first)
+}
+
+// beginLight is beginUnit for a caller without a connection: it gets one when its turn in
+// the process's line has come.
+func (c *Conn) beginLight(ctx context.Context, l *handle.Locks, s *scope, h *hint.Hint, opts driver.TxOptions, first handle.Request) (*unit, error) {
+	first.Conn = func(ctx context.Context) (*pool.Conn, error) {
+		if err := c.needClean(ctx, s, h, first.Left(), true); err != nil {
+			return nil, err
+		}
+		return c.link, c.link.AwaitTurn(context.Background()) // it is free
+	}
+	defer func() {
+		if c.link != nil {
+			c.link.Unblocked()
+			c.link.EndTurn()
+		}
+	}()
+	return c.beginFirst(ctx, l, s, h, opts, first)
+}
+
+// beginFirst begins the transaction of a unit of work with its first request.
+func (c *Conn) beginFirst(ctx context.Context, l *handle.Locks, s *scope, h *hint.Hint, opts driver.TxOptions, first handle.Request) (*unit, error) {
+	connect := first.Conn
+	first.Request = first.Now()
+	first.Conn = func(ctx context.Context) (*pool.Conn, error) {
+		link, err := connect(ctx)
+		if err == nil && l.IdleLimit() > 0 {
+			c.unlimit = rowlock.IdleLimitSQL(l.Info().IdleLimit) // also where the lock is not granted
+		}
+		return link, err
+	}
+	first.Seen = c.k.Observe(ctx, first.Places...)
+	ctx = first.Seen.Context(ctx)
+	grant, err := l.Begin(ctx, opts, false, first.Request)
+	first.Seen.TakenBy(c.link, err)
+	c.k.Answered(first.Seen, 0, c.k.Refused(err, first.Places))
+	if err != nil {
+		return nil, err
+	}
+	u := c.newUnit(l, s, h, grant.Txn, opts)
+	u.granted(first, grant.Ticket, grant.Locked)
+	return u, nil
+}
+
+// beginFenced begins a transaction without row locks. Under guards it is begun by text, as it
+// is committed by text: see [commit.runLast].
+func (c *Conn) beginFenced(ctx context.Context, s *scope, h *hint.Hint, opts driver.TxOptions) (*pool.Txn, error) {
+	if opts != (driver.TxOptions{}) || len(s.guards)+len(enclosing(h)) == 0 {
+		return c.link.Begin(ctx, opts)
+	}
+	if err := server.Exec(ctx, c.link.Conn, "START TRANSACTION"); err != nil {
+		return nil, err
+	}
+	return c.link.Begun(ctx), nil
+}
+
+// newUnit returns a unit on this connection.
+func (c *Conn) newUnit(l *handle.Locks, s *scope, h *hint.Hint, txn *pool.Txn, opts driver.TxOptions) *unit {
+	u := newUnit(l, s, h, c.link, txn)
+	u.on, u.opts = &onConn{Conn: c, u: u, node: l.Node(), found: c.carries(nil)}, opts
+	return u
+}

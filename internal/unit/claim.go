@@ -1,0 +1,99 @@
+package unit
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/sqltext"
+	"github.com/mysqllock/mysqllock/internal/statement"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// runClaiming runs a statement whose hint has SELECTs lock the rows that they
+// return.
+func (c *Conn) runClaiming(ctx context.Context, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
+	if err := st.Claim(h.Claim); err != nil {
+		return nil, nil, err
+	}
+	if st.Claims {
+		if err := c.claimable(ctx, h, st); err != nil {
+			return nil, nil, err
+		}
+	}
+	var r driver.Rows
+	var res driver.Result
+	var err error
+	switch {
+	case !c.unlocked() || !c.nothing(h):
+		r, res, err = c.runLocked(ctx, h, true, st)
+	default: // there is nothing else to lock
+		r, res, err = c.runClaim(ctx, st)
+	}
+	switch {
+	case err == nil:
+		return r, res, nil
+	case !st.Claims || errors.Is(err, lockerr.ErrLost) || errors.Is(err, lockerr.ErrDeadlock):
+	case h.Claim.NoWait && server.Locked(err):
+		err = &lockerr.Error{Op: st.Op(), Err: lockerr.With(lockerr.ErrLocked, err)}
+	case server.Deadlock(err):
+		err = &lockerr.Error{Op: st.Op(), Err: lockerr.With(lockerr.ErrDeadlock, err)}
+	}
+	return nil, nil, err
+}
+
+// runClaim runs a statement whose hint has no key, on this connection as it is.
+func (c *Conn) runClaim(ctx context.Context, st *statement.Statement) (driver.Rows, driver.Result, error) {
+	if st.Claims && c.tx == nil {
+		switch state, err := c.settled(ctx); {
+		case err != nil:
+			return nil, nil, err
+		case state == sqltext.Idle:
+			return nil, nil, st.Unclaimed()
+		}
+	}
+	if !st.Claims {
+		if _, err := c.look(ctx, st.Text); err != nil {
+			return nil, nil, err
+		}
+	} else if c.tx != nil {
+		c.tx.read = c.tx.read || st.Info.Snapshot
+	}
+	return c.runHere(ctx, st)
+}
+
+// claimable returns why a claim does not keep others out, if so.
+func (c *Conn) claimable(ctx context.Context, h *hint.Hint, st *statement.Statement) error {
+	if c.k.Settings.Unsafe {
+		return nil
+	}
+	l, err := c.k.Use(ctx, nil)
+	if err != nil {
+		return c.k.SetupError(h, err)
+	}
+	if topology := l.Info().Topology; topology != "" {
+		return &lockerr.Error{Op: st.Op(), Err: lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
+			"on %s another node claims the same rows; take a key in place of them, with lockctx.With, or say lockUnsafe=allow, for an application that uses one node only", topology))}
+	}
+	return nil
+}
+
+// runHereClaiming runs a claim on this connection as it is.
+func (c *Conn) runHereClaiming(ctx context.Context, st *statement.Statement) (driver.Rows, driver.Result, error) {
+	base, res, err := st.Run(ctx, c.link.Conn)
+	if err != nil || base == nil {
+		return nil, res, err
+	}
+	limit := statement.BufferBytes
+	if st.AtOnce {
+		limit = 0 // the server may find the locked one last
+	}
+	r, err := statement.ReadAhead(base, limit) // it may come with a statement to be closed
+	if err != nil {
+		return nil, nil, err
+	}
+	return r, nil, nil
+}

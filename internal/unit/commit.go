@@ -1,0 +1,448 @@
+package unit
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/handle"
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/sabotage"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/strategy"
+	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
+)
+
+// commitLimit bounds a COMMIT or ROLLBACK on a session.
+const commitLimit = 30 * time.Second
+
+// commit is a transaction that is about to be committed under guards.
+type commit struct {
+	link   *pool.Conn
+	guards []*guard
+	wrote  bool   // it may have written
+	text   bool   // it was begun as text, so that it can be committed as text
+	ends   bool   // the guards end with it, but for those of enclosing holds
+	steps  *steps // nil is nothing
+	limit  time.Duration
+	send   func() error // sends COMMIT
+	sent   func()       // ends the transaction here, if COMMIT was part of a check
+	unsure []func(context.Context)
+}
+
+// run checks that the guards are still held and commits. refused means that a check has
+// failed, so that nothing was committed.
+func (c *commit) run() (refused bool, err error) {
+	last, err := c.check()
+	if err != nil {
+		return true, err
+	}
+	if c.steps != nil {
+		if last == nil && c.text {
+			return c.runSteps()
+		}
+		if err := c.steps.alone(); err != nil {
+			return true, err
+		}
+	}
+	if last == nil {
+		return false, c.send()
+	}
+	return c.runLast(*last)
+}
+
+// steps makes the versions new of rows that are locked and that others compare: alone
+// right before COMMIT, or in one statement with it, of which done is false without an
+// error if the server has no way for that.
+type steps struct {
+	alone func() error
+	last  func(context.Context) (done, unknown bool, err error)
+}
+
+// runSteps makes versions new and commits.
+func (c *commit) runSteps() (refused bool, err error) {
+	ctx, cancel := c.limited(context.Background())
+	defer cancel()
+	done, unknown, err := c.steps.last(ctx)
+	switch {
+	case err != nil:
+		return !unknown, err
+	case done:
+		c.sent()
+		return false, nil
+	}
+	if err := c.steps.alone(); err != nil {
+		return true, err
+	}
+	return false, c.send()
+}
+
+// limited is the context for a statement that commits.
+func (c *commit) limited(ctx context.Context) (context.Context, context.CancelFunc) {
+	if c.limit > 0 {
+		return context.WithTimeout(ctx, c.limit)
+	}
+	return ctx, func() {}
+}
+
+// check checks the guards, up to one group that can be checked with the COMMIT itself.
+func (c *commit) check() (_ *lastCheck, err error) {
+	if sabotage.NoFence.Load() {
+		c.guards = slices.DeleteFunc(c.guards, func(g *guard) bool { return g.Traits.Excludes })
+	}
+	for _, g := range c.guards {
+		if errors.Is(g.Err(), lockerr.ErrClosed) { // what was lost the server says
+			return nil, g.overError("commit")
+		}
+	}
+	var last []lastCheck
+	for _, group := range byStrategy(c.guards) {
+		check, err := group.by.Check(group.context(), c.link, group.held, c.wrote)
+		if check.Unsure != nil {
+			c.unsure = append(c.unsure, check.Unsure)
+		}
+		if err != nil {
+			return nil, group.naming(err)
+		}
+		if check.Commit != nil {
+			last = append(last, lastCheck{check, group})
+		}
+	}
+	return c.fence(last)
+}
+
+// fence leaves one of checks to the COMMIT: one that is lasting, or any. A transaction that
+// the base driver has begun it commits itself, unless a lock would last.
+func (c *commit) fence(checks []lastCheck) (last *lastCheck, err error) {
+	at, many := -1, false
+	for i, l := range checks {
+		switch {
+		case l.Lasting && at >= 0 && checks[at].Lasting:
+			many = true
+		case l.Lasting, c.text && (at < 0 || !checks[at].Lasting):
+			at = i
+		}
+	}
+	if many {
+		at = -1
+	}
+	for i, l := range checks {
+		if i == at {
+			continue
+		}
+		if err := l.Fence(l.context()); err != nil {
+			return nil, l.naming(err)
+		}
+	}
+	if at < 0 {
+		return nil, nil
+	}
+	return &checks[at], nil
+}
+
+// lastCheck is a check that can be part of the COMMIT.
+type lastCheck struct {
+	strategy.Check
+	guardGroup
+}
+
+// runLast checks and commits in one statement, if the server has one.
+func (c *commit) runLast(last lastCheck) (refused bool, err error) {
+	ctx, cancel := c.limited(last.context())
+	defer cancel()
+	send := last.Commit
+	if c.ends && last.Release != nil {
+		send = last.Release
+	}
+	done, unknown, err := send(ctx)
+	switch {
+	case err != nil:
+		return !unknown, last.naming(err)
+	case done:
+		c.sent()
+		return false, nil
+	}
+	if c.limit == 0 && last.Lasting {
+		lift, err := c.limitIdleness(last.places)
+		if err != nil {
+			return true, strategy.Naming(err, last.places)
+		}
+		defer lift()
+	}
+	if err := last.Fence(last.context()); err != nil {
+		return true, last.naming(err)
+	}
+	return false, c.send()
+}
+
+// limitIdleness has the server end an application's connection between a fence and
+// COMMIT when nothing has been heard of it for a TTL, and with it what the fence has
+// locked. Sessions are limited from the beginning.
+func (c *commit) limitIdleness(places []strategy.Place) (lift func(), err error) {
+	ctx := context.Background()
+	least := slices.MinFunc(places, func(a, b strategy.Place) int { return cmp.Compare(a.TTL, b.TTL) })
+	if err := server.LimitSilence(ctx, c.link.Conn, max(1, int(least.TTL/time.Second))); err != nil {
+		return nil, &lockerr.Error{Op: "commit", Key: least.Row, Strategy: least.Strategy, Err: err}
+	}
+	return func() {
+		if server.UnlimitSilence(ctx, c.link.Conn) != nil {
+			_ = c.link.Conn.Close() // it must not go back with the limit on
+		}
+	}, nil
+}
+
+// awaitEnd returns when the server has done with a COMMIT whose answer was lost, so
+// that the guards can be given back.
+func (c *commit) awaitEnd() {
+	ctx, cancel := context.WithTimeout(context.Background(), commitLimit)
+	defer cancel()
+	for _, unsure := range c.unsure {
+		unsure(ctx)
+	}
+}
+
+// guardGroup are the guards of one strategy: of other handles, too, and from before a
+// failover.
+type guardGroup struct {
+	by     strategy.Strategy
+	held   []strategy.Held
+	places []strategy.Place
+	seen   []*handle.Observation
+}
+
+// context is that of the statements which check the guards.
+func (g guardGroup) context() context.Context {
+	return handle.Under(context.Background(), g.seen...)
+}
+
+// byStrategy groups guards by who has taken them. Those that keep others out come first.
+func byStrategy(guards []*guard) (groups []guardGroup) {
+	for _, excludes := range []bool{true, false} {
+		for _, g := range guards {
+			if g.Traits.Excludes != excludes {
+				continue
+			}
+			at := slices.IndexFunc(groups, func(group guardGroup) bool { return group.by == g.by })
+			if at < 0 {
+				at = len(groups)
+				groups = append(groups, guardGroup{by: g.by})
+			}
+			groups[at].held = append(groups[at].held, g.held)
+			groups[at].places = append(groups[at].places, g.Place.Place)
+			if g.seen.Traced() {
+				groups[at].seen = append(groups[at].seen, g.seen)
+			}
+		}
+	}
+	return groups
+}
+
+// naming puts the caller's keys into an error.
+func (g guardGroup) naming(err error) error {
+	var e *lockerr.Error
+	if at := slices.IndexFunc(g.places, func(p strategy.Place) bool { return errors.As(err, &e) && e.Key == p.Row }); at >= 0 {
+		return strategy.Naming(err, g.places[at:at+1])
+	}
+	return strategy.Naming(err, g.places)
+}
+
+// commitUnit sends the unit's COMMIT, after the checks. The caller has the connection's
+// turn.
+func (u *unit) commitUnit() (c commit, refused bool, err error) {
+	c = commit{
+		link: u.link, wrote: u.wrote, text: u.txn.AsText(), ends: u.endsGuards(), limit: u.on.limit(),
+		send: func() error { return u.txn.Commit(u.on.limit()) }, sent: u.txn.Committed,
+	}
+	if err := u.on.overdue(); err != nil {
+		return c, false, err
+	}
+	if !u.opts.ReadOnly { // else there is nothing that could be written
+		if c.guards, err = u.checked(); err != nil {
+			return c, true, err
+		}
+		if u.wrote {
+			c.steps = u.stepVersions()
+		}
+	}
+	refused, err = c.run()
+	return c, refused, err
+}
+
+// checked returns the guards that a commit checks. A version whose key the unit has
+// under a lease, too, needs no comparison.
+func (u *unit) checked() (guards []*guard, err error) {
+	all := slices.Concat(u.scope.guards, u.enclosing)
+	for _, g := range all {
+		if g.version() == 0 {
+			guards = append(guards, g)
+			continue
+		}
+		if !u.wrote || !slices.Contains(u.scope.guards, g) {
+			continue
+		}
+		p := g.remembered()
+		if at := slices.IndexFunc(all, func(lease *guard) bool { return lease.covers(p) }); at >= 0 {
+			if err := all[at].again(p); err != nil {
+				return nil, err
+			}
+			g.Forget(hint.ToldVersion) // the lease has made it another
+			continue
+		}
+		u.compared = append(u.compared, g)
+		guards = append(guards, g)
+	}
+	return guards, nil
+}
+
+// stepVersions is what makes the versions new of the rows that are locked and that others
+// compare.
+func (u *unit) stepVersions() *steps {
+	var rows []string
+	for name, r := range u.rows {
+		if r.steps() && !slices.ContainsFunc(u.compared, func(g *guard) bool { return g.Row == name }) {
+			rows = append(rows, name)
+		}
+	}
+	if len(rows) == 0 {
+		return nil
+	}
+	slices.Sort(rows)
+	under := func(ctx context.Context) context.Context { return handle.Under(ctx, u.seen...) }
+	return &steps{
+		alone: func() error { return u.l.Step(under(context.Background()), u.link.Conn, rows) },
+		last: func(ctx context.Context) (done, unknown bool, err error) {
+			return u.l.StepAndCommit(under(ctx), u.link.Conn, rows)
+		},
+	}
+}
+
+// newVersions notes the versions that a commit has set.
+func (u *unit) newVersions() {
+	for _, g := range u.compared {
+		if v, ok := g.held.(strategy.Versioned); ok {
+			g.held = v.Next()
+			g.Tell(hint.ToldVersion, g.version())
+		}
+	}
+}
+
+// steps reports whether others compare versions of what the unit has locked.
+func (u *unit) steps() bool {
+	for _, r := range u.rows {
+		if r.steps() {
+			return true
+		}
+	}
+	return false
+}
+
+// finish commits or rolls back and ends the unit.
+func (u *unit) finish(commit bool) error {
+	if u.state == ended {
+		return u.cause
+	}
+	u.ending = "the rollback of a transaction"
+	if commit {
+		u.ending = "the commit of " + cmp.Or(u.changed, "a transaction")
+	}
+	u.cutStream()
+	if err := u.link.AwaitTurn(context.Background()); err != nil {
+		return err
+	}
+	defer u.give()
+	if u.settle(); u.cause != nil {
+		u.end()
+		return u.cause
+	}
+	if u.scope.k.Settings.Observe != nil {
+		u.leaving = time.Now()
+		for _, seen := range u.seen {
+			seen.Leaving(u.leaving)
+		}
+	}
+	var err error
+	if commit {
+		err = u.finishCommit()
+	} else if err = u.txn.Rollback(u.on.limit()); err != nil {
+		err = u.unfinished("rollback", err, false, func() {})
+	}
+	u.end()
+	return err
+}
+
+// finishCommit commits. The caller ends the unit.
+func (u *unit) finishCommit() error {
+	c, refused, err := u.commitUnit()
+	if err == nil {
+		u.newVersions()
+		return nil
+	}
+	err = u.unfinished("commit", err, refused, c.awaitEnd)
+	if u.scope.unwatch != nil || u.on.spends() && u.hold == nil {
+		u.scope.failed = err // what was read before must not decide on what is written without it
+	}
+	return err
+}
+
+// unfinished sees to what a COMMIT or ROLLBACK that has failed leaves behind, and
+// returns what its caller is told. unsure waits for a COMMIT whose outcome is unknown.
+func (u *unit) unfinished(op string, err error, refused bool, unsure func()) error {
+	u.scope.k.Suspect(err)
+	if (refused || server.Number(err) != 0) && !server.Gone(err, u.link.Conn) {
+		// What is left of the transaction must go: the server has refused it, or a
+		// guard is not held any more.
+		switch {
+		case errors.Is(err, lockerr.ErrConflict):
+		case server.Changed(err):
+			err = lockerr.With(lockerr.ErrConflict, err)
+		case server.Deadlock(err):
+			err = lockerr.With(lockerr.ErrDeadlock, err)
+		}
+		if u.txn.Rollback(u.on.limit()) != nil {
+			u.breakLink()
+		}
+	} else {
+		u.breakLink()
+		if !refused {
+			unsure()
+		}
+	}
+	var said *lockerr.Error
+	if !errors.As(err, &said) || !errors.Is(err, lockerr.ErrLost) && !errors.Is(err, lockerr.ErrConflict) {
+		err = u.error(op, lockerr.With(lockerr.ErrLost, err))
+	}
+	u.cause = err
+	for _, g := range u.compared {
+		g.seen.Over(u.leaving, err)
+	}
+	return err
+}
+
+// commit ends the unit as its caller has asked by a commit, or by a statement outside
+// a transaction. Where nothing was changed, a decision goes on to stand, with its
+// lock: on the transaction that the read has begun nothing is sent; guards stay when
+// the transaction of the commit ends.
+func (u *unit) commit() error {
+	s := u.scope
+	if u.changed != "" || !s.decided || u.cause != nil {
+		return u.finish(true)
+	}
+	if u.relied {
+		u.cutStream()
+		if err := u.takeLink(context.Background(), "commit"); err != nil {
+			return u.finish(true)
+		}
+		u.give()
+		return nil
+	}
+	u.keep = true
+	err := u.finish(true)
+	if s.failed != nil {
+		s.dropSpent()
+	}
+	s.inTime()
+	return err
+}

@@ -1,0 +1,140 @@
+package unit
+
+import (
+	"context"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/statement"
+)
+
+// ground is where a unit of work runs: on a session, or on one of the application's
+// own connections.
+type ground interface {
+	// limit bounds COMMIT and ROLLBACK; 0 is as long as they take without a lock.
+	limit() time.Duration
+	// overdue returns why the server may have ended the connection, if so.
+	overdue() error
+	// spends reports whether a unit that is lost spends the lock context: outside of
+	// a transaction of the application's nothing else would tell it.
+	spends() bool
+	// untilClosed returns a context that also ends when the handle is closed, if
+	// nobody else would end a statement that is under way then.
+	untilClosed(ctx context.Context) (context.Context, func())
+	// ran notes what a statement, which has run, leaves on the connection.
+	ran(st *statement.Statement, err error)
+	// broken gives up the connection, which may still carry the lock. The server may be
+	// busy with a statement whose caller has gone, and would keep the lock until it is
+	// done, so it is told to end the connection.
+	broken()
+	// give ends a turn to use the connection; over: the unit has ended in it.
+	give(over bool)
+	// ended notes that the unit has ended.
+	ended(u *unit)
+}
+
+// onSession is a connection of the handle's own.
+type onSession struct {
+	u    *unit
+	done func() // tells the crowd that the session is free; nil before it was told
+}
+
+func (s *onSession) limit() time.Duration { return commitLimit }
+
+func (s *onSession) overdue() error { return s.u.l.KeepAlive.Overdue(s.u.link) }
+
+func (s *onSession) spends() bool { return true }
+
+func (s *onSession) untilClosed(ctx context.Context) (context.Context, func()) {
+	return s.u.l.UntilClosed(ctx)
+}
+
+func (s *onSession) ran(st *statement.Statement, _ error) {
+	if st.Info.Taints {
+		s.u.link.Taint()
+	}
+}
+
+func (s *onSession) broken() {
+	link, l := s.u.link, s.u.l
+	l.Background(func(ctx context.Context) { _ = l.Control.KillConnection(ctx, link) })
+}
+
+func (s *onSession) give(over bool) {
+	if over {
+		s.u.link.Release()
+		return
+	}
+	s.u.link.EndTurn()
+}
+
+func (s *onSession) ended(u *unit) {
+	u.l.Forget(u)
+	if s.done != nil {
+		s.done()
+	}
+}
+
+// onConn is a connection of the application's, which goes on after the unit.
+type onConn struct {
+	*Conn
+	u      *unit
+	node   string // which server it leads to, as far as anybody has looked
+	found  string // what earlier statements had left on it when the unit began
+	pinned bool   // a read of a sql.Conn has opened the unit
+}
+
+func (c *onConn) limit() time.Duration { return 0 }
+
+func (c *onConn) overdue() error { return nil }
+
+func (c *onConn) spends() bool { return c.pinned }
+
+func (c *onConn) untilClosed(ctx context.Context) (context.Context, func()) {
+	if c.pinned {
+		return c.u.l.UntilClosed(ctx)
+	}
+	return ctx, func() {}
+}
+
+func (c *onConn) ran(st *statement.Statement, err error) {
+	c.texts.note(st.Info, st.Query, err)
+	c.left.Note(st.Text, st.Info, st.Query, err)
+	c.stmts.note(st.Info)
+}
+
+func (c *onConn) broken() {
+	c.bad.Store(true)
+	if c.pinned { // nobody may be about to close it
+		_ = c.link.Conn.Close()
+	}
+	link, l, node := c.link, c.u.l, c.node
+	if info := l.Info(); info.Router || info.Topology != "" {
+		// Somebody else may have been led to that connection, and which node it is on
+		// nobody knows.
+		return
+	}
+	l.Background(func(ctx context.Context) { _ = l.Control.KillAdopted(ctx, link, node) })
+}
+
+func (c *onConn) give(bool) { c.u.link.EndTurn() }
+
+func (c *onConn) ended(u *unit) {
+	if c.pinned {
+		u.l.Forget(u)
+	}
+}
+
+// home is the connection of the application that the unit runs on; nil on a session.
+func (u *unit) home() *Conn {
+	if c, ok := u.on.(*onConn); ok {
+		return c.Conn
+	}
+	return nil
+}
+
+// pinned reports whether the unit lives on the connection of a sql.Conn, with or
+// without a transaction.
+func (u *unit) pinned() bool {
+	c, ok := u.on.(*onConn)
+	return ok && c.pinned
+}

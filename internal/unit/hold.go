@@ -1,0 +1,382 @@
+package unit
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/handle"
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/strategy"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// Hold is a lock that Acquire has taken: see mysqllock.Hold.
+type Hold struct {
+	k      *handle.Handle
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	scope  *scope
+	unit   *unit // the unit that the hold owns; nil where it is nested in another, and for a lease
+	nested *Tx   // its savepoint there
+	alone  bool  // nothing is left of its lock context when it has ended
+
+	owned handle.OwnedLock // guard, as the handle notes it; only where it is the hold's own
+	guard *guard           // nil for a row lock, and for a version
+	in    *scope           // whose guard it has joined; nil for none
+	stop  func() bool      // ends the watch on the end of Acquire's context; nil where the guard is another's
+	left  sync.Once        // the crowd knows that nobody holds the guard any more
+	stale *staleRead       // of the lock context around it; nil where there is none, or it keeps the guard
+	read  atomic.Bool      // a query in it has returned data
+	gone  atomic.Bool      // nothing keeps that from being changed any more
+
+	mu     sync.Mutex
+	over   bool
+	err    error
+	lapsed *time.Timer // gives the guard back; nil while Acquire's context goes on
+}
+
+// Acquire takes the lock that a hint asks for, which is of no use after that.
+func Acquire(ctx context.Context, k *handle.Handle, asked *hint.Hint) (_ *Hold, err error) {
+	if asked.Err != nil {
+		return nil, &lockerr.Error{Op: "lock", Err: asked.Err}
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if err := reaches(ctx, k, asked); err != nil {
+		return nil, err
+	}
+	own, cancel := context.WithCancelCause(ctx)
+	h := &Hold{k: k, cancel: cancel}
+	if k.HoldIsTransaction(asked) {
+		h.alone = asked.Scope == nil
+		h.ctx = asked.With(own)
+		err = h.open(asked)
+	} else {
+		err = h.openGuard(ctx, own, asked)
+	}
+	if err != nil {
+		cancel(err)
+		return nil, err
+	}
+	if h.ctx == nil {
+		h.ctx = asked.Inside(own, h)
+	}
+	return h, nil
+}
+
+// open opens a transaction with the lock, or joins the open unit of work of its
+// lock context.
+func (h *Hold) open(asked *hint.Hint) (err error) {
+	h.scope = scopeOf(h.k, asked.Scope)
+	if err := h.scope.take(h.ctx); err != nil {
+		return err
+	}
+	defer h.scope.give()
+	if err := h.scope.check(asked); err != nil {
+		return err
+	}
+	if h.scope.unit != nil {
+		return h.nest(asked)
+	}
+	h.unit, err = h.scope.openSession(h.ctx, h.ctx, asked, h)
+	return err
+}
+
+// nest joins the open unit of work.
+func (h *Hold) nest(asked *hint.Hint) error {
+	u := h.scope.unit
+	if err := u.join(h.ctx, h.k, asked); err != nil {
+		return err
+	}
+	h.nested = &Tx{ctx: h.ctx}
+	return u.nest(h.ctx, h.nested, driver.TxOptions{})
+}
+
+// openGuard takes a lease or an advisory lock, unless a hold around it has it, or
+// joins the open transaction of its lock context, where it sets h.ctx.
+func (h *Hold) openGuard(ctx, own context.Context, asked *hint.Hint) error {
+	p, err := h.k.Place(hint.Lock{Key: asked.Named, Kind: asked.Kind})
+	if err != nil {
+		return err
+	}
+	if err := checkEnclosing(asked); err != nil {
+		return err
+	}
+	around := enclosing(asked)
+	if asked.Scope == nil {
+		if h.guard = keeperOf(p, around); h.guard != nil {
+			return nil
+		}
+		return h.takeGuard(ctx, nil, asked, p)
+	}
+	s := scopeOf(h.k, asked.Scope)
+	if err := s.take(ctx); err != nil {
+		return err
+	}
+	defer s.give()
+	if err := s.check(nil); err != nil {
+		return err
+	}
+	if s.unit != nil {
+		h.ctx, h.scope = asked.With(own), s
+		if err := h.nest(asked); err != nil {
+			return err
+		}
+		h.guard = keeperOf(p, slices.Concat(s.guards, around))
+		return nil
+	}
+	if h.guard = keeperOf(p, around); h.guard != nil {
+		return nil
+	}
+	if h.guard = keeperOf(p, s.guards); h.guard != nil {
+		h.in = s
+		s.joined = append(s.joined, h)
+		return nil
+	}
+	return h.takeGuard(ctx, s, asked, p)
+}
+
+// keeperOf is the one of guards that keeps p; nil without one.
+func keeperOf(p handle.Place, guards []*guard) *guard {
+	if at := slices.IndexFunc(guards, func(g *guard) bool { return g.keeps(p) }); at >= 0 {
+		return guards[at]
+	}
+	return nil
+}
+
+// takeGuard takes the lock for the hold itself. s is of the lock context that asks; nil
+// outside of any.
+func (h *Hold) takeGuard(ctx context.Context, s *scope, asked *hint.Hint, p handle.Place) error {
+	l, err := h.k.Use(ctx, asked)
+	if err != nil {
+		return h.k.SetupError(asked, err)
+	}
+	if h.k.Wait(asked) == 0 {
+		h.k.Tenures.Settle(ctx, []handle.Place{p})
+	}
+	h.mu.Lock() // until h.guard is set, for lost
+	defer h.mu.Unlock()
+	if h.guard, err = takeGuard(ctx, h.k, l, s.caller(false), p, h.k.Wait(asked), nil, h.lost); err != nil {
+		return h.k.Recognised(err, asked.Scope, p)
+	}
+	if asked.Scope != nil {
+		h.stale = staleReadOf(asked.Scope)
+	}
+	h.owned = h.guard.Owned(asked.Scope, h)
+	h.k.Owned.Add(h.owned)
+	h.k.Crowd.Hold()
+	h.stop = context.AfterFunc(ctx, h.lapse)
+	return nil
+}
+
+// lost ends the hold of a guard that may be lost.
+func (h *Hold) lost() {
+	h.k.Doubt()
+	h.cancel(lockerr.ErrLost)
+	h.leave()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.guard != nil {
+		h.outlived()
+		h.k.Owned.Remove(h.owned)
+		h.guard.lost()
+	}
+}
+
+// leave tells the crowd that nobody holds the guard any more.
+func (h *Hold) leave() { h.left.Do(h.k.Crowd.Done) }
+
+// lapse has the guard end within the TTL, unless Release comes before: what runs
+// in the hold has that long to stop.
+func (h *Hold) lapse() {
+	if l, ok := h.guard.held.(strategy.Lapsing); ok {
+		l.Lapse()
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.over {
+		h.lapsed = time.AfterFunc(h.k.Settings.TTL, func() {
+			h.outlived()
+			_ = h.guard.Release()
+			h.k.Owned.Remove(h.owned)
+			h.leave()
+		})
+	}
+}
+
+// Context returns the context in which queries are inside the hold. It ends
+// with the hold, and with the context that Acquire was given; where the lock
+// was lost, [context.Cause] is lockerr.ErrLost.
+func (h *Hold) Context() context.Context { return h.ctx }
+
+// Token returns the fencing token of the hold's lease. Each grant of a key raises it
+// by one, and so does each commit that sets the version of a key which is kept
+// optimistically. It never goes back. A system outside of the database that
+// refuses tokens older than the newest it has seen is safe from a holder that
+// has lost its lease. It is 0 for what is not a lease.
+func (h *Hold) Token() uint64 {
+	if h.guard == nil {
+		return 0
+	}
+	return h.guard.token()
+}
+
+// Expiry returns the earliest time at which somebody else can get the hold's lease.
+// Stop what must not go on without the lock before that. Each renewal moves it. It is
+// in terms of this process's monotonic clock, stays as it was when the hold ends, and is
+// the zero time for what is not a lease.
+func (h *Hold) Expiry() time.Time {
+	if h.guard == nil {
+		return time.Time{}
+	}
+	return h.guard.expiry()
+}
+
+// End commits what was done in the hold, or rolls it back, and gives the lock back.
+func (h *Hold) End(commit bool) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.over {
+		return h.err
+	}
+	h.over = true
+	if h.scope == nil {
+		h.err = h.endGuard(commit)
+	} else {
+		h.err = h.endUnit(commit)
+	}
+	return h.err
+}
+
+func (h *Hold) endGuard(commit bool) error {
+	lost := h.guard.overError("release")
+	h.cancel(lockerr.ErrClosed)
+	h.outlived()
+	if h.in != nil {
+		h.in.part(h)
+	}
+	if h.stop != nil {
+		h.stop()
+		if h.lapsed != nil {
+			h.lapsed.Stop()
+		}
+		h.k.Owned.Remove(h.owned)
+		h.leave()
+		// What could not be given back runs out: nothing is wrong with what was
+		// done in the hold.
+		if err := h.guard.Release(); lost == nil && errors.Is(err, lockerr.ErrLost) {
+			lost = strategy.Naming(err, []strategy.Place{h.guard.Place.Place})
+		}
+	}
+	if !commit {
+		return nil
+	}
+	return lost
+}
+
+func (h *Hold) endUnit(commit bool) (err error) {
+	_ = h.scope.take(context.Background())
+	u := h.unit
+	if u == nil {
+		u = h.nested.u
+	}
+	// What stands against a commit, although nothing is lost.
+	var obstacle error
+	switch {
+	case u.state == ended || !commit:
+	case h.ctx.Err() != nil:
+		obstacle = u.error("commit", lockerr.With(lockerr.ErrLost, context.Cause(h.ctx)))
+	case h.nested == nil && len(u.stack) > 0:
+		obstacle = u.error("commit", lockerr.With(lockerr.ErrUnsafe, errors.New("a transaction that was begun in the hold is still open; the hold is rolled back")))
+	}
+	commit = commit && obstacle == nil
+	if h.nested != nil {
+		err = u.endTx(h.nested, commit)
+	} else {
+		for _, open := range u.stack {
+			open.failed = u.error("statement", lockerr.With(lockerr.ErrLost, errors.New("its hold has ended")))
+		}
+		u.stack = nil
+		if commit {
+			err = u.commit()
+		} else {
+			err = u.finish(false)
+		}
+	}
+	switch {
+	case obstacle != nil:
+		err = obstacle
+	case !commit && errors.Is(err, lockerr.ErrLost):
+		err = nil // what was lost is rolled back already
+	}
+	h.scope.give()
+	h.cancel(lockerr.ErrClosed)
+	return err
+}
+
+// Told returns what is told of the innermost lock that ctx is under.
+func Told(ctx context.Context, what hint.What) (n uint64, ok bool) {
+	h, ok := hint.From(ctx)
+	if !ok {
+		return 0, false
+	}
+	if hold, ok := h.Hold.(*Hold); ok {
+		return hold.guard.told(what)
+	}
+	if h.Named == "" {
+		return 0, false
+	}
+	if n, ok := h.Scope.Told(what, h.Named); ok {
+		return n, true
+	}
+	for _, hold := range h.Holds { // the key may be held around
+		if hold, ok := hold.(*Hold); ok && hold.guard.Key == h.Named {
+			if n, ok := hold.guard.told(what); ok {
+				return n, true
+			}
+		}
+	}
+	return 0, false
+}
+
+// told is a number of the guard of a hold.
+func (g *guard) told(what hint.What) (n uint64, ok bool) {
+	switch what {
+	case hint.ToldToken:
+		return g.token(), g.token() != 0
+	case hint.ToldSlot:
+		return g.slot(), g.Slots > 0
+	}
+	return 0, false
+}
+
+// reaches returns why holds of other handles, which h is inside of, cannot be checked
+// on this one before a commit. The check is a statement, so it takes the same server.
+func reaches(ctx context.Context, k *handle.Handle, h *hint.Hint) error {
+	for _, hold := range h.Holds {
+		hold, ok := hold.(*Hold)
+		if !ok || hold.k == k {
+			continue
+		}
+		g := hold.guard
+		if err := g.overError("statement"); err != nil {
+			return err
+		}
+		same, err := k.SameServer(ctx, hold.k)
+		if err != nil {
+			return k.SetupError(h, err)
+		}
+		if !same {
+			return &lockerr.Error{Op: "statement", Key: g.Key, Strategy: g.Strategy, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(
+				"the lock is held through another database handle, and this one leads to another server, or to one that does not say which it is, where the lock cannot be checked before a commit; use the handle that holds it, or lockctx.Without"))}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,153 @@
+package unit
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+
+	"github.com/mysqllock/mysqllock/internal/handle"
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/sqltext"
+	"github.com/mysqllock/mysqllock/internal/statement"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// runRead runs a query that only reads, outside any transaction: the lock stays
+// when it is over. A row lock needs a session for that. Under guards, and inside
+// a hold, the query runs where it is.
+func (c *Conn) runRead(ctx context.Context, s *scope, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
+	w, err := s.wanted(h)
+	if err != nil {
+		return nil, nil, err
+	}
+	var end context.Context
+	if !w.Nothing() {
+		if end, err = c.readUntil(ctx, h, w, st); err != nil {
+			return nil, nil, err
+		}
+	}
+	if err := c.asks(st, nil); err != nil {
+		return nil, nil, c.k.Error(st.Op(), h, err)
+	}
+	switch {
+	case w.InTransaction():
+		u, err := c.open(ctx, end, s, h, st)
+		if err != nil {
+			return nil, nil, err
+		}
+		return u.run(ctx, st)
+	case st.Claims:
+		return nil, nil, st.Unclaimed()
+	}
+	if err := c.readUnder(ctx, end, s, h, w, st); err != nil {
+		return nil, nil, err
+	}
+	if err := c.needClean(ctx, s, h, c.k.Wait(h), false); err != nil {
+		return nil, nil, c.k.Error(st.Op(), h, err)
+	}
+	r, res, err := c.runHere(ctx, st)
+	if err == nil && r != nil && s.stale.by.Load() != nil {
+		r, err = statement.ReadAhead(r, statement.BufferBytes) // the server may find out among the rows that it fails
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	s.hasRead(st, nil)
+	return r, res, nil
+}
+
+// readUntil returns the context with which the locks end that a query takes, and makes
+// sure that they are of use on this connection.
+func (c *Conn) readUntil(ctx context.Context, h *hint.Hint, w handle.Wanted, st *statement.Statement) (end context.Context, err error) {
+	if end = h.Scope.Context(); end.Done() == nil && w.Locks() {
+		end = ofQuery{ctx}
+	}
+	if end.Done() == nil && w.Locks() {
+		return nil, c.k.Error(st.Op(), h, lockerr.With(lockerr.ErrNoEnd, errors.New(
+			"nothing would release the lock that this query takes; derive the context with context.WithCancel or WithTimeout before lockctx.With, or use BeginTx or mysqllock.Do")))
+	}
+	if c.texts.sure {
+		return end, nil
+	}
+	if _, err := c.k.Use(ctx, h); err != nil {
+		return nil, c.k.SetupError(h, err)
+	}
+	return end, c.ours(ctx, st.Op(), h)
+}
+
+// readUnder takes the guards that a query asks for, on which it runs until end.
+func (c *Conn) readUnder(ctx, end context.Context, s *scope, h *hint.Hint, w handle.Wanted, st *statement.Statement) error {
+	compares := w.Versions() || s.remembers()
+	if !compares && len(w.Guards) == 0 {
+		return nil
+	}
+	l, err := c.k.Use(ctx, h)
+	if err != nil {
+		return c.k.SetupError(h, err)
+	}
+	if compares {
+		if err := c.clean(ctx, l, st.Op(), h, c.texts.session); err != nil {
+			return err
+		}
+	}
+	if len(w.Guards) == 0 {
+		return nil
+	}
+	if _, err := s.takeGuards(ctx, l, c.k.Budget(h), w.Guards, c.link, true); err != nil {
+		return handle.Yielded(err)
+	}
+	s.watch(end)
+	return nil
+}
+
+// runAlone runs a statement as a unit of work of its own, on this connection.
+// Where the unit of work has read under guards before and the statement fails,
+// it goes on.
+func (c *Conn) runAlone(ctx context.Context, s *scope, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
+	if st.Claims {
+		return nil, nil, st.Unclaimed()
+	}
+	goesOn := len(s.guards) > 0
+	u, err := c.begin(ctx, s, h, driver.TxOptions{})
+	if err != nil {
+		return nil, nil, err
+	}
+	u.endsWith(ctx)
+	u.keep = goesOn // also where the statement ends its transaction
+	r, res, err := u.run(ctx, st)
+	u.keep = goesOn && (err != nil || s.decided && u.changed == "")
+	// Also after an error: of several statements in one text, those that were
+	// finished stay, as they do in autocommit.
+	ferr := u.finish(true)
+	if s.failed != nil {
+		s.dropSpent() // it does not go on
+	}
+	if err == nil && ferr != nil {
+		return nil, nil, ferr
+	}
+	return r, res, err
+}
+
+// runJoined runs a statement in the unit of work that its lock context has
+// open.
+func (c *Conn) runJoined(ctx context.Context, u *unit, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
+	if h != nil {
+		if err := u.join(ctx, c.k, h); err != nil {
+			return nil, nil, err
+		}
+	}
+	if c.lastIn = u; u.home() == c {
+		c.lastIn = nil
+	}
+	if st.Claims && (!st.Query || st.Info.Kind != sqltext.Read) && len(u.stack) == 0 && u.hold == nil {
+		return nil, nil, st.Unclaimed()
+	}
+	r, res, err := u.run(ctx, st)
+	if err != nil || len(u.stack) > 0 || u.hold != nil || st.Query && st.Info.Kind == sqltext.Read {
+		return r, res, err
+	}
+	if err := u.commit(); err != nil {
+		return nil, nil, err
+	}
+	return r, res, nil
+}

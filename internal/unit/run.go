@@ -1,0 +1,181 @@
+package unit
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/sqltext"
+	"github.com/mysqllock/mysqllock/internal/statement"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// stream is what is still being read from the connection of a unit.
+type stream struct {
+	open   *statement.Rows // holds the connection's turn; nil without one
+	broken error           // what went wrong while they were read; guarded by the connection's turn
+}
+
+func (s *stream) streaming() bool { return s.open != nil && s.open.Streaming() }
+
+// run runs a statement in the unit.
+func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, driver.Result, error) {
+	op := st.Op()
+	if st.Info.Kind == sqltext.Commits {
+		return nil, nil, u.error(op, errCommits)
+	}
+	if err := u.takeLink(ctx, op); err != nil {
+		return nil, nil, err
+	}
+	ctx, release := u.on.untilClosed(ctx)
+	r, res, err := u.send(ctx, st)
+	u.on.ran(st, err)
+	if err != nil {
+		err = u.check(op, err)
+		u.give()
+		release()
+		return nil, nil, err
+	}
+	u.link.Touch()
+	u.read = u.read || st.Info.Snapshot
+	u.noteSavepoint(st)
+	u.ran(st, r, res)
+	// Called by whoever closes streamed rows, without the scope's turn.
+	over := func(err error) {
+		u.broken = err
+		u.link.Touch()
+		u.give()
+		release()
+	}
+	switch {
+	case r == nil:
+		over(nil)
+		return nil, res, nil
+	case !r.Streaming():
+		over(nil)
+		return r, nil, nil
+	default:
+		u.open, r.Done = r, over
+		return r, nil, nil
+	}
+}
+
+// send sends a statement, and before and after it those that tell what it did to the
+// transaction. The caller has the connection's turn.
+func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.Rows, res driver.Result, err error) {
+	doubt := u.late && st.Info.GoesBack && !u.toYounger(st.Text)
+	rolledBack := ""
+	if st.Info.Calls {
+		err = server.Exec(ctx, u.link.Conn, "SAVEPOINT mysqllock_call")
+	}
+	if doubt && err == nil {
+		rolledBack, err = u.rolledBack(ctx)
+	}
+	u.wrote = u.wrote || st.MayWrite()
+	if st.Info.Changes == sqltext.MayChange {
+		u.changes(st)
+	}
+	if err == nil {
+		limit := statement.BufferBytes
+		if st.Info.Calls || doubt || st.Info.Kind == sqltext.Write && !u.inside() {
+			limit = 0 // a statement of ours follows
+		}
+		if home := u.home(); home != nil {
+			err = home.again(ctx, st)
+		}
+		if err == nil {
+			r, res, err = st.RunAhead(ctx, u.link.Conn, limit)
+		}
+	}
+	answered := func() bool { return err == nil || server.Number(err) != 0 }
+	if st.Info.Calls && answered() {
+		err = u.called(ctx, err)
+	}
+	if doubt && answered() {
+		err = u.stillLocked(ctx, rolledBack, err)
+	}
+	return r, res, err
+}
+
+// called looks at what a procedure did to the transaction, which it may commit,
+// or in which it may swallow a deadlock. A savepoint goes with its transaction,
+// so it tells. err is what CALL returned.
+func (u *unit) called(ctx context.Context, err error) error {
+	gone := server.Exec(ctx, u.link.Conn, "RELEASE SAVEPOINT mysqllock_call")
+	switch {
+	case err != nil && u.l.Info().EndsTransaction(err):
+		return err
+	case server.NoSavepoint(gone):
+		return lockerr.With(lockerr.ErrLost, errors.New("the procedure has ended the transaction, and with it the lock"))
+	case err == nil:
+		return gone
+	}
+	return err
+}
+
+var errCommits = lockerr.With(lockerr.ErrUnsafe, errors.New(
+	"the statement would end the transaction, and with it the lock; use sql.Tx for transactions, and lockctx.Without for DDL"))
+
+// check looks at what a failed statement did to the transaction. The caller
+// has the connection's turn.
+func (u *unit) check(op string, err error) error {
+	if server.Number(err) != 0 {
+		u.link.Touch() // an answer
+	}
+	gone := server.Gone(err, u.link.Conn)
+	switch {
+	case server.Changed(err):
+		err = u.error(op, lockerr.With(lockerr.ErrConflict, err))
+	case server.Deadlock(err):
+		err = u.error(op, lockerr.With(lockerr.ErrDeadlock, err))
+	case gone || u.l.Info().EndsTransaction(err):
+		err = u.error(op, lockerr.With(lockerr.ErrLost, err))
+	case errors.Is(err, lockerr.ErrLost):
+		err = u.error(op, err)
+	default:
+		return err
+	}
+	u.lose(err, gone)
+	return err
+}
+
+// settle looks at how streamed rows ended: a deadlock among them has rolled the
+// transaction back. The caller has the connection's turn.
+func (u *unit) settle() {
+	if err := u.broken; err != nil {
+		u.broken = nil
+		_ = u.check("query", err)
+	}
+}
+
+// text runs a statement of the driver's own in the unit.
+func (u *unit) text(ctx context.Context, op, text string) error {
+	if err := u.takeLink(ctx, op); err != nil {
+		return err
+	}
+	defer u.give()
+	ctx, release := u.on.untilClosed(ctx)
+	defer release()
+	if err := server.Exec(ctx, u.link.Conn, text); err != nil {
+		return u.check(op, err)
+	}
+	u.link.Touch()
+	return nil
+}
+
+// cutStream closes rows that are still being read, since the connection is
+// needed.
+func (u *unit) cutStream() {
+	if u.open != nil {
+		_ = u.open.CutOff(u.error("query", lockerr.With(lockerr.ErrLost, errors.New("the unit of work ended while its rows were being read"))))
+		u.open = nil
+	}
+}
+
+// closeLater has a statement closed when the rows that are being read are over.
+func (u *unit) closeLater(s driver.Stmt) bool {
+	_ = u.scope.take(context.Background())
+	defer u.scope.give()
+	return u.open != nil && u.open.CloseLater(s)
+}

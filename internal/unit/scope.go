@@ -1,0 +1,189 @@
+package unit
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/mysqllock/mysqllock/internal/handle"
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// scope is what one database handle remembers of one lock context: its unit of
+// work. Its statements take turns. All fields but turn and asked are guarded by
+// the turn.
+type scope struct {
+	turn  chan struct{} // holds a token while a statement of the lock context runs
+	asked bool          // a wait was made to try again on another connection; guarded by the crowd
+
+	unit    *unit           // the open transaction of the unit of work
+	guards  []*guard        // what else the unit of work holds, with or without a transaction
+	counted bool            // the crowd knows that one of them is held
+	joined  []*Hold         // holds that joined one of guards, and end with them
+	owed    string          // what has ended the unit of work, whose guards stay for those in joined; "" for nothing
+	tenure  *handle.Tenure  // while guards are held that the end of a context gives back
+	unwatch func() bool     // ends the watch on the end of the lock context; nil without one
+	until   context.Context // what is watched
+	endless bool            // that never ends: there are only versions
+	failed  error           // why no other unit may begin: one was lost behind the caller's back
+	decided bool            // the unit of work, or one of guards, keeps what was read outside a transaction from being changed
+	stale   *staleRead      // what was decided on a read whose lock has gone; of all handles
+
+	k *handle.Handle
+}
+
+func newScope(k *handle.Handle) *scope {
+	return &scope{turn: make(chan struct{}, 1), stale: &staleRead{}, k: k}
+}
+
+// scopeOf returns what is remembered of the lock context. Where there is nothing
+// to lock, because the context only has holds around it, every transaction
+// stands for itself.
+func scopeOf(k *handle.Handle, hints *hint.Scope) *scope {
+	if hints == nil {
+		return newScope(k)
+	}
+	stale := staleReadOf(hints)
+	return hints.State(k, func() any {
+		s := newScope(k)
+		s.stale = stale
+		return s
+	}).(*scope)
+}
+
+func (s *scope) take(ctx context.Context) error {
+	select {
+	case s.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (s *scope) give() { <-s.turn }
+
+// enclosing returns what the holds keep that h is inside of, also those of other
+// handles.
+func enclosing(h *hint.Hint) (guards []*guard) {
+	for _, hold := range h.Holds {
+		if hold, ok := hold.(*Hold); ok {
+			guards = append(guards, hold.guard)
+		}
+	}
+	return guards
+}
+
+// part notes that a hold has ended which had joined one of the guards. If the unit of
+// work has ended meanwhile, they go with the last such hold.
+func (s *scope) part(h *Hold) {
+	_ = s.take(context.Background())
+	defer s.give()
+	s.joined = slices.DeleteFunc(s.joined, func(other *Hold) bool { return other == h })
+	if len(s.joined) == 0 && s.owed != "" {
+		s.drop(0)
+	}
+}
+
+// watch gives the guards back when end does, the context that bounds what was
+// read under them.
+func (s *scope) watch(end context.Context) {
+	if s.unwatch != nil && !s.endless || len(s.guards) == 0 {
+		return
+	}
+	if s.unwatch != nil {
+		s.unwatch()
+	}
+	s.endless = end.Done() == nil
+	s.k.Tenures.End(s.tenure)
+	s.tenure = s.k.Tenures.Begin(end.Done())
+	for _, g := range s.guards {
+		s.k.Tenures.Add(s.tenure, g.Place)
+	}
+	s.until = end
+	s.unwatch = context.AfterFunc(end, func() {
+		_ = s.take(context.Background())
+		defer s.give()
+		s.inTime()
+	})
+}
+
+// inTime gives the guards back if the context has ended that bounds what was read under
+// them. A transaction gives them back at its own end.
+func (s *scope) inTime() {
+	if s.unit == nil && s.until != nil && s.until.Err() != nil && len(s.guards) > 0 {
+		s.failed = &lockerr.Error{Op: "statement", Key: s.guards[0].Key, Strategy: s.guards[0].Strategy, Err: lockerr.With(lockerr.ErrLost, whatEnded(s.until))}
+		s.dropSpent()
+	}
+}
+
+// ofQuery is the context of a query that has taken a lock in a lock context which never
+// ends: the lock goes with the query's.
+type ofQuery struct{ context.Context }
+
+// whatEnded says for an error which context it was that bounded what was read.
+func whatEnded(end context.Context) error {
+	if _, ok := end.(ofQuery); ok {
+		return errors.New("the context of the query that took the lock has ended, and the lock context never ends, so that the lock went with it; " +
+			"call lockctx.With on a context that ends, by context.WithCancel or WithTimeout, and derive those of single queries from what it returns")
+	}
+	return errors.New("the lock context has ended")
+}
+
+// lost is called when a guard of the unit of work may be lost.
+func (s *scope) lost(g *guard) {
+	s.k.Doubt()
+	_ = s.take(context.Background())
+	defer s.give()
+	if slices.Contains(s.guards, g) {
+		g.lost()
+		s.fail(g.overError("statement"))
+	}
+}
+
+// fail ends the unit of work, which has lost a guard.
+func (s *scope) fail(cause error) {
+	if s.unwatch != nil {
+		s.failed = cause // what was decided under it must not be written without it
+	}
+	if s.unit != nil {
+		s.unit.fail(cause, false)
+	}
+	s.dropSpent()
+}
+
+// check returns why nothing can run in the lock context any more, or inside the
+// holds around it. A unit of work that a read has begun in a hold ends here, if the hold
+// has ended.
+func (s *scope) check(h *hint.Hint) error {
+	if s.unit != nil {
+		s.unit.inTime()
+	}
+	if s.unit != nil {
+		s.unit.outlivesHold()
+	}
+	s.inTime()
+	for _, g := range s.guards {
+		if err := g.overError("statement"); err != nil {
+			s.fail(err)
+			return err
+		}
+	}
+	if s.failed != nil {
+		return s.failed
+	}
+	if h == nil {
+		return nil
+	}
+	return checkEnclosing(h)
+}
+
+// checkEnclosing returns why nothing can run inside the holds around h any more.
+func checkEnclosing(h *hint.Hint) error {
+	for _, g := range enclosing(h) {
+		if err := g.overError("statement"); err != nil {
+			return err
+		}
+	}
+	return nil
+}

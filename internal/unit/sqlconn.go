@@ -1,0 +1,165 @@
+package unit
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/sqltext"
+	"github.com/mysqllock/mysqllock/internal/statement"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// What a unit of work on a sql.Conn has of its own: it lives on the connection of
+// that sql.Conn, not on a session, so that its statements find there what earlier
+// ones have left (the default database, variables, temporary tables).
+
+// openPinned returns the unit of work that lives on this connection because it was
+// read in over a sql.Conn, and takes its turn; nil where there is none.
+func (c *Conn) openPinned(ctx context.Context) (*unit, error) {
+	u := c.pinned
+	if u == nil {
+		return nil, nil
+	}
+	if err := u.scope.take(ctx); err != nil {
+		return nil, err
+	}
+	u.outlivesHold()
+	if u.state == ended {
+		u.scope.give()
+		c.pinned = nil
+		return nil, nil
+	}
+	return u, nil
+}
+
+// runPinned runs a statement of a sql.Conn on which a unit of work lives: as in a
+// transaction it is part of that, with a hint or without.
+func (c *Conn) runPinned(ctx context.Context, u *unit, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
+	if err := c.samePinned(u, h, st.Op()); err != nil {
+		return nil, nil, err
+	}
+	if st.Info.Kind == sqltext.Commits {
+		return nil, nil, u.error(st.Op(), lockerr.With(lockerr.ErrUnsafe, errors.New(
+			"the statement would end the transaction in which this sql.Conn holds the lock; run it on another connection, or end the lock context first")))
+	}
+	if err := u.scope.undecided(h, u, st); err != nil {
+		return nil, nil, err
+	}
+	return c.runJoined(ctx, u, h, st)
+}
+
+// samePinned returns why a call with h must not become part of u, the unit of work
+// that lives on this connection.
+func (c *Conn) samePinned(u *unit, h *hint.Hint, op string) error {
+	if h != nil && h.Scope != nil && scopeOf(c.k, h.Scope) != u.scope {
+		return c.k.Error(op, h, lockerr.With(lockerr.ErrUnsafe, errors.New(
+			"the unit of work of another lock context is open on this sql.Conn, which has one transaction at a time; end that context first, or use one lock context for both")))
+	}
+	return u.scope.check(h)
+}
+
+// openHere opens a unit of work on the connection of a sql.Conn, for a query that
+// only reads. It ends with its first commit, at the latest with the context end or
+// when the sql.Conn is closed.
+func (c *Conn) openHere(ctx, end context.Context, s *scope, h *hint.Hint) (*unit, error) {
+	u, err := c.begin(ctx, s, h, driver.TxOptions{})
+	if err != nil {
+		return nil, err
+	}
+	u.on.(*onConn).pinned, c.pinned = true, u
+	u.live(end)
+	return u, nil
+}
+
+// endPinned ends the unit of work that lives on this connection, which is about to
+// go to another user. Only finished autocommit statements are in it.
+func (c *Conn) endPinned() {
+	u := c.pinned
+	if u == nil {
+		return
+	}
+	c.pinned = nil
+	_ = u.scope.take(context.Background())
+	defer u.scope.give()
+	if u.state == ended {
+		return
+	}
+	commit := len(u.stack) == 0
+	if err := u.finish(commit); err == nil && !commit {
+		u.cause = u.error("statement", lockerr.With(lockerr.ErrLost, errors.New("the sql.Conn on which the transaction was open has been closed")))
+	}
+	if stale := u.scope.stale; stale.by.Load() != nil {
+		by := "the end of its sql.Conn"
+		stale.by.Store(&by)
+	}
+}
+
+// stay returns why a statement that came over this connection must not run on that
+// of u, if so: what it needs is here, or what it leaves must not be there.
+func (c *Conn) stay(u *unit, h *hint.Hint, st *statement.Statement, op string) error {
+	if u.home() == c {
+		return nil
+	}
+	refuse := func(format string, args ...any) error {
+		return c.k.Error(op, h, lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(format, args...)))
+	}
+	if left := c.carries(st); left != "" {
+		return refuse("the lock context has its unit of work open on another connection, and %s on this one; "+
+			"run all statements of the lock context over the same sql.Conn", left)
+	}
+	if on, ok := u.on.(*onConn); ok {
+		left := on.found // a transaction shares what it leaves itself
+		if on.pinned {
+			left = on.carries(st)
+		}
+		if left != "" {
+			return refuse("the lock context has its unit of work open on another connection, and %s there; "+
+				"run all statements of the lock context over the same sql.Conn, or its sql.Tx", left)
+		}
+	}
+	if st == nil {
+		return nil
+	}
+	if st.Info.Taints && !st.Info.Calls && (u.pinned() || st.ForConn()) {
+		return refuse("the statement leaves something on its connection, and the lock context has its unit of work open on another one; " +
+			"run all statements of the lock context over the same sql.Conn")
+	}
+	if err := c.asks(st, u); err != nil {
+		return u.error(op, err)
+	}
+	return nil
+}
+
+// beginPinned begins a transaction on a sql.Conn on which a unit of work lives: it is
+// that one's, with a hint or without.
+func (c *Conn) beginPinned(ctx context.Context, u *unit, t *Tx, opts driver.TxOptions) error {
+	h, hinted := hint.From(ctx)
+	if hinted && h.Err != nil {
+		return &lockerr.Error{Op: "begin", Err: h.Err}
+	}
+	if err := c.samePinned(u, h, "begin"); err != nil {
+		return err
+	}
+	if hinted {
+		if err := u.join(ctx, c.k, h); err != nil {
+			return err
+		}
+	}
+	return u.nest(ctx, t, opts)
+}
+
+// open opens the unit of work of a query that only reads: on the sql.Conn that it
+// came over, else on a session, which has nothing of what there is on this one.
+func (c *Conn) open(ctx, end context.Context, s *scope, h *hint.Hint, st *statement.Statement) (*unit, error) {
+	if st.ForConn() {
+		return c.openHere(ctx, end, s, h)
+	}
+	if left := c.carries(st); left != "" {
+		return nil, c.k.Error(st.Op(), h, lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
+			"%s on this connection, and the unit of work would run on another; use a sql.Conn or BeginTx for what belongs to one connection, and the DSN for session variables", left)))
+	}
+	return s.openSession(ctx, end, h, nil)
+}

@@ -1,0 +1,288 @@
+package unit
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/handle"
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/sqltext"
+	"github.com/mysqllock/mysqllock/internal/statement"
+	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
+)
+
+// Begin begins a transaction; with a hint, under its lock.
+func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (*Tx, error) {
+	t := &Tx{c: c, ctx: ctx, opts: opts}
+	if c.tx == nil {
+		if u, err := c.openPinned(ctx); err != nil {
+			return nil, err
+		} else if u != nil {
+			defer u.scope.give()
+			if err := c.beginPinned(ctx, u, t, opts); err != nil {
+				return nil, err
+			}
+			c.tx = t
+			return t, nil
+		}
+	}
+	if c.plain(ctx) {
+		if err := c.need(ctx); err != nil {
+			return nil, err
+		}
+		if err := c.liftLimit(ctx); err != nil {
+			return nil, err
+		}
+		base, err := pool.Begin(ctx, c.link.Conn, opts)
+		if err != nil {
+			c.texts.ran(beginEffect, false)
+			return nil, err
+		}
+		t.base, t.levels = base, c.texts.begins(opts, false)
+		c.tx = t
+		c.texts.ran(beginEffect, true)
+		return t, nil
+	}
+	if err := c.beginLocked(ctx, t, opts); err != nil {
+		return nil, err
+	}
+	t.prev = c.tx
+	c.tx = t
+	return t, nil
+}
+
+func (c *Conn) beginLocked(ctx context.Context, t *Tx, opts driver.TxOptions) error {
+	h, hinted := hint.From(ctx)
+	if hinted && h.Err != nil {
+		return &lockerr.Error{Op: "begin", Err: h.Err}
+	}
+	if hinted && (h.Scope != nil || !opts.ReadOnly) {
+		if err := reaches(ctx, c.k, h); err != nil {
+			return err
+		}
+	}
+	if c.tx != nil {
+		return c.tx.beginInside(ctx, h, t, opts)
+	}
+	c.releaseUnused()
+	s := scopeOf(c.k, h.Scope)
+	if err := s.take(ctx); err != nil {
+		return err
+	}
+	defer s.give()
+	if err := s.check(h); err != nil {
+		return err
+	}
+	if err := c.ours(ctx, "begin", h); err != nil {
+		return err
+	}
+	if u := s.unit; u != nil {
+		if err := c.stay(u, h, nil, "begin"); err != nil {
+			return err
+		}
+		if err := u.join(ctx, c.k, h); err != nil {
+			return err
+		}
+		return u.nest(ctx, t, opts)
+	}
+	u, err := c.begin(ctx, s, h, opts)
+	if err != nil {
+		return err
+	}
+	t.u = u
+	u.endsWith(ctx)
+	u.stack = append(u.stack, t)
+	return nil
+}
+
+// beginInside begins a transaction on a connection that has one open: a savepoint. h is
+// nil without a hint.
+func (t *Tx) beginInside(ctx context.Context, h *hint.Hint, inner *Tx, opts driver.TxOptions) error {
+	switch {
+	case t.u == nil && t.failed != nil:
+		return t.failed
+	case t.u == nil:
+		return &lockerr.Error{Op: "begin", Key: handle.Names(h), Err: lockerr.With(lockerr.ErrUnsafe, errors.New(
+			"a transaction without the lock is open on this connection; begin that one with the lock context"))}
+	}
+	s := t.u.scope
+	if err := s.take(ctx); err != nil {
+		return err
+	}
+	defer s.give()
+	if err := t.usable(); err != nil {
+		return err
+	}
+	if err := s.check(h); err != nil {
+		return err
+	}
+	if h != nil {
+		if err := s.unit.join(ctx, t.c.k, h); err != nil {
+			return err
+		}
+	}
+	return s.unit.nest(ctx, inner, opts)
+}
+
+// Tx is a transaction that BeginTx has begun: one of the base driver, the
+// transaction of a unit of work, or a savepoint in it.
+type Tx struct {
+	c     *Conn
+	ctx   context.Context // of BeginTx
+	opts  driver.TxOptions
+	base  driver.Tx // the base driver's; nil where it began with a hint
+	read  bool      // a plain read has run before any hint
+	u     *unit     // nil while it has no lock
+	prev  *Tx       // the transaction around it on the same connection
+	under *unit     // holds, elsewhere, the lock that its statements ran under
+	// changed: a statement may have changed something, where it began without a hint
+	changed bool
+	save    string // the savepoint's name; "" for the unit's own transaction
+	// locked: the savepoint is younger than a row lock, so that going back to it frees none
+	locked bool
+	// levels of isolation that it may have, where it began without a hint; 0 for those of a new connection
+	levels sqltext.Levels
+	// why nothing can be done in it any more
+	failed error
+}
+
+// Commit commits. In a unit of work the outermost Commit gives the lock back.
+func (t *Tx) Commit() error { return t.end(true) }
+
+// Rollback rolls back. In a unit of work the outermost Rollback gives the lock
+// back. What was lost is rolled back already.
+func (t *Tx) Rollback() error {
+	err := t.end(false)
+	if errors.Is(err, lockerr.ErrLost) {
+		err = nil
+	}
+	// database/sql keeps a connection after a rollback on cancellation only if
+	// its driver can reset and check it. We claim that we can; does the base?
+	if t.ctx.Err() != nil && t.c.link != nil {
+		_, resets := t.c.link.Conn.(driver.SessionResetter)
+		_, checks := t.c.link.Conn.(driver.Validator)
+		if !resets || !checks {
+			t.c.bad.Store(true)
+		}
+	}
+	return err
+}
+
+func (t *Tx) end(commit bool) (err error) {
+	t.leave()
+	if t.c.tx == nil {
+		defer func() { t.c.texts.ran(endEffect, err == nil) }()
+	}
+	if t.u == nil {
+		switch {
+		case t.failed != nil:
+			return t.failed
+		case commit && t.under != nil:
+			return t.commitUnder()
+		case commit:
+			return t.base.Commit()
+		default:
+			return t.base.Rollback()
+		}
+	}
+	_ = t.u.scope.take(context.Background())
+	defer t.u.scope.give()
+	t.u.inTime()
+	return t.u.endTx(t, commit)
+}
+
+// commitUnder commits a transaction whose statements ran under the locks of a unit of
+// work elsewhere. That is still at what it has read before, so it ends with the commit,
+// unless that has changed nothing.
+func (t *Tx) commitUnder() (err error) {
+	u := t.under
+	rolledBack := func(sentinel error, why string) error {
+		_ = t.base.Rollback()
+		return &lockerr.Error{Op: "commit", Strategy: hint.StrategyRow, Err: lockerr.With(sentinel, errors.New(why+"; the transaction is rolled back"))}
+	}
+	// The unit must not end meanwhile; but a statement that runs in it may be waiting
+	// for our own rows.
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	err = u.scope.take(ctx)
+	cancel()
+	if err != nil {
+		return rolledBack(lockerr.ErrLost, "a statement of the lock context that this transaction ran under is still running")
+	}
+	defer u.scope.give()
+	if u.state != ended && t.changed && u.inside() {
+		return rolledBack(lockerr.ErrUnsafe, "the lock context has a transaction or a hold open elsewhere, which goes on and may not see what this one has changed; "+
+			"begin the transaction with the lock context")
+	}
+	c := commit{
+		link: t.c.link, guards: slices.Concat(u.scope.guards, u.enclosing),
+		send: t.base.Commit, sent: func() { _ = t.base.Commit() },
+	}
+	refused := true
+	if err = u.alive(); err == nil {
+		refused, err = c.run()
+	}
+	switch {
+	case err != nil && refused:
+		_ = t.base.Rollback()
+	case err != nil && server.Gone(err, t.c.link.Conn):
+		c.awaitEnd()
+	}
+	if t.changed && !refused {
+		u.changed = "a transaction"
+		_ = u.finish(true) // where it fails, the lock context's next statement is told
+	}
+	return err
+}
+
+// leave makes the transaction around it the connection's open one again.
+func (t *Tx) leave() {
+	at := &t.c.tx
+	for *at != nil && *at != t {
+		at = &(*at).prev
+	}
+	if *at == t {
+		*at = t.prev
+	}
+}
+
+// run runs a statement in a transaction of a unit of work. h is nil without a hint.
+func (t *Tx) run(ctx context.Context, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
+	s := t.u.scope
+	if err := s.take(ctx); err != nil {
+		return nil, nil, err
+	}
+	defer s.give()
+	if err := t.usable(); err != nil {
+		return nil, nil, err
+	}
+	if err := s.check(h); err != nil {
+		return nil, nil, err
+	}
+	if err := s.undecided(h, t.u, st); err != nil {
+		return nil, nil, err
+	}
+	if h != nil {
+		if err := t.u.join(ctx, t.c.k, h); err != nil {
+			return nil, nil, err
+		}
+	}
+	return t.u.run(ctx, st)
+}
+
+// usable returns why the transaction is not, if so.
+func (t *Tx) usable() error {
+	switch {
+	case t.failed != nil:
+		return t.failed
+	case t.u.cause != nil:
+		return t.u.cause
+	case t.u.state == ended:
+		return t.u.error("statement", lockerr.With(lockerr.ErrLost, errors.New("its unit of work has ended")))
+	}
+	return nil
+}

@@ -1,0 +1,371 @@
+// Package unit is the engine: units of work, holds, connections, and commits.
+package unit
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/handle"
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/sqltext"
+	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
+	"github.com/mysqllock/mysqllock/rowlock"
+)
+
+// unit is the open transaction of a unit of work, with the locks that it holds. What is
+// in it is guarded by its scope's turn; the connection under it also by the connection's
+// own turn.
+type unit struct {
+	l         *handle.Locks
+	scope     *scope
+	link      *pool.Conn
+	on        ground    // what link is
+	txn       *pool.Txn // the transaction that holds the locks
+	opts      driver.TxOptions
+	levels    sqltext.Levels // of isolation that the transaction may have; 0 for those of a new connection
+	enclosing []*guard       // of the holds that it is inside of
+	hold      *Hold          // set where Do or Acquire ends it, not a commit in it
+	stack     []*Tx          // open transactions of the caller, outermost first
+
+	state state
+	cause error // why it is lost, or how it ended badly; nil while all is well
+	keep  bool  // the guards of the unit of work outlive it
+
+	rowLocks
+	savepoints
+	stream
+	lifetime
+	relying // what its transaction means for decisions
+
+	read     bool     // a plain read has run, so the snapshot is taken
+	wrote    bool     // a statement has run that may have written
+	compared []*guard // whose versions its commit has compared and set
+}
+
+// rowLocks are the row locks of a unit.
+type rowLocks struct {
+	rows    map[string]*row
+	tickets []*queue.Ticket
+	seen    []*handle.Observation
+	leaving time.Time // when giving back began, if there is somebody to be told
+}
+
+// lifetime is what ends a unit if nothing else does before.
+type lifetime struct {
+	until  context.Context // bounds what was read in it; nil without one
+	stop   func() bool     // ends the watch on that
+	tenure *handle.Tenure  // while it holds locks that the end of a context gives back
+}
+
+// state is where a unit is in its life:
+//
+//	        newUnit              lose                     end
+//	none ───────────► open ─────────────────► lost ────────────────► ended
+//	                   │                  the transaction is rolled    ▲
+//	                   │ end              back, the caller's end of    │
+//	                   └────────────────► it is still to come ────────┘
+//	                     by finish, which commits or rolls back
+//
+// While it is open one transaction holds the locks. Once it is lost nothing runs in it
+// any more, and statements and commits get the cause. Once it has ended its connection
+// is somebody else's.
+type state int
+
+const (
+	open state = iota
+	lost
+	ended
+)
+
+// row is a row of the lock table that a unit has locked.
+type row struct {
+	handle.Place
+	versioned bool // others compare versions of it
+}
+
+// steps reports whether the commit is to make the row's version new.
+func (r *row) steps() bool { return r.versioned && !r.Shared }
+
+func newUnit(l *handle.Locks, s *scope, h *hint.Hint, link *pool.Conn, txn *pool.Txn) *unit {
+	u := &unit{l: l, scope: s, link: link, txn: txn, rowLocks: rowLocks{rows: make(map[string]*row)}, enclosing: enclosing(h), relying: relying{allowStale: h.AllowStale}}
+	u.on = &onSession{u: u}
+	s.unit = u
+	return u
+}
+
+// granted notes the rows that were locked for r. The ticket is nil where nobody
+// lined up for them.
+func (u *unit) granted(r handle.Request, ticket *queue.Ticket, locked rowlock.Locked) {
+	if ticket == nil { // in a transaction that was open there is none
+		ticket = u.l.Claim(r.Places)
+	}
+	u.tickets = append(u.tickets, ticket)
+	if r.Seen != nil {
+		u.seen = append(u.seen, r.Seen)
+	}
+	for _, p := range r.Places {
+		name := p.Row
+		if p.Slots > 0 {
+			name = r.Slots[locked.Slot]
+			p.Tell(hint.ToldSlot, uint64(locked.Slot))
+		}
+		p.Enter()
+		u.scope.k.Tenures.Add(u.tenure, p)
+		u.rows[name] = &row{p, slices.Contains(locked.Versioned, name)}
+	}
+}
+
+// row returns the row of that name, if the unit has locked it. A nil unit has
+// locked none.
+func (u *unit) row(name string) *row {
+	if u == nil {
+		return nil
+	}
+	return u.rows[name]
+}
+
+// slotOf returns which slot of p the unit has locked.
+func (u *unit) slotOf(p handle.Place) (slot int, ok bool) {
+	if u == nil {
+		return 0, false
+	}
+	for name, r := range u.rows {
+		if slot := slices.Index(r.SlotRows(), name); r.Slots > 0 && r.Place.Row == p.Row {
+			return slot, true // also where there were more of them
+		}
+	}
+	r := u.rows[p.Row] // the key itself is the first slot
+	return 0, r != nil && !r.Shared
+}
+
+// takeLink waits for the turn to use the unit's connection, if it can still be
+// used.
+func (u *unit) takeLink(ctx context.Context, op string) error {
+	if u.cause != nil {
+		return u.cause
+	}
+	if u.streaming() {
+		return u.error(op, lockerr.With(lockerr.ErrUnsafe, errors.New(
+			"the rows of an earlier query of this unit of work are still being read (they were too many to read ahead): close them first")))
+	}
+	if err := u.link.AwaitTurn(ctx); err != nil {
+		return err
+	}
+	if u.settle(); u.cause != nil {
+		u.give()
+		return u.cause
+	}
+	if err := u.on.overdue(); err != nil {
+		u.lose(u.error(op, lockerr.With(lockerr.ErrLost, err)), true)
+		u.give()
+		return u.cause
+	}
+	return nil
+}
+
+// give ends the turn to use the unit's connection. Where the unit has ended in
+// it, a session goes back to the pool.
+func (u *unit) give() { u.on.give(u.state == ended) }
+
+// lose marks the unit as lost and rolls back what may be left of it, unless the
+// connection is gone, too. The caller has the connection's turn. Later
+// statements get lockerr.ErrLost.
+func (u *unit) lose(cause error, gone bool) {
+	if u.cause != nil || u.state != open {
+		return
+	}
+	u.state, u.cause = lost, cause
+	conflict := errors.Is(cause, lockerr.ErrConflict)
+	if !errors.Is(cause, lockerr.ErrLost) && !conflict {
+		u.cause = u.error("statement", lockerr.With(lockerr.ErrLost, cause))
+	}
+	if gone || !u.link.Valid() || u.txn.Rollback(commitLimit) != nil {
+		u.breakLink()
+	}
+	u.detach(u.scope.guards)
+	u.free()
+	if u.hold != nil {
+		u.hold.cancel(lockerr.ErrLost)
+	} else if own := u.on.spends(); own && len(u.stack) == 0 && !u.keep || conflict && (own || u.scope.unwatch != nil) {
+		u.scope.failed = u.cause // what was decided in it must not be written without it
+	}
+	if len(u.stack) == 0 {
+		u.end()
+	}
+}
+
+// breakLink gives up a connection that may still carry the lock.
+func (u *unit) breakLink() {
+	u.scope.k.Doubt()
+	u.link.Taint()
+	u.on.broken()
+}
+
+// free gives back what the unit holds of the connection and in the process:
+// whoever waits may try now. It does not touch the callers' transactions.
+func (u *unit) free() {
+	for _, t := range u.tickets {
+		t.Leave()
+	}
+	u.tickets = nil
+	for _, seen := range u.seen {
+		seen.Over(u.leaving, u.cause)
+	}
+	u.seen = nil
+}
+
+// detach takes off the connection what it carries for guards, once the transaction has
+// ended.
+func (u *unit) detach(guards []*guard) {
+	for _, g := range guards {
+		if g.detach() != nil {
+			u.breakLink()
+		}
+	}
+}
+
+// end takes the unit out of its scope. Its transaction has ended before. The
+// caller has the connection's turn, and gives it next.
+func (u *unit) end() {
+	if u.state == ended {
+		return
+	}
+	u.state = ended
+	u.free()
+	for _, r := range u.rows {
+		r.Forget(hint.ToldSlot)
+		r.Leave()
+	}
+	u.l.KeepAlive.Forget(u.link)
+	if u.stop != nil {
+		u.stop()
+	}
+	defer u.detach(u.scope.guards) // after they were given back: then waiters are woken
+	if u.scope.unit == u {
+		u.scope.unit = nil
+		switch {
+		case u.keep:
+		case len(u.scope.joined) > 0:
+			u.scope.owed = u.endedBy()
+		default: // see endsGuards
+			u.scope.drop(0)
+			u.scope.outlived(u.endedBy())
+		}
+	}
+	if u.hold != nil {
+		u.outlivedHold()
+	}
+	u.scope.k.Tenures.End(u.tenure)
+	u.on.ended(u)
+}
+
+// endsGuards reports whether the guards of the unit of work end with the unit.
+func (u *unit) endsGuards() bool {
+	return u.scope.unit == u && !u.keep && len(u.scope.joined) == 0
+}
+
+// contextEnded is called when the context ends that bounds what was read in the unit.
+func (u *unit) contextEnded() {
+	_ = u.scope.take(context.Background())
+	defer u.scope.give()
+	u.inTime()
+}
+
+// inTime ends the unit if the context has ended that bounds what was read in it: not
+// sooner or later as the watch on that gets its turn.
+func (u *unit) inTime() {
+	if u.state == ended || u.until == nil || u.until.Err() == nil {
+		return
+	}
+	// Only finished autocommit statements are in a unit without an open
+	// transaction: rolling back would undo what the caller saw succeed.
+	commit := len(u.stack) == 0 && u.hold == nil && u.cause == nil
+	err := u.finish(commit)
+	if err == nil {
+		u.cause = u.error("statement", lockerr.With(lockerr.ErrLost, whatEnded(u.until)))
+	}
+	if u.hold == nil { // a hold answers for itself, and what is around it goes on
+		u.scope.failed = u.cause
+	}
+}
+
+// lostBehind is called by the keep-alive when the connection is lost while no
+// statement runs.
+func (u *unit) lostBehind(cause error) {
+	_ = u.scope.take(context.Background())
+	defer u.scope.give()
+	u.fail(cause, true)
+}
+
+// abandon ends a unit whose database handle is being closed.
+func (u *unit) abandon(cause error) {
+	_ = u.scope.take(context.Background())
+	defer u.scope.give()
+	if u.state != ended {
+		_ = u.finish(false)
+		u.cause = u.error("statement", cause)
+		u.scope.failed = u.cause
+		if u.hold != nil {
+			u.hold.cancel(lockerr.ErrLost)
+		}
+	}
+}
+
+// fail is lose for callers without the connection's turn.
+func (u *unit) fail(cause error, gone bool) {
+	if u.state == ended || u.cause != nil {
+		return
+	}
+	u.cutStream()
+	_ = u.link.AwaitTurn(context.Background())
+	defer u.give()
+	var said *lockerr.Error
+	if !errors.As(cause, &said) {
+		cause = u.error("statement", cause)
+	}
+	u.lose(cause, gone)
+}
+
+// alive asks the server whether the unit still holds its locks, for the commit
+// of a transaction elsewhere that ran under them.
+func (u *unit) alive() error {
+	if u.state == ended || u.cause != nil {
+		return u.error("commit", lockerr.With(lockerr.ErrLost, errors.New("the unit of work that held the lock has ended; the transaction is rolled back")))
+	}
+	return u.text(context.Background(), "commit", "DO 0")
+}
+
+func (u *unit) error(op string, err error) error {
+	var keys []string
+	strategy := hint.StrategyRow
+	for _, r := range u.rows {
+		keys = append(keys, r.Key)
+	}
+	for _, g := range slices.Concat(u.scope.guards, u.enclosing) {
+		if len(keys) == 0 {
+			strategy = g.Strategy
+		}
+		keys = append(keys, g.Key)
+	}
+	slices.Sort(keys)
+	return &lockerr.Error{Op: op, Key: strings.Join(slices.Compact(keys), ", "), Strategy: strategy, Err: err}
+}
+
+// endsWith notes that the unit ends with ctx, at the latest.
+func (u *unit) endsWith(ctx context.Context) {
+	ts := &u.scope.k.Tenures
+	ts.End(u.tenure)
+	u.tenure = ts.Begin(ctx.Done())
+	for _, r := range u.rows {
+		ts.Add(u.tenure, r.Place)
+	}
+	for _, g := range u.scope.guards {
+		ts.Add(u.tenure, g.Place)
+	}
+}

@@ -1,0 +1,248 @@
+package lease
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/lockname"
+	"github.com/mysqllock/mysqllock/internal/sabotage"
+	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/step"
+	"github.com/mysqllock/mysqllock/internal/strategy"
+	"github.com/mysqllock/mysqllock/pool"
+)
+
+// A transaction under one lease costs no round trip more than one without: one statement
+// takes the lease and begins the transaction, another one checks the lease, releases it
+// and commits. Both run on the transaction's connection, which carries the wake-up lock
+// meanwhile. The grant is committed by itself, before the transaction begins; the release
+// is a part of the transaction.
+//
+// It is for a key that is free. A caller that has to wait, or that others of its process
+// wait behind from the beginning, takes the lease on a lock connection, from where it can
+// be handed over.
+
+// beginsWith returns the transaction that the attempt is to begin with the lease; nil if
+// it begins apart.
+func (a *attempt) beginsWith() *strategy.Beginning {
+	b := a.r.Begin
+	a.r.Begin = nil // it is tried once
+	switch {
+	case b == nil, !a.first, a.r.MinHold > 0, a.noBegin.Load(), a.info.Router, a.info.Topology != "", sabotage.SlowFence.Load():
+		return nil
+	}
+	if _, ok := levels[b.Options.Isolation]; !ok {
+		return nil
+	}
+	return b
+}
+
+// levels are the isolation levels, as SET TRANSACTION has them.
+var levels = map[driver.IsolationLevel]string{
+	driver.IsolationLevel(sql.LevelDefault):         "",
+	driver.IsolationLevel(sql.LevelReadUncommitted): "READ UNCOMMITTED",
+	driver.IsolationLevel(sql.LevelReadCommitted):   "READ COMMITTED",
+	driver.IsolationLevel(sql.LevelRepeatableRead):  "REPEATABLE READ",
+	driver.IsolationLevel(sql.LevelSerializable):    "SERIALIZABLE",
+}
+
+// tryBegin asks once for the lease, and for the transaction with it. What does not come
+// off is tried on a lock connection, which also tells why.
+func (a *attempt) tryBegin(ctx context.Context, b *strategy.Beginning) (*Lease, error) {
+	c, err := b.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s, ours, err := a.beginOn(ctx, c, b)
+	b.Begun = s != nil
+	b.Done()
+	switch {
+	case s != nil, !ours, ctx.Err() != nil && err != nil:
+		return s, err
+	case err == nil && a.left > 0:
+		return nil, nil
+	}
+	return a.try(ctx, a.r.Wait > 0)
+}
+
+// beginOn is tryBegin on c, whose turn is the caller's. If ours is false, c cannot be
+// used any more.
+func (a *attempt) beginOn(ctx context.Context, c *pool.Conn, b *strategy.Beginning) (s *Lease, ours bool, err error) {
+	if err := c.Identify(ctx); err != nil { // nobody could end a statement on it
+		return nil, true, err
+	}
+	h := &lockConn{c: c, begins: true}
+	s, ours, err = a.request(ctx, h, func(own context.Context) (answer, error) {
+		return h.askBegin(own, a.beginSQL(b.Options))
+	})
+	if ours && server.Number(err) != 0 {
+		if server.Missing(err) || server.Denied(err) {
+			a.noBegin.Store(true)
+		}
+		if server.Exec(context.WithoutCancel(ctx), c.Conn, "ROLLBACK") != nil {
+			c.Taint()
+		}
+	}
+	return s, ours, err
+}
+
+// askBegin runs a statement that may take a lease and begin a transaction.
+func (h *lockConn) askBegin(ctx context.Context, text string) (answer, error) {
+	a := answer{sent: time.Now()}
+	rows, err := h.query(ctx, text)
+	if err != nil {
+		return a, err
+	}
+	if len(rows) != 1 || len(rows[0]) != 2 {
+		return a, errors.New("the server does not say whether it has granted the lease")
+	}
+	token, err := strconv.ParseUint(rows[0][0], 10, 64)
+	if err != nil {
+		return a, err
+	}
+	left, err := strconv.ParseInt(rows[0][1], 10, 64)
+	a.token, a.left = token, time.Duration(left)*time.Microsecond
+	return a, err
+}
+
+// beginSQL takes the lease if it is free, and then begins the caller's transaction. See
+// [schema.Table.TakeProcedure]; MariaDB runs the same as an anonymous block. The
+// comment is for those who look for a lease in what the server is doing.
+func (a *attempt) beginSQL(opts driver.TxOptions) string {
+	l, key := a.Locker, a.r.Key
+	wake := lockname.OfWakeUp(l.namespace, key)
+	poller := ""
+	if a.polite() {
+		poller = lockname.OfLeasePoller(l.namespace, key)
+	}
+	inTurn := a.r.Wait > 0
+	if !l.info.MariaDB {
+		return fmt.Sprintf("CALL %s(%s, %s, %s, %d, '%s', %t, %s, %d, %t) /* lease and BEGIN */", l.table.TakeProcedure(),
+			schema.Literal(l.namespace), schema.Literal(key), schema.Literal(l.owner), a.ttl.Microseconds(), wake, inTurn, schema.Name(poller), opts.Isolation, opts.ReadOnly)
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "BEGIN NOT ATOMIC START TRANSACTION READ WRITE; SET @mysqllock_token = 0, @mysqllock_left = NULL, @mysqllock_began = NOW(6); "+
+		"SELECT token, %s INTO @mysqllock_next, @mysqllock_left FROM %s WHERE %s FOR UPDATE SKIP LOCKED; ", schema.Remaining(""), l.table, l.row("", key))
+	b.WriteString("IF @mysqllock_left = 0 AND NOW(6) <> @mysqllock_began")
+	if poller != "" {
+		b.WriteString(" AND IS_FREE_LOCK('" + poller + "')")
+	}
+	turn := ">= 0"
+	if inTurn {
+		turn = "= 1"
+	}
+	fmt.Fprintf(&b, " THEN IF %s %s THEN INSERT INTO %s (namespace, name) VALUES (%s, %s) ON DUPLICATE KEY UPDATE token = token + 1, owner = %s, expires = %s; "+
+		"SET @mysqllock_token = @mysqllock_next + 1; END IF; END IF; ",
+		l.wakeUp(key, "0"), turn, l.table, schema.Literal(l.namespace), schema.Literal(key), schema.Literal(l.owner), in(a.ttl))
+	b.WriteString("IF @mysqllock_token = 0 THEN ROLLBACK; ELSE COMMIT; ")
+	if level := levels[opts.Isolation]; level != "" {
+		b.WriteString("SET TRANSACTION ISOLATION LEVEL " + level + "; ")
+	}
+	b.WriteString("START TRANSACTION")
+	if opts.ReadOnly {
+		b.WriteString(" READ ONLY")
+	}
+	b.WriteString("; END IF; SELECT @mysqllock_token, COALESCE(@mysqllock_left, 0); END")
+	return b.String()
+}
+
+// Detach takes the lease's wake-up lock off the connection of the transaction that was
+// begun with it. The caller has the turn of that connection. After an error the connection
+// must not be used any more.
+func (s *Lease) Detach() error {
+	c := s.home
+	if s.home = nil; c == nil || !c.Clean() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(marked(context.Background(), step.Release, s), background)
+	defer cancel()
+	return server.Exec(ctx, c.Conn, s.l.releaseWakeUpsSQL(s.key))
+}
+
+// endsWith reports whether the commit on conn can be the release of leases, too: it is
+// one that was taken with the transaction's BEGIN.
+func (l *Locker) endsWith(conn driver.Conn, leases []*Lease) bool {
+	return len(leases) == 1 && leases[0].home != nil && leases[0].home.Conn == conn && !l.noBegin.Load()
+}
+
+// CommitAndRelease is Commit that releases the lease, which was taken with the
+// transaction's BEGIN on conn. After committed Release has nothing left to do; if the
+// outcome is unknown, it releases the lease where the commit has not.
+func (l *Locker) CommitAndRelease(ctx context.Context, conn driver.Conn, s *Lease) (committed bool, err error) {
+	ctx = marked(ctx, step.Fence, s)
+	s.setEnding(true)
+	committed, err = l.commit(ctx, conn, []*Lease{s}, func(left time.Duration, mark string) (bool, error) {
+		held, err := l.giveOn(ctx, conn, s, left, mark)
+		if err == nil && held {
+			s.home = nil
+		}
+		return held, err
+	})
+	s.mu.Lock()
+	s.given, s.maybe = committed, err != nil && Unknown(err)
+	s.ending = s.given || s.maybe
+	s.mu.Unlock()
+	if !committed && err == nil || unwritable(err) {
+		return l.Commit(ctx, conn, []*Lease{s})
+	}
+	return committed, err
+}
+
+// unwritable reports that the server refuses to write in the transaction, which goes on:
+// it is read-only, or its isolation level does not go with binlog_format=STATEMENT.
+func unwritable(err error) bool {
+	n := server.Number(err)
+	return n == 1792 || n == 1665
+}
+
+// giveOn commits and releases the lease if it is held.
+func (l *Locker) giveOn(ctx context.Context, conn driver.Conn, s *Lease, bound time.Duration, mark string) (held bool, err error) {
+	wake := lockname.OfWakeUp(l.namespace, s.key)
+	if !l.info.MariaDB {
+		rows, err := server.Query(ctx, conn, fmt.Sprintf("CALL %s(%s, %s, %d, %s, '%s', '%s') /* fence, release and COMMIT */", l.table.GiveProcedure(),
+			schema.Literal(l.namespace), schema.Literal(s.key), s.token, schema.Literal(s.l.owner), wake, mark))
+		if server.Missing(err) || server.Denied(err) {
+			l.noBegin.Store(true)
+			return false, errNoCommit
+		}
+		return committed(rows, err)
+	}
+	return committed(server.Query(ctx, conn, "BEGIN NOT ATOMIC SAVEPOINT mysqllock_done; SET @mysqllock_held = 0; "+
+		l.bounded(fmt.Sprintf("SELECT COUNT(*) INTO @mysqllock_held FROM %s r WHERE %s AND r.token = %d AND r.owner = %s AND %s FOR UPDATE; ",
+			l.table, l.row("r.", s.key), s.token, schema.Literal(s.l.owner), schema.Lasts("r.")), bound)+
+		"IF @mysqllock_held = 1 THEN "+
+		l.bounded(fmt.Sprintf("UPDATE %s SET %s WHERE %s; ", l.table, schema.Released, l.row("", s.key)), bound)+
+		"SET @mysqllock_done = '"+mark+"'; COMMIT; DO RELEASE_LOCK('"+wake+"'); END IF; SELECT @mysqllock_held = 1; END"))
+}
+
+// setEnding says whether a commit is under way that releases the lease: meanwhile a
+// renewal that does not find it any more has nothing to tell.
+func (s *Lease) setEnding(is bool) {
+	s.mu.Lock()
+	s.ending = is
+	s.mu.Unlock()
+}
+
+// loseFound is lose for a renewal that has not found the lease.
+func (s *Lease) loseFound() {
+	s.mu.Lock()
+	ending := s.ending
+	s.mu.Unlock()
+	if !ending {
+		s.lose(errNotOurs)
+	}
+}
+
+// released reports what the commit has released: given is sure, maybe is that nobody knows.
+func (s *Lease) released() (given, maybe bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.given, s.maybe
+}

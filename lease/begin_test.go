@@ -1,0 +1,506 @@
+package lease
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/strategy"
+	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
+)
+
+// beginner is a connection of an application whose transactions begin with leases.
+type beginner struct {
+	*pool.Conn
+	l    *locker
+	with strategy.Beginning // for the next transaction
+}
+
+func (l *locker) beginner(wrap func(driver.Conn) driver.Conn) *beginner {
+	l.s.T.Helper()
+	conn := l.s.Connect(l.tap.On)
+	if wrap != nil {
+		conn = wrap(conn)
+	}
+	return &beginner{Conn: pool.Adopt(conn), l: l}
+}
+
+// begin asks for a lease and for a transaction with it.
+func (b *beginner) begin(ctx context.Context, r Request) (*Lease, error) {
+	b.l.makes = true
+	b.with.Begun = false
+	b.with.Connect = func(ctx context.Context) (*pool.Conn, error) { return b.Conn, b.AwaitTurn(ctx) }
+	b.with.Done = b.EndTurn
+	r.Begin = &b.with
+	return b.l.Acquire(ctx, r)
+}
+
+// begun is begin where nothing is in the way.
+func (b *beginner) begun(key string) *Lease {
+	b.l.s.T.Helper()
+	lease, err := b.begin(dbtest.Limited(b.l.s.T), request(key))
+	dbtest.OK(b.l.s.T, err)
+	if !b.with.Begun {
+		b.l.s.T.Fatalf("the transaction has not begun with the lease on %s", key)
+	}
+	return lease
+}
+
+// takes and gives are what the statements begin with that take a lease and begin, and
+// that check it, release it and commit.
+func (s *scratch) takes() string {
+	if s.MariaDB() {
+		return "BEGIN NOT ATOMIC START"
+	}
+	return "CALL " + s.table.TakeProcedure().String()
+}
+
+func (s *scratch) gives() string {
+	if s.MariaDB() {
+		return "BEGIN NOT ATOMIC SAVEPOINT"
+	}
+	return "CALL " + s.table.GiveProcedure().String()
+}
+
+// beginning reports which statements begin so.
+func beginning(with string) func(string) bool {
+	return func(text string) bool { return strings.HasPrefix(text, with) }
+}
+
+// TestBeginWithLease: one statement takes the lease, visible to all, and begins the
+// transaction with the options that were asked for; another one checks, releases and
+// commits.
+func TestBeginWithLease(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		_, err := s.db.Exec("CREATE TABLE written (id INT PRIMARY KEY)")
+		dbtest.OK(t, err)
+		l, other := s.locker(setup{}), s.locker(setup{})
+		b := l.beginner(nil)
+		dbtest.OK(t, b.begun("k'\"").Release())
+		dbtest.OK(t, server.Exec(t.Context(), b.Conn.Conn, "ROLLBACK"))
+		for i, level := range []sql.IsolationLevel{sql.LevelDefault, sql.LevelReadUncommitted, sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
+			for _, reads := range []bool{false, true} {
+				what := fmt.Sprintf("%v, read-only %v", level, reads)
+				b.with.Options = driver.TxOptions{Isolation: driver.IsolationLevel(level), ReadOnly: reads}
+				sent := l.tap.Texts()
+				lease := b.begun("k")
+				if n := len(sent()); n != 1 && i > 0 {
+					t.Errorf("%s: %d statements: %q", what, n, sent())
+				}
+				if r := s.row("k"); !r.live || r.token != lease.Token() || r.left < 20*time.Second {
+					t.Errorf("%s: others see %+v, the token is %d", what, r, lease.Token())
+				}
+				if _, err := other.Acquire(dbtest.Limited(t), request("k")); !errors.Is(err, lockerr.ErrLocked) {
+					t.Errorf("%s: another process: %v", what, err)
+				}
+				err := server.Exec(t.Context(), b.Conn.Conn, fmt.Sprintf("INSERT INTO written VALUES (%d)", i))
+				if reads != (server.Number(err) == 1792) {
+					t.Errorf("%s: a write: %v", what, err)
+				}
+				committed, err := l.CommitAndRelease(t.Context(), b.Conn.Conn, lease)
+				if err != nil || !committed {
+					t.Errorf("%s: committed %v, %v", what, committed, err)
+				}
+				given, _ := lease.released()
+				if given == reads { // in a READ ONLY transaction nothing can be released
+					t.Errorf("%s: released: %v", what, given)
+				}
+				dbtest.OK(t, lease.Release())
+				dbtest.OK(t, lease.Detach())
+				if s.row("k").live || s.wakeUps("k") != 0 || !errors.Is(lease.Err(), lockerr.ErrClosed) {
+					t.Errorf("%s: afterwards %+v, %d wake-up locks, %v", what, s.row("k"), s.wakeUps("k"), lease.Err())
+				}
+			}
+		}
+		var n int
+		if err := s.db.QueryRow("SELECT COUNT(*) FROM written").Scan(&n); err != nil || n != 5 {
+			t.Errorf("%d are written: %v", n, err)
+		}
+	})
+}
+
+// TestBeginWithIsolation: the transaction has the level that was asked for.
+func TestBeginWithIsolation(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		_, err := s.db.Exec("CREATE TABLE written (id INT PRIMARY KEY)")
+		dbtest.OK(t, err)
+		l := s.locker(setup{})
+		b := l.beginner(nil)
+		for level, sees := range map[sql.IsolationLevel]int{sql.LevelReadUncommitted: 1, sql.LevelReadCommitted: 0, sql.LevelRepeatableRead: 0} {
+			b.with.Options.Isolation = driver.IsolationLevel(level)
+			lease := b.begun("k")
+			tx, err := s.db.Begin()
+			dbtest.OK(t, err)
+			count := func() string { return s.One(b.Conn.Conn, "SELECT COUNT(*) FROM written") }
+			before := count()
+			_, err = tx.Exec("INSERT INTO written VALUES (1)")
+			dbtest.OK(t, err)
+			if got := count(); got != fmt.Sprint(sees) {
+				t.Errorf("%v: sees %s rows that are not committed", level, got)
+			}
+			dbtest.OK(t, tx.Commit())
+			if got, later := count(), level != sql.LevelRepeatableRead; (got == "1") != later || before != "0" {
+				t.Errorf("%v: sees %s rows afterwards, %s before", level, got, before)
+			}
+			dbtest.OK(t, server.Exec(t.Context(), b.Conn.Conn, "ROLLBACK"))
+			dbtest.OK(t, errors.Join(lease.Release(), lease.Detach()))
+			_, err = s.db.Exec("DELETE FROM written")
+			dbtest.OK(t, err)
+		}
+	})
+}
+
+// TestBeginRefused: what is not free begins no transaction, nor does a session whose
+// clock stands still, and nothing is left on the connection.
+func TestBeginRefused(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		l, other := s.locker(setup{}), s.locker(setup{})
+		b := l.beginner(nil)
+		dbtest.OK(t, b.begun("k").Release())
+		dbtest.OK(t, server.Exec(t.Context(), b.Conn.Conn, "ROLLBACK"))
+		idle := func(what string) {
+			t.Helper()
+			dbtest.OK(t, server.Exec(t.Context(), b.Conn.Conn, "SAVEPOINT a"))
+			if err := server.Exec(t.Context(), b.Conn.Conn, "RELEASE SAVEPOINT a"); !server.NoSavepoint(err) {
+				t.Errorf("%s: a transaction is open: %v", what, err)
+			}
+			if n := s.One(b.Conn.Conn, "SELECT IS_USED_LOCK('"+l.wakeUpName("k")+"') <=> CONNECTION_ID()"); n != "0" {
+				t.Errorf("%s: the connection has the wake-up lock", what)
+			}
+		}
+		dbtest.OK(t, b.Detach("k"))
+		idle("in the beginning")
+
+		held := other.acquire(request("k"))
+		sent := l.tap.Texts()
+		_, err := b.begin(dbtest.Limited(t), request("k"))
+		if !errors.Is(err, lockerr.ErrLocked) || b.with.Begun || count(sent(), "INSERT") != 0 {
+			t.Errorf("of another: %v, begun %v, %q", err, b.with.Begun, sent())
+		}
+		idle("of another")
+		dbtest.OK(t, held.Release())
+
+		tx, err := s.db.Begin()
+		dbtest.OK(t, err)
+		_, err = tx.Exec("SELECT 1 FROM " + s.table.String() + " WHERE " + l.row("", "k") + " FOR UPDATE")
+		dbtest.OK(t, err)
+		if _, err := b.begin(dbtest.Limited(t), request("k")); !errors.Is(err, lockerr.ErrLocked) || b.with.Begun {
+			t.Errorf("behind a row lock: %v, begun %v", err, b.with.Begun)
+		}
+		dbtest.OK(t, tx.Rollback())
+		idle("behind a row lock")
+
+		dbtest.OK(t, server.Exec(t.Context(), b.Conn.Conn, "SET timestamp = 2100000000"))
+		lease, err := b.begin(dbtest.Limited(t), request("k"))
+		dbtest.OK(t, err)
+		if r := s.row("k"); b.with.Begun || r.left > time.Minute {
+			t.Errorf("with a clock that stands still: begun %v, %+v", b.with.Begun, r)
+		}
+		idle("with a clock that stands still")
+		dbtest.OK(t, lease.Release())
+		dbtest.OK(t, server.Exec(t.Context(), b.Conn.Conn, "SET timestamp = DEFAULT"))
+
+		s.set("k", "name = x'00'") // the row has vanished
+		lease, err = b.begin(dbtest.Limited(t), request("k"))
+		dbtest.OK(t, err)
+		idle("without a row")
+		dbtest.OK(t, lease.Release())
+	})
+}
+
+func (l *Locker) wakeUpName(key string) string {
+	_, name, _ := strings.Cut(l.releaseWakeUpsSQL(key), "'")
+	return strings.TrimSuffix(name, "')")
+}
+
+// Detach gives the wake-up lock of key back.
+func (b *beginner) Detach(key string) error {
+	return server.Exec(context.Background(), b.Conn.Conn, b.l.releaseWakeUpsSQL(key))
+}
+
+// TestBeginLostAnswer: the answer to the statement that takes the lease and begins comes
+// too late, or never. The lease is not left behind, and the connection is not used again.
+func TestBeginLostAnswer(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for _, late := range []bool{true, false} {
+			l := s.locker(setup{})
+			b := l.beginner(nil)
+			dbtest.OK(t, b.begun("k").Release())
+			dbtest.OK(t, server.Exec(t.Context(), b.Conn.Conn, "ROLLBACK"))
+			before := s.row("k").token
+			arrive := l.tap.Stall(s.takes())
+			ctx, cancel := context.WithCancel(dbtest.Limited(t))
+			failed := make(chan error, 1)
+			go func() {
+				_, err := b.begin(ctx, waiting("k", time.Minute))
+				failed <- err
+			}()
+			dbtest.Soon(t, "it is granted", func() bool { return s.row("k").token == before+1 })
+			if late {
+				cancel()
+			} else {
+				l.tap.Break() // once: it is asked for again, and then the connection is found to be gone
+			}
+			err := <-failed
+			switch {
+			case late && (!errors.Is(err, context.Canceled) || b.Clean() || b.with.Begun):
+				t.Errorf("cancelled: %v, clean %v", err, b.Clean())
+			case !late && (err != nil || b.with.Begun || b.Clean()):
+				t.Errorf("broken: %v, begun %v, clean %v", err, b.with.Begun, b.Clean())
+			case !late && s.row("k").token != before+2:
+				t.Errorf("broken: %+v after %d", s.row("k"), before)
+			}
+			arrive()
+			cancel()
+			if late {
+				dbtest.Soon(t, "it is given back", func() bool { return !s.row("k").live && s.wakeUps("k") == 0 })
+			}
+			l.close()
+			_ = b.Conn.Conn.Close()
+		}
+	})
+}
+
+// TestBeginArrivesLate: a statement whose caller has gone reaches the server too late to
+// be granted anything, since its connection has been closed there.
+func TestBeginArrivesLate(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{})
+		b := l.beginner(nil)
+		dbtest.OK(t, b.begun("k").Release())
+		dbtest.OK(t, server.Exec(t.Context(), b.Conn.Conn, "ROLLBACK"))
+		dbtest.OK(t, b.Detach("k"))
+		arrive := l.tap.Delay(s.takes())
+		ctx, cancel := context.WithCancel(dbtest.Limited(t))
+		sent := l.tap.Texts()
+		failed := make(chan error, 1)
+		go func() {
+			_, err := b.begin(ctx, waiting("k", time.Minute))
+			failed <- err
+		}()
+		dbtest.Soon(t, "it is sent", func() bool { return count(sent(), s.takes()) > 0 })
+		cancel()
+		if err := <-failed; !errors.Is(err, context.Canceled) {
+			t.Errorf("%v", err)
+		}
+		next := l.acquire(waiting("k", 25*time.Second)) // once it is sure that it is not granted
+		dbtest.OK(t, next.Release())
+		arrive()
+		if r := s.row("k"); r.live || r.token != next.Token() {
+			t.Errorf("%+v, the token of the last grant is %d", r, next.Token())
+		}
+	})
+}
+
+// TestBeginKilled: a KILL QUERY that comes between the grant and the answer, or before it.
+func TestBeginKilled(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for _, after := range []bool{true, false} {
+			l := s.locker(setup{})
+			k := &dbtest.Disturbed{After: after}
+			b := l.beginner(func(conn driver.Conn) driver.Conn { k.Conn = conn; return k })
+			dbtest.OK(t, b.begun("k").Release())
+			dbtest.OK(t, server.Exec(t.Context(), b.Conn.Conn, "ROLLBACK"))
+			before := s.row("k").token
+			k.Err = dbtest.Interrupted
+			k.At = beginning(s.takes())
+			_, err := b.begin(dbtest.Limited(t), request("k"))
+			if server.Number(err) != 1317 || b.with.Begun || b.Clean() {
+				t.Errorf("after %v: %v, begun %v, clean %v", after, err, b.with.Begun, b.Clean())
+			}
+			next := l.acquire(waiting("k", 25*time.Second))
+			if got := next.Token() - before; got != 1 && !after || got != 2 && after {
+				t.Errorf("after %v: the next token is %d more", after, got)
+			}
+			dbtest.OK(t, next.Release())
+			_ = k.Conn.Close()
+		}
+	})
+}
+
+// TestKilledRelease: as TestKilledCommit, for the commit that releases the lease.
+func TestKilledRelease(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		_, err := s.db.Exec("CREATE TABLE written (id INT PRIMARY KEY AUTO_INCREMENT)")
+		dbtest.OK(t, err)
+		const signal = "SIGNAL SQLSTATE '70100' SET MYSQL_ERRNO = 1317;"
+		for name, c := range map[string]struct {
+			conn               dbtest.Disturbed
+			committed, unknown bool
+		}{
+			"undisturbed": {dbtest.Disturbed{}, true, false},
+			"before":      {dbtest.Disturbed{Err: dbtest.Interrupted}, false, false},
+			"after":       {dbtest.Disturbed{Err: dbtest.Interrupted, After: true}, true, false},
+			"between": {dbtest.Disturbed{Text: func(text string) string {
+				return strings.Replace(text, "COMMIT;", "COMMIT; "+signal, 1)
+			}}, true, false},
+			"at the check": {dbtest.Disturbed{Text: func(text string) string {
+				return strings.Replace(text, "IF @mysqllock_held", signal+" IF @mysqllock_held", 1)
+			}}, false, false},
+			"at COMMIT": {dbtest.Disturbed{Text: func(text string) string {
+				return strings.Replace(text, "COMMIT;", signal+" COMMIT;", 1)
+			}}, false, false},
+			"broken before": {dbtest.Disturbed{Err: mysql.ErrInvalidConn}, false, true},
+			"broken after":  {dbtest.Disturbed{Err: mysql.ErrInvalidConn, After: true}, false, true},
+		} {
+			if c.conn.Text != nil && !s.MariaDB() {
+				continue // the text of a procedure is not ours to change
+			}
+			l, k := s.locker(setup{}), c.conn
+			b := l.beginner(func(conn driver.Conn) driver.Conn { k.Conn = conn; return &k })
+			lost := make(chan error, 1)
+			r := request("k")
+			r.Lost = func(err error) { lost <- err }
+			lease, err := b.begin(dbtest.Limited(t), r)
+			dbtest.OK(t, err)
+			dbtest.OK(t, server.Exec(t.Context(), b.Conn.Conn, "INSERT INTO written () VALUES ()"))
+			var before, after int
+			dbtest.OK(t, s.db.QueryRow("SELECT COUNT(*) FROM written").Scan(&before))
+			k.At = beginning(s.gives())
+			committed, err := l.CommitAndRelease(dbtest.Limited(t), b.Conn.Conn, lease)
+			if committed != c.committed || (err == nil) != c.committed || Unknown(err) != c.unknown {
+				t.Errorf("%s: committed %v, %v", name, committed, err)
+			}
+			dbtest.OK(t, server.Exec(t.Context(), b.Conn.Conn, "ROLLBACK"))
+			dbtest.OK(t, lease.Release())
+			dbtest.OK(t, lease.Detach())
+			dbtest.OK(t, s.db.QueryRow("SELECT COUNT(*) FROM written").Scan(&after))
+			if n := after - before; n == 1 != (c.committed || name == "broken after") {
+				t.Errorf("%s: %d are written", name, n)
+			}
+			if s.row("k").live || s.wakeUps("k") != 0 {
+				t.Errorf("%s: afterwards %+v, %d wake-up locks", name, s.row("k"), s.wakeUps("k"))
+			}
+			select {
+			case err := <-lost:
+				t.Errorf("%s: lost: %v", name, err)
+			default:
+			}
+			dbtest.OK(t, l.acquire(request("k")).Release())
+			l.close()
+			_ = k.Conn.Close()
+		}
+	})
+}
+
+// TestReleaseChecks: what is not held any more is not committed, nor released.
+func TestReleaseChecks(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		_, err := s.db.Exec("CREATE TABLE written (id INT PRIMARY KEY AUTO_INCREMENT)")
+		dbtest.OK(t, err)
+		for name, take := range map[string]func(){
+			"stolen":  func() { s.steal("k") },
+			"run out": func() { s.set("k", "expires = UTC_TIMESTAMP(6)") },
+			"removed": func() { s.set("k", "name = x'00'") },
+		} {
+			l := s.locker(setup{})
+			b := l.beginner(nil)
+			lease := b.begun("k")
+			dbtest.OK(t, server.Exec(t.Context(), b.Conn.Conn, "INSERT INTO written () VALUES ()"))
+			take()
+			committed, err := l.CommitAndRelease(dbtest.Limited(t), b.Conn.Conn, lease)
+			if committed || !errors.Is(err, lockerr.ErrLost) || Unknown(err) {
+				t.Errorf("%s: committed %v, %v", name, committed, err)
+			}
+			dbtest.OK(t, server.Exec(t.Context(), b.Conn.Conn, "ROLLBACK"))
+			if err := lease.Release(); !errors.Is(err, lockerr.ErrLost) {
+				t.Errorf("%s: Release: %v", name, err)
+			}
+			dbtest.OK(t, lease.Detach())
+			if name == "stolen" && !s.row("k").live {
+				t.Error("the thief's lease is released")
+			}
+			if s.wakeUps("k") != 0 {
+				t.Errorf("%s: the wake-up lock is kept", name)
+			}
+			dbtest.OK(t, b.Conn.Conn.Close())
+			l.close()
+			_, err = s.db.Exec("DELETE FROM " + s.table.String() + " WHERE name <> x''")
+			dbtest.OK(t, err)
+		}
+		var n int
+		if err := s.db.QueryRow("SELECT COUNT(*) FROM written").Scan(&n); err != nil || n != 0 {
+			t.Errorf("%d are written: %v", n, err)
+		}
+	})
+}
+
+// TestRenewalBesideRelease: a renewal that comes after the commit has released the lease,
+// and before its caller knows of that, makes no lost lease of it.
+func TestRenewalBesideRelease(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		l, k := s.locker(setup{}), &dbtest.Disturbed{}
+		b := l.beginner(func(conn driver.Conn) driver.Conn { k.Conn = conn; return k })
+		lost := make(chan error, 1)
+		r := request("k")
+		r.Lost = func(err error) { lost <- err }
+		lease, err := b.begin(dbtest.Limited(t), r)
+		dbtest.OK(t, err)
+		k.At = beginning(s.gives())
+		k.Then = func() {
+			l.renew([]*Lease{lease}, time.Second)
+			dbtest.OK(t, l.renewBehind(dbtest.Limited(t), lease))
+		}
+		committed, err := l.CommitAndRelease(dbtest.Limited(t), b.Conn.Conn, lease)
+		if err != nil || !committed {
+			t.Errorf("committed %v, %v", committed, err)
+		}
+		dbtest.OK(t, lease.Err())
+		dbtest.OK(t, lease.Release())
+		select {
+		case err := <-lost:
+			t.Errorf("lost: %v", err)
+		default:
+		}
+		dbtest.OK(t, b.Conn.Conn.Close())
+	})
+}
+
+// TestBeginWithoutProcedures: where they may not be made, or are dropped while they are in
+// use, leases are taken apart, and the commit is one without the release.
+func TestBeginWithoutProcedures(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		if s.MariaDB() {
+			t.Skip("there the same is an anonymous block")
+		}
+		drop := func() {
+			for _, name := range []string{s.table.TakeProcedure().String(), s.table.GiveProcedure().String()} {
+				_, err := s.db.Exec("DROP PROCEDURE IF EXISTS " + name)
+				dbtest.OK(t, err)
+			}
+		}
+		l := s.locker(setup{})
+		b := l.beginner(nil)
+		lease := b.begun("k")
+		drop()
+		if committed, err := l.CommitAndRelease(dbtest.Limited(t), b.Conn.Conn, lease); err != nil || !committed {
+			t.Errorf("committed %v, %v", committed, err)
+		}
+		dbtest.OK(t, errors.Join(lease.Release(), lease.Detach()))
+		if s.row("k").live || s.wakeUps("k") != 0 {
+			t.Errorf("afterwards %+v, %d wake-up locks", s.row("k"), s.wakeUps("k"))
+		}
+
+		other := s.locker(setup{})
+		b = other.beginner(nil)
+		dbtest.OK(t, b.begun("k").Release()) // which has made them again
+		dbtest.OK(t, server.Exec(t.Context(), b.Conn.Conn, "ROLLBACK"))
+		dbtest.OK(t, b.Detach("k"))
+		drop()
+		lease, err := b.begin(dbtest.Limited(t), request("k"))
+		if err != nil || b.with.Begun || !b.Clean() {
+			t.Fatalf("dropped: %v, begun %v, clean %v", err, b.with.Begun, b.Clean())
+		}
+		dbtest.OK(t, lease.Release())
+	})
+}

@@ -1,0 +1,191 @@
+package lease
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/sabotage"
+	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/step"
+	"github.com/mysqllock/mysqllock/internal/strategy"
+	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
+)
+
+// Commit is Fence and COMMIT in one statement, so that a lock connection which vanishes between
+// the two leaves no row locked. ctx bounds the wait for the server's answer. committed
+// is false with a nil error where the server has no way for that: then call Fence, and
+// commit. After an error the transaction must be rolled back; where Unknown reports
+// true for it the transaction may have been committed, as after any COMMIT.
+//
+// The holder cannot look at its own clock between the two. The server's clock after the
+// wait for the row, the owner and the token say whether anybody else can have been
+// granted the key.
+func (l *Locker) Commit(ctx context.Context, conn driver.Conn, leases []*Lease) (committed bool, err error) {
+	ctx = marked(ctx, step.Fence, leases...)
+	leases = slices.Clone(leases)
+	sortByKey(leases)
+	leases = slices.Compact(leases)
+	if len(leases) == 0 || l.info.Topology != "" || sabotage.SlowFence.Load() {
+		return false, nil // only a write is seen by all nodes
+	}
+	return l.commit(ctx, conn, leases, func(left time.Duration, mark string) (bool, error) {
+		return l.commitOn(ctx, conn, leases, left, mark)
+	})
+}
+
+// commit is Commit by what send sends, if the server has that.
+func (l *Locker) commit(ctx context.Context, conn driver.Conn, leases []*Lease, send func(left time.Duration, mark string) (held bool, err error)) (committed bool, err error) {
+	for {
+		left, err := timeLeft(leases)
+		if err != nil {
+			return false, err
+		}
+		mark := "" // a MySQL Router shares no connection that has user variables
+		if !l.info.Router {
+			mark = pool.NewMark()
+		}
+		held, err := send(left, mark)
+		if server.Interrupted(err) {
+			held, err = answered(ctx, conn, mark, err)
+		}
+		switch {
+		case !l.info.MariaDB && server.Locked(err): // MySQL bounds no wait in a procedure
+			pause := min(left, time.Millisecond+rand.N(4*time.Millisecond))
+			if left > 0 && strategy.Sleep(ctx, pause) {
+				continue
+			}
+			return false, fenceError(leases, err)
+		case errors.Is(err, errNoCommit):
+			return false, nil
+		case err != nil:
+			return false, fenceError(leases, err)
+		case held:
+			return true, nil
+		}
+		return false, l.Fence(ctx, conn, leases) // which tells which of them it is
+	}
+}
+
+// answered is what a statement that checks and commits would have answered, had nobody
+// interrupted it.
+func answered(ctx context.Context, conn driver.Conn, mark string, interrupted error) (committed bool, err error) {
+	done, err := server.HasCommitted(ctx, conn, mark)
+	switch {
+	case done:
+		return true, nil
+	case err != nil:
+		return false, err
+	}
+	return false, interrupted
+}
+
+// errNoCommit says that the server has no way to check and commit in one statement.
+var errNoCommit = errors.New("there is no procedure to commit by")
+
+// Unknown reports that the outcome of Commit is not known after err.
+func Unknown(err error) bool {
+	return unknown(err) && !errors.Is(err, lockerr.ErrLost) && !errors.Is(err, lockerr.ErrClosed)
+}
+
+// timeLeft is how long the first of leases to run out still lasts for its holder.
+func timeLeft(leases []*Lease) (left time.Duration, err error) {
+	left = time.Hour // more is too long to wait, and for MAX_EXECUTION_TIME
+	for _, s := range leases {
+		if err := s.Err(); err != nil {
+			return 0, terms.Failure("commit", s.key, err)
+		}
+		if !sabotage.SlowFence.Load() {
+			left = min(left, s.left())
+		}
+	}
+	return max(left, time.Millisecond), nil
+}
+
+// fenceError is the error of a fence on leases that was not answered, or refused.
+func fenceError(leases []*Lease, err error) error {
+	if server.Interrupted(err) || server.Locked(err) {
+		err = lockerr.With(lockerr.ErrLost, fmt.Errorf("somebody has locked the row for as long as the lease lasts: %w", err))
+	}
+	keys := make([]string, len(leases))
+	for i, s := range leases {
+		keys[i] = s.key
+	}
+	return terms.Failure("commit", strings.Join(keys, ", "), err)
+}
+
+// commitOn commits where all leases are held.
+func (l *Locker) commitOn(ctx context.Context, conn driver.Conn, leases []*Lease, bound time.Duration, mark string) (held bool, err error) {
+	if l.info.MariaDB {
+		return committed(server.Query(ctx, conn, l.commitBlock(leases, bound, mark)))
+	}
+	if l.noCommit.Load() {
+		return false, errNoCommit
+	}
+	rows, err := server.Query(ctx, conn, l.commitCall(leases, mark))
+	if server.Missing(err) || server.Denied(err) { // dropped, or not ours to execute: the transaction goes on
+		l.noCommit.Store(true)
+		return false, errNoCommit
+	}
+	return committed(rows, err)
+}
+
+// committed reads the answer of a statement that checks and commits.
+func committed(rows [][]string, err error) (bool, error) {
+	if err == nil && (len(rows) != 1 || len(rows[0]) != 1) {
+		err = errors.New("the server does not say whether it has committed")
+	}
+	return err == nil && rows[0][0] == "1", err
+}
+
+// provide sees to it, before the first lease is granted, that the procedures are there.
+// None is made in the midst of a transaction: one that has called a procedure which is
+// missing keeps it from being made.
+func (l *Locker) provide(ctx context.Context) {
+	if l.info.MariaDB || l.info.Topology != "" {
+		return
+	}
+	l.provided.Do(func() error {
+		c, err := l.control.Acquire(ctx)
+		if err != nil {
+			return err // the next one tries again
+		}
+		defer c.Release()
+		there, err := schema.ProvideAll(ctx, c.Conn, l.makes, l.table.TakeProcedure(), l.table.GiveProcedure(), l.table.CommitProcedure())
+		if err == nil {
+			l.noBegin.Store(!there[0] || !there[1])
+			l.noCommit.Store(!there[2])
+		}
+		return err
+	})
+}
+
+// commitCall calls the procedure, which answers 1 where it has committed. The comment is
+// for those who look for a COMMIT in what the server is doing.
+func (l *Locker) commitCall(leases []*Lease, mark string) string {
+	rows := make([]string, len(leases))
+	for i, s := range leases {
+		rows[i] = fmt.Sprintf(`["%x", %d, "%x"]`, s.key, s.token, s.l.owner)
+	}
+	return fmt.Sprintf("CALL %s(%s, '[%s]', %s) /* fence and COMMIT */", l.table.CommitProcedure(), schema.Literal(l.namespace), strings.Join(rows, ", "), schema.Name(mark))
+}
+
+// commitBlock is the same as an anonymous block, on MariaDB. sql_mode ORACLE declares
+// variables elsewhere, so it has one of the session's.
+func (l *Locker) commitBlock(leases []*Lease, bound time.Duration, mark string) string {
+	var b strings.Builder
+	b.WriteString("BEGIN NOT ATOMIC SAVEPOINT mysqllock_done; SET @mysqllock_held = 0; ")
+	for _, s := range leases {
+		b.WriteString(l.bounded(fmt.Sprintf("SELECT @mysqllock_held + COUNT(*) INTO @mysqllock_held FROM %s r WHERE %s AND r.token = %d AND r.owner = %s AND %s LOCK IN SHARE MODE; ",
+			l.table, l.row("r.", s.key), s.token, schema.Literal(s.l.owner), schema.Lasts("r.")), bound))
+	}
+	fmt.Fprintf(&b, "IF @mysqllock_held = %[1]d THEN SET @mysqllock_done = '%[2]s'; COMMIT; END IF; SELECT @mysqllock_held = %[1]d; END", len(leases), mark)
+	return b.String()
+}

@@ -1,0 +1,105 @@
+package lease
+
+import (
+	"database/sql/driver"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// commits reports whether a statement checks and commits.
+func commits(text string) bool {
+	return strings.Contains(text, "mysqllock_held") || strings.Contains(text, "mysqllock_done1")
+}
+
+// TestKilledCommit: a KILL QUERY that comes between COMMIT and the answer makes no lost
+// lease of a transaction that was committed; one that comes before it commits nothing.
+func TestKilledCommit(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{})
+		l.makes = true
+		_, err := s.db.Exec("CREATE TABLE written (id INT PRIMARY KEY AUTO_INCREMENT)")
+		dbtest.OK(t, err)
+		written := func() (n int) {
+			t.Helper()
+			dbtest.OK(t, s.db.QueryRow("SELECT COUNT(*) FROM written").Scan(&n))
+			return n
+		}
+		a := l.acquire(request("a"))
+		const signal = "SIGNAL SQLSTATE '70100' SET MYSQL_ERRNO = 1317;"
+		for name, c := range map[string]struct {
+			conn      dbtest.Disturbed
+			committed bool
+		}{
+			"before":  {dbtest.Disturbed{Err: dbtest.Interrupted}, false},
+			"after":   {dbtest.Disturbed{Err: dbtest.Interrupted, After: true}, true},
+			"between": {dbtest.Disturbed{Text: func(text string) string { return strings.Replace(text, "COMMIT;", "COMMIT; "+signal, 1) }}, true},
+			"at the check": {dbtest.Disturbed{Text: func(text string) string {
+				return strings.Replace(text, "IF @mysqllock_held", signal+" IF @mysqllock_held", 1)
+			}}, false},
+		} {
+			for _, autocommit := range []string{"1", "0"} {
+				t.Run(name+"/autocommit="+autocommit, func(t *testing.T) {
+					if c.conn.Text != nil && !l.info.MariaDB {
+						return // the text of a procedure is not ours to change
+					}
+					s.onConn(func(conn driver.Conn) {
+						ctx := dbtest.Limited(t)
+						before := written()
+						dbtest.OK(t, server.Exec(ctx, conn, "SET autocommit = "+autocommit))
+						for range 2 { // what the first has left misleads nobody
+							dbtest.OK(t, server.Exec(ctx, conn, "START TRANSACTION"))
+							if done, err := l.Commit(ctx, conn, []*Lease{a}); err != nil || !done {
+								t.Fatalf("undisturbed: %v, %v", done, err)
+							}
+						}
+						dbtest.OK(t, server.Exec(ctx, conn, "START TRANSACTION"))
+						dbtest.OK(t, server.Exec(ctx, conn, "INSERT INTO written () VALUES ()"))
+						k := c.conn
+						k.Conn, k.At = conn, commits
+						done, err := l.Commit(ctx, &k, []*Lease{a})
+						if done != c.committed || (err == nil) != c.committed || err != nil && (!errors.Is(err, lockerr.ErrLost) || Unknown(err)) {
+							t.Errorf("committed %v, %v", done, err)
+						}
+						dbtest.OK(t, server.Exec(ctx, conn, "ROLLBACK"))
+						if n := written() - before; n == 1 != c.committed {
+							t.Errorf("%d are written", n)
+						}
+					})
+				})
+			}
+		}
+		// Behind a Router no user variable says how far it came.
+		l.info.Router = true
+		s.onConn(func(conn driver.Conn) {
+			ctx := dbtest.Limited(t)
+			dbtest.OK(t, server.Exec(ctx, conn, "START TRANSACTION"))
+			if done, err := l.Commit(ctx, &dbtest.Disturbed{Conn: conn, At: commits, Err: dbtest.Interrupted, After: true}, []*Lease{a}); done || !Unknown(err) {
+				t.Errorf("behind a Router: committed %v, %v", done, err)
+			}
+			dbtest.OK(t, server.Exec(ctx, conn, "ROLLBACK"))
+			dbtest.OK(t, server.Exec(ctx, conn, "START TRANSACTION"))
+			k := &dbtest.Disturbed{Conn: conn, At: commits, Err: dbtest.Interrupted, Text: func(string) string { return "SAVEPOINT mysqllock_done" }, After: true}
+			if done, err := l.Commit(ctx, k, []*Lease{a}); done || !errors.Is(err, lockerr.ErrLost) || Unknown(err) {
+				t.Errorf("behind a Router, before COMMIT: committed %v, %v", done, err)
+			}
+			dbtest.OK(t, server.Exec(ctx, conn, "ROLLBACK"))
+		})
+		l.info.Router = false
+		// Where the connection is gone as well, nobody knows.
+		s.onConn(func(conn driver.Conn) {
+			ctx := dbtest.Limited(t)
+			dbtest.OK(t, server.Exec(ctx, conn, "START TRANSACTION"))
+			k := &dbtest.Disturbed{Conn: conn, At: commits, Err: dbtest.Interrupted, After: true, Next: mysql.ErrInvalidConn}
+			if done, err := l.Commit(ctx, k, []*Lease{a}); done || !Unknown(err) {
+				t.Errorf("gone: committed %v, %v", done, err)
+			}
+		})
+	})
+}

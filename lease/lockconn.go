@@ -1,0 +1,327 @@
+package lease
+
+import (
+	"context"
+	"database/sql/driver"
+	"slices"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/step"
+	"github.com/mysqllock/mysqllock/pool"
+)
+
+// lockConn is a lock connection: it runs the statements of many leases, one after the
+// other, and holds their wake-up locks, which only the same connection can release. It
+// stays out of the pool as long as it holds one.
+type lockConn struct {
+	c     *pool.Conn
+	waits bool // a waiter's own, on which it may block; guarded by the turn
+	// begins: it is the application's, and its transaction begins with the lease. Nothing
+	// below is of use then: it has no other statements of ours.
+	begins bool
+
+	// Guarded by Locker.mu.
+	wakeUps map[string]*Lease // whose wake-up locks it carries, by key
+	stale   []*Lease          // those of them that were lost
+	line    int               // who waits for the turn
+	gone    bool              // destroyed, or back in the pool
+	polls   int               // announcements of pollers that it carries
+}
+
+const (
+	maxWakeUps = 5000 // MariaDB gets slow where a connection has many
+	// spare is how many connections waiters leave to those who take, renew and
+	// release.
+	spare = 2
+)
+
+// exec runs a statement. The turn is the caller's. Whatever is not the server's
+// answer leaves a connection that nobody can use any more.
+func (h *lockConn) exec(ctx context.Context, text string) (driver.Result, error) {
+	result, err := server.Change(ctx, h.c.Conn, text)
+	h.noted(err)
+	return result, err
+}
+
+// query is exec for a statement that returns rows.
+func (h *lockConn) query(ctx context.Context, text string) ([][]string, error) {
+	rows, err := server.Query(ctx, h.c.Conn, text)
+	h.noted(err)
+	return rows, err
+}
+
+func (h *lockConn) noted(err error) {
+	switch {
+	case err == nil:
+		h.c.Touch()
+	case server.Number(err) == 0 || server.Gone(err, h.c.Conn):
+		h.c.Taint()
+	}
+}
+
+// borrow returns a lock connection and its turn: a free one, else a new one if there may be
+// more, else the one with the shortest line. Call giveBack when done. If the connection was
+// closed, for example because the server was restarted, borrow looks for another.
+func (l *Locker) borrow(ctx context.Context) (*lockConn, error) {
+	for {
+		free, busy, arrived, more := l.pick()
+		if free != nil {
+			if free.c.Fresh(ctx) {
+				return free, nil
+			}
+			l.drop(free)
+			continue
+		}
+		if busy == nil || more && l.conns.Ready() {
+			h, err := l.connect(ctx, arrived, busy != nil)
+			if h != nil || busy == nil && err != nil {
+				return h, err
+			}
+		}
+		if busy == nil {
+			continue
+		}
+		if ours, err := l.awaitTurn(ctx, busy); ours || err != nil {
+			return busy, err
+		}
+	}
+}
+
+// pick returns a free lock connection, with its turn. If there is none, it returns the one
+// with the shortest line, nil without any; a context that ends when there is another; and
+// whether there may be more of them.
+func (l *Locker) pick() (free, busy *lockConn, arrived context.Context, more bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, h := range l.lockConns {
+		if len(h.wakeUps) < maxWakeUps && h.c.TryTurn() {
+			return h, nil, nil, false
+		}
+		if busy == nil || h.line < busy.line {
+			busy = h
+		}
+	}
+	more = len(l.lockConns) < l.maxLockConns || busy != nil && len(busy.wakeUps) >= maxWakeUps
+	return nil, busy, l.arrived, more
+}
+
+// connect makes a lock connection of a connection of the pool's. It returns nil where
+// another lock connection has arrived meanwhile, for which arrived ends, or where optional
+// is set and there is none for a while.
+func (l *Locker) connect(ctx, arrived context.Context, optional bool) (*lockConn, error) {
+	own, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(arrived, cancel)()
+	c, err := l.poolConn(own, optional)
+	if c == nil {
+		if own.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return nil, err
+	}
+	h := &lockConn{c: c, wakeUps: make(map[string]*Lease)}
+	l.open(h)
+	return h, nil
+}
+
+func (l *Locker) poolConn(ctx context.Context, optional bool) (*pool.Conn, error) {
+	actx, cancel := ctx, func() {}
+	if optional {
+		actx, cancel = context.WithTimeout(ctx, pollEvery)
+	}
+	defer cancel()
+	c, err := l.conns.Acquire(actx)
+	if err != nil && optional && ctx.Err() == nil && actx.Err() != nil {
+		return nil, nil
+	}
+	return c, err
+}
+
+// open lets others use h, too, which may have been a waiting connection.
+func (l *Locker) open(h *lockConn) {
+	l.mu.Lock()
+	if h.waits {
+		h.waits = false
+		l.waitConns--
+	}
+	l.lockConns = append(l.lockConns, h)
+	l.arrive()
+	l.arrived, l.arrive = context.WithCancel(context.Background())
+	l.mu.Unlock()
+	l.keepAlive.Keep(h.c, func(error) {
+		if ours, _ := l.awaitTurn(context.Background(), h); ours {
+			l.drop(h)
+		}
+	})
+}
+
+// awaitTurn waits for the turn of h. It is false where h is gone by then.
+func (l *Locker) awaitTurn(ctx context.Context, h *lockConn) (bool, error) {
+	l.mu.Lock()
+	gone := h.gone
+	h.line++
+	l.mu.Unlock()
+	var err error
+	if !gone {
+		err = h.c.AwaitTurn(ctx)
+	}
+	l.mu.Lock()
+	h.line--
+	nowGone := h.gone
+	l.mu.Unlock()
+	if !gone && err == nil && nowGone {
+		h.c.EndTurn()
+	}
+	if err != nil || nowGone {
+		return false, err
+	}
+	if !h.c.Fresh(ctx) {
+		l.drop(h)
+		return false, nil
+	}
+	return true, nil
+}
+
+// giveBack ends the caller's turn, and puts a lock connection without wake-up locks back into the
+// pool.
+func (l *Locker) giveBack(h *lockConn) {
+	if !h.c.Clean() {
+		l.drop(h)
+		return
+	}
+	l.mu.Lock()
+	idle := len(h.wakeUps) == 0 && h.line == 0 && h.polls == 0
+	if idle {
+		l.shut(h)
+	}
+	l.mu.Unlock()
+	if idle {
+		l.keepAlive.Forget(h.c)
+		h.c.Release()
+	} else {
+		h.c.EndTurn()
+	}
+}
+
+// drop ends the caller's turn and closes the connection. Leases go on without
+// their wake-up locks, and those who wait for them fall back to polling.
+func (l *Locker) drop(h *lockConn) {
+	l.mu.Lock()
+	l.shut(h)
+	for _, s := range h.wakeUps {
+		s.conn = nil
+	}
+	if h.waits {
+		l.waitConns--
+	}
+	l.mu.Unlock()
+	l.keepAlive.Forget(h.c)
+	h.c.Destroy()
+}
+
+func (l *Locker) shut(h *lockConn) {
+	h.gone = true
+	l.lockConns = slices.DeleteFunc(l.lockConns, func(other *lockConn) bool { return other == h })
+}
+
+// hush gives back the wake-up locks of lost leases.
+func (l *Locker) releaseWakeUps(h *lockConn) {
+	if ours, _ := l.awaitTurn(l.ctx, h); !ours {
+		return
+	}
+	defer l.giveBack(h)
+	for {
+		var keys []string
+		l.mu.Lock()
+		n := min(len(h.stale), batch)
+		for _, s := range h.stale[:n] {
+			if h.wakeUps[s.key] == s { // else the key's next lease has it
+				delete(h.wakeUps, s.key)
+				keys = append(keys, s.key)
+			}
+		}
+		h.stale = h.stale[n:]
+		l.mu.Unlock()
+		if n == 0 {
+			return
+		}
+		if len(keys) == 0 {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(l.ctx, background)
+		_, err := h.exec(step.Named(ctx, step.Release, hint.StrategyLease, keys...), l.releaseWakeUpsSQL(keys...))
+		cancel()
+		if err != nil {
+			h.c.Taint()
+			return
+		}
+	}
+}
+
+// openWaitConn returns a connection on which a waiter may block, and its turn; nil
+// where waiters have enough of them or there is none for a while. Leave it, or
+// make it a lock connection.
+func (l *Locker) openWaitConn(ctx context.Context) (*lockConn, error) {
+	l.mu.Lock()
+	free := l.waitConns < l.conns.Stat().Max-spare && l.conns.Ready()
+	if free {
+		l.waitConns++
+	}
+	l.mu.Unlock()
+	if !free {
+		return nil, nil
+	}
+	c, err := l.poolConn(ctx, true)
+	if c == nil {
+		l.mu.Lock()
+		l.waitConns--
+		l.mu.Unlock()
+		return nil, err
+	}
+	return &lockConn{c: c, waits: true, wakeUps: make(map[string]*Lease)}, nil
+}
+
+// leaveWaitConn ends the waiting for key's wake-up lock on h, and gives the wake-up lock back if
+// h has it.
+func (l *Locker) leaveWaitConn(h *lockConn, key string) {
+	ctx, cancel := context.WithTimeout(releasing(key), background)
+	defer cancel()
+	if h.c.Clean() {
+		if _, err := h.exec(ctx, l.releaseWakeUpsSQL(key)); err != nil {
+			h.c.Taint()
+		}
+	}
+	l.mu.Lock()
+	l.waitConns--
+	l.mu.Unlock()
+	h.c.Release()
+}
+
+// listen waits on the waiting connection h for key's wake-up lock until bound is over. When ctx
+// ends the waiter is taken off the server, and h is gone.
+func (l *Locker) listen(ctx context.Context, h *lockConn, key string, bound time.Duration) (got bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, bound+giveUpCalmly)
+	defer cancel()
+	rows, err := h.query(ctx, l.listenSQL(key, bound))
+	if server.Interrupted(err) {
+		return false, nil
+	}
+	if err != nil {
+		l.kill(h)
+		return false, err
+	}
+	return len(rows) == 1 && rows[0][0] == "1", nil
+}
+
+// kill closes a connection and sees to it, in the background, that the server
+// ends what runs on it.
+func (l *Locker) kill(h *lockConn) {
+	l.drop(h)
+	l.running.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), background)
+		defer cancel()
+		_ = l.control.KillConnection(ctx, h.c) // best effort: the server's own bound ends it too
+	})
+}

@@ -1,0 +1,77 @@
+package lease
+
+import (
+	"context"
+	"maps"
+	"time"
+)
+
+// announce announces the attempt as a poller, unless it is already, or somebody else is.
+// It is a help, not a duty.
+func (a *attempt) announce(ctx context.Context) {
+	if h := a.announced; h != nil {
+		a.mu.Lock()
+		gone := h.gone
+		a.mu.Unlock()
+		if !gone {
+			return
+		}
+		a.announced = nil
+	}
+	h, err := a.borrow(ctx)
+	if err != nil {
+		return
+	}
+	defer a.giveBack(h)
+	rows, err := h.query(ctx, a.announceSQL(a.r.Key))
+	if err == nil && len(rows) == 1 && rows[0][0] == "1" {
+		a.mu.Lock()
+		h.polls++
+		a.mu.Unlock()
+		a.announced = h
+	}
+}
+
+// withdraw takes the announcement of a poller for key off h, for which nobody need wait.
+// Where h is gone it went with it.
+func (l *Locker) withdraw(h *lockConn, key string) {
+	if h == nil {
+		return
+	}
+	l.running.Go(func() {
+		ctx, cancel := context.WithTimeout(releasing(key), background)
+		defer cancel()
+		if ours, _ := l.awaitTurn(ctx, h); !ours {
+			return
+		}
+		defer l.giveBack(h)
+		if _, err := h.exec(ctx, l.withdrawSQL(key)); err != nil {
+			h.c.Taint()
+		}
+		l.mu.Lock()
+		h.polls--
+		l.mu.Unlock()
+	})
+}
+
+// polite reports whether the attempt leaves a free lease to a poller that has announced
+// itself. It does so for a moment only, in which a poller which is there has taken it.
+func (a *attempt) polite() bool {
+	if a.r.Wait == 0 || a.announced != nil {
+		return false
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	since := time.Since(a.Locker.left[a.r.Key])
+	return since < leaveFor || since >= leaveEvery
+}
+
+// leaveFree notes that the lease on key was left to a poller.
+func (l *Locker) leaveFree(key string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	maps.DeleteFunc(l.left, func(_ string, since time.Time) bool { return time.Since(since) >= leaveEvery })
+	if l.left[key].IsZero() {
+		l.left[key] = time.Now()
+	}
+}

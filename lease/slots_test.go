@@ -1,0 +1,63 @@
+package lease
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/strategy"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// TestSlotWhereNobodyCanLook: a caller that is ready to wait for a slot is not refused
+// because no connection was free to look which of them is.
+func TestSlotWhereNobodyCanLook(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		waits := make(chan struct{})
+		request := func(wait time.Duration) strategy.Request {
+			return strategy.Request{
+				Places: []strategy.Place{{Lock: hint.Lock{Key: "k", Kind: hint.Kind{Slots: 2, TTL: time.Minute}}, Row: "k"}},
+				Wait:   wait,
+				Lost:   func() {},
+				Wants: func(ctx context.Context) (context.Context, func(), error) {
+					close(waits)
+					return ctx, func() {}, nil
+				},
+			}
+		}
+		here, there := s.locker(setup{}), s.locker(setup{})
+		for _, l := range []*locker{here, there} {
+			l.freeSlot = func(context.Context, []string, ...int) (int, bool, error) {
+				return 0, false, lockerr.With(lockerr.ErrLocked, fmt.Errorf("nobody could look"))
+			}
+		}
+		var held []*Slot
+		for range 2 {
+			slot, err := there.acquireSlot(dbtest.Limited(t), request(time.Minute))
+			dbtest.OK(t, err)
+			held = append(held, slot)
+		}
+		_, err := here.acquireSlot(dbtest.Limited(t), request(0))
+		dbtest.Want(t, err, lockerr.ErrLocked)
+		got := make(chan error, 1)
+		go func() {
+			slot, err := here.acquireSlot(dbtest.Limited(t), request(time.Minute))
+			if err == nil {
+				err = slot.Release()
+			}
+			got <- err
+		}()
+		select {
+		case <-waits:
+		case err := <-got:
+			t.Fatalf("it does not wait: %v", err)
+		}
+		for _, slot := range held {
+			dbtest.OK(t, slot.Release())
+		}
+		dbtest.OK(t, <-got)
+	})
+}

@@ -1,0 +1,79 @@
+package lease
+
+import (
+	"context"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/strategy"
+	"github.com/mysqllock/mysqllock/pool"
+)
+
+// Traits of leases, for those who choose among strategies.
+var Traits = strategy.Traits{Name: hint.StrategyLease, Table: true, Excludes: true}
+
+// Strategy returns the Locker as units of work use it.
+func (l *Locker) Strategy() strategy.Strategy { return kept{l} }
+
+type kept struct{ *Locker }
+
+func (k kept) Traits() strategy.Traits { return Traits }
+
+func (k kept) Line() *queue.Queue { return k.queue }
+
+// Take takes one lease, or one of a key's slots.
+func (k kept) Take(ctx context.Context, r strategy.Request) ([]strategy.Held, error) {
+	if r.Places[0].Slots > 0 {
+		s, err := k.acquireSlot(ctx, r)
+		if err != nil {
+			return nil, err
+		}
+		return []strategy.Held{s}, nil
+	}
+	p := r.Places[0]
+	ask := leaseOn(p, p.Row, r.Wait, r.Wants, r.Lost)
+	ask.Begin = r.Begin
+	held, err := k.Acquire(ctx, ask)
+	if err != nil {
+		return nil, err
+	}
+	return []strategy.Held{held}, nil
+}
+
+// leaseOn asks for a lease on row, as the place says.
+func leaseOn(p strategy.Place, row string, wait time.Duration, waiting strategy.Waiting, lost func()) Request {
+	return Request{
+		Key: row, TTL: p.TTL, MinHold: p.MinHold, MaxHold: p.MaxHold, Wait: wait, Waiting: waiting,
+		Lost: func(error) { lost() },
+	}
+}
+
+// Check leaves the check to the COMMIT itself.
+func (k kept) Check(_ context.Context, c *pool.Conn, held []strategy.Held, _ bool) (strategy.Check, error) {
+	conn := c.Conn
+	var leases []*Lease
+	for _, h := range held {
+		switch h := h.(type) {
+		case *Lease:
+			leases = append(leases, h)
+		case *Slot:
+			leases = append(leases, h.Lease)
+		}
+	}
+	check := strategy.Check{
+		Commit: func(ctx context.Context) (done, unknown bool, err error) {
+			done, err = k.Commit(ctx, conn, leases)
+			return done, err != nil && Unknown(err), err
+		},
+		Fence:   func(ctx context.Context) error { return k.Fence(ctx, conn, leases) },
+		Lasting: true,
+	}
+	if k.endsWith(conn, leases) {
+		check.Release = func(ctx context.Context) (done, unknown bool, err error) {
+			done, err = k.CommitAndRelease(ctx, conn, leases[0])
+			return done, err != nil && Unknown(err), err
+		}
+	}
+	return check, nil
+}

@@ -1,0 +1,357 @@
+package mysqllock_test
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// TestMaxConnsHotKey: 100 callers read, decide and write under one key, with 25
+// connections. All of them are served.
+func TestMaxConnsHotKey(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.limited(t, 25, "lockWait=2m")
+		key := dbtest.Random()
+		var callers sync.WaitGroup
+		var units atomic.Int32
+		for range 100 {
+			callers.Go(func() {
+				for range 3 {
+					if err := stock.Decide(dbtest.Within(t, 2*time.Minute), db, key, 1); err != nil {
+						t.Error(err)
+						return
+					}
+					units.Add(1)
+				}
+			})
+		}
+		callers.Wait()
+		s.wantStock(1, 10-300)
+	})
+}
+
+// TestMaxConnsFewForManyKeys: many callers on a few keys, with hardly more connections
+// than keys, and with fewer. All of them are served, and the server has never more
+// connections than allowed.
+func TestMaxConnsFewForManyKeys(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for _, test := range []struct{ callers, keys, conns int }{{24, 4, 6}, {150, 30, 10}, {12, 4, 4}} {
+			db := s.limited(t, test.conns, "lockWait=2m")
+			base := dbtest.Random()
+			dbtest.Exec(t, s.plain, "DELETE FROM p")
+			for id := range test.keys {
+				dbtest.Exec(t, s.plain, "INSERT INTO p VALUES (?, 0)", id+1)
+			}
+			const times = 6
+			var callers sync.WaitGroup
+			for i := range test.callers {
+				callers.Go(func() {
+					for n := range times {
+						key := (i + n) % test.keys
+						if err := stock.Sell(dbtest.Within(t, 2*time.Minute), db, i/test.keys+n, fmt.Sprint(base, key), key+1); err != nil {
+							t.Errorf("%d callers: %v", test.callers, err)
+							return
+						}
+					}
+				})
+			}
+			callers.Wait()
+			for id := range test.keys {
+				s.wantStock(id+1, -test.callers*times/test.keys)
+			}
+			dbtest.Eventually(t, "nothing is in use in the end", func() error {
+				st, err := mysqllock.Stats(db)
+				if err == nil && (st.MaxConns != test.conns || st.App.Waiting+st.Waiters != 0 || st.App.InUse != 0) {
+					err = fmt.Errorf("%+v", st)
+				}
+				return err
+			})
+			dbtest.OK(t, db.Close())
+		}
+	})
+}
+
+// TestMaxConnsSecond: units of work that have all connections, and need one more each, end
+// with an error that says so.
+func TestMaxConnsSecond(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.limited(t, 4, "lockWait=200ms")
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, dbtest.Random(), func(context.Context) error { return nil }, lockctx.Wait(time.Minute))) // the table is there
+		var begun, asked sync.WaitGroup
+		begun.Add(3)
+		asked.Add(3)
+		var all sync.WaitGroup
+		for range 3 {
+			all.Go(func() {
+				tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), dbtest.Random(), lockctx.Wait(20*time.Second)), nil)
+				begun.Done()
+				if err != nil {
+					t.Error(err)
+					asked.Done()
+					return
+				}
+				defer tx.Rollback()
+				begun.Wait()
+				ctx, cancel := context.WithCancel(lockctx.With(dbtest.Limited(t), dbtest.Random()))
+				defer cancel()
+				var n int
+				err = db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n)
+				dbtest.Want(t, err, mysqllock.ErrExhausted)
+				dbtest.Says(t, err, "all 4 connections", "maxConns")
+				asked.Done()
+				asked.Wait()
+			})
+		}
+		all.Wait()
+		dbtest.Exec(t, db, "UPDATE p SET stock = 1 WHERE id = 1")
+	})
+}
+
+// TestMaxConnsQueue: statements without a lock queue for a connection as they do under
+// SetMaxOpenConns, until their context ends. Those of a holder go first.
+func TestMaxConnsQueue(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		dbtest.Exec(t, s.plain, "CREATE TABLE went (id INT AUTO_INCREMENT PRIMARY KEY, who VARCHAR(20) NOT NULL) ENGINE=InnoDB")
+		db := s.limited(t, 5)
+		key := dbtest.Random()
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, key, func(ctx context.Context) error { // a lease: its connection is one of them
+			stat := func() mysqllock.PoolStats {
+				st, err := mysqllock.Stats(db)
+				dbtest.OK(t, err)
+				return st
+			}
+			var open []*sql.Rows
+			for range 4 - stat().Leases.InUse {
+				rows, err := db.Query("SELECT id FROM p")
+				dbtest.OK(t, err)
+				open = append(open, rows)
+			}
+			short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			_, err := db.ExecContext(short, "UPDATE p SET stock = 5 WHERE id = 1")
+			dbtest.Want(t, err, context.DeadlineExceeded)
+			s.wantStock(1, 10)
+
+			done := make(chan struct{}, 2)
+			queued := func(name string, f func() error) {
+				before := stat().App.Waiting
+				go func() {
+					if err := f(); err != nil {
+						t.Errorf("%s: %v", name, err)
+					}
+					done <- struct{}{}
+				}()
+				dbtest.Soon(t, name+" queues", func() bool { return stat().App.Waiting == before+1 })
+			}
+			queued("another", func() error { _, err := db.Exec("INSERT INTO went (who) VALUES ('another')"); return err })
+			queued("the holder", func() error {
+				_, err := db.ExecContext(ctx, "INSERT INTO went (who) VALUES ('the holder')")
+				return err
+			})
+			dbtest.OK(t, open[0].Close())
+			<-done
+			<-done
+			var first string // on the server: here the other may be done before the first has said so
+			dbtest.OK(t, s.plain.QueryRow("SELECT who FROM went ORDER BY id LIMIT 1").Scan(&first))
+			if first != "the holder" {
+				t.Errorf("%s went first", first)
+			}
+			for _, rows := range open {
+				dbtest.OK(t, rows.Close())
+			}
+			return nil
+		}, lockctx.Lease(30*time.Second)))
+	})
+}
+
+// TestMaxConnsState: what belongs to a connection stays with its sql.Conn, or its
+// transaction, and a lock never meets what another user has left.
+func TestMaxConnsState(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.limited(t, 6)
+		conn := conned(t, db)
+		dbtest.Exec(t, conn, "SET @x = 1")
+		dbtest.Exec(t, conn, "CREATE TEMPORARY TABLE mine (id INT)")
+		tx, err := db.Begin()
+		dbtest.OK(t, err)
+		dbtest.Exec(t, tx, "SET @x = 2")
+		var others sync.WaitGroup
+		for range 4 {
+			others.Go(func() {
+				for range 20 {
+					if _, err := db.Exec("SET @x = 3"); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		for range 20 {
+			var n int
+			dbtest.OK(t, conn.QueryRowContext(dbtest.Limited(t), "SELECT @x + COUNT(*) FROM mine").Scan(&n))
+			dbtest.OK(t, tx.QueryRow("SELECT @x * 10 + ?", n).Scan(&n))
+			if n != 21 {
+				t.Fatalf("a connection has changed hands: %d", n)
+			}
+		}
+		others.Wait()
+		dbtest.OK(t, tx.Rollback())
+		dbtest.OK(t, conn.Close())
+
+		// A transaction that its user has forgotten, with a snapshot, on the connection that
+		// comes next.
+		key := dbtest.Random()
+		var seen int
+		dbtest.Exec(t, db, "BEGIN")
+		dbtest.OK(t, db.QueryRow("SELECT stock FROM p WHERE id = 1").Scan(&seen))
+		dbtest.Exec(t, s.plain, "UPDATE p SET stock = 20 WHERE id = 1")
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, key, func(ctx context.Context) error {
+			return db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&seen)
+		}, lockctx.Lease(30*time.Second)))
+		if seen != 20 {
+			t.Errorf("under a lease an old snapshot was read: %d", seen)
+		}
+		for how := range 6 {
+			dbtest.Exec(t, db, "SET SESSION TRANSACTION READ ONLY")
+			dbtest.OK(t, stock.Sell(dbtest.Limited(t), db, how, key, 1))
+			s.wantStock(1, 19-how)
+		}
+	})
+}
+
+// TestMaxConnsPrepared: prepared statements run on whichever connection comes.
+func TestMaxConnsPrepared(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		dbtest.Exec(t, s.plain, "CREATE TABLE made (id INT AUTO_INCREMENT PRIMARY KEY, n INT NOT NULL)")
+		db := s.limited(t, 6, "lockWait=2m")
+		made, err := db.Prepare("INSERT INTO made (n) VALUES (?)")
+		dbtest.OK(t, err)
+		find, err := db.Prepare("SELECT n FROM made WHERE id = ?")
+		dbtest.OK(t, err)
+		key := dbtest.Random()
+		var callers sync.WaitGroup
+		for i := range 20 {
+			callers.Go(func() {
+				for n := range 10 {
+					ctx := dbtest.Within(t, 2*time.Minute)
+					if n%2 == 0 {
+						ctx = lockctx.With(ctx, key)
+					}
+					res, err := made.ExecContext(ctx, i*100+n)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					id, err := res.LastInsertId()
+					if err != nil {
+						t.Error(err)
+					}
+					var got int
+					if err := find.QueryRow(id).Scan(&got); err != nil || got != i*100+n {
+						t.Errorf("row %d has %d, %v", id, got, err)
+					}
+				}
+			})
+		}
+		callers.Wait()
+		if _, err := made.Exec(); err == nil || !strings.Contains(err.Error(), "expected 1 arguments, got 0") {
+			t.Errorf("without its argument: %v", err)
+		}
+		for i := range 100 { // more than stay prepared
+			st, err := db.Prepare(fmt.Sprintf("SELECT %d + ?", i))
+			dbtest.OK(t, err)
+			defer st.Close()
+			var n int
+			dbtest.OK(t, st.QueryRow(1).Scan(&n))
+			dbtest.OK(t, st.QueryRow(2).Scan(&n))
+			if n != i+2 {
+				t.Errorf("%d + 2 is %d", i, n)
+			}
+		}
+		var kept int
+		dbtest.OK(t, s.plain.QueryRow("SHOW GLOBAL STATUS LIKE 'Prepared_stmt_count'").Scan(new(string), &kept))
+		if kept > 6*64+100 { // other tests have some, too
+			t.Errorf("%d statements are prepared", kept)
+		}
+		dbtest.OK(t, made.Close())
+		dbtest.OK(t, find.Close())
+	})
+}
+
+// TestMaxConnsLost: connections that the server has ended are replaced, idle ones without
+// an error.
+func TestMaxConnsLost(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.limited(t, 5)
+		ids := make(map[int]bool)
+		var open []*sql.Conn
+		for range 4 {
+			conn := conned(t, db)
+			var id int
+			dbtest.OK(t, conn.QueryRowContext(dbtest.Limited(t), "SELECT CONNECTION_ID()").Scan(&id))
+			ids[id] = true
+			open = append(open, conn)
+		}
+		for _, conn := range open {
+			dbtest.OK(t, conn.Close())
+		}
+		for id := range ids {
+			dbtest.Exec(t, s.plain, fmt.Sprintf("KILL %d", id))
+		}
+		dbtest.Soon(t, "they have ended", func() bool {
+			return !slices.ContainsFunc(s.connections(), func(id int) bool { return ids[id] })
+		})
+		for range 8 {
+			var id int
+			dbtest.OK(t, db.QueryRow("SELECT CONNECTION_ID()").Scan(&id))
+			if ids[id] {
+				t.Errorf("connection %d was ended", id)
+			}
+		}
+	})
+}
+
+// TestMaxConnsBareSocket: connections are used again also where a DialFunc opens them whose
+// sockets are only a net.Conn, as those of tunnels are: nobody can look whether the server
+// has closed them.
+func TestMaxConnsBareSocket(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		var opened atomic.Int32
+		cfg := s.Config()
+		cfg.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			opened.Add(1)
+			var d net.Dialer
+			c, err := d.DialContext(ctx, network, addr)
+			return struct{ net.Conn }{c}, err
+		}
+		connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{MaxConns: 8})
+		dbtest.OK(t, err)
+		db := sql.OpenDB(connector)
+		defer db.Close()
+		sell := func() {
+			tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
+			dbtest.OK(t, err)
+			dbtest.Exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+			dbtest.OK(t, tx.Commit())
+		}
+		sell()
+		before := opened.Load()
+		for range 5 {
+			sell()
+		}
+		if n := opened.Load() - before; n != 0 {
+			t.Errorf("%d more connections were opened", n)
+		}
+	})
+}

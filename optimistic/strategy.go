@@ -1,0 +1,107 @@
+package optimistic
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/step"
+	"github.com/mysqllock/mysqllock/internal/strategy"
+	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
+)
+
+// Traits of versions, for those who choose among strategies.
+var Traits = strategy.Traits{Name: hint.StrategyOptimistic, Table: true}
+
+// Strategy returns the Locker as units of work use it; line is where its callers line
+// up with those of leases.
+func (l *Locker) Strategy(line *queue.Queue) strategy.Strategy { return kept{l, line} }
+
+type kept struct {
+	*Locker
+	line *queue.Queue
+}
+
+func (k kept) Traits() strategy.Traits { return Traits }
+
+func (k kept) Line() *queue.Queue { return k.line }
+
+// Take remembers the versions of the places, in one statement. Those that were given
+// are not read.
+func (k kept) Take(ctx context.Context, r strategy.Request) (versions []strategy.Held, err error) {
+	versions = make([]strategy.Held, len(r.Places))
+	ask := Request{Wait: r.Wait, Waiting: r.Wants}
+	if r.Begin != nil && r.Begin.Connect == nil {
+		ask.Begun = &r.Begin.Begun
+	}
+	var at []int
+	for i, p := range r.Places {
+		if p.Version != 0 {
+			versions[i] = version{k.Given(p.Row, p.Version), k.Locker}
+			continue
+		}
+		at = append(at, i)
+		ask.Keys = append(ask.Keys, p.Row)
+	}
+	if len(at) == 0 {
+		return versions, nil
+	}
+	remembered, err := k.Remember(ctx, r.Conn, ask)
+	if err != nil {
+		return nil, err
+	}
+	for i, v := range remembered {
+		versions[at[i]] = version{v, k.Locker}
+	}
+	return versions, nil
+}
+
+// Check leaves it to the COMMIT itself to compare the versions with those that are, and to
+// set new ones, if anything may have been written.
+func (k kept) Check(_ context.Context, c *pool.Conn, held []strategy.Held, wrote bool) (strategy.Check, error) {
+	if !wrote {
+		return strategy.Check{}, nil
+	}
+	versions := make([]*Version, len(held))
+	for i, h := range held {
+		versions[i] = h.(version).Version
+	}
+	return strategy.Check{
+		Commit: func(ctx context.Context) (done, unknown bool, err error) { return k.Commit(ctx, c.Conn, versions) },
+		Fence:  func(ctx context.Context) error { return k.Compare(ctx, c.Conn, versions) },
+	}, nil
+}
+
+// version is a Version that knows its successor.
+type version struct {
+	*Version
+	l *Locker
+}
+
+// Verify looks whether the node that conn leads to has applied the version: another node
+// may have told of it. On one server there is nothing to ask. The transaction shows what
+// it read here from then on, or what is newer.
+func (v version) Verify(ctx context.Context, conn driver.Conn) error {
+	if v.l.cfg.Info.Topology == "" {
+		return nil
+	}
+	rows, err := server.Query(step.Named(ctx, step.Fence, hint.StrategyOptimistic, v.Key()), conn, v.l.readSQL([]string{v.Key()}))
+	if err != nil {
+		return err
+	}
+	if len(rows) == 1 {
+		s, err := newState(rows[0], time.Now())
+		if err != nil || s.token >= v.Number() {
+			return err
+		}
+	}
+	return lockerr.With(lockerr.ErrConflict, errors.New("the node that this connection leads to does not show yet what was committed under the key; try again"))
+}
+
+// Next returns the version that a commit has set.
+func (v version) Next() strategy.Held { return version{v.l.Given(v.Key(), v.Number()+1), v.l} }

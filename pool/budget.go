@@ -1,0 +1,251 @@
+package pool
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// Budget is the most connections that several pools have together. A caller that finds
+// no permit left gets that of an idle connection of another pool, which is closed;
+// otherwise it queues.
+//
+// Callers that hold a lock go first, since other callers wait for what they do. Among the
+// rest it is first come, first served, with two exceptions: callers that may have to wait
+// in the server leave a quarter of the permits to the others, and a connection that is
+// released stays with its pool if that has a caller, unless the budget has not changed
+// hands for a moment.
+type Budget struct {
+	max      int
+	reserved int // permits for pools with Config.Control
+	blockMax int // how many connections may wait in the server at a time
+
+	mu       sync.Mutex // guards what follows, and the fields of the pools that say so
+	open     int        // permits taken: connections, with those being opened and closed
+	controls int        // of them in pools with Config.Control
+	blocked  int        // connections of callers that may have to wait in the server
+	pools    []*Pool
+	queued   int       // callers in all queues
+	arrivals uint64    // numbers the callers in the order of their arrival
+	turned   time.Time // when a pool lost a connection that it had a caller for
+}
+
+// turnover is how often a pool loses a connection for which it has a caller itself.
+const turnover = 10 * time.Millisecond
+
+// NewBudget returns a budget of max connections, of which reserved are for pools with
+// Config.Control only.
+func NewBudget(maxConns, reserved int) *Budget {
+	return &Budget{max: maxConns, reserved: reserved, blockMax: max(1, (maxConns-reserved)*3/4)}
+}
+
+// Max is the most connections.
+func (b *Budget) Max() int { return b.max }
+
+// rank is how urgent a caller is.
+type rank int
+
+const (
+	holding  rank = iota // others wait for what the caller does
+	ordinary             // it neither holds a lock nor waits for one
+	blocking             // it may have to wait in the server
+	ranks
+)
+
+type rankKey struct{}
+
+// Holding marks the callers of Acquire that hold a lock: they go first.
+func Holding(ctx context.Context) context.Context { return context.WithValue(ctx, rankKey{}, holding) }
+
+// Blocking marks the callers of Acquire that may wait in the server for a lock, until
+// [Conn.Unblocked].
+func Blocking(ctx context.Context) context.Context {
+	return context.WithValue(ctx, rankKey{}, blocking)
+}
+
+func rankOf(ctx context.Context) rank {
+	if r, ok := ctx.Value(rankKey{}).(rank); ok {
+		return r
+	}
+	return ordinary
+}
+
+// asker is a caller that queues for a connection.
+type asker struct {
+	rank       rank
+	arrival    uint64
+	start      time.Time
+	ready      bool       // there was an idle connection when it came
+	queued     bool       // false once it has been served
+	prev, next *asker     // in its pool's queue
+	got        chan *Conn // a connection, or nil for a permit with which to open one; buffered
+}
+
+// line is a queue of askers. The zero value is empty.
+type line struct {
+	first, last *asker
+	n           int
+}
+
+func (l *line) push(a *asker) {
+	if a.prev, a.next, a.queued = l.last, nil, true; l.last != nil {
+		l.last.next = a
+	} else {
+		l.first = a
+	}
+	l.last = a
+	l.n++
+}
+
+func (l *line) remove(a *asker) {
+	if a.prev != nil {
+		a.prev.next = a.next
+	} else {
+		l.first = a.next
+	}
+	if a.next != nil {
+		a.next.prev = a.prev
+	} else {
+		l.last = a.prev
+	}
+	a.prev, a.next, a.queued = nil, nil, false
+	l.n--
+}
+
+// serve gives what there is to those who queue. The caller holds b.mu.
+func (b *Budget) serve() {
+	for b.queued > 0 && (b.serveNext(holding, holding) || b.serveNext(ordinary, blocking)) {
+	}
+}
+
+// serveNext serves the first caller of the ranks from and to that can be. The caller holds
+// b.mu.
+func (b *Budget) serveNext(from, to rank) bool {
+	for after := uint64(0); ; {
+		var next *asker
+		var of *Pool
+		for _, p := range b.pools {
+			for r := from; r <= to; r++ {
+				if a := p.queue[r].first; a != nil && a.arrival > after && (next == nil || a.arrival < next.arrival) {
+					next, of = a, p
+				}
+			}
+		}
+		if next == nil {
+			return false
+		}
+		if of.serve(next) {
+			return true
+		}
+		after = next.arrival
+	}
+}
+
+// serve serves a caller that queues, or is about to. The caller holds b.mu.
+func (p *Pool) serve(a *asker) bool {
+	b := p.budget
+	if p.closed || a.rank == blocking && b.blocked >= b.blockMax {
+		return false
+	}
+	if len(p.idle) > 0 {
+		p.leave(a)
+		a.got <- p.lastIdle()
+		return true
+	}
+	if p.open >= p.max {
+		return false
+	}
+	if b.room(p) {
+		p.take()
+		p.leave(a)
+		a.got <- nil
+		return true
+	}
+	c := b.victim(p, a.rank)
+	if c == nil {
+		return false
+	}
+	c.pool.drop()
+	p.take()
+	p.leave(a)
+	go func() { // the permit is free when the connection is closed, and not before
+		c.end()
+		a.got <- nil
+	}()
+	return true
+}
+
+// leave takes a caller that is served out of the queue.
+func (p *Pool) leave(a *asker) {
+	if a.queued {
+		p.queue[a.rank].remove(a)
+		p.budget.queued--
+		if !a.ready {
+			p.waitTime += time.Since(a.start)
+		}
+	}
+	if a.rank == blocking {
+		p.budget.blocked++
+	}
+}
+
+// room reports whether p may take another permit. The caller holds b.mu.
+func (b *Budget) room(p *Pool) bool {
+	if p.control {
+		return b.open < b.max
+	}
+	return b.open < b.max && b.open-b.controls < b.max-b.reserved
+}
+
+// victim takes the connection out of another pool that has been idle for the longest
+// time, for a caller of p; nil if there is none. The caller holds b.mu.
+func (b *Budget) victim(p *Pool, r rank) *Conn {
+	var of *Pool
+	for _, other := range b.pools {
+		switch {
+		case other == p || len(other.idle) == 0:
+		case other.control && b.controls <= b.reserved: // its permit is not for p
+		case r != holding && other.wanted() && time.Since(b.turned) < turnover:
+		case of == nil || other.idle[0].since.Before(of.idle[0].since):
+			of = other
+		}
+	}
+	if of == nil {
+		return nil
+	}
+	if of.wanted() {
+		b.turned = time.Now()
+	}
+	c := of.idle[0]
+	of.idle = append(of.idle[:0], of.idle[1:]...)
+	return c
+}
+
+// wanted reports whether a caller queues that could have an idle connection of p. The
+// caller holds the budget's mutex.
+func (p *Pool) wanted() bool {
+	return p.queue[holding].n+p.queue[ordinary].n > 0 ||
+		p.queue[blocking].n > 0 && p.budget.blocked < p.budget.blockMax
+}
+
+// take and drop count a permit of the budget that p has. The caller holds the budget's
+// mutex.
+func (p *Pool) take() {
+	p.open++
+	p.budget.open++
+	if p.control {
+		p.budget.controls++
+	}
+}
+
+func (p *Pool) drop() {
+	p.open--
+	p.budget.open--
+	if p.control {
+		p.budget.controls--
+	}
+	if p.closed && p.open == 0 && p.empty != nil {
+		close(p.empty)
+		p.empty = nil
+	}
+}

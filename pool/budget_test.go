@@ -1,0 +1,372 @@
+package pool
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// served is a server that counts its connections. None of its statements are used.
+type served struct {
+	open, most, opened atomic.Int32
+	slow               func() // is called while one is opened
+}
+
+type servedConn struct {
+	driver.Conn
+	of     *served
+	closed atomic.Bool
+}
+
+func (s *served) connect(context.Context) (driver.Conn, error) {
+	n := s.open.Add(1)
+	s.opened.Add(1)
+	for most := s.most.Load(); n > most && !s.most.CompareAndSwap(most, n); most = s.most.Load() {
+	}
+	if s.slow != nil {
+		s.slow()
+	}
+	return &servedConn{of: s}, nil
+}
+
+func (c *servedConn) Close() error {
+	if !c.closed.Swap(true) {
+		c.of.open.Add(-1)
+	}
+	return nil
+}
+
+// budgeted returns pools that share a budget; the first has the reserved places.
+func (s *served) budgeted(t *testing.T, maxConns, reserved, n int) []*Pool {
+	b := NewBudget(maxConns, reserved)
+	pools := make([]*Pool, n)
+	for i := range pools {
+		var err error
+		pools[i], err = New(Config{Connect: s.connect, Max: maxConns, Budget: b, Bare: true, Control: i == 0})
+		dbtest.OK(t, err)
+		t.Cleanup(pools[i].Close)
+	}
+	return pools
+}
+
+func acquired(t *testing.T, p *Pool) *Conn {
+	t.Helper()
+	c, err := p.Acquire(dbtest.Limited(t))
+	dbtest.OK(t, err)
+	return c
+}
+
+// queue has a caller queue for p, and returns where its connection comes.
+func queue(t *testing.T, ctx context.Context, p *Pool) <-chan *Conn {
+	t.Helper()
+	before := p.Stat().Waiting
+	got := make(chan *Conn, 1)
+	go func() {
+		c, err := p.Acquire(ctx)
+		if err != nil {
+			t.Error(err)
+		}
+		got <- c
+	}()
+	dbtest.Soon(t, "it queues", func() bool { return p.Stat().Waiting == before+1 })
+	return got
+}
+
+// TestBudgetMakesRoom: an idle connection of another pool is closed before a caller has
+// to wait, and its place is used again only after that.
+func TestBudgetMakesRoom(t *testing.T) {
+	s := new(served)
+	pools := s.budgeted(t, 3, 1, 3)
+	a, b := acquired(t, pools[1]), acquired(t, pools[1])
+	a.Release()
+	b.Release()
+	c, d := acquired(t, pools[2]), acquired(t, pools[2])
+	if st := pools[1].Stat(); st.Idle != 0 || st.InUse != 0 {
+		t.Errorf("the other pool has %+v", st)
+	}
+	if s.most.Load() != 2 {
+		t.Errorf("there were %d connections at a time", s.most.Load())
+	}
+	if pools[1].Ready() {
+		t.Error("a pool is ready although all places are taken")
+	}
+	if !pools[0].Ready() {
+		t.Error("the reserved place is not ready")
+	}
+	c.Release()
+	if !pools[1].Ready() {
+		t.Error("a pool is not ready although another one has an idle connection")
+	}
+	d.Release()
+}
+
+// TestBudgetReserves: the reserved places are there for control, whatever the others
+// take; beyond these it has what is free.
+func TestBudgetReserves(t *testing.T) {
+	s := new(served)
+	pools := s.budgeted(t, 4, 1, 2)
+	var others []*Conn
+	for range 3 {
+		others = append(others, acquired(t, pools[1]))
+	}
+	got := queue(t, dbtest.Limited(t), pools[1])
+	first := acquired(t, pools[0])
+	first.Release()
+	if st := pools[1].Stat(); st.Waiting != 1 {
+		t.Errorf("a caller has the reserved place: %+v", st)
+	}
+	others[0].Destroy()
+	(<-got).Release()
+	second := acquired(t, pools[0])
+	third := acquired(t, pools[0]) // the place of the one that is idle
+	for _, c := range append(others[1:], second, third) {
+		c.Release()
+	}
+	if s.most.Load() != 4 {
+		t.Errorf("there were %d connections at a time", s.most.Load())
+	}
+}
+
+// TestBudgetOrder: first come, first served, but callers that hold a lock come before all
+// others.
+func TestBudgetOrder(t *testing.T) {
+	s := new(served)
+	pools := s.budgeted(t, 1, 0, 2)
+	c := acquired(t, pools[0])
+	first := queue(t, dbtest.Limited(t), pools[0])
+	second := queue(t, dbtest.Limited(t), pools[0])
+	holder := queue(t, Holding(dbtest.Limited(t)), pools[1]) // even by another pool
+	c.Release()
+	for i, next := range []<-chan *Conn{holder, first, second} {
+		c := <-next
+		for _, later := range []<-chan *Conn{first, second}[min(i, 2):] {
+			select {
+			case <-later:
+				t.Errorf("the caller after number %d has one, too", i)
+			default:
+			}
+		}
+		c.Release()
+	}
+	if s.most.Load() != 1 {
+		t.Errorf("there were %d connections at a time", s.most.Load())
+	}
+}
+
+// TestBudgetBlocking: callers that may wait in the server leave places to the others, and
+// count no more once they have their lock.
+func TestBudgetBlocking(t *testing.T) {
+	s := new(served)
+	pools := s.budgeted(t, 4, 0, 1)
+	blocks := Blocking(dbtest.Limited(t))
+	var conns []*Conn
+	for range 3 {
+		c, err := pools[0].Acquire(blocks)
+		dbtest.OK(t, err)
+		conns = append(conns, c)
+	}
+	got := queue(t, blocks, pools[0])
+	acquired(t, pools[0]).Release() // passes it
+	if n := pools[0].Stat().Waiting; n != 1 {
+		t.Errorf("%d callers wait", n)
+	}
+	conns[0].Unblocked()
+	conns = append(conns, <-got)
+	got = queue(t, blocks, pools[0])
+	conns[1].Destroy()
+	conns[1] = <-got
+	for _, c := range conns {
+		c.Release()
+	}
+	if b := pools[0].budget; b.blocked != 0 {
+		t.Errorf("%d still count as waiting in the server", b.blocked)
+	}
+}
+
+// TestBudgetKeepsItsPool: a connection stays with its pool while that has callers, but not
+// for ever while another pool has one.
+func TestBudgetKeepsItsPool(t *testing.T) {
+	s := new(served)
+	pools := s.budgeted(t, 1, 0, 2)
+	ctx, cancel := context.WithCancel(t.Context())
+	var busy sync.WaitGroup
+	c := acquired(t, pools[0])
+	for range 3 {
+		busy.Go(func() {
+			for ctx.Err() == nil {
+				c, err := pools[0].Acquire(ctx)
+				if err == nil {
+					c.Release()
+				}
+			}
+		})
+	}
+	other := queue(t, dbtest.Limited(t), pools[1])
+	c.Release()
+	(<-other).Release()
+	cancel()
+	busy.Wait()
+}
+
+// TestBudgetContexts: a caller leaves the queue when its context ends, or its pool is
+// closed, and nothing is lost by it.
+func TestBudgetContexts(t *testing.T) {
+	s := new(served)
+	pools := s.budgeted(t, 1, 0, 2)
+	c := acquired(t, pools[0])
+	ctx, cancel := context.WithCancel(t.Context())
+	failed := make(chan error, 1)
+	go func() {
+		_, err := pools[1].Acquire(ctx)
+		failed <- err
+	}()
+	dbtest.Soon(t, "it queues", func() bool { return pools[1].Stat().Waiting == 1 })
+	cancel()
+	dbtest.Want(t, <-failed, context.Canceled)
+	go func() {
+		_, err := pools[1].Acquire(t.Context())
+		failed <- err
+	}()
+	dbtest.Soon(t, "it queues", func() bool { return pools[1].Stat().Waiting == 1 })
+	pools[1].Close()
+	dbtest.Want(t, <-failed, lockerr.ErrClosed)
+	pools[0].Shut() // does not wait for c
+	c.Release()
+	dbtest.Soon(t, "it is closed", func() bool { return s.open.Load() == 0 })
+	if _, err := pools[0].Acquire(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("with an ended context: %v", err)
+	}
+	if _, err := pools[0].Acquire(t.Context()); !errors.Is(err, lockerr.ErrClosed) {
+		t.Errorf("of a closed pool: %v", err)
+	}
+}
+
+// TestBudgetSlowConnect: a caller whose context ends while a connection is opened for it
+// leaves it to the next.
+func TestBudgetSlowConnect(t *testing.T) {
+	opening, opened := make(chan struct{}), make(chan struct{})
+	s := &served{slow: func() { close(opening); <-opened }}
+	pools := s.budgeted(t, 1, 0, 1)
+	ctx, cancel := context.WithCancel(Blocking(t.Context()))
+	go func() { <-opening; cancel() }()
+	_, err := pools[0].Acquire(ctx)
+	dbtest.Want(t, err, context.Canceled)
+	next := queue(t, dbtest.Limited(t), pools[0])
+	close(opened)
+	(<-next).Release()
+	if s.opened.Load() != 1 || pools[0].budget.blocked != 0 {
+		t.Errorf("%d were opened, %d are blocked", s.opened.Load(), pools[0].budget.blocked)
+	}
+}
+
+// TestBudgetLifetime: a connection is closed at its age, and after it was idle for long.
+func TestBudgetLifetime(t *testing.T) {
+	s := new(served)
+	for _, cfg := range []Config{{Idle: 20 * time.Millisecond}, {Lifetime: 20 * time.Millisecond}} {
+		cfg.Connect, cfg.Max, cfg.Bare = s.connect, 1, true
+		p, err := New(cfg)
+		dbtest.OK(t, err)
+		acquired(t, p).Release()
+		dbtest.Soon(t, "it is closed", func() bool { return s.open.Load() == 0 })
+		p.Close()
+	}
+}
+
+// TestBudgetStorm: whatever callers do, there are never more connections than the budget
+// allows, no caller is forgotten, and in the end no place is missing.
+func TestBudgetStorm(t *testing.T) {
+	s := new(served)
+	const most = 5
+	pools := s.budgeted(t, most, 1, 4)
+	var callers sync.WaitGroup
+	for range 40 {
+		callers.Go(func() {
+			for range 300 {
+				p := pools[rand.IntN(len(pools))]
+				ctx, cancel := dbtest.Limited(t), context.CancelFunc(func() {})
+				switch rand.IntN(4) {
+				case 0:
+					ctx, cancel = context.WithTimeout(ctx, time.Duration(rand.IntN(300))*time.Microsecond)
+				case 1:
+					ctx = Holding(ctx)
+				case 2:
+					ctx = Blocking(ctx)
+				}
+				c, err := p.Acquire(ctx)
+				if err == nil {
+					if c.Conn.(*servedConn).closed.Load() {
+						t.Error("a closed connection was handed out")
+					}
+					if rand.IntN(2) == 0 {
+						c.Unblocked()
+					}
+					if rand.IntN(8) == 0 {
+						c.Destroy()
+					} else {
+						c.Release()
+					}
+				} else if ctx.Err() == nil {
+					t.Error(err)
+				}
+				cancel()
+			}
+		})
+	}
+	callers.Wait()
+	if s.most.Load() > most {
+		t.Errorf("there were %d connections at a time, of %d", s.most.Load(), most)
+	}
+	b := pools[0].budget
+	dbtest.Soon(t, "all is given back", func() bool {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return b.open == int(s.open.Load()) && b.blocked == 0 && b.queued == 0
+	})
+	for _, p := range pools {
+		p.Close()
+	}
+	if b.open != 0 || b.controls != 0 || s.open.Load() != 0 {
+		t.Errorf("%d places are taken, %d by control, and %d connections open", b.open, b.controls, s.open.Load())
+	}
+}
+
+// TestBudgetOfAFullServer: a server that has no connection left for a moment, since it still
+// counts those that it has closed, is asked again for the pools of a budget, and only for
+// them.
+func TestBudgetOfAFullServer(t *testing.T) {
+	full := &mysql.MySQLError{Number: 1040, Message: "Too many connections"}
+	for _, bare := range []bool{false, true} {
+		var asked atomic.Int32
+		cfg := Config{Max: 1, Bare: bare, Idle: time.Hour, Connect: func(context.Context) (driver.Conn, error) {
+			if asked.Add(1) <= 3 {
+				return nil, full
+			}
+			return nil, errRefused
+		}}
+		alone := newPool(cfg)
+		_, err := alone.Acquire(dbtest.Limited(t))
+		dbtest.Want(t, err, full)
+		alone.Close()
+		asked.Store(0)
+		cfg.Budget = NewBudget(4, 1)
+		p := newPool(cfg)
+		_, err = p.Acquire(dbtest.Limited(t))
+		dbtest.Want(t, err, errRefused)
+		if n := asked.Load(); n != 4 {
+			t.Errorf("asked %d times", n)
+		}
+		p.Close()
+	}
+}
+
+var errRefused = errors.New("refused")

@@ -1,0 +1,107 @@
+package pool
+
+import (
+	"context"
+	"database/sql/driver"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+	"go.uber.org/goleak"
+
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/tempserver"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(tempserver.Tests{M: m}) }
+
+// TestKillAdopted: of an adopted connection only the id is known, which another server,
+// or one that was started again, gives to others.
+func TestKillAdopted(t *testing.T) {
+	t.Parallel()
+	for _, bin := range tempserver.Require(t) {
+		t.Run(bin.Name, func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithTimeout(context.Background(), dbtest.Patience)
+			t.Cleanup(cancel)
+			cfg, err := mysql.ParseDSN(tempserver.Share(t, bin).DSN(""))
+			dbtest.OK(t, err)
+			connect := func(ctx context.Context) (driver.Conn, error) {
+				c, err := mysql.NewConnector(cfg)
+				if err != nil {
+					return nil, err
+				}
+				return c.Connect(ctx)
+			}
+			control, err := New(Config{Connect: connect, Max: 2, Idle: time.Minute, Setup: "DO 1"})
+			dbtest.OK(t, err)
+			t.Cleanup(control.Close)
+			open := func() *Conn {
+				conn, err := connect(ctx)
+				dbtest.OK(t, err)
+				t.Cleanup(func() { conn.Close() })
+				c := Adopt(conn)
+				_, err = c.ID(ctx)
+				dbtest.OK(t, err)
+				return c
+			}
+			// kill reports whether a connection was ended that runs a statement. is
+			// changes what is known of it.
+			node := func(c *Conn) string {
+				rows, err := server.Query(ctx, c.Conn, "SELECT "+server.Node)
+				dbtest.OK(t, err)
+				return rows[0][0]
+			}
+			here := node(open())
+			kill := func(node string, lasts int, is func(c *Conn)) (ended bool) {
+				c := open()
+				is(c)
+				done := make(chan error, 1)
+				text := fmt.Sprintf("DO SLEEP(%d)", lasts)
+				go func() { done <- server.Exec(ctx, c.Conn, text) }()
+				watch := open()
+				for running := false; !running && len(done) == 0; time.Sleep(time.Millisecond) {
+					rows, err := server.Query(ctx, watch.Conn, fmt.Sprintf(
+						"SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE INFO = '%s' AND ID = %d", text, c.KnownID()))
+					dbtest.OK(t, err)
+					running = rows[0][0] == "1"
+				}
+				dbtest.OK(t, control.KillAdopted(ctx, c, node))
+				return <-done != nil
+			}
+			if !kill(here, 50, func(*Conn) {}) {
+				t.Error("a busy one was not ended")
+			}
+			if kill(here+"1", 2, func(*Conn) {}) {
+				t.Error("one of another server was ended")
+			}
+			if kill(here, 2, func(c *Conn) { c.opened = time.Now().Add(-1000 * time.Hour) }) {
+				t.Error("one of a server that has been up for less long was ended")
+			}
+			idle := open()
+			dbtest.OK(t, control.KillAdopted(ctx, idle, here))
+			dbtest.OK(t, server.Exec(ctx, idle.Conn, "DO 1"))
+
+			name := "stranger_" + NewMark()[:12]
+			dbtest.OK(t, server.Exec(ctx, idle.Conn, "CREATE USER "+name+"@'%' IDENTIFIED BY 'secret'"))
+			own := cfg.Clone()
+			t.Cleanup(func() { _ = server.Exec(context.Background(), idle.Conn, "DROP USER "+name+"@'%'") })
+			cfg.User, cfg.Passwd = name, "secret"
+			stranger := open()
+			cfg.User, cfg.Passwd = own.User, own.Passwd
+			done := make(chan error, 1)
+			go func() { done <- server.Exec(ctx, stranger.Conn, "DO SLEEP(1)") }()
+			for waiting := true; waiting; {
+				select {
+				case err := <-done:
+					dbtest.OK(t, err)
+					waiting = false
+				default:
+					dbtest.OK(t, control.KillAdopted(ctx, stranger, here))
+				}
+			}
+		})
+	}
+}

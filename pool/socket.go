@@ -1,0 +1,113 @@
+package pool
+
+import (
+	"context"
+	"io"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// A connection counts until the server has closed its end of it: until then it is one of
+// those that the server limits. A server that is still busy with a statement whose caller
+// has gone does not look at its end, so lingering is limited.
+const (
+	lingerTime  = 3 * time.Second
+	lingerBytes = 64 << 10 // of rows that are still arriving
+)
+
+// DialFunc opens a socket, as [net.Dialer.DialContext] does.
+type DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error)
+
+// Dial is a DialFunc for the base driver, by which pools with a budget see when a
+// connection has ended.
+func Dial(dial DialFunc) DialFunc {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := dial(ctx, network, addr)
+		ends, ok := ctx.Value(socketsKey{}).(*sockets)
+		if err != nil || !ok {
+			return conn, err
+		}
+		s := &socket{Conn: conn, of: ends}
+		ends.Add(1)
+		if raw, ok := conn.(syscall.Conn); ok {
+			return seen{s, raw}, nil
+		}
+		return s, nil
+	}
+}
+
+// seen is a socket on which the base driver can look whether the server has closed it. It
+// takes one that says it can, and then cannot, for broken.
+type seen struct {
+	*socket
+	syscall.Conn
+}
+
+// sockets are those of one connection, which are waited for.
+type sockets struct{ sync.WaitGroup }
+
+type socketsKey struct{}
+
+// socket closes its own end first, and then waits for the server to close its end.
+type socket struct {
+	net.Conn
+	of      *sockets
+	reading sync.Mutex // held while somebody reads
+
+	mu     sync.Mutex // guards closed, and the deadlines with it
+	closed bool
+}
+
+func (s *socket) Read(b []byte) (int, error) {
+	s.reading.Lock()
+	defer s.reading.Unlock()
+	n, err := s.Conn.Read(b)
+	if err != nil && s.isClosed() {
+		return n, net.ErrClosed
+	}
+	return n, err
+}
+
+func (s *socket) isClosed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.closed
+}
+
+func (s *socket) SetDeadline(t time.Time) error     { return s.unlessClosed(s.Conn.SetDeadline, t) }
+func (s *socket) SetReadDeadline(t time.Time) error { return s.unlessClosed(s.Conn.SetReadDeadline, t) }
+
+func (s *socket) unlessClosed(set func(time.Time) error, t time.Time) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return net.ErrClosed
+	}
+	return set(t)
+}
+
+// Close returns at once, and so does a Read that is under way.
+func (s *socket) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return net.ErrClosed
+	}
+	s.closed = true
+	half, ok := s.Conn.(interface{ CloseWrite() error })
+	if !ok || half.CloseWrite() != nil || s.Conn.SetDeadline(time.Unix(1, 0)) != nil {
+		s.of.Done()
+		return s.Conn.Close()
+	}
+	go func() {
+		defer s.of.Done()
+		defer s.Conn.Close()
+		s.reading.Lock() // whoever reads has been woken
+		defer s.reading.Unlock()
+		_ = s.Conn.SetDeadline(time.Now().Add(lingerTime))
+		_, _ = io.CopyN(io.Discard, s.Conn, lingerBytes)
+	}()
+	return nil
+}

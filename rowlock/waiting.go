@@ -1,0 +1,201 @@
+package rowlock
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/internal/server"
+)
+
+// A waiter may be granted a row that has got a lease meanwhile. If its host stands still or
+// is cut off, it cannot unlock the row, and the lease could not be renewed. So the server
+// itself rolls such a transaction back, if it holds nothing else: in an anonymous block on
+// MariaDB, by a procedure on MySQL. Several keys are locked one after the other. The first
+// row with a lease is the last, so that a waiter does not hold it while it waits for
+// another.
+
+// waits is the state of the procedure for waiting. It is looked for, or made, before the
+// first wait.
+type waits struct {
+	mu      sync.Mutex
+	looked  atomic.Bool
+	lacking atomic.Bool // it is missing, or may not be executed
+}
+
+// refused reports that the procedure cannot be called, and notes that.
+func (w *waits) refused(err error) bool {
+	const tooManyPrepared = 1461
+	if server.Missing(err) || server.Denied(err) || server.Number(err) == tooManyPrepared {
+		return !w.lacking.Swap(true)
+	}
+	return false
+}
+
+// calls reports whether the attempt waits by the procedure, and makes it if it is missing.
+// The transaction must not have begun: a transaction that has called a missing procedure
+// blocks its creation.
+func (a *attempt) calls(ctx context.Context) bool {
+	if !a.callable() {
+		return false
+	}
+	w := &a.waits
+	if !w.looked.Load() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if !w.looked.Load() {
+			a.provideWait(ctx)
+		}
+	}
+	return w.looked.Load() && !w.lacking.Load()
+}
+
+// callable reports whether the attempt can use the procedure. The procedure limits a wait
+// by whole seconds, which is too coarse for slots and for a short ReadTimeout; it may
+// end the transaction; and it sets user variables, with which a MySQL Router shares the
+// connection no more.
+func (a *attempt) callable() bool {
+	const shortest = 5 * time.Second // half of it is asked for, and the server may take two seconds more
+	return !a.cfg.Info.MariaDB && !a.cfg.Info.Router && !a.late && len(a.r.Slots) == 0 && (a.cfg.ReadTimeout == 0 || a.cfg.ReadTimeout >= shortest)
+}
+
+func (a *attempt) provideWait(ctx context.Context) {
+	c, err := a.control(ctx, controlWait)
+	if err != nil {
+		return // the next one tries again
+	}
+	defer c.Release()
+	there, err := a.cfg.Table.WaitProcedure().Provide(ctx, c.Conn, a.cfg.Auto && a.cfg.Info.Topology != server.MultiPrimary)
+	if err != nil {
+		return
+	}
+	a.waits.lacking.Store(!there)
+	a.waits.looked.Store(true)
+}
+
+// limitIdleness is for a wait without the procedure: if the row is granted to a client that
+// does not answer, the server ends the connection after a second. lift removes the limit;
+// it takes the error of the wait, and returns the error of both.
+func (a *attempt) limitIdleness(ctx context.Context) (lift func(error) error, err error) {
+	if err := server.LimitSilence(ctx, a.c.Conn, 1); err != nil {
+		return nil, err
+	}
+	return func(err error) error {
+		if !a.c.Valid() {
+			return err
+		}
+		own, cancel := context.WithTimeout(context.WithoutCancel(ctx), background)
+		defer cancel()
+		failed := server.UnlimitSilence(own, a.c.Conn)
+		if failed != nil {
+			_ = a.c.Close() // it must not go back with the limit
+		}
+		if err == nil && server.Gone(failed, nil) { // we were too slow, and hold nothing
+			failed = driver.ErrBadConn
+		}
+		if err == nil {
+			err = failed
+		}
+		return err
+	}, nil
+}
+
+// waitSQL waits in the server for the keys, in the open transaction: in one statement, or in
+// one for each key. The server ends each after bound, so that a waiter whose client is
+// gone disappears by itself. mark makes their texts unique, for KILL.
+func (a *attempt) waitSQL(ctx context.Context, bound time.Duration, mark string) []string {
+	comment := " /* mysqllock " + mark + " */"
+	if a.cfg.Info.MariaDB {
+		return []string{a.settings(fmt.Sprintf("max_statement_time = %.3f", bound.Seconds())) + a.waitBlock(comment)}
+	}
+	if a.calls(ctx) {
+		keys := make([]string, len(a.keys))
+		for i, key := range a.keys {
+			shared := 0
+			if key.Shared {
+				shared = 1
+			}
+			keys[i] = fmt.Sprintf(`["%x", %d]`, key.Name, shared)
+		}
+		return []string{fmt.Sprintf("CALL %s(%s, '[%s]', '%s', %d)", a.cfg.Table.WaitProcedure(), schema.Literal(a.cfg.Namespace),
+			strings.Join(keys, ", "), mark, max(1, int(bound/time.Second))) + comment}
+	}
+	texts := make([]string, len(a.keys))
+	for i, key := range a.keys {
+		texts[i] = a.selects([]Key{key}, fmt.Sprintf("/*+ MAX_EXECUTION_TIME(%d) */ ", bound.Milliseconds()), "") + comment
+	}
+	return texts
+}
+
+// waitBlock is the procedure as an anonymous block. It uses variables of the session, since
+// sql_mode ORACLE has DECLARE in another place. A transaction that holds something already
+// goes on, or its caller rolls it back.
+func (a *attempt) waitBlock(comment string) string {
+	var b strings.Builder
+	b.WriteString("BEGIN NOT ATOMIC SET @mysqllock_owner = NULL; ")
+	for i, key := range a.keys {
+		if i > 0 {
+			b.WriteString("IF @mysqllock_token IS NOT NULL AND @mysqllock_owner IS NULL THEN ")
+		}
+		b.WriteString("SET @mysqllock_token = NULL; SELECT token, owner, versioned INTO @mysqllock_token, @mysqllock_owner, @mysqllock_versioned" +
+			a.fromRow + schema.Literal(key.Name) + a.rowLock(key) + comment + "; ")
+		if !a.late {
+			b.WriteString("IF @mysqllock_owner IS NOT NULL THEN ROLLBACK; END IF; ")
+		}
+		b.WriteString("IF @mysqllock_token IS NOT NULL THEN SELECT CONNECTION_ID(), @mysqllock_token, @mysqllock_owner, @mysqllock_versioned, " +
+			server.WritableColumns + "; END IF; ")
+	}
+	b.WriteString(strings.Repeat("END IF; ", len(a.keys)-1))
+	return b.String() + "END"
+}
+
+// lockInTurn is lock for several waiting statements, one after the other.
+func (a *attempt) lockInTurn(ctx context.Context, texts []string) error {
+	var rows [][]string
+	for _, text := range texts {
+		more, err := server.Query(ctx, a.c.Conn, text)
+		if server.Number(err) != 0 {
+			a.c.Touch() // it has waited, and the transaction may go on
+			a.restoreLimit(ctx, err)
+		}
+		if err != nil {
+			return err
+		}
+		if rows = append(rows, more...); len(more) == 0 || stopped(rows) {
+			break
+		}
+	}
+	if n := len(rows) - 1; stopped(rows) && n+1 < len(a.keys) {
+		a.cfg.Rows.NoteLeased(a.keys[n].Name)
+		return &leased{key: a.keys[n].Name, token: rows[n][1], owner: rows[n][2]}
+	}
+	return a.granted(rows, false)
+}
+
+// restoreLimit restores the setting that a killed procedure has left behind.
+func (a *attempt) restoreLimit(ctx context.Context, err error) {
+	const killed = 1317
+	if server.Number(err) != killed || !a.callable() {
+		return
+	}
+	err = server.Exec(ctx, a.c.Conn, "SET SESSION innodb_lock_wait_timeout = COALESCE(@mysqllock_limit, @@SESSION.innodb_lock_wait_timeout), @mysqllock_limit = NULL")
+	if err != nil && !errors.Is(err, driver.ErrBadConn) {
+		_ = a.c.Close()
+	}
+}
+
+// stopped reports that the last of rows, the answers to lock statements, has an owner, so
+// that the keys behind it were not locked.
+func stopped(rows [][]string) bool {
+	if len(rows) == 0 {
+		return false
+	}
+	last := rows[len(rows)-1]
+	return len(last) > 2 && last[2] != ""
+}
