@@ -8,19 +8,19 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/inspect"
-	"github.com/mysqllock/mysqllock/internal/tempserver"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 )
 
 // deadlock has two transactions wait for each other's row.
 func (s *scratch) deadlock() {
-	s.t.Helper()
+	s.T.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	begin := func(id string) *sql.Tx {
 		tx, err := s.root.BeginTx(ctx, nil)
-		ok(s.t, err)
+		dbtest.OK(s.T, err)
 		_, err = tx.ExecContext(ctx, "UPDATE pair SET n = n + 1 WHERE id = "+id)
-		ok(s.t, err)
+		dbtest.OK(s.T, err)
 		return tx
 	}
 	one, other := begin("1"), begin("2")
@@ -33,18 +33,18 @@ func (s *scratch) deadlock() {
 		}()
 	}
 	if a, b := <-answers, <-answers; (a == nil) == (b == nil) {
-		s.t.Fatalf("of two that wait for each other, the answers are %v and %v", a, b)
+		s.T.Fatalf("of two that wait for each other, the answers are %v and %v", a, b)
 	}
 }
 
 func TestDeadlocks(t *testing.T) {
 	aloneOnServers(t, func(t *testing.T, s *scratch) {
-		exec(t, s.root, "CREATE TABLE pair (id INT PRIMARY KEY, n INT NOT NULL) ENGINE=InnoDB")
-		exec(t, s.root, "INSERT INTO pair VALUES (1, 0), (2, 0)")
+		dbtest.Exec(t, s.root, "CREATE TABLE pair (id INT PRIMARY KEY, n INT NOT NULL) ENGINE=InnoDB")
+		dbtest.Exec(t, s.root, "INSERT INTO pair VALUES (1, 0), (2, 0)")
 		count := func(db *sql.DB) *inspect.Snapshot {
 			t.Helper()
 			snap, err := s.inspector(db).Snapshot(t.Context(), inspect.Filter{Deadlocks: true})
-			ok(t, err)
+			dbtest.OK(t, err)
 			return snap
 		}
 		before := count(s.root).Deadlocks
@@ -67,7 +67,7 @@ func TestDeadlocks(t *testing.T) {
 		user := s.user()
 		snap := count(s.open(user))
 		g := gap(snap, "deadlocks")
-		if s.name == string(tempserver.MySQL) {
+		if s.kind == mysqlServer {
 			if g == nil || snap.Deadlocks != nil || !strings.HasPrefix(g.Remedy, "GRANT SELECT ON performance_schema.* TO '"+user) {
 				t.Errorf("without rights they count %v, and the gaps are %+v", snap.Deadlocks, snap.Gaps)
 			}

@@ -10,12 +10,12 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/lockctx"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// Diagnosis says which strategies hold on a server, and what was found there.
+// Diagnosis says which strategies are safe on a server, and what Doctor found there.
 type Diagnosis struct {
 	Version  string // as the server calls it
 	MariaDB  bool
@@ -23,22 +23,22 @@ type Diagnosis struct {
 	Checks   []Check
 }
 
-// Verdict says whether locks of a strategy hold.
+// Verdict says whether a strategy is safe.
 type Verdict struct {
 	Strategy string
 	Safe     bool
-	Why      []string // what makes it unsafe, or else how far it is safe
+	Why      []string // what makes it unsafe; or, if it is safe, up to which point
 }
 
-// State says how a check came out.
+// State is the result of a check.
 type State string
 
-// What comes of a check.
+// The results of a check.
 const (
 	OK      State = "ok"
 	Note    State = "note"    // worth knowing
-	Warning State = "warning" // something is slower, or less sure, than it could be
-	Failure State = "failure" // a strategy does not hold, or cannot be used
+	Warning State = "warning" // something is slower or less safe than it could be
+	Failure State = "failure" // a strategy is not safe, or cannot be used
 )
 
 // Check is one thing that was examined.
@@ -46,18 +46,19 @@ type Check struct {
 	Name   string
 	State  State
 	Detail string
-	Remedy string // what would help, where something would
+	Remedy string // what to do; "" if there is nothing to do
 }
 
-// Doctor examines the server, and what the account may do there. It changes
-// nothing: privileges on the lock table are found out by EXPLAIN, which needs those
-// of the statement that it explains, and reads no rows.
+// Doctor examines the server, and the privileges of the account. It changes nothing: it
+// finds out the privileges on the lock table by EXPLAIN, which needs those of the
+// statement that it explains, and whether the account may make the table by a CREATE TABLE
+// that names a column twice: the server refuses it, after it has looked at the privileges.
 func (i *Inspector) Doctor(ctx context.Context) (*Diagnosis, error) {
 	e := &examination{Diagnosis: new(Diagnosis), against: make(map[string][]string)}
 	err := i.on(ctx, func(ctx context.Context, s *session) error {
 		e.session = s
 		for _, check := range []func(context.Context) error{
-			e.server, e.lockTable, e.privileges, e.proxy, e.connections, e.settings, e.clock, e.visibility,
+			e.server, e.lockTable, e.namespaceCheck, e.privileges, e.proxy, e.connections, e.budgets, e.settings, e.clock, e.visibility,
 		} {
 			if err := check(ctx); err != nil {
 				return fmt.Errorf("mysqllock: examining the server: %w", err)
@@ -77,11 +78,10 @@ type examination struct {
 	*Diagnosis
 	*session
 	info    server.Info
-	lacks   bool                // there is no lock table to be seen
 	against map[string][]string // what makes a strategy unsafe
 }
 
-const optimistic = lockctx.StrategyOptimistic
+const optimistic = hint.StrategyOptimistic
 
 var (
 	all     = []string{row, lease, advisory, optimistic}
@@ -92,7 +92,7 @@ func (e *examination) add(name string, state State, detail, remedy string) {
 	e.Checks = append(e.Checks, Check{name, state, detail, remedy})
 }
 
-// ruleOut says why strategies are not safe.
+// ruleOut notes why strategies are not safe.
 func (e *examination) ruleOut(why string, strategies ...string) {
 	for _, s := range strategies {
 		e.against[s] = append(e.against[s], why)
@@ -166,21 +166,39 @@ func (e *examination) lockTable(ctx context.Context) error {
 	case err == nil && (procedure || e.mariadb):
 		e.add(name, OK, e.table.String()+" is as it should be", "")
 	case err == nil:
-		e.add(name, Note, "its procedure is not there, so BEGIN and a row lock are two round trips instead of one", e.table.ProcedureDDL())
+		e.add(name, Note, "its procedure is not there, so BEGIN and a row lock are two round trips instead of one", e.table.LockProcedure().DDL())
 	case errors.Is(err, errWouldWrite):
 		e.add(name, Warning, "it lacks its floor row, which is made at the next use where lockSchema is auto", setup)
 	case errors.Is(err, lockerr.ErrUnsafe):
 		e.add(name, Failure, err.Error(), "ALTER TABLE "+e.table.String()+" ENGINE=InnoDB")
 		e.ruleOut("the lock table has no row locks", onTable...)
 	default:
-		e.lacks = true
-		if _, err := e.query(ctx, "SELECT 1 FROM "+e.table.String()+" WHERE FALSE"); server.Missing(err) {
-			e.add(name, Warning, e.table.String()+" does not exist yet; it is made at the first use, where lockSchema is auto and the account may", setup)
-			return nil
+		switch _, err := e.query(ctx, "SELECT 1 FROM "+e.table.String()+" WHERE FALSE"); {
+		case server.Missing(err):
+			return e.missingTable(ctx, name, setup)
+		case server.Denied(err):
+			e.add(name, Failure, "the account may not read "+e.table.String()+", if it exists", e.grant("SELECT, INSERT, UPDATE", e.table.String()))
+			return nil // privileges rules the strategies out
 		}
 		what, _, _ := strings.Cut(err.Error(), "\n") // without the SQL, which is the remedy
 		e.add(name, Warning, strings.TrimSuffix(what, ":")+" what is below, which the first use does where lockSchema is auto and the account may", setup)
 	}
+	return nil
+}
+
+// missingTable tells of a lock table that does not exist.
+func (e *examination) missingTable(ctx context.Context, name, setup string) error {
+	_, err := e.query(ctx, "CREATE TABLE "+e.table.String()+" (namespace INT, namespace INT)")
+	switch {
+	case server.Number(err) == 1060: // a column twice, so the account may
+		e.add(name, Warning, e.table.String()+" does not exist yet; the account may make it, and does at the first use where lockSchema is auto", setup)
+		return nil
+	case server.Number(err) == 0:
+		return err
+	}
+	e.add(name, Failure, e.table.String()+" does not exist, and the account may not make it: "+err.Error(),
+		setup+";\n"+e.grant("CREATE", e.table.String())+" -- or let another account run what is above")
+	e.ruleOut("the lock table does not exist, and the account may not make it", onTable...)
 	return nil
 }
 
@@ -195,8 +213,6 @@ func (e *examination) privileges(ctx context.Context) error {
 	} {
 		_, err := e.query(ctx, "EXPLAIN "+try[1])
 		switch {
-		case server.Denied(err) && e.lacks: // so it is for a table that is not there
-			return nil
 		case server.Denied(err):
 			lacking = append(lacking, try[0])
 		case server.Number(err) == 0 && err != nil:
@@ -234,10 +250,20 @@ func (e *examination) proxy(ctx context.Context) error {
 			conns[r[0]], servers[r[1]] = true, true
 		}
 	}
+	split := len(servers) > 1
+	if e.info.Router {
+		err := e.onDriver(func(conn driver.Conn) error { return server.NotSplit(ctx, conn) })
+		if err != nil && !errors.Is(err, lockerr.ErrUnsafe) {
+			return err
+		}
+		split = split || err != nil
+	}
 	switch {
-	case len(servers) > 1:
+	case split:
 		e.add("proxy", Failure, "the statements of one connection reach several servers", "a port of the proxy that leads to one server")
 		e.ruleOut("the statements of one connection reach several servers", all...)
+	case e.info.Router:
+		e.add("proxy", OK, "MySQL Router, which leads all statements to one server", "")
 	case len(conns) > 1:
 		e.add("proxy", Failure, "the statements of one connection reach several connections of one server", "a port of the proxy that does not multiplex")
 		e.ruleOut("the statements of one connection reach several", row, advisory)
@@ -247,33 +273,51 @@ func (e *examination) proxy(ctx context.Context) error {
 	return nil
 }
 
-// oneProcess is how many connections a process may have for locks, beside
-// those of database/sql, where lockMaxConns is the default: for sessions, leases
+// oneProcess is how many connections a process without maxConns may have for locks,
+// beside those of database/sql, where lockMaxConns is the default: for sessions, leases
 // and advisory locks, and to make rows and kill waiters.
 const oneProcess = 3*16 + 4
 
 func (e *examination) connections(ctx context.Context) error {
-	rows, err := e.query(ctx, "SELECT @@max_connections, @@max_user_connections")
+	rows, err := e.query(ctx, "SELECT @@max_user_connections")
 	if err != nil {
 		return err
 	}
-	status, err := e.query(ctx, "SHOW GLOBAL STATUS LIKE 'Threads_connected'")
-	if err != nil || len(status) == 0 {
+	most, used, err := e.room(ctx)
+	if err != nil {
 		return err
 	}
-	most, _ := strconv.Atoi(rows[0][0])
-	used, _ := strconv.Atoi(status[0][1])
 	detail := fmt.Sprintf("%d of %d are in use", used, most)
-	if ours := rows[0][1]; ours != "0" {
+	if ours := rows[0][0]; ours != "0" {
 		detail += ", and an account may have " + ours
 	}
-	detail += fmt.Sprintf("; a process may use %d for locks, beside its own", oneProcess)
+	detail += fmt.Sprintf("; a process without maxConns may use %d for locks, beside its own", oneProcess)
 	if most-used < oneProcess {
 		e.add("connections", Warning, detail, "a larger max_connections, or a smaller lockMaxConns")
 	} else {
 		e.add("connections", OK, detail, "")
 	}
 	return nil
+}
+
+// room returns how many connections the server takes, and how many there are.
+func (e *examination) room(ctx context.Context) (most, used int, err error) {
+	rows, err := e.query(ctx, "SELECT @@max_connections")
+	if err != nil {
+		return 0, 0, err
+	}
+	status, err := e.query(ctx, "SHOW GLOBAL STATUS LIKE 'Threads_connected'")
+	if err != nil {
+		return 0, 0, err
+	}
+	if len(status) == 0 {
+		return 0, 0, errors.New("the server does not tell how many connections it has")
+	}
+	most, err = strconv.Atoi(rows[0][0])
+	if err == nil {
+		used, err = strconv.Atoi(status[0][1])
+	}
+	return most, used, err
 }
 
 func (e *examination) settings(ctx context.Context) error {

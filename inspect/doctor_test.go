@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/inspect"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -23,7 +24,7 @@ func check(d *inspect.Diagnosis, name string) inspect.Check {
 func diagnose(t *testing.T, s *scratch, db *sql.DB) *inspect.Diagnosis {
 	t.Helper()
 	d, err := s.inspector(db).Doctor(t.Context())
-	ok(t, err)
+	dbtest.OK(t, err)
 	return d
 }
 
@@ -43,12 +44,12 @@ func TestDoctor(t *testing.T) {
 			t.Errorf("without a table: %+v", c)
 		}
 		var n int
-		ok(t, s.root.QueryRow("SELECT COUNT(*) FROM information_schema.TABLES WHERE TABLE_SCHEMA = ?", s.database).Scan(&n))
+		dbtest.OK(t, s.root.QueryRow("SELECT COUNT(*) FROM information_schema.TABLES WHERE TABLE_SCHEMA = ?", s.Name).Scan(&n))
 		if n != 0 {
 			t.Errorf("the doctor has made %d tables", n)
 		}
 		hold := s.acquire(s.process("root", "holder"), "k", lockctx.Lease(30*time.Second))
-		ok(t, hold.Release())
+		dbtest.OK(t, hold.Release())
 		d := diagnose(t, s, s.root)
 		if got := safe(d); got != "row lease advisory optimistic" || len(d.Verdicts) != 4 {
 			t.Errorf("safe are %s: %+v", got, d.Verdicts)
@@ -67,16 +68,16 @@ func TestDoctor(t *testing.T) {
 		if c := check(d, "visibility"); c.State != inspect.Note || !strings.Contains(c.Remedy, "GRANT ") {
 			t.Errorf("without further rights: %+v", c)
 		}
-		exec(t, s.root, "REVOKE UPDATE ON "+s.database+".* FROM '"+user+"'@'%'")
+		dbtest.Exec(t, s.root, "REVOKE UPDATE ON "+s.Name+".* FROM '"+user+"'@'%'")
 		d = diagnose(t, s, s.open(user))
 		if c := check(d, "privileges"); c.State != inspect.Failure || !strings.Contains(c.Remedy, "GRANT UPDATE ON") || safe(d) != "advisory" {
 			t.Errorf("without UPDATE: %+v, safe are %s", c, safe(d))
 		}
-		exec(t, s.root, "DELETE FROM mysqllock WHERE name = ''")
+		dbtest.Exec(t, s.root, "DELETE FROM mysqllock WHERE name = ''")
 		if c := check(diagnose(t, s, s.root), "lock table"); c.State != inspect.Warning || !strings.Contains(c.Detail, "floor") {
 			t.Errorf("without the floor: %+v", c)
 		}
-		exec(t, s.root, "ALTER TABLE mysqllock ENGINE = MyISAM")
+		dbtest.Exec(t, s.root, "ALTER TABLE mysqllock ENGINE = MyISAM")
 		d = diagnose(t, s, s.root)
 		if c := check(d, "lock table"); c.State != inspect.Failure || safe(d) != "advisory" {
 			t.Errorf("with MyISAM: %+v, safe are %s", c, safe(d))

@@ -1,55 +1,55 @@
-// Package inspect tells who holds locks and who waits for them, from what the
-// server shows, breaks locks whose holders hang, and examines whether a server
-// is one on which locks hold.
+// Package inspect shows who holds locks and who waits for them, as far as the server
+// tells. It breaks locks whose holders hang. It examines whether locks are safe on a
+// server.
 //
 // # Where it looks
 //
 //	             holders                            waiters
-//	row          data_locks on MySQL, where         the same
-//	             MariaDB has INNODB_LOCKS
+//	row          data_locks on MySQL,               the same
+//	             INNODB_LOCKS on MariaDB
 //	lease        the lock table                     metadata_locks
 //	advisory     metadata_locks, or on MariaDB      the same, or on MariaDB
 //	             the plugin METADATA_LOCK_INFO      the process list
 //
-// On MySQL that takes SELECT on performance_schema, on MariaDB PROCESS, and
-// SELECT on the lock table. Where something is missing the rest is shown, from
-// the process list as far as it goes, and a [Gap] says what is not, and what would
-// show it.
+// This needs SELECT on performance_schema on MySQL, PROCESS on MariaDB, and SELECT on
+// the lock table. If the account lacks a privilege, the rest is shown, as far as the
+// process list tells. A [Gap] says what is not shown, and what would show it.
 //
-// # What nobody can see
+// # What the server does not show
 //
-// Goroutines that line up inside their process for the one in front of them: of
-// each process only that one waits in the server. Since when a lease or an
-// advisory lock is held: the server does not note it. How long somebody has waited
-// in all: those who wait for leases and advisory locks ask again every few seconds,
-// for a row lock when the bound on the server is over, and it counts from then.
+//   - Goroutines that queue inside their process: of each process only the first one
+//     waits in the server.
+//   - Since when a lease is held. Since when a row or an advisory lock is held, MySQL tells
+//     as long as it remembers the statement that took it: Holder.Since. Else the age of the
+//     transaction, Within, is no age of the lock: it may have waited first, or locked late.
+//   - How long a caller has waited in all. A waiter for a lease or an advisory lock asks
+//     again every few seconds; a waiter for a row lock asks again when the server has
+//     ended its wait. Waited counts from the last time.
 //
-// Waiters are in the order in which they have asked the last time, which is the
-// server's: so they are granted, but that MySQL prefers, for a row, those who
-// themselves keep many waiting.
+// Waiters are in the order in which they asked the last time. The server grants locks in
+// that order, with one exception: for a row lock, MySQL prefers waiters that themselves
+// block many others.
 //
-// The slots of a key are a Lock each, and who waits for any of them waits for one
-// at a time. So are stripes, which do not tell for which of their keys they are
-// held.
+// Each slot of a key is a Lock of its own. A caller that would accept any slot waits for
+// one of them at a time. Each stripe is a Lock, too, and does not tell which of its keys
+// is held.
 //
-// # How far the picture is one
+// # One node, and no single moment
 //
-// Row locks, advisory locks and waiters are those of the node that the connection
-// leads to; leases are those of the whole cluster.
+// Row locks, advisory locks and waiters are those of the node to which the connection
+// leads. Leases are those of the whole cluster.
 //
-// The server has no common moment for all of that: it is read by a few statements,
-// one after the other, in some milliseconds. Somebody who is granted a lock
-// meanwhile can be its holder and its waiter. MariaDB answers who has locked a row
-// from a copy that it renews only when nobody has read it for 100 ms, so who asks
-// more often, or two who do by turns, see how things were.
+// A snapshot is read by a few statements, one after the other, within some milliseconds.
+// A caller that is granted a lock meanwhile can show up as its holder and its waiter.
+// MariaDB answers from a copy that it renews only if no one has read it for 100 ms: a
+// program that asks more often, or two that ask by turns, see an older state.
 //
 // # What it costs
 //
-// Each call uses a connection of its own, since it changes the settings, and closes
-// it. Snapshot and Doctor take no lock and wait for nobody; every question is
-// bounded on the server, also when the lock table is being altered. The search for
-// leases reads the whole table, a million rows in less than a second, unless it is
-// asked for keys.
+// Each call opens a connection of its own, changes its settings, and closes it. Snapshot,
+// but for [Filter].Try, and Doctor lock nothing and wait for no lock; the server limits each of their
+// statements, also while the lock table is being altered. The search for leases reads the
+// whole table, a million rows in less than a second, unless the call names keys.
 package inspect
 
 import (
@@ -66,8 +66,8 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// Options say whose locks to look at. The zero value is what the zero value of
-// the driver's Config means.
+// Options say which locks to look at. The zero value stands for the same table and
+// namespace as the zero value of the driver's Config.
 type Options struct {
 	Table     string // the lock table, as table or schema.table; "" is "mysqllock"
 	Namespace string // "" is the name of the connection's database
@@ -80,10 +80,9 @@ type Inspector struct {
 	namespace string
 }
 
-// New returns an Inspector that has sent nothing to the server yet. db can have
-// any driver that speaks MySQL. Whoever bounds its connections should give the
-// Inspector a handle of its own: it would wait for one behind those who wait for
-// locks.
+// New returns an Inspector. It sends nothing to the server. db can use any driver that
+// speaks MySQL. If db has a limit on its connections, use another handle here: else the
+// Inspector waits for a connection behind the callers that wait for locks.
 func New(db *sql.DB, o Options) (*Inspector, error) {
 	if o.Table == "" {
 		o.Table = "mysqllock"
@@ -99,15 +98,15 @@ func New(db *sql.DB, o Options) (*Inspector, error) {
 }
 
 const (
-	// callBound is how long a call may take in all, and questionBound one of its
-	// questions on the server.
+	// callBound is how long a call may take in all, and questionBound how long the
+	// server may take for one of its statements.
 	callBound, questionBound = 30 * time.Second, 5 * time.Second
-	// most is how many of a kind are read.
+	// most is how many rows of a kind are read.
 	most = 10_000
 )
 
-// setup lets no question wait, and none run for long. Times of MariaDB's
-// transactions are in the zone of the system, whatever that of the session.
+// setup lets no statement wait for a lock or run for long. MariaDB tells the times of
+// transactions in the zone of the system, whatever the zone of the session.
 var setup = fmt.Sprintf("SET SESSION autocommit = 1, sql_mode = '', sql_select_limit = DEFAULT, time_zone = 'SYSTEM', innodb_lock_wait_timeout = 1"+
 	" /*!80000 , lock_wait_timeout = 1, max_execution_time = %d */ /*M!100000 , lock_wait_timeout = 0, max_statement_time = %d */",
 	questionBound.Milliseconds(), int(questionBound.Seconds()))
@@ -124,9 +123,9 @@ type session struct {
 	now       time.Time // the server's
 }
 
-// on runs f with a connection that nobody uses afterwards.
+// on runs f with a new connection, and closes it.
 func (i *Inspector) on(ctx context.Context, f func(context.Context, *session) error) error {
-	// Not the caller's own lock context: these statements are under no lock.
+	// Without the caller's lock context: these statements need no lock.
 	ctx, cancel := context.WithTimeout(lockctx.Without(ctx), callBound)
 	defer cancel()
 	conn, err := i.db.Conn(ctx)
@@ -159,7 +158,7 @@ func (s *session) begin(ctx context.Context, i *Inspector) error {
 		s.namespace = s.database
 	}
 	if s.namespace == "" {
-		return errors.New("no database is selected: name one in the DSN, or give the namespace, and the table as schema.table")
+		return errors.New("no database is selected: name one in the DSN, or set Namespace, and Table as schema.table")
 	}
 	return nil
 }
@@ -174,7 +173,7 @@ func account(user string) string {
 	return quote(name) + "@" + quote(host)
 }
 
-// moment reads the server's UTC; the zero time where there is none.
+// moment reads a time of the server in UTC; the zero time if there is none.
 func moment(s string) time.Time {
 	t, _ := time.Parse("2006-01-02 15:04:05.999999", s)
 	return t
@@ -216,16 +215,15 @@ func (s *session) onDriver(f func(driver.Conn) error) error {
 			return fmt.Errorf("mysqllock: the driver's connection is a %T", c)
 		}
 		err := f(conn)
-		if errors.Is(err, driver.ErrBadConn) { // database/sql would close it under us
+		if errors.Is(err, driver.ErrBadConn) { // else database/sql closes the connection
 			err = errors.New(err.Error())
 		}
 		return err
 	})
 }
 
-// hidden reports an error that means that the account may not look, or that
-// there is nothing to look at: 1109 is a table of information_schema that does not
-// exist.
+// hidden reports that the account may not read a table, or that the table does not exist:
+// 1109 is an unknown table of information_schema.
 func hidden(err error) bool {
 	return server.Denied(err) || server.Missing(err) || server.Number(err) == 1109
 }

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"encoding/hex"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/inspect"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/keyrow"
 	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/internal/schema"
@@ -32,10 +34,10 @@ func TestAnyKey(t *testing.T) {
 		snap := look(t, i, keys...)
 		for _, key := range keys {
 			l := find(snap, "lease", key)
-			if l == nil || l.Namespace != s.database || len(l.Holders) != 1 || l.Holders[0].Program != "x'); DROP TABLE mysqllock; -- \\" {
+			if l == nil || l.Namespace != s.Name || len(l.Holders) != 1 || l.Holders[0].Program != "x'); DROP TABLE mysqllock; -- \\" {
 				t.Errorf("the lease on %q is %+v", key, l)
 			}
-			if l := find(snap, "advisory", key); l == nil || l.Namespace != s.database || len(l.Holders) != 1 {
+			if l := find(snap, "advisory", key); l == nil || l.Namespace != s.Name || len(l.Holders) != 1 {
 				t.Errorf("the advisory lock on %q is %+v", key, l)
 			}
 			if n := len(look(t, i, key).Locks); n != 2 {
@@ -70,51 +72,62 @@ func TestAnyKey(t *testing.T) {
 
 // rowsLocked locks rows as a program does, and lets it go at the end.
 func (s *scratch) rowsLocked(lock string, names ...string) *sql.Tx {
-	s.t.Helper()
+	s.T.Helper()
 	tx, err := s.root.Begin()
-	ok(s.t, err)
-	s.t.Cleanup(func() { _ = tx.Rollback() })
+	dbtest.OK(s.T, err)
+	s.T.Cleanup(func() { _ = tx.Rollback() })
 	for _, name := range names {
 		_, err := tx.Exec(s.lockSQL(lock, name))
-		ok(s.t, err)
+		dbtest.OK(s.T, err)
 	}
 	return tx
 }
 
 func (s *scratch) lockSQL(lock, name string) string {
-	return fmt.Sprintf("SELECT 1 FROM `%s`.`mysqllock` WHERE namespace = x'%x' AND name = x'%x' %s /* mysqllock 00 */", s.database, s.database, name, lock)
+	return fmt.Sprintf("SELECT 1 FROM `%s`.`mysqllock` WHERE namespace = x'%x' AND name = x'%x' %s /* mysqllock 00 */", s.Name, s.Name, name, lock)
 }
 
 // rowAwaited waits for a row.
 func (s *scratch) rowAwaited(lock, name string) {
-	s.t.Helper()
+	s.T.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	conn, err := s.root.Conn(ctx)
-	ok(s.t, err)
+	dbtest.OK(s.T, err)
 	var id uint64
-	ok(s.t, conn.QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&id))
+	dbtest.OK(s.T, conn.QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&id))
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		_, _ = conn.ExecContext(ctx, s.lockSQL(lock, name))
 	}()
-	s.t.Cleanup(func() { exec(s.t, s.root, fmt.Sprintf("KILL %d", id)); <-done; cancel(); conn.Close() })
-	soon(s.t, "it waits", func() bool {
+	s.T.Cleanup(func() { dbtest.Exec(s.T, s.root, fmt.Sprintf("KILL %d", id)); <-done; cancel(); conn.Close() })
+	waiting := "SELECT COUNT(*) FROM information_schema.INNODB_TRX WHERE trx_state = 'LOCK WAIT' AND trx_mysql_thread_id = ?"
+	if s.mysql() {
+		waiting = "SELECT COUNT(DISTINCT t.PROCESSLIST_ID) FROM performance_schema.data_lock_waits w" +
+			" JOIN performance_schema.threads t ON t.THREAD_ID = w.REQUESTING_THREAD_ID WHERE t.PROCESSLIST_ID = ?"
+	}
+	dbtest.Soon(s.T, "it waits", func() bool {
+		pauseForCopy()
 		var n int
-		ok(s.t, s.root.QueryRow("SELECT COUNT(*) FROM information_schema.INNODB_TRX WHERE trx_state = 'LOCK WAIT' AND trx_mysql_thread_id = ?", id).Scan(&n))
+		dbtest.OK(s.T, s.root.QueryRow(waiting, id).Scan(&n))
 		return n == 1
 	})
 }
 
+// pauseForCopy is called before the server is asked who waits. INNODB_TRX is a copy, which
+// is made anew only if nobody has asked for it for 100 ms: who asks regularly, beside
+// others who do, can be shown the old one for ever.
+func pauseForCopy() { time.Sleep(110*time.Millisecond + rand.N(250*time.Millisecond)) }
+
 func (s *scratch) makeTable(names ...string) {
-	s.t.Helper()
-	table, err := schema.Parse(s.database + ".mysqllock")
-	ok(s.t, err)
+	s.T.Helper()
+	table, err := schema.Parse(s.Name + ".mysqllock")
+	dbtest.OK(s.T, err)
 	for _, text := range table.Setup() {
-		exec(s.t, s.root, text)
+		dbtest.Exec(s.T, s.root, text)
 	}
 	for _, name := range names {
-		exec(s.t, s.root, fmt.Sprintf("INSERT INTO mysqllock (namespace, name, token) VALUES (x'%x', x'%x', 3)", s.database, name))
+		dbtest.Exec(s.T, s.root, fmt.Sprintf("INSERT INTO mysqllock (namespace, name, token) VALUES (x'%x', x'%x', 3)", s.Name, name))
 	}
 }
 
@@ -127,13 +140,13 @@ func TestSlotsAndStripes(t *testing.T) {
 			keyrow.StripeName(37), keyrow.SlotName(keyrow.StripeName(37), 1),
 		}
 		s.makeTable(append(names, schema.Stripes)...)
-		exec(t, s.root, "UPDATE mysqllock SET token = 64 WHERE name = x'"+hex.EncodeToString([]byte(schema.Stripes))+"'")
-		exec(t, s.root, "UPDATE mysqllock SET versioned = 1 WHERE name = 'k'")
+		dbtest.Exec(t, s.root, "UPDATE mysqllock SET token = 64 WHERE name = x'"+hex.EncodeToString([]byte(schema.Stripes))+"'")
+		dbtest.Exec(t, s.root, "UPDATE mysqllock SET versioned = 1 WHERE name = 'k'")
 		s.rowsLocked("FOR UPDATE", append(names, schema.Stripes)...)
 		for _, name := range names { // MariaDB shows them while somebody waits
 			s.rowAwaited("FOR UPDATE", name)
 		}
-		time.Sleep(120 * time.Millisecond)
+		pauseForCopy()
 		i := s.inspector(s.root)
 		want := []inspect.Lock{
 			{Key: "", Stripe: -1, Name: keyrow.Name(zero)},
@@ -189,11 +202,11 @@ func TestDriversSlotsAndShares(t *testing.T) {
 		if s.mysql() {
 			shown = 2
 		}
-		soon(t, "the slots are shown", func() bool { // who waits for a slot tries one after the other
+		dbtest.Soon(t, "the slots are shown", func() bool { // who waits for a slot tries one after the other
 			slots, holders, waiters := count("slots")
 			return slots == shown && holders == shown && waiters == 1
 		})
-		soon(t, "those who share are shown", func() bool {
+		dbtest.Soon(t, "those who share are shown", func() bool {
 			_, holders, waiters := count("shared")
 			return holders >= shown && holders <= 2 && waiters == 1
 		})
@@ -206,7 +219,7 @@ func TestShared(t *testing.T) {
 		s.makeTable("one", "two", "both", "mixed")
 		i := s.inspector(s.root)
 		count := func(key string) (known, unknown, waiters int) {
-			time.Sleep(120 * time.Millisecond)
+			pauseForCopy()
 			l := find(look(t, i), "row", key)
 			if l == nil {
 				return 0, 0, 0
@@ -242,7 +255,7 @@ func TestShared(t *testing.T) {
 		s.rowsLocked("LOCK IN SHARE MODE", "both")
 		writer := s.rowsLocked("LOCK IN SHARE MODE", "both")
 		_, err := writer.Exec("INSERT INTO mysqllock (namespace, name) VALUES ('w', 'w')")
-		ok(t, err)
+		dbtest.OK(t, err)
 		s.rowAwaited("FOR UPDATE", "both")
 		known, unknown, waiters = count("both")
 		if s.mysql() && known != 2 || !s.mysql() && (known != 1 || unknown != 1) || waiters != 1 {
@@ -250,16 +263,16 @@ func TestShared(t *testing.T) {
 		}
 		s.rowsLocked("FOR UPDATE", "mixed")
 		s.rowAwaited("LOCK IN SHARE MODE", "mixed")
-		time.Sleep(120 * time.Millisecond)
+		pauseForCopy()
 		if l := find(look(t, i), "row", "mixed"); l == nil || len(l.Holders) != 1 || l.Holders[0].Shared || l.Holders[0].ConnectionID == 0 || len(l.Waiters) != 1 || !l.Waiters[0].Shared {
 			t.Errorf("mixed: %+v", l)
 		}
 	})
 }
 
-// bell is what the lease strategy calls the bell of a key.
-func (s *scratch) bell(key string) string {
-	return lockname.OfBell(s.database, key)
+// wakeUp is the name of the wake-up lock of a key's lease.
+func (s *scratch) wakeUp(key string) string {
+	return lockname.OfWakeUp(s.Name, key)
 }
 
 // Who waits for a lease that was given back just now is shown all the same.
@@ -267,41 +280,41 @@ func TestLeaseJustGone(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		s.makeTable("k", "l")
 		holder, err := s.root.Conn(t.Context())
-		ok(t, err)
+		dbtest.OK(t, err)
 		defer holder.Close()
-		_, err = holder.ExecContext(t.Context(), "DO GET_LOCK('"+s.bell("k")+"', 0)")
-		ok(t, err)
+		_, err = holder.ExecContext(t.Context(), "DO GET_LOCK('"+s.wakeUp("k")+"', 0)")
+		dbtest.OK(t, err)
 		ctx, cancel := context.WithCancel(t.Context())
 		waits := make(chan struct{})
 		go func() {
 			defer close(waits)
-			_, _ = s.root.ExecContext(ctx, "DO GET_LOCK('"+s.bell("k")+"', 20)")
+			_, _ = s.root.ExecContext(ctx, "DO GET_LOCK('"+s.wakeUp("k")+"', 300)")
 		}()
 		defer func() { cancel(); <-waits }()
 		i := s.inspector(s.root)
-		soon(t, "the waiter is shown", func() bool {
+		dbtest.Soon(t, "the waiter is shown", func() bool {
 			l := find(look(t, i), "lease", "k")
 			return l != nil && len(l.Holders) == 0 && len(l.Waiters) == 1 && l.Token == 3 && len(look(t, i).Locks) == 1
 		})
 	})
 }
 
-// Where the holder of a lease has lost the bell, the first of those who wait has
-// it.
-func TestBellInOtherHands(t *testing.T) {
+// TestWakeUpLockInOtherHands: if the holder of a lease has lost the wake-up lock, the
+// first waiter has it.
+func TestWakeUpLockInOtherHands(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
-		if !s.mysql() && s.name != equipped {
+		if s.kind == plainMariaDB {
 			t.Skip("the server does not tell the programs")
 		}
-		s.acquire(s.process("root", "first"), "k", lockctx.Lease(30*time.Second))
+		s.acquire(s.process("root", "first"), "k", lockctx.Lease(time.Hour)) // which is not renewed meanwhile
 		i := s.inspector(s.root)
 		if l := find(look(t, i), "lease", "k"); l == nil || l.Holders[0].User != "root" || l.Holders[0].PID != os.Getpid() || len(l.Waiters) > 0 {
-			t.Errorf("the holder has the bell: %+v", l)
+			t.Errorf("the holder has the wake-up lock: %+v", l)
 		}
-		exec(t, s.root, "UPDATE mysqllock SET owner = 'web-1:4711:shop#12345678' WHERE name = 'k'")
+		dbtest.Exec(t, s.root, "UPDATE mysqllock SET owner = 'web-1:4711:shop#12345678' WHERE name = 'k'")
 		l := find(look(t, i), "lease", "k")
 		if l == nil || len(l.Waiters) != 1 || l.Waiters[0].Program != "first" {
-			t.Fatalf("another has the bell: %+v", l)
+			t.Fatalf("another has the wake-up lock: %+v", l)
 		}
 		if want := (inspect.Client{Host: "web-1", Program: "web-1:4711:shop", PID: 4711}); l.Holders[0].Client != want {
 			t.Errorf("the holder is %+v", l.Holders[0])
@@ -312,12 +325,12 @@ func TestBellInOtherHands(t *testing.T) {
 func TestNamespaces(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		s.makeTable("k", keyrow.Name("x"))
-		exec(t, s.root, "INSERT INTO mysqllock (namespace, name, owner, expires) VALUES ('other', 'k', 'me#00000000', UTC_TIMESTAMP(6) + INTERVAL 1 MINUTE)")
+		dbtest.Exec(t, s.root, "INSERT INTO mysqllock (namespace, name, owner, expires) VALUES ('other', 'k', 'me#00000000', UTC_TIMESTAMP(6) + INTERVAL 1 MINUTE)")
 		other, err := s.root.Begin()
-		ok(t, err)
+		dbtest.OK(t, err)
 		defer other.Rollback()
-		_, err = other.Exec("SELECT GET_LOCK('mysqllock:" + s.database + "-other/k', 0), l.* FROM mysqllock l WHERE namespace = 'other' FOR UPDATE")
-		ok(t, err)
+		_, err = other.Exec("SELECT GET_LOCK('mysqllock:" + s.Name + "-other/k', 0), l.* FROM mysqllock l WHERE namespace = 'other' FOR UPDATE")
+		dbtest.OK(t, err)
 		i := s.inspector(s.root)
 		for _, l := range look(t, i).Locks {
 			t.Errorf("another namespace's lock is shown: %+v", l)
@@ -326,7 +339,7 @@ func TestNamespaces(t *testing.T) {
 			t.Errorf("another namespace's lock is shown: %+v", locks)
 		}
 		snap, err := i.Snapshot(t.Context(), inspect.Filter{AllNamespaces: true})
-		ok(t, err)
+		dbtest.OK(t, err)
 		l := find(snap, "lease", "k")
 		if l == nil || l.Namespace != "other" || !l.Holders[0].Left || l.Holders[0].Program != "me" {
 			t.Errorf("all are %+v", snap.Locks)

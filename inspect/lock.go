@@ -11,80 +11,109 @@ import (
 	"github.com/mysqllock/mysqllock/internal/keyrow"
 )
 
-// Snapshot is who holds what, and who waits for it.
+// Snapshot shows the locks, their holders and their waiters.
 type Snapshot struct {
 	Time      time.Time // the server's, when the reading began
-	Namespace string    // whose locks it shows; "" for all
+	Namespace string    // the namespace that it shows; "" for all
 	Locks     []Lock    // by namespace, key, slot and strategy
-	Gaps      []Gap     // what it does not tell
+	Gaps      []Gap     // what it does not show
 
-	// Deadlocks is how many the server has broken since it started, of all who use
-	// it; nil where Filter.Deadlocks did not ask, or the server does not tell. Those
-	// among GET_LOCK are counted on MySQL, and not on MariaDB.
+	// Unseen is how many transactions hold row locks, of this lock table or of others,
+	// that the server does not show; -1 if the account may not even count them.
+	Unseen int
+
+	// Namespaces are all namespaces in the lock table, also those without a held lock.
+	// Advisory locks leave nothing there.
+	Namespaces []Namespace
+
+	// Deadlocks is how many deadlocks the server has broken since it started, those of
+	// other applications included. It is nil if Filter.Deadlocks is not set, or if the
+	// server does not tell. Deadlocks of GET_LOCK count on MySQL only.
 	Deadlocks *uint64
 }
 
 // Lock is one lock: of a strategy, on one key, or one slot of it, or one stripe.
 type Lock struct {
-	Strategy  string // "row", "lease" or "advisory"; "" where nobody has a key that was asked for
-	Namespace string // "" where the name does not tell it
-	Key       string // "" where the name does not tell it
-	Name      string // that of the row, or of the server's named lock, which always tells one from another
-	Slot      int    // of a key with slots
-	Stripe    int    // the row is the i-th of those that all keys share; -1 where it is none of them
+	Strategy  string // "row", "lease" or "advisory"; "" for a key of Filter.Keys that no one holds
+	Namespace string // "" if the name does not tell it
+	Key       string // "" if the name does not tell it
+	Name      string // of the row, or of the server's named lock; unique for each lock of a strategy and namespace
+	Slot      int    // the index of the slot, for a key with slots
+	Stripe    int    // the index of the row, if all keys share rows; else -1
 	Holders   []Holder
-	Waiters   []Waiter // in the order in which they have asked
+	Waiters   []Waiter // in the order in which they asked
 
-	// What the key's row says; nothing where there is none.
+	// From the key's row in the lock table; zero if there is none.
 	Token     uint64        // of the last grant
-	Versioned bool          // the key is kept optimistically, too
-	Expires   time.Time     // when the lease ends, unless it is renewed: the server's time, UTC; zero where there is none
-	Remaining time.Duration // until then, when it was read
+	Versioned bool          // the key is also used with the optimistic strategy
+	Expires   time.Time     // when the lease ends unless it is renewed: the server's time, UTC; zero without a lease
+	Remaining time.Duration // the time until Expires, at the moment of reading
 }
 
-// Client is who holds a lock, or waits for it. What the server does not show is
-// zero.
+// Client is the connection, and its program, that holds a lock or waits for it. A field
+// that the server does not show is zero.
 type Client struct {
-	ConnectionID uint64 // 0 for who has a lease, which needs none
+	ConnectionID uint64 // 0 for the holder of a lease, which needs no connection
 	User         string // the account's name
-	Host         string // where the connection comes from; for who has a lease what it calls itself
-	Program      string // the lockOwner, else the program's name
+	Host         string // where the connection comes from; for the holder of a lease, its own name for the host
+	Program      string // the lockOwner, or else the name of the program
 	PID          int
 }
 
-// Holder has the lock.
+// Holder holds the lock.
 type Holder struct {
 	Client
-	Since  time.Duration // age of the transaction that has locked the row
-	Shared bool          // with others; or a transaction that is about to commit under a lease, which keeps its row so
-	Left   bool          // it has given the lease back, which stays for its MinHold
-	Locks  int           // how many advisory locks are on the connection, and end with it
+	Since  time.Duration // how long it has held the lock; 0 if that cannot be known
+	Least  time.Duration // if Since is 0: it has held the lock for at least so long, as far as is known
+	Within time.Duration // the age of the transaction that holds the row, which may have waited first; 0 without one
+	Shared bool          // shared with others; a transaction that commits under a lease also holds its row shared
+	Left   bool          // it has released the lease, which stays for its MinHold
+	Locks  int           // how many advisory locks the connection holds; all of them end with it
+
+	Activity *Activity // what its connection does; nil if the server does not show it
+	WaitsFor []string  // the keys of other locks for which its connection waits; of row locks only
 }
 
 // Waiter waits for the lock in the server.
 type Waiter struct {
 	Client
 	Waited time.Duration // since it asked the last time
-	Shared bool          // it is ready to share
+	Shared bool          // it waits for a shared lock
 }
 
-// Gap is something that a Snapshot does not tell.
+// Gap is something that a Snapshot does not show.
 type Gap struct {
 	What   string // what is not shown
 	Why    string
-	Remedy string // a statement, or a setting, that would show it; "" where nothing would
+	Remedy string // a statement or a setting that would show it; "" if there is none
+
+	// Holders and Waiters may be missing from the Snapshot because of it: what it counts
+	// is then what was seen, and not what there is.
+	Holders, Waiters bool
 }
 
-// id tells one lock from another.
+// Incomplete says whether holders or waiters may be missing from the Snapshot: a number
+// of them is then what was seen, and not what there is.
+func (s *Snapshot) Incomplete() (holders, waiters bool) {
+	for _, g := range s.Gaps {
+		holders, waiters = holders || g.Holders, waiters || g.Waiters
+	}
+	return holders, waiters
+}
+
+// id identifies a lock.
 type id struct{ strategy, namespace, name string }
 
-// claim is that a connection has a lock, or wants to have it.
+// claim says that a connection holds a lock, or waits for it.
 type claim struct {
 	conn    uint64 // 0 is unknown
 	waiting bool
 	shared  bool
-	order   uint64        // among those who wait
+	order   uint64        // among the waiters
 	age     time.Duration // of the transaction, or of the wait
+	event   uint64        // of performance_schema, in which it asked for the lock; 0 is unknown
+	since   time.Duration // it holds the lock; 0 is unknown
+	least   time.Duration // it has held it for at least so long
 }
 
 // claims are what the server shows of the locks.
@@ -100,6 +129,23 @@ func (c claims) add(lock id, one claim) {
 		return
 	}
 	c[lock][i].shared = c[lock][i].shared && one.shared
+	if e := c[lock][i].event; one.event != 0 && (e == 0 || one.event < e) {
+		c[lock][i].event = one.event
+	}
+}
+
+// holding are the connections that hold locks.
+func (c claims) holding() []uint64 {
+	var out []uint64
+	for _, list := range c {
+		for _, one := range list {
+			if one.conn != 0 && !one.waiting {
+				out = append(out, one.conn)
+			}
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 // connections are those that have claims.
@@ -141,7 +187,13 @@ func (l *Lock) fill(list []claim, clients map[uint64]Client, held map[uint64]int
 			l.Waiters = append(l.Waiters, Waiter{Client: client, Waited: one.age, Shared: one.shared})
 			continue
 		}
-		h := Holder{Client: client, Since: one.age, Shared: one.shared}
+		h := Holder{Client: client, Since: one.since, Within: one.age, Shared: one.shared}
+		if h.Since == 0 {
+			h.Least = one.least
+		}
+		if h.Within > 0 { // which was read before
+			h.Within = max(h.Within, h.Since, h.Least)
+		}
 		if l.Strategy == advisory {
 			h.Locks = held[one.conn]
 		}
@@ -149,19 +201,19 @@ func (l *Lock) fill(list []claim, clients map[uint64]Client, held map[uint64]int
 	}
 }
 
-// leaseHolder says who has a lease, from the row's owner.
+// leaseHolder returns the holder of a lease, from the owner in its row.
 func leaseHolder(owner string) Holder {
 	h := Holder{Client: Client{Program: keyrow.HolderOf(owner).Program}, Left: strings.HasSuffix(owner, leftMark)}
 	h.Host, h.PID = selfNamed(h.Program)
 	return h
 }
 
-// leftMark ends the owner of a lease that nobody has any more.
+// leftMark is the end of the owner of a lease that was released.
 const leftMark = "#00000000"
 
 var defaultOwner = regexp.MustCompile(`^(.+):([0-9]{1,9}):[^:]*$`)
 
-// selfNamed reads host and process from a lockOwner that was not set by hand.
+// selfNamed reads host and process id from a lockOwner of the default form.
 func selfNamed(owner string) (host string, pid int) {
 	m := defaultOwner.FindStringSubmatch(owner)
 	if m == nil {

@@ -12,6 +12,11 @@ import (
 	"github.com/mysqllock/mysqllock/internal/schema"
 )
 
+const (
+	calmRows  = "row locks that nobody waits for"
+	calmNames = "who holds advisory locks that nobody waits for"
+)
+
 // transaction is one that MariaDB's InnoDB lists. Those that have written
 // nothing, and have locked rows to share them only, all have the id 0.
 type transaction struct {
@@ -19,7 +24,7 @@ type transaction struct {
 	conn  uint64
 	wants string // the id of the lock that it waits for
 	age   time.Duration
-	locks bool
+	locks int // how many rows it has locked
 }
 
 // record is a lock of a row that somebody waits for.
@@ -34,27 +39,27 @@ type record struct {
 // somebody waits for them.
 func (p *picture) mariadbRowLocks(ctx context.Context) error {
 	rows, err := p.query(ctx, fmt.Sprintf("SELECT 't', trx_id, trx_mysql_thread_id, COALESCE(trx_requested_lock_id, ''),"+
-		" TIMESTAMPDIFF(MICROSECOND, trx_started, NOW(6)), trx_rows_locked > 0 FROM information_schema.INNODB_TRX"+
+		" TIMESTAMPDIFF(MICROSECOND, trx_started, NOW(6)), trx_rows_locked FROM information_schema.INNODB_TRX"+
 		" UNION ALL SELECT 'l', lock_trx_id, lock_id, lock_mode, lock_data, lock_data IS NULL FROM information_schema.INNODB_LOCKS"+
 		" WHERE lock_type = 'RECORD' AND lock_table = %s LIMIT %d", schema.Literal(p.table.String()), most))
 	if hidden(err) {
 		p.gap(whoRows+", and who waits for any lock as another account", "the account has no PROCESS", p.grant("PROCESS", "*.*"))
+		p.unseen = -1
 		return p.waitersByText(ctx)
 	}
 	if err != nil {
+		p.unseen = -1
 		return p.tolerate(err, whoRows, "")
 	}
 	p.full(rows, whoRows)
 	var transactions []transaction
 	var records []record
-	untold, locking := 0, 0
+	untold := 0
 	for _, r := range rows {
 		if r[0] == "t" {
 			conn, _ := strconv.ParseUint(r[2], 10, 64)
-			t := transaction{r[1], conn, r[3], micros(r[4]), r[5] == "1"}
-			if transactions = append(transactions, t); t.locks {
-				locking++
-			}
+			rows, _ := strconv.Atoi(r[5])
+			transactions = append(transactions, transaction{r[1], conn, r[3], micros(r[4]), rows})
 			continue
 		}
 		namespace, name, ok := readPrimaryKey(r[4])
@@ -66,13 +71,40 @@ func (p *picture) mariadbRowLocks(ctx context.Context) error {
 		}
 	}
 	if untold > 0 {
-		p.gap(fmt.Sprintf("the keys of %d locks", untold), "the rows are not in the buffer pool, from which the server tells them", "")
+		p.blind(untold)
 	}
-	if locking > 0 {
-		p.gap("row locks that nobody waits for", fmt.Sprintf(
-			"MariaDB lists a row lock only while somebody waits for it; %d transactions have locked rows, of this table or others", locking), "")
+	if err := p.mariadbRows(ctx, transactions, records); err != nil {
+		return err
 	}
-	return p.mariadbRows(ctx, transactions, records)
+	p.countUnseen(transactions)
+	return nil
+}
+
+// countUnseen counts the transactions with locked rows that nobody waits for. The row that
+// a transaction waits for counts among those that it has locked.
+func (p *picture) countUnseen(transactions []transaction) {
+	shown := make(map[uint64]int)
+	for lock, list := range p.claims {
+		for _, c := range list {
+			if lock.strategy == row && !c.waiting {
+				shown[c.conn]++
+			}
+		}
+	}
+	for _, t := range transactions {
+		known := shown[t.conn]
+		if t.wants != "" {
+			known++
+		}
+		if t.locks > known {
+			p.hiding = append(p.hiding, t)
+		}
+	}
+	p.unseen = len(p.hiding)
+	if p.unseen > 0 {
+		p.gap(calmRows, fmt.Sprintf("MariaDB shows a row lock only while somebody waits for it; %d transactions hold row locks"+
+			" that it does not show, of this table or others", p.unseen), "Filter.Try, or mysqllock ls --try")
+	}
 }
 
 // mariadbRows notes who has locked the records, and who waits.
@@ -93,7 +125,7 @@ func (p *picture) mariadbRows(ctx context.Context, transactions []transaction, r
 	for _, r := range records {
 		for _, t := range transactions {
 			if s := statements[t.conn]; t.wants == r.id {
-				p.claims.add(r.lock, claim{t.conn, true, r.shared, s.order, s.age})
+				p.claims.add(r.lock, claim{conn: t.conn, waiting: true, shared: r.shared, order: s.order, age: s.age})
 			} else if t.id == r.owner && t.id != "0" {
 				p.claims.add(r.lock, claim{conn: t.conn, shared: r.shared, age: t.age})
 				exclusive[r.lock] = exclusive[r.lock] || !r.shared
@@ -115,7 +147,7 @@ func (p *picture) mariadbRows(ctx context.Context, transactions []transaction, r
 func (p *picture) sharing(lock id, record string, transactions []transaction) {
 	var candidates []transaction
 	for _, t := range transactions {
-		if t.id == "0" && t.locks && t.wants != record {
+		if t.id == "0" && t.locks > 0 && t.wants != record {
 			candidates = append(candidates, t)
 		}
 	}
@@ -143,8 +175,8 @@ func (p *picture) mariadbNamedLocks(ctx context.Context) error {
 			" WHERE m.OBJECT_TYPE = 'USER LEVEL LOCK' AND m.LOCK_STATUS = 'GRANTED' AND m.OBJECT_NAME LIKE '%s%%' LIMIT %d", lockname.Any, most))
 	}
 	if hidden(err) || err == nil && len(rows) == 0 {
-		if hidden(err) {
-			p.gap("who holds advisory locks that nobody waits for", "the plugin METADATA_LOCK_INFO is not installed", "INSTALL SONAME 'metadata_lock_info'")
+		if hidden(err) && len(p.asked.keys) == 0 { // of single keys it is asked below
+			p.gap(calmNames, "the plugin METADATA_LOCK_INFO is not installed", "INSTALL SONAME 'metadata_lock_info'")
 		}
 		return p.askForNames(ctx)
 	}

@@ -12,6 +12,7 @@ import (
 const (
 	whoRows   = "who has locked rows"
 	whoNames  = "who holds advisory locks that nobody waits for, and who waits for leases and advisory locks as another account"
+	someNames = "some named locks"
 	deadlocks = "how many deadlocks the server has broken"
 	turnOn    = "performance_schema = ON in the server's configuration, and a restart"
 )
@@ -24,16 +25,18 @@ const running = " LEFT JOIN performance_schema.events_statements_current s ON s.
 func (p *picture) mysqlRowLocks(ctx context.Context) error {
 	if !p.schema {
 		p.gap(whoRows, "performance_schema is off", turnOn)
+		p.unseen = -1
 		return p.waitersByText(ctx)
 	}
 	rows, err := p.query(ctx, fmt.Sprintf("SELECT t.PROCESSLIST_ID, l.LOCK_STATUS, l.LOCK_MODE, l.LOCK_DATA,"+
-		" IF(l.LOCK_STATUS = 'WAITING', COALESCE(s.TIMER_WAIT DIV 1000000, t.PROCESSLIST_TIME * 1000000), x.TIMER_WAIT DIV 1000000), s.TIMER_START"+
+		" IF(l.LOCK_STATUS = 'WAITING', COALESCE(s.TIMER_WAIT DIV 1000000, t.PROCESSLIST_TIME * 1000000), x.TIMER_WAIT DIV 1000000), s.TIMER_START, l.EVENT_ID"+
 		" FROM performance_schema.data_locks l JOIN performance_schema.threads t ON t.THREAD_ID = l.THREAD_ID"+running+
 		" LEFT JOIN performance_schema.events_transactions_current x ON x.THREAD_ID = t.THREAD_ID AND x.STATE = 'ACTIVE'"+
 		" WHERE %s AND l.LOCK_TYPE = 'RECORD' LIMIT %d",
 		p.table.Where("l.OBJECT_SCHEMA", "l.OBJECT_NAME"), most))
 	if hidden(err) {
 		p.gap(whoRows, "the account may not read performance_schema", p.grant("SELECT", "performance_schema.*"))
+		p.unseen = -1
 		return p.waitersByText(ctx)
 	}
 	p.full(rows, whoRows)
@@ -53,12 +56,21 @@ func (p *picture) mysqlRowLocks(ctx context.Context) error {
 		}
 		conn, _ := strconv.ParseUint(r[0], 10, 64)
 		order, _ := strconv.ParseUint(r[5], 10, 64)
-		p.claims.add(id{row, namespace, name}, claim{conn, r[1] == "WAITING", strings.HasPrefix(mode, "S"), order, micros(r[4])})
+		p.claims.add(id{row, namespace, name}, claim{
+			conn: conn, waiting: r[1] == "WAITING", shared: strings.HasPrefix(mode, "S"), order: order, age: micros(r[4]), event: latest(r[6]),
+		})
 	}
 	if untold > 0 {
-		p.gap(fmt.Sprintf("the keys of %d locks", untold), "the rows are not in the buffer pool, from which the server tells them", "")
+		p.blind(untold)
 	}
 	return p.tolerate(err, whoRows, "")
+}
+
+// latest is the event in which a lock was asked for. The server tells the number of the
+// next one (measured on MySQL 9.7); 0 is unknown.
+func latest(next string) uint64 {
+	n, _ := strconv.ParseUint(next, 10, 64)
+	return max(n, 1) - 1
 }
 
 // mysqlNamedLocks reads the named locks of both kinds: of holders, and of waiters.
@@ -68,7 +80,7 @@ func (p *picture) mysqlNamedLocks(ctx context.Context) error {
 		return p.namedWithoutList(ctx)
 	}
 	rows, err := p.query(ctx, fmt.Sprintf("SELECT m.OBJECT_NAME, t.PROCESSLIST_ID, m.LOCK_STATUS = 'PENDING',"+
-		" COALESCE(s.TIMER_WAIT DIV 1000000, t.PROCESSLIST_TIME * 1000000), s.TIMER_START"+
+		" COALESCE(s.TIMER_WAIT DIV 1000000, t.PROCESSLIST_TIME * 1000000), s.TIMER_START, m.OWNER_EVENT_ID"+
 		" FROM performance_schema.metadata_locks m JOIN performance_schema.threads t ON t.THREAD_ID = m.OWNER_THREAD_ID"+running+
 		" WHERE m.OBJECT_TYPE = 'USER LEVEL LOCK' AND m.OBJECT_NAME LIKE '%s%%' LIMIT %d", lockname.Any, most))
 	if hidden(err) {
@@ -79,6 +91,7 @@ func (p *picture) mysqlNamedLocks(ctx context.Context) error {
 	for _, r := range rows {
 		conn, _ := strconv.ParseUint(r[1], 10, 64)
 		one := claim{conn: conn, waiting: r[2] == "1"}
+		one.event = latest(r[5])
 		if one.waiting {
 			one.age = micros(r[3])
 			one.order, _ = strconv.ParseUint(r[4], 10, 64)
@@ -104,7 +117,7 @@ func (p *picture) mysqlInstrument(ctx context.Context) error {
 		return p.namedWithoutList(ctx)
 	}
 	if lost := rows[0][1]; lost != "0" && lost != "" {
-		p.gap("some named locks", "performance_schema had no room for "+lost+" metadata locks", "a larger performance_schema_max_metadata_locks")
+		p.gap(someNames, "performance_schema had no room for "+lost+" metadata locks", "a larger performance_schema_max_metadata_locks")
 	}
 	return nil
 }

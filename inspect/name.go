@@ -6,15 +6,15 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/keyrow"
 	"github.com/mysqllock/mysqllock/internal/lockname"
-	"github.com/mysqllock/mysqllock/lockctx"
 )
 
 const (
-	row      = lockctx.StrategyRow
-	lease    = lockctx.StrategyLease
-	advisory = lockctx.StrategyAdvisory
+	row      = hint.StrategyRow
+	lease    = hint.StrategyLease
+	advisory = hint.StrategyAdvisory
 )
 
 var ourName = regexp.MustCompile(`^mysqllock[a-z0-9_.:/#-]{0,55}$`)
@@ -41,11 +41,12 @@ func unhex(s string) (string, bool) {
 	return string(b), found && err == nil
 }
 
-// question is which locks somebody asks for.
+// question says which locks a caller asks for.
 type question struct {
 	namespace string // "" is all
 	keys      []string
-	stripes   int // how many rows the keys of the namespace share; 0 where each has its own
+	try       bool
+	stripes   int // how many rows the keys of the namespace share; 0 if each key has its own
 }
 
 // row is the name of the row that keeps key.
@@ -56,8 +57,8 @@ func (q *question) row(key string) string {
 	return keyrow.Name(key)
 }
 
-// lock says which lock has the id. ok is false where it is none, or not one that
-// is asked for. bases are names of rows that a hashed one may be about.
+// lock returns the lock with the id. ok is false if there is none, or if the caller does
+// not ask for it. bases are names of rows to which a hashed name may belong.
 func (q *question) lock(lock id, bases []string) (l Lock, ok bool) {
 	l = Lock{Strategy: lock.strategy, Namespace: lock.namespace, Name: lock.name, Stripe: -1}
 	if lock.strategy == advisory {
@@ -67,7 +68,7 @@ func (q *question) lock(lock id, bases []string) (l Lock, ok bool) {
 				l.Namespace, l.Key, ok = q.namespace, q.keys[i], true
 			}
 		}
-		// One whose namespace is not told may be of this one.
+		// A lock of unknown namespace may be of this one.
 		return l, q.asks(l) || !ok && len(q.keys) == 0
 	}
 	m, ok := keyrow.Read(lock.name)
@@ -81,7 +82,7 @@ func (q *question) lock(lock id, bases []string) (l Lock, ok bool) {
 	return l, q.asks(l)
 }
 
-// hashed looks for the key of a row whose name tells only a hash of it.
+// hashed looks for the key of a row whose name has only a hash of the key.
 func (q *question) hashed(name string, slot int, bases []string) string {
 	for _, key := range q.keys {
 		if keyrow.SlotName(keyrow.Name(key), slot) == name {

@@ -13,34 +13,33 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// ErrChanged: the lock is not held any more by those who had it in the snapshot.
-// Nothing was done.
-var ErrChanged = errors.New("mysqllock: not held any more as it was seen")
+// ErrChanged says that the holders of the snapshot no longer hold the lock. Release has
+// done nothing.
+var ErrChanged = errors.New("mysqllock: the lock has changed hands since the snapshot; nothing was released")
 
 // Released is what was done to break a lock.
 type Released struct {
-	Token  uint64   // of the lease, now: with its old one nobody commits any more
+	Token  uint64   // the new token of the lease: with the old one nothing can be committed
 	Killed []uint64 // connections that were ended
 }
 
-// Release breaks a lock that Snapshot has shown, if those who held it do still.
+// Release breaks a lock of a Snapshot, if it still has the same holders.
 //
-// A lease is taken from its holder in one statement, which raises the token: the
-// fence keeps what the holder has not committed from being committed. Those who
-// wait look within five seconds. It needs INSERT and UPDATE on the lock table.
+// Release ends a lease by one statement that raises the token. The fence then refuses
+// what its holder has not committed. Waiters notice within three seconds. This needs
+// INSERT and UPDATE on the lock table.
 //
-// A row lock or an advisory lock is taken by ending its holder's connection, at
-// once or when the statement on it notices: a transaction is rolled back, and all
-// of the [Holder.Locks] go with it. Connections of other accounts can be ended with
-// CONNECTION_ADMIN, on MariaDB CONNECTION ADMIN. Who holds it is asked right before,
-// on the same connection, so that nobody is hit who has been given the same
-// connection id, but one who has just given the lock back can be.
+// Release ends a row lock or an advisory lock by ending the connection of its holder. Its
+// transaction is rolled back, and all of its [Holder.Locks] are released. To end the
+// connections of other accounts you need CONNECTION_ADMIN, on MariaDB CONNECTION ADMIN.
+// Release asks for the holder right before the KILL, so it does not end a connection that
+// has got the same id since. It can end one that has released the lock just now.
 func (i *Inspector) Release(ctx context.Context, lock Lock) (*Released, error) {
 	out := new(Released)
 	err := i.on(ctx, func(ctx context.Context, s *session) (err error) {
 		switch lock.Strategy {
 		case lease:
-			out.Token, err = s.takeLease(ctx, lock)
+			out.Token, err = s.revokeLease(ctx, lock)
 		case row, advisory:
 			out.Killed, err = s.killHolders(ctx, lock)
 		default:
@@ -55,32 +54,32 @@ func (i *Inspector) Release(ctx context.Context, lock Lock) (*Released, error) {
 }
 
 const (
-	patience = 3 * time.Second // with who has locked the lease's row, to commit under it for one
-	pace     = 50 * time.Millisecond
+	revokeWait = 3 * time.Second // how long to wait if the lease's row is locked, for example by a COMMIT
+	pace       = 50 * time.Millisecond
 )
 
-// takeLease ends the lease whose token the lock has.
-func (s *session) takeLease(ctx context.Context, lock Lock) (token uint64, err error) {
+// revokeLease ends the lease, if its token is still that of lock.
+func (s *session) revokeLease(ctx context.Context, lock Lock) (token uint64, err error) {
 	// An UPDATE has no NOWAIT; the insert always meets the row that it has read.
 	text := fmt.Sprintf("INSERT INTO %[1]s (namespace, name, owner, token, expires)"+
 		" SELECT r.namespace, r.name, r.owner, r.token, r.expires FROM %[1]s r"+
 		" WHERE r.namespace = %[2]s AND r.name = %[3]s AND r.token = %[4]d AND %[5]s FOR UPDATE NOWAIT"+
-		" ON DUPLICATE KEY UPDATE token = LAST_INSERT_ID(r.token + 1), owner = NULL, expires = LEAST(r.expires, UTC_TIMESTAMP(6))",
+		" ON DUPLICATE KEY UPDATE token = r.token + 1, owner = NULL, expires = LEAST(r.expires, UTC_TIMESTAMP(6))",
 		s.table, schema.Literal(lock.Namespace), schema.Literal(lock.Name), lock.Token, schema.Live("r."))
-	for deadline := time.Now().Add(patience); ; {
+	for deadline := time.Now().Add(revokeWait); ; {
 		result, err := s.conn.ExecContext(ctx, text)
 		if err == nil {
-			raised, err := result.LastInsertId()
-			if err == nil && raised == 0 {
+			changed, err := result.RowsAffected()
+			if err == nil && changed == 0 {
 				err = ErrChanged
 			}
-			return uint64(raised), err
+			return lock.Token + 1, err
 		}
 		if !server.Locked(err) && !server.Deadlock(err) {
 			return 0, err
 		}
 		if time.Now().After(deadline) {
-			return 0, lockerr.With(lockerr.ErrLocked, fmt.Errorf("somebody has locked the lease's row: %w", err))
+			return 0, lockerr.With(lockerr.ErrLocked, fmt.Errorf("the lease's row is locked: %w", err))
 		}
 		select {
 		case <-time.After(pace):
@@ -90,7 +89,7 @@ func (s *session) takeLease(ctx context.Context, lock Lock) (token uint64, err e
 	}
 }
 
-// killHolders ends the connections that hold the lock, now and in the snapshot.
+// killHolders ends the connections that hold the lock now, and held it in the snapshot.
 func (s *session) killHolders(ctx context.Context, lock Lock) (killed []uint64, err error) {
 	p := s.picture(Filter{})
 	if lock.Strategy == row {
@@ -142,10 +141,10 @@ func (s *session) killHolders(ctx context.Context, lock Lock) (killed []uint64, 
 	return killed, nil
 }
 
-// askWhoHas notes who has a named lock.
+// askWhoHas notes the holder of a named lock.
 func (p *picture) askWhoHas(ctx context.Context, name string) error {
 	if !ourName.MatchString(name) {
-		return fmt.Errorf("%q is the name of no advisory lock", name)
+		return fmt.Errorf("%q is not the name of an advisory lock", name)
 	}
 	rows, err := p.query(ctx, "SELECT IS_USED_LOCK('"+name+"')")
 	if err != nil {

@@ -9,30 +9,31 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/inspect"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/lockctx"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
 func TestRelease(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
-		exec(t, s.root, "CREATE TABLE work (id INT)")
+		dbtest.Exec(t, s.root, "CREATE TABLE work (id INT)")
 		i := s.inspector(s.root)
 		for strategy, option := range strategies {
 			key := "the-" + strategy
 			db := s.process("root", "holder")
 			hold, err := mysqllock.Acquire(t.Context(), db, key, option)
-			ok(t, err)
+			dbtest.OK(t, err)
 			granted := make(chan error, 1)
 			next := s.process("root", "next")
 			go func() {
-				h, err := mysqllock.Acquire(context.Background(), next, key, option, lockctx.Wait(20*time.Second))
+				h, err := mysqllock.Acquire(context.Background(), next, key, option, lockctx.Wait(dbtest.Patience))
 				if err == nil {
 					defer h.Release()
 				}
 				granted <- err
 			}()
 			var seen *inspect.Lock
-			soon(t, "one waits", func() bool {
+			dbtest.Soon(t, "one waits", func() bool {
 				seen = find(look(t, i), strategy, key)
 				return seen != nil && len(seen.Waiters) == 1
 			})
@@ -44,14 +45,15 @@ func TestRelease(t *testing.T) {
 				t.Errorf("%s: released what is not held so: %+v, %v", strategy, done, err)
 			}
 			done, err := i.Release(t.Context(), *seen)
-			ok(t, err)
+			dbtest.OK(t, err)
 			if strategy == "lease" && (done.Token != 2 || done.Killed != nil) ||
 				strategy != "lease" && (len(done.Killed) != 1 || done.Killed[0] != seen.Holders[0].ConnectionID) {
 				t.Errorf("%s: what was done is %+v", strategy, done)
 			}
-			ok(t, <-granted)
+			dbtest.OK(t, <-granted)
 			// Whoever had it cannot commit under it.
-			_, err = db.ExecContext(hold.Context(), "INSERT INTO work VALUES (1)")
+			// The hold's own context may have ended by now, and database/sql says no more of it.
+			_, err = db.ExecContext(context.WithoutCancel(hold.Context()), "INSERT INTO work VALUES (1)")
 			if !errors.Is(err, lockerr.ErrLost) {
 				t.Errorf("%s: the old holder writes: %v", strategy, err)
 			}
@@ -78,6 +80,9 @@ func TestReleaseBehindFence(t *testing.T) {
 		}
 		time.AfterFunc(200*time.Millisecond, func() { _ = tx.Rollback() })
 		done, err := i.Release(t.Context(), *seen)
+		for try := 1; try < 10 && errors.Is(err, lockerr.ErrLocked); try++ { // on a busy machine it does not end in time
+			done, err = i.Release(t.Context(), *seen)
+		}
 		if err != nil || done.Token != 2 {
 			t.Errorf("released: %+v, %v", done, err)
 		}
@@ -97,7 +102,7 @@ func TestReleaseNeedsRights(t *testing.T) {
 			t.Errorf("killed another account's connection: %v", err)
 		}
 		seen.Name = "x'); KILL 1; --"
-		if _, err := i.Release(t.Context(), *seen); err == nil || !strings.Contains(err.Error(), "the name of no advisory lock") {
+		if _, err := i.Release(t.Context(), *seen); err == nil || !strings.Contains(err.Error(), "not the name of an advisory lock") {
 			t.Errorf("a made-up name was asked for: %v", err)
 		}
 	})
@@ -106,9 +111,9 @@ func TestReleaseNeedsRights(t *testing.T) {
 func TestClean(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		s.makeTable("a", "b", "c")
-		n, err := s.inspector(s.root).Clean(t.Context(), time.Hour, 2)
-		if n != 2 || err != nil {
-			t.Errorf("%d rows were removed, %v", n, err)
+		done, err := s.inspector(s.root).Clean(t.Context(), inspect.CleanUp{Unused: time.Hour, Limit: 2})
+		if done.Removed != 2 || done.Done || err != nil {
+			t.Errorf("it did %+v, %v", done, err)
 		}
 	})
 }

@@ -15,19 +15,29 @@ import (
 	"github.com/mysqllock/mysqllock/internal/server"
 )
 
-// Filter says which locks to show. The zero value is all of the namespace, and
-// advisory locks whose names do not tell theirs.
+// Filter says which locks to show. The zero value shows all locks of the namespace, and
+// advisory locks of unknown namespace.
 type Filter struct {
-	Keys          []string // one that nobody holds is a Lock without a Strategy
-	AllNamespaces bool     // of all that share the table; not together with Keys
+	Keys          []string // show these only; a key that no one holds is a Lock without a Strategy
+	AllNamespaces bool     // show the locks of all namespaces; not together with Keys
 	Deadlocks     bool     // also count deadlocks
+
+	// Try also finds the row locks that the server does not show: those on MariaDB for
+	// which nobody waits, and all of them if the account may not read the server's views.
+	// It locks each row of the keys that are asked for, if nobody has locked it, for the
+	// time of one statement, which takes up to 20 rows. In that moment, well below a
+	// millisecond on the server, NoWait fails at these keys, an optimistic unit of work may
+	// conflict, and others wait. Who has a lock that was found so is told if it can be one
+	// connection only. It needs SELECT and UPDATE on the lock table, and MySQL 8.0 or MariaDB
+	// 10.6.
+	Try bool
 }
 
-// Snapshot tells who holds what, and who waits for it. What the account may not
-// see, or the server does not show, is no error but a [Gap].
+// Snapshot shows the locks, their holders and their waiters. If the account may not see
+// something, or the server does not show it, that is a [Gap] and not an error.
 func (i *Inspector) Snapshot(ctx context.Context, f Filter) (*Snapshot, error) {
 	if f.AllNamespaces && len(f.Keys) > 0 {
-		return nil, fmt.Errorf("mysqllock: keys are of one namespace, so AllNamespaces does not go with them")
+		return nil, fmt.Errorf("mysqllock: Keys are keys of one namespace: they cannot be combined with AllNamespaces")
 	}
 	var out *Snapshot
 	err := i.on(ctx, func(ctx context.Context, s *session) error {
@@ -36,12 +46,15 @@ func (i *Inspector) Snapshot(ctx context.Context, f Filter) (*Snapshot, error) {
 			return err
 		}
 		out = &Snapshot{Time: s.now, Namespace: p.asked.namespace, Locks: p.locks()}
+		if out.Namespaces, err = s.namespaces(ctx); err != nil {
+			return err
+		}
 		if f.Deadlocks {
 			if out.Deadlocks, err = p.deadlocks(ctx); err != nil {
 				return fmt.Errorf("mysqllock: counting deadlocks: %w", err)
 			}
 		}
-		out.Gaps = p.gaps
+		out.Gaps, out.Unseen = p.gaps, p.unseen
 		return nil
 	})
 	return out, err
@@ -66,12 +79,16 @@ type picture struct {
 	*session
 	asked   question
 	claims  claims
-	bells   map[string][]claim // by name
+	wakeUps map[string][]claim // the wake-up locks of leases, by name
 	rows    map[id]tableRow
 	running []statement
 	read    bool // running was read
 	clients map[uint64]Client
 	gaps    []Gap
+
+	activity map[uint64]*Activity // of connections that hold
+	unseen   int                  // see Snapshot.Unseen
+	hiding   []transaction        // these, as far as they are known
 }
 
 // tableRow is a key's row in the lock table.
@@ -85,8 +102,8 @@ type tableRow struct {
 }
 
 func (s *session) picture(f Filter) *picture {
-	p := &picture{session: s, claims: make(claims), bells: make(map[string][]claim), rows: make(map[id]tableRow)}
-	p.asked = question{namespace: s.namespace, keys: f.Keys}
+	p := &picture{session: s, claims: make(claims), wakeUps: make(map[string][]claim), rows: make(map[id]tableRow)}
+	p.asked = question{namespace: s.namespace, keys: f.Keys, try: f.Try}
 	if f.AllNamespaces {
 		p.asked.namespace = ""
 	}
@@ -99,19 +116,35 @@ func (s *session) look(ctx context.Context, f Filter) (*picture, error) {
 	if s.mariadb {
 		rowLocks, namedLocks = p.mariadbRowLocks, p.mariadbNamedLocks
 	}
-	for _, read := range []func(context.Context) error{rowLocks, namedLocks, p.readTable, p.matchBells, p.readLocked, p.readClients} {
+	for _, read := range []func(context.Context) error{rowLocks, namedLocks, p.readTable, p.tryRows, p.matchWakeUps, p.readLocked, p.readClients, p.readActivity} {
 		if err := read(ctx); err != nil {
-			return nil, fmt.Errorf("mysqllock: reading who has locks: %w", err)
+			return nil, fmt.Errorf("mysqllock: reading the holders and waiters: %w", err)
 		}
 	}
 	return p, nil
 }
 
 func (p *picture) gap(what, why, remedy string) {
-	p.gaps = append(p.gaps, Gap{what, why, remedy})
+	g := Gap{What: what, Why: why, Remedy: remedy}
+	switch {
+	case why == noTable: // so there is none to hold
+	case strings.HasPrefix(what, whoRows), what == whoNames, what == someNames:
+		g.Holders, g.Waiters = true, true
+	case what == leases, what == calmRows, what == calmNames, what == tried:
+		g.Holders = true
+	}
+	p.gaps = append(p.gaps, g)
 }
 
-// tolerate makes a gap of a failure that is none of the caller's.
+// blind notes that locks are held which cannot be shown.
+func (p *picture) blind(locks int) {
+	p.gaps = append(p.gaps, Gap{
+		What: fmt.Sprintf("the keys of %d locks", locks), Why: "the rows are not in the buffer pool, from which the server tells them",
+		Holders: true, Waiters: true,
+	})
+}
+
+// tolerate makes a gap of an error that the rest of the snapshot survives.
 func (p *picture) tolerate(err error, what, remedy string) error {
 	switch {
 	case err == nil:
@@ -120,7 +153,7 @@ func (p *picture) tolerate(err error, what, remedy string) error {
 		p.gap(what, "the account may not see it: "+err.Error(), remedy)
 		return nil
 	case server.Interrupted(err):
-		p.gap(what, fmt.Sprintf("the server did not answer within %v, or somebody is altering the lock table: %v", questionBound, err), "")
+		p.gap(what, fmt.Sprintf("the server did not answer within %v, or a program is altering the lock table: %v", questionBound, err), "")
 		return nil
 	}
 	return err
@@ -134,7 +167,7 @@ func (s *session) grant(privilege, on string) string {
 // full notes that there may be more than were read.
 func (p *picture) full(rows [][]string, what string) {
 	if len(rows) >= most {
-		p.gap(what, fmt.Sprintf("only %d are read", most), "ask for keys")
+		p.gap(what, fmt.Sprintf("only the first %d are read", most), "ask for single keys")
 	}
 }
 
@@ -146,25 +179,36 @@ const (
 
 // readTable reads the rows of live leases, or of the keys that are asked for.
 func (p *picture) readTable(ctx context.Context) error {
-	where := schema.Live("") + " AND NOT (" + schema.Floor + ")"
-	if p.asked.namespace != "" {
-		where += " AND namespace = " + schema.Literal(p.asked.namespace)
+	where := p.askedRows()
+	if len(p.asked.keys) == 0 {
+		where += " AND " + schema.Live("") + " AND NOT (" + schema.Floor + ")"
 	}
+	found, err := p.readRows(ctx, p.table.String(), fmt.Sprintf("WHERE %s LIMIT %d", where, most))
+	p.full(found, leases)
+	if server.Missing(err) {
+		p.gap(leases, noTable, "")
+		p.gaps = slices.DeleteFunc(p.gaps, func(g Gap) bool { return g.What == calmRows }) // of other tables
+		p.unseen, p.hiding = 0, nil
+		return nil
+	}
+	return p.tolerate(err, leases, p.grant("SELECT", p.table.String()))
+}
+
+// askedRows is the condition for the rows of the keys that are asked for, with a few others.
+func (p *picture) askedRows() string {
+	if p.asked.namespace == "" {
+		return "TRUE"
+	}
+	where := "namespace = " + schema.Literal(p.asked.namespace)
 	if len(p.asked.keys) > 0 {
 		var in []string
 		for _, key := range p.asked.keys {
 			in = append(in, schema.Literal(p.asked.row(key)))
 		}
 		// What is below x'01' are slots, stripes, and how many of these there are.
-		where = "namespace = " + schema.Literal(p.asked.namespace) + " AND (name IN (" + strings.Join(in, ", ") + ") OR name < x'01')"
+		where += " AND (name IN (" + strings.Join(in, ", ") + ") OR name < x'01')"
 	}
-	found, err := p.readRows(ctx, p.table.String(), fmt.Sprintf("WHERE %s LIMIT %d", where, most))
-	p.full(found, leases)
-	if server.Missing(err) {
-		p.gap(leases, noTable, "")
-		return nil
-	}
-	return p.tolerate(err, leases, p.grant("SELECT", p.table.String()))
+	return where
 }
 
 func (p *picture) readRows(ctx context.Context, from, tail string) ([][]string, error) {
@@ -184,48 +228,48 @@ func micros(s string) time.Duration {
 	return time.Duration(n) * time.Microsecond
 }
 
-// matchBells finds the leases whose bells connections have, or wait for. A bell's
-// name tells only a hash of the key.
-func (p *picture) matchBells(ctx context.Context) error {
-	if len(p.bells) == 0 {
+// matchWakeUps finds the leases whose wake-up locks connections hold, or wait for. The
+// name of a wake-up lock has only a hash of the key.
+func (p *picture) matchWakeUps(ctx context.Context) error {
+	if len(p.wakeUps) == 0 {
 		return nil
 	}
 	matched := make(map[string]id)
 	match := func() {
 		for lock := range p.rows {
-			if name := lockname.OfBell(lock.namespace, lock.name); p.bells[name] != nil {
+			if name := lockname.OfWakeUp(lock.namespace, lock.name); p.wakeUps[name] != nil {
 				matched[name] = lock
 			}
 		}
 	}
 	match()
 	var lacking []string
-	for name, list := range p.bells {
+	for name, list := range p.wakeUps {
 		if _, ok := matched[name]; !ok && slices.ContainsFunc(list, func(c claim) bool { return c.waiting }) {
-			lacking = append(lacking, schema.Literal(strings.TrimPrefix(name, lockname.Bell)))
+			lacking = append(lacking, schema.Literal(strings.TrimPrefix(name, lockname.WakeUp)))
 		}
 	}
-	if len(lacking) > 0 && len(p.asked.keys) == 0 { // the lease was just given back; or it is in another table
+	if len(lacking) > 0 && len(p.asked.keys) == 0 { // the lease was released just now; or it is in another table
 		where := ""
 		if p.asked.namespace != "" {
 			where = "namespace = " + schema.Literal(p.asked.namespace) + " AND "
 		}
 		_, err := p.readRows(ctx, p.table.String(), fmt.Sprintf("WHERE %sLEFT(SHA2(CONCAT(namespace, x'00', name), 256), 40) IN (%s) LIMIT %d",
 			where, strings.Join(lacking, ", "), most))
-		if err := p.tolerate(err, "who waits for leases that have just been given back", ""); err != nil {
+		if err := p.tolerate(err, "the waiters for leases that were released just now", ""); err != nil {
 			return err
 		}
 		match()
 	}
 	for name, lock := range matched {
-		for _, one := range p.bells[name] {
+		for _, one := range p.wakeUps[name] {
 			p.claims.add(lock, one)
 		}
 	}
 	return nil
 }
 
-// readLocked reads the rows of keys that somebody has locked.
+// readLocked reads the rows of keys that are locked.
 func (p *picture) readLocked(ctx context.Context) error {
 	var lines []string
 	for lock := range p.claims {
@@ -241,7 +285,7 @@ func (p *picture) readLocked(ctx context.Context) error {
 	return p.tolerate(err, leases, "")
 }
 
-// readClients reads whose the connections are.
+// readClients reads to which clients the connections belong.
 func (p *picture) readClients(ctx context.Context) error {
 	p.clients = make(map[uint64]Client)
 	ids := p.claims.connections()
@@ -282,7 +326,7 @@ func (p *picture) readClients(ctx context.Context) error {
 
 // readPrograms reads what the connections of list say of themselves.
 func (p *picture) readPrograms(ctx context.Context, list string) error {
-	const what = "the programs of those who hold and wait"
+	const what = "the programs of holders and waiters"
 	if !p.schema {
 		p.gap(what, "performance_schema is off", "performance_schema = ON in the server's configuration, and a restart")
 		return nil
@@ -345,16 +389,17 @@ func (p *picture) locks() []Lock {
 				l.Expires, l.Remaining = r.expires, r.remaining
 				l.Holders = []Holder{leaseHolder(r.owner)}
 			}
-			list = p.atBell(&l, list)
+			list = p.atWakeUp(&l, list)
 		}
 		l.fill(list, p.clients, held)
 		if len(l.Holders)+len(l.Waiters) > 0 {
 			out = append(out, l)
 		}
 	}
+	p.link(out)
 	if n := untold(out); n > 0 {
-		p.gap(fmt.Sprintf("the keys of %d locks", n), "their names have only a hash of namespace and key, since these are long or of other than lower-case letters, digits and _.:-",
-			"ask for the keys: their names are known then")
+		p.gap(fmt.Sprintf("the keys of %d locks", n), "their names have only a hash of namespace and key: these are long, or have characters other than lower-case letters, digits and _.:-",
+			"ask for single keys: then the names are known")
 	}
 	out = append(out, p.free(out)...)
 	slices.SortFunc(out, func(a, b Lock) int {
@@ -364,7 +409,7 @@ func (p *picture) locks() []Lock {
 	return out
 }
 
-// untold counts the locks of one key whose name does not tell it.
+// untold counts the locks whose name does not tell the key.
 func untold(locks []Lock) (n int) {
 	for _, l := range locks {
 		if l.Key == "" && l.Stripe < 0 {
@@ -374,9 +419,10 @@ func untold(locks []Lock) (n int) {
 	return n
 }
 
-// atBell sorts out who has the bell of a lease: the holder, whose connection then
-// tells more of it, or the first of those who wait, where the holder has lost it.
-func (p *picture) atBell(l *Lock, list []claim) []claim {
+// atWakeUp finds out which connection holds the wake-up lock of a lease: the holder of
+// the lease, whose connection then tells more of it, or the first waiter, if the holder
+// has lost it.
+func (p *picture) atWakeUp(l *Lock, list []claim) []claim {
 	var out []claim
 	for _, one := range list {
 		who := p.clients[one.conn]
@@ -393,7 +439,7 @@ func (p *picture) atBell(l *Lock, list []claim) []claim {
 	return out
 }
 
-// free are the keys that are asked for and that nobody of shown holds or wants.
+// free returns the keys of the question that are not among shown.
 func (p *picture) free(shown []Lock) (out []Lock) {
 	for _, key := range p.asked.keys {
 		name := p.asked.row(key)
@@ -408,18 +454,18 @@ func (p *picture) free(shown []Lock) (out []Lock) {
 	return out
 }
 
-// statement is one that runs now, or a connection on which none does.
+// statement is a running statement, or an idle connection.
 type statement struct {
 	conn       uint64
 	user, host string
-	order      uint64 // 0 where the server does not count them
+	order      uint64 // 0 if the server does not count statements
 	age        time.Duration
 	state      string
 	text       string
 }
 
-// statements reads the process list: that of the account, where it has no more
-// rights.
+// statements reads the process list. Without privileges it has only the connections of
+// the same account.
 func (p *picture) statements(ctx context.Context) ([]statement, error) {
 	if p.read {
 		return p.running, nil
@@ -443,15 +489,15 @@ func (p *picture) statements(ctx context.Context) ([]statement, error) {
 	return p.running, nil
 }
 
-// How statements of the strategies begin to wait.
+// The texts of statements that wait for a lock.
 var (
 	rowWait  = regexp.MustCompile("(`[^`]+(?:``[^`]*)*`\\.`[^`]+`) (?:[a-z] )?WHERE (?:[a-z]\\.)?namespace = x'([0-9a-f]*)' AND (?:[a-z]\\.)?name = x'([0-9a-f]+)' (FOR UPDATE|FOR SHARE|LOCK IN SHARE MODE)")
 	noWait   = regexp.MustCompile(`NOWAIT|SKIP LOCKED|innodb_lock_wait_timeout = 0`)
 	nameWait = regexp.MustCompile(`GET_LOCK\('(mysqllock[^']*)'`)
 )
 
-// waitersByText notes who runs a statement that waits for rows. Of one that locks
-// several it does not tell for which.
+// waitersByText notes the connections that run a statement which waits for rows. Of a
+// statement for several rows it does not know for which one it waits.
 func (p *picture) waitersByText(ctx context.Context) error {
 	running, err := p.statements(ctx)
 	for _, s := range running {
@@ -469,7 +515,7 @@ func (p *picture) waitersByText(ctx context.Context) error {
 	return err
 }
 
-// namedWaitersByText notes who waits for a named lock.
+// namedWaitersByText notes the waiters for named locks.
 func (p *picture) namedWaitersByText(ctx context.Context) error {
 	running, err := p.statements(ctx)
 	for _, s := range running {
@@ -485,13 +531,13 @@ func (p *picture) named(name string, one claim) {
 	switch {
 	case lockname.IsAdvisory(name):
 		p.claims.add(id{strategy: advisory, name: name}, one)
-	case strings.HasPrefix(name, lockname.Bell):
-		p.bells[name] = append(p.bells[name], one)
+	case strings.HasPrefix(name, lockname.WakeUp):
+		p.wakeUps[name] = append(p.wakeUps[name], one)
 	}
 }
 
-// askForNames asks who has the named locks that are waited for, or asked for:
-// where nothing lists them, each of them tells its holder.
+// askForNames asks for the holder of each named lock that has waiters, or that the caller
+// asks for. It is for servers that do not list these locks.
 func (p *picture) askForNames(ctx context.Context) error {
 	var names []string
 	for lock := range p.claims {

@@ -9,20 +9,23 @@ import (
 	"github.com/mysqllock/mysqllock/internal/server"
 )
 
-// Setup is what has to be run to have the lock table: on MariaDB, or on MySQL with
-// the procedure by which BEGIN and a row lock go out together, which is the last
-// statement and may be left out. It asks no server.
+// Setup is what has to be run to have the lock table: on MariaDB, or on MySQL with the
+// procedures. By these BEGIN goes out with a row lock, a lease or the reading of a version,
+// and COMMIT with the check of leases, advisory locks or versions; and a row lock is waited for. They are
+// the last eight statements and may be left out. It asks no server.
 func (i *Inspector) Setup(mariadb bool) []string {
 	statements := i.table.Setup()
 	if !mariadb {
-		statements = append(statements, i.table.ProcedureDDL())
+		for _, procedure := range i.table.Procedures() {
+			statements = append(statements, procedure.DDL())
+		}
 	}
 	return statements
 }
 
-// CheckTable returns nil where the lock table is as the driver needs it, and else
-// an error that says what to run. procedure is whether the server has one that the
-// driver uses; MariaDB needs none. It changes nothing.
+// CheckTable returns nil if the lock table is as the driver needs it. Else the error says
+// which statements to run. procedure reports whether the driver's procedure is there;
+// MariaDB needs none. CheckTable changes nothing.
 func (i *Inspector) CheckTable(ctx context.Context) (procedure bool, err error) {
 	procedure, err = i.ensure(ctx, func(conn driver.Conn) driver.Conn { return lookOnly{conn} }, false)
 	if errors.Is(err, errWouldWrite) {
@@ -32,10 +35,10 @@ func (i *Inspector) CheckTable(ctx context.Context) (procedure bool, err error) 
 	return procedure, err
 }
 
-// MakeTable makes the lock table and, on MySQL, its procedure, or brings them up
-// to date, as the driver does at its first use where lockSchema is auto. It needs
-// CREATE, INSERT and SELECT; without CREATE ROUTINE there is no procedure. Where
-// the table is of an older form it needs ALTER, and that nobody uses the table.
+// MakeTable makes the lock table and, on MySQL, its procedure, or brings them up to date.
+// With lockSchema=auto the driver does the same at its first use. MakeTable needs CREATE,
+// INSERT and SELECT; without CREATE ROUTINE it makes no procedure. To bring a table of an
+// older version up to date it needs ALTER, and the table must not be in use.
 func (i *Inspector) MakeTable(ctx context.Context) (procedure bool, err error) {
 	return i.ensure(ctx, func(conn driver.Conn) driver.Conn { return conn }, true)
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/mysqllock/mysqllock/inspect"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 )
 
 // The table is missing, made, of an older form, made again, and made by hand.
@@ -34,30 +35,30 @@ func TestTable(t *testing.T) {
 		is(i, s.mysql())
 		makes(i, s.mysql())
 
-		exec(t, s.root, "ALTER TABLE mysqllock DROP COLUMN versioned")
+		dbtest.Exec(t, s.root, "ALTER TABLE mysqllock DROP COLUMN versioned")
 		lacks(i, "ADD COLUMN versioned")
 		makes(i, s.mysql())
 		is(i, s.mysql())
 		if s.mysql() {
-			exec(t, s.root, "DROP PROCEDURE mysqllock_begin")
+			dbtest.Exec(t, s.root, "DROP PROCEDURE mysqllock_lock1")
 			is(i, false)
 			makes(i, true)
 		}
-		exec(t, s.root, "DELETE FROM mysqllock")
+		dbtest.Exec(t, s.root, "DELETE FROM mysqllock")
 		lacks(i, "INSERT")
 		makes(i, s.mysql())
 
 		other, err := inspect.New(s.root, inspect.Options{Table: "other"})
-		ok(t, err)
+		dbtest.OK(t, err)
 		lacks(other, "CREATE TABLE")
 		for _, statement := range other.Setup(!s.mysql()) {
-			exec(t, s.root, statement)
+			dbtest.Exec(t, s.root, statement)
 		}
 		is(other, s.mysql())
 
 		weak, err := inspect.New(s.open(s.user()), inspect.Options{Table: "third"})
-		ok(t, err)
-		if _, err := weak.MakeTable(t.Context()); err == nil || !strings.Contains(err.Error(), "run:\nCREATE TABLE") {
+		dbtest.OK(t, err)
+		if _, err := weak.MakeTable(t.Context()); err == nil || !strings.Contains(err.Error(), "run with another account:\nCREATE TABLE") {
 			t.Errorf("without the right to make it: %v", err)
 		}
 	})

@@ -129,6 +129,10 @@ func (c *child) pass(s syscall.Signal) {
 		_ = syscall.Kill(c.kin.group, s)
 		return
 	case syscall.SIGTSTP, syscall.SIGCONT:
+		// The CONT that has continued us may come when the lock is known to be lost.
+		if !c.killed.IsZero() {
+			return
+		}
 	default:
 		c.asked = true
 	}
@@ -277,5 +281,5 @@ func newGuard() *cobra.Command {
 }
 
 func unixCommands(at *target) []*cobra.Command {
-	return []*cobra.Command{newRun(at), newDemo(at), newGuard()}
+	return []*cobra.Command{newRun(at), newHold(at), newDemo(at), newGuard()}
 }

@@ -14,9 +14,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
 	"github.com/spf13/cobra"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -27,8 +29,8 @@ type demo struct {
 	at     *target
 	out    io.Writer
 	seats  int
-	buyers int // half of them on each of two handles, as in two processes
-	table  string
+	buyers int    // half of them on each of two handles, as in two processes
+	table  string // of the seats; the name of the lock table begins with it
 }
 
 func newDemo(at *target) *cobra.Command {
@@ -39,9 +41,10 @@ func newDemo(at *target) *cobra.Command {
 		Long: `demo sells seats twice, with the same code: eight buyers read how many are left,
 pay, and write one less; first without a lock, then with one.
 
-With --dsn that happens on the server named there, in a table of its own in that
-database, which is dropped afterwards; the lock table stays. Otherwise it starts a throwaway server
-of the MySQL or MariaDB that is installed on this machine.`,
+With --dsn that happens on the server named there, in a table and a lock table of
+its own in that database, which it drops afterwards. The account needs CREATE and
+DROP. Other tables, a lock table too, are not touched. Without --dsn it starts a
+throwaway server of the MySQL or MariaDB that is installed on this machine.`,
 		Example: `  mysqllock demo
   mysqllock demo --dsn 'app:secret@tcp(127.0.0.1:3306)/test'`,
 		Args: cobra.NoArgs,
@@ -71,19 +74,16 @@ func (d *demo) onThrowaway(ctx context.Context) (err error) {
 }
 
 func (d *demo) show(ctx context.Context) (err error) {
+	d.table = "mysqllock_demo_" + strings.ToLower(rand.Text()[:8])
 	db, err := d.open()
 	if err != nil {
 		return err
 	}
 	defer db.Close()
-	d.table = "mysqllock_demo_" + strings.ToLower(rand.Text()[:8])
 	if _, err := db.ExecContext(ctx, "CREATE TABLE "+d.table+" (id INT PRIMARY KEY, seats INT NOT NULL) ENGINE=InnoDB"); err != nil {
 		return err
 	}
-	defer func() {
-		_, dropErr := db.ExecContext(context.WithoutCancel(ctx), "DROP TABLE "+d.table)
-		err = errors.Join(err, dropErr)
-	}()
+	defer func() { err = errors.Join(err, d.drop(context.WithoutCancel(ctx), db)) }()
 	fmt.Fprintf(d.out, `
 %d seats, %d buyers. Each of them, until none is left:
 
@@ -118,8 +118,40 @@ The difference is one line before the SELECT:
 	return nil
 }
 
+// open opens a handle whose locks are kept in the demo's own table, whatever the DSN says
+// of locks.
 func (d *demo) open() (*sql.DB, error) {
-	return d.at.open(func(locks *mysqllock.Config) { locks.Namespace, locks.Strategy = "mysqllock-demo", "" })
+	return d.at.open(func(locks *mysqllock.Config) {
+		*locks = mysqllock.Config{Table: d.lockTable(), Namespace: "mysqllock-demo", MaxConns: 25}
+	})
+}
+
+func (d *demo) lockTable() string { return d.table + "_lock" }
+
+// drop drops all that the demo has made.
+func (d *demo) drop(ctx context.Context, db *sql.DB) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	_, err := db.ExecContext(ctx, "DROP TABLE IF EXISTS "+d.table+", "+d.lockTable())
+	locks, parseErr := schema.Parse(d.lockTable())
+	if err = errors.Join(err, parseErr); err != nil {
+		return err
+	}
+	// The driver makes procedures on MySQL only, and only where the account may. One that
+	// may not can not drop them either, and there are none.
+	for _, procedure := range locks.Procedures() {
+		if _, dropErr := db.ExecContext(ctx, "DROP PROCEDURE IF EXISTS "+procedure.String()); !denied(dropErr) {
+			err = errors.Join(err, dropErr)
+		}
+	}
+	return err
+}
+
+// denied reports whether the account may not drop a procedure.
+func denied(err error) bool {
+	var e *mysql.MySQLError
+	const procedureAccess = 1370 // ER_PROCACCESS_DENIED_ERROR
+	return errors.As(err, &e) && e.Number == procedureAccess
 }
 
 // sales is what came of one run.

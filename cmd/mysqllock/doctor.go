@@ -86,8 +86,11 @@ func failures(d *inspect.Diagnosis, need []string) (failed []string, err error) 
 	return failed, nil
 }
 
+// continued is how far the rest of a long line is indented.
+const continued = 4
+
 func printDiagnosis(w io.Writer, d *inspect.Diagnosis) {
-	c := coloursFor(w)
+	c, width := coloursFor(w), widthOf(w)
 	rows := [][]string{{"STRATEGY", "SAFE", "WHY"}}
 	for _, v := range d.Verdicts {
 		answer := "yes"
@@ -97,6 +100,7 @@ func printDiagnosis(w io.Writer, d *inspect.Diagnosis) {
 		rows = append(rows, []string{v.Strategy, answer, strings.Join(v.Why, "; ")})
 	}
 	table(w, c, rows, func(i int, line string) string {
+		line = wrapped(line, width, strings.Repeat(" ", continued))
 		if !d.Verdicts[i-1].Safe {
 			return c.red(line)
 		}
@@ -108,6 +112,7 @@ func printDiagnosis(w io.Writer, d *inspect.Diagnosis) {
 		rows = append(rows, []string{check.Name, string(check.State), firstLine(check.Detail)})
 	}
 	table(w, c, rows, func(i int, line string) string {
+		line = wrapped(line, width, strings.Repeat(" ", continued))
 		switch d.Checks[i-1].State {
 		case inspect.Failure:
 			return c.red(line)

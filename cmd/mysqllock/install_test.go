@@ -11,6 +11,8 @@ import (
 
 	"golang.org/x/mod/module"
 	"golang.org/x/mod/zip"
+
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 )
 
 // TestInstall: "go install …@version" works, which a replace in go.mod would
@@ -23,7 +25,7 @@ func TestInstall(t *testing.T) {
 	publish(t, proxy, "github.com/mysqllock/mysqllock/cmd/mysqllock", version, ".")
 
 	cache, err := exec.Command("go", "env", "GOMODCACHE").Output()
-	ok(t, err)
+	dbtest.OK(t, err)
 	install := exec.Command("go", "install", "-modcacherw", "github.com/mysqllock/mysqllock/cmd/mysqllock@"+version)
 	install.Dir = bin
 	install.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=", "GOSUMDB=off", "GOBIN="+bin, "GOMODCACHE="+t.TempDir(),
@@ -41,12 +43,12 @@ func TestInstall(t *testing.T) {
 func publish(t *testing.T, proxy, path, version, dir string) {
 	t.Helper()
 	at := filepath.Join(proxy, path, "@v")
-	ok(t, os.MkdirAll(at, 0o755))
-	write := func(name string, content []byte) { ok(t, os.WriteFile(filepath.Join(at, name), content, 0o644)) }
+	dbtest.OK(t, os.MkdirAll(at, 0o755))
+	write := func(name string, content []byte) { dbtest.OK(t, os.WriteFile(filepath.Join(at, name), content, 0o644)) }
 	goMod, err := os.ReadFile(filepath.Join(dir, "go.mod"))
-	ok(t, err)
+	dbtest.OK(t, err)
 	var archive bytes.Buffer
-	ok(t, zip.CreateFromDir(&archive, module.Version{Path: path, Version: version}, dir))
+	dbtest.OK(t, zip.CreateFromDir(&archive, module.Version{Path: path, Version: version}, dir))
 	write("list", []byte(version+"\n"))
 	write(version+".info", fmt.Appendf(nil, "{\"Version\": %q}", version))
 	write(version+".mod", goMod)

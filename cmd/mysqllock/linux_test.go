@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -35,20 +36,20 @@ type shell struct {
 func newShell(t *testing.T, s *scratch) *shell {
 	t.Helper()
 	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
-	ok(t, err)
+	dbtest.OK(t, err)
 	terminal := os.NewFile(uintptr(fd), "terminal")
-	ok(t, unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0))
+	dbtest.OK(t, unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0))
 	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
-	ok(t, err)
+	dbtest.OK(t, err)
 	inner, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|syscall.O_NOCTTY, 0)
-	ok(t, err)
+	dbtest.OK(t, err)
 	defer inner.Close()
 	sh := &shell{t: t, s: s, terminal: terminal, cmd: exec.Command("bash", "--norc", "--noprofile", "--noediting", "-i")}
 	sh.cmd.Env = append(s.command().Env, "PS1=$ ", "TERM=dumb", "M="+os.Args[0])
 	sh.cmd.Dir = s.dir
 	sh.cmd.Stdin, sh.cmd.Stdout, sh.cmd.Stderr = inner, inner, inner
 	sh.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
-	ok(t, sh.cmd.Start())
+	dbtest.OK(t, sh.cmd.Start())
 	var reading sync.WaitGroup
 	reading.Go(func() {
 		b := make([]byte, 4096)
@@ -78,7 +79,7 @@ func newShell(t *testing.T, s *scratch) *shell {
 func (sh *shell) keys(s string) {
 	sh.t.Helper()
 	_, err := sh.terminal.WriteString(s)
-	ok(sh.t, err)
+	dbtest.OK(sh.t, err)
 }
 
 const ctrlC, ctrlD, ctrlZ = "\x03", "\x04", "\x1a"
@@ -86,7 +87,7 @@ const ctrlC, ctrlD, ctrlZ = "\x03", "\x04", "\x1a"
 // expect waits until the terminal shows text, and returns what it has shown before.
 func (sh *shell) expect(text string) (before string) {
 	sh.t.Helper()
-	soon(sh.t, fmt.Sprintf("the terminal shows %q", text), func() bool {
+	dbtest.Soon(sh.t, fmt.Sprintf("the terminal shows %q", text), func() bool {
 		sh.mu.Lock()
 		defer sh.mu.Unlock()
 		at := bytes.Index(sh.seen.Bytes(), []byte(text))
@@ -109,7 +110,7 @@ func TestTerminal(t *testing.T) {
 
 		// It reads and writes.
 		sh.keys("$M run -k k -- sh -c 'read x; echo got:$x'; echo st:$?\n")
-		soon(t, "it holds the lock", func() bool { return s.holds("k") })
+		dbtest.Soon(t, "it holds the lock", func() bool { return s.holds("k") })
 		sh.keys("this\n")
 		sh.expect("got:this")
 		sh.expect("st:0")
@@ -134,7 +135,7 @@ func TestTerminal(t *testing.T) {
 
 		// Ctrl-Z stops it, with the lock, and fg goes on.
 		sh.keys("$M run -k k --lease 10m -- cat; echo st:$?\n")
-		soon(t, "it holds the lock", func() bool { return s.holds("k") })
+		dbtest.Soon(t, "it holds the lock", func() bool { return s.holds("k") })
 		sh.keys("one\n")
 		sh.expect("one\r\none")
 		sh.keys(ctrlZ)
@@ -168,35 +169,33 @@ func TestTerminal(t *testing.T) {
 			sh.keys("$M run -k k --lease 10m -- sh -c 'sh -c \"" + strings.ReplaceAll(who, `"`, `\"`) + "\" & echo $! >deaf; echo rea\"\"dy; read x'\n")
 			sh.expect("ready")
 			pid := lines(t, s.file("deaf"))[0]
-			soon(t, "it runs", func() bool {
+			dbtest.Soon(t, "it runs", func() bool {
 				return strings.Contains(commandLine(pid), "1001") && !strings.HasPrefix(commandLine(pid), "sh")
 			})
 			sh.keys(ctrlZ)
 			sh.expect("Stopped")
-			if state := state(pid); state != "T" {
-				t.Errorf("%s is in state %q", who, state)
-			}
+			dbtest.Soon(t, who+" is stopped", func() bool { return state(pid) == "T" })
 			sh.keys("fg\n")
-			soon(t, "it goes on", func() bool { return state(pid) == "S" })
+			dbtest.Soon(t, "it goes on", func() bool { return state(pid) == "S" })
 			sh.keys(ctrlC) // which also drops what was typed before
-			soon(t, "the lock is free", func() bool { return !s.holds("k") })
+			dbtest.Soon(t, "the lock is free", func() bool { return !s.holds("k") })
 			n, err := strconv.Atoi(pid)
-			ok(t, err)
-			ok(t, syscall.Kill(n, syscall.SIGTERM)) // in the background it is spared by Ctrl-C
+			dbtest.OK(t, err)
+			dbtest.OK(t, syscall.Kill(n, syscall.SIGTERM)) // in the background it is spared by Ctrl-C
 		}
 
 		// The keys are for a script around it, too.
-		ok(t, os.WriteFile(s.file("script"), []byte("for n in 1 2 3; do echo once; $M run -k k -- sh -c 'echo $$ >front; exec sleep 1000'; done\n"), 0o600))
+		dbtest.OK(t, os.WriteFile(s.file("script"), []byte("for n in 1 2 3; do echo once; $M run -k k -- sh -c 'echo $$ >front; exec sleep 1000'; done\n"), 0o600))
 		sh.keys("bash script\n")
 		sh.expect("once")
-		soon(t, "the command runs", func() bool { return len(lines(t, s.file("front"))) == 1 })
+		dbtest.Soon(t, "the command runs", func() bool { return len(lines(t, s.file("front"))) == 1 })
 		front := lines(t, s.file("front"))[0]
 		sh.keys(ctrlZ)
 		sh.expect("Stopped")
 		sh.keys("fg\n")
-		soon(t, "it goes on", func() bool { return state(front) == "S" })
+		dbtest.Soon(t, "it goes on", func() bool { return state(front) == "S" })
 		sh.keys(ctrlC)
-		soon(t, "the lock is free", func() bool { return !s.holds("k") })
+		dbtest.Soon(t, "the lock is free", func() bool { return !s.holds("k") })
 		sh.keys("echo a\"\"fter\n")
 		if between := sh.expect("after"); strings.Contains(between, "once") {
 			t.Errorf("Ctrl-C has not ended the script: %q", between)
@@ -204,18 +203,18 @@ func TestTerminal(t *testing.T) {
 
 		// In a pipeline the pager keeps the terminal, and who asks for it gets it.
 		sh.keys("$M run -k k -- sh -c 'read x; echo got:$x' | cat; echo st:$?\n")
-		soon(t, "it holds the lock", func() bool { return s.holds("k") })
+		dbtest.Soon(t, "it holds the lock", func() bool { return s.holds("k") })
 		sh.keys("that\n")
 		sh.expect("got:that")
 		sh.expect("st:0")
 
 		// Who waits learns for whom.
 		hold, err := mysqllock.Acquire(t.Context(), s.process("the holder"), "k", lockctx.Lease(10*time.Minute))
-		ok(t, err)
+		dbtest.OK(t, err)
 		sh.keys("$M run -k k -w 10m true; echo st:$?\n")
 		sh.expect(`waiting for "k", held by the holder`)
 		sh.keys(ctrlC)
-		soon(t, "nobody waits", func() bool { return s.waiters("k") == 0 })
+		dbtest.Soon(t, "nobody waits", func() bool { return s.waiters("k") == 0 })
 
 		// Before a lock is broken somebody is asked.
 		for _, answer := range [][2]string{{"n", "nothing was done"}, {"", "nothing was done"}, {"y", "lease on k ended"}} {
@@ -266,13 +265,13 @@ func TestGuardKilled(t *testing.T) {
 		pids := s.family()
 		for _, child := range children(t, c.Process.Pid) {
 			if strconv.Itoa(child) != pids[0] {
-				ok(t, syscall.Kill(child, syscall.SIGKILL))
+				dbtest.OK(t, syscall.Kill(child, syscall.SIGKILL))
 			}
 		}
-		ok(t, c.Process.Kill())
-		soon(t, "the command is gone", func() bool { return !alive(pids[0]) })
+		dbtest.OK(t, c.Process.Kill())
+		dbtest.Soon(t, "the command is gone", func() bool { return !alive(pids[0]) })
 		n, err := strconv.Atoi(pids[1])
-		ok(t, err)
+		dbtest.OK(t, err)
 		_ = syscall.Kill(n, syscall.SIGKILL) // what only the guard would have found
 	})
 }
@@ -296,16 +295,16 @@ func TestTruant(t *testing.T) {
 				s.command("release", "k", "--force", "--yes").start().must(0)
 				c.fails(exitLost, "lost")
 			} else {
-				ok(t, c.Process.Kill())
-				soon(t, "it is gone", func() bool { return !alive(pids[1]) })
+				dbtest.OK(t, c.Process.Kill())
+				dbtest.Soon(t, "it is gone", func() bool { return !alive(pids[1]) })
 			}
 			for _, pid := range pids {
 				if alive(pid) {
 					t.Errorf("%s: process %s goes on", end, pid)
 				}
 			}
-			ok(t, os.Remove(s.file("truant")))
-			ok(t, os.Remove(s.file("pids")))
+			dbtest.OK(t, os.Remove(s.file("truant")))
+			dbtest.OK(t, os.Remove(s.file("pids")))
 		}
 	})
 }
@@ -313,13 +312,13 @@ func TestTruant(t *testing.T) {
 func children(t *testing.T, pid int) (out []int) {
 	t.Helper()
 	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-	ok(t, err)
+	dbtest.OK(t, err)
 	for _, task := range tasks {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/children", pid, task.Name()))
-		ok(t, err)
+		dbtest.OK(t, err)
 		for _, field := range strings.Fields(string(b)) {
 			n, err := strconv.Atoi(field)
-			ok(t, err)
+			dbtest.OK(t, err)
 			out = append(out, n)
 		}
 	}

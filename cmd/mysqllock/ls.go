@@ -1,12 +1,15 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -20,18 +23,29 @@ type looking struct {
 	filter inspect.Filter
 	json   bool
 	watch  time.Duration // 0 is once
+	code   bool          // the exit code says whether somebody holds
+
+	top     bool     // tell it by classes of keys
+	classes []string // patterns of them; without any, each key is one
 }
 
 const jsonText = `
-With --json it is one object: "time" (of the server), "locks", and "gaps", which
-are things that it could not see ("what", "why", "remedy"). A lock has "key",
+With --json it is one object: "time" (of the server), "locks", "namespaces", which
+are those that share the lock table ("name"; "database" where a database has that
+name), and "gaps", which are things that it could not see ("what", "why",
+"remedy"). A lock has "key",
 "namespace", "strategy" (row, lease, advisory, or "" where nobody holds or wants
 the key), "slot", "stripe" (-1 where keys do not share rows), "name_hex" (that of
 its row, or of the server's named lock), "token", "versioned", "expires" and
 "remaining_ms" of a lease, "holders" and "waiters", these in the order in which
 they have asked. Both have "connection_id", "user", "host", "program", "pid" and
-"shared"; holders "since_ms", "left" and "locks_on_connection", waiters "waited_ms".
-What is unknown is absent. With --watch there is one object a line.`
+"shared"; holders "since_ms", or "least_ms" where only that is known, "transaction_ms",
+"left", "locks_on_connection", "activity" ("running", "for_ms", "statement") and
+"waits_for", which are keys; waiters "waited_ms". "holders_incomplete" and
+"waiters_incomplete" say that more may hold or wait than is shown, and
+"transactions_unseen" how many hold row locks that are not shown. What is unknown is
+absent. With --watch there is one object a line. With --top it has "classes" instead of
+locks: each has "class", "locks", "held", "waiting" and "longest_wait_ms".`
 
 func newLs(at *target) *cobra.Command {
 	l := &looking{at: at}
@@ -40,20 +54,27 @@ func newLs(at *target) *cobra.Command {
 		Aliases: []string{"list"},
 		Short:   "Show who holds locks, and who waits for them",
 		Long: `ls shows who holds locks, since when, and who waits for them, in order and for how
-long. It takes no lock, and waits for nobody.
+long. Without --try it takes no lock; it waits for nobody.
 
-FOR is since when a row is locked, how long a lease still lasts unless it is
-renewed, and how long a waiter has waited since it asked the last time. WHO is what
+FOR is how long a lock is held, or how long a waiter has waited since it asked the
+last time. It is empty where that cannot be known: then STATE says how old the
+transaction is that holds the row, which is no age of the lock, since it may have
+waited first; or how long a lease still lasts unless it is renewed. Below a holder
+for whom others wait, or with show below each, stands what its connection does, and
+for whom it waits itself. On a terminal lines are as wide as it is. WHO is what
 the program calls itself: its lockOwner, or host, process and name. Of the callers
 in one process only the first is seen: the others wait for it, there.
 ` + jsonText,
 		Example: `  mysqllock ls --watch
+  mysqllock ls --top --class 'order:*' --class 'product:*'
   mysqllock ls --json | jq -r '.locks[] | select(.waiters) | .key'`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return l.do(c.Context(), c.OutOrStdout()) },
 	}
 	l.flags(c)
 	c.Flags().BoolVarP(&l.filter.AllNamespaces, "all-namespaces", "A", false, "of all that share the lock table")
+	c.Flags().BoolVar(&l.top, "top", false, "which keys are waited for most, one line each: the longest wait first")
+	c.Flags().StringSliceVar(&l.classes, "class", nil, "with --top: one line for all keys that match the `pattern`,\nin which * is any text; for several, the first counts")
 	return c
 }
 
@@ -81,6 +102,10 @@ func (l *looking) flags(c *cobra.Command) {
 	c.Flags().BoolVar(&l.json, "json", false, "for programs")
 	c.Flags().DurationVar(&l.watch, "watch", 0, "look again and again, until interrupted; --watch=500ms says how often")
 	c.Flags().Lookup("watch").NoOptDefVal = "2s"
+	c.Flags().BoolVar(&l.code, "exit-code", false, "end with 0 if a holder is shown, 3 if nobody holds,\nor 4 if that cannot be known: not all is shown")
+	c.Flags().BoolVar(&l.filter.Try, "try", false, "also find row locks that the server does not show, by trying to lock\neach row for a moment, in which NoWait fails at it")
+	c.MarkFlagsMutuallyExclusive("watch", "exit-code")
+	c.MarkFlagsMutuallyExclusive("watch", "try")
 }
 
 // completeKeys are the keys that are held or wanted.
@@ -108,9 +133,16 @@ func (l *looking) do(ctx context.Context, w io.Writer) error {
 	if l.watch != 0 && l.watch < 100*time.Millisecond {
 		return fmt.Errorf("--watch is %v, want 100ms or more", l.watch)
 	}
+	if len(l.classes) > 0 && !l.top {
+		return errors.New("--class is for --top")
+	}
 	return l.at.inspecting(ctx, func(ctx context.Context, i *inspect.Inspector) error {
 		for {
-			if err := l.look(ctx, i, w); err != nil || l.watch == 0 {
+			snap, err := l.look(ctx, i, w)
+			if err == nil && l.code {
+				err = held(snap)
+			}
+			if err != nil || l.watch == 0 {
 				return err
 			}
 			select {
@@ -122,15 +154,28 @@ func (l *looking) do(ctx context.Context, w io.Writer) error {
 	})
 }
 
-func (l *looking) look(ctx context.Context, i *inspect.Inspector, w io.Writer) error {
+// held is how to end with --exit-code.
+func held(snap *inspect.Snapshot) error {
+	for _, l := range snap.Locks {
+		if len(l.Holders) > 0 {
+			return nil
+		}
+	}
+	if hidden, _ := snap.Incomplete(); hidden {
+		return &status{exitNotKnown, nil}
+	}
+	return &status{exitNobody, nil}
+}
+
+func (l *looking) look(ctx context.Context, i *inspect.Inspector, w io.Writer) (*inspect.Snapshot, error) {
 	snap, err := i.Snapshot(ctx, l.filter)
 	switch {
 	case err != nil:
-		return err
+		return nil, err
 	case l.json && l.watch != 0:
-		return json.NewEncoder(w).Encode(shown(snap))
+		return snap, json.NewEncoder(w).Encode(l.shown(snap))
 	case l.json:
-		return printJSON(w, shown(snap))
+		return snap, printJSON(w, l.shown(snap))
 	}
 	c := coloursFor(w)
 	if l.watch != 0 {
@@ -140,51 +185,111 @@ func (l *looking) look(ctx context.Context, i *inspect.Inspector, w io.Writer) e
 		}
 		fmt.Fprintf(w, "%s%s UTC\n\n", clear, snap.Time.Format(time.DateTime))
 	}
-	printLocks(w, c, snap, l.filter.AllNamespaces)
-	return nil
+	if l.top {
+		printTop(w, c, snap, l.classes)
+		return snap, nil
+	}
+	printLocks(w, c, snap, l.filter.AllNamespaces, len(l.filter.Keys) > 0)
+	return snap, nil
 }
 
-// printLocks writes a line for each holder and waiter.
-func printLocks(w io.Writer, c colours, snap *inspect.Snapshot, namespaces bool) {
-	rows := [][]string{{"KEY", "STRATEGY", "TOKEN", "STATE", "FOR", "WHO", "CONNECTION", "FROM"}}
-	waiting := []bool{false}
-	add := func(wait bool, cells ...string) {
-		rows, waiting = append(rows, cells), append(waiting, wait)
+// listing is what is written of locks, a row for each holder and waiter.
+type listing struct {
+	snap       *inspect.Snapshot
+	namespaces bool // before the keys
+	why        bool // below all holders stands what they do, not only where others wait
+
+	rows    [][]string
+	waiting []bool           // the row is of a waiter
+	notes   map[int][]string // what stands below a row
+}
+
+func (l *listing) add(waits bool, cells ...string) {
+	l.rows, l.waiting = append(l.rows, cells), append(l.waiting, waits)
+}
+
+// lock adds the rows of one.
+func (l *listing) lock(lock inspect.Lock) {
+	name := label(lock, l.namespaces)
+	switch {
+	case lock.Strategy == "":
+		l.add(false, name, "-", token(lock), "nobody", "", "", "", "")
+	case len(lock.Holders) == 0:
+		l.add(false, name, lock.Strategy, token(lock), "not known", "", "", "", "")
 	}
+	for _, h := range lock.Holders {
+		program := h.Program
+		if h.Client == (inspect.Client{}) {
+			program = "not known"
+		}
+		l.add(false, name, lock.Strategy, token(lock), role(lock, h), brief(h.Since), program, connection(h.Client), from(h.Client))
+		if l.why || len(lock.Waiters) > 0 {
+			l.notes[len(l.rows)-1] = reasons(l.snap, &lock, h)
+		}
+	}
+	for n, waiter := range lock.Waiters {
+		who := fmt.Sprintf("waits, %d.", n+1)
+		if waiter.Shared {
+			who += " (shared)"
+		}
+		l.add(true, name, lock.Strategy, "", who, brief(waiter.Waited), waiter.Program, connection(waiter.Client), from(waiter.Client))
+	}
+}
+
+// printLocks writes a line for each holder and waiter. Below holders for whom others wait,
+// or with why below all, it writes what they do.
+func printLocks(w io.Writer, c colours, snap *inspect.Snapshot, namespaces, why bool) {
+	l := &listing{snap: snap, namespaces: namespaces, why: why, notes: make(map[int][]string)}
+	l.add(false, "KEY", "STRATEGY", "TOKEN", "STATE", "FOR", "WHO", "CONNECTION", "FROM")
 	for _, lock := range snap.Locks {
-		name := label(lock, namespaces)
-		if lock.Strategy == "" {
-			add(false, name, "-", token(lock), "nobody", "", "", "", "")
-		}
-		if lock.Strategy != "" && len(lock.Holders) == 0 {
-			add(false, name, lock.Strategy, token(lock), "not known", "", "", "", "")
-		}
-		for _, h := range lock.Holders {
-			add(false, name, lock.Strategy, token(lock), role(h), since(lock, h), h.Program, connection(h.Client), from(h.Client))
-		}
-		for n, waiter := range lock.Waiters {
-			who := fmt.Sprintf("waits, %d.", n+1)
-			if waiter.Shared {
-				who += " (shared)"
-			}
-			add(true, name, lock.Strategy, "", who, brief(waiter.Waited), waiter.Program, connection(waiter.Client), from(waiter.Client))
-		}
+		l.lock(lock)
 	}
 	if len(snap.Locks) == 0 {
-		fmt.Fprintln(w, "Nobody holds a lock, or waits for one.")
+		fmt.Fprintln(w, noLocks(snap))
 	} else {
-		table(w, c, rows, func(i int, line string) string {
-			if waiting[i] {
-				return c.yellow(line)
+		width := widthOf(w)
+		table(w, c, fitted(l.rows, width), func(i int, line string) string {
+			if l.waiting[i] {
+				line = c.yellow(line)
+			}
+			for _, note := range l.notes[i] {
+				line += "\n" + c.dim(wrapped("    "+printable(note), width, "    "))
 			}
 			return line
 		})
 	}
+	printNamespaces(w, c, snap)
+	printGaps(w, c, snap)
+}
+
+// printGaps says what is not shown, and how to see it.
+func printGaps(w io.Writer, c colours, snap *inspect.Snapshot) {
 	for _, gap := range snap.Gaps {
 		fmt.Fprintln(w, c.dim("not shown: "+printable(gap.What+": "+gap.Why)))
 		if gap.Remedy != "" {
 			fmt.Fprintln(w, c.dim("  to see it: "+printable(gap.Remedy)))
 		}
+	}
+}
+
+// printNamespaces says which namespaces share the lock table, where there are several,
+// and which of them may differ by accident.
+func printNamespaces(w io.Writer, c colours, snap *inspect.Snapshot) {
+	if len(snap.Namespaces) < 2 {
+		return
+	}
+	names := make([]string, len(snap.Namespaces))
+	for i, n := range snap.Namespaces {
+		names[i] = n.Name
+	}
+	line := "namespaces in the lock table: " + strings.Join(names, ", ")
+	if snap.Namespace != "" {
+		line += " (shown: " + snap.Namespace + ")"
+	}
+	fmt.Fprintln(w, c.dim(printable(line)))
+	if by := inspect.ByDatabase(snap.Namespaces); len(by) > 0 {
+		fmt.Fprintln(w, c.yellow(printable("a key is another lock in each of them; "+strings.Join(by, ", ")+
+			": of programs that set no lockNamespace, and whose DSN names that database")))
 	}
 }
 
@@ -213,21 +318,74 @@ func token(lock inspect.Lock) string {
 	return strconv.FormatUint(lock.Token, 10)
 }
 
-func role(h inspect.Holder) string {
+func role(lock inspect.Lock, h inspect.Holder) string {
+	text := "holds"
 	switch {
 	case h.Left:
-		return "kept back" // for its MinHold
+		text = "kept back" // for its MinHold
 	case h.Shared:
-		return "holds (shared)"
+		text = "holds (shared)"
 	}
-	return "holds"
+	switch {
+	case lock.Remaining > 0:
+		text += ", " + brief(lock.Remaining) + " left"
+	case h.Since == 0 && h.Within > 0:
+		text += ", in a transaction since " + brief(h.Within)
+	}
+	return text
 }
 
-func since(lock inspect.Lock, h inspect.Holder) string {
-	if lock.Remaining > 0 {
-		return brief(lock.Remaining) + " left"
+// noLocks says that none is seen, and not that there is none if that is not known.
+func noLocks(snap *inspect.Snapshot) string {
+	holders, waiters := snap.Incomplete()
+	switch {
+	case holders && snap.Unseen > 0:
+		return fmt.Sprintf("0 locks seen; %d transactions hold row locks, of this table or others, that the server does not show.", snap.Unseen)
+	case holders:
+		return "0 locks seen. There may be some: not all is shown."
+	case waiters:
+		return "Nobody holds a lock. Whether somebody waits is not shown."
 	}
-	return brief(h.Since)
+	return "Nobody holds a lock, or waits for one."
+}
+
+// reasons are why others wait for h: since when it holds, what it does, and for whom it
+// waits itself.
+func reasons(snap *inspect.Snapshot, lock *inspect.Lock, h inspect.Holder) (out []string) {
+	switch {
+	case h.Since > 0:
+	case h.Least > 0:
+		out = append(out, "it has the lock for "+brief(h.Least)+" at least; since when is not known")
+	case lock.Strategy != "":
+		out = append(out, "since when it has the lock is not known")
+	}
+	if h.ConnectionID == 0 {
+		return out
+	}
+	if len(h.WaitsFor) == 0 {
+		return append(out, doing(h))
+	}
+	for i, link := range snap.Chain(lock) {
+		if i == 0 {
+			continue // h, or another holder of the same lock
+		}
+		out = append(out, fmt.Sprintf("it waits itself for %s, which connection %d holds (%s)", label(*link.Lock, false), link.Holder.ConnectionID, who(link.Holder.Client)))
+		if len(link.Holder.WaitsFor) == 0 {
+			out = append(out, fmt.Sprintf("all of them wait for connection %d: %s", link.Holder.ConnectionID, doing(*link.Holder)))
+		}
+	}
+	return out
+}
+
+func who(c inspect.Client) string { return cmp.Or(c.Program, from(c), "not known") }
+
+// doing is what the holder does, and what can be done about it.
+func doing(h inspect.Holder) string {
+	text := h.Activity.String()
+	if advice := h.Advice(); advice != "" {
+		text += "; " + advice
+	}
+	return text
 }
 
 func connection(c inspect.Client) string {
@@ -249,7 +407,17 @@ type (
 	jsonSnapshot struct {
 		Time  time.Time  `json:"time"`
 		Locks []jsonLock `json:"locks"`
-		Gaps  []jsonGap  `json:"gaps,omitempty"`
+
+		HoldersIncomplete bool `json:"holders_incomplete,omitempty"`
+		WaitersIncomplete bool `json:"waiters_incomplete,omitempty"`
+		Unseen            *int `json:"transactions_unseen,omitempty"`
+
+		Namespaces []jsonNamespace `json:"namespaces,omitempty"`
+		Gaps       []jsonGap       `json:"gaps,omitempty"`
+	}
+	jsonNamespace struct {
+		Name     string `json:"name"`
+		Database bool   `json:"database,omitempty"`
 	}
 	jsonLock struct {
 		Key       string       `json:"key,omitempty"`
@@ -275,9 +443,18 @@ type (
 	}
 	jsonHolder struct {
 		jsonClient
-		Since float64 `json:"since_ms,omitempty"`
-		Left  bool    `json:"left,omitempty"`
-		Locks int     `json:"locks_on_connection,omitempty"`
+		Since    float64       `json:"since_ms,omitempty"`
+		Least    float64       `json:"least_ms,omitempty"`
+		Within   float64       `json:"transaction_ms,omitempty"`
+		Left     bool          `json:"left,omitempty"`
+		Locks    int           `json:"locks_on_connection,omitempty"`
+		Activity *jsonActivity `json:"activity,omitempty"`
+		WaitsFor []string      `json:"waits_for,omitempty"`
+	}
+	jsonActivity struct {
+		Running   bool    `json:"running"`
+		For       float64 `json:"for_ms"`
+		Statement string  `json:"statement,omitempty"`
 	}
 	jsonWaiter struct {
 		jsonClient
@@ -304,15 +481,26 @@ func shown(snap *inspect.Snapshot) jsonSnapshot {
 			j.Expires = &l.Expires
 		}
 		for _, h := range l.Holders {
-			j.Holders = append(j.Holders, jsonHolder{client(h.Client, h.Shared), ms(h.Since), h.Left, h.Locks})
+			one := jsonHolder{client(h.Client, h.Shared), ms(h.Since), ms(h.Least), ms(h.Within), h.Left, h.Locks, nil, h.WaitsFor}
+			if a := h.Activity; a != nil {
+				one.Activity = &jsonActivity{a.Running, ms(a.For), a.Statement}
+			}
+			j.Holders = append(j.Holders, one)
 		}
 		for _, w := range l.Waiters {
 			j.Waiters = append(j.Waiters, jsonWaiter{client(w.Client, w.Shared), ms(w.Waited)})
 		}
 		out.Locks = append(out.Locks, j)
 	}
+	out.HoldersIncomplete, out.WaitersIncomplete = snap.Incomplete()
+	if snap.Unseen >= 0 {
+		out.Unseen = &snap.Unseen
+	}
+	for _, n := range snap.Namespaces {
+		out.Namespaces = append(out.Namespaces, jsonNamespace(n))
+	}
 	for _, g := range snap.Gaps {
-		out.Gaps = append(out.Gaps, jsonGap(g))
+		out.Gaps = append(out.Gaps, jsonGap{g.What, g.Why, g.Remedy})
 	}
 	return out
 }

@@ -21,9 +21,12 @@ const (
 	exitFailure = 1
 	exitUsage   = 2
 
+	exitNobody   = 3 // of ls and show with --exit-code: nobody holds
+	exitNotKnown = 4 // of the same: no holder is seen, and not all can be seen
+
 	exitLost        = 123 // the lock was lost, and the command stopped
 	exitNotAcquired = 124 // somebody else has the lock
-	exitCannotLock  = 125 // of run, in place of 1 and 2
+	exitCannotLock  = 125 // of run and hold, in place of 1 and 2
 	exitCannotRun   = 126 // the command was found and cannot be run
 	exitNotFound    = 127
 	exitSignal      = 128 // and the signal's number
@@ -81,7 +84,7 @@ func execute(ctx context.Context, args []string) int {
 	default:
 		s = &status{exitFailure, err}
 	}
-	if c.Name() == "run" && (s.code == exitUsage || s.code == exitFailure) {
+	if (c.Name() == "run" || c.Name() == "hold") && (s.code == exitUsage || s.code == exitFailure) {
 		s.code = exitCannotLock
 	}
 	if s.err != nil {

@@ -3,9 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"database/sql"
-	"database/sql/driver"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,10 +15,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-sql-driver/mysql"
 	"go.uber.org/goleak"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 )
 
@@ -49,10 +47,9 @@ func onServers(t *testing.T, test func(t *testing.T, s *scratch)) {
 func aloneOnServers(t *testing.T, test func(t *testing.T, s *scratch)) {
 	t.Helper()
 	for _, bin := range tempserver.Require(t) {
-		srv := tempserver.Share(t, bin, showing(bin)...)
-		t.Run(string(bin.Flavour), func(t *testing.T) {
+		t.Run(bin.Name, func(t *testing.T) {
 			t.Parallel()
-			test(t, newScratch(t, srv))
+			test(t, newScratch(dbtest.New(t, bin, tempserver.Share(t, bin, showing(bin)...))))
 		})
 	}
 }
@@ -66,54 +63,33 @@ func showing(bin tempserver.Binary) []string {
 
 // scratch is a database on a server, and a folder.
 type scratch struct {
-	t        *testing.T
-	server   *tempserver.Server
-	config   *mysql.Config
-	database string
-	root     *sql.DB // with the driver "mysql"
-	dir      string
+	*dbtest.Database
+	root *sql.DB // with the driver "mysql"
+	dir  string
 }
 
-func newScratch(t *testing.T, srv *tempserver.Server) *scratch {
-	s := &scratch{t: t, server: srv, config: tempserver.Database(t, srv.DSN("")), dir: t.TempDir()}
-	s.database = s.config.DBName
-	base, err := mysql.NewConnector(s.config)
-	ok(t, err)
-	s.root = s.open(base)
-	return s
+func newScratch(d *dbtest.Database) *scratch {
+	return &scratch{Database: d, root: d.Open("mysql"), dir: d.T.TempDir()}
 }
 
 // offline is one without a server.
 func offline(t *testing.T) *scratch {
-	cfg := mysql.NewConfig()
-	cfg.Net, cfg.Addr = "tcp", "127.0.0.1:1"
-	return &scratch{t: t, config: cfg, dir: t.TempDir()}
-}
-
-func (s *scratch) open(connector driver.Connector) *sql.DB {
-	s.t.Helper()
-	db := sql.OpenDB(connector)
-	s.t.Cleanup(func() { db.Close() })
-	return db
+	return &scratch{Database: dbtest.At(t, "tcp(127.0.0.1:1)/"), dir: t.TempDir()}
 }
 
 // process opens a handle with locks, as a process of that name has it.
 func (s *scratch) process(owner string) *sql.DB {
-	s.t.Helper()
-	connector, err := mysqllock.NewConnector(s.config, mysqllock.Config{Owner: owner, TTL: 10 * time.Minute})
-	ok(s.t, err)
-	return s.open(connector)
+	s.T.Helper()
+	return s.OpenDB(mysqllock.NewConnector(s.Config(), mysqllock.Config{Owner: owner, TTL: 10 * time.Minute}))
 }
-
-func (s *scratch) dsn() string { return s.config.FormatDSN() }
 
 // file is the path of a file in the test's folder.
 func (s *scratch) file(name string) string { return filepath.Join(s.dir, name) }
 
 // command is this program with these arguments.
 func (s *scratch) command(args ...string) *command {
-	c := &command{t: s.t, Cmd: exec.Command(os.Args[0], args...), done: make(chan struct{})}
-	c.Env = append(os.Environ(), asMain+"=1", dsnVariable+"="+s.dsn(), "HOME="+s.dir, "DIR="+s.dir)
+	c := &command{t: s.T, Cmd: exec.Command(os.Args[0], args...), done: make(chan struct{})}
+	c.Env = append(os.Environ(), asMain+"=1", dsnVariable+"="+s.DSN(), "HOME="+s.dir, "DIR="+s.dir)
 	c.Dir, c.WaitDelay = s.dir, patience // whatever still has its output open
 	c.Cmd.Stdout, c.Cmd.Stderr = &c.out, &c.errs
 	return c
@@ -121,7 +97,7 @@ func (s *scratch) command(args ...string) *command {
 
 // command is a process of this program.
 type command struct {
-	t *testing.T
+	t testing.TB
 	*exec.Cmd
 	out, errs bytes.Buffer // to be read when it has ended
 	done      chan struct{}
@@ -130,7 +106,7 @@ type command struct {
 // start starts it; at the end of the test it is gone.
 func (c *command) start() *command {
 	c.t.Helper()
-	ok(c.t, c.Start())
+	dbtest.OK(c.t, c.Start())
 	go func() {
 		_ = c.Wait() // code tells
 		close(c.done)
@@ -177,6 +153,20 @@ func (c *command) fails(code int, text string) {
 	}
 }
 
+// refused is fails for a command that finds a lock held. It is run again if a busy server
+// did not say in time by whom.
+func (s *scratch) refused(code int, text string, args ...string) {
+	s.T.Helper()
+	var c *command
+	for range 20 {
+		c = s.command(args...).start()
+		if c.code(); strings.Contains(c.errs.String(), text) {
+			break
+		}
+	}
+	c.fails(code, text)
+}
+
 // read reads what the command wrote as JSON.
 func (c *command) read(into any) {
 	c.t.Helper()
@@ -188,16 +178,6 @@ func (c *command) read(into any) {
 // patience is how long a test waits for what should take moments.
 const patience = 60 * time.Second
 
-// soon waits until cond holds.
-func soon(t testing.TB, what string, cond func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !cond(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", patience, what)
-		}
-	}
-}
-
 // lines are those of a file, none where it is not there.
 func lines(t testing.TB, path string) (out []string) {
 	t.Helper()
@@ -205,7 +185,7 @@ func lines(t testing.TB, path string) (out []string) {
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
-	ok(t, err)
+	dbtest.OK(t, err)
 	defer file.Close()
 	for in := bufio.NewScanner(file); in.Scan(); {
 		out = append(out, in.Text())
@@ -226,18 +206,4 @@ func alive(pid string) bool {
 	var n int
 	_, _ = fmt.Sscan(pid, &n)
 	return n > 0 && syscall.Kill(n, 0) == nil
-}
-
-func ok(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func statement(t testing.TB, db *sql.DB, text string) {
-	t.Helper()
-	if _, err := db.ExecContext(context.Background(), text); err != nil {
-		t.Fatalf("%s: %v", text, err)
-	}
 }

@@ -11,13 +11,15 @@ import (
 	"time"
 
 	"github.com/go-sql-driver/mysql"
+
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 )
 
 func TestOptionFile(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) string {
 		path := filepath.Join(dir, name)
-		ok(t, os.WriteFile(path, []byte(text), 0o600))
+		dbtest.OK(t, os.WriteFile(path, []byte(text), 0o600))
 		return path
 	}
 	write("sub.cnf", "[client]\nport = 3307\n")
@@ -72,7 +74,7 @@ database="rev2" # the "lock" db
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			cfg, locks, err := readOptionFiles(write("file", c.text))
-			ok(t, err)
+			dbtest.OK(t, err)
 			got := mysql.Config{User: cfg.User, Passwd: cfg.Passwd, Net: cfg.Net, Addr: cfg.Addr, DBName: cfg.DBName, Timeout: cfg.Timeout}
 			if !equal(got, c.want) || locks.Table != c.table {
 				t.Errorf("it reads %+v and table %q", got, locks.Table)
@@ -99,7 +101,7 @@ database="rev2" # the "lock" db
 		t.Errorf("of a file that includes a missing one it says %v", err)
 	}
 	open := write("open", "[client]\nuser=u\n")
-	ok(t, os.Chmod(open, 0o666))
+	dbtest.OK(t, os.Chmod(open, 0o666))
 	if _, _, err := readOptionFiles(open); err == nil || !strings.Contains(err.Error(), "chmod") {
 		t.Errorf("of a file that everybody can write it says %v", err)
 	}
@@ -115,7 +117,7 @@ func TestOptionFileTLS(t *testing.T) {
 	server := httptest.NewTLSServer(nil)
 	defer server.Close()
 	ca := filepath.Join(t.TempDir(), "ca.pem")
-	ok(t, os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600))
+	dbtest.OK(t, os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600))
 	for _, c := range []struct {
 		options     options
 		host        string
@@ -132,7 +134,7 @@ func TestOptionFileTLS(t *testing.T) {
 		{options: options{"ssl-verify-server-cert": "", "ssl-ca": ca}, host: "other.example.org"},
 	} {
 		cfg := mysql.NewConfig()
-		ok(t, c.options.encrypt(cfg, c.host))
+		dbtest.OK(t, c.options.encrypt(cfg, c.host))
 		if c.none {
 			if cfg.TLS != nil || cfg.TLSConfig != "" {
 				t.Errorf("%v sets up TLS", c.options)
@@ -152,7 +154,7 @@ func TestOptionFileTLS(t *testing.T) {
 // TestSources: a flag goes before the environment, and that before files.
 func TestSources(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
-		ok(t, os.WriteFile(s.file(".my.cnf"), []byte("[client]\nuser=root\nhost=127.0.0.1\nport="+port(s.config.Addr)+"\n[mysql]\ndatabase="+s.database+"\n"), 0o600))
+		dbtest.OK(t, os.WriteFile(s.file(".my.cnf"), []byte("[client]\nuser=root\nhost=127.0.0.1\nport="+port(s.Config().Addr)+"\n[mysql]\ndatabase="+s.Name+"\n"), 0o600))
 		nowhere := "nobody:secret@tcp(127.0.0.1:1)/none"
 		from := func(dsn string, args ...string) *command {
 			c := s.command(append([]string{"schema", "apply"}, args...)...)
@@ -161,13 +163,13 @@ func TestSources(t *testing.T) {
 		}
 		from("").must(0)
 		from(nowhere).fails(1, "refused")
-		from(s.dsn()).must(0)
-		from(nowhere, "--dsn", s.dsn()).must(0)
-		from(s.dsn(), "--dsn", nowhere).fails(1, "refused")
+		from(s.DSN()).must(0)
+		from(nowhere, "--dsn", s.DSN()).must(0)
+		from(s.DSN(), "--dsn", nowhere).fails(1, "refused")
 		from(nowhere, "--defaults-file", s.file(".my.cnf")).must(0)
-		from(s.dsn(), "--defaults-file", s.file("nothing")).fails(1, "no such file")
+		from(s.DSN(), "--defaults-file", s.file("nothing")).fails(1, "no such file")
 		from("", "--database", "no_such_database").fails(1, "no_such_database")
-		ok(t, os.Remove(s.file(".my.cnf")))
+		dbtest.OK(t, os.Remove(s.file(".my.cnf")))
 		from("", "--defaults-file", os.DevNull).fails(1, "no server is named")
 	})
 }

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/term"
 )
@@ -64,6 +66,102 @@ func table(w io.Writer, c colours, rows [][]string, paint func(i int, line strin
 			line = paint(i, line)
 		}
 		fmt.Fprintln(w, line)
+	}
+}
+
+// widthOf is how wide the terminal is; 0 if w is none.
+func widthOf(w io.Writer) int {
+	if file, ok := w.(*os.File); ok && term.IsTerminal(int(file.Fd())) {
+		if width, _, err := term.GetSize(int(file.Fd())); err == nil {
+			return width
+		}
+	}
+	return 0
+}
+
+// The narrowest that a column is made, and the order in which columns go if that does not
+// do: what identifies a lock and its holder stays.
+const narrowest = 10
+
+var dispensable = []string{"FROM", "TOKEN", "CONNECTION", "STRATEGY"}
+
+// fitted returns rows that fit into a width of so many characters, if that is possible;
+// 0 is any width. Long cells are shortened in the middle: their ends tell them apart.
+func fitted(rows [][]string, width int) [][]string {
+	if width == 0 {
+		return rows
+	}
+	out := make([][]string, len(rows))
+	for i, row := range rows {
+		out[i] = make([]string, len(row))
+		for j, cell := range row {
+			out[i][j] = printable(cell)
+		}
+	}
+	rows = out
+	for _, name := range dispensable {
+		column := slices.Index(rows[0], name)
+		if total(rows, narrowest) <= width || column < 0 {
+			continue
+		}
+		for i := range rows {
+			rows[i] = slices.Delete(rows[i], column, column+1)
+		}
+	}
+	most := narrowest // of each column
+	for total(rows, most+1) <= width && most < width {
+		most++
+	}
+	for i, row := range rows {
+		for j, cell := range row {
+			rows[i][j] = middle(cell, most)
+		}
+	}
+	return rows
+}
+
+// total is how wide rows are if no cell is wider than most.
+func total(rows [][]string, most int) (sum int) {
+	for column := range rows[0] {
+		widest := 0
+		for _, row := range rows {
+			widest = max(widest, min(most, utf8.RuneCountInString(row[column])))
+		}
+		sum += widest + 2
+	}
+	return sum - 2
+}
+
+// middle shortens s in the middle to so many characters.
+func middle(s string, most int) string {
+	runes := []rune(s)
+	if len(runes) <= most {
+		return s
+	}
+	head := most / 2
+	return string(runes[:head]) + "…" + string(runes[len(runes)-(most-head-1):])
+}
+
+// wrapped breaks a line between words, so that it fits into a width; 0 is any width.
+func wrapped(line string, width int, indent string) string {
+	if width == 0 {
+		return line
+	}
+	var out []string
+	for {
+		runes := []rune(line)
+		if len(runes) <= width {
+			return strings.Join(append(out, line), "\n")
+		}
+		cut := width
+		if i := strings.LastIndexByte(string(runes[:width+1]), ' '); i > len(indent) {
+			cut = utf8.RuneCountInString(string(runes[:width+1])[:i])
+		}
+		out = append(out, string(runes[:cut]))
+		line = indent + strings.TrimLeft(string(runes[cut:]), " ")
+		if width <= len(indent) {
+			return strings.Join(append(out, line), "\n")
+		}
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -19,20 +20,20 @@ func TestRelease(t *testing.T) {
 		} {
 			t.Run(strategy, func(t *testing.T) {
 				s := *s
-				s.t = t
+				s.Database = s.For(t)
 				key := "to break, " + strategy
 				hold, err := mysqllock.Acquire(t.Context(), s.process("the holder"), key, option)
-				ok(t, err)
+				dbtest.OK(t, err)
 				next := make(chan error, 1)
 				db := s.process("the next")
 				go func() {
-					hold, err := mysqllock.Acquire(t.Context(), db, key, option, lockctx.Wait(patience))
+					hold, err := mysqllock.Acquire(t.Context(), db, key, option, lockctx.Wait(10*patience))
 					if err == nil {
 						err = hold.Release()
 					}
 					next <- err
 				}()
-				soon(t, "the next waits", func() bool {
+				dbtest.Soon(t, "the next waits", func() bool {
 					time.Sleep(150 * time.Millisecond)
 					return s.waiters(key) == 1
 				})
@@ -51,7 +52,7 @@ func TestRelease(t *testing.T) {
 					(done.Released[0].Token == 2) != (strategy == "lease") || (len(done.Released[0].Killed) == 1) == (strategy == "lease") {
 					t.Errorf("released: %+v", done)
 				}
-				ok(t, <-next)
+				dbtest.OK(t, <-next)
 				if err := hold.Release(); !errors.Is(err, mysqllock.ErrLost) {
 					t.Errorf("the holder gives it back with %v", err)
 				}
@@ -68,7 +69,7 @@ func TestReleaseSlot(t *testing.T) {
 		holds := make(map[int]*mysqllock.Hold)
 		for range 3 {
 			hold, err := mysqllock.Acquire(t.Context(), s.process("the holder"), "k", lockctx.Lease(time.Minute), lockctx.Slots(3))
-			ok(t, err)
+			dbtest.OK(t, err)
 			slot, _ := mysqllock.Slot(hold.Context())
 			holds[slot] = hold
 		}

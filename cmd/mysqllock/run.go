@@ -35,6 +35,7 @@ type run struct {
 	hasWait  bool // it was given
 	noWait   bool
 	slots    int
+	shared   bool
 	minHold  time.Duration
 	conflict int
 	quiet    bool
@@ -43,7 +44,7 @@ type run struct {
 func newRun(at *target) *cobra.Command {
 	r := &run{at: at}
 	c := &cobra.Command{
-		Use:   "run --key KEY [flags] -- COMMAND [ARGUMENT...]",
+		Use:   "run [flags] KEY -- COMMAND [ARGUMENT...]",
 		Short: "Run a command under a lock",
 		Long: `run takes a lease on the key, runs the command, and gives the lease back when
 the command has ended. Of all who use the key, on any machine, one runs at a time
@@ -58,7 +59,7 @@ there is MYSQLLOCK_SLOT, too.
 
 When the lease cannot be renewed in time the command is stopped: its process group
 gets TERM, and KILL before the server can give the lease to somebody else. In
-between is 7.5 % of the lease's length, and at most 3.75 s: with --lease 30s that
+between is 7.5 % of the lease's length, and at most 3.75 s: with --ttl 30s that
 is 2.25 s, less what mysqllock itself was held up for. A command that needs longer
 to end in order needs a longer lease. On Linux that is also for what has left the
 group, as timeout(1) does, with the variable MYSQLLOCK_RUN in its environment; what
@@ -71,7 +72,13 @@ the next renewal, up to a third of the lease's length later. Where the machine
 pauses for longer than the lease, it goes on until mysqllock, too, has woken up and
 killed it. That is what the token is for.
 
-The DSN's lockTTL and lockWait count where --lease and --wait are not given.
+With --shared, any number of those who say so have the key at a time, and nobody
+who does not. It is a lock of a connection, not a lease, and has no token: if the
+connection is cut, others can have the key at once. The command gets KILL as soon as
+mysqllock notices, which can be later.
+
+The DSN's lockTTL and lockWait count where --ttl and --wait are not given. The
+key is the first argument, or what --key says; --lease is the same as --ttl.
 
 INT, TERM, HUP and QUIT go to the command's process group, USR1 and USR2 to the
 command. One that has become another user cannot be signalled: call sudo mysqllock,
@@ -99,30 +106,75 @@ Exit status: that of the command, 128+n if signal n has ended it, and
 
   # at most three imports at a time, on all machines together
   mysqllock run --key import --slots 3 -- ./import 'orders.csv'`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return errors.New("no command is given: mysqllock run --key KEY -- COMMAND")
-			}
-			return nil
+		Args: func(c *cobra.Command, args []string) error {
+			_, _, err := keyAndCommand(c, args)
+			return err
 		},
 		RunE: func(c *cobra.Command, args []string) error {
-			r.hasTTL, r.hasWait = c.Flags().Changed("lease"), c.Flags().Changed("wait")
-			return r.do(c.Context(), args)
+			key, command, err := keyAndCommand(c, args)
+			if err != nil {
+				return err
+			}
+			r.key = key
+			r.hasTTL, r.hasWait = c.Flags().Changed("lease") || c.Flags().Changed("ttl"), c.Flags().Changed("wait")
+			return r.do(c.Context(), command)
 		},
 	}
 	f := c.Flags()
 	f.SetInterspersed(false) // what follows the command is its own
-	f.StringVarP(&r.key, "key", "k", "", "`key` of the lock, 1 to 255 bytes")
-	f.DurationVar(&r.ttl, "lease", 30*time.Second, "how long the lock outlives a holder that fell silent, 1s or more")
+	f.StringVarP(&r.key, "key", "k", "", "`key` of the lock, 1 to 255 bytes, if it is not the first argument")
+	f.DurationVar(&r.ttl, "lease", 30*time.Second, "")
+	_ = f.MarkHidden("lease") // its name before
+	f.DurationVar(&r.minHold, "min-hold", 0, "keep the key for so long after the command has ended, for jobs\nthat are faster than clocks differ")
+	r.flags(c)
+	c.MarkFlagsMutuallyExclusive("ttl", "lease")
+	c.MarkFlagsMutuallyExclusive("shared", "min-hold")
+	return c
+}
+
+// flags are those of how to lock.
+func (r *run) flags(c *cobra.Command) {
+	f := c.Flags()
+	f.DurationVar(&r.ttl, "ttl", 30*time.Second, "how long the lock outlives a holder that fell silent, 1s or more")
 	f.DurationVarP(&r.wait, "wait", "w", 10*time.Second, "longest time to wait for the lock")
 	f.BoolVarP(&r.noWait, "no-wait", "n", false, "do not wait")
 	f.IntVar(&r.slots, "slots", 0, "let up to `n` hold the key at a time")
-	f.DurationVar(&r.minHold, "min-hold", 0, "keep the key for so long after the command has ended, for jobs\nthat are faster than clocks differ")
+	f.BoolVar(&r.shared, "shared", false, "let all hold the key at a time that say so, and nobody else")
 	f.IntVarP(&r.conflict, "conflict-exit-code", "E", exitNotAcquired, "exit `status` if the lock is not granted")
 	f.BoolVarP(&r.quiet, "quiet", "q", false, "say nothing if the lock is not granted")
-	_ = c.MarkFlagRequired("key")
 	c.MarkFlagsMutuallyExclusive("wait", "no-wait")
-	return c
+	c.MarkFlagsMutuallyExclusive("shared", "slots")
+}
+
+// check says what is wrong with the flags.
+func (r *run) check() error {
+	switch {
+	case r.conflict < 0 || r.conflict > 255:
+		return fmt.Errorf("--conflict-exit-code is %d, want 0 to 255", r.conflict)
+	case r.ttl < time.Second:
+		return fmt.Errorf("--ttl is %v, want 1s or more", r.ttl)
+	case r.minHold < 0:
+		return fmt.Errorf("--min-hold is %v, which is negative", r.minHold)
+	}
+	return nil
+}
+
+// keyAndCommand are what --key says, and the arguments; or else the first argument, and
+// those behind the --, which then has to be there: a command is not taken for a key.
+func keyAndCommand(c *cobra.Command, args []string) (key string, command []string, err error) {
+	switch {
+	case c.Flags().Changed("key"):
+		key, _ = c.Flags().GetString("key")
+		command = args
+	case len(args) > 1 && args[1] == "--": // flags end at the key, so this is left there
+		key, command = args[0], args[2:]
+	default:
+		return "", nil, errors.New("no key is given: mysqllock run KEY -- COMMAND")
+	}
+	if len(command) == 0 {
+		return "", nil, errors.New("no command is given: mysqllock run KEY -- COMMAND")
+	}
+	return key, command, nil
 }
 
 // Signals that go on to the command: those of ending also end the wait for the
@@ -150,14 +202,8 @@ func (r *run) do(ctx context.Context, args []string) error {
 	case err != nil:
 		return &status{exitCannotRun, err}
 	}
-	if r.conflict < 0 || r.conflict > 255 {
-		return fmt.Errorf("--conflict-exit-code is %d, want 0 to 255", r.conflict)
-	}
-	if r.ttl < time.Second {
-		return fmt.Errorf("--lease is %v, want 1s or more", r.ttl)
-	}
-	if r.minHold < 0 {
-		return fmt.Errorf("--min-hold is %v, which is negative", r.minHold)
+	if err := r.check(); err != nil {
+		return err
 	}
 	// From here on signals are the command's, and end nothing but the wait.
 	ctx = context.WithoutCancel(ctx)
@@ -221,6 +267,9 @@ func (r *run) open(path string) (*sql.DB, error) {
 		if locks.TTL != 0 && !r.hasTTL {
 			r.ttl = locks.TTL
 		}
+		if r.shared {
+			locks.TTL = r.ttl
+		}
 		if locks.Owner == "" {
 			host, _ := os.Hostname()
 			locks.Owner = fmt.Sprintf("%s:%d:%s", host, os.Getpid(), filepath.Base(path))
@@ -230,6 +279,9 @@ func (r *run) open(path string) (*sql.DB, error) {
 
 func (r *run) options() []lockctx.Option {
 	o := []lockctx.Option{lockctx.Lease(r.ttl)}
+	if r.shared {
+		o = []lockctx.Option{lockctx.Row(), lockctx.Shared()}
+	}
 	if r.hasWait {
 		o = append(o, lockctx.Wait(r.wait))
 	}
@@ -306,11 +358,16 @@ func (r *run) sayWhoHasIt(ctx context.Context) {
 	complain(errors.New(line))
 }
 
-const slotVariable = "MYSQLLOCK_SLOT"
+const slotVariable, tokenVariable = "MYSQLLOCK_SLOT", "MYSQLLOCK_TOKEN"
 
 func (r *run) environment(hold *mysqllock.Hold) []string {
-	env := slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, slotVariable+"=") }) // of a run around this one
-	env = append(env, "MYSQLLOCK_KEY="+r.key, "MYSQLLOCK_TOKEN="+strconv.FormatUint(hold.Token(), 10))
+	env := slices.DeleteFunc(os.Environ(), func(s string) bool { // of a run around this one
+		return strings.HasPrefix(s, slotVariable+"=") || strings.HasPrefix(s, tokenVariable+"=")
+	})
+	env = append(env, "MYSQLLOCK_KEY="+r.key)
+	if !r.shared {
+		env = append(env, tokenVariable+"="+strconv.FormatUint(hold.Token(), 10))
+	}
 	if slot, ok := mysqllock.Slot(hold.Context()); ok {
 		env = append(env, slotVariable+"="+strconv.Itoa(slot))
 	}

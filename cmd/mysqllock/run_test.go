@@ -3,17 +3,14 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
-	"net"
 	"os"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/mysqllock/mysqllock"
-	"github.com/mysqllock/mysqllock/internal/tempserver"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -32,7 +29,7 @@ func TestRun(t *testing.T) {
 			t.Errorf("the slot is %q", out)
 		}
 		var snap jsonSnapshot
-		s.command("run", "-k", "long", "--dsn", s.dsn()+"?lockTTL=10m", "--", os.Args[0], "show", "long", "--json").read(&snap)
+		s.command("run", "-k", "long", "--dsn", s.DSN("lockTTL=10m"), "--", os.Args[0], "show", "long", "--json").read(&snap)
 		if len(snap.Locks) != 1 || snap.Locks[0].Remaining < ms(5*time.Minute) {
 			t.Errorf("the lease is not as long as the DSN says: %+v", snap)
 		}
@@ -45,13 +42,14 @@ func TestRun(t *testing.T) {
 
 func TestRunExitCodes(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
-		ok(t, os.WriteFile(s.file("text"), []byte("no program"), 0o755))
-		ok(t, os.WriteFile(s.file("private"), nil, 0o644))
+		dbtest.OK(t, os.WriteFile(s.file("text"), []byte("no program"), 0o755))
+		dbtest.OK(t, os.WriteFile(s.file("private"), nil, 0o644))
 		hold, err := mysqllock.Acquire(t.Context(), s.process("somebody"), "taken", lockctx.Lease(time.Minute))
-		ok(t, err)
-		defer func() { ok(t, hold.Release()) }()
+		dbtest.OK(t, err)
+		defer func() { dbtest.OK(t, hold.Release()) }()
 
 		s.command("run", "-k", "k", "--", "sh", "-c", "kill -KILL $$").start().must(128 + 9)
+		s.command("run", "--ttl", "1m", "k", "--", "sh", "-c", `test "$MYSQLLOCK_KEY" = k && exit 7`).start().must(7)
 		for _, c := range []struct {
 			code int
 			says string
@@ -65,7 +63,10 @@ func TestRunExitCodes(t *testing.T) {
 			{125, "key", []string{"--", "true"}},
 			{125, "unknown flag", []string{"-k", "k", "--bogus", "--", "true"}},
 			{125, "none of the others can be", []string{"-k", "k", "-n", "--wait", "1s", "--", "true"}},
-			{125, "--lease", []string{"-k", "k", "--lease", "10ms", "--", "true"}},
+			{125, "--ttl", []string{"-k", "k", "--lease", "10ms", "--", "true"}},
+			{125, "--ttl", []string{"--ttl", "10ms", "k", "--", "true"}},
+			{125, "no key is given", []string{"k", "true"}},
+			{125, "no command is given", []string{"k", "--"}},
 			{125, "255", []string{"-k", strings.Repeat("k", 256), "--", "true"}},
 			{125, "--conflict-exit-code", []string{"-k", "k", "-E", "256", "--", "true"}},
 			{125, "refused", []string{"--dsn", "root:secret@tcp(127.0.0.1:1)/x", "-k", "k", "--", "true"}},
@@ -73,7 +74,7 @@ func TestRunExitCodes(t *testing.T) {
 			{124, "waited", []string{"-k", "taken", "--wait", "100ms", "--", "true"}},
 			{0, "held by somebody", []string{"-k", "taken", "-n", "-E", "0", "--", "touch", "ran"}},
 		} {
-			s.command(append([]string{"run"}, c.args...)...).start().fails(c.code, c.says)
+			s.refused(c.code, c.says, append([]string{"run"}, c.args...)...)
 		}
 		if c := s.command("run", "-k", "taken", "-n", "-q", "--", "touch", "ran").start(); c.must(124) != "" || c.errs.Len() > 0 {
 			t.Errorf("--quiet says %s", c.errs.String())
@@ -95,10 +96,10 @@ func (s *scratch) run(key, text string, flags ...string) *command {
 func TestTwoTerminals(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		first := s.run("k", "echo first >>log; until [ -e go ]; do sleep 0.05; done; echo end >>log").start()
-		soon(t, "the first runs", func() bool { return len(lines(t, s.file("log"))) == 1 })
+		dbtest.Soon(t, "the first runs", func() bool { return len(lines(t, s.file("log"))) == 1 })
 		second := s.run("k", "echo second $MYSQLLOCK_TOKEN >>log", "--wait", "1h").start()
-		soon(t, "the second waits", func() bool { return s.waiters("k") == 1 })
-		ok(t, os.WriteFile(s.file("go"), nil, 0o644))
+		dbtest.Soon(t, "the second waits", func() bool { return s.waiters("k") == 1 })
+		dbtest.OK(t, os.WriteFile(s.file("go"), nil, 0o644))
 		first.must(0)
 		second.must(0)
 		if got := strings.Join(lines(t, s.file("log")), ","); got != "first,end,second 2" {
@@ -145,13 +146,13 @@ const family = "sleep 1000 & echo $$ $! >pids; wait"
 
 func (s *scratch) family() []string {
 	var pids []string
-	soon(s.t, "the command runs", func() bool {
-		if l := lines(s.t, s.file("pids")); len(l) == 1 {
+	dbtest.Soon(s.T, "the command runs", func() bool {
+		if l := lines(s.T, s.file("pids")); len(l) == 1 {
 			pids = strings.Fields(l[0])
 		}
 		return len(pids) == 2
 	})
-	time.Sleep(300 * time.Millisecond) // its guard is told of it right after its start, which nobody can see
+	time.Sleep(700 * time.Millisecond) // its guard is told of it right after its start, which nobody can see
 	return pids
 }
 
@@ -161,9 +162,9 @@ func TestKilled(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		first := s.run("k", family, "--lease", "6s").start()
 		pids := s.family()
-		ok(t, first.Process.Kill())
+		dbtest.OK(t, first.Process.Kill())
 		for _, pid := range pids {
-			soon(t, "process "+pid+" is gone", func() bool { return !alive(pid) })
+			dbtest.Soon(t, "process "+pid+" is gone", func() bool { return !alive(pid) })
 		}
 		if out := s.run("k", "echo $MYSQLLOCK_TOKEN", "--wait", "5m").start().must(0); out != "2\n" {
 			t.Errorf("the next has token %q", out)
@@ -181,7 +182,7 @@ func TestSignals(t *testing.T) {
 		n := 0
 		wrote := func(what string) {
 			t.Helper()
-			soon(t, "it has got "+what, func() bool {
+			dbtest.Soon(t, "it has got "+what, func() bool {
 				l := lines(t, s.file("log"))
 				return len(l) > n && strings.Contains(strings.Join(l[n:], ","), what)
 			})
@@ -189,23 +190,23 @@ func TestSignals(t *testing.T) {
 		}
 		wrote("ready")
 		for _, sig := range []syscall.Signal{syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGHUP} {
-			ok(t, c.Process.Signal(sig))
+			dbtest.OK(t, c.Process.Signal(sig))
 			wrote(map[syscall.Signal]string{syscall.SIGUSR1: "USR1", syscall.SIGUSR2: "USR2", syscall.SIGHUP: "HUP"}[sig])
 		}
 		waiting := s.run("k", "echo never", "--wait", "1h").start()
-		soon(t, "another waits", func() bool { return s.waiters("k") == 1 })
-		ok(t, waiting.Process.Signal(syscall.SIGTERM))
+		dbtest.Soon(t, "another waits", func() bool { return s.waiters("k") == 1 })
+		dbtest.OK(t, waiting.Process.Signal(syscall.SIGTERM))
 		if out := waiting.must(128 + 15); out != "" {
 			t.Errorf("who waited wrote %q", out)
 		}
-		soon(t, "nobody waits", func() bool { return s.waiters("k") == 0 })
-		ok(t, c.Process.Signal(syscall.SIGTERM))
+		dbtest.Soon(t, "nobody waits", func() bool { return s.waiters("k") == 0 })
+		dbtest.OK(t, c.Process.Signal(syscall.SIGTERM))
 		c.must(3)
 		wrote("child")
 
 		c = s.run("k", "echo again >>log; exec sleep 1000").start()
 		wrote("again")
-		ok(t, c.Process.Signal(os.Interrupt))
+		dbtest.OK(t, c.Process.Signal(os.Interrupt))
 		c.must(128 + 2)
 	})
 }
@@ -213,40 +214,32 @@ func TestSignals(t *testing.T) {
 // TestServerRestarted: a lease outlives its server, and what runs under it does
 // not notice.
 func TestServerRestarted(t *testing.T) {
-	t.Parallel()
-	for _, bin := range tempserver.Require(t) {
-		t.Run(string(bin.Flavour), func(t *testing.T) {
-			t.Parallel()
-			srv, err := tempserver.Start(context.Background(), bin)
-			ok(t, err)
-			t.Cleanup(func() { ok(t, srv.Stop()) })
-			s := newScratch(t, srv)
-			c := s.run("k", "echo runs >>log; until [ -e go ]; do sleep 0.05; done", "--lease", "2m").start()
-			soon(t, "it runs", func() bool { return len(lines(t, s.file("log"))) == 1 })
-			ok(t, srv.Kill())
-			ok(t, srv.Restart(context.Background()))
-			s.run("k", "echo too early >>log", "--no-wait").start().must(124)
-			ok(t, os.WriteFile(s.file("go"), nil, 0o644))
-			c.must(0)
-			if out := s.run("k", "echo $MYSQLLOCK_TOKEN", "--wait", "5m").start().must(0); out != "2\n" {
-				t.Errorf("the next has token %q", out)
-			}
-		})
-	}
+	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		c := s.run("k", "echo runs >>log; until [ -e go ]; do sleep 0.05; done", "--lease", "2m").start()
+		dbtest.Soon(t, "it runs", func() bool { return len(lines(t, s.file("log"))) == 1 })
+		dbtest.OK(t, s.Server.Kill())
+		dbtest.OK(t, s.Server.Restart(context.Background()))
+		s.run("k", "echo too early >>log", "--no-wait").start().must(124)
+		dbtest.OK(t, os.WriteFile(s.file("go"), nil, 0o644))
+		c.must(0)
+		if out := s.run("k", "echo $MYSQLLOCK_TOKEN", "--wait", "5m").start().must(0); out != "2\n" {
+			t.Errorf("the next has token %q", out)
+		}
+	})
 }
 
 // TestCutOff: whoever cannot renew its lease stops its command before another gets
 // the lock, by force where the command does not listen.
 func TestCutOff(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
-		p := startProxy(t, s.config.Addr)
-		cfg := s.config.Clone()
-		cfg.Addr = p.addr
+		p := dbtest.StartProxy(t, s.Config().Addr)
+		cfg := s.Config()
+		cfg.Addr = p.Addr()
 		lost := s.run("k", family, "--lease", "20s", "--dsn", cfg.FormatDSN()).start()
-		deaf := s.run("deaf", "trap '' TERM; echo deaf >>log; while :; do sleep 0.05; done", "--lease", "4s", "--dsn", cfg.FormatDSN()).start()
+		deaf := s.run("deaf", "trap '' TERM; echo deaf >>log; while :; do sleep 0.05; done", "--lease", "8s", "--dsn", cfg.FormatDSN()).start()
 		pids := s.family()
-		soon(t, "both run", func() bool { return len(lines(t, s.file("log"))) == 1 })
-		p.cut()
+		dbtest.Soon(t, "both run", func() bool { return len(lines(t, s.file("log"))) == 1 })
+		p.Block()
 		next := s.run("k", fmt.Sprintf("for p in %s; do grep -s '^State:.[^Z]' /proc/$p/status >>log; done; echo next >>log", strings.Join(pids, " ")), "--wait", "5m").start()
 		lost.fails(exitLost, "lost")
 		deaf.fails(exitLost, "the command was stopped")
@@ -278,10 +271,10 @@ func TestTaken(t *testing.T) {
 func TestHeldUp(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		c := s.run("k", "trap 'echo late >>log' TERM; echo runs >>log; while :; do sleep 0.02; done", "--lease", "4s").start()
-		soon(t, "it runs", func() bool { return len(lines(t, s.file("log"))) == 1 })
-		ok(t, c.Process.Signal(syscall.SIGSTOP))
+		dbtest.Soon(t, "it runs", func() bool { return len(lines(t, s.file("log"))) == 1 })
+		dbtest.OK(t, c.Process.Signal(syscall.SIGSTOP))
 		s.run("k", "echo next >>log", "--wait", "5m").start().must(0)
-		ok(t, c.Process.Signal(syscall.SIGCONT))
+		dbtest.OK(t, c.Process.Signal(syscall.SIGCONT))
 		c.fails(exitLost, "the command was stopped")
 		if got := strings.Join(lines(t, s.file("log")), ","); got != "runs,next" {
 			t.Errorf("the log says %s", got)
@@ -304,72 +297,4 @@ func TestGrace(t *testing.T) {
 			t.Errorf("with a lease of %v that ends in %v: %v, want %v to %v", c.ttl, c.left, got, c.least, c.most)
 		}
 	}
-}
-
-// proxy passes on connections until it is cut; from then on it passes nothing, and
-// its connections stay open, as in a network that has failed.
-type proxy struct {
-	addr  string
-	mu    sync.Mutex
-	isCut bool
-}
-
-func startProxy(t *testing.T, target string) *proxy {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	ok(t, err)
-	p := &proxy{addr: l.Addr().String()}
-	var conns []net.Conn
-	var running sync.WaitGroup
-	pass := func(to, from net.Conn) {
-		b := make([]byte, 32<<10)
-		for {
-			n, err := from.Read(b)
-			p.mu.Lock()
-			cut := p.isCut
-			p.mu.Unlock()
-			if cut {
-				_, _ = io.Copy(io.Discard, from)
-				return
-			}
-			if _, writeErr := to.Write(b[:n]); err != nil || writeErr != nil {
-				to.Close()
-				return
-			}
-		}
-	}
-	running.Go(func() {
-		for {
-			in, err := l.Accept()
-			if err != nil {
-				return
-			}
-			out, err := net.Dial("tcp", target)
-			if err != nil {
-				in.Close()
-				continue
-			}
-			p.mu.Lock()
-			conns = append(conns, in, out)
-			p.mu.Unlock()
-			running.Go(func() { pass(in, out) })
-			running.Go(func() { pass(out, in) })
-		}
-	})
-	t.Cleanup(func() {
-		l.Close()
-		p.mu.Lock()
-		for _, c := range conns {
-			c.Close()
-		}
-		p.mu.Unlock()
-		running.Wait()
-	})
-	return p
-}
-
-func (p *proxy) cut() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.isCut = true
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -17,7 +18,7 @@ func TestSchema(t *testing.T) {
 		s.command("schema", "check").start().must(0)
 		s.command("schema", "apply").start().must(0)
 		for _, drop := range []string{"ALTER TABLE mysqllock DROP COLUMN versioned", "DELETE FROM mysqllock"} {
-			statement(t, s.root, drop)
+			dbtest.Exec(t, s.root, drop)
 			s.command("schema", "check").start().must(1)
 			s.command("schema", "apply").start().must(0)
 			s.command("schema", "check").start().must(0)
@@ -25,16 +26,16 @@ func TestSchema(t *testing.T) {
 
 		// What is printed makes the same, in another table.
 		mariadb := []string{"--mariadb"}
-		if !strings.Contains(s.server.Version(), "MariaDB") {
+		if !strings.Contains(s.Server.Version(), "MariaDB") {
 			mariadb = nil
 		}
 		printed := s.command(append([]string{"schema", "print", "--table", "other"}, mariadb...)...)
 		printed.Env = append(printed.Env, dsnVariable+"=") // it needs no server
 		for _, text := range clientStatements(printed.start().must(0)) {
-			statement(t, s.root, text)
+			dbtest.Exec(t, s.root, text)
 		}
 		s.command("schema", "check", "--table", "other").start().must(0)
-		s.command("ls", "--table", s.database+".other").start().must(0)
+		s.command("ls", "--table", s.Name+".other").start().must(0)
 		s.command("schema", "print", "--table", "a b").start().fails(1, "bad lock table")
 	})
 }
@@ -61,12 +62,15 @@ func TestGC(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		db := s.process("holder")
 		for range 3 {
-			ok(t, mysqllock.Do(t.Context(), db, "used", func(context.Context) error { return nil }, lockctx.Lease(patience)))
+			dbtest.OK(t, mysqllock.Do(t.Context(), db, "used", func(context.Context) error { return nil }, lockctx.Lease(patience)))
 		}
-		statement(t, s.root, "INSERT INTO mysqllock (namespace, name) SELECT 'old', UUID() FROM information_schema.COLUMNS LIMIT 700")
-		var done struct{ Removed int }
+		dbtest.Exec(t, s.root, "INSERT INTO mysqllock (namespace, name) WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 700) SELECT 'old', UUID() FROM n")
+		var done struct {
+			Removed int
+			Done    bool
+		}
 		s.command("gc", "--limit", "600", "--json").read(&done)
-		if done.Removed != 600 {
+		if done.Removed != 600 || done.Done {
 			t.Errorf("removed: %+v", done)
 		}
 		if out := s.command("gc").start().must(0); out != "100 rows removed\n" {
@@ -90,17 +94,17 @@ func TestDoctor(t *testing.T) {
 		}
 		var d jsonDiagnosis
 		s.command("doctor", "--json", "--need", "row,lease").read(&d)
-		if d.MariaDB != strings.Contains(s.server.Version(), "MariaDB") || len(d.Strategies) != 4 || len(d.Checks) < 5 {
+		if d.MariaDB != strings.Contains(s.Server.Version(), "MariaDB") || len(d.Strategies) != 4 || len(d.Checks) < 5 {
 			t.Errorf("it is %+v", d)
 		}
 		s.command("doctor", "--need", "hope").start().fails(1, "no strategy")
 
 		// An account without INSERT can have advisory locks alone.
-		user := "u_" + s.database
-		statement(t, s.root, "CREATE USER "+user)
-		t.Cleanup(func() { statement(t, s.root, "DROP USER "+user) })
-		statement(t, s.root, "GRANT SELECT ON "+s.database+".* TO "+user)
-		cfg := s.config.Clone()
+		user := "u_" + s.Name
+		dbtest.Exec(t, s.root, "CREATE USER "+user)
+		t.Cleanup(func() { dbtest.Exec(t, s.root, "DROP USER "+user) })
+		dbtest.Exec(t, s.root, "GRANT SELECT ON "+s.Name+".* TO "+user)
+		cfg := s.Config()
 		cfg.User = user
 		dsn := cfg.FormatDSN()
 		s.command("doctor", "--dsn", dsn).start().fails(1, "privileges")

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/mysqllock/mysqllock/inspect/web"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 )
 
 func TestWhoMayLook(t *testing.T) {
@@ -107,10 +108,10 @@ func TestMounts(t *testing.T) {
 		get := func(url string) (*http.Response, string) {
 			t.Helper()
 			answer, err := srv.Client().Get(url)
-			ok(t, err)
+			dbtest.OK(t, err)
 			defer answer.Body.Close()
 			body, err := io.ReadAll(answer.Body)
-			ok(t, err)
+			dbtest.OK(t, err)
 			return answer, string(body)
 		}
 		answer, body := get(srv.URL + at + "?x=/y")
@@ -119,7 +120,7 @@ func TestMounts(t *testing.T) {
 		}
 		for _, m := range regexp.MustCompile(`(?:src|href)="([^"]+)"`).FindAllStringSubmatch(body, -1) {
 			url, err := answer.Request.URL.Parse(m[1])
-			ok(t, err)
+			dbtest.OK(t, err)
 			if file, _ := get(url.String()); file.StatusCode != 200 || file.ContentLength == 0 {
 				t.Errorf("%s: %s is %s", at, url, file.Status)
 			}
@@ -137,7 +138,7 @@ func TestNoRequestURI(t *testing.T) {
 	defer page.Close()
 	for path, want := range map[string]int{"/": 200, "/debug/locks/": 200, "/debug/locks": 301, "/page.css": 200, "/favicon.ico": 404} {
 		r, err := http.NewRequest(http.MethodGet, "http://localhost"+path+"?x=/y", nil)
-		ok(t, err)
+		dbtest.OK(t, err)
 		r.RemoteAddr = "127.0.0.1:5000"
 		w := httptest.NewRecorder()
 		if page.ServeHTTP(w, r); w.Code != want || want == 301 && w.Header().Get("Location") != "./locks/" {
@@ -157,9 +158,9 @@ func TestMethods(t *testing.T) {
 		{http.MethodOptions, "page.release"},
 	} {
 		r, err := http.NewRequest(test[0], srv.URL+"/"+test[1], nil)
-		ok(t, err)
+		dbtest.OK(t, err)
 		answer, err := srv.Client().Do(r)
-		ok(t, err)
+		dbtest.OK(t, err)
 		_ = answer.Body.Close()
 		if answer.StatusCode != http.StatusMethodNotAllowed || answer.Header.Get("Allow") == "" {
 			t.Errorf("%s %q is %s", test[0], test[1], answer.Status)
@@ -172,7 +173,7 @@ func TestMethods(t *testing.T) {
 func TestPolicy(t *testing.T) {
 	_, srv := serve(t, nowhere(t), web.Options{})
 	answer, err := srv.Client().Get(srv.URL)
-	ok(t, err)
+	dbtest.OK(t, err)
 	_ = answer.Body.Close()
 	policy := answer.Header.Get("Content-Security-Policy")
 	if !strings.HasPrefix(policy, "default-src 'none';") || strings.Contains(policy, "unsafe") || strings.Contains(policy, "*") {
@@ -186,12 +187,12 @@ func TestPolicy(t *testing.T) {
 		}
 	}
 	files, err := os.ReadDir("page")
-	ok(t, err)
+	dbtest.OK(t, err)
 	forbidden := regexp.MustCompile(`innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|DOMParser| style="| on[a-z]+="|@import|url\(|<script>`)
 	elsewhere := regexp.MustCompile(`//[a-z0-9.-]+\.[a-z]+`)
 	for _, f := range files {
 		text, err := os.ReadFile("page/" + f.Name())
-		ok(t, err)
+		dbtest.OK(t, err)
 		rest := strings.ReplaceAll(string(text), "http://www.w3.org/2000/svg", "")
 		if m := forbidden.FindString(rest) + elsewhere.FindString(rest); m != "" {
 			t.Errorf("%s has %q", f.Name(), m)

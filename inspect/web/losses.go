@@ -26,6 +26,7 @@ const remembered = 20
 // loss is a lock that was lost.
 type loss struct {
 	at       time.Time
+	keys     []string
 	Ago      int64  `json:"ago"`
 	Key      string `json:"key"`
 	Strategy string `json:"strategy"`
@@ -38,7 +39,7 @@ func (l *Losses) Observe(_ context.Context, e mysqllock.Event) {
 	if e.Kind != mysqllock.Lost {
 		return
 	}
-	lost := loss{at: time.Now(), Strategy: e.Strategy}
+	lost := loss{at: time.Now(), Strategy: e.Strategy, keys: e.Keys}
 	for i, key := range e.Keys {
 		if i > 0 {
 			lost.Key += ", "
@@ -69,6 +70,14 @@ func (l *Losses) add(lost loss) {
 	if len(l.recent) > remembered {
 		l.recent = slices.Delete(l.recent, 0, 1)
 	}
+}
+
+// since returns what was lost after the first n losses, as far as it is remembered, and how
+// many there are now.
+func (l *Losses) since(n uint64) ([]loss, uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.recent[max(0, len(l.recent)-int(min(l.total-n, remembered))):]), l.total
 }
 
 // list returns how many there were in all, and the latest of them, first.

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"database/sql"
-	"database/sql/driver"
 	"encoding/json"
 	"flag"
 	"net/http"
@@ -13,12 +12,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-sql-driver/mysql"
 	"go.uber.org/goleak"
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/inspect"
 	"github.com/mysqllock/mysqllock/inspect/web"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -35,67 +34,38 @@ func TestMain(m *testing.M) {
 // machines that are busy.
 const patience = 60 * time.Second
 
-// onServers runs a test on each server, in a database of its own.
-func onServers(t *testing.T, test func(t *testing.T, s *scratch)) {
-	t.Helper()
-	t.Parallel()
-	for _, bin := range tempserver.Require(t) {
-		t.Run(string(bin.Flavour), func(t *testing.T) {
-			t.Parallel()
-			test(t, newScratch(t, tempserver.Share(t, bin)))
-		})
-	}
-}
-
 // scratch is a database on a server.
 type scratch struct {
-	t      *testing.T
-	config *mysql.Config
-	root   *sql.DB
+	*dbtest.Database
+	root *sql.DB
 }
 
-func newScratch(t *testing.T, srv *tempserver.Server) *scratch {
-	t.Helper()
-	s := &scratch{t: t, config: tempserver.Database(t, srv.DSN(""))}
-	base, err := mysql.NewConnector(s.config)
-	ok(t, err)
-	s.root = s.open(base)
-	return s
-}
-
-func (s *scratch) open(connector driver.Connector) *sql.DB {
-	s.t.Helper()
-	db := sql.OpenDB(connector)
-	s.t.Cleanup(func() { db.Close() })
-	return db
-}
+func newScratch(d *dbtest.Database) *scratch { return &scratch{Database: d, root: d.Open("mysql")} }
 
 // process opens a handle with locks.
 func (s *scratch) process(c mysqllock.Config) *sql.DB {
-	s.t.Helper()
-	connector, err := mysqllock.NewConnector(s.config, c)
-	ok(s.t, err)
-	return s.open(connector)
+	s.T.Helper()
+	return s.OpenDB(mysqllock.NewConnector(s.Config(), c))
 }
 
 // acquire takes a lock, to be given back at the end.
 func (s *scratch) acquire(db *sql.DB, key string, opts ...lockctx.Option) *mysqllock.Hold {
-	s.t.Helper()
+	s.T.Helper()
 	hold, err := mysqllock.Acquire(context.Background(), db, key, opts...)
-	ok(s.t, err)
-	s.t.Cleanup(func() { _ = hold.Release() })
+	dbtest.OK(s.T, err)
+	s.T.Cleanup(func() { _ = hold.Release() })
 	return hold
 }
 
 // page is a Handler that is served.
 func (s *scratch) page(o web.Options) (*web.Handler, *httptest.Server) {
-	s.t.Helper()
+	s.T.Helper()
 	i, err := inspect.New(s.root, inspect.Options{})
-	ok(s.t, err)
-	return serve(s.t, i, o)
+	dbtest.OK(s.T, err)
+	return serve(s.T, i, o)
 }
 
-func serve(t *testing.T, i *inspect.Inspector, o web.Options) (*web.Handler, *httptest.Server) {
+func serve(t testing.TB, i *inspect.Inspector, o web.Options) (*web.Handler, *httptest.Server) {
 	page := web.New(i, o)
 	srv := httptest.NewServer(page)
 	t.Cleanup(func() {
@@ -109,10 +79,10 @@ func serve(t *testing.T, i *inspect.Inspector, o web.Options) (*web.Handler, *ht
 func nowhere(t *testing.T) *inspect.Inspector {
 	t.Helper()
 	db, err := sql.Open("mysql", "root:secret@tcp(127.0.0.1:1)/shop")
-	ok(t, err)
+	dbtest.OK(t, err)
 	t.Cleanup(func() { db.Close() })
 	i, err := inspect.New(db, inspect.Options{})
-	ok(t, err)
+	dbtest.OK(t, err)
 	return i
 }
 
@@ -180,9 +150,9 @@ func watch(t *testing.T, srv *httptest.Server) *stream {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, srv.URL+"/page.events", nil)
-	ok(t, err)
+	dbtest.OK(t, err)
 	answer, err := srv.Client().Do(r)
-	ok(t, err)
+	dbtest.OK(t, err)
 	if answer.StatusCode != http.StatusOK || answer.Header.Get("Content-Type") != "text/event-stream" {
 		t.Fatalf("the stream is %s, %v", answer.Status, answer.Header)
 	}
@@ -223,23 +193,6 @@ func (s *stream) until(what string, cond func(event) bool) data {
 		}
 		if cond(e) {
 			return e.data
-		}
-	}
-}
-
-func ok(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// soon waits until cond holds.
-func soon(t testing.TB, what string, cond func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !cond(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", patience, what)
 		}
 	}
 }

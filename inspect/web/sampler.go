@@ -16,6 +16,9 @@ const (
 	lookBound = 10 * time.Second
 	afterFail = 2 * time.Second
 
+	// background is between looks for nobody, at most.
+	background = 10 * time.Second
+
 	// window is how far the plots go back.
 	window = 10 * time.Minute
 
@@ -38,54 +41,73 @@ type sampler struct {
 	losses    *Losses
 	seen      bool // losses are those that it sees itself
 	done      chan struct{}
+	always    bool // also while there are no viewers
+	entered   chan struct{}
 	running   sync.WaitGroup
 	looking   sync.Mutex // held by the one goroutine that looks
+	past      past       // guarded by looking
+	counted   uint64     // losses that past has; guarded by looking
 
 	mu      sync.Mutex
 	viewers map[viewer]bool
 	stop    context.CancelFunc // ends the goroutine; nil where none runs
 	latest  message
 	history []point
-	next    time.Time // not before that
+	minutes []point
+	next    time.Time     // not before that
+	unseen  time.Duration // so much later if nobody looks at the page
 	closed  bool
 }
 
-func newSampler(i *inspect.Inspector, l *Losses) *sampler {
-	s := &sampler{inspector: i, losses: l, done: make(chan struct{}), viewers: make(map[viewer]bool)}
+func newSampler(i *inspect.Inspector, o Options) *sampler {
+	l, always := o.Losses, o.Background
+	s := &sampler{past: past{class: o.Class}, unseen: background - interval, inspector: i, losses: l, always: always, entered: make(chan struct{}, 1), done: make(chan struct{}), viewers: make(map[viewer]bool)}
 	if l == nil {
 		s.losses, s.seen = new(Losses), true
+	}
+	if always {
+		s.start()
 	}
 	return s
 }
 
 // enter adds a viewer, who is sent the latest message at once if it is fresh, and
-// returns the points before it.
-func (s *sampler) enter() (viewer, []point, error) {
+// returns the points before it, and those of minutes.
+func (s *sampler) enter() (_ viewer, history, minutes []point, _ error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case s.closed:
-		return nil, nil, errClosed
+		return nil, nil, nil, errClosed
 	case len(s.viewers) >= maxViewers:
-		return nil, nil, errCrowded
+		return nil, nil, nil, errCrowded
 	}
 	v := make(viewer, 1)
 	s.viewers[v] = true
 	if s.stop == nil {
-		ctx, stop := context.WithCancel(context.Background())
-		s.stop = stop
-		s.running.Go(func() { s.run(ctx) })
+		s.start()
 	} else if s.latest != nil {
 		v <- s.latest
 	}
-	return v, append([]point{}, s.history...), nil
+	select {
+	case s.entered <- struct{}{}: // ends the sleep of one that looks for nobody
+	default:
+	}
+	return v, append([]point{}, s.history...), append([]point{}, s.minutes...), nil
+}
+
+// start begins to look.
+func (s *sampler) start() {
+	ctx, stop := context.WithCancel(context.Background())
+	s.stop = stop
+	s.running.Go(func() { s.run(ctx) })
 }
 
 func (s *sampler) leave(v viewer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.viewers, v)
-	if len(s.viewers) == 0 && s.stop != nil {
+	if len(s.viewers) == 0 && s.stop != nil && !s.always {
 		s.stop()
 		s.stop, s.latest = nil, nil
 	}
@@ -110,6 +132,7 @@ func (s *sampler) run(ctx context.Context) {
 	s.looking.Lock()
 	defer s.looking.Unlock()
 	t := newTracker()
+	var before time.Time // the look before this one
 	for s.sleep(ctx) {
 		began := time.Now()
 		limited, cancel := context.WithTimeout(ctx, lookBound)
@@ -129,27 +152,47 @@ func (s *sampler) run(ctx context.Context) {
 				s.losses.add(lost)
 			}
 		}
-		v := newView(snap)
+		v := newView(snap, s.past.classOf)
 		v.Losses.Total, v.Losses.Recent = s.losses.list()
 		for i := range v.Losses.Recent {
 			v.Losses.Recent[i].Ago = milliseconds(time.Since(v.Losses.Recent[i].at))
 		}
+		s.setUnseen(t.soonest(background) - interval)
 		v.Point.Deadlocks = t.deadlocks.grown(v.Deadlocks)
+		var lost []loss
+		lost, s.counted = s.losses.since(s.counted)
+		s.past.see(v.Point, snap, lost, min(began.Sub(before), background))
+		before = began
+		v.Hot = s.past.hot(v.Point.Time, snap)
+		v.Minute = s.past.minutes[len(s.past.minutes)-1].point
 		s.publish(ctx, newMessage("view", v), &v.Point, max(interval, calm*took))
 	}
 }
 
 // sleep waits until the server can be asked again.
 func (s *sampler) sleep(ctx context.Context) bool {
-	s.mu.Lock()
-	pause := time.Until(s.next)
-	s.mu.Unlock()
-	select {
-	case <-time.After(pause):
-		return ctx.Err() == nil
-	case <-ctx.Done():
-		return false
+	for {
+		s.mu.Lock()
+		pause := time.Until(s.next)
+		if len(s.viewers) == 0 {
+			pause += s.unseen
+		}
+		s.mu.Unlock()
+		select {
+		case <-time.After(pause):
+			return ctx.Err() == nil
+		case <-s.entered: // somebody looks now
+		case <-ctx.Done():
+			return false
+		}
 	}
+}
+
+// setUnseen says how much later to look if nobody looks at the page.
+func (s *sampler) setUnseen(d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.unseen = max(0, d)
 }
 
 // publish has all viewers sent m.
@@ -159,6 +202,7 @@ func (s *sampler) publish(ctx context.Context, m message, p *point, pause time.D
 	s.next = time.Now().Add(pause)
 	if p != nil {
 		old := p.Time - window.Milliseconds()
+		s.minutes = s.past.points()
 		s.history = append(slices.DeleteFunc(s.history, func(p point) bool { return p.Time < old }), *p)
 	}
 	if ctx.Err() != nil { // those who look now are somebody else's

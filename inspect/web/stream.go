@@ -9,7 +9,7 @@ import (
 // stream sends the events of the sampler, until the client goes, does not take
 // what is sent, or the Handler is closed.
 func (h *Handler) stream(w http.ResponseWriter, r *http.Request) {
-	v, history, err := h.sampler.enter()
+	v, history, minutes, err := h.sampler.enter()
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		return
@@ -33,7 +33,10 @@ func (h *Handler) stream(w http.ResponseWriter, r *http.Request) {
 		_ = c.SetWriteDeadline(time.Time{})
 		return err == nil
 	}
-	greeting := hello{Release: h.options.AllowRelease, Seen: h.sampler.seen, Window: window.Milliseconds(), History: history}
+	greeting := hello{Release: h.options.AllowRelease, Seen: h.sampler.seen, Window: window.Milliseconds(), History: history, Minutes: minutes, Classes: h.options.Class != nil}
+	for _, minutes := range ranges {
+		greeting.Ranges = append(greeting.Ranges, int64(minutes)*time.Minute.Milliseconds())
+	}
 	if greeting.Release {
 		greeting.Secret = h.secret
 	}

@@ -4,7 +4,7 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/inspect"
-	"github.com/mysqllock/mysqllock/lockctx"
+	"github.com/mysqllock/mysqllock/internal/hint"
 )
 
 // tracker knows what one snapshot does not tell, from those right before it.
@@ -37,7 +37,7 @@ func newTracker() *tracker {
 func (t *tracker) follow(snap *inspect.Snapshot, took time.Duration) (lapsed []loss) {
 	waits, leases := make(map[wait]time.Time), make(map[string]tenure)
 	for _, l := range snap.Locks {
-		if l.Strategy != lockctx.StrategyLease {
+		if l.Strategy != hint.StrategyLease {
 			continue
 		}
 		lock := id(l)
@@ -69,13 +69,22 @@ func (t *tracker) follow(snap *inspect.Snapshot, took time.Duration) (lapsed []l
 	return lapsed
 }
 
+// soonest is how soon to look again, so as to see each lease once while it is neglected,
+// before it runs out; at most atMost.
+func (t *tracker) soonest(atMost time.Duration) time.Duration {
+	for _, of := range t.leases {
+		atMost = min(atMost, of.longest/3)
+	}
+	return atMost
+}
+
 // neglected reports a lease that was due to be renewed for long: that happens
 // when a third of the TTL has passed.
 func (t tenure) neglected() bool { return t.lock.Remaining < t.longest/2 }
 
 func (t tenure) loss() loss {
 	v := newLockView(t.lock)
-	return loss{at: time.Now(), Key: v.Key, Strategy: v.Strategy, Who: v.Holders[0].Program, Why: "it ran out, neither renewed nor given back"}
+	return loss{at: time.Now(), keys: []string{t.lock.Key}, Key: v.Key, Strategy: v.Strategy, Who: v.Holders[0].Program, Why: "it ran out, neither renewed nor given back"}
 }
 
 // counter follows one of somebody else's.

@@ -142,7 +142,7 @@ func TestRoom(t *testing.T) {
 		}
 		snap.Locks = append(snap.Locks, l)
 	}
-	v := newView(snap)
+	v := newView(snap, new(past).classOf)
 	if len(v.Locks) != maxLocks || v.Unshown != 7 || v.Held != maxLocks+7 || v.Waiting != maxClients+3 || v.Longest != (maxClients+2)*1000 {
 		t.Errorf("%d locks are shown, %d not; %d are held, %d wait, %d ms", len(v.Locks), v.Unshown, v.Held, v.Waiting, v.Longest)
 	}

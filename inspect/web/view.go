@@ -12,7 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/mysqllock/mysqllock/inspect"
-	"github.com/mysqllock/mysqllock/lockctx"
+	"github.com/mysqllock/mysqllock/internal/hint"
 )
 
 // message is an event of the stream as it is sent.
@@ -33,6 +33,9 @@ type hello struct {
 	Seen    bool    `json:"seen"`   // losses are those that were seen from outside
 	Window  int64   `json:"window"` // of the history, in milliseconds
 	History []point `json:"history"`
+	Minutes []point `json:"minutes"` // with the most that was seen in each
+	Ranges  []int64 `json:"ranges"`  // how far one can look back, in milliseconds
+	Classes bool    `json:"classes"` // keys are in classes
 }
 
 // failure is that the server was asked in vain.
@@ -47,7 +50,11 @@ type view struct {
 	Locks     []lockView `json:"locks"`
 	Unshown   int        `json:"unshown"` // for which there is no room
 	Held      int        `json:"held"`
+	Holders   int        `json:"holders"` // different ones
 	Waiting   int        `json:"waiting"`
+	HeldMore  bool       `json:"heldMore,omitempty"`    // there may be more than are shown
+	WaitMore  bool       `json:"waitingMore,omitempty"` // likewise
+	Unseen    int        `json:"unseen"`                // transactions with row locks that are not shown; -1 is unknown
 	Longest   int64      `json:"longest"`
 	Deadlocks *uint64    `json:"deadlocks"` // null where the server does not tell
 	Losses    struct {
@@ -56,6 +63,9 @@ type view struct {
 	} `json:"losses"`
 	Gaps  []gap `json:"gaps"`
 	Point point `json:"point"`
+
+	Minute point    `json:"minute"` // this one, so far
+	Hot    [][]heat `json:"hot"`    // for each of the ranges
 }
 
 // point is a moment in the plots.
@@ -78,6 +88,7 @@ type lockView struct {
 	Strategy   string   `json:"strategy"`
 	Key        string   `json:"key"`
 	Nameless   bool     `json:"nameless,omitempty"` // the server tells no key, so Key is the lock's name
+	Class      string   `json:"class"`              // of the key, or that itself
 	Slot       int      `json:"slot,omitempty"`
 	Token      uint64   `json:"token,omitempty"`
 	Remaining  int64    `json:"remaining,omitempty"` // of a lease
@@ -85,6 +96,8 @@ type lockView struct {
 	Waiters    []client `json:"waiters"` // as many as there is room for
 	Waiting    int      `json:"waiting"`
 	Releasable bool     `json:"releasable"`
+	Why        string   `json:"why,omitempty"`     // others wait: what the holder does, or for whom it waits itself
+	HoldsUp    int      `json:"holdsUp,omitempty"` // waiters, of other locks, too, that wait in the end for what the holder does
 }
 
 type client struct {
@@ -93,7 +106,9 @@ type client struct {
 	Host    string `json:"host,omitempty"`
 	Conn    uint64 `json:"conn,omitempty"`
 	PID     int    `json:"pid,omitempty"`
-	For     int64  `json:"for,omitempty"` // has held the row, or waited
+	For     int64  `json:"for,omitempty"`    // has held the lock, or waited; 0 where it is unknown
+	Least   int64  `json:"least,omitempty"`  // has held it for at least so long
+	Within  int64  `json:"within,omitempty"` // the age of its transaction
 	Shared  bool   `json:"shared,omitempty"`
 	Left    bool   `json:"left,omitempty"`
 	Locks   int    `json:"locks,omitempty"` // that end with the connection
@@ -105,24 +120,46 @@ const (
 	maxClients = 50
 )
 
-func newView(snap *inspect.Snapshot) *view {
+func newView(snap *inspect.Snapshot, classOf func(inspect.Lock) string) *view {
 	v := &view{Time: snap.Time, Namespace: printable(snap.Namespace), Deadlocks: snap.Deadlocks, Locks: []lockView{}, Gaps: []gap{}}
-	for _, l := range snap.Locks {
+	v.HeldMore, v.WaitMore = snap.Incomplete()
+	v.Unseen = snap.Unseen
+	holders := make(map[inspect.Client]bool)
+	chains := make(map[*inspect.Lock][]inspect.Link) // of those that somebody waits for
+	heldUp := make(map[*inspect.Holder]int)
+	shown := make([]*inspect.Lock, len(snap.Locks))
+	for i := range snap.Locks {
+		l := &snap.Locks[i]
+		shown[i] = l
 		if len(l.Holders) > 0 {
 			v.Held++
+		}
+		for _, h := range l.Holders {
+			holders[h.Client] = true
 		}
 		v.Waiting += len(l.Waiters)
 		for _, w := range l.Waiters {
 			v.Longest = max(v.Longest, milliseconds(w.Waited))
 		}
+		if len(l.Waiters) > 0 && len(l.Holders) > 0 {
+			chain := snap.Chain(l)
+			chains[l] = chain
+			heldUp[chain[len(chain)-1].Holder] += len(l.Waiters)
+		}
 	}
-	shown := slices.Clone(snap.Locks)
-	if v.Unshown = max(0, len(shown)-maxLocks); v.Unshown > 0 { // those first for which somebody waits
-		slices.SortStableFunc(shown, func(a, b inspect.Lock) int { return cmp.Compare(len(b.Waiters), len(a.Waiters)) })
-		shown = shown[:maxLocks]
-	}
-	for _, l := range shown {
-		v.Locks = append(v.Locks, newLockView(l))
+	v.Holders = len(holders)
+	slices.SortStableFunc(shown, func(a, b *inspect.Lock) int { return cmp.Compare(longest(b), longest(a)) })
+	v.Unshown = max(0, len(shown)-maxLocks)
+	for _, l := range shown[:len(shown)-v.Unshown] {
+		one := newLockView(*l)
+		one.Class = classOf(*l)
+		if chain := chains[l]; len(chain) > 0 {
+			one.Why = printable(reason(chain))
+			if len(chain) == 1 {
+				one.HoldsUp = heldUp[chain[0].Holder]
+			}
+		}
+		v.Locks = append(v.Locks, one)
 	}
 	for _, g := range snap.Gaps {
 		v.Gaps = append(v.Gaps, gap{g.What, g.Why, g.Remedy})
@@ -131,10 +168,43 @@ func newView(snap *inspect.Snapshot) *view {
 	return v
 }
 
+// longest is for how long somebody has waited for the lock.
+func longest(l *inspect.Lock) (wait time.Duration) {
+	for _, w := range l.Waiters {
+		wait = max(wait, w.Waited, 1)
+	}
+	return wait
+}
+
+// reason says what the holder of a lock does, or for which others it waits. The last of them
+// decides for all, and what it does stands with its own lock.
+func reason(chain []inspect.Link) string {
+	h := chain[0].Holder
+	if len(chain) == 1 {
+		if h.ConnectionID == 0 {
+			return ""
+		}
+		text := h.Activity.String()
+		if advice := h.Advice(); advice != "" {
+			text += "; " + advice
+		}
+		return text
+	}
+	text := "waits itself for "
+	for i, link := range chain[1:] {
+		if i > 0 {
+			text += ", which waits for "
+		}
+		h := link.Holder
+		text += fmt.Sprintf("%q, held by %s (connection %d)", newLockView(*link.Lock).Key, cmp.Or(h.Program, h.User+"@"+h.Host), h.ConnectionID)
+	}
+	return text + ": begin with that one"
+}
+
 func newLockView(l inspect.Lock) lockView {
 	v := lockView{
 		ID: id(l), Ref: ref(l), Strategy: l.Strategy, Slot: l.Slot, Token: l.Token,
-		Remaining: milliseconds(l.Remaining), Waiting: len(l.Waiters), Releasable: l.Strategy == lockctx.StrategyLease && len(l.Holders) > 0,
+		Remaining: milliseconds(l.Remaining), Waiting: len(l.Waiters), Releasable: l.Strategy == hint.StrategyLease && len(l.Holders) > 0,
 		Holders: []client{}, Waiters: []client{},
 	}
 	switch {
@@ -147,7 +217,7 @@ func newLockView(l inspect.Lock) lockView {
 	}
 	for _, h := range l.Holders[:min(len(l.Holders), maxClients)] {
 		c := newClient(h.Client, h.Since, h.Shared)
-		c.Left, c.Locks = h.Left, h.Locks
+		c.Left, c.Locks, c.Least, c.Within = h.Left, h.Locks, milliseconds(h.Least), milliseconds(h.Within)
 		v.Holders = append(v.Holders, c)
 		v.Releasable = v.Releasable || h.ConnectionID != 0
 	}
@@ -171,7 +241,7 @@ func id(l inspect.Lock) string { return digest(l.Strategy, l.Namespace, l.Name) 
 // others: a lease by its token, else by who they are.
 func ref(l inspect.Lock) string {
 	parts := []any{l.Strategy, l.Namespace, l.Name}
-	if l.Strategy == lockctx.StrategyLease {
+	if l.Strategy == hint.StrategyLease {
 		return digest(append(parts, l.Token)...)
 	}
 	for _, h := range l.Holders {

@@ -19,14 +19,19 @@ function duration(ms) {
   const s = Math.floor(ms / 1000);
   if (s < 60) return `${s} s`;
   if (s < 3600) return s % 60 ? `${Math.floor(s / 60)} min ${s % 60} s` : `${s / 60} min`;
-  if (s < 86_400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
+  if (s < 86_400) return s % 3600 < 60 ? `${Math.floor(s / 3600)} h` : `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
   return `${Math.floor(s / 86_400)} d ${Math.floor((s % 86_400) / 3600)} h`;
 }
 
 // What was sent last.
-let hello = { release: false, window: 600_000 };
+let hello = { release: false, window: 600_000, ranges: [600_000] };
 let view = null;
 let points = [];
+let minutes = []; // the same, with the most of each minute
+let range = 0; // how far to look back: which of hello.ranges
+
+const span = () => hello.ranges[range];
+const plotted = () => (range === 0 ? points : minutes);
 
 // --- The stream ---
 
@@ -55,6 +60,8 @@ function open() {
   source.addEventListener("hello", (e) => {
     hello = JSON.parse(e.data);
     points = hello.history;
+    minutes = hello.minutes;
+    renderRanges();
     for (const node of document.querySelectorAll(".window")) set(node, duration(hello.window));
   });
   source.addEventListener("view", (e) => {
@@ -62,6 +69,9 @@ function open() {
     view = JSON.parse(e.data);
     if (points.at(-1)?.t !== view.point.t) points.push(view.point);
     points = points.filter((p) => p.t > view.point.t - hello.window);
+    if (minutes.at(-1)?.t === view.minute.t) minutes.pop();
+    minutes.push(view.minute);
+    minutes = minutes.filter((p) => p.t > view.point.t - hello.ranges.at(-1));
     show("live");
     $("trouble").hidden = true;
     render();
@@ -109,18 +119,28 @@ function render() {
   set($("namespace"), view.namespace);
   document.title = view.namespace ? `Locks: ${view.namespace}` : "Locks";
   set($("clock"), clock(view.time));
-  set($("held"), String(view.held));
-  set($("waiting"), String(view.waiting));
+  set($("held"), view.held || !view.heldMore ? String(view.held) : "–");
+  set($("held-note"), unseen());
+  set($("waiting"), view.waiting || !view.waitingMore ? String(view.waiting) : "–");
+  set($("waiting-note"), view.waitingMore ? `${view.waiting} seen; there may be more` : "one a key and process: more may queue in the processes");
   set($("longest"), view.waiting ? duration(view.longest) : "–");
   const broken = points.reduce((n, p) => n + (p.d ?? 0), 0);
   figure("deadlocks", view.deadlocks === null ? null : broken, view.deadlocks === null ? "not told by the server" : `${view.deadlocks} since the server started`);
   const lost = view.losses.recent.filter((l) => l.ago < hello.window).length;
   const more = lost > 0 && lost === view.losses.recent.length && view.losses.total > lost; // older ones are not remembered
-  figure("losses", lost, hello.seen ? "leases seen to run out" : `${view.losses.total} since this process started`, more ? "+" : "");
+  figure("losses", lost, hello.seen ? "leases that ran out while held, as far as this page saw" : `${view.losses.total} since this process started`, more ? "+" : "");
   renderPlots();
   renderLocks();
+  renderHot();
   renderLosses();
   renderGaps();
+}
+
+// unseen says that there may be more locks than are counted, or how many have those.
+function unseen() {
+  if (!view.heldMore) return view.held > 1 ? `by ${view.holders} ${view.holders === 1 ? "holder" : "holders"}` : "";
+  if (view.unseen > 0) return `${view.held} seen; ${view.unseen} ${view.unseen === 1 ? "transaction holds" : "transactions hold"} row locks that the server does not show`;
+  return `${view.held} seen; there may be more`;
 }
 
 function figure(name, n, note, more = "") {
@@ -171,12 +191,13 @@ for (const plot of plots) {
   box.setAttribute("aria-valuemax", "0");
   box.addEventListener("pointermove", (e) => {
     const r = plot.svg.getBoundingClientRect();
-    point((1 - (e.clientX - r.left) / r.width) * hello.window);
+    point((1 - (e.clientX - r.left) / r.width) * span());
   });
   box.addEventListener("pointerleave", () => point(null));
   box.addEventListener("blur", () => point(null));
   box.addEventListener("keydown", (e) => {
-    const step = { ArrowLeft: 5000, ArrowRight: -5000, ArrowDown: 5000, ArrowUp: -5000, PageDown: 60_000, PageUp: -60_000, Home: hello.window, End: -hello.window }[e.key];
+    const small = span() / 120;
+    const step = { ArrowLeft: small, ArrowRight: -small, ArrowDown: small, ArrowUp: -small, PageDown: 12 * small, PageUp: -12 * small, Home: span(), End: -span() }[e.key];
     if (e.key === "Escape") point(null);
     if (step === undefined) return;
     e.preventDefault();
@@ -188,33 +209,36 @@ for (const plot of plots) {
 let ago = null;
 
 function point(at) {
-  ago = at === null ? null : Math.min(Math.max(at, 0), hello.window);
+  ago = at === null ? null : Math.min(Math.max(at, 0), span());
   renderPlots();
 }
 
 function renderPlots() {
   if (!view) return;
+  const list = plotted();
   const now = points.at(-1).t;
-  const x = (p) => width * (1 - (now - p.t) / hello.window);
-  const pointed = ago === null ? points.at(-1) : points.findLast((p) => p.t <= now - ago && p.t > now - ago - broken);
-  const losses = view.losses.recent.filter((l) => l.ago < hello.window).map((l) => ({ t: now - l.ago }));
-  $("legend").hidden = losses.length === 0 && !points.some((p) => p.d);
+  const x = (p) => width * (1 - (now - p.t) / span());
+  const pointed = ago === null ? list.at(-1) : list.findLast((p) => p.t <= now - ago && p.t > now - ago - broken());
+  const losses = view.losses.recent.filter((l) => l.ago < span()).map((l) => ({ t: now - l.ago }));
+  const seen = now - list[0].t;
+  const shortly = seen < 0.9 * span() ? `; only the last ${duration(Math.max(1, Math.round(seen / 1000)) * 1000)} were watched` : "";
+  $("legend").hidden = losses.length === 0 && !list.some((p) => p.d);
   for (const plot of plots) {
-    const most = points.reduce((n, p) => Math.max(n, plot.of(p)), 0);
+    const most = list.reduce((n, p) => Math.max(n, plot.of(p)), 0);
     const top = plot.rungs.find((r) => r >= most) ?? most;
     const y = (p) => height * (1 - plot.of(p) / top);
-    const runs = unbroken(points).map((run) => run.map((p) => `${x(p).toFixed(1)} ${y(p).toFixed(1)}`));
+    const runs = unbroken(list).map((run) => run.map((p) => `${x(p).toFixed(1)} ${y(p).toFixed(1)}`));
     plot.line.setAttribute("d", runs.map((run) => `M${run.join("L")}${run.length > 1 ? "" : "h0"}`).join(""));
     plot.area.setAttribute("d", runs.map((run) => `M${run[0].split(" ")[0]} ${height}L${run.join("L")}V${height}Z`).join(""));
     const upright = (list) => list.map((p) => `M${x(p).toFixed(1)} 0V${height}`).join("");
-    plot.deadlock.setAttribute("d", plot.marks ? upright(points.filter((p) => p.d)) : "");
+    plot.deadlock.setAttribute("d", plot.marks ? upright(list.filter((p) => p.d)) : "");
     plot.loss.setAttribute("d", plot.marks ? upright(losses) : "");
     plot.cursor.setAttribute("d", ago === null ? "" : upright([{ t: now - ago }]));
     [top, top / 2, 0].forEach((n, i) => set(plot.labels.children[i], n ? plot.text(n) : "0"));
-    [hello.window, hello.window / 2, 0].forEach((t, i) => set(plot.times.children[i], t ? `−${duration(t)}` : "now"));
+    [span(), span() / 2, 0].forEach((t, i) => set(plot.times.children[i], t ? `−${duration(t)}` : "now"));
     const reading = `${pointed ? plot.text(plot.of(pointed)) : "nobody looked"}${ago === null ? "" : `, ${duration(Math.round(ago / 1000) * 1000)} ago`}`;
-    set($(`${plot.name}-reading`), ago === null ? `at most ${plot.text(most)}` : reading);
-    plot.box.setAttribute("aria-valuemin", String(-hello.window / 1000));
+    set($(`${plot.name}-reading`), ago === null ? `peak ${plot.text(most)}${shortly}` : reading);
+    plot.box.setAttribute("aria-valuemin", String(-span() / 1000));
     plot.box.setAttribute("aria-valuenow", String(-Math.round((ago ?? 0) / 1000)));
     plot.box.setAttribute("aria-valuetext", reading);
   }
@@ -222,20 +246,79 @@ function renderPlots() {
 
 // Points that are further apart than this have a time between them in which
 // nobody looked.
-const broken = 15_000;
+const broken = () => (range === 0 ? 15_000 : 150_000);
 
 function unbroken(list) {
   const runs = [];
   list.forEach((p, i) => {
-    if (i === 0 || p.t - list[i - 1].t > broken) runs.push([]);
+    if (i === 0 || p.t - list[i - 1].t > broken()) runs.push([]);
     runs.at(-1).push(p);
   });
   return runs;
 }
 
+function renderRanges() {
+  const box = $("ranges");
+  box.replaceChildren(...hello.ranges.map((ms, i) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = duration(ms);
+    button.setAttribute("aria-pressed", String(i === range));
+    button.addEventListener("click", () => {
+      range = i;
+      ago = null;
+      [...box.children].forEach((b, n) => b.setAttribute("aria-pressed", String(n === range)));
+      if (!view) return;
+      renderPlots();
+      renderHot();
+    });
+    return button;
+  }));
+}
+
+// --- What was waited for most ---
+
+function renderHot() {
+  const list = view.hot[range];
+  $("hot").hidden = list.length === 0;
+  set($("hot-what"), hello.classes ? "Keys" : "Key");
+  set($("hot-range"), duration(span()));
+  const body = $("hot-list");
+  while (body.children.length > list.length) body.lastElementChild.remove();
+  list.forEach((h, i) => {
+    let row = body.children[i];
+    if (!row) {
+      row = body.appendChild(copy("hot-template"));
+      const key = row.querySelector(".key");
+      key.addEventListener("click", () => {
+        $("find").value = key.textContent;
+        renderLocks();
+        $("locks-title").focus();
+      });
+    }
+    const rest = h.class === "all others";
+    set(row.querySelector(".key"), h.class);
+    row.querySelector(".key").disabled = rest;
+    [h.now && !rest ? String(h.now) : "–", duration(h.waited), duration(h.longest), String(h.most), String(h.lost)].forEach((text, n) => set(row.children[n + 1], text));
+    row.lastElementChild.classList.toggle("bad", h.lost > 0);
+  });
+}
+
 // --- Locks ---
 
 const rows = new Map(); // by the lock's id
+
+// How many locks are shown until somebody wants all.
+const few = 20;
+
+// A line of more waiters than this is folded.
+const unfolded = 5;
+let all = false;
+
+$("all").addEventListener("click", () => {
+  all = !all;
+  renderLocks();
+});
 
 const who = (c) => c.program || (c.user && c.host ? `${c.user}@${c.host}` : c.user || c.host) || "somebody";
 
@@ -252,13 +335,15 @@ function where(c) {
 function matches(lock) {
   if ($("contended").checked && lock.waiting === 0) return false;
   const wanted = $("find").value.trim().toLowerCase();
-  return !wanted || [lock.key, ...[...lock.holders, ...lock.waiters].map((c) => `${who(c)} ${where(c)}`)].some((s) => s.toLowerCase().includes(wanted));
+  return !wanted || [lock.key, lock.class, ...[...lock.holders, ...lock.waiters].map((c) => `${who(c)} ${where(c)}`)].some((s) => s.toLowerCase().includes(wanted));
 }
 
 function renderLocks() {
   const list = $("locks");
-  const shown = view.locks.filter(matches);
-  shown.sort((a, b) => (b.waiting > 0) - (a.waiting > 0)); // else in the order in which they came
+  const found = view.locks.filter(matches); // the longest wait comes first
+  const shown = all ? found : found.slice(0, few);
+  $("all").hidden = found.length <= few;
+  set($("all"), all ? `Show ${few} only` : `Show ${found.length - shown.length} more`);
   const focused = document.activeElement;
   let next = list.firstElementChild;
   for (const lock of shown) {
@@ -273,15 +358,17 @@ function renderLocks() {
     next = next.nextElementSibling;
     gone.remove();
   }
-  const there = new Set(view.locks.map((l) => l.id));
+  const there = new Set(shown.map((l) => l.id));
   for (const id of rows.keys()) if (!there.has(id)) rows.delete(id);
   if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
 
-  const all = view.locks.length + view.unshown;
-  set($("count"), shown.length < all ? `${shown.length} of ${all}` : "");
+  const total = view.locks.length + view.unshown;
+  set($("count"), shown.length < total ? `${shown.length} of ${total}` : "");
   $("none").hidden = shown.length > 0;
-  set($("none"), all > 0 ? "None of them is like that." : view.gaps.length ? "No lock to be seen. What is not shown is at the end of the page." : "Nobody has a lock.");
+  set($("none"), total > 0 ? "None of them is like that." : view.heldMore ? "No lock is seen. That does not mean that there is none: what is not shown is at the end of the page." : "Nobody has a lock.");
 }
+
+const kinds = { row: "row lock", advisory: "advisory lock" };
 
 function newRow() {
   const node = copy("lock-template");
@@ -289,18 +376,19 @@ function newRow() {
   const key = part(".key");
   const tag = part(".tag");
   let lock;
+  let first = true;
   let button = null;
   const update = (now) => {
     lock = now;
     set(key, lock.key);
-    set(tag, [lock.strategy, lock.slot ? `slot ${lock.slot}` : "", lock.nameless ? "key not told" : ""].filter(Boolean).join(", "));
+    set(tag, [kinds[lock.strategy] ?? lock.strategy, lock.slot ? `slot ${lock.slot}` : "", lock.nameless ? "key not told" : ""].filter(Boolean).join(", "));
     fill(part(".holders"), lock.holders, (li, c) => set(li.querySelector(".time"), ""));
     if (lock.holders.length === 0) set(part(".how"), "holder not told");
     else set(part(".how"), how(lock));
     if (hello.release && lock.releasable && !button) {
       button = document.createElement("button");
       button.type = "button";
-      button.append("Release", unseen());
+      button.append("Release", unseenSpan());
       button.addEventListener("click", () => ask(lock));
       part(".act").append(button);
     } else if (!(hello.release && lock.releasable)) {
@@ -308,7 +396,14 @@ function newRow() {
       button = null;
     }
     if (button) set(button.lastElementChild, ` ${lock.key}`);
+    const blame = part(".blame");
+    blame.hidden = !lock.holdsUp;
+    set(blame, `holds up ${lock.holdsUp}`);
+    part(".why").hidden = !lock.why;
+    set(part(".why"), lock.why ?? "");
     const queue = part(".queue");
+    if (first) queue.open = lock.waiting <= unfolded;
+    first = false;
     queue.hidden = lock.waiting === 0;
     const longest = lock.waiters.reduce((n, c) => Math.max(n, c.for ?? 0), 0);
     set(part("summary"), `${lock.waiting} waiting, ${lock.waiting > 1 ? "the longest " : ""}for ${duration(longest)}`);
@@ -318,17 +413,26 @@ function newRow() {
   return { node, update };
 }
 
-function unseen() {
+function unseenSpan() {
   const node = document.createElement("span");
   node.className = "unseen";
   return node;
+}
+
+// before is the server's time so many milliseconds ago.
+function before(ms) {
+  const then = new Date(Date.parse(view.time) - ms).toISOString();
+  return `${ms < 43_200_000 ? "" : `${then.slice(0, 10)} `}${clock(then)}`;
 }
 
 function how(lock) {
   const first = lock.holders[0];
   if (first.left) return `given back, kept for ${duration(lock.remaining ?? 0)}`;
   if (lock.strategy === "lease") return `${duration(lock.remaining ?? 0)} left, token ${lock.token}`;
-  return first.for ? `for ${duration(first.for)}` : "";
+  if (first.for) return `held for ${duration(first.for)}`;
+  const least = first.least ? `held for ${duration(first.least)} at least` : "";
+  if (!first.within) return least || "since when is not known";
+  return `${least && `${least}, `}in a transaction since ${before(first.within)}`;
 }
 
 // fill has as many clients in the list as there are.

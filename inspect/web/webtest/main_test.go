@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"database/sql"
-	"database/sql/driver"
 	"errors"
 	"flag"
 	"fmt"
@@ -26,12 +25,12 @@ import (
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
-	"github.com/go-sql-driver/mysql"
 	"go.uber.org/goleak"
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/inspect"
 	"github.com/mysqllock/mysqllock/inspect/web"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -100,7 +99,7 @@ func startBrowser(t *testing.T) context.Context {
 		}
 		browser.ctx, browser.err = ctx, chromedp.Do(ctx)
 	})
-	ok(t, browser.err)
+	dbtest.OK(t, browser.err)
 	return browser.ctx
 }
 
@@ -122,7 +121,7 @@ func openTab(t *testing.T, url string, width, height int64, features ...*emulati
 	ctx, closeTab := chromedp.NewContext(startBrowser(t))
 	ctx, cancel := context.WithTimeout(ctx, 2*patience)
 	p := &tab{t: t, ctx: ctx}
-	ok(t, chromedp.Listen(ctx, func(event any) {
+	dbtest.OK(t, chromedp.Listen(ctx, func(event any) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		switch e := event.(type) {
@@ -157,25 +156,25 @@ func openTab(t *testing.T, url string, width, height int64, features ...*emulati
 		}
 	})
 	_, err := chromedp.Call(ctx, network.Enable, network.EnableParams{})
-	ok(t, err)
+	dbtest.OK(t, err)
 	_, err = chromedp.Call(ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: features})
-	ok(t, err)
+	dbtest.OK(t, err)
 	_, err = chromedp.Call(ctx, emulation.SetFocusEmulationEnabled, emulation.SetFocusEmulationEnabledParams{Enabled: true}) // beside other tabs
-	ok(t, err)
+	dbtest.OK(t, err)
 	p.do(chromedp.EmulateViewport(width, height), chromedp.Navigate(url))
 	return p
 }
 
 func (p *tab) do(actions ...chromedp.Action[chromedp.Void]) {
 	p.t.Helper()
-	ok(p.t, chromedp.Do(p.ctx, actions...))
+	dbtest.OK(p.t, chromedp.Do(p.ctx, actions...))
 }
 
 // eval returns what a JavaScript expression is.
 func eval[T any](p *tab, expression string) T {
 	p.t.Helper()
 	out, err := chromedp.Run(p.ctx, chromedp.Evaluate[T](expression))
-	ok(p.t, err)
+	dbtest.OK(p.t, err)
 	return out
 }
 
@@ -223,107 +222,76 @@ func (p *tab) picture(name string) {
 		return
 	}
 	png, err := chromedp.Run(p.ctx, chromedp.FullScreenshot(100))
-	ok(p.t, err)
-	ok(p.t, os.WriteFile(filepath.Join(p.t.ArtifactDir(), name+".png"), png, 0o644))
+	dbtest.OK(p.t, err)
+	dbtest.OK(p.t, os.WriteFile(filepath.Join(p.t.ArtifactDir(), name+".png"), png, 0o644))
 }
 
 func (p *tab) until(what string, cond func() bool) {
 	p.t.Helper()
-	soon(p.t, what, cond)
-}
-
-// onServers runs a test on each server, in a database of its own.
-func onServers(t *testing.T, test func(t *testing.T, s *scratch)) {
-	t.Helper()
-	t.Parallel()
-	for _, bin := range tempserver.Require(t) {
-		t.Run(string(bin.Flavour), func(t *testing.T) {
-			t.Parallel()
-			test(t, newScratch(t, bin))
-		})
-	}
+	dbtest.Soon(p.t, what, cond)
 }
 
 // anyServer is a database on one of the servers.
 func anyServer(t *testing.T) *scratch {
 	t.Helper()
 	t.Parallel()
-	return newScratch(t, tempserver.Require(t)[0])
+	bin := tempserver.Require(t)[0]
+	return newScratch(dbtest.New(t, bin, tempserver.Share(t, bin)))
 }
 
 // scratch is a database on a server.
 type scratch struct {
-	t       *testing.T
-	flavour tempserver.Flavour
-	server  *tempserver.Server
-	config  *mysql.Config
-	root    *sql.DB
+	*dbtest.Database
+	root *sql.DB
 }
 
-func newScratch(t *testing.T, bin tempserver.Binary) *scratch {
-	t.Helper()
-	s := &scratch{t: t, flavour: bin.Flavour, server: tempserver.Share(t, bin)}
-	s.config = tempserver.Database(t, s.server.DSN(""))
-	base, err := mysql.NewConnector(s.config)
-	ok(t, err)
-	s.root = s.open(base)
-	return s
-}
-
-func (s *scratch) open(connector driver.Connector) *sql.DB {
-	s.t.Helper()
-	db := sql.OpenDB(connector)
-	s.t.Cleanup(func() { db.Close() })
-	return db
-}
+func newScratch(d *dbtest.Database) *scratch { return &scratch{Database: d, root: d.Open("mysql")} }
 
 // process opens a handle with locks, as a process of that name has it. Who waits
 // for a row lock asks again after the TTL, and is the last in line then: no test
 // takes that long.
 func (s *scratch) process(c mysqllock.Config) *sql.DB {
-	s.t.Helper()
+	s.T.Helper()
 	c.TTL = 10 * patience
-	connector, err := mysqllock.NewConnector(s.config, c)
-	ok(s.t, err)
-	return s.open(connector)
+	return s.OpenDB(mysqllock.NewConnector(s.Config(), c))
 }
 
 // names reports a server that tells who the owners are; on MariaDB that takes
 // performance_schema, which is off.
-func (s *scratch) names() bool { return s.flavour == tempserver.MySQL }
+func (s *scratch) names() bool { return s.Flavour == tempserver.MySQL }
 
 // loss is that a process has lost its lock on key.
 func (s *scratch) loss(key string) *web.Losses {
-	s.t.Helper()
+	s.T.Helper()
 	losses := new(web.Losses)
 	db := s.process(mysqllock.Config{Observer: losses})
 	hold, err := mysqllock.Acquire(context.Background(), db, key)
-	ok(s.t, err)
+	dbtest.OK(s.T, err)
 	var id int
-	ok(s.t, db.QueryRowContext(hold.Context(), "SELECT CONNECTION_ID()").Scan(&id))
+	dbtest.OK(s.T, db.QueryRowContext(hold.Context(), "SELECT CONNECTION_ID()").Scan(&id))
 	_, err = s.root.Exec(fmt.Sprintf("KILL %d", id))
-	ok(s.t, err)
+	dbtest.OK(s.T, err)
 	if err := hold.Release(); !errors.Is(err, mysqllock.ErrLost) {
-		s.t.Fatalf("released a lock whose connection was killed: %v", err)
+		s.T.Fatalf("released a lock whose connection was killed: %v", err)
 	}
 	return losses
 }
 
 func (s *scratch) inspector() *inspect.Inspector {
-	s.t.Helper()
+	s.T.Helper()
 	i, err := inspect.New(s.root, inspect.Options{})
-	ok(s.t, err)
+	dbtest.OK(s.T, err)
 	return i
 }
 
 // serve mounts the page as applications do, and returns its URL.
 func (s *scratch) serve(o web.Options) (url string, srv *httptest.Server) {
-	s.t.Helper()
+	s.T.Helper()
 	page := web.New(s.inspector(), o)
 	mux := http.NewServeMux()
 	mux.Handle("/debug/locks/", page)
 	srv = httptest.NewServer(mux)
-	s.t.Cleanup(func() {
+	s.T.Cleanup(func() {
 		page.Close()
 		srv.Close()
 	})
@@ -332,20 +300,20 @@ func (s *scratch) serve(o web.Options) (url string, srv *httptest.Server) {
 
 // acquire takes a lock as a process of that name, to be given back at the end.
 func (s *scratch) acquire(owner, key string, opts ...lockctx.Option) *mysqllock.Hold {
-	s.t.Helper()
+	s.T.Helper()
 	hold, err := mysqllock.Acquire(context.Background(), s.process(mysqllock.Config{Owner: owner}), key, opts...)
-	ok(s.t, err)
-	s.t.Cleanup(func() { _ = hold.Release() })
+	dbtest.OK(s.T, err)
+	s.T.Cleanup(func() { _ = hold.Release() })
 	return hold
 }
 
 // queue has processes wait for the key, one after the other, until the end.
 func (s *scratch) queue(key string, option lockctx.Option, owners ...string) {
-	s.t.Helper()
+	s.T.Helper()
 	i := s.inspector()
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	s.t.Cleanup(func() { cancel(); wg.Wait() })
+	s.T.Cleanup(func() { cancel(); wg.Wait() })
 	for n, owner := range owners {
 		db := s.process(mysqllock.Config{Owner: owner})
 		wg.Go(func() {
@@ -355,9 +323,9 @@ func (s *scratch) queue(key string, option lockctx.Option, owners ...string) {
 				_ = hold.Release()
 			}
 		})
-		soon(s.t, fmt.Sprintf("%d wait for %s", n+1, key), func() bool {
+		dbtest.Soon(s.T, fmt.Sprintf("%d wait for %s", n+1, key), func() bool {
 			snap, err := i.Snapshot(ctx, inspect.Filter{Keys: []string{key}})
-			ok(s.t, err)
+			dbtest.OK(s.T, err)
 			for _, l := range snap.Locks {
 				if len(l.Waiters) == n+1 {
 					return true
@@ -365,22 +333,5 @@ func (s *scratch) queue(key string, option lockctx.Option, owners ...string) {
 			}
 			return false
 		})
-	}
-}
-
-func ok(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// soon waits until cond holds.
-func soon(t testing.TB, what string, cond func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !cond(); time.Sleep(150 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", patience, what)
-		}
 	}
 }

@@ -1,0 +1,273 @@
+package inspect
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Activity is what a connection does.
+type Activity struct {
+	Running   bool          // it runs a statement; else it is idle
+	For       time.Duration // since the statement began, or for how long the connection has been idle
+	Statement string        // that it runs, or has run last, with ? for its values; "" if the server does not show it
+}
+
+// String says it in words.
+func (a *Activity) String() string {
+	switch {
+	case a == nil:
+		return "what its connection does is not shown"
+	case a.Running && a.Statement == "":
+		return "has run a statement for " + rounded(a.For)
+	case a.Running:
+		return "has run for " + rounded(a.For) + ": " + a.Statement
+	case a.Statement == "":
+		return "idle for " + rounded(a.For)
+	}
+	return "idle for " + rounded(a.For) + ", after: " + a.Statement
+}
+
+// Advice is what can be done about a holder for whom others wait; "" if nothing is known
+// against it.
+func (h *Holder) Advice() string {
+	if a := h.Activity; a == nil || a.Running || a.For < calm || h.Within == 0 || len(h.WaitsFor) > 0 {
+		return ""
+	}
+	return fmt.Sprintf("its transaction is open, and no statement runs: see why its program does not go on, or end it: KILL %d rolls all of it back", h.ConnectionID)
+}
+
+// calm is for how long a holder may be idle in its transaction without a word.
+const calm = time.Second
+
+func rounded(d time.Duration) string {
+	switch {
+	case d < time.Second:
+		return d.Round(time.Millisecond).String()
+	case d < time.Minute:
+		return d.Round(100 * time.Millisecond).String()
+	}
+	return d.Round(time.Second).String()
+}
+
+// event is a statement that performance_schema remembers of a connection. Times are
+// those of its timer.
+type event struct {
+	first, last uint64 // the ids of its events; last is the highest where it runs
+	begin, end  uint64 // in picoseconds; end is now where it runs
+	running     bool
+	outer       bool // not within a procedure
+	text        string
+}
+
+const longestText = 600
+
+// readActivity reads what the holders' connections do, and when they got their locks.
+func (p *picture) readActivity(ctx context.Context) error {
+	p.activity = make(map[uint64]*Activity)
+	ids := p.claims.holding()
+	if len(ids) == 0 {
+		return nil
+	}
+	if p.mariadb {
+		return p.mariadbActivity(ctx, ids)
+	}
+	return p.mysqlActivity(ctx, ids)
+}
+
+const whatRuns = "what holders run, or have run last"
+
+// mariadbActivity reads the process list. Without PROCESS it has only the connections of
+// the same account.
+func (p *picture) mariadbActivity(ctx context.Context, ids []uint64) error {
+	rows, err := p.query(ctx, fmt.Sprintf("SELECT ID, COMMAND = 'Sleep', CAST(TIME_MS * 1000 AS SIGNED), LEFT(INFO, %d)"+
+		" FROM information_schema.PROCESSLIST WHERE ID IN (%s)", longestText, list(ids)))
+	for _, r := range rows {
+		conn, _ := strconv.ParseUint(r[0], 10, 64)
+		p.activity[conn] = &Activity{Running: r[1] != "1", For: max(0, micros(r[2])), Statement: masked(r[3])}
+	}
+	for _, claims := range p.claims {
+		for i, c := range claims {
+			if a := p.activity[c.conn]; a != nil && !a.Running && !c.waiting {
+				claims[i].least = a.For // it got the lock before it became idle
+			}
+		}
+	}
+	return p.tolerate(err, whatRuns, "")
+}
+
+// mysqlActivity reads the statements that performance_schema remembers: those that run or
+// ran last, and on each connection the last ten that have ended.
+func (p *picture) mysqlActivity(ctx context.Context, ids []uint64) error {
+	if !p.schema {
+		return nil // as other gaps tell
+	}
+	read := func(table string) string {
+		return fmt.Sprintf("SELECT t.PROCESSLIST_ID, e.EVENT_ID, e.END_EVENT_ID, e.TIMER_START, e.TIMER_END,"+
+			" e.NESTING_EVENT_LEVEL = 0, LEFT(e.SQL_TEXT, %d), t.PROCESSLIST_ID = CONNECTION_ID()"+
+			" FROM performance_schema.threads t JOIN performance_schema.%s e ON e.THREAD_ID = t.THREAD_ID"+
+			" WHERE t.PROCESSLIST_ID IN (%s) OR t.PROCESSLIST_ID = CONNECTION_ID()", longestText, table, list(ids))
+	}
+	events := make(map[uint64][]event)
+	var now uint64 // when the statements that run were read
+	for _, table := range []string{"events_statements_history", "events_statements_current"} {
+		rows, err := p.query(ctx, read(table))
+		if hidden(err) {
+			p.gap(whatRuns, "the account may not read performance_schema", p.grant("SELECT", "performance_schema.*"))
+			return nil
+		}
+		if err != nil {
+			return p.tolerate(err, whatRuns, "")
+		}
+		for _, r := range rows {
+			conn, _ := strconv.ParseUint(r[0], 10, 64)
+			e := newEvent(r)
+			if r[7] == "1" {
+				now = max(now, e.end)
+				continue
+			}
+			events[conn] = append(events[conn], e)
+		}
+	}
+	if now == 0 {
+		p.gap(whatRuns+", and since when they hold", "performance_schema does not keep statements",
+			"UPDATE performance_schema.setup_consumers SET ENABLED = 'YES' WHERE NAME LIKE 'events_statements_%'")
+		return nil
+	}
+	for conn, list := range events {
+		p.activity[conn] = lastOf(list, now)
+	}
+	p.dateGrants(events, now)
+	return nil
+}
+
+func newEvent(r []string) event {
+	number := func(s string) uint64 { n, _ := strconv.ParseUint(s, 10, 64); return n }
+	e := event{number(r[1]), number(r[2]), number(r[3]), number(r[4]), r[2] == "", r[5] == "1", r[6]}
+	if e.running {
+		e.last = math.MaxUint64
+	}
+	return e
+}
+
+// lastOf is the activity of a connection that has run list.
+func lastOf(list []event, now uint64) *Activity {
+	var last event
+	for _, e := range list {
+		if e.outer && e.first >= last.first {
+			last = e
+		}
+	}
+	if last.begin == 0 {
+		return nil
+	}
+	a := &Activity{Running: last.running, Statement: masked(last.text), For: elapsed(last.end, now)}
+	if last.running {
+		a.For = elapsed(last.begin, now)
+	}
+	return a
+}
+
+// elapsed is the time between two moments of the timer, which counts picoseconds.
+func elapsed(from, to uint64) time.Duration {
+	if from >= to {
+		return 0
+	}
+	return time.Duration((to - from) / 1000) //nolint:gosec // a server that runs for centuries
+}
+
+// dateGrants finds out since when locks are held. performance_schema tells with each lock
+// in which statement it was asked for. If that is still remembered, its end is the grant;
+// if it is forgotten, the lock is older than all that came later. A row that a transaction
+// locks later can come with the number of an earlier one on the same page: of several with
+// the same number, none is dated.
+func (p *picture) dateGrants(events map[uint64][]event, now uint64) {
+	asked, locked := p.countLocks(events)
+	for _, claims := range p.claims {
+		for i, c := range claims {
+			if c.waiting || c.event == 0 {
+				continue
+			}
+			e := creator(events[c.conn], c.event)
+			switch {
+			case asked[eventID{c.conn, c.event}] > 1:
+				if a := p.activity[c.conn]; a != nil && !a.Running {
+					claims[i].least = a.For
+				}
+			case e == nil:
+				claims[i].least = sinceThen(events[c.conn], c.event, now)
+			case e.running: // it has got this lock, and waits for another one
+			case locked[eventID{c.conn, e.first}] > 1 && elapsed(e.begin, e.end) > time.Second:
+				claims[i].least = elapsed(e.end, now)
+			default:
+				claims[i].since = max(elapsed(e.end, now), time.Microsecond)
+			}
+		}
+	}
+}
+
+// eventID is an event of a connection, which counts its own.
+type eventID struct{ conn, event uint64 }
+
+// countLocks returns how many locks were asked for in each event, and in each statement,
+// by its first event.
+func (p *picture) countLocks(events map[uint64][]event) (asked, locked map[eventID]int) {
+	asked, locked = make(map[eventID]int), make(map[eventID]int)
+	for _, claims := range p.claims {
+		for _, c := range claims {
+			asked[eventID{c.conn, c.event}]++
+			if e := creator(events[c.conn], c.event); e != nil {
+				locked[eventID{c.conn, e.first}]++
+			}
+		}
+	}
+	return asked, locked
+}
+
+// creator is the innermost statement of list to which the event belongs.
+func creator(list []event, id uint64) (found *event) {
+	for i, e := range list {
+		if e.first <= id && id <= e.last && (found == nil || e.first > found.first) {
+			found = &list[i]
+		}
+	}
+	return found
+}
+
+// sinceThen is how long ago the first statement after the event began.
+func sinceThen(list []event, id, now uint64) (age time.Duration) {
+	for _, e := range list {
+		if e.first > id {
+			age = max(age, elapsed(e.begin, now))
+		}
+	}
+	return age
+}
+
+// values are what a statement's text says of the data: strings, numbers, and those that
+// the text was cut within. Marks of ours are comments at the end.
+var values = regexp.MustCompile(`(?s)[xXbBnN]?'(?:[^'\\]|\\.|'')*(?:'|\\?$)|"(?:[^"\\]|\\.|"")*(?:"|\\?$)|\b0x[0-9a-fA-F]+\b|\b[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?\b`)
+
+var (
+	comments = regexp.MustCompile(`(?s)/\*[^!+M].*?(?:\*/|$)`)
+	spaces   = regexp.MustCompile(`\s+`)
+)
+
+// masked is a statement's text without its values.
+func masked(text string) string {
+	text = comments.ReplaceAllString(values.ReplaceAllString(text, "?"), " ")
+	return strings.TrimSpace(spaces.ReplaceAllString(text, " "))
+}
+
+// list is ids for IN (…).
+func list(ids []uint64) string {
+	var out []string
+	for _, n := range ids {
+		out = append(out, strconv.FormatUint(n, 10))
+	}
+	return strings.Join(out, ", ")
+}

@@ -1,0 +1,283 @@
+package inspect_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/inspect"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// span is when something has happened at the earliest, and at the latest.
+type span struct{ first, last time.Time }
+
+// timing allows for the server's clock, which measures the same time a little differently.
+const timing = 20 * time.Millisecond
+
+// checkAge compares what is shown of a holder with what is known: no lock is older than
+// it is, and no transaction younger than its locks. What was read between from and to may
+// show a lock as younger, if the server was busy when the statement ended that took it.
+func checkAge(t *testing.T, what string, h inspect.Holder, granted span, from, to time.Time) {
+	t.Helper()
+	least, most := from.Sub(granted.last)-timing, to.Sub(granted.first)+timing
+	if h.Since > most {
+		t.Errorf("%s: it is held for %v to %v, and said to be for %v", what, least, most, h.Since)
+	}
+	if h.Least > most {
+		t.Errorf("%s: it is held for at most %v, and said to be for at least %v", what, most, h.Least)
+	}
+	if h.Within > 0 && h.Within < least {
+		t.Errorf("%s: it is held for at least %v, in a transaction said to be of %v", what, least, h.Within)
+	}
+}
+
+// TestAges: the age of a lock is not that of its transaction, which has waited first. Where
+// the server does not tell it, no age is shown.
+func TestAges(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		for strategy, option := range strategies {
+			key := "the-" + strategy
+			i := s.inspector(s.open("root"))
+			first := s.acquire(s.process("root", "first"), key, option)
+			second := make(chan *mysqllock.Hold, 1)
+			db := s.process("root", "second")
+			go func() {
+				h, err := mysqllock.Acquire(context.Background(), db, key, option, lockctx.Wait(2*dbtest.Patience))
+				if err != nil {
+					t.Error(err)
+				}
+				second <- h
+			}()
+			held := func(program string, wait time.Duration) (l *inspect.Lock, from, to time.Time) {
+				dbtest.Soon(t, program+" has it", func() bool {
+					pauseForCopy()
+					from = time.Now()
+					l = find(look(t, i), strategy, key)
+					to = time.Now()
+					ok := l != nil && len(l.Holders) == 1 && len(l.Waiters) == 1 && l.Waiters[0].Waited >= wait
+					return ok && (l.Holders[0].Program == "" || l.Holders[0].Program == program)
+				})
+				return l, from, to
+			}
+			held("first", 400*time.Millisecond)
+			var granted span
+			granted.first = time.Now()
+			dbtest.OK(t, first.Release())
+			h := <-second
+			granted.last = time.Now()
+			if h == nil {
+				return
+			}
+			t.Cleanup(func() { _ = h.Release() })
+			s.queue(func() int { // MariaDB shows a row that somebody waits for
+				if l := find(look(t, i), strategy, key); l != nil {
+					return len(l.Waiters)
+				}
+				return 0
+			}, "root", key, 1, option)
+			l, from, to := held("second", 0)
+			who := l.Holders[0]
+			checkAge(t, strategy, who, granted, from, to)
+			if known := s.mysql() && strategy != "lease"; known != (who.Since > 0) {
+				t.Errorf("%s: since when it is held: %v", strategy, who.Since)
+			}
+			if strategy != "row" {
+				continue
+			}
+			if who.Within < from.Sub(granted.first) || who.Activity == nil || who.Activity.Running {
+				t.Errorf("%s: the holder is %+v, which does %v", strategy, who, who.Activity)
+			}
+			if !s.mysql() && who.Least == 0 {
+				t.Errorf("%s: it has been idle, and the lock is said to be of %v at least", strategy, who.Least)
+			}
+			for n := range 30 { // more than the server remembers
+				_, err := db.ExecContext(h.Context(), fmt.Sprintf("DO %d, 'secret', x'5ec7e7'", n))
+				dbtest.OK(t, err)
+			}
+			l, from, to = held("second", 0)
+			who = l.Holders[0]
+			checkAge(t, strategy+", long ago", who, granted, from, to)
+			if who.Since != 0 || who.Least == 0 {
+				t.Errorf("%s: long ago: %+v", strategy, who)
+			}
+			if a := who.Activity; a == nil || a.Running || s.mysql() && a.Statement != "DO ?, ?, ?" || strings.Contains(a.String(), "ec") && strings.Contains(a.String(), "secret") {
+				t.Errorf("%s: it does %v", strategy, a)
+			}
+		}
+	})
+}
+
+// TestLateLock: a lock that was taken late in a transaction is as old as it is.
+func TestLateLock(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		s.makeTable("early", "late")
+		i := s.inspector(s.open("root"))
+		started := time.Now()
+		tx := s.rowsLocked("FOR UPDATE", "early")
+		early := time.Now()
+		dbtest.Soon(t, "time goes by", func() bool { return time.Since(early) > 300*time.Millisecond })
+		granted := span{first: time.Now()}
+		_, err := tx.Exec(s.lockSQL("FOR UPDATE", "late"))
+		dbtest.OK(t, err)
+		granted.last = time.Now()
+		s.rowAwaited("FOR UPDATE", "early")
+		s.rowAwaited("FOR UPDATE", "late")
+		var from, to time.Time
+		var snap *inspect.Snapshot
+		dbtest.Soon(t, "both are shown", func() bool { // MariaDB answers from a copy
+			pauseForCopy()
+			from, snap, to = time.Now(), look(t, i), time.Now()
+			one, other := find(snap, "row", "early"), find(snap, "row", "late")
+			return one != nil && other != nil && len(one.Holders) == 1 && len(other.Holders) == 1
+		})
+		for key, when := range map[string]span{"early": {started, early}, "late": granted} {
+			l := find(snap, "row", key)
+			if l == nil || len(l.Holders) != 1 {
+				t.Fatalf("%s: %+v", key, l)
+			}
+			checkAge(t, key, l.Holders[0], when, from, to)
+			// MySQL tells the same of both, which lie on one page.
+			if l.Holders[0].Since > 0 || l.Holders[0].Least == 0 || l.Holders[0].Within == 0 {
+				t.Errorf("%s: %+v", key, l.Holders[0])
+			}
+		}
+	})
+}
+
+// TestChain: A waits for a row of B, B for one of C, and C is idle. It is C's doing.
+func TestChain(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		ctx := context.Background()
+		s.makeTable("one", "two", "three")
+		conns := make([]uint64, 3)
+		for n, keys := range [][2]string{{"three", ""}, {"two", "three"}, {"one", "two"}} {
+			conn, err := s.root.Conn(ctx)
+			dbtest.OK(t, err)
+			dbtest.OK(t, conn.QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&conns[n]))
+			dbtest.OK(t, conn.PingContext(ctx))
+			tx, err := conn.BeginTx(ctx, nil)
+			dbtest.OK(t, err)
+			_, err = tx.Exec(s.lockSQL("FOR UPDATE", keys[0]))
+			dbtest.OK(t, err)
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				if keys[1] != "" {
+					_, _ = tx.Exec(s.lockSQL("FOR UPDATE", keys[1]))
+				}
+			}()
+			t.Cleanup(func() {
+				dbtest.Exec(t, s.root, fmt.Sprintf("KILL %d", conns[n]))
+				<-done
+				_ = tx.Rollback()
+				_ = conn.Close()
+			})
+			if keys[1] != "" {
+				dbtest.Soon(t, keys[0]+" waits for "+keys[1], func() bool {
+					pauseForCopy()
+					l := find(look(t, s.inspector(s.root)), "row", keys[1])
+					return l != nil && len(l.Waiters) == 1
+				})
+			}
+		}
+		s.rowAwaited("FOR UPDATE", "one")
+		var snap *inspect.Snapshot
+		dbtest.Soon(t, "all is shown", func() bool {
+			pauseForCopy()
+			snap = look(t, s.inspector(s.root))
+			l := find(snap, "row", "one")
+			return l != nil && len(l.Holders) == 1 && len(snap.Chain(l)) == 3
+		})
+		var found []uint64
+		chain := snap.Chain(find(snap, "row", "one"))
+		for _, link := range chain {
+			found = append(found, link.Holder.ConnectionID)
+		}
+		if want := []uint64{conns[2], conns[1], conns[0]}; fmt.Sprint(found) != fmt.Sprint(want) {
+			t.Fatalf("the chain is %v, want %v: %+v", found, want, snap.Locks)
+		}
+		if got := fmt.Sprint(chain[0].Holder.WaitsFor, chain[1].Holder.WaitsFor, chain[2].Holder.WaitsFor); got != "[two] [three] []" {
+			t.Errorf("they wait for %s", got)
+		}
+		if a := chain[2].Holder.Activity; a == nil || a.Running || !chain[1].Holder.Activity.Running {
+			t.Errorf("the last one does %v, and the one before %v", a, chain[1].Holder.Activity)
+		}
+	})
+}
+
+// TestSeenAndUnseen: what is not seen is not said to be nothing, whatever the right of the
+// account. Nobody waits, so MariaDB shows no row lock to anybody.
+func TestSeenAndUnseen(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		db := s.process("root", "holder")
+		for strategy, option := range strategies {
+			s.acquire(db, "the-"+strategy, option)
+		}
+		table := "GRANT SELECT ON " + s.Name + ".* TO "
+		cases := []struct {
+			rights string
+			grants []string
+			seen   map[kind]string
+			unseen map[kind]int
+		}{
+			{"none", nil, map[kind]string{equippedMariaDB: "advisory"}, map[kind]int{mysqlServer: -1, plainMariaDB: -1, equippedMariaDB: -1}},
+			{
+				"the lock table",
+				[]string{table},
+				map[kind]string{mysqlServer: "lease", plainMariaDB: "lease", equippedMariaDB: "advisory lease"},
+				map[kind]int{mysqlServer: -1, plainMariaDB: -1, equippedMariaDB: -1},
+			},
+			{
+				"the lock table, PROCESS",
+				[]string{table, "GRANT PROCESS ON *.* TO "},
+				map[kind]string{mysqlServer: "lease", plainMariaDB: "lease", equippedMariaDB: "advisory lease"},
+				map[kind]int{mysqlServer: -1, plainMariaDB: 1, equippedMariaDB: 1},
+			},
+			{
+				"the lock table, performance_schema",
+				[]string{table, "GRANT SELECT ON performance_schema.* TO "},
+				map[kind]string{mysqlServer: "advisory lease row", plainMariaDB: "lease", equippedMariaDB: "advisory lease"},
+				map[kind]int{plainMariaDB: -1, equippedMariaDB: -1},
+			},
+		}
+		for _, c := range cases {
+			user := s.user()
+			account := "'" + user + "'@'%'"
+			dbtest.Exec(t, s.root, "REVOKE SELECT, INSERT, UPDATE ON "+s.Name+".* FROM "+account)
+			dbtest.Exec(t, s.root, "GRANT EXECUTE ON "+s.Name+".* TO "+account) // to be let in
+			for _, grant := range c.grants {
+				dbtest.Exec(t, s.root, grant+account)
+			}
+			i := s.inspector(s.open(user))
+			var snap *inspect.Snapshot
+			dbtest.Soon(t, c.rights, func() bool { // other tests have locks, too, and MariaDB counts all
+				pauseForCopy()
+				snap = look(t, i)
+				if want := c.unseen[s.kind]; want > 0 {
+					return snap.Unseen >= want
+				}
+				return true
+			})
+			var seen []string
+			for _, strategy := range []string{"advisory", "lease", "row"} {
+				if find(snap, strategy, "the-"+strategy) != nil {
+					seen = append(seen, strategy)
+				}
+			}
+			if got := strings.Join(seen, " "); got != c.seen[s.kind] {
+				t.Errorf("%s: seen are %q, want %q", c.rights, got, c.seen[s.kind])
+			}
+			if want := c.unseen[s.kind]; snap.Unseen != want && (want <= 0 || snap.Unseen < want) {
+				t.Errorf("%s: %d are unseen, want %d", c.rights, snap.Unseen, want)
+			}
+			if holders, _ := snap.Incomplete(); holders != (len(seen) < 3) {
+				t.Errorf("%s: of three %q are seen, and it is said that some may be missing: %v: %+v", c.rights, seen, holders, snap.Gaps)
+			}
+		}
+	})
+}

@@ -1,0 +1,115 @@
+package inspect
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/internal/server"
+)
+
+// tryAtOnce is how many rows one statement of Filter.Try may lock, for a moment.
+const tryAtOnce = 20
+
+const tried = "which row locks are held that the server does not show"
+
+// tryRows finds out which rows somebody has locked of whom the server shows nothing.
+func (p *picture) tryRows(ctx context.Context) error {
+	if !p.asked.try {
+		return nil
+	}
+	names, err := p.unshownRows(ctx)
+	if err == nil {
+		_, err = p.query(ctx, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED") // else a row that is gone locks a gap
+	}
+	for _, namespace := range slices.Sorted(maps.Keys(names)) {
+		for batch := range slices.Chunk(names[namespace], tryAtOnce) {
+			if err == nil {
+				err = p.try(ctx, namespace, batch)
+			}
+		}
+	}
+	const syntax = 1064
+	switch {
+	case server.Missing(err): // the lock table, as readTable has noted
+		return nil
+	case server.Number(err) == syntax:
+		p.gap(tried, "it needs MySQL 8.0, or MariaDB 10.6", "")
+		return nil
+	case err != nil:
+		return p.tolerate(err, tried, p.grant("SELECT, UPDATE", p.table.String()))
+	}
+	p.allTried()
+	return nil
+}
+
+// unshownRows reads the names of the rows, by namespace, of which nothing shows that somebody
+// has locked them.
+func (p *picture) unshownRows(ctx context.Context) (map[string][]string, error) {
+	rows, err := p.query(ctx, fmt.Sprintf("SELECT namespace, name FROM %s WHERE %s AND NOT (%s) AND name <> %s ORDER BY namespace, name LIMIT %d",
+		p.table, p.askedRows(), schema.Floor, schema.Literal(schema.Stripes), most))
+	p.full(rows, tried)
+	names := make(map[string][]string)
+	for _, r := range rows {
+		lock := id{row, r[0], r[1]}
+		held := slices.ContainsFunc(p.claims[lock], func(c claim) bool { return !c.waiting })
+		if _, asked := p.asked.lock(lock, nil); asked && !held {
+			names[r[0]] = append(names[r[0]], r[1])
+		}
+	}
+	return names, err
+}
+
+// try notes which of the rows somebody has locked.
+func (p *picture) try(ctx context.Context, namespace string, names []string) error {
+	for _, locking := range []string{" FOR UPDATE SKIP LOCKED", ""} { // then see which are there at all
+		if len(names) == 0 {
+			return nil
+		}
+		in := make([]string, len(names))
+		for i, name := range names {
+			in[i] = schema.Literal(name)
+		}
+		rows, err := p.query(ctx, "SELECT name FROM "+p.table.String()+" WHERE namespace = "+schema.Literal(namespace)+
+			" AND name IN ("+strings.Join(in, ", ")+")"+locking)
+		if err != nil {
+			return err
+		}
+		found := make(map[string]bool)
+		for _, r := range rows {
+			found[r[0]] = true
+		}
+		names = slices.DeleteFunc(names, func(name string) bool { return found[name] == (locking != "") })
+	}
+	for _, name := range names {
+		p.claims.add(id{row, namespace, name}, p.suspect())
+	}
+	return nil
+}
+
+// suspect is who has locked a row, if it can be only one.
+func (p *picture) suspect() claim {
+	if len(p.hiding) == 1 {
+		return claim{conn: p.hiding[0].conn, age: p.hiding[0].age}
+	}
+	return claim{}
+}
+
+// allTried takes back that holders of row locks may be missing: who they are may not be
+// known, but that somebody holds is.
+func (p *picture) allTried() {
+	p.gaps = slices.DeleteFunc(p.gaps, func(g Gap) bool { return g.What == calmRows })
+	for i, g := range p.gaps {
+		if strings.HasPrefix(g.What, whoRows) {
+			p.gaps[i].Holders = false
+		}
+	}
+	if len(p.hiding) > 1 {
+		p.gap(whoTried, fmt.Sprintf("MariaDB shows that only while somebody else waits for the row; it is one of %d connections", len(p.hiding)), "")
+	}
+}
+
+const whoTried = "who holds the row locks that nobody waits for"
