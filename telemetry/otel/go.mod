@@ -7,6 +7,7 @@ replace github.com/mysqllock/mysqllock => ../..
 require (
 	github.com/go-sql-driver/mysql v1.10.1
 	github.com/mysqllock/mysqllock v0.1.0
+	github.com/ngrok/sqlmw v0.0.0-20220520173518-97c9c04efc79
 	go.opentelemetry.io/otel v1.47.0
 	go.opentelemetry.io/otel/metric v1.47.0
 	go.opentelemetry.io/otel/sdk v1.47.0
@@ -21,7 +22,6 @@ require (
 	github.com/go-logr/logr v1.4.4 // indirect
 	github.com/go-logr/stdr v1.2.2 // indirect
 	github.com/google/uuid v1.6.0 // indirect
-	github.com/jackc/puddle/v2 v2.2.3 // indirect
 	go.opentelemetry.io/auto/sdk v1.2.1 // indirect
 	go.opentelemetry.io/otel/log v1.47.0 // indirect
 	golang.org/x/sync v0.24.0 // indirect

@@ -13,17 +13,51 @@
 // from the grant until giving back begins or the lock is lost; and "release lock",
 // with the COMMIT that goes with it. They are children of the span in the context
 // with which the lock was asked for; where there is none, there are no spans. They
-// are made when they have ended. Attributes: db.system.name (mysql, where
-// [Options].Attributes do not say mariadb), mysqllock.strategy, mysqllock.keys,
-// mysqllock.shared, mysqllock.token (of a lease) and error.type.
+// are made when they have ended, unless spans of statements lie beneath them.
+// Attributes: db.system.name (mysql, where [Options].Attributes do not say mariadb),
+// mysqllock.strategy, mysqllock.keys, mysqllock.shared, mysqllock.token (of a lease),
+// mysqllock.long (of a hold that lasted longer than mysqllock.Config.LongHold) and
+// error.type.
+//
+// # Spans of statements
+//
+// [Observer.Statements] adds a span for each statement that goes to the server, for
+// connecting, and for BEGIN, COMMIT and ROLLBACK:
+//
+//	connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{
+//		Observer: locks,
+//		Base:     intercept.With(locks.Statements()),
+//	})
+//
+// The statements of the application are children of the span in their context. Those that
+// the driver adds are children of the lock's: of "acquire lock" until it is granted, of "hold
+// lock" while it is held (renewals, fences), and of "release lock" afterwards. One for several
+// locks is a child of the first, and has links to the others. What is for no lock, such as
+// the START TRANSACTION around a statement, is a child of the caller's span. If a lock is asked
+// for anew on another connection, its first "acquire lock" has mysqllock.retried.
+//
+// A span is named by the verb of its statement. By the semantic conventions of database clients
+// it has db.system.name, db.operation.name, db.query.text, and after an error error.type and
+// db.response.status_code with the number of the server's error. The text is without literals
+// and comments, and ends in … where it is not certain what is a literal. Arguments, and what the
+// server says of an error, are never in a span. Beside them are mysqllock.step (take, fence,
+// end, release, renew, kill or other: see package intercept), mysqllock.strategy and
+// mysqllock.keys, for statements that the driver adds.
 //
 // # Metrics
 //
 //	mysqllock.lock.wait_time       histogram        s             from asking to the answer, round trips included
 //	mysqllock.lock.use_time        histogram        s             from the grant until giving back begins, or loss
+//	mysqllock.lock.long_holds      counter          {hold}        holds longer than mysqllock.Config.LongHold, counted while they last
 //
-// Their attributes are db.system.name, mysqllock.strategy, and error.type where the
-// lock was refused or lost, or the commit found another version: locked (and the
+// and, with [Options].Class, by mysqllock.key_class (one for several keys counts in the class
+// of each):
+//
+//	mysqllock.key_class.wait_time  histogram        s             from asking to the answer, with error.type where it was refused
+//	mysqllock.key_class.losses     counter          {loss}        locks that were lost
+//
+// The attributes of the others are db.system.name, mysqllock.strategy, and of the histograms error.type
+// where the lock was refused or lost, or the commit found another version: locked (and the
 // caller would not wait), waited (in vain, as long as allowed), canceled, deadlock,
 // conflict, stale_snapshot, unsafe, no_end, closed, connection (gone, or not to be
 // had), lost or other. How many were refused or lost is what the histograms count
@@ -36,15 +70,26 @@
 //	db.client.connection.count     up-down counter  {connection}  now, by db.client.connection.state: used, idle, opening
 //	db.client.connection.max       up-down counter  {connection}  the bound, lockMaxConns
 //	mysqllock.lock.waiters         up-down counter  {waiter}      callers that wait now, for a lock or for a connection to take it on
+//
+// It also adds all connections of the handle, by mysqllock.connection.use: app (statements
+// of the application), sessions, leases, advisory and control (making rows, killing
+// waiters). Without maxConns there is no mysqllock.connection.max, and no app: what
+// database/sql has is not known here.
+//
+//	mysqllock.connection.count             up-down counter  {connection}  now, by use and db.client.connection.state
+//	mysqllock.connection.max               up-down counter  {connection}  the bound for all of them, maxConns
+//	mysqllock.connection.pending_requests  up-down counter  {request}     callers that wait for one now, by use
+//	mysqllock.connection.waits             counter          {request}     times that none was ready, by use
+//	mysqllock.connection.wait_time         counter          s             time that callers waited for one, by use
 package lockotel
 
 import (
 	"context"
 	"crypto/sha256"
-	"database/sql"
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel"
@@ -52,10 +97,10 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/metric"
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
-	"go.opentelemetry.io/otel/semconv/v1.43.0/dbconv"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/telemetry/internal/classes"
 	"github.com/mysqllock/mysqllock/telemetry/internal/reason"
 )
 
@@ -75,6 +120,16 @@ type Options struct {
 	// the same key has the same, and who can guess a key can check that. Metrics
 	// have no keys.
 	ClearKeys bool
+
+	// Class says to which class a key belongs, for the metrics by class: keys are too many for
+	// them. inspect.Classes makes it of patterns. It is called for each key of each event, by
+	// several goroutines. Of more than 100 classes the rest, and "", are "other". nil is no
+	// such metrics.
+	Class func(key string) string
+
+	// LockStatementsOnly has [Observer.Statements] make no spans of the application's own
+	// statements: for applications that have them from elsewhere.
+	LockStatementsOnly bool
 }
 
 // Observer makes spans and metrics of what it is told of locks. It is a
@@ -86,14 +141,16 @@ type Observer struct {
 	tracer     trace.Tracer
 	meter      metric.Meter
 	wait, use  metric.Float64Histogram
+	longHolds  metric.Int64Counter
+	classes    *classes.Classes // nil without; then the two below are, too
+	classWait  metric.Float64Histogram
+	classLost  metric.Int64Counter
+	nested     atomic.Bool // the spans of locks have those of their statements beneath them
 }
 
 var _ mysqllock.Observer = (*Observer)(nil)
 
 const scope = "github.com/mysqllock/mysqllock/telemetry/otel"
-
-// opening is a state of which the conventions do not know.
-var opening = semconv.DBClientConnectionStateKey.String("opening")
 
 // New returns an Observer. It fails where the meter does not make its
 // instruments.
@@ -110,32 +167,85 @@ func New(o Options) (*Observer, error) {
 		tracer:     o.TracerProvider.Tracer(scope, trace.WithSchemaURL(semconv.SchemaURL)),
 		meter:      o.MeterProvider.Meter(scope, metric.WithSchemaURL(semconv.SchemaURL)),
 	}
-	var err, errUse error
+	var err, errUse, errLong error
 	out.wait, err = out.meter.Float64Histogram("mysqllock.lock.wait_time", metric.WithUnit("s"),
 		metric.WithDescription("The time from asking for a lock to the answer."),
 		metric.WithExplicitBucketBoundaries(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60))
 	out.use, errUse = out.meter.Float64Histogram("mysqllock.lock.use_time", metric.WithUnit("s"),
 		metric.WithDescription("The time from the grant of a lock until giving back began, or until it was lost."),
 		metric.WithExplicitBucketBoundaries(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 10, 60, 600, 3600))
-	if err := errors.Join(err, errUse); err != nil {
+	out.longHolds, errLong = out.meter.Int64Counter("mysqllock.lock.long_holds", metric.WithUnit("{hold}"),
+		metric.WithDescription("Locks that were held for longer than Config.LongHold, counted while they are."))
+	if err := errors.Join(err, errUse, errLong, out.countClasses()); err != nil {
 		return nil, fmt.Errorf("mysqllock: making the instruments for locks: %w", err)
 	}
 	return out, nil
 }
 
+// countClasses makes the instruments for classes of keys, if there are any.
+func (o *Observer) countClasses() (err error) {
+	if o.classes = classes.New(o.options.Class); o.classes == nil {
+		return nil
+	}
+	var errLost error
+	o.classWait, err = o.meter.Float64Histogram("mysqllock.key_class.wait_time", metric.WithUnit("s"),
+		metric.WithDescription("The time from asking for a lock to the answer, by the class of its key."),
+		metric.WithExplicitBucketBoundaries(0.01, 0.1, 1, 10, 60))
+	o.classLost, errLost = o.meter.Int64Counter("mysqllock.key_class.losses", metric.WithUnit("{loss}"),
+		metric.WithDescription("Locks that were lost while they were held, by the class of their key."))
+	return errors.Join(err, errLost)
+}
+
+// observeClasses counts by the classes of the keys.
+func (o *Observer) observeClasses(ctx context.Context, e mysqllock.Event) {
+	for _, class := range o.classes.Of(e.Keys) {
+		attributes := append(slices.Clone(o.attributes), attribute.String("mysqllock.key_class", class))
+		switch e.Kind {
+		case mysqllock.Acquired, mysqllock.Refused:
+			if e.Err != nil {
+				attributes = append(attributes, semconv.ErrorTypeKey.String(reason.Of(e.Err)))
+			}
+			o.classWait.Record(ctx, e.Duration.Seconds(), metric.WithAttributes(attributes...))
+		case mysqllock.Lost:
+			o.classLost.Add(ctx, 1, metric.WithAttributes(attributes...))
+		}
+	}
+}
+
 // Observe implements [mysqllock.Observer].
 func (o *Observer) Observe(ctx context.Context, e mysqllock.Event) {
+	r, begun := ctx.Value(recordKey{}).(*record)
+	if begun {
+		ctx = r.caller
+	}
+	o.observeClasses(ctx, e)
 	switch e.Kind {
 	case mysqllock.Acquired, mysqllock.Refused:
 		o.record(ctx, o.wait, e.Duration, e)
-		o.span(ctx, "acquire lock", trace.SpanKindClient, e.Start, e.Start.Add(e.Duration), e, e.Err)
 	case mysqllock.Released, mysqllock.Lost:
 		o.record(ctx, o.use, e.Held, e)
+	}
+	if begun {
+		o.observe(r, e)
+	} else {
+		o.spans(ctx, e)
+	}
+	if e.Kind == mysqllock.LongHold {
+		o.longHolds.Add(ctx, 1, metric.WithAttributes(append(slices.Clone(o.attributes), attribute.String("mysqllock.strategy", e.Strategy))...))
+	}
+}
+
+// spans makes the spans of e, which have ended.
+func (o *Observer) spans(ctx context.Context, e mysqllock.Event) {
+	switch e.Kind {
+	case mysqllock.Acquired, mysqllock.Refused:
+		o.span(ctx, "acquire lock", trace.SpanKindClient, e.Start, e.Start.Add(e.Duration), e, e.Err)
+	case mysqllock.Released, mysqllock.Lost:
 		var lost error
 		if e.Kind == mysqllock.Lost {
 			lost = e.Err
 		}
-		o.span(ctx, "hold lock", trace.SpanKindInternal, e.Start.Add(-e.Held), e.Start, e, lost)
+		o.span(ctx, "hold lock", trace.SpanKindInternal, e.Start.Add(-e.Held), e.Start, e, lost, long(e)...)
 		if e.Duration > 0 { // it was not lost before
 			o.span(ctx, "release lock", trace.SpanKindClient, e.Start, e.Start.Add(e.Duration), e, e.Err)
 		}
@@ -151,11 +261,25 @@ func (o *Observer) record(ctx context.Context, h metric.Float64Histogram, d time
 }
 
 // span makes a span that has ended.
-func (o *Observer) span(ctx context.Context, name string, kind trace.SpanKind, start, end time.Time, e mysqllock.Event, err error) {
+func (o *Observer) span(ctx context.Context, name string, kind trace.SpanKind, start, end time.Time, e mysqllock.Event, err error, more ...attribute.KeyValue) {
 	if !trace.SpanContextFromContext(ctx).IsValid() {
 		return
 	}
-	_, span := o.tracer.Start(ctx, name, trace.WithSpanKind(kind), trace.WithTimestamp(start), trace.WithAttributes(o.attributes...))
+	_, span := o.begin(ctx, name, kind, start)
+	span.SetAttributes(more...)
+	o.finish(span, end, e, err)
+}
+
+// long is what the span of a hold has that was long.
+func long(e mysqllock.Event) []attribute.KeyValue {
+	if !e.Long {
+		return nil
+	}
+	return []attribute.KeyValue{attribute.Bool("mysqllock.long", true)}
+}
+
+// finish ends a span.
+func (o *Observer) finish(span trace.Span, end time.Time, e mysqllock.Event, err error) {
 	defer span.End(trace.WithTimestamp(end))
 	if !span.IsRecording() {
 		return
@@ -188,37 +312,4 @@ func (o *Observer) keys(keys []string) []string {
 		out[i] = fmt.Sprintf("%.8x", sum)
 	}
 	return out
-}
-
-// Watch adds metrics of db's sessions, which [mysqllock.Stats] counts, and of who
-// waits. pool is the db.client.connection.pool.name, which no other pool of the
-// application has. It fails where db was not opened with the driver. To end it,
-// unregister what it returns.
-func (o *Observer) Watch(db *sql.DB, pool string) (metric.Registration, error) {
-	if _, err := mysqllock.Stats(db); err != nil {
-		return nil, err
-	}
-	count, err := dbconv.NewClientConnectionCountObservable(o.meter)
-	most, errMost := dbconv.NewClientConnectionMaxObservable(o.meter)
-	waiters, errWaiters := o.meter.Int64ObservableUpDownCounter("mysqllock.lock.waiters", metric.WithUnit("{waiter}"),
-		metric.WithDescription("Callers that wait now, for a lock or for a connection to take it on."))
-	if err := errors.Join(err, errMost, errWaiters); err != nil {
-		return nil, fmt.Errorf("mysqllock: making the instruments for sessions: %w", err)
-	}
-	all := append(slices.Clone(o.attributes), semconv.DBClientConnectionPoolName(pool))
-	with := func(more ...attribute.KeyValue) metric.MeasurementOption {
-		return metric.WithAttributes(append(slices.Clone(all), more...)...)
-	}
-	return o.meter.RegisterCallback(func(_ context.Context, to metric.Observer) error {
-		now, err := mysqllock.Stats(db)
-		if err != nil {
-			return err
-		}
-		to.ObserveInt64(count.Inst(), int64(now.InUse), with(semconv.DBClientConnectionStateUsed))
-		to.ObserveInt64(count.Inst(), int64(now.Idle), with(semconv.DBClientConnectionStateIdle))
-		to.ObserveInt64(count.Inst(), int64(now.Opening), with(opening))
-		to.ObserveInt64(most.Inst(), int64(now.Max), with())
-		to.ObserveInt64(waiters, int64(now.Waiters), with())
-		return nil
-	}, count.Inst(), most.Inst(), waiters)
 }

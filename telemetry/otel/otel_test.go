@@ -23,6 +23,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 	lockotel "github.com/mysqllock/mysqllock/telemetry/otel"
@@ -40,9 +41,15 @@ type recorder struct {
 	spans      *tracetest.SpanRecorder
 	tracer     trace.Tracer
 	metrics    *sdkmetric.ManualReader
+	open       func(maxConns int) *sql.DB // another handle
 }
 
 func record(t *testing.T, bin tempserver.Binary, o lockotel.Options) *recorder {
+	t.Helper()
+	return recordWith(t, bin, o, func(locks *lockotel.Observer) mysqllock.Config { return mysqllock.Config{Observer: locks} })
+}
+
+func recordWith(t *testing.T, bin tempserver.Binary, o lockotel.Options, config func(*lockotel.Observer) mysqllock.Config) *recorder {
 	t.Helper()
 	cfg := tempserver.Database(t, tempserver.Share(t, bin).DSN(""))
 	r := &recorder{t: t, system: semconv.DBSystemNameMySQL, spans: tracetest.NewSpanRecorder(), metrics: sdkmetric.NewManualReader()}
@@ -58,18 +65,24 @@ func record(t *testing.T, bin tempserver.Binary, o lockotel.Options) *recorder {
 	tracers := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(r.spans))
 	meters := sdkmetric.NewMeterProvider(sdkmetric.WithReader(r.metrics))
 	t.Cleanup(func() {
-		ok(t, tracers.Shutdown(context.Background()))
-		ok(t, meters.Shutdown(context.Background()))
+		dbtest.OK(t, tracers.Shutdown(context.Background()))
+		dbtest.OK(t, meters.Shutdown(context.Background()))
 	})
 	r.tracer = tracers.Tracer("test")
 	o.TracerProvider, o.MeterProvider = tracers, meters
 	var err error
 	r.observer, err = lockotel.New(o)
-	ok(t, err)
-	connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{Observer: r.observer})
-	ok(t, err)
-	r.db = sql.OpenDB(connector)
-	t.Cleanup(func() { r.db.Close() })
+	dbtest.OK(t, err)
+	r.open = func(maxConns int) *sql.DB {
+		c := config(r.observer)
+		c.MaxConns = maxConns
+		connector, err := mysqllock.NewConnector(cfg, c)
+		dbtest.OK(t, err)
+		db := sql.OpenDB(connector)
+		t.Cleanup(func() { db.Close() })
+		return db
+	}
+	r.db = r.open(0)
 	return r
 }
 
@@ -77,11 +90,11 @@ func record(t *testing.T, bin tempserver.Binary, o lockotel.Options) *recorder {
 func (r *recorder) lose(ctx context.Context, key string) {
 	r.t.Helper()
 	hold, err := mysqllock.Acquire(ctx, r.db, key)
-	ok(r.t, err)
+	dbtest.OK(r.t, err)
 	var id int
-	ok(r.t, r.db.QueryRowContext(hold.Context(), "SELECT CONNECTION_ID()").Scan(&id))
+	dbtest.OK(r.t, r.db.QueryRowContext(hold.Context(), "SELECT CONNECTION_ID()").Scan(&id))
 	_, err = r.db.Exec(fmt.Sprintf("KILL %d", id))
-	ok(r.t, err)
+	dbtest.OK(r.t, err)
 	if err := hold.Release(); !errors.Is(err, mysqllock.ErrLost) {
 		r.t.Fatalf("a lock whose connection was killed: %v", err)
 	}
@@ -108,12 +121,12 @@ func has(s sdktrace.ReadOnlySpan, want attribute.KeyValue) bool {
 
 func TestSpans(t *testing.T) {
 	for _, bin := range tempserver.Require(t) {
-		t.Run(string(bin.Flavour), func(t *testing.T) {
+		t.Run(bin.Name, func(t *testing.T) {
 			r := record(t, bin, lockotel.Options{Attributes: []attribute.KeyValue{attribute.String("db.namespace", "shop")}})
 			ctx, parent := r.tracer.Start(context.Background(), "parent")
 			const pause = 50 * time.Millisecond
 			before := time.Now()
-			ok(t, mysqllock.Do(ctx, r.db, "product:42", func(context.Context) error { time.Sleep(pause); return nil }, lockctx.Lease(time.Minute)))
+			dbtest.OK(t, mysqllock.Do(ctx, r.db, "product:42", func(context.Context) error { time.Sleep(pause); return nil }, lockctx.Lease(time.Minute)))
 			after := time.Now()
 			parent.End()
 			spans := r.children(parent)
@@ -149,12 +162,12 @@ func TestSpans(t *testing.T) {
 func TestSpansOfFailure(t *testing.T) {
 	r := record(t, tempserver.Require(t)[0], lockotel.Options{})
 	held, err := mysqllock.Acquire(context.Background(), r.db, "secret")
-	ok(t, err)
+	dbtest.OK(t, err)
 	ctx, refused := r.tracer.Start(context.Background(), "refused")
 	if _, err := mysqllock.Acquire(ctx, r.db, "secret", lockctx.NoWait()); !errors.Is(err, mysqllock.ErrLocked) {
 		t.Fatalf("a lock that is held: %v", err)
 	}
-	ok(t, held.Release())
+	dbtest.OK(t, held.Release())
 	spans := r.children(refused)
 	s := spans["acquire lock"]
 	if len(spans) != 1 || s.Status() != (sdktrace.Status{Code: codes.Error, Description: "locked"}) || !has(s, attribute.String("error.type", "locked")) {
@@ -191,7 +204,7 @@ func TestClearKeys(t *testing.T) {
 func (r *recorder) collect() map[string]metricdata.Metrics {
 	r.t.Helper()
 	var all metricdata.ResourceMetrics
-	ok(r.t, r.metrics.Collect(context.Background(), &all))
+	dbtest.OK(r.t, r.metrics.Collect(context.Background(), &all))
 	out := make(map[string]metricdata.Metrics)
 	for _, scope := range all.ScopeMetrics {
 		for _, m := range scope.Metrics {
@@ -203,17 +216,17 @@ func (r *recorder) collect() map[string]metricdata.Metrics {
 
 func TestMetrics(t *testing.T) {
 	for _, bin := range tempserver.Require(t) {
-		t.Run(string(bin.Flavour), func(t *testing.T) {
+		t.Run(bin.Name, func(t *testing.T) {
 			r := record(t, bin, lockotel.Options{})
 			ctx := context.Background()
 			const pause = 30 * time.Millisecond
-			ok(t, mysqllock.Do(ctx, r.db, "a", func(ctx context.Context) error {
+			dbtest.OK(t, mysqllock.Do(ctx, r.db, "a", func(ctx context.Context) error {
 				if _, err := mysqllock.Acquire(context.Background(), r.db, "a", lockctx.Wait(pause)); !errors.Is(err, mysqllock.ErrTimeout) {
 					t.Errorf("a lock that is held: %v", err)
 				}
 				return nil
 			}))
-			ok(t, mysqllock.Do(ctx, r.db, "b", func(context.Context) error { time.Sleep(pause); return nil }, lockctx.Advisory()))
+			dbtest.OK(t, mysqllock.Do(ctx, r.db, "b", func(context.Context) error { time.Sleep(pause); return nil }, lockctx.Advisory()))
 			r.lose(ctx, "c")
 			metrics := r.collect()
 			for _, want := range []struct {
@@ -251,7 +264,7 @@ func TestMetrics(t *testing.T) {
 func TestWatch(t *testing.T) {
 	r := record(t, tempserver.Require(t)[0], lockotel.Options{})
 	watching, err := r.observer.Watch(r.db, "shop")
-	ok(t, err)
+	dbtest.OK(t, err)
 	value := func(name string, more ...attribute.KeyValue) int64 {
 		t.Helper()
 		set := attribute.NewSet(append(more, r.system, attribute.String("db.client.connection.pool.name", "shop"))...)
@@ -265,7 +278,7 @@ func TestWatch(t *testing.T) {
 	}
 	state := func(s string) attribute.KeyValue { return attribute.String("db.client.connection.state", s) }
 	hold, err := mysqllock.Acquire(context.Background(), r.db, "k")
-	ok(t, err)
+	dbtest.OK(t, err)
 	if used, most, waiters := value("db.client.connection.count", state("used")), value("db.client.connection.max"), value("mysqllock.lock.waiters"); used != 1 || most != 16 || waiters != 0 {
 		t.Errorf("%d of %d are used, %d wait", used, most, waiters)
 	}
@@ -285,11 +298,11 @@ func TestWatch(t *testing.T) {
 		}
 	}
 	r.connecting.Unlock()
-	ok(t, <-another)
+	dbtest.OK(t, <-another)
 	if n := value("db.client.connection.count", state("opening")); n != 0 {
 		t.Errorf("%d are still opened", n)
 	}
-	ok(t, hold.Release())
+	dbtest.OK(t, hold.Release())
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		used, idle := value("db.client.connection.count", state("used")), value("db.client.connection.count", state("idle"))
 		if used == 0 && idle > 0 {
@@ -298,22 +311,15 @@ func TestWatch(t *testing.T) {
 			t.Fatalf("%d are used, %d idle", used, idle)
 		}
 	}
-	ok(t, watching.Unregister())
+	dbtest.OK(t, watching.Unregister())
 	if n := value("db.client.connection.max"); n != -1 {
 		t.Errorf("still watched: %d", n)
 	}
 
 	other, err := sql.Open("mysql", "/")
-	ok(t, err)
+	dbtest.OK(t, err)
 	defer other.Close()
 	if _, err := r.observer.Watch(other, "other"); err == nil {
 		t.Error("the handle of another driver is watched")
-	}
-}
-
-func ok(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

@@ -13,6 +13,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/inspect"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 	lockprom "github.com/mysqllock/mysqllock/telemetry/prometheus"
@@ -20,17 +22,18 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(tempserver.Tests{M: m}) }
 
-// open opens a handle in a database of its own, whose locks are counted.
-func open(t *testing.T, bin tempserver.Binary) (*sql.DB, *prometheus.Registry) {
+// open opens a handle in a database of its own, whose locks are counted,
+// with a budget of connections if one is given.
+func open(t *testing.T, bin tempserver.Binary, maxConns ...int) (*sql.DB, *prometheus.Registry) {
 	t.Helper()
 	cfg := tempserver.Database(t, tempserver.Share(t, bin).DSN(""))
-	locks := lockprom.New()
-	connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{Observer: locks})
-	ok(t, err)
+	locks := lockprom.NewWithClasses(inspect.Classes("row", "lease"))
+	connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{Observer: locks, MaxConns: append(maxConns, 0)[0]})
+	dbtest.OK(t, err)
 	db := sql.OpenDB(connector)
 	t.Cleanup(func() { db.Close() })
 	stats, err := lockprom.NewStatsCollector(db)
-	ok(t, err)
+	dbtest.OK(t, err)
 	registry := prometheus.NewPedanticRegistry()
 	registry.MustRegister(locks, stats)
 	return db, registry
@@ -44,25 +47,25 @@ func experience(t *testing.T, db *sql.DB) {
 
 	const pause = 30 * time.Millisecond
 	hold, err := mysqllock.Acquire(ctx, db, "row")
-	ok(t, err)
+	dbtest.OK(t, err)
 	if _, err := mysqllock.Acquire(ctx, db, "row", lockctx.NoWait()); !errors.Is(err, mysqllock.ErrLocked) {
 		t.Fatalf("a lock that is held: %v", err)
 	}
 	if _, err := mysqllock.Acquire(ctx, db, "row", lockctx.Wait(pause)); !errors.Is(err, mysqllock.ErrTimeout) {
 		t.Fatalf("a lock that is held for longer than the wait: %v", err)
 	}
-	ok(t, hold.Release())
-	ok(t, mysqllock.Do(ctx, db, "lease", func(context.Context) error { time.Sleep(pause); return nil }, lockctx.Lease(time.Minute)))
-	ok(t, mysqllock.Do(ctx, db, "advisory", func(context.Context) error { return nil }, lockctx.Advisory()))
+	dbtest.OK(t, hold.Release())
+	dbtest.OK(t, mysqllock.Do(ctx, db, "lease", func(context.Context) error { time.Sleep(pause); return nil }, lockctx.Lease(time.Minute)))
+	dbtest.OK(t, mysqllock.Do(ctx, db, "advisory", func(context.Context) error { return nil }, lockctx.Advisory()))
 
 	_, err = db.ExecContext(ctx, "CREATE TABLE work (id INT)")
-	ok(t, err)
+	dbtest.OK(t, err)
 	write := func(ctx context.Context) error {
 		_, err := db.ExecContext(ctx, "INSERT INTO work VALUES (1)")
 		return err
 	}
 	err = mysqllock.Do(ctx, db, "optimistic", func(outer context.Context) error {
-		ok(t, mysqllock.Do(ctx, db, "optimistic", write, lockctx.Optimistic()))
+		dbtest.OK(t, mysqllock.Do(ctx, db, "optimistic", write, lockctx.Optimistic()))
 		return write(outer)
 	}, lockctx.Optimistic())
 	if !errors.Is(err, mysqllock.ErrConflict) {
@@ -70,11 +73,11 @@ func experience(t *testing.T, db *sql.DB) {
 	}
 
 	hold, err = mysqllock.Acquire(ctx, db, "doomed")
-	ok(t, err)
+	dbtest.OK(t, err)
 	var id string
-	ok(t, db.QueryRowContext(hold.Context(), "SELECT CONNECTION_ID()").Scan(&id))
+	dbtest.OK(t, db.QueryRowContext(hold.Context(), "SELECT CONNECTION_ID()").Scan(&id))
 	_, err = db.ExecContext(ctx, "KILL "+id)
-	ok(t, err)
+	dbtest.OK(t, err)
 	if err := hold.Release(); !errors.Is(err, mysqllock.ErrLost) {
 		t.Fatalf("a lock whose connection was killed: %v", err)
 	}
@@ -84,7 +87,7 @@ func experience(t *testing.T, db *sql.DB) {
 func gather(t *testing.T, registry *prometheus.Registry) map[string]*dto.MetricFamily {
 	t.Helper()
 	families, err := registry.Gather()
-	ok(t, err)
+	dbtest.OK(t, err)
 	out := make(map[string]*dto.MetricFamily)
 	for _, f := range families {
 		out[f.GetName()] = f
@@ -104,11 +107,4 @@ func metric(f *dto.MetricFamily, labels ...string) *dto.Metric {
 		}
 	}
 	return nil
-}
-
-func ok(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -12,13 +12,19 @@
 // An application with several databases registers those of each with a label of
 // its own: prometheus.WrapRegistererWith(prometheus.Labels{"db": "shop"}, registry).
 //
-// Keys are never labels: there are too many of them.
+// Keys are never labels: there are too many of them. [NewWithClasses] has classes of keys.
 //
 //	mysqllock_wait_seconds        histogram  from asking to the answer, round trips included    strategy, outcome: acquired, refused
 //	mysqllock_hold_seconds        histogram  from the grant until giving back begins, or loss   strategy, outcome: released, lost
 //	mysqllock_refused_total       counter    locks that were not granted                        strategy, reason
 //	mysqllock_lost_total          counter    locks that were lost                               strategy, reason
+//	mysqllock_long_holds_total    counter    holds longer than mysqllock.Config.LongHold        strategy
 //	mysqllock_conflicts_total     counter    commits that found another version
+//
+// and with [NewWithClasses], where an event with keys of several classes counts in each:
+//
+//	mysqllock_class_wait_seconds   histogram  from asking to the answer                         class, outcome: acquired, refused
+//	mysqllock_class_lost_total     counter    locks that were lost                              class
 //
 // Reasons are locked (and the caller would not wait), waited (in vain, as long as
 // allowed), canceled, deadlock, conflict, stale_snapshot, unsafe, no_end, closed,
@@ -32,7 +38,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/mysqllock/mysqllock"
-	"github.com/mysqllock/mysqllock/lockctx"
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/telemetry/internal/classes"
 	"github.com/mysqllock/mysqllock/telemetry/internal/reason"
 )
 
@@ -42,7 +49,12 @@ import (
 type Observer struct {
 	wait, hold    *prometheus.HistogramVec
 	refused, lost *prometheus.CounterVec
+	longHolds     *prometheus.CounterVec
 	conflicts     prometheus.Counter
+
+	classes   *classes.Classes // nil without; then the two below are, too
+	classWait *prometheus.HistogramVec
+	classLost *prometheus.CounterVec
 }
 
 var (
@@ -69,22 +81,58 @@ func New() *Observer {
 			0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 10, 60, 600, 3600),
 		refused:   counter("mysqllock_refused_total", "Locks that were not granted."),
 		lost:      counter("mysqllock_lost_total", "Locks that were lost while they were held."),
+		longHolds: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "mysqllock_long_holds_total", Help: "Locks that were held for longer than Config.LongHold, counted while they are."}, []string{strategy}),
 		conflicts: prometheus.NewCounter(prometheus.CounterOpts{Name: "mysqllock_conflicts_total", Help: "Commits that found another version of a key kept optimistically."}),
 	}
 	// What has never happened is 0, so that the first time is an increase.
-	for _, s := range []string{lockctx.StrategyRow, lockctx.StrategyLease, lockctx.StrategyAdvisory, lockctx.StrategyOptimistic} {
+	for _, s := range []string{hint.StrategyRow, hint.StrategyLease, hint.StrategyAdvisory, hint.StrategyOptimistic} {
 		for _, r := range []string{"locked", "waited", "canceled", "deadlock"} {
 			o.refused.WithLabelValues(s, r)
 		}
 		for _, r := range []string{"connection", "deadlock", "lost"} {
 			o.lost.WithLabelValues(s, r)
 		}
+		if s != hint.StrategyOptimistic {
+			o.longHolds.WithLabelValues(s)
+		}
 	}
 	return o
 }
 
+// NewWithClasses is New with metrics by the class of keys, which class returns; inspect.Classes
+// makes it of patterns. It is called for each key of each event, by several goroutines. Of
+// more than 100 classes the rest, and "", are "other".
+func NewWithClasses(class func(key string) string) *Observer {
+	o := New()
+	o.classes = classes.New(class)
+	o.classWait = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "mysqllock_class_wait_seconds", Help: "From asking for a lock to the answer, by the class of its key.",
+		Buckets: []float64{0.01, 0.1, 1, 10, 60},
+	}, []string{"class", outcome})
+	o.classLost = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "mysqllock_class_lost_total", Help: "Locks that were lost while they were held, by the class of their key.",
+	}, []string{"class"})
+	return o
+}
+
+// observeClasses counts by the classes of the keys.
+func (o *Observer) observeClasses(e mysqllock.Event) {
+	for _, class := range o.classes.Of(e.Keys) {
+		lost := o.classLost.WithLabelValues(class) // there from the first grant on
+		switch e.Kind {
+		case mysqllock.Acquired:
+			o.classWait.WithLabelValues(class, "acquired").Observe(e.Duration.Seconds())
+		case mysqllock.Refused:
+			o.classWait.WithLabelValues(class, "refused").Observe(e.Duration.Seconds())
+		case mysqllock.Lost:
+			lost.Inc()
+		}
+	}
+}
+
 // Observe implements [mysqllock.Observer].
 func (o *Observer) Observe(_ context.Context, e mysqllock.Event) {
+	o.observeClasses(e)
 	switch e.Kind {
 	case mysqllock.Acquired:
 		o.wait.WithLabelValues(e.Strategy, "acquired").Observe(e.Duration.Seconds())
@@ -96,6 +144,8 @@ func (o *Observer) Observe(_ context.Context, e mysqllock.Event) {
 		if errors.Is(e.Err, mysqllock.ErrConflict) {
 			o.conflicts.Inc()
 		}
+	case mysqllock.LongHold:
+		o.longHolds.WithLabelValues(e.Strategy).Inc()
 	case mysqllock.Lost:
 		o.hold.WithLabelValues(e.Strategy, "lost").Observe(e.Held.Seconds())
 		o.lost.WithLabelValues(e.Strategy, reason.Of(e.Err)).Inc()
@@ -117,5 +167,9 @@ func (o *Observer) Collect(ch chan<- prometheus.Metric) {
 }
 
 func (o *Observer) parts() []prometheus.Collector {
-	return []prometheus.Collector{o.wait, o.hold, o.refused, o.lost, o.conflicts}
+	parts := []prometheus.Collector{o.wait, o.hold, o.refused, o.lost, o.longHolds, o.conflicts}
+	if o.classes != nil {
+		parts = append(parts, o.classWait, o.classLost)
+	}
+	return parts
 }

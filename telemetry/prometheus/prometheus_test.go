@@ -14,13 +14,14 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 	lockprom "github.com/mysqllock/mysqllock/telemetry/prometheus"
 )
 
 func TestCounted(t *testing.T) {
 	for _, bin := range tempserver.Require(t) {
-		t.Run(string(bin.Flavour), func(t *testing.T) {
+		t.Run(bin.Name, func(t *testing.T) {
 			db, registry := open(t, bin)
 			experience(t, db)
 			families := gather(t, registry)
@@ -95,7 +96,7 @@ func TestStats(t *testing.T) {
 		t.Errorf("at most %v sessions", got)
 	}
 	hold, err := mysqllock.Acquire(t.Context(), db, "k")
-	ok(t, err)
+	dbtest.OK(t, err)
 	if used, n := value("sessions", "state=in_use"), value("sessions_acquired_total"); used != 1 || n < 1 {
 		t.Errorf("%v are in use, %v were handed out", used, n)
 	}
@@ -113,8 +114,8 @@ func TestStats(t *testing.T) {
 			t.Fatal("nobody is seen to wait")
 		}
 	}
-	ok(t, hold.Release())
-	ok(t, <-waited)
+	dbtest.OK(t, hold.Release())
+	dbtest.OK(t, <-waited)
 	cancel()
 	if n := value("waiters"); n != 0 {
 		t.Errorf("%v still wait", n)
@@ -123,7 +124,7 @@ func TestStats(t *testing.T) {
 
 func TestStatsOfAnotherDriver(t *testing.T) {
 	db, err := sql.Open("mysql", "/")
-	ok(t, err)
+	dbtest.OK(t, err)
 	defer db.Close()
 	if stats, err := lockprom.NewStatsCollector(db); stats != nil || err == nil || !strings.Contains(err.Error(), `not with "mysqllock"`) {
 		t.Errorf("it is %v, with %v", stats, err)
@@ -132,11 +133,11 @@ func TestStatsOfAnotherDriver(t *testing.T) {
 
 // The dashboard shows what is exported, and nothing else.
 func TestDashboard(t *testing.T) {
-	db, registry := open(t, tempserver.Require(t)[0])
+	db, registry := open(t, tempserver.Require(t)[0], 12)
 	experience(t, db)
 	families := gather(t, registry)
 	text, err := os.ReadFile("../grafana/dashboard.json")
-	ok(t, err)
+	dbtest.OK(t, err)
 	var dashboard struct {
 		Title  string
 		Panels []struct {
@@ -144,7 +145,7 @@ func TestDashboard(t *testing.T) {
 			Targets []struct{ Expr, LegendFormat string }
 		}
 	}
-	ok(t, json.Unmarshal(text, &dashboard))
+	dbtest.OK(t, json.Unmarshal(text, &dashboard))
 	selector := regexp.MustCompile(`(mysqllock_[a-z_]+)(\{[^}]*\})?`)
 	label := regexp.MustCompile(`([a-z_]+)(=~|=|!=|!~)"([^"]*)"`)
 	grouping := regexp.MustCompile(`by ?\(([^)]*)\)`)

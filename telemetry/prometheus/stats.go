@@ -6,19 +6,28 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/telemetry/internal/uses"
 )
 
 // NewStatsCollector returns a Collector of [mysqllock.Stats]: who waits, and the
-// connections that sessions have, beside those of which
-// collectors.NewDBStatsCollector tells. It fails where db was not opened with the
-// driver.
+// connections by what they are for. It fails where db was not opened with the driver.
 //
+//	mysqllock_connections                      gauge    connections now    use, state: in_use, idle, opening
+//	mysqllock_connections_max                  gauge    the bound for all of them, maxConns
+//	mysqllock_connections_waiting              gauge    callers that wait for one now    use
+//	mysqllock_connections_waited_total         counter  times that none was ready    use
+//	mysqllock_connections_wait_seconds_total   counter  time that callers waited for one    use
 //	mysqllock_waiters                          gauge    callers that wait now, for a lock or for a connection to take it on
 //	mysqllock_sessions_max                     gauge    the bound, lockMaxConns
 //	mysqllock_sessions                         gauge    connections now    state: in_use, idle, opening
 //	mysqllock_sessions_acquired_total          counter  times that one was handed out
 //	mysqllock_sessions_waited_total            counter  times that none was ready
 //	mysqllock_sessions_wait_seconds_total      counter  time that callers waited for one
+//
+// Uses are app (statements of the application), sessions, leases, advisory and control
+// (making rows, killing waiters). Without maxConns there is no mysqllock_connections_max,
+// and no use app: of these connections collectors.NewDBStatsCollector tells. With maxConns
+// that one counts callers, not connections.
 func NewStatsCollector(db *sql.DB) (prometheus.Collector, error) {
 	if _, err := mysqllock.Stats(db); err != nil {
 		return nil, err
@@ -29,6 +38,12 @@ func NewStatsCollector(db *sql.DB) (prometheus.Collector, error) {
 type stats struct{ db *sql.DB }
 
 var (
+	connections       = prometheus.NewDesc("mysqllock_connections", "Connections now, by what they are for.", []string{"use", "state"}, nil)
+	connectionsMax    = prometheus.NewDesc("mysqllock_connections_max", "The most connections for everything: maxConns.", nil, nil)
+	connectionsWait   = prometheus.NewDesc("mysqllock_connections_waiting", "Callers that wait for a connection now, by what it is for.", []string{"use"}, nil)
+	connectionsWaited = prometheus.NewDesc("mysqllock_connections_waited_total", "Times that no connection was ready and a caller waited, by what it is for.", []string{"use"}, nil)
+	connectionsTime   = prometheus.NewDesc("mysqllock_connections_wait_seconds_total", "Time that callers waited for a connection, by what it is for.", []string{"use"}, nil)
+
 	waiters     = prometheus.NewDesc("mysqllock_waiters", "Callers of this process that wait now, for a lock or for a connection to take it on.", nil, nil)
 	sessionsMax = prometheus.NewDesc("mysqllock_sessions_max", "The most connections that sessions may have.", nil, nil)
 	sessions    = prometheus.NewDesc("mysqllock_sessions", "Connections that sessions have now.", []string{"state"}, nil)
@@ -39,7 +54,7 @@ var (
 
 // Describe implements [prometheus.Collector].
 func (stats) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{waiters, sessionsMax, sessions, acquired, waited, waitSeconds} {
+	for _, d := range []*prometheus.Desc{connections, connectionsMax, connectionsWait, connectionsWaited, connectionsTime, waiters, sessionsMax, sessions, acquired, waited, waitSeconds} {
 		ch <- d
 	}
 }
@@ -54,8 +69,19 @@ func (s stats) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, n int, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(n), labels...)
 	}
-	counter := func(d *prometheus.Desc, n float64) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, n)
+	counter := func(d *prometheus.Desc, n float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, n, labels...)
+	}
+	if now.MaxConns > 0 {
+		gauge(connectionsMax, now.MaxConns)
+	}
+	for _, of := range uses.Of(now) {
+		gauge(connections, of.InUse, of.Use, "in_use")
+		gauge(connections, of.Idle, of.Use, "idle")
+		gauge(connections, of.Opening, of.Use, "opening")
+		gauge(connectionsWait, of.Waiting, of.Use)
+		counter(connectionsWaited, float64(of.Waited), of.Use)
+		counter(connectionsTime, of.WaitTime.Seconds(), of.Use)
 	}
 	gauge(waiters, now.Waiters)
 	gauge(sessionsMax, now.Max)

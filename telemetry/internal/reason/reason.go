@@ -17,6 +17,7 @@ import (
 //
 //	locked          someone else has the key, and the caller would not wait
 //	waited          not granted within the wait, or before the context's deadline
+//	exhausted       all connections that hold locks are in use
 //	canceled        the caller's context was canceled
 //	deadlock        the server has broken a deadlock
 //	conflict        somebody else has committed under the key
@@ -39,6 +40,7 @@ func Of(err error) string {
 		{lockerr.ErrConflict, "conflict"},
 		{lockerr.ErrLost, "lost"},
 		{context.Canceled, "canceled"},
+		{lockerr.ErrExhausted, "exhausted"},
 		{lockerr.ErrTimeout, "waited"},
 		{lockerr.ErrLocked, "locked"},
 		{lockerr.ErrStaleSnapshot, "stale_snapshot"},

@@ -39,6 +39,7 @@ func TestOf(t *testing.T) {
 		{lockerr.ErrUnsafe, "unsafe"},
 		{lockerr.ErrNoEnd, "no_end"},
 		{lockerr.ErrClosed, "closed"},
+		{lockerr.ErrExhausted, "exhausted"},
 		{&mysql.MySQLError{Number: 1146}, "other"},
 	} {
 		if got := Of(test.err); got != test.want {

@@ -1,0 +1,16 @@
+module github.com/mysqllock/mysqllock/integrations/cron
+
+go 1.26.0
+
+replace github.com/mysqllock/mysqllock => ../..
+
+require (
+	github.com/mysqllock/mysqllock v0.1.0
+	github.com/robfig/cron/v3 v3.0.1
+)
+
+require (
+	filippo.io/edwards25519 v1.2.0 // indirect
+	github.com/go-sql-driver/mysql v1.10.1 // indirect
+	golang.org/x/sync v0.22.0 // indirect
+)

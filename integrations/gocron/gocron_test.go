@@ -1,0 +1,127 @@
+package gocronlock_test
+
+import (
+	"bufio"
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/go-co-op/gocron/v2"
+	"github.com/google/uuid"
+
+	"github.com/mysqllock/mysqllock"
+	gocronlock "github.com/mysqllock/mysqllock/integrations/gocron"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/tempserver"
+	"github.com/mysqllock/mysqllock/leader"
+)
+
+func TestMain(m *testing.M) {
+	dbtest.Jobs{
+		"lead":     func(db *sql.DB, in *bufio.Scanner) { fmt.Println("ended", lead(db, in)) },
+		"schedule": func(db *sql.DB, in *bufio.Scanner) { fmt.Println("ended", schedule(db, in)) },
+	}.Run()
+	os.Exit(tempserver.Tests{M: m}.Run())
+}
+
+func lead(db *sql.DB, in *bufio.Scanner) error {
+	elector := gocronlock.NewElector(context.Background(), db, "scheduler", leader.TTL(2*time.Second))
+	go func() {
+		for elector.IsLeader(context.Background()) != nil {
+			time.Sleep(5 * time.Millisecond)
+		}
+		fmt.Println("leads")
+	}()
+	in.Scan()
+	return elector.Close()
+}
+
+func schedule(db *sql.DB, in *bufio.Scanner) error {
+	scheduler, err := gocron.NewScheduler(gocron.WithDistributedLocker(gocronlock.NewLocker(db, gocronlock.MinHold(time.Hour))))
+	if err != nil {
+		return err
+	}
+	_, err = scheduler.NewJob(gocron.OneTimeJob(gocron.OneTimeJobStartImmediately()),
+		gocron.NewTask(func() {
+			fmt.Println("runs")
+			in.Scan()
+		}),
+		gocron.WithName("report"),
+		gocron.WithEventListeners(
+			gocron.AfterJobRuns(func(uuid.UUID, string) { fmt.Println("has run") }),
+			gocron.AfterLockError(func(_ uuid.UUID, _ string, err error) {
+				fmt.Println("skips", errors.Is(err, mysqllock.ErrLocked))
+			})))
+	if err != nil {
+		return err
+	}
+	scheduler.Start()
+	select {} // until it is killed
+}
+
+func next(t *testing.T, c *dbtest.Child) string {
+	t.Helper()
+	select {
+	case line := <-c.Said():
+		return line
+	case <-time.After(dbtest.Patience):
+		t.Fatal("the other process says nothing")
+		return ""
+	}
+}
+
+// Of two processes one runs the job, while it runs and for as long after it as MinHold
+// says.
+func TestLocker(t *testing.T) {
+	dbtest.OnEachFlavour(t, itself, func(t *testing.T, d *dbtest.Database) {
+		first := dbtest.StartJob(t, "schedule", d.DSN())
+		if said := next(t, first); said != "runs" {
+			t.Fatalf("the first process %s", said)
+		}
+		for range 2 {
+			other := dbtest.StartJob(t, "schedule", d.DSN())
+			if said := next(t, other); said != "skips true" {
+				t.Errorf("the other process %s", said)
+			}
+			if first != nil {
+				first.Tell("finish")
+				if said := next(t, first); said != "has run" {
+					t.Errorf("the first process %s", said)
+				}
+				first = nil
+			}
+		}
+	})
+}
+
+// Of two processes one leads; when it is killed the other does.
+func TestElector(t *testing.T) {
+	dbtest.OnEachFlavour(t, itself, func(t *testing.T, d *dbtest.Database) {
+		a := dbtest.StartJob(t, "lead", d.DSN())
+		b := dbtest.StartJob(t, "lead", d.DSN())
+		var other *dbtest.Child
+		select {
+		case <-a.Said():
+			other = b
+			a.Kill()
+		case <-b.Said():
+			other = a
+			b.Kill()
+		case <-time.After(dbtest.Patience):
+			t.Fatal("nobody leads")
+		}
+		if said := next(t, other); said != "leads" {
+			t.Errorf("the other process %s", said)
+		}
+		other.Tell("end")
+		if said := next(t, other); said != "ended <nil>" {
+			t.Errorf("the other process %s", said)
+		}
+	})
+}
+
+func itself(d *dbtest.Database) *dbtest.Database { return d }

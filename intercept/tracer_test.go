@@ -1,0 +1,185 @@
+package intercept_test
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ngrok/sqlmw"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/intercept"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// tracer is a mysqllock.Tracer that numbers the locks, and an interceptor that notes for
+// which of them statements are.
+type tracer struct {
+	sqlmw.NullInterceptor
+	mu     sync.Mutex
+	locks  int
+	events map[string][]string // by the number of the lock
+	steps  map[string][]intercept.Step
+	breaks bool // the next statement that takes a lock finds its connection broken
+}
+
+type number struct{}
+
+func (r *tracer) note(ctx context.Context, what string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := fmt.Sprint(ctx.Value(number{}))
+	r.events[n] = append(r.events[n], what)
+}
+
+func (r *tracer) Asking(ctx context.Context, e mysqllock.Event) context.Context {
+	r.mu.Lock()
+	r.locks++
+	ctx = context.WithValue(ctx, number{}, r.locks)
+	r.mu.Unlock()
+	r.note(ctx, fmt.Sprint("asking ", e.Strategy, e.Keys))
+	return ctx
+}
+
+func (r *tracer) Releasing(ctx context.Context, _ mysqllock.Event) { r.note(ctx, "releasing") }
+
+func (r *tracer) Observe(ctx context.Context, e mysqllock.Event) { r.note(ctx, e.Kind.String()) }
+
+// hit notes a statement. It fails the one that is to be broken.
+func (r *tracer) hit(ctx context.Context) error {
+	lock, _ := intercept.Of(ctx)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, asked := range lock.Contexts {
+		n := fmt.Sprint(asked.Value(number{}))
+		r.steps[n] = append(r.steps[n], lock.Step)
+	}
+	if lock.Step == intercept.Take && r.breaks {
+		r.breaks = false
+		return driver.ErrBadConn
+	}
+	return nil
+}
+
+func (r *tracer) ConnExecContext(ctx context.Context, conn driver.ExecerContext, text string, args []driver.NamedValue) (driver.Result, error) {
+	if err := r.hit(ctx); err != nil {
+		return nil, err
+	}
+	return r.NullInterceptor.ConnExecContext(ctx, conn, text, args)
+}
+
+func (r *tracer) ConnQueryContext(ctx context.Context, conn driver.QueryerContext, text string, args []driver.NamedValue) (context.Context, driver.Rows, error) {
+	if err := r.hit(ctx); err != nil {
+		return ctx, nil, err
+	}
+	return r.NullInterceptor.ConnQueryContext(ctx, conn, text, args)
+}
+
+func (r *tracer) StmtQueryContext(ctx context.Context, stmt driver.StmtQueryContext, text string, args []driver.NamedValue) (context.Context, driver.Rows, error) {
+	if err := r.hit(ctx); err != nil {
+		return ctx, nil, err
+	}
+	return r.NullInterceptor.StmtQueryContext(ctx, stmt, text, args)
+}
+
+func (r *tracer) TxCommit(ctx context.Context, tx driver.Tx) error {
+	if err := r.hit(ctx); err != nil {
+		return err
+	}
+	return r.NullInterceptor.TxCommit(ctx, tx)
+}
+
+// kinds is an Observer that is no Tracer.
+type kinds struct {
+	mu  sync.Mutex
+	all []mysqllock.EventKind
+}
+
+func (k *kinds) Observe(_ context.Context, e mysqllock.Event) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.all = append(k.all, e.Kind)
+}
+
+// TestTracer: the context that a Tracer makes of a lock is that of all its events, and of all
+// statements for it, in the background, too. A lock that is asked for anew has a new one,
+// of which no other observer hears.
+func TestTracer(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for strategy, c := range map[string]struct {
+			option lockctx.Option
+			steps  []intercept.Step
+		}{
+			"row":        {lockctx.Row(), []intercept.Step{intercept.Take, intercept.End}},
+			"lease":      {lockctx.Lease(20 * time.Second), []intercept.Step{intercept.Take, intercept.Fence}}, // and its release, in a hold
+			"advisory":   {lockctx.Advisory(), []intercept.Step{intercept.Take, intercept.Fence, intercept.Release}},
+			"optimistic": {lockctx.Optimistic(), []intercept.Step{intercept.Take, intercept.Fence}},
+		} {
+			for _, name := range []string{"transaction", "statement", "hold", "retried"} {
+				t.Run(strategy+" "+name, func(t *testing.T) {
+					r := &tracer{events: make(map[string][]string), steps: make(map[string][]intercept.Step)}
+					plain := new(kinds)
+					db := s.open(mysqllock.Config{Observer: mysqllock.Observers{plain, r}}, r)
+					ctx, cancel := context.WithCancel(dbtest.Limited(t))
+					defer cancel()
+					work := sell
+					switch name {
+					case "statement":
+						work = buy
+					case "hold":
+						work = func(ctx context.Context, db *sql.DB) error {
+							return mysqllock.Do(ctx, db, "a key", func(ctx context.Context) error { return buy(ctx, db) }, c.option)
+						}
+					}
+					dbtest.OK(t, buy(lockctx.With(ctx, "k", c.option), db)) // makes what is made once
+					r.mu.Lock()
+					r.breaks = name == "retried"
+					before := r.locks
+					r.mu.Unlock()
+					locked := lockctx.With(ctx, "a key", c.option)
+					if name == "hold" {
+						locked = ctx
+					}
+					dbtest.OK(t, work(locked, db))
+					cancel()
+					dbtest.OK(t, db.Close())
+
+					r.mu.Lock()
+					defer r.mu.Unlock()
+					last := fmt.Sprint(r.locks)
+					asking := "asking " + strategy + "[a key]"
+					if got, want := r.events[last], []string{asking, "acquired", "releasing", "released"}; !slices.Equal(got, want) {
+						t.Errorf("the events are %q, want %q", got, want)
+					}
+					steps := c.steps
+					if name == "hold" && strategy == "lease" {
+						steps = append(slices.Clip(steps), intercept.Release)
+					}
+					for _, step := range steps {
+						if !slices.Contains(r.steps[last], step) {
+							t.Errorf("no statement is for the step %s of it: %v", step, r.steps)
+						}
+					}
+					if retried := r.locks - before - 1; retried > 0 {
+						if got, want := r.events[fmt.Sprint(before+1)], []string{asking, "retried"}; !slices.Equal(got, want) {
+							t.Errorf("the first events are %q, want %q", got, want)
+						}
+					} else if name == "retried" && strategy == "row" {
+						t.Error("it was not asked for anew")
+					}
+					plain.mu.Lock()
+					defer plain.mu.Unlock()
+					if slices.Contains(plain.all, mysqllock.Retried) {
+						t.Errorf("an Observer has got %v", plain.all)
+					}
+				})
+			}
+		}
+	})
+}

@@ -1,0 +1,27 @@
+package intercept_test
+
+import (
+	"testing"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/intercept"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// TestStepsOfAVersionedKey: a row lock on a key that others keep optimistically sets the next
+// version with its COMMIT; that statement is seen as the one that gives the lock back.
+func TestStepsOfAVersionedKey(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		seen := new(spy)
+		db := s.open(mysqllock.Config{}, seen)
+		dbtest.OK(t, sell(lockctx.With(dbtest.Limited(t), "a key", lockctx.Optimistic()), db))
+		for range 2 {
+			seen.since()
+			dbtest.OK(t, sell(lockctx.With(dbtest.Limited(t), "a key"), db))
+			if !seen.saw("row", intercept.End, "a key") {
+				t.Errorf("no statement gives the lock back: %v", seen.since())
+			}
+		}
+	})
+}

@@ -1,0 +1,242 @@
+// Package leader elects one process of many to do what one has to do alone: to plan
+// work, to feed an outbox, to run migrations. It is built on leases (see
+// [lockctx.Lease]), so what the leader writes to the database is fenced: a process that
+// was paused or cut off, and has lost its leadership meanwhile, cannot commit.
+//
+//	err := leader.Run(ctx, db, "planner", func(ctx context.Context) error {
+//		for {
+//			if err := plan(ctx, db); err != nil { // with this ctx: fenced
+//				return err
+//			}
+//			select {
+//			case <-ctx.Done():
+//				return nil
+//			case <-time.After(time.Minute):
+//			}
+//		}
+//	})
+//
+// # What holds, and what does not
+//
+// The leader's context ends before the server lets anybody else lead. A leader that does
+// not look at its context, or stands still, goes on running beside the next one, but
+// commits nothing: each commit with its context checks the lease, right before COMMIT,
+// on the same connection. What it does outside of the database is not protected, unless
+// the system there refuses an older [mysqllock.Token] than the newest that it has seen.
+//
+// [Run] gives the lease back as soon as the leader's function has returned, and another
+// process leads within a few round trips; in up to 0.3 s if the server was restarted, or the
+// leader's connection was lost, since it began to lead. If the leading process dies, or its
+// host vanishes, another one leads once the TTL is over.
+package leader
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/inspect"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// DefaultTTL is how long nobody leads after the leading process has died, unless [TTL]
+// says otherwise.
+const DefaultTTL = 15 * time.Second
+
+const (
+	// After it has resigned, a process lets others go first.
+	resigned = time.Second
+	// The longest pause before the next try, after a campaign has failed.
+	longestPause = time.Second
+)
+
+// Option changes how [Run] campaigns.
+type Option func(*campaign)
+
+// TTL is how long a leader keeps its leadership without being able to renew it, at least
+// one second. A leader renews it every third of d. So d is the longest time for which
+// nobody leads after the leading process has died, and a leader that stands still for d
+// is replaced. Less is a bad hint, which Run returns.
+func TTL(d time.Duration) Option { return func(c *campaign) { c.ttl = d } }
+
+// OnChange calls f when this process begins to lead, and when it ends: when its context
+// does, for whatever reason, or when its function returns. Calls do not overlap, and
+// none comes after Run has returned. f must return soon: the leader's function starts only
+// when it has.
+func OnChange(f func(Change)) Option { return func(c *campaign) { c.changed = f } }
+
+// OnError calls f with the errors of campaigns that Run tries again: the server is
+// restarted, or cannot be reached, or takes no writes at the moment. Run does not log.
+func OnError(f func(error)) Option { return func(c *campaign) { c.failed = f } }
+
+// Change is what [OnChange] is told.
+type Change struct {
+	Leads bool      // this process leads from now on
+	Token uint64    // of this leadership; each has a greater one than all before
+	Since time.Time // when this process began to lead, by its own clock
+	Err   error     // why it has ended; nil if the function returned nil, or ctx ended
+}
+
+// Run campaigns for the leadership of key until ctx ends, and calls lead whenever this
+// process leads. All processes that call Run with the same key, on handles that share
+// locks, are candidates; one of them leads. db is opened with the driver "mysqllock".
+// While it waits, and while it leads, Run uses connections of the driver's own, not of
+// the pool.
+//
+// lead gets a context that ends when the leadership may be lost, and when ctx ends; then
+// lead has to return. What it runs on db with that context is fenced. Transactions in it
+// are what they are without: each commits by itself.
+//
+//   - If the leadership was lost, Run campaigns again, whatever lead returns.
+//   - If lead returns nil before, this process has resigned: Run gives the leadership
+//     back, lets others go first for a second, and campaigns again.
+//   - If lead returns an error, or panics, Run gives the leadership back and passes that
+//     on. It does not campaign again: a program that wants to go on calls Run again, or
+//     has lead deal with its errors.
+//   - If ctx ends, Run waits for lead, gives the leadership back, and returns nil. If the
+//     process is to end anyway, this makes way for the next leader at once.
+//
+// Otherwise Run returns an error only for what does not pass: a bad key or TTL
+// (a *[mysqllock.Error]), another driver, a closed handle, a missing privilege. What may
+// pass goes to [OnError], and Run tries again, at least once a second.
+func Run(ctx context.Context, db *sql.DB, key string, lead func(context.Context) error, opts ...Option) error {
+	c := &campaign{db: db, key: key, lead: lead, ttl: DefaultTTL, changed: func(Change) {}, failed: func(error) {}}
+	for _, opt := range opts {
+		opt(c)
+	}
+	ctx = lockctx.Without(ctx) // a leadership is no part of the caller's unit of work
+	failures := 0
+	for ctx.Err() == nil {
+		pause := resigned
+		elected, err := c.term(ctx)
+		switch {
+		case ctx.Err() != nil && (err == nil || errors.Is(err, ctx.Err()) || !elected):
+			return nil
+		case elected && errors.Is(err, mysqllock.ErrLost):
+			failures, pause = 0, 0
+		case elected && err == nil:
+			failures = 0
+		case elected || c.lasts(err):
+			return err
+		default:
+			c.failed(err)
+			failures++
+			pause = rand.N(min(50*time.Millisecond<<min(failures, 5), longestPause))
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
+	return nil
+}
+
+// campaign is what one call of Run is about.
+type campaign struct {
+	db      *sql.DB
+	key     string
+	lead    func(context.Context) error
+	ttl     time.Duration
+	changed func(Change)
+	failed  func(error)
+}
+
+// term waits for the leadership, and leads. elected says that lead was called; then err is
+// ErrLost, or what lead has returned.
+func (c *campaign) term(ctx context.Context) (elected bool, err error) {
+	hold, err := mysqllock.Acquire(ctx, c.db, c.key, lockctx.Lease(c.ttl), lockctx.WaitForever())
+	if err != nil {
+		return false, err
+	}
+	// Whatever ends lead, a panic and Goexit too, makes way for others.
+	defer func() { _ = hold.Release() }()
+	inside := hold.Context()
+	began := Change{Leads: true, Token: hold.Token(), Since: time.Now()}
+	c.changed(began)
+	var once sync.Once
+	ended := func(err error) {
+		if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+			err = nil
+		}
+		once.Do(func() { c.changed(Change{Token: began.Token, Since: began.Since, Err: err}) })
+	}
+	// A lead that does not look at its context may go on for long: the change is told
+	// when the context ends.
+	stop := context.AfterFunc(inside, func() { ended(lost(ctx, inside, nil)) })
+	defer func() { stop(); ended(err) }()
+	err = lost(ctx, inside, c.lead(inside))
+	stop() // the release ends the context, too
+	// A commit may have found out before the context has ended; the release always does.
+	if gone := hold.Release(); errors.Is(gone, mysqllock.ErrLost) && !errors.Is(err, mysqllock.ErrLost) {
+		err = gone
+	}
+	return true, err
+}
+
+// lost is why a leadership has ended: err, or ErrLost if it was lost.
+func lost(ctx, inside context.Context, err error) error {
+	cause := context.Cause(inside)
+	switch {
+	case errors.Is(err, mysqllock.ErrLost):
+		return err
+	case ctx.Err() == nil && cause != nil && errors.Is(cause, mysqllock.ErrLost):
+		return cause
+	}
+	return err
+}
+
+// lasts reports whether a failed campaign will fail again, as long as nobody changes the
+// program or its account.
+func (c *campaign) lasts(err error) bool {
+	if _, ours := c.db.Driver().(*mysqllock.Driver); !ours {
+		return true
+	}
+	hint := lockctx.With(context.Background(), c.key, lockctx.Lease(c.ttl))
+	if !lockctx.Has(hint, c.key) || errors.Is(err, mysqllock.ErrClosed) {
+		return true
+	}
+	var refused *mysql.MySQLError
+	if !errors.As(err, &refused) {
+		return false
+	}
+	switch refused.Number {
+	case 1044, 1045, 1049, 1142, 1143, 1146, 1227: // access denied, of all kinds; no such database, or table
+		return true
+	}
+	return false
+}
+
+// Leader is the process that leads.
+type Leader struct {
+	Host    string // as it calls itself; empty if it has a lockOwner of another form
+	PID     int
+	Program string
+	Token   uint64
+	Expires time.Time // when the leadership ends unless it is renewed, by the server's clock
+}
+
+// Current returns who leads, as the server shows it at the moment. ok is false if nobody
+// does. The Inspector says in which lock table and namespace to look.
+func Current(ctx context.Context, in *inspect.Inspector, key string) (leads Leader, ok bool, err error) {
+	shown, err := in.Snapshot(ctx, inspect.Filter{Keys: []string{key}})
+	if err != nil {
+		return Leader{}, false, err
+	}
+	for _, lock := range shown.Locks {
+		if lock.Strategy != "lease" || lock.Slot > 0 {
+			continue
+		}
+		for _, h := range lock.Holders {
+			if !h.Left {
+				return Leader{Host: h.Host, PID: h.PID, Program: h.Program, Token: lock.Token, Expires: lock.Expires}, true, nil
+			}
+		}
+	}
+	return Leader{}, false, nil
+}

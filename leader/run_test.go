@@ -1,0 +1,194 @@
+package leader_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/inspect"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/leader"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+func open(d *dbtest.Database) *dbtest.Database { return d }
+
+// untilEnd is a lead that does nothing.
+func untilEnd(ctx context.Context) error { <-ctx.Done(); return nil }
+
+// A leader that returns nil has resigned, and campaigns again.
+func TestResign(t *testing.T) {
+	dbtest.OnEachFlavour(t, open, func(t *testing.T, d *dbtest.Database) {
+		ctx, cancel := context.WithCancel(dbtest.Limited(t))
+		var tokens []uint64
+		dbtest.OK(t, leader.Run(ctx, d.Open("mysqllock"), key, func(ctx context.Context) error {
+			token, ok := mysqllock.Token(ctx)
+			if tokens = append(tokens, token); !ok || len(tokens) == 2 {
+				cancel()
+			}
+			return nil
+		}))
+		if len(tokens) != 2 || tokens[0] >= tokens[1] {
+			t.Errorf("it led with the tokens %d, want two that grow", tokens)
+		}
+	})
+}
+
+// What a leader returns, and its panic, reaches the caller of Run, and the next one leads
+// at once.
+func TestLeaderFails(t *testing.T) {
+	dbtest.OnEachFlavour(t, open, func(t *testing.T, d *dbtest.Database) {
+		db, failed := d.Open("mysqllock"), errors.New("failed")
+		var changes []leader.Change
+		note := leader.OnChange(func(c leader.Change) { changes = append(changes, c) })
+		err := leader.Run(dbtest.Limited(t), db, key, func(context.Context) error { return failed }, note)
+		dbtest.Want(t, err, failed)
+		func() {
+			defer func() {
+				if p := recover(); p != "oops" {
+					t.Errorf("recovered %v", p)
+				}
+			}()
+			_ = leader.Run(dbtest.Limited(t), db, key, func(context.Context) error { panic("oops") }, note, leader.TTL(time.Hour))
+		}()
+		ctx, cancel := context.WithCancel(dbtest.Limited(t))
+		dbtest.OK(t, leader.Run(ctx, db, key, func(ctx context.Context) error { cancel(); return ctx.Err() }, note))
+		if len(changes) != 6 || !changes[0].Leads || changes[1].Leads || !errors.Is(changes[1].Err, failed) || changes[5].Err != nil || changes[5].Token != changes[4].Token {
+			t.Errorf("the changes were %+v", changes)
+		}
+	})
+}
+
+// Run returns what does not pass.
+func TestRunRefuses(t *testing.T) {
+	dbtest.OnEachFlavour(t, open, func(t *testing.T, d *dbtest.Database) {
+		never := func(context.Context) error { return errors.New("it ran") }
+		run := func(what string, db *sql.DB, key string, says string, opts ...leader.Option) {
+			t.Helper()
+			err := leader.Run(dbtest.Limited(t), db, key, never, opts...)
+			if err == nil {
+				t.Errorf("%s: no error", what)
+			}
+			dbtest.Says(t, err, says)
+		}
+		db, closed := d.Open("mysqllock"), d.Open("mysqllock")
+		dbtest.OK(t, closed.Close())
+		run("another driver", d.Open("mysql"), key, `not with "mysqllock"`)
+		run("no key", db, "", "key")
+		run("a short TTL", db, key, "bad hint", leader.TTL(time.Millisecond))
+		run("a closed handle", closed, key, "closed")
+
+		root := d.Open("mysql")
+		user := "poor_" + dbtest.Random()
+		dbtest.Exec(t, root, "CREATE USER "+user)
+		defer dbtest.Exec(t, root, "DROP USER "+user)
+		dbtest.Exec(t, root, "GRANT CREATE TEMPORARY TABLES ON "+d.Name+".* TO "+user) // it may connect
+		cfg := d.Config()
+		dbtest.As(user)(cfg)
+		run("no privilege", d.OpenDB(mysqllock.NewConnector(cfg, mysqllock.Config{})), key, "denied")
+
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		dbtest.OK(t, leader.Run(ended, db, key, never))
+	})
+}
+
+// A leadership that was taken away ends the leader's context, and cannot write.
+// The process campaigns again, and Current shows who leads.
+func TestLost(t *testing.T) {
+	dbtest.OnEachFlavour(t, open, func(t *testing.T, d *dbtest.Database) {
+		db, plain := d.Open("mysqllock"), d.Open("mysql")
+		dbtest.Exec(t, plain, "CREATE TABLE done (token BIGINT) ENGINE=InnoDB")
+		in, err := inspect.New(plain, inspect.Options{})
+		dbtest.OK(t, err)
+		if _, ok, err := leader.Current(t.Context(), in, key); ok || err != nil {
+			t.Errorf("before the first election there is a leader: %v, %v", ok, err)
+		}
+		ctx, cancel := context.WithCancel(dbtest.Limited(t))
+		defer cancel()
+		var mu sync.Mutex
+		var ends []error
+		terms := 0
+		dbtest.OK(t, leader.Run(ctx, db, key, func(ctx context.Context) error {
+			token, _ := mysqllock.Token(ctx)
+			who, ok, err := leader.Current(t.Context(), in, key)
+			if err != nil || !ok || who.Token != token || who.PID == 0 || who.Host == "" || who.Expires.IsZero() {
+				t.Errorf("the leader is %+v, %v, %v, want token %d", who, ok, err, token)
+			}
+			if terms++; terms == 2 {
+				cancel()
+				return nil
+			}
+			if _, err := plain.Exec("UPDATE mysqllock SET owner = 'another#00000000', token = token + 1 WHERE owner IS NOT NULL"); err != nil {
+				return err
+			}
+			if _, err := db.ExecContext(ctx, "INSERT INTO done VALUES (?)", token); !errors.Is(err, mysqllock.ErrLost) {
+				t.Errorf("the write without leadership: %v", err)
+			}
+			dbtest.Exec(t, plain, "UPDATE mysqllock SET expires = UTC_TIMESTAMP(6)") // the other one is gone
+			return errors.New("what a leader says that has lost does not count")
+		}, leader.OnChange(func(c leader.Change) {
+			mu.Lock()
+			defer mu.Unlock()
+			if !c.Leads {
+				ends = append(ends, c.Err)
+			}
+		})))
+		mu.Lock()
+		defer mu.Unlock()
+		if len(ends) != 2 || !errors.Is(ends[0], mysqllock.ErrLost) || ends[1] != nil {
+			t.Errorf("the leaderships ended with %v", ends)
+		}
+	})
+}
+
+// Candidates wait for longer than lockWait, without an error. One that gives up leaves
+// nobody waiting.
+func TestWaitForever(t *testing.T) {
+	dbtest.OnEachFlavour(t, open, func(t *testing.T, d *dbtest.Database) {
+		first, second := d.Open("mysqllock"), d.Open("mysqllock", "lockWait=1ms")
+		lease := lockctx.Lease(30 * time.Second)
+		for _, opts := range [][]lockctx.Option{{lockctx.Row()}, {lease}, {lockctx.Advisory()}, {lease, lockctx.Slots(1)}} {
+			hold, err := mysqllock.Acquire(dbtest.Limited(t), first, "k", opts...)
+			dbtest.OK(t, err)
+			got := make(chan error)
+			go func() {
+				waited, err := mysqllock.Acquire(dbtest.Limited(t), second, "k", append(opts, lockctx.WaitForever())...)
+				if err == nil {
+					err = waited.Release()
+				}
+				got <- err
+			}()
+			dbtest.Soon(t, "somebody waits", func() bool { return waiters(t, second) == 1 })
+			_, err = mysqllock.Acquire(dbtest.Limited(t), second, "k", opts...)
+			dbtest.Want(t, err, mysqllock.ErrTimeout) // after lockWait
+			dbtest.OK(t, hold.Release())
+			dbtest.OK(t, <-got)
+		}
+		ctx, cancel := context.WithCancel(dbtest.Limited(t))
+		leads, ended := make(chan struct{}), make(chan error)
+		go func() {
+			ended <- leader.Run(ctx, first, key, func(ctx context.Context) error { close(leads); return untilEnd(ctx) })
+		}()
+		<-leads
+		waits, giveUp := context.WithCancel(dbtest.Limited(t))
+		go func() { ended <- leader.Run(waits, second, key, untilEnd) }()
+		dbtest.Soon(t, "the other candidate waits", func() bool { return waiters(t, second) == 1 })
+		giveUp()
+		dbtest.OK(t, <-ended)
+		dbtest.Soon(t, "nobody waits any more", func() bool { return waiters(t, second) == 0 })
+		cancel()
+		dbtest.OK(t, <-ended)
+	})
+}
+
+func waiters(t *testing.T, db *sql.DB) int64 {
+	t.Helper()
+	stats, err := mysqllock.Stats(db)
+	dbtest.OK(t, err)
+	return int64(stats.Waiters)
+}

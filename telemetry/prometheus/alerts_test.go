@@ -1,0 +1,102 @@
+package lockprom_test
+
+import (
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/tempserver"
+)
+
+var (
+	alertRule     = regexp.MustCompile(`(?s)- alert: (\w+)\n\s+expr: ([^\n]+)\n(.*?)(?:\n\n|$)`)
+	alertSelector = regexp.MustCompile(`(mysqllock_[a-z_]+)(\{[^}]*\})?`)
+	alertMatcher  = regexp.MustCompile(`([a-z_]+)(=~|=|!=|!~)"([^"]*)"`)
+	alertGroups   = regexp.MustCompile(`by \(([^)]*)\)`)
+	alertLabel    = regexp.MustCompile(`\$labels\.([a-z_]+)`)
+)
+
+// The alerts ask for what is exported, by labels and values that there are, and say
+// nothing of labels that they have summed up.
+func TestAlerts(t *testing.T) {
+	db, registry := open(t, tempserver.Require(t)[0], 8)
+	experience(t, db)
+	families := gather(t, registry)
+	text, err := os.ReadFile("../grafana/alerts.yaml")
+	dbtest.OK(t, err)
+	rules := alertRule.FindAllStringSubmatch(string(text), -1)
+	if n := strings.Count(string(text), "- alert:"); n == 0 || len(rules) != n {
+		t.Fatalf("of %d alerts %d are read", n, len(rules))
+	}
+	for _, rule := range rules {
+		name, expr, says := rule[1], rule[2], rule[3]
+		labels := checkSelectors(t, name, expr, families)
+		checkGrouping(t, name, expr, says, labels)
+	}
+}
+
+// checkSelectors checks that what the rule asks for is exported, and returns the labels of
+// that, with the values that are seen.
+func checkSelectors(t *testing.T, name, expr string, families map[string]*dto.MetricFamily) map[string][]string {
+	t.Helper()
+	labels := map[string][]string{"job": nil, "instance": nil, "le": nil}
+	selectors := alertSelector.FindAllStringSubmatch(expr, -1)
+	if len(selectors) == 0 {
+		t.Errorf("%s asks for nothing: %s", name, expr)
+	}
+	for _, s := range selectors {
+		f := families[s[1]]
+		if base, found := strings.CutSuffix(s[1], "_bucket"); found {
+			f = families[base]
+		}
+		if f == nil {
+			t.Errorf("%s asks for %s, which is not exported", name, s[1])
+			continue
+		}
+		values := labelValues(f)
+		for l, all := range values {
+			labels[l] = append(labels[l], all...)
+		}
+		for _, m := range alertMatcher.FindAllStringSubmatch(s[2], -1) {
+			if !slices.Contains(values[m[1]], m[3]) {
+				t.Errorf("%s asks for %s%s%s, of which %s has %q", name, m[1], m[2], m[3], s[1], values[m[1]])
+			}
+		}
+	}
+	return labels
+}
+
+// checkGrouping checks that the rule sums by labels that there are, and says no others.
+func checkGrouping(t *testing.T, name, expr, says string, labels map[string][]string) {
+	t.Helper()
+	var groups []string
+	for _, m := range alertGroups.FindAllStringSubmatch(expr, -1) {
+		for by := range strings.SplitSeq(m[1], ", ") {
+			if _, known := labels[by]; !known {
+				t.Errorf("%s sums by %s, which there is not", name, by)
+			}
+			groups = append(groups, by)
+		}
+	}
+	for _, m := range alertLabel.FindAllStringSubmatch(says, -1) {
+		if !slices.Contains(groups, m[1]) {
+			t.Errorf("%s says %s, which its expression has not: %s", name, m[1], expr)
+		}
+	}
+}
+
+// labelValues are the labels that the metrics have, and what is seen of each.
+func labelValues(f *dto.MetricFamily) map[string][]string {
+	out := make(map[string][]string)
+	for _, m := range f.GetMetric() {
+		for _, l := range m.GetLabel() {
+			out[l.GetName()] = append(out[l.GetName()], l.GetValue())
+		}
+	}
+	return out
+}
