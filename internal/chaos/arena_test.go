@@ -19,6 +19,7 @@ import (
 
 	"github.com/go-sql-driver/mysql"
 
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 )
 
@@ -30,6 +31,7 @@ type arena struct {
 	nodes    []*tempserver.Server
 	admins   []*sql.DB           // of the nodes, past the proxies
 	cluster  *tempserver.Cluster // nil for a server that is alone
+	clock    time.Duration       // how far ahead of the machine's the server's is, where it is alone
 	primary  int                 // the node that is asked; where only one takes writes, that one
 	rounds   int
 	random   *rand.Rand // of this fault
@@ -52,9 +54,13 @@ type window struct {
 	times int   // how often something was broken
 }
 
-func newArena(t *testing.T, bin tempserver.Binary) *arena {
+func newArena(t *testing.T, bin tempserver.Binary, opts ...string) *arena {
 	t.Helper()
-	server, err := tempserver.Start(t.Context(), bin)
+	bin, err := bin.WithClock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := tempserver.Start(t.Context(), bin, opts...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +108,7 @@ func (a *arena) beside(t *testing.T, name string) *arena {
 // process is a client process with its proxy.
 type process struct {
 	orders orders
-	proxy  *proxy
+	proxy  *dbtest.Proxy
 	lives  int
 	cmd    *exec.Cmd
 	leash  io.Closer // its standard input
@@ -123,20 +129,21 @@ func (a *arena) begin(clients, workers int, names ...string) {
 	a.must(a.exec("CREATE DATABASE " + a.database))
 	a.must(openBank(a.t.Context(), a.admin(), a.database, keys))
 	for i := range clients {
-		proxy, err := newProxy(a.addr(a.nodeOf(i)))
-		a.must(err)
+		proxy := dbtest.StartProxy(a.t, a.addr(a.nodeOf(i)))
 		p := &process{proxy: proxy, orders: orders{
 			Name: fmt.Sprint("client", i), Jobs: names, Workers: workers, Seed: seed + uint64(i),
-			DSN: fmt.Sprintf("root@tcp(%s)/%s?interpolateParams=%v", proxy.addr(), a.database, i%2 == 0),
+			DSN: fmt.Sprintf("root@tcp(%s)/%s?interpolateParams=%v", proxy.Addr(), a.database, i%2 == 0),
 		}}
 		switch i { // some have few connections
+		case 0: // in every other round
+			p.orders.MaxConns = a.rounds % 2 * 6
 		case 1:
 			p.orders.Conns = workers
 		case 2: // who holds a lock needs one, and nobody may wait with it
 			p.orders.Conns, p.orders.Workers = 1, 1
 		}
 		a.processes = append(a.processes, p)
-		a.t.Cleanup(func() { p.kill(); proxy.close() })
+		a.t.Cleanup(p.kill) // before its proxy is closed
 		a.must(p.start(a.dir))
 	}
 }
@@ -304,7 +311,7 @@ func (a *arena) end() *books {
 			<-p.ended // it has told where it hangs
 			a.t.Fatalf("%s: %s does not end", a.topology, p.orders.Name)
 		}
-		p.proxy.close()
+		p.proxy.Close()
 	}
 	for node := range a.nodes {
 		for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
@@ -335,7 +342,7 @@ func (a *arena) judge(b *books) (wrong, known []violation) {
 			wrong = append(wrong, v)
 		}
 	}
-	for _, v := range slices.Concat(a.history.checkLocks(a.unsure), a.history.checkAccounts(b, a.doubtful), b.check(a.history)) {
+	for _, v := range slices.Concat(a.history.checkLocks(a.unsure, a.doubtful), a.history.checkReaders(), a.history.checkAccounts(b, a.doubtful), b.check(a.history)) {
 		if !v.Order || !slices.ContainsFunc(known, func(other violation) bool { return other.Job == v.Job }) {
 			wrong = append(wrong, v)
 		}
@@ -363,21 +370,15 @@ func (a *arena) unsure(job string) bool {
 
 // doubtful reports whether what was read then may be outdated, as on a node of a
 // cluster, or not last: a server shows commits to others before they are on its
-// disk, and then it crashed.
+// disk, and then, or soon after, it crashed.
 func (a *arena) doubtful(at int64) bool {
-	w := a.during(at)
-	return a.cluster != nil || w != nil && w.fault == serverKilled
+	return a.cluster != nil || slices.ContainsFunc(a.windows, func(w *window) bool {
+		return w.fault == serverKilled && w.from-int64(untilOnDisk) <= at && at <= w.back
+	})
 }
 
-// during returns the window at the time; nil where there was none.
-func (a *arena) during(at int64) *window {
-	for _, w := range a.windows {
-		if w.from <= at && at <= w.back {
-			return w
-		}
-	}
-	return nil
-}
+// untilOnDisk is how long a disk may take to write a commit that others see already.
+const untilOnDisk = 2 * time.Second
 
 // between draws a length of time.
 func (a *arena) between(least, most time.Duration) time.Duration {

@@ -42,10 +42,10 @@ func retrying(w *worker, ctx context.Context) {
 	}
 	defer tx.Rollback()
 	t.attempt(a)
-	if err = t.write(ctx, tx, a); err == nil {
+	switch err = t.write(ctx, tx, a); {
+	case err == nil: // what is run again after a COMMIT may be there twice, and nothing lost
 		err = tx.Commit()
-	}
-	if err != nil && broken(err) {
+	case broken(err):
 		err = t.write(ctx, w.db, a)
 	}
 	t.end(err, true)
@@ -94,15 +94,16 @@ func (a *arena) lostUpdate() bool {
 
 func (a *arena) lockedTwice() bool {
 	a.must(a.history.refresh())
-	return len(a.history.checkLocks(a.unsure)) > 0
+	return len(a.history.checkLocks(a.unsure, a.doubtful)) > 0
 }
 
 // TestWrongWays shows that the checks see what they are for.
 func TestWrongWays(t *testing.T) {
-	for _, bin := range tempserver.Require(t) {
-		t.Run(string(bin.Flavour), func(t *testing.T) {
+	for _, bin := range tempserver.EachFlavour(tempserver.RequireOwn(t)) {
+		t.Run(bin.Name, func(t *testing.T) {
 			t.Parallel()
-			host := newArena(t, bin)
+			// MariaDB from 11.6 on would see by itself some of what goes wrong.
+			host := newArena(t, bin, "--loose-innodb-snapshot-isolation=OFF")
 			for i, wrong := range wrongWays {
 				t.Run(wrong.job, func(t *testing.T) {
 					t.Parallel()
@@ -122,7 +123,7 @@ func TestWrongWays(t *testing.T) {
 						t.Error("taken for what is known:", known)
 					}
 					if found := a.history.checkAccounts(b, a.doubtful); wrong.job != "late notice" && len(found) == 0 {
-						t.Error("the check of the accounts' histories does not see it")
+						t.Error("the check of the accounts' histories does not see it:", b.overwritten(a.history))
 					} else if wrong.job == "late notice" && len(found) > 0 {
 						t.Error("the fence lets it through:", found)
 					}

@@ -29,9 +29,9 @@ func length(t *testing.T) time.Duration {
 // TestChaos torments each server. In the short form the servers share the faults.
 func TestChaos(t *testing.T) {
 	t.Parallel()
-	bins := tempserver.Require(t)
+	bins := tempserver.RequireOwn(t)
 	for i, bin := range bins {
-		t.Run(string(bin.Flavour), func(t *testing.T) {
+		t.Run(bin.Name, func(t *testing.T) {
 			t.Parallel()
 			newArena(t, bin).torment(length(t), length(t) > 0, i, len(bins))
 		})

@@ -1,6 +1,11 @@
 package chaos
 
-import "testing"
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+)
 
 // TestChecks shows what each check finds, and what it lets pass.
 func TestChecks(t *testing.T) {
@@ -44,9 +49,20 @@ func TestChecks(t *testing.T) {
 		"a writer beside a reader":                {[]event{grant("b", 1, 1, 2), share("a", 3, 4), use("b", 5, 6)}, false},
 		"an advisory lock that was not confirmed": {[]event{advisory(grant("a", 0, 1, 2)), advisory(grant("b", 0, 3, 4)), advisory(use("b", 5, 6)), advisory(release("a", 7, 8))}, true},
 		"two of which both are":                   {[]event{advisory(grant("a", 0, 1, 2)), advisory(use("a", 3, 4)), advisory(use("b", 5, 6)), advisory(use("a", 7, 8))}, false},
+		"a commit that comes after another's": {
+			[]event{
+				grant("a", 1, 1, 2),
+				{Kind: kindCommit, Job: "lease", Key: "k", Op: "x", Seq: 1, Call: 3},
+				grant("b", 2, 4, 5),
+				{Kind: kindUse, Job: "lease", Key: "k", Hold: "b", Call: 6, Return: 7, client: "b"},
+				{Kind: kindRead, Job: "lease", Key: "k", Op: "y", Seq: 0, Call: 8, Return: 9},
+				use("a", 3, 10),
+			},
+			false,
+		},
 	} {
 		a := &arena{history: &history{events: test.events}}
-		if wrong := a.history.checkLocks(a.unsure); (len(wrong) == 0) != test.right {
+		if wrong := a.history.checkLocks(a.unsure, a.doubtful); (len(wrong) == 0) != test.right {
 			t.Errorf("%s: %v", name, wrong)
 		}
 	}
@@ -58,7 +74,7 @@ func TestChecksOfTheBooks(t *testing.T) {
 	step := func(op string, seq uint64) entry { return entry{op, state(seq), state(seq - 1)} }
 	try := func(op string) event { return event{Kind: kindTry, Job: "row", Op: op, Call: 1} }
 	read := func(seq uint64, call, ret int64) event {
-		return event{Kind: kindRead, Job: "row", Key: "k", Seq: seq, Call: call, Return: ret}
+		return event{Kind: kindRead, Job: "row", Op: fmt.Sprint("read at ", call), Key: "k", Seq: seq, Call: call, Return: ret}
 	}
 	commit := func(op string, seq uint64, call int64) event {
 		return event{Kind: kindCommit, Job: "row", Op: op, Key: "k", Seq: seq, Call: call}
@@ -90,6 +106,16 @@ func TestChecksOfTheBooks(t *testing.T) {
 		"money is made":                {nil, nil, account{"k", 0, capital, capital + 1}, false},
 		"a stale read":                 {[]entry{step("x", 1)}, []event{try("x"), commit("x", 1, 2), end("x", done, 3), read(0, 4, 5)}, state(1), false},
 		"a read of what is not there":  {nil, []event{try("x"), commit("x", 1, 2), end("x", lost, 3), read(1, 4, 5)}, state(0), false},
+		"a reader sees a write": {
+			[]entry{step("x", 1)},
+			[]event{
+				try("x"), commit("x", 1, 2), end("x", done, 5),
+				{Kind: kindRead, Job: "row", Op: "r", Key: "k", Seq: 0, Call: 1, Return: 3},
+				{Kind: kindRead, Job: "row", Op: "r", Key: "k", Seq: 1, Call: 4, Return: 6},
+			},
+			state(1),
+			false,
+		},
 	} {
 		b := &books{accounts: []account{test.is}, written: make(map[string]bool)}
 		for _, e := range test.entries {
@@ -97,6 +123,61 @@ func TestChecksOfTheBooks(t *testing.T) {
 		}
 		a := &arena{history: &history{events: test.events}}
 		if wrong, _ := a.judge(b); (len(wrong) == 0) != test.right {
+			t.Errorf("%s: %v", name, wrong)
+		}
+	}
+}
+
+// TestChecksBeforeACrash: a read may have seen what the crash has undone, if that can have
+// been on its way to the disk.
+func TestChecksBeforeACrash(t *testing.T) {
+	const crash = int64(time.Minute)
+	for name, test := range map[string]struct {
+		read  int64
+		right bool
+	}{
+		"right before it":  {crash - int64(time.Millisecond), true},
+		"while it is down": {crash + 1, true},
+		"long before it":   {crash - int64(10*time.Second), false},
+	} {
+		say := func(k kind, op string, seq uint64, at int64) event {
+			return event{Kind: k, Job: "row", Op: op, Key: "k", Seq: seq, Call: at, Return: at + 1}
+		}
+		a := &arena{
+			windows: []*window{{fault: serverKilled, from: crash, back: crash + int64(3*time.Second)}},
+			history: &history{events: []event{
+				{Kind: kindTry, Job: "row", Op: "x", Call: 1},
+				{Kind: kindCommit, Job: "row", Op: "x", Key: "k", Seq: 1, Call: 2},
+				say(kindRead, "y", 1, test.read), say(kindRead, "z", 0, crash+int64(10*time.Second)),
+				{Kind: kindEnd, Job: "row", Op: "x", Result: unknown, Return: crash + 2},
+			}},
+		}
+		b := &books{accounts: []account{{"k", 0, capital, capital}}, written: make(map[string]bool)}
+		if wrong, _ := a.judge(b); (len(wrong) == 0) != test.right {
+			t.Errorf("%s: %v", name, wrong)
+		}
+	}
+}
+
+// TestChecksWhileTheClockIsSet: that the holder of a lease believes in it is right for
+// moments after the server's clock was set, and that it commits is not.
+func TestChecksWhileTheClockIsSet(t *testing.T) {
+	const set, later = int64(10), int64(10 * ttl)
+	say := func(k kind, hold string, at int64) event {
+		return event{Kind: k, Job: "lease", Key: "k", Hold: hold, Call: at, Return: at + 1}
+	}
+	grants := []event{say(kindGrant, "a", 1), say(kindGrant, "b", set+5)}
+	for name, test := range map[string]struct {
+		last  event
+		right bool
+	}{
+		"a belief, soon":  {say(kindBelief, "a", set+int64(ttl)), true},
+		"a belief, later": {say(kindBelief, "a", later), false},
+		"a commit, soon":  {say(kindUse, "a", set+int64(ttl)), false},
+	} {
+		a := &arena{history: &history{events: slices.Concat(grants, []event{test.last})}}
+		a.clockWasSet(set)
+		if wrong, _ := a.judge(&books{}); (len(wrong) == 0) != test.right {
 			t.Errorf("%s: %v", name, wrong)
 		}
 	}

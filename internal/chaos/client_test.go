@@ -36,7 +36,9 @@ type orders struct {
 	Jobs    []string
 	Workers int // for each job
 	Conns   int // the most of each job's handle; 0 is no limit
-	Seed    uint64
+	// MaxConns is the budget of each job's handle; 0 is none.
+	MaxConns int
+	Seed     uint64
 }
 
 const ordersVariable = "MYSQLLOCK_CHAOS_ORDERS"
@@ -75,6 +77,9 @@ func runClient(text string) error {
 			j.breaks.Store(true)
 		}
 		driver, dsn := "mysqllock", c.DSN+"&lockWait=2s&lockTTL="+ttl.String()+"&lockOwner="+c.Name
+		if c.MaxConns > 0 {
+			dsn += fmt.Sprint("&maxConns=", c.MaxConns)
+		}
 		if j.plain {
 			driver, dsn = "mysql", c.DSN
 		}

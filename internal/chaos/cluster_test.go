@@ -72,9 +72,9 @@ func (a *arena) without(leave, comeBack func(i int) error) int {
 		if a.nodeOf(i) != gone && !a.singlePrimary() {
 			continue
 		}
-		p.proxy.turnTo(a.addr(a.primary))
+		p.proxy.TurnTo(a.addr(a.primary))
 		if i%2 == 1 {
-			p.proxy.reset()
+			p.proxy.Reset()
 		}
 	}
 	a.rest(ttl, 3*ttl)
@@ -83,9 +83,9 @@ func (a *arena) without(leave, comeBack func(i int) error) int {
 	defer cancel()
 	a.must(a.cluster.Rejoin(ctx, gone))
 	for i, p := range a.processes {
-		p.proxy.turnTo(a.addr(a.nodeOf(i)))
+		p.proxy.TurnTo(a.addr(a.nodeOf(i)))
 		if a.nodeOf(i) == gone || a.random.IntN(2) == 0 {
-			p.proxy.reset() // they go home
+			p.proxy.Reset() // they go home
 		}
 	}
 	return 1

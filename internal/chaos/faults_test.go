@@ -1,9 +1,16 @@
 package chaos
 
 import (
+	"context"
+	"database/sql"
 	"fmt"
 	"syscall"
 	"time"
+
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/mysqllock/mysqllock/inspect"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 )
 
 // fault is something that goes wrong.
@@ -45,18 +52,60 @@ var (
 	}}
 	resetAtCommit = &fault{"connection reset at COMMIT", false, func(a *arena) int {
 		p := a.victim()
-		before := p.proxy.dials()
-		p.proxy.cutAt("COMMIT")
+		before := p.proxy.Dials()
+		p.proxy.CutAt("COMMIT")
 		a.rest(time.Second, 2*time.Second)
-		p.proxy.mend()
-		return p.proxy.dials() - before
+		p.proxy.Mend()
+		return p.proxy.Dials() - before
 	}}
-	blackHole    = &fault{"black hole, both ways", true, func(a *arena) int { return a.hole(requests, answers) }}
+	blackHole    = &fault{"black hole, both ways", true, func(a *arena) int { return a.hole(dbtest.Requests, dbtest.Answers) }}
 	serverKilled = &fault{"server killed (kill -9) and restarted", false, func(a *arena) int {
 		a.must(a.nodes[0].Kill())
 		a.rest(0, time.Second)
 		a.must(a.nodes[0].Restart(a.t.Context()))
 		return 1
+	}}
+	// gone in front of COMMIT: the locks of the transaction, and of the check before it,
+	// are there until the server ends the connection, or COMMIT arrives at last.
+	goneAtCommit = &fault{"host gone between the check and COMMIT", true, func(a *arena) int {
+		p := a.victim()
+		p.proxy.BlockAt("COMMIT")
+		a.rest(time.Second, 2*time.Second)
+		a.long()
+		if a.random.IntN(2) == 0 {
+			p.proxy.Reset()
+		}
+		p.proxy.Mend()
+		return 1
+	}}
+	releaseLate = &fault{"statements that give back a lease late, by up to two TTLs", true, func(a *arena) int {
+		p := a.victim()
+		p.proxy.HoldUp("RELEASE_LOCK(", 2*ttl)
+		a.long()
+		p.proxy.Mend()
+		return 1
+	}}
+	cleanUp = &fault{"unused rows removed, by a host that is gone before COMMIT", false, func(a *arena) (times int) {
+		p := dbtest.StartProxy(a.t, a.nodes[a.primary].Addr())
+		defer p.Close()
+		for end := now() + int64(2*time.Second); now() < end; times++ {
+			a.clean(p, times%4 == 3)
+		}
+		return times
+	}}
+	// clockSet leaves the clock ahead of all that it has shown, so that no lease which was
+	// granted meanwhile lasts for too long when all is over.
+	clockSet = &fault{"server's clock set back, and forward by twice that: two of 5 s, a minute, an hour", false, func(a *arena) (times int) {
+		steps := []time.Duration{5 * time.Second, time.Minute, time.Hour}
+		a.random.Shuffle(len(steps), func(i, j int) { steps[i], steps[j] = steps[j], steps[i] })
+		for _, step := range steps[:2] {
+			for _, by := range []time.Duration{-step, 2 * step} {
+				a.setClock(a.clock + by)
+				a.rest(ttl/4, ttl/2)
+				times++
+			}
+		}
+		return times
 	}}
 	connectionsKilled = &fault{"connections killed (KILL)", true, func(a *arena) int { return a.killEach("KILL") }}
 )
@@ -74,22 +123,22 @@ var faults = []*fault{
 	clientStoppedLong,
 	{"connections reset", true, func(a *arena) (times int) {
 		for range 4 {
-			times += a.victim().proxy.reset()
+			times += a.victim().proxy.Reset()
 			a.rest(50*time.Millisecond, 400*time.Millisecond)
 		}
 		return times
 	}},
 	resetAtCommit,
 	blackHole,
-	{"black hole for requests", true, func(a *arena) int { return a.hole(requests) }},
-	{"black hole for answers", true, func(a *arena) int { return a.hole(answers) }},
+	{"black hole for requests", true, func(a *arena) int { return a.hole(dbtest.Requests) }},
+	{"black hole for answers", true, func(a *arena) int { return a.hole(dbtest.Answers) }},
 	{"network slow, 5 to 50 ms each way", false, func(a *arena) int {
 		for _, p := range a.processes {
-			p.proxy.slow(a.between(5*time.Millisecond, 50*time.Millisecond))
+			p.proxy.Slow(a.between(5*time.Millisecond, 50*time.Millisecond))
 		}
 		a.rest(time.Second, 2*time.Second)
 		for _, p := range a.processes {
-			p.proxy.mend()
+			p.proxy.Mend()
 		}
 		return len(a.processes)
 	}},
@@ -97,11 +146,11 @@ var faults = []*fault{
 	{"statements killed (KILL QUERY)", true, func(a *arena) int { return a.killEach("KILL QUERY") }},
 	{"COMMIT slow, by up to 500 ms", false, func(a *arena) int {
 		for _, p := range a.processes {
-			p.proxy.holdUp("COMMIT", 500*time.Millisecond)
+			p.proxy.HoldUp("COMMIT", 500*time.Millisecond)
 		}
 		a.rest(2*time.Second, 3*time.Second)
 		for _, p := range a.processes {
-			p.proxy.mend()
+			p.proxy.Mend()
 		}
 		return len(a.processes)
 	}},
@@ -120,6 +169,10 @@ var faults = []*fault{
 		a.must(a.nodes[0].Resume())
 		return 1
 	}},
+	goneAtCommit,
+	releaseLate,
+	cleanUp,
+	clockSet,
 	serverKilled,
 }
 
@@ -132,15 +185,26 @@ func (a *arena) stop(p *process, something func()) {
 
 // hole cuts a client off for longer than the TTL. Its connections are there again,
 // with what was sent, or turn out to be gone.
-func (a *arena) hole(directions ...int) int {
+func (a *arena) hole(directions ...dbtest.Direction) int {
 	p := a.victim()
-	p.proxy.hole(directions...)
+	p.proxy.Block(directions...)
 	a.long()
 	if a.random.IntN(2) == 0 {
-		p.proxy.reset()
+		p.proxy.Reset()
 	}
-	p.proxy.mend()
+	p.proxy.Mend()
 	return 1
+}
+
+// setClock sets the server's clock so far ahead of the machine's.
+func (a *arena) setClock(ahead time.Duration) {
+	a.must(a.nodes[0].SetClock(ahead))
+	a.clock = ahead
+	a.clockWasSet(now())
+}
+
+func (a *arena) clockWasSet(at int64) {
+	a.history.steps = append(a.history.steps, event{Kind: kindStall, Call: at, Return: at + int64(ttl)})
 }
 
 // killEach kills connections of the clients, or what runs on them, one by one.
@@ -161,16 +225,59 @@ func (a *arena) killEach(how string) (times int) {
 // readLock has the server let no commit through for a moment, as one does that has
 // to wait for its disk: COMMIT is under way, and its locks are held.
 func (a *arena) readLock() bool {
-	conn, err := a.admin().Conn(a.t.Context())
-	a.must(err)
-	defer conn.Close()
-	_, err = conn.ExecContext(a.t.Context(), "SET SESSION lock_wait_timeout = 4")
-	a.must(err)
-	if _, err := conn.ExecContext(a.t.Context(), "FLUSH TABLES WITH READ LOCK"); err != nil {
+	unlock := a.lockWrites()
+	if unlock == nil {
 		return false // somebody's statement took too long
 	}
 	a.rest(200*time.Millisecond, time.Second)
-	_, err = conn.ExecContext(a.t.Context(), "UNLOCK TABLES")
-	a.must(err)
+	unlock()
 	return true
+}
+
+// lockWrites has the server let no commit through until unlock is called, which is nil
+// where it did not come to that.
+func (a *arena) lockWrites() (unlock func()) {
+	conn, err := a.admin().Conn(a.t.Context())
+	a.must(err)
+	_, err = conn.ExecContext(a.t.Context(), "SET SESSION lock_wait_timeout = 4")
+	a.must(err)
+	if _, err := conn.ExecContext(a.t.Context(), "FLUSH TABLES WITH READ LOCK"); err != nil {
+		conn.Close()
+		return nil
+	}
+	return func() {
+		defer conn.Close()
+		_, err := conn.ExecContext(a.t.Context(), "UNLOCK TABLES")
+		a.must(err)
+	}
+}
+
+// lockRow locks the row of key in the lock table until unlock is called.
+func (a *arena) lockRow(key string) (unlock func()) {
+	tx, err := a.admin().BeginTx(a.t.Context(), nil)
+	a.must(err)
+	var name string
+	a.must(tx.QueryRowContext(a.t.Context(), "SELECT name FROM "+a.database+".mysqllock WHERE namespace = ? AND name = ? FOR UPDATE", a.database, key).Scan(&name))
+	return func() { a.must(tx.Rollback()) }
+}
+
+// clean removes rows that are not used just now, through p. Where it is to be gone,
+// its transaction is left open.
+func (a *arena) clean(p *dbtest.Proxy, gone bool) {
+	cfg, err := mysql.ParseDSN(a.nodes[a.primary].DSN(a.database))
+	a.must(err)
+	cfg.Addr, cfg.Net = p.Addr(), "tcp"
+	connector, err := mysql.NewConnector(cfg)
+	a.must(err)
+	db := sql.OpenDB(connector)
+	defer db.Close()
+	look, err := inspect.New(db, inspect.Options{})
+	a.must(err)
+	ctx, cancel := context.WithTimeout(a.t.Context(), time.Second)
+	defer cancel()
+	if gone {
+		p.BlockAt("COMMIT")
+		defer p.Mend()
+	}
+	_, _ = look.Clean(ctx, inspect.CleanUp{}) // it may be busy
 }

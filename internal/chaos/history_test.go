@@ -73,6 +73,7 @@ type history struct {
 	dir    string
 	read   map[string]int64 // how much of each file
 	events []event
+	steps  []event // when the server's clock was set: until it is renewed nobody hears that a lease has ended by it
 }
 
 func newHistory(dir string) *history { return &history{dir: dir, read: make(map[string]int64)} }
@@ -173,8 +174,8 @@ const (
 // checkLocks returns the keys whose grants, uses and releases no lock could have
 // made that one holder has at a time, or many who share it, and whose tokens grow.
 // In a job that is unsure a grant may be outdated, so that a hold counts from its
-// first commit on.
-func (h *history) checkLocks(unsure func(job string) bool) (wrong []violation) {
+// first commit on. doubtful is whether what was read then may be outdated.
+func (h *history) checkLocks(unsure func(job string) bool, doubtful func(at int64) bool) (wrong []violation) {
 	stalls := make(map[string][]event)
 	for _, e := range h.events {
 		if e.Kind == kindStall {
@@ -187,6 +188,7 @@ func (h *history) checkLocks(unsure func(job string) bool) (wrong []violation) {
 		jobs[e.Key] = e.Job
 		keys[e.Key] = append(keys[e.Key], porcupine.Operation{Input: e, Call: e.Call, Return: e.Return})
 	}
+	notBefore := h.commitsNotBefore(doubtful)
 	last := make(map[string]event) // when each hold was surely there at the latest: before that it was, too
 	for _, e := range h.events {
 		hold := e.Hold + " " + e.Key
@@ -199,7 +201,7 @@ func (h *history) checkLocks(unsure func(job string) bool) (wrong []violation) {
 		case e.Kind == kindRelease && granted && !unsure(e.Job):
 			last[hold] = e
 		case (e.Kind == kindUse || e.Kind == kindBelief) && granted:
-			if e.Kind == kindBelief && slices.ContainsFunc(stalls[e.client], func(s event) bool { return s.covers(e) }) {
+			if e.Kind == kindBelief && slices.ContainsFunc(slices.Concat(stalls[e.client], h.steps), func(s event) bool { return s.covers(e) }) {
 				continue
 			}
 			switch {
@@ -207,6 +209,8 @@ func (h *history) checkLocks(unsure func(job string) bool) (wrong []violation) {
 				e.Call -= int64(noticeOfAdvisory)
 			case e.Kind == kindBelief:
 				e.Call -= int64(noticeOfLease)
+			default:
+				e.Call = max(e.Call, notBefore[attempt{e.client, e.Call}])
 			}
 			if before.Kind != kindRelease && e.Call > before.Call {
 				last[hold] = e
@@ -230,11 +234,59 @@ func (h *history) checkLocks(unsure func(job string) bool) (wrong []violation) {
 	return wrong
 }
 
-// covers reports whether a process that stood still cannot have known better than
-// the belief: its own watch on the lease needs to run, too.
+// attempt is a COMMIT: of a client, sent then.
+type attempt struct {
+	client string
+	call   int64
+}
+
+// commitsNotBefore returns when each COMMIT can have come to pass at the earliest, where
+// that is later than it was sent: somebody has read the state before.
+func (h *history) commitsNotBefore(doubtful func(at int64) bool) map[attempt]int64 {
+	type state struct {
+		key string
+		seq uint64
+	}
+	seen := make(map[state]int64) // when each state was read last
+	for _, e := range h.events {
+		if e.Kind == kindRead && !doubtful(e.Return) {
+			seen[state{e.Key, e.Seq}] = max(seen[state{e.Key, e.Seq}], e.Call)
+		}
+	}
+	notBefore := make(map[attempt]int64)
+	for _, e := range h.events {
+		if e.Kind == kindCommit {
+			at := attempt{e.client, e.Call}
+			notBefore[at] = max(notBefore[at], seen[state{e.Key, e.Seq - 1}])
+		}
+	}
+	return notBefore
+}
+
+// covers reports whether a process that stood still, or heard of the server's clock only
+// later, cannot have known better than the belief: its own watch on the lease needs to
+// run, too.
 func (stall event) covers(belief event) bool {
 	const wakesUp = 300 * time.Millisecond
 	return belief.Return >= stall.Call && belief.Call <= stall.Return+int64(wakesUp)
+}
+
+// checkReaders returns the transfers that have read two states of an account under one
+// lock: somebody has written in between.
+func (h *history) checkReaders() (wrong []violation) {
+	first := make(map[string]event)
+	for _, e := range h.events {
+		if e.Kind != kindRead {
+			continue
+		}
+		read := e.Op + " " + e.Key
+		if before, is := first[read]; !is {
+			first[read] = e
+		} else if before.Seq != e.Seq {
+			wrong = append(wrong, violation{Job: e.Job, At: e.Call, Text: fmt.Sprintf("%s has read state %d of %s, and then state %d", e.Op, before.Seq, e.Key, e.Seq)})
+		}
+	}
+	return wrong
 }
 
 // accountModel is one account's: reads see the newest state, and a commit makes

@@ -36,7 +36,7 @@ var jobs = map[string]job{
 	},
 	"lease": {
 		keys: []string{"lease 1", "lease 2"},
-		ways: []way{inTx(true, lease), inTxOfTwo(true, lease), inSession(true, lease), underDo(lease), underHold(lease), underHold(lease)},
+		ways: []way{inTx(true, lease), inTxOfTwo(true, lease), inSession(true, lease), underDo(lease), underHold(lease), underHold(lease), sharing},
 	},
 	"advisory": {
 		keys: []string{"advisory 1", "advisory 2"},
@@ -48,7 +48,7 @@ var jobs = map[string]job{
 	},
 	"mixed": { // row locks, leases and versions of the same keys
 		keys: []string{"mixed 1", "mixed 2"},
-		ways: []way{inTx(true), inDo(true), inTx(true, lease), underHold(lease), inTx(false, optimistic), inSession(false, optimistic)},
+		ways: []way{inTx(true), inDo(true), inTx(true, lease), underHold(lease), inTx(false, optimistic), inSession(false, optimistic), sharing},
 	},
 	"slots": {
 		keys:     []string{"slots 1"},
@@ -68,6 +68,7 @@ var jobs = map[string]job{
 		thinks: 100 * time.Millisecond,
 		breaks: &sabotage.LateNotice,
 	},
+	"scenario": {keys: []string{"k", "l"}},
 	"retry without the lock": {
 		keys:  []string{"retry 1", "retry 2"},
 		ways:  []way{retrying},

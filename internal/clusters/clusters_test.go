@@ -30,6 +30,7 @@ func TestGalera(t *testing.T) {
 		movedToCluster(t, c)
 		doctor(t, c, 0, "row lease optimistic")
 	})
+	behind(t, c)
 	failovers(t, c, "pause", lockctx.Row(), lockctx.Lease(leaseTTL))
 }
 
@@ -50,6 +51,7 @@ func TestGroupMultiPrimary(t *testing.T) {
 		claims(t, c)
 		doctor(t, c, 0, "lease optimistic")
 	})
+	behind(t, c)
 	failovers(t, c, "pause", lockctx.Lease(leaseTTL))
 }
 

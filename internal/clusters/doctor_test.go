@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/mysqllock/mysqllock/inspect"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 )
 
 // doctor says which strategies are safe here.
@@ -15,10 +16,10 @@ func doctor(t *testing.T, c *cluster, node int, safe string) {
 	t.Run(fmt.Sprint("doctor on node ", node), func(t *testing.T) {
 		t.Parallel()
 		s := c.scratch(t)
-		i, err := inspect.New(s.opened("mysql", s.DSN(node, s.database)), inspect.Options{})
-		ok(t, err)
+		i, err := inspect.New(dbtest.Open(s, "mysql", s.DSN(node, s.database)), inspect.Options{})
+		dbtest.OK(t, err)
 		d, err := i.Doctor(t.Context())
-		ok(t, err)
+		dbtest.OK(t, err)
 		var got []string
 		for _, v := range d.Verdicts {
 			if v.Safe {

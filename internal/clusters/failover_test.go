@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -27,13 +28,13 @@ type holder struct {
 func (s *scratch) hold(node, id int, strategy lockctx.Option) *holder {
 	s.Helper()
 	h := &holder{key: fmt.Sprint("p", id), id: id, strategy: strategy}
-	ctx := lockctx.With(s.limited(), h.key, strategy)
+	ctx := lockctx.With(dbtest.Within(s, dbtest.Patience), h.key, strategy)
 	var err error
 	h.tx, err = s.open(node, "readTimeout=30s").BeginTx(ctx, nil)
-	ok(s.T, err)
+	dbtest.OK(s.T, err)
 	h.token, _ = mysqllock.Token(ctx)
 	_, err = h.tx.Exec("UPDATE p SET stock = 1000 WHERE id = ?", h.id)
-	ok(s.T, err)
+	dbtest.OK(s.T, err)
 	return h
 }
 
@@ -73,12 +74,12 @@ func failovers(t *testing.T, c *cluster, only string, strategies ...lockctx.Opti
 				}
 			}
 			began := time.Now()
-			ok(t, fault.do(t.Context(), node))
+			dbtest.OK(t, fault.do(t.Context(), node))
 			for _, h := range holders {
 				s.succeed(h, node)
 				t.Logf("%s: after %v somebody else has had it", h.key, time.Since(began).Round(time.Millisecond))
 			}
-			ok(t, fault.repair(t.Context(), node))
+			dbtest.OK(t, fault.repair(t.Context(), node))
 			for _, h := range holders {
 				err := h.tx.Commit()
 				t.Logf("%s: the holder's commit: %v", h.key, err)
@@ -87,9 +88,9 @@ func failovers(t *testing.T, c *cluster, only string, strategies ...lockctx.Opti
 				}
 			}
 			for _, h := range others {
-				ok(t, h.tx.Commit())
+				dbtest.OK(t, h.tx.Commit())
 			}
-			ok(t, c.Rejoin(t.Context(), node))
+			dbtest.OK(t, c.Rejoin(t.Context(), node))
 			for i := range c.Nodes {
 				for _, h := range holders {
 					s.wantStock(i, h.id, 1)
@@ -106,7 +107,7 @@ func failovers(t *testing.T, c *cluster, only string, strategies ...lockctx.Opti
 // succeed has another node lock the key and raise the stock, as soon as it can.
 func (s *scratch) succeed(h *holder, down int) {
 	s.Helper()
-	s.eventually("another node goes on", func() (err error) {
+	dbtest.Eventually(s, "another node goes on", func() (err error) {
 		for node := range s.Nodes {
 			if node == down {
 				continue
@@ -158,7 +159,7 @@ func (s *scratch) primary() (primary int) {
 	if s.topology != tempserver.GroupSinglePrimary {
 		return 0
 	}
-	s.eventually("there is a primary", func() error {
+	dbtest.Eventually(s, "there is a primary", func() error {
 		for i := range s.Nodes {
 			var role string
 			err := s.plain[i].QueryRow("SELECT MEMBER_ROLE FROM performance_schema.replication_group_members WHERE MEMBER_ID = @@server_uuid").Scan(&role)

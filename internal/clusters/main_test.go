@@ -7,10 +7,8 @@
 package clusters
 
 import (
-	"context"
 	"crypto/rand"
 	"database/sql"
-	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -22,6 +20,7 @@ import (
 	"go.uber.org/goleak"
 
 	_ "github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 )
 
@@ -49,8 +48,8 @@ func start(t *testing.T, topology tempserver.Topology) *cluster {
 	tempserver.RequireCluster(t, topology)
 	began := time.Now()
 	c, err := tempserver.StartCluster(t.Context(), topology)
-	ok(t, err)
-	t.Cleanup(func() { ok(t, c.Stop()) })
+	dbtest.OK(t, err)
+	t.Cleanup(func() { dbtest.OK(t, c.Stop()) })
 	t.Logf("%s started in %v", topology, time.Since(began).Round(time.Millisecond))
 	return &cluster{c, topology}
 }
@@ -67,12 +66,12 @@ func (c *cluster) scratch(t *testing.T) *scratch {
 	t.Helper()
 	s := &scratch{T: t, cluster: c, database: "t_" + strings.ToLower(rand.Text())}
 	for i := range c.Nodes {
-		s.plain = append(s.plain, s.opened("mysql", s.DSN(i, "")+"?timeout=5s"))
+		s.plain = append(s.plain, dbtest.Open(s, "mysql", s.DSN(i, "")+"?timeout=5s"))
 	}
 	primary := s.plain[s.primary()]
-	s.exec(primary, "CREATE DATABASE "+s.database)
-	s.exec(primary, "CREATE TABLE "+s.database+".p (id INT PRIMARY KEY, stock INT NOT NULL) ENGINE=InnoDB")
-	s.exec(primary, "INSERT INTO "+s.database+".p VALUES (1, 0), (2, 0), (3, 0), (4, 0)")
+	dbtest.Exec(s, primary, "CREATE DATABASE "+s.database)
+	dbtest.Exec(s, primary, "CREATE TABLE "+s.database+".p (id INT PRIMARY KEY, stock INT NOT NULL) ENGINE=InnoDB")
+	dbtest.Exec(s, primary, "INSERT INTO "+s.database+".p VALUES (1, 0), (2, 0), (3, 0), (4, 0)")
 	for i := range c.Nodes {
 		s.wantStock(i, 3, 0)
 	}
@@ -82,27 +81,13 @@ func (c *cluster) scratch(t *testing.T) *scratch {
 // open opens the scratch database on a node with the driver under test. params
 // are added to the DSN, such as "lockWait=1s".
 func (s *scratch) open(node int, params ...string) *sql.DB {
-	return s.opened("mysqllock", s.DSN(node, s.database)+"?timeout=5s&"+strings.Join(params, "&"))
-}
-
-func (s *scratch) opened(driver, dsn string) *sql.DB {
-	s.Helper()
-	db, err := sql.Open(driver, dsn)
-	ok(s.T, err)
-	s.Cleanup(func() { db.Close() })
-	return db
-}
-
-func (s *scratch) exec(db *sql.DB, text string) {
-	s.Helper()
-	_, err := db.ExecContext(s.Context(), text)
-	ok(s.T, err)
+	return dbtest.Open(s, "mysqllock", s.DSN(node, s.database)+"?timeout=5s&"+strings.Join(params, "&"))
 }
 
 // wantStock waits until the node says what is wanted.
 func (s *scratch) wantStock(node, id, want int) {
 	s.Helper()
-	s.eventually(fmt.Sprintf("node %d has stock %d", node, want), func() error {
+	dbtest.Eventually(s, fmt.Sprintf("node %d has stock %d", node, want), func() error {
 		var got int
 		err := s.plain[node].QueryRowContext(s.Context(), "SELECT stock FROM "+s.database+".p WHERE id = ?", id).Scan(&got)
 		if err == nil && got != want {
@@ -112,52 +97,10 @@ func (s *scratch) wantStock(node, id, want int) {
 	})
 }
 
-// patience is far more than anything here takes.
-const patience = 2 * time.Minute
-
-// eventually asks until there is no error.
-func (s *scratch) eventually(what string, ask func() error) {
-	s.Helper()
-	began := time.Now()
-	for {
-		err := ask()
-		if err == nil {
-			return
-		}
-		if time.Since(began) > patience {
-			s.Fatalf("%s: not within %v: %v", what, patience, err)
-		}
-		time.Sleep(20 * time.Millisecond) // there is nothing to wait on
-	}
-}
-
-// limited is a context for what must not take long.
-func (s *scratch) limited() context.Context {
-	ctx, cancel := context.WithTimeout(s.Context(), patience)
-	s.Cleanup(cancel)
-	return ctx
-}
-
 // writers are the nodes that take writes.
 func (s *scratch) writers() []int {
 	if s.topology == tempserver.GroupSinglePrimary {
 		return []int{s.primary()}
 	}
 	return []int{0, 1, 2}
-}
-
-func ok(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func want(t *testing.T, err error, targets ...error) {
-	t.Helper()
-	for _, target := range targets {
-		if !errors.Is(err, target) {
-			t.Fatalf("error %v, want %v", err, target)
-		}
-	}
 }

@@ -13,6 +13,8 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -59,10 +61,10 @@ func (s *scratch) balanced(param string) *sql.DB {
 func (s *scratch) dialed(dial func(ctx context.Context, network, addr string) (net.Conn, error), param string) *sql.DB {
 	s.Helper()
 	cfg, err := mysql.ParseDSN(s.DSN(0, s.database) + "?" + param)
-	ok(s.T, err)
+	dbtest.OK(s.T, err)
 	cfg.DialFunc = dial
-	connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{Wait: patience})
-	ok(s.T, err)
+	connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{Wait: dbtest.Patience})
+	dbtest.OK(s.T, err)
 	db := sql.OpenDB(connector)
 	s.Cleanup(func() { db.Close() })
 	return db
@@ -71,10 +73,10 @@ func (s *scratch) dialed(dial func(ctx context.Context, network, addr string) (n
 // lose takes a lock, and loses it as the endpoint moves.
 func lose(s *scratch, db *sql.DB, e *endpoint, addr string) {
 	s.Helper()
-	tx, err := db.BeginTx(lockctx.With(s.limited(), "p"), nil)
-	ok(s.T, err)
+	tx, err := db.BeginTx(lockctx.With(dbtest.Within(s, dbtest.Patience), "p"), nil)
+	dbtest.OK(s.T, err)
 	e.move(addr)
-	want(s.T, tx.Commit(), mysqllock.ErrLost)
+	dbtest.Want(s.T, tx.Commit(), mysqllock.ErrLost)
 }
 
 // movedToSecondary: a handle notices that its server is not the primary any more,
@@ -87,11 +89,11 @@ func movedToSecondary(t *testing.T, c *cluster) {
 		e := &endpoint{addr: primary}
 		db := s.behind(e)
 		lose(s, db, e, s.Nodes[1].Addr())
-		for _, f := range forms {
-			wantUnsafe(t, f.run(s.limited(), db, func() {}), "secondary of a Group Replication group")
+		for _, f := range stock.Forms {
+			wantUnsafe(t, f.Run(dbtest.Within(s, dbtest.Patience), db, func() {}), "secondary of a Group Replication group")
 		}
 		e.move(primary)
-		s.eventually("it works again", func() error { return forms[0].run(s.limited(), db, func() {}) })
+		dbtest.Eventually(s, "it works again", func() error { return stock.Forms[0].Run(dbtest.Within(s, dbtest.Patience), db, func() {}) })
 		s.wantStock(0, 1, 1)
 	})
 }
@@ -102,19 +104,19 @@ func movedToCluster(t *testing.T, c *cluster) {
 	t.Run("moved", func(t *testing.T) {
 		t.Parallel()
 		s := c.scratch(t)
-		bins := tempserver.Require(t)
+		bins := tempserver.EachFlavour(tempserver.RequireOwn(t)) // the last is of the cluster's version
 		single, err := tempserver.Start(t.Context(), bins[len(bins)-1])
-		ok(t, err)
-		t.Cleanup(func() { ok(t, single.Stop()) })
-		s.exec(s.opened("mysql", single.DSN("")), "CREATE DATABASE "+s.database)
+		dbtest.OK(t, err)
+		t.Cleanup(func() { dbtest.OK(t, single.Stop()) })
+		dbtest.Exec(s, dbtest.Open(s, "mysql", single.DSN("")), "CREATE DATABASE "+s.database)
 
 		e := &endpoint{addr: single.Addr()}
 		db := s.behind(e)
 		lose(s, db, e, s.Nodes[0].Addr())
-		tx, err := db.BeginTx(lockctx.With(s.limited(), "p"), nil)
-		ok(t, err)
-		_, err = s.open(1).BeginTx(lockctx.With(s.limited(), "p", lockctx.NoWait()), nil)
-		want(t, err, mysqllock.ErrLocked)
-		ok(t, tx.Rollback())
+		tx, err := db.BeginTx(lockctx.With(dbtest.Within(s, dbtest.Patience), "p"), nil)
+		dbtest.OK(t, err)
+		_, err = s.open(1).BeginTx(lockctx.With(dbtest.Within(s, dbtest.Patience), "p", lockctx.NoWait()), nil)
+		dbtest.Want(t, err, mysqllock.ErrLocked)
+		dbtest.OK(t, tx.Rollback())
 	})
 }

@@ -28,6 +28,7 @@ const planEnv = "MYSQLLOCK_SOAK"
 // plan is what one process of clients does.
 type plan struct {
 	DSN     string
+	MaxOpen int // for SetMaxOpenConns
 	Process int
 	Clients int
 	Keys    int           // of each kind
@@ -63,7 +64,7 @@ func work(text string) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	db.SetMaxOpenConns(16)
+	db.SetMaxOpenConns(p.MaxOpen)
 	defer db.Close()
 	out := json.NewEncoder(os.Stdout)
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
@@ -158,7 +159,7 @@ var kinds = []kind{
 	{"held", []lockctx.Option{lockctx.Row()}, true},
 	{"leased", []lockctx.Option{lockctx.Lease(30 * time.Second)}, true},
 	{"advisory", []lockctx.Option{lockctx.Advisory()}, true},
-	{"optimistic", []lockctx.Option{lockctx.Optimistic(), lockctx.Retry(10)}, true},
+	{"optimistic", []lockctx.Option{lockctx.Optimistic()}, true},
 	{"slots", []lockctx.Option{lockctx.Row(), lockctx.Slots(3)}, true},
 	{"leased slots", []lockctx.Option{lockctx.Lease(30 * time.Second), lockctx.Slots(3)}, true},
 }
@@ -169,6 +170,9 @@ var families = map[string]string{
 	"advisory": "advisory", "optimistic": "optimistic", "slots": "slots", "leased slots": "slots",
 }
 
+// retries are for Do alone.
+var retries = map[string][]lockctx.Option{"optimistic": {lockctx.Retry(10)}}
+
 // once counts under a lock: what it has counted stands in the ledger by the same
 // transaction. One in ten gives up early. It returns how it ended.
 func (p plan) once(db *sql.DB, k kind, id string) (string, error) {
@@ -178,7 +182,8 @@ func (p plan) once(db *sql.DB, k kind, id string) (string, error) {
 	if gaveUp {
 		defer time.AfterFunc(rand.N(100*time.Millisecond), cancel).Stop()
 	}
-	opts := append(slices.Clone(k.opts), lockctx.Wait(rand.N(longestWait)+time.Millisecond))
+	began, wait := time.Now(), rand.N(longestWait)+time.Millisecond
+	opts := append(slices.Clone(k.opts), lockctx.Wait(wait))
 	key := fmt.Sprintf("%s:%d", families[k.name], rand.IntN(p.Keys))
 	var err error
 	switch {
@@ -194,7 +199,7 @@ func (p plan) once(db *sql.DB, k kind, id string) (string, error) {
 				name = fmt.Sprintf("%s/%d", key, slot)
 			}
 			return count(ctx, db, id, name)
-		}, opts...)
+		}, append(opts, retries[k.name]...)...)
 	default:
 		err = count(lockctx.With(ctx, key, opts...), db, id, key)
 	}
@@ -211,6 +216,10 @@ func (p plan) once(db *sql.DB, k kind, id string) (string, error) {
 		return "conflict", err
 	case errors.Is(err, mysqllock.ErrLocked):
 		return "not granted", err
+	case errors.Is(err, mysqllock.ErrExhausted) && time.Since(began) < max(wait, time.Second) && ctx.Err() == nil:
+		return "no session left before its wait was over", err
+	case errors.Is(err, mysqllock.ErrExhausted):
+		return "no session left", err
 	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, sql.ErrTxDone) && ctx.Err() != nil:
 		return "gave up", err
 	case ctx.Err() != nil && errors.Is(err, mysqllock.ErrLost):

@@ -15,10 +15,3 @@ func TestMain(m *testing.M) {
 	}
 	goleak.VerifyTestMain(tempserver.Tests{M: m})
 }
-
-func ok(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
