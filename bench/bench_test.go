@@ -10,10 +10,13 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 )
 
 func TestMain(m *testing.M) {
@@ -23,17 +26,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func ok(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // TestShort runs every workload once, in seconds. Its figures mean nothing.
 func TestShort(t *testing.T) {
-	r, err := measure(t.Context(), testLog{t}, 1, true, []time.Duration{farDelay})
-	ok(t, err)
+	r, err := measure(t.Context(), testLog{t}, 1, regexp.MustCompile(""), true, []time.Duration{farDelay})
+	dbtest.OK(t, err)
 	if len(r.Missing) > 0 {
 		if os.Getenv("CI") != "" {
 			t.Fatalf("%s must be installed in CI: see scripts", strings.Join(r.Missing, ", "))
@@ -54,6 +50,9 @@ func TestShort(t *testing.T) {
 		{label{Workload: transaction, N: 1}, transactionNames(), []string{timeEach}},
 		{label{Workload: transaction, N: 1, Delay: farDelay}, transactionNames(), []string{timeEach}},
 		{label{Workload: withoutHint, N: 1}, plainNames, []string{timeEach, allocated}},
+		{label{Workload: oneKey, N: 100}, oneKeyNames, []string{rate}},
+		{label{Workload: fourKeys, N: 24}, fourKeysNames, []string{rate}},
+		{label{Workload: bounded, N: 64}, boundedNames, []string{rate, waitMean, waitLate, allocated}},
 		{label{Workload: distinct, N: 64}, locks, []string{rate}},
 		{label{Workload: hot, N: 8}, crowded, []string{rate, waitMean, waitLongest, statements}},
 		{label{Workload: burst, N: 64}, []string{row, lease, advisory, getLock}, []string{allHadIt}},
@@ -91,7 +90,7 @@ func TestShort(t *testing.T) {
 		}
 	}
 	dir := t.TempDir()
-	ok(t, r.write(dir))
+	dbtest.OK(t, r.write(dir))
 	wellFormed(t, dir)
 }
 
@@ -107,19 +106,19 @@ func (l testLog) Write(p []byte) (int, error) {
 func wellFormed(t *testing.T, dir string) {
 	t.Helper()
 	page, err := os.ReadFile(filepath.Join(dir, "performance.md"))
-	ok(t, err)
+	dbtest.OK(t, err)
 	for _, no := range []string{"NaN", "Inf", "%!"} {
 		if strings.Contains(string(page), no) {
 			t.Errorf("performance.md contains %s", no)
 		}
 	}
 	figures, err := os.ReadFile(filepath.Join(dir, "performance", "results.json"))
-	ok(t, err)
+	dbtest.OK(t, err)
 	if !json.Valid(figures) {
 		t.Error("results.json is not JSON")
 	}
 	plots, err := filepath.Glob(filepath.Join(dir, "performance", "*.svg"))
-	ok(t, err)
+	dbtest.OK(t, err)
 	if len(plots) != 5 {
 		t.Errorf("plots are %v", plots)
 	}
@@ -128,7 +127,7 @@ func wellFormed(t *testing.T, dir string) {
 			t.Errorf("%s is not on the page", plot)
 		}
 		f, err := os.Open(plot)
-		ok(t, err)
+		dbtest.OK(t, err)
 		defer f.Close()
 		for d := xml.NewDecoder(f); ; {
 			if _, err := d.Token(); errors.Is(err, io.EOF) {
@@ -165,7 +164,7 @@ func TestCrowdSeesTwoInside(t *testing.T) {
 func TestCrowdCounts(t *testing.T) {
 	s := &stand{client: free{after: 5 * time.Millisecond}}
 	r, err := s.crowd(t.Context(), order{Workers: 3, Own: true, Lasting: 100 * time.Millisecond, Patience: time.Second})
-	ok(t, err)
+	dbtest.OK(t, err)
 	if r.All < 6 || r.All > 33 || r.Grants > r.All || r.Grants < r.All-3 {
 		t.Errorf("%d grants, %d in time, of 3 goroutines that need 10 ms each for 100 ms", r.All, r.Grants)
 	}
@@ -181,7 +180,7 @@ func TestProxyDelays(t *testing.T) {
 	for _, delay := range []time.Duration{500 * time.Microsecond, 2 * time.Millisecond} {
 		for round := 1; ; round++ { // a busy machine is slow at times
 			x, err := examineProxy(delay)
-			ok(t, err)
+			dbtest.OK(t, err)
 			if x.Added < 2*delay {
 				t.Errorf("%v each way adds only %v to a round trip", delay, x.Added)
 			}

@@ -42,6 +42,7 @@ func contenders() (all []contender) {
 		all = append(all, sqlRivals(on)...)
 		all = append(all, transactions(on)...)
 		all = append(all, plainWork(on)...)
+		all = append(all, fewConnections(on)...)
 	}
 	return append(all, otherRivals()...)
 }

@@ -47,9 +47,14 @@ var goals = []goal{
 		return r.results.median(label{withoutHint, 1, 0, "transaction, " + noHint, on}, allocated) -
 			r.results.median(label{withoutHint, 1, 0, "transaction, " + unlocked, on}, allocated)
 	}},
-	{"a locked transaction (row), 0.5 ms away, time against the unlocked one", 1.07, false, func(r *record, on string) float64 {
-		return r.sale(row, unlocked, on, farDelay)
-	}},
+	{"a locked transaction (row), 0.5 ms away, time against the unlocked one", 1.05, false, locked(row, farDelay)},
+	{"a locked transaction (lease), 0.5 ms away, time against the unlocked one", 1.15, false, locked(lease, farDelay)},
+	{"a locked transaction (optimistic), 0.5 ms away, time against the unlocked one", 1.1, false, locked(optimistic, farDelay)},
+	{"a locked transaction (advisory), 0.5 ms away, time against the unlocked one", 1.15, false, locked(advisory, farDelay)},
+	{"a locked transaction (row), time against the unlocked one", 1.15, false, locked(row, 0)},
+	{"a locked transaction (lease), time against the unlocked one", 1.6, false, locked(lease, 0)},
+	{"a locked transaction (optimistic), time against the unlocked one", 1.4, false, locked(optimistic, 0)},
+	{"a locked transaction (advisory), time against the unlocked one", 1.3, false, locked(advisory, 0)},
 	{"a locked transaction (row), 0.5 ms away, time against one in redsync's lock", 0.7, false, func(r *record, on string) float64 {
 		return r.sale(row, redsyncTuned, on, farDelay)
 	}},
@@ -70,8 +75,22 @@ var goals = []goal{
 		return r.results.median(label{processes, 16, 0, advisory, on}, shareLeast)
 	}},
 	{"advisory, hand-off to another process against GET_LOCK on pinned connections", 1.3, false, passedOn(advisory)},
+	{rowGrants, 1.3, true, againstGetLock(row, hot, 64)},
+	{rowGrantsShared, 1.1, true, againstGetLock(row, processes, 16)},
+	{"row, 4 processes of 16 goroutines, the smallest share of a process against the largest", 0.8, true, func(r *record, on string) float64 {
+		return r.results.median(label{processes, 16, 0, row, on}, shareLeast)
+	}},
 	{rowPassedOn, 1.3, false, passedOn(row)},
 	{leasePassedOn, 1.3, false, passedOn(lease)},
+	{"lease, one goroutine, time against etcd's Mutex", 0.7, false, func(r *record, on string) float64 {
+		return r.ratio(label{uncontended, 1, 0, lease, on}, label{uncontended, 1, 0, etcdMutex, onEtcd}, timeEach)
+	}},
+	{"lease, 64 goroutines with keys of their own, locks a second against etcd's Mutex", 2, true, func(r *record, on string) float64 {
+		return r.ratio(label{distinct, 64, 0, lease, on}, label{distinct, 64, 0, etcdMutex, onEtcd}, rate)
+	}},
+	{"lease, 10,000 holds, time to take them against redislock", 3, false, func(r *record, on string) float64 {
+		return r.ratio(label{manyHolds, 10_000, 0, lease, on}, label{manyHolds, 10_000, 0, redisTuned, onRedis}, taking)
+	}},
 	{"lease, hand-off to another process against GET_LOCK with a commit before and after", 1.3, false, func(r *record, on string) float64 {
 		return r.ratio(label{handOff, 1, 0, lease, on}, label{handOff, 1, 0, getLockNoted, on}, latency)
 	}},
@@ -86,6 +105,17 @@ var goals = []goal{
 			return math.NaN()
 		}
 		return r.ratio(label{manyHolds, 10_000, 0, advisory, on}, label{manyHolds, 10_000, 0, redisTuned, onRedis}, taking)
+	}},
+	{"one key, 100 goroutines that read, think and write, maxConns=25, units a second against Do with unbounded pools", 0.95, true, func(r *record, on string) float64 {
+		return r.ratio(label{oneKey, 100, 0, decided, on}, label{oneKey, 100, 0, decidedInDo, on}, rate)
+	}},
+	{"24 goroutines on 4 keys, maxConns=6, units a second against maxConns=100", 0.7, true, func(r *record, on string) float64 {
+		return r.ratio(label{fourKeys, 24, 0, onFourKeysFew, on}, label{fourKeys, 24, 0, onFourKeys, on}, rate)
+	}},
+	{"without a hint, 64 goroutines, maxConns=25, time against the bare driver with SetMaxOpenConns(25)", 1.02, false, few(waitMean)},
+	{"the same, 99 of 100 queries", 1.02, false, few(waitLate)},
+	{"the same, allocations more", 2, false, func(r *record, on string) float64 {
+		return r.results.median(label{bounded, 64, 0, queryBudget, on}, allocated) - r.results.median(label{bounded, 64, 0, queryBounded, on}, allocated)
 	}},
 	{"row, requests for each grant, the most of all crowds", 3, false, mostRequests(row)},
 	{"lease, requests for each grant, the most of all crowds", 3, false, mostRequests(lease)},
@@ -103,12 +133,15 @@ const (
 	takenAlone        = "advisory, one goroutine, time against two bare round trips"
 	takenTogether     = "advisory, 10,000 holds, time to take them against redislock"
 	soldUnderRow      = "a locked transaction (row), time against one in redsync's lock"
+	rowGrants         = "row, one key, 64 goroutines, grants a second against GET_LOCK on pinned connections"
+	rowGrantsShared   = "row, one key, 4 processes of 16 goroutines, grants a second against GET_LOCK on pinned connections"
 	rowPassedOn       = "row, hand-off to another process against GET_LOCK on pinned connections"
 	leasePassedOn     = "lease, hand-off to another process against GET_LOCK on pinned connections"
 )
 
 const (
 	longerTurns = "with lockHandOvers=200, for which other processes wait longer, it"
+	byHand      = "SELECT … FOR UPDATE written by hand, given back by COMMIT"
 	noServer    = "a queue in the process, without a server,"
 )
 
@@ -133,8 +166,10 @@ var bounds = map[string]struct {
 	soldUnderRow: {"the transaction with SELECT … FOR UPDATE written in it", func(r *record, on string) float64 {
 		return r.sale(forUpdate, redsyncTuned, on, 0)
 	}},
-	rowPassedOn:   {"SELECT … FOR UPDATE written by hand, given back by COMMIT", passedOn(forUpdate)},
-	leasePassedOn: {"GET_LOCK with a commit before and after, which a lease cannot do without,", passedOn(getLockNoted)},
+	rowGrants:       {byHand, againstGetLock(forUpdate, hot, 64)},
+	rowGrantsShared: {byHand, againstGetLock(forUpdate, processes, 16)},
+	rowPassedOn:     {byHand, passedOn(forUpdate)},
+	leasePassedOn:   {"GET_LOCK with a commit before and after, which a lease cannot do without,", passedOn(getLockNoted)},
 }
 
 func (r *record) ratio(a, b label, figure string) float64 {
@@ -183,6 +218,13 @@ func passedOn(strategy string) func(*record, string) float64 {
 	}
 }
 
+// few is a figure of queries on a budget of connections against the bare driver.
+func few(figure string) func(*record, string) float64 {
+	return func(r *record, on string) float64 {
+		return r.ratio(label{bounded, 64, 0, queryBudget, on}, label{bounded, 64, 0, queryBounded, on}, figure)
+	}
+}
+
 func mostRequests(strategy string) func(*record, string) float64 {
 	return func(r *record, on string) float64 {
 		var all []float64
@@ -195,6 +237,18 @@ func mostRequests(strategy string) func(*record, string) float64 {
 			return math.NaN()
 		}
 		return slices.Max(all)
+	}
+}
+
+// locked is the time of a transaction under a lock against one without.
+func locked(strategy string, delay time.Duration) func(*record, string) float64 {
+	return func(r *record, on string) float64 { return r.sale(strategy, unlocked, on, delay) }
+}
+
+// againstGetLock is a rate against that of GET_LOCK in the same workload.
+func againstGetLock(contender, workload string, n int) func(*record, string) float64 {
+	return func(r *record, on string) float64 {
+		return r.ratio(label{workload, n, 0, contender, on}, label{workload, n, 0, getLock, on}, rate)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"regexp"
 	"strings"
 	"syscall"
 	"time"
@@ -56,6 +57,7 @@ func runChild(args []string) (isChild bool, err error) {
 func run(ctx context.Context, args []string) (err error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	out := flags.String("out", "../docs", "the `folder` that performance.md goes to")
+	only := flags.String("only", "", "the workloads to run, by a regular `expression`, with their goals on the standard output and no page")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -67,15 +69,25 @@ func run(ctx context.Context, args []string) (err error) {
 		}
 		scale = d.Seconds() / usual.Seconds()
 	}
-	r, err := measure(ctx, os.Stderr, scale, false, []time.Duration{500 * time.Microsecond, 2 * time.Millisecond})
+	chosen, err := regexp.Compile(*only)
 	if err != nil {
 		return err
+	}
+	r, err := measure(ctx, os.Stderr, scale, chosen, false, []time.Duration{500 * time.Microsecond, 2 * time.Millisecond})
+	if err != nil {
+		return err
+	}
+	if *only != "" {
+		for _, o := range r.goals() {
+			fmt.Printf("%s, %s: %s (%s)\n", o.What, o.Server, number(o.Got), o.aim())
+		}
+		return nil
 	}
 	return r.write(*out)
 }
 
 // measure starts the servers, runs everything, and stops them again.
-func measure(ctx context.Context, log io.Writer, scale float64, short bool, delays []time.Duration) (r *record, err error) {
+func measure(ctx context.Context, log io.Writer, scale float64, only *regexp.Regexp, short bool, delays []time.Duration) (r *record, err error) {
 	all, missing, err := startServers(ctx)
 	if err != nil {
 		return nil, err
@@ -92,7 +104,7 @@ func measure(ctx context.Context, log io.Writer, scale float64, short bool, dela
 		}
 		r.Proxies = append(r.Proxies, x)
 	}
-	b := &bench{ctx: ctx, servers: all, at: all.addresses(), scale: scale, short: short, results: &r.results, log: log}
+	b := &bench{ctx: ctx, servers: all, at: all.addresses(), scale: scale, only: only, short: short, results: &r.results, log: log}
 	if err := b.all(delays); err != nil {
 		return nil, err
 	}

@@ -7,7 +7,7 @@ import (
 	"slices"
 
 	"github.com/mysqllock/mysqllock"
-	"github.com/mysqllock/mysqllock/lockctx"
+	"github.com/mysqllock/mysqllock/internal/hint"
 )
 
 // The strategies, as the tables name them.
@@ -28,14 +28,14 @@ type strategy struct {
 
 // strategies of locks that are taken with Acquire.
 var strategies = []strategy{
-	{row, lockctx.StrategyRow, true},
-	{lease, lockctx.StrategyLease, false},
-	{advisory, lockctx.StrategyAdvisory, false},
+	{row, hint.StrategyRow, true},
+	{lease, hint.StrategyLease, false},
+	{advisory, hint.StrategyAdvisory, false},
 }
 
 // ours are the strategies of mysqllock, through Acquire and Release.
 func ours(on string) (all []contender) {
-	for _, s := range append(slices.Clip(strategies), strategy{longTurns, lockctx.StrategyAdvisory + "&lockHandOvers=200", false}) {
+	for _, s := range append(slices.Clip(strategies), strategy{longTurns, hint.StrategyAdvisory + "&lockHandOvers=200", false}) {
 		all = append(all, contender{
 			Name: s.name, Server: on, Ours: true, wide: s.wide,
 			Note: "defaults; `lockMaxConns` as many as are held at a time where that is more than 16, `lockWait` a minute",

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -23,7 +24,9 @@ func (r *record) page() string {
 	if r.busy() {
 		say("**The machine was busy with other work (load %s when the run began): do not rely on the figures below.**", r.Machine.LoadBefore)
 	}
-	say("- [What is slower and what is faster](#what-is-slower-and-what-is-faster)\n- [Goals](#goals)\n- [The figures](#the-figures)\n- [The contenders](#the-contenders)\n- [How it was measured](#how-it-was-measured)")
+	say("- [What to decide by](#what-to-decide-by)\n- [What is slower and what is faster](#what-is-slower-and-what-is-faster)\n- [Goals](#goals)\n- [The figures](#the-figures)\n- [The contenders](#the-contenders)\n- [How it was measured](#how-it-was-measured)")
+
+	b.WriteString(r.opening())
 
 	say("## What is slower and what is faster")
 	say("Each strategy against the rivals on the same server, and against those on Redis and etcd. The factor says how many times as slow, or as fast, mysqllock is. Within 5 %% either way it is about even.")
@@ -78,6 +81,23 @@ func (r *record) page() string {
 		{"µs", label{Workload: withoutHint, N: 1}, timeEach, ""},
 		{"allocations", label{Workload: withoutHint, N: 1}, allocated, ""},
 	}))
+
+	say("### Few connections")
+	say("100 goroutines read the stock of one product, think for a millisecond and write it; 24 do so on four keys, with `BeginTx`, `Do`, and without a transaction; 64 run a query without a hint.")
+	for _, w := range []struct {
+		workload string
+		n        int
+		names    []string
+	}{{oneKey, 100, oneKeyNames}, {fourKeys, 24, fourKeysNames}, {bounded, 64, boundedNames}} {
+		l := label{Workload: w.workload, N: w.n}
+		b.WriteString(r.table(w.names, []column{
+			{"units/s", l, rate, ""},
+			{"mean, µs", l, waitMean, ""},
+			{"99 % within, µs", l, waitLate, ""},
+			{"longest, µs", l, waitLongest, ""},
+			{"allocations", l, allocated, ""},
+		}))
+	}
 
 	say("### One key that all want")
 	say("Goroutines of one process take the key, give it back at once, and ask again. Grants a second count no fairness: where waiters sleep between two tries, whoever has just given the key back gets it again, and the others get nothing; so see also how many goroutines of 64 got nothing in a round of %v, and how long it takes until 64 goroutines that ask once have all had it.", hotRound)
@@ -162,6 +182,32 @@ func (r *record) page() string {
 	return b.String()
 }
 
+// opening is what a reader decides by: a transaction near and far, and a key that all want.
+func (r *record) opening() string {
+	var b strings.Builder
+	say := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n\n", args...) }
+
+	say("## What to decide by")
+	say("**What a lock adds to a transaction**: its time against the same transaction without a lock. Near the server the work of client and server counts, and each commit that a lock needs beside that of the transaction. Some way off the round trips count. A row lock, a lease and a version travel with BEGIN and COMMIT, an advisory lock costs the round trip of its release; other locks are round trips of their own.")
+	var columns []column
+	for _, d := range []struct {
+		title string
+		delay time.Duration
+	}{{"near", 0}, {"0.5 ms away", farDelay}, {"2 ms away", 4 * farDelay}} {
+		columns = append(columns, column{d.title, label{Workload: transaction, N: 1, Delay: d.delay}, timeEach, "transaction, " + unlocked})
+	}
+	b.WriteString(r.table(transactionNames(), columns))
+	say("**What a key allows that all want**: grants a second, to 64 goroutines of one process, and to 4 processes of 16. Who asks again in a loop may be served often while others get nothing: so see the longest wait, and the share of the process that got least against the one that got most.")
+	b.WriteString(r.table(crowded, []column{
+		{"one process", label{Workload: hot, N: 64}, rate, ""},
+		{"longest wait, µs", label{Workload: hot, N: 64}, waitLongest, ""},
+		{"four processes", label{Workload: processes, N: 16}, rate, ""},
+		{"longest wait, µs", label{Workload: processes, N: 16}, waitLongest, ""},
+		{"least ÷ most", label{Workload: processes, N: 16}, shareLeast, ""},
+	}))
+	return b.String()
+}
+
 // busy reports whether the machine had more to do than it has cores.
 func (r *record) busy() bool {
 	first, _, _ := strings.Cut(r.Machine.LoadBefore, " ")
@@ -225,14 +271,14 @@ type comparison struct {
 }
 
 var comparisons = []comparison{
-	{"One goroutine, nobody else wants the key", label{Workload: uncontended, N: 1}, timeEach, false, locks},
-	{"The same, servers 0.5 ms away", label{Workload: uncontended, N: 1, Delay: farDelay}, timeEach, false, locks},
-	{"64 goroutines, a key each", label{Workload: distinct, N: 64}, rate, true, locks},
 	{"A transaction under a lock", label{Workload: transaction, N: 1}, timeEach, false, transactionNames()},
 	{"The same, servers 0.5 ms away", label{Workload: transaction, N: 1, Delay: farDelay}, timeEach, false, transactionNames()},
 	{"One key, 64 goroutines in a process: grants a second", label{Workload: hot, N: 64}, rate, true, crowded},
 	{"One key, 64 goroutines that ask once: until all had it", label{Workload: burst, N: 64}, allHadIt, false, waiting},
 	{"One key, 4 processes of 16 goroutines: grants a second", label{Workload: processes, N: 16}, rate, true, crowded},
+	{"One goroutine, nobody else wants the key", label{Workload: uncontended, N: 1}, timeEach, false, locks},
+	{"The same, servers 0.5 ms away", label{Workload: uncontended, N: 1, Delay: farDelay}, timeEach, false, locks},
+	{"64 goroutines, a key each", label{Workload: distinct, N: 64}, rate, true, locks},
 	{"Hand-off to another process", label{Workload: handOff, N: 1}, latency, false, waiting},
 	{"Taking 10,000 locks", label{Workload: manyHolds, N: 10_000}, taking, false, locks},
 }
@@ -245,56 +291,58 @@ func (r *record) compare(c comparison) string {
 		l.Contender, l.Server = x.Name, x.Server
 		return r.results.median(l, c.figure)
 	}
-	all := contenders()
-	for _, our := range all {
-		mine := value(our)
-		if !our.Ours || math.IsNaN(mine) || !slices.Contains(c.names, our.Name) || strings.HasSuffix(our.Name, noHint) {
-			continue
+	var ours, others []contender
+	for _, x := range contenders() {
+		switch {
+		case math.IsNaN(value(x)) || !slices.Contains(c.names, x.Name):
+		case !x.Ours:
+			others = append(others, x)
+		case !strings.HasSuffix(x.Name, noHint):
+			ours = append(ours, x)
 		}
-		type verdict struct {
-			name  string
-			times float64 // as slow
-		}
+	}
+	for _, our := range ours {
 		var verdicts []verdict
-		for _, other := range all {
-			if other.Ours || math.IsNaN(value(other)) || !slices.Contains(c.names, other.Name) {
-				continue
-			}
+		for _, other := range others {
 			if other.Server != our.Server && (other.Server == onMySQL || other.Server == onMariaDB) {
 				continue
 			}
-			times := mine / value(other)
+			times := value(our) / value(other)
 			if c.more {
 				times = 1 / times
 			}
 			verdicts = append(verdicts, verdict{strings.TrimPrefix(other.Name, "transaction, "), times})
 		}
-		slices.SortStableFunc(verdicts, func(a, b verdict) int {
-			if a.times > b.times {
-				return -1
-			}
-			return 1
-		})
-		var slower, even, faster []string
-		for _, v := range verdicts {
-			switch {
-			case v.times > 1.05:
-				slower = append(slower, v.name+" ×"+number(v.times))
-			case v.times > 1/1.05:
-				even = append(even, v.name)
-			default:
-				faster = append(faster, v.name+" ×"+number(1/v.times))
-			}
-		}
-		lines = append(lines, []string{
-			strings.TrimPrefix(our.Name, "transaction, "), our.Server,
-			strings.Join(slower, "; "), strings.Join(even, "; "), strings.Join(faster, "; "),
-		})
+		lines = append(lines, append([]string{strings.TrimPrefix(our.Name, "transaction, "), our.Server}, sorted(verdicts)...))
 	}
 	if len(lines) == 1 {
 		return ""
 	}
 	return markdown(lines, "lllll")
+}
+
+// verdict is how many times as slow as another one of ours is.
+type verdict struct {
+	other string
+	times float64
+}
+
+// sorted returns three cells: the others than which ours is slower, those that are about
+// even, and those than which it is faster.
+func sorted(verdicts []verdict) []string {
+	slices.SortStableFunc(verdicts, func(a, b verdict) int { return cmp.Compare(b.times, a.times) })
+	var slower, even, faster []string
+	for _, v := range verdicts {
+		switch {
+		case v.times > 1.05:
+			slower = append(slower, v.other+" ×"+number(v.times))
+		case v.times > 1/1.05:
+			even = append(even, v.other)
+		default:
+			faster = append(faster, v.other+" ×"+number(1/v.times))
+		}
+	}
+	return []string{strings.Join(slower, "; "), strings.Join(even, "; "), strings.Join(faster, "; ")}
 }
 
 // markdown is a table whose first line is its head; align has an l or r a column.

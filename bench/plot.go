@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"html"
 	"math"
+	"slices"
 	"strings"
 	"time"
 )
@@ -27,6 +29,14 @@ type bar struct {
 	name  string
 	ours  bool
 	value float64
+}
+
+// colour is that of ours, or that which the others have.
+func (b bar) colour(others string) string {
+	if b.ours {
+		return colourOurs
+	}
+	return others
 }
 
 // svg is a drawing that grows.
@@ -76,11 +86,7 @@ func barChart(title string, bars []bar) string {
 	}
 	for i, b := range bars {
 		y := float64(top + step*i)
-		colour := colourRival
-		if b.ours {
-			colour = colourOurs
-		}
-		fmt.Fprintf(s, `<rect x="%d" y="%.1f" width="%.1f" height="%d" fill="%s"/>`+"\n", left, y, max(1, at(b.value)-left), step-6, colour)
+		fmt.Fprintf(s, `<rect x="%d" y="%.1f" width="%.1f" height="%d" fill="%s"/>`+"\n", left, y, max(1, at(b.value)-left), step-6, b.colour(colourRival))
 		s.text(left-6, y+11, "end", "#1f2328", b.name)
 		s.text(at(b.value)+5, y+11, "start", "#1f2328", number(b.value))
 	}
@@ -119,44 +125,44 @@ func lineChart(title string, points []int, series []bar, value func(i, point int
 	for _, p := range points {
 		s.text(x(p), top+height+18, "middle", "#59636e", fmt.Sprint(p))
 	}
-	labels := make([]float64, len(series)) // where the names want to be
+	var names []lineName
 	for i, one := range series {
-		colour, dash := colourRival, ""
-		if one.ours {
-			colour = colourOurs
-		}
+		dash := ""
 		if i%2 == 1 {
 			dash = ` stroke-dasharray="5 3"`
 		}
 		var path []string
+		end := 0.0
 		for _, p := range points {
 			if v := value(i, p); v > 0 {
 				path = append(path, fmt.Sprintf("%.1f,%.1f", x(p), y(v)))
-				labels[i] = y(v)
+				end = y(v)
 			}
 		}
-		fmt.Fprintf(s, `<polyline points="%s" fill="none" stroke="%s" stroke-width="2"%s/>`+"\n", strings.Join(path, " "), colour, dash)
+		fmt.Fprintf(s, `<polyline points="%s" fill="none" stroke="%s" stroke-width="2"%s/>`+"\n", strings.Join(path, " "), one.colour(colourRival), dash)
+		if len(path) > 0 {
+			names = append(names, lineName{one, end})
+		}
 	}
-	last := 0.0
-	for range series { // from the top down, without overlap
-		next := -1
-		for i := range labels {
-			if labels[i] > 0 && (next < 0 || labels[i] < labels[next]) {
-				next = i
-			}
-		}
-		if next < 0 {
-			break
-		}
-		colour := "#1f2328"
-		if series[next].ours {
-			colour = colourOurs
-		}
-		last = max(labels[next]+4, last+14)
-		s.text(width-right+8, last, "start", colour, series[next].name)
-		labels[next] = 0
-	}
+	s.lineNames(width-right+8, names)
 	return s.end()
+}
+
+// lineName is the name of a line of a chart, and where the line ends.
+type lineName struct {
+	bar
+	y float64
+}
+
+// lineNames writes names from the top down, each as near to its line as it can be
+// without overlap.
+func (s *svg) lineNames(x float64, names []lineName) {
+	slices.SortStableFunc(names, func(a, b lineName) int { return cmp.Compare(a.y, b.y) })
+	last := 0.0
+	for _, n := range names {
+		last = max(n.y+4, last+14)
+		s.text(x, last, "start", n.colour("#1f2328"), n.name)
+	}
 }
 
 // bars are the medians of a figure in one workload, in the order of the tables.

@@ -47,8 +47,11 @@ type report struct {
 	Busy          time.Duration // of all, from asking to having given back
 	Wait, Longest time.Duration // the sum, and the longest, of all, and of those who gave up
 	Waits         int           // how many that is the sum of
+	Late          time.Duration // 99 of 100 waited for less
 	Starved       int           // goroutines that got nothing before the end
 	Allocations   float64       // for each grant
+
+	waits []float64 // of one goroutine that had them all, in ns
 
 	Taken time.Time // take: when the lock was granted; give: before it was given back
 
@@ -185,6 +188,7 @@ func (s *stand) crowd(ctx context.Context, o order) (r report, err error) {
 		all    sync.WaitGroup
 		mu     sync.Mutex
 		inside atomic.Int32
+		waits  []float64 // in ns
 	)
 	time.Sleep(time.Until(o.Begin))
 	before := allocations()
@@ -193,27 +197,19 @@ func (s *stand) crowd(ctx context.Context, o order) (r report, err error) {
 	defer cancel()
 	for worker := range o.Workers {
 		all.Go(func() {
-			key := o.Key
+			lock := func() (func() error, error) { return s.lockAlone(ctx, worker, o.Key, &inside) }
 			if o.Own {
-				key = fmt.Sprintf("%s-%d", key, worker)
+				lock = func() (func() error, error) { return s.client.Lock(ctx, worker, fmt.Sprintf("%s-%d", o.Key, worker)) }
 			}
 			var own report
-			err := own.lockUntil(ctx, end, o.Times, func() (func() error, error) {
-				release, err := s.client.Lock(ctx, worker, key)
-				if err != nil || o.Own {
-					return release, err
-				}
-				if inside.Add(1) != 1 {
-					return nil, errors.Join(errors.New("two have the lock"), release())
-				}
-				return func() error { inside.Add(-1); return release() }, nil
-			})
+			err := own.lockUntil(ctx, end, o.Times, lock)
 			if own.Grants == 0 {
 				own.Starved = 1
 			}
 			mu.Lock()
 			defer mu.Unlock()
 			r.add(own)
+			waits = append(waits, own.waits...)
 			if err != nil && r.Err == "" {
 				r.Err = err.Error()
 			}
@@ -221,11 +217,24 @@ func (s *stand) crowd(ctx context.Context, o order) (r report, err error) {
 	}
 	all.Wait()
 	r.Lasted = time.Since(o.Begin)
+	r.Late = time.Duration(quantile(waits, 0.99))
 	r.Allocations = float64(allocations()-before) / float64(max(1, r.All))
 	if r.Err != "" {
 		err = errors.New(r.Err)
 	}
 	return r, err
+}
+
+// lockAlone locks the key, and fails if another one is inside.
+func (s *stand) lockAlone(ctx context.Context, worker int, key string, inside *atomic.Int32) (func() error, error) {
+	release, err := s.client.Lock(ctx, worker, key)
+	if err != nil {
+		return release, err
+	}
+	if inside.Add(1) != 1 {
+		return nil, errors.Join(errors.New("two have the lock"), release())
+	}
+	return func() error { inside.Add(-1); return release() }, nil
 }
 
 func (r *report) lockUntil(ctx context.Context, end time.Time, times int, lock func() (func() error, error)) error {
@@ -256,6 +265,7 @@ func (r *report) lockUntil(ctx context.Context, end time.Time, times int, lock f
 		r.Wait += granted.Sub(start)
 		r.Waits++
 		r.Longest = max(r.Longest, granted.Sub(start))
+		r.waits = append(r.waits, float64(granted.Sub(start)))
 		start = over
 	}
 	return nil

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 
+	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -57,7 +58,7 @@ func transactions(on string) (all []contender) {
 	}
 	// A key of its own: one that was once kept optimistically costs the others a
 	// statement more, for its version.
-	transaction(optimistic, true, func(address string, n size) (*sql.DB, error) { return openOurs(address, lockctx.StrategyOptimistic, n) },
+	transaction(optimistic, true, func(address string, n size) (*sql.DB, error) { return openOurs(address, hint.StrategyOptimistic, n) },
 		func(ctx context.Context, db *sql.DB, key string) error { return hinted(ctx, db, "optimistic "+key) })
 	transaction(forUpdate, false, openPlain, func(ctx context.Context, db *sql.DB, key string) error {
 		return sell(ctx, db, func(tx *sql.Tx) error { return lockRow(ctx, tx, key) })
@@ -156,5 +157,5 @@ func plainWork(on string) (all []contender) {
 }
 
 func openUnhinted(address string, n size) (*sql.DB, error) {
-	return openOurs(address, lockctx.StrategyRow, n)
+	return openOurs(address, hint.StrategyRow, n)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"regexp"
 	"slices"
 	"time"
 )
@@ -16,9 +17,10 @@ type bench struct {
 	ctx     context.Context
 	servers servers
 	at      addresses
-	delay   time.Duration // that is added each way
-	scale   float64       // of the number of rounds
-	short   bool          // everything once, for the tests
+	delay   time.Duration  // that is added each way
+	scale   float64        // of the number of rounds
+	only    *regexp.Regexp // the workloads that are run
+	short   bool           // everything once, for the tests
 	results *results
 	log     io.Writer
 }
@@ -34,6 +36,9 @@ const (
 	manyHolds   = "holds"
 	transaction = "transaction"
 	withoutHint = "without a hint"
+	oneKey      = "one key, few connections"
+	fourKeys    = "four keys, few connections"
+	bounded     = "without a hint, few connections"
 )
 
 // The figures, as results are filed.
@@ -41,7 +46,8 @@ const (
 	timeEach    = "µs each" // take and give back, or one transaction
 	rate        = "grants/s"
 	waitMean    = "mean wait µs"
-	waitLongest = "longest µs"  // wait of all
+	waitLongest = "longest µs" // wait of all
+	waitLate    = "99 % within µs"
 	statements  = "requests"    // of the lock's server for each grant
 	gotNothing  = "got nothing" // goroutines
 	allHadIt    = "ms until all had it"
@@ -85,6 +91,9 @@ func (b *bench) all(delays []time.Duration) error {
 		{workload: uncontended, names: append([]string{bare}, locks...), workers: 1, own: true, lasting: 50 * time.Millisecond, epochs: 4, rounds: 6},
 		{workload: transaction, names: transactionNames(), workers: 1, lasting: 60 * time.Millisecond, epochs: 3, rounds: 6},
 		{workload: withoutHint, names: plainNames, workers: 1, lasting: 40 * time.Millisecond, epochs: 6, rounds: 12},
+		{workload: oneKey, names: oneKeyNames, workers: 100, own: true, lasting: 500 * time.Millisecond, epochs: 2, rounds: 5},
+		{workload: fourKeys, names: fourKeysNames, workers: 24, own: true, lasting: 500 * time.Millisecond, epochs: 2, rounds: 5},
+		{workload: bounded, names: boundedNames, workers: 64, own: true, lasting: 150 * time.Millisecond, epochs: 4, rounds: 15},
 		{workload: distinct, names: locks, workers: 64, own: true, lasting: 200 * time.Millisecond, epochs: 1, rounds: 5},
 		{workload: processes, names: crowded, processes: 4, workers: 16, lasting: 600 * time.Millisecond, epochs: 1, rounds: 3},
 	}
@@ -214,6 +223,9 @@ type crowds struct {
 }
 
 func (b *bench) crowds(w crowds) error {
+	if !b.only.MatchString(w.workload) {
+		return nil
+	}
 	all := b.named(w.names)
 	w.processes = max(1, w.processes)
 	b.say("%s, %d x %d goroutines", w.workload, w.processes, w.workers)
@@ -331,6 +343,8 @@ func (b *bench) fileCrowd(w crowds, c contender, reports []report, asked float64
 		return
 	}
 	file(waitMean, micros(sum.Wait)/float64(sum.Waits))
+	file(waitLate, micros(reports[0].Late))
+	file(allocated, reports[0].Allocations)
 	file(waitLongest, micros(sum.Longest))
 	file(gotNothing, float64(sum.Starved))
 	if len(shares) > 1 {
@@ -341,6 +355,9 @@ func (b *bench) fileCrowd(w crowds, c contender, reports []report, asked float64
 // handOffs has one process wait for what another holds, and measures how long
 // after it is given back it gets it.
 func (b *bench) handOffs(names []string, rounds int) error {
+	if !b.only.MatchString(handOff) {
+		return nil
+	}
 	all := b.named(names)
 	b.say("%s", handOff)
 	once := func(holder, waiter *process, c contender) (time.Duration, error) {
@@ -393,6 +410,9 @@ const takers = 64
 // process of its own, whose memory is compared with that before the contender was
 // opened.
 func (b *bench) holds(n, rounds int) error {
+	if !b.only.MatchString(manyHolds) {
+		return nil
+	}
 	b.say("%d %s", n, manyHolds)
 	var all []contender
 	for _, c := range b.named(keeping) {
@@ -405,26 +425,9 @@ func (b *bench) holds(n, rounds int) error {
 	}
 	return b.inTurns(b.times(rounds), all, func(c contender) error {
 		return b.inProcesses(1, []contender{c}, size{Workers: takers, Locks: n}, func(ps []*process) error {
-			touch := order{Do: "touch", Contender: c.String(), Key: product, Workers: takers, Locks: n}
-			hold, free := touch, touch
-			hold.Do, free.Do = "hold", "free"
-			// What rows there must be are made before others are held: see schema.
-			if _, err := ps[0].ask(touch); err != nil {
+			held, freed, err := holdMany(ps[0], c, n)
+			if err != nil {
 				return err
-			}
-			times := 1
-			if c.wide {
-				times = 2 // the first opens a connection for each
-			}
-			var held, freed report
-			for range times {
-				var err error
-				if held, err = ps[0].ask(hold); err != nil {
-					return err
-				}
-				if freed, err = ps[0].ask(free); err != nil {
-					return err
-				}
 			}
 			b.file(manyHolds, n, c, taking, micros(held.Lasted)/float64(n))
 			b.file(manyHolds, n, c, freeing, micros(freed.Lasted)/float64(n))
@@ -433,6 +436,30 @@ func (b *bench) holds(n, rounds int) error {
 			return nil
 		})
 	})
+}
+
+// holdMany has a process take n locks, and free them.
+func holdMany(p *process, c contender, n int) (held, freed report, err error) {
+	touch := order{Do: "touch", Contender: c.String(), Key: product, Workers: takers, Locks: n}
+	hold, free := touch, touch
+	hold.Do, free.Do = "hold", "free"
+	// What rows there must be are made before others are held: see schema.
+	if _, err := p.ask(touch); err != nil {
+		return held, freed, err
+	}
+	times := 1
+	if c.wide {
+		times = 2 // the first opens a connection for each
+	}
+	for range times {
+		if held, err = p.ask(hold); err != nil {
+			return held, freed, err
+		}
+		if freed, err = p.ask(free); err != nil {
+			return held, freed, err
+		}
+	}
+	return held, freed, nil
 }
 
 func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }

@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// The work with few connections, as the tables name it. Each goroutine reads a product's
+// stock, thinks for a millisecond, and writes it.
+const (
+	decidedInDo   = "Do, as many connections as it takes"
+	decided       = "read, then write; maxConns=25"
+	onFourKeys    = "four keys, maxConns=100"
+	onFourKeysFew = "four keys, maxConns=6"
+	queryBounded  = "query, SetMaxOpenConns(25)"
+	queryBudget   = "query, maxConns=25"
+)
+
+var (
+	oneKeyNames   = []string{decidedInDo, decided}
+	fourKeysNames = []string{onFourKeys, onFourKeysFew}
+	boundedNames  = []string{queryBounded, queryBudget}
+)
+
+// fewConnections are those who share one budget of connections, and what they are
+// compared with.
+func fewConnections(on string) (all []contender) {
+	add := func(name string, open func(address string, n size) (*sql.DB, error), do func(ctx context.Context, db *sql.DB, worker int) error) {
+		all = append(all, contender{
+			Name: name, Server: on, Ours: !strings.Contains(name, "SetMaxOpenConns"),
+			open: func(_ context.Context, at addresses, n size) (client, error) {
+				db, err := open(at[on], n)
+				if err != nil {
+					return nil, err
+				}
+				return &work{func(ctx context.Context, worker int, _ string) error { return do(ctx, db, worker) }, []func() error{db.Close}}, nil
+			},
+		})
+	}
+	bounded := func(maxConns int) func(string, size) (*sql.DB, error) {
+		return func(address string, n size) (*sql.DB, error) {
+			return openOurs(address, fmt.Sprintf("%s&maxConns=%d", hint.StrategyRow, maxConns), n)
+		}
+	}
+	unbounded := func(address string, n size) (*sql.DB, error) { return openOurs(address, hint.StrategyRow, n) }
+
+	add(decidedInDo, unbounded, func(ctx context.Context, db *sql.DB, _ int) error { return decideInDo(ctx, db, product, 1) })
+	add(decided, bounded(25), func(ctx context.Context, db *sql.DB, _ int) error { return decide(ctx, db, product, 1) })
+	for name, maxConns := range map[string]int{onFourKeys: 100, onFourKeysFew: 6} {
+		add(name, bounded(maxConns), func(ctx context.Context, db *sql.DB, worker int) error {
+			id := worker%4 + 1
+			return [...]func(context.Context, *sql.DB, string, int) error{decide, decideInDo, decideInTx}[worker/4%3](ctx, db, fmt.Sprint(product, id), id)
+		})
+	}
+	query := func(ctx context.Context, db *sql.DB, _ int) error {
+		var stock int64
+		return db.QueryRowContext(ctx, "SELECT stock FROM products WHERE id = ?", 1).Scan(&stock)
+	}
+	add(queryBounded, func(address string, n size) (*sql.DB, error) {
+		db, err := openPlain(address, n)
+		if err == nil {
+			db.SetMaxOpenConns(25)
+			db.SetMaxIdleConns(25)
+		}
+		return db, err
+	}, query)
+	add(queryBudget, bounded(25), query)
+	return all
+}
+
+type querier interface {
+	QueryRowContext(context.Context, string, ...any) *sql.Row
+	ExecContext(context.Context, string, ...any) (sql.Result, error)
+}
+
+// sellOne reads a stock, thinks, and writes it.
+func sellOne(ctx context.Context, q querier, id int) error {
+	var stock int64
+	if err := q.QueryRowContext(ctx, "SELECT stock FROM products WHERE id = ?", id).Scan(&stock); err != nil {
+		return err
+	}
+	time.Sleep(time.Millisecond)
+	_, err := q.ExecContext(ctx, "UPDATE products SET stock = ? WHERE id = ?", stock-1, id)
+	return err
+}
+
+func decide(ctx context.Context, db *sql.DB, key string, id int) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	return sellOne(lockctx.With(ctx, key), db, id)
+}
+
+func decideInDo(ctx context.Context, db *sql.DB, key string, id int) error {
+	return mysqllock.Do(ctx, db, key, func(ctx context.Context) error { return sellOne(ctx, db, id) })
+}
+
+func decideInTx(ctx context.Context, db *sql.DB, key string, id int) error {
+	tx, err := db.BeginTx(lockctx.With(ctx, key), nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	if err := sellOne(ctx, tx, id); err != nil {
+		return err
+	}
+	return tx.Commit()
+}
