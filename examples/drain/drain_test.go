@@ -91,6 +91,10 @@ func TestDrain(t *testing.T) {
 				}
 				if twice := done - c.tasks; c.driver == "mysql" { // without this the rest would show nothing
 					t.Logf("the driver mysql did %d of %d tasks once more", twice, c.tasks)
+					for try := 1; twice == 0 && try < 5; try++ { // one that begins late finds nothing left
+						fill(t, db, c.tasks)
+						twice = drain(t, c.driver, shop.DSN) - c.tasks
+					}
 					if twice == 0 {
 						t.Error("the workers were not in each other's way")
 					}

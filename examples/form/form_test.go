@@ -138,7 +138,7 @@ func testForm(t *testing.T, shop *testshop.Shop) {
 
 func open(t *testing.T, shop *testshop.Shop) *sql.DB {
 	t.Helper()
-	db, err := sql.Open("mysqllock", shop.DSN)
+	db, err := sql.Open("mysqllock", shop.LockDSN())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,7 +149,7 @@ func open(t *testing.T, shop *testshop.Shop) *sql.DB {
 // Two people have the same form open; who is second is told so.
 func Example() {
 	testshop.Show(func(shop *testshop.Shop) error {
-		db, err := sql.Open("mysqllock", shop.DSN)
+		db, err := sql.Open("mysqllock", shop.LockDSN())
 		if err != nil {
 			return err
 		}

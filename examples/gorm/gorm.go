@@ -63,9 +63,9 @@ func Sell(ctx context.Context, db *gorm.DB, product uint, buyer string) error {
 	})
 }
 
-// SellWithoutTransaction reads, decides and writes. First takes the lock, Save
-// commits and releases it. If nothing is saved, the lock goes when the context
-// ends: that is what cancel is for.
+// SellWithoutTransaction reads, decides and writes once. First takes the lock, Save commits
+// and releases it; another Save would need another First. If nothing is saved, the lock goes
+// when the context ends: that is what cancel is for.
 func SellWithoutTransaction(ctx context.Context, db *gorm.DB, product uint) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

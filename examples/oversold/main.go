@@ -104,7 +104,7 @@ func installed(server string) (chosen []tempserver.Binary, err error) {
 	default:
 		return nil, fmt.Errorf("-server is %q, want mysql, mariadb or all", server)
 	}
-	for _, b := range tempserver.Find() {
+	for _, b := range tempserver.EachFlavour(tempserver.Find()) {
 		if server == "all" || strings.EqualFold(server, string(b.Flavour)) {
 			chosen = append(chosen, b)
 		}
@@ -124,8 +124,8 @@ func (o options) onThrowaway(ctx context.Context, b tempserver.Binary) (err erro
 	return o.onServer(ctx, server.DSN(""), true)
 }
 
-// onServer runs the demonstration in a new database. throwaway means that the
-// server's global settings are ours.
+// onServer runs the demonstration in a new database. throwaway means that the server has
+// no others.
 func (o options) onServer(ctx context.Context, dsn string, throwaway bool) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, runLimit)
 	defer cancel()
@@ -172,12 +172,7 @@ func (o options) onServer(ctx context.Context, dsn string, throwaway bool) (err 
 	}
 	table(os.Stdout, painter(os.Stdout), results)
 	fmt.Println("\n  A wait is how long First took; with the lock it includes the queue.")
-	if throwaway {
-		err = s.showSQL(ctx)
-	} else {
-		fmt.Println("  What the driver sends is not shown: logging it is a global setting of your server.")
-	}
-	return errors.Join(append(verdicts, err)...)
+	return errors.Join(append(verdicts, s.showSQL(ctx))...)
 }
 
 // shop is the database of one demonstration.
@@ -245,15 +240,16 @@ func (s shop) sell(ctx context.Context, lock bool) (result, error) {
 func (s shop) showSQL(ctx context.Context) error {
 	var seen [2][]string
 	for i, lock := range []bool{false, true} {
-		db, err := openShop(driverName(lock), s.dsn)
-		if err != nil {
-			return err
-		}
-		pool, err := db.DB()
+		w := new(wiretap)
+		pool, err := w.open(s.dsn, lock)
 		if err != nil {
 			return err
 		}
 		defer pool.Close()
+		db, err := openShopOn(pool)
+		if err != nil {
+			return err
+		}
 		one := func() error {
 			_, err := purchase(ctx, db, lock, "a buyer")
 			return err
@@ -267,12 +263,12 @@ func (s shop) showSQL(ctx context.Context) error {
 		if err := s.restock(ctx); err != nil {
 			return err
 		}
-		if seen[i], err = listen(ctx, s.server, one); err != nil {
+		if seen[i], err = w.listen(one); err != nil {
 			return err
 		}
 	}
 	p := painter(os.Stdout)
-	fmt.Println("\n  One purchase, as the server logged it: what mysqllock adds (+) and needs no more (-).")
+	fmt.Println("\n  One purchase, as it goes to the server: what mysqllock adds (+) and needs no more (-).")
 	fmt.Println()
 	for _, line := range compare(seen[0], seen[1]) {
 		switch line[0] {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -39,11 +40,15 @@ var errSoldOut = errors.New("sold out")
 
 // openShop is the same for both drivers but for the name.
 func openShop(driver, dsn string) (*gorm.DB, error) {
-	return gorm.Open(
-		mysql.New(mysql.Config{DriverName: driver, DSN: dsn}),
-		// What goes wrong is counted and shown once, by the report.
-		&gorm.Config{Logger: logger.Default.LogMode(logger.Silent)},
-	)
+	return open(mysql.Config{DriverName: driver, DSN: dsn})
+}
+
+// openShopOn opens the shop on a handle that is there already.
+func openShopOn(db *sql.DB) (*gorm.DB, error) { return open(mysql.Config{Conn: db}) }
+
+func open(config mysql.Config) (*gorm.DB, error) {
+	// What goes wrong is counted and shown once, by the report.
+	return gorm.Open(mysql.New(config), &gorm.Config{Logger: logger.Default.LogMode(logger.Silent)})
 }
 
 // purchase sells one unit and says how long it took until the buyer had read

@@ -3,54 +3,103 @@ package main
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
+
+	"github.com/go-sql-driver/mysql"
+	"github.com/ngrok/sqlmw"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/intercept"
 )
 
-// listen returns the statements that the server gets while f runs, in order,
-// other than ours. It switches the server's general log on and off again.
-func listen(ctx context.Context, server *sql.DB, f func() error) (statements []string, err error) {
-	conn, err := server.Conn(ctx)
+// wiretap notes the statements that go to the server. It lies beneath the driver, so it
+// needs no privilege, and changes nothing on the server.
+type wiretap struct {
+	sqlmw.NullInterceptor
+	mu         sync.Mutex
+	statements []string
+}
+
+// open opens a handle on which it listens.
+func (w *wiretap) open(dsn string, lock bool) (*sql.DB, error) {
+	config, err := mysql.ParseDSN(dsn)
 	if err != nil {
 		return nil, err
 	}
-	defer conn.Close()
-	exec := func(texts ...string) error {
-		for _, text := range texts {
-			if _, err := conn.ExecContext(ctx, text); err != nil {
-				return fmt.Errorf("%s: %w", text, err)
-			}
-		}
-		return nil
+	var connector driver.Connector
+	if lock {
+		connector, err = mysqllock.NewConnector(config, mysqllock.Config{Base: intercept.With(w)})
+	} else if connector, err = mysql.NewConnector(config); err == nil {
+		connector, err = intercept.With(w)(connector)
 	}
-	if err := exec("SET GLOBAL log_output = 'TABLE'", "TRUNCATE TABLE mysql.general_log", "SET GLOBAL general_log = ON"); err != nil {
-		return nil, err
-	}
-	ferr := f()
-	if err := exec("SET GLOBAL general_log = OFF"); err != nil {
-		return nil, err
-	}
-	if ferr != nil {
-		return nil, ferr
-	}
-	// "Execute" is a prepared statement with its arguments filled in.
-	rows, err := conn.QueryContext(ctx, "SELECT argument FROM mysql.general_log"+
-		" WHERE thread_id <> CONNECTION_ID() AND command_type IN ('Query', 'Execute') ORDER BY event_time")
 	if err != nil {
 		return nil, err
 	}
-	defer rows.Close()
-	for rows.Next() {
-		var text string
-		if err := rows.Scan(&text); err != nil {
-			return nil, err
-		}
-		statements = append(statements, text)
+	return sql.OpenDB(connector), nil
+}
+
+// listen returns the statements that the server gets while f runs, in order.
+func (w *wiretap) listen(f func() error) ([]string, error) {
+	w.mu.Lock()
+	w.statements = nil
+	w.mu.Unlock()
+	err := f()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.statements, err
+}
+
+// note notes a statement that has run: one with arguments is refused at first, and prepared.
+func (w *wiretap) note(text string, err error) {
+	if errors.Is(err, driver.ErrSkip) {
+		return
 	}
-	return statements, rows.Err()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.statements = append(w.statements, text)
+}
+
+func (w *wiretap) ConnBeginTx(ctx context.Context, conn driver.ConnBeginTx, opts driver.TxOptions) (context.Context, driver.Tx, error) {
+	tx, err := conn.BeginTx(ctx, opts)
+	w.note("START TRANSACTION", err)
+	return ctx, tx, err
+}
+
+func (w *wiretap) TxCommit(_ context.Context, tx driver.Tx) error {
+	err := tx.Commit()
+	w.note("COMMIT", err)
+	return err
+}
+
+func (w *wiretap) ConnExecContext(ctx context.Context, conn driver.ExecerContext, text string, args []driver.NamedValue) (driver.Result, error) {
+	res, err := conn.ExecContext(ctx, text, args)
+	w.note(text, err)
+	return res, err
+}
+
+func (w *wiretap) ConnQueryContext(ctx context.Context, conn driver.QueryerContext, text string, args []driver.NamedValue) (context.Context, driver.Rows, error) {
+	rows, err := conn.QueryContext(ctx, text, args)
+	w.note(text, err)
+	return ctx, rows, err
+}
+
+func (w *wiretap) StmtExecContext(ctx context.Context, stmt driver.StmtExecContext, text string, args []driver.NamedValue) (driver.Result, error) {
+	res, err := stmt.ExecContext(ctx, args)
+	w.note(text, err)
+	return res, err
+}
+
+func (w *wiretap) StmtQueryContext(ctx context.Context, stmt driver.StmtQueryContext, text string, args []driver.NamedValue) (context.Context, driver.Rows, error) {
+	rows, err := stmt.QueryContext(ctx, args)
+	w.note(text, err)
+	return ctx, rows, err
 }
 
 // compare puts "+ " before what only with has, "- " before what only without

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/go-sql-driver/mysql"
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/inspect"
 	"github.com/mysqllock/mysqllock/inspect/web"
@@ -20,7 +19,8 @@ import (
 // ErrSoldOut is what a shop says that has nothing left.
 var ErrSoldOut = errors.New("sold out")
 
-// Open opens the shop. The DSN is that of github.com/go-sql-driver/mysql.
+// Open opens the shop. The DSN is that of github.com/go-sql-driver/mysql, with maxConns=25
+// or so for all connections together: then leave SetMaxOpenConns alone.
 func Open(dsn string) (*sql.DB, error) {
 	return sql.Open("mysqllock", dsn)
 }
@@ -28,11 +28,14 @@ func Open(dsn string) (*sql.DB, error) {
 // OpenLogged opens the shop, and logs locks that were lost and those that somebody
 // has waited for more than a second for.
 func OpenLogged(dsn string, logger *slog.Logger) (*sql.DB, error) {
-	base, err := mysql.ParseDSN(dsn)
+	base, locks, err := mysqllock.ParseDSN(dsn)
 	if err != nil {
 		return nil, err
 	}
-	connector, err := mysqllock.NewConnector(base, mysqllock.Config{Observer: mysqllock.LogTo(logger, time.Second)})
+	locks.Observer = mysqllock.LogTo(logger, time.Second)
+	locks.LongHold = time.Minute
+	locks.SlowWait = time.Second // as LogTo
+	connector, err := mysqllock.NewConnector(base, locks)
 	if err != nil {
 		return nil, err
 	}
@@ -62,9 +65,9 @@ func Sell(ctx context.Context, db *sql.DB, product int) error {
 	return tx.Commit()
 }
 
-// SellWithoutTransaction reads, decides and writes. The read takes the lock,
-// the write commits and releases it. If nothing is written, the lock goes when
-// the context ends: that is what cancel is for.
+// SellWithoutTransaction reads, decides and writes once. The read takes the lock, the write
+// commits and releases it; another write would need another read. If nothing is written, the
+// lock goes when the context ends: that is what cancel is for.
 func SellWithoutTransaction(ctx context.Context, db *sql.DB, product int) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -79,6 +82,24 @@ func SellWithoutTransaction(ctx context.Context, db *sql.DB, product int) error 
 	}
 	_, err := db.ExecContext(ctx, "UPDATE products SET stock = ? WHERE id = ?", stock-1, product)
 	return err
+}
+
+// SellTooMuch writes twice after one read, and so it fails: the first write gives the
+// lock back, and others may have sold the product before the second.
+func SellTooMuch(ctx context.Context, db *sql.DB, product int, buyer string) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	ctx = lockctx.With(ctx, fmt.Sprintf("product:%d", product))
+
+	var stock int
+	if err := db.QueryRowContext(ctx, "SELECT stock FROM products WHERE id = ?", product).Scan(&stock); err != nil { // takes the lock
+		return err
+	}
+	if _, err := db.ExecContext(ctx, "INSERT INTO orders (product_id, buyer) VALUES (?, ?)", product, buyer); err != nil { // commits, and gives the lock back
+		return err
+	}
+	_, err := db.ExecContext(ctx, "UPDATE products SET stock = ? WHERE id = ?", stock-1, product)
+	return err // ErrStaleRead: others may have changed the stock since it was read
 }
 
 // Stocktaking is a job that must not run twice at a time, wherever it is
