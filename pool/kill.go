@@ -20,9 +20,28 @@ import (
 // come, and end a later statement of the connection, so run no further statement there. A
 // KILL that finds the connection idle does nothing.
 func (p *Pool) KillQuery(ctx context.Context, mark string) (late bool) {
-	sent, err := p.kill(ctx, "KILL QUERY", "INFO LIKE '%"+mark+"%'")
+	sent, err := p.kill(ctx, "KILL QUERY", running(mark))
 	return sent && err != nil && server.Number(err) == 0
 }
+
+// EndQuery is KillQuery for a statement that no one waits for any more. It kills until no
+// connection runs the statement, or ctx ends, since a KILL can fail.
+func (p *Pool) EndQuery(ctx context.Context, mark string) {
+	const pause = 100 * time.Millisecond
+	for {
+		if sent, err := p.kill(ctx, "KILL QUERY", running(mark)); !sent && err == nil {
+			return
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// running is the condition for the connection that runs the statement with mark.
+func running(mark string) string { return "INFO LIKE '%" + mark + "%'" }
 
 // NewMark returns letters and digits that are in no other statement's text.
 func NewMark() string {

@@ -1023,7 +1023,7 @@ func (a *attempt) queueUp(ctx context.Context) error {
 		a.cleanup.Go(func() {
 			kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), background)
 			defer cancel()
-			a.cfg.Control.KillQuery(kctx, mark) // the server's own limit ends it, too
+			a.cfg.Control.EndQuery(kctx, mark) // the server's own limit ends it, too
 		})
 	}
 	cause := context.Cause(ctx)

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
+
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/server"
@@ -706,6 +708,60 @@ func TestLateKill(t *testing.T) {
 			return
 		}
 		t.Error("no KILL was sent")
+	})
+}
+
+// failingKill is a connection on which a KILL fails until a time, as when the server has no
+// answer for it, or another KILL hits it.
+type failingKill struct {
+	plainConn
+	until *atomic.Pointer[time.Time]
+}
+
+func (c failingKill) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
+	if until := c.until.Load(); strings.HasPrefix(text, "KILL QUERY") && time.Now().Before(*until) {
+		return nil, &mysql.MySQLError{Number: 1317, Message: "Query execution was interrupted"}
+	}
+	return c.plainConn.ExecContext(ctx, text, args)
+}
+
+// TestFailingKill: a caller that has given up leaves no waiter on the server, although the
+// first KILLs fail.
+func TestFailingKill(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		var until atomic.Pointer[time.Time]
+		control, err := pool.New(pool.Config{
+			Connect: func(ctx context.Context) (driver.Conn, error) {
+				c, err := s.Connector().Connect(ctx)
+				if err != nil {
+					return nil, err
+				}
+				return failingKill{c.(plainConn), &until}, nil
+			},
+			Max: 1, Idle: time.Minute, Setup: "SET SESSION autocommit = 1",
+		})
+		dbtest.OK(t, err)
+		t.Cleanup(control.Close)
+		p := s.process(func(cfg *rowlock.Config) { cfg.Control, cfg.TTL = control, time.Hour })
+		defer s.process(nil).hold(rowlock.Request{Keys: exclusive("k"), Wait: time.Minute})()
+		ctx, cancel := context.WithCancel(dbtest.Limited(t))
+		defer cancel()
+		failed := make(chan error, 1)
+		go func() {
+			_, _, err := p.request(ctx, rowlock.Request{Keys: exclusive("k"), Wait: time.Hour})
+			failed <- err
+		}()
+		s.waitsInServer(1)
+		end := time.Now().Add(time.Second)
+		until.Store(&end)
+		cancel()
+		began := time.Now()
+		dbtest.Want(t, <-failed, context.Canceled)
+		watch := s.Connect()
+		dbtest.Soon(t, "no waiter is left", func() bool { return s.waiters(watch) == 0 })
+		if took := time.Since(began); took > 20*time.Second { // its holder's idle limit is 30 s
+			t.Errorf("a waiter was left for %v", took)
+		}
 	})
 }
 
