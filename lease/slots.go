@@ -103,8 +103,8 @@ func (a *slotAttempt) done() {
 
 // lineUp takes a place in the line of this process.
 func (a *slotAttempt) lineUp() (*queue.Ticket, error) {
-	places := []queue.Place{{Key: a.p.Row, Slots: a.p.Slots}}
-	ticket, holder, ok := a.queue.TryEnterAs(places, a.wait == 0)
+	entries := []queue.Entry{{Key: a.p.Row, Slots: a.p.Slots}}
+	ticket, holder, ok := a.queue.TryEnterAs(entries, a.wait == 0)
 	if ok {
 		return ticket, nil
 	}
@@ -112,9 +112,9 @@ func (a *slotAttempt) lineUp() (*queue.Ticket, error) {
 	if err := a.mayWait(); err != nil {
 		return nil, err
 	}
-	ticket, err := a.queue.EnterAs(a.patient, places)
+	ticket, err := a.queue.EnterAs(a.patient, entries)
 	if err != nil {
-		a.holder = a.queue.HolderOf(places[0])
+		a.holder = a.queue.HolderOf(entries[0])
 		return nil, context.Cause(a.patient)
 	}
 	return ticket, nil

@@ -350,16 +350,16 @@ func (a *attempt) finish() {
 	a.end()
 }
 
-// places are the places in line that the attempt needs.
-func (a *attempt) places() []queue.Place {
+// entries are what the attempt wants of the lines of its keys.
+func (a *attempt) entries() []queue.Entry {
 	if n := len(a.r.Slots); n > 0 {
-		return []queue.Place{{Key: a.r.Slots[0], Slots: n}}
+		return []queue.Entry{{Key: a.r.Slots[0], Slots: n}}
 	}
-	places := make([]queue.Place, len(a.r.Keys))
+	entries := make([]queue.Entry, len(a.r.Keys))
 	for i, key := range a.r.Keys {
-		places[i] = queue.Place{Key: key.Name, Shared: key.Shared}
+		entries[i] = queue.Entry{Key: key.Name, Shared: key.Shared}
 	}
-	return places
+	return entries
 }
 
 var (
@@ -417,7 +417,7 @@ func (a *attempt) begin(ctx context.Context) (*pool.Txn, error) {
 	}
 	var holder *lockerr.Holder
 	var front bool
-	a.ticket, holder, front = a.cfg.Queue.TryEnterAs(a.places(), a.r.Wait == 0)
+	a.ticket, holder, front = a.cfg.Queue.TryEnterAs(a.entries(), a.r.Wait == 0)
 	if !front {
 		if a.r.Wait == 0 {
 			a.holder = holder
@@ -553,10 +553,10 @@ func (a *attempt) lineUp(ctx context.Context) error {
 		return err
 	}
 	defer done()
-	if a.ticket, err = a.cfg.Queue.EnterAs(ctx, a.places()); err != nil {
-		for _, place := range a.places() {
+	if a.ticket, err = a.cfg.Queue.EnterAs(ctx, a.entries()); err != nil {
+		for _, e := range a.entries() {
 			if a.holder == nil {
-				a.holder = a.cfg.Queue.HolderOf(place)
+				a.holder = a.cfg.Queue.HolderOf(e)
 			}
 		}
 		if ctx.Err() == nil {

@@ -255,7 +255,7 @@ func TestSlotsAllTaken(t *testing.T) {
 		granted := make(chan func(), 1)
 		go func() { granted <- p.hold(rowlock.Request{Slots: slots(1), Wait: time.Minute}) }()
 		s.waitsInServer(1)
-		ticket, _, front := p.queue.TryEnterAs([]queue.Place{{Key: "s", Slots: 3}}, false)
+		ticket, _, front := p.queue.TryEnterAs([]queue.Entry{{Key: "s", Slots: 3}}, false)
 		if !front {
 			t.Fatal("one who asks for three slots is not in front")
 		}

@@ -35,13 +35,13 @@ func (w Sought) wanted(tickets []*queue.Ticket) *queue.Wanted {
 	if len(tickets) == 0 && len(w.places) < 2 {
 		return nil
 	}
-	return &queue.Wanted{Queue: w.line, Holds: tickets, Places: inLine(w.places)}
+	return &queue.Wanted{Queue: w.line, Holds: tickets, Entries: inLine(w.places)}
 }
 
 // inLine is how callers line up for places.
-func inLine(places []Place) (out []queue.Place) {
+func inLine(places []Place) (out []queue.Entry) {
 	for _, p := range places {
-		out = append(out, queue.Place{Key: p.Row, Shared: p.Shared, Slots: p.Slots})
+		out = append(out, queue.Entry{Key: p.Row, Shared: p.Shared, Slots: p.Slots})
 	}
 	return out
 }

@@ -15,9 +15,9 @@ var graph struct {
 
 // Wanted is what a caller waits for, and what it holds meanwhile.
 type Wanted struct {
-	Queue  *Queue
-	Places []Place   // without those for slots, since any holder of a slot may release it
-	Holds  []*Ticket // of the caller, which does not release them before its wait has ended
+	Queue   *Queue
+	Entries []Entry   // without those for slots, since any holder of a slot may release it
+	Holds   []*Ticket // of the caller, which does not release them before its wait has ended
 
 	// Guarded by graph.mu.
 	own *Ticket // it is in front of the first lines, while the caller waits for the others
@@ -31,7 +31,7 @@ type Wanted struct {
 // Wait knows only the callers of this process. The last of them to begin its wait sees
 // the deadlock, since all others are noted before.
 func (w *Wanted) Wait() (done func(), ok bool) {
-	if len(w.Holds) == 0 && len(w.Places) < 2 {
+	if len(w.Holds) == 0 && len(w.Entries) < 2 {
 		return func() {}, true
 	}
 	graph.mu.Lock()
@@ -52,7 +52,7 @@ func (w *Wanted) Wait() (done func(), ok bool) {
 
 // In returns a context by which [Queue.EnterAs] knows that it acts for w.
 func (w *Wanted) In(ctx context.Context) context.Context {
-	if len(w.Places) < 2 {
+	if len(w.Entries) < 2 {
 		return ctx
 	}
 	return context.WithValue(ctx, wantedKey{}, w)
@@ -103,18 +103,18 @@ func (w *Wanted) keeps(t *Ticket) bool { return t == w.own || slices.Contains(w.
 func (w *Wanted) inTheWay() (tickets []*Ticket) {
 	w.Queue.mu.Lock()
 	defer w.Queue.mu.Unlock()
-	for _, p := range w.Places[w.has:] {
-		if p.Slots > 0 {
+	for _, e := range w.Entries[w.has:] {
+		if e.Slots > 0 {
 			continue
 		}
-		l := w.Queue.lines[p.name()]
-		alone := !p.Shared || !l.isShared()
+		l := w.Queue.lines[e.name()]
+		alone := !e.Shared || !l.isShared()
 		for _, t := range l.inFront() {
 			if t != w.own && (alone || t.holder == nil) {
 				tickets = append(tickets, t)
 			}
 		}
-		for _, t := range w.Queue.claims[p.Key] {
+		for _, t := range w.Queue.claims[e.Key] {
 			if alone || !t.shared {
 				tickets = append(tickets, t)
 			}
@@ -132,7 +132,7 @@ func (l *line) isShared() bool {
 		return false
 	}
 	for at := l.waiting.Front(); at != nil; at = at.Next() {
-		if !at.Value.(*waiter).place.Shared {
+		if !at.Value.(*waiter).entry.Shared {
 			return false
 		}
 	}
@@ -146,22 +146,22 @@ func (l *line) inFront() []*Ticket {
 	return l.front
 }
 
-// Claim notes a holder of places that is not in front of their lines: a transaction that
+// Claim notes a holder that is not in front of the lines of entries: a transaction that
 // locks further rows does not queue. Leave ends the claim.
-func (q *Queue) Claim(places []Place) *Ticket {
+func (q *Queue) Claim(entries []Entry) *Ticket {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.claims == nil {
 		q.claims = make(map[string][]*Ticket)
 	}
 	t := q.ticket()
-	for _, p := range places {
-		if p.Slots > 0 {
+	for _, e := range entries {
+		if e.Slots > 0 {
 			continue
 		}
-		t.shared = t.shared || p.Shared
-		t.claims = append(t.claims, p.Key)
-		q.claims[p.Key] = append(q.claims[p.Key], t)
+		t.shared = t.shared || e.Shared
+		t.claims = append(t.claims, e.Key)
+		q.claims[e.Key] = append(q.claims[e.Key], t)
 	}
 	return t
 }

@@ -20,9 +20,9 @@ func TestWaitBehindWriter(t *testing.T) {
 					a.Granted(&lockerr.Holder{})
 					var b *Ticket
 					if claimed {
-						b = q.Claim([]Place{{Key: "b", Shared: true}})
+						b = q.Claim([]Entry{{Key: "b", Shared: true}})
 					} else {
-						b, _, _ = q.TryEnterAs([]Place{{Key: "b", Shared: true}}, false)
+						b, _, _ = q.TryEnterAs([]Entry{{Key: "b", Shared: true}}, false)
 						b.Granted(&lockerr.Holder{})
 					}
 					ctx, cancel := context.WithCancel(t.Context())
@@ -37,8 +37,8 @@ func TestWaitBehindWriter(t *testing.T) {
 						synctest.Wait()
 					}
 					waits := []*Wanted{
-						{Queue: &q, Holds: []*Ticket{a}, Places: []Place{{Key: "b", Shared: true}}},
-						{Queue: &q, Holds: []*Ticket{b}, Places: []Place{{Key: "a"}}},
+						{Queue: &q, Holds: []*Ticket{a}, Entries: []Entry{{Key: "b", Shared: true}}},
+						{Queue: &q, Holds: []*Ticket{b}, Entries: []Entry{{Key: "a"}}},
 					}
 					first, second := waits[0], waits[1]
 					if last {

@@ -22,20 +22,20 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// Place is what a caller wants of a line.
-type Place struct {
+// Entry is what a caller wants of a line.
+type Entry struct {
 	Key    string
 	Shared bool // in front together with others that share the key
 	Slots  int  // in front if fewer than so many are; 0 is without slots. A key's slots have a line of their own
 }
 
 // alone wants each of the lines of keys for one caller alone.
-func alone(keys []string) []Place {
-	places := make([]Place, len(keys))
+func alone(keys []string) []Entry {
+	entries := make([]Entry, len(keys))
 	for i, key := range keys {
-		places[i].Key = key
+		entries[i].Key = key
 	}
-	return places
+	return entries
 }
 
 // Queue has a line for each key, and one for its slots. The zero value is ready to use.
@@ -51,7 +51,7 @@ type name struct {
 	slots bool
 }
 
-func (p Place) name() name { return name{p.Key, p.Slots > 0} }
+func (e Entry) name() name { return name{e.Key, e.Slots > 0} }
 
 // line exists while a ticket is in front of it. It is guarded by Queue.mu.
 type line struct {
@@ -66,7 +66,7 @@ type line struct {
 
 type waiter struct {
 	ticket    *Ticket
-	place     Place
+	entry     Entry
 	successor bool          // the lock can be handed over to it
 	front     chan struct{} // closed when it is
 }
@@ -74,24 +74,24 @@ type waiter struct {
 // Ticket says that a caller is in front of the lines of some keys, or of the line for the slots
 // of one key.
 type Ticket struct {
-	q       *Queue
-	passing bool            // it will not wait, so no one needs to wait for it
-	places  []position      // guarded by Queue.mu once there is one
-	first   [1]position     // of places
-	claims  []string        // see Queue.Claim; guarded by Queue.mu
-	shared  bool            // one of claims is shared
-	holder  *lockerr.Holder // nil before the ticket holds the lock; guarded by Queue.mu
-	since   time.Time       // when holder was set
-	handed  any             // what the holder before it has handed over
-	slot    int             // the slot that it holds, noSlot before Holds; guarded by Queue.mu
-	free    int             // the slot that is kept for it, or noSlot; guarded by Queue.mu
-	told    bool            // Free has returned that slot; guarded by Queue.mu
-	freed   chan struct{}   // closed while a slot is kept that Free has not returned; guarded by Queue.mu
+	q         *Queue
+	passing   bool            // it will not wait, so no one needs to wait for it
+	positions []position      // guarded by Queue.mu once there is one
+	first     [1]position     // of positions
+	claims    []string        // see Queue.Claim; guarded by Queue.mu
+	shared    bool            // one of claims is shared
+	holder    *lockerr.Holder // nil before the ticket holds the lock; guarded by Queue.mu
+	since     time.Time       // when holder was set
+	handed    any             // what the holder before it has handed over
+	slot      int             // the slot that it holds, noSlot before Holds; guarded by Queue.mu
+	free      int             // the slot that is kept for it, or noSlot; guarded by Queue.mu
+	told      bool            // Free has returned that slot; guarded by Queue.mu
+	freed     chan struct{}   // closed while a slot is kept that Free has not returned; guarded by Queue.mu
 }
 
 // position is where a ticket stands in a line.
 type position struct {
-	Place
+	Entry
 	line *line
 }
 
@@ -99,7 +99,7 @@ const noSlot = -1
 
 func (q *Queue) ticket() *Ticket {
 	t := &Ticket{q: q, slot: noSlot, free: noSlot}
-	t.places = t.first[:0]
+	t.positions = t.first[:0]
 	return t
 }
 
@@ -117,21 +117,21 @@ func (q *Queue) Enter(ctx context.Context, keys []string) (*Ticket, error) {
 	return q.EnterAs(ctx, alone(keys))
 }
 
-// TryEnterAs is TryEnter for other places. passing is for a caller that will not wait in
+// TryEnterAs is TryEnter for any entries. passing is for a caller that will not wait in
 // front either: it may share a key with others in front that do not hold it yet.
-func (q *Queue) TryEnterAs(places []Place, passing bool) (t *Ticket, holder *lockerr.Holder, ok bool) {
+func (q *Queue) TryEnterAs(entries []Entry, passing bool) (t *Ticket, holder *lockerr.Holder, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for _, p := range places {
-		l := q.lines[p.name()]
-		if free := l == nil || l.free(p) || passing && l.passes(p); !free {
+	for _, e := range entries {
+		l := q.lines[e.name()]
+		if free := l == nil || l.free(e) || passing && l.passes(e); !free {
 			return nil, l.holder(), false
 		}
 	}
 	t = q.ticket()
 	t.passing = passing
-	for _, p := range places {
-		q.admit(t, p)
+	for _, e := range entries {
+		q.admit(t, e)
 	}
 	return t, nil, true
 }
@@ -140,15 +140,15 @@ func (q *Queue) TryEnterAs(places []Place, passing bool) (t *Ticket, holder *loc
 var ErrDeadlock = lockerr.With(lockerr.ErrDeadlock, errors.New(
 	"the holder of the key waits for a key that this caller holds; lock keys in the same order everywhere, or together, with WithKeys"))
 
-// EnterAs is Enter for other places. The error is ctx's, or ErrDeadlock.
-func (q *Queue) EnterAs(ctx context.Context, places []Place) (*Ticket, error) {
+// EnterAs is Enter for any entries. The error is ctx's, or ErrDeadlock.
+func (q *Queue) EnterAs(ctx context.Context, entries []Entry) (*Ticket, error) {
 	t := q.ticket()
-	for i, p := range places {
+	for i, e := range entries {
 		if i > 0 && stuck(ctx, t, i) {
 			t.Leave()
 			return nil, ErrDeadlock
 		}
-		if !q.enter(ctx, t, p, false, Ends{}) {
+		if !q.enter(ctx, t, e, false, Ends{}) {
 			t.Leave()
 			return nil, ctx.Err()
 		}
@@ -167,22 +167,22 @@ type Ends struct {
 // HandedOver. It returns nil if the wait has ended.
 func (q *Queue) Succeed(ctx context.Context, key string, ends Ends) *Ticket {
 	t := q.ticket()
-	if !q.enter(ctx, t, Place{Key: key}, true, ends) {
+	if !q.enter(ctx, t, Entry{Key: key}, true, ends) {
 		return nil
 	}
 	return t
 }
 
 // enter reports whether t has come to the front of the line before the wait ended.
-func (q *Queue) enter(ctx context.Context, t *Ticket, p Place, successor bool, ends Ends) bool {
+func (q *Queue) enter(ctx context.Context, t *Ticket, e Entry, successor bool, ends Ends) bool {
 	q.mu.Lock()
-	l := q.lines[p.name()]
-	if l == nil || l.free(p) {
-		q.admit(t, p)
+	l := q.lines[e.name()]
+	if l == nil || l.free(e) {
+		q.admit(t, e)
 		q.mu.Unlock()
 		return true
 	}
-	w := &waiter{ticket: t, place: p, successor: successor, front: make(chan struct{})}
+	w := &waiter{ticket: t, entry: e, successor: successor, front: make(chan struct{})}
 	at := l.waiting.PushBack(w)
 	q.mu.Unlock()
 	select {
@@ -205,18 +205,18 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, p Place, successor bool, e
 }
 
 // free reports whether a new caller can come to the front at once.
-func (l *line) free(p Place) bool { return l.waiting.Len() == 0 && l.admits(p) }
+func (l *line) free(e Entry) bool { return l.waiting.Len() == 0 && l.admits(e) }
 
 // admits reports whether the first waiter can come to the front.
-func (l *line) admits(p Place) bool {
-	if p.Slots > 0 {
-		return len(l.front) < p.Slots
+func (l *line) admits(e Entry) bool {
+	if e.Slots > 0 {
+		return len(l.front) < e.Slots
 	}
-	return len(l.front) == 0 || p.Shared && l.shared && l.pending == 0
+	return len(l.front) == 0 || e.Shared && l.shared && l.pending == 0
 }
 
-// passes reports whether all in the line share the key, as p does.
-func (l *line) passes(p Place) bool { return p.Shared && l.isShared() }
+// passes reports whether all in the line share the key, as e does.
+func (l *line) passes(e Entry) bool { return e.Shared && l.isShared() }
 
 // held returns one of those in front that holds the key, or nil.
 func (l *line) held() *Ticket {
@@ -240,13 +240,13 @@ func (l *line) holder() *lockerr.Holder {
 }
 
 // admit puts t in front.
-func (q *Queue) admit(t *Ticket, p Place) {
-	l := q.lines[p.name()]
+func (q *Queue) admit(t *Ticket, e Entry) {
+	l := q.lines[e.name()]
 	if l == nil {
 		if q.lines == nil {
 			q.lines = make(map[name]*line)
 		}
-		l = &line{name: p.name()}
+		l = &line{name: e.name()}
 		l.front = l.first[:0]
 		q.lines[l.name] = l
 	}
@@ -254,9 +254,9 @@ func (q *Queue) admit(t *Ticket, p Place) {
 	if !t.passing {
 		l.pending++
 	}
-	l.shared = p.Shared
-	t.places = append(t.places, position{p, l})
-	if p.Slots > 0 {
+	l.shared = e.Shared
+	t.positions = append(t.positions, position{e, l})
+	if e.Slots > 0 {
 		t.freed = make(chan struct{})
 		t.next(l)
 	}
@@ -267,11 +267,11 @@ func (q *Queue) advance(l *line) {
 	together := l.shared && l.pending == 0 && l.held() != nil
 	for at := l.waiting.Front(); at != nil; at = l.waiting.Front() {
 		w := at.Value.(*waiter)
-		if next := l.admits(w.place) || together && w.place.Shared; !next {
+		if next := l.admits(w.entry) || together && w.entry.Shared; !next {
 			break
 		}
 		l.waiting.Remove(at)
-		q.admit(w.ticket, w.place)
+		q.admit(w.ticket, w.entry)
 		close(w.front)
 	}
 	if len(l.front) == 0 {
@@ -284,10 +284,10 @@ func (t *Ticket) HandedOver() any { return t.handed }
 
 // slots returns the line in front of which t is for a slot, or nil.
 func (t *Ticket) slots() *line {
-	if len(t.places) == 0 || t.places[0].Slots == 0 {
+	if len(t.positions) == 0 || t.positions[0].Slots == 0 {
 		return nil
 	}
-	return t.places[0].line
+	return t.positions[0].line
 }
 
 // Holds notes which of the slots the ticket holds.
@@ -421,7 +421,7 @@ func (l *line) give(slot int) {
 		return
 	}
 	for _, t := range l.front {
-		if !t.passing && t.slot == noSlot && t.free == noSlot && slot < t.places[0].Slots {
+		if !t.passing && t.slot == noSlot && t.free == noSlot && slot < t.positions[0].Slots {
 			t.keep(slot)
 			return
 		}
@@ -433,7 +433,7 @@ func (l *line) give(slot int) {
 func (t *Ticket) next(l *line) {
 	t.free, t.told = noSlot, false
 	for i, slot := range slices.Backward(l.left) {
-		if slot < t.places[0].Slots {
+		if slot < t.positions[0].Slots {
 			l.left = slices.Delete(l.left, i, i+1)
 			t.keep(slot)
 			return
@@ -453,7 +453,7 @@ func (t *Ticket) Granted(h *lockerr.Holder) {
 	defer t.q.mu.Unlock()
 	first := t.holder == nil
 	t.holder, t.since = h, time.Now()
-	for _, p := range t.places {
+	for _, p := range t.positions {
 		if first && !t.passing {
 			p.line.pending--
 			t.q.advance(p.line)
@@ -467,10 +467,10 @@ func (t *Ticket) Granted(h *lockerr.Holder) {
 func (t *Ticket) HandOver(what any) bool {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
-	if len(t.places) != 1 || t.places[0].Place != (Place{Key: t.places[0].Key}) {
+	if len(t.positions) != 1 || t.positions[0].Entry != (Entry{Key: t.positions[0].Key}) {
 		return false
 	}
-	next := t.places[0].line.waiting.Front()
+	next := t.positions[0].line.waiting.Front()
 	if next == nil || !next.Value.(*waiter).successor {
 		return false
 	}
@@ -491,7 +491,7 @@ func (t *Ticket) Leave() {
 }
 
 func (t *Ticket) leave() {
-	for _, p := range t.places {
+	for _, p := range t.positions {
 		l := p.line
 		at := slices.Index(l.front, t)
 		l.front = slices.Delete(l.front, at, at+1)
@@ -502,7 +502,7 @@ func (t *Ticket) leave() {
 		l.give(t.free)
 		t.q.advance(l)
 	}
-	t.places = nil
+	t.positions = nil
 	t.disclaim()
 }
 
@@ -517,13 +517,13 @@ func (q *Queue) Waiting(key string) int {
 }
 
 // Holder returns the holder of key in this process, or nil.
-func (q *Queue) Holder(key string) *lockerr.Holder { return q.HolderOf(Place{Key: key}) }
+func (q *Queue) Holder(key string) *lockerr.Holder { return q.HolderOf(Entry{Key: key}) }
 
-// HolderOf is Holder for other places: it returns one of several holders.
-func (q *Queue) HolderOf(p Place) *lockerr.Holder {
+// HolderOf is Holder for any entry: it returns one of several holders.
+func (q *Queue) HolderOf(e Entry) *lockerr.Holder {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if l := q.lines[p.name()]; l != nil {
+	if l := q.lines[e.name()]; l != nil {
 		return l.holder()
 	}
 	return nil

@@ -29,11 +29,11 @@ func newCrowd(t *testing.T) *crowd {
 }
 
 // comes lets somebody come, to whom others may come next.
-func (c *crowd) comes(who string, places ...Place) {
+func (c *crowd) comes(who string, entries ...Entry) {
 	own, cancel := context.WithCancel(ctx)
 	c.cancels[who] = cancel
 	go func() {
-		if ticket, err := c.q.EnterAs(own, places); err == nil {
+		if ticket, err := c.q.EnterAs(own, entries); err == nil {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			c.tickets[who] = ticket
@@ -83,7 +83,7 @@ func (c *crowd) end() {
 	c.q.empty(c.t)
 }
 
-var reader, writer = Place{Key: "k", Shared: true}, Place{Key: "k"}
+var reader, writer = Entry{Key: "k", Shared: true}, Entry{Key: "k"}
 
 // TestReadersGoTogether: the first of them alone, until it holds the key.
 func TestReadersGoTogether(t *testing.T) {
@@ -135,7 +135,7 @@ func TestNobodyPassesAWriter(t *testing.T) {
 		c.want("r1 r2")
 		c.granted("r2")
 		c.want("r1 r2")
-		if _, _, ok := c.q.TryEnterAs([]Place{reader}, true); ok {
+		if _, _, ok := c.q.TryEnterAs([]Entry{reader}, true); ok {
 			t.Error("a reader slipped past a writer that waits")
 		}
 		c.leaves("r1")
@@ -183,14 +183,14 @@ func TestPassing(t *testing.T) {
 		c := newCrowd(t)
 		c.comes("r1", reader)
 		c.comes("r2", reader)
-		if _, _, ok := c.q.TryEnterAs([]Place{reader}, false); ok {
+		if _, _, ok := c.q.TryEnterAs([]Entry{reader}, false); ok {
 			t.Error("somebody who may wait came to the front before the first reader has the key")
 		}
-		passing, _, ok := c.q.TryEnterAs([]Place{reader}, true)
+		passing, _, ok := c.q.TryEnterAs([]Entry{reader}, true)
 		if !ok {
 			t.Fatal("among readers, a reader that does not wait is not let in")
 		}
-		if _, _, ok := c.q.TryEnterAs([]Place{writer}, true); ok {
+		if _, _, ok := c.q.TryEnterAs([]Entry{writer}, true); ok {
 			t.Error("a writer is in front together with readers")
 		}
 		passing.Leave()
@@ -199,7 +199,7 @@ func TestPassing(t *testing.T) {
 		c.end()
 
 		c.comes("w", writer)
-		if _, _, ok := c.q.TryEnterAs([]Place{reader}, true); ok {
+		if _, _, ok := c.q.TryEnterAs([]Entry{reader}, true); ok {
 			t.Error("a reader is in front together with a writer")
 		}
 		c.end()
@@ -215,7 +215,7 @@ func TestPassingReadersStarveNobody(t *testing.T) {
 		c.comes("r2", reader)
 		var passing *Ticket
 		for i := range 1000 {
-			next, _, ok := c.q.TryEnterAs([]Place{reader}, true)
+			next, _, ok := c.q.TryEnterAs([]Entry{reader}, true)
 			if !ok {
 				t.Fatal("among readers, a reader that does not wait is not let in")
 			}
@@ -238,18 +238,18 @@ func TestPassingReadersStarveNobody(t *testing.T) {
 		passing.Leave()
 		c.end()
 
-		passing, _, _ = c.q.TryEnterAs([]Place{reader}, true)
+		passing, _, _ = c.q.TryEnterAs([]Entry{reader}, true)
 		c.comes("r1", reader)
 		c.want("r1")
 		passing.Leave()
 		c.end()
 
 		// A writer is waited for.
-		passing, _, _ = c.q.TryEnterAs([]Place{reader}, true)
+		passing, _, _ = c.q.TryEnterAs([]Entry{reader}, true)
 		c.comes("w", writer)
 		c.comes("r1", reader)
 		c.want("")
-		if _, _, ok := c.q.TryEnterAs([]Place{reader}, true); ok {
+		if _, _, ok := c.q.TryEnterAs([]Entry{reader}, true); ok {
 			t.Error("a reader slipped past a writer that waits")
 		}
 		passing.Leave()
@@ -263,20 +263,20 @@ func TestPassingReadersStarveNobody(t *testing.T) {
 func TestKeysAndReaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(t)
-		c.comes("w", Place{Key: "b"})
-		c.comes("r1", Place{Key: "a", Shared: true}, Place{Key: "b", Shared: true})
-		c.comes("r2", Place{Key: "a", Shared: true})
+		c.comes("w", Entry{Key: "b"})
+		c.comes("r1", Entry{Key: "a", Shared: true}, Entry{Key: "b", Shared: true})
+		c.comes("r2", Entry{Key: "a", Shared: true})
 		c.want("w")
 		c.givesUp("r1")
 		c.want("r2 w")
-		c.comes("r3", Place{Key: "a", Shared: true}, Place{Key: "b", Shared: true}, Place{Key: "c"})
+		c.comes("r3", Entry{Key: "a", Shared: true}, Entry{Key: "b", Shared: true}, Entry{Key: "c"})
 		c.granted("r2")
 		c.leaves("w")
 		c.want("r2 r3")
 		c.granted("r3")
 		c.granted("r3") // once more
-		c.comes("r4", Place{Key: "a", Shared: true}, Place{Key: "b", Shared: true})
-		c.comes("r5", Place{Key: "c", Shared: true})
+		c.comes("r4", Entry{Key: "a", Shared: true}, Entry{Key: "b", Shared: true})
+		c.comes("r5", Entry{Key: "c", Shared: true})
 		c.want("r2 r3 r4")
 		c.end()
 	})
@@ -301,7 +301,7 @@ func TestHolderOfMany(t *testing.T) {
 		if h := c.q.Holder("k"); h != nil {
 			t.Errorf("who does not hold it yet is %v", h)
 		}
-		if h := c.q.HolderOf(Place{Key: "k", Slots: 1}); h != nil {
+		if h := c.q.HolderOf(Entry{Key: "k", Slots: 1}); h != nil {
 			t.Errorf("nobody is %v", h)
 		}
 		c.end()
@@ -330,7 +330,7 @@ func TestSharedIsNotHandedOver(t *testing.T) {
 	})
 }
 
-func slots(n int) Place { return Place{Key: "k", Slots: n} }
+func slots(n int) Entry { return Entry{Key: "k", Slots: n} }
 
 func TestSlots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -339,11 +339,11 @@ func TestSlots(t *testing.T) {
 			c.comes(who, slots(3))
 		}
 		c.want("a b c")
-		if _, _, ok := c.q.TryEnterAs([]Place{slots(3)}, true); ok {
+		if _, _, ok := c.q.TryEnterAs([]Entry{slots(3)}, true); ok {
 			t.Error("there is no slot for one more")
 		}
 		c.granted("b")
-		if _, h, _ := c.q.TryEnterAs([]Place{slots(3)}, true); h == nil || h.Program != "b" {
+		if _, h, _ := c.q.TryEnterAs([]Entry{slots(3)}, true); h == nil || h.Program != "b" {
 			t.Errorf("the holder is %v", h)
 		}
 		c.want("a b c")
@@ -456,7 +456,7 @@ func TestSlotIsForTheFirst(t *testing.T) {
 		c := newCrowd(t)
 		enters := func(who string, passing bool) {
 			t.Helper()
-			ticket, _, ok := c.q.TryEnterAs([]Place{slots(5)}, passing)
+			ticket, _, ok := c.q.TryEnterAs([]Entry{slots(5)}, passing)
 			if !ok {
 				t.Fatalf("%s does not come to the front", who)
 			}
@@ -533,7 +533,7 @@ func TestSlotsStorm(t *testing.T) {
 		all.Go(func() {
 			for range 300 {
 				place := slots(2 + rand.N(2))
-				ticket, err := q.EnterAs(limited, []Place{place})
+				ticket, err := q.EnterAs(limited, []Entry{place})
 				if err != nil {
 					t.Errorf("nobody comes through: %v", err)
 					return
@@ -592,13 +592,13 @@ func TestSharedStorm(t *testing.T) {
 	for range 16 {
 		all.Go(func() {
 			for range 300 {
-				var places []Place
+				var entries []Entry
 				if i := rand.N(12); i < 4 {
-					places = []Place{{Key: fmt.Sprint(i), Slots: 2 + rand.N(2)}}
+					entries = []Entry{{Key: fmt.Sprint(i), Slots: 2 + rand.N(2)}}
 				} else {
 					for i := range readers {
 						if rand.N(3) == 0 {
-							places = append(places, Place{Key: fmt.Sprint(i), Shared: rand.N(4) > 0})
+							entries = append(entries, Entry{Key: fmt.Sprint(i), Shared: rand.N(4) > 0})
 						}
 					}
 				}
@@ -609,9 +609,9 @@ func TestSharedStorm(t *testing.T) {
 				var ticket *Ticket
 				var err error
 				if rand.N(4) == 0 {
-					ticket, _, _ = q.TryEnterAs(places, rand.N(2) == 0)
+					ticket, _, _ = q.TryEnterAs(entries, rand.N(2) == 0)
 				} else {
-					ticket, err = q.EnterAs(own, places)
+					ticket, err = q.EnterAs(own, entries)
 				}
 				stop()
 				if err != nil && own == limited {
@@ -621,7 +621,7 @@ func TestSharedStorm(t *testing.T) {
 				if ticket == nil {
 					continue
 				}
-				for _, p := range places {
+				for _, p := range entries {
 					i := p.Key[0] - '0'
 					switch {
 					case p.Slots > 0:
@@ -645,7 +645,7 @@ func TestSharedStorm(t *testing.T) {
 					ticket.Granted(&lockerr.Holder{})
 				}
 				time.Sleep(rand.N(50 * time.Microsecond))
-				for _, p := range places {
+				for _, p := range entries {
 					i := p.Key[0] - '0'
 					switch {
 					case p.Slots > 0:
