@@ -6,7 +6,6 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/step"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 // A transaction under an advisory lock begins on its own connection while the lock is asked
@@ -21,7 +20,7 @@ func (a *attempt) tryBegin(ctx context.Context, over *Lock) (*Lock, error) {
 	lock, err := a.try(ctx, over)
 	if c := a.begun; c != nil {
 		if b.Begun = err == nil && lock != nil; !b.Begun {
-			rollback(ctx, c)
+			c.Abandon(ctx, slack)
 		}
 		b.Done()
 	}
@@ -45,13 +44,4 @@ func (a *attempt) begin(ctx context.Context) {
 		return
 	}
 	a.begun = c
-}
-
-// rollback ends the transaction that has begun for nothing. The caller may be gone.
-func rollback(ctx context.Context, c *pool.Conn) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), slack)
-	defer cancel()
-	if server.Exec(step.For(ctx, step.Other), c.Conn, "ROLLBACK") != nil {
-		c.Taint()
-	}
 }

@@ -86,9 +86,7 @@ func (a *attempt) beginOn(ctx context.Context, c *pool.Conn, b *strategy.Beginni
 		if server.Missing(err) || server.Denied(err) {
 			a.noBegin.Store(true)
 		}
-		if server.Exec(context.WithoutCancel(ctx), c.Conn, "ROLLBACK") != nil {
-			c.Taint()
-		}
+		c.Abandon(ctx, background)
 	}
 	return s, ours, err
 }
@@ -173,26 +171,25 @@ func (l *Locker) endsWith(conn driver.Conn, leases []*Lease) bool {
 }
 
 // CommitAndRelease is Commit that releases the lease, which was taken with the
-// transaction's BEGIN on conn. After committed Release has nothing left to do; if the
+// transaction's BEGIN on conn. After done Release has nothing left to do; if the
 // outcome is unknown, it releases the lease where the commit has not.
-func (l *Locker) CommitAndRelease(ctx context.Context, conn driver.Conn, s *Lease) (committed bool, err error) {
+func (l *Locker) CommitAndRelease(ctx context.Context, conn driver.Conn, s *Lease) (done, unknown bool, err error) {
 	ctx = marked(ctx, step.Fence, s)
 	s.setEnding(true)
-	committed, err = l.commit(ctx, conn, []*Lease{s}, func(left time.Duration, mark string) (bool, error) {
-		held, err := l.giveOn(ctx, conn, s, left, mark)
-		if err == nil && held {
-			s.home = nil
-		}
-		return held, err
+	done, unknown, err = l.commit(ctx, conn, []*Lease{s}, &l.noBegin, func(left time.Duration, mark string) string {
+		return l.giveSQL(s, left, mark)
 	})
+	if done {
+		s.home = nil
+	}
 	s.mu.Lock()
-	s.given, s.maybe = committed, err != nil && Unknown(err)
+	s.given, s.maybe = done, unknown
 	s.ending = s.given || s.maybe
 	s.mu.Unlock()
-	if !committed && err == nil || unwritable(err) {
+	if !done && err == nil || unwritable(err) {
 		return l.Commit(ctx, conn, []*Lease{s})
 	}
-	return committed, err
+	return done, unknown, err
 }
 
 // unwritable reports that the server refuses to write in the transaction, which goes on:
@@ -202,24 +199,19 @@ func unwritable(err error) bool {
 	return n == 1792 || n == 1665
 }
 
-// giveOn commits and releases the lease if it is held.
-func (l *Locker) giveOn(ctx context.Context, conn driver.Conn, s *Lease, bound time.Duration, mark string) (held bool, err error) {
+// giveSQL releases the lease and commits if the lease is held.
+func (l *Locker) giveSQL(s *Lease, bound time.Duration, mark string) string {
 	wake := lockname.OfWakeUp(l.namespace, s.key)
 	if !l.info.MariaDB {
-		rows, err := server.Query(ctx, conn, fmt.Sprintf("CALL %s(%s, %s, %d, %s, '%s', '%s') /* fence, release and COMMIT */", l.table.GiveProcedure(),
-			schema.Literal(l.namespace), schema.Literal(s.key), s.token, schema.Literal(s.l.owner), wake, mark))
-		if server.Missing(err) || server.Denied(err) {
-			l.noBegin.Store(true)
-			return false, errNoCommit
-		}
-		return committed(rows, err)
+		return fmt.Sprintf("CALL %s(%s, %s, %d, %s, '%s', '%s') /* fence, release and COMMIT */", l.table.GiveProcedure(),
+			schema.Literal(l.namespace), schema.Literal(s.key), s.token, schema.Literal(s.l.owner), wake, mark)
 	}
-	return committed(server.Query(ctx, conn, "BEGIN NOT ATOMIC SAVEPOINT mysqllock_done; SET @mysqllock_held = 0; "+
+	return "BEGIN NOT ATOMIC SAVEPOINT mysqllock_done; SET @mysqllock_held = 0; " +
 		l.bounded(fmt.Sprintf("SELECT COUNT(*) INTO @mysqllock_held FROM %s r WHERE %s AND r.token = %d AND r.owner = %s AND %s FOR UPDATE; ",
-			l.table, l.row("r.", s.key), s.token, schema.Literal(s.l.owner), schema.Lasts("r.")), bound)+
-		"IF @mysqllock_held = 1 THEN "+
-		l.bounded(fmt.Sprintf("UPDATE %s SET %s WHERE %s; ", l.table, schema.Released, l.row("", s.key)), bound)+
-		"SET @mysqllock_done = '"+mark+"'; COMMIT; DO RELEASE_LOCK('"+wake+"'); END IF; SELECT @mysqllock_held = 1; END"))
+			l.table, l.row("r.", s.key), s.token, schema.Literal(s.l.owner), schema.Lasts("r.")), bound) +
+		"IF @mysqllock_held = 1 THEN " +
+		l.bounded(fmt.Sprintf("UPDATE %s SET %s WHERE %s; ", l.table, schema.Released, l.row("", s.key)), bound) +
+		"SET @mysqllock_done = '" + mark + "'; COMMIT; DO RELEASE_LOCK('" + wake + "'); END IF; SELECT @mysqllock_held = 1; END"
 }
 
 // setEnding says whether a commit is under way that releases the lease: meanwhile a

@@ -3,11 +3,11 @@ package lease
 import (
 	"context"
 	"database/sql/driver"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/sabotage"
@@ -20,79 +20,61 @@ import (
 )
 
 // Commit is Fence and COMMIT in one statement, so that a lock connection which vanishes between
-// the two leaves no row locked. ctx bounds the wait for the server's answer. committed
-// is false with a nil error where the server has no way for that: then call Fence, and
-// commit. After an error the transaction must be rolled back; where Unknown reports
-// true for it the transaction may have been committed, as after any COMMIT.
+// the two leaves no row locked. ctx bounds the wait for the server's answer. done is false with
+// a nil error where the server has no way for that: then call Fence, and commit. If unknown is
+// true with an error, the transaction may be committed, as after any COMMIT; else it is not, and
+// must be rolled back.
 //
 // The holder cannot look at its own clock between the two. The server's clock after the
 // wait for the row, the owner and the token say whether anybody else can have been
 // granted the key.
-func (l *Locker) Commit(ctx context.Context, conn driver.Conn, leases []*Lease) (committed bool, err error) {
+func (l *Locker) Commit(ctx context.Context, conn driver.Conn, leases []*Lease) (done, unknown bool, err error) {
 	ctx = marked(ctx, step.Fence, leases...)
 	leases = slices.Clone(leases)
 	sortByKey(leases)
 	leases = slices.Compact(leases)
 	if len(leases) == 0 || l.info.Topology != "" || sabotage.SlowFence.Load() {
-		return false, nil // only a write is seen by all nodes
+		return false, false, nil // only a write is seen by all nodes
 	}
-	return l.commit(ctx, conn, leases, func(left time.Duration, mark string) (bool, error) {
-		return l.commitOn(ctx, conn, leases, left, mark)
-	})
+	text := l.commitBlock
+	if !l.info.MariaDB {
+		text = l.commitCall
+	}
+	return l.commit(ctx, conn, leases, &l.noCommit, func(left time.Duration, mark string) string { return text(leases, left, mark) })
 }
 
-// commit is Commit by what send sends, if the server has that.
-func (l *Locker) commit(ctx context.Context, conn driver.Conn, leases []*Lease, send func(left time.Duration, mark string) (held bool, err error)) (committed bool, err error) {
+// commit is Commit by the statement of text. lacking says whether MySQL's procedure for that is
+// missing.
+func (l *Locker) commit(ctx context.Context, conn driver.Conn, leases []*Lease, lacking *atomic.Bool, text func(left time.Duration, mark string) string) (done, unknown bool, err error) {
+	if lacking.Load() {
+		return false, false, nil
+	}
 	for {
 		left, err := timeLeft(leases)
 		if err != nil {
-			return false, err
+			return false, false, err
 		}
 		mark := "" // a MySQL Router shares no connection that has user variables
 		if !l.info.Router {
 			mark = pool.NewMark()
 		}
-		held, err := send(left, mark)
-		if server.Interrupted(err) {
-			held, err = answered(ctx, conn, mark, err)
+		outcome, err := server.CheckAndCommit(ctx, conn, text(left, mark), mark)
+		switch outcome {
+		case server.NoWay:
+			lacking.Store(!l.info.MariaDB)
+			return false, false, nil
+		case server.CheckFailed:
+			return false, false, l.Fence(ctx, conn, leases) // which tells which of them it is
+		case server.Committed:
+			return true, false, nil
 		}
-		switch {
-		case !l.info.MariaDB && server.Locked(err): // MySQL bounds no wait in a procedure
-			pause := min(left, time.Millisecond+rand.N(4*time.Millisecond))
-			if left > 0 && strategy.Sleep(ctx, pause) {
-				continue
-			}
-			return false, fenceError(leases, err)
-		case errors.Is(err, errNoCommit):
-			return false, nil
-		case err != nil:
-			return false, fenceError(leases, err)
-		case held:
-			return true, nil
+		// MySQL bounds no wait in a procedure.
+		if outcome == server.Failed && server.Locked(err) && !l.info.MariaDB && !l.info.EndsTransaction(err) &&
+			strategy.Sleep(ctx, min(left, time.Millisecond+rand.N(4*time.Millisecond))) {
+			continue
 		}
-		return false, l.Fence(ctx, conn, leases) // which tells which of them it is
+		return false, outcome == server.Unknown, fenceError(leases, err)
 	}
-}
-
-// answered is what a statement that checks and commits would have answered, had nobody
-// interrupted it.
-func answered(ctx context.Context, conn driver.Conn, mark string, interrupted error) (committed bool, err error) {
-	done, err := server.HasCommitted(ctx, conn, mark)
-	switch {
-	case done:
-		return true, nil
-	case err != nil:
-		return false, err
-	}
-	return false, interrupted
-}
-
-// errNoCommit says that the server has no way to check and commit in one statement.
-var errNoCommit = errors.New("there is no procedure to commit by")
-
-// Unknown reports that the outcome of Commit is not known after err.
-func Unknown(err error) bool {
-	return unknown(err) && !errors.Is(err, lockerr.ErrLost) && !errors.Is(err, lockerr.ErrClosed)
 }
 
 // timeLeft is how long the first of leases to run out still lasts for its holder.
@@ -121,30 +103,6 @@ func fenceError(leases []*Lease, err error) error {
 	return terms.Failure("commit", strings.Join(keys, ", "), err)
 }
 
-// commitOn commits where all leases are held.
-func (l *Locker) commitOn(ctx context.Context, conn driver.Conn, leases []*Lease, bound time.Duration, mark string) (held bool, err error) {
-	if l.info.MariaDB {
-		return committed(server.Query(ctx, conn, l.commitBlock(leases, bound, mark)))
-	}
-	if l.noCommit.Load() {
-		return false, errNoCommit
-	}
-	rows, err := server.Query(ctx, conn, l.commitCall(leases, mark))
-	if server.Missing(err) || server.Denied(err) { // dropped, or not ours to execute: the transaction goes on
-		l.noCommit.Store(true)
-		return false, errNoCommit
-	}
-	return committed(rows, err)
-}
-
-// committed reads the answer of a statement that checks and commits.
-func committed(rows [][]string, err error) (bool, error) {
-	if err == nil && (len(rows) != 1 || len(rows[0]) != 1) {
-		err = errors.New("the server does not say whether it has committed")
-	}
-	return err == nil && rows[0][0] == "1", err
-}
-
 // provide sees to it, before the first lease is granted, that the procedures are there.
 // None is made in the midst of a transaction: one that has called a procedure which is
 // missing keeps it from being made.
@@ -169,7 +127,7 @@ func (l *Locker) provide(ctx context.Context) {
 
 // commitCall calls the procedure, which answers 1 where it has committed. The comment is
 // for those who look for a COMMIT in what the server is doing.
-func (l *Locker) commitCall(leases []*Lease, mark string) string {
+func (l *Locker) commitCall(leases []*Lease, _ time.Duration, mark string) string {
 	rows := make([]string, len(leases))
 	for i, s := range leases {
 		rows[i] = fmt.Sprintf(`["%x", %d, "%x"]`, s.key, s.token, s.l.owner)

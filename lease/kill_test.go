@@ -55,7 +55,7 @@ func TestKilledCommit(t *testing.T) {
 						dbtest.OK(t, server.Exec(ctx, conn, "SET autocommit = "+autocommit))
 						for range 2 { // what the first has left misleads nobody
 							dbtest.OK(t, server.Exec(ctx, conn, "START TRANSACTION"))
-							if done, err := l.Commit(ctx, conn, []*Lease{a}); err != nil || !done {
+							if done, _, err := l.Commit(ctx, conn, []*Lease{a}); err != nil || !done {
 								t.Fatalf("undisturbed: %v, %v", done, err)
 							}
 						}
@@ -63,8 +63,8 @@ func TestKilledCommit(t *testing.T) {
 						dbtest.OK(t, server.Exec(ctx, conn, "INSERT INTO written () VALUES ()"))
 						k := c.conn
 						k.Conn, k.At = conn, commits
-						done, err := l.Commit(ctx, &k, []*Lease{a})
-						if done != c.committed || (err == nil) != c.committed || err != nil && (!errors.Is(err, lockerr.ErrLost) || Unknown(err)) {
+						done, unknown, err := l.Commit(ctx, &k, []*Lease{a})
+						if done != c.committed || (err == nil) != c.committed || err != nil && (!errors.Is(err, lockerr.ErrLost) || unknown) {
 							t.Errorf("committed %v, %v", done, err)
 						}
 						dbtest.OK(t, server.Exec(ctx, conn, "ROLLBACK"))
@@ -80,13 +80,13 @@ func TestKilledCommit(t *testing.T) {
 		s.onConn(func(conn driver.Conn) {
 			ctx := dbtest.Limited(t)
 			dbtest.OK(t, server.Exec(ctx, conn, "START TRANSACTION"))
-			if done, err := l.Commit(ctx, &dbtest.Disturbed{Conn: conn, At: commits, Err: dbtest.Interrupted, After: true}, []*Lease{a}); done || !Unknown(err) {
+			if done, unknown, err := l.Commit(ctx, &dbtest.Disturbed{Conn: conn, At: commits, Err: dbtest.Interrupted, After: true}, []*Lease{a}); done || !unknown {
 				t.Errorf("behind a Router: committed %v, %v", done, err)
 			}
 			dbtest.OK(t, server.Exec(ctx, conn, "ROLLBACK"))
 			dbtest.OK(t, server.Exec(ctx, conn, "START TRANSACTION"))
 			k := &dbtest.Disturbed{Conn: conn, At: commits, Err: dbtest.Interrupted, Text: func(string) string { return "SAVEPOINT mysqllock_done" }, After: true}
-			if done, err := l.Commit(ctx, k, []*Lease{a}); done || !errors.Is(err, lockerr.ErrLost) || Unknown(err) {
+			if done, unknown, err := l.Commit(ctx, k, []*Lease{a}); done || !errors.Is(err, lockerr.ErrLost) || unknown {
 				t.Errorf("behind a Router, before COMMIT: committed %v, %v", done, err)
 			}
 			dbtest.OK(t, server.Exec(ctx, conn, "ROLLBACK"))
@@ -97,7 +97,7 @@ func TestKilledCommit(t *testing.T) {
 			ctx := dbtest.Limited(t)
 			dbtest.OK(t, server.Exec(ctx, conn, "START TRANSACTION"))
 			k := &dbtest.Disturbed{Conn: conn, At: commits, Err: dbtest.Interrupted, After: true, Next: mysql.ErrInvalidConn}
-			if done, err := l.Commit(ctx, k, []*Lease{a}); done || !Unknown(err) {
+			if done, unknown, err := l.Commit(ctx, k, []*Lease{a}); done || !unknown {
 				t.Errorf("gone: committed %v, %v", done, err)
 			}
 		})

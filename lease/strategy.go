@@ -62,17 +62,13 @@ func (k kept) Check(_ context.Context, c *pool.Conn, held []strategy.Held, _ boo
 		}
 	}
 	check := strategy.Check{
-		Commit: func(ctx context.Context) (done, unknown bool, err error) {
-			done, err = k.Commit(ctx, conn, leases)
-			return done, err != nil && Unknown(err), err
-		},
+		Commit:  func(ctx context.Context) (done, unknown bool, err error) { return k.Commit(ctx, conn, leases) },
 		Fence:   func(ctx context.Context) error { return k.Fence(ctx, conn, leases) },
 		Lasting: true,
 	}
 	if k.endsWith(conn, leases) {
 		check.Release = func(ctx context.Context) (done, unknown bool, err error) {
-			done, err = k.CommitAndRelease(ctx, conn, leases[0])
-			return done, err != nil && Unknown(err), err
+			return k.CommitAndRelease(ctx, conn, leases[0])
 		}
 	}
 	return check, nil

@@ -78,6 +78,16 @@ func (t *Txn) end(text string, byDriver func(driver.Tx) error, limit time.Durati
 	return err
 }
 
+// Abandon rolls back what a statement may have begun on c for nothing, within limit, although
+// ctx may have ended. If that fails, c is tainted.
+func (c *Conn) Abandon(ctx context.Context, limit time.Duration) {
+	ctx, cancel := context.WithTimeout(step.For(context.WithoutCancel(ctx), step.Other), limit)
+	defer cancel()
+	if server.Exec(ctx, c.Conn, "ROLLBACK") != nil {
+		c.Taint()
+	}
+}
+
 // Begin begins a transaction on a bare driver connection the way database/sql
 // does, also where the driver is too old for options.
 func Begin(ctx context.Context, conn driver.Conn, opts driver.TxOptions) (driver.Tx, error) {

@@ -41,7 +41,7 @@ func CheckAndCommit(ctx context.Context, conn driver.Conn, text, mark string) (O
 		return Failed, err
 	case errors.Is(err, driver.ErrBadConn): // nothing was sent
 		return Failed, err
-	case err != nil && (n == 0 || Gone(err, conn)):
+	case err != nil && (n == 0 || Gone(err, conn) || Undecided(err)):
 		return Unknown, err
 	case err != nil:
 		return Failed, err
