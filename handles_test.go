@@ -146,17 +146,7 @@ func TestAdvisoryLockIsCheckedOnAnotherHandle(t *testing.T) {
 // killAllBut ends all connections to the database but one.
 func (s *scratch) killAllBut(id uint64) {
 	s.T.Helper()
-	const others = " FROM information_schema.PROCESSLIST WHERE DB = ? AND ID NOT IN (?, CONNECTION_ID())"
-	rows, err := s.plain.Query("SELECT ID"+others, s.Name, id)
-	dbtest.OK(s.T, err)
-	var ids []uint64
-	for rows.Next() {
-		var id uint64
-		dbtest.OK(s.T, rows.Scan(&id))
-		ids = append(ids, id)
-	}
-	dbtest.OK(s.T, rows.Err())
-	rows.Close()
+	ids := dbtest.Column[uint64](s.T, s.plain, "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = ? AND ID NOT IN (?, CONNECTION_ID())", s.Name, id)
 	for _, id := range ids {
 		_, _ = s.plain.Exec("KILL CONNECTION " + strconv.FormatUint(id, 10))
 	}

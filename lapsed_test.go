@@ -171,16 +171,7 @@ func TestSlotsAfterALapsedLease(t *testing.T) {
 		}
 		dbtest.Exec(t, s.plain, "UPDATE mysqllock SET owner = 'dead:1:x#0a1b2c3d', token = token + 1, expires = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND WHERE namespace = ?", s.Name)
 		var all []*sql.Tx
-		rows, err := s.plain.Query("SELECT name FROM mysqllock WHERE namespace = ?", s.Name)
-		dbtest.OK(t, err)
-		var names []string
-		for rows.Next() {
-			var name string
-			dbtest.OK(t, rows.Scan(&name))
-			names = append(names, name)
-		}
-		dbtest.OK(t, rows.Err())
-		for i, name := range names {
+		for i, name := range dbtest.Column[string](t, s.plain, "SELECT name FROM mysqllock WHERE namespace = ?", s.Name) {
 			tx, err := s.plain.Begin()
 			dbtest.OK(t, err)
 			dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = ?", i+1)

@@ -1187,18 +1187,9 @@ func TestOptimisticStripes(t *testing.T) {
 }
 
 // connections are those to the database, but for the one that tells.
-func (s *scratch) connections() (ids []int) {
+func (s *scratch) connections() []int {
 	s.T.Helper()
-	rows, err := s.plain.Query("SELECT ID FROM information_schema.PROCESSLIST WHERE DB = ? AND ID <> CONNECTION_ID()", s.Name)
-	dbtest.OK(s.T, err)
-	defer rows.Close()
-	for rows.Next() {
-		var id int
-		dbtest.OK(s.T, rows.Scan(&id))
-		ids = append(ids, id)
-	}
-	dbtest.OK(s.T, rows.Err())
-	return ids
+	return dbtest.Column[int](s.T, s.plain, "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = ? AND ID <> CONNECTION_ID()", s.Name)
 }
 
 // TestOptimisticConnectionLost has the connection break, or be killed, in the

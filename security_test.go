@@ -80,18 +80,9 @@ func TestHostileNames(t *testing.T) {
 	})
 }
 
-func (s *scratch) names(query string) (names []string) {
+func (s *scratch) names(query string) []string {
 	s.T.Helper()
-	rows, err := s.plain.Query(query)
-	dbtest.OK(s.T, err)
-	defer rows.Close()
-	for rows.Next() {
-		var name string
-		dbtest.OK(s.T, rows.Scan(&name))
-		names = append(names, name)
-	}
-	dbtest.OK(s.T, rows.Err())
-	return names
+	return dbtest.Column[string](s.T, s.plain, query)
 }
 
 // TestHostileSettings: so is what a handle calls its namespace and itself, and the

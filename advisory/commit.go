@@ -60,7 +60,7 @@ func (l *Locker) Commit(ctx context.Context, conn driver.Conn, id uint64, locks 
 	if err != nil {
 		err = terms.Failure("commit", strings.Join(keys, ", "), err)
 	}
-	return outcome == server.Committed, outcome == server.Unknown, err
+	return outcome.Done(), outcome == server.Unknown, err
 }
 
 // commits reports whether Commit has a way on this server. Where the procedure for it has to

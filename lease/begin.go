@@ -176,12 +176,13 @@ func (l *Locker) endsWith(conn driver.Conn, leases []*Lease) bool {
 func (l *Locker) CommitAndRelease(ctx context.Context, conn driver.Conn, s *Lease) (done, unknown bool, err error) {
 	ctx = marked(ctx, step.Fence, s)
 	s.setEnding(true)
-	done, unknown, err = l.commit(ctx, conn, []*Lease{s}, &l.noBegin, func(left time.Duration, mark string) string {
+	outcome, err := l.commit(ctx, conn, []*Lease{s}, &l.noBegin, func(left time.Duration, mark string) string {
 		return l.giveSQL(s, left, mark)
 	})
-	if done {
+	if outcome == server.Committed { // and the wake-up lock is released
 		s.home = nil
 	}
+	done, unknown = outcome.Done(), outcome == server.Unknown
 	s.mu.Lock()
 	s.given, s.maybe = done, unknown
 	s.ending = s.given || s.maybe

@@ -40,40 +40,41 @@ func (l *Locker) Commit(ctx context.Context, conn driver.Conn, leases []*Lease) 
 	if !l.info.MariaDB {
 		text = l.commitCall
 	}
-	return l.commit(ctx, conn, leases, &l.noCommit, func(left time.Duration, mark string) string { return text(leases, left, mark) })
+	outcome, err := l.commit(ctx, conn, leases, &l.noCommit, func(left time.Duration, mark string) string { return text(leases, left, mark) })
+	return outcome.Done(), outcome == server.Unknown, err
 }
 
 // commit is Commit by the statement of text. lacking says whether MySQL's procedure for that is
 // missing.
-func (l *Locker) commit(ctx context.Context, conn driver.Conn, leases []*Lease, lacking *atomic.Bool, text func(left time.Duration, mark string) string) (done, unknown bool, err error) {
+func (l *Locker) commit(ctx context.Context, conn driver.Conn, leases []*Lease, lacking *atomic.Bool, text func(left time.Duration, mark string) string) (server.Outcome, error) {
 	if lacking.Load() {
-		return false, false, nil
+		return server.NoWay, nil
 	}
 	for {
 		left, err := timeLeft(leases)
 		if err != nil {
-			return false, false, err
+			return server.Failed, err
 		}
 		mark := "" // a MySQL Router shares no connection that has user variables
 		if !l.info.Router {
 			mark = pool.NewMark()
 		}
 		outcome, err := server.CheckAndCommit(ctx, conn, text(left, mark), mark)
-		switch outcome {
-		case server.NoWay:
+		switch {
+		case outcome == server.NoWay:
 			lacking.Store(!l.info.MariaDB)
-			return false, false, nil
-		case server.CheckFailed:
-			return false, false, l.Fence(ctx, conn, leases) // which tells which of them it is
-		case server.Committed:
-			return true, false, nil
+			return outcome, nil
+		case outcome == server.CheckFailed:
+			return outcome, l.Fence(ctx, conn, leases) // which tells which of them it is
+		case outcome.Done():
+			return outcome, nil
 		}
 		// MySQL bounds no wait in a procedure.
 		if outcome == server.Failed && server.Locked(err) && !l.info.MariaDB && !l.info.EndsTransaction(err) &&
 			strategy.Sleep(ctx, min(left, time.Millisecond+rand.N(4*time.Millisecond))) {
 			continue
 		}
-		return false, outcome == server.Unknown, fenceError(leases, err)
+		return outcome, fenceError(leases, err)
 	}
 }
 

@@ -210,19 +210,9 @@ func (s *scratch) steal(key string) {
 }
 
 // threads are the ids of the database's connections but our own for which cond holds.
-func (s *scratch) threads(cond string) (ids []int64) {
+func (s *scratch) threads(cond string) []int64 {
 	s.T.Helper()
-	rows, err := s.db.Query("SELECT ID FROM information_schema.PROCESSLIST WHERE DB = '" + s.Name +
-		"' AND ID <> CONNECTION_ID() AND (" + cond + ")")
-	dbtest.OK(s.T, err)
-	defer rows.Close()
-	for rows.Next() {
-		var id int64
-		dbtest.OK(s.T, rows.Scan(&id))
-		ids = append(ids, id)
-	}
-	dbtest.OK(s.T, rows.Err())
-	return ids
+	return dbtest.Column[int64](s.T, s.db, "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = ? AND ID <> CONNECTION_ID() AND ("+cond+")", s.Name)
 }
 
 // inWakeUp are those that wait for a wake-up lock.

@@ -448,7 +448,7 @@ func (l *Locker) Commit(ctx context.Context, conn driver.Conn, versions []*Versi
 	switch outcome, err := l.cfg.Rows.Commit(ctx, conn, next); outcome {
 	case server.NoWay:
 		return false, false, nil
-	case server.Committed:
+	case server.Committed, server.OnlyCommitted:
 		return true, false, nil
 	case server.CheckFailed:
 		return false, false, conflict(versions, errOtherVersion)

@@ -48,7 +48,7 @@ func (l *Locker) StepAndCommit(ctx context.Context, conn driver.Conn, keys []str
 	if err != nil {
 		err = fmt.Errorf("raising the versions of keys: %w", err)
 	}
-	return outcome == server.Committed, outcome == server.Unknown, err
+	return outcome.Done(), outcome == server.Unknown, err
 }
 
 // provideLimit bounds what the first commit of this kind does more.

@@ -270,7 +270,7 @@ func TestTaken(t *testing.T) {
 // to end in order when somebody else can have the lock.
 func TestHeldUp(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
-		c := s.run("k", "trap 'echo late >>log' TERM; echo runs >>log; while :; do sleep 0.02; done", "--lease", "4s").start()
+		c := s.run("k", "trap 'echo late >>log' TERM; echo runs >>log; while :; do sleep 0.02; done", "--lease", "8s").start()
 		dbtest.Soon(t, "it runs", func() bool { return len(lines(t, s.file("log"))) == 1 })
 		dbtest.OK(t, c.Process.Signal(syscall.SIGSTOP))
 		s.run("k", "echo next >>log", "--wait", "5m").start().must(0)

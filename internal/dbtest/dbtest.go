@@ -99,6 +99,26 @@ func Exec(t testing.TB, db Execer, text string, args ...any) {
 	}
 }
 
+// Queryer is a *sql.DB, *sql.Conn or *sql.Tx.
+type Queryer interface {
+	QueryContext(ctx context.Context, text string, args ...any) (*sql.Rows, error)
+}
+
+// Column returns the one column that a query has, which must not fail.
+func Column[T any](t testing.TB, db Queryer, text string, args ...any) (column []T) {
+	t.Helper()
+	rows, err := db.QueryContext(context.Background(), text, args...)
+	OK(t, err)
+	defer rows.Close()
+	for rows.Next() {
+		var value T
+		OK(t, rows.Scan(&value))
+		column = append(column, value)
+	}
+	OK(t, rows.Err())
+	return column
+}
+
 // Open opens a handle that is closed at the end of the test.
 func Open(t testing.TB, driver, dsn string) *sql.DB {
 	t.Helper()

@@ -506,16 +506,8 @@ func TestProofKill(t *testing.T) {
 		own, err := s.Plain.Conn(ctx)
 		dbtest.OK(t, err)
 		defer own.Close()
-		all := func() (ids []int) {
-			rows, err := own.QueryContext(ctx, "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = ? AND ID <> CONNECTION_ID()", s.Name)
-			dbtest.OK(t, err)
-			defer rows.Close()
-			for rows.Next() {
-				var id int
-				dbtest.OK(t, rows.Scan(&id))
-				ids = append(ids, id)
-			}
-			return ids
+		all := func() []int {
+			return dbtest.Column[int](t, own, "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = ? AND ID <> CONNECTION_ID()", s.Name)
 		}
 		kill := func(ids ...int) {
 			for _, id := range ids {

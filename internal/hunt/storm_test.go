@@ -138,14 +138,9 @@ func storm(t *testing.T, length time.Duration, open func(*testing.T, *scratch) *
 			dbtest.Soon(t, "no lock is left", func() bool { return !s.Locked("p:" + strconv.Itoa(id)) })
 		}
 		there := map[string]bool{}
-		rows, err := s.Plain.Query("SELECT who FROM done")
-		dbtest.OK(t, err)
-		for rows.Next() {
-			var who string
-			dbtest.OK(t, rows.Scan(&who))
+		for _, who := range dbtest.Column[string](t, s.Plain, "SELECT who FROM done") {
 			there[who] = true
 		}
-		dbtest.OK(t, rows.Close())
 		sum := 0
 		for id := 1; id <= 4; id++ {
 			sum += s.Stock(id) - 10

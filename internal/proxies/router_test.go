@@ -222,17 +222,7 @@ func TestSharedLost(t *testing.T) {
 // killAll ends all connections that have the database.
 func (s *scratch) killAll() {
 	s.Helper()
-	rows, err := s.direct.QueryContext(s.Context(), "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = DATABASE() AND ID <> CONNECTION_ID()")
-	dbtest.OK(s.T, err)
-	defer rows.Close()
-	var ids []int
-	for rows.Next() {
-		var id int
-		dbtest.OK(s.T, rows.Scan(&id))
-		ids = append(ids, id)
-	}
-	dbtest.OK(s.T, rows.Err())
-	for _, id := range ids {
+	for _, id := range dbtest.Column[int](s, s.direct, "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = DATABASE() AND ID <> CONNECTION_ID()") {
 		_, _ = s.direct.ExecContext(s.Context(), fmt.Sprint("KILL ", id)) // it may have ended
 	}
 }

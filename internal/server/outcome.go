@@ -14,6 +14,9 @@ const (
 	NoWay Outcome = iota
 	// Committed: the check has passed, and the transaction is committed.
 	Committed
+	// OnlyCommitted is Committed for a statement that was interrupted. What it does after its
+	// COMMIT may not be done.
+	OnlyCommitted
 	// CheckFailed: the check has failed. Nothing was committed; the transaction is open.
 	CheckFailed
 	// Failed comes with an error. Nothing was committed; the transaction must be rolled back.
@@ -22,6 +25,9 @@ const (
 	// that was not answered.
 	Unknown
 )
+
+// Done reports that the transaction is committed.
+func (o Outcome) Done() bool { return o == Committed || o == OnlyCommitted }
 
 // CheckAndCommit runs a statement that checks, and commits if it answers 1. The statement is
 // of the form that HasCommitted describes. ctx bounds the wait for the answer.
@@ -34,7 +40,7 @@ func CheckAndCommit(ctx context.Context, conn driver.Conn, text, mark string) (O
 		done, askErr := HasCommitted(ctx, conn, mark)
 		switch {
 		case done:
-			return Committed, nil
+			return OnlyCommitted, nil
 		case askErr != nil:
 			return Unknown, askErr
 		}
