@@ -75,8 +75,8 @@ func TestStatements(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, plain := s.process(settings{change: func(c *advisory.Config) { c.HandOvers, c.HandOverTime = 100, time.Minute }}), s.open()
 		dbtest.OK(t, p.acquire("warm", 0).Release())
-		fewest := [3]int64{100, 100, 100}
-		for range 5 { // pings come on top
+		fewest, want := [3]int64{100, 100, 100}, [3]int64{1, 0, 1}
+		for try := 0; try < 5 || try < 50 && fewest != want; try++ { // pings come on top
 			sent := p.sent.Load()
 			count := func(i int) { fewest[i], sent = min(fewest[i], p.sent.Load()-sent), p.sent.Load() }
 			lock := p.acquire("k", 0)
@@ -96,12 +96,12 @@ func TestStatements(t *testing.T) {
 				t.Errorf("connection %s still has it", id)
 			}
 		}
-		if fewest != [3]int64{1, 0, 1} {
-			t.Errorf("%d statements to take a lock, to hand it over and to give it back, want 1, 0 and 1", fewest)
+		if fewest != want {
+			t.Errorf("%d statements to take a lock, to hand it over and to give it back, want %d", fewest, want)
 		}
 
 		least := 100.0
-		for try := 0; try < 5 && least > 1.8; try++ { // a busy machine may not let enough of them ask at a time
+		for try := 0; try < 20 && least > 1.8; try++ { // a busy machine may not let enough of them ask at a time
 			sent := p.sent.Load()
 			waits := p.crowd(64, 300*time.Millisecond, func(i int) string { return fmt.Sprint(i) })
 			each := float64(p.sent.Load()-sent) / float64(len(waits))
@@ -802,7 +802,7 @@ func TestShortReads(t *testing.T) {
 			if n <= 4 {
 				break
 			}
-			if round == 4 {
+			if round == 10 {
 				t.Fatalf("%d connections were opened", n)
 			}
 		}

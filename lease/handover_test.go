@@ -16,7 +16,7 @@ func TestHandOver(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		for round := 1; !s.handedOver(l); round++ { // on a busy machine a successor may be waited for for too long
-			if round == 5 {
+			if round == 20 {
 				t.Fatal("not handed over as it should be")
 			}
 		}

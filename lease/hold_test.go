@@ -531,17 +531,19 @@ func TestMaxHold(t *testing.T) {
 			var n *told
 			var lease *Lease
 			var err error
-			for try := 0; try < 5 && (err == nil || strings.Contains(err.Error(), "not renewed in time")); try++ { // by a machine that stood still
+			var early, over time.Duration
+			stoodStill := func() bool { return strings.Contains(err.Error(), "not renewed in time") || over > time.Second }
+			for try := 0; try < 5 && (err == nil || stoodStill()); try++ {
 				n = r.tell()
 				lease = l.acquire(r)
 				if left := s.row(r.Key).left; left > min(ttl, r.MaxHold) {
 					t.Errorf("TTL %v: the row runs for %v", ttl, left)
 				}
 				err = n.wait(t)
+				before := time.Now()
+				left := s.row(r.Key).left
+				early, over = lease.until.Sub(lease.deadline), before.Add(left).Sub(lease.until)
 			}
-			before := time.Now()
-			left := s.row(r.Key).left
-			early, over := lease.until.Sub(lease.deadline), before.Add(left).Sub(lease.until)
 			t.Logf("TTL %v: over %v before its end, on the server it ends %v after that", ttl, early, over)
 			if n.at.Before(lease.deadline) || early < 20*time.Millisecond || early > 500*time.Millisecond || over > time.Second {
 				t.Errorf("TTL %v: over %v before its end, on the server it ends %v after that", ttl, early, over)
@@ -721,7 +723,7 @@ func TestAwait(t *testing.T) {
 		l, other := s.locker(setup{}), s.locker(setup{})
 		dbtest.OK(t, other.acquire(request("j")).Release()) // there is a connection to wait on
 		soonest := time.Minute
-		for try := 0; try < 5 && soonest > longest/2; try++ { // a busy machine may delay some
+		for try := 0; try < 20 && soonest > longest/2; try++ { // a busy machine may delay some
 			lease := l.acquire(waiting("k", 20*time.Second))
 			woken := make(chan time.Time, 1)
 			go func() {
@@ -747,7 +749,7 @@ func TestAwait(t *testing.T) {
 		lease := l.acquire(waiting("k", 20*time.Second))
 		for _, most := range []time.Duration{50 * time.Millisecond, 300 * time.Millisecond} {
 			soonest := time.Minute
-			for try := 0; try < 5 && soonest > most+longest/2; try++ {
+			for try := 0; try < 20 && soonest > most+longest/2; try++ {
 				begin := time.Now()
 				done, err := other.Await(dbtest.Limited(t), "k", most)
 				dbtest.OK(t, err)

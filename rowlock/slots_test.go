@@ -499,7 +499,9 @@ func TestSlotsUnderLoad(t *testing.T) {
 				sum, total = sum+i*count, total+count
 			}
 			t.Logf("%d grants, %d holders killed; samples with 0 to 5 inside: %v, mean %.2f", grants.Load(), killed.Load(), samples, float64(sum)/float64(total))
-			return 2*sum >= n*total && samples[n] > 0 // the mean is 4.6 on a machine with two cores
+			// The mean is 4.6 on a calm machine with two cores; if waiters only looked for a slot
+			// now and then, it would be below one.
+			return 4*sum >= n*total && samples[n] > 0
 		}
 		for round := 1; !inUse(); round++ { // a very busy machine may need another try
 			if round == 6 {
