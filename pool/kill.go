@@ -40,8 +40,12 @@ func (p *Pool) EndQuery(ctx context.Context, mark string) {
 	}
 }
 
-// running is the condition for the connection that runs the statement with mark.
-func running(mark string) string { return "INFO LIKE '%" + mark + "%'" }
+// running is the condition for the connection that runs the statement with mark. It comes in
+// two halves, so that it finds no other connection that is looking for the same statement.
+func running(mark string) string {
+	half := len(mark) / 2
+	return "INFO LIKE CONCAT('%', '" + mark[:half] + "', '" + mark[half:] + "', '%')"
+}
 
 // NewMark returns letters and digits that are in no other statement's text.
 func NewMark() string {

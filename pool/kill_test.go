@@ -105,3 +105,43 @@ func TestKillAdopted(t *testing.T) {
 		})
 	}
 }
+
+// TestKillQueryBeside: a statement is found beside another search for it, which still runs on
+// the server although nobody waits for it.
+func TestKillQueryBeside(t *testing.T) {
+	dbtest.OnServers(t, func(d *dbtest.Database) *dbtest.Database { return d }, func(t *testing.T, d *dbtest.Database) {
+		tap := new(dbtest.Tap)
+		control, err := New(Config{Connect: d.Connector(tap.On).Connect, Max: 1, Idle: time.Minute, Setup: "DO 1"})
+		dbtest.OK(t, err)
+		t.Cleanup(control.Close)
+		ctx, mark := dbtest.Limited(t), NewMark()
+		other, c, watch := d.Connect(), d.Connect(), d.Connect() // the other is found first
+		texts := tap.Texts()
+		control.KillQuery(ctx, mark)
+		search := texts()[len(texts())-1]
+		run := func(conn driver.Conn, text string) (ended chan struct{}) {
+			t.Helper()
+			id := d.One(conn, "SELECT CONNECTION_ID()")
+			ended = make(chan struct{})
+			go func() {
+				defer close(ended)
+				_, _ = server.Query(ctx, conn, text) // MySQL and MariaDB differ in what a killed SLEEP returns
+			}()
+			dbtest.Soon(t, "it runs", func() bool {
+				return d.One(watch, "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE STATE = 'User sleep' AND ID = "+id) == "1"
+			})
+			return ended
+		}
+		beside := run(other, search+" UNION ALL SELECT SLEEP(600)")
+		statement := run(c, "SELECT SLEEP(600) /* "+mark+" */")
+		control.KillQuery(ctx, mark)
+		select {
+		case <-statement:
+		case <-time.After(dbtest.Patience / 4):
+			t.Error("the statement goes on")
+		}
+		control.EndQuery(ctx, "SLEEP(600)")
+		<-beside
+		<-statement
+	})
+}
