@@ -48,7 +48,9 @@ func exclusive(names ...string) (keys []rowlock.Key) {
 	return keys
 }
 
-// request begins a transaction on a connection of the process's own.
+// request begins a transaction on a connection of the process's own. Like database/sql it
+// tries another one where a connection is bad: where a server is slow, a KILL that may come
+// late costs one.
 func (p *process) request(ctx context.Context, r rowlock.Request) (*pool.Conn, *rowlock.Grant, error) {
 	return p.requestAs(ctx, driver.TxOptions{}, r)
 }
@@ -61,14 +63,18 @@ func (p *process) requestAs(ctx context.Context, opts driver.TxOptions, r rowloc
 	if r.Waiting == nil {
 		r.Waiting = free
 	}
-	grant, err := p.Begin(ctx, opts, false, r)
-	if err != nil && c != nil {
-		if c.Clean() { // else it was cut off in the middle of a statement
-			p.wantNoTransaction(c.Conn)
+	for tries := 1; ; tries++ {
+		grant, err := p.Begin(ctx, opts, false, r)
+		if err != nil && c != nil {
+			if c.Clean() { // else it was cut off in the middle of a statement
+				p.wantNoTransaction(c.Conn)
+			}
+			c.Release()
 		}
-		c.Release()
+		if !errors.Is(err, driver.ErrBadConn) || tries == 3 {
+			return c, grant, err
+		}
 	}
-	return c, grant, err
 }
 
 func (p *process) end(c *pool.Conn, txn *pool.Txn, ticket *queue.Ticket) {
