@@ -152,8 +152,14 @@ func (free) Close() error { return nil }
 func TestCrowdSeesTwoInside(t *testing.T) {
 	s := &stand{client: free{}}
 	o := order{Workers: 16, Lasting: 50 * time.Millisecond, Patience: time.Second}
-	if _, err := s.crowd(t.Context(), o); err == nil || !strings.Contains(err.Error(), "two have the lock") {
-		t.Errorf("a lock that excludes nobody: %v", err)
+	for round := 1; ; round++ { // a busy machine may run one after the other
+		_, err := s.crowd(t.Context(), o)
+		if err != nil && strings.Contains(err.Error(), "two have the lock") {
+			break
+		}
+		if err != nil || round == 40 {
+			t.Fatalf("a lock that excludes nobody: %v", err)
+		}
 	}
 	o.Own = true
 	if _, err := s.crowd(t.Context(), o); err != nil {
