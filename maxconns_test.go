@@ -119,6 +119,39 @@ func TestMaxConnsSecond(t *testing.T) {
 	})
 }
 
+// TestMaxConnsInTurn: while connections change hands, units of work queue for one for as long
+// as their contexts last, however short their wait for the lock is.
+func TestMaxConnsInTurn(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.limited(t, 4, "lockWait=100ms")
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, dbtest.Random(), func(context.Context) error { return nil }, lockctx.Wait(time.Minute))) // the table is there
+		var all sync.WaitGroup
+		start := time.Now()
+		for i := range 30 {
+			all.Go(func() {
+				work := func(context.Context) error { time.Sleep(200 * time.Millisecond); return nil }
+				var err error
+				if i%2 == 0 {
+					err = mysqllock.Do(dbtest.Limited(t), db, dbtest.Random(), work, lockctx.Row())
+				} else {
+					var tx *sql.Tx
+					if tx, err = db.BeginTx(lockctx.With(dbtest.Limited(t), dbtest.Random()), nil); err == nil {
+						_ = work(nil)
+						err = tx.Commit()
+					}
+				}
+				if err != nil {
+					t.Errorf("%d after %v: %v", i%2, time.Since(start), err)
+				}
+			})
+		}
+		all.Wait()
+		if took := time.Since(start); took < 1200*time.Millisecond {
+			t.Fatalf("nobody had to queue: %v", took)
+		}
+	})
+}
+
 // TestMaxConnsQueue: statements without a lock queue for a connection as they do under
 // SetMaxOpenConns, until their context ends. Those of a holder go first.
 func TestMaxConnsQueue(t *testing.T) {

@@ -249,7 +249,8 @@ func NoWait() Option { return Wait(0) }
 
 // Wait is the longest time to queue for the lock, in place of the database
 // handle's lockWait; 0 is NoWait. A negative wait is a bad hint. The wait also
-// ends with the context. It is for keys; see ForUpdate for claims.
+// ends with the context. It is for keys; see ForUpdate for claims. To queue for one of
+// the handle's connections is no part of it.
 func Wait(d time.Duration) Option {
 	return func(h *hint.Hint) { h.Wait, h.HasWait = d, true }
 }

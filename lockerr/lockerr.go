@@ -25,10 +25,10 @@ var (
 
 	// ErrExhausted: the caller waited for one of the connections that hold locks
 	// outside of transactions (lockMaxConns), or for one of all connections of the handle
-	// (maxConns), and all of them were in use, for whatever
-	// keys. Nobody need have the key. It matches neither ErrLocked nor ErrTimeout; it
-	// matches ctx.Err() where the context ended the wait. Nothing was run and nothing
-	// is locked.
+	// (maxConns), and all of them were in use, for whatever keys: until its context ended,
+	// which it matches then, or while nobody in front of it got one for as long as it was
+	// ready to wait for the lock, and at least a second. Nobody need have the key. It
+	// matches neither ErrLocked nor ErrTimeout. Nothing was run and nothing is locked.
 	ErrExhausted = errors.New("mysqllock: no connection left for locks")
 
 	// ErrLost: the lock was held and is gone, or may be gone: the connection

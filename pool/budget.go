@@ -1,7 +1,6 @@
 package pool
 
 import (
-	"context"
 	"sync"
 	"time"
 )
@@ -52,20 +51,19 @@ const (
 	ranks
 )
 
-type rankKey struct{}
-
-// Holding marks the callers of Acquire that hold a lock: they go first.
-func Holding(ctx context.Context) context.Context { return context.WithValue(ctx, rankKey{}, holding) }
-
-// Blocking marks the callers of Acquire that may wait in the server for a lock, until
-// [Conn.Unblocked].
-func Blocking(ctx context.Context) context.Context {
-	return context.WithValue(ctx, rankKey{}, blocking)
+// As says who asks for a connection.
+type As struct {
+	Holds    bool          // it holds a lock: it goes first
+	Blocks   bool          // it may wait in the server for a lock, until [Conn.Unblocked]; ignored if it holds one
+	Patience time.Duration // how long it queues while nobody before it is served, and waits for one to be opened; 0 is for ever
 }
 
-func rankOf(ctx context.Context) rank {
-	if r, ok := ctx.Value(rankKey{}).(rank); ok {
-		return r
+func (as As) rank() rank {
+	switch {
+	case as.Holds:
+		return holding
+	case as.Blocks:
+		return blocking
 	}
 	return ordinary
 }
@@ -79,6 +77,12 @@ type asker struct {
 	queued     bool       // false once it has been served
 	prev, next *asker     // in its pool's queue
 	got        chan *Conn // a connection, or nil for a permit with which to open one; buffered
+}
+
+// turn is when a caller was served.
+type turn struct {
+	arrival uint64
+	at      time.Time
 }
 
 // line is a queue of askers. The zero value is empty.
@@ -177,6 +181,7 @@ func (p *Pool) serve(a *asker) bool {
 
 // leave takes a caller that is served out of the queue.
 func (p *Pool) leave(a *asker) {
+	p.served[a.rank] = turn{a.arrival, time.Now()}
 	if a.queued {
 		p.queue[a.rank].remove(a)
 		p.budget.queued--

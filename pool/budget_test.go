@@ -67,12 +67,12 @@ func acquired(t *testing.T, p *Pool) *Conn {
 }
 
 // queue has a caller queue for p, and returns where its connection comes.
-func queue(t *testing.T, ctx context.Context, p *Pool) <-chan *Conn {
+func queue(t *testing.T, as As, p *Pool) <-chan *Conn {
 	t.Helper()
 	before := p.Stat().Waiting
 	got := make(chan *Conn, 1)
 	go func() {
-		c, err := p.Acquire(ctx)
+		c, err := p.AcquireAs(dbtest.Limited(t), as)
 		if err != nil {
 			t.Error(err)
 		}
@@ -119,7 +119,7 @@ func TestBudgetReserves(t *testing.T) {
 	for range 3 {
 		others = append(others, acquired(t, pools[1]))
 	}
-	got := queue(t, dbtest.Limited(t), pools[1])
+	got := queue(t, As{}, pools[1])
 	first := acquired(t, pools[0])
 	first.Release()
 	if st := pools[1].Stat(); st.Waiting != 1 {
@@ -143,9 +143,9 @@ func TestBudgetOrder(t *testing.T) {
 	s := new(served)
 	pools := s.budgeted(t, 1, 0, 2)
 	c := acquired(t, pools[0])
-	first := queue(t, dbtest.Limited(t), pools[0])
-	second := queue(t, dbtest.Limited(t), pools[0])
-	holder := queue(t, Holding(dbtest.Limited(t)), pools[1]) // even by another pool
+	first := queue(t, As{}, pools[0])
+	second := queue(t, As{}, pools[0])
+	holder := queue(t, As{Holds: true}, pools[1]) // even by another pool
 	c.Release()
 	for i, next := range []<-chan *Conn{holder, first, second} {
 		c := <-next
@@ -168,10 +168,10 @@ func TestBudgetOrder(t *testing.T) {
 func TestBudgetBlocking(t *testing.T) {
 	s := new(served)
 	pools := s.budgeted(t, 4, 0, 1)
-	blocks := Blocking(dbtest.Limited(t))
+	blocks := As{Blocks: true}
 	var conns []*Conn
 	for range 3 {
-		c, err := pools[0].Acquire(blocks)
+		c, err := pools[0].AcquireAs(dbtest.Limited(t), blocks)
 		dbtest.OK(t, err)
 		conns = append(conns, c)
 	}
@@ -211,7 +211,7 @@ func TestBudgetKeepsItsPool(t *testing.T) {
 			}
 		})
 	}
-	other := queue(t, dbtest.Limited(t), pools[1])
+	other := queue(t, As{}, pools[1])
 	c.Release()
 	(<-other).Release()
 	cancel()
@@ -257,11 +257,11 @@ func TestBudgetSlowConnect(t *testing.T) {
 	opening, opened := make(chan struct{}), make(chan struct{})
 	s := &served{slow: func() { close(opening); <-opened }}
 	pools := s.budgeted(t, 1, 0, 1)
-	ctx, cancel := context.WithCancel(Blocking(t.Context()))
+	ctx, cancel := context.WithCancel(t.Context())
 	go func() { <-opening; cancel() }()
-	_, err := pools[0].Acquire(ctx)
+	_, err := pools[0].AcquireAs(ctx, As{Blocks: true})
 	dbtest.Want(t, err, context.Canceled)
-	next := queue(t, dbtest.Limited(t), pools[0])
+	next := queue(t, As{}, pools[0])
 	close(opened)
 	(<-next).Release()
 	if s.opened.Load() != 1 || pools[0].budget.blocked != 0 {
@@ -294,15 +294,16 @@ func TestBudgetStorm(t *testing.T) {
 			for range 300 {
 				p := pools[rand.IntN(len(pools))]
 				ctx, cancel := dbtest.Limited(t), context.CancelFunc(func() {})
+				var as As
 				switch rand.IntN(4) {
 				case 0:
 					ctx, cancel = context.WithTimeout(ctx, time.Duration(rand.IntN(300))*time.Microsecond)
 				case 1:
-					ctx = Holding(ctx)
+					as.Holds = true
 				case 2:
-					ctx = Blocking(ctx)
+					as.Blocks = true
 				}
-				c, err := p.Acquire(ctx)
+				c, err := p.AcquireAs(ctx, as)
 				if err == nil {
 					if c.Conn.(*servedConn).closed.Load() {
 						t.Error("a closed connection was handed out")
@@ -370,3 +371,55 @@ func TestBudgetOfAFullServer(t *testing.T) {
 }
 
 var errRefused = errors.New("refused")
+
+// TestBudgetStuck: a caller with patience queues while those before it are served, by whatever
+// pool, and while there are some that go first. It ends when none was for so long.
+func TestBudgetStuck(t *testing.T) {
+	s := new(served)
+	pools := s.budgeted(t, 2, 0, 2)
+	const patience = 200 * time.Millisecond
+	held, turns := acquired(t, pools[0]), acquired(t, pools[0])
+	var before []<-chan *Conn
+	for i := range 6 {
+		before = append(before, queue(t, As{}, pools[i%2]))
+	}
+	ends := make(chan error, 1)
+	go func() {
+		c, err := pools[0].AcquireAs(t.Context(), As{Patience: patience})
+		if err == nil {
+			c.Release()
+		}
+		ends <- err
+	}()
+	dbtest.Soon(t, "it queues", func() bool { return pools[0].Stat().Waiting == 4 })
+	goesOn := func() {
+		t.Helper()
+		select {
+		case err := <-ends:
+			t.Fatalf("it has ended: %v", err)
+		case <-time.After(patience / 2):
+		}
+	}
+	for _, next := range before {
+		goesOn()
+		turns.Release()
+		turns = <-next
+	}
+	for range 4 {
+		goesOn()
+		next := queue(t, As{Holds: true}, pools[0])
+		turns.Release()
+		turns = <-next
+	}
+	dbtest.Want(t, <-ends, ErrStuck)
+	turns.Release()
+	held.Release()
+	acquired(t, pools[1]).Release()
+
+	opened := make(chan struct{})
+	slow := &served{slow: func() { <-opened }}
+	p := slow.budgeted(t, 1, 0, 1)[0]
+	_, err := p.AcquireAs(t.Context(), As{Patience: patience})
+	dbtest.Want(t, err, ErrNotOpened)
+	close(opened)
+}

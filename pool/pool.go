@@ -7,6 +7,7 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"database/sql/driver"
 	"errors"
@@ -58,8 +59,9 @@ type Pool struct {
 
 	// Guarded by the budget's mutex.
 	queue    [ranks]line
-	idle     []*Conn // the last used at the end
-	open     int     // connections, with those being opened and closed
+	served   [ranks]turn // of each queue, the last caller that got a connection
+	idle     []*Conn     // the last used at the end
+	open     int         // connections, with those being opened and closed
 	opening  int
 	sweeps   bool // its goroutine runs, from the first connection on
 	closed   bool
@@ -166,14 +168,27 @@ func ExplainFull(err error) error {
 // Acquire returns a connection that was alive a moment ago, and its turn. It waits for one
 // until ctx ends. Release or Destroy the connection. After Close, Acquire returns
 // lockerr.ErrClosed.
-func (p *Pool) Acquire(ctx context.Context) (*Conn, error) {
+func (p *Pool) Acquire(ctx context.Context) (*Conn, error) { return p.AcquireAs(ctx, As{}) }
+
+// ErrStuck ends the wait of a caller whose patience is over: all connections are in use, and
+// for so long nobody before it has been given one. They may be held by callers that need one
+// more each.
+var ErrStuck = errors.New("all connections are in use, and none has changed hands")
+
+// ErrNotOpened ends the wait of a caller whose patience is over while a connection was opened
+// for it.
+var ErrNotOpened = errors.New("the server has not opened a connection")
+
+// AcquireAs is Acquire for a caller of some kind. When its patience is over, it returns
+// ErrStuck or ErrNotOpened.
+func (p *Pool) AcquireAs(ctx context.Context, as As) (*Conn, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	r := rankOf(ctx)
+	r := as.rank()
 	c, err := p.atOnce(r), error(nil)
 	if c == nil {
-		c, err = p.ask(ctx, r)
+		c, err = p.ask(ctx, r, as.Patience)
 	}
 	if c != nil {
 		_ = c.AwaitTurn(context.Background()) // at most a ping of its last user is running
@@ -184,7 +199,7 @@ func (p *Pool) Acquire(ctx context.Context) (*Conn, error) {
 		}
 	}
 	if err == nil && c == nil {
-		c, err = p.connect(ctx, r)
+		c, err = p.connectWithin(ctx, r, as.Patience)
 	}
 	if err != nil {
 		return nil, err
@@ -221,7 +236,7 @@ func (p *Pool) lastIdle() *Conn {
 }
 
 // ask returns an idle connection, or nil for a permit with which to open one.
-func (p *Pool) ask(ctx context.Context, r rank) (*Conn, error) {
+func (p *Pool) ask(ctx context.Context, r rank, patience time.Duration) (*Conn, error) {
 	b := p.budget
 	b.mu.Lock()
 	if p.closed {
@@ -243,11 +258,21 @@ func (p *Pool) ask(ctx context.Context, r rank) (*Conn, error) {
 		return c, nil
 	default:
 	}
-	select {
-	case c := <-a.got:
-		return c, nil
-	case <-ctx.Done():
-	case <-p.ctx.Done():
+	stuck := time.NewTimer(cmp.Or(patience, forever))
+	defer stuck.Stop()
+	for waits := true; waits; {
+		select {
+		case c := <-a.got:
+			return c, nil
+		case <-ctx.Done():
+			waits = false
+		case <-p.ctx.Done():
+			waits = false
+		case <-stuck.C:
+			left := patience - p.unmoved(a)
+			waits = left > 0
+			stuck.Reset(left)
+		}
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -260,10 +285,33 @@ func (p *Pool) ask(ctx context.Context, r rank) (*Conn, error) {
 		b.unblock(r == blocking)
 		go p.giveUp(a)
 	}
-	if p.ctx.Err() != nil {
+	switch {
+	case p.ctx.Err() != nil:
 		return nil, lockerr.ErrClosed
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
 	}
-	return nil, ctx.Err()
+	return nil, ErrStuck
+}
+
+// forever is the patience of who has no end of it.
+const forever = time.Duration(1<<63 - 1)
+
+// unmoved is for how long a has queued without moving up: nobody who came before it or goes
+// first was served.
+func (p *Pool) unmoved(a *asker) time.Duration {
+	b := p.budget
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	moved := a.start
+	for _, other := range b.pools {
+		for r, last := range other.served {
+			if (rank(r) == holding || last.arrival <= a.arrival) && last.at.After(moved) {
+				moved = last.at
+			}
+		}
+	}
+	return time.Since(moved)
 }
 
 // giveUp gives back what a caller gets that has gone.
@@ -290,6 +338,20 @@ func (b *Budget) unblock(blocked bool) {
 		b.blocked--
 		b.serve()
 	}
+}
+
+// connectWithin is connect, within patience.
+func (p *Pool) connectWithin(ctx context.Context, r rank, patience time.Duration) (*Conn, error) {
+	if patience == 0 {
+		return p.connect(ctx, r)
+	}
+	own, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	c, err := p.connect(own, r)
+	if err != nil && own.Err() != nil && ctx.Err() == nil && p.ctx.Err() == nil {
+		err = ErrNotOpened
+	}
+	return c, err
 }
 
 // connect opens a connection with a permit that the caller has. When ctx ends it goes on, for

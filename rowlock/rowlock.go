@@ -428,8 +428,12 @@ func (a *attempt) begin(ctx context.Context) (*pool.Txn, error) {
 		}
 	}
 	var err error
+	asked := time.Now()
 	if a.c, err = a.r.Conn(ctx); err != nil {
 		return nil, err
+	}
+	if a.r.Wait > 0 { // that was a wait for a connection, not for the lock
+		a.r.Wait += time.Since(asked)
 	}
 	if a.cfg.Info.Router {
 		a.c.Moved()

@@ -26,8 +26,8 @@ func reservedConns(maxConns int) int {
 	return 2
 }
 
-// App takes a connection for statements of the application, from a budget, within about
-// wait.
+// App takes a connection for statements of the application, from a budget; wait is as for
+// acquire.
 func (k *Handle) App(ctx context.Context, by Caller, wait time.Duration) (*pool.Conn, error) {
 	k.waiters.Add(1)
 	defer k.waiters.Add(-1)
@@ -35,32 +35,27 @@ func (k *Handle) App(ctx context.Context, by Caller, wait time.Duration) (*pool.
 	return link, pool.ExplainFull(err)
 }
 
-// acquire takes a connection of p, within about wait.
+// acquire takes a connection of p. The caller queues until ctx ends, as it does in
+// database/sql. Only if for the length of wait, and for a second, it has not moved up, it
+// gives up: all connections may be held by units of work that need one more each.
 func (k *Handle) acquire(ctx context.Context, p *pool.Pool, by Caller, wait time.Duration) (*pool.Conn, error) {
-	switch {
-	case !k.Bounded():
-	case by.Holds:
-		ctx = pool.Holding(ctx)
-	case by.Blocks:
-		ctx = pool.Blocking(ctx)
+	as := pool.As{Patience: max(wait, time.Second)}
+	if k.Bounded() {
+		as.Holds, as.Blocks = by.Holds, by.Blocks
 	}
-	over := errors.New("the wait for a connection is over")
-	ctx, cancel := context.WithTimeoutCause(ctx, max(wait, time.Second), over)
-	defer cancel()
-	link, err := p.Acquire(ctx)
+	link, err := p.AcquireAs(ctx, as)
 	cause := context.Cause(ctx)
-	switch ended := errors.Is(cause, over) || errors.Is(cause, ctx.Err()); {
+	switch {
 	case err == nil:
 		return link, nil
+	case errors.Is(err, pool.ErrStuck):
+		return nil, k.exhausted(p, nil)
+	case errors.Is(err, pool.ErrNotOpened):
+		return nil, lockerr.With(lockerr.ErrTimeout, err)
 	case cause == nil:
 		return nil, err
-	case ended && !p.Ready():
-		if err = ctx.Err(); errors.Is(cause, over) {
-			err = nil // it is the wait that has ended, not the caller's context
-		}
-		return nil, k.exhausted(p, err)
-	case errors.Is(cause, over):
-		return nil, lockerr.With(lockerr.ErrTimeout, errors.New("the server has not opened a connection"))
+	case errors.Is(cause, ctx.Err()) && !p.Ready():
+		return nil, k.exhausted(p, ctx.Err())
 	}
 	return nil, cause
 }

@@ -182,7 +182,7 @@ func (p plan) once(db *sql.DB, k kind, id string) (string, error) {
 	if gaveUp {
 		defer time.AfterFunc(rand.N(100*time.Millisecond), cancel).Stop()
 	}
-	began, wait := time.Now(), rand.N(longestWait)+time.Millisecond
+	wait := rand.N(longestWait) + time.Millisecond
 	opts := append(slices.Clone(k.opts), lockctx.Wait(wait))
 	key := fmt.Sprintf("%s:%d", families[k.name], rand.IntN(p.Keys))
 	var err error
@@ -216,10 +216,10 @@ func (p plan) once(db *sql.DB, k kind, id string) (string, error) {
 		return "conflict", err
 	case errors.Is(err, mysqllock.ErrLocked):
 		return "not granted", err
-	case errors.Is(err, mysqllock.ErrExhausted) && time.Since(began) < max(wait, time.Second) && ctx.Err() == nil:
-		return "no session left before its wait was over", err
+	case errors.Is(err, mysqllock.ErrExhausted) && ctx.Err() == nil:
+		return "no connection while its context lasts", err
 	case errors.Is(err, mysqllock.ErrExhausted):
-		return "no session left", err
+		return "no connection until its context ended", err
 	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, sql.ErrTxDone) && ctx.Err() != nil:
 		return "gave up", err
 	case ctx.Err() != nil && errors.Is(err, mysqllock.ErrLost):

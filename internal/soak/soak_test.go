@@ -225,8 +225,8 @@ func (s *stand) soak(mode mode) {
 	if mode.enough && ended["no connection left"] > 0 {
 		t.Error("the server has refused a connection")
 	}
-	if n := ended["no session left before its wait was over"]; mode.enough && n > 0 {
-		t.Errorf("%d units were refused that were ready to wait", n)
+	if n := ended["no connection while its context lasts"]; mode.enough && n > 0 {
+		t.Errorf("%d units were refused that had time to wait", n)
 	}
 	for _, p := range all {
 		dbtest.OK(t, p.in.Close())
