@@ -246,11 +246,12 @@ func (a *attempt) waiting(ctx context.Context) (context.Context, func(), error) 
 // try asks once, on a lock connection. It returns nil where someone else has the lease or
 // has locked the row or, inTurn, goes first.
 func (a *attempt) try(ctx context.Context, inTurn bool) (*Lease, error) {
-	h, err := a.borrow(ctx)
-	if err != nil {
-		return nil, err
+	h, s, err := a.connOrShare(ctx, inTurn)
+	if h == nil {
+		return s, err
 	}
-	s, ours, err := a.request(ctx, h, func(own context.Context) (answer, error) {
+	var ours bool
+	s, ours, err = a.request(ctx, h, func(own context.Context) (answer, error) {
 		return h.ask(own, a.acquireSQL(a.r.Key, a.ttl, inTurn, true, a.polite()))
 	})
 	if ours {
@@ -445,7 +446,11 @@ func (a *attempt) request(ctx context.Context, h *lockConn, do func(context.Cont
 			o.err = context.Cause(own)
 		}
 	}()
-	if !a.answered(ctx, h, o, stop) {
+	if !o.awaited(ctx) {
+		if h.begins { // its driver closes the connection, which is the caller's
+			stop()
+			<-o.done
+		}
 		a.settle(h, o)
 		return nil, false, context.Cause(ctx)
 	}
@@ -463,23 +468,23 @@ func (a *attempt) request(ctx context.Context, h *lockConn, do func(context.Cont
 	case ctx.Err() != nil && !errors.Is(context.Cause(ctx), strategy.ErrWaitOver):
 		a.settle(h, o)
 		return nil, false, context.Cause(ctx)
-	case time.Since(o.sent) >= a.ttl-margin(a.ttl): // over before it has begun
+	case o.late(a.ttl):
 		if h.begins || a.undo(h, o.token) != nil {
 			a.settle(h, o)
 			return nil, false, errNoAnswer
 		}
 		return nil, true, nil
 	}
-	if s, err = a.grant(h, o.answer); err != nil {
+	if s, err = a.grant(h, a.ticket, o.answer); err != nil {
 		a.settle(h, o)
 		return nil, false, err
 	}
 	return s, true, nil
 }
 
-// answered waits for the outcome, until ctx ends and a little longer. If it is false, nobody
+// awaited waits for the outcome, until ctx ends and a little longer. If it is false, nobody
 // waits for the outcome any more.
-func (a *attempt) answered(ctx context.Context, h *lockConn, o *outcome, stop func()) bool {
+func (o *outcome) awaited(ctx context.Context) bool {
 	select {
 	case <-o.done:
 		return true
@@ -495,12 +500,8 @@ func (a *attempt) answered(ctx context.Context, h *lockConn, o *outcome, stop fu
 	case <-o.done:
 		return true
 	case <-hurry.C:
+		return false
 	}
-	if h.begins { // its driver closes the connection, which is the caller's
-		stop()
-		<-o.done
-	}
-	return false
 }
 
 // unanswered sees to what a request may have been granted whose answer is lost. It returns
@@ -511,12 +512,13 @@ func (a *attempt) unanswered(ctx context.Context, h *lockConn, o *outcome) error
 		return o.err
 	}
 	a.resent++
-	if h.begins {
+	switch {
+	case h.begins:
 		h.c.Taint()
-	} else {
+	case !a.isGone(h):
 		a.drop(h)
 	}
-	if a.free(ctx, h, false) != nil {
+	if a.freeKey(ctx, h, false) != nil {
 		a.settle(h, o)
 		return o.err
 	}
@@ -561,11 +563,8 @@ func (a *attempt) settle(h *lockConn, o *outcome) {
 			sure = a.undo(h, o.token) == nil
 		}
 		clean := h.c.Clean()
-		a.mu.Lock()
-		gone := h.gone
-		a.mu.Unlock()
 		switch {
-		case gone:
+		case a.isGone(h):
 		case !clean:
 			a.drop(h)
 		case h.waits:
@@ -579,9 +578,9 @@ func (a *attempt) settle(h *lockConn, o *outcome) {
 	})
 }
 
-// freeUntil is free until it comes off, or the lease has expired by itself.
+// freeUntil is freeKey until it comes off, or the lease has expired by itself.
 func (a *attempt) freeUntil(until time.Time, h *lockConn, alive bool) {
-	for a.free(a.releasing(), h, alive) != nil && time.Now().Before(until) && strategy.Sleep(a.ctx, pollEvery) {
+	for a.freeKey(a.releasing(), h, alive) != nil && time.Now().Before(until) && strategy.Sleep(a.ctx, pollEvery) {
 	}
 }
 
@@ -598,9 +597,9 @@ func (a *attempt) undo(h *lockConn, token uint64) error {
 	return err
 }
 
-// free gives back what the lost connection of h may have been granted, or still
+// freeKey gives back what the lost connection of h may have been granted, or still
 // be granted.
-func (a *attempt) free(ctx context.Context, h *lockConn, alive bool) error {
+func (a *attempt) freeKey(ctx context.Context, h *lockConn, alive bool) error {
 	ctx, cancel := context.WithTimeout(ctx, background/5)
 	defer cancel()
 	if !alive {

@@ -66,10 +66,10 @@ func margin(ttl time.Duration) time.Duration {
 }
 
 // grant makes a lease of a grant on h, which carries its wake-up lock.
-func (a *attempt) grant(h *lockConn, ans answer) (*Lease, error) {
+func (a *attempt) grant(h *lockConn, ticket *queue.Ticket, ans answer) (*Lease, error) {
 	s := &Lease{
 		l: a.Locker, key: a.r.Key, token: ans.token, ttl: a.ttl, minHold: a.r.MinHold,
-		lost: a.r.Lost, ticket: a.ticket, since: time.Now(), begins: h.begins, asked: a.asked,
+		lost: a.r.Lost, ticket: ticket, since: time.Now(), begins: h.begins, asked: a.asked,
 	}
 	s.lasts(ans.sent, a.ttl)
 	if a.r.MaxHold > 0 {
@@ -330,20 +330,15 @@ func (l *Locker) relinquish(s *Lease, sent bool) error {
 // connection may be better. again reports that it may still succeed. sent means
 // that an earlier try may have succeeded.
 func (l *Locker) release(ctx context.Context, s *Lease, sent bool) (again bool, err error) {
-	text := l.releaseSQL(s.key, s.token, s.minHold)
 	for {
-		h, err := l.connOf(ctx, s)
-		if err == nil {
-			var found bool
-			found, err = l.releaseOn(ctx, h, s, text)
-			if err == nil && (found || sent) { // not found again: the first time was enough
-				return false, nil
-			}
-			if err == nil {
-				return false, lockerr.With(lockerr.ErrLost, errors.New("the server says that this process no longer held it"))
-			}
-			sent = sent || unknown(err)
+		found, asked, err := l.releaseOnce(ctx, s)
+		if err == nil && (found || sent) { // not found again: the first time was enough
+			return false, nil
 		}
+		if err == nil {
+			return false, lockerr.With(lockerr.ErrLost, errors.New("the server says that this process no longer held it"))
+		}
+		sent = sent || asked && unknown(err)
 		if !server.Locked(err) && server.Number(err) != 0 && !server.Gone(err, nil) {
 			return false, err
 		}
@@ -367,11 +362,11 @@ func (l *Locker) connOf(ctx context.Context, s *Lease) (*lockConn, error) {
 	return l.borrow(ctx)
 }
 
-func (l *Locker) releaseOn(ctx context.Context, h *lockConn, s *Lease, text string) (found bool, err error) {
-	defer l.giveBack(h)
+// releaseOn releases a lease on h, whose turn is the caller's.
+func (l *Locker) releaseOn(ctx context.Context, h *lockConn, s *Lease) (found bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, background/2)
 	defer cancel()
-	result, err := h.exec(ctx, text)
+	result, err := h.exec(ctx, l.releaseSQL(s.key, s.token, s.minHold))
 	if err != nil {
 		return false, err
 	}

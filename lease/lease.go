@@ -64,6 +64,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/gather"
 	"github.com/mysqllock/mysqllock/internal/keyrow"
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/schema"
@@ -136,6 +137,7 @@ type Locker struct {
 	leftBy       string // the same with a suffix of no Locker
 	info         server.Info
 	keepAlive    *pool.KeepAlive
+	takes        gather.Group[*take]
 	maxLockConns int
 	makes        bool        // the procedure to commit by, where it is missing
 	noCommit     atomic.Bool // it is not there, or not ours to execute

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/gather"
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/step"
@@ -20,7 +21,8 @@ type lockConn struct {
 	waits bool // a waiter's own, on which it may block; guarded by the turn
 	// begins: it is the application's, and its transaction begins with the lease. Nothing
 	// below is of use then: it has no other statements of ours.
-	begins bool
+	begins   bool
+	releases gather.Group[*leaving] // of leases whose wake-up locks it carries
 
 	// Guarded by Locker.mu.
 	wakeUps map[string]*Lease // whose wake-up locks it carries, by key
@@ -219,6 +221,12 @@ func (l *Locker) drop(h *lockConn) {
 	l.mu.Unlock()
 	l.keepAlive.Forget(h.c)
 	h.c.Destroy()
+}
+
+func (l *Locker) isGone(h *lockConn) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return h.gone
 }
 
 func (l *Locker) shut(h *lockConn) {

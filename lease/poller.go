@@ -10,10 +10,7 @@ import (
 // It is a help, not a duty.
 func (a *attempt) announce(ctx context.Context) {
 	if h := a.announced; h != nil {
-		a.mu.Lock()
-		gone := h.gone
-		a.mu.Unlock()
-		if !gone {
+		if !a.isGone(h) {
 			return
 		}
 		a.announced = nil

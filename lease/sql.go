@@ -140,6 +140,9 @@ type answer struct {
 	polled bool // it was left to a poller
 }
 
+// late reports whether a lease of ttl would be over for its holder before it has begun.
+func (a answer) late(ttl time.Duration) bool { return time.Since(a.sent) >= ttl-margin(ttl) }
+
 // ask runs a statement that may acquire the lease.
 func (h *lockConn) ask(ctx context.Context, text string) (answer, error) {
 	a := answer{sent: time.Now()}
@@ -221,19 +224,38 @@ func (l *Locker) leave() string {
 // those alone that somebody has locked. It counts 2 affected rows a lease, whatever the DSN's
 // clientFoundRows.
 func (l *Locker) changeSQL(leases []*Lease, ttl func(*Lease) time.Duration, lasts, set, skip string) string {
+	return l.changeRowsSQL(derived(leases, []string{"n", "k", "ttl"}, func(s *Lease) []any {
+		return []any{schema.Literal(s.key), s.token, ttl(s).Microseconds()}
+	}), lasts, set, skip)
+}
+
+// changeRowsSQL is changeSQL for the leases whose names are d.n and whose tokens are d.k.
+func (l *Locker) changeRowsSQL(d, lasts, set, skip string) string {
+	return fmt.Sprintf("INSERT INTO %s (namespace, name, owner, token, expires)"+
+		" SELECT r.namespace, r.name, r.owner, r.token, r.expires FROM (%s) d"+
+		" STRAIGHT_JOIN %[1]s r ON r.namespace = %[3]s AND r.name = d.n AND r.token = d.k AND r.owner = %[4]s"+
+		" WHERE %[5]s FOR UPDATE%[6]s ON DUPLICATE KEY UPDATE %[7]s",
+		l.table, d, schema.Literal(l.namespace), schema.Literal(l.owner), lasts, skip, set)
+}
+
+// derived is a query for rows of literals, with the names of their columns.
+func derived[T any](some []T, columns []string, literals func(T) []any) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "INSERT INTO %s (namespace, name, owner, token, expires)"+
-		" SELECT r.namespace, r.name, r.owner, r.token, r.expires FROM (", l.table)
-	for i, s := range leases {
-		form := " UNION ALL SELECT %s, %d, %d"
-		if i == 0 {
-			form = "SELECT %s AS n, %d AS k, %d AS ttl"
+	for i, one := range some {
+		if i > 0 {
+			b.WriteString(" UNION ALL ")
 		}
-		fmt.Fprintf(&b, form, schema.Literal(s.key), s.token, ttl(s).Microseconds())
+		b.WriteString("SELECT ")
+		for j, literal := range literals(one) {
+			if j > 0 {
+				b.WriteString(", ")
+			}
+			fmt.Fprint(&b, literal)
+			if i == 0 {
+				b.WriteString(" AS " + columns[j])
+			}
+		}
 	}
-	fmt.Fprintf(&b, ") d STRAIGHT_JOIN %s r ON r.namespace = %s AND r.name = d.n AND r.token = d.k AND r.owner = %s"+
-		" WHERE %s FOR UPDATE%s ON DUPLICATE KEY UPDATE %s",
-		l.table, schema.Literal(l.namespace), schema.Literal(l.owner), lasts, skip, set)
 	return b.String()
 }
 

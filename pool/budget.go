@@ -55,7 +55,7 @@ const (
 type As struct {
 	Holds    bool          // it holds a lock: it goes first
 	Blocks   bool          // it may wait in the server for a lock, until [Conn.Unblocked]; ignored if it holds one
-	Patience time.Duration // how long it queues while nobody before it is served, and waits for one to be opened; 0 is for ever
+	Patience time.Duration // how long it queues while nobody before it is served, and at least waits for one to be opened; 0 is for ever
 }
 
 func (as As) rank() rank {

@@ -99,10 +99,11 @@ func newPool(cfg Config) *Pool {
 	return p
 }
 
-// fullTime is how long a pool of a budget goes on asking a server that has no connection
-// left, and fullPause the time between. The server counts a connection for a moment after
-// it has closed it, and the next one may be opened in its place by then.
-const fullTime, fullPause = 3 * time.Second, 20 * time.Millisecond
+// openTime is how long a server has to open a connection. For so long a pool of a budget goes
+// on asking one that has none left, with fullPause between: the server counts a connection
+// for a while after it has closed it, longer where it is busy, and the next one may be opened
+// in its place by then.
+const openTime, fullPause = 10 * time.Second, 20 * time.Millisecond
 
 // connect opens a connection and sets it up. It tries again as often as database/sql.
 func (cfg Config) connect(ctx context.Context, bounded bool) (c *Conn, err error) {
@@ -114,7 +115,7 @@ func (cfg Config) connect(ctx context.Context, bounded bool) (c *Conn, err error
 			return c, nil
 		}
 		ends.Wait()
-		full := bounded && server.Full(err) && time.Since(began) < fullTime
+		full := bounded && server.Full(err) && time.Since(began) < openTime
 		broken := !cfg.Bare && server.Broken(err) && tries < 3
 		if ctx.Err() != nil || !full && !broken {
 			return nil, err
@@ -199,7 +200,7 @@ func (p *Pool) AcquireAs(ctx context.Context, as As) (*Conn, error) {
 		}
 	}
 	if err == nil && c == nil {
-		c, err = p.connectWithin(ctx, r, as.Patience)
+		c, err = p.connectWithin(ctx, r, as)
 	}
 	if err != nil {
 		return nil, err
@@ -340,12 +341,12 @@ func (b *Budget) unblock(blocked bool) {
 	}
 }
 
-// connectWithin is connect, within patience.
-func (p *Pool) connectWithin(ctx context.Context, r rank, patience time.Duration) (*Conn, error) {
-	if patience == 0 {
+// connectWithin is connect for a caller with a patience, if it has one.
+func (p *Pool) connectWithin(ctx context.Context, r rank, as As) (*Conn, error) {
+	if as.Patience == 0 {
 		return p.connect(ctx, r)
 	}
-	own, cancel := context.WithTimeout(ctx, patience)
+	own, cancel := context.WithTimeout(ctx, max(as.Patience, openTime))
 	defer cancel()
 	c, err := p.connect(own, r)
 	if err != nil && own.Err() != nil && ctx.Err() == nil && p.ctx.Err() == nil {

@@ -12,11 +12,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/singleflight"
-
+	"github.com/mysqllock/mysqllock/internal/gather"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockerr"
@@ -41,7 +41,7 @@ type Config struct {
 type Rows struct {
 	cfg       Config
 	known     known
-	making    singleflight.Group
+	missing   gather.Group[*missing]
 	procedure atomic.Bool
 	commits   commits
 }
@@ -59,25 +59,64 @@ func (r *Rows) Procedure() bool { return r.procedure.Load() }
 // NoProcedure notes that the procedure is missing, or may not be executed.
 func (r *Rows) NoProcedure() { r.procedure.Store(false) }
 
-// Exist makes the missing rows of keys, which are sorted. A row that is known to exist
-// costs nothing.
+// missing is what a caller of Exist waits for.
+type missing struct {
+	keys []string
+	done chan struct{} // closed when err is set
+	err  error
+}
+
+// maxMissing is how many callers have their rows made together.
+const maxMissing = 100
+
+// Exist makes the missing rows of keys. A row that is known to exist costs nothing. The
+// rows of callers that come while all control connections are busy are made together.
 func (r *Rows) Exist(ctx context.Context, keys []string) error {
-	missing := r.known.missing(keys)
-	if len(missing) == 0 {
+	m := &missing{keys: r.known.missing(keys), done: make(chan struct{})}
+	if len(m.keys) == 0 {
 		return nil
 	}
-	made := r.making.DoChan(strings.Join(missing, "\x00"), func() (any, error) {
-		// Not the caller's context: others may be waiting for the same rows.
-		ctx, cancel := context.WithTimeout(context.Background(), background)
-		defer cancel()
-		return nil, r.make(ctx, missing)
-	})
+	if r.missing.Join(m) {
+		go r.makeTogether() // not in the caller's context: others wait for it, too
+	}
 	select {
-	case r := <-made:
-		return r.Err
+	case <-m.done:
+		return m.err
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+}
+
+// makeTogether makes the rows of those who wait once there is a connection for it.
+func (r *Rows) makeTogether() {
+	for more := true; more; {
+		var some []*missing
+		ctx, cancel := context.WithTimeout(context.Background(), background)
+		err := r.make(ctx, func() (keys []string) {
+			some, more = r.missing.Depart(maxMissing)
+			for _, m := range some {
+				keys = append(keys, m.keys...)
+			}
+			slices.Sort(keys)
+			return slices.Compact(keys)
+		})
+		cancel()
+		for _, m := range some {
+			if m.err = err; err != nil && len(some) > 1 {
+				go r.makeAlone(m) // the others need not fail for one
+				continue
+			}
+			close(m.done)
+		}
+	}
+}
+
+// makeAlone makes the rows of one.
+func (r *Rows) makeAlone(m *missing) {
+	defer close(m.done)
+	ctx, cancel := context.WithTimeout(context.Background(), background)
+	defer cancel()
+	m.err = r.make(ctx, func() []string { return m.keys })
 }
 
 // Agree is for keys that share rows. It makes the rows, and a note of their number in the
@@ -216,20 +255,23 @@ func (r *Rows) Leased(key string) bool { return r.known.leased(key) }
 // NoteLeased notes that key's row has a lease, or had one.
 func (r *Rows) NoteLeased(key string) { r.known.add(key, true) }
 
-// make makes the missing rows of keys, on a connection of its own: it is not part of a
-// transaction, and does not wait for the holder of a key. Two processes that make the
-// same row at the same time can deadlock if a clean-up has just removed it, and so can
-// two nodes of a cluster. Then make tries again, and finds the row of the other.
-func (r *Rows) make(ctx context.Context, keys []string) error {
+// make makes the missing rows of keys, for which it asks once it has a connection. That is
+// one of its own: it is not part of a transaction, and does not wait for the holder of a key.
+// Two processes that make the same row at the same time can deadlock if a clean-up has just
+// removed it, and so can two nodes of a cluster. Then make tries again, and finds the row of
+// the other.
+func (r *Rows) make(ctx context.Context, keys func() []string) error {
+	ask := sync.OnceValue(keys)
 	for tries := 1; ; tries++ {
 		c, err := r.cfg.Control.Acquire(ctx)
+		names := ask() // also if there is none: they are told
 		if err != nil {
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 				err = lockerr.With(lockerr.ErrTimeout, fmt.Errorf("all control connections were busy for %v: %w", background, err))
 			}
 			return fmt.Errorf("connecting to make the keys' rows: %w", noBadConn(err))
 		}
-		err = r.makeOn(ctx, c.Conn, keys)
+		err = r.makeOn(ctx, c.Conn, names)
 		gone := server.Gone(err, c.Conn)
 		c.Release()
 		if err == nil {

@@ -135,8 +135,10 @@ func (c *Conn) beginUnit(ctx context.Context, l *handle.Locks, s *scope, h *hint
 	if c.link == nil && len(requests) > 0 {
 		return c.beginLight(ctx, l, s, h, opts, requests[0])
 	}
-	if err := c.needClean(ctx, s, h, c.k.Wait(h), false); err != nil {
+	if err := c.needClean(ctx, s, h, c.k.Wait(h), false); errors.Is(err, driver.ErrBadConn) {
 		return nil, err
+	} else if err != nil {
+		return nil, c.k.SetupError(h, err)
 	}
 	if err := c.link.AwaitTurn(ctx); err != nil {
 		return nil, err

@@ -1,0 +1,56 @@
+// Package gather collects requests that wait for the same thing, so that whoever gets it
+// serves them all together.
+package gather
+
+import (
+	"slices"
+	"sync"
+)
+
+// Group is those who wait. The first one leads: it gets what they wait for, or has it got,
+// and calls Depart then. The zero value is empty. It is safe for concurrent use.
+type Group[T comparable] struct {
+	mu      sync.Mutex
+	waiting []T
+	led     bool // the leader has not departed
+}
+
+// Join adds one, and reports whether it is to lead.
+func (g *Group[T]) Join(one T) (leads bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.waiting = append(g.waiting, one)
+	leads = !g.led
+	g.led = true
+	return leads
+}
+
+// Led reports whether somebody leads.
+func (g *Group[T]) Led() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.led
+}
+
+// Quit takes one away, and reports whether it was still there.
+func (g *Group[T]) Quit(one T) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	i := slices.Index(g.waiting, one)
+	if i >= 0 {
+		g.waiting = slices.Delete(g.waiting, i, i+1)
+	}
+	return i >= 0
+}
+
+// Depart returns the first of those who wait, at most so many. There may be none, if all
+// have quit. more: there are others, whom the caller is to lead, too.
+func (g *Group[T]) Depart(most int) (some []T, more bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	n := min(len(g.waiting), most)
+	some = slices.Clone(g.waiting[:n])
+	g.waiting = slices.Delete(g.waiting, 0, n)
+	g.led = len(g.waiting) > 0
+	return some, g.led
+}

@@ -1,0 +1,441 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/lockname"
+	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/internal/step"
+	"github.com/mysqllock/mysqllock/internal/strategy"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// While all lock connections are busy, requests gather, and whoever gets the next
+// connection sends them all: they share a transaction, and the wait for its commit. So do
+// releases of leases whose wake-up locks are on the same connection.
+
+// maxShared is how many requests share a transaction. Their rows are locked for that long,
+// and their callers wait for each other.
+const maxShared = 100
+
+// shares reports whether requests may share a transaction: not where the nodes of a cluster
+// may refuse it, or where a proxy may change the connection between two statements.
+func (l *Locker) shares() bool { return l.info.Topology == "" && !l.info.Router }
+
+// take is a request that is sent together with others.
+type take struct {
+	*attempt
+	ticket *queue.Ticket
+	inTurn bool
+	polite bool
+	outcome
+	alone bool      // it is to be sent alone: on h, whose turn it has, or, if that is nil, on any
+	lease *Lease    // what it was granted
+	h     *lockConn // on which it was sent, or is to be
+}
+
+func (t *take) name() string { return t.r.Key }
+
+// connOrShare returns a lock connection, and its turn, to send a request on. If all are
+// busy, the request is sent together with others, and the connection is nil.
+func (a *attempt) connOrShare(ctx context.Context, inTurn bool) (h *lockConn, s *Lease, err error) {
+	if h, busy := a.freeConn(); h != nil && h.c.Fresh(ctx) {
+		return h, nil, nil
+	} else if h != nil {
+		a.drop(h)
+	} else if busy && a.shares() {
+		t := &take{attempt: a, ticket: a.ticket, inTurn: inTurn, polite: a.polite(), outcome: outcome{done: make(chan struct{})}}
+		s, alone, err := a.tryShared(ctx, t)
+		switch {
+		case !alone:
+			return nil, s, err
+		case t.h != nil:
+			return t.h, nil, nil
+		}
+	}
+	h, err = a.borrow(ctx)
+	return h, nil, err
+}
+
+// freeConn returns a lock connection that is free, and its turn. If there is none, busy
+// reports whether a request would have to wait for one; and it waits if others do.
+func (l *Locker) freeConn() (free *lockConn, busy bool) {
+	if l.takes.Led() {
+		return nil, true
+	}
+	free, waited, _, more := l.pick()
+	return free, waited != nil && !(more && l.conns.Ready())
+}
+
+// tryShared is try for a request that is sent together with others. If it is to be sent
+// alone, it has the turn of t.h, if that is not nil.
+func (a *attempt) tryShared(ctx context.Context, t *take) (s *Lease, alone bool, err error) {
+	if a.takes.Join(t) {
+		a.running.Go(a.leadTakes)
+	}
+	select {
+	case <-t.done:
+	case <-ctx.Done():
+		if a.takes.Quit(t) {
+			return nil, false, context.Cause(ctx)
+		}
+	}
+	if !t.awaited(ctx) {
+		a.forgo(t)
+		return nil, false, context.Cause(ctx)
+	}
+	if t.alone {
+		return nil, true, nil
+	}
+	a.left, a.polled = t.left, t.polled
+	if t.polled {
+		a.leaveFree(a.r.Key)
+	}
+	switch {
+	case unknown(t.err):
+		return nil, false, a.unanswered(ctx, t.h, &t.outcome)
+	case t.err != nil:
+		return nil, false, t.err
+	case t.lease == nil:
+		return nil, false, nil
+	case ctx.Err() != nil && !errors.Is(context.Cause(ctx), strategy.ErrWaitOver):
+		a.forgo(t)
+		return nil, false, context.Cause(ctx)
+	case t.late(a.ttl):
+		a.forgo(t)
+		return nil, false, errNoAnswer
+	}
+	return t.lease, false, nil
+}
+
+// forgo gives back, in the background, what t gets that nobody waits for.
+func (a *attempt) forgo(t *take) {
+	until := time.Now().Add(a.lasts)
+	a.ticket = nil
+	a.running.Go(func() {
+		<-t.done
+		switch {
+		case t.alone && t.h != nil:
+			a.giveBack(t.h)
+		case t.lease != nil:
+			t.lease.end(lockerr.ErrClosed)
+			_ = a.relinquish(t.lease, false) // it goes on by itself
+			return
+		case unknown(t.err):
+			a.freeUntil(until, t.h, false)
+		}
+		t.ticket.Leave()
+	})
+}
+
+// leadTakes sends what has gathered on the next lock connection.
+func (l *Locker) leadTakes() {
+	for more := true; more; {
+		h, err := l.borrow(l.ctx)
+		var some []*take
+		some, more = l.takes.Depart(maxShared)
+		if err == nil {
+			l.takeTogether(h, some)
+		}
+		for _, t := range some {
+			if err != nil {
+				t.alone = true
+			}
+			close(t.done)
+		}
+	}
+}
+
+// takeTogether takes leases on h, whose turn is the caller's, and gives h back.
+func (l *Locker) takeTogether(h *lockConn, some []*take) {
+	if len(some) == 1 {
+		some[0].alone, some[0].h = true, h
+		return
+	}
+	defer l.giveBack(h)
+	if len(some) == 0 {
+		return
+	}
+	limit := answerLimit
+	for _, t := range some {
+		limit = max(limit, t.ttl)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), min(limit, background))
+	defer cancel()
+	ctx = step.AskedBy(ctx, some, func(t *take) step.Asked { return t.asked })
+	ctx = step.With(ctx, step.Take, hint.StrategyLease, some, (*take).name)
+	committing, err := l.take(ctx, h, some)
+	if err != nil {
+		h.c.Taint()
+	}
+	for _, t := range some {
+		switch {
+		case err != nil && !(committing && unknown(err)):
+			t.alone = true // nothing was granted
+		case err != nil:
+			t.err, t.h = err, h
+		case t.token > 0:
+			if t.lease, t.err = t.grant(h, t.ticket, t.answer); t.err != nil {
+				_ = t.undo(h, t.token) // else it runs out by itself
+			}
+		}
+	}
+}
+
+// take takes leases in one transaction. committing: it may have been committed, even after
+// an error.
+func (l *Locker) take(ctx context.Context, h *lockConn, some []*take) (committing bool, err error) {
+	slices.SortFunc(some, func(a, b *take) int { return strings.Compare(a.r.Key, b.r.Key) })
+	if _, err := h.exec(ctx, "START TRANSACTION"); err != nil {
+		return false, err
+	}
+	rows, err := h.query(ctx, l.lookSQL(some))
+	if err != nil {
+		return false, err
+	}
+	free, err := decide(some, rows)
+	if err != nil {
+		return false, err
+	}
+	if len(free) > 0 {
+		sent := time.Now()
+		result, err := h.exec(ctx, l.takeSQL(free))
+		if err != nil {
+			return false, err
+		}
+		if n, err := result.RowsAffected(); err != nil || n != int64(len(free)) {
+			return false, errors.Join(err, fmt.Errorf("%d rows of %d were changed", n, len(free)))
+		}
+		for _, t := range free {
+			t.token, t.sent = t.token+1, sent
+		}
+	}
+	_, err = h.exec(ctx, "COMMIT")
+	return true, err
+}
+
+// decide notes what the server says of the rows of takes, and returns those that may be
+// taken. What it says nothing of was locked, or is missing.
+func decide(some []*take, rows [][]string) (takes []*take, err error) {
+	said := make(map[string][]string, len(rows))
+	for _, row := range rows {
+		said[row[0]] = row
+	}
+	for _, t := range some {
+		row, ok := said[t.r.Key]
+		if t.alone = !ok; t.alone {
+			continue
+		}
+		token, err := strconv.ParseUint(row[1], 10, 64)
+		if err != nil {
+			return nil, err
+		}
+		left, err := strconv.ParseInt(row[2], 10, 64)
+		if err != nil {
+			return nil, err
+		}
+		t.left, t.polled = time.Duration(left)*time.Microsecond, row[3] == "1"
+		switch found := row[4]; {
+		case found == ours, found == free && !t.inTurn:
+			t.token = token
+			takes = append(takes, t)
+		}
+	}
+	return takes, nil
+}
+
+// What lookSQL says of a lease.
+const (
+	free = "1" // it may be taken, but another connection has the wake-up lock
+	ours = "2" // it may be taken, and the connection has the wake-up lock
+)
+
+// lookSQL locks the rows of takes that nobody has locked. Of each it says: name, token,
+// microseconds left, whether it is left to a poller, and whether it may be taken; then the
+// connection takes the wake-up lock, where nobody has it.
+func (l *Locker) lookSQL(some []*take) string {
+	d := derived(some, []string{"n", "w", "p", "polite"}, func(t *take) []any {
+		return []any{schema.Literal(t.r.Key), "'" + lockname.OfWakeUp(l.namespace, t.r.Key) + "'",
+			"'" + lockname.OfLeasePoller(l.namespace, t.r.Key) + "'", t.polite}
+	})
+	return fmt.Sprintf("SELECT r.name, r.token, %s, %[2]s, IF(%[3]s OR %[2]s, 0, 1 +"+
+		" IF(IS_USED_LOCK(d.w) <=> CONNECTION_ID(), 1, COALESCE(GET_LOCK(d.w, 0), 0)))"+
+		" FROM (%[4]s) d STRAIGHT_JOIN %[5]s r ON r.namespace = %[6]s AND r.name = d.n FOR UPDATE SKIP LOCKED",
+		schema.Remaining("r."), "(d.polite AND IS_FREE_LOCK(d.p) = 0)", schema.Live("r."), d, l.table, schema.Literal(l.namespace))
+}
+
+// takeSQL grants leases whose rows are locked.
+func (l *Locker) takeSQL(free []*take) string {
+	d := derived(free, []string{"n", "ttl"}, func(t *take) []any { return []any{schema.Literal(t.r.Key), t.ttl.Microseconds()} })
+	return fmt.Sprintf("UPDATE (%s) d STRAIGHT_JOIN %s r ON r.namespace = %s AND r.name = d.n"+
+		" SET r.token = r.token + 1, r.owner = %s, r.expires = UTC_TIMESTAMP(6) + INTERVAL d.ttl MICROSECOND",
+		d, l.table, schema.Literal(l.namespace), schema.Literal(l.owner))
+}
+
+// leaving is a release that is sent together with others.
+type leaving struct {
+	s     *Lease
+	done  chan struct{}
+	alone bool // it is to be sent alone
+	found bool // the server still had it
+	err   error
+}
+
+// releaseOnce releases a lease, and reports whether the server still had it; asked, whether
+// it was asked. The release is sent alone if the connection with the wake-up lock is free, or
+// is lost; else together with all that wait for it.
+func (l *Locker) releaseOnce(ctx context.Context, s *Lease) (found, asked bool, err error) {
+	h, shared := l.shareRelease(s)
+	if shared != nil {
+		<-shared.done
+		if !shared.alone {
+			return shared.found, true, shared.err
+		}
+	}
+	if h != nil && !h.c.Fresh(ctx) {
+		l.drop(h)
+		h = nil
+	}
+	if h == nil {
+		if h, err = l.connOf(ctx, s); err != nil {
+			return false, false, err
+		}
+	}
+	defer l.giveBack(h)
+	found, err = l.releaseOn(ctx, h, s)
+	return found, true, err
+}
+
+// shareRelease returns the connection with the lease's wake-up lock, and its turn, if it is
+// free; or else the release that goes with others; or neither.
+func (l *Locker) shareRelease(s *Lease) (*lockConn, *leaving) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h := s.conn
+	switch {
+	case h == nil || s.minHold > 0 || !l.shares():
+		return nil, nil
+	case !h.releases.Led() && h.c.TryTurn():
+		return h, nil
+	}
+	shared := &leaving{s: s, done: make(chan struct{})}
+	if h.releases.Join(shared) {
+		l.running.Go(func() { l.leadReleases(h) })
+	}
+	return nil, shared
+}
+
+// leadReleases sends the releases that have gathered for h.
+func (l *Locker) leadReleases(h *lockConn) {
+	for more := true; more; {
+		ctx, cancel := context.WithTimeout(context.Background(), handOverWait)
+		mine, _ := l.awaitTurn(ctx, h)
+		cancel()
+		var some []*leaving
+		some, more = h.releases.Depart(maxShared)
+		if mine {
+			l.releaseTogether(h, some)
+		}
+		for _, r := range some {
+			r.alone = r.alone || !mine
+			close(r.done)
+		}
+	}
+}
+
+// releaseTogether releases leases on h, whose turn is the caller's, and gives h back.
+func (l *Locker) releaseTogether(h *lockConn, some []*leaving) {
+	defer l.giveBack(h)
+	leases := make([]*Lease, len(some))
+	for i, r := range some {
+		leases[i] = r.s
+	}
+	ctx, cancel := context.WithTimeout(marked(context.Background(), step.Release, leases...), background/2)
+	defer cancel()
+	if len(some) == 1 {
+		some[0].found, some[0].err = l.releaseOn(ctx, h, leases[0])
+		return
+	}
+	result, err := h.exec(ctx, l.releaseManySQL(leases))
+	var changed int64
+	if err == nil {
+		changed, err = result.RowsAffected()
+	}
+	if err == nil && changed < 2*int64(len(some)) {
+		err = l.lookAfter(ctx, h, some)
+	} else {
+		for _, r := range some {
+			r.found = true
+		}
+	}
+	if err != nil {
+		for _, r := range some {
+			r.found, r.alone, r.err = false, false, err
+		}
+		return
+	}
+	l.forgetWakeUps(ctx, h, some)
+}
+
+// lookAfter asks what has become of leases of which not all were released: some rows were
+// locked, or are no longer ours.
+func (l *Locker) lookAfter(ctx context.Context, h *lockConn, some []*leaving) error {
+	var names []string
+	for _, r := range some {
+		names = append(names, schema.Literal(r.s.key))
+	}
+	rows, err := h.query(ctx, fmt.Sprintf("SELECT name, token, owner <=> %s FROM %s WHERE namespace = %s AND name IN (%s)",
+		schema.Literal(l.owner), l.table, schema.Literal(l.namespace), strings.Join(names, ", ")))
+	if err != nil {
+		return err
+	}
+	held := make(map[string]string)
+	for _, row := range rows {
+		held[row[0]+"\x00"+row[1]] = row[2]
+	}
+	for _, r := range some {
+		mine, same := held[r.s.key+"\x00"+strconv.FormatUint(r.s.token, 10)]
+		// One that has run out, and was cleared by somebody else a moment ago, is taken for
+		// released: it was held until its holder asked for that.
+		r.found, r.alone = same && mine == "0", same && mine == "1"
+	}
+	return nil
+}
+
+// forgetWakeUps notes that h carries the wake-up locks of released leases no more, and gives
+// back those of the leases that were lost.
+func (l *Locker) forgetWakeUps(ctx context.Context, h *lockConn, some []*leaving) {
+	var lost []string
+	l.mu.Lock()
+	for _, r := range some {
+		if !r.alone && h.wakeUps[r.s.key] == r.s {
+			delete(h.wakeUps, r.s.key)
+			if !r.found {
+				lost = append(lost, r.s.key)
+			}
+		}
+	}
+	l.mu.Unlock()
+	if len(lost) > 0 {
+		if _, err := h.exec(ctx, l.releaseWakeUpsSQL(lost...)); err != nil {
+			h.c.Taint()
+		}
+	}
+}
+
+// releaseManySQL is releaseSQL for leases without a MinHold, of which nobody has locked the
+// rows.
+func (l *Locker) releaseManySQL(leases []*Lease) string {
+	d := derived(leases, []string{"n", "k", "w"}, func(s *Lease) []any {
+		return []any{schema.Literal(s.key), s.token, "'" + lockname.OfWakeUp(l.namespace, s.key) + "'"}
+	})
+	return l.changeRowsSQL(d, "TRUE", "owner = IF(RELEASE_LOCK(d.w) IS NULL, NULL, NULL), expires = LEAST(r.expires, UTC_TIMESTAMP(6))", " SKIP LOCKED")
+}
