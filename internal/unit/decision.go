@@ -113,27 +113,6 @@ func (u *unit) outlivedHold() {
 	}
 }
 
-// noteHolds notes that a query has returned data in the holds that it ran in.
-func noteHolds(st *statement.Statement) {
-	for _, h := range st.Holds {
-		if h, ok := h.(*Hold); ok {
-			h.read.Store(true)
-			if h.gone.Load() { // meanwhile
-				h.outlived()
-			}
-		}
-	}
-}
-
-// outlived notes that a lease, or an advisory lock, is not held any more. The lock context
-// around the hold goes on, but not with what was read in it.
-func (h *Hold) outlived() {
-	h.gone.Store(true)
-	if h.stale != nil && h.read.Load() {
-		h.stale.holdEnded()
-	}
-}
-
 // outlived notes that the locks under which a decision stood went with by.
 func (s *scope) outlived(by string) {
 	if s.decided {

@@ -118,6 +118,14 @@ func (g *guard) keeps(p handle.Place) bool {
 	return g.Row == p.Row
 }
 
+// keeperOf is the one of guards that keeps p; nil without one.
+func keeperOf(p handle.Place, guards []*guard) *guard {
+	if at := slices.IndexFunc(guards, func(g *guard) bool { return g.keeps(p) }); at >= 0 {
+		return guards[at]
+	}
+	return nil
+}
+
 // join notes what p, which the guard keeps, has to be told, and returns why it
 // does not do.
 func (g *guard) join(p handle.Place) error {
@@ -158,6 +166,17 @@ func (g *guard) tellAll() {
 	if g.Slots > 0 {
 		g.Tell(hint.ToldSlot, g.slot())
 	}
+}
+
+// told is a number of the guard of a hold.
+func (g *guard) told(what hint.What) (n uint64, ok bool) {
+	switch what {
+	case hint.ToldToken:
+		return g.token(), g.token() != 0
+	case hint.ToldSlot:
+		return g.slot(), g.Slots > 0
+	}
+	return 0, false
 }
 
 var errHoldEnded = lockerr.With(lockerr.ErrLost, errors.New("its hold has ended"))

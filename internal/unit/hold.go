@@ -6,7 +6,6 @@ import (
 	"errors"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/handle"
@@ -17,22 +16,16 @@ import (
 
 // Hold is a lock that Acquire has taken: see mysqllock.Hold.
 type Hold struct {
-	k      *handle.Handle
+	enclosure
 	ctx    context.Context
-	cancel context.CancelCauseFunc
 	scope  *scope
 	unit   *unit // the unit that the hold owns; nil where it is nested in another, and for a lease
 	nested *Tx   // its savepoint there
-	alone  bool  // nothing is left of its lock context when it has ended
 
 	owned handle.OwnedLock // guard, as the handle notes it; only where it is the hold's own
-	guard *guard           // nil for a row lock, and for a version
 	in    *scope           // whose guard it has joined; nil for none
 	stop  func() bool      // ends the watch on the end of Acquire's context; nil where the guard is another's
 	left  sync.Once        // the crowd knows that nobody holds the guard any more
-	stale *staleRead       // of the lock context around it; nil where there is none, or it keeps the guard
-	read  atomic.Bool      // a query in it has returned data
-	gone  atomic.Bool      // nothing keeps that from being changed any more
 
 	mu     sync.Mutex
 	over   bool
@@ -52,7 +45,7 @@ func Acquire(ctx context.Context, k *handle.Handle, asked *hint.Hint) (_ *Hold, 
 		return nil, err
 	}
 	own, cancel := context.WithCancelCause(ctx)
-	h := &Hold{k: k, cancel: cancel}
+	h := &Hold{enclosure: enclosure{k: k, cancel: cancel}}
 	if k.HoldIsTransaction(asked) {
 		h.alone = asked.Scope == nil
 		h.ctx = asked.With(own)
@@ -65,7 +58,7 @@ func Acquire(ctx context.Context, k *handle.Handle, asked *hint.Hint) (_ *Hold, 
 		return nil, err
 	}
 	if h.ctx == nil {
-		h.ctx = asked.Inside(own, h)
+		h.ctx = asked.Inside(own, &h.enclosure)
 	}
 	return h, nil
 }
@@ -84,7 +77,7 @@ func (h *Hold) open(asked *hint.Hint) (err error) {
 	if h.scope.unit != nil {
 		return h.nest(asked)
 	}
-	h.unit, err = h.scope.openSession(h.ctx, h.ctx, asked, h)
+	h.unit, err = h.scope.openSession(h.ctx, h.ctx, asked, &h.enclosure)
 	return err
 }
 
@@ -136,18 +129,10 @@ func (h *Hold) openGuard(ctx, own context.Context, asked *hint.Hint) error {
 	}
 	if h.guard = keeperOf(p, s.guards); h.guard != nil {
 		h.in = s
-		s.joined = append(s.joined, h)
+		s.joined = append(s.joined, &h.enclosure)
 		return nil
 	}
 	return h.takeGuard(ctx, s, asked, p)
-}
-
-// keeperOf is the one of guards that keeps p; nil without one.
-func keeperOf(p handle.Place, guards []*guard) *guard {
-	if at := slices.IndexFunc(guards, func(g *guard) bool { return g.keeps(p) }); at >= 0 {
-		return guards[at]
-	}
-	return nil
 }
 
 // takeGuard takes the lock for the hold itself. s is of the lock context that asks; nil
@@ -168,7 +153,7 @@ func (h *Hold) takeGuard(ctx context.Context, s *scope, asked *hint.Hint, p hand
 	if asked.Scope != nil {
 		h.stale = staleReadOf(asked.Scope)
 	}
-	h.owned = h.guard.Owned(asked.Scope, h)
+	h.owned = h.guard.Owned(asked.Scope, &h.enclosure)
 	h.k.Owned.Add(h.owned)
 	h.k.Crowd.Hold()
 	h.stop = context.AfterFunc(ctx, h.lapse)
@@ -260,7 +245,7 @@ func (h *Hold) endGuard(commit bool) error {
 	h.cancel(lockerr.ErrClosed)
 	h.outlived()
 	if h.in != nil {
-		h.in.part(h)
+		h.in.part(&h.enclosure)
 	}
 	if h.stop != nil {
 		h.stop()
@@ -319,64 +304,4 @@ func (h *Hold) endUnit(commit bool) (err error) {
 	h.scope.give()
 	h.cancel(lockerr.ErrClosed)
 	return err
-}
-
-// Told returns what is told of the innermost lock that ctx is under.
-func Told(ctx context.Context, what hint.What) (n uint64, ok bool) {
-	h, ok := hint.From(ctx)
-	if !ok {
-		return 0, false
-	}
-	if hold, ok := h.Hold.(*Hold); ok {
-		return hold.guard.told(what)
-	}
-	if h.Named == "" {
-		return 0, false
-	}
-	if n, ok := h.Scope.Told(what, h.Named); ok {
-		return n, true
-	}
-	for _, hold := range h.Holds { // the key may be held around
-		if hold, ok := hold.(*Hold); ok && hold.guard.Key == h.Named {
-			if n, ok := hold.guard.told(what); ok {
-				return n, true
-			}
-		}
-	}
-	return 0, false
-}
-
-// told is a number of the guard of a hold.
-func (g *guard) told(what hint.What) (n uint64, ok bool) {
-	switch what {
-	case hint.ToldToken:
-		return g.token(), g.token() != 0
-	case hint.ToldSlot:
-		return g.slot(), g.Slots > 0
-	}
-	return 0, false
-}
-
-// reaches returns why holds of other handles, which h is inside of, cannot be checked
-// on this one before a commit. The check is a statement, so it takes the same server.
-func reaches(ctx context.Context, k *handle.Handle, h *hint.Hint) error {
-	for _, hold := range h.Holds {
-		hold, ok := hold.(*Hold)
-		if !ok || hold.k == k {
-			continue
-		}
-		g := hold.guard
-		if err := g.overError("statement"); err != nil {
-			return err
-		}
-		same, err := k.SameServer(ctx, hold.k)
-		if err != nil {
-			return k.SetupError(h, err)
-		}
-		if !same {
-			return &lockerr.Error{Op: "statement", Key: g.Key, Strategy: g.Strategy, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(
-				"the lock is held through another database handle, and this one leads to another server, or to one that does not say which it is, where the lock cannot be checked before a commit; use the handle that holds it, or lockctx.Without"))}
-		}
-	}
-	return nil
 }

@@ -14,7 +14,7 @@ import (
 // openSession opens a unit of work on a session, which ends, at the latest,
 // with the context end. hold is set where a hold owns it; else the caller
 // occupies a connection of database/sql.
-func (s *scope) openSession(ctx, end context.Context, h *hint.Hint, hold *Hold) (_ *unit, err error) {
+func (s *scope) openSession(ctx, end context.Context, h *hint.Hint, hold *enclosure) (_ *unit, err error) {
 	k := s.k
 	l, err := k.Use(ctx, h)
 	if err != nil {

@@ -30,7 +30,7 @@ type unit struct {
 	opts      driver.TxOptions
 	levels    sqltext.Levels // of isolation that the transaction may have; 0 for those of a new connection
 	enclosing []*guard       // of the holds that it is inside of
-	hold      *Hold          // set where Do or Acquire ends it, not a commit in it
+	hold      *enclosure     // set where Do or Acquire ends it, not a commit in it
 	stack     []*Tx          // open transactions of the caller, outermost first
 
 	state state
