@@ -19,8 +19,8 @@ type Hold struct {
 	enclosure
 	ctx    context.Context
 	scope  *scope
-	unit   *unit // the unit that the hold owns; nil where it is nested in another, and for a lease
-	nested *Tx   // its savepoint there
+	unit   *unit  // the unit that the hold owns; nil where it is nested in another, and for a lease
+	nested *inner // its savepoint there
 
 	owned handle.OwnedLock // guard, as the handle notes it; only where it is the hold's own
 	in    *scope           // whose guard it has joined; nil for none
@@ -87,7 +87,7 @@ func (h *Hold) nest(asked *hint.Hint) error {
 	if err := u.join(h.ctx, h.k, asked); err != nil {
 		return err
 	}
-	h.nested = &Tx{ctx: h.ctx}
+	h.nested = &inner{}
 	return u.nest(h.ctx, h.nested, driver.TxOptions{})
 }
 

@@ -121,7 +121,7 @@ func (c *Conn) joinLate(ctx context.Context, l *handle.Locks, s *scope, h *hint.
 	if c.unlimit != "" {
 		l.KeepAlive.Keep(c.link, u.lostBehind)
 	}
-	u.read, u.wrote, u.changed, u.stack = t.read, true, "a transaction", []*Tx{t} // it may have written before
+	u.read, u.wrote, u.changed, u.stack = t.read, true, "a transaction", []*inner{&t.inner} // it may have written before
 	u.levels = t.levels
 	u.endsWith(t.ctx)
 	return u, nil

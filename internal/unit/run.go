@@ -65,12 +65,12 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 // transaction. The caller has the connection's turn.
 func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.Rows, res driver.Result, err error) {
 	doubt := u.late && st.Info.GoesBack && !u.toYounger(st.Text)
-	rolledBack := ""
+	before := ""
 	if st.Info.Calls {
 		err = server.Exec(ctx, u.link.Conn, "SAVEPOINT mysqllock_call")
 	}
 	if doubt && err == nil {
-		rolledBack, err = u.rolledBack(ctx)
+		before, err = rolledBack(ctx, u.link.Conn)
 	}
 	u.wrote = u.wrote || st.MayWrite()
 	if st.Info.Changes == sqltext.MayChange {
@@ -93,7 +93,10 @@ func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.
 		err = u.called(ctx, err)
 	}
 	if doubt && answered() {
-		err = u.stillLocked(ctx, rolledBack, err)
+		freed := stillLocked(ctx, u.link.Conn, before)
+		if freed != nil && (err == nil || !u.l.Info().EndsTransaction(err)) {
+			err = freed
+		}
 	}
 	return r, res, err
 }

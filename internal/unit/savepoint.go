@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql/driver"
 	"errors"
-	"fmt"
 
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
@@ -17,83 +16,6 @@ type savepoints struct {
 	saves   int             // of the driver's so far, for their names
 	late    bool            // the transaction was open before its first row lock, and may have savepoints that are older
 	younger map[string]bool // savepoints of the caller's text that are younger; only where late
-}
-
-// nest begins a transaction inside the unit: on a session without one it is the
-// session's own, else a savepoint.
-func (u *unit) nest(ctx context.Context, t *Tx, opts driver.TxOptions) error {
-	if opts != (driver.TxOptions{}) && opts != u.opts {
-		return u.error("begin", lockerr.With(lockerr.ErrUnsafe, errors.New(
-			"its unit of work has a transaction with other options open; only the outermost BeginTx can choose them")))
-	}
-	if u.cause != nil {
-		return u.cause
-	}
-	t.u, t.opts = u, u.opts
-	if len(u.stack) > 0 || u.hold != nil {
-		u.saves++
-		t.save, t.locked = fmt.Sprintf("mysqllock_%d", u.saves), len(u.rows) > 0
-		if err := u.text(ctx, "begin", "SAVEPOINT "+t.save); err != nil {
-			return err
-		}
-	}
-	u.stack = append(u.stack, t)
-	return nil
-}
-
-// endTx ends a transaction of the caller: the unit's own, or a savepoint in it.
-func (u *unit) endTx(t *Tx, commit bool) error {
-	op := "rollback"
-	if commit {
-		op = "commit"
-	}
-	last := len(u.stack) - 1
-	switch {
-	case t.failed != nil:
-		return t.failed
-	case u.state == ended:
-		return u.cause
-	case u.stack[last] != t:
-		err := u.error(op, lockerr.With(lockerr.ErrUnsafe, errors.New(
-			"transactions of one lock context must end in the reverse order in which they began; the whole unit of work is rolled back")))
-		for _, open := range u.stack {
-			open.failed = err
-		}
-		u.stack = nil
-		_ = u.finish(false)
-		return err
-	}
-	u.stack = u.stack[:last]
-	switch {
-	case t.save == "" && commit:
-		return u.commit()
-	case t.save == "":
-		return u.finish(false)
-	}
-	if commit && u.cause == nil && u.streaming() {
-		return nil // the savepoint goes with the transaction
-	}
-	u.cutStream()
-	var err error
-	if commit {
-		err = u.text(context.Background(), op, "RELEASE SAVEPOINT "+t.save)
-	} else {
-		err = u.goBack(op, t)
-	}
-	if err != nil {
-		u.fail(err, false) // its changes must not be committed by an outer transaction
-	}
-	return err
-}
-
-// goBack undoes what was done in a transaction that is a savepoint.
-func (u *unit) goBack(op string, t *Tx) error {
-	text := "ROLLBACK TO SAVEPOINT " + t.save
-	if !u.late || t.locked {
-		return u.text(context.Background(), op, text)
-	}
-	_, _, err := u.run(context.Background(), &statement.Statement{Text: text, Info: sqltext.Look(text)})
-	return err
 }
 
 // noteSavepoint remembers a savepoint that is younger than a row lock. It stays so:
@@ -123,8 +45,8 @@ func (s *savepoints) toYounger(text string) bool {
 // a savepoint was set does so when the transaction goes back to it, and InnoDB's row
 // locks go with that. One that had, keeps them. (Measured on MySQL 9.7 and MariaDB
 // 10.11. MySQL counts its binary log as an engine.)
-func (u *unit) rolledBack(ctx context.Context) (string, error) {
-	rows, err := server.Query(ctx, u.link.Conn, "SHOW SESSION STATUS LIKE 'Handler_rollback'")
+func rolledBack(ctx context.Context, base driver.Conn) (string, error) {
+	rows, err := server.Query(ctx, base, "SHOW SESSION STATUS LIKE 'Handler_rollback'")
 	if err == nil && (len(rows) != 1 || len(rows[0]) != 2) {
 		err = lockerr.With(lockerr.ErrLost, errors.New("the server does not say whether going back to a savepoint would free the lock"))
 	}
@@ -135,18 +57,12 @@ func (u *unit) rolledBack(ctx context.Context) (string, error) {
 }
 
 // stillLocked looks at what going back to a savepoint did to the row locks. before is
-// what rolledBack told before it, and err is what it returned. Where the locks may be
-// gone, another holder may have come and gone since, so that taking them again would
-// not do.
-func (u *unit) stillLocked(ctx context.Context, before string, err error) error {
-	now, askErr := u.rolledBack(ctx)
-	switch {
-	case err != nil && u.l.Info().EndsTransaction(err):
-		return err
-	case askErr != nil:
-		return askErr
-	case now != before:
-		return lockerr.With(lockerr.ErrLost, errors.New("the transaction has gone back to a savepoint that is older than the lock, which frees the lock; take the lock before the savepoint, or begin the transaction with the lock context"))
+// what rolledBack told before it. Where the locks may be gone, another holder may have
+// come and gone since, so that taking them again would not do.
+func stillLocked(ctx context.Context, base driver.Conn, before string) error {
+	now, err := rolledBack(ctx, base)
+	if err == nil && now != before {
+		err = lockerr.With(lockerr.ErrLost, errors.New("the transaction has gone back to a savepoint that is older than the lock, which frees the lock; take the lock before the savepoint, or begin the transaction with the lock context"))
 	}
 	return err
 }

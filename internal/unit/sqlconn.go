@@ -135,7 +135,7 @@ func (c *Conn) stay(u *unit, h *hint.Hint, st *statement.Statement, op string) e
 
 // beginPinned begins a transaction on a sql.Conn on which a unit of work lives: it is
 // that one's, with a hint or without.
-func (c *Conn) beginPinned(ctx context.Context, u *unit, t *Tx, opts driver.TxOptions) error {
+func (c *Conn) beginPinned(ctx context.Context, u *unit, t *inner, opts driver.TxOptions) error {
 	h, hinted := hint.From(ctx)
 	if hinted && h.Err != nil {
 		return &lockerr.Error{Op: "begin", Err: h.Err}

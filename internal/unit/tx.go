@@ -18,13 +18,13 @@ import (
 
 // Begin begins a transaction; with a hint, under its lock.
 func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (*Tx, error) {
-	t := &Tx{c: c, ctx: ctx, opts: opts}
+	t := &Tx{inner: inner{opts: opts}, c: c, ctx: ctx}
 	if c.tx == nil {
 		if u, err := c.openPinned(ctx); err != nil {
 			return nil, err
 		} else if u != nil {
 			defer u.scope.give()
-			if err := c.beginPinned(ctx, u, t, opts); err != nil {
+			if err := c.beginPinned(ctx, u, &t.inner, opts); err != nil {
 				return nil, err
 			}
 			c.tx = t
@@ -67,7 +67,7 @@ func (c *Conn) beginLocked(ctx context.Context, t *Tx, opts driver.TxOptions) er
 		}
 	}
 	if c.tx != nil {
-		return c.tx.beginInside(ctx, h, t, opts)
+		return c.tx.beginInside(ctx, h, &t.inner, opts)
 	}
 	c.releaseUnused()
 	s := scopeOf(c.k, h.Scope)
@@ -88,7 +88,7 @@ func (c *Conn) beginLocked(ctx context.Context, t *Tx, opts driver.TxOptions) er
 		if err := u.join(ctx, c.k, h); err != nil {
 			return err
 		}
-		return u.nest(ctx, t, opts)
+		return u.nest(ctx, &t.inner, opts)
 	}
 	u, err := c.begin(ctx, s, h, opts)
 	if err != nil {
@@ -96,13 +96,13 @@ func (c *Conn) beginLocked(ctx context.Context, t *Tx, opts driver.TxOptions) er
 	}
 	t.u = u
 	u.endsWith(ctx)
-	u.stack = append(u.stack, t)
+	u.stack = append(u.stack, &t.inner)
 	return nil
 }
 
 // beginInside begins a transaction on a connection that has one open: a savepoint. h is
 // nil without a hint.
-func (t *Tx) beginInside(ctx context.Context, h *hint.Hint, inner *Tx, opts driver.TxOptions) error {
+func (t *Tx) beginInside(ctx context.Context, h *hint.Hint, next *inner, opts driver.TxOptions) error {
 	switch {
 	case t.u == nil && t.failed != nil:
 		return t.failed
@@ -126,29 +126,23 @@ func (t *Tx) beginInside(ctx context.Context, h *hint.Hint, inner *Tx, opts driv
 			return err
 		}
 	}
-	return s.unit.nest(ctx, inner, opts)
+	return s.unit.nest(ctx, next, opts)
 }
 
 // Tx is a transaction that BeginTx has begun: one of the base driver, the
 // transaction of a unit of work, or a savepoint in it.
 type Tx struct {
+	inner
 	c     *Conn
 	ctx   context.Context // of BeginTx
-	opts  driver.TxOptions
-	base  driver.Tx // the base driver's; nil where it began with a hint
-	read  bool      // a plain read has run before any hint
-	u     *unit     // nil while it has no lock
-	prev  *Tx       // the transaction around it on the same connection
-	under *unit     // holds, elsewhere, the lock that its statements ran under
+	base  driver.Tx       // the base driver's; nil where it began with a hint
+	read  bool            // a plain read has run before any hint
+	prev  *Tx             // the transaction around it on the same connection
+	under *unit           // holds, elsewhere, the lock that its statements ran under
 	// changed: a statement may have changed something, where it began without a hint
 	changed bool
-	save    string // the savepoint's name; "" for the unit's own transaction
-	// locked: the savepoint is younger than a row lock, so that going back to it frees none
-	locked bool
 	// levels of isolation that it may have, where it began without a hint; 0 for those of a new connection
 	levels sqltext.Levels
-	// why nothing can be done in it any more
-	failed error
 }
 
 // Commit commits. In a unit of work the outermost Commit gives the lock back.
@@ -193,7 +187,7 @@ func (t *Tx) end(commit bool) (err error) {
 	_ = t.u.scope.take(context.Background())
 	defer t.u.scope.give()
 	t.u.inTime()
-	return t.u.endTx(t, commit)
+	return t.u.endTx(&t.inner, commit)
 }
 
 // commitUnder commits a transaction whose statements ran under the locks of a unit of
@@ -272,17 +266,4 @@ func (t *Tx) run(ctx context.Context, h *hint.Hint, st *statement.Statement) (dr
 		}
 	}
 	return t.u.run(ctx, st)
-}
-
-// usable returns why the transaction is not, if so.
-func (t *Tx) usable() error {
-	switch {
-	case t.failed != nil:
-		return t.failed
-	case t.u.cause != nil:
-		return t.u.cause
-	case t.u.state == ended:
-		return t.u.error("statement", lockerr.With(lockerr.ErrLost, errors.New("its unit of work has ended")))
-	}
-	return nil
 }

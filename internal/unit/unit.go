@@ -31,7 +31,7 @@ type unit struct {
 	levels    sqltext.Levels // of isolation that the transaction may have; 0 for those of a new connection
 	enclosing []*guard       // of the holds that it is inside of
 	hold      *enclosure     // set where Do or Acquire ends it, not a commit in it
-	stack     []*Tx          // open transactions of the caller, outermost first
+	stack     []*inner       // open transactions of the caller, outermost first
 
 	state state
 	cause error // why it is lost, or how it ended badly; nil while all is well
@@ -54,6 +54,15 @@ type rowLocks struct {
 	tickets []*queue.Ticket
 	seen    []*handle.Observation
 	leaving time.Time // when giving back began, if there is somebody to be told
+}
+
+// inner is a transaction of the caller in a unit: the unit's own, or a savepoint in it.
+type inner struct {
+	u      *unit // nil while it has no lock
+	opts   driver.TxOptions
+	save   string // the savepoint's name; "" for the unit's own transaction
+	locked bool   // the savepoint is younger than a row lock, so that going back to it frees none
+	failed error  // why nothing can be done in it any more
 }
 
 // lifetime is what ends a unit if nothing else does before.

@@ -1,0 +1,102 @@
+package unit
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+
+	"github.com/mysqllock/mysqllock/internal/sqltext"
+	"github.com/mysqllock/mysqllock/internal/statement"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// nest begins a transaction inside the unit: on a session without one it is the
+// session's own, else a savepoint.
+func (u *unit) nest(ctx context.Context, t *inner, opts driver.TxOptions) error {
+	if opts != (driver.TxOptions{}) && opts != u.opts {
+		return u.error("begin", lockerr.With(lockerr.ErrUnsafe, errors.New(
+			"its unit of work has a transaction with other options open; only the outermost BeginTx can choose them")))
+	}
+	if u.cause != nil {
+		return u.cause
+	}
+	t.u, t.opts = u, u.opts
+	if len(u.stack) > 0 || u.hold != nil {
+		u.saves++
+		t.save, t.locked = fmt.Sprintf("mysqllock_%d", u.saves), len(u.rows) > 0
+		if err := u.text(ctx, "begin", "SAVEPOINT "+t.save); err != nil {
+			return err
+		}
+	}
+	u.stack = append(u.stack, t)
+	return nil
+}
+
+// usable returns why the transaction is not, if so.
+func (t *inner) usable() error {
+	switch {
+	case t.failed != nil:
+		return t.failed
+	case t.u.cause != nil:
+		return t.u.cause
+	case t.u.state == ended:
+		return t.u.error("statement", lockerr.With(lockerr.ErrLost, errors.New("its unit of work has ended")))
+	}
+	return nil
+}
+
+// endTx ends a transaction of the caller: the unit's own, or a savepoint in it.
+func (u *unit) endTx(t *inner, commit bool) error {
+	op := "rollback"
+	if commit {
+		op = "commit"
+	}
+	last := len(u.stack) - 1
+	switch {
+	case t.failed != nil:
+		return t.failed
+	case u.state == ended:
+		return u.cause
+	case u.stack[last] != t:
+		err := u.error(op, lockerr.With(lockerr.ErrUnsafe, errors.New(
+			"transactions of one lock context must end in the reverse order in which they began; the whole unit of work is rolled back")))
+		for _, open := range u.stack {
+			open.failed = err
+		}
+		u.stack = nil
+		_ = u.finish(false)
+		return err
+	}
+	u.stack = u.stack[:last]
+	switch {
+	case t.save == "" && commit:
+		return u.commit()
+	case t.save == "":
+		return u.finish(false)
+	}
+	if commit && u.cause == nil && u.streaming() {
+		return nil // the savepoint goes with the transaction
+	}
+	u.cutStream()
+	var err error
+	if commit {
+		err = u.text(context.Background(), op, "RELEASE SAVEPOINT "+t.save)
+	} else {
+		err = u.goBack(op, t)
+	}
+	if err != nil {
+		u.fail(err, false) // its changes must not be committed by an outer transaction
+	}
+	return err
+}
+
+// goBack undoes what was done in a transaction that is a savepoint.
+func (u *unit) goBack(op string, t *inner) error {
+	text := "ROLLBACK TO SAVEPOINT " + t.save
+	if !u.late || t.locked {
+		return u.text(context.Background(), op, text)
+	}
+	_, _, err := u.run(context.Background(), &statement.Statement{Text: text, Info: sqltext.Look(text)})
+	return err
+}
