@@ -446,3 +446,15 @@ func (u *unit) commit() error {
 	s.inTime()
 	return err
 }
+
+// outlivesHold ends the unit if it was part of a hold around it that has ended, and has
+// only read, outside a transaction: its COMMIT would ask for the hold's lock, and its
+// snapshot is as old as the hold.
+func (u *unit) outlivesHold() {
+	if u.state != open || u.cause != nil || u.inside() || u.wrote {
+		return
+	}
+	if slices.ContainsFunc(u.enclosing, func(g *guard) bool { return g.Err() != nil }) {
+		_ = u.finish(false)
+	}
+}

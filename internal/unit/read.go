@@ -52,7 +52,8 @@ func (c *Conn) runRead(ctx context.Context, s *scope, h *hint.Hint, st *statemen
 	if err != nil {
 		return nil, nil, err
 	}
-	s.hasRead(st, nil)
+	s.hasRead(st, len(s.guards) > 0)
+	noteHolds(st)
 	return r, res, nil
 }
 

@@ -1,6 +1,7 @@
 package unit
 
 import (
+	"cmp"
 	"context"
 	"database/sql/driver"
 	"errors"
@@ -59,6 +60,44 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 		u.open, r.Done = r, over
 		return r, nil, nil
 	}
+}
+
+// changes notes that st may have changed something.
+func (u *unit) changes(st *statement.Statement) {
+	u.changed = "a statement"
+	if u.scope.decided || st.Query || st.Info.Taints {
+		u.changed = cmp.Or(sqltext.Verb(st.Text), u.changed)
+	}
+	if u.inside() {
+		u.changed = "a transaction with " + u.changed
+	}
+}
+
+// ran notes what st has changed and read, which has run well and returned r or res. The
+// rows of RETURNING come without a number: that of an upsert which changed nothing is
+// there all the same.
+func (u *unit) ran(st *statement.Statement, r *statement.Rows, res driver.Result) {
+	if st.Info.Changes == sqltext.ChangesCounted {
+		n, err := int64(1), error(nil)
+		if res != nil {
+			n, err = res.RowsAffected()
+		} else if r.Empty() {
+			n = 0
+		}
+		if n != 0 || err != nil {
+			u.changes(st)
+		}
+	}
+	if !st.Reads(r) {
+		return
+	}
+	switch {
+	case u.inside():
+		u.fresh = u.fresh || st.Info.Tables
+	case u.scope.hasRead(st, len(u.rows) > 0 || len(u.scope.guards) > 0):
+		u.relied = u.relied || len(u.rows) > 0
+	}
+	noteHolds(st)
 }
 
 // send sends a statement, and before and after it those that tell what it did to the

@@ -27,14 +27,13 @@ type scope struct {
 	until   context.Context // what is watched
 	endless bool            // that never ends: there are only versions
 	failed  error           // why no other unit may begin: one was lost behind the caller's back
-	decided bool            // the unit of work, or one of guards, keeps what was read outside a transaction from being changed
-	stale   *staleRead      // what was decided on a read whose lock has gone; of all handles
 
+	decision
 	k *handle.Handle
 }
 
 func newScope(k *handle.Handle) *scope {
-	return &scope{turn: make(chan struct{}, 1), stale: &staleRead{}, k: k}
+	return &scope{turn: make(chan struct{}, 1), decision: decision{stale: &staleRead{}}, k: k}
 }
 
 // scopeOf returns what is remembered of the lock context. Where there is nothing
@@ -106,6 +105,15 @@ func (s *scope) inTime() {
 	}
 }
 
+// dropSpent gives the guards back of a unit of work that was lost, or whose context has
+// ended. This handle runs nothing in the lock context any more, but others may.
+func (s *scope) dropSpent() {
+	s.drop(0)
+	if s.unit == nil { // else at its end
+		s.outlived("the end of a unit of work that was lost")
+	}
+}
+
 // ofQuery is the context of a query that has taken a lock in a lock context which never
 // ends: the lock goes with the query's.
 type ofQuery struct{ context.Context }
@@ -117,52 +125,4 @@ func whatEnded(end context.Context) error {
 			"call lockctx.With on a context that ends, by context.WithCancel or WithTimeout, and derive those of single queries from what it returns")
 	}
 	return errors.New("the lock context has ended")
-}
-
-// lost is called when a guard of the unit of work may be lost.
-func (s *scope) lost(g *guard) {
-	s.k.Doubt()
-	_ = s.take(context.Background())
-	defer s.give()
-	if slices.Contains(s.guards, g) {
-		g.lost()
-		s.fail(g.overError("statement"))
-	}
-}
-
-// fail ends the unit of work, which has lost a guard.
-func (s *scope) fail(cause error) {
-	if s.unwatch != nil {
-		s.failed = cause // what was decided under it must not be written without it
-	}
-	if s.unit != nil {
-		s.unit.fail(cause, false)
-	}
-	s.dropSpent()
-}
-
-// check returns why nothing can run in the lock context any more, or inside the
-// holds around it. A unit of work that a read has begun in a hold ends here, if the hold
-// has ended.
-func (s *scope) check(h *hint.Hint) error {
-	if s.unit != nil {
-		s.unit.inTime()
-	}
-	if s.unit != nil {
-		s.unit.outlivesHold()
-	}
-	s.inTime()
-	for _, g := range s.guards {
-		if err := g.overError("statement"); err != nil {
-			s.fail(err)
-			return err
-		}
-	}
-	if s.failed != nil {
-		return s.failed
-	}
-	if h == nil {
-		return nil
-	}
-	return checkEnclosing(h)
 }

@@ -108,6 +108,10 @@ func newUnit(l *handle.Locks, s *scope, h *hint.Hint, link *pool.Conn, txn *pool
 	return u
 }
 
+// inside reports whether a statement of the unit now runs in a transaction of the
+// caller, or in a hold.
+func (u *unit) inside() bool { return len(u.stack) > 0 || u.hold != nil }
+
 // granted notes the rows that were locked for r. The ticket is nil where nobody
 // lined up for them.
 func (u *unit) granted(r handle.Request, ticket *queue.Ticket, locked rowlock.Locked) {
@@ -277,6 +281,29 @@ func (u *unit) end() {
 // endsGuards reports whether the guards of the unit of work end with the unit.
 func (u *unit) endsGuards() bool {
 	return u.scope.unit == u && !u.keep && len(u.scope.joined) == 0
+}
+
+// endedBy says what has ended the unit.
+func (u *unit) endedBy() string {
+	if u.cause != nil {
+		return "the end of a unit of work that was lost"
+	}
+	return u.ending
+}
+
+// outlivedHold notes that the unit of a hold has ended: nothing runs in the lock context
+// that began with the hold any more. In one from before it, what was read in the hold is
+// not enough for what is written from now on.
+func (u *unit) outlivedHold() {
+	switch s := u.scope; {
+	case u.hold.alone && s.failed == nil:
+		s.failed = u.cause
+		if s.failed == nil {
+			s.failed = u.error("statement", errHoldEnded)
+		}
+	case u.fresh:
+		s.stale.holdEnded()
+	}
 }
 
 // contextEnded is called when the context ends that bounds what was read in the unit.
