@@ -2,8 +2,6 @@ package unit
 
 import (
 	"context"
-	"database/sql/driver"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -152,15 +150,6 @@ func (u *unit) lock(ctx context.Context, r handle.Request, first bool) error {
 		gone := server.Gone(err, u.link.Conn)
 		err = noRetry(err)
 		u.lose(err, gone)
-	}
-	return err
-}
-
-// noRetry makes sure that database/sql does not run a statement of a unit of
-// work again on another connection.
-func noRetry(err error) error {
-	if errors.Is(err, driver.ErrBadConn) {
-		return lockerr.With(lockerr.ErrLost, err)
 	}
 	return err
 }

@@ -12,14 +12,6 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// stream is what is still being read from the connection of a unit.
-type stream struct {
-	open   *statement.Rows // holds the connection's turn; nil without one
-	broken error           // what went wrong while they were read; guarded by the connection's turn
-}
-
-func (s *stream) streaming() bool { return s.open != nil && s.open.Streaming() }
-
 // run runs a statement in the unit.
 func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, driver.Result, error) {
 	op := st.Op()
@@ -62,42 +54,29 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	}
 }
 
-// changes notes that st may have changed something.
-func (u *unit) changes(st *statement.Statement) {
-	u.changed = "a statement"
-	if u.scope.decided || st.Query || st.Info.Taints {
-		u.changed = cmp.Or(sqltext.Verb(st.Text), u.changed)
+// takeLink waits for the turn to use the unit's connection, if it can still be
+// used.
+func (u *unit) takeLink(ctx context.Context, op string) error {
+	if u.cause != nil {
+		return u.cause
 	}
-	if u.inside() {
-		u.changed = "a transaction with " + u.changed
+	if u.streaming() {
+		return u.error(op, lockerr.With(lockerr.ErrUnsafe, errors.New(
+			"the rows of an earlier query of this unit of work are still being read (they were too many to read ahead): close them first")))
 	}
-}
-
-// ran notes what st has changed and read, which has run well and returned r or res. The
-// rows of RETURNING come without a number: that of an upsert which changed nothing is
-// there all the same.
-func (u *unit) ran(st *statement.Statement, r *statement.Rows, res driver.Result) {
-	if st.Info.Changes == sqltext.ChangesCounted {
-		n, err := int64(1), error(nil)
-		if res != nil {
-			n, err = res.RowsAffected()
-		} else if r.Empty() {
-			n = 0
-		}
-		if n != 0 || err != nil {
-			u.changes(st)
-		}
+	if err := u.link.AwaitTurn(ctx); err != nil {
+		return err
 	}
-	if !st.Reads(r) {
-		return
+	if u.settle(); u.cause != nil {
+		u.give()
+		return u.cause
 	}
-	switch {
-	case u.inside():
-		u.fresh = u.fresh || st.Info.Tables
-	case u.scope.hasRead(st, len(u.rows) > 0 || len(u.scope.guards) > 0):
-		u.relied = u.relied || len(u.rows) > 0
+	if err := u.on.overdue(); err != nil {
+		u.lose(u.error(op, lockerr.With(lockerr.ErrLost, err)), true)
+		u.give()
+		return u.cause
 	}
-	noteHolds(st)
+	return nil
 }
 
 // send sends a statement, and before and after it those that tell what it did to the
@@ -156,6 +135,44 @@ func (u *unit) called(ctx context.Context, err error) error {
 	return err
 }
 
+// ran notes what st has changed and read, which has run well and returned r or res. The
+// rows of RETURNING come without a number: that of an upsert which changed nothing is
+// there all the same.
+func (u *unit) ran(st *statement.Statement, r *statement.Rows, res driver.Result) {
+	if st.Info.Changes == sqltext.ChangesCounted {
+		n, err := int64(1), error(nil)
+		if res != nil {
+			n, err = res.RowsAffected()
+		} else if r.Empty() {
+			n = 0
+		}
+		if n != 0 || err != nil {
+			u.changes(st)
+		}
+	}
+	if !st.Reads(r) {
+		return
+	}
+	switch {
+	case u.inside():
+		u.fresh = u.fresh || st.Info.Tables
+	case u.scope.hasRead(st, len(u.rows) > 0 || len(u.scope.guards) > 0):
+		u.relied = u.relied || len(u.rows) > 0
+	}
+	noteHolds(st)
+}
+
+// changes notes that st may have changed something.
+func (u *unit) changes(st *statement.Statement) {
+	u.changed = "a statement"
+	if u.scope.decided || st.Query || st.Info.Taints {
+		u.changed = cmp.Or(sqltext.Verb(st.Text), u.changed)
+	}
+	if u.inside() {
+		u.changed = "a transaction with " + u.changed
+	}
+}
+
 var errCommits = lockerr.With(lockerr.ErrUnsafe, errors.New(
 	"the statement would end the transaction, and with it the lock; use sql.Tx for transactions, and lockctx.Without for DDL"))
 
@@ -179,6 +196,15 @@ func (u *unit) check(op string, err error) error {
 		return err
 	}
 	u.lose(err, gone)
+	return err
+}
+
+// noRetry makes sure that database/sql does not run a statement of a unit of
+// work again on another connection.
+func noRetry(err error) error {
+	if errors.Is(err, driver.ErrBadConn) {
+		return lockerr.With(lockerr.ErrLost, err)
+	}
 	return err
 }
 
@@ -206,13 +232,13 @@ func (u *unit) text(ctx context.Context, op, text string) error {
 	return nil
 }
 
-// cutStream closes rows that are still being read, since the connection is
-// needed.
-func (u *unit) cutStream() {
-	if u.open != nil {
-		_ = u.open.CutOff(u.error("query", lockerr.With(lockerr.ErrLost, errors.New("the unit of work ended while its rows were being read"))))
-		u.open = nil
+// alive asks the server whether the unit still holds its locks, for the commit
+// of a transaction elsewhere that ran under them.
+func (u *unit) alive() error {
+	if u.state == ended || u.cause != nil {
+		return u.error("commit", lockerr.With(lockerr.ErrLost, errors.New("the unit of work that held the lock has ended; the transaction is rolled back")))
 	}
+	return u.text(context.Background(), "commit", "DO 0")
 }
 
 // closeLater has a statement closed when the rows that are being read are over.

@@ -13,6 +13,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
+	"github.com/mysqllock/mysqllock/internal/statement"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 	"github.com/mysqllock/mysqllock/rowlock"
@@ -55,6 +56,14 @@ type rowLocks struct {
 	seen    []*handle.Observation
 	leaving time.Time // when giving back began, if there is somebody to be told
 }
+
+// stream is what is still being read from the connection of a unit.
+type stream struct {
+	open   *statement.Rows // holds the connection's turn; nil without one
+	broken error           // what went wrong while they were read; guarded by the connection's turn
+}
+
+func (s *stream) streaming() bool { return s.open != nil && s.open.Streaming() }
 
 // inner is a transaction of the caller in a unit: the unit's own, or a savepoint in it.
 type inner struct {
@@ -155,31 +164,6 @@ func (u *unit) slotOf(p handle.Place) (slot int, ok bool) {
 	}
 	r := u.rows[p.Row] // the key itself is the first slot
 	return 0, r != nil && !r.Shared
-}
-
-// takeLink waits for the turn to use the unit's connection, if it can still be
-// used.
-func (u *unit) takeLink(ctx context.Context, op string) error {
-	if u.cause != nil {
-		return u.cause
-	}
-	if u.streaming() {
-		return u.error(op, lockerr.With(lockerr.ErrUnsafe, errors.New(
-			"the rows of an earlier query of this unit of work are still being read (they were too many to read ahead): close them first")))
-	}
-	if err := u.link.AwaitTurn(ctx); err != nil {
-		return err
-	}
-	if u.settle(); u.cause != nil {
-		u.give()
-		return u.cause
-	}
-	if err := u.on.overdue(); err != nil {
-		u.lose(u.error(op, lockerr.With(lockerr.ErrLost, err)), true)
-		u.give()
-		return u.cause
-	}
-	return nil
 }
 
 // give ends the turn to use the unit's connection. Where the unit has ended in
@@ -306,51 +290,12 @@ func (u *unit) outlivedHold() {
 	}
 }
 
-// contextEnded is called when the context ends that bounds what was read in the unit.
-func (u *unit) contextEnded() {
-	_ = u.scope.take(context.Background())
-	defer u.scope.give()
-	u.inTime()
-}
-
-// inTime ends the unit if the context has ended that bounds what was read in it: not
-// sooner or later as the watch on that gets its turn.
-func (u *unit) inTime() {
-	if u.state == ended || u.until == nil || u.until.Err() == nil {
-		return
-	}
-	// Only finished autocommit statements are in a unit without an open
-	// transaction: rolling back would undo what the caller saw succeed.
-	commit := len(u.stack) == 0 && u.hold == nil && u.cause == nil
-	err := u.finish(commit)
-	if err == nil {
-		u.cause = u.error("statement", lockerr.With(lockerr.ErrLost, whatEnded(u.until)))
-	}
-	if u.hold == nil { // a hold answers for itself, and what is around it goes on
-		u.scope.failed = u.cause
-	}
-}
-
 // lostBehind is called by the keep-alive when the connection is lost while no
 // statement runs.
 func (u *unit) lostBehind(cause error) {
 	_ = u.scope.take(context.Background())
 	defer u.scope.give()
 	u.fail(cause, true)
-}
-
-// abandon ends a unit whose database handle is being closed.
-func (u *unit) abandon(cause error) {
-	_ = u.scope.take(context.Background())
-	defer u.scope.give()
-	if u.state != ended {
-		_ = u.finish(false)
-		u.cause = u.error("statement", cause)
-		u.scope.failed = u.cause
-		if u.hold != nil {
-			u.hold.cancel(lockerr.ErrLost)
-		}
-	}
 }
 
 // fail is lose for callers without the connection's turn.
@@ -368,13 +313,13 @@ func (u *unit) fail(cause error, gone bool) {
 	u.lose(cause, gone)
 }
 
-// alive asks the server whether the unit still holds its locks, for the commit
-// of a transaction elsewhere that ran under them.
-func (u *unit) alive() error {
-	if u.state == ended || u.cause != nil {
-		return u.error("commit", lockerr.With(lockerr.ErrLost, errors.New("the unit of work that held the lock has ended; the transaction is rolled back")))
+// cutStream closes rows that are still being read, since the connection is
+// needed.
+func (u *unit) cutStream() {
+	if u.open != nil {
+		_ = u.open.CutOff(u.error("query", lockerr.With(lockerr.ErrLost, errors.New("the unit of work ended while its rows were being read"))))
+		u.open = nil
 	}
-	return u.text(context.Background(), "commit", "DO 0")
 }
 
 func (u *unit) error(op string, err error) error {

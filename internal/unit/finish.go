@@ -1,0 +1,264 @@
+package unit
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/handle"
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/strategy"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// commit ends the unit as its caller has asked by a commit, or by a statement outside
+// a transaction. Where nothing was changed, a decision goes on to stand, with its
+// lock: on the transaction that the read has begun nothing is sent; guards stay when
+// the transaction of the commit ends.
+func (u *unit) commit() error {
+	s := u.scope
+	if u.changed != "" || !s.decided || u.cause != nil {
+		return u.finish(true)
+	}
+	if u.relied {
+		u.cutStream()
+		if err := u.takeLink(context.Background(), "commit"); err != nil {
+			return u.finish(true)
+		}
+		u.give()
+		return nil
+	}
+	u.keep = true
+	err := u.finish(true)
+	if s.failed != nil {
+		s.dropSpent()
+	}
+	s.inTime()
+	return err
+}
+
+// finish commits or rolls back and ends the unit.
+func (u *unit) finish(commit bool) error {
+	if u.state == ended {
+		return u.cause
+	}
+	u.ending = "the rollback of a transaction"
+	if commit {
+		u.ending = "the commit of " + cmp.Or(u.changed, "a transaction")
+	}
+	u.cutStream()
+	if err := u.link.AwaitTurn(context.Background()); err != nil {
+		return err
+	}
+	defer u.give()
+	if u.settle(); u.cause != nil {
+		u.end()
+		return u.cause
+	}
+	if u.scope.k.Settings.Observe != nil {
+		u.leaving = time.Now()
+		for _, seen := range u.seen {
+			seen.Leaving(u.leaving)
+		}
+	}
+	var err error
+	if commit {
+		err = u.finishCommit()
+	} else if err = u.txn.Rollback(u.on.limit()); err != nil {
+		err = u.unfinished("rollback", err, false, func() {})
+	}
+	u.end()
+	return err
+}
+
+// finishCommit commits. The caller ends the unit.
+func (u *unit) finishCommit() error {
+	c, refused, err := u.commitUnit()
+	if err == nil {
+		u.newVersions()
+		return nil
+	}
+	err = u.unfinished("commit", err, refused, c.awaitEnd)
+	if u.scope.unwatch != nil || u.on.spends() && u.hold == nil {
+		u.scope.failed = err // what was read before must not decide on what is written without it
+	}
+	return err
+}
+
+// unfinished sees to what a COMMIT or ROLLBACK that has failed leaves behind, and
+// returns what its caller is told. unsure waits for a COMMIT whose outcome is unknown.
+func (u *unit) unfinished(op string, err error, refused bool, unsure func()) error {
+	u.scope.k.Suspect(err)
+	if (refused || server.Number(err) != 0) && !server.Gone(err, u.link.Conn) {
+		// What is left of the transaction must go: the server has refused it, or a
+		// guard is not held any more.
+		switch {
+		case errors.Is(err, lockerr.ErrConflict):
+		case server.Changed(err):
+			err = lockerr.With(lockerr.ErrConflict, err)
+		case server.Deadlock(err):
+			err = lockerr.With(lockerr.ErrDeadlock, err)
+		}
+		if u.txn.Rollback(u.on.limit()) != nil {
+			u.breakLink()
+		}
+	} else {
+		u.breakLink()
+		if !refused {
+			unsure()
+		}
+	}
+	var said *lockerr.Error
+	if !errors.As(err, &said) || !errors.Is(err, lockerr.ErrLost) && !errors.Is(err, lockerr.ErrConflict) {
+		err = u.error(op, lockerr.With(lockerr.ErrLost, err))
+	}
+	u.cause = err
+	for _, g := range u.compared {
+		g.seen.Over(u.leaving, err)
+	}
+	return err
+}
+
+// commitUnit sends the unit's COMMIT, after the checks. The caller has the connection's
+// turn.
+func (u *unit) commitUnit() (c commit, refused bool, err error) {
+	c = commit{
+		link: u.link, wrote: u.wrote, text: u.txn.AsText(), ends: u.endsGuards(), limit: u.on.limit(),
+		send: func() error { return u.txn.Commit(u.on.limit()) }, sent: u.txn.Committed,
+	}
+	if err := u.on.overdue(); err != nil {
+		return c, false, err
+	}
+	if !u.opts.ReadOnly { // else there is nothing that could be written
+		if c.guards, err = u.checked(); err != nil {
+			return c, true, err
+		}
+		if u.wrote {
+			c.steps = u.stepVersions()
+		}
+	}
+	refused, err = c.run()
+	return c, refused, err
+}
+
+// checked returns the guards that a commit checks. A version whose key the unit has
+// under a lease, too, needs no comparison.
+func (u *unit) checked() (guards []*guard, err error) {
+	all := slices.Concat(u.scope.guards, u.enclosing)
+	for _, g := range all {
+		if g.version() == 0 {
+			guards = append(guards, g)
+			continue
+		}
+		if !u.wrote || !slices.Contains(u.scope.guards, g) {
+			continue
+		}
+		p := g.remembered()
+		if at := slices.IndexFunc(all, func(lease *guard) bool { return lease.covers(p) }); at >= 0 {
+			if err := all[at].again(p); err != nil {
+				return nil, err
+			}
+			g.Forget(hint.ToldVersion) // the lease has made it another
+			continue
+		}
+		u.compared = append(u.compared, g)
+		guards = append(guards, g)
+	}
+	return guards, nil
+}
+
+// stepVersions is what makes the versions new of the rows that are locked and that others
+// compare.
+func (u *unit) stepVersions() *steps {
+	var rows []string
+	for name, r := range u.rows {
+		if r.steps() && !slices.ContainsFunc(u.compared, func(g *guard) bool { return g.Row == name }) {
+			rows = append(rows, name)
+		}
+	}
+	if len(rows) == 0 {
+		return nil
+	}
+	slices.Sort(rows)
+	under := func(ctx context.Context) context.Context { return handle.Under(ctx, u.seen...) }
+	return &steps{
+		alone: func() error { return u.l.Step(under(context.Background()), u.link.Conn, rows) },
+		last: func(ctx context.Context) (done, unknown bool, err error) {
+			return u.l.StepAndCommit(under(ctx), u.link.Conn, rows)
+		},
+	}
+}
+
+// steps reports whether others compare versions of what the unit has locked.
+func (u *unit) steps() bool {
+	for _, r := range u.rows {
+		if r.steps() {
+			return true
+		}
+	}
+	return false
+}
+
+// newVersions notes the versions that a commit has set.
+func (u *unit) newVersions() {
+	for _, g := range u.compared {
+		if v, ok := g.held.(strategy.Versioned); ok {
+			g.held = v.Next()
+			g.Tell(hint.ToldVersion, g.version())
+		}
+	}
+}
+
+// inTime ends the unit if the context has ended that bounds what was read in it: not
+// sooner or later as the watch on that gets its turn.
+func (u *unit) inTime() {
+	if u.state == ended || u.until == nil || u.until.Err() == nil {
+		return
+	}
+	// Only finished autocommit statements are in a unit without an open
+	// transaction: rolling back would undo what the caller saw succeed.
+	commit := len(u.stack) == 0 && u.hold == nil && u.cause == nil
+	err := u.finish(commit)
+	if err == nil {
+		u.cause = u.error("statement", lockerr.With(lockerr.ErrLost, whatEnded(u.until)))
+	}
+	if u.hold == nil { // a hold answers for itself, and what is around it goes on
+		u.scope.failed = u.cause
+	}
+}
+
+// contextEnded is called when the context ends that bounds what was read in the unit.
+func (u *unit) contextEnded() {
+	_ = u.scope.take(context.Background())
+	defer u.scope.give()
+	u.inTime()
+}
+
+// abandon ends a unit whose database handle is being closed.
+func (u *unit) abandon(cause error) {
+	_ = u.scope.take(context.Background())
+	defer u.scope.give()
+	if u.state != ended {
+		_ = u.finish(false)
+		u.cause = u.error("statement", cause)
+		u.scope.failed = u.cause
+		if u.hold != nil {
+			u.hold.cancel(lockerr.ErrLost)
+		}
+	}
+}
+
+// outlivesHold ends the unit if it was part of a hold around it that has ended, and has
+// only read, outside a transaction: its COMMIT would ask for the hold's lock, and its
+// snapshot is as old as the hold.
+func (u *unit) outlivesHold() {
+	if u.state != open || u.cause != nil || u.inside() || u.wrote {
+		return
+	}
+	if slices.ContainsFunc(u.enclosing, func(g *guard) bool { return g.Err() != nil }) {
+		_ = u.finish(false)
+	}
+}
