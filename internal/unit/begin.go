@@ -216,6 +216,6 @@ func (c *Conn) beginFenced(ctx context.Context, s *scope, h *hint.Hint, opts dri
 // newUnit returns a unit on this connection.
 func (c *Conn) newUnit(l *handle.Locks, s *scope, h *hint.Hint, txn *pool.Txn, opts driver.TxOptions) *unit {
 	u := newUnit(l, s, h, c.link, txn)
-	u.on, u.opts = &onConn{Conn: c, u: u, node: l.Node(), found: c.carries(nil)}, opts
+	u.on, u.opts = &onConn{site: c.site, l: l, node: l.Node(), found: c.carries(nil)}, opts
 	return u
 }

@@ -80,20 +80,3 @@ func (c *Conn) claimable(ctx context.Context, h *hint.Hint, st *statement.Statem
 	}
 	return nil
 }
-
-// runHereClaiming runs a claim on this connection as it is.
-func (c *Conn) runHereClaiming(ctx context.Context, st *statement.Statement) (driver.Rows, driver.Result, error) {
-	base, res, err := st.Run(ctx, c.link.Conn)
-	if err != nil || base == nil {
-		return nil, res, err
-	}
-	limit := statement.BufferBytes
-	if st.AtOnce {
-		limit = 0 // the server may find the locked one last
-	}
-	r, err := statement.ReadAhead(base, limit) // it may come with a statement to be closed
-	if err != nil {
-		return nil, nil, err
-	}
-	return r, nil, nil
-}

@@ -3,12 +3,13 @@ package unit
 import (
 	"context"
 	"database/sql/driver"
+	"errors"
+	"fmt"
+	"time"
 
 	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/hint"
-	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
-	"github.com/mysqllock/mysqllock/internal/statement"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
@@ -34,34 +35,12 @@ func NewConn(k *handle.Handle, base driver.Conn) *Conn {
 	return &Conn{k: k, site: &site{link: pool.Adopt(base), texts: texts{state: sqltext.Idle}}}
 }
 
-// Exec runs a statement, or returns driver.ErrSkip if the base driver has to prepare it.
-func (c *Conn) Exec(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
-	if c.direct(ctx) {
-		info, err := c.look(ctx, text)
-		if err != nil {
-			return nil, err
-		}
-		res, err := statement.Exec(ctx, c.link.Conn, text, args)
-		c.ran(text, info, false, err)
-		return res, err
-	}
-	_, res, err := c.run(ctx, &statement.Statement{Text: text, Args: args})
-	return res, err
-}
-
-// Query is Exec for a query.
-func (c *Conn) Query(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
-	if c.direct(ctx) {
-		info, err := c.look(ctx, text)
-		if err != nil {
-			return nil, err
-		}
-		r, err := statement.Query(ctx, c.link.Conn, text, args)
-		c.ran(text, info, true, err)
-		return r, err
-	}
-	r, _, err := c.run(ctx, &statement.Statement{Text: text, Args: args, Query: true})
-	return r, err
+// NewLight returns a connection that has a real one only while it needs it. The handle
+// has a budget.
+func NewLight(k *handle.Handle) *Conn {
+	c := &Conn{k: k}
+	c.vacate()
+	return c
 }
 
 // plain reports whether a transaction with ctx is none of our business.
@@ -86,143 +65,115 @@ func (c *Conn) nothing(h *hint.Hint) bool {
 	return h.Scope == nil && h.Err == nil && len(enclosing(h)) == 0
 }
 
-// run runs a statement under the hint of its context, or in the unit of work
-// that the connection's transaction belongs to.
-func (c *Conn) run(ctx context.Context, st *statement.Statement) (driver.Rows, driver.Result, error) {
-	h, hinted := hint.From(ctx)
-	if hinted && h.Err != nil {
-		return nil, nil, &lockerr.Error{Op: st.Op(), Err: h.Err}
+// vacate leaves c with an empty site.
+func (c *Conn) vacate() {
+	if c.none == nil || !c.none.pristine() || c.none.bad.Load() {
+		c.none = &site{texts: texts{state: sqltext.Idle}}
 	}
-	if c.tx != nil && c.tx.u == nil && c.tx.failed != nil {
-		return nil, nil, c.tx.failed
-	}
-	c.releaseUnused()
-	st.Info = sqltext.Look(st.Text)
-	if hinted {
-		st.Holds = h.Holds
-	} else if c.tx != nil { // it is of what its transaction is
-		if began, ok := hint.From(c.tx.ctx); ok {
-			st.Holds = began.Holds
-		}
-	}
-	if hinted && !c.onlyReads(h, st) {
-		if err := reaches(ctx, c.k, h); err != nil {
-			return nil, nil, err
-		}
-	}
-	if hinted && h.Claim != (hint.Locking{}) {
-		return c.runClaiming(ctx, h, st)
-	}
-	return c.runLocked(ctx, h, hinted, st)
+	c.site = c.none
 }
 
-// onlyReads reports whether a statement neither takes a lock nor has a part in a
-// transaction that may write.
-func (c *Conn) onlyReads(h *hint.Hint, st *statement.Statement) bool {
-	if c.tx != nil {
-		return h.Scope == nil && c.tx.opts.ReadOnly
-	}
-	return h.Scope == nil && st.Query && !st.MayWrite()
-}
-
-// runLocked runs a statement in the unit of work that the connection's
-// transaction belongs to, or of its context.
-func (c *Conn) runLocked(ctx context.Context, h *hint.Hint, hinted bool, st *statement.Statement) (driver.Rows, driver.Result, error) {
-	if t := c.tx; t != nil && t.u != nil {
-		return t.run(ctx, h, st)
-	}
-	if u, err := c.openPinned(ctx); err != nil {
-		return nil, nil, err
-	} else if u != nil {
-		defer u.scope.give()
-		return c.runPinned(ctx, u, h, st)
-	}
-	if !hinted || c.nothing(h) && h.Claim == (hint.Locking{}) { // what there was ended a moment ago
-		if _, err := c.look(ctx, st.Text); err != nil {
-			return nil, nil, err
-		}
-		return c.runHere(ctx, st)
-	}
-	s := scopeOf(c.k, h.Scope)
-	if err := s.take(ctx); err != nil {
-		return nil, nil, err
-	}
-	defer s.give()
-	if err := s.check(h); err != nil {
-		return nil, nil, err
-	}
-	if st.Info.Kind == sqltext.Commits {
-		return nil, nil, &lockerr.Error{Op: st.Op(), Key: handle.Names(h), Err: errCommits}
-	}
-	if c.tx != nil {
-		return c.runLate(ctx, s, h, st)
-	}
-	return c.runFree(ctx, s, h, st)
-}
-
-// runFree runs a statement of a lock context outside of any transaction of this
-// connection.
-func (c *Conn) runFree(ctx context.Context, s *scope, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
-	if err := c.ours(ctx, st.Op(), h); err != nil {
-		return nil, nil, err
-	}
-	if err := s.undecided(h, s.unit, st); err != nil {
-		return nil, nil, err
-	}
-	switch {
-	case s.unit != nil:
-		if err := c.stay(s.unit, h, st, st.Op()); err != nil {
-			return nil, nil, err
-		}
-		return c.runJoined(ctx, s.unit, h, st)
-	case st.Query && st.Info.Kind == sqltext.Read:
-		return c.runRead(ctx, s, h, st)
-	default:
-		return c.runAlone(ctx, s, h, st)
-	}
-}
-
-// runHere runs a statement on this connection as it is. On driver.ErrSkip
-// database/sql prepares it.
-func (c *Conn) runHere(ctx context.Context, st *statement.Statement) (driver.Rows, driver.Result, error) {
-	if err := c.need(ctx); err != nil {
-		return nil, nil, err
-	}
-	if err := c.again(ctx, st); err != nil {
-		return nil, nil, err
-	}
-	var r driver.Rows
-	var res driver.Result
-	var err error
-	switch {
-	case st.Claims:
-		r, res, err = c.runHereClaiming(ctx, st)
-	case st.Stmt == nil && !st.Prepared:
-		r, res, err = st.Direct(ctx, c.link.Conn)
-	default:
-		r, res, err = st.Run(ctx, c.link.Conn)
-	}
-	c.ran(st.Text, st.Info, st.Query, err)
-	return r, res, err
-}
-
-// liftLimit takes the limit on idleness off before a transaction without a lock.
-func (c *Conn) liftLimit(ctx context.Context) error {
-	if c.unlimit == "" {
+// need has c have a real connection.
+func (c *Conn) need(ctx context.Context) error {
+	c.unused = false
+	if c.link != nil {
 		return nil
 	}
-	err := server.Exec(ctx, c.link.Conn, c.unlimit)
+	link, err := c.k.Apps().Acquire(ctx)
 	if err == nil {
-		c.unlimit = ""
+		c.move(link)
 	}
 	return err
 }
 
-// tidy is liftLimit after a lock that was not granted, whose caller may have gone.
-func (c *Conn) tidy() error {
-	ctx, cancel := context.WithTimeout(context.Background(), commitLimit)
+// move has c be at link, whose turn the caller has.
+func (c *Conn) move(link *pool.Conn) {
+	link.EndTurn()
+	if c.site, _ = link.State.(*site); c.site == nil {
+		c.site = &site{link: link, texts: texts{state: sqltext.Idle}}
+		link.State = c.site
+	}
+}
+
+// needClean is need for a statement or a transaction under the lock of h. Nothing that
+// another user has left may be on the connection: such a connection is closed, and another
+// one taken. The wait for one ends after about wait. blocks: the caller may wait in the
+// server on it.
+func (c *Conn) needClean(ctx context.Context, s *scope, h *hint.Hint, wait time.Duration, blocks bool) error {
+	for c.unused = false; c.link == nil; {
+		by := s.caller(true)
+		by.Holds, by.Blocks = s.holds(h), blocks
+		link, err := c.k.App(ctx, by, wait)
+		if err != nil {
+			return err
+		}
+		if c.move(link); !c.pristine() {
+			c.discard()
+		}
+	}
+	return nil
+}
+
+// releaseUnused is release before a wait, for a connection that was only looked at.
+func (c *Conn) releaseUnused() {
+	if c.unused {
+		c.release()
+	}
+}
+
+// release gives the real connection back, if c has one, to be used by others or closed.
+func (c *Conn) release() {
+	s := c.site
+	if s.link == nil {
+		return
+	}
+	c.vacate()
+	c.lastIn, c.skipped, c.unused = nil, "", false
+	_ = s.link.AwaitTurn(context.Background()) // a ping may be under way
+	s.stmts.closeOwn()
+	if s.bad.Load() {
+		s.link.Destroy()
+		return
+	}
+	s.link.Release()
+}
+
+// discard closes the real connection, if c has one.
+func (c *Conn) discard() {
+	if c.link != nil {
+		c.bad.Store(true)
+		c.release()
+	}
+}
+
+// Base returns the base driver's connection. With a budget it has c have one, until it is
+// put back; nil if there is none to be had.
+func (c *Conn) Base() driver.Conn {
+	if c.unused = false; c.link != nil {
+		return c.link.Conn
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), max(c.k.Settings.Wait, time.Second))
 	defer cancel()
-	return c.liftLimit(ctx)
+	if c.need(ctx) != nil {
+		return nil
+	}
+	return c.link.Conn
+}
+
+// Sample returns a connection of the base driver, which need not be that of c, and may be
+// closed or in use: for what all of them have in common. That is which interfaces they
+// have, and how they convert arguments, so that neither takes up a connection.
+func (c *Conn) Sample(ctx context.Context) (driver.Conn, error) {
+	if c.link != nil {
+		return c.link.Conn, nil
+	}
+	return c.k.Sample(ctx, func() (driver.Conn, error) {
+		if err := c.need(ctx); err != nil {
+			return nil, err
+		}
+		c.unused = true
+		return c.link.Conn, nil
+	})
 }
 
 // Ping pings the base connection.
@@ -241,58 +192,65 @@ func (c *Conn) Ping(ctx context.Context) error {
 	return p.Ping(ctx)
 }
 
-// Reset is called before the connection is used again.
-func (c *Conn) Reset(ctx context.Context) error {
-	c.endPinned()
-	if c.bad.Load() {
-		return driver.ErrBadConn
+// ours returns why a lock is of no use on this connection, if so: a transaction is
+// open on it that the driver has not begun, and does not end.
+func (c *Conn) ours(ctx context.Context, op string, h *hint.Hint) error {
+	manual, known := c.k.Manual()
+	if c.link == nil { // the connection that it will have is like a new one
+		if !manual {
+			return nil
+		}
+		if err := c.need(ctx); err != nil {
+			return err
+		}
 	}
-	if c.link == nil {
+	if known && !c.texts.sure {
+		if c.texts.sure = true; manual {
+			c.texts.state = sqltext.Unknown
+		}
+	}
+	if err := c.fit(op, h); err != nil {
+		return err
+	}
+	if c.texts.state == sqltext.Idle {
 		return nil
 	}
-	if r, ok := c.link.Conn.(driver.SessionResetter); ok {
-		return r.ResetSession(ctx)
+	state, err := c.settled(ctx)
+	switch {
+	case err != nil:
+		return c.k.Error(op, h, noRetry(err))
+	case state == sqltext.Idle:
+		return nil
+	}
+	why := "a transaction that plain SQL text has begun is open on this connection, and could show what is older than the lock; begin it with BeginTx"
+	if state == sqltext.Manual {
+		why = "autocommit is off on this connection, so that any statement leaves a transaction open, which could show what is older than the lock; " +
+			"leave autocommit on, or say autocommit=1 in the DSN where it is off by the DSN, the server's default or its init_connect, and begin transactions with BeginTx"
+	}
+	return c.k.Error(op, h, lockerr.With(lockerr.ErrUnsafe, errors.New(why)))
+}
+
+// fit returns lockerr.ErrUnsafe where a variable was set on the connection that changes what
+// the statements of a lock mean: COMMIT, or the time.
+func (c *Conn) fit(op string, h *hint.Hint) error {
+	for _, name := range []string{"completion_type", "timestamp"} {
+		if c.left.Variable(name) {
+			return c.k.Error(op, h, lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
+				"plain SQL text has set %s on this connection, and locks need its default; set it to DEFAULT", name)))
+		}
 	}
 	return nil
 }
 
-// Valid reports whether the connection may go back to database/sql's pool. database/sql
-// asks when it puts the connection back, and only then. So this is where a real
-// connection goes back to the handle's pool. But a callback of Conn.Raw may ask, too.
-func (c *Conn) Valid() bool {
-	if c.k.Bounded() && !c.shareable() && statement.InRaw() {
-		return !c.bad.Load() && c.link.Valid()
+// clean returns why versions that a unit of work remembers are of no use for what is
+// read on this connection at one of the levels at, if so.
+func (c *Conn) clean(ctx context.Context, l *handle.Locks, op string, h *hint.Hint, at sqltext.Levels) error {
+	levels, err := c.levels(ctx, l, at)
+	if err == nil {
+		err = l.Dirty(levels)
 	}
-	c.endPinned()
-	if c.k.Bounded() {
-		c.release()
-		return true
+	if err != nil {
+		return c.k.Error(op, h, noRetry(err))
 	}
-	return !c.bad.Load() && c.link.Valid()
-}
-
-// shareable reports whether nobody would miss what has happened on the connection.
-func (c *Conn) shareable() bool {
-	return c.link == nil || c.tx == nil && c.pinned == nil && c.pristine() && len(c.stmts.own) == 0
-}
-
-// Close closes the base connection, and with it the unit of work on it.
-func (c *Conn) Close() error {
-	for t := c.tx; t != nil; t = t.prev {
-		if t.u != nil {
-			_ = t.end(false)
-		}
-	}
-	c.endPinned()
-	if c.k.Bounded() {
-		if c.link != nil { // database/sql does not put it back: it has turned out to be broken
-			c.discard()
-			c.k.Apps().Flush()
-		}
-		return nil
-	}
-	c.k.Crowd.Closed()
-	_ = c.link.AwaitTurn(context.Background()) // a ping may be under way
-	defer c.link.EndTurn()
-	return c.link.Conn.Close()
+	return nil
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/statement"
+	"github.com/mysqllock/mysqllock/pool"
 )
 
 // ground is where a unit of work runs: on a session, or on one of the application's
@@ -29,46 +31,45 @@ type ground interface {
 	// give ends a turn to use the connection; over: the unit has ended in it.
 	give(over bool)
 	// ended notes that the unit has ended.
-	ended(u *unit)
+	ended()
 }
 
 // onSession is a connection of the handle's own.
 type onSession struct {
-	u    *unit
+	l    *handle.Locks
+	link *pool.Conn
 	done func() // tells the crowd that the session is free; nil before it was told
 }
 
 func (s *onSession) limit() time.Duration { return commitLimit }
 
-func (s *onSession) overdue() error { return s.u.l.KeepAlive.Overdue(s.u.link) }
+func (s *onSession) overdue() error { return s.l.KeepAlive.Overdue(s.link) }
 
 func (s *onSession) spends() bool { return true }
 
 func (s *onSession) untilClosed(ctx context.Context) (context.Context, func()) {
-	return s.u.l.UntilClosed(ctx)
+	return s.l.UntilClosed(ctx)
 }
 
 func (s *onSession) ran(st *statement.Statement, _ error) {
 	if st.Info.Taints {
-		s.u.link.Taint()
+		s.link.Taint()
 	}
 }
 
 func (s *onSession) broken() {
-	link, l := s.u.link, s.u.l
-	l.Background(func(ctx context.Context) { _ = l.Control.KillConnection(ctx, link) })
+	s.l.Background(func(ctx context.Context) { _ = s.l.Control.KillConnection(ctx, s.link) })
 }
 
 func (s *onSession) give(over bool) {
 	if over {
-		s.u.link.Release()
+		s.link.Release()
 		return
 	}
-	s.u.link.EndTurn()
+	s.link.EndTurn()
 }
 
-func (s *onSession) ended(u *unit) {
-	u.l.Forget(u)
+func (s *onSession) ended() {
 	if s.done != nil {
 		s.done()
 	}
@@ -76,8 +77,8 @@ func (s *onSession) ended(u *unit) {
 
 // onConn is a connection of the application's, which goes on after the unit.
 type onConn struct {
-	*Conn
-	u      *unit
+	*site
+	l      *handle.Locks
 	node   string // which server it leads to, as far as anybody has looked
 	found  string // what earlier statements had left on it when the unit began
 	pinned bool   // a read of a sql.Conn has opened the unit
@@ -91,7 +92,7 @@ func (c *onConn) spends() bool { return c.pinned }
 
 func (c *onConn) untilClosed(ctx context.Context) (context.Context, func()) {
 	if c.pinned {
-		return c.u.l.UntilClosed(ctx)
+		return c.l.UntilClosed(ctx)
 	}
 	return ctx, func() {}
 }
@@ -107,34 +108,14 @@ func (c *onConn) broken() {
 	if c.pinned { // nobody may be about to close it
 		_ = c.link.Conn.Close()
 	}
-	link, l, node := c.link, c.u.l, c.node
-	if info := l.Info(); info.Router || info.Topology != "" {
+	if info := c.l.Info(); info.Router || info.Topology != "" {
 		// Somebody else may have been led to that connection, and which node it is on
 		// nobody knows.
 		return
 	}
-	l.Background(func(ctx context.Context) { _ = l.Control.KillAdopted(ctx, link, node) })
+	c.l.Background(func(ctx context.Context) { _ = c.l.Control.KillAdopted(ctx, c.link, c.node) })
 }
 
-func (c *onConn) give(bool) { c.u.link.EndTurn() }
+func (c *onConn) give(bool) { c.link.EndTurn() }
 
-func (c *onConn) ended(u *unit) {
-	if c.pinned {
-		u.l.Forget(u)
-	}
-}
-
-// home is the connection of the application that the unit runs on; nil on a session.
-func (u *unit) home() *Conn {
-	if c, ok := u.on.(*onConn); ok {
-		return c.Conn
-	}
-	return nil
-}
-
-// pinned reports whether the unit lives on the connection of a sql.Conn, with or
-// without a transaction.
-func (u *unit) pinned() bool {
-	c, ok := u.on.(*onConn)
-	return ok && c.pinned
-}
+func (c *onConn) ended() {}

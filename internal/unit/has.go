@@ -92,3 +92,8 @@ func (s *scope) held(ctx context.Context) (tickets []*queue.Ticket, places []han
 	}
 	return tickets, places
 }
+
+// holds reports whether a caller with h in s holds something.
+func (s *scope) holds(h *hint.Hint) bool {
+	return s.unit != nil || len(s.guards) > 0 || len(enclosing(h)) > 0
+}

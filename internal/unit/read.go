@@ -137,7 +137,7 @@ func (c *Conn) runJoined(ctx context.Context, u *unit, h *hint.Hint, st *stateme
 			return nil, nil, err
 		}
 	}
-	if c.lastIn = u; u.home() == c {
+	if c.lastIn = u; u.home() == c.site {
 		c.lastIn = nil
 	}
 	if st.Claims && (!st.Query || st.Info.Kind != sqltext.Read) && len(u.stack) == 0 && u.hold == nil {

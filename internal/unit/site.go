@@ -4,11 +4,11 @@ import (
 	"context"
 	"database/sql/driver"
 	"sync/atomic"
-	"time"
 
 	"github.com/mysqllock/mysqllock/internal/handle"
-	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
+	"github.com/mysqllock/mysqllock/internal/statement"
 	"github.com/mysqllock/mysqllock/pool"
 )
 
@@ -28,141 +28,104 @@ type site struct {
 	stmts   statements
 }
 
-// NewLight returns a connection that has a real one only while it needs it. The handle
-// has a budget.
-func NewLight(k *handle.Handle) *Conn {
-	c := &Conn{k: k}
-	c.vacate()
-	return c
-}
-
-// vacate leaves c with an empty site.
-func (c *Conn) vacate() {
-	if c.none == nil || !c.none.pristine() || c.none.bad.Load() {
-		c.none = &site{texts: texts{state: sqltext.Idle}}
-	}
-	c.site = c.none
-}
-
-// need has c have a real connection.
-func (c *Conn) need(ctx context.Context) error {
-	c.unused = false
-	if c.link != nil {
-		return nil
-	}
-	link, err := c.k.Apps().Acquire(ctx)
-	if err == nil {
-		c.move(link)
-	}
-	return err
-}
-
-// move has c be at link, whose turn the caller has.
-func (c *Conn) move(link *pool.Conn) {
-	link.EndTurn()
-	if c.site, _ = link.State.(*site); c.site == nil {
-		c.site = &site{link: link, texts: texts{state: sqltext.Idle}}
-		link.State = c.site
-	}
-}
-
-// needClean is need for a statement or a transaction under the lock of h. Nothing that
-// another user has left may be on the connection: such a connection is closed, and another
-// one taken. The wait for one ends after about wait. blocks: the caller may wait in the
-// server on it.
-func (c *Conn) needClean(ctx context.Context, s *scope, h *hint.Hint, wait time.Duration, blocks bool) error {
-	for c.unused = false; c.link == nil; {
-		by := s.caller(true)
-		by.Holds, by.Blocks = s.holds(h), blocks
-		link, err := c.k.App(ctx, by, wait)
-		if err != nil {
-			return err
-		}
-		if c.move(link); !c.pristine() {
-			c.discard()
-		}
-	}
-	return nil
-}
-
-// holds reports whether a caller with h in s holds something.
-func (s *scope) holds(h *hint.Hint) bool {
-	return s.unit != nil || len(s.guards) > 0 || len(enclosing(h)) > 0
-}
-
 // pristine reports whether the connection is like a new one.
 func (s *site) pristine() bool {
 	return s.texts.state == sqltext.Idle && s.texts.session == 0 && s.texts.next == 0 &&
 		s.left.String() == "" && !s.left.UserVariables()
 }
 
-// releaseUnused is release before a wait, for a connection that was only looked at.
-func (c *Conn) releaseUnused() {
-	if c.unused {
-		c.release()
+// carries says what a statement would miss on another connection, for errors; ""
+// where there is nothing. st is nil for BEGIN.
+func (s *site) carries(st *statement.Statement) string {
+	if left := s.left.String(); left != "" {
+		return "an earlier statement (" + left + ") has left something"
 	}
+	if st != nil && s.left.UserVariables() && st.Recalls() {
+		return "an earlier statement has set a user variable"
+	}
+	return ""
 }
 
-// release gives the real connection back, if c has one, to be used by others or closed.
-func (c *Conn) release() {
-	s := c.site
-	if s.link == nil {
-		return
+// settled makes sure of the connection's state: where the texts tell that more may
+// be the case than that nothing is open, the server is asked.
+func (s *site) settled(ctx context.Context) (sqltext.State, error) {
+	state := s.texts.state
+	if state == sqltext.Idle {
+		return state, nil
 	}
-	c.vacate()
-	c.lastIn, c.skipped, c.unused = nil, "", false
-	_ = s.link.AwaitTurn(context.Background()) // a ping may be under way
-	s.stmts.closeOwn()
-	if s.bad.Load() {
-		s.link.Destroy()
-		return
+	if err := s.link.AwaitTurn(ctx); err != nil {
+		return 0, err
 	}
-	s.link.Release()
+	defer s.link.EndTurn()
+	known, err := askState(ctx, s.link.Conn)
+	if err != nil {
+		return 0, err
+	}
+	s.texts.state = known
+	return known, nil
 }
 
-// discard closes the real connection, if c has one.
-func (c *Conn) discard() {
-	if c.link != nil {
-		c.bad.Store(true)
-		c.release()
+// levels returns the isolation levels at, of a transaction on this connection that
+// has begun, or begins now: where the texts leave all of them possible, the server is
+// asked.
+func (s *site) levels(ctx context.Context, l *handle.Locks, at sqltext.Levels) (sqltext.Levels, error) {
+	if at != sqltext.AnyLevel || s.texts.session != sqltext.AnyLevel {
+		return at, nil
 	}
+	if err := s.link.AwaitTurn(ctx); err != nil {
+		return 0, err
+	}
+	defer s.link.EndTurn()
+	return s.askLevels(ctx, l)
 }
 
-// Base returns the base driver's connection. With a budget it has c have one, until it is
-// put back; nil if there is none to be had.
-func (c *Conn) Base() driver.Conn {
-	if c.unused = false; c.link != nil {
-		return c.link.Conn
+// askLevels asks the server for the isolation level of the connection, whose turn the
+// caller has.
+func (s *site) askLevels(ctx context.Context, l *handle.Locks) (sqltext.Levels, error) {
+	variable := "@@transaction_isolation"
+	if l.Info().MariaDB {
+		variable = "@@tx_isolation"
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), max(c.k.Settings.Wait, time.Second))
-	defer cancel()
-	if c.need(ctx) != nil {
+	rows, err := server.Query(ctx, s.link.Conn, "SELECT "+variable)
+	if err != nil {
+		return 0, err
+	}
+	if len(rows) == 1 && len(rows[0]) == 1 {
+		s.texts.session = sqltext.Level(rows[0][0])
+	}
+	return s.texts.session, nil
+}
+
+// liftLimit takes the limit on idleness off before a transaction without a lock.
+func (s *site) liftLimit(ctx context.Context) error {
+	if s.unlimit == "" {
 		return nil
 	}
-	return c.link.Conn
+	err := server.Exec(ctx, s.link.Conn, s.unlimit)
+	if err == nil {
+		s.unlimit = ""
+	}
+	return err
 }
 
-// Sample returns a connection of the base driver, which need not be that of c, and may be
-// closed or in use: for what all of them have in common. That is which interfaces they
-// have, and how they convert arguments, so that neither takes up a connection.
-func (c *Conn) Sample(ctx context.Context) (driver.Conn, error) {
-	if c.link != nil {
-		return c.link.Conn, nil
-	}
-	return c.k.Sample(ctx, func() (driver.Conn, error) {
-		if err := c.need(ctx); err != nil {
-			return nil, err
-		}
-		c.unused = true
-		return c.link.Conn, nil
-	})
+// tidy is liftLimit after a lock that was not granted, whose caller may have gone.
+func (s *site) tidy() error {
+	ctx, cancel := context.WithTimeout(context.Background(), commitLimit)
+	defer cancel()
+	return s.liftLimit(ctx)
 }
 
 // statements are what is prepared on a site for light connections.
 type statements struct {
 	kept  []*keptStmt // by their texts, the one used last at the end
 	stale bool        // what is kept was prepared before a statement that may give its text another meaning
-	own   []*Stmt     // to be closed with their users
+	own   []*baseStmt // to be closed with their users
+}
+
+// baseStmt is a statement of the base driver's, as a Stmt has it.
+type baseStmt struct {
+	base driver.Stmt // nil where it is prepared again for each use
+	at   *site       // where base is prepared
 }
 
 type keptStmt struct {
@@ -218,4 +181,26 @@ func (s *statements) closeOwn() {
 		own.at = nil // the same Conn may be here again
 	}
 	s.own = nil
+}
+
+// prepared returns a statement that stays prepared on the connection.
+func (s *site) prepared(ctx context.Context, text string) (driver.Stmt, error) {
+	s.stmts.refresh()
+	if stmt := s.stmts.find(text); stmt != nil {
+		return stmt, nil
+	}
+	stmt, err := statement.Prepare(ctx, s.link.Conn, text)
+	if err == nil {
+		s.stmts.keep(text, stmt)
+	}
+	return stmt, err
+}
+
+// again has a statement run as it is prepared on s, if it was prepared for any connection.
+func (s *site) again(ctx context.Context, st *statement.Statement) (err error) {
+	if st.Prepared && st.Kept {
+		st.On = s.link.Conn
+		st.Stmt, err = s.prepared(ctx, st.Text)
+	}
+	return err
 }

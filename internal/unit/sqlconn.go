@@ -7,7 +7,6 @@ import (
 	"fmt"
 
 	"github.com/mysqllock/mysqllock/internal/hint"
-	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/statement"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
@@ -33,22 +32,6 @@ func (c *Conn) openPinned(ctx context.Context) (*unit, error) {
 		return nil, nil
 	}
 	return u, nil
-}
-
-// runPinned runs a statement of a sql.Conn on which a unit of work lives: as in a
-// transaction it is part of that, with a hint or without.
-func (c *Conn) runPinned(ctx context.Context, u *unit, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
-	if err := c.samePinned(u, h, st.Op()); err != nil {
-		return nil, nil, err
-	}
-	if st.Info.Kind == sqltext.Commits {
-		return nil, nil, u.error(st.Op(), lockerr.With(lockerr.ErrUnsafe, errors.New(
-			"the statement would end the transaction in which this sql.Conn holds the lock; run it on another connection, or end the lock context first")))
-	}
-	if err := u.scope.undecided(h, u, st); err != nil {
-		return nil, nil, err
-	}
-	return c.runJoined(ctx, u, h, st)
 }
 
 // samePinned returns why a call with h must not become part of u, the unit of work
@@ -100,7 +83,7 @@ func (c *Conn) endPinned() {
 // stay returns why a statement that came over this connection must not run on that
 // of u, if so: what it needs is here, or what it leaves must not be there.
 func (c *Conn) stay(u *unit, h *hint.Hint, st *statement.Statement, op string) error {
-	if u.home() == c {
+	if u.home() == c.site {
 		return nil
 	}
 	refuse := func(format string, args ...any) error {
@@ -131,6 +114,16 @@ func (c *Conn) stay(u *unit, h *hint.Hint, st *statement.Statement, op string) e
 		return u.error(op, err)
 	}
 	return nil
+}
+
+// asks returns why a statement of a sql.Conn must not run in to, or here where to is
+// nil: it asks for what the statement before it has left, which ran elsewhere.
+func (c *Conn) asks(st *statement.Statement, to *unit) error {
+	if c.lastIn == to || !st.Recalls() || !st.ForConn() {
+		return nil
+	}
+	return lockerr.With(lockerr.ErrUnsafe, errors.New("the statement asks for something of its connection (LAST_INSERT_ID and the like), and the one before it ran on another; "+
+		"run all statements of the lock context over the same sql.Conn"))
 }
 
 // beginPinned begins a transaction on a sql.Conn on which a unit of work lives: it is

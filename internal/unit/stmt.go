@@ -55,7 +55,7 @@ func (c *Conn) Prepare(ctx context.Context, text string) (*Stmt, error) {
 	defer u.give()
 	ctx, release := u.on.untilClosed(ctx)
 	defer release()
-	if u.home() == c {
+	if u.home() == c.site {
 		if err := s.prepare(ctx, kept); err != nil {
 			return nil, u.check("prepare", err)
 		}
@@ -73,13 +73,12 @@ func (c *Conn) Prepare(ctx context.Context, text string) (*Stmt, error) {
 
 // Stmt is a prepared statement.
 type Stmt struct {
+	baseStmt
 	c      *Conn
 	text   string
-	base   driver.Stmt // nil where it is prepared again for each use
-	inputs int         // of a statement without base, or of one that is kept
-	ofConn bool        // it is one of a sql.Conn
-	kept   bool        // it is one of those that stay on the connections on which they have run; base is one of them
-	at     *site       // where base is prepared
+	inputs int  // of a statement without base, or of one that is kept
+	ofConn bool // it is one of a sql.Conn
+	kept   bool // it is one of those that stay on the connections on which they have run; base is one of them
 }
 
 // prepare prepares the statement on the connection of its Conn. kept: it stays there.
@@ -103,7 +102,7 @@ func (s *Stmt) prepare(ctx context.Context, kept bool) error {
 // isAt notes that the statement is prepared on the connection of its Conn.
 func (s *Stmt) isAt(base driver.Stmt) {
 	if s.base, s.at = base, s.c.site; s.c.k.Bounded() {
-		s.at.stmts.own = append(s.at.stmts.own, s)
+		s.at.stmts.own = append(s.at.stmts.own, &s.baseStmt)
 	}
 }
 
@@ -121,28 +120,6 @@ func (s *Stmt) here(ctx context.Context) (base driver.Stmt, err error) {
 	return s.base, err
 }
 
-// prepared returns a statement that stays prepared on the connection.
-func (s *site) prepared(ctx context.Context, text string) (driver.Stmt, error) {
-	s.stmts.refresh()
-	if stmt := s.stmts.find(text); stmt != nil {
-		return stmt, nil
-	}
-	stmt, err := statement.Prepare(ctx, s.link.Conn, text)
-	if err == nil {
-		s.stmts.keep(text, stmt)
-	}
-	return stmt, err
-}
-
-// again has a statement run as it is prepared on s, if it was prepared for any connection.
-func (s *site) again(ctx context.Context, st *statement.Statement) (err error) {
-	if st.Prepared && st.Kept {
-		st.On = s.link.Conn
-		st.Stmt, err = s.prepared(ctx, st.Text)
-	}
-	return err
-}
-
 // Base returns the base driver's statement; nil if the statement is prepared again for
 // each use.
 func (s *Stmt) Base() driver.Stmt { return s.base }
@@ -156,9 +133,9 @@ func (s *Stmt) Close() error {
 		if s.at != s.c.site {
 			return nil // it was closed when the connection was given back
 		}
-		s.at.stmts.own = slices.DeleteFunc(s.at.stmts.own, func(o *Stmt) bool { return o == s })
+		s.at.stmts.own = slices.DeleteFunc(s.at.stmts.own, func(o *baseStmt) bool { return o == &s.baseStmt })
 	}
-	if t := s.c.tx; t != nil && t.u != nil && t.u.home() == s.c && t.u.closeLater(s.base) {
+	if t := s.c.tx; t != nil && t.u != nil && t.u.home() == s.c.site && t.u.closeLater(s.base) {
 		return nil
 	}
 	if u := s.c.pinned; u != nil && u.closeLater(s.base) {

@@ -112,7 +112,7 @@ func (r *row) steps() bool { return r.versioned && !r.Shared }
 
 func newUnit(l *handle.Locks, s *scope, h *hint.Hint, link *pool.Conn, txn *pool.Txn) *unit {
 	u := &unit{l: l, scope: s, link: link, txn: txn, rowLocks: rowLocks{rows: make(map[string]*row)}, enclosing: enclosing(h), relying: relying{allowStale: h.AllowStale}}
-	u.on = &onSession{u: u}
+	u.on = &onSession{l: l, link: link}
 	s.unit = u
 	return u
 }
@@ -120,6 +120,21 @@ func newUnit(l *handle.Locks, s *scope, h *hint.Hint, link *pool.Conn, txn *pool
 // inside reports whether a statement of the unit now runs in a transaction of the
 // caller, or in a hold.
 func (u *unit) inside() bool { return len(u.stack) > 0 || u.hold != nil }
+
+// home is the connection of the application that the unit runs on; nil on a session.
+func (u *unit) home() *site {
+	if c, ok := u.on.(*onConn); ok {
+		return c.site
+	}
+	return nil
+}
+
+// pinned reports whether the unit lives on the connection of a sql.Conn, with or
+// without a transaction.
+func (u *unit) pinned() bool {
+	c, ok := u.on.(*onConn)
+	return ok && c.pinned
+}
 
 // granted notes the rows that were locked for r. The ticket is nil where nobody
 // lined up for them.
@@ -259,7 +274,8 @@ func (u *unit) end() {
 		u.outlivedHold()
 	}
 	u.scope.k.Tenures.End(u.tenure)
-	u.on.ended(u)
+	u.l.Forget(u)
+	u.on.ended()
 }
 
 // endsGuards reports whether the guards of the unit of work end with the unit.

@@ -1,0 +1,155 @@
+package unit
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+
+	"github.com/mysqllock/mysqllock/internal/handle"
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/sqltext"
+	"github.com/mysqllock/mysqllock/internal/statement"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// Exec runs a statement, or returns driver.ErrSkip if the base driver has to prepare it.
+func (c *Conn) Exec(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
+	if c.direct(ctx) {
+		info, err := c.look(ctx, text)
+		if err != nil {
+			return nil, err
+		}
+		res, err := statement.Exec(ctx, c.link.Conn, text, args)
+		c.ran(text, info, false, err)
+		return res, err
+	}
+	_, res, err := c.run(ctx, &statement.Statement{Text: text, Args: args})
+	return res, err
+}
+
+// Query is Exec for a query.
+func (c *Conn) Query(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
+	if c.direct(ctx) {
+		info, err := c.look(ctx, text)
+		if err != nil {
+			return nil, err
+		}
+		r, err := statement.Query(ctx, c.link.Conn, text, args)
+		c.ran(text, info, true, err)
+		return r, err
+	}
+	r, _, err := c.run(ctx, &statement.Statement{Text: text, Args: args, Query: true})
+	return r, err
+}
+
+// run runs a statement under the hint of its context, or in the unit of work
+// that the connection's transaction belongs to.
+func (c *Conn) run(ctx context.Context, st *statement.Statement) (driver.Rows, driver.Result, error) {
+	h, hinted := hint.From(ctx)
+	if hinted && h.Err != nil {
+		return nil, nil, &lockerr.Error{Op: st.Op(), Err: h.Err}
+	}
+	if c.tx != nil && c.tx.u == nil && c.tx.failed != nil {
+		return nil, nil, c.tx.failed
+	}
+	c.releaseUnused()
+	st.Info = sqltext.Look(st.Text)
+	if hinted {
+		st.Holds = h.Holds
+	} else if c.tx != nil { // it is of what its transaction is
+		if began, ok := hint.From(c.tx.ctx); ok {
+			st.Holds = began.Holds
+		}
+	}
+	if hinted && !c.onlyReads(h, st) {
+		if err := reaches(ctx, c.k, h); err != nil {
+			return nil, nil, err
+		}
+	}
+	if hinted && h.Claim != (hint.Locking{}) {
+		return c.runClaiming(ctx, h, st)
+	}
+	return c.runLocked(ctx, h, hinted, st)
+}
+
+// onlyReads reports whether a statement neither takes a lock nor has a part in a
+// transaction that may write.
+func (c *Conn) onlyReads(h *hint.Hint, st *statement.Statement) bool {
+	if c.tx != nil {
+		return h.Scope == nil && c.tx.opts.ReadOnly
+	}
+	return h.Scope == nil && st.Query && !st.MayWrite()
+}
+
+// runLocked runs a statement in the unit of work that the connection's
+// transaction belongs to, or of its context.
+func (c *Conn) runLocked(ctx context.Context, h *hint.Hint, hinted bool, st *statement.Statement) (driver.Rows, driver.Result, error) {
+	if t := c.tx; t != nil && t.u != nil {
+		return t.run(ctx, h, st)
+	}
+	if u, err := c.openPinned(ctx); err != nil {
+		return nil, nil, err
+	} else if u != nil {
+		defer u.scope.give()
+		return c.runPinned(ctx, u, h, st)
+	}
+	if !hinted || c.nothing(h) && h.Claim == (hint.Locking{}) { // what there was ended a moment ago
+		if _, err := c.look(ctx, st.Text); err != nil {
+			return nil, nil, err
+		}
+		return c.runHere(ctx, st)
+	}
+	s := scopeOf(c.k, h.Scope)
+	if err := s.take(ctx); err != nil {
+		return nil, nil, err
+	}
+	defer s.give()
+	if err := s.check(h); err != nil {
+		return nil, nil, err
+	}
+	if st.Info.Kind == sqltext.Commits {
+		return nil, nil, &lockerr.Error{Op: st.Op(), Key: handle.Names(h), Err: errCommits}
+	}
+	if c.tx != nil {
+		return c.runLate(ctx, s, h, st)
+	}
+	return c.runFree(ctx, s, h, st)
+}
+
+// runPinned runs a statement of a sql.Conn on which a unit of work lives: as in a
+// transaction it is part of that, with a hint or without.
+func (c *Conn) runPinned(ctx context.Context, u *unit, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
+	if err := c.samePinned(u, h, st.Op()); err != nil {
+		return nil, nil, err
+	}
+	if st.Info.Kind == sqltext.Commits {
+		return nil, nil, u.error(st.Op(), lockerr.With(lockerr.ErrUnsafe, errors.New(
+			"the statement would end the transaction in which this sql.Conn holds the lock; run it on another connection, or end the lock context first")))
+	}
+	if err := u.scope.undecided(h, u, st); err != nil {
+		return nil, nil, err
+	}
+	return c.runJoined(ctx, u, h, st)
+}
+
+// runFree runs a statement of a lock context outside of any transaction of this
+// connection.
+func (c *Conn) runFree(ctx context.Context, s *scope, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
+	if err := c.ours(ctx, st.Op(), h); err != nil {
+		return nil, nil, err
+	}
+	if err := s.undecided(h, s.unit, st); err != nil {
+		return nil, nil, err
+	}
+	switch {
+	case s.unit != nil:
+		if err := c.stay(s.unit, h, st, st.Op()); err != nil {
+			return nil, nil, err
+		}
+		return c.runJoined(ctx, s.unit, h, st)
+	case st.Query && st.Info.Kind == sqltext.Read:
+		return c.runRead(ctx, s, h, st)
+	default:
+		return c.runAlone(ctx, s, h, st)
+	}
+}
