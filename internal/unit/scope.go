@@ -62,6 +62,53 @@ func (s *scope) take(ctx context.Context) error {
 
 func (s *scope) give() { <-s.turn }
 
+// add notes that a guard is held.
+func (s *scope) add(g *guard) {
+	s.guards = append(s.guards, g)
+	g.Enter()
+	g.tellAll()
+	if !s.counted && g.Traits.Excludes {
+		s.k.Crowd.Hold()
+		s.counted = true
+	}
+}
+
+// drop gives all guards but the first few back. What was lost meanwhile needs
+// no error: nothing that the unit of work did after that was committed.
+func (s *scope) drop(keep int) {
+	if len(s.guards) == keep {
+		return
+	}
+	for _, g := range s.guards[keep:] {
+		g.Forget(hint.ToldToken)
+		g.Forget(hint.ToldSlot)
+		g.Leave()
+		_ = g.Release()
+	}
+	s.guards = slices.Clone(s.guards[:keep])
+	if s.counted && !slices.ContainsFunc(s.guards, func(g *guard) bool { return g.Traits.Excludes }) {
+		s.k.Crowd.Done()
+		s.counted = false
+	}
+	if keep > 0 {
+		return
+	}
+	for _, hold := range s.joined {
+		hold.cancel(lockerr.ErrLost)
+	}
+	s.joined = nil
+	if s.owed != "" {
+		s.outlived(s.owed)
+		s.owed = ""
+	}
+	s.k.Tenures.End(s.tenure)
+	s.tenure = nil
+	if s.unwatch != nil {
+		s.unwatch()
+		s.unwatch, s.until = nil, nil
+	}
+}
+
 // part notes that a hold has ended which had joined one of the guards. If the unit of
 // work has ended meanwhile, they go with the last such hold.
 func (s *scope) part(h *enclosure) {
