@@ -13,36 +13,21 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// runClaiming runs a statement whose hint has SELECTs lock the rows that they
-// return.
-func (c *Conn) runClaiming(ctx context.Context, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
-	if err := st.Claim(h.Claim); err != nil {
-		return nil, nil, err
+// claim has st lock the rows that it returns, if it is a SELECT, and returns why that
+// would not keep others out, if so.
+func (c *Conn) claim(ctx context.Context, h *hint.Hint, st *statement.Statement) error {
+	if err := st.Claim(h.Claim); err != nil || !st.Claims || c.k.Settings.Unsafe {
+		return err
 	}
-	if st.Claims {
-		if err := c.claimable(ctx, h, st); err != nil {
-			return nil, nil, err
-		}
+	l, err := c.k.Use(ctx, nil)
+	if err != nil {
+		return c.k.SetupError(h, err)
 	}
-	var r driver.Rows
-	var res driver.Result
-	var err error
-	switch {
-	case !c.unlocked() || !c.nothing(h):
-		r, res, err = c.runLocked(ctx, h, true, st)
-	default: // there is nothing else to lock
-		r, res, err = c.runClaim(ctx, st)
+	if topology := l.Info().Topology; topology != "" {
+		return &lockerr.Error{Op: st.Op(), Err: lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
+			"on %s another node claims the same rows; take a key in place of them, with lockctx.With, or say lockUnsafe=allow, for an application that uses one node only", topology))}
 	}
-	switch {
-	case err == nil:
-		return r, res, nil
-	case !st.Claims || errors.Is(err, lockerr.ErrLost) || errors.Is(err, lockerr.ErrDeadlock):
-	case h.Claim.NoWait && server.Locked(err):
-		err = &lockerr.Error{Op: st.Op(), Err: lockerr.With(lockerr.ErrLocked, err)}
-	case server.Deadlock(err):
-		err = &lockerr.Error{Op: st.Op(), Err: lockerr.With(lockerr.ErrDeadlock, err)}
-	}
-	return nil, nil, err
+	return nil
 }
 
 // runClaim runs a statement whose hint has no key, on this connection as it is.
@@ -65,18 +50,14 @@ func (c *Conn) runClaim(ctx context.Context, st *statement.Statement) (driver.Ro
 	return c.runHere(ctx, st)
 }
 
-// claimable returns why a claim does not keep others out, if so.
-func (c *Conn) claimable(ctx context.Context, h *hint.Hint, st *statement.Statement) error {
-	if c.k.Settings.Unsafe {
-		return nil
+// claimError is what the caller gets of an error of a statement whose hint claims.
+func claimError(h *hint.Hint, st *statement.Statement, err error) error {
+	switch {
+	case !st.Claims || errors.Is(err, lockerr.ErrLost) || errors.Is(err, lockerr.ErrDeadlock):
+	case h.Claim.NoWait && server.Locked(err):
+		return &lockerr.Error{Op: st.Op(), Err: lockerr.With(lockerr.ErrLocked, err)}
+	case server.Deadlock(err):
+		return &lockerr.Error{Op: st.Op(), Err: lockerr.With(lockerr.ErrDeadlock, err)}
 	}
-	l, err := c.k.Use(ctx, nil)
-	if err != nil {
-		return c.k.SetupError(h, err)
-	}
-	if topology := l.Info().Topology; topology != "" {
-		return &lockerr.Error{Op: st.Op(), Err: lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
-			"on %s another node claims the same rows; take a key in place of them, with lockctx.With, or say lockUnsafe=allow, for an application that uses one node only", topology))}
-	}
-	return nil
+	return err
 }

@@ -72,6 +72,22 @@ func (c *Conn) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	return c.runLocked(ctx, h, hinted, st)
 }
 
+// runClaiming runs a statement whose hint has SELECTs lock the rows that they return.
+func (c *Conn) runClaiming(ctx context.Context, h *hint.Hint, st *statement.Statement) (r driver.Rows, res driver.Result, err error) {
+	if err := c.claim(ctx, h, st); err != nil {
+		return nil, nil, err
+	}
+	if c.unlocked() && c.nothing(h) { // there is nothing else to lock
+		r, res, err = c.runClaim(ctx, st)
+	} else {
+		r, res, err = c.runLocked(ctx, h, true, st)
+	}
+	if err != nil {
+		return nil, nil, claimError(h, st, err)
+	}
+	return r, res, nil
+}
+
 // onlyReads reports whether a statement neither takes a lock nor has a part in a
 // transaction that may write.
 func (c *Conn) onlyReads(h *hint.Hint, st *statement.Statement) bool {
