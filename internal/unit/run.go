@@ -111,10 +111,7 @@ func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.
 		err = u.called(ctx, err)
 	}
 	if doubt && answered() {
-		freed := stillLocked(ctx, u.link.Conn, before)
-		if freed != nil && (err == nil || !u.l.Info().EndsTransaction(err)) {
-			err = freed
-		}
+		err = u.stillLocked(ctx, before, err)
 	}
 	return r, res, err
 }
@@ -131,6 +128,23 @@ func (u *unit) called(ctx context.Context, err error) error {
 		return lockerr.With(lockerr.ErrLost, errors.New("the procedure has ended the transaction, and with it the lock"))
 	case err == nil:
 		return gone
+	}
+	return err
+}
+
+// stillLocked looks at what going back to a savepoint did to the row locks. before is
+// what rolledBack told before it, and err is what it returned. Where the locks may be
+// gone, another holder may have come and gone since, so that taking them again would
+// not do.
+func (u *unit) stillLocked(ctx context.Context, before string, err error) error {
+	now, askErr := rolledBack(ctx, u.link.Conn)
+	switch {
+	case err != nil && u.l.Info().EndsTransaction(err):
+		return err
+	case askErr != nil:
+		return askErr
+	case now != before:
+		return lockerr.With(lockerr.ErrLost, errors.New("the transaction has gone back to a savepoint that is older than the lock, which frees the lock; take the lock before the savepoint, or begin the transaction with the lock context"))
 	}
 	return err
 }

@@ -55,14 +55,3 @@ func rolledBack(ctx context.Context, base driver.Conn) (string, error) {
 	}
 	return rows[0][1], nil
 }
-
-// stillLocked looks at what going back to a savepoint did to the row locks. before is
-// what rolledBack told before it. Where the locks may be gone, another holder may have
-// come and gone since, so that taking them again would not do.
-func stillLocked(ctx context.Context, base driver.Conn, before string) error {
-	now, err := rolledBack(ctx, base)
-	if err == nil && now != before {
-		err = lockerr.With(lockerr.ErrLost, errors.New("the transaction has gone back to a savepoint that is older than the lock, which frees the lock; take the lock before the savepoint, or begin the transaction with the lock context"))
-	}
-	return err
-}
