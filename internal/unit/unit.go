@@ -1,4 +1,23 @@
 // Package unit is the engine: units of work, holds, connections, and commits.
+//
+// A file uses those beside and below it here. Only two types name one above them: a scope
+// has its unit, and a Conn its Tx.
+//
+//	stmt.go, close.go, hold.go                what database/sql and Acquire call
+//	exec.go                                   where a statement runs
+//	late.go, claim.go, read.go, here.go       how it runs
+//	tx.go, sqlconn.go                         transactions of the caller, and its sql.Conn
+//	begin.go, session.go                      a unit begins on a connection, or a session
+//	conn.go                                   a connection of the application
+//	join.go, nest.go                          more locks, and savepoints, in a unit
+//	take.go, check.go                         what a lock context holds, and why it ends
+//	finish.go                                 a unit ends
+//	run.go                                    statements in a unit
+//	unit.go                                   a unit, and its states
+//	scope.go                                  what is remembered of a lock context
+//	ground.go, site.go, texts.go              what a unit runs on
+//	commit.go, savepoint.go                   COMMIT under guards, and savepoints in SQL text
+//	enclosing.go, guard.go, decision.go       holds around, guards, and what was read under them
 package unit
 
 import (
