@@ -355,8 +355,10 @@ func (l *Locker) connOf(ctx context.Context, s *Lease) (*lockConn, error) {
 	h := s.conn
 	l.mu.Unlock()
 	if h != nil {
-		if ours, err := l.awaitTurn(ctx, h); ours || err != nil {
-			return h, err
+		if ours, err := l.awaitTurn(ctx, h); ours {
+			return h, nil
+		} else if err != nil {
+			return nil, err
 		}
 	}
 	return l.borrow(ctx)

@@ -362,7 +362,7 @@ func TestRowLock(t *testing.T) {
 // a waiter has the lease: a minute where a busy machine loses it before its release.
 func (s *scratch) behindRowLock(l *locker, hold time.Duration) time.Duration {
 	t := s.T
-	tx := s.lockRow()
+	tx := s.lockRow("k")
 	if _, err := l.Acquire(dbtest.Limited(t), request("k")); !errors.Is(err, lockerr.ErrLocked) {
 		t.Errorf("without a wait: %v", err)
 	}

@@ -85,8 +85,10 @@ func (l *Locker) borrow(ctx context.Context) (*lockConn, error) {
 		if busy == nil {
 			continue
 		}
-		if ours, err := l.awaitTurn(ctx, busy); ours || err != nil {
-			return busy, err
+		if ours, err := l.awaitTurn(ctx, busy); ours {
+			return busy, nil
+		} else if err != nil {
+			return nil, err
 		}
 	}
 }

@@ -178,6 +178,7 @@ func (l *Locker) takeTogether(h *lockConn, some []*take) {
 	}
 	for _, t := range some {
 		switch {
+		case t.alone:
 		case err != nil && !(committing && unknown(err)):
 			t.alone = true // nothing was granted
 		case err != nil:
@@ -321,7 +322,7 @@ func (l *Locker) shareRelease(s *Lease) (*lockConn, *leaving) {
 	defer l.mu.Unlock()
 	h := s.conn
 	switch {
-	case h == nil || s.minHold > 0 || !l.shares():
+	case h == nil || h.gone || s.minHold > 0 || !l.shares():
 		return nil, nil
 	case !h.releases.Led() && h.c.TryTurn():
 		return h, nil

@@ -12,12 +12,12 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// lockRow has the row of k locked until the transaction ends.
-func (s *scratch) lockRow() *sql.Tx {
+// lockRow has the row of key locked until the transaction ends.
+func (s *scratch) lockRow(key string) *sql.Tx {
 	s.T.Helper()
 	tx, err := s.db.Begin()
 	dbtest.OK(s.T, err)
-	_, err = tx.Exec("SELECT 1 FROM " + s.table.String() + " WHERE namespace = " + schema.Literal(s.Name) + " AND name = x'6b' FOR UPDATE")
+	_, err = tx.Exec("SELECT 1 FROM " + s.table.String() + " WHERE namespace = " + schema.Literal(s.Name) + " AND name = " + schema.Literal(key) + " FOR UPDATE")
 	dbtest.OK(s.T, err)
 	return tx
 }
@@ -32,7 +32,7 @@ func TestShortWaitBehindRowLock(t *testing.T) {
 		fastest := time.Minute
 		for try := 0; try < 3 || try < 10 && fastest > wait+giveUpCalmly/2; try++ {
 			before := s.row("k").token
-			tx := s.lockRow()
+			tx := s.lockRow("k")
 			began := time.Now()
 			_, err := l.Acquire(dbtest.Limited(t), waiting("k", wait))
 			took := time.Since(began)
@@ -63,7 +63,7 @@ func TestGivenUpBehindRowLock(t *testing.T) {
 		fastest := time.Minute
 		for try := 0; try < 2 || try < 10 && fastest > soonEnough; try++ {
 			before := s.row("k").token
-			tx := s.lockRow()
+			tx := s.lockRow("k")
 			ctx, cancel := context.WithCancel(dbtest.Limited(t))
 			failed := make(chan error, 1)
 			go func() {

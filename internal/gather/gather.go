@@ -32,6 +32,13 @@ func (g *Group[T]) Led() bool {
 	return g.led
 }
 
+// Len is how many wait.
+func (g *Group[T]) Len() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.waiting)
+}
+
 // Quit takes one away, and reports whether it was still there.
 func (g *Group[T]) Quit(one T) bool {
 	g.mu.Lock()
