@@ -39,6 +39,17 @@
 // number of hand-overs in a row is limited, and so is their time; then waiters of other
 // processes have their turn.
 //
+// # Many at a time
+//
+// Requests that find all lock connections busy gather. Whoever gets the next connection sends
+// them all in one transaction of four statements: it locks the rows that nobody has locked,
+// takes those leases that are free, and commits. So they wait for one commit, not for one
+// each. A request whose row is locked or missing is then sent alone. If the answer to the
+// COMMIT is lost, each of them gives back what it may have been granted, as a single request
+// does. Releases whose wake-up locks are on the same connection gather in the same way, and
+// go in one statement. In a cluster, whose nodes may refuse a transaction, and behind MySQL
+// Router each request is sent alone.
+//
 // # How a lease is kept
 //
 // One goroutine renews all leases. Leases that are due at about the same time are renewed

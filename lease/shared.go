@@ -72,7 +72,7 @@ func (l *Locker) freeConn() (free *lockConn, busy bool) {
 		return nil, true
 	}
 	free, waited, _, more := l.pick()
-	return free, waited != nil && !(more && l.conns.Ready())
+	return free, waited != nil && (!more || !l.conns.Ready())
 }
 
 // tryShared is try for a request that is sent together with others. If it is to be sent
@@ -179,10 +179,10 @@ func (l *Locker) takeTogether(h *lockConn, some []*take) {
 	for _, t := range some {
 		switch {
 		case t.alone:
-		case err != nil && !(committing && unknown(err)):
-			t.alone = true // nothing was granted
-		case err != nil:
+		case err != nil && committing && unknown(err):
 			t.err, t.h = err, h
+		case err != nil:
+			t.alone = true // nothing was granted
 		case t.token > 0:
 			if t.lease, t.err = t.grant(h, t.ticket, t.answer); t.err != nil {
 				_ = t.undo(h, t.token) // else it runs out by itself
@@ -264,8 +264,10 @@ const (
 // connection takes the wake-up lock, where nobody has it.
 func (l *Locker) lookSQL(some []*take) string {
 	d := derived(some, []string{"n", "w", "p", "polite"}, func(t *take) []any {
-		return []any{schema.Literal(t.r.Key), "'" + lockname.OfWakeUp(l.namespace, t.r.Key) + "'",
-			"'" + lockname.OfLeasePoller(l.namespace, t.r.Key) + "'", t.polite}
+		return []any{
+			schema.Literal(t.r.Key), "'" + lockname.OfWakeUp(l.namespace, t.r.Key) + "'",
+			"'" + lockname.OfLeasePoller(l.namespace, t.r.Key) + "'", t.polite,
+		}
 	})
 	return fmt.Sprintf("SELECT r.name, r.token, %s, %[2]s, IF(%[3]s OR %[2]s, 0, 1 +"+
 		" IF(IS_USED_LOCK(d.w) <=> CONNECTION_ID(), 1, COALESCE(GET_LOCK(d.w, 0), 0)))"+
