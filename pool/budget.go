@@ -181,12 +181,13 @@ func (p *Pool) serve(a *asker) bool {
 
 // leave takes a caller that is served out of the queue.
 func (p *Pool) leave(a *asker) {
-	p.served[a.rank] = turn{a.arrival, time.Now()}
+	now := time.Now()
+	p.served[a.rank] = turn{a.arrival, now}
 	if a.queued {
 		p.queue[a.rank].remove(a)
 		p.budget.queued--
 		if !a.ready {
-			p.waitTime += time.Since(a.start)
+			p.waitTime += now.Sub(a.start)
 		}
 	}
 	if a.rank == blocking {

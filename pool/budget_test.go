@@ -415,11 +415,15 @@ func TestBudgetStuck(t *testing.T) {
 	turns.Release()
 	held.Release()
 	acquired(t, pools[1]).Release()
+}
 
+// TestBudgetNotOpened: no caller with patience waits for ever for a server that does not
+// answer.
+func TestBudgetNotOpened(t *testing.T) {
+	t.Parallel()
 	opened := make(chan struct{})
-	slow := &served{slow: func() { <-opened }}
-	p := slow.budgeted(t, 1, 0, 1)[0]
-	_, err := p.AcquireAs(t.Context(), As{Patience: patience})
+	defer close(opened)
+	s := &served{slow: func() { <-opened }}
+	_, err := s.budgeted(t, 1, 0, 1)[0].AcquireAs(t.Context(), As{Patience: time.Millisecond})
 	dbtest.Want(t, err, ErrNotOpened)
-	close(opened)
 }

@@ -7,7 +7,6 @@
 package pool
 
 import (
-	"cmp"
 	"context"
 	"database/sql/driver"
 	"errors"
@@ -259,8 +258,13 @@ func (p *Pool) ask(ctx context.Context, r rank, patience time.Duration) (*Conn, 
 		return c, nil
 	default:
 	}
-	stuck := time.NewTimer(cmp.Or(patience, forever))
-	defer stuck.Stop()
+	var timer *time.Timer
+	var over <-chan time.Time // never, for who is patient for ever
+	if patience > 0 {
+		timer = time.NewTimer(patience)
+		defer timer.Stop()
+		over = timer.C
+	}
 	for waits := true; waits; {
 		select {
 		case c := <-a.got:
@@ -269,10 +273,10 @@ func (p *Pool) ask(ctx context.Context, r rank, patience time.Duration) (*Conn, 
 			waits = false
 		case <-p.ctx.Done():
 			waits = false
-		case <-stuck.C:
+		case <-over:
 			left := patience - p.unmoved(a)
 			waits = left > 0
-			stuck.Reset(left)
+			timer.Reset(left)
 		}
 	}
 	b.mu.Lock()
@@ -294,9 +298,6 @@ func (p *Pool) ask(ctx context.Context, r rank, patience time.Duration) (*Conn, 
 	}
 	return nil, ErrStuck
 }
-
-// forever is the patience of who has no end of it.
-const forever = time.Duration(1<<63 - 1)
 
 // unmoved is for how long a has queued without moving up: nobody who came before it or goes
 // first was served.
