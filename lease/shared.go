@@ -22,6 +22,10 @@ import (
 // connection sends them all: they share a transaction, and the wait for its commit. So do
 // releases of leases whose wake-up locks are on the same connection.
 
+// sharedConns is how many lock connections there are before requests share them, beside those
+// that were opened at the same moment: on more of them the server would commit each alone.
+const sharedConns = 4
+
 // maxShared is how many requests share a transaction. Their rows are locked for that long,
 // and their callers wait for each other.
 const maxShared = 100
