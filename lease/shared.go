@@ -302,7 +302,11 @@ type leaving struct {
 func (l *Locker) releaseOnce(ctx context.Context, s *Lease) (found, asked bool, err error) {
 	h, shared := l.shareRelease(s)
 	if shared != nil {
-		<-shared.done
+		select {
+		case <-shared.done:
+		case <-ctx.Done():
+			return false, true, ctx.Err()
+		}
 		if !shared.alone {
 			return shared.found, true, shared.err
 		}
@@ -371,29 +375,52 @@ func (l *Locker) releaseTogether(h *lockConn, some []*leaving) {
 		some[0].found, some[0].err = l.releaseOn(ctx, h, leases[0])
 		return
 	}
-	result, err := h.exec(ctx, l.releaseManySQL(leases))
-	var changed int64
-	if err == nil {
-		changed, err = result.RowsAffected()
-	}
-	if err == nil && changed < 2*int64(len(some)) {
-		err = l.lookAfter(ctx, h, some)
-	} else {
-		for _, r := range some {
-			r.found = true
-		}
-	}
+	committing, err := l.releaseMany(ctx, h, some)
 	if err != nil {
-		for _, r := range some {
-			r.found, r.alone, r.err = false, false, err
-		}
-		return
+		h.c.Taint()
 	}
-	l.forgetWakeUps(ctx, h, some)
+	for _, r := range some {
+		switch {
+		case err != nil && committing && unknown(err):
+			r.found, r.alone, r.err = false, false, err
+		case err != nil:
+			r.found, r.alone = false, true // nothing was released
+		}
+	}
+	if err == nil {
+		l.forgetWakeUps(ctx, h, some)
+	}
 }
 
-// lookAfter asks what has become of leases of which not all were released: some rows were
-// locked, or are no longer ours.
+// releaseMany releases leases in one transaction, and notes of each whether the server still
+// had it. committing: it may have been committed, even after an error.
+func (l *Locker) releaseMany(ctx context.Context, h *lockConn, some []*leaving) (committing bool, err error) {
+	if _, err := h.exec(ctx, "START TRANSACTION"); err != nil {
+		return false, err
+	}
+	result, err := h.exec(ctx, l.releaseManySQL(some))
+	if err != nil {
+		return false, err
+	}
+	changed, err := result.RowsAffected()
+	if err != nil {
+		return false, err
+	}
+	for _, r := range some {
+		r.found = true
+	}
+	if changed < 2*int64(len(some)) {
+		if err := l.lookAfter(ctx, h, some); err != nil {
+			return false, err
+		}
+	}
+	_, err = h.exec(ctx, "COMMIT")
+	return true, err
+}
+
+// lookAfter asks, before the COMMIT, what has become of leases of which not all were released:
+// some rows were locked, or are no longer ours. Once it is committed, the next holder may have
+// what was released.
 func (l *Locker) lookAfter(ctx context.Context, h *lockConn, some []*leaving) error {
 	var names []string
 	for _, r := range some {
@@ -440,9 +467,9 @@ func (l *Locker) forgetWakeUps(ctx context.Context, h *lockConn, some []*leaving
 
 // releaseManySQL is releaseSQL for leases without a MinHold, of which nobody has locked the
 // rows.
-func (l *Locker) releaseManySQL(leases []*Lease) string {
-	d := derived(leases, []string{"n", "k", "w"}, func(s *Lease) []any {
-		return []any{schema.Literal(s.key), s.token, "'" + lockname.OfWakeUp(l.namespace, s.key) + "'"}
+func (l *Locker) releaseManySQL(some []*leaving) string {
+	d := derived(some, []string{"n", "k", "w"}, func(r *leaving) []any {
+		return []any{schema.Literal(r.s.key), r.s.token, "'" + lockname.OfWakeUp(l.namespace, r.s.key) + "'"}
 	})
 	return l.changeRowsSQL(d, "TRUE", "owner = IF(RELEASE_LOCK(d.w) IS NULL, NULL, NULL), expires = LEAST(r.expires, UTC_TIMESTAMP(6))", " SKIP LOCKED")
 }

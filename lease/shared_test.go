@@ -59,8 +59,7 @@ func (l *locker) rowsOf(requests []Request) {
 	}
 }
 
-// TestShared: requests and releases that wait for a connection take one transaction, and one
-// statement.
+// TestShared: requests that wait for a connection take one transaction, and so do releases.
 func TestShared(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{max: 2})
@@ -92,7 +91,7 @@ func TestShared(t *testing.T) {
 		}
 
 		sent = l.releaseTogether(t, held, func(int, error) {})
-		if texts := sent(); len(texts) != 1 {
+		if texts := sent(); len(texts) != 3 || count(texts, "START TRANSACTION")+count(texts, "INSERT")+count(texts, "COMMIT") != 3 {
 			t.Errorf("%d releases are sent as %q", n, heads(texts))
 		}
 		for _, r := range all {
@@ -351,8 +350,30 @@ func TestSharedReleases(t *testing.T) {
 		}
 		s.set("k1", "owner = NULL")
 
+		// Where another process has a key as soon as it is released, it was not lost.
 		held = take()
-		arrive := l.tap.Stall("INSERT")
+		tx = s.lockRow("k2")
+		defer tx.Rollback()
+		next := make(chan *Lease, 1)
+		other := s.locker(setup{})
+		go func() { next <- other.acquire(waiting("k3", 30*time.Second)) }()
+		dbtest.Soon(t, "another process waits for k3", func() bool { return len(s.inWakeUp()) > 0 })
+		answer := l.tap.Stall("INSERT")
+		go func() {
+			defer tx.Rollback()
+			for range 50 {
+				if len(next) > 0 {
+					break
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+			answer()
+		}()
+		l.releaseTogether(t, held, func(i int, err error) { dbtest.OK(t, err) })
+		dbtest.OK(t, (<-next).Release())
+
+		held = take()
+		arrive := l.tap.Stall("COMMIT")
 		defer arrive()
 		go func() {
 			for s.row("k4").live {
