@@ -376,18 +376,9 @@ func (l *Locker) releaseOn(ctx context.Context, h *lockConn, s *Lease) (found bo
 	if err != nil {
 		return false, err
 	}
-	l.mu.Lock()
-	ours := h.wakeUps[s.key] == s
-	if ours {
-		delete(h.wakeUps, s.key)
-	}
-	l.mu.Unlock()
-	if rows == 0 && ours {
-		if _, err := h.exec(ctx, l.releaseWakeUpsSQL(s.key)); err != nil {
-			h.c.Taint()
-		}
-	}
-	return rows > 0, nil
+	found = rows > 0
+	l.forgetWakeUps(ctx, h, []*leaving{{s: s, found: found}})
+	return found, nil
 }
 
 // releaseAll gives leases back whose rows nobody has locked just now. It returns those

@@ -273,10 +273,9 @@ func (l *Locker) lookSQL(some []*take) string {
 			"'" + lockname.OfLeasePoller(l.namespace, t.r.Key) + "'", t.polite,
 		}
 	})
-	return fmt.Sprintf("SELECT r.name, r.token, %s, %[2]s, IF(%[3]s OR %[2]s, 0, 1 +"+
-		" IF(IS_USED_LOCK(d.w) <=> CONNECTION_ID(), 1, COALESCE(GET_LOCK(d.w, 0), 0)))"+
-		" FROM (%[4]s) d STRAIGHT_JOIN %[5]s r ON r.namespace = %[6]s AND r.name = d.n FOR UPDATE SKIP LOCKED",
-		schema.Remaining("r."), "(d.polite AND IS_FREE_LOCK(d.p) = 0)", schema.Live("r."), d, l.table, schema.Literal(l.namespace))
+	return fmt.Sprintf("SELECT r.name, r.token, %s, %[2]s, IF(%[3]s OR %[2]s, 0, 1 + %[4]s)"+
+		" FROM (%[5]s) d STRAIGHT_JOIN %[6]s r ON r.namespace = %[7]s AND r.name = d.n FOR UPDATE SKIP LOCKED",
+		schema.Remaining("r."), "(d.polite AND IS_FREE_LOCK(d.p) = 0)", schema.Live("r."), wakeUpNamed("d.w", "0"), d, l.table, schema.Literal(l.namespace))
 }
 
 // takeSQL grants leases whose rows are locked.

@@ -39,8 +39,12 @@ func wholeSeconds(d time.Duration) int { return int(math.Ceil(d.Seconds())) }
 // it takes where nobody has, waiting for at most so many seconds. It never takes
 // it twice, since it would have to be given back twice.
 func (l *Locker) wakeUp(key, seconds string) string {
-	name := lockname.OfWakeUp(l.namespace, key)
-	return fmt.Sprintf("IF(IS_USED_LOCK('%s') <=> CONNECTION_ID(), 1, COALESCE(GET_LOCK('%s', %s), 0))", name, name, seconds)
+	return wakeUpNamed("'"+lockname.OfWakeUp(l.namespace, key)+"'", seconds)
+}
+
+// wakeUpNamed is wakeUp for the SQL expression of the lock's name.
+func wakeUpNamed(name, seconds string) string {
+	return fmt.Sprintf("IF(IS_USED_LOCK(%[1]s) <=> CONNECTION_ID(), 1, COALESCE(GET_LOCK(%[1]s, %[2]s), 0))", name, seconds)
 }
 
 // releaseWakeUpsSQL gives back the wake-up locks of keys where the connection has them.

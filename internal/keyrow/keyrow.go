@@ -72,10 +72,11 @@ const maxMissing = 100
 // Exist makes the missing rows of keys. A row that is known to exist costs nothing. The
 // rows of callers that come while all control connections are busy are made together.
 func (r *Rows) Exist(ctx context.Context, keys []string) error {
-	m := &missing{keys: r.known.missing(keys), done: make(chan struct{})}
-	if len(m.keys) == 0 {
+	keys = r.known.missing(keys)
+	if len(keys) == 0 {
 		return nil
 	}
+	m := &missing{keys: keys, done: make(chan struct{})}
 	if r.missing.Join(m) {
 		go r.makeTogether() // not in the caller's context: others wait for it, too
 	}
