@@ -132,7 +132,7 @@ func (a *attempt) lineUp(ctx context.Context) (*queue.Ticket, error) {
 	defer done()
 	over := time.NewTimer(left)
 	defer over.Stop()
-	if ticket := a.queue.Succeed(ctx, a.r.Key, queue.Ends{Over: over.C, Closed: a.ctx.Done()}); ticket != nil {
+	if ticket := a.queue.Succeed(ctx, a.r.Key, a.Locker, queue.Ends{Over: over.C, Closed: a.ctx.Done()}); ticket != nil {
 		return ticket, nil
 	}
 	a.holder = a.queue.Holder(a.r.Key)

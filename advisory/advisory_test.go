@@ -643,7 +643,7 @@ func TestLostAfterHandOver(t *testing.T) {
 		ticket := <-handed
 		s.Exec(plain, fmt.Sprintf("KILL %d", third.ConnectionID()))
 		dbtest.Soon(t, "the lock connection is lost", func() bool { return between.count() == 1 })
-		ticket.HandOver(ticket.HandedOver())
+		ticket.HandOver(p.Locker, ticket.HandedOver())
 		fourth := <-got
 		if id := s.holder(plain, "k"); id != fmt.Sprint(fourth.ConnectionID()) || fourth.ConnectionID() == third.ConnectionID() {
 			t.Errorf("connection %q has it, not %d", id, fourth.ConnectionID())

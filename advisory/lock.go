@@ -69,7 +69,7 @@ func (k *Lock) Release() error {
 	} else if err != nil {
 		return nil
 	}
-	if k.ticket.HandOver(k) {
+	if k.ticket.HandOver(l, k) {
 		return nil
 	}
 	defer k.ticket.Leave()

@@ -230,7 +230,7 @@ func (a *attempt) lineUp(ctx context.Context) (*queue.Ticket, error) {
 		return nil, err
 	}
 	defer done()
-	ticket := a.queue.Succeed(ctx, a.r.Key, queue.Ends{})
+	ticket := a.queue.Succeed(ctx, a.r.Key, a.Locker, queue.Ends{})
 	if ticket == nil {
 		a.holder = a.queue.Holder(a.r.Key)
 		return nil, context.Cause(ctx)

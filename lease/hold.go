@@ -250,7 +250,7 @@ func (s *Lease) Release() error {
 		return nil
 	}
 	if s.minHold == 0 && !s.begins && s.handed < l.handOvers && time.Since(s.since) < l.handOverTime {
-		if given := (&handOver{from: s, told: make(chan error, 1)}); s.ticket.HandOver(given) {
+		if given := (&handOver{from: s, told: make(chan error, 1)}); s.ticket.HandOver(l, given) {
 			return given.wait()
 		}
 	}

@@ -46,6 +46,27 @@ func (t *Txn) AsText() bool { return t.tx == nil }
 // context ends that wait, since the outcome would then be unknown.
 func (t *Txn) Commit(limit time.Duration) error { return t.end("COMMIT", driver.Tx.Commit, limit) }
 
+// CommitBy commits, as Commit does, a transaction that was begun as text, by a statement that
+// does more: send sends it.
+func (t *Txn) CommitBy(limit time.Duration, send func(context.Context) error) error {
+	ctx, cancel := t.ending(limit)
+	defer cancel()
+	err := send(ctx)
+	if err == nil {
+		t.c.Touch()
+	}
+	return err
+}
+
+// ending is the context of a statement that ends the transaction.
+func (t *Txn) ending(limit time.Duration) (context.Context, context.CancelFunc) {
+	ctx := step.After(context.Background(), t.of, step.End)
+	if limit > 0 {
+		return context.WithTimeout(ctx, limit)
+	}
+	return ctx, func() {}
+}
+
 // Committed ends a transaction that a statement's text has committed.
 func (t *Txn) Committed() {
 	if t.tx != nil {
@@ -64,12 +85,8 @@ func (t *Txn) end(text string, byDriver func(driver.Tx) error, limit time.Durati
 	if t.tx != nil {
 		err = byDriver(t.tx)
 	} else {
-		ctx := step.After(context.Background(), t.of, step.End)
-		if limit > 0 {
-			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(ctx, limit)
-			defer cancel()
-		}
+		ctx, cancel := t.ending(limit)
+		defer cancel()
 		err = server.Exec(ctx, t.c.Conn, text)
 	}
 	if err == nil {

@@ -139,7 +139,11 @@ type Config struct {
 	Control     *pool.Pool   // connections in autocommit
 	Queue       *queue.Queue // where the callers of this process queue
 	Rows        *keyrow.Rows
-	Auto        bool // make the procedure for waiting if it is missing
+	Auto        bool // make the procedures if they are missing
+	// A session goes from caller to caller with its lock at most HandOvers times, and for at
+	// most HandOverTime without a COMMIT.
+	HandOvers    int
+	HandOverTime time.Duration
 	// Await returns when key's lease may have been released, after atMost, or with
 	// ctx's error. done lets the next waiter have its turn.
 	Await func(ctx context.Context, key string, atMost time.Duration) (done func(), err error)
@@ -154,6 +158,9 @@ type Locker struct {
 	blind                atomic.Bool    // the server does not show the holders of locks to this account
 	cleanup              sync.WaitGroup // kills whose caller did not wait for them
 	waits                waits          // the procedure for waiting, on MySQL
+	passing              string         // MariaDB's block for Succession.Commit
+	noPass               atomic.Bool    // its procedure is missing, or may not be executed
+	provided             schema.Once    // that was looked for
 }
 
 // New returns a Locker on a table that exists.
@@ -163,7 +170,7 @@ func New(cfg Config) *Locker {
 		fromRow: " FROM " + cfg.Table.String() + " WHERE namespace = " + schema.Literal(cfg.Namespace) + " AND name = ",
 		galera:  cfg.Info.Streams() && !cfg.Unsafe,
 	}
-	l.single, l.singleShared = l.newSingle(false), l.newSingle(true)
+	l.single, l.singleShared, l.passing = l.newSingle(false), l.newSingle(true), l.passBlock()
 	return l
 }
 
@@ -198,6 +205,9 @@ type Request struct {
 	// Conn returns the connection. It is called once the caller is in front of the queue.
 	// The caller has the connection's turn, and no transaction is open on it.
 	Conn func(context.Context) (*pool.Conn, error)
+	// Inherit is called in place of Conn with the session of the holder before, if that hands
+	// it over. With nil nobody does.
+	Inherit func(*pool.Conn)
 	// Waiting is called before the caller begins to wait. It may refuse the wait, or end
 	// it later through the context that it returns. done is called when the wait is over.
 	Waiting func(context.Context) (ctx context.Context, done func(), err error)
@@ -222,6 +232,8 @@ type Grant struct {
 	Locked
 	Txn    *pool.Txn
 	Ticket *queue.Ticket // Leave it when the transaction has ended
+	// Succession hands over the session, and the ticket; nil if it cannot be handed over.
+	Succession *Succession
 }
 
 // Begin opens a transaction and locks the keys in it. implicit means that the connection
@@ -262,7 +274,7 @@ func (l *Locker) beginOnce(ctx context.Context, opts driver.TxOptions, implicit 
 		_ = a.c.SetID(a.id) // the id that was known may be that of another connection
 	}
 	a.ticket.Granted(&lockerr.Holder{ConnectionID: a.c.KnownID(), Program: l.cfg.Owner})
-	return &Grant{a.locked, txn, a.ticket}, nil, nil
+	return &Grant{a.locked, txn, a.ticket, a.succession()}, nil, nil
 }
 
 // unwaited is for a request without a wait that has waited for a clean-up: the end of that
@@ -318,7 +330,8 @@ type attempt struct {
 	names    []string      // all rows that it may lock, sorted
 	keys     []Key         // the keys of the next lock statement
 	locked   Locked
-	id       string // of the connection on the server, from the last lock statement; "" if that did not tell
+	from     *Succession // whose session it has; nil for its own
+	id       string      // of the connection on the server, from the last lock statement; "" if that did not tell
 	start    time.Time
 	holder   *lockerr.Holder
 	refused  bool      // the request is without a wait, and a row is locked
@@ -426,6 +439,9 @@ func (a *attempt) begin(ctx context.Context) (*pool.Txn, error) {
 		if err := a.lineUp(ctx); err != nil {
 			return nil, err
 		}
+		if from, handed := a.ticket.HandedOver().(*Succession); handed {
+			return a.inherit(ctx, from), nil
+		}
 	}
 	var err error
 	asked := time.Now()
@@ -448,9 +464,10 @@ func (a *attempt) begin(ctx context.Context) (*pool.Txn, error) {
 // beginKeys locks the keys: with NOWAIT first, if the caller was in front at once, and
 // else by waiting in the server.
 func (a *attempt) beginKeys(ctx context.Context, front bool) (*pool.Txn, error) {
-	// A caller that had to queue in the process expects to wait in the server, too, unless
-	// it came to the front because the key is shared.
-	nowait := front || !slices.ContainsFunc(a.r.Keys, func(key Key) bool { return !key.Shared })
+	// A caller that had to queue in the process expects to wait in the server, too, if
+	// another process had the key a moment ago, unless it came to the front because the key
+	// is shared.
+	nowait := front || !a.ticket.HasRival() || !slices.ContainsFunc(a.r.Keys, func(key Key) bool { return !key.Shared })
 	for {
 		var txn *pool.Txn
 		var err error
@@ -506,6 +523,7 @@ func (a *attempt) next(ctx context.Context, err error, nowait bool) (nowaitNext 
 	case a.outrun(err) && a.r.Wait > 0:
 		return false, a.rest(ctx, arrival)
 	case nowait && server.Locked(err) && a.r.Wait > 0:
+		a.ticket.SawRival()
 		return false, nil
 	case nowait && a.taken(err):
 		return false, a.refuse(ctx, 0)
@@ -557,7 +575,14 @@ func (a *attempt) lineUp(ctx context.Context) error {
 		return err
 	}
 	defer done()
-	if a.ticket, err = a.cfg.Queue.EnterAs(ctx, a.entries()); err != nil {
+	if a.inherits() {
+		if a.ticket = a.cfg.Queue.Succeed(ctx, a.r.Keys[0].Name, a.Locker, queue.Ends{}); a.ticket == nil {
+			err = ctx.Err()
+		}
+	} else {
+		a.ticket, err = a.cfg.Queue.EnterAs(ctx, a.entries())
+	}
+	if err != nil {
 		for _, e := range a.entries() {
 			if a.holder == nil {
 				a.holder = a.cfg.Queue.HolderOf(e)

@@ -147,7 +147,7 @@ func (a *attempt) beginSQL() (text string, quiet bool) {
 		key := a.keys[0]
 		tell := strings.ReplaceAll(a.selects(a.keys, "", ""), "'", "''")
 		// Not DECLARE, which sql_mode ORACLE has in another place. MAX sets the variable also if there is no row.
-		return "BEGIN NOT ATOMIC " + start + noWait + "SELECT MAX(" + schema.Quiet(a.known(key)) + ") INTO @mysqllock_quiet" +
+		return "BEGIN NOT ATOMIC " + start + noWait + "SELECT MAX(" + schema.Quiet(a.known(key.Name)) + ") INTO @mysqllock_quiet" +
 			a.fromRow + schema.Literal(key.Name) + a.rowLock(key) + "; IF @mysqllock_quiet IS NOT TRUE THEN EXECUTE IMMEDIATE '" + tell + "'; END IF; END", true
 	}
 	if !one || !a.cfg.Rows.Procedure() {
@@ -155,7 +155,7 @@ func (a *attempt) beginSQL() (text string, quiet bool) {
 	}
 	key, most := a.keys[0], "NULL"
 	if quiet {
-		most = a.known(key)
+		most = a.known(key.Name)
 	}
 	return "CALL " + a.cfg.Table.LockProcedure().String() + "(" + schema.Literal(a.cfg.Namespace) + ", " + schema.Literal(key.Name) + ", " +
 		strings.ToUpper(strconv.FormatBool(key.Shared)) + ", " + most + ")", quiet
@@ -191,7 +191,7 @@ func (a *attempt) preparedSQL() (text string, args []driver.Value, quiet bool) {
 	case a.implicit && (a.cfg.Info.MariaDB || !a.cfg.Rows.Procedure() || !a.cfg.Rows.Leased(key.Name)):
 		return texts.read, []driver.Value{name}, false
 	case a.cfg.Info.MariaDB && a.c.KnownID() != 0:
-		return texts.block, []driver.Value{name, a.known(key)}, true
+		return texts.block, []driver.Value{name, a.known(key.Name)}, true
 	}
 	return "", nil, false
 }
@@ -214,8 +214,8 @@ func (l *Locker) newSingle(shared bool) single {
 
 // known is the highest token of key that tells nothing new: any, if the key is known to
 // have had a lease, else 0.
-func (a *attempt) known(key Key) string {
-	if a.cfg.Rows.Leased(key.Name) {
+func (l *Locker) known(key string) string {
+	if l.cfg.Rows.Leased(key) {
 		return strconv.FormatUint(math.MaxUint64, 10)
 	}
 	return "0"

@@ -338,6 +338,7 @@ func (k *Handle) makeStrategies(l *Locks, info server.Info) {
 	rows = rowlock.New(rowlock.Config{
 		Control: l.Control, Rows: l.rows, Queue: l.line, Table: l.table, Namespace: namespace,
 		Owner: s.Owner, Info: info, TTL: s.TTL, ReadTimeout: k.open.ReadTimeout, Unsafe: s.Unsafe, Auto: s.Auto, Await: l.leases.Await,
+		HandOvers: s.HandOvers, HandOverTime: s.HandOverTime,
 	})
 	l.Locker = rows
 	l.kept = make(map[string]strategy.Strategy)

@@ -62,13 +62,14 @@ type line struct {
 	pending int        // how many of those in front do not hold the key yet, without those that are passing
 	left    []int      // released slots that are kept for no ticket; the last released at the end
 	waiting list.List  // of *waiter, the next in front
+	rival   time.Time  // when another process was last seen to have the key
 }
 
 type waiter struct {
-	ticket    *Ticket
-	entry     Entry
-	successor bool          // the lock can be handed over to it
-	front     chan struct{} // closed when it is
+	ticket *Ticket
+	entry  Entry
+	from   any           // who can hand the lock over to it: see Succeed; nil for nobody
+	front  chan struct{} // closed when it is
 }
 
 // Ticket says that a caller is in front of the lines of some keys, or of the line for the slots
@@ -148,7 +149,7 @@ func (q *Queue) EnterAs(ctx context.Context, entries []Entry) (*Ticket, error) {
 			t.Leave()
 			return nil, ErrDeadlock
 		}
-		if !q.enter(ctx, t, e, false, Ends{}) {
+		if !q.enter(ctx, t, e, nil, Ends{}) {
 			t.Leave()
 			return nil, ctx.Err()
 		}
@@ -164,17 +165,18 @@ type Ends struct {
 }
 
 // Succeed is Enter for a caller to which the holder before it may hand over the lock: see
-// HandedOver. It returns nil if the wait has ended.
-func (q *Queue) Succeed(ctx context.Context, key string, ends Ends) *Ticket {
+// HandedOver. Strategies share a line, so from says whose holders may: it is what these say
+// to HandOver. Succeed returns nil if the wait has ended.
+func (q *Queue) Succeed(ctx context.Context, key string, from any, ends Ends) *Ticket {
 	t := q.ticket()
-	if !q.enter(ctx, t, Entry{Key: key}, true, ends) {
+	if !q.enter(ctx, t, Entry{Key: key}, from, ends) {
 		return nil
 	}
 	return t
 }
 
 // enter reports whether t has come to the front of the line before the wait ended.
-func (q *Queue) enter(ctx context.Context, t *Ticket, e Entry, successor bool, ends Ends) bool {
+func (q *Queue) enter(ctx context.Context, t *Ticket, e Entry, from any, ends Ends) bool {
 	q.mu.Lock()
 	l := q.lines[e.name()]
 	if l == nil || l.free(e) {
@@ -182,7 +184,7 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, e Entry, successor bool, e
 		q.mu.Unlock()
 		return true
 	}
-	w := &waiter{ticket: t, entry: e, successor: successor, front: make(chan struct{})}
+	w := &waiter{ticket: t, entry: e, from: from, front: make(chan struct{})}
 	at := l.waiting.PushBack(w)
 	q.mu.Unlock()
 	select {
@@ -462,21 +464,62 @@ func (t *Ticket) Granted(h *lockerr.Holder) {
 }
 
 // HandOver lets the next in line come to the front, with the lock: the next gets what
-// from HandedOver. If no one waits, or the next has not called Succeed, HandOver does
-// nothing and returns false. So it does if the ticket is for several keys, or shared.
-func (t *Ticket) HandOver(what any) bool {
+// from HandedOver. If the next cannot succeed from, HandOver does nothing and returns false.
+func (t *Ticket) HandOver(from, what any) bool {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
-	if len(t.positions) != 1 || t.positions[0].Entry != (Entry{Key: t.positions[0].Key}) {
+	next := t.successor(from)
+	if next == nil {
 		return false
 	}
-	next := t.positions[0].line.waiting.Front()
-	if next == nil || !next.Value.(*waiter).successor {
-		return false
-	}
-	next.Value.(*waiter).ticket.handed = what
+	next.ticket.handed = what
 	t.leave()
 	return true
+}
+
+// HasSuccessor reports whether HandOver would hand over the lock now.
+func (t *Ticket) HasSuccessor(from any) bool {
+	t.q.mu.Lock()
+	defer t.q.mu.Unlock()
+	return t.successor(from) != nil
+}
+
+// successor returns the next in line if it has called Succeed with from. There is none if
+// the ticket is for several keys, or shared.
+func (t *Ticket) successor(from any) *waiter {
+	if len(t.positions) != 1 || t.positions[0].Entry != (Entry{Key: t.positions[0].Key}) {
+		return nil
+	}
+	next := t.positions[0].line.waiting.Front()
+	if next == nil || next.Value.(*waiter).from != from {
+		return nil
+	}
+	return next.Value.(*waiter)
+}
+
+// rivalry is for how long another process that had a key is taken to want it again.
+const rivalry = 100 * time.Millisecond
+
+// SawRival notes that another process has one of the ticket's keys.
+func (t *Ticket) SawRival() {
+	t.q.mu.Lock()
+	defer t.q.mu.Unlock()
+	for _, p := range t.positions {
+		p.line.rival = time.Now()
+	}
+}
+
+// HasRival reports whether another process had one of the ticket's keys a moment ago, as far
+// as those in the line since then have seen.
+func (t *Ticket) HasRival() bool {
+	t.q.mu.Lock()
+	defer t.q.mu.Unlock()
+	for _, p := range t.positions {
+		if !p.line.rival.IsZero() && time.Since(p.line.rival) < rivalry {
+			return true
+		}
+	}
+	return false
 }
 
 // Leave lets the next in each line come to the front. A nil ticket, and a

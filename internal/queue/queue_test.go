@@ -42,7 +42,7 @@ func enter(t *testing.T, q *Queue, keys ...string) *Ticket {
 
 func succeed(t *testing.T, q *Queue, key string) *Ticket {
 	t.Helper()
-	ticket := q.Succeed(ctx, key, Ends{})
+	ticket := q.Succeed(ctx, key, "us", Ends{})
 	if ticket == nil {
 		t.Fatal("it did not come to the front")
 	}
@@ -255,7 +255,7 @@ func TestHandOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var q Queue
 		front := enter(t, &q, "k")
-		if front.HandedOver() != nil || front.HandOver("nobody") {
+		if front.HandedOver() != nil || front.HandOver("us", "nobody") {
 			t.Error("handed over to nobody")
 		}
 		for i := range 3 {
@@ -263,7 +263,7 @@ func TestHandOver(t *testing.T) {
 			go func() { got <- succeed(t, &q, "k") }()
 			synctest.Wait()
 			front.Granted(&lockerr.Holder{ConnectionID: 7})
-			if !front.HandOver(i) {
+			if !front.HandOver("us", i) {
 				t.Error("not handed over although somebody waits")
 			}
 			front.Leave() // does nothing any more
@@ -279,7 +279,7 @@ func TestHandOver(t *testing.T) {
 			last.Leave()
 		}
 		both := enter(t, &q, "a", "b")
-		if both.HandOver(1) {
+		if both.HandOver("us", 1) {
 			t.Error("two keys were handed over")
 		}
 		both.Leave()
@@ -287,7 +287,7 @@ func TestHandOver(t *testing.T) {
 		got := make(chan *Ticket)
 		go func() { got <- enter(t, &q, "k") }()
 		synctest.Wait()
-		if front.HandOver(1) {
+		if front.HandOver("us", 1) {
 			t.Error("handed over to one that cannot take it")
 		}
 		front.Leave()
@@ -307,7 +307,7 @@ func TestHandOverIsNeverLost(t *testing.T) {
 		all.Go(func() {
 			for range 50 {
 				own, cancel := context.WithTimeout(ctx, rand.N(200*time.Microsecond))
-				ticket := q.Succeed(own, "k", Ends{})
+				ticket := q.Succeed(own, "k", "us", Ends{})
 				cancel()
 				if ticket == nil {
 					continue
@@ -316,13 +316,13 @@ func TestHandOverIsNeverLost(t *testing.T) {
 					t.Error("two are in front")
 				}
 				holding.Add(-1)
-				if !ticket.HandOver("lock") {
+				if !ticket.HandOver("us", "lock") {
 					ticket.Leave()
 				}
 			}
 		})
 	}
-	front.HandOver("lock")
+	front.HandOver("us", "lock")
 	front.Leave()
 	all.Wait()
 	q.empty(t)

@@ -317,12 +317,12 @@ func TestSharedIsNotHandedOver(t *testing.T) {
 		c.comes("r2", reader)
 		own, cancel := context.WithCancel(ctx)
 		go func() {
-			if ticket := c.q.Succeed(own, "k", Ends{}); ticket != nil {
+			if ticket := c.q.Succeed(own, "k", "us", Ends{}); ticket != nil {
 				ticket.Leave()
 			}
 		}()
 		synctest.Wait()
-		if c.tickets["r1"].HandOver("lock") {
+		if c.tickets["r1"].HandOver("us", "lock") {
 			t.Error("it was handed over")
 		}
 		cancel()

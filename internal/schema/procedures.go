@@ -26,6 +26,7 @@ func (t Table) Procedures() []Procedure {
 	return []Procedure{
 		t.LockProcedure(), t.CommitProcedure(), t.WaitProcedure(),
 		t.BeginProcedure(), t.VersionsProcedure(), t.TakeProcedure(), t.GiveProcedure(), t.CommitIfProcedure(),
+		t.PassProcedure(),
 	}
 }
 
@@ -315,4 +316,27 @@ func commitIfText(Table) (parameters, body string) {
 		"  SAVEPOINT mysqllock_done;\n" +
 			"  IF p_held THEN SET @mysqllock_done = p_mark; COMMIT; END IF;\n" +
 			"  SELECT COALESCE(p_held, 0);\n"
+}
+
+// PassProcedure commits, and then locks one key in a new transaction for whoever comes next.
+// If the row is locked and [Quiet], there is no result set; otherwise the procedure answers
+// 0, and has locked nothing. Whatever happens after the COMMIT is no error, except for a
+// KILL: the caller waits for the outcome of its COMMIT, so the procedure waits for no row,
+// and for a second while the table's definition is being changed. Its savepoint and p_mark
+// are those of CommitProcedure.
+func (t Table) PassProcedure() Procedure { return Procedure{t, "_pass1", passText} }
+
+func passText(t Table) (parameters, body string) {
+	return "p_namespace VARBINARY(255), p_name VARBINARY(255), p_quiet BIGINT UNSIGNED, p_mark VARCHAR(64) CHARACTER SET utf8mb4",
+		"  DECLARE v_quiet BOOL;\n" +
+			"  SAVEPOINT mysqllock_done;\n" +
+			"  SET @mysqllock_done = p_mark;\n" +
+			"  COMMIT;\n" +
+			"  BEGIN\n" +
+			"    DECLARE CONTINUE HANDLER FOR SQLEXCEPTION BEGIN END;\n" +
+			"    START TRANSACTION;\n" +
+			"    SELECT /*+ SET_VAR(lock_wait_timeout = 1) */ " + Quiet("p_quiet") + " INTO v_quiet\n" +
+			"      FROM " + t.String() + ofKey + " FOR UPDATE NOWAIT;\n" +
+			"  END;\n" +
+			"  IF v_quiet IS NOT TRUE THEN ROLLBACK; SELECT 0; END IF;\n"
 }

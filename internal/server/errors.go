@@ -107,6 +107,9 @@ func Shared(err error) bool { return Number(err) == 3566 }
 // prepared again (1615), for example because its table is altered again and again.
 func Unprepared(err error) bool { n := Number(err); return n == 1243 || n == 1615 }
 
+// Unparsed reports that the server has not understood a statement, and run none of it.
+func Unparsed(err error) bool { return Number(err) == 1064 }
+
 // Full reports that the server takes no more connections, at all (1040) or of the
 // account (1203, 1226).
 func Full(err error) bool {

@@ -32,8 +32,29 @@ func (o Outcome) Done() bool { return o == Committed || o == OnlyCommitted }
 // CheckAndCommit runs a statement that checks, and commits if it answers 1. The statement is
 // of the form that HasCommitted describes. ctx bounds the wait for the answer.
 func CheckAndCommit(ctx context.Context, conn driver.Conn, text, mark string) (Outcome, error) {
-	rows, err := Query(ctx, conn, text)
+	var rows [][]string
+	outcome, err := CommitBy(ctx, conn, mark, func() (err error) {
+		rows, err = Query(ctx, conn, text)
+		return err
+	})
+	switch {
+	case outcome != Committed:
+		return outcome, err
+	case len(rows) != 1 || len(rows[0]) != 1:
+		return Unknown, errors.New("the server does not say whether it has committed")
+	case rows[0][0] == "1":
+		return Committed, nil
+	}
+	return CheckFailed, nil
+}
+
+// CommitBy runs a statement that commits, by send, and says how it has ended: Committed is
+// without an error. The statement is of the form that HasCommitted describes.
+func CommitBy(ctx context.Context, conn driver.Conn, mark string, send func() error) (Outcome, error) {
+	err := send()
 	switch n := Number(err); {
+	case err == nil:
+		return Committed, nil
 	case Missing(err) || Denied(err): // dropped, or not ours to execute
 		return NoWay, nil
 	case Interrupted(err) && !Locked(err):
@@ -47,16 +68,10 @@ func CheckAndCommit(ctx context.Context, conn driver.Conn, text, mark string) (O
 		return Failed, err
 	case errors.Is(err, driver.ErrBadConn): // nothing was sent
 		return Failed, err
-	case err != nil && (n == 0 || Gone(err, conn) || Undecided(err)):
+	case n == 0 || Gone(err, conn) || Undecided(err):
 		return Unknown, err
-	case err != nil:
-		return Failed, err
-	case len(rows) != 1 || len(rows[0]) != 1:
-		return Unknown, errors.New("the server does not say whether it has committed")
-	case rows[0][0] == "1":
-		return Committed, nil
 	}
-	return CheckFailed, nil
+	return Failed, err
 }
 
 // HasCommitted is for a statement that checks and commits, and was interrupted: by a KILL, or

@@ -65,13 +65,48 @@ func (u *unit) finish(commit bool) error {
 		}
 	}
 	var err error
-	if commit {
+	switch {
+	case !u.touched && u.passes() && u.on.overdue() == nil && u.succession.Keeps(context.Background()):
+		u.handOver()
+	case commit:
 		err = u.finishCommit()
-	} else if err = u.txn.Rollback(u.on.limit()); err != nil {
-		err = u.unfinished("rollback", err, false, func() {})
+	default:
+		if err = u.txn.Rollback(u.on.limit()); err != nil {
+			err = u.unfinished("rollback", err, false, func() {})
+		}
 	}
 	u.end()
 	return err
+}
+
+// passes reports whether what the unit has locked, and the session, may go to the next caller
+// that wants it: nothing else is locked, and nothing is to be checked before the commit.
+func (u *unit) passes() bool {
+	return u.succession != nil && len(u.rows) == 1 && len(u.scope.guards) == 0 && len(u.enclosing) == 0
+}
+
+// handOver has the session go to the next caller, with the lock, when the unit has ended.
+func (u *unit) handOver() {
+	u.tickets = nil
+	u.on.(*onSession).next = u.succession.HandOver
+}
+
+// sendCommit sends COMMIT, if possible with the lock of the next caller.
+func (u *unit) sendCommit() error {
+	switch {
+	case !u.passes() || !u.succession.Commits():
+		return u.txn.Commit(u.on.limit())
+	case u.l.LacksPass():
+		u.l.Background(u.l.ProvidePass) // for the next time
+		return u.txn.Commit(u.on.limit())
+	}
+	return u.txn.CommitBy(u.on.limit(), func(ctx context.Context) error {
+		locked, err := u.succession.Commit(ctx)
+		if locked {
+			u.handOver()
+		}
+		return err
+	})
 }
 
 // finishCommit commits. The caller ends the unit.
@@ -127,7 +162,7 @@ func (u *unit) unfinished(op string, err error, refused bool, unsure func()) err
 func (u *unit) commitUnit() (c commit, refused bool, err error) {
 	c = commit{
 		link: u.link, wrote: u.wrote, text: u.txn.AsText(), ends: u.endsGuards(), limit: u.on.limit(),
-		send: func() error { return u.txn.Commit(u.on.limit()) }, sent: u.txn.Committed,
+		send: u.sendCommit, sent: u.txn.Committed,
 	}
 	if err := u.on.overdue(); err != nil {
 		return c, false, err

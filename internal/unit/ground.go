@@ -39,6 +39,7 @@ type onSession struct {
 	l    *handle.Locks
 	link *pool.Conn
 	done func() // tells the crowd that the session is free; nil before it was told
+	next func() // gives the session to the next caller that wants what is locked on it; nil if it goes back to the pool
 }
 
 func (s *onSession) limit() time.Duration { return commitLimit }
@@ -62,11 +63,14 @@ func (s *onSession) broken() {
 }
 
 func (s *onSession) give(over bool) {
-	if over {
+	switch {
+	case !over:
+		s.link.EndTurn()
+	case s.next != nil:
+		s.next()
+	default:
 		s.link.Release()
-		return
 	}
-	s.link.EndTurn()
 }
 
 func (s *onSession) ended() {

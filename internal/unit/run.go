@@ -67,6 +67,7 @@ func (u *unit) takeLink(ctx context.Context, op string) error {
 	if err := u.link.AwaitTurn(ctx); err != nil {
 		return err
 	}
+	u.touched = true
 	if u.settle(); u.cause != nil {
 		u.give()
 		return u.cause

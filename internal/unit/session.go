@@ -124,6 +124,7 @@ func (s *scope) openUnit(ctx context.Context, l *handle.Locks, h *hint.Hint, req
 	}
 	first.Request = first.Now()
 	first.Conn = connect
+	first.Inherit = func(c *pool.Conn) { link = c }
 	first.Seen = k.Observe(ctx, first.Places...)
 	own, asked := first.Seen.Within(own)
 	defer asked()
@@ -135,5 +136,6 @@ func (s *scope) openUnit(ctx context.Context, l *handle.Locks, h *hint.Hint, req
 	}
 	u := newUnit(l, s, h, link, grant.Txn)
 	u.granted(first, grant.Ticket, grant.Locked)
+	u.succession = grant.Succession
 	return u, nil
 }

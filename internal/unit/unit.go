@@ -58,11 +58,13 @@ type unit struct {
 	keep  bool  // the guards of the unit of work outlive it
 
 	rowLocks
+	succession *rowlock.Succession // to the next caller that wants what it has locked; nil if there can be none
 	savepoints
 	stream
 	lifetime
 	relying // what its transaction means for decisions
 
+	touched  bool     // something has run in it, or may have, beside the lock that it began with
 	read     bool     // a plain read has run, so the snapshot is taken
 	wrote    bool     // a statement has run that may have written
 	compared []*guard // whose versions its commit has compared and set

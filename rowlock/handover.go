@@ -1,0 +1,160 @@
+package rowlock
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/pool"
+)
+
+// Succession is the hand-over of a key, and of the session whose transaction has locked it,
+// to the next caller in the line of this process. The caller of its methods has the session's
+// turn.
+type Succession struct {
+	l      *Locker
+	c      *pool.Conn
+	key    string
+	ticket *queue.Ticket
+	// since is when the server has granted the key to this process, and kept how often it
+	// was handed over since then as it was: other processes have waited for so long.
+	since time.Time
+	kept  int
+	// commits is how often a COMMIT has locked the key for the next caller. Whoever looks for
+	// the key now and then finds it locked meanwhile, and the session is in use.
+	commits   int
+	committed bool // the next caller gets it so
+}
+
+// succession returns how the lock of a can be handed over; nil if it cannot be.
+func (a *attempt) succession() *Succession {
+	if !a.inherits() || len(a.locked.Versioned) > 0 {
+		return nil
+	}
+	s := &Succession{l: a.Locker, c: a.c, key: a.r.Keys[0].Name, ticket: a.ticket, since: time.Now()}
+	switch from := a.from; {
+	case from == nil:
+	case from.committed:
+		s.commits = from.commits + 1
+	default:
+		s.since, s.kept, s.commits = from.since, from.kept+1, from.commits
+	}
+	return s
+}
+
+// inherits reports whether the lock that a wants can be handed over to it.
+func (a *attempt) inherits() bool {
+	return a.r.Inherit != nil && a.implicit && len(a.r.Keys) == 1 && !a.r.Keys[0].Shared && a.cfg.HandOvers > 0 &&
+		a.cfg.Info.Topology == "" && !a.cfg.Info.Router
+}
+
+// inherit makes a the holder of a lock that was handed over.
+func (a *attempt) inherit(ctx context.Context, from *Succession) *pool.Txn {
+	a.from, a.c = from, from.c
+	a.r.Inherit(from.c)
+	return from.c.Begun(ctx)
+}
+
+// Keeps reports whether a transaction in which nothing has run can go to the next caller as
+// it is: somebody waits, other processes have not waited for long, and the session is alive,
+// as far as can be told without a round trip.
+func (s *Succession) Keeps(ctx context.Context) bool {
+	return s.kept < s.l.cfg.HandOvers && time.Since(s.since) < s.l.cfg.HandOverTime &&
+		s.ticket.HasSuccessor(s.l) && s.c.Clean() && s.c.Fresh(ctx)
+}
+
+// Commits reports whether the COMMIT of the transaction is to lock the key for the next
+// caller. If another process waits for it, that gets it all the same, so it does not pay
+// while others do.
+func (s *Succession) Commits() bool {
+	return s.commits < s.l.cfg.HandOvers && !s.l.noPass.Load() && s.ticket.HasSuccessor(s.l) && !s.ticket.HasRival() && s.c.Clean()
+}
+
+// Commit commits, and locks the key for the next caller, in one statement. If locked is false
+// without an error, the transaction is committed, and the next caller has to ask. An error
+// with a number of the server's says that nothing was committed.
+func (s *Succession) Commit(ctx context.Context) (locked bool, err error) {
+	mark := pool.NewMark()
+	var rows [][]string
+	outcome, err := server.CommitBy(ctx, s.c.Conn, mark, func() (err error) {
+		rows, err = s.l.commitAndLock(ctx, s.c, s.key, mark)
+		return err
+	})
+	switch {
+	case outcome == server.NoWay, server.Unparsed(err): // as by MariaDB in sql_mode ORACLE
+		s.l.noPass.Store(true)
+		return false, server.Exec(ctx, s.c.Conn, "COMMIT")
+	case outcome == server.OnlyCommitted:
+		s.c.Abandon(ctx, background) // it may have locked the key
+		return false, nil
+	case err != nil:
+		return false, err
+	case rows != nil:
+		s.ticket.SawRival()
+		return false, nil
+	}
+	s.committed = true
+	return true, nil
+}
+
+// HandOver gives the session, its turn, and the lock to the next caller. If that has gone
+// meanwhile, the lock is given back.
+func (s *Succession) HandOver() {
+	if s.ticket.HandOver(s.l, s) {
+		return
+	}
+	s.c.Abandon(context.Background(), background)
+	s.ticket.Leave()
+	s.c.Release()
+}
+
+// commitAndLock runs the statement of Succession.Commit. There is no result set if the row is
+// locked and has nothing to tell; one row says that it is not locked.
+func (l *Locker) commitAndLock(ctx context.Context, c *pool.Conn, key, mark string) ([][]string, error) {
+	if !l.cfg.Info.MariaDB {
+		return server.Query(ctx, c.Conn, fmt.Sprintf("CALL %s(%s, %s, %s, '%s') /* COMMIT and lock */", l.cfg.Table.PassProcedure(),
+			schema.Literal(l.cfg.Namespace), schema.Literal(key), l.known(key), mark))
+	}
+	rows, err := c.QueryPrepared(ctx, l.passing, hex.EncodeToString([]byte(key)), l.known(key), mark)
+	if errors.Is(err, pool.ErrUnprepared) {
+		values := strings.NewReplacer("UNHEX(CONVERT(? USING ascii))", schema.Literal(key), "UNSIGNED DEFAULT ?", "UNSIGNED DEFAULT "+l.known(key), "= ?", "= '"+mark+"'")
+		rows, err = server.Query(ctx, c.Conn, values.Replace(l.passing))
+	}
+	return rows, err
+}
+
+// passBlock is [schema.Table.PassProcedure] as an anonymous block of MariaDB, to be prepared.
+// NOWAIT is not allowed there, but limits of 0 mean the same.
+func (l *Locker) passBlock() string {
+	return "BEGIN NOT ATOMIC DECLARE v_name VARBINARY(255) DEFAULT UNHEX(CONVERT(? USING ascii)); DECLARE v_most BIGINT UNSIGNED DEFAULT ?; DECLARE v_quiet BOOL; " +
+		"SAVEPOINT mysqllock_done; SET @mysqllock_done = ?; COMMIT; " +
+		"BEGIN DECLARE CONTINUE HANDLER FOR SQLEXCEPTION BEGIN END; START TRANSACTION; " +
+		"SET STATEMENT innodb_lock_wait_timeout = 0, lock_wait_timeout = 0 FOR SELECT " + schema.Quiet("v_most") + " INTO v_quiet" + l.fromRow + "v_name LIMIT 1 FOR UPDATE; END; " +
+		"IF v_quiet IS NOT TRUE THEN ROLLBACK; SELECT 0; END IF; END"
+}
+
+// LacksPass reports whether nobody has seen to the procedure of Succession.Commit yet.
+func (l *Locker) LacksPass() bool { return !l.cfg.Info.MariaDB && !l.provided.Done() }
+
+// ProvidePass sees to it. A transaction that has called a missing procedure keeps it from
+// being made, so nobody calls it before.
+func (l *Locker) ProvidePass(ctx context.Context) {
+	l.provided.Do(func() error {
+		c, err := l.cfg.Control.Acquire(ctx)
+		if err != nil {
+			return err // the next one tries again
+		}
+		defer c.Release()
+		there, err := l.cfg.Table.PassProcedure().Provide(ctx, c.Conn, l.cfg.Auto)
+		if err == nil && !there {
+			l.noPass.Store(true)
+		}
+		return err
+	})
+}
