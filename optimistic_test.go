@@ -1489,10 +1489,11 @@ func (m *mocked) compares(a answers, fits int) (together *sqlmock.ExpectedQuery,
 	case a.mariadb():
 		is := ""
 		if fits != 0 {
-			is = fmt.Sprintf(" AND token = %d AND versioned = 1 AND owner IS NULL", fits)
+			is = " AND token = @mysqllock_version AND versioned = 1 AND owner IS NULL"
 		}
-		return m.ExpectQuery("BEGIN NOT ATOMIC SAVEPOINT mysqllock_done; SET @mysqllock_same = 0; SET STATEMENT innodb_lock_wait_timeout = 0, lock_wait_timeout = 0 FOR " +
-			sqlStep + is + "; SET @mysqllock_same = @mysqllock_same + ROW_COUNT(); " +
+		return m.ExpectQuery(fmt.Sprintf("BEGIN NOT ATOMIC SAVEPOINT mysqllock_done; SET @mysqllock_same = 0; "+
+			"SET @mysqllock_name = UNHEX(CONVERT('6b' USING ascii)), @mysqllock_version = %d; SET STATEMENT innodb_lock_wait_timeout = 0, lock_wait_timeout = 0 FOR ", fits) +
+			strings.Replace(sqlStep, "x'6b'", "@mysqllock_name", 1) + is + "; SET @mysqllock_same = @mysqllock_same + ROW_COUNT(); " +
 			"IF @mysqllock_same = 1 THEN SET @mysqllock_done = 'MARK'; COMMIT; END IF; SELECT @mysqllock_same = 1; END"), nil
 	case !a.apart():
 		return m.ExpectQuery(fmt.Sprintf("CALL `shop`.`mysqllock_next1`(x'73686f70', '[[\"6b\", %d]]', 'MARK') /* versions and COMMIT */", fits)), nil
@@ -1567,11 +1568,11 @@ func (m *mocked) opens(a answers, token, settled int) bool {
 	case a.apart():
 		return false
 	case a.mariadb():
-		text = "BEGIN NOT ATOMIC SET @mysqllock_token = NULL, @mysqllock_settled = NULL; SELECT token, versioned = 1 AND owner IS NULL," +
+		text = "BEGIN NOT ATOMIC SET @mysqllock_name = UNHEX(CONVERT('6b' USING ascii)), @mysqllock_token = NULL, @mysqllock_settled = NULL; SELECT token, versioned = 1 AND owner IS NULL," +
 			" IF((owner IS NOT NULL AND expires > UTC_TIMESTAMP(6)), TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires), 0), owner" +
-			" INTO @mysqllock_token, @mysqllock_settled, @mysqllock_remaining, @mysqllock_owner FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b' LIMIT 1;" +
+			" INTO @mysqllock_token, @mysqllock_settled, @mysqllock_remaining, @mysqllock_owner FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = @mysqllock_name LIMIT 1;" +
 			" IF @mysqllock_settled AND @@tx_isolation <> 'READ-UNCOMMITTED' THEN START TRANSACTION; END IF;" +
-			" SELECT @@tx_isolation, x'6b', @mysqllock_token, @mysqllock_settled, @mysqllock_remaining, @mysqllock_owner FROM DUAL WHERE @mysqllock_token IS NOT NULL; END"
+			" SELECT @@tx_isolation, @mysqllock_name, @mysqllock_token, @mysqllock_settled, @mysqllock_remaining, @mysqllock_owner FROM DUAL WHERE @mysqllock_token IS NOT NULL; END"
 	}
 	m.ExpectQuery(text).WillReturnRows(sqlmock.NewRows([]string{"isolation", "name", "token", "settled", "remaining", "owner"}).
 		AddRow(a.isolation, "k", token, settled, 0, nil))

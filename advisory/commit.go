@@ -53,7 +53,8 @@ func (l *Locker) Commit(ctx context.Context, conn driver.Conn, id uint64, locks 
 		return false, false, err
 	}
 	mark := pool.NewMark()
-	outcome, err := server.CheckAndCommit(step.Named(ctx, step.Fence, hint.StrategyAdvisory, keys...), conn, l.commitSQL(id, locks, mark), mark)
+	ctx = step.Named(ctx, step.Fence, hint.StrategyAdvisory, keys...)
+	outcome, err := server.CheckAndCommit(ctx, conn, mark, func() ([][]string, error) { return server.Query(ctx, conn, l.commitSQL(id, locks, mark)) })
 	if outcome == server.NoWay {
 		l.canCommit.Store(false)
 	}

@@ -80,7 +80,7 @@ func (a *attempt) beginOn(ctx context.Context, c *pool.Conn, b *strategy.Beginni
 	}
 	h := &lockConn{c: c, begins: true}
 	s, ours, err = a.request(ctx, h, func(own context.Context) (answer, error) {
-		return h.askBegin(own, a.beginSQL(b.Options))
+		return h.askBegin(own, a.beginBlock(b.Options))
 	})
 	if ours && server.Number(err) != 0 {
 		if server.Missing(err) || server.Denied(err) {
@@ -92,10 +92,10 @@ func (a *attempt) beginOn(ctx context.Context, c *pool.Conn, b *strategy.Beginni
 }
 
 // askBegin runs a statement that may take a lease and begin a transaction.
-func (h *lockConn) askBegin(ctx context.Context, text string) (answer, error) {
+func (h *lockConn) askBegin(ctx context.Context, block pool.Block) (answer, error) {
 	a := answer{sent: time.Now()}
-	rows, err := h.query(ctx, text)
-	if err != nil {
+	rows, err := h.c.QueryBlock(ctx, block)
+	if h.noted(err); err != nil {
 		return a, err
 	}
 	if len(rows) != 1 || len(rows[0]) != 2 {
@@ -110,10 +110,10 @@ func (h *lockConn) askBegin(ctx context.Context, text string) (answer, error) {
 	return a, err
 }
 
-// beginSQL takes the lease if it is free, and then begins the caller's transaction. See
+// beginBlock takes the lease if it is free, and then begins the caller's transaction. See
 // [schema.Table.TakeProcedure]; MariaDB runs the same as an anonymous block. The
 // comment is for those who look for a lease in what the server is doing.
-func (a *attempt) beginSQL(opts driver.TxOptions) string {
+func (a *attempt) beginBlock(opts driver.TxOptions) pool.Block {
 	l, key := a.Locker, a.r.Key
 	wake := lockname.OfWakeUp(l.namespace, key)
 	poller := ""
@@ -122,24 +122,22 @@ func (a *attempt) beginSQL(opts driver.TxOptions) string {
 	}
 	inTurn := a.r.Wait > 0
 	if !l.info.MariaDB {
-		return fmt.Sprintf("CALL %s(%s, %s, %s, %d, '%s', %t, %s, %d, %t) /* lease and BEGIN */", l.table.TakeProcedure(),
-			schema.Literal(l.namespace), schema.Literal(key), schema.Literal(l.owner), a.ttl.Microseconds(), wake, inTurn, schema.Name(poller), opts.Isolation, opts.ReadOnly)
+		return pool.Block{Text: fmt.Sprintf("CALL %s(%s, %s, %s, %d, '%s', %t, %s, %d, %t) /* lease and BEGIN */", l.table.TakeProcedure(),
+			schema.Literal(l.namespace), schema.Literal(key), schema.Literal(l.owner), a.ttl.Microseconds(), wake, inTurn, schema.Name(poller), opts.Isolation, opts.ReadOnly)}
+	}
+	turn := 0
+	if inTurn {
+		turn = 1
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "BEGIN NOT ATOMIC START TRANSACTION READ WRITE; SET @mysqllock_token = 0, @mysqllock_left = NULL, @mysqllock_began = NOW(6); "+
-		"SELECT token, %s INTO @mysqllock_next, @mysqllock_left FROM %s WHERE %s FOR UPDATE SKIP LOCKED; ", schema.Remaining(""), l.table, l.row("", key))
-	b.WriteString("IF @mysqllock_left = 0 AND NOW(6) <> @mysqllock_began")
-	if poller != "" {
-		b.WriteString(" AND IS_FREE_LOCK('" + poller + "')")
-	}
-	turn := ">= 0"
-	if inTurn {
-		turn = "= 1"
-	}
-	fmt.Fprintf(&b, " THEN IF %s %s THEN INSERT INTO %s (namespace, name) VALUES (%s, %s) ON DUPLICATE KEY UPDATE token = token + 1, owner = %s, expires = %s; "+
-		"SET @mysqllock_token = @mysqllock_next + 1; END IF; END IF; ",
-		l.wakeUp(key, "0"), turn, l.table, schema.Literal(l.namespace), schema.Literal(key), schema.Literal(l.owner), in(a.ttl))
-	b.WriteString("IF @mysqllock_token = 0 THEN ROLLBACK; ELSE COMMIT; ")
+	fmt.Fprintf(&b, "BEGIN NOT ATOMIC START TRANSACTION READ WRITE; SET @mysqllock_name = %[1]s, @mysqllock_ttl = ?, @mysqllock_wake = ?, @mysqllock_turn = ?, @mysqllock_poller = ?,"+
+		" @mysqllock_token = 0, @mysqllock_left = NULL, @mysqllock_began = NOW(6); "+
+		"SELECT token, %[2]s INTO @mysqllock_next, @mysqllock_left FROM %[3]s WHERE namespace = %[4]s AND name = @mysqllock_name FOR UPDATE SKIP LOCKED; "+
+		"IF @mysqllock_left = 0 AND NOW(6) <> @mysqllock_began AND (@mysqllock_poller = '' OR IS_FREE_LOCK(@mysqllock_poller)) THEN "+
+		"IF %[5]s >= @mysqllock_turn THEN INSERT INTO %[3]s (namespace, name) VALUES (%[4]s, @mysqllock_name)"+
+		" ON DUPLICATE KEY UPDATE token = token + 1, owner = %[6]s, expires = UTC_TIMESTAMP(6) + INTERVAL @mysqllock_ttl MICROSECOND; "+
+		"SET @mysqllock_token = @mysqllock_next + 1; END IF; END IF; IF @mysqllock_token = 0 THEN ROLLBACK; ELSE COMMIT; ",
+		schema.Unhex, schema.Remaining(""), l.table, schema.Literal(l.namespace), wakeUpNamed("@mysqllock_wake", "0"), schema.Literal(l.owner))
 	if level := levels[opts.Isolation]; level != "" {
 		b.WriteString("SET TRANSACTION ISOLATION LEVEL " + level + "; ")
 	}
@@ -148,7 +146,7 @@ func (a *attempt) beginSQL(opts driver.TxOptions) string {
 		b.WriteString(" READ ONLY")
 	}
 	b.WriteString("; END IF; SELECT @mysqllock_token, COALESCE(@mysqllock_left, 0); END")
-	return b.String()
+	return pool.Block{Text: b.String(), Values: []driver.Value{schema.Hex(key), a.ttl.Microseconds(), wake, int64(turn), poller}}
 }
 
 // Detach takes the lease's wake-up lock off the connection of the transaction that was
@@ -171,13 +169,13 @@ func (l *Locker) endsWith(conn driver.Conn, leases []*Lease) bool {
 }
 
 // CommitAndRelease is Commit that releases the lease, which was taken with the
-// transaction's BEGIN on conn. After done Release has nothing left to do; if the
+// transaction's BEGIN on c. After done Release has nothing left to do; if the
 // outcome is unknown, it releases the lease where the commit has not.
-func (l *Locker) CommitAndRelease(ctx context.Context, conn driver.Conn, s *Lease) (done, unknown bool, err error) {
+func (l *Locker) CommitAndRelease(ctx context.Context, c *pool.Conn, s *Lease) (done, unknown bool, err error) {
 	ctx = marked(ctx, step.Fence, s)
 	s.setEnding(true)
-	outcome, err := l.commit(ctx, conn, []*Lease{s}, &l.noBegin, func(left time.Duration, mark string) string {
-		return l.giveSQL(s, left, mark)
+	outcome, err := l.commit(ctx, c, []*Lease{s}, &l.noBegin, func(left time.Duration, mark string) pool.Block {
+		return l.giveBlock(s, left, mark)
 	})
 	if outcome == server.Committed { // and the wake-up lock is released
 		s.home = nil
@@ -188,7 +186,7 @@ func (l *Locker) CommitAndRelease(ctx context.Context, conn driver.Conn, s *Leas
 	s.ending = s.given || s.maybe
 	s.mu.Unlock()
 	if !done && err == nil || unwritable(err) {
-		return l.Commit(ctx, conn, []*Lease{s})
+		return l.Commit(ctx, c, []*Lease{s})
 	}
 	return done, unknown, err
 }
@@ -200,19 +198,25 @@ func unwritable(err error) bool {
 	return n == 1792 || n == 1665
 }
 
-// giveSQL releases the lease and commits if the lease is held.
-func (l *Locker) giveSQL(s *Lease, bound time.Duration, mark string) string {
+// giveBlock releases the lease and commits if the lease is held.
+func (l *Locker) giveBlock(s *Lease, bound time.Duration, mark string) pool.Block {
 	wake := lockname.OfWakeUp(l.namespace, s.key)
 	if !l.info.MariaDB {
-		return fmt.Sprintf("CALL %s(%s, %s, %d, %s, '%s', '%s') /* fence, release and COMMIT */", l.table.GiveProcedure(),
-			schema.Literal(l.namespace), schema.Literal(s.key), s.token, schema.Literal(s.l.owner), wake, mark)
+		return pool.Block{Text: fmt.Sprintf("CALL %s(%s, %s, %d, %s, '%s', '%s') /* fence, release and COMMIT */", l.table.GiveProcedure(),
+			schema.Literal(l.namespace), schema.Literal(s.key), s.token, schema.Literal(s.l.owner), wake, mark)}
 	}
-	return "BEGIN NOT ATOMIC SAVEPOINT mysqllock_done; SET @mysqllock_held = 0; " +
-		l.bounded(fmt.Sprintf("SELECT COUNT(*) INTO @mysqllock_held FROM %s r WHERE %s AND r.token = %d AND r.owner = %s AND %s FOR UPDATE; ",
-			l.table, l.row("r.", s.key), s.token, schema.Literal(s.l.owner), schema.Lasts("r.")), bound) +
-		"IF @mysqllock_held = 1 THEN " +
-		l.bounded(fmt.Sprintf("UPDATE %s SET %s WHERE %s; ", l.table, schema.Released, l.row("", s.key)), bound) +
-		"SET @mysqllock_done = '" + mark + "'; COMMIT; DO RELEASE_LOCK('" + wake + "'); END IF; SELECT @mysqllock_held = 1; END"
+	row := "namespace = " + schema.Literal(l.namespace) + " AND name = @mysqllock_name"
+	within := func(text string) string { return l.within("@mysqllock_bound", "@mysqllock_wait", text) }
+	seconds, whole := bounds(bound)
+	return pool.Block{
+		Text: "BEGIN NOT ATOMIC SAVEPOINT mysqllock_done; SET @mysqllock_name = " + schema.Unhex + ", @mysqllock_token = ?, @mysqllock_bound = ?, @mysqllock_wait = ?, @mysqllock_held = 0; " +
+			within(fmt.Sprintf("SELECT COUNT(*) INTO @mysqllock_held FROM %s WHERE %s AND token = @mysqllock_token AND owner = %s AND %s FOR UPDATE; ",
+				l.table, row, schema.Literal(s.l.owner), schema.Lasts(""))) +
+			"IF @mysqllock_held = 1 THEN " +
+			within(fmt.Sprintf("UPDATE %s SET %s WHERE %s; ", l.table, schema.Released, row)) +
+			"SET @mysqllock_done = ?; COMMIT; DO RELEASE_LOCK(?); END IF; SELECT @mysqllock_held = 1; END",
+		Values: []driver.Value{schema.Hex(s.key), int64(s.token), seconds, whole, mark, wake}, //nolint:gosec // tokens are counted by one
+	}
 }
 
 // setEnding says whether a commit is under way that releases the lease: meanwhile a

@@ -107,7 +107,7 @@ func TestBeginWithLease(t *testing.T) {
 				if reads != (server.Number(err) == 1792) {
 					t.Errorf("%s: a write: %v", what, err)
 				}
-				committed, _, err := l.CommitAndRelease(t.Context(), b.Conn.Conn, lease)
+				committed, _, err := l.CommitAndRelease(t.Context(), b.Conn, lease)
 				if err != nil || !committed {
 					t.Errorf("%s: committed %v, %v", what, committed, err)
 				}
@@ -367,7 +367,7 @@ func TestKilledRelease(t *testing.T) {
 			var before, after int
 			dbtest.OK(t, s.db.QueryRow("SELECT COUNT(*) FROM written").Scan(&before))
 			k.At = beginning(s.gives())
-			committed, unknown, err := l.CommitAndRelease(dbtest.Limited(t), b.Conn.Conn, lease)
+			committed, unknown, err := l.CommitAndRelease(dbtest.Limited(t), b.Conn, lease)
 			if committed != c.committed || (err == nil) != c.committed || unknown != c.unknown {
 				t.Errorf("%s: committed %v, %v", name, committed, err)
 			}
@@ -408,7 +408,7 @@ func TestReleaseChecks(t *testing.T) {
 			lease := b.begun("k")
 			dbtest.OK(t, server.Exec(t.Context(), b.Conn.Conn, "INSERT INTO written () VALUES ()"))
 			take()
-			committed, unknown, err := l.CommitAndRelease(dbtest.Limited(t), b.Conn.Conn, lease)
+			committed, unknown, err := l.CommitAndRelease(dbtest.Limited(t), b.Conn, lease)
 			if committed || !errors.Is(err, lockerr.ErrLost) || unknown {
 				t.Errorf("%s: committed %v, %v", name, committed, err)
 			}
@@ -451,7 +451,7 @@ func TestRenewalBesideRelease(t *testing.T) {
 			l.renew([]*Lease{lease}, time.Second)
 			dbtest.OK(t, l.renewBehind(dbtest.Limited(t), lease))
 		}
-		committed, _, err := l.CommitAndRelease(dbtest.Limited(t), b.Conn.Conn, lease)
+		committed, _, err := l.CommitAndRelease(dbtest.Limited(t), b.Conn, lease)
 		if err != nil || !committed {
 			t.Errorf("committed %v, %v", committed, err)
 		}
@@ -483,7 +483,7 @@ func TestBeginWithoutProcedures(t *testing.T) {
 		b := l.beginner(nil)
 		lease := b.begun("k")
 		drop()
-		if committed, _, err := l.CommitAndRelease(dbtest.Limited(t), b.Conn.Conn, lease); err != nil || !committed {
+		if committed, _, err := l.CommitAndRelease(dbtest.Limited(t), b.Conn, lease); err != nil || !committed {
 			t.Errorf("committed %v, %v", committed, err)
 		}
 		dbtest.OK(t, errors.Join(lease.Release(), lease.Detach()))

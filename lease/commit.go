@@ -2,7 +2,6 @@ package lease
 
 import (
 	"context"
-	"database/sql/driver"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -28,7 +27,7 @@ import (
 // The holder cannot look at its own clock between the two. The server's clock after the
 // wait for the row, the owner and the token say whether anybody else can have been
 // granted the key.
-func (l *Locker) Commit(ctx context.Context, conn driver.Conn, leases []*Lease) (done, unknown bool, err error) {
+func (l *Locker) Commit(ctx context.Context, c *pool.Conn, leases []*Lease) (done, unknown bool, err error) {
 	ctx = marked(ctx, step.Fence, leases...)
 	leases = slices.Clone(leases)
 	sortByKey(leases)
@@ -40,13 +39,13 @@ func (l *Locker) Commit(ctx context.Context, conn driver.Conn, leases []*Lease) 
 	if !l.info.MariaDB {
 		text = l.commitCall
 	}
-	outcome, err := l.commit(ctx, conn, leases, &l.noCommit, func(left time.Duration, mark string) string { return text(leases, left, mark) })
+	outcome, err := l.commit(ctx, c, leases, &l.noCommit, func(left time.Duration, mark string) pool.Block { return pool.Block{Text: text(leases, left, mark)} })
 	return outcome.Done(), outcome == server.Unknown, err
 }
 
-// commit is Commit by the statement of text. lacking says whether MySQL's procedure for that is
+// commit is Commit by the statement of block. lacking says whether MySQL's procedure for that is
 // missing.
-func (l *Locker) commit(ctx context.Context, conn driver.Conn, leases []*Lease, lacking *atomic.Bool, text func(left time.Duration, mark string) string) (server.Outcome, error) {
+func (l *Locker) commit(ctx context.Context, c *pool.Conn, leases []*Lease, lacking *atomic.Bool, block func(left time.Duration, mark string) pool.Block) (server.Outcome, error) {
 	if lacking.Load() {
 		return server.NoWay, nil
 	}
@@ -59,13 +58,13 @@ func (l *Locker) commit(ctx context.Context, conn driver.Conn, leases []*Lease, 
 		if !l.info.Router {
 			mark = pool.NewMark()
 		}
-		outcome, err := server.CheckAndCommit(ctx, conn, text(left, mark), mark)
+		outcome, err := server.CheckAndCommit(ctx, c.Conn, mark, func() ([][]string, error) { return c.QueryBlock(ctx, block(left, mark)) })
 		switch {
 		case outcome == server.NoWay:
 			lacking.Store(!l.info.MariaDB)
 			return outcome, nil
 		case outcome == server.CheckFailed:
-			return outcome, l.Fence(ctx, conn, leases) // which tells which of them it is
+			return outcome, l.Fence(ctx, c.Conn, leases) // which tells which of them it is
 		case outcome.Done():
 			return outcome, nil
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
 )
 
 // TestCommit: what is written commits if, and only if, all leases are held; and no row
@@ -35,7 +36,7 @@ func TestCommit(t *testing.T) {
 			for i, leases := range [][]*Lease{{a}, {b, a, b}} {
 				insert(string(rune('1' + i)))
 				sent := l.tap.Texts()
-				committed, _, err := l.Commit(ctx, conn, leases)
+				committed, _, err := l.Commit(ctx, pool.Adopt(conn), leases)
 				if err != nil || !committed || written() != i+1 {
 					t.Errorf("committed %v, %v, %d are written; %q", committed, err, written(), sent())
 				}
@@ -46,7 +47,7 @@ func TestCommit(t *testing.T) {
 			for _, zone := range []string{"-11:00", "+13:00", "SYSTEM"} { // and whatever the clock is set to
 				dbtest.OK(t, server.Exec(ctx, conn, "SET time_zone = '"+zone+"', timestamp = 2100000000"))
 				dbtest.OK(t, server.Exec(ctx, conn, "START TRANSACTION"))
-				if committed, _, err := l.Commit(ctx, conn, []*Lease{a}); err != nil || !committed {
+				if committed, _, err := l.Commit(ctx, pool.Adopt(conn), []*Lease{a}); err != nil || !committed {
 					t.Errorf("%s: %v, %v", zone, committed, err)
 				}
 				dbtest.OK(t, server.Exec(ctx, conn, "SET time_zone = DEFAULT, timestamp = DEFAULT"))
@@ -55,7 +56,7 @@ func TestCommit(t *testing.T) {
 			c := l.acquire(request("c"))
 			s.steal("c")
 			insert("3")
-			committed, unknown, err := l.Commit(ctx, conn, []*Lease{a, c})
+			committed, unknown, err := l.Commit(ctx, pool.Adopt(conn), []*Lease{a, c})
 			var e *lockerr.Error
 			if committed || !errors.Is(err, lockerr.ErrLost) || !errors.As(err, &e) || e.Key != "c" || unknown {
 				t.Errorf("a stolen one: committed %v, %v", committed, err)
@@ -65,7 +66,7 @@ func TestCommit(t *testing.T) {
 			d := l.acquire(request("d"))
 			s.set("d", "expires = UTC_TIMESTAMP(6)")
 			insert("4")
-			if committed, unknown, err = l.Commit(ctx, conn, []*Lease{d}); committed || unknown || !errors.Is(err, lockerr.ErrLost) {
+			if committed, unknown, err = l.Commit(ctx, pool.Adopt(conn), []*Lease{d}); committed || unknown || !errors.Is(err, lockerr.ErrLost) {
 				t.Errorf("one that has run out: committed %v, %v", committed, err)
 			}
 			dbtest.OK(t, server.Exec(ctx, conn, "ROLLBACK"))
@@ -84,7 +85,7 @@ func TestCommit(t *testing.T) {
 		}
 		a = other.acquire(request("a"))
 		s.onConn(func(conn driver.Conn) {
-			if committed, _, err := other.Commit(dbtest.Limited(t), conn, []*Lease{a}); committed || err != nil {
+			if committed, _, err := other.Commit(dbtest.Limited(t), pool.Adopt(conn), []*Lease{a}); committed || err != nil {
 				t.Errorf("committed %v, %v", committed, err)
 			}
 		})

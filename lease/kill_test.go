@@ -11,6 +11,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
 )
 
 // commits reports whether a statement checks and commits.
@@ -55,7 +56,7 @@ func TestKilledCommit(t *testing.T) {
 						dbtest.OK(t, server.Exec(ctx, conn, "SET autocommit = "+autocommit))
 						for range 2 { // what the first has left misleads nobody
 							dbtest.OK(t, server.Exec(ctx, conn, "START TRANSACTION"))
-							if done, _, err := l.Commit(ctx, conn, []*Lease{a}); err != nil || !done {
+							if done, _, err := l.Commit(ctx, pool.Adopt(conn), []*Lease{a}); err != nil || !done {
 								t.Fatalf("undisturbed: %v, %v", done, err)
 							}
 						}
@@ -63,7 +64,7 @@ func TestKilledCommit(t *testing.T) {
 						dbtest.OK(t, server.Exec(ctx, conn, "INSERT INTO written () VALUES ()"))
 						k := c.conn
 						k.Conn, k.At = conn, commits
-						done, unknown, err := l.Commit(ctx, &k, []*Lease{a})
+						done, unknown, err := l.Commit(ctx, pool.Adopt(&k), []*Lease{a})
 						if done != c.committed || (err == nil) != c.committed || err != nil && (!errors.Is(err, lockerr.ErrLost) || unknown) {
 							t.Errorf("committed %v, %v", done, err)
 						}
@@ -80,13 +81,13 @@ func TestKilledCommit(t *testing.T) {
 		s.onConn(func(conn driver.Conn) {
 			ctx := dbtest.Limited(t)
 			dbtest.OK(t, server.Exec(ctx, conn, "START TRANSACTION"))
-			if done, unknown, err := l.Commit(ctx, &dbtest.Disturbed{Conn: conn, At: commits, Err: dbtest.Interrupted, After: true}, []*Lease{a}); done || !unknown {
+			if done, unknown, err := l.Commit(ctx, pool.Adopt(&dbtest.Disturbed{Conn: conn, At: commits, Err: dbtest.Interrupted, After: true}), []*Lease{a}); done || !unknown {
 				t.Errorf("behind a Router: committed %v, %v", done, err)
 			}
 			dbtest.OK(t, server.Exec(ctx, conn, "ROLLBACK"))
 			dbtest.OK(t, server.Exec(ctx, conn, "START TRANSACTION"))
 			k := &dbtest.Disturbed{Conn: conn, At: commits, Err: dbtest.Interrupted, Text: func(string) string { return "SAVEPOINT mysqllock_done" }, After: true}
-			if done, unknown, err := l.Commit(ctx, k, []*Lease{a}); done || !errors.Is(err, lockerr.ErrLost) || unknown {
+			if done, unknown, err := l.Commit(ctx, pool.Adopt(k), []*Lease{a}); done || !errors.Is(err, lockerr.ErrLost) || unknown {
 				t.Errorf("behind a Router, before COMMIT: committed %v, %v", done, err)
 			}
 			dbtest.OK(t, server.Exec(ctx, conn, "ROLLBACK"))
@@ -97,7 +98,7 @@ func TestKilledCommit(t *testing.T) {
 			ctx := dbtest.Limited(t)
 			dbtest.OK(t, server.Exec(ctx, conn, "START TRANSACTION"))
 			k := &dbtest.Disturbed{Conn: conn, At: commits, Err: dbtest.Interrupted, After: true, Next: mysql.ErrInvalidConn}
-			if done, unknown, err := l.Commit(ctx, k, []*Lease{a}); done || !unknown {
+			if done, unknown, err := l.Commit(ctx, pool.Adopt(k), []*Lease{a}); done || !unknown {
 				t.Errorf("gone: committed %v, %v", done, err)
 			}
 		})

@@ -193,9 +193,6 @@ func New(cfg Config) *Locker {
 	}
 	name := cfg.Owner[:min(len(cfg.Owner), maxOwner)]
 	l.owner, l.leftBy = name+"#"+hex.EncodeToString(mark[:]), name+"#00000000"
-	if l.shares() {
-		l.maxLockConns = min(l.maxLockConns, sharedConns)
-	}
 	l.ctx, l.stop = context.WithCancelCause(context.Background())
 	l.arrived, l.arrive = context.WithCancel(context.Background())
 	return l

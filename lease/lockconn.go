@@ -32,8 +32,17 @@ type lockConn struct {
 	polls   int               // announcements of pollers that it carries
 }
 
+// maxWakeUps is how many wake-up locks a lock connection may carry. MariaDB takes longer for each
+// the more there are: with 5,000 of them, four times as long for a batch of requests as with
+// none (measured on MariaDB 10.11), while MySQL 9.7 takes no longer.
+func (l *Locker) maxWakeUps() int {
+	if l.info.MariaDB {
+		return 2000
+	}
+	return 5000
+}
+
 const (
-	maxWakeUps = 5000 // MariaDB gets slow where a connection has many
 	// spare is how many connections waiters leave to those who take, renew and
 	// release.
 	spare = 2
@@ -67,8 +76,13 @@ func (h *lockConn) noted(err error) {
 // more, else the one with the shortest line. Call giveBack when done. If the connection was
 // closed, for example because the server was restarted, borrow looks for another.
 func (l *Locker) borrow(ctx context.Context) (*lockConn, error) {
+	return l.borrowOf(ctx, l.maxLockConns)
+}
+
+// borrowOf is borrow for somebody for whom there are no more than most lock connections.
+func (l *Locker) borrowOf(ctx context.Context, most int) (*lockConn, error) {
 	for {
-		free, busy, arrived, more := l.pick()
+		free, busy, arrived, more := l.pick(most)
 		if free != nil {
 			if free.c.Fresh(ctx) {
 				return free, nil
@@ -95,20 +109,24 @@ func (l *Locker) borrow(ctx context.Context) (*lockConn, error) {
 
 // pick returns a free lock connection, with its turn. If there is none, it returns the one
 // with the shortest line, nil without any; a context that ends when there is another; and
-// whether there may be more of them.
-func (l *Locker) pick() (free, busy *lockConn, arrived context.Context, more bool) {
+// whether there may be more of them, which are most in all, without those that are full.
+func (l *Locker) pick(most int) (free, busy *lockConn, arrived context.Context, more bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	room, roomy := 0, false // how many may carry more wake-up locks, and whether busy may
 	for _, h := range l.lockConns {
-		if len(h.wakeUps) < maxWakeUps && h.c.TryTurn() {
+		hasRoom := len(h.wakeUps) < l.maxWakeUps()
+		if hasRoom && h.c.TryTurn() {
 			return h, nil, nil, false
 		}
-		if busy == nil || h.line < busy.line {
-			busy = h
+		if hasRoom {
+			room++
+		}
+		if busy == nil || hasRoom && !roomy || hasRoom == roomy && h.line < busy.line {
+			busy, roomy = h, hasRoom
 		}
 	}
-	more = len(l.lockConns) < l.maxLockConns || busy != nil && len(busy.wakeUps) >= maxWakeUps
-	return nil, busy, l.arrived, more
+	return nil, busy, l.arrived, room < most
 }
 
 // connect makes a lock connection of a connection of the pool's. It returns nil where

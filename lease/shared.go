@@ -22,9 +22,15 @@ import (
 // connection sends them all: they share a transaction, and the wait for its commit. So do
 // releases of leases whose wake-up locks are on the same connection.
 
-// sharedConns is how many lock connections there are before requests share them, beside those
-// that were opened at the same moment: on more of them the server would commit each alone.
-const sharedConns = 4
+// sharedConns is how many lock connections with room for wake-up locks there are before
+// requests share them, beside those that were opened at the same moment: on more of them the
+// server would commit each alone; of two, one gathers requests while the other one commits.
+// Behind a statement that takes longer than sharedFor, since it may wait for a row, others
+// are opened.
+const (
+	sharedConns = 2
+	sharedFor   = 50 * time.Millisecond
+)
 
 // maxShared is how many requests share a transaction. Their rows are locked for that long,
 // and their callers wait for each other.
@@ -75,7 +81,7 @@ func (l *Locker) freeConn() (free *lockConn, busy bool) {
 	if l.takes.Led() {
 		return nil, true
 	}
-	free, waited, _, more := l.pick()
+	free, waited, _, more := l.pick(l.sharedConns())
 	return free, waited != nil && (!more || !l.conns.Ready())
 }
 
@@ -143,7 +149,7 @@ func (a *attempt) forgo(t *take) {
 // leadTakes sends what has gathered on the next lock connection.
 func (l *Locker) leadTakes() {
 	for more := true; more; {
-		h, err := l.borrow(l.ctx)
+		h, err := l.borrowShared(l.ctx)
 		var some []*take
 		some, more = l.takes.Depart(maxShared)
 		if err == nil {
@@ -156,6 +162,19 @@ func (l *Locker) leadTakes() {
 			close(t.done)
 		}
 	}
+}
+
+func (l *Locker) sharedConns() int { return min(sharedConns, l.maxLockConns) }
+
+// borrowShared is borrow for requests that gather meanwhile.
+func (l *Locker) borrowShared(ctx context.Context) (*lockConn, error) {
+	patient, cancel := context.WithTimeout(ctx, sharedFor)
+	defer cancel()
+	h, err := l.borrowOf(patient, l.sharedConns())
+	if h != nil || ctx.Err() != nil || patient.Err() == nil {
+		return h, err
+	}
+	return l.borrow(ctx)
 }
 
 // takeTogether takes leases on h, whose turn is the caller's, and gives h back.

@@ -304,8 +304,19 @@ func (l *Locker) bounded(text string, bound time.Duration) string {
 	if !l.info.MariaDB {
 		return text
 	}
-	// The application's innodb_lock_wait_timeout may be shorter.
-	settings := fmt.Sprintf("max_statement_time = %.3f, innodb_lock_wait_timeout = %d", bound.Seconds(), int(bound/time.Second)+1)
+	seconds, whole := bounds(bound)
+	return l.within(fmt.Sprintf("%.3f", seconds), fmt.Sprint(whole), text)
+}
+
+// bounds are the limits on a fence: of the statement, and on each wait for a row. The
+// application's innodb_lock_wait_timeout may be shorter.
+func bounds(bound time.Duration) (seconds float64, whole int64) {
+	return math.Ceil(bound.Seconds()*1000) / 1000, int64(bound/time.Second) + 1
+}
+
+// within is bounded for expressions of these limits.
+func (l *Locker) within(seconds, whole, text string) string {
+	settings := "max_statement_time = " + seconds + ", innodb_lock_wait_timeout = " + whole
 	if l.info.SnapshotIsolation {
 		settings += ", innodb_snapshot_isolation = OFF"
 	}

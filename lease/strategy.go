@@ -51,7 +51,6 @@ func leaseOn(p strategy.Place, row string, wait time.Duration, waiting strategy.
 
 // Check leaves the check to the COMMIT itself.
 func (k kept) Check(_ context.Context, c *pool.Conn, held []strategy.Held, _ bool) (strategy.Check, error) {
-	conn := c.Conn
 	var leases []*Lease
 	for _, h := range held {
 		switch h := h.(type) {
@@ -62,13 +61,13 @@ func (k kept) Check(_ context.Context, c *pool.Conn, held []strategy.Held, _ boo
 		}
 	}
 	check := strategy.Check{
-		Commit:  func(ctx context.Context) (done, unknown bool, err error) { return k.Commit(ctx, conn, leases) },
-		Fence:   func(ctx context.Context) error { return k.Fence(ctx, conn, leases) },
+		Commit:  func(ctx context.Context) (done, unknown bool, err error) { return k.Commit(ctx, c, leases) },
+		Fence:   func(ctx context.Context) error { return k.Fence(ctx, c.Conn, leases) },
 		Lasting: true,
 	}
-	if k.endsWith(conn, leases) {
+	if k.endsWith(c.Conn, leases) {
 		check.Release = func(ctx context.Context) (done, unknown bool, err error) {
-			return k.CommitAndRelease(ctx, conn, leases[0])
+			return k.CommitAndRelease(ctx, c, leases[0])
 		}
 	}
 	return check, nil

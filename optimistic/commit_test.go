@@ -15,6 +15,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/optimistic"
+	"github.com/mysqllock/mysqllock/pool"
 )
 
 // TestCommit: what is written commits if, and only if, all keys have their versions; in one
@@ -32,7 +33,7 @@ func TestCommit(t *testing.T) {
 				s.Exec(c, "START TRANSACTION")
 				s.Exec(c, setCounter("k", was+1))
 				sent := mine.Texts()
-				done, unknown, err := p.Commit(dbtest.Limited(t), c, versions)
+				done, unknown, err := p.Commit(dbtest.Limited(t), pool.Adopt(c), versions)
 				if done != want || unknown || (err == nil) != want || len(sent()) != 1 {
 					t.Errorf("%s %s: %v, %v, %v; %q", params, what, done, unknown, err, sent())
 				}
@@ -81,7 +82,7 @@ func TestCommit(t *testing.T) {
 			for what, versions := range map[string][]*optimistic.Version{
 				"none": nil, "two of one key": {p.Given("k", 1), p.Given("k", 2)}, "no version": {p.Given("k", 0)},
 			} {
-				if done, unknown, err := p.Commit(dbtest.Limited(t), c, versions); done || unknown || err != nil {
+				if done, unknown, err := p.Commit(dbtest.Limited(t), pool.Adopt(c), versions); done || unknown || err != nil {
 					t.Errorf("%s: %v, %v, %v", what, done, unknown, err)
 				}
 			}
@@ -100,7 +101,7 @@ func TestCommit(t *testing.T) {
 				if s.MariaDB() && p == without {
 					continue
 				}
-				if done, unknown, err := p.Commit(dbtest.Limited(t), c, p.remember(nil, "k")); done || unknown || err != nil {
+				if done, unknown, err := p.Commit(dbtest.Limited(t), pool.Adopt(c), p.remember(nil, "k")); done || unknown || err != nil {
 					t.Errorf("without: %v, %v, %v", done, unknown, err)
 				}
 			}
@@ -146,7 +147,7 @@ func TestDisturbedCommit(t *testing.T) {
 					ctx := dbtest.Limited(t)
 					for range 2 { // what it has left misleads nobody
 						s.Exec(conn, "START TRANSACTION")
-						if done, _, err := p.Commit(ctx, conn, p.remember(nil, "k")); !done || err != nil {
+						if done, _, err := p.Commit(ctx, pool.Adopt(conn), p.remember(nil, "k")); !done || err != nil {
 							t.Fatalf("undisturbed: %v, %v", done, err)
 						}
 					}
@@ -157,7 +158,7 @@ func TestDisturbedCommit(t *testing.T) {
 					d := c.Disturbed
 					d.At = compares
 					d.Conn = conn
-					done, unknown, err := p.Commit(ctx, &d, versions)
+					done, unknown, err := p.Commit(ctx, pool.Adopt(&d), versions)
 					if done != c.Done || unknown != c.Unknown || (err == nil) != c.Done || errors.Is(err, driver.ErrBadConn) {
 						t.Errorf("done %v, unknown %v, %v", done, unknown, err)
 					}
@@ -195,7 +196,7 @@ func TestKilledWhileItCompares(t *testing.T) {
 			}
 			answer := make(chan result, 1)
 			go func() {
-				done, unknown, err := p.Commit(context.Background(), conn, versions)
+				done, unknown, err := p.Commit(context.Background(), pool.Adopt(conn), versions)
 				answer <- result{done, unknown, err}
 			}()
 			look := s.Connect()
@@ -225,7 +226,7 @@ func TestKilledWhileItCompares(t *testing.T) {
 // begin reads the version of k for a transaction that is to begin on conn.
 func (p *process) begin(conn driver.Conn) (begun bool, v *optimistic.Version, err error) {
 	p.T.Helper()
-	versions, err := p.Remember(dbtest.Limited(p.T), conn, optimistic.Request{Keys: []string{"k"}, Wait: 20 * time.Second, Begun: &begun})
+	versions, err := p.Remember(dbtest.Limited(p.T), pool.Adopt(conn), optimistic.Request{Keys: []string{"k"}, Wait: 20 * time.Second, Begun: &begun})
 	if err == nil {
 		v = versions[0]
 	}
@@ -282,12 +283,12 @@ func TestBegin(t *testing.T) {
 		s.Exec(c, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
 		s.set("k", "owner = 'x', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR")
 		var begun bool
-		if _, err := p.Remember(dbtest.Limited(t), c, optimistic.Request{Keys: []string{"k"}, Begun: &begun}); begun || !errors.Is(err, lockerr.ErrLocked) {
+		if _, err := p.Remember(dbtest.Limited(t), pool.Adopt(c), optimistic.Request{Keys: []string{"k"}, Begun: &begun}); begun || !errors.Is(err, lockerr.ErrLocked) {
 			t.Errorf("leased: %v, %v", begun, err)
 		}
 		idle("leased")
 		s.set("k", "owner = NULL")
-		if versions, err := p.Remember(dbtest.Limited(t), c, optimistic.Request{Keys: []string{"k", "l"}, Wait: 20 * time.Second, Begun: &begun}); begun || err != nil || len(versions) != 2 {
+		if versions, err := p.Remember(dbtest.Limited(t), pool.Adopt(c), optimistic.Request{Keys: []string{"k", "l"}, Wait: 20 * time.Second, Begun: &begun}); begun || err != nil || len(versions) != 2 {
 			t.Errorf("two keys: %v, %v", begun, err)
 		}
 		idle("two keys")

@@ -119,7 +119,7 @@ func (s *scratch) process(change ...func(*optimistic.Config)) *process {
 // remember does so with a wait of 20 s.
 func (p *process) remember(conn driver.Conn, keys ...string) []*optimistic.Version {
 	p.T.Helper()
-	versions, err := p.Remember(dbtest.Limited(p.T), conn, optimistic.Request{Keys: keys, Wait: 20 * time.Second})
+	versions, err := p.Remember(dbtest.Limited(p.T), adopt(conn), optimistic.Request{Keys: keys, Wait: 20 * time.Second})
 	if err != nil {
 		p.T.Fatal(err)
 	}
@@ -238,4 +238,12 @@ func (s *scratch) rowsOf(topology string) *keyrow.Rows {
 	dbtest.OK(s.T, err)
 	s.T.Cleanup(control.Close)
 	return keyrow.New(keyrow.Config{Control: control, Table: s.table, Namespace: namespace, Info: info, Auto: true, Procedure: s.procedure})
+}
+
+// adopt is conn as a connection of the application's, or nil for nil.
+func adopt(conn driver.Conn) *pool.Conn {
+	if conn == nil {
+		return nil
+	}
+	return pool.Adopt(conn)
 }

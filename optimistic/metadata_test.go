@@ -29,7 +29,7 @@ func TestTableLocked(t *testing.T) {
 					if key == "new" && (wait > 0 || conn != nil) {
 						continue // it is made on a connection of its own, whoever asks
 					}
-					_, err := p.Remember(dbtest.Limited(t), conn, optimistic.Request{Keys: []string{key}, Wait: wait})
+					_, err := p.Remember(dbtest.Limited(t), adopt(conn), optimistic.Request{Keys: []string{key}, Wait: wait})
 					var e *lockerr.Error
 					if !errors.As(err, &e) || e.Key != key || !errors.Is(err, lockerr.ErrLocked) || !errors.Is(err, lockerr.ErrTimeout) {
 						t.Errorf("%s with a wait of %v, on its own connection %v: %v", key, wait, conn == nil, err)

@@ -135,16 +135,16 @@ type Request struct {
 }
 
 // Remember returns the versions of the keys, in their order. If it need not wait, it runs one
-// plain SELECT: on conn, which has no open transaction, or if conn is nil, on a connection of
-// its own. If conn is not in autocommit, the SELECT opens a transaction with its snapshot.
+// plain SELECT: on c, which has no open transaction, or if c is nil, on a connection of
+// its own. If c is not in autocommit, the SELECT opens a transaction with its snapshot.
 // After an error nothing is held, and no transaction has begun. driver.ErrBadConn is only
 // about conn, and means that the caller may try another one.
-func (l *Locker) Remember(ctx context.Context, conn driver.Conn, r Request) ([]*Version, error) {
+func (l *Locker) Remember(ctx context.Context, c *pool.Conn, r Request) ([]*Version, error) {
 	ctx = step.Named(ctx, step.Take, hint.StrategyOptimistic, r.Keys...)
 	var end func()
 	r.Waiting, end = queue.Once(r.Waiting)
 	defer end()
-	a := &attempt{Locker: l, conn: conn, r: r, start: time.Now()}
+	a := &attempt{Locker: l, conn: c, r: r, start: time.Now()}
 	versions, err := a.remember(ctx)
 	if err != nil {
 		return nil, a.explain(ctx, err)
@@ -155,7 +155,7 @@ func (l *Locker) Remember(ctx context.Context, conn driver.Conn, r Request) ([]*
 // attempt is one call of Remember.
 type attempt struct {
 	*Locker
-	conn    driver.Conn
+	conn    *pool.Conn
 	r       Request
 	start   time.Time
 	holder  *lockerr.Holder
@@ -246,7 +246,7 @@ func (a *attempt) rows(ctx context.Context) (rows [][]string, err error) {
 	text := a.readSQL(a.r.Keys)
 	if a.conn != nil {
 		if rows, err = a.begin(ctx); err == nil && len(rows) == 0 {
-			rows, err = server.Query(ctx, a.conn, text)
+			rows, err = server.Query(ctx, a.conn.Conn, text)
 		}
 		if err != nil || !slices.ContainsFunc(rows, untrusted) {
 			return rows, err
@@ -270,11 +270,11 @@ func (a *attempt) begin(ctx context.Context) (rows [][]string, err error) {
 	if a.r.Begun == nil {
 		return nil, nil
 	}
-	text := a.beginSQL(a.r.Keys)
-	if text == "" {
+	block := a.beginBlock(a.r.Keys)
+	if block.Text == "" {
 		return nil, nil
 	}
-	rows, err = server.Query(ctx, a.conn, text)
+	rows, err = a.conn.QueryBlock(ctx, block)
 	switch {
 	case err == nil:
 		*a.r.Begun = begins(rows)
@@ -287,7 +287,7 @@ func (a *attempt) begin(ctx context.Context) (rows [][]string, err error) {
 	}
 	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUp+a.cfg.TTL)
 	defer cancel()
-	if server.Exec(own, a.conn, "ROLLBACK") != nil { // it may have begun
+	if server.Exec(own, a.conn.Conn, "ROLLBACK") != nil { // it may have begun
 		_ = a.conn.Close()
 	}
 	return nil, err
@@ -427,12 +427,12 @@ func (a *attempt) explain(ctx context.Context, err error) error {
 	return failed
 }
 
-// Commit compares the versions, sets the next ones, and commits the transaction on conn, in one
+// Commit compares the versions, sets the next ones, and commits the transaction on c, in one
 // statement. It waits for no row, and for the server's answer as long as ctx goes on. done is
 // false with a nil error if the server has no way for that: then call Compare, and commit.
 // The errors are those of Compare. If unknown is true with one, the transaction may be
 // committed, as after any COMMIT; else it is not, and must be rolled back.
-func (l *Locker) Commit(ctx context.Context, conn driver.Conn, versions []*Version) (done, unknown bool, err error) {
+func (l *Locker) Commit(ctx context.Context, c *pool.Conn, versions []*Version) (done, unknown bool, err error) {
 	ctx = step.With(ctx, step.Fence, hint.StrategyOptimistic, versions, (*Version).Key)
 	versions = distinct(versions)
 	next := make([]keyrow.Version, len(versions))
@@ -445,7 +445,7 @@ func (l *Locker) Commit(ctx context.Context, conn driver.Conn, versions []*Versi
 	if len(next) == 0 {
 		return false, false, nil
 	}
-	switch outcome, err := l.cfg.Rows.Commit(ctx, conn, next); outcome {
+	switch outcome, err := l.cfg.Rows.Commit(ctx, c, next); outcome {
 	case server.NoWay:
 		return false, false, nil
 	case server.Committed, server.OnlyCommitted:

@@ -105,7 +105,7 @@ func TestNothingLost(t *testing.T) {
 // there is no conflict, after a random pause.
 func (p *process) increment(c, on driver.Conn) (conflicts int64) {
 	for {
-		versions, err := p.Remember(dbtest.Limited(p.T), on, optimistic.Request{Keys: []string{"k"}, Wait: time.Minute})
+		versions, err := p.Remember(dbtest.Limited(p.T), adopt(on), optimistic.Request{Keys: []string{"k"}, Wait: time.Minute})
 		if err != nil {
 			p.T.Error(err)
 			return conflicts
@@ -864,7 +864,7 @@ func TestCancelled(t *testing.T) {
 		ended, cancel := context.WithCancel(context.Background())
 		cancel()
 		c := s.Connect()
-		if _, err := p.Remember(ended, c, optimistic.Request{Keys: []string{"k"}}); !errors.Is(err, context.Canceled) {
+		if _, err := p.Remember(ended, adopt(c), optimistic.Request{Keys: []string{"k"}}); !errors.Is(err, context.Canceled) {
 			t.Errorf("before it began: %v", err)
 		}
 	})
@@ -949,7 +949,7 @@ func TestFailures(t *testing.T) {
 		if err := p.Compare(dbtest.Limited(t), c, versions); err == nil || errors.Is(err, driver.ErrBadConn) {
 			t.Errorf("without a connection: %v", err)
 		}
-		if _, err := p.Remember(dbtest.Limited(t), c, optimistic.Request{Keys: []string{"k"}}); !errors.Is(err, driver.ErrBadConn) {
+		if _, err := p.Remember(dbtest.Limited(t), adopt(c), optimistic.Request{Keys: []string{"k"}}); !errors.Is(err, driver.ErrBadConn) {
 			t.Errorf("without a connection: %v", err)
 		}
 

@@ -1,10 +1,12 @@
 package optimistic
 
 import (
+	"database/sql/driver"
 	"fmt"
 	"strings"
 
 	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/pool"
 )
 
 // The statements below have keys as hexadecimal literals: so each is one round trip
@@ -34,26 +36,26 @@ func (l *Locker) isolation() string {
 	return "@@transaction_isolation"
 }
 
-// beginSQL is readSQL for one key, and BEGIN if [begins] says so of the answer. It is "" if
-// there is no way for that. See [schema.Table.BeginProcedure] for what comes in which order,
-// and why. The block of MariaDB has variables of the session's, since sql_mode ORACLE
+// beginBlock is readSQL for one key, and BEGIN if [begins] says so of the answer. It has no
+// text if there is no way for that. See [schema.Table.BeginProcedure] for what comes in which
+// order, and why. The block of MariaDB has variables of the session's, since sql_mode ORACLE
 // declares others elsewhere.
-func (l *Locker) beginSQL(keys []string) string {
+func (l *Locker) beginBlock(keys []string) pool.Block {
 	if len(keys) != 1 || l.cfg.Info.Topology != "" || l.cfg.Info.Router {
-		return ""
+		return pool.Block{}
 	}
-	namespace, key := schema.Literal(l.cfg.Namespace), schema.Literal(keys[0])
+	namespace := schema.Literal(l.cfg.Namespace)
 	if !l.cfg.Info.MariaDB {
 		if !l.cfg.Rows.Begins() {
-			return ""
+			return pool.Block{}
 		}
-		return "CALL " + l.cfg.Table.BeginProcedure().String() + "(" + namespace + ", " + key + ")"
+		return pool.Block{Text: "CALL " + l.cfg.Table.BeginProcedure().String() + "(" + namespace + ", " + schema.Literal(keys[0]) + ")"}
 	}
-	return fmt.Sprintf("BEGIN NOT ATOMIC SET @mysqllock_token = NULL, @mysqllock_settled = NULL; SELECT token, %s, %s, owner"+
-		" INTO @mysqllock_token, @mysqllock_settled, @mysqllock_remaining, @mysqllock_owner FROM %s WHERE namespace = %s AND name = %s LIMIT 1;"+
+	return pool.Block{Values: []driver.Value{schema.Hex(keys[0])}, Text: fmt.Sprintf("BEGIN NOT ATOMIC SET @mysqllock_name = %s, @mysqllock_token = NULL, @mysqllock_settled = NULL; SELECT token, %s, %s, owner"+
+		" INTO @mysqllock_token, @mysqllock_settled, @mysqllock_remaining, @mysqllock_owner FROM %s WHERE namespace = %s AND name = @mysqllock_name LIMIT 1;"+
 		" IF @mysqllock_settled AND %[6]s <> '%[7]s' THEN START TRANSACTION; END IF;"+
-		" SELECT %[6]s, %[5]s, @mysqllock_token, @mysqllock_settled, @mysqllock_remaining, @mysqllock_owner FROM DUAL WHERE @mysqllock_token IS NOT NULL; END",
-		schema.Settled, schema.Remaining(""), l.cfg.Table, namespace, key, l.isolation(), readUncommitted)
+		" SELECT %[6]s, @mysqllock_name, @mysqllock_token, @mysqllock_settled, @mysqllock_remaining, @mysqllock_owner FROM DUAL WHERE @mysqllock_token IS NOT NULL; END",
+		schema.Unhex, schema.Settled, schema.Remaining(""), l.cfg.Table, namespace, l.isolation(), readUncommitted)}
 }
 
 // begins reports whether the statement of beginSQL that has answered with rows has begun a

@@ -72,7 +72,7 @@ func (k kept) Check(_ context.Context, c *pool.Conn, held []strategy.Held, wrote
 		versions[i] = h.(version).Version
 	}
 	return strategy.Check{
-		Commit: func(ctx context.Context) (done, unknown bool, err error) { return k.Commit(ctx, c.Conn, versions) },
+		Commit: func(ctx context.Context) (done, unknown bool, err error) { return k.Commit(ctx, c, versions) },
 		Fence:  func(ctx context.Context) error { return k.Compare(ctx, c.Conn, versions) },
 	}, nil
 }

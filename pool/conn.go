@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -204,6 +205,41 @@ func (c *Conn) QueryPrepared(ctx context.Context, text string, args ...driver.Va
 		return nil, ErrUnprepared
 	}
 	return rows, err
+}
+
+// Block is a statement with a question mark for each of its values, which are numbers, or
+// strings of letters, digits, and of what else names of locks and hexadecimal text have.
+type Block struct {
+	Text   string
+	Values []driver.Value
+}
+
+// String is the statement with its values.
+func (b Block) String() string {
+	var text strings.Builder
+	rest := b.Text
+	for _, value := range b.Values {
+		before, after, _ := strings.Cut(rest, "?")
+		text.WriteString(before)
+		if s, ok := value.(string); ok {
+			text.WriteString("'" + s + "'")
+		} else {
+			fmt.Fprint(&text, value)
+		}
+		rest = after
+	}
+	return text.String() + rest
+}
+
+// QueryBlock is [server.Query] for a block. One that runs often on this connection is
+// prepared. The caller has the turn.
+func (c *Conn) QueryBlock(ctx context.Context, b Block) ([][]string, error) {
+	if len(b.Values) > 0 {
+		if rows, err := c.QueryPrepared(ctx, b.Text, b.Values...); !errors.Is(err, ErrUnprepared) {
+			return rows, err
+		}
+	}
+	return server.Query(ctx, c.Conn, b.String())
 }
 
 // Valid reports whether the connection can still be used, as far as the driver knows.

@@ -2,10 +2,8 @@ package rowlock
 
 import (
 	"context"
-	"encoding/hex"
-	"errors"
+	"database/sql/driver"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/queue"
@@ -121,18 +119,13 @@ func (l *Locker) commitAndLock(ctx context.Context, c *pool.Conn, key, mark stri
 		return server.Query(ctx, c.Conn, fmt.Sprintf("CALL %s(%s, %s, %s, '%s') /* COMMIT and lock */", l.cfg.Table.PassProcedure(),
 			schema.Literal(l.cfg.Namespace), schema.Literal(key), l.known(key), mark))
 	}
-	rows, err := c.QueryPrepared(ctx, l.passing, hex.EncodeToString([]byte(key)), l.known(key), mark)
-	if errors.Is(err, pool.ErrUnprepared) {
-		values := strings.NewReplacer("UNHEX(CONVERT(? USING ascii))", schema.Literal(key), "UNSIGNED DEFAULT ?", "UNSIGNED DEFAULT "+l.known(key), "= ?", "= '"+mark+"'")
-		rows, err = server.Query(ctx, c.Conn, values.Replace(l.passing))
-	}
-	return rows, err
+	return c.QueryBlock(ctx, pool.Block{Text: l.passing, Values: []driver.Value{schema.Hex(key), l.known(key), mark}})
 }
 
 // passBlock is [schema.Table.PassProcedure] as an anonymous block of MariaDB, to be prepared.
 // NOWAIT is not allowed there, but limits of 0 mean the same.
 func (l *Locker) passBlock() string {
-	return "BEGIN NOT ATOMIC DECLARE v_name VARBINARY(255) DEFAULT UNHEX(CONVERT(? USING ascii)); DECLARE v_most BIGINT UNSIGNED DEFAULT ?; DECLARE v_quiet BOOL; " +
+	return "BEGIN NOT ATOMIC DECLARE v_name VARBINARY(255) DEFAULT " + schema.Unhex + "; DECLARE v_most BIGINT UNSIGNED DEFAULT ?; DECLARE v_quiet BOOL; " +
 		"SAVEPOINT mysqllock_done; SET @mysqllock_done = ?; COMMIT; " +
 		"BEGIN DECLARE CONTINUE HANDLER FOR SQLEXCEPTION BEGIN END; START TRANSACTION; " +
 		"SET STATEMENT innodb_lock_wait_timeout = 0, lock_wait_timeout = 0 FOR SELECT " + schema.Quiet("v_most") + " INTO v_quiet" + l.fromRow + "v_name LIMIT 1 FOR UPDATE; END; " +

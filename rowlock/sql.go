@@ -2,7 +2,6 @@ package rowlock
 
 import (
 	"database/sql/driver"
-	"encoding/hex"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -183,7 +182,7 @@ func (a *attempt) preparedSQL() (text string, args []driver.Value, quiet bool) {
 		return "", nil, false
 	}
 	key := a.keys[0]
-	texts, name := a.single, hex.EncodeToString([]byte(key.Name))
+	texts, name := a.single, schema.Hex(key.Name)
 	if key.Shared {
 		texts = a.singleShared
 	}
@@ -203,7 +202,7 @@ type single struct{ read, block string }
 // altered, the server parses the statements in the block again without the values.
 func (l *Locker) newSingle(shared bool) single {
 	row := func(name string) string { return l.fromRow + name + " LIMIT 1" + l.rowLock(Key{Shared: shared}) }
-	const name = "UNHEX(CONVERT(? USING ascii))" // in any character set of the connection
+	const name = schema.Unhex
 	return single{
 		read: "SELECT " + columns + row(name) + " NOWAIT",
 		block: "BEGIN NOT ATOMIC DECLARE v_name VARBINARY(255) DEFAULT " + name + "; DECLARE v_most BIGINT UNSIGNED DEFAULT ?; DECLARE v_quiet BOOL; " +

@@ -12,6 +12,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/step"
+	"github.com/mysqllock/mysqllock/pool"
 )
 
 // Step adds one to the versions of keys, which the open transaction on conn has locked. So
@@ -32,7 +33,7 @@ func (l *Locker) Step(ctx context.Context, conn driver.Conn, keys []string) erro
 // StepAndCommit is Step and COMMIT in one statement, which gives the locks back. done is false
 // with a nil error if the server has no way for that. If unknown is true with an error, the
 // transaction may be committed, as after any COMMIT; else it is not, and must be rolled back.
-func (l *Locker) StepAndCommit(ctx context.Context, conn driver.Conn, keys []string) (done, unknown bool, err error) {
+func (l *Locker) StepAndCommit(ctx context.Context, c *pool.Conn, keys []string) (done, unknown bool, err error) {
 	ctx = step.Named(ctx, step.End, hint.StrategyRow, keys...)
 	limit, cancel := context.WithTimeout(ctx, provideLimit)
 	l.cfg.Rows.ProvideCommit(limit)
@@ -41,7 +42,7 @@ func (l *Locker) StepAndCommit(ctx context.Context, conn driver.Conn, keys []str
 	for i, key := range keys {
 		versions[i].Key = key
 	}
-	outcome, err := l.cfg.Rows.Commit(ctx, conn, versions)
+	outcome, err := l.cfg.Rows.Commit(ctx, c, versions)
 	if outcome == server.CheckFailed {
 		err = errors.New("a row that was locked is not there any more")
 	}

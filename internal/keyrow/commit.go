@@ -2,7 +2,6 @@ package keyrow
 
 import (
 	"context"
-	"database/sql/driver"
 	"fmt"
 	"strings"
 	"sync/atomic"
@@ -32,14 +31,14 @@ func (r *Rows) Begins() bool { return r.commits.begins.Load() }
 // executed.
 func (r *Rows) NoBegin() { r.commits.begins.Store(false) }
 
-// Commit commits the open transaction on conn if the keys, of which none is twice, have their
+// Commit commits the open transaction on c if the keys, of which none is twice, have their
 // versions, and makes these new: in one statement, which waits for no row. ctx bounds the wait
 // for the answer. [server.CheckFailed] is that a key has another version. A row that is locked is
 // an error for which [server.Locked] is true.
-func (r *Rows) Commit(ctx context.Context, conn driver.Conn, versions []Version) (server.Outcome, error) {
-	text := r.commitBlock
+func (r *Rows) Commit(ctx context.Context, c *pool.Conn, versions []Version) (server.Outcome, error) {
+	block := r.commitBlock
 	if !r.cfg.Info.MariaDB {
-		text = r.commitCall
+		block = r.commitCall
 	}
 	if r.cfg.Info.Topology != "" || !r.commits.looked.Done() && !r.cfg.Info.MariaDB || r.commits.lacking.Load() {
 		return server.NoWay, nil
@@ -48,7 +47,7 @@ func (r *Rows) Commit(ctx context.Context, conn driver.Conn, versions []Version)
 	if !r.cfg.Info.Router {
 		mark = pool.NewMark()
 	}
-	outcome, err := server.CheckAndCommit(ctx, conn, text(versions, mark), mark)
+	outcome, err := server.CheckAndCommit(ctx, c.Conn, mark, func() ([][]string, error) { return c.QueryBlock(ctx, block(versions, mark)) })
 	if outcome == server.NoWay && !r.cfg.Info.MariaDB {
 		r.commits.lacking.Store(true)
 	}
@@ -80,30 +79,32 @@ func (r *Rows) ProvideCommit(ctx context.Context) {
 
 // commitCall calls the procedure. The comment is for those who look for a COMMIT in what the
 // server is doing.
-func (r *Rows) commitCall(versions []Version, mark string) string {
+func (r *Rows) commitCall(versions []Version, mark string) pool.Block {
 	rows := make([]string, len(versions))
 	for i, v := range versions {
 		rows[i] = fmt.Sprintf(`["%x", %d]`, v.Key, v.Is)
 	}
-	return fmt.Sprintf("CALL %s(%s, '[%s]', %s) /* versions and COMMIT */", r.cfg.Table.VersionsProcedure(),
-		schema.Literal(r.cfg.Namespace), strings.Join(rows, ", "), schema.Name(mark))
+	return pool.Block{Text: fmt.Sprintf("CALL %s(%s, '[%s]', %s) /* versions and COMMIT */", r.cfg.Table.VersionsProcedure(),
+		schema.Literal(r.cfg.Namespace), strings.Join(rows, ", "), schema.Name(mark))}
 }
 
 // commitBlock is the same as an anonymous block, on MariaDB. NOWAIT is not allowed there, but a
 // limit of 0 means the same. sql_mode ORACLE declares variables elsewhere, so the block has
-// one of the session's.
-func (r *Rows) commitBlock(versions []Version, mark string) string {
-	var b strings.Builder
-	b.WriteString("BEGIN NOT ATOMIC SAVEPOINT mysqllock_done; SET @mysqllock_same = 0; ")
+// those of the session.
+func (r *Rows) commitBlock(versions []Version, mark string) pool.Block {
+	block := pool.Block{Text: "BEGIN NOT ATOMIC SAVEPOINT mysqllock_done; SET @mysqllock_same = 0; "}
 	for _, v := range versions {
+		block.Text += "SET @mysqllock_name = " + schema.Unhex + ", @mysqllock_version = ?; "
+		block.Values = append(block.Values, schema.Hex(v.Key), int64(v.Is)) //nolint:gosec // versions are counted by one
 		same := ""
 		if v.Is != 0 {
-			same = fmt.Sprintf(" AND token = %d AND versioned = 1 AND owner IS NULL", v.Is)
+			same = " AND token = @mysqllock_version AND versioned = 1 AND owner IS NULL"
 		}
-		fmt.Fprintf(&b, "SET STATEMENT innodb_lock_wait_timeout = 0, lock_wait_timeout = 0 FOR UPDATE %s SET token = token + 1, expires = UTC_TIMESTAMP(6)"+
-			" WHERE namespace = %s AND name = %s%s; SET @mysqllock_same = @mysqllock_same + ROW_COUNT(); ",
-			r.cfg.Table, schema.Literal(r.cfg.Namespace), schema.Literal(v.Key), same)
+		block.Text += fmt.Sprintf("SET STATEMENT innodb_lock_wait_timeout = 0, lock_wait_timeout = 0 FOR UPDATE %s SET token = token + 1, expires = UTC_TIMESTAMP(6)"+
+			" WHERE namespace = %s AND name = @mysqllock_name%s; SET @mysqllock_same = @mysqllock_same + ROW_COUNT(); ",
+			r.cfg.Table, schema.Literal(r.cfg.Namespace), same)
 	}
-	fmt.Fprintf(&b, "IF @mysqllock_same = %[1]d THEN SET @mysqllock_done = '%[2]s'; COMMIT; END IF; SELECT @mysqllock_same = %[1]d; END", len(versions), mark)
-	return b.String()
+	block.Text += fmt.Sprintf("IF @mysqllock_same = %[1]d THEN SET @mysqllock_done = ?; COMMIT; END IF; SELECT @mysqllock_same = %[1]d; END", len(versions))
+	block.Values = append(block.Values, mark)
+	return block
 }

@@ -93,6 +93,13 @@ func (t Table) floorDDL() string {
 // Setup returns the statements that make the table.
 func (t Table) Setup() []string { return []string{t.DDL(), t.floorDDL()} }
 
+// Unhex is the value of a question mark that stands for bytes, as [Hex] writes them: in any
+// character set of the connection.
+const Unhex = "UNHEX(CONVERT(? USING ascii))"
+
+// Hex writes bytes for Unhex.
+func Hex(bytes string) string { return hex.EncodeToString([]byte(bytes)) }
+
 // Quiet is the condition that a row has nothing to tell to the transaction that has locked
 // it: it has no lease, it is not versioned, its token is at most most, and the server
 // takes writes.

@@ -29,12 +29,12 @@ const (
 // Done reports that the transaction is committed.
 func (o Outcome) Done() bool { return o == Committed || o == OnlyCommitted }
 
-// CheckAndCommit runs a statement that checks, and commits if it answers 1. The statement is
-// of the form that HasCommitted describes. ctx bounds the wait for the answer.
-func CheckAndCommit(ctx context.Context, conn driver.Conn, text, mark string) (Outcome, error) {
+// CheckAndCommit runs a statement that checks, and commits if it answers 1, by ask. The
+// statement is of the form that HasCommitted describes.
+func CheckAndCommit(ctx context.Context, conn driver.Conn, mark string, ask func() ([][]string, error)) (Outcome, error) {
 	var rows [][]string
 	outcome, err := CommitBy(ctx, conn, mark, func() (err error) {
-		rows, err = Query(ctx, conn, text)
+		rows, err = ask()
 		return err
 	})
 	switch {

@@ -60,7 +60,7 @@ type Request struct {
 
 	// Conn, which has no transaction open and whose turn is the caller's, is for what
 	// is to be read where the application reads; nil for any connection.
-	Conn driver.Conn
+	Conn *pool.Conn
 
 	// Begin is the transaction that Take may begin with the lock; nil for none.
 	Begin *Beginning

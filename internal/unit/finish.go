@@ -222,7 +222,7 @@ func (u *unit) stepVersions() *steps {
 	return &steps{
 		alone: func() error { return u.l.Step(under(context.Background()), u.link.Conn, rows) },
 		last: func(ctx context.Context) (done, unknown bool, err error) {
-			return u.l.StepAndCommit(under(ctx), u.link.Conn, rows)
+			return u.l.StepAndCommit(under(ctx), u.link, rows)
 		},
 	}
 }

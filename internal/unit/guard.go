@@ -221,7 +221,7 @@ func takeOn(ctx context.Context, link *pool.Conn, by strategy.Strategy, r strate
 			return nil, err
 		}
 		defer link.EndTurn()
-		r.Conn = link.Conn
+		r.Conn = link
 	}
 	return by.Take(ctx, r)
 }
