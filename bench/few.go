@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/mysqllock/mysqllock"
@@ -19,6 +18,8 @@ const (
 	decided       = "read, then write; maxConns=25"
 	onFourKeys    = "four keys, maxConns=100"
 	onFourKeysFew = "four keys, maxConns=6"
+	apart         = "read, then write; unlocked"
+	apartLocked   = "read, then write; mysqllock"
 	queryBounded  = "query, SetMaxOpenConns(25)"
 	queryBudget   = "query, maxConns=25"
 )
@@ -27,6 +28,7 @@ var (
 	oneKeyNames   = []string{decidedInDo, decided}
 	fourKeysNames = []string{onFourKeys, onFourKeysFew}
 	boundedNames  = []string{queryBounded, queryBudget}
+	apartNames    = []string{apart, apartLocked}
 )
 
 // fewConnections are those who share one budget of connections, and what they are
@@ -34,7 +36,7 @@ var (
 func fewConnections(on string) (all []contender) {
 	add := func(name string, open func(address string, n size) (*sql.DB, error), do func(ctx context.Context, db *sql.DB, worker int) error) {
 		all = append(all, contender{
-			Name: name, Server: on, Ours: !strings.Contains(name, "SetMaxOpenConns"),
+			Name: name, Server: on, Ours: name != apart && name != queryBounded,
 			open: func(_ context.Context, at addresses, n size) (client, error) {
 				db, err := open(at[on], n)
 				if err != nil {
@@ -63,6 +65,12 @@ func fewConnections(on string) (all []contender) {
 		var stock int64
 		return db.QueryRowContext(ctx, "SELECT stock FROM products WHERE id = ?", 1).Scan(&stock)
 	}
+	add(apart, openPlain, func(ctx context.Context, db *sql.DB, _ int) error { return readAndWrite(ctx, db, 1) })
+	add(apartLocked, unbounded, func(ctx context.Context, db *sql.DB, _ int) error {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		return readAndWrite(lockctx.With(ctx, product), db, 1)
+	})
 	add(queryBounded, func(address string, n size) (*sql.DB, error) {
 		db, err := openPlain(address, n)
 		if err == nil {
@@ -82,11 +90,17 @@ type querier interface {
 
 // sellOne reads a stock, thinks, and writes it.
 func sellOne(ctx context.Context, q querier, id int) error {
+	return sellAfter(ctx, q, id, time.Millisecond)
+}
+
+func readAndWrite(ctx context.Context, q querier, id int) error { return sellAfter(ctx, q, id, 0) }
+
+func sellAfter(ctx context.Context, q querier, id int, thinks time.Duration) error {
 	var stock int64
 	if err := q.QueryRowContext(ctx, "SELECT stock FROM products WHERE id = ?", id).Scan(&stock); err != nil {
 		return err
 	}
-	time.Sleep(time.Millisecond)
+	time.Sleep(thinks)
 	_, err := q.ExecContext(ctx, "UPDATE products SET stock = ? WHERE id = ?", stock-1, id)
 	return err
 }

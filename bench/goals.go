@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -47,14 +48,17 @@ var goals = []goal{
 		return r.results.median(label{withoutHint, 1, 0, "transaction, " + noHint, on}, allocated) -
 			r.results.median(label{withoutHint, 1, 0, "transaction, " + unlocked, on}, allocated)
 	}},
-	{"a locked transaction (row), 0.5 ms away, time against the unlocked one", 1.05, false, locked(row, farDelay)},
-	{"a locked transaction (lease), 0.5 ms away, time against the unlocked one", 1.15, false, locked(lease, farDelay)},
-	{"a locked transaction (optimistic), 0.5 ms away, time against the unlocked one", 1.1, false, locked(optimistic, farDelay)},
-	{"a locked transaction (advisory), 0.5 ms away, time against the unlocked one", 1.15, false, locked(advisory, farDelay)},
-	{"a locked transaction (row), time against the unlocked one", 1.15, false, locked(row, 0)},
-	{"a locked transaction (lease), time against the unlocked one", 1.6, false, locked(lease, 0)},
-	{"a locked transaction (optimistic), time against the unlocked one", 1.4, false, locked(optimistic, 0)},
-	{"a locked transaction (advisory), time against the unlocked one", 1.3, false, locked(advisory, 0)},
+	{lockedAim(row, farDelay), 1.05, false, locked(row, farDelay)},
+	{lockedAim(lease, farDelay), 1.15, false, locked(lease, farDelay)},
+	{lockedAim(optimistic, farDelay), 1.1, false, locked(optimistic, farDelay)},
+	{lockedAim(advisory, farDelay), 1.15, false, locked(advisory, farDelay)},
+	{"read, then write without a transaction, 0.5 ms away, time against the same unlocked", 2.1, false, func(r *record, on string) float64 {
+		return r.ratio(label{decision, 1, farDelay, apartLocked, on}, label{decision, 1, farDelay, apart, on}, timeEach)
+	}},
+	{lockedAim(row, 0), 1.15, false, locked(row, 0)},
+	{lockedAim(lease, 0), 1.6, false, locked(lease, 0)},
+	{lockedAim(optimistic, 0), 1.4, false, locked(optimistic, 0)},
+	{lockedAim(advisory, 0), 1.3, false, locked(advisory, 0)},
 	{"a locked transaction (row), 0.5 ms away, time against one in redsync's lock", 0.7, false, func(r *record, on string) float64 {
 		return r.sale(row, redsyncTuned, on, farDelay)
 	}},
@@ -75,6 +79,9 @@ var goals = []goal{
 		return r.results.median(label{processes, 16, 0, advisory, on}, shareLeast)
 	}},
 	{"advisory, hand-off to another process against GET_LOCK on pinned connections", 1.3, false, passedOn(advisory)},
+	{"row, 64 goroutines that sell one product in Do, sales a second against GET_LOCK on pinned connections", 1, true, func(r *record, on string) float64 {
+		return r.ratio(label{busy, 64, 0, "transaction, " + inDo, on}, label{busy, 64, 0, "transaction, " + getLock, on}, rate)
+	}},
 	{rowGrants, 1.3, true, againstGetLock(row, hot, 64)},
 	{rowGrantsShared, 1.1, true, againstGetLock(row, processes, 16)},
 	{"row, 4 processes of 16 goroutines, the smallest share of a process against the largest", 0.8, true, func(r *record, on string) float64 {
@@ -166,10 +173,16 @@ var bounds = map[string]struct {
 	soldUnderRow: {"the transaction with SELECT … FOR UPDATE written in it", func(r *record, on string) float64 {
 		return r.sale(forUpdate, redsyncTuned, on, 0)
 	}},
-	rowGrants:       {byHand, againstGetLock(forUpdate, hot, 64)},
-	rowGrantsShared: {byHand, againstGetLock(forUpdate, processes, 16)},
-	rowPassedOn:     {byHand, passedOn(forUpdate)},
-	leasePassedOn:   {"GET_LOCK with a commit before and after, which a lease cannot do without,", passedOn(getLockNoted)},
+	lockedAim(row, 0):               {leastRow, locked(leastRow, 0)},
+	lockedAim(row, farDelay):        {leastRow, locked(leastRow, farDelay)},
+	lockedAim(lease, 0):             {leastLease, locked(leastLease, 0)},
+	lockedAim(lease, farDelay):      {leastLease, locked(leastLease, farDelay)},
+	lockedAim(optimistic, 0):        {leastVersion, locked(leastVersion, 0)},
+	lockedAim(optimistic, farDelay): {leastVersion, locked(leastVersion, farDelay)},
+	rowGrants:                       {byHand, againstGetLock(forUpdate, hot, 64)},
+	rowGrantsShared:                 {byHand, againstGetLock(forUpdate, processes, 16)},
+	rowPassedOn:                     {byHand, passedOn(forUpdate)},
+	leasePassedOn:                   {"GET_LOCK with a commit before and after, which a lease cannot do without,", passedOn(getLockNoted)},
 }
 
 func (r *record) ratio(a, b label, figure string) float64 {
@@ -238,6 +251,15 @@ func mostRequests(strategy string) func(*record, string) float64 {
 		}
 		return slices.Max(all)
 	}
+}
+
+// lockedAim is what the goal for a transaction under a lock is called.
+func lockedAim(strategy string, delay time.Duration) string {
+	away := ""
+	if delay > 0 {
+		away = ", 0.5 ms away"
+	}
+	return fmt.Sprintf("a locked transaction (%s)%s, time against the unlocked one", strings.TrimPrefix(strategy, "mysqllock "), away)
 }
 
 // locked is the time of a transaction under a lock against one without.

@@ -79,7 +79,7 @@ func run(ctx context.Context, args []string) (err error) {
 	}
 	if *only != "" {
 		for _, o := range r.goals() {
-			fmt.Printf("%s, %s: %s (%s)\n", o.What, o.Server, number(o.Got), o.aim())
+			fmt.Println(strings.TrimSuffix(fmt.Sprintf("%s, %s: %s (%s); %s", o.What, o.Server, number(o.Got), o.aim(), o.Why), "; "))
 		}
 		return nil
 	}

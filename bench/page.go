@@ -21,7 +21,7 @@ func (r *record) page() string {
 	if len(r.Missing) > 0 {
 		say("Not installed, so not compared: %s.", strings.Join(r.Missing, ", "))
 	}
-	if r.busy() {
+	if r.loaded() {
 		say("**The machine was busy with other work (load %s when the run began): do not rely on the figures below.**", r.Machine.LoadBefore)
 	}
 	say("- [What to decide by](#what-to-decide-by)\n- [What is slower and what is faster](#what-is-slower-and-what-is-faster)\n- [Goals](#goals)\n- [The figures](#the-figures)\n- [The contenders](#the-contenders)\n- [How it was measured](#how-it-was-measured)")
@@ -74,6 +74,18 @@ func (r *record) page() string {
 		columns = append(columns, column{d.title, l, timeEach, ""}, column{"× unlocked", l, timeEach, "transaction, " + unlocked})
 	}
 	b.WriteString(r.table(transactionNames(), columns))
+
+	say("### Read, then write, without a transaction")
+	say("A SELECT and an UPDATE of the same row, by one goroutine: two round trips without a lock. Under a row lock the SELECT waits for BEGIN with the lock, and the UPDATE is followed by COMMIT.")
+	columns = nil
+	for _, d := range []struct {
+		title string
+		delay time.Duration
+	}{{"µs", 0}, {"0.5 ms away, µs", farDelay}, {"2 ms away, µs", 4 * farDelay}} {
+		l := label{Workload: decision, N: 1, Delay: d.delay}
+		columns = append(columns, column{d.title, l, timeEach, ""}, column{"× unlocked", l, timeEach, apart})
+	}
+	b.WriteString(r.table(apartNames, columns))
 
 	say("### Without a hint")
 	say("The same work on the bare driver and on mysqllock where the context has no hint.")
@@ -205,11 +217,18 @@ func (r *record) opening() string {
 		{"longest wait, µs", label{Workload: processes, N: 16}, waitLongest, ""},
 		{"least ÷ most", label{Workload: processes, N: 16}, shareLeast, ""},
 	}))
+	say("**What a row allows that all change**: the same transaction, by 64 goroutines of one process that all sell the same product.")
+	b.WriteString(r.table(busyNames, []column{
+		{"sales/s", label{Workload: busy, N: 64}, rate, ""},
+		{"× GET_LOCK", label{Workload: busy, N: 64}, rate, "transaction, " + getLock},
+		{"mean wait, µs", label{Workload: busy, N: 64}, waitMean, ""},
+		{"longest, µs", label{Workload: busy, N: 64}, waitLongest, ""},
+	}))
 	return b.String()
 }
 
-// busy reports whether the machine had more to do than it has cores.
-func (r *record) busy() bool {
+// loaded reports whether the machine had more to do than it has cores.
+func (r *record) loaded() bool {
 	first, _, _ := strings.Cut(r.Machine.LoadBefore, " ")
 	load, err := strconv.ParseFloat(first, 64)
 	return err == nil && load > float64(r.Machine.Cores)/2
@@ -236,7 +255,7 @@ func (r *record) table(names []string, columns []column) string {
 			continue
 		}
 		line := []string{c.Name, c.Server}
-		if columns[0].of.Workload == transaction {
+		if w := columns[0].of.Workload; w == transaction || w == busy {
 			line[0] = strings.TrimPrefix(c.Name, "transaction, ")
 		}
 		if c.Ours {

@@ -228,7 +228,7 @@ func (s *stand) crowd(ctx context.Context, o order) (r report, err error) {
 // lockAlone locks the key, and fails if another one is inside.
 func (s *stand) lockAlone(ctx context.Context, worker int, key string, inside *atomic.Int32) (func() error, error) {
 	release, err := s.client.Lock(ctx, worker, key)
-	if err != nil {
+	if _, over := s.client.(*work); err != nil || over { // it has given the lock back already
 		return release, err
 	}
 	if inside.Add(1) != 1 {

@@ -297,6 +297,13 @@ var schema = []string{
 	"CREATE TABLE bench.rows_of_notes (name VARBINARY(255) PRIMARY KEY, owner BIGINT, token BIGINT NOT NULL) ENGINE=InnoDB",
 	"INSERT INTO bench.rows_of_notes VALUES ('" + product + "', NULL, 0)",
 	"CREATE TABLE bench.rows_as_locks (name VARBINARY(255) PRIMARY KEY) ENGINE=InnoDB",
+	// The least that a lock adds to a transaction, in as many round trips as without it.
+	"CREATE PROCEDURE bench.begin_row() BEGIN DECLARE v INT; START TRANSACTION;" +
+		" SELECT LENGTH(name) INTO v FROM bench.rows_to_lock WHERE name = '" + product + "' FOR UPDATE; END",
+	"CREATE PROCEDURE bench.begin_lease() BEGIN UPDATE bench.rows_of_notes SET owner = 1, token = token + 1 WHERE name = '" + product + "'; START TRANSACTION; END",
+	"CREATE PROCEDURE bench.commit_lease() BEGIN UPDATE bench.rows_of_notes SET owner = NULL WHERE name = '" + product + "'; COMMIT; END",
+	"CREATE PROCEDURE bench.begin_version() BEGIN DECLARE v BIGINT; SELECT token INTO v FROM bench.rows_of_notes WHERE name = '" + product + "'; START TRANSACTION; END",
+	"CREATE PROCEDURE bench.commit_version() BEGIN UPDATE bench.rows_of_notes SET token = token + 1 WHERE name = '" + product + "'; COMMIT; END",
 }
 
 // dsn is that of the plain driver as an expert sets it up: statements with

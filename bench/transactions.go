@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 
+	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -14,7 +15,25 @@ const (
 	unlocked = "unlocked"
 	noHint   = "mysqllock, no hint"
 	product  = "product" // the key
+
+	inDo = row + ", Do" // in place of BeginTx
+
+	// The least of each kind: plain SQL without waiting, cancelling, or a look at whether
+	// the lock is held, in procedures.
+	leastRow     = "a row lock in a procedure with BEGIN"
+	leastLease   = "two notes of a lease, with BEGIN and with COMMIT"
+	leastVersion = "a version, read with BEGIN and raised with COMMIT"
 )
+
+// busyNames are the ways to sell a product that all sell.
+var busyNames = selling(unlocked, row, inDo, lease, advisory, forUpdate, getLock, redsyncTuned, redisTuned)
+
+func selling(names ...string) []string {
+	for i, name := range names {
+		names[i] = "transaction, " + name
+	}
+	return names
+}
 
 // work is a contender's client that does all of its work in Lock.
 type work struct {
@@ -60,6 +79,17 @@ func transactions(on string) (all []contender) {
 	// statement more, for its version.
 	transaction(optimistic, true, func(address string, n size) (*sql.DB, error) { return openOurs(address, hint.StrategyOptimistic, n) },
 		func(ctx context.Context, db *sql.DB, key string) error { return hinted(ctx, db, "optimistic "+key) })
+	transaction(inDo, true, func(address string, n size) (*sql.DB, error) { return openOurs(address, hint.StrategyRow, n) },
+		func(ctx context.Context, db *sql.DB, key string) error {
+			return mysqllock.Do(ctx, db, key, func(ctx context.Context) error { return takeOne(ctx, db) })
+		})
+	for name, texts := range map[string][2]string{
+		leastRow:     {"CALL begin_row()", "COMMIT"},
+		leastLease:   {"CALL begin_lease()", "CALL commit_lease()"},
+		leastVersion: {"CALL begin_version()", "CALL commit_version()"},
+	} {
+		transaction(name, false, openPlain, func(ctx context.Context, db *sql.DB, _ string) error { return sellBetween(ctx, db, texts[0], texts[1]) })
+	}
 	transaction(forUpdate, false, openPlain, func(ctx context.Context, db *sql.DB, key string) error {
 		return sell(ctx, db, func(tx *sql.Tx) error { return lockRow(ctx, tx, key) })
 	})
@@ -111,12 +141,36 @@ func sell(ctx context.Context, db beginner, lock func(*sql.Tx) error) error {
 		err = lock(tx)
 	}
 	if err == nil {
-		_, err = tx.ExecContext(ctx, "UPDATE products SET stock = stock - ? WHERE id = ?", 1, 1)
+		err = takeOne(ctx, tx)
 	}
 	if err != nil {
 		return errors.Join(err, tx.Rollback())
 	}
 	return tx.Commit()
+}
+
+type execer interface {
+	ExecContext(context.Context, string, ...any) (sql.Result, error)
+}
+
+func takeOne(ctx context.Context, on execer) error {
+	_, err := on.ExecContext(ctx, "UPDATE products SET stock = stock - ? WHERE id = ?", 1, 1)
+	return err
+}
+
+// sellBetween is the business transaction, which these statements begin and end.
+func sellBetween(ctx context.Context, db *sql.DB, begin, end string) error {
+	conn, err := db.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if _, err = conn.ExecContext(ctx, begin); err == nil {
+		if err = takeOne(ctx, conn); err == nil {
+			_, err = conn.ExecContext(ctx, end)
+		}
+	}
+	return err
 }
 
 func sellOnPinned(ctx context.Context, db *sql.DB, key string) error {

@@ -35,6 +35,8 @@ const (
 	handOff     = "hand-off"
 	manyHolds   = "holds"
 	transaction = "transaction"
+	busy        = "one product"
+	decision    = "read, then write"
 	withoutHint = "without a hint"
 	oneKey      = "one key, few connections"
 	fourKeys    = "four keys, few connections"
@@ -90,6 +92,8 @@ func (b *bench) all(delays []time.Duration) error {
 	near := []crowds{
 		{workload: uncontended, names: append([]string{bare}, locks...), workers: 1, own: true, lasting: 50 * time.Millisecond, epochs: 4, rounds: 6},
 		{workload: transaction, names: transactionNames(), workers: 1, lasting: 60 * time.Millisecond, epochs: 3, rounds: 6},
+		{workload: busy, names: busyNames, workers: 64, lasting: hotRound, epochs: 1, rounds: 4},
+		{workload: decision, names: apartNames, workers: 1, lasting: 60 * time.Millisecond, epochs: 2, rounds: 5},
 		{workload: withoutHint, names: plainNames, workers: 1, lasting: 40 * time.Millisecond, epochs: 6, rounds: 12},
 		{workload: oneKey, names: oneKeyNames, workers: 100, own: true, lasting: 500 * time.Millisecond, epochs: 2, rounds: 5},
 		{workload: fourKeys, names: fourKeysNames, workers: 24, own: true, lasting: 500 * time.Millisecond, epochs: 2, rounds: 5},
@@ -140,6 +144,7 @@ func (b bench) far(delay time.Duration) (err error) {
 	all := []crowds{
 		{workload: uncontended, names: append([]string{bare}, locks...), workers: 1, own: true, lasting: 60 * time.Millisecond, epochs: 2, rounds: 4},
 		{workload: transaction, names: transactionNames(), workers: 1, lasting: 80 * time.Millisecond, epochs: 2, rounds: 5},
+		{workload: decision, names: apartNames, workers: 1, lasting: 80 * time.Millisecond, epochs: 2, rounds: 5},
 	}
 	if !b.short {
 		all = append(all,

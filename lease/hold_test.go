@@ -85,10 +85,10 @@ func TestCloseDuringRenewal(t *testing.T) {
 	})
 }
 
-// TestManyLeases holds 2,000 leases, on a few connections and goroutines.
+// TestManyLeases holds 2,400 leases, on a few connections and goroutines.
 func TestManyLeases(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		const many, ttl = 2000, 9 * time.Second
+		const many, ttl = 2400, 9 * time.Second
 		l := s.locker(setup{ttl: ttl})
 		held := make([]*Lease, many)
 		var half int

@@ -461,3 +461,41 @@ func TestSharedStorm(t *testing.T) {
 		}
 	})
 }
+
+// TestSharedBehindSlow: requests share two connections, but do not wait for long behind what
+// is slow on both of them.
+func TestSharedBehindSlow(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{max: 16})
+		all := requests(20, request)
+		l.rowsOf(all)
+		var slow []*lockConn
+		for range sharedConns {
+			h, err := l.borrow(dbtest.Limited(t))
+			dbtest.OK(t, err)
+			slow = append(slow, h)
+		}
+		if slow[0] == slow[1] {
+			t.Fatal("two have the turn of one connection")
+		}
+		var waits sync.WaitGroup
+		for _, r := range all {
+			waits.Go(func() {
+				lease, err := l.Acquire(dbtest.Limited(t), r)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				dbtest.OK(t, lease.Release())
+			})
+		}
+		waits.Wait() // although both are still in use
+		for _, h := range slow {
+			l.giveBack(h)
+		}
+		const most = sharedConns + 2 // one that is opened behind them, and one that renews
+		if n := l.conns.Stat().InUse; n > most {
+			t.Errorf("%d connections are in use", n)
+		}
+	})
+}
