@@ -96,11 +96,12 @@ type Config struct {
 	// "" means host:pid:program. (lockOwner)
 	Owner string
 
-	// HandOvers and HandOverTime bound how long a lease or an advisory lock that
-	// many goroutines of this process want goes from one to the next, before it is
-	// offered to other processes: at most so many times, and only while so much
+	// HandOvers and HandOverTime bound how long a lock that many goroutines of this
+	// process want goes from one to the next (a lease, an advisory lock, or the row
+	// lock of Do and Acquire), before it is offered to other processes: at most so many times, and only while so much
 	// time has not passed; 0 means 30 times, and 10 ms. An advisory lock that no
 	// other process took when it was offered last is bounded by the time alone.
+	// Processes that wait for a row lock also get it at each COMMIT.
 	// More is more throughput for this process, and longer waits in others.
 	// (lockHandOvers, lockHandOverTime)
 	HandOvers    int

@@ -6,7 +6,9 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -473,5 +475,87 @@ func TestHandOverBesideDDL(t *testing.T) {
 		dbtest.OK(t, reads.Rollback())
 		dbtest.OK(t, <-altered)
 		dbtest.OK(t, done()[0])
+	})
+}
+
+// TestHandOverStorm: callers of three handles want one key, some of whom give up at any moment;
+// then their connections are killed, too. No two are inside, as long as no connection is
+// killed, and no sale is lost or made twice.
+func TestHandOverStorm(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		handles := []*sql.DB{s.open(), s.open("maxConns=6"), s.open("lockHandOvers=2")}
+		dbtest.Exec(t, s.plain, "UPDATE p SET stock = 0")
+		var inside, sold, unsure atomic.Int64
+		storm := func(t *testing.T, kills bool) {
+			t.Helper()
+			end := time.Now().Add(dbtest.Long(time.Second, 30*time.Second))
+			one := func(db *sql.DB) {
+				ctx, cancel := context.WithCancel(dbtest.Limited(t))
+				defer cancel()
+				leaves := time.AfterFunc([3]time.Duration{time.Minute, time.Minute, rand.N(10 * time.Millisecond)}[rand.N(3)], cancel)
+				defer leaves.Stop()
+				wrote := false
+				err := mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
+					if !leaves.Stop() && !kills {
+						return errors.New("the lock goes with the context")
+					}
+					if n := inside.Add(1); n != 1 && !kills {
+						t.Errorf("%d are inside", n)
+					}
+					defer inside.Add(-1)
+					switch rand.N(4) {
+					case 0, 1:
+						return nil
+					case 2:
+						return errors.New("rolled back")
+					}
+					n, err := read(ctx, db, 1)
+					if err == nil {
+						_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n+1)
+					}
+					wrote = err == nil
+					return err
+				})
+				switch {
+				case wrote && err == nil:
+					sold.Add(1)
+				case wrote:
+					unsure.Add(1)
+				}
+			}
+			var all sync.WaitGroup
+			for _, db := range handles {
+				for range 6 {
+					all.Go(func() {
+						for time.Now().Before(end) {
+							one(db)
+						}
+					})
+				}
+			}
+			if kills {
+				all.Go(func() {
+					for time.Now().Before(end) {
+						ids := dbtest.Column[int](t, s.plain, "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = ? AND ID <> CONNECTION_ID()", s.Name)
+						if len(ids) > 0 {
+							how := [2]string{"KILL ", "KILL QUERY "}[rand.N(2)]
+							_, _ = s.plain.Exec(how + strconv.Itoa(ids[rand.N(len(ids))]))
+						}
+						time.Sleep(rand.N(10 * time.Millisecond))
+					}
+				})
+			}
+			all.Wait()
+		}
+		storm(t, false)
+		before := sold.Load()
+		if n := int64(s.stock(1)); n < before || n > before+unsure.Load() || before == 0 {
+			t.Errorf("%d were sold, and %d may be, but the stock has grown by %d", before, unsure.Load(), n)
+		}
+		storm(t, true)
+		if n := int64(s.stock(1)); n < sold.Load() || n > sold.Load()+unsure.Load() || sold.Load() == before {
+			t.Errorf("%d were sold, and %d may be, but the stock has grown by %d", sold.Load(), unsure.Load(), n)
+		}
+		t.Logf("%d sold, %d unsure", sold.Load(), unsure.Load())
 	})
 }

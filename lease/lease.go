@@ -46,7 +46,9 @@
 // takes those leases that are free, and commits. So they wait for one commit, not for one
 // each. A request whose row is locked or missing is then sent alone. If the answer to the
 // COMMIT is lost, each of them gives back what it may have been granted, as a single request
-// does. Releases whose wake-up locks are on the same connection gather in the same way.
+// does. Releases whose wake-up locks are on the same connection gather in the same way. Two
+// lock connections are enough for that: the more there are, the fewer requests a commit is for.
+// Others are opened only behind statements that take long.
 // In a cluster, whose nodes may refuse a transaction, and behind MySQL
 // Router each request is sent alone.
 //

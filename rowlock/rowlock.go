@@ -19,8 +19,26 @@
 // The caller waits for the end of a live lease without a transaction. It removes an
 // expired lease from the row, which waits for the last COMMIT under it, and tries again.
 //
+// A caller that comes to the front of the queue tries with NOWAIT, too, unless another process
+// had the key a moment ago: then it waits in the server, in the order of arrival there.
+//
 // A transaction that holds a lock already does not queue in the process. It waits in the
 // server at once, because the server detects deadlocks.
+//
+// # Hand-over
+//
+// A session goes with its lock to the next caller in the queue of this process, if that wants
+// the same key on a session. One statement commits, and locks the key again for that caller
+// with NOWAIT: a process that waits in the server gets the key at the COMMIT all the same, and
+// the caller then waits behind it. If nothing has run in the transaction since the lock was
+// granted, there is nothing to commit, and no snapshot: the next caller gets the transaction
+// as it is, after a look at the socket. For other processes that is one long hold, so it is
+// bounded: by [Config.HandOvers] and [Config.HandOverTime] since the last COMMIT. COMMITs that
+// lock for the next caller are bounded by HandOvers, too: callers of other processes that only
+// look now and then, and callers that wait for a session, have their turn after that.
+//
+// What a statement has left on the session ends with it, so such a session is not handed over;
+// nor is one that holds more than its one key, or must check something before its COMMIT.
 //
 // # Shared keys
 //
