@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"database/sql/driver"
@@ -110,6 +111,10 @@ func (h *lockConn) askBegin(ctx context.Context, block pool.Block) (answer, erro
 	return a, err
 }
 
+// nobody stands for the name of a poller where none is looked for. An empty name would be NULL
+// in the sql_mode EMPTY_STRING_IS_NULL.
+const nobody = "nobody"
+
 // beginBlock takes the lease if it is free, and then begins the caller's transaction. See
 // [schema.Table.TakeProcedure]; MariaDB runs the same as an anonymous block. The
 // comment is for those who look for a lease in what the server is doing.
@@ -133,7 +138,7 @@ func (a *attempt) beginBlock(opts driver.TxOptions) pool.Block {
 	fmt.Fprintf(&b, "BEGIN NOT ATOMIC START TRANSACTION READ WRITE; SET @mysqllock_name = %[1]s, @mysqllock_ttl = ?, @mysqllock_wake = ?, @mysqllock_turn = ?, @mysqllock_poller = ?,"+
 		" @mysqllock_token = 0, @mysqllock_left = NULL, @mysqllock_began = NOW(6); "+
 		"SELECT token, %[2]s INTO @mysqllock_next, @mysqllock_left FROM %[3]s WHERE namespace = %[4]s AND name = @mysqllock_name FOR UPDATE SKIP LOCKED; "+
-		"IF @mysqllock_left = 0 AND NOW(6) <> @mysqllock_began AND (@mysqllock_poller = '' OR IS_FREE_LOCK(@mysqllock_poller)) THEN "+
+		"IF @mysqllock_left = 0 AND NOW(6) <> @mysqllock_began AND (@mysqllock_poller = '"+nobody+"' OR IS_FREE_LOCK(@mysqllock_poller)) THEN "+
 		"IF %[5]s >= @mysqllock_turn THEN INSERT INTO %[3]s (namespace, name) VALUES (%[4]s, @mysqllock_name)"+
 		" ON DUPLICATE KEY UPDATE token = token + 1, owner = %[6]s, expires = UTC_TIMESTAMP(6) + INTERVAL @mysqllock_ttl MICROSECOND; "+
 		"SET @mysqllock_token = @mysqllock_next + 1; END IF; END IF; IF @mysqllock_token = 0 THEN ROLLBACK; ELSE COMMIT; ",
@@ -146,7 +151,7 @@ func (a *attempt) beginBlock(opts driver.TxOptions) pool.Block {
 		b.WriteString(" READ ONLY")
 	}
 	b.WriteString("; END IF; SELECT @mysqllock_token, COALESCE(@mysqllock_left, 0); END")
-	return pool.Block{Text: b.String(), Values: []driver.Value{schema.Hex(key), a.ttl.Microseconds(), wake, int64(turn), poller}}
+	return pool.Block{Text: b.String(), Values: []driver.Value{schema.Hex(key), a.ttl.Microseconds(), wake, int64(turn), cmp.Or(poller, nobody)}}
 }
 
 // Detach takes the lease's wake-up lock off the connection of the transaction that was

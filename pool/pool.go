@@ -485,6 +485,17 @@ func (c *Conn) Unblocked() {
 	b.unblock(true)
 }
 
+// Wanted reports whether somebody queues for a connection of the pool, or of its budget.
+func (c *Conn) Wanted() bool {
+	if c.pool == nil {
+		return false
+	}
+	b := c.pool.budget
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.queued > 0
+}
+
 // Ready reports whether the next Acquire need not wait for another caller to release a
 // connection.
 func (p *Pool) Ready() bool {

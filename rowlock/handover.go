@@ -25,7 +25,7 @@ type Succession struct {
 	since time.Time
 	kept  int
 	// commits is how often a COMMIT has locked the key for the next caller. Whoever looks for
-	// the key now and then finds it locked meanwhile, and the session is in use.
+	// the key now and then finds it locked meanwhile.
 	commits   int
 	committed bool // the next caller gets it so
 }
@@ -60,18 +60,23 @@ func (a *attempt) inherit(ctx context.Context, from *Succession) *pool.Txn {
 }
 
 // Keeps reports whether a transaction in which nothing has run can go to the next caller as
-// it is: somebody waits, other processes have not waited for long, and the session is alive,
-// as far as can be told without a round trip.
+// it is: other processes have not waited for long, and the session is alive, as far as can be
+// told without a round trip.
 func (s *Succession) Keeps(ctx context.Context) bool {
-	return s.kept < s.l.cfg.HandOvers && time.Since(s.since) < s.l.cfg.HandOverTime &&
-		s.ticket.HasSuccessor(s.l) && s.c.Clean() && s.c.Fresh(ctx)
+	return s.kept < s.l.cfg.HandOvers && time.Since(s.since) < s.l.cfg.HandOverTime && s.passes() && s.c.Fresh(ctx)
+}
+
+// passes reports whether somebody is there to whom the session can go, and nobody who waits
+// for any session.
+func (s *Succession) passes() bool {
+	return s.ticket.HasSuccessor(s.l) && !s.c.Wanted() && s.c.Clean()
 }
 
 // Commits reports whether the COMMIT of the transaction is to lock the key for the next
 // caller. If another process waits for it, that gets it all the same, so it does not pay
 // while others do.
 func (s *Succession) Commits() bool {
-	return s.commits < s.l.cfg.HandOvers && !s.l.noPass.Load() && s.ticket.HasSuccessor(s.l) && !s.ticket.HasRival() && s.c.Clean()
+	return s.commits < s.l.cfg.HandOvers && !s.l.noPass.Load() && s.passes() && !s.ticket.HasRival()
 }
 
 // Commit commits, and locks the key for the next caller, in one statement. If locked is false

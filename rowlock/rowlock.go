@@ -35,7 +35,8 @@
 // as it is, after a look at the socket. For other processes that is one long hold, so it is
 // bounded: by [Config.HandOvers] and [Config.HandOverTime] since the last COMMIT. COMMITs that
 // lock for the next caller are bounded by HandOvers, too: callers of other processes that only
-// look now and then, and callers that wait for a session, have their turn after that.
+// look now and then have their turn after that. While somebody waits for any session, none is
+// handed over.
 //
 // What a statement has left on the session ends with it, so such a session is not handed over;
 // nor is one that holds more than its one key, or must check something before its COMMIT.
