@@ -101,7 +101,10 @@ type Config struct {
 	// lock of Do and Acquire), before it is offered to other processes: at most so many times, and only while so much
 	// time has not passed; 0 means 30 times, and 10 ms. An advisory lock that no
 	// other process took when it was offered last is bounded by the time alone.
-	// Processes that wait for a row lock also get it at each COMMIT.
+	// For row locks both are the bounds between two COMMITs, at which processes
+	// that wait get the lock; and at most HandOvers COMMITs in a row lock for the
+	// next caller. A holder that has run no statement, and hands its row lock over,
+	// is not told that its session was lost within HandOverTime, except by its socket.
 	// More is more throughput for this process, and longer waits in others.
 	// (lockHandOvers, lockHandOverTime)
 	HandOvers    int

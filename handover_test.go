@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
+
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/lockctx"
@@ -253,6 +255,9 @@ func TestHandOverDisturbed(t *testing.T) {
 			}
 			if (err == nil) != test.Done || err != nil && !errors.Is(err, mysqllock.ErrLost) {
 				t.Errorf("%s: Release: %v", name, err)
+			}
+			if number := (*mysql.MySQLError)(nil); test.Unknown && errors.As(err, &number) {
+				t.Errorf("%s: %v is taken for a refusal", name, err)
 			}
 			want := 10
 			if test.Committed {
@@ -589,5 +594,31 @@ func TestHandOverLeavesSessions(t *testing.T) {
 				dbtest.OK(t, err)
 			}
 		}
+	})
+}
+
+// TestHandOverBesideCleanUp: a caller that would not wait for anybody waits for a clean-up, with
+// the session on which it was refused. It is not given a second one, which it would not give
+// back.
+func TestHandOverBesideCleanUp(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db, other := s.open("lockHandOverTime=1m"), s.open()
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { return nil }))
+		dbtest.Exec(t, s.plain, "UPDATE mysqllock SET expires = UTC_TIMESTAMP(6) + INTERVAL 30 SECOND WHERE namespace = '' AND name = ''")
+		hold, err := mysqllock.Acquire(dbtest.Limited(t), other, "k")
+		dbtest.OK(t, err)
+		var all sync.WaitGroup
+		for range 8 {
+			all.Go(func() {
+				_ = mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { time.Sleep(time.Millisecond); return nil }, lockctx.NoWait())
+			})
+			all.Go(func() {
+				_ = mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { time.Sleep(time.Millisecond); return nil })
+			})
+		}
+		time.Sleep(50 * time.Millisecond) // some of them have been refused by then, and wait again
+		dbtest.OK(t, hold.Release())
+		all.Wait()
+		dbtest.Soon(t, "no session is in use", func() bool { st, err := mysqllock.Stats(db); return err == nil && st.InUse == 0 })
 	})
 }

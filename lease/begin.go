@@ -211,10 +211,10 @@ func (l *Locker) giveBlock(s *Lease, bound time.Duration, mark string) pool.Bloc
 			schema.Literal(l.namespace), schema.Literal(s.key), s.token, schema.Literal(s.l.owner), wake, mark)}
 	}
 	row := "namespace = " + schema.Literal(l.namespace) + " AND name = @mysqllock_name"
-	within := func(text string) string { return l.within("@mysqllock_bound", "@mysqllock_wait", text) }
+	within := func(text string) string { return l.within("@mysqllock_bound", "@mysqllock_row_wait", text) }
 	seconds, whole := bounds(bound)
 	return pool.Block{
-		Text: "BEGIN NOT ATOMIC SAVEPOINT mysqllock_done; SET @mysqllock_name = " + schema.Unhex + ", @mysqllock_token = ?, @mysqllock_bound = ?, @mysqllock_wait = ?, @mysqllock_held = 0; " +
+		Text: "BEGIN NOT ATOMIC SAVEPOINT mysqllock_done; SET @mysqllock_name = " + schema.Unhex + ", @mysqllock_token = ?, @mysqllock_bound = ?, @mysqllock_row_wait = ?, @mysqllock_held = 0; " +
 			within(fmt.Sprintf("SELECT COUNT(*) INTO @mysqllock_held FROM %s WHERE %s AND token = @mysqllock_token AND owner = %s AND %s FOR UPDATE; ",
 				l.table, row, schema.Literal(s.l.owner), schema.Lasts(""))) +
 			"IF @mysqllock_held = 1 THEN " +

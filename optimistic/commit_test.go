@@ -33,7 +33,7 @@ func TestCommit(t *testing.T) {
 				s.Exec(c, "START TRANSACTION")
 				s.Exec(c, setCounter("k", was+1))
 				sent := mine.Texts()
-				done, unknown, err := p.Commit(dbtest.Limited(t), pool.Adopt(c), versions)
+				done, unknown, err := p.Commit(dbtest.Limited(t), adopt(c), versions)
 				if done != want || unknown || (err == nil) != want || len(sent()) != 1 {
 					t.Errorf("%s %s: %v, %v, %v; %q", params, what, done, unknown, err, sent())
 				}
@@ -82,7 +82,7 @@ func TestCommit(t *testing.T) {
 			for what, versions := range map[string][]*optimistic.Version{
 				"none": nil, "two of one key": {p.Given("k", 1), p.Given("k", 2)}, "no version": {p.Given("k", 0)},
 			} {
-				if done, unknown, err := p.Commit(dbtest.Limited(t), pool.Adopt(c), versions); done || unknown || err != nil {
+				if done, unknown, err := p.Commit(dbtest.Limited(t), adopt(c), versions); done || unknown || err != nil {
 					t.Errorf("%s: %v, %v, %v", what, done, unknown, err)
 				}
 			}
@@ -101,7 +101,7 @@ func TestCommit(t *testing.T) {
 				if s.MariaDB() && p == without {
 					continue
 				}
-				if done, unknown, err := p.Commit(dbtest.Limited(t), pool.Adopt(c), p.remember(nil, "k")); done || unknown || err != nil {
+				if done, unknown, err := p.Commit(dbtest.Limited(t), adopt(c), p.remember(nil, "k")); done || unknown || err != nil {
 					t.Errorf("without: %v, %v, %v", done, unknown, err)
 				}
 			}
@@ -147,7 +147,7 @@ func TestDisturbedCommit(t *testing.T) {
 					ctx := dbtest.Limited(t)
 					for range 2 { // what it has left misleads nobody
 						s.Exec(conn, "START TRANSACTION")
-						if done, _, err := p.Commit(ctx, pool.Adopt(conn), p.remember(nil, "k")); !done || err != nil {
+						if done, _, err := p.Commit(ctx, adopt(conn), p.remember(nil, "k")); !done || err != nil {
 							t.Fatalf("undisturbed: %v, %v", done, err)
 						}
 					}
@@ -196,7 +196,7 @@ func TestKilledWhileItCompares(t *testing.T) {
 			}
 			answer := make(chan result, 1)
 			go func() {
-				done, unknown, err := p.Commit(context.Background(), pool.Adopt(conn), versions)
+				done, unknown, err := p.Commit(context.Background(), adopt(conn), versions)
 				answer <- result{done, unknown, err}
 			}()
 			look := s.Connect()
@@ -226,7 +226,7 @@ func TestKilledWhileItCompares(t *testing.T) {
 // begin reads the version of k for a transaction that is to begin on conn.
 func (p *process) begin(conn driver.Conn) (begun bool, v *optimistic.Version, err error) {
 	p.T.Helper()
-	versions, err := p.Remember(dbtest.Limited(p.T), pool.Adopt(conn), optimistic.Request{Keys: []string{"k"}, Wait: 20 * time.Second, Begun: &begun})
+	versions, err := p.Remember(dbtest.Limited(p.T), adopt(conn), optimistic.Request{Keys: []string{"k"}, Wait: 20 * time.Second, Begun: &begun})
 	if err == nil {
 		v = versions[0]
 	}
@@ -283,12 +283,12 @@ func TestBegin(t *testing.T) {
 		s.Exec(c, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
 		s.set("k", "owner = 'x', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR")
 		var begun bool
-		if _, err := p.Remember(dbtest.Limited(t), pool.Adopt(c), optimistic.Request{Keys: []string{"k"}, Begun: &begun}); begun || !errors.Is(err, lockerr.ErrLocked) {
+		if _, err := p.Remember(dbtest.Limited(t), adopt(c), optimistic.Request{Keys: []string{"k"}, Begun: &begun}); begun || !errors.Is(err, lockerr.ErrLocked) {
 			t.Errorf("leased: %v, %v", begun, err)
 		}
 		idle("leased")
 		s.set("k", "owner = NULL")
-		if versions, err := p.Remember(dbtest.Limited(t), pool.Adopt(c), optimistic.Request{Keys: []string{"k", "l"}, Wait: 20 * time.Second, Begun: &begun}); begun || err != nil || len(versions) != 2 {
+		if versions, err := p.Remember(dbtest.Limited(t), adopt(c), optimistic.Request{Keys: []string{"k", "l"}, Wait: 20 * time.Second, Begun: &begun}); begun || err != nil || len(versions) != 2 {
 			t.Errorf("two keys: %v, %v", begun, err)
 		}
 		idle("two keys")

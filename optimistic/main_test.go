@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -240,10 +241,15 @@ func (s *scratch) rowsOf(topology string) *keyrow.Rows {
 	return keyrow.New(keyrow.Config{Control: control, Table: s.table, Namespace: namespace, Info: info, Auto: true, Procedure: s.procedure})
 }
 
-// adopt is conn as a connection of the application's, or nil for nil.
+// adopted are the connections that adopt has seen.
+var adopted sync.Map
+
+// adopt is conn as a connection of the application's, always the same one, so that what runs
+// often on it is prepared; or nil for nil.
 func adopt(conn driver.Conn) *pool.Conn {
 	if conn == nil {
 		return nil
 	}
-	return pool.Adopt(conn)
+	c, _ := adopted.LoadOrStore(conn, pool.Adopt(conn))
+	return c.(*pool.Conn)
 }

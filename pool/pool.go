@@ -11,6 +11,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"reflect"
 	"sync"
 	"time"
 
@@ -517,6 +518,13 @@ func (p *Pool) Ready() bool {
 		}
 	}
 	return false
+}
+
+// Own reports whether the connection is go-sql-driver's own, not one that is wrapped around it:
+// then Fresh sends nothing, and may be called in a transaction.
+func (c *Conn) Own() bool {
+	t := reflect.TypeOf(c.Conn)
+	return t.Kind() == reflect.Pointer && t.Elem().PkgPath() == "github.com/go-sql-driver/mysql"
 }
 
 // Fresh reports whether the connection can still be used. The driver looks at the socket,

@@ -28,6 +28,7 @@ type Succession struct {
 	// the key now and then finds it locked meanwhile.
 	commits   int
 	committed bool // the next caller gets it so
+	broken    func()
 }
 
 // succession returns how the lock of a can be handed over; nil if it cannot be.
@@ -52,18 +53,23 @@ func (a *attempt) inherits() bool {
 		a.cfg.Info.Topology == "" && !a.cfg.Info.Router
 }
 
-// inherit makes a the holder of a lock that was handed over.
-func (a *attempt) inherit(ctx context.Context, from *Succession) *pool.Txn {
+// inherit makes a the holder of a lock that was handed over. If its caller has gone at that
+// moment, the lock goes on to the next.
+func (a *attempt) inherit(ctx context.Context, from *Succession) (*pool.Txn, error) {
 	a.from, a.c = from, from.c
+	if ctx.Err() != nil {
+		a.succession().HandOver(from.broken)
+		return nil, context.Cause(ctx)
+	}
 	a.r.Inherit(from.c)
-	return from.c.Begun(ctx)
+	return from.c.Begun(ctx), nil
 }
 
 // Keeps reports whether a transaction in which nothing has run can go to the next caller as
 // it is: other processes have not waited for long, and the session is alive, as far as can be
 // told without a round trip.
 func (s *Succession) Keeps(ctx context.Context) bool {
-	return s.kept < s.l.cfg.HandOvers && time.Since(s.since) < s.l.cfg.HandOverTime && s.passes() && s.c.Fresh(ctx)
+	return s.kept < s.l.cfg.HandOvers && time.Since(s.since) < s.l.cfg.HandOverTime && s.passes() && s.c.Own() && s.c.Fresh(ctx)
 }
 
 // passes reports whether somebody is there to whom the session can go, and nobody who waits
@@ -80,8 +86,9 @@ func (s *Succession) Commits() bool {
 }
 
 // Commit commits, and locks the key for the next caller, in one statement. If locked is false
-// without an error, the transaction is committed, and the next caller has to ask. An error
-// with a number of the server's says that nothing was committed.
+// without an error, the transaction is committed, and the next caller has to ask; if the
+// session is not clean then, the key may still be locked on it. An error with a number of the
+// server's says that nothing was committed.
 func (s *Succession) Commit(ctx context.Context) (locked bool, err error) {
 	mark := pool.NewMark()
 	var rows [][]string
@@ -94,7 +101,7 @@ func (s *Succession) Commit(ctx context.Context) (locked bool, err error) {
 		s.l.noPass.Store(true)
 		return false, server.Exec(ctx, s.c.Conn, "COMMIT")
 	case outcome == server.OnlyCommitted:
-		s.c.Abandon(ctx, background) // it may have locked the key
+		s.c.Abandon(ctx, rollbackLimit) // it may have locked the key
 		return false, nil
 	case err != nil:
 		return false, err
@@ -106,13 +113,18 @@ func (s *Succession) Commit(ctx context.Context) (locked bool, err error) {
 	return true, nil
 }
 
+// rollbackLimit bounds the ROLLBACK of a lock for which there is no caller.
+const rollbackLimit = time.Second
+
 // HandOver gives the session, its turn, and the lock to the next caller. If that has gone
-// meanwhile, the lock is given back.
-func (s *Succession) HandOver() {
-	if s.ticket.HandOver(s.l, s) {
+// meanwhile, the lock is given back; if that fails, broken has the server end the session.
+func (s *Succession) HandOver(broken func()) {
+	if s.broken = broken; s.ticket.HandOver(s.l, s) {
 		return
 	}
-	s.c.Abandon(context.Background(), background)
+	if s.c.Abandon(context.Background(), rollbackLimit); !s.c.Clean() {
+		broken()
+	}
 	s.ticket.Leave()
 	s.c.Release()
 }
@@ -143,6 +155,10 @@ func (l *Locker) LacksPass() bool { return !l.cfg.Info.MariaDB && !l.provided.Do
 // ProvidePass sees to it. A transaction that has called a missing procedure keeps it from
 // being made, so nobody calls it before.
 func (l *Locker) ProvidePass(ctx context.Context) {
+	if !l.providing.CompareAndSwap(false, true) {
+		return
+	}
+	defer l.providing.Store(false)
 	l.provided.Do(func() error {
 		c, err := l.cfg.Control.Acquire(ctx)
 		if err != nil {

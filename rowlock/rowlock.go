@@ -179,6 +179,7 @@ type Locker struct {
 	waits                waits          // the procedure for waiting, on MySQL
 	passing              string         // MariaDB's block for Succession.Commit
 	noPass               atomic.Bool    // its procedure is missing, or may not be executed
+	providing            atomic.Bool    // somebody sees to it
 	provided             schema.Once    // that was looked for
 }
 
@@ -264,7 +265,7 @@ func (l *Locker) Begin(ctx context.Context, opts driver.TxOptions, implicit bool
 	g, refused, err := l.beginOnce(ctx, opts, implicit, r)
 	if refused != nil && l.cfg.Rows.Cleaning(ctx) {
 		r.Wait = keyrow.CleaningWait
-		r.Conn = func(context.Context) (*pool.Conn, error) { return refused, nil }
+		r.Conn, r.Inherit = func(context.Context) (*pool.Conn, error) { return refused, nil }, nil
 		if g, _, err = l.beginOnce(ctx, opts, implicit, r); err != nil {
 			err = unwaited(err)
 		}
@@ -459,7 +460,7 @@ func (a *attempt) begin(ctx context.Context) (*pool.Txn, error) {
 			return nil, err
 		}
 		if from, handed := a.ticket.HandedOver().(*Succession); handed {
-			return a.inherit(ctx, from), nil
+			return a.inherit(ctx, from)
 		}
 	}
 	var err error

@@ -106,5 +106,8 @@ func (r *Rows) commitBlock(versions []Version, mark string) pool.Block {
 	}
 	block.Text += fmt.Sprintf("IF @mysqllock_same = %[1]d THEN SET @mysqllock_done = ?; COMMIT; END IF; SELECT @mysqllock_same = %[1]d; END", len(versions))
 	block.Values = append(block.Values, mark)
+	if len(versions) > 1 { // the text is as long as there are keys, and may not come again
+		return pool.Block{Text: block.String()}
+	}
 	return block
 }

@@ -472,7 +472,7 @@ func (t *Ticket) HandOver(from, what any) bool {
 	if next == nil {
 		return false
 	}
-	next.ticket.handed = what
+	next.ticket.handed, t.handed = what, nil // what the giver has got is of no use any more
 	t.leave()
 	return true
 }

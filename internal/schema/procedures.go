@@ -320,8 +320,8 @@ func commitIfText(Table) (parameters, body string) {
 
 // PassProcedure commits, and then locks one key in a new transaction for whoever comes next.
 // If the row is locked and [Quiet], there is no result set; otherwise the procedure answers
-// 0, and has locked nothing. Whatever happens after the COMMIT is no error, except for a
-// KILL: the caller waits for the outcome of its COMMIT, so the procedure waits for no row,
+// 0, and has locked nothing. What the server refuses after the COMMIT is no error, except for
+// a KILL: the caller waits for the outcome of its COMMIT, so the procedure waits for no row,
 // and for a second while the table's definition is being changed. Its savepoint and p_mark
 // are those of CommitProcedure.
 func (t Table) PassProcedure() Procedure { return Procedure{t, "_pass1", passText} }

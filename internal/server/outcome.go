@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql/driver"
 	"errors"
+	"fmt"
 )
 
 // Outcome is how a statement that checks and commits has ended.
@@ -62,6 +63,8 @@ func CommitBy(ctx context.Context, conn driver.Conn, mark string, send func() er
 		switch {
 		case done:
 			return OnlyCommitted, nil
+		case Number(askErr) != 0: // a number would say that nothing was committed
+			return Unknown, fmt.Errorf("the statement that commits was interrupted, and it is not known whether before its COMMIT: %s", askErr.Error())
 		case askErr != nil:
 			return Unknown, askErr
 		}

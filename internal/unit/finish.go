@@ -88,7 +88,7 @@ func (u *unit) passes() bool {
 // handOver has the session go to the next caller, with the lock, when the unit has ended.
 func (u *unit) handOver() {
 	u.tickets = nil
-	u.on.(*onSession).next = u.succession.HandOver
+	u.on.(*onSession).next = func() { u.succession.HandOver(u.on.broken) }
 }
 
 // sendCommit sends COMMIT, if possible with the lock of the next caller.
@@ -102,8 +102,11 @@ func (u *unit) sendCommit() error {
 	}
 	return u.txn.CommitBy(u.on.limit(), func(ctx context.Context) error {
 		locked, err := u.succession.Commit(ctx)
-		if locked {
+		switch {
+		case locked:
 			u.handOver()
+		case err == nil && !u.link.Clean():
+			u.breakLink()
 		}
 		return err
 	})
