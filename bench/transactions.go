@@ -25,6 +25,8 @@ const (
 	leastVersion = "a version, read with BEGIN and raised with COMMIT"
 )
 
+var leasts = selling(leastRow, leastLease, leastVersion)
+
 // busyNames are the ways to sell a product that all sell.
 var busyNames = selling(unlocked, row, inDo, lease, advisory, forUpdate, getLock, redsyncTuned, redisTuned)
 

@@ -167,6 +167,11 @@ func transactionNames() (names []string) {
 	return names
 }
 
+// ways are transactionNames without what no way to lock can be faster than.
+func ways() []string {
+	return slices.DeleteFunc(transactionNames(), func(name string) bool { return slices.Contains(leasts, name) })
+}
+
 // plainNames are the same work on the plain driver and on ours without a hint.
 var plainNames = []string{"query, " + unlocked, "query, " + noHint, "transaction, " + unlocked, "transaction, " + noHint}
 
