@@ -36,12 +36,18 @@ func lineUp(t *testing.T, db *sql.DB, key string, n int, fn func(ctx context.Con
 			errs[i] = mysqllock.Do(dbtest.Limited(t), db, key, func(ctx context.Context) error { return fn(ctx, int(served.Add(1))-1) })
 		})
 	}
+	awaitLine(t, db, stats.Waiters+n)
+	return func() []error { all.Wait(); return errs }
+}
+
+// awaitLine returns when so many callers are in line.
+func awaitLine(t *testing.T, db *sql.DB, n int) {
+	t.Helper()
 	dbtest.Soon(t, "they wait", func() bool {
 		now, err := mysqllock.Stats(db)
-		return err == nil && now.Waiters == stats.Waiters+n
+		return err == nil && now.Waiters == n
 	})
 	time.Sleep(5 * time.Millisecond) // they count as waiters a moment before they are in line
-	return func() []error { all.Wait(); return errs }
 }
 
 // passing opens a handle that commits and locks for the next caller in one statement: that
@@ -289,8 +295,7 @@ func TestHandOverKilled(t *testing.T) {
 		dbtest.OK(t, err)
 		dbtest.OK(t, sell(hold.Context(), db, 10))
 		go func() { gone <- mysqllock.Do(ctx, db, "k", func(context.Context) error { return nil }) }()
-		dbtest.Soon(t, "it waits", func() bool { st, _ := mysqllock.Stats(db); return st.Waiters == 1 })
-		time.Sleep(5 * time.Millisecond) // until it is in line
+		awaitLine(t, db, 1)
 		base.armed.Store(true)
 		dbtest.OK(t, hold.Release())
 		s.wantStock(1, 9)
@@ -310,8 +315,7 @@ func TestHandOverToNobody(t *testing.T) {
 		defer cancel()
 		gone := make(chan error, 1)
 		go func() { gone <- mysqllock.Do(ctx, db, "k", func(context.Context) error { return nil }) }()
-		dbtest.Soon(t, "it waits", func() bool { st, _ := mysqllock.Stats(db); return st.Waiters == 1 })
-		time.Sleep(5 * time.Millisecond) // until it is in line
+		awaitLine(t, db, 1)
 		begin := "BEGIN NOT ATOMIC DECLARE v_name"
 		if !s.MariaDB() {
 			begin = "CALL " + "`" + s.Name + "`.`mysqllock_pass1`"

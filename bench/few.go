@@ -65,11 +65,11 @@ func fewConnections(on string) (all []contender) {
 		var stock int64
 		return db.QueryRowContext(ctx, "SELECT stock FROM products WHERE id = ?", 1).Scan(&stock)
 	}
-	add(apart, openPlain, func(ctx context.Context, db *sql.DB, _ int) error { return readAndWrite(ctx, db, 1) })
+	add(apart, openPlain, func(ctx context.Context, db *sql.DB, _ int) error { return sellAfter(ctx, db, 1, 0) })
 	add(apartLocked, unbounded, func(ctx context.Context, db *sql.DB, _ int) error {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		return readAndWrite(lockctx.With(ctx, product), db, 1)
+		return sellAfter(lockctx.With(ctx, product), db, 1, 0)
 	})
 	add(queryBounded, func(address string, n size) (*sql.DB, error) {
 		db, err := openPlain(address, n)
@@ -93,8 +93,7 @@ func sellOne(ctx context.Context, q querier, id int) error {
 	return sellAfter(ctx, q, id, time.Millisecond)
 }
 
-func readAndWrite(ctx context.Context, q querier, id int) error { return sellAfter(ctx, q, id, 0) }
-
+// sellAfter is sellOne for somebody who thinks for longer, or not at all.
 func sellAfter(ctx context.Context, q querier, id int, thinks time.Duration) error {
 	var stock int64
 	if err := q.QueryRowContext(ctx, "SELECT stock FROM products WHERE id = ?", id).Scan(&stock); err != nil {

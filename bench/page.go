@@ -65,27 +65,11 @@ func (r *record) page() string {
 	say("### A business transaction")
 	say("BEGIN, `UPDATE products SET stock = stock - 1 WHERE id = 1`, COMMIT, by one goroutine; the row is in the named server, and Redis and etcd are as far away as it.")
 	say("![](performance/%s)\n\n![](performance/%s)", plotNear, plotFar)
-	var columns []column
-	for _, d := range []struct {
-		title string
-		delay time.Duration
-	}{{"µs", 0}, {"0.5 ms away, µs", farDelay}, {"2 ms away, µs", 4 * farDelay}} {
-		l := label{Workload: transaction, N: 1, Delay: d.delay}
-		columns = append(columns, column{d.title, l, timeEach, ""}, column{"× unlocked", l, timeEach, "transaction, " + unlocked})
-	}
-	b.WriteString(r.table(transactionNames(), columns))
+	b.WriteString(r.table(transactionNames(), nearAndFar(transaction, "transaction, "+unlocked)))
 
 	say("### Read, then write, without a transaction")
 	say("A SELECT and an UPDATE of the same row, by one goroutine: two round trips without a lock. Under a row lock the SELECT waits for BEGIN with the lock, and the UPDATE is followed by COMMIT.")
-	columns = nil
-	for _, d := range []struct {
-		title string
-		delay time.Duration
-	}{{"µs", 0}, {"0.5 ms away, µs", farDelay}, {"2 ms away, µs", 4 * farDelay}} {
-		l := label{Workload: decision, N: 1, Delay: d.delay}
-		columns = append(columns, column{d.title, l, timeEach, ""}, column{"× unlocked", l, timeEach, apart})
-	}
-	b.WriteString(r.table(apartNames, columns))
+	b.WriteString(r.table(apartNames, nearAndFar(decision, apart)))
 
 	say("### Without a hint")
 	say("The same work on the bare driver and on mysqllock where the context has no hint.")
@@ -114,7 +98,7 @@ func (r *record) page() string {
 	say("### One key that all want")
 	say("Goroutines of one process take the key, give it back at once, and ask again. Grants a second count no fairness: where waiters sleep between two tries, whoever has just given the key back gets it again, and the others get nothing; so see also how many goroutines of 64 got nothing in a round of %v, and how long it takes until 64 goroutines that ask once have all had it.", hotRound)
 	say("![](performance/%s)", plotHot)
-	columns = nil
+	var columns []column
 	for _, n := range crowdSizes {
 		columns = append(columns, column{strconv.Itoa(n), label{Workload: hot, N: n}, rate, ""})
 	}
@@ -192,6 +176,19 @@ func (r *record) page() string {
 	say("To run it again, on Debian or Ubuntu as root, or with `redis-server`, `etcd`, MySQL and MariaDB installed:")
 	b.WriteString("```sh\nmake bench                  # about ten minutes\nBENCH_TIME=30m make bench   # more rounds\n```\n")
 	return b.String()
+}
+
+// nearAndFar are the columns of work by one goroutine, and how it compares with the same
+// unlocked, near the server and away from it.
+func nearAndFar(workload, unlocked string) (columns []column) {
+	for _, d := range []struct {
+		title string
+		delay time.Duration
+	}{{"µs", 0}, {"0.5 ms away, µs", farDelay}, {"2 ms away, µs", 4 * farDelay}} {
+		l := label{Workload: workload, N: 1, Delay: d.delay}
+		columns = append(columns, column{d.title, l, timeEach, ""}, column{"× unlocked", l, timeEach, unlocked})
+	}
+	return columns
 }
 
 // opening is what a reader decides by: a transaction near and far, and a key that all want.

@@ -85,13 +85,12 @@ func transactions(on string) (all []contender) {
 		func(ctx context.Context, db *sql.DB, key string) error {
 			return mysqllock.Do(ctx, db, key, func(ctx context.Context) error { return takeOne(ctx, db) })
 		})
-	for name, texts := range map[string][2]string{
-		leastRow:     {"CALL begin_row()", "COMMIT"},
-		leastLease:   {"CALL begin_lease()", "CALL commit_lease()"},
-		leastVersion: {"CALL begin_version()", "CALL commit_version()"},
-	} {
-		transaction(name, false, openPlain, func(ctx context.Context, db *sql.DB, _ string) error { return sellBetween(ctx, db, texts[0], texts[1]) })
+	least := func(name, begin, end string) {
+		transaction(name, false, openPlain, func(ctx context.Context, db *sql.DB, _ string) error { return sellBetween(ctx, db, begin, end) })
 	}
+	least(leastRow, "CALL begin_row()", "COMMIT")
+	least(leastLease, "CALL begin_lease()", "CALL commit_lease()")
+	least(leastVersion, "CALL begin_version()", "CALL commit_version()")
 	transaction(forUpdate, false, openPlain, func(ctx context.Context, db *sql.DB, key string) error {
 		return sell(ctx, db, func(tx *sql.Tx) error { return lockRow(ctx, tx, key) })
 	})
@@ -151,11 +150,7 @@ func sell(ctx context.Context, db beginner, lock func(*sql.Tx) error) error {
 	return tx.Commit()
 }
 
-type execer interface {
-	ExecContext(context.Context, string, ...any) (sql.Result, error)
-}
-
-func takeOne(ctx context.Context, on execer) error {
+func takeOne(ctx context.Context, on querier) error {
 	_, err := on.ExecContext(ctx, "UPDATE products SET stock = stock - ? WHERE id = ?", 1, 1)
 	return err
 }

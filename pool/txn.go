@@ -49,22 +49,22 @@ func (t *Txn) Commit(limit time.Duration) error { return t.end("COMMIT", driver.
 // CommitBy commits, as Commit does, a transaction that was begun as text, by a statement that
 // does more: send sends it.
 func (t *Txn) CommitBy(limit time.Duration, send func(context.Context) error) error {
-	ctx, cancel := t.ending(limit)
-	defer cancel()
+	return t.endBy(limit, send)
+}
+
+// endBy has send end the transaction by text.
+func (t *Txn) endBy(limit time.Duration, send func(context.Context) error) error {
+	ctx := step.After(context.Background(), t.of, step.End)
+	if limit > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, limit)
+		defer cancel()
+	}
 	err := send(ctx)
 	if err == nil {
 		t.c.Touch()
 	}
 	return err
-}
-
-// ending is the context of a statement that ends the transaction.
-func (t *Txn) ending(limit time.Duration) (context.Context, context.CancelFunc) {
-	ctx := step.After(context.Background(), t.of, step.End)
-	if limit > 0 {
-		return context.WithTimeout(ctx, limit)
-	}
-	return ctx, func() {}
 }
 
 // Committed ends a transaction that a statement's text has committed.
@@ -81,14 +81,10 @@ func (t *Txn) Rollback(limit time.Duration) error {
 }
 
 func (t *Txn) end(text string, byDriver func(driver.Tx) error, limit time.Duration) error {
-	var err error
-	if t.tx != nil {
-		err = byDriver(t.tx)
-	} else {
-		ctx, cancel := t.ending(limit)
-		defer cancel()
-		err = server.Exec(ctx, t.c.Conn, text)
+	if t.tx == nil {
+		return t.endBy(limit, func(ctx context.Context) error { return server.Exec(ctx, t.c.Conn, text) })
 	}
+	err := byDriver(t.tx)
 	if err == nil {
 		t.c.Touch()
 	}

@@ -27,8 +27,8 @@ type Succession struct {
 	// commits is how often a COMMIT has locked the key for the next caller. Whoever looks for
 	// the key now and then finds it locked meanwhile.
 	commits   int
-	committed bool // the next caller gets it so
-	broken    func()
+	committed bool   // the next caller gets it so
+	broken    func() // of HandOver, for a next caller who has to hand it on at once
 }
 
 // succession returns how the lock of a can be handed over; nil if it cannot be.
@@ -142,7 +142,7 @@ func (l *Locker) commitAndLock(ctx context.Context, c *pool.Conn, key, mark stri
 // passBlock is [schema.Table.PassProcedure] as an anonymous block of MariaDB, to be prepared.
 // NOWAIT is not allowed there, but limits of 0 mean the same.
 func (l *Locker) passBlock() string {
-	return "BEGIN NOT ATOMIC DECLARE v_name VARBINARY(255) DEFAULT " + schema.Unhex + "; DECLARE v_most BIGINT UNSIGNED DEFAULT ?; DECLARE v_quiet BOOL; " +
+	return blockOfKey +
 		"SAVEPOINT mysqllock_done; SET @mysqllock_done = ?; COMMIT; " +
 		"BEGIN DECLARE CONTINUE HANDLER FOR SQLEXCEPTION BEGIN END; START TRANSACTION; " +
 		"SET STATEMENT innodb_lock_wait_timeout = 0, lock_wait_timeout = 0 FOR SELECT " + schema.Quiet("v_most") + " INTO v_quiet" + l.fromRow + "v_name LIMIT 1 FOR UPDATE; END; " +
