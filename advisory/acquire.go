@@ -60,6 +60,7 @@ type attempt struct {
 	start  time.Time
 	ticket *queue.Ticket // nil before the attempt has one, and once another owns it
 	holder *lockerr.Holder
+	first  bool // nobody of this process was in line before it
 	polls  bool // it is counted as a poller; guarded by Locker.mu
 	asked  step.Asked
 	begun  *pool.Conn    // on which a transaction has begun meanwhile; nil without one
@@ -97,7 +98,7 @@ func (a *attempt) acquire(ctx context.Context) (*Lock, error) {
 			return nil, err
 		}
 	}
-	a.ticket = ticket
+	a.ticket, a.first = ticket, front
 	handed, _ := ticket.HandedOver().(*Lock)
 	switch {
 	case handed == nil:
@@ -115,6 +116,8 @@ func (a *attempt) acquire(ctx context.Context) (*Lock, error) {
 	switch {
 	case err != nil:
 		return nil, err
+	case lock != nil && lock.home != nil:
+		return lock, nil
 	case lock != nil:
 		return a.granted(ctx, lock)
 	case a.r.Wait == 0:

@@ -3,20 +3,54 @@ package advisory
 import (
 	"context"
 	"database/sql/driver"
+	"errors"
+	"fmt"
+	"time"
 
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/step"
+	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
 )
 
-// A transaction under an advisory lock begins on its own connection while the lock is asked
-// for on a lock connection: BEGIN takes no snapshot, so all that the transaction reads is
-// read under the lock. This is tried once, and only if a connection is free. A caller that
-// has to wait for the lock keeps no connection meanwhile: its transaction is rolled back, and
+// A transaction under an advisory lock costs no round trip more than one without: one
+// statement acquires the lock and begins the transaction, another one checks the lock,
+// commits, and releases it. Both run on the transaction's own connection, its home, which
+// holds the lock meanwhile. What is promised of lock connections is so of a home: the server
+// ends it when it was silent for the TTL, the Locker pings it while its transaction is idle,
+// and it has an identity.
+//
+// It is for a key that is free, and for what ends with the transaction. A caller that others
+// of its process wait for in line, or that is in line itself, has the lock on a lock
+// connection, from where it is handed over. Then, and where the server has no way for the
+// above, BEGIN goes out while the lock is asked for: it takes no snapshot, so all that the
+// transaction reads is read under the lock. Either is tried once, and only if a connection is
+// free. A caller that has to wait for the lock keeps no connection meanwhile: its transaction
 // begins after the wait.
 
-// tryBegin is try, with the transaction that is to begin meanwhile.
+// tryBegin is try, with the transaction that is to begin with the lock.
 func (a *attempt) tryBegin(ctx context.Context, over *Lock) (*Lock, error) {
 	b := a.r.Begin
+	if b == nil || b.Options != (driver.TxOptions{}) || !b.Free() {
+		a.r.Begin = nil
+		return a.try(ctx, over)
+	}
+	if a.first && b.Ends && a.canBegin() {
+		a.r.Begin = nil
+		c, err := b.Connect(ctx)
+		if err != nil {
+			return nil, err
+		}
+		lock, refused, err := a.beginOn(ctx, c)
+		b.Begun = lock != nil
+		b.Done()
+		if lock != nil || refused || err != nil {
+			return lock, err
+		}
+		return a.try(ctx, over)
+	}
 	lock, err := a.try(ctx, over)
 	if c := a.begun; c != nil {
 		if b.Begun = err == nil && lock != nil; !b.Begun {
@@ -32,7 +66,7 @@ func (a *attempt) tryBegin(ctx context.Context, over *Lock) (*Lock, error) {
 func (a *attempt) begin(ctx context.Context) {
 	b := a.r.Begin
 	a.r.Begin = nil // it is tried once
-	if b == nil || b.Options != (driver.TxOptions{}) || !b.Free() {
+	if b == nil {
 		return
 	}
 	c, err := b.Connect(ctx)
@@ -44,4 +78,144 @@ func (a *attempt) begin(ctx context.Context) {
 		return
 	}
 	a.begun = c
+}
+
+// canBegin reports whether a transaction can begin with the lock on this server.
+func (l *Locker) canBegin() bool { return l.commits() && l.info.Topology == "" && !l.unsafe }
+
+// beginOn acquires the lock on c, whose turn is the caller's, and begins a transaction. It
+// returns nil if somebody else has the lock, which is refused, or if the lock must be asked for
+// on a lock connection, which also tells why. c is closed if it may have the lock in vain.
+func (a *attempt) beginOn(ctx context.Context, c *pool.Conn) (lock *Lock, refused bool, err error) {
+	if err := c.Identify(ctx); err != nil { // nobody could check the lock, or end the connection
+		return nil, false, nil
+	}
+	k := &lockConn{l: a.Locker, c: c, id: c.KnownID(), identity: newIdentity()}
+	k.holder = &lockerr.Holder{ConnectionID: k.id, Program: a.owner}
+	lock = a.lock(k)
+	lock.home = c
+	rows, err := c.QueryBlock(ctx, a.beginBlock(lock))
+	switch {
+	case server.Missing(err) || server.Denied(err): // dropped, or not ours to execute
+		a.canCommit.Store(false)
+		return nil, false, nil
+	case err == nil && len(rows) == 1 && rows[0][0] == "0":
+		return nil, true, nil
+	case err == nil && len(rows) == 1 && rows[0][0] == "1" && ctx.Err() == nil:
+		if a.carry(lock) {
+			return lock, false, nil
+		}
+	}
+	c.Taint()
+	_ = c.Conn.Close() // with what it may have acquired
+	if ctx.Err() != nil {
+		return nil, false, context.Cause(ctx)
+	}
+	return nil, false, nil
+}
+
+// beginBlock acquires lock on its home, if nobody has it, and begins a transaction. The
+// answer is 1 if it has. See [schema.Table.NamedProcedure]; MariaDB runs the same as an
+// anonymous block.
+func (l *Locker) beginBlock(lock *Lock) pool.Block {
+	k, seconds := lock.conn, int64(l.ttl/time.Second)
+	if !l.info.MariaDB {
+		return pool.Block{Text: fmt.Sprintf("CALL %s(CONNECTION_ID() = %d AND NOT @@read_only AND NOT @@innodb_read_only, '%s', '%s', %d) /* lock and BEGIN */",
+			l.table.NamedProcedure(), k.id, lock.name, k.identity, seconds)}
+	}
+	return pool.Block{
+		Text: "BEGIN NOT ATOMIC SET @mysqllock_held = IF(CONNECTION_ID() = ?, IF(@@read_only, 0, IF(@@innodb_read_only, 0, GET_LOCK(?, 0))), 0); " +
+			"IF @mysqllock_held THEN DO GET_LOCK(?, 0); " + schema.LimitSilence("?") + "; START TRANSACTION; END IF; SELECT COALESCE(@mysqllock_held, 0); END",
+		Values: []driver.Value{int64(k.id), lock.name, k.identity, seconds}, //nolint:gosec // connections are counted by one
+	}
+}
+
+// carry notes a lock that its home has been granted, unless the Locker is closed.
+func (a *attempt) carry(lock *Lock) bool {
+	l := a.Locker
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return false
+	}
+	lock.lost = a.r.Lost
+	lock.ticket.Granted(lock.conn.holder)
+	l.carried[lock] = struct{}{}
+	l.watchOver()
+	return true
+}
+
+// Detach takes the lock off the connection of the transaction that was begun with it, once
+// that has ended. The caller has the turn of that connection. After an error the connection
+// must be closed.
+func (k *Lock) Detach() (err error) {
+	if k.home == nil || k.freed {
+		return nil
+	}
+	if k.home.Clean() {
+		ctx, cancel := context.WithTimeout(step.Named(context.Background(), step.Release, hint.StrategyAdvisory, k.key), background)
+		defer cancel()
+		err = server.Exec(ctx, k.home.Conn, fmt.Sprintf("SET @mysqllock_held = RELEASE_LOCK('%s') + RELEASE_LOCK('%s'), %s",
+			k.name, k.conn.identity, schema.Unlimited))
+	}
+	k.isFree()
+	return err
+}
+
+// isFree notes that the home has the lock no more, or will soon be gone.
+func (k *Lock) isFree() {
+	k.freed = true
+	l := k.l
+	l.mu.Lock()
+	delete(l.carried, k)
+	if k.err == nil {
+		k.err = lockerr.ErrClosed
+	}
+	l.mu.Unlock()
+	k.ticket.Leave()
+}
+
+// pingHome makes sure that the transaction of the lock is still there. If a statement is
+// running, that will tell.
+func (k *Lock) pingHome() {
+	c, l := k.home, k.l
+	if !c.TryTurn() {
+		return
+	}
+	l.mu.Lock()
+	_, on := l.carried[k]
+	l.mu.Unlock()
+	if !on {
+		c.EndTurn()
+		return
+	}
+	var err error
+	if s := c.Silence(); s >= l.limit {
+		err = fmt.Errorf("the transaction's connection was silent for %v, with a lockTTL of %v", s.Round(time.Millisecond), l.ttl)
+	} else {
+		ctx, cancel := context.WithTimeout(step.For(l.ctx, step.Renew), l.limit-s)
+		err = c.Ping(ctx)
+		cancel()
+	}
+	c.EndTurn()
+	if err != nil {
+		k.loseHome(err)
+	}
+}
+
+// loseHome ends the lock, once, and tells the holder, who detaches it.
+func (k *Lock) loseHome(cause error) {
+	if !errors.Is(cause, lockerr.ErrClosed) {
+		cause = lockerr.With(lockerr.ErrLost, cause)
+	}
+	l := k.l
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.carried, k)
+	if k.err != nil {
+		return
+	}
+	if k.err = cause; k.lost != nil {
+		go k.lost(cause)
+	}
 }

@@ -43,20 +43,26 @@ func (l *Locker) Check(ctx context.Context, conn driver.Conn, locks []*Lock) (id
 	return id, nil
 }
 
-// Commit is Check and COMMIT in one statement, on the connection with that id. done is false
-// with a nil error if the server has no way for that, or if the check fails: then call Check,
-// which tells why, and commit. If unknown is true with an error, the transaction may be
-// committed, as after any COMMIT; else it is not, and must be rolled back.
-func (l *Locker) Commit(ctx context.Context, conn driver.Conn, id uint64, locks []*Lock) (done, unknown bool, err error) {
+// Commit is Check and COMMIT in one statement, on the connection c, and the release of the lock
+// ends, which c holds, unless that is nil. done is false with a nil error if the server has no
+// way for that, or if the check fails: then call Check, which tells why, and commit. If unknown
+// is true with an error, the transaction may be committed, as after any COMMIT; else it is not,
+// and must be rolled back.
+func (l *Locker) Commit(ctx context.Context, c *pool.Conn, locks []*Lock, ends *Lock) (done, unknown bool, err error) {
 	keys, err := held(locks)
 	if err != nil {
 		return false, false, err
 	}
 	mark := pool.NewMark()
 	ctx = step.Named(ctx, step.Fence, hint.StrategyAdvisory, keys...)
-	outcome, err := server.CheckAndCommit(ctx, conn, mark, func() ([][]string, error) { return server.Query(ctx, conn, l.commitSQL(id, locks, mark)) })
-	if outcome == server.NoWay {
+	outcome, err := server.CheckAndCommit(ctx, c.Conn, mark, func() ([][]string, error) {
+		return c.QueryBlock(ctx, l.commitBlock(c.KnownID(), locks, ends, mark))
+	})
+	switch {
+	case outcome == server.NoWay:
 		l.canCommit.Store(false)
+	case outcome == server.Committed && ends != nil:
+		ends.isFree()
 	}
 	if err != nil {
 		err = terms.Failure("commit", strings.Join(keys, ", "), err)
@@ -64,8 +70,8 @@ func (l *Locker) Commit(ctx context.Context, conn driver.Conn, id uint64, locks 
 	return outcome.Done(), outcome == server.Unknown, err
 }
 
-// commits reports whether Commit has a way on this server. Where the procedure for it has to
-// be looked for, that is done meanwhile, for those who commit later. A MySQL Router shares no
+// commits reports whether Commit has a way on this server. Where the procedures have to be
+// looked for, that is done meanwhile, for those who come later. A MySQL Router shares no
 // connection that has user variables.
 func (l *Locker) commits() bool {
 	calls := !l.info.MariaDB && !l.info.Router && l.table != (schema.Table{})
@@ -86,16 +92,17 @@ func held(locks []*Lock) (keys []string, err error) {
 	return keys, nil
 }
 
-// provide sees to it that the procedure for Commit is there. It is not made on the
-// connection of a transaction, which DDL would commit.
+// provide sees to it that the procedures are there. They are not made on the connection of a
+// transaction, which DDL would commit.
 func (l *Locker) provide() {
 	defer l.running.Done()
 	c, err := l.control.Acquire(l.ctx)
 	if err == nil {
 		defer c.Release()
-		var there bool
-		there, err = l.table.CommitIfProcedure().Provide(l.ctx, c.Conn, l.makes)
-		l.canCommit.Store(there)
+		var there []bool
+		if there, err = schema.ProvideAll(l.ctx, c.Conn, l.makes, l.table.CommitIfProcedure(), l.table.NamedProcedure()); err == nil {
+			l.canCommit.Store(there[0] && there[1])
+		}
 	}
 	l.looked.Store(err == nil) // else the next one tries again
 }

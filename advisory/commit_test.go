@@ -48,7 +48,7 @@ func (s *scratch) commits() string {
 	if s.MariaDB() {
 		return "BEGIN NOT ATOMIC SAVEPOINT"
 	}
-	return "mysqllock_held1"
+	return "mysqllock_held2"
 }
 
 // write begins a transaction that writes a row.
@@ -129,7 +129,7 @@ func TestCommit(t *testing.T) {
 
 		three := p.acquire("3", time.Second)
 		if !s.MariaDB() {
-			s.Exec(w.Conn.Conn, "DROP PROCEDURE `"+s.Name+"`.mysqllock_held1")
+			s.Exec(w.Conn.Conn, "DROP PROCEDURE `"+s.Name+"`.mysqllock_held2")
 			w.write()
 			refused("dropped", nil, w.check(three))
 			if w.check(three).Commit != nil {
@@ -165,7 +165,7 @@ func TestCommitElsewhere(t *testing.T) {
 				continue
 			}
 			s := s.other(t)
-			s.Exec(s.open(), "DROP PROCEDURE IF EXISTS `"+s.Name+"`.mysqllock_held1")
+			s.Exec(s.open(), "DROP PROCEDURE IF EXISTS `"+s.Name+"`.mysqllock_held2")
 			p := s.process(settings{change: c.change})
 			var tap dbtest.Tap
 			w := p.writer(s.Connect(tap.On))

@@ -8,6 +8,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/step"
 	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
 )
 
 // Lock is a lock on one key. It lasts as long as the connection that holds it. It is
@@ -18,6 +19,11 @@ type Lock struct {
 	name   string
 	ticket *queue.Ticket
 	conn   *lockConn
+	// home is the connection of the transaction that was begun with the lock, and holds it in
+	// place of a lock connection; nil for others. freed: it does not any more. freed is guarded
+	// by the turn of that connection.
+	home   *pool.Conn
+	freed  bool
 	since  time.Time // when the server granted it to this process
 	handed int       // how often it was handed over since then
 	rivals bool      // other processes had it, or waited for it, when it was granted
@@ -46,7 +52,9 @@ func (k *Lock) ConnectionID() uint64 { return k.conn.id }
 // anything else has shown that the server may have ended the connection. A lost lock's
 // error matches lockerr.ErrLost, that of a released one lockerr.ErrClosed.
 func (k *Lock) Err() error {
-	k.conn.look()
+	if k.home == nil {
+		k.conn.look()
+	}
 	k.l.mu.Lock()
 	defer k.l.mu.Unlock()
 	return k.err
@@ -54,7 +62,9 @@ func (k *Lock) Err() error {
 
 // Release hands the lock over to the next caller in the queue. If there is none, it
 // releases the lock on the server, and waits for the answer. It fails with
-// lockerr.ErrLost if the lock was lost. A second call does nothing.
+// lockerr.ErrLost if the lock was lost. A second call does nothing. A lock that its
+// transaction was begun with is released by the COMMIT, or by [Lock.Detach], and Release
+// only ends it.
 func (k *Lock) Release() error {
 	if err := k.Err(); errors.Is(err, lockerr.ErrLost) {
 		return terms.Failure("release", k.key, err)
@@ -67,6 +77,9 @@ func (k *Lock) Release() error {
 	if err := k.end(); errors.Is(err, lockerr.ErrLost) {
 		return terms.Failure("release", k.key, err)
 	} else if err != nil {
+		return nil
+	}
+	if k.home != nil {
 		return nil
 	}
 	if k.ticket.HandOver(l, k) {

@@ -1,6 +1,7 @@
 package advisory
 
 import (
+	"database/sql/driver"
 	"fmt"
 	"math"
 	"strconv"
@@ -8,7 +9,9 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/lockname"
+	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/pool"
 )
 
 // Every statement that acquires a lock first checks that it runs on the connection that
@@ -134,17 +137,35 @@ func (k *lockConn) waitSQL(name string, bound time.Duration) string {
 // checkSQL answers 1 if all locks are held, and the id of the connection that asks.
 func checkSQL(locks []*Lock) string { return "SELECT " + heldSQL(locks) + ", CONNECTION_ID()" }
 
-// commitSQL checks what checkSQL does, and that it runs on the connection with that id, and
-// commits. The answer is 1 if it has. See [schema.Table.CommitIfProcedure]; MariaDB runs
-// the same as an anonymous block. The comment is for those who look for a COMMIT in what
-// the server is doing.
-func (l *Locker) commitSQL(id uint64, locks []*Lock, mark string) string {
-	held := fmt.Sprintf("CONNECTION_ID() = %d AND %s", id, heldSQL(locks))
+// commitBlock checks what checkSQL does, and that it runs on the connection with that id,
+// commits, and takes the lock ends off the connection, unless that is nil. The answer is 1 if
+// it has. See [schema.Table.CommitIfProcedure]; MariaDB runs the same as an anonymous block.
+// The comment is for those who look for a COMMIT in what the server is doing.
+func (l *Locker) commitBlock(id uint64, locks []*Lock, ends *Lock, mark string) pool.Block {
 	if !l.info.MariaDB {
-		return fmt.Sprintf("CALL %s(%s, '%s') /* fence and COMMIT */", l.table.CommitIfProcedure(), held, mark)
+		lock, identity := "NULL", "NULL"
+		if ends != nil {
+			lock, identity = schema.Name(ends.name), schema.Name(ends.conn.identity)
+		}
+		return pool.Block{Text: fmt.Sprintf("CALL %s(CONNECTION_ID() = %d AND %s, '%s', %s, %s) /* fence and COMMIT */",
+			l.table.CommitIfProcedure(), id, heldSQL(locks), mark, lock, identity)}
 	}
-	return fmt.Sprintf("BEGIN NOT ATOMIC SAVEPOINT mysqllock_done; SET @mysqllock_held = COALESCE(%s, 0); "+
-		"IF @mysqllock_held THEN SET @mysqllock_done = '%s'; COMMIT; END IF; SELECT @mysqllock_held; END", held, mark)
+	held, after := fmt.Sprintf("CONNECTION_ID() = %d AND %s", id, heldSQL(locks)), ""
+	values := []driver.Value{mark}
+	if ends != nil {
+		after = "DO RELEASE_LOCK(?), RELEASE_LOCK(?); SET " + schema.Unlimited + "; "
+		values = append(values, ends.name, ends.conn.identity)
+	}
+	if ends != nil && len(locks) == 1 { // most have this text, which can be prepared
+		held = "CONNECTION_ID() = ? AND IS_USED_LOCK(?) = CONNECTION_ID() AND IS_USED_LOCK(?) = CONNECTION_ID()"
+		values = append([]driver.Value{int64(id), ends.conn.identity, ends.name}, values...) //nolint:gosec // connections are counted by one
+	}
+	block := pool.Block{Text: "BEGIN NOT ATOMIC SAVEPOINT mysqllock_done; SET @mysqllock_held = COALESCE(" + held + ", 0); " +
+		"IF @mysqllock_held THEN SET @mysqllock_done = ?; COMMIT; " + after + "END IF; SELECT @mysqllock_held; END", Values: values}
+	if ends == nil || len(locks) > 1 {
+		return pool.Block{Text: block.String()}
+	}
+	return block
 }
 
 // heldSQL is true if all locks are held.

@@ -2,6 +2,7 @@ package advisory
 
 import (
 	"context"
+	"slices"
 	"strconv"
 
 	"github.com/mysqllock/mysqllock/internal/hint"
@@ -53,7 +54,12 @@ func (k kept) Check(ctx context.Context, c *pool.Conn, held []strategy.Held, _ b
 	}
 	check.Fence = fence
 	check.Commit = func(ctx context.Context) (done, unknown bool, err error) {
-		return k.Commit(ctx, c.Conn, id, locks)
+		return k.Commit(ctx, c, locks, nil)
+	}
+	if at := slices.IndexFunc(locks, func(lock *Lock) bool { return lock.home == c }); at >= 0 {
+		check.Release = func(ctx context.Context) (done, unknown bool, err error) {
+			return k.Commit(ctx, c, locks, locks[at])
+		}
 	}
 	return check, nil
 }

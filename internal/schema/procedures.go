@@ -26,7 +26,7 @@ func (t Table) Procedures() []Procedure {
 	return []Procedure{
 		t.LockProcedure(), t.CommitProcedure(), t.WaitProcedure(),
 		t.BeginProcedure(), t.VersionsProcedure(), t.TakeProcedure(), t.GiveProcedure(), t.CommitIfProcedure(),
-		t.PassProcedure(),
+		t.PassProcedure(), t.NamedProcedure(),
 	}
 }
 
@@ -306,15 +306,51 @@ func versionsText(t Table) (parameters, body string) {
 			"  SELECT v_same;\n"
 }
 
+// NamedProcedure acquires a named lock and begins a transaction, if p_may is true, which the
+// caller's statement evaluates, and if nobody has the lock. It answers 1 then, else 0. p_identity
+// is a named lock that only this connection ever has. The connection has the limit of
+// [LimitSilence] from then on. The procedure needs no privilege but that
+// to execute it.
+func (t Table) NamedProcedure() Procedure { return Procedure{t, "_named1", namedText} }
+
+func namedText(Table) (parameters, body string) {
+	return "p_may BOOL, p_lock VARCHAR(64) CHARACTER SET utf8mb4, p_identity VARCHAR(64) CHARACTER SET utf8mb4, p_seconds INT UNSIGNED",
+		"  DECLARE v_got BOOL DEFAULT IF(p_may, GET_LOCK(p_lock, 0), FALSE);\n" +
+			"  IF v_got THEN\n" +
+			"    DO GET_LOCK(p_identity, 0);\n" +
+			"    " + LimitSilence("p_seconds") + ";\n" +
+			"    START TRANSACTION;\n" +
+			"  END IF;\n" +
+			"  SELECT COALESCE(v_got, 0);\n"
+}
+
+// LimitSilence is the statement that has the server end the connection when it has been silent
+// for so many seconds, at the latest, until Unlimited is set. Meanwhile [server.LimitSilence] may
+// set another limit, for which it has another variable.
+func LimitSilence(seconds string) string {
+	return "SET @mysqllock_waits = @@SESSION.wait_timeout, SESSION wait_timeout = LEAST(@@SESSION.wait_timeout, " + seconds + ")"
+}
+
+// Unlimited is the assignment of what was set before [LimitSilence].
+const Unlimited = "SESSION wait_timeout = @mysqllock_waits"
+
 // CommitIfProcedure commits if p_held is true, which the caller's statement evaluates, and
-// answers 1; else it leaves the transaction open and answers 0. Its savepoint and p_mark are
-// those of CommitProcedure. It needs no privilege but that to execute it.
-func (t Table) CommitIfProcedure() Procedure { return Procedure{t, "_held1", commitIfText} }
+// answers 1; else it leaves the transaction open and answers 0. After the COMMIT it takes back
+// what NamedProcedure has done, unless p_lock is NULL. Its savepoint and p_mark are those of
+// CommitProcedure. It needs no privilege but that to execute it.
+func (t Table) CommitIfProcedure() Procedure { return Procedure{t, "_held2", commitIfText} }
 
 func commitIfText(Table) (parameters, body string) {
-	return "p_held BOOL, p_mark VARCHAR(64) CHARACTER SET utf8mb4",
+	return "p_held BOOL, p_mark VARCHAR(64) CHARACTER SET utf8mb4, p_lock VARCHAR(64) CHARACTER SET utf8mb4, p_identity VARCHAR(64) CHARACTER SET utf8mb4",
 		"  SAVEPOINT mysqllock_done;\n" +
-			"  IF p_held THEN SET @mysqllock_done = p_mark; COMMIT; END IF;\n" +
+			"  IF p_held THEN\n" +
+			"    SET @mysqllock_done = p_mark;\n" +
+			"    COMMIT;\n" +
+			"    IF p_lock IS NOT NULL THEN\n" +
+			"      DO RELEASE_LOCK(p_lock), RELEASE_LOCK(p_identity);\n" +
+			"      SET " + Unlimited + ";\n" +
+			"    END IF;\n" +
+			"  END IF;\n" +
 			"  SELECT COALESCE(p_held, 0);\n"
 }
 

@@ -71,6 +71,9 @@ type Request struct {
 type Beginning struct {
 	Options driver.TxOptions
 
+	// Ends: what is taken ends with the transaction, whatever becomes of that.
+	Ends bool
+
 	// Free reports whether Connect need not wait for somebody else's connection, as a
 	// caller that has taken the lock already should not. Connect returns the connection,
 	// which has no transaction open, and its turn. Done gives both back, once, after Begun

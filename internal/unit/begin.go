@@ -90,7 +90,7 @@ func (c *Conn) beginning(s *scope, h *hint.Hint, w handle.Wanted, wait handle.Bu
 		return nil
 	}
 	light := c.link == nil
-	b := &strategy.Beginning{Options: opts}
+	b := &strategy.Beginning{Options: opts, Ends: len(s.guards) == 0 && !s.decided}
 	b.Free = func() bool { return c.link != nil || c.k.Apps().Ready() }
 	b.Connect = func(ctx context.Context) (*pool.Conn, error) {
 		if err := c.needClean(ctx, s, h, wait.Left(), false); err != nil {
