@@ -99,9 +99,9 @@ func (a *attempt) beginOn(ctx context.Context, c *pool.Conn) (lock *Lock, refuse
 	case server.Missing(err) || server.Denied(err): // dropped, or not ours to execute
 		a.canCommit.Store(false)
 		return nil, false, nil
-	case err == nil && len(rows) == 1 && rows[0][0] == "0":
-		return nil, true, nil
-	case err == nil && len(rows) == 1 && rows[0][0] == "1" && ctx.Err() == nil:
+	case err == nil && len(rows) == 1 && rows[0][0] != "1":
+		return nil, rows[0][0] == "0", nil
+	case err == nil && len(rows) == 1 && ctx.Err() == nil:
 		if a.carry(lock) {
 			return lock, false, nil
 		}
@@ -115,7 +115,7 @@ func (a *attempt) beginOn(ctx context.Context, c *pool.Conn) (lock *Lock, refuse
 }
 
 // beginBlock acquires lock on its home, if nobody has it, and begins a transaction. The
-// answer is 1 if it has. See [schema.Table.NamedProcedure]; MariaDB runs the same as an
+// answer is 1 if it has, 0 if somebody has the lock, and else NULL. See [schema.Table.NamedProcedure]; MariaDB runs the same as an
 // anonymous block.
 func (l *Locker) beginBlock(lock *Lock) pool.Block {
 	k, seconds := lock.conn, int64(l.ttl/time.Second)
@@ -124,8 +124,8 @@ func (l *Locker) beginBlock(lock *Lock) pool.Block {
 			l.table.NamedProcedure(), k.id, lock.name, k.identity, seconds)}
 	}
 	return pool.Block{
-		Text: "BEGIN NOT ATOMIC SET @mysqllock_held = IF(CONNECTION_ID() = ?, IF(@@read_only, 0, IF(@@innodb_read_only, 0, GET_LOCK(?, 0))), 0); " +
-			"IF @mysqllock_held THEN DO GET_LOCK(?, 0); " + schema.LimitSilence("?") + "; START TRANSACTION; END IF; SELECT COALESCE(@mysqllock_held, 0); END",
+		Text: "BEGIN NOT ATOMIC SET @mysqllock_held = IF(CONNECTION_ID() = ?, IF(@@read_only, NULL, IF(@@innodb_read_only, NULL, GET_LOCK(?, 0))), NULL); " +
+			"IF @mysqllock_held THEN DO GET_LOCK(?, 0); " + schema.LimitSilence("?") + "; START TRANSACTION; END IF; SELECT @mysqllock_held; END",
 		Values: []driver.Value{int64(k.id), lock.name, k.identity, seconds}, //nolint:gosec // connections are counted by one
 	}
 }

@@ -16,14 +16,20 @@ import (
 // begin asks for a lock, and for a transaction that may begin meanwhile.
 func (w *writer) begin(ctx context.Context, wait time.Duration) (*advisory.Lock, error) {
 	w.b.Begun = false
-	w.b.Connect = func(ctx context.Context) (*pool.Conn, error) { return w.Conn, w.AwaitTurn(ctx) }
-	w.b.Done = w.EndTurn
+	if w.b.Connect == nil {
+		w.b.Connect, w.b.Done = connects(w), w.EndTurn
+	}
 	if w.b.Free == nil {
 		w.b.Free = func() bool { return true }
 	}
 	r := request("k", wait)
 	r.Begin = &w.b
 	return w.p.Acquire(ctx, r)
+}
+
+// connects gives the turn of w's connection.
+func connects(w *writer) func(context.Context) (*pool.Conn, error) {
+	return func(ctx context.Context) (*pool.Conn, error) { return w.Conn, w.AwaitTurn(ctx) }
 }
 
 // tapped is process with a tap on the connections that have locks.

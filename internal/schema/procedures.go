@@ -306,8 +306,9 @@ func versionsText(t Table) (parameters, body string) {
 			"  SELECT v_same;\n"
 }
 
-// NamedProcedure acquires a named lock and begins a transaction, if p_may is true, which the
-// caller's statement evaluates, and if nobody has the lock. It answers 1 then, else 0. p_identity
+// NamedProcedure acquires a named lock and begins a transaction if nobody has the lock. It
+// answers 1 then, else 0; or NULL if p_may, which the caller's statement evaluates, is not true,
+// or if the server does not say who has it. p_identity
 // is a named lock that only this connection ever has. The connection has the limit of
 // [LimitSilence] from then on. The procedure needs no privilege but that
 // to execute it.
@@ -315,13 +316,13 @@ func (t Table) NamedProcedure() Procedure { return Procedure{t, "_named1", named
 
 func namedText(Table) (parameters, body string) {
 	return "p_may BOOL, p_lock VARCHAR(64) CHARACTER SET utf8mb4, p_identity VARCHAR(64) CHARACTER SET utf8mb4, p_seconds INT UNSIGNED",
-		"  DECLARE v_got BOOL DEFAULT IF(p_may, GET_LOCK(p_lock, 0), FALSE);\n" +
+		"  DECLARE v_got BOOL DEFAULT IF(p_may, GET_LOCK(p_lock, 0), NULL);\n" +
 			"  IF v_got THEN\n" +
 			"    DO GET_LOCK(p_identity, 0);\n" +
 			"    " + LimitSilence("p_seconds") + ";\n" +
 			"    START TRANSACTION;\n" +
 			"  END IF;\n" +
-			"  SELECT COALESCE(v_got, 0);\n"
+			"  SELECT v_got;\n"
 }
 
 // LimitSilence is the statement that has the server end the connection when it has been silent
