@@ -260,6 +260,140 @@ func TestAdvisoryStatementsPerPath(t *testing.T) {
 	})
 }
 
+// knowsHome waits until the handle knows how to begin a transaction with the lock on its own
+// connection.
+func (s *scratch) knowsHome(db *sql.DB) {
+	s.T.Helper()
+	dbtest.Soon(s.T, "it is known how to begin", func() bool {
+		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(s.T), "known", lockctx.Advisory()), nil)
+		dbtest.OK(s.T, err)
+		defer tx.Rollback()
+		var id int64
+		dbtest.OK(s.T, tx.QueryRow("SELECT CONNECTION_ID()").Scan(&id))
+		return s.named("known") == id
+	})
+}
+
+// TestAdvisoryHome: a lock that goes with the transaction is held by its connection, whatever
+// runs in it; one that may outlive the transaction is not.
+func TestAdvisoryHome(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for _, params := range []string{"", "&maxConns=8"} {
+			db := s.open("lockStrategy=advisory" + params)
+			s.knowsHome(db)
+			own := func(what string, tx *sql.Tx, key string, want bool) {
+				t.Helper()
+				var id int64
+				dbtest.OK(t, tx.QueryRow("SELECT CONNECTION_ID()").Scan(&id))
+				if got := s.named(key) == id; got != want {
+					t.Errorf("%s%s: %v, want %v", what, params, got, want)
+				}
+			}
+			// A read outside a transaction decides under one key, and a transaction under
+			// another changes nothing: the unit of work goes on, with both.
+			ctx, cancel := context.WithCancel(dbtest.Limited(t))
+			defer cancel()
+			ctx = lockctx.With(ctx, "a")
+			var stock int
+			dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&stock))
+			tx, err := db.BeginTx(lockctx.With(ctx, "b"), nil)
+			dbtest.OK(t, err)
+			own("may outlive it", tx, "b", false)
+			dbtest.OK(t, tx.Commit())
+			s.wantNamed("a", true)
+			s.wantNamed("b", true)
+			cancel()
+			dbtest.Soon(t, "the end of the context gives them back", func() bool { return s.named("a")+s.named("b") == 0 })
+
+			// A hold inside the transaction joins it, and so does a transaction in that.
+			ctx = lockctx.With(dbtest.Limited(t), "k")
+			tx, err = db.BeginTx(ctx, nil)
+			dbtest.OK(t, err)
+			own("transaction", tx, "k", true)
+			dbtest.OK(t, mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
+				inner, err := db.BeginTx(ctx, nil)
+				dbtest.OK(t, err)
+				dbtest.Exec(t, inner, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+				return inner.Commit()
+			}))
+			own("after the hold", tx, "k", true)
+			if err := mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { return nil }, lockctx.NoWait()); !errors.Is(err, mysqllock.ErrLocked) {
+				t.Errorf("somebody else: %v", err)
+			}
+			dbtest.OK(t, tx.Commit())
+			s.wantNamed("k", false)
+			s.wantStock(1, stock-1)
+			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { return nil }, lockctx.NoWait()))
+
+			// The caller's context ends, database/sql rolls back, and the connection is used
+			// again.
+			ctx, cancel = context.WithCancel(dbtest.Limited(t))
+			tx, err = db.BeginTx(lockctx.With(ctx, "k"), nil)
+			dbtest.OK(t, err)
+			own("cancelled", tx, "k", true)
+			cancel()
+			dbtest.Soon(t, "it is rolled back", func() bool { return s.named("k") == 0 })
+
+			// An error of the server that rolls back; then the lock goes at once, although
+			// the caller has not said Rollback yet.
+			tx, err = db.BeginTx(lockctx.With(dbtest.Limited(t), "d"), nil)
+			dbtest.OK(t, err)
+			own("deadlock", tx, "d", true)
+			_, err = tx.Exec("SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213")
+			dbtest.Want(t, err, mysqllock.ErrDeadlock)
+			s.wantNamed("d", false)
+			dbtest.OK(t, tx.Rollback())
+			s.wantStock(1, stock-1)
+			dbtest.Exec(t, db, "UPDATE p SET stock = stock + 1 WHERE id = 1")
+			dbtest.OK(t, db.Close())
+		}
+	})
+}
+
+// TestAdvisoryHomeIsKept: an idle transaction that holds its lock is kept alive, by pings that
+// never come into a statement of the application's; and its loss is noticed.
+func TestAdvisoryHomeIsKept(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for _, params := range []string{"", "&maxConns=8"} {
+			db := s.open("lockStrategy=advisory&lockTTL=1s" + params)
+			s.knowsHome(db)
+			tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
+			dbtest.OK(t, err)
+			dbtest.Exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+			time.Sleep(1500 * time.Millisecond)
+			stmt, err := tx.Prepare("SELECT id FROM p ORDER BY id")
+			dbtest.OK(t, err)
+			rows, err := stmt.Query()
+			dbtest.OK(t, err)
+			n := 0
+			for ; rows.Next(); n++ {
+				time.Sleep(700 * time.Millisecond) // longer than between two pings
+			}
+			dbtest.OK(t, rows.Err())
+			dbtest.OK(t, rows.Close())
+			dbtest.Exec(t, tx, "DO SLEEP(1.5)") // longer than the TTL
+			if s.named("k") == 0 || n == 0 {
+				t.Errorf("%s: it is not held, or %d rows", params, n)
+			}
+			dbtest.OK(t, tx.Commit())
+			s.wantNamed("k", false)
+
+			tx, err = db.BeginTx(lockctx.With(dbtest.Limited(t), "lost"), nil)
+			dbtest.OK(t, err)
+			dbtest.Exec(t, tx, "UPDATE p SET stock = 0 WHERE id = 1")
+			dbtest.Exec(t, s.plain, fmt.Sprintf("KILL %d", s.named("lost")))
+			time.Sleep(1500 * time.Millisecond) // a ping has failed
+			_, err = tx.Exec("UPDATE p SET stock = 0 WHERE id = 1")
+			dbtest.Want(t, err, mysqllock.ErrLost)
+			dbtest.Want(t, tx.Commit(), mysqllock.ErrLost)
+			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "lost", func(context.Context) error { return nil }, lockctx.NoWait()))
+			dbtest.Exec(t, db, "UPDATE p SET stock = stock + 1 WHERE id = 1")
+			s.wantStock(1, 10)
+			dbtest.OK(t, db.Close())
+		}
+	})
+}
+
 // TestManyAdvisoryHolds of one handle are on two connections, and there is no other.
 func TestManyAdvisoryHolds(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {

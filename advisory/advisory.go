@@ -64,7 +64,6 @@ package advisory
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -152,12 +151,11 @@ type Locker struct {
 
 	mu        sync.Mutex
 	closed    bool
-	lockConns []*lockConn        // the oldest first
-	carried   map[*Lock]struct{} // that the connections of their transactions hold
-	opening   *opening           // a further lock connection
-	waitConns int                // connections on which a caller waits in the server
-	pollers   int                // callers that poll, since there is no connection for them to wait on
-	watching  bool               // the goroutine that looks after the lock connections is running
+	lockConns []*lockConn // the oldest first
+	opening   *opening    // a further lock connection
+	waitConns int         // connections on which a caller waits in the server
+	pollers   int         // callers that poll, since there is no connection for them to wait on
+	watching  bool        // the goroutine that looks after the lock connections is running
 }
 
 // New returns a Locker. It sends nothing to the server before the first lock. Close
@@ -168,7 +166,7 @@ func New(cfg Config) *Locker {
 		conns: cfg.Conns, control: cfg.Control, queue: cfg.Queue, table: cfg.Table, makes: cfg.Auto, namespace: cfg.Namespace, owner: cfg.Owner, info: cfg.Info,
 		enough: max(1, min(2, cfg.Conns.Stat().Max-1)), // one is left to wait on
 		ttl:    ttl, limit: ttl - ttl/10, pulse: min(500*time.Millisecond, ttl/4), linger: min(2*time.Second, ttl/4),
-		carried: make(map[*Lock]struct{}), readTimeout: cfg.ReadTimeout, handOvers: cfg.HandOvers, handOverTime: cfg.HandOverTime, unsafe: cfg.Unsafe,
+		readTimeout: cfg.ReadTimeout, handOvers: cfg.HandOvers, handOverTime: cfg.HandOverTime, unsafe: cfg.Unsafe,
 	}
 	l.canCommit.Store(cfg.Info.MariaDB && !cfg.Info.Router)
 	l.ctx, l.stop = context.WithCancelCause(context.Background())
@@ -195,16 +193,13 @@ func (l *Locker) Close() {
 		return
 	}
 	l.closed = true
-	conns, carried := slices.Clone(l.lockConns), slices.Collect(maps.Keys(l.carried))
+	conns := slices.Clone(l.lockConns)
 	l.running.Add(1)
 	l.mu.Unlock()
 
 	l.stop(lockerr.ErrClosed)
 	for _, k := range conns {
 		k.lose(lockerr.ErrClosed)
-	}
-	for _, lock := range carried {
-		lock.loseHome(lockerr.ErrClosed)
 	}
 	l.running.Done()
 	l.running.Wait()

@@ -3,7 +3,6 @@ package advisory
 import (
 	"context"
 	"database/sql/driver"
-	"errors"
 	"fmt"
 	"time"
 
@@ -18,9 +17,9 @@ import (
 // A transaction under an advisory lock costs no round trip more than one without: one
 // statement acquires the lock and begins the transaction, another one checks the lock,
 // commits, and releases it. Both run on the transaction's own connection, its home, which
-// holds the lock meanwhile. What is promised of lock connections is so of a home: the server
-// ends it when it was silent for the TTL, the Locker pings it while its transaction is idle,
-// and it has an identity.
+// holds the lock meanwhile. As a lock connection it has an identity, and the server ends it
+// when it was silent for the TTL; as that of a row lock it is kept alive by the unit of work,
+// which is also told when it is lost. Close of the Locker leaves it alone.
 //
 // It is for a key that is free, and for what ends with the transaction. A caller that others
 // of its process wait for in line, or that is in line itself, has the lock on a lock
@@ -44,7 +43,7 @@ func (a *attempt) tryBegin(ctx context.Context, over *Lock) (*Lock, error) {
 			return nil, err
 		}
 		lock, refused, err := a.beginOn(ctx, c)
-		b.Begun = lock != nil
+		b.Begun, b.Limited = lock != nil, lock != nil
 		b.Done()
 		if lock != nil || refused || err != nil {
 			return lock, err
@@ -80,8 +79,9 @@ func (a *attempt) begin(ctx context.Context) {
 	a.begun = c
 }
 
-// canBegin reports whether a transaction can begin with the lock on this server.
-func (l *Locker) canBegin() bool { return l.commits() && l.info.Topology == "" && !l.unsafe }
+// canBegin reports whether a transaction can begin with the lock on this server, as far as is
+// known. What lockUnsafe allows is left to lock connections.
+func (l *Locker) canBegin() bool { return l.commits() && !l.unsafe }
 
 // beginOn acquires the lock on c, whose turn is the caller's, and begins a transaction. It
 // returns nil if somebody else has the lock, which is refused, or if the lock must be asked for
@@ -102,9 +102,8 @@ func (a *attempt) beginOn(ctx context.Context, c *pool.Conn) (lock *Lock, refuse
 	case err == nil && len(rows) == 1 && rows[0][0] != "1":
 		return nil, rows[0][0] == "0", nil
 	case err == nil && len(rows) == 1 && ctx.Err() == nil:
-		if a.carry(lock) {
-			return lock, false, nil
-		}
+		lock.ticket.Granted(k.holder)
+		return lock, false, nil
 	}
 	c.Taint()
 	_ = c.Conn.Close() // with what it may have acquired
@@ -115,8 +114,8 @@ func (a *attempt) beginOn(ctx context.Context, c *pool.Conn) (lock *Lock, refuse
 }
 
 // beginBlock acquires lock on its home, if nobody has it, and begins a transaction. The
-// answer is 1 if it has, 0 if somebody has the lock, and else NULL. See [schema.Table.NamedProcedure]; MariaDB runs the same as an
-// anonymous block.
+// answer is 1 if it has, 0 if somebody has the lock, and else NULL. See
+// [schema.Table.NamedProcedure]; MariaDB runs the same as an anonymous block.
 func (l *Locker) beginBlock(lock *Lock) pool.Block {
 	k, seconds := lock.conn, int64(l.ttl/time.Second)
 	if !l.info.MariaDB {
@@ -128,21 +127,6 @@ func (l *Locker) beginBlock(lock *Lock) pool.Block {
 			"IF @mysqllock_held THEN DO GET_LOCK(?, 0); " + schema.LimitSilence("?") + "; START TRANSACTION; END IF; SELECT @mysqllock_held; END",
 		Values: []driver.Value{int64(k.id), lock.name, k.identity, seconds}, //nolint:gosec // connections are counted by one
 	}
-}
-
-// carry notes a lock that its home has been granted, unless the Locker is closed.
-func (a *attempt) carry(lock *Lock) bool {
-	l := a.Locker
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
-		return false
-	}
-	lock.lost = a.r.Lost
-	lock.ticket.Granted(lock.conn.holder)
-	l.carried[lock] = struct{}{}
-	l.watchOver()
-	return true
 }
 
 // Detach takes the lock off the connection of the transaction that was begun with it, once
@@ -165,57 +149,6 @@ func (k *Lock) Detach() (err error) {
 // isFree notes that the home has the lock no more, or will soon be gone.
 func (k *Lock) isFree() {
 	k.freed = true
-	l := k.l
-	l.mu.Lock()
-	delete(l.carried, k)
-	if k.err == nil {
-		k.err = lockerr.ErrClosed
-	}
-	l.mu.Unlock()
+	_ = k.end()
 	k.ticket.Leave()
-}
-
-// pingHome makes sure that the transaction of the lock is still there. If a statement is
-// running, that will tell.
-func (k *Lock) pingHome() {
-	c, l := k.home, k.l
-	if !c.TryTurn() {
-		return
-	}
-	l.mu.Lock()
-	_, on := l.carried[k]
-	l.mu.Unlock()
-	if !on {
-		c.EndTurn()
-		return
-	}
-	var err error
-	if s := c.Silence(); s >= l.limit {
-		err = fmt.Errorf("the transaction's connection was silent for %v, with a lockTTL of %v", s.Round(time.Millisecond), l.ttl)
-	} else {
-		ctx, cancel := context.WithTimeout(step.For(l.ctx, step.Renew), l.limit-s)
-		err = c.Ping(ctx)
-		cancel()
-	}
-	c.EndTurn()
-	if err != nil {
-		k.loseHome(err)
-	}
-}
-
-// loseHome ends the lock, once, and tells the holder, who detaches it.
-func (k *Lock) loseHome(cause error) {
-	if !errors.Is(cause, lockerr.ErrClosed) {
-		cause = lockerr.With(lockerr.ErrLost, cause)
-	}
-	l := k.l
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.carried, k)
-	if k.err != nil {
-		return
-	}
-	if k.err = cause; k.lost != nil {
-		go k.lost(cause)
-	}
 }

@@ -15,13 +15,8 @@ func (l *Locker) Holder(ctx context.Context, key string) *lockerr.Holder {
 	h := l.holderOf(ctx, Name(l.namespace, key))
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if h == nil || slices.ContainsFunc(l.lockConns, func(k *lockConn) bool { return k.id == h.ConnectionID }) {
+	if h != nil && slices.ContainsFunc(l.lockConns, func(k *lockConn) bool { return k.id == h.ConnectionID }) {
 		return nil
-	}
-	for lock := range l.carried {
-		if lock.conn.id == h.ConnectionID {
-			return nil
-		}
 	}
 	return h
 }

@@ -6,14 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/mysqllock/mysqllock/advisory"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
@@ -111,9 +109,6 @@ func TestHome(t *testing.T) {
 			}
 			if n := s.One(conn, "SELECT @@SESSION.wait_timeout"); n != "30" {
 				t.Errorf("%s: the server would end it after %s s", what, n)
-			}
-			if h := p.Holder(dbtest.Limited(t), "k"); h != nil {
-				t.Errorf("%s: somebody else is said to have it: %+v", what, h)
 			}
 			if h := other.Holder(dbtest.Limited(t), "k"); h == nil || h.ConnectionID != w.KnownID() {
 				t.Errorf("%s: %+v is said to have it", what, h)
@@ -266,8 +261,8 @@ func TestHomeInVain(t *testing.T) {
 	})
 }
 
-// TestHomeLost: what the transaction's connection does not have any more is not committed, and
-// whose connection is lost is told.
+// TestHomeLost: what the transaction's connection does not have any more is not committed; and
+// the server ends a connection of which it hears nothing.
 func TestHomeLost(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.homes(settings{})
@@ -283,38 +278,6 @@ func TestHomeLost(t *testing.T) {
 		dbtest.OK(t, lock.Release())
 		dbtest.OK(t, lock.Detach())
 		w.clean("released by the application")
-
-		// Idle for longer than the server allows, but pinged; then it is killed.
-		short := s.homes(settings{ttl: time.Second})
-		w = short.writer(s.Connect())
-		var told atomic.Pointer[error]
-		r := request("k", 0)
-		w.b = strategy.Beginning{Ends: true, Free: func() bool { return true }, Done: w.EndTurn}
-		w.b.Connect = connects(w)
-		r.Begin, r.Lost = &w.b, func(err error) { told.Store(&err) }
-		lock, err := short.Acquire(dbtest.Limited(t), r)
-		dbtest.OK(t, err)
-		dbtest.OK(t, w.AwaitTurn(dbtest.Limited(t)))
-		if n := s.One(w.Conn.Conn, "SELECT @@SESSION.wait_timeout"); n != "1" {
-			t.Errorf("the server would end it after %s s", n)
-		}
-		w.EndTurn()
-		time.Sleep(2500 * time.Millisecond)
-		if id := s.holder(s.open(), "k"); id != fmt.Sprint(w.KnownID()) || lock.Err() != nil {
-			t.Fatalf("idle: %q has it, %v", id, lock.Err())
-		}
-		s.Exec(s.open(), fmt.Sprintf("KILL %d", w.KnownID()))
-		dbtest.Soon(t, "it is told", func() bool { return told.Load() != nil })
-		dbtest.OK(t, w.AwaitTurn(dbtest.Limited(t)))
-		dbtest.Want(t, *told.Load(), lockerr.ErrLost)
-		dbtest.Want(t, lock.Err(), lockerr.ErrLost)
-		if _, _, err := short.Commit(dbtest.Limited(t), w.Conn, []*advisory.Lock{lock}, lock); !errors.Is(err, lockerr.ErrLost) {
-			t.Errorf("COMMIT: %v", err)
-		}
-		w.Taint()
-		dbtest.OK(t, lock.Detach())
-		w.EndTurn()
-		short.acquireNext(short.writer(s.Connect()))
 
 		// A process that stands still: nobody pings.
 		dead := s.homes(settings{ttl: time.Second})
@@ -343,21 +306,27 @@ func TestHomeOfShortSession(t *testing.T) {
 	})
 }
 
-// TestHomeClosed: Close tells the holder, and keeps nobody from detaching.
+// TestHomeClosed: Close keeps nobody from committing, or from detaching.
 func TestHomeClosed(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		p := s.homes(settings{})
-		w, lock := p.homed(s.Connect())
-		p.Close()
-		dbtest.Want(t, lock.Err(), lockerr.ErrClosed)
-		if _, _, err := p.Commit(dbtest.Limited(t), w.Conn, []*advisory.Lock{lock}, lock); !errors.Is(err, lockerr.ErrClosed) {
-			t.Errorf("COMMIT: %v", err)
-		}
-		s.Exec(w.Conn.Conn, "ROLLBACK")
-		dbtest.OK(t, lock.Detach())
-		w.clean("closed")
-		if _, err := w.home(); !errors.Is(err, lockerr.ErrClosed) {
-			t.Errorf("after Close: %v", err)
+		for _, commit := range []bool{true, false} {
+			p := s.homes(settings{})
+			w, lock := p.homed(s.Connect())
+			check := w.check(lock)
+			p.Close()
+			if commit {
+				if done, _, err := check.Release(dbtest.Limited(t)); !done || err != nil {
+					t.Errorf("%v, %v", done, err)
+				}
+			} else {
+				s.Exec(w.Conn.Conn, "ROLLBACK")
+			}
+			dbtest.OK(t, lock.Release())
+			dbtest.OK(t, lock.Detach())
+			w.clean(fmt.Sprintf("commit %v", commit))
+			if _, err := w.home(); !errors.Is(err, lockerr.ErrClosed) {
+				t.Errorf("after Close: %v", err)
+			}
 		}
 	})
 }

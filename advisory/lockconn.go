@@ -191,7 +191,10 @@ func (l *Locker) share(k *lockConn) {
 		return
 	}
 	l.lockConns = append(l.lockConns, k)
-	l.watchOver()
+	if !l.watching {
+		l.watching = true
+		l.running.Go(l.watch)
+	}
 }
 
 // do runs r, and waits for the answer as await does.
@@ -518,15 +521,7 @@ func (k *lockConn) look() {
 	}
 }
 
-// watchOver has watch run. The caller holds l.mu.
-func (l *Locker) watchOver() {
-	if !l.watching {
-		l.watching = true
-		l.running.Go(l.watch)
-	}
-}
-
-// watch looks after the connections that hold locks as long as there are any.
+// watch looks after the lock connections as long as there are any.
 func (l *Locker) watch() {
 	tick := time.NewTimer(l.pulse)
 	defer tick.Stop()
@@ -546,9 +541,8 @@ func (l *Locker) watch() {
 	}
 }
 
-// check pings the idle connections that hold locks, or closes those that hold none. It
-// returns those that are overdue, in how long to check again, and whether there is anything
-// left to check.
+// check pings or closes the idle lock connections. It returns those that are overdue, in
+// how long to check again, and whether there is anything left to check.
 func (l *Locker) check() (overdue []*lockConn, next time.Duration, on bool) {
 	next = l.pulse
 	l.mu.Lock()
@@ -571,12 +565,7 @@ func (l *Locker) check() (overdue []*lockConn, next time.Duration, on bool) {
 			l.running.Go(k.ping)
 		}
 	}
-	for lock := range l.carried {
-		if lock.home.Silence() >= l.pulse/2 {
-			l.running.Go(lock.pingHome)
-		}
-	}
-	l.watching = len(l.lockConns)+len(l.carried) > 0 && !l.closed
+	l.watching = len(l.lockConns) > 0 && !l.closed
 	return overdue, next, l.watching
 }
 

@@ -51,6 +51,9 @@ func (c *Conn) begin(ctx context.Context, s *scope, h *hint.Hint, opts driver.Tx
 	case b != nil && b.Begun:
 		u := c.newUnit(l, s, h, c.link.Begun(ctx), opts)
 		u.levels = levels
+		if b.Limited {
+			l.KeepAlive.Keep(c.link, u.lostBehind)
+		}
 		return u, nil
 	}
 	u, err := c.beginApart(ctx, l, s, h, opts, levels, c.k.Requests(l, s.caller(true), wait, w))
