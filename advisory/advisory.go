@@ -8,16 +8,16 @@
 //
 // # What a lock costs
 //
-// All locks of a process are held on a few connections, the lock connections: two,
+// A transaction that is under a lock of its own costs no round trip more than one without:
+// its connection holds the lock, see [Lock.Detach]. One statement acquires the lock and begins
+// the transaction, and one checks the lock, commits, and releases it: on MySQL procedures.
+// When COMMIT has returned, the lock is free, whatever the caller does next and wherever.
+//
+// All other locks of a process are held on a few connections, the lock connections: two,
 // or more if one of them holds more than 10,000 locks. To acquire a lock is one
 // statement, to release it another. Both are prepared on a connection that stays.
 // Requests that arrive while a statement is running go out together in the next one,
 // so the more callers there are, the fewer round trips each of them needs.
-//
-// A transaction under a lock can begin, on its own connection, while the lock is asked
-// for, and one statement checks the lock and commits: on MySQL a procedure. So the lock
-// costs the round trip of its release, which is waited for: when COMMIT has returned, the
-// lock is free, whatever the caller does next and wherever.
 //
 // # What a waiter costs
 //
