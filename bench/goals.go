@@ -89,15 +89,9 @@ var goals = []goal{
 	}},
 	{rowPassedOn, 1.3, false, passedOn(row)},
 	{leasePassedOn, 1.3, false, passedOn(lease)},
-	{"lease, one goroutine, time against etcd's Mutex", 0.7, false, func(r *record, on string) float64 {
-		return r.ratio(label{uncontended, 1, 0, lease, on}, label{uncontended, 1, 0, etcdMutex, onEtcd}, timeEach)
-	}},
-	{"lease, 64 goroutines with keys of their own, locks a second against etcd's Mutex", 2, true, func(r *record, on string) float64 {
-		return r.ratio(label{distinct, 64, 0, lease, on}, label{distinct, 64, 0, etcdMutex, onEtcd}, rate)
-	}},
-	{"lease, 10,000 holds, time to take them against redislock", 3, false, func(r *record, on string) float64 {
-		return r.ratio(label{manyHolds, 10_000, 0, lease, on}, label{manyHolds, 10_000, 0, redisTuned, onRedis}, taking)
-	}},
+	{leaseAlone, 0.7, false, aloneAgainstEtcd(lease)},
+	{leasesApart, 2, true, apartAgainstEtcd(lease)},
+	{leasesTaken, 3, false, takenAgainstRedis(lease)},
 	{"lease, hand-off to another process against GET_LOCK with a commit before and after", 1.3, false, func(r *record, on string) float64 {
 		return r.ratio(label{handOff, 1, 0, lease, on}, label{handOff, 1, 0, getLockNoted, on}, latency)
 	}},
@@ -143,6 +137,9 @@ const (
 	rowGrants         = "row, one key, 64 goroutines, grants a second against GET_LOCK on pinned connections"
 	rowGrantsShared   = "row, one key, 4 processes of 16 goroutines, grants a second against GET_LOCK on pinned connections"
 	rowPassedOn       = "row, hand-off to another process against GET_LOCK on pinned connections"
+	leaseAlone        = "lease, one goroutine, time against etcd's Mutex"
+	leasesApart       = "lease, 64 goroutines with keys of their own, locks a second against etcd's Mutex"
+	leasesTaken       = "lease, 10,000 holds, time to take them against redislock"
 	leasePassedOn     = "lease, hand-off to another process against GET_LOCK on pinned connections"
 )
 
@@ -179,6 +176,11 @@ var bounds = map[string]struct {
 	lockedAim(lease, farDelay):      {leastLease, locked(leastLease, farDelay)},
 	lockedAim(optimistic, 0):        {leastVersion, locked(leastVersion, 0)},
 	lockedAim(optimistic, farDelay): {leastVersion, locked(leastVersion, farDelay)},
+	lockedAim(advisory, 0):          {leastNamed, locked(leastNamed, 0)},
+	lockedAim(advisory, farDelay):   {leastNamed, locked(leastNamed, farDelay)},
+	leaseAlone:                      {"two notes of it, each with the COMMIT that a lease cannot do without,", aloneAgainstEtcd(noteTwice)},
+	leasesApart:                     {"32 notes to a statement, with no waiting, cancelling or wake-up lock,", apartAgainstEtcd(notesMany)},
+	leasesTaken:                     {"32 notes to a statement, with no waiting, cancelling or wake-up lock,", takenAgainstRedis(notesMany)},
 	rowGrants:                       {byHand, againstGetLock(forUpdate, hot, 64)},
 	rowGrantsShared:                 {byHand, againstGetLock(forUpdate, processes, 16)},
 	rowPassedOn:                     {byHand, passedOn(forUpdate)},
@@ -204,6 +206,25 @@ func grants(rivals []string, workload string, n int, contender string) func(*rec
 			}
 		}
 		return r.results.median(label{workload, n, 0, contender, on}, rate) / best
+	}
+}
+
+// aloneAgainstEtcd, apartAgainstEtcd and takenAgainstRedis are what a lease is compared with.
+func aloneAgainstEtcd(contender string) func(*record, string) float64 {
+	return func(r *record, on string) float64 {
+		return r.ratio(label{uncontended, 1, 0, contender, on}, label{uncontended, 1, 0, etcdMutex, onEtcd}, timeEach)
+	}
+}
+
+func apartAgainstEtcd(contender string) func(*record, string) float64 {
+	return func(r *record, on string) float64 {
+		return r.ratio(label{distinct, 64, 0, contender, on}, label{distinct, 64, 0, etcdMutex, onEtcd}, rate)
+	}
+}
+
+func takenAgainstRedis(contender string) func(*record, string) float64 {
+	return func(r *record, on string) float64 {
+		return r.ratio(label{manyHolds, 10_000, 0, contender, on}, label{manyHolds, 10_000, 0, redisTuned, onRedis}, taking)
 	}
 }
 

@@ -53,7 +53,7 @@ func (r *record) page() string {
 	say("### Nobody else wants the key")
 	say("One goroutine takes a lock and gives it back. A request is a statement for MySQL and MariaDB. The columns with a delay have a proxy before every server that delays what passes, each way.")
 	say("![](performance/%s)", plotUncontended)
-	b.WriteString(r.table(append([]string{bare}, locks...), []column{
+	b.WriteString(r.table(append(slices.Clip(alone), notesMany), []column{
 		{"µs", label{Workload: uncontended, N: 1}, timeEach, ""},
 		{"× two bare round trips", label{Workload: uncontended, N: 1}, timeEach, bare},
 		{"requests", label{Workload: uncontended, N: 1}, statements, ""},
@@ -197,7 +197,7 @@ func (r *record) opening() string {
 	say := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n\n", args...) }
 
 	say("## What to decide by")
-	say("**What a lock adds to a transaction**: its time against the same transaction without a lock. Near the server the work of client and server counts, and each commit that a lock needs beside that of the transaction. Some way off the round trips count. A row lock, a lease and a version travel with BEGIN and COMMIT, an advisory lock costs the round trip of its release; other locks are round trips of their own.")
+	say("**What a lock adds to a transaction**: its time against the same transaction without a lock. Near the server the work of client and server counts, and each commit that a lock needs beside that of the transaction. Some way off the round trips count. Our locks travel with BEGIN and COMMIT; other locks are round trips of their own.")
 	var columns []column
 	for _, d := range []struct {
 		title string

@@ -27,6 +27,8 @@ const (
 	getLock      = "GET_LOCK, pinned"
 	getLockNoted = "GET_LOCK, noted in a row"
 	getLocks     = "GET_LOCK, 32 to a statement"
+	noteTwice    = "two notes in a row"
+	notesMany    = "notes in rows, 32 to a statement"
 	queued       = "a queue in the process"
 	forUpdate    = "SELECT … FOR UPDATE"
 	insertDelete = "INSERT, DELETE, sleep"
@@ -71,6 +73,16 @@ func sqlRivals(on string) []contender {
 			Name: getLocks, Server: on,
 			Note: "two connections, which take the locks that 32 callers ask for with one statement: what many at a time cost the server; given back one by one",
 			open: func(ctx context.Context, at addresses, n size) (client, error) { return openTogether(ctx, at[on], n) },
+		},
+		{
+			Name: noteTwice, Server: on,
+			Note: "who has the lock, noted in its row at the beginning and at the end, each with a COMMIT; nothing is looked at, and nobody woken",
+			open: plain(func(db *sql.DB) client { return &notes{db} }),
+		},
+		{
+			Name: notesMany, Server: on,
+			Note: "the same for 32 callers at a time, on two connections",
+			open: func(_ context.Context, at addresses, n size) (client, error) { return openNotesTogether(at[on], n) },
 		},
 		{
 			Name: queued, Server: on,
@@ -181,10 +193,9 @@ func (p *pinned) Lock(ctx context.Context, _ int, key string) (func() error, err
 	}, nil
 }
 
-// together takes locks for several callers at a time.
-type together struct {
-	*sql.DB
-	idle chan *oneAtATime
+// gathering runs what callers at the same time ask for together.
+type gathering struct {
+	run func(context.Context, *batch) // sets conn or err
 
 	mu   sync.Mutex
 	next *batch // fills; nil before the first has come
@@ -198,7 +209,7 @@ type oneAtATime struct {
 type batch struct {
 	keys []any
 	full chan struct{} // closed by the last that fits
-	done chan struct{} // closed when the statement is answered
+	done chan struct{} // closed when it has run
 	conn *oneAtATime
 	err  error
 }
@@ -209,12 +220,51 @@ const (
 	batchDelay = 5 * time.Millisecond
 )
 
+// join returns the batch with key, after it has run.
+func (g *gathering) join(ctx context.Context, key string) *batch {
+	g.mu.Lock()
+	b, first := g.next, g.next == nil
+	if first {
+		b = &batch{full: make(chan struct{}), done: make(chan struct{})}
+		g.next = b
+	}
+	b.keys = append(b.keys, key)
+	if len(b.keys) == batchSize {
+		g.next = nil
+		close(b.full)
+	}
+	g.mu.Unlock()
+	if first {
+		select {
+		case <-b.full:
+		case <-time.After(batchDelay):
+		}
+		g.mu.Lock()
+		if g.next == b {
+			g.next = nil
+		}
+		g.mu.Unlock()
+		g.run(ctx, b)
+		close(b.done)
+	}
+	<-b.done
+	return b
+}
+
+// together takes locks for several callers at a time.
+type together struct {
+	*sql.DB
+	idle chan *oneAtATime
+	gathering
+}
+
 func openTogether(ctx context.Context, address string, n size) (client, error) {
 	db, err := openPlain(address, n)
 	if err != nil {
 		return nil, err
 	}
 	t := &together{DB: db, idle: make(chan *oneAtATime, 2)}
+	t.run = t.take
 	for range cap(t.idle) {
 		conn, err := db.Conn(ctx)
 		if err != nil {
@@ -226,22 +276,7 @@ func openTogether(ctx context.Context, address string, n size) (client, error) {
 }
 
 func (t *together) Lock(ctx context.Context, _ int, key string) (func() error, error) {
-	t.mu.Lock()
-	b, first := t.next, t.next == nil
-	if first {
-		b = &batch{full: make(chan struct{}), done: make(chan struct{})}
-		t.next = b
-	}
-	b.keys = append(b.keys, key)
-	if len(b.keys) == batchSize {
-		t.next = nil
-		close(b.full)
-	}
-	t.mu.Unlock()
-	if first {
-		t.run(ctx, b)
-	}
-	<-b.done
+	b := t.join(ctx, key)
 	return func() error {
 		b.conn.Lock()
 		defer b.conn.Unlock()
@@ -250,17 +285,7 @@ func (t *together) Lock(ctx context.Context, _ int, key string) (func() error, e
 	}, b.err
 }
 
-func (t *together) run(ctx context.Context, b *batch) {
-	defer close(b.done)
-	select {
-	case <-b.full:
-	case <-time.After(batchDelay):
-	}
-	t.mu.Lock()
-	if t.next == b {
-		t.next = nil
-	}
-	t.mu.Unlock()
+func (t *together) take(ctx context.Context, b *batch) {
 	b.conn = <-t.idle
 	defer func() { t.idle <- b.conn }()
 	b.conn.Lock()
@@ -270,6 +295,50 @@ func (t *together) run(ctx context.Context, b *batch) {
 	if b.err == nil && granted < len(b.keys) {
 		b.err = errors.New("GET_LOCK: somebody else has one of the locks")
 	}
+}
+
+// notes keep in a row who has a lock, and look at nothing.
+type notes struct{ *sql.DB }
+
+func (n *notes) Lock(ctx context.Context, _ int, key string) (func() error, error) {
+	return func() error { return n.note(context.WithoutCancel(ctx), nil, key) }, n.note(ctx, 1, key)
+}
+
+// note notes for each of the keys who has it. A row that is not there is made.
+func (n *notes) note(ctx context.Context, owner any, keys ...any) error {
+	var values []any
+	for _, key := range keys {
+		values = append(values, key, owner)
+	}
+	for {
+		_, err := n.ExecContext(ctx, "INSERT INTO rows_of_notes (name, owner, token) VALUES (?, ?, 1)"+strings.Repeat(", (?, ?, 1)", len(keys)-1)+
+			" ON DUPLICATE KEY UPDATE owner = VALUES(owner), token = token + 1", values...)
+		if !refused(err, deadlock) { // as two that make rows may
+			return err
+		}
+	}
+}
+
+// notesTogether are notes for several callers at a time.
+type notesTogether struct {
+	notes
+	takes, frees gathering
+}
+
+func openNotesTogether(address string, n size) (client, error) {
+	db, err := openPlain(address, n)
+	if err != nil {
+		return nil, err
+	}
+	db.SetMaxOpenConns(2) // while one commits, the other batch fills
+	t := &notesTogether{notes: notes{db}}
+	t.takes.run = func(ctx context.Context, b *batch) { b.err = t.note(ctx, 1, b.keys...) }
+	t.frees.run = func(ctx context.Context, b *batch) { b.err = t.note(ctx, nil, b.keys...) }
+	return t, nil
+}
+
+func (t *notesTogether) Lock(ctx context.Context, _ int, key string) (func() error, error) {
+	return func() error { return t.frees.join(context.WithoutCancel(ctx), key).err }, t.takes.join(ctx, key).err
 }
 
 // noted is pinned for those who also keep in a row who has the lock.

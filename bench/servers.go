@@ -303,6 +303,8 @@ var schema = []string{
 	"CREATE PROCEDURE bench.begin_lease() BEGIN UPDATE bench.rows_of_notes SET owner = 1, token = token + 1 WHERE name = '" + product + "'; START TRANSACTION; END",
 	"CREATE PROCEDURE bench.commit_lease() BEGIN UPDATE bench.rows_of_notes SET owner = NULL WHERE name = '" + product + "'; COMMIT; END",
 	"CREATE PROCEDURE bench.begin_version() BEGIN DECLARE v BIGINT; SELECT token INTO v FROM bench.rows_of_notes WHERE name = '" + product + "'; START TRANSACTION; END",
+	"CREATE PROCEDURE bench.begin_named() BEGIN DO GET_LOCK('bench least', 0); START TRANSACTION; END",
+	"CREATE PROCEDURE bench.commit_named() BEGIN COMMIT; DO RELEASE_LOCK('bench least'); END",
 	"CREATE PROCEDURE bench.commit_version() BEGIN UPDATE bench.rows_of_notes SET token = token + 1 WHERE name = '" + product + "'; COMMIT; END",
 }
 

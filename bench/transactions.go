@@ -23,9 +23,10 @@ const (
 	leastRow     = "a row lock in a procedure with BEGIN"
 	leastLease   = "two notes of a lease, with BEGIN and with COMMIT"
 	leastVersion = "a version, read with BEGIN and raised with COMMIT"
+	leastNamed   = "a named lock in a procedure with BEGIN, another with COMMIT"
 )
 
-var leasts = selling(leastRow, leastLease, leastVersion)
+var leasts = selling(leastRow, leastLease, leastVersion, leastNamed)
 
 // busyNames are the ways to sell a product that all sell.
 var busyNames = selling(unlocked, row, inDo, lease, advisory, forUpdate, getLock, redsyncTuned, redisTuned)
@@ -91,6 +92,7 @@ func transactions(on string) (all []contender) {
 	least(leastRow, "CALL begin_row()", "COMMIT")
 	least(leastLease, "CALL begin_lease()", "CALL commit_lease()")
 	least(leastVersion, "CALL begin_version()", "CALL commit_version()")
+	least(leastNamed, "CALL begin_named()", "CALL commit_named()")
 	transaction(forUpdate, false, openPlain, func(ctx context.Context, db *sql.DB, key string) error {
 		return sell(ctx, db, func(tx *sql.Tx) error { return lockRow(ctx, tx, key) })
 	})

@@ -70,10 +70,12 @@ const pauseToTurn = 5 * time.Millisecond
 var (
 	locks   = []string{row, lease, advisory, getLock, forUpdate, insertDelete, redsyncTuned, redisTuned, etcdMutex}
 	waiting = append(slices.Clip(locks), redsyncAsIs, redisAsIs)
-	crowded = append(slices.Clip(waiting), longTurns)    // with what the default could be at the price of fairness
-	inOne   = append(slices.Clip(crowded), queued)       // with what bounds the hot key of one process
-	passing = append(slices.Clip(waiting), getLockNoted) // with what bounds the hand-off of leases
-	keeping = append(slices.Clip(locks), getLocks)       // with what bounds the taking of many
+	crowded = append(slices.Clip(waiting), longTurns)         // with what the default could be at the price of fairness
+	inOne   = append(slices.Clip(crowded), queued)            // with what bounds the hot key of one process
+	passing = append(slices.Clip(waiting), getLockNoted)      // with what bounds the hand-off of leases
+	keeping = append(slices.Clip(locks), getLocks, notesMany) // with what bounds the taking of many
+	ownKeys = append(slices.Clip(locks), notesMany)           // the same where each has its own key
+	alone   = append([]string{bare, noteTwice}, locks...)     // with what bounds one caller
 )
 
 // patience is how long callers may go on waiting after the end of a round. Some
@@ -90,7 +92,7 @@ var crowdSizes = []int{1, 8, 64, 256}
 // round trips count again through proxies.
 func (b *bench) all(delays []time.Duration) error {
 	near := []crowds{
-		{workload: uncontended, names: append([]string{bare}, locks...), workers: 1, own: true, lasting: 50 * time.Millisecond, epochs: 4, rounds: 6},
+		{workload: uncontended, names: alone, workers: 1, own: true, lasting: 50 * time.Millisecond, epochs: 4, rounds: 6},
 		{workload: transaction, names: transactionNames(), workers: 1, lasting: 60 * time.Millisecond, epochs: 3, rounds: 6},
 		{workload: busy, names: busyNames, workers: 64, lasting: hotRound, epochs: 1, rounds: 4},
 		{workload: decision, names: apartNames, workers: 1, lasting: 60 * time.Millisecond, epochs: 2, rounds: 5},
@@ -98,7 +100,7 @@ func (b *bench) all(delays []time.Duration) error {
 		{workload: oneKey, names: oneKeyNames, workers: 100, own: true, lasting: 500 * time.Millisecond, epochs: 2, rounds: 5},
 		{workload: fourKeys, names: fourKeysNames, workers: 24, own: true, lasting: 500 * time.Millisecond, epochs: 2, rounds: 5},
 		{workload: bounded, names: boundedNames, workers: 64, own: true, lasting: 150 * time.Millisecond, epochs: 4, rounds: 15},
-		{workload: distinct, names: locks, workers: 64, own: true, lasting: 200 * time.Millisecond, epochs: 1, rounds: 5},
+		{workload: distinct, names: ownKeys, workers: 64, own: true, lasting: 200 * time.Millisecond, epochs: 1, rounds: 5},
 		{workload: processes, names: crowded, processes: 4, workers: 16, lasting: 600 * time.Millisecond, epochs: 1, rounds: 3},
 	}
 	sizes := crowdSizes
@@ -142,7 +144,7 @@ func (b bench) far(delay time.Duration) (err error) {
 	defer func() { err = errors.Join(err, p.end()) }()
 	b.at, b.delay = p.at, delay
 	all := []crowds{
-		{workload: uncontended, names: append([]string{bare}, locks...), workers: 1, own: true, lasting: 60 * time.Millisecond, epochs: 2, rounds: 4},
+		{workload: uncontended, names: alone, workers: 1, own: true, lasting: 60 * time.Millisecond, epochs: 2, rounds: 4},
 		{workload: transaction, names: transactionNames(), workers: 1, lasting: 80 * time.Millisecond, epochs: 2, rounds: 5},
 		{workload: decision, names: apartNames, workers: 1, lasting: 80 * time.Millisecond, epochs: 2, rounds: 5},
 	}
