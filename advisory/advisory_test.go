@@ -355,7 +355,11 @@ func TestCloseInLine(t *testing.T) {
 		lock := p.acquire("k", 0)
 		failed := make(chan error, 2)
 		wait := func() {
-			_, err := p.Acquire(context.Background(), request("k", time.Minute))
+			lock, err := p.Acquire(context.Background(), request("k", time.Minute))
+			for err == nil { // it was granted at the last moment, and is about to be lost
+				time.Sleep(time.Millisecond)
+				err = lock.Err()
+			}
 			failed <- err
 		}
 		go wait() // offers it to others

@@ -279,7 +279,7 @@ func (u *unit) end() {
 	if u.stop != nil {
 		u.stop()
 	}
-	defer u.detach(u.scope.guards) // after they were given back: then waiters are woken
+	guards := u.scope.guards
 	if u.scope.unit == u {
 		u.scope.unit = nil
 		switch {
@@ -291,6 +291,7 @@ func (u *unit) end() {
 			u.scope.outlived(u.endedBy())
 		}
 	}
+	u.detach(guards) // after they were given back: then waiters are woken
 	if u.hold != nil {
 		u.outlivedHold()
 	}
