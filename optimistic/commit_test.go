@@ -112,7 +112,7 @@ func TestCommit(t *testing.T) {
 
 // compares reports whether a statement compares and commits.
 func compares(text string) bool {
-	return strings.Contains(text, "mysqllock_same") || strings.Contains(text, "_next1`")
+	return strings.Contains(text, "mysqllock_same") || strings.Contains(text, "_next2`")
 }
 
 // TestDisturbedCommit: a KILL QUERY that comes between COMMIT and the answer makes no failure
@@ -307,7 +307,7 @@ func TestBegin(t *testing.T) {
 
 // begins reports whether a statement reads a version and begins.
 func begins(text string) bool {
-	return strings.Contains(text, "START TRANSACTION") || strings.Contains(text, "_seen1`")
+	return strings.Contains(text, "START TRANSACTION") || strings.Contains(text, "_seen2`")
 }
 
 // TestDisturbedBegin: a statement that reads and begins, and is interrupted before or after
@@ -320,7 +320,7 @@ func TestDisturbedBegin(t *testing.T) {
 		for name, o := range map[string]dbtest.Disturbed{
 			"after":         {After: true, Err: &mysql.MySQLError{Number: 1317}},
 			"before BEGIN":  {Text: func(text string) string { return strings.Replace(text, "IF @mysqllock", signal+"IF @mysqllock", 1) }},
-			"after BEGIN":   {Text: func(text string) string { return strings.Replace(text, "END IF; ", "END IF; "+signal, 1) }},
+			"after BEGIN":   {Text: func(text string) string { return strings.Replace(text, "START TRANSACTION; ", "START TRANSACTION; "+signal, 1) }},
 			"cut afterward": {After: true, Err: mysql.ErrInvalidConn},
 		} {
 			if o.Text != nil && !s.MariaDB() {
