@@ -1491,10 +1491,10 @@ func (m *mocked) compares(a answers, fits int) (together *sqlmock.ExpectedQuery,
 		if fits != 0 {
 			is = fmt.Sprintf(" AND token = %d AND versioned = 1 AND owner IS NULL", fits)
 		}
-		return m.ExpectQuery("BEGIN NOT ATOMIC SAVEPOINT mysqllock_done; SET @mysqllock_same = 0; " +
+		return m.ExpectQuery("BEGIN NOT ATOMIC SET @mysqllock_same = 0; " +
 			"SET STATEMENT innodb_lock_wait_timeout = 0, lock_wait_timeout = 0 FOR " +
 			strings.Replace(sqlStep, "x'6b'", "UNHEX(CONVERT('6b' USING ascii))", 1) + is + "; SET @mysqllock_same = @mysqllock_same + ROW_COUNT(); " +
-			"IF @mysqllock_same = 1 THEN SET @mysqllock_done = 'MARK'; COMMIT; ELSE SELECT 0; END IF; END"), nil
+			"IF @mysqllock_same = 1 THEN COMMIT; SET @mysqllock_done = 'MARK'; ELSE SELECT 0; END IF; END"), nil
 	case !a.apart():
 		return m.ExpectQuery(fmt.Sprintf("CALL `shop`.`mysqllock_next2`(x'73686f70', x'6b', %d, NULL, 'MARK') /* versions and COMMIT */", fits)), nil
 	case fits == 0:

@@ -280,8 +280,8 @@ func beginText(t Table) (parameters, body string) {
 // version of 0 is for a row that the transaction has locked. If all rows have their versions,
 // the procedure adds one to each, commits, and returns no result set; else it answers 0 and
 // leaves the transaction open, in which it may have changed some of them. It waits for no row,
-// and for a second while the table's definition is being changed. Its savepoint and p_mark are
-// those of CommitProcedure.
+// and for a second while the table's definition is being changed. After COMMIT it sets
+// @mysqllock_done to p_mark, unless that is NULL: see [server.HasCommitted].
 //
 // UPDATE has no NOWAIT, so one row is locked before. The INSERT for several always hits the
 // rows that it has read: it counts two for each, with and without clientFoundRows in the DSN.
@@ -291,7 +291,6 @@ func versionsText(t Table) (parameters, body string) {
 	return "p_namespace VARBINARY(255), p_name VARBINARY(255), p_version BIGINT UNSIGNED, p_rows TEXT CHARACTER SET utf8mb4,\n" +
 			"  p_mark VARCHAR(64) CHARACTER SET utf8mb4",
 		"  DECLARE v_same BOOL;\n" +
-			"  SAVEPOINT mysqllock_done;\n" +
 			"  IF p_rows IS NULL THEN\n" +
 			"    SELECT /*+ SET_VAR(lock_wait_timeout = 1) */ p_version = 0 OR token = p_version AND " + Settled + " INTO v_same\n" +
 			"      FROM " + t.String() + ofKey + " FOR UPDATE NOWAIT;\n" +
@@ -304,7 +303,7 @@ func versionsText(t Table) (parameters, body string) {
 			"      ON DUPLICATE KEY UPDATE token = r.token + 1, expires = UTC_TIMESTAMP(6);\n" +
 			"    SET v_same = ROW_COUNT() = 2 * JSON_LENGTH(p_rows);\n" +
 			"  END IF;\n" +
-			"  IF v_same THEN IF p_mark IS NOT NULL THEN SET @mysqllock_done = p_mark; END IF; COMMIT; ELSE SELECT 0; END IF;\n"
+			"  IF v_same THEN COMMIT; IF p_mark IS NOT NULL THEN SET @mysqllock_done = p_mark; END IF; ELSE SELECT 0; END IF;\n"
 }
 
 // CommitIfProcedure commits if p_held is true, which the caller's statement evaluates, and
