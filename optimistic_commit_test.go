@@ -32,7 +32,7 @@ func TestOptimisticCommitUnanswered(t *testing.T) {
 			return tx.Commit()
 		}
 		exec := func(ctx context.Context) error { _, err := db.ExecContext(ctx, add); return err }
-		word := "next1"
+		word := "next2"
 		if s.MariaDB() {
 			word = "mysqllock_same"
 		}

@@ -1489,14 +1489,14 @@ func (m *mocked) compares(a answers, fits int) (together *sqlmock.ExpectedQuery,
 	case a.mariadb():
 		is := ""
 		if fits != 0 {
-			is = " AND token = @mysqllock_version AND versioned = 1 AND owner IS NULL"
+			is = fmt.Sprintf(" AND token = %d AND versioned = 1 AND owner IS NULL", fits)
 		}
-		return m.ExpectQuery(fmt.Sprintf("BEGIN NOT ATOMIC SAVEPOINT mysqllock_done; SET @mysqllock_same = 0; "+
-			"SET @mysqllock_name = UNHEX(CONVERT('6b' USING ascii)), @mysqllock_version = %d; SET STATEMENT innodb_lock_wait_timeout = 0, lock_wait_timeout = 0 FOR ", fits) +
-			strings.Replace(sqlStep, "x'6b'", "@mysqllock_name", 1) + is + "; SET @mysqllock_same = @mysqllock_same + ROW_COUNT(); " +
-			"IF @mysqllock_same = 1 THEN SET @mysqllock_done = 'MARK'; COMMIT; END IF; SELECT @mysqllock_same = 1; END"), nil
+		return m.ExpectQuery("BEGIN NOT ATOMIC SET @mysqllock_same = 0; " +
+			"SET STATEMENT innodb_lock_wait_timeout = 0, lock_wait_timeout = 0 FOR " +
+			strings.Replace(sqlStep, "x'6b'", "UNHEX(CONVERT('6b' USING ascii))", 1) + is + "; SET @mysqllock_same = @mysqllock_same + ROW_COUNT(); " +
+			"IF @mysqllock_same = 1 THEN COMMIT; SET @mysqllock_done = 'MARK'; ELSE SELECT 0; END IF; END"), nil
 	case !a.apart():
-		return m.ExpectQuery(fmt.Sprintf("CALL `shop`.`mysqllock_next1`(x'73686f70', '[[\"6b\", %d]]', 'MARK') /* versions and COMMIT */", fits)), nil
+		return m.ExpectQuery(fmt.Sprintf("CALL `shop`.`mysqllock_next2`(x'73686f70', x'6b', %d, NULL, 'MARK') /* versions and COMMIT */", fits)), nil
 	case fits == 0:
 		return nil, m.ExpectExec(sqlStep)
 	}
@@ -1507,7 +1507,7 @@ func (m *mocked) compares(a answers, fits int) (together *sqlmock.ExpectedQuery,
 func (m *mocked) compared(a answers, version int) {
 	together, alone := m.compares(a, version)
 	if together != nil {
-		together.WillReturnRows(column("1"))
+		together.WillReturnRows(sqlmock.NewRows(nil)) // no result set
 		return
 	}
 	alone.WillReturnResult(sqlmock.NewResult(0, 2))
@@ -1538,15 +1538,15 @@ func (m *mocked) refused(a answers, version int, locked bool) {
 // and begin.
 func (m *mocked) provided(a answers) {
 	if !a.apart() && !a.mariadb() {
-		m.expectQuery("SELECT ROUTINE_COMMENT = 'mysqllock' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE' AND ROUTINE_SCHEMA = x'73686f70' AND ROUTINE_NAME = x'6d7973716c6c6f636b5f6e65787431'", "1")
-		m.expectQuery("SELECT ROUTINE_COMMENT = 'mysqllock' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE' AND ROUTINE_SCHEMA = x'73686f70' AND ROUTINE_NAME = x'6d7973716c6c6f636b5f7365656e31'", "1")
+		m.expectQuery("SELECT ROUTINE_COMMENT = 'mysqllock' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE' AND ROUTINE_SCHEMA = x'73686f70' AND ROUTINE_NAME = x'6d7973716c6c6f636b5f6e65787432'", "1")
+		m.expectQuery("SELECT ROUTINE_COMMENT = 'mysqllock' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE' AND ROUTINE_SCHEMA = x'73686f70' AND ROUTINE_NAME = x'6d7973716c6c6f636b5f7365656e32'", "1")
 	}
 }
 
 // begun expects that the version of k is read, and a transaction begun, in one statement where
 // the server has a way for that.
 func (m *mocked) begun(a answers, token int) {
-	if m.opens(a, token, 1) {
+	if m.opens(a, token, true) {
 		return
 	}
 	m.version(a, token, 1)
@@ -1555,27 +1555,29 @@ func (m *mocked) begun(a answers, token int) {
 
 // unsettled is begun where the row is not marked yet.
 func (m *mocked) unsettled(a answers, token int) {
-	if !m.opens(a, token, 0) {
+	if !m.opens(a, token, false) {
 		m.version(a, token, 0)
 	}
 }
 
 // opens expects the statement that reads the version of k and may begin a transaction. It
 // returns false where there is none.
-func (m *mocked) opens(a answers, token, settled int) bool {
-	text := "CALL `shop`.`mysqllock_seen1`(x'73686f70', x'6b')"
+func (m *mocked) opens(a answers, token int, settled bool) bool {
+	text := "CALL `shop`.`mysqllock_seen2`(x'73686f70', x'6b')"
 	switch {
 	case a.apart():
 		return false
 	case a.mariadb():
-		text = "BEGIN NOT ATOMIC SET @mysqllock_name = UNHEX(CONVERT('6b' USING ascii)), @mysqllock_token = NULL, @mysqllock_settled = NULL; SELECT token, versioned = 1 AND owner IS NULL," +
-			" IF((owner IS NOT NULL AND expires > UTC_TIMESTAMP(6)), TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires), 0), owner" +
-			" INTO @mysqllock_token, @mysqllock_settled, @mysqllock_remaining, @mysqllock_owner FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = @mysqllock_name LIMIT 1;" +
-			" IF @mysqllock_settled AND @@tx_isolation <> 'READ-UNCOMMITTED' THEN START TRANSACTION; END IF;" +
-			" SELECT @@tx_isolation, @mysqllock_name, @mysqllock_token, @mysqllock_settled, @mysqllock_remaining, @mysqllock_owner FROM DUAL WHERE @mysqllock_token IS NOT NULL; END"
+		text = "BEGIN NOT ATOMIC SELECT MAX(token) INTO @mysqllock_token FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = UNHEX(CONVERT('6b' USING ascii))" +
+			" AND versioned = 1 AND owner IS NULL AND @@tx_isolation <> 'READ-UNCOMMITTED' LIMIT 1;" +
+			" IF @mysqllock_token IS NOT NULL THEN START TRANSACTION; SELECT @mysqllock_token; END IF; END"
 	}
-	m.ExpectQuery(text).WillReturnRows(sqlmock.NewRows([]string{"isolation", "name", "token", "settled", "remaining", "owner"}).
-		AddRow(a.isolation, "k", token, settled, 0, nil))
+	if settled {
+		m.expectQuery(text, fmt.Sprint(token))
+	} else {
+		m.ExpectQuery(text).WillReturnRows(sqlmock.NewRows(nil)) // no result set
+		m.version(a, token, 0)
+	}
 	return true
 }
 

@@ -71,8 +71,12 @@ func TestCommit(t *testing.T) {
 			s.set("k", "owner = NULL")
 			for _, how := range []string{"FOR UPDATE", "LOCK IN SHARE MODE"} {
 				other, _ := s.lock("k", how)
+				began := time.Now()
 				err := try("locked "+how, false, p.Given("k", k.Number()+1))
 				dbtest.Want(t, err, lockerr.ErrConflict, lockerr.ErrLocked)
+				if d := time.Since(began); d > 20*time.Second {
+					t.Errorf("locked %s: it has waited for %v", how, d)
+				}
 				s.Exec(other, "ROLLBACK")
 			}
 			try("at last", true, p.Given("k", k.Number()+1))
@@ -112,7 +116,7 @@ func TestCommit(t *testing.T) {
 
 // compares reports whether a statement compares and commits.
 func compares(text string) bool {
-	return strings.Contains(text, "mysqllock_same") || strings.Contains(text, "_next1`")
+	return strings.Contains(text, "mysqllock_same") || strings.Contains(text, "_next2`")
 }
 
 // TestDisturbedCommit: a KILL QUERY that comes between COMMIT and the answer makes no failure
@@ -135,7 +139,7 @@ func TestDisturbedCommit(t *testing.T) {
 		cases["full"] = dbtest.DisturbedCommit{Disturbed: dbtest.Disturbed{Err: &mysql.MySQLError{Number: 1205}}}
 		cases["killed at the check"] = dbtest.DisturbedCommit{Disturbed: dbtest.Disturbed{Text: in("SET STATEMENT", signal+" SET STATEMENT")}}
 		cases["killed between"] = dbtest.DisturbedCommit{Disturbed: dbtest.Disturbed{Text: in("IF @mysqllock_same", signal+" IF @mysqllock_same")}}
-		cases["killed at the answer"] = dbtest.DisturbedCommit{Disturbed: dbtest.Disturbed{Text: in("COMMIT;", "COMMIT; "+signal)}, Committed: true, Done: true}
+		cases["killed at the answer"] = dbtest.DisturbedCommit{Disturbed: dbtest.Disturbed{Text: in("COMMIT;", "COMMIT; "+signal)}, Committed: true, Unknown: true}
 		for name, c := range cases {
 			for _, autocommit := range []string{"1", "0"} {
 				t.Run(name+"/autocommit="+autocommit, func(t *testing.T) {
@@ -219,6 +223,59 @@ func TestKilledWhileItCompares(t *testing.T) {
 			if n := s.counter(s.own, "k"); n != 0 {
 				t.Errorf("%s: the counter is %d", kill, n)
 			}
+		}
+	})
+}
+
+// TestKilledAtCommit: FLUSH TABLES WITH READ LOCK holds up the COMMIT of the statement, which is
+// killed there. The server rolls the transaction back, so the caller is not told of a success.
+func TestKilledAtCommit(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		p := s.process()
+		versions := p.remember(nil, "k")
+		gate := func(text string) string {
+			return strings.Replace(text, "COMMIT;", "DO GET_LOCK('gate', 20); COMMIT;", 1)
+		}
+		conn, look := s.Connect(), s.Connect()
+		id := s.One(conn, "SELECT CONNECTION_ID()")
+		d := &dbtest.Disturbed{Conn: conn}
+		if s.MariaDB() {
+			d.At, d.Text = compares, gate
+		} else {
+			procedure := s.table.VersionsProcedure()
+			s.Exec(s.own, "DROP PROCEDURE "+procedure.String())
+			s.Exec(s.own, gate(procedure.DDL()))
+		}
+		s.One(look, "SELECT GET_LOCK('gate', 0)")
+		s.Exec(conn, "START TRANSACTION")
+		s.Exec(conn, setCounter("k", 7))
+		type result struct {
+			done, unknown bool
+			err           error
+		}
+		answer := make(chan result, 1)
+		go func() {
+			done, unknown, err := p.Commit(context.Background(), pool.Adopt(d), versions)
+			answer <- result{done, unknown, err}
+		}()
+		state := func(like string) {
+			t.Helper()
+			dbtest.Soon(t, like, func() bool {
+				return len(s.Query(look, "SELECT 1 FROM information_schema.PROCESSLIST WHERE ID = "+id+" AND STATE LIKE '"+like+"'")) > 0
+			})
+		}
+		state("User lock")
+		s.Exec(s.own, "FLUSH TABLES WITH READ LOCK")
+		s.One(look, "SELECT RELEASE_LOCK('gate')")
+		state("Waiting for % lock")
+		s.Exec(look, "KILL QUERY "+id)
+		r := <-answer
+		s.Exec(s.own, "UNLOCK TABLES")
+		if r.done || !r.unknown || r.err == nil || errors.Is(r.err, lockerr.ErrConflict) {
+			t.Errorf("%+v", r)
+		}
+		if n := s.counter(look, "k"); n != 0 {
+			t.Errorf("the counter is %d", n)
 		}
 	})
 }
@@ -307,7 +364,7 @@ func TestBegin(t *testing.T) {
 
 // begins reports whether a statement reads a version and begins.
 func begins(text string) bool {
-	return strings.Contains(text, "START TRANSACTION") || strings.Contains(text, "_seen1`")
+	return strings.Contains(text, "START TRANSACTION") || strings.Contains(text, "_seen2`")
 }
 
 // TestDisturbedBegin: a statement that reads and begins, and is interrupted before or after
@@ -318,9 +375,11 @@ func TestDisturbedBegin(t *testing.T) {
 		p.remember(nil, "k")
 		const signal = "SIGNAL SQLSTATE '70100' SET MYSQL_ERRNO = 1317; "
 		for name, o := range map[string]dbtest.Disturbed{
-			"after":         {After: true, Err: &mysql.MySQLError{Number: 1317}},
-			"before BEGIN":  {Text: func(text string) string { return strings.Replace(text, "IF @mysqllock", signal+"IF @mysqllock", 1) }},
-			"after BEGIN":   {Text: func(text string) string { return strings.Replace(text, "END IF; ", "END IF; "+signal, 1) }},
+			"after":        {After: true, Err: &mysql.MySQLError{Number: 1317}},
+			"before BEGIN": {Text: func(text string) string { return strings.Replace(text, "IF @mysqllock", signal+"IF @mysqllock", 1) }},
+			"after BEGIN": {Text: func(text string) string {
+				return strings.Replace(text, "START TRANSACTION; ", "START TRANSACTION; "+signal, 1)
+			}},
 			"cut afterward": {After: true, Err: mysql.ErrInvalidConn},
 		} {
 			if o.Text != nil && !s.MariaDB() {

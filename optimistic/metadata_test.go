@@ -37,6 +37,11 @@ func TestTableLocked(t *testing.T) {
 				}
 			}
 		}
+		began := time.Now()
+		done, unknown, err := p.Commit(dbtest.Limited(t), adopt(committing), version)
+		if d := time.Since(began); done || unknown || !errors.Is(err, lockerr.ErrLocked) || d > 10*time.Second {
+			t.Errorf("the commit, after %v: %v, %v, %v", d, done, unknown, err)
+		}
 		p.wantConflict(committing, version...)
 		s.Exec(other, "UNLOCK TABLES")
 		p.remember(nil, "known", "new")

@@ -90,12 +90,15 @@ type Config struct {
 // Locker remembers, compares and sets versions on one server. It need not be closed, and is
 // safe for concurrent use.
 type Locker struct {
-	cfg  Config
-	turn chan struct{} // holds a token while a connection of Control waits for a row; the others never wait
+	cfg   Config
+	begin string        // of beginBlock
+	turn  chan struct{} // holds a token while a connection of Control waits for a row; the others never wait
 }
 
 // New returns a Locker on a table that exists.
-func New(cfg Config) *Locker { return &Locker{cfg: cfg, turn: make(chan struct{}, 1)} }
+func New(cfg Config) *Locker {
+	return &Locker{cfg: cfg, begin: beginText(cfg), turn: make(chan struct{}, 1)}
+}
 
 // Version is a remembered version of a key.
 type Version struct {
@@ -218,6 +221,13 @@ type state struct {
 // read returns the states of the keys as they were last committed, also if the caller's
 // session reads uncommitted rows.
 func (a *attempt) read(ctx context.Context) (states []state, err error) {
+	version, err := a.begun(ctx)
+	switch {
+	case err != nil:
+		return nil, err
+	case version != 0:
+		return []state{{key: a.r.Keys[0], token: version, settled: true}}, nil
+	}
 	began := time.Now()
 	rows, err := a.rows(ctx)
 	if err != nil {
@@ -245,10 +255,7 @@ func (a *attempt) read(ctx context.Context) (states []state, err error) {
 func (a *attempt) rows(ctx context.Context) (rows [][]string, err error) {
 	text := a.readSQL(a.r.Keys)
 	if a.conn != nil {
-		if rows, err = a.begin(ctx); err == nil && len(rows) == 0 {
-			rows, err = server.Query(ctx, a.conn.Conn, text)
-		}
-		if err != nil || !slices.ContainsFunc(rows, untrusted) {
+		if rows, err = server.Query(ctx, a.conn.Conn, text); err != nil || !slices.ContainsFunc(rows, untrusted) {
 			return rows, err
 		}
 	}
@@ -264,33 +271,40 @@ func (a *attempt) rows(ctx context.Context) (rows [][]string, err error) {
 	return rows, err
 }
 
-// begin reads the version of a key and begins the caller's transaction in one statement, if
-// the server has a way for that, and if nothing has to be waited for.
-func (a *attempt) begin(ctx context.Context) (rows [][]string, err error) {
-	if a.r.Begun == nil {
-		return nil, nil
+// begun reads the version of a key and begins the caller's transaction in one statement. It is
+// 0 if the server has no way for that, or if something has to be done before.
+func (a *attempt) begun(ctx context.Context) (version uint64, err error) {
+	if a.r.Begun == nil || a.conn == nil {
+		return 0, nil
 	}
 	block := a.beginBlock(a.r.Keys)
 	if block.Text == "" {
-		return nil, nil
+		return 0, nil
 	}
-	rows, err = a.conn.QueryBlock(ctx, block)
+	rows, err := a.conn.QueryBlock(ctx, block)
 	switch {
+	case err == nil && rows == nil:
+		return 0, nil
+	case err == nil && len(rows) == 1:
+		version, err = strconv.ParseUint(rows[0][0], 10, 64)
 	case err == nil:
-		*a.r.Begun = begins(rows)
-		return rows, nil
+		err = errors.New("the server has begun a transaction, and does not tell the key's version")
 	case !a.cfg.Info.MariaDB && (server.Missing(err) || server.Denied(err)): // dropped, or not ours to execute
 		a.cfg.Rows.NoBegin()
-		return nil, nil
+		return 0, nil
 	case errors.Is(err, driver.ErrBadConn):
-		return nil, err
+		return 0, err
+	}
+	if err == nil {
+		*a.r.Begun = true
+		return version, nil
 	}
 	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUp+a.cfg.TTL)
 	defer cancel()
 	if server.Exec(own, a.conn.Conn, "ROLLBACK") != nil { // it may have begun
 		_ = a.conn.Close()
 	}
-	return nil, err
+	return 0, err
 }
 
 // newState reads a row of the answer to a statement that was sent at began.

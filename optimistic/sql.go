@@ -36,32 +36,32 @@ func (l *Locker) isolation() string {
 	return "@@transaction_isolation"
 }
 
-// beginBlock is readSQL for one key, and BEGIN if [begins] says so of the answer. It has no
-// text if there is no way for that. See [schema.Table.BeginProcedure] for what comes in which
-// order, and why. The block of MariaDB has variables of the session's, since sql_mode ORACLE
-// declares others elsewhere.
-func (l *Locker) beginBlock(keys []string) pool.Block {
-	if len(keys) != 1 || l.cfg.Info.Topology != "" || l.cfg.Info.Router {
-		return pool.Block{}
+// beginText is the text of beginBlock that is the same for all keys. The block of MariaDB has
+// a variable of the session's, since sql_mode ORACLE declares others elsewhere; MAX sets it
+// also if there is no row.
+func beginText(cfg Config) string {
+	namespace := schema.Literal(cfg.Namespace)
+	if !cfg.Info.MariaDB {
+		return "CALL " + cfg.Table.BeginProcedure().String() + "(" + namespace + ", "
 	}
-	namespace := schema.Literal(l.cfg.Namespace)
-	if !l.cfg.Info.MariaDB {
-		if !l.cfg.Rows.Begins() {
-			return pool.Block{}
-		}
-		return pool.Block{Text: "CALL " + l.cfg.Table.BeginProcedure().String() + "(" + namespace + ", " + schema.Literal(keys[0]) + ")"}
-	}
-	return pool.Block{Values: []driver.Value{schema.Hex(keys[0])}, Text: fmt.Sprintf("BEGIN NOT ATOMIC SET @mysqllock_name = %s, @mysqllock_token = NULL, @mysqllock_settled = NULL; SELECT token, %s, %s, owner"+
-		" INTO @mysqllock_token, @mysqllock_settled, @mysqllock_remaining, @mysqllock_owner FROM %s WHERE namespace = %s AND name = @mysqllock_name LIMIT 1;"+
-		" IF @mysqllock_settled AND %[6]s <> '%[7]s' THEN START TRANSACTION; END IF;"+
-		" SELECT %[6]s, @mysqllock_name, @mysqllock_token, @mysqllock_settled, @mysqllock_remaining, @mysqllock_owner FROM DUAL WHERE @mysqllock_token IS NOT NULL; END",
-		schema.Unhex, schema.Settled, schema.Remaining(""), l.cfg.Table, namespace, l.isolation(), readUncommitted)}
+	return "BEGIN NOT ATOMIC SELECT MAX(token) INTO @mysqllock_token FROM " + cfg.Table.String() + " WHERE namespace = " + namespace +
+		" AND name = " + schema.Unhex + " AND " + schema.Settled + " AND @@tx_isolation <> '" + readUncommitted + "' LIMIT 1;" +
+		" IF @mysqllock_token IS NOT NULL THEN START TRANSACTION; SELECT @mysqllock_token; END IF; END"
 }
 
-// begins reports whether the statement of beginSQL that has answered with rows has begun a
-// transaction.
-func begins(rows [][]string) bool {
-	return len(rows) == 1 && rows[0][3] == "1" && rows[0][0] != readUncommitted
+// beginBlock reads the version of a key and begins a transaction, if nothing has to be done
+// before. It has no text if there is no way for that. See [schema.Table.BeginProcedure] for
+// what it answers, what comes in which order, and why.
+func (l *Locker) beginBlock(keys []string) pool.Block {
+	switch {
+	case len(keys) != 1 || l.cfg.Info.Topology != "" || l.cfg.Info.Router:
+		return pool.Block{}
+	case l.cfg.Info.MariaDB:
+		return pool.Block{Text: l.begin, Values: []driver.Value{schema.Hex(keys[0])}}
+	case !l.cfg.Rows.Begins():
+		return pool.Block{}
+	}
+	return pool.Block{Text: l.begin + schema.Literal(keys[0]) + ")"}
 }
 
 // The two statements below change rows by an INSERT that always hits the row that it has

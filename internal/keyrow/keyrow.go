@@ -48,7 +48,7 @@ type Rows struct {
 
 // New returns the rows of a table. Call [schema.Table.Ensure] before.
 func New(cfg Config) *Rows {
-	r := &Rows{cfg: cfg}
+	r := &Rows{cfg: cfg, commits: commits{text: commitText(cfg)}}
 	r.procedure.Store(cfg.Procedure)
 	return r
 }

@@ -264,46 +264,46 @@ func giveText(t Table) (parameters, body string) {
 // BeginProcedure reads a version and begins a transaction. It reads the row outside of any
 // transaction, so that the transaction's snapshot is not older than the caller's first read.
 // If every commit under the key changes the version, as [Settled] says, and the session
-// reads what is committed, the procedure begins the transaction. The answer comes last: who
-// has it knows that all the rest was done. It is the level of isolation, the name, the
-// token, whether the row is settled, the remaining time of its lease, and its owner.
-func (t Table) BeginProcedure() Procedure { return Procedure{t, "_seen1", beginText} }
+// reads what is committed, the procedure begins the transaction and then answers with the
+// token. Else there is no result set, and no transaction.
+func (t Table) BeginProcedure() Procedure { return Procedure{t, "_seen2", beginText} }
 
 func beginText(t Table) (parameters, body string) {
 	return "p_namespace VARBINARY(255), p_name VARBINARY(255)",
 		"  DECLARE v_token BIGINT UNSIGNED;\n" +
-			"  DECLARE v_settled BOOL;\n" +
-			"  DECLARE v_remaining BIGINT;\n" +
-			"  DECLARE v_owner VARBINARY(255);\n" +
-			"  SELECT token, " + Settled + ", " + Remaining("") + ", owner INTO v_token, v_settled, v_remaining, v_owner\n" +
-			"    FROM " + t.String() + ofKey + ";\n" +
-			"  IF v_settled AND @@transaction_isolation <> 'READ-UNCOMMITTED' THEN START TRANSACTION; END IF;\n" +
-			"  SELECT @@transaction_isolation, p_name, v_token, v_settled, v_remaining, v_owner FROM DUAL WHERE v_token IS NOT NULL;\n"
+			"  SELECT token INTO v_token FROM " + t.String() + ofKey + " AND " + Settled + " AND @@transaction_isolation <> 'READ-UNCOMMITTED';\n" +
+			"  IF v_token IS NOT NULL THEN START TRANSACTION; SELECT v_token; END IF;\n"
 }
 
-// VersionsProcedure compares versions, sets the next ones, and commits. p_rows is a list of
-// names, in hexadecimal, and versions; a version of 0 is for a row that the transaction has
-// locked. If all rows have their versions, the procedure adds one to each, commits, and
-// answers 1; else it answers 0 and leaves the transaction open, in which it may have changed
-// some of them. It waits for no row, and for a second while the table's definition is
-// being changed. Its savepoint and p_mark are those of CommitProcedure.
+// VersionsProcedure compares versions, sets the next ones, and commits. p_name and p_version
+// are for one key; for several, p_rows is a list of names, in hexadecimal, and versions. A
+// version of 0 is for a row that the transaction has locked. If all rows have their versions,
+// the procedure adds one to each, commits, and returns no result set; else it answers 0 and
+// leaves the transaction open, in which it may have changed some of them. It waits for no row,
+// and for a second while the table's definition is being changed. After COMMIT it sets
+// @mysqllock_done to p_mark, unless that is NULL: see [server.HasCommitted].
 //
-// The INSERT always hits the rows that it has read: UPDATE has no NOWAIT. It counts two rows
-// for each, with and without clientFoundRows in the DSN.
-func (t Table) VersionsProcedure() Procedure { return Procedure{t, "_next1", versionsText} }
+// UPDATE has no NOWAIT, so one row is locked before. The INSERT for several always hits the
+// rows that it has read: it counts two for each, with and without clientFoundRows in the DSN.
+func (t Table) VersionsProcedure() Procedure { return Procedure{t, "_next2", versionsText} }
 
 func versionsText(t Table) (parameters, body string) {
-	return "p_namespace VARBINARY(255), p_rows TEXT CHARACTER SET utf8mb4, p_mark VARCHAR(64) CHARACTER SET utf8mb4",
+	return "p_namespace VARBINARY(255), p_name VARBINARY(255), p_version BIGINT UNSIGNED, p_rows TEXT CHARACTER SET utf8mb4,\n" +
+			"  p_mark VARCHAR(64) CHARACTER SET utf8mb4",
 		"  DECLARE v_same BOOL;\n" +
-			"  SAVEPOINT mysqllock_done;\n" +
-			"  INSERT /*+ SET_VAR(lock_wait_timeout = 1) */ INTO " + t.String() + " (namespace, name, token, expires)\n" +
-			"    SELECT r.namespace, r.name, r.token, r.expires FROM JSON_TABLE(p_rows, _utf8mb4'$[*]' COLUMNS (n VARCHAR(510) CHARACTER SET utf8mb4 PATH _utf8mb4'$[0]', v BIGINT UNSIGNED PATH _utf8mb4'$[1]')) d\n" +
-			"    STRAIGHT_JOIN " + t.String() + " r ON r.namespace = p_namespace AND r.name = UNHEX(d.n)\n" +
-			"    WHERE d.v = 0 OR r.token = d.v AND r.versioned = 1 AND r.owner IS NULL FOR UPDATE OF r NOWAIT\n" +
-			"    ON DUPLICATE KEY UPDATE token = r.token + 1, expires = UTC_TIMESTAMP(6);\n" +
-			"  SET v_same = ROW_COUNT() = 2 * JSON_LENGTH(p_rows);\n" +
-			"  IF v_same THEN IF p_mark IS NOT NULL THEN SET @mysqllock_done = p_mark; END IF; COMMIT; END IF;\n" +
-			"  SELECT v_same;\n"
+			"  IF p_rows IS NULL THEN\n" +
+			"    SELECT /*+ SET_VAR(lock_wait_timeout = 1) */ p_version = 0 OR token = p_version AND " + Settled + " INTO v_same\n" +
+			"      FROM " + t.String() + ofKey + " FOR UPDATE NOWAIT;\n" +
+			"    IF v_same THEN UPDATE " + t.String() + " SET token = token + 1, expires = UTC_TIMESTAMP(6)" + ofKey + "; END IF;\n" +
+			"  ELSE\n" +
+			"    INSERT /*+ SET_VAR(lock_wait_timeout = 1) */ INTO " + t.String() + " (namespace, name, token, expires)\n" +
+			"      SELECT r.namespace, r.name, r.token, r.expires FROM JSON_TABLE(p_rows, _utf8mb4'$[*]' COLUMNS (n VARCHAR(510) CHARACTER SET utf8mb4 PATH _utf8mb4'$[0]', v BIGINT UNSIGNED PATH _utf8mb4'$[1]')) d\n" +
+			"      STRAIGHT_JOIN " + t.String() + " r ON r.namespace = p_namespace AND r.name = UNHEX(d.n)\n" +
+			"      WHERE d.v = 0 OR r.token = d.v AND r.versioned = 1 AND r.owner IS NULL FOR UPDATE OF r NOWAIT\n" +
+			"      ON DUPLICATE KEY UPDATE token = r.token + 1, expires = UTC_TIMESTAMP(6);\n" +
+			"    SET v_same = ROW_COUNT() = 2 * JSON_LENGTH(p_rows);\n" +
+			"  END IF;\n" +
+			"  IF v_same THEN COMMIT; IF p_mark IS NOT NULL THEN SET @mysqllock_done = p_mark; END IF; ELSE SELECT 0; END IF;\n"
 }
 
 // NamedProcedure acquires a named lock and begins a transaction if nobody has the lock. It

@@ -16,6 +16,9 @@ import (
 
 // Number returns the server's error number. It is 0 if err did not come from the server.
 func Number(err error) uint16 {
+	if err == nil { // e would be allocated
+		return 0
+	}
 	var e *mysql.MySQLError
 	if errors.As(err, &e) {
 		return e.Number

@@ -78,26 +78,27 @@ func CommitBy(ctx context.Context, conn driver.Conn, mark string, send func() er
 }
 
 // HasCommitted is for a statement that checks and commits, and was interrupted: by a KILL, or
-// by a limit of the server's. It reports whether the statement had committed before that. It
-// begins with a savepoint, mysqllock_done, and sets @mysqllock_done to its mark right before
-// its COMMIT: so it has committed if it came to its COMMIT, and the transaction with the
-// savepoint is no more. After an error it is not known; nor is it without a mark if the
-// savepoint is gone, or was never set.
+// by a limit of the server's. It reports whether the statement had committed before that: its
+// transaction is over, and it has set @mysqllock_done to its mark. It sets that after its
+// COMMIT: a COMMIT that is killed while FLUSH TABLES WITH READ LOCK holds it up rolls back.
+// After an error it is not known; nor is it if the transaction is over without the mark.
 func HasCommitted(ctx context.Context, conn driver.Conn, mark string) (bool, error) {
-	if mark != "" {
-		rows, err := Query(ctx, conn, "SELECT @mysqllock_done = '"+mark+"'")
-		if err != nil || len(rows) != 1 || rows[0][0] != "1" {
-			return false, err
-		}
-	}
-	err := Exec(ctx, conn, "RELEASE SAVEPOINT mysqllock_done")
+	// In a transaction no variable of the next one can be set.
+	err := Exec(ctx, conn, "SET /*!80000 @@transaction_read_only = @@transaction_read_only */ /*M!100000 @@tx_read_only = @@tx_read_only */")
+	const inTransaction = 1568
 	switch {
-	case !NoSavepoint(err):
+	case Number(err) == inTransaction:
+		return false, nil
+	case err != nil:
 		return false, err
 	case mark == "":
 		return false, errAtCommit
 	}
-	return true, nil
+	rows, err := Query(ctx, conn, "SELECT @mysqllock_done = '"+mark+"'")
+	if err == nil && (len(rows) != 1 || rows[0][0] != "1") {
+		err = errAtCommit
+	}
+	return err == nil, err
 }
 
 // errAtCommit has no number of the server's: the outcome is unknown.

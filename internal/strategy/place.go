@@ -49,6 +49,9 @@ func (p Place) SameAs(other Place) bool { return p.Row == other.Row && p.Space()
 // Merge returns places, each once, sorted by their rows: one With says how a key is
 // locked, and another leaves it to the handle; and several keys can share a row.
 func Merge(places []Place) (merged []Place) {
+	if len(places) == 1 {
+		return places
+	}
 	for _, p := range places {
 		if at := slices.IndexFunc(merged, p.SameAs); at >= 0 {
 			merged[at].merge(p)
