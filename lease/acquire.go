@@ -189,7 +189,7 @@ func (a *attempt) inherit(ctx context.Context, from *Lease) (*Lease, error) {
 	if err == nil {
 		var ours bool
 		s, ours, err = a.request(timed, h, func(own context.Context) (answer, error) {
-			return h.ask(own, a.inheritSQL(from, a.ttl))
+			return h.ask(own, a.inheritBlock(from, a.ttl))
 		})
 		if ours {
 			a.giveBack(h)
@@ -252,7 +252,7 @@ func (a *attempt) try(ctx context.Context, inTurn bool) (*Lease, error) {
 	}
 	var ours bool
 	s, ours, err = a.request(ctx, h, func(own context.Context) (answer, error) {
-		return h.ask(own, a.acquireSQL(a.r.Key, a.ttl, inTurn, true, a.polite()))
+		return h.ask(own, a.takeBlock(a.r.Key, a.ttl, inTurn, true, a.polite()))
 	})
 	if ours {
 		a.giveBack(h)
@@ -370,7 +370,7 @@ func (a *attempt) look(ctx context.Context, h *lockConn, alone bool) (s *Lease, 
 	deadline, _ := ctx.Deadline()
 	brief := time.Until(deadline) < longestForRow
 	s, ours, err = a.request(ctx, h, func(own context.Context) (answer, error) {
-		return h.ask(own, a.acquireSQL(a.r.Key, a.ttl, !alone, brief, a.polite()))
+		return h.ask(own, a.takeBlock(a.r.Key, a.ttl, !alone, brief, a.polite()))
 	})
 	if ours && server.Locked(err) {
 		return a.requestBehind(ctx, h)
@@ -419,7 +419,7 @@ func (a *attempt) requestBehind(ctx context.Context, h *lockConn) (s *Lease, our
 	locked := err == nil
 	return a.request(ctx, h, func(own context.Context) (ans answer, err error) {
 		if locked && ctx.Err() == nil {
-			ans, err = h.ask(own, a.acquireSQL(a.r.Key, a.ttl, false, false, false))
+			ans, err = h.ask(own, a.takeBlock(a.r.Key, a.ttl, false, false, false))
 		}
 		if _, failed := h.exec(own, "COMMIT"); err == nil {
 			err = failed
@@ -593,7 +593,7 @@ func (a *attempt) releasing() context.Context {
 func (a *attempt) undo(h *lockConn, token uint64) error {
 	ctx, cancel := context.WithTimeout(a.releasing(), background)
 	defer cancel()
-	_, err := h.exec(ctx, a.releaseSQL(a.r.Key, token, 0))
+	_, err := h.change(ctx, a.releaseBlock(a.r.Key, token, 0))
 	return err
 }
 
@@ -626,11 +626,11 @@ func (l *Locker) freeUnknown(ctx context.Context, key string) error {
 	}
 	token, err := strconv.ParseUint(rows[0][0], 10, 64)
 	if err == nil {
-		text := l.releaseSQL(key, token, 0)
+		release := l.releaseBlock(key, token, 0)
 		if sabotage.FreeAny.Load() {
-			text = strings.Replace(text, "token =", "token >=", 1)
+			release.Text = strings.Replace(release.Text, "token =", "token >=", 1)
 		}
-		_, err = h.exec(ctx, text)
+		_, err = h.change(ctx, release)
 	}
 	return err
 }

@@ -368,7 +368,7 @@ func (l *Locker) connOf(ctx context.Context, s *Lease) (*lockConn, error) {
 func (l *Locker) releaseOn(ctx context.Context, h *lockConn, s *Lease) (found bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, background/2)
 	defer cancel()
-	result, err := h.exec(ctx, l.releaseSQL(s.key, s.token, s.minHold))
+	result, err := h.change(ctx, l.releaseBlock(s.key, s.token, s.minHold))
 	if err != nil {
 		return false, err
 	}

@@ -149,6 +149,7 @@ type Locker struct {
 	owner        string // the same with a suffix of this Locker
 	leftBy       string // the same with a suffix of no Locker
 	info         server.Info
+	texts        texts
 	keepAlive    *pool.KeepAlive
 	takes        gather.Group[*take]
 	maxLockConns int
@@ -195,6 +196,10 @@ func New(cfg Config) *Locker {
 	}
 	name := cfg.Owner[:min(len(cfg.Owner), maxOwner)]
 	l.owner, l.leftBy = name+"#"+hex.EncodeToString(mark[:]), name+"#00000000"
+	l.texts = texts{
+		take: l.takeText(""), takeNow: l.takeText(" NOWAIT"), inherit: l.inheritText(),
+		release: l.releaseText("NULL", "LEAST(expires, UTC_TIMESTAMP(6))"),
+	}
 	l.ctx, l.stop = context.WithCancelCause(context.Background())
 	l.arrived, l.arrive = context.WithCancel(context.Background())
 	return l
