@@ -128,6 +128,10 @@ type Config struct {
 	Info      server.Info
 	TTL       time.Duration // how long a connection of Conns may be silent
 	Auto      bool          // make the procedure for commits if it is missing
+	// ReadTimeout is the driver's own limit on each read from a connection of Conns, at least
+	// twice what a statement may wait there: 3 seconds. 0 means that there is none, or that it is
+	// not known. With a limit requests are cheaper, since no context has to bound them.
+	ReadTimeout time.Duration
 	// FreeSlot looks for one of rows that nobody has locked, and that has no live lease,
 	// but for those whose indexes are in except.
 	FreeSlot func(ctx context.Context, rows []string, except ...int) (i int, ok bool, err error)
@@ -153,10 +157,11 @@ type Locker struct {
 	keepAlive    *pool.KeepAlive
 	takes        gather.Group[*take]
 	maxLockConns int
-	makes        bool        // the procedure to commit by, where it is missing
-	noCommit     atomic.Bool // it is not there, or not ours to execute
-	noBegin      atomic.Bool // the procedures for transactions under one lease are not there, or not ours to execute
-	provided     schema.Once // they were looked for
+	readTimeout  time.Duration // of lock connections; 0 is unknown
+	makes        bool          // the procedure to commit by, where it is missing
+	noCommit     atomic.Bool   // it is not there, or not ours to execute
+	noBegin      atomic.Bool   // the procedures for transactions under one lease are not there, or not ours to execute
+	provided     schema.Once   // they were looked for
 
 	handOvers    int
 	handOverTime time.Duration
@@ -187,7 +192,7 @@ func New(cfg Config) *Locker {
 	_, _ = rand.Read(mark[:]) // never fails
 	l := &Locker{
 		conns: cfg.Conns, control: cfg.Control, rows: cfg.Rows, queue: cfg.Queue,
-		table: cfg.Table, namespace: cfg.Namespace, program: cfg.Owner, info: cfg.Info, makes: cfg.Auto,
+		table: cfg.Table, namespace: cfg.Namespace, program: cfg.Owner, info: cfg.Info, makes: cfg.Auto, readTimeout: cfg.ReadTimeout,
 		maxLockConns: max(1, cfg.Conns.Stat().Max/2),
 		handOvers:    cfg.HandOvers, handOverTime: cfg.HandOverTime, freeSlot: cfg.FreeSlot,
 		keepAlive: pool.NewKeepAlive(max(time.Second, cfg.TTL.Truncate(time.Second)), 0),

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -181,18 +182,26 @@ type tapped struct {
 	stalled <-chan struct{}
 	late    bool // a statement is under way that arrives late
 
+	deadline time.Time // of reads
+
 	preparing string // what the next answer is about, "" if it is about no statement to prepare
 	prepared  map[uint32]string
 }
 
 func (c *tapped) Read(b []byte) (int, error) {
 	c.tap.mu.Lock()
-	stalled := c.stalled
+	stalled, deadline := c.stalled, c.deadline
 	c.tap.mu.Unlock()
 	if stalled != nil {
+		var over <-chan time.Time
+		if !deadline.IsZero() {
+			over = time.After(time.Until(deadline))
+		}
 		select {
 		case <-stalled:
 		case <-c.gone:
+		case <-over:
+			return 0, os.ErrDeadlineExceeded
 		}
 	}
 	c.tap.mu.Lock()
@@ -217,6 +226,13 @@ func (c *tapped) answered(b []byte) {
 		c.prepared[binary.LittleEndian.Uint32(b[5:])] = c.preparing
 	}
 	c.preparing = ""
+}
+
+func (c *tapped) SetReadDeadline(t time.Time) error {
+	c.tap.mu.Lock()
+	c.deadline = t
+	c.tap.mu.Unlock()
+	return c.Conn.SetReadDeadline(t)
 }
 
 func (c *tapped) Write(b []byte) (int, error) {
