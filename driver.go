@@ -68,7 +68,7 @@ func NewConnector(cfg *mysql.Config, c Config) (driver.Connector, error) {
 		how.LockReadTimeout = min(how.LockReadTimeout, cfg.ReadTimeout)
 	}
 	// Contexts limit what runs on connections of the driver's own, where waiting is no
-	// failure. Those for advisory locks have a limit beside that, which costs less.
+	// failure. Those for leases and advisory locks have a limit beside that, which costs less.
 	cfg.ReadTimeout = 0
 	if how.Own, err = mysql.NewConnector(cfg); err != nil {
 		return nil, err
@@ -77,10 +77,15 @@ func NewConnector(cfg *mysql.Config, c Config) (driver.Connector, error) {
 	if how.Lock, err = mysql.NewConnector(cfg); err != nil {
 		return nil, err
 	}
-	if err := c.bases(&how.Base, &how.Own, &how.Lock); err != nil {
+	how.LeaseReadTimeout = 10 * time.Second
+	cfg.ReadTimeout = how.LeaseReadTimeout
+	if how.Lease, err = mysql.NewConnector(cfg); err != nil {
 		return nil, err
 	}
-	return newConnector(how, s, how.Base, how.Own, how.Lock), nil
+	if err := c.bases(&how.Base, &how.Own, &how.Lock, &how.Lease); err != nil {
+		return nil, err
+	}
+	return newConnector(how, s, how.Base, how.Own, how.Lock, how.Lease), nil
 }
 
 // seeSockets lets the budget of connections see when one has ended, unless they go over a
@@ -124,7 +129,7 @@ func Wrap(base driver.Connector, c Config) (driver.Connector, error) {
 	if err := c.bases(&base); err != nil {
 		return nil, err
 	}
-	return newConnector(handle.Connectors{Base: base, Own: base, Lock: base}, s, base), nil
+	return newConnector(handle.Connectors{Base: base, Own: base, Lock: base, Lease: base}, s, base), nil
 }
 
 // connector is the connector of one database handle.

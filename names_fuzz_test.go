@@ -24,9 +24,9 @@ var hostileNames = []string{
 }
 
 var (
-	literal = regexp.MustCompile(`x'[0-9a-f]*'|"[0-9a-f]*"`)   // the second in the JSON that a procedure is given
-	quoted  = regexp.MustCompile(`'[A-Za-z0-9_.:%\-]{0,64}'`)  // of named locks, marks, and the driver's own words
-	marks   = regexp.MustCompile(`[0-9a-f]{24,64}|\b[0-9]+\b`) // and times
+	literal = regexp.MustCompile(`x'[0-9a-f]*'|"[0-9a-f]*"|CONVERT\('[0-9a-f]*' USING ascii\)`) // the second in the JSON that a procedure is given
+	quoted  = regexp.MustCompile(`'[A-Za-z0-9_.:%\-]{0,64}'`)                                   // of named locks, marks, and the driver's own words
+	marks   = regexp.MustCompile(`[0-9a-f]{24,64}|\b[0-9]+\b`)                                  // and times
 )
 
 // FuzzNames: whatever keys, namespaces and owners are called, the statements

@@ -51,7 +51,7 @@ type Request struct {
 // answered in time, Acquire releases in the background what it may have been granted.
 func (l *Locker) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	ctx = step.Named(ctx, step.Take, hint.StrategyLease, r.Key)
-	a := &attempt{Locker: l, r: r, ttl: r.TTL, start: time.Now(), asked: step.AskedIn(ctx)}
+	a := &attempt{Locker: l, r: r, ttl: r.TTL, start: time.Now(), asked: step.AskedIn(ctx), stays: ctx.Done() == nil}
 	if r.MaxHold > 0 {
 		a.ttl = min(a.ttl, r.MaxHold)
 	}
@@ -105,6 +105,7 @@ type attempt struct {
 	refused bool
 	first   bool // nobody of this process was in line before it
 	resent  int  // how often it was sent again, since the connection broke
+	stays   bool // the caller cannot leave, but for the end of its wait
 	asked   step.Asked
 }
 
@@ -189,7 +190,7 @@ func (a *attempt) inherit(ctx context.Context, from *Lease) (*Lease, error) {
 	if err == nil {
 		var ours bool
 		s, ours, err = a.request(timed, h, func(own context.Context) (answer, error) {
-			return h.ask(own, a.inheritSQL(from, a.ttl))
+			return h.ask(own, a.inheritBlock(from, a.ttl))
 		})
 		if ours {
 			a.giveBack(h)
@@ -252,7 +253,7 @@ func (a *attempt) try(ctx context.Context, inTurn bool) (*Lease, error) {
 	}
 	var ours bool
 	s, ours, err = a.request(ctx, h, func(own context.Context) (answer, error) {
-		return h.ask(own, a.acquireSQL(a.r.Key, a.ttl, inTurn, true, a.polite()))
+		return h.ask(own, a.takeBlock(a.r.Key, a.ttl, inTurn, true, a.polite()))
 	})
 	if ours {
 		a.giveBack(h)
@@ -370,7 +371,7 @@ func (a *attempt) look(ctx context.Context, h *lockConn, alone bool) (s *Lease, 
 	deadline, _ := ctx.Deadline()
 	brief := time.Until(deadline) < longestForRow
 	s, ours, err = a.request(ctx, h, func(own context.Context) (answer, error) {
-		return h.ask(own, a.acquireSQL(a.r.Key, a.ttl, !alone, brief, a.polite()))
+		return h.ask(own, a.takeBlock(a.r.Key, a.ttl, !alone, brief, a.polite()))
 	})
 	if ours && server.Locked(err) {
 		return a.requestBehind(ctx, h)
@@ -405,6 +406,9 @@ func (a *attempt) bound(ctx context.Context) time.Duration {
 func (a *attempt) requestBehind(ctx context.Context, h *lockConn) (s *Lease, ours bool, err error) {
 	deadline, _ := ctx.Deadline()
 	bound := max(time.Millisecond, min(time.Until(deadline)-giveUp, max(a.r.TTL, time.Second)))
+	if a.readTimeout > 0 {
+		bound = min(bound, a.readTimeout/2)
+	}
 	_, err = h.exec(ctx, "SET SESSION "+rowWait(bound+time.Second))
 	if err == nil {
 		_, err = h.exec(ctx, "START TRANSACTION")
@@ -419,7 +423,7 @@ func (a *attempt) requestBehind(ctx context.Context, h *lockConn) (s *Lease, our
 	locked := err == nil
 	return a.request(ctx, h, func(own context.Context) (ans answer, err error) {
 		if locked && ctx.Err() == nil {
-			ans, err = h.ask(own, a.acquireSQL(a.r.Key, a.ttl, false, false, false))
+			ans, err = h.ask(own, a.takeBlock(a.r.Key, a.ttl, false, false, false))
 		}
 		if _, failed := h.exec(own, "COMMIT"); err == nil {
 			err = failed
@@ -437,20 +441,36 @@ func (a *attempt) requestBehind(ctx context.Context, h *lockConn) (s *Lease, our
 // where it was not answered in time, or so that it may have been granted: then
 // h, and the ticket, are kept in the background until it is sure that it is not.
 func (a *attempt) request(ctx context.Context, h *lockConn, do func(context.Context) (answer, error)) (s *Lease, ours bool, err error) {
-	own, stop := context.WithTimeoutCause(context.WithoutCancel(ctx), min(max(a.ttl, answerLimit), background), errNoAnswer)
+	own, stop := a.answerIn(ctx, h)
 	o := &outcome{done: make(chan struct{})}
-	go func() {
+	run := func() {
 		defer close(o.done)
 		defer stop()
-		if o.answer, o.err = do(own); o.err != nil && own.Err() != nil {
+		o.answer, o.err = do(own)
+		switch {
+		case o.err == nil:
+		case own.Err() != nil:
 			o.err = context.Cause(own)
+		case a.readTimeout > 0 && server.Gone(o.err, nil) && time.Since(o.sent) >= a.readTimeout:
+			o.err = errNoAnswer
 		}
-	}()
+	}
+	_, limited := ctx.Deadline()
+	switch {
+	case h.begins: // its driver closes the connection, which is the caller's
+		left := context.AfterFunc(ctx, func() {
+			if !o.awaited(ctx) {
+				stop()
+			}
+		})
+		run()
+		left()
+	case a.stays && !limited: // another goroutine would cost more than the rest of this
+		run()
+	default:
+		go run()
+	}
 	if !o.awaited(ctx) {
-		if h.begins { // its driver closes the connection, which is the caller's
-			stop()
-			<-o.done
-		}
 		a.settle(h, o)
 		return nil, false, context.Cause(ctx)
 	}
@@ -480,6 +500,16 @@ func (a *attempt) request(ctx context.Context, h *lockConn, do func(context.Cont
 		return nil, false, err
 	}
 	return s, true, nil
+}
+
+// answerIn bounds the wait for an answer on h, apart from ctx. A context that cannot end costs
+// less, since the driver need not watch it: it is enough if the driver has a limit of its own.
+func (a *attempt) answerIn(ctx context.Context, h *lockConn) (own context.Context, stop context.CancelFunc) {
+	own = context.WithoutCancel(ctx)
+	if a.readTimeout > 0 && !h.begins {
+		return own, func() {}
+	}
+	return context.WithTimeoutCause(own, min(max(a.ttl, answerLimit), background), errNoAnswer)
 }
 
 // awaited waits for the outcome, until ctx ends and a little longer. If it is false, nobody
@@ -593,7 +623,7 @@ func (a *attempt) releasing() context.Context {
 func (a *attempt) undo(h *lockConn, token uint64) error {
 	ctx, cancel := context.WithTimeout(a.releasing(), background)
 	defer cancel()
-	_, err := h.exec(ctx, a.releaseSQL(a.r.Key, token, 0))
+	_, err := h.change(ctx, a.releaseBlock(a.r.Key, token, 0))
 	return err
 }
 
@@ -626,11 +656,11 @@ func (l *Locker) freeUnknown(ctx context.Context, key string) error {
 	}
 	token, err := strconv.ParseUint(rows[0][0], 10, 64)
 	if err == nil {
-		text := l.releaseSQL(key, token, 0)
+		release := l.releaseBlock(key, token, 0)
 		if sabotage.FreeAny.Load() {
-			text = strings.Replace(text, "token =", "token >=", 1)
+			release.Text = strings.Replace(release.Text, "token =", "token >=", 1)
 		}
-		_, err = h.exec(ctx, text)
+		_, err = h.change(ctx, release)
 	}
 	return err
 }

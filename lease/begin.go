@@ -111,10 +111,6 @@ func (h *lockConn) askBegin(ctx context.Context, block pool.Block) (answer, erro
 	return a, err
 }
 
-// nobody stands for the name of a poller where none is looked for. An empty name would be NULL
-// in the sql_mode EMPTY_STRING_IS_NULL.
-const nobody = "nobody"
-
 // beginBlock takes the lease if it is free, and then begins the caller's transaction. See
 // [schema.Table.TakeProcedure]; MariaDB runs the same as an anonymous block. The
 // comment is for those who look for a lease in what the server is doing.

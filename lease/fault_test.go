@@ -94,6 +94,38 @@ func TestLateAnswer(t *testing.T) {
 	})
 }
 
+// TestNoAnswerForACallerThatStays: a caller that cannot leave has no answer within the limit of
+// its connection. It is told so, and the lease is not left behind.
+func TestNoAnswerForACallerThatStays(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{reads: 500 * time.Millisecond})
+		dbtest.OK(t, l.acquire(request("k")).Release())
+		before := s.row("k").token
+		arrive := l.tap.Stall("INSERT")
+		defer arrive()
+		failed := make(chan error, 1)
+		go func() {
+			_, err := l.Acquire(context.WithoutCancel(t.Context()), request("k"))
+			failed <- err
+		}()
+		select {
+		case err := <-failed:
+			if !errors.Is(err, errNoAnswer) {
+				t.Errorf("it ended with %v", err)
+			}
+		case <-time.After(4 * time.Second):
+			t.Error("it waits for longer than its connection reads")
+			l.tap.Break()
+			<-failed
+		}
+		if got := s.row("k").token; got != before+1 {
+			t.Errorf("the token is %d after %d", got, before)
+		}
+		dbtest.Soon(t, "it is given back", func() bool { return !s.row("k").live && s.wakeUps("k") == 0 })
+		dbtest.OK(t, l.acquire(waiting("k", 20*time.Second)).Release())
+	})
+}
+
 // TestLateAnswerBehindRowLock: nor is it where it cannot be given back at once,
 // since somebody has locked the row.
 func TestLateAnswerBehindRowLock(t *testing.T) {

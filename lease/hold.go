@@ -366,9 +366,12 @@ func (l *Locker) connOf(ctx context.Context, s *Lease) (*lockConn, error) {
 
 // releaseOn releases a lease on h, whose turn is the caller's.
 func (l *Locker) releaseOn(ctx context.Context, h *lockConn, s *Lease) (found bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, background/2)
-	defer cancel()
-	result, err := h.exec(ctx, l.releaseSQL(s.key, s.token, s.minHold))
+	if l.readTimeout == 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, background/2)
+		defer cancel()
+	}
+	result, err := h.change(ctx, l.releaseBlock(s.key, s.token, s.minHold))
 	if err != nil {
 		return false, err
 	}

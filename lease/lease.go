@@ -128,6 +128,10 @@ type Config struct {
 	Info      server.Info
 	TTL       time.Duration // how long a connection of Conns may be silent
 	Auto      bool          // make the procedure for commits if it is missing
+	// ReadTimeout is the driver's own limit on each read from a connection of Conns, at least
+	// twice what a statement may wait there: 3 seconds. 0 means that there is none, or that it is
+	// not known. With a limit requests are cheaper, since no context has to bound them.
+	ReadTimeout time.Duration
 	// FreeSlot looks for one of rows that nobody has locked, and that has no live lease,
 	// but for those whose indexes are in except.
 	FreeSlot func(ctx context.Context, rows []string, except ...int) (i int, ok bool, err error)
@@ -149,13 +153,15 @@ type Locker struct {
 	owner        string // the same with a suffix of this Locker
 	leftBy       string // the same with a suffix of no Locker
 	info         server.Info
+	texts        texts
 	keepAlive    *pool.KeepAlive
 	takes        gather.Group[*take]
 	maxLockConns int
-	makes        bool        // the procedure to commit by, where it is missing
-	noCommit     atomic.Bool // it is not there, or not ours to execute
-	noBegin      atomic.Bool // the procedures for transactions under one lease are not there, or not ours to execute
-	provided     schema.Once // they were looked for
+	readTimeout  time.Duration // of lock connections; 0 is unknown
+	makes        bool          // the procedure to commit by, where it is missing
+	noCommit     atomic.Bool   // it is not there, or not ours to execute
+	noBegin      atomic.Bool   // the procedures for transactions under one lease are not there, or not ours to execute
+	provided     schema.Once   // they were looked for
 
 	handOvers    int
 	handOverTime time.Duration
@@ -186,7 +192,7 @@ func New(cfg Config) *Locker {
 	_, _ = rand.Read(mark[:]) // never fails
 	l := &Locker{
 		conns: cfg.Conns, control: cfg.Control, rows: cfg.Rows, queue: cfg.Queue,
-		table: cfg.Table, namespace: cfg.Namespace, program: cfg.Owner, info: cfg.Info, makes: cfg.Auto,
+		table: cfg.Table, namespace: cfg.Namespace, program: cfg.Owner, info: cfg.Info, makes: cfg.Auto, readTimeout: cfg.ReadTimeout,
 		maxLockConns: max(1, cfg.Conns.Stat().Max/2),
 		handOvers:    cfg.HandOvers, handOverTime: cfg.HandOverTime, freeSlot: cfg.FreeSlot,
 		keepAlive: pool.NewKeepAlive(max(time.Second, cfg.TTL.Truncate(time.Second)), 0),
@@ -195,6 +201,10 @@ func New(cfg Config) *Locker {
 	}
 	name := cfg.Owner[:min(len(cfg.Owner), maxOwner)]
 	l.owner, l.leftBy = name+"#"+hex.EncodeToString(mark[:]), name+"#00000000"
+	l.texts = texts{
+		take: l.takeText(""), takeNow: l.takeText(" NOWAIT"), inherit: l.inheritText(),
+		release: l.releaseText("NULL", "LEAST(expires, UTC_TIMESTAMP(6))"),
+	}
 	l.ctx, l.stop = context.WithCancelCause(context.Background())
 	l.arrived, l.arrive = context.WithCancel(context.Background())
 	return l

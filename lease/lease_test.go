@@ -417,7 +417,7 @@ func TestBellIsTakenOnce(t *testing.T) {
 				t.Errorf("%v, %v", got, err)
 			}
 		}
-		_, err = h.ask(dbtest.Limited(t), l.acquireSQL("k", time.Second, true, true, false))
+		_, err = h.ask(dbtest.Limited(t), l.takeBlock("k", time.Second, true, true, false))
 		dbtest.OK(t, err)
 		if s.wakeUps("k") != 1 {
 			t.Error("the wake-up lock was not taken")

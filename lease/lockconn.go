@@ -56,6 +56,13 @@ func (h *lockConn) exec(ctx context.Context, text string) (driver.Result, error)
 	return result, err
 }
 
+// change is exec for a block.
+func (h *lockConn) change(ctx context.Context, block pool.Block) (driver.Result, error) {
+	result, err := h.c.ChangeBlock(ctx, block)
+	h.noted(err)
+	return result, err
+}
+
 // query is exec for a statement that returns rows.
 func (h *lockConn) query(ctx context.Context, text string) ([][]string, error) {
 	rows, err := server.Query(ctx, h.c.Conn, text)

@@ -79,6 +79,7 @@ type setup struct {
 	max    int           // connections; 0 is 16
 	params string        // of the DSN
 	user   string        // "" is root
+	reads  time.Duration // the limit on each read, which the Locker knows of; negative is none
 	table  *schema.Table
 	info   *server.Info
 }
@@ -98,7 +99,11 @@ func (s *scratch) locker(with setup) *locker {
 		with.info = &s.info
 	}
 	l := &locker{s: s, tap: new(dbtest.Tap)}
-	connector := s.Connector(dbtest.With(with.params), dbtest.As(with.user), l.tap.On)
+	if with.reads == 0 {
+		with.reads = 10 * time.Second
+	}
+	with.reads = max(0, with.reads)
+	connector := s.Connector(dbtest.With(with.params), dbtest.As(with.user), l.tap.On, func(cfg *mysql.Config) { cfg.ReadTimeout = with.reads })
 	var err error
 	l.conns, err = pool.New(pool.Config{Connect: connector.Connect, Max: with.max, Idle: with.ttl / 2, Setup: Setup(with.ttl)})
 	dbtest.OK(s.T, err)
@@ -112,7 +117,7 @@ func (s *scratch) locker(with setup) *locker {
 		Rows: keyrow.New(keyrow.Config{
 			Control: l.control, Table: *with.table, Namespace: s.Name, Info: s.info, Auto: true,
 		}),
-		Owner: "host:1:test", Info: *with.info, TTL: with.ttl, HandOvers: handOvers, HandOverTime: time.Minute,
+		Owner: "host:1:test", Info: *with.info, TTL: with.ttl, ReadTimeout: with.reads, HandOvers: handOvers, HandOverTime: time.Minute,
 	})
 	s.T.Cleanup(l.close)
 	return l

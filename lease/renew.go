@@ -32,6 +32,7 @@ func (l *Locker) changed(due time.Time) {
 	if !due.Before(l.next) {
 		return
 	}
+	l.next = due
 	select {
 	case l.wake <- struct{}{}:
 	default:
@@ -68,10 +69,14 @@ func (l *Locker) renewals() {
 
 // due returns the leases to be renewed: where one is due, all that will soon be,
 // so that they gather in few statements, and for how long a statement may hold
-// up the shortest of all leases. Else it tells how long there is none.
+// up the shortest of all leases. Else it tells how long there is none. It never puts off a
+// look: who takes one lease after the other would have to ask for each anew.
 func (l *Locker) due(now time.Time) (due []*Lease, limit, next time.Duration) {
 	limit, next = background, time.Hour
 	l.mu.Lock()
+	if l.next.After(now) {
+		next = min(next, l.next.Sub(now))
+	}
 	for s := range l.leases {
 		if s.due.IsZero() {
 			continue

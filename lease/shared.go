@@ -483,7 +483,7 @@ func (l *Locker) forgetWakeUps(ctx context.Context, h *lockConn, some []*leaving
 	}
 }
 
-// releaseManySQL is releaseSQL for leases without a MinHold, of which nobody has locked the
+// releaseManySQL is releaseBlock for leases without a MinHold, of which nobody has locked the
 // rows.
 func (l *Locker) releaseManySQL(some []*leaving) string {
 	d := derived(some, []string{"n", "k", "w"}, func(r *leaving) []any {

@@ -13,6 +13,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/sabotage"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/pool"
 )
 
 // The texts below carry keys and owners as hexadecimal literals, so that each is
@@ -35,7 +36,7 @@ func rowWait(d time.Duration) string {
 
 func wholeSeconds(d time.Duration) int { return int(math.Ceil(d.Seconds())) }
 
-// wake-up lock is an SQL expression that is 1 where the connection has the wake-up lock, which
+// wakeUp is an SQL expression that is 1 where the connection has the wake-up lock, which
 // it takes where nobody has, waiting for at most so many seconds. It never takes
 // it twice, since it would have to be given back twice.
 func (l *Locker) wakeUp(key, seconds string) string {
@@ -74,35 +75,70 @@ func (l *Locker) row(qualifier, key string) string {
 		qualifier, schema.Literal(l.namespace), qualifier, schema.Literal(key))
 }
 
-// acquireSQL takes the lease on key for ttl where nobody has it. The insert always
-// meets the row that it has read, and is only a way to lock the row, to decide
-// on it, to change it, and to tell the outcome in one statement: see answer.
-// rowLocked is what to do where somebody has locked the row. Where inTurn is set
-// it does not take the lease if someone else has the wake-up lock, and so goes first; and where
-// polite is set, if a poller has announced itself.
-func (l *Locker) acquireSQL(key string, ttl time.Duration, inTurn, nowait, polite bool) string {
-	t := l.table.String()
-	turn, rowLocked, polled := ">= 0", "", "FALSE"
-	if polite {
-		polled = "IS_FREE_LOCK('" + lockname.OfLeasePoller(l.namespace, key) + "') = 0"
+// texts are the statements that run most often, with question marks for what differs from
+// one to the next.
+type texts struct {
+	take, takeNow, inherit, release string
+}
+
+// block is a statement that is prepared where it runs often on a connection. In a cluster it
+// is not, since Galera repeats no prepared statement that another node's write has stopped;
+// nor behind a proxy that may change the connection.
+func (l *Locker) block(text string, values ...driver.Value) pool.Block {
+	b := pool.Block{Text: text, Values: values}
+	if !l.shares() {
+		b = pool.Block{Text: b.String()}
+	}
+	return b
+}
+
+// nobody stands for the name of a poller where none is looked for. An empty name would be NULL
+// in the sql_mode EMPTY_STRING_IS_NULL.
+const nobody = "nobody"
+
+// takeBlock takes the lease on key for ttl where nobody has it. nowait: it fails where
+// somebody has locked the row. Where inTurn is set it does not take the lease if someone else
+// has the wake-up lock, and so goes first; and where polite is set, if a poller has announced
+// itself. See answer for what it tells.
+func (l *Locker) takeBlock(key string, ttl time.Duration, inTurn, nowait, polite bool) pool.Block {
+	text, turn, poller := l.texts.take, int64(0), nobody
+	if nowait {
+		text = l.texts.takeNow
 	}
 	if inTurn {
-		turn = "= 1"
+		turn = 1
 	}
-	if nowait {
-		rowLocked = " NOWAIT"
+	if polite {
+		poller = lockname.OfLeasePoller(l.namespace, key)
 	}
+	wake := lockname.OfWakeUp(l.namespace, key)
+	return l.block(text, schema.Hex(key), poller, wake, wake, turn, ttl.Microseconds())
+}
+
+// takeText is the text of takeBlock. The insert always meets the row that it has read, and is
+// only a way to lock the row, to decide on it, to change it, and to tell the outcome in one
+// statement. rowLocked is what to do where somebody has locked the row.
+func (l *Locker) takeText(rowLocked string) string {
+	t := l.table.String()
 	// IF(LAST_INSERT_ID(n), x, x) is x and tells n.
 	return fmt.Sprintf("INSERT INTO %[1]s (namespace, name, owner, token, expires)"+
 		" SELECT s.namespace, s.name, s.owner, s.token, s.expires FROM %[1]s s WHERE %[2]s FOR UPDATE%[3]s"+
 		" ON DUPLICATE KEY UPDATE"+
 		" token = IF(%[4]s, IF(LAST_INSERT_ID(%[5]d + %[6]s), %[1]s.token, %[1]s.token),"+
-		" IF(%[11]s, IF(LAST_INSERT_ID(%[5]d + %[12]d), %[1]s.token, %[1]s.token),"+
-		" IF(%[7]s %[8]s, LAST_INSERT_ID(%[1]s.token + 1), IF(LAST_INSERT_ID(%[5]d), %[1]s.token, %[1]s.token)))),"+
+		" IF(IS_FREE_LOCK(?) = 0, IF(LAST_INSERT_ID(%[5]d + %[7]d), %[1]s.token, %[1]s.token),"+
+		" IF(%[8]s >= ?, LAST_INSERT_ID(%[1]s.token + 1), IF(LAST_INSERT_ID(%[5]d), %[1]s.token, %[1]s.token)))),"+
 		" owner = IF(%[1]s.token <> s.token, %[9]s, %[1]s.owner),"+
-		" expires = IF(%[1]s.token <> s.token, %[10]s, %[1]s.expires)",
-		t, l.row("s.", key), rowLocked, schema.Live(t+"."), noToken, schema.Remaining(t+"."),
-		l.wakeUp(key, "0"), turn, schema.Literal(l.owner), in(ttl), polled, leftToPoller)
+		" expires = IF(%[1]s.token <> s.token, "+after+", %[1]s.expires)",
+		t, l.rowOf("s."), rowLocked, schema.Live(t+"."), noToken, schema.Remaining(t+"."), leftToPoller,
+		wakeUpNamed("?", "0"), schema.Literal(l.owner))
+}
+
+// after is the server's time after so many microseconds.
+const after = "UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND"
+
+// rowOf is the condition for the row of a key, which is a value of the statement.
+func (l *Locker) rowOf(qualifier string) string {
+	return fmt.Sprintf("%[1]snamespace = %[2]s AND %[1]sname = %[3]s", qualifier, schema.Literal(l.namespace), schema.Unhex)
 }
 
 // announceSQL announces a poller for key, where none is announced.
@@ -115,11 +151,15 @@ func (l *Locker) withdrawSQL(key string) string {
 	return "DO RELEASE_LOCK('" + lockname.OfLeasePoller(l.namespace, key) + "')"
 }
 
-// inheritSQL turns the lease into another, with the next token, where it is still
+// inheritBlock turns the lease into another, with the next token, where it is still
 // ours.
-func (l *Locker) inheritSQL(from *Lease, ttl time.Duration) string {
-	return fmt.Sprintf("UPDATE %s SET token = LAST_INSERT_ID(token + 1), expires = %s WHERE %s AND token = %d AND owner = %s AND expires > UTC_TIMESTAMP(6)",
-		l.table, in(ttl), l.row("", from.key), from.token, schema.Literal(l.owner))
+func (l *Locker) inheritBlock(from *Lease, ttl time.Duration) pool.Block {
+	return l.block(l.texts.inherit, ttl.Microseconds(), schema.Hex(from.key), int64(from.token)) //nolint:gosec // tokens are counted by one
+}
+
+func (l *Locker) inheritText() string {
+	return fmt.Sprintf("UPDATE %s SET token = LAST_INSERT_ID(token + 1), expires = %s WHERE %s AND token = ? AND owner = %s AND expires > UTC_TIMESTAMP(6)",
+		l.table, after, l.rowOf(""), schema.Literal(l.owner))
 }
 
 // in is the server's time after d.
@@ -148,9 +188,9 @@ type answer struct {
 func (a answer) late(ttl time.Duration) bool { return time.Since(a.sent) >= ttl-margin(ttl) }
 
 // ask runs a statement that may acquire the lease.
-func (h *lockConn) ask(ctx context.Context, text string) (answer, error) {
+func (h *lockConn) ask(ctx context.Context, block pool.Block) (answer, error) {
 	a := answer{sent: time.Now()}
-	result, err := h.exec(ctx, text)
+	result, err := h.change(ctx, block)
 	if err != nil {
 		return a, err
 	}
@@ -189,15 +229,19 @@ func (l *Locker) holderSQL(key string) string {
 	return "SELECT owner FROM " + l.table.String() + " WHERE " + l.row("", key) + " AND " + schema.Live("")
 }
 
-// releaseSQL gives the lease and its wake-up lock back. The lease stays for minHold, in
+// releaseBlock gives the lease and its wake-up lock back. The lease stays for minHold, in
 // another name, so that no renewal that comes late can find it.
-func (l *Locker) releaseSQL(key string, token uint64, minHold time.Duration) string {
-	owner, expires := "NULL", "LEAST(expires, UTC_TIMESTAMP(6))"
+func (l *Locker) releaseBlock(key string, token uint64, minHold time.Duration) pool.Block {
+	text := l.texts.release
 	if minHold > 0 {
-		owner, expires = schema.Literal(l.leftBy), in(minHold)
+		text = l.releaseText(schema.Literal(l.leftBy), in(minHold))
 	}
-	return fmt.Sprintf("UPDATE %s SET owner = IF(RELEASE_LOCK('%s') IS NULL, %s, %s), expires = %s WHERE %s AND token = %d AND owner = %s",
-		l.table, lockname.OfWakeUp(l.namespace, key), owner, owner, expires, l.row("", key), token, schema.Literal(l.owner))
+	return l.block(text, lockname.OfWakeUp(l.namespace, key), schema.Hex(key), int64(token)) //nolint:gosec // tokens are counted by one
+}
+
+func (l *Locker) releaseText(owner, expires string) string {
+	return fmt.Sprintf("UPDATE %s SET owner = IF(RELEASE_LOCK(?) IS NULL, %s, %[2]s), expires = %s WHERE %s AND token = ? AND owner = %s",
+		l.table, owner, expires, l.rowOf(""), schema.Literal(l.owner))
 }
 
 // grantedSQL reads the token of the lease that this process has on key, once a

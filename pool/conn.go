@@ -176,7 +176,16 @@ var ErrUnprepared = errors.New("the statement is not prepared")
 // values for its question marks. It returns ErrUnprepared if the statement has not run
 // often enough on this connection, or if the server or the driver does not prepare it.
 // The caller has the turn.
-func (c *Conn) QueryPrepared(ctx context.Context, text string, args ...driver.Value) ([][]string, error) {
+func (c *Conn) QueryPrepared(ctx context.Context, text string, args ...driver.Value) (rows [][]string, err error) {
+	err = c.runPrepared(ctx, text, func(stmt driver.Stmt) error {
+		rows, err = server.QueryPrepared(ctx, stmt, args...)
+		return err
+	})
+	return rows, err
+}
+
+// runPrepared has run run a statement, as QueryPrepared does.
+func (c *Conn) runPrepared(ctx context.Context, text string, run func(driver.Stmt) error) error {
 	p := c.prepared[text]
 	if p == nil {
 		if c.prepared == nil {
@@ -187,28 +196,29 @@ func (c *Conn) QueryPrepared(ctx context.Context, text string, args ...driver.Va
 	}
 	if p.stmt == nil {
 		if p.asked++; p.asked != worth { // it is tried once
-			return nil, ErrUnprepared
+			return ErrUnprepared
 		}
 		stmt, err := server.Prepare(ctx, c.Conn, text)
 		switch {
 		case server.Gone(err, c.Conn):
-			return nil, err
+			return err
 		case err != nil:
-			return nil, ErrUnprepared
+			return ErrUnprepared
 		}
 		p.stmt = stmt
 	}
-	rows, err := server.QueryPrepared(ctx, p.stmt, args...)
+	err := run(p.stmt)
 	if server.Unprepared(err) {
 		_ = p.stmt.Close()
 		p.stmt = nil
-		return nil, ErrUnprepared
+		return ErrUnprepared
 	}
-	return rows, err
+	return err
 }
 
 // Block is a statement with a question mark for each of its values, which are numbers, or
-// strings of letters, digits, and of what else names of locks and hexadecimal text have.
+// strings of letters, digits, and of what else names of locks and hexadecimal text have. A
+// question mark in a quoted name is a part of the name.
 type Block struct {
 	Text   string
 	Values []driver.Value
@@ -217,18 +227,30 @@ type Block struct {
 // String is the statement with its values.
 func (b Block) String() string {
 	var text strings.Builder
-	rest := b.Text
-	for _, value := range b.Values {
-		before, after, _ := strings.Cut(rest, "?")
-		text.WriteString(before)
-		if s, ok := value.(string); ok {
+	values, quoted := b.Values, false
+	for part, rest := "", b.Text; rest != ""; {
+		end := strings.IndexAny(rest, "?`") + 1
+		if end == 0 {
+			end = len(rest)
+		}
+		part, rest = rest[:end], rest[end:]
+		mark := strings.HasSuffix(part, "?")
+		if strings.HasSuffix(part, "`") {
+			quoted = !quoted
+		}
+		if !mark || quoted || len(values) == 0 {
+			text.WriteString(part)
+			continue
+		}
+		text.WriteString(part[:end-1])
+		if s, ok := values[0].(string); ok {
 			text.WriteString("'" + s + "'")
 		} else {
-			fmt.Fprint(&text, value)
+			fmt.Fprint(&text, values[0])
 		}
-		rest = after
+		values = values[1:]
 	}
-	return text.String() + rest
+	return text.String()
 }
 
 // QueryBlock is [server.Query] for a block. One that runs often on this connection is
@@ -240,6 +262,20 @@ func (c *Conn) QueryBlock(ctx context.Context, b Block) ([][]string, error) {
 		}
 	}
 	return server.Query(ctx, c.Conn, b.String())
+}
+
+// ChangeBlock is QueryBlock for a statement that returns no rows, and whose result matters.
+func (c *Conn) ChangeBlock(ctx context.Context, b Block) (result driver.Result, err error) {
+	if len(b.Values) > 0 {
+		err = c.runPrepared(ctx, b.Text, func(stmt driver.Stmt) error {
+			result, err = server.ChangePrepared(ctx, stmt, b.Values...)
+			return err
+		})
+		if !errors.Is(err, ErrUnprepared) {
+			return result, err
+		}
+	}
+	return server.Change(ctx, c.Conn, b.String())
 }
 
 // Valid reports whether the connection can still be used, as far as the driver knows.

@@ -5,9 +5,11 @@ package dbtest
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -41,6 +43,7 @@ type Tap struct {
 type Command struct {
 	Conn int    // which connection, counted from 1
 	Text string // the SQL, for a statement that is prepared behind "[prepare] ", or else the command's name in brackets
+	Of   string // the SQL of the prepared statement that is executed
 }
 
 // Dial opens a connection.
@@ -178,16 +181,27 @@ type tapped struct {
 	once    sync.Once
 	stalled <-chan struct{}
 	late    bool // a statement is under way that arrives late
+
+	deadline time.Time // of reads
+
+	preparing string // what the next answer is about, "" if it is about no statement to prepare
+	prepared  map[uint32]string
 }
 
 func (c *tapped) Read(b []byte) (int, error) {
 	c.tap.mu.Lock()
-	stalled := c.stalled
+	stalled, deadline := c.stalled, c.deadline
 	c.tap.mu.Unlock()
 	if stalled != nil {
+		var over <-chan time.Time
+		if !deadline.IsZero() {
+			over = time.After(time.Until(deadline))
+		}
 		select {
 		case <-stalled:
 		case <-c.gone:
+		case <-over:
+			return 0, os.ErrDeadlineExceeded
 		}
 	}
 	c.tap.mu.Lock()
@@ -196,7 +210,29 @@ func (c *tapped) Read(b []byte) (int, error) {
 	if late {
 		return 0, net.ErrClosed
 	}
-	return c.Conn.Read(b)
+	n, err := c.Conn.Read(b)
+	c.answered(b[:n])
+	return n, err
+}
+
+// answered notes the number of a statement that was prepared.
+func (c *tapped) answered(b []byte) {
+	c.tap.mu.Lock()
+	defer c.tap.mu.Unlock()
+	if c.preparing != "" && len(b) >= 9 && b[4] == 0 {
+		if c.prepared == nil {
+			c.prepared = make(map[uint32]string)
+		}
+		c.prepared[binary.LittleEndian.Uint32(b[5:])] = c.preparing
+	}
+	c.preparing = ""
+}
+
+func (c *tapped) SetReadDeadline(t time.Time) error {
+	c.tap.mu.Lock()
+	c.deadline = t
+	c.tap.mu.Unlock()
+	return c.Conn.SetReadDeadline(t)
 }
 
 func (c *tapped) Write(b []byte) (int, error) {
@@ -215,11 +251,21 @@ func (c *tapped) record(b []byte) (late bool) {
 	t := c.tap
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.log = append(t.log, Command{c.n, text})
-	if t.stall != "" && strings.HasPrefix(text, t.stall) {
+	of := ""
+	if text == "[execute]" && len(b) >= 9 {
+		of = c.prepared[binary.LittleEndian.Uint32(b[5:])]
+	}
+	if sql, ok := strings.CutPrefix(text, "[prepare] "); ok {
+		c.preparing = sql
+	}
+	t.log = append(t.log, Command{c.n, text, of})
+	begins := func(begin string) bool {
+		return begin != "" && (strings.HasPrefix(text, begin) || strings.HasPrefix(of, begin))
+	}
+	if begins(t.stall) {
 		c.stalled, t.stall = t.stalled, ""
 	}
-	if t.late == "" || !strings.HasPrefix(text, t.late) {
+	if !begins(t.late) {
 		return false
 	}
 	t.late, c.late = "", true

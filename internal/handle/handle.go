@@ -42,12 +42,14 @@ type Settings struct {
 
 // Connectors open the connections of a handle.
 type Connectors struct {
-	Base driver.Connector // for statements of the application, and sessions
-	Own  driver.Connector // for leases, and for control
-	Lock driver.Connector // for advisory locks
+	Base  driver.Connector // for statements of the application, and sessions
+	Own   driver.Connector // for control
+	Lock  driver.Connector // for advisory locks
+	Lease driver.Connector // for leases
 
-	ReadTimeout     time.Duration // how long an answer on connections of Base may take; 0 is no limit, or not known
-	LockReadTimeout time.Duration // the same for Lock
+	ReadTimeout      time.Duration // how long an answer on connections of Base may take; 0 is no limit, or not known
+	LockReadTimeout  time.Duration // the same for Lock
+	LeaseReadTimeout time.Duration // the same for Lease
 }
 
 // Handle is what one database handle has for its locks. It is safe for concurrent use.

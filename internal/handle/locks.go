@@ -230,7 +230,7 @@ func (k *Handle) makePools(l *Locks) (err error) {
 		return err
 	}
 	if l.leasing, err = pool.New(pool.Config{
-		Connect: k.open.Own.Connect, Check: k.found, Max: others, Idle: s.TTL / 2, Setup: lease.Setup(s.TTL), Budget: k.conns,
+		Connect: k.open.Lease.Connect, Check: k.found, Max: others, Idle: s.TTL / 2, Setup: lease.Setup(s.TTL), Budget: k.conns,
 	}); err != nil {
 		return err
 	}
@@ -322,7 +322,8 @@ func (k *Handle) makeStrategies(l *Locks, info server.Info) {
 	var rows *rowlock.Locker
 	l.leases = lease.New(lease.Config{
 		Conns: l.leasing, Control: l.Control, Rows: l.rows, Queue: l.line, Table: l.table, Namespace: namespace,
-		Owner: s.Owner, Info: info, TTL: s.TTL, Auto: s.Auto, HandOvers: s.HandOvers, HandOverTime: s.HandOverTime,
+		Owner: s.Owner, Info: info, TTL: s.TTL, Auto: s.Auto, ReadTimeout: k.open.LeaseReadTimeout,
+		HandOvers: s.HandOvers, HandOverTime: s.HandOverTime,
 		FreeSlot: func(ctx context.Context, names []string, except ...int) (int, bool, error) {
 			return rows.FreeSlot(ctx, names, except...)
 		},

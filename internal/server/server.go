@@ -234,10 +234,26 @@ func Change(ctx context.Context, conn driver.Conn, text string) (driver.Result, 
 		return nil, err
 	}
 	defer stmt.Close()
-	if s, ok := stmt.(driver.StmtExecContext); ok {
-		return s.ExecContext(ctx, nil)
+	return ChangePrepared(ctx, stmt)
+}
+
+// ChangePrepared is Change for a prepared statement.
+func ChangePrepared(ctx context.Context, stmt driver.Stmt, args ...driver.Value) (driver.Result, error) {
+	ctx = step.Ours(ctx)
+	s, ok := stmt.(driver.StmtExecContext)
+	if !ok {
+		return stmt.Exec(args) //nolint:staticcheck // for drivers without the context form
 	}
-	return stmt.Exec(nil) //nolint:staticcheck // for drivers without the context form
+	return s.ExecContext(ctx, ordinals(args))
+}
+
+// ordinals are arguments as drivers with the context forms want them.
+func ordinals(args []driver.Value) []driver.NamedValue {
+	named := make([]driver.NamedValue, len(args))
+	for i, value := range args {
+		named[i] = driver.NamedValue{Ordinal: i + 1, Value: value}
+	}
+	return named
 }
 
 // Affected is Exec for a statement of which it matters how many rows it has
@@ -350,11 +366,7 @@ func queryPrepared(ctx context.Context, stmt driver.Stmt, args []driver.Value) (
 	if !ok {
 		return stmt.Query(args) //nolint:staticcheck // for drivers without the context form
 	}
-	named := make([]driver.NamedValue, len(args))
-	for i, value := range args {
-		named[i] = driver.NamedValue{Ordinal: i + 1, Value: value}
-	}
-	return s.QueryContext(ctx, named)
+	return s.QueryContext(ctx, ordinals(args))
 }
 
 // closeBoth closes the statement with its rows.
