@@ -32,9 +32,9 @@ func (s *scratch) takesLease() string {
 
 func (s *scratch) givesLease() string {
 	if s.MariaDB() {
-		return "BEGIN NOT ATOMIC SAVEPOINT"
+		return "BEGIN NOT ATOMIC SET @mysqllock_name"
 	}
-	return fmt.Sprintf("CALL `%s`.`mysqllock_give1`", s.Name)
+	return fmt.Sprintf("CALL `%s`.`mysqllock_give2`", s.Name)
 }
 
 // TestLeaseInBegin: its lease is there for all to see while the transaction is

@@ -65,7 +65,7 @@ func (c *vanishingConn) Write(b []byte) (int, error) {
 	case <-c.v.armed:
 		at := c.v.at
 		if at == nil {
-			at = []string{"LOCK IN SHARE MODE", "mysqllock_done1", "@mysqllock_held"}
+			at = []string{"LOCK IN SHARE MODE", "mysqllock_done2", "@mysqllock_held"}
 		}
 		for _, text := range at {
 			if strings.Contains(string(b), text) {
@@ -157,7 +157,7 @@ func TestHostVanishesWithoutProcedure(t *testing.T) {
 		}
 		other := s.open("lockSchema=manual", "lockNamespace=app")
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), s.open("lockNamespace=app"), "made", func(context.Context) error { return nil }))
-		_, err := s.plain.Exec("DROP PROCEDURE IF EXISTS mysqllock_done1")
+		_, err := s.plain.Exec("DROP PROCEDURE IF EXISTS mysqllock_done2")
 		dbtest.OK(t, err)
 		do := func(db *sql.DB, fn func(context.Context) error, ttl time.Duration) error {
 			return mysqllock.Do(context.Background(), db, "k", fn, lockctx.Lease(ttl), lockctx.Wait(2*time.Minute))

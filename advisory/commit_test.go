@@ -46,7 +46,7 @@ func (s *scratch) inDatabase(cfg *advisory.Config) {
 // commits is what the statement has in it that checks and commits.
 func (s *scratch) commits() string {
 	if s.MariaDB() {
-		return "BEGIN NOT ATOMIC SAVEPOINT"
+		return "BEGIN NOT ATOMIC SET @mysqllock_held = COALESCE("
 	}
 	return "mysqllock_held2"
 }

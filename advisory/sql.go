@@ -138,8 +138,8 @@ func (k *lockConn) waitSQL(name string, bound time.Duration) string {
 func checkSQL(locks []*Lock) string { return "SELECT " + heldSQL(locks) + ", CONNECTION_ID()" }
 
 // commitBlock checks what checkSQL does, and that it runs on the connection with that id,
-// commits, and takes the lock ends off the connection, unless that is nil. The answer is 1 if
-// it has. See [schema.Table.CommitIfProcedure]; MariaDB runs the same as an anonymous block.
+// commits, and takes the lock ends off the connection, unless that is nil. There is an answer
+// if it has not. See [schema.Table.CommitIfProcedure]; MariaDB runs the same as an anonymous block.
 // The comment is for those who look for a COMMIT in what the server is doing.
 func (l *Locker) commitBlock(id uint64, locks []*Lock, ends *Lock, mark string) pool.Block {
 	if !l.info.MariaDB {
@@ -160,8 +160,8 @@ func (l *Locker) commitBlock(id uint64, locks []*Lock, ends *Lock, mark string) 
 		held = "CONNECTION_ID() = ? AND IS_USED_LOCK(?) = CONNECTION_ID() AND IS_USED_LOCK(?) = CONNECTION_ID()"
 		values = append([]driver.Value{int64(id), ends.conn.identity, ends.name}, values...) //nolint:gosec // connections are counted by one
 	}
-	block := pool.Block{Text: "BEGIN NOT ATOMIC SAVEPOINT mysqllock_done; SET @mysqllock_held = COALESCE(" + held + ", 0); " +
-		"IF @mysqllock_held THEN SET @mysqllock_done = ?; COMMIT; " + after + "END IF; SELECT @mysqllock_held; END", Values: values}
+	block := pool.Block{Text: "BEGIN NOT ATOMIC SET @mysqllock_held = COALESCE(" + held + ", 0); " +
+		"IF @mysqllock_held THEN COMMIT; SET @mysqllock_done = ?; " + after + "ELSE SELECT 0; END IF; END", Values: values}
 	if ends == nil || len(locks) > 1 {
 		return pool.Block{Text: block.String()}
 	}

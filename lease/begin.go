@@ -210,12 +210,12 @@ func (l *Locker) giveBlock(s *Lease, bound time.Duration, mark string) pool.Bloc
 	within := func(text string) string { return l.within("@mysqllock_bound", "@mysqllock_row_wait", text) }
 	seconds, whole := bounds(bound)
 	return pool.Block{
-		Text: "BEGIN NOT ATOMIC SAVEPOINT mysqllock_done; SET @mysqllock_name = " + schema.Unhex + ", @mysqllock_token = ?, @mysqllock_bound = ?, @mysqllock_row_wait = ?, @mysqllock_held = 0; " +
+		Text: "BEGIN NOT ATOMIC SET @mysqllock_name = " + schema.Unhex + ", @mysqllock_token = ?, @mysqllock_bound = ?, @mysqllock_row_wait = ?, @mysqllock_held = 0; " +
 			within(fmt.Sprintf("SELECT COUNT(*) INTO @mysqllock_held FROM %s WHERE %s AND token = @mysqllock_token AND owner = %s AND %s FOR UPDATE; ",
 				l.table, row, schema.Literal(s.l.owner), schema.Lasts(""))) +
 			"IF @mysqllock_held = 1 THEN " +
 			within(fmt.Sprintf("UPDATE %s SET %s WHERE %s; ", l.table, schema.Released, row)) +
-			"SET @mysqllock_done = ?; COMMIT; DO RELEASE_LOCK(?); END IF; SELECT @mysqllock_held = 1; END",
+			"COMMIT; SET @mysqllock_done = ?; DO RELEASE_LOCK(?); ELSE SELECT 0; END IF; END",
 		Values: []driver.Value{schema.Hex(s.key), int64(s.token), seconds, whole, mark, wake}, //nolint:gosec // tokens are counted by one
 	}
 }

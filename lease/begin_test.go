@@ -67,7 +67,7 @@ func (s *scratch) takes() string {
 
 func (s *scratch) gives() string {
 	if s.MariaDB() {
-		return "BEGIN NOT ATOMIC SAVEPOINT"
+		return "BEGIN NOT ATOMIC SET @mysqllock_name"
 	}
 	return "CALL " + s.table.GiveProcedure().String()
 }
@@ -341,8 +341,11 @@ func TestKilledRelease(t *testing.T) {
 			"undisturbed": {dbtest.Disturbed{}, true, false},
 			"before":      {dbtest.Disturbed{Err: dbtest.Interrupted}, false, false},
 			"after":       {dbtest.Disturbed{Err: dbtest.Interrupted, After: true}, true, false},
-			"between": {dbtest.Disturbed{Text: func(text string) string {
+			"right after COMMIT": {dbtest.Disturbed{Text: func(text string) string {
 				return strings.Replace(text, "COMMIT;", "COMMIT; "+signal, 1)
+			}}, false, true},
+			"at the release": {dbtest.Disturbed{Text: func(text string) string {
+				return strings.Replace(text, "DO RELEASE_LOCK", signal+" DO RELEASE_LOCK", 1)
 			}}, true, false},
 			"at the check": {dbtest.Disturbed{Text: func(text string) string {
 				return strings.Replace(text, "IF @mysqllock_held", signal+" IF @mysqllock_held", 1)
@@ -375,7 +378,7 @@ func TestKilledRelease(t *testing.T) {
 			dbtest.OK(t, lease.Release())
 			dbtest.OK(t, lease.Detach())
 			dbtest.OK(t, s.db.QueryRow("SELECT COUNT(*) FROM written").Scan(&after))
-			if n := after - before; n == 1 != (c.committed || name == "broken after") {
+			if n := after - before; n == 1 != (c.committed || name == "broken after" || name == "right after COMMIT") {
 				t.Errorf("%s: %d are written", name, n)
 			}
 			if s.row("k").live || s.wakeUps("k") != 0 {

@@ -125,7 +125,7 @@ func (l *Locker) provide(ctx context.Context) {
 	})
 }
 
-// commitCall calls the procedure, which answers 1 where it has committed. The comment is
+// commitCall calls the procedure, which answers where it has not committed. The comment is
 // for those who look for a COMMIT in what the server is doing.
 func (l *Locker) commitCall(leases []*Lease, _ time.Duration, mark string) string {
 	rows := make([]string, len(leases))
@@ -139,11 +139,11 @@ func (l *Locker) commitCall(leases []*Lease, _ time.Duration, mark string) strin
 // variables elsewhere, so it has one of the session's.
 func (l *Locker) commitBlock(leases []*Lease, bound time.Duration, mark string) string {
 	var b strings.Builder
-	b.WriteString("BEGIN NOT ATOMIC SAVEPOINT mysqllock_done; SET @mysqllock_held = 0; ")
+	b.WriteString("BEGIN NOT ATOMIC SET @mysqllock_held = 0; ")
 	for _, s := range leases {
 		b.WriteString(l.bounded(fmt.Sprintf("SELECT @mysqllock_held + COUNT(*) INTO @mysqllock_held FROM %s r WHERE %s AND r.token = %d AND r.owner = %s AND %s LOCK IN SHARE MODE; ",
 			l.table, l.row("r.", s.key), s.token, schema.Literal(s.l.owner), schema.Lasts("r.")), bound))
 	}
-	fmt.Fprintf(&b, "IF @mysqllock_held = %[1]d THEN SET @mysqllock_done = '%[2]s'; COMMIT; END IF; SELECT @mysqllock_held = %[1]d; END", len(leases), mark)
+	fmt.Fprintf(&b, "IF @mysqllock_held = %d THEN COMMIT; SET @mysqllock_done = '%s'; ELSE SELECT 0; END IF; END", len(leases), mark)
 	return b.String()
 }

@@ -16,11 +16,12 @@ import (
 
 // commits reports whether a statement checks and commits.
 func commits(text string) bool {
-	return strings.Contains(text, "mysqllock_held") || strings.Contains(text, "mysqllock_done1")
+	return strings.Contains(text, "mysqllock_held") || strings.Contains(text, "mysqllock_done2")
 }
 
 // TestKilledCommit: a KILL QUERY that comes between COMMIT and the answer makes no lost
-// lease of a transaction that was committed; one that comes before it commits nothing.
+// lease of a transaction that was committed; one that comes before it commits nothing; and
+// one that comes right after COMMIT leaves open which it was.
 func TestKilledCommit(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
@@ -37,13 +38,14 @@ func TestKilledCommit(t *testing.T) {
 		for name, c := range map[string]struct {
 			conn      dbtest.Disturbed
 			committed bool
+			open      bool // which it was
 		}{
-			"before":  {dbtest.Disturbed{Err: dbtest.Interrupted}, false},
-			"after":   {dbtest.Disturbed{Err: dbtest.Interrupted, After: true}, true},
-			"between": {dbtest.Disturbed{Text: func(text string) string { return strings.Replace(text, "COMMIT;", "COMMIT; "+signal, 1) }}, true},
+			"before":      {dbtest.Disturbed{Err: dbtest.Interrupted}, false, false},
+			"after":       {dbtest.Disturbed{Err: dbtest.Interrupted, After: true}, true, false},
+			"right after": {dbtest.Disturbed{Text: func(text string) string { return strings.Replace(text, "COMMIT;", "COMMIT; "+signal, 1) }}, true, true},
 			"at the check": {dbtest.Disturbed{Text: func(text string) string {
 				return strings.Replace(text, "IF @mysqllock_held", signal+" IF @mysqllock_held", 1)
-			}}, false},
+			}}, false, false},
 		} {
 			for _, autocommit := range []string{"1", "0"} {
 				t.Run(name+"/autocommit="+autocommit, func(t *testing.T) {
@@ -65,8 +67,8 @@ func TestKilledCommit(t *testing.T) {
 						k := c.conn
 						k.Conn, k.At = conn, commits
 						done, unknown, err := l.Commit(ctx, pool.Adopt(&k), []*Lease{a})
-						if done != c.committed || (err == nil) != c.committed || err != nil && (!errors.Is(err, lockerr.ErrLost) || unknown) {
-							t.Errorf("committed %v, %v", done, err)
+						if is := c.committed && !c.open; done != is || unknown != c.open || (err == nil) != is || err != nil && !unknown && !errors.Is(err, lockerr.ErrLost) {
+							t.Errorf("committed %v, unknown %v, %v", done, unknown, err)
 						}
 						dbtest.OK(t, server.Exec(ctx, conn, "ROLLBACK"))
 						if n := written() - before; n == 1 != c.committed {
@@ -86,7 +88,7 @@ func TestKilledCommit(t *testing.T) {
 			}
 			dbtest.OK(t, server.Exec(ctx, conn, "ROLLBACK"))
 			dbtest.OK(t, server.Exec(ctx, conn, "START TRANSACTION"))
-			k := &dbtest.Disturbed{Conn: conn, At: commits, Err: dbtest.Interrupted, Text: func(string) string { return "SAVEPOINT mysqllock_done" }, After: true}
+			k := &dbtest.Disturbed{Conn: conn, At: commits, Err: dbtest.Interrupted, Text: func(string) string { return "DO 1" }, After: true}
 			if done, unknown, err := l.Commit(ctx, pool.Adopt(k), []*Lease{a}); done || !errors.Is(err, lockerr.ErrLost) || unknown {
 				t.Errorf("behind a Router, before COMMIT: committed %v, %v", done, err)
 			}

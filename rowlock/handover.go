@@ -143,7 +143,7 @@ func (l *Locker) commitAndLock(ctx context.Context, c *pool.Conn, key, mark stri
 // NOWAIT is not allowed there, but limits of 0 mean the same.
 func (l *Locker) passBlock() string {
 	return blockOfKey +
-		"SAVEPOINT mysqllock_done; SET @mysqllock_done = ?; COMMIT; " +
+		"COMMIT; SET @mysqllock_done = ?; " +
 		"BEGIN DECLARE CONTINUE HANDLER FOR SQLEXCEPTION BEGIN END; START TRANSACTION; " +
 		"SET STATEMENT innodb_lock_wait_timeout = 0, lock_wait_timeout = 0 FOR SELECT " + schema.Quiet("v_most") + " INTO v_quiet" + l.fromRow + "v_name LIMIT 1 FOR UPDATE; END; " +
 		"IF v_quiet IS NOT TRUE THEN ROLLBACK; SELECT 0; END IF; END"

@@ -50,16 +50,9 @@ func (r *Rows) Commit(ctx context.Context, c *pool.Conn, versions []Version) (se
 	if !r.cfg.Info.Router {
 		mark = pool.NewMark()
 	}
-	var rows [][]string
-	outcome, err := server.CommitBy(ctx, c.Conn, mark, func() (err error) {
-		rows, err = c.QueryBlock(ctx, block(versions, mark))
-		return err
-	})
-	switch {
-	case outcome == server.NoWay && !r.cfg.Info.MariaDB:
+	outcome, err := server.CheckAndCommit(ctx, c.Conn, mark, func() ([][]string, error) { return c.QueryBlock(ctx, block(versions, mark)) })
+	if outcome == server.NoWay && !r.cfg.Info.MariaDB {
 		r.commits.lacking.Store(true)
-	case outcome == server.Committed && rows != nil: // it answers only if it has not committed
-		return server.CheckFailed, nil
 	}
 	return outcome, noBadConn(err)
 }

@@ -179,22 +179,19 @@ func waitText(t Table) (parameters, body string) {
 
 // CommitProcedure commits under leases. p_leases is a list of names, tokens and owners; names
 // and owners are in hexadecimal. If all of the leases are held, the procedure commits and
-// answers 1; else it leaves the transaction open and answers 0. It waits for no lock. For a
-// caller that gets no answer, because of a KILL, it sets a savepoint, mysqllock_done, before
-// all else, and @mysqllock_done to p_mark, unless that is NULL, right before COMMIT; see
-// [server.HasCommitted]. The list has an explicit character set: without one it would have
+// returns no result set; else it leaves the transaction open and answers 0. It waits for no
+// lock. For a caller that gets no answer, because of a KILL, it sets @mysqllock_done to p_mark,
+// unless that is NULL, right after COMMIT; see [server.HasCommitted]. The list has an explicit character set: without one it would have
 // that of the maker or the caller of the procedure, which may be binary.
-func (t Table) CommitProcedure() Procedure { return Procedure{t, "_done1", commitText} }
+func (t Table) CommitProcedure() Procedure { return Procedure{t, "_done2", commitText} }
 
 func commitText(t Table) (parameters, body string) {
 	return "p_namespace VARBINARY(255), p_leases TEXT CHARACTER SET utf8mb4, p_mark VARCHAR(64) CHARACTER SET utf8mb4",
 		"  DECLARE v_held INT;\n" +
-			"  SAVEPOINT mysqllock_done;\n" +
 			"  SELECT COUNT(*) INTO v_held FROM JSON_TABLE(p_leases, _utf8mb4'$[*]' COLUMNS (n VARCHAR(510) CHARACTER SET utf8mb4 PATH _utf8mb4'$[0]', k BIGINT UNSIGNED PATH _utf8mb4'$[1]', o VARCHAR(510) CHARACTER SET utf8mb4 PATH _utf8mb4'$[2]')) d\n" +
 			"    STRAIGHT_JOIN " + t.String() + " r ON r.namespace = p_namespace AND r.name = UNHEX(d.n)\n" +
 			"    WHERE r.token = d.k AND r.owner = UNHEX(d.o) AND " + Lasts("r.") + " FOR SHARE OF r NOWAIT;\n" +
-			"  IF v_held = JSON_LENGTH(p_leases) THEN IF p_mark IS NOT NULL THEN SET @mysqllock_done = p_mark; END IF; COMMIT; END IF;\n" +
-			"  SELECT v_held = JSON_LENGTH(p_leases);\n"
+			"  IF v_held = JSON_LENGTH(p_leases) THEN COMMIT; IF p_mark IS NOT NULL THEN SET @mysqllock_done = p_mark; END IF; ELSE SELECT 0; END IF;\n"
 }
 
 // TakeProcedure takes a lease and begins a transaction. The lease is committed before the
@@ -241,24 +238,22 @@ func takeText(t Table) (parameters, body string) {
 
 // GiveProcedure checks a lease, releases it and commits. The release is a part of the
 // transaction that ends, so that both are on the disk with one COMMIT. If the lease is held,
-// the procedure commits, frees the wake-up lock and answers 1; else it leaves the transaction
-// open and answers 0. Its savepoint and p_mark are those of CommitProcedure. It waits for no
-// lock.
-func (t Table) GiveProcedure() Procedure { return Procedure{t, "_give1", giveText} }
+// the procedure commits, frees the wake-up lock and returns no result set; else it leaves the
+// transaction open and answers 0. p_mark is that of CommitProcedure. It waits for no lock.
+func (t Table) GiveProcedure() Procedure { return Procedure{t, "_give2", giveText} }
 
 func giveText(t Table) (parameters, body string) {
 	return "p_namespace VARBINARY(255), p_name VARBINARY(255), p_token BIGINT UNSIGNED, p_owner VARBINARY(255),\n" +
 			"  p_wake VARCHAR(64) CHARACTER SET utf8mb4, p_mark VARCHAR(64) CHARACTER SET utf8mb4",
 		"  DECLARE v_held BOOL DEFAULT FALSE;\n" +
-			"  SAVEPOINT mysqllock_done;\n" +
 			"  SELECT " + Lasts("") + " INTO v_held FROM " + t.String() + ofKey + " AND token = p_token AND owner = p_owner FOR UPDATE NOWAIT;\n" +
 			"  IF v_held THEN\n" +
 			"    UPDATE " + t.String() + " SET " + Released + ofKey + ";\n" +
-			"    SET @mysqllock_done = p_mark;\n" +
 			"    COMMIT;\n" +
+			"    SET @mysqllock_done = p_mark;\n" +
 			"    DO RELEASE_LOCK(p_wake);\n" +
-			"  END IF;\n" +
-			"  SELECT v_held;\n"
+			"  ELSE SELECT 0;\n" +
+			"  END IF;\n"
 }
 
 // BeginProcedure reads a version and begins a transaction. It reads the row outside of any
@@ -280,8 +275,8 @@ func beginText(t Table) (parameters, body string) {
 // version of 0 is for a row that the transaction has locked. If all rows have their versions,
 // the procedure adds one to each, commits, and returns no result set; else it answers 0 and
 // leaves the transaction open, in which it may have changed some of them. It waits for no row,
-// and for a second while the table's definition is being changed. After COMMIT it sets
-// @mysqllock_done to p_mark, unless that is NULL: see [server.HasCommitted].
+// and for a second while the table's definition is being changed. p_mark is that of
+// CommitProcedure.
 //
 // UPDATE has no NOWAIT, so one row is locked before. The INSERT for several always hits the
 // rows that it has read: it counts two for each, with and without clientFoundRows in the DSN.
@@ -336,39 +331,37 @@ func LimitSilence(seconds string) string {
 const Unlimited = "SESSION wait_timeout = @mysqllock_waits"
 
 // CommitIfProcedure commits if p_held is true, which the caller's statement evaluates, and
-// answers 1; else it leaves the transaction open and answers 0. After the COMMIT it takes back
-// what NamedProcedure has done, unless p_lock is NULL. Its savepoint and p_mark are those of
+// returns no result set; else it leaves the transaction open and answers 0. After the COMMIT it
+// takes back what NamedProcedure has done, unless p_lock is NULL. p_mark is that of
 // CommitProcedure. It needs no privilege but that to execute it.
 func (t Table) CommitIfProcedure() Procedure { return Procedure{t, "_held2", commitIfText} }
 
 func commitIfText(Table) (parameters, body string) {
 	return "p_held BOOL, p_mark VARCHAR(64) CHARACTER SET utf8mb4, p_lock VARCHAR(64) CHARACTER SET utf8mb4, p_identity VARCHAR(64) CHARACTER SET utf8mb4",
-		"  SAVEPOINT mysqllock_done;\n" +
-			"  IF p_held THEN\n" +
-			"    SET @mysqllock_done = p_mark;\n" +
+		"  IF p_held THEN\n" +
 			"    COMMIT;\n" +
+			"    SET @mysqllock_done = p_mark;\n" +
 			"    IF p_lock IS NOT NULL THEN\n" +
 			"      DO RELEASE_LOCK(p_lock), RELEASE_LOCK(p_identity);\n" +
 			"      SET " + Unlimited + ";\n" +
 			"    END IF;\n" +
-			"  END IF;\n" +
-			"  SELECT COALESCE(p_held, 0);\n"
+			"  ELSE SELECT 0;\n" +
+			"  END IF;\n"
 }
 
 // PassProcedure commits, and then locks one key in a new transaction for whoever comes next.
 // If the row is locked and [Quiet], there is no result set; otherwise the procedure answers
 // 0, and has locked nothing. What the server refuses after the COMMIT is no error, except for
 // a KILL: the caller waits for the outcome of its COMMIT, so the procedure waits for no row,
-// and for a second while the table's definition is being changed. Its savepoint and p_mark
-// are those of CommitProcedure.
+// and for a second while the table's definition is being changed. p_mark is
+// that of CommitProcedure.
 func (t Table) PassProcedure() Procedure { return Procedure{t, "_pass1", passText} }
 
 func passText(t Table) (parameters, body string) {
 	return "p_namespace VARBINARY(255), p_name VARBINARY(255), p_quiet BIGINT UNSIGNED, p_mark VARCHAR(64) CHARACTER SET utf8mb4",
 		"  DECLARE v_quiet BOOL;\n" +
-			"  SAVEPOINT mysqllock_done;\n" +
-			"  SET @mysqllock_done = p_mark;\n" +
 			"  COMMIT;\n" +
+			"  SET @mysqllock_done = p_mark;\n" +
 			"  BEGIN\n" +
 			"    DECLARE CONTINUE HANDLER FOR SQLEXCEPTION BEGIN END;\n" +
 			"    START TRANSACTION;\n" +

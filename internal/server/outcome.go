@@ -30,23 +30,19 @@ const (
 // Done reports that the transaction is committed.
 func (o Outcome) Done() bool { return o == Committed || o == OnlyCommitted }
 
-// CheckAndCommit runs a statement that checks, and commits if it answers 1, by ask. The
-// statement is of the form that HasCommitted describes.
+// CheckAndCommit runs a statement that checks, and commits or answers with a row, by ask: an
+// answer that costs nothing where all is well. The statement is of the form that HasCommitted
+// describes.
 func CheckAndCommit(ctx context.Context, conn driver.Conn, mark string, ask func() ([][]string, error)) (Outcome, error) {
 	var rows [][]string
 	outcome, err := CommitBy(ctx, conn, mark, func() (err error) {
 		rows, err = ask()
 		return err
 	})
-	switch {
-	case outcome != Committed:
-		return outcome, err
-	case len(rows) != 1 || len(rows[0]) != 1:
-		return Unknown, errors.New("the server does not say whether it has committed")
-	case rows[0][0] == "1":
-		return Committed, nil
+	if outcome == Committed && rows != nil {
+		return CheckFailed, nil
 	}
-	return CheckFailed, nil
+	return outcome, err
 }
 
 // CommitBy runs a statement that commits, by send, and says how it has ended: Committed is
@@ -77,28 +73,28 @@ func CommitBy(ctx context.Context, conn driver.Conn, mark string, send func() er
 	return Failed, err
 }
 
-// HasCommitted is for a statement that checks and commits, and was interrupted: by a KILL, or
-// by a limit of the server's. It reports whether the statement had committed before that: its
-// transaction is over, and it has set @mysqllock_done to its mark. It sets that after its
-// COMMIT: a COMMIT that is killed while FLUSH TABLES WITH READ LOCK holds it up rolls back.
-// After an error it is not known; nor is it if the transaction is over without the mark.
+// HasCommitted is for a statement that commits, and was interrupted: by a KILL, or by a limit
+// of the server's. It reports whether the statement had committed before that. The statement
+// sets @mysqllock_done to its mark right after its COMMIT, not before: a COMMIT that is killed
+// while FLUSH TABLES WITH READ LOCK holds it up rolls back. After an error it is not known; nor
+// is it if no transaction is open and there is no mark.
 func HasCommitted(ctx context.Context, conn driver.Conn, mark string) (bool, error) {
+	if mark != "" {
+		rows, err := Query(ctx, conn, "SELECT @mysqllock_done = '"+mark+"'")
+		if err != nil || len(rows) == 1 && rows[0][0] == "1" {
+			return err == nil, err
+		}
+	}
 	// In a transaction no variable of the next one can be set.
 	err := Exec(ctx, conn, "SET /*!80000 @@transaction_read_only = @@transaction_read_only */ /*M!100000 @@tx_read_only = @@tx_read_only */")
 	const inTransaction = 1568
-	switch {
-	case Number(err) == inTransaction:
+	if Number(err) == inTransaction {
 		return false, nil
-	case err != nil:
-		return false, err
-	case mark == "":
-		return false, errAtCommit
 	}
-	rows, err := Query(ctx, conn, "SELECT @mysqllock_done = '"+mark+"'")
-	if err == nil && (len(rows) != 1 || rows[0][0] != "1") {
+	if err == nil {
 		err = errAtCommit
 	}
-	return err == nil, err
+	return false, err
 }
 
 // errAtCommit has no number of the server's: the outcome is unknown.
