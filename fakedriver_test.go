@@ -807,6 +807,10 @@ func (s *fakeServer) mysqlAnswers() *fakeServer {
 			reply, err := one(int64(c.id), int64(0), nil, int64(0), "0", "0")
 			reply.rows = slices.Repeat(reply.rows, 1+strings.Count(text, "UNION ALL"))
 			return reply, err
+		case strings.HasPrefix(text, "CALL `shop`.`mysqllock_held2`"):
+			return fakeReply{}, nil // it has committed
+		case strings.HasPrefix(text, "CALL `shop`.`mysqllock_named1`"):
+			return one(int64(1))
 		case strings.Contains(text, "CONNECTION_ID()"):
 			return one(int64(c.id))
 		}

@@ -2,6 +2,7 @@ package advisory
 
 import (
 	"context"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"time"
@@ -35,7 +36,8 @@ type Request struct {
 	Lost func(error)
 }
 
-// Acquire acquires a lock. After an error the lock is not held. If a statement was not
+// Acquire acquires a lock. After an error the lock is not held; driver.ErrBadConn is about the
+// connection of r.Begin, and means that the caller may try another one. If a statement was not
 // answered in time, Acquire releases in the background what it may have acquired.
 func (l *Locker) Acquire(ctx context.Context, r Request) (*Lock, error) {
 	ctx = step.Named(ctx, step.Take, hint.StrategyAdvisory, r.Key)
@@ -47,6 +49,9 @@ func (l *Locker) Acquire(ctx context.Context, r Request) (*Lock, error) {
 	lock, err := a.acquire(ctx)
 	if err != nil {
 		a.ticket.Leave()
+		if a.broke {
+			return nil, driver.ErrBadConn
+		}
 		return nil, a.explain(ctx, err)
 	}
 	return lock, nil
@@ -61,6 +66,7 @@ type attempt struct {
 	ticket *queue.Ticket // nil before the attempt has one, and once another owns it
 	holder *lockerr.Holder
 	first  bool // nobody of this process was in line before it
+	broke  bool // the connection of the transaction that was to begin with it was broken before
 	polls  bool // it is counted as a poller; guarded by Locker.mu
 	asked  step.Asked
 	begun  *pool.Conn    // on which a transaction has begun meanwhile; nil without one

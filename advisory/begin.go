@@ -3,6 +3,7 @@ package advisory
 import (
 	"context"
 	"database/sql/driver"
+	"errors"
 	"fmt"
 	"time"
 
@@ -85,9 +86,13 @@ func (l *Locker) canBegin() bool { return l.commits() && !l.unsafe }
 
 // beginOn acquires the lock on c, whose turn is the caller's, and begins a transaction. It
 // returns nil if somebody else has the lock, which is refused, or if the lock must be asked for
-// on a lock connection, which also tells why. c is closed if it may have the lock in vain.
+// on a lock connection, which also tells why. c is closed if it may have the lock in vain. The
+// error matches driver.ErrBadConn if nothing was sent.
 func (a *attempt) beginOn(ctx context.Context, c *pool.Conn) (lock *Lock, refused bool, err error) {
-	if err := c.Identify(ctx); err != nil { // nobody could check the lock, or end the connection
+	switch err := c.Identify(ctx); { // else nobody could check the lock, or end the connection
+	case errors.Is(err, driver.ErrBadConn):
+		return nil, false, a.broken(c)
+	case err != nil:
 		return nil, false, nil
 	}
 	k := &lockConn{l: a.Locker, c: c, id: c.KnownID(), identity: newIdentity()}
@@ -96,6 +101,8 @@ func (a *attempt) beginOn(ctx context.Context, c *pool.Conn) (lock *Lock, refuse
 	lock.home = c
 	rows, err := c.QueryBlock(ctx, a.beginBlock(lock))
 	switch {
+	case errors.Is(err, driver.ErrBadConn):
+		return nil, false, a.broken(c)
 	case server.Missing(err) || server.Denied(err): // dropped, or not ours to execute
 		a.canCommit.Store(false)
 		return nil, false, nil
@@ -111,6 +118,13 @@ func (a *attempt) beginOn(ctx context.Context, c *pool.Conn) (lock *Lock, refuse
 		return nil, false, context.Cause(ctx)
 	}
 	return nil, false, nil
+}
+
+// broken notes that c was broken before, so that its caller may try another connection.
+func (a *attempt) broken(c *pool.Conn) error {
+	c.Taint()
+	a.broke = true
+	return driver.ErrBadConn
 }
 
 // beginBlock acquires lock on its home, if nobody has it, and begins a transaction. The

@@ -32,7 +32,7 @@ func (l *Locker) Check(ctx context.Context, conn driver.Conn, locks []*Lock) (id
 	rows, err := server.Query(step.Named(ctx, step.Fence, hint.StrategyAdvisory, keys...), conn, checkSQL(locks))
 	switch {
 	case err != nil:
-	case len(rows) != 1 || rows[0][0] != "1":
+	case len(rows) != 1 || len(rows[0]) != 2 || rows[0][0] != "1":
 		err = lockerr.With(lockerr.ErrLost, errors.New("the transaction's server says that another connection holds the lock, or none"))
 	default:
 		id, err = strconv.ParseUint(rows[0][1], 10, 64)

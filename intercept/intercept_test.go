@@ -50,7 +50,7 @@ func buy(ctx context.Context, db *sql.DB) error {
 // the step, and none of the application's with any; the other way round, none that the
 // driver adds looks like the application's.
 func TestSteps(t *testing.T) {
-	const take, fence, end, release = intercept.Take, intercept.Fence, intercept.End, intercept.Release
+	const take, fence, end = intercept.Take, intercept.Fence, intercept.End
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for strategy, c := range map[string]struct {
 			option lockctx.Option
@@ -58,7 +58,7 @@ func TestSteps(t *testing.T) {
 		}{
 			"row":        {lockctx.Row(), []intercept.Step{take}},
 			"lease":      {lockctx.Lease(20 * time.Second), []intercept.Step{take, fence}}, // which releases, too
-			"advisory":   {lockctx.Advisory(), []intercept.Step{take, fence, release}},
+			"advisory":   {lockctx.Advisory(), []intercept.Step{take, fence}},              // the same
 			"optimistic": {lockctx.Optimistic(), []intercept.Step{take, fence}},
 		} {
 			seen := new(spy)

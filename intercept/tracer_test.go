@@ -118,7 +118,7 @@ func TestTracer(t *testing.T) {
 		}{
 			"row":        {lockctx.Row(), []intercept.Step{intercept.Take, intercept.End}},
 			"lease":      {lockctx.Lease(20 * time.Second), []intercept.Step{intercept.Take, intercept.Fence}}, // and its release, in a hold
-			"advisory":   {lockctx.Advisory(), []intercept.Step{intercept.Take, intercept.Fence, intercept.Release}},
+			"advisory":   {lockctx.Advisory(), []intercept.Step{intercept.Take, intercept.Fence}},              // the same
 			"optimistic": {lockctx.Optimistic(), []intercept.Step{intercept.Take, intercept.Fence}},
 		} {
 			for _, name := range []string{"transaction", "statement", "hold", "retried"} {
@@ -158,7 +158,7 @@ func TestTracer(t *testing.T) {
 						t.Errorf("the events are %q, want %q", got, want)
 					}
 					steps := c.steps
-					if name == "hold" && strategy == "lease" {
+					if name == "hold" && (strategy == "lease" || strategy == "advisory") {
 						steps = append(slices.Clip(steps), intercept.Release)
 					}
 					for _, step := range steps {
