@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -150,6 +151,7 @@ func (a *attempt) forgo(t *take) {
 func (l *Locker) leadTakes() {
 	for more := true; more; {
 		h, err := l.borrowShared(l.ctx)
+		runtime.Gosched() // whom the last statement has answered may be about to ask for more
 		var some []*take
 		some, more = l.takes.Depart(maxShared)
 		if err == nil {
@@ -235,8 +237,8 @@ func (l *Locker) take(ctx context.Context, h *lockConn, some []*take) (committin
 		if err != nil {
 			return false, err
 		}
-		if n, err := result.RowsAffected(); err != nil || n != int64(len(free)) {
-			return false, errors.Join(err, fmt.Errorf("%d rows of %d were changed", n, len(free)))
+		if n, err := result.RowsAffected(); err != nil || n != 2*int64(len(free)) {
+			return false, errors.Join(err, fmt.Errorf("%d rows of %d were changed", n/2, len(free)))
 		}
 		for _, t := range free {
 			t.token, t.sent = t.token+1, sent
@@ -297,12 +299,24 @@ func (l *Locker) lookSQL(some []*take) string {
 		schema.Remaining("r."), "(d.polite AND IS_FREE_LOCK(d.p) = 0)", schema.Live("r."), wakeUpNamed("d.w", "0"), d, l.table, schema.Literal(l.namespace))
 }
 
-// takeSQL grants leases whose rows are locked.
+// takeSQL grants leases whose rows are locked. The insert always meets them, each by its
+// primary key; it counts two rows for each.
 func (l *Locker) takeSQL(free []*take) string {
-	d := derived(free, []string{"n", "ttl"}, func(t *take) []any { return []any{schema.Literal(t.r.Key), t.ttl.Microseconds()} })
-	return fmt.Sprintf("UPDATE (%s) d STRAIGHT_JOIN %s r ON r.namespace = %s AND r.name = d.n"+
-		" SET r.token = r.token + 1, r.owner = %s, r.expires = UTC_TIMESTAMP(6) + INTERVAL d.ttl MICROSECOND",
-		d, l.table, schema.Literal(l.namespace), schema.Literal(l.owner))
+	var rows, keys, ttls []string
+	same := true
+	for _, t := range free {
+		key, ttl := schema.Literal(t.r.Key), t.ttl.Microseconds()
+		rows = append(rows, "("+schema.Literal(l.namespace)+", "+key+")")
+		keys, ttls = append(keys, key), append(ttls, strconv.FormatInt(ttl, 10))
+		same = same && t.ttl == free[0].ttl
+	}
+	ttl := ttls[0]
+	if !same {
+		ttl = fmt.Sprintf("ELT(FIELD(name, %s), %s)", strings.Join(keys, ", "), strings.Join(ttls, ", "))
+	}
+	return fmt.Sprintf("INSERT INTO %s (namespace, name) VALUES %s ON DUPLICATE KEY UPDATE"+
+		" token = token + 1, owner = %s, expires = UTC_TIMESTAMP(6) + INTERVAL %s MICROSECOND",
+		l.table, strings.Join(rows, ", "), schema.Literal(l.owner), ttl)
 }
 
 // leaving is a release that is sent together with others.
@@ -368,6 +382,7 @@ func (l *Locker) leadReleases(h *lockConn) {
 		ctx, cancel := context.WithTimeout(context.Background(), handOverWait)
 		mine, _ := l.awaitTurn(ctx, h)
 		cancel()
+		runtime.Gosched() // as above
 		var some []*leaving
 		some, more = h.releases.Depart(maxShared)
 		if mine {

@@ -80,7 +80,7 @@ func TestShared(t *testing.T) {
 			t.Errorf("a lease of %v lasts for %v", all[1].TTL, left)
 		}
 		texts := sent()
-		if len(texts) != 4 || count(texts, "START TRANSACTION")+count(texts, "SELECT")+count(texts, "UPDATE")+count(texts, "COMMIT") != 4 {
+		if len(texts) != 4 || count(texts, "START TRANSACTION")+count(texts, "SELECT")+count(texts, "INSERT")+count(texts, "COMMIT") != 4 {
 			t.Errorf("%d requests are sent as %q", n, heads(texts))
 		}
 		sent = l.tap.Texts()
@@ -215,7 +215,7 @@ func TestSharedOutcomes(t *testing.T) {
 // again; and a caller that has gone keeps nothing.
 func TestSharedUnknown(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		for _, statement := range []string{"COMMIT", "UPDATE", "SELECT", "START"} {
+		for _, statement := range []string{"COMMIT", "INSERT", "SELECT", "START"} {
 			l := s.locker(setup{max: 2})
 			all := requests(5, func(key string) Request {
 				r := waiting(statement+key, 20*time.Second)
