@@ -376,7 +376,7 @@ func TestHomeIsRefused(t *testing.T) {
 			w := p.writer(&d)
 			w.b.Ends = true
 			lock, err := w.begin(dbtest.Limited(t), 20*time.Second) // the server may take a moment to end the connection
-			if name == "nothing sent" { // the caller may try another connection
+			if name == "nothing sent" {                             // the caller may try another connection
 				if !errors.Is(err, driver.ErrBadConn) || w.b.Begun || w.Clean() || s.holder(s.open(), "k") != "" {
 					t.Errorf("%s: %v, begun %v, clean %v", name, err, w.b.Begun, w.Clean())
 				}
