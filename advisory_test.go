@@ -357,8 +357,10 @@ func TestAdvisoryHomeIsKept(t *testing.T) {
 		for _, params := range []string{"", "&maxConns=8"} {
 			db := s.open("lockStrategy=advisory&lockTTL=1s" + params)
 			s.knowsHome(db)
+			time.Sleep(1500 * time.Millisecond) // as if the connection was silent for too long
 			tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
 			dbtest.OK(t, err)
+			time.Sleep(400 * time.Millisecond)
 			dbtest.Exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
 			time.Sleep(1500 * time.Millisecond)
 			stmt, err := tx.Prepare("SELECT id FROM p ORDER BY id")

@@ -40,8 +40,8 @@ func (a *attempt) tryBegin(ctx context.Context, over *Lock) (*Lock, error) {
 	if a.first && b.Ends && a.canBegin() {
 		a.r.Begin = nil
 		c, err := b.Connect(ctx)
-		if err != nil {
-			return nil, err
+		if err != nil { // somebody else has taken the free one; who has the lock goes first
+			return a.try(ctx, over)
 		}
 		lock, refused, err := a.beginOn(ctx, c)
 		b.Begun, b.Limited = lock != nil, lock != nil
@@ -109,6 +109,7 @@ func (a *attempt) beginOn(ctx context.Context, c *pool.Conn) (lock *Lock, refuse
 	case err == nil && len(rows) == 1 && rows[0][0] != "1":
 		return nil, rows[0][0] == "0", nil
 	case err == nil && len(rows) == 1 && ctx.Err() == nil:
+		c.Touch() // from now on it is kept alive
 		lock.ticket.Granted(k.holder)
 		return lock, false, nil
 	}

@@ -48,7 +48,14 @@ func (k kept) Check(ctx context.Context, c *pool.Conn, held []strategy.Held, _ b
 		}
 		return err
 	}
-	check := strategy.Check{Unsure: func(ctx context.Context) { k.AwaitEnd(ctx, id, locks) }}
+	check := strategy.Check{Unsure: func(ctx context.Context) {
+		if !slices.ContainsFunc(locks, func(lock *Lock) bool { return lock.home != c }) { // c holds them until its COMMIT is over
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, slack)
+			defer cancel()
+		}
+		k.AwaitEnd(ctx, id, locks)
+	}}
 	if id == 0 || !k.commits() {
 		return check, fence(ctx)
 	}
