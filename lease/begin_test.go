@@ -251,8 +251,11 @@ func TestBeginLostAnswer(t *testing.T) {
 			} else {
 				l.tap.Break() // once: it is asked for again, and then the connection is found to be gone
 			}
+			left := time.Now()
 			err := <-failed
 			switch {
+			case late && time.Since(left) > 5*time.Second:
+				t.Errorf("a caller that has gone was told after %v", time.Since(left))
 			case late && (!errors.Is(err, context.Canceled) || b.Clean() || b.with.Begun):
 				t.Errorf("cancelled: %v, clean %v", err, b.Clean())
 			case !late && (err != nil || b.with.Begun || b.Clean()):

@@ -128,9 +128,9 @@ type Config struct {
 	Info      server.Info
 	TTL       time.Duration // how long a connection of Conns may be silent
 	Auto      bool          // make the procedure for commits if it is missing
-	// ReadTimeout is the driver's own limit on each read from a connection of Conns, at least
-	// twice what a statement may wait there: 3 seconds. 0 means that there is none, or that it is
-	// not known. With a limit requests are cheaper, since no context has to bound them.
+	// ReadTimeout is the driver's own limit on each read from a connection of Conns, longer than a
+	// statement may wait there for being woken, 3 seconds. 0 means that there is none, or that it
+	// is not known. With a limit requests are cheaper, since no context has to bound them.
 	ReadTimeout time.Duration
 	// FreeSlot looks for one of rows that nobody has locked, and that has no live lease,
 	// but for those whose indexes are in except.
