@@ -20,12 +20,12 @@ import (
 func TestKilledAtCommit(t *testing.T) {
 	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) { // which stand still meanwhile
 		db, tap := s.tapped(mysqllock.Config{})
-		admin, err := s.plain.Conn(dbtest.Limited(t))
+		admin, err := s.plain.Conn(dbtest.Limited(t)) // for the lock that it keeps, in turns
 		dbtest.OK(t, err)
 		defer admin.Close()
 		ask := func(text string) (n int) {
 			t.Helper()
-			dbtest.OK(t, admin.QueryRowContext(dbtest.Limited(t), text).Scan(&n))
+			dbtest.OK(t, s.plain.QueryRowContext(dbtest.Limited(t), text).Scan(&n))
 			return n
 		}
 		const sell = "UPDATE p SET stock = stock - 1 WHERE id = 1"
@@ -90,7 +90,7 @@ func TestKilledAtCommit(t *testing.T) {
 			const held = " FROM information_schema.PROCESSLIST WHERE STATE LIKE 'Waiting for % lock' AND INFO LIKE '%COMMIT%' AND ID <> CONNECTION_ID()"
 			dbtest.Soon(t, c.what+": COMMIT is held up", func() bool { return ask("SELECT COUNT(*)"+held) == 1 })
 			id := ask("SELECT ID" + held)
-			dbtest.Exec(t, admin, fmt.Sprintf("KILL QUERY %d", id))
+			dbtest.Exec(t, s.plain, fmt.Sprintf("KILL QUERY %d", id))
 			dbtest.Soon(t, c.what+": it is killed", func() bool { return ask("SELECT COUNT(*)"+held) == 0 })
 			dbtest.Exec(t, admin, "UNLOCK TABLES")
 			if err := <-result; err == nil || errors.Is(err, driver.ErrBadConn) {
