@@ -141,9 +141,9 @@ func Lease(ttl time.Duration) Option {
 // right before, on the same connection, whether it is still ours; unlike with a lease,
 // nothing keeps it from being lost between that and COMMIT.
 //
-// A transaction of BeginTx without options, under a key that nobody else in the process
-// wants, holds the lock on its own connection, and whoever loses that lock loses the
-// transaction with it. A loss is noticed by the next statement, or within half of lockTTL.
+// A transaction of BeginTx without options, or of a single Exec, under a key that nobody
+// else in the process wants, holds the lock on its own connection, and whoever loses that
+// lock loses the transaction with it. A loss is noticed by the next statement, or within half of lockTTL.
 //
 // Advisory locks are a space of their own: they do not exclude row locks and
 // leases on the same key.

@@ -105,7 +105,7 @@ func TestStatements(t *testing.T) {
 			}{
 				"row":        {lockctx.Row(), map[string]string{"take": "acquire lock", "end": "release lock"}},
 				"lease":      {lockctx.Lease(time.Minute), map[string]string{"take": "acquire lock", "fence": "hold lock"}}, // which releases
-				"advisory":   {lockctx.Advisory(), map[string]string{"take": "acquire lock", "fence": "hold lock", "release": "release lock"}},
+				"advisory":   {lockctx.Advisory(), map[string]string{"take": "acquire lock", "fence": "hold lock"}},         // the same
 				"optimistic": {lockctx.Optimistic(), map[string]string{"take": "acquire lock", "fence": "hold lock"}},
 			} {
 				for _, how := range []string{"transaction", "statement"} {
