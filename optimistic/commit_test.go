@@ -230,7 +230,7 @@ func TestKilledWhileItCompares(t *testing.T) {
 // TestKilledAtCommit: FLUSH TABLES WITH READ LOCK holds up the COMMIT of the statement, which is
 // killed there. The server rolls the transaction back, so the caller is not told of a success.
 func TestKilledAtCommit(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) { // which stand still meanwhile
 		p := s.process()
 		versions := p.remember(nil, "k")
 		gate := func(text string) string {
