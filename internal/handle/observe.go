@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/step"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
@@ -58,11 +59,13 @@ type Observation struct {
 	granted   time.Time
 	after     time.Duration // a hold longer than this is told while it lasts; 0 if not
 
-	slow *time.Timer // asks who holds the locks; nil if nobody is to
-	by   uint64      // with slow: the connection that was granted them; 0 if it is not known
+	slow   *time.Timer   // asks who holds the locks; nil if nobody is to
+	by     uint64        // with slow: the connection that was granted them; 0 if it is not known
+	ticket *queue.Ticket // with slow: the place in line that was; nil if there is none
 
 	mu       sync.Mutex
 	holder   *lockerr.Holder // who has kept the caller waiting; nil if that is not known
+	keeper   *queue.Ticket   // the ticket of holder; nil if that is in another process
 	answered bool            // with slow: the caller waits no more
 
 	late   *time.Timer // tells it

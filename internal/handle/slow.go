@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
@@ -24,22 +25,24 @@ func (k *Handle) askIfSlow(o *Observation, places []Place) {
 	defer o.mu.Unlock()
 	o.slow = time.AfterFunc(after, func() {
 		after *= 2
-		o.blame(k.askHolder(o, places), after)
+		h, by := k.askHolder(o, places)
+		o.blame(h, by, after)
 	})
 }
 
-// askHolder returns who has one of places, or nil.
-func (k *Handle) askHolder(o *Observation, places []Place) *lockerr.Holder {
+// askHolder returns who has one of places, or nil, and the holder's ticket if it is in this
+// process.
+func (k *Handle) askHolder(o *Observation, places []Place) (*lockerr.Holder, *queue.Ticket) {
 	ctx, cancel := context.WithTimeout(k.ctx, askBound)
 	defer cancel()
 	select {
 	case k.asking <- struct{}{}: // control connections are for other work, too
 		defer func() { <-k.asking }()
 	case <-ctx.Done():
-		return nil
+		return nil, nil
 	}
 	if !o.waits() {
-		return nil
+		return nil, nil
 	}
 	return k.holder(ctx, places)
 }
@@ -51,19 +54,23 @@ func (o *Observation) waits() bool {
 	return !o.answered
 }
 
-// TakenBy notes the connection that has been granted the locks, without an err: the server may
-// have named it as their holder.
-func (o *Observation) TakenBy(c *pool.Conn, err error) {
-	if err == nil && o != nil && o.slow != nil {
+// TakenBy notes what has been granted the locks: the connection, and the place in the process's
+// own line, of which each may be nil. Whoever was asked for their holder may have named it.
+func (o *Observation) TakenBy(c *pool.Conn, t *queue.Ticket) {
+	if o == nil || o.slow == nil {
+		return
+	}
+	if o.ticket = t; c != nil {
 		o.by = c.KnownID()
 	}
 }
 
-// blame notes who keeps the caller waiting. If that is not known it has it asked for again.
-func (o *Observation) blame(h *lockerr.Holder, again time.Duration) {
+// blame notes who keeps the caller waiting, and by which ticket of this process, if any. If
+// that is not known it has it asked for again.
+func (o *Observation) blame(h *lockerr.Holder, by *queue.Ticket, again time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.holder = h; h == nil && !o.answered {
+	if o.holder, o.keeper = h, by; h == nil && !o.answered {
 		o.slow.Reset(again)
 	}
 }
@@ -76,9 +83,15 @@ func (o *Observation) blamed(err error) *lockerr.Holder {
 		o.mu.Lock()
 		o.slow.Stop()
 		h, o.answered = o.holder, true
+		keeper := o.keeper
 		o.mu.Unlock()
-		// A holder of this handle has Held, and may have left us its session.
-		if h != nil && h.Held == 0 && h.ConnectionID != 0 && h.ConnectionID == o.by {
+		switch {
+		case h == nil:
+		case keeper != nil: // which may have left us its session
+			if keeper == o.ticket {
+				h = nil
+			}
+		case h.ConnectionID != 0 && h.ConnectionID == o.by:
 			h = nil
 		}
 	}
@@ -88,33 +101,33 @@ func (o *Observation) blamed(err error) *lockerr.Holder {
 	return h
 }
 
-// holder returns who has one of places, or nil.
-func (k *Handle) holder(ctx context.Context, places []Place) *lockerr.Holder {
+// holder returns what askHolder does.
+func (k *Handle) holder(ctx context.Context, places []Place) (*lockerr.Holder, *queue.Ticket) {
 	l := k.locks.Load()
 	if l == nil {
-		return nil
+		return nil, nil
 	}
 	for _, p := range places {
-		h := l.ownHolder(p)
+		by, h := l.ownHolder(p)
 		if h == nil {
 			h = l.holder(ctx, p)
 		}
 		if h != nil {
 			e := &lockerr.Error{Holder: h, Err: lockerr.ErrLocked}
 			_ = k.Refused(e, places)
-			return e.Holder
+			return e.Holder, by
 		}
 	}
-	return nil
+	return nil, nil
 }
 
-// ownHolder returns who has p in this process, or nil.
-func (l *Locks) ownHolder(p Place) *lockerr.Holder {
+// ownHolder returns who has p in this process, and its ticket, or nil.
+func (l *Locks) ownHolder(p Place) (*queue.Ticket, *lockerr.Holder) {
 	line := l.line
 	if !p.Traits.Table {
 		line = l.By(p).Line()
 	}
-	return line.HolderOf(inLine([]Place{p})[0])
+	return line.TicketOf(inLine([]Place{p})[0])
 }
 
 // holder asks the server who has p.

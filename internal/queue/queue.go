@@ -564,10 +564,16 @@ func (q *Queue) Holder(key string) *lockerr.Holder { return q.HolderOf(Entry{Key
 
 // HolderOf is Holder for any entry: it returns one of several holders.
 func (q *Queue) HolderOf(e Entry) *lockerr.Holder {
+	_, h := q.TicketOf(e)
+	return h
+}
+
+// TicketOf is HolderOf that also tells the holder's ticket.
+func (q *Queue) TicketOf(e Entry) (*Ticket, *lockerr.Holder) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if l := q.lines[e.name()]; l != nil {
-		return l.holder()
+		return l.held(), l.holder()
 	}
-	return nil
+	return nil, nil
 }

@@ -194,7 +194,9 @@ func (c *Conn) beginFirst(ctx context.Context, l *handle.Locks, s *scope, h *hin
 	first.Seen = c.k.Observe(ctx, first.Places...)
 	ctx = first.Seen.Context(ctx)
 	grant, err := l.Begin(ctx, opts, false, first.Request)
-	first.Seen.TakenBy(c.link, err)
+	if err == nil {
+		first.Seen.TakenBy(c.link, grant.Ticket)
+	}
 	c.k.Answered(first.Seen, 0, c.k.Refused(err, first.Places))
 	if err != nil {
 		return nil, err

@@ -210,6 +210,7 @@ func takeGuard(ctx context.Context, k *handle.Handle, l *handle.Locks, by handle
 	}
 	g := newGuard(p, of, held[0])
 	g.seen = seen
+	seen.TakenBy(nil, g.line())
 	k.Answered(seen, g.token(), nil)
 	return g, nil
 }

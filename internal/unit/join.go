@@ -139,7 +139,9 @@ func (u *unit) lock(ctx context.Context, r handle.Request, first bool) error {
 	r.Seen = u.scope.k.Observe(ctx, r.Places...)
 	ctx = r.Seen.Context(ctx)
 	locked, alive, err := u.l.Join(ctx, u.link, r.Now())
-	r.Seen.TakenBy(u.link, err)
+	if err == nil {
+		r.Seen.TakenBy(u.link, nil)
+	}
 	u.scope.k.Answered(r.Seen, 0, u.scope.k.Refused(err, r.Places))
 	if err == nil {
 		u.late = u.late || len(u.rows) == 0

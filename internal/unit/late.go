@@ -141,7 +141,9 @@ func (c *Conn) lockLate(ctx context.Context, l *handle.Locks, h *hint.Hint, requ
 		r := &requests[i]
 		r.Seen = c.k.Observe(ctx, r.Places...)
 		granted[i], alive, err = l.Join(r.Seen.Context(ctx), c.link, r.Now())
-		r.Seen.TakenBy(c.link, err)
+		if err == nil {
+			r.Seen.TakenBy(c.link, nil)
+		}
 		alive = alive && i == 0
 	}
 	for _, r := range requests { // where one was refused, those before it were granted for nothing

@@ -129,7 +129,9 @@ func (s *scope) openUnit(ctx context.Context, l *handle.Locks, h *hint.Hint, req
 	own, asked := first.Seen.Within(own)
 	defer asked()
 	grant, err := l.Begin(own, driver.TxOptions{}, true, first.Request)
-	first.Seen.TakenBy(link, err)
+	if err == nil {
+		first.Seen.TakenBy(link, grant.Ticket)
+	}
 	k.Answered(first.Seen, 0, k.Refused(err, first.Places))
 	if err != nil {
 		return nil, err
