@@ -37,7 +37,7 @@ var rightsOf = []struct {
 // waiting counts those who wait for a lock in the server.
 func (s *scratch) waiting() (n int) {
 	s.T.Helper()
-	dbtest.OK(s.T, s.plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND COMMAND = 'Query' AND ID <> CONNECTION_ID()"+
+	dbtest.OK(s.T, s.plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND COMMAND = 'Query' AND INFO NOT LIKE 'CREATE%' AND ID <> CONNECTION_ID()"+
 		" AND (INFO LIKE '%GET_LOCK(%' OR INFO LIKE '%mysqllock%FOR UPDATE%' OR INFO LIKE '%mysqllock%FOR SHARE%' OR INFO LIKE '%mysqllock%LOCK IN SHARE MODE%')",
 		s.Name).Scan(&n))
 	return n
