@@ -48,9 +48,10 @@
 // COMMIT is lost, each of them gives back what it may have been granted, as a single request
 // does. Releases whose wake-up locks are on the same connection gather in the same way. Two
 // lock connections are enough for that: the more there are, the fewer requests a commit is for.
-// Others are opened only behind statements that take long.
-// In a cluster, whose nodes may refuse a transaction, and behind MySQL
-// Router each request is sent alone.
+// Others are opened only behind statements that take long. Whoever comes after several went
+// together gathers, too, although a connection may be free: they were answered at the same
+// moment, and may all be about to come again. In a cluster, whose nodes may refuse a
+// transaction, and behind MySQL Router each request is sent alone.
 //
 // # How a lease is kept
 //

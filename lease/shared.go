@@ -77,9 +77,10 @@ func (a *attempt) connOrShare(ctx context.Context, inTurn bool) (h *lockConn, s 
 }
 
 // freeConn returns a lock connection that is free, and its turn. If there is none, busy
-// reports whether a request would have to wait for one; and it waits if others do.
+// reports whether a request would have to wait for one; and it waits if others do, or may be
+// about to.
 func (l *Locker) freeConn() (free *lockConn, busy bool) {
-	if l.takes.Led() {
+	if l.takes.Gathers() {
 		return nil, true
 	}
 	free, waited, _, more := l.pick(l.sharedConns())
@@ -329,8 +330,8 @@ type leaving struct {
 }
 
 // releaseOnce releases a lease, and reports whether the server still had it; asked, whether
-// it was asked. The release is sent alone if the connection with the wake-up lock is free, or
-// is lost; else together with all that wait for it.
+// it was asked. The release is sent alone if the connection with the wake-up lock is free, and
+// nobody is about to release with it, or if it is lost; else together with all that wait for it.
 func (l *Locker) releaseOnce(ctx context.Context, s *Lease) (found, asked bool, err error) {
 	h, shared := l.shareRelease(s)
 	if shared != nil {
@@ -358,7 +359,7 @@ func (l *Locker) releaseOnce(ctx context.Context, s *Lease) (found, asked bool, 
 }
 
 // shareRelease returns the connection with the lease's wake-up lock, and its turn, if it is
-// free; or else the release that goes with others; or neither.
+// free and others are not to be expected; or else the release that goes with others; or neither.
 func (l *Locker) shareRelease(s *Lease) (*lockConn, *leaving) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -366,7 +367,7 @@ func (l *Locker) shareRelease(s *Lease) (*lockConn, *leaving) {
 	switch {
 	case h == nil || h.gone || s.minHold > 0 || !l.shares():
 		return nil, nil
-	case !h.releases.Led() && h.c.TryTurn():
+	case !h.releases.Gathers() && h.c.TryTurn():
 		return h, nil
 	}
 	shared := &leaving{s: s, done: make(chan struct{})}

@@ -13,6 +13,7 @@ type Group[T comparable] struct {
 	mu      sync.Mutex
 	waiting []T
 	led     bool // the leader has not departed
+	crowd   bool // those who departed last were several
 }
 
 // Join adds one, and reports whether it is to lead.
@@ -25,11 +26,12 @@ func (g *Group[T]) Join(one T) (leads bool) {
 	return leads
 }
 
-// Led reports whether somebody leads.
-func (g *Group[T]) Led() bool {
+// Gathers reports whether others are to be expected, whom one had better join: somebody leads,
+// or those who departed last were several, and may come again together.
+func (g *Group[T]) Gathers() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.led
+	return g.led || g.crowd
 }
 
 // Len is how many wait.
@@ -58,6 +60,6 @@ func (g *Group[T]) Depart(most int) (some []T, more bool) {
 	n := min(len(g.waiting), most)
 	some = slices.Clone(g.waiting[:n])
 	g.waiting = slices.Delete(g.waiting, 0, n)
-	g.led = len(g.waiting) > 0
+	g.led, g.crowd = len(g.waiting) > 0, n > 1
 	return some, g.led
 }

@@ -15,16 +15,24 @@ func TestGroup(t *testing.T) {
 	if !g.Quit(2) || g.Quit(2) {
 		t.Error("2 quits once")
 	}
-	if some, more := g.Depart(2); !slices.Equal(some, []int{1, 3}) || !more || g.Join(5) || !g.Led() {
+	if some, more := g.Depart(2); !slices.Equal(some, []int{1, 3}) || !more || g.Join(5) || !g.Gathers() {
 		t.Errorf("%v depart at first, more: %v", some, more)
 	}
 	g.Quit(4)
 	g.Quit(5)
-	if some, more := g.Depart(2); len(some) > 0 || more || g.Led() {
+	if some, more := g.Depart(2); len(some) > 0 || more || g.Gathers() {
 		t.Errorf("%v depart after all have quit, more: %v", some, more)
 	}
 	if !g.Join(6) {
 		t.Error("the next one does not lead")
+	}
+	g.Join(7)
+	if g.Depart(2); !g.Gathers() {
+		t.Error("where two came together, nobody else is expected")
+	}
+	g.Join(8)
+	if g.Depart(2); g.Gathers() {
+		t.Error("where one came alone, others are expected")
 	}
 }
 
@@ -61,7 +69,7 @@ func TestEachDepartsOnce(t *testing.T) {
 			t.Fatalf("number %d has departed %d times", i, n)
 		}
 	}
-	if g.Led() || quit.Load() == 0 {
-		t.Errorf("led: %v; %d have quit", g.Led(), quit.Load())
+	if g.led || quit.Load() == 0 {
+		t.Errorf("led: %v; %d have quit", g.led, quit.Load())
 	}
 }
