@@ -19,9 +19,10 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// While all lock connections are busy, requests gather, and whoever gets the next
-// connection sends them all: they share a transaction, and the wait for its commit. So do
-// releases of leases whose wake-up locks are on the same connection.
+// While all lock connections are busy, and right after several went together, requests
+// gather, and whoever gets the next connection sends them all: they share a transaction, and
+// the wait for its commit. So do releases of leases whose wake-up locks are on the same
+// connection.
 
 // sharedConns is how many lock connections with room for wake-up locks there are before
 // requests share them, beside those that were opened at the same moment: on more of them the
@@ -330,8 +331,8 @@ type leaving struct {
 }
 
 // releaseOnce releases a lease, and reports whether the server still had it; asked, whether
-// it was asked. The release is sent alone if the connection with the wake-up lock is free, and
-// nobody is about to release with it, or if it is lost; else together with all that wait for it.
+// it was asked. The release is sent alone if the connection with the wake-up lock is lost, or
+// is free and no others are to be expected; else together with all that wait for it.
 func (l *Locker) releaseOnce(ctx context.Context, s *Lease) (found, asked bool, err error) {
 	h, shared := l.shareRelease(s)
 	if shared != nil {

@@ -114,7 +114,7 @@ func (a *slotAttempt) lineUp() (*queue.Ticket, error) {
 	}
 	ticket, err := a.queue.EnterAs(a.patient, entries)
 	if err != nil {
-		a.holder = a.queue.HolderOf(entries[0])
+		a.holder, _ = a.queue.HolderOf(entries[0])
 		return nil, context.Cause(a.patient)
 	}
 	return ticket, nil

@@ -605,7 +605,7 @@ func (a *attempt) lineUp(ctx context.Context) error {
 	if err != nil {
 		for _, e := range a.entries() {
 			if a.holder == nil {
-				a.holder = a.cfg.Queue.HolderOf(e)
+				a.holder, _ = a.cfg.Queue.HolderOf(e)
 			}
 		}
 		if ctx.Err() == nil {

@@ -26,7 +26,7 @@ func (g *Group[T]) Join(one T) (leads bool) {
 	return leads
 }
 
-// Gathers reports whether others are to be expected, whom one had better join: somebody leads,
+// Gathers reports whether a caller should join, also if what it wants is free: somebody leads,
 // or those who departed last were several, and may come again together.
 func (g *Group[T]) Gathers() bool {
 	g.mu.Lock()

@@ -30,8 +30,8 @@ func (k *Handle) askIfSlow(o *Observation, places []Place) {
 	})
 }
 
-// askHolder returns who has one of places, or nil, and the holder's ticket if it is in this
-// process.
+// askHolder returns who has one of places; nil if that is not known. If it is a caller of this
+// process, its ticket comes with it.
 func (k *Handle) askHolder(o *Observation, places []Place) (*lockerr.Holder, *queue.Ticket) {
 	ctx, cancel := context.WithTimeout(k.ctx, askBound)
 	defer cancel()
@@ -55,7 +55,7 @@ func (o *Observation) waits() bool {
 }
 
 // TakenBy notes what has been granted the locks: the connection, and the place in the process's
-// own line, of which each may be nil. Whoever was asked for their holder may have named it.
+// own line; each may be nil. Whoever was asked for the holder may have named them.
 func (o *Observation) TakenBy(c *pool.Conn, t *queue.Ticket) {
 	if o == nil || o.slow == nil {
 		return
@@ -87,12 +87,9 @@ func (o *Observation) blamed(err error) *lockerr.Holder {
 		o.mu.Unlock()
 		switch {
 		case h == nil:
-		case keeper != nil: // which may have left us its session
-			if keeper == o.ticket {
-				h = nil
-			}
-		case h.ConnectionID != 0 && h.ConnectionID == o.by:
-			h = nil
+		case keeper != nil && keeper == o.ticket,
+			keeper == nil && h.ConnectionID != 0 && h.ConnectionID == o.by: // with a ticket, it may have left us its session
+			h = nil // it is the caller
 		}
 	}
 	if e := (*lockerr.Error)(nil); errors.As(err, &e) && e.Holder != nil {
@@ -108,7 +105,7 @@ func (k *Handle) holder(ctx context.Context, places []Place) (*lockerr.Holder, *
 		return nil, nil
 	}
 	for _, p := range places {
-		by, h := l.ownHolder(p)
+		h, by := l.ownHolder(p)
 		if h == nil {
 			h = l.holder(ctx, p)
 		}
@@ -121,13 +118,13 @@ func (k *Handle) holder(ctx context.Context, places []Place) (*lockerr.Holder, *
 	return nil, nil
 }
 
-// ownHolder returns who has p in this process, and its ticket, or nil.
-func (l *Locks) ownHolder(p Place) (*queue.Ticket, *lockerr.Holder) {
+// ownHolder returns who has p in this process, with its ticket, or nil.
+func (l *Locks) ownHolder(p Place) (*lockerr.Holder, *queue.Ticket) {
 	line := l.line
 	if !p.Traits.Table {
 		line = l.By(p).Line()
 	}
-	return line.TicketOf(inLine([]Place{p})[0])
+	return line.HolderOf(inLine([]Place{p})[0])
 }
 
 // holder asks the server who has p.

@@ -126,7 +126,8 @@ func (q *Queue) TryEnterAs(entries []Entry, passing bool) (t *Ticket, holder *lo
 	for _, e := range entries {
 		l := q.lines[e.name()]
 		if free := l == nil || l.free(e) || passing && l.passes(e); !free {
-			return nil, l.holder(), false
+			holder, _ := l.holder()
+			return nil, holder, false
 		}
 	}
 	t = q.ticket()
@@ -231,14 +232,14 @@ func (l *line) held() *Ticket {
 }
 
 // holder says who held returns, and for how long it has held the key.
-func (l *line) holder() *lockerr.Holder {
+func (l *line) holder() (*lockerr.Holder, *Ticket) {
 	t := l.held()
 	if t == nil {
-		return nil
+		return nil, nil
 	}
 	h := *t.holder // which is of other keys, too
 	h.Held, h.ThisProcess = time.Since(t.since), true
-	return &h
+	return &h, t
 }
 
 // admit puts t in front.
@@ -560,20 +561,17 @@ func (q *Queue) Waiting(key string) int {
 }
 
 // Holder returns the holder of key in this process, or nil.
-func (q *Queue) Holder(key string) *lockerr.Holder { return q.HolderOf(Entry{Key: key}) }
-
-// HolderOf is Holder for any entry: it returns one of several holders.
-func (q *Queue) HolderOf(e Entry) *lockerr.Holder {
-	_, h := q.TicketOf(e)
+func (q *Queue) Holder(key string) *lockerr.Holder {
+	h, _ := q.HolderOf(Entry{Key: key})
 	return h
 }
 
-// TicketOf is HolderOf that also tells the holder's ticket.
-func (q *Queue) TicketOf(e Entry) (*Ticket, *lockerr.Holder) {
+// HolderOf is Holder for any entry: it returns one of several holders, and its ticket.
+func (q *Queue) HolderOf(e Entry) (*lockerr.Holder, *Ticket) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if l := q.lines[e.name()]; l != nil {
-		return l.held(), l.holder()
+		return l.holder()
 	}
 	return nil, nil
 }

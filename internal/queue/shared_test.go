@@ -301,7 +301,7 @@ func TestHolderOfMany(t *testing.T) {
 		if h := c.q.Holder("k"); h != nil {
 			t.Errorf("who does not hold it yet is %v", h)
 		}
-		if h := c.q.HolderOf(Entry{Key: "k", Slots: 1}); h != nil {
+		if h, _ := c.q.HolderOf(Entry{Key: "k", Slots: 1}); h != nil {
 			t.Errorf("nobody is %v", h)
 		}
 		c.end()
