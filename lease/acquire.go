@@ -255,10 +255,16 @@ func (a *attempt) try(ctx context.Context, inTurn bool) (*Lease, error) {
 	s, ours, err = a.request(ctx, h, func(own context.Context) (answer, error) {
 		return h.ask(own, a.takeBlock(a.r.Key, a.ttl, inTurn, true, a.polite()))
 	})
-	if ours {
-		a.giveBack(h)
+	if !ours {
+		return s, err
 	}
-	if ours && busy(err) {
+	if server.Number(err) != 0 && !server.Locked(err) { // it may have got as far as the wake-up lock
+		own, cancel := context.WithTimeout(a.releasing(), background/2)
+		a.releaseWakeUpsOn(own, h, a.r.Key)
+		cancel()
+	}
+	a.giveBack(h)
+	if busy(err) {
 		a.refused, err = a.r.Wait == 0, nil
 	}
 	return s, err

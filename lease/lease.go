@@ -41,17 +41,23 @@
 //
 // # Many at a time
 //
-// Requests that find all lock connections busy gather. Whoever gets the next connection sends
-// them all in one transaction of four statements: it locks the rows that nobody has locked,
-// takes those leases that are free, and commits. So they wait for one commit, not for one
-// each. A request whose row is locked or missing is then sent alone. If the answer to the
-// COMMIT is lost, each of them gives back what it may have been granted, as a single request
-// does. Releases whose wake-up locks are on the same connection gather in the same way. Two
-// lock connections are enough for that: the more there are, the fewer requests a commit is for.
-// Others are opened only behind statements that take long. Whoever comes after several went
-// together gathers, too, although a connection may be free: they were answered at the same
-// moment, and may all be about to come again. In a cluster, whose nodes may refuse a
-// transaction, and behind MySQL Router each request is sent alone.
+// Requests that find all lock connections busy gather, and so do releases whose wake-up locks
+// are on the same connection. Whoever gets the next connection sends what has gathered for it,
+// requests and releases, in one transaction of four statements: an exchange. It locks the rows
+// that nobody has locked, decides, changes the rows, and commits. So all of them wait for one
+// commit. What is decided of a row is what the server said while the row was locked, so each
+// release knows whether its lease was still held. Whatever meets a row that is locked or
+// missing is then sent alone, and so is everything if the server refuses the exchange. If the
+// answer to the COMMIT is lost, each request gives back what it may have been granted, and
+// each release asks again, as they do when they are alone.
+//
+// Most of what an exchange costs does not depend on how many rows it changes (on MySQL 9.7 0.9
+// ms and 0.03 ms more for each lease that is taken and one that is released). So two lock
+// connections are enough: the more there are, the fewer an exchange is for. Others are opened
+// only behind statements that take long. Whoever comes after several went together gathers, too,
+// although a connection may be free: they were answered at the same moment, and may all be about
+// to come again. In a cluster, whose nodes may refuse a transaction, and behind MySQL Router
+// each request and each release is sent alone.
 //
 // # How a lease is kept
 //

@@ -42,6 +42,9 @@ func (l *Locker) maxWakeUps() int {
 	return 5000
 }
 
+// hasRoom reports whether h may carry more wake-up locks. l.mu is held.
+func (l *Locker) hasRoom(h *lockConn) bool { return len(h.wakeUps) < l.maxWakeUps() }
+
 const (
 	// spare is how many connections waiters leave to those who take, renew and
 	// release.
@@ -122,7 +125,7 @@ func (l *Locker) pick(most int) (free, busy *lockConn, arrived context.Context, 
 	defer l.mu.Unlock()
 	room, roomy := 0, false // how many may carry more wake-up locks, and whether busy may
 	for _, h := range l.lockConns {
-		hasRoom := len(h.wakeUps) < l.maxWakeUps()
+		hasRoom := l.hasRoom(h)
 		if hasRoom && h.c.TryTurn() {
 			return h, nil, nil, false
 		}
@@ -261,7 +264,18 @@ func (l *Locker) shut(h *lockConn) {
 	l.lockConns = slices.DeleteFunc(l.lockConns, func(other *lockConn) bool { return other == h })
 }
 
-// hush gives back the wake-up locks of lost leases.
+// releaseWakeUpsOn gives back the wake-up locks of keys where h has them, whose turn is the
+// caller's.
+func (l *Locker) releaseWakeUpsOn(ctx context.Context, h *lockConn, keys ...string) {
+	if len(keys) == 0 || !h.c.Clean() {
+		return
+	}
+	if _, err := h.exec(ctx, l.releaseWakeUpsSQL(keys...)); err != nil {
+		h.c.Taint()
+	}
+}
+
+// releaseWakeUps gives back the wake-up locks of lost leases.
 func (l *Locker) releaseWakeUps(h *lockConn) {
 	if ours, _ := l.awaitTurn(l.ctx, h); !ours {
 		return
@@ -282,16 +296,9 @@ func (l *Locker) releaseWakeUps(h *lockConn) {
 		if n == 0 {
 			return
 		}
-		if len(keys) == 0 {
-			continue
-		}
 		ctx, cancel := context.WithTimeout(l.ctx, background)
-		_, err := h.exec(step.Named(ctx, step.Release, hint.StrategyLease, keys...), l.releaseWakeUpsSQL(keys...))
+		l.releaseWakeUpsOn(step.Named(ctx, step.Release, hint.StrategyLease, keys...), h, keys...)
 		cancel()
-		if err != nil {
-			h.c.Taint()
-			return
-		}
 	}
 }
 
@@ -323,11 +330,7 @@ func (l *Locker) openWaitConn(ctx context.Context) (*lockConn, error) {
 func (l *Locker) leaveWaitConn(h *lockConn, key string) {
 	ctx, cancel := context.WithTimeout(releasing(key), background)
 	defer cancel()
-	if h.c.Clean() {
-		if _, err := h.exec(ctx, l.releaseWakeUpsSQL(key)); err != nil {
-			h.c.Taint()
-		}
-	}
+	l.releaseWakeUpsOn(ctx, h, key)
 	l.mu.Lock()
 	l.waitConns--
 	l.mu.Unlock()

@@ -91,7 +91,7 @@ func TestShared(t *testing.T) {
 		}
 
 		sent = l.releaseTogether(t, held, func(int, error) {})
-		if texts := sent(); len(texts) != 3 || count(texts, "START TRANSACTION")+count(texts, "INSERT")+count(texts, "COMMIT") != 3 {
+		if texts := sent(); len(texts) != 4 || count(texts, "START TRANSACTION")+count(texts, "SELECT")+count(texts, "INSERT")+count(texts, "COMMIT") != 4 {
 			t.Errorf("%d releases are sent as %q", n, heads(texts))
 		}
 		for _, r := range all {

@@ -272,39 +272,19 @@ func (l *Locker) leave() string {
 // those alone that somebody has locked. It counts 2 affected rows a lease, whatever the DSN's
 // clientFoundRows.
 func (l *Locker) changeSQL(leases []*Lease, ttl func(*Lease) time.Duration, lasts, set, skip string) string {
-	return l.changeRowsSQL(derived(leases, []string{"n", "k", "ttl"}, func(s *Lease) []any {
-		return []any{schema.Literal(s.key), s.token, ttl(s).Microseconds()}
-	}), lasts, set, skip)
-}
-
-// changeRowsSQL is changeSQL for the leases whose names are d.n and whose tokens are d.k.
-func (l *Locker) changeRowsSQL(d, lasts, set, skip string) string {
+	var d strings.Builder
+	for i, s := range leases {
+		if i == 0 {
+			fmt.Fprintf(&d, "SELECT %s AS n, %d AS k, %d AS ttl", schema.Literal(s.key), s.token, ttl(s).Microseconds())
+			continue
+		}
+		fmt.Fprintf(&d, " UNION ALL SELECT %s, %d, %d", schema.Literal(s.key), s.token, ttl(s).Microseconds())
+	}
 	return fmt.Sprintf("INSERT INTO %s (namespace, name, owner, token, expires)"+
 		" SELECT r.namespace, r.name, r.owner, r.token, r.expires FROM (%s) d"+
 		" STRAIGHT_JOIN %[1]s r ON r.namespace = %[3]s AND r.name = d.n AND r.token = d.k AND r.owner = %[4]s"+
 		" WHERE %[5]s FOR UPDATE%[6]s ON DUPLICATE KEY UPDATE %[7]s",
-		l.table, d, schema.Literal(l.namespace), schema.Literal(l.owner), lasts, skip, set)
-}
-
-// derived is a query for rows of literals, with the names of their columns.
-func derived[T any](some []T, columns []string, literals func(T) []any) string {
-	var b strings.Builder
-	for i, one := range some {
-		if i > 0 {
-			b.WriteString(" UNION ALL ")
-		}
-		b.WriteString("SELECT ")
-		for j, literal := range literals(one) {
-			if j > 0 {
-				b.WriteString(", ")
-			}
-			fmt.Fprint(&b, literal)
-			if i == 0 {
-				b.WriteString(" AS " + columns[j])
-			}
-		}
-	}
-	return b.String()
+		l.table, d.String(), schema.Literal(l.namespace), schema.Literal(l.owner), lasts, skip, set)
 }
 
 // heldSQL asks which of leases are live and ours: name, token, microseconds left.

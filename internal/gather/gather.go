@@ -53,13 +53,28 @@ func (g *Group[T]) Quit(one T) bool {
 }
 
 // Depart returns the first of those who wait, at most so many. There may be none, if all
-// have quit. more: there are others, whom the caller is to lead, too.
+// have quit, or gone along with others. more: there are others, whom the caller is to lead, too.
 func (g *Group[T]) Depart(most int) (some []T, more bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	n := min(len(g.waiting), most)
-	some = slices.Clone(g.waiting[:n])
-	g.waiting = slices.Delete(g.waiting, 0, n)
-	g.led, g.crowd = len(g.waiting) > 0, n > 1
+	some = g.first(most)
+	g.led = len(g.waiting) > 0
 	return some, g.led
+}
+
+// Along is Depart for a caller who does not lead. Somebody else may, and goes on doing so.
+func (g *Group[T]) Along(most int) []T {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.first(most)
+}
+
+func (g *Group[T]) first(most int) []T {
+	n := min(len(g.waiting), most)
+	some := slices.Clone(g.waiting[:n])
+	g.waiting = slices.Delete(g.waiting, 0, n)
+	if n > 0 {
+		g.crowd = n > 1
+	}
+	return some
 }

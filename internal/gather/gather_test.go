@@ -20,7 +20,7 @@ func TestGroup(t *testing.T) {
 	}
 	g.Quit(4)
 	g.Quit(5)
-	if some, more := g.Depart(2); len(some) > 0 || more || g.Gathers() {
+	if some, more := g.Depart(2); len(some) > 0 || more || !g.Gathers() {
 		t.Errorf("%v depart after all have quit, more: %v", some, more)
 	}
 	if !g.Join(6) {
@@ -33,6 +33,17 @@ func TestGroup(t *testing.T) {
 	g.Join(8)
 	if g.Depart(2); g.Gathers() {
 		t.Error("where one came alone, others are expected")
+	}
+
+	if !g.Join(9) || g.Join(10) || g.Join(11) {
+		t.Error("one leads, the first")
+	}
+	if some := g.Along(2); !slices.Equal(some, []int{9, 10}) || g.Join(12) {
+		t.Errorf("%v go along, and nobody leads any more", some)
+	}
+	g.Along(2)
+	if some, more := g.Depart(2); len(some) > 0 || more || !g.Gathers() || !g.Join(13) {
+		t.Errorf("%v depart after all have gone along, more: %v", some, more)
 	}
 }
 
@@ -51,14 +62,21 @@ func TestEachDepartsOnce(t *testing.T) {
 					quit.Add(1)
 					departed[i].Add(1)
 				}
-				for more := leads; more; {
-					var some []int
-					if some, more = g.Depart(most); len(some) > most {
+				depart := func(some []int) {
+					if len(some) > most {
 						t.Errorf("%d depart at once", len(some))
 					}
 					for _, one := range some {
 						departed[one].Add(1)
 					}
+				}
+				if i%7 == 0 {
+					depart(g.Along(most))
+				}
+				for more := leads; more; {
+					var some []int
+					some, more = g.Depart(most)
+					depart(some)
 				}
 			}
 		})

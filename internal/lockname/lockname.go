@@ -6,6 +6,7 @@ package lockname
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"strconv"
 	"strings"
 )
@@ -69,6 +70,19 @@ func OfPoller(namespace, key string) string { return Poller + hashed(namespace, 
 
 // OfLeasePoller is the same for the lease on the row with that name.
 func OfLeasePoller(namespace, row string) string { return Poller + hashed(namespace, "lease\x00"+row) }
+
+// SQLOfWakeUp is [OfWakeUp] as an SQL expression, for the row whose name is the value of the
+// SQL expression row.
+func SQLOfWakeUp(namespace, row string) string { return sqlHashed(WakeUp, namespace+"\x00", row) }
+
+// SQLOfLeasePoller is [OfLeasePoller] in the same way.
+func SQLOfLeasePoller(namespace, row string) string {
+	return sqlHashed(Poller, namespace+"\x00lease\x00", row)
+}
+
+func sqlHashed(begin, before, row string) string {
+	return fmt.Sprintf("CONCAT('%s', LEFT(SHA2(CONCAT(x'%x', %s), 256), 40))", begin, before, row)
+}
 
 // OfWait is the name of the lock by which a holder of one key shows that it waits for
 // another key. After Wait come the first 40 digits of a hash.

@@ -1,0 +1,262 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/lockname"
+	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/internal/step"
+)
+
+// exchange takes and releases leases on h, whose turn is the caller's, gives h back, and
+// answers those who wait. A request that is the only one it passes on to its caller, with h.
+func (l *Locker) exchange(h *lockConn, takes []*take, leaves []*leaving) {
+	switch {
+	case len(takes) == 1 && len(leaves) == 0:
+		takes[0].alone, takes[0].h = true, h
+		close(takes[0].done)
+		return
+	case len(takes) == 0 && len(leaves) == 1:
+		only := leaves[0]
+		only.found, only.err = l.releaseOn(marked(context.Background(), step.Release, only.s), h, only.s)
+	case len(takes)+len(leaves) > 0:
+		l.exchangeSeveral(h, takes, leaves)
+	}
+	l.giveBack(h)
+	for _, t := range takes {
+		close(t.done)
+	}
+	for _, r := range leaves {
+		close(r.done)
+	}
+}
+
+func (l *Locker) exchangeSeveral(h *lockConn, takes []*take, leaves []*leaving) {
+	ctx, cancel := context.WithTimeout(several(takes, leaves), answerLimit)
+	defer cancel()
+	committing, err := l.exchangeRows(ctx, h, takes, leaves)
+	lost := err != nil && committing && unknown(err) // it may have been committed
+	switch {
+	case lost:
+		h.c.Taint()
+	case err != nil:
+		l.rollBack(h, takes)
+	}
+	for _, t := range takes {
+		switch {
+		case lost && t.token > 0:
+			t.err, t.h = err, h
+		case err != nil:
+			t.alone = true // nothing was granted
+		case t.token > 0:
+			if t.lease, t.err = t.grant(h, t.ticket, t.answer); t.err != nil {
+				_ = t.undo(h, t.token) // else it runs out by itself
+			}
+		}
+	}
+	for _, r := range leaves {
+		switch {
+		case lost && r.found:
+			r.found, r.err = false, err
+		case err != nil:
+			r.found, r.alone = false, true // nothing was released
+		}
+	}
+	if err == nil {
+		l.forgetWakeUps(ctx, h, leaves)
+	}
+}
+
+// rollBack ends an exchange that was refused, so that those who are sent alone meet nothing of
+// it.
+func (l *Locker) rollBack(h *lockConn, takes []*take) {
+	ctx, cancel := context.WithTimeout(several(takes, nil), background/2)
+	defer cancel()
+	if !h.c.Clean() {
+		return
+	}
+	if _, err := h.exec(ctx, "ROLLBACK"); err != nil {
+		h.c.Taint()
+	}
+	var keys []string
+	for _, t := range takes {
+		keys = append(keys, t.r.Key)
+	}
+	l.releaseWakeUpsOn(ctx, h, keys...)
+}
+
+// several is the context of statements for takes and releases.
+func several(takes []*take, leaves []*leaving) context.Context {
+	var keys []string
+	var asked step.Asked
+	does := step.Release
+	for _, t := range takes {
+		keys, asked, does = append(keys, t.r.Key), append(asked, t.asked...), step.Take
+	}
+	for _, r := range leaves {
+		keys, asked = append(keys, r.s.key), append(asked, r.s.asked...)
+	}
+	return step.Named(asked.In(context.Background()), does, hint.StrategyLease, keys...)
+}
+
+// exchangeRows takes and releases leases in one transaction. committing: it may have been
+// committed, even after an error.
+func (l *Locker) exchangeRows(ctx context.Context, h *lockConn, takes []*take, leaves []*leaving) (committing bool, err error) {
+	if _, err := h.exec(ctx, "START TRANSACTION"); err != nil {
+		return false, err
+	}
+	rows, err := h.query(ctx, l.lookSQL(takes, leaves))
+	if err != nil {
+		return false, err
+	}
+	free, ours, err := decide(takes, leaves, rows)
+	if err != nil {
+		return false, err
+	}
+	if n := len(free) + len(ours); n > 0 {
+		sent := time.Now()
+		result, err := h.exec(ctx, l.exchangeSQL(free, ours))
+		if err != nil {
+			return false, err
+		}
+		if changed, err := result.RowsAffected(); err != nil || changed != 2*int64(n) {
+			return false, errors.Join(err, fmt.Errorf("%d rows of %d were changed", changed/2, n))
+		}
+		for _, t := range free {
+			t.token, t.sent = t.token+1, sent
+		}
+	}
+	_, err = h.exec(ctx, "COMMIT")
+	return true, err
+}
+
+// What lookSQL says of the row of a request.
+const (
+	free    = "1" // it may be taken, but another connection has the wake-up lock
+	freeNow = "2" // it may be taken, and the connection has the wake-up lock
+	polled  = "3" // it is left to a poller
+)
+
+// decide notes what the server says of each row. It returns those requests that are granted,
+// and those releases whose leases are held. A row that the server says nothing of was locked,
+// or is missing.
+func decide(takes []*take, leaves []*leaving, rows [][]string) (granted []*take, held []*leaving, err error) {
+	said := make(map[string][]string, len(rows))
+	for _, row := range rows {
+		said[row[0]] = row
+	}
+	for _, t := range takes {
+		row, ok := said[t.r.Key]
+		if t.alone = !ok; t.alone {
+			continue
+		}
+		token, err := strconv.ParseUint(row[1], 10, 64)
+		if err != nil {
+			return nil, nil, err
+		}
+		left, err := strconv.ParseInt(row[3], 10, 64)
+		if err != nil {
+			return nil, nil, err
+		}
+		found := row[4]
+		t.left, t.polled = time.Duration(left)*time.Microsecond, found == polled
+		if found == freeNow || found == free && !t.inTurn {
+			t.token = token
+			granted = append(granted, t)
+		}
+	}
+	for _, r := range leaves {
+		row, ok := said[r.s.key]
+		r.alone = !ok
+		if r.found = ok && row[1] == strconv.FormatUint(r.s.token, 10) && row[2] == "1"; r.found {
+			held = append(held, r)
+		}
+	}
+	return granted, held, nil
+}
+
+// lookSQL locks the rows that nobody has locked. Of each it says: name, token, whether the
+// lease is ours, microseconds left, and for a request what becomes of it. For that the
+// connection takes the wake-up lock, if nobody has it.
+func (l *Locker) lookSQL(takes []*take, leaves []*leaving) string {
+	var names, polite []string
+	for _, t := range takes {
+		names = append(names, schema.Literal(t.r.Key))
+		if t.polite {
+			polite = append(polite, schema.Literal(t.r.Key))
+		}
+	}
+	asked := among(names, len(takes)+len(leaves))
+	for _, r := range leaves {
+		names = append(names, schema.Literal(r.s.key))
+	}
+	return fmt.Sprintf("SELECT name, token, owner <=> %s, %s, IF(%s AND NOT %s, IF(%s AND IS_FREE_LOCK(%s) = 0, %s, 1 + %s), 0)"+
+		" FROM %s FORCE INDEX (PRIMARY) WHERE namespace = %s AND name IN (%s) FOR UPDATE SKIP LOCKED",
+		schema.Literal(l.owner), schema.Remaining(""), asked, schema.Live(""),
+		among(polite, len(takes)), lockname.SQLOfLeasePoller(l.namespace, "name"), polled,
+		wakeUpNamed(lockname.SQLOfWakeUp(l.namespace, "name"), "0"),
+		l.table, schema.Literal(l.namespace), strings.Join(names, ", "))
+}
+
+// exchangeSQL grants and releases leases whose rows are locked. The insert always meets them,
+// each by its primary key; it counts two rows for each.
+func (l *Locker) exchangeSQL(granted []*take, held []*leaving) string {
+	namespace := schema.Literal(l.namespace)
+	var rows, names, ttls []string
+	for _, t := range granted {
+		name := schema.Literal(t.r.Key)
+		rows = append(rows, "("+namespace+", "+name+")")
+		names, ttls = append(names, name), append(ttls, strconv.FormatInt(t.ttl.Microseconds(), 10))
+	}
+	for _, r := range held {
+		rows = append(rows, "("+namespace+", "+schema.Literal(r.s.key)+")")
+	}
+	ttl := "0"
+	switch different := slices.Compact(slices.Clone(ttls)); len(different) {
+	case 0:
+	case 1:
+		ttl = ttls[0]
+	default:
+		ttl = fmt.Sprintf("ELT(FIELD(name, %s), %s)", strings.Join(names, ", "), strings.Join(ttls, ", "))
+	}
+	return fmt.Sprintf("INSERT INTO %s (namespace, name) VALUES %s ON DUPLICATE KEY UPDATE"+
+		" token = token + (%[3]s), owner = IF(%[3]s, %[4]s, IF(RELEASE_LOCK(%[5]s) IS NULL, NULL, NULL)),"+
+		" expires = IF(%[3]s, UTC_TIMESTAMP(6) + INTERVAL %[6]s MICROSECOND, LEAST(expires, UTC_TIMESTAMP(6)))",
+		l.table, strings.Join(rows, ", "), among(names, len(rows)), schema.Literal(l.owner),
+		lockname.SQLOfWakeUp(l.namespace, "name"), ttl)
+}
+
+// among is the condition that a row, which is one of so many, has one of the names.
+func among(names []string, many int) string {
+	switch len(names) {
+	case 0:
+		return "FALSE"
+	case many:
+		return "TRUE"
+	}
+	return "name IN (" + strings.Join(names, ", ") + ")"
+}
+
+// forgetWakeUps notes that h carries the wake-up locks of released leases no more, and gives
+// back those of the leases that were lost.
+func (l *Locker) forgetWakeUps(ctx context.Context, h *lockConn, some []*leaving) {
+	var lost []string
+	l.mu.Lock()
+	for _, r := range some {
+		if !r.alone && h.wakeUps[r.s.key] == r.s {
+			delete(h.wakeUps, r.s.key)
+			if !r.found {
+				lost = append(lost, r.s.key)
+			}
+		}
+	}
+	l.mu.Unlock()
+	l.releaseWakeUpsOn(ctx, h, lost...)
+}

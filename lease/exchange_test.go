@@ -1,0 +1,348 @@
+package lease
+
+import (
+	"context"
+	"database/sql/driver"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/lockname"
+	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// exchanged are requests and releases that were sent together.
+type exchanged struct {
+	asked    []*asked
+	released []error
+	sent     func() []string
+}
+
+// exchangeAll has the requests, and the releases of leases whose wake-up locks are on one
+// connection, wait for that, and be sent on it together. before is called when all wait; then
+// the connection is free again. Who came first is the first to get it.
+func (l *locker) exchangeAll(t *testing.T, before func(), requests []Request, held []*asked, releasesFirst bool) exchanged {
+	t.Helper()
+	ctx := dbtest.Limited(t)
+	h := held[0].lease.conn
+	ours, err := l.awaitTurn(ctx, h)
+	if !ours {
+		t.Fatalf("no turn: %v", err)
+	}
+	e := exchanged{released: make([]error, len(held)), sent: l.tap.Texts()}
+	var all sync.WaitGroup
+	release := func() {
+		for i, a := range held {
+			all.Go(func() { e.released[i] = a.lease.Release() })
+			dbtest.Soon(t, "it waits with others", func() bool { return h.releases.Len() == i+1 })
+		}
+	}
+	if releasesFirst {
+		release()
+	}
+	for i, r := range requests {
+		a := &asked{done: make(chan struct{})}
+		e.asked = append(e.asked, a)
+		all.Go(func() {
+			defer close(a.done)
+			a.lease, a.err = l.Acquire(ctx, r)
+		})
+		dbtest.Soon(t, "it waits with others", func() bool { return l.takes.Len() == i+1 })
+	}
+	if !releasesFirst {
+		release()
+	}
+	before()
+	l.giveBack(h)
+	all.Wait()
+	return e
+}
+
+// taken are leases on keys of that name, which were taken together.
+func (l *locker) taken(t *testing.T, name string, n int) []*asked {
+	t.Helper()
+	all := requests(n, func(key string) Request { return request(name + key) })
+	l.rowsOf(all)
+	held := l.together(func() {}, dbtest.Limited(t), all...)
+	for _, a := range held {
+		<-a.done
+		dbtest.OK(t, a.err)
+	}
+	return held
+}
+
+// TestExchange: requests and releases that wait for the same connection share a transaction,
+// whoever came first.
+func TestExchange(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for _, releasesFirst := range []bool{false, true} {
+			l := s.locker(setup{max: 2})
+			all := requests(10, func(key string) Request { return request(fmt.Sprint(releasesFirst, key)) })
+			all[1].TTL = 2 * time.Minute
+			l.rowsOf(all)
+			held := l.taken(t, fmt.Sprint("before ", releasesFirst), 10)
+			e := l.exchangeAll(t, func() {}, all, held, releasesFirst)
+			if texts := e.sent(); len(texts) != 4 || count(texts, "START TRANSACTION")+count(texts, "SELECT")+count(texts, "INSERT")+count(texts, "COMMIT") != 4 {
+				t.Errorf("10 requests and 10 releases are sent as %q", heads(texts))
+			}
+			for i, a := range e.asked {
+				dbtest.OK(t, a.err)
+				if r := s.row(all[i].Key); !r.live || r.token != 2 || a.lease.Token() != 2 || s.wakeUps(all[i].Key) != 1 || r.left.Round(time.Minute) > all[i].TTL.Round(time.Minute) {
+					t.Errorf("%s has token %d; the row is %+v", all[i].Key, a.lease.Token(), r)
+				}
+			}
+			if left := s.row(all[1].Key).left; left < time.Minute {
+				t.Errorf("a lease of %v lasts for %v", all[1].TTL, left)
+			}
+			for i, a := range held {
+				dbtest.OK(t, e.released[i])
+				if r := s.row(a.lease.key); r.live || r.owner != "" || r.token != 2 || r.left > 0 || s.wakeUps(a.lease.key) != 0 {
+					t.Errorf("after the release of %s: %+v", a.lease.key, r)
+				}
+			}
+			for _, a := range e.asked {
+				dbtest.OK(t, a.lease.Release())
+			}
+		}
+	})
+}
+
+// TestExchangeOutcomes: in an exchange each request, and each release, has its own end.
+func TestExchangeOutcomes(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		l, other := s.locker(setup{max: 2}), s.locker(setup{})
+		const stolen, locked, over, off, next = 1, 2, 3, 4, 5
+		held := l.taken(t, "held", 6)
+		others := other.acquire(request("others"))
+		all := []Request{request("others"), request("locked"), request("free"), waiting("waits", 20*time.Second)}
+		l.rowsOf(all[1:])
+		tx := s.lockRow("locked")
+		defer tx.Rollback()
+		release := s.lockRow(held[locked].lease.key)
+		time.AfterFunc(300*time.Millisecond, func() {
+			if s.wakeUps(held[locked].lease.key) != 1 {
+				t.Error("waiters are woken before the release")
+			}
+			_ = release.Rollback()
+		})
+		s.steal(held[stolen].lease.key)
+		s.set(held[over].lease.key, "expires = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND") // and nobody has taken it
+		s.set(held[off].lease.key, "owner = NULL")
+		s.set(held[next].lease.key, "token = token + 1")
+		e := l.exchangeAll(t, func() {}, all, held, false)
+		dbtest.Want(t, e.asked[0].err, lockerr.ErrLocked)
+		dbtest.Want(t, e.asked[1].err, lockerr.ErrLocked)
+		dbtest.OK(t, e.asked[2].err)
+		dbtest.OK(t, e.asked[3].err)
+		for i, err := range e.released {
+			lost := i == stolen || i == off || i == next
+			if lost {
+				dbtest.Want(t, err, lockerr.ErrLost)
+			} else {
+				dbtest.OK(t, err)
+			}
+			key := held[i].lease.key
+			if r := s.row(key); r.live != (i == stolen || i == next) || s.wakeUps(key) != 0 {
+				t.Errorf("after the release of %s: %+v", key, r)
+			}
+		}
+		for _, a := range e.asked[2:] {
+			dbtest.OK(t, a.lease.Release())
+		}
+		dbtest.OK(t, others.Release())
+	})
+}
+
+// TestExchangeUnknown: where the answer to the COMMIT is lost, or the connection breaks before
+// it, requests ask again, and releases do, too.
+func TestExchangeUnknown(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for _, statement := range []string{"COMMIT", "INSERT", "SELECT", "START"} {
+			l := s.locker(setup{max: 2})
+			all := requests(5, func(key string) Request { return waiting(statement+key, 20*time.Second) })
+			l.rowsOf(all)
+			held := l.taken(t, statement+"before", 5)
+			var arrive func()
+			begin := func() {
+				arrive = l.tap.Stall(statement)
+				sent := l.tap.Texts()
+				go func() {
+					for count(sent(), statement) == 0 || statement == "COMMIT" && s.row(all[4].Key).token < 2 {
+						time.Sleep(10 * time.Millisecond)
+					}
+					l.tap.Break()
+				}()
+			}
+			e := l.exchangeAll(t, begin, all, held, false)
+			want := uint64(2)
+			if statement == "COMMIT" {
+				want = 3
+			}
+			for i, a := range e.asked {
+				dbtest.OK(t, a.err)
+				if r := s.row(all[i].Key); a.lease.Token() != want || !r.live {
+					t.Errorf("%s: token %d, want %d; the row is %+v", statement, a.lease.Token(), want, r)
+				}
+			}
+			for i, a := range held {
+				dbtest.OK(t, e.released[i])
+				if r := s.row(a.lease.key); r.live {
+					t.Errorf("%s: after the release of %s: %+v", statement, a.lease.key, r)
+				}
+			}
+			for _, a := range e.asked {
+				dbtest.OK(t, a.lease.Release())
+			}
+			arrive()
+			l.close()
+		}
+	})
+}
+
+// TestExchangeRefused: where the server refuses the write for one of them, the others are
+// granted, and released, alone, and nothing stays in a transaction.
+func TestExchangeRefused(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{max: 2, ttl: time.Hour}) // so that no connection is closed, with what it has
+		all := requests(3, request)
+		l.rowsOf(all)
+		held := l.taken(t, "held", 3)
+		_, err := s.db.Exec("ALTER TABLE " + s.table.String() + " ADD CONSTRAINT not_this_one CHECK (name <> 'k1' OR owner IS NULL)")
+		dbtest.OK(t, err)
+		opened := l.tap.Opened()
+		e := l.exchangeAll(t, func() {}, all, held, false)
+		if l.tap.Opened() != opened {
+			t.Error("the connection was given up")
+		}
+		for i, a := range e.asked {
+			if i == 1 {
+				if a.err == nil || !strings.Contains(a.err.Error(), "not_this_one") {
+					t.Errorf("what is refused ends with %v", a.err)
+				}
+			} else {
+				dbtest.OK(t, a.err)
+				if !s.row(all[i].Key).live {
+					t.Errorf("%s is not granted", all[i].Key)
+				}
+				dbtest.OK(t, a.lease.Release())
+			}
+			if s.wakeUps(all[i].Key) != 0 {
+				t.Errorf("the wake-up lock of %s is left", all[i].Key)
+			}
+		}
+		for i, err := range e.released {
+			dbtest.OK(t, err)
+			if key := held[i].lease.key; s.row(key).live || s.wakeUps(key) != 0 {
+				t.Errorf("%s is not released", key)
+			}
+		}
+
+		ctx, cancel := context.WithCancel(dbtest.Limited(t))
+		defer cancel()
+		var arrive func()
+		var sent func() []string
+		got := l.together(func() { arrive, sent = l.tap.Stall("INSERT"), l.tap.Texts() }, ctx, all...)
+		dbtest.Soon(t, "it is sent", func() bool { return count(sent(), "INSERT") > 0 })
+		cancel()
+		for _, a := range got {
+			<-a.done
+			dbtest.Want(t, a.err, context.Canceled)
+		}
+		arrive()
+		for _, r := range all {
+			dbtest.Soon(t, "nothing is left of "+r.Key, func() bool { return s.wakeUps(r.Key) == 0 })
+		}
+	})
+}
+
+// TestExchangePolled: among requests that are sent together, those that wait leave a free
+// lease to a poller that has announced itself; those that do not wait take it.
+func TestExchangePolled(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{max: 2})
+		all := []Request{waiting("polled", 20*time.Second), request("polled, taken"), waiting("free", 20*time.Second)}
+		l.rowsOf(all)
+		conn, err := s.db.Conn(t.Context())
+		dbtest.OK(t, err)
+		defer conn.Close()
+		for _, r := range all[:2] {
+			_, err = conn.ExecContext(t.Context(), "DO GET_LOCK(?, 0)", lockname.OfLeasePoller(s.Name, r.Key))
+			dbtest.OK(t, err)
+		}
+		got := l.together(func() {}, dbtest.Limited(t), all...)
+		for _, a := range got[1:] {
+			<-a.done
+			dbtest.OK(t, a.err)
+		}
+		if r := s.row("polled"); r.live || s.wakeUps("polled") != 0 {
+			t.Errorf("it is not left to the poller: %+v", r)
+		}
+		dbtest.OK(t, conn.Close())
+		<-got[0].done
+		dbtest.OK(t, got[0].err)
+		for _, a := range got {
+			dbtest.OK(t, a.lease.Release())
+		}
+	})
+}
+
+// TestExchangeFull: a connection that may carry no more wake-up locks takes no requests along.
+func TestExchangeFull(t *testing.T) {
+	l, h := new(Locker), &lockConn{wakeUps: make(map[string]*Lease)}
+	for i := range l.maxWakeUps() {
+		l.takes.Join(new(take))
+		if got := len(l.takesFor(h)); got != 1 {
+			t.Fatalf("with %d wake-up locks it takes %d along", i, got)
+		}
+		h.wakeUps[fmt.Sprint(i)] = new(Lease)
+	}
+	l.takes.Join(new(take))
+	if got := len(l.takesFor(h)); got != 0 {
+		t.Errorf("it takes %d along", got)
+	}
+}
+
+// TestExchangeRows: only the rows that are asked for are locked, also where there are few in the
+// table, and the server makes the same names of named locks.
+func TestExchangeRows(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{})
+		const odd = "Ä\x00'\\"
+		count := "SELECT COUNT(*) FROM " + s.table.String()
+		for _, rows := range []int{4, 40, 400} {
+			all := requests(rows, func(key string) Request { return request(odd + key) })
+			l.rowsOf(all)
+			var takes []*take
+			for _, r := range all[:2] {
+				takes = append(takes, &take{attempt: &attempt{r: r}, polite: true})
+			}
+			leaves := []*leaving{{s: &Lease{key: all[3].Key}}}
+			s.onConn(func(conn driver.Conn) {
+				ctx := dbtest.Limited(t)
+				_, err := server.Change(ctx, conn, "START TRANSACTION")
+				dbtest.OK(t, err)
+				looked, err := server.Query(ctx, conn, l.lookSQL(takes, leaves))
+				dbtest.OK(t, err)
+				there := dbtest.Column[int](t, s.db, count)[0]
+				free := len(dbtest.Column[string](t, s.db, "SELECT name FROM "+s.table.String()+" FOR UPDATE SKIP LOCKED"))
+				if len(looked) != 3 || there-free != 3 {
+					t.Errorf("of %d rows it looks at %d, and locks %d", there, len(looked), there-free)
+				}
+				_, err = server.Change(ctx, conn, "ROLLBACK")
+				dbtest.OK(t, err)
+			})
+		}
+		name := "CAST(" + schema.Literal(odd) + " AS BINARY)"
+		if got := dbtest.Column[string](t, s.db, "SELECT "+lockname.SQLOfWakeUp(s.Name, name))[0]; got != lockname.OfWakeUp(s.Name, odd) {
+			t.Errorf("the wake-up lock is %s", got)
+		}
+		if got := dbtest.Column[string](t, s.db, "SELECT "+lockname.SQLOfLeasePoller(s.Name, name))[0]; got != lockname.OfLeasePoller(s.Name, odd) {
+			t.Errorf("the poller's lock is %s", got)
+		}
+	})
+}
