@@ -45,8 +45,6 @@ type take struct {
 	h     *lockConn // on which it was sent, or is to be
 }
 
-func (t *take) name() string { return t.r.Key }
-
 // connOrShare returns a lock connection, and its turn, to send a request on. If all are
 // busy, the request is sent together with others, and the connection is nil.
 func (a *attempt) connOrShare(ctx context.Context, inTurn bool) (h *lockConn, s *Lease, err error) {
