@@ -184,6 +184,7 @@ type Locker struct {
 	arrived   context.Context // ends when there is one more of them
 	arrive    context.CancelFunc
 	waitConns int                  // connections that waiters have or ask for
+	opening   int                  // requests for which a lock connection is being opened
 	leases    map[*Lease]struct{}  // that are held
 	left      map[string]time.Time // when a lease was first left to a poller, by key
 	renewing  bool                 // the goroutine that renews them was started

@@ -123,11 +123,17 @@ func (l *Locker) borrowOf(ctx context.Context, most int) (*lockConn, error) {
 func (l *Locker) pick(most int) (free, busy *lockConn, arrived context.Context, more bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	free, busy, more = l.pickOf(most)
+	return free, busy, l.arrived, more
+}
+
+// pickOf is pick for callers with l.mu.
+func (l *Locker) pickOf(most int) (free, busy *lockConn, more bool) {
 	room, roomy := 0, false // how many may carry more wake-up locks, and whether busy may
 	for _, h := range l.lockConns {
 		hasRoom := l.hasRoom(h)
 		if hasRoom && h.c.TryTurn() {
-			return h, nil, nil, false
+			return h, nil, false
 		}
 		if hasRoom {
 			room++
@@ -136,7 +142,7 @@ func (l *Locker) pick(most int) (free, busy *lockConn, arrived context.Context, 
 			busy, roomy = h, hasRoom
 		}
 	}
-	return nil, busy, l.arrived, room < most
+	return nil, busy, room < most
 }
 
 // connect makes a lock connection of a connection of the pool's. It returns nil where

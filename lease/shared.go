@@ -16,10 +16,9 @@ import (
 // gets the next connection sends them all, in an exchange.
 
 // sharedConns is how many lock connections with room for wake-up locks there are before
-// requests share them, beside those that were opened at the same moment: on more of them the
-// server would commit each alone; of two, one gathers requests while the other one commits.
-// Behind a statement that takes longer than sharedFor, since it may wait for a row, others
-// are opened.
+// requests share them: on more of them the server would commit each alone; of two, one gathers
+// requests while the other one commits. Behind a statement that takes longer than sharedFor,
+// since it may wait for a row, others are opened.
 const (
 	sharedConns = 2
 	sharedFor   = 50 * time.Millisecond
@@ -48,11 +47,15 @@ type take struct {
 // connOrShare returns a lock connection, and its turn, to send a request on. If all are
 // busy, the request is sent together with others, and the connection is nil.
 func (a *attempt) connOrShare(ctx context.Context, inTurn bool) (h *lockConn, s *Lease, err error) {
-	if h, busy := a.freeConn(); h != nil && h.c.Fresh(ctx) {
+	h, opens := a.freeConn()
+	switch {
+	case opens:
+		defer a.opened()
+	case h != nil && h.c.Fresh(ctx):
 		return h, nil, nil
-	} else if h != nil {
+	case h != nil:
 		a.drop(h)
-	} else if busy && a.shares() {
+	case a.shares():
 		t := &take{attempt: a, ticket: a.ticket, inTurn: inTurn, polite: a.polite(), outcome: outcome{done: make(chan struct{})}}
 		s, alone, err := a.tryShared(ctx, t)
 		switch {
@@ -66,15 +69,27 @@ func (a *attempt) connOrShare(ctx context.Context, inTurn bool) (h *lockConn, s 
 	return h, nil, err
 }
 
-// freeConn returns a lock connection that is free, and its turn. If there is none, busy
-// reports whether a request would have to wait for one; and it waits if others do, or may be
-// about to.
-func (l *Locker) freeConn() (free *lockConn, busy bool) {
+// freeConn returns a lock connection that is free, and its turn. If there is none, opens
+// reports whether the request may have one opened for itself; call opened then. Else it waits
+// for one: because there are enough of them, or are about to be, or since others wait, or may
+// be about to.
+func (l *Locker) freeConn() (free *lockConn, opens bool) {
 	if l.takes.Gathers() {
-		return nil, true
+		return nil, false
 	}
-	free, waited, _, more := l.pick(l.sharedConns())
-	return free, waited != nil && (!more || !l.conns.Ready())
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	free, waited, more := l.pickOf(l.sharedConns() - l.opening)
+	if opens = free == nil && more && (waited == nil || l.conns.Ready()); opens {
+		l.opening++
+	}
+	return free, opens
+}
+
+func (l *Locker) opened() {
+	l.mu.Lock()
+	l.opening--
+	l.mu.Unlock()
 }
 
 // tryShared is try for a request that is sent together with others. If it is to be sent

@@ -499,3 +499,35 @@ func TestSharedBehindSlow(t *testing.T) {
 		}
 	})
 }
+
+// TestSharedBurst: many requests that come at once, while there is no lock connection, do not
+// open one each.
+func TestSharedBurst(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		const n = 40
+		all := requests(n, request)
+		l := s.locker(setup{max: n})
+		l.rowsOf(all)
+		opened := l.tap.Opened()
+		begin := make(chan struct{})
+		held := make([]*Lease, n)
+		var waits sync.WaitGroup
+		for i, r := range all {
+			waits.Go(func() {
+				<-begin
+				var err error
+				held[i], err = l.Acquire(dbtest.Limited(t), r)
+				dbtest.OK(t, err)
+			})
+		}
+		close(begin)
+		waits.Wait()
+		const most = sharedConns + 2 // as above
+		if n := l.tap.Opened() - opened; n > most {
+			t.Errorf("%d connections were opened", n)
+		}
+		for _, lease := range held {
+			dbtest.OK(t, lease.Release())
+		}
+	})
+}
