@@ -96,7 +96,7 @@ func (b *bench) all(delays []time.Duration) error {
 		{workload: transaction, names: transactionNames(), workers: 1, lasting: 60 * time.Millisecond, epochs: 3, rounds: 6},
 		{workload: busy, names: busyNames, workers: 64, lasting: hotRound, epochs: 1, rounds: 4},
 		{workload: decision, names: apartNames, workers: 1, lasting: 60 * time.Millisecond, epochs: 2, rounds: 5},
-		{workload: withoutHint, names: plainNames, workers: 1, lasting: 40 * time.Millisecond, epochs: 6, rounds: 12},
+		{workload: withoutHint, names: plainNames, workers: 1, lasting: 40 * time.Millisecond, epochs: 60, rounds: 5},
 		{workload: oneKey, names: oneKeyNames, workers: 100, own: true, lasting: 500 * time.Millisecond, epochs: 2, rounds: 5},
 		{workload: fourKeys, names: fourKeysNames, workers: 24, own: true, lasting: 500 * time.Millisecond, epochs: 2, rounds: 5},
 		{workload: bounded, names: boundedNames, workers: 64, own: true, lasting: 150 * time.Millisecond, epochs: 4, rounds: 15},

@@ -16,11 +16,11 @@ import (
 )
 
 // exchange takes and releases leases on h, whose turn is the caller's, gives h back, and
-// answers those who wait. A request that is the only one it passes on to its caller, with h.
+// answers those who wait.
 func (l *Locker) exchange(h *lockConn, takes []*take, leaves []*leaving) {
 	switch {
 	case len(takes) == 1 && len(leaves) == 0:
-		takes[0].alone, takes[0].h = true, h
+		takes[0].alone, takes[0].h = true, h // it has the turn now
 		close(takes[0].done)
 		return
 	case len(takes) == 0 && len(leaves) == 1:
@@ -39,7 +39,7 @@ func (l *Locker) exchange(h *lockConn, takes []*take, leaves []*leaving) {
 }
 
 func (l *Locker) exchangeSeveral(h *lockConn, takes []*take, leaves []*leaving) {
-	ctx, cancel := context.WithTimeout(several(takes, leaves), answerLimit)
+	ctx, cancel := context.WithTimeout(several(takes, leaves), background)
 	defer cancel()
 	committing, err := l.exchangeRows(ctx, h, takes, leaves)
 	lost := err != nil && committing && unknown(err) // it may have been committed
@@ -56,8 +56,8 @@ func (l *Locker) exchangeSeveral(h *lockConn, takes []*take, leaves []*leaving) 
 		case err != nil:
 			t.alone = true // nothing was granted
 		case t.token > 0:
-			if t.lease, t.err = t.grant(h, t.ticket, t.answer); t.err != nil {
-				_ = t.undo(h, t.token) // else it runs out by itself
+			if t.lease, t.err = t.of.grant(h, t.ticket, t.answer); t.err != nil {
+				_ = t.of.undo(h, t.token) // else it runs out by itself
 			}
 		}
 	}
@@ -87,7 +87,7 @@ func (l *Locker) rollBack(h *lockConn, takes []*take) {
 	}
 	var keys []string
 	for _, t := range takes {
-		keys = append(keys, t.r.Key)
+		keys = append(keys, t.of.r.Key)
 	}
 	l.releaseWakeUpsOn(ctx, h, keys...)
 }
@@ -98,7 +98,7 @@ func several(takes []*take, leaves []*leaving) context.Context {
 	var asked step.Asked
 	does := step.Release
 	for _, t := range takes {
-		keys, asked, does = append(keys, t.r.Key), append(asked, t.asked...), step.Take
+		keys, asked, does = append(keys, t.of.r.Key), append(asked, t.of.asked...), step.Take
 	}
 	for _, r := range leaves {
 		keys, asked = append(keys, r.s.key), append(asked, r.s.asked...)
@@ -116,20 +116,20 @@ func (l *Locker) exchangeRows(ctx context.Context, h *lockConn, takes []*take, l
 	if err != nil {
 		return false, err
 	}
-	free, ours, err := decide(takes, leaves, rows)
+	granted, held, err := decide(takes, leaves, rows)
 	if err != nil {
 		return false, err
 	}
-	if n := len(free) + len(ours); n > 0 {
+	if n := len(granted) + len(held); n > 0 {
 		sent := time.Now()
-		result, err := h.exec(ctx, l.exchangeSQL(free, ours))
+		result, err := h.exec(ctx, l.exchangeSQL(granted, held))
 		if err != nil {
 			return false, err
 		}
 		if changed, err := result.RowsAffected(); err != nil || changed != 2*int64(n) {
 			return false, errors.Join(err, fmt.Errorf("%d rows of %d were changed", changed/2, n))
 		}
-		for _, t := range free {
+		for _, t := range granted {
 			t.token, t.sent = t.token+1, sent
 		}
 	}
@@ -139,21 +139,21 @@ func (l *Locker) exchangeRows(ctx context.Context, h *lockConn, takes []*take, l
 
 // What lookSQL says of the row of a request.
 const (
-	free    = "1" // it may be taken, but another connection has the wake-up lock
-	freeNow = "2" // it may be taken, and the connection has the wake-up lock
-	polled  = "3" // it is left to a poller
+	rowFree    = "1" // it may be taken, but another connection has the wake-up lock
+	rowOurs    = "2" // it may be taken, and the connection has the wake-up lock
+	rowAwaited = "3" // it is left to a poller
 )
 
 // decide notes what the server says of each row. It returns those requests that are granted,
-// and those releases whose leases are held. A row that the server says nothing of was locked,
-// or is missing.
+// and those releases whose leases are held, no row twice. A row that the server says nothing of
+// was locked, or is missing.
 func decide(takes []*take, leaves []*leaving, rows [][]string) (granted []*take, held []*leaving, err error) {
 	said := make(map[string][]string, len(rows))
 	for _, row := range rows {
 		said[row[0]] = row
 	}
 	for _, t := range takes {
-		row, ok := said[t.r.Key]
+		row, ok := said[t.of.r.Key]
 		if t.alone = !ok; t.alone {
 			continue
 		}
@@ -166,10 +166,11 @@ func decide(takes []*take, leaves []*leaving, rows [][]string) (granted []*take,
 			return nil, nil, err
 		}
 		found := row[4]
-		t.left, t.polled = time.Duration(left)*time.Microsecond, found == polled
-		if found == freeNow || found == free && !t.inTurn {
+		t.left, t.polled = time.Duration(left)*time.Microsecond, found == rowAwaited
+		if found == rowOurs || found == rowFree && !t.inTurn {
 			t.token = token
 			granted = append(granted, t)
+			delete(said, t.of.r.Key)
 		}
 	}
 	for _, r := range leaves {
@@ -177,6 +178,7 @@ func decide(takes []*take, leaves []*leaving, rows [][]string) (granted []*take,
 		r.alone = !ok
 		if r.found = ok && row[1] == strconv.FormatUint(r.s.token, 10) && row[2] == "1"; r.found {
 			held = append(held, r)
+			delete(said, r.s.key)
 		}
 	}
 	return granted, held, nil
@@ -188,9 +190,9 @@ func decide(takes []*take, leaves []*leaving, rows [][]string) (granted []*take,
 func (l *Locker) lookSQL(takes []*take, leaves []*leaving) string {
 	var names, polite []string
 	for _, t := range takes {
-		names = append(names, schema.Literal(t.r.Key))
+		names = append(names, schema.Literal(t.of.r.Key))
 		if t.polite {
-			polite = append(polite, schema.Literal(t.r.Key))
+			polite = append(polite, schema.Literal(t.of.r.Key))
 		}
 	}
 	asked := among(names, len(takes)+len(leaves))
@@ -200,7 +202,7 @@ func (l *Locker) lookSQL(takes []*take, leaves []*leaving) string {
 	return fmt.Sprintf("SELECT name, token, owner <=> %s, %s, IF(%s AND NOT %s, IF(%s AND IS_FREE_LOCK(%s) = 0, %s, 1 + %s), 0)"+
 		" FROM %s FORCE INDEX (PRIMARY) WHERE namespace = %s AND name IN (%s) FOR UPDATE SKIP LOCKED",
 		schema.Literal(l.owner), schema.Remaining(""), asked, schema.Live(""),
-		among(polite, len(takes)), lockname.SQLOfLeasePoller(l.namespace, "name"), polled,
+		among(polite, len(takes)), lockname.SQLOfLeasePoller(l.namespace, "name"), rowAwaited,
 		wakeUpNamed(lockname.SQLOfWakeUp(l.namespace, "name"), "0"),
 		l.table, schema.Literal(l.namespace), strings.Join(names, ", "))
 }
@@ -211,9 +213,9 @@ func (l *Locker) exchangeSQL(granted []*take, held []*leaving) string {
 	namespace := schema.Literal(l.namespace)
 	var rows, names, ttls []string
 	for _, t := range granted {
-		name := schema.Literal(t.r.Key)
+		name := schema.Literal(t.of.r.Key)
 		rows = append(rows, "("+namespace+", "+name+")")
-		names, ttls = append(names, name), append(ttls, strconv.FormatInt(t.ttl.Microseconds(), 10))
+		names, ttls = append(names, name), append(ttls, strconv.FormatInt(t.of.ttl.Microseconds(), 10))
 	}
 	for _, r := range held {
 		rows = append(rows, "("+namespace+", "+schema.Literal(r.s.key)+")")
@@ -258,5 +260,9 @@ func (l *Locker) forgetWakeUps(ctx context.Context, h *lockConn, some []*leaving
 		}
 	}
 	l.mu.Unlock()
-	l.releaseWakeUpsOn(ctx, h, lost...)
+	if len(lost) > 0 {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), background/2)
+		defer cancel()
+		l.releaseWakeUpsOn(ctx, h, lost...)
+	}
 }

@@ -307,6 +307,90 @@ func TestExchangeFull(t *testing.T) {
 	}
 }
 
+// TestExchangeRowOnce: a row is changed once in an exchange, also where a caller that has gone
+// has left its release behind.
+func TestExchangeRowOnce(t *testing.T) {
+	ask := func(key string) *take { return &take{of: &attempt{r: Request{Key: key}}} }
+	leave := func(key string, token uint64) *leaving { return &leaving{s: &Lease{key: key, token: token}} }
+	takes := []*take{ask("over"), ask("live")}
+	leaves := []*leaving{leave("over", 7), leave("live", 3), leave("live", 3)}
+	granted, held, err := decide(takes, leaves, [][]string{{"over", "7", "1", "0", rowOurs}, {"live", "3", "1", "1000", "0"}})
+	dbtest.OK(t, err)
+	if len(granted) != 1 || granted[0] != takes[0] || len(held) != 1 || held[0] != leaves[1] {
+		t.Errorf("%d are granted, and %d released", len(granted), len(held))
+	}
+	if !leaves[0].alone || leaves[1].alone || !leaves[2].alone || takes[0].alone || takes[1].alone {
+		t.Errorf("alone are %v, %v, %v", leaves[0].alone, leaves[1].alone, leaves[2].alone)
+	}
+}
+
+// TestExchangeLeftBehind: a caller that does not wait for its release any longer takes it out
+// of the next exchange.
+func TestExchangeLeftBehind(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{max: 2})
+		lease := l.taken(t, "held", 2)[0].lease
+		h := lease.conn
+		ours, err := l.awaitTurn(dbtest.Limited(t), h)
+		if !ours {
+			t.Fatalf("no turn: %v", err)
+		}
+		ctx, cancel := context.WithCancel(dbtest.Limited(t))
+		defer cancel()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			if _, asked, err := l.releaseOnce(ctx, lease); asked || err == nil {
+				t.Errorf("asked: %v; %v", asked, err)
+			}
+		}()
+		dbtest.Soon(t, "it waits", func() bool { return h.releases.Len() == 1 })
+		cancel()
+		<-done
+		if h.releases.Len() > 0 {
+			t.Error("it is left behind")
+		}
+		l.giveBack(h)
+		dbtest.OK(t, lease.Err())
+		dbtest.OK(t, lease.Release())
+	})
+}
+
+// TestExchangeClosed: what is granted while the Locker is being closed is given back.
+func TestExchangeClosed(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for _, late := range []bool{false, true} {
+			l := s.locker(setup{max: 2})
+			all := requests(3, func(key string) Request { return request(fmt.Sprint(late, key)) })
+			l.rowsOf(all)
+			closed := make(chan struct{})
+			var got []*asked
+			var arrive func()
+			got = l.together(func() { arrive = l.tap.Stall("COMMIT") }, dbtest.Limited(t), all...)
+			dbtest.Soon(t, "they are granted", func() bool { return s.row(all[2].Key).token == 2 })
+			go func() {
+				defer close(closed)
+				l.Close()
+			}()
+			<-l.ctx.Done()
+			if !late {
+				arrive()
+			}
+			for _, a := range got {
+				<-a.done
+				dbtest.Want(t, a.err, lockerr.ErrClosed)
+			}
+			arrive()
+			<-closed
+			for _, r := range all {
+				if row := s.row(r.Key); row.live || s.wakeUps(r.Key) != 0 {
+					t.Errorf("it is left: %+v", row)
+				}
+			}
+		}
+	})
+}
+
 // TestExchangeRows: only the rows that are asked for are locked, also where there are few in the
 // table, and the server makes the same names of named locks.
 func TestExchangeRows(t *testing.T) {
@@ -319,7 +403,7 @@ func TestExchangeRows(t *testing.T) {
 			l.rowsOf(all)
 			var takes []*take
 			for _, r := range all[:2] {
-				takes = append(takes, &take{attempt: &attempt{r: r}, polite: true})
+				takes = append(takes, &take{of: &attempt{r: r}, polite: true})
 			}
 			leaves := []*leaving{{s: &Lease{key: all[3].Key}}}
 			s.onConn(func(conn driver.Conn) {

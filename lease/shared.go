@@ -34,14 +34,16 @@ func (l *Locker) shares() bool { return l.info.Topology == "" && !l.info.Router 
 
 // take is a request that is sent together with others.
 type take struct {
-	*attempt
+	of     *attempt
 	ticket *queue.Ticket
 	inTurn bool
 	polite bool
+
+	// What has become of it, once done is closed.
 	outcome
 	alone bool      // it is to be sent alone: on h, whose turn it has, or, if that is nil, on any
 	lease *Lease    // what it was granted
-	h     *lockConn // on which it was sent, or is to be
+	h     *lockConn // not alone: on which it was sent, and may have been granted
 }
 
 // connOrShare returns a lock connection, and its turn, to send a request on. If all are
@@ -56,7 +58,7 @@ func (a *attempt) connOrShare(ctx context.Context, inTurn bool) (h *lockConn, s 
 	case h != nil:
 		a.drop(h)
 	case a.shares():
-		t := &take{attempt: a, ticket: a.ticket, inTurn: inTurn, polite: a.polite(), outcome: outcome{done: make(chan struct{})}}
+		t := &take{of: a, ticket: a.ticket, inTurn: inTurn, polite: a.polite(), outcome: outcome{done: make(chan struct{})}}
 		s, alone, err := a.tryShared(ctx, t)
 		switch {
 		case !alone:
@@ -70,8 +72,8 @@ func (a *attempt) connOrShare(ctx context.Context, inTurn bool) (h *lockConn, s 
 }
 
 // freeConn returns a lock connection that is free, and its turn. If there is none, opens
-// reports whether the request may have one opened for itself; call opened then. Else it waits
-// for one: because there are enough of them, or are about to be, or since others wait, or may
+// reports whether the request is to open one for itself; call opened when it has. Else it
+// gathers: because there are enough of them, or are about to be, or since others gather, or may
 // be about to.
 func (l *Locker) freeConn() (free *lockConn, opens bool) {
 	if l.takes.Gathers() {
@@ -117,7 +119,7 @@ func (a *attempt) tryShared(ctx context.Context, t *take) (s *Lease, alone bool,
 		a.leaveFree(a.r.Key)
 	}
 	switch {
-	case unknown(t.err):
+	case t.h != nil:
 		return nil, false, a.unanswered(ctx, t.h, &t.outcome)
 	case t.err != nil:
 		return nil, false, t.err
@@ -146,7 +148,7 @@ func (a *attempt) forgo(t *take) {
 			t.lease.end(lockerr.ErrClosed)
 			_ = a.relinquish(t.lease, false) // it goes on by itself
 			return
-		case unknown(t.err):
+		case t.h != nil:
 			a.freeUntil(until, t.h, false)
 		}
 		t.ticket.Leave()
@@ -187,8 +189,11 @@ func (l *Locker) borrowShared(ctx context.Context) (*lockConn, error) {
 
 // leaving is a release that is sent together with others.
 type leaving struct {
-	s     *Lease
-	done  chan struct{}
+	s    *Lease
+	h    *lockConn // which has the wake-up lock
+	done chan struct{}
+
+	// What has become of it, once done is closed.
 	alone bool // it is to be sent alone
 	found bool // the server still had it
 	err   error
@@ -203,7 +208,7 @@ func (l *Locker) releaseOnce(ctx context.Context, s *Lease) (found, asked bool, 
 		select {
 		case <-shared.done:
 		case <-ctx.Done():
-			return false, true, ctx.Err()
+			return false, !shared.h.releases.Quit(shared), ctx.Err()
 		}
 		if !shared.alone {
 			return shared.found, true, shared.err
@@ -235,7 +240,7 @@ func (l *Locker) shareRelease(s *Lease) (*lockConn, *leaving) {
 	case !h.releases.Gathers() && h.c.TryTurn():
 		return h, nil
 	}
-	shared := &leaving{s: s, done: make(chan struct{})}
+	shared := &leaving{s: s, h: h, done: make(chan struct{})}
 	if h.releases.Join(shared) {
 		l.running.Go(func() { l.leadReleases(h) })
 	}
