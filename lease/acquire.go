@@ -616,7 +616,9 @@ func (a *attempt) settle(h *lockConn, o *outcome) {
 
 // freeUntil is freeKey until it comes off, or the lease has expired by itself.
 func (a *attempt) freeUntil(until time.Time, h *lockConn, alive bool) {
-	for a.freeKey(a.releasing(), h, alive) != nil && time.Now().Before(until) && strategy.Sleep(a.ctx, pollEvery) {
+	ctx, cancel := a.lingering(until)
+	defer cancel()
+	for a.freeKey(a.releasing(), h, alive) != nil && strategy.Sleep(ctx, pollEvery) {
 	}
 }
 

@@ -315,7 +315,7 @@ func (l *Locker) relinquish(s *Lease, sent bool) error {
 	} else {
 		l.running.Go(func() {
 			defer s.ticket.Leave()
-			ctx, cancel := context.WithDeadline(l.ctx, over)
+			ctx, cancel := l.lingering(over)
 			defer cancel()
 			_, _ = l.release(marked(ctx, step.Release, s), s, true)
 		})
@@ -324,6 +324,20 @@ func (l *Locker) relinquish(s *Lease, sent bool) error {
 		return terms.Failure("release", s.key, err)
 	}
 	return nil
+}
+
+// lingering is a context that ends at until, or some time after the Locker is closed: a key is not
+// to stay taken because its process ends just now.
+func (l *Locker) lingering(until time.Time) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithDeadline(context.Background(), until)
+	stop := context.AfterFunc(l.ctx, func() {
+		strategy.Sleep(ctx, handOverWait)
+		cancel()
+	})
+	return ctx, func() {
+		stop()
+		cancel()
+	}
 }
 
 // release tries until ctx ends: a row is locked only for a moment, and another

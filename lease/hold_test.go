@@ -924,3 +924,30 @@ func TestDenied(t *testing.T) {
 		}
 	})
 }
+
+// TestReleaseOutlivesClose: a release that its caller has waited for in vain is still sent if the
+// Locker is closed meanwhile, for as long as a caller would wait.
+func TestReleaseOutlivesClose(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{max: 2})
+		lease := l.acquire(request("k"))
+		ours, err := l.awaitTurn(dbtest.Limited(t), lease.conn)
+		if !ours {
+			t.Fatalf("no turn: %v", err)
+		}
+		h := lease.conn
+		dbtest.Want(t, lease.Release(), context.DeadlineExceeded)
+		closed := make(chan struct{})
+		go func() {
+			defer close(closed)
+			l.Close()
+		}()
+		<-l.ctx.Done()
+		time.Sleep(100 * time.Millisecond) // so that who ends with it has ended
+		l.giveBack(h)
+		<-closed
+		if r := s.row("k"); r.live {
+			t.Errorf("it is left: %+v", r)
+		}
+	})
+}

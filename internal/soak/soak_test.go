@@ -239,8 +239,9 @@ func (s *stand) soak(mode mode) {
 	if sum := sum(committed); units < sum || units > sum+ended["gave up"]+ended["not granted"] {
 		t.Errorf("%d units of work are in the ledger, and %d said that they were", units, sum)
 	}
-	if n := s.number("SELECT COUNT(*) FROM mysqllock WHERE owner IS NOT NULL AND expires > UTC_TIMESTAMP(6)"); n > 0 {
-		t.Errorf("%d leases are left", n)
+	if left := dbtest.Column[string](t, s.db, "SELECT CONCAT(name, ' of ', owner, ', token ', token, ', until ', TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires) DIV 1000, ' ms from now')"+
+		" FROM mysqllock WHERE owner IS NOT NULL AND expires > UTC_TIMESTAMP(6)"); len(left) > 0 {
+		t.Errorf("leases are left: %q", left)
 	}
 }
 
