@@ -47,7 +47,7 @@ func (l *Locker) exchangeSeveral(h *lockConn, takes []*take, leaves []*leaving) 
 	case lost:
 		h.c.Taint()
 	case err != nil:
-		l.rollBack(h, takes)
+		l.rollBack(ctx, h, takes)
 	}
 	for _, t := range takes {
 		switch {
@@ -76,12 +76,12 @@ func (l *Locker) exchangeSeveral(h *lockConn, takes []*take, leaves []*leaving) 
 
 // rollBack ends an exchange that was refused, so that those who are sent alone meet nothing of
 // it.
-func (l *Locker) rollBack(h *lockConn, takes []*take) {
-	ctx, cancel := context.WithTimeout(several(takes, nil), background/2)
-	defer cancel()
+func (l *Locker) rollBack(ctx context.Context, h *lockConn, takes []*take) {
 	if !h.c.Clean() {
 		return
 	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), background/2)
+	defer cancel()
 	if _, err := h.exec(ctx, "ROLLBACK"); err != nil {
 		h.c.Taint()
 	}

@@ -5,7 +5,6 @@ import (
 	"database/sql/driver"
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -28,38 +27,24 @@ type exchanged struct {
 // the connection is free again. Who came first is the first to get it.
 func (l *locker) exchangeAll(t *testing.T, before func(), requests []Request, held []*asked, releasesFirst bool) exchanged {
 	t.Helper()
-	ctx := dbtest.Limited(t)
 	h := held[0].lease.conn
-	ours, err := l.awaitTurn(ctx, h)
-	if !ours {
-		t.Fatalf("no turn: %v", err)
-	}
+	l.turnOf(h)
 	e := exchanged{released: make([]error, len(held)), sent: l.tap.Texts()}
-	var all sync.WaitGroup
-	release := func() {
-		for i, a := range held {
-			all.Go(func() { e.released[i] = a.lease.Release() })
-			dbtest.Soon(t, "it waits with others", func() bool { return h.releases.Len() == i+1 })
-		}
-	}
+	var wait func()
+	release := func() { wait = l.releaseAllOn(h, held, func(i int, err error) { e.released[i] = err }) }
 	if releasesFirst {
 		release()
 	}
-	for i, r := range requests {
-		a := &asked{done: make(chan struct{})}
-		e.asked = append(e.asked, a)
-		all.Go(func() {
-			defer close(a.done)
-			a.lease, a.err = l.Acquire(ctx, r)
-		})
-		dbtest.Soon(t, "it waits with others", func() bool { return l.takes.Len() == i+1 })
-	}
+	e.asked = l.askAll(dbtest.Limited(t), requests)
 	if !releasesFirst {
 		release()
 	}
 	before()
 	l.giveBack(h)
-	all.Wait()
+	wait()
+	for _, a := range e.asked {
+		<-a.done
+	}
 	return e
 }
 
@@ -87,7 +72,7 @@ func TestExchange(t *testing.T) {
 			l.rowsOf(all)
 			held := l.taken(t, fmt.Sprint("before ", releasesFirst), 10)
 			e := l.exchangeAll(t, func() {}, all, held, releasesFirst)
-			if texts := e.sent(); len(texts) != 4 || count(texts, "START TRANSACTION")+count(texts, "SELECT")+count(texts, "INSERT")+count(texts, "COMMIT") != 4 {
+			if texts := e.sent(); !areExchange(texts) {
 				t.Errorf("10 requests and 10 releases are sent as %q", heads(texts))
 			}
 			for i, a := range e.asked {
@@ -331,10 +316,7 @@ func TestExchangeLeftBehind(t *testing.T) {
 		l := s.locker(setup{max: 2})
 		lease := l.taken(t, "held", 2)[0].lease
 		h := lease.conn
-		ours, err := l.awaitTurn(dbtest.Limited(t), h)
-		if !ours {
-			t.Fatalf("no turn: %v", err)
-		}
+		l.turnOf(h)
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))
 		defer cancel()
 		done := make(chan struct{})

@@ -29,7 +29,15 @@ func (l *locker) together(before func(), ctx context.Context, requests ...Reques
 	l.s.T.Helper()
 	h, err := l.borrow(ctx)
 	dbtest.OK(l.s.T, err)
-	var all []*asked
+	all := l.askAll(ctx, requests)
+	before()
+	l.giveBack(h)
+	return all
+}
+
+// askAll sends requests off, one after the other, while all lock connections are busy.
+func (l *locker) askAll(ctx context.Context, requests []Request) (all []*asked) {
+	l.s.T.Helper()
 	for i, r := range requests {
 		a := &asked{done: make(chan struct{})}
 		all = append(all, a)
@@ -39,8 +47,6 @@ func (l *locker) together(before func(), ctx context.Context, requests ...Reques
 		}()
 		dbtest.Soon(l.s.T, "it waits with others", func() bool { return l.takes.Len() == i+1 })
 	}
-	before()
-	l.giveBack(h)
 	return all
 }
 
@@ -80,7 +86,7 @@ func TestShared(t *testing.T) {
 			t.Errorf("a lease of %v lasts for %v", all[1].TTL, left)
 		}
 		texts := sent()
-		if len(texts) != 4 || count(texts, "START TRANSACTION")+count(texts, "SELECT")+count(texts, "INSERT")+count(texts, "COMMIT") != 4 {
+		if !areExchange(texts) {
 			t.Errorf("%d requests are sent as %q", n, heads(texts))
 		}
 		sent = l.tap.Texts()
@@ -91,7 +97,7 @@ func TestShared(t *testing.T) {
 		}
 
 		sent = l.releaseTogether(t, held, func(int, error) {})
-		if texts := sent(); len(texts) != 4 || count(texts, "START TRANSACTION")+count(texts, "SELECT")+count(texts, "INSERT")+count(texts, "COMMIT") != 4 {
+		if texts := sent(); !areExchange(texts) {
 			t.Errorf("%d releases are sent as %q", n, heads(texts))
 		}
 		for _, r := range all {
@@ -108,11 +114,18 @@ func TestShared(t *testing.T) {
 func (l *locker) releaseTogether(t *testing.T, held []*asked, ended func(int, error)) (sent func() []string) {
 	t.Helper()
 	h := held[0].lease.conn
-	ours, err := l.awaitTurn(dbtest.Limited(t), h)
-	if !ours {
-		t.Fatalf("no turn: %v", err)
-	}
+	l.turnOf(h)
 	sent = l.tap.Texts()
+	wait := l.releaseAllOn(h, held, ended)
+	l.giveBack(h)
+	wait()
+	return sent
+}
+
+// releaseAllOn sends releases off, one after the other, while h is busy, which has their wake-up
+// locks. ended is told of one at a time; wait returns when all have ended.
+func (l *locker) releaseAllOn(h *lockConn, held []*asked, ended func(int, error)) (wait func()) {
+	l.s.T.Helper()
 	var all sync.WaitGroup
 	var mu sync.Mutex
 	for i, a := range held {
@@ -122,11 +135,22 @@ func (l *locker) releaseTogether(t *testing.T, held []*asked, ended func(int, er
 			defer mu.Unlock()
 			ended(i, err)
 		})
-		dbtest.Soon(t, "it waits with others", func() bool { return h.releases.Len() == i+1 })
+		dbtest.Soon(l.s.T, "it waits with others", func() bool { return h.releases.Len() == i+1 })
 	}
-	l.giveBack(h)
-	all.Wait()
-	return sent
+	return all.Wait
+}
+
+// turnOf waits for the turn of h.
+func (l *locker) turnOf(h *lockConn) {
+	l.s.T.Helper()
+	if ours, err := l.awaitTurn(dbtest.Limited(l.s.T), h); !ours {
+		l.s.T.Fatalf("no turn: %v", err)
+	}
+}
+
+// areExchange reports whether the statements are those of one exchange.
+func areExchange(texts []string) bool {
+	return len(texts) == 4 && count(texts, "START TRANSACTION")+count(texts, "SELECT")+count(texts, "INSERT")+count(texts, "COMMIT") == 4
 }
 
 // TestSharedOutcomes: requests that are sent together have each its own end.

@@ -68,20 +68,19 @@ func OfWakeUp(namespace, row string) string { return WakeUp + hashed(namespace, 
 // announces itself. After Poller come the first 40 digits of a hash.
 func OfPoller(namespace, key string) string { return Poller + hashed(namespace, key) }
 
+// ofLease tells what is announced for a lease from what is for an advisory lock.
+const ofLease = "lease\x00"
+
 // OfLeasePoller is the same for the lease on the row with that name.
-func OfLeasePoller(namespace, row string) string { return Poller + hashed(namespace, "lease\x00"+row) }
+func OfLeasePoller(namespace, row string) string { return Poller + hashed(namespace, ofLease+row) }
 
 // SQLOfWakeUp is [OfWakeUp] as an SQL expression, for the row whose name is the value of the
 // SQL expression row.
-func SQLOfWakeUp(namespace, row string) string { return sqlHashed(WakeUp, namespace+"\x00", row) }
+func SQLOfWakeUp(namespace, row string) string { return sqlHashed(WakeUp, namespace, "", row) }
 
 // SQLOfLeasePoller is [OfLeasePoller] in the same way.
 func SQLOfLeasePoller(namespace, row string) string {
-	return sqlHashed(Poller, namespace+"\x00lease\x00", row)
-}
-
-func sqlHashed(begin, before, row string) string {
-	return fmt.Sprintf("CONCAT('%s', LEFT(SHA2(CONCAT(x'%x', %s), 256), 40))", begin, before, row)
+	return sqlHashed(Poller, namespace, ofLease, row)
 }
 
 // OfWait is the name of the lock by which a holder of one key shows that it waits for
@@ -93,6 +92,11 @@ func OfWait(namespace, held, wanted string) string {
 func hashed(namespace, name string) string {
 	sum := sha256.Sum256([]byte(namespace + "\x00" + name))
 	return hex.EncodeToString(sum[:20])
+}
+
+// sqlHashed is a name with what hashed makes of before and the value of the SQL expression row.
+func sqlHashed(begin, namespace, before, row string) string {
+	return fmt.Sprintf("CONCAT('%s', LEFT(SHA2(CONCAT(x'%x', %s), 256), 40))", begin, namespace+"\x00"+before, row)
 }
 
 func plain(s string) bool {
