@@ -1,7 +1,6 @@
 package lease
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
 	"database/sql/driver"
@@ -111,24 +110,28 @@ func (h *lockConn) askBegin(ctx context.Context, block pool.Block) (answer, erro
 	return a, err
 }
 
-// beginBlock takes the lease if it is free, and then begins the caller's transaction. See
-// [schema.Table.TakeProcedure]; MariaDB runs the same as an anonymous block. The
-// comment is for those who look for a lease in what the server is doing.
+// beginBlock takes the lease if it is free, and then begins the caller's transaction.
 func (a *attempt) beginBlock(opts driver.TxOptions) pool.Block {
-	l, key := a.Locker, a.r.Key
-	wake := lockname.OfWakeUp(l.namespace, key)
-	poller := ""
-	if a.polite() {
-		poller = lockname.OfLeasePoller(l.namespace, key)
+	text, turn, poller := a.texts.begin, int64(0), nobody
+	if opts != (driver.TxOptions{}) {
+		text = a.beginText(opts)
 	}
-	inTurn := a.r.Wait > 0
-	if !l.info.MariaDB {
-		return pool.Block{Text: fmt.Sprintf("CALL %s(%s, %s, %s, %d, '%s', %t, %s, %d, %t) /* lease and BEGIN */", l.table.TakeProcedure(),
-			schema.Literal(l.namespace), schema.Literal(key), schema.Literal(l.owner), a.ttl.Microseconds(), wake, inTurn, schema.Name(poller), opts.Isolation, opts.ReadOnly)}
-	}
-	turn := 0
-	if inTurn {
+	if a.r.Wait > 0 {
 		turn = 1
+	}
+	if a.polite() {
+		poller = lockname.OfLeasePoller(a.namespace, a.r.Key)
+	}
+	return a.block(text, schema.Hex(a.r.Key), a.ttl.Microseconds(), lockname.OfWakeUp(a.namespace, a.r.Key), turn, poller)
+}
+
+// beginText is the text of beginBlock. See [schema.Table.TakeProcedure]; MariaDB runs the same
+// as an anonymous block. The comment is for those who look for a lease in what the server is
+// doing.
+func (l *Locker) beginText(opts driver.TxOptions) string {
+	if !l.info.MariaDB {
+		return fmt.Sprintf("CALL %s(%s, %s, %s, ?, ?, ?, NULLIF(?, '"+nobody+"'), %d, %t) /* lease and BEGIN */",
+			l.table.TakeProcedure(), schema.Literal(l.namespace), schema.Unhex, schema.Literal(l.owner), opts.Isolation, opts.ReadOnly)
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "BEGIN NOT ATOMIC START TRANSACTION READ WRITE; SET @mysqllock_name = %[1]s, @mysqllock_ttl = ?, @mysqllock_wake = ?, @mysqllock_turn = ?, @mysqllock_poller = ?,"+
@@ -147,7 +150,7 @@ func (a *attempt) beginBlock(opts driver.TxOptions) pool.Block {
 		b.WriteString(" READ ONLY")
 	}
 	b.WriteString("; END IF; SELECT @mysqllock_token, COALESCE(@mysqllock_left, 0); END")
-	return pool.Block{Text: b.String(), Values: []driver.Value{schema.Hex(key), a.ttl.Microseconds(), wake, int64(turn), cmp.Or(poller, nobody)}}
+	return b.String()
 }
 
 // Detach takes the lease's wake-up lock off the connection of the transaction that was
@@ -176,7 +179,7 @@ func (l *Locker) CommitAndRelease(ctx context.Context, c *pool.Conn, s *Lease) (
 	ctx = marked(ctx, step.Fence, s)
 	s.setEnding(true)
 	outcome, err := l.commit(ctx, c, []*Lease{s}, &l.noBegin, func(left time.Duration, mark string) pool.Block {
-		return l.giveBlock(s, left, mark)
+		return s.giveBlock(left, mark)
 	})
 	if outcome == server.Committed { // and the wake-up lock is released
 		s.home = nil
@@ -200,24 +203,27 @@ func unwritable(err error) bool {
 }
 
 // giveBlock releases the lease and commits if the lease is held.
-func (l *Locker) giveBlock(s *Lease, bound time.Duration, mark string) pool.Block {
-	wake := lockname.OfWakeUp(l.namespace, s.key)
-	if !l.info.MariaDB {
-		return pool.Block{Text: fmt.Sprintf("CALL %s(%s, %s, %d, %s, '%s', '%s') /* fence, release and COMMIT */", l.table.GiveProcedure(),
-			schema.Literal(l.namespace), schema.Literal(s.key), s.token, schema.Literal(s.l.owner), wake, mark)}
+func (s *Lease) giveBlock(bound time.Duration, mark string) pool.Block {
+	wake, token := lockname.OfWakeUp(s.l.namespace, s.key), int64(s.token) //nolint:gosec // tokens are counted by one
+	if !s.l.info.MariaDB {
+		return s.l.block(s.l.texts.give, schema.Hex(s.key), token, wake, mark)
 	}
-	row := "namespace = " + schema.Literal(l.namespace) + " AND name = @mysqllock_name"
-	within := func(text string) string { return l.within("@mysqllock_bound", "@mysqllock_row_wait", text) }
 	seconds, whole := bounds(bound)
-	return pool.Block{
-		Text: "BEGIN NOT ATOMIC SET @mysqllock_name = " + schema.Unhex + ", @mysqllock_token = ?, @mysqllock_bound = ?, @mysqllock_row_wait = ?, @mysqllock_held = 0; " +
-			within(fmt.Sprintf("SELECT COUNT(*) INTO @mysqllock_held FROM %s WHERE %s AND token = @mysqllock_token AND owner = %s AND %s FOR UPDATE; ",
-				l.table, row, schema.Literal(s.l.owner), schema.Lasts(""))) +
-			"IF @mysqllock_held = 1 THEN " +
-			within(fmt.Sprintf("UPDATE %s SET %s WHERE %s; ", l.table, schema.Released, row)) +
-			"COMMIT; SET @mysqllock_done = ?; DO RELEASE_LOCK(?); ELSE SELECT 0; END IF; END",
-		Values: []driver.Value{schema.Hex(s.key), int64(s.token), seconds, whole, mark, wake}, //nolint:gosec // tokens are counted by one
+	return s.l.block(s.l.texts.give, schema.Hex(s.key), token, seconds, whole, mark, wake)
+}
+
+// giveText is the text of giveBlock. See [schema.Table.GiveProcedure]. MariaDB bounds the wait
+// of an UPDATE, so that one statement checks and releases; it counts a row with and without the
+// DSN's clientFoundRows. SYSDATE is the time after that wait.
+func (l *Locker) giveText() string {
+	if !l.info.MariaDB {
+		return fmt.Sprintf("CALL %s(%s, %s, ?, %s, ?, ?) /* fence, release and COMMIT */",
+			l.table.GiveProcedure(), schema.Literal(l.namespace), schema.Unhex, schema.Literal(l.owner))
 	}
+	return "BEGIN NOT ATOMIC SET @mysqllock_name = " + schema.Unhex + ", @mysqllock_token = ?, @mysqllock_bound = ?, @mysqllock_row_wait = ?; " +
+		l.within("@mysqllock_bound", "@mysqllock_row_wait", fmt.Sprintf("UPDATE %s SET %s WHERE namespace = %s AND name = @mysqllock_name AND token = @mysqllock_token AND owner = %s AND %s; ",
+			l.table, schema.Released, schema.Literal(l.namespace), schema.Literal(l.owner), schema.Lasts(""))) +
+		"IF ROW_COUNT() = 1 THEN COMMIT; SET @mysqllock_done = ?; DO RELEASE_LOCK(?); ELSE SELECT 0; END IF; END"
 }
 
 // setEnding says whether a commit is under way that releases the lease: meanwhile a

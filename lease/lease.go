@@ -79,6 +79,7 @@ package lease
 import (
 	"context"
 	"crypto/rand"
+	"database/sql/driver"
 	"encoding/hex"
 	"sync"
 	"sync/atomic"
@@ -212,6 +213,7 @@ func New(cfg Config) *Locker {
 	l.texts = texts{
 		take: l.takeText(""), takeNow: l.takeText(" NOWAIT"), inherit: l.inheritText(),
 		release: l.releaseText("NULL", "LEAST(expires, UTC_TIMESTAMP(6))"),
+		begin:   l.beginText(driver.TxOptions{}), give: l.giveText(),
 	}
 	l.ctx, l.stop = context.WithCancelCause(context.Background())
 	l.arrived, l.arrive = context.WithCancel(context.Background())

@@ -79,6 +79,7 @@ func (l *Locker) row(qualifier, key string) string {
 // one to the next.
 type texts struct {
 	take, takeNow, inherit, release string
+	begin, give                     string // of a transaction that begins and ends with its lease
 }
 
 // block is a statement that is prepared where it runs often on a connection. In a cluster it

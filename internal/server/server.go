@@ -183,7 +183,11 @@ func (i Info) tooOld() error {
 
 func (i Info) number() (major, minor int, err error) {
 	v := strings.TrimPrefix(i.Version, "5.5.5-") // old MariaDB behind replication-safe version strings
-	_, err = fmt.Sscanf(v, "%d.%d", &major, &minor)
+	first, rest, _ := strings.Cut(v, ".")
+	if major, err = strconv.Atoi(first); err == nil {
+		second := rest[:len(rest)-len(strings.TrimLeft(rest, "0123456789"))]
+		minor, err = strconv.Atoi(second)
+	}
 	return major, minor, err
 }
 
