@@ -117,6 +117,10 @@ func (e *examination) server(ctx context.Context) error {
 	if !e.info.SkipLocked() {
 		e.ruleOut("leases need SKIP LOCKED, which MariaDB has from 10.6 on", lease)
 	}
+	if e.info.StatementLog {
+		e.add("binary log", Failure, "binlog_format is STATEMENT: when a replica is promoted, the tokens of leases go back", "SET GLOBAL binlog_format = 'ROW', or MIXED")
+		e.ruleOut("binlog_format is STATEMENT", lease)
+	}
 	switch topology := e.info.Topology; {
 	case e.info.Streams():
 		e.add("topology", Note, topology+": all nodes agree to a row lock; shared ones and claims are refused, and leases should have a TTL of more than the 7 s that a failover takes", "")

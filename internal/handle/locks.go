@@ -322,7 +322,7 @@ func (k *Handle) makeStrategies(l *Locks, info server.Info) {
 	var rows *rowlock.Locker
 	l.leases = lease.New(lease.Config{
 		Conns: l.leasing, Control: l.Control, Rows: l.rows, Queue: l.line, Table: l.table, Namespace: namespace,
-		Owner: s.Owner, Info: info, TTL: s.TTL, Auto: s.Auto, ReadTimeout: k.open.LeaseReadTimeout,
+		Owner: s.Owner, Info: info, TTL: s.TTL, Auto: s.Auto, ReadTimeout: k.open.LeaseReadTimeout, Unsafe: s.Unsafe,
 		HandOvers: s.HandOvers, HandOverTime: s.HandOverTime,
 		FreeSlot: func(ctx context.Context, names []string, except ...int) (int, bool, error) {
 			return rows.FreeSlot(ctx, names, except...)

@@ -33,6 +33,7 @@ type Info struct {
 	Server            string        // which server, or cluster of servers with the same data, this is; "" where it does not say
 	Router            bool          // a MySQL Router is in between: a client's connection may be several to the server, one after the other
 	Node              string        // which server this is, also of a cluster; "" where it does not say
+	StatementLog      bool          // binlog_format of new connections is STATEMENT: replicas run statements again, and may decide otherwise
 	Topology          string        // "", also for a single primary, or of several servers that all take writes: Galera, MultiPrimary
 }
 
@@ -65,7 +66,10 @@ func Probe(ctx context.Context, conn driver.Conn) (Info, error) {
 		" IF(@@wsrep_on, (SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME = 'WSREP_CLUSTER_STATE_UUID'),"+
 		" CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir)), 0,"+
 		" LEAST(@@global.wait_timeout, IFNULL(NULLIF(@@idle_transaction_timeout, 0), @@global.wait_timeout),"+
-		" IFNULL(NULLIF(@@idle_readonly_transaction_timeout, 0), @@global.wait_timeout), IFNULL(NULLIF(@@idle_write_transaction_timeout, 0), @@global.wait_timeout)) */, "+Node)
+		" IFNULL(NULLIF(@@idle_readonly_transaction_timeout, 0), @@global.wait_timeout), IFNULL(NULLIF(@@idle_write_transaction_timeout, 0), @@global.wait_timeout)) */, "+Node+", @@log_bin AND"+
+		// Not @@binlog_format on MySQL, where it is deprecated.
+		" /*!80000 (SELECT COUNT(*) FROM performance_schema.session_variables WHERE VARIABLE_NAME = 'binlog_format' AND VARIABLE_VALUE = 'STATEMENT') */"+
+		" /*M!100000 @@binlog_format = 'STATEMENT' */")
 	if err != nil {
 		return Info{}, fmt.Errorf("reading the server's settings: %w", err)
 	}
@@ -103,6 +107,7 @@ func Probe(ctx context.Context, conn driver.Conn) (Info, error) {
 	if len(r) > 11 {
 		info.Node = r[11]
 	}
+	info.StatementLog = len(r) > 12 && r[12] == "1"
 	if name, _, _ := strings.Cut(group, ","); name != "" {
 		info.Server = name
 	}

@@ -203,9 +203,10 @@ func (h *Hold) Context() context.Context { return h.ctx }
 
 // Token returns the fencing token of the hold's lease. Each grant of a key raises it
 // by one, and so does each commit that sets the version of a key which is kept
-// optimistically. It never goes back. A system outside of the database that
-// refuses tokens older than the newest it has seen is safe from a holder that
-// has lost its lease. It is 0 for what is not a lease.
+// optimistically. It never goes back, except where a replica is promoted that lacks
+// the last commits of its primary, or a backup is restored. A system outside of the
+// database that refuses tokens older than the newest it has seen is safe from a holder
+// that has lost its lease. It is 0 for what is not a lease.
 func (h *Hold) Token() uint64 {
 	if h.guard == nil {
 		return 0
