@@ -441,6 +441,44 @@ func TestReleaseChecks(t *testing.T) {
 	})
 }
 
+// TestReleaseWaits: a commit that releases decides by the row as it is once it has got it, and
+// by the time that it is then.
+func TestReleaseWaits(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for _, level := range []string{"READ UNCOMMITTED", "READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"} {
+			for name, c := range map[string]struct {
+				assignments string
+				committed   bool
+			}{
+				"renewed": {"expires = expires + INTERVAL 1 SECOND", true},
+				"run out": {"expires = UTC_TIMESTAMP(6) + INTERVAL 200000 MICROSECOND", false},
+				"stolen":  {"owner = 'thief#12345678', token = token + 1, expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR", false},
+			} {
+				l := s.locker(setup{})
+				b := l.beginner(nil)
+				dbtest.OK(t, server.Exec(t.Context(), b.Conn.Conn, "SET SESSION TRANSACTION ISOLATION LEVEL "+level))
+				lease := b.begun("k")
+				tx, err := s.db.Begin()
+				dbtest.OK(t, err)
+				dbtest.Exec(t, tx, "UPDATE "+s.table.String()+" SET "+c.assignments+" WHERE namespace = ? AND name = 'k'", s.Name)
+				time.AfterFunc(400*time.Millisecond, func() { _ = tx.Commit() })
+				committed, unknown, err := l.CommitAndRelease(dbtest.Limited(t), b.Conn, lease)
+				if committed != c.committed || unknown || (err == nil) != c.committed || err != nil && !errors.Is(err, lockerr.ErrLost) {
+					t.Errorf("%s, %s: committed %v, %v", level, name, committed, err)
+				}
+				if !committed {
+					dbtest.OK(t, server.Exec(t.Context(), b.Conn.Conn, "ROLLBACK"))
+				}
+				_ = lease.Release()
+				dbtest.OK(t, lease.Detach())
+				dbtest.OK(t, b.Conn.Conn.Close())
+				l.close()
+				s.set("k", "owner = NULL")
+			}
+		}
+	})
+}
+
 // TestRenewalBesideRelease: a renewal that comes after the commit has released the lease,
 // and before its caller knows of that, makes no lost lease of it.
 func TestRenewalBesideRelease(t *testing.T) {
