@@ -62,9 +62,17 @@ func TestStatementLog(t *testing.T) {
 			}
 		}
 		dbtest.Exec(t, s.plain, "SET GLOBAL binlog_format = 'MIXED'")
-		for _, way := range ways {
-			dbtest.OK(t, way(s.open(), lockctx.Lease(time.Minute)))
+		for name, way := range ways {
+			dbtest.Soon(t, name+" works", func() bool { return way(db, lockctx.Lease(time.Minute)) == nil })
 		}
+		// What is open stays as it is, and what is opened from now on does not.
+		dbtest.Exec(t, s.plain, "SET GLOBAL binlog_format = 'STATEMENT'")
+		dbtest.OK(t, ways["Do"](db, lockctx.Lease(time.Minute)))
+		for _, id := range dbtest.Column[int64](t, s.plain, "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = ? AND ID <> CONNECTION_ID()", s.Name) {
+			_, _ = s.plain.Exec(fmt.Sprintf("KILL %d", id))
+		}
+		dbtest.Want(t, ways["Do"](db, lockctx.Lease(time.Minute)), mysqllock.ErrUnsafe)
+		dbtest.Want(t, ways["BeginTx"](db, lockctx.Lease(time.Minute)), mysqllock.ErrUnsafe)
 	}, "--server-id=1", "--log-bin=bin", "--binlog-format=STATEMENT")
 }
 
@@ -114,41 +122,49 @@ func TestPromoted(t *testing.T) {
 	})
 }
 
-// TestStatementReplica: a replica that runs the statements of versions again comes to the same.
-func TestStatementReplica(t *testing.T) {
-	onPairs(t, func(t *testing.T, s *scratch, _, replica *tempserver.Server) {
-		var wg sync.WaitGroup
-		for range 3 {
-			db := s.open()
-			for i := range 4 {
-				wg.Go(func() {
-					for range 20 {
-						err := mysqllock.Do(dbtest.Limited(t), db, fmt.Sprint("k", i%2), func(ctx context.Context) error {
-							_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = ?", 1+i%2)
-							return err
-						}, []lockctx.Option{lockctx.Optimistic(), lockctx.Row()}[i/2], lockctx.Retry(1000))
-						if err != nil {
-							t.Error(err)
-						}
+// TestReplica: a replica comes to the same rows, also where it runs the statements again.
+func TestReplica(t *testing.T) {
+	type way struct {
+		key string
+		how []lockctx.Option
+	}
+	row := way{"k", []lockctx.Option{lockctx.Row(), lockctx.Retry(1000)}}
+	optimistic := way{"k", []lockctx.Option{lockctx.Optimistic(), lockctx.Retry(1000)}}
+	lease := way{"leased", []lockctx.Option{lockctx.Lease(time.Minute)}}
+	for format, ways := range map[string][]way{
+		"STATEMENT": {row, optimistic},
+		"MIXED":     {row, optimistic, lease},
+	} {
+		t.Run(format, func(t *testing.T) {
+			onPairs(t, func(t *testing.T, s *scratch, _, replica *tempserver.Server) {
+				const handles, times = 4, 20
+				var wg sync.WaitGroup
+				for range handles {
+					db := s.open()
+					for _, w := range ways {
+						wg.Go(func() {
+							for range times {
+								err := mysqllock.Do(dbtest.Limited(t), db, w.key, func(ctx context.Context) error {
+									_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
+									return err
+								}, w.how...)
+								if err != nil {
+									t.Error(err)
+								}
+							}
+						})
 					}
-				})
-			}
-		}
-		wg.Wait()
-		there := s.Changed(func(cfg *mysql.Config) { cfg.Addr = replica.Addr() }).Open("mysql")
-		rows := func(db *sql.DB) []string {
-			return dbtest.Column[string](t, db, "SELECT CONCAT_WS(' ', name, token, owner, expires, versioned) FROM mysqllock ORDER BY name")
-		}
-		want := rows(s.plain)
-		dbtest.Soon(t, "the replica has the same rows", func() bool {
-			got, err := there.Query("SELECT 1 FROM mysqllock")
-			if err != nil {
-				return false
-			}
-			return got.Close() == nil && slices.Equal(rows(there), want)
+				}
+				wg.Wait()
+				s.WantStock(1, 10+handles*times*len(ways))
+				rows := "SELECT CONCAT_WS(' ', name, token, IFNULL(owner, '-'), expires, versioned) FROM mysqllock ORDER BY name"
+				want := dbtest.Column[string](t, s.plain, rows)
+				there := s.Changed(func(cfg *mysql.Config) { cfg.Addr = replica.Addr() }).Open("mysql")
+				dbtest.Soon(t, "the replica has the table", func() bool { return there.QueryRow("SELECT COUNT(*) FROM mysqllock").Scan(new(int)) == nil })
+				dbtest.Soon(t, "the replica has the same rows", func() bool { return slices.Equal(dbtest.Column[string](t, there, rows), want) })
+			}, "--binlog-format="+format)
 		})
-		s.WantStock(1, 10+120)
-	}, "--binlog-format=STATEMENT")
+	}
 }
 
 // onPairs runs a test on a primary and a replica of each program.

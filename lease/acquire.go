@@ -86,16 +86,13 @@ func (l *Locker) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	return s, nil
 }
 
-// usable returns an error if leases are not safe on this server. A statement that takes a lease
-// takes the wake-up lock in the same breath, and grants nothing where somebody else has it. On a
-// replica that runs the statement again the named locks are other ones.
+// usable returns an error if leases are not safe on this server.
 func (l *Locker) usable() error {
 	switch {
 	case !l.info.SkipLocked():
 		return lockerr.With(lockerr.ErrUnsafe, errors.New("leases need SKIP LOCKED, which MariaDB has from 10.6 on; use a row lock"))
 	case l.info.StatementLog && !l.unsafe:
-		return lockerr.With(lockerr.ErrUnsafe, errors.New("binlog_format is STATEMENT, with which the tokens of leases go back when a replica is promoted;"+
-			" set ROW or MIXED, or use lockUnsafe=allow where no replica ever is"))
+		return server.ErrStatementLog
 	}
 	return nil
 }

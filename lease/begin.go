@@ -214,7 +214,8 @@ func (s *Lease) giveBlock(bound time.Duration, mark string) pool.Block {
 
 // giveText is the text of giveBlock. See [schema.Table.GiveProcedure]. MariaDB bounds the wait
 // of an UPDATE, so that one statement checks and releases; it counts a row with and without the
-// DSN's clientFoundRows. SYSDATE is the time after that wait.
+// DSN's clientFoundRows. SYSDATE is the time after that wait. A replica, which waits for nobody, is
+// told what has changed, as leases are refused where it is told the statement.
 func (l *Locker) giveText() string {
 	if !l.info.MariaDB {
 		return fmt.Sprintf("CALL %s(%s, %s, ?, %s, ?, ?) /* fence, release and COMMIT */",

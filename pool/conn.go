@@ -114,7 +114,7 @@ func (c *Conn) Identify(ctx context.Context) error {
 	if c.id != 0 && c.host != "" {
 		return nil
 	}
-	_, err := c.identify(ctx)
+	_, err := c.identify(ctx, "")
 	return err
 }
 
@@ -131,19 +131,28 @@ func (c *Conn) SetID(text string) (err error) {
 type Found struct {
 	Autocommit     bool
 	CompletionType string // NO_CHAIN, CHAIN or RELEASE
+	Asked          string // the value of [Config.Ask]
 }
 
-// identify asks for the id, the client address and the settings of the connection.
-func (c *Conn) identify(ctx context.Context) (found Found, err error) {
-	rows, err := server.Query(ctx, c.Conn, "SELECT ID, HOST, @mysqllock, @@completion_type FROM information_schema.PROCESSLIST WHERE ID = CONNECTION_ID()")
+// identify asks for the id, the client address and the settings of the connection, and for the
+// value of an SQL expression, unless that is "".
+func (c *Conn) identify(ctx context.Context, ask string) (found Found, err error) {
+	columns := "ID, HOST, @mysqllock, @@completion_type"
+	if ask != "" {
+		columns += ", " + ask
+	}
+	rows, err := server.Query(ctx, c.Conn, "SELECT "+columns+" FROM information_schema.PROCESSLIST WHERE ID = CONNECTION_ID()")
 	if err != nil {
 		return found, err
 	}
-	if len(rows) != 1 || len(rows[0]) != 4 {
+	if len(rows) != 1 || len(rows[0]) < 4 {
 		return found, errors.New("mysqllock: the server does not list its own connection")
 	}
+	if len(rows[0]) > 4 {
+		found.Asked = rows[0][4]
+	}
 	c.host = rows[0][1]
-	found = Found{Autocommit: rows[0][2] == "1" || rows[0][2] == "ON", CompletionType: rows[0][3]}
+	found.Autocommit, found.CompletionType = rows[0][2] == "1" || rows[0][2] == "ON", rows[0][3]
 	return found, c.SetID(rows[0][0])
 }
 
@@ -200,7 +209,7 @@ func (c *Conn) runPrepared(ctx context.Context, text string, run func(driver.Stm
 		}
 		stmt, err := server.Prepare(ctx, c.Conn, text)
 		switch {
-		case server.Gone(err, c.Conn):
+		case server.Gone(err, c.Conn), server.Deadlock(err), server.Interrupted(err): // the transaction may be over
 			return err
 		case err != nil:
 			return ErrUnprepared

@@ -24,6 +24,7 @@ import (
 type Config struct {
 	Connect  func(context.Context) (driver.Conn, error) // opens a connection
 	Check    func(Found) error                          // is called for each new connection, with its settings before Setup; may refuse it
+	Ask      string                                     // an SQL expression for Check; "" is none
 	Setup    string                                     // a statement that runs once on each new connection
 	Max      int                                        // the most connections at a time; at least 1
 	Idle     time.Duration                              // an unused connection is closed after this long
@@ -146,7 +147,7 @@ func (cfg Config) open(ctx context.Context) (*Conn, error) {
 	c.adopted = false
 	var found Found
 	if err = server.Exec(ctx, conn, cfg.Setup); err == nil {
-		found, err = c.identify(ctx)
+		found, err = c.identify(ctx, cfg.Ask)
 	}
 	if err == nil && cfg.Check != nil {
 		err = cfg.Check(found)

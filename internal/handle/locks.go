@@ -170,7 +170,7 @@ func (k *Handle) current(ctx context.Context) (*Locks, error) {
 // Suspect notes a failure after which the server may not be what it was: a failover
 // makes another one of it, and changes roles.
 func (k *Handle) Suspect(err error) {
-	if server.Refused(err) || server.Undecided(err) || errors.Is(err, server.ErrReadOnly) {
+	if server.Refused(err) || server.Undecided(err) || errors.Is(err, server.ErrReadOnly) || errors.Is(err, server.ErrStatementLog) {
 		k.doubt.Store(true)
 	}
 }
@@ -230,7 +230,7 @@ func (k *Handle) makePools(l *Locks) (err error) {
 		return err
 	}
 	if l.leasing, err = pool.New(pool.Config{
-		Connect: k.open.Lease.Connect, Check: k.found, Max: others, Idle: s.TTL / 2, Setup: lease.Setup(s.TTL), Budget: k.conns,
+		Connect: k.open.Lease.Connect, Check: k.leasable, Ask: server.StatementLog, Max: others, Idle: s.TTL / 2, Setup: lease.Setup(s.TTL), Budget: k.conns,
 	}); err != nil {
 		return err
 	}
@@ -248,6 +248,15 @@ func (k *Handle) found(f pool.Found) error {
 		return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("completion_type is %s, so that a COMMIT begins the next transaction or ends the connection; say completion_type=NO_CHAIN in the DSN", f.CompletionType))
 	}
 	return nil
+}
+
+// leasable is found for connections for leases. binlog_format may have been changed since the
+// server was asked, or the server is another one.
+func (k *Handle) leasable(f pool.Found) error {
+	if f.Asked == "1" && !k.Settings.Unsafe {
+		return server.ErrStatementLog
+	}
+	return k.found(f)
 }
 
 // ask asks what the server is. It is an error where nothing can be locked on it.

@@ -33,7 +33,7 @@ type Info struct {
 	Server            string        // which server, or cluster of servers with the same data, this is; "" where it does not say
 	Router            bool          // a MySQL Router is in between: a client's connection may be several to the server, one after the other
 	Node              string        // which server this is, also of a cluster; "" where it does not say
-	StatementLog      bool          // binlog_format of new connections is STATEMENT: replicas run statements again, and may decide otherwise
+	StatementLog      bool          // of new connections: replicas run statements again, and may decide otherwise
 	Topology          string        // "", also for a single primary, or of several servers that all take writes: Galera, MultiPrimary
 }
 
@@ -52,6 +52,18 @@ const (
 // one server and between nodes of a cluster.
 const Node = "CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir /*!80000 , @@server_uuid */)"
 
+// StatementLog is an SQL expression that is 1 if what the session changes is logged as statements.
+// MySQL's @@binlog_format is deprecated, so that one may not be there.
+const StatementLog = "@@log_bin AND" +
+	" /*!80000 (SELECT COUNT(*) FROM performance_schema.session_variables WHERE VARIABLE_NAME = 'binlog_format' AND VARIABLE_VALUE = 'STATEMENT') */" +
+	" /*M!100000 @@binlog_format = 'STATEMENT' */"
+
+// ErrStatementLog is the error if a lease is asked for where StatementLog is 1. The statement
+// that takes a lease takes the wake-up lock in the same breath, and grants nothing where somebody
+// else has it. On a replica that runs the statement again the named locks are other ones.
+var ErrStatementLog = lockerr.With(lockerr.ErrUnsafe, errors.New("binlog_format is STATEMENT, with which the tokens of leases go back when a replica is promoted;"+
+	" set ROW or MIXED, or use lockUnsafe=allow where no replica ever is"))
+
 // Probe asks the server on conn in one or two statements that need no privilege.
 func Probe(ctx context.Context, conn driver.Conn) (Info, error) {
 	// One text for both: each server skips the other's versioned comment.
@@ -66,10 +78,7 @@ func Probe(ctx context.Context, conn driver.Conn) (Info, error) {
 		" IF(@@wsrep_on, (SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME = 'WSREP_CLUSTER_STATE_UUID'),"+
 		" CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir)), 0,"+
 		" LEAST(@@global.wait_timeout, IFNULL(NULLIF(@@idle_transaction_timeout, 0), @@global.wait_timeout),"+
-		" IFNULL(NULLIF(@@idle_readonly_transaction_timeout, 0), @@global.wait_timeout), IFNULL(NULLIF(@@idle_write_transaction_timeout, 0), @@global.wait_timeout)) */, "+Node+", @@log_bin AND"+
-		// Not @@binlog_format on MySQL, where it is deprecated.
-		" /*!80000 (SELECT COUNT(*) FROM performance_schema.session_variables WHERE VARIABLE_NAME = 'binlog_format' AND VARIABLE_VALUE = 'STATEMENT') */"+
-		" /*M!100000 @@binlog_format = 'STATEMENT' */")
+		" IFNULL(NULLIF(@@idle_readonly_transaction_timeout, 0), @@global.wait_timeout), IFNULL(NULLIF(@@idle_write_transaction_timeout, 0), @@global.wait_timeout)) */, "+Node+", "+StatementLog)
 	if err != nil {
 		return Info{}, fmt.Errorf("reading the server's settings: %w", err)
 	}
