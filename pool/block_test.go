@@ -1,9 +1,13 @@
 package pool_test
 
 import (
+	"context"
 	"database/sql/driver"
+	"errors"
 	"fmt"
 	"testing"
+
+	"github.com/go-sql-driver/mysql"
 
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/pool"
@@ -36,6 +40,39 @@ func TestBlock(t *testing.T) {
 		}
 		if _, err := c.QueryBlock(t.Context(), pool.Block{Text: "SELECT nothing"}); err == nil {
 			t.Error("no error for what has no values and fails")
+		}
+	})
+}
+
+// unpreparing prepares nothing.
+type unpreparing struct {
+	driver.Conn
+	number uint16
+}
+
+func (c unpreparing) PrepareContext(context.Context, string) (driver.Stmt, error) {
+	return nil, &mysql.MySQLError{Number: c.number}
+}
+
+func (c unpreparing) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
+	return c.Conn.(driver.QueryerContext).QueryContext(ctx, text, args)
+}
+
+// TestUnpreparedBlock: what cannot be prepared runs as text, unless the transaction in which it was
+// to run may be over.
+func TestUnpreparedBlock(t *testing.T) {
+	dbtest.OnServers(t, func(d *dbtest.Database) *dbtest.Database { return d }, func(t *testing.T, d *dbtest.Database) {
+		for number, runs := range map[uint16]bool{1295: true, 1461: true, 1064: true, 1213: false, 1205: false, 1317: false} {
+			c := pool.Adopt(unpreparing{d.Connect(), number})
+			var failed error
+			for range 20 {
+				if _, err := c.QueryBlock(t.Context(), pool.Block{Text: "SELECT ?", Values: []driver.Value{int64(1)}}); err != nil {
+					failed = errors.Join(failed, err)
+				}
+			}
+			if runs != (failed == nil) {
+				t.Errorf("%d: %v", number, failed)
+			}
 		}
 	})
 }
