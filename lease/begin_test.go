@@ -351,7 +351,7 @@ func TestKilledRelease(t *testing.T) {
 				return strings.Replace(text, "DO RELEASE_LOCK", signal+" DO RELEASE_LOCK", 1)
 			}}, true, false},
 			"at the check": {dbtest.Disturbed{Text: func(text string) string {
-				return strings.Replace(text, "IF @mysqllock_held", signal+" IF @mysqllock_held", 1)
+				return strings.Replace(text, "IF ROW_COUNT()", signal+" IF ROW_COUNT()", 1)
 			}}, false, false},
 			"at COMMIT": {dbtest.Disturbed{Text: func(text string) string {
 				return strings.Replace(text, "COMMIT;", signal+" COMMIT;", 1)

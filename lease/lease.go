@@ -59,6 +59,17 @@
 // to come again. In a cluster, whose nodes may refuse a transaction, and behind MySQL Router
 // each request and each release is sent alone.
 //
+// # Why a lease is two commits
+//
+// The grant is committed before its holder goes on, or a server that is restarted would grant the
+// same token again. The release could be spared its commit only if somebody else took a key whose
+// row says that it is held: because a named lock of the holder is free, for instance, with the row
+// to be written later. But a connection that breaks frees its named locks, too, while the lease
+// goes on, so there would be two holders. And a release that is written later is forgotten with the
+// process that was to write it: the key would stay taken for its TTL after a Release without an
+// error. Within a transaction the release goes with the COMMIT of that; otherwise those of several
+// goroutines share one.
+//
 // # How a lease is kept
 //
 // One goroutine renews all leases. Leases that are due at about the same time are renewed
