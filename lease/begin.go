@@ -112,16 +112,11 @@ func (h *lockConn) askBegin(ctx context.Context, block pool.Block) (answer, erro
 
 // beginBlock takes the lease if it is free, and then begins the caller's transaction.
 func (a *attempt) beginBlock(opts driver.TxOptions) pool.Block {
-	text, turn, poller := a.texts.begin, int64(0), nobody
+	text := a.texts.begin
 	if opts != (driver.TxOptions{}) {
 		text = a.beginText(opts)
 	}
-	if a.r.Wait > 0 {
-		turn = 1
-	}
-	if a.polite() {
-		poller = lockname.OfLeasePoller(a.namespace, a.r.Key)
-	}
+	turn, poller := a.precedence(a.r.Key, a.r.Wait > 0, a.polite())
 	return a.block(text, schema.Hex(a.r.Key), a.ttl.Microseconds(), lockname.OfWakeUp(a.namespace, a.r.Key), turn, poller)
 }
 
@@ -214,8 +209,8 @@ func (s *Lease) giveBlock(bound time.Duration, mark string) pool.Block {
 
 // giveText is the text of giveBlock. See [schema.Table.GiveProcedure]. MariaDB bounds the wait
 // of an UPDATE, so that one statement checks and releases; it counts a row with and without the
-// DSN's clientFoundRows. SYSDATE is the time after that wait. A replica, which waits for nobody, is
-// told what has changed, as leases are refused where it is told the statement.
+// DSN's clientFoundRows. SYSDATE is the time after that wait; on a replica that runs the statement
+// again it would be another time, but with such a log there are no leases.
 func (l *Locker) giveText() string {
 	if !l.info.MariaDB {
 		return fmt.Sprintf("CALL %s(%s, %s, ?, %s, ?, ?) /* fence, release and COMMIT */",

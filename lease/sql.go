@@ -102,18 +102,25 @@ const nobody = "nobody"
 // has the wake-up lock, and so goes first; and where polite is set, if a poller has announced
 // itself. See answer for what it tells.
 func (l *Locker) takeBlock(key string, ttl time.Duration, inTurn, nowait, polite bool) pool.Block {
-	text, turn, poller := l.texts.take, int64(0), nobody
+	text := l.texts.take
 	if nowait {
 		text = l.texts.takeNow
 	}
+	turn, poller := l.precedence(key, inTurn, polite)
+	wake := lockname.OfWakeUp(l.namespace, key)
+	return l.block(text, schema.Hex(key), poller, wake, wake, turn, ttl.Microseconds())
+}
+
+// precedence are the values of a statement that takes the lease on key: whether it leaves the
+// lease to whoever has the wake-up lock, and the name of the poller that it leaves it to.
+func (l *Locker) precedence(key string, inTurn, polite bool) (turn int64, poller string) {
 	if inTurn {
 		turn = 1
 	}
 	if polite {
-		poller = lockname.OfLeasePoller(l.namespace, key)
+		return turn, lockname.OfLeasePoller(l.namespace, key)
 	}
-	wake := lockname.OfWakeUp(l.namespace, key)
-	return l.block(text, schema.Hex(key), poller, wake, wake, turn, ttl.Microseconds())
+	return turn, nobody
 }
 
 // takeText is the text of takeBlock. The insert always meets the row that it has read, and is
