@@ -12,6 +12,8 @@ import (
 // around what the engine makes of each call.
 type conn struct {
 	of     *unit.Conn
+	k      *connector
+	direct bool   // there is no wrapper of drivers above it
 	closed func() // is told when it is closed; nil is nobody
 }
 
@@ -75,10 +77,16 @@ func (c *conn) shaped(base driver.Conn) driver.Conn {
 func (c *conn) Unwrap() driver.Conn { return c.of.Base() }
 
 func (e execer) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
+	if e.c.probed(ctx) {
+		return driver.ResultNoRows, nil
+	}
 	return e.c.of.Exec(ctx, text, args)
 }
 
 func (q queryer) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
+	if q.c.probed(ctx) {
+		return noRows{}, nil
+	}
 	return q.c.of.Query(ctx, text, args)
 }
 
@@ -99,6 +107,9 @@ func (c *conn) Begin() (driver.Tx, error) {
 
 // BeginTx begins a transaction; with a hint, under its lock.
 func (c *conn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
+	if c.probed(ctx) {
+		return noTx{}, nil
+	}
 	tx, err := c.of.Begin(ctx, opts)
 	if err != nil {
 		return nil, err
@@ -114,6 +125,9 @@ func (c *conn) Prepare(text string) (driver.Stmt, error) {
 // PrepareContext prepares a statement. Preparing takes no lock; running it
 // does, by the context that it runs with.
 func (c *conn) PrepareContext(ctx context.Context, text string) (driver.Stmt, error) {
+	if c.probed(ctx) {
+		return nil, errProbed
+	}
 	prepared, err := c.of.Prepare(ctx, text)
 	if err != nil {
 		return nil, err

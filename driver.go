@@ -16,6 +16,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/mysqllock/mysqllock/internal/handle"
+	"github.com/mysqllock/mysqllock/internal/statement"
 	"github.com/mysqllock/mysqllock/internal/unit"
 	"github.com/mysqllock/mysqllock/pool"
 )
@@ -153,23 +154,29 @@ func newConnector(how handle.Connectors, s handle.Settings, all ...driver.Connec
 }
 
 // Connect opens one of database/sql's connections.
-func (k *connector) Connect(ctx context.Context) (driver.Conn, error) { return k.connect(ctx, nil) }
+func (k *connector) Connect(ctx context.Context) (driver.Conn, error) {
+	return k.connect(ctx, statement.Direct(), nil)
+}
 
-// connect is Connect with somebody to be told when the connection is closed, or nil.
-func (k *connector) connect(ctx context.Context, closed func()) (driver.Conn, error) {
+// connect is Connect. direct: database/sql itself has the connection, not a wrapper of
+// drivers. closed is told when the connection is closed; nil is nobody.
+func (k *connector) connect(ctx context.Context, direct bool, closed func()) (driver.Conn, error) {
+	c := &conn{k: k, direct: direct, closed: closed}
+	told := direct || closed == nil && k.Told.Load() // different wrappers may use the connector of a DSN
 	if k.light {
-		of := unit.NewLight(k.Handle)
-		sample, err := of.Sample(ctx)
+		c.of = unit.NewLight(k.Handle, told)
+		sample, err := c.of.Sample(ctx)
 		if err != nil {
 			return nil, err
 		}
-		return (&conn{of, closed}).shaped(sample), nil
+		return c.shaped(sample), nil
 	}
 	base, err := k.base.Connect(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return (&conn{unit.NewConn(k.Handle, base), closed}).shaped(base), nil
+	c.of = unit.NewConn(k.Handle, base, told)
+	return c.shaped(base), nil
 }
 
 // Driver returns a *Driver that leads back to this connector.
@@ -205,10 +212,10 @@ type PoolStats struct {
 	Control  pool.Stats // connections for making rows and killing waiters
 }
 
-// Stats returns the counts of db. It fails where db was not opened with this
-// driver.
+// Stats returns the counts of db. It fails if db was not opened with this driver. See [Do]
+// for wrappers of drivers.
 func Stats(db *sql.DB) (PoolStats, error) {
-	k, err := connectorOf(db)
+	k, err := connectorOf(context.Background(), db)
 	if err != nil {
 		return PoolStats{}, err
 	}
@@ -217,15 +224,4 @@ func Stats(db *sql.DB) (PoolStats, error) {
 		Stats: s.Sessions, Waiters: s.Waiters, MaxConns: k.Settings.MaxConns,
 		App: s.App, Leases: s.Leases, Advisory: s.Advisory, Control: s.Control,
 	}, nil
-}
-
-func connectorOf(db *sql.DB) (*connector, error) {
-	d, ok := db.Driver().(*Driver)
-	if !ok || d.c == nil {
-		return nil, fmt.Errorf("mysqllock: the database was opened with driver %T, not with \"mysqllock\"", db.Driver())
-	}
-	if d.c.WatchesPool() {
-		d.c.SeePool(db.Stats())
-	}
-	return d.c, nil
 }

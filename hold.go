@@ -55,7 +55,7 @@ type Hold struct {
 // The errors are those of a statement with a hint; after any of them nothing is
 // locked.
 func Acquire(ctx context.Context, db *sql.DB, key string, opts ...lockctx.Option) (*Hold, error) {
-	k, err := connectorOf(db)
+	k, err := connectorOf(ctx, db)
 	if err != nil {
 		return nil, err
 	}
@@ -155,7 +155,7 @@ func Slot(ctx context.Context) (slot int, ok bool) {
 //
 // For the rest Do is [Acquire].
 func Do(ctx context.Context, db *sql.DB, key string, fn func(context.Context) error, opts ...lockctx.Option) error {
-	k, err := connectorOf(db)
+	k, err := connectorOf(ctx, db)
 	if err != nil {
 		return err
 	}

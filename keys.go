@@ -17,7 +17,7 @@ import (
 // own; those that the Hold tells are of one of them. Where they matter, acquire one key
 // inside the hold of the other, in the same order everywhere.
 func AcquireKeys(ctx context.Context, db *sql.DB, keys []string, opts ...lockctx.Option) (*Hold, error) {
-	k, err := connectorOf(db)
+	k, err := connectorOf(ctx, db)
 	if err != nil {
 		return nil, err
 	}
@@ -30,7 +30,7 @@ func AcquireKeys(ctx context.Context, db *sql.DB, keys []string, opts ...lockctx
 // DoKeys is [Do] for several keys, which are taken as by [AcquireKeys]: to move stock from
 // one product to another, for instance.
 func DoKeys(ctx context.Context, db *sql.DB, keys []string, fn func(context.Context) error, opts ...lockctx.Option) error {
-	k, err := connectorOf(db)
+	k, err := connectorOf(ctx, db)
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,6 @@ import (
 // Open opens one connection. database/sql uses OpenConnector instead, unless a driver
 // around this one has nothing but Open. Connections of one DSN belong to one handle, as
 // it were, which is closed about a second after the last of them, once it holds nothing.
-// [Do], [Acquire] and [Stats] do not know such a handle.
 func (d *Driver) Open(dsn string) (driver.Conn, error) { return opened.connect(d, dsn) }
 
 // opened has the connectors of connections that are opened one by one, by a driver
@@ -48,7 +47,7 @@ func (o *opens) connect(d *Driver, dsn string) (driver.Conn, error) {
 	of.conns++
 	o.mu.Unlock()
 	left := sync.OnceFunc(func() { o.left(dsn, of) })
-	c, err := of.k.connect(context.Background(), left)
+	c, err := of.k.connect(context.Background(), false, left)
 	if err != nil {
 		left()
 		return nil, err

@@ -55,6 +55,7 @@ const (
 type As struct {
 	Holds    bool          // it holds a lock: it goes first
 	Blocks   bool          // it may wait in the server for a lock, until [Conn.Unblocked]; ignored if it holds one
+	Prefer   *Conn         // is taken if it is idle and no caller queues; nil is none
 	Patience time.Duration // how long it queues while nobody before it is served, and at least waits for one to be opened; 0 is for ever
 }
 

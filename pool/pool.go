@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -188,7 +189,7 @@ func (p *Pool) AcquireAs(ctx context.Context, as As) (*Conn, error) {
 		return nil, err
 	}
 	r := as.rank()
-	c, err := p.atOnce(r), error(nil)
+	c, err := p.atOnce(r, as.Prefer), error(nil)
 	if c == nil {
 		c, err = p.ask(ctx, r, as.Patience)
 	}
@@ -212,8 +213,9 @@ func (p *Pool) AcquireAs(ctx context.Context, as As) (*Conn, error) {
 	return c, nil
 }
 
-// atOnce returns an idle connection, if nobody queues; nil otherwise.
-func (p *Pool) atOnce(r rank) *Conn {
+// atOnce returns an idle connection, preferred if that is one, if nobody queues; nil
+// otherwise.
+func (p *Pool) atOnce(r rank, preferred *Conn) *Conn {
 	b := p.budget
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -224,6 +226,10 @@ func (p *Pool) atOnce(r rank) *Conn {
 		b.blocked++
 	}
 	p.acquired++
+	if at := slices.Index(p.idle, preferred); at >= 0 {
+		p.idle = slices.Delete(p.idle, at, at+1)
+		return preferred
+	}
 	return p.lastIdle()
 }
 

@@ -65,6 +65,9 @@ type Handle struct {
 	apps   *pool.Pool                  // connections for statements of the application
 	sample atomic.Pointer[driver.Conn] // see Sample
 
+	// Told: the handle was opened with a wrapper of drivers that passes driver.Validator on.
+	Told atomic.Bool
+
 	sampling chan struct{} // holds a token while somebody looks for the sample
 
 	ctx  context.Context // ends when the handle is closed

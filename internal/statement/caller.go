@@ -34,6 +34,14 @@ func over(prefixes ...string) bool {
 	}
 }
 
+// Direct reports whether database/sql itself calls the function of the driver that calls
+// Direct, with no wrapper of drivers between.
+func Direct() bool {
+	var pcs [1]uintptr
+	f, _ := runtime.CallersFrames(pcs[:runtime.Callers(3, pcs[:])]).Next()
+	return strings.HasPrefix(f.Function, "database/sql.")
+}
+
 // ForConn reports whether the statement came over a sql.Conn. It is for the
 // goroutine that runs it.
 func (s *Statement) ForConn() bool { return s.OfConn || ForConn() }

@@ -29,9 +29,14 @@ func (c *Conn) Valid() bool {
 	if c.k.Bounded() && !c.shareable() && statement.InRaw() {
 		return !c.bad.Load() && c.link.Valid()
 	}
+	if !c.told {
+		c.told = true
+		c.k.Told.Store(true)
+	}
 	c.endPinned()
 	if c.k.Bounded() {
 		c.release()
+		c.last = nil
 		return true
 	}
 	return !c.bad.Load() && c.link.Valid()
@@ -53,7 +58,9 @@ func (c *Conn) Close() error {
 	if c.k.Bounded() {
 		if c.link != nil { // database/sql does not put it back: it has turned out to be broken
 			c.discard()
-			c.k.Apps().Flush()
+			if c.told {
+				c.k.Apps().Flush()
+			}
 		}
 		return nil
 	}

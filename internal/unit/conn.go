@@ -26,19 +26,25 @@ type Conn struct {
 	pinned  *unit  // lives here because a sql.Conn has read; it may have ended since
 	lastIn  *unit  // in which the statement before has run that came over the connection, elsewhere; nil if it ran here
 	skipped string // the statement that was just asked for, and will be prepared
-	unused  bool   // it has a real connection that was only looked at: see Sample
+
+	// What follows is for a connection beneath a wrapper of drivers: see [Conn.leave].
+	told    bool       // database/sql calls Valid when it puts the connection back
+	lent    bool       // Base has shown the real connection to the user of a sql.Conn
+	reading bool       // rows are being read
+	last    *pool.Conn // where the statement before has run, as far as c has not had it since; nil if it ran here
 }
 
-// NewConn returns base as a connection of the handle k.
-func NewConn(k *handle.Handle, base driver.Conn) *Conn {
+// NewConn returns base as a connection of the handle k. told: database/sql calls Valid when
+// it puts the connection back, since there is no wrapper of drivers that may hide it.
+func NewConn(k *handle.Handle, base driver.Conn, told bool) *Conn {
 	k.Crowd.Opened()
-	return &Conn{k: k, site: &site{link: pool.Adopt(base), texts: texts{state: sqltext.Idle}}}
+	return &Conn{k: k, told: told, site: &site{link: pool.Adopt(base), texts: texts{state: sqltext.Idle}}}
 }
 
 // NewLight returns a connection that has a real one only while it needs it. The handle
-// has a budget.
-func NewLight(k *handle.Handle) *Conn {
-	c := &Conn{k: k}
+// has a budget. told is as in NewConn.
+func NewLight(k *handle.Handle, told bool) *Conn {
+	c := &Conn{k: k, told: told}
 	c.vacate()
 	return c
 }
@@ -75,11 +81,10 @@ func (c *Conn) vacate() {
 
 // need has c have a real connection.
 func (c *Conn) need(ctx context.Context) error {
-	c.unused = false
 	if c.link != nil {
 		return nil
 	}
-	link, err := c.k.Apps().Acquire(ctx)
+	link, err := c.k.Apps().AcquireAs(ctx, pool.As{Prefer: c.last})
 	if err == nil {
 		c.move(link)
 	}
@@ -93,6 +98,10 @@ func (c *Conn) move(link *pool.Conn) {
 		c.site = &site{link: link, texts: texts{state: sqltext.Idle}}
 		link.State = c.site
 	}
+	if c.last == link && c.user == c {
+		c.last = nil
+	}
+	c.user = c
 }
 
 // needClean is need for a statement or a transaction under the lock of h. Nothing that
@@ -100,7 +109,7 @@ func (c *Conn) move(link *pool.Conn) {
 // one taken. The wait for one ends after about wait. blocks: the caller may wait in the
 // server on it.
 func (c *Conn) needClean(ctx context.Context, s *scope, h *hint.Hint, wait time.Duration, blocks bool) error {
-	for c.unused = false; c.link == nil; {
+	for c.link == nil {
 		by := s.caller(true)
 		by.Holds, by.Blocks = s.holds(h), blocks
 		link, err := c.k.App(ctx, by, wait)
@@ -114,13 +123,6 @@ func (c *Conn) needClean(ctx context.Context, s *scope, h *hint.Hint, wait time.
 	return nil
 }
 
-// releaseUnused is release before a wait, for a connection that was only looked at.
-func (c *Conn) releaseUnused() {
-	if c.unused {
-		c.release()
-	}
-}
-
 // release gives the real connection back, if c has one, to be used by others or closed.
 func (c *Conn) release() {
 	s := c.site
@@ -128,7 +130,7 @@ func (c *Conn) release() {
 		return
 	}
 	c.vacate()
-	c.lastIn, c.skipped, c.unused = nil, "", false
+	c.lastIn, c.skipped, c.lent = nil, "", false
 	_ = s.link.AwaitTurn(context.Background()) // a ping may be under way
 	s.stmts.closeOwn()
 	if s.bad.Load() {
@@ -149,7 +151,7 @@ func (c *Conn) discard() {
 // Base returns the base driver's connection. With a budget it has c have one, until it is
 // put back; nil if there is none to be had.
 func (c *Conn) Base() driver.Conn {
-	if c.unused = false; c.link != nil {
+	if c.lent = !c.told; c.link != nil {
 		return c.link.Conn
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), max(c.k.Settings.Wait, time.Second))
@@ -171,13 +173,17 @@ func (c *Conn) Sample(ctx context.Context) (driver.Conn, error) {
 		if err := c.need(ctx); err != nil {
 			return nil, err
 		}
-		c.unused = true
+		defer c.release()
 		return c.link.Conn, nil
 	})
 }
 
 // Ping pings the base connection.
-func (c *Conn) Ping(ctx context.Context) error {
+func (c *Conn) Ping(ctx context.Context) (err error) {
+	if err := c.enter(); err != nil {
+		return err
+	}
+	defer func() { c.leave(err) }()
 	if err := c.need(ctx); err != nil {
 		return err
 	}

@@ -13,7 +13,13 @@ import (
 )
 
 // Exec runs a statement, or returns driver.ErrSkip if the base driver has to prepare it.
-func (c *Conn) Exec(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
+func (c *Conn) Exec(ctx context.Context, text string, args []driver.NamedValue) (res driver.Result, err error) {
+	if !c.told {
+		if err := c.enter(); err != nil {
+			return nil, err
+		}
+		defer func() { c.leave(err) }()
+	}
 	if c.direct(ctx) {
 		info, err := c.look(ctx, text)
 		if err != nil {
@@ -23,12 +29,18 @@ func (c *Conn) Exec(ctx context.Context, text string, args []driver.NamedValue) 
 		c.ran(text, info, false, err)
 		return res, err
 	}
-	_, res, err := c.run(ctx, &statement.Statement{Text: text, Args: args})
+	_, res, err = c.run(ctx, &statement.Statement{Text: text, Args: args})
 	return res, err
 }
 
 // Query is Exec for a query.
-func (c *Conn) Query(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
+func (c *Conn) Query(ctx context.Context, text string, args []driver.NamedValue) (r driver.Rows, err error) {
+	if !c.told {
+		if err := c.enter(); err != nil {
+			return nil, err
+		}
+		defer func() { r, err = c.leaveAfter(r, err) }()
+	}
 	if c.direct(ctx) {
 		info, err := c.look(ctx, text)
 		if err != nil {
@@ -38,7 +50,7 @@ func (c *Conn) Query(ctx context.Context, text string, args []driver.NamedValue)
 		c.ran(text, info, true, err)
 		return r, err
 	}
-	r, _, err := c.run(ctx, &statement.Statement{Text: text, Args: args, Query: true})
+	r, _, err = c.run(ctx, &statement.Statement{Text: text, Args: args, Query: true})
 	return r, err
 }
 
@@ -52,7 +64,6 @@ func (c *Conn) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	if c.tx != nil && c.tx.u == nil && c.tx.failed != nil {
 		return nil, nil, c.tx.failed
 	}
-	c.releaseUnused()
 	st.Info = sqltext.Look(st.Text)
 	if hinted {
 		st.Holds = h.Holds

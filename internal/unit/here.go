@@ -16,6 +16,9 @@ func (c *Conn) look(ctx context.Context, text string) (info sqltext.Info, err er
 	if err := c.need(ctx); err != nil {
 		return info, err
 	}
+	if err := c.remembers(text); err != nil {
+		return info, err
+	}
 	if sqltext.Quiet(text) && (c.tx == nil || c.tx.read && c.tx.under == nil) {
 		if text[0]|0x20 == 's' { // SELECT
 			info.Changes = sqltext.ChangesNothing
@@ -85,7 +88,7 @@ func (c *Conn) ran(text string, info sqltext.Info, query bool, err error) {
 	if c.tx != nil {
 		c.tx.changed = c.tx.changed || info.Changes != sqltext.ChangesNothing
 	}
-	c.lastIn = nil
+	c.last, c.lastIn = nil, nil
 	c.left.Note(text, info, query, err)
 	c.stmts.note(info)
 }

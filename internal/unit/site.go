@@ -16,7 +16,7 @@ import (
 //
 // With a budget (maxConns) a Conn has one only while it needs it: from the first call
 // that does until database/sql puts the Conn back, at the end of a statement and its rows,
-// of a sql.Tx or of a sql.Conn. Then the site goes into the handle's pool, and with it
+// of a sql.Tx or of a sql.Conn. (See [Conn.leave] for where database/sql does not say so.) Then the site goes into the handle's pool, and with it
 // all that is known of the connection. Meanwhile the Conn has an empty site: that of a
 // connection on which nothing has happened.
 type site struct {
@@ -26,6 +26,7 @@ type site struct {
 	left    sqltext.Left // what statements have left here
 	bad     atomic.Bool  // must not be used again
 	stmts   statements
+	user    *Conn // has the connection, or had it last
 }
 
 // pristine reports whether the connection is like a new one.

@@ -119,11 +119,10 @@ func (c *Conn) stay(u *unit, h *hint.Hint, st *statement.Statement, op string) e
 // asks returns why a statement of a sql.Conn must not run in to, or here where to is
 // nil: it asks for what the statement before it has left, which ran elsewhere.
 func (c *Conn) asks(st *statement.Statement, to *unit) error {
-	if c.lastIn == to || !st.Recalls() || !st.ForConn() {
+	if c.lastIn == to && (to != nil || c.last == nil) || !st.Recalls() || !st.ForConn() {
 		return nil
 	}
-	return lockerr.With(lockerr.ErrUnsafe, errors.New("the statement asks for something of its connection (LAST_INSERT_ID and the like), and the one before it ran on another; "+
-		"run all statements of the lock context over the same sql.Conn"))
+	return c.elsewhere()
 }
 
 // beginPinned begins a transaction on a sql.Conn on which a unit of work lives: it is
@@ -145,9 +144,11 @@ func (c *Conn) beginPinned(ctx context.Context, u *unit, t *inner, opts driver.T
 }
 
 // open opens the unit of work of a query that only reads: on the sql.Conn that it
-// came over, else on a session, which has nothing of what there is on this one.
+// came over, else on a session, which has nothing of what there is on this one. A light
+// connection that is not told of the end of its sql.Conn leaves the unit to a session,
+// unless it keeps a real connection in any case.
 func (c *Conn) open(ctx, end context.Context, s *scope, h *hint.Hint, st *statement.Statement) (*unit, error) {
-	if st.ForConn() {
+	if st.ForConn() && (c.told || !c.k.Bounded() || c.link != nil) {
 		return c.openHere(ctx, end, s, h)
 	}
 	if left := c.carries(st); left != "" {

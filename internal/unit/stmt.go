@@ -14,7 +14,11 @@ import (
 
 // Prepare prepares a statement. Preparing takes no lock; running it
 // does, by the context that it runs with.
-func (c *Conn) Prepare(ctx context.Context, text string) (*Stmt, error) {
+func (c *Conn) Prepare(ctx context.Context, text string) (prepared *Stmt, err error) {
+	if err := c.enter(); err != nil {
+		return nil, err
+	}
+	defer func() { c.leave(err) }()
 	if h, hinted := hint.From(ctx); hinted && h.Err != nil {
 		return nil, &lockerr.Error{Op: "prepare", Err: h.Err}
 	}
@@ -125,7 +129,8 @@ func (s *Stmt) here(ctx context.Context) (base driver.Stmt, err error) {
 func (s *Stmt) Base() driver.Stmt { return s.base }
 
 // Close closes the statement, after the rows that are being read under it.
-func (s *Stmt) Close() error {
+func (s *Stmt) Close() (err error) {
+	defer func() { s.c.leave(err) }()
 	if s.base == nil || s.kept {
 		return nil
 	}
@@ -155,7 +160,11 @@ func (s *Stmt) NumInput() int {
 }
 
 // Exec runs the statement.
-func (s *Stmt) Exec(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {
+func (s *Stmt) Exec(ctx context.Context, args []driver.NamedValue) (res driver.Result, err error) {
+	if err := s.c.enter(); err != nil {
+		return nil, err
+	}
+	defer func() { s.c.leave(err) }()
 	if s.base != nil && s.c.direct(ctx) {
 		base, info, err := s.direct(ctx)
 		if err != nil {
@@ -165,12 +174,16 @@ func (s *Stmt) Exec(ctx context.Context, args []driver.NamedValue) (driver.Resul
 		s.c.ran(s.text, info, false, err)
 		return res, err
 	}
-	_, res, err := s.run(ctx, args, false)
+	_, res, err = s.run(ctx, args, false)
 	return res, err
 }
 
 // Query is Exec for a query.
-func (s *Stmt) Query(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
+func (s *Stmt) Query(ctx context.Context, args []driver.NamedValue) (r driver.Rows, err error) {
+	if err := s.c.enter(); err != nil {
+		return nil, err
+	}
+	defer func() { r, err = s.c.leaveAfter(r, err) }()
 	if s.base != nil && s.c.direct(ctx) {
 		base, info, err := s.direct(ctx)
 		if err != nil {
@@ -180,7 +193,7 @@ func (s *Stmt) Query(ctx context.Context, args []driver.NamedValue) (driver.Rows
 		s.c.ran(s.text, info, true, err)
 		return r, err
 	}
-	r, _, err := s.run(ctx, args, true)
+	r, _, err = s.run(ctx, args, true)
 	return r, err
 }
 

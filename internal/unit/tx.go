@@ -17,7 +17,11 @@ import (
 )
 
 // Begin begins a transaction; with a hint, under its lock.
-func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (*Tx, error) {
+func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (tx *Tx, err error) {
+	if err := c.enter(); err != nil {
+		return nil, err
+	}
+	defer func() { c.leave(err) }()
 	t := &Tx{inner: inner{opts: opts}, c: c, ctx: ctx}
 	if c.tx == nil {
 		if u, err := c.openPinned(ctx); err != nil {
@@ -69,7 +73,6 @@ func (c *Conn) beginLocked(ctx context.Context, t *Tx, opts driver.TxOptions) er
 	if c.tx != nil {
 		return c.tx.beginInside(ctx, h, &t.inner, opts)
 	}
-	c.releaseUnused()
 	s := scopeOf(c.k, h.Scope)
 	if err := s.take(ctx); err != nil {
 		return err
@@ -146,12 +149,16 @@ type Tx struct {
 }
 
 // Commit commits. In a unit of work the outermost Commit gives the lock back.
-func (t *Tx) Commit() error { return t.end(true) }
+func (t *Tx) Commit() (err error) {
+	defer func() { t.c.leave(err) }()
+	return t.end(true)
+}
 
 // Rollback rolls back. In a unit of work the outermost Rollback gives the lock
 // back. What was lost is rolled back already.
-func (t *Tx) Rollback() error {
-	err := t.end(false)
+func (t *Tx) Rollback() (err error) {
+	defer func() { t.c.leave(err) }()
+	err = t.end(false)
 	if errors.Is(err, lockerr.ErrLost) {
 		err = nil
 	}

@@ -1,0 +1,113 @@
+package unit
+
+import (
+	"database/sql/driver"
+	"errors"
+
+	"github.com/mysqllock/mysqllock/internal/sqltext"
+	"github.com/mysqllock/mysqllock/internal/statement"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// database/sql tells a connection by Valid and Reset that a use of it is over. A wrapper of
+// drivers above this one may hide both. So a connection beneath a wrapper finds out by
+// itself, until Valid is called for the first time.
+
+// enter begins each call of database/sql. It does what Valid and Reset would have done
+// before: a new user must not meet the unit of work of a sql.Conn that was closed, nor a
+// connection that must not be used again.
+func (c *Conn) enter() error {
+	if c.told || c.tx != nil {
+		return nil
+	}
+	if (c.pinned != nil || c.lent) && !statement.ForConn() {
+		c.endPinned()
+		c.lent = false
+	}
+	if c.pinned == nil && c.bad.Load() {
+		return driver.ErrBadConn // database/sql closes it, and takes another one
+	}
+	return nil
+}
+
+// leave ends each call of database/sql, which has returned err. If the use of a light
+// connection is over with it, the real one is given back: after a statement and its rows, or
+// a transaction. A sql.Conn keeps it for as long as something would be missed on another
+// one. If nobody says when it is closed, that ends with the next use of c.
+func (c *Conn) leave(err error) {
+	if c.told || c.link == nil || !c.k.Bounded() {
+		return
+	}
+	if u := c.pinned; u != nil && u.hasEnded() {
+		c.pinned = nil
+	}
+	switch {
+	case errors.Is(err, driver.ErrBadConn):
+		c.discard()
+		c.k.Apps().Flush()
+	case c.tx != nil || c.pinned != nil || c.reading || c.lent || c.skipped != "" || len(c.stmts.own) > 0:
+	case c.pristine() && !c.bad.Load():
+		link := c.link
+		c.release()
+		c.last = link
+	case !statement.ForConn():
+		c.release()
+		c.last = nil
+	}
+}
+
+// hasEnded reports whether the unit has ended, unless somebody else has its turn.
+func (u *unit) hasEnded() bool {
+	select {
+	case u.scope.turn <- struct{}{}:
+		defer u.scope.give()
+		return u.state == ended
+	default:
+		return false
+	}
+}
+
+// leaveAfter is leave for a query: its use is over when its rows are.
+func (c *Conn) leaveAfter(r driver.Rows, err error) (driver.Rows, error) {
+	if c.told || err != nil || c.link == nil || !c.k.Bounded() || c.tx != nil || c.pinned != nil {
+		c.leave(err)
+		return r, err
+	}
+	ahead, err := statement.ReadAhead(r, 1)
+	if err != nil {
+		c.leave(err)
+		return nil, err
+	}
+	if c.reading = ahead.Streaming(); c.reading {
+		ahead.Done = func(err error) {
+			c.reading = false
+			c.leave(err)
+		}
+	}
+	c.leave(nil)
+	return ahead, nil
+}
+
+// remembers returns why a statement of a sql.Conn must not run where c is now, if so: it asks
+// for what the statement before it has left, which ran elsewhere.
+func (c *Conn) remembers(text string) error {
+	if c.last == nil && c.lastIn == nil {
+		return nil
+	}
+	st := statement.Statement{Text: text, Info: sqltext.Look(text)}
+	if !st.Recalls() || !statement.ForConn() {
+		return nil
+	}
+	return &lockerr.Error{Op: "statement", Err: c.elsewhere()}
+}
+
+// elsewhere is the error of a statement of a sql.Conn that asks for what the one before it has
+// left on another connection.
+func (c *Conn) elsewhere() error {
+	if c.last == nil {
+		return lockerr.With(lockerr.ErrUnsafe, errors.New("the statement asks for something of its connection (LAST_INSERT_ID and the like), and the one before it ran on another; "+
+			"run all statements of the lock context over the same sql.Conn"))
+	}
+	return lockerr.With(lockerr.ErrUnsafe, errors.New("the statement asks for something of its connection (LAST_INSERT_ID and the like), and the one before it ran on another: "+
+		"a wrapper of drivers hides driver.Validator, so that with maxConns each statement gives its connection back; run both in a sql.Tx, or use a wrapper that passes driver.Validator on"))
+}
