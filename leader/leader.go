@@ -194,7 +194,7 @@ func lost(ctx, inside context.Context, err error) error {
 // lasts reports whether a failed campaign will fail again, as long as nobody changes the
 // program or its account.
 func (c *campaign) lasts(err error) bool {
-	if _, ours := c.db.Driver().(*mysqllock.Driver); !ours {
+	if _, err := mysqllock.Stats(c.db); errors.Is(err, errors.ErrUnsupported) { // a handle of another driver
 		return true
 	}
 	hint := lockctx.With(context.Background(), c.key, lockctx.Lease(c.ttl))
