@@ -57,9 +57,10 @@ type Config struct {
 	// while it needs it: leave SetMaxOpenConns alone. See docs/connections.md. (maxConns)
 	MaxConns int
 
-	// ConnMaxIdleTime and ConnMaxLifetime say, with MaxConns, after how long without a
-	// use, and at which age, a connection for statements of the application is closed; 0
-	// is no limit. They are in place of SetConnMaxIdleTime and SetConnMaxLifetime.
+	// With MaxConns a connection for statements of the application is closed when it was
+	// not used for ConnMaxIdleTime, and any connection at the age of ConnMaxLifetime, once
+	// it is not in use; 0 is no limit. They are in place of SetConnMaxIdleTime and
+	// SetConnMaxLifetime.
 	// (connMaxIdleTime, connMaxLifetime)
 	ConnMaxIdleTime, ConnMaxLifetime time.Duration
 

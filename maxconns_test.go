@@ -3,6 +3,7 @@ package mysqllock_test
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -386,5 +387,45 @@ func TestMaxConnsBareSocket(t *testing.T) {
 		if n := opened.Load() - before; n != 0 {
 			t.Errorf("%d more connections were opened", n)
 		}
+	})
+}
+
+// TestMaxConnsAreRotated: at their age connections are closed, however busy they are, those of
+// units of work, too, and no caller notices. What is idle for long is closed, too.
+func TestMaxConnsAreRotated(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.limited(t, 6, "connMaxLifetime=500ms")
+		ctx, key := dbtest.Limited(t), dbtest.Random()
+		var sold int
+		ids := func() (now [3]int) { // of a statement's connection, of a transaction's, and of a session
+			dbtest.OK(t, db.QueryRow("SELECT CONNECTION_ID()").Scan(&now[0]))
+			tx, err := db.BeginTx(lockctx.With(ctx, key), nil)
+			dbtest.OK(t, err)
+			dbtest.OK(t, tx.QueryRow("SELECT CONNECTION_ID()").Scan(&now[1]))
+			dbtest.OK(t, tx.Commit())
+			dbtest.OK(t, mysqllock.Do(ctx, db, key, func(ctx context.Context) error {
+				_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+				return errors.Join(err, db.QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&now[2]))
+			}))
+			sold++
+			return now
+		}
+		first, changed := ids(), [3]bool{}
+		dbtest.Soon(t, "all of them are others", func() bool {
+			for i, id := range ids() {
+				changed[i] = changed[i] || !slices.Contains(first[:], id)
+			}
+			return changed == [3]bool{true, true, true}
+		})
+		s.wantStock(1, 10-sold)
+		dbtest.OK(t, db.Close())
+
+		db = s.limited(t, 6, "connMaxIdleTime=200ms")
+		dbtest.Exec(t, db, "DO 0")
+		dbtest.Soon(t, "what is idle is closed", func() bool {
+			st, err := mysqllock.Stats(db)
+			dbtest.OK(t, err)
+			return st.App.Idle == 0 && st.App.InUse == 0
+		})
 	})
 }

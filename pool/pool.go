@@ -32,7 +32,7 @@ type Config struct {
 	Budget   *Budget                                    // nil for a pool that shares no budget
 	Control  bool                                       // the budget's reserved permits are for this pool
 	Bare     bool                                       // for statements of the application: neither set up nor asked for its id. Idle may be 0, for no limit
-	Lifetime time.Duration                              // a bare connection is not used for longer; 0 is no limit
+	Lifetime time.Duration                              // an older connection is closed instead of used again; 0 is no limit
 }
 
 // Stats counts the pool's connections. Acquired, Waited and WaitTime are cumulative; the
@@ -440,12 +440,17 @@ func (p *Pool) usable(ctx context.Context, c *Conn) bool {
 		r, ok := c.Conn.(driver.SessionResetter)
 		return !p.expired(c) && (!ok || !errors.Is(r.ResetSession(ctx), driver.ErrBadConn))
 	}
-	return c.Silence() < p.cfg.Idle && c.Fresh(ctx)
+	return c.Silence() < p.cfg.Idle && !p.cfg.old(c) && c.Fresh(ctx)
 }
 
 // expired reports whether an idle bare connection is to be closed.
 func (p *Pool) expired(c *Conn) bool {
-	return p.cfg.Idle > 0 && time.Since(c.since) >= p.cfg.Idle || p.cfg.Lifetime > 0 && time.Since(c.opened) >= p.cfg.Lifetime
+	return p.cfg.Idle > 0 && time.Since(c.since) >= p.cfg.Idle || p.cfg.old(c)
+}
+
+// old reports whether a connection has reached its age.
+func (cfg Config) old(c *Conn) bool {
+	return cfg.Lifetime > 0 && time.Since(c.opened) >= cfg.Lifetime
 }
 
 // put puts a connection back that can be used again, or closes it if the pool is closed.
@@ -633,7 +638,7 @@ func (p *Pool) closeIdle(old func(*Conn) bool) {
 // never.
 func (cfg Config) sweepEvery() time.Duration {
 	every := cfg.Idle / 2
-	if cfg.Bare && cfg.Lifetime > 0 && (every == 0 || cfg.Lifetime/2 < every) {
+	if cfg.Lifetime > 0 && (every == 0 || cfg.Lifetime/2 < every) {
 		every = cfg.Lifetime / 2
 	}
 	if every > 0 {
@@ -655,7 +660,7 @@ func (p *Pool) sweep(every time.Duration) {
 				if p.cfg.Bare {
 					return p.expired(c)
 				}
-				return c.Silence() > p.cfg.Idle/2
+				return c.Silence() > p.cfg.Idle/2 || p.cfg.old(c)
 			})
 		}
 	}

@@ -215,7 +215,7 @@ func (k *Handle) makePools(l *Locks) (err error) {
 	// A blocked DDL or insert must not occupy a control connection for long, and what
 	// one has locked must not stay so when this program vanishes.
 	if l.Control, err = pool.New(pool.Config{
-		Connect: k.open.Own.Connect, Check: k.found, Max: controlConns, Idle: s.TTL / 2, Budget: k.conns, Control: true,
+		Connect: k.open.Own.Connect, Check: k.found, Max: controlConns, Idle: s.TTL / 2, Budget: k.conns, Lifetime: s.ConnMaxLife, Control: true,
 		Setup: fmt.Sprintf("SET "+server.Pin+" autocommit = 1, %s, sql_select_limit = DEFAULT, innodb_lock_wait_timeout = 5, lock_wait_timeout = 2, wait_timeout = %d",
 			server.OwnSettings, int(s.TTL/time.Second)),
 	}); err != nil {
@@ -224,18 +224,18 @@ func (k *Handle) makePools(l *Locks) (err error) {
 	// wait_timeout is what frees the lock of a holder that vanished without
 	// closing its connection; autocommit=0 saves the round trip of BEGIN.
 	if l.sessions, err = pool.New(pool.Config{
-		Connect: k.open.Base.Connect, Check: k.found, Max: sessions, Idle: s.TTL / 2, Budget: k.conns,
+		Connect: k.open.Base.Connect, Check: k.found, Max: sessions, Idle: s.TTL / 2, Budget: k.conns, Lifetime: s.ConnMaxLife,
 		Setup: fmt.Sprintf("SET "+server.Pin+" autocommit = 0, wait_timeout = %d", int(s.TTL/time.Second)),
 	}); err != nil {
 		return err
 	}
 	if l.leasing, err = pool.New(pool.Config{
-		Connect: k.open.Lease.Connect, Check: k.leasable, Ask: server.StatementLog, Max: others, Idle: s.TTL / 2, Setup: lease.Setup(s.TTL), Budget: k.conns,
+		Connect: k.open.Lease.Connect, Check: k.leasable, Ask: server.StatementLog, Max: others, Idle: s.TTL / 2, Setup: lease.Setup(s.TTL), Budget: k.conns, Lifetime: s.ConnMaxLife,
 	}); err != nil {
 		return err
 	}
 	l.advising, err = pool.New(pool.Config{
-		Connect: k.open.Lock.Connect, Check: k.found, Max: others, Idle: s.TTL / 2, Setup: advisory.Setup(s.TTL), Budget: k.conns,
+		Connect: k.open.Lock.Connect, Check: k.found, Max: others, Idle: s.TTL / 2, Setup: advisory.Setup(s.TTL), Budget: k.conns, Lifetime: s.ConnMaxLife,
 	})
 	return err
 }
