@@ -154,6 +154,11 @@ func Slot(ctx context.Context) (slot int, ok bool) {
 // Retry is a bad hint.
 //
 // For the rest Do is [Acquire].
+//
+// Do, [Acquire] and [Stats] also take a handle that was opened with a wrapper of drivers above
+// this one, if the wrapper passes contexts on. The first of them needs a free connection of
+// db, and waits for it for at most 10 seconds. On another handle, or if the wrapper drops
+// contexts, they fail with [errors.ErrUnsupported].
 func Do(ctx context.Context, db *sql.DB, key string, fn func(context.Context) error, opts ...lockctx.Option) error {
 	k, err := connectorOf(ctx, db)
 	if err != nil {

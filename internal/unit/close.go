@@ -7,6 +7,26 @@ import (
 	"github.com/mysqllock/mysqllock/internal/statement"
 )
 
+// Ping pings the base connection.
+func (c *Conn) Ping(ctx context.Context) (err error) {
+	if err := c.enter(); err != nil {
+		return err
+	}
+	defer func() { c.leave(err) }()
+	if err := c.need(ctx); err != nil {
+		return err
+	}
+	p, ok := c.link.Conn.(driver.Pinger)
+	if !ok {
+		return nil
+	}
+	if err := c.link.AwaitTurn(ctx); err != nil {
+		return err
+	}
+	defer c.link.EndTurn()
+	return p.Ping(ctx)
+}
+
 // Reset is called before the connection is used again.
 func (c *Conn) Reset(ctx context.Context) error {
 	c.endPinned()

@@ -178,26 +178,6 @@ func (c *Conn) Sample(ctx context.Context) (driver.Conn, error) {
 	})
 }
 
-// Ping pings the base connection.
-func (c *Conn) Ping(ctx context.Context) (err error) {
-	if err := c.enter(); err != nil {
-		return err
-	}
-	defer func() { c.leave(err) }()
-	if err := c.need(ctx); err != nil {
-		return err
-	}
-	p, ok := c.link.Conn.(driver.Pinger)
-	if !ok {
-		return nil
-	}
-	if err := c.link.AwaitTurn(ctx); err != nil {
-		return err
-	}
-	defer c.link.EndTurn()
-	return p.Ping(ctx)
-}
-
 // ours returns why a lock is of no use on this connection, if so: a transaction is
 // open on it that the driver has not begun, and does not end.
 func (c *Conn) ours(ctx context.Context, op string, h *hint.Hint) error {

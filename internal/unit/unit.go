@@ -6,7 +6,7 @@
 //	stmt.go, close.go, hold.go                what database/sql and Acquire call
 //	exec.go                                   where a statement runs
 //	late.go, claim.go, read.go, here.go       how it runs
-//	tx.go, sqlconn.go                         transactions of the caller, and its sql.Conn
+//	tx.go, sqlconn.go, wrapped.go             transactions of the caller, its sql.Conn, and a wrapper of drivers above
 //	begin.go, session.go                      a unit begins on a connection, or a session
 //	conn.go                                   a connection of the application
 //	join.go, nest.go                          more locks, and savepoints, in a unit
