@@ -156,9 +156,12 @@ var wrappers = map[string]func(whole) driver.Conn{
 // wrapped opens a handle with a wrapper of drivers.
 func (s *scratch) wrapped(kind func(whole) driver.Conn, params ...string) *sql.DB {
 	s.T.Helper()
-	cfg, own, err := mysqllock.ParseDSN(s.DSN(params...))
-	dbtest.OK(s.T, err)
-	k, err := mysqllock.NewConnector(cfg, own)
+	return s.wrappedAt(kind, s.DSN(params...))
+}
+
+func (s *scratch) wrappedAt(kind func(whole) driver.Conn, dsn string) *sql.DB {
+	s.T.Helper()
+	k, err := new(mysqllock.Driver).OpenConnector(dsn)
 	return s.OpenDB(around{k, kind}, err)
 }
 
@@ -167,16 +170,18 @@ func (s *scratch) wrapped(kind func(whole) driver.Conn, params ...string) *sql.D
 func TestEveryLockHoldsBeneathAWrapper(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for name, kind := range wrappers {
-			for _, params := range []string{"maxConns=5", "lockMaxConns=5"} {
-				t.Run(name+", "+params, func(t *testing.T) {
-					s := newScratch(s.Beside(t))
-					s.CheckWrapped(t, s.wrapped(kind, params, "lockWait=1m"))
-				})
-			}
+			t.Run(name, func(t *testing.T) {
+				s := newScratch(s.Beside(t))
+				s.CheckWrapped(t, s.wrappedAt(kind, s.LimitedDSN(t, 5, "lockWait=1m")))
+			})
+			t.Run(name+", without maxConns", func(t *testing.T) {
+				s := newScratch(s.Beside(t))
+				s.CheckWrapped(t, s.wrapped(kind, "lockWait=1m"))
+			})
 		}
 		t.Run("with Open only", func(t *testing.T) {
 			s := newScratch(s.Beside(t))
-			s.CheckWrapped(t, s.Open("mysqllock-open-only", "maxConns=5", "lockWait=1m"))
+			s.CheckWrapped(t, dbtest.Open(t, "mysqllock-open-only", s.LimitedDSN(t, 5, "lockWait=1m")))
 		})
 	})
 }

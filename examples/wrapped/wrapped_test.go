@@ -1,6 +1,7 @@
 package wrapped
 
 import (
+	"fmt"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -17,10 +18,14 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(tempserver.Tests{M: m}) }
 func TestEveryLockHoldsBeneathEveryWrapper(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for name, open := range openers {
-			for _, params := range []string{"maxConns=5", "lockMaxConns=5"} {
-				t.Run(name+", "+params, func(t *testing.T) {
+			for _, bounded := range []bool{true, false} {
+				t.Run(fmt.Sprintf("%s, with maxConns: %v", name, bounded), func(t *testing.T) {
 					s := stock.NewShop(s.Beside(t))
-					db, err := open(s.DSN(params, "lockWait=1m"))
+					dsn := s.DSN("lockWait=1m")
+					if bounded {
+						dsn = s.LimitedDSN(t, 5, "lockWait=1m")
+					}
+					db, err := open(dsn)
 					dbtest.OK(t, err)
 					defer db.Close()
 					s.CheckWrapped(t, db)

@@ -42,14 +42,17 @@ func (s *Shop) Handle(params ...string) *sql.DB {
 // itself takes no more.
 func (s *Shop) Limited(t *testing.T, n int, params ...string) *sql.DB {
 	t.Helper()
+	return dbtest.Open(t, "mysqllock", s.LimitedDSN(t, n, params...))
+}
+
+// LimitedDSN is the DSN of such a handle.
+func (s *Shop) LimitedDSN(t *testing.T, n int, params ...string) string {
+	t.Helper()
 	user := "u_" + dbtest.Random()
 	dbtest.Exec(t, s.Plain, fmt.Sprintf("CREATE USER %s WITH MAX_USER_CONNECTIONS %d", user, n))
 	t.Cleanup(func() { s.Plain.Exec("DROP USER " + user) })
 	dbtest.Exec(t, s.Plain, "GRANT ALL ON "+s.Name+".* TO "+user)
-	cfg, own, err := mysqllock.ParseDSN(s.DSN(append(params, fmt.Sprintf("maxConns=%d", n))...))
-	dbtest.OK(t, err)
-	dbtest.As(user)(cfg)
-	return s.OpenDB(mysqllock.NewConnector(cfg, own))
+	return s.Changed(dbtest.As(user)).DSN(append(params, fmt.Sprintf("maxConns=%d", n))...)
 }
 
 // Tapped opens it through a tap on its connections.
