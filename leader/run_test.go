@@ -3,8 +3,11 @@ package leader_test
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
+	"io"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -94,6 +97,46 @@ func TestRunRefuses(t *testing.T) {
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		dbtest.OK(t, leader.Run(ended, db, key, never))
+	})
+}
+
+// refusing is a connector of a wrapper of drivers whose first connections are refused.
+type refusing struct {
+	driver.Connector
+	left atomic.Int32
+}
+
+func (r *refusing) Connect(ctx context.Context) (driver.Conn, error) {
+	if r.left.Add(-1) >= 0 {
+		return nil, errors.New("refused")
+	}
+	return r.Connector.Connect(ctx)
+}
+
+func (r *refusing) Driver() driver.Driver { return struct{ driver.Driver }{r.Connector.Driver()} }
+
+func (r *refusing) Close() error { return r.Connector.(io.Closer).Close() }
+
+// Beneath a wrapper of drivers, too, a campaign that fails is tried again.
+func TestRunTriesAgainBeneathAWrapper(t *testing.T) {
+	dbtest.OnEachFlavour(t, open, func(t *testing.T, d *dbtest.Database) {
+		k, err := mysqllock.NewConnector(d.Config(), mysqllock.Config{})
+		dbtest.OK(t, err)
+		wrapper := &refusing{Connector: k}
+		wrapper.left.Store(3)
+		ctx, cancel := context.WithCancel(dbtest.Limited(t))
+		failed, led := 0, 0
+		dbtest.OK(t, leader.Run(ctx, d.OpenDB(wrapper, nil), key, func(context.Context) error {
+			led++
+			cancel()
+			return nil
+		}, leader.OnError(func(err error) {
+			dbtest.Says(t, err, "refused")
+			failed++
+		})))
+		if led != 1 || failed == 0 {
+			t.Errorf("it has led %d times, after %d failures", led, failed)
+		}
 	})
 }
 
