@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/DATA-DOG/go-sqlmock"
+
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/lockctx"
@@ -329,4 +331,18 @@ func TestConnAsksForWhatIsGoneBeneathAWrapper(t *testing.T) {
 			dbtest.OK(t, db.Close())
 		}
 	})
+}
+
+// TestDoOnABareMock: a handle of sqlmock, without Wrap, is refused as that of any other
+// driver. What the test expects of it is still expected afterwards.
+func TestDoOnABareMock(t *testing.T) {
+	db, mock, err := sqlmock.New()
+	dbtest.OK(t, err)
+	mock.ExpectExec("UPDATE p").WillReturnResult(sqlmock.NewResult(0, 1))
+	mock.ExpectClose()
+	err = mysqllock.Do(t.Context(), db, "k", func(context.Context) error { t.Error("runs"); return nil })
+	dbtest.Says(t, err, "opened with driver *sqlmock.mockDriver")
+	dbtest.Exec(t, db, "UPDATE p SET stock = 1")
+	dbtest.OK(t, db.Close())
+	dbtest.OK(t, mock.ExpectationsWereMet())
 }
