@@ -7,10 +7,12 @@ import (
 	"errors"
 	"io"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/DATA-DOG/go-sqlmock"
+	"github.com/go-sql-driver/mysql"
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
@@ -345,4 +347,46 @@ func TestDoOnABareMock(t *testing.T) {
 	dbtest.Exec(t, db, "UPDATE p SET stock = 1")
 	dbtest.OK(t, db.Close())
 	dbtest.OK(t, mock.ExpectationsWereMet())
+}
+
+// TestBadConnectionIsNotUsedAgainBeneathAWrapper: a transaction that could not be rolled back
+// after its lock was lost may still be open. Its connection is closed before it meets another
+// user, though nobody asks it whether it is valid.
+func TestBadConnectionIsNotUsedAgainBeneathAWrapper(t *testing.T) {
+	fake := newFake().mysqlAnswers()
+	var failing atomic.Bool
+	answer := fake.answer
+	fake.answer = func(c *fakeConn, text string) (fakeReply, error) {
+		switch text {
+		case "UPDATE p SET stock = 1":
+			return fakeReply{}, &mysql.MySQLError{Number: 1213}
+		case "UPDATE p SET stock = 2":
+			return fakeReply{columns: []string{"c"}, rows: [][]driver.Value{{int64(c.id)}}}, nil
+		}
+		if failing.Load() && text == "ROLLBACK" {
+			return fakeReply{}, errFake
+		}
+		return answer(c, text)
+	}
+	for _, maxConns := range []int{0, 5} {
+		k, err := mysqllock.Wrap(fakeConnector{fake}, mysqllock.Config{MaxConns: maxConns})
+		dbtest.OK(t, err)
+		db := sql.OpenDB(around{k, wrappers["without Pinger"]})
+		db.SetMaxOpenConns(1)
+		ctx := dbtest.Limited(t)
+		tx, err := db.BeginTx(lockctx.With(ctx, "k"), nil)
+		dbtest.OK(t, err)
+		var lost, next int
+		dbtest.OK(t, tx.QueryRowContext(ctx, "UPDATE p SET stock = 2").Scan(&lost))
+		failing.Store(true)
+		_, err = tx.ExecContext(ctx, "UPDATE p SET stock = 1")
+		dbtest.Want(t, err, mysqllock.ErrDeadlock)
+		_ = tx.Rollback()
+		failing.Store(false)
+		dbtest.OK(t, db.QueryRowContext(ctx, "UPDATE p SET stock = 2").Scan(&next))
+		if next == lost {
+			t.Errorf("maxConns %d: connection %d is used again", maxConns, next)
+		}
+		dbtest.OK(t, db.Close())
+	}
 }
