@@ -9,7 +9,7 @@ tool      = $(shell GOWORK=off go tool -modfile=$(CURDIR)/tools/go.mod -n $(1))
 each      = @set -e; for module in $(MODULES); do echo "== $$module: $(1)"; (cd "$$module" && $(1)); done
 
 .DEFAULT_GOAL := help
-.PHONY: help servers rivals prometheus browser lint check test demo bare storm hunt leases leaders crowd prove clusters chaos soak bench look gobench
+.PHONY: help servers rivals prometheus browser lint check test demo bare matrix storm hunt leases leaders crowd prove clusters chaos soak bench look gobench
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ demo: servers ## Show what goes wrong without locks, and right with them
 
 bare: ## Test and show it in a minimal Debian, with nothing but Go (as root); RELEASE=trixie makes it another
 	CI=true scripts/bare.sh
+
+matrix: servers ## Each strategy × way of use × server × maxConns or not × fault: some 5,000 cells, of which "make test" runs a hundred
+	MATRIX=all go test -race -count 1 -timeout 90m -run TestMatrix ./internal/matrix
 
 storm: servers ## A longer storm of cancelled contexts and killed connections
 	STORM_TIME=$${STORM_TIME:-60s} go test -race -count 1 -v -run TestStorm ./internal/hunt

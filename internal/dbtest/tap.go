@@ -4,6 +4,7 @@ package dbtest
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -22,8 +23,8 @@ import (
 
 // Tap records each command that a client sends over connections which were opened
 // by its Dial, a mysql.Config's DialFunc. It can break them, hold up what is sent
-// on them, and refuse new ones. The zero value is ready to use. For a network that
-// fails below the client, see Proxy.
+// on them, answer in the server's place, and refuse new ones. The zero value is ready
+// to use. For a network that fails below the client, see Proxy.
 type Tap struct {
 	mu      sync.Mutex
 	log     []Command
@@ -37,6 +38,17 @@ type Tap struct {
 	late     string        // a statement that begins so
 	let      chan struct{} // does not reach the server before this is closed
 	lateDone chan struct{} // closed when the server has carried it out
+
+	fault  *Fault
+	frozen chan struct{} // nothing passes before this is closed; nil if nothing is held up
+}
+
+// Fault is what happens, once, to a statement on its way to the server.
+type Fault struct {
+	At     func(text string) bool // which statement: also for one that was prepared before, by its SQL
+	Before func()                 // runs before it is sent; nil is nothing
+	Answer error                  // a *mysql.MySQLError that answers it in the server's place: it is not sent
+	Lost   bool                   // the connection breaks in place of the server's answer
 }
 
 // Command is what a client has sent.
@@ -53,6 +65,13 @@ func (t *Tap) Dial(ctx context.Context, network, addr string) (net.Conn, error) 
 	t.mu.Unlock()
 	if refuses {
 		return nil, errors.New("the test refuses connections")
+	}
+	if frost := t.frost(); frost != nil {
+		select {
+		case <-frost:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
 	}
 	conn, err := new(net.Dialer).DialContext(ctx, network, addr)
 	if err != nil {
@@ -146,6 +165,40 @@ func (t *Tap) Delay(begin string) (arrive func()) {
 	return sync.OnceFunc(func() { close(let); <-done })
 }
 
+// Once has f happen to the next statement that it is for. The function that it returns
+// reports whether it has.
+func (t *Tap) Once(f Fault) (happened func() bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.fault = &f
+	return func() bool {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		return t.fault != &f
+	}
+}
+
+// Freeze holds up all that is sent, both ways, as while the client's host stands still. The
+// function that it returns ends it.
+func (t *Tap) Freeze() (thaw func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.frozen = make(chan struct{})
+	return sync.OnceFunc(func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		close(t.frozen)
+		t.frozen = nil
+	})
+}
+
+// frost returns what is closed when nothing is held up any more; nil if nothing is.
+func (t *Tap) frost() <-chan struct{} {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.frozen
+}
+
 // Cut breaks all connections, and refuses new ones until Mend.
 func (t *Tap) Cut() {
 	t.refuse(true)
@@ -186,33 +239,60 @@ type tapped struct {
 
 	preparing string // what the next answer is about, "" if it is about no statement to prepare
 	prepared  map[uint32]string
+
+	answer []byte // in the server's place
+	loses  bool   // the next answer
 }
 
 func (c *tapped) Read(b []byte) (int, error) {
 	c.tap.mu.Lock()
-	stalled, deadline := c.stalled, c.deadline
+	stalled, answer := c.stalled, c.answer
+	c.answer = nil
 	c.tap.mu.Unlock()
-	if stalled != nil {
-		var over <-chan time.Time
-		if !deadline.IsZero() {
-			over = time.After(time.Until(deadline))
-		}
-		select {
-		case <-stalled:
-		case <-c.gone:
-		case <-over:
-			return 0, os.ErrDeadlineExceeded
-		}
+	if answer != nil {
+		return copy(b, answer), nil
+	}
+	if err := c.await(stalled); err != nil {
+		return 0, err
 	}
 	c.tap.mu.Lock()
-	late := c.late
+	late, loses := c.late, c.loses
 	c.tap.mu.Unlock()
 	if late {
 		return 0, net.ErrClosed
 	}
 	n, err := c.Conn.Read(b)
+	if loses {
+		c.Conn.Close()
+		return 0, net.ErrClosed
+	}
+	if held := c.await(c.tap.frost()); held != nil {
+		return 0, held
+	}
 	c.answered(b[:n])
 	return n, err
+}
+
+// await waits until what holds up an answer is closed, the client has closed the
+// connection, or its deadline is over.
+func (c *tapped) await(stalled <-chan struct{}) error {
+	if stalled == nil {
+		return nil
+	}
+	c.tap.mu.Lock()
+	deadline := c.deadline
+	c.tap.mu.Unlock()
+	var over <-chan time.Time
+	if !deadline.IsZero() {
+		over = time.After(time.Until(deadline))
+	}
+	select {
+	case <-stalled:
+	case <-c.gone:
+	case <-over:
+		return os.ErrDeadlineExceeded
+	}
+	return nil
 }
 
 // answered notes the number of a statement that was prepared.
@@ -236,17 +316,29 @@ func (c *tapped) SetReadDeadline(t time.Time) error {
 }
 
 func (c *tapped) Write(b []byte) (int, error) {
-	if c.record(b) {
+	late, fault := c.record(b)
+	if fault != nil && fault.Before != nil {
+		fault.Before()
+	}
+	if late || fault != nil && fault.Answer != nil {
 		return len(b), nil
+	}
+	if frost := c.tap.frost(); frost != nil {
+		select {
+		case <-frost:
+		case <-c.gone:
+			return 0, net.ErrClosed
+		}
 	}
 	return c.Conn.Write(b)
 }
 
-// record notes what is sent, and reports that it is to arrive late.
-func (c *tapped) record(b []byte) (late bool) {
+// record notes what is sent, and returns whether it is to arrive late, and what else
+// happens to it.
+func (c *tapped) record(b []byte) (late bool, fault *Fault) {
 	text := command(b)
 	if text == "" {
-		return false
+		return false, nil
 	}
 	t := c.tap
 	t.mu.Lock()
@@ -265,13 +357,27 @@ func (c *tapped) record(b []byte) (late bool) {
 	if begins(t.stall) {
 		c.stalled, t.stall = t.stalled, ""
 	}
+	if f := t.fault; f != nil && f.At(cmp.Or(of, text)) {
+		fault, t.fault = f, nil
+		c.loses = f.Lost
+		if refused := (*mysql.MySQLError)(nil); errors.As(f.Answer, &refused) {
+			c.answer = packet(refused)
+		}
+	}
 	if !begins(t.late) {
-		return false
+		return false, fault
 	}
 	t.late, c.late = "", true
 	c.stalled = c.gone // the answer does not arrive either
 	go c.arrive(bytes.Clone(b), t.let, t.lateDone)
-	return true
+	return true, fault
+}
+
+// packet is the answer of a server that refuses a statement.
+func packet(err *mysql.MySQLError) []byte {
+	body := binary.LittleEndian.AppendUint16([]byte{0xff}, err.Number)
+	body = append(body, "#HY000"+err.Message...)
+	return append([]byte{byte(len(body)), byte(len(body) >> 8), 0, 1}, body...)
 }
 
 // arrive sends a statement whose client has gone.

@@ -103,7 +103,7 @@ func (u *unit) knowLevels(ctx context.Context) error {
 	defer u.give()
 	levels, err := home.askLevels(ctx, u.l)
 	if err != nil {
-		return u.check("lock", err)
+		return u.check(ctx, "lock", err)
 	}
 	u.levels = levels
 	return nil

@@ -21,11 +21,11 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	if err := u.takeLink(ctx, op); err != nil {
 		return nil, nil, err
 	}
-	ctx, release := u.on.untilClosed(ctx)
-	r, res, err := u.send(ctx, st)
+	open, release := u.on.untilClosed(ctx)
+	r, res, err := u.send(open, st)
 	u.on.ran(st, err)
 	if err != nil {
-		err = u.check(op, err)
+		err = u.check(ctx, op, err)
 		u.give()
 		release()
 		return nil, nil, err
@@ -191,14 +191,16 @@ func (u *unit) changes(st *statement.Statement) {
 var errCommits = lockerr.With(lockerr.ErrUnsafe, errors.New(
 	"the statement would end the transaction, and with it the lock; use sql.Tx for transactions, and lockctx.Without for DDL"))
 
-// check looks at what a failed statement did to the transaction. The caller
-// has the connection's turn.
-func (u *unit) check(op string, err error) error {
+// check looks at what a failed statement of a caller with ctx did to the transaction. The
+// caller has the connection's turn.
+func (u *unit) check(ctx context.Context, op string, err error) error {
 	if server.Number(err) != 0 {
 		u.link.Touch() // an answer
 	}
 	gone := server.Gone(err, u.link.Conn)
 	switch {
+	case gone && gaveUp(ctx, err): // the caller's own end is no loss; what follows it here is
+		err = u.error(op, err)
 	case server.Changed(err):
 		err = u.error(op, lockerr.With(lockerr.ErrConflict, err))
 	case server.Deadlock(err):
@@ -212,6 +214,12 @@ func (u *unit) check(op string, err error) error {
 	}
 	u.lose(err, gone)
 	return err
+}
+
+// gaveUp reports whether a statement failed with err because its caller, with ctx, has given
+// it up: not because of a hold that was lost.
+func gaveUp(ctx context.Context, err error) bool {
+	return ctx.Err() != nil && errors.Is(err, ctx.Err()) && !errors.Is(context.Cause(ctx), lockerr.ErrLost)
 }
 
 // noRetry makes sure that database/sql does not run a statement of a unit of
@@ -228,7 +236,7 @@ func noRetry(err error) error {
 func (u *unit) settle() {
 	if err := u.broken; err != nil {
 		u.broken = nil
-		_ = u.check("query", err)
+		_ = u.check(context.Background(), "query", err)
 	}
 }
 
@@ -238,10 +246,10 @@ func (u *unit) text(ctx context.Context, op, text string) error {
 		return err
 	}
 	defer u.give()
-	ctx, release := u.on.untilClosed(ctx)
+	open, release := u.on.untilClosed(ctx)
 	defer release()
-	if err := server.Exec(ctx, u.link.Conn, text); err != nil {
-		return u.check(op, err)
+	if err := server.Exec(open, u.link.Conn, text); err != nil {
+		return u.check(ctx, op, err)
 	}
 	u.link.Touch()
 	return nil

@@ -57,17 +57,17 @@ func (c *Conn) Prepare(ctx context.Context, text string) (prepared *Stmt, err er
 		return nil, err
 	}
 	defer u.give()
-	ctx, release := u.on.untilClosed(ctx)
+	open, release := u.on.untilClosed(ctx)
 	defer release()
 	if u.home() == c.site {
-		if err := s.prepare(ctx, kept); err != nil {
-			return nil, u.check("prepare", err)
+		if err := s.prepare(open, kept); err != nil {
+			return nil, u.check(ctx, "prepare", err)
 		}
 		return s, nil
 	}
-	base, err := statement.Prepare(ctx, u.link.Conn, text)
+	base, err := statement.Prepare(open, u.link.Conn, text)
 	if err != nil {
-		return nil, u.check("prepare", err)
+		return nil, u.check(ctx, "prepare", err)
 	}
 	// The session goes its own ways when the unit is over, so the statement is
 	// prepared there again whenever it runs. This was to see whether it can be.

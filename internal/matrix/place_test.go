@@ -1,0 +1,104 @@
+//go:build unix
+
+package matrix
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"net"
+	"sync/atomic"
+	"testing"
+
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/tempserver"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// place is where the cells of one kind of server run: a database with a table of counters.
+type place struct {
+	*dbtest.Database
+	name   string
+	file   string // the golden one: all versions of a product have one
+	grants string // what the accounts of cells may do in the database
+	addr   string // of the proxy through which they go; "" without one
+	admin  *sql.DB
+	units  atomic.Int64 // numbers the cells
+}
+
+// forms are the kinds of one server. MariaDB needs no procedures, and Router leads to MySQL.
+var forms = []struct {
+	name   string
+	grants string
+	router bool
+	mysql  bool // for MySQL alone
+}{
+	{name: "", grants: "ALL"},
+	{name: " without procedures", grants: "SELECT, INSERT, UPDATE, DELETE", mysql: true},
+	{name: " behind Router", grants: "ALL", router: true, mysql: true},
+}
+
+// places returns one of each kind.
+func places(t *testing.T, bins []tempserver.Binary) (all []*place) {
+	t.Helper()
+	tempserver.RequireProxies(t)
+	for _, bin := range bins {
+		server := tempserver.Share(t, bin)
+		for _, form := range forms {
+			if form.mysql && bin.Flavour != tempserver.MySQL {
+				continue
+			}
+			p := &place{Database: dbtest.New(t, bin, server), name: bin.Name + form.name, file: golden(string(bin.Flavour) + form.name), grants: form.grants}
+			if form.router {
+				router, err := tempserver.StartRouter(t.Context(), tempserver.Passed, server)
+				dbtest.OK(t, err)
+				t.Cleanup(func() { dbtest.OK(t, router.Stop()) })
+				cfg, err := mysql.ParseDSN(router.DSN(p.Name))
+				dbtest.OK(t, err)
+				p.addr = cfg.Addr
+			}
+			p.admin = p.Open("mysql")
+			dbtest.Exec(t, p.admin, "CREATE TABLE counters (id INT PRIMARY KEY, n DOUBLE NOT NULL) ENGINE=InnoDB")
+			_, err := p.Open("mysqllock").ExecContext(lockctx.With(dbtest.Limited(t), "makes the lock table"), "DO 1")
+			dbtest.OK(t, err)
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+// account makes an account for one process of a cell. What it has on the server is told by
+// its name.
+func (p *place) account(t *testing.T) string {
+	t.Helper()
+	user := "u_" + dbtest.Random()
+	dbtest.Exec(t, p.admin, "CREATE USER "+user)
+	t.Cleanup(func() { p.admin.Exec("DROP USER " + user) })
+	dbtest.Exec(t, p.admin, fmt.Sprintf("GRANT %s ON %s.* TO %s", p.grants, p.Name, user))
+	return user
+}
+
+// open opens a handle of an account, as another process would. tap may be nil.
+func (p *place) open(t *testing.T, user string, tap *dbtest.Tap, c mysqllock.Config) *sql.DB {
+	t.Helper()
+	cfg := p.Config()
+	dbtest.As(user)(cfg)
+	if p.addr != "" {
+		cfg.Net, cfg.Addr = "tcp", p.addr
+	}
+	if tap != nil {
+		network := cfg.Net
+		cfg.DialFunc = func(ctx context.Context, _, addr string) (net.Conn, error) { return tap.Dial(ctx, network, addr) }
+	}
+	return p.OpenDB(mysqllock.NewConnector(cfg, c))
+}
+
+// count returns what a query for a number says.
+func (p *place) count(t *testing.T, text string, args ...any) (n int) {
+	t.Helper()
+	dbtest.OK(t, p.admin.QueryRowContext(dbtest.Limited(t), text, args...).Scan(&n))
+	return n
+}
