@@ -81,7 +81,7 @@ func (p *place) account(t *testing.T) string {
 	return user
 }
 
-// open opens a handle of an account, as another process would. tap may be nil.
+// open opens a handle of an account, as a process of its own would, for one test. tap may be nil.
 func (p *place) open(t *testing.T, user string, tap *dbtest.Tap, c mysqllock.Config) *sql.DB {
 	t.Helper()
 	cfg := p.Config()
@@ -93,7 +93,7 @@ func (p *place) open(t *testing.T, user string, tap *dbtest.Tap, c mysqllock.Con
 		network := cfg.Net
 		cfg.DialFunc = func(ctx context.Context, _, addr string) (net.Conn, error) { return tap.Dial(ctx, network, addr) }
 	}
-	return p.OpenDB(mysqllock.NewConnector(cfg, c))
+	return p.For(t).OpenDB(mysqllock.NewConnector(cfg, c))
 }
 
 // count returns what a query for a number says.

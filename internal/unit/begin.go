@@ -34,6 +34,10 @@ func (c *Conn) begin(ctx context.Context, s *scope, h *hint.Hint, opts driver.Tx
 		return nil, err
 	}
 	wait := c.k.Budget(h)
+	on, err := c.lends(ctx, s, h, w, wait)
+	if err != nil {
+		return nil, err
+	}
 	b := c.beginning(s, h, w, wait, opts)
 	levels := c.texts.begins(opts, len(w.Guards) > 0)
 	if w.Versions() || s.remembers() {
@@ -41,7 +45,7 @@ func (c *Conn) begin(ctx context.Context, s *scope, h *hint.Hint, opts driver.Tx
 			return nil, err
 		}
 	}
-	undo, err := s.takeGuardsWith(ctx, l, wait, w.Guards, c.link, b, true)
+	undo, err := s.takeGuardsWith(ctx, l, wait, w.Guards, on, b, true)
 	switch {
 	case err != nil:
 		if b != nil && b.Begun {
@@ -62,6 +66,21 @@ func (c *Conn) begin(ctx context.Context, s *scope, h *hint.Hint, opts driver.Tx
 		return nil, handle.Yielded(err)
 	}
 	return u, nil
+}
+
+// lends returns the connection on which versions are read that w wants. If c has none yet,
+// and nothing else is to be taken, it gets one now, provided that one is ready: it needs it
+// right afterwards, unless it has to wait.
+func (c *Conn) lends(ctx context.Context, s *scope, h *hint.Hint, w handle.Wanted, wait handle.Budget) (lent, error) {
+	if c.link != nil || !w.Versions() || w.Locks() || !c.k.Apps().Ready() {
+		return lent{link: c.link}, nil
+	}
+	if err := c.needClean(ctx, s, h, wait.Left(), false); errors.Is(err, driver.ErrBadConn) {
+		return lent{}, err
+	} else if err != nil {
+		return lent{}, c.k.SetupError(h, err)
+	}
+	return lent{c.link, c.release}, nil
 }
 
 // beginApart begins the transaction of a unit of work whose guards were taken before.

@@ -215,14 +215,33 @@ func takeGuard(ctx context.Context, k *handle.Handle, l *handle.Locks, by handle
 	return g, nil
 }
 
-// takeOn has r taken on link, unless that is nil.
-func takeOn(ctx context.Context, link *pool.Conn, by strategy.Strategy, r strategy.Request) ([]strategy.Held, error) {
-	if link != nil {
-		if err := link.AwaitTurn(ctx); err != nil {
-			return nil, err
-		}
-		defer link.EndTurn()
-		r.Conn = link
-	}
-	return by.Take(ctx, r)
+// lent is a connection without a transaction on which a caller reads versions. Without a link
+// there is none.
+type lent struct {
+	link *pool.Conn
+	back func() // gives it back before the caller waits, without a connection; nil if the caller keeps it
 }
+
+// take has r taken there.
+func (on lent) take(ctx context.Context, by strategy.Strategy, r strategy.Request) ([]strategy.Held, error) {
+	if on.link == nil {
+		return by.Take(ctx, r)
+	}
+	if err := on.link.AwaitTurn(ctx); err != nil {
+		return nil, err
+	}
+	here := r
+	here.Conn = on.link
+	if on.back != nil && r.Wait > 0 {
+		here.Wants = func(context.Context) (context.Context, func(), error) { return nil, nil, errWaits }
+	}
+	held, err := by.Take(ctx, here)
+	on.link.EndTurn()
+	if errors.Is(err, errWaits) {
+		on.back()
+		return by.Take(ctx, r)
+	}
+	return held, err
+}
+
+var errWaits = errors.New("the caller has to wait, and keeps no connection meanwhile")

@@ -31,7 +31,7 @@ func (u *unit) join(ctx context.Context, k *handle.Handle, h *hint.Hint) error {
 		return err
 	}
 	wait := k.Budget(h)
-	undo, err := u.scope.takeGuards(ctx, u.l, wait, w.Guards, nil, false)
+	undo, err := u.scope.takeGuards(ctx, u.l, wait, w.Guards, lent{}, false)
 	if err != nil {
 		return err
 	}

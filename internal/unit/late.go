@@ -52,7 +52,7 @@ func (c *Conn) runLate(ctx context.Context, s *scope, h *hint.Hint, st *statemen
 		return c.runUnder(ctx, s.unit, h, w, st)
 	}
 	wait := c.k.Budget(h)
-	undo, err := s.takeGuards(ctx, l, wait, w.Guards, nil, false)
+	undo, err := s.takeGuards(ctx, l, wait, w.Guards, lent{}, false)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -94,7 +94,12 @@ func (c *Conn) readUnder(ctx, end context.Context, s *scope, h *hint.Hint, w han
 	if len(w.Guards) == 0 {
 		return nil
 	}
-	if _, err := s.takeGuards(ctx, l, c.k.Budget(h), w.Guards, c.link, true); err != nil {
+	wait := c.k.Budget(h)
+	on, err := c.lends(ctx, s, h, w, wait)
+	if err != nil {
+		return err
+	}
+	if _, err := s.takeGuards(ctx, l, wait, w.Guards, on, true); err != nil {
 		return handle.Yielded(err)
 	}
 	s.watch(end)

@@ -30,7 +30,7 @@ func (s *scope) openSession(ctx, end context.Context, h *hint.Hint, hold *enclos
 		}
 	}
 	wait := k.Budget(h)
-	undo, err := s.takeGuards(ctx, l, wait, w.Guards, nil, hold == nil)
+	undo, err := s.takeGuards(ctx, l, wait, w.Guards, lent{}, hold == nil)
 	if err != nil {
 		return nil, handle.Yielded(err)
 	}

@@ -11,7 +11,6 @@ import (
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 // wanted returns which locks of h are not held yet.
@@ -103,14 +102,13 @@ func (s *scope) holds(h *hint.Hint) bool {
 
 // takeGuards takes guards for the unit of work, all or none. undo gives them back,
 // where what was to come next fails. pooled means that the caller occupies a
-// connection of database/sql while it waits. Versions are read on link, where the
-// caller has one without a transaction.
-func (s *scope) takeGuards(ctx context.Context, l *handle.Locks, wait handle.Budget, places []handle.Place, link *pool.Conn, pooled bool) (undo func(), err error) {
-	return s.takeGuardsWith(ctx, l, wait, places, link, nil, pooled)
+// connection of database/sql while it waits. Versions are read on what is lent.
+func (s *scope) takeGuards(ctx context.Context, l *handle.Locks, wait handle.Budget, places []handle.Place, on lent, pooled bool) (undo func(), err error) {
+	return s.takeGuardsWith(ctx, l, wait, places, on, nil, pooled)
 }
 
 // takeGuardsWith is takeGuards for one that a transaction may begin with.
-func (s *scope) takeGuardsWith(ctx context.Context, l *handle.Locks, wait handle.Budget, places []handle.Place, link *pool.Conn, begin *strategy.Beginning, pooled bool) (undo func(), err error) {
+func (s *scope) takeGuardsWith(ctx context.Context, l *handle.Locks, wait handle.Budget, places []handle.Place, on lent, begin *strategy.Beginning, pooled bool) (undo func(), err error) {
 	before := len(s.guards)
 	undo = func() { s.drop(before) }
 	if wait.None() {
@@ -130,7 +128,7 @@ func (s *scope) takeGuardsWith(ctx context.Context, l *handle.Locks, wait handle
 	}
 	versions, err = s.uncovered(versions)
 	if err == nil && len(versions) > 0 {
-		err = s.remember(ctx, l, versions, wait.Left(), link, begin, pooled)
+		err = s.remember(ctx, l, versions, wait.Left(), on, begin, pooled)
 	}
 	if err != nil {
 		undo()
@@ -153,8 +151,8 @@ func (s *scope) takeLock(ctx context.Context, l *handle.Locks, p handle.Place, w
 }
 
 // remember notes the versions of places, in one statement: one strategy alone compares. begin
-// is the transaction on link that may begin with it; nil for none.
-func (s *scope) remember(ctx context.Context, l *handle.Locks, places []handle.Place, wait time.Duration, link *pool.Conn, begin *strategy.Beginning, pooled bool) error {
+// is the transaction on the connection lent that may begin with it; nil for none.
+func (s *scope) remember(ctx context.Context, l *handle.Locks, places []handle.Place, wait time.Duration, on lent, begin *strategy.Beginning, pooled bool) error {
 	of := l.Sought(places...)
 	r := strategy.Request{Wait: wait, Wants: s.k.WaitingFor(s.caller(pooled), of), Begin: begin}
 	for _, p := range places {
@@ -163,7 +161,7 @@ func (s *scope) remember(ctx context.Context, l *handle.Locks, places []handle.P
 	seen := s.k.Observe(ctx, places...)
 	ctx = seen.Context(ctx)
 	by := l.By(places[0])
-	held, err := takeOn(ctx, link, by, r)
+	held, err := on.take(ctx, by, r)
 	err = s.k.Refused(strategy.Naming(err, r.Places), places)
 	s.k.Answered(seen, 0, err)
 	if err != nil {
