@@ -283,9 +283,7 @@ func (u *unit) abandon(cause error) {
 		_ = u.finish(false)
 		u.cause = u.error("statement", cause)
 		u.scope.failed = u.cause
-		if u.hold != nil {
-			u.hold.cancel(lockerr.ErrLost)
-		}
+		u.cancelHolds()
 	}
 }
 

@@ -94,7 +94,7 @@ func (s *scope) drop(keep int) {
 		return
 	}
 	for _, hold := range s.joined {
-		hold.cancel(lockerr.ErrLost)
+		hold.cancel(hold.guard.overError("statement"))
 	}
 	s.joined = nil
 	if s.owed != "" {
