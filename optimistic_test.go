@@ -7,11 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+	"weak"
 
 	"github.com/DATA-DOG/go-sqlmock"
 
@@ -1778,3 +1780,112 @@ func TestRecordOptimisticDo(t *testing.T) {
 		r.want("control1: "+sqlVersion, "session1: SELECT stock FROM p", "session1: COMMIT")
 	})
 }
+
+// TestNothingIsRememberedOfALockContextThatIsOver: a lock context is garbage as soon as the
+// application has dropped it, also if it has read and never committed, and if the context
+// around it goes on as long as the program.
+func TestNothingIsRememberedOfALockContextThatIsOver(t *testing.T) {
+	uses := map[string]func(ctx context.Context, db *sql.DB) error{
+		"read, decide, write": func(ctx context.Context, db *sql.DB) error {
+			if _, err := read(ctx, db, 1); err != nil {
+				return err
+			}
+			_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
+			return err
+		},
+		"exec": func(ctx context.Context, db *sql.DB) error {
+			_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
+			return err
+		},
+		"rollback": func(ctx context.Context, db *sql.DB) error {
+			tx, err := db.BeginTx(ctx, nil)
+			if err != nil {
+				return err
+			}
+			_, err = tx.Exec("UPDATE p SET stock = stock + 1 WHERE id = 1")
+			return errors.Join(err, tx.Rollback())
+		},
+		"refused": func(ctx context.Context, db *sql.DB) error {
+			if _, err := db.ExecContext(ctx, "UPDATE nowhere SET stock = 1"); err == nil {
+				return errors.New("no error")
+			}
+			return nil
+		},
+		"Do": func(ctx context.Context, db *sql.DB) error {
+			return mysqllock.Do(ctx, db, "inner", func(ctx context.Context) error { _, err := read(ctx, db, 1); return err })
+		},
+	}
+	reads := map[string]func(ctx context.Context, db *sql.DB) error{
+		"read": func(ctx context.Context, db *sql.DB) error { _, err := read(ctx, db, 1); return err },
+		"prepared": func(ctx context.Context, db *sql.DB) error {
+			st, err := db.PrepareContext(ctx, "SELECT stock FROM p WHERE id = 1")
+			if err != nil {
+				return err
+			}
+			defer st.Close()
+			var n int
+			return st.QueryRowContext(ctx).Scan(&n)
+		},
+		"a write that fails": func(ctx context.Context, db *sql.DB) error {
+			if _, err := read(ctx, db, 1); err != nil {
+				return err
+			}
+			if _, err := db.ExecContext(ctx, "UPDATE nowhere SET stock = 1"); err == nil {
+				return errors.New("no error")
+			}
+			return nil
+		},
+	}
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		long, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		for mode, params := range map[string][]string{"": nil, "maxConns": {"maxConns=6"}} {
+			db := s.open(params...)
+			check := func(kind, way string, opt lockctx.Option, outer context.Context, use func(context.Context, *sql.DB) error) {
+				t.Helper()
+				left := s.leftOf(db, outer, opt, use)
+				if left > 5 { // one for each connection may be the last that it was used with
+					t.Errorf("%s %s, %s: %d of 40 lock contexts are remembered", kind, way, mode, left)
+				}
+			}
+			for kind, opt := range map[string]lockctx.Option{
+				"row": lockctx.Row(), "lease": lockctx.Lease(30 * time.Second), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic(),
+			} {
+				for way, use := range uses {
+					check(kind, way, opt, long, use)
+				}
+			}
+			for way, use := range reads {
+				check("optimistic", way, lockctx.Optimistic(), long, use)
+				check("optimistic, endless", way, lockctx.Optimistic(), context.Background(), use)
+			}
+		}
+	})
+}
+
+// leftOf returns how many of 40 lock contexts are still remembered after they were used.
+func (s *scratch) leftOf(db *sql.DB, outer context.Context, opt lockctx.Option, use func(context.Context, *sql.DB) error) (left int) {
+	type mark struct{ _ [64]byte }
+	var all []weak.Pointer[mark]
+	for i := range 40 {
+		own := new(mark)
+		all = append(all, weak.Make(own))
+		ctx := context.WithValue(outer, markKey{}, own)
+		dbtest.OK(s.T, use(lockctx.With(ctx, fmt.Sprint("k", i%3), opt), db))
+	}
+	for try := 0; try < 50; try++ {
+		runtime.GC()
+		left = 0
+		for _, m := range all {
+			if m.Value() != nil {
+				left++
+			}
+		}
+		if left <= 5 {
+			return left
+		}
+	}
+	return left
+}
+
+type markKey struct{}

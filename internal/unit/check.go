@@ -64,7 +64,7 @@ func (s *scope) lost(g *guard) {
 
 // fail ends the unit of work, which has lost a guard.
 func (s *scope) fail(cause error) {
-	if s.unwatch != nil {
+	if s.until != nil {
 		s.failed = cause // what was decided under it must not be written without it
 	}
 	if s.unit != nil {

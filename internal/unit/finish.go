@@ -120,7 +120,7 @@ func (u *unit) finishCommit() error {
 		return nil
 	}
 	err = u.unfinished("commit", err, refused, c.awaitEnd)
-	if u.scope.unwatch != nil || u.on.spends() && u.hold == nil {
+	if u.scope.until != nil || u.on.spends() && u.hold == nil {
 		u.scope.failed = err // what was read before must not decide on what is written without it
 	}
 	return err

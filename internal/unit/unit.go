@@ -225,7 +225,7 @@ func (u *unit) lose(cause error, gone bool) {
 	u.detach(u.scope.guards)
 	u.free()
 	u.cancelHolds()
-	if own := u.on.spends(); u.hold == nil && (own && len(u.stack) == 0 && !u.keep || conflict && (own || u.scope.unwatch != nil)) {
+	if own := u.on.spends(); u.hold == nil && (own && len(u.stack) == 0 && !u.keep || conflict && (own || u.scope.until != nil)) {
 		u.scope.failed = u.cause // what was decided in it must not be written without it
 	}
 	if len(u.stack) == 0 {
