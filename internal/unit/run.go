@@ -5,10 +5,12 @@ import (
 	"context"
 	"database/sql/driver"
 	"errors"
+	"slices"
 
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/statement"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
@@ -25,7 +27,7 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	r, res, err := u.send(ctx, st)
 	u.on.ran(st, err)
 	if err != nil {
-		err = u.check(op, err)
+		err = u.check(op, u.overtaken(ctx, err))
 		u.give()
 		release()
 		return nil, nil, err
@@ -199,6 +201,8 @@ func (u *unit) check(op string, err error) error {
 	}
 	gone := server.Gone(err, u.link.Conn)
 	switch {
+	case errors.Is(err, lockerr.ErrConflict):
+		err = u.error(op, err)
 	case server.Changed(err):
 		err = u.error(op, lockerr.With(lockerr.ErrConflict, err))
 	case server.Deadlock(err):
@@ -211,6 +215,27 @@ func (u *unit) check(op string, err error) error {
 		return err
 	}
 	u.lose(err, gone)
+	return err
+}
+
+// overtaken adds ErrConflict to an error of the server, with which a statement of a unit
+// that has written has failed, if somebody has committed under one of its versions
+// meanwhile: the loser of a race to insert a row gets a duplicate key, for example. Such a
+// unit cannot commit any more. Only a failed statement asks.
+func (u *unit) overtaken(ctx context.Context, err error) error {
+	if !u.wrote || server.Number(err) == 0 || u.l.Info().EndsTransaction(err) {
+		return err
+	}
+	all := slices.Concat(u.scope.guards, u.enclosing)
+	for _, g := range u.scope.guards {
+		v, ok := g.held.(strategy.Versioned)
+		if !ok || slices.ContainsFunc(all, func(lease *guard) bool { return lease.covers(g.Place) }) {
+			continue
+		}
+		if moved, _ := v.Moved(ctx); moved {
+			return lockerr.With(lockerr.ErrConflict, err)
+		}
+	}
 	return err
 }
 
