@@ -54,7 +54,12 @@ func (u *unit) finish(commit bool) error {
 		return err
 	}
 	defer u.give()
-	if u.settle(); u.cause != nil {
+	if u.settle(); commit {
+		ctx, cancel := context.WithTimeout(context.Background(), commitLimit)
+		_ = u.settleDoubts(ctx, "commit")
+		cancel()
+	}
+	if u.cause != nil {
 		u.end()
 		return u.cause
 	}

@@ -64,10 +64,11 @@ type unit struct {
 	lifetime
 	relying // what its transaction means for decisions
 
-	touched  bool     // something has run in it, or may have, beside the lock that it began with
-	read     bool     // a plain read has run, so the snapshot is taken
-	wrote    bool     // a statement has run that may have written
-	compared []*guard // whose versions its commit has compared and set
+	touched  bool                          // something has run in it, or may have, beside the lock that it began with
+	doubts   []func(context.Context) error // ask what earlier statements have done to the transaction
+	read     bool                          // a plain read has run, so the snapshot is taken
+	wrote    bool                          // a statement has run that may have written
+	compared []*guard                      // whose versions its commit has compared and set
 }
 
 // rowLocks are the row locks of a unit.
