@@ -12,6 +12,7 @@ require (
 	github.com/uptrace/bun/dialect/mysqldialect v1.3.0
 	gorm.io/driver/mysql v1.6.0
 	gorm.io/gorm v1.31.2
+	gorm.io/plugin/dbresolver v1.6.2
 	xorm.io/xorm v1.4.2
 )
 

@@ -134,6 +134,18 @@ func (k *Handle) beside(p Place) error {
 	return nil
 }
 
+// HeldElsewhere reports whether units of work of the lock context hold something through
+// other handles.
+func (k *Handle) HeldElsewhere(s *hint.Scope) bool {
+	if s == nil {
+		return false
+	}
+	all := holdingsOf(s)
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	return slices.ContainsFunc(all.held, func(held holding) bool { return held.k != k })
+}
+
 // elsewhere returns an error where the lock context holds one of the keys of h
 // through another handle: to wait for it would be to wait for oneself.
 func (k *Handle) elsewhere(h *hint.Hint) error {

@@ -54,7 +54,7 @@ func (c *Conn) runRead(ctx context.Context, s *scope, h *hint.Hint, st *statemen
 	if err != nil {
 		return nil, nil, err
 	}
-	s.hasRead(st, len(s.guards) > 0)
+	s.hasRead(s.k, st, len(s.guards) > 0)
 	noteHolds(st)
 	return r, res, nil
 }

@@ -186,7 +186,7 @@ func (u *unit) ran(st *statement.Statement, r *statement.Rows, res driver.Result
 	switch {
 	case u.inside():
 		u.fresh = u.fresh || st.Info.Tables
-	case u.scope.hasRead(st, len(u.rows) > 0 || len(u.scope.guards) > 0):
+	case u.scope.hasRead(u.scope.k, st, len(u.rows) > 0 || len(u.scope.guards) > 0):
 		u.relied = u.relied || len(u.rows) > 0
 	}
 	noteHolds(st)
