@@ -124,14 +124,45 @@ func TestProcedureThatCommits(t *testing.T) {
 			t.Errorf("a procedure that fails: %v", err)
 		}
 		s.wantLocked("k", true)
-		if _, err := tx.Exec("CALL leaky()"); !errors.Is(err, mysqllock.ErrLost) {
-			t.Errorf("a procedure that commits: %v", err)
-		}
+		dbtest.Exec(t, tx, "CALL leaky()") // whether it has ended the transaction is asked before the next statement
 		if _, err := tx.Exec("UPDATE p SET stock = 99 WHERE id = 2"); !errors.Is(err, mysqllock.ErrLost) {
 			t.Errorf("the next statement: %v", err)
 		}
 		tx.Rollback()
 		s.wantStock(2, 10)
+
+		for what, next := range map[string]func(context.Context, *sql.Tx) error{
+			"commit": func(_ context.Context, tx *sql.Tx) error { return tx.Commit() },
+			"a look at what it left, and commit": func(_ context.Context, tx *sql.Tx) error {
+				var n int
+				dbtest.OK(t, tx.QueryRow("SELECT ROW_COUNT()").Scan(&n))
+				return tx.Commit()
+			},
+			"savepoint": func(ctx context.Context, _ *sql.Tx) error { _, err := db.BeginTx(ctx, nil); return err },
+			"another key": func(ctx context.Context, tx *sql.Tx) error {
+				_, err := tx.ExecContext(lockctx.With(ctx, "other", lockctx.AllowStale()), "UPDATE p SET stock = 99 WHERE id = 2")
+				return err
+			},
+			"a text that goes back": func(_ context.Context, tx *sql.Tx) error { _, err := tx.Exec("ROLLBACK TO SAVEPOINT mine"); return err },
+		} {
+			ctx := lockctx.With(dbtest.Limited(t), "k")
+			tx, err := db.BeginTx(ctx, nil)
+			dbtest.OK(t, err)
+			dbtest.Exec(t, tx, "SAVEPOINT mine")
+			dbtest.Exec(t, tx, "CALL leaky()")
+			if err := next(ctx, tx); !errors.Is(err, mysqllock.ErrLost) {
+				t.Errorf("%s after a procedure that commits: %v", what, err)
+			}
+			tx.Rollback()
+			s.wantStock(2, 10)
+		}
+		// Outside of a transaction COMMIT follows at once.
+		for _, text := range []string{"CALL leaky()", "CALL leaky_and_failing()"} {
+			dbtest.Exec(t, s.plain, "CREATE PROCEDURE IF NOT EXISTS leaky_and_failing() BEGIN COMMIT; SIGNAL SQLSTATE '45000'; END")
+			if _, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "k"), text); !errors.Is(err, mysqllock.ErrLost) {
+				t.Errorf("%s outside of a transaction: %v", text, err)
+			}
+		}
 	})
 }
 

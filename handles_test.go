@@ -203,9 +203,14 @@ func TestHoldOnAnotherServer(t *testing.T) {
 			}
 		}
 		there.wantStock(1, 10)
-		n, err := read(h.Context(), db2, 1)
+		if _, err := read(h.Context(), db2, 1); !errors.Is(err, mysqllock.ErrUnsafe) || !strings.Contains(err.Error(), "lockctx.Without") {
+			t.Errorf("a read on another server: %v", err)
+		}
+		var one int
+		dbtest.OK(t, db2.QueryRowContext(h.Context(), "SELECT 1").Scan(&one)) // nobody decides on that
+		n, err := read(lockctx.Without(h.Context()), db2, 1)
 		if err != nil || n != 10 {
-			t.Errorf("a read on another server: %d, %v", n, err)
+			t.Errorf("a read on another server without the lock: %d, %v", n, err)
 		}
 		dbtest.OK(t, writers["BeginTx"](lockctx.Without(h.Context()), db2))
 		there.wantStock(1, 9)
@@ -288,6 +293,63 @@ func TestLockContextWithTwoHandles(t *testing.T) {
 		dbtest.OK(t, tx.Rollback())
 		dbtest.OK(t, writers["Exec"](slot, db2))
 	})
+}
+
+// TestReadsOfAnotherHandleAreRefused: reads go to a handle of another server, which is not
+// read-only, and writes to this one, as with GORM's dbresolver. Both have locks of their own.
+func TestReadsOfAnotherHandleAreRefused(t *testing.T) {
+	t.Parallel()
+	servers := dbtest.Each(t)
+	if len(servers) < 2 {
+		t.Skip("one server")
+	}
+	for name, opt := range map[string]lockctx.Option{
+		"row": lockctx.Row(), "lease": lockctx.Lease(30 * time.Second), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic(),
+	} {
+		here, there := newScratch(servers[0].Beside(t)), newScratch(servers[1].Beside(t))
+		source, replica := here.open(), there.open()
+		unsafe := func(what string, err error) {
+			t.Helper()
+			var e *mysqllock.Error
+			if !errors.Is(err, mysqllock.ErrUnsafe) || !errors.As(err, &e) || e.Key != "k" || !strings.Contains(err.Error(), "handle") {
+				t.Errorf("%s, %s: %v", name, what, err)
+			}
+		}
+		for range 5 {
+			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), source, "k", func(ctx context.Context) error {
+				_, err := read(ctx, replica, 1)
+				unsafe("a read in Do", err)
+				_, err = read(lockctx.Without(ctx), replica, 1)
+				return err
+			}, opt))
+			for how, write := range writers {
+				if how == "another key" {
+					continue
+				}
+				ctx, cancel := context.WithCancel(dbtest.Limited(t))
+				ctx = lockctx.With(ctx, "k", opt)
+				_, err := read(ctx, replica, 1)
+				dbtest.OK(t, err)
+				unsafe("a read, then "+how, write(ctx, source))
+				cancel()
+			}
+			ctx, cancel := context.WithCancel(dbtest.Limited(t))
+			ctx = lockctx.With(ctx, "k", opt)
+			tx, err := source.BeginTx(ctx, nil)
+			dbtest.OK(t, err)
+			_, err = read(ctx, replica, 1)
+			unsafe("a read beside a transaction", err)
+			dbtest.OK(t, tx.Rollback())
+			_, err = read(ctx, source, 1)
+			dbtest.OK(t, err)
+			_, err = read(ctx, replica, 1)
+			unsafe("a read after a read", err)
+			dbtest.OK(t, writers["Exec"](ctx, source))
+			cancel()
+			here.wantStock(1, 9)
+			dbtest.Exec(t, here.plain, "UPDATE p SET stock = 10")
+		}
+	}
 }
 
 // TestLockContextWithTwoTables: what is not the same lock is no conflict.

@@ -72,8 +72,9 @@ func badRetry(why string) error {
 }
 
 // Context returns the context in which queries are inside the hold. It ends
-// with the hold, and with the context that Acquire was given; where the lock
-// was lost, [context.Cause] is ErrLost.
+// with the hold, and with the context that Acquire was given; if the lock was lost,
+// [context.Cause] is an [*Error] with the key and the reason, which matches ErrLost, or
+// ErrConflict.
 func (h *Hold) Context() context.Context { return h.hold.Context() }
 
 // Token returns the fencing token of the hold's lease. Each grant of a key raises it
@@ -150,8 +151,11 @@ func Slot(ctx context.Context) (slot int, ok bool) {
 // With a lease fn is for long work: its transactions, and its single statements
 // that write, commit one by one, each only as long as the lease is ours. fn's
 // context ends as soon as the lease may be lost; an fn that does not look at it
-// goes on, but cannot commit. Then Do returns ErrLost where fn returned nil.
+// goes on, but cannot commit.
 // Retry is a bad hint.
+//
+// If the lock was lost, Do says so whatever fn returns: ErrDeadlock, ErrConflict or
+// ErrLost are joined to fn's error, unless that matches them, and Retry goes by them, too.
 //
 // For the rest Do is [Acquire].
 //
@@ -215,9 +219,30 @@ func (k *connector) run(ctx context.Context, keys []string, fn func(context.Cont
 	returned = true
 	if err != nil {
 		_ = h.Rollback()
-		return err
+		return h.withLoss(err)
 	}
 	return h.Release()
+}
+
+// withLoss adds to err, which was returned in the hold, how that was lost, unless err
+// says it. An ORM may hide it: behind sql.ErrTxDone of its own rollback, for example.
+func (h *Hold) withLoss(err error) error {
+	for _, of := range append(h.outer, h.hold) {
+		if loss := of.Loss(); loss != nil && !says(err, loss) {
+			err = errors.Join(err, loss)
+		}
+	}
+	return err
+}
+
+// says reports whether err matches the sentinel that tells most of a loss.
+func says(err, loss error) bool {
+	for _, sentinel := range []error{ErrDeadlock, ErrConflict, ErrLost, ErrClosed} {
+		if errors.Is(loss, sentinel) {
+			return errors.Is(err, sentinel)
+		}
+	}
+	return false
 }
 
 // acquire takes the locks on keys.

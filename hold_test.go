@@ -352,3 +352,210 @@ func TestOtherDriver(t *testing.T) {
 		t.Error("Stats of another driver's handle")
 	}
 }
+
+// losses are ways in which the transaction of a hold is lost, and what Do is to say then.
+func (s *scratch) losses() map[string]loss {
+	for _, number := range []int{1213, 1020} {
+		dbtest.Exec(s.T, s.plain, fmt.Sprintf("CREATE PROCEDURE IF NOT EXISTS fails_%d() SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = %[1]d, MESSAGE_TEXT = 'as the server says it'", number))
+	}
+	fails := func(number int) func(context.Context, execer) {
+		return func(ctx context.Context, on execer) {
+			if _, err := on.ExecContext(ctx, fmt.Sprintf("CALL fails_%d()", number)); err == nil {
+				s.T.Errorf("no error %d", number)
+			}
+		}
+	}
+	return map[string]loss{
+		"deadlock":        {fails(1213), mysqllock.ErrDeadlock},
+		"changed":         {fails(1020), mysqllock.ErrConflict},
+		"lost connection": {s.killOwn, mysqllock.ErrLost},
+	}
+}
+
+type loss struct {
+	meet func(ctx context.Context, on execer)
+	want error
+}
+
+type execer interface {
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+}
+
+// killOwn ends the connection on which statements with ctx run.
+func (s *scratch) killOwn(ctx context.Context, on execer) {
+	var id int
+	dbtest.OK(s.T, on.QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&id))
+	dbtest.Exec(s.T, s.plain, fmt.Sprintf("KILL %d", id))
+	if _, err := on.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 1"); err == nil {
+		s.T.Error("a write on a connection that was killed")
+	}
+}
+
+// in are the ways in which the functions of these tests use a hold.
+func (s *scratch) in(db *sql.DB) map[string]func(ctx context.Context, meet func(context.Context, execer)) {
+	return map[string]func(context.Context, func(context.Context, execer)){
+		"single statements": func(ctx context.Context, meet func(context.Context, execer)) { meet(ctx, db) },
+		"a transaction": func(ctx context.Context, meet func(context.Context, execer)) {
+			tx, err := db.BeginTx(ctx, nil)
+			dbtest.OK(s.T, err)
+			meet(ctx, tx)
+			_ = tx.Rollback() // sql.ErrTxDone: it is what GORM returns
+		},
+		"a transaction that is left open": func(ctx context.Context, meet func(context.Context, execer)) {
+			tx, err := db.BeginTx(ctx, nil)
+			dbtest.OK(s.T, err)
+			meet(ctx, tx)
+		},
+		"an inner Do": func(ctx context.Context, meet func(context.Context, execer)) {
+			_ = mysqllock.Do(ctx, db, "inner", func(ctx context.Context) error { meet(ctx, db); return nil })
+		},
+	}
+}
+
+func TestDoTellsALossThatItsFunctionHides(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open()
+		for what, loss := range s.losses() {
+			for how, use := range s.in(db) {
+				for kind, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "optimistic": lockctx.Optimistic()} {
+					for _, returned := range []error{nil, sql.ErrTxDone, context.Canceled} {
+						name := fmt.Sprintf("%s in %s, %s, %v", what, how, kind, returned)
+						err := mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
+							use(ctx, loss.meet)
+							var e *mysqllock.Error
+							if cause := context.Cause(ctx); !errors.As(cause, &e) || !errors.Is(cause, loss.want) {
+								t.Errorf("%s: the cause of the hold's context is %v", name, cause)
+							} else if kind == "row" && !strings.Contains(e.Key, "k") {
+								t.Errorf("%s: the cause has the key %q", name, e.Key)
+							}
+							return returned
+						}, opt)
+						if !errors.Is(err, loss.want) || returned != nil && !errors.Is(err, returned) {
+							t.Errorf("%s: Do returned %v", name, err)
+						}
+					}
+				}
+			}
+		}
+		s.wantStock(1, 10)
+	})
+}
+
+func TestInnerDoTellsALossThatItsFunctionHides(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open()
+		for what, loss := range s.losses() {
+			for how, use := range s.in(db) {
+				for _, returned := range []error{nil, sql.ErrTxDone} {
+					name := fmt.Sprintf("%s in %s, %v", what, how, returned)
+					ctx := lockctx.With(dbtest.Limited(t), "k")
+					tx, err := db.BeginTx(ctx, nil)
+					dbtest.OK(t, err)
+					err = mysqllock.Do(ctx, db, "j", func(ctx context.Context) error { use(ctx, loss.meet); return returned })
+					if !errors.Is(err, loss.want) || returned != nil && !errors.Is(err, returned) {
+						t.Errorf("%s: Do returned %v", name, err)
+					}
+					if err := tx.Commit(); err == nil {
+						t.Errorf("%s: the transaction around it was committed", name)
+					}
+				}
+			}
+		}
+	})
+}
+
+func TestRetryRunsAgainAfterADeadlockThatIsHidden(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open()
+		all := s.losses()
+		delete(all, "lost connection")
+		for what, loss := range all {
+			for how, use := range s.in(db) {
+				for _, returned := range []error{nil, sql.ErrTxDone} {
+					runs := 0
+					err := mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
+						if runs++; runs < 3 {
+							use(ctx, loss.meet)
+							return returned
+						}
+						_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+						return err
+					}, lockctx.Retry(3))
+					if err != nil || runs != 3 {
+						t.Errorf("%s in %s, %v: %d runs, %v", what, how, returned, runs, err)
+					}
+				}
+			}
+		}
+		s.wantStock(1, 10-2*2*4)
+	})
+}
+
+// TestDoTellsALostLease: its function returns what its statement said, or nothing of it.
+func TestDoTellsALostLease(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open("lockTTL=2s")
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { return nil }, lockctx.Lease(2*time.Second))) // makes the table
+		lose := map[string]func(){
+			"lease": func() { s.steal("k") },
+			"advisory": func() {
+				dbtest.Exec(t, s.plain, fmt.Sprintf("KILL %d", s.named("k")))
+			},
+		}
+		for kind, opt := range map[string]lockctx.Option{"lease": lockctx.Lease(2 * time.Second), "advisory": lockctx.Advisory()} {
+			for how, run := range map[string]func(context.Context, func(context.Context) error) error{
+				"one key": func(ctx context.Context, f func(context.Context) error) error {
+					return mysqllock.Do(ctx, db, "k", f, opt)
+				},
+				"two keys": func(ctx context.Context, f func(context.Context) error) error {
+					return mysqllock.DoKeys(ctx, db, []string{"k", "l"}, f, opt)
+				},
+				"inside another": func(ctx context.Context, f func(context.Context) error) error {
+					return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { return mysqllock.Do(ctx, db, "l", f) }, opt)
+				},
+				"joined": func(ctx context.Context, f func(context.Context) error) error {
+					return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { return mysqllock.Do(ctx, db, "k", f, opt) }, opt)
+				},
+			} {
+				err := run(dbtest.Limited(t), func(ctx context.Context) error {
+					lose[kind]()
+					<-ctx.Done()
+					var e *mysqllock.Error
+					if cause := context.Cause(ctx); !errors.As(cause, &e) || e.Key != "k" && how != "two keys" || e.Key == "" || e.Strategy != kind || !errors.Is(e, mysqllock.ErrLost) {
+						t.Errorf("%s, %s: the cause is %v", kind, how, cause)
+					}
+					return ctx.Err()
+				})
+				var e *mysqllock.Error
+				if !errors.Is(err, mysqllock.ErrLost) || !errors.Is(err, context.Canceled) || !errors.As(err, &e) || e.Key == "" {
+					t.Errorf("%s, %s: Do returned %v", kind, how, err)
+				}
+				dbtest.Exec(t, s.plain, "UPDATE mysqllock SET owner = NULL")
+			}
+		}
+	})
+}
+
+// TestTheEndOfTheCallersContextIsNoLoss: what a function returns then is all that Do says.
+func TestTheEndOfTheCallersContextIsNoLoss(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open()
+		for kind, opt := range map[string]lockctx.Option{
+			"row": lockctx.Row(), "lease": lockctx.Lease(30 * time.Second), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic(),
+		} {
+			ctx, cancel := context.WithCancel(dbtest.Limited(t))
+			mine := errors.New("mine")
+			err := mysqllock.Do(ctx, db, kind, func(ctx context.Context) error {
+				_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock WHERE id = 1")
+				dbtest.OK(t, err)
+				cancel()
+				<-ctx.Done()
+				return mine
+			}, opt)
+			if !errors.Is(err, mine) || errors.Is(err, mysqllock.ErrLost) {
+				t.Errorf("%s: Do returned %v", kind, err)
+			}
+		}
+	})
+}

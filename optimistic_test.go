@@ -7,11 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+	"weak"
 
 	"github.com/DATA-DOG/go-sqlmock"
 
@@ -647,17 +649,16 @@ func TestOptimisticFailedWrite(t *testing.T) {
 			s.wantStock(1, n+1)
 			wantVersion(t, ctx, s.token("k"))
 		}
-		// The same with another after the failed one has met a conflict.
+		// If the failed one meets a conflict, that is its error, and nothing goes on.
 		ctx := optimistically(t)
 		_, err := read(ctx, db, 1)
 		dbtest.OK(t, err)
 		_, err = other.ExecContext(optimistically(t), increment, 60)
 		dbtest.OK(t, err)
-		if _, err := db.ExecContext(ctx, duplicate); err == nil {
-			t.Error("a duplicate was inserted")
-		}
+		_, err = db.ExecContext(ctx, duplicate)
+		wantConflict(t, "the duplicate", err, "exec")
 		_, err = db.ExecContext(ctx, increment, 1)
-		wantConflict(t, "the write", err, "commit")
+		wantConflict(t, "the write", err, "exec")
 		s.wantStock(1, 60)
 	})
 }
@@ -1776,5 +1777,250 @@ func TestRecordOptimisticDo(t *testing.T) {
 		r.want("control1: "+sqlVersion, "session1: SELECT stock FROM p", "session1: UPDATE p SET stock = 1", "session1: ROLLBACK")
 		r.is(mysqllock.Do(ctx, r.db, "k", func(ctx context.Context) error { return r.read(ctx, r.db) }, lockctx.Optimistic()), nil)
 		r.want("control1: "+sqlVersion, "session1: SELECT stock FROM p", "session1: COMMIT")
+	})
+}
+
+// TestNothingIsRememberedOfALockContextThatIsOver: a lock context is garbage as soon as the
+// application has dropped it, also if it has read and never committed, and if the context
+// around it goes on as long as the program.
+func TestNothingIsRememberedOfALockContextThatIsOver(t *testing.T) {
+	uses := map[string]func(ctx context.Context, db *sql.DB) error{
+		"read, decide, write": func(ctx context.Context, db *sql.DB) error {
+			if _, err := read(ctx, db, 1); err != nil {
+				return err
+			}
+			_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
+			return err
+		},
+		"exec": func(ctx context.Context, db *sql.DB) error {
+			_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
+			return err
+		},
+		"rollback": func(ctx context.Context, db *sql.DB) error {
+			tx, err := db.BeginTx(ctx, nil)
+			if err != nil {
+				return err
+			}
+			_, err = tx.Exec("UPDATE p SET stock = stock + 1 WHERE id = 1")
+			return errors.Join(err, tx.Rollback())
+		},
+		"refused": func(ctx context.Context, db *sql.DB) error {
+			if _, err := db.ExecContext(ctx, "UPDATE nowhere SET stock = 1"); err == nil {
+				return errors.New("no error")
+			}
+			return nil
+		},
+		"Do": func(ctx context.Context, db *sql.DB) error {
+			return mysqllock.Do(ctx, db, "inner", func(ctx context.Context) error { _, err := read(ctx, db, 1); return err })
+		},
+	}
+	reads := map[string]func(ctx context.Context, db *sql.DB) error{
+		"read": func(ctx context.Context, db *sql.DB) error { _, err := read(ctx, db, 1); return err },
+		"prepared": func(ctx context.Context, db *sql.DB) error {
+			st, err := db.PrepareContext(ctx, "SELECT stock FROM p WHERE id = 1")
+			if err != nil {
+				return err
+			}
+			defer st.Close()
+			var n int
+			return st.QueryRowContext(ctx).Scan(&n)
+		},
+		"a write that fails": func(ctx context.Context, db *sql.DB) error {
+			if _, err := read(ctx, db, 1); err != nil {
+				return err
+			}
+			if _, err := db.ExecContext(ctx, "UPDATE nowhere SET stock = 1"); err == nil {
+				return errors.New("no error")
+			}
+			return nil
+		},
+	}
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		long, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		for mode, params := range map[string][]string{"": nil, "maxConns": {"maxConns=6"}} {
+			db := s.open(params...)
+			check := func(kind, way string, opt lockctx.Option, outer context.Context, use func(context.Context, *sql.DB) error) {
+				t.Helper()
+				s.forgets(fmt.Sprintf("%s %s, %s", kind, way, mode), func(own context.Context, key string) {
+					dbtest.OK(t, use(lockctx.With(own, key, opt), db))
+				}, outer)
+			}
+			for kind, opt := range map[string]lockctx.Option{
+				"row": lockctx.Row(), "lease": lockctx.Lease(30 * time.Second), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic(),
+			} {
+				for way, use := range uses {
+					check(kind, way, opt, long, use)
+				}
+			}
+			for way, use := range reads {
+				check("optimistic", way, lockctx.Optimistic(), long, use)
+				check("optimistic, endless", way, lockctx.Optimistic(), context.Background(), use)
+			}
+		}
+	})
+}
+
+// forgets fails the test unless the contexts that were used are garbage soon. A few may be the
+// last ones that a connection, or what is given back behind the caller, was used with.
+func (s *scratch) forgets(what string, use func(own context.Context, key string), outer context.Context) {
+	s.T.Helper()
+	const all, few = 40, 15
+	type mark struct{ _ [64]byte }
+	var marks []weak.Pointer[mark]
+	for i := range all {
+		own := new(mark)
+		marks = append(marks, weak.Make(own))
+		use(context.WithValue(outer, markKey{}, own), fmt.Sprint("k", i%3))
+	}
+	dbtest.Eventually(s.T, what, func() error {
+		runtime.GC()
+		left := 0
+		for _, m := range marks {
+			if m.Value() != nil {
+				left++
+			}
+		}
+		if left > few {
+			return fmt.Errorf("%d of %d lock contexts are remembered", left, all)
+		}
+		return nil
+	})
+}
+
+type markKey struct{}
+
+// TestAStatementThatFailsOnWhatOthersCommittedIsAConflict: two callers both see that a row is
+// missing, or is there, and the second one's write fails on what the first one has done.
+func TestAStatementThatFailsOnWhatOthersCommittedIsAConflict(t *testing.T) {
+	races := map[string]struct {
+		rival, own string
+		number     []uint16
+	}{
+		"duplicate key": {"INSERT INTO child (id, p) VALUES (7, 1)", "INSERT INTO child (id, p) VALUES (7, 2)", []uint16{1062}},
+		"deleted row":   {"DELETE FROM parent WHERE id = 3", "INSERT INTO child (id, p) VALUES (8, 3)", []uint16{1452}},
+		"referred row":  {"INSERT INTO child (id, p) VALUES (9, 2)", "DELETE FROM parent WHERE id = 2", []uint16{1451}},
+		"check":         {"UPDATE parent SET n = 0 WHERE id = 1", "UPDATE parent SET n = n - 1 WHERE id = 1", []uint16{3819, 4025}},
+	}
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db, other := s.open(), s.open()
+		fresh := func() {
+			for _, text := range []string{
+				"DROP TABLE IF EXISTS child", "DROP TABLE IF EXISTS parent",
+				"CREATE TABLE parent (id INT PRIMARY KEY, n INT NOT NULL, CHECK (n >= 0))",
+				"CREATE TABLE child (id INT PRIMARY KEY, p INT, FOREIGN KEY (p) REFERENCES parent (id))",
+				"INSERT INTO parent VALUES (1, 1), (2, 1), (3, 1)",
+			} {
+				dbtest.Exec(t, s.plain, text)
+			}
+		}
+		optimistic := func(key string) context.Context { return lockctx.With(dbtest.Limited(t), key, lockctx.Optimistic()) }
+		ways := map[string]func(key, own string, meanwhile func()) error{
+			"BeginTx": func(key, own string, meanwhile func()) error {
+				tx, err := db.BeginTx(optimistic(key), nil)
+				if err != nil {
+					return err
+				}
+				defer tx.Rollback()
+				meanwhile()
+				if _, err := tx.Exec(own); err != nil {
+					return err
+				}
+				return tx.Commit()
+			},
+			"read and Exec": func(key, own string, meanwhile func()) error {
+				ctx := optimistic(key)
+				if _, err := read(ctx, db, 1); err != nil {
+					return err
+				}
+				meanwhile()
+				_, err := db.ExecContext(ctx, own)
+				return err
+			},
+			"prepared": func(key, own string, meanwhile func()) error {
+				ctx := optimistic(key)
+				tx, err := db.BeginTx(ctx, nil)
+				if err != nil {
+					return err
+				}
+				defer tx.Rollback()
+				st, err := tx.PrepareContext(ctx, own)
+				if err != nil {
+					return err
+				}
+				defer st.Close()
+				meanwhile()
+				if _, err := st.ExecContext(ctx); err != nil {
+					return err
+				}
+				return tx.Commit()
+			},
+			"Do": func(key, own string, meanwhile func()) error {
+				return mysqllock.Do(dbtest.Limited(t), db, key, func(ctx context.Context) error {
+					if _, err := read(ctx, db, 1); err != nil {
+						return err
+					}
+					meanwhile()
+					_, err := db.ExecContext(ctx, own)
+					return err
+				}, lockctx.Optimistic())
+			},
+		}
+		for what, race := range races {
+			for how, run := range ways {
+				for _, moves := range []bool{true, false} {
+					fresh()
+					key := what + how
+					// Once, so that what the first use of a key does is over.
+					_, err := other.ExecContext(optimistic(key), "UPDATE p SET stock = stock + 1 WHERE id = 1")
+					dbtest.OK(t, err)
+					err = run(key, race.own, func() {
+						if moves {
+							_, err := other.ExecContext(optimistic(key), race.rival)
+							dbtest.OK(t, err)
+						} else { // without the key
+							dbtest.Exec(t, s.plain, race.rival)
+						}
+					})
+					var said *mysql.MySQLError
+					if errors.As(err, &said) && said.Number == 1020 && errors.Is(err, mysqllock.ErrConflict) {
+						continue // innodb_snapshot_isolation comes first
+					}
+					if !errors.As(err, &said) || !slices.Contains(race.number, said.Number) || errors.Is(err, mysqllock.ErrConflict) != moves {
+						t.Errorf("%s, %s, the version moves: %v: %v", what, how, moves, err)
+					}
+				}
+			}
+		}
+
+		// A transaction whose version has not moved goes on after the error.
+		fresh()
+		tx, err := db.BeginTx(optimistic("goes on"), nil)
+		dbtest.OK(t, err)
+		dbtest.Exec(t, tx, "UPDATE parent SET n = 5 WHERE id = 2")
+		if _, err := tx.Exec("INSERT INTO parent VALUES (1, 1)"); err == nil {
+			t.Error("a row twice")
+		}
+		dbtest.OK(t, tx.Commit())
+
+		// With Retry both insert, one after the other.
+		fresh()
+		runs := 0
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "retry", func(ctx context.Context) error {
+			var n int
+			err := db.QueryRowContext(ctx, "SELECT COUNT(*) FROM child WHERE id = 7").Scan(&n)
+			if runs++; runs == 1 {
+				_, err := other.ExecContext(optimistic("retry"), "INSERT INTO child VALUES (7, 1)")
+				dbtest.OK(t, err)
+			}
+			if err != nil || n > 0 {
+				return err
+			}
+			_, err = db.ExecContext(ctx, "INSERT INTO child VALUES (7, 2)")
+			return err
+		}, lockctx.Optimistic(), lockctx.Retry(2)))
+		if runs != 2 {
+			t.Errorf("%d runs, want 2", runs)
+		}
 	})
 }

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"testing/synctest"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/intercept"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -887,4 +889,152 @@ func TestGapsOfSqlmw(t *testing.T) {
 type connBeginTxer interface {
 	driver.Conn
 	driver.ConnBeginTx
+}
+
+// TestStatementsUnderALockLeaveWhatTheyLeaveWithout: what a statement answers in a
+// transaction, and what it leaves for the next one, is the same with a lock and without.
+func TestStatementsUnderALockLeaveWhatTheyLeaveWithout(t *testing.T) {
+	run := []string{
+		"CALL twice()", "CALL shows()", "CALL warns()", "CALL raises()", "CALL shows_and_raises()", "CALL raises_in_rows()",
+		"INSERT INTO words (w) VALUES ('a'), ('b')", "INSERT IGNORE INTO words (id, w) VALUES (1, 'x')",
+		"UPDATE words SET w = CONCAT(w, '!')", "DELETE FROM words WHERE id = 1", "SELECT SQL_CALC_FOUND_ROWS w FROM words ORDER BY id LIMIT 1",
+		"SELECT CAST('x' AS SIGNED)", "INSERT INTO words (id, w) VALUES (1, 'x')", "SAVEPOINT mine", "ROLLBACK TO SAVEPOINT base",
+		"SELECT nothing FROM nowhere",
+	}
+	look := []string{
+		"SELECT ROW_COUNT()", "SHOW WARNINGS", "SHOW COUNT(*) WARNINGS", "SHOW ERRORS", "SELECT @@warning_count, @@error_count", "SELECT FOUND_ROWS()",
+		"SELECT LAST_INSERT_ID()", "GET DIAGNOSTICS @n = ROW_COUNT, @m = NUMBER", "SELECT ROW_COUNT(), COUNT(*) FROM words",
+	}
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for _, text := range []string{
+			"CREATE TABLE words (id INT AUTO_INCREMENT PRIMARY KEY, w VARCHAR(9))",
+			"CREATE PROCEDURE twice() BEGIN INSERT INTO words (w) VALUES ('c'); UPDATE words SET w = CONCAT(w, '?') WHERE id < 3; END",
+			"CREATE PROCEDURE shows() BEGIN SELECT w FROM words ORDER BY id; SELECT 2; UPDATE words SET w = 'd'; END",
+			"CREATE PROCEDURE warns() SIGNAL SQLSTATE '01000' SET MESSAGE_TEXT = 'beware', MYSQL_ERRNO = 1642",
+			"CREATE PROCEDURE raises() BEGIN UPDATE words SET w = 'e' WHERE id = 1; SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no'; END",
+			"CREATE PROCEDURE shows_and_raises() BEGIN SELECT w FROM words ORDER BY id; SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no'; END",
+			"CREATE PROCEDURE raises_in_rows() BEGIN SELECT w FROM words ORDER BY id; SELECT (SELECT id FROM words WHERE id <= w.id + 1) FROM words w ORDER BY id; END",
+		} {
+			dbtest.Exec(t, s.plain, text)
+		}
+		plain, locked := s.plain, s.open()
+		optimistic := s.open("lockStrategy=optimistic")
+		seen := func(db *sql.DB, ctx context.Context, query bool, text, look string) (all []string) {
+			dbtest.Exec(t, s.plain, "TRUNCATE words")
+			dbtest.Exec(t, s.plain, "INSERT INTO words VALUES (1, 'a'), (2, 'b')")
+			tx, err := db.BeginTx(ctx, nil)
+			dbtest.OK(t, err)
+			defer tx.Rollback()
+			dbtest.Exec(t, tx, "SAVEPOINT base")
+			dbtest.Exec(t, tx, "UPDATE words SET w = 'z' WHERE id = 2")
+			note := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
+			answer := func(text string) {
+				rows, err := tx.QueryContext(ctx, text)
+				if err != nil {
+					note("error %v", err)
+					return
+				}
+				defer func() { note("closed: %v", rows.Close()) }()
+				for more := true; more; more = rows.NextResultSet() {
+					columns, _ := rows.Columns()
+					note("columns %v", columns)
+					values := make([]sql.NullString, len(columns))
+					into := make([]any, len(columns))
+					for i := range values {
+						into[i] = &values[i]
+					}
+					for rows.Next() {
+						dbtest.OK(t, rows.Scan(into...))
+						note("row %v", values)
+					}
+				}
+				note("end %v", rows.Err())
+			}
+			if query {
+				answer(text)
+			} else if res, err := tx.ExecContext(ctx, text); err != nil {
+				note("error %v", err)
+			} else {
+				n, _ := res.RowsAffected()
+				id, _ := res.LastInsertId()
+				note("%d rows, id %d", n, id)
+			}
+			answer(look)
+			if strings.HasPrefix(look, "GET") {
+				answer("SELECT @n, @m")
+			}
+			note("commit %v", tx.Commit())
+			return all
+		}
+		for _, text := range run {
+			for _, look := range look {
+				for _, query := range []bool{false, true} {
+					want := seen(plain, dbtest.Limited(t), query, text, look)
+					for how, db := range map[string]*sql.DB{"row": locked, "optimistic": optimistic} {
+						got := seen(db, lockctx.With(dbtest.Limited(t), "k"), query, text, look)
+						if !slices.Equal(got, want) {
+							t.Errorf("%s, %s, query %v, then %s:\n%q\nwithout a lock:\n%q", how, text, query, look, got, want)
+						}
+					}
+				}
+			}
+		}
+		// QueryRow reads one row only, and tells the error all the same.
+		tx, err := locked.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
+		dbtest.OK(t, err)
+		defer tx.Rollback()
+		var w string
+		if err := tx.QueryRow("CALL shows_and_raises()").Scan(&w); err == nil || w == "" {
+			t.Errorf("QueryRow of a CALL that raises an error after its rows: %q, %v", w, err)
+		}
+	})
+}
+
+// TestLoadDataWhoseReaderFailsWritesNothingUnderALock: the server takes what it has got for
+// all of it.
+func TestLoadDataWhoseReaderFailsWritesNothingUnderALock(t *testing.T) {
+	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		dbtest.Exec(t, s.plain, "CREATE TABLE loaded (id INT PRIMARY KEY)")
+		name := dbtest.Random()
+		fails := errors.New("the reader fails")
+		mysql.RegisterReaderHandler(name, func() io.Reader {
+			return io.MultiReader(strings.NewReader("1\n2\n"), iotest.ErrReader(fails))
+		})
+		defer mysql.DeregisterReaderHandler(name)
+		load := "LOAD DATA LOCAL INFILE 'Reader::" + name + "' INTO TABLE loaded"
+		for _, params := range [][]string{nil, {"maxConns=4"}} {
+			db := s.open(params...)
+			for kind, opt := range map[string]lockctx.Option{
+				"row": lockctx.Row(), "lease": lockctx.Lease(30 * time.Second), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic(),
+			} {
+				for how, run := range map[string]func(ctx context.Context) error{
+					"exec": func(ctx context.Context) error { _, err := db.ExecContext(ctx, load); return err },
+					"read before": func(ctx context.Context) error {
+						_, err := read(ctx, db, 1)
+						dbtest.OK(t, err)
+						_, err = db.ExecContext(ctx, load)
+						return err
+					},
+					"Do": func(ctx context.Context) error {
+						return mysqllock.Do(lockctx.Without(ctx), db, "inner", func(ctx context.Context) error {
+							_, err := db.ExecContext(ctx, load)
+							return err
+						}, opt)
+					},
+				} {
+					ctx, cancel := context.WithCancel(lockctx.With(dbtest.Limited(t), fmt.Sprint(params, kind, how), opt))
+					if err := run(ctx); !errors.Is(err, fails) {
+						t.Errorf("%s, %s: %v", kind, how, err)
+					}
+					cancel()
+					var n int
+					dbtest.OK(t, s.plain.QueryRow("SELECT COUNT(*) FROM loaded").Scan(&n))
+					if n != 0 {
+						t.Errorf("%s, %s: %d rows", kind, how, n)
+					}
+					dbtest.Exec(t, s.plain, "DELETE FROM loaded")
+				}
+			}
+		}
+	}, "--local-infile=1")
 }

@@ -1605,8 +1605,27 @@ func TestMockCall(t *testing.T) {
 	_, err := tx.Exec("CALL sell(?)", 42)
 	m.want(err, nil)
 	_, err = tx.Exec("CALL sell(?)", 43)
-	m.want(err, mysqllock.ErrLost)
+	m.want(err, nil) // not asked yet: see the next one
 	m.want(tx.Commit(), mysqllock.ErrLost)
+}
+
+// TestMockCallIsAskedForLater has statements that ask for what a CALL has left: the savepoint
+// would reset it.
+func TestMockCallIsAskedForLater(t *testing.T) {
+	m := mock(t, mysqllock.Config{})
+	m.locked(aMySQL)
+	m.expectExec("SAVEPOINT mysqllock_call")
+	m.expectExec("CALL sell()")
+	m.expectExec("SET @n = ROW_COUNT()")
+	m.expectExec("RELEASE SAVEPOINT mysqllock_call")
+	m.expectExec("UPDATE a SET b = 1")
+	m.ExpectCommit()
+	tx := m.begin()
+	for _, text := range []string{"CALL sell()", "SET @n = ROW_COUNT()", "UPDATE a SET b = 1"} {
+		_, err := tx.Exec(text)
+		m.want(err, nil)
+	}
+	m.want(tx.Commit(), nil)
 }
 
 // TestMockIdleLimit has MariaDB's limit on idle transactions, which outlives

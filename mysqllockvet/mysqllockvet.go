@@ -68,6 +68,7 @@ func run(pass *analysis.Pass) (any, error) {
 	}
 	c.checkOptions()
 	c.checkKeys()
+	c.checkHandles()
 	for _, l := range c.inOrder {
 		c.checkLock(l)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql/driver"
 	"errors"
+	"strconv"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/hint"
@@ -105,3 +106,13 @@ func (v version) Verify(ctx context.Context, conn driver.Conn) error {
 
 // Next returns the version that a commit has set.
 func (v version) Next() strategy.Held { return version{v.l.Given(v.Key(), v.Number()+1), v.l} }
+
+// Moved reads the version as it was last committed, on a connection of our own: the caller's
+// may show an older one.
+func (v version) Moved(ctx context.Context) (bool, error) {
+	ctx, cancel := context.WithTimeout(step.Named(ctx, step.Fence, hint.StrategyOptimistic, v.Key()), v.l.cfg.TTL)
+	defer cancel()
+	a := attempt{Locker: v.l, r: Request{Keys: []string{v.Key()}}}
+	rows, err := a.rows(ctx)
+	return err == nil && (len(rows) != 1 || rows[0][2] != strconv.FormatUint(v.Number(), 10)), err
+}

@@ -40,6 +40,7 @@ func testShop(t *testing.T, shop *testshop.Shop) {
 			t.Run("AllOnTheSession", u.session)
 			t.Run("Nested", u.nested)
 			t.Run("NestedInDo", u.nestedInDo)
+			t.Run("DeadlockInDo", u.deadlockInDo)
 			t.Run("SavePoint", u.savePoint)
 			t.Run("ManualTransaction", u.manual)
 			t.Run("QueryInRows", u.queryInRows)
@@ -179,6 +180,35 @@ func (u usage) session(t *testing.T) {
 		u.locked(t, "product:1", false)
 		u.shop.Want(t, 9, 1)
 	})
+}
+
+// deadlockInDo: GORM hides a deadlock behind sql.ErrTxDone of its own rollback, and Do runs
+// the function again all the same.
+func (u usage) deadlockInDo(t *testing.T) {
+	u.shop.Restock(t, 9)
+	_, err := u.rival.Exec("CREATE PROCEDURE IF NOT EXISTS deadlock() SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213, MESSAGE_TEXT = 'Deadlock found'")
+	check(t, err)
+	source, err := u.db.DB()
+	check(t, err)
+	runs := 0
+	check(t, mysqllock.Do(t.Context(), source, "product:1", func(ctx context.Context) error {
+		tx := u.db.WithContext(ctx).Begin()
+		if tx.Error != nil {
+			return tx.Error
+		}
+		if runs++; runs < 3 {
+			_ = tx.Exec("CALL deadlock()").Error
+			return tx.Rollback().Error
+		}
+		if err := tx.Exec("UPDATE products SET stock = stock - 1 WHERE id = 1").Error; err != nil {
+			return err
+		}
+		return tx.Commit().Error
+	}, lockctx.Retry(3)))
+	if runs != 3 {
+		t.Errorf("%d runs, want 3", runs)
+	}
+	u.shop.Want(t, 8, 0)
 }
 
 // nested: GORM turns inner transactions into savepoints by SQL text.

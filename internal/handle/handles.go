@@ -86,9 +86,12 @@ func holdingsOf(s *hint.Scope) *holdings {
 
 func (p Place) holding() holding { return holding{p.k, p.Space(), p.Row, p.Shared} }
 
-// Enter notes that the unit of work holds p.
+// Enter notes that the unit of work holds p. The handle itself remembers locks only: a
+// version goes with the lock context, which may never give it back.
 func (p Place) Enter() {
-	p.k.Owned.Add(p.Owned(p.hints, nil))
+	if p.Traits.Excludes {
+		p.k.Owned.Add(p.Owned(p.hints, nil))
+	}
 	if p.hints != nil {
 		all := holdingsOf(p.hints)
 		all.mu.Lock()
@@ -99,7 +102,9 @@ func (p Place) Enter() {
 
 // Leave takes back what enter has noted.
 func (p Place) Leave() {
-	p.k.Owned.Remove(p.Owned(p.hints, nil))
+	if p.Traits.Excludes {
+		p.k.Owned.Remove(p.Owned(p.hints, nil))
+	}
 	if p.hints != nil {
 		all := holdingsOf(p.hints)
 		all.mu.Lock()
@@ -127,6 +132,18 @@ func (k *Handle) beside(p Place) error {
 		}
 	}
 	return nil
+}
+
+// HeldElsewhere reports whether units of work of the lock context hold something through
+// other handles.
+func (k *Handle) HeldElsewhere(s *hint.Scope) bool {
+	if s == nil {
+		return false
+	}
+	all := holdingsOf(s)
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	return slices.ContainsFunc(all.held, func(held holding) bool { return held.k != k })
 }
 
 // elsewhere returns an error where the lock context holds one of the keys of h

@@ -2,6 +2,7 @@ package statement
 
 import (
 	"bytes"
+	"cmp"
 	"database/sql/driver"
 	"errors"
 	"io"
@@ -23,6 +24,7 @@ const BufferBytes = 4 << 20
 type Rows struct {
 	sets []resultSet // read ahead; the first is the current one
 	next int         // the next row of the current set
+	end  error       // what came in place of more rows or sets: see Fail; nil for nothing
 
 	mu    sync.Mutex
 	tail  driver.Rows   // what is not read yet; nil when all is
@@ -36,6 +38,7 @@ type resultSet struct {
 	names   []string
 	rows    [][]driver.Value
 	partial bool // the tail goes on with it
+	failed  bool // it ends with Rows.end
 }
 
 type column struct {
@@ -59,7 +62,8 @@ var (
 )
 
 // ReadAhead reads base until its end, or until limit bytes are held; limit 0
-// means to the end. Rows that were read to the end are closed.
+// means to the end. Rows that were read to the end are closed. With an error there are
+// the rows that came before it if a set of them was complete: see [Rows.Fail].
 func ReadAhead(base driver.Rows, limit int) (*Rows, error) {
 	r := &Rows{}
 	if s, ok := base.(stmtRows); ok {
@@ -70,8 +74,11 @@ func ReadAhead(base driver.Rows, limit int) (*Rows, error) {
 	for more := true; more; {
 		set := describe(base)
 		err := set.read(base, limit, &held)
-		if err == nil {
+		if err == nil || len(r.sets) > 0 {
+			set.failed = err != nil
 			r.sets = append(r.sets, set)
+		}
+		if err == nil {
 			if set.partial {
 				return r, nil
 			}
@@ -79,10 +86,23 @@ func ReadAhead(base driver.Rows, limit int) (*Rows, error) {
 		}
 		if err != nil {
 			_ = r.Close()
-			return nil, err
+			if len(r.sets) == 0 {
+				r = nil
+			}
+			return r, err
 		}
 	}
 	return r, r.Close()
+}
+
+// Fail has rows that ReadAhead has returned with an error end with err, as they do without
+// having been read ahead; false if there are none.
+func (r *Rows) Fail(err error) bool {
+	if r == nil {
+		return false
+	}
+	r.end = err
+	return true
 }
 
 // read reads the rows of a set until its end, or until limit bytes are held in all.
@@ -170,7 +190,10 @@ func (r *Rows) Next(dest []driver.Value) error {
 		r.next++
 		return nil
 	}
-	if !set.partial {
+	switch {
+	case set.failed:
+		return r.end
+	case !set.partial:
 		return io.EOF
 	}
 	r.mu.Lock()
@@ -187,7 +210,7 @@ func (r *Rows) Next(dest []driver.Value) error {
 
 func (r *Rows) HasNextResultSet() bool {
 	if !r.sets[0].partial {
-		return len(r.sets) > 1
+		return len(r.sets) > 1 || r.end != nil && !r.sets[0].failed
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -198,7 +221,7 @@ func (r *Rows) HasNextResultSet() bool {
 func (r *Rows) NextResultSet() error {
 	if !r.sets[0].partial {
 		if len(r.sets) == 1 {
-			return io.EOF
+			return cmp.Or(r.end, io.EOF)
 		}
 		r.sets, r.next = r.sets[1:], 0
 		return nil
@@ -221,10 +244,14 @@ func (r *Rows) NextResultSet() error {
 	return nil
 }
 
-// Close gives the connection back where rows are still being read from it.
+// Close gives the connection back where rows are still being read from it. The error of
+// [Rows.Fail] is told to those, too, who have not read as far.
 func (r *Rows) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.end != nil {
+		return r.end
+	}
 	return r.finish(nil)
 }
 

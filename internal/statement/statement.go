@@ -60,7 +60,8 @@ func (s *Statement) Run(ctx context.Context, base driver.Conn) (driver.Rows, dri
 	return stmtRows{r, stmt}, nil, nil
 }
 
-// RunAhead is Run, with up to limit bytes of the rows read ahead: see [ReadAhead].
+// RunAhead is Run, with up to limit bytes of the rows read ahead: see [ReadAhead], also for
+// rows with an error.
 func (s *Statement) RunAhead(ctx context.Context, base driver.Conn, limit int) (*Rows, driver.Result, error) {
 	r, res, err := s.Run(ctx, base)
 	if err != nil || r == nil {
@@ -115,6 +116,12 @@ func (s *Statement) Reads(r *Rows) bool {
 		return true
 	}
 	return r.Shows() && sqltext.Verb(s.Text) != "INSERT"
+}
+
+// LooksBack reports whether the statement asks for what the one before it has left, and
+// changes nothing.
+func (s *Statement) LooksBack() bool {
+	return s.Info.Recalls && s.Info.Kind != sqltext.Commits && s.Info.Changes == sqltext.ChangesNothing
 }
 
 // Recalls reports whether the statement asks for what earlier statements of its

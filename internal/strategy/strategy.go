@@ -122,10 +122,12 @@ type Fenced interface {
 // Lapsing is what ends within its TTL if it is not renewed any more.
 type Lapsing interface{ Lapse() }
 
-// Versioned is a version that was remembered. Next is the one that the commit has set.
+// Versioned is a version that was remembered. Next is the one that the commit has set. Moved
+// reports whether somebody has set another one since.
 type Versioned interface {
 	Number() uint64
 	Next() Held
+	Moved(ctx context.Context) (bool, error)
 }
 
 // Verified is what was read on another connection than the application reads on. Verify

@@ -2,10 +2,13 @@ package unit
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/statement"
+	"github.com/mysqllock/mysqllock/lockerr"
 )
 
 // check returns why nothing can run in the lock context any more, or inside the
@@ -42,6 +45,10 @@ func (s *scope) undecided(h *hint.Hint, u *unit, st *statement.Statement) error 
 		in = &u.relying
 	}
 	err := s.refuses(h, in, st)
+	if on := s.stale.on.Load(); err == nil && on != nil && on != s.k && st.Info.Changes != sqltext.ChangesNothing &&
+		(h == nil || !h.AllowStale) && (in == nil || !in.fresh && !in.allowStale) {
+		err = errReadElsewhere
+	}
 	switch {
 	case err == nil:
 		return nil
@@ -50,6 +57,17 @@ func (s *scope) undecided(h *hint.Hint, u *unit, st *statement.Statement) error 
 	}
 	return s.k.Error(st.Op(), h, err)
 }
+
+// What is read through one database handle, and written through another one, as GORM's
+// dbresolver does it, is under two locks, or under none.
+var (
+	errReadElsewhere = lockerr.With(lockerr.ErrUnsafe, errors.New(
+		"the lock context has read through another database handle, under a lock that is another one, or is not kept to the end of this statement; "+
+			"read through the handle that writes (with GORM's dbresolver by Clauses(dbresolver.Write)), in a transaction, or with lockctx.Without"))
+	errHeldElsewhere = lockerr.With(lockerr.ErrUnsafe, errors.New(
+		"the lock context holds a lock through another database handle, and what this query reads is not under that; "+
+			"read through the handle that holds it (with GORM's dbresolver by Clauses(dbresolver.Write)), or with lockctx.Without"))
+)
 
 // lost is called when a guard of the unit of work may be lost.
 func (s *scope) lost(g *guard) {
@@ -64,7 +82,7 @@ func (s *scope) lost(g *guard) {
 
 // fail ends the unit of work, which has lost a guard.
 func (s *scope) fail(cause error) {
-	if s.unwatch != nil {
+	if s.until != nil {
 		s.failed = cause // what was decided under it must not be written without it
 	}
 	if s.unit != nil {

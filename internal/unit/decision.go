@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
+	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/statement"
@@ -31,6 +32,8 @@ import (
 type staleRead struct {
 	by     atomic.Pointer[string] // what gave the lock back; nil where no decision is outstanding
 	inHold atomic.Bool            // it was read under a hold that has ended: what else is standing does not keep it
+
+	on atomic.Pointer[handle.Handle] // through which the lock context has read a table last, outside a transaction; nil for none
 }
 
 const endOfHold = "the end of a hold"
@@ -71,13 +74,16 @@ type relying struct {
 	ending     string // what ends it
 }
 
-// hasRead notes that a query, st, has returned data outside a transaction, and reports
-// whether a decision may be based on it. kept: locks keep it from being changed.
-func (d *decision) hasRead(st *statement.Statement, kept bool) bool {
+// hasRead notes that a query, st, has returned data outside a transaction, through k, and
+// reports whether a decision may be based on it. kept: locks keep it from being changed.
+func (d *decision) hasRead(k *handle.Handle, st *statement.Statement, kept bool) bool {
 	if d.stale.by.Load() != nil && !st.Info.Tables {
 		return false // it has shown nothing that could be new
 	}
 	d.stale.renewed()
+	if st.Info.Tables {
+		d.stale.on.Store(k)
+	}
 	d.decided = d.decided || kept
 	return true
 }

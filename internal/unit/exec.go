@@ -100,12 +100,13 @@ func (c *Conn) runClaiming(ctx context.Context, h *hint.Hint, st *statement.Stat
 }
 
 // onlyReads reports whether a statement neither takes a lock nor has a part in a
-// transaction that may write.
+// transaction that may write, nor reads a table on which somebody may decide what is
+// written in the hold.
 func (c *Conn) onlyReads(h *hint.Hint, st *statement.Statement) bool {
 	if c.tx != nil {
 		return h.Scope == nil && c.tx.opts.ReadOnly
 	}
-	return h.Scope == nil && st.Query && !st.MayWrite()
+	return h.Scope == nil && st.Query && !st.MayWrite() && !st.Info.Tables
 }
 
 // runLocked runs a statement in the unit of work that the connection's
@@ -174,6 +175,8 @@ func (c *Conn) runFree(ctx context.Context, s *scope, h *hint.Hint, st *statemen
 			return nil, nil, err
 		}
 		return c.runJoined(ctx, s.unit, h, st)
+	case st.Query && st.Info.Kind == sqltext.Read && st.Info.Tables && c.k.HeldElsewhere(h.Scope):
+		return nil, nil, c.k.Error(st.Op(), h, errHeldElsewhere)
 	case st.Query && st.Info.Kind == sqltext.Read:
 		return c.runRead(ctx, s, h, st)
 	default:

@@ -54,7 +54,12 @@ func (u *unit) finish(commit bool) error {
 		return err
 	}
 	defer u.give()
-	if u.settle(); u.cause != nil {
+	if u.settle(); commit {
+		ctx, cancel := context.WithTimeout(context.Background(), commitLimit)
+		_ = u.settleDoubts(ctx, "commit")
+		cancel()
+	}
+	if u.cause != nil {
 		u.end()
 		return u.cause
 	}
@@ -120,7 +125,7 @@ func (u *unit) finishCommit() error {
 		return nil
 	}
 	err = u.unfinished("commit", err, refused, c.awaitEnd)
-	if u.scope.unwatch != nil || u.on.spends() && u.hold == nil {
+	if u.scope.until != nil || u.on.spends() && u.hold == nil {
 		u.scope.failed = err // what was read before must not decide on what is written without it
 	}
 	return err
@@ -283,9 +288,7 @@ func (u *unit) abandon(cause error) {
 		_ = u.finish(false)
 		u.cause = u.error("statement", cause)
 		u.scope.failed = u.cause
-		if u.hold != nil {
-			u.hold.cancel(lockerr.ErrLost)
-		}
+		u.cancelHolds()
 	}
 }
 

@@ -30,6 +30,7 @@ type Hold struct {
 	mu     sync.Mutex
 	over   bool
 	err    error
+	loss   error       // see Loss
 	lapsed *time.Timer // gives the guard back; nil while Acquire's context goes on
 }
 
@@ -87,7 +88,7 @@ func (h *Hold) nest(asked *hint.Hint) error {
 	if err := u.join(h.ctx, h.k, asked); err != nil {
 		return err
 	}
-	h.nested = &inner{}
+	h.nested = &inner{hold: &h.enclosure}
 	return u.nest(h.ctx, h.nested, driver.TxOptions{})
 }
 
@@ -163,11 +164,11 @@ func (h *Hold) takeGuard(ctx context.Context, s *scope, asked *hint.Hint, p hand
 // lost ends the hold of a guard that may be lost.
 func (h *Hold) lost() {
 	h.k.Doubt()
-	h.cancel(lockerr.ErrLost)
 	h.leave()
-	h.mu.Lock()
+	h.mu.Lock() // while End has it, the context has ended
 	defer h.mu.Unlock()
 	if h.guard != nil {
+		h.cancel(h.guard.overError("statement"))
 		h.outlived()
 		h.k.Owned.Remove(h.owned)
 		h.guard.lost()
@@ -197,8 +198,8 @@ func (h *Hold) lapse() {
 }
 
 // Context returns the context in which queries are inside the hold. It ends
-// with the hold, and with the context that Acquire was given; where the lock
-// was lost, [context.Cause] is lockerr.ErrLost.
+// with the hold, and with the context that Acquire was given; if the lock
+// was lost, [context.Cause] is a *lockerr.Error that says why.
 func (h *Hold) Context() context.Context { return h.ctx }
 
 // Token returns the fencing token of the hold's lease. Each grant of a key raises it
@@ -241,9 +242,26 @@ func (h *Hold) End(commit bool) error {
 	return h.err
 }
 
+// Loss returns how the lock was lost, or a lock around it; nil if it was not. It is for
+// holds that have ended. The end of the caller's own context is no loss.
+func (h *Hold) Loss() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.loss
+}
+
+// close ends the hold's context with a cause, and notes the loss that has ended it before.
+func (h *Hold) close(cause error) {
+	var lost *lockerr.Error
+	if before := context.Cause(h.ctx); errors.As(before, &lost) {
+		h.loss = before
+	}
+	h.cancel(cause)
+}
+
 func (h *Hold) endGuard(commit bool) error {
 	lost := h.guard.overError("release")
-	h.cancel(lockerr.ErrClosed)
+	h.close(&lockerr.Error{Op: "statement", Key: h.guard.Key, Strategy: h.guard.Strategy, Err: lockerr.ErrClosed})
 	h.outlived()
 	if h.in != nil {
 		h.in.part(&h.enclosure)
@@ -261,6 +279,9 @@ func (h *Hold) endGuard(commit bool) error {
 			lost = strategy.Naming(err, []strategy.Place{h.guard.Place.Place})
 		}
 	}
+	if h.loss == nil {
+		h.loss = lost
+	}
 	if !commit {
 		return nil
 	}
@@ -273,10 +294,11 @@ func (h *Hold) endUnit(commit bool) (err error) {
 	if u == nil {
 		u = h.nested.u
 	}
+	closed := u.error("statement", lockerr.ErrClosed)
 	// What stands against a commit, although nothing is lost.
 	var obstacle error
 	switch {
-	case u.state == ended || !commit:
+	case u.state == ended || u.cause != nil || !commit:
 	case h.ctx.Err() != nil:
 		obstacle = u.error("commit", lockerr.With(lockerr.ErrLost, context.Cause(h.ctx)))
 	case h.nested == nil && len(u.stack) > 0:
@@ -303,6 +325,6 @@ func (h *Hold) endUnit(commit bool) (err error) {
 		err = nil // what was lost is rolled back already
 	}
 	h.scope.give()
-	h.cancel(lockerr.ErrClosed)
+	h.close(closed)
 	return err
 }

@@ -5,6 +5,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/statement"
@@ -52,12 +53,20 @@ func (u *unit) endTx(t *inner, commit bool) error {
 	if commit {
 		op = "commit"
 	}
-	last := len(u.stack) - 1
 	switch {
 	case t.failed != nil:
 		return t.failed
 	case u.state == ended:
 		return u.cause
+	case u.cause != nil: // those inside it may end later, since database/sql ends them when their context ends
+		at := slices.Index(u.stack, t) + 1
+		for _, inside := range u.stack[at:] {
+			inside.failed = u.cause
+		}
+		u.stack = u.stack[:at]
+	}
+	last := len(u.stack) - 1
+	switch {
 	case u.stack[last] != t:
 		err := u.error(op, lockerr.With(lockerr.ErrUnsafe, errors.New(
 			"transactions of one lock context must end in the reverse order in which they began; the whole unit of work is rolled back")))

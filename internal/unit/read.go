@@ -4,9 +4,11 @@ import (
 	"context"
 	"database/sql/driver"
 	"errors"
+	"regexp"
 
 	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/statement"
 	"github.com/mysqllock/mysqllock/lockerr"
@@ -52,7 +54,7 @@ func (c *Conn) runRead(ctx context.Context, s *scope, h *hint.Hint, st *statemen
 	if err != nil {
 		return nil, nil, err
 	}
-	s.hasRead(st, len(s.guards) > 0)
+	s.hasRead(s.k, st, len(s.guards) > 0)
 	noteHolds(st)
 	return r, res, nil
 }
@@ -122,16 +124,20 @@ func (c *Conn) runAlone(ctx context.Context, s *scope, h *hint.Hint, st *stateme
 	u.keep = goesOn // also where the statement ends its transaction
 	r, res, err := u.run(ctx, st)
 	u.keep = goesOn && (err != nil || s.decided && u.changed == "")
-	// Also after an error: of several statements in one text, those that were
-	// finished stay, as they do in autocommit.
-	ferr := u.finish(true)
+	// Also after an error: of several statements in one text, those that were finished stay,
+	// as they do in autocommit.
+	known := u.cause != nil
+	ferr := u.finish(!inPart(st, err))
 	if s.failed != nil {
 		s.dropSpent() // it does not go on
 	}
-	if err == nil && ferr != nil {
+	switch {
+	case ferr == nil || known && err != nil:
+		return r, res, err
+	case err == nil:
 		return nil, nil, ferr
 	}
-	return r, res, err
+	return nil, nil, errors.Join(err, ferr)
 }
 
 // runJoined runs a statement in the unit of work that its lock context has
@@ -149,6 +155,9 @@ func (c *Conn) runJoined(ctx context.Context, u *unit, h *hint.Hint, st *stateme
 		return nil, nil, st.Unclaimed()
 	}
 	r, res, err := u.run(ctx, st)
+	if inPart(st, err) && !u.inside() {
+		_ = u.finish(false)
+	}
 	if err != nil || len(u.stack) > 0 || u.hold != nil || st.Query && st.Info.Kind == sqltext.Read {
 		return r, res, err
 	}
@@ -157,3 +166,11 @@ func (c *Conn) runJoined(ctx context.Context, u *unit, h *hint.Hint, st *stateme
 	}
 	return r, res, nil
 }
+
+// inPart reports whether st, which has failed with err, may have written a part of what it was
+// to write: LOAD DATA LOCAL ends well for the server if what the client reads from fails.
+func inPart(st *statement.Statement, err error) bool {
+	return err != nil && server.Number(err) == 0 && localInfile.MatchString(st.Text)
+}
+
+var localInfile = regexp.MustCompile(`(?is)\bLOCAL\b.*\bINFILE\b`)

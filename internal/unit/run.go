@@ -5,10 +5,12 @@ import (
 	"context"
 	"database/sql/driver"
 	"errors"
+	"slices"
 
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/statement"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
@@ -22,12 +24,22 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 		return nil, nil, err
 	}
 	open, release := u.on.untilClosed(ctx)
+	if !st.LooksBack() {
+		if err := u.settleDoubts(open, op); err != nil {
+			u.give()
+			release()
+			return nil, nil, err
+		}
+	}
 	r, res, err := u.send(open, st)
 	u.on.ran(st, err)
 	if err != nil {
-		err = u.check(ctx, op, err)
+		err = u.check(ctx, op, u.overtaken(open, err))
 		u.give()
 		release()
+		if r.Fail(err) {
+			return r, nil, nil
+		}
 		return nil, nil, err
 	}
 	u.link.Touch()
@@ -80,72 +92,75 @@ func (u *unit) takeLink(ctx context.Context, op string) error {
 	return nil
 }
 
-// send sends a statement, and before and after it those that tell what it did to the
-// transaction. The caller has the connection's turn.
+// send sends a statement, and before it those that tell what it does to the transaction. The
+// caller has the connection's turn. With an error there may be rows that came before it.
 func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.Rows, res driver.Result, err error) {
-	doubt := u.late && st.Info.GoesBack && !u.toYounger(st.Text)
+	goesBack := u.late && st.Info.GoesBack && !u.toYounger(st.Text)
 	before := ""
 	if st.Info.Calls {
 		err = server.Exec(ctx, u.link.Conn, "SAVEPOINT mysqllock_call")
 	}
-	if doubt && err == nil {
+	if goesBack && err == nil {
 		before, err = rolledBack(ctx, u.link.Conn)
 	}
 	u.wrote = u.wrote || st.MayWrite()
 	if st.Info.Changes == sqltext.MayChange {
 		u.changes(st)
 	}
-	if err == nil {
-		limit := statement.BufferBytes
-		if st.Info.Calls || doubt || st.Info.Kind == sqltext.Write && !u.inside() {
-			limit = 0 // a statement of ours follows
-		}
-		if home := u.home(); home != nil {
-			err = home.again(ctx, st)
-		}
-		if err == nil {
-			r, res, err = st.RunAhead(ctx, u.link.Conn, limit)
+	if home := u.home(); home != nil && err == nil {
+		err = home.again(ctx, st)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	limit := statement.BufferBytes
+	if st.Info.Calls || goesBack || st.Info.Kind == sqltext.Write && !u.inside() {
+		limit = 0 // a statement of ours follows
+	}
+	if st.Info.Calls {
+		u.doubts = append(u.doubts, u.called)
+	}
+	if goesBack {
+		u.doubts = append(u.doubts, func(ctx context.Context) error { return u.stillLocked(ctx, before) })
+	}
+	return st.RunAhead(ctx, u.link.Conn, limit)
+}
+
+// settleDoubts asks what earlier statements have done to the transaction. It does so before
+// the next statement, or COMMIT, and not at once: to ask would reset what they leave for
+// ROW_COUNT() and SHOW WARNINGS. The caller has the connection's turn.
+func (u *unit) settleDoubts(ctx context.Context, op string) error {
+	if u.cause != nil {
+		return u.cause
+	}
+	for _, ask := range u.doubts {
+		if err := ask(ctx); err != nil {
+			_ = u.check(ctx, op, lockerr.With(lockerr.ErrLost, err))
+			return u.cause
 		}
 	}
-	answered := func() bool { return err == nil || server.Number(err) != 0 }
-	if st.Info.Calls && answered() {
-		err = u.called(ctx, err)
-	}
-	if doubt && answered() {
-		err = u.stillLocked(ctx, before, err)
-	}
-	return r, res, err
+	u.doubts = nil
+	return nil
 }
 
 // called looks at what a procedure did to the transaction, which it may commit,
 // or in which it may swallow a deadlock. A savepoint goes with its transaction,
-// so it tells. err is what CALL returned.
-func (u *unit) called(ctx context.Context, err error) error {
-	gone := server.Exec(ctx, u.link.Conn, "RELEASE SAVEPOINT mysqllock_call")
-	switch {
-	case err != nil && u.l.Info().EndsTransaction(err):
-		return err
-	case server.NoSavepoint(gone):
-		return lockerr.With(lockerr.ErrLost, errors.New("the procedure has ended the transaction, and with it the lock"))
-	case err == nil:
-		return gone
+// so it tells.
+func (u *unit) called(ctx context.Context) error {
+	err := server.Exec(ctx, u.link.Conn, "RELEASE SAVEPOINT mysqllock_call")
+	if server.NoSavepoint(err) {
+		return errors.New("the procedure has ended the transaction, and with it the lock")
 	}
 	return err
 }
 
 // stillLocked looks at what going back to a savepoint did to the row locks. before is
-// what rolledBack told before it, and err is what it returned. Where the locks may be
-// gone, another holder may have come and gone since, so that taking them again would
-// not do.
-func (u *unit) stillLocked(ctx context.Context, before string, err error) error {
-	now, askErr := rolledBack(ctx, u.link.Conn)
-	switch {
-	case err != nil && u.l.Info().EndsTransaction(err):
-		return err
-	case askErr != nil:
-		return askErr
-	case now != before:
-		return lockerr.With(lockerr.ErrLost, errors.New("the transaction has gone back to a savepoint that is older than the lock, which frees the lock; take the lock before the savepoint, or begin the transaction with the lock context"))
+// what rolledBack told before it. Where the locks may be gone, another holder may have come
+// and gone since, so that taking them again would not do.
+func (u *unit) stillLocked(ctx context.Context, before string) error {
+	now, err := rolledBack(ctx, u.link.Conn)
+	if err == nil && now != before {
+		err = errors.New("the transaction has gone back to a savepoint that is older than the lock, which frees the lock; take the lock before the savepoint, or begin the transaction with the lock context")
 	}
 	return err
 }
@@ -171,7 +186,7 @@ func (u *unit) ran(st *statement.Statement, r *statement.Rows, res driver.Result
 	switch {
 	case u.inside():
 		u.fresh = u.fresh || st.Info.Tables
-	case u.scope.hasRead(st, len(u.rows) > 0 || len(u.scope.guards) > 0):
+	case u.scope.hasRead(u.scope.k, st, len(u.rows) > 0 || len(u.scope.guards) > 0):
 		u.relied = u.relied || len(u.rows) > 0
 	}
 	noteHolds(st)
@@ -199,7 +214,7 @@ func (u *unit) check(ctx context.Context, op string, err error) error {
 	}
 	gone := server.Gone(err, u.link.Conn)
 	switch {
-	case gone && gaveUp(ctx, err): // the caller's own end is no loss; what follows it here is
+	case errors.Is(err, lockerr.ErrConflict), gone && gaveUp(ctx, err): // the caller's own end is no loss; what follows it here is
 		err = u.error(op, err)
 	case server.Changed(err):
 		err = u.error(op, lockerr.With(lockerr.ErrConflict, err))
@@ -220,6 +235,27 @@ func (u *unit) check(ctx context.Context, op string, err error) error {
 // it up: not because of a hold that was lost.
 func gaveUp(ctx context.Context, err error) bool {
 	return ctx.Err() != nil && errors.Is(err, ctx.Err()) && !errors.Is(context.Cause(ctx), lockerr.ErrLost)
+}
+
+// overtaken adds ErrConflict to an error of the server, with which a statement of a unit
+// that has written has failed, if somebody has committed under one of its versions
+// meanwhile: the loser of a race to insert a row gets a duplicate key, for example. Such a
+// unit cannot commit any more. Only a failed statement asks.
+func (u *unit) overtaken(ctx context.Context, err error) error {
+	if !u.wrote || server.Number(err) == 0 || u.l.Info().EndsTransaction(err) {
+		return err
+	}
+	all := slices.Concat(u.scope.guards, u.enclosing)
+	for _, g := range u.scope.guards {
+		v, ok := g.held.(strategy.Versioned)
+		if !ok || slices.ContainsFunc(all, func(lease *guard) bool { return lease.covers(g.Place) }) {
+			continue
+		}
+		if moved, _ := v.Moved(ctx); moved {
+			return lockerr.With(lockerr.ErrConflict, err)
+		}
+	}
+	return err
 }
 
 // noRetry makes sure that database/sql does not run a statement of a unit of
@@ -248,6 +284,9 @@ func (u *unit) text(ctx context.Context, op, text string) error {
 	defer u.give()
 	open, release := u.on.untilClosed(ctx)
 	defer release()
+	if err := u.settleDoubts(open, op); err != nil {
+		return err
+	}
 	if err := server.Exec(open, u.link.Conn, text); err != nil {
 		return u.check(ctx, op, err)
 	}

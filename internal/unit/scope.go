@@ -23,9 +23,8 @@ type scope struct {
 	joined  []*enclosure    // holds that joined one of guards, and end with them
 	owed    string          // what has ended the unit of work, whose guards stay for those in joined; "" for nothing
 	tenure  *handle.Tenure  // while guards are held that the end of a context gives back
-	unwatch func() bool     // ends the watch on the end of the lock context; nil without one
-	until   context.Context // what is watched
-	endless bool            // that never ends: there are only versions
+	until   context.Context // bounds what was read under guards; nil without one
+	unwatch func() bool     // ends the watch on its end; nil without one
 	failed  error           // why no other unit may begin: one was lost behind the caller's back
 
 	decision
@@ -94,7 +93,7 @@ func (s *scope) drop(keep int) {
 		return
 	}
 	for _, hold := range s.joined {
-		hold.cancel(lockerr.ErrLost)
+		hold.cancel(hold.guard.overError("statement"))
 	}
 	s.joined = nil
 	if s.owed != "" {
@@ -103,9 +102,9 @@ func (s *scope) drop(keep int) {
 	}
 	s.k.Tenures.End(s.tenure)
 	s.tenure = nil
-	if s.unwatch != nil {
+	if s.until = nil; s.unwatch != nil {
 		s.unwatch()
-		s.unwatch, s.until = nil, nil
+		s.unwatch = nil
 	}
 }
 
@@ -121,21 +120,21 @@ func (s *scope) part(h *enclosure) {
 }
 
 // watch gives the guards back when end does, the context that bounds what was
-// read under them.
+// read under them. Versions are no lock that anybody waits for: it is enough that the next
+// statement looks, so the context does not keep what is remembered of a lock context that
+// nobody uses any more. An observer is told when the context ends.
 func (s *scope) watch(end context.Context) {
-	if s.unwatch != nil && !s.endless || len(s.guards) == 0 {
+	if s.unwatch != nil || len(s.guards) == 0 {
 		return
 	}
-	if s.unwatch != nil {
-		s.unwatch()
+	s.until = end
+	if end.Done() == nil || !s.counted && s.k.Settings.Observe == nil {
+		return
 	}
-	s.endless = end.Done() == nil
-	s.k.Tenures.End(s.tenure)
 	s.tenure = s.k.Tenures.Begin(end.Done())
 	for _, g := range s.guards {
 		s.k.Tenures.Add(s.tenure, g.Place)
 	}
-	s.until = end
 	s.unwatch = context.AfterFunc(end, func() {
 		_ = s.take(context.Background())
 		defer s.give()

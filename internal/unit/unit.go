@@ -64,10 +64,11 @@ type unit struct {
 	lifetime
 	relying // what its transaction means for decisions
 
-	touched  bool     // something has run in it, or may have, beside the lock that it began with
-	read     bool     // a plain read has run, so the snapshot is taken
-	wrote    bool     // a statement has run that may have written
-	compared []*guard // whose versions its commit has compared and set
+	touched  bool                          // something has run in it, or may have, beside the lock that it began with
+	doubts   []func(context.Context) error // ask what earlier statements have done to the transaction
+	read     bool                          // a plain read has run, so the snapshot is taken
+	wrote    bool                          // a statement has run that may have written
+	compared []*guard                      // whose versions its commit has compared and set
 }
 
 // rowLocks are the row locks of a unit.
@@ -90,9 +91,10 @@ func (s *stream) streaming() bool { return s.open != nil && s.open.Streaming() }
 type inner struct {
 	u      *unit // nil while it has no lock
 	opts   driver.TxOptions
-	save   string // the savepoint's name; "" for the unit's own transaction
-	locked bool   // the savepoint is younger than a row lock, so that going back to it frees none
-	failed error  // why nothing can be done in it any more
+	save   string     // the savepoint's name; "" for the unit's own transaction
+	locked bool       // the savepoint is younger than a row lock, so that going back to it frees none
+	failed error      // why nothing can be done in it any more
+	hold   *enclosure // of the hold that it is; nil for one of BeginTx
 }
 
 // lifetime is what ends a unit if nothing else does before.
@@ -223,13 +225,24 @@ func (u *unit) lose(cause error, gone bool) {
 	}
 	u.detach(u.scope.guards)
 	u.free()
-	if u.hold != nil {
-		u.hold.cancel(lockerr.ErrLost)
-	} else if own := u.on.spends(); own && len(u.stack) == 0 && !u.keep || conflict && (own || u.scope.unwatch != nil) {
+	u.cancelHolds()
+	if own := u.on.spends(); u.hold == nil && (own && len(u.stack) == 0 && !u.keep || conflict && (own || u.scope.until != nil)) {
 		u.scope.failed = u.cause // what was decided in it must not be written without it
 	}
 	if len(u.stack) == 0 {
 		u.end()
+	}
+}
+
+// cancelHolds ends the contexts of the holds that were lost with the unit.
+func (u *unit) cancelHolds() {
+	if u.hold != nil {
+		u.hold.cancel(u.cause)
+	}
+	for _, t := range u.stack {
+		if t.hold != nil {
+			t.hold.cancel(u.cause)
+		}
 	}
 }
 

@@ -8,6 +8,8 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
+type Config struct{ MaxConns int }
+
 type Hold struct{}
 
 func (*Hold) Context() context.Context { return nil }
