@@ -30,7 +30,9 @@ import (
 // Texts that the driver sends. The namespace is "shop", the keys are k, k1, k2
 // and not there at first.
 const (
-	sqlIdentify = "SELECT ID, HOST, @mysqllock, @@completion_type FROM information_schema.PROCESSLIST WHERE ID = CONNECTION_ID()"
+	sqlIdentify    = "SELECT CONNECTION_ID(), CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir /*!80000 , @@server_uuid */), @mysqllock, @@completion_type"
+	sqlConnections = "(SELECT ID, USER, HOST, COMMAND, TIME, STATE, INFO /*M!100000 , TIME_MS, QUERY_ID */ FROM /*!80022 performance_schema.processlist UNION ALL" +
+		" SELECT ID, USER, HOST, COMMAND, TIME, STATE, INFO FROM */ information_schema.PROCESSLIST /*!80022 WHERE NOT @@performance_schema */) p"
 	sqlOwn      = "timestamp = DEFAULT /*!80000 , max_execution_time = 0 */ /*M!100000 , max_statement_time = n */"
 	sqlControl  = "SET @mysqllock = @@autocommit, SESSION autocommit = 1, " + sqlOwn + ", sql_select_limit = DEFAULT, innodb_lock_wait_timeout = 5, lock_wait_timeout = 2, wait_timeout = 30"
 	sqlCleaning = "SELECT 1 FROM `shop`.`mysqllock` WHERE namespace = x'' AND name = x'' AND expires BETWEEN UTC_TIMESTAMP(6) AND UTC_TIMESTAMP(6) + INTERVAL 1 MINUTE"
@@ -143,7 +145,7 @@ const (
 		" FROM information_schema.INNODB_LOCK_WAITS w" +
 		" JOIN information_schema.INNODB_TRX r ON r.trx_id = w.requesting_trx_id" +
 		" JOIN information_schema.INNODB_TRX b ON b.trx_id = w.blocking_trx_id" +
-		" LEFT JOIN information_schema.PROCESSLIST p ON p.ID = b.trx_mysql_thread_id" +
+		" LEFT JOIN " + sqlConnections + " ON p.ID = b.trx_mysql_thread_id" +
 		" WHERE r.trx_mysql_thread_id = 1 AND b.trx_state <> 'LOCK WAIT' LIMIT 1"
 
 	dataK     = "'0x73686F70, 0x6B'" // the key k as the server prints it
@@ -277,7 +279,7 @@ func (m *mocked) setUp(a answers) {
 
 func (m *mocked) probe(a answers) {
 	m.ExpectExec(sqlControl).WillReturnResult(sqlmock.NewResult(0, 0))
-	m.ExpectQuery(sqlIdentify).WillReturnRows(sqlmock.NewRows([]string{"ID", "HOST", "@mysqllock", "@@completion_type"}).AddRow(9, "app:1", 1, "NO_CHAIN"))
+	m.ExpectQuery(sqlIdentify).WillReturnRows(sqlmock.NewRows([]string{"id", "node", "@mysqllock", "@@completion_type"}).AddRow(9, "db 3306", 1, "NO_CHAIN"))
 	m.reprobe(a)
 }
 
@@ -975,7 +977,7 @@ func TestMockSetUpFails(t *testing.T) {
 		}, nil, []string{"10.2.44", "too old", "MariaDB 10.3"}},
 		{"neither", mysqllock.Config{}, func(m *mocked) {
 			m.expectExec(sqlControl)
-			m.ExpectQuery(sqlIdentify).WillReturnRows(sqlmock.NewRows([]string{"ID", "HOST", "@mysqllock", "@@completion_type"}).AddRow(9, "app:1", 1, "NO_CHAIN"))
+			m.ExpectQuery(sqlIdentify).WillReturnRows(sqlmock.NewRows([]string{"id", "node", "@mysqllock", "@@completion_type"}).AddRow(9, "db 3306", 1, "NO_CHAIN"))
 			m.expectQuery(sqlProbe, "5.6.1")
 		}, nil, []string{"MySQL 8.0 or MariaDB 10.3 is needed"}},
 		{"MyISAM", mysqllock.Config{}, func(m *mocked) {
@@ -1071,7 +1073,7 @@ func TestMockSetUpFails(t *testing.T) {
 
 			// Someone has put it right.
 			m.expectExec(sqlControl)
-			m.ExpectQuery(sqlIdentify).WillReturnRows(sqlmock.NewRows([]string{"ID", "HOST", "@mysqllock", "@@completion_type"}).AddRow(9, "app:1", 1, "NO_CHAIN"))
+			m.ExpectQuery(sqlIdentify).WillReturnRows(sqlmock.NewRows([]string{"id", "node", "@mysqllock", "@@completion_type"}).AddRow(9, "db 3306", 1, "NO_CHAIN"))
 			m.reprobe(aCalled)
 			m.state(aCalled)
 			m.expectQuery(sqlFloor, "1")
@@ -2073,8 +2075,8 @@ func TestRecordTaint(t *testing.T) {
 // TestRecordWait has a key that someone else has: the caller queues in the
 // server until its wait is over, and is killed there.
 func TestRecordWait(t *testing.T) {
-	const look = "SELECT ID FROM information_schema.PROCESSLIST WHERE INFO LIKE CONCAT('%', 'HALF', 'HALF', '%') AND ID <> CONNECTION_ID()"
-	const find = "SELECT ROUTINE_COMMENT = 'mysqllock' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE' AND ROUTINE_SCHEMA = x'73686f70' AND ROUTINE_NAME = x'6d7973716c6c6f636b5f7761697431'"
+	const look = "SELECT ID FROM " + sqlConnections + " WHERE INFO LIKE CONCAT('%', 'HALF', 'HALF', '%') AND ID <> CONNECTION_ID()"
+	const find = "SELECT ROUTINE_COMMENT = 'mysqllock' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE' AND ROUTINE_SCHEMA = x'73686f70' AND ROUTINE_NAME = x'6d7973716c6c6f636b5f7761697432'"
 	const begin = "app1: BeginTx {Isolation:0 ReadOnly:false}"
 	for _, c := range []struct {
 		name    string
@@ -2087,9 +2089,9 @@ func TestRecordWait(t *testing.T) {
 		holder  string
 	}{
 		{
-			"MySQL", "8.4.0", 3572, ", 3) /*",
+			"MySQL", "8.4.0", 3572, "', 3)",
 			[]string{begin, "app1: " + sqlTry, "app1: Rollback", "app1: SELECT CONNECTION_ID()", "control1: " + find, begin},
-			"CALL `shop`.`mysqllock_wait1`(x'73686f70', '[[\"6b\", 0]]', 'MARK', 3) /* mysqllock MARK */",
+			"/* mysqllock MARK */ CALL `shop`.`mysqllock_wait2`(x'73686f70', '[[\"6b\", 0]]', 'MARK', 3)",
 			[]string{"SET SESSION innodb_lock_wait_timeout = COALESCE(@mysqllock_limit, @@SESSION.innodb_lock_wait_timeout), @mysqllock_limit = NULL", "Rollback"},
 			sqlHolder(1, dataK),
 		},
@@ -2100,8 +2102,8 @@ func TestRecordWait(t *testing.T) {
 				"app1: BEGIN NOT ATOMIC SET SESSION idle_transaction_timeout = 30; START TRANSACTION; END",
 			},
 			"SET STATEMENT max_statement_time = n FOR BEGIN NOT ATOMIC SET @mysqllock_owner = NULL; SET @mysqllock_token = NULL;" +
-				" SELECT token, owner, versioned INTO @mysqllock_token, @mysqllock_owner, @mysqllock_versioned FROM `shop`.`mysqllock`" +
-				" WHERE namespace = x'73686f70' AND name = x'6b' FOR UPDATE /* mysqllock MARK */; IF @mysqllock_owner IS NOT NULL THEN ROLLBACK; END IF;" +
+				" SELECT /* mysqllock MARK */ token, owner, versioned INTO @mysqllock_token, @mysqllock_owner, @mysqllock_versioned FROM `shop`.`mysqllock`" +
+				" WHERE namespace = x'73686f70' AND name = x'6b' FOR UPDATE; IF @mysqllock_owner IS NOT NULL THEN ROLLBACK; END IF;" +
 				" IF @mysqllock_token IS NOT NULL THEN SELECT CONNECTION_ID(), @mysqllock_token, @mysqllock_owner, @mysqllock_versioned, @@read_only, @@innodb_read_only; END IF; END",
 			[]string{"ROLLBACK"},
 			sqlBlocker,

@@ -194,5 +194,5 @@ func holderSQL(name string, programs bool) string {
 			" AND a.ATTR_NAME IN ('mysqllock_owner', 'program_name') ORDER BY a.ATTR_NAME LIMIT 1)"
 	}
 	return "SELECT h.id, p.USER, p.HOST, " + program + " FROM (SELECT IS_USED_LOCK('" + name + "') AS id) h" +
-		" LEFT JOIN information_schema.PROCESSLIST p ON p.ID = h.id WHERE h.id IS NOT NULL"
+		" LEFT JOIN " + server.Connections + " ON p.ID = h.id WHERE h.id IS NOT NULL"
 }

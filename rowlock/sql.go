@@ -284,7 +284,7 @@ func (l *Locker) blockerSQL(bound time.Duration, waiter string) string {
 		" FROM information_schema.INNODB_LOCK_WAITS w"+
 		" JOIN information_schema.INNODB_TRX r ON r.trx_id = w.requesting_trx_id"+
 		" JOIN information_schema.INNODB_TRX b ON b.trx_id = w.blocking_trx_id"+
-		" LEFT JOIN information_schema.PROCESSLIST p ON p.ID = b.trx_mysql_thread_id"+
+		" LEFT JOIN "+server.Connections+" ON p.ID = b.trx_mysql_thread_id"+
 		" WHERE %s AND b.trx_state <> 'LOCK WAIT' LIMIT 1", bound.Seconds(), waiter)
 }
 
