@@ -30,14 +30,14 @@ import (
 // Texts that the driver sends. The namespace is "shop", the keys are k, k1, k2
 // and not there at first.
 const (
-	sqlIdentify    = "SELECT CONNECTION_ID(), CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir /*!80000 , @@server_uuid */), @mysqllock, @@completion_type"
+	sqlIdentify    = "SELECT /*+ MAX_EXECUTION_TIME(n) */ CONNECTION_ID(), CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir /*!80000 , @@server_uuid */), @mysqllock, @@completion_type LIMIT 1"
 	sqlConnections = "(SELECT ID, USER, HOST, COMMAND, TIME, STATE, INFO /*M!100000 , TIME_MS, QUERY_ID */ FROM /*!80022 performance_schema.processlist UNION ALL" +
 		" SELECT ID, USER, HOST, COMMAND, TIME, STATE, INFO FROM */ information_schema.PROCESSLIST /*!80022 WHERE NOT @@performance_schema */) p"
-	sqlOwn      = "timestamp = DEFAULT /*!80000 , max_execution_time = 0 */ /*M!100000 , max_statement_time = n */"
-	sqlControl  = "SET @mysqllock = @@autocommit, SESSION autocommit = 1, " + sqlOwn + ", sql_select_limit = DEFAULT, innodb_lock_wait_timeout = 5, lock_wait_timeout = 2, wait_timeout = 30"
+	sqlOwn      = "timestamp = DEFAULT, sql_mode = '', sql_select_limit = 18446744073709551615, sql_big_selects = 1, sql_safe_updates = 0, group_concat_max_len = 1048576 /*!80000 , max_execution_time = 0 */ /*M!100000 , max_statement_time = n */"
+	sqlControl  = "SET @mysqllock = @@autocommit, SESSION autocommit = 1, " + sqlOwn + ", innodb_lock_wait_timeout = 5, lock_wait_timeout = 2, wait_timeout = 30"
 	sqlCleaning = "SELECT 1 FROM `shop`.`mysqllock` WHERE namespace = x'' AND name = x'' AND expires BETWEEN UTC_TIMESTAMP(6) AND UTC_TIMESTAMP(6) + INTERVAL 1 MINUTE"
 	sqlSession  = "SET @mysqllock = @@autocommit, SESSION autocommit = 0, wait_timeout = 30"
-	sqlLeasing  = "SET @mysqllock = @@autocommit, SESSION autocommit = 1, sql_mode = '', " + sqlOwn + ", sql_select_limit = DEFAULT, innodb_lock_wait_timeout = 1, lock_wait_timeout = 5, wait_timeout = 30"
+	sqlLeasing  = "SET @mysqllock = @@autocommit, SESSION autocommit = 1, " + sqlOwn + ", innodb_lock_wait_timeout = 1, lock_wait_timeout = 5, wait_timeout = 30"
 	sqlProbe    = "SELECT VERSION(), DATABASE(), @@innodb_rollback_on_timeout, @@read_only OR @@innodb_read_only," +
 		" /*!80000 @@transaction_isolation, 0, CONCAT(IFNULL((SELECT VARIABLE_VALUE FROM performance_schema.global_variables WHERE VARIABLE_NAME = 'wsrep_on'),'OFF'), ','," +
 		" IFNULL((SELECT GROUP_CONCAT(VARIABLE_VALUE ORDER BY VARIABLE_NAME)" +
@@ -115,12 +115,16 @@ const (
 	sqlLease = "IF((owner IS NOT NULL AND expires > UTC_TIMESTAMP(6)), TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires), 0), token, owner"
 
 	sqlCall  = "CALL `shop`.`mysqllock_lock1`(x'73686f70', x'6b', FALSE, NULL)"
-	sqlLock  = "SELECT CONNECTION_ID(), token, owner, versioned, @@read_only, @@innodb_read_only FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b' FOR UPDATE"
-	sqlLock1 = "SELECT CONNECTION_ID(), token, owner, versioned, @@read_only, @@innodb_read_only FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b31' FOR UPDATE"
-	sqlLock2 = "SELECT CONNECTION_ID(), token, owner, versioned, @@read_only, @@innodb_read_only FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b32' FOR UPDATE"
-	sqlTry   = sqlLock + " NOWAIT"
-	sqlTry1  = sqlLock1 + " NOWAIT"
-	sqlTry3  = "(" + sqlLock1 + " NOWAIT) UNION ALL (" + sqlLock2 + " NOWAIT) LIMIT 2"
+	sqlOf    = "CONNECTION_ID(), token, owner, versioned, @@read_only, @@innodb_read_only FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b' LIMIT 1 FOR UPDATE"
+	sqlLock  = "SELECT " + sqlOf
+	sqlOf1   = "CONNECTION_ID(), token, owner, versioned, @@read_only, @@innodb_read_only FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b31' LIMIT 1 FOR UPDATE"
+	sqlLock1 = "SELECT " + sqlOf1
+	sqlOf2   = "CONNECTION_ID(), token, owner, versioned, @@read_only, @@innodb_read_only FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b32' LIMIT 1 FOR UPDATE"
+	sqlLock2 = "SELECT " + sqlOf2
+	sqlHint  = "SELECT /*+ MAX_EXECUTION_TIME(n) */ "
+	sqlTry   = sqlHint + sqlOf + " NOWAIT"
+	sqlTry1  = sqlHint + sqlOf1 + " NOWAIT"
+	sqlTry3  = "(" + sqlTry1 + ") UNION ALL (" + sqlLock2 + " NOWAIT) LIMIT 2"
 	sqlBlock = "BEGIN NOT ATOMIC SET SESSION idle_transaction_timeout = 30; START TRANSACTION;" +
 		" SET STATEMENT innodb_lock_wait_timeout = 0 FOR " + sqlLock + "; END"
 	sqlPreparedBlock = "BEGIN NOT ATOMIC DECLARE v_name VARBINARY(255) DEFAULT UNHEX(CONVERT(? USING ascii)); DECLARE v_most BIGINT UNSIGNED DEFAULT ?; DECLARE v_quiet BOOL;" +
@@ -2090,7 +2094,7 @@ func TestRecordWait(t *testing.T) {
 	}{
 		{
 			"MySQL", "8.4.0", 3572, "', 3)",
-			[]string{begin, "app1: " + sqlTry, "app1: Rollback", "app1: SELECT CONNECTION_ID()", "control1: " + find, begin},
+			[]string{begin, "app1: " + sqlTry, "app1: Rollback", "app1: SELECT /*+ MAX_EXECUTION_TIME(n) */ CONNECTION_ID() LIMIT 1", "control1: " + find, begin},
 			"/* mysqllock MARK */ CALL `shop`.`mysqllock_wait2`(x'73686f70', '[[\"6b\", 0]]', 'MARK', 3)",
 			[]string{"SET SESSION innodb_lock_wait_timeout = COALESCE(@mysqllock_limit, @@SESSION.innodb_lock_wait_timeout), @mysqllock_limit = NULL", "Rollback"},
 			sqlHolder(1, dataK),
@@ -2098,7 +2102,7 @@ func TestRecordWait(t *testing.T) {
 		{
 			"MariaDB", "10.11.9-MariaDB", 1205, "max_statement_time = 3.000",
 			[]string{
-				"app1: " + sqlBlock, "app1: ROLLBACK", "app1: SELECT CONNECTION_ID()",
+				"app1: " + sqlBlock, "app1: ROLLBACK", "app1: SELECT /*+ MAX_EXECUTION_TIME(n) */ CONNECTION_ID() LIMIT 1",
 				"app1: BEGIN NOT ATOMIC SET SESSION idle_transaction_timeout = 30; START TRANSACTION; END",
 			},
 			"SET STATEMENT max_statement_time = n FOR BEGIN NOT ATOMIC SET @mysqllock_owner = NULL; SET @mysqllock_token = NULL;" +
@@ -2278,7 +2282,7 @@ func TestRecordBadConn(t *testing.T) {
 	once := func(r *record, bad string) {
 		normal := r.answer
 		r.answer = func(c *fakeConn, text string) (fakeReply, error) {
-			if text == bad && r.first(text) {
+			if fixed(text) == bad && r.first(text) {
 				return fakeReply{}, driver.ErrBadConn
 			}
 			return normal(c, text)

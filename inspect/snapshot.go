@@ -494,7 +494,7 @@ func (p *picture) statements(ctx context.Context) ([]statement, error) {
 
 // The texts of statements that wait for a lock.
 var (
-	rowWait  = regexp.MustCompile("(`[^`]+(?:``[^`]*)*`\\.`[^`]+`) (?:[a-z] )?WHERE (?:[a-z]\\.)?namespace = x'([0-9a-f]*)' AND (?:[a-z]\\.)?name = x'([0-9a-f]+)' (FOR UPDATE|FOR SHARE|LOCK IN SHARE MODE)")
+	rowWait  = regexp.MustCompile("(`[^`]+(?:``[^`]*)*`\\.`[^`]+`) (?:[a-z] )?WHERE (?:[a-z]\\.)?namespace = x'([0-9a-f]*)' AND (?:[a-z]\\.)?name = x'([0-9a-f]+)' (?:LIMIT 1 )?(FOR UPDATE|FOR SHARE|LOCK IN SHARE MODE)")
 	noWait   = regexp.MustCompile(`NOWAIT|SKIP LOCKED|innodb_lock_wait_timeout = 0`)
 	nameWait = regexp.MustCompile(`GET_LOCK\('(mysqllock[^']*)'`)
 )

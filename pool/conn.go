@@ -98,7 +98,7 @@ func (c *Conn) ID(ctx context.Context) (uint64, error) {
 	if c.id != 0 {
 		return c.id, nil
 	}
-	rows, err := server.Query(ctx, c.Conn, "SELECT CONNECTION_ID()")
+	rows, err := server.Query(ctx, c.Conn, "SELECT "+server.Untimed+"CONNECTION_ID() LIMIT 1")
 	if err != nil {
 		return 0, err
 	}
@@ -137,11 +137,11 @@ type Found struct {
 // identify asks for the id, the server and the settings of the connection, and for the
 // value of an SQL expression, unless that is "".
 func (c *Conn) identify(ctx context.Context, ask string) (found Found, err error) {
-	text := "SELECT CONNECTION_ID(), " + server.Node + ", @mysqllock, @@completion_type"
+	text := "SELECT " + server.Untimed + "CONNECTION_ID(), " + server.Node + ", @mysqllock, @@completion_type"
 	if ask != "" {
 		text += ", " + ask
 	}
-	rows, err := server.Query(ctx, c.Conn, text)
+	rows, err := server.Query(ctx, c.Conn, text+" LIMIT 1") // which overrides sql_select_limit
 	if err != nil {
 		return found, err
 	}

@@ -187,9 +187,9 @@ func waitText(t Table) (parameters, body string) {
 func (t Table) CommitProcedure() Procedure { return Procedure{t, "_done2", commitText} }
 
 func commitText(t Table) (parameters, body string) {
-	return "p_namespace VARBINARY(255), p_leases TEXT CHARACTER SET utf8mb4, p_mark VARCHAR(64) CHARACTER SET utf8mb4",
+	return "p_namespace VARBINARY(255), p_leases LONGTEXT CHARACTER SET utf8mb4, p_mark VARCHAR(64) CHARACTER SET utf8mb4",
 		"  DECLARE v_held INT;\n" +
-			"  SELECT COUNT(*) INTO v_held FROM JSON_TABLE(p_leases, _utf8mb4'$[*]' COLUMNS (n VARCHAR(510) CHARACTER SET utf8mb4 PATH _utf8mb4'$[0]', k BIGINT UNSIGNED PATH _utf8mb4'$[1]', o VARCHAR(510) CHARACTER SET utf8mb4 PATH _utf8mb4'$[2]')) d\n" +
+			"  SELECT /*+ SET_VAR(sql_big_selects = 1) */ COUNT(*) INTO v_held FROM JSON_TABLE(p_leases, _utf8mb4'$[*]' COLUMNS (n VARCHAR(510) CHARACTER SET utf8mb4 PATH _utf8mb4'$[0]', k BIGINT UNSIGNED PATH _utf8mb4'$[1]', o VARCHAR(510) CHARACTER SET utf8mb4 PATH _utf8mb4'$[2]')) d\n" +
 			"    STRAIGHT_JOIN " + t.String() + " r ON r.namespace = p_namespace AND r.name = UNHEX(d.n)\n" +
 			"    WHERE r.token = d.k AND r.owner = UNHEX(d.o) AND " + Lasts("r.") + " FOR SHARE OF r NOWAIT;\n" +
 			"  IF v_held = JSON_LENGTH(p_leases) THEN COMMIT; IF p_mark IS NOT NULL THEN SET @mysqllock_done = p_mark; END IF; ELSE SELECT 0; END IF;\n"
@@ -284,7 +284,7 @@ func beginText(t Table) (parameters, body string) {
 func (t Table) VersionsProcedure() Procedure { return Procedure{t, "_next2", versionsText} }
 
 func versionsText(t Table) (parameters, body string) {
-	return "p_namespace VARBINARY(255), p_name VARBINARY(255), p_version BIGINT UNSIGNED, p_rows TEXT CHARACTER SET utf8mb4,\n" +
+	return "p_namespace VARBINARY(255), p_name VARBINARY(255), p_version BIGINT UNSIGNED, p_rows LONGTEXT CHARACTER SET utf8mb4,\n" +
 			"  p_mark VARCHAR(64) CHARACTER SET utf8mb4",
 		"  DECLARE v_same BOOL;\n" +
 			"  IF p_rows IS NULL THEN\n" +
@@ -292,7 +292,7 @@ func versionsText(t Table) (parameters, body string) {
 			"      FROM " + t.String() + ofKey + " FOR UPDATE NOWAIT;\n" +
 			"    IF v_same THEN UPDATE " + t.String() + " SET token = token + 1, expires = UTC_TIMESTAMP(6)" + ofKey + "; END IF;\n" +
 			"  ELSE\n" +
-			"    INSERT /*+ SET_VAR(lock_wait_timeout = 1) */ INTO " + t.String() + " (namespace, name, token, expires)\n" +
+			"    INSERT /*+ SET_VAR(lock_wait_timeout = 1) SET_VAR(sql_big_selects = 1) */ INTO " + t.String() + " (namespace, name, token, expires)\n" +
 			"      SELECT r.namespace, r.name, r.token, r.expires FROM JSON_TABLE(p_rows, _utf8mb4'$[*]' COLUMNS (n VARCHAR(510) CHARACTER SET utf8mb4 PATH _utf8mb4'$[0]', v BIGINT UNSIGNED PATH _utf8mb4'$[1]')) d\n" +
 			"      STRAIGHT_JOIN " + t.String() + " r ON r.namespace = p_namespace AND r.name = UNHEX(d.n)\n" +
 			"      WHERE d.v = 0 OR r.token = d.v AND r.versioned = 1 AND r.owner IS NULL FOR UPDATE OF r NOWAIT\n" +
