@@ -151,8 +151,10 @@ func (a *attempt) waitBlock(comment string) string {
 		}
 		b.WriteString("IF @mysqllock_token IS NOT NULL THEN SELECT CONNECTION_ID(), @mysqllock_token, @mysqllock_owner, @mysqllock_versioned, " +
 			server.WritableColumns + "; END IF; ")
+		if i > 0 {
+			b.WriteString("END IF; ")
+		}
 	}
-	b.WriteString(strings.Repeat("END IF; ", len(a.keys)-1))
 	return b.String() + "END"
 }
 
