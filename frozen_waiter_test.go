@@ -22,7 +22,7 @@ func (s *scratch) freeze(cfg mysqllock.Config, grant func(context.Context, *sql.
 	defer moment.Rollback()
 	_, err = moment.Exec("SELECT 1 FROM mysqllock WHERE namespace = ? AND name = 'k' FOR UPDATE", s.Name)
 	dbtest.OK(s.T, err)
-	waits := []string{"_wait1`(x'", "FOR UPDATE /* mysqllock ", "SHARE /* mysqllock ", "SHARE MODE /* mysqllock "}
+	waits := []string{"_wait2`(x'", " */ CONNECTION_ID()", " */ token, owner"}
 	v := &vanishing{at: waits, armed: make(chan struct{}), gone: make(chan struct{}), over: make(chan struct{})}
 	close(v.armed)
 	base := s.Config()

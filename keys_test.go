@@ -367,3 +367,52 @@ func TestWaitIsForAllTogether(t *testing.T) {
 		}
 	})
 }
+
+// TestVeryManyKeys: no parameter of a procedure, and no limit of a statement, is too small for
+// the keys of one unit of work, whether they are free or waited for.
+func TestVeryManyKeys(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		first, second := s.open(), s.open()
+		for _, c := range []struct{ n, length int }{{200, 255}, {1600, 12}} {
+			var keys []string
+			for i := range c.n {
+				keys = append(keys, fmt.Sprintf("%s%0*d", dbtest.Random()[:4], c.length-4, i))
+			}
+			for how, opt := range everyStrategy {
+				for range 2 {
+					tx, err := first.BeginTx(lockctx.WithKeys(dbtest.Limited(t), keys, opt), nil)
+					if err != nil {
+						t.Errorf("%d keys, %s: %v", c.n, how, err)
+						break
+					}
+					_, err = tx.Exec("UPDATE p SET stock = stock + 1 WHERE id = 1")
+					dbtest.OK(t, err)
+					if err := tx.Commit(); err != nil {
+						t.Errorf("%d keys, %s: COMMIT: %v", c.n, how, err)
+					}
+				}
+				if how == "optimistic" {
+					continue
+				}
+				held, err := mysqllock.Acquire(dbtest.Limited(t), first, keys[0], opt)
+				dbtest.OK(t, err)
+				over := make(chan error, 1)
+				go func() {
+					tx, err := second.BeginTx(lockctx.WithKeys(dbtest.Limited(t), keys, opt, lockctx.Wait(time.Minute)), nil)
+					if err == nil {
+						err = tx.Rollback()
+					}
+					over <- err
+				}()
+				dbtest.Soon(t, "it waits", func() bool {
+					stats, err := mysqllock.Stats(second)
+					return err == nil && stats.Waiters > 0 || len(over) > 0
+				})
+				dbtest.OK(t, held.Release())
+				if err := <-over; err != nil {
+					t.Errorf("%d keys, %s: after a wait: %v", c.n, how, err)
+				}
+			}
+		}
+	})
+}

@@ -1450,13 +1450,13 @@ func TestOptimisticStatements(t *testing.T) {
 
 // Texts that the driver sends for the versions of k.
 const (
-	sqlVersion = "SELECT @@transaction_isolation" + sqlVersionOf
+	sqlVersion = "SELECT /*+ SET_VAR(sql_big_selects = 1) MAX_EXECUTION_TIME(n) */ @@transaction_isolation" + sqlVersionOf
 	// on MariaDB
-	sqlVersionMaria = "SELECT @@tx_isolation" + sqlVersionOf
+	sqlVersionMaria = "SELECT /*+ SET_VAR(sql_big_selects = 1) MAX_EXECUTION_TIME(n) */ @@tx_isolation" + sqlVersionOf
 	sqlVersionOf    = ", name, token, versioned = 1 AND owner IS NULL," +
 		" IF((owner IS NOT NULL AND expires > UTC_TIMESTAMP(6)), TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires), 0), owner" +
 		" FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN (x'6b') LIMIT 1"
-	sqlBrief  = "/*+ SET_VAR(lock_wait_timeout = 1) */"
+	sqlBrief  = "/*+ SET_VAR(lock_wait_timeout = 1) SET_VAR(sql_big_selects = 1) */"
 	sqlSettle = "INSERT " + sqlBrief + " INTO `shop`.`mysqllock` (namespace, name, token, expires)" +
 		" SELECT r.namespace, r.name, r.token, r.expires FROM `shop`.`mysqllock` r WHERE r.namespace = x'73686f70' AND r.name = x'6b'" +
 		" AND (r.versioned = 0 OR r.owner IS NOT NULL) AND NOT (r.owner IS NOT NULL AND r.expires > UTC_TIMESTAMP(6)) FOR UPDATE NOWAIT" +

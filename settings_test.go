@@ -4,8 +4,10 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
@@ -185,4 +187,116 @@ func TestReadOnlyByDefault(t *testing.T) {
 		}
 		s.wantStock(1, 10)
 	})
+}
+
+// TestSessionSettingsOfTheDSN: no strategy depends on the session settings with which the
+// application's connections begin, whatever way is taken.
+func TestSessionSettingsOfTheDSN(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for i, setting := range []string{
+			"group_concat_max_len=4", "sql_select_limit=0", "sql_select_limit=1", "sql_big_selects=0&max_join_size=1", "max_execution_time=1", "max_statement_time=0.2",
+			"sql_mode='ANSI'", "sql_mode='NO_BACKSLASH_ESCAPES'", "sql_mode='PAD_CHAR_TO_FULL_LENGTH'", "sql_mode='ONLY_FULL_GROUP_BY,TRADITIONAL'", "sql_mode='ORACLE'",
+			"sql_mode='PIPES_AS_CONCAT,HIGH_NOT_PRECEDENCE,REAL_AS_FLOAT,NO_UNSIGNED_SUBTRACTION,NO_ZERO_DATE'", "sql_mode='TIME_TRUNCATE_FRACTIONAL'", "sql_mode='TIME_ROUND_FRACTIONAL'",
+			"sql_safe_updates=1", "sql_auto_is_null=1", "sql_quote_show_create=0", "sql_notes=0&max_error_count=0", "div_precision_increment=0", "max_sort_length=8", "eq_range_index_dive_limit=1",
+			"lock_wait_timeout=1", "innodb_lock_wait_timeout=1", "idle_transaction_timeout=5", "transaction_isolation='SERIALIZABLE'", "tx_isolation='SERIALIZABLE'", "innodb_snapshot_isolation=1",
+			"character_set_results=NULL", "character_set_results='latin1'", "character_set_client='gbk'", "collation_connection='utf8mb4_bin'", "collation_connection='latin1_german2_ci'", "collation_connection='binary'",
+			"time_zone='-12:00'", "lc_messages='de_DE'", "standard_compliant_cte=0", "max_recursive_iterations=0", "cte_max_recursion_depth=0", "big_tables=1", "max_heap_table_size=16384",
+			"optimizer_switch='derived_merge=off,materialization=off,semijoin=off,index_merge=off'", "optimizer_switch='subquery_to_derived=on,derived_condition_pushdown=off'", "range_optimizer_max_mem_size=1",
+			"sql_require_primary_key=1", "default_storage_engine='MyISAM'", "binlog_row_image='MINIMAL'", "low_priority_updates=1", "in_predicate_conversion_threshold=2", "insert_id=7", "last_insert_id=7",
+		} {
+			plain := s.Open("mysql", escaped(setting))
+			if err := plain.Ping(); err != nil {
+				continue // this server does not have it
+			}
+			params := []string{escaped(setting), fmt.Sprintf("lockTable=settings_%d", i), "lockTTL=5s"}
+			db, other := s.open(params...), s.open(params...)
+			for name, opt := range map[string][]lockctx.Option{
+				"row": {lockctx.Row()}, "lease": {lockctx.Lease(ttl)}, "advisory": {lockctx.Advisory()}, "optimistic": {lockctx.Optimistic()},
+				"shared": {lockctx.Shared()}, "slots": {lockctx.Slots(2)}, "slots of leases": {lockctx.Slots(2), lockctx.Lease(ttl)},
+			} {
+				failed := func(way string, err error) {
+					if err != nil {
+						t.Errorf("%s, %s, %s: %v", setting, name, way, err)
+					}
+				}
+				const sell = "UPDATE p SET stock = stock WHERE id = 1"
+				key := dbtest.Random()
+				for range 10 { // until statements are prepared
+					tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), key, opt...), nil)
+					if err == nil {
+						if _, err = tx.Exec(sell); err == nil {
+							err = tx.Commit()
+						} else {
+							failed("rollback", tx.Rollback())
+						}
+					}
+					failed("BeginTx", err)
+					if err != nil {
+						break
+					}
+				}
+				_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), key, opt...), sell)
+				failed("Exec", err)
+				ctx, cancel := context.WithCancel(dbtest.Limited(t))
+				ctx = lockctx.With(ctx, key, opt...)
+				rows, err := db.QueryContext(ctx, "SELECT stock FROM p WHERE id = 1")
+				if err == nil {
+					failed("closing the rows", rows.Close())
+					_, err = db.ExecContext(ctx, sell)
+				}
+				failed("read, write", err)
+				cancel()
+				if !strings.HasPrefix(name, "slots") {
+					tx, err := db.BeginTx(lockctx.WithKeys(dbtest.Limited(t), []string{key, key + "2", key + "3"}, opt...), nil)
+					if err == nil {
+						if _, err = tx.Exec(sell); err == nil {
+							err = tx.Commit()
+						} else {
+							failed("rollback", tx.Rollback())
+						}
+					}
+					failed("several keys", err)
+				}
+				if name == "optimistic" {
+					continue
+				}
+				held, err := mysqllock.Acquire(dbtest.Limited(t), db, key, opt...)
+				if name == "shared" {
+					dbtest.OK(t, err)
+					dbtest.OK(t, held.Release())
+					held, err = mysqllock.Acquire(dbtest.Limited(t), db, key)
+				}
+				failed("Acquire", err)
+				if err != nil || strings.HasPrefix(name, "slots") {
+					if err == nil {
+						failed("Release", held.Release())
+					}
+					continue
+				}
+				_, err = other.ExecContext(lockctx.With(dbtest.Limited(t), key, append(opt, lockctx.NoWait())...), sell)
+				if !errors.Is(err, mysqllock.ErrLocked) {
+					failed("NoWait", fmt.Errorf("%w, want ErrLocked", err))
+				}
+				over := make(chan error, 1)
+				go func() {
+					_, err := other.ExecContext(lockctx.With(dbtest.Limited(t), key, append(opt, lockctx.Wait(time.Minute))...), sell)
+					over <- err
+				}()
+				dbtest.Soon(t, "it waits", func() bool {
+					stats, err := mysqllock.Stats(other)
+					return err == nil && stats.Waiters > 0 || len(over) > 0
+				})
+				failed("Release", held.Release())
+				failed("wait", <-over)
+			}
+			db.Close()
+			other.Close()
+			plain.Close()
+		}
+	})
+}
+
+// escaped is a setting as a DSN has it.
+func escaped(setting string) string {
+	return strings.NewReplacer("'", "%27", "+", "%2B", " ", "%20", ":", "%3A", ",", "%2C").Replace(setting)
 }

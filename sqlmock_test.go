@@ -30,12 +30,14 @@ import (
 // Texts that the driver sends. The namespace is "shop", the keys are k, k1, k2
 // and not there at first.
 const (
-	sqlIdentify = "SELECT ID, HOST, @mysqllock, @@completion_type FROM information_schema.PROCESSLIST WHERE ID = CONNECTION_ID()"
-	sqlOwn      = "timestamp = DEFAULT /*!80000 , max_execution_time = 0 */ /*M!100000 , max_statement_time = n */"
-	sqlControl  = "SET @mysqllock = @@autocommit, SESSION autocommit = 1, " + sqlOwn + ", sql_select_limit = DEFAULT, innodb_lock_wait_timeout = 5, lock_wait_timeout = 2, wait_timeout = 30"
+	sqlIdentify    = "SELECT /*+ MAX_EXECUTION_TIME(n) */ CONNECTION_ID(), CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir /*!80000 , @@server_uuid */), @mysqllock, @@completion_type LIMIT 1"
+	sqlConnections = "(SELECT ID, USER, HOST, COMMAND, TIME, STATE, INFO /*M!100000 , TIME_MS, QUERY_ID */ FROM /*!80022 performance_schema.processlist UNION ALL" +
+		" SELECT ID, USER, HOST, COMMAND, TIME, STATE, INFO FROM */ information_schema.PROCESSLIST /*!80022 WHERE NOT @@performance_schema */) p"
+	sqlOwn      = "timestamp = DEFAULT, sql_mode = '', sql_select_limit = 18446744073709551615, sql_big_selects = 1, sql_safe_updates = 0, group_concat_max_len = 1048576 /*!80000 , max_execution_time = 0 */ /*M!100000 , max_statement_time = n */"
+	sqlControl  = "SET @mysqllock = @@autocommit, SESSION autocommit = 1, " + sqlOwn + ", innodb_lock_wait_timeout = 5, lock_wait_timeout = 2, wait_timeout = 30"
 	sqlCleaning = "SELECT 1 FROM `shop`.`mysqllock` WHERE namespace = x'' AND name = x'' AND expires BETWEEN UTC_TIMESTAMP(6) AND UTC_TIMESTAMP(6) + INTERVAL 1 MINUTE"
 	sqlSession  = "SET @mysqllock = @@autocommit, SESSION autocommit = 0, wait_timeout = 30"
-	sqlLeasing  = "SET @mysqllock = @@autocommit, SESSION autocommit = 1, sql_mode = '', " + sqlOwn + ", sql_select_limit = DEFAULT, innodb_lock_wait_timeout = 1, lock_wait_timeout = 5, wait_timeout = 30"
+	sqlLeasing  = "SET @mysqllock = @@autocommit, SESSION autocommit = 1, " + sqlOwn + ", innodb_lock_wait_timeout = 1, lock_wait_timeout = 5, wait_timeout = 30"
 	sqlProbe    = "SELECT VERSION(), DATABASE(), @@innodb_rollback_on_timeout, @@read_only OR @@innodb_read_only," +
 		" /*!80000 @@transaction_isolation, 0, CONCAT(IFNULL((SELECT VARIABLE_VALUE FROM performance_schema.global_variables WHERE VARIABLE_NAME = 'wsrep_on'),'OFF'), ','," +
 		" IFNULL((SELECT GROUP_CONCAT(VARIABLE_VALUE ORDER BY VARIABLE_NAME)" +
@@ -113,12 +115,16 @@ const (
 	sqlLease = "IF((owner IS NOT NULL AND expires > UTC_TIMESTAMP(6)), TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires), 0), token, owner"
 
 	sqlCall  = "CALL `shop`.`mysqllock_lock1`(x'73686f70', x'6b', FALSE, NULL)"
-	sqlLock  = "SELECT CONNECTION_ID(), token, owner, versioned, @@read_only, @@innodb_read_only FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b' FOR UPDATE"
-	sqlLock1 = "SELECT CONNECTION_ID(), token, owner, versioned, @@read_only, @@innodb_read_only FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b31' FOR UPDATE"
-	sqlLock2 = "SELECT CONNECTION_ID(), token, owner, versioned, @@read_only, @@innodb_read_only FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b32' FOR UPDATE"
-	sqlTry   = sqlLock + " NOWAIT"
-	sqlTry1  = sqlLock1 + " NOWAIT"
-	sqlTry3  = "(" + sqlLock1 + " NOWAIT) UNION ALL (" + sqlLock2 + " NOWAIT) LIMIT 2"
+	sqlOf    = "CONNECTION_ID(), token, owner, versioned, @@read_only, @@innodb_read_only FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b' LIMIT 1 FOR UPDATE"
+	sqlLock  = "SELECT " + sqlOf
+	sqlOf1   = "CONNECTION_ID(), token, owner, versioned, @@read_only, @@innodb_read_only FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b31' LIMIT 1 FOR UPDATE"
+	sqlLock1 = "SELECT " + sqlOf1
+	sqlOf2   = "CONNECTION_ID(), token, owner, versioned, @@read_only, @@innodb_read_only FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b32' LIMIT 1 FOR UPDATE"
+	sqlLock2 = "SELECT " + sqlOf2
+	sqlHint  = "SELECT /*+ MAX_EXECUTION_TIME(n) */ "
+	sqlTry   = sqlHint + sqlOf + " NOWAIT"
+	sqlTry1  = sqlHint + sqlOf1 + " NOWAIT"
+	sqlTry3  = "(" + sqlTry1 + ") UNION ALL (" + sqlLock2 + " NOWAIT) LIMIT 2"
 	sqlBlock = "BEGIN NOT ATOMIC SET SESSION idle_transaction_timeout = 30; START TRANSACTION;" +
 		" SET STATEMENT innodb_lock_wait_timeout = 0 FOR " + sqlLock + "; END"
 	sqlPreparedBlock = "BEGIN NOT ATOMIC DECLARE v_name VARBINARY(255) DEFAULT UNHEX(CONVERT(? USING ascii)); DECLARE v_most BIGINT UNSIGNED DEFAULT ?; DECLARE v_quiet BOOL;" +
@@ -143,7 +149,7 @@ const (
 		" FROM information_schema.INNODB_LOCK_WAITS w" +
 		" JOIN information_schema.INNODB_TRX r ON r.trx_id = w.requesting_trx_id" +
 		" JOIN information_schema.INNODB_TRX b ON b.trx_id = w.blocking_trx_id" +
-		" LEFT JOIN information_schema.PROCESSLIST p ON p.ID = b.trx_mysql_thread_id" +
+		" LEFT JOIN " + sqlConnections + " ON p.ID = b.trx_mysql_thread_id" +
 		" WHERE r.trx_mysql_thread_id = 1 AND b.trx_state <> 'LOCK WAIT' LIMIT 1"
 
 	dataK     = "'0x73686F70, 0x6B'" // the key k as the server prints it
@@ -277,7 +283,7 @@ func (m *mocked) setUp(a answers) {
 
 func (m *mocked) probe(a answers) {
 	m.ExpectExec(sqlControl).WillReturnResult(sqlmock.NewResult(0, 0))
-	m.ExpectQuery(sqlIdentify).WillReturnRows(sqlmock.NewRows([]string{"ID", "HOST", "@mysqllock", "@@completion_type"}).AddRow(9, "app:1", 1, "NO_CHAIN"))
+	m.ExpectQuery(sqlIdentify).WillReturnRows(sqlmock.NewRows([]string{"id", "node", "@mysqllock", "@@completion_type"}).AddRow(9, "db 3306", 1, "NO_CHAIN"))
 	m.reprobe(a)
 }
 
@@ -975,7 +981,7 @@ func TestMockSetUpFails(t *testing.T) {
 		}, nil, []string{"10.2.44", "too old", "MariaDB 10.3"}},
 		{"neither", mysqllock.Config{}, func(m *mocked) {
 			m.expectExec(sqlControl)
-			m.ExpectQuery(sqlIdentify).WillReturnRows(sqlmock.NewRows([]string{"ID", "HOST", "@mysqllock", "@@completion_type"}).AddRow(9, "app:1", 1, "NO_CHAIN"))
+			m.ExpectQuery(sqlIdentify).WillReturnRows(sqlmock.NewRows([]string{"id", "node", "@mysqllock", "@@completion_type"}).AddRow(9, "db 3306", 1, "NO_CHAIN"))
 			m.expectQuery(sqlProbe, "5.6.1")
 		}, nil, []string{"MySQL 8.0 or MariaDB 10.3 is needed"}},
 		{"MyISAM", mysqllock.Config{}, func(m *mocked) {
@@ -1071,7 +1077,7 @@ func TestMockSetUpFails(t *testing.T) {
 
 			// Someone has put it right.
 			m.expectExec(sqlControl)
-			m.ExpectQuery(sqlIdentify).WillReturnRows(sqlmock.NewRows([]string{"ID", "HOST", "@mysqllock", "@@completion_type"}).AddRow(9, "app:1", 1, "NO_CHAIN"))
+			m.ExpectQuery(sqlIdentify).WillReturnRows(sqlmock.NewRows([]string{"id", "node", "@mysqllock", "@@completion_type"}).AddRow(9, "db 3306", 1, "NO_CHAIN"))
 			m.reprobe(aCalled)
 			m.state(aCalled)
 			m.expectQuery(sqlFloor, "1")
@@ -2092,8 +2098,8 @@ func TestRecordTaint(t *testing.T) {
 // TestRecordWait has a key that someone else has: the caller queues in the
 // server until its wait is over, and is killed there.
 func TestRecordWait(t *testing.T) {
-	const look = "SELECT ID FROM information_schema.PROCESSLIST WHERE INFO LIKE CONCAT('%', 'HALF', 'HALF', '%') AND ID <> CONNECTION_ID()"
-	const find = "SELECT ROUTINE_COMMENT = 'mysqllock' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE' AND ROUTINE_SCHEMA = x'73686f70' AND ROUTINE_NAME = x'6d7973716c6c6f636b5f7761697431'"
+	const look = "SELECT ID FROM " + sqlConnections + " WHERE INFO LIKE CONCAT('%', 'HALF', 'HALF', '%') AND ID <> CONNECTION_ID()"
+	const find = "SELECT ROUTINE_COMMENT = 'mysqllock' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE' AND ROUTINE_SCHEMA = x'73686f70' AND ROUTINE_NAME = x'6d7973716c6c6f636b5f7761697432'"
 	const begin = "app1: BeginTx {Isolation:0 ReadOnly:false}"
 	for _, c := range []struct {
 		name    string
@@ -2106,21 +2112,21 @@ func TestRecordWait(t *testing.T) {
 		holder  string
 	}{
 		{
-			"MySQL", "8.4.0", 3572, ", 3) /*",
-			[]string{begin, "app1: " + sqlTry, "app1: Rollback", "app1: SELECT CONNECTION_ID()", "control1: " + find, begin},
-			"CALL `shop`.`mysqllock_wait1`(x'73686f70', '[[\"6b\", 0]]', 'MARK', 3) /* mysqllock MARK */",
+			"MySQL", "8.4.0", 3572, "', 3)",
+			[]string{begin, "app1: " + sqlTry, "app1: Rollback", "app1: SELECT /*+ MAX_EXECUTION_TIME(n) */ CONNECTION_ID() LIMIT 1", "control1: " + find, begin},
+			"/* mysqllock MARK */ CALL `shop`.`mysqllock_wait2`(x'73686f70', '[[\"6b\", 0]]', 'MARK', 3)",
 			[]string{"SET SESSION innodb_lock_wait_timeout = COALESCE(@mysqllock_limit, @@SESSION.innodb_lock_wait_timeout), @mysqllock_limit = NULL", "Rollback"},
 			sqlHolder(1, dataK),
 		},
 		{
 			"MariaDB", "10.11.9-MariaDB", 1205, "max_statement_time = 3.000",
 			[]string{
-				"app1: " + sqlBlock, "app1: ROLLBACK", "app1: SELECT CONNECTION_ID()",
+				"app1: " + sqlBlock, "app1: ROLLBACK", "app1: SELECT /*+ MAX_EXECUTION_TIME(n) */ CONNECTION_ID() LIMIT 1",
 				"app1: BEGIN NOT ATOMIC SET SESSION idle_transaction_timeout = 30; START TRANSACTION; END",
 			},
 			"SET STATEMENT max_statement_time = n FOR BEGIN NOT ATOMIC SET @mysqllock_owner = NULL; SET @mysqllock_token = NULL;" +
-				" SELECT token, owner, versioned INTO @mysqllock_token, @mysqllock_owner, @mysqllock_versioned FROM `shop`.`mysqllock`" +
-				" WHERE namespace = x'73686f70' AND name = x'6b' FOR UPDATE /* mysqllock MARK */; IF @mysqllock_owner IS NOT NULL THEN ROLLBACK; END IF;" +
+				" SELECT /* mysqllock MARK */ token, owner, versioned INTO @mysqllock_token, @mysqllock_owner, @mysqllock_versioned FROM `shop`.`mysqllock`" +
+				" WHERE namespace = x'73686f70' AND name = x'6b' FOR UPDATE; IF @mysqllock_owner IS NOT NULL THEN ROLLBACK; END IF;" +
 				" IF @mysqllock_token IS NOT NULL THEN SELECT CONNECTION_ID(), @mysqllock_token, @mysqllock_owner, @mysqllock_versioned, @@read_only, @@innodb_read_only; END IF; END",
 			[]string{"ROLLBACK"},
 			sqlBlocker,
@@ -2295,7 +2301,7 @@ func TestRecordBadConn(t *testing.T) {
 	once := func(r *record, bad string) {
 		normal := r.answer
 		r.answer = func(c *fakeConn, text string) (fakeReply, error) {
-			if text == bad && r.first(text) {
+			if fixed(text) == bad && r.first(text) {
 				return fakeReply{}, driver.ErrBadConn
 			}
 			return normal(c, text)

@@ -29,10 +29,10 @@ func (l *Locker) holderOf(ctx context.Context, name string) *lockerr.Holder {
 	}
 	defer c.Release()
 	programs := !l.info.MariaDB && !l.blind.Load()
-	rows, err := server.Query(ctx, c.Conn, holderSQL(name, programs))
+	rows, err := server.QueryConnections(ctx, c.Conn, holderSQL(name, programs))
 	if programs && server.Denied(err) {
 		l.blind.Store(true)
-		rows, err = server.Query(ctx, c.Conn, holderSQL(name, false))
+		rows, err = server.QueryConnections(ctx, c.Conn, holderSQL(name, false))
 	}
 	if err != nil || len(rows) == 0 {
 		return nil

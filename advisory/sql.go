@@ -28,7 +28,7 @@ const (
 // server ends them, and releases the locks that they hold, when they have been silent
 // for ttl.
 func Setup(ttl time.Duration) string {
-	return fmt.Sprintf("SET "+server.Pin+" autocommit = 1, wait_timeout = %d", int(silentFor(ttl)/time.Second))
+	return fmt.Sprintf("SET "+server.Pin+" autocommit = 1, %s, wait_timeout = %d", server.OwnSettings, int(silentFor(ttl)/time.Second))
 }
 
 // silentFor is the silence after which the server ends a connection.
@@ -134,8 +134,11 @@ func (k *lockConn) waitSQL(name string, bound time.Duration) string {
 	return "SELECT " + hint + k.here("IF(RELEASE_LOCK('"+name+"') IS NULL OR IS_FREE_LOCK('"+name+"'), "+granted(alone)+", "+granted(inTurn)+")")
 }
 
-// checkSQL answers 1 if all locks are held, and the id of the connection that asks.
-func checkSQL(locks []*Lock) string { return "SELECT " + heldSQL(locks) + ", CONNECTION_ID()" }
+// checkSQL answers 1 if all locks are held, and the id of the connection that asks. LIMIT overrides
+// sql_select_limit.
+func checkSQL(locks []*Lock) string {
+	return "SELECT " + server.Untimed + heldSQL(locks) + ", CONNECTION_ID() LIMIT 1"
+}
 
 // commitBlock checks what checkSQL does, and that it runs on the connection with that id,
 // commits, and takes the lock ends off the connection, unless that is nil. There is an answer
@@ -194,5 +197,5 @@ func holderSQL(name string, programs bool) string {
 			" AND a.ATTR_NAME IN ('mysqllock_owner', 'program_name') ORDER BY a.ATTR_NAME LIMIT 1)"
 	}
 	return "SELECT h.id, p.USER, p.HOST, " + program + " FROM (SELECT IS_USED_LOCK('" + name + "') AS id) h" +
-		" LEFT JOIN information_schema.PROCESSLIST p ON p.ID = h.id WHERE h.id IS NOT NULL"
+		" LEFT JOIN " + server.Connections + " ON p.ID = h.id WHERE h.id IS NOT NULL"
 }

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/mysqllock/mysqllock/internal/server"
 )
 
 // Activity is what a connection does.
@@ -85,7 +87,7 @@ const whatRuns = "what holders run, or have run last"
 // the same account.
 func (p *picture) mariadbActivity(ctx context.Context, ids []uint64) error {
 	rows, err := p.query(ctx, fmt.Sprintf("SELECT ID, COMMAND = 'Sleep', CAST(TIME_MS * 1000 AS SIGNED), LEFT(INFO, %d)"+
-		" FROM information_schema.PROCESSLIST WHERE ID IN (%s)", longestText, list(ids)))
+		" FROM %s WHERE ID IN (%s)", longestText, server.Connections, list(ids)))
 	for _, r := range rows {
 		conn, _ := strconv.ParseUint(r[0], 10, 64)
 		p.activity[conn] = &Activity{Running: r[1] != "1", For: max(0, micros(r[2])), Statement: masked(r[3])}

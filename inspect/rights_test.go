@@ -225,3 +225,40 @@ func TestOptions(t *testing.T) {
 		}
 	}
 }
+
+// TestBesideWhatCannotBeListed: what is shown does not depend on the texts of others, to an
+// account without rights either. If the server has no other list, there is a gap.
+func TestBesideWhatCannotBeListed(t *testing.T) {
+	for name, opts := range map[string][]string{"": nil, "without performance_schema": {"--performance-schema=OFF"}} {
+		t.Run(name, func(t *testing.T) {
+			dbtest.OnOwnServers(t, func(d *dbtest.Database) *scratch {
+				return newScratch(map[bool]kind{true: plainMariaDB, false: mysqlServer}[d.MariaDB()], d)
+			}, func(t *testing.T, s *scratch) {
+				s.Neighbours()
+				holder := s.process("root", "holder")
+				for strategy, option := range strategies {
+					s.acquire(holder, "the-"+strategy, option)
+				}
+				tx, err := holder.BeginTx(lockctx.With(t.Context(), "emoji"), nil)
+				dbtest.OK(t, err)
+				defer tx.Rollback()
+				_, err = tx.Exec("DO '\U0001F512', _binary'\xff\xfe', '" + strings.Repeat("z", 3<<20) + "'")
+				dbtest.OK(t, err)
+				for _, user := range []string{"root", s.user(), s.user("PROCESS ON *.*")} {
+					i := s.inspector(s.open(user))
+					snap := look(t, i)
+					if find(snap, "lease", "the-lease") == nil {
+						t.Errorf("%s sees %+v, gaps %+v", user, snap.Locks, snap.Gaps)
+					}
+					if user == "root" && s.mysql() && opts == nil {
+						if l := find(snap, "row", "emoji"); l == nil || l.Holders[0].Activity == nil {
+							t.Errorf("the row's holder is not shown: %+v", l)
+						}
+					}
+					_, err := i.Doctor(t.Context())
+					dbtest.OK(t, err)
+				}
+			}, opts...)
+		})
+	}
+}

@@ -152,6 +152,9 @@ func (p *picture) tolerate(err error, what, remedy string) error {
 	case hidden(err):
 		p.gap(what, "the account may not see it: "+err.Error(), remedy)
 		return nil
+	case server.Unlisted(err):
+		p.gap(what, "performance_schema is off, and the server cannot list what a connection runs: "+err.Error(), turnOn)
+		return nil
 	case server.Interrupted(err):
 		p.gap(what, fmt.Sprintf("the server did not answer within %v, or a program is altering the lock table: %v", questionBound, err), "")
 		return nil
@@ -476,8 +479,8 @@ func (p *picture) statements(ctx context.Context) ([]statement, error) {
 	}
 	rows, err := p.query(ctx, fmt.Sprintf("SELECT ID, USER, HOST, %s, STATE,"+
 		" IF(INFO LIKE '%%GET_LOCK(''%s%%' OR INFO LIKE '%% name = x''%%', LEFT(INFO, 20000), '')"+
-		" FROM information_schema.PROCESSLIST WHERE ID <> CONNECTION_ID()", times, lockname.Any))
-	if err != nil {
+		" FROM %s WHERE ID <> CONNECTION_ID()", times, lockname.Any, server.Connections))
+	if err := p.tolerate(err, "what other connections run", ""); err != nil {
 		return nil, err
 	}
 	for _, r := range rows {
@@ -491,7 +494,7 @@ func (p *picture) statements(ctx context.Context) ([]statement, error) {
 
 // The texts of statements that wait for a lock.
 var (
-	rowWait  = regexp.MustCompile("(`[^`]+(?:``[^`]*)*`\\.`[^`]+`) (?:[a-z] )?WHERE (?:[a-z]\\.)?namespace = x'([0-9a-f]*)' AND (?:[a-z]\\.)?name = x'([0-9a-f]+)' (FOR UPDATE|FOR SHARE|LOCK IN SHARE MODE)")
+	rowWait  = regexp.MustCompile("(`[^`]+(?:``[^`]*)*`\\.`[^`]+`) (?:[a-z] )?WHERE (?:[a-z]\\.)?namespace = x'([0-9a-f]*)' AND (?:[a-z]\\.)?name = x'([0-9a-f]+)' (?:LIMIT 1 )?(FOR UPDATE|FOR SHARE|LOCK IN SHARE MODE)")
 	noWait   = regexp.MustCompile(`NOWAIT|SKIP LOCKED|innodb_lock_wait_timeout = 0`)
 	nameWait = regexp.MustCompile(`GET_LOCK\('(mysqllock[^']*)'`)
 )

@@ -24,8 +24,7 @@ import (
 // server ends them, with the wake-up locks that they carry, when they have been silent
 // for ttl.
 func Setup(ttl time.Duration) string {
-	// The take statement relies on assignments being made from left to right.
-	return fmt.Sprintf("SET "+server.Pin+" autocommit = 1, sql_mode = '', %s, sql_select_limit = DEFAULT, %s, lock_wait_timeout = 5, wait_timeout = %d",
+	return fmt.Sprintf("SET "+server.Pin+" autocommit = 1, %s, %s, lock_wait_timeout = 5, wait_timeout = %d",
 		server.OwnSettings, rowWait(time.Second), max(1, int(ttl/time.Second)))
 }
 
@@ -319,7 +318,7 @@ func (l *Locker) fenceSQL(leases []*Lease, bound time.Duration) string {
 	}
 	var reads []string
 	for _, s := range leases {
-		reads = append(reads, fmt.Sprintf("SELECT %sr.name FROM %s r WHERE %s AND r.token = %d AND r.owner = %s AND %s LOCK IN SHARE MODE",
+		reads = append(reads, fmt.Sprintf("SELECT %sr.name FROM %s r WHERE %s AND r.token = %d AND r.owner = %s AND %s LIMIT 1 LOCK IN SHARE MODE",
 			hint, l.table, l.row("r.", s.key), s.token, schema.Literal(s.l.owner), lasts))
 		hint = ""
 	}

@@ -408,7 +408,7 @@ func (a *attempt) block(ctx context.Context, c *pool.Conn, key string) error {
 	own, abandon := context.WithCancel(context.WithoutCancel(ctx))
 	defer abandon()
 	answer := make(chan error, 1)
-	go func() { answer <- server.Exec(own, c.Conn, a.settleSQL(key, "")+" /* mysqllock "+mark+" */") }()
+	go func() { answer <- server.Exec(own, c.Conn, "/* mysqllock "+mark+" */ "+a.settleSQL(key, "")) }()
 	select {
 	case err := <-answer:
 		return err

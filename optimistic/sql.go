@@ -24,7 +24,7 @@ func (l *Locker) readSQL(keys []string) string {
 	for _, key := range keys {
 		in = append(in, schema.Literal(key))
 	}
-	return fmt.Sprintf("SELECT %s, name, token, "+schema.Settled+", %s, owner FROM %s WHERE namespace = %s AND name IN (%s) LIMIT %d",
+	return l.big(len(keys)) + fmt.Sprintf("SELECT /*+ SET_VAR(sql_big_selects = 1) MAX_EXECUTION_TIME(4294967295) */ %s, name, token, "+schema.Settled+", %s, owner FROM %s WHERE namespace = %s AND name IN (%s) LIMIT %d",
 		isolation, schema.Remaining(""), l.cfg.Table, schema.Literal(l.cfg.Namespace), strings.Join(in, ", "), len(keys))
 }
 
@@ -67,7 +67,7 @@ func (l *Locker) beginBlock(keys []string) pool.Block {
 // The two statements below change rows by an INSERT that always hits the row that it has
 // read, because UPDATE has no NOWAIT. On MySQL, NOWAIT is about rows only: a hint, which
 // is a comment elsewhere, limits the wait while the table's definition is being changed.
-const brief = "/*+ SET_VAR(lock_wait_timeout = 1) */"
+const brief = "/*+ SET_VAR(lock_wait_timeout = 1) SET_VAR(sql_big_selects = 1) */"
 
 // settleSQL marks key's row as versioned, and removes an expired lease from it. rowLocked
 // says what to do if the row is locked.
@@ -79,11 +79,21 @@ func (l *Locker) settleSQL(key, rowLocked string) string {
 		l.cfg.Table, schema.Literal(l.cfg.Namespace), schema.Literal(key), schema.Live("r."), rowLocked, brief)
 }
 
+// big precedes a statement for so many rows on MariaDB: the application may limit how many rows a
+// statement examines. For MySQL there is a hint.
+func (l *Locker) big(rows int) string {
+	if l.cfg.Info.MariaDB && rows > 1 {
+		return "SET STATEMENT sql_big_selects = 1 FOR "
+	}
+	return ""
+}
+
 // compareSQL compares versions and sets the next ones. It finds each row by its primary key,
 // and locks no other row. It counts 2 affected rows for each version, with and without
 // clientFoundRows in the DSN. No version was returned while the row had an owner.
 func (l *Locker) compareSQL(versions []*Version) string {
 	var b strings.Builder
+	b.WriteString(l.big(len(versions)))
 	fmt.Fprintf(&b, "INSERT %s INTO %s (namespace, name, token, expires) SELECT r.namespace, r.name, r.token, r.expires FROM (", brief, l.cfg.Table)
 	for i, v := range versions {
 		form := " UNION ALL SELECT %s, %d"

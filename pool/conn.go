@@ -24,7 +24,7 @@ type Conn struct {
 	turn    chan struct{} // holds a token while the connection is in use
 
 	id       uint64               // the server's id, 0 until known; guarded by the turn
-	host     string               // client address as the server's process list shows it, "" until known; guarded by the turn
+	node     string               // which server it leads to, as [server.Node] says, "" until known; guarded by the turn
 	tainted  bool                 // has session state that must not reach the next user; guarded by the turn
 	prepared map[string]*prepared // by their texts; guarded by the turn
 	opened   time.Time            // when it was opened, or adopted
@@ -98,7 +98,7 @@ func (c *Conn) ID(ctx context.Context) (uint64, error) {
 	if c.id != 0 {
 		return c.id, nil
 	}
-	rows, err := server.Query(ctx, c.Conn, "SELECT CONNECTION_ID()")
+	rows, err := server.Query(ctx, c.Conn, "SELECT "+server.Untimed+"CONNECTION_ID() LIMIT 1")
 	if err != nil {
 		return 0, err
 	}
@@ -109,9 +109,9 @@ func (c *Conn) ID(ctx context.Context) (uint64, error) {
 }
 
 // Identify sees to it that KillConnection finds the connection, also if it is an adopted
-// one: it asks for the id and the client address the first time. The caller has the turn.
+// one: it asks for the id and the server the first time. The caller has the turn.
 func (c *Conn) Identify(ctx context.Context) error {
-	if c.id != 0 && c.host != "" {
+	if c.id != 0 && c.node != "" {
 		return nil
 	}
 	_, err := c.identify(ctx, "")
@@ -134,24 +134,24 @@ type Found struct {
 	Asked          string // the value of [Config.Ask]
 }
 
-// identify asks for the id, the client address and the settings of the connection, and for the
+// identify asks for the id, the server and the settings of the connection, and for the
 // value of an SQL expression, unless that is "".
 func (c *Conn) identify(ctx context.Context, ask string) (found Found, err error) {
-	columns := "ID, HOST, @mysqllock, @@completion_type"
+	text := "SELECT " + server.Untimed + "CONNECTION_ID(), " + server.Node + ", @mysqllock, @@completion_type"
 	if ask != "" {
-		columns += ", " + ask
+		text += ", " + ask
 	}
-	rows, err := server.Query(ctx, c.Conn, "SELECT "+columns+" FROM information_schema.PROCESSLIST WHERE ID = CONNECTION_ID()")
+	rows, err := server.Query(ctx, c.Conn, text+" LIMIT 1") // which overrides sql_select_limit
 	if err != nil {
 		return found, err
 	}
 	if len(rows) != 1 || len(rows[0]) < 4 {
-		return found, errors.New("mysqllock: the server does not list its own connection")
+		return found, errors.New("mysqllock: unexpected result when reading the settings of a connection")
 	}
 	if len(rows[0]) > 4 {
 		found.Asked = rows[0][4]
 	}
-	c.host = rows[0][1]
+	c.node = rows[0][1]
 	found.Autocommit, found.CompletionType = rows[0][2] == "1" || rows[0][2] == "ON", rows[0][3]
 	return found, c.SetID(rows[0][0])
 }
@@ -160,7 +160,7 @@ func (c *Conn) identify(ctx context.Context, ask string) (found Found, err error
 // connection of the server. A pooled one is pinned.
 func (c *Conn) Moved() {
 	if c.adopted {
-		c.id, c.host = 0, ""
+		c.id, c.node = 0, ""
 	}
 }
 

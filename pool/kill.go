@@ -12,15 +12,15 @@ import (
 	"github.com/mysqllock/mysqllock/internal/step"
 )
 
-// KillQuery ends the statement whose text contains mark, from NewMark. It looks for the
-// statement on all connections of the server, since a proxy may have chosen any of them.
+// KillQuery ends the statement whose text begins with mark, from NewMark, in a comment. It looks
+// for the statement on all connections of the server, since a proxy may have chosen any of them.
 // An account needs no privilege to KILL its own statements.
 //
 // late reports that ctx ended before the server answered the KILL. The KILL may still
 // come, and end a later statement of the connection, so run no further statement there. A
 // KILL that finds the connection idle does nothing.
 func (p *Pool) KillQuery(ctx context.Context, mark string) (late bool) {
-	sent, err := p.kill(ctx, "KILL QUERY", running(mark))
+	sent, err := p.killMarked(ctx, mark)
 	return sent && err != nil && server.Number(err) == 0
 }
 
@@ -29,7 +29,7 @@ func (p *Pool) KillQuery(ctx context.Context, mark string) (late bool) {
 func (p *Pool) EndQuery(ctx context.Context, mark string) {
 	const pause = 100 * time.Millisecond
 	for {
-		if sent, err := p.kill(ctx, "KILL QUERY", running(mark)); !sent && err == nil {
+		if sent, err := p.killMarked(ctx, mark); !sent && err == nil {
 			return
 		}
 		select {
@@ -40,11 +40,12 @@ func (p *Pool) EndQuery(ctx context.Context, mark string) {
 	}
 }
 
-// running is the condition for the connection that runs the statement with mark. It comes in
-// two halves, so that it finds no other connection that is looking for the same statement.
-func running(mark string) string {
+// killMarked sends a KILL to the connection that runs the statement with mark, if any. The
+// condition has the mark in two halves, so that it finds no other connection that is looking for
+// the same statement.
+func (p *Pool) killMarked(ctx context.Context, mark string) (sent bool, err error) {
 	half := len(mark) / 2
-	return "INFO LIKE CONCAT('%', '" + mark[:half] + "', '" + mark[half:] + "', '%')"
+	return p.kill(ctx, "KILL QUERY", listed("INFO LIKE CONCAT('%', '"+mark[:half]+"', '"+mark[half:]+"', '%')"))
 }
 
 // NewMark returns letters and digits that are in no other statement's text.
@@ -54,55 +55,68 @@ func NewMark() string {
 	return hex.EncodeToString(b[:])
 }
 
-// KillConnection ends the connection of c, if the server still has one with the same id
-// and the same client address.
+// KillConnection ends the connection of c. Another server, or the same one after a restart,
+// may have given its id to another connection. So the server must be the one that c leads to,
+// and up for as long as c.
 func (p *Pool) KillConnection(ctx context.Context, c *Conn) error {
-	return p.killID(ctx, c, "HOST = "+schema.Literal(c.host))
-}
-
-// KillAdopted is KillConnection for an adopted connection, of which at most the id is
-// known; without an id it does nothing. Another server, or the same one after a restart,
-// may have given that id to another connection. So the server must be the one with this
-// node, the value of [server.Node], and up for as long as the connection; and
-// KillAdopted ends only a running statement of the same account and machine.
-func (p *Pool) KillAdopted(ctx context.Context, c *Conn, node string) error {
-	return p.killID(ctx, c, adopted(time.Since(c.opened))+" AND "+server.Node+" = "+schema.Literal(node))
-}
-
-func (p *Pool) killID(ctx context.Context, c *Conn, condition string) error {
 	if c.id == 0 {
 		return nil
 	}
-	_, err := p.kill(ctx, "KILL CONNECTION", fmt.Sprintf("ID = %d AND %s", c.id, condition))
+	_, err := p.EndConnection(ctx, c.id, onNode(c.node)+" AND "+server.Up(time.Since(c.opened)))
 	return err
 }
+
+// KillAdopted is KillConnection for an adopted connection, of which at most the id is
+// known; without an id it does nothing. The server must be the one with this node, the value of
+// [server.Node]; and KillAdopted ends only a running statement of the same account and machine.
+func (p *Pool) KillAdopted(ctx context.Context, c *Conn, node string) error {
+	if c.id == 0 {
+		return nil
+	}
+	_, err := p.kill(ctx, "KILL CONNECTION", listed(fmt.Sprintf("ID = %d AND %s AND %s", c.id, adopted(time.Since(c.opened)), onNode(node))))
+	return err
+}
+
+func onNode(node string) string { return server.Node + " = " + schema.Literal(node) }
 
 // adopted is the condition for an adopted connection of that age.
 func adopted(age time.Duration) string {
 	const port = "CHAR_LENGTH(SUBSTRING_INDEX(HOST, ':', -1))"
 	const client = "USER, IF(LOCATE(':', HOST) > 0, LEFT(HOST, CHAR_LENGTH(HOST) - " + port + "), HOST)"
-	return fmt.Sprintf("COMMAND <> 'Sleep' AND (%s) = (SELECT %[1]s FROM information_schema.PROCESSLIST WHERE ID = CONNECTION_ID())"+
-		" AND (SELECT VARIABLE_VALUE FROM /*!80000 performance_schema.global_status */ /*M!100000 information_schema.GLOBAL_STATUS */"+
-		" WHERE VARIABLE_NAME = 'UPTIME') + 1 >= %d", client, int(age/time.Second))
+	return fmt.Sprintf("COMMAND <> 'Sleep' AND (%s) = (SELECT %[1]s FROM "+server.Connections+" WHERE ID = CONNECTION_ID()) AND ", client) + server.Up(age)
 }
 
 // EndConnection ends the connection with that id, if the SQL expression condition is true.
-// over reports that it has ended. That can take the server a while, since it ends the
-// connection's statement first.
+// over reports that it has ended, or that the condition is not true. That can take the server a
+// while, since it ends the connection's statement first.
 func (p *Pool) EndConnection(ctx context.Context, id uint64, condition string) (over bool, err error) {
-	sent, err := p.kill(ctx, "KILL CONNECTION", fmt.Sprintf("ID = %d AND %s", id, condition))
+	sent, err := p.kill(ctx, "KILL CONNECTION", fmt.Sprintf("SELECT %d FROM DUAL WHERE %[1]d <> CONNECTION_ID() AND %s", id, condition))
 	return !sent && err == nil, err
 }
 
-// kill sends a KILL to the first connection for which condition is true, if any.
-func (p *Pool) kill(ctx context.Context, verb, condition string) (sent bool, err error) {
+// KillSilent closes the connection that has the named lock, if it has run nothing for at
+// least silence. It sees connections of its own node only, and without the privilege
+// PROCESS of its own account only.
+func (p *Pool) KillSilent(ctx context.Context, lock string, silence time.Duration) error {
+	_, err := p.kill(ctx, "KILL CONNECTION", listed(fmt.Sprintf("ID = IS_USED_LOCK('%s') AND COMMAND = 'Sleep' AND TIME >= %d",
+		lock, int(silence/time.Second))))
+	return err
+}
+
+// listed is a query for the ids of the other connections for which condition is true.
+func listed(condition string) string {
+	return "SELECT ID FROM " + server.Connections + " WHERE " + condition + " AND ID <> CONNECTION_ID()"
+}
+
+// kill sends a KILL to the first connection whose id the query ids returns, if any.
+func (p *Pool) kill(ctx context.Context, verb, ids string) (sent bool, err error) {
 	ctx = step.For(ctx, step.Kill)
 	c, err := p.Acquire(ctx)
 	if err != nil {
 		return false, err
 	}
 	defer c.Release()
-	rows, err := server.Query(ctx, c.Conn, "SELECT ID FROM information_schema.PROCESSLIST WHERE "+condition+" AND ID <> CONNECTION_ID()")
+	rows, err := server.QueryConnections(ctx, c.Conn, ids)
 	if err != nil || len(rows) == 0 {
 		return false, err
 	}
@@ -112,13 +126,4 @@ func (p *Pool) kill(ctx context.Context, verb, condition string) (sent bool, err
 		return false, nil
 	}
 	return true, err
-}
-
-// KillSilent closes the connection that has the named lock, if it has run nothing for at
-// least silence. It sees connections of its own node only, and without the privilege
-// PROCESS of its own account only.
-func (p *Pool) KillSilent(ctx context.Context, lock string, silence time.Duration) error {
-	_, err := p.kill(ctx, "KILL CONNECTION", fmt.Sprintf("ID = IS_USED_LOCK('%s') AND COMMAND = 'Sleep' AND TIME >= %d",
-		lock, int(silence/time.Second)))
-	return err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql/driver"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -144,4 +145,50 @@ func TestKillQueryBeside(t *testing.T) {
 		<-beside
 		<-statement
 	})
+}
+
+// TestKillBesideWhatCannotBeListed: each KILL finds its connection, whatever others run, also if
+// MySQL has no other list of connections than the one that depends on texts.
+func TestKillBesideWhatCannotBeListed(t *testing.T) {
+	for name, opts := range map[string][]string{"": nil, "without performance_schema": {"--performance-schema=OFF"}} {
+		t.Run(name, func(t *testing.T) {
+			dbtest.OnOwnServers(t, func(d *dbtest.Database) *dbtest.Database { return d }, func(t *testing.T, d *dbtest.Database) {
+				d.Neighbours()
+				ctx := dbtest.Limited(t)
+				control, err := New(Config{Connect: d.Connector().Connect, Max: 2, Idle: time.Minute, Setup: "DO 1"})
+				dbtest.OK(t, err)
+				t.Cleanup(control.Close)
+				node := d.One(d.Connect(), "SELECT "+server.Node)
+				for what, kill := range map[string]func(c *Conn, mark string){
+					"KillQuery":      func(_ *Conn, mark string) { control.KillQuery(ctx, mark) },
+					"EndQuery":       func(_ *Conn, mark string) { control.EndQuery(ctx, mark) },
+					"KillAdopted":    func(c *Conn, _ string) { dbtest.OK(t, control.KillAdopted(ctx, c, node)) },
+					"KillConnection": func(c *Conn, _ string) { dbtest.OK(t, control.KillConnection(ctx, c)) },
+				} {
+					c, mark, ended := Adopt(d.Connect()), NewMark(), make(chan struct{})
+					dbtest.OK(t, c.Identify(ctx))
+					go func() {
+						defer close(ended)
+						_, _ = server.Query(ctx, c.Conn, "/* "+mark+" */ SELECT SLEEP(3600), '"+strings.Repeat("z", 1<<20)+"'")
+					}()
+					for over := false; !over; { // it may not have come to the server yet
+						kill(c, mark)
+						select {
+						case <-ended:
+							over = true
+						case <-ctx.Done():
+							t.Fatal(what + ": the statement goes on")
+						case <-time.After(10 * time.Millisecond):
+						}
+					}
+				}
+				silent := Adopt(d.Connect())
+				d.One(silent.Conn, "SELECT GET_LOCK('"+d.Name+"', 0)")
+				dbtest.Soon(t, "KillSilent: the connection is ended", func() bool {
+					dbtest.OK(t, control.KillSilent(ctx, d.Name, 0))
+					return d.One(d.Connect(), "SELECT IS_FREE_LOCK('"+d.Name+"')") == "1"
+				})
+			}, opts...)
+		})
+	}
 }

@@ -29,7 +29,7 @@ var leaseColumns = schema.Remaining("") + ", token, owner"
 // sql_select_limit. hint goes behind the first SELECT, tail behind each lock.
 func (l *Locker) selects(keys []Key, hint, tail string) string {
 	one := func(key Key, hint string) string {
-		return "SELECT " + hint + columns + l.fromRow + schema.Literal(key.Name) + l.rowLock(key) + tail
+		return "SELECT " + hint + columns + l.fromRow + schema.Literal(key.Name) + " LIMIT 1" + l.rowLock(key) + tail
 	}
 	if len(keys) == 1 {
 		return one(keys[0], hint)
@@ -84,7 +84,7 @@ func (a *attempt) trySQL() string {
 	if a.streams() {
 		return "BEGIN NOT ATOMIC " + a.certifySQL() + "; END"
 	}
-	return a.settings("") + a.selects(a.keys, "", " NOWAIT")
+	return a.settings("") + a.selects(a.keys, server.Untimed, " NOWAIT")
 }
 
 // settings are the settings of one lock statement on MariaDB, in front of it. In a
@@ -203,7 +203,7 @@ type single struct{ read, block string }
 func (l *Locker) newSingle(shared bool) single {
 	row := func(name string) string { return l.fromRow + name + " LIMIT 1" + l.rowLock(Key{Shared: shared}) }
 	return single{
-		read: "SELECT " + columns + row(schema.Unhex) + " NOWAIT",
+		read: "SELECT " + server.Untimed + columns + row(schema.Unhex) + " NOWAIT",
 		block: blockOfKey +
 			l.startSQL() + noWait + "SELECT " + schema.Quiet("v_most") + " INTO v_quiet" + row("v_name") +
 			"; IF v_quiet IS NOT TRUE THEN SELECT " + columns + row("v_name") + "; END IF; END",
@@ -284,7 +284,7 @@ func (l *Locker) blockerSQL(bound time.Duration, waiter string) string {
 		" FROM information_schema.INNODB_LOCK_WAITS w"+
 		" JOIN information_schema.INNODB_TRX r ON r.trx_id = w.requesting_trx_id"+
 		" JOIN information_schema.INNODB_TRX b ON b.trx_id = w.blocking_trx_id"+
-		" LEFT JOIN information_schema.PROCESSLIST p ON p.ID = b.trx_mysql_thread_id"+
+		" LEFT JOIN "+server.Connections+" ON p.ID = b.trx_mysql_thread_id"+
 		" WHERE %s AND b.trx_state <> 'LOCK WAIT' LIMIT 1", bound.Seconds(), waiter)
 }
 

@@ -108,9 +108,10 @@ func (a *attempt) limitIdleness(ctx context.Context) (lift func(error) error, er
 
 // waitSQL waits in the server for the keys, in the open transaction: in one statement, or in
 // one for each key. The server ends each after bound, so that a waiter whose client is
-// gone disappears by itself. mark makes their texts unique, for KILL.
+// gone disappears by itself. mark makes their texts unique, for KILL. It is in front, since
+// servers show only the beginning of a long text.
 func (a *attempt) waitSQL(ctx context.Context, bound time.Duration, mark string) []string {
-	comment := " /* mysqllock " + mark + " */"
+	comment := "/* mysqllock " + mark + " */ "
 	if a.cfg.Info.MariaDB {
 		return []string{a.settings(fmt.Sprintf("max_statement_time = %.3f", bound.Seconds())) + a.waitBlock(comment)}
 	}
@@ -123,12 +124,12 @@ func (a *attempt) waitSQL(ctx context.Context, bound time.Duration, mark string)
 			}
 			keys[i] = fmt.Sprintf(`["%x", %d]`, key.Name, shared)
 		}
-		return []string{fmt.Sprintf("CALL %s(%s, '[%s]', '%s', %d)", a.cfg.Table.WaitProcedure(), schema.Literal(a.cfg.Namespace),
-			strings.Join(keys, ", "), mark, max(1, int(bound/time.Second))) + comment}
+		return []string{comment + fmt.Sprintf("CALL %s(%s, '[%s]', '%s', %d)", a.cfg.Table.WaitProcedure(), schema.Literal(a.cfg.Namespace),
+			strings.Join(keys, ", "), mark, max(1, int(bound/time.Second)))}
 	}
 	texts := make([]string, len(a.keys))
 	for i, key := range a.keys {
-		texts[i] = a.selects([]Key{key}, fmt.Sprintf("/*+ MAX_EXECUTION_TIME(%d) */ ", bound.Milliseconds()), "") + comment
+		texts[i] = a.selects([]Key{key}, fmt.Sprintf("/*+ MAX_EXECUTION_TIME(%d) */ ", bound.Milliseconds())+comment, "")
 	}
 	return texts
 }
@@ -143,15 +144,17 @@ func (a *attempt) waitBlock(comment string) string {
 		if i > 0 {
 			b.WriteString("IF @mysqllock_token IS NOT NULL AND @mysqllock_owner IS NULL THEN ")
 		}
-		b.WriteString("SET @mysqllock_token = NULL; SELECT token, owner, versioned INTO @mysqllock_token, @mysqllock_owner, @mysqllock_versioned" +
-			a.fromRow + schema.Literal(key.Name) + a.rowLock(key) + comment + "; ")
+		b.WriteString("SET @mysqllock_token = NULL; SELECT " + comment + "token, owner, versioned INTO @mysqllock_token, @mysqllock_owner, @mysqllock_versioned" +
+			a.fromRow + schema.Literal(key.Name) + a.rowLock(key) + "; ")
 		if !a.late {
 			b.WriteString("IF @mysqllock_owner IS NOT NULL THEN ROLLBACK; END IF; ")
 		}
 		b.WriteString("IF @mysqllock_token IS NOT NULL THEN SELECT CONNECTION_ID(), @mysqllock_token, @mysqllock_owner, @mysqllock_versioned, " +
 			server.WritableColumns + "; END IF; ")
+		if i > 0 {
+			b.WriteString("END IF; ")
+		}
 	}
-	b.WriteString(strings.Repeat("END IF; ", len(a.keys)-1))
 	return b.String() + "END"
 }
 

@@ -168,3 +168,22 @@ func TestExitCode(t *testing.T) {
 		s.command("--dsn", cfg.FormatDSN(), "ls").start().must(0)
 	})
 }
+
+// TestBesideWhatCannotBeListed: no command depends on the texts that other connections run.
+func TestBesideWhatCannotBeListed(t *testing.T) {
+	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		s.Neighbours()
+		for _, args := range [][]string{nil, {"--shared"}, {"--slots", "2"}} {
+			s.command(append(append([]string{"run"}, args...), "-k", "k", "--", "true")...).start().must(0)
+		}
+		held := s.hold("held", "k")
+		s.says("held")
+		s.command("run", "-n", "k", "--", "true").start().fails(exitNotAcquired, "held by")
+		if out := s.command("ls").start().must(0); !strings.Contains(out, "k") {
+			t.Errorf("ls says %q", out)
+		}
+		s.command("doctor").start().must(0)
+		dbtest.OK(t, held.Process.Signal(syscall.SIGTERM))
+		held.must(0)
+	})
+}

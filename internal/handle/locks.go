@@ -216,7 +216,7 @@ func (k *Handle) makePools(l *Locks) (err error) {
 	// one has locked must not stay so when this program vanishes.
 	if l.Control, err = pool.New(pool.Config{
 		Connect: k.open.Own.Connect, Check: k.found, Max: controlConns, Idle: s.TTL / 2, Budget: k.conns, Lifetime: s.ConnMaxLife, Control: true,
-		Setup: fmt.Sprintf("SET "+server.Pin+" autocommit = 1, %s, sql_select_limit = DEFAULT, innodb_lock_wait_timeout = 5, lock_wait_timeout = 2, wait_timeout = %d",
+		Setup: fmt.Sprintf("SET "+server.Pin+" autocommit = 1, %s, innodb_lock_wait_timeout = 5, lock_wait_timeout = 2, wait_timeout = %d",
 			server.OwnSettings, int(s.TTL/time.Second)),
 	}); err != nil {
 		return err

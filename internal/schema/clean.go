@@ -26,7 +26,7 @@ const (
 // CleanSetup is the first statement on a connection for a [Cleaner]. If the client
 // vanishes, the server soon ends the connection, and with it the transaction that locks
 // rows.
-const CleanSetup = "SET SESSION autocommit = 1, timestamp = DEFAULT, sql_select_limit = DEFAULT, innodb_lock_wait_timeout = 1, lock_wait_timeout = 5, wait_timeout = 3"
+const CleanSetup = "SET SESSION autocommit = 1, " + server.OwnSettings + ", innodb_lock_wait_timeout = 1, lock_wait_timeout = 5, wait_timeout = 3"
 
 // Cleaner is a clean-up of the table. It removes old rows of all namespaces: rows that were
 // made, or had a lease, longer ago than a given time. A row lock leaves no trace in its

@@ -149,30 +149,31 @@ func lockText(t Table) (parameters, body string) {
 // once, since the row would keep the lease's holder from renewing while the caller does not
 // answer. Any error but that of a KILL rolls it back, too.
 //
-// What waits is a statement with p_mark in its text, for KILL. MySQL bounds no statement
+// What waits is a statement that begins with p_mark, for KILL. MySQL bounds no statement
 // within a procedure, but the wait for a row, by p_seconds. A KILL leaves the session's
 // own limit in @mysqllock_limit, which is NULL otherwise.
-func (t Table) WaitProcedure() Procedure { return Procedure{t, "_wait1", waitText} }
+func (t Table) WaitProcedure() Procedure { return Procedure{t, "_wait2", waitText} }
 
 func waitText(t Table) (parameters, body string) {
-	return "p_namespace VARBINARY(255), p_keys TEXT CHARACTER SET utf8mb4, p_mark VARCHAR(64) CHARACTER SET utf8mb4, p_seconds INT UNSIGNED",
+	return "p_namespace VARBINARY(255), p_keys LONGTEXT CHARACTER SET utf8mb4, p_mark VARCHAR(64) CHARACTER SET utf8mb4, p_seconds INT UNSIGNED",
 		"  DECLARE v_key INT DEFAULT 0;\n" +
+			"  DECLARE v_keys JSON DEFAULT p_keys;\n" +
 			"  DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN\n" +
 			"    ROLLBACK;\n" +
 			"    SET SESSION innodb_lock_wait_timeout = COALESCE(@mysqllock_limit, @@SESSION.innodb_lock_wait_timeout), @mysqllock_limit = NULL;\n" +
 			"    RESIGNAL;\n" +
 			"  END;\n" +
 			"  SET @mysqllock_limit = @@SESSION.innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = p_seconds, @mysqllock_owner = NULL;\n" +
-			"  WHILE v_key < JSON_LENGTH(p_keys) AND @mysqllock_owner IS NULL DO\n" +
-			"    SET @mysqllock_token = NULL, @mysqllock_text = CONCAT(_utf8mb4'SELECT token, owner, versioned INTO @mysqllock_token, @mysqllock_owner, @mysqllock_versioned FROM ', _utf8mb4 " + Literal(t.String()) + ", _utf8mb4' WHERE namespace = x''', LOWER(HEX(p_namespace)),\n" +
-			"      _utf8mb4''' AND name = x''', JSON_UNQUOTE(JSON_EXTRACT(p_keys, CONCAT(_utf8mb4'$[', v_key, _utf8mb4'][0]'))),\n" +
-			"      IF(JSON_EXTRACT(p_keys, CONCAT(_utf8mb4'$[', v_key, _utf8mb4'][1]')) = 1, _utf8mb4''' FOR SHARE', _utf8mb4''' FOR UPDATE'), _utf8mb4' /* mysqllock ', p_mark, _utf8mb4' */');\n" +
+			"  WHILE v_key < JSON_LENGTH(v_keys) AND @mysqllock_owner IS NULL DO\n" +
+			"    SET @mysqllock_token = NULL, @mysqllock_text = CONCAT(_utf8mb4'/* mysqllock ', p_mark, _utf8mb4' */ SELECT token, owner, versioned INTO @mysqllock_token, @mysqllock_owner, @mysqllock_versioned FROM ', _utf8mb4 " + Literal(t.String()) + ", _utf8mb4' WHERE namespace = x''', LOWER(HEX(p_namespace)),\n" +
+			"      _utf8mb4''' AND name = x''', JSON_UNQUOTE(JSON_EXTRACT(v_keys, CONCAT(_utf8mb4'$[', v_key, _utf8mb4'][0]'))),\n" +
+			"      IF(JSON_EXTRACT(v_keys, CONCAT(_utf8mb4'$[', v_key, _utf8mb4'][1]')) = 1, _utf8mb4''' FOR SHARE', _utf8mb4''' FOR UPDATE'));\n" +
 			"    PREPARE mysqllock_wait FROM @mysqllock_text;\n" +
 			"    EXECUTE mysqllock_wait;\n" +
 			"    DEALLOCATE PREPARE mysqllock_wait;\n" +
 			"    IF @mysqllock_owner IS NOT NULL THEN ROLLBACK; END IF;\n" +
 			"    SELECT CONNECTION_ID(), @mysqllock_token, @mysqllock_owner, @mysqllock_versioned, " + server.WritableColumns + " FROM DUAL WHERE @mysqllock_token IS NOT NULL;\n" +
-			"    SET v_key = IF(@mysqllock_token IS NULL, JSON_LENGTH(p_keys), v_key + 1);\n" +
+			"    SET v_key = IF(@mysqllock_token IS NULL, JSON_LENGTH(v_keys), v_key + 1);\n" +
 			"  END WHILE;\n" +
 			"  SET SESSION innodb_lock_wait_timeout = @mysqllock_limit, @mysqllock_limit = NULL;\n"
 }
@@ -186,9 +187,9 @@ func waitText(t Table) (parameters, body string) {
 func (t Table) CommitProcedure() Procedure { return Procedure{t, "_done2", commitText} }
 
 func commitText(t Table) (parameters, body string) {
-	return "p_namespace VARBINARY(255), p_leases TEXT CHARACTER SET utf8mb4, p_mark VARCHAR(64) CHARACTER SET utf8mb4",
+	return "p_namespace VARBINARY(255), p_leases LONGTEXT CHARACTER SET utf8mb4, p_mark VARCHAR(64) CHARACTER SET utf8mb4",
 		"  DECLARE v_held INT;\n" +
-			"  SELECT COUNT(*) INTO v_held FROM JSON_TABLE(p_leases, _utf8mb4'$[*]' COLUMNS (n VARCHAR(510) CHARACTER SET utf8mb4 PATH _utf8mb4'$[0]', k BIGINT UNSIGNED PATH _utf8mb4'$[1]', o VARCHAR(510) CHARACTER SET utf8mb4 PATH _utf8mb4'$[2]')) d\n" +
+			"  SELECT /*+ SET_VAR(sql_big_selects = 1) */ COUNT(*) INTO v_held FROM JSON_TABLE(p_leases, _utf8mb4'$[*]' COLUMNS (n VARCHAR(510) CHARACTER SET utf8mb4 PATH _utf8mb4'$[0]', k BIGINT UNSIGNED PATH _utf8mb4'$[1]', o VARCHAR(510) CHARACTER SET utf8mb4 PATH _utf8mb4'$[2]')) d\n" +
 			"    STRAIGHT_JOIN " + t.String() + " r ON r.namespace = p_namespace AND r.name = UNHEX(d.n)\n" +
 			"    WHERE r.token = d.k AND r.owner = UNHEX(d.o) AND " + Lasts("r.") + " FOR SHARE OF r NOWAIT;\n" +
 			"  IF v_held = JSON_LENGTH(p_leases) THEN COMMIT; IF p_mark IS NOT NULL THEN SET @mysqllock_done = p_mark; END IF; ELSE SELECT 0; END IF;\n"
@@ -283,7 +284,7 @@ func beginText(t Table) (parameters, body string) {
 func (t Table) VersionsProcedure() Procedure { return Procedure{t, "_next2", versionsText} }
 
 func versionsText(t Table) (parameters, body string) {
-	return "p_namespace VARBINARY(255), p_name VARBINARY(255), p_version BIGINT UNSIGNED, p_rows TEXT CHARACTER SET utf8mb4,\n" +
+	return "p_namespace VARBINARY(255), p_name VARBINARY(255), p_version BIGINT UNSIGNED, p_rows LONGTEXT CHARACTER SET utf8mb4,\n" +
 			"  p_mark VARCHAR(64) CHARACTER SET utf8mb4",
 		"  DECLARE v_same BOOL;\n" +
 			"  IF p_rows IS NULL THEN\n" +
@@ -291,7 +292,7 @@ func versionsText(t Table) (parameters, body string) {
 			"      FROM " + t.String() + ofKey + " FOR UPDATE NOWAIT;\n" +
 			"    IF v_same THEN UPDATE " + t.String() + " SET token = token + 1, expires = UTC_TIMESTAMP(6)" + ofKey + "; END IF;\n" +
 			"  ELSE\n" +
-			"    INSERT /*+ SET_VAR(lock_wait_timeout = 1) */ INTO " + t.String() + " (namespace, name, token, expires)\n" +
+			"    INSERT /*+ SET_VAR(lock_wait_timeout = 1) SET_VAR(sql_big_selects = 1) */ INTO " + t.String() + " (namespace, name, token, expires)\n" +
 			"      SELECT r.namespace, r.name, r.token, r.expires FROM JSON_TABLE(p_rows, _utf8mb4'$[*]' COLUMNS (n VARCHAR(510) CHARACTER SET utf8mb4 PATH _utf8mb4'$[0]', v BIGINT UNSIGNED PATH _utf8mb4'$[1]')) d\n" +
 			"      STRAIGHT_JOIN " + t.String() + " r ON r.namespace = p_namespace AND r.name = UNHEX(d.n)\n" +
 			"      WHERE d.v = 0 OR r.token = d.v AND r.versioned = 1 AND r.owner IS NULL FOR UPDATE OF r NOWAIT\n" +

@@ -38,9 +38,15 @@ type Info struct {
 }
 
 // OwnSettings are the settings of the driver's own connections, behind SET SESSION: the
-// clock of the server, and no time limit on statements, whatever the DSN and the account
-// say. Waits have limits of their own. Each server skips the comment for the other.
-const OwnSettings = "timestamp = DEFAULT /*!80000 , max_execution_time = 0 */ /*M!100000 , max_statement_time = 0 */"
+// clock of the server, and no limit on the time, the size or the rows of statements, whatever the
+// DSN and the account say. Waits have limits of their own. Each server skips the comment for the
+// other.
+const OwnSettings = "timestamp = DEFAULT, sql_mode = '', sql_select_limit = 18446744073709551615, sql_big_selects = 1, sql_safe_updates = 0," +
+	" group_concat_max_len = 1048576 /*!80000 , max_execution_time = 0 */ /*M!100000 , max_statement_time = 0 */"
+
+// Untimed, behind SELECT, lifts the application's max_execution_time, which MySQL counts for nothing
+// else. MariaDB takes it for a comment.
+const Untimed = "/*+ MAX_EXECUTION_TIME(4294967295) */ "
 
 // The topologies in which two nodes can grant the same row lock.
 const (
@@ -51,6 +57,12 @@ const (
 // Node is an SQL expression that differs between any two servers, also between copies of
 // one server and between nodes of a cluster.
 const Node = "CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir /*!80000 , @@server_uuid */)"
+
+// Up is the condition that the server has been up for at least age.
+func Up(age time.Duration) string {
+	return fmt.Sprintf("(SELECT VARIABLE_VALUE FROM /*!80000 performance_schema.global_status */ /*M!100000 information_schema.GLOBAL_STATUS */"+
+		" WHERE VARIABLE_NAME = 'UPTIME') + 1 >= %d", int(age/time.Second))
+}
 
 // StatementLog is an SQL expression that is 1 if what the session changes is logged as statements.
 // MySQL's @@binlog_format is deprecated, so that one may not be there.

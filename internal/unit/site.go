@@ -87,7 +87,7 @@ func (s *site) askLevels(ctx context.Context, l *handle.Locks) (sqltext.Levels, 
 	if l.Info().MariaDB {
 		variable = "@@tx_isolation"
 	}
-	rows, err := server.Query(ctx, s.link.Conn, "SELECT "+variable)
+	rows, err := server.Query(ctx, s.link.Conn, "SELECT "+server.Untimed+variable+" LIMIT 1") // whatever sql_select_limit is
 	if err != nil {
 		return 0, err
 	}

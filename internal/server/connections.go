@@ -1,0 +1,47 @@
+package server
+
+import (
+	"context"
+	"database/sql/driver"
+	"fmt"
+	"strings"
+)
+
+// Connections are the connections of the server that the account may see, with what they run, for
+// FROM. The columns are some of information_schema.PROCESSLIST, with its alias p. MySQL builds that
+// table whole, in utf8mb3: while any connection runs a text that is not, each read of it fails with
+// the error of [Unlisted]. performance_schema has the same list for every account. It is empty if
+// performance_schema is off, and older servers do not have it; then there is only the other one.
+// INFO has the first 1,024 bytes of the text there, and 65,535 on MariaDB, so what is looked for
+// stands in front.
+const Connections = "(SELECT " + listed + " /*M!100000 , TIME_MS, QUERY_ID */ FROM /*!80022 performance_schema.processlist UNION ALL SELECT " + listed +
+	" FROM */ information_schema.PROCESSLIST /*!80022 WHERE NOT @@performance_schema */) p"
+
+const listed = "ID, USER, HOST, COMMAND, TIME, STATE, INFO"
+
+// Unlisted reports that [Connections] cannot be read at present, because of what a connection
+// runs.
+func Unlisted(err error) bool { return Number(err) == 3854 }
+
+// QueryConnections is [Query] for a text with [Connections]. If these cannot be read at present, it
+// takes them from SHOW PROCESSLIST, which has the first 100 characters of each text, whatever they
+// are.
+func QueryConnections(ctx context.Context, conn driver.Conn, text string) ([][]string, error) {
+	rows, err := Query(ctx, conn, text)
+	if !Unlisted(err) {
+		return rows, err
+	}
+	all, err := Query(ctx, conn, "SHOW PROCESSLIST")
+	if err != nil {
+		return nil, err
+	}
+	var lines []string
+	for _, row := range all { // Id, User, Host, db, Command, Time, State, Info
+		line := "ROW(" + row[0]
+		for _, i := range []int{1, 2, 4, 5, 6, 7} {
+			line += fmt.Sprintf(", CONVERT(x'%x' USING utf8mb4)", row[i])
+		}
+		lines = append(lines, line+")")
+	}
+	return Query(ctx, conn, strings.ReplaceAll(text, Connections, "(VALUES "+strings.Join(lines, ", ")+") p ("+listed+")"))
+}
