@@ -1,6 +1,7 @@
 package unit
 
 import (
+	"cmp"
 	"context"
 	"database/sql/driver"
 	"errors"
@@ -26,6 +27,8 @@ type Conn struct {
 	pinned  *unit  // lives here because a sql.Conn has read; it may have ended since
 	lastIn  *unit  // in which the statement before has run that came over the connection, elsewhere; nil if it ran here
 	skipped string // the statement that was just asked for, and will be prepared
+
+	leftOn *pool.Conn // of a light connection, the real one on which it has left something; nil if it has left nothing where it was last
 
 	// What follows is for a connection beneath a wrapper of drivers: see [Conn.leave].
 	told    bool       // database/sql calls Valid when it puts the connection back
@@ -84,7 +87,13 @@ func (c *Conn) need(ctx context.Context) error {
 	if c.link != nil {
 		return nil
 	}
-	link, err := c.k.Apps().AcquireAs(ctx, pool.As{Prefer: c.last})
+	return c.needAs(ctx, pool.As{})
+}
+
+// needAs is need for a caller of some kind, without one.
+func (c *Conn) needAs(ctx context.Context, as pool.As) error {
+	as.Prefer = cmp.Or(c.last, c.leftOn)
+	link, err := c.k.Apps().AcquireAs(ctx, as)
 	if err == nil {
 		c.move(link)
 	}
@@ -106,7 +115,8 @@ func (c *Conn) move(link *pool.Conn) {
 
 // needClean is need for a statement or a transaction under the lock of h. Nothing that
 // another user has left may be on the connection: such a connection is closed, and another
-// one taken. The wait for one ends after about wait. blocks: the caller may wait in the
+// one taken, but not one that may have a transaction open, which would be lost: that is
+// ErrUnsafe. The wait for one ends after about wait. blocks: the caller may wait in the
 // server on it.
 func (c *Conn) needClean(ctx context.Context, s *scope, h *hint.Hint, wait time.Duration, blocks bool) error {
 	for c.link == nil {
@@ -116,21 +126,37 @@ func (c *Conn) needClean(ctx context.Context, s *scope, h *hint.Hint, wait time.
 		if err != nil {
 			return err
 		}
-		if c.move(link); !c.pristine() {
+		if c.move(link); c.pristine() {
+			return nil
+		}
+		if c.texts.state != sqltext.Idle {
+			if err := c.ours(ctx, "begin", h); err != nil {
+				return err
+			}
+		}
+		if !c.pristine() {
 			c.discard()
 		}
 	}
 	return nil
 }
 
-// release gives the real connection back, if c has one, to be used by others or closed.
+// release gives the real connection back, if c has one, to be used by others or closed. One
+// on which plain SQL text has a transaction open stays: to others it would be theirs, and the
+// pool may close what is idle.
 func (c *Conn) release() {
 	s := c.site
 	if s.link == nil {
 		return
 	}
-	c.vacate()
 	c.lastIn, c.skipped, c.lent = nil, "", false
+	if manual, _ := c.k.Manual(); !manual && !s.bad.Load() && s.inTransaction() {
+		return
+	}
+	c.vacate()
+	if c.leftOn = nil; !s.bad.Load() && !s.pristine() {
+		c.leftOn = s.link
+	}
 	_ = s.link.AwaitTurn(context.Background()) // a ping may be under way
 	s.stmts.closeOwn()
 	if s.bad.Load() {
@@ -183,7 +209,7 @@ func (c *Conn) Sample(ctx context.Context) (driver.Conn, error) {
 func (c *Conn) ours(ctx context.Context, op string, h *hint.Hint) error {
 	manual, known := c.k.Manual()
 	if c.link == nil { // the connection that it will have is like a new one
-		if !manual {
+		if !manual && c.leftOn == nil {
 			return nil
 		}
 		if err := c.need(ctx); err != nil {

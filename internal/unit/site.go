@@ -1,6 +1,7 @@
 package unit
 
 import (
+	"cmp"
 	"context"
 	"database/sql/driver"
 	"sync/atomic"
@@ -34,6 +35,9 @@ func (s *site) pristine() bool {
 	return s.texts.state == sqltext.Idle && s.texts.session == 0 && s.texts.next == 0 &&
 		s.left.String() == "" && !s.left.UserVariables()
 }
+
+// inTransaction reports whether plain SQL text has a transaction open for sure.
+func (s *site) inTransaction() bool { return s.texts.state&sqltext.Idle == 0 }
 
 // carries says what a statement would miss on another connection, for errors; ""
 // where there is nothing. st is nil for BEGIN.
@@ -129,20 +133,26 @@ type baseStmt struct {
 	at   *site       // where base is prepared
 }
 
+// keptStmt is a statement that callers of the same text share, if their arguments are of the
+// same types: the server keeps the types of the first arguments with the statement, and
+// converts later ones to these.
 type keptStmt struct {
-	text string
-	stmt driver.Stmt
+	text  string
+	types string // of its arguments, as typesOf tells; "" before it has run, or without any
+	stmt  driver.Stmt
 }
 
 // maxStmts is how many statements stay prepared on a connection.
 const maxStmts = 64
 
-// find returns the statement that is prepared for text; nil if none is.
-func (s *statements) find(text string) driver.Stmt {
+// find returns the statement that is prepared for text, and has run with no other types of
+// arguments, or not yet; nil if none is.
+func (s *statements) find(text, types string) driver.Stmt {
 	for i := len(s.kept) - 1; i >= 0; i-- {
-		if k := s.kept[i]; k.text == text {
+		if k := s.kept[i]; k.text == text && (k.types == types || k.types == "" || types == "") {
 			copy(s.kept[i:], s.kept[i+1:])
 			s.kept[len(s.kept)-1] = k
+			k.types = cmp.Or(k.types, types)
 			return k.stmt
 		}
 	}
@@ -151,19 +161,39 @@ func (s *statements) find(text string) driver.Stmt {
 
 // keep notes a statement. The one that was not used for the longest time is closed when
 // there are too many.
-func (s *statements) keep(text string, stmt driver.Stmt) {
+func (s *statements) keep(text, types string, stmt driver.Stmt) {
 	if len(s.kept) == maxStmts {
 		_ = s.kept[0].stmt.Close()
 		s.kept = append(s.kept[:0], s.kept[1:]...)
 	}
-	s.kept = append(s.kept, &keptStmt{text, stmt})
+	s.kept = append(s.kept, &keptStmt{text, types, stmt})
+}
+
+// typesOf has a letter for each argument: for what the protocol tells the server of its type.
+func typesOf(args []driver.NamedValue) string {
+	types := make([]byte, len(args))
+	for i, arg := range args {
+		switch arg.Value.(type) {
+		case nil:
+			types[i] = 'n'
+		case int64:
+			types[i] = 'i'
+		case uint64:
+			types[i] = 'u'
+		case float64:
+			types[i] = 'f'
+		case bool:
+			types[i] = 'b'
+		default: // text, also of a time
+			types[i] = 's'
+		}
+	}
+	return string(types)
 }
 
 // note notes what has run: a text means something else after USE or SET, but what is
-// prepared does not.
-func (s *statements) note(info sqltext.Info) {
-	s.stale = s.stale || info.Taints && !info.Calls
-}
+// prepared does not. The text of CALL does not show what a procedure has set.
+func (s *statements) note(info sqltext.Info) { s.stale = s.stale || info.Taints }
 
 // refresh closes what is kept if it is stale.
 func (s *statements) refresh() {
@@ -184,15 +214,16 @@ func (s *statements) closeOwn() {
 	s.own = nil
 }
 
-// prepared returns a statement that stays prepared on the connection.
-func (s *site) prepared(ctx context.Context, text string) (driver.Stmt, error) {
+// prepared returns a statement that stays prepared on the connection, for arguments of these
+// types: "" if they are not known yet.
+func (s *site) prepared(ctx context.Context, text, types string) (driver.Stmt, error) {
 	s.stmts.refresh()
-	if stmt := s.stmts.find(text); stmt != nil {
+	if stmt := s.stmts.find(text, types); stmt != nil {
 		return stmt, nil
 	}
 	stmt, err := statement.Prepare(ctx, s.link.Conn, text)
 	if err == nil {
-		s.stmts.keep(text, stmt)
+		s.stmts.keep(text, types, stmt)
 	}
 	return stmt, err
 }
@@ -201,7 +232,7 @@ func (s *site) prepared(ctx context.Context, text string) (driver.Stmt, error) {
 func (s *site) again(ctx context.Context, st *statement.Statement) (err error) {
 	if st.Prepared && st.Kept {
 		st.On = s.link.Conn
-		st.Stmt, err = s.prepared(ctx, st.Text)
+		st.Stmt, err = s.prepared(ctx, st.Text, typesOf(st.Args))
 	}
 	return err
 }

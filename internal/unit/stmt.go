@@ -5,11 +5,13 @@ import (
 	"database/sql/driver"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/statement"
 	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
 )
 
 // Prepare prepares a statement. Preparing takes no lock; running it
@@ -80,25 +82,49 @@ type Stmt struct {
 	baseStmt
 	c      *Conn
 	text   string
-	inputs int  // of a statement without base, or of one that is kept
+	inputs int  // of a statement without base; -1 is unknown
 	ofConn bool // it is one of a sql.Conn
-	kept   bool // it is one of those that stay on the connections on which they have run; base is one of them
+	kept   bool // it has no base: the connections on which it has run keep it
 }
 
-// prepare prepares the statement on the connection of its Conn. kept: it stays there.
+// prepare prepares the statement on the connection of its Conn. kept: see [Stmt.keep].
 func (s *Stmt) prepare(ctx context.Context, kept bool) error {
-	s.kept = kept
-	err := s.c.need(ctx)
-	switch {
-	case err != nil:
-		return err
-	case kept:
-		_, err = s.here(ctx)
+	if kept {
+		return s.keep(ctx)
+	}
+	if err := s.c.need(ctx); err != nil {
 		return err
 	}
 	base, err := statement.Prepare(ctx, s.c.link.Conn, s.text)
 	if err == nil {
 		s.isAt(base)
+	}
+	return err
+}
+
+// prepareWait is how long to wait for a connection only to prepare a statement.
+const prepareWait = 10 * time.Millisecond
+
+// keep prepares a statement that stays on the connections on which it runs. If none is to be
+// had now, it is prepared where it runs first: callers that hold all connections, and prepare,
+// would wait for each other.
+func (s *Stmt) keep(ctx context.Context) error {
+	s.kept, s.inputs = true, -1
+	if s.c.link == nil {
+		if !s.c.k.Apps().Ready() {
+			return nil
+		}
+		err := s.c.needAs(ctx, pool.As{Patience: prepareWait})
+		if errors.Is(err, pool.ErrStuck) || errors.Is(err, pool.ErrNotOpened) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	base, err := s.c.prepared(ctx, s.text, "")
+	if err == nil {
+		s.inputs = base.NumInput()
 	}
 	return err
 }
@@ -110,14 +136,12 @@ func (s *Stmt) isAt(base driver.Stmt) {
 	}
 }
 
-// here returns the statement as it is prepared on the connection that its Conn has now.
-func (s *Stmt) here(ctx context.Context) (base driver.Stmt, err error) {
+// here returns the statement as it is prepared, for args, on the connection that its Conn has
+// now.
+func (s *Stmt) here(ctx context.Context, args []driver.NamedValue) (base driver.Stmt, err error) {
 	switch {
 	case s.kept:
-		if base, err = s.c.prepared(ctx, s.text); err == nil {
-			s.base, s.at, s.inputs = base, s.c.site, base.NumInput()
-		}
-		return base, err
+		return s.c.prepared(ctx, s.text, typesOf(args))
 	case s.at != s.c.site: // that of then has been given back
 		err = s.prepare(ctx, false)
 	}
@@ -131,7 +155,7 @@ func (s *Stmt) Base() driver.Stmt { return s.base }
 // Close closes the statement, after the rows that are being read under it.
 func (s *Stmt) Close() (err error) {
 	defer func() { s.c.leave(err) }()
-	if s.base == nil || s.kept {
+	if s.base == nil {
 		return nil
 	}
 	if s.c.k.Bounded() {
@@ -153,7 +177,7 @@ func (s *Stmt) Close() (err error) {
 
 // NumInput is the number of placeholders.
 func (s *Stmt) NumInput() int {
-	if s.base == nil || s.kept {
+	if s.base == nil {
 		return s.inputs
 	}
 	return s.base.NumInput()
@@ -165,8 +189,8 @@ func (s *Stmt) Exec(ctx context.Context, args []driver.NamedValue) (res driver.R
 		return nil, err
 	}
 	defer func() { s.c.leave(err) }()
-	if s.base != nil && s.c.direct(ctx) {
-		base, info, err := s.direct(ctx)
+	if s.runsHere(ctx) {
+		base, info, err := s.direct(ctx, args)
 		if err != nil {
 			return nil, err
 		}
@@ -184,8 +208,8 @@ func (s *Stmt) Query(ctx context.Context, args []driver.NamedValue) (r driver.Ro
 		return nil, err
 	}
 	defer func() { r, err = s.c.leaveAfter(r, err) }()
-	if s.base != nil && s.c.direct(ctx) {
-		base, info, err := s.direct(ctx)
+	if s.runsHere(ctx) {
+		base, info, err := s.direct(ctx, args)
 		if err != nil {
 			return nil, err
 		}
@@ -197,16 +221,22 @@ func (s *Stmt) Query(ctx context.Context, args []driver.NamedValue) (r driver.Ro
 	return r, err
 }
 
-// direct gets the statement ready to run where it is none of our business.
-func (s *Stmt) direct(ctx context.Context) (base driver.Stmt, info sqltext.Info, err error) {
+// runsHere reports whether the statement runs on the connection of its Conn, and is none of
+// our business.
+func (s *Stmt) runsHere(ctx context.Context) bool {
+	return (s.base != nil || s.kept) && s.c.direct(ctx)
+}
+
+// direct gets such a statement ready to run.
+func (s *Stmt) direct(ctx context.Context, args []driver.NamedValue) (base driver.Stmt, info sqltext.Info, err error) {
 	if info, err = s.c.look(ctx, s.text); err == nil {
-		base, err = s.here(ctx)
+		base, err = s.here(ctx, args)
 	}
 	return base, info, err
 }
 
 func (s *Stmt) run(ctx context.Context, args []driver.NamedValue, query bool) (driver.Rows, driver.Result, error) {
-	if s.base == nil && s.c.plain(ctx) {
+	if s.base == nil && !s.kept && s.c.plain(ctx) {
 		return nil, nil, &lockerr.Error{Op: "statement", Err: lockerr.With(lockerr.ErrLost, errors.New(
 			"the transaction that this statement was prepared in has ended"))}
 	}
