@@ -683,16 +683,6 @@ func (l *Locker) freeUnknown(ctx context.Context, key string) error {
 	return err
 }
 
-// exec runs a statement on any lock connection.
-func (l *Locker) exec(ctx context.Context, text string) (driver.Result, error) {
-	h, err := l.borrow(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer l.giveBack(h)
-	return h.exec(ctx, text)
-}
-
 // Await waits until the lease on key may have been released, for at most about atMost. It is
 // for callers that want the key by another strategy. Call done after the next attempt: it
 // lets the next waiter of another process go on.

@@ -56,8 +56,9 @@ func (l *Locker) exchangeSeveral(h *lockConn, takes []*take, leaves []*leaving) 
 		case err != nil:
 			t.alone = true // nothing was granted
 		case t.token > 0:
-			if t.lease, t.err = t.of.grant(h, t.ticket, t.answer); t.err != nil {
-				_ = t.of.undo(h, t.token) // else it runs out by itself
+			if t.lease, t.err = t.of.grant(h, t.ticket, t.answer); t.err != nil && t.of.undo(h, t.token) != nil {
+				t.h = h
+				h.c.Taint()
 			}
 		}
 	}

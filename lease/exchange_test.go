@@ -322,7 +322,7 @@ func TestExchangeLeftBehind(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			if _, asked, err := l.releaseOnce(ctx, lease); asked || err == nil {
+			if _, asked, err := l.releaseOnce(ctx, lease, false); asked || err == nil {
 				t.Errorf("asked: %v; %v", asked, err)
 			}
 		}()

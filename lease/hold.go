@@ -5,6 +5,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -225,9 +226,9 @@ func (s *Lease) Lapse() {
 // Release hands the lease over to the next caller in the queue of this process. If there is
 // none, it releases the lease on the server. It waits up to two seconds for the server to
 // say whether the lease was still held, and fails with lockerr.ErrLost if it was lost.
-// After any other error the lease is over for its holder, and the Locker goes on releasing
-// it in the background; on the server it expires within the TTL. A second call does
-// nothing.
+// After any other error the lease is over for its holder, but the key may still be taken: the
+// Locker goes on releasing it in the background, and on the server it expires within the TTL.
+// After nil the key is free, or the next caller's. A second call does nothing.
 func (s *Lease) Release() error {
 	given, maybe := s.released()
 	if given {
@@ -304,26 +305,40 @@ func releasing(key string) context.Context {
 }
 
 // relinquish gives back a lease that is over for its holder. sent: it may have been given
-// back already.
+// back already. What does not come off within handOverWait goes on in the background, for as
+// long as the lease may last.
 func (l *Locker) relinquish(s *Lease, sent bool) error {
 	over := s.Expiry()
 	ctx, cancel := context.WithTimeout(marked(context.Background(), step.Release, s), handOverWait)
 	defer cancel()
-	again, err := l.release(ctx, s, sent)
-	if !again || !time.Now().Before(over) {
+	done, err := l.release(ctx, s, sent)
+	if done {
 		s.ticket.Leave()
 	} else {
 		l.running.Go(func() {
 			defer s.ticket.Leave()
 			ctx, cancel := l.lingering(over)
 			defer cancel()
-			_, _ = l.release(marked(ctx, step.Release, s), s, true)
+			if done, _ := l.release(marked(ctx, step.Release, s), s, true); !done {
+				l.dropWakeUp(s)
+			}
 		})
+		err = stays(err, over)
 	}
 	if err != nil {
 		return terms.Failure("release", s.key, err)
 	}
 	return nil
+}
+
+// stays is what the giver of a lease is told that could not be given back so far. The limit that
+// was reached is ours: no context of the giver has ended.
+func stays(err error, until time.Time) error {
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = errors.New("the server did not answer in time")
+	}
+	return fmt.Errorf("the lease is not given back yet, and the key may stay taken for up to %v; it is tried again until then: %w",
+		max(0, time.Until(until)).Round(time.Millisecond), err)
 }
 
 // lingering is a context that ends at until, or some time after the Locker is closed: a key is not
@@ -340,24 +355,23 @@ func (l *Locker) lingering(until time.Time) (context.Context, context.CancelFunc
 	}
 }
 
-// release tries until ctx ends: a row is locked only for a moment, and another
-// connection may be better. again reports that it may still succeed. sent means
-// that an earlier try may have succeeded.
-func (l *Locker) release(ctx context.Context, s *Lease, sent bool) (again bool, err error) {
-	for {
-		found, asked, err := l.releaseOnce(ctx, s)
-		if err == nil && (found || sent) { // not found again: the first time was enough
-			return false, nil
+// release tries until ctx ends, whatever the server answers: a row is locked only for a moment,
+// a KILL is over, a server takes writes again, and another connection may be better. done means
+// that the row is free, or not ours any more. sent means that an earlier try may have succeeded.
+func (l *Locker) release(ctx context.Context, s *Lease, sent bool) (done bool, err error) {
+	for pause := pollEvery / 5; ; pause = min(2*pause, 2*pollEvery) {
+		found, asked, failed := l.releaseOnce(ctx, s, pause > pollEvery)
+		switch {
+		case failed == nil && (found || sent): // not found again: the first time was enough
+			return true, nil
+		case failed == nil:
+			return true, lockerr.With(lockerr.ErrLost, errors.New("the server says that this process no longer held it"))
+		case err == nil || ctx.Err() == nil:
+			err = failed
 		}
-		if err == nil {
-			return false, lockerr.With(lockerr.ErrLost, errors.New("the server says that this process no longer held it"))
-		}
-		sent = sent || asked && unknown(err)
-		if !server.Locked(err) && server.Number(err) != 0 && !server.Gone(err, nil) {
+		sent = sent || asked && unknown(failed)
+		if !strategy.Sleep(ctx, pause/2+rand.N(pause)) {
 			return false, err
-		}
-		if !strategy.Sleep(ctx, pollEvery/5) {
-			return true, err
 		}
 	}
 }
@@ -398,22 +412,41 @@ func (l *Locker) releaseOn(ctx context.Context, h *lockConn, s *Lease) (found bo
 	return found, nil
 }
 
-// releaseAll gives leases back whose rows nobody has locked just now. It returns those
-// among which it has passed over some.
-func (l *Locker) releaseAll(leases []*Lease) (passed []*Lease) {
+// releaseAll gives leases back whose rows nobody has locked just now. It returns those that
+// may still be held.
+func (l *Locker) releaseAll(ctx context.Context, leases []*Lease) (left []*Lease) {
 	sortByKey(leases)
-	ctx, cancel := context.WithTimeout(context.Background(), background/2)
-	defer cancel()
 	for some := range slices.Chunk(leases, batch) {
-		result, err := l.exec(marked(ctx, step.Release, some...), l.changeSQL(some, func(s *Lease) time.Duration { return s.minHold }, lasted, l.leave(), " SKIP LOCKED"))
+		passed, err := l.releaseSome(marked(ctx, step.Release, some...), some)
 		if err != nil {
-			return nil // they run out by themselves
+			passed = some
 		}
-		if n, err := result.RowsAffected(); err != nil || n < 2*int64(len(some)) {
-			passed = append(passed, some...)
+		left = append(left, passed...)
+	}
+	return left
+}
+
+// releaseSome is releaseAll in one statement. It returns those that it has passed over.
+func (l *Locker) releaseSome(ctx context.Context, leases []*Lease) (passed []*Lease, err error) {
+	h, err := l.borrow(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer l.giveBack(h)
+	result, err := h.exec(ctx, l.changeSQL(leases, func(s *Lease) time.Duration { return s.minHold }, lasted, l.leave(), " SKIP LOCKED"))
+	if err != nil {
+		return nil, err
+	}
+	if n, err := result.RowsAffected(); err != nil || n == 2*int64(len(leases)) {
+		return nil, err
+	}
+	held, err := l.heldOn(ctx, h, leases)
+	for _, s := range leases {
+		if _, ours := held(s); ours {
+			passed = append(passed, s)
 		}
 	}
-	return passed
+	return passed, err
 }
 
 // endAll ends leases for their holders, and tells them. It returns those that had not ended.

@@ -101,6 +101,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
@@ -245,7 +246,7 @@ func (l *Locker) enter() error {
 }
 
 // Close ends all waits, tells the holders that their leases are lost, releases the leases
-// as far as the server answers in time, and closes the connections.
+// as far as the server lets it within some seconds, and closes the connections.
 func (l *Locker) Close() {
 	l.mu.Lock()
 	if l.closed {
@@ -260,9 +261,15 @@ func (l *Locker) Close() {
 	l.mu.Unlock()
 
 	l.stop(lockerr.ErrClosed)
-	passed := l.releaseAll(endAll(held))
+	ctx, cancel := context.WithTimeout(context.Background(), background/2)
+	left := l.releaseAll(ctx, endAll(held))
+	cancel()
 	l.running.Wait() // also for renewals, which had their rows locked
-	l.releaseAll(passed)
+	ctx, cancel = context.WithTimeout(context.Background(), handOverWait)
+	defer cancel()
+	for left = l.releaseAll(ctx, left); len(left) > 0 && strategy.Sleep(ctx, pollEvery/5); {
+		left = l.releaseAll(ctx, left)
+	}
 	l.keepAlive.Close()
 	for _, h := range l.lockConns {
 		_ = h.c.AwaitTurn(context.Background()) // nobody has it any more

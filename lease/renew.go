@@ -241,21 +241,13 @@ func (l *Locker) renewOn(ctx context.Context, leases []*Lease) error {
 	}
 
 	asked := time.Now()
-	rows, err := h.query(ctx, l.heldSQL(leases))
+	held, err := l.heldOn(ctx, h, leases)
 	if err != nil {
 		return err
 	}
-	held := make(map[string]time.Duration)
-	for _, row := range rows {
-		micros, err := strconv.ParseInt(row[2], 10, 64)
-		if err != nil {
-			return err
-		}
-		held[row[0]+"\x00"+row[1]] = time.Duration(micros) * time.Microsecond
-	}
 	took := time.Since(sent)
 	for _, s := range leases {
-		left, ours := held[s.key+"\x00"+strconv.FormatUint(s.token, 10)]
+		left, ours := held(s)
 		switch {
 		case !ours:
 			s.loseFound()
@@ -266,6 +258,25 @@ func (l *Locker) renewOn(ctx context.Context, leases []*Lease) error {
 		}
 	}
 	return nil
+}
+
+// heldOn asks on h, whose turn is the caller's, which of leases are live and ours, and for how
+// long.
+func (l *Locker) heldOn(ctx context.Context, h *lockConn, leases []*Lease) (held func(*Lease) (left time.Duration, ours bool), err error) {
+	lefts := make(map[string]time.Duration)
+	held = func(s *Lease) (left time.Duration, ours bool) {
+		left, ours = lefts[s.key+"\x00"+strconv.FormatUint(s.token, 10)]
+		return left, ours
+	}
+	rows, err := h.query(ctx, l.heldSQL(leases))
+	for _, row := range rows {
+		micros, err := strconv.ParseInt(row[2], 10, 64)
+		if err != nil {
+			return held, err
+		}
+		lefts[row[0]+"\x00"+row[1]] = time.Duration(micros) * time.Microsecond
+	}
+	return held, err
 }
 
 // renewed notes that the server keeps the lease for ttl from sent or later.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
@@ -201,8 +202,10 @@ type leaving struct {
 
 // releaseOnce releases a lease, and reports whether the server still had it; asked, whether
 // it was asked. The release is sent alone if the connection with the wake-up lock is lost, or
-// is free and no others are to be expected; else together with all that wait for it.
-func (l *Locker) releaseOnce(ctx context.Context, s *Lease) (found, asked bool, err error) {
+// is free and no others are to be expected; else together with all that wait for it. If the server
+// takes no writes, elsewhere has the next try go out on another connection: that may lead to
+// the server that has taken its place.
+func (l *Locker) releaseOnce(ctx context.Context, s *Lease, elsewhere bool) (found, asked bool, err error) {
 	h, shared := l.shareRelease(s)
 	if shared != nil {
 		select {
@@ -224,7 +227,9 @@ func (l *Locker) releaseOnce(ctx context.Context, s *Lease) (found, asked bool, 
 		}
 	}
 	defer l.giveBack(h)
-	found, err = l.releaseOn(ctx, h, s)
+	if found, err = l.releaseOn(ctx, h, s); elsewhere && server.Refused(err) {
+		h.c.Taint()
+	}
 	return found, true, err
 }
 

@@ -40,11 +40,13 @@ type Tap struct {
 	lateDone chan struct{} // closed when the server has carried it out
 
 	fault  *Fault
+	struck int           // how often it has happened
 	frozen chan struct{} // nothing passes before this is closed; nil if nothing is held up
 }
 
-// Fault is what happens, once, to a statement on its way to the server.
+// Fault is what happens to a statement on its way to the server.
 type Fault struct {
+	Times  int                    // to how many of them; 0 is one
 	At     func(text string) bool // which statement: also for one that was prepared before, by its SQL
 	Before func()                 // runs before it is sent; nil is nothing
 	Answer error                  // a *mysql.MySQLError that answers it in the server's place: it is not sent
@@ -165,16 +167,16 @@ func (t *Tap) Delay(begin string) (arrive func()) {
 	return sync.OnceFunc(func() { close(let); <-done })
 }
 
-// Once has f happen to the next statement that it is for. The function that it returns
-// reports whether it has.
-func (t *Tap) Once(f Fault) (happened func() bool) {
+// Strike has f happen to the next statements that it is for. The function that it returns
+// reports whether it has happened to any.
+func (t *Tap) Strike(f Fault) (happened func() bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.fault = &f
+	t.fault, t.struck = &f, 0
 	return func() bool {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		return t.fault != &f
+		return t.struck > 0
 	}
 }
 
@@ -358,7 +360,10 @@ func (c *tapped) record(b []byte) (late bool, fault *Fault) {
 		c.stalled, t.stall = t.stalled, ""
 	}
 	if f := t.fault; f != nil && f.At(cmp.Or(of, text)) {
-		fault, t.fault = f, nil
+		if fault, f.Times = f, f.Times-1; f.Times <= 0 {
+			t.fault = nil
+		}
+		t.struck++
 		c.loses = f.Lost
 		if refused := (*mysql.MySQLError)(nil); errors.As(f.Answer, &refused) {
 			c.answer = packet(refused)

@@ -80,6 +80,15 @@ var faults = []fault{
 	{name: "answer to COMMIT lost", ttl: longTTL, want: []error{nil, mysqllock.ErrLost, mysql.ErrInvalidConn}, run: func(r *run) error {
 		return r.hit(dbtest.Fault{At: isCommit, Lost: true})
 	}},
+	{name: "KILL at release", ttl: longTTL, want: []error{nil, mysqllock.ErrLost, killed}, run: func(r *run) error {
+		return r.hit(dbtest.Fault{At: isRelease, Answer: killed})
+	}},
+	{name: "no writes at release", ttl: longTTL, want: []error{nil, mysqllock.ErrLost, readOnly}, run: func(r *run) error {
+		return r.hit(dbtest.Fault{At: isRelease, Answer: readOnly, Times: 12})
+	}},
+	{name: "answer to release lost", ttl: longTTL, want: []error{nil, mysqllock.ErrLost, mysql.ErrInvalidConn}, run: func(r *run) error {
+		return r.hit(dbtest.Fault{At: isRelease, Lost: true})
+	}},
 	{name: "cut", ttl: longTTL, want: []error{nil, mysqllock.ErrLost, mysql.ErrInvalidConn}, run: func(r *run) error {
 		return r.hit(dbtest.Fault{At: isWrite, Before: r.tap.Break})
 	}},
@@ -133,25 +142,31 @@ var faults = []fault{
 	}},
 }
 
-// killed is what the server answers to a statement that was ended by KILL QUERY.
-var killed = &mysql.MySQLError{Number: 1317, Message: "Query execution was interrupted"}
+// What the server answers to a statement that was ended by KILL QUERY, and to one that writes
+// while it takes no writes, as during a planned failover.
+var (
+	killed   = &mysql.MySQLError{Number: 1317, Message: "Query execution was interrupted"}
+	readOnly = &mysql.MySQLError{Number: 1290, Message: "The MySQL server is running with the --super-read-only option so it cannot execute this statement"}
+)
 
 var (
-	take   = regexp.MustCompile(`mysqllock.*FOR (UPDATE|SHARE)|mysqllock.*LOCK IN SHARE MODE|mysqllock_(lock|wait|take|seen|named)|GET_LOCK|SELECT @@t\w+_isolation, name, token|^INSERT INTO .*mysqllock`)
-	commit = regexp.MustCompile(`^COMMIT|mysqllock_(done|give|next|held|pass)\d|fence and COMMIT|BEGIN NOT ATOMIC .*COMMIT`)
+	take    = regexp.MustCompile(`mysqllock.*FOR (UPDATE|SHARE)|mysqllock.*LOCK IN SHARE MODE|mysqllock_(lock|wait|take|seen|named)|GET_LOCK|SELECT @@t\w+_isolation, name, token|^INSERT INTO .*mysqllock`)
+	release = regexp.MustCompile(`RELEASE_LOCK|mysqllock_(give|held)\d|SET owner = `)
+	commit  = regexp.MustCompile(`^COMMIT|mysqllock_(done|give|next|held|pass)\d|fence and COMMIT|BEGIN NOT ATOMIC .*COMMIT`)
 )
 
 // What the statements on the wire are for.
 func isTake(text string) bool {
 	return take.MatchString(text) && !strings.Contains(text, "RELEASE_LOCK")
 }
-func isCommit(text string) bool { return commit.MatchString(text) }
-func isWrite(text string) bool  { return strings.HasPrefix(text, "UPDATE counters") }
+func isCommit(text string) bool  { return commit.MatchString(text) }
+func isRelease(text string) bool { return release.MatchString(text) }
+func isWrite(text string) bool   { return strings.HasPrefix(text, "UPDATE counters") }
 
 // hit runs the unit of work with a fault on the wire, which must happen.
 func (r *run) hit(f dbtest.Fault) error {
 	r.Helper()
-	happened := r.tap.Once(f)
+	happened := r.tap.Strike(f)
 	err := r.finish(r.work)
 	if !happened() {
 		r.Errorf("the fault did not happen; the unit of work was told %v", err)
@@ -245,6 +260,12 @@ func impossible(c cell, all []*place) string {
 	switch {
 	case fault == "lease stolen" && strategy != "lease":
 		return "there is no lease"
+	case fault == "no writes at release" && strategy == "advisory":
+		return "RELEASE_LOCK writes nothing"
+	case strings.HasSuffix(fault, "at release") || fault == "answer to release lost":
+		if strategy != "lease" && strategy != "advisory" {
+			return "COMMIT is the release"
+		}
 	case fault == "cancel while it waits" && strategy == "optimistic":
 		return "a version is not waited for"
 	case fault == "frozen and thawed" && !place.MariaDB() && !slices.Contains([]string{"lease", "advisory", "optimistic"}, strategy) &&
