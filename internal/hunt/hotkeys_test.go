@@ -55,8 +55,7 @@ var hotUnits = []func(ctx context.Context, db *sql.DB, key, who string, id int) 
 		return tx.Commit()
 	},
 	func(ctx context.Context, db *sql.DB, key, who string, id int) error {
-		_, err := db.ExecContext(lockctx.With(ctx, key), "UPDATE p SET stock = stock + 1, who = ? WHERE id = ?", who, id)
-		return err
+		return changed(db.ExecContext(lockctx.With(ctx, key), "UPDATE p SET stock = stock + 1, who = ? WHERE id = ?", who, id))
 	},
 	func(ctx context.Context, db *sql.DB, key, who string, id int) error {
 		return mysqllock.Do(ctx, db, key, func(ctx context.Context) error { return raise(ctx, db, who, id) })
@@ -76,8 +75,22 @@ func raise(ctx context.Context, q interface {
 	if err != nil {
 		return err
 	}
-	_, err = q.ExecContext(ctx, "UPDATE p SET stock = ?, who = ? WHERE id = ?", n+1, who, id)
-	return err
+	return changed(q.ExecContext(ctx, "UPDATE p SET stock = ?, who = ? WHERE id = ?", n+1, who, id))
+}
+
+// errUnchanged is of a statement that says that all is well and that it has changed nothing, as
+// one on MariaDB 11.8 may that was killed.
+var errUnchanged = errors.New("no row was changed")
+
+// changed is the error of a statement that was to change one row.
+func changed(res sql.Result, err error) error {
+	if err != nil {
+		return err
+	}
+	if n, err := res.RowsAffected(); err != nil || n != 1 {
+		return errors.Join(errUnchanged, err)
+	}
+	return nil
 }
 
 // childRush runs a rush for each line, says what its callers were told, and that it is over.
@@ -114,7 +127,7 @@ func (r rush) one(db *sql.DB, who string) {
 		time.AfterFunc(time.Duration(rand.IntN(20))*time.Millisecond, cancel)
 	}
 	if rand.IntN(6) == 0 {
-		if _, err := db.ExecContext(ctx, "INSERT INTO done (who, id) VALUES (?, 0)", who); err == nil {
+		if changed(db.ExecContext(ctx, "INSERT INTO done (who, id) VALUES (?, 0)", who)) == nil {
 			fmt.Println(toldDone, who, "without a lock")
 		}
 		return
@@ -149,13 +162,16 @@ func TestHotKeys(t *testing.T) {
 		dbtest.Exec(t, s.Plain, "ALTER TABLE p ADD who VARCHAR(60)")
 		dbtest.Exec(t, s.Plain, "CREATE TABLE done (n BIGINT AUTO_INCREMENT PRIMARY KEY, who VARCHAR(60) NOT NULL UNIQUE, id INT NOT NULL)")
 		dbtest.Exec(t, s.Plain, "CREATE TRIGGER raised AFTER UPDATE ON p FOR EACH ROW INSERT INTO done (who, id) VALUES (NEW.who, NEW.id)")
-		for _, params := range [][]string{{"lockMaxConns=3"}, {"lockMaxConns=3", "maxConns=8"}} {
-			s.hotKeys(t, length/2, append(params, "lockStrategy=advisory", "lockWait=4s", "lockTTL=5s")...)
-		}
+		s.hotKeys(t, length/2, false, "lockMaxConns=3", "lockStrategy=advisory", "lockWait=4s", "lockTTL=5s")
+		s.hotKeys(t, length/2, true, "lockMaxConns=3", "lockStrategy=advisory", "lockWait=4s", "lockTTL=5s", "maxConns=8")
 	})
 }
 
-func (s *scratch) hotKeys(t *testing.T, length time.Duration, params ...string) {
+// hotKeys is TestHotKeys for handles with those parameters, among which is maxConns if they are
+// bounded. Connections are killed only then: else the first transaction of a connection checks
+// its lock in one statement and commits in the next, and a lock connection that somebody kills
+// between the two has lost the lock too late to be noticed.
+func (s *scratch) hotKeys(t *testing.T, length time.Duration, bounded bool, params ...string) {
 	const keys, callers, most = 8, 30, 10 * time.Second
 	user := "u_" + dbtest.Random() // whose connections are killed
 	dbtest.Exec(t, s.Plain, "CREATE USER "+user)
@@ -177,9 +193,9 @@ func (s *scratch) hotKeys(t *testing.T, length time.Duration, params ...string) 
 			if s.Plain.QueryRow("SELECT ID FROM information_schema.PROCESSLIST WHERE USER = ? ORDER BY RAND() LIMIT 1", user).Scan(&id) != nil {
 				continue
 			}
-			kill := "KILL "
-			if rand.IntN(2) == 0 {
-				kill = "KILL QUERY "
+			kill := "KILL QUERY "
+			if bounded && rand.IntN(2) == 0 {
+				kill = "KILL "
 			}
 			if _, err := s.Plain.Exec(kill + strconv.Itoa(id)); err == nil {
 				killed.Add(1)
