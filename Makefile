@@ -9,7 +9,7 @@ tool      = $(shell GOWORK=off go tool -modfile=$(CURDIR)/tools/go.mod -n $(1))
 each      = @set -e; for module in $(MODULES); do echo "== $$module: $(1)"; (cd "$$module" && $(1)); done
 
 .DEFAULT_GOAL := help
-.PHONY: help servers rivals prometheus browser lint check test demo bare matrix storm hunt leases leaders crowd prove clusters chaos soak bench look gobench
+.PHONY: help servers rivals prometheus browser lint check test demo bare matrix storm hotkeys hunt leases leaders crowd prove clusters chaos soak bench look gobench
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ matrix: servers ## Each strategy × way of use × server × maxConns or not × f
 
 storm: servers ## A longer storm of cancelled contexts and killed connections
 	STORM_TIME=$${STORM_TIME:-60s} go test -race -count 1 -v -run TestStorm ./internal/hunt
+
+hotkeys: servers ## A longer storm of two processes on a few advisory keys, on three servers, with fewer connections than callers that wait
+	HOTKEYS_TIME=$${HOTKEYS_TIME:-2m} go test -race -count 1 -v -timeout 0 -run TestHotKeys ./internal/hunt
 
 hunt: servers ## A longer hunt for deadlocks among random sets of keys
 	HUNT_TIME=$${HUNT_TIME:-60s} go test -race -count 1 -v -timeout 60m -run TestHunt ./internal/hunt

@@ -14,6 +14,7 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -520,6 +521,204 @@ func TestUnknownCommitUnderAnAdvisoryLock(t *testing.T) {
 			_, err = admin.ExecContext(dbtest.Limited(t), "UNLOCK TABLES")
 			dbtest.OK(t, err)
 			s.wantStock(1, 10)
+		}
+	})
+}
+
+// TestPollerBeginsAfterItsWait: a caller whose turn ends while others wait for the key, and that
+// then finds no connection to wait on, has its transaction after the wait, as everybody has that
+// waits: nothing is begun meanwhile that nobody ends.
+func TestPollerBeginsAfterItsWait(t *testing.T) {
+	begin := func(ctx context.Context, db *sql.DB) error {
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback()
+		if _, err := tx.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1"); err != nil {
+			return err
+		}
+		return tx.Commit()
+	}
+	exec := func(ctx context.Context, db *sql.DB) error {
+		_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+		return err
+	}
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for name, c := range map[string]struct {
+			param string
+			sell  func(context.Context, *sql.DB) error
+		}{
+			"BeginTx": {"", begin}, "Exec": {"", exec}, "BeginTx, maxConns": {"maxConns=8", begin}, "Exec, maxConns": {"maxConns=8", exec},
+		} {
+			dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
+			db := s.open("lockStrategy=advisory", "lockMaxConns=2", "lockHandOverTime=1ms", "lockWait=1m", c.param)
+			s.pollAfterTurn(db, func(ctx context.Context) error { return c.sell(ctx, db) })
+			s.wantStock(1, 9)
+			s.wantPlainWrites(name, db)
+			s.wantClosed(name, db)
+		}
+	})
+}
+
+// pollAfterTurn has sell, under k, wait as a poller after db's turn was over.
+func (s *scratch) pollAfterTurn(db *sql.DB, sell func(context.Context) error) {
+	t := s.T
+	t.Helper()
+	under := func(key string) context.Context { return lockctx.With(dbtest.Limited(t), key) }
+	rival := func() (get func(key string) error) {
+		c, err := s.plain.Conn(dbtest.Limited(t))
+		dbtest.OK(t, err)
+		t.Cleanup(func() { c.Close() })
+		return func(key string) error {
+			text := "DO GET_LOCK('" + lockname.OfAdvisory(s.Name, key) + "', 60)"
+			if key == "" {
+				text = "DO RELEASE_ALL_LOCKS()"
+			}
+			_, err := c.ExecContext(dbtest.Limited(t), text)
+			return err
+		}
+	}
+	waiting := func() []int64 {
+		return dbtest.Column[int64](t, s.plain, "SELECT ID FROM information_schema.PROCESSLIST WHERE STATE = 'User lock' AND INFO LIKE ?",
+			"%GET_LOCK('"+lockname.OfAdvisory(s.Name, "k")+"'%")
+	}
+	polls := func(key string) bool {
+		var id sql.NullInt64
+		dbtest.OK(t, s.plain.QueryRow("SELECT IS_USED_LOCK(?)", lockname.OfPoller(s.Name, key)).Scan(&id))
+		return id.Valid
+	}
+	first, second, third := rival(), rival(), rival()
+	dbtest.OK(t, first("k"))
+	dbtest.OK(t, third("l"))
+	held, turn, sold, other := make(chan *sql.Tx, 1), make(chan error, 1), make(chan error, 1), make(chan error, 1)
+	begin := func(key string) (*sql.Tx, error) { return db.BeginTx(under(key), nil) }
+	go func() {
+		tx, err := begin("k")
+		if err != nil {
+			t.Error(err)
+		}
+		held <- tx
+	}()
+	dbtest.Soon(t, "one waits in the server", func() bool { return len(waiting()) == 1 })
+	go func() { turn <- second("k") }()
+	dbtest.Soon(t, "the rival waits", func() bool { return len(waiting()) == 2 })
+	dbtest.OK(t, first(""))
+	tx := <-held
+	go func() { sold <- sell(under("k")) }()
+	dbtest.Soon(t, "the next one is in line", func() bool {
+		st, err := mysqllock.Stats(db)
+		dbtest.OK(t, err)
+		return st.Waiters == 1
+	})
+	time.Sleep(2 * time.Millisecond) // the time after which others have their turn
+	dbtest.OK(t, tx.Commit())
+	dbtest.OK(t, <-turn)
+	dbtest.Soon(t, "the next one waits in the server", func() bool { return len(waiting()) == 1 })
+	go func() {
+		tx, err := begin("l")
+		if err == nil {
+			err = tx.Rollback()
+		}
+		other <- err
+	}()
+	dbtest.Soon(t, "somebody polls for another key", func() bool { return polls("l") })
+	dbtest.Soon(t, "the next one polls", func() bool {
+		for _, id := range waiting() {
+			_, _ = s.plain.Exec(fmt.Sprintf("KILL QUERY %d", id)) // it may be over
+		}
+		return polls("k")
+	})
+	dbtest.OK(t, second(""))
+	dbtest.OK(t, <-sold)
+	dbtest.OK(t, third(""))
+	dbtest.OK(t, <-other)
+}
+
+// wantPlainWrites fails the test unless what is written without a lock, on every connection that
+// database/sql has kept, is committed at once.
+func (s *scratch) wantPlainWrites(what string, db *sql.DB) {
+	s.T.Helper()
+	var conns []*sql.Conn
+	defer func() {
+		for _, c := range conns {
+			dbtest.OK(s.T, c.Close())
+		}
+	}()
+	for n := range max(db.Stats().Idle, 1) {
+		c, err := db.Conn(dbtest.Limited(s.T))
+		dbtest.OK(s.T, err)
+		conns = append(conns, c)
+		_, err = c.ExecContext(dbtest.Limited(s.T), "INSERT INTO p VALUES (?, 7)", 1000+n)
+		dbtest.OK(s.T, err)
+		var there int
+		dbtest.OK(s.T, s.plain.QueryRow("SELECT COUNT(*) FROM p WHERE id = ?", 1000+n).Scan(&there))
+		if there != 1 {
+			s.T.Errorf("%s: a plain INSERT came off, and is not committed", what)
+		}
+	}
+	dbtest.Exec(s.T, s.plain, "DELETE FROM p WHERE id >= 1000")
+}
+
+// wantClosed fails the test unless db can be closed.
+func (s *scratch) wantClosed(what string, db *sql.DB) {
+	s.T.Helper()
+	closed := make(chan error, 1)
+	go func() { closed <- db.Close() }()
+	select {
+	case err := <-closed:
+		dbtest.OK(s.T, err)
+	case <-time.After(dbtest.Patience):
+		s.T.Fatalf("%s: Close hangs", what)
+	}
+}
+
+// TestHotAdvisoryKeys: many goroutines of two handles want a few keys, with too few connections
+// to wait on: all are served, and nothing is left on a connection.
+func TestHotAdvisoryKeys(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		const keys, each = 8, 3
+		for id := 5; id <= keys; id++ {
+			dbtest.Exec(t, s.plain, "INSERT INTO p VALUES (?, 10)", id)
+		}
+		for _, param := range []string{"", "maxConns=8"} {
+			dbtest.Exec(t, s.plain, "UPDATE p SET stock = 0")
+			var all sync.WaitGroup
+			handles := []*sql.DB{s.open("lockStrategy=advisory", "lockMaxConns=3", "lockWait=2m", param), s.open("lockStrategy=advisory", "lockMaxConns=3", "lockWait=2m", param)}
+			for i := range 60 {
+				db := handles[i%2]
+				all.Go(func() {
+					for n := range each {
+						id := 1 + (i+n)%keys
+						ctx := lockctx.With(dbtest.Limited(t), fmt.Sprint("k", id))
+						if i%3 == 0 {
+							if _, err := db.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = ?", id); err != nil {
+								t.Error(err)
+							}
+							continue
+						}
+						tx, err := db.BeginTx(ctx, nil)
+						if err != nil {
+							t.Error(err)
+							continue
+						}
+						_, err = tx.Exec("UPDATE p SET stock = stock + 1 WHERE id = ?", id)
+						if err = errors.Join(err, tx.Commit()); err != nil {
+							t.Error(err)
+						}
+					}
+				})
+			}
+			all.Wait()
+			var sum int
+			dbtest.OK(t, s.plain.QueryRow("SELECT SUM(stock) FROM p").Scan(&sum))
+			if sum != 60*each {
+				t.Errorf("%s: %d updates of %d are there", param, sum, 60*each)
+			}
+			for _, db := range handles {
+				s.wantPlainWrites(param, db)
+				s.wantClosed(param, db)
+			}
 		}
 	})
 }

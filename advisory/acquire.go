@@ -13,7 +13,6 @@ import (
 	"github.com/mysqllock/mysqllock/internal/step"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 var terms = strategy.Terms{
@@ -69,7 +68,6 @@ type attempt struct {
 	broke  bool // the connection of the transaction that was to begin with it was broken before
 	polls  bool // it is counted as a poller; guarded by Locker.mu
 	asked  step.Asked
-	begun  *pool.Conn    // on which a transaction has begun meanwhile; nil without one
 	calm   time.Duration // the longest wait that connections survive, learned when one broke; 0 is unknown
 }
 
@@ -203,8 +201,9 @@ func (a *attempt) granted(ctx context.Context, lock *Lock) (*Lock, error) {
 // try asks for the lock once, on a lock connection. It returns nil if another process
 // has the lock. If over is not nil, it is the lock of this process whose turn is over:
 // the same statement releases it first, to processes that wait for it. If there are
-// pollers, the statement leaves it free for them.
-func (a *attempt) try(ctx context.Context, over *Lock) (*Lock, error) {
+// pollers, the statement leaves it free for them. beside, unless it is nil, is called once
+// something has been sent.
+func (a *attempt) try(ctx context.Context, over *Lock, beside func()) (*Lock, error) {
 	var paused time.Time
 	for again := 0; ; {
 		var r *request
@@ -223,8 +222,11 @@ func (a *attempt) try(ctx context.Context, over *Lock) (*Lock, error) {
 			r = &request{lock: a.lock(k), acquire: true}
 		}
 		k := r.lock.conn
-		k.submit(r, ctx.Done() == nil && a.r.Begin == nil)
-		a.begin(ctx)
+		k.submit(r, ctx.Done() == nil && beside == nil)
+		if beside != nil {
+			beside()
+			beside = nil // what does not come off is not tried again
+		}
 		if !k.await(ctx, r) {
 			ticket := a.ticket
 			a.ticket = nil

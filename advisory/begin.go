@@ -11,6 +11,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/step"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
@@ -30,54 +31,50 @@ import (
 // free. A caller that has to wait for the lock keeps no connection meanwhile: its transaction
 // begins after the wait.
 
-// tryBegin is try, with the transaction that is to begin with the lock.
-func (a *attempt) tryBegin(ctx context.Context, over *Lock) (*Lock, error) {
+// tryBegin is try, with the transaction that is to begin with the lock. Nothing else knows of
+// that: whatever way it ends, the connection has been given back by then, with the transaction
+// that belongs to the lock which is returned, or with none.
+func (a *attempt) tryBegin(ctx context.Context, over *Lock) (lock *Lock, err error) {
 	b := a.r.Begin
-	if b == nil || b.Options != (driver.TxOptions{}) || !b.Free() {
-		a.r.Begin = nil
-		return a.try(ctx, over)
-	}
-	if a.first && b.Ends && a.canBegin() {
-		a.r.Begin = nil
-		c, err := b.Connect(ctx)
-		if err != nil { // somebody else has taken the free one; who has the lock goes first
-			return a.try(ctx, over)
-		}
-		lock, refused, err := a.beginOn(ctx, c)
-		b.Begun, b.Limited = lock != nil, lock != nil
-		b.Done()
-		if lock != nil || refused || err != nil {
+	switch {
+	case b == nil || b.Options != (driver.TxOptions{}) || !b.Free():
+	case a.first && b.Ends && a.canBegin():
+		refused := false
+		used := b.Use(ctx, func(c *pool.Conn) (left strategy.State) {
+			lock, refused, left, err = a.beginOn(ctx, c)
+			b.Limited = lock != nil
+			return left
+		})
+		if used == nil && (lock != nil || refused || err != nil) {
 			return lock, err
 		}
-		return a.try(ctx, over)
-	}
-	lock, err := a.try(ctx, over)
-	if c := a.begun; c != nil {
-		if b.Begun = err == nil && lock != nil; !b.Begun {
-			c.Abandon(ctx, slack)
+	default:
+		used := b.Use(ctx, func(c *pool.Conn) (left strategy.State) {
+			lock, left, err = a.tryBeside(ctx, over, c)
+			return left
+		})
+		if used == nil {
+			return lock, err
 		}
-		b.Done()
 	}
-	return lock, err
+	return a.try(ctx, over, nil) // if somebody else has taken the free connection, who has the lock goes first
 }
 
-// begin begins the transaction, if there is one to begin. What does not come off is tried
-// again after the lock was granted, and tells why then.
-func (a *attempt) begin(ctx context.Context) {
-	b := a.r.Begin
-	a.r.Begin = nil // it is tried once
-	if b == nil {
-		return
+// tryBeside is try, while BEGIN goes out on c. What does not come off is tried again after the
+// lock was granted, and tells why then.
+func (a *attempt) tryBeside(ctx context.Context, over *Lock, c *pool.Conn) (lock *Lock, left strategy.State, err error) {
+	sent, begun := false, false
+	lock, err = a.try(ctx, over, func() {
+		sent = true
+		begun = server.Exec(step.For(ctx, step.Other), c.Conn, "START TRANSACTION") == nil
+	})
+	switch {
+	case !sent:
+		return lock, strategy.Vacant, err
+	case begun && lock != nil && err == nil:
+		return lock, strategy.Begun, nil
 	}
-	c, err := b.Connect(ctx)
-	if err != nil {
-		return
-	}
-	if server.Exec(step.For(ctx, step.Other), c.Conn, "START TRANSACTION") != nil {
-		b.Done()
-		return
-	}
-	a.begun = c
+	return lock, strategy.Abandoned(ctx, c, slack), err
 }
 
 // canBegin reports whether a transaction can begin with the lock on this server, as far as is
@@ -86,14 +83,14 @@ func (l *Locker) canBegin() bool { return l.commits() && !l.unsafe }
 
 // beginOn acquires the lock on c, whose turn is the caller's, and begins a transaction. It
 // returns nil if somebody else has the lock, which is refused, or if the lock must be asked for
-// on a lock connection, which also tells why. c is closed if it may have the lock in vain. The
-// error matches driver.ErrBadConn if nothing was sent.
-func (a *attempt) beginOn(ctx context.Context, c *pool.Conn) (lock *Lock, refused bool, err error) {
+// on a lock connection, which also tells why. c is not to stay if it may have the lock in vain.
+// The error matches driver.ErrBadConn if nothing was sent.
+func (a *attempt) beginOn(ctx context.Context, c *pool.Conn) (lock *Lock, refused bool, left strategy.State, err error) {
 	switch err := c.Identify(ctx); { // else nobody could check the lock, or end the connection
 	case errors.Is(err, driver.ErrBadConn):
-		return nil, false, a.broken(c)
+		return nil, false, strategy.Unsure, a.broken()
 	case err != nil:
-		return nil, false, nil
+		return nil, false, strategy.Vacant, nil
 	}
 	k := &lockConn{l: a.Locker, c: c, id: c.KnownID(), identity: newIdentity()}
 	k.holder = &lockerr.Holder{ConnectionID: k.id, Program: a.owner}
@@ -102,28 +99,25 @@ func (a *attempt) beginOn(ctx context.Context, c *pool.Conn) (lock *Lock, refuse
 	rows, err := c.QueryBlock(ctx, a.beginBlock(lock))
 	switch {
 	case errors.Is(err, driver.ErrBadConn):
-		return nil, false, a.broken(c)
+		return nil, false, strategy.Unsure, a.broken()
 	case server.Missing(err) || server.Denied(err): // dropped, or not ours to execute
 		a.canCommit.Store(false)
-		return nil, false, nil
+		return nil, false, strategy.Vacant, nil
 	case err == nil && len(rows) == 1 && rows[0][0] != "1":
-		return nil, rows[0][0] == "0", nil
+		return nil, rows[0][0] == "0", strategy.Vacant, nil
 	case err == nil && len(rows) == 1 && ctx.Err() == nil:
 		c.Touch() // from now on it is kept alive
 		lock.ticket.Granted(k.holder)
-		return lock, false, nil
+		return lock, false, strategy.Begun, nil
+	case ctx.Err() != nil:
+		return nil, false, strategy.Unsure, context.Cause(ctx)
 	}
-	c.Taint()
-	_ = c.Conn.Close() // with what it may have acquired
-	if ctx.Err() != nil {
-		return nil, false, context.Cause(ctx)
-	}
-	return nil, false, nil
+	return nil, false, strategy.Unsure, nil
 }
 
-// broken notes that c was broken before, so that its caller may try another connection.
-func (a *attempt) broken(c *pool.Conn) error {
-	c.Taint()
+// broken notes that the connection of the transaction was broken before, so that its caller may
+// try another one.
+func (a *attempt) broken() error {
 	a.broke = true
 	return driver.ErrBadConn
 }

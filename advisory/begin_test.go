@@ -9,22 +9,28 @@ import (
 
 	"github.com/mysqllock/mysqllock/advisory"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
 
 // begin asks for a lock, and for a transaction that may begin meanwhile.
 func (w *writer) begin(ctx context.Context, wait time.Duration) (*advisory.Lock, error) {
-	w.b.Begun = false
 	if w.b.Connect == nil {
 		w.b.Connect, w.b.Done = connects(w), w.EndTurn
 	}
-	if w.b.Free == nil {
-		w.b.Free = func() bool { return true }
-	}
 	r := request("k", wait)
-	r.Begin = &w.b
-	return w.p.Acquire(ctx, r)
+	r.Begin = strategy.NewBeginning(w.b.Connect, func(bool) { w.b.Done() })
+	r.Begin.Options, r.Begin.Ends = w.b.Options, w.b.Ends
+	if w.b.Free != nil {
+		r.Begin.Free = w.b.Free
+	}
+	lock, err := w.p.Acquire(ctx, r)
+	var whole bool
+	if w.b.Begun, whole = r.Begin.Conclude(); !whole {
+		w.p.T.Error("the connection is still in use")
+	}
+	return lock, err
 }
 
 // connects gives the turn of w's connection.

@@ -1,6 +1,7 @@
 package advisory_test
 
 import (
+	"context"
 	"database/sql/driver"
 	"errors"
 	"fmt"
@@ -21,7 +22,17 @@ import (
 type writer struct {
 	*pool.Conn
 	p *process
-	b strategy.Beginning // the last one
+	b beginning // the last one
+}
+
+// beginning is a transaction that may begin with a lock.
+type beginning struct {
+	Options driver.TxOptions
+	Ends    bool
+	Free    func() bool
+	Connect func(context.Context) (*pool.Conn, error)
+	Done    func()
+	Begun   bool
 }
 
 // writer makes the table that it writes to, written, if there is none.

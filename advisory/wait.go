@@ -38,7 +38,7 @@ func (a *attempt) wait(ctx context.Context, k *lockConn) (*Lock, error) {
 				strategy.Sleep(open, untilNext(announced))
 			}
 		} else if announced = a.announce(open, announced); strategy.Sleep(open, untilNext(announced)) {
-			lock, err = a.try(open, nil)
+			lock, err = a.try(open, nil, nil)
 		}
 		if err != nil {
 			return nil, err

@@ -55,15 +55,15 @@ var levels = map[driver.IsolationLevel]string{
 
 // tryBegin asks once for the lease, and for the transaction with it. What does not come
 // off is tried on a lock connection, which also tells why.
-func (a *attempt) tryBegin(ctx context.Context, b *strategy.Beginning) (*Lease, error) {
-	c, err := b.Connect(ctx)
-	if err != nil {
-		return nil, err
-	}
-	s, ours, err := a.beginOn(ctx, c, b)
-	b.Begun = s != nil
-	b.Done()
+func (a *attempt) tryBegin(ctx context.Context, b *strategy.Beginning) (s *Lease, err error) {
+	ours := false
+	unused := b.Use(ctx, func(c *pool.Conn) (left strategy.State) {
+		s, ours, left, err = a.beginOn(ctx, c, b.Options)
+		return left
+	})
 	switch {
+	case unused != nil:
+		return nil, unused
 	case s != nil, !ours, ctx.Err() != nil && err != nil:
 		return s, err
 	case err == nil && a.left > 0:
@@ -72,23 +72,28 @@ func (a *attempt) tryBegin(ctx context.Context, b *strategy.Beginning) (*Lease, 
 	return a.try(ctx, a.r.Wait > 0)
 }
 
-// beginOn is tryBegin on c, whose turn is the caller's. If ours is false, c cannot be
-// used any more.
-func (a *attempt) beginOn(ctx context.Context, c *pool.Conn, b *strategy.Beginning) (s *Lease, ours bool, err error) {
+// beginOn is tryBegin on c, whose turn is the caller's. If ours is false, somebody else takes
+// care of what may have been granted.
+func (a *attempt) beginOn(ctx context.Context, c *pool.Conn, opts driver.TxOptions) (s *Lease, ours bool, left strategy.State, err error) {
 	if err := c.Identify(ctx); err != nil { // nobody could end a statement on it
-		return nil, true, err
+		return nil, true, strategy.Vacant, err
 	}
 	h := &lockConn{c: c, begins: true}
 	s, ours, err = a.request(ctx, h, func(own context.Context) (answer, error) {
-		return h.askBegin(own, a.beginBlock(b.Options))
+		return h.askBegin(own, a.beginBlock(opts))
 	})
-	if ours && server.Number(err) != 0 {
+	switch {
+	case s != nil:
+		left = strategy.Begun
+	case ours && err == nil:
+		left = strategy.Vacant
+	case ours && server.Number(err) != 0:
 		if server.Missing(err) || server.Denied(err) {
 			a.noBegin.Store(true)
 		}
-		c.Abandon(ctx, background)
+		left = strategy.Abandoned(ctx, c, background)
 	}
-	return s, ours, err
+	return s, ours, left, err
 }
 
 // askBegin runs a statement that may take a lease and begin a transaction.

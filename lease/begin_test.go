@@ -23,7 +23,10 @@ import (
 type beginner struct {
 	*pool.Conn
 	l    *locker
-	with strategy.Beginning // for the next transaction
+	with struct { // for the next transaction
+		Options driver.TxOptions
+		Begun   bool
+	}
 }
 
 func (l *locker) beginner(wrap func(driver.Conn) driver.Conn) *beginner {
@@ -38,11 +41,14 @@ func (l *locker) beginner(wrap func(driver.Conn) driver.Conn) *beginner {
 // begin asks for a lease and for a transaction with it.
 func (b *beginner) begin(ctx context.Context, r Request) (*Lease, error) {
 	b.l.makes = true
-	b.with.Begun = false
-	b.with.Connect = func(ctx context.Context) (*pool.Conn, error) { return b.Conn, b.AwaitTurn(ctx) }
-	b.with.Done = b.EndTurn
-	r.Begin = &b.with
-	return b.l.Acquire(ctx, r)
+	r.Begin = strategy.NewBeginning(func(ctx context.Context) (*pool.Conn, error) { return b.Conn, b.AwaitTurn(ctx) }, func(bool) { b.EndTurn() })
+	r.Begin.Options = b.with.Options
+	s, err := b.l.Acquire(ctx, r)
+	var whole bool
+	if b.with.Begun, whole = r.Begin.Conclude(); !whole {
+		b.l.s.T.Error("the connection is still in use")
+	}
+	return s, err
 }
 
 // begun is begin where nothing is in the way.

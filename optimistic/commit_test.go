@@ -13,6 +13,7 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/optimistic"
 	"github.com/mysqllock/mysqllock/pool"
@@ -283,11 +284,23 @@ func TestKilledAtCommit(t *testing.T) {
 // begin reads the version of k for a transaction that is to begin on conn.
 func (p *process) begin(conn driver.Conn) (begun bool, v *optimistic.Version, err error) {
 	p.T.Helper()
-	versions, err := p.Remember(dbtest.Limited(p.T), adopt(conn), optimistic.Request{Keys: []string{"k"}, Wait: 20 * time.Second, Begun: &begun})
+	begun, versions, err := p.beginWith(conn, optimistic.Request{Keys: []string{"k"}, Wait: 20 * time.Second})
 	if err == nil {
 		v = versions[0]
 	}
 	return begun, v, err
+}
+
+// beginWith is begin for what r asks for.
+func (p *process) beginWith(conn driver.Conn, r optimistic.Request) (begun bool, versions []*optimistic.Version, err error) {
+	p.T.Helper()
+	r.Begin = strategy.NewBeginning(func(context.Context) (*pool.Conn, error) { return adopt(conn), nil }, func(bool) {})
+	versions, err = p.Remember(dbtest.Limited(p.T), adopt(conn), r)
+	begun, whole := r.Begin.Conclude()
+	if !whole {
+		p.T.Error("the connection is still in use")
+	}
+	return begun, versions, err
 }
 
 // TestBegin: the version is read and the transaction begins in one statement, whose snapshot is
@@ -339,13 +352,12 @@ func TestBegin(t *testing.T) {
 		idle("READ UNCOMMITTED")
 		s.Exec(c, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
 		s.set("k", "owner = 'x', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR")
-		var begun bool
-		if _, err := p.Remember(dbtest.Limited(t), adopt(c), optimistic.Request{Keys: []string{"k"}, Begun: &begun}); begun || !errors.Is(err, lockerr.ErrLocked) {
+		if begun, _, err := p.beginWith(c, optimistic.Request{Keys: []string{"k"}}); begun || !errors.Is(err, lockerr.ErrLocked) {
 			t.Errorf("leased: %v, %v", begun, err)
 		}
 		idle("leased")
 		s.set("k", "owner = NULL")
-		if versions, err := p.Remember(dbtest.Limited(t), adopt(c), optimistic.Request{Keys: []string{"k", "l"}, Wait: 20 * time.Second, Begun: &begun}); begun || err != nil || len(versions) != 2 {
+		if begun, versions, err := p.beginWith(c, optimistic.Request{Keys: []string{"k", "l"}, Wait: 20 * time.Second}); begun || err != nil || len(versions) != 2 {
 			t.Errorf("two keys: %v, %v", begun, err)
 		}
 		idle("two keys")

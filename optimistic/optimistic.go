@@ -41,6 +41,7 @@
 package optimistic
 
 import (
+	"cmp"
 	"context"
 	"database/sql/driver"
 	"errors"
@@ -128,9 +129,9 @@ func (v *Version) Release() error { return nil }
 type Request struct {
 	Keys []string      // sorted and unique
 	Wait time.Duration // 0 fails at once
-	// Begun, unless it is nil, is set if the statement that has read the versions has begun
-	// the caller's transaction, too.
-	Begun *bool
+	// Begin is the caller's transaction, which may begin in the statement that reads the
+	// versions, on the connection that Remember is given. It may be nil.
+	Begin *strategy.Beginning
 	// Waiting is called before the caller begins to wait. It may refuse the wait, or end
 	// it later through the context that it returns. done is called when the wait is
 	// over. It may be nil.
@@ -274,37 +275,40 @@ func (a *attempt) rows(ctx context.Context) (rows [][]string, err error) {
 // begun reads the version of a key and begins the caller's transaction in one statement. It is
 // 0 if the server has no way for that, or if something has to be done before.
 func (a *attempt) begun(ctx context.Context) (version uint64, err error) {
-	if a.r.Begun == nil || a.conn == nil {
+	if a.r.Begin == nil || a.conn == nil {
 		return 0, nil
 	}
 	block := a.beginBlock(a.r.Keys)
 	if block.Text == "" {
 		return 0, nil
 	}
-	rows, err := a.conn.QueryBlock(ctx, block)
+	unused := a.r.Begin.Use(ctx, func(c *pool.Conn) (left strategy.State) {
+		version, left, err = a.beginOn(ctx, c, block)
+		return left
+	})
+	return version, cmp.Or(unused, err)
+}
+
+// beginOn is begun on c.
+func (a *attempt) beginOn(ctx context.Context, c *pool.Conn, block pool.Block) (version uint64, left strategy.State, err error) {
+	rows, err := c.QueryBlock(ctx, block)
 	switch {
 	case err == nil && rows == nil:
-		return 0, nil
+		return 0, strategy.Vacant, nil
 	case err == nil && len(rows) == 1:
 		version, err = strconv.ParseUint(rows[0][0], 10, 64)
 	case err == nil:
 		err = errors.New("the server has begun a transaction, and does not tell the key's version")
 	case !a.cfg.Info.MariaDB && (server.Missing(err) || server.Denied(err)): // dropped, or not ours to execute
 		a.cfg.Rows.NoBegin()
-		return 0, nil
-	case errors.Is(err, driver.ErrBadConn):
-		return 0, err
+		return 0, strategy.Vacant, nil
+	case errors.Is(err, driver.ErrBadConn): // nothing was sent
+		return 0, strategy.Unsure, err
 	}
 	if err == nil {
-		*a.r.Begun = true
-		return version, nil
+		return version, strategy.Begun, nil
 	}
-	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUp+a.cfg.TTL)
-	defer cancel()
-	if server.Exec(own, a.conn.Conn, "ROLLBACK") != nil { // it may have begun
-		_ = a.conn.Close()
-	}
-	return 0, err
+	return 0, strategy.Abandoned(ctx, c, giveUp+a.cfg.TTL), err // it may have begun
 }
 
 // newState reads a row of the answer to a statement that was sent at began.

@@ -36,10 +36,7 @@ func (k kept) Line() *queue.Queue { return k.line }
 // are not read.
 func (k kept) Take(ctx context.Context, r strategy.Request) (versions []strategy.Held, err error) {
 	versions = make([]strategy.Held, len(r.Places))
-	ask := Request{Wait: r.Wait, Waiting: r.Wants}
-	if r.Begin != nil && r.Begin.Connect == nil {
-		ask.Begun = &r.Begin.Begun
-	}
+	ask := Request{Wait: r.Wait, Waiting: r.Wants, Begin: r.Begin}
 	var at []int
 	for i, p := range r.Places {
 		if p.Version != 0 {

@@ -4,5 +4,5 @@
 // database, is then checked as one history.
 //
 // All of it is in the tests. Each has a short form, and a long one with a target of make:
-// "make storm", "make hunt", "make leases", "make crowd" and "make prove".
+// "make storm", "make hotkeys", "make hunt", "make leases", "make crowd" and "make prove".
 package hunt

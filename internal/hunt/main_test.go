@@ -18,6 +18,7 @@ func TestMain(m *testing.M) {
 	dbtest.Jobs{
 		"crew":    childCrew,
 		"giver":   childGiver,
+		"hotkeys": childRush,
 		"leases":  childLeases,
 		"paused":  func(db *sql.DB, in *bufio.Scanner) { childPaused(db, in, fencedWays) },
 		"rivals":  childRivals,

@@ -66,27 +66,6 @@ type Request struct {
 	Begin *Beginning
 }
 
-// Beginning is a transaction on a connection of the application's that is to begin right
-// after Take. A strategy that can begins it in the statement that takes the lock.
-type Beginning struct {
-	Options driver.TxOptions
-
-	// Ends: what is taken ends with the transaction, whatever becomes of that.
-	Ends bool
-
-	// Free reports whether Connect need not wait for somebody else's connection, as a
-	// caller that has taken the lock already should not. Connect returns the connection,
-	// which has no transaction open, and its turn. Done gives both back, once, after Begun
-	// was set if the transaction has begun, and Limited if the server ends it when its
-	// connection was silent for the TTL. If the connection is not clean then, it may not be
-	// used any more. All are nil if the connection is the Conn of the request.
-	Free    func() bool
-	Connect func(ctx context.Context) (*pool.Conn, error)
-	Done    func()
-	Begun   bool
-	Limited bool
-}
-
 // Strategy keeps locks on one server. It is safe for concurrent use.
 type Strategy interface {
 	Traits() Traits

@@ -46,13 +46,18 @@ func (c *Conn) begin(ctx context.Context, s *scope, h *hint.Hint, opts driver.Tx
 		}
 	}
 	undo, err := s.takeGuardsWith(ctx, l, wait, w.Guards, on, b, true)
+	begun, whole := b.Conclude()
 	switch {
 	case err != nil:
-		if b != nil && b.Begun {
+		if begun {
 			c.bad.Store(true) // the transaction goes with it
 		}
 		return nil, handle.Yielded(err)
-	case b != nil && b.Begun:
+	case !whole:
+		undo()
+		return nil, c.k.Error("begin", h, lockerr.With(lockerr.ErrLost, errors.New(
+			"the connection on which the transaction was to begin was still in use when the lock was taken; it is closed")))
+	case begun:
 		u := c.newUnit(l, s, h, c.link.Begun(ctx), opts)
 		u.levels = levels
 		if b.Limited {
@@ -87,9 +92,7 @@ func (c *Conn) lends(ctx context.Context, s *scope, h *hint.Hint, w handle.Wante
 func (c *Conn) beginApart(ctx context.Context, l *handle.Locks, s *scope, h *hint.Hint, opts driver.TxOptions, levels sqltext.Levels, requests []handle.Request) (*unit, error) {
 	u, err := c.beginUnit(ctx, l, s, h, opts, requests)
 	if err != nil {
-		if c.link != nil && !c.link.Clean() {
-			c.bad.Store(true)
-		}
+		c.spoiled()
 		return nil, err
 	}
 	u.levels = levels
@@ -102,8 +105,8 @@ func (c *Conn) beginApart(ctx context.Context, l *handle.Locks, s *scope, h *hin
 // beginning is the transaction that may begin with what is to be taken; nil if it begins
 // apart.
 func (c *Conn) beginning(s *scope, h *hint.Hint, w handle.Wanted, wait handle.Budget, opts driver.TxOptions) *strategy.Beginning {
-	if c.beginsWithVersions(w, opts) {
-		return &strategy.Beginning{}
+	if c.beginsWithVersions(w, opts) { // who takes has the turn
+		return strategy.NewBeginning(func(context.Context) (*pool.Conn, error) { return c.link, nil }, func(bool) { c.spoiled() })
 	}
 	if len(w.Guards) != 1 || !w.Guards[0].Traits.Excludes || w.Guards[0].Slots > 0 || w.InTransaction() {
 		return nil
@@ -112,31 +115,39 @@ func (c *Conn) beginning(s *scope, h *hint.Hint, w handle.Wanted, wait handle.Bu
 		return nil
 	}
 	light := c.link == nil
-	b := &strategy.Beginning{Options: opts, Ends: len(s.guards) == 0 && !s.decided}
-	b.Free = func() bool { return c.link != nil || c.k.Apps().Ready() }
-	b.Connect = func(ctx context.Context) (*pool.Conn, error) {
+	back := func(begun bool) {
+		c.spoiled()
+		c.link.EndTurn()
+		if light && !begun { // it is not kept while the caller waits for the lock
+			c.release()
+		}
+	}
+	b := strategy.NewBeginning(func(ctx context.Context) (*pool.Conn, error) {
 		if err := c.needClean(ctx, s, h, wait.Left(), false); err != nil {
 			return nil, err
 		}
 		if err := c.link.AwaitTurn(ctx); err != nil {
+			if light {
+				c.release()
+			}
 			return nil, err
 		}
 		if err := c.liftLimit(ctx); err != nil {
-			c.link.EndTurn()
+			back(false)
 			return nil, err
 		}
 		return c.link, nil
-	}
-	b.Done = func() {
-		if !c.link.Clean() {
-			c.bad.Store(true)
-		}
-		c.link.EndTurn()
-		if light && !b.Begun { // it is not kept while the caller waits for the lock
-			c.release()
-		}
-	}
+	}, back)
+	b.Options, b.Ends = opts, len(s.guards) == 0 && !s.decided
+	b.Free = func() bool { return c.link != nil || c.k.Apps().Ready() }
 	return b
+}
+
+// spoiled notes that the connection is not to be used again, where it is not clean.
+func (c *Conn) spoiled() {
+	if c.link != nil && !c.link.Clean() {
+		c.bad.Store(true)
+	}
 }
 
 // beginsWithVersions reports whether a transaction may begin in the statement that reads

@@ -239,6 +239,7 @@ func (on lent) take(ctx context.Context, by strategy.Strategy, r strategy.Reques
 	on.link.EndTurn()
 	if errors.Is(err, errWaits) {
 		on.back()
+		r.Begin = nil // it has no connection any more
 		return by.Take(ctx, r)
 	}
 	return held, err
