@@ -722,3 +722,26 @@ func TestHotAdvisoryKeys(t *testing.T) {
 		}
 	})
 }
+
+// TestConnectionsAreLeftForLockConnections: callers whose BEGIN goes out beside the lock leave the
+// connections of maxConns to the lock connection that all of them need.
+func TestConnectionsAreLeftForLockConnections(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for range 5 {
+			db := s.open("lockStrategy=advisory", "lockUnsafe=allow", "maxConns=4") // with which nothing begins in the statement that locks
+			var all sync.WaitGroup
+			for i := range 12 {
+				all.Go(func() {
+					tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), fmt.Sprint("k", i)), nil)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					dbtest.OK(t, tx.Commit())
+				})
+			}
+			all.Wait()
+			s.wantClosed("callers of 12 keys", db)
+		}
+	})
+}

@@ -201,9 +201,9 @@ func (a *attempt) granted(ctx context.Context, lock *Lock) (*Lock, error) {
 // try asks for the lock once, on a lock connection. It returns nil if another process
 // has the lock. If over is not nil, it is the lock of this process whose turn is over:
 // the same statement releases it first, to processes that wait for it. If there are
-// pollers, the statement leaves it free for them. beside, unless it is nil, is called once
-// something has been sent.
-func (a *attempt) try(ctx context.Context, over *Lock, beside func()) (*Lock, error) {
+// pollers, the statement leaves it free for them. beside, unless it is nil, is the transaction
+// that may begin beside the first statement.
+func (a *attempt) try(ctx context.Context, over *Lock, beside *strategy.Beginning) (*Lock, error) {
 	var paused time.Time
 	for again := 0; ; {
 		var r *request
@@ -221,13 +221,9 @@ func (a *attempt) try(ctx context.Context, over *Lock, beside func()) (*Lock, er
 			}
 			r = &request{lock: a.lock(k), acquire: true}
 		}
-		k := r.lock.conn
-		k.submit(r, ctx.Done() == nil && beside == nil)
-		if beside != nil {
-			beside()
-			beside = nil // what does not come off is not tried again
-		}
-		if !k.await(ctx, r) {
+		k, b := r.lock.conn, beside
+		beside = nil // what does not come off is not tried again
+		if !a.exchange(ctx, r, b) {
 			ticket := a.ticket
 			a.ticket = nil
 			a.settle(r, ticket)

@@ -31,9 +31,7 @@ import (
 // free. A caller that has to wait for the lock keeps no connection meanwhile: its transaction
 // begins after the wait.
 
-// tryBegin is try, with the transaction that is to begin with the lock. Nothing else knows of
-// that: whatever way it ends, the connection has been given back by then, with the transaction
-// that belongs to the lock which is returned, or with none.
+// tryBegin is try, with the transaction that is to begin with the lock.
 func (a *attempt) tryBegin(ctx context.Context, over *Lock) (lock *Lock, err error) {
 	b := a.r.Begin
 	switch {
@@ -49,32 +47,30 @@ func (a *attempt) tryBegin(ctx context.Context, over *Lock) (lock *Lock, err err
 			return lock, err
 		}
 	default:
-		used := b.Use(ctx, func(c *pool.Conn) (left strategy.State) {
-			lock, left, err = a.tryBeside(ctx, over, c)
-			return left
-		})
-		if used == nil {
-			return lock, err
-		}
+		return a.try(ctx, over, b)
 	}
 	return a.try(ctx, over, nil) // if somebody else has taken the free connection, who has the lock goes first
 }
 
-// tryBeside is try, while BEGIN goes out on c. What does not come off is tried again after the
-// lock was granted, and tells why then.
-func (a *attempt) tryBeside(ctx context.Context, over *Lock, c *pool.Conn) (lock *Lock, left strategy.State, err error) {
-	sent, begun := false, false
-	lock, err = a.try(ctx, over, func() {
-		sent = true
-		begun = server.Exec(step.For(ctx, step.Other), c.Conn, "START TRANSACTION") == nil
-	})
-	switch {
-	case !sent:
-		return lock, strategy.Vacant, err
-	case begun && lock != nil && err == nil:
-		return lock, strategy.Begun, nil
+// exchange sends r and awaits the answer, while BEGIN goes out on the connection of b, unless
+// that is nil. It reports whether there was an answer. By then the connection has been given
+// back, with the transaction that belongs to the lock which was granted, or with none: while it
+// is in use, the caller waits for nothing but these two answers, so that callers who have the
+// connections of the application never wait for each other. What does not come off is tried
+// again after the lock was granted, and tells why then.
+func (a *attempt) exchange(ctx context.Context, r *request, b *strategy.Beginning) (answered bool) {
+	k := r.lock.conn
+	k.submit(r, ctx.Done() == nil && b == nil)
+	if b == nil || !b.Free() || b.Use(ctx, func(c *pool.Conn) strategy.State {
+		begun := server.Exec(step.For(ctx, step.Other), c.Conn, "START TRANSACTION") == nil
+		if answered = k.await(ctx, r); answered && r.granted && begun {
+			return strategy.Begun
+		}
+		return strategy.Abandoned(ctx, c, slack)
+	}) != nil {
+		answered = k.await(ctx, r)
 	}
-	return lock, strategy.Abandoned(ctx, c, slack), err
+	return answered
 }
 
 // canBegin reports whether a transaction can begin with the lock on this server, as far as is

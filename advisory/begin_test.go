@@ -200,3 +200,22 @@ func TestBeginIsCancelled(t *testing.T) {
 		w.EndTurn()
 	})
 }
+
+// TestBeginTakesItsConnectionLast: while a lock connection is opened nobody has one of the
+// application.
+func TestBeginTakesItsConnectionLast(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		p := s.process(settings{})
+		w, open := p.writer(s.Connect()), 0
+		w.b.Connect, w.b.Done = func(ctx context.Context) (*pool.Conn, error) {
+			open = p.conns.Stat().InUse
+			return connects(w)(ctx)
+		}, w.EndTurn
+		lock, err := w.begin(dbtest.Limited(t), 0)
+		if err != nil || !w.b.Begun || open != 1 {
+			t.Fatalf("%v, begun %v; with %d lock connections", err, w.b.Begun, open)
+		}
+		s.Exec(w.Conn.Conn, "ROLLBACK")
+		dbtest.OK(t, lock.Release())
+	})
+}
