@@ -112,7 +112,7 @@ func (cfg Config) connect(ctx context.Context, bounded bool) (c *Conn, err error
 	began := time.Now()
 	for tries := 1; ; tries++ {
 		ends := new(sockets)
-		if c, err = cfg.open(context.WithValue(ctx, socketsKey{}, ends)); err == nil {
+		if c, err = cfg.openInTime(context.WithValue(ctx, socketsKey{}, ends)); err == nil {
 			c.ends = ends
 			return c, nil
 		}
@@ -129,6 +129,18 @@ func (cfg Config) connect(ctx context.Context, bounded bool) (c *Conn, err error
 			}
 		}
 	}
+}
+
+// openInTime is open within openTime: a server that accepts a connection and never answers
+// must not keep its permit for ever, and the DSN may set no timeout.
+func (cfg Config) openInTime(ctx context.Context) (*Conn, error) {
+	own, cancel := context.WithTimeout(ctx, openTime)
+	defer cancel()
+	c, err := cfg.open(own)
+	if err != nil && own.Err() != nil && ctx.Err() == nil {
+		err = fmt.Errorf("%w within %v: %w", ErrNotOpened, openTime, err)
+	}
+	return c, err
 }
 
 // open opens a connection and sets it up.
