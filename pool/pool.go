@@ -544,7 +544,7 @@ func (p *Pool) Ready() bool {
 		return true
 	}
 	for _, other := range b.pools {
-		if other != p && len(other.idle) > 0 && !(other.keeps && other.open == 1) && (!other.control || b.controls > b.reserved) {
+		if other != p && len(other.idle) > 0 && (!other.keeps || other.open > 1) && (!other.control || b.controls > b.reserved) {
 			return true
 		}
 	}
