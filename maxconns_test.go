@@ -110,7 +110,7 @@ func TestMaxConnsSecond(t *testing.T) {
 				var n int
 				err = db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n)
 				dbtest.Want(t, err, mysqllock.ErrExhausted)
-				dbtest.Says(t, err, "all 4 connections", "maxConns")
+				dbtest.Says(t, err, "none of the 4 connections", "maxConns", "3 in use, of which 0 wait in the server", "1 reserved")
 				asked.Done()
 				asked.Wait()
 			})
@@ -154,12 +154,14 @@ func TestMaxConnsInTurn(t *testing.T) {
 }
 
 // TestMaxConnsQueue: statements without a lock queue for a connection as they do under
-// SetMaxOpenConns, until their context ends. Those of a holder go first.
+// SetMaxOpenConns, until their context ends. Those of a holder go first if another caller waits for its key.
 func TestMaxConnsQueue(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.Exec(t, s.plain, "CREATE TABLE went (id INT AUTO_INCREMENT PRIMARY KEY, who VARCHAR(20) NOT NULL) ENGINE=InnoDB")
 		db := s.limited(t, 5)
 		key := dbtest.Random()
+		var waiter sync.WaitGroup
+		defer waiter.Wait()
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, key, func(ctx context.Context) error { // a lease: its connection is one of them
 			stat := func() mysqllock.PoolStats {
 				st, err := mysqllock.Stats(db)
@@ -178,6 +180,13 @@ func TestMaxConnsQueue(t *testing.T) {
 			dbtest.Want(t, err, context.DeadlineExceeded)
 			s.wantStock(1, 10)
 
+			waiter.Go(func() {
+				err := mysqllock.Do(dbtest.Limited(t), db, key, func(context.Context) error { return nil }, lockctx.Lease(30*time.Second), lockctx.Wait(time.Minute))
+				if err != nil {
+					t.Error(err)
+				}
+			})
+			dbtest.Soon(t, "the key is waited for", func() bool { return stat().Waiters == 1 })
 			done := make(chan struct{}, 2)
 			queued := func(name string, f func() error) {
 				before := stat().App.Waiting
@@ -426,5 +435,118 @@ func TestMaxConnsAreRotated(t *testing.T) {
 			dbtest.OK(t, err)
 			return st.App.Idle == 0 && st.App.InUse == 0
 		})
+	})
+}
+
+// TestMaxConnsBesideHolders: callers without a lock get their turn beside more holders than
+// there are connections, which never pause; and no lease is lost when the connections break
+// while holders want all places.
+func TestMaxConnsBesideHolders(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		const holders, pings, ttl = 24, 20, 3 * time.Second
+		db, tap := s.tapped(mysqllock.Config{MaxConns: 8, Wait: 2 * time.Minute})
+		ctx, stop := context.WithCancel(dbtest.Within(t, 2*time.Minute))
+		defer stop()
+		base := dbtest.Random()
+		var begun, working sync.WaitGroup
+		var broken atomic.Bool // from then on statements may fail
+		begun.Add(holders)
+		for i := range holders {
+			working.Go(func() {
+				begins := sync.OnceFunc(begun.Done)
+				defer begins()
+				err := mysqllock.Do(dbtest.Within(t, 2*time.Minute), db, fmt.Sprint(base, i), func(held context.Context) error {
+					begins()
+					for ctx.Err() == nil {
+						if _, err := db.ExecContext(held, "UPDATE p SET stock = stock WHERE id = ?", i+100); err != nil && !broken.Load() {
+							return err
+						}
+						if err := context.Cause(held); err != nil {
+							return err
+						}
+					}
+					return nil
+				}, lockctx.Lease(ttl))
+				if err != nil {
+					t.Errorf("holder %d: %v", i, err)
+				}
+			})
+		}
+		begun.Wait()
+		for range pings {
+			dbtest.OK(t, db.PingContext(ctx))
+			var n int
+			dbtest.OK(t, db.QueryRowContext(ctx, "SELECT 1").Scan(&n))
+		}
+		broken.Store(true)
+		tap.Break()
+		over := time.After(2 * ttl) // each lease has to be renewed by then
+		for waits := true; waits; {
+			select {
+			case <-over:
+				waits = false
+			default:
+				_, _ = db.ExecContext(ctx, "DO 0")
+			}
+		}
+		stop()
+		working.Wait()
+	})
+}
+
+// TestMaxConnsNoWait: a caller that does not wait gets a free key while as many callers wait in the
+// server as may, and others queue to do so.
+func TestMaxConnsNoWait(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db, other := s.limited(t, 8, "lockWait=2m"), s.open()
+		ways := map[string]func(ctx context.Context, key string, opts ...lockctx.Option) error{
+			"Do": func(ctx context.Context, key string, opts ...lockctx.Option) error {
+				return mysqllock.Do(ctx, db, key, func(ctx context.Context) error {
+					_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+					return err
+				}, append(opts, lockctx.Row())...)
+			},
+			"BeginTx": func(ctx context.Context, key string, opts ...lockctx.Option) error {
+				tx, err := db.BeginTx(lockctx.With(ctx, key, opts...), nil)
+				if err != nil {
+					return err
+				}
+				_, err = tx.Exec("UPDATE p SET stock = stock - 1 WHERE id = 1")
+				return errors.Join(err, tx.Commit())
+			},
+		}
+		sold := 0
+		for name, way := range ways {
+			base := dbtest.Random()
+			const keys = 7 // blockMax is 4
+			var taken []string
+			for i := range keys {
+				taken = append(taken, fmt.Sprint(base, i))
+			}
+			tx, err := other.BeginTx(lockctx.WithKeys(dbtest.Within(t, 2*time.Minute), taken), nil)
+			dbtest.OK(t, err)
+			var waiters sync.WaitGroup
+			for _, key := range taken {
+				waiters.Go(func() {
+					if err := way(dbtest.Within(t, 2*time.Minute), key); err != nil {
+						t.Errorf("%s: a waiter: %v", name, err)
+					}
+				})
+			}
+			dbtest.Soon(t, "those that may not wait in the server queue", func() bool {
+				st, err := mysqllock.Stats(db)
+				dbtest.OK(t, err)
+				return st.App.Waiting+st.Waiting == keys-4
+			})
+			for range 5 {
+				dbtest.OK(t, way(dbtest.Limited(t), base+"free", lockctx.NoWait()))
+				dbtest.OK(t, way(dbtest.Limited(t), base+"free too"))
+			}
+			dbtest.Want(t, way(dbtest.Limited(t), taken[0], lockctx.NoWait()), mysqllock.ErrLocked)
+			dbtest.OK(t, tx.Rollback())
+			waiters.Wait()
+			sold += keys + 10
+			s.wantStock(1, 10-sold)
+		}
 	})
 }

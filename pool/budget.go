@@ -9,11 +9,11 @@ import (
 // no permit left gets that of an idle connection of another pool, which is closed;
 // otherwise it queues.
 //
-// Callers that hold a lock go first, since other callers wait for what they do. Among the
-// rest it is first come, first served, with two exceptions: callers that may have to wait
-// in the server leave a quarter of the permits to the others, and a connection that is
+// Callers that hold a lock for which others of the process wait go first, but for every
+// third place. Among the rest it is first come, first served, with three exceptions: callers
+// that wait in the server leave a quarter of the permits to the others, a connection that is
 // released stays with its pool if that has a caller, unless the budget has not changed
-// hands for a moment.
+// hands for a moment, and the last permit of a pool with Config.Keeps stays with it.
 type Budget struct {
 	max      int
 	reserved int // permits for pools with Config.Control
@@ -22,12 +22,16 @@ type Budget struct {
 	mu       sync.Mutex // guards what follows, and the fields of the pools that say so
 	open     int        // permits taken: connections, with those being opened and closed
 	controls int        // of them in pools with Config.Control
-	blocked  int        // connections of callers that may have to wait in the server
+	blocked  int        // connections of callers that wait in the server
 	pools    []*Pool
 	queued   int       // callers in all queues
+	inARow   int       // urgent callers that were served since the last other one
 	arrivals uint64    // numbers the callers in the order of their arrival
 	turned   time.Time // when a pool lost a connection that it had a caller for
 }
+
+// share is how many urgent callers go before one of the others.
+const share = 2
 
 // turnover is how often a pool loses a connection for which it has a caller itself.
 const turnover = 10 * time.Millisecond
@@ -45,24 +49,24 @@ func (b *Budget) Max() int { return b.max }
 type rank int
 
 const (
-	holding  rank = iota // others wait for what the caller does
-	ordinary             // it neither holds a lock nor waits for one
-	blocking             // it may have to wait in the server
+	urgent rank = iota // others wait for what the caller holds
+	ordinary
+	blocking // it is about to wait in the server
 	ranks
 )
 
 // As says who asks for a connection.
 type As struct {
-	Holds    bool          // it holds a lock: it goes first
-	Blocks   bool          // it may wait in the server for a lock, until [Conn.Unblocked]; ignored if it holds one
+	Urgent   bool          // others wait for what it holds: it goes first
+	Blocks   bool          // it is about to wait in the server for a lock, until [Conn.Unblocked]; ignored if it is urgent
 	Prefer   *Conn         // is taken if it is idle and no caller queues; nil is none
 	Patience time.Duration // how long it queues while nobody before it is served, and at least waits for one to be opened; 0 is for ever
 }
 
 func (as As) rank() rank {
 	switch {
-	case as.Holds:
-		return holding
+	case as.Urgent:
+		return urgent
 	case as.Blocks:
 		return blocking
 	}
@@ -119,7 +123,12 @@ func (l *line) remove(a *asker) {
 
 // serve gives what there is to those who queue. The caller holds b.mu.
 func (b *Budget) serve() {
-	for b.queued > 0 && (b.serveNext(holding, holding) || b.serveNext(ordinary, blocking)) {
+	for b.queued > 0 {
+		served := b.inARow >= share && b.serveNext(ordinary, blocking) ||
+			b.serveNext(urgent, urgent) || b.serveNext(ordinary, blocking)
+		if !served {
+			return
+		}
 	}
 }
 
@@ -191,17 +200,47 @@ func (p *Pool) leave(a *asker) {
 			p.waitTime += now.Sub(a.start)
 		}
 	}
-	if a.rank == blocking {
+	switch a.rank {
+	case urgent:
+		p.budget.inARow++
+		return
+	case blocking:
 		p.budget.blocked++
 	}
+	p.budget.inARow = 0
 }
 
 // room reports whether p may take another permit. The caller holds b.mu.
 func (b *Budget) room(p *Pool) bool {
-	if p.control {
-		return b.open < b.max
+	kept := 0 // permits that others are to have
+	for _, other := range b.pools {
+		if other != p && other.keeps && other.open == 0 {
+			kept++
+		}
 	}
-	return b.open < b.max && b.open-b.controls < b.max-b.reserved
+	if p.control {
+		return b.open+kept < b.max
+	}
+	return b.open+kept < b.max && b.open-b.controls+kept < b.max-b.reserved
+}
+
+// Shortage tells why a caller finds no permit: how many connections are in use, how many
+// of these wait in the server, and how many permits are not for every pool.
+func (b *Budget) Shortage() (inUse, blocked, reserved int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	controls := 0
+	for _, p := range b.pools {
+		switch {
+		case p.control:
+			controls += p.open - len(p.idle)
+		case p.keeps && p.open == 0:
+			reserved++
+		default:
+			inUse += p.open - len(p.idle)
+		}
+	}
+	return inUse + max(0, controls-b.reserved), b.blocked, reserved + b.reserved
 }
 
 // victim takes the connection out of another pool that has been idle for the longest
@@ -210,9 +249,9 @@ func (b *Budget) victim(p *Pool, r rank) *Conn {
 	var of *Pool
 	for _, other := range b.pools {
 		switch {
-		case other == p || len(other.idle) == 0:
+		case other == p || len(other.idle) == 0 || other.keeps && other.open == 1:
 		case other.control && b.controls <= b.reserved: // its permit is not for p
-		case r != holding && other.wanted() && time.Since(b.turned) < turnover:
+		case r != urgent && other.wanted() && time.Since(b.turned) < turnover:
 		case of == nil || other.idle[0].since.Before(of.idle[0].since):
 			of = other
 		}
@@ -231,7 +270,7 @@ func (b *Budget) victim(p *Pool, r rank) *Conn {
 // wanted reports whether a caller queues that could have an idle connection of p. The
 // caller holds the budget's mutex.
 func (p *Pool) wanted() bool {
-	return p.queue[holding].n+p.queue[ordinary].n > 0 ||
+	return p.queue[urgent].n+p.queue[ordinary].n > 0 ||
 		p.queue[blocking].n > 0 && p.budget.blocked < p.budget.blockMax
 }
 
@@ -240,6 +279,7 @@ func (p *Pool) wanted() bool {
 func (p *Pool) take() {
 	p.open++
 	p.budget.open++
+	p.keeps = p.cfg.Keeps
 	if p.control {
 		p.budget.controls++
 	}

@@ -5,6 +5,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -137,7 +138,7 @@ func TestBudgetReserves(t *testing.T) {
 	}
 }
 
-// TestBudgetOrder: first come, first served, but callers that hold a lock come before all
+// TestBudgetOrder: first come, first served, but callers that others wait for come before all
 // others.
 func TestBudgetOrder(t *testing.T) {
 	s := new(served)
@@ -145,7 +146,7 @@ func TestBudgetOrder(t *testing.T) {
 	c := acquired(t, pools[0])
 	first := queue(t, As{}, pools[0])
 	second := queue(t, As{}, pools[0])
-	holder := queue(t, As{Holds: true}, pools[1]) // even by another pool
+	holder := queue(t, As{Urgent: true}, pools[1]) // even by another pool
 	c.Release()
 	for i, next := range []<-chan *Conn{holder, first, second} {
 		c := <-next
@@ -160,6 +161,105 @@ func TestBudgetOrder(t *testing.T) {
 	}
 	if s.most.Load() != 1 {
 		t.Errorf("there were %d connections at a time", s.most.Load())
+	}
+}
+
+// TestBudgetShare: while callers queue that others wait for, every third place is for the
+// rest, in their order.
+func TestBudgetShare(t *testing.T) {
+	s := new(served)
+	pools := s.budgeted(t, 1, 0, 2)
+	c := acquired(t, pools[0])
+	type served struct {
+		who string
+		c   *Conn
+	}
+	got := make(chan served, 16)
+	join := func(who string, as As, p *Pool) {
+		next := queue(t, as, p)
+		go func() { got <- served{who, <-next} }()
+	}
+	for range 6 {
+		join("urgent", As{Urgent: true}, pools[0])
+	}
+	join("first", As{}, pools[1])
+	join("second", As{Blocks: true}, pools[0])
+	join("third", As{}, pools[0])
+	var order []string
+	for range 9 {
+		c.Release()
+		next := <-got
+		order = append(order, next.who)
+		c = next.c
+	}
+	c.Release()
+	if want := []string{"urgent", "urgent", "first", "urgent", "urgent", "second", "urgent", "urgent", "third"}; !slices.Equal(order, want) {
+		t.Errorf("served in the order %q", order)
+	}
+}
+
+// TestBudgetKeeps: a pool that keeps a permit has it again although its connection was lost while
+// others queue, those that come first and those that others wait for. An idle one is not taken from it.
+func TestBudgetKeeps(t *testing.T) {
+	s := new(served)
+	pools := s.budgeted(t, 4, 1, 2)
+	keeping, err := New(Config{Connect: s.connect, Max: 1, Budget: pools[0].budget, Bare: true, Keeps: true})
+	dbtest.OK(t, err)
+	t.Cleanup(keeping.Close)
+	before := []*Conn{acquired(t, pools[1]), acquired(t, pools[1]), acquired(t, pools[1])} // nothing is kept yet
+	before[0].Destroy()
+	kept := acquired(t, keeping)
+	first, second := queue(t, As{Urgent: true}, pools[1]), queue(t, As{}, pools[1])
+	for range 3 {
+		kept.Destroy()
+		dbtest.Soon(t, "it is closed", func() bool { return s.open.Load() == 3-1 })
+		acquired(t, pools[0]).Destroy()
+		dbtest.Soon(t, "it is closed", func() bool { return s.open.Load() == 3-1 })
+		if n := pools[1].Stat().Waiting; n != 2 {
+			t.Fatalf("%d others queue: one has the permit that is kept", n)
+		}
+		kept = acquired(t, keeping)
+	}
+	kept.Release()
+	if n := pools[1].Stat().Waiting; n != 2 || pools[1].Ready() {
+		t.Errorf("%d others queue: one has taken the idle connection", n)
+	}
+	before[1].Release()
+	(<-first).Release()
+	(<-second).Release()
+	before[2].Release()
+}
+
+// TestBudgetBlock: a user of a connection begins to wait in the server only if few do, and gives it
+// back otherwise: a caller that cannot block has it then.
+func TestBudgetBlock(t *testing.T) {
+	s := new(served)
+	pools := s.budgeted(t, 4, 0, 1)
+	var conns []*Conn
+	for range 4 {
+		conns = append(conns, acquired(t, pools[0]))
+	}
+	for i, c := range conns {
+		if may := c.Block(); may != (i < 3) || i < 3 && !c.Block() {
+			t.Errorf("number %d may wait: %v", i, may)
+		}
+	}
+	if inUse, blocked, reserved := pools[0].budget.Shortage(); inUse != 4 || blocked != 3 || reserved != 0 {
+		t.Errorf("%d in use, %d wait, %d reserved", inUse, blocked, reserved)
+	}
+	conns[3].Release()
+	waits := queue(t, As{Blocks: true}, pools[0])
+	acquired(t, pools[0]).Release() // passes it
+	conns[0].Unblocked()
+	conns[3] = <-waits
+	if !conns[3].Block() || conns[0].Block() {
+		t.Error("who has queued does not count")
+	}
+	for _, c := range conns {
+		c.Release()
+	}
+	if b := pools[0].budget; b.blocked != 0 {
+		t.Errorf("%d still count as waiting in the server", b.blocked)
 	}
 }
 
@@ -299,7 +399,7 @@ func TestBudgetStorm(t *testing.T) {
 				case 0:
 					ctx, cancel = context.WithTimeout(ctx, time.Duration(rand.IntN(300))*time.Microsecond)
 				case 1:
-					as.Holds = true
+					as.Urgent = true
 				case 2:
 					as.Blocks = true
 				}
@@ -308,6 +408,7 @@ func TestBudgetStorm(t *testing.T) {
 					if c.Conn.(*servedConn).closed.Load() {
 						t.Error("a closed connection was handed out")
 					}
+					c.Block()
 					if rand.IntN(2) == 0 {
 						c.Unblocked()
 					}
@@ -405,9 +506,9 @@ func TestBudgetStuck(t *testing.T) {
 		turns.Release()
 		turns = <-next
 	}
-	for range 4 {
+	for range share {
 		goesOn()
-		next := queue(t, As{Holds: true}, pools[0])
+		next := queue(t, As{Urgent: true}, pools[0])
 		turns.Release()
 		turns = <-next
 	}

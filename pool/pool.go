@@ -31,6 +31,7 @@ type Config struct {
 	Idle     time.Duration                              // an unused connection is closed after this long
 	Budget   *Budget                                    // nil for a pool that shares no budget
 	Control  bool                                       // the budget's reserved permits are for this pool
+	Keeps    bool                                       // from its first connection on, one of the budget's permits is kept for this pool
 	Bare     bool                                       // for statements of the application: neither set up nor asked for its id. Idle may be 0, for no limit
 	Lifetime time.Duration                              // an older connection is closed instead of used again; 0 is no limit
 }
@@ -67,6 +68,7 @@ type Pool struct {
 	opening  int
 	sweeps   bool // its goroutine runs, from the first connection on
 	closed   bool
+	keeps    bool          // a permit is kept for it
 	empty    chan struct{} // closed when a closed pool has no connection any more; nil if nobody waits for that
 	acquired int64
 	waited   int64
@@ -328,7 +330,7 @@ func (p *Pool) unmoved(a *asker) time.Duration {
 	moved := a.start
 	for _, other := range b.pools {
 		for r, last := range other.served {
-			if (rank(r) == holding || last.arrival <= a.arrival) && last.at.After(moved) {
+			if (rank(r) == urgent || last.arrival <= a.arrival) && last.at.After(moved) {
 				moved = last.at
 			}
 		}
@@ -498,8 +500,25 @@ func (p *Pool) discard(c *Conn) {
 	}()
 }
 
-// Unblocked says that the caller of an Acquire with [Blocking] does not wait in the server
-// any more.
+// Block says that the connection's user is about to wait in the server, until [Conn.Unblocked].
+// It is false if enough connections wait there: then the user has to release this one, and to
+// ask for another, with [As.Blocks].
+func (c *Conn) Block() bool {
+	if c.pool == nil || c.blocks.Load() {
+		return true
+	}
+	b := c.pool.budget
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.blocked >= b.blockMax {
+		return false
+	}
+	b.blocked++
+	c.blocks.Store(true)
+	return true
+}
+
+// Unblocked says that the connection's user does not wait in the server any more.
 func (c *Conn) Unblocked() {
 	if c.pool == nil || !c.blocks.Swap(false) {
 		return
@@ -530,14 +549,14 @@ func (p *Pool) Ready() bool {
 	if len(p.idle) > 0 {
 		return true
 	}
-	if p.open >= p.max || p.queue[ordinary].n+p.queue[holding].n > 0 {
+	if p.open >= p.max || p.queue[ordinary].n+p.queue[urgent].n > 0 {
 		return false
 	}
 	if b.room(p) {
 		return true
 	}
 	for _, other := range b.pools {
-		if other != p && len(other.idle) > 0 && (!other.control || b.controls > b.reserved) {
+		if other != p && len(other.idle) > 0 && (!other.keeps || other.open > 1) && (!other.control || b.controls > b.reserved) {
 			return true
 		}
 	}

@@ -225,6 +225,10 @@ type Request struct {
 	// Conn returns the connection. It is called once the caller is in front of the queue.
 	// The caller has the connection's turn, and no transaction is open on it.
 	Conn func(context.Context) (*pool.Conn, error)
+	// Block is called before the caller waits, with the connection that Conn returned, or
+	// Inherit got. It returns the one to go on with: the same, or another. No transaction is
+	// open. With nil the caller goes on with what it has.
+	Block func(context.Context) (*pool.Conn, error)
 	// Inherit is called in place of Conn with the session of the holder before, if that hands
 	// it over. With nil nobody does.
 	Inherit func(*pool.Conn)
@@ -624,6 +628,9 @@ func (a *attempt) waiting(ctx context.Context) (context.Context, func(), error) 
 // await waits until a lease may have been released. Then it is the attempt's turn, until
 // endTurn.
 func (a *attempt) await(ctx context.Context, lease *leased) error {
+	if err := a.mayBlock(ctx); err != nil {
+		return err
+	}
 	a.holder = keyrow.HolderOf(lease.owner)
 	ctx, stop, err := a.waiting(ctx)
 	if err != nil {
@@ -680,8 +687,26 @@ func (a *attempt) try(ctx context.Context) (*pool.Txn, error) {
 	return a.opened(txn, a.lock(ctx, a.trySQL(), false))
 }
 
+// mayBlock has the caller's connection be one on which it may wait. Until then its request
+// could not block, so that it had any connection.
+func (a *attempt) mayBlock(ctx context.Context) (err error) {
+	if a.r.Block == nil {
+		return nil
+	}
+	asked := time.Now()
+	a.c, err = a.r.Block(ctx)
+	a.r.Wait += time.Since(asked) // that was a wait for a connection, not for the lock
+	if err == nil && a.cfg.Info.Router {
+		a.c.Moved()
+	}
+	return err
+}
+
 // wait begins a transaction and waits in the server.
 func (a *attempt) wait(ctx context.Context) (*pool.Txn, error) {
+	if err := a.mayBlock(ctx); err != nil {
+		return nil, err
+	}
 	if _, err := a.c.ID(ctx); err != nil {
 		return nil, err
 	}

@@ -252,6 +252,9 @@ func (a *attempt) pause(ctx context.Context, first *leased) (err error) {
 }
 
 func (a *attempt) sleep(ctx context.Context) error {
+	if err := a.mayBlock(ctx); err != nil {
+		return err
+	}
 	ctx, stop, err := a.waiting(ctx)
 	if err != nil {
 		return err

@@ -41,7 +41,7 @@ func (k *Handle) App(ctx context.Context, by Caller, wait time.Duration) (*pool.
 func (k *Handle) acquire(ctx context.Context, p *pool.Pool, by Caller, wait time.Duration) (*pool.Conn, error) {
 	as := pool.As{Patience: max(wait, time.Second)}
 	if k.Bounded() {
-		as.Holds, as.Blocks = by.Holds, by.Blocks
+		as.Urgent, as.Blocks = by.Urgent, by.Blocks
 	}
 	link, err := p.AcquireAs(ctx, as)
 	cause := context.Cause(ctx)
@@ -65,7 +65,9 @@ func (k *Handle) acquire(ctx context.Context, p *pool.Pool, by Caller, wait time
 func (k *Handle) exhausted(p *pool.Pool, ended error) error {
 	err := fmt.Errorf("all %d connections for sessions are in use (lockMaxConns); allow more of them, or hold locks for less time", k.Settings.LockMaxConns)
 	if k.Bounded() && (p == k.apps || k.Settings.LockMaxConns >= k.Settings.MaxConns) {
-		err = fmt.Errorf("all %d connections of this handle are in use (maxConns); allow more of them, or let units of work need fewer at a time", k.Settings.MaxConns)
+		inUse, waiting, reserved := k.conns.Shortage()
+		err = fmt.Errorf("none of the %d connections of this handle (maxConns) was free: %d in use, of which %d wait in the server for locks, and %d reserved for the driver's own statements; allow more of them, or let units of work need fewer at a time",
+			k.Settings.MaxConns, inUse, waiting, reserved)
 	}
 	if ended != nil {
 		err = fmt.Errorf("%w: %w", err, ended)

@@ -230,7 +230,7 @@ func (k *Handle) makePools(l *Locks) (err error) {
 		return err
 	}
 	if l.leasing, err = pool.New(pool.Config{
-		Connect: k.open.Lease.Connect, Check: k.leasable, Ask: server.StatementLog, Max: others, Idle: s.TTL / 2, Setup: lease.Setup(s.TTL), Budget: k.conns, Lifetime: s.ConnMaxLife,
+		Connect: k.open.Lease.Connect, Check: k.leasable, Ask: server.StatementLog, Max: others, Idle: s.TTL / 2, Setup: lease.Setup(s.TTL), Budget: k.conns, Keeps: true, Lifetime: s.ConnMaxLife,
 	}); err != nil {
 		return err
 	}

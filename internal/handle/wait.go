@@ -14,8 +14,8 @@ import (
 // Caller is who waits for a lock.
 type Caller struct {
 	Pooled bool  // it occupies a connection of database/sql
-	Holds  bool  // it holds a lock, so others wait for it
-	Blocks bool  // it may wait in the server, on the connection that it asks for
+	Urgent bool  // others of this process wait for what it holds
+	Blocks bool  // it is about to wait in the server, on the connection that it asks for
 	Asked  *bool // its lock context was made to try again; guarded by crowd.mu
 	// has returns what it has: its tickets, and what others can ask for.
 	Has func(context.Context) ([]*queue.Ticket, []Place)

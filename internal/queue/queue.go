@@ -550,6 +550,27 @@ func (t *Ticket) leave() {
 	t.disclaim()
 }
 
+// Awaited reports whether a caller of this process waits for what the ticket holds. For a nil
+// ticket nobody does.
+func (t *Ticket) Awaited() bool {
+	if t == nil {
+		return false
+	}
+	t.q.mu.Lock()
+	defer t.q.mu.Unlock()
+	for _, p := range t.positions {
+		if p.line.waiting.Len() > 0 {
+			return true
+		}
+	}
+	for _, key := range t.claims { // whoever is in front waits in the server
+		if l := t.q.lines[name{key: key}]; l != nil && len(l.front)+l.waiting.Len() > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // Waiting returns how many callers wait for a key, without those in front.
 func (q *Queue) Waiting(key string) int {
 	q.mu.Lock()

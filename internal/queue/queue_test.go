@@ -406,3 +406,35 @@ func TestStorm(t *testing.T) {
 	}
 	q.empty(t)
 }
+
+// TestAwaited: a ticket is awaited while others queue for its key, or stand in front of the
+// line of a key that a transaction beside it has locked.
+func TestAwaited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var q Queue
+		var none *Ticket
+		held, beside := enter(t, &q, "k"), q.Claim([]Entry{{Key: "other"}})
+		if none.Awaited() || held.Awaited() || beside.Awaited() {
+			t.Error("awaited by nobody")
+		}
+		came := make(chan *Ticket)
+		go func() { came <- succeed(t, &q, "k") }()
+		synctest.Wait()
+		if !held.Awaited() || beside.Awaited() {
+			t.Error("not awaited, or for another key")
+		}
+		held.Leave()
+		next := <-came
+		if next.Awaited() {
+			t.Error("awaited by nobody any more")
+		}
+		front := enter(t, &q, "other")
+		if !beside.Awaited() || front.Awaited() {
+			t.Error("who has locked the row is not awaited")
+		}
+		for _, ticket := range []*Ticket{next, front, beside} {
+			ticket.Leave()
+		}
+		q.empty(t)
+	})
+}

@@ -195,11 +195,22 @@ func (c *Conn) beginUnit(ctx context.Context, l *handle.Locks, s *scope, h *hint
 // beginLight is beginUnit for a caller without a connection: it gets one when its turn in
 // the process's line has come.
 func (c *Conn) beginLight(ctx context.Context, l *handle.Locks, s *scope, h *hint.Hint, opts driver.TxOptions, first handle.Request) (*unit, error) {
-	first.Conn = func(ctx context.Context) (*pool.Conn, error) {
-		if err := c.needClean(ctx, s, h, first.Left(), true); err != nil {
+	connect := func(ctx context.Context, blocks bool) (*pool.Conn, error) {
+		if err := c.needClean(ctx, s, h, first.Left(), blocks); err != nil {
 			return nil, err
 		}
 		return c.link, c.link.AwaitTurn(context.Background()) // it is free
+	}
+	first.Conn = func(ctx context.Context) (*pool.Conn, error) { return connect(ctx, false) }
+	if !s.holds(h) {
+		first.Block = func(ctx context.Context) (*pool.Conn, error) {
+			if c.link.Block() {
+				return c.link, nil
+			}
+			c.link.EndTurn()
+			c.release()
+			return connect(ctx, true)
+		}
 	}
 	defer func() {
 		if c.link != nil {
@@ -212,14 +223,19 @@ func (c *Conn) beginLight(ctx context.Context, l *handle.Locks, s *scope, h *hin
 
 // beginFirst begins the transaction of a unit of work with its first request.
 func (c *Conn) beginFirst(ctx context.Context, l *handle.Locks, s *scope, h *hint.Hint, opts driver.TxOptions, first handle.Request) (*unit, error) {
-	connect := first.Conn
 	first.Request = first.Now()
-	first.Conn = func(ctx context.Context) (*pool.Conn, error) {
-		link, err := connect(ctx)
-		if err == nil && l.IdleLimit() > 0 {
-			c.unlimit = rowlock.IdleLimitSQL(l.Info().IdleLimit) // also where the lock is not granted
+	limited := func(connect func(context.Context) (*pool.Conn, error)) func(context.Context) (*pool.Conn, error) {
+		return func(ctx context.Context) (*pool.Conn, error) {
+			link, err := connect(ctx)
+			if err == nil && l.IdleLimit() > 0 {
+				c.unlimit = rowlock.IdleLimitSQL(l.Info().IdleLimit) // also where the lock is not granted
+			}
+			return link, err
 		}
-		return link, err
+	}
+	first.Conn = limited(first.Conn)
+	if first.Block != nil {
+		first.Block = limited(first.Block)
 	}
 	first.Seen = c.k.Observe(ctx, first.Places...)
 	ctx = first.Seen.Context(ctx)

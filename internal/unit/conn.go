@@ -116,13 +116,11 @@ func (c *Conn) move(link *pool.Conn) {
 // needClean is need for a statement or a transaction under the lock of h. Nothing that
 // another user has left may be on the connection: such a connection is closed, and another
 // one taken, but not one that may have a transaction open, which would be lost: that is
-// ErrUnsafe. The wait for one ends after about wait. blocks: the caller may wait in the
-// server on it.
+// ErrUnsafe. The wait for one ends after about wait. blocks: the caller is about to
+// wait in the server on it.
 func (c *Conn) needClean(ctx context.Context, s *scope, h *hint.Hint, wait time.Duration, blocks bool) error {
 	for c.link == nil {
-		by := s.caller(true)
-		by.Holds, by.Blocks = s.holds(h), blocks
-		link, err := c.k.App(ctx, by, wait)
+		link, err := c.k.App(ctx, s.asks(ctx, h, true, blocks), wait)
 		if err != nil {
 			return err
 		}

@@ -87,14 +87,12 @@ func (s *scope) openUnit(ctx context.Context, l *handle.Locks, h *hint.Hint, req
 	stop := k.OnClose(cancel)
 	defer stop()
 	var link *pool.Conn
-	connect := func(ctx context.Context) (_ *pool.Conn, err error) {
-		by := s.caller(pooled)
-		by.Holds, by.Blocks = s.holds(h), len(requests) > 0
+	connect := func(ctx context.Context, blocks bool) (_ *pool.Conn, err error) {
 		wait := k.Wait(h)
 		if k.Bounded() && len(requests) > 0 {
 			wait = requests[0].Left()
 		}
-		link, err = k.Dedicated(ctx, l, by, wait)
+		link, err = k.Dedicated(ctx, l, s.asks(ctx, h, pooled, blocks), wait)
 		return link, err
 	}
 	defer func() {
@@ -111,7 +109,7 @@ func (s *scope) openUnit(ctx context.Context, l *handle.Locks, h *hint.Hint, req
 		}
 	}()
 	if len(requests) == 0 {
-		if _, err := connect(own); errors.Is(err, driver.ErrBadConn) {
+		if _, err := connect(own, false); errors.Is(err, driver.ErrBadConn) {
 			return nil, err
 		} else if err != nil {
 			return nil, k.SetupError(h, err)
@@ -123,7 +121,16 @@ func (s *scope) openUnit(ctx context.Context, l *handle.Locks, h *hint.Hint, req
 		k.Tenures.Settle(own, first.Places)
 	}
 	first.Request = first.Now()
-	first.Conn = connect
+	first.Conn = func(ctx context.Context) (*pool.Conn, error) { return connect(ctx, false) }
+	if k.Bounded() && !s.holds(h) {
+		first.Block = func(ctx context.Context) (*pool.Conn, error) {
+			if link.Block() {
+				return link, nil
+			}
+			link.Release()
+			return connect(ctx, true)
+		}
+	}
 	first.Inherit = func(c *pool.Conn) { link = c }
 	first.Seen = k.Observe(ctx, first.Places...)
 	own, asked := first.Seen.Within(own)

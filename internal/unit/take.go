@@ -95,6 +95,20 @@ func (s *scope) held(ctx context.Context) (tickets []*queue.Ticket, places []han
 	return tickets, places
 }
 
+// asks is who asks for a connection under h in s, pooled as for caller. Who is about to wait in
+// the server for a lock counts for that, unless it holds something: it may be what another
+// one there waits for.
+func (s *scope) asks(ctx context.Context, h *hint.Hint, pooled, blocks bool) handle.Caller {
+	by := s.caller(pooled)
+	if s.holds(h) {
+		tickets, _ := s.held(ctx)
+		by.Urgent = slices.ContainsFunc(tickets, (*queue.Ticket).Awaited)
+		blocks = false
+	}
+	by.Blocks = blocks
+	return by
+}
+
 // holds reports whether a caller with h in s holds something.
 func (s *scope) holds(h *hint.Hint) bool {
 	return s.unit != nil || len(s.guards) > 0 || len(enclosing(h)) > 0
