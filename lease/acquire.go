@@ -47,7 +47,8 @@ type Request struct {
 	Lost func(error)
 }
 
-// Acquire acquires a lease. After an error the lease is not held. If a statement was not
+// Acquire acquires a lease. After an error the lease is not held; driver.ErrBadConn is about the
+// connection of r.Begin, and means that the caller may try another one. If a statement was not
 // answered in time, Acquire releases in the background what it may have been granted.
 func (l *Locker) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	ctx = step.Named(ctx, step.Take, hint.StrategyLease, r.Key)
@@ -77,6 +78,9 @@ func (l *Locker) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	}
 	if err != nil {
 		a.ticket.Leave()
+		if a.broke {
+			return nil, driver.ErrBadConn
+		}
 		if open.Err() != nil {
 			err = context.Cause(open)
 		}
@@ -108,6 +112,7 @@ type attempt struct {
 	given  *handOver     // whose lease it takes over; nil where it takes over none
 	left   time.Duration // how long the lease that is in the way still ran; 0 is unknown
 	polled bool          // it was left to a poller
+	broke  bool          // the connection of the transaction that was to begin with it was broken before
 	holder *lockerr.Holder
 	// announced carries the announcement of this attempt as a poller; nil without one.
 	announced *lockConn

@@ -66,6 +66,9 @@ func (a *attempt) tryBegin(ctx context.Context, b *strategy.Beginning) (s *Lease
 		return nil, unused
 	case s != nil, !ours, ctx.Err() != nil && err != nil:
 		return s, err
+	case errors.Is(err, driver.ErrBadConn): // nothing was sent
+		a.broke = true
+		return nil, err
 	case err == nil && a.left > 0:
 		return nil, nil
 	}
