@@ -165,7 +165,7 @@ func (a *attempt) acquire(ctx context.Context) (*Lease, error) {
 				return nil, err
 			}
 		case errors.Is(err, errResend):
-		case errors.Is(err, driver.ErrBadConn) && again < 3: // nothing was sent
+		case errors.Is(err, driver.ErrBadConn) && !a.broke && again < 3: // nothing was sent
 			again++
 		case err != nil:
 			return nil, err
