@@ -128,7 +128,7 @@ type attempt struct {
 const resend = 3
 
 var (
-	errNoAnswer = lockerr.With(lockerr.ErrTimeout, errors.New("the server did not answer in time"))
+	errNoAnswer = lockerr.With(lockerr.ErrExhausted, errors.New("the server did not answer in time"))
 	errResend   = errors.New("the connection broke, and what the request may have been granted is released")
 	errNoRow    = lockerr.With(lockerr.ErrUnsafe, errors.New("a key's row in the lock table has vanished several times; remove rows only by the clean-up"))
 )

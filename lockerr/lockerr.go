@@ -27,8 +27,10 @@ var (
 	// outside of transactions (lockMaxConns), or for one of all connections of the handle
 	// (maxConns), and all of them were in use, for whatever keys: until its context ended,
 	// which it matches then, or while nobody in front of it got one for as long as it was
-	// ready to wait for the lock, and at least a second. Nobody need have the key. It
-	// matches neither ErrLocked nor ErrTimeout. Nothing was run and nothing is locked.
+	// ready to wait for the lock, and at least a second. Or the server takes no more
+	// connections (1040, 1203, 1226), or did not open one, or answer on it, in time.
+	// Nobody need have the key. It matches neither ErrLocked nor ErrTimeout. Nothing was
+	// run and nothing is locked.
 	ErrExhausted = errors.New("mysqllock: no connection left for locks")
 
 	// ErrLost: the lock was held and is gone, or may be gone: the connection

@@ -140,7 +140,7 @@ func (cfg Config) openInTime(ctx context.Context) (*Conn, error) {
 	defer cancel()
 	c, err := cfg.open(own)
 	if err != nil && own.Err() != nil && ctx.Err() == nil {
-		err = fmt.Errorf("%w within %v: %w", ErrNotOpened, openTime, err)
+		err = fmt.Errorf("%w within %v", ErrNotOpened, openTime)
 	}
 	return c, err
 }
@@ -194,7 +194,7 @@ var ErrStuck = errors.New("all connections are in use, and none has changed hand
 
 // ErrNotOpened ends the wait of a caller whose patience is over while a connection was opened
 // for it.
-var ErrNotOpened = errors.New("the server has not opened a connection")
+var ErrNotOpened = lockerr.With(lockerr.ErrExhausted, errors.New("the server has not opened a connection"))
 
 // AcquireAs is Acquire for a caller of some kind. When its patience is over, it returns
 // ErrStuck or ErrNotOpened.
@@ -442,10 +442,13 @@ func (p *Pool) connect(ctx context.Context, r rank) (*Conn, error) {
 		b.unblock(r == blocking)
 		b.mu.Unlock()
 	}
-	if p.ctx.Err() != nil {
+	switch {
+	case p.ctx.Err() != nil:
 		return nil, lockerr.ErrClosed
+	case p.cfg.Bare: // as the plain driver says it
+		return nil, ctx.Err()
 	}
-	return nil, ctx.Err()
+	return nil, fmt.Errorf("%w before its caller gave up: %w", ErrNotOpened, ctx.Err())
 }
 
 // usable reports whether an idle connection can be used.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
@@ -50,9 +51,9 @@ func (k *Handle) acquire(ctx context.Context, p *pool.Pool, by Caller, wait time
 		return link, nil
 	case errors.Is(err, pool.ErrStuck):
 		return nil, k.exhausted(p, nil)
-	case errors.Is(err, pool.ErrNotOpened):
-		return nil, lockerr.With(lockerr.ErrTimeout, err)
-	case cause == nil:
+	case server.Full(err):
+		return nil, lockerr.With(lockerr.ErrExhausted, err)
+	case cause == nil, errors.Is(err, pool.ErrNotOpened):
 		return nil, err
 	case errors.Is(cause, ctx.Err()) && !p.Ready():
 		return nil, k.exhausted(p, ctx.Err())

@@ -268,7 +268,7 @@ func (r *Rows) make(ctx context.Context, keys func() []string) error {
 		names := ask() // also if there is none: they are told
 		if err != nil {
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				err = lockerr.With(lockerr.ErrTimeout, fmt.Errorf("all control connections were busy for %v: %w", background, err))
+				err = lockerr.With(lockerr.ErrExhausted, fmt.Errorf("no control connection was free for %v", background))
 			}
 			return fmt.Errorf("connecting to make the keys' rows: %w", noBadConn(err))
 		}

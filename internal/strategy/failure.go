@@ -39,13 +39,16 @@ func (t Terms) Untaken(ctx context.Context, key string, start time.Time, err err
 	case errors.Is(err, ErrWaitOver):
 		err = lockerr.ErrTimeout
 	case errors.Is(err, lockerr.ErrExhausted):
+	case server.Full(err):
+		err = lockerr.With(lockerr.ErrExhausted, err)
 	case ctx.Err() != nil:
 		err = lockerr.With(lockerr.ErrTimeout, ctx.Err())
 	case t.Broken != "" && server.Broken(err) && !errors.Is(err, lockerr.ErrLost):
 		err = lockerr.With(lockerr.ErrLost, fmt.Errorf("%s: %s", t.Broken, err.Error()))
 	case errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, lockerr.ErrTimeout) && !errors.Is(err, lockerr.ErrLost):
-		// A limit of ours: the caller's context goes on, and the error must not say else.
-		err = lockerr.With(lockerr.ErrTimeout, errors.New(err.Error()))
+		// A limit of ours, for the server's answer: nobody need have the key. The caller's
+		// context goes on, and the error must not say else.
+		err = lockerr.With(lockerr.ErrExhausted, errors.New(err.Error()))
 	default:
 		err = t.Refusal(server.Explain(err))
 	}
