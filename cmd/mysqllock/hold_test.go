@@ -94,7 +94,7 @@ func TestShared(t *testing.T) {
 		dbtest.OK(t, alone.Process.Signal(syscall.SIGTERM))
 		alone.must(0)
 
-		cut := s.run("k", "echo $$ >>ran; sleep 600", "--shared", "--ttl", "3s").start()
+		cut := s.run("k", "trap 'echo TERM >>ran' TERM; echo $$ >>ran; while :; do sleep 0.02; done", "--shared", "--ttl", "30s").start()
 		dbtest.Soon(t, "it runs", func() bool { return len(lines(t, s.file("ran"))) == 1 })
 		var id string
 		rows, err := s.root.Query("SELECT id FROM information_schema.processlist WHERE db = ? AND id <> CONNECTION_ID()", s.Name)
@@ -109,8 +109,12 @@ func TestShared(t *testing.T) {
 			_, _ = s.root.Exec("KILL " + id) // it may be gone
 		}
 		cut.fails(exitLost, "lost")
-		if pid := lines(t, s.file("ran"))[0]; alive(pid) {
+		ran := lines(t, s.file("ran"))
+		if alive(ran[0]) {
 			t.Error("the command runs on without the lock")
+		}
+		if len(ran) > 1 {
+			t.Error("the command has time to end, in which others can have the key")
 		}
 	})
 }

@@ -388,10 +388,11 @@ func stillOurs(hold *mysqllock.Hold, db *sql.DB) error {
 // grace is how long the command has between TERM and KILL, where the lease can be
 // somebody else's at the time expiry. The holder's context ends a tenth of the TTL,
 // and at most 5 s, before that; a quarter of it is kept for KILL to take effect.
-// Where the end was noticed late, less is left for the command, or nothing.
+// Where the end was noticed late, less is left for the command, or nothing: nor is there for a
+// lock without an expiry, the zero time, which others can have at once.
 func grace(ttl time.Duration, expiry time.Time) time.Duration {
 	margin := min(ttl/10, 5*time.Second)
-	return max(0, min(margin*3/4, time.Until(expiry)-margin/4))
+	return max(0, min(margin*3/4, time.Until(expiry.Add(-margin/4))))
 }
 
 // attend passes signals on to the command until it has ended, and stops it when

@@ -297,4 +297,7 @@ func TestGrace(t *testing.T) {
 			t.Errorf("with a lease of %v that ends in %v: %v, want %v to %v", c.ttl, c.left, got, c.least, c.most)
 		}
 	}
+	if got := grace(30*time.Second, time.Time{}); got != 0 {
+		t.Errorf("with a lock that is no lease: %v, want none", got)
+	}
 }
