@@ -86,3 +86,55 @@ func BenchmarkMaxConns(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkMaxConnsAbandoned compares quick statements beside ones that time out, with a budget
+// and with the plain driver with as many connections. An operation is a quick statement.
+func BenchmarkMaxConnsAbandoned(b *testing.B) {
+	for _, d := range dbtest.Each(b) {
+		s := newScratch(d)
+		for _, open := range []struct {
+			name string
+			db   func() *sql.DB
+		}{
+			{"plain driver, 10", func() *sql.DB {
+				db := s.Open("mysql")
+				db.SetMaxOpenConns(10)
+				db.SetMaxIdleConns(10)
+				return db
+			}},
+			{"maxConns=10", func() *sql.DB { return s.open("maxConns=10") }},
+		} {
+			b.Run(string(d.Flavour)+"/"+open.name, func(b *testing.B) {
+				db := open.db()
+				defer db.Close()
+				ctx, cancel := context.WithCancel(context.Background())
+				var hung, quick sync.WaitGroup
+				for range 4 {
+					hung.Go(func() {
+						for ctx.Err() == nil {
+							short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+							_, _ = db.ExecContext(short, "SELECT SLEEP(60)")
+							cancel()
+						}
+					})
+				}
+				var next atomic.Int64
+				b.ResetTimer()
+				for range 4 {
+					quick.Go(func() {
+						for next.Add(1) <= int64(b.N) {
+							if err := db.QueryRow("SELECT stock FROM p WHERE id = 1").Scan(new(int)); err != nil {
+								b.Error(err)
+								return
+							}
+						}
+					})
+				}
+				quick.Wait()
+				b.StopTimer()
+				cancel()
+				hung.Wait()
+			})
+		}
+	}
+}

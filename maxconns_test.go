@@ -364,6 +364,63 @@ func TestMaxConnsLost(t *testing.T) {
 	})
 }
 
+// TestMaxConnsAbandoned: a statement whose caller has gone does not keep its place, and does not
+// go on, whatever sent it. The server itself takes no more than maxConns connections.
+func TestMaxConnsAbandoned(t *testing.T) {
+	const sleep = "SELECT SLEEP(60)"
+	inTx := func(ctx context.Context, db *sql.DB) error {
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback()
+		_, err = tx.ExecContext(ctx, sleep)
+		return err
+	}
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for name, hang := range map[string]func(context.Context, *sql.DB) error{
+			"text": func(ctx context.Context, db *sql.DB) error {
+				_, err := db.ExecContext(ctx, sleep)
+				return err
+			},
+			"prepared": func(ctx context.Context, db *sql.DB) error {
+				return db.QueryRowContext(ctx, "SELECT SLEEP(?)", 60).Scan(new(int))
+			},
+			"transaction": inTx,
+			"lock": func(ctx context.Context, db *sql.DB) error {
+				return inTx(lockctx.With(ctx, dbtest.Random()), db)
+			},
+		} {
+			t.Run(name, func(t *testing.T) {
+				db := s.limited(t, 4) // three, and one for control
+				ctx := dbtest.Within(t, 40*time.Second)
+				var callers sync.WaitGroup
+				for range 3 {
+					callers.Go(func() {
+						for i := range 40 { // for as many times three seconds, if each place is kept
+							short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+							if err := hang(short, db); err == nil {
+								t.Error("it did not hang")
+							}
+							cancel()
+							if err := db.QueryRowContext(ctx, "SELECT 1").Scan(new(int)); err != nil {
+								t.Errorf("a quick statement after %d that hung: %v", i+1, err)
+								return
+							}
+						}
+					})
+				}
+				callers.Wait()
+				dbtest.Soon(t, "nothing hangs on the server any more", func() bool {
+					var n int
+					dbtest.OK(t, s.plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE 'SELECT SLEEP(%'", s.Name).Scan(&n))
+					return n == 0
+				})
+			})
+		}
+	})
+}
+
 // TestMaxConnsBareSocket: connections are used again also where a DialFunc opens them whose
 // sockets are only a net.Conn, as those of tunnels are: nobody can look whether the server
 // has closed them.

@@ -15,6 +15,8 @@ import (
 // released stays with its pool if that has a caller, unless the budget has not changed
 // hands for a moment, and the last permit of a pool with Config.Keeps stays with it.
 type Budget struct {
+	killer *killer // nil if nobody kills what was abandoned; set before the first connection
+
 	max      int
 	reserved int // permits for pools with Config.Control
 	blockMax int // how many connections may wait in the server at a time
@@ -250,7 +252,7 @@ func (b *Budget) victim(p *Pool, r rank) *Conn {
 	for _, other := range b.pools {
 		switch {
 		case other == p || len(other.idle) == 0 || other.keeps && other.open == 1:
-		case other.control && b.controls <= b.reserved: // its permit is not for p
+		case other.control && !p.control && b.controls <= b.reserved: // its permit is not for p
 		case r != urgent && other.wanted() && time.Since(b.turned) < turnover:
 		case of == nil || other.idle[0].since.Before(of.idle[0].since):
 			of = other

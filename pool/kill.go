@@ -1,10 +1,13 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/schema"
@@ -79,11 +82,22 @@ func (p *Pool) KillAdopted(ctx context.Context, c *Conn, node string) error {
 
 func onNode(node string) string { return server.Node + " = " + schema.Literal(node) }
 
+// A row of [server.Connections] has the account and machine of client, and there the port of
+// port, if it has one.
+const (
+	port   = "SUBSTRING_INDEX(HOST, ':', -1)"
+	client = "USER, IF(LOCATE(':', HOST) > 0, LEFT(HOST, CHAR_LENGTH(HOST) - CHAR_LENGTH(" + port + ")), HOST)"
+)
+
+// fromHere is the condition for a connection of the same account and machine as the one that
+// asks, if also is true for that.
+func fromHere(also string) string {
+	return fmt.Sprintf("(%s) = (SELECT %[1]s FROM "+server.Connections+" WHERE ID = CONNECTION_ID() AND %s)", client, also)
+}
+
 // adopted is the condition for an adopted connection of that age.
 func adopted(age time.Duration) string {
-	const port = "CHAR_LENGTH(SUBSTRING_INDEX(HOST, ':', -1))"
-	const client = "USER, IF(LOCATE(':', HOST) > 0, LEFT(HOST, CHAR_LENGTH(HOST) - " + port + "), HOST)"
-	return fmt.Sprintf("COMMAND <> 'Sleep' AND (%s) = (SELECT %[1]s FROM "+server.Connections+" WHERE ID = CONNECTION_ID()) AND ", client) + server.Up(age)
+	return "COMMAND <> 'Sleep' AND " + fromHere("TRUE") + " AND " + server.Up(age)
 }
 
 // EndConnection ends the connection with that id, if the SQL expression condition is true.
@@ -108,7 +122,7 @@ func listed(condition string) string {
 	return "SELECT ID FROM " + server.Connections + " WHERE " + condition + " AND ID <> CONNECTION_ID()"
 }
 
-// kill sends a KILL to the first connection whose id the query ids returns, if any.
+// kill sends a KILL to the connections whose ids the query ids returns, if any.
 func (p *Pool) kill(ctx context.Context, verb, ids string) (sent bool, err error) {
 	ctx = step.For(ctx, step.Kill)
 	c, err := p.Acquire(ctx)
@@ -116,14 +130,91 @@ func (p *Pool) kill(ctx context.Context, verb, ids string) (sent bool, err error
 		return false, err
 	}
 	defer c.Release()
+	return c.kill(ctx, verb, ids)
+}
+
+// kill sends a KILL from the connection.
+func (c *Conn) kill(ctx context.Context, verb, ids string) (sent bool, err error) {
 	rows, err := server.QueryConnections(ctx, c.Conn, ids)
-	if err != nil || len(rows) == 0 {
-		return false, err
+	for _, row := range rows {
+		this := server.Exec(ctx, c.Conn, verb+" "+row[0])
+		const noSuchThread = 1094
+		if server.Number(this) == noSuchThread {
+			continue
+		}
+		sent = true
+		if err = cmp.Or(err, this); server.Number(this) == 0 && this != nil {
+			break
+		}
 	}
-	err = server.Exec(ctx, c.Conn, verb+" "+rows[0][0])
-	const noSuchThread = 1094
-	if server.Number(err) == noSuchThread {
-		return false, nil
+	return sent, err
+}
+
+// killer ends connections that were closed while the server was busy with their statements: it
+// would go on, and count them. Their places in the budget are free when it has let go of them.
+type killer struct {
+	pool *Pool // of one connection
+
+	mu   sync.Mutex // guards what follows
+	next []*socket  // to be killed
+	runs bool       // its goroutine, while there are any
+}
+
+// KillAbandoned has the connections of the budget killed that are closed while the server is
+// busy with their statements. cfg is for the pool, of one connection, that is returned: it opens
+// its connection when there is something to kill. When it is closed, nothing is killed any more.
+func (b *Budget) KillAbandoned(cfg Config) *Pool {
+	cfg.Budget, cfg.Max, cfg.Control = b, 1, true
+	b.killer = &killer{pool: newPool(cfg)}
+	return b.killer.pool
+}
+
+// end kills the connection of s soon, if its id is known. The caller reads from s.
+func (k *killer) end(s *socket) {
+	if k == nil || s.id.id == 0 || s.port() == "" {
+		return
 	}
-	return true, err
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.next = append(k.next, s); !k.runs {
+		k.runs = true
+		go k.run()
+	}
+}
+
+// run kills what has gathered, until there is nothing left.
+func (k *killer) run() {
+	for {
+		k.mu.Lock()
+		gathered := k.next
+		k.next, k.runs = nil, len(gathered) > 0
+		k.mu.Unlock()
+		if len(gathered) == 0 {
+			return
+		}
+		k.kill(gathered)
+	}
+}
+
+// kill kills the connections of gathered. An id may be one that a proxy has made up, and on the
+// server that of somebody else. So the server must see the connection come from the port that it
+// has here, and the control connection, too.
+func (k *killer) kill(gathered []*socket) {
+	ctx, cancel := context.WithTimeout(step.For(k.pool.ctx, step.Kill), lingerTime)
+	defer cancel()
+	c, err := k.pool.Acquire(ctx)
+	if err != nil {
+		return // they linger
+	}
+	defer c.Release()
+	own := c.ends.last
+	if own == nil {
+		return
+	}
+	these := make([]string, len(gathered))
+	for i, s := range gathered {
+		these[i] = fmt.Sprintf("(%d, '%s')", s.id.id, s.port())
+	}
+	_, _ = c.kill(ctx, "KILL CONNECTION", listed(fmt.Sprintf("(ID, %s) IN (%s) AND %s",
+		port, strings.Join(these, ", "), fromHere(port+" = '"+own.port()+"'"))))
 }

@@ -113,7 +113,7 @@ const openTime, fullPause = 10 * time.Second, 20 * time.Millisecond
 func (cfg Config) connect(ctx context.Context, bounded bool) (c *Conn, err error) {
 	began := time.Now()
 	for tries := 1; ; tries++ {
-		ends := new(sockets)
+		ends := &sockets{killer: cfg.Budget.killer}
 		if c, err = cfg.openInTime(context.WithValue(ctx, socketsKey{}, ends)); err == nil {
 			c.ends = ends
 			return c, nil

@@ -1,9 +1,14 @@
 package pool
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
+	"errors"
 	"io"
 	"net"
+	"os"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -11,10 +16,12 @@ import (
 
 // A connection counts until the server has closed its end of it: until then it is one of
 // those that the server limits. A server that is still busy with a statement whose caller
-// has gone does not look at its end, so lingering is limited.
+// has gone does not look at its end, so such a connection is killed, and lingering is limited
+// where it can't be.
 const (
 	lingerTime  = 3 * time.Second
-	lingerBytes = 64 << 10 // of rows that are still arriving
+	lingerBytes = 64 << 10             // of rows that are still arriving
+	endTime     = 5 * time.Millisecond // how long a server that is not busy may take
 )
 
 // DialFunc opens a socket, as [net.Dialer.DialContext] does.
@@ -31,6 +38,7 @@ func Dial(dial DialFunc) DialFunc {
 		}
 		s := &socket{Conn: conn, of: ends}
 		ends.Add(1)
+		ends.last = s
 		if raw, ok := conn.(syscall.Conn); ok {
 			return seen{s, raw}, nil
 		}
@@ -46,7 +54,11 @@ type seen struct {
 }
 
 // sockets are those of one connection, which are waited for.
-type sockets struct{ sync.WaitGroup }
+type sockets struct {
+	sync.WaitGroup
+	last   *socket // nil if there is none
+	killer *killer // nil for a connection without a budget
+}
 
 type socketsKey struct{}
 
@@ -55,6 +67,7 @@ type socket struct {
 	net.Conn
 	of      *sockets
 	reading sync.Mutex // held while somebody reads
+	id      greeting   // guarded by reading
 
 	mu     sync.Mutex // guards closed, and the deadlines with it
 	closed bool
@@ -64,6 +77,7 @@ func (s *socket) Read(b []byte) (int, error) {
 	s.reading.Lock()
 	defer s.reading.Unlock()
 	n, err := s.Conn.Read(b)
+	s.id.see(b[:n])
 	if err != nil && s.isClosed() {
 		return n, net.ErrClosed
 	}
@@ -97,7 +111,15 @@ func (s *socket) Close() error {
 	}
 	s.closed = true
 	half, ok := s.Conn.(interface{ CloseWrite() error })
-	if !ok || half.CloseWrite() != nil || s.Conn.SetDeadline(time.Unix(1, 0)) != nil {
+	if !ok || half.CloseWrite() != nil {
+		s.of.Done()
+		return s.Conn.Close()
+	}
+	busy := !s.reading.TryLock() // somebody waits for an answer
+	if !busy {
+		s.reading.Unlock()
+	}
+	if s.Conn.SetDeadline(time.Unix(1, 0)) != nil {
 		s.of.Done()
 		return s.Conn.Close()
 	}
@@ -106,8 +128,51 @@ func (s *socket) Close() error {
 		defer s.Conn.Close()
 		s.reading.Lock() // whoever reads has been woken
 		defer s.reading.Unlock()
-		_ = s.Conn.SetDeadline(time.Now().Add(lingerTime))
-		_, _ = io.CopyN(io.Discard, s.Conn, lingerBytes)
+		if busy || !s.endsWithin(endTime) {
+			s.of.killer.end(s)
+			s.endsWithin(lingerTime)
+		}
 	}()
 	return nil
+}
+
+// endsWithin reports whether the server has closed its end, or still sends, after a while: it
+// notices then that nobody reads any more. The caller reads.
+func (s *socket) endsWithin(d time.Duration) bool {
+	_ = s.Conn.SetDeadline(time.Now().Add(d))
+	_, err := io.CopyN(io.Discard, s.Conn, lingerBytes)
+	return !errors.Is(err, os.ErrDeadlineExceeded)
+}
+
+// port is this end's, "" if the server is not reached by TCP.
+func (s *socket) port() string {
+	if addr, ok := s.LocalAddr().(*net.TCPAddr); ok {
+		return strconv.Itoa(addr.Port)
+	}
+	return ""
+}
+
+// greeting finds the connection's id in the first packet that the server sends, before any TLS.
+type greeting struct {
+	seen []byte
+	id   uint32 // 0 until known
+	over bool
+}
+
+// see is called with all that arrives.
+func (g *greeting) see(b []byte) {
+	const header, most = 4, 256 // the id comes after the protocol's number and the server's version
+	if g.over {
+		return
+	}
+	g.seen = append(g.seen, b[:min(len(b), most-len(g.seen))]...)
+	if len(g.seen) > header && g.seen[header] == 10 {
+		_, rest, found := bytes.Cut(g.seen[header+1:], []byte{0})
+		if found && len(rest) >= 4 {
+			g.id = binary.LittleEndian.Uint32(rest)
+		}
+	}
+	if g.id != 0 || len(g.seen) == most {
+		g.seen, g.over = nil, true
+	}
 }

@@ -212,13 +212,9 @@ func (k *Handle) makePools(l *Locks) (err error) {
 		sessions = min(sessions, s.MaxConns)
 		others = min(others, max(1, s.MaxConns/4)) // some of them are kept for long: the rest is for units of work
 	}
-	// A blocked DDL or insert must not occupy a control connection for long, and what
-	// one has locked must not stay so when this program vanishes.
-	if l.Control, err = pool.New(pool.Config{
-		Connect: k.open.Own.Connect, Check: k.found, Max: controlConns, Idle: s.TTL / 2, Budget: k.conns, Lifetime: s.ConnMaxLife, Control: true,
-		Setup: fmt.Sprintf("SET "+server.Pin+" autocommit = 1, %s, innodb_lock_wait_timeout = 5, lock_wait_timeout = 2, wait_timeout = %d",
-			server.OwnSettings, int(s.TTL/time.Second)),
-	}); err != nil {
+	control := k.control()
+	control.Check, control.Max, control.Budget, control.Control = k.found, controlConns, k.conns, true
+	if l.Control, err = pool.New(control); err != nil {
 		return err
 	}
 	// wait_timeout is what frees the lock of a holder that vanished without
@@ -238,6 +234,17 @@ func (k *Handle) makePools(l *Locks) (err error) {
 		Connect: k.open.Lock.Connect, Check: k.found, Max: others, Idle: s.TTL / 2, Setup: advisory.Setup(s.TTL), Budget: k.conns, Lifetime: s.ConnMaxLife,
 	})
 	return err
+}
+
+// control says how control connections are opened. A blocked DDL or insert must not occupy one
+// for long, and what one has locked must not stay so when this program vanishes.
+func (k *Handle) control() pool.Config {
+	s := k.Settings
+	return pool.Config{
+		Connect: k.open.Own.Connect, Idle: s.TTL / 2, Lifetime: s.ConnMaxLife,
+		Setup: fmt.Sprintf("SET "+server.Pin+" autocommit = 1, %s, innodb_lock_wait_timeout = 5, lock_wait_timeout = 2, wait_timeout = %d",
+			server.OwnSettings, int(s.TTL/time.Second)),
+	}
 }
 
 // found notes how new connections of this handle are set up. It is an error where
