@@ -155,30 +155,42 @@ func (c *Conn) kill(ctx context.Context, verb, ids string) (sent bool, err error
 type killer struct {
 	pool *Pool // of one connection
 
-	mu   sync.Mutex // guards what follows
-	next []*socket  // to be killed
-	runs bool       // its goroutine, while there are any
+	mu     sync.Mutex     // guards what follows
+	next   []*socket      // to be killed
+	runs   bool           // its goroutine, while there are any
+	ended  sync.WaitGroup // the goroutine
+	closed bool
 }
 
 // KillAbandoned has the connections of the budget killed that are closed while the server is
-// busy with their statements. cfg is for the pool, of one connection, that is returned: it opens
-// its connection when there is something to kill. When it is closed, nothing is killed any more.
-func (b *Budget) KillAbandoned(cfg Config) *Pool {
+// busy with their statements. cfg is for the pool, of one connection, that is opened when there
+// is something to kill. stop kills what has gathered, and closes the pool.
+func (b *Budget) KillAbandoned(cfg Config) (stop func()) {
 	cfg.Budget, cfg.Max, cfg.Control = b, 1, true
-	b.killer = &killer{pool: newPool(cfg)}
-	return b.killer.pool
+	k := &killer{pool: newPool(cfg)}
+	b.killer = k
+	return func() {
+		k.mu.Lock()
+		k.closed = true
+		k.mu.Unlock()
+		k.ended.Wait()
+		k.pool.Close()
+	}
 }
 
-// end kills the connection of s soon, if its id is known. The caller reads from s.
+// end kills the connection of s soon, if its id is known.
 func (k *killer) end(s *socket) {
-	if k == nil || s.id.id == 0 || s.port() == "" {
+	if k == nil || s.id.Load() == 0 || s.port() == "" {
 		return
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if k.closed {
+		return
+	}
 	if k.next = append(k.next, s); !k.runs {
 		k.runs = true
-		go k.run()
+		k.ended.Go(k.run)
 	}
 }
 
@@ -213,7 +225,7 @@ func (k *killer) kill(gathered []*socket) {
 	}
 	these := make([]string, len(gathered))
 	for i, s := range gathered {
-		these[i] = fmt.Sprintf("(%d, '%s')", s.id.id, s.port())
+		these[i] = fmt.Sprintf("(%d, '%s')", s.id.Load(), s.port())
 	}
 	_, _ = c.kill(ctx, "KILL CONNECTION", listed(fmt.Sprintf("(ID, %s) IN (%s) AND %s",
 		port, strings.Join(these, ", "), fromHere(port+" = '"+own.port()+"'"))))

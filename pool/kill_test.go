@@ -201,8 +201,7 @@ func TestKillAbandonedKnowsItsConnections(t *testing.T) {
 		seen := func(cfg *mysql.Config) { cfg.DialFunc = Dial(new(net.Dialer).DialContext) }
 		cfg := Config{Connect: s.Connector(seen).Connect, Max: 3, Idle: time.Hour, Setup: "DO 1"}
 		budget := NewBudget(4, 1)
-		by := budget.KillAbandoned(cfg)
-		t.Cleanup(by.Close)
+		t.Cleanup(budget.KillAbandoned(cfg))
 		p := s.pool(func(of *Config) { of.Connect, of.Budget = cfg.Connect, budget })
 		one, other := s.acquire(p), s.acquire(p)
 		defer one.Destroy()
@@ -210,26 +209,26 @@ func TestKillAbandonedKnowsItsConnections(t *testing.T) {
 		for _, c := range []*Conn{one, other} {
 			id, err := c.ID(t.Context())
 			dbtest.OK(t, err)
-			if got := uint64(c.ends.last.id.id); got != id {
+			if got := uint64(c.ends.last.id.Load()); got != id {
 				t.Fatalf("the greeting has the id %d, the server says %d", got, id)
 			}
 		}
 		alive := func(c *Conn) bool { return c.Ping(dbtest.Limited(t)) == nil }
-		made := &socket{Conn: one.ends.last.Conn, id: greeting{id: other.ends.last.id.id}}
+		made := &socket{Conn: one.ends.last.Conn}
+		made.id.Store(other.ends.last.id.Load())
 		budget.killer.kill([]*socket{made})
 		if !alive(one) || !alive(other) {
 			t.Error("a connection with another port was killed")
 		}
 		proxy := dbtest.StartProxy(t, s.Config().Addr)
 		cfg.Connect = s.Connector(seen, func(cfg *mysql.Config) { cfg.Net, cfg.Addr = "tcp", proxy.Addr() }).Connect
-		budget = NewBudget(4, 1)
-		proxied := budget.KillAbandoned(cfg)
-		t.Cleanup(proxied.Close)
-		budget.killer.kill([]*socket{one.ends.last})
+		proxied := NewBudget(4, 1)
+		t.Cleanup(proxied.KillAbandoned(cfg))
+		proxied.killer.kill([]*socket{one.ends.last})
 		if !alive(one) {
 			t.Error("a connection was killed from one that a proxy has opened")
 		}
-		by.budget.killer.kill([]*socket{one.ends.last})
+		budget.killer.kill([]*socket{one.ends.last})
 		if alive(one) {
 			t.Error("the connection was not killed")
 		}

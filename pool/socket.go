@@ -10,6 +10,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -66,8 +67,9 @@ type socketsKey struct{}
 type socket struct {
 	net.Conn
 	of      *sockets
-	reading sync.Mutex // held while somebody reads
-	id      greeting   // guarded by reading
+	reading sync.Mutex    // held while somebody reads
+	greeted greeting      // guarded by reading
+	id      atomic.Uint32 // the connection's, 0 until known
 
 	mu     sync.Mutex // guards closed, and the deadlines with it
 	closed bool
@@ -77,7 +79,9 @@ func (s *socket) Read(b []byte) (int, error) {
 	s.reading.Lock()
 	defer s.reading.Unlock()
 	n, err := s.Conn.Read(b)
-	s.id.see(b[:n])
+	if id := s.greeted.see(b[:n]); id != 0 {
+		s.id.Store(id)
+	}
 	if err != nil && s.isClosed() {
 		return n, net.ErrClosed
 	}
@@ -123,15 +127,21 @@ func (s *socket) Close() error {
 		s.of.Done()
 		return s.Conn.Close()
 	}
+	if busy {
+		s.of.killer.end(s)
+	}
 	go func() {
 		defer s.of.Done()
 		defer s.Conn.Close()
 		s.reading.Lock() // whoever reads has been woken
 		defer s.reading.Unlock()
-		if busy || !s.endsWithin(endTime) {
+		if !busy {
+			if s.endsWithin(endTime) {
+				return
+			}
 			s.of.killer.end(s)
-			s.endsWithin(lingerTime)
 		}
+		s.endsWithin(lingerTime)
 	}()
 	return nil
 }
@@ -155,24 +165,24 @@ func (s *socket) port() string {
 // greeting finds the connection's id in the first packet that the server sends, before any TLS.
 type greeting struct {
 	seen []byte
-	id   uint32 // 0 until known
 	over bool
 }
 
-// see is called with all that arrives.
-func (g *greeting) see(b []byte) {
+// see is called with all that arrives. It returns the id once, when it is there, and else 0.
+func (g *greeting) see(b []byte) (id uint32) {
 	const header, most = 4, 256 // the id comes after the protocol's number and the server's version
 	if g.over {
-		return
+		return 0
 	}
 	g.seen = append(g.seen, b[:min(len(b), most-len(g.seen))]...)
 	if len(g.seen) > header && g.seen[header] == 10 {
 		_, rest, found := bytes.Cut(g.seen[header+1:], []byte{0})
 		if found && len(rest) >= 4 {
-			g.id = binary.LittleEndian.Uint32(rest)
+			id = binary.LittleEndian.Uint32(rest)
 		}
 	}
-	if g.id != 0 || len(g.seen) == most {
+	if id != 0 || len(g.seen) == most {
 		g.seen, g.over = nil, true
 	}
+	return id
 }

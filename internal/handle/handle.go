@@ -61,10 +61,10 @@ type Handle struct {
 
 	poolBound atomic.Bool // the observer was told that database/sql bounds a handle with a budget
 
-	conns  *pool.Budget                // nil without one, with the three below
-	apps   *pool.Pool                  // connections for statements of the application
-	killer *pool.Pool                  // kills what was abandoned
-	sample atomic.Pointer[driver.Conn] // see Sample
+	conns    *pool.Budget                // nil without one, with the three below
+	apps     *pool.Pool                  // connections for statements of the application
+	endKills func()                      // ends the killing of abandoned statements
+	sample   atomic.Pointer[driver.Conn] // see Sample
 
 	// Told: the handle was opened with a wrapper of drivers that passes driver.Validator on.
 	Told atomic.Bool
@@ -95,7 +95,7 @@ func New(open Connectors, s Settings) *Handle {
 	if s.MaxConns > 0 {
 		k.sampling = make(chan struct{}, 1)
 		k.conns = pool.NewBudget(s.MaxConns, reservedConns(s.MaxConns))
-		k.killer = k.conns.KillAbandoned(k.control())
+		k.endKills = k.conns.KillAbandoned(k.control())
 		k.apps = pool.NewBare(pool.Config{
 			Connect: open.Base.Connect, Max: s.MaxConns, Budget: k.conns, Idle: s.ConnMaxIdle, Lifetime: s.ConnMaxLife,
 		})
@@ -119,7 +119,7 @@ func (k *Handle) Close() {
 		}
 	}
 	if k.Bounded() {
-		k.killer.Close()
+		k.endKills()
 	}
 }
 
