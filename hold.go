@@ -93,19 +93,43 @@ func (h *Hold) Expiry() time.Time { return h.hold.Expiry() }
 
 // Release commits what was done in the hold and gives the lock back. An error
 // means that nothing was committed, or, where it says so, that the outcome is
-// unknown; the lock is given back in any case.
+// unknown; a row lock is given back in any case.
 //
 // Under a lease Release commits nothing: the transactions under it are committed
 // already, and one that is still open fails at its commit. Release then ends the hold's context and gives
 // the lease back. ErrLost says that it had been lost before, so that what was
-// done outside of the database may not have been alone.
+// done outside of the database may not have been alone. Any other error, with the Op
+// "release", says that the server has not let the lease be given back within two seconds: what was
+// committed is committed, but the key may stay taken, at most until the time that the error says.
+// The driver goes on trying, for as long as the handle is open and two seconds more.
 //
 // Later calls of Release and Rollback do nothing and return the same.
-func (h *Hold) Release() error { return h.end(true) }
+func (h *Hold) Release() error {
+	if err := h.end(true); err != nil {
+		return err
+	}
+	return h.stays()
+}
 
 // Rollback undoes what was done in the hold and gives the lock back. What
-// transactions under a lease have committed stays.
-func (h *Hold) Rollback() error { return h.end(false) }
+// transactions under a lease have committed stays. If the lease could not be given back, it
+// fails as Release does.
+func (h *Hold) Rollback() error {
+	if err := h.end(false); err != nil {
+		return err
+	}
+	return h.stays()
+}
+
+// stays returns why a key may still be taken; nil if none is.
+func (h *Hold) stays() (err error) {
+	for _, of := range slices.Concat(h.outer, []*unit.Hold{h.hold}) {
+		if of != nil && of.Stays() != nil {
+			err = errors.Join(err, of.Stays())
+		}
+	}
+	return err
+}
 
 // Token returns the fencing token of the innermost lease that ctx is under: of
 // the hold that ctx comes from, or of the key of [lockctx.With], once a
@@ -221,13 +245,13 @@ func (k *connector) run(ctx context.Context, keys []string, fn func(context.Cont
 		_ = h.Rollback()
 		return h.withLoss(err)
 	}
-	return h.Release()
+	return h.end(true) // fn is done, whether the key is free at once or not
 }
 
 // withLoss adds to err, which was returned in the hold, how that was lost, unless err
 // says it. An ORM may hide it: behind sql.ErrTxDone of its own rollback, for example.
 func (h *Hold) withLoss(err error) error {
-	for _, of := range append(h.outer, h.hold) {
+	for _, of := range slices.Concat(h.outer, []*unit.Hold{h.hold}) {
 		if loss := of.Loss(); loss != nil && !says(err, loss) {
 			err = errors.Join(err, loss)
 		}

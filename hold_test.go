@@ -559,3 +559,44 @@ func TestTheEndOfTheCallersContextIsNoLoss(t *testing.T) {
 		}
 	})
 }
+
+// TestReleaseSaysThatTheKeyStaysTaken: a lease that the server does not let go is told to who
+// releases it, or rolls it back; Do, whose function has done its work, does not fail for it. When
+// the server lets it go, the key is free.
+func TestReleaseSaysThatTheKeyStaysTaken(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db, lease := s.open(), lockctx.Lease(time.Hour)
+		for name, give := range map[string]func(ctx context.Context, key string, refuse func()) error{
+			"Release": func(ctx context.Context, key string, refuse func()) error {
+				h, err := mysqllock.Acquire(ctx, db, key, lease)
+				dbtest.OK(t, err)
+				refuse()
+				return h.Release()
+			},
+			"Rollback": func(ctx context.Context, key string, refuse func()) error {
+				h, err := mysqllock.Acquire(ctx, db, key, lease)
+				dbtest.OK(t, err)
+				refuse()
+				return h.Rollback()
+			},
+			"Do": func(ctx context.Context, key string, refuse func()) error {
+				return mysqllock.Do(ctx, db, key, func(context.Context) error { refuse(); return nil }, lease)
+			},
+		} {
+			err := give(dbtest.Limited(t), name, func() {
+				dbtest.Exec(t, s.plain, "CREATE TRIGGER refuses BEFORE UPDATE ON mysqllock FOR EACH ROW"+
+					" SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1290, MESSAGE_TEXT = 'refused by the test'")
+			})
+			if !s.leased(name) {
+				t.Fatalf("%s: nothing is shown, since the lease is given back", name)
+			}
+			if name == "Do" {
+				dbtest.OK(t, err)
+			} else {
+				dbtest.Says(t, err, `release "`+name+`" (lease)`, "may stay taken for up to", "refused by the test")
+			}
+			dbtest.Exec(t, s.plain, "DROP TRIGGER refuses")
+			dbtest.Soon(t, "the key is free", func() bool { return !s.leased(name) })
+		}
+	})
+}

@@ -31,6 +31,7 @@ type Hold struct {
 	over   bool
 	err    error
 	loss   error       // see Loss
+	stays  error       // see Stays
 	lapsed *time.Timer // gives the guard back; nil while Acquire's context goes on
 }
 
@@ -250,6 +251,14 @@ func (h *Hold) Loss() error {
 	return h.loss
 }
 
+// Stays returns why the key may still be taken although the hold has ended; nil if it is free, or
+// somebody else's. Nothing is wrong with what was done in the hold then.
+func (h *Hold) Stays() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.stays
+}
+
 // close ends the hold's context with a cause, and notes the loss that has ended it before.
 func (h *Hold) close(cause error) {
 	var lost *lockerr.Error
@@ -273,9 +282,11 @@ func (h *Hold) endGuard(commit bool) error {
 		}
 		h.k.Owned.Remove(h.owned)
 		h.leave()
-		// What could not be given back runs out: nothing is wrong with what was
-		// done in the hold.
-		if err := h.guard.Release(); lost == nil && errors.Is(err, lockerr.ErrLost) {
+		switch err := h.guard.Release(); {
+		case err == nil:
+		case !errors.Is(err, lockerr.ErrLost):
+			h.stays = strategy.Naming(err, []strategy.Place{h.guard.Place.Place})
+		case lost == nil:
 			lost = strategy.Naming(err, []strategy.Place{h.guard.Place.Place})
 		}
 	}
