@@ -35,6 +35,7 @@ func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (tx *Tx, err er
 			return t, nil
 		}
 	}
+	t.pooled = c.told && c.k.Bounded() && c.tx == nil && !statement.ForConn()
 	if c.plain(ctx) {
 		if err := c.need(ctx); err != nil {
 			return nil, err
@@ -136,12 +137,16 @@ func (t *Tx) beginInside(ctx context.Context, h *hint.Hint, next *inner, opts dr
 // transaction of a unit of work, or a savepoint in it.
 type Tx struct {
 	inner
-	c     *Conn
-	ctx   context.Context // of BeginTx
-	base  driver.Tx       // the base driver's; nil where it began with a hint
-	read  bool            // a plain read has run before any hint
-	prev  *Tx             // the transaction around it on the same connection
-	under *unit           // holds, elsewhere, the lock that its statements ran under
+	c    *Conn
+	ctx  context.Context // of BeginTx
+	base driver.Tx       // the base driver's; nil where it began with a hint
+	read bool            // a plain read has run before any hint
+	prev *Tx             // the transaction around it on the same connection
+	// pooled: it is the only use of a light connection, which gives the real one back with it.
+	// database/sql says so later, and meanwhile waits for other connections, to close what was
+	// prepared on these, which may themselves be waiting for a real one.
+	pooled bool
+	under  *unit // holds, elsewhere, the lock that its statements ran under
 	// changed: a statement may have changed something, where it began without a hint
 	changed bool
 	// levels of isolation that it may have, where it began without a hint; 0 for those of a new connection
@@ -150,14 +155,21 @@ type Tx struct {
 
 // Commit commits. In a unit of work the outermost Commit gives the lock back.
 func (t *Tx) Commit() (err error) {
-	defer func() { t.c.leave(err) }()
+	defer func() { t.over(err) }()
 	return t.end(true)
+}
+
+// over is for the end of a transaction, which has returned err.
+func (t *Tx) over(err error) {
+	if t.c.leave(err); t.pooled && t.c.tx == nil && t.c.pinned == nil {
+		t.c.release()
+	}
 }
 
 // Rollback rolls back. In a unit of work the outermost Rollback gives the lock
 // back. What was lost is rolled back already.
 func (t *Tx) Rollback() (err error) {
-	defer func() { t.c.leave(err) }()
+	defer func() { t.over(err) }()
 	err = t.end(false)
 	if errors.Is(err, lockerr.ErrLost) {
 		err = nil
