@@ -105,7 +105,7 @@ func (r *run) told(err error) {
 	switch {
 	case err == nil:
 		r.done++
-	case errors.As(err, &e) && (e.Op == "commit" || e.Op == "release") && errors.Is(err, mysqllock.ErrLost) && !errors.Is(err, mysqllock.ErrConflict):
+	case errors.As(err, &e) && (e.Op == "release" || e.Op == "commit" && errors.Is(err, mysqllock.ErrLost) && !errors.Is(err, mysqllock.ErrConflict)):
 		r.maybe++
 	case errors.Is(err, errUnfinished):
 		r.Error(err)

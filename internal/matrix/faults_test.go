@@ -150,7 +150,7 @@ var (
 )
 
 var (
-	take    = regexp.MustCompile(`mysqllock.*FOR (UPDATE|SHARE)|mysqllock.*LOCK IN SHARE MODE|mysqllock_(lock|wait|take|seen|named)|GET_LOCK|SELECT @@t\w+_isolation, name, token|^INSERT INTO .*mysqllock`)
+	take    = regexp.MustCompile(`mysqllock.*FOR (UPDATE|SHARE)|mysqllock.*LOCK IN SHARE MODE|mysqllock_(lock|wait|take|seen|named)|GET_LOCK|^SELECT .*@@t\w+_isolation, name, token|^INSERT INTO .*mysqllock`)
 	release = regexp.MustCompile(`RELEASE_LOCK|mysqllock_(give|held)\d|SET owner = `)
 	commit  = regexp.MustCompile(`^COMMIT|mysqllock_(done|give|next|held|pass)\d|fence and COMMIT|BEGIN NOT ATOMIC .*COMMIT`)
 )

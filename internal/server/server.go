@@ -58,10 +58,12 @@ const (
 // one server and between nodes of a cluster.
 const Node = "CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir /*!80000 , @@server_uuid */)"
 
-// Up is the condition that the server has been up for at least age.
+// Up is the condition that the server has been up for longer than age, by its whole seconds: so
+// it is never true on a server that was restarted since. On one that was started less than a
+// second before that time it may be false.
 func Up(age time.Duration) string {
 	return fmt.Sprintf("(SELECT VARIABLE_VALUE FROM /*!80000 performance_schema.global_status */ /*M!100000 information_schema.GLOBAL_STATUS */"+
-		" WHERE VARIABLE_NAME = 'UPTIME') + 1 >= %d", int(age/time.Second))
+		" WHERE VARIABLE_NAME = 'UPTIME') > %d", int(age/time.Second))
 }
 
 // StatementLog is an SQL expression that is 1 if what the session changes is logged as statements.
