@@ -38,9 +38,13 @@ func (t Terms) Untaken(ctx context.Context, key string, start time.Time, err err
 	switch {
 	case errors.Is(err, ErrWaitOver):
 		err = lockerr.ErrTimeout
-	case errors.Is(err, lockerr.ErrExhausted):
-	case server.Full(err):
-		err = lockerr.With(lockerr.ErrExhausted, err)
+	case errors.Is(err, lockerr.ErrExhausted), server.Full(err):
+		if !errors.Is(err, lockerr.ErrExhausted) {
+			err = lockerr.With(lockerr.ErrExhausted, err)
+		}
+		if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) {
+			err = fmt.Errorf("%w: %w", err, ended)
+		}
 	case ctx.Err() != nil:
 		err = lockerr.With(lockerr.ErrTimeout, ctx.Err())
 	case t.Broken != "" && server.Broken(err) && !errors.Is(err, lockerr.ErrLost):
