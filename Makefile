@@ -50,7 +50,7 @@ test: servers rivals prometheus browser lint ## Lint, then run all tests with th
 	@if GOTOOLCHAIN=$(oldest) go version; then \
 		echo "== with $(oldest), on one server" && export GOTOOLCHAIN=$(oldest) && go vet ./... && \
 		MYSQLLOCK_TEST_SERVERS=1 go test -vet=off -timeout 14m -p 2 \
-			$$(go list ./... | grep -vE '/internal/(chaos|clusters|hunt|proxies|soak|tempserver)$$'); \
+			$$(go list ./... | grep -vE '/internal/(chaos|clusters|hunt|matrix|proxies|soak|tempserver)$$'); \
 	else echo "== no $(oldest) to be had here, so the tests do not run with it"; fi
 	@printf '%s\n' $(filter-out .,$(MODULES)) | xargs -P 3 -I {} sh -c 'echo "== {}" && cd {} && $(check) ./...'
 
