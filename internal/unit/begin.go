@@ -5,6 +5,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/hint"
@@ -80,12 +81,20 @@ func (c *Conn) lends(ctx context.Context, s *scope, h *hint.Hint, w handle.Wante
 	if c.link != nil || !w.Versions() || w.Locks() || !c.k.Apps().Ready() {
 		return lent{link: c.link}, nil
 	}
-	if err := c.needClean(ctx, s, h, wait.Left(), false); errors.Is(err, driver.ErrBadConn) {
+	if err := c.needToBegin(ctx, s, h, wait.Left()); err != nil {
 		return lent{}, err
-	} else if err != nil {
-		return lent{}, c.k.SetupError(h, err)
 	}
 	return lent{c.link, c.release}, nil
+}
+
+// needToBegin is needClean for a caller that does not wait in the server, with the error that
+// the caller of BeginTx gets.
+func (c *Conn) needToBegin(ctx context.Context, s *scope, h *hint.Hint, wait time.Duration) error {
+	err := c.needClean(ctx, s, h, wait, false)
+	if err == nil || errors.Is(err, driver.ErrBadConn) {
+		return err
+	}
+	return c.k.SetupError(h, err)
 }
 
 // beginApart begins the transaction of a unit of work whose guards were taken before.
@@ -168,10 +177,8 @@ func (c *Conn) beginUnit(ctx context.Context, l *handle.Locks, s *scope, h *hint
 	if c.link == nil && len(requests) > 0 {
 		return c.beginLight(ctx, l, s, h, opts, requests[0])
 	}
-	if err := c.needClean(ctx, s, h, c.k.Wait(h), false); errors.Is(err, driver.ErrBadConn) {
+	if err := c.needToBegin(ctx, s, h, c.k.Wait(h)); err != nil {
 		return nil, err
-	} else if err != nil {
-		return nil, c.k.SetupError(h, err)
 	}
 	if err := c.link.AwaitTurn(ctx); err != nil {
 		return nil, err

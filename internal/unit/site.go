@@ -17,9 +17,10 @@ import (
 //
 // With a budget (maxConns) a Conn has one only while it needs it: from the first call
 // that does until database/sql puts the Conn back, at the end of a statement and its rows,
-// of a sql.Tx or of a sql.Conn. (See [Conn.leave] for where database/sql does not say so.) Then the site goes into the handle's pool, and with it
-// all that is known of the connection. Meanwhile the Conn has an empty site: that of a
-// connection on which nothing has happened.
+// of a sql.Tx or of a sql.Conn. (See [Conn.leave] for where database/sql does not say so.)
+// Then the site goes into the handle's pool, and with it all that is known of the
+// connection. Meanwhile the Conn has an empty site: that of a connection on which nothing
+// has happened.
 type site struct {
 	link    *pool.Conn   // nil: there is none
 	texts   texts        // what plain SQL text has done here
