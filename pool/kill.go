@@ -133,10 +133,17 @@ func (p *Pool) kill(ctx context.Context, verb, ids string) (sent bool, err error
 	return c.kill(ctx, verb, ids)
 }
 
+// killPause is between two KILLs. In MariaDB, a KILL that meets a statement in SLEEP while another
+// one is waking up takes 2 seconds, in which every SLEEP of the server stands still.
+const killPause = time.Millisecond
+
 // kill sends a KILL from the connection.
 func (c *Conn) kill(ctx context.Context, verb, ids string) (sent bool, err error) {
 	rows, err := server.QueryConnections(ctx, c.Conn, ids)
-	for _, row := range rows {
+	for i, row := range rows {
+		if i > 0 {
+			time.Sleep(killPause)
+		}
 		this := server.Exec(ctx, c.Conn, verb+" "+row[0])
 		const noSuchThread = 1094
 		if server.Number(this) == noSuchThread {
