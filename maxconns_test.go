@@ -422,6 +422,31 @@ func TestMaxConnsAbandoned(t *testing.T) {
 	})
 }
 
+// TestMaxConnsAbandonedOverASocket: where no statement can be killed, its place is not kept
+// for it either.
+func TestMaxConnsAbandonedOverASocket(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.at(s.Changed(dbtest.OverSocket(t, s.Server))).open("maxConns=4")
+		ctx := dbtest.Within(t, 40*time.Second)
+		for i := range 40 { // for as many times three seconds, if each place is kept
+			var callers sync.WaitGroup
+			for range 3 {
+				callers.Go(func() {
+					short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+					defer cancel()
+					if _, err := db.ExecContext(short, "SELECT SLEEP(5)"); err == nil {
+						t.Error("it did not hang")
+					}
+				})
+			}
+			callers.Wait()
+			if err := db.QueryRowContext(ctx, "SELECT 1").Scan(new(int)); err != nil {
+				t.Fatalf("a quick statement after %d times three that hung: %v", i+1, err)
+			}
+		}
+	})
+}
+
 // TestMaxConnsBareSocket: connections are used again also where a DialFunc opens them whose
 // sockets are only a net.Conn, as those of tunnels are: nobody can look whether the server
 // has closed them.

@@ -215,15 +215,18 @@ func (k *killer) run() {
 	}
 }
 
+// killTime is how long a server may take to end what has gathered.
+const killTime = 10 * time.Second
+
 // kill kills the connections of gathered. An id may be one that a proxy has made up, and on the
 // server that of somebody else. So the server must see the connection come from the port that it
 // has here, and the control connection, too.
 func (k *killer) kill(gathered []*socket) {
-	ctx, cancel := context.WithTimeout(step.For(k.pool.ctx, step.Kill), lingerTime)
+	ctx, cancel := context.WithTimeout(step.For(k.pool.ctx, step.Kill), killTime)
 	defer cancel()
 	c, err := k.pool.Acquire(ctx)
 	if err != nil {
-		return // they linger
+		return // they run on
 	}
 	defer c.Release()
 	own := c.ends.last

@@ -17,10 +17,13 @@ import (
 
 // A connection counts until the server has closed its end of it: until then it is one of
 // those that the server limits. A server that is still busy with a statement whose caller
-// has gone does not look at its end, so such a connection is killed, and lingering is limited
-// where it can't be.
+// has gone does not look at its end, so such a connection is killed, which takes milliseconds.
+// Where it can't be, behind a proxy for instance, its place is needed for other callers more than
+// the count is exact. A server that does not even greet would be heaped with connections, so
+// there they count for longer.
 const (
-	lingerTime  = 3 * time.Second
+	lingerTime  = 50 * time.Millisecond
+	ungreeted   = 3 * time.Second      // the lingerTime of a connection that was never greeted
 	lingerBytes = 64 << 10             // of rows that are still arriving
 	endTime     = 5 * time.Millisecond // how long a server that is not busy may take
 )
@@ -140,6 +143,10 @@ func (s *socket) Close() error {
 				return
 			}
 			s.of.killer.end(s)
+		}
+		if s.id.Load() == 0 {
+			s.endsWithin(ungreeted)
+			return
 		}
 		s.endsWithin(lingerTime)
 	}()

@@ -6,6 +6,8 @@ import (
 	"context"
 	"database/sql"
 	"database/sql/driver"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -105,6 +107,18 @@ func (d *Database) Changed(change func(*mysql.Config)) *Database {
 	c.config = d.Config()
 	change(c.config)
 	return &c
+}
+
+// OverSocket changes a configuration so that it leads to the server's unix socket, by a
+// path that is short enough for one.
+func OverSocket(t testing.TB, server *tempserver.Server) func(*mysql.Config) {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "")
+	OK(t, err)
+	t.Cleanup(func() { OK(t, os.RemoveAll(dir)) })
+	path := filepath.Join(dir, "socket")
+	OK(t, os.Symlink(server.Socket(), path))
+	return func(cfg *mysql.Config) { cfg.Net, cfg.Addr = "unix", path }
 }
 
 // For returns the same database for another test, such as a subtest.

@@ -103,6 +103,9 @@ func Start(ctx context.Context, b Binary, opts ...string) (*Server, error) {
 	return s, nil
 }
 
+// Socket is the path of the unix socket. It may be too long to be dialed.
+func (s *Server) Socket() string { return s.path("socket") }
+
 // Addr returns the program's address, "127.0.0.1:port". It never changes.
 func (s *instance) Addr() string { return s.addr }
 
