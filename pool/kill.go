@@ -185,20 +185,21 @@ func (b *Budget) KillAbandoned(cfg Config) (stop func()) {
 	}
 }
 
-// end kills the connection of s soon, if its id is known.
-func (k *killer) end(s *socket) {
+// end kills the connection of s soon, if it can, which it reports.
+func (k *killer) end(s *socket) bool {
 	if k == nil || s.id.Load() == 0 || s.port() == "" {
-		return
+		return false
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.closed {
-		return
+		return false
 	}
 	if k.next = append(k.next, s); !k.runs {
 		k.runs = true
 		k.ended.Go(k.run)
 	}
+	return true
 }
 
 // run kills what has gathered, until there is nothing left.
@@ -215,14 +216,14 @@ func (k *killer) run() {
 	}
 }
 
-// killTime is how long a server may take to end what has gathered.
-const killTime = 10 * time.Second
+// killsTime is how long a server may take to end what has gathered.
+const killsTime = 10 * time.Second
 
 // kill kills the connections of gathered. An id may be one that a proxy has made up, and on the
 // server that of somebody else. So the server must see the connection come from the port that it
 // has here, and the control connection, too.
 func (k *killer) kill(gathered []*socket) {
-	ctx, cancel := context.WithTimeout(step.For(k.pool.ctx, step.Kill), killTime)
+	ctx, cancel := context.WithTimeout(step.For(k.pool.ctx, step.Kill), killsTime)
 	defer cancel()
 	c, err := k.pool.Acquire(ctx)
 	if err != nil {

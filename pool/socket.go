@@ -22,10 +22,10 @@ import (
 // the count is exact. A server that does not even greet would be heaped with connections, so
 // there they count for longer.
 const (
-	lingerTime  = 50 * time.Millisecond
-	ungreeted   = 3 * time.Second      // the lingerTime of a connection that was never greeted
-	lingerBytes = 64 << 10             // of rows that are still arriving
-	endTime     = 5 * time.Millisecond // how long a server that is not busy may take
+	endTime     = 5 * time.Millisecond  // how long a server that is not busy may take
+	killTime    = 50 * time.Millisecond // and one that is
+	ungreeted   = 3 * time.Second
+	lingerBytes = 64 << 10 // of rows that are still arriving
 )
 
 // DialFunc opens a socket, as [net.Dialer.DialContext] does.
@@ -130,25 +130,19 @@ func (s *socket) Close() error {
 		s.of.Done()
 		return s.Conn.Close()
 	}
-	if busy {
-		s.of.killer.end(s)
-	}
+	killing := busy && s.of.killer.end(s)
 	go func() {
 		defer s.of.Done()
 		defer s.Conn.Close()
 		s.reading.Lock() // whoever reads has been woken
 		defer s.reading.Unlock()
-		if !busy {
-			if s.endsWithin(endTime) {
-				return
-			}
-			s.of.killer.end(s)
-		}
-		if s.id.Load() == 0 {
+		switch {
+		case s.endsWithin(endTime):
+		case s.id.Load() == 0:
 			s.endsWithin(ungreeted)
-			return
+		case killing || s.of.killer.end(s):
+			s.endsWithin(killTime)
 		}
-		s.endsWithin(lingerTime)
 	}()
 	return nil
 }

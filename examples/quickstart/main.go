@@ -9,7 +9,7 @@ import (
 )
 
 func main() {
-	db, err := sql.Open("mysqllock", "app:secret@tcp(127.0.0.1:3306)/shop")
+	db, err := sql.Open("mysqllock", "app:secret@tcp(127.0.0.1:3306)/shop?maxConns=25")
 	if err != nil {
 		log.Fatal(err)
 	}
