@@ -62,6 +62,7 @@ type attempt struct {
 	r      Request
 	name   string
 	start  time.Time
+	heard  strategy.Heard
 	ticket *queue.Ticket // nil before the attempt has one, and once another owns it
 	holder *lockerr.Holder
 	first  bool // nobody of this process was in line before it
@@ -112,6 +113,7 @@ func (a *attempt) acquire(ctx context.Context) (*Lock, error) {
 		}
 		handed = nil
 	case handed.rivals:
+		a.heard.Store(true)
 		if k := a.yield(handed); k != nil {
 			return a.wait(ctx, k)
 		}
@@ -142,6 +144,7 @@ func (a *attempt) lineUp(ctx context.Context) (*queue.Ticket, error) {
 	if ticket := a.queue.Succeed(ctx, a.r.Key, a.Locker, queue.Ends{Over: over.C, Closed: a.ctx.Done()}); ticket != nil {
 		return ticket, nil
 	}
+	a.heard.Store(true)
 	a.holder = a.queue.Holder(a.r.Key)
 	switch {
 	case ctx.Err() != nil:
@@ -223,6 +226,7 @@ func (a *attempt) try(ctx context.Context, over *Lock, beside *strategy.Beginnin
 		}
 		k, b := r.lock.conn, beside
 		beside = nil // what does not come off is not tried again
+		sent := time.Now()
 		if !a.exchange(ctx, r, b) {
 			ticket := a.ticket
 			a.ticket = nil
@@ -240,8 +244,9 @@ func (a *attempt) try(ctx context.Context, over *Lock, beside *strategy.Beginnin
 			}
 		case errors.Is(r.err, errRetired): // nothing was sent
 		case r.err == nil:
+			a.heard.Store(true)
 			return nil, nil
-		case again < 3 && ctx.Err() == nil && k.mayResend(r.err):
+		case again < 3 && ctx.Err() == nil && k.mayResend(r.err) && time.Since(sent) < strategy.AnswerTime:
 			again++
 		default:
 			return nil, r.err
@@ -282,7 +287,7 @@ func (a *attempt) askHolder(ctx context.Context) *lockerr.Holder {
 
 // explain turns a failure into the error that callers see.
 func (a *attempt) explain(ctx context.Context, err error) error {
-	failed := terms.Untaken(ctx, a.r.Key, a.start, err)
+	failed := terms.Untaken(ctx, a.r.Key, a.start, &a.heard, err)
 	if a.holder == nil && strategy.Ungranted(failed.Err) {
 		a.holder = a.askHolder(ctx)
 	}

@@ -38,12 +38,17 @@ func (a *attempt) tryBegin(ctx context.Context, over *Lock) (lock *Lock, err err
 	case b == nil || b.Options != (driver.TxOptions{}) || !b.Free():
 	case a.first && b.Ends && a.canBegin():
 		refused := false
+		timed, cancel := context.WithTimeout(ctx, strategy.AnswerTime)
+		defer cancel()
 		used := b.Use(ctx, func(c *pool.Conn) (left strategy.State) {
-			lock, refused, left, err = a.beginOn(ctx, c)
+			lock, refused, left, err = a.beginOn(timed, c)
 			b.Limited = lock != nil
 			return left
 		})
 		if used == nil && (lock != nil || refused || err != nil) {
+			if refused {
+				a.heard.Store(true)
+			}
 			return lock, err
 		}
 	default:

@@ -64,7 +64,7 @@ var (
 	errForm         = errors.New("a lock statement returned an unexpected result")
 	errRetired      = errors.New("the lock connection was given back, since it held no lock")
 	errUnclean      = errors.New("a lock that may have been acquired could not be released")
-	errSlow         = fmt.Errorf("no lock connection could be opened within %v", background)
+	errSlow         = lockerr.With(lockerr.ErrExhausted, fmt.Errorf("no lock connection could be opened within %v", background))
 	errLeftToPoller = errors.New("the lock was left free for a poller")
 	errScrapped     = errors.New("the lock connection was given up")
 	errElsewhere    = lockerr.With(lockerr.ErrUnsafe, errors.New(

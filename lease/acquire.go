@@ -108,6 +108,7 @@ type attempt struct {
 	ttl    time.Duration
 	lasts  time.Duration // for how long the server may keep what was granted: the giver's TTL may be greater
 	start  time.Time
+	heard  strategy.Heard
 	ticket *queue.Ticket // nil before it is ours, and once it is settle's
 	given  *handOver     // whose lease it takes over; nil where it takes over none
 	left   time.Duration // how long the lease that is in the way still ran; 0 is unknown
@@ -172,6 +173,7 @@ func (a *attempt) acquire(ctx context.Context) (*Lease, error) {
 		case a.r.Wait == 0:
 			return nil, lockerr.ErrLocked
 		default:
+			a.heard.Store(true)
 			ask = a.wait
 		}
 	}
@@ -248,6 +250,7 @@ func (a *attempt) lineUp(ctx context.Context) (*queue.Ticket, error) {
 	defer done()
 	ticket := a.queue.Succeed(ctx, a.r.Key, a.Locker, queue.Ends{})
 	if ticket == nil {
+		a.heard.Store(true)
 		a.holder = a.queue.Holder(a.r.Key)
 		return nil, context.Cause(ctx)
 	}
@@ -760,7 +763,7 @@ func (a *attempt) askHolder(ctx context.Context) *lockerr.Holder {
 
 // explain turns a failure into the error that callers see.
 func (a *attempt) explain(ctx context.Context, err error) error {
-	failed := terms.Untaken(ctx, a.r.Key, a.start, err)
+	failed := terms.Untaken(ctx, a.r.Key, a.start, &a.heard, err)
 	if a.holder == nil && strategy.Ungranted(failed.Err) {
 		a.holder = a.askHolder(ctx)
 	}

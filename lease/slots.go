@@ -73,6 +73,7 @@ type slotAttempt struct {
 	waiting strategy.Waiting
 	lost    func()
 	start   time.Time
+	heard   strategy.Heard
 	patient context.Context // of the wait, once it has begun
 	leave   func()
 	holder  *lockerr.Holder // of a slot
@@ -88,7 +89,7 @@ func (a *slotAttempt) mayWait() error {
 	if a.wait == 0 {
 		return lockerr.ErrLocked
 	}
-	ctx, leave, err := queue.Wait(a.ctx, a.wait-time.Since(a.start), lockerr.ErrTimeout, a.waiting)
+	ctx, leave, err := queue.Wait(a.ctx, a.wait-time.Since(a.start), strategy.ErrWaitOver, a.waiting)
 	if err == nil {
 		a.patient, a.leave = ctx, leave
 	}
@@ -114,6 +115,7 @@ func (a *slotAttempt) lineUp() (*queue.Ticket, error) {
 	}
 	ticket, err := a.queue.EnterAs(a.patient, entries)
 	if err != nil {
+		a.heard.Store(true)
 		a.holder, _ = a.queue.HolderOf(entries[0])
 		return nil, context.Cause(a.patient)
 	}
@@ -157,6 +159,7 @@ func (a *slotAttempt) likely(ticket *queue.Ticket, tries int) (slot int, err err
 		return slot, nil
 	}
 	slot, found, err := a.freeSlot(a.ctx, a.rows, ticket.Taken()...)
+	a.heard.From(err)
 	switch {
 	case err != nil && (a.wait == 0 || !errors.Is(err, lockerr.ErrLocked)):
 		return -1, err
@@ -219,6 +222,9 @@ func (a *slotAttempt) one(ctx context.Context, slot int, wait time.Duration) (*L
 	if errors.As(err, &e) && e.Holder != nil {
 		a.holder = e.Holder
 	}
+	if errors.Is(err, lockerr.ErrLocked) {
+		a.heard.Store(true)
+	}
 	return held, err
 }
 
@@ -226,12 +232,12 @@ func (a *slotAttempt) one(ctx context.Context, slot int, wait time.Duration) (*L
 func (a *slotAttempt) explain(err error) error {
 	var e *lockerr.Error
 	switch {
-	case a.ctx.Err() != nil:
-		err = lockerr.With(lockerr.ErrTimeout, a.ctx.Err())
-	case !errors.Is(err, lockerr.ErrLocked) && !errors.Is(err, lockerr.ErrTimeout):
+	case a.ctx.Err() == nil && !strategy.Ungranted(err) && !errors.Is(err, strategy.ErrWaitOver):
 		return err
 	case errors.As(err, &e): // of one of the slots
 		err = e.Err
 	}
-	return &lockerr.Error{Op: "lock", Key: a.p.Key, Strategy: a.p.Strategy, Holder: a.holder, Waited: time.Since(a.start), Err: err}
+	failed := terms.Untaken(a.ctx, a.p.Key, a.start, &a.heard, err)
+	failed.Holder = a.holder
+	return failed
 }

@@ -162,6 +162,7 @@ type attempt struct {
 	conn    *pool.Conn
 	r       Request
 	start   time.Time
+	heard   strategy.Heard
 	holder  *lockerr.Holder
 	awaited state     // what await waited for last,
 	since   time.Time // and since when
@@ -222,7 +223,10 @@ type state struct {
 // read returns the states of the keys as they were last committed, also if the caller's
 // session reads uncommitted rows.
 func (a *attempt) read(ctx context.Context) (states []state, err error) {
+	ctx, cancel := context.WithTimeout(ctx, strategy.AnswerTime)
+	defer cancel()
 	version, err := a.begun(ctx)
+	defer func() { a.heard.From(err) }()
 	switch {
 	case err != nil:
 		return nil, err
@@ -438,7 +442,7 @@ func (a *attempt) explain(ctx context.Context, err error) error {
 	if errors.Is(err, driver.ErrBadConn) {
 		return driver.ErrBadConn // nothing is held, so database/sql may try another connection
 	}
-	failed := terms.Untaken(ctx, strings.Join(a.r.Keys, ", "), a.start, err)
+	failed := terms.Untaken(ctx, strings.Join(a.r.Keys, ", "), a.start, &a.heard, err)
 	if strategy.Ungranted(failed.Err) {
 		failed.Holder = a.holder
 	}

@@ -357,6 +357,7 @@ type attempt struct {
 	from     *Succession // whose session it has; nil for its own
 	id       string      // of the connection on the server, from the last lock statement; "" if that did not tell
 	start    time.Time
+	heard    strategy.Heard
 	holder   *lockerr.Holder
 	refused  bool      // the request is without a wait, and a row is locked
 	awaited  leased    // the lease for which await waited last
@@ -607,6 +608,7 @@ func (a *attempt) lineUp(ctx context.Context) error {
 		a.ticket, err = a.cfg.Queue.EnterAs(ctx, a.entries())
 	}
 	if err != nil {
+		a.heard.Store(true)
 		for _, e := range a.entries() {
 			if a.holder == nil {
 				a.holder, _ = a.cfg.Queue.HolderOf(e)
@@ -666,6 +668,8 @@ func (a *attempt) endTurn() {
 
 // try begins a transaction and locks with NOWAIT.
 func (a *attempt) try(ctx context.Context) (*pool.Txn, error) {
+	ctx, cancel := context.WithTimeout(ctx, strategy.AnswerTime)
+	defer cancel()
 	if err := a.lockPrepared(ctx); !errors.Is(err, pool.ErrUnprepared) {
 		return a.opened(a.c.Begun(ctx), err)
 	}
@@ -782,7 +786,11 @@ func (a *attempt) join(ctx context.Context) (alive bool, err error) {
 	}
 	// A failed statement for one key has locked nothing; of several keys, some may be locked.
 	intact := func(err error) bool { return len(a.r.Keys) == 1 && !a.cfg.Info.EndsTransaction(err) }
-	try := func() error { return a.lock(ctx, a.trySQL(), false) }
+	try := func() error {
+		ctx, cancel := context.WithTimeout(ctx, strategy.AnswerTime)
+		defer cancel()
+		return a.lock(ctx, a.trySQL(), false)
+	}
 	err = a.clear(ctx, try(), try)
 	a.endTurn()
 	if errors.Is(err, errNoRow) {
@@ -932,6 +940,7 @@ func (a *attempt) clear(ctx context.Context, err error, try func() error) error 
 func (a *attempt) ask(ctx context.Context, text string) (rows [][]string, err error) {
 	err = a.own(ctx, func(c *pool.Conn) error {
 		rows, err = server.Query(ctx, c.Conn, text)
+		a.heard.From(err)
 		return err
 	})
 	return rows, err
@@ -977,6 +986,7 @@ func (a *attempt) control(ctx context.Context, atMost time.Duration) (*pool.Conn
 // quiet, no answer says so, too.
 func (a *attempt) lock(ctx context.Context, text string, quiet bool) error {
 	rows, err := server.Query(ctx, a.c.Conn, text)
+	a.heard.From(err)
 	if server.Number(err) != 0 {
 		a.c.Touch() // it has waited, and the transaction may go on
 	}
@@ -994,6 +1004,7 @@ func (a *attempt) lockPrepared(ctx context.Context) error {
 		return pool.ErrUnprepared
 	}
 	rows, err := a.c.QueryPrepared(ctx, text, args...)
+	a.heard.From(err)
 	if err != nil {
 		return err
 	}
@@ -1202,7 +1213,10 @@ func (a *attempt) explain(ctx context.Context, err error) error {
 		a.holder = keyrow.HolderOf(lease.owner)
 		err = lockerr.ErrLocked
 	}
-	failed := terms.Untaken(ctx, a.label(), a.start, err)
+	if a.holder != nil {
+		a.heard.Store(true)
+	}
+	failed := terms.Untaken(ctx, a.label(), a.start, &a.heard, err)
 	if !errors.Is(err, lockerr.ErrExhausted) {
 		failed.Holder = a.holder
 	}

@@ -89,7 +89,7 @@ func (k *Handle) ready(ctx context.Context, h *hint.Hint) (*Locks, error) {
 	case <-k.ctx.Done(): // Close has k.mu, for which provide waits, and waits for units whose turn the caller may have
 		return nil, lockerr.ErrClosed
 	case <-ctx.Done():
-		return nil, lockerr.With(lockerr.ErrTimeout, ctx.Err())
+		return nil, strategy.Silent(ctx)
 	}
 }
 

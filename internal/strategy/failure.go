@@ -5,6 +5,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/server"
@@ -14,6 +15,15 @@ import (
 // ErrWaitOver is the cause with which a wait ends that has lasted as long as the caller
 // was ready to wait.
 var ErrWaitOver = errors.New("the wait is over")
+
+// errSilent is of a caller that does not wait any longer for the server to say anything.
+var errSilent = errors.New("the server has not answered")
+
+// Silent is the error of a caller whose context has ended before the server has answered.
+func Silent(ctx context.Context) error { return fmt.Errorf("%w: %w", errSilent, ctx.Err()) }
+
+// AnswerTime is how long a server may take to answer a statement that waits for nobody.
+const AnswerTime = 10 * time.Second
 
 // Terms are what the errors of a strategy say.
 type Terms struct {
@@ -32,11 +42,26 @@ func (t Terms) Failure(op, key string, err error) *lockerr.Error {
 	return &lockerr.Error{Op: op, Key: key, Strategy: t.Strategy, Err: err}
 }
 
+// Heard is whether a caller that asks for a lock has been told anything: by the server, or by
+// the queue, in which others of its process are in front. Else nobody has said that somebody
+// has the key.
+type Heard struct{ atomic.Bool }
+
+// From notes that the server has answered, if it has: with err, which may be nil.
+func (h *Heard) From(err error) {
+	if err == nil || server.Number(err) != 0 {
+		h.Store(true)
+	}
+}
+
 // Untaken is the Failure of a caller that has asked for key since start and has not got it.
 // ctx is the caller's.
-func (t Terms) Untaken(ctx context.Context, key string, start time.Time, err error) *lockerr.Error {
+func (t Terms) Untaken(ctx context.Context, key string, start time.Time, heard *Heard, err error) *lockerr.Error {
+	silent := !heard.Load() && server.Number(err) == 0
 	switch {
-	case errors.Is(err, ErrWaitOver):
+	case silent && ctx.Err() == nil && errors.Is(err, ErrWaitOver):
+		err = lockerr.With(lockerr.ErrExhausted, errSilent)
+	case !silent && errors.Is(err, ErrWaitOver):
 		err = lockerr.ErrTimeout
 	case errors.Is(err, lockerr.ErrExhausted), server.Full(err):
 		if !errors.Is(err, lockerr.ErrExhausted) {
@@ -45,6 +70,8 @@ func (t Terms) Untaken(ctx context.Context, key string, start time.Time, err err
 		if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) {
 			err = fmt.Errorf("%w: %w", err, ended)
 		}
+	case ctx.Err() != nil && silent:
+		err = Silent(ctx)
 	case ctx.Err() != nil:
 		err = lockerr.With(lockerr.ErrTimeout, ctx.Err())
 	case t.Broken != "" && server.Broken(err) && !errors.Is(err, lockerr.ErrLost):
@@ -52,7 +79,7 @@ func (t Terms) Untaken(ctx context.Context, key string, start time.Time, err err
 	case errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, lockerr.ErrTimeout) && !errors.Is(err, lockerr.ErrLost):
 		// A limit of ours, for the server's answer: nobody need have the key. The caller's
 		// context goes on, and the error must not say else.
-		err = lockerr.With(lockerr.ErrExhausted, errors.New(err.Error()))
+		err = lockerr.With(lockerr.ErrExhausted, errSilent)
 	default:
 		err = t.Refusal(server.Explain(err))
 	}

@@ -106,7 +106,9 @@ func TestUntaken(t *testing.T) {
 		"broken":                   {context.Background(), driver.ErrBadConn, []error{lockerr.ErrLost}, "it broke"},
 		"lost before":              {context.Background(), lockerr.With(lockerr.ErrLost, mysql.ErrInvalidConn), []error{lockerr.ErrLost}, ""},
 	} {
-		err := terms.Untaken(c.ctx, "k", time.Now().Add(-time.Minute), c.err)
+		var heard strategy.Heard
+		heard.Store(true)
+		err := terms.Untaken(c.ctx, "k", time.Now().Add(-time.Minute), &heard, c.err)
 		for _, want := range c.want {
 			if !errors.Is(err, want) {
 				t.Errorf("%s: %v is not %v", name, err, want)
@@ -121,6 +123,23 @@ func TestUntaken(t *testing.T) {
 		if name == "exhausted" && errors.Is(err, lockerr.ErrTimeout) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+	var heard strategy.Heard
+	heard.From(driver.ErrBadConn)
+	for name, err := range map[string]error{
+		"the wait is over":      terms.Untaken(context.Background(), "k", time.Now(), &heard, strategy.ErrWaitOver),
+		"no answer in time":     terms.Untaken(context.Background(), "k", time.Now(), &heard, context.DeadlineExceeded),
+		"cancelled, no answer":  terms.Untaken(ended, "k", time.Now(), &heard, errors.New("closed")),
+		"cancelled, wait is up": terms.Untaken(ended, "k", time.Now(), &heard, strategy.ErrWaitOver),
+	} {
+		cancelled := strings.HasPrefix(name, "cancelled")
+		if errors.Is(err, lockerr.ErrLocked) || errors.Is(err, lockerr.ErrExhausted) == cancelled || errors.Is(err, context.Canceled) != cancelled ||
+			errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "has not answered") {
+			t.Errorf("silence, %s: %v", name, err)
+		}
+	}
+	if err := terms.Untaken(ended, "k", time.Now(), &heard, of(1317)); !errors.Is(err, lockerr.ErrTimeout) {
+		t.Errorf("the server's answer is none: %v", err)
 	}
 	if err := terms.Failure("release", "k", driver.ErrBadConn); errors.Is(err, driver.ErrBadConn) {
 		t.Errorf("database/sql would try %v again", err)

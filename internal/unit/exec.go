@@ -5,7 +5,6 @@ import (
 	"database/sql/driver"
 	"errors"
 
-	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/statement"
@@ -136,7 +135,7 @@ func (c *Conn) runLocked(ctx context.Context, h *hint.Hint, hinted bool, st *sta
 		return nil, nil, err
 	}
 	if st.Info.Kind == sqltext.Commits {
-		return nil, nil, &lockerr.Error{Op: st.Op(), Key: handle.Names(h), Err: errCommits}
+		return nil, nil, c.k.Error(st.Op(), h, errCommits)
 	}
 	if c.tx != nil {
 		return c.runLate(ctx, s, h, st)

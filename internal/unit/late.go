@@ -10,6 +10,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/statement"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/rowlock"
 )
@@ -19,8 +20,8 @@ import (
 func (c *Conn) runLate(ctx context.Context, s *scope, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
 	t := c.tx
 	if t.under != nil && t.under != s.unit {
-		return nil, nil, &lockerr.Error{Op: st.Op(), Key: handle.Names(h), Strategy: hint.StrategyRow, Err: lockerr.With(lockerr.ErrLost, errors.New(
-			"an earlier statement of this transaction ran under the lock of a unit of work that is another, or has ended; begin the transaction with the lock context"))}
+		return nil, nil, c.k.Error(st.Op(), h, lockerr.With(lockerr.ErrLost, errors.New(
+			"an earlier statement of this transaction ran under the lock of a unit of work that is another, or has ended; begin the transaction with the lock context")))
 	}
 	if err := s.undecided(h, s.unit, st); err != nil {
 		return nil, nil, err
@@ -71,8 +72,8 @@ func (c *Conn) runLate(ctx context.Context, s *scope, h *hint.Hint, st *statemen
 // the locks that the lock context holds in a unit of work elsewhere.
 func (c *Conn) runUnder(ctx context.Context, u *unit, h *hint.Hint, w handle.Wanted, st *statement.Statement) (driver.Rows, driver.Result, error) {
 	refuse := func(why string) (driver.Rows, driver.Result, error) {
-		return nil, nil, &lockerr.Error{Op: st.Op(), Key: handle.Names(h), Err: lockerr.With(lockerr.ErrUnsafe, errors.New(
-			"the lock context has a unit of work open elsewhere, "+why+"; begin the transaction with the lock context"))}
+		return nil, nil, c.k.Error(st.Op(), h, lockerr.With(lockerr.ErrUnsafe, errors.New(
+			"the lock context has a unit of work open elsewhere, "+why+"; begin the transaction with the lock context")))
 	}
 	t := c.tx
 	switch {
@@ -87,7 +88,7 @@ func (c *Conn) runUnder(ctx context.Context, u *unit, h *hint.Hint, w handle.Wan
 		return nil, nil, err
 	}
 	t.read = t.read || st.Info.Snapshot
-	t.under = u
+	t.under, t.hint = u, h
 	u.wrote = u.wrote || st.MayWrite()
 	r, res, err := c.runHere(ctx, st)
 	if err == nil && st.Query {
@@ -177,7 +178,9 @@ func (c *Conn) openLate(ctx context.Context, l *handle.Locks, rows bool) error {
 	if limited {
 		c.unlimit = rowlock.IdleLimitSQL(l.Info().IdleLimit)
 	}
-	stays, err := savepointStays(ctx, c.link.Conn, "mysqllock_late")
+	timed, cancel := context.WithTimeout(ctx, strategy.AnswerTime)
+	defer cancel()
+	stays, err := savepointStays(timed, c.link.Conn, "mysqllock_late")
 	if err == nil && !stays {
 		return lockerr.With(lockerr.ErrLost, errors.New("the transaction had ended before it asked for the lock"))
 	}
@@ -185,7 +188,7 @@ func (c *Conn) openLate(ctx context.Context, l *handle.Locks, rows bool) error {
 		err = server.Exec(ctx, c.link.Conn, rowlock.IdleLimitSQL(limit))
 	}
 	if err != nil && ctx.Err() != nil { // the driver has closed the connection, perhaps after an answer
-		return lockerr.With(lockerr.ErrTimeout, ctx.Err())
+		return strategy.Silent(ctx)
 	}
 	return err
 }

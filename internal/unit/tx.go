@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
@@ -111,8 +110,8 @@ func (t *Tx) beginInside(ctx context.Context, h *hint.Hint, next *inner, opts dr
 	case t.u == nil && t.failed != nil:
 		return t.failed
 	case t.u == nil:
-		return &lockerr.Error{Op: "begin", Key: handle.Names(h), Err: lockerr.With(lockerr.ErrUnsafe, errors.New(
-			"a transaction without the lock is open on this connection; begin that one with the lock context"))}
+		return t.c.k.Error("begin", h, lockerr.With(lockerr.ErrUnsafe, errors.New(
+			"a transaction without the lock is open on this connection; begin that one with the lock context")))
 	}
 	s := t.u.scope
 	if err := s.take(ctx); err != nil {
@@ -146,7 +145,8 @@ type Tx struct {
 	// database/sql says so later, and meanwhile waits for other connections, to close what was
 	// prepared on these, which may themselves be waiting for a real one.
 	pooled bool
-	under  *unit // holds, elsewhere, the lock that its statements ran under
+	under  *unit      // holds, elsewhere, the lock that its statements ran under
+	hint   *hint.Hint // of the last statement that ran under it
 	// changed: a statement may have changed something, where it began without a hint
 	changed bool
 	// levels of isolation that it may have, where it began without a hint; 0 for those of a new connection
@@ -216,7 +216,7 @@ func (t *Tx) commitUnder() (err error) {
 	u := t.under
 	rolledBack := func(sentinel error, why string) error {
 		_ = t.base.Rollback()
-		return &lockerr.Error{Op: "commit", Strategy: hint.StrategyRow, Err: lockerr.With(sentinel, errors.New(why+"; the transaction is rolled back"))}
+		return t.c.k.Error("commit", t.hint, lockerr.With(sentinel, errors.New(why+"; the transaction is rolled back")))
 	}
 	// The unit must not end meanwhile; but a statement that runs in it may be waiting
 	// for our own rows.

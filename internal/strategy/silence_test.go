@@ -1,0 +1,96 @@
+package strategy_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
+	"github.com/mysqllock/mysqllock/internal/tempserver"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(tempserver.Tests{M: m}) }
+
+// takers take a lock under a key, and give it back.
+var takers = map[string]func(ctx context.Context, db *sql.DB, key string, opts []lockctx.Option) error{
+	"BeginTx": func(ctx context.Context, db *sql.DB, key string, opts []lockctx.Option) error {
+		tx, err := db.BeginTx(lockctx.With(ctx, key, opts...), nil)
+		if err != nil {
+			return err
+		}
+		return tx.Rollback()
+	},
+	"Do": func(ctx context.Context, db *sql.DB, key string, opts []lockctx.Option) error {
+		return mysqllock.Do(ctx, db, key, func(context.Context) error { return nil }, opts...)
+	},
+}
+
+// TestSilenceIsNoLock: a server that does not answer has not said that somebody has the key. A
+// caller whose context ends then is told that; one whose wait ends, within the driver's limits
+// for an answer. Where somebody has the key, that is said also while the server is silent.
+func TestSilenceIsNoLock(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		var cells sync.WaitGroup
+		defer cells.Wait()
+		for name, opts := range map[string][]lockctx.Option{
+			"row":         {lockctx.Row()},
+			"lease":       {lockctx.Lease(15 * time.Second)},
+			"advisory":    {lockctx.Advisory()},
+			"optimistic":  {lockctx.Optimistic()},
+			"shared":      {lockctx.Shared()},
+			"row slots":   {lockctx.Slots(2)},
+			"lease slots": {lockctx.Lease(15 * time.Second), lockctx.Slots(2)},
+		} {
+			for way, take := range takers {
+				for _, c := range []struct {
+					name     string
+					maxConns int
+					used     bool // the handle has been used before
+					deadline bool // of the caller's
+				}{
+					{"its context ends", 0, true, true},
+					{"its context ends, maxConns", 8, true, true},
+					{"its context ends, a new handle", 8, false, true},
+					{"its wait ends", 0, true, false},
+				} {
+					cells.Go(func() {
+						cell := name + ", " + way + ", " + c.name
+						s := &stock.Shop{Database: s.Database, Plain: s.Plain}
+						db, proxy := s.Proxied(mysqllock.Config{MaxConns: c.maxConns})
+						key := dbtest.Random()
+						dbtest.OK(t, db.Ping())
+						if c.used {
+							dbtest.OK(t, take(t.Context(), db, key, opts))
+						}
+						ctx, wait := t.Context(), 300*time.Millisecond
+						if c.deadline {
+							var cancel func()
+							ctx, cancel = context.WithTimeout(ctx, wait)
+							defer cancel()
+							wait = time.Minute
+						}
+						proxy.BlockAt("mysqllock")
+						defer proxy.Mend()
+						start := time.Now()
+						err := take(ctx, db, key, append(opts, lockctx.Wait(wait)))
+						took := time.Since(start)
+						if errors.Is(err, mysqllock.ErrLocked) || errors.Is(err, mysqllock.ErrExhausted) == c.deadline || errors.Is(err, context.DeadlineExceeded) != c.deadline {
+							t.Errorf("%s, after %v: %v", cell, took, err)
+						}
+						if took > time.Minute {
+							t.Errorf("%s: it took %v", cell, took)
+						}
+					})
+				}
+			}
+		}
+	})
+}
