@@ -71,7 +71,14 @@ func (s *scratch) broken(l *locker, statement string, r Request, done func() boo
 		lease, err := l.Acquire(dbtest.Limited(s.T), r)
 		got <- result{lease, err}
 	}()
-	dbtest.Soon(s.T, "the server has granted it", done)
+	dbtest.Soon(s.T, "the server has granted it", func() bool {
+		select {
+		case g := <-got:
+			s.T.Fatalf("with a wait of %v it ended before: %v", r.Wait, g.err)
+		default:
+		}
+		return done()
+	})
 	l.tap.Break()
 	g := <-got
 	if g.err != nil {

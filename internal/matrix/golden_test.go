@@ -163,7 +163,7 @@ func readGolden(t *testing.T, file string) commands {
 
 var (
 	literals = regexp.MustCompile(`x?'[^']*'`)
-	numbers  = regexp.MustCompile(`\b\d+\b`)
+	numbers  = regexp.MustCompile(`\b\d+(\.\d+)?\b`)
 )
 
 // fold is what was sent, one command a line, without its literals. Commands of one connection
