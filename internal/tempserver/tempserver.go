@@ -235,17 +235,8 @@ func (s *Server) launch(ctx context.Context, more ...string) error {
 		return err
 	}
 	cmd := s.command(more...)
-	began := time.Now()
-	return s.run(s.binary.String(), cmd, func(p *process) error {
-		err := s.awaitReady(ctx, p)
-		time.Sleep(aged - time.Since(began))
-		return err
-	})
+	return s.run(s.binary.String(), cmd, func(p *process) error { return s.awaitReady(ctx, p) })
 }
-
-// aged is how long a server has run, at the least, when it is given to a test: the driver tells by
-// whole seconds whether a connection is older than its server, and ends none if it may be.
-const aged = 1500 * time.Millisecond
 
 // run starts the program and waits until it is ready. After an error it is not
 // running.
