@@ -14,7 +14,7 @@ import (
 // can say that it is this very process.
 type owned struct {
 	mu   sync.Mutex
-	held []OwnedLock
+	held map[OwnedLock]int // how often each is held
 }
 
 // OwnedLock is one of these.
@@ -36,15 +36,18 @@ func (p Place) Owned(scope *hint.Scope, by any) OwnedLock {
 func (o *owned) Add(l OwnedLock) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.held = append(o.held, l)
+	if o.held == nil {
+		o.held = make(map[OwnedLock]int)
+	}
+	o.held[l]++
 }
 
 // Remove takes back what Add has noted.
 func (o *owned) Remove(l OwnedLock) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if at := slices.Index(o.held, l); at >= 0 {
-		o.held = slices.Delete(o.held, at, at+1)
+	if o.held[l]--; o.held[l] <= 0 {
+		delete(o.held, l)
 	}
 }
 
@@ -58,7 +61,7 @@ func (k *Handle) Recognised(err error, scope *hint.Scope, places ...Place) error
 	}
 	k.Owned.mu.Lock()
 	defer k.Owned.mu.Unlock()
-	for _, l := range k.Owned.held {
+	for l := range k.Owned.held {
 		wants := func(p Place) bool {
 			space := p.Space()
 			if p.Traits.Table && !p.Traits.Excludes {

@@ -2,6 +2,7 @@ package handle
 
 import (
 	"errors"
+	"strconv"
 	"testing"
 
 	"github.com/mysqllock/mysqllock/internal/hint"
@@ -54,11 +55,31 @@ func TestRecognised(t *testing.T) {
 	k.Owned.Add(one)
 	k.Owned.Add(two)
 	k.Owned.Remove(one)
-	if len(k.Owned.held) != 1 || k.Owned.held[0] != two || !k.Holds() {
+	if len(k.Owned.held) != 1 || k.Owned.held[two] != 1 || !k.Holds() {
 		t.Errorf("of two holds, the first of which has ended: %v", k.Owned.held)
 	}
+	k.Owned.Add(two)
 	k.Owned.Remove(two)
+	if !k.Holds() {
+		t.Error("it was held twice")
+	}
+	k.Owned.Remove(two)
+	k.Owned.Remove(two) // nothing to take back
 	if k.Holds() {
 		t.Error("nothing is held any more")
+	}
+}
+
+// BenchmarkOwned takes and gives back one more lock while many are held.
+func BenchmarkOwned(b *testing.B) {
+	var o owned
+	lock := func(n int) OwnedLock { return OwnedLock{row: strconv.Itoa(n), by: new(int)} }
+	for n := range 10_000 {
+		o.Add(lock(n))
+	}
+	last := lock(10_000)
+	for b.Loop() {
+		o.Add(last)
+		o.Remove(last)
 	}
 }
