@@ -1237,6 +1237,41 @@ func TestUnclean(t *testing.T) {
 	})
 }
 
+// TestKilledReleaseIsRepeated: a release that is killed again and again loses no other lock of its
+// connection, and neither does a request that is killed after the server has granted it.
+func TestKilledReleaseIsRepeated(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		var kills atomic.Int64
+		name := advisory.Name(s.namespace, "bad")
+		p := s.process(settings{seen: failing(func(text string) error {
+			if strings.Contains(text, name) && kills.Add(-1) >= 0 {
+				return &mysql.MySQLError{Number: 1317, Message: "interrupted"}
+			}
+			return nil
+		})})
+		plain := s.open()
+		var lost told
+		good, err := p.Acquire(t.Context(), lost.request("good"))
+		dbtest.OK(t, err)
+		for killed := int64(1); killed <= 5; killed++ {
+			lock := p.acquire("bad", 0)
+			kills.Store(killed)
+			dbtest.OK(t, lock.Release())
+			s.free(plain, "bad")
+
+			kills.Store(killed)
+			lock, err := p.Acquire(t.Context(), request("bad", 0))
+			dbtest.OK(t, err)
+			dbtest.OK(t, lock.Release())
+		}
+		dbtest.OK(t, good.Err())
+		if lost.count() != 0 {
+			t.Error("the other holder was told of a loss")
+		}
+		dbtest.OK(t, good.Release())
+	})
+}
+
 // TestLostAnswer: a release whose answer is lost fails, and frees the lock all
 // the same; so does an offer to other processes, after which who is next in line
 // is granted it on another connection.

@@ -12,6 +12,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/step"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
@@ -347,11 +348,23 @@ func (k *lockConn) run(batch []*request) (answer string, err error) {
 		}
 	}
 	if err != nil && !k.broken(err) { // for example KILL QUERY, after some locks were acquired
-		if again := k.exec(k.within(batch), freeSQL(batch)); again != nil {
+		if again := k.free(batch); again != nil {
 			return "", fmt.Errorf("%w: %s", errUnclean, again.Error()) // without its number
 		}
 	}
 	return answer, err
+}
+
+// free releases the locks of batch after a statement that may have left some of them held. A KILL
+// of one try need not meet the next, so free repeats it for about a second: else the other locks
+// of the connection would be lost, too.
+func (k *lockConn) free(batch []*request) (err error) {
+	for pause := time.Millisecond; pause < slack; pause *= 2 {
+		if err = k.exec(k.within(batch), freeSQL(batch)); !server.Interrupted(err) || !strategy.Sleep(k.ctx, pause) {
+			return err
+		}
+	}
+	return err
 }
 
 // broken reports whether err is more than the refusal of a statement by the server.
