@@ -47,7 +47,6 @@ func (l *Locker) Acquire(ctx context.Context, r Request) (*Lock, error) {
 	defer l.running.Done()
 	lock, err := a.acquire(ctx)
 	if err != nil {
-		a.ticket.Leave()
 		if a.broke {
 			return nil, driver.ErrBadConn
 		}
@@ -87,7 +86,14 @@ func (l *Locker) allowed() error {
 		"named locks are local to a node, so they do not exclude on %s; use a lease, or lockUnsafe=allow, for an application that never leaves one node", topology))
 }
 
-func (a *attempt) acquire(ctx context.Context) (*Lock, error) {
+// acquire is Acquire. Without a lock, also after a panic of the driver below, the caller is in line
+// no more.
+func (a *attempt) acquire(ctx context.Context) (lock *Lock, err error) {
+	defer func() {
+		if lock == nil {
+			a.ticket.Leave()
+		}
+	}()
 	if err := a.allowed(); err != nil {
 		return nil, err
 	}
@@ -98,7 +104,6 @@ func (a *attempt) acquire(ctx context.Context) (*Lock, error) {
 			a.holder = holder
 			return nil, lockerr.ErrLocked
 		}
-		var err error
 		if ticket, err = a.lineUp(ctx); err != nil {
 			return nil, err
 		}
@@ -118,7 +123,7 @@ func (a *attempt) acquire(ctx context.Context) (*Lock, error) {
 			return a.wait(ctx, k)
 		}
 	}
-	lock, err := a.tryBegin(ctx, handed)
+	lock, err = a.tryBegin(ctx, handed)
 	switch {
 	case err != nil:
 		return nil, err
@@ -228,9 +233,6 @@ func (a *attempt) try(ctx context.Context, over *Lock, beside *strategy.Beginnin
 		beside = nil // what does not come off is not tried again
 		sent := time.Now()
 		if !a.exchange(ctx, r, b) {
-			ticket := a.ticket
-			a.ticket = nil
-			a.settle(r, ticket)
 			return nil, context.Cause(ctx)
 		}
 		switch {

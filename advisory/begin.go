@@ -58,7 +58,8 @@ func (a *attempt) tryBegin(ctx context.Context, over *Lock) (lock *Lock, err err
 }
 
 // exchange sends r and awaits the answer, while BEGIN goes out on the connection of b, unless
-// that is nil. It reports whether there was an answer. By then the connection has been given
+// that is nil. It reports whether there was an answer; if not, or if the driver of that connection
+// panics, r is settled. By then the connection has been given
 // back, with the transaction that belongs to the lock which was granted, or with none: while it
 // is in use, the caller waits for nothing but these two answers, so that callers who have the
 // connections of the application never wait for each other. What does not come off is tried
@@ -66,6 +67,14 @@ func (a *attempt) tryBegin(ctx context.Context, over *Lock) (lock *Lock, err err
 func (a *attempt) exchange(ctx context.Context, r *request, b *strategy.Beginning) (answered bool) {
 	k := r.lock.conn
 	k.submit(r, ctx.Done() == nil && b == nil)
+	ours := false
+	defer func() {
+		if !ours {
+			ticket := a.ticket
+			a.ticket = nil
+			a.settle(r, ticket)
+		}
+	}()
 	if b == nil || !b.Free() || b.Use(ctx, func(c *pool.Conn) strategy.State {
 		begun := server.Exec(step.For(ctx, step.Other), c.Conn, "START TRANSACTION") == nil
 		if answered = k.await(ctx, r); answered && r.granted && begun {
@@ -75,6 +84,7 @@ func (a *attempt) exchange(ctx context.Context, r *request, b *strategy.Beginnin
 	}) != nil {
 		answered = k.await(ctx, r)
 	}
+	ours = answered
 	return answered
 }
 

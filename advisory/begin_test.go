@@ -2,6 +2,7 @@ package advisory_test
 
 import (
 	"context"
+	"database/sql/driver"
 	"errors"
 	"strings"
 	"testing"
@@ -168,6 +169,74 @@ func TestBeginDoesNotComeOff(t *testing.T) {
 			w.EndTurn()
 			dbtest.OK(t, lock.Release())
 		}
+	})
+}
+
+// panicking is a connection whose driver panics, as an interceptor may, before a statement that
+// begins so is sent.
+type panicking struct {
+	mysqlConn
+	begin string
+}
+
+func (c panicking) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
+	c.check(text)
+	return c.mysqlConn.ExecContext(ctx, text, args)
+}
+
+func (c panicking) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
+	c.check(text)
+	return c.mysqlConn.QueryContext(ctx, text, args)
+}
+
+func (c panicking) check(text string) {
+	if strings.HasPrefix(text, c.begin) {
+		panic(text)
+	}
+}
+
+// TestDriverPanicsWhileItBegins: if the driver of the transaction's connection panics, the lock is
+// released, whether it was granted before or after, and the next caller of the process gets it.
+func TestDriverPanicsWhileItBegins(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		panics := func(w *writer) {
+			t.Helper()
+			defer func() {
+				if recover() == nil {
+					t.Error("the driver has not panicked")
+				}
+			}()
+			_, _ = w.begin(dbtest.Limited(t), 0)
+		}
+		next := func(p *process) {
+			t.Helper()
+			s.free(s.open(), "k")
+			dbtest.OK(t, p.acquire("k", time.Minute).Release())
+		}
+		p, locks := s.tapped(settings{})
+		dbtest.OK(t, p.acquire("other", 0).Release()) // there is a lock connection
+		begins := panicking{s.Connect().(mysqlConn), "START TRANSACTION"}
+
+		arrive := locks.Stall("SELECT IF(CONNECTION_ID()") // it is granted after the panic
+		panics(p.writer(begins))
+		arrive()
+		next(p)
+
+		w := p.writer(s.Connect()) // before
+		w.b.Connect = func(context.Context) (*pool.Conn, error) {
+			dbtest.Soon(t, "it is granted", func() bool { return s.holder(begins, "k") != "" })
+			panic("it cannot connect")
+		}
+		w.b.Done = func() {}
+		begins = panicking{s.Connect().(mysqlConn), "never"}
+		panics(w)
+		next(p)
+
+		p = s.homes(settings{}) // on the transaction's own connection
+		w = p.writer(panicking{s.Connect().(mysqlConn), map[bool]string{true: "BEGIN NOT ATOMIC", false: "CALL"}[s.MariaDB()]})
+		w.b.Ends = true
+		panics(w)
+		next(p)
 	})
 }
 

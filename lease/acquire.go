@@ -70,14 +70,12 @@ func (l *Locker) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	l.provide(open)
 	s, err := a.acquire(open)
 	if a.refused && l.rows.Cleaning(open) {
-		a.ticket.Leave()
 		a.ticket, a.start, a.r.Wait = nil, time.Now(), keyrow.CleaningWait
 		if s, err = a.acquire(open); errors.Is(err, strategy.ErrWaitOver) {
 			err = lockerr.ErrLocked
 		}
 	}
 	if err != nil {
-		a.ticket.Leave()
 		if a.broke {
 			return nil, driver.ErrBadConn
 		}
@@ -134,7 +132,12 @@ var (
 	errNoRow    = lockerr.With(lockerr.ErrUnsafe, errors.New("a key's row in the lock table has vanished several times; remove rows only by the clean-up"))
 )
 
-func (a *attempt) acquire(ctx context.Context) (*Lease, error) {
+func (a *attempt) acquire(ctx context.Context) (s *Lease, err error) {
+	defer func() {
+		if s == nil {
+			a.ticket.Leave()
+		}
+	}()
 	keys := []string{a.r.Key}
 	if err := a.rows.Exist(ctx, keys); err != nil {
 		return nil, err
