@@ -50,7 +50,7 @@ test: servers rivals prometheus browser lint ## Lint, then run all tests with th
 	@if GOTOOLCHAIN=$(oldest) go version; then \
 		echo "== with $(oldest), on one server" && export GOTOOLCHAIN=$(oldest) && go vet ./... && \
 		MYSQLLOCK_TEST_SERVERS=1 go test -vet=off -timeout 14m -p 2 \
-			$$(go list ./... | grep -vE '/internal/(chaos|clusters|hunt|matrix|proxies|soak|tempserver)$$'); \
+			$$(go list ./... | grep -vE '/internal/(chaos|clusters|matrix|proxies|tempserver)$$'); \
 	else echo "== no $(oldest) to be had here, so the tests do not run with it"; fi
 	@printf '%s\n' $(filter-out .,$(MODULES)) | xargs -P 3 -I {} sh -c 'echo "== {}" && cd {} && $(check) ./...'
 
@@ -64,34 +64,34 @@ matrix: servers ## Each strategy × way of use × server × maxConns or not × f
 	MATRIX=all go test -race -count 1 -timeout 90m -run TestMatrix ./internal/matrix
 
 storm: servers ## A longer storm of cancelled contexts and killed connections
-	STORM_TIME=$${STORM_TIME:-60s} go test -race -count 1 -v -run TestStorm ./internal/hunt
+	STORM_TIME=$${STORM_TIME:-60s} go test -race -count 1 -v -run TestStorm ./internal/chaos
 
 hotkeys: servers ## A longer storm of two processes on a few advisory keys, on three servers, with fewer connections than callers that wait
-	HOTKEYS_TIME=$${HOTKEYS_TIME:-2m} go test -race -count 1 -v -timeout 0 -run TestHotKeys ./internal/hunt
+	HOTKEYS_TIME=$${HOTKEYS_TIME:-2m} go test -race -count 1 -v -timeout 0 -run TestHotKeys ./internal/chaos
 
 hunt: servers ## A longer hunt for deadlocks among random sets of keys
-	HUNT_TIME=$${HUNT_TIME:-60s} go test -race -count 1 -v -timeout 60m -run TestHunt ./internal/hunt
+	HUNT_TIME=$${HUNT_TIME:-60s} go test -race -count 1 -v -timeout 60m -run TestHunt ./internal/chaos
 
 leases: servers ## Commit all the time under a lease that is renewed meanwhile, on three servers
-	LEASE_TIME=$${LEASE_TIME:-10m} go test -race -count 1 -v -timeout 0 -run TestCommitsUnderLease ./internal/hunt
+	LEASE_TIME=$${LEASE_TIME:-10m} go test -race -count 1 -v -timeout 0 -run TestCommitsUnderLease ./internal/chaos
 
 leaders: servers ## 200 changes of leader by stops, kills, freezes and cuts, on three servers: never two that write, and how long nobody leads
 	LEADERS=$${LEADERS:-200} go test -race -count 1 -v -timeout 60m -run TestElection ./leader
 
 crowd: servers ## 10,000 callers wait for 100 keys with 50 connections, on three servers: what each costs, and whether all are served in turn
-	CROWD=$${CROWD:-10000} go test -count 1 -v -timeout 30m -run TestMaxConnsCrowd ./internal/hunt
+	CROWD=$${CROWD:-10000} go test -count 1 -v -timeout 30m -run TestMaxConnsCrowd ./internal/chaos
 
 prove: servers ## The long form of the tests that prove the leases: some minutes
-	PROVE=1 go test -race -count 1 -v -timeout 60m -run 'TestProof|TestOracle' ./internal/hunt
+	PROVE=1 go test -race -count 1 -v -timeout 60m -run 'TestProof|TestChecks' ./internal/chaos
 
 clusters: servers ## What locks do on Galera and Group Replication, nodes that die, stop and are cut off included: minutes
 	CLUSTERS=long go test -race -count 1 -v -timeout 20m ./internal/clusters
 
 chaos: servers ## Kill, stop and cut off holders and servers, and check everything: minutes; writes docs/reliability.md
-	CHAOS_TIME=$${CHAOS_TIME:-3m} CHAOS_PAGE=$(CURDIR)/docs/reliability.md go test -race -count 1 -v -timeout 0 ./internal/chaos
+	CHAOS_TIME=$${CHAOS_TIME:-3m} CHAOS_PAGE=$(CURDIR)/docs/reliability.md go test -race -count 1 -v -timeout 0 -run 'TestChaos|TestClusters|TestWrongWays|TestScenarios' ./internal/chaos
 
 soak: servers ## 2,000 clients on 300 connections of each server: nothing hangs, grows or is lost
-	SOAK_TIME=$${SOAK_TIME:-10m} go test -count 1 -v -timeout 120m -run TestSoak ./internal/soak
+	SOAK_TIME=$${SOAK_TIME:-10m} go test -count 1 -v -timeout 120m -run TestSoak ./internal/chaos
 
 bench: servers rivals ## Compare with locks in Redis, etcd and plain SQL; writes docs/performance.md
 	cd bench && go run .

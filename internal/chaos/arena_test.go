@@ -20,6 +20,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 )
 
@@ -40,6 +41,8 @@ type arena struct {
 	database  string
 	dir       string
 	jobs      []string
+	keys      int      // of each job; 0 is as many as it has
+	more      []string // accounts beside those of the jobs
 	processes []*process
 	history   *history
 	windows   []*window
@@ -111,7 +114,7 @@ type process struct {
 	proxy  *dbtest.Proxy
 	lives  int
 	cmd    *exec.Cmd
-	leash  io.Closer // its standard input
+	leash  io.WriteCloser // its standard input
 	ended  chan struct{}
 	err    error // how it ended; set before ended is closed
 }
@@ -119,33 +122,58 @@ type process struct {
 // begin begins a round: a new database, and clients that do the jobs in it.
 func (a *arena) begin(clients, workers int, names ...string) {
 	a.t.Helper()
-	a.rounds++
-	a.database, a.jobs, a.dir = fmt.Sprintf("chaos_%s_%d", a.name, a.rounds), names, a.t.TempDir()
-	a.history, a.windows, a.processes = newHistory(a.dir), nil, nil
-	var keys []string
-	for _, name := range names {
-		keys = append(keys, jobs[name].banked()...)
-	}
-	a.must(a.exec("CREATE DATABASE " + a.database))
-	a.must(openBank(a.t.Context(), a.admin(), a.database, keys))
-	for i := range clients {
-		proxy := dbtest.StartProxy(a.t, a.addr(a.nodeOf(i)))
-		p := &process{proxy: proxy, orders: orders{
-			Name: fmt.Sprint("client", i), Jobs: names, Workers: workers, Seed: seed + uint64(i),
-			DSN: fmt.Sprintf("root@tcp(%s)/%s?interpolateParams=%v", proxy.Addr(), a.database, i%2 == 0),
-		}}
+	all := make([]orders, clients)
+	for i := range all {
+		all[i].Workers = workers
 		switch i { // some have few connections
 		case 0: // in every other round
-			p.orders.MaxConns = a.rounds % 2 * 6
+			all[i].MaxConns = (a.rounds + 1) % 2 * 6
 		case 1:
-			p.orders.Conns = workers
+			all[i].Conns = workers
 		case 2: // who holds a lock needs one, and nobody may wait with it
-			p.orders.Conns, p.orders.Workers = 1, 1
+			all[i].Conns, all[i].Workers = 1, 1
 		}
+	}
+	a.employ(names, all...)
+}
+
+// employ begins a round with a client for each of the orders, which say how each does the jobs.
+func (a *arena) employ(names []string, all ...orders) {
+	a.t.Helper()
+	a.rounds++
+	a.database, a.jobs, a.dir = fmt.Sprintf("chaos_%s_%d", a.name, a.rounds), names, a.t.TempDir()
+	a.history, a.windows, a.processes, a.keys = newHistory(a.dir), nil, nil, 0
+	if len(all) > 0 {
+		a.keys = all[0].Keys
+	}
+	a.must(a.exec("CREATE DATABASE " + a.database))
+	a.must(openBank(a.t.Context(), a.admin(), a.database, slices.Concat(a.accounts(), a.more, []string{unlocked})))
+	for i, o := range all {
+		user := "root"
+		if o.User > 0 {
+			user = fmt.Sprint(a.database, "_", i)
+			a.must(a.exec(fmt.Sprintf("CREATE USER %s WITH MAX_USER_CONNECTIONS %d", user, o.User)))
+			a.t.Cleanup(func() { _ = a.exec("DROP USER " + user) })
+			a.must(a.exec("GRANT ALL ON " + a.database + ".* TO " + user))
+		}
+		proxy := dbtest.StartProxy(a.t, a.addr(a.nodeOf(i)))
+		o.Name, o.Jobs, o.Seed = fmt.Sprint("client", i), names, seed+uint64(i)
+		o.DSN = fmt.Sprintf("%s@tcp(%s)/%s?interpolateParams=%v", user, proxy.Addr(), a.database, i%2 == 0)
+		p := &process{proxy: proxy, orders: o}
 		a.processes = append(a.processes, p)
 		a.t.Cleanup(p.kill) // before its proxy is closed
 		a.must(p.start(a.dir))
 	}
+}
+
+// accounts are the keys of all accounts that are to have commits.
+func (a *arena) accounts() (keys []string) {
+	for _, name := range a.jobs {
+		if !jobs[name].once {
+			keys = append(keys, jobs[name].banked(name, a.keys)...)
+		}
+	}
+	return keys
 }
 
 // nodeOf is which node a client works on while nothing is wrong with it.
@@ -281,9 +309,7 @@ func (a *arena) recover(since int64) {
 // stillWithout returns the accounts in which nothing was committed since.
 func (a *arena) stillWithout(since int64) (keys []string) {
 	ended := make(map[string]bool)
-	for _, name := range a.jobs {
-		keys = append(keys, jobs[name].banked()...)
-	}
+	keys = a.accounts()
 	for _, e := range slices.Backward(a.history.events) {
 		switch {
 		case e.Kind == kindEnd && e.Result == done:
@@ -295,10 +321,81 @@ func (a *arena) stillWithout(since int64) (keys []string) {
 	return keys
 }
 
+// turn has the workers of all clients rest, or go on.
+func (a *arena) turn() {
+	a.t.Helper()
+	for _, p := range a.processes {
+		_, err := io.WriteString(p.leash, "\n")
+		a.must(err)
+	}
+}
+
+// settle has all workers rest. Nothing may be left then: no connection in use, no
+// transaction, and no lock. It returns what each process has.
+func (a *arena) settle() (rests []rest) {
+	a.t.Helper()
+	a.must(a.history.refresh())
+	known := len(a.history.events)
+	a.turn()
+	for end := time.Now().Add(patience); len(rests) < len(a.processes); time.Sleep(10 * time.Millisecond) {
+		for _, p := range a.processes {
+			a.must(p.running())
+			if time.Now().After(end) {
+				a.hangs(p)
+			}
+		}
+		a.must(a.history.refresh())
+		rests = nil
+		for _, e := range a.history.events[known:] {
+			if e.Kind == kindRest {
+				rests = append(rests, e.Rest)
+			}
+		}
+	}
+	for i, r := range rests {
+		if r.InUse > 0 {
+			a.t.Errorf("process %d: %d connections are still in use, or waited for", i, r.InUse)
+		}
+	}
+	for node := range a.nodes {
+		a.none(node, "SELECT COUNT(*) FROM information_schema.INNODB_TRX JOIN information_schema.PROCESSLIST ON ID = trx_mysql_thread_id WHERE DB = ?", "transactions are left", a.database)
+	}
+	for _, name := range a.jobs {
+		for _, key := range jobs[name].keysOf(name, a.keys) {
+			a.none(a.primary, "SELECT IS_USED_LOCK(?) IS NOT NULL", "advisory locks are left", lockname.OfAdvisory(a.database, key))
+		}
+	}
+	return rests
+}
+
+// none waits until a node counts none of what is not to be left.
+func (a *arena) none(node int, query, what string, args ...any) {
+	a.t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		var n int
+		a.must(a.admins[node].QueryRowContext(a.t.Context(), query, args...).Scan(&n))
+		if n == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			a.t.Fatalf("%s: %d %s", a.topology, n, what)
+		}
+	}
+}
+
+// hangs has a process tell where it hangs.
+func (a *arena) hangs(p *process) {
+	a.t.Helper()
+	_ = p.signal(syscall.SIGQUIT)
+	<-p.ended
+	a.t.Fatalf("%s: %s hangs", a.topology, p.orders.Name)
+}
+
 // end has the clients stop, and returns the books when nobody can change them any
 // more.
 func (a *arena) end() *books {
 	a.t.Helper()
+	a.settle()
 	for _, p := range a.processes {
 		p.leash.Close()
 	}
@@ -307,27 +404,26 @@ func (a *arena) end() *books {
 		case <-p.ended:
 			a.must(p.err)
 		case <-time.After(patience):
-			_ = p.signal(syscall.SIGQUIT)
-			<-p.ended // it has told where it hangs
-			a.t.Fatalf("%s: %s does not end", a.topology, p.orders.Name)
+			a.hangs(p)
 		}
 		p.proxy.Close()
 	}
 	for node := range a.nodes {
-		for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-			ids, err := a.connections(node)
-			a.must(err)
-			if len(ids) == 0 {
-				break
-			}
-			if time.Now().After(end) {
-				a.t.Fatalf("%s: the clients have ended, and %d of their connections are still there", a.topology, len(ids))
-			}
-		}
+		a.none(node, "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ?", "connections of clients that have ended are left", a.database)
 	}
 	b, err := readBooks(a.t.Context(), a.admin(), a.database)
 	a.must(err)
 	a.must(a.history.refresh())
+	if len(a.processes) > 0 && a.processes[0].orders.TTL > ttl { // else they end too soon, and what was killed leaves some
+		var tables, leases int
+		a.must(a.admin().QueryRowContext(a.t.Context(), "SELECT COUNT(*) FROM information_schema.TABLES WHERE TABLE_SCHEMA = ? AND TABLE_NAME = 'mysqllock'", a.database).Scan(&tables))
+		if tables > 0 {
+			a.must(a.admin().QueryRowContext(a.t.Context(), "SELECT COUNT(*) FROM "+a.database+".mysqllock WHERE owner IS NOT NULL AND expires > UTC_TIMESTAMP(6)").Scan(&leases))
+		}
+		if leases > 0 {
+			a.t.Errorf("%d leases are left", leases)
+		}
+	}
 	a.must(a.exec("DROP DATABASE " + a.database))
 	return b
 }
@@ -342,7 +438,7 @@ func (a *arena) judge(b *books) (wrong, known []violation) {
 			wrong = append(wrong, v)
 		}
 	}
-	for _, v := range slices.Concat(a.history.checkLocks(a.unsure, a.doubtful), a.history.checkReaders(), a.history.checkAccounts(b, a.doubtful), b.check(a.history)) {
+	for _, v := range slices.Concat(a.history.checkLocks(a.unsure, a.doubtful), a.history.checkReaders(), a.history.checkLate(), a.history.checkAccounts(b, a.doubtful), b.check(a.history)) {
 		if !v.Order || !slices.ContainsFunc(known, func(other violation) bool { return other.Job == v.Job }) {
 			wrong = append(wrong, v)
 		}

@@ -56,7 +56,7 @@ type entry struct {
 type books struct {
 	entries  []entry // of each account in its order
 	accounts []account
-	written  map[string]bool
+	written  map[string]uint64 // which state, by operation and key
 }
 
 // readBooks reads all of it as of one moment.
@@ -66,7 +66,7 @@ func readBooks(ctx context.Context, db *sql.DB, database string) (*books, error)
 		return nil, err
 	}
 	defer tx.Rollback()
-	b := &books{written: make(map[string]bool)}
+	b := &books{written: make(map[string]uint64)}
 	rows, err := tx.QueryContext(ctx, "SELECT op, k, seq, a, b, old_seq, old_a, old_b FROM "+database+".ledger ORDER BY old_seq, seq, id")
 	if err != nil {
 		return nil, err
@@ -100,11 +100,16 @@ func readBooks(ctx context.Context, db *sql.DB, database string) (*books, error)
 
 func (b *books) add(e entry) {
 	b.entries = append(b.entries, e)
-	b.written[e.op+"\x00"+e.is.key] = true
+	b.written[e.op+"\x00"+e.is.key] = e.is.seq
 }
 
 // has reports whether the transfer's write of the account is committed.
-func (b *books) has(op, key string) bool { return b.written[op+"\x00"+key] }
+func (b *books) has(op, key string) bool { return b.written[op+"\x00"+key] > 0 }
+
+// banks reports whether there is an account of that key.
+func (b *books) banks(key string) bool {
+	return slices.ContainsFunc(b.accounts, func(a account) bool { return a.key == key })
+}
 
 // overwritten returns the commits that were decided on a state that was not the
 // newest any more: lost updates.
@@ -122,8 +127,12 @@ func (b *books) overwritten(h *history) (wrong []violation) {
 	for _, e := range b.entries {
 		writers[e.is] = e.op
 	}
+	last := make(map[string]entry)
 	for _, e := range b.entries {
-		if e.is.seq != e.was.seq+1 {
+		// A line that was written without its account says what its writer had read.
+		stale := last[e.is.key].is.seq > 0 && last[e.is.key].was.seq == e.was.seq && !b.banks(e.is.key)
+		last[e.is.key] = e
+		if e.is.seq != e.was.seq+1 || stale {
 			other := writers[e.was]
 			wrong = append(wrong, violation{Job: commits[e.op].Job, At: commits[e.op].Call, Text: fmt.Sprintf("%s wrote state %d of %s over state %d, which is of %s (%s %s)",
 				e.op, e.is.seq, e.is.key, e.was.seq, other, ends[other].Result, ends[other].Error)})
@@ -164,7 +173,7 @@ func (b *books) check(h *history) (wrong []violation) {
 	last := make(map[string]account)
 	for _, e := range b.entries {
 		end, ended := ends[e.op]
-		tried := slices.ContainsFunc(commits[e.op], func(c event) bool { return c.Key == e.is.key && c.Seq == e.is.seq })
+		tried := slices.ContainsFunc(commits[e.op], func(c event) bool { return c.Key == e.is.key && (c.Seq == e.is.seq || c.Seq == 0) })
 		switch {
 		case !tried:
 			say(e.op, "is in the ledger of %s, but nobody has tried to commit that", e.is.key)

@@ -99,6 +99,7 @@ func (a *arena) lockedTwice() bool {
 
 // TestWrongWays shows that the checks see what they are for.
 func TestWrongWays(t *testing.T) {
+	t.Parallel()
 	for _, bin := range tempserver.EachFlavour(tempserver.RequireOwn(t)) {
 		t.Run(bin.Name, func(t *testing.T) {
 			t.Parallel()

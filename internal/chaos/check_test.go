@@ -117,7 +117,7 @@ func TestChecksOfTheBooks(t *testing.T) {
 			false,
 		},
 	} {
-		b := &books{accounts: []account{test.is}, written: make(map[string]bool)}
+		b := &books{accounts: []account{test.is}, written: make(map[string]uint64)}
 		for _, e := range test.entries {
 			b.add(e)
 		}
@@ -152,7 +152,7 @@ func TestChecksBeforeACrash(t *testing.T) {
 				{Kind: kindEnd, Job: "row", Op: "x", Result: unknown, Return: crash + 2},
 			}},
 		}
-		b := &books{accounts: []account{{"k", 0, capital, capital}}, written: make(map[string]bool)}
+		b := &books{accounts: []account{{"k", 0, capital, capital}}, written: make(map[string]uint64)}
 		if wrong, _ := a.judge(b); (len(wrong) == 0) != test.right {
 			t.Errorf("%s: %v", name, wrong)
 		}

@@ -1,6 +1,7 @@
 package chaos
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"database/sql"
@@ -11,6 +12,8 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -38,7 +41,20 @@ type orders struct {
 	Conns   int // the most of each job's handle; 0 is no limit
 	// MaxConns is the budget of each job's handle; 0 is none.
 	MaxConns int
+	Params   string // of each job's handle, more of them
 	Seed     uint64
+
+	// For load, where zero values are those of chaos.
+	Keys   int           // of each job
+	TTL    time.Duration // of what is locked
+	Wait   time.Duration // for a lock
+	Limit  time.Duration // of a transfer
+	Pause  time.Duration // at most, between two transfers
+	Thinks time.Duration // at most, within a transfer, and never for long
+	GiveUp int           // one in so many gives up early
+	Shared bool          // one handle is for all jobs
+	Grows  bool          // when all rest, it tells what the process needs
+	User   int           // has an account of its own, for which the server takes so many connections
 }
 
 const ordersVariable = "MYSQLLOCK_CHAOS_ORDERS"
@@ -49,53 +65,126 @@ type client struct {
 	file *os.File
 	ids  atomic.Int64
 	stop chan struct{}
+
+	rests sync.RWMutex  // read-locked for each transfer; locked while all rest
+	goOn  chan struct{} // closed when they are told to rest for the first time
+	told  sync.Once     // closes it
 }
 
-// runClient works until its standard input ends.
+// runClient works until its standard input ends. For each line there all workers rest, or
+// go on.
 func runClient(text string) error {
-	c := &client{stop: make(chan struct{})}
+	c := &client{stop: make(chan struct{}), goOn: make(chan struct{})}
 	if err := json.Unmarshal([]byte(text), &c.orders); err != nil {
 		return err
 	}
+	c.Limit, c.Pause, c.TTL = cmp.Or(c.Limit, limit), cmp.Or(c.Pause, 40*time.Millisecond), cmp.Or(c.TTL, ttl)
+	c.GiveUp, c.Wait = cmp.Or(c.GiveUp, 30), cmp.Or(c.Wait, 2*time.Second)
+	jobs := jobsOf(c.TTL)
 	var err error
 	if c.file, err = os.OpenFile(c.File, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600); err != nil {
 		return err
 	}
 	defer c.file.Close()
-	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		close(c.stop)
-	}()
 	over := make(chan struct{})
 	var watching, all sync.WaitGroup
 	watching.Go(func() { c.watchStalls(over) })
 	defer watching.Wait()
 	defer close(over)
+	handles := make(map[string]*sql.DB)
 	for i, name := range c.Jobs {
 		j := jobs[name]
 		if j.breaks != nil {
 			j.breaks.Store(true)
 		}
-		driver, dsn := "mysqllock", c.DSN+"&lockWait=2s&lockTTL="+ttl.String()+"&lockOwner="+c.Name
-		if c.MaxConns > 0 {
-			dsn += fmt.Sprint("&maxConns=", c.MaxConns)
+		db := handles[""]
+		if db == nil {
+			if db, err = c.open(j); err != nil {
+				return err
+			}
+			defer db.Close()
+			if c.Shared {
+				handles[""] = db
+			} else {
+				handles[name] = db
+			}
 		}
-		if j.plain {
-			driver, dsn = "mysql", c.DSN
-		}
-		db, err := sql.Open(driver, dsn)
-		if err != nil {
-			return err
-		}
-		defer db.Close()
-		db.SetMaxOpenConns(c.Conns)
 		for n := range c.Workers {
-			w := &worker{client: c, db: db, job: name, keys: j.keys, thinks: cmp.Or(j.thinks, 10*time.Millisecond), random: rand.New(rand.NewPCG(c.Seed, uint64(i*c.Workers+n)))}
-			all.Go(func() { w.work(j) })
+			w := &worker{client: c, db: db, job: name, keys: j.keysOf(name, c.Keys), thinks: cmp.Or(c.Thinks, j.thinks, 10*time.Millisecond), random: rand.New(rand.NewPCG(c.Seed, uint64(i*c.Workers+n)))}
+			own := j
+			if w.waits, w.appends = j.once, j.once; j.once {
+				w.keys, own.ways = w.keys[n:n+1], j.ways[n%len(j.ways):][:1]
+			}
+			all.Go(func() { w.work(own) })
 		}
 	}
+	c.obey(handles)
 	all.Wait()
 	return nil
+}
+
+// open opens a handle for a job.
+func (c *client) open(j job) (*sql.DB, error) {
+	driver, dsn := "mysqllock", c.DSN+"&lockWait="+c.Wait.String()+"&lockTTL="+c.TTL.String()+"&lockOwner="+c.Name+c.Params
+	if c.MaxConns > 0 {
+		dsn += fmt.Sprint("&maxConns=", c.MaxConns)
+	}
+	if j.plain {
+		driver, dsn = "mysql", c.DSN
+	}
+	db, err := sql.Open(driver, dsn)
+	if err == nil {
+		db.SetMaxOpenConns(c.Conns)
+	}
+	return db, err
+}
+
+// obey has the workers rest, or go on, at each line of standard input, and stop at its end.
+func (c *client) obey(handles map[string]*sql.DB) {
+	resting := false
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); resting = !resting {
+		if resting {
+			c.rests.Unlock()
+			continue
+		}
+		c.told.Do(func() { close(c.goOn) })
+		c.rests.Lock()
+		c.note(event{Kind: kindRest, Call: now(), Rest: c.left(handles)})
+	}
+	close(c.stop)
+	if resting {
+		c.rests.Unlock()
+	}
+}
+
+// left tells what a process that rests has not given back yet, after a while.
+func (c *client) left(handles map[string]*sql.DB) (r rest) {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+		r.InUse = 0
+		for _, db := range handles {
+			r.InUse += db.Stats().InUse
+			if st, err := mysqllock.Stats(db); err == nil { // else it is not the driver's
+				r.InUse += st.InUse + st.Waiters
+			}
+		}
+		if r.InUse == 0 || time.Now().After(end) {
+			break
+		}
+	}
+	if !c.Grows {
+		return r
+	}
+	r.Goroutines = runtime.NumGoroutine()
+	for since := time.Now(); time.Since(since) < time.Second; time.Sleep(20 * time.Millisecond) {
+		if n := runtime.NumGoroutine(); n < r.Goroutines {
+			r.Goroutines, since = n, time.Now()
+		}
+	}
+	debug.FreeOSMemory()
+	var memory runtime.MemStats
+	runtime.ReadMemStats(&memory)
+	r.Heap = int64(memory.HeapAlloc)
+	return r
 }
 
 // note writes an event down. It is in the file when note returns, whatever becomes
@@ -137,6 +226,12 @@ type worker struct {
 	keys   []string
 	thinks time.Duration
 	random *rand.Rand
+	ctx    context.Context // of what it does just now
+	waits  bool            // it thinks until it is told to go on
+
+	// appends: what it writes is a line of the ledger, without an account. It waits for nobody
+	// whose transaction is open, so that it does not take the lock alone to write.
+	appends bool
 }
 
 func (w *worker) work(j job) {
@@ -144,24 +239,45 @@ func (w *worker) work(j job) {
 		select {
 		case <-w.stop:
 			return
-		case <-time.After(time.Duration(w.random.Int64N(int64(40 * time.Millisecond)))):
+		case <-time.After(time.Duration(w.random.Int64N(int64(w.Pause)))):
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), limit)
-		if w.random.IntN(30) == 0 { // somebody who gives up
-			time.AfterFunc(time.Duration(w.random.Int64N(int64(50*time.Millisecond))), cancel)
+		w.rests.RLock()
+		w.once(j)
+		w.rests.RUnlock()
+		if j.once {
+			return
 		}
-		j.ways[w.random.IntN(len(j.ways))](w, ctx)
-		cancel()
 	}
 }
+
+func (w *worker) once(j job) {
+	ctx, cancel := context.WithTimeout(context.Background(), w.Limit)
+	defer cancel()
+	if w.random.IntN(w.GiveUp) == 0 { // somebody who gives up
+		defer time.AfterFunc(time.Duration(w.random.Int64N(int64(50*time.Millisecond))), cancel).Stop()
+	}
+	began := now()
+	w.ctx = ctx
+	j.ways[w.random.IntN(len(j.ways))](w, ctx)
+	if ended := now(); ended-began > int64(w.Limit+tooLate) {
+		w.note(event{Kind: kindLate, Job: w.job, Call: began, Return: ended})
+	}
+}
+
+// tooLate is how much longer than its context nobody may take, on however slow a machine.
+const tooLate = 30 * time.Second
 
 func (w *worker) key() string { return w.keys[w.random.IntN(len(w.keys))] }
 
 // think takes a while between what is read and what is written, now and then
 // longer than a lease lasts without renewal.
 func (w *worker) think(ctx context.Context) {
+	if w.waits {
+		<-w.goOn
+		return
+	}
 	d := w.random.Int64N(int64(w.thinks))
-	if w.random.IntN(300) == 0 {
+	if w.Thinks == 0 && w.random.IntN(300) == 0 {
 		d = w.random.Int64N(int64(3 * ttl / 2))
 	}
 	select {
@@ -219,11 +335,12 @@ func (h *hold) believe(ctx context.Context) (stop func()) {
 // transfer is one attempt to move money.
 type transfer struct {
 	*worker
-	id string
+	id  string
+	was account // what it has read last
 }
 
 func (w *worker) transfer() *transfer {
-	t := &transfer{w, w.id()}
+	t := &transfer{worker: w, id: w.id()}
 	w.note(event{Kind: kindTry, Job: w.job, Op: t.id, Call: now()})
 	return t
 }
@@ -237,8 +354,15 @@ type querier interface {
 // read reads the account; since is when the snapshot can have been taken at the
 // earliest.
 func (t *transfer) read(ctx context.Context, q querier, since int64, key string) (account, error) {
-	a := account{key: key}
-	err := q.QueryRowContext(ctx, "SELECT seq, a, b FROM account WHERE k = ?", key).Scan(&a.seq, &a.a, &a.b)
+	a, from := account{key: key, a: capital, b: capital}, "account WHERE k = ?"
+	if t.appends {
+		from = "ledger WHERE k = ? ORDER BY seq DESC, id DESC LIMIT 1"
+	}
+	err := q.QueryRowContext(ctx, "SELECT seq, a, b FROM "+from, key).Scan(&a.seq, &a.a, &a.b)
+	if t.appends && errors.Is(err, sql.ErrNoRows) {
+		err = nil
+	}
+	t.was = a
 	if err == nil {
 		t.note(event{Kind: kindRead, Job: t.job, Op: t.id, Key: key, Seq: a.seq, Call: since, Return: now()})
 	}
@@ -246,8 +370,26 @@ func (t *transfer) read(ctx context.Context, q querier, since int64, key string)
 }
 
 func (t *transfer) write(ctx context.Context, q querier, a account) error {
-	_, err := q.ExecContext(ctx, "UPDATE account SET seq = ?, a = ?, b = ?, op = ? WHERE k = ?", a.seq, a.a, a.b, t.id, a.key)
-	return err
+	if t.appends {
+		return changed(q.ExecContext(ctx, "INSERT INTO ledger (op, k, seq, a, b, old_seq, old_a, old_b) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+			t.id, a.key, a.seq, a.a, a.b, t.was.seq, t.was.a, t.was.b))
+	}
+	return changed(q.ExecContext(ctx, "UPDATE account SET seq = ?, a = ?, b = ?, op = ? WHERE k = ?", a.seq, a.a, a.b, t.id, a.key))
+}
+
+// errUnchanged is of a statement that says that all is well and that it has changed nothing,
+// as one on MariaDB 11.8 may that was killed.
+var errUnchanged = errors.New("no row was changed")
+
+// changed is the error of a statement that was to change one row.
+func changed(res sql.Result, err error) error {
+	if err != nil {
+		return err
+	}
+	if n, err := res.RowsAffected(); err != nil || n != 1 {
+		return errors.Join(errUnchanged, err)
+	}
+	return nil
 }
 
 // moved is a with some of its money moved.
@@ -270,7 +412,7 @@ func (t *transfer) attempt(accounts ...account) (call int64) {
 func (t *transfer) end(err error, committing bool) {
 	e := event{Kind: kindEnd, Job: t.job, Op: t.id, Result: resultOf(err, committing), Return: now()}
 	if err != nil {
-		e.Error = err.Error()
+		e.Error, e.Over = err.Error(), t.ctx != nil && t.ctx.Err() != nil
 	}
 	t.note(e)
 }
@@ -407,6 +549,25 @@ func inSession(exclusive bool, opts ...lockctx.Option) way {
 		err = t.write(ctx, w.db, a)
 		if err == nil {
 			h.say(kindUse, call, 0)
+		}
+		t.end(err, true)
+	}
+}
+
+// inStatement is one statement, which does not know which state it makes: of the account that
+// has no lock where there are no options.
+func inStatement(opts ...lockctx.Option) way {
+	return func(w *worker, ctx context.Context) {
+		t, key := w.transfer(), unlocked
+		if len(opts) > 0 {
+			key = w.key()
+			ctx = lockctx.With(ctx, key, opts...)
+		}
+		t.attempt(account{key: key})
+		err := changed(w.db.ExecContext(ctx, "UPDATE account SET seq = seq + 1, a = a - 1, b = b + 1, op = ? WHERE k = ?", t.id, key))
+		if err != nil && len(opts) == 0 { // the server may have done it all the same
+			t.note(event{Kind: kindEnd, Job: t.job, Op: t.id, Result: unknown, Return: now(), Error: err.Error()})
+			return
 		}
 		t.end(err, true)
 	}

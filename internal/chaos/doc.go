@@ -1,15 +1,29 @@
-// Package chaos proves on real servers that two never hold a lock: processes that
-// use the driver are killed, stopped and cut off, and so is their server, while
-// they move money under locks of every strategy. What they believed and what is
-// in the database is then checked as one history.
+// Package chaos asks one question of the driver on real servers, in many scenarios: callers
+// work under locks while things go wrong; was what happened right? Two never hold a lock, no
+// update is lost, what a caller was told is what is committed, nothing hangs, and nothing is
+// left.
 //
-// The harness is in the tests; "make chaos" runs it for longer, and writes what it
-// found to docs/reliability.md. In the environment,
+// All of it is in the tests. Its parts are
 //
-//   - CHAOS_TIME is how long each server and cluster is tormented, "10m" for
-//     instance; by default each fault comes once, on one of the servers, and there
-//     are no clusters,
-//   - CHAOS_SEED, a number, repeats the choice of faults, of their victims and
-//     lengths, and of what the clients do. When things happen is up to the machine,
-//   - CHAOS_PAGE is the page to write.
+//   - clients (client_test.go, jobs_test.go): processes whose workers do jobs, in each of the
+//     ways in which an application locks. They write down what they did and believed,
+//   - faults (faults_test.go): what is killed, stopped, cut off and set meanwhile,
+//   - the arena (arena_test.go): a server or a cluster, with the clients of one round,
+//   - the check (history_test.go, books_test.go): what all clients wrote down, and what is in
+//     the database, as one history.
+//
+// The scenarios are short in every run of the tests. What makes them longer is a target of
+// make, and a variable:
+//
+//   - "make chaos": each fault on each server and cluster, for CHAOS_TIME. By default each
+//     fault comes once, on one of the servers, and there are no clusters. CHAOS_PAGE is the
+//     page to write, docs/reliability.md,
+//   - "make storm", "make hotkeys" and "make soak": very many callers with few connections, for
+//     STORM_TIME, HOTKEYS_TIME and SOAK_TIME,
+//   - "make prove": leases whose holders are stopped, cut off, killed and raced,
+//   - "make hunt": random sets of keys, for HUNT_TIME; "make leases": commits under one lease,
+//     for LEASE_TIME; "make crowd": CROWD callers.
+//
+// CHAOS_SEED, a number, repeats the choice of faults, of their victims and lengths, and of
+// what the clients do. When things happen is up to the machine.
 package chaos

@@ -108,6 +108,7 @@ var (
 		return times
 	}}
 	connectionsKilled = &fault{"connections killed (KILL)", true, func(a *arena) int { return a.killEach("KILL") }}
+	statementsKilled  = &fault{"statements killed (KILL QUERY)", true, func(a *arena) int { return a.killEach("KILL QUERY") }}
 )
 
 var faults = []*fault{
@@ -143,7 +144,7 @@ var faults = []*fault{
 		return len(a.processes)
 	}},
 	connectionsKilled,
-	{"statements killed (KILL QUERY)", true, func(a *arena) int { return a.killEach("KILL QUERY") }},
+	statementsKilled,
 	{"COMMIT slow, by up to 500 ms", false, func(a *arena) int {
 		for _, p := range a.processes {
 			p.proxy.HoldUp("COMMIT", 500*time.Millisecond)

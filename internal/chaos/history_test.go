@@ -31,6 +31,8 @@ type event struct {
 	Return int64  `json:",omitempty"`
 	Result result `json:",omitempty"`
 	Error  string `json:",omitempty"`
+	Over   bool   `json:",omitempty"` // the caller's context had ended by then
+	Rest   rest   `json:",omitzero"`
 
 	client string // whose history it is from
 }
@@ -47,7 +49,16 @@ const (
 	kindCommit  kind = "commit"  // of a new state of an account, about to be attempted
 	kindEnd     kind = "end"     // of the transfer
 	kindStall   kind = "stall"   // the process did not get to run
+	kindLate    kind = "late"    // a transfer took much longer than its context lasted
+	kindRest    kind = "rest"    // of all workers of the process
 )
+
+// rest is what a process has while its workers rest.
+type rest struct {
+	InUse      int // connections that were not given back, and callers that wait
+	Goroutines int
+	Heap       int64
+}
 
 // result is what a client knows of a transfer in the end.
 type result string
@@ -115,6 +126,16 @@ func (h *history) refreshFrom(path string) error {
 		h.events = append(h.events, e)
 		text = rest
 	}
+}
+
+// count returns how often something was done.
+func (h *history) count(k kind) (n int) {
+	for _, e := range h.events {
+		if e.Kind == k {
+			n++
+		}
+	}
+	return n
 }
 
 // violation is something that no lock that keeps its promise lets happen.
@@ -289,6 +310,16 @@ func (h *history) checkReaders() (wrong []violation) {
 	return wrong
 }
 
+// checkLate returns the transfers that did not end in time.
+func (h *history) checkLate() (wrong []violation) {
+	for _, e := range h.events {
+		if e.Kind == kindLate {
+			wrong = append(wrong, violation{Job: e.Job, At: e.Call, Text: fmt.Sprint("a transfer took ", time.Duration(e.Return-e.Call))})
+		}
+	}
+	return wrong
+}
+
 // accountModel is one account's: reads see the newest state, and a commit makes
 // the next one of it.
 var accountModel = porcupine.Model{
@@ -318,6 +349,7 @@ func (h *history) checkAccounts(b *books, doubtful func(at int64) bool) (wrong [
 		switch {
 		case e.Kind == kindRead && (b.has(e.Op, e.Key) || !doubtful(e.Return)):
 		case e.Kind == kindCommit && b.has(e.Op, e.Key):
+			e.Seq = b.written[e.Op+"\x00"+e.Key]
 			if e.Return = returns[e.Op]; e.Return == 0 {
 				e.Return = math.MaxInt64
 			}

@@ -1,6 +1,8 @@
 package chaos
 
 import (
+	"cmp"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -10,10 +12,11 @@ import (
 
 // job is a kind of work, on keys of its own.
 type job struct {
-	keys     []string
-	accounts []string // where they are not the keys
-	ways     []way
-	thinks   time.Duration // at most, as a rule
+	keys   int
+	slots  int // of each key, which has an account for each of them; 0 is a key that has none
+	ways   []way
+	thinks time.Duration // at most, as a rule
+	once   bool          // each worker has one key and one way, once, and thinks until it is told to go on
 
 	// For jobs that are done wrong.
 	plain  bool         // without the driver
@@ -21,6 +24,7 @@ type job struct {
 }
 
 var (
+	row        = lockctx.Row()
 	lease      = lockctx.Lease(ttl)
 	advisory   = lockctx.Advisory()
 	optimistic = lockctx.Optimistic()
@@ -29,64 +33,57 @@ var (
 // slots is how many may hold a key of the job "slots".
 const slots = 2
 
-var jobs = map[string]job{
-	"row": {
-		keys: []string{"row 1", "row 2"},
-		ways: []way{inTx(true), inTxOfTwo(true), inSession(true), inDo(true), inHold(), sharing},
-	},
-	"lease": {
-		keys: []string{"lease 1", "lease 2"},
-		ways: []way{inTx(true, lease), inTxOfTwo(true, lease), inSession(true, lease), underDo(lease), underHold(lease), underHold(lease), sharing},
-	},
-	"advisory": {
-		keys: []string{"advisory 1", "advisory 2"},
-		ways: []way{inTx(true, advisory), inSession(true, advisory), underDo(advisory), underHold(advisory), underHold(advisory)},
-	},
-	"optimistic": {
-		keys: []string{"optimistic 1", "optimistic 2"},
-		ways: []way{inTx(false, optimistic), inSession(false, optimistic), inDo(false, optimistic, lockctx.Retry(3))},
-	},
-	"mixed": { // row locks, leases and versions of the same keys
-		keys: []string{"mixed 1", "mixed 2"},
-		ways: []way{inTx(true), inDo(true), inTx(true, lease), underHold(lease), inTx(false, optimistic), inSession(false, optimistic), sharing},
-	},
-	"slots": {
-		keys:     []string{"slots 1"},
-		accounts: []string{slotKey("slots 1", 0), slotKey("slots 1", 1)},
-		ways:     []way{inHold(lockctx.Slots(slots)), underHold(lease, lockctx.Slots(slots))},
-	},
+// jobs are all of them, with leases that last for ttl.
+var jobs = jobsOf(ttl)
 
-	"no fence": {
-		keys:   []string{"no fence 1", "no fence 2", "no fence 3", "no fence 4", "no fence 5", "no fence 6"},
-		ways:   []way{underHold(lease)},
-		thinks: 100 * time.Millisecond,
-		breaks: &sabotage.NoFence,
-	},
-	"late notice": {
-		keys:   []string{"late notice 1", "late notice 2"},
-		ways:   []way{underHold(lease)},
-		thinks: 100 * time.Millisecond,
-		breaks: &sabotage.LateNotice,
-	},
-	"scenario": {keys: []string{"k", "l"}},
-	"retry without the lock": {
-		keys:  []string{"retry 1", "retry 2"},
-		ways:  []way{retrying},
-		plain: true,
-	},
-	"release before COMMIT": {
-		keys:  []string{"early 1", "early 2"},
-		ways:  []way{releasingEarly},
-		plain: true,
-	},
+// jobsOf are all jobs, whose leases last for ttl.
+func jobsOf(ttl time.Duration) map[string]job {
+	lease := lockctx.Lease(ttl)
+	return map[string]job{
+		"row":        {keys: 2, ways: []way{inTx(true, row), inTxOfTwo(true, row), inSession(true, row), inDo(true, row), inHold(row), sharing}},
+		"lease":      {keys: 2, ways: []way{inTx(true, lease), inTxOfTwo(true, lease), inSession(true, lease), underDo(lease), underHold(lease), underHold(lease), sharing}},
+		"advisory":   {keys: 2, ways: []way{inTx(true, advisory), inSession(true, advisory), underDo(advisory), underHold(advisory), underHold(advisory)}},
+		"optimistic": {keys: 2, ways: []way{inTx(false, optimistic), inSession(false, optimistic), inDo(false, optimistic, lockctx.Retry(3))}},
+		// Row locks, leases and versions of the same keys.
+		"mixed": {keys: 2, ways: []way{inTx(true, row), inDo(true, row), inTx(true, lease), underHold(lease), inTx(false, optimistic), inSession(false, optimistic), sharing}},
+		"slots": {keys: 1, slots: slots, ways: []way{inHold(lockctx.Slots(slots)), underHold(lease, lockctx.Slots(slots))}},
+		// Without those who share: the check of many who do at a time takes too long.
+		"storm": {keys: 4, ways: []way{inTx(true, row), inTxOfTwo(true, row), inSession(true, row), inDo(true, row), inHold(row)}},
+		// With statements that write without a lock, on connections that others use with one.
+		"hot": {keys: 8, ways: []way{inTx(true, advisory), inStatement(advisory), inSession(true, advisory), underDo(advisory), inTx(true, advisory), inStatement()}},
+
+		"no fence":               {keys: 6, ways: []way{underHold(lease)}, thinks: 100 * time.Millisecond, breaks: &sabotage.NoFence},
+		"late notice":            {keys: 2, ways: []way{underHold(lease)}, thinks: 100 * time.Millisecond, breaks: &sabotage.LateNotice},
+		"retry without the lock": {keys: 2, ways: []way{retrying}, plain: true},
+		"release before COMMIT":  {keys: 2, ways: []way{releasingEarly}, plain: true},
+		"paused":                 {keys: 50, once: true, ways: pausedWays(lease)},
+		"paused without a fence": {keys: 20, once: true, ways: pausedWays(lease)[:2], breaks: &sabotage.NoFence},
+	}
 }
 
 // strategies are the jobs that are to be done right, as the page lists them.
 var strategies = []string{"row", "lease", "advisory", "optimistic", "mixed", "slots"}
 
-func (j job) banked() []string {
-	if j.accounts != nil {
-		return j.accounts
+// keysOf are the keys of the job of that name, n of them unless that is 0.
+func (j job) keysOf(name string, n int) (keys []string) {
+	for i := range cmp.Or(n, j.keys) {
+		keys = append(keys, fmt.Sprint(name, " ", i+1))
 	}
-	return j.keys
+	return keys
 }
+
+// banked are the keys of the accounts.
+func (j job) banked(name string, n int) (keys []string) {
+	for _, key := range j.keysOf(name, n) {
+		if j.slots == 0 {
+			keys = append(keys, key)
+		}
+		for slot := range j.slots {
+			keys = append(keys, slotKey(key, slot))
+		}
+	}
+	return keys
+}
+
+// unlocked is the account under whose key nobody takes a lock.
+const unlocked = "unlocked"

@@ -6,9 +6,14 @@ import (
 	"os"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/go-sql-driver/mysql"
 	"go.uber.org/goleak"
+
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
+	"github.com/mysqllock/mysqllock/internal/tempserver"
 )
 
 // seed is of all that is drawn.
@@ -23,6 +28,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	dbtest.Jobs{"crew": childCrew, "giver": childGiver, "leases": childLeases}.Run()
 	if text := os.Getenv("CHAOS_SEED"); text != "" {
 		var err error
 		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
@@ -30,8 +36,8 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 	}
-	_ = flag.Set("test.parallel", "16") // most of the time they wait
-	code := m.Run()
+	_ = flag.Set("test.parallel", "6") // they mostly wait
+	code := tempserver.Tests{M: m}.Run()
 	if path := os.Getenv("CHAOS_PAGE"); path != "" && code == 0 {
 		if err := page.write(path); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -46,3 +52,12 @@ func TestMain(m *testing.M) {
 	}
 	os.Exit(code)
 }
+
+// longTTL is that of leases which are not to be lost, also on a machine that stands still for
+// some seconds.
+const longTTL = 15 * time.Second
+
+// scratch is a database of one test.
+type scratch struct{ *stock.Shop }
+
+func newScratch(d *dbtest.Database) *scratch { return &scratch{stock.NewShop(d)} }

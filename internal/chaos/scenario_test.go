@@ -16,6 +16,7 @@ import (
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/inspect"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/internal/sabotage"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/lockctx"
@@ -34,53 +35,60 @@ var scenarios = []struct {
 	{"what frees an unanswered grant arrives when there is a later one", "broken", freedLate},
 	{"the clock is set forward and back beneath a lease, and a row lock is granted between", "broken", clockForwardAndBack},
 	{"the clock is set forward beneath a lease, and another is granted", "no fence", clockForward},
+	{"the connection of an advisory lock is killed beneath a transaction, and another is granted", "no fence", advisoryKilled},
 	{"the clock is set back beneath leases, of which one has lost its holder", "", clockBack},
 }
 
-// protections are what is left out of the driver; none at first.
+// protections are what is left out of the driver.
 var protections = []struct {
 	name string
 	out  []*atomic.Bool
 }{
-	{"whole", nil},
 	{"broken", []*atomic.Bool{&sabotage.KeepLapsed, &sabotage.SlowFence, &sabotage.FreeAny}},
 	{"no fence", []*atomic.Bool{&sabotage.NoFence}},
 }
 
-// TestScenarios has each scenario with the driver whole, and then without what protects
-// from it. Nothing else in this process uses the driver.
+// TestScenarios has each scenario with the driver whole.
 func TestScenarios(t *testing.T) {
 	t.Parallel()
-	var hosts []*arena
-	for _, bin := range tempserver.EachFlavour(tempserver.RequireOwn(t)) {
-		hosts = append(hosts, newArena(t, bin))
-	}
-	for n, without := range protections {
-		broken := without.out != nil
-		t.Run(without.name, func(t *testing.T) {
-			for _, part := range without.out {
+	play(t, 0, "")
+}
+
+// TestScenariosWithoutProtection has each scenario without what protects from it. Nothing else
+// in this process uses the driver meanwhile.
+func TestScenariosWithoutProtection(t *testing.T) {
+	for i, p := range protections {
+		t.Run(p.name, func(t *testing.T) {
+			for _, part := range p.out {
 				part.Store(true)
 				t.Cleanup(func() { part.Store(false) })
 			}
-			for _, host := range hosts {
-				t.Run(host.topology, func(t *testing.T) {
-					t.Parallel()
-					for i, s := range scenarios {
-						if broken && s.without != without.name {
-							continue
-						}
-						t.Run(s.name, func(t *testing.T) {
-							a := host.beside(t, fmt.Sprintf("scenario%d_%d", i, n))
-							a.begin(0, 0, "scenario")
-							s.run(a)
-							wrong, _ := a.judge(a.end())
-							for _, v := range wrong {
-								t.Log(v)
-							}
-							if broken != (len(wrong) > 0) {
-								t.Errorf("the checks find %d violations", len(wrong))
-							}
-						})
+			play(t, i+1, p.name)
+		})
+	}
+}
+
+// play has the scenarios that go wrong without some protections, or all if none is left out.
+func play(t *testing.T, n int, without string) {
+	for _, bin := range tempserver.EachFlavour(tempserver.RequireOwn(t)) {
+		t.Run(bin.Name, func(t *testing.T) {
+			t.Parallel()
+			host := newArena(t, bin)
+			for i, s := range scenarios {
+				if without != "" && s.without != without {
+					continue
+				}
+				t.Run(s.name, func(t *testing.T) {
+					a := host.beside(t, fmt.Sprintf("scenario%d_%d", i, n))
+					a.more = []string{"k", "l"}
+					a.employ(nil)
+					s.run(a)
+					wrong, _ := a.judge(a.end())
+					for _, v := range wrong {
+						t.Log(v)
+					}
+					if (without != "") != (len(wrong) > 0) {
+						t.Errorf("the checks find %d violations", len(wrong))
 					}
 				})
 			}
@@ -95,8 +103,8 @@ func (a *arena) worker(name, addr string, lockTTL time.Duration) (w *worker, end
 	a.must(err)
 	db, err := sql.Open("mysqllock", fmt.Sprintf("root@tcp(%s)/%s?lockWait=5s&lockTTL=%v&lockOwner=%s", addr, a.database, lockTTL, name))
 	a.must(err)
-	c := &client{orders: orders{Name: name}, file: file}
-	w = &worker{client: c, db: db, job: "scenario", keys: jobs["scenario"].keys, random: rand.New(rand.NewPCG(seed, 0))}
+	c := &client{orders: orders{Name: name, Thinks: time.Millisecond}, file: file}
+	w = &worker{client: c, db: db, job: "scenario", thinks: time.Millisecond, appends: len(a.more) == 0, random: rand.New(rand.NewPCG(seed, 0))}
 	return w, func() { db.Close(); file.Close() }
 }
 
@@ -226,6 +234,32 @@ func (w *worker) writes(ctx context.Context, key string, opts ...lockctx.Option)
 	}
 	t.end(err, false)
 	return false
+}
+
+// advisoryKilled: a lock's connection is killed while its holder thinks in a transaction on
+// another. Somebody else is granted the lock, and writes, before the holder does.
+func advisoryKilled(a *arena) {
+	ctx, cancel := context.WithTimeout(a.t.Context(), patience)
+	defer cancel()
+	holder, end := a.worker("holder", a.addr(a.primary), time.Minute)
+	defer end()
+	other, end := a.worker("other", a.addr(a.primary), time.Minute)
+	defer end()
+	h, err := holder.acquire(ctx, "k", advisory)
+	a.must(err)
+	defer h.lock.Rollback()
+	inside := context.WithoutCancel(h.lock.Context())
+	a.must(h.begin(inside, inside))
+	defer h.tx.Rollback()
+	var id int
+	a.must(a.admin().QueryRowContext(ctx, "SELECT IS_USED_LOCK(?)", lockname.OfAdvisory(a.database, "k")).Scan(&id))
+	a.must(a.exec(fmt.Sprint("KILL ", id)))
+	for !other.writes(ctx, "k", advisory) {
+		a.must(ctx.Err())
+	}
+	if h.write(context.Background()) == nil {
+		_ = h.commit()
+	}
 }
 
 // clockForward: the server's clock is set forward beneath a lease, so that somebody else is

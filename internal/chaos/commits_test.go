@@ -1,10 +1,9 @@
-package hunt
+package chaos
 
 import (
 	"context"
 	"database/sql"
 	"fmt"
-	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,11 +18,9 @@ import (
 // TestCommitsUnderLease has many goroutines commit all the time under one lease: it is
 // not lost, and no commit is refused. LEASE_TIME makes it long, and the lease short.
 func TestCommitsUnderLease(t *testing.T) {
-	length, ttl, goroutines := 8*time.Second, 12*time.Second, 8
-	if v := os.Getenv("LEASE_TIME"); v != "" {
-		var err error
-		length, err = time.ParseDuration(v)
-		dbtest.OK(t, err)
+	length, long := lengthOf(t, "LEASE_TIME", 5*time.Second)
+	ttl, goroutines := 9*time.Second, 8
+	if long {
 		ttl, goroutines = 2*time.Second, 32
 	}
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {

@@ -1,4 +1,4 @@
-package hunt
+package chaos
 
 import (
 	"database/sql"
@@ -72,7 +72,7 @@ func TestSlotsUnderLoad(t *testing.T) {
 			for round := 1; ; round++ {
 				all, sum := s.work(other, db, c)
 				most := wantExclusion(t, all)
-				full, mean, longest := load(all, slots)
+				full, mean, longest := inUse(all, slots)
 				t.Logf("%s: %d grants, %v to each worker; %.1f slots in use, all of them for %.0f%% of the time, some not for at most %d µs; longest wait %v",
 					way, len(all), sum.Grants, mean, 100*full, longest, sum.Longest)
 				if most == slots && mean >= slots/2. { // a machine with much else to do may need another try
@@ -87,10 +87,10 @@ func TestSlotsUnderLoad(t *testing.T) {
 	}))
 }
 
-// load returns for which share of the time n sections were under way, how many
+// inUse returns for which share of the time n sections were under way, how many
 // were, and for how long at most fewer than n. The beginning and the end do not
 // count. Between two sections there are a COMMIT and a grant, at least.
-func load(all []section, n int) (full, mean float64, longest int64) {
+func inUse(all []section, n int) (full, mean float64, longest int64) {
 	type change struct {
 		at   int64
 		step int
@@ -157,7 +157,7 @@ func TestSlotsChange(t *testing.T) {
 			had := s.sections()
 			few := slices.DeleteFunc(slices.Clone(had), func(x section) bool { return x.slots != 3 })
 			most := wantExclusion(t, had)
-			_, mostOfFew := overlaps(few)
+			mostOfFew := atOnce(few)
 			t.Logf("%d sections, %d of them with 3 slots", len(had), len(few))
 			if most == 5 && mostOfFew == 3 {
 				break

@@ -1,4 +1,4 @@
-package hunt
+package chaos
 
 import (
 	"database/sql"

@@ -1,4 +1,4 @@
-package hunt
+package chaos
 
 import (
 	"database/sql"
@@ -62,7 +62,7 @@ func TestWriterAmongReaders(t *testing.T) {
 		var writer sync.WaitGroup
 		writer.Go(func() {
 			time.Sleep(300 * time.Millisecond)
-			for i := range 40 {
+			for i := range 20 {
 				asked := time.Now().UnixMicro()
 				tx, err := []*sql.DB{db, third}[i%2].BeginTx(lockctx.With(dbtest.Limited(t), "k00"), nil)
 				if err != nil {
@@ -75,7 +75,7 @@ func TestWriterAmongReaders(t *testing.T) {
 				time.Sleep(20 * time.Millisecond)
 			}
 		})
-		all, _ := s.work(other, db, crew{Way: byBeginTx, Workers: workers, Length: 3 * time.Second, Keys: 1, Most: 1, Shared: 100, Think: 10 * time.Millisecond})
+		all, _ := s.work(other, db, crew{Way: byBeginTx, Workers: workers, Length: 2 * time.Second, Keys: 1, Most: 1, Shared: 100, Think: 10 * time.Millisecond})
 		writer.Wait()
 		wantExclusion(t, s.sections())
 		var grants []int

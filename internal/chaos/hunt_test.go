@@ -1,4 +1,4 @@
-package hunt
+package chaos
 
 import (
 	"bufio"
@@ -82,7 +82,7 @@ func (c crew) options() (opts []lockctx.Option) {
 	case hint.StrategyRow:
 		opts = append(opts, lockctx.Row())
 	case hint.StrategyLease:
-		opts = append(opts, lockctx.Lease(ttl))
+		opts = append(opts, lockctx.Lease(longTTL))
 	case hint.StrategyAdvisory:
 		opts = append(opts, lockctx.Advisory())
 	}
@@ -306,86 +306,53 @@ func (s *scratch) sections() (all []section) {
 	return all
 }
 
-// excludes reports whether a and b, of the same key, must not be at the same
-// time.
-func (a section) excludes(b section) bool {
-	switch {
-	case a.slots > 0 && b.slots > 0:
-		return a.slot >= 0 && a.slot == b.slot
-	case a.shared && b.shared:
-		return false
+// history is what was written down as the history of locks. Of what has an unknown slot nothing
+// is known.
+func (s section) history(id int) (grant, release event) {
+	key := s.key
+	if s.slots > 0 {
+		key = slotKey(key, s.slot)
 	}
-	return true
-}
-
-// overlaps returns the pairs of sections that should not have been at the same
-// time, how many of a key have been so at most, and of how many workers.
-func overlaps(all []section) (wrong []string, most int) {
-	open := make(map[string][]section)
-	for _, x := range all {
-		there := slices.DeleteFunc(open[x.key], func(o section) bool { return o.ended <= x.began })
-		for _, o := range there {
-			if o.excludes(x) {
-				wrong = append(wrong, fmt.Sprintf("%+v and %+v", o, x))
-			}
-		}
-		open[x.key] = append(there, x)
-		most = max(most, len(open[x.key]))
-	}
-	return wrong, most
+	grant = event{Kind: kindGrant, Job: "crew", Hold: fmt.Sprint(s.who, "/", id), Key: key, Shared: s.shared, Call: s.began, Return: s.began}
+	release = grant
+	release.Kind, release.Call, release.Return = kindRelease, s.ended, s.ended
+	return grant, release
 }
 
 // wantExclusion checks sections and returns how many of a key have been at the same time.
 func wantExclusion(t *testing.T, all []section) (most int) {
 	t.Helper()
-	wrong, most := overlaps(all)
-	for i, pair := range wrong {
-		if i == 5 {
-			t.Errorf("and %d others", len(wrong)-5)
-			break
+	a := &arena{history: new(history)}
+	for i, x := range all {
+		if x.slots == 0 || x.slot >= 0 {
+			grant, release := x.history(i)
+			a.history.events = append(a.history.events, grant, release)
 		}
-		t.Errorf("at the same time: %s", pair)
-	}
-	for _, x := range all {
 		if x.slots > 0 && x.slot >= x.slots {
 			t.Errorf("slot %d of %d", x.slot, x.slots)
 		}
 	}
-	return most
+	for _, v := range a.history.checkLocks(a.unsure, a.doubtful) {
+		t.Error(v)
+	}
+	return atOnce(all)
 }
 
-// TestOverlaps shows that the check of sections finds what it is for.
-func TestOverlaps(t *testing.T) {
-	for _, test := range []struct {
-		name  string
-		right bool
-		most  int
-		all   []section
-	}{
-		{"one after the other", true, 1, []section{{key: "k", began: 1, ended: 2}, {key: "k", began: 2, ended: 3}}},
-		{"two at a time", false, 2, []section{{key: "k", began: 1, ended: 3}, {key: "k", began: 2, ended: 4}}},
-		{"two keys", true, 1, []section{{key: "k", began: 1, ended: 3}, {key: "l", began: 2, ended: 4}}},
-		{"two who share", true, 2, []section{{key: "k", shared: true, began: 1, ended: 3}, {key: "k", shared: true, began: 2, ended: 4}}},
-		{"one who shares", false, 2, []section{{key: "k", shared: true, began: 1, ended: 3}, {key: "k", began: 2, ended: 4}}},
-		{"two slots", true, 2, []section{{key: "k", slot: 0, slots: 2, began: 1, ended: 3}, {key: "k", slot: 1, slots: 2, began: 2, ended: 4}}},
-		{"the same slot", false, 2, []section{{key: "k", slot: 1, slots: 2, began: 1, ended: 3}, {key: "k", slot: 1, slots: 3, began: 2, ended: 4}}},
-		{"a long one", false, 2, []section{{key: "k", began: 1, ended: 9}, {key: "k", shared: true, began: 2, ended: 3}, {key: "k", shared: true, began: 4, ended: 5}}},
-	} {
-		if wrong, most := overlaps(test.all); len(wrong) == 0 != test.right || most != test.most {
-			t.Errorf("%s: found right: %v, at most %d", test.name, len(wrong) == 0, most)
-		}
+// atOnce returns how many sections of a key have been at the same time at most.
+func atOnce(all []section) (most int) {
+	open := make(map[string][]section)
+	for _, x := range all {
+		open[x.key] = append(slices.DeleteFunc(open[x.key], func(o section) bool { return o.ended <= x.began }), x)
+		most = max(most, len(open[x.key]))
 	}
+	return most
 }
 
 // A deadlock hunt: workers that take random sets of keys, named in any order,
 // meet neither deadlocks nor those who never come to an end.
 func TestHunt(t *testing.T) {
-	length := 3 * time.Second
-	if v := os.Getenv("HUNT_TIME"); v != "" {
-		var err error
-		length, err = time.ParseDuration(v)
-		dbtest.OK(t, err)
-	}
+	t.Parallel()
+	length, _ := lengthOf(t, "HUNT_TIME", 2*time.Second)
 	hunt := crew{Way: byBeginTx, Workers: 4, Length: length, Keys: 20, Most: 6, Think: 4 * time.Millisecond}
 	for _, test := range []struct {
 		name, strategy string
@@ -430,7 +397,7 @@ func TestStripesUnderNesting(t *testing.T) {
 		t.Run(strategy, func(t *testing.T) {
 			dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 				dbtest.Exec(t, s.Plain, sectionsTable)
-				c := crew{Way: byNesting, Strategy: strategy, Workers: 4, Length: 4 * time.Second, Keys: 20, Most: 3, Think: 4 * time.Millisecond}
+				c := crew{Way: byNesting, Strategy: strategy, Workers: 4, Length: 2 * time.Second, Keys: 20, Most: 3, Think: 4 * time.Millisecond}
 				if strategy == hint.StrategyRow {
 					c.Shared = 50
 				}
