@@ -39,6 +39,9 @@ func TestChecks(t *testing.T) {
 		"two row locks at a time":                 {[]event{grant("a", 0, 1, 2), grant("b", 0, 3, 4), use("a", 5, 6)}, false},
 		"a token goes back":                       {[]event{grant("a", 2, 1, 2), release("a", 3, 4), grant("b", 1, 5, 6)}, false},
 		"a token comes twice":                     {[]event{grant("a", 1, 1, 2), release("a", 3, 4), grant("b", 1, 5, 6)}, false},
+		"a row lock between two leases":           {[]event{grant("a", 1, 1, 2), release("a", 3, 4), grant("b", 0, 5, 6), release("b", 7, 8), grant("c", 2, 9, 10)}, true},
+		"another's release":                       {[]event{grant("a", 1, 1, 2), grant("b", 2, 3, 4), release("a", 5, 6)}, false},
+		"a use that overlaps the next grant":      {[]event{grant("a", 1, 1, 2), use("a", 3, 6), grant("b", 2, 4, 7)}, true},
 		"a loss that nobody saw":                  {[]event{grant("a", 1, 1, 2), use("a", 3, 4), grant("b", 2, 5, 6)}, true},
 		"a use after the loss":                    {[]event{grant("a", 1, 1, 2), grant("b", 2, 3, 4), use("a", 5, 6)}, false},
 		"a belief after the loss":                 {[]event{grant("a", 1, 1, 2), grant("b", 2, 3, 4), believe("a", 5)}, false},
@@ -64,6 +67,30 @@ func TestChecks(t *testing.T) {
 		a := &arena{history: &history{events: test.events}}
 		if wrong := a.history.checkLocks(a.unsure, a.doubtful); (len(wrong) == 0) != test.right {
 			t.Errorf("%s: %v", name, wrong)
+		}
+	}
+}
+
+// TestChecksOfSections is the same for what a crew has written down.
+func TestChecksOfSections(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		wrong int
+		most  int
+		all   []section
+	}{
+		{"one after the other", 0, 1, []section{{key: "k", began: 1, ended: 2}, {key: "k", began: 2, ended: 3}}},
+		{"two at a time", 1, 2, []section{{key: "k", began: 1, ended: 3}, {key: "k", began: 2, ended: 4}}},
+		{"two keys", 0, 1, []section{{key: "k", began: 1, ended: 3}, {key: "l", began: 2, ended: 4}}},
+		{"two who share", 0, 2, []section{{key: "k", shared: true, began: 1, ended: 3}, {key: "k", shared: true, began: 2, ended: 4}}},
+		{"one who shares", 1, 2, []section{{key: "k", shared: true, began: 1, ended: 3}, {key: "k", began: 2, ended: 4}}},
+		{"two slots", 0, 2, []section{{key: "k", slot: 0, slots: 2, began: 1, ended: 3}, {key: "k", slot: 1, slots: 2, began: 2, ended: 4}}},
+		{"the same slot", 1, 2, []section{{key: "k", slot: 1, slots: 2, began: 1, ended: 3}, {key: "k", slot: 1, slots: 3, began: 2, ended: 4}}},
+		{"an unknown slot", 0, 2, []section{{key: "k", slot: -1, slots: 2, began: 1, ended: 3}, {key: "k", slot: 1, slots: 2, began: 2, ended: 4}}},
+		{"a long one", 1, 2, []section{{key: "k", began: 1, ended: 9}, {key: "k", shared: true, began: 2, ended: 3}, {key: "k", shared: true, began: 4, ended: 5}}},
+	} {
+		if wrong, most := together(test.all); len(wrong) != test.wrong || most != test.most {
+			t.Errorf("%s: %v, at most %d", test.name, wrong, most)
 		}
 	}
 }

@@ -322,20 +322,29 @@ func (s section) history(id int) (grant, release event) {
 // wantExclusion checks sections and returns how many of a key have been at the same time.
 func wantExclusion(t *testing.T, all []section) (most int) {
 	t.Helper()
+	wrong, most := together(all)
+	for _, v := range wrong {
+		t.Error(v)
+	}
+	for _, x := range all {
+		if x.slots > 0 && x.slot >= x.slots {
+			t.Errorf("slot %d of %d", x.slot, x.slots)
+		}
+	}
+	return most
+}
+
+// together returns which keys had sections that should not have been at the same time, and
+// how many of a key have been so at most.
+func together(all []section) (wrong []violation, most int) {
 	a := &arena{history: new(history)}
 	for i, x := range all {
 		if x.slots == 0 || x.slot >= 0 {
 			grant, release := x.history(i)
 			a.history.events = append(a.history.events, grant, release)
 		}
-		if x.slots > 0 && x.slot >= x.slots {
-			t.Errorf("slot %d of %d", x.slot, x.slots)
-		}
 	}
-	for _, v := range a.history.checkLocks(a.unsure, a.doubtful) {
-		t.Error(v)
-	}
-	return atOnce(all)
+	return a.history.checkLocks(a.unsure, a.doubtful), atOnce(all)
 }
 
 // atOnce returns how many sections of a key have been at the same time at most.
