@@ -489,9 +489,9 @@ func (a *arena) rest(least, most time.Duration) {
 	}
 }
 
-// connections returns the ids of the clients' connections to a node.
-func (a *arena) connections(node int) (ids []int64, err error) {
-	rows, err := a.admins[node].QueryContext(a.t.Context(), "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = ? ORDER BY ID", a.database)
+// connections returns the ids of the clients' connections to a node, of which also is true.
+func (a *arena) connections(node int, also string) (ids []int64, err error) {
+	rows, err := a.admins[node].QueryContext(a.t.Context(), "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = ?"+also+" ORDER BY ID", a.database)
 	if err != nil {
 		return nil, err
 	}

@@ -508,7 +508,7 @@ func TestProofKill(t *testing.T) {
 			}
 			if everything {
 				var err error
-				ids, err = a.connections(a.primary)
+				ids, err = a.connections(a.primary, "")
 				dbtest.OK(t, err)
 			}
 			for _, id := range ids {
@@ -518,7 +518,7 @@ func TestProofKill(t *testing.T) {
 				}
 			}
 			a.soon("the connections are gone", func() bool {
-				there, err := a.connections(a.primary)
+				there, err := a.connections(a.primary, "")
 				a.must(err)
 				return !slices.ContainsFunc(there, func(id int64) bool { return slices.Contains(ids, id) })
 			})
@@ -579,7 +579,7 @@ func TestProofCrash(t *testing.T) {
 func TestProofTurmoil(t *testing.T) {
 	t.Parallel()
 	disturbed := &fault{"connections killed, and a client stopped", true, func(a *arena) (times int) {
-		a.stop(a.victim(), func() { times = a.killEach("KILL") })
+		a.stop(a.victim(), func() { times = a.killEach("KILL", "") })
 		return times
 	}}
 	onLoad(t, tempserver.EachFlavour(tempserver.Require(t)), dbtest.Long(5*time.Second, time.Minute), load{
