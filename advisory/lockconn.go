@@ -93,6 +93,9 @@ func (l *Locker) pickConn(ctx context.Context) (*lockConn, error) {
 				return nil, o.err
 			}
 		case <-ctx.Done():
+			if !l.conns.Ready() {
+				return nil, lockerr.With(lockerr.ErrExhausted, errors.New("no connection is free for another lock connection"))
+			}
 			return nil, context.Cause(ctx)
 		}
 	}

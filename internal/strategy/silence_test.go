@@ -94,3 +94,30 @@ func TestSilenceIsNoLock(t *testing.T) {
 		}
 	})
 }
+
+// TestNoConnectionIsNoSilence: a caller whose context ends while all connections are in use is
+// told so, with the key, whatever it asks for.
+func TestNoConnectionIsNoSilence(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		for name, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic()} {
+			db := s.Handle("maxConns=4")
+			ctx, end := context.WithCancel(dbtest.Limited(t))
+			defer end()
+			dbtest.OK(t, mysqllock.Do(ctx, db, "another", func(context.Context) error { return nil }, lockctx.Row()))
+			for id := range 3 { // and one is the driver's own
+				tx, err := db.BeginTx(ctx, nil)
+				dbtest.OK(t, err)
+				dbtest.Exec(t, tx, "UPDATE p SET stock = stock WHERE id = ?", 100+id)
+			}
+			for way, take := range takers {
+				brief, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+				err := take(brief, db, "k", []lockctx.Option{opt})
+				cancel()
+				var e *mysqllock.Error
+				if !errors.Is(err, mysqllock.ErrExhausted) || !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, mysqllock.ErrLocked) || !errors.As(err, &e) || e.Key != "k" {
+					t.Errorf("%s, %s: %v", name, way, err)
+				}
+			}
+		}
+	})
+}
