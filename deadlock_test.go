@@ -188,7 +188,7 @@ func TestOppositeOrdersOfProcesses(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		_, err := s.open().ExecContext(lockctx.With(dbtest.Limited(t), "made"), "DO 1") // the table, before so many ask for it at once
 		dbtest.OK(t, err)
-		var cases together
+		var cases dbtest.Together
 		defer cases.Wait()
 		for x, kindX := range lockKinds {
 			for y, kindY := range lockKinds {

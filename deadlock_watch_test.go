@@ -21,7 +21,7 @@ func TestOppositeOrdersThroughLeases(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		_, err := s.open().ExecContext(lockctx.With(dbtest.Limited(t), "made"), "DO 1") // the table, before so many ask for it at once
 		dbtest.OK(t, err)
-		var cases together
+		var cases dbtest.Together
 		defer cases.Wait()
 		for _, c := range []string{ // what one has and wants, what the other has and wants
 			"lease row, row row", "lease lease, row row", "lease shared, row row", "lease row, shared row",
@@ -84,7 +84,7 @@ func TestOppositeOrdersOfTransactions(t *testing.T) {
 // TestNoFalseDeadlockOfTables: the same key in two lock tables is two keys.
 func TestNoFalseDeadlockOfTables(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		var cases together
+		var cases dbtest.Together
 		defer cases.Wait()
 		for _, name := range []string{"row", "lease"} {
 			cases.Run(t, name, func(t *testing.T) {

@@ -115,15 +115,6 @@ func TestWaitEndsWithTheHolderNamed(t *testing.T) {
 	})
 }
 
-// waiters counts those who wait for a row of the lock table, as the server sees
-// it.
-func (s *scratch) waiters() (n int) {
-	s.T.Helper()
-	dbtest.OK(s.T, s.plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE '%FOR UPDATE%' AND INFO LIKE '%mysqllock %' AND ID <> CONNECTION_ID()",
-		s.Name).Scan(&n))
-	return n
-}
-
 func TestCancelledWaiterLeavesNothing(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db, other := s.open(), s.open()
@@ -269,9 +260,7 @@ func jobs() dbtest.Jobs {
 			in.Scan()
 			say(tx.Commit())
 		}),
-		"optimistic": childOptimistic,
-		"slots":      childSlots,
-		"nest":       childNest,
+		"nest": childNest,
 	}
 }
 

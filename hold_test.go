@@ -249,7 +249,7 @@ func TestHoldOutlivesItsTTL(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		const longer = 8 * time.Second
 		open := func() *sql.DB { return s.open("lockTTL=6s") }
-		var cases together
+		var cases dbtest.Together
 		defer cases.Wait()
 		cases.Run(t, "a hold", func(t *testing.T) {
 			db := open()

@@ -2,8 +2,6 @@ package mysqllock_test
 
 import (
 	"database/sql"
-	"errors"
-	"sync"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -20,16 +18,6 @@ import (
 func TestMain(m *testing.M) {
 	jobs().Run()
 	goleak.VerifyTestMain(tempserver.Tests{M: m})
-}
-
-// together are subtests that do little but wait. They run all at once: t.Parallel would
-// have most of them wait for one of the few places that -parallel gives, too. The test
-// may not end before Wait.
-type together struct{ sync.WaitGroup }
-
-// Run starts a subtest.
-func (g *together) Run(t *testing.T, name string, test func(t *testing.T)) {
-	g.Go(func() { t.Run(name, test) })
 }
 
 // scratch is a database of one test, with a table p (id, stock) that has a few
@@ -67,23 +55,18 @@ func (s *scratch) stock(id int) int        { s.T.Helper(); return s.Stock(id) }
 func (s *scratch) wantStock(id, want int)  { s.T.Helper(); s.WantStock(id, want) }
 func (s *scratch) locked(key string) bool  { s.T.Helper(); return s.Locked(key) }
 func (s *scratch) leased(key string) bool  { s.T.Helper(); return s.Leased(key) }
-func (s *scratch) token(key string) uint64 { s.T.Helper(); return s.Token(key) }
+func (s *scratch) steal(key string)        { s.T.Helper(); s.Steal(key) }
 
-func (s *scratch) wantLocked(key string, want bool) {
-	s.T.Helper()
-	if got := s.locked(key); got != want {
-		s.T.Errorf("locked(%s) = %v, want %v", key, got, want)
-	}
-}
+func (s *scratch) expires(key string) string { s.T.Helper(); return s.Expires(key) }
+func (s *scratch) named(key string) int64    { s.T.Helper(); return s.Named(key) }
+func (s *scratch) waiters() int              { s.T.Helper(); return s.Waiters() }
+func (s *scratch) connections() []int        { s.T.Helper(); return s.Connections() }
 
-// naming runs what is refused, again where a busy server did not say in time who
-// has the lock.
-func naming(refused func() error) (err error) {
-	for range 20 {
-		var e *mysqllock.Error
-		if err = refused(); !errors.As(err, &e) || e.Holder != nil {
-			break
-		}
-	}
-	return err
-}
+func (s *scratch) wantLocked(key string, want bool) { s.T.Helper(); s.WantLocked(key, want) }
+func (s *scratch) wantLeased(key string, want bool) { s.T.Helper(); s.WantLeased(key, want) }
+
+const ttl = stock.TTL
+
+func wantLost(t testing.TB, what string, err error) { t.Helper(); stock.WantLost(t, what, err) }
+
+func naming(refused func() error) error { return stock.Naming(refused) }

@@ -203,7 +203,7 @@ func TestReadBeforeSession(t *testing.T) {
 		base, cancel := context.WithCancel(dbtest.Limited(t))
 		defer cancel()
 		ctx := lockctx.With(base, "k")
-		tx := begin(t, base, db)
+		tx := dbtest.Begin(t, base, db)
 		_, err := read(base, tx, 1) // the snapshot
 		dbtest.OK(t, err)
 		_, err = db.ExecContext(lockctx.With(base, "k"), "UPDATE p SET stock = 9 WHERE id = 1")
@@ -307,7 +307,7 @@ func TestSeveralKeysLate(t *testing.T) {
 		for _, wait := range []time.Duration{10 * time.Second, 200 * time.Millisecond} {
 			h, err := mysqllock.Acquire(dbtest.Limited(t), other, "c")
 			dbtest.OK(t, err)
-			tx := begin(t, lockctx.With(dbtest.Limited(t), "a"), db)
+			tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "a"), db)
 			if wait > time.Second {
 				time.AfterFunc(300*time.Millisecond, func() { h.Release() })
 			}

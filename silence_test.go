@@ -58,7 +58,7 @@ func TestLateFailureIsNoSilence(t *testing.T) {
 				return err
 			},
 		}
-		var cases together
+		var cases dbtest.Together
 		defer cases.Wait()
 		row := 100
 		for name, fail := range failing {
@@ -95,7 +95,7 @@ func TestLateFailureIsNoSilence(t *testing.T) {
 func TestLateHintIsKeptAlive(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("lockTTL=6s")
-		var cases together
+		var cases dbtest.Together
 		defer cases.Wait()
 		idle := func(what string, after func(tx *sql.Tx)) {
 			cases.Run(t, what, func(t *testing.T) {

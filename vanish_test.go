@@ -3,8 +3,6 @@ package mysqllock_test
 import (
 	"context"
 	"database/sql"
-	"net"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -13,86 +11,6 @@ import (
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
-
-// vanishing are the connections of a host that vanishes once it has sent the statement
-// that checks its lease before a COMMIT, or another one: the server hears nothing more of
-// it, and is not told that it has gone.
-type vanishing struct {
-	at    []string      // what is in the statement; nil is what is in such a check
-	armed chan struct{} // closed when it is to vanish
-	gone  chan struct{} // closed when it has
-	once  sync.Once
-	over  chan struct{} // closed at the end of the test
-}
-
-func (v *vanishing) dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	var d net.Dialer
-	c, err := d.DialContext(ctx, network, addr)
-	return &vanishingConn{c, v}, err
-}
-
-// await waits until it has vanished.
-func (v *vanishing) await(t testing.TB) {
-	t.Helper()
-	select {
-	case <-v.gone:
-	case <-time.After(dbtest.Patience):
-		t.Fatal("it does not send the statement")
-	}
-}
-
-type vanishingConn struct {
-	net.Conn
-	v *vanishing
-}
-
-func (c *vanishingConn) vanished() bool {
-	select {
-	case <-c.v.gone:
-		<-c.v.over
-		return true
-	default:
-		return false
-	}
-}
-
-func (c *vanishingConn) Write(b []byte) (int, error) {
-	if c.vanished() {
-		return 0, net.ErrClosed
-	}
-	n, err := c.Conn.Write(b)
-	select {
-	case <-c.v.armed:
-		at := c.v.at
-		if at == nil {
-			at = []string{"LOCK IN SHARE MODE", "mysqllock_done2", "@mysqllock_held"}
-		}
-		for _, text := range at {
-			if strings.Contains(string(b), text) {
-				c.v.once.Do(func() { close(c.v.gone) })
-			}
-		}
-	default:
-	}
-	return n, err
-}
-
-func (c *vanishingConn) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	if c.vanished() {
-		return 0, net.ErrClosed
-	}
-	return n, err
-}
-
-func (c *vanishingConn) Close() error {
-	select {
-	case <-c.v.gone:
-		<-c.v.over
-	default:
-	}
-	return c.Conn.Close()
-}
 
 // TestHostVanishesAtCommit: a host that vanishes right after the check of its lease has
 // committed, and keeps the key no longer than its TTL. Nobody asks for the key before the
@@ -120,25 +38,25 @@ func TestHostVanishesAtCommit(t *testing.T) {
 			dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 				other := s.open()
 				dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), other, "k", func(context.Context) error { return nil }, lockctx.Lease(ttl))) // all is there
-				v := &vanishing{armed: make(chan struct{}), gone: make(chan struct{}), over: make(chan struct{})}
+				v := dbtest.NewVanishing()
 				cfg := s.Config()
-				cfg.DialFunc = v.dial
+				cfg.DialFunc = v.Dial
 				connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{})
 				dbtest.OK(t, err)
 				db := sql.OpenDB(connector)
 				var all sync.WaitGroup
 				all.Go(func() {
 					_ = mysqllock.Do(context.Background(), db, "k", func(ctx context.Context) error {
-						close(v.armed)
+						close(v.Armed)
 						return write(ctx, db)
 					}, lockctx.Lease(12*time.Second))
 				})
 				defer func() {
-					close(v.over)
+					close(v.Over)
 					all.Wait()
 					db.Close()
 				}()
-				v.await(t)
+				v.Await(t)
 				began := time.Now()
 				dbtest.Soon(t, "it is committed", func() bool { return s.stock(1) == 1 })
 				dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), other, "k", func(context.Context) error { return nil }, lockctx.Lease(ttl), lockctx.Wait(2*time.Minute)))
@@ -178,26 +96,26 @@ func TestHostVanishesWithoutProcedure(t *testing.T) {
 			return nil
 		}, ttl))
 		s.wantStock(2, 9)
-		v := &vanishing{armed: make(chan struct{}), gone: make(chan struct{}), over: make(chan struct{})}
+		v := dbtest.NewVanishing()
 		cfg := s.Config()
-		cfg.DialFunc = v.dial
+		cfg.DialFunc = v.Dial
 		connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{Schema: "manual", Namespace: "app"})
 		dbtest.OK(t, err)
 		db := sql.OpenDB(connector)
 		var all sync.WaitGroup
 		all.Go(func() {
 			_ = do(db, func(ctx context.Context) error {
-				close(v.armed)
+				close(v.Armed)
 				_, err := db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 1")
 				return err
 			}, 6*time.Second)
 		})
 		defer func() {
-			close(v.over)
+			close(v.Over)
 			all.Wait()
 			db.Close()
 		}()
-		v.await(t)
+		v.Await(t)
 		dbtest.OK(t, do(other, func(context.Context) error { return nil }, ttl))
 		s.wantStock(1, 10)
 	})

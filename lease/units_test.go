@@ -1,4 +1,4 @@
-package mysqllock_test
+package lease_test
 
 import (
 	"context"
@@ -12,89 +12,59 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-func (s *scratch) wantLeased(key string, want bool) {
-	s.T.Helper()
-	if got := s.leased(key); got != want {
-		s.T.Errorf("leased(%s) = %v, want %v", key, got, want)
-	}
-}
-
-// steal gives the lease on key to somebody else, as after its end.
-func (s *scratch) steal(key string) {
-	s.T.Helper()
-	dbtest.Exec(s.T, s.plain, "UPDATE mysqllock SET owner = 'thief#00000000', token = token + 1, expires = UTC_TIMESTAMP(6) + INTERVAL 60 SECOND WHERE namespace = ? AND name = ?", s.Name, key)
-}
-
-// ttl is that of leases which a test needs to its end, also on a machine that stands still
-// for some seconds.
-const ttl = 15 * time.Second
-
-func wantToken(t *testing.T, ctx context.Context, want uint64) {
-	t.Helper()
-	if token, ok := mysqllock.Token(ctx); token != want || ok != (want != 0) {
-		t.Errorf("the token is %d, %v, want %d", token, ok, want)
-	}
-}
-
-func wantLost(t *testing.T, what string, err error) {
-	t.Helper()
-	if !errors.Is(err, mysqllock.ErrLost) {
-		t.Errorf("%s returned %v, want ErrLost", what, err)
-	}
-}
-
 func TestLeaseOfATransaction(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
 		for i, commit := range []bool{true, false, true} {
-			ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.Lease(ttl))
-			wantToken(t, ctx, 0)
+			ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.Lease(stock.TTL))
+			stock.WantToken(t, ctx, 0)
 			tx, err := db.BeginTx(ctx, nil)
 			dbtest.OK(t, err)
-			s.wantLeased("k", true)
-			s.wantLocked("k", false) // the row is free between the statements
-			wantToken(t, ctx, uint64(i+1))
+			s.WantLeased("k", true)
+			s.WantLocked("k", false) // the row is free between the statements
+			stock.WantToken(t, ctx, uint64(i+1))
 			dbtest.Exec(t, tx, "UPDATE p SET stock = ? WHERE id = 1", i)
 			if commit {
 				dbtest.OK(t, tx.Commit())
 			} else {
 				dbtest.OK(t, tx.Rollback())
 			}
-			s.wantLeased("k", false)
-			wantToken(t, ctx, 0)
+			s.WantLeased("k", false)
+			stock.WantToken(t, ctx, 0)
 		}
-		s.wantStock(1, 2)
+		s.WantStock(1, 2)
 	})
 }
 
 func TestLeaseOfAStatement(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open("lockStrategy=lease")
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle("lockStrategy=lease")
 		ctx := lockctx.With(dbtest.Limited(t), "k")
 		_, err := db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 1")
 		dbtest.OK(t, err)
 		if _, err = db.ExecContext(ctx, "UPDATE nothing SET stock = 1"); err == nil {
 			t.Error("a bad statement succeeded")
 		}
-		s.wantLeased("k", false)
-		if n := s.token("k"); n != 2 {
+		s.WantLeased("k", false)
+		if n := s.Token("k"); n != 2 {
 			t.Errorf("the token is %d after two statements", n)
 		}
-		s.wantStock(1, 1)
+		s.WantStock(1, 1)
 	})
 }
 
 // TestLeaseReadDecideWrite: a read takes the lease and pins nothing; the first
 // write that succeeds ends the unit of work.
 func TestLeaseReadDecideWrite(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
 		base, cancel := context.WithCancel(dbtest.Limited(t))
 		defer cancel()
-		ctx := lockctx.With(base, "k", lockctx.Lease(ttl))
+		ctx := lockctx.With(base, "k", lockctx.Lease(stock.TTL))
 		read := func() (n int) {
 			t.Helper()
 			dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
@@ -105,8 +75,8 @@ func TestLeaseReadDecideWrite(t *testing.T) {
 			if n != want {
 				t.Fatalf("read %d, want %d", n, want)
 			}
-			s.wantLeased("k", true)
-			wantToken(t, ctx, uint64(11-want))
+			s.WantLeased("k", true)
+			stock.WantToken(t, ctx, uint64(11-want))
 			if st := db.Stats(); st.InUse != 0 {
 				t.Errorf("%d connections are pinned", st.InUse)
 			}
@@ -114,36 +84,36 @@ func TestLeaseReadDecideWrite(t *testing.T) {
 			if err == nil {
 				t.Fatal("a duplicate was inserted")
 			}
-			s.wantLeased("k", true) // the unit of work goes on
+			s.WantLeased("k", true) // the unit of work goes on
 			if read() != want {
 				t.Error("the read after a failed write is another")
 			}
 			_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
 			dbtest.OK(t, err)
-			s.wantLeased("k", false)
+			s.WantLeased("k", false)
 		}
-		s.wantStock(1, 7)
+		s.WantStock(1, 7)
 
 		read()
 		tx, err := db.BeginTx(ctx, nil)
 		dbtest.OK(t, err)
 		_, err = db.ExecContext(ctx, "UPDATE p SET stock = 5 WHERE id = 1") // in the open transaction
 		dbtest.OK(t, err)
-		s.wantStock(1, 7)
+		s.WantStock(1, 7)
 		dbtest.OK(t, tx.Commit())
-		s.wantStock(1, 5)
-		s.wantLeased("k", false)
+		s.WantStock(1, 5)
+		s.WantLeased("k", false)
 
 		read()
 		cancel()
-		dbtest.Soon(t, "the lease is given back at the end of the context", func() bool { return !s.leased("k") })
+		dbtest.Soon(t, "the lease is given back at the end of the context", func() bool { return !s.Leased("k") })
 		dbtest.Soon(t, "the lock context has ended", func() bool {
 			_, err = db.ExecContext(lockctx.With(context.WithoutCancel(ctx), "k"), "UPDATE p SET stock = 1 WHERE id = 1")
 			return errors.Is(err, mysqllock.ErrLost)
 		})
-		s.wantStock(1, 5)
+		s.WantStock(1, 5)
 
-		_, err = db.QueryContext(lockctx.With(context.Background(), "k", lockctx.Lease(ttl)), "SELECT 1 FROM p")
+		_, err = db.QueryContext(lockctx.With(context.Background(), "k", lockctx.Lease(stock.TTL)), "SELECT 1 FROM p")
 		if !errors.Is(err, mysqllock.ErrNoEnd) {
 			t.Errorf("a read that nothing would end returned %v", err)
 		}
@@ -151,19 +121,19 @@ func TestLeaseReadDecideWrite(t *testing.T) {
 }
 
 func TestLeaseIsFenced(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
-		with := func() context.Context { return lockctx.With(dbtest.Limited(t), "k", lockctx.Lease(ttl)) }
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		with := func() context.Context { return lockctx.With(dbtest.Limited(t), "k", lockctx.Lease(stock.TTL)) }
 		free := func() {
-			dbtest.Exec(t, s.plain, "UPDATE mysqllock SET owner = NULL WHERE name = 'k'")
+			dbtest.Exec(t, s.Plain, "UPDATE mysqllock SET owner = NULL WHERE name = 'k'")
 		}
 		ctx := with()
 		tx, err := db.BeginTx(ctx, nil)
 		dbtest.OK(t, err)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
-		s.steal("k")
-		wantLost(t, "Commit", tx.Commit())
-		s.wantStock(1, 10)
+		s.Steal("k")
+		stock.WantLost(t, "Commit", tx.Commit())
+		s.WantStock(1, 10)
 		free()
 
 		// A transaction that began without the hint.
@@ -172,63 +142,63 @@ func TestLeaseIsFenced(t *testing.T) {
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
 		_, err = tx.ExecContext(with(), "UPDATE p SET stock = 1 WHERE id = 2")
 		dbtest.OK(t, err)
-		s.wantLeased("k", true)
-		s.steal("k")
-		wantLost(t, "Commit", tx.Commit())
-		s.wantStock(1, 10)
-		s.wantStock(2, 10)
+		s.WantLeased("k", true)
+		s.Steal("k")
+		stock.WantLost(t, "Commit", tx.Commit())
+		s.WantStock(1, 10)
+		s.WantStock(2, 10)
 		free()
 
 		// What was decided under a lost lease is not written without it.
 		base, cancel := context.WithCancel(dbtest.Limited(t))
 		defer cancel()
-		ctx = lockctx.With(base, "k", lockctx.Lease(ttl))
+		ctx = lockctx.With(base, "k", lockctx.Lease(stock.TTL))
 		var n int
 		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
-		s.steal("k")
+		s.Steal("k")
 		for range 2 {
 			_, err = db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 1")
-			wantLost(t, "Exec", err)
+			stock.WantLost(t, "Exec", err)
 			free()
 		}
-		s.wantStock(1, 10)
+		s.WantStock(1, 10)
 
 		// Several leases, one of them lost.
-		ctx = lockctx.WithKeys(dbtest.Limited(t), []string{"a", "b", "c"}, lockctx.Lease(ttl))
+		ctx = lockctx.WithKeys(dbtest.Limited(t), []string{"a", "b", "c"}, lockctx.Lease(stock.TTL))
 		tx, err = db.BeginTx(ctx, nil)
 		dbtest.OK(t, err)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
-		s.steal("b")
+		s.Steal("b")
 		err = tx.Commit()
-		wantLost(t, "Commit", err)
+		stock.WantLost(t, "Commit", err)
 		if !strings.Contains(err.Error(), `b`) {
 			t.Errorf("%v does not say which", err)
 		}
-		s.wantStock(1, 10)
-		s.wantLeased("a", false)
-		s.wantLeased("c", false)
+		s.WantStock(1, 10)
+		s.WantLeased("a", false)
+		s.WantLeased("c", false)
 
 		// The connections are as good as new.
 		for range 3 {
 			_, err = db.ExecContext(with(), "UPDATE p SET stock = stock - 1 WHERE id = 1")
 			dbtest.OK(t, err)
 		}
-		s.wantStock(1, 7)
+		s.WantStock(1, 7)
 	})
 }
 
 // TestLeaseHold: many transactions, also side by side, under one hold.
 func TestLeaseHold(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
 		var left *sql.Tx
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "job", func(ctx context.Context) error {
-			wantToken(t, ctx, 1)
-			s.wantLeased("job", true)
+			stock.WantToken(t, ctx, 1)
+			s.WantLeased("job", true)
 			_, err := db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")
 			dbtest.OK(t, err)
-			s.wantStock(1, 9) // committed by itself
-			s.wantLeased("job", true)
+			s.WantStock(1, 9) // committed by itself
+			s.WantLeased("job", true)
 
 			one, err := db.BeginTx(ctx, nil)
 			dbtest.OK(t, err)
@@ -243,8 +213,8 @@ func TestLeaseHold(t *testing.T) {
 			}
 			dbtest.OK(t, one.Commit())
 			dbtest.OK(t, two.Rollback())
-			s.wantStock(1, 8)
-			s.wantStock(2, 10)
+			s.WantStock(1, 8)
+			s.WantStock(2, 10)
 
 			var all sync.WaitGroup
 			for range 8 {
@@ -262,30 +232,30 @@ func TestLeaseHold(t *testing.T) {
 				})
 			}
 			all.Wait()
-			s.wantStock(3, 2)
+			s.WantStock(3, 2)
 
 			left, err = db.BeginTx(context.WithoutCancel(ctx), nil)
 			dbtest.OK(t, err)
 			dbtest.Exec(t, left, "UPDATE p SET stock = 1 WHERE id = 4")
 			return nil
-		}, lockctx.Lease(ttl)))
-		s.wantLeased("job", false)
-		wantLost(t, "a commit after the hold", left.Commit())
-		s.wantStock(4, 10)
+		}, lockctx.Lease(stock.TTL)))
+		s.WantLeased("job", false)
+		stock.WantLost(t, "a commit after the hold", left.Commit())
+		s.WantStock(4, 10)
 
-		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "job", lockctx.Lease(ttl))
+		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "job", lockctx.Lease(stock.TTL))
 		dbtest.OK(t, err)
 		if h.Token() != 2 {
 			t.Errorf("the second token is %d", h.Token())
 		}
-		_, err = mysqllock.Acquire(dbtest.Limited(t), db, "job", lockctx.Lease(ttl), lockctx.NoWait())
+		_, err = mysqllock.Acquire(dbtest.Limited(t), db, "job", lockctx.Lease(stock.TTL), lockctx.NoWait())
 		var e *mysqllock.Error
 		if !errors.Is(err, mysqllock.ErrLocked) || !errors.As(err, &e) || e.Holder == nil || e.Strategy != "lease" || e.Key != "job" {
 			t.Errorf("a second hold returned %v", err)
 		}
-		other := s.open()
-		err = naming(func() error {
-			_, err := mysqllock.Acquire(dbtest.Limited(t), other, "job", lockctx.Lease(ttl), lockctx.Wait(300*time.Millisecond))
+		other := s.Handle()
+		err = stock.Naming(func() error {
+			_, err := mysqllock.Acquire(dbtest.Limited(t), other, "job", lockctx.Lease(stock.TTL), lockctx.Wait(300*time.Millisecond))
 			return err
 		})
 		if !errors.Is(err, mysqllock.ErrTimeout) || !errors.As(err, &e) || e.Holder == nil || e.Waited < 300*time.Millisecond {
@@ -297,25 +267,25 @@ func TestLeaseHold(t *testing.T) {
 			t.Error("the hold's context outlives it")
 		}
 		_, err = db.ExecContext(context.WithoutCancel(h.Context()), "UPDATE p SET stock = 1 WHERE id = 4")
-		wantLost(t, "Exec after Release", err)
-		s.wantStock(4, 10)
+		stock.WantLost(t, "Exec after Release", err)
+		s.WantStock(4, 10)
 
 		boom := errors.New("boom")
-		err = mysqllock.Do(dbtest.Limited(t), db, "job", func(context.Context) error { return boom }, lockctx.Lease(ttl))
+		err = mysqllock.Do(dbtest.Limited(t), db, "job", func(context.Context) error { return boom }, lockctx.Lease(stock.TTL))
 		if !errors.Is(err, boom) {
 			t.Errorf("Do returned %v", err)
 		}
 		func() {
 			defer func() { _ = recover() }()
-			_ = mysqllock.Do(dbtest.Limited(t), db, "job", func(context.Context) error { panic(boom) }, lockctx.Lease(ttl))
+			_ = mysqllock.Do(dbtest.Limited(t), db, "job", func(context.Context) error { panic(boom) }, lockctx.Lease(stock.TTL))
 		}()
-		s.wantLeased("job", false)
+		s.WantLeased("job", false)
 	})
 }
 
 func TestLeaseHoldIsLost(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
 		err := mysqllock.Do(dbtest.Limited(t), db, "job", func(ctx context.Context) error {
 			stays := context.WithoutCancel(ctx)
 			began, err := db.BeginTx(stays, nil)
@@ -326,11 +296,11 @@ func TestLeaseHoldIsLost(t *testing.T) {
 			dbtest.Exec(t, plain, "UPDATE p SET stock = 1 WHERE id = 2")
 			_, err = plain.ExecContext(stays, "UPDATE p SET stock = 1 WHERE id = 3")
 			dbtest.OK(t, err)
-			s.steal("job")
-			wantLost(t, "Commit", began.Commit())
-			wantLost(t, "Commit of a transaction begun without it", plain.Commit())
+			s.Steal("job")
+			stock.WantLost(t, "Commit", began.Commit())
+			stock.WantLost(t, "Commit of a transaction begun without it", plain.Commit())
 			_, err = db.ExecContext(stays, "UPDATE p SET stock = 1 WHERE id = 4")
-			wantLost(t, "Exec", err)
+			stock.WantLost(t, "Exec", err)
 			select {
 			case <-ctx.Done():
 				if !errors.Is(context.Cause(ctx), mysqllock.ErrLost) {
@@ -340,12 +310,12 @@ func TestLeaseHoldIsLost(t *testing.T) {
 				t.Error("nobody told the function")
 			}
 			return nil
-		}, lockctx.Lease(ttl))
-		wantLost(t, "Do", err)
+		}, lockctx.Lease(stock.TTL))
+		stock.WantLost(t, "Do", err)
 		for id := range 4 {
-			s.wantStock(id+1, 10)
+			s.WantStock(id+1, 10)
 		}
-		if s.token("job") != 2 || !s.leased("job") {
+		if s.Token("job") != 2 || !s.Leased("job") {
 			t.Error("the thief's lease was touched")
 		}
 	})
@@ -355,8 +325,8 @@ func TestLeaseHoldIsLost(t *testing.T) {
 // between two.
 // TestLeaseExpiry: it moves on while the lease is renewed, and then stays.
 func TestLeaseExpiry(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db, asked := s.open(), time.Now()
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, asked := s.Handle(), time.Now()
 		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(9*time.Second))
 		dbtest.OK(t, err)
 		first := h.Expiry()
@@ -380,9 +350,9 @@ func TestLeaseExpiry(t *testing.T) {
 }
 
 func TestLeasesAndRowLocksExclude(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		kinds := map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(ttl)}
-		one, two := s.open("lockWait=2m"), s.open("lockWait=2m")
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		kinds := map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(stock.TTL)}
+		one, two := s.Handle("lockWait=2m"), s.Handle("lockWait=2m")
 		for _, other := range []*sql.DB{one, two} {
 			for first, second := range map[string]string{"row": "lease", "lease": "row"} {
 				t.Run(fmt.Sprint(first, second, other == one), func(t *testing.T) {
@@ -425,8 +395,8 @@ func TestLeasesAndRowLocksExclude(t *testing.T) {
 
 // TestLeaseMixed: leases and row locks of one lock context.
 func TestLeaseMixed(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
 		// Row locks inside a job, each for its own unit of work.
 		_ = mysqllock.Do(dbtest.Limited(t), db, "job", func(ctx context.Context) error {
 			for id := range 3 {
@@ -434,78 +404,78 @@ func TestLeaseMixed(t *testing.T) {
 				item := lockctx.With(ctx, key)
 				tx, err := db.BeginTx(item, nil)
 				dbtest.OK(t, err)
-				s.wantLocked(key, true)
+				s.WantLocked(key, true)
 				dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = ?", id+1)
 				dbtest.OK(t, tx.Commit())
-				s.wantLocked(key, false)
-				s.wantLeased("job", true)
+				s.WantLocked(key, false)
+				s.WantLeased("job", true)
 			}
 			// The same key again joins, under a row lock, too.
 			tx, err := db.BeginTx(lockctx.With(ctx, "job"), nil)
 			dbtest.OK(t, err)
 			dbtest.OK(t, tx.Commit())
 			dbtest.OK(t, mysqllock.Do(ctx, db, "job", func(ctx context.Context) error {
-				wantToken(t, ctx, 1)
+				stock.WantToken(t, ctx, 1)
 				_, err := db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 4")
 				return err
-			}, lockctx.Lease(ttl)))
+			}, lockctx.Lease(stock.TTL)))
 			dbtest.OK(t, mysqllock.Do(ctx, db, "job", func(ctx context.Context) error {
 				_, err := db.ExecContext(ctx, "UPDATE p SET stock = 2 WHERE id = 4")
 				return err
 			}))
-			s.wantLeased("job", true)
-			s.wantStock(4, 2)
+			s.WantLeased("job", true)
+			s.WantStock(4, 2)
 
 			// A row-locked unit of work inside the hold is fenced, too.
 			err = mysqllock.Do(context.WithoutCancel(ctx), db, "product:1", func(ctx context.Context) error {
 				_, err := db.ExecContext(ctx, "UPDATE p SET stock = 5 WHERE id = 1")
 				dbtest.OK(t, err)
-				s.steal("job")
+				s.Steal("job")
 				return nil
 			})
-			wantLost(t, "Do with a row lock inside a lost lease", err)
-			s.wantStock(1, 1)
-			dbtest.Exec(t, s.plain, "UPDATE mysqllock SET owner = NULL WHERE name = 'job'")
+			stock.WantLost(t, "Do with a row lock inside a lost lease", err)
+			s.WantStock(1, 1)
+			dbtest.Exec(t, s.Plain, "UPDATE mysqllock SET owner = NULL WHERE name = 'job'")
 			return nil
-		}, lockctx.Lease(ttl)) // who reports the loss is not the point here
+		}, lockctx.Lease(stock.TTL)) // who reports the loss is not the point here
 
 		// A lease inside a row-locked unit of work ends with it.
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "row", func(ctx context.Context) error {
 			dbtest.OK(t, mysqllock.Do(ctx, db, "lease", func(ctx context.Context) error {
-				s.wantLeased("lease", true)
+				s.WantLeased("lease", true)
 				_, err := db.ExecContext(ctx, "UPDATE p SET stock = 7 WHERE id = 1")
 				return err
-			}, lockctx.Lease(ttl)))
-			s.wantLeased("lease", true)
-			s.wantStock(1, 1)
+			}, lockctx.Lease(stock.TTL)))
+			s.WantLeased("lease", true)
+			s.WantStock(1, 1)
 			return nil
 		}))
-		s.wantStock(1, 7)
-		s.wantLeased("lease", false)
+		s.WantStock(1, 7)
+		s.WantLeased("lease", false)
 
 		// Both kinds in one transaction.
-		ctx := lockctx.With(lockctx.With(dbtest.Limited(t), "a", lockctx.Lease(ttl)), "b", lockctx.Row())
+		ctx := lockctx.With(lockctx.With(dbtest.Limited(t), "a", lockctx.Lease(stock.TTL)), "b", lockctx.Row())
 		tx, err := db.BeginTx(ctx, nil)
 		dbtest.OK(t, err)
-		s.wantLeased("a", true)
-		s.wantLocked("b", true)
-		s.wantLeased("b", false)
+		s.WantLeased("a", true)
+		s.WantLocked("b", true)
+		s.WantLeased("b", false)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 3 WHERE id = 1")
 		dbtest.OK(t, tx.Commit())
-		s.wantLeased("a", false)
-		s.wantLocked("b", false)
-		s.wantStock(1, 3)
+		s.WantLeased("a", false)
+		s.WantLocked("b", false)
+		s.WantStock(1, 3)
 	})
 }
 
 // TestLeaseEndsWithTheHandle: Close gives leases back, and tells their holders.
 func TestLeaseEndsWithTheHandle(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
 		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "job", lockctx.Lease(time.Minute))
 		dbtest.OK(t, err)
 		dbtest.OK(t, db.Close())
-		s.wantLeased("job", false)
+		s.WantLeased("job", false)
 		dbtest.Soon(t, "the holder is told", func() bool { return h.Context().Err() != nil })
 		if !errors.Is(context.Cause(h.Context()), mysqllock.ErrLost) {
 			t.Errorf("the cause is %v", context.Cause(h.Context()))
@@ -517,27 +487,27 @@ func TestLeaseEndsWithTheHandle(t *testing.T) {
 // TestLeaseOfAContext: when the context of a hold ends, the lease is not renewed
 // any more, and what runs under it has the rest of the TTL to stop.
 func TestLeaseOfAContext(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))
 		h, err := mysqllock.Acquire(ctx, db, "job", lockctx.Lease(6*time.Second))
 		dbtest.OK(t, err)
 		first := h.Expiry()
 		dbtest.Soon(t, "it is renewed", func() bool { return h.Expiry().After(first) })
 		cancel()
-		if !s.leased("job") && time.Now().Before(h.Expiry()) {
+		if !s.Leased("job") && time.Now().Before(h.Expiry()) {
 			t.Error("it was given back before its time")
 		}
-		dbtest.Soon(t, "it runs out", func() bool { return !s.leased("job") })
-		wantLost(t, "Release", h.Release())
+		dbtest.Soon(t, "it runs out", func() bool { return !s.Leased("job") })
+		stock.WantLost(t, "Release", h.Release())
 	})
 }
 
 // TestLeaseStatementsPerPath: what each path sends for a key whose row is there.
 // The fence is the one statement that a lease adds to a transaction.
 func TestLeaseStatementsPerPath(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db, tap := s.tapped(mysqllock.Config{})
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, tap := s.Tapped(mysqllock.Config{})
 		db.SetMaxOpenConns(1)
 		with := func(keys ...string) context.Context {
 			return lockctx.WithKeys(dbtest.Limited(t), keys, lockctx.Lease(time.Minute))
@@ -610,12 +580,12 @@ func TestLeaseStatementsPerPath(t *testing.T) {
 // TestLeaseOutlivesAFailedWrite: a unit of work whose write was rolled back by the
 // server goes on under the lease under which it has read.
 func TestLeaseOutlivesAFailedWrite(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
-		ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.Lease(ttl))
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.Lease(stock.TTL))
 		var n int
 		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
-		blocker, err := s.plain.Begin()
+		blocker, err := s.Plain.Begin()
 		dbtest.OK(t, err)
 		dbtest.Exec(t, blocker, "UPDATE p SET stock = stock WHERE id = 1")
 		failed := make(chan error, 1)
@@ -625,16 +595,16 @@ func TestLeaseOutlivesAFailedWrite(t *testing.T) {
 		}()
 		var id int64
 		dbtest.Soon(t, "the write waits", func() bool {
-			return s.plain.QueryRow("SELECT ID FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE 'UPDATE p SET stock = 1%'", s.Name).Scan(&id) == nil
+			return s.Plain.QueryRow("SELECT ID FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE 'UPDATE p SET stock = 1%'", s.Name).Scan(&id) == nil
 		})
-		dbtest.Exec(t, s.plain, fmt.Sprintf("KILL %d", id))
+		dbtest.Exec(t, s.Plain, fmt.Sprintf("KILL %d", id))
 		if <-failed == nil {
 			t.Error("a write whose connection was killed succeeded")
 		}
 		dbtest.OK(t, blocker.Rollback())
-		s.wantLeased("k", true)
-		wantToken(t, ctx, 1)
-		if _, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1); err == nil && s.token("k") != 1 {
+		s.WantLeased("k", true)
+		stock.WantToken(t, ctx, 1)
+		if _, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1); err == nil && s.Token("k") != 1 {
 			t.Error("the second write ran under another lease than the read")
 		}
 	})
@@ -642,14 +612,14 @@ func TestLeaseOutlivesAFailedWrite(t *testing.T) {
 
 // TestLeaseJoinedHoldIsTold: a hold that joined the lease of a read ends with it.
 func TestLeaseJoinedHoldIsTold(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
 		base, cancel := context.WithCancel(dbtest.Limited(t))
 		defer cancel()
-		ctx := lockctx.With(base, "k", lockctx.Lease(ttl))
+		ctx := lockctx.With(base, "k", lockctx.Lease(stock.TTL))
 		var n int
 		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
-		h, err := mysqllock.Acquire(context.WithoutCancel(ctx), db, "k", lockctx.Lease(ttl))
+		h, err := mysqllock.Acquire(context.WithoutCancel(ctx), db, "k", lockctx.Lease(stock.TTL))
 		dbtest.OK(t, err)
 		if h.Token() != 1 {
 			t.Errorf("the token is %d", h.Token())
@@ -659,19 +629,19 @@ func TestLeaseJoinedHoldIsTold(t *testing.T) {
 		if !errors.Is(context.Cause(h.Context()), mysqllock.ErrLost) {
 			t.Errorf("the cause is %v", context.Cause(h.Context()))
 		}
-		wantLost(t, "Release", h.Release())
+		stock.WantLost(t, "Release", h.Release())
 	})
 }
 
 // TestLeaseFencesWhatRunsUnderASession: a transaction that began without the hint,
 // under the row lock of a session, inside a hold.
 func TestLeaseFencesWhatRunsUnderASession(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
 		base, cancel := context.WithCancel(dbtest.Limited(t))
 		defer cancel()
 		row := lockctx.With(base, "row")
-		h, err := mysqllock.Acquire(row, db, "k", lockctx.Lease(ttl))
+		h, err := mysqllock.Acquire(row, db, "k", lockctx.Lease(stock.TTL))
 		dbtest.OK(t, err)
 		var n int
 		dbtest.OK(t, db.QueryRowContext(row, "SELECT stock FROM p WHERE id = 1").Scan(&n))
@@ -679,34 +649,9 @@ func TestLeaseFencesWhatRunsUnderASession(t *testing.T) {
 		dbtest.OK(t, err)
 		_, err = tx.ExecContext(h.Context(), "UPDATE p SET stock = 1 WHERE id = 2")
 		dbtest.OK(t, err)
-		s.steal("k")
-		wantLost(t, "Commit", tx.Commit())
-		s.wantStock(2, 10)
+		s.Steal("k")
+		stock.WantLost(t, "Commit", tx.Commit())
+		s.WantStock(2, 10)
 		_ = h.Release()
-	})
-}
-
-// TestDefaultStrategyInside: With that leaves the strategy to the handle, inside
-// or around one that says it, takes both where they do not exclude each other,
-// and one where they do.
-func TestDefaultStrategyInside(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		for strategy, want := range map[string][2]bool{"advisory": {true, true}, "row": {true, false}} {
-			db, key := s.open("lockStrategy="+strategy), "k"+strategy
-			for _, ctx := range []context.Context{
-				lockctx.With(lockctx.With(dbtest.Limited(t), key, lockctx.Row()), key),
-				lockctx.With(lockctx.With(dbtest.Limited(t), key), key, lockctx.Row()),
-			} {
-				tx, err := db.BeginTx(ctx, nil)
-				dbtest.OK(t, err)
-				s.wantLocked(key, want[0])
-				s.wantNamed(key, want[1])
-				dbtest.OK(t, tx.Commit())
-			}
-		}
-		db := s.open("lockStrategy=advisory")
-		tx, err := db.BeginTx(lockctx.With(lockctx.With(dbtest.Limited(t), "twice"), "twice", lockctx.Advisory(), lockctx.Wait(time.Second)), nil)
-		dbtest.OK(t, err)
-		dbtest.OK(t, tx.Commit())
 	})
 }

@@ -1,4 +1,4 @@
-package mysqllock_test
+package advisory_test
 
 import (
 	"bytes"
@@ -14,111 +14,121 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// named asks the server which connection has the named lock of a key; 0 is none.
-// Keys and databases of tests are such that names are readable.
-func (s *scratch) named(key string) (id int64) {
-	s.T.Helper()
-	var holder sql.NullInt64
-	dbtest.OK(s.T, s.plain.QueryRow("SELECT IS_USED_LOCK(?)", "mysqllock:"+s.Name+"/"+key).Scan(&holder))
-	return holder.Int64
-}
-
-func (s *scratch) wantNamed(key string, want bool) {
-	s.T.Helper()
-	if got := s.named(key) != 0; got != want {
-		s.T.Errorf("named(%s) = %v, want %v", key, got, want)
-	}
+// TestDefaultStrategyInside: With that leaves the strategy to the handle, inside
+// or around one that says it, takes both where they do not exclude each other,
+// and one where they do.
+func TestDefaultStrategyInside(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		for strategy, want := range map[string][2]bool{"advisory": {true, true}, "row": {true, false}} {
+			db, key := s.Handle("lockStrategy="+strategy), "k"+strategy
+			for _, ctx := range []context.Context{
+				lockctx.With(lockctx.With(dbtest.Limited(t), key, lockctx.Row()), key),
+				lockctx.With(lockctx.With(dbtest.Limited(t), key), key, lockctx.Row()),
+			} {
+				tx, err := db.BeginTx(ctx, nil)
+				dbtest.OK(t, err)
+				s.WantLocked(key, want[0])
+				s.WantNamed(key, want[1])
+				dbtest.OK(t, tx.Commit())
+			}
+		}
+		db := s.Handle("lockStrategy=advisory")
+		tx, err := db.BeginTx(lockctx.With(lockctx.With(dbtest.Limited(t), "twice"), "twice", lockctx.Advisory(), lockctx.Wait(time.Second)), nil)
+		dbtest.OK(t, err)
+		dbtest.OK(t, tx.Commit())
+	})
 }
 
 func TestAdvisoryUnitsOfWork(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open("lockStrategy=advisory")
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle("lockStrategy=advisory")
 		base, cancel := context.WithCancel(dbtest.Limited(t))
 		defer cancel()
 		ctx := lockctx.With(base, "k")
 
 		tx, err := db.BeginTx(ctx, nil)
 		dbtest.OK(t, err)
-		s.wantNamed("k", true)
+		s.WantNamed("k", true)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 9 WHERE id = 1")
 		dbtest.OK(t, tx.Commit())
-		s.wantNamed("k", false)
+		s.WantNamed("k", false)
 		tx, err = db.BeginTx(ctx, nil)
 		dbtest.OK(t, err)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
 		dbtest.OK(t, tx.Rollback())
-		s.wantNamed("k", false)
-		s.wantStock(1, 9)
+		s.WantNamed("k", false)
+		s.WantStock(1, 9)
 
 		_, err = db.ExecContext(ctx, "UPDATE p SET stock = 8 WHERE id = 1")
 		dbtest.OK(t, err)
-		s.wantNamed("k", false)
-		s.wantStock(1, 8)
+		s.WantNamed("k", false)
+		s.WantStock(1, 8)
 
 		var n int
 		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
-		s.wantNamed("k", true)
+		s.WantNamed("k", true)
 		if st := db.Stats(); st.InUse != 0 {
 			t.Errorf("%d connections are pinned", st.InUse)
 		}
 		_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
 		dbtest.OK(t, err)
-		s.wantNamed("k", false)
-		s.wantStock(1, 7)
+		s.WantNamed("k", false)
+		s.WantStock(1, 7)
 
 		tx, err = db.Begin() // the hint comes late
 		dbtest.OK(t, err)
 		_, err = tx.ExecContext(lockctx.With(base, "k"), "UPDATE p SET stock = 6 WHERE id = 1")
 		dbtest.OK(t, err)
-		s.wantNamed("k", true)
+		s.WantNamed("k", true)
 		dbtest.OK(t, tx.Commit())
-		s.wantNamed("k", false)
-		s.wantStock(1, 6)
+		s.WantNamed("k", false)
+		s.WantStock(1, 6)
 
 		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
 		cancel()
-		dbtest.Soon(t, "the end of the context gives it back", func() bool { return s.named("k") == 0 })
+		dbtest.Soon(t, "the end of the context gives it back", func() bool { return s.Named("k") == 0 })
 	})
 }
 
 func TestAdvisoryHold(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db, other := s.open(), s.open()
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other := s.Handle(), s.Handle()
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "job", func(ctx context.Context) error {
 			_, err := db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")
 			dbtest.OK(t, err)
-			s.wantStock(1, 9)
-			s.wantNamed("job", true)
-			wantToken(t, ctx, 0)
+			s.WantStock(1, 9)
+			s.WantNamed("job", true)
+			stock.WantToken(t, ctx, 0)
 			// Reentrant in its lock context, and a space of its own.
 			dbtest.OK(t, mysqllock.Do(ctx, db, "job", func(context.Context) error { return nil }, lockctx.Advisory()))
 			dbtest.OK(t, mysqllock.Do(ctx, db, "job", func(ctx context.Context) error {
-				s.wantLeased("job", true)
+				s.WantLeased("job", true)
 				_, err := db.ExecContext(ctx, "UPDATE p SET stock = 8 WHERE id = 1")
 				return err
-			}, lockctx.Lease(ttl)))
-			s.wantNamed("job", true)
+			}, lockctx.Lease(stock.TTL)))
+			s.WantNamed("job", true)
 			return nil
 		}, lockctx.Advisory()))
-		s.wantNamed("job", false)
-		s.wantStock(1, 8)
+		s.WantNamed("job", false)
+		s.WantStock(1, 8)
 
 		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "job", lockctx.Advisory())
 		dbtest.OK(t, err)
 		for _, db := range []*sql.DB{db, other} {
 			var e *mysqllock.Error
-			err := naming(func() error {
+			err := stock.Naming(func() error {
 				_, err := mysqllock.Acquire(dbtest.Limited(t), db, "job", lockctx.Advisory(), lockctx.NoWait())
 				return err
 			})
 			if !errors.Is(err, mysqllock.ErrLocked) || !errors.As(err, &e) || e.Holder == nil || e.Strategy != "advisory" {
 				t.Errorf("a second hold returned %v", err)
 			}
-			err = naming(func() error {
+			err = stock.Naming(func() error {
 				_, err := mysqllock.Acquire(dbtest.Limited(t), db, "job", lockctx.Advisory(), lockctx.Wait(200*time.Millisecond))
 				return err
 			})
@@ -133,46 +143,46 @@ func TestAdvisoryHold(t *testing.T) {
 		dbtest.OK(t, err)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
 		start := time.Now()
-		dbtest.Exec(t, s.plain, fmt.Sprintf("KILL %d", s.named("job")))
-		dbtest.Soon(t, "the server has ended the connection", func() bool { return s.named("job") == 0 })
-		wantLost(t, "Commit", tx.Commit())
+		dbtest.Exec(t, s.Plain, fmt.Sprintf("KILL %d", s.Named("job")))
+		dbtest.Soon(t, "the server has ended the connection", func() bool { return s.Named("job") == 0 })
+		stock.WantLost(t, "Commit", tx.Commit())
 		<-h.Context().Done()
 		if took := time.Since(start); took > 30*time.Second || !errors.Is(context.Cause(h.Context()), mysqllock.ErrLost) {
 			t.Errorf("the holder was told after %v, with %v", took, context.Cause(h.Context()))
 		}
 		_, err = db.ExecContext(stays, "UPDATE p SET stock = 1 WHERE id = 1")
-		wantLost(t, "Exec", err)
-		wantLost(t, "Release", h.Release())
-		s.wantStock(1, 8)
+		stock.WantLost(t, "Exec", err)
+		stock.WantLost(t, "Release", h.Release())
+		s.WantStock(1, 8)
 
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "job", func(ctx context.Context) error {
 			_, err := db.ExecContext(ctx, "UPDATE p SET stock = 5 WHERE id = 1")
 			return err
 		}, lockctx.Advisory()))
-		s.wantStock(1, 5)
+		s.WantStock(1, 5)
 	})
 }
 
 // TestAdvisoryHoldLapses: a hold whose context has ended is kept for lockTTL, for
 // what still runs in it to stop, or until Release.
 func TestAdvisoryHoldLapses(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open("lockTTL=3s&lockStrategy=advisory")
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle("lockTTL=3s&lockStrategy=advisory")
 		for _, released := range []bool{false, true} {
 			ctx, cancel := context.WithCancel(dbtest.Limited(t))
 			h, err := mysqllock.Acquire(ctx, db, "job")
 			dbtest.OK(t, err)
 			ended := time.Now()
 			cancel()
-			if named := s.named("job") != 0; !named && time.Since(ended) < 3*time.Second {
+			if named := s.Named("job") != 0; !named && time.Since(ended) < 3*time.Second {
 				t.Error("it is not kept")
 			}
 			if released {
 				dbtest.OK(t, h.Release())
-				s.wantNamed("job", false)
+				s.WantNamed("job", false)
 				continue
 			}
-			dbtest.Soon(t, "it has lapsed", func() bool { return s.named("job") == 0 })
+			dbtest.Soon(t, "it has lapsed", func() bool { return s.Named("job") == 0 })
 			if kept := time.Since(ended); kept < 3*time.Second {
 				t.Errorf("it was kept for %v", kept)
 			}
@@ -184,28 +194,28 @@ func TestAdvisoryHoldLapses(t *testing.T) {
 // TestAdvisoryCommitIsChecked: where somebody else has the lock by the time of
 // COMMIT, and nobody has noticed.
 func TestAdvisoryCommitIsChecked(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
 		tx, err := db.BeginTx(lockctx.WithKeys(dbtest.Limited(t), []string{"a", "b"}, lockctx.Advisory()), nil)
 		dbtest.OK(t, err)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
-		dbtest.Exec(t, s.plain, fmt.Sprintf("KILL %d", s.named("b")))
-		thief, err := s.plain.Conn(dbtest.Limited(t))
+		dbtest.Exec(t, s.Plain, fmt.Sprintf("KILL %d", s.Named("b")))
+		thief, err := s.Plain.Conn(dbtest.Limited(t))
 		dbtest.OK(t, err)
 		defer thief.Close()
 		var got int
 		dbtest.OK(t, thief.QueryRowContext(dbtest.Limited(t), "SELECT GET_LOCK(?, 60)", "mysqllock:"+s.Name+"/b").Scan(&got))
-		wantLost(t, "Commit", tx.Commit())
-		s.wantStock(1, 10)
-		s.wantNamed("a", false)
+		stock.WantLost(t, "Commit", tx.Commit())
+		s.WantStock(1, 10)
+		s.WantNamed("a", false)
 	})
 }
 
 func TestAdvisoryExcludes(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		handles := []*sql.DB{s.open("lockStrategy=advisory"), s.open("lockStrategy=advisory")}
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		handles := []*sql.DB{s.Handle("lockStrategy=advisory"), s.Handle("lockStrategy=advisory")}
 		const workers, each = 8, 25
-		dbtest.Exec(t, s.plain, "UPDATE p SET stock = ? WHERE id = 1", workers*each)
+		dbtest.Exec(t, s.Plain, "UPDATE p SET stock = ? WHERE id = 1", workers*each)
 		var all sync.WaitGroup
 		for i := range workers {
 			db := handles[i%2]
@@ -226,14 +236,14 @@ func TestAdvisoryExcludes(t *testing.T) {
 			})
 		}
 		all.Wait()
-		s.wantStock(1, 0)
-		s.wantNamed("k", false)
+		s.WantStock(1, 0)
+		s.WantNamed("k", false)
 	})
 }
 
 func TestAdvisoryStatementsPerPath(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db, tap := s.tapped(mysqllock.Config{Strategy: "advisory"})
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, tap := s.Tapped(mysqllock.Config{Strategy: "advisory"})
 		db.SetMaxOpenConns(1)
 		for _, p := range []struct {
 			what string
@@ -263,7 +273,7 @@ func TestAdvisoryStatementsPerPath(t *testing.T) {
 
 // knowsHome waits until the handle knows how to begin a transaction with the lock on its own
 // connection.
-func (s *scratch) knowsHome(db *sql.DB) {
+func knowsHome(s *stock.Shop, db *sql.DB) {
 	s.T.Helper()
 	dbtest.Soon(s.T, "it is known how to begin", func() bool {
 		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(s.T), "known", lockctx.Advisory()), nil)
@@ -271,22 +281,22 @@ func (s *scratch) knowsHome(db *sql.DB) {
 		defer tx.Rollback()
 		var id int64
 		dbtest.OK(s.T, tx.QueryRow("SELECT CONNECTION_ID()").Scan(&id))
-		return s.named("known") == id
+		return s.Named("known") == id
 	})
 }
 
 // TestAdvisoryHome: a lock that goes with the transaction is held by its connection, whatever
 // runs in it; one that may outlive the transaction is not.
 func TestAdvisoryHome(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for _, params := range []string{"", "&maxConns=8"} {
-			db := s.open("lockStrategy=advisory" + params)
-			s.knowsHome(db)
+			db := s.Handle("lockStrategy=advisory" + params)
+			knowsHome(s, db)
 			own := func(what string, tx *sql.Tx, key string, want bool) {
 				t.Helper()
 				var id int64
 				dbtest.OK(t, tx.QueryRow("SELECT CONNECTION_ID()").Scan(&id))
-				if got := s.named(key) == id; got != want {
+				if got := s.Named(key) == id; got != want {
 					t.Errorf("%s%s: %v, want %v", what, params, got, want)
 				}
 			}
@@ -301,10 +311,10 @@ func TestAdvisoryHome(t *testing.T) {
 			dbtest.OK(t, err)
 			own("may outlive it", tx, "b", false)
 			dbtest.OK(t, tx.Commit())
-			s.wantNamed("a", true)
-			s.wantNamed("b", true)
+			s.WantNamed("a", true)
+			s.WantNamed("b", true)
 			cancel()
-			dbtest.Soon(t, "the end of the context gives them back", func() bool { return s.named("a")+s.named("b") == 0 })
+			dbtest.Soon(t, "the end of the context gives them back", func() bool { return s.Named("a")+s.Named("b") == 0 })
 
 			// A hold inside the transaction joins it, and so does a transaction in that.
 			ctx = lockctx.With(dbtest.Limited(t), "k")
@@ -322,8 +332,8 @@ func TestAdvisoryHome(t *testing.T) {
 				t.Errorf("somebody else: %v", err)
 			}
 			dbtest.OK(t, tx.Commit())
-			s.wantNamed("k", false)
-			s.wantStock(1, stock-1)
+			s.WantNamed("k", false)
+			s.WantStock(1, stock-1)
 			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { return nil }, lockctx.NoWait()))
 
 			// The caller's context ends, database/sql rolls back, and the connection is used
@@ -333,7 +343,7 @@ func TestAdvisoryHome(t *testing.T) {
 			dbtest.OK(t, err)
 			own("cancelled", tx, "k", true)
 			cancel()
-			dbtest.Soon(t, "it is rolled back", func() bool { return s.named("k") == 0 })
+			dbtest.Soon(t, "it is rolled back", func() bool { return s.Named("k") == 0 })
 
 			// An error of the server that rolls back; then the lock goes at once, although
 			// the caller has not said Rollback yet.
@@ -342,9 +352,9 @@ func TestAdvisoryHome(t *testing.T) {
 			own("deadlock", tx, "d", true)
 			_, err = tx.Exec("SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213")
 			dbtest.Want(t, err, mysqllock.ErrDeadlock)
-			s.wantNamed("d", false)
+			s.WantNamed("d", false)
 			dbtest.OK(t, tx.Rollback())
-			s.wantStock(1, stock-1)
+			s.WantStock(1, stock-1)
 			dbtest.Exec(t, db, "UPDATE p SET stock = stock + 1 WHERE id = 1")
 			dbtest.OK(t, db.Close())
 		}
@@ -354,10 +364,10 @@ func TestAdvisoryHome(t *testing.T) {
 // TestAdvisoryHomeIsKept: an idle transaction that holds its lock is kept alive, by pings that
 // never come into a statement of the application's; and its loss is noticed.
 func TestAdvisoryHomeIsKept(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for _, params := range []string{"", "&maxConns=8"} {
-			db := s.open("lockStrategy=advisory&lockTTL=1s" + params)
-			s.knowsHome(db)
+			db := s.Handle("lockStrategy=advisory&lockTTL=1s" + params)
+			knowsHome(s, db)
 			time.Sleep(1500 * time.Millisecond) // as if the connection was silent for too long
 			tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
 			dbtest.OK(t, err)
@@ -375,23 +385,23 @@ func TestAdvisoryHomeIsKept(t *testing.T) {
 			dbtest.OK(t, rows.Err())
 			dbtest.OK(t, rows.Close())
 			dbtest.Exec(t, tx, "DO SLEEP(1.5)") // longer than the TTL
-			if s.named("k") == 0 || n == 0 {
+			if s.Named("k") == 0 || n == 0 {
 				t.Errorf("%s: it is not held, or %d rows", params, n)
 			}
 			dbtest.OK(t, tx.Commit())
-			s.wantNamed("k", false)
+			s.WantNamed("k", false)
 
 			tx, err = db.BeginTx(lockctx.With(dbtest.Limited(t), "lost"), nil)
 			dbtest.OK(t, err)
 			dbtest.Exec(t, tx, "UPDATE p SET stock = 0 WHERE id = 1")
-			dbtest.Exec(t, s.plain, fmt.Sprintf("KILL %d", s.named("lost")))
+			dbtest.Exec(t, s.Plain, fmt.Sprintf("KILL %d", s.Named("lost")))
 			time.Sleep(1500 * time.Millisecond) // a ping has failed
 			_, err = tx.Exec("UPDATE p SET stock = 0 WHERE id = 1")
 			dbtest.Want(t, err, mysqllock.ErrLost)
 			dbtest.Want(t, tx.Commit(), mysqllock.ErrLost)
 			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "lost", func(context.Context) error { return nil }, lockctx.NoWait()))
 			dbtest.Exec(t, db, "UPDATE p SET stock = stock + 1 WHERE id = 1")
-			s.wantStock(1, 10)
+			s.WantStock(1, 10)
 			dbtest.OK(t, db.Close())
 		}
 	})
@@ -399,9 +409,9 @@ func TestAdvisoryHomeIsKept(t *testing.T) {
 
 // TestManyAdvisoryHolds of one handle are on two connections, and there is no other.
 func TestManyAdvisoryHolds(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		const n, goroutines = 2_000, 16
-		db := s.open("lockStrategy=advisory")
+		db := s.Handle("lockStrategy=advisory")
 		holds := make([]*mysqllock.Hold, n)
 		var all sync.WaitGroup
 		for g := range goroutines {
@@ -417,7 +427,7 @@ func TestManyAdvisoryHolds(t *testing.T) {
 		}
 		all.Wait()
 		var connections int
-		dbtest.OK(t, s.plain.QueryRow("SELECT COUNT(*) FROM information_schema.processlist WHERE db = ? AND id <> CONNECTION_ID()", s.Name).Scan(&connections))
+		dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM information_schema.processlist WHERE db = ? AND id <> CONNECTION_ID()", s.Name).Scan(&connections))
 		if connections > 2 {
 			t.Errorf("%d holds are on %d connections", n, connections)
 		}
@@ -466,7 +476,7 @@ func TestUnknownCommitUnderAnAdvisoryLock(t *testing.T) {
 		before()
 		return tx.Commit()
 	}
-	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) { // commits are held up for all of it
+	dbtest.OnOwnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) { // commits are held up for all of it
 		var cuts, checks atomic.Bool
 		cfg := s.Config()
 		cfg.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -474,7 +484,7 @@ func TestUnknownCommitUnderAnAdvisoryLock(t *testing.T) {
 			c, err := d.DialContext(ctx, network, addr)
 			return cutAtCommit{c, &cuts, &checks}, err
 		}
-		admin, err := s.plain.Conn(dbtest.Limited(t))
+		admin, err := s.Plain.Conn(dbtest.Limited(t))
 		dbtest.OK(t, err)
 		defer admin.Close()
 		stop := func() {
@@ -520,7 +530,7 @@ func TestUnknownCommitUnderAnAdvisoryLock(t *testing.T) {
 			}
 			_, err = admin.ExecContext(dbtest.Limited(t), "UNLOCK TABLES")
 			dbtest.OK(t, err)
-			s.wantStock(1, 10)
+			s.WantStock(1, 10)
 		}
 	})
 }
@@ -544,30 +554,30 @@ func TestPollerBeginsAfterItsWait(t *testing.T) {
 		_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
 		return err
 	}
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for name, c := range map[string]struct {
 			param string
 			sell  func(context.Context, *sql.DB) error
 		}{
 			"BeginTx": {"", begin}, "Exec": {"", exec}, "BeginTx, maxConns": {"maxConns=8", begin}, "Exec, maxConns": {"maxConns=8", exec},
 		} {
-			dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
-			db := s.open("lockStrategy=advisory", "lockMaxConns=2", "lockHandOverTime=1ms", "lockWait=1m", c.param)
-			s.pollAfterTurn(db, func(ctx context.Context) error { return c.sell(ctx, db) })
-			s.wantStock(1, 9)
-			s.wantPlainWrites(name, db)
-			s.wantClosed(name, db)
+			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10")
+			db := s.Handle("lockStrategy=advisory", "lockMaxConns=2", "lockHandOverTime=1ms", "lockWait=1m", c.param)
+			pollAfterTurn(s, db, func(ctx context.Context) error { return c.sell(ctx, db) })
+			s.WantStock(1, 9)
+			wantPlainWrites(s, name, db)
+			wantClosed(s, name, db)
 		}
 	})
 }
 
 // pollAfterTurn has sell, under k, wait as a poller after db's turn was over.
-func (s *scratch) pollAfterTurn(db *sql.DB, sell func(context.Context) error) {
+func pollAfterTurn(s *stock.Shop, db *sql.DB, sell func(context.Context) error) {
 	t := s.T
 	t.Helper()
 	under := func(key string) context.Context { return lockctx.With(dbtest.Limited(t), key) }
 	rival := func() (get func(key string) error) {
-		c, err := s.plain.Conn(dbtest.Limited(t))
+		c, err := s.Plain.Conn(dbtest.Limited(t))
 		dbtest.OK(t, err)
 		t.Cleanup(func() { c.Close() })
 		return func(key string) error {
@@ -580,12 +590,12 @@ func (s *scratch) pollAfterTurn(db *sql.DB, sell func(context.Context) error) {
 		}
 	}
 	waiting := func() []int64 {
-		return dbtest.Column[int64](t, s.plain, "SELECT ID FROM information_schema.PROCESSLIST WHERE STATE = 'User lock' AND INFO LIKE ?",
+		return dbtest.Column[int64](t, s.Plain, "SELECT ID FROM information_schema.PROCESSLIST WHERE STATE = 'User lock' AND INFO LIKE ?",
 			"%GET_LOCK('"+lockname.OfAdvisory(s.Name, "k")+"'%")
 	}
 	polls := func(key string) bool {
 		var id sql.NullInt64
-		dbtest.OK(t, s.plain.QueryRow("SELECT IS_USED_LOCK(?)", lockname.OfPoller(s.Name, key)).Scan(&id))
+		dbtest.OK(t, s.Plain.QueryRow("SELECT IS_USED_LOCK(?)", lockname.OfPoller(s.Name, key)).Scan(&id))
 		return id.Valid
 	}
 	first, second, third := rival(), rival(), rival()
@@ -625,7 +635,7 @@ func (s *scratch) pollAfterTurn(db *sql.DB, sell func(context.Context) error) {
 	dbtest.Soon(t, "somebody polls for another key", func() bool { return polls("l") })
 	dbtest.Soon(t, "the next one polls", func() bool {
 		for _, id := range waiting() {
-			_, _ = s.plain.Exec(fmt.Sprintf("KILL QUERY %d", id)) // it may be over
+			_, _ = s.Plain.Exec(fmt.Sprintf("KILL QUERY %d", id)) // it may be over
 		}
 		return polls("k")
 	})
@@ -637,7 +647,7 @@ func (s *scratch) pollAfterTurn(db *sql.DB, sell func(context.Context) error) {
 
 // wantPlainWrites fails the test unless what is written without a lock, on every connection that
 // database/sql has kept, is committed at once.
-func (s *scratch) wantPlainWrites(what string, db *sql.DB) {
+func wantPlainWrites(s *stock.Shop, what string, db *sql.DB) {
 	s.T.Helper()
 	var conns []*sql.Conn
 	defer func() {
@@ -652,16 +662,16 @@ func (s *scratch) wantPlainWrites(what string, db *sql.DB) {
 		_, err = c.ExecContext(dbtest.Limited(s.T), "INSERT INTO p VALUES (?, 7)", 1000+n)
 		dbtest.OK(s.T, err)
 		var there int
-		dbtest.OK(s.T, s.plain.QueryRow("SELECT COUNT(*) FROM p WHERE id = ?", 1000+n).Scan(&there))
+		dbtest.OK(s.T, s.Plain.QueryRow("SELECT COUNT(*) FROM p WHERE id = ?", 1000+n).Scan(&there))
 		if there != 1 {
 			s.T.Errorf("%s: a plain INSERT came off, and is not committed", what)
 		}
 	}
-	dbtest.Exec(s.T, s.plain, "DELETE FROM p WHERE id >= 1000")
+	dbtest.Exec(s.T, s.Plain, "DELETE FROM p WHERE id >= 1000")
 }
 
 // wantClosed fails the test unless db can be closed.
-func (s *scratch) wantClosed(what string, db *sql.DB) {
+func wantClosed(s *stock.Shop, what string, db *sql.DB) {
 	s.T.Helper()
 	closed := make(chan error, 1)
 	go func() { closed <- db.Close() }()
@@ -676,15 +686,15 @@ func (s *scratch) wantClosed(what string, db *sql.DB) {
 // TestHotAdvisoryKeys: many goroutines of two handles want a few keys, with too few connections
 // to wait on: all are served, and nothing is left on a connection.
 func TestHotAdvisoryKeys(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		const keys, each = 8, 3
 		for id := 5; id <= keys; id++ {
-			dbtest.Exec(t, s.plain, "INSERT INTO p VALUES (?, 10)", id)
+			dbtest.Exec(t, s.Plain, "INSERT INTO p VALUES (?, 10)", id)
 		}
 		for _, param := range []string{"", "maxConns=8"} {
-			dbtest.Exec(t, s.plain, "UPDATE p SET stock = 0")
+			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 0")
 			var all sync.WaitGroup
-			handles := []*sql.DB{s.open("lockStrategy=advisory", "lockMaxConns=3", "lockWait=2m", param), s.open("lockStrategy=advisory", "lockMaxConns=3", "lockWait=2m", param)}
+			handles := []*sql.DB{s.Handle("lockStrategy=advisory", "lockMaxConns=3", "lockWait=2m", param), s.Handle("lockStrategy=advisory", "lockMaxConns=3", "lockWait=2m", param)}
 			for i := range 60 {
 				db := handles[i%2]
 				all.Go(func() {
@@ -711,13 +721,13 @@ func TestHotAdvisoryKeys(t *testing.T) {
 			}
 			all.Wait()
 			var sum int
-			dbtest.OK(t, s.plain.QueryRow("SELECT SUM(stock) FROM p").Scan(&sum))
+			dbtest.OK(t, s.Plain.QueryRow("SELECT SUM(stock) FROM p").Scan(&sum))
 			if sum != 60*each {
 				t.Errorf("%s: %d updates of %d are there", param, sum, 60*each)
 			}
 			for _, db := range handles {
-				s.wantPlainWrites(param, db)
-				s.wantClosed(param, db)
+				wantPlainWrites(s, param, db)
+				wantClosed(s, param, db)
 			}
 		}
 	})
@@ -726,9 +736,9 @@ func TestHotAdvisoryKeys(t *testing.T) {
 // TestConnectionsAreLeftForLockConnections: callers whose BEGIN goes out beside the lock leave the
 // connections of maxConns to the lock connection that all of them need.
 func TestConnectionsAreLeftForLockConnections(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for range 5 {
-			db := s.open("lockStrategy=advisory", "lockUnsafe=allow", "maxConns=4") // with which nothing begins in the statement that locks
+			db := s.Handle("lockStrategy=advisory", "lockUnsafe=allow", "maxConns=4") // with which nothing begins in the statement that locks
 			var all sync.WaitGroup
 			for i := range 12 {
 				all.Go(func() {
@@ -741,7 +751,7 @@ func TestConnectionsAreLeftForLockConnections(t *testing.T) {
 				})
 			}
 			all.Wait()
-			s.wantClosed("callers of 12 keys", db)
+			wantClosed(s, "callers of 12 keys", db)
 		}
 	})
 }

@@ -1,4 +1,4 @@
-package mysqllock_test
+package rowlock_test
 
 import (
 	"context"
@@ -19,6 +19,7 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -52,18 +53,18 @@ func awaitLine(t *testing.T, db *sql.DB, n int) {
 
 // passing opens a handle that commits and locks for the next caller in one statement: that
 // there is a way to do so, it finds out while callers wait for each other.
-func (s *scratch) passing(c mysqllock.Config) (*sql.DB, *dbtest.Tap) {
+func passing(s *stock.Shop, c mysqllock.Config) (*sql.DB, *dbtest.Tap) {
 	s.T.Helper()
-	db, tap := s.tapped(c)
+	db, tap := s.Tapped(c)
 	sent := tap.Texts()
-	s.pass(db, func() bool { return slices.ContainsFunc(sent(), passes) })
+	pass(s, db, func() bool { return slices.ContainsFunc(sent(), passes) })
 	return db, tap
 }
 
 // pass has callers wait for each other until a COMMIT has been seen to lock for the next.
 // MariaDB needs no procedure for that, and would soon have the statement prepared, which would
 // not be seen.
-func (s *scratch) pass(db *sql.DB, seen func() bool) {
+func pass(s *stock.Shop, db *sql.DB, seen func() bool) {
 	s.T.Helper()
 	if s.MariaDB() {
 		return
@@ -90,7 +91,7 @@ func passes(text string) bool {
 
 // sell takes one of the stock of product 1, and knows what there was before.
 func sell(ctx context.Context, db *sql.DB, before int) error {
-	n, err := read(ctx, db, 1)
+	n, err := stock.Read(ctx, db, 1)
 	if err == nil && n != before {
 		err = fmt.Errorf("there are %d, not %d", n, before)
 	}
@@ -103,11 +104,11 @@ func sell(ctx context.Context, db *sql.DB, before int) error {
 // TestHandOverAsItIs: a transaction in which nothing has run goes from caller to caller, on
 // one session, without a statement; and the key is locked all the time.
 func TestHandOverAsItIs(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db, tap := s.passing(mysqllock.Config{HandOverTime: time.Minute})
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, tap := passing(s, mysqllock.Config{HandOverTime: time.Minute})
 		hold, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
 		dbtest.OK(t, err)
-		done := lineUp(t, db, "k", 5, func(context.Context, int) error { s.wantLocked("k", true); return nil })
+		done := lineUp(t, db, "k", 5, func(context.Context, int) error { s.WantLocked("k", true); return nil })
 		sent := tap.Since()
 		dbtest.OK(t, hold.Release())
 		for _, err := range done() {
@@ -116,21 +117,21 @@ func TestHandOverAsItIs(t *testing.T) {
 		if all := sent(); len(all) != 1 || all[0].Text != "COMMIT" { // of the last one
 			t.Errorf("sent %v", all)
 		}
-		s.wantLocked("k", false)
+		s.WantLocked("k", false)
 	})
 }
 
 // TestHandOverWithCommit: a unit of work that has written is committed and the key locked for
 // the next caller in one statement. The next sees what was committed.
 func TestHandOverWithCommit(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db, tap := s.passing(mysqllock.Config{})
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, tap := passing(s, mysqllock.Config{})
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error { return sell(ctx, db, 10) }))
 		hold, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
 		dbtest.OK(t, err)
 		done := lineUp(t, db, "k", 5, func(ctx context.Context, i int) error {
-			s.wantLocked("k", true)
-			s.wantStock(1, 8-i) // committed before the next has the key
+			s.WantLocked("k", true)
+			s.WantStock(1, 8-i) // committed before the next has the key
 			return sell(ctx, db, 8-i)
 		})
 		dbtest.OK(t, sell(hold.Context(), db, 9))
@@ -139,8 +140,8 @@ func TestHandOverWithCommit(t *testing.T) {
 		for _, err := range done() {
 			dbtest.OK(t, err)
 		}
-		s.wantStock(1, 3)
-		s.wantLocked("k", false)
+		s.WantStock(1, 3)
+		s.WantLocked("k", false)
 		var locks []string
 		for _, text := range sent() {
 			if !strings.Contains(text, "stock") && !strings.HasPrefix(text, "[prepare]") {
@@ -156,7 +157,7 @@ func TestHandOverWithCommit(t *testing.T) {
 // TestHandOverGivesOthersTheirTurn: another process that waits gets the key after so many
 // hand-overs; and at each COMMIT, however many of this process wait.
 func TestHandOverGivesOthersTheirTurn(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		write := func(ctx context.Context, db *sql.DB) error {
 			_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1")
 			return err
@@ -169,8 +170,8 @@ func TestHandOverGivesOthersTheirTurn(t *testing.T) {
 			"with commits": {write, 0},
 			"leases":       {write, 0},
 		} {
-			db, _ := s.passing(mysqllock.Config{HandOvers: 2, HandOverTime: time.Minute})
-			other := s.open()
+			db, _ := passing(s, mysqllock.Config{HandOvers: 2, HandOverTime: time.Minute})
+			other := s.Handle()
 			var opts []lockctx.Option
 			if name == "leases" {
 				opts = append(opts, lockctx.Lease(time.Minute))
@@ -187,7 +188,7 @@ func TestHandOverGivesOthersTheirTurn(t *testing.T) {
 			}()
 			dbtest.Soon(t, "the other one waits in the server", func() bool {
 				var n int
-				dbtest.OK(t, s.plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE '%FOR UPDATE%' AND INFO NOT LIKE '%NOWAIT%' AND INFO NOT LIKE 'CREATE%' AND ID <> CONNECTION_ID()", s.Name).Scan(&n))
+				dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE '%FOR UPDATE%' AND INFO NOT LIKE '%NOWAIT%' AND INFO NOT LIKE 'CREATE%' AND ID <> CONNECTION_ID()", s.Name).Scan(&n))
 				return n == 1
 			})
 			dbtest.OK(t, test.work(hold.Context(), db))
@@ -232,12 +233,12 @@ func (d *disturbing) Connect(ctx context.Context) (driver.Conn, error) {
 // TestHandOverDisturbed: whatever happens to the statement, its caller is told what became of
 // the COMMIT, the next caller gets the key, and nothing stays locked.
 func TestHandOverDisturbed(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for name, test := range dbtest.DisturbedCommits() {
 			base := &disturbing{Connector: s.Connector(), with: test.Disturbed}
 			db := s.OpenDB(mysqllock.Wrap(base, mysqllock.Config{}))
-			s.pass(db, func() bool { return base.passed.Load() })
-			dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
+			pass(s, db, func() bool { return base.passed.Load() })
+			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10")
 			hold, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
 			dbtest.OK(t, err)
 			_, err = db.ExecContext(hold.Context(), "UPDATE p SET stock = 5 WHERE id = 1")
@@ -245,7 +246,7 @@ func TestHandOverDisturbed(t *testing.T) {
 			var saw int
 			done := lineUp(t, db, "k", 2, func(ctx context.Context, i int) (err error) {
 				if i == 0 {
-					saw, err = read(ctx, db, 1)
+					saw, err = stock.Read(ctx, db, 1)
 				}
 				return err
 			})
@@ -269,10 +270,10 @@ func TestHandOverDisturbed(t *testing.T) {
 			if test.Committed {
 				want = 5
 			}
-			if s.wantStock(1, want); saw != want {
+			if s.WantStock(1, want); saw != want {
 				t.Errorf("%s: the next has seen %d, want %d", name, saw, want)
 			}
-			dbtest.Soon(t, name+": the key is free", func() bool { return !s.locked("k") })
+			dbtest.Soon(t, name+": the key is free", func() bool { return !s.Locked("k") })
 			dbtest.OK(t, db.Close())
 		}
 	})
@@ -281,7 +282,7 @@ func TestHandOverDisturbed(t *testing.T) {
 // TestHandOverKilled: the statement is killed after its COMMIT, and the next caller gives up.
 // What the statement may have locked does not stay so.
 func TestHandOverKilled(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))
 		defer cancel()
 		gone := make(chan error, 1)
@@ -290,7 +291,7 @@ func TestHandOverKilled(t *testing.T) {
 			dbtest.Want(t, <-gone, context.Canceled)
 		}}}
 		db := s.OpenDB(mysqllock.Wrap(base, mysqllock.Config{}))
-		s.pass(db, func() bool { return base.passed.Load() })
+		pass(s, db, func() bool { return base.passed.Load() })
 		hold, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
 		dbtest.OK(t, err)
 		dbtest.OK(t, sell(hold.Context(), db, 10))
@@ -298,16 +299,16 @@ func TestHandOverKilled(t *testing.T) {
 		awaitLine(t, db, 1)
 		base.armed.Store(true)
 		dbtest.OK(t, hold.Release())
-		s.wantStock(1, 9)
-		s.wantLocked("k", false)
+		s.WantStock(1, 9)
+		s.WantLocked("k", false)
 	})
 }
 
 // TestHandOverToNobody: the next caller gives up while the statement is on its way that locks
 // the key for it.
 func TestHandOverToNobody(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db, tap := s.passing(mysqllock.Config{})
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, tap := passing(s, mysqllock.Config{})
 		hold, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
 		dbtest.OK(t, err)
 		dbtest.OK(t, sell(hold.Context(), db, 10))
@@ -323,12 +324,12 @@ func TestHandOverToNobody(t *testing.T) {
 		arrive := tap.Stall(begin)
 		released := make(chan error, 1)
 		go func() { released <- hold.Release() }()
-		dbtest.Soon(t, "it is committed", func() bool { return s.stock(1) == 9 })
+		dbtest.Soon(t, "it is committed", func() bool { return s.Stock(1) == 9 })
 		cancel()
 		dbtest.Want(t, <-gone, context.Canceled)
 		arrive()
 		dbtest.OK(t, <-released)
-		s.wantLocked("k", false)
+		s.WantLocked("k", false)
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error { return sell(ctx, db, 9) }))
 	})
 }
@@ -336,9 +337,9 @@ func TestHandOverToNobody(t *testing.T) {
 // TestHandOverOfALostSession: a session that was killed is not handed over: its holder is
 // told, and the next caller locks the key anew.
 func TestHandOverOfALostSession(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for _, writes := range []bool{false, true} {
-			db, _ := s.passing(mysqllock.Config{HandOverTime: time.Minute})
+			db, _ := passing(s, mysqllock.Config{HandOverTime: time.Minute})
 			hold, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
 			dbtest.OK(t, err)
 			var id int
@@ -349,7 +350,7 @@ func TestHandOverOfALostSession(t *testing.T) {
 			}
 			var next int
 			done := lineUp(t, db, "k", 1, func(ctx context.Context, _ int) error {
-				s.wantLocked("k", true)
+				s.WantLocked("k", true)
 				return db.QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&next)
 			})
 			if !writes { // nothing has run in it
@@ -360,14 +361,14 @@ func TestHandOverOfALostSession(t *testing.T) {
 				}
 				id = int(e.Holder.ConnectionID)
 			}
-			dbtest.Exec(t, s.plain, fmt.Sprintf("KILL %d", id))
-			dbtest.Soon(t, "it is gone", func() bool { return !s.locked("k") || next != 0 })
-			wantLost(t, "Release", hold.Release())
+			dbtest.Exec(t, s.Plain, fmt.Sprintf("KILL %d", id))
+			dbtest.Soon(t, "it is gone", func() bool { return !s.Locked("k") || next != 0 })
+			stock.WantLost(t, "Release", hold.Release())
 			dbtest.OK(t, done()[0])
 			if next == id {
 				t.Error("the next caller has the session that was killed")
 			}
-			s.wantStock(1, 10)
+			s.WantStock(1, 10)
 		}
 	})
 }
@@ -375,8 +376,8 @@ func TestHandOverOfALostSession(t *testing.T) {
 // TestHandOverOfWhatIsLeft: a session on which a statement has left something, and a unit of
 // work that holds or checks more than its one key, are not handed over.
 func TestHandOverOfWhatIsLeft(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db, tap := s.passing(mysqllock.Config{HandOverTime: time.Minute})
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, tap := passing(s, mysqllock.Config{HandOverTime: time.Minute})
 		connection := func(ctx context.Context) (id int) {
 			dbtest.OK(t, db.QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&id))
 			return id
@@ -429,35 +430,35 @@ func TestHandOverOfWhatIsLeft(t *testing.T) {
 
 // TestHandOverWithoutAWay: where the server has no statement for it, COMMIT is sent alone.
 func TestHandOverWithoutAWay(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		params := "lockHandOverTime=1m"
 		if s.MariaDB() {
 			params += "&sql_mode=%27ORACLE%27"
 		}
-		db := s.open(params)
-		s.pass(db, func() bool {
+		db := s.Handle(params)
+		pass(s, db, func() bool {
 			var n int
-			dbtest.OK(t, s.plain.QueryRow("SELECT COUNT(*) FROM information_schema.ROUTINES WHERE ROUTINE_SCHEMA = ? AND ROUTINE_NAME = 'mysqllock_pass1'", s.Name).Scan(&n))
+			dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM information_schema.ROUTINES WHERE ROUTINE_SCHEMA = ? AND ROUTINE_NAME = 'mysqllock_pass1'", s.Name).Scan(&n))
 			return n == 1
 		})
 		for range 2 {
-			dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
+			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10")
 			hold, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
 			dbtest.OK(t, err)
 			dbtest.OK(t, sell(hold.Context(), db, 10))
 			committed := make(chan struct{})
 			done := lineUp(t, db, "k", 3, func(ctx context.Context, i int) error { <-committed; return sell(ctx, db, 9-i) })
 			if !s.MariaDB() {
-				_, err = s.plain.Exec("DROP PROCEDURE IF EXISTS mysqllock_pass1")
+				_, err = s.Plain.Exec("DROP PROCEDURE IF EXISTS mysqllock_pass1")
 				dbtest.OK(t, err)
 			}
 			dbtest.OK(t, hold.Release())
-			s.wantStock(1, 9)
+			s.WantStock(1, 9)
 			close(committed)
 			for _, err := range done() {
 				dbtest.OK(t, err)
 			}
-			s.wantStock(1, 6)
+			s.WantStock(1, 6)
 		}
 	})
 }
@@ -465,25 +466,25 @@ func TestHandOverWithoutAWay(t *testing.T) {
 // TestHandOverBesideDDL: somebody is about to alter the lock table, and waits. Whoever commits
 // does not wait for that.
 func TestHandOverBesideDDL(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db, _ := s.passing(mysqllock.Config{Wait: time.Minute})
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, _ := passing(s, mysqllock.Config{Wait: time.Minute})
 		hold, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
 		dbtest.OK(t, err)
 		dbtest.OK(t, sell(hold.Context(), db, 10))
 		done := lineUp(t, db, "k", 1, func(ctx context.Context, _ int) error { return sell(ctx, db, 9) })
-		reads, err := s.plain.Begin()
+		reads, err := s.Plain.Begin()
 		dbtest.OK(t, err)
 		_, err = reads.Exec("SELECT COUNT(*) FROM mysqllock")
 		dbtest.OK(t, err)
 		altered := make(chan error, 1)
-		go func() { _, err := s.plain.Exec("ALTER TABLE mysqllock ENGINE = InnoDB"); altered <- err }()
+		go func() { _, err := s.Plain.Exec("ALTER TABLE mysqllock ENGINE = InnoDB"); altered <- err }()
 		dbtest.Soon(t, "the ALTER waits", func() bool {
 			var n int
-			dbtest.OK(t, s.plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND STATE LIKE 'Waiting for table metadata lock'", s.Name).Scan(&n))
+			dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND STATE LIKE 'Waiting for table metadata lock'", s.Name).Scan(&n))
 			return n == 1
 		})
 		dbtest.OK(t, hold.Release())
-		s.wantStock(1, 9)
+		s.WantStock(1, 9)
 		dbtest.OK(t, reads.Rollback())
 		dbtest.OK(t, <-altered)
 		dbtest.OK(t, done()[0])
@@ -494,9 +495,9 @@ func TestHandOverBesideDDL(t *testing.T) {
 // then their connections are killed, too. No two are inside, as long as no connection is
 // killed, and no sale is lost or made twice.
 func TestHandOverStorm(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		handles := []*sql.DB{s.open(), s.open("maxConns=6"), s.open("lockHandOvers=2")}
-		dbtest.Exec(t, s.plain, "UPDATE p SET stock = 0")
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		handles := []*sql.DB{s.Handle(), s.Handle("maxConns=6"), s.Handle("lockHandOvers=2")}
+		dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 0")
 		var inside, sold, unsure atomic.Int64
 		storm := func(t *testing.T, kills bool) {
 			t.Helper()
@@ -521,7 +522,7 @@ func TestHandOverStorm(t *testing.T) {
 					case 2:
 						return errors.New("rolled back")
 					}
-					n, err := read(ctx, db, 1)
+					n, err := stock.Read(ctx, db, 1)
 					if err == nil {
 						_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n+1)
 					}
@@ -548,10 +549,10 @@ func TestHandOverStorm(t *testing.T) {
 			if kills {
 				all.Go(func() {
 					for time.Now().Before(end) {
-						ids := dbtest.Column[int](t, s.plain, "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = ? AND ID <> CONNECTION_ID()", s.Name)
+						ids := dbtest.Column[int](t, s.Plain, "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = ? AND ID <> CONNECTION_ID()", s.Name)
 						if len(ids) > 0 {
 							how := [2]string{"KILL ", "KILL QUERY "}[rand.N(2)]
-							_, _ = s.plain.Exec(how + strconv.Itoa(ids[rand.N(len(ids))]))
+							_, _ = s.Plain.Exec(how + strconv.Itoa(ids[rand.N(len(ids))]))
 						}
 						time.Sleep(rand.N(10 * time.Millisecond))
 					}
@@ -561,11 +562,11 @@ func TestHandOverStorm(t *testing.T) {
 		}
 		storm(t, false)
 		before := sold.Load()
-		if n := int64(s.stock(1)); n < before || n > before+unsure.Load() || before == 0 {
+		if n := int64(s.Stock(1)); n < before || n > before+unsure.Load() || before == 0 {
 			t.Errorf("%d were sold, and %d may be, but the stock has grown by %d", before, unsure.Load(), n)
 		}
 		storm(t, true)
-		if n := int64(s.stock(1)); n < sold.Load() || n > sold.Load()+unsure.Load() || sold.Load() == before {
+		if n := int64(s.Stock(1)); n < sold.Load() || n > sold.Load()+unsure.Load() || sold.Load() == before {
 			t.Errorf("%d were sold, and %d may be, but the stock has grown by %d", sold.Load(), unsure.Load(), n)
 		}
 		t.Logf("%d sold, %d unsure", sold.Load(), unsure.Load())
@@ -575,9 +576,9 @@ func TestHandOverStorm(t *testing.T) {
 // TestHandOverLeavesSessions: a session goes back to the pool if somebody waits for one, also
 // for another key.
 func TestHandOverLeavesSessions(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for _, writes := range []bool{false, true} {
-			db, _ := s.passing(mysqllock.Config{HandOverTime: time.Minute, LockMaxConns: 1})
+			db, _ := passing(s, mysqllock.Config{HandOverTime: time.Minute, LockMaxConns: 1})
 			hold, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
 			dbtest.OK(t, err)
 			var served atomic.Int32
@@ -605,10 +606,10 @@ func TestHandOverLeavesSessions(t *testing.T) {
 // the session on which it was refused. It is not given a second one, which it would not give
 // back.
 func TestHandOverBesideCleanUp(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db, other := s.open("lockHandOverTime=1m"), s.open()
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other := s.Handle("lockHandOverTime=1m"), s.Handle()
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { return nil }))
-		dbtest.Exec(t, s.plain, "UPDATE mysqllock SET expires = UTC_TIMESTAMP(6) + INTERVAL 30 SECOND WHERE namespace = '' AND name = ''")
+		dbtest.Exec(t, s.Plain, "UPDATE mysqllock SET expires = UTC_TIMESTAMP(6) + INTERVAL 30 SECOND WHERE namespace = '' AND name = ''")
 		hold, err := mysqllock.Acquire(dbtest.Limited(t), other, "k")
 		dbtest.OK(t, err)
 		var all sync.WaitGroup

@@ -1,4 +1,4 @@
-package mysqllock_test
+package unit_test
 
 import (
 	"context"
@@ -12,16 +12,17 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
 const tasks = "SELECT id FROM tasks WHERE state = 'new' ORDER BY id LIMIT 2"
 
 // tasked is a scratch database with 6 tasks.
-func (s *scratch) tasked() {
+func tasked(s *stock.Shop) {
 	s.T.Helper()
-	dbtest.Exec(s.T, s.plain, "CREATE TABLE tasks (id INT PRIMARY KEY, state VARCHAR(10) NOT NULL, KEY (state, id)) ENGINE=InnoDB")
-	dbtest.Exec(s.T, s.plain, "INSERT INTO tasks VALUES (1, 'new'), (2, 'new'), (3, 'new'), (4, 'new'), (5, 'new'), (6, 'new')")
+	dbtest.Exec(s.T, s.Plain, "CREATE TABLE tasks (id INT PRIMARY KEY, state VARCHAR(10) NOT NULL, KEY (state, id)) ENGINE=InnoDB")
+	dbtest.Exec(s.T, s.Plain, "INSERT INTO tasks VALUES (1, 'new'), (2, 'new'), (3, 'new'), (4, 'new'), (5, 'new'), (6, 'new')")
 }
 
 type lister interface {
@@ -53,20 +54,12 @@ func wantIDs(t *testing.T, ctx context.Context, q lister, want []int, text strin
 	}
 }
 
-func begin(t *testing.T, ctx context.Context, db *sql.DB) *sql.Tx {
-	t.Helper()
-	tx, err := db.BeginTx(ctx, nil)
-	dbtest.OK(t, err)
-	t.Cleanup(func() { _ = tx.Rollback() })
-	return tx
-}
-
 func TestClaim(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		s.tasked()
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		tasked(s)
 		ctx := dbtest.Limited(t)
 		skip := lockctx.Claim(ctx, lockctx.SkipLocked())
-		db := s.open("interpolateParams=true")
+		db := s.Handle("interpolateParams=true")
 		// Under REPEATABLE READ a claim keeps the gaps between its rows, too, and
 		// others' updates of the state out of them.
 		committed := func(ctx context.Context) *sql.Tx {
@@ -85,14 +78,14 @@ func TestClaim(t *testing.T) {
 		dbtest.OK(t, one.Commit())
 		dbtest.OK(t, two.Commit())
 		dbtest.OK(t, three.Rollback())
-		four := begin(t, ctx, db)
+		four := dbtest.Begin(t, ctx, db)
 		wantIDs(t, skip, four, []int{5, 6}, tasks)
 		wantIDs(t, ctx, four, []int{5, 6}, tasks) // without the claim it is a plain read
 		dbtest.OK(t, four.Commit())
 		if n := db.Stats().InUse; n != 0 {
 			t.Errorf("%d connections are in use", n)
 		}
-		if _, err := s.plain.Exec("SELECT 1 FROM mysqllock"); err == nil {
+		if _, err := s.Plain.Exec("SELECT 1 FROM mysqllock"); err == nil {
 			t.Error("a claim needs no lock table, and has made one")
 		}
 	})
@@ -100,11 +93,11 @@ func TestClaim(t *testing.T) {
 
 // TestClaimStatement has the claim in one statement each, with nothing added.
 func TestClaimStatement(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		s.tasked()
-		db, tap := s.tapped(mysqllock.Config{})
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		tasked(s)
+		db, tap := s.Tapped(mysqllock.Config{})
 		ctx := dbtest.Limited(t)
-		tx := begin(t, ctx, db)
+		tx := dbtest.Begin(t, ctx, db)
 		wantIDs(t, lockctx.Claim(ctx, lockctx.ForUpdate()), tx, []int{1, 2}, tasks) // the first asks what the server is, elsewhere
 		seen := tap.Since()
 		wantIDs(t, lockctx.Claim(ctx, lockctx.ForUpdate()), tx, []int{1, 2}, tasks)
@@ -121,21 +114,21 @@ func TestClaimStatement(t *testing.T) {
 }
 
 func TestClaimKinds(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		s.tasked()
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		tasked(s)
 		ctx := dbtest.Limited(t)
-		db := s.open()
+		db := s.Handle()
 		claim := func(opts ...lockctx.Option) context.Context { return lockctx.Claim(ctx, opts...) }
-		holder := begin(t, ctx, db)
+		holder := dbtest.Begin(t, ctx, db)
 		wantIDs(t, claim(lockctx.ForShare()), holder, []int{3}, "SELECT id FROM tasks WHERE id = 3")
 
-		other := begin(t, ctx, db)
+		other := dbtest.Begin(t, ctx, db)
 		wantIDs(t, claim(lockctx.ForShare()), other, []int{3}, "SELECT id FROM tasks WHERE id = 3")
 		wantIDs(t, claim(lockctx.ForShare(), lockctx.NoWait()), other, []int{3}, "SELECT id FROM tasks WHERE id = ?", 3)
 		wantIDs(t, claim(lockctx.ForShare(), lockctx.SkipLocked()), other, []int{1, 2, 3, 4, 5, 6}, "SELECT id FROM tasks ORDER BY id")
 		dbtest.OK(t, other.Rollback())
 
-		other = begin(t, ctx, db)
+		other = dbtest.Begin(t, ctx, db)
 		wantIDs(t, claim(lockctx.SkipLocked()), other, []int{1, 2, 4, 5, 6}, "SELECT id FROM tasks ORDER BY id")
 		dbtest.OK(t, other.Rollback())
 		for _, query := range []string{"SELECT id FROM tasks WHERE id = 3", "SELECT id FROM tasks ORDER BY id"} { // the second finds others first
@@ -144,7 +137,7 @@ func TestClaimKinds(t *testing.T) {
 					query = strings.Replace(query, "id FROM tasks", "id FROM tasks FORCE INDEX (PRIMARY)", 1)
 					query = strings.Replace(query, "SELECT id", "SELECT id * ?", 1)
 				}
-				other = begin(t, ctx, db)
+				other = dbtest.Begin(t, ctx, db)
 				_, err := ids(claim(lockctx.ForUpdate(), lockctx.NoWait()), other, query, args...)
 				var e *mysqllock.Error
 				if !errors.Is(err, mysqllock.ErrLocked) || !errors.As(err, &e) || e.Op != "query" {
@@ -154,7 +147,7 @@ func TestClaimKinds(t *testing.T) {
 			}
 		}
 		start := time.Now()
-		other = begin(t, ctx, db)
+		other = dbtest.Begin(t, ctx, db)
 		short, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
 		defer cancel()
 		if _, err := ids(lockctx.Claim(short, lockctx.ForUpdate()), other, "SELECT id FROM tasks WHERE id = 3"); err == nil || time.Since(start) > 20*time.Second {
@@ -166,14 +159,14 @@ func TestClaimKinds(t *testing.T) {
 // TestClaimInUnit has claims in the transactions of units of work, wherever they
 // are.
 func TestClaimInUnit(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		s.tasked()
-		db := s.open()
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		tasked(s)
+		db := s.Handle()
 		base, cancel := context.WithCancel(dbtest.Limited(t))
 		defer cancel()
 		free := func() (found []int) {
 			t.Helper()
-			tx, err := s.plain.Begin()
+			tx, err := s.Plain.Begin()
 			dbtest.OK(t, err)
 			defer tx.Rollback()
 			found, err = ids(base, tx, "SELECT id FROM tasks ORDER BY id FOR UPDATE SKIP LOCKED")
@@ -188,9 +181,9 @@ func TestClaimInUnit(t *testing.T) {
 		}
 		both := lockctx.With(base, "k", lockctx.SkipLocked())
 
-		tx := begin(t, both, db) // a transaction under a lock
+		tx := dbtest.Begin(t, both, db) // a transaction under a lock
 		wantIDs(t, both, tx, []int{1, 2}, tasks)
-		s.wantLocked("k", true)
+		s.WantLocked("k", true)
 		want(3, 4, 5, 6)
 		dbtest.Exec(t, tx, "UPDATE tasks SET state = 'done' WHERE id IN (1, 2)")
 		dbtest.OK(t, tx.Commit())
@@ -202,7 +195,7 @@ func TestClaimInUnit(t *testing.T) {
 		dbtest.OK(t, err)
 		want(1, 2, 3, 4, 5, 6)
 
-		for _, opt := range []lockctx.Option{lockctx.Row(), lockctx.Lease(ttl), lockctx.Optimistic()} { // holds
+		for _, opt := range []lockctx.Option{lockctx.Row(), lockctx.Lease(stock.TTL), lockctx.Optimistic()} { // holds
 			dbtest.OK(t, mysqllock.Do(base, db, "k", func(ctx context.Context) error {
 				tx, err := db.BeginTx(ctx, nil)
 				dbtest.OK(t, err)
@@ -214,19 +207,19 @@ func TestClaimInUnit(t *testing.T) {
 		}
 		want(1, 2, 3, 4, 5, 6)
 
-		tx = begin(t, base, db) // the lock comes late, with the claim
+		tx = dbtest.Begin(t, base, db) // the lock comes late, with the claim
 		wantIDs(t, both, tx, []int{5, 6}, tasks)
-		s.wantLocked("k", true)
+		s.WantLocked("k", true)
 		want(1, 2, 3, 4)
 		dbtest.OK(t, tx.Rollback())
 
 		// The claim takes no snapshot: a lock can follow it.
-		tx = begin(t, base, db)
+		tx = dbtest.Begin(t, base, db)
 		wantIDs(t, lockctx.Claim(base, lockctx.ForUpdate()), tx, []int{5, 6}, tasks)
 		_, err = tx.ExecContext(lockctx.With(base, "k"), "UPDATE p SET stock = 9 WHERE id = 1")
 		dbtest.OK(t, err)
 		dbtest.OK(t, tx.Rollback())
-		tx = begin(t, base, db)
+		tx = dbtest.Begin(t, base, db)
 		wantIDs(t, base, tx, []int{5, 6}, tasks)
 		_, err = tx.ExecContext(lockctx.With(base, "k"), "UPDATE p SET stock = 9 WHERE id = 1")
 		if !errors.Is(err, mysqllock.ErrStaleSnapshot) {
@@ -237,9 +230,9 @@ func TestClaimInUnit(t *testing.T) {
 
 // TestClaimPrepared: a prepared statement is what the context of each use says.
 func TestClaimPrepared(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		s.tasked()
-		db := s.open()
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		tasked(s)
+		db := s.Handle()
 		ctx := dbtest.Limited(t)
 		skip := lockctx.Claim(ctx, lockctx.SkipLocked())
 		stmt, err := db.PrepareContext(skip, tasks)
@@ -260,7 +253,7 @@ func TestClaimPrepared(t *testing.T) {
 				t.Errorf("got %v, want %v", got, want)
 			}
 		}
-		one, two, three := begin(t, ctx, db), begin(t, lockctx.With(ctx, "k"), db), begin(t, ctx, db)
+		one, two, three := dbtest.Begin(t, ctx, db), dbtest.Begin(t, lockctx.With(ctx, "k"), db), dbtest.Begin(t, ctx, db)
 		run(skip, one, 1, 2)
 		run(skip, two, 3, 4)
 		run(ctx, three, 1, 2)
@@ -269,13 +262,13 @@ func TestClaimPrepared(t *testing.T) {
 }
 
 func TestClaimRefused(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		s.tasked()
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		tasked(s)
 		ctx := dbtest.Limited(t)
-		db, tap := s.tapped(mysqllock.Config{})
+		db, tap := s.Tapped(mysqllock.Config{})
 		skip := lockctx.Claim(ctx, lockctx.SkipLocked())
-		tx := begin(t, ctx, db)
-		locked := begin(t, lockctx.With(ctx, "k"), db)
+		tx := dbtest.Begin(t, ctx, db)
+		locked := dbtest.Begin(t, lockctx.With(ctx, "k"), db)
 		for _, query := range []string{
 			"SELECT id FROM tasks UNION SELECT id FROM p", "WITH t AS (SELECT id FROM tasks) SELECT id FROM t", "SELECT id FROM tasks FOR SHARE",
 			"SELECT id FROM (SELECT id FROM tasks) t", "SELECT 1", "SELECT DISTINCT state FROM tasks",
@@ -310,13 +303,13 @@ func TestClaimRefused(t *testing.T) {
 			}
 		}
 		outside(skip)
-		outside(lockctx.With(ctx, "k", lockctx.SkipLocked(), lockctx.Lease(ttl)))
+		outside(lockctx.With(ctx, "k", lockctx.SkipLocked(), lockctx.Lease(stock.TTL)))
 		outside(lockctx.With(ctx, "k", lockctx.SkipLocked(), lockctx.Optimistic()))
 		dbtest.OK(t, mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
 			outside(lockctx.Claim(ctx, lockctx.SkipLocked()))
 			return nil
-		}, lockctx.Lease(ttl)))
-		s.wantLeased("k", false)
+		}, lockctx.Lease(stock.TTL)))
+		s.WantLeased("k", false)
 
 		_, err := ids(lockctx.Claim(ctx), db, tasks)
 		if err == nil || !strings.Contains(err.Error(), "none of ForUpdate") {

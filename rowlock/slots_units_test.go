@@ -1,4 +1,4 @@
-package mysqllock_test
+package rowlock_test
 
 import (
 	"bufio"
@@ -13,6 +13,7 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -25,18 +26,18 @@ var slotKinds = []struct {
 	option   lockctx.Option
 }{
 	{hint.StrategyRow, lockctx.Row()},
-	{hint.StrategyLease, lockctx.Lease(ttl)},
+	{hint.StrategyLease, lockctx.Lease(stock.TTL)},
 }
 
 // onSlots runs a test on each server with each strategy that has slots.
-func onSlots(t *testing.T, test func(t *testing.T, s *scratch, strategy string, kind lockctx.Option)) {
-	dbtest.OnServers(t, newScratch, eachSlotKind(test))
+func onSlots(t *testing.T, test func(t *testing.T, s *stock.Shop, strategy string, kind lockctx.Option)) {
+	dbtest.OnServers(t, stock.NewShop, eachSlotKind(test))
 }
 
-func eachSlotKind(test func(t *testing.T, s *scratch, strategy string, kind lockctx.Option)) func(t *testing.T, s *scratch) {
-	return func(t *testing.T, s *scratch) {
+func eachSlotKind(test func(t *testing.T, s *stock.Shop, strategy string, kind lockctx.Option)) func(t *testing.T, s *stock.Shop) {
+	return func(t *testing.T, s *stock.Shop) {
 		for _, kind := range slotKinds {
-			t.Run(kind.strategy, func(t *testing.T) { test(t, newScratch(s.Beside(t)), kind.strategy, kind.option) })
+			t.Run(kind.strategy, func(t *testing.T) { test(t, stock.NewShop(s.Beside(t)), kind.strategy, kind.option) })
 		}
 	}
 }
@@ -51,9 +52,9 @@ func wantSlot(t *testing.T, ctx context.Context, want int) {
 // TestSlotsTellWho: holders have different slots, know which, and are told when
 // there is none.
 func TestSlotsTellWho(t *testing.T) {
-	onSlots(t, func(t *testing.T, s *scratch, strategy string, kind lockctx.Option) {
+	onSlots(t, func(t *testing.T, s *stock.Shop, strategy string, kind lockctx.Option) {
 		const slots = 4
-		dbs := []*sql.DB{s.open(), s.open()}
+		dbs := []*sql.DB{s.Handle(), s.Handle()}
 		var holds []*mysqllock.Hold
 		var taken []int
 		for i := range slots {
@@ -68,7 +69,7 @@ func TestSlotsTellWho(t *testing.T) {
 		if slices.Sort(taken); !slices.Equal(taken, []int{0, 1, 2, 3}) {
 			t.Errorf("the slots are %v", taken)
 		}
-		for i, db := range []*sql.DB{dbs[0], dbs[1], s.open()} {
+		for i, db := range []*sql.DB{dbs[0], dbs[1], s.Handle()} {
 			ctx := lockctx.With(dbtest.Limited(t), "k", kind, lockctx.Slots(slots), lockctx.NoWait())
 			_, err := db.BeginTx(ctx, nil)
 			var e *mysqllock.Error
@@ -106,8 +107,8 @@ func TestSlotsTellWho(t *testing.T) {
 // TestSlotZeroIsTheKey: the lock itself and slot 0 exclude each other, and other
 // slots do not mind it.
 func TestSlotZeroIsTheKey(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db, other := s.open(), s.open()
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other := s.Handle(), s.Handle()
 		free := func(opts ...lockctx.Option) bool {
 			t.Helper()
 			h, err := mysqllock.Acquire(dbtest.Limited(t), other, "k", append(opts, lockctx.NoWait())...)
@@ -174,8 +175,8 @@ func childSlots(db *sql.DB, in *bufio.Scanner) {
 
 // TestSlotsOfAKilledProcess come back: at once, or when the lease has run out.
 func TestSlotsOfAKilledProcess(t *testing.T) {
-	onSlots(t, func(t *testing.T, s *scratch, strategy string, kind lockctx.Option) {
-		c, db := dbtest.StartJob(t, "slots", s.DSN()), s.open()
+	onSlots(t, func(t *testing.T, s *stock.Shop, strategy string, kind lockctx.Option) {
+		c, db := dbtest.StartJob(t, "slots", s.DSN()), s.Handle()
 		for range 2 {
 			c.Tell(strategy)
 			if line := c.Line(); !strings.HasSuffix(line, "true") {
@@ -206,8 +207,8 @@ func TestSlotsOfAKilledProcess(t *testing.T) {
 // TestSlotsJoin: who has a slot and asks again joins, as far as that slot is one
 // of those that are asked for.
 func TestSlotsJoin(t *testing.T) {
-	onSlots(t, func(t *testing.T, s *scratch, strategy string, kind lockctx.Option) {
-		db, other := s.open(), s.open()
+	onSlots(t, func(t *testing.T, s *stock.Shop, strategy string, kind lockctx.Option) {
+		db, other := s.Handle(), s.Handle()
 		taken := func(n int) (taken int) { // of n slots
 			t.Helper()
 			var holds []*mysqllock.Hold
@@ -274,22 +275,22 @@ func TestSlotsJoin(t *testing.T) {
 // TestSlotIsFenced: who has lost the lease on its slot commits nothing, and is
 // told of the key by its name.
 func TestSlotIsFenced(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
 		for range 4 { // whichever slot it is
-			ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.Lease(ttl), lockctx.Slots(4))
+			ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.Lease(stock.TTL), lockctx.Slots(4))
 			tx, err := db.BeginTx(ctx, nil)
 			dbtest.OK(t, err)
 			dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
-			dbtest.Exec(t, s.plain, "UPDATE mysqllock SET owner = 'thief#00000000', token = token + 1 WHERE owner IS NOT NULL")
+			dbtest.Exec(t, s.Plain, "UPDATE mysqllock SET owner = 'thief#00000000', token = token + 1 WHERE owner IS NOT NULL")
 			err = tx.Commit()
-			wantLost(t, "Commit", err)
+			stock.WantLost(t, "Commit", err)
 			var e *mysqllock.Error
 			if !errors.As(err, &e) || e.Key != "k" {
 				t.Errorf("the error is of another key: %v", err)
 			}
-			s.wantStock(1, 10)
-			dbtest.Exec(t, s.plain, "UPDATE mysqllock SET owner = NULL")
+			s.WantStock(1, 10)
+			dbtest.Exec(t, s.Plain, "UPDATE mysqllock SET owner = NULL")
 		}
 	})
 }

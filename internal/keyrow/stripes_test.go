@@ -1,4 +1,4 @@
-package mysqllock_test
+package keyrow_test
 
 import (
 	"context"
@@ -11,15 +11,16 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
 // TestStripesDisagree: handles that differ in how many rows keys share refuse to
 // work, and what the error says mends it.
 func TestStripesDisagree(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		use := func(params ...string) error {
-			_, err := s.open(params...).ExecContext(lockctx.With(dbtest.Limited(t), "k", lockctx.Lease(ttl)), "DO 0")
+			_, err := s.Handle(params...).ExecContext(lockctx.With(dbtest.Limited(t), "k", lockctx.Lease(stock.TTL)), "DO 0")
 			return err
 		}
 		mend := func(err error) {
@@ -32,12 +33,12 @@ func TestStripesDisagree(t *testing.T) {
 				t.Fatalf("%v does not say what to do", err)
 			}
 			for _, text := range lines[1:3] {
-				dbtest.Exec(t, s.plain, text)
+				dbtest.Exec(t, s.Plain, text)
 			}
 		}
 		tokens := func() (highest int) {
 			t.Helper()
-			dbtest.OK(t, s.plain.QueryRow("SELECT MAX(token) FROM mysqllock WHERE NOT (namespace = ? AND name = ?)", s.Name, "\x00stripes").Scan(&highest))
+			dbtest.OK(t, s.Plain.QueryRow("SELECT MAX(token) FROM mysqllock WHERE NOT (namespace = ? AND name = ?)", s.Name, "\x00stripes").Scan(&highest))
 			return highest
 		}
 		for range 7 {
@@ -62,13 +63,13 @@ func TestStripesDisagree(t *testing.T) {
 
 // TestStripesKeepTheTableSmall: a thousand keys use four rows.
 func TestStripesKeepTheTableSmall(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open("lockStripes=4")
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle("lockStripes=4")
 		var all sync.WaitGroup
 		for worker := range 10 {
 			all.Go(func() {
 				for i := range 100 {
-					opts := [][]lockctx.Option{{lockctx.Row()}, {lockctx.Lease(ttl)}, {lockctx.Shared()}, {lockctx.Optimistic()}}[i%4]
+					opts := [][]lockctx.Option{{lockctx.Row()}, {lockctx.Lease(stock.TTL)}, {lockctx.Shared()}, {lockctx.Optimistic()}}[i%4]
 					for {
 						_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), fmt.Sprintf("%d-%d", worker, i), opts...), "DO 0")
 						if errors.Is(err, mysqllock.ErrConflict) {
@@ -84,7 +85,7 @@ func TestStripesKeepTheTableSmall(t *testing.T) {
 		}
 		all.Wait()
 		var rows int
-		dbtest.OK(t, s.plain.QueryRow("SELECT COUNT(*) FROM mysqllock WHERE namespace = ?", s.Name).Scan(&rows))
+		dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM mysqllock WHERE namespace = ?", s.Name).Scan(&rows))
 		if rows != 4+1 {
 			t.Errorf("%d rows, want 4 and the note", rows)
 		}
@@ -93,8 +94,8 @@ func TestStripesKeepTheTableSmall(t *testing.T) {
 
 // TestStripesNest: keys that share a row are one lock, to be had again and again.
 func TestStripesNest(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db, other := s.open("lockStripes=4", "lockWait=2s"), s.open("lockStripes=4")
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other := s.Handle("lockStripes=4", "lockWait=2s"), s.Handle("lockStripes=4")
 		var keys []string
 		for i := range 20 {
 			keys = append(keys, fmt.Sprintf("k%02d", i))
@@ -112,7 +113,7 @@ func TestStripesNest(t *testing.T) {
 			}
 			return mysqllock.Do(ctx, db, rest[0], func(ctx context.Context) error { return nest(ctx, rest[1:], opts...) }, opts[len(rest)%len(opts)]...)
 		}
-		row, lease, shared := []lockctx.Option{lockctx.Row()}, []lockctx.Option{lockctx.Lease(ttl)}, []lockctx.Option{lockctx.Shared()}
+		row, lease, shared := []lockctx.Option{lockctx.Row()}, []lockctx.Option{lockctx.Lease(stock.TTL)}, []lockctx.Option{lockctx.Shared()}
 		dbtest.OK(t, nest(dbtest.Limited(t), keys, row))
 		dbtest.OK(t, nest(dbtest.Limited(t), keys, lease))
 		dbtest.OK(t, nest(dbtest.Limited(t), keys, shared))

@@ -1,10 +1,11 @@
-package mysqllock_test
+package rowlock_test
 
 import (
 	"context"
 	"database/sql"
 	"database/sql/driver"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -17,6 +18,7 @@ import (
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/intercept"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -90,7 +92,7 @@ func TestSlowStatementOfAWait(t *testing.T) {
 		return err
 	}
 	lease := lockctx.Lease(30 * time.Second)
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		var all sync.WaitGroup // subtests would wait for each other
 		for _, test := range []struct {
 			name   string
@@ -113,7 +115,7 @@ func TestSlowStatementOfAWait(t *testing.T) {
 			if test.params != nil {
 				own = append(own, "lockTable=its_own") // without the procedure that others make
 			}
-			held, err := mysqllock.Acquire(dbtest.Limited(t), s.open(own...), key, test.holder...)
+			held, err := mysqllock.Acquire(dbtest.Limited(t), s.Handle(own...), key, test.holder...)
 			dbtest.OK(t, err)
 			defer held.Rollback()
 			all.Go(func() {
@@ -173,11 +175,11 @@ func (s *sleeper) ConnQueryContext(ctx context.Context, c driver.QueryerContext,
 // TestStandingStillBeforeAWait: a caller that stands still right before it waits in the
 // server, for longer than the server lets its connection be idle, waits on another one.
 func TestStandingStillBeforeAWait(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		if s.MariaDB() {
 			return // waits by a block, and without the limit
 		}
-		holder := s.open()
+		holder := s.Handle()
 		for _, params := range []string{"lockSchema=manual", "lockSchema=manual&maxConns=6"} {
 			held, err := mysqllock.Acquire(dbtest.Limited(t), holder, "k")
 			dbtest.OK(t, err)
@@ -195,9 +197,45 @@ func TestStandingStillBeforeAWait(t *testing.T) {
 				got <- err
 			}()
 			dbtest.Soon(t, "it stands still", slow.slept.Load)
-			dbtest.Soon(t, "it waits on another connection", func() bool { return s.waiters() == 1 })
+			dbtest.Soon(t, "it waits on another connection", func() bool { return s.Waiters() == 1 })
 			dbtest.OK(t, held.Release())
 			dbtest.OK(t, <-got)
+		}
+	})
+}
+
+// TestServersOwnIdleLimit: a transaction is kept alive where the server ends idle ones
+// sooner than the TTL.
+func TestServersOwnIdleLimit(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		if !s.MariaDB() {
+			return // which has no such limit
+		}
+		var cases dbtest.Together
+		defer cases.Wait()
+		for i, limit := range []string{"idle_transaction_timeout=6", "idle_write_transaction_timeout=6"} {
+			cases.Run(t, limit, func(t *testing.T) {
+				db := s.Handle(limit)
+				h, err := mysqllock.Acquire(dbtest.Limited(t), db, "held "+limit)
+				dbtest.OK(t, err)
+				_, err = db.ExecContext(h.Context(), "UPDATE p SET stock = stock - 1 WHERE id = ?", 2*i+1)
+				dbtest.OK(t, err)
+				tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "begun "+limit), nil)
+				dbtest.OK(t, err)
+				dbtest.Exec(t, tx, fmt.Sprintf("UPDATE p SET stock = stock - 1 WHERE id = %d", 2*i+2))
+				time.Sleep(8500 * time.Millisecond)
+				if err := h.Release(); err != nil {
+					t.Errorf("a hold: %v", err)
+				}
+				err = tx.Commit()
+				if i == 0 { // the application's own rule for its transactions, with locks or without
+					if !errors.Is(err, mysqllock.ErrLost) {
+						t.Errorf("a transaction: %v", err)
+					}
+				} else if err != nil {
+					t.Errorf("a transaction: %v", err)
+				}
+			})
 		}
 	})
 }

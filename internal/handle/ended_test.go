@@ -1,4 +1,4 @@
-package mysqllock_test
+package handle_test
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -15,8 +16,8 @@ import (
 // TestNoWaitAfterOwnEnd: what this process gives back, since a context has ended, is
 // not refused to the next who would not wait.
 func TestNoWaitAfterOwnEnd(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
 		read := func(ctx context.Context) error {
 			var n int
 			return db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n)
@@ -48,7 +49,7 @@ func TestNoWaitAfterOwnEnd(t *testing.T) {
 			return err
 		}
 		for strategy, option := range map[string]lockctx.Option{
-			"row": lockctx.Row(), "lease": lockctx.Lease(ttl), "advisory": lockctx.Advisory(), "slots": lockctx.Slots(1),
+			"row": lockctx.Row(), "lease": lockctx.Lease(stock.TTL), "advisory": lockctx.Advisory(), "slots": lockctx.Slots(1),
 		} {
 			firsts := map[string]func(context.Context) error{"read": read, "BeginTx": begin, "late": late, "sql.Conn": pinned, "Acquire": acquired}
 			if strategy != "row" {
@@ -67,7 +68,7 @@ func TestNoWaitAfterOwnEnd(t *testing.T) {
 						if time.Since(began) < time.Second { // for longer it is not waited, should the server stand still
 							refused, last = refused+1, err
 						}
-						s.soonGranted(t, db, option, strategy+", "+how)
+						soonGranted(s, t, db, option, strategy+", "+how)
 					} else {
 						dbtest.OK(t, tx.Rollback())
 					}
@@ -100,7 +101,7 @@ func TestNoWaitAfterOwnEnd(t *testing.T) {
 }
 
 // soonGranted waits until nobody has k any more.
-func (s *scratch) soonGranted(t *testing.T, db *sql.DB, option lockctx.Option, after string) {
+func soonGranted(s *stock.Shop, t *testing.T, db *sql.DB, option lockctx.Option, after string) {
 	t.Helper()
 	tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", option, lockctx.Wait(time.Minute)), nil)
 	if err != nil {

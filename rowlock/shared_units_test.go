@@ -1,4 +1,4 @@
-package mysqllock_test
+package rowlock_test
 
 import (
 	"context"
@@ -11,17 +11,18 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
 // Many readers or one writer.
 
-// TestReadersSideBySide: 64 readers take no longer than their connections make
+// TestReadersOfAHandleRunSideBySide: 64 readers take no longer than their connections make
 // them.
-func TestReadersSideBySide(t *testing.T) {
+func TestReadersOfAHandleRunSideBySide(t *testing.T) {
 	const readers, reading = 64, 100 * time.Millisecond
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for _, test := range []struct {
 			name  string
 			conns int // of database/sql; 0 is unlimited
@@ -34,7 +35,7 @@ func TestReadersSideBySide(t *testing.T) {
 			{"Do on 8 sessions", 0, "lockMaxConns=8", true},
 			{"Do on 8 sessions, with 2 connections", 2, "lockMaxConns=8", true},
 		} {
-			db := s.open(test.param)
+			db := s.Handle(test.param)
 			db.SetMaxOpenConns(test.conns)
 			db.SetMaxIdleConns(readers)
 			limit, took := readers*reading/2, time.Duration(0)
@@ -73,8 +74,8 @@ func TestReadersSideBySide(t *testing.T) {
 // TestSharedIsNotRaised: who has the key shared is refused the exclusive lock,
 // and keeps what it has.
 func TestSharedIsNotRaised(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db, other := s.open(), s.open()
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other := s.Handle(), s.Handle()
 		shared := func(db *sql.DB) error {
 			h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Shared(), lockctx.NoWait())
 			if err == nil {
@@ -104,7 +105,7 @@ func TestSharedIsNotRaised(t *testing.T) {
 		wantRefused("a slot", err)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 9 WHERE id = 1")
 		dbtest.OK(t, tx.Commit())
-		s.wantStock(1, 9)
+		s.WantStock(1, 9)
 
 		// Asked for both before anything is locked, it is exclusive; and who has
 		// that has the key shared, too.
@@ -120,7 +121,7 @@ func TestSharedIsNotRaised(t *testing.T) {
 			dbtest.OK(t, mysqllock.Do(ctx, db, "k", func(context.Context) error { return nil }, lockctx.Shared()))
 			dbtest.OK(t, tx.Commit())
 		}
-		s.wantLocked("k", false)
+		s.WantLocked("k", false)
 
 		// Slots of a key that is asked for shared in the same breath.
 		tx, err = db.BeginTx(lockctx.With(lockctx.With(dbtest.Limited(t), "k", lockctx.Shared()), "k", lockctx.Slots(3)), nil)
@@ -128,15 +129,15 @@ func TestSharedIsNotRaised(t *testing.T) {
 			dbtest.OK(t, tx.Rollback())
 		}
 		wantRefused("shared and a slot", err)
-		s.wantLocked("k", false)
+		s.WantLocked("k", false)
 	})
 }
 
 // TestSharedNeedsARowLock: it is never quietly another lock.
 func TestSharedNeedsARowLock(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for _, strategy := range []string{hint.StrategyLease, hint.StrategyAdvisory, hint.StrategyOptimistic} {
-			db := s.open("lockStrategy=" + strategy)
+			db := s.Handle("lockStrategy=" + strategy)
 			_, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Shared()), nil)
 			if err == nil || errors.Is(err, mysqllock.ErrLocked) {
 				t.Errorf("a handle with lockStrategy=%s: %v", strategy, err)
@@ -155,9 +156,9 @@ func TestSharedNeedsARowLock(t *testing.T) {
 // TestSharedAndLeases: who shares the key waits for a lease on it, and a lease
 // for who shares it.
 func TestSharedAndLeases(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db, other := s.open(), s.open()
-		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(ttl))
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other := s.Handle(), s.Handle()
+		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(stock.TTL))
 		dbtest.OK(t, err)
 		_, err = other.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Shared(), lockctx.NoWait()), nil)
 		if !errors.Is(err, mysqllock.ErrLocked) {
@@ -174,13 +175,13 @@ func TestSharedAndLeases(t *testing.T) {
 		time.Sleep(50 * time.Millisecond)
 		dbtest.OK(t, h.Release())
 		tx := <-granted
-		_, err = mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(ttl), lockctx.Wait(100*time.Millisecond))
+		_, err = mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(stock.TTL), lockctx.Wait(100*time.Millisecond))
 		if !errors.Is(err, mysqllock.ErrTimeout) {
 			t.Errorf("a lease, beside one who shares: %v", err)
 		}
-		s.wantLeased("k", false)
+		s.WantLeased("k", false)
 		dbtest.OK(t, tx.Commit())
-		h, err = mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(ttl))
+		h, err = mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(stock.TTL))
 		dbtest.OK(t, err)
 		dbtest.OK(t, h.Release())
 	})
@@ -189,8 +190,8 @@ func TestSharedAndLeases(t *testing.T) {
 // TestStatementsOfSharedLocksAndSlots: a shared lock and a free slot cost what an
 // exclusive lock does; in a transaction that is open a free slot is looked for first.
 func TestStatementsOfSharedLocksAndSlots(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db, tap := s.tapped(mysqllock.Config{})
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, tap := s.Tapped(mysqllock.Config{})
 		db.SetMaxOpenConns(1)
 		late := 6
 		if s.MariaDB() {

@@ -1,4 +1,4 @@
-package mysqllock_test
+package lease_test
 
 import (
 	"context"
@@ -10,27 +10,28 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
 // wakeUp is the id of the connection that has the wake-up lock of the lease on key.
-func (s *scratch) wakeUp(key string) (id sql.NullInt64) {
+func wakeUp(s *stock.Shop, key string) (id sql.NullInt64) {
 	s.T.Helper()
-	dbtest.OK(s.T, s.plain.QueryRow("SELECT IS_USED_LOCK(?)", lockname.OfWakeUp(s.Name, key)).Scan(&id))
+	dbtest.OK(s.T, s.Plain.QueryRow("SELECT IS_USED_LOCK(?)", lockname.OfWakeUp(s.Name, key)).Scan(&id))
 	return id
 }
 
 // takesLease and givesLease are what the statements begin with that BeginTx and Commit
 // send for a lease.
-func (s *scratch) takesLease() string {
+func takesLease(s *stock.Shop) string {
 	if s.MariaDB() {
 		return "BEGIN NOT ATOMIC START"
 	}
 	return fmt.Sprintf("CALL `%s`.`mysqllock_take1`", s.Name)
 }
 
-func (s *scratch) givesLease() string {
+func givesLease(s *stock.Shop) string {
 	if s.MariaDB() {
 		return "BEGIN NOT ATOMIC SET @mysqllock_name"
 	}
@@ -41,8 +42,8 @@ func (s *scratch) givesLease() string {
 // open, the connection of the transaction has the wake-up lock, and nothing is left of
 // either however the transaction ends.
 func TestLeaseInBegin(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db, other := s.open(), s.open()
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other := s.Handle(), s.Handle()
 		lease := lockctx.Lease(time.Minute)
 		for _, opts := range []*sql.TxOptions{nil, {Isolation: sql.LevelReadCommitted}, {ReadOnly: true}} {
 			for name, end := range map[string]func(*sql.Tx, context.CancelFunc) error{
@@ -61,17 +62,17 @@ func TestLeaseInBegin(t *testing.T) {
 				ctx, cancel := context.WithCancel(dbtest.Limited(t))
 				tx, err := db.BeginTx(lockctx.With(ctx, "k", lease), opts)
 				dbtest.OK(t, err)
-				s.wantLeased("k", true)
+				s.WantLeased("k", true)
 				var id int64
 				dbtest.OK(t, tx.QueryRow("SELECT CONNECTION_ID()").Scan(&id))
-				if has := s.wakeUp("k"); has.Int64 != id {
+				if has := wakeUp(s, "k"); has.Int64 != id {
 					t.Errorf("%s: %v has the wake-up lock, the transaction is on %d", name, has, id)
 				}
 				if _, err := mysqllock.Acquire(dbtest.Limited(t), other, "k", lease, lockctx.NoWait()); !errors.Is(err, mysqllock.ErrLocked) {
 					t.Errorf("%s: another process: %v", name, err)
 				}
 				dbtest.OK(t, end(tx, cancel))
-				dbtest.Soon(t, name+": it is given back", func() bool { return !s.leased("k") && !s.wakeUp("k").Valid })
+				dbtest.Soon(t, name+": it is given back", func() bool { return !s.Leased("k") && !wakeUp(s, "k").Valid })
 				cancel()
 			}
 		}
@@ -89,24 +90,24 @@ func onlyUnwritable(err error, opts *sql.TxOptions) error {
 // TestLeaseInBeginIsLost: a transaction whose lease another has got commits
 // nothing, and its connection goes back without the wake-up lock.
 func TestLeaseInBeginIsLost(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
 		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Lease(time.Minute)), nil)
 		dbtest.OK(t, err)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 0 WHERE id = 1")
-		s.steal("k")
-		wantLost(t, "Commit", tx.Commit())
-		s.wantStock(1, 10)
-		s.wantLeased("k", true)
-		dbtest.Soon(t, "the wake-up lock is given back", func() bool { return !s.wakeUp("k").Valid })
+		s.Steal("k")
+		stock.WantLost(t, "Commit", tx.Commit())
+		s.WantStock(1, 10)
+		s.WantLeased("k", true)
+		dbtest.Soon(t, "the wake-up lock is given back", func() bool { return !wakeUp(s, "k").Valid })
 	})
 }
 
 // TestLeaseInBeginWakes: a waiter of another process gets the lease that a commit,
 // or a rollback, gives back.
 func TestLeaseInBeginWakes(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db, other := s.open(), s.open()
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other := s.Handle(), s.Handle()
 		lease := lockctx.Lease(time.Minute)
 		for name, end := range map[string]func(*sql.Tx) error{"commit": (*sql.Tx).Commit, "rollback": (*sql.Tx).Rollback} {
 			tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", lease), nil)
@@ -117,7 +118,7 @@ func TestLeaseInBeginWakes(t *testing.T) {
 			}()
 			dbtest.Soon(t, "it waits", func() bool {
 				var n int
-				dbtest.OK(t, s.plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND STATE = 'User lock'", s.Name).Scan(&n))
+				dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND STATE = 'User lock'", s.Name).Scan(&n))
 				return n == 1
 			})
 			dbtest.OK(t, end(tx))
@@ -131,8 +132,8 @@ func TestLeaseInBeginWakes(t *testing.T) {
 // TestLeaseAnswersLost: the answer to BeginTx, or to Commit, is lost. Nothing is committed
 // twice, and the lease is free long before it would expire.
 func TestLeaseAnswersLost(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db, tap := s.tapped(mysqllock.Config{})
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, tap := s.Tapped(mysqllock.Config{})
 		lease := lockctx.Lease(10 * time.Minute)
 		run := func(end func(*sql.Tx) error) error {
 			tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", lease), nil)
@@ -143,30 +144,30 @@ func TestLeaseAnswersLost(t *testing.T) {
 			return end(tx)
 		}
 		dbtest.OK(t, run((*sql.Tx).Commit))
-		before := s.token("k")
+		before := s.Token("k")
 
-		arrive := tap.Stall(s.takesLease())
+		arrive := tap.Stall(takesLease(s))
 		over := make(chan error, 1)
 		go func() { over <- run((*sql.Tx).Commit) }()
-		dbtest.Soon(t, "it is granted", func() bool { return s.token("k") == before+1 })
+		dbtest.Soon(t, "it is granted", func() bool { return s.Token("k") == before+1 })
 		tap.Break()
 		dbtest.OK(t, <-over) // on another connection
 		arrive()
-		s.wantStock(1, 8)
+		s.WantStock(1, 8)
 
-		arrive = tap.Stall(s.givesLease())
+		arrive = tap.Stall(givesLease(s))
 		go func() {
 			over <- run(func(tx *sql.Tx) error { return tx.Commit() })
 		}()
-		dbtest.Soon(t, "it is committed", func() bool { return s.stock(1) == 7 })
+		dbtest.Soon(t, "it is committed", func() bool { return s.Stock(1) == 7 })
 		tap.Break()
-		wantLost(t, "Commit", <-over)
+		stock.WantLost(t, "Commit", <-over)
 		arrive()
-		dbtest.Soon(t, "it is free", func() bool { return !s.leased("k") && !s.wakeUp("k").Valid })
+		dbtest.Soon(t, "it is free", func() bool { return !s.Leased("k") && !wakeUp(s, "k").Valid })
 		dbtest.OK(t, run((*sql.Tx).Commit))
-		s.wantStock(1, 6)
+		s.WantStock(1, 6)
 
-		arrive = tap.Delay(s.givesLease())
+		arrive = tap.Delay(givesLease(s))
 		go func() {
 			over <- run(func(tx *sql.Tx) error {
 				since := tap.Texts()
@@ -177,20 +178,20 @@ func TestLeaseAnswersLost(t *testing.T) {
 				return tx.Commit()
 			})
 		}()
-		wantLost(t, "Commit", <-over)
-		dbtest.Soon(t, "it is free", func() bool { return !s.leased("k") })
+		stock.WantLost(t, "Commit", <-over)
+		dbtest.Soon(t, "it is free", func() bool { return !s.Leased("k") })
 		dbtest.OK(t, run((*sql.Tx).Commit))
 		arrive() // whatever comes of it: not a commit under a lease that another has had
-		s.wantStock(1, 5)
+		s.WantStock(1, 5)
 	})
 }
 
 // TestLeaseInBeginCosts: what BeginTx with a lease costs beyond the usual case.
 func TestLeaseInBeginCosts(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		lease := lockctx.Lease(time.Minute)
 		for name, c := range map[string]mysqllock.Config{"unbounded": {}, "bounded": {MaxConns: 8}} {
-			db, tap := s.tapped(c)
+			db, tap := s.Tapped(c)
 			run := func(opts *sql.TxOptions, end func(*sql.Tx) error) func() error {
 				return func() error {
 					tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", lease), opts)
