@@ -160,3 +160,12 @@ func Begin(t testing.TB, ctx context.Context, db *sql.DB) *sql.Tx {
 	t.Cleanup(func() { _ = tx.Rollback() })
 	return tx
 }
+
+// Conn takes a connection of a handle.
+func Conn(t testing.TB, db *sql.DB) *sql.Conn {
+	t.Helper()
+	conn, err := db.Conn(Limited(t))
+	OK(t, err)
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}

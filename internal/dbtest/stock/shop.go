@@ -7,6 +7,8 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -280,4 +282,46 @@ func WantToken(t testing.TB, ctx context.Context, want uint64) {
 	if token, ok := mysqllock.Token(ctx); token != want || ok != (want != 0) {
 		t.Errorf("the token is %d, %v, want %d", token, ok, want)
 	}
+}
+
+// KeptAs are the ways to keep a lock, each with its options.
+func KeptAs() map[string][]lockctx.Option {
+	return map[string][]lockctx.Option{
+		"row":        {lockctx.Row()},
+		"shared":     {lockctx.Shared()},
+		"slots":      {lockctx.Slots(1)},
+		"lease":      {lockctx.Lease(TTL)},
+		"advisory":   {lockctx.Advisory()},
+		"optimistic": {lockctx.Optimistic()},
+	}
+}
+
+// SetStock writes what a caller has decided.
+const SetStock = "UPDATE p SET stock = ? WHERE id = 1"
+
+// WantError fails the test unless err is an *Error around sentinel that says so.
+func WantError(t testing.TB, what string, err, sentinel error, says string) {
+	t.Helper()
+	var e *mysqllock.Error
+	if !errors.As(err, &e) || !errors.Is(err, sentinel) || !strings.Contains(err.Error(), says) {
+		t.Errorf("%s: %v, want %v: %s", what, err, sentinel, says)
+	}
+}
+
+// KillAllBut ends all connections to the database but one.
+func (s *Shop) KillAllBut(id uint64) {
+	s.T.Helper()
+	ids := dbtest.Column[uint64](s.T, s.Plain, "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = ? AND ID NOT IN (?, CONNECTION_ID())", s.Name, id)
+	for _, id := range ids {
+		_, _ = s.Plain.Exec("KILL CONNECTION " + strconv.FormatUint(id, 10))
+	}
+	dbtest.Soon(s.T, "they are gone", func() bool {
+		n := 0
+		for _, id := range ids {
+			var there int
+			dbtest.OK(s.T, s.Plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE ID = ?", id).Scan(&there))
+			n += there
+		}
+		return n == 0
+	})
 }

@@ -1,4 +1,4 @@
-package mysqllock_test
+package unit_test
 
 import (
 	"context"
@@ -11,21 +11,19 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
-
-// InnoDB rolls back its whole part of a transaction that goes back to a savepoint
-// which was set before InnoDB had a part in it. The row locks go with that.
 
 // goesBack is a program that locks k in a transaction, reads the stock, goes back to
 // a savepoint that is older than the lock, and writes what it has decided all the
 // same. Between going back and the write it calls meanwhile.
-type goesBack func(s *scratch, db *sql.DB, meanwhile func()) error
+type goesBack func(s *stock.Shop, db *sql.DB, meanwhile func()) error
 
 // asText goes back by back, in a transaction without a hint. before runs before the
 // savepoint, and later is what the write runs with.
 func asText(before, savepoint, back string, hintedWrite bool) goesBack {
-	return func(s *scratch, db *sql.DB, meanwhile func()) error {
+	return func(s *stock.Shop, db *sql.DB, meanwhile func()) error {
 		ctx := lockctx.With(dbtest.Limited(s.T), "k", lockctx.AllowStale())
 		tx, err := db.BeginTx(dbtest.Limited(s.T), nil)
 		if err != nil {
@@ -36,7 +34,7 @@ func asText(before, savepoint, back string, hintedWrite bool) goesBack {
 			dbtest.Exec(s.T, tx, before)
 		}
 		dbtest.Exec(s.T, tx, savepoint)
-		n, err := read(ctx, tx, 1)
+		n, err := stock.Read(ctx, tx, 1)
 		if err != nil {
 			return err
 		}
@@ -57,7 +55,7 @@ func decide(ctx context.Context, db dbtest.Execer, n int) error {
 }
 
 // prepared goes back by a prepared statement.
-func prepared(s *scratch, db *sql.DB, meanwhile func()) error {
+func prepared(s *stock.Shop, db *sql.DB, meanwhile func()) error {
 	ctx := lockctx.With(dbtest.Limited(s.T), "k")
 	tx, err := db.BeginTx(dbtest.Limited(s.T), nil)
 	if err != nil {
@@ -65,7 +63,7 @@ func prepared(s *scratch, db *sql.DB, meanwhile func()) error {
 	}
 	defer tx.Rollback()
 	dbtest.Exec(s.T, tx, "SAVEPOINT a")
-	n, err := read(ctx, tx, 1)
+	n, err := stock.Read(ctx, tx, 1)
 	if err != nil {
 		return err
 	}
@@ -83,7 +81,7 @@ func prepared(s *scratch, db *sql.DB, meanwhile func()) error {
 // nested goes back by the Rollback of a transaction inside one that holds another
 // key in another way.
 func nested(opts ...lockctx.Option) goesBack {
-	return func(s *scratch, db *sql.DB, meanwhile func()) error {
+	return func(s *stock.Shop, db *sql.DB, meanwhile func()) error {
 		outer := lockctx.With(dbtest.Limited(s.T), "other "+dbtest.Random(), opts...)
 		tx, err := db.BeginTx(outer, nil)
 		if err != nil {
@@ -97,7 +95,7 @@ func nested(opts ...lockctx.Option) goesBack {
 
 // inDo does so in Do.
 func inDo(opts ...lockctx.Option) goesBack {
-	return func(s *scratch, db *sql.DB, meanwhile func()) error {
+	return func(s *stock.Shop, db *sql.DB, meanwhile func()) error {
 		return mysqllock.Do(dbtest.Limited(s.T), db, "other "+dbtest.Random(), func(ctx context.Context) error {
 			n, err := insideNested(ctx, db, meanwhile)
 			return errors.Join(err, decide(ctx, db, n), context.Cause(ctx))
@@ -111,7 +109,7 @@ func insideNested(outer context.Context, db *sql.DB, meanwhile func()) (n int, e
 	if err != nil {
 		return 0, err
 	}
-	if n, err = read(inner, tx, 1); err != nil {
+	if n, err = stock.Read(inner, tx, 1); err != nil {
 		return 0, errors.Join(err, tx.Rollback())
 	}
 	err = tx.Rollback()
@@ -136,14 +134,14 @@ var allGoBack = map[string]goesBack{
 
 // TestGoingBackFreesNoDecision: another program has the key when it is free.
 func TestGoingBackFreesNoDecision(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for name, program := range allGoBack {
-			dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10 WHERE id = 1")
-			db, other := s.open("multiStatements=true"), s.open()
+			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10 WHERE id = 1")
+			db, other := s.Handle("multiStatements=true"), s.Handle()
 			var done sync.WaitGroup
 			took := 0
 			meanwhile := func() {
-				free := !s.locked("k")
+				free := !s.Locked("k")
 				change := func() {
 					tx, err := other.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
 					dbtest.OK(t, err)
@@ -164,7 +162,7 @@ func TestGoingBackFreesNoDecision(t *testing.T) {
 			} else if !errors.Is(err, mysqllock.ErrLost) {
 				t.Errorf("%s: %v", name, err)
 			}
-			if n := s.stock(1); n != 10-took {
+			if n := s.Stock(1); n != 10-took {
 				t.Errorf("%s: %d of 10 are left, and %d were taken; the program got: %v", name, n, took, err)
 			}
 		}
@@ -173,13 +171,13 @@ func TestGoingBackFreesNoDecision(t *testing.T) {
 
 // TestManyGoBack: whoever commits has decided under the lock.
 func TestManyGoBack(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for name, program := range allGoBack {
-			dbtest.Exec(t, s.plain, "UPDATE p SET stock = 1000 WHERE id = 1")
+			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 1000 WHERE id = 1")
 			var took atomic.Int64
 			var all sync.WaitGroup
 			for range 2 {
-				db := s.open("multiStatements=true", "lockWait=2m")
+				db := s.Handle("multiStatements=true", "lockWait=2m")
 				for range 3 {
 					all.Go(func() {
 						for range 4 {
@@ -192,7 +190,7 @@ func TestManyGoBack(t *testing.T) {
 				all.Go(func() {
 					for range 4 {
 						dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
-							n, err := read(ctx, db, 1)
+							n, err := stock.Read(ctx, db, 1)
 							return errors.Join(err, decide(ctx, db, n))
 						}))
 						took.Add(1)
@@ -200,7 +198,7 @@ func TestManyGoBack(t *testing.T) {
 				})
 			}
 			all.Wait()
-			if n := s.stock(1); n != 1000-int(took.Load()) {
+			if n := s.Stock(1); n != 1000-int(took.Load()) {
 				t.Errorf("%s: %d of 1000 are left, and %d were taken", name, n, took.Load())
 			}
 		}
@@ -210,20 +208,20 @@ func TestManyGoBack(t *testing.T) {
 // TestGoingBackKeepsWhatIsHeld: nothing is lost where the lock stays, and nothing is
 // asked where that is sure.
 func TestGoingBackKeepsWhatIsHeld(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		// InnoDB has a part in it already.
 		for _, before := range []string{"INSERT INTO p VALUES (90, 1)", "UPDATE p SET stock = 3 WHERE id = 2"} {
-			db := s.open()
-			err := asText(before, "SAVEPOINT a", "ROLLBACK TO a", true)(s, db, func() { s.wantLocked("k", true) })
+			db := s.Handle()
+			err := asText(before, "SAVEPOINT a", "ROLLBACK TO a", true)(s, db, func() { s.WantLocked("k", true) })
 			if err != nil {
 				t.Errorf("after %s: %v", before, err)
 			}
-			s.wantLocked("k", false)
+			s.WantLocked("k", false)
 		}
-		s.wantStock(2, 3)
+		s.WantStock(2, 3)
 
 		// The savepoint is younger than the lock.
-		db, tap := s.tapped(mysqllock.Config{})
+		db, tap := s.Tapped(mysqllock.Config{})
 		ctx := lockctx.With(dbtest.Limited(t), "k")
 		late := func(hint context.Context) {
 			tx, err := db.BeginTx(hint, nil)
@@ -233,13 +231,13 @@ func TestGoingBackKeepsWhatIsHeld(t *testing.T) {
 			dbtest.Exec(t, tx, "SAVEPOINT a")
 			dbtest.Exec(t, tx, "INSERT INTO p VALUES (91, 1)")
 			dbtest.Exec(t, tx, "ROLLBACK TO a")
-			s.wantLocked("k", true)
+			s.WantLocked("k", true)
 			inner, err := db.BeginTx(ctx, nil)
 			dbtest.OK(t, err)
 			dbtest.OK(t, inner.Rollback())
-			s.wantLocked("k", true)
+			s.WantLocked("k", true)
 			dbtest.OK(t, tx.Commit())
-			s.wantLocked("k", false)
+			s.WantLocked("k", false)
 		}
 		late(context.Background())
 		seen := tap.Since()
@@ -259,7 +257,7 @@ func TestGoingBackKeepsWhatIsHeld(t *testing.T) {
 		if _, err := tx.Exec("ROLLBACK TO nowhere"); err == nil || errors.Is(err, mysqllock.ErrLost) {
 			t.Errorf("back to a savepoint that is not there: %v", err)
 		}
-		s.wantLocked("k", true)
+		s.WantLocked("k", true)
 		dbtest.OK(t, tx.Commit())
 	})
 }
@@ -268,13 +266,13 @@ const rollbacksSQL = "SHOW SESSION STATUS LIKE 'Handler_rollback'"
 
 // TestGoingBackSaysWhy: the error says what to do, and the outer transaction ends.
 func TestGoingBackSaysWhy(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
 		ctx := lockctx.With(dbtest.Limited(t), "k")
 		tx, err := db.BeginTx(context.Background(), nil)
 		dbtest.OK(t, err)
 		dbtest.Exec(t, tx, "SAVEPOINT a")
-		_, err = read(ctx, tx, 1)
+		_, err = stock.Read(ctx, tx, 1)
 		dbtest.OK(t, err)
 		dbtest.Exec(t, tx, "ROLLBACK TO a")
 		_, err = tx.Exec("UPDATE p SET stock = 1 WHERE id = 1") // before which it is asked what that did
@@ -291,8 +289,8 @@ func TestGoingBackSaysWhy(t *testing.T) {
 		if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
 			t.Errorf("the commit after that: %v", err)
 		}
-		s.wantLocked("k", false)
-		s.wantStock(1, 10)
+		s.WantLocked("k", false)
+		s.WantStock(1, 10)
 		dbtest.OK(t, asText("UPDATE p SET stock = 10 WHERE id = 2", "SAVEPOINT a", "ROLLBACK TO a", true)(s, db, func() {})) // the connection is good
 	})
 }

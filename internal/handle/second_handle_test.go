@@ -1,11 +1,10 @@
-package mysqllock_test
+package handle_test
 
 import (
 	"context"
 	"database/sql"
 	"errors"
 	"net"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -13,11 +12,9 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
-
-// A lock context that is used with two database handles of one process, such as one
-// of gorm.Open beside one of sql.Open.
 
 // writers are ways to write with ctx.
 var writers = map[string]func(ctx context.Context, db *sql.DB) error{
@@ -70,43 +67,43 @@ var writers = map[string]func(ctx context.Context, db *sql.DB) error{
 }
 
 // second opens the same database in several ways.
-func (s *scratch) second() map[string]*sql.DB {
-	wrapped, _ := s.tapped(mysqllock.Config{})
+func second(s *stock.Shop) map[string]*sql.DB {
+	wrapped, _ := s.Tapped(mysqllock.Config{})
 	return map[string]*sql.DB{
-		"the same DSN":      s.open(),
+		"the same DSN":      s.Handle(),
 		"NewConnector":      wrapped,
-		"another table":     s.open("lockTable=locks2"),
-		"another namespace": s.open("lockNamespace=elsewhere"),
-		"stripes":           s.open("lockStripes=8", "lockTable=locks3"),
+		"another table":     s.Handle("lockTable=locks2"),
+		"another namespace": s.Handle("lockNamespace=elsewhere"),
+		"stripes":           s.Handle("lockStripes=8", "lockTable=locks3"),
 	}
 }
 
 func TestLeaseIsFencedOnAnotherHandle(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		for which, db2 := range s.second() {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		for which, db2 := range second(s) {
 			for how, write := range writers {
-				db := s.open()
+				db := s.Handle()
 				key := "k " + dbtest.Random()
 				h, err := mysqllock.Acquire(dbtest.Limited(t), db, key, lockctx.Lease(30*time.Second))
 				dbtest.OK(t, err)
-				before := s.stock(1)
+				before := s.Stock(1)
 				if err := write(h.Context(), db2); err != nil {
 					t.Errorf("%s, %s, under the lease: %v", which, how, err)
 				}
-				s.wantStock(1, before-1)
-				n, err := read(h.Context(), db2, 1)
+				s.WantStock(1, before-1)
+				n, err := stock.Read(h.Context(), db2, 1)
 				if err != nil || n != before-1 {
 					t.Errorf("%s: a read under the lease: %d, %v", which, n, err)
 				}
-				s.steal(key)
+				s.Steal(key)
 				if err := write(h.Context(), db2); !errors.Is(err, mysqllock.ErrLost) {
 					t.Errorf("%s, %s, after the lease was stolen: %v", which, how, err)
 				}
-				s.wantStock(1, before-1)
+				s.WantStock(1, before-1)
 				if err := h.Release(); !errors.Is(err, mysqllock.ErrLost) {
 					t.Errorf("%s, %s: the release says %v", which, how, err)
 				}
-				if _, err := read(h.Context(), db2, 1); err == nil {
+				if _, err := stock.Read(h.Context(), db2, 1); err == nil {
 					t.Errorf("%s: a read after the release", which)
 				}
 			}
@@ -115,56 +112,38 @@ func TestLeaseIsFencedOnAnotherHandle(t *testing.T) {
 }
 
 func TestAdvisoryLockIsCheckedOnAnotherHandle(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db, db2 := s.open(), s.open()
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, db2 := s.Handle(), s.Handle()
 		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Advisory())
 		dbtest.OK(t, err)
 		for how, write := range writers {
-			before := s.stock(1)
+			before := s.Stock(1)
 			if err := write(h.Context(), db2); err != nil {
 				t.Errorf("%s under the lock: %v", how, err)
 			}
-			s.wantStock(1, before-1)
+			s.WantStock(1, before-1)
 		}
 		// With the hold's own context, which may end before the commit, database/sql would
 		// roll back first.
 		tx, err := db2.BeginTx(context.WithoutCancel(h.Context()), nil)
 		dbtest.OK(t, err)
-		before := s.stock(1)
+		before := s.Stock(1)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
 		var id uint64
 		dbtest.OK(t, tx.QueryRow("SELECT CONNECTION_ID()").Scan(&id))
-		s.killAllBut(id)
+		s.KillAllBut(id)
 		if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
 			t.Errorf("the commit after the lock was lost: %v", err)
 		}
-		s.wantStock(1, before)
+		s.WantStock(1, before)
 		_ = h.Release()
-	})
-}
-
-// killAllBut ends all connections to the database but one.
-func (s *scratch) killAllBut(id uint64) {
-	s.T.Helper()
-	ids := dbtest.Column[uint64](s.T, s.plain, "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = ? AND ID NOT IN (?, CONNECTION_ID())", s.Name, id)
-	for _, id := range ids {
-		_, _ = s.plain.Exec("KILL CONNECTION " + strconv.FormatUint(id, 10))
-	}
-	dbtest.Soon(s.T, "they are gone", func() bool {
-		n := 0
-		for _, id := range ids {
-			var there int
-			dbtest.OK(s.T, s.plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE ID = ?", id).Scan(&there))
-			n += there
-		}
-		return n == 0
 	})
 }
 
 // TestJoinOnAnotherHandle: the key again, deeper, joins.
 func TestJoinOnAnotherHandle(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db, db2 := s.open(), s.open()
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, db2 := s.Handle(), s.Handle()
 		for name, opt := range map[string]lockctx.Option{"lease": lockctx.Lease(30 * time.Second), "advisory": lockctx.Advisory()} {
 			err := mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
 				return mysqllock.Do(ctx, db2, "k", func(ctx context.Context) error {
@@ -175,12 +154,12 @@ func TestJoinOnAnotherHandle(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
-		s.wantStock(1, 6)
+		s.WantStock(1, 6)
 		err := mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
 			return writers["BeginTx"](lockctx.With(ctx, "k"), db2)
 		}, lockctx.Lease(30*time.Second))
 		dbtest.OK(t, err)
-		s.wantStock(1, 5)
+		s.WantStock(1, 5)
 	})
 }
 
@@ -192,8 +171,8 @@ func TestHoldOnAnotherServer(t *testing.T) {
 		t.Skip("one server")
 	}
 	for _, opt := range []lockctx.Option{lockctx.Lease(30 * time.Second), lockctx.Advisory()} {
-		here, there := newScratch(servers[0].Beside(t)), newScratch(servers[1].Beside(t))
-		db, db2 := here.open(), there.open()
+		here, there := stock.NewShop(servers[0].Beside(t)), stock.NewShop(servers[1].Beside(t))
+		db, db2 := here.Handle(), there.Handle()
 		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", opt)
 		dbtest.OK(t, err)
 		for how, write := range writers {
@@ -202,18 +181,18 @@ func TestHoldOnAnotherServer(t *testing.T) {
 				t.Errorf("%s on another server: %v", how, err)
 			}
 		}
-		there.wantStock(1, 10)
-		if _, err := read(h.Context(), db2, 1); !errors.Is(err, mysqllock.ErrUnsafe) || !strings.Contains(err.Error(), "lockctx.Without") {
+		there.WantStock(1, 10)
+		if _, err := stock.Read(h.Context(), db2, 1); !errors.Is(err, mysqllock.ErrUnsafe) || !strings.Contains(err.Error(), "lockctx.Without") {
 			t.Errorf("a read on another server: %v", err)
 		}
 		var one int
 		dbtest.OK(t, db2.QueryRowContext(h.Context(), "SELECT 1").Scan(&one)) // nobody decides on that
-		n, err := read(lockctx.Without(h.Context()), db2, 1)
+		n, err := stock.Read(lockctx.Without(h.Context()), db2, 1)
 		if err != nil || n != 10 {
 			t.Errorf("a read on another server without the lock: %d, %v", n, err)
 		}
 		dbtest.OK(t, writers["BeginTx"](lockctx.Without(h.Context()), db2))
-		there.wantStock(1, 9)
+		there.WantStock(1, 9)
 		if _, err := mysqllock.Acquire(h.Context(), db2, "k2", opt); !errors.Is(err, mysqllock.ErrUnsafe) {
 			t.Errorf("Acquire on another server: %v", err)
 		}
@@ -225,8 +204,8 @@ func TestHoldOnAnotherServer(t *testing.T) {
 // TestLockContextWithTwoHandles: a key that one handle has is not asked for by
 // another, which would wait for its own program.
 func TestLockContextWithTwoHandles(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db, db2 := s.open("lockWait=2m"), s.open("lockWait=2m")
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, db2 := s.Handle("lockWait=2m"), s.Handle("lockWait=2m")
 		refused := func(what string, f func() error) {
 			t.Helper()
 			began := time.Now()
@@ -240,7 +219,7 @@ func TestLockContextWithTwoHandles(t *testing.T) {
 			}
 		}
 		asks := map[string]func(ctx context.Context, db *sql.DB) error{
-			"read":    func(ctx context.Context, db *sql.DB) error { _, err := read(ctx, db, 1); return err },
+			"read":    func(ctx context.Context, db *sql.DB) error { _, err := stock.Read(ctx, db, 1); return err },
 			"Exec":    writers["Exec"],
 			"BeginTx": writers["BeginTx"],
 			"late":    writers["a transaction begun otherwise"],
@@ -257,7 +236,7 @@ func TestLockContextWithTwoHandles(t *testing.T) {
 				}
 				ctx, cancel := context.WithCancel(dbtest.Limited(t))
 				ctx = lockctx.With(ctx, "k", opt)
-				_, err := read(ctx, db, 1)
+				_, err := stock.Read(ctx, db, 1)
 				dbtest.OK(t, err)
 				refused(name+", read here, "+how+" there", func() error { return ask(ctx, db2) })
 				dbtest.OK(t, writers["Exec"](ctx, db)) // the first has it as before
@@ -306,8 +285,8 @@ func TestReadsOfAnotherHandleAreRefused(t *testing.T) {
 	for name, opt := range map[string]lockctx.Option{
 		"row": lockctx.Row(), "lease": lockctx.Lease(30 * time.Second), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic(),
 	} {
-		here, there := newScratch(servers[0].Beside(t)), newScratch(servers[1].Beside(t))
-		source, replica := here.open(), there.open()
+		here, there := stock.NewShop(servers[0].Beside(t)), stock.NewShop(servers[1].Beside(t))
+		source, replica := here.Handle(), there.Handle()
 		unsafe := func(what string, err error) {
 			t.Helper()
 			var e *mysqllock.Error
@@ -317,9 +296,9 @@ func TestReadsOfAnotherHandleAreRefused(t *testing.T) {
 		}
 		for range 5 {
 			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), source, "k", func(ctx context.Context) error {
-				_, err := read(ctx, replica, 1)
+				_, err := stock.Read(ctx, replica, 1)
 				unsafe("a read in Do", err)
-				_, err = read(lockctx.Without(ctx), replica, 1)
+				_, err = stock.Read(lockctx.Without(ctx), replica, 1)
 				return err
 			}, opt))
 			for how, write := range writers {
@@ -328,7 +307,7 @@ func TestReadsOfAnotherHandleAreRefused(t *testing.T) {
 				}
 				ctx, cancel := context.WithCancel(dbtest.Limited(t))
 				ctx = lockctx.With(ctx, "k", opt)
-				_, err := read(ctx, replica, 1)
+				_, err := stock.Read(ctx, replica, 1)
 				dbtest.OK(t, err)
 				unsafe("a read, then "+how, write(ctx, source))
 				cancel()
@@ -337,30 +316,30 @@ func TestReadsOfAnotherHandleAreRefused(t *testing.T) {
 			ctx = lockctx.With(ctx, "k", opt)
 			tx, err := source.BeginTx(ctx, nil)
 			dbtest.OK(t, err)
-			_, err = read(ctx, replica, 1)
+			_, err = stock.Read(ctx, replica, 1)
 			unsafe("a read beside a transaction", err)
 			dbtest.OK(t, tx.Rollback())
-			_, err = read(ctx, source, 1)
+			_, err = stock.Read(ctx, source, 1)
 			dbtest.OK(t, err)
-			_, err = read(ctx, replica, 1)
+			_, err = stock.Read(ctx, replica, 1)
 			unsafe("a read after a read", err)
 			dbtest.OK(t, writers["Exec"](ctx, source))
 			cancel()
-			here.wantStock(1, 9)
-			dbtest.Exec(t, here.plain, "UPDATE p SET stock = 10")
+			here.WantStock(1, 9)
+			dbtest.Exec(t, here.Plain, "UPDATE p SET stock = 10")
 		}
 	}
 }
 
 // TestLockContextWithTwoTables: what is not the same lock is no conflict.
 func TestLockContextWithTwoTables(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		for which, db2 := range s.second() {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		for which, db2 := range second(s) {
 			if which == "the same DSN" || which == "NewConnector" {
 				continue
 			}
 			for name, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(30 * time.Second), "optimistic": lockctx.Optimistic()} {
-				db := s.open()
+				db := s.Handle()
 				ctx, cancel := context.WithCancel(dbtest.Limited(t))
 				ctx = lockctx.With(ctx, "k", opt)
 				tx, err := db.BeginTx(ctx, nil)
@@ -383,9 +362,9 @@ func TestHandlesAfterAFailover(t *testing.T) {
 	if len(servers) < 2 {
 		t.Skip("one server")
 	}
-	old, now := newScratch(servers[0]), newScratch(servers[1])
-	dbtest.Exec(t, old.plain, "CREATE DATABASE IF NOT EXISTS "+now.Name)
-	t.Cleanup(func() { dbtest.Exec(t, old.plain, "DROP DATABASE "+now.Name) })
+	old, now := stock.NewShop(servers[0]), stock.NewShop(servers[1])
+	dbtest.Exec(t, old.Plain, "CREATE DATABASE IF NOT EXISTS "+now.Name)
+	t.Cleanup(func() { dbtest.Exec(t, old.Plain, "DROP DATABASE "+now.Name) })
 	var address atomic.Pointer[string]
 	first := old.Config().Addr
 	address.Store(&first)
@@ -401,7 +380,7 @@ func TestHandlesAfterAFailover(t *testing.T) {
 	_, err = moved.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "DO 1")
 	dbtest.OK(t, err)
 
-	h, err := mysqllock.Acquire(dbtest.Limited(t), now.open(), "k", lockctx.Lease(30*time.Second))
+	h, err := mysqllock.Acquire(dbtest.Limited(t), now.Handle(), "k", lockctx.Lease(30*time.Second))
 	dbtest.OK(t, err)
 	defer h.Release()
 	if err := writers["Exec"](h.Context(), moved); !errors.Is(err, mysqllock.ErrUnsafe) {
@@ -411,10 +390,10 @@ func TestHandlesAfterAFailover(t *testing.T) {
 	if err := writers["Exec"](h.Context(), moved); err != nil {
 		t.Errorf("after the failover: %v", err)
 	}
-	now.wantStock(1, 9)
-	now.steal("k")
+	now.WantStock(1, 9)
+	now.Steal("k")
 	if err := writers["Exec"](h.Context(), moved); !errors.Is(err, mysqllock.ErrLost) {
 		t.Errorf("after the lease was stolen: %v", err)
 	}
-	now.wantStock(1, 9)
+	now.WantStock(1, 9)
 }

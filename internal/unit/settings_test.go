@@ -1,4 +1,4 @@
-package mysqllock_test
+package unit_test
 
 import (
 	"context"
@@ -11,18 +11,16 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// Settings of connections that change what BEGIN and COMMIT mean: by the DSN, the
-// server's default, init_connect and plain SQL text.
-
 // account makes an account without administrative rights, for which init_connect
 // counts, and returns a handle of it with the driver under test.
-func (s *scratch) account(t *testing.T, params ...string) *sql.DB {
+func account(s *stock.Shop, t *testing.T, params ...string) *sql.DB {
 	t.Helper()
-	dbtest.Exec(t, s.plain, "CREATE USER IF NOT EXISTS app@'%' IDENTIFIED BY 'pw'")
-	dbtest.Exec(t, s.plain, "GRANT ALL ON "+s.Name+".* TO app@'%'")
+	dbtest.Exec(t, s.Plain, "CREATE USER IF NOT EXISTS app@'%' IDENTIFIED BY 'pw'")
+	dbtest.Exec(t, s.Plain, "GRANT ALL ON "+s.Name+".* TO app@'%'")
 	cfg := s.Config()
 	cfg.User, cfg.Passwd = "app", "pw"
 	dsn := cfg.FormatDSN()
@@ -37,19 +35,19 @@ func (s *scratch) account(t *testing.T, params ...string) *sql.DB {
 }
 
 var everyStrategy = map[string]lockctx.Option{
-	"row": lockctx.Row(), "lease": lockctx.Lease(ttl), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic(),
+	"row": lockctx.Row(), "lease": lockctx.Lease(stock.TTL), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic(),
 }
 
 // refusedEverywhere runs hinted statements on the one connection of db, which has a
 // write of the caller's that is not committed: nothing may commit it.
-func (s *scratch) refusedEverywhere(t *testing.T, what string, db *sql.DB) {
+func refusedEverywhere(s *stock.Shop, t *testing.T, what string, db *sql.DB) {
 	t.Helper()
 	db.SetMaxOpenConns(1)
 	dbtest.Exec(t, db, "UPDATE p SET stock = 1 WHERE id = 1")
 	for name, opt := range everyStrategy {
 		ctx := lockctx.With(dbtest.Limited(t), dbtest.Random(), opt)
-		var stock int
-		if err := db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 2").Scan(&stock); !errors.Is(err, mysqllock.ErrUnsafe) {
+		var left int
+		if err := db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 2").Scan(&left); !errors.Is(err, mysqllock.ErrUnsafe) {
 			t.Errorf("%s, %s: read: %v, want ErrUnsafe", what, name, err)
 		}
 		if _, err := db.ExecContext(ctx, "UPDATE p SET stock = 3 WHERE id = 2"); !errors.Is(err, mysqllock.ErrUnsafe) || !strings.Contains(err.Error(), "autocommit=1") {
@@ -57,54 +55,54 @@ func (s *scratch) refusedEverywhere(t *testing.T, what string, db *sql.DB) {
 		}
 	}
 	dbtest.Exec(t, db, "ROLLBACK")
-	s.wantStock(1, 10)
-	s.wantStock(2, 10)
+	s.WantStock(1, 10)
+	s.WantStock(2, 10)
 }
 
 // TestAutocommitOff has autocommit off from the beginning.
 func TestAutocommitOff(t *testing.T) {
-	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		s.plain.SetMaxOpenConns(1)
-		dbtest.OK(t, s.plain.Ping())
-		s.refusedEverywhere(t, "DSN", s.account(t, "autocommit=0"))
+	dbtest.OnOwnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		s.Plain.SetMaxOpenConns(1)
+		dbtest.OK(t, s.Plain.Ping())
+		refusedEverywhere(s, t, "DSN", account(s, t, "autocommit=0"))
 
 		for _, off := range []string{"autocommit", "init_connect"} {
 			if off == "autocommit" {
-				dbtest.Exec(t, s.plain, "SET GLOBAL autocommit = 0")
+				dbtest.Exec(t, s.Plain, "SET GLOBAL autocommit = 0")
 			} else {
-				dbtest.Exec(t, s.plain, "SET GLOBAL init_connect = 'SET autocommit = 0'")
+				dbtest.Exec(t, s.Plain, "SET GLOBAL init_connect = 'SET autocommit = 0'")
 			}
-			s.refusedEverywhere(t, off, s.account(t))
+			refusedEverywhere(s, t, off, account(s, t))
 
-			db := s.account(t, "autocommit=1") // as the error says
+			db := account(s, t, "autocommit=1") // as the error says
 			for name, opt := range everyStrategy {
 				ctx := lockctx.With(dbtest.Limited(t), dbtest.Random(), opt)
-				var stock int
-				dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 3").Scan(&stock))
+				var left int
+				dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 3").Scan(&left))
 				if _, err := db.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = 3"); err != nil {
 					t.Errorf("%s, autocommit=1 in the DSN, %s: %v", off, name, err)
 				}
 			}
-			dbtest.Exec(t, s.plain, "SET GLOBAL autocommit = 1")
-			dbtest.Exec(t, s.plain, "SET GLOBAL init_connect = ''")
+			dbtest.Exec(t, s.Plain, "SET GLOBAL autocommit = 1")
+			dbtest.Exec(t, s.Plain, "SET GLOBAL init_connect = ''")
 		}
-		s.wantStock(3, 18)
+		s.WantStock(3, 18)
 	})
 }
 
 // TestAutocommitSwitchedOff switches the server's default while a handle is in use:
 // connections that are opened after that are noticed.
 func TestAutocommitSwitchedOff(t *testing.T) {
-	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		s.plain.SetMaxOpenConns(1)
-		dbtest.OK(t, s.plain.Ping())
-		db := s.account(t)
-		dbtest.Exec(t, s.plain, "SET GLOBAL autocommit = 0")
+	dbtest.OnOwnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		s.Plain.SetMaxOpenConns(1)
+		dbtest.OK(t, s.Plain.Ping())
+		db := account(s, t)
+		dbtest.Exec(t, s.Plain, "SET GLOBAL autocommit = 0")
 		db.SetMaxIdleConns(0) // each statement has a new connection
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))
 		defer cancel()
-		var stock int
-		err := db.QueryRowContext(lockctx.With(ctx, dbtest.Random()), "SELECT stock FROM p WHERE id = 2").Scan(&stock)
+		var left int
+		err := db.QueryRowContext(lockctx.With(ctx, dbtest.Random()), "SELECT stock FROM p WHERE id = 2").Scan(&left)
 		if !errors.Is(err, mysqllock.ErrUnsafe) {
 			t.Errorf("read: %v, want ErrUnsafe", err)
 		}
@@ -113,9 +111,9 @@ func TestAutocommitSwitchedOff(t *testing.T) {
 
 // TestCompletionType has COMMIT begin the next transaction, or end the connection.
 func TestCompletionType(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for _, value := range []string{"1", "2", "'CHAIN'", "NO_CHAIN"} {
-			db := s.open("completion_type=" + strings.ReplaceAll(value, "'", "%27"))
+			db := s.Handle("completion_type=" + strings.ReplaceAll(value, "'", "%27"))
 			db.SetMaxOpenConns(1)
 			refused := func(what string, err error) {
 				t.Helper()
@@ -142,9 +140,9 @@ func TestCompletionType(t *testing.T) {
 
 // TestSetByText has plain SQL text set what locks need as it was.
 func TestSetByText(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
-		conn := conned(t, db)
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		conn := dbtest.Conn(t, db)
 		for _, set := range []string{"SET completion_type = 1", "SET SESSION completion_type = 'RELEASE'", "SET @@timestamp = 1000000000"} {
 			dbtest.Exec(t, conn, set)
 			for name, opt := range everyStrategy {
@@ -173,26 +171,26 @@ func TestSetByText(t *testing.T) {
 // TestReadOnlyByDefault has transactions that are READ ONLY unless they say
 // otherwise: nothing is written, nothing is locked, and there is an error.
 func TestReadOnlyByDefault(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		setting := "transaction_read_only=1"
 		if s.MariaDB() {
 			setting = "tx_read_only=1"
 		}
-		db := s.open(setting)
-		s.open().PingContext(dbtest.Limited(t))
+		db := s.Handle(setting)
+		s.Handle().PingContext(dbtest.Limited(t))
 		for name, opt := range everyStrategy {
 			if _, err := db.ExecContext(lockctx.With(dbtest.Limited(t), dbtest.Random(), opt), "UPDATE p SET stock = 0 WHERE id = 1"); err == nil {
 				t.Errorf("%s: write succeeded", name)
 			}
 		}
-		s.wantStock(1, 10)
+		s.WantStock(1, 10)
 	})
 }
 
 // TestSessionSettingsOfTheDSN: no strategy depends on the session settings with which the
 // application's connections begin, whatever way is taken.
 func TestSessionSettingsOfTheDSN(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for i, setting := range []string{
 			"group_concat_max_len=4", "sql_select_limit=0", "sql_select_limit=1", "sql_big_selects=0&max_join_size=1", "max_execution_time=1", "max_statement_time=0.2",
 			"sql_mode='ANSI'", "sql_mode='NO_BACKSLASH_ESCAPES'", "sql_mode='PAD_CHAR_TO_FULL_LENGTH'", "sql_mode='ONLY_FULL_GROUP_BY,TRADITIONAL'", "sql_mode='ORACLE'",
@@ -209,10 +207,10 @@ func TestSessionSettingsOfTheDSN(t *testing.T) {
 				continue // this server does not have it
 			}
 			params := []string{escaped(setting), fmt.Sprintf("lockTable=settings_%d", i), "lockTTL=5s"}
-			db, other := s.open(params...), s.open(params...)
+			db, other := s.Handle(params...), s.Handle(params...)
 			for name, opt := range map[string][]lockctx.Option{
-				"row": {lockctx.Row()}, "lease": {lockctx.Lease(ttl)}, "advisory": {lockctx.Advisory()}, "optimistic": {lockctx.Optimistic()},
-				"shared": {lockctx.Shared()}, "slots": {lockctx.Slots(2)}, "slots of leases": {lockctx.Slots(2), lockctx.Lease(ttl)},
+				"row": {lockctx.Row()}, "lease": {lockctx.Lease(stock.TTL)}, "advisory": {lockctx.Advisory()}, "optimistic": {lockctx.Optimistic()},
+				"shared": {lockctx.Shared()}, "slots": {lockctx.Slots(2)}, "slots of leases": {lockctx.Slots(2), lockctx.Lease(stock.TTL)},
 			} {
 				failed := func(way string, err error) {
 					if err != nil {
@@ -299,4 +297,32 @@ func TestSessionSettingsOfTheDSN(t *testing.T) {
 // escaped is a setting as a DSN has it.
 func escaped(setting string) string {
 	return strings.NewReplacer("'", "%27", "+", "%2B", " ", "%20", ":", "%3A", ",", "%2C").Replace(setting)
+}
+
+func TestAutocommitOffAndOn(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		conn, err := s.Handle().Conn(dbtest.Limited(t))
+		dbtest.OK(t, err)
+		defer conn.Close()
+		hinted := func() error {
+			_, err := conn.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "UPDATE p SET stock = 2 WHERE id = 1")
+			return err
+		}
+		dbtest.Exec(t, conn, "SET autocommit = 0")
+		dbtest.Exec(t, conn, "UPDATE p SET stock = 1 WHERE id = 2")
+		if err := hinted(); !errors.Is(err, mysqllock.ErrUnsafe) {
+			t.Errorf("with autocommit off: %v", err)
+		}
+		dbtest.Exec(t, conn, "COMMIT")
+		dbtest.Exec(t, conn, "SET autocommit = 1")
+		dbtest.OK(t, hinted())
+		dbtest.Exec(t, conn, "START TRANSACTION")
+		if err := hinted(); !errors.Is(err, mysqllock.ErrUnsafe) {
+			t.Errorf("in a transaction begun by text: %v", err)
+		}
+		tx, err := conn.BeginTx(dbtest.Limited(t), nil) // commits it
+		dbtest.OK(t, err)
+		dbtest.OK(t, tx.Rollback())
+		dbtest.OK(t, hinted())
+	})
 }
