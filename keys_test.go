@@ -373,16 +373,18 @@ func TestWaitIsForAllTogether(t *testing.T) {
 // TestVeryManyKeys: no parameter of a procedure, and no limit of a statement, is too small for
 // the keys of one unit of work, whether they are free or waited for.
 func TestVeryManyKeys(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	all := map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(ttl), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic()}
+	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
 		first, second := s.open(), s.open()
-		for _, c := range []struct{ n, length int }{{200, 255}, {1600, 12}} {
+		for _, c := range []struct {
+			n, length int
+			kept      map[string]lockctx.Option
+		}{{200, 255, all}, {1600, 12, map[string]lockctx.Option{"row": lockctx.Row()}}} {
 			var keys []string
 			for i := range c.n {
 				keys = append(keys, fmt.Sprintf("%s%0*d", dbtest.Random()[:4], c.length-4, i))
 			}
-			for how, opt := range map[string]lockctx.Option{
-				"row": lockctx.Row(), "lease": lockctx.Lease(ttl), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic(),
-			} {
+			for how, opt := range c.kept {
 				for range 2 {
 					tx, err := first.BeginTx(lockctx.WithKeys(dbtest.Limited(t), keys, opt), nil)
 					if err != nil {
@@ -436,7 +438,7 @@ func nest(ctx context.Context, db *sql.DB, keys []string, kinds []lockctx.Option
 
 // oneWins checks that of errors that callers in a circle have got one is a deadlock, and
 // the others are none.
-func oneWins(t *testing.T, began time.Time, errs ...error) {
+func oneWins(t testing.TB, began time.Time, errs ...error) {
 	t.Helper()
 	lost := 0
 	for _, err := range errs {
@@ -642,6 +644,24 @@ func childNest(db *sql.DB, in *bufio.Scanner) {
 	}
 }
 
+// findsADeadlock waits until two processes have found a deadlock of their own: by then they have
+// looked twice, as those have that wait since before.
+func (s *scratch) findsADeadlock(name string, params ...string) {
+	s.T.Helper()
+	lease, barrier, began := lockctx.Lease(30*time.Second), meet(2), time.Now()
+	keys := []string{name + " x", name + " y"}
+	var errs [2]error
+	var all sync.WaitGroup
+	for i := range errs {
+		db := s.open(append(params, "lockWait=2m")...)
+		all.Go(func() {
+			errs[i] = nest(dbtest.Limited(s.T), db, []string{keys[i], keys[1-i]}, []lockctx.Option{lease, lease}, barrier)
+		})
+	}
+	all.Wait()
+	oneWins(s.T, began, errs[:]...)
+}
+
 // TestNoFalseDeadlockOfProcesses: one who waits in descending order behind a long job is
 // no deadlock, whatever others wait for in ascending order.
 func TestNoFalseDeadlockOfProcesses(t *testing.T) {
@@ -667,7 +687,7 @@ func TestNoFalseDeadlockOfProcesses(t *testing.T) {
 					return stats.Waiters == 1
 				})
 			}
-			time.Sleep(5 * time.Second) // for as long as it takes to look twice
+			s.findsADeadlock(name + " real") // in as many looks as the others had
 			dbtest.OK(t, last.Release())
 			dbtest.OK(t, job.Release())
 			all.Wait()
@@ -769,7 +789,14 @@ func TestNoFalseDeadlockOfTables(t *testing.T) {
 				all.Go(func() {
 					errs[1] = nest(dbtest.Limited(t), two, []string{b, a}, []lockctx.Option{kind, kind}, func() {})
 				})
-				time.Sleep(7 * time.Second) // for as long as it takes to look twice
+				for _, db := range []*sql.DB{one, two} {
+					dbtest.Soon(t, "they wait", func() bool {
+						stats, err := mysqllock.Stats(db)
+						dbtest.OK(t, err)
+						return stats.Waiters == 1
+					})
+				}
+				s.findsADeadlock(name+" real", "lockTable=one") // in as many looks as the others had
 				dbtest.OK(t, jobOne.Release())
 				dbtest.OK(t, jobTwo.Release())
 				all.Wait()

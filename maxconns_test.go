@@ -55,8 +55,8 @@ func TestMaxConnsHotKey(t *testing.T) {
 // than keys, and with fewer. All of them are served, and the server has never more
 // connections than allowed.
 func TestMaxConnsFewForManyKeys(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		for _, test := range []struct{ callers, keys, conns int }{{24, 4, 6}, {150, 30, 10}, {12, 4, 4}} {
+	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
+		for _, test := range []struct{ callers, keys, conns int }{{24, 4, 6}, {60, 30, 10}, {12, 4, 4}} {
 			db := s.limited(t, test.conns, "lockWait=2m")
 			base := dbtest.Random()
 			dbtest.Exec(t, s.plain, "DELETE FROM p")
@@ -926,7 +926,7 @@ func TestMaxConnsKeepsWhatTextsHaveLeft(t *testing.T) {
 			return err
 		},
 	}
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
 		for left, text := range leaves {
 			for name, hinted := range between {
 				for _, option := range []lockctx.Option{lockctx.Row(), lockctx.Lease(10 * time.Second), lockctx.Advisory(), lockctx.Optimistic()} {
@@ -1446,7 +1446,12 @@ func TestNobodyIsTurnedAwayFromAnUnboundedPool(t *testing.T) {
 				tx.Rollback()
 			})
 		}
-		time.Sleep(time.Second)
+		dbtest.Soon(t, "all wait", func() bool {
+			stats, err := mysqllock.Stats(db)
+			dbtest.OK(t, err)
+			return stats.Waiters == 12
+		})
+		time.Sleep(200 * time.Millisecond) // the driver looks for a full pool after 50 ms
 		_, err = db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")
 		dbtest.OK(t, err)
 		wg.Wait()

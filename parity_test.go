@@ -903,7 +903,7 @@ func TestStatementsUnderALockLeaveWhatTheyLeaveWithout(t *testing.T) {
 		"SELECT ROW_COUNT()", "SHOW WARNINGS", "SHOW COUNT(*) WARNINGS", "SHOW ERRORS", "SELECT @@warning_count, @@error_count", "SELECT FOUND_ROWS()",
 		"SELECT LAST_INSERT_ID()", "GET DIAGNOSTICS @n = ROW_COUNT, @m = NUMBER", "SELECT ROW_COUNT(), COUNT(*) FROM words",
 	}
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, text := range []string{
 			"CREATE TABLE words (id INT AUTO_INCREMENT PRIMARY KEY, w VARCHAR(9))",
 			"CREATE PROCEDURE twice() BEGIN INSERT INTO words (w) VALUES ('c'); UPDATE words SET w = CONCAT(w, '?') WHERE id < 3; END",
@@ -1189,10 +1189,10 @@ func (s *scratch) wrappedAt(kind func(whole) driver.Conn, dsn string) *sql.DB {
 	return s.OpenDB(around{k, kind}, err)
 }
 
-// TestEveryLockHoldsBeneathAWrapper: 40 callers come through beneath every kind of wrapper,
+// TestEveryLockHoldsBeneathAWrapper: 15 callers come through beneath every kind of wrapper,
 // with 5 connections and without a limit, in all ways to take a lock.
 func TestEveryLockHoldsBeneathAWrapper(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
 		for name, kind := range wrappers {
 			t.Run(name, func(t *testing.T) {
 				s := newScratch(s.Beside(t))

@@ -597,7 +597,7 @@ func (s *scratch) soonFree(key string) {
 // SQL, a name that looks like SQL is a name: its row is made, no two are the same
 // lock, and nothing else is touched.
 func TestHostileNames(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.Exec(t, s.plain, "CREATE TABLE canary (name VARCHAR(20) PRIMARY KEY) ENGINE=InnoDB")
 		dbtest.Exec(t, s.plain, "INSERT INTO canary VALUES ('sings')")
 		modes := []string{"", "ANSI_QUOTES,NO_BACKSLASH_ESCAPES"}
@@ -660,7 +660,7 @@ func (s *scratch) names(query string) []string {
 // TestHostileSettings: so is what a handle calls its namespace and itself, and the
 // database that it is in.
 func TestHostileSettings(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
 		before := s.names("SELECT SCHEMA_NAME FROM information_schema.SCHEMATA ORDER BY 1")
 		for _, database := range []string{"t_`; DROP TABLE p; -- " + dbtest.Random()[:6], "t_' \" \\ " + dbtest.Random()[:6]} {
 			quoted := "`" + strings.ReplaceAll(database, "`", "``") + "`"
@@ -1104,7 +1104,7 @@ func sentFor(namespace, owner, key string) (sent []string) {
 // locks beside a clean-up, which finds rows unused that only row locks use.
 func TestCleanUpCostsNobodyALock(t *testing.T) {
 	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
-		const callers, keys, rounds = 4, 150, 4
+		const callers, keys, rounds = 4, 150, 2
 		db := s.open()
 		look, err := inspect.New(s.plain, inspect.Options{})
 		dbtest.OK(t, err)
