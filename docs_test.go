@@ -1,19 +1,29 @@
 package mysqllock_test
 
 import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
 	"go/ast"
 	"go/doc/comment"
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"log"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/lockctx"
 )
 
 // pages returns the documentation, by path: the pages in the root and in docs.
@@ -302,5 +312,318 @@ func TestArchitectureNames(t *testing.T) {
 	}
 	if checked < 100 {
 		t.Errorf("%d names checked, want at least 100", checked)
+	}
+}
+
+// The README stays short enough to be read at once: what it has to say beyond that is in
+// the pages.
+func TestReadmeIsShort(t *testing.T) {
+	const most = 1300
+	if n := len(strings.Fields(pages(t)["README.md"])); n > most {
+		t.Errorf("the README has %d words, want at most %d", n, most)
+	}
+}
+
+// The Go code in the README, and in the other pages, is the examples' code, which is
+// compiled and run.
+func TestReadmeCodeIsTheExamples(t *testing.T) {
+	var sources []string
+	files, err := filepath.Glob("examples/*/*.go")
+	dbtest.OK(t, err)
+	integrations, err := filepath.Glob("integrations/*/example_test.go")
+	dbtest.OK(t, err)
+	for _, f := range append(files, integrations...) {
+		b, err := os.ReadFile(f)
+		dbtest.OK(t, err)
+		sources = append(sources, string(b))
+	}
+	for path, text := range pages(t) {
+		blocks := regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(text, -1)
+		if least := map[string]int{"README.md": 3, "docs/guide.md": 8}[path]; len(blocks) < least {
+			t.Errorf("%s: %d blocks of Go code found, want at least %d", path, len(blocks), least)
+		}
+		for _, b := range blocks {
+			for _, fn := range regexp.MustCompile(`(?m)^}\n*`).Split(b[1], -1) {
+				if fn = strings.TrimSpace(fn); fn == "" {
+					continue
+				}
+				found := false
+				for _, src := range sources {
+					found = found || strings.Contains(src, fn+"\n}")
+				}
+				if !found {
+					t.Errorf("%s: not in the examples:\n%s", path, fn)
+				}
+			}
+		}
+	}
+}
+
+// What the table of servers in docs/servers.md claims is what is tested: the tests that it
+// names are there, and the versions in the matrix are those of the workflow.
+func TestServersPage(t *testing.T) {
+	page, err := os.ReadFile("docs/servers.md")
+	dbtest.OK(t, err)
+	workflow, err := os.ReadFile(".github/workflows/servers.yml")
+	dbtest.OK(t, err)
+	tests := make(map[string]bool)
+	declared := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	dbtest.OK(t, filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		source, err := os.ReadFile(path)
+		for _, m := range declared.FindAllSubmatch(source, -1) {
+			tests[string(m[1])] = true
+		}
+		return err
+	}))
+
+	var claimed []string
+	states := map[string]int{}
+	_, table, _ := strings.Cut(string(page), "| server or proxy | version | state | tests |\n")
+	for line := range strings.Lines(table) {
+		cells := strings.Split(strings.Trim(line, "|\n"), "|")
+		if len(cells) != 4 {
+			break
+		}
+		for i := range cells {
+			cells[i] = strings.TrimSpace(cells[i])
+		}
+		state := regexp.MustCompile(`^(tested here|in the matrix|expected|refused|---)`).FindString(cells[2])
+		if state == "" {
+			t.Errorf("%s has the state %q", cells[0], cells[2])
+		}
+		states[state]++
+		names := regexp.MustCompile("`(Test\\w+)").FindAllStringSubmatch(cells[3], -1)
+		if (state == "tested here" || state == "refused") && len(names) == 0 {
+			t.Errorf("%s is %s by no test", cells[0], state)
+		}
+		for _, name := range names {
+			if !tests[name[1]] {
+				t.Errorf("%s: there is no %s", cells[0], name[1])
+			}
+		}
+		if state == "in the matrix" {
+			for version := range strings.SplitSeq(cells[1], ", ") {
+				claimed = append(claimed, strings.ToLower(cells[0])+":"+version)
+			}
+		}
+	}
+	for _, state := range []string{"tested here", "in the matrix", "expected", "refused"} {
+		if states[state] == 0 {
+			t.Errorf("nothing is %s", state)
+		}
+	}
+
+	var matrix []string
+	for _, m := range regexp.MustCompile(`(?m)^ +- ((?:mysql|mariadb):\S+)`).FindAllSubmatch(workflow, -1) {
+		matrix = append(matrix, string(m[1]))
+	}
+	for _, version := range claimed {
+		if !slices.Contains(matrix, version) {
+			t.Errorf("%s is not in the matrix of the workflow", version)
+		}
+	}
+}
+
+// TestSelectLimit: a limit on the rows of a SELECT is none on the rows of ours, of
+// which several keys have one each.
+func TestSelectLimit(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		other, db := s.open(), s.open("sql_select_limit=1")
+		keys := []string{"a", "b", "c"}
+		tx, err := other.BeginTx(lockctx.WithKeys(dbtest.Limited(t), keys), nil)
+		dbtest.OK(t, err)
+		_, err = db.ExecContext(lockctx.WithKeys(dbtest.Limited(t), keys, lockctx.NoWait()), "UPDATE p SET stock = 9")
+		if !errors.Is(err, mysqllock.ErrLocked) { // rows that are there are not made again, which would wait for who has locked them
+			t.Errorf("keys that are held: %v", err)
+		}
+		dbtest.OK(t, tx.Rollback())
+		for _, how := range rightsOf {
+			t.Run(how.name, func(t *testing.T) {
+				hint := func() context.Context { return lockctx.WithKeys(dbtest.Limited(t), keys, how.holds) }
+				_, err := db.ExecContext(hint(), "UPDATE p SET stock = 9")
+				dbtest.OK(t, err)
+				ctx := hint()
+				_, err = read(ctx, db, 1)
+				dbtest.OK(t, err)
+				tx, err := db.BeginTx(ctx, nil)
+				dbtest.OK(t, err)
+				dbtest.Exec(t, tx, "UPDATE p SET stock = 8")
+				dbtest.OK(t, tx.Commit())
+				tx, err = db.Begin()
+				dbtest.OK(t, err)
+				_, err = tx.ExecContext(hint(), "UPDATE p SET stock = 7")
+				dbtest.OK(t, err)
+				dbtest.OK(t, tx.Commit())
+				s.wantStock(4, 7)
+			})
+		}
+	})
+}
+
+// TestReadTimeout: a limit on how long an answer may take is none on how long one
+// waits for a lock.
+func TestReadTimeout(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		const readTimeout = 6 * time.Second
+		cfg, log := s.Config(), new(failures)
+		cfg.ReadTimeout, cfg.Logger = readTimeout, log
+		connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{Wait: 5 * time.Minute})
+		dbtest.OK(t, err)
+		holder, db := s.open(), sql.OpenDB(connector)
+		t.Cleanup(func() { db.Close() })
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+		defer cancel()
+		write := func(ctx context.Context) error {
+			_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+			return err
+		}
+		ways := map[string]func(key string, how lockctx.Option) error{
+			"Exec": func(key string, how lockctx.Option) error { return write(lockctx.With(ctx, key, how)) },
+			"Do":   func(key string, how lockctx.Option) error { return mysqllock.Do(ctx, db, key, write, how) },
+			"late": func(key string, how lockctx.Option) error {
+				tx, err := db.BeginTx(ctx, nil)
+				if err != nil {
+					return err
+				}
+				defer tx.Rollback()
+				if _, err := tx.ExecContext(lockctx.With(ctx, key, how), "UPDATE p SET stock = stock - 1 WHERE id = 1"); err != nil {
+					return err
+				}
+				return tx.Commit()
+			},
+		}
+		var held []*mysqllock.Hold
+		var waiting sync.WaitGroup
+		for what, how := range map[string]lockctx.Option{
+			"row": lockctx.Row(), "slots": lockctx.Slots(1), "lease": lockctx.Lease(5 * time.Minute), "advisory": lockctx.Advisory(),
+		} {
+			for name, way := range ways {
+				key := what + ", " + name
+				h, err := mysqllock.Acquire(ctx, holder, key, how)
+				dbtest.OK(t, err)
+				held = append(held, h)
+				waiting.Go(func() {
+					if err := way(key, how); err != nil {
+						t.Errorf("%s: %v", key, err)
+					}
+				})
+			}
+		}
+		dbtest.Soon(t, "all wait", func() bool {
+			st, err := mysqllock.Stats(db)
+			dbtest.OK(t, err)
+			return st.Waiters >= len(held)
+		})
+		time.Sleep(readTimeout * 4 / 3) // so long they wait, for nothing
+		for _, h := range held {
+			dbtest.OK(t, h.Release())
+		}
+		waiting.Wait()
+		s.wantStock(1, 10-len(held))
+		if n := log.timeouts.Load(); n > 0 {
+			t.Errorf("%d connections were given up", n)
+		}
+	})
+}
+
+// failures counts what go-sql-driver has to say of answers that took too long.
+type failures struct{ timeouts atomic.Int64 }
+
+func (f *failures) Print(v ...any) {
+	if strings.Contains(fmt.Sprint(v...), "i/o timeout") {
+		f.timeouts.Add(1)
+	}
+}
+
+// These compile in every test run; the programs in examples/ are run, too.
+
+func Example() {
+	dsn := "app:pw@tcp(127.0.0.1:3306)/shop?lockWait=5s"
+	db, err := sql.Open("mysqllock", dsn)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer db.Close()
+
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	ctx = lockctx.With(ctx, "product:42")
+	tx, err := db.BeginTx(ctx, nil) // takes the lock
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer tx.Rollback()
+	if _, err := tx.ExecContext(ctx, "UPDATE products SET stock = stock - 1 WHERE id = 42 AND stock > 0"); err != nil {
+		log.Fatal(err)
+	}
+	if err := tx.Commit(); err != nil { // gives it back
+		log.Fatal(err)
+	}
+}
+
+func ExampleDo() {
+	var db *sql.DB // opened with "mysqllock"
+	ctx := context.Background()
+
+	err := mysqllock.Do(ctx, db, "nightly-report", func(ctx context.Context) error {
+		_, err := db.ExecContext(ctx, "INSERT INTO reports (day) VALUES (CURRENT_DATE)")
+		return err
+	}, lockctx.NoWait())
+
+	var e *mysqllock.Error
+	if errors.Is(err, mysqllock.ErrLocked) && errors.As(err, &e) && e.Holder != nil {
+		fmt.Println("already running:", e.Holder)
+	}
+}
+
+func ExampleDo_lease() {
+	var db *sql.DB // opened with "mysqllock"
+	var order func(ctx context.Context, token uint64) error
+	ctx := context.Background()
+
+	err := mysqllock.Do(ctx, db, "restock", func(ctx context.Context) error {
+		token, _ := mysqllock.Token(ctx) // for systems outside of the database
+		return order(ctx, token)         // may take minutes
+	}, lockctx.Lease(30*time.Second))
+	if errors.Is(err, mysqllock.ErrLost) {
+		log.Print("another process may have restocked since")
+	}
+}
+
+func Example_readDecideWrite() {
+	var db *sql.DB // opened with "mysqllock"
+
+	sell := func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		ctx = lockctx.With(ctx, "product:42")
+		var stock int
+		if err := db.QueryRowContext(ctx, "SELECT stock FROM products WHERE id = 42").Scan(&stock); err != nil { // takes the lock
+			return err
+		}
+		_, err := db.ExecContext(ctx, "UPDATE products SET stock = ? WHERE id = 42", stock-1) // commits, and gives the lock back
+		return err
+	}
+	if err := sell(context.Background()); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func ExampleAcquire() {
+	var db *sql.DB // opened with "mysqllock"
+
+	hold, err := mysqllock.Acquire(context.Background(), db, "import", lockctx.Wait(time.Minute))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer hold.Rollback() // does nothing after Release
+	if _, err := db.ExecContext(hold.Context(), "DELETE FROM staging"); err != nil {
+		log.Fatal(err)
+	}
+	if err := hold.Release(); err != nil { // commits
+		log.Fatal(err)
 	}
 }

@@ -1,3 +1,5 @@
+//go:build unix
+
 package mysqllock_test
 
 import (
@@ -6,15 +8,121 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/inspect"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
+	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
+
+// A holder whose process stands still, as one whose host has vanished: its
+// connection stays open, and nothing comes over it.
+func TestSilentHolder(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open()
+		for _, how := range []string{"hold", "session", "tx"} {
+			if how == "tx" && !s.MariaDB() {
+				continue // MySQL has no limit on an idle transaction; see the documentation
+			}
+			t.Run(how, func(t *testing.T) {
+				dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
+				dsn := s.Config().FormatDSN()
+				dsn += map[bool]string{true: "&", false: "?"}[strings.Contains(dsn, "?")] + "lockTTL=4s"
+				c := dbtest.StartJob(t, how, dsn)
+				if got := c.Line(); got != "done" {
+					t.Fatal(got)
+				}
+				dbtest.OK(t, c.Signal(syscall.SIGSTOP))
+				start := time.Now()
+				h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Wait(time.Minute))
+				dbtest.OK(t, err)
+				took := time.Since(start)
+				if took > 40*time.Second {
+					t.Errorf("the lock was free after %v, want the TTL of 4s", took)
+				}
+				t.Logf("free after %v", took)
+				_, err = db.ExecContext(h.Context(), "UPDATE p SET stock = stock - 1 WHERE id = 1")
+				dbtest.OK(t, err)
+				dbtest.OK(t, h.Release())
+				dbtest.OK(t, c.Signal(syscall.SIGCONT))
+				c.Tell("")
+				if got := c.Line(); got != "lost" {
+					t.Errorf("the holder that came back got %q, want ErrLost", got)
+				}
+				s.wantStock(1, 9)
+			})
+		}
+	})
+}
+
+func TestKilledHolder(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open()
+		for _, how := range []string{"hold", "session", "tx"} {
+			c := dbtest.StartJob(t, how, s.Config().FormatDSN())
+			if got := c.Line(); got != "done" {
+				t.Fatal(got)
+			}
+			c.Kill()
+			h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Wait(time.Minute))
+			dbtest.OK(t, err)
+			dbtest.OK(t, h.Release())
+			s.wantStock(1, 10)
+		}
+	})
+}
+
+func TestServerRestart(t *testing.T) {
+	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open()
+		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
+		dbtest.OK(t, err)
+		_, err = db.ExecContext(h.Context(), "UPDATE p SET stock = 0 WHERE id = 1")
+		dbtest.OK(t, err)
+		ctx := lockctx.With(dbtest.Limited(t), "k2")
+		tx, err := db.BeginTx(ctx, nil)
+		dbtest.OK(t, err)
+		dbtest.Exec(t, tx, "UPDATE p SET stock = 0 WHERE id = 2")
+		waits := make(chan struct{})
+		go func() {
+			defer close(waits)
+			if h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k"); err == nil {
+				h.Rollback()
+			}
+		}()
+		dbtest.OK(t, s.Server.Kill())
+		dbtest.OK(t, s.Server.Restart(dbtest.Limited(t)))
+		if err := h.Release(); !errors.Is(err, mysqllock.ErrLost) {
+			t.Errorf("Release after a restart: %v", err)
+		}
+		if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
+			t.Errorf("Commit after a restart: %v", err)
+		}
+		<-waits
+		s.wantStock(1, 10)
+		s.wantStock(2, 10)
+		// Everything goes on with new connections.
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
+			_, err := db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")
+			return err
+		}))
+		_, err = db.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "UPDATE p SET stock = 8 WHERE id = 1")
+		dbtest.OK(t, err)
+		s.wantStock(1, 8)
+	})
+}
 
 // TestBecomesReadOnly: a server that does not take writes any more, as after a
 // switchover, grants no row lock, also where nothing has failed meanwhile.
@@ -298,4 +406,623 @@ func TestNoTableYet(t *testing.T) {
 		s.guards.Unlock()
 		s.granted("with a table", probes, 1)
 	}
+}
+
+// TestStatementLog: a replica that runs the statements of leases again grants other tokens than
+// its primary did, so there are no leases with such a binary log; all else goes on.
+func TestStatementLog(t *testing.T) {
+	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		ways := map[string]func(db *sql.DB, how ...lockctx.Option) error{
+			"Do": func(db *sql.DB, how ...lockctx.Option) error {
+				return mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { return nil }, how...)
+			},
+			"BeginTx": func(db *sql.DB, how ...lockctx.Option) error {
+				tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", how...), nil)
+				if err == nil {
+					err = tx.Commit()
+				}
+				return err
+			},
+		}
+		db := s.open()
+		for name, way := range ways {
+			for _, how := range [][]lockctx.Option{{lockctx.Lease(time.Minute)}, {lockctx.Lease(time.Minute), lockctx.Slots(2)}} {
+				err := way(db, how...)
+				dbtest.Want(t, err, mysqllock.ErrUnsafe)
+				dbtest.Says(t, err, "binlog_format is STATEMENT")
+			}
+			for _, how := range []lockctx.Option{lockctx.Row(), lockctx.Advisory(), lockctx.Optimistic()} {
+				if err := way(db, how); err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+			}
+			dbtest.OK(t, way(s.open("lockUnsafe=allow"), lockctx.Lease(time.Minute)))
+		}
+		i, err := inspect.New(s.plain, inspect.Options{})
+		dbtest.OK(t, err)
+		found, err := i.Doctor(dbtest.Limited(t))
+		dbtest.OK(t, err)
+		for _, v := range found.Verdicts {
+			if lease := v.Strategy == "lease"; v.Safe == lease {
+				t.Errorf("doctor on %s: %v", v.Strategy, v)
+			}
+		}
+		dbtest.Exec(t, s.plain, "SET GLOBAL binlog_format = 'MIXED'")
+		for name, way := range ways {
+			dbtest.Soon(t, name+" works", func() bool { return way(db, lockctx.Lease(time.Minute)) == nil })
+		}
+		// What is open stays as it is, and what is opened from now on does not.
+		dbtest.Exec(t, s.plain, "SET GLOBAL binlog_format = 'STATEMENT'")
+		dbtest.OK(t, ways["Do"](db, lockctx.Lease(time.Minute)))
+		s.KillAllBut(0)
+		dbtest.Want(t, ways["Do"](db, lockctx.Lease(time.Minute)), mysqllock.ErrUnsafe)
+		dbtest.Want(t, ways["BeginTx"](db, lockctx.Lease(time.Minute)), mysqllock.ErrUnsafe)
+	}, "--server-id=1", "--log-bin=bin", "--binlog-format=STATEMENT")
+}
+
+// TestPromoted: a replica that is promoted before it has heard of a lease grants the lease again,
+// with the same token. Its former holder commits nothing there, and the new one keeps it.
+func TestPromoted(t *testing.T) {
+	onPairs(t, func(t *testing.T, s *scratch, primary, replica *tempserver.Server) {
+		p := dbtest.StartProxy(t, primary.Addr())
+		at := func(addr string) *stock.Shop {
+			d := s.Changed(func(cfg *mysql.Config) { cfg.Addr = addr })
+			return &stock.Shop{Database: d, Plain: d.Open("mysql")}
+		}
+		promoted := at(replica.Addr())
+		former, next := at(p.Addr()).Handle(), promoted.Handle()
+		take := func(db *sql.DB) *mysqllock.Hold {
+			h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(time.Minute))
+			dbtest.OK(t, err)
+			return h
+		}
+		first := take(former)
+		dbtest.OK(t, first.Release())
+		dbtest.Soon(t, "the replica knows that", func() bool {
+			var free bool
+			err := promoted.Plain.QueryRow("SELECT owner IS NULL FROM mysqllock WHERE name = 'k' AND token = ?", first.Token()).Scan(&free)
+			return err == nil && free
+		})
+		dbtest.Exec(t, promoted.Plain, "STOP REPLICA")
+
+		var second *mysqllock.Hold
+		err := mysqllock.Do(dbtest.Limited(t), former, "k", func(ctx context.Context) error {
+			dbtest.OK(t, primary.Kill())
+			t.Cleanup(func() { dbtest.OK(t, primary.Restart(context.Background())) }) // with the test's database, to be dropped
+			p.TurnTo(replica.Addr())
+			p.Reset()
+			second = take(next)
+			held, _ := mysqllock.Token(ctx)
+			if held != first.Token()+1 || second.Token() != held {
+				t.Errorf("tokens are %d and %d after %d", held, second.Token(), first.Token())
+			}
+			_, err := former.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+			return err
+		}, lockctx.Lease(time.Minute))
+		dbtest.Want(t, err, mysqllock.ErrLost)
+		promoted.WantStock(1, 10)
+		dbtest.OK(t, context.Cause(second.Context()))
+		dbtest.OK(t, second.Release())
+	})
+}
+
+// TestReplica: a replica comes to the same rows, also where it runs the statements again.
+func TestReplica(t *testing.T) {
+	type way struct {
+		key string
+		how []lockctx.Option
+	}
+	row := way{"k", []lockctx.Option{lockctx.Row(), lockctx.Retry(1000)}}
+	optimistic := way{"k", []lockctx.Option{lockctx.Optimistic(), lockctx.Retry(1000)}}
+	lease := way{"leased", []lockctx.Option{lockctx.Lease(time.Minute)}}
+	for format, ways := range map[string][]way{
+		"STATEMENT": {row, optimistic},
+		"MIXED":     {row, optimistic, lease},
+	} {
+		t.Run(format, func(t *testing.T) {
+			onPairs(t, func(t *testing.T, s *scratch, _, replica *tempserver.Server) {
+				const handles, times = 4, 20
+				var wg sync.WaitGroup
+				for range handles {
+					db := s.open()
+					for _, w := range ways {
+						wg.Go(func() {
+							for range times {
+								err := mysqllock.Do(dbtest.Limited(t), db, w.key, func(ctx context.Context) error {
+									_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
+									return err
+								}, w.how...)
+								if err != nil {
+									t.Error(err)
+								}
+							}
+						})
+					}
+				}
+				wg.Wait()
+				s.WantStock(1, 10+handles*times*len(ways))
+				rows := "SELECT CONCAT_WS(' ', name, token, IFNULL(owner, '-'), expires, versioned) FROM mysqllock ORDER BY name"
+				want := dbtest.Column[string](t, s.plain, rows)
+				there := s.Changed(func(cfg *mysql.Config) { cfg.Addr = replica.Addr() }).Open("mysql")
+				dbtest.Soon(t, "the replica has the table", func() bool { return there.QueryRow("SELECT COUNT(*) FROM mysqllock").Scan(new(int)) == nil })
+				dbtest.Soon(t, "the replica has the same rows", func() bool { return slices.Equal(dbtest.Column[string](t, there, rows), want) })
+			}, "--binlog-format="+format)
+		})
+	}
+}
+
+// onPairs runs a test on a primary and a replica of each program.
+func onPairs(t *testing.T, test func(t *testing.T, s *scratch, primary, replica *tempserver.Server), more ...string) {
+	t.Parallel()
+	for _, bin := range tempserver.EachFlavour(tempserver.RequireOwn(t)) {
+		t.Run(bin.Name, func(t *testing.T) {
+			t.Parallel()
+			start := func(id int) (*tempserver.Server, *sql.DB) {
+				opts := append([]string{fmt.Sprintf("--server-id=%d", id), "--log-bin=bin"}, more...)
+				if bin.Flavour == tempserver.MySQL {
+					opts = append(opts, "--gtid-mode=ON", "--enforce-gtid-consistency=ON")
+				}
+				srv, err := tempserver.Start(dbtest.Within(t, dbtest.Patience), bin, opts...)
+				dbtest.OK(t, err)
+				t.Cleanup(func() { srv.Stop() })
+				return srv, dbtest.Open(t, "mysql", srv.DSN(""))
+			}
+			primary, db := start(1)
+			dbtest.Exec(t, db, "CREATE USER replica IDENTIFIED BY 'r'")
+			dbtest.Exec(t, db, "GRANT REPLICATION SLAVE ON *.* TO replica")
+			replica, db := start(2)
+			follow := "CHANGE MASTER TO MASTER_HOST='%s', MASTER_PORT=%s, MASTER_USER='replica', MASTER_PASSWORD='r', MASTER_USE_GTID=slave_pos"
+			if bin.Flavour == tempserver.MySQL {
+				follow = "CHANGE REPLICATION SOURCE TO SOURCE_HOST='%s', SOURCE_PORT=%s, SOURCE_USER='replica', SOURCE_PASSWORD='r', SOURCE_AUTO_POSITION=1, GET_SOURCE_PUBLIC_KEY=1"
+			}
+			host, port, err := net.SplitHostPort(primary.Addr())
+			dbtest.OK(t, err)
+			dbtest.Exec(t, db, fmt.Sprintf(follow, host, port))
+			dbtest.Exec(t, db, "START REPLICA")
+			test(t, newScratch(dbtest.New(t, bin, primary)), primary, replica)
+		})
+	}
+}
+
+// TestHostVanishesAtCommit: a host that vanishes right after the check of its lease has
+// committed, and keeps the key no longer than its TTL. Nobody asks for the key before the
+// commit, and the TTL is a long one: a check that meets another request, or a renewal, from a
+// third of the TTL on, is refused, and a host that has vanished does not send it again.
+func TestHostVanishesAtCommit(t *testing.T) {
+	for name, write := range map[string]func(ctx context.Context, db *sql.DB) error{
+		"Exec": func(ctx context.Context, db *sql.DB) error {
+			_, err := db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 1")
+			return err
+		},
+		"BeginTx": func(ctx context.Context, db *sql.DB) error {
+			tx, err := db.BeginTx(ctx, nil)
+			if err != nil {
+				return err
+			}
+			defer tx.Rollback()
+			if _, err := tx.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 1"); err != nil {
+				return err
+			}
+			return tx.Commit()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+				other := s.open()
+				dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), other, "k", func(context.Context) error { return nil }, lockctx.Lease(ttl))) // all is there
+				v := dbtest.NewVanishing()
+				cfg := s.Config()
+				cfg.DialFunc = v.Dial
+				connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{})
+				dbtest.OK(t, err)
+				db := sql.OpenDB(connector)
+				var all sync.WaitGroup
+				all.Go(func() {
+					_ = mysqllock.Do(context.Background(), db, "k", func(ctx context.Context) error {
+						close(v.Armed)
+						return write(ctx, db)
+					}, lockctx.Lease(12*time.Second))
+				})
+				defer func() {
+					close(v.Over)
+					all.Wait()
+					db.Close()
+				}()
+				v.Await(t)
+				began := time.Now()
+				dbtest.Soon(t, "it is committed", func() bool { return s.stock(1) == 1 })
+				dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), other, "k", func(context.Context) error { return nil }, lockctx.Lease(ttl), lockctx.Wait(2*time.Minute)))
+				t.Logf("free after %v", time.Since(began))
+			})
+		})
+	}
+}
+
+// TestHostVanishesWithoutProcedure is the same for an account on MySQL that may not make
+// the procedure: nothing is committed, and the key is free within the TTL.
+func TestHostVanishesWithoutProcedure(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		if s.MariaDB() {
+			t.Skip("there the same is an anonymous block")
+		}
+		other := s.open("lockSchema=manual", "lockNamespace=app")
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), s.open("lockNamespace=app"), "made", func(context.Context) error { return nil }))
+		_, err := s.plain.Exec("DROP PROCEDURE IF EXISTS mysqllock_done2")
+		dbtest.OK(t, err)
+		do := func(db *sql.DB, fn func(context.Context) error, ttl time.Duration) error {
+			return mysqllock.Do(context.Background(), db, "k", fn, lockctx.Lease(ttl), lockctx.Wait(2*time.Minute))
+		}
+		dbtest.OK(t, do(other, func(ctx context.Context) error { // and the limit is off again
+			conn, err := other.Conn(ctx)
+			dbtest.OK(t, err)
+			defer conn.Close()
+			const wait = "SELECT @@SESSION.wait_timeout"
+			var before, after int
+			dbtest.OK(t, conn.QueryRowContext(ctx, wait).Scan(&before))
+			_, err = conn.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 2")
+			dbtest.OK(t, err)
+			dbtest.OK(t, conn.QueryRowContext(ctx, wait).Scan(&after))
+			if before != after {
+				t.Errorf("wait_timeout was %d and is %d", before, after)
+			}
+			return nil
+		}, ttl))
+		s.wantStock(2, 9)
+		v := dbtest.NewVanishing()
+		cfg := s.Config()
+		cfg.DialFunc = v.Dial
+		connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{Schema: "manual", Namespace: "app"})
+		dbtest.OK(t, err)
+		db := sql.OpenDB(connector)
+		var all sync.WaitGroup
+		all.Go(func() {
+			_ = do(db, func(ctx context.Context) error {
+				close(v.Armed)
+				_, err := db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 1")
+				return err
+			}, 6*time.Second)
+		})
+		defer func() {
+			close(v.Over)
+			all.Wait()
+			db.Close()
+		}()
+		v.Await(t)
+		dbtest.OK(t, do(other, func(context.Context) error { return nil }, ttl))
+		s.wantStock(1, 10)
+	})
+}
+
+// What fails is an answer of the server all the same: a unit of work whose statement
+// has failed late is not silent.
+
+func TestLateFailureIsNoSilence(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open("lockTTL=5s")
+		blocker, err := s.open().BeginTx(lockctx.With(context.Background(), "taken"), nil)
+		dbtest.OK(t, err)
+		t.Cleanup(func() { blocker.Rollback() })
+		dbtest.Exec(t, blocker, "UPDATE p SET stock = 10 WHERE id = 4")
+		failing := map[string]func(ctx context.Context) error{
+			"a duplicate key": func(ctx context.Context) error {
+				_, err := db.ExecContext(ctx, "INSERT INTO p SELECT 1, SLEEP(5.1)")
+				return err
+			},
+			"a read that fails": func(ctx context.Context) error {
+				var n int
+				return db.QueryRowContext(ctx, "SELECT SLEEP(5.1), (SELECT id FROM p)").Scan(&n, &n)
+			},
+			"rows that fail": func(ctx context.Context) error {
+				rows, err := db.QueryContext(ctx, "SELECT id, IF(id = 2, SLEEP(5.1), 0), IF(id = 2, (SELECT p2.id FROM p p2 WHERE p2.id < 10 + SLEEP(0)), 0) FROM p")
+				if err != nil {
+					return err
+				}
+				defer rows.Close()
+				for rows.Next() {
+				}
+				return rows.Err()
+			},
+			"a lock wait": func(ctx context.Context) error {
+				if _, err := db.ExecContext(ctx, "SET SESSION innodb_lock_wait_timeout = 6"); err != nil {
+					return nil
+				}
+				_, err := db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 4")
+				return err
+			},
+			"a key that is not granted": func(ctx context.Context) error {
+				_, err := db.ExecContext(lockctx.With(ctx, "taken", lockctx.Wait(5100*time.Millisecond)), "DO 1")
+				return err
+			},
+			"a key that is not granted to a transaction": func(ctx context.Context) error {
+				_, err := db.BeginTx(lockctx.With(ctx, "taken", lockctx.Wait(5100*time.Millisecond)), nil)
+				return err
+			},
+		}
+		var cases dbtest.Together
+		defer cases.Wait()
+		row := 100
+		for name, fail := range failing {
+			row++ // one of its own: none that has changed since its snapshot
+			row := row
+			cases.Run(t, name, func(t *testing.T) {
+				key := "k " + name
+				unit := func() error {
+					return mysqllock.Do(dbtest.Limited(t), db, key, func(ctx context.Context) error {
+						err := fail(ctx)
+						if err == nil || errors.Is(err, mysqllock.ErrLost) {
+							t.Errorf("it fails with %v", err)
+						}
+						_, err = db.ExecContext(ctx, "INSERT INTO p VALUES (?, 1)", row)
+						return err
+					})
+				}
+				err := unit()
+				// Nor is it the silence if the server was too slow to refuse a key in time.
+				for try := 1; try < 5 && errors.Is(err, mysqllock.ErrLost) && !strings.Contains(err.Error(), "silent"); try++ {
+					err = unit()
+				}
+				if err != nil {
+					t.Errorf("what comes after it: %v", err)
+				}
+				s.soonFree(key)
+			})
+		}
+	})
+}
+
+// TestLateHintIsKeptAlive: MariaDB ends transactions that are idle, in which a lock
+// was taken, so the driver pings them.
+func TestLateHintIsKeptAlive(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open("lockTTL=6s")
+		var cases dbtest.Together
+		defer cases.Wait()
+		idle := func(what string, after func(tx *sql.Tx)) {
+			cases.Run(t, what, func(t *testing.T) {
+				var tx *sql.Tx
+				for try := 1; ; try++ {
+					var err error
+					tx, err = db.BeginTx(context.Background(), nil)
+					dbtest.OK(t, err)
+					defer tx.Rollback()
+					after(tx)
+					if !isLost(tx) || try == 20 { // a server that was too slow to refuse a hint in time
+						break
+					}
+				}
+				time.Sleep(8 * time.Second)
+				if _, err := tx.Exec("UPDATE p SET stock = stock - 1 WHERE id = 1"); err != nil {
+					t.Errorf("after a pause of more than the TTL: %v", err)
+				}
+				if err := tx.Commit(); err != nil {
+					t.Errorf("the commit after a pause of more than the TTL: %v", err)
+				}
+			})
+		}
+		idle("granted", func(tx *sql.Tx) {
+			_, err := tx.ExecContext(lockctx.With(context.Background(), "k"), "DO 1")
+			dbtest.OK(t, err)
+		})
+		blocker, err := s.open().BeginTx(lockctx.With(context.Background(), "taken"), nil)
+		dbtest.OK(t, err)
+		t.Cleanup(func() { blocker.Rollback() })
+		refused := func(opts ...lockctx.Option) func(tx *sql.Tx) {
+			return func(tx *sql.Tx) {
+				ctx, cancel := context.WithCancel(context.Background())
+				defer cancel()
+				if _, err := tx.ExecContext(lockctx.With(ctx, "taken", opts...), "DO 1"); !errors.Is(err, mysqllock.ErrLocked) {
+					t.Errorf("a key that somebody has: %v", err)
+				}
+				if s.MariaDB() && !isLost(tx) {
+					var limit, global int
+					dbtest.OK(t, tx.QueryRow("SELECT @@idle_transaction_timeout, @@GLOBAL.idle_transaction_timeout").Scan(&limit, &global))
+					if limit != global {
+						t.Errorf("a late hint that was refused leaves a limit of %d s, and it was %d before", limit, global)
+					}
+				}
+			}
+		}
+		idle("refused", refused(lockctx.NoWait()))
+		idle("not granted in time", refused(lockctx.Wait(50*time.Millisecond)))
+		idle("refused, then granted", func(tx *sql.Tx) {
+			refused(lockctx.NoWait())(tx)
+			_, err := tx.ExecContext(lockctx.With(context.Background(), "free"), "DO 1")
+			dbtest.OK(t, err)
+		})
+	})
+}
+
+// isLost reports that a transaction is.
+func isLost(tx *sql.Tx) bool {
+	_, err := tx.Exec("DO 1")
+	return errors.Is(err, mysqllock.ErrLost)
+}
+
+// TestGivingUpAStatementFreesTheKey: the server does not notice that the client of a
+// busy connection has gone, so the driver ends it.
+func TestGivingUpAStatementFreesTheKey(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		// Busy for minutes, and deaf to the end of its client.
+		const busy = "UPDATE p SET stock = stock + BENCHMARK(500000000, SHA2('x', 512)) WHERE id = "
+		db := s.open()
+		_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "DO 1") // makes the table
+		dbtest.OK(t, err)
+		id := 10
+		for how, run := range map[string]func(ctx context.Context, key, busy string) error{
+			"Exec": func(ctx context.Context, key, busy string) error {
+				_, err := db.ExecContext(lockctx.With(ctx, key), busy)
+				return err
+			},
+			"BeginTx": func(ctx context.Context, key, busy string) error {
+				tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), key), nil)
+				if err != nil {
+					return err
+				}
+				defer tx.Rollback()
+				_, err = tx.ExecContext(ctx, busy)
+				return err
+			},
+			"BeginTx with the context": func(ctx context.Context, key, busy string) error {
+				tx, err := db.BeginTx(lockctx.With(ctx, key), nil)
+				if err != nil {
+					return err
+				}
+				defer tx.Rollback()
+				_, err = tx.ExecContext(ctx, busy)
+				return err
+			},
+			"a late hint": func(ctx context.Context, key, busy string) error {
+				tx, err := db.BeginTx(dbtest.Limited(t), nil)
+				if err != nil {
+					return err
+				}
+				defer tx.Rollback()
+				_, err = tx.ExecContext(lockctx.With(ctx, key), busy)
+				return err
+			},
+			"prepared": func(ctx context.Context, key, busy string) error {
+				st, err := db.PrepareContext(ctx, busy)
+				if err != nil {
+					return err
+				}
+				defer st.Close()
+				_, err = st.ExecContext(lockctx.With(ctx, key))
+				return err
+			},
+			"a lease, then a row lock": func(ctx context.Context, key, busy string) error {
+				lease := lockctx.With(ctx, "lease of "+key, lockctx.Lease(30*time.Second))
+				tx, err := db.BeginTx(lease, nil)
+				if err != nil {
+					return err
+				}
+				defer tx.Rollback()
+				_, err = tx.ExecContext(lockctx.With(lease, key, lockctx.Row()), busy)
+				return err
+			},
+			"Do": func(ctx context.Context, key, busy string) error {
+				return mysqllock.Do(ctx, db, key, func(ctx context.Context) error {
+					_, err := db.ExecContext(ctx, busy)
+					return err
+				})
+			},
+		} {
+			id++
+			dbtest.Exec(t, s.plain, "INSERT INTO p VALUES (?, 1)", id)
+			t.Run(how, func(t *testing.T) {
+				key := "k " + how
+				ctx, cancel := context.WithCancel(dbtest.Limited(t))
+				defer cancel()
+				done := make(chan error, 1)
+				go func() { done <- run(ctx, key, busy+strconv.Itoa(id)) }()
+				dbtest.Soon(t, "it runs under the lock", func() bool { return s.locked(key) && s.runs(id) })
+				cancel()
+				if err := <-done; !errors.Is(err, context.Canceled) && !errors.Is(err, mysqllock.ErrLost) {
+					t.Errorf("whoever gave up got %v", err)
+				}
+				dbtest.Soon(t, "the key is free", func() bool { return !s.locked(key) })
+			})
+		}
+	})
+}
+
+// runs reports whether an update of a product runs, and not only waits.
+func (s *scratch) runs(id int) (yes bool) {
+	s.T.Helper()
+	dbtest.OK(s.T, s.plain.QueryRow("SELECT COUNT(*) > 0 FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE ?",
+		s.Name, fmt.Sprintf("UPDATE p SET%%BENCHMARK%%id = %d", id)).Scan(&yes))
+	return yes
+}
+
+// TestLocksBesideWhatCannotBeListed: nothing of a lock depends on the texts that other
+// connections run. MySQL does not list them in information_schema.PROCESSLIST.
+func TestLocksBesideWhatCannotBeListed(t *testing.T) {
+	dbtest.OnOwnServers(t, newScratch, besideWhatCannotBeListed)
+}
+
+// TestLocksWithoutPerformanceSchema: MySQL has no other list then, and an old one never has.
+func TestLocksWithoutPerformanceSchema(t *testing.T) {
+	dbtest.OnOwnServers(t, newScratch, besideWhatCannotBeListed, "--performance-schema=OFF")
+}
+
+func besideWhatCannotBeListed(t *testing.T, s *scratch) {
+	s.Neighbours()
+	first, second := s.open("lockTTL=10m"), s.open("lockTTL=10m")
+	for how, option := range map[string]lockctx.Option{
+		"row": lockctx.Row(), "lease": lockctx.Lease(10 * time.Minute), "advisory": lockctx.Advisory(), "slots": lockctx.Slots(1),
+	} {
+		key := "\U0001F512 " + how
+		held, err := mysqllock.Acquire(dbtest.Limited(t), first, key, option)
+		dbtest.OK(t, err)
+		_, err = mysqllock.Acquire(dbtest.Limited(t), second, key, option, lockctx.NoWait())
+		dbtest.Want(t, err, mysqllock.ErrLocked)
+		_, err = mysqllock.Acquire(dbtest.Limited(t), second, key, option, lockctx.Wait(100*time.Millisecond))
+		dbtest.Want(t, err, mysqllock.ErrTimeout)
+
+		waiting, cancel := context.WithCancel(dbtest.Limited(t))
+		over := make(chan error, 1)
+		wait := func(ctx context.Context) {
+			got, err := mysqllock.Acquire(ctx, second, key, option, lockctx.Wait(time.Hour))
+			if err == nil {
+				err = got.Release()
+			}
+			over <- err
+		}
+		go wait(waiting)
+		if how != "slots" { // whose waits are short
+			dbtest.Soon(t, how+": it waits in the server", func() bool { return s.waitingTexts() > 0 })
+		}
+		cancel()
+		dbtest.Want(t, <-over, context.Canceled)
+		dbtest.Soon(t, how+": no statement waits any more", func() bool { return s.waitingTexts() == 0 })
+		go wait(dbtest.Limited(t))
+		if how != "slots" {
+			dbtest.Soon(t, how+": it waits again", func() bool { return s.waitingTexts() > 0 })
+		}
+		dbtest.OK(t, held.Release())
+		dbtest.OK(t, <-over)
+	}
+
+	row, err := first.BeginTx(lockctx.With(dbtest.Limited(t), "version"), nil)
+	dbtest.OK(t, err)
+	waiting, cancel := context.WithCancel(dbtest.Limited(t))
+	over := make(chan error, 1)
+	go func() {
+		_, err := second.BeginTx(lockctx.With(waiting, "version", lockctx.Optimistic(), lockctx.Wait(time.Hour)), nil)
+		over <- err
+	}()
+	dbtest.Soon(t, "optimistic: it waits in the server", func() bool { return s.waitingTexts() > 0 })
+	cancel()
+	dbtest.Want(t, <-over, context.Canceled)
+	dbtest.Soon(t, "optimistic: no statement waits any more", func() bool { return s.waitingTexts() == 0 })
+	dbtest.OK(t, row.Rollback())
+
+	own, stop := context.WithCancel(dbtest.Limited(t))
+	go func() {
+		_, err := first.ExecContext(lockctx.With(own, "own"), "UPDATE p SET stock = 1 + SLEEP(3600) WHERE id = 1 /* \U0001F512 \xff */")
+		over <- err
+	}()
+	dbtest.Soon(t, "the caller's own statement runs under the lock", func() bool { return s.running("UPDATE p") > 0 })
+	stop()
+	dbtest.Want(t, <-over, context.Canceled)
+	dbtest.Soon(t, "the key of the caller's own statement is free", func() bool { return !s.locked("own") })
+}
+
+// waitingTexts counts the statements of the driver that wait for a lock.
+func (s *scratch) waitingTexts() int {
+	s.T.Helper()
+	return s.running("/* mysqllock ") + s.running("User lock")
+}
+
+// running counts the statements of the database with that state, or with that in the beginning of
+// their texts, which SHOW PROCESSLIST lists, whatever they are.
+func (s *scratch) running(what string) (n int) {
+	s.T.Helper()
+	c := s.Connect()
+	defer c.Close()
+	for _, row := range s.Query(c, "SHOW PROCESSLIST") {
+		if row[3] == s.Name && row[4] != "Sleep" && (row[6] == what || strings.Contains(row[7], what)) && !strings.Contains(row[7], "CREATE") {
+			n++
+		}
+	}
+	return n
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -249,7 +250,7 @@ func TestHoldOutlivesItsTTL(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		const longer = 8 * time.Second
 		open := func() *sql.DB { return s.open("lockTTL=6s") }
-		var cases together
+		var cases dbtest.Together
 		defer cases.Wait()
 		cases.Run(t, "a hold", func(t *testing.T) {
 			db := open()
@@ -598,5 +599,149 @@ func TestReleaseSaysThatTheKeyStaysTaken(t *testing.T) {
 			dbtest.Exec(t, s.plain, "DROP TRIGGER refuses")
 			dbtest.Soon(t, "the key is free", func() bool { return !s.leased(name) })
 		}
+	})
+}
+
+// TestHeldByThisProcess: an error that names the holder says where it is this process,
+// and where it is the lock context that asks.
+func TestHeldByThisProcess(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db, other := s.open(), s.open()
+		short := lockctx.Wait(300 * time.Millisecond)
+		for name, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(ttl), "advisory": lockctx.Advisory()} {
+			held := func(what string, who *sql.DB, ctx context.Context, want, same bool, opts ...lockctx.Option) {
+				t.Helper()
+				err := naming(func() error {
+					_, err := who.ExecContext(lockctx.With(ctx, "k", append(opts, opt)...), stock.SetStock, 1)
+					return err
+				})
+				var e *mysqllock.Error
+				if !errors.Is(err, mysqllock.ErrLocked) || !errors.As(err, &e) || e.Holder == nil {
+					t.Errorf("%s, %s: %v", name, what, err)
+					return
+				}
+				if e.Holder.ThisProcess != want || e.Holder.ThisContext != same ||
+					strings.Contains(err.Error(), "held by this process") != want || strings.Contains(err.Error(), "this very lock context") != same {
+					t.Errorf("%s, %s: %v", name, what, err)
+				}
+			}
+			outer := dbtest.Limited(t)
+			dbtest.OK(t, mysqllock.Do(outer, db, "k", func(context.Context) error {
+				held("the context from before Do", db, outer, true, false, short)
+				held("at once", db, outer, true, false, lockctx.NoWait())
+				held("another handle", other, outer, false, false, short)
+				return nil
+			}, opt))
+
+			ctx := lockctx.With(outer, "around", opt)
+			h, err := mysqllock.Acquire(ctx, db, "k", opt)
+			dbtest.OK(t, err)
+			if name != "row" { // which joins
+				held("the lock context around a hold", db, ctx, true, true, short)
+				held("another lock context", db, outer, true, false, short)
+			}
+			dbtest.OK(t, h.Release())
+
+			free, err := db.ExecContext(lockctx.With(outer, "k", opt, lockctx.NoWait()), stock.SetStock, 10)
+			if err != nil {
+				t.Errorf("%s: after the hold: %v, %v", name, free, err)
+			}
+			h, err = mysqllock.Acquire(outer, other, "k", opt)
+			dbtest.OK(t, err)
+			err = naming(func() error {
+				_, err := db.ExecContext(lockctx.With(outer, "k", opt, short), stock.SetStock, 1)
+				return err
+			})
+			if !errors.Is(err, mysqllock.ErrTimeout) || strings.Contains(err.Error(), "this process") {
+				t.Errorf("%s, held by another handle after ours: %v", name, err)
+			}
+			dbtest.OK(t, h.Rollback())
+		}
+	})
+}
+
+// A hold that runs out inside a lock context leaves what is around it alone.
+func TestInnerHoldRunsOut(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open()
+		_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "b"), "DO 1") // the table is there
+		dbtest.OK(t, err)
+		outer := lockctx.With(dbtest.Limited(t), "a")
+		short, cancel := context.WithTimeout(outer, 100*time.Millisecond)
+		defer cancel()
+		err = mysqllock.Do(short, db, "b", func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+		if err == nil {
+			t.Error("Do succeeded although its context had ended")
+		}
+		dbtest.Soon(t, "the inner lock is free", func() bool { return !s.locked("b") })
+		_, err = db.ExecContext(outer, "UPDATE p SET stock = 2 WHERE id = 1")
+		dbtest.OK(t, err)
+	})
+}
+
+func TestHoldEndsUnderAStatement(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open()
+		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
+		dbtest.OK(t, err)
+		tx, err := db.BeginTx(h.Context(), nil)
+		dbtest.OK(t, err)
+		done := make(chan error, 1)
+		go func() {
+			for {
+				if _, err := tx.Exec("UPDATE p SET stock = 1 WHERE id = 1"); err != nil {
+					done <- err
+					return
+				}
+			}
+		}()
+		time.Sleep(10 * time.Millisecond)
+		if err := h.Release(); err == nil || !strings.Contains(err.Error(), "still open") {
+			t.Errorf("Release with a transaction open: %v", err)
+		}
+		<-done
+		tx.Rollback()
+		s.wantStock(1, 10)
+	})
+}
+
+// TestSlotEndsWithItsLease: nobody need release a slot whose lease has run out.
+func TestSlotEndsWithItsLease(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open("lockWait=1m")
+		one := []lockctx.Option{lockctx.Lease(time.Second), lockctx.Slots(1)}
+		ctx, cancel := context.WithCancel(dbtest.Limited(t))
+		_, err := mysqllock.Acquire(ctx, db, "lapses", one...)
+		dbtest.OK(t, err)
+		cancel()
+		_, err = mysqllock.Acquire(dbtest.Limited(t), db, "is over", append(one, lockctx.MaxHold(time.Second))...)
+		dbtest.OK(t, err)
+		for _, key := range []string{"lapses", "is over"} {
+			h, err := mysqllock.Acquire(dbtest.Limited(t), db, key, lockctx.Lease(ttl), lockctx.Slots(1))
+			dbtest.OK(t, err)
+			dbtest.OK(t, h.Release())
+		}
+	})
+}
+
+// TestVersionInsideLease: a lease keeps others out, but not the transactions in
+// its hold, so no version is compared under it.
+func TestVersionInsideLease(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open()
+		ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.Optimistic())
+		_, err := read(ctx, db, 1)
+		dbtest.OK(t, err)
+		v, _ := mysqllock.Version(ctx)
+		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(ttl))
+		dbtest.OK(t, err)
+		defer h.Release()
+		for _, opt := range []lockctx.Option{lockctx.Optimistic(), lockctx.IfVersion(v)} {
+			_, err = db.ExecContext(lockctx.With(h.Context(), "k", opt), "UPDATE p SET stock = 1 WHERE id = 1")
+			if !errors.Is(err, mysqllock.ErrUnsafe) {
+				t.Errorf("a version inside a lease on the key: %v", err)
+			}
+		}
+		s.wantStock(1, 10)
 	})
 }

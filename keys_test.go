@@ -1,11 +1,13 @@
 package mysqllock_test
 
 import (
+	"bufio"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -371,14 +373,18 @@ func TestWaitIsForAllTogether(t *testing.T) {
 // TestVeryManyKeys: no parameter of a procedure, and no limit of a statement, is too small for
 // the keys of one unit of work, whether they are free or waited for.
 func TestVeryManyKeys(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	all := map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(ttl), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic()}
+	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
 		first, second := s.open(), s.open()
-		for _, c := range []struct{ n, length int }{{200, 255}, {1600, 12}} {
+		for _, c := range []struct {
+			n, length int
+			kept      map[string]lockctx.Option
+		}{{200, 255, all}, {1600, 12, map[string]lockctx.Option{"row": lockctx.Row()}}} {
 			var keys []string
 			for i := range c.n {
 				keys = append(keys, fmt.Sprintf("%s%0*d", dbtest.Random()[:4], c.length-4, i))
 			}
-			for how, opt := range everyStrategy {
+			for how, opt := range c.kept {
 				for range 2 {
 					tx, err := first.BeginTx(lockctx.WithKeys(dbtest.Limited(t), keys, opt), nil)
 					if err != nil {
@@ -413,6 +419,632 @@ func TestVeryManyKeys(t *testing.T) {
 					t.Errorf("%d keys, %s: after a wait: %v", c.n, how, err)
 				}
 			}
+		}
+	})
+}
+
+// kinds of lock that callers nest in opposite orders.
+var lockKinds = map[string]lockctx.Option{
+	"row": lockctx.Row(), "lease": lockctx.Lease(30 * time.Second), "advisory": lockctx.Advisory(),
+}
+
+// nest takes first, waits at the barrier, and takes second inside.
+func nest(ctx context.Context, db *sql.DB, keys []string, kinds []lockctx.Option, barrier func()) error {
+	return mysqllock.Do(ctx, db, keys[0], func(ctx context.Context) error {
+		barrier()
+		return mysqllock.Do(ctx, db, keys[1], func(context.Context) error { return nil }, kinds[1])
+	}, kinds[0])
+}
+
+// oneWins checks that of errors that callers in a circle have got one is a deadlock, and
+// the others are none.
+func oneWins(t testing.TB, began time.Time, errs ...error) {
+	t.Helper()
+	lost := 0
+	for _, err := range errs {
+		if errors.Is(err, mysqllock.ErrDeadlock) {
+			lost++
+		} else if err != nil {
+			t.Errorf("it failed with %v", err)
+		}
+	}
+	if lost != 1 {
+		t.Errorf("%d of %d gave way: %v", lost, len(errs), errs)
+	}
+	if took := time.Since(began); took > 60*time.Second {
+		t.Errorf("it took %v", took)
+	}
+}
+
+// meet returns a barrier for n.
+func meet(n int) func() {
+	var all sync.WaitGroup
+	all.Add(n)
+	return func() {
+		all.Done()
+		all.Wait()
+	}
+}
+
+// TestOppositeOrders: callers of one process that take two keys in opposite orders, of
+// whatever strategies, do not wait for each other to the end.
+func TestOppositeOrders(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for x, kindX := range lockKinds {
+			for y, kindY := range lockKinds {
+				t.Run(x+" "+y, func(t *testing.T) {
+					db := s.open("lockWait=2m")
+					keys := []string{x + y + " x", x + y + " y"}
+					kinds := []lockctx.Option{kindX, kindY}
+					barrier := meet(2)
+					var errs [2]error
+					var all sync.WaitGroup
+					began := time.Now()
+					all.Go(func() { errs[0] = nest(dbtest.Limited(t), db, keys, kinds, barrier) })
+					all.Go(func() {
+						errs[1] = nest(dbtest.Limited(t), db, []string{keys[1], keys[0]}, []lockctx.Option{kindY, kindX}, barrier)
+					})
+					all.Wait()
+					oneWins(t, began, errs[:]...)
+				})
+			}
+		}
+	})
+}
+
+// TestCircle is the same for three, of three strategies.
+func TestCircle(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open("lockWait=2m")
+		names := []string{"row", "lease", "advisory"}
+		barrier := meet(3)
+		errs := make([]error, 3)
+		var all sync.WaitGroup
+		began := time.Now()
+		for i := range names {
+			next := (i + 1) % 3
+			all.Go(func() {
+				errs[i] = nest(dbtest.Limited(t), db, []string{names[i], names[next]}, []lockctx.Option{lockKinds[names[i]], lockKinds[names[next]]}, barrier)
+			})
+		}
+		all.Wait()
+		oneWins(t, began, errs...)
+	})
+}
+
+// TestOppositeOrdersTogether: one side asks for both at once, and has one of them while
+// it waits for the other.
+func TestOppositeOrdersTogether(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for try := 1; ; try++ {
+			began := time.Now()
+			errs := s.togetherOpposite()
+			if errors.Join(errs[:]...) == nil && try < 10 {
+				continue // no circle: a server that stood still had kept others from "a", too
+			}
+			oneWins(t, began, errs[:]...)
+			return
+		}
+	})
+}
+
+// togetherOpposite has a caller that has "b" ask for "a" while another, which asks for both
+// at once, has "a" and waits for "b". It returns what both have got.
+func (s *scratch) togetherOpposite() (errs [2]error) {
+	t, db := s.T, s.open("lockWait=2m")
+	holds, waits := make(chan struct{}), make(chan struct{})
+	var all sync.WaitGroup
+	all.Go(func() {
+		errs[0] = mysqllock.Do(dbtest.Limited(t), db, "b", func(ctx context.Context) error {
+			close(holds)
+			<-waits
+			return mysqllock.Do(ctx, db, "a", func(context.Context) error { return nil })
+		}, lockctx.Lease(30*time.Second))
+	})
+	<-holds
+	all.Go(func() {
+		tx, err := db.BeginTx(lockctx.WithKeys(dbtest.Limited(t), []string{"a", "b"}), nil)
+		if errs[1] = err; err == nil {
+			errs[1] = tx.Commit()
+		}
+	})
+	// A caller is counted as waiting before it has its place in the line of "a", which
+	// nothing shows but that others wait behind it.
+	dbtest.Soon(t, `"a" is taken`, func() bool {
+		err := mysqllock.Do(t.Context(), db, "a", func(context.Context) error { return nil }, lockctx.Wait(time.Second))
+		return errors.Is(err, mysqllock.ErrTimeout)
+	})
+	close(waits)
+	all.Wait()
+	return errs
+}
+
+// TestNoFalseDeadlock: who waits behind a long job while it holds something that others
+// want is no deadlock.
+func TestNoFalseDeadlock(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for name, kind := range lockKinds {
+			db := s.open("lockWait=2m")
+			job, err := mysqllock.Acquire(dbtest.Limited(t), db, name+" job", kind)
+			dbtest.OK(t, err)
+			errs := make([]error, 5)
+			var all sync.WaitGroup
+			for i := range errs { // in the same order, and each with a hold of its own around
+				all.Go(func() {
+					errs[i] = mysqllock.Do(dbtest.Limited(t), db, fmt.Sprint(name, " own ", i), func(ctx context.Context) error {
+						return nest(ctx, db, []string{name + " first", name + " job"}, []lockctx.Option{kind, kind}, func() {})
+					}, kind)
+				})
+			}
+			dbtest.Soon(t, "they wait", func() bool {
+				stats, err := mysqllock.Stats(db)
+				dbtest.OK(t, err)
+				return stats.Waiters == len(errs)
+			})
+			dbtest.OK(t, job.Release())
+			all.Wait()
+			for _, err := range errs {
+				dbtest.OK(t, err)
+			}
+		}
+	})
+}
+
+// TestOppositeOrdersOfProcesses: so do callers of different processes.
+func TestOppositeOrdersOfProcesses(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		_, err := s.open().ExecContext(lockctx.With(dbtest.Limited(t), "made"), "DO 1") // the table, before so many ask for it at once
+		dbtest.OK(t, err)
+		var cases dbtest.Together
+		defer cases.Wait()
+		for x, kindX := range lockKinds {
+			for y, kindY := range lockKinds {
+				cases.Run(t, x+" "+y, func(t *testing.T) {
+					here := s.open("lockWait=2m")
+					keys := []string{x + y + " x", x + y + " y"}
+					other := dbtest.StartJob(t, "nest", s.Config().FormatDSN()+"?lockWait=2m")
+					other.Tell(x + "|" + y + "|" + keys[0] + "|" + keys[1])
+					if got := other.Line(); got != "holds" {
+						t.Fatal(got)
+					}
+					began := time.Now()
+					err := nest(dbtest.Limited(t), here, []string{keys[1], keys[0]}, []lockctx.Option{kindY, kindX}, func() { other.Tell("") })
+					theirs := error(nil)
+					switch got := other.Line(); got {
+					case "done":
+					case "deadlock":
+						theirs = mysqllock.ErrDeadlock
+					default:
+						theirs = errors.New(got)
+					}
+					oneWins(t, began, err, theirs)
+				})
+			}
+		}
+	})
+}
+
+// childNest takes two keys, one inside the other, as its first line says.
+func childNest(db *sql.DB, in *bufio.Scanner) {
+	in.Scan()
+	said := strings.Split(in.Text(), "|")
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	err := nest(ctx, db, said[2:], []lockctx.Option{lockKinds[said[0]], lockKinds[said[1]]}, func() {
+		fmt.Println("holds")
+		in.Scan()
+	})
+	switch {
+	case err == nil:
+		fmt.Println("done")
+	case errors.Is(err, mysqllock.ErrDeadlock):
+		fmt.Println("deadlock")
+	default:
+		fmt.Println(err)
+	}
+}
+
+// findsADeadlock waits until two processes have found a deadlock of their own: by then they have
+// looked twice, as those have that wait since before.
+func (s *scratch) findsADeadlock(name string, params ...string) {
+	s.T.Helper()
+	lease, barrier, began := lockctx.Lease(30*time.Second), meet(2), time.Now()
+	keys := []string{name + " x", name + " y"}
+	var errs [2]error
+	var all sync.WaitGroup
+	for i := range errs {
+		db := s.open(append(params, "lockWait=2m")...)
+		all.Go(func() {
+			errs[i] = nest(dbtest.Limited(s.T), db, []string{keys[i], keys[1-i]}, []lockctx.Option{lease, lease}, barrier)
+		})
+	}
+	all.Wait()
+	oneWins(s.T, began, errs[:]...)
+}
+
+// TestNoFalseDeadlockOfProcesses: one who waits in descending order behind a long job is
+// no deadlock, whatever others wait for in ascending order.
+func TestNoFalseDeadlockOfProcesses(t *testing.T) {
+	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
+		for name, kind := range lockKinds {
+			one, two, three := s.open("lockWait=2m"), s.open("lockWait=2m"), s.open("lockWait=2m")
+			job, err := mysqllock.Acquire(dbtest.Limited(t), one, name+" a job", kind)
+			dbtest.OK(t, err)
+			last, err := mysqllock.Acquire(dbtest.Limited(t), one, name+" z", kind)
+			dbtest.OK(t, err)
+			var all sync.WaitGroup
+			errs := make([]error, 2)
+			all.Go(func() {
+				errs[0] = nest(dbtest.Limited(t), two, []string{name + " b", name + " a job"}, []lockctx.Option{kind, kind}, func() {})
+			})
+			all.Go(func() {
+				errs[1] = nest(dbtest.Limited(t), three, []string{name + " c", name + " z"}, []lockctx.Option{kind, kind}, func() {})
+			})
+			for _, db := range []*sql.DB{two, three} {
+				dbtest.Soon(t, "they wait", func() bool {
+					stats, err := mysqllock.Stats(db)
+					dbtest.OK(t, err)
+					return stats.Waiters == 1
+				})
+			}
+			s.findsADeadlock(name + " real") // in as many looks as the others had
+			dbtest.OK(t, last.Release())
+			dbtest.OK(t, job.Release())
+			all.Wait()
+			for _, err := range errs {
+				dbtest.OK(t, err)
+			}
+		}
+	})
+}
+
+// TestOppositeOrdersThroughLeases: two callers that do not share a line each have what
+// the other waits for, and one of them waits for a lease that it wants no lease on.
+func TestOppositeOrdersThroughLeases(t *testing.T) {
+	kinds := map[string]lockctx.Option{
+		"row": lockctx.Row(), "lease": lockctx.Lease(30 * time.Second), "shared": lockctx.Shared(), "version": lockctx.Optimistic(),
+	}
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		_, err := s.open().ExecContext(lockctx.With(dbtest.Limited(t), "made"), "DO 1") // the table, before so many ask for it at once
+		dbtest.OK(t, err)
+		var cases dbtest.Together
+		defer cases.Wait()
+		for _, c := range []string{ // what one has and wants, what the other has and wants
+			"lease row, row row", "lease lease, row row", "lease shared, row row", "lease row, shared row",
+			"lease row, row shared", "lease lease, row lease", "row row, lease row", "lease row, lease row",
+			"lease version, lease version",
+		} {
+			for _, order := range []string{"x y", "y x"} {
+				cases.Run(t, c+" "+order, func(t *testing.T) {
+					one, two := s.open("lockOwner=one", "lockWait=2m"), s.open("lockOwner=two", "lockWait=2m")
+					said := strings.Fields(strings.ReplaceAll(c, ",", ""))
+					keys := strings.Fields(order)
+					for i, key := range keys {
+						keys[i] = key + " " + c + order
+					}
+					barrier := meet(2)
+					var errs [2]error
+					var all sync.WaitGroup
+					began := time.Now()
+					all.Go(func() {
+						errs[0] = nest(dbtest.Limited(t), one, keys, []lockctx.Option{kinds[said[0]], kinds[said[1]]}, barrier)
+					})
+					all.Go(func() {
+						errs[1] = nest(dbtest.Limited(t), two, []string{keys[1], keys[0]}, []lockctx.Option{kinds[said[2]], kinds[said[3]]}, barrier)
+					})
+					all.Wait()
+					oneWins(t, began, errs[:]...)
+				})
+			}
+		}
+	})
+}
+
+// TestOppositeOrdersOfTransactions is the same for further keys of an open transaction.
+func TestOppositeOrdersOfTransactions(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for _, keys := range [][]string{{"x", "y"}, {"y", "x"}} {
+			t.Run(keys[0]+keys[1], func(t *testing.T) {
+				one, two := s.open("lockOwner=one", "lockWait=2m"), s.open("lockOwner=two", "lockWait=2m")
+				barrier := meet(2)
+				var errs [2]error
+				var all sync.WaitGroup
+				began := time.Now()
+				all.Go(func() {
+					errs[0] = nest(dbtest.Limited(t), one, keys, []lockctx.Option{lockctx.Lease(30 * time.Second), lockctx.Row()}, barrier)
+				})
+				all.Go(func() {
+					tx, err := two.BeginTx(lockctx.With(dbtest.Limited(t), keys[1]), nil)
+					dbtest.OK(t, err)
+					defer func() { _ = tx.Rollback() }()
+					barrier()
+					_, errs[1] = tx.ExecContext(lockctx.With(dbtest.Limited(t), keys[0]), "UPDATE p SET stock = stock + 1 WHERE id = 1")
+				})
+				all.Wait()
+				oneWins(t, began, errs[:]...)
+			})
+		}
+	})
+}
+
+// TestNoFalseDeadlockOfTables: the same key in two lock tables is two keys.
+func TestNoFalseDeadlockOfTables(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		var cases dbtest.Together
+		defer cases.Wait()
+		for _, name := range []string{"row", "lease"} {
+			cases.Run(t, name, func(t *testing.T) {
+				kind := lockKinds[name]
+				one, two := s.open("lockTable=one", "lockWait=1m"), s.open("lockTable=two", "lockWait=1m")
+				a, b := name+" a", name+" b"
+				jobOne, err := mysqllock.Acquire(dbtest.Limited(t), one, b, kind)
+				dbtest.OK(t, err)
+				jobTwo, err := mysqllock.Acquire(dbtest.Limited(t), two, a, kind)
+				dbtest.OK(t, err)
+				var errs [2]error
+				var all sync.WaitGroup
+				all.Go(func() {
+					errs[0] = nest(dbtest.Limited(t), one, []string{a, b}, []lockctx.Option{kind, kind}, func() {})
+				})
+				all.Go(func() {
+					errs[1] = nest(dbtest.Limited(t), two, []string{b, a}, []lockctx.Option{kind, kind}, func() {})
+				})
+				for _, db := range []*sql.DB{one, two} {
+					dbtest.Soon(t, "they wait", func() bool {
+						stats, err := mysqllock.Stats(db)
+						dbtest.OK(t, err)
+						return stats.Waiters == 1
+					})
+				}
+				s.findsADeadlock(name+" real", "lockTable=one") // in as many looks as the others had
+				dbtest.OK(t, jobOne.Release())
+				dbtest.OK(t, jobTwo.Release())
+				all.Wait()
+				dbtest.OK(t, errors.Join(errs[:]...))
+			})
+		}
+	})
+}
+
+func TestSeveralKeysAreAllOrNothing(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db, other := s.open(), s.open()
+		keys := []string{"a", "b", "c"}
+		tx, err := db.BeginTx(lockctx.WithKeys(dbtest.Limited(t), keys), nil)
+		dbtest.OK(t, err)
+		dbtest.OK(t, tx.Rollback())
+		held, err := mysqllock.Acquire(dbtest.Limited(t), other, "b")
+		dbtest.OK(t, err)
+		for _, opt := range []lockctx.Option{lockctx.NoWait(), lockctx.Wait(100 * time.Millisecond)} {
+			_, err = db.BeginTx(lockctx.WithKeys(dbtest.Limited(t), keys, opt), nil)
+			if !errors.Is(err, mysqllock.ErrLocked) {
+				t.Errorf("one of the keys is held: %v", err)
+			}
+			s.soonFree("a")
+			s.soonFree("c")
+			// As keys that join a unit: it is rolled back, since some may be locked.
+			tx, err = db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
+			dbtest.OK(t, err)
+			dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
+			_, err = tx.ExecContext(lockctx.WithKeys(dbtest.Limited(t), keys, opt), "UPDATE p SET stock = 2 WHERE id = 1")
+			if !errors.Is(err, mysqllock.ErrLocked) {
+				t.Errorf("one of the keys that join is held: %v", err)
+			}
+			s.soonFree("a")
+			s.soonFree("k")
+			if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
+				t.Errorf("Commit of the unit: %v", err)
+			}
+			s.wantStock(1, 10)
+		}
+		dbtest.OK(t, held.Release())
+	})
+}
+
+// TestKeyAndItsSlots: the key, and slots of it, in one hint are one lock.
+func TestKeyAndItsSlots(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		row, leased := []lockctx.Option(nil), []lockctx.Option{lockctx.Lease(ttl)}
+		slots := func(n int, opts ...lockctx.Option) []lockctx.Option {
+			return append(opts, lockctx.Slots(n), lockctx.Wait(20*time.Second))
+		}
+		for name, c := range map[string]struct {
+			key, slots []lockctx.Option
+		}{
+			"row and row slots": {row, slots(2)}, "row and lease slots": {row, slots(2, lockctx.Lease(ttl))},
+			"lease and row slots": {leased, slots(2, lockctx.Row())}, "lease and lease slots": {leased, slots(2, lockctx.Lease(ttl))},
+		} {
+			for _, params := range []string{"lockWait=20s", "lockWait=20s&lockNamespace=striped&lockStripes=1"} {
+				keys := [2]string{name, name}
+				if params != "lockWait=20s" {
+					keys[1] += " too" // another key on the same row
+				}
+				db, other := s.open(params), s.open(params)
+				ctx := lockctx.With(lockctx.With(dbtest.Limited(t), keys[0], c.key...), keys[1], c.slots...)
+				tx, err := db.BeginTx(ctx, nil)
+				if err != nil {
+					t.Errorf("%s, %s: %v", name, params, err)
+					continue
+				}
+				dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
+				h, err := mysqllock.Acquire(dbtest.Limited(t), other, keys[1], slots(2)...)
+				if err != nil {
+					t.Errorf("%s, %s: the other slot: %v", name, params, err)
+				} else {
+					dbtest.OK(t, h.Release())
+				}
+				dbtest.OK(t, tx.Commit())
+			}
+		}
+
+		// Fewer slots than are held.
+		db := s.open("lockWait=20s")
+		for range 2 {
+			h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Slots(2))
+			dbtest.OK(t, err)
+			defer h.Release()
+		}
+		for _, opt := range []lockctx.Option{lockctx.Row(), lockctx.Lease(ttl)} {
+			ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.Slots(3), opt)
+			tx, err := db.BeginTx(ctx, nil)
+			dbtest.OK(t, err)
+			_, err = tx.ExecContext(lockctx.With(ctx, "k", lockctx.Slots(2), opt), "UPDATE p SET stock = 1 WHERE id = 1")
+			dbtest.OK(t, err)
+			dbtest.OK(t, tx.Rollback())
+		}
+	})
+}
+
+// TestSlotHolder: who is refused a lease slot is told who has one.
+func TestSlotHolder(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db, other := s.open("lockOwner=one"), s.open("lockOwner=two")
+		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(ttl), lockctx.Slots(1))
+		dbtest.OK(t, err)
+		for _, db := range []*sql.DB{db, other} {
+			for _, opt := range []lockctx.Option{lockctx.NoWait(), lockctx.Wait(300 * time.Millisecond)} {
+				err := naming(func() error {
+					_, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(ttl), lockctx.Slots(1), opt)
+					return err
+				})
+				var e *mysqllock.Error
+				if !errors.Is(err, mysqllock.ErrLocked) || !errors.As(err, &e) || e.Key != "k" || e.Holder == nil || e.Holder.Program != "one" {
+					t.Errorf("the error is %v", err)
+				}
+			}
+		}
+		dbtest.OK(t, h.Release())
+	})
+}
+
+// TestVersionsThatDisagree: of two that are given, the older one counts.
+func TestVersionsThatDisagree(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open()
+		var versions [2]uint64
+		for i := range versions {
+			ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.Optimistic())
+			_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+			dbtest.OK(t, err)
+			versions[i], _ = mysqllock.Version(ctx)
+		}
+		ctx := lockctx.With(lockctx.With(dbtest.Limited(t), "k", lockctx.IfVersion(versions[1])), "k", lockctx.IfVersion(versions[0]))
+		if _, err := db.ExecContext(ctx, "UPDATE p SET stock = 99 WHERE id = 1"); !errors.Is(err, mysqllock.ErrConflict) {
+			t.Errorf("an older version inside a newer one: %v", err)
+		}
+		s.wantStock(1, 8)
+	})
+}
+
+// TestOldSnapshotUnderVersion: a transaction that text has begun may show what is
+// older than the version.
+func TestOldSnapshotUnderVersion(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open()
+		conn, err := db.Conn(dbtest.Limited(t))
+		dbtest.OK(t, err)
+		defer conn.Close()
+		dbtest.Exec(t, conn, "BEGIN")
+		_, err = read(dbtest.Limited(t), conn, 2)
+		dbtest.OK(t, err)
+		ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.Optimistic())
+		_, err = read(ctx, db, 2)
+		dbtest.OK(t, err)
+		if _, err := read(ctx, conn, 1); !errors.Is(err, mysqllock.ErrUnsafe) {
+			t.Errorf("a second read on another connection: %v", err)
+		}
+		dbtest.Exec(t, conn, "ROLLBACK")
+	})
+}
+
+// TestConflictEndsTheUnit: also where it comes after a statement that failed.
+func TestConflictEndsTheUnit(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open()
+		ctx := lockctx.With(lockctx.With(dbtest.Limited(t), "l", lockctx.Lease(ttl)), "v", lockctx.Optimistic())
+		_, err := read(ctx, db, 1)
+		dbtest.OK(t, err)
+		_, err = db.ExecContext(lockctx.With(dbtest.Limited(t), "v"), "UPDATE p SET stock = 3 WHERE id = 1")
+		dbtest.OK(t, err)
+		if _, err = db.ExecContext(ctx, "INSERT INTO p VALUES (1, 1)"); err == nil {
+			t.Error("a duplicate was inserted")
+		}
+		if _, err = db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1"); !errors.Is(err, mysqllock.ErrConflict) {
+			t.Errorf("a statement after the conflict: %v", err)
+		}
+		s.wantLeased("l", false)
+		s.wantStock(1, 3)
+	})
+}
+
+// TestMarkingKeepsNobody: who waits until a key can first be kept optimistically
+// does not keep others from other keys.
+func TestMarkingKeepsNobody(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open("lockWait=2m")
+		a, err := mysqllock.Acquire(dbtest.Limited(t), db, "a")
+		dbtest.OK(t, err)
+		b, err := mysqllock.Acquire(dbtest.Limited(t), db, "b")
+		dbtest.OK(t, err)
+		waits := make(chan error, 1)
+		go func() {
+			_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "a", lockctx.Optimistic(), lockctx.Wait(2*time.Minute)), "UPDATE p SET stock = 1 WHERE id = 1")
+			waits <- err
+		}()
+		dbtest.Soon(t, "it waits", func() bool { return s.waiters() == 1 })
+		time.AfterFunc(100*time.Millisecond, func() { b.Release() })
+		start := time.Now()
+		_, err = db.ExecContext(lockctx.With(dbtest.Limited(t), "b", lockctx.Optimistic()), "UPDATE p SET stock = 1 WHERE id = 2")
+		if took := time.Since(start); err != nil || took > time.Minute { // the other waits for longer
+			t.Errorf("a key that is free: %v after %v", err, took)
+		}
+		dbtest.OK(t, a.Release())
+		dbtest.OK(t, <-waits)
+	})
+}
+
+// TestStripesComeLate: a process whose keys have rows of their own is refused as
+// soon as others have keys share rows, although it was there before.
+func TestStripesComeLate(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		own, striped := s.open(), s.open("lockStripes=4")
+		h, err := mysqllock.Acquire(dbtest.Limited(t), own, "x", lockctx.Advisory())
+		dbtest.OK(t, err)
+		dbtest.OK(t, h.Release())
+		h, err = mysqllock.Acquire(dbtest.Limited(t), striped, "k")
+		dbtest.OK(t, err)
+		defer h.Release()
+		if _, err := mysqllock.Acquire(dbtest.Limited(t), own, "k"); !errors.Is(err, mysqllock.ErrUnsafe) {
+			t.Errorf("a row of its own: %v", err)
+		}
+	})
+}
+
+// TestSeveralKeysLate: several keys that join a transaction are waited for, too.
+func TestSeveralKeysLate(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db, other := s.open(), s.open()
+		for _, wait := range []time.Duration{10 * time.Second, 200 * time.Millisecond} {
+			h, err := mysqllock.Acquire(dbtest.Limited(t), other, "c")
+			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "a"), db)
+			if wait > time.Second {
+				time.AfterFunc(300*time.Millisecond, func() { h.Release() })
+			}
+			_, err = tx.ExecContext(lockctx.WithKeys(dbtest.Limited(t), []string{"b", "c"}, lockctx.Wait(wait)), "UPDATE p SET stock = 9 WHERE id = 1")
+			if wait > time.Second {
+				dbtest.OK(t, err)
+				dbtest.OK(t, tx.Commit())
+				continue
+			}
+			if !errors.Is(err, mysqllock.ErrTimeout) {
+				t.Errorf("a wait that ends: %v", err)
+			}
+			wantLost(t, "Commit", tx.Commit()) // some of the keys may have been locked
+			for _, key := range []string{"a", "b"} {
+				s.wantLocked(key, false)
+			}
+			dbtest.OK(t, h.Release())
 		}
 	})
 }

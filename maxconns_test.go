@@ -1,11 +1,15 @@
 package mysqllock_test
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -13,9 +17,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ngrok/sqlmw"
+
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/intercept"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
+	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -47,8 +55,8 @@ func TestMaxConnsHotKey(t *testing.T) {
 // than keys, and with fewer. All of them are served, and the server has never more
 // connections than allowed.
 func TestMaxConnsFewForManyKeys(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		for _, test := range []struct{ callers, keys, conns int }{{24, 4, 6}, {150, 30, 10}, {12, 4, 4}} {
+	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
+		for _, test := range []struct{ callers, keys, conns int }{{24, 4, 6}, {60, 30, 10}, {12, 4, 4}} {
 			db := s.limited(t, test.conns, "lockWait=2m")
 			base := dbtest.Random()
 			dbtest.Exec(t, s.plain, "DELETE FROM p")
@@ -225,7 +233,7 @@ func TestMaxConnsQueue(t *testing.T) {
 func TestMaxConnsState(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.limited(t, 6)
-		conn := conned(t, db)
+		conn := dbtest.Conn(t, db)
 		dbtest.Exec(t, conn, "SET @x = 1")
 		dbtest.Exec(t, conn, "CREATE TEMPORARY TABLE mine (id INT)")
 		tx, err := db.Begin()
@@ -340,7 +348,7 @@ func TestMaxConnsLost(t *testing.T) {
 		ids := make(map[int]bool)
 		var open []*sql.Conn
 		for range 4 {
-			conn := conned(t, db)
+			conn := dbtest.Conn(t, db)
 			var id int
 			dbtest.OK(t, conn.QueryRowContext(dbtest.Limited(t), "SELECT CONNECTION_ID()").Scan(&id))
 			ids[id] = true
@@ -631,5 +639,860 @@ func TestMaxConnsNoWait(t *testing.T) {
 			sold += keys + 10
 			s.wantStock(1, 10-sold)
 		}
+	})
+}
+
+// preparer is a *sql.DB, *sql.Conn or *sql.Tx.
+type preparer interface {
+	dbtest.Execer
+	Prepare(text string) (*sql.Stmt, error)
+}
+
+// preparing prepares on a sql.Conn with a context of its own.
+type preparing struct {
+	*sql.Conn
+	t *testing.T
+}
+
+func (c preparing) Prepare(text string) (*sql.Stmt, error) {
+	return c.PrepareContext(dbtest.Limited(c.t), text)
+}
+
+// TestMaxConnsPreparedMeans: what is prepared means what it means at that time on that
+// connection, not what the same text meant before USE or SET.
+func TestMaxConnsPreparedMeans(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		tenant := newScratch(s.Beside(t))
+		dbtest.Exec(t, tenant.plain, "UPDATE p SET stock = 77")
+		db := s.open("maxConns=4")
+		const stock = "SELECT stock FROM p WHERE id = ?"
+		run := func(st *sql.Stmt, want string, arg any) {
+			t.Helper()
+			var got string
+			if err := st.QueryRow(arg).Scan(&got); err != nil || got != want {
+				t.Errorf("got %s, %v, want %s", got, err, want)
+			}
+		}
+		means := func(on preparer, text, want string, arg any) *sql.Stmt {
+			t.Helper()
+			st, err := on.Prepare(text)
+			dbtest.OK(t, err)
+			t.Cleanup(func() { st.Close() })
+			run(st, want, arg)
+			return st
+		}
+		conn := preparing{dbtest.Conn(t, db), t}
+		before := means(conn, stock, "10", 1)
+		dbtest.Exec(t, conn, "USE "+tenant.Name)
+		means(conn, stock, "77", 1)
+		run(before, "10", 1)
+		dbtest.Exec(t, conn, "USE "+s.Name)
+		means(conn, stock, "10", 1)
+		dbtest.Exec(t, conn, "SET sql_mode = 'PIPES_AS_CONCAT'")
+		means(conn, "SELECT 'a' || ?", "ab", "b")
+		dbtest.Exec(t, conn, "SET sql_mode = DEFAULT")
+		means(conn, "SELECT 'a' || ?", "0", "0")
+
+		for _, at := range []*scratch{s, tenant, s} {
+			of, err := db.Prepare(stock)
+			dbtest.OK(t, err)
+			defer of.Close()
+			tx, err := conn.BeginTx(dbtest.Limited(t), nil)
+			dbtest.OK(t, err)
+			dbtest.Exec(t, tx, "USE "+at.Name)
+			want := map[*scratch]string{s: "10", tenant: "77"}[at]
+			means(tx, stock, want, 1)
+			run(tx.Stmt(of), want, 1)
+			dbtest.OK(t, tx.Rollback())
+		}
+	})
+}
+
+// TestMaxConnsPreparedInTransactions: a statement of db.Prepare runs in one transaction
+// under a lock after the other, also where it was first prepared in one of them.
+func TestMaxConnsPreparedInTransactions(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open("maxConns=4")
+		less, err := db.Prepare("UPDATE p SET stock = stock - ? WHERE id = 1")
+		dbtest.OK(t, err)
+		defer less.Close()
+		dbtest.Conn(t, db) // occupies what it was prepared on
+		for range 3 {
+			ctx := lockctx.With(dbtest.Limited(t), "p")
+			tx, err := db.BeginTx(ctx, nil)
+			dbtest.OK(t, err)
+			st := tx.StmtContext(ctx, less)
+			for range 2 {
+				_, err := st.ExecContext(ctx, 1)
+				dbtest.OK(t, err)
+			}
+			dbtest.OK(t, tx.Commit())
+		}
+		s.wantStock(1, 10-6)
+	})
+}
+
+// TestMaxConnsRawValid: code that asks through Raw whether the connection of a sql.Conn is
+// valid does not give it away.
+func TestMaxConnsRawValid(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open("maxConns=4")
+		conn := dbtest.Conn(t, db)
+		valid := func() {
+			t.Helper()
+			dbtest.OK(t, conn.Raw(func(dc any) error {
+				if !dc.(driver.Validator).IsValid() {
+					return errors.New("it is not valid")
+				}
+				return nil
+			}))
+			other := dbtest.Conn(t, db) // has it now, if anybody can
+			dbtest.Exec(t, other, "SET @x = 2")
+			dbtest.OK(t, other.Close())
+		}
+		mine := func() {
+			t.Helper()
+			var x int
+			if err := conn.QueryRowContext(dbtest.Limited(t), "SELECT @x").Scan(&x); err != nil || x != 1 {
+				t.Errorf("@x is %d, %v", x, err)
+			}
+		}
+		dbtest.Exec(t, conn, "SET @x = 1")
+		valid()
+		mine()
+		tx, err := conn.BeginTx(dbtest.Limited(t), nil)
+		dbtest.OK(t, err)
+		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
+		valid()
+		dbtest.OK(t, tx.Rollback())
+		s.wantStock(1, 10)
+		mine()
+	})
+}
+
+// TestMaxConnsPreparedKeepsNoTypesOfOthers: two statements of one text answer as on the plain
+// driver, whatever the types of their arguments. The server keeps those of the first execution
+// with what it has prepared.
+func TestMaxConnsPreparedKeepsNoTypesOfOthers(t *testing.T) {
+	values := []any{int64(-7), 1.5, "abc", []byte("12x"), nil, true, time.Date(2026, 11, 26, 1, 2, 3, 0, time.UTC), uint64(1 << 63), ""}
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		answers := func(driver string, first, second any) (all []string) {
+			db := dbtest.Open(t, driver, s.DSN(map[string]string{"mysqllock": "maxConns=4", "mysql": "timeout=10s"}[driver]))
+			defer db.Close()
+			db.SetMaxOpenConns(1)
+			for _, value := range []any{first, second, first} {
+				st, err := db.Prepare("SELECT ?, CONCAT(?, 'z'), ? + 1")
+				dbtest.OK(t, err)
+				defer st.Close()
+				var row [3]sql.NullString
+				if err := st.QueryRow(value, value, 1).Scan(&row[0], &row[1], &row[2]); err != nil {
+					all = append(all, err.Error())
+				}
+				all = append(all, fmt.Sprint(row))
+			}
+			return all
+		}
+		for _, first := range values {
+			for _, second := range values {
+				if got, want := answers("mysqllock", first, second), answers("mysql", first, second); !slices.Equal(got, want) {
+					t.Errorf("%#v, then %#v: %v, and on the plain driver %v", first, second, got, want)
+				}
+			}
+		}
+	})
+}
+
+// TestMaxConnsPreparedCostsOneCommand: a statement that is used again stays prepared where it
+// has run, also for other users of its text with arguments of the same types.
+func TestMaxConnsPreparedCostsOneCommand(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db, tap := s.tapped(mysqllock.Config{MaxConns: 4})
+		for range 2 {
+			st, err := db.Prepare("SELECT stock FROM p WHERE id = ?")
+			dbtest.OK(t, err)
+			tap.Costs(t, "a query by a statement that has run", 1, func() error {
+				_, err := stock.Read(dbtest.Limited(t), byStatement{st}, 1)
+				return err
+			})
+			dbtest.OK(t, st.Close())
+		}
+	})
+}
+
+// byStatement runs a statement, whatever the text.
+type byStatement struct{ *sql.Stmt }
+
+func (b byStatement) QueryRowContext(ctx context.Context, _ string, args ...any) *sql.Row {
+	return b.Stmt.QueryRowContext(ctx, args...)
+}
+
+// TestMaxConnsPrepareWaitsForNobody: while all connections are in use, statements can be
+// prepared, and run when one is free. Callers that hold a transaction each, and prepare
+// through the handle, as an ORM with a cache of statements does, all come through.
+func TestMaxConnsPrepareWaitsForNobody(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open("maxConns=4")
+		var held []*sql.Tx
+		for {
+			ctx, cancel := context.WithTimeout(dbtest.Limited(t), 300*time.Millisecond)
+			tx, err := db.BeginTx(context.WithoutCancel(ctx), nil)
+			if err == nil {
+				held = append(held, tx)
+			}
+			cancel()
+			if len(held) == 3 { // one is reserved for what the driver itself sends
+				break
+			}
+			dbtest.OK(t, err)
+		}
+		st, err := db.PrepareContext(dbtest.Limited(t), "SELECT stock FROM p WHERE id = ?")
+		dbtest.OK(t, err)
+		defer st.Close()
+		var got int
+		dbtest.OK(t, held[0].StmtContext(dbtest.Limited(t), st).QueryRow(1).Scan(&got))
+		for _, tx := range held {
+			dbtest.OK(t, tx.Rollback())
+		}
+		if err := st.QueryRow(1).Scan(&got); err != nil || got != 10 {
+			t.Errorf("%d, %v", got, err)
+		}
+		if _, err := st.Query(1, 2); err == nil {
+			t.Error("an argument too many is no error")
+		}
+		var callers sync.WaitGroup
+		for i := range 20 {
+			callers.Go(func() {
+				tx, err := db.BeginTx(dbtest.Limited(t), nil)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer tx.Rollback()
+				st, err := db.PrepareContext(dbtest.Limited(t), fmt.Sprintf("SELECT stock + %d FROM p WHERE id = ?", i))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer st.Close()
+				if err := tx.StmtContext(dbtest.Limited(t), st).QueryRow(1).Scan(new(int)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		callers.Wait()
+	})
+}
+
+// TestMaxConnsKeepsWhatTextsHaveLeft: with the one connection that SetMaxOpenConns allows,
+// what plain SQL text has left there is not lost with maxConns, whatever comes in between, and
+// a lock gets the same answer.
+func TestMaxConnsKeepsWhatTextsHaveLeft(t *testing.T) {
+	leaves := map[string]struct{ leave, look, end string }{
+		"a transaction":     {"BEGIN", "SELECT COUNT(*) FROM p WHERE id = 99", "COMMIT"},
+		"autocommit off":    {"SET autocommit = 0", "SELECT @@autocommit", "SET autocommit = 1"},
+		"a user variable":   {"SET @left = 5", "SELECT @left", "SET @left = NULL"},
+		"a setting":         {"SET SESSION group_concat_max_len = 2000", "SELECT @@group_concat_max_len", "SET SESSION group_concat_max_len = DEFAULT"},
+		"a temporary table": {"CREATE TEMPORARY TABLE left_here (id INT)", "SELECT COUNT(*) FROM left_here", "DROP TEMPORARY TABLE left_here"},
+		"locked tables":     {"LOCK TABLES p WRITE", "SELECT COUNT(*) FROM p", "UNLOCK TABLES"},
+		"a named lock":      {"DO GET_LOCK('left here', 0)", "SELECT IS_USED_LOCK('left here') = CONNECTION_ID()", "DO RELEASE_LOCK('left here')"},
+		"PREPARE":           {"PREPARE left_here FROM 'SELECT 7'", "EXECUTE left_here", "DEALLOCATE PREPARE left_here"},
+		"an isolation":      {"SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE", "SELECT COUNT(*) FROM p", "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ"},
+		"XA":                {"XA START 'left'", "SELECT COUNT(*) FROM p", "XA END 'left'"},
+	}
+	between := map[string]func(ctx context.Context, db *sql.DB) error{
+		"nothing": func(context.Context, *sql.DB) error { return nil },
+		"Exec": func(ctx context.Context, db *sql.DB) error {
+			_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 2")
+			return err
+		},
+		"BeginTx": func(ctx context.Context, db *sql.DB) error {
+			tx, err := db.BeginTx(ctx, nil)
+			if err != nil {
+				return err
+			}
+			return tx.Rollback()
+		},
+		"a read": func(ctx context.Context, db *sql.DB) error {
+			_, err := stock.Read(ctx, db, 1)
+			return err
+		},
+		"a statement": func(ctx context.Context, db *sql.DB) error {
+			st, err := db.PrepareContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = ?")
+			if err != nil {
+				return err
+			}
+			defer st.Close()
+			_, err = st.ExecContext(ctx, 3)
+			return err
+		},
+	}
+	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
+		for left, text := range leaves {
+			for name, hinted := range between {
+				for _, option := range []lockctx.Option{lockctx.Row(), lockctx.Lease(10 * time.Second), lockctx.Advisory(), lockctx.Optimistic()} {
+					answers := func(params string) (all []string) {
+						db := dbtest.Open(t, "mysqllock", s.DSN(params))
+						defer db.Close()
+						db.SetMaxOpenConns(1)
+						note := func(err error) { all = append(all, fmt.Sprint(err == nil, errors.Is(err, mysqllock.ErrUnsafe))) }
+						_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "made"), "DO 1")
+						note(err)
+						_, err = db.ExecContext(dbtest.Limited(t), text.leave)
+						note(err)
+						_, err = db.ExecContext(dbtest.Limited(t), "UPDATE p SET stock = 50 WHERE id = 1")
+						note(err)
+						ctx, cancel := context.WithCancel(lockctx.With(dbtest.Limited(t), left+name, option, lockctx.Wait(time.Second)))
+						note(hinted(ctx, db))
+						cancel()
+						var n sql.NullString
+						note(db.QueryRowContext(dbtest.Limited(t), text.look).Scan(&n))
+						all = append(all, n.String)
+						_, err = db.ExecContext(dbtest.Limited(t), "UPDATE p SET stock = stock + 1 WHERE id = 1")
+						note(err)
+						_, err = db.ExecContext(dbtest.Limited(t), text.end)
+						note(err)
+						if left == "XA" {
+							_, err = db.ExecContext(dbtest.Limited(t), "XA COMMIT 'left' ONE PHASE")
+							note(err)
+						}
+						if left == "autocommit off" {
+							_, err = db.ExecContext(dbtest.Limited(t), "COMMIT")
+							note(err)
+						}
+						return append(all, fmt.Sprint(s.stock(1), s.stock(2), s.stock(3)))
+					}
+					dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
+					want := answers("lockWait=1s")
+					dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
+					if got := answers("lockWait=1s&maxConns=4"); !slices.Equal(got, want) {
+						t.Errorf("%s, %s: %v, and without maxConns %v", left, name, got, want)
+					}
+				}
+			}
+		}
+	})
+}
+
+// advice is what the observer was told of how the handle is set up.
+func (w *witness) advice() (out []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, e := range w.events {
+		if e.Kind == mysqllock.Advised {
+			out = append(out, e.Err.Error())
+		}
+	}
+	return out
+}
+
+// occupied takes n connections of database/sql, until it is told to give them back.
+func occupied(t *testing.T, db *sql.DB, n int) (free func()) {
+	t.Helper()
+	conns := make([]*sql.Conn, n)
+	for i := range conns {
+		var err error
+		conns[i], err = db.Conn(dbtest.Limited(t))
+		dbtest.OK(t, err)
+	}
+	return func() {
+		for _, conn := range conns {
+			conn.Close()
+		}
+	}
+}
+
+// TestAdvisedOfTheBound: if waiters fill the bound of SetMaxOpenConns, the observer and
+// the error say what helps, once each.
+func TestAdvisedOfTheBound(t *testing.T) {
+	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
+		db, w := s.watched(mysqllock.Config{Wait: time.Minute})
+		for _, bound := range []int{4, 6} {
+			// Where connections are slow to open, the driver finds too small a bound at first.
+			for try := 1; ; try++ {
+				wrong := s.refusedAt(t, db, w, bound)
+				if len(wrong) == 0 {
+					break
+				}
+				if try == 5 {
+					t.Errorf("with a bound of %d it says: %s", bound, strings.Join(wrong, "\n"))
+					break
+				}
+			}
+		}
+		told := w.advice()
+		if len(told) != 1 || !strings.Contains(told[0], "use maxConns") || !regexp.MustCompile("all [2-4] connections").MatchString(told[0]) {
+			t.Errorf("the observer was told %q", told)
+		}
+	})
+}
+
+// refusedAt has waiters fill the bound of SetMaxOpenConns. It returns what they are told that
+// does not name the bound.
+func (s *scratch) refusedAt(t *testing.T, db *sql.DB, w *witness, bound int) (wrong []string) {
+	t.Helper()
+	db.SetMaxOpenConns(bound)
+	db.SetMaxIdleConns(bound)
+	occupied(t, db, bound)() // more than before, so that the driver has to find the bound again
+	dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
+	ctx, end := context.WithCancel(lockctx.With(dbtest.Limited(t), "k"))
+	_, err := read(ctx, db, 1)
+	dbtest.OK(t, err)
+	first := len(w.advice()) == 0
+	var mu sync.Mutex
+	var refused, advised atomic.Int32
+	var waiters sync.WaitGroup
+	for range 20 {
+		waiters.Go(func() {
+			tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
+			switch {
+			case err == nil:
+				tx.Rollback()
+			case errors.Is(err, mysqllock.ErrLocked):
+				dbtest.Says(t, err, "connections that SetMaxOpenConns allows")
+				if !strings.Contains(err.Error(), fmt.Sprintf("the %d connections that SetMaxOpenConns allows", bound)) {
+					mu.Lock()
+					wrong = append(wrong, err.Error())
+					mu.Unlock()
+				}
+				refused.Add(1)
+				if strings.Contains(err.Error(), "use maxConns") {
+					advised.Add(1)
+				}
+			default:
+				t.Error(err)
+			}
+		})
+	}
+	dbtest.Soon(t, "callers are refused", func() bool { return int(refused.Load()) > 20-bound }) // as the last connection is kept free
+	_, err = db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")
+	dbtest.OK(t, err)
+	end()
+	waiters.Wait()
+	if n := advised.Load(); (n == 1) != first || n > 1 {
+		t.Errorf("%d of %d errors say what helps; the first of them: %v", n, refused.Load(), first)
+	}
+	return wrong
+}
+
+// TestAdvisedOfABoundBesideMaxConns: SetMaxOpenConns beside maxConns is told of, once. A
+// holder that it keeps waiting gets through when the waits of others end.
+func TestAdvisedOfABoundBesideMaxConns(t *testing.T) {
+	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
+		nothing := func(context.Context) error { return nil }
+		db, w := s.watched(mysqllock.Config{MaxConns: 8, Wait: time.Minute})
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", nothing))
+		if told := w.advice(); len(told) > 0 {
+			t.Errorf("without a bound: %q", told)
+		}
+		db.SetMaxOpenConns(2)
+		ctx := lockctx.With(dbtest.Limited(t), "k")
+		n, err := read(ctx, db, 1)
+		dbtest.OK(t, err)
+		var waiters sync.WaitGroup
+		waiting, over := context.WithCancel(dbtest.Limited(t))
+		defer over()
+		for range 2 {
+			waiters.Go(func() {
+				_, err := db.ExecContext(lockctx.With(waiting, "k"), "UPDATE p SET stock = 0 WHERE id = 2")
+				if err != nil && !errors.Is(err, mysqllock.ErrTimeout) {
+					t.Error(err)
+				}
+			})
+		}
+		dbtest.Soon(t, "both wait", func() bool { return db.Stats().InUse == 2 })
+		time.AfterFunc(300*time.Millisecond, over)
+		_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
+		dbtest.OK(t, err)
+		waiters.Wait()
+		s.wantStock(1, n-1)
+		for range 3 {
+			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", nothing))
+		}
+		if told := w.advice(); len(told) != 1 || !strings.Contains(told[0], "maxConns=8") || !strings.Contains(told[0], "SetMaxOpenConns(2)") {
+			t.Errorf("the observer was told %q", told)
+		}
+
+		// A bound above maxConns counts only if callers have waited for it.
+		db, w = s.watched(mysqllock.Config{MaxConns: 4})
+		db.SetMaxOpenConns(5)
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", nothing))
+		if told := w.advice(); len(told) > 0 {
+			t.Errorf("with a bound that nobody has met: %q", told)
+		}
+		defer occupied(t, db, 5)()
+		dbtest.Soon(t, "a caller has waited for a connection", func() bool {
+			short, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+			defer cancel()
+			_, err := db.Conn(short)
+			dbtest.Want(t, err, context.DeadlineExceeded)
+			return db.Stats().WaitCount > 0 // not if its context had ended before
+		})
+		_, err = mysqllock.Stats(db)
+		dbtest.OK(t, err)
+		if told := w.advice(); len(told) != 1 || !strings.Contains(told[0], "SetMaxOpenConns(5)") {
+			t.Errorf("the observer was told %q", told)
+		}
+	})
+}
+
+// TestAdviceIsLogged: LogTo writes advice as a warning.
+func TestAdviceIsLogged(t *testing.T) {
+	var lines bytes.Buffer
+	log := mysqllock.LogTo(slog.New(slog.NewTextHandler(&lines, nil)), time.Hour)
+	log.Observe(t.Context(), mysqllock.Event{Kind: mysqllock.Advised, Err: errors.New("use another number")})
+	if got := lines.String(); !strings.Contains(got, "level=WARN") || !strings.Contains(got, "use another number") || strings.Contains(got, "keys=") {
+		t.Errorf("the log says %s", got)
+	}
+}
+
+// TestSessionsInUse: a caller that finds no session is told so, and not that somebody
+// has the key.
+func TestSessionsInUse(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open("lockMaxConns=1")
+		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "a")
+		dbtest.OK(t, err)
+		wanted := func(name, strategy string, err error, ended error) {
+			t.Helper()
+			var e *mysqllock.Error
+			if !errors.As(err, &e) || !errors.Is(err, mysqllock.ErrExhausted) ||
+				errors.Is(err, mysqllock.ErrTimeout) || errors.Is(err, mysqllock.ErrLocked) {
+				t.Errorf("%s: %v", name, err)
+				return
+			}
+			if e.Strategy != strategy || e.Key != "b" || e.Holder != nil || !strings.Contains(err.Error(), "all 1 connections for sessions are in use (lockMaxConns)") {
+				t.Errorf("%s: %v", name, err)
+			}
+			if ended != nil && !errors.Is(err, ended) || ended == nil && errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%s: %v, want it to match %v", name, err, ended)
+			}
+		}
+		for strategy, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "optimistic": lockctx.Optimistic()} {
+			_, err := mysqllock.Acquire(dbtest.Limited(t), db, "b", opt, lockctx.Wait(100*time.Millisecond))
+			wanted("Acquire", strategy, err, nil)
+			_, err = mysqllock.Acquire(dbtest.Limited(t), db, "b", opt, lockctx.NoWait())
+			wanted("Acquire, NoWait", strategy, err, nil)
+			ctx, cancel := context.WithTimeout(dbtest.Limited(t), 2*time.Second)
+			wanted("Do, deadline", strategy, mysqllock.Do(ctx, db, "b", func(context.Context) error { return nil }, opt), context.DeadlineExceeded)
+			cancel()
+		}
+		// A read outside a transaction needs a session.
+		ctx, cancel := context.WithCancel(lockctx.With(dbtest.Limited(t), "b", lockctx.Wait(100*time.Millisecond)))
+		var n int
+		wanted("query", "row", db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n), nil)
+		cancel()
+
+		// A key that somebody has is locked, all the same.
+		_, err = mysqllock.Acquire(dbtest.Limited(t), db, "a", lockctx.NoWait())
+		if !errors.Is(err, mysqllock.ErrLocked) {
+			t.Errorf("a held key: %v", err)
+		}
+		dbtest.OK(t, h.Release())
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "b", func(context.Context) error { return nil }))
+	})
+}
+
+// BenchmarkMaxConns compares work with one budget of connections to the same work with as
+// many connections as there may be, and to the plain driver with the same bound.
+func BenchmarkMaxConns(b *testing.B) {
+	hot := func(ctx context.Context, db *sql.DB, _ int) error { return stock.Decide(ctx, db, "hot", 1) }
+	hotDo := func(ctx context.Context, db *sql.DB, _ int) error {
+		return mysqllock.Do(ctx, db, "hot", func(ctx context.Context) error {
+			var stock int
+			if err := db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = ?", 1).Scan(&stock); err != nil {
+				return err
+			}
+			time.Sleep(time.Millisecond)
+			_, err := db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = ?", stock-1, 1)
+			return err
+		})
+	}
+	few := func(ctx context.Context, db *sql.DB, i int) error {
+		return stock.Sell(ctx, db, i, fmt.Sprint(i%4), i%4+1)
+	}
+	plain := func(ctx context.Context, db *sql.DB, i int) error {
+		var stock int
+		return db.QueryRowContext(ctx, fmt.Sprintf("SELECT stock FROM p WHERE id = %d", i%4+1)).Scan(&stock)
+	}
+	for _, d := range dbtest.Each(b) {
+		s := newScratch(d)
+		for _, work := range []struct {
+			name    string
+			callers int
+			do      func(context.Context, *sql.DB, int) error
+			open    func() *sql.DB
+		}{
+			{"hot key, Do, no bound", 100, hotDo, func() *sql.DB { return s.open("lockWait=1m") }},
+			{"hot key, maxConns=25", 100, hot, func() *sql.DB { return s.open("lockWait=1m", "maxConns=25") }},
+			{"4 keys, maxConns=100", 24, few, func() *sql.DB { return s.open("lockWait=1m", "maxConns=100") }},
+			{"4 keys, maxConns=6", 24, few, func() *sql.DB { return s.open("lockWait=1m", "maxConns=6") }},
+			{"no lock, plain driver, 25", 64, plain, func() *sql.DB {
+				db := s.Open("mysql")
+				db.SetMaxOpenConns(25)
+				db.SetMaxIdleConns(25)
+				return db
+			}},
+			{"no lock, maxConns=25", 64, plain, func() *sql.DB {
+				db := s.open("maxConns=25")
+				db.SetMaxIdleConns(64)
+				return db
+			}},
+		} {
+			b.Run(string(d.Flavour)+"/"+work.name, func(b *testing.B) {
+				db := work.open()
+				defer db.Close()
+				run := func(n int) {
+					var next atomic.Int64
+					var callers sync.WaitGroup
+					for range work.callers {
+						callers.Go(func() {
+							for i := int(next.Add(1)); i <= n; i = int(next.Add(1)) {
+								if err := work.do(context.Background(), db, i); err != nil {
+									b.Error(err)
+									return
+								}
+							}
+						})
+					}
+					callers.Wait()
+				}
+				run(work.callers)
+				b.ReportAllocs()
+				b.ResetTimer()
+				run(b.N)
+			})
+		}
+	}
+}
+
+// BenchmarkMaxConnsBeside compares what a budget of 10 connections must not slow down to the
+// plain driver with as many, or to a handle without a budget where the plain driver has no such
+// thing. An operation is one of 4 callers', beside what goes on meanwhile.
+func BenchmarkMaxConnsBeside(b *testing.B) {
+	read := func(ctx context.Context, db *sql.DB, _ int) error {
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		return db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(new(int))
+	}
+	hang := func(ctx context.Context, db *sql.DB, _ int) {
+		ctx, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+		defer cancel()
+		_, _ = db.ExecContext(ctx, "SELECT SLEEP(60)")
+	}
+	work := func(ctx context.Context, db *sql.DB) error {
+		return db.QueryRowContext(ctx, "SELECT SLEEP(0.005)").Scan(new(int))
+	}
+	held := func(ctx context.Context, db *sql.DB, i int) {
+		_ = mysqllock.Do(ctx, db, fmt.Sprint("held", i), func(ctx context.Context) error { return work(ctx, db) }, lockctx.Lease(time.Minute))
+	}
+	unheld := func(ctx context.Context, db *sql.DB, _ int) { _ = work(ctx, db) }
+	waits := func(ctx context.Context, db *sql.DB, i int) {
+		_ = mysqllock.Do(ctx, db, fmt.Sprint("taken", i), func(context.Context) error { return nil })
+	}
+	own := func(opts ...lockctx.Option) func(context.Context, *sql.DB, int) error {
+		return func(ctx context.Context, db *sql.DB, i int) error {
+			tx, err := db.BeginTx(lockctx.With(ctx, fmt.Sprint("own", i), opts...), nil)
+			if err != nil {
+				return err
+			}
+			defer tx.Rollback()
+			if _, err := tx.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 3"); err != nil {
+				return err
+			}
+			return tx.Commit()
+		}
+	}
+	prepare := func(ctx context.Context, db *sql.DB, _ int) error {
+		st, err := db.PrepareContext(ctx, "SELECT stock FROM p WHERE id = ?")
+		if err != nil {
+			return err
+		}
+		return errors.Join(st.QueryRowContext(ctx, 1).Scan(new(int)), st.Close())
+	}
+	for _, d := range dbtest.Each(b) {
+		s := newScratch(d)
+		local := s.at(s.Changed(dbtest.OverSocket(b, s.Server)))
+		plain := func(s *scratch) *sql.DB {
+			db := s.Open("mysql")
+			db.SetMaxOpenConns(10)
+			db.SetMaxIdleConns(10)
+			return db
+		}
+		unbounded := func(s *scratch) *sql.DB { return s.open("lockWait=1m") }
+		budget := func(s *scratch) *sql.DB { return s.open("lockWait=1m", "maxConns=10") }
+		wrapped := func(s *scratch) *sql.DB {
+			return s.wrapped(wrappers["without Validator"], "lockWait=1m", "maxConns=10")
+		}
+		for i := range 4 {
+			tx, err := s.open().BeginTx(lockctx.With(context.Background(), fmt.Sprint("taken", i)), nil)
+			dbtest.OK(b, err)
+			b.Cleanup(func() { dbtest.OK(b, tx.Rollback()) })
+		}
+		for _, c := range []struct {
+			name   string
+			via    *scratch
+			open   func(*scratch) *sql.DB
+			others int
+			other  func(ctx context.Context, db *sql.DB, i int) // again and again
+			do     func(ctx context.Context, db *sql.DB, i int) error
+		}{
+			{"reads beside 4 that time out, plain driver", s, plain, 4, hang, read},
+			{"reads beside 4 that time out, maxConns=10", s, budget, 4, hang, read},
+			{"reads beside 4 that time out, plain driver over a socket", local, plain, 4, hang, read},
+			{"reads beside 4 that time out, maxConns=10 over a socket", local, budget, 4, hang, read},
+			{"reads beside 24 that work, plain driver", s, plain, 24, unheld, read},
+			{"reads beside 24 that work under leases, maxConns=10", s, budget, 24, held, read},
+			{"prepare and read, plain driver", s, plain, 0, nil, prepare},
+			{"prepare and read, maxConns=10", s, budget, 0, nil, prepare},
+			{"NoWait beside 4 that wait, no budget", s, unbounded, 4, waits, own(lockctx.NoWait())},
+			{"NoWait beside 4 that wait, maxConns=10", s, budget, 4, waits, own(lockctx.NoWait())},
+			{"optimistic, no budget", s, unbounded, 0, nil, own(lockctx.Optimistic())},
+			{"optimistic, maxConns=10", s, budget, 0, nil, own(lockctx.Optimistic())},
+			{"BeginTx, no budget", s, unbounded, 0, nil, own()},
+			{"BeginTx, maxConns=10", s, budget, 0, nil, own()},
+			{"BeginTx beneath a wrapper, maxConns=10", s, wrapped, 0, nil, own()},
+		} {
+			b.Run(string(d.Flavour)+"/"+c.name, func(b *testing.B) {
+				db := c.open(c.via)
+				defer db.Close()
+				ctx, cancel := context.WithCancel(context.Background())
+				var others, callers sync.WaitGroup
+				for i := range c.others {
+					others.Go(func() {
+						for ctx.Err() == nil {
+							c.other(ctx, db, i)
+						}
+					})
+				}
+				var next atomic.Int64
+				b.ResetTimer()
+				for range 4 {
+					callers.Go(func() {
+						for i := int(next.Add(1)); i <= b.N; i = int(next.Add(1)) {
+							if err := c.do(ctx, db, i); err != nil {
+								b.Error(err)
+								return
+							}
+						}
+					})
+				}
+				callers.Wait()
+				b.StopTimer()
+				cancel()
+				others.Wait()
+			})
+		}
+	}
+}
+
+// A holder that pinned a session with a read must get a connection of
+// database/sql for its write, although those who wait for its lock would take
+// them all.
+func TestHolderGetsThroughAFullPool(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for round := range 3 {
+			db := s.open("lockWait=2m")
+			db.SetMaxOpenConns(4)
+			dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
+			ctx := lockctx.With(dbtest.Limited(t), "k")
+			n, err := read(ctx, db, 1)
+			dbtest.OK(t, err)
+			var early, granted atomic.Int32
+			var wg sync.WaitGroup
+			for range 40 {
+				wg.Go(func() {
+					tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
+					switch {
+					case err == nil:
+						granted.Add(1)
+						tx.Rollback()
+					case errors.Is(err, mysqllock.ErrLocked) && strings.Contains(err.Error(), "SetMaxOpenConns"):
+						early.Add(1)
+					default:
+						t.Error(err)
+					}
+				})
+			}
+			dbtest.Soon(t, "the pool is full", func() bool { return db.Stats().InUse == 4 || early.Load() > 0 })
+			start := time.Now()
+			_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
+			took := time.Since(start)
+			dbtest.OK(t, err)
+			if took > time.Minute { // the others wait for longer
+				t.Errorf("the holder's write took %v", took)
+			}
+			wg.Wait()
+			s.wantStock(1, 9)
+			t.Logf("round %d: the write took %v; %d waiters were turned away, %d granted", round, took, early.Load(), granted.Load())
+		}
+	})
+}
+
+// An unbounded pool never turns anybody away, however long the holder thinks.
+func TestNobodyIsTurnedAwayFromAnUnboundedPool(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open("lockWait=20s")
+		ctx := lockctx.With(dbtest.Limited(t), "k")
+		_, err := read(ctx, db, 1)
+		dbtest.OK(t, err)
+		var wg sync.WaitGroup
+		for range 12 {
+			wg.Go(func() {
+				tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				tx.Rollback()
+			})
+		}
+		dbtest.Soon(t, "all wait", func() bool {
+			stats, err := mysqllock.Stats(db)
+			dbtest.OK(t, err)
+			return stats.Waiters == 12
+		})
+		time.Sleep(200 * time.Millisecond) // the driver looks for a full pool after 50 ms
+		_, err = db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")
+		dbtest.OK(t, err)
+		wg.Wait()
+	})
+}
+
+// slowDial takes its time to connect for those who wait for a lock.
+type slowDial struct{ sqlmw.NullInterceptor }
+
+func (slowDial) ConnectorConnect(ctx context.Context, k driver.Connector) (driver.Conn, error) {
+	if _, ok := hint.From(ctx); ok {
+		time.Sleep(100 * time.Millisecond)
+	}
+	return k.Connect(ctx)
+}
+
+// A connection that is opened for somebody else is not taken for a sign that
+// the pool is full.
+func TestUnboundedPoolIsNotTakenForFull(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.OpenDB(mysqllock.NewConnector(s.Config(), mysqllock.Config{Base: intercept.With(slowDial{})}))
+		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
+		dbtest.OK(t, err)
+		first := make(chan error, 1)
+		begin := func(opts ...lockctx.Option) error {
+			tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", opts...), nil)
+			if err == nil {
+				err = tx.Rollback()
+			}
+			return err
+		}
+		go func() { first <- begin() }()
+		time.Sleep(190 * time.Millisecond) // it dialled, waited 50 ms, was asked, and dials again
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		var n int
+		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT 1").Scan(&n))
+		if err := begin(lockctx.Wait(300 * time.Millisecond)); !errors.Is(err, mysqllock.ErrTimeout) {
+			t.Errorf("another waiter: %v, want ErrTimeout", err)
+		}
+		dbtest.OK(t, h.Release())
+		dbtest.OK(t, <-first)
 	})
 }

@@ -1,12 +1,8 @@
 package mysqllock_test
 
 import (
-	"context"
 	"database/sql"
-	"fmt"
-	"net"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -14,102 +10,8 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
-	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
-
-// TestNoKillElsewhere: a connection that a failover ends is not ended on the server
-// that is there now, where somebody else's has the same id.
-func TestNoKillElsewhere(t *testing.T) {
-	t.Parallel()
-	for _, bin := range tempserver.EachFlavour(tempserver.RequireOwn(t)) {
-		t.Run(bin.Name, func(t *testing.T) {
-			t.Parallel()
-			var servers [2]*scratch
-			for i := range servers {
-				srv, err := tempserver.Start(dbtest.Limited(t), bin)
-				dbtest.OK(t, err)
-				t.Cleanup(func() { srv.Stop() })
-				servers[i] = newScratch(dbtest.New(t, bin, srv))
-			}
-			from, to := servers[0], servers[1]
-			dbtest.Exec(t, to.plain, "CREATE DATABASE "+from.Name)
-			var (
-				mu    sync.Mutex
-				leads = from // where the handle's connections lead
-				conns []net.Conn
-			)
-			cfg := from.Config()
-			cfg.Logger = &mysql.NopLogger{}
-			cfg.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
-				mu.Lock()
-				defer mu.Unlock()
-				conn, err := new(net.Dialer).DialContext(ctx, "tcp", leads.Server.Addr())
-				conns = append(conns, conn)
-				return conn, err
-			}
-			k, err := mysqllock.NewConnector(cfg, mysqllock.Config{})
-			dbtest.OK(t, err)
-			db := sql.OpenDB(k)
-			defer db.Close()
-			db.SetMaxIdleConns(0)
-
-			id := func(q querier) (id int) {
-				dbtest.OK(t, q.QueryRowContext(dbtest.Limited(t), "SELECT CONNECTION_ID()").Scan(&id))
-				return id
-			}
-			one := func(s *scratch) *sql.Conn { // of its own
-				s.plain.SetMaxIdleConns(0)
-				conn, err := s.plain.Conn(dbtest.Limited(t))
-				dbtest.OK(t, err)
-				t.Cleanup(func() { conn.Close() })
-				return conn
-			}
-			begin := func() *sql.Tx {
-				tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
-				dbtest.OK(t, err)
-				return tx
-			}
-			// Ids are given one after the other, so one of both servers is behind.
-			dbtest.OK(t, begin().Rollback())
-			tx, other := begin(), one(to)
-			for id(tx) != id(other) {
-				if id(tx) < id(other) {
-					dbtest.OK(t, tx.Rollback())
-					tx = begin()
-				} else {
-					dbtest.OK(t, other.Close())
-					other = one(to)
-				}
-			}
-
-			shared := id(tx)
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				_, _ = other.ExecContext(context.Background(), "DO SLEEP(60)")
-			}()
-			dbtest.Soon(t, "somebody else's statement runs", func() bool {
-				var n int
-				dbtest.OK(t, to.plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE INFO = 'DO SLEEP(60)'").Scan(&n))
-				return n == 1
-			})
-			mu.Lock()
-			leads = to
-			for _, conn := range conns {
-				conn.Close()
-			}
-			mu.Unlock()
-			wantLost(t, "a commit on a connection that has ended", tx.Commit())
-			dbtest.OK(t, db.Close())                                   // waits for what is done in the background
-			_, _ = to.plain.Exec(fmt.Sprintf("KILL QUERY %d", shared)) // before it has slept
-			<-done
-			if err := other.PingContext(dbtest.Limited(t)); err != nil {
-				t.Errorf("somebody else's connection was ended: %v", err)
-			}
-		})
-	}
-}
 
 // TestBreaksWhileAsked: a connection that breaks while the server is asked what it is
 // is replaced, as often as database/sql does.

@@ -12,11 +12,13 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/iotest"
 	"testing/synctest"
 	"time"
 
+	"github.com/DATA-DOG/go-sqlmock"
 	"github.com/go-sql-driver/mysql"
 	"github.com/ngrok/sqlmw"
 
@@ -25,10 +27,6 @@ import (
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
-
-// Without a hint the driver is the one it wraps. The tests below run the same
-// code on a fake driver and on Wrap of it, and compare all that the code sees
-// and all that arrives at the fake, in order.
 
 // caller is the code of an application. It writes down what it sees between
 // what arrives at the server.
@@ -905,7 +903,7 @@ func TestStatementsUnderALockLeaveWhatTheyLeaveWithout(t *testing.T) {
 		"SELECT ROW_COUNT()", "SHOW WARNINGS", "SHOW COUNT(*) WARNINGS", "SHOW ERRORS", "SELECT @@warning_count, @@error_count", "SELECT FOUND_ROWS()",
 		"SELECT LAST_INSERT_ID()", "GET DIAGNOSTICS @n = ROW_COUNT, @m = NUMBER", "SELECT ROW_COUNT(), COUNT(*) FROM words",
 	}
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, text := range []string{
 			"CREATE TABLE words (id INT AUTO_INCREMENT PRIMARY KEY, w VARCHAR(9))",
 			"CREATE PROCEDURE twice() BEGIN INSERT INTO words (w) VALUES ('c'); UPDATE words SET w = CONCAT(w, '?') WHERE id < 3; END",
@@ -1037,4 +1035,605 @@ func TestLoadDataWhoseReaderFailsWritesNothingUnderALock(t *testing.T) {
 			}
 		}
 	}, "--local-infile=1")
+}
+
+// openOnly is a driver around this one that knows no more than Open.
+type openOnly struct{ d driver.Driver }
+
+func (o openOnly) Open(dsn string) (driver.Conn, error) { return o.d.Open(dsn) }
+
+func init() { sql.Register("mysqllock-open-only", openOnly{&mysqllock.Driver{}}) }
+
+// TestOpenOnly: the connections of one DSN know of each other's locks, and nothing is
+// left on the server once they are closed.
+func TestOpenOnly(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db, err := sql.Open("mysqllock-open-only", s.Config().FormatDSN())
+		dbtest.OK(t, err)
+		defer db.Close()
+		for _, option := range []lockctx.Option{lockctx.Row(), lockctx.Lease(30 * time.Second)} {
+			ctx, cancel := context.WithCancel(dbtest.Limited(t))
+			ctx = lockctx.With(ctx, "k", option, lockctx.Wait(5*time.Second))
+			n, err := read(ctx, db, 1)
+			dbtest.OK(t, err)
+			idle, err := db.Conn(dbtest.Limited(t)) // the one that has read
+			dbtest.OK(t, err)
+			if _, err := db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1); err != nil {
+				t.Errorf("on another connection: %v", err)
+			}
+			dbtest.OK(t, idle.Close())
+			cancel()
+			s.soonFree("k")
+		}
+
+		// A lock is kept while database/sql has no connection.
+		db.SetMaxIdleConns(-1)
+		ctx, cancel := context.WithCancel(dbtest.Limited(t))
+		defer cancel()
+		ctx = lockctx.With(ctx, "k")
+		n, err := read(ctx, db, 1)
+		dbtest.OK(t, err)
+		dbtest.Soon(t, "database/sql has none", func() bool { return db.Stats().OpenConnections == 0 })
+		time.Sleep(1500 * time.Millisecond) // longer than a connector without connections and locks stays
+		s.wantLocked("k", true)
+		_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
+		dbtest.OK(t, err)
+		cancel()
+		dbtest.OK(t, db.Close())
+		s.SoonAlone(t)
+	})
+}
+
+// around is a connector of a wrapper of drivers, whose connections have what kind gives
+// them.
+type around struct {
+	driver.Connector
+	kind func(whole) driver.Conn
+}
+
+// whole is what the driver's connections have.
+type whole interface {
+	driver.Conn
+	driver.ConnBeginTx
+	driver.ConnPrepareContext
+	driver.ExecerContext
+	driver.QueryerContext
+	driver.NamedValueChecker
+	driver.Pinger
+	driver.SessionResetter
+	driver.Validator
+}
+
+func (a around) Connect(ctx context.Context) (driver.Conn, error) {
+	c, err := a.Connector.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return a.kind(c.(whole)), nil
+}
+
+func (a around) Driver() driver.Driver { return aroundDriver{} }
+
+func (a around) Close() error { return a.Connector.(io.Closer).Close() }
+
+type aroundDriver struct{}
+
+func (aroundDriver) Open(string) (driver.Conn, error) { return nil, errors.New("not by Open") }
+
+// legacy hides the methods with a context.
+type legacy struct{ c whole }
+
+func (l legacy) Prepare(text string) (driver.Stmt, error) { return l.c.Prepare(text) }
+
+func (l legacy) Close() error { return l.c.Close() }
+
+func (l legacy) Begin() (driver.Tx, error) { return l.c.Begin() }
+
+func (l legacy) Exec(text string, args []driver.Value) (driver.Result, error) {
+	return l.c.(driver.Execer).Exec(text, args) //nolint:staticcheck // an old wrapper
+}
+
+func (l legacy) Query(text string, args []driver.Value) (driver.Rows, error) {
+	return l.c.(driver.Queryer).Query(text, args) //nolint:staticcheck // as above
+}
+
+type contexts interface {
+	driver.Conn
+	driver.ConnBeginTx
+	driver.ConnPrepareContext
+	driver.ExecerContext
+	driver.QueryerContext
+}
+
+// wrappers are kinds of wrappers through which hints come.
+var wrappers = map[string]func(whole) driver.Conn{
+	"without Validator": func(c whole) driver.Conn {
+		return struct {
+			contexts
+			driver.Pinger
+			driver.NamedValueChecker
+		}{c, c, c}
+	},
+	"with SessionResetter only": func(c whole) driver.Conn {
+		return struct {
+			contexts
+			driver.SessionResetter
+		}{c, c}
+	},
+	"with Validator only": func(c whole) driver.Conn {
+		return struct {
+			contexts
+			driver.Validator
+		}{c, c}
+	},
+	"without Pinger":  func(c whole) driver.Conn { return struct{ contexts }{c} },
+	"with everything": func(c whole) driver.Conn { return struct{ whole }{c} },
+	"only preparing": func(c whole) driver.Conn {
+		return struct {
+			driver.Conn
+			driver.ConnBeginTx
+			driver.ConnPrepareContext
+		}{c, c, c}
+	},
+}
+
+// wrapped opens a handle with a wrapper of drivers.
+func (s *scratch) wrapped(kind func(whole) driver.Conn, params ...string) *sql.DB {
+	s.T.Helper()
+	return s.wrappedAt(kind, s.DSN(params...))
+}
+
+func (s *scratch) wrappedAt(kind func(whole) driver.Conn, dsn string) *sql.DB {
+	s.T.Helper()
+	k, err := new(mysqllock.Driver).OpenConnector(dsn)
+	return s.OpenDB(around{k, kind}, err)
+}
+
+// TestEveryLockHoldsBeneathAWrapper: 15 callers come through beneath every kind of wrapper,
+// with 5 connections and without a limit, in all ways to take a lock.
+func TestEveryLockHoldsBeneathAWrapper(t *testing.T) {
+	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
+		for name, kind := range wrappers {
+			t.Run(name, func(t *testing.T) {
+				s := newScratch(s.Beside(t))
+				s.CheckWrapped(t, s.wrappedAt(kind, s.LimitedDSN(t, 5, "lockWait=1m")))
+			})
+			t.Run(name+", without maxConns", func(t *testing.T) {
+				s := newScratch(s.Beside(t))
+				s.CheckWrapped(t, s.wrapped(kind, "lockWait=1m"))
+			})
+		}
+		t.Run("with Open only", func(t *testing.T) {
+			s := newScratch(s.Beside(t))
+			s.CheckWrapped(t, dbtest.Open(t, "mysqllock-open-only", s.LimitedDSN(t, 5, "lockWait=1m")))
+		})
+	})
+}
+
+// TestDoRefusesAWrapperThatHidesContexts: through a wrapper that drops the contexts of
+// transactions or of statements no hint comes, so Do and Acquire are refused.
+func TestDoRefusesAWrapperThatHidesContexts(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for name, kind := range map[string]func(whole) driver.Conn{
+			"all":          func(c whole) driver.Conn { return legacy{c} },
+			"transactions": func(c whole) driver.Conn { return struct{ legacyTx }{legacyTx{legacy{c}, c, c, c, c}} },
+			"statements": func(c whole) driver.Conn {
+				return struct {
+					legacy
+					driver.ConnBeginTx
+					driver.Pinger
+				}{legacy{c}, c, c}
+			},
+		} {
+			db := s.wrapped(kind, "maxConns=5")
+			ctx := dbtest.Limited(t)
+			for range 2 {
+				err := mysqllock.Do(ctx, db, dbtest.Random(), func(context.Context) error { t.Error("runs"); return nil })
+				dbtest.Want(t, err, errors.ErrUnsupported)
+				dbtest.Says(t, err, "mysqllock_test.aroundDriver", "contexts of "+map[string]string{"all": "transactions", "transactions": "transactions", "statements": "statements"}[name])
+				_, err = mysqllock.Acquire(ctx, db, dbtest.Random())
+				dbtest.Want(t, err, errors.ErrUnsupported)
+			}
+			dbtest.Exec(t, db, "UPDATE p SET stock = 1 WHERE id = ?", 1) // what needs no hint goes on
+			dbtest.OK(t, db.Close())
+		}
+	})
+}
+
+// legacyTx hides the context of transactions only.
+type legacyTx struct {
+	legacy
+	driver.ConnPrepareContext
+	driver.ExecerContext
+	driver.QueryerContext
+	driver.Pinger
+}
+
+// TestDoSendsNothingToAnotherDriver: a handle of another driver, wrapped or not, is refused
+// as before, and its database is asked for nothing.
+func TestDoSendsNothingToAnotherDriver(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		tap, cfg := new(dbtest.Tap), s.Config()
+		tap.On(cfg)
+		plain := dbtest.Connector(t, cfg)
+		dbs := map[string]*sql.DB{
+			"*mysql.MySQLDriver": s.OpenDB(plain, nil),
+			"aroundDriver":       s.OpenDB(otherKind{plain}, nil),
+		}
+		for name, db := range dbs {
+			dbtest.OK(t, db.PingContext(t.Context()))
+			sent := tap.Since()
+			err := mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { t.Error("runs"); return nil })
+			dbtest.Says(t, err, "opened with driver", name)
+			_, err = mysqllock.Stats(db)
+			dbtest.Says(t, err, "opened with driver", name)
+			if sent := sent(); len(sent) > 0 {
+				t.Errorf("%s: it was sent %q", name, sent)
+			}
+		}
+	})
+}
+
+// otherKind is a wrapper of another driver.
+type otherKind struct{ driver.Connector }
+
+func (otherKind) Driver() driver.Driver { return aroundDriver{} }
+
+// TestClosedConnEndsItsUnitBeneathAWrapper: a unit of work that lives on a sql.Conn ends, at
+// the latest, when database/sql uses the connection for somebody else, though nobody has
+// said that the sql.Conn was closed.
+func TestClosedConnEndsItsUnitBeneathAWrapper(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for _, params := range []string{"maxConns=5", "lockMaxConns=5"} {
+			db := s.wrapped(wrappers["without Pinger"], params)
+			db.SetMaxOpenConns(1)
+			for range 2 {
+				key, ctx := dbtest.Random(), dbtest.Limited(t)
+				c, err := db.Conn(ctx)
+				dbtest.OK(t, err)
+				dbtest.Exec(t, c, "SET @x = 1") // with maxConns, too, the unit lives here
+				_, err = read(lockctx.With(ctx, key), c, 1)
+				dbtest.OK(t, err)
+				s.wantLocked(key, true)
+				dbtest.OK(t, c.Close())
+				tx, err := db.BeginTx(lockctx.With(ctx, dbtest.Random()), nil)
+				dbtest.OK(t, err)
+				s.wantLocked(key, false)
+				dbtest.OK(t, tx.Rollback())
+			}
+			if params == "maxConns=5" {
+				s.SoonUnused(t, db)
+			}
+			dbtest.OK(t, db.Close())
+		}
+	})
+}
+
+// TestConnAsksForWhatIsGoneBeneathAWrapper: with maxConns, beneath a wrapper without
+// Validator, a sql.Conn gives its connection back after each statement. What the statement has
+// left is there for the next one, or that is refused; it never gets what somebody else's has
+// left.
+func TestConnAsksForWhatIsGoneBeneathAWrapper(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		dbtest.Exec(t, s.plain, "CREATE TABLE numbered (id INT AUTO_INCREMENT PRIMARY KEY) ENGINE=InnoDB")
+		ctx := dbtest.Limited(t)
+		ask := func(c *sql.Conn) (id int, err error) {
+			return id, c.QueryRowContext(ctx, "SELECT LAST_INSERT_ID()").Scan(&id)
+		}
+		for name, kind := range wrappers {
+			db := s.wrapped(kind, "maxConns=5")
+			validates := strings.Contains(name, "Validator only") || strings.Contains(name, "everything")
+			if validates {
+				dbtest.Exec(t, db, "DO 0") // by now it has shown that it passes Validator on
+			}
+			var last int
+			dbtest.OK(t, s.plain.QueryRow("SELECT COALESCE(MAX(id), 0) FROM numbered").Scan(&last))
+			c := dbtest.Conn(t, db)
+			dbtest.Exec(t, c, "INSERT INTO numbered VALUES ()")
+			if id, err := ask(c); err != nil || id != last+1 {
+				t.Errorf("%s: %d, %v; want %d", name, id, err, last+1)
+			}
+			dbtest.Exec(t, c, "INSERT INTO numbered VALUES ()")
+			dbtest.Exec(t, db, "INSERT INTO numbered VALUES ()") // of another user
+			id, err := ask(c)
+			if validates {
+				if err != nil || id != last+2 {
+					t.Errorf("%s: beside another user: %d, %v; want %d", name, id, err, last+2)
+				}
+			} else {
+				dbtest.Want(t, err, mysqllock.ErrUnsafe)
+				dbtest.Says(t, err, "driver.Validator", "sql.Tx")
+			}
+			dbtest.Exec(t, c, "INSERT INTO numbered VALUES ()")
+			if id, err := ask(c); err != nil || id != last+4 {
+				t.Errorf("%s: once more: %d, %v; want %d", name, id, err, last+4)
+			}
+			dbtest.OK(t, c.Close())
+			s.SoonUnused(t, db)
+			dbtest.OK(t, db.Close())
+		}
+	})
+}
+
+// TestDoOnABareMock: a handle of sqlmock, without Wrap, is refused as that of any other
+// driver. What the test expects of it is still expected afterwards.
+func TestDoOnABareMock(t *testing.T) {
+	db, mock, err := sqlmock.New()
+	dbtest.OK(t, err)
+	mock.ExpectExec("UPDATE p").WillReturnResult(sqlmock.NewResult(0, 1))
+	mock.ExpectClose()
+	err = mysqllock.Do(t.Context(), db, "k", func(context.Context) error { t.Error("runs"); return nil })
+	dbtest.Says(t, err, "opened with driver *sqlmock.mockDriver")
+	dbtest.Exec(t, db, "UPDATE p SET stock = 1")
+	dbtest.OK(t, db.Close())
+	dbtest.OK(t, mock.ExpectationsWereMet())
+}
+
+// TestBadConnectionIsNotUsedAgainBeneathAWrapper: a transaction that could not be rolled back
+// after its lock was lost may still be open. Its connection is closed before it meets another
+// user, though nobody asks it whether it is valid.
+func TestBadConnectionIsNotUsedAgainBeneathAWrapper(t *testing.T) {
+	fake := newFake().mysqlAnswers()
+	var failing atomic.Bool
+	answer := fake.answer
+	fake.answer = func(c *fakeConn, text string) (fakeReply, error) {
+		switch text {
+		case "UPDATE p SET stock = 1":
+			return fakeReply{}, &mysql.MySQLError{Number: 1213}
+		case "UPDATE p SET stock = 2":
+			return fakeReply{columns: []string{"c"}, rows: [][]driver.Value{{int64(c.id)}}}, nil
+		}
+		if failing.Load() && text == "ROLLBACK" {
+			return fakeReply{}, errFake
+		}
+		return answer(c, text)
+	}
+	for _, maxConns := range []int{0, 5} {
+		k, err := mysqllock.Wrap(fakeConnector{fake}, mysqllock.Config{MaxConns: maxConns})
+		dbtest.OK(t, err)
+		db := sql.OpenDB(around{k, wrappers["without Pinger"]})
+		db.SetMaxOpenConns(1)
+		ctx := dbtest.Limited(t)
+		tx, err := db.BeginTx(lockctx.With(ctx, "k"), nil)
+		dbtest.OK(t, err)
+		var lost, next int
+		dbtest.OK(t, tx.QueryRowContext(ctx, "UPDATE p SET stock = 2").Scan(&lost))
+		failing.Store(true)
+		_, err = tx.ExecContext(ctx, "UPDATE p SET stock = 1")
+		dbtest.Want(t, err, mysqllock.ErrDeadlock)
+		_ = tx.Rollback()
+		failing.Store(false)
+		dbtest.OK(t, db.QueryRowContext(ctx, "UPDATE p SET stock = 2").Scan(&next))
+		if next == lost {
+			t.Errorf("maxConns %d: connection %d is used again", maxConns, next)
+		}
+		dbtest.OK(t, db.Close())
+	}
+}
+
+// nothing is a driver with the interfaces of go-sql-driver/mysql that answers
+// at once. Queries have as many rows as it says.
+type nothing int
+
+func (n nothing) Connect(context.Context) (driver.Conn, error) { return n, nil }
+
+func (n nothing) Driver() driver.Driver { return fakeDriver{} }
+
+func (n nothing) Begin() (driver.Tx, error) { return n, nil }
+
+func (n nothing) BeginTx(context.Context, driver.TxOptions) (driver.Tx, error) { return n, nil }
+
+func (n nothing) Prepare(string) (driver.Stmt, error) { return nothingStmt{n}, nil }
+
+func (n nothing) PrepareContext(context.Context, string) (driver.Stmt, error) {
+	return nothingStmt{n}, nil
+}
+
+func (n nothing) Exec(string, []driver.Value) (driver.Result, error) { return driver.ResultNoRows, nil }
+
+func (n nothing) Query(string, []driver.Value) (driver.Rows, error) { return &nothingRows{int(n)}, nil }
+
+func (n nothing) CheckNamedValue(v *driver.NamedValue) (err error) { return nil }
+
+func (n nothing) Ping(context.Context) error { return nil }
+
+func (n nothing) ResetSession(context.Context) error { return nil }
+
+func (n nothing) IsValid() bool { return true }
+
+func (n nothing) Close() error { return nil }
+
+func (n nothing) Commit() error { return nil }
+
+func (n nothing) Rollback() error { return nil }
+
+func (n nothing) ExecContext(context.Context, string, []driver.NamedValue) (driver.Result, error) {
+	return driver.ResultNoRows, nil
+}
+
+func (n nothing) QueryContext(context.Context, string, []driver.NamedValue) (driver.Rows, error) {
+	return &nothingRows{int(n)}, nil
+}
+
+type nothingStmt struct{ n nothing }
+
+func (s nothingStmt) Close() error { return nil }
+
+func (s nothingStmt) NumInput() int { return 2 }
+
+func (s nothingStmt) CheckNamedValue(*driver.NamedValue) error { return nil }
+
+func (s nothingStmt) Exec([]driver.Value) (driver.Result, error) { return driver.ResultNoRows, nil }
+
+func (s nothingStmt) Query([]driver.Value) (driver.Rows, error) { return &nothingRows{int(s.n)}, nil }
+
+func (s nothingStmt) ExecContext(context.Context, []driver.NamedValue) (driver.Result, error) {
+	return driver.ResultNoRows, nil
+}
+
+func (s nothingStmt) QueryContext(context.Context, []driver.NamedValue) (driver.Rows, error) {
+	return &nothingRows{int(s.n)}, nil
+}
+
+type nothingRows struct{ left int }
+
+func (r *nothingRows) Columns() []string { return []string{"id"} }
+
+func (r *nothingRows) Close() error { return nil }
+
+func (r *nothingRows) Next(dest []driver.Value) error {
+	if r.left == 0 {
+		return io.EOF
+	}
+	r.left--
+	dest[0] = int64(r.left)
+	return nil
+}
+
+// plainWork is what applications do, and how many allocations more it may cost.
+var plainWork = []struct {
+	name  string
+	rows  nothing
+	extra float64
+	work  func(ctx context.Context, db *sql.DB, p *sql.Stmt) error
+}{
+	{"query", 1, 1, query},
+	{"query 100 rows", 100, 1, query},
+	{"exec", 0, 1, func(ctx context.Context, db *sql.DB, _ *sql.Stmt) error {
+		_, err := db.ExecContext(ctx, "UPDATE products SET stock = stock - ? WHERE id = ?", 1, 42)
+		return err
+	}},
+	{"transaction", 0, 3, func(ctx context.Context, db *sql.DB, _ *sql.Stmt) error {
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, "UPDATE products SET stock = stock - ? WHERE id = ?", 1, 42); err != nil {
+			return err
+		}
+		return tx.Commit()
+	}},
+	{"prepared exec", 0, 1, func(ctx context.Context, _ *sql.DB, p *sql.Stmt) error {
+		_, err := p.ExecContext(ctx, 1, 42)
+		return err
+	}},
+}
+
+func query(ctx context.Context, db *sql.DB, _ *sql.Stmt) error {
+	rows, err := db.QueryContext(ctx, "SELECT id FROM products WHERE category = ? AND stock > ?", 7, 0)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	var id int64
+	for rows.Next() {
+		if err := rows.Scan(&id); err != nil {
+			return err
+		}
+	}
+	return rows.Err()
+}
+
+// pair returns a function that does the work once, on the bare driver and on
+// the wrapped one.
+func pair(tb testing.TB, rows nothing, work func(context.Context, *sql.DB, *sql.Stmt) error) (bare, wrapped func()) {
+	tb.Helper()
+	k, err := mysqllock.Wrap(rows, mysqllock.Config{})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return doing(tb, rows, work), doing(tb, k, work)
+}
+
+// doing returns a function that does the work once.
+func doing(tb testing.TB, k driver.Connector, work func(context.Context, *sql.DB, *sql.Stmt) error) func() {
+	tb.Helper()
+	ctx := context.Background()
+	db := sql.OpenDB(k)
+	tb.Cleanup(func() { db.Close() })
+	p, err := db.PrepareContext(ctx, "UPDATE products SET stock = stock - ? WHERE id = ?")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { p.Close() })
+	return func() {
+		if err := work(ctx, db, p); err != nil {
+			tb.Fatal(err)
+		}
+	}
+}
+
+func TestPlainAllocations(t *testing.T) {
+	for _, w := range plainWork {
+		t.Run(w.name, func(t *testing.T) {
+			bare, wrapped := pair(t, w.rows, w.work)
+			least := func(f func()) float64 { // others may be at work
+				return min(testing.AllocsPerRun(200, f), testing.AllocsPerRun(200, f), testing.AllocsPerRun(200, f))
+			}
+			if b, o := least(bare), least(wrapped); o > b+w.extra {
+				t.Errorf("%v allocations, %v on the bare driver; want at most %v more", o, b, w.extra)
+			}
+		})
+	}
+}
+
+func BenchmarkPlain(b *testing.B) {
+	for _, w := range plainWork {
+		b.Run(w.name, func(b *testing.B) {
+			bare, wrapped := pair(b, w.rows, w.work)
+			for name, once := range map[string]func(){"bare": bare, "wrapped": wrapped} {
+				b.Run(name, func(b *testing.B) {
+					b.ReportAllocs()
+					for b.Loop() {
+						once()
+					}
+				})
+			}
+			b.Run("ratio", func(b *testing.B) { sideBySide(b, bare, wrapped) })
+		})
+	}
+}
+
+// BenchmarkEmptyInterceptor is what an interceptor costs that does nothing: "wrapped" is
+// with it, "bare" the driver without.
+func BenchmarkEmptyInterceptor(b *testing.B) {
+	for _, w := range plainWork {
+		b.Run(w.name, func(b *testing.B) {
+			var once [2]func()
+			var allocs [2]float64
+			for i, cfg := range []mysqllock.Config{{}, {Base: intercept.With(sqlmw.NullInterceptor{})}} {
+				k, err := mysqllock.Wrap(w.rows, cfg)
+				if err != nil {
+					b.Fatal(err)
+				}
+				once[i] = doing(b, k, w.work)
+				allocs[i] = testing.AllocsPerRun(200, once[i])
+			}
+			sideBySide(b, once[0], once[1])
+			b.ReportMetric(allocs[1]-allocs[0], "allocs-more")
+		})
+	}
+}
+
+// sideBySide reports how much longer wrapped takes than bare: the ratio of the
+// medians of short runs that take turns, so that a busy machine hits both.
+func sideBySide(b *testing.B, bare, wrapped func()) {
+	const batch = 200
+	var times [2][]time.Duration
+	for b.Loop() {
+		for i, once := range []func(){bare, wrapped} {
+			start := time.Now()
+			for range batch {
+				once()
+			}
+			times[i] = append(times[i], time.Since(start))
+		}
+	}
+	median := func(d []time.Duration) float64 {
+		slices.Sort(d)
+		return float64(d[len(d)/2])
+	}
+	b.ReportMetric(median(times[1])/median(times[0]), "wrapped/bare")
+	b.ReportMetric((median(times[1])-median(times[0]))/batch, "ns-more")
+	b.ReportMetric(0, "ns/op")
 }

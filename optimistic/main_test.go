@@ -29,6 +29,7 @@ import (
 // The tests run against every server that is found on this machine.
 
 func TestMain(m *testing.M) {
+	dbtest.Jobs{"optimistic": childOptimistic}.Run()
 	_ = mysql.SetLogger(&mysql.NopLogger{}) // connections are cut on purpose
 	goleak.VerifyTestMain(tempserver.Tests{M: m})
 }

@@ -20,7 +20,10 @@ import (
 
 // The tests run against every server that is found on this machine.
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(tempserver.Tests{M: m}) }
+func TestMain(m *testing.M) {
+	dbtest.Jobs{"slots": childSlots}.Run()
+	goleak.VerifyTestMain(tempserver.Tests{M: m})
+}
 
 // scratch is a database of one test.
 type scratch struct {

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -140,3 +141,31 @@ func Long[T any](short, long T) T {
 // Random returns letters and digits for the name of something that only this test
 // has.
 func Random() string { return strings.ToLower(rand.Text()[:12]) }
+
+// Together are subtests that do little but wait. They run all at once: t.Parallel would
+// have most of them wait for one of the few places that -parallel gives, too. The test
+// may not end before Wait.
+type Together struct{ sync.WaitGroup }
+
+// Run starts a subtest.
+func (g *Together) Run(t *testing.T, name string, test func(t *testing.T)) {
+	g.Go(func() { t.Run(name, test) })
+}
+
+// Begin begins a transaction.
+func Begin(t testing.TB, ctx context.Context, db *sql.DB) *sql.Tx {
+	t.Helper()
+	tx, err := db.BeginTx(ctx, nil)
+	OK(t, err)
+	t.Cleanup(func() { _ = tx.Rollback() })
+	return tx
+}
+
+// Conn takes a connection of a handle.
+func Conn(t testing.TB, db *sql.DB) *sql.Conn {
+	t.Helper()
+	conn, err := db.Conn(Limited(t))
+	OK(t, err)
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}

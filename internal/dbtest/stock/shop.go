@@ -7,6 +7,8 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -180,4 +182,146 @@ func Hold(db *sql.DB, in *bufio.Scanner) {
 		return nil
 	})
 	fmt.Println("ended", err)
+}
+
+// TTL is that of leases which a test needs to its end, also on a machine that stands still
+// for some seconds.
+const TTL = 15 * time.Second
+
+// WantLocked fails the test unless the key's row is locked, or is not.
+func (s *Shop) WantLocked(key string, want bool) {
+	s.T.Helper()
+	if got := s.Locked(key); got != want {
+		s.T.Errorf("locked(%s) = %v, want %v", key, got, want)
+	}
+}
+
+// WantLeased fails the test unless a lease on key is live, or is not.
+func (s *Shop) WantLeased(key string, want bool) {
+	s.T.Helper()
+	if got := s.Leased(key); got != want {
+		s.T.Errorf("leased(%s) = %v, want %v", key, got, want)
+	}
+}
+
+// Steal gives the lease on key to somebody else, as after its end.
+func (s *Shop) Steal(key string) {
+	s.T.Helper()
+	dbtest.Exec(s.T, s.Plain, "UPDATE mysqllock SET owner = 'thief#00000000', token = token + 1, expires = UTC_TIMESTAMP(6) + INTERVAL 60 SECOND WHERE namespace = ? AND name = ?", s.Name, key)
+}
+
+// Lapse makes key's row that of a lease which has run out and was never given back.
+func (s *Shop) Lapse(db *sql.DB, key string) {
+	s.T.Helper()
+	_, err := db.ExecContext(lockctx.With(dbtest.Limited(s.T), key), "UPDATE p SET stock = stock WHERE id = 3") // the row is there
+	dbtest.OK(s.T, err)
+	dbtest.Exec(s.T, s.Plain, "UPDATE mysqllock SET owner = 'dead:1:x#0a1b2c3d', token = token + 1, expires = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND WHERE namespace = ? AND name = ?", s.Name, key)
+}
+
+// Expires returns when the lease on key does, as the row says.
+func (s *Shop) Expires(key string) (at string) {
+	s.T.Helper()
+	dbtest.OK(s.T, s.Plain.QueryRow("SELECT expires FROM mysqllock WHERE namespace = ? AND name = ?", s.Name, key).Scan(&at))
+	return at
+}
+
+// Named is the id of the connection that has the advisory lock on key; 0 is none. Keys and
+// databases of tests are such that names are readable.
+func (s *Shop) Named(key string) int64 {
+	s.T.Helper()
+	var id sql.NullInt64
+	dbtest.OK(s.T, s.Plain.QueryRow("SELECT IS_USED_LOCK(?)", "mysqllock:"+s.Name+"/"+key).Scan(&id))
+	return id.Int64
+}
+
+// WantNamed fails the test unless the advisory lock on key is held, or is not.
+func (s *Shop) WantNamed(key string, want bool) {
+	s.T.Helper()
+	if id := s.Named(key); (id != 0) != want {
+		s.T.Errorf("the advisory lock on %s is held by connection %d, want held %v", key, id, want)
+	}
+}
+
+// Waiters are how many statements wait for rows of the lock table.
+func (s *Shop) Waiters() (n int) {
+	s.T.Helper()
+	dbtest.OK(s.T, s.Plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE '%FOR UPDATE%' AND INFO LIKE '%mysqllock %' AND ID <> CONNECTION_ID()",
+		s.Name).Scan(&n))
+	return n
+}
+
+// Connections are the ids of the database's connections but that which asks.
+func (s *Shop) Connections() []int {
+	s.T.Helper()
+	return dbtest.Column[int](s.T, s.Plain, "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = ? AND ID <> CONNECTION_ID()", s.Name)
+}
+
+// WantLost fails the test unless what has returned err says that the lock was lost.
+func WantLost(t testing.TB, what string, err error) {
+	t.Helper()
+	if !errors.Is(err, mysqllock.ErrLost) {
+		t.Errorf("%s returned %v, want ErrLost", what, err)
+	}
+}
+
+// Naming runs what is refused, again where a busy server did not say in time who
+// has the lock.
+func Naming(refused func() error) (err error) {
+	for range 20 {
+		var e *mysqllock.Error
+		if err = refused(); !errors.As(err, &e) || e.Holder != nil {
+			break
+		}
+	}
+	return err
+}
+
+// WantToken fails the test unless the lock context has a lease with that token; 0 is none.
+func WantToken(t testing.TB, ctx context.Context, want uint64) {
+	t.Helper()
+	if token, ok := mysqllock.Token(ctx); token != want || ok != (want != 0) {
+		t.Errorf("the token is %d, %v, want %d", token, ok, want)
+	}
+}
+
+// KeptAs are the ways to keep a lock, each with its options.
+func KeptAs() map[string][]lockctx.Option {
+	return map[string][]lockctx.Option{
+		"row":        {lockctx.Row()},
+		"shared":     {lockctx.Shared()},
+		"slots":      {lockctx.Slots(1)},
+		"lease":      {lockctx.Lease(TTL)},
+		"advisory":   {lockctx.Advisory()},
+		"optimistic": {lockctx.Optimistic()},
+	}
+}
+
+// SetStock writes what a caller has decided.
+const SetStock = "UPDATE p SET stock = ? WHERE id = 1"
+
+// WantError fails the test unless err is an *Error around sentinel that says so.
+func WantError(t testing.TB, what string, err, sentinel error, says string) {
+	t.Helper()
+	var e *mysqllock.Error
+	if !errors.As(err, &e) || !errors.Is(err, sentinel) || !strings.Contains(err.Error(), says) {
+		t.Errorf("%s: %v, want %v: %s", what, err, sentinel, says)
+	}
+}
+
+// KillAllBut ends all connections to the database but one.
+func (s *Shop) KillAllBut(id uint64) {
+	s.T.Helper()
+	ids := dbtest.Column[uint64](s.T, s.Plain, "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = ? AND ID NOT IN (?, CONNECTION_ID())", s.Name, id)
+	for _, id := range ids {
+		_, _ = s.Plain.Exec("KILL CONNECTION " + strconv.FormatUint(id, 10))
+	}
+	dbtest.Soon(s.T, "they are gone", func() bool {
+		n := 0
+		for _, id := range ids {
+			var there int
+			dbtest.OK(s.T, s.Plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE ID = ?", id).Scan(&there))
+			n += there
+		}
+		return n == 0
+	})
 }

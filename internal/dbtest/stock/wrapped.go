@@ -91,11 +91,11 @@ var ways = []struct {
 	}},
 }
 
-// CheckWrapped checks a handle that was opened with a wrapper of drivers: 40 callers, each
+// CheckWrapped checks a handle that was opened with a wrapper of drivers: 15 callers, each
 // with all ways to take a lock, come through, and nothing stays in use.
 func (s *Shop) CheckWrapped(t *testing.T, db *sql.DB) {
 	t.Helper()
-	const callers = 40
+	const callers = 15
 	db.SetMaxIdleConns(callers)
 	ctx, key := dbtest.Limited(t), dbtest.Random()
 	dbtest.OK(t, mysqllock.Do(ctx, db, key, func(context.Context) error { return nil })) // the table is there
@@ -141,7 +141,7 @@ func (s *Shop) checkConns(ctx context.Context, t *testing.T, db *sql.DB) {
 	dbtest.Exec(t, c, "SET @x = 7")
 	dbtest.Exec(t, c, "CREATE TEMPORARY TABLE mine (id INT AUTO_INCREMENT PRIMARY KEY)")
 	var others sync.WaitGroup
-	for range 40 {
+	for range 15 {
 		others.Go(func() {
 			own, err := db.Conn(ctx)
 			if err == nil {

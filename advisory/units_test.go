@@ -1,0 +1,757 @@
+package advisory_test
+
+import (
+	"bytes"
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
+	"github.com/mysqllock/mysqllock/internal/lockname"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// TestDefaultStrategyInside: With that leaves the strategy to the handle, inside
+// or around one that says it, takes both where they do not exclude each other,
+// and one where they do.
+func TestDefaultStrategyInside(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		for strategy, want := range map[string][2]bool{"advisory": {true, true}, "row": {true, false}} {
+			db, key := s.Handle("lockStrategy="+strategy), "k"+strategy
+			for _, ctx := range []context.Context{
+				lockctx.With(lockctx.With(dbtest.Limited(t), key, lockctx.Row()), key),
+				lockctx.With(lockctx.With(dbtest.Limited(t), key), key, lockctx.Row()),
+			} {
+				tx, err := db.BeginTx(ctx, nil)
+				dbtest.OK(t, err)
+				s.WantLocked(key, want[0])
+				s.WantNamed(key, want[1])
+				dbtest.OK(t, tx.Commit())
+			}
+		}
+		db := s.Handle("lockStrategy=advisory")
+		tx, err := db.BeginTx(lockctx.With(lockctx.With(dbtest.Limited(t), "twice"), "twice", lockctx.Advisory(), lockctx.Wait(time.Second)), nil)
+		dbtest.OK(t, err)
+		dbtest.OK(t, tx.Commit())
+	})
+}
+
+func TestAdvisoryUnitsOfWork(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle("lockStrategy=advisory")
+		base, cancel := context.WithCancel(dbtest.Limited(t))
+		defer cancel()
+		ctx := lockctx.With(base, "k")
+
+		tx, err := db.BeginTx(ctx, nil)
+		dbtest.OK(t, err)
+		s.WantNamed("k", true)
+		dbtest.Exec(t, tx, "UPDATE p SET stock = 9 WHERE id = 1")
+		dbtest.OK(t, tx.Commit())
+		s.WantNamed("k", false)
+		tx, err = db.BeginTx(ctx, nil)
+		dbtest.OK(t, err)
+		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
+		dbtest.OK(t, tx.Rollback())
+		s.WantNamed("k", false)
+		s.WantStock(1, 9)
+
+		_, err = db.ExecContext(ctx, "UPDATE p SET stock = 8 WHERE id = 1")
+		dbtest.OK(t, err)
+		s.WantNamed("k", false)
+		s.WantStock(1, 8)
+
+		var n int
+		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
+		s.WantNamed("k", true)
+		if st := db.Stats(); st.InUse != 0 {
+			t.Errorf("%d connections are pinned", st.InUse)
+		}
+		_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
+		dbtest.OK(t, err)
+		s.WantNamed("k", false)
+		s.WantStock(1, 7)
+
+		tx, err = db.Begin() // the hint comes late
+		dbtest.OK(t, err)
+		_, err = tx.ExecContext(lockctx.With(base, "k"), "UPDATE p SET stock = 6 WHERE id = 1")
+		dbtest.OK(t, err)
+		s.WantNamed("k", true)
+		dbtest.OK(t, tx.Commit())
+		s.WantNamed("k", false)
+		s.WantStock(1, 6)
+
+		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
+		cancel()
+		dbtest.Soon(t, "the end of the context gives it back", func() bool { return s.Named("k") == 0 })
+	})
+}
+
+func TestAdvisoryHold(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other := s.Handle(), s.Handle()
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "job", func(ctx context.Context) error {
+			_, err := db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")
+			dbtest.OK(t, err)
+			s.WantStock(1, 9)
+			s.WantNamed("job", true)
+			stock.WantToken(t, ctx, 0)
+			// Reentrant in its lock context, and a space of its own.
+			dbtest.OK(t, mysqllock.Do(ctx, db, "job", func(context.Context) error { return nil }, lockctx.Advisory()))
+			dbtest.OK(t, mysqllock.Do(ctx, db, "job", func(ctx context.Context) error {
+				s.WantLeased("job", true)
+				_, err := db.ExecContext(ctx, "UPDATE p SET stock = 8 WHERE id = 1")
+				return err
+			}, lockctx.Lease(stock.TTL)))
+			s.WantNamed("job", true)
+			return nil
+		}, lockctx.Advisory()))
+		s.WantNamed("job", false)
+		s.WantStock(1, 8)
+
+		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "job", lockctx.Advisory())
+		dbtest.OK(t, err)
+		for _, db := range []*sql.DB{db, other} {
+			var e *mysqllock.Error
+			err := stock.Naming(func() error {
+				_, err := mysqllock.Acquire(dbtest.Limited(t), db, "job", lockctx.Advisory(), lockctx.NoWait())
+				return err
+			})
+			if !errors.Is(err, mysqllock.ErrLocked) || !errors.As(err, &e) || e.Holder == nil || e.Strategy != "advisory" {
+				t.Errorf("a second hold returned %v", err)
+			}
+			err = stock.Naming(func() error {
+				_, err := mysqllock.Acquire(dbtest.Limited(t), db, "job", lockctx.Advisory(), lockctx.Wait(200*time.Millisecond))
+				return err
+			})
+			if !errors.Is(err, mysqllock.ErrTimeout) || !errors.As(err, &e) || e.Holder == nil {
+				t.Errorf("a second hold that waits returned %v", err)
+			}
+		}
+
+		// The lock connection is lost: the holder is told, and commits nothing.
+		stays := context.WithoutCancel(h.Context())
+		tx, err := db.BeginTx(stays, nil)
+		dbtest.OK(t, err)
+		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
+		start := time.Now()
+		dbtest.Exec(t, s.Plain, fmt.Sprintf("KILL %d", s.Named("job")))
+		dbtest.Soon(t, "the server has ended the connection", func() bool { return s.Named("job") == 0 })
+		stock.WantLost(t, "Commit", tx.Commit())
+		<-h.Context().Done()
+		if took := time.Since(start); took > 30*time.Second || !errors.Is(context.Cause(h.Context()), mysqllock.ErrLost) {
+			t.Errorf("the holder was told after %v, with %v", took, context.Cause(h.Context()))
+		}
+		_, err = db.ExecContext(stays, "UPDATE p SET stock = 1 WHERE id = 1")
+		stock.WantLost(t, "Exec", err)
+		stock.WantLost(t, "Release", h.Release())
+		s.WantStock(1, 8)
+
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "job", func(ctx context.Context) error {
+			_, err := db.ExecContext(ctx, "UPDATE p SET stock = 5 WHERE id = 1")
+			return err
+		}, lockctx.Advisory()))
+		s.WantStock(1, 5)
+	})
+}
+
+// TestAdvisoryHoldLapses: a hold whose context has ended is kept for lockTTL, for
+// what still runs in it to stop, or until Release.
+func TestAdvisoryHoldLapses(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle("lockTTL=3s&lockStrategy=advisory")
+		for _, released := range []bool{false, true} {
+			ctx, cancel := context.WithCancel(dbtest.Limited(t))
+			h, err := mysqllock.Acquire(ctx, db, "job")
+			dbtest.OK(t, err)
+			ended := time.Now()
+			cancel()
+			if named := s.Named("job") != 0; !named && time.Since(ended) < 3*time.Second {
+				t.Error("it is not kept")
+			}
+			if released {
+				dbtest.OK(t, h.Release())
+				s.WantNamed("job", false)
+				continue
+			}
+			dbtest.Soon(t, "it has lapsed", func() bool { return s.Named("job") == 0 })
+			if kept := time.Since(ended); kept < 3*time.Second {
+				t.Errorf("it was kept for %v", kept)
+			}
+			_ = h.Release()
+		}
+	})
+}
+
+// TestAdvisoryCommitIsChecked: where somebody else has the lock by the time of
+// COMMIT, and nobody has noticed.
+func TestAdvisoryCommitIsChecked(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		tx, err := db.BeginTx(lockctx.WithKeys(dbtest.Limited(t), []string{"a", "b"}, lockctx.Advisory()), nil)
+		dbtest.OK(t, err)
+		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
+		dbtest.Exec(t, s.Plain, fmt.Sprintf("KILL %d", s.Named("b")))
+		thief, err := s.Plain.Conn(dbtest.Limited(t))
+		dbtest.OK(t, err)
+		defer thief.Close()
+		var got int
+		dbtest.OK(t, thief.QueryRowContext(dbtest.Limited(t), "SELECT GET_LOCK(?, 60)", "mysqllock:"+s.Name+"/b").Scan(&got))
+		stock.WantLost(t, "Commit", tx.Commit())
+		s.WantStock(1, 10)
+		s.WantNamed("a", false)
+	})
+}
+
+func TestAdvisoryExcludes(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		handles := []*sql.DB{s.Handle("lockStrategy=advisory"), s.Handle("lockStrategy=advisory")}
+		const workers, each = 8, 25
+		dbtest.Exec(t, s.Plain, "UPDATE p SET stock = ? WHERE id = 1", workers*each)
+		var all sync.WaitGroup
+		for i := range workers {
+			db := handles[i%2]
+			all.Go(func() {
+				for range each {
+					ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+					var n int
+					ctx = lockctx.With(ctx, "k")
+					err := db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n)
+					if err == nil {
+						_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
+					}
+					if err != nil {
+						t.Error(err)
+					}
+					cancel()
+				}
+			})
+		}
+		all.Wait()
+		s.WantStock(1, 0)
+		s.WantNamed("k", false)
+	})
+}
+
+func TestAdvisoryStatementsPerPath(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, tap := s.Tapped(mysqllock.Config{Strategy: "advisory"})
+		db.SetMaxOpenConns(1)
+		for _, p := range []struct {
+			what string
+			want int
+			run  func() error
+		}{
+			{"transaction", 3, func() error {
+				tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
+				if err != nil {
+					return err
+				}
+				dbtest.Exec(t, tx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
+				return tx.Commit()
+			}},
+			{"Acquire and Release", 2, func() error {
+				h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
+				if err != nil {
+					return err
+				}
+				return h.Release()
+			}},
+		} {
+			tap.Costs(t, p.what, p.want, p.run)
+		}
+	})
+}
+
+// knowsHome waits until the handle knows how to begin a transaction with the lock on its own
+// connection.
+func knowsHome(s *stock.Shop, db *sql.DB) {
+	s.T.Helper()
+	dbtest.Soon(s.T, "it is known how to begin", func() bool {
+		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(s.T), "known", lockctx.Advisory()), nil)
+		dbtest.OK(s.T, err)
+		defer tx.Rollback()
+		var id int64
+		dbtest.OK(s.T, tx.QueryRow("SELECT CONNECTION_ID()").Scan(&id))
+		return s.Named("known") == id
+	})
+}
+
+// TestAdvisoryHome: a lock that goes with the transaction is held by its connection, whatever
+// runs in it; one that may outlive the transaction is not.
+func TestAdvisoryHome(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		for _, params := range []string{"", "&maxConns=8"} {
+			db := s.Handle("lockStrategy=advisory" + params)
+			knowsHome(s, db)
+			own := func(what string, tx *sql.Tx, key string, want bool) {
+				t.Helper()
+				var id int64
+				dbtest.OK(t, tx.QueryRow("SELECT CONNECTION_ID()").Scan(&id))
+				if got := s.Named(key) == id; got != want {
+					t.Errorf("%s%s: %v, want %v", what, params, got, want)
+				}
+			}
+			// A read outside a transaction decides under one key, and a transaction under
+			// another changes nothing: the unit of work goes on, with both.
+			ctx, cancel := context.WithCancel(dbtest.Limited(t))
+			defer cancel()
+			ctx = lockctx.With(ctx, "a")
+			var stock int
+			dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&stock))
+			tx, err := db.BeginTx(lockctx.With(ctx, "b"), nil)
+			dbtest.OK(t, err)
+			own("may outlive it", tx, "b", false)
+			dbtest.OK(t, tx.Commit())
+			s.WantNamed("a", true)
+			s.WantNamed("b", true)
+			cancel()
+			dbtest.Soon(t, "the end of the context gives them back", func() bool { return s.Named("a")+s.Named("b") == 0 })
+
+			// A hold inside the transaction joins it, and so does a transaction in that.
+			ctx = lockctx.With(dbtest.Limited(t), "k")
+			tx, err = db.BeginTx(ctx, nil)
+			dbtest.OK(t, err)
+			own("transaction", tx, "k", true)
+			dbtest.OK(t, mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
+				inner, err := db.BeginTx(ctx, nil)
+				dbtest.OK(t, err)
+				dbtest.Exec(t, inner, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+				return inner.Commit()
+			}))
+			own("after the hold", tx, "k", true)
+			if err := mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { return nil }, lockctx.NoWait()); !errors.Is(err, mysqllock.ErrLocked) {
+				t.Errorf("somebody else: %v", err)
+			}
+			dbtest.OK(t, tx.Commit())
+			s.WantNamed("k", false)
+			s.WantStock(1, stock-1)
+			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { return nil }, lockctx.NoWait()))
+
+			// The caller's context ends, database/sql rolls back, and the connection is used
+			// again.
+			ctx, cancel = context.WithCancel(dbtest.Limited(t))
+			tx, err = db.BeginTx(lockctx.With(ctx, "k"), nil)
+			dbtest.OK(t, err)
+			own("cancelled", tx, "k", true)
+			cancel()
+			dbtest.Soon(t, "it is rolled back", func() bool { return s.Named("k") == 0 })
+
+			// An error of the server that rolls back; then the lock goes at once, although
+			// the caller has not said Rollback yet.
+			tx, err = db.BeginTx(lockctx.With(dbtest.Limited(t), "d"), nil)
+			dbtest.OK(t, err)
+			own("deadlock", tx, "d", true)
+			_, err = tx.Exec("SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213")
+			dbtest.Want(t, err, mysqllock.ErrDeadlock)
+			s.WantNamed("d", false)
+			dbtest.OK(t, tx.Rollback())
+			s.WantStock(1, stock-1)
+			dbtest.Exec(t, db, "UPDATE p SET stock = stock + 1 WHERE id = 1")
+			dbtest.OK(t, db.Close())
+		}
+	})
+}
+
+// TestAdvisoryHomeIsKept: an idle transaction that holds its lock is kept alive, by pings that
+// never come into a statement of the application's; and its loss is noticed.
+func TestAdvisoryHomeIsKept(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		for _, params := range []string{"", "&maxConns=8"} {
+			db := s.Handle("lockStrategy=advisory&lockTTL=1s" + params)
+			knowsHome(s, db)
+			time.Sleep(1500 * time.Millisecond) // as if the connection was silent for too long
+			tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
+			dbtest.OK(t, err)
+			time.Sleep(400 * time.Millisecond)
+			dbtest.Exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+			time.Sleep(1500 * time.Millisecond)
+			stmt, err := tx.Prepare("SELECT id FROM p ORDER BY id")
+			dbtest.OK(t, err)
+			rows, err := stmt.Query()
+			dbtest.OK(t, err)
+			n := 0
+			for ; rows.Next(); n++ {
+				time.Sleep(700 * time.Millisecond) // longer than between two pings
+			}
+			dbtest.OK(t, rows.Err())
+			dbtest.OK(t, rows.Close())
+			dbtest.Exec(t, tx, "DO SLEEP(1.5)") // longer than the TTL
+			if s.Named("k") == 0 || n == 0 {
+				t.Errorf("%s: it is not held, or %d rows", params, n)
+			}
+			dbtest.OK(t, tx.Commit())
+			s.WantNamed("k", false)
+
+			tx, err = db.BeginTx(lockctx.With(dbtest.Limited(t), "lost"), nil)
+			dbtest.OK(t, err)
+			dbtest.Exec(t, tx, "UPDATE p SET stock = 0 WHERE id = 1")
+			dbtest.Exec(t, s.Plain, fmt.Sprintf("KILL %d", s.Named("lost")))
+			time.Sleep(1500 * time.Millisecond) // a ping has failed
+			_, err = tx.Exec("UPDATE p SET stock = 0 WHERE id = 1")
+			dbtest.Want(t, err, mysqllock.ErrLost)
+			dbtest.Want(t, tx.Commit(), mysqllock.ErrLost)
+			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "lost", func(context.Context) error { return nil }, lockctx.NoWait()))
+			dbtest.Exec(t, db, "UPDATE p SET stock = stock + 1 WHERE id = 1")
+			s.WantStock(1, 10)
+			dbtest.OK(t, db.Close())
+		}
+	})
+}
+
+// TestManyAdvisoryHolds of one handle are on two connections, and there is no other.
+func TestManyAdvisoryHolds(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		const n, goroutines = 2_000, 16
+		db := s.Handle("lockStrategy=advisory")
+		holds := make([]*mysqllock.Hold, n)
+		var all sync.WaitGroup
+		for g := range goroutines {
+			all.Go(func() {
+				for i := g; i < n; i += goroutines {
+					var err error
+					if holds[i], err = mysqllock.Acquire(dbtest.Limited(t), db, fmt.Sprint("k", i)); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+		all.Wait()
+		var connections int
+		dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM information_schema.processlist WHERE db = ? AND id <> CONNECTION_ID()", s.Name).Scan(&connections))
+		if connections > 2 {
+			t.Errorf("%d holds are on %d connections", n, connections)
+		}
+		for _, hold := range holds {
+			all.Go(func() {
+				if err := hold.Release(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+	})
+}
+
+// cutAtCommit closes a connection soon after a COMMIT has gone out on it, if it is to cut.
+// checks is whether the last COMMIT was a part of the check.
+type cutAtCommit struct {
+	net.Conn
+	cuts, checks *atomic.Bool
+}
+
+func (c cutAtCommit) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	if bytes.Contains(b, []byte("COMMIT")) && !bytes.Contains(b, []byte("CREATE")) {
+		c.checks.Store(bytes.Contains(b, []byte("mysqllock_held")))
+		if c.cuts.Load() {
+			time.AfterFunc(100*time.Millisecond, func() { c.Close() })
+		}
+	}
+	return n, err
+}
+
+// TestUnknownCommitUnderAnAdvisoryLock: a lock is not given back while the server may
+// still be busy with a COMMIT under it whose answer is lost.
+func TestUnknownCommitUnderAnAdvisoryLock(t *testing.T) {
+	const sell = "UPDATE p SET stock = stock - 1 WHERE id = 1"
+	transaction := func(ctx context.Context, db *sql.DB, before func()) error {
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback()
+		if _, err := tx.ExecContext(ctx, sell); err != nil {
+			return err
+		}
+		before()
+		return tx.Commit()
+	}
+	dbtest.OnOwnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) { // commits are held up for all of it
+		var cuts, checks atomic.Bool
+		cfg := s.Config()
+		cfg.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			var d net.Dialer
+			c, err := d.DialContext(ctx, network, addr)
+			return cutAtCommit{c, &cuts, &checks}, err
+		}
+		admin, err := s.Plain.Conn(dbtest.Limited(t))
+		dbtest.OK(t, err)
+		defer admin.Close()
+		stop := func() {
+			_, err := admin.ExecContext(dbtest.Limited(t), "FLUSH TABLES WITH READ LOCK")
+			dbtest.OK(t, err)
+		}
+		unit := func(db *sql.DB) error {
+			return transaction(lockctx.With(dbtest.Limited(t), "k", lockctx.Advisory()), db, stop)
+		}
+		hold := func(db *sql.DB) error {
+			return mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error { return transaction(ctx, db, stop) }, lockctx.Advisory())
+		}
+		for name, c := range map[string]struct {
+			maxConns int
+			sold     func(*sql.DB) error
+			once     bool // the check and COMMIT are one statement: there is a way, and the connection's id is known
+		}{
+			"unit of work": {0, unit, s.MariaDB()}, "in a hold": {0, hold, false}, "unit of work, maxConns": {8, unit, true}, "in a hold, maxConns": {8, hold, true},
+		} {
+			connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{MaxConns: c.maxConns})
+			dbtest.OK(t, err)
+			db := sql.OpenDB(connector)
+			defer db.Close()
+			if c.maxConns > 0 {
+				dbtest.Soon(t, "the check is a part of the COMMIT", func() bool {
+					tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Advisory()), nil)
+					dbtest.OK(t, err)
+					dbtest.Exec(t, tx, "UPDATE p SET stock = stock WHERE id = 1")
+					dbtest.OK(t, tx.Commit())
+					return checks.Load()
+				})
+			}
+			cuts.Store(true)
+			err = c.sold(db)
+			cuts.Store(false)
+			if checks.Load() != c.once {
+				t.Errorf("%s: the check was a part of the COMMIT: %v", name, checks.Load())
+			}
+			var busy int
+			dbtest.OK(t, admin.QueryRowContext(dbtest.Limited(t), "SELECT COUNT(*) FROM information_schema.processlist WHERE db = ? AND id <> CONNECTION_ID() AND info LIKE '%COMMIT%' AND info NOT LIKE 'CREATE %'", s.Name).Scan(&busy))
+			if err == nil || busy != 0 {
+				t.Errorf("%s: %v; %d COMMITs go on", name, err, busy)
+			}
+			_, err = admin.ExecContext(dbtest.Limited(t), "UNLOCK TABLES")
+			dbtest.OK(t, err)
+			s.WantStock(1, 10)
+		}
+	})
+}
+
+// TestPollerBeginsAfterItsWait: a caller whose turn ends while others wait for the key, and that
+// then finds no connection to wait on, has its transaction after the wait, as everybody has that
+// waits: nothing is begun meanwhile that nobody ends.
+func TestPollerBeginsAfterItsWait(t *testing.T) {
+	begin := func(ctx context.Context, db *sql.DB) error {
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback()
+		if _, err := tx.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1"); err != nil {
+			return err
+		}
+		return tx.Commit()
+	}
+	exec := func(ctx context.Context, db *sql.DB) error {
+		_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+		return err
+	}
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		for name, c := range map[string]struct {
+			param string
+			sell  func(context.Context, *sql.DB) error
+		}{
+			"BeginTx": {"", begin}, "Exec": {"", exec}, "BeginTx, maxConns": {"maxConns=8", begin}, "Exec, maxConns": {"maxConns=8", exec},
+		} {
+			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10")
+			db := s.Handle("lockStrategy=advisory", "lockMaxConns=2", "lockHandOverTime=1ms", "lockWait=1m", c.param)
+			pollAfterTurn(s, db, func(ctx context.Context) error { return c.sell(ctx, db) })
+			s.WantStock(1, 9)
+			wantPlainWrites(s, name, db)
+			wantClosed(s, name, db)
+		}
+	})
+}
+
+// pollAfterTurn has sell, under k, wait as a poller after db's turn was over.
+func pollAfterTurn(s *stock.Shop, db *sql.DB, sell func(context.Context) error) {
+	t := s.T
+	t.Helper()
+	under := func(key string) context.Context { return lockctx.With(dbtest.Limited(t), key) }
+	rival := func() (get func(key string) error) {
+		c, err := s.Plain.Conn(dbtest.Limited(t))
+		dbtest.OK(t, err)
+		t.Cleanup(func() { c.Close() })
+		return func(key string) error {
+			text := "DO GET_LOCK('" + lockname.OfAdvisory(s.Name, key) + "', 60)"
+			if key == "" {
+				text = "DO RELEASE_ALL_LOCKS()"
+			}
+			_, err := c.ExecContext(dbtest.Limited(t), text)
+			return err
+		}
+	}
+	waiting := func() []int64 {
+		return dbtest.Column[int64](t, s.Plain, "SELECT ID FROM information_schema.PROCESSLIST WHERE STATE = 'User lock' AND INFO LIKE ?",
+			"%GET_LOCK('"+lockname.OfAdvisory(s.Name, "k")+"'%")
+	}
+	polls := func(key string) bool {
+		var id sql.NullInt64
+		dbtest.OK(t, s.Plain.QueryRow("SELECT IS_USED_LOCK(?)", lockname.OfPoller(s.Name, key)).Scan(&id))
+		return id.Valid
+	}
+	first, second, third := rival(), rival(), rival()
+	dbtest.OK(t, first("k"))
+	dbtest.OK(t, third("l"))
+	held, turn, sold, other := make(chan *sql.Tx, 1), make(chan error, 1), make(chan error, 1), make(chan error, 1)
+	begin := func(key string) (*sql.Tx, error) { return db.BeginTx(under(key), nil) }
+	go func() {
+		tx, err := begin("k")
+		if err != nil {
+			t.Error(err)
+		}
+		held <- tx
+	}()
+	dbtest.Soon(t, "one waits in the server", func() bool { return len(waiting()) == 1 })
+	go func() { turn <- second("k") }()
+	dbtest.Soon(t, "the rival waits", func() bool { return len(waiting()) == 2 })
+	dbtest.OK(t, first(""))
+	tx := <-held
+	go func() { sold <- sell(under("k")) }()
+	dbtest.Soon(t, "the next one is in line", func() bool {
+		st, err := mysqllock.Stats(db)
+		dbtest.OK(t, err)
+		return st.Waiters == 1
+	})
+	time.Sleep(2 * time.Millisecond) // the time after which others have their turn
+	dbtest.OK(t, tx.Commit())
+	dbtest.OK(t, <-turn)
+	dbtest.Soon(t, "the next one waits in the server", func() bool { return len(waiting()) == 1 })
+	go func() {
+		tx, err := begin("l")
+		if err == nil {
+			err = tx.Rollback()
+		}
+		other <- err
+	}()
+	dbtest.Soon(t, "somebody polls for another key", func() bool { return polls("l") })
+	dbtest.Soon(t, "the next one polls", func() bool {
+		for _, id := range waiting() {
+			_, _ = s.Plain.Exec(fmt.Sprintf("KILL QUERY %d", id)) // it may be over
+		}
+		return polls("k")
+	})
+	dbtest.OK(t, second(""))
+	dbtest.OK(t, <-sold)
+	dbtest.OK(t, third(""))
+	dbtest.OK(t, <-other)
+}
+
+// wantPlainWrites fails the test unless what is written without a lock, on every connection that
+// database/sql has kept, is committed at once.
+func wantPlainWrites(s *stock.Shop, what string, db *sql.DB) {
+	s.T.Helper()
+	var conns []*sql.Conn
+	defer func() {
+		for _, c := range conns {
+			dbtest.OK(s.T, c.Close())
+		}
+	}()
+	for n := range max(db.Stats().Idle, 1) {
+		c, err := db.Conn(dbtest.Limited(s.T))
+		dbtest.OK(s.T, err)
+		conns = append(conns, c)
+		_, err = c.ExecContext(dbtest.Limited(s.T), "INSERT INTO p VALUES (?, 7)", 1000+n)
+		dbtest.OK(s.T, err)
+		var there int
+		dbtest.OK(s.T, s.Plain.QueryRow("SELECT COUNT(*) FROM p WHERE id = ?", 1000+n).Scan(&there))
+		if there != 1 {
+			s.T.Errorf("%s: a plain INSERT came off, and is not committed", what)
+		}
+	}
+	dbtest.Exec(s.T, s.Plain, "DELETE FROM p WHERE id >= 1000")
+}
+
+// wantClosed fails the test unless db can be closed.
+func wantClosed(s *stock.Shop, what string, db *sql.DB) {
+	s.T.Helper()
+	closed := make(chan error, 1)
+	go func() { closed <- db.Close() }()
+	select {
+	case err := <-closed:
+		dbtest.OK(s.T, err)
+	case <-time.After(dbtest.Patience):
+		s.T.Fatalf("%s: Close hangs", what)
+	}
+}
+
+// TestHotAdvisoryKeys: many goroutines of two handles want a few keys, with too few connections
+// to wait on: all are served, and nothing is left on a connection.
+func TestHotAdvisoryKeys(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		const keys, each = 8, 3
+		for id := 5; id <= keys; id++ {
+			dbtest.Exec(t, s.Plain, "INSERT INTO p VALUES (?, 10)", id)
+		}
+		for _, param := range []string{"", "maxConns=8"} {
+			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 0")
+			var all sync.WaitGroup
+			handles := []*sql.DB{s.Handle("lockStrategy=advisory", "lockMaxConns=3", "lockWait=2m", param), s.Handle("lockStrategy=advisory", "lockMaxConns=3", "lockWait=2m", param)}
+			for i := range 60 {
+				db := handles[i%2]
+				all.Go(func() {
+					for n := range each {
+						id := 1 + (i+n)%keys
+						ctx := lockctx.With(dbtest.Limited(t), fmt.Sprint("k", id))
+						if i%3 == 0 {
+							if _, err := db.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = ?", id); err != nil {
+								t.Error(err)
+							}
+							continue
+						}
+						tx, err := db.BeginTx(ctx, nil)
+						if err != nil {
+							t.Error(err)
+							continue
+						}
+						_, err = tx.Exec("UPDATE p SET stock = stock + 1 WHERE id = ?", id)
+						if err = errors.Join(err, tx.Commit()); err != nil {
+							t.Error(err)
+						}
+					}
+				})
+			}
+			all.Wait()
+			var sum int
+			dbtest.OK(t, s.Plain.QueryRow("SELECT SUM(stock) FROM p").Scan(&sum))
+			if sum != 60*each {
+				t.Errorf("%s: %d updates of %d are there", param, sum, 60*each)
+			}
+			for _, db := range handles {
+				wantPlainWrites(s, param, db)
+				wantClosed(s, param, db)
+			}
+		}
+	})
+}
+
+// TestConnectionsAreLeftForLockConnections: callers whose BEGIN goes out beside the lock leave the
+// connections of maxConns to the lock connection that all of them need.
+func TestConnectionsAreLeftForLockConnections(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		for range 5 {
+			db := s.Handle("lockStrategy=advisory", "lockUnsafe=allow", "maxConns=4") // with which nothing begins in the statement that locks
+			var all sync.WaitGroup
+			for i := range 12 {
+				all.Go(func() {
+					tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), fmt.Sprint("k", i)), nil)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					dbtest.OK(t, tx.Commit())
+				})
+			}
+			all.Wait()
+			wantClosed(s, "callers of 12 keys", db)
+		}
+	})
+}

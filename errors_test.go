@@ -1,0 +1,605 @@
+package mysqllock_test
+
+import (
+	"bytes"
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
+	"github.com/mysqllock/mysqllock/internal/tempserver"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+func TestBadHints(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open()
+		base := dbtest.Limited(t)
+		for name, ctx := range map[string]context.Context{
+			"empty key":     lockctx.With(base, ""),
+			"longer than":   lockctx.With(base, strings.Repeat("k", 256)),
+			"negative wait": lockctx.With(base, "k", lockctx.Wait(-1)),
+			"negative retr": lockctx.With(base, "k", lockctx.Retry(-1)),
+			"no key":        lockctx.WithKeys(base, nil),
+		} {
+			var errs []error
+			_, err := db.ExecContext(ctx, "UPDATE p SET stock = 0")
+			errs = append(errs, err)
+			_, err = read(ctx, db, 1)
+			errs = append(errs, err)
+			_, err = db.BeginTx(ctx, nil)
+			errs = append(errs, err)
+			_, err = db.PrepareContext(ctx, "SELECT 1")
+			errs = append(errs, err)
+			for i, err := range errs {
+				if err == nil || !strings.Contains(err.Error(), name) {
+					t.Errorf("%s, call %d: %v", name, i, err)
+				}
+			}
+		}
+		s.wantStock(1, 10)
+	})
+}
+
+// TestFailuresNameTheirState: what the driver refuses by itself is an Error around a
+// sentinel.
+func TestFailuresNameTheirState(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open()
+		want := func(name string, err error, sentinel error) {
+			t.Helper()
+			var e *mysqllock.Error
+			if !errors.As(err, &e) || !errors.Is(err, sentinel) {
+				t.Errorf("%s: %v (%T), want %v", name, err, err, sentinel)
+			}
+		}
+
+		// Text has ended the transaction before the key is asked for.
+		tx, err := db.BeginTx(dbtest.Limited(t), nil)
+		dbtest.OK(t, err)
+		dbtest.Exec(t, tx, "COMMIT")
+		var n int
+		want("late, after COMMIT", tx.QueryRowContext(lockctx.With(dbtest.Limited(t), "k"), "SELECT stock FROM p WHERE id = 1").Scan(&n), mysqllock.ErrLost)
+		_ = tx.Rollback()
+
+		// The context ends while the driver looks whether the transaction is open.
+		tx, err = db.BeginTx(dbtest.Limited(t), nil)
+		dbtest.OK(t, err)
+		dbtest.Exec(t, tx, "DO 1")
+		ctx, cancel := context.WithCancel(lockctx.With(dbtest.Limited(t), "k"))
+		conn, err := db.Conn(dbtest.Limited(t))
+		dbtest.OK(t, err)
+		defer conn.Close()
+		cancel()
+		_, err = tx.ExecContext(ctx, "UPDATE p SET stock = stock WHERE id = 1")
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("late, cancelled: %v", err)
+		}
+		_ = tx.Rollback()
+
+		// BeginTx where a transaction without the lock is open: through Raw.
+		dbtest.OK(t, conn.Raw(func(c any) error {
+			begins := c.(driver.ConnBeginTx)
+			open, err := begins.BeginTx(dbtest.Limited(t), driver.TxOptions{})
+			dbtest.OK(t, err)
+			_, err = begins.BeginTx(lockctx.With(dbtest.Limited(t), "k"), driver.TxOptions{})
+			want("begin in a transaction without the lock", err, mysqllock.ErrUnsafe)
+			return open.Rollback()
+		}))
+
+		// A statement that was prepared in a transaction, and is run after it.
+		hold, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
+		dbtest.OK(t, err)
+		dbtest.OK(t, conn.Raw(func(c any) error {
+			tx, err := c.(driver.ConnBeginTx).BeginTx(hold.Context(), driver.TxOptions{})
+			dbtest.OK(t, err)
+			st, err := c.(driver.ConnPrepareContext).PrepareContext(hold.Context(), "SELECT 1")
+			dbtest.OK(t, err)
+			dbtest.OK(t, tx.Rollback())
+			_, err = st.(driver.StmtQueryContext).QueryContext(dbtest.Limited(t), nil)
+			want("a statement of a transaction that has ended", err, mysqllock.ErrLost)
+			return st.Close()
+		}))
+
+		// Other options than those of the open transaction.
+		_, err = db.BeginTx(hold.Context(), &sql.TxOptions{Isolation: sql.LevelSerializable})
+		want("other options", err, mysqllock.ErrUnsafe)
+		inner, err := db.BeginTx(hold.Context(), nil)
+		dbtest.OK(t, err)
+		want("a hold with an open transaction", hold.Release(), mysqllock.ErrUnsafe)
+		_ = inner.Rollback()
+
+		// Out of order.
+		ctx = lockctx.With(dbtest.Limited(t), "k")
+		outer, err := db.BeginTx(ctx, nil)
+		dbtest.OK(t, err)
+		inner, err = db.BeginTx(ctx, nil)
+		dbtest.OK(t, err)
+		want("out of order", outer.Commit(), mysqllock.ErrUnsafe)
+		want("out of order, the inner one", inner.Commit(), mysqllock.ErrUnsafe)
+	})
+}
+
+// witness is an observer that remembers what it is told.
+type witness struct {
+	mu     sync.Mutex
+	events []mysqllock.Event
+	user   any // the context's value of userKey, of the last
+}
+
+type userKey struct{}
+
+func (w *witness) Observe(ctx context.Context, e mysqllock.Event) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.events, w.user = append(w.events, e), ctx.Value(userKey{})
+}
+
+// told returns what has been told since the last call, once there is as much as
+// wanted: what the driver finds out by itself may come a little later.
+func (w *witness) told(t *testing.T, want ...string) []mysqllock.Event {
+	t.Helper()
+	var events []mysqllock.Event
+	var got []string
+	for deadline := time.Now().Add(dbtest.Patience); ; time.Sleep(time.Millisecond) {
+		w.mu.Lock()
+		events = slices.Clone(w.events)
+		if len(events) >= len(want) {
+			w.events = nil
+		}
+		w.mu.Unlock()
+		if len(events) >= len(want) || time.Now().After(deadline) {
+			break
+		}
+	}
+	for _, e := range events {
+		got = append(got, fmt.Sprintf("%s %v %s", e.Strategy, e.Kind, strings.Join(e.Keys, "+")))
+		if e.Start.IsZero() || e.Duration < 0 || e.Held < 0 || time.Since(e.Start) > time.Minute {
+			t.Errorf("%s: start %v, duration %v, held %v", got[len(got)-1], e.Start, e.Duration, e.Held)
+		}
+		wantErr := map[mysqllock.EventKind]error{mysqllock.Refused: mysqllock.ErrLocked, mysqllock.Lost: mysqllock.ErrLost}[e.Kind]
+		if !errors.Is(e.Err, wantErr) {
+			t.Errorf("%s: the error is %v, want %v", got[len(got)-1], e.Err, wantErr)
+		}
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("told of %q, want %q", got, want)
+	}
+	return events
+}
+
+// watched opens the scratch database with a witness.
+func (s *scratch) watched(c mysqllock.Config) (*sql.DB, *witness) {
+	s.T.Helper()
+	w := new(witness)
+	c.Observer = mysqllock.Observers{w, w}[:1]
+	connector, err := mysqllock.NewConnector(s.Config(), c)
+	dbtest.OK(s.T, err)
+	db := sql.OpenDB(connector)
+	s.T.Cleanup(func() { db.Close() })
+	return db, w
+}
+
+var strategies = map[string]lockctx.Option{
+	"row": lockctx.Row(), "lease": lockctx.Lease(ttl), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic(),
+}
+
+// TestObserver: each lock that is asked for is told of twice, however it is taken
+// and given back.
+func TestObserver(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db, w := s.watched(mysqllock.Config{TTL: ttl})
+		other := s.open("lockTTL=" + ttl.String())
+		for strategy, kind := range strategies {
+			key := "key-" + strategy
+			taken, back := strategy+" acquired "+key, strategy+" released "+key
+			within := func(parent context.Context, opts ...lockctx.Option) context.Context {
+				return lockctx.With(context.WithValue(parent, userKey{}, strategy), key, append(opts, kind)...)
+			}
+			ctx := func(opts ...lockctx.Option) context.Context { return within(dbtest.Limited(t), opts...) }
+			for range 2 {
+				tx, err := db.BeginTx(ctx(), nil)
+				dbtest.OK(t, err)
+				granted := w.told(t, taken)
+				time.Sleep(10 * time.Millisecond)
+				dbtest.Exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+				dbtest.OK(t, tx.Commit())
+				over := w.told(t, back)
+				if (granted[0].Token != 0) != (strategy == "lease") || granted[0].Token != over[0].Token || over[0].Held < 10*time.Millisecond {
+					t.Errorf("%+v, %+v", granted, over)
+				}
+			}
+			if w.user != strategy {
+				t.Errorf("the observer's context is not the caller's, but that of %v", w.user)
+			}
+
+			_, err := db.ExecContext(ctx(), "UPDATE p SET stock = stock - 1 WHERE id = 1")
+			dbtest.OK(t, err)
+			w.told(t, taken, back)
+
+			ending, cancel := context.WithCancel(dbtest.Limited(t))
+			pinned := within(ending)
+			for range 2 {
+				_, err = read(pinned, db, 1)
+				dbtest.OK(t, err)
+			}
+			w.told(t, taken)
+			cancel()
+			w.told(t, back)
+
+			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, key, func(ctx context.Context) error {
+				tx, err := db.BeginTx(ctx, nil)
+				dbtest.OK(t, err)
+				return tx.Rollback()
+			}, kind))
+			w.told(t, taken, back)
+
+			tx, err := db.BeginTx(dbtest.Limited(t), nil) // late
+			dbtest.OK(t, err)
+			_, err = tx.ExecContext(ctx(), "UPDATE p SET stock = stock - 1 WHERE id = 1")
+			dbtest.OK(t, err)
+			w.told(t, taken)
+			dbtest.OK(t, tx.Rollback())
+			w.told(t, back)
+
+			if strategy == "optimistic" {
+				tx, err := db.BeginTx(ctx(), nil)
+				dbtest.OK(t, err)
+				dbtest.Exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+				_, err = other.ExecContext(ctx(), "UPDATE p SET stock = stock - 1 WHERE id = 2")
+				dbtest.OK(t, err)
+				if err := tx.Commit(); !errors.Is(err, mysqllock.ErrConflict) {
+					t.Error(err)
+				}
+				w.mu.Lock()
+				last := w.events[len(w.events)-1]
+				last.Err, w.events[len(w.events)-1].Err = nil, nil
+				w.mu.Unlock()
+				w.told(t, taken, back)
+				continue
+			}
+			hold, err := mysqllock.Acquire(dbtest.Limited(t), other, key, kind)
+			dbtest.OK(t, err)
+			if _, err := db.BeginTx(ctx(lockctx.NoWait()), nil); !errors.Is(err, mysqllock.ErrLocked) {
+				t.Error(err)
+			}
+			w.told(t, strategy+" refused "+key)
+			waited := make(chan error, 1)
+			go func() {
+				_, err := db.ExecContext(ctx(lockctx.Wait(20*time.Second)), "UPDATE p SET stock = stock - 1 WHERE id = 1")
+				waited <- err
+			}()
+			dbtest.Soon(t, "somebody waits", func() bool { st, _ := mysqllock.Stats(db); return st.Waiters == 1 })
+			time.Sleep(20 * time.Millisecond)
+			dbtest.OK(t, hold.Release())
+			dbtest.OK(t, <-waited)
+			if e := w.told(t, taken, back); e[0].Duration < 20*time.Millisecond {
+				t.Errorf("%v is less than it waited", e[0].Duration)
+			}
+			if st, err := mysqllock.Stats(db); err != nil || st.Waiters != 0 {
+				t.Error(st, err)
+			}
+		}
+	})
+}
+
+// TestObserverOfLosses: a lock that is lost is told of once, also where nobody asks.
+func TestObserverOfLosses(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		var lines bytes.Buffer
+		logger := mysqllock.LogTo(slog.New(slog.NewTextHandler(&lines, nil)), time.Hour)
+		db, w := s.watched(mysqllock.Config{TTL: ttl})
+		for strategy, kind := range strategies {
+			if strategy == "optimistic" {
+				continue // nothing is held
+			}
+			key := "key-" + strategy
+			hold, err := mysqllock.Acquire(dbtest.Limited(t), db, key, kind)
+			dbtest.OK(t, err)
+			w.told(t, strategy+" acquired "+key)
+			switch strategy {
+			case "row":
+				var id int
+				dbtest.OK(t, db.QueryRowContext(hold.Context(), "SELECT CONNECTION_ID()").Scan(&id))
+				dbtest.Exec(t, s.plain, fmt.Sprintf("KILL %d", id))
+			case "lease":
+				s.steal(key)
+			case "advisory":
+				dbtest.Exec(t, s.plain, fmt.Sprintf("KILL %d", s.named(key)))
+			}
+			for _, e := range w.told(t, strategy+" lost "+key) {
+				logger.Observe(dbtest.Limited(t), e)
+			}
+			if err := hold.Release(); !errors.Is(err, mysqllock.ErrLost) {
+				t.Error(err)
+			}
+			w.told(t)
+		}
+		if got := lines.String(); strings.Count(got, "level=ERROR msg=\"lock lost\"") != 3 || !strings.Contains(got, "key-advisory") {
+			t.Error(got)
+		}
+	})
+}
+
+// TestLogTo: what is worth a line, and what is not.
+func TestLogTo(t *testing.T) {
+	busy := &mysqllock.Error{Op: "lock", Key: "k", Err: mysqllock.ErrLocked}
+	lost := &mysqllock.Error{Op: "lock", Key: "k", Err: mysqllock.ErrLost}
+	for _, c := range []struct {
+		e    mysqllock.Event
+		want string
+	}{
+		{mysqllock.Event{Kind: mysqllock.Acquired, Duration: time.Second - 1}, ""},
+		{mysqllock.Event{Kind: mysqllock.Acquired, Duration: time.Second, Token: 7}, `level=WARN msg="slow wait for a lock" strategy=row keys=[k] token=7 waited=1s`},
+		{mysqllock.Event{Kind: mysqllock.Refused, Err: busy}, ""},
+		{mysqllock.Event{Kind: mysqllock.Refused, Err: context.Canceled}, ""},
+		{mysqllock.Event{Kind: mysqllock.Refused, Duration: time.Second, Err: busy}, `level=WARN msg="lock not granted" strategy=row keys=[k] waited=1s error="` + busy.Error() + `"`},
+		{mysqllock.Event{Kind: mysqllock.Refused, Err: errors.New("no table")}, `level=WARN msg="lock not granted" strategy=row keys=[k] waited=0s error="no table"`},
+		{mysqllock.Event{Kind: mysqllock.Released, Held: time.Hour}, ""},
+		{mysqllock.Event{Kind: mysqllock.LongHold, Held: time.Minute, Long: true}, `level=WARN msg="long hold of a lock" strategy=row keys=[k] held=1m0s`},
+		{mysqllock.Event{Kind: mysqllock.Released, Held: time.Hour, Long: true}, `level=WARN msg="long hold of a lock has ended" strategy=row keys=[k] held=1h0m0s`},
+		{mysqllock.Event{Kind: mysqllock.Lost, Held: time.Minute, Err: lost}, `level=ERROR msg="lock lost" strategy=row keys=[k] held=1m0s error="` + lost.Error() + `"`},
+	} {
+		var out bytes.Buffer
+		l := slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey {
+				return slog.Attr{}
+			}
+			return a
+		}}))
+		c.e.Strategy, c.e.Keys = "row", []string{"k"}
+		mysqllock.LogTo(l, time.Second).Observe(context.Background(), c.e)
+		want := strings.ReplaceAll(c.want, `"mysqllock: lock "k"`, `"mysqllock: lock \"k\"`)
+		if got := strings.TrimSpace(out.String()); got != want {
+			t.Errorf("%+v writes %q, want %q", c.e, got, want)
+		}
+	}
+}
+
+// TestLongHold: a hold that lasts for long is told while it lasts, once, and at its end. A
+// version is no hold.
+func TestLongHold(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		short, calm := s.watched(mysqllock.Config{TTL: ttl, LongHold: time.Hour})
+		db, w := s.watched(mysqllock.Config{TTL: ttl, LongHold: time.Millisecond})
+		for strategy, kind := range strategies {
+			if strategy == "optimistic" {
+				ctx := lockctx.With(dbtest.Limited(t), "key-optimistic", kind)
+				tx, err := db.BeginTx(ctx, nil)
+				dbtest.OK(t, err)
+				time.Sleep(20 * time.Millisecond)
+				dbtest.OK(t, tx.Commit())
+				w.told(t, "optimistic acquired key-optimistic", "optimistic released key-optimistic")
+				continue
+			}
+			key := "key-" + strategy
+			hold, err := mysqllock.Acquire(dbtest.Limited(t), db, key, kind)
+			dbtest.OK(t, err)
+			events := w.told(t, strategy+" acquired "+key, strategy+" long hold "+key)
+			if e := events[1]; !e.Long || e.Held < time.Millisecond || e.Token != events[0].Token || events[0].Long {
+				t.Errorf("while it lasts: %+v, after %+v", e, events[0])
+			}
+			dbtest.OK(t, hold.Release())
+			for _, e := range w.told(t, strategy+" released "+key) {
+				if !e.Long || e.Held < events[1].Held {
+					t.Errorf("at the end: %+v, before %+v", e, events[1])
+				}
+			}
+
+			hold, err = mysqllock.Acquire(dbtest.Limited(t), short, key, kind)
+			dbtest.OK(t, err)
+			dbtest.OK(t, hold.Release())
+			for _, e := range calm.told(t, strategy+" acquired "+key, strategy+" released "+key) {
+				if e.Long {
+					t.Errorf("a short one: %+v", e)
+				}
+			}
+		}
+		if _, err := mysqllock.NewConnector(s.Config(), mysqllock.Config{LongHold: -1}); err == nil {
+			t.Error("a negative LongHold is taken")
+		}
+	})
+}
+
+// TestSlowWait: who has waited for long is told, with the grant, who held the lock; and for
+// how long, if that was this very handle. A wait that was not slow asks nobody.
+func TestSlowWait(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		first, _ := s.watched(mysqllock.Config{TTL: ttl, Owner: "the-first"})
+		second, told := s.watched(mysqllock.Config{TTL: ttl, Owner: "the-second", SlowWait: time.Millisecond})
+		patient, calm := s.watched(mysqllock.Config{TTL: ttl, SlowWait: time.Hour})
+		for strategy, kind := range strategies {
+			if strategy == "optimistic" {
+				continue // it waits for nobody
+			}
+			key := "key-" + strategy
+			e, _ := s.wait(t, first, second, told, key, kind, true)
+			h := e.Holder
+			if h.ThisProcess || h.Held != 0 || h.Program != "the-first" && (h.ConnectionID == 0 || s.Flavour == tempserver.MySQL) {
+				t.Errorf("%s: another process held it: %+v", strategy, h)
+			}
+			if limit := e.Duration + time.Minute; strategy == "row" && h.Since > limit {
+				t.Errorf("row: the transaction is of %v", h.Since)
+			}
+			e, age := s.wait(t, second, second, told, key, kind, true)
+			h = e.Holder
+			if !h.ThisProcess || h.Held <= 0 || h.Held > age || h.Since != 0 {
+				t.Errorf("%s: this process held it, for at most %v: %+v", strategy, age, h)
+			}
+			var log bytes.Buffer
+			mysqllock.LogTo(slog.New(slog.NewTextHandler(&log, nil)), time.Nanosecond).Observe(context.Background(), e)
+			if !strings.Contains(log.String(), `holder="this process: `) {
+				t.Errorf("%s: the log says %s", strategy, &log)
+			}
+			if e, _ := s.wait(t, first, patient, calm, key, kind, false); e.Holder != nil {
+				t.Errorf("%s: a wait that was not slow: %+v", strategy, e.Holder)
+			}
+		}
+		if _, err := mysqllock.NewConnector(s.Config(), mysqllock.Config{SlowWait: -1}); err == nil {
+			t.Error("a negative SlowWait is taken")
+		}
+	})
+}
+
+// wait has a hold of first waited for by second, and returns what its observer is told of
+// the grant, and how old the hold was then at most. With named, the hold lasts until the
+// waiter has heard who has it.
+func (s *scratch) wait(t *testing.T, first, second *sql.DB, told *witness, key string, kind lockctx.Option, named bool) (e mysqllock.Event, age time.Duration) {
+	t.Helper()
+	for d := 20 * time.Millisecond; ; d *= 2 {
+		asked := time.Now()
+		hold, err := mysqllock.Acquire(dbtest.Limited(t), first, key, kind)
+		dbtest.OK(t, err)
+		got := make(chan error, 1)
+		go func() {
+			hold, err := mysqllock.Acquire(dbtest.Limited(t), second, key, kind, lockctx.Wait(time.Minute))
+			if err == nil {
+				err = hold.Release()
+			}
+			got <- err
+		}()
+		time.Sleep(d)
+		dbtest.OK(t, hold.Release())
+		dbtest.OK(t, <-got)
+		age = time.Since(asked)
+		for _, one := range told.all() {
+			if one.Kind == mysqllock.Acquired && (one.Holder != nil || !named) {
+				e = one
+			}
+		}
+		if e.Holder != nil || !named {
+			return e, age
+		}
+		if d > time.Minute/4 {
+			t.Fatalf("%s: who held it is not told after %v", key, d)
+		}
+	}
+}
+
+// all are the events since the last time.
+func (w *witness) all() []mysqllock.Event {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	events := w.events
+	w.events = nil
+	return events
+}
+
+// wantBadHint wants an *Error that says what is wrong with a hint.
+func wantBadHint(t *testing.T, what string, err error, says string) {
+	t.Helper()
+	var e *mysqllock.Error
+	if !errors.As(err, &e) || !strings.Contains(err.Error(), "bad hint") || !strings.Contains(err.Error(), says) {
+		t.Errorf("%s: %v, want a bad hint: %s", what, err, says)
+	}
+}
+
+func TestOptionsWithoutEffect(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db, leasing := s.open(), s.open("lockStrategy=lease")
+		for says, opts := range map[string][]lockctx.Option{
+			"Retry":               {lockctx.Retry(3)},
+			"both row and lease":  {lockctx.Row(), lockctx.Lease(ttl)},
+			"both lease and row":  {lockctx.Lease(ttl), lockctx.Row()},
+			"both advisory and o": {lockctx.Advisory(), lockctx.Optimistic()},
+		} {
+			ctx := lockctx.With(dbtest.Limited(t), "k", opts...)
+			_, err := db.ExecContext(ctx, stock.SetStock, 0)
+			wantBadHint(t, "Exec", err, says)
+			_, err = read(ctx, db, 1)
+			wantBadHint(t, "Query", err, says)
+			_, err = db.BeginTx(ctx, nil)
+			wantBadHint(t, "BeginTx", err, says)
+			_, err = mysqllock.Acquire(dbtest.Limited(t), db, "k", opts...)
+			wantBadHint(t, "Acquire", err, says)
+			if says != "Retry" {
+				err = mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { return errors.New("it ran") }, opts...)
+				wantBadHint(t, "Do", err, says)
+			}
+		}
+		nothing := func(context.Context) error { return nil }
+		for _, opt := range []lockctx.Option{lockctx.Lease(ttl), lockctx.Advisory()} {
+			err := mysqllock.Do(dbtest.Limited(t), db, "k", nothing, lockctx.Retry(3), opt)
+			wantBadHint(t, "Do", err, "Retry")
+		}
+		wantBadHint(t, "Do of leases", mysqllock.Do(dbtest.Limited(t), leasing, "k", nothing, lockctx.Retry(3)), "Retry")
+		for _, opts := range [][]lockctx.Option{{lockctx.Retry(3)}, {lockctx.Retry(3), lockctx.Row()}, {lockctx.Optimistic(), lockctx.Retry(3)}, {lockctx.Lease(ttl), lockctx.Retry(0)}} {
+			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", nothing, opts...))
+		}
+		s.wantStock(1, 10)
+	})
+}
+
+func TestNilContexts(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open()
+		var none context.Context
+		for _, ctx := range []context.Context{lockctx.With(none, "k"), lockctx.WithKeys(none, []string{"a", "b"}), lockctx.Claim(none, lockctx.ForUpdate())} {
+			_, err := db.ExecContext(ctx, stock.SetStock, 0)
+			wantBadHint(t, "Exec", err, "context is nil")
+			_, err = read(ctx, db, 1)
+			wantBadHint(t, "Query", err, "context is nil")
+		}
+		_, err := mysqllock.Acquire(none, db, "k")
+		wantBadHint(t, "Acquire", err, "context is nil")
+		err = mysqllock.Do(none, db, "k", func(context.Context) error { return errors.New("it ran") })
+		wantBadHint(t, "Do", err, "context is nil")
+		if _, ok := mysqllock.Token(none); ok {
+			t.Error("nil has a token")
+		}
+		s.wantStock(1, 10)
+	})
+}
+
+// TestALoopThatDerivesEachContextFromTheLastIsRefused: before its keys pile up.
+func TestALoopThatDerivesEachContextFromTheLastIsRefused(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open()
+		ctx := dbtest.Limited(t)
+		for i := range 2 * lockctx.MaxNested {
+			ctx = lockctx.With(ctx, fmt.Sprint("row ", i))
+			_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
+			if i <= lockctx.MaxNested {
+				dbtest.OK(t, err)
+			} else {
+				wantBadHint(t, fmt.Sprint("loop ", i), err, "in a loop")
+			}
+		}
+		s.wantStock(1, 10+lockctx.MaxNested+1)
+
+		keys := make([]string, 300) // as many as one likes, in one WithKeys
+		for i := range keys {
+			keys[i] = fmt.Sprint("key ", i)
+		}
+		_, err := db.ExecContext(lockctx.WithKeys(dbtest.Limited(t), keys), "UPDATE p SET stock = 10 WHERE id = 1")
+		dbtest.OK(t, err)
+	})
+}
+
+func TestHasInHolds(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open()
+		for name, opts := range stock.KeptAs() {
+			outer := lockctx.With(dbtest.Limited(t), "outer")
+			dbtest.OK(t, mysqllock.Do(outer, db, "k", func(ctx context.Context) error {
+				if !lockctx.Has(ctx, "k") || !lockctx.Has(ctx, "outer") || lockctx.Has(ctx, "other") || lockctx.Has(lockctx.Without(ctx), "k") {
+					t.Errorf("in a hold, %s", name)
+				}
+				return nil
+			}, opts...))
+			if lockctx.Has(outer, "k") {
+				t.Errorf("around a hold, %s", name)
+			}
+		}
+	})
+}

@@ -1,0 +1,684 @@
+package unit_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// TestTransactionBesideAReadEndsTheUnit: a transaction that began without the hint
+// commits beside a session which has read before.
+func TestTransactionBesideAReadEndsTheUnit(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		beside := func(ctx context.Context, text string, args ...any) {
+			t.Helper()
+			tx, err := db.BeginTx(context.Background(), nil)
+			dbtest.OK(t, err)
+			_, err = tx.ExecContext(ctx, text, args...)
+			dbtest.OK(t, err)
+			dbtest.OK(t, tx.Commit())
+		}
+		ctx := lockctx.With(dbtest.Limited(t), "k")
+		n, err := stock.Read(ctx, db, 1)
+		dbtest.OK(t, err)
+		beside(ctx, stock.SetStock, n-1)
+		s.WantLocked("k", false)
+		_, err = db.ExecContext(ctx, stock.SetStock, n-1)
+		wantStale(t, "by the old read", err, "the commit of a transaction;")
+		if n, err = stock.Read(ctx, db, 1); err != nil || n != 9 {
+			t.Errorf("a new read: %d, %v, want 9", n, err)
+		}
+		_, err = db.ExecContext(ctx, stock.SetStock, n-1)
+		dbtest.OK(t, err)
+		s.WantStock(1, 8)
+
+		// Before its hint, and after it by a statement without one.
+		for _, after := range []bool{false, true} {
+			ctx := lockctx.With(dbtest.Limited(t), "k")
+			_, err = stock.Read(ctx, db, 1)
+			dbtest.OK(t, err)
+			tx, err := db.BeginTx(context.Background(), nil)
+			dbtest.OK(t, err)
+			if !after {
+				dbtest.Exec(t, tx, "UPDATE p SET stock = stock + 1 WHERE id = 2")
+			}
+			_, err = stock.Read(ctx, tx, 1)
+			dbtest.OK(t, err)
+			if after {
+				dbtest.Exec(t, tx, "UPDATE p SET stock = stock + 1 WHERE id = 2")
+			}
+			dbtest.OK(t, tx.Commit())
+			s.WantLocked("k", false)
+		}
+		s.WantStock(2, 12)
+
+		// What only reads gives nothing back, nor does a rollback.
+		ctx = lockctx.With(dbtest.Limited(t), "k")
+		_, err = stock.Read(ctx, db, 1)
+		dbtest.OK(t, err)
+		tx, err := db.BeginTx(context.Background(), nil)
+		dbtest.OK(t, err)
+		for _, ctx := range []context.Context{ctx, context.Background()} {
+			_, err = stock.Read(ctx, tx, 1)
+			dbtest.OK(t, err)
+		}
+		dbtest.OK(t, tx.Commit())
+		tx, err = db.BeginTx(context.Background(), nil)
+		dbtest.OK(t, err)
+		_, err = tx.ExecContext(ctx, stock.SetStock, 1)
+		dbtest.OK(t, err)
+		dbtest.OK(t, tx.Rollback())
+		s.WantLocked("k", true)
+		_, err = db.ExecContext(ctx, stock.SetStock, 8)
+		dbtest.OK(t, err)
+	})
+}
+
+// TestTransactionBesideAHold: a hold, and a transaction, keep what they have read, so
+// nothing is changed beside them.
+func TestTransactionBesideAHold(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		const says = "begin the transaction with the lock context"
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
+			n, err := stock.Read(ctx, db, 1)
+			dbtest.OK(t, err)
+			tx, err := db.BeginTx(context.Background(), nil)
+			dbtest.OK(t, err)
+			_, err = stock.Read(ctx, tx, 1)
+			dbtest.OK(t, err)
+			_, err = tx.ExecContext(ctx, stock.SetStock, n-1)
+			stock.WantError(t, "a write", err, mysqllock.ErrUnsafe, says)
+			dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 2") // without the hint
+			stock.WantError(t, "the commit", tx.Commit(), mysqllock.ErrUnsafe, says)
+			_, err = db.ExecContext(ctx, stock.SetStock, n-1)
+			return err
+		}))
+		s.WantStock(1, 9)
+		s.WantStock(2, 10)
+
+		ctx := lockctx.With(dbtest.Limited(t), "k")
+		_, err := stock.Read(ctx, db, 1)
+		dbtest.OK(t, err)
+		beside, err := db.BeginTx(context.Background(), nil)
+		dbtest.OK(t, err)
+		_, err = beside.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 3")
+		dbtest.OK(t, err)
+		tx, err := db.BeginTx(ctx, nil) // meanwhile
+		dbtest.OK(t, err)
+		n, err := stock.Read(ctx, tx, 1)
+		dbtest.OK(t, err)
+		stock.WantError(t, "the commit beside a transaction", beside.Commit(), mysqllock.ErrUnsafe, says)
+		_, err = tx.ExecContext(ctx, stock.SetStock, n-1)
+		dbtest.OK(t, err)
+		dbtest.OK(t, tx.Commit())
+		s.WantStock(1, 8)
+		s.WantStock(3, 10)
+	})
+}
+
+// TestHoldThatHasEnded: what goes on with a hold's context, which was kept from ending.
+func TestHoldThatHasEnded(t *testing.T) {
+	onStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
+		opts := stock.KeptAs()[t.Name()[strings.LastIndexByte(t.Name(), '/')+1:]]
+		for _, rollback := range []bool{false, true} {
+			h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", opts...)
+			dbtest.OK(t, err)
+			ctx := context.WithoutCancel(h.Context())
+			n, err := stock.Read(ctx, db, 1)
+			dbtest.OK(t, err)
+			if rollback {
+				dbtest.OK(t, h.Rollback())
+			} else {
+				dbtest.OK(t, h.Release())
+			}
+			const says = "its hold has ended"
+			_, err = db.ExecContext(ctx, stock.SetStock, n-1)
+			stock.WantError(t, "Exec", err, mysqllock.ErrLost, says)
+			_, err = db.BeginTx(ctx, nil)
+			stock.WantError(t, "BeginTx", err, mysqllock.ErrLost, says)
+			tx, err := db.BeginTx(context.Background(), nil)
+			dbtest.OK(t, err)
+			_, err = tx.ExecContext(ctx, stock.SetStock, n-1)
+			stock.WantError(t, "a late hint", err, mysqllock.ErrLost, says)
+			dbtest.OK(t, tx.Rollback())
+			err = mysqllock.Do(ctx, db, "k", func(context.Context) error { return nil }, opts...)
+			stock.WantError(t, "Do", err, mysqllock.ErrLost, says)
+		}
+		s.WantStock(1, 10)
+
+		// The context of Acquire has ended, and nobody has called Release.
+		base, cancel := context.WithCancel(dbtest.Limited(t))
+		h, err := mysqllock.Acquire(base, db, "k", opts...)
+		dbtest.OK(t, err)
+		ctx := context.WithoutCancel(h.Context())
+		cancel()
+		if name := t.Name(); !strings.HasSuffix(name, "lease") && !strings.HasSuffix(name, "advisory") { // these run out
+			dbtest.Soon(t, "the hold has ended", func() bool {
+				_, err := db.ExecContext(ctx, "DO 0")
+				return errors.Is(err, mysqllock.ErrLost)
+			})
+		}
+		_ = h.Rollback()
+	})
+}
+
+// TestReadInAHoldOfALockContext: a lock context goes on after a hold that was taken in
+// it, but not with what was read there.
+func TestReadInAHoldOfALockContext(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		for name, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "optimistic": lockctx.Optimistic()} {
+			t.Run(name, func(t *testing.T) {
+				dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10")
+				ctx := lockctx.With(dbtest.Limited(t), "k", opt)
+				var n int
+				dbtest.OK(t, mysqllock.Do(ctx, db, "k", func(ctx context.Context) (err error) {
+					n, err = stock.Read(ctx, db, 1)
+					return err
+				}, opt))
+				_, err := db.ExecContext(ctx, stock.SetStock, n-1)
+				wantStale(t, "after the hold", err, "the end of a hold;")
+				n, err = stock.Read(ctx, db, 1)
+				dbtest.OK(t, err)
+				_, err = db.ExecContext(ctx, stock.SetStock, n-1)
+				dbtest.OK(t, err)
+				s.WantStock(1, 9)
+
+				ctx = lockctx.With(dbtest.Limited(t), "k", opt)
+				dbtest.OK(t, mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
+					_, err := db.ExecContext(ctx, stock.SetStock, 5) // reads nothing
+					return err
+				}, opt))
+				_, err = db.ExecContext(ctx, stock.SetStock, 6)
+				dbtest.OK(t, err)
+			})
+		}
+	})
+}
+
+// TestHoldThatJoins keeps the lock of the lock context around it to its own end.
+func TestHoldThatJoins(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other := s.Handle(), s.Handle()
+		for name, opt := range map[string]lockctx.Option{"lease": lockctx.Lease(stock.TTL), "advisory": lockctx.Advisory()} {
+			t.Run(name, func(t *testing.T) {
+				dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10")
+				excluded := func() {
+					t.Helper()
+					err := mysqllock.Do(dbtest.Limited(t), other, "k", func(context.Context) error { return nil }, opt, lockctx.NoWait())
+					stock.WantError(t, "somebody else in the hold", err, mysqllock.ErrLocked, "")
+				}
+				const more = "UPDATE p SET stock = stock + 1 WHERE id = 2"
+				units := map[string]func(ctx context.Context) error{
+					"a statement": func(ctx context.Context) error {
+						_, err := db.ExecContext(ctx, more)
+						return err
+					},
+					"a transaction": func(ctx context.Context) error {
+						tx, err := db.BeginTx(ctx, nil)
+						dbtest.OK(t, err)
+						_, err = tx.ExecContext(ctx, more)
+						dbtest.OK(t, err)
+						return tx.Commit()
+					},
+					"a rollback": func(ctx context.Context) error {
+						tx, err := db.BeginTx(ctx, nil)
+						dbtest.OK(t, err)
+						return tx.Rollback()
+					},
+				}
+				for what, unit := range units {
+					ctx := lockctx.With(dbtest.Limited(t), "k", opt)
+					n, err := stock.Read(ctx, db, 1)
+					dbtest.OK(t, err)
+					err = mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
+						for range 2 {
+							if err := unit(ctx); err != nil {
+								return err
+							}
+							excluded()
+						}
+						if ctx.Err() != nil {
+							t.Errorf("%s: the hold's context has ended: %v", what, context.Cause(ctx))
+						}
+						return mysqllock.Do(ctx, db, "k", unit, opt) // joins, too
+					}, opt)
+					if err != nil {
+						t.Errorf("%s: %v", what, err)
+					}
+					dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), other, "k", func(context.Context) error { return nil }, opt, lockctx.NoWait()))
+					_, err = db.ExecContext(ctx, stock.SetStock, n-1)
+					stock.WantError(t, what, err, mysqllock.ErrStaleRead, "")
+					n, err = stock.Read(ctx, db, 1)
+					dbtest.OK(t, err)
+					_, err = db.ExecContext(ctx, stock.SetStock, n-1)
+					dbtest.OK(t, err)
+				}
+
+				// What has changed nothing in the hold leaves the lock where it was.
+				ctx := lockctx.With(dbtest.Limited(t), "k", opt)
+				n, err := stock.Read(ctx, db, 1)
+				dbtest.OK(t, err)
+				dbtest.OK(t, mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
+					_, err := stock.Read(ctx, db, 2)
+					return err
+				}, opt))
+				excluded()
+				_, err = db.ExecContext(ctx, stock.SetStock, n-1)
+				dbtest.OK(t, err)
+				s.WantStock(1, 6)
+				dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), other, "k", func(context.Context) error { return nil }, opt, lockctx.NoWait()))
+			})
+		}
+	})
+}
+
+// TestKeyInAnotherContextsTransaction: a statement of a lock context has made its key
+// part of another one's transaction.
+func TestKeyInAnotherContextsTransaction(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle("lockWait=2m")
+		for name, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(stock.TTL), "advisory": lockctx.Advisory()} {
+			t.Run(name, func(t *testing.T) {
+				a, b := lockctx.With(dbtest.Limited(t), "a", opt), lockctx.With(dbtest.Limited(t), "b", opt)
+				tx, err := db.BeginTx(a, nil)
+				dbtest.OK(t, err)
+				for range 2 {
+					_, err = tx.ExecContext(b, stock.SetStock, 1)
+					dbtest.OK(t, err)
+				}
+				began := time.Now()
+				const says = "use that transaction"
+				_, err = stock.Read(b, db, 2)
+				stock.WantError(t, "a read", err, mysqllock.ErrUnsafe, says)
+				_, err = db.ExecContext(b, stock.SetStock, 2)
+				stock.WantError(t, "a write", err, mysqllock.ErrUnsafe, says)
+				_, err = db.BeginTx(b, nil)
+				stock.WantError(t, "a transaction", err, mysqllock.ErrUnsafe, says)
+				if took := time.Since(began); took > time.Minute { // lockWait is longer
+					t.Errorf("they waited: %v", took)
+				}
+				dbtest.OK(t, tx.Commit())
+				_, err = db.ExecContext(b, stock.SetStock, 3)
+				dbtest.OK(t, err)
+				s.WantStock(1, 3)
+			})
+		}
+	})
+}
+
+// wantEndOfHold wants ErrStaleRead that says that a hold has ended.
+func wantEndOfHold(t *testing.T, what string, err error) {
+	t.Helper()
+	stock.WantError(t, what, err, mysqllock.ErrStaleRead, "given back by the end of a hold;")
+}
+
+// guardHolds are the holds that have no transaction, by their names.
+func guardHolds() map[string]lockctx.Option {
+	return map[string]lockctx.Option{"lease": lockctx.Lease(stock.TTL), "advisory": lockctx.Advisory()}
+}
+
+// inHolds runs a test on each server, with each of the holds that have no transaction,
+// and in a lock context of each strategy around it, on the key k. with begins that one;
+// keys are what the hold can be on.
+func inHolds(t *testing.T, test func(t *testing.T, s *stock.Shop, db *sql.DB, with func() (context.Context, func()), opt lockctx.Option, keys []string)) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		dbtest.Exec(t, s.Plain, "CREATE TABLE orders (id INT PRIMARY KEY AUTO_INCREMENT, n INT NOT NULL DEFAULT 1) ENGINE=InnoDB")
+		db := s.Handle()
+		for name, opt := range guardHolds() {
+			for around, opts := range stock.KeptAs() {
+				t.Run(name+" in "+around, func(t *testing.T) {
+					dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10")
+					keys := []string{"k", "other"}
+					if name == "lease" && around == "optimistic" {
+						keys = keys[1:] // no version is compared in a lease on its key
+					}
+					test(t, s, db, func() (context.Context, func()) {
+						ctx, cancel := context.WithCancel(dbtest.Limited(t))
+						return lockctx.With(ctx, "k", opts...), cancel
+					}, opt, keys)
+				})
+			}
+		}
+	})
+}
+
+// TestReadOutlivesALease: and an advisory lock. What was read in it does not decide on
+// what is written after it.
+func TestReadOutlivesALease(t *testing.T) {
+	inHolds(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() (context.Context, func()), opt lockctx.Option, keys []string) {
+		reads := map[string]func(ctx context.Context) (int, error){
+			"a query": func(ctx context.Context) (int, error) { return stock.Read(ctx, db, 1) },
+			"a transaction": func(ctx context.Context) (int, error) {
+				tx, err := db.BeginTx(ctx, nil)
+				dbtest.OK(t, err)
+				defer tx.Rollback()
+				var n int
+				return n, tx.QueryRow("SELECT stock FROM p WHERE id = 1").Scan(&n) // without the hint
+			},
+			"a transaction with a late hint": func(ctx context.Context) (int, error) {
+				tx, err := db.BeginTx(context.Background(), nil)
+				dbtest.OK(t, err)
+				defer tx.Rollback()
+				return stock.Read(ctx, tx, 1)
+			},
+			"a sql.Conn": func(ctx context.Context) (int, error) {
+				conn, err := db.Conn(ctx)
+				dbtest.OK(t, err)
+				defer conn.Close()
+				return stock.Read(ctx, conn, 1)
+			},
+			"a prepared statement": func(ctx context.Context) (n int, err error) {
+				stmt, err := db.PrepareContext(ctx, "SELECT stock FROM p WHERE id = ?")
+				dbtest.OK(t, err)
+				defer stmt.Close()
+				return n, stmt.QueryRowContext(ctx, 1).Scan(&n)
+			},
+			"a locking read": func(ctx context.Context) (n int, err error) {
+				return n, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1 FOR UPDATE").Scan(&n)
+			},
+			"a hold in the hold": func(ctx context.Context) (n int, err error) {
+				return n, mysqllock.Do(ctx, db, "third", func(ctx context.Context) (err error) {
+					n, err = stock.Read(ctx, db, 1)
+					return err
+				}, opt)
+			},
+		}
+		for _, key := range keys {
+			for what, does := range reads {
+				for _, rollback := range []bool{false, true} {
+					ctx, cancel := with()
+					h, err := mysqllock.Acquire(ctx, db, key, opt)
+					dbtest.OK(t, err)
+					_, err = does(h.Context())
+					if err != nil {
+						t.Fatalf("%s: %v", what, err)
+					}
+					if rollback {
+						dbtest.OK(t, h.Rollback())
+					} else {
+						dbtest.OK(t, h.Release())
+					}
+					what := what + " under " + key
+					_, err = db.ExecContext(ctx, stock.SetStock, 9)
+					stock.WantError(t, what, err, mysqllock.ErrStaleRead, "given back by the ")
+					tx, err := db.BeginTx(ctx, nil)
+					dbtest.OK(t, err)
+					_, err = tx.ExecContext(ctx, stock.SetStock, 9)
+					stock.WantError(t, what+", in a transaction", err, mysqllock.ErrStaleRead, "given back by the ")
+					dbtest.OK(t, tx.Rollback())
+					err = mysqllock.Do(ctx, db, "next", func(ctx context.Context) error {
+						_, err := db.ExecContext(ctx, stock.SetStock, 9)
+						return err
+					}, opt)
+					stock.WantError(t, what+", in another hold", err, mysqllock.ErrStaleRead, "given back by the ")
+					s.WantStock(1, 10)
+					n, err := stock.Read(ctx, db, 1)
+					dbtest.OK(t, err)
+					if _, err = db.ExecContext(ctx, stock.SetStock, n-1); err != nil {
+						t.Errorf("%s, after a new read: %v", what, err)
+					}
+					s.WantStock(1, 9)
+					dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10")
+					cancel()
+				}
+			}
+		}
+	})
+}
+
+// TestHoldWithoutReads: a lock context goes on after a hold in which nothing was read,
+// and in it.
+func TestHoldWithoutReads(t *testing.T) {
+	inHolds(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() (context.Context, func()), opt lockctx.Option, keys []string) {
+		const more = "UPDATE p SET stock = stock + 1 WHERE id = 1"
+		for _, key := range keys {
+			ctx, cancel := with()
+			for range 2 {
+				dbtest.OK(t, mysqllock.Do(ctx, db, key, func(context.Context) error { return nil }, opt))
+				dbtest.OK(t, mysqllock.Do(ctx, db, key, func(ctx context.Context) error {
+					_, err := db.ExecContext(ctx, more)
+					return err
+				}, opt))
+				_, err := db.ExecContext(ctx, more)
+				dbtest.OK(t, err)
+			}
+			s.WantStock(1, 14)
+			dbtest.OK(t, mysqllock.Do(ctx, db, key, func(ctx context.Context) error {
+				n, err := stock.Read(ctx, db, 1)
+				dbtest.OK(t, err)
+				_, err = db.ExecContext(ctx, stock.SetStock, n-4)
+				return err
+			}, opt))
+			_, err := stock.Read(ctx, db, 2) // new
+			dbtest.OK(t, err)
+			_, err = db.ExecContext(ctx, more)
+			dbtest.OK(t, err)
+			cancel()
+			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10")
+		}
+	})
+}
+
+// TestHoldWithoutALockContext: there is nothing that goes on after it. What the program
+// does with other contexts is its own.
+func TestHoldWithoutALockContext(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		for _, opt := range guardHolds() {
+			ctx := dbtest.Limited(t)
+			dbtest.OK(t, mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
+				_, err := stock.Read(ctx, db, 1)
+				return err
+			}, opt))
+			_, err := db.ExecContext(ctx, stock.SetStock, 9)
+			dbtest.OK(t, err)
+			_, err = db.ExecContext(lockctx.With(ctx, "k", opt), stock.SetStock, 8)
+			dbtest.OK(t, err)
+			dbtest.OK(t, mysqllock.Do(ctx, db, "outer", func(ctx context.Context) error {
+				dbtest.OK(t, mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
+					_, err := stock.Read(ctx, db, 1)
+					return err
+				}, opt))
+				_, err := db.ExecContext(lockctx.Without(ctx), stock.SetStock, 7)
+				return err
+			}, opt))
+		}
+	})
+}
+
+// TestReadBeforeAHold: what the lock context has read itself does not keep what was read
+// in a hold from being changed after it, unless the hold's lock became its own.
+func TestReadBeforeAHold(t *testing.T) {
+	inHolds(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() (context.Context, func()), opt lockctx.Option, keys []string) {
+		ctx, cancel := with()
+		defer cancel()
+		_, err := stock.Read(ctx, db, 2)
+		dbtest.OK(t, err)
+		dbtest.OK(t, mysqllock.Do(ctx, db, "other", func(ctx context.Context) error {
+			_, err := stock.Read(ctx, db, 1)
+			return err
+		}, opt, lockctx.AllowStale())) // in the transaction that has read, of a row lock
+		taken := mysqllock.Do(dbtest.Limited(t), db, "other", func(context.Context) error { return nil }, opt, lockctx.NoWait())
+		_, err = db.ExecContext(ctx, stock.SetStock, 9)
+		if taken == nil {
+			wantEndOfHold(t, "the lock of the hold is free", err)
+			_, err = stock.Read(ctx, db, 1)
+			dbtest.OK(t, err)
+			_, err = db.ExecContext(ctx, stock.SetStock, 9)
+		}
+		dbtest.OK(t, err)
+		s.WantStock(1, 9)
+	})
+}
+
+// TestRowHoldInALease: a hold with a row lock, in a lock context that has read under a
+// lease, gives its row back at its end.
+func TestRowHoldInALease(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		for name, opt := range guardHolds() {
+			ctx := lockctx.With(dbtest.Limited(t), "k", opt)
+			_, err := stock.Read(ctx, db, 2)
+			dbtest.OK(t, err)
+			dbtest.OK(t, mysqllock.Do(ctx, db, "other", func(ctx context.Context) error {
+				_, err := stock.Read(ctx, db, 1)
+				return err
+			}, lockctx.Row()))
+			_, err = db.ExecContext(ctx, stock.SetStock, 9)
+			wantEndOfHold(t, name, err)
+			_, err = stock.Read(ctx, db, 1)
+			dbtest.OK(t, err)
+			_, err = db.ExecContext(ctx, stock.SetStock, 9)
+			dbtest.OK(t, err)
+		}
+	})
+}
+
+// TestReadOutlivesALostHold: that was lost, and that nobody has released.
+func TestReadOutlivesALostHold(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		ctx := lockctx.With(dbtest.Limited(t), "k")
+		h, err := mysqllock.Acquire(ctx, db, "k", lockctx.Lease(stock.TTL))
+		dbtest.OK(t, err)
+		_, err = stock.Read(h.Context(), db, 1)
+		dbtest.OK(t, err)
+		s.Steal("k")
+		select {
+		case <-h.Context().Done():
+		case <-time.After(time.Minute):
+			t.Fatal("the hold does not hear that its lease is lost")
+		}
+		dbtest.Soon(t, "the process knows that the lease is lost", func() bool {
+			_, err := db.ExecContext(context.WithoutCancel(h.Context()), "DO 0")
+			return errors.Is(err, mysqllock.ErrLost)
+		})
+		_, err = db.ExecContext(ctx, stock.SetStock, 9)
+		wantEndOfHold(t, "before Release", err)
+		s.WantStock(1, 10)
+		if err := h.Release(); !errors.Is(err, mysqllock.ErrLost) {
+			t.Errorf("Release: %v, want ErrLost", err)
+		}
+	})
+}
+
+// TestTransactionAfterAHold: the hold's own lock is not asked for in it, although a read
+// in the hold has begun the lock context's unit of work.
+func TestTransactionAfterAHold(t *testing.T) {
+	inHolds(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() (context.Context, func()), opt lockctx.Option, keys []string) {
+		for _, key := range keys {
+			for _, conned := range []bool{false, true} {
+				ctx, cancel := with()
+				conn, err := db.Conn(ctx)
+				dbtest.OK(t, err)
+				var q interface {
+					stock.Querier
+					BeginTx(ctx context.Context, opts *sql.TxOptions) (*sql.Tx, error)
+				} = db
+				if conned {
+					q = conn
+				}
+				dbtest.OK(t, mysqllock.Do(ctx, db, key, func(ctx context.Context) error {
+					_, err := stock.Read(ctx, q, 2)
+					return err
+				}, opt))
+				dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 20 WHERE id = 2")
+				tx, err := q.BeginTx(ctx, nil)
+				dbtest.OK(t, err)
+				n, err := stock.Read(ctx, tx, 2)
+				dbtest.OK(t, err)
+				if n != 20 {
+					t.Errorf("the transaction reads %d, as it was in the hold, want 20", n)
+				}
+				_, err = tx.ExecContext(ctx, stock.SetStock, n-1)
+				dbtest.OK(t, err)
+				dbtest.OK(t, tx.Commit())
+				s.WantStock(1, 19)
+				dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10")
+				dbtest.OK(t, conn.Close())
+				cancel()
+			}
+		}
+	})
+}
+
+// TestTransactionLeftOpenInAHold: that was begun in it, and has written.
+func TestTransactionLeftOpenInAHold(t *testing.T) {
+	inHolds(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() (context.Context, func()), opt lockctx.Option, keys []string) {
+		for _, key := range keys {
+			ctx, cancel := with()
+			h, err := mysqllock.Acquire(ctx, db, key, opt)
+			dbtest.OK(t, err)
+			tx, err := db.BeginTx(context.WithoutCancel(h.Context()), nil)
+			dbtest.OK(t, err)
+			dbtest.Exec(t, tx, stock.SetStock, 9)
+			dbtest.OK(t, h.Release())
+			stock.WantError(t, "the commit", tx.Commit(), mysqllock.ErrLost, "its hold has ended")
+			s.WantStock(1, 10)
+			cancel()
+		}
+	})
+}
+
+// TestInnerHoldsStopNobody: goroutines that share a hold, as under a leader's lease, take
+// holds of their own in it, one after the other. The end of one which has read stops
+// neither its own goroutine nor those that write beside it.
+func TestInnerHoldsStopNobody(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		for name, outer := range guardHolds() {
+			for inner, opts := range stock.KeptAs() {
+				if inner == "shared" {
+					continue // does not keep the others out
+				}
+				t.Run(inner+" in "+name, func(t *testing.T) {
+					if inner == "optimistic" {
+						opts = append(opts, lockctx.Retry(100))
+					}
+					dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 0")
+					const rounds = 5
+					dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "job", func(ctx context.Context) error {
+						g, ctx := errgroup.WithContext(ctx)
+						for id := range 2 {
+							g.Go(func() error {
+								for range rounds {
+									if err := mysqllock.Do(ctx, db, "product", func(ctx context.Context) error {
+										n, err := stock.Read(ctx, db, 1)
+										if err != nil {
+											return err
+										}
+										_, err = db.ExecContext(ctx, stock.SetStock, n+1)
+										return err
+									}, opts...); err != nil {
+										return err
+									}
+									if _, err := db.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = ?", 3+id); err != nil {
+										return err
+									}
+								}
+								return nil
+							})
+						}
+						return g.Wait()
+					}, outer))
+					s.WantStock(1, 2*rounds)
+					s.WantStock(3, rounds)
+					s.WantStock(4, rounds)
+				})
+			}
+		}
+	})
+}

@@ -1,0 +1,328 @@
+package unit_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// account makes an account without administrative rights, for which init_connect
+// counts, and returns a handle of it with the driver under test.
+func account(s *stock.Shop, t *testing.T, params ...string) *sql.DB {
+	t.Helper()
+	dbtest.Exec(t, s.Plain, "CREATE USER IF NOT EXISTS app@'%' IDENTIFIED BY 'pw'")
+	dbtest.Exec(t, s.Plain, "GRANT ALL ON "+s.Name+".* TO app@'%'")
+	cfg := s.Config()
+	cfg.User, cfg.Passwd = "app", "pw"
+	dsn := cfg.FormatDSN()
+	sep := "?"
+	if strings.Contains(dsn, "?") {
+		sep = "&"
+	}
+	db, err := sql.Open("mysqllock", dsn+sep+strings.Join(params, "&"))
+	dbtest.OK(t, err)
+	t.Cleanup(func() { db.Close() })
+	return db
+}
+
+var everyStrategy = map[string]lockctx.Option{
+	"row": lockctx.Row(), "lease": lockctx.Lease(stock.TTL), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic(),
+}
+
+// refusedEverywhere runs hinted statements on the one connection of db, which has a
+// write of the caller's that is not committed: nothing may commit it.
+func refusedEverywhere(s *stock.Shop, t *testing.T, what string, db *sql.DB) {
+	t.Helper()
+	db.SetMaxOpenConns(1)
+	dbtest.Exec(t, db, "UPDATE p SET stock = 1 WHERE id = 1")
+	for name, opt := range everyStrategy {
+		ctx := lockctx.With(dbtest.Limited(t), dbtest.Random(), opt)
+		var left int
+		if err := db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 2").Scan(&left); !errors.Is(err, mysqllock.ErrUnsafe) {
+			t.Errorf("%s, %s: read: %v, want ErrUnsafe", what, name, err)
+		}
+		if _, err := db.ExecContext(ctx, "UPDATE p SET stock = 3 WHERE id = 2"); !errors.Is(err, mysqllock.ErrUnsafe) || !strings.Contains(err.Error(), "autocommit=1") {
+			t.Errorf("%s, %s: write: %v, want ErrUnsafe that says what to set", what, name, err)
+		}
+	}
+	dbtest.Exec(t, db, "ROLLBACK")
+	s.WantStock(1, 10)
+	s.WantStock(2, 10)
+}
+
+// TestAutocommitOff has autocommit off from the beginning.
+func TestAutocommitOff(t *testing.T) {
+	dbtest.OnOwnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		s.Plain.SetMaxOpenConns(1)
+		dbtest.OK(t, s.Plain.Ping())
+		refusedEverywhere(s, t, "DSN", account(s, t, "autocommit=0"))
+
+		for _, off := range []string{"autocommit", "init_connect"} {
+			if off == "autocommit" {
+				dbtest.Exec(t, s.Plain, "SET GLOBAL autocommit = 0")
+			} else {
+				dbtest.Exec(t, s.Plain, "SET GLOBAL init_connect = 'SET autocommit = 0'")
+			}
+			refusedEverywhere(s, t, off, account(s, t))
+
+			db := account(s, t, "autocommit=1") // as the error says
+			for name, opt := range everyStrategy {
+				ctx := lockctx.With(dbtest.Limited(t), dbtest.Random(), opt)
+				var left int
+				dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 3").Scan(&left))
+				if _, err := db.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = 3"); err != nil {
+					t.Errorf("%s, autocommit=1 in the DSN, %s: %v", off, name, err)
+				}
+			}
+			dbtest.Exec(t, s.Plain, "SET GLOBAL autocommit = 1")
+			dbtest.Exec(t, s.Plain, "SET GLOBAL init_connect = ''")
+		}
+		s.WantStock(3, 18)
+	})
+}
+
+// TestAutocommitSwitchedOff switches the server's default while a handle is in use:
+// connections that are opened after that are noticed.
+func TestAutocommitSwitchedOff(t *testing.T) {
+	dbtest.OnOwnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		s.Plain.SetMaxOpenConns(1)
+		dbtest.OK(t, s.Plain.Ping())
+		db := account(s, t)
+		dbtest.Exec(t, s.Plain, "SET GLOBAL autocommit = 0")
+		db.SetMaxIdleConns(0) // each statement has a new connection
+		ctx, cancel := context.WithCancel(dbtest.Limited(t))
+		defer cancel()
+		var left int
+		err := db.QueryRowContext(lockctx.With(ctx, dbtest.Random()), "SELECT stock FROM p WHERE id = 2").Scan(&left)
+		if !errors.Is(err, mysqllock.ErrUnsafe) {
+			t.Errorf("read: %v, want ErrUnsafe", err)
+		}
+	})
+}
+
+// TestCompletionType has COMMIT begin the next transaction, or end the connection.
+func TestCompletionType(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		for _, value := range []string{"1", "2", "'CHAIN'", "NO_CHAIN"} {
+			db := s.Handle("completion_type=" + strings.ReplaceAll(value, "'", "%27"))
+			db.SetMaxOpenConns(1)
+			refused := func(what string, err error) {
+				t.Helper()
+				if value == "NO_CHAIN" {
+					dbtest.OK(t, err)
+				} else if !errors.Is(err, mysqllock.ErrUnsafe) || !strings.Contains(err.Error(), "completion_type=NO_CHAIN") {
+					t.Errorf("completion_type=%s, %s: %v, want ErrUnsafe that says what to set", value, what, err)
+				}
+			}
+			for name, opt := range everyStrategy {
+				_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), dbtest.Random(), opt), "UPDATE p SET stock = stock WHERE id = 1")
+				refused(name+", Exec", err)
+				tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), dbtest.Random(), opt), nil)
+				refused(name+", BeginTx", err)
+				if err == nil {
+					dbtest.OK(t, tx.Commit())
+				}
+				refused(name+", Do", mysqllock.Do(dbtest.Limited(t), db, dbtest.Random(), func(context.Context) error { return nil }, opt))
+			}
+			db.Close()
+		}
+	})
+}
+
+// TestSetByText has plain SQL text set what locks need as it was.
+func TestSetByText(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		conn := dbtest.Conn(t, db)
+		for _, set := range []string{"SET completion_type = 1", "SET SESSION completion_type = 'RELEASE'", "SET @@timestamp = 1000000000"} {
+			dbtest.Exec(t, conn, set)
+			for name, opt := range everyStrategy {
+				ctx := lockctx.With(dbtest.Limited(t), dbtest.Random(), opt)
+				if _, err := conn.ExecContext(ctx, "UPDATE p SET stock = stock WHERE id = 1"); !errors.Is(err, mysqllock.ErrUnsafe) {
+					t.Errorf("%s, %s: write: %v, want ErrUnsafe", set, name, err)
+				}
+				if _, err := conn.BeginTx(ctx, nil); !errors.Is(err, mysqllock.ErrUnsafe) {
+					t.Errorf("%s, %s: BeginTx: %v, want ErrUnsafe", set, name, err)
+				}
+				tx, err := conn.BeginTx(dbtest.Limited(t), nil)
+				dbtest.OK(t, err)
+				if _, err := tx.ExecContext(ctx, "UPDATE p SET stock = stock WHERE id = 1"); !errors.Is(err, mysqllock.ErrUnsafe) {
+					t.Errorf("%s, %s: late: %v, want ErrUnsafe", set, name, err)
+				}
+				dbtest.Exec(t, conn, "SET completion_type = DEFAULT") // so that it ends here
+				dbtest.OK(t, tx.Rollback())
+				dbtest.Exec(t, conn, set)
+			}
+			dbtest.Exec(t, conn, "SET completion_type = DEFAULT, timestamp = DEFAULT")
+			dbtest.Exec(t, runsIn{conn, lockctx.With(dbtest.Limited(t), dbtest.Random())}, "UPDATE p SET stock = stock WHERE id = 1")
+		}
+	})
+}
+
+// TestReadOnlyByDefault has transactions that are READ ONLY unless they say
+// otherwise: nothing is written, nothing is locked, and there is an error.
+func TestReadOnlyByDefault(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		setting := "transaction_read_only=1"
+		if s.MariaDB() {
+			setting = "tx_read_only=1"
+		}
+		db := s.Handle(setting)
+		s.Handle().PingContext(dbtest.Limited(t))
+		for name, opt := range everyStrategy {
+			if _, err := db.ExecContext(lockctx.With(dbtest.Limited(t), dbtest.Random(), opt), "UPDATE p SET stock = 0 WHERE id = 1"); err == nil {
+				t.Errorf("%s: write succeeded", name)
+			}
+		}
+		s.WantStock(1, 10)
+	})
+}
+
+// TestSessionSettingsOfTheDSN: no strategy depends on the session settings with which the
+// application's connections begin, whatever way is taken.
+func TestSessionSettingsOfTheDSN(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		for i, setting := range []string{
+			"group_concat_max_len=4", "sql_select_limit=0", "sql_select_limit=1", "sql_big_selects=0&max_join_size=1", "max_execution_time=1", "max_statement_time=0.2",
+			"sql_mode='ANSI'", "sql_mode='NO_BACKSLASH_ESCAPES'", "sql_mode='PAD_CHAR_TO_FULL_LENGTH'", "sql_mode='ONLY_FULL_GROUP_BY,TRADITIONAL'", "sql_mode='ORACLE'",
+			"sql_mode='PIPES_AS_CONCAT,HIGH_NOT_PRECEDENCE,REAL_AS_FLOAT,NO_UNSIGNED_SUBTRACTION,NO_ZERO_DATE'", "sql_mode='TIME_TRUNCATE_FRACTIONAL'", "sql_mode='TIME_ROUND_FRACTIONAL'",
+			"sql_safe_updates=1", "sql_auto_is_null=1", "sql_quote_show_create=0", "sql_notes=0&max_error_count=0", "div_precision_increment=0", "max_sort_length=8", "eq_range_index_dive_limit=1",
+			"lock_wait_timeout=1", "innodb_lock_wait_timeout=1", "idle_transaction_timeout=5", "transaction_isolation='SERIALIZABLE'", "tx_isolation='SERIALIZABLE'", "innodb_snapshot_isolation=1",
+			"character_set_results=NULL", "character_set_results='latin1'", "character_set_client='gbk'", "collation_connection='utf8mb4_bin'", "collation_connection='latin1_german2_ci'", "collation_connection='binary'",
+			"time_zone='-12:00'", "lc_messages='de_DE'", "standard_compliant_cte=0", "max_recursive_iterations=0", "cte_max_recursion_depth=0", "big_tables=1", "max_heap_table_size=16384",
+			"optimizer_switch='derived_merge=off,materialization=off,semijoin=off,index_merge=off'", "optimizer_switch='subquery_to_derived=on,derived_condition_pushdown=off'", "range_optimizer_max_mem_size=1",
+			"sql_require_primary_key=1", "default_storage_engine='MyISAM'", "binlog_row_image='MINIMAL'", "low_priority_updates=1", "in_predicate_conversion_threshold=2", "insert_id=7", "last_insert_id=7",
+		} {
+			plain := s.Open("mysql", escaped(setting))
+			if err := plain.Ping(); err != nil {
+				continue // this server does not have it
+			}
+			params := []string{escaped(setting), fmt.Sprintf("lockTable=settings_%d", i), "lockTTL=5s"}
+			db, other := s.Handle(params...), s.Handle(params...)
+			for name, opt := range map[string][]lockctx.Option{
+				"row": {lockctx.Row()}, "lease": {lockctx.Lease(stock.TTL)}, "advisory": {lockctx.Advisory()}, "optimistic": {lockctx.Optimistic()},
+				"shared": {lockctx.Shared()}, "slots": {lockctx.Slots(2)}, "slots of leases": {lockctx.Slots(2), lockctx.Lease(stock.TTL)},
+			} {
+				failed := func(way string, err error) {
+					if err != nil {
+						t.Errorf("%s, %s, %s: %v", setting, name, way, err)
+					}
+				}
+				const sell = "UPDATE p SET stock = stock WHERE id = 1"
+				key := dbtest.Random()
+				for range 10 { // until statements are prepared
+					tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), key, opt...), nil)
+					if err == nil {
+						if _, err = tx.Exec(sell); err == nil {
+							err = tx.Commit()
+						} else {
+							failed("rollback", tx.Rollback())
+						}
+					}
+					failed("BeginTx", err)
+					if err != nil {
+						break
+					}
+				}
+				_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), key, opt...), sell)
+				failed("Exec", err)
+				ctx, cancel := context.WithCancel(dbtest.Limited(t))
+				ctx = lockctx.With(ctx, key, opt...)
+				rows, err := db.QueryContext(ctx, "SELECT stock FROM p WHERE id = 1")
+				if err == nil {
+					failed("closing the rows", rows.Close())
+					_, err = db.ExecContext(ctx, sell)
+				}
+				failed("read, write", err)
+				cancel()
+				if !strings.HasPrefix(name, "slots") {
+					tx, err := db.BeginTx(lockctx.WithKeys(dbtest.Limited(t), []string{key, key + "2", key + "3"}, opt...), nil)
+					if err == nil {
+						if _, err = tx.Exec(sell); err == nil {
+							err = tx.Commit()
+						} else {
+							failed("rollback", tx.Rollback())
+						}
+					}
+					failed("several keys", err)
+				}
+				if name == "optimistic" {
+					continue
+				}
+				held, err := mysqllock.Acquire(dbtest.Limited(t), db, key, opt...)
+				if name == "shared" {
+					dbtest.OK(t, err)
+					dbtest.OK(t, held.Release())
+					held, err = mysqllock.Acquire(dbtest.Limited(t), db, key)
+				}
+				failed("Acquire", err)
+				if err != nil || strings.HasPrefix(name, "slots") {
+					if err == nil {
+						failed("Release", held.Release())
+					}
+					continue
+				}
+				_, err = other.ExecContext(lockctx.With(dbtest.Limited(t), key, append(opt, lockctx.NoWait())...), sell)
+				if !errors.Is(err, mysqllock.ErrLocked) {
+					failed("NoWait", fmt.Errorf("%w, want ErrLocked", err))
+				}
+				over := make(chan error, 1)
+				go func() {
+					_, err := other.ExecContext(lockctx.With(dbtest.Limited(t), key, append(opt, lockctx.Wait(time.Minute))...), sell)
+					over <- err
+				}()
+				dbtest.Soon(t, "it waits", func() bool {
+					stats, err := mysqllock.Stats(other)
+					return err == nil && stats.Waiters > 0 || len(over) > 0
+				})
+				failed("Release", held.Release())
+				failed("wait", <-over)
+			}
+			db.Close()
+			other.Close()
+			plain.Close()
+		}
+	})
+}
+
+// escaped is a setting as a DSN has it.
+func escaped(setting string) string {
+	return strings.NewReplacer("'", "%27", "+", "%2B", " ", "%20", ":", "%3A", ",", "%2C").Replace(setting)
+}
+
+func TestAutocommitOffAndOn(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		conn, err := s.Handle().Conn(dbtest.Limited(t))
+		dbtest.OK(t, err)
+		defer conn.Close()
+		hinted := func() error {
+			_, err := conn.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "UPDATE p SET stock = 2 WHERE id = 1")
+			return err
+		}
+		dbtest.Exec(t, conn, "SET autocommit = 0")
+		dbtest.Exec(t, conn, "UPDATE p SET stock = 1 WHERE id = 2")
+		if err := hinted(); !errors.Is(err, mysqllock.ErrUnsafe) {
+			t.Errorf("with autocommit off: %v", err)
+		}
+		dbtest.Exec(t, conn, "COMMIT")
+		dbtest.Exec(t, conn, "SET autocommit = 1")
+		dbtest.OK(t, hinted())
+		dbtest.Exec(t, conn, "START TRANSACTION")
+		if err := hinted(); !errors.Is(err, mysqllock.ErrUnsafe) {
+			t.Errorf("in a transaction begun by text: %v", err)
+		}
+		tx, err := conn.BeginTx(dbtest.Limited(t), nil) // commits it
+		dbtest.OK(t, err)
+		dbtest.OK(t, tx.Rollback())
+		dbtest.OK(t, hinted())
+	})
+}

@@ -1,0 +1,360 @@
+package unit_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// functions makes looks(), which has a SELECT of its own, and stores(), which has an
+// INSERT.
+func functions(s *stock.Shop, t *testing.T) {
+	t.Helper()
+	dbtest.Exec(t, s.Plain, "CREATE TABLE logged (id INT)")
+	dbtest.Exec(t, s.Plain, "CREATE FUNCTION looks(a INT) RETURNS INT READS SQL DATA BEGIN DECLARE v INT; SELECT stock INTO v FROM p WHERE id = a; RETURN v; END")
+	dbtest.Exec(t, s.Plain, "CREATE FUNCTION stores(a INT) RETURNS INT DETERMINISTIC BEGIN INSERT INTO logged VALUES (a); RETURN a; END")
+}
+
+// TestLateAfterSnapshot: a hint that comes after a statement which has taken a
+// snapshot is refused, and one after a statement which took none is good.
+func TestLateAfterSnapshot(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		functions(s, t)
+		dbtest.Exec(t, s.Plain, "CREATE TABLE other (n INT)")
+		dbtest.Exec(t, s.Plain, "INSERT INTO other VALUES (1)")
+		db := s.Handle()
+		for _, c := range []struct {
+			text    string
+			refused bool
+		}{
+			{"INSERT INTO logged VALUES (looks(1))", true},
+			{"INSERT INTO logged SET id = looks(1)", true},
+			{"UPDATE p SET stock = stock WHERE id = looks(1)", true},
+			{"UPDATE p SET stock = looks(2) WHERE id = 2", true},
+			{"DELETE FROM logged WHERE id = `looks`(1)", true},
+			{"REPLACE INTO logged VALUES (looks(1))", true},
+			{"SELECT looks(1) FOR UPDATE", true},
+			{"SELECT id FROM p WHERE id = 2 AND looks(1) > 0 FOR UPDATE", true},
+			{"SET @x = looks(1)", true},
+			{"DO looks(1)", true},
+			{"SELECT looks(1)", true},
+			{"SELECT stock FROM p WHERE id = 1", true},
+			{"/* c */ SELECT stock FROM p", true},
+			{"INSERT INTO logged (id) VALUES (1)", false},
+			{"INSERT INTO logged(id) SELECT MAX(stock) FROM p", false},
+			{"UPDATE p SET stock = (SELECT COUNT(*) FROM logged) WHERE id = 2", false},
+			{"UPDATE p SET stock = GREATEST(stock, 1) WHERE id IN (2, 3)", false},
+			{"DELETE FROM logged WHERE id IN (SELECT stock FROM p)", false},
+			{"SELECT stock FROM p WHERE id = 2 FOR UPDATE", false},
+			{"SELECT COUNT(*) FROM p LOCK IN SHARE MODE", false},
+		} {
+			tx, err := db.BeginTx(dbtest.Limited(t), nil)
+			dbtest.OK(t, err)
+			dbtest.Exec(t, tx, c.text)
+			dbtest.Exec(t, s.Plain, "UPDATE other SET n = n + 1")
+			var seen, is int
+			dbtest.OK(t, s.Plain.QueryRow("SELECT n FROM other").Scan(&is))
+			err = tx.QueryRowContext(lockctx.With(dbtest.Limited(t), "k"), "SELECT n FROM other").Scan(&seen)
+			if errors.Is(err, mysqllock.ErrStaleSnapshot) != c.refused || !c.refused && err != nil {
+				t.Errorf("%q: %v", c.text, err)
+			}
+			if err == nil && seen != is {
+				t.Errorf("%q: read %d under the lock, it is %d", c.text, seen, is)
+			}
+			dbtest.OK(t, tx.Rollback())
+		}
+	})
+}
+
+// TestLateAtLevels: what is refused follows the isolation level, wherever it is set.
+func TestLateAtLevels(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		variable := "transaction_isolation"
+		if s.MariaDB() {
+			variable = "tx_isolation"
+		}
+		dbtest.Exec(t, s.Plain, "CREATE PROCEDURE repeatable() SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+		dbtest.Exec(t, s.Plain, "CREATE PROCEDURE nothing() DO 1")
+		committed, repeatable := s.Handle(variable+"='READ-COMMITTED'"), s.Handle()
+		for _, c := range []struct {
+			db      *sql.DB
+			texts   []string
+			opts    *sql.TxOptions
+			inside  []string
+			refused bool
+		}{
+			{db: repeatable, refused: true},
+			{db: committed},
+			{db: committed, texts: []string{"SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ"}, refused: true},
+			{db: committed, texts: []string{"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"}, refused: true},
+			{db: committed, texts: []string{"/* c */ SET SESSION " + variable + " = 'REPEATABLE-READ'"}, refused: true},
+			{db: committed, texts: []string{"SET @@session." + variable + " = 2"}, refused: true},
+			{db: committed, texts: []string{"SET @x = 1, " + variable + " = CONCAT('REPEATABLE', '-READ')"}, refused: true},
+			{db: committed, texts: []string{"SET @@" + variable + " = 'REPEATABLE-READ'"}, refused: true},
+			{db: committed, texts: []string{"CALL repeatable()"}, refused: true},
+			{db: committed, texts: []string{"CALL nothing()"}},
+			{db: committed, texts: []string{"SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ"}, opts: &sql.TxOptions{Isolation: sql.LevelReadCommitted}},
+			{db: committed, texts: []string{"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ", "BEGIN", "COMMIT"}},
+			{db: committed, opts: &sql.TxOptions{Isolation: sql.LevelRepeatableRead}, refused: true},
+			{db: committed, inside: []string{"SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ"}},
+			{db: repeatable, texts: []string{"SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"}},
+			{db: repeatable, texts: []string{"SET TRANSACTION ISOLATION LEVEL READ COMMITTED"}},
+			{db: repeatable, texts: []string{"SET SESSION " + variable + " = 'read-committed'"}},
+			{db: repeatable, texts: []string{"SET GLOBAL max_connections = @@max_connections"}, refused: true},
+			{db: repeatable, inside: []string{"SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"}, refused: true},
+		} {
+			conn, err := c.db.Conn(dbtest.Limited(t))
+			dbtest.OK(t, err)
+			for _, text := range c.texts {
+				dbtest.Exec(t, conn, text)
+			}
+			tx, err := conn.BeginTx(dbtest.Limited(t), c.opts)
+			dbtest.OK(t, err)
+			for _, text := range c.inside {
+				dbtest.Exec(t, tx, text)
+			}
+			var n int
+			dbtest.OK(t, tx.QueryRow("SELECT stock FROM p WHERE id = 1").Scan(&n))
+			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = stock + 1 WHERE id = 4")
+			err = tx.QueryRowContext(lockctx.With(dbtest.Limited(t), "k"), "SELECT stock FROM p WHERE id = 4").Scan(&n)
+			if errors.Is(err, mysqllock.ErrStaleSnapshot) != c.refused {
+				t.Errorf("%q, %v, %q: %v", c.texts, c.opts, c.inside, err)
+			}
+			if err == nil && n != s.Stock(4) {
+				t.Errorf("%q, %v, %q: read %d under the lock, it is %d", c.texts, c.opts, c.inside, n, s.Stock(4))
+			}
+			dbtest.OK(t, tx.Rollback())
+			dbtest.Exec(t, conn, "SET SESSION TRANSACTION ISOLATION LEVEL "+map[*sql.DB]string{committed: "READ COMMITTED", repeatable: "REPEATABLE READ"}[c.db])
+			dbtest.OK(t, conn.Close())
+		}
+	})
+}
+
+// TestWritingFunction: a SELECT whose function writes is a write: durable when it has
+// returned, and the lock is given back; under a lease, fenced.
+func TestWritingFunction(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		functions(s, t)
+		db := s.Handle()
+		logged := func() (n int) {
+			dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM logged").Scan(&n))
+			return n
+		}
+		for _, option := range []lockctx.Option{lockctx.Row(), lockctx.Lease(stock.TTL), lockctx.Advisory(), lockctx.Optimistic()} {
+			for _, query := range []string{"SELECT stores(1)", "SELECT stores(id) FROM p WHERE id = 1", "/* c */ SELECT id FROM p WHERE id = 1 AND `stores`(1) = 1"} {
+				for _, after := range []bool{false, true} { // a read
+					ctx, cancel := context.WithCancel(lockctx.With(dbtest.Limited(t), "k", option))
+					var n int
+					if after {
+						dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
+					}
+					before := logged()
+					dbtest.OK(t, db.QueryRowContext(ctx, query).Scan(&n))
+					if got := logged(); got <= before || n != 1 {
+						t.Errorf("%q: returned %d, others see %d more rows", query, n, got-before)
+					}
+					other := lockctx.With(dbtest.Limited(t), "k", option, lockctx.NoWait())
+					if _, err := db.ExecContext(other, "UPDATE p SET stock = stock WHERE id = 3"); err != nil {
+						t.Errorf("%q: the lock is still held: %v", query, err)
+					}
+					// It has read, too, and its lock is gone.
+					if _, err := db.ExecContext(ctx, "UPDATE p SET stock = stock WHERE id = 1"); !errors.Is(err, mysqllock.ErrStaleRead) {
+						t.Errorf("%q, then a write: %v", query, err)
+					}
+					cancel()
+				}
+			}
+		}
+
+		// In transactions it is one of their statements.
+		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
+		dbtest.OK(t, err)
+		before := logged()
+		dbtest.Exec(t, tx, "SELECT stores(1)")
+		if logged() != before {
+			t.Error("seen before COMMIT")
+		}
+		dbtest.OK(t, tx.Rollback())
+		if logged() != before {
+			t.Error("seen after ROLLBACK")
+		}
+	})
+}
+
+// TestWritingFunctionFenced: a lease that somebody else has taken keeps a SELECT that
+// writes from being committed.
+func TestWritingFunctionFenced(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		functions(s, t)
+		db := s.Handle()
+		hold, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(30*time.Second))
+		dbtest.OK(t, err)
+		defer hold.Release()
+		dbtest.Exec(t, s.Plain, "UPDATE mysqllock SET token = token + 1 WHERE name = 'k'")
+		var n int
+		err = db.QueryRowContext(hold.Context(), "SELECT stores(1)").Scan(&n)
+		if !errors.Is(err, mysqllock.ErrLost) {
+			t.Errorf("the error is %v", err)
+		}
+		dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM logged").Scan(&n))
+		if n != 0 {
+			t.Error("written without the lease")
+		}
+	})
+}
+
+// TestOptimisticUncommitted: a version says nothing of what may be rolled back.
+func TestOptimisticUncommitted(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		variable := "transaction_isolation"
+		if s.MariaDB() {
+			variable = "tx_isolation"
+		}
+		dbtest.Exec(t, s.Plain, "CREATE PROCEDURE dirty() SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
+		uncommitted, db := s.Handle(variable+"='READ-UNCOMMITTED'"), s.Handle()
+		hint := func() context.Context { return lockctx.With(dbtest.Limited(t), "k", lockctx.Optimistic()) }
+		dirty := &sql.TxOptions{Isolation: sql.LevelReadUncommitted}
+		refused := func(name string, err error) {
+			t.Helper()
+			if !errors.Is(err, mysqllock.ErrUnsafe) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		_, err := db.BeginTx(hint(), dirty)
+		refused("BeginTx", err)
+		ctx := hint()
+		var n int
+		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
+		_, err = db.BeginTx(ctx, dirty)
+		refused("BeginTx after a read", err)
+		_, err = db.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Optimistic(), lockctx.IfVersion(1)), dirty)
+		refused("BeginTx with a version", err)
+		tx, err := db.BeginTx(dbtest.Limited(t), dirty)
+		dbtest.OK(t, err)
+		refused("late", tx.QueryRowContext(hint(), "SELECT stock FROM p WHERE id = 1").Scan(&n))
+		dbtest.OK(t, tx.Rollback())
+		tx, err = db.BeginTx(lockctx.With(dbtest.Limited(t), "row"), dirty)
+		dbtest.OK(t, err)
+		refused("joined", tx.QueryRowContext(hint(), "SELECT stock FROM p WHERE id = 1").Scan(&n))
+		dbtest.OK(t, tx.Rollback())
+
+		refused("session: query", uncommitted.QueryRowContext(hint(), "SELECT stock FROM p WHERE id = 1").Scan(&n))
+		_, err = uncommitted.ExecContext(hint(), "UPDATE p SET stock = stock WHERE id = 1")
+		refused("session: exec", err)
+		_, err = uncommitted.BeginTx(hint(), nil)
+		refused("session: BeginTx", err)
+		refused("session: Do", mysqllock.Do(dbtest.Limited(t), uncommitted, "k", func(context.Context) error { return nil }, lockctx.Optimistic()))
+		tx, err = uncommitted.BeginTx(hint(), &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+		dbtest.OK(t, err)
+		dbtest.OK(t, tx.Rollback())
+
+		for _, text := range []string{
+			"SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED", "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED",
+			"/* c */ SET SESSION " + variable + " = 'READ-UNCOMMITTED'", "SET @@session." + variable + " = 0", "CALL dirty()",
+		} {
+			conn, err := db.Conn(dbtest.Limited(t))
+			dbtest.OK(t, err)
+			dbtest.Exec(t, conn, text)
+			_, err = conn.BeginTx(hint(), nil)
+			refused(text+": BeginTx", err)
+			if text[:5] != "SET T" {
+				refused(text+": query", conn.QueryRowContext(hint(), "SELECT stock FROM p WHERE id = 1").Scan(&n))
+			}
+			dbtest.Exec(t, conn, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+			tx, err := conn.BeginTx(hint(), nil)
+			if err != nil {
+				t.Errorf("%s, and back: %v", text, err)
+			} else {
+				dbtest.OK(t, tx.Rollback())
+			}
+			dbtest.OK(t, conn.Close())
+		}
+
+		// Other strategies keep others from writing at all.
+		for _, option := range []lockctx.Option{lockctx.Row(), lockctx.Lease(10 * time.Second), lockctx.Advisory()} {
+			tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", option), dirty)
+			dbtest.OK(t, err)
+			dbtest.OK(t, tx.Rollback())
+		}
+	})
+}
+
+// TestSnapshotIsolation: where MariaDB checks snapshots (the default from 11.6 on), a
+// statement that meets a row which somebody has changed since its transaction read is
+// refused, and the transaction is rolled back whole: that is ErrConflict. A lock that is
+// asked for with AllowStale is granted all the same.
+func TestSnapshotIsolation(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		if !s.MariaDB() {
+			return // MySQL has nothing of the kind
+		}
+		var known bool // from 10.6.18 and 10.11.8 on
+		dbtest.OK(t, s.Handle().QueryRow("SELECT COUNT(*) FROM information_schema.SYSTEM_VARIABLES WHERE VARIABLE_NAME = 'INNODB_SNAPSHOT_ISOLATION'").Scan(&known))
+		if !known {
+			return
+		}
+		db := s.Handle("innodb_snapshot_isolation=ON")
+		change := func() { // by somebody who does not ask for the key
+			t.Helper()
+			_, err := s.Handle().Exec("UPDATE p SET stock = stock + 10 WHERE id = 1")
+			dbtest.OK(t, err)
+		}
+		for name, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(stock.TTL), "optimistic": lockctx.Optimistic()} {
+			ctx := lockctx.With(dbtest.Limited(t), "k", opt)
+			before := s.Stock(1)
+			tx, err := db.BeginTx(ctx, nil)
+			dbtest.OK(t, err)
+			_, err = stock.Read(ctx, tx, 1)
+			dbtest.OK(t, err)
+			dbtest.Exec(t, tx, "UPDATE p SET stock = 77 WHERE id = 2")
+			change()
+			_, err = tx.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 1")
+			if !errors.Is(err, mysqllock.ErrConflict) || errors.Is(err, mysqllock.ErrDeadlock) {
+				t.Errorf("%s: the write: %v, want %v", name, err, mysqllock.ErrConflict)
+			}
+			if err := tx.Commit(); !errors.Is(err, mysqllock.ErrConflict) {
+				t.Errorf("%s: Commit: %v, want %v", name, err, mysqllock.ErrConflict)
+			}
+			s.WantStock(1, before+10)
+			if n := s.Stock(2); n == 77 {
+				t.Errorf("%s: what came before is committed", name)
+			}
+		}
+
+		// Do runs it again.
+		tries := 0
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
+			n, err := stock.Read(ctx, db, 1)
+			if err != nil {
+				return err
+			}
+			if tries++; tries == 1 {
+				change()
+			}
+			_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n+1)
+			return err
+		}, lockctx.Retry(2)))
+		if tries != 2 {
+			t.Errorf("Do has run %d times", tries)
+		}
+
+		// The row of a late key may be newer than the snapshot.
+		tx, err := db.BeginTx(dbtest.Limited(t), nil)
+		dbtest.OK(t, err)
+		_, err = stock.Read(dbtest.Limited(t), tx, 1)
+		dbtest.OK(t, err)
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), s.Handle(), "late", func(context.Context) error { return nil }, lockctx.Lease(stock.TTL)))
+		_, err = tx.ExecContext(lockctx.With(dbtest.Limited(t), "late", lockctx.AllowStale()), "UPDATE p SET stock = 5 WHERE id = 2")
+		dbtest.OK(t, err)
+		s.WantLocked("late", true)
+		dbtest.OK(t, tx.Commit())
+		s.WantStock(2, 5)
+	})
+}

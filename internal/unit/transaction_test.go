@@ -1,0 +1,283 @@
+package unit_test
+
+import (
+	"bytes"
+	"context"
+	"database/sql"
+	"errors"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+func TestForeignTransactionOutlivesTheLock(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		for _, how := range []string{"context", "kill"} {
+			ctx, cancel := context.WithCancel(dbtest.Limited(t))
+			defer cancel()
+			lctx := lockctx.With(ctx, "k")
+			tx, err := db.Begin()
+			dbtest.OK(t, err)
+			var id string
+			dbtest.OK(t, db.QueryRowContext(lctx, "SELECT CONNECTION_ID() FROM p LIMIT 1").Scan(&id))
+			_, err = tx.ExecContext(lctx, "UPDATE p SET stock = 0 WHERE id = 2")
+			dbtest.OK(t, err)
+			if how == "context" {
+				cancel()
+			} else {
+				dbtest.Exec(t, s.Plain, "KILL "+id)
+			}
+			dbtest.Soon(t, "the lock is free", func() bool { return !s.Locked("k") })
+			if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
+				t.Errorf("%s: Commit after the lock has gone: %v", how, err)
+			}
+			s.WantStock(2, 10)
+		}
+	})
+}
+
+// MariaDB's limit on the idleness of locked transactions does not reach others.
+func TestIdleLimitStaysWithLockedTransactions(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle("lockTTL=3s")
+		h, err := mysqllock.Acquire(dbtest.Limited(t), s.Handle(), "held")
+		dbtest.OK(t, err)
+		defer h.Rollback()
+		conn, err := db.Conn(dbtest.Limited(t))
+		dbtest.OK(t, err)
+		defer conn.Close()
+		for i, begin := range []func() error{
+			func() error { // a lock that was not granted, then BeginTx
+				_, err := conn.BeginTx(lockctx.With(dbtest.Limited(t), "held", lockctx.NoWait()), nil)
+				if !errors.Is(err, mysqllock.ErrLocked) {
+					t.Errorf("NoWait: %v", err)
+				}
+				tx, err := conn.BeginTx(dbtest.Limited(t), nil)
+				dbtest.OK(t, err)
+				dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 3")
+				time.Sleep(3500 * time.Millisecond)
+				return tx.Commit()
+			},
+			func() error { // a lock that was granted, then BEGIN as text
+				_, err := conn.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "UPDATE p SET stock = 1 WHERE id = 1")
+				dbtest.OK(t, err)
+				dbtest.Exec(t, conn, "BEGIN")
+				dbtest.Exec(t, conn, "UPDATE p SET stock = 2 WHERE id = 3")
+				time.Sleep(3500 * time.Millisecond)
+				_, err = conn.ExecContext(dbtest.Limited(t), "COMMIT")
+				return err
+			},
+		} {
+			if err := begin(); err != nil {
+				t.Errorf("%d: a transaction without a hint that was idle: %v", i, err)
+			}
+			s.WantStock(3, 1+i)
+		}
+	})
+}
+
+// A transaction that something has ended unseen is not taken for one that can
+// hold a lock.
+func TestLateHintInAnEndedTransaction(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		for _, text := range []string{"COMMIT", "CREATE TABLE q (id INT)"} {
+			tx, err := db.Begin()
+			dbtest.OK(t, err)
+			dbtest.Exec(t, tx, text)
+			if _, err := tx.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "UPDATE p SET stock = 0 WHERE id = 1"); !errors.Is(err, mysqllock.ErrLost) {
+				t.Errorf("a late hint after %s: %v", text, err)
+			}
+			dbtest.OK(t, tx.Rollback())
+			s.WantStock(1, 10)
+		}
+	})
+}
+
+// foreign begins a transaction elsewhere that has set the stock of 1 to 0 under the
+// lock of a session of ctx.
+func foreign(t *testing.T, ctx context.Context, db *sql.DB) *sql.Tx {
+	t.Helper()
+	_, err := stock.Read(ctx, db, 2)
+	dbtest.OK(t, err)
+	tx, err := db.Begin()
+	dbtest.OK(t, err)
+	_, err = tx.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 1")
+	dbtest.OK(t, err)
+	return tx
+}
+
+// A transaction whose statements ran under a session's lock does not take
+// another lock for it.
+func TestForeignTransactionUnderALockThatHasGone(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		ctx := lockctx.With(dbtest.Limited(t), "k")
+		tx := foreign(t, ctx, db)
+		_, err := db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 3") // gives the lock back
+		dbtest.OK(t, err)
+		if _, err = tx.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 4"); !errors.Is(err, mysqllock.ErrLost) {
+			t.Errorf("the next statement: %v", err)
+		}
+		if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
+			t.Errorf("Commit: %v", err)
+		}
+		s.WantStock(1, 10)
+	})
+}
+
+// Its Commit does not wait for a statement that waits for its rows.
+func TestForeignTransactionInTheWay(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		ctx := lockctx.With(dbtest.Limited(t), "k")
+		tx := foreign(t, ctx, db)
+		done := make(chan error, 1)
+		go func() {
+			_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+			done <- err
+		}()
+		dbtest.Soon(t, "the session waits for the transaction's row", func() bool {
+			var n int
+			dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE 'UPDATE p SET stock = stock - 1%'", s.Name).Scan(&n))
+			return n == 1
+		})
+		if err := tx.Commit(); err == nil || !strings.Contains(err.Error(), "still running") {
+			t.Errorf("Commit: %v", err)
+		}
+		dbtest.OK(t, <-done)
+		s.WantStock(1, 9)
+	})
+}
+
+// Every locked transaction on MariaDB has its limit, however it began.
+func TestIdleLimitOfEveryLockedTransaction(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		if !s.MariaDB() {
+			return // MySQL has none
+		}
+		db := s.Handle("lockTTL=20s")
+		check := func(what string, tx *sql.Tx) {
+			t.Helper()
+			var n int
+			dbtest.OK(t, tx.QueryRow("SELECT @@idle_transaction_timeout").Scan(&n))
+			if n != 20 {
+				t.Errorf("%s: idle_transaction_timeout is %d, want 20", what, n)
+			}
+		}
+		begin := func(ctx context.Context, opts *sql.TxOptions) *sql.Tx {
+			tx, err := db.BeginTx(ctx, opts)
+			dbtest.OK(t, err)
+			t.Cleanup(func() { tx.Rollback() })
+			return tx
+		}
+		first := begin(lockctx.With(dbtest.Limited(t), "k"), nil)
+		check("first", first)
+		waiter := make(chan *sql.Tx)
+		go func() { waiter <- begin(lockctx.With(dbtest.Limited(t), "k"), nil) }()
+		time.Sleep(100 * time.Millisecond)
+		dbtest.OK(t, first.Commit())
+		check("waited", <-waiter)
+		check("with an isolation level", begin(lockctx.With(dbtest.Limited(t), "k2"), &sql.TxOptions{Isolation: sql.LevelReadCommitted}))
+		late := begin(dbtest.Limited(t), nil)
+		_, err := late.ExecContext(lockctx.With(dbtest.Limited(t), "k3"), "UPDATE p SET stock = 1 WHERE id = 1")
+		dbtest.OK(t, err)
+		check("late hint", late)
+	})
+}
+
+// endsAtAnswer is a client's connection on which a context ends when the answer to
+// a statement has arrived: the driver closes it then all the same.
+type endsAtAnswer struct {
+	net.Conn
+	text   string
+	end    *context.CancelFunc
+	asked  bool
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (c *endsAtAnswer) Write(b []byte) (int, error) {
+	c.asked = c.asked || *c.end != nil && bytes.Contains(b, []byte(c.text))
+	return c.Conn.Write(b)
+}
+
+func (c *endsAtAnswer) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if c.asked {
+		c.asked = false
+		(*c.end)()
+		<-c.closed
+	}
+	return n, err
+}
+
+func (c *endsAtAnswer) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.Conn.Close()
+}
+
+// Who gives up while a late lock is asked for is told so, and not that a
+// connection was lost, and the transaction with it.
+func TestLateHintGivenUp(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		for _, text := range []string{"SAVEPOINT mysqllock_late", "RELEASE SAVEPOINT mysqllock_late"} {
+			var end context.CancelFunc
+			cfg := s.Config()
+			cfg.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				var d net.Dialer
+				c, err := d.DialContext(ctx, network, addr)
+				return &endsAtAnswer{Conn: c, text: text, end: &end, closed: make(chan struct{})}, err
+			}
+			connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{})
+			dbtest.OK(t, err)
+			db := sql.OpenDB(connector)
+			defer db.Close()
+			_, err = db.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "DO 0") // sets everything up
+			dbtest.OK(t, err)
+			tx, err := db.Begin()
+			dbtest.OK(t, err)
+			ctx, cancel := context.WithCancel(dbtest.Limited(t))
+			defer cancel()
+			end = cancel
+			_, err = tx.ExecContext(lockctx.With(ctx, "k"), "UPDATE p SET stock = 1 WHERE id = 1")
+			if !errors.Is(err, context.Canceled) || errors.Is(err, mysqllock.ErrLost) {
+				t.Errorf("given up at %s: %v", text, err)
+			}
+			if err := tx.Commit(); err == nil {
+				t.Error("what is left of it was committed")
+			}
+			s.WantStock(1, 10)
+			s.WantLocked("k", false)
+		}
+	})
+}
+
+// TestReadBeforeSession: what a transaction has read before it comes under a
+// session's lock is older than the lock.
+func TestReadBeforeSession(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		base, cancel := context.WithCancel(dbtest.Limited(t))
+		defer cancel()
+		ctx := lockctx.With(base, "k")
+		tx := dbtest.Begin(t, base, db)
+		_, err := stock.Read(base, tx, 1) // the snapshot
+		dbtest.OK(t, err)
+		_, err = db.ExecContext(lockctx.With(base, "k"), "UPDATE p SET stock = 9 WHERE id = 1")
+		dbtest.OK(t, err)
+		_, err = stock.Read(ctx, db, 2) // the session
+		dbtest.OK(t, err)
+		if n, err := stock.Read(ctx, tx, 1); !errors.Is(err, mysqllock.ErrStaleSnapshot) {
+			t.Errorf("it reads %d, %v", n, err)
+		}
+	})
+}

@@ -1,0 +1,353 @@
+package lease_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// fenced is a transaction that has passed the fence of key's lease: its COMMIT is on
+// its way.
+func fenced(s *stock.Shop, key string) *sql.Tx {
+	s.T.Helper()
+	tx, err := s.Plain.Begin()
+	dbtest.OK(s.T, err)
+	s.T.Cleanup(func() { _ = tx.Rollback() })
+	dbtest.Exec(s.T, tx, "UPDATE p SET stock = 1 WHERE id = 1")
+	_, err = tx.Exec("SELECT 1 FROM mysqllock WHERE namespace = ? AND name = ? LOCK IN SHARE MODE", s.Name, key)
+	dbtest.OK(s.T, err)
+	return tx
+}
+
+// grants are the ways to the row lock on k. Each runs under the lock until it is told
+// to end.
+var grants = map[string]func(ctx context.Context, db *sql.DB, held func(), opts ...lockctx.Option) error{
+	"BeginTx": func(ctx context.Context, db *sql.DB, held func(), opts ...lockctx.Option) error {
+		return begun(lockctx.With(ctx, "k", opts...), db, held, nil)
+	},
+	"BeginTx at an isolation level": func(ctx context.Context, db *sql.DB, held func(), opts ...lockctx.Option) error {
+		return begun(lockctx.With(ctx, "k", opts...), db, held, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	},
+	"several keys": func(ctx context.Context, db *sql.DB, held func(), opts ...lockctx.Option) error {
+		return begun(lockctx.WithKeys(ctx, []string{"a", "k", "z"}, opts...), db, held, nil)
+	},
+	"a session": func(ctx context.Context, db *sql.DB, held func(), opts ...lockctx.Option) error {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		var n int
+		err := db.QueryRowContext(lockctx.With(ctx, "k", opts...), "SELECT stock FROM p WHERE id = 1").Scan(&n)
+		if err == nil {
+			held()
+		}
+		return err
+	},
+	"Do": func(ctx context.Context, db *sql.DB, held func(), opts ...lockctx.Option) error {
+		return mysqllock.Do(ctx, db, "k", func(context.Context) error { held(); return nil }, opts...)
+	},
+	"a hint that comes late": func(ctx context.Context, db *sql.DB, held func(), opts ...lockctx.Option) error {
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback()
+		if _, err = tx.ExecContext(lockctx.With(ctx, "k", opts...), "UPDATE p SET stock = stock WHERE id = 2"); err != nil {
+			return err
+		}
+		held()
+		return tx.Commit()
+	},
+}
+
+func begun(ctx context.Context, db *sql.DB, held func(), opts *sql.TxOptions) error {
+	tx, err := db.BeginTx(ctx, opts)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	held()
+	return tx.Commit()
+}
+
+// TestGrantAfterALapsedLease: a lease has run out while the last COMMIT under it is on
+// its way. Whoever locks the row, shared or not, is granted the lock when that has
+// arrived, and takes the lease off the row first.
+func TestGrantAfterALapsedLease(t *testing.T) {
+	for name, grant := range grants {
+		for _, shared := range []bool{false, true} {
+			what, opts := name, []lockctx.Option(nil)
+			if shared {
+				what, opts = name+", shared", append(opts, lockctx.Shared())
+			}
+			t.Run(what, func(t *testing.T) {
+				dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+					db := s.Handle()
+					for range 2 { // the second time the key is known to have had leases
+						s.Lapse(db, "k")
+						last := fenced(s, "k")
+						err := grant(dbtest.Limited(t), db, func() { t.Error("granted while the last COMMIT is on its way") }, append(opts, lockctx.NoWait())...)
+						if !errors.Is(err, mysqllock.ErrLocked) {
+							t.Errorf("NoWait: %v", err)
+						}
+						committed := make(chan struct{})
+						time.AfterFunc(300*time.Millisecond, func() { close(committed); _ = last.Commit() })
+						granted := false
+						err = grant(dbtest.Limited(t), db, func() {
+							granted = true
+							select {
+							case <-committed:
+							default:
+								t.Error("granted before the last COMMIT")
+							}
+						}, append(opts, lockctx.Wait(20*time.Second))...)
+						refused := name == "a hint that comes late" && errors.Is(err, mysqllock.ErrLocked)
+						if err != nil && !refused || err == nil && !granted {
+							t.Errorf("granted %v: %v", granted, err)
+						}
+						if !granted {
+							continue
+						}
+						var owner sql.NullString
+						dbtest.OK(t, s.Plain.QueryRow("SELECT owner FROM mysqllock WHERE namespace = ? AND name = 'k'", s.Name).Scan(&owner))
+						if owner.Valid {
+							t.Errorf("the lease is on the row still, of %s", owner.String)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestLapsedLeaseDoesNotCommit: whoever has had the key after a lease ran out, by
+// whichever row lock, is the end of it: nothing under it commits, even where the
+// server's clock is set back afterwards, so that it seems to last.
+func TestLapsedLeaseDoesNotCommit(t *testing.T) {
+	for name, grant := range grants {
+		for _, opts := range [][]lockctx.Option{nil, {lockctx.Shared()}} {
+			t.Run(name, func(t *testing.T) {
+				dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+					holder, other := s.Handle(), s.Handle()
+					hold, err := mysqllock.Acquire(dbtest.Limited(t), holder, "k", lockctx.Lease(time.Minute))
+					dbtest.OK(t, err)
+					defer hold.Release()
+					dbtest.Exec(t, s.Plain, "UPDATE mysqllock SET expires = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND WHERE namespace = ? AND name = 'k'", s.Name)
+					dbtest.OK(t, grant(dbtest.Limited(t), other, func() {}, opts...))
+					dbtest.Exec(t, s.Plain, "UPDATE mysqllock SET expires = UTC_TIMESTAMP(6) + INTERVAL 1 MINUTE WHERE namespace = ? AND name = 'k'", s.Name)
+					_, err = holder.ExecContext(hold.Context(), "UPDATE p SET stock = 1 WHERE id = 1")
+					stock.WantLost(t, "the holder's write", err)
+					s.WantStock(1, 10)
+				})
+			})
+		}
+	}
+}
+
+// TestSlotsAfterALapsedLease is the same for the slots of a key.
+func TestSlotsAfterALapsedLease(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		do := func(wait lockctx.Option) error {
+			return mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { return nil }, lockctx.Slots(2), wait)
+		}
+		dbtest.OK(t, do(lockctx.NoWait()))
+		dbtest.Exec(t, s.Plain, "UPDATE mysqllock SET owner = 'dead:1:x#0a1b2c3d', token = token + 1, expires = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND WHERE namespace = ?", s.Name)
+		for range 4 {
+			dbtest.OK(t, do(lockctx.NoWait()))
+		}
+		dbtest.Exec(t, s.Plain, "UPDATE mysqllock SET owner = 'dead:1:x#0a1b2c3d', token = token + 1, expires = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND WHERE namespace = ?", s.Name)
+		var all []*sql.Tx
+		for i, name := range dbtest.Column[string](t, s.Plain, "SELECT name FROM mysqllock WHERE namespace = ?", s.Name) {
+			tx, err := s.Plain.Begin()
+			dbtest.OK(t, err)
+			dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = ?", i+1)
+			_, err = tx.Exec("SELECT 1 FROM mysqllock WHERE namespace = ? AND name = ? LOCK IN SHARE MODE", s.Name, name)
+			dbtest.OK(t, err)
+			all = append(all, tx)
+		}
+		if err := do(lockctx.NoWait()); !errors.Is(err, mysqllock.ErrLocked) {
+			t.Errorf("while COMMITs are on their way: %v", err)
+		}
+		for _, tx := range all {
+			time.AfterFunc(300*time.Millisecond, func() { _ = tx.Commit() })
+		}
+		dbtest.OK(t, do(lockctx.Wait(20*time.Second)))
+	})
+}
+
+// TestClockOfTheApplication: SET timestamp on the application's connection lets nobody
+// in beside a live lease, nor keeps anybody out when it is over.
+func TestClockOfTheApplication(t *testing.T) {
+	for name, grant := range grants {
+		t.Run(name, func(t *testing.T) {
+			dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+				for _, timestamp := range []string{"2100000000", "1000000000"} {
+					db := s.Handle("timestamp=" + timestamp)
+					for _, opts := range [][]lockctx.Option{nil, {lockctx.Shared()}} {
+						hold, err := mysqllock.Acquire(dbtest.Limited(t), s.Handle(), "k", lockctx.Lease(time.Minute), lockctx.Wait(20*time.Second))
+						dbtest.OK(t, err)
+						err = grant(dbtest.Limited(t), db, func() { t.Error("granted beside a lease") }, append(opts, lockctx.NoWait())...)
+						if !errors.Is(err, mysqllock.ErrLocked) {
+							t.Errorf("beside a lease, at %s: %v", timestamp, err)
+						}
+						dbtest.OK(t, hold.Release())
+						dbtest.OK(t, grant(dbtest.Limited(t), db, func() {}, append(opts, lockctx.NoWait())...))
+						s.Lapse(db, "k")
+						dbtest.OK(t, grant(dbtest.Limited(t), db, func() {}, append(opts, lockctx.NoWait())...))
+					}
+					err := grant(dbtest.Limited(t), db, func() {}, lockctx.Optimistic())
+					dbtest.OK(t, err)
+				}
+			})
+		})
+	}
+}
+
+// freeze has a host wait for the row lock on k, which somebody has locked for a moment,
+// and stand still as soon as it has begun to wait. After that the row is free.
+func freeze(s *stock.Shop, cfg mysqllock.Config, grant func(context.Context, *sql.DB, func(), ...lockctx.Option) error, opts ...lockctx.Option) {
+	s.T.Helper()
+	moment, err := s.Plain.Begin()
+	dbtest.OK(s.T, err)
+	defer moment.Rollback()
+	_, err = moment.Exec("SELECT 1 FROM mysqllock WHERE namespace = ? AND name = 'k' FOR UPDATE", s.Name)
+	dbtest.OK(s.T, err)
+	waits := []string{"_wait2`(x'", " */ CONNECTION_ID()", " */ token, owner"}
+	v := dbtest.NewVanishing(waits...)
+	close(v.Armed)
+	base := s.Config()
+	base.DialFunc = v.Dial
+	connector, err := mysqllock.NewConnector(base, cfg)
+	dbtest.OK(s.T, err)
+	db := sql.OpenDB(connector)
+	var all sync.WaitGroup
+	ctx, cancel := context.WithCancel(s.T.Context())
+	all.Go(func() { _ = grant(ctx, db, func() {}, opts...) })
+	s.T.Cleanup(func() {
+		close(v.Over)
+		cancel()
+		all.Wait()
+		db.Close()
+	})
+	v.Await(s.T)
+	// The server ends the wait by itself after a second or so. A machine that stands still
+	// for as long does not see it: this waiter is granted nothing then.
+	for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		var n int
+		dbtest.OK(s.T, s.Plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND ID <> CONNECTION_ID() AND COMMAND <> 'Sleep' AND INFO LIKE '%/* mysqllock %'", s.Name).Scan(&n))
+		if n > 0 {
+			break
+		}
+	}
+	dbtest.OK(s.T, moment.Commit())
+}
+
+// keeps holds a lease on key beside what is done, until it has been renewed twice after that.
+func keeps(s *stock.Shop, key string, done func()) {
+	s.T.Helper()
+	err := mysqllock.Do(s.T.Context(), s.Handle(), key, func(ctx context.Context) error {
+		done()
+		for range 2 {
+			was := s.Expires(key)
+			dbtest.Soon(s.T, "it is renewed, or lost", func() bool { return ctx.Err() != nil || s.Expires(key) != was })
+		}
+		return context.Cause(ctx)
+	}, lockctx.Lease(12*time.Second))
+	if err != nil {
+		s.T.Errorf("the lease was lost: %v", err)
+	}
+}
+
+// TestFrozenWaiter: callers that wait for a row lock, in any way, and stand still when the
+// server grants it, do not keep the holder of a lease on the key from renewing it.
+func TestFrozenWaiter(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		s.Lapse(s.Handle(), "k")
+		keeps(s, "k", func() {
+			for name, grant := range grants {
+				if name == "a hint that comes late" {
+					continue // it may have written already, so the server cannot end its transaction
+				}
+				freeze(s, mysqllock.Config{}, grant, lockctx.Wait(time.Minute))
+				freeze(s, mysqllock.Config{}, grant, lockctx.Wait(time.Minute), lockctx.Shared())
+			}
+		})
+	})
+}
+
+// TestFrozenWaiterWithoutProcedure is the same for an account on MySQL that may not make
+// the procedure: the server ends its connection after a second.
+func TestFrozenWaiterWithoutProcedure(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		if s.MariaDB() {
+			t.Skip("there the same is an anonymous block")
+		}
+		s.Lapse(s.Handle(), "k")
+		cfg := mysqllock.Config{Schema: "manual"}
+		keeps(s, "k", func() { freeze(s, cfg, grants["BeginTx"], lockctx.Wait(time.Minute)) })
+	})
+}
+
+// TestWaiterOfSeveralKeys: a caller that wants two keys does not wait for one with the
+// row of the other locked, which has a lease.
+func TestWaiterOfSeveralKeys(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		s.Lapse(s.Handle(), "a")
+		s.Lapse(s.Handle(), "k")
+		held, err := s.Handle().BeginTx(lockctx.With(s.T.Context(), "k"), nil)
+		dbtest.OK(t, err)
+		defer held.Rollback()
+		waiter := s.Handle()
+		result := make(chan error, 1)
+		keeps(s, "a", func() {
+			go func() {
+				result <- begun(lockctx.WithKeys(t.Context(), []string{"a", "k"}, lockctx.Wait(time.Minute)), waiter, func() {}, nil)
+			}()
+		})
+		dbtest.OK(t, held.Rollback())
+		dbtest.OK(t, <-result)
+	})
+}
+
+// TestWaitLeavesSettings: a wait that is over, in whichever way, leaves the connection's
+// settings as they were.
+func TestWaitLeavesSettings(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		s.Lapse(s.Handle(), "k")
+		for name, db := range map[string]*sql.DB{"by the procedure": s.Handle(), "without it": s.Handle("readTimeout=4s")} {
+			db.SetMaxOpenConns(1)
+			settings := func() (id, row, idle int) {
+				dbtest.OK(t, db.QueryRow("SELECT CONNECTION_ID(), @@SESSION.innodb_lock_wait_timeout, @@SESSION.wait_timeout").Scan(&id, &row, &idle))
+				return id, row, idle
+			}
+			id, row, idle := settings()
+			same := func(after string) {
+				if id2, row2, idle2 := settings(); id2 != id || row2 != row || idle2 != idle {
+					t.Errorf("%s, after %s: connection %d with %d and %d, before %d with %d and %d", name, after, id2, row2, idle2, id, row, idle)
+				}
+			}
+			held, err := s.Handle().BeginTx(lockctx.With(t.Context(), "k"), nil)
+			dbtest.OK(t, err)
+			wait := func(d time.Duration) error {
+				return begun(lockctx.With(dbtest.Limited(t), "k", lockctx.Wait(d)), db, func() {}, nil)
+			}
+			if err := wait(300 * time.Millisecond); !errors.Is(err, mysqllock.ErrTimeout) {
+				t.Errorf("%s: %v", name, err)
+			}
+			if id2, _, _ := settings(); id2 != id { // a KILL that came late closes it
+				id, _, _ = settings()
+			}
+			same("the wait")
+			time.AfterFunc(300*time.Millisecond, func() { _ = held.Rollback() })
+			dbtest.OK(t, wait(time.Minute))
+			same("a grant")
+		}
+	})
+}

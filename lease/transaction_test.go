@@ -1,0 +1,212 @@
+package lease_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
+	"github.com/mysqllock/mysqllock/internal/lockname"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// wakeUp is the id of the connection that has the wake-up lock of the lease on key.
+func wakeUp(s *stock.Shop, key string) (id sql.NullInt64) {
+	s.T.Helper()
+	dbtest.OK(s.T, s.Plain.QueryRow("SELECT IS_USED_LOCK(?)", lockname.OfWakeUp(s.Name, key)).Scan(&id))
+	return id
+}
+
+// takesLease and givesLease are what the statements begin with that BeginTx and Commit
+// send for a lease.
+func takesLease(s *stock.Shop) string {
+	if s.MariaDB() {
+		return "BEGIN NOT ATOMIC START"
+	}
+	return fmt.Sprintf("CALL `%s`.`mysqllock_take1`", s.Name)
+}
+
+func givesLease(s *stock.Shop) string {
+	if s.MariaDB() {
+		return "BEGIN NOT ATOMIC SET @mysqllock_name"
+	}
+	return fmt.Sprintf("CALL `%s`.`mysqllock_give2`", s.Name)
+}
+
+// TestLeaseInBegin: its lease is there for all to see while the transaction is
+// open, the connection of the transaction has the wake-up lock, and nothing is left of
+// either however the transaction ends.
+func TestLeaseInBegin(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other := s.Handle(), s.Handle()
+		lease := lockctx.Lease(time.Minute)
+		for _, opts := range []*sql.TxOptions{nil, {Isolation: sql.LevelReadCommitted}, {ReadOnly: true}} {
+			for name, end := range map[string]func(*sql.Tx, context.CancelFunc) error{
+				"commit":   func(tx *sql.Tx, _ context.CancelFunc) error { return tx.Commit() },
+				"rollback": func(tx *sql.Tx, _ context.CancelFunc) error { return tx.Rollback() },
+				"cancel": func(tx *sql.Tx, cancel context.CancelFunc) error {
+					cancel()
+					dbtest.Soon(t, "it is rolled back", func() bool { return errors.Is(tx.Commit(), sql.ErrTxDone) })
+					return nil
+				},
+				"text": func(tx *sql.Tx, _ context.CancelFunc) error {
+					_, err := tx.Exec("UPDATE p SET stock = stock")
+					return errors.Join(tx.Rollback(), onlyUnwritable(err, opts))
+				},
+			} {
+				ctx, cancel := context.WithCancel(dbtest.Limited(t))
+				tx, err := db.BeginTx(lockctx.With(ctx, "k", lease), opts)
+				dbtest.OK(t, err)
+				s.WantLeased("k", true)
+				var id int64
+				dbtest.OK(t, tx.QueryRow("SELECT CONNECTION_ID()").Scan(&id))
+				if has := wakeUp(s, "k"); has.Int64 != id {
+					t.Errorf("%s: %v has the wake-up lock, the transaction is on %d", name, has, id)
+				}
+				if _, err := mysqllock.Acquire(dbtest.Limited(t), other, "k", lease, lockctx.NoWait()); !errors.Is(err, mysqllock.ErrLocked) {
+					t.Errorf("%s: another process: %v", name, err)
+				}
+				dbtest.OK(t, end(tx, cancel))
+				dbtest.Soon(t, name+": it is given back", func() bool { return !s.Leased("k") && !wakeUp(s, "k").Valid })
+				cancel()
+			}
+		}
+	})
+}
+
+// onlyUnwritable is err unless the transaction is to be read-only.
+func onlyUnwritable(err error, opts *sql.TxOptions) error {
+	if opts != nil && opts.ReadOnly {
+		return nil
+	}
+	return err
+}
+
+// TestLeaseInBeginIsLost: a transaction whose lease another has got commits
+// nothing, and its connection goes back without the wake-up lock.
+func TestLeaseInBeginIsLost(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Lease(time.Minute)), nil)
+		dbtest.OK(t, err)
+		dbtest.Exec(t, tx, "UPDATE p SET stock = 0 WHERE id = 1")
+		s.Steal("k")
+		stock.WantLost(t, "Commit", tx.Commit())
+		s.WantStock(1, 10)
+		s.WantLeased("k", true)
+		dbtest.Soon(t, "the wake-up lock is given back", func() bool { return !wakeUp(s, "k").Valid })
+	})
+}
+
+// TestLeaseInBeginWakes: a waiter of another process gets the lease that a commit,
+// or a rollback, gives back.
+func TestLeaseInBeginWakes(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other := s.Handle(), s.Handle()
+		lease := lockctx.Lease(time.Minute)
+		for name, end := range map[string]func(*sql.Tx) error{"commit": (*sql.Tx).Commit, "rollback": (*sql.Tx).Rollback} {
+			tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", lease), nil)
+			dbtest.OK(t, err)
+			got := make(chan error, 1)
+			go func() {
+				got <- mysqllock.Do(dbtest.Limited(t), other, "k", func(context.Context) error { return nil }, lease, lockctx.Wait(25*time.Second))
+			}()
+			dbtest.Soon(t, "it waits", func() bool {
+				var n int
+				dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND STATE = 'User lock'", s.Name).Scan(&n))
+				return n == 1
+			})
+			dbtest.OK(t, end(tx))
+			if err := <-got; err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	})
+}
+
+// TestLeaseAnswersLost: the answer to BeginTx, or to Commit, is lost. Nothing is committed
+// twice, and the lease is free long before it would expire.
+func TestLeaseAnswersLost(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, tap := s.Tapped(mysqllock.Config{})
+		lease := lockctx.Lease(10 * time.Minute)
+		run := func(end func(*sql.Tx) error) error {
+			tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", lease), nil)
+			if err != nil {
+				return err
+			}
+			dbtest.Exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+			return end(tx)
+		}
+		dbtest.OK(t, run((*sql.Tx).Commit))
+		before := s.Token("k")
+
+		arrive := tap.Stall(takesLease(s))
+		over := make(chan error, 1)
+		go func() { over <- run((*sql.Tx).Commit) }()
+		dbtest.Soon(t, "it is granted", func() bool { return s.Token("k") == before+1 })
+		tap.Break()
+		dbtest.OK(t, <-over) // on another connection
+		arrive()
+		s.WantStock(1, 8)
+
+		arrive = tap.Stall(givesLease(s))
+		go func() {
+			over <- run(func(tx *sql.Tx) error { return tx.Commit() })
+		}()
+		dbtest.Soon(t, "it is committed", func() bool { return s.Stock(1) == 7 })
+		tap.Break()
+		stock.WantLost(t, "Commit", <-over)
+		arrive()
+		dbtest.Soon(t, "it is free", func() bool { return !s.Leased("k") && !wakeUp(s, "k").Valid })
+		dbtest.OK(t, run((*sql.Tx).Commit))
+		s.WantStock(1, 6)
+
+		arrive = tap.Delay(givesLease(s))
+		go func() {
+			over <- run(func(tx *sql.Tx) error {
+				since := tap.Texts()
+				go func() {
+					dbtest.Soon(t, "it is sent", func() bool { return len(since()) > 0 })
+					tap.Break()
+				}()
+				return tx.Commit()
+			})
+		}()
+		stock.WantLost(t, "Commit", <-over)
+		dbtest.Soon(t, "it is free", func() bool { return !s.Leased("k") })
+		dbtest.OK(t, run((*sql.Tx).Commit))
+		arrive() // whatever comes of it: not a commit under a lease that another has had
+		s.WantStock(1, 5)
+	})
+}
+
+// TestLeaseInBeginCosts: what BeginTx with a lease costs beyond the usual case.
+func TestLeaseInBeginCosts(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		lease := lockctx.Lease(time.Minute)
+		for name, c := range map[string]mysqllock.Config{"unbounded": {}, "bounded": {MaxConns: 8}} {
+			db, tap := s.Tapped(c)
+			run := func(opts *sql.TxOptions, end func(*sql.Tx) error) func() error {
+				return func() error {
+					tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", lease), opts)
+					if err != nil {
+						return err
+					}
+					var n int
+					dbtest.OK(t, tx.QueryRow("SELECT stock FROM p WHERE id = 1").Scan(&n))
+					return end(tx)
+				}
+			}
+			tap.Costs(t, name+": take and BEGIN, a statement, fence and release and COMMIT", 3, run(nil, (*sql.Tx).Commit))
+			tap.Costs(t, name+": with an isolation level", 3, run(&sql.TxOptions{Isolation: sql.LevelReadCommitted}, (*sql.Tx).Commit))
+			tap.Costs(t, name+": a read-only one releases after COMMIT, and then wakes", 5, run(&sql.TxOptions{ReadOnly: true}, (*sql.Tx).Commit))
+			tap.Costs(t, name+": ROLLBACK, the release, and the wake-up lock", 5, run(nil, (*sql.Tx).Rollback))
+		}
+	})
+}

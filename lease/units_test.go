@@ -1,0 +1,657 @@
+package lease_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+func TestLeaseOfATransaction(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		for i, commit := range []bool{true, false, true} {
+			ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.Lease(stock.TTL))
+			stock.WantToken(t, ctx, 0)
+			tx, err := db.BeginTx(ctx, nil)
+			dbtest.OK(t, err)
+			s.WantLeased("k", true)
+			s.WantLocked("k", false) // the row is free between the statements
+			stock.WantToken(t, ctx, uint64(i+1))
+			dbtest.Exec(t, tx, "UPDATE p SET stock = ? WHERE id = 1", i)
+			if commit {
+				dbtest.OK(t, tx.Commit())
+			} else {
+				dbtest.OK(t, tx.Rollback())
+			}
+			s.WantLeased("k", false)
+			stock.WantToken(t, ctx, 0)
+		}
+		s.WantStock(1, 2)
+	})
+}
+
+func TestLeaseOfAStatement(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle("lockStrategy=lease")
+		ctx := lockctx.With(dbtest.Limited(t), "k")
+		_, err := db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 1")
+		dbtest.OK(t, err)
+		if _, err = db.ExecContext(ctx, "UPDATE nothing SET stock = 1"); err == nil {
+			t.Error("a bad statement succeeded")
+		}
+		s.WantLeased("k", false)
+		if n := s.Token("k"); n != 2 {
+			t.Errorf("the token is %d after two statements", n)
+		}
+		s.WantStock(1, 1)
+	})
+}
+
+// TestLeaseReadDecideWrite: a read takes the lease and pins nothing; the first
+// write that succeeds ends the unit of work.
+func TestLeaseReadDecideWrite(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		base, cancel := context.WithCancel(dbtest.Limited(t))
+		defer cancel()
+		ctx := lockctx.With(base, "k", lockctx.Lease(stock.TTL))
+		read := func() (n int) {
+			t.Helper()
+			dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
+			return n
+		}
+		for want := 10; want > 7; want-- {
+			n := read()
+			if n != want {
+				t.Fatalf("read %d, want %d", n, want)
+			}
+			s.WantLeased("k", true)
+			stock.WantToken(t, ctx, uint64(11-want))
+			if st := db.Stats(); st.InUse != 0 {
+				t.Errorf("%d connections are pinned", st.InUse)
+			}
+			_, err := db.ExecContext(ctx, "INSERT INTO p VALUES (1, 1)")
+			if err == nil {
+				t.Fatal("a duplicate was inserted")
+			}
+			s.WantLeased("k", true) // the unit of work goes on
+			if read() != want {
+				t.Error("the read after a failed write is another")
+			}
+			_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
+			dbtest.OK(t, err)
+			s.WantLeased("k", false)
+		}
+		s.WantStock(1, 7)
+
+		read()
+		tx, err := db.BeginTx(ctx, nil)
+		dbtest.OK(t, err)
+		_, err = db.ExecContext(ctx, "UPDATE p SET stock = 5 WHERE id = 1") // in the open transaction
+		dbtest.OK(t, err)
+		s.WantStock(1, 7)
+		dbtest.OK(t, tx.Commit())
+		s.WantStock(1, 5)
+		s.WantLeased("k", false)
+
+		read()
+		cancel()
+		dbtest.Soon(t, "the lease is given back at the end of the context", func() bool { return !s.Leased("k") })
+		dbtest.Soon(t, "the lock context has ended", func() bool {
+			_, err = db.ExecContext(lockctx.With(context.WithoutCancel(ctx), "k"), "UPDATE p SET stock = 1 WHERE id = 1")
+			return errors.Is(err, mysqllock.ErrLost)
+		})
+		s.WantStock(1, 5)
+
+		_, err = db.QueryContext(lockctx.With(context.Background(), "k", lockctx.Lease(stock.TTL)), "SELECT 1 FROM p")
+		if !errors.Is(err, mysqllock.ErrNoEnd) {
+			t.Errorf("a read that nothing would end returned %v", err)
+		}
+	})
+}
+
+func TestLeaseIsFenced(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		with := func() context.Context { return lockctx.With(dbtest.Limited(t), "k", lockctx.Lease(stock.TTL)) }
+		free := func() {
+			dbtest.Exec(t, s.Plain, "UPDATE mysqllock SET owner = NULL WHERE name = 'k'")
+		}
+		ctx := with()
+		tx, err := db.BeginTx(ctx, nil)
+		dbtest.OK(t, err)
+		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
+		s.Steal("k")
+		stock.WantLost(t, "Commit", tx.Commit())
+		s.WantStock(1, 10)
+		free()
+
+		// A transaction that began without the hint.
+		tx, err = db.Begin()
+		dbtest.OK(t, err)
+		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
+		_, err = tx.ExecContext(with(), "UPDATE p SET stock = 1 WHERE id = 2")
+		dbtest.OK(t, err)
+		s.WantLeased("k", true)
+		s.Steal("k")
+		stock.WantLost(t, "Commit", tx.Commit())
+		s.WantStock(1, 10)
+		s.WantStock(2, 10)
+		free()
+
+		// What was decided under a lost lease is not written without it.
+		base, cancel := context.WithCancel(dbtest.Limited(t))
+		defer cancel()
+		ctx = lockctx.With(base, "k", lockctx.Lease(stock.TTL))
+		var n int
+		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
+		s.Steal("k")
+		for range 2 {
+			_, err = db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 1")
+			stock.WantLost(t, "Exec", err)
+			free()
+		}
+		s.WantStock(1, 10)
+
+		// Several leases, one of them lost.
+		ctx = lockctx.WithKeys(dbtest.Limited(t), []string{"a", "b", "c"}, lockctx.Lease(stock.TTL))
+		tx, err = db.BeginTx(ctx, nil)
+		dbtest.OK(t, err)
+		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
+		s.Steal("b")
+		err = tx.Commit()
+		stock.WantLost(t, "Commit", err)
+		if !strings.Contains(err.Error(), `b`) {
+			t.Errorf("%v does not say which", err)
+		}
+		s.WantStock(1, 10)
+		s.WantLeased("a", false)
+		s.WantLeased("c", false)
+
+		// The connections are as good as new.
+		for range 3 {
+			_, err = db.ExecContext(with(), "UPDATE p SET stock = stock - 1 WHERE id = 1")
+			dbtest.OK(t, err)
+		}
+		s.WantStock(1, 7)
+	})
+}
+
+// TestLeaseHold: many transactions, also side by side, under one hold.
+func TestLeaseHold(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		var left *sql.Tx
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "job", func(ctx context.Context) error {
+			stock.WantToken(t, ctx, 1)
+			s.WantLeased("job", true)
+			_, err := db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")
+			dbtest.OK(t, err)
+			s.WantStock(1, 9) // committed by itself
+			s.WantLeased("job", true)
+
+			one, err := db.BeginTx(ctx, nil)
+			dbtest.OK(t, err)
+			two, err := db.BeginTx(ctx, nil)
+			dbtest.OK(t, err)
+			dbtest.Exec(t, one, "UPDATE p SET stock = 8 WHERE id = 1")
+			dbtest.Exec(t, two, "UPDATE p SET stock = 8 WHERE id = 2")
+			var n int
+			dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
+			if n != 9 {
+				t.Errorf("a query beside the transaction reads %d", n)
+			}
+			dbtest.OK(t, one.Commit())
+			dbtest.OK(t, two.Rollback())
+			s.WantStock(1, 8)
+			s.WantStock(2, 10)
+
+			var all sync.WaitGroup
+			for range 8 {
+				all.Go(func() {
+					tx, err := db.BeginTx(ctx, nil)
+					if err == nil {
+						_, err = tx.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 3")
+					}
+					if err == nil {
+						err = tx.Commit()
+					}
+					if err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			all.Wait()
+			s.WantStock(3, 2)
+
+			left, err = db.BeginTx(context.WithoutCancel(ctx), nil)
+			dbtest.OK(t, err)
+			dbtest.Exec(t, left, "UPDATE p SET stock = 1 WHERE id = 4")
+			return nil
+		}, lockctx.Lease(stock.TTL)))
+		s.WantLeased("job", false)
+		stock.WantLost(t, "a commit after the hold", left.Commit())
+		s.WantStock(4, 10)
+
+		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "job", lockctx.Lease(stock.TTL))
+		dbtest.OK(t, err)
+		if h.Token() != 2 {
+			t.Errorf("the second token is %d", h.Token())
+		}
+		_, err = mysqllock.Acquire(dbtest.Limited(t), db, "job", lockctx.Lease(stock.TTL), lockctx.NoWait())
+		var e *mysqllock.Error
+		if !errors.Is(err, mysqllock.ErrLocked) || !errors.As(err, &e) || e.Holder == nil || e.Strategy != "lease" || e.Key != "job" {
+			t.Errorf("a second hold returned %v", err)
+		}
+		other := s.Handle()
+		err = stock.Naming(func() error {
+			_, err := mysqllock.Acquire(dbtest.Limited(t), other, "job", lockctx.Lease(stock.TTL), lockctx.Wait(300*time.Millisecond))
+			return err
+		})
+		if !errors.Is(err, mysqllock.ErrTimeout) || !errors.As(err, &e) || e.Holder == nil || e.Waited < 300*time.Millisecond {
+			t.Errorf("a second hold in another handle returned %v", err)
+		}
+		dbtest.OK(t, h.Release())
+		dbtest.OK(t, h.Release())
+		if h.Context().Err() == nil {
+			t.Error("the hold's context outlives it")
+		}
+		_, err = db.ExecContext(context.WithoutCancel(h.Context()), "UPDATE p SET stock = 1 WHERE id = 4")
+		stock.WantLost(t, "Exec after Release", err)
+		s.WantStock(4, 10)
+
+		boom := errors.New("boom")
+		err = mysqllock.Do(dbtest.Limited(t), db, "job", func(context.Context) error { return boom }, lockctx.Lease(stock.TTL))
+		if !errors.Is(err, boom) {
+			t.Errorf("Do returned %v", err)
+		}
+		func() {
+			defer func() { _ = recover() }()
+			_ = mysqllock.Do(dbtest.Limited(t), db, "job", func(context.Context) error { panic(boom) }, lockctx.Lease(stock.TTL))
+		}()
+		s.WantLeased("job", false)
+	})
+}
+
+func TestLeaseHoldIsLost(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		err := mysqllock.Do(dbtest.Limited(t), db, "job", func(ctx context.Context) error {
+			stays := context.WithoutCancel(ctx)
+			began, err := db.BeginTx(stays, nil)
+			dbtest.OK(t, err)
+			dbtest.Exec(t, began, "UPDATE p SET stock = 1 WHERE id = 1")
+			plain, err := db.Begin()
+			dbtest.OK(t, err)
+			dbtest.Exec(t, plain, "UPDATE p SET stock = 1 WHERE id = 2")
+			_, err = plain.ExecContext(stays, "UPDATE p SET stock = 1 WHERE id = 3")
+			dbtest.OK(t, err)
+			s.Steal("job")
+			stock.WantLost(t, "Commit", began.Commit())
+			stock.WantLost(t, "Commit of a transaction begun without it", plain.Commit())
+			_, err = db.ExecContext(stays, "UPDATE p SET stock = 1 WHERE id = 4")
+			stock.WantLost(t, "Exec", err)
+			select {
+			case <-ctx.Done():
+				if !errors.Is(context.Cause(ctx), mysqllock.ErrLost) {
+					t.Errorf("the cause is %v", context.Cause(ctx))
+				}
+			case <-time.After(time.Minute):
+				t.Error("nobody told the function")
+			}
+			return nil
+		}, lockctx.Lease(stock.TTL))
+		stock.WantLost(t, "Do", err)
+		for id := range 4 {
+			s.WantStock(id+1, 10)
+		}
+		if s.Token("job") != 2 || !s.Leased("job") {
+			t.Error("the thief's lease was touched")
+		}
+	})
+}
+
+// TestLeasesAndRowLocksExclude: on the same key, both ways, in one process and
+// between two.
+// TestLeaseExpiry: it moves on while the lease is renewed, and then stays.
+func TestLeaseExpiry(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, asked := s.Handle(), time.Now()
+		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(9*time.Second))
+		dbtest.OK(t, err)
+		first := h.Expiry()
+		if earliest, latest := asked.Add(9*time.Second), time.Now().Add(9*time.Second); first.Before(earliest) || first.After(latest) {
+			t.Errorf("it is over %v after it was asked for", first.Sub(asked))
+		}
+		dbtest.Soon(t, "it is renewed", func() bool { return h.Expiry().After(first) })
+		dbtest.OK(t, h.Release())
+		if last := h.Expiry(); !last.After(first) || last != h.Expiry() {
+			t.Errorf("after its end it is over at %v, before at %v", last, first)
+		}
+		for _, how := range []lockctx.Option{lockctx.Row(), lockctx.Advisory(), lockctx.Optimistic()} {
+			h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", how)
+			dbtest.OK(t, err)
+			if at := h.Expiry(); !at.IsZero() {
+				t.Errorf("what is no lease is over at %v", at)
+			}
+			dbtest.OK(t, h.Release())
+		}
+	})
+}
+
+func TestLeasesAndRowLocksExclude(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		kinds := map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(stock.TTL)}
+		one, two := s.Handle("lockWait=2m"), s.Handle("lockWait=2m")
+		for _, other := range []*sql.DB{one, two} {
+			for first, second := range map[string]string{"row": "lease", "lease": "row"} {
+				t.Run(fmt.Sprint(first, second, other == one), func(t *testing.T) {
+					key := fmt.Sprint(first, other == one)
+					tx, err := one.BeginTx(lockctx.With(dbtest.Limited(t), key, kinds[first]), nil)
+					dbtest.OK(t, err)
+					start := time.Now()
+					_, err = other.BeginTx(lockctx.With(dbtest.Limited(t), key, kinds[second], lockctx.NoWait()), nil)
+					if !errors.Is(err, mysqllock.ErrLocked) || errors.Is(err, mysqllock.ErrTimeout) || time.Since(start) > time.Minute { // the handles wait for longer
+						t.Errorf("%s beside %s returned %v after %v", second, first, err, time.Since(start))
+					}
+					_, err = other.BeginTx(lockctx.With(dbtest.Limited(t), key, kinds[second], lockctx.Wait(200*time.Millisecond)), nil)
+					if !errors.Is(err, mysqllock.ErrTimeout) {
+						t.Errorf("%s beside %s returned %v", second, first, err)
+					}
+					granted := make(chan time.Time, 1)
+					go func() {
+						next, err := other.BeginTx(lockctx.With(dbtest.Limited(t), key, kinds[second]), nil)
+						at := time.Now()
+						if err == nil {
+							err = next.Commit()
+						}
+						if err != nil {
+							t.Error(err)
+						}
+						granted <- at
+					}()
+					time.Sleep(100 * time.Millisecond)
+					dbtest.Exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+					end := time.Now()
+					dbtest.OK(t, tx.Commit())
+					if at := <-granted; at.Before(end) || at.Sub(end) > time.Minute {
+						t.Errorf("granted %v after the end of the other", at.Sub(end))
+					}
+				})
+			}
+		}
+	})
+}
+
+// TestLeaseMixed: leases and row locks of one lock context.
+func TestLeaseMixed(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		// Row locks inside a job, each for its own unit of work.
+		_ = mysqllock.Do(dbtest.Limited(t), db, "job", func(ctx context.Context) error {
+			for id := range 3 {
+				key := fmt.Sprint("product:", id)
+				item := lockctx.With(ctx, key)
+				tx, err := db.BeginTx(item, nil)
+				dbtest.OK(t, err)
+				s.WantLocked(key, true)
+				dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = ?", id+1)
+				dbtest.OK(t, tx.Commit())
+				s.WantLocked(key, false)
+				s.WantLeased("job", true)
+			}
+			// The same key again joins, under a row lock, too.
+			tx, err := db.BeginTx(lockctx.With(ctx, "job"), nil)
+			dbtest.OK(t, err)
+			dbtest.OK(t, tx.Commit())
+			dbtest.OK(t, mysqllock.Do(ctx, db, "job", func(ctx context.Context) error {
+				stock.WantToken(t, ctx, 1)
+				_, err := db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 4")
+				return err
+			}, lockctx.Lease(stock.TTL)))
+			dbtest.OK(t, mysqllock.Do(ctx, db, "job", func(ctx context.Context) error {
+				_, err := db.ExecContext(ctx, "UPDATE p SET stock = 2 WHERE id = 4")
+				return err
+			}))
+			s.WantLeased("job", true)
+			s.WantStock(4, 2)
+
+			// A row-locked unit of work inside the hold is fenced, too.
+			err = mysqllock.Do(context.WithoutCancel(ctx), db, "product:1", func(ctx context.Context) error {
+				_, err := db.ExecContext(ctx, "UPDATE p SET stock = 5 WHERE id = 1")
+				dbtest.OK(t, err)
+				s.Steal("job")
+				return nil
+			})
+			stock.WantLost(t, "Do with a row lock inside a lost lease", err)
+			s.WantStock(1, 1)
+			dbtest.Exec(t, s.Plain, "UPDATE mysqllock SET owner = NULL WHERE name = 'job'")
+			return nil
+		}, lockctx.Lease(stock.TTL)) // who reports the loss is not the point here
+
+		// A lease inside a row-locked unit of work ends with it.
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "row", func(ctx context.Context) error {
+			dbtest.OK(t, mysqllock.Do(ctx, db, "lease", func(ctx context.Context) error {
+				s.WantLeased("lease", true)
+				_, err := db.ExecContext(ctx, "UPDATE p SET stock = 7 WHERE id = 1")
+				return err
+			}, lockctx.Lease(stock.TTL)))
+			s.WantLeased("lease", true)
+			s.WantStock(1, 1)
+			return nil
+		}))
+		s.WantStock(1, 7)
+		s.WantLeased("lease", false)
+
+		// Both kinds in one transaction.
+		ctx := lockctx.With(lockctx.With(dbtest.Limited(t), "a", lockctx.Lease(stock.TTL)), "b", lockctx.Row())
+		tx, err := db.BeginTx(ctx, nil)
+		dbtest.OK(t, err)
+		s.WantLeased("a", true)
+		s.WantLocked("b", true)
+		s.WantLeased("b", false)
+		dbtest.Exec(t, tx, "UPDATE p SET stock = 3 WHERE id = 1")
+		dbtest.OK(t, tx.Commit())
+		s.WantLeased("a", false)
+		s.WantLocked("b", false)
+		s.WantStock(1, 3)
+	})
+}
+
+// TestLeaseEndsWithTheHandle: Close gives leases back, and tells their holders.
+func TestLeaseEndsWithTheHandle(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "job", lockctx.Lease(time.Minute))
+		dbtest.OK(t, err)
+		dbtest.OK(t, db.Close())
+		s.WantLeased("job", false)
+		dbtest.Soon(t, "the holder is told", func() bool { return h.Context().Err() != nil })
+		if !errors.Is(context.Cause(h.Context()), mysqllock.ErrLost) {
+			t.Errorf("the cause is %v", context.Cause(h.Context()))
+		}
+		_ = h.Release()
+	})
+}
+
+// TestLeaseOfAContext: when the context of a hold ends, the lease is not renewed
+// any more, and what runs under it has the rest of the TTL to stop.
+func TestLeaseOfAContext(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		ctx, cancel := context.WithCancel(dbtest.Limited(t))
+		h, err := mysqllock.Acquire(ctx, db, "job", lockctx.Lease(6*time.Second))
+		dbtest.OK(t, err)
+		first := h.Expiry()
+		dbtest.Soon(t, "it is renewed", func() bool { return h.Expiry().After(first) })
+		cancel()
+		if !s.Leased("job") && time.Now().Before(h.Expiry()) {
+			t.Error("it was given back before its time")
+		}
+		dbtest.Soon(t, "it runs out", func() bool { return !s.Leased("job") })
+		stock.WantLost(t, "Release", h.Release())
+	})
+}
+
+// TestLeaseStatementsPerPath: what each path sends for a key whose row is there.
+// The fence is the one statement that a lease adds to a transaction.
+func TestLeaseStatementsPerPath(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, tap := s.Tapped(mysqllock.Config{})
+		db.SetMaxOpenConns(1)
+		with := func(keys ...string) context.Context {
+			return lockctx.WithKeys(dbtest.Limited(t), keys, lockctx.Lease(time.Minute))
+		}
+		transaction := func(ctx context.Context) error {
+			tx, err := db.BeginTx(ctx, nil)
+			if err != nil {
+				return err
+			}
+			dbtest.Exec(t, tx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
+			return tx.Commit()
+		}
+		hold, err := mysqllock.Acquire(dbtest.Limited(t), db, "hold", lockctx.Lease(time.Minute))
+		dbtest.OK(t, err)
+		defer hold.Release()
+		inside := hold.Context()
+		for _, p := range []struct {
+			what string
+			want int
+			run  func() error
+		}{
+			{"transaction without a hint: BEGIN, UPDATE, COMMIT", 3, func() error { return transaction(dbtest.Limited(t)) }},
+			{"transaction: the lease is in BEGIN, fence and release are in COMMIT", 3, func() error { return transaction(with("k")) }},
+			{"two keys: two leases, two releases", 3 + 4, func() error { return transaction(with("a", "b")) }},
+			{"Exec: BEGIN with lease, UPDATE, COMMIT with fence and release", 3, func() error {
+				_, err := db.ExecContext(with("k"), "UPDATE p SET stock = stock + 1 WHERE id = 1")
+				return err
+			}},
+			{"read, write: one more", 6, func() error {
+				ctx := with("k")
+				var n int
+				if err := db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n); err != nil {
+					return err
+				}
+				_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
+				return err
+			}},
+			{"Acquire and Release", 2, func() error {
+				h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(time.Minute))
+				if err != nil {
+					return err
+				}
+				return h.Release()
+			}},
+			{"transaction in a hold: none more, the fence is in COMMIT", 3, func() error { return transaction(inside) }},
+			{"Exec in a hold: BEGIN, fence with COMMIT", 1 + 2, func() error {
+				_, err := db.ExecContext(inside, "UPDATE p SET stock = stock + 1 WHERE id = 1")
+				return err
+			}},
+			{"query in a hold", 1, func() error {
+				var n int
+				return db.QueryRowContext(inside, "SELECT stock FROM p WHERE id = 1").Scan(&n)
+			}},
+			{"a read-only transaction in a hold: no fence", 3, func() error {
+				tx, err := db.BeginTx(inside, &sql.TxOptions{ReadOnly: true})
+				if err != nil {
+					return err
+				}
+				var n int
+				dbtest.OK(t, tx.QueryRow("SELECT stock FROM p WHERE id = 1").Scan(&n))
+				return tx.Commit()
+			}},
+			{"a row lock in a hold: BEGIN with lock, UPDATE, fence with COMMIT", 3, func() error { return transaction(lockctx.With(inside, "row")) }},
+		} {
+			tap.Costs(t, p.what, p.want, p.run)
+		}
+	})
+}
+
+// TestLeaseOutlivesAFailedWrite: a unit of work whose write was rolled back by the
+// server goes on under the lease under which it has read.
+func TestLeaseOutlivesAFailedWrite(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.Lease(stock.TTL))
+		var n int
+		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
+		blocker, err := s.Plain.Begin()
+		dbtest.OK(t, err)
+		dbtest.Exec(t, blocker, "UPDATE p SET stock = stock WHERE id = 1")
+		failed := make(chan error, 1)
+		go func() {
+			_, err := db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 1")
+			failed <- err
+		}()
+		var id int64
+		dbtest.Soon(t, "the write waits", func() bool {
+			return s.Plain.QueryRow("SELECT ID FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE 'UPDATE p SET stock = 1%'", s.Name).Scan(&id) == nil
+		})
+		dbtest.Exec(t, s.Plain, fmt.Sprintf("KILL %d", id))
+		if <-failed == nil {
+			t.Error("a write whose connection was killed succeeded")
+		}
+		dbtest.OK(t, blocker.Rollback())
+		s.WantLeased("k", true)
+		stock.WantToken(t, ctx, 1)
+		if _, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1); err == nil && s.Token("k") != 1 {
+			t.Error("the second write ran under another lease than the read")
+		}
+	})
+}
+
+// TestLeaseJoinedHoldIsTold: a hold that joined the lease of a read ends with it.
+func TestLeaseJoinedHoldIsTold(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		base, cancel := context.WithCancel(dbtest.Limited(t))
+		defer cancel()
+		ctx := lockctx.With(base, "k", lockctx.Lease(stock.TTL))
+		var n int
+		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
+		h, err := mysqllock.Acquire(context.WithoutCancel(ctx), db, "k", lockctx.Lease(stock.TTL))
+		dbtest.OK(t, err)
+		if h.Token() != 1 {
+			t.Errorf("the token is %d", h.Token())
+		}
+		cancel()
+		dbtest.Soon(t, "the hold is told", func() bool { return h.Context().Err() != nil })
+		if !errors.Is(context.Cause(h.Context()), mysqllock.ErrLost) {
+			t.Errorf("the cause is %v", context.Cause(h.Context()))
+		}
+		stock.WantLost(t, "Release", h.Release())
+	})
+}
+
+// TestLeaseFencesWhatRunsUnderASession: a transaction that began without the hint,
+// under the row lock of a session, inside a hold.
+func TestLeaseFencesWhatRunsUnderASession(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		base, cancel := context.WithCancel(dbtest.Limited(t))
+		defer cancel()
+		row := lockctx.With(base, "row")
+		h, err := mysqllock.Acquire(row, db, "k", lockctx.Lease(stock.TTL))
+		dbtest.OK(t, err)
+		var n int
+		dbtest.OK(t, db.QueryRowContext(row, "SELECT stock FROM p WHERE id = 1").Scan(&n))
+		tx, err := db.Begin()
+		dbtest.OK(t, err)
+		_, err = tx.ExecContext(h.Context(), "UPDATE p SET stock = 1 WHERE id = 2")
+		dbtest.OK(t, err)
+		s.Steal("k")
+		stock.WantLost(t, "Commit", tx.Commit())
+		s.WantStock(2, 10)
+		_ = h.Release()
+	})
+}

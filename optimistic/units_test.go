@@ -1,0 +1,1630 @@
+package optimistic_test
+
+import (
+	"bufio"
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// Optimistic locks: each entry point, what conflicts, and that nothing is lost.
+
+// way is one of the ways in which a unit of work reads a stock under the key k,
+// decides, and writes it. between runs before it writes.
+type way struct {
+	name string
+	unit func(ctx context.Context, db *sql.DB, between func()) error
+}
+
+// hintedBy is what its hint asks for.
+func (w way) hintedBy(opts ...lockctx.Option) func(context.Context, *sql.DB, func()) error {
+	return func(ctx context.Context, db *sql.DB, between func()) error {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		return w.unit(lockctx.With(ctx, "k", opts...), db, between)
+	}
+}
+
+// besideASession is the way whose writes are, with a row lock, in another
+// transaction than the lock, so that no commit can set the version with them.
+const besideASession = "query, late hint"
+
+const increment = "UPDATE p SET stock = ? WHERE id = 1"
+
+// inTx reads with one context and writes with another in tx.
+func inTx(reading, writing context.Context, tx *sql.Tx, between func()) error {
+	defer tx.Rollback()
+	n, err := stock.Read(reading, tx, 1)
+	if err != nil {
+		return err
+	}
+	between()
+	if _, err := tx.ExecContext(writing, increment, n+1); err != nil {
+		return err
+	}
+	return tx.Commit()
+}
+
+// ways are with a hint in ctx.
+var ways = []way{
+	{"BeginTx", func(ctx context.Context, db *sql.DB, between func()) error {
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		return inTx(ctx, context.Background(), tx, between)
+	}},
+	{"statements", func(ctx context.Context, db *sql.DB, between func()) error {
+		n, err := stock.Read(ctx, db, 1)
+		if err == nil {
+			between()
+			_, err = db.ExecContext(ctx, increment, n+1)
+		}
+		return err
+	}},
+	{"query, BeginTx", func(ctx context.Context, db *sql.DB, between func()) error {
+		n, err := stock.Read(ctx, db, 1)
+		if err != nil {
+			return err
+		}
+		between()
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback()
+		if _, err := tx.Exec(increment, n+1); err != nil {
+			return err
+		}
+		return tx.Commit()
+	}},
+	{"query that writes", func(ctx context.Context, db *sql.DB, between func()) error {
+		n, err := stock.Read(ctx, db, 1)
+		if err != nil {
+			return err
+		}
+		between()
+		rows, err := db.QueryContext(ctx, increment, n+1)
+		if err == nil {
+			err = rows.Close()
+		}
+		return err
+	}},
+	{"late hint", func(ctx context.Context, db *sql.DB, between func()) error {
+		tx, err := db.Begin()
+		if err != nil {
+			return err
+		}
+		return inTx(ctx, context.Background(), tx, between)
+	}},
+	{besideASession, func(ctx context.Context, db *sql.DB, between func()) error {
+		n, err := stock.Read(ctx, db, 1)
+		if err != nil {
+			return err
+		}
+		between()
+		tx, err := db.Begin()
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback()
+		if _, err := tx.ExecContext(ctx, increment, n+1); err != nil {
+			return err
+		}
+		return tx.Commit()
+	}},
+	{"prepared", func(ctx context.Context, db *sql.DB, between func()) error {
+		reading, err := db.Prepare("SELECT stock FROM p WHERE id = ?")
+		if err != nil {
+			return err
+		}
+		defer reading.Close()
+		writing, err := db.Prepare(increment)
+		if err != nil {
+			return err
+		}
+		defer writing.Close()
+		var n int
+		if err := reading.QueryRowContext(ctx, 1).Scan(&n); err != nil {
+			return err
+		}
+		between()
+		_, err = writing.ExecContext(ctx, n+1)
+		return err
+	}},
+	{"prepared in BeginTx", func(ctx context.Context, db *sql.DB, between func()) error {
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback()
+		writing, err := tx.PrepareContext(ctx, increment)
+		if err != nil {
+			return err
+		}
+		defer writing.Close()
+		n, err := stock.Read(ctx, tx, 1)
+		if err != nil {
+			return err
+		}
+		between()
+		if _, err = writing.Exec(n + 1); err != nil {
+			return err
+		}
+		return tx.Commit()
+	}},
+	{"nested", func(ctx context.Context, db *sql.DB, between func()) error {
+		conn, err := db.Conn(ctx)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		outer, err := conn.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		defer outer.Rollback()
+		inner, err := conn.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		if err := inTx(ctx, ctx, inner, between); err != nil {
+			return err
+		}
+		return outer.Commit()
+	}},
+}
+
+// holds are without a hint in ctx: what they ask for is opts.
+func holds(opts ...lockctx.Option) []way {
+	body := func(ctx context.Context, db *sql.DB, between func()) error {
+		n, err := stock.Read(ctx, db, 1)
+		if err != nil {
+			return err
+		}
+		between()
+		_, err = db.ExecContext(ctx, increment, n+1)
+		return err
+	}
+	return []way{
+		{"Do", func(ctx context.Context, db *sql.DB, between func()) error {
+			return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { return body(ctx, db, between) }, opts...)
+		}},
+		{"Acquire", func(ctx context.Context, db *sql.DB, between func()) error {
+			h, err := mysqllock.Acquire(ctx, db, "k", opts...)
+			if err != nil {
+				return err
+			}
+			defer h.Rollback()
+			if err := body(h.Context(), db, between); err != nil {
+				return err
+			}
+			return h.Release()
+		}},
+		{"BeginTx in Do", func(ctx context.Context, db *sql.DB, between func()) error {
+			return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
+				tx, err := db.BeginTx(ctx, nil)
+				if err != nil {
+					return err
+				}
+				return inTx(ctx, ctx, tx, between)
+			}, opts...)
+		}},
+	}
+}
+
+// units are all ways, with opts.
+func units(opts ...lockctx.Option) map[string]func(ctx context.Context, db *sql.DB, between func()) error {
+	all := make(map[string]func(context.Context, *sql.DB, func()) error)
+	for _, w := range ways {
+		all[w.name] = w.hintedBy(opts...)
+	}
+	for _, w := range holds(opts...) {
+		all[w.name] = w.unit
+	}
+	return all
+}
+
+// wantConflict checks the error of a unit of work that met somebody else's.
+func wantConflict(t *testing.T, what string, err error, op string) {
+	t.Helper()
+	var e *mysqllock.Error
+	var by *mysql.MySQLError
+	changed := errors.As(err, &by) && by.Number == 1020 // the server may have seen it before the commit
+	switch {
+	case !errors.Is(err, mysqllock.ErrConflict) || errors.Is(err, mysqllock.ErrLost) || !errors.As(err, &e):
+		t.Errorf("%s returned %v, want ErrConflict", what, err)
+	case e.Op != op && (!changed || e.Op != "exec") || e.Key != "k" || e.Strategy != "optimistic":
+		t.Errorf("%s returned op %q, key %q, strategy %q", what, e.Op, e.Key, e.Strategy)
+	}
+}
+
+func wantVersion(t *testing.T, ctx context.Context, want uint64) {
+	t.Helper()
+	if version, ok := mysqllock.Version(ctx); version != want || ok != (want != 0) {
+		t.Errorf("the version is %d, %v, want %d", version, ok, want)
+	}
+}
+
+// optimistically is a new lock context.
+func optimistically(t *testing.T, opts ...lockctx.Option) context.Context {
+	return lockctx.With(dbtest.Limited(t), "k", append([]lockctx.Option{lockctx.Optimistic()}, opts...)...)
+}
+
+// TestOptimisticConflicts has every way meet every kind of other.
+func TestOptimisticConflicts(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other := s.Handle(), s.Handle()
+		add := func(ctx context.Context) {
+			t.Helper()
+			_, err := other.ExecContext(ctx, "UPDATE p SET stock = stock + 100 WHERE id = 1")
+			dbtest.OK(t, err)
+		}
+		rivals := map[string]func(){
+			"optimistic": func() { add(optimistically(t)) },
+			"row":        func() { add(lockctx.With(dbtest.Limited(t), "k")) },
+			"row, late": func() {
+				tx, err := other.BeginTx(dbtest.Limited(t), nil)
+				dbtest.OK(t, err)
+				dbtest.Exec(t, tx, "UPDATE p SET stock = stock + 100 WHERE id = 1")
+				_, err = tx.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "DO 1")
+				dbtest.OK(t, err)
+				dbtest.OK(t, tx.Commit())
+			},
+			"row, session": func() {
+				ctx := lockctx.With(dbtest.Limited(t), "k")
+				_, err := stock.Read(ctx, other, 1)
+				dbtest.OK(t, err)
+				add(ctx)
+			},
+			"slots": func() { add(lockctx.With(dbtest.Limited(t), "k", lockctx.Slots(1))) },
+			"lease": func() { add(lockctx.With(dbtest.Limited(t), "k", lockctx.Lease(stock.TTL))) },
+			"lease, Do": func() {
+				dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), other, "k", func(ctx context.Context) error { add(ctx); return nil }, lockctx.Lease(stock.TTL)))
+			},
+			"row, Do": func() {
+				dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), other, "k", func(ctx context.Context) error { add(ctx); return nil }))
+			},
+		}
+		for name, unit := range units(lockctx.Optimistic()) {
+			before := s.Stock(1)
+			dbtest.OK(t, unit(dbtest.Limited(t), db, func() {}))
+			s.WantStock(1, before+1)
+			for rival, commits := range rivals {
+				before := s.Stock(1)
+				err := unit(dbtest.Limited(t), db, commits)
+				wantConflict(t, name+" beside "+rival, err, "commit")
+				s.WantStock(1, before+100)
+			}
+		}
+		if st := db.Stats(); st.InUse != 0 {
+			t.Errorf("%d connections are in use", st.InUse)
+		}
+	})
+}
+
+// TestOptimisticHeld has somebody hold the key at the commit: the unit does not
+// wait for it.
+func TestOptimisticHeld(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other := s.Handle("lockWait=2m"), s.Handle()
+		for holder, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "shared": lockctx.Shared(), "lease": lockctx.Lease(stock.TTL)} {
+			for name, unit := range units(lockctx.Optimistic()) {
+				dbtest.OK(t, unit(dbtest.Limited(t), db, func() {}))
+				before := s.Stock(1)
+				var h *mysqllock.Hold
+				var start time.Time
+				err := unit(dbtest.Limited(t), db, func() {
+					var err error
+					h, err = mysqllock.Acquire(dbtest.Limited(t), other, "k", opt)
+					dbtest.OK(t, err)
+					start = time.Now()
+				})
+				if took := time.Since(start); took > time.Minute { // the handle waits for longer
+					t.Errorf("%s waited %v for a %s", name, took, holder)
+				}
+				wantConflict(t, name+" with a "+holder, err, "commit")
+				if errors.Is(err, mysqllock.ErrLocked) != (holder != "lease") {
+					t.Errorf("%s with a %s returned %v", name, holder, err)
+				}
+				dbtest.OK(t, h.Release())
+				s.WantStock(1, before)
+			}
+		}
+	})
+}
+
+// TestOptimisticVersions: what tells versions, what makes new ones, and what
+// needs none.
+func TestOptimisticVersions(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle("lockStrategy=optimistic")
+		ctx := lockctx.With(dbtest.Limited(t), "k")
+		wantVersion(t, ctx, 0)
+		n, err := stock.Read(ctx, db, 1)
+		dbtest.OK(t, err)
+		first := s.Token("k")
+		wantVersion(t, ctx, first)
+		if st := db.Stats(); st.InUse != 0 {
+			t.Errorf("%d connections are pinned", st.InUse)
+		}
+		s.WantLocked("k", false)
+		_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
+		dbtest.OK(t, err)
+		wantVersion(t, ctx, first+1)
+		if now := s.Token("k"); now != first+1 {
+			t.Errorf("the version is %d, want %d", now, first+1)
+		}
+		// The next unit of work, of another lock context: it does not rely on the read.
+		ctx = lockctx.With(dbtest.Limited(t), "k")
+		_, err = db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+		dbtest.OK(t, err)
+		wantVersion(t, ctx, first+2)
+		s.WantStock(1, 8)
+
+		// What only reads, and what is rolled back, changes no version.
+		for what, unit := range map[string]func(ctx context.Context) error{
+			"a query": func(ctx context.Context) error { _, err := stock.Read(ctx, db, 1); return err },
+			"a transaction that reads": func(ctx context.Context) error {
+				tx, err := db.BeginTx(ctx, nil)
+				dbtest.OK(t, err)
+				_, err = stock.Read(ctx, tx, 1)
+				dbtest.OK(t, err)
+				return tx.Commit()
+			},
+			"a READ ONLY transaction": func(ctx context.Context) error {
+				tx, err := db.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
+				dbtest.OK(t, err)
+				_, err = stock.Read(ctx, tx, 1)
+				dbtest.OK(t, err)
+				if _, err := tx.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 1"); err == nil {
+					t.Error("a READ ONLY transaction has written")
+				}
+				return tx.Commit()
+			},
+			"a transaction that is rolled back": func(ctx context.Context) error {
+				tx, err := db.BeginTx(ctx, nil)
+				dbtest.OK(t, err)
+				dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
+				return tx.Rollback()
+			},
+			"a transaction of nothing": func(ctx context.Context) error {
+				tx, err := db.BeginTx(ctx, nil)
+				dbtest.OK(t, err)
+				return tx.Commit()
+			},
+			"Do that reads": func(ctx context.Context) error {
+				return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { _, err := stock.Read(ctx, db, 1); return err })
+			},
+			"Do that fails": func(ctx context.Context) error {
+				err := mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
+					_, err := db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 1")
+					dbtest.OK(t, err)
+					return sql.ErrNoRows
+				})
+				if !errors.Is(err, sql.ErrNoRows) {
+					t.Errorf("Do returned %v", err)
+				}
+				return nil
+			},
+			"a hold that is rolled back": func(ctx context.Context) error {
+				h, err := mysqllock.Acquire(ctx, db, "k")
+				dbtest.OK(t, err)
+				_, err = db.ExecContext(h.Context(), "UPDATE p SET stock = 1 WHERE id = 1")
+				dbtest.OK(t, err)
+				return h.Rollback()
+			},
+		} {
+			ctx := lockctx.With(dbtest.Limited(t), "k")
+			dbtest.OK(t, unit(ctx))
+			if now := s.Token("k"); now != first+2 {
+				t.Errorf("%s: the version is %d, want %d", what, now, first+2)
+				first = now - 2
+			}
+			wantVersion(t, ctx, first+2)
+		}
+		s.WantStock(1, 8)
+
+		// A read needs no end, nor does what comes after it.
+		ctx = lockctx.With(context.Background(), "k")
+		if n, err = stock.Read(ctx, db, 1); err != nil {
+			t.Fatalf("a read in a context that never ends: %v", err)
+		}
+		_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
+		dbtest.OK(t, err)
+		// A context of the query alone ends nothing: there is nothing to give back.
+		ctx = lockctx.With(context.Background(), "k")
+		query, cancel := context.WithCancel(ctx)
+		n, err = stock.Read(query, db, 1)
+		dbtest.OK(t, err)
+		cancel()
+		time.Sleep(50 * time.Millisecond)
+		_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
+		dbtest.OK(t, err)
+		s.WantStock(1, 6)
+
+		// The end of the lock context ends the unit of work.
+		base, end := context.WithCancel(dbtest.Limited(t))
+		ctx = lockctx.With(base, "k")
+		_, err = stock.Read(ctx, db, 1)
+		dbtest.OK(t, err)
+		end()
+		ended := context.WithoutCancel(ctx)
+		dbtest.Soon(t, "the unit of work has ended", func() bool {
+			_, err := stock.Read(ended, db, 1)
+			return errors.Is(err, mysqllock.ErrLost)
+		})
+		_, err = db.ExecContext(ended, "UPDATE p SET stock = 1 WHERE id = 1")
+		stock.WantLost(t, "a write after the end of the lock context", err)
+		s.WantStock(1, 6)
+	})
+}
+
+// TestIfVersion carries a version to another unit of work.
+func TestIfVersion(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other := s.Handle(), s.Handle()
+		shown := func() uint64 {
+			t.Helper()
+			ctx := optimistically(t)
+			_, err := stock.Read(ctx, other, 1)
+			dbtest.OK(t, err)
+			version, there := mysqllock.Version(ctx)
+			if !there {
+				t.Fatal("no version")
+			}
+			return version
+		}
+		stale := shown()
+		for range 2 {
+			_, err := other.ExecContext(optimistically(t), "UPDATE p SET stock = stock + 100 WHERE id = 1")
+			dbtest.OK(t, err)
+		}
+		calls := 0
+		for name, unit := range units(lockctx.IfVersion(stale)) {
+			before := s.Stock(1)
+			calls = 0
+			wantConflict(t, name+" with a version of old", unit(dbtest.Limited(t), db, func() { calls++ }), "commit")
+			if calls != 1 { // no retry makes it new
+				t.Errorf("%s ran %d times", name, calls)
+			}
+			s.WantStock(1, before)
+		}
+		for name := range units() {
+			version := shown()
+			before := s.Stock(1)
+			unit := units(lockctx.IfVersion(version))[name]
+			dbtest.OK(t, unit(dbtest.Limited(t), db, func() {}))
+			s.WantStock(1, before+1)
+			wantConflict(t, name+" with the same version again", unit(dbtest.Limited(t), db, func() {}), "commit")
+			wantConflict(t, name+" with a version to come", units(lockctx.IfVersion(version + 7))[name](dbtest.Limited(t), db, func() {}), "commit")
+			s.WantStock(1, before+1)
+		}
+
+		// Clean-up removes the row: no version of the old one is one of the next.
+		for _, version := range []uint64{shown(), shown()} {
+			dbtest.Exec(t, s.Plain, "UPDATE mysqllock f JOIN mysqllock r ON r.name = 'k' SET f.token = GREATEST(f.token, r.token) WHERE f.namespace = '' AND f.name = ''")
+			dbtest.Exec(t, s.Plain, "DELETE FROM mysqllock WHERE name = 'k'")
+			for _, db := range []*sql.DB{db, s.Handle()} {
+				_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "k", lockctx.IfVersion(version)), increment, 1)
+				wantConflict(t, "a version of a row that was removed", err, "commit")
+				if next := shown(); next <= version {
+					t.Errorf("the version goes from %d to %d", version, next)
+				}
+			}
+		}
+
+		// A key that was never used has no version.
+		_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "new", lockctx.IfVersion(1)), increment, 1)
+		if !errors.Is(err, mysqllock.ErrConflict) {
+			t.Errorf("a key that was never used: %v", err)
+		}
+	})
+}
+
+// TestOptimisticConflictStays: what was decided on data that has changed is not
+// written by trying again; only a new lock context can.
+func TestOptimisticConflictStays(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other := s.Handle(), s.Handle()
+		for _, more := range []string{"", "m"} { // with another key, the unit of work is on a session
+			for name, write := range map[string]func(ctx context.Context) error{
+				"Exec": func(ctx context.Context) error { _, err := db.ExecContext(ctx, increment, 1); return err },
+				"BeginTx": func(ctx context.Context) error {
+					tx, err := db.BeginTx(ctx, nil)
+					if err != nil {
+						return err
+					}
+					defer tx.Rollback()
+					if _, err := tx.Exec(increment, 1); err != nil {
+						return err
+					}
+					return tx.Commit()
+				},
+				"Do": func(ctx context.Context) error {
+					return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
+						_, err := db.ExecContext(ctx, increment, 1)
+						return err
+					}, lockctx.Optimistic(), lockctx.Retry(3))
+				},
+			} {
+				ctx := optimistically(t)
+				if more != "" {
+					ctx = lockctx.With(ctx, more, lockctx.Row())
+				}
+				_, err := stock.Read(ctx, db, 1)
+				dbtest.OK(t, err)
+				_, err = other.ExecContext(optimistically(t), "UPDATE p SET stock = stock + 1 WHERE id = 1")
+				dbtest.OK(t, err)
+				before := s.Stock(1)
+				for try := range 3 {
+					what := fmt.Sprintf("%s with another key %q, try %d", name, more, try)
+					err := write(ctx)
+					if !errors.Is(err, mysqllock.ErrConflict) || errors.Is(err, mysqllock.ErrLost) {
+						t.Errorf("%s returned %v, want ErrConflict", what, err)
+					}
+					if _, err := stock.Read(ctx, db, 1); !errors.Is(err, mysqllock.ErrConflict) {
+						t.Errorf("a read after %s returned %v, want ErrConflict", what, err)
+					}
+				}
+				s.WantStock(1, before)
+				if more != "" {
+					s.WantLocked(more, false)
+				}
+				dbtest.OK(t, write(optimistically(t)))
+				s.WantStock(1, 1)
+			}
+		}
+
+		// A transaction that has read nothing outside of itself can be begun again.
+		ctx := optimistically(t)
+		for try := range 2 {
+			tx, err := db.BeginTx(ctx, nil)
+			dbtest.OK(t, err)
+			n, err := stock.Read(ctx, tx, 1)
+			dbtest.OK(t, err)
+			if try == 0 {
+				_, err = other.ExecContext(optimistically(t), "UPDATE p SET stock = stock + 1 WHERE id = 1")
+				dbtest.OK(t, err)
+			}
+			if _, err = tx.Exec(increment, n+1); err == nil {
+				err = tx.Commit()
+			} else {
+				_ = tx.Rollback()
+			}
+			if try == 0 {
+				wantConflict(t, "Commit", err, "commit")
+				continue
+			}
+			dbtest.OK(t, err)
+			s.WantStock(1, n+1)
+		}
+	})
+}
+
+// TestOptimisticFailedWrite: the unit of work goes on after a statement that has
+// failed, and does not conflict with itself.
+func TestOptimisticFailedWrite(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other := s.Handle(), s.Handle()
+		duplicate := "INSERT INTO p VALUES (1, 1)"
+		for _, rival := range []bool{false, true} {
+			ctx := optimistically(t)
+			n, err := stock.Read(ctx, db, 1)
+			dbtest.OK(t, err)
+			for range 2 {
+				if _, err := db.ExecContext(ctx, duplicate); err == nil || errors.Is(err, mysqllock.ErrConflict) {
+					t.Errorf("a duplicate returned %v", err)
+				}
+			}
+			if rival {
+				_, err = other.ExecContext(optimistically(t), increment, 50)
+				dbtest.OK(t, err)
+			}
+			_, err = db.ExecContext(ctx, increment, n+1)
+			if rival {
+				wantConflict(t, "the write", err, "commit")
+				s.WantStock(1, 50)
+				continue
+			}
+			dbtest.OK(t, err)
+			s.WantStock(1, n+1)
+			wantVersion(t, ctx, s.Token("k"))
+		}
+		// If the failed one meets a conflict, that is its error, and nothing goes on.
+		ctx := optimistically(t)
+		_, err := stock.Read(ctx, db, 1)
+		dbtest.OK(t, err)
+		_, err = other.ExecContext(optimistically(t), increment, 60)
+		dbtest.OK(t, err)
+		_, err = db.ExecContext(ctx, duplicate)
+		wantConflict(t, "the duplicate", err, "exec")
+		_, err = db.ExecContext(ctx, increment, 1)
+		wantConflict(t, "the write", err, "exec")
+		s.WantStock(1, 60)
+	})
+}
+
+// TestOptimisticInTransactions: late hints, and transactions in transactions.
+func TestOptimisticInTransactions(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other := s.Handle(), s.Handle()
+		// It has read before: what it has seen may be older than the version.
+		tx, err := db.BeginTx(dbtest.Limited(t), nil)
+		dbtest.OK(t, err)
+		n, err := stock.Read(context.Background(), tx, 1)
+		dbtest.OK(t, err)
+		if _, err = tx.ExecContext(optimistically(t), increment, n+1); !errors.Is(err, mysqllock.ErrStaleSnapshot) {
+			t.Errorf("a late hint after a read returned %v", err)
+		}
+		dbtest.OK(t, tx.Rollback())
+		tx, err = db.BeginTx(dbtest.Limited(t), &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+		dbtest.OK(t, err)
+		_, err = stock.Read(context.Background(), tx, 1)
+		dbtest.OK(t, err)
+		n, err = stock.Read(optimistically(t), tx, 1)
+		dbtest.OK(t, err)
+		dbtest.Exec(t, tx, increment, n+1)
+		dbtest.OK(t, tx.Commit())
+		s.WantStock(1, n+1)
+		// Nor does a version say anything of what was read before it, wherever it is
+		// from.
+		for _, opt := range []lockctx.Option{lockctx.Optimistic(), lockctx.IfVersion(s.Token("k"))} {
+			tx, err = db.BeginTx(dbtest.Limited(t), nil)
+			dbtest.OK(t, err)
+			_, err = stock.Read(context.Background(), tx, 1)
+			dbtest.OK(t, err)
+			_, err = tx.ExecContext(lockctx.With(dbtest.Limited(t), "k", opt, lockctx.AllowStale()), increment, n+2)
+			if !errors.Is(err, mysqllock.ErrStaleSnapshot) {
+				t.Errorf("a late hint after a read, with AllowStale, returned %v", err)
+			}
+			dbtest.OK(t, tx.Rollback())
+		}
+		s.WantStock(1, n+1)
+
+		// A savepoint that is rolled back takes what it wrote along.
+		ctx := optimistically(t)
+		conn, err := db.Conn(ctx)
+		dbtest.OK(t, err)
+		defer conn.Close()
+		outer, err := conn.BeginTx(ctx, nil)
+		dbtest.OK(t, err)
+		dbtest.Exec(t, outer, "UPDATE p SET stock = 1 WHERE id = 2")
+		inner, err := conn.BeginTx(ctx, nil)
+		dbtest.OK(t, err)
+		dbtest.Exec(t, inner, increment, 77)
+		dbtest.OK(t, inner.Rollback())
+		dbtest.OK(t, mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { // joins
+			_, err := db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 3")
+			return err
+		}, lockctx.Optimistic()))
+		s.WantStock(3, 10)
+		dbtest.OK(t, outer.Commit())
+		s.WantStock(1, n+1)
+		s.WantStock(2, 1)
+		s.WantStock(3, 1)
+
+		// Statements of a transaction beside the unit of work can't be in its commit.
+		ctx = lockctx.With(optimistically(t), "m", lockctx.Row())
+		_, err = stock.Read(ctx, db, 1)
+		dbtest.OK(t, err)
+		tx, err = db.BeginTx(dbtest.Limited(t), nil)
+		dbtest.OK(t, err)
+		if _, err := tx.ExecContext(ctx, increment, 1); err == nil || !strings.Contains(err.Error(), "begin the transaction with the lock context") {
+			t.Errorf("a statement beside the unit of work returned %v", err)
+		}
+		dbtest.OK(t, tx.Rollback())
+		_, err = db.ExecContext(ctx, increment, 5)
+		dbtest.OK(t, err)
+
+		// Two keys, one of them another's: neither is written under, nor changed.
+		both := func() context.Context {
+			return lockctx.WithKeys(dbtest.Limited(t), []string{"k", "l"}, lockctx.Optimistic())
+		}
+		_, err = db.ExecContext(both(), increment, 6)
+		dbtest.OK(t, err)
+		for _, key := range []string{"k", "l"} {
+			tx, err := db.BeginTx(both(), nil)
+			dbtest.OK(t, err)
+			dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 4")
+			_, err = other.ExecContext(lockctx.With(dbtest.Limited(t), key, lockctx.Optimistic()), increment, 7)
+			dbtest.OK(t, err)
+			k, l := s.Token("k"), s.Token("l")
+			err = tx.Commit()
+			var e *mysqllock.Error
+			if !errors.Is(err, mysqllock.ErrConflict) || !errors.As(err, &e) || e.Key != "k, l" {
+				t.Errorf("two keys, %s is changed: %v", key, err)
+			}
+			if s.Token("k") != k || s.Token("l") != l {
+				t.Error("a commit that was refused has changed a version")
+			}
+		}
+		s.WantStock(4, 10)
+		// A second key that joins.
+		ctx = optimistically(t)
+		tx, err = db.BeginTx(ctx, nil)
+		dbtest.OK(t, err)
+		k, l := s.Token("k"), s.Token("l")
+		_, err = tx.ExecContext(lockctx.With(ctx, "l", lockctx.Optimistic()), increment, 8)
+		dbtest.OK(t, err)
+		dbtest.OK(t, tx.Commit())
+		if s.Token("k") != k+1 || s.Token("l") != l+1 {
+			t.Error("a commit under two keys has not changed both versions")
+		}
+	})
+}
+
+// TestOptimisticWaitsForALease: its holder may commit until it gives it back.
+func TestOptimisticWaitsForALease(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other := s.Handle("lockWait=2m"), s.Handle()
+		for name, unit := range units(lockctx.Optimistic()) {
+			h, err := mysqllock.Acquire(dbtest.Limited(t), other, "k", lockctx.Lease(stock.TTL))
+			dbtest.OK(t, err)
+			ended := make(chan time.Time, 1)
+			before := s.Stock(1)
+			go func() {
+				time.Sleep(100 * time.Millisecond)
+				_, err := other.ExecContext(h.Context(), "UPDATE p SET stock = stock + 100 WHERE id = 1")
+				ended <- time.Now()
+				if err = errors.Join(err, h.Release()); err != nil {
+					t.Error(err)
+				}
+			}()
+			dbtest.OK(t, unit(dbtest.Limited(t), db, func() {}))
+			if at := <-ended; time.Since(at) > time.Minute {
+				t.Errorf("%s was through %v after the lease", name, time.Since(at))
+			}
+			s.WantStock(1, before+101)
+		}
+
+		h, err := mysqllock.Acquire(dbtest.Limited(t), other, "k", lockctx.Lease(time.Minute))
+		dbtest.OK(t, err)
+		before := s.Stock(1)
+		var e *mysqllock.Error
+		for name, unit := range units(lockctx.Optimistic(), lockctx.NoWait()) {
+			start := time.Now()
+			err := unit(dbtest.Limited(t), db, func() {})
+			if !errors.Is(err, mysqllock.ErrLocked) || errors.Is(err, mysqllock.ErrTimeout) || !errors.As(err, &e) ||
+				e.Op != "lock" || e.Key != "k" || e.Strategy != "optimistic" || e.Holder == nil || time.Since(start) > time.Minute {
+				t.Errorf("%s with NoWait returned %v", name, err)
+			}
+		}
+		for name, unit := range units(lockctx.Optimistic(), lockctx.Wait(100*time.Millisecond)) {
+			err := stock.Naming(func() error { return unit(dbtest.Limited(t), db, func() {}) })
+			if !errors.Is(err, mysqllock.ErrTimeout) || !errors.As(err, &e) || e.Holder == nil || e.Waited < 50*time.Millisecond { // what came before the wait counts against it
+				t.Errorf("%s with a short wait returned %v", name, err)
+			}
+		}
+		// A caller whose context ends gets away.
+		for name, unit := range units(lockctx.Optimistic()) {
+			ctx, cancel := context.WithCancel(dbtest.Limited(t))
+			result := make(chan error, 1)
+			go func() { result <- unit(ctx, db, func() {}) }()
+			time.Sleep(100 * time.Millisecond)
+			start := time.Now()
+			cancel()
+			err := <-result
+			if took := time.Since(start); !errors.Is(err, context.Canceled) || took > time.Minute {
+				t.Errorf("%s returned %v, %v after the end of its context", name, err, took)
+			}
+		}
+		dbtest.OK(t, h.Release())
+		s.WantStock(1, before)
+		dbtest.Soon(t, "no connection is in use", func() bool {
+			st, err := mysqllock.Stats(db)
+			dbtest.OK(t, err)
+			return db.Stats().InUse == 0 && st.InUse == 0
+		})
+		dbtest.OK(t, units(lockctx.Optimistic(), lockctx.NoWait())["BeginTx"](dbtest.Limited(t), db, func() {}))
+
+		// A handle that is closed ends the wait, too.
+		h, err = mysqllock.Acquire(dbtest.Limited(t), other, "k", lockctx.Lease(time.Minute))
+		dbtest.OK(t, err)
+		closing := s.Handle()
+		result := make(chan error, 1)
+		go func() { _, err := closing.ExecContext(optimistically(t), increment, 1); result <- err }()
+		time.Sleep(200 * time.Millisecond)
+		dbtest.OK(t, closing.Close())
+		if err := <-result; err == nil {
+			t.Error("a closed handle has written")
+		}
+		dbtest.OK(t, h.Release())
+	})
+}
+
+// TestRowLocksStep: the commit of a row lock counts where, and only where, the key
+// was kept optimistically, and it has written.
+func TestRowLocksStep(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "DO 1") // makes the row
+		dbtest.OK(t, err)
+		for _, versioned := range []bool{false, true} {
+			if versioned {
+				_, err := stock.Read(optimistically(t), db, 1)
+				dbtest.OK(t, err)
+			}
+			for name, unit := range units(lockctx.Row()) {
+				before := s.Token("k")
+				err := unit(dbtest.Limited(t), db, func() {})
+				if versioned && name == besideASession {
+					if err == nil || !strings.Contains(err.Error(), "begin the transaction with the lock context") {
+						t.Errorf("%s returned %v", name, err)
+					}
+					continue
+				}
+				dbtest.OK(t, err)
+				after := s.Token("k")
+				if versioned && after != before+1 || !versioned && after != before {
+					t.Errorf("%s, versioned %v: the version goes from %d to %d", name, versioned, before, after)
+				}
+			}
+			before := s.Token("k")
+			tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
+			dbtest.OK(t, err)
+			_, err = stock.Read(dbtest.Limited(t), tx, 1)
+			dbtest.OK(t, err)
+			dbtest.OK(t, tx.Commit())
+			tx, err = db.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Shared()), nil)
+			dbtest.OK(t, err)
+			dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 4")
+			dbtest.OK(t, tx.Commit())
+			tx, err = db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
+			dbtest.OK(t, err)
+			dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 4")
+			dbtest.OK(t, tx.Rollback())
+			if after := s.Token("k"); after != before {
+				t.Errorf("versioned %v: what has not written, or is shared, changes the version", versioned)
+			}
+		}
+
+		// What a transaction has written before its hint counts, too.
+		for what, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "optimistic": lockctx.Optimistic()} {
+			before := s.Token("k")
+			tx, err := db.BeginTx(dbtest.Limited(t), nil)
+			dbtest.OK(t, err)
+			dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 4")
+			_, err = stock.Read(lockctx.With(dbtest.Limited(t), "k", opt), tx, 1)
+			dbtest.OK(t, err)
+			dbtest.OK(t, tx.Commit())
+			if after := s.Token("k"); after != before+1 {
+				t.Errorf("%s, written before the hint: the version goes from %d to %d", what, before, after)
+			}
+		}
+
+		// Under the session's lock: its end would not tell others of what is
+		// committed elsewhere.
+		ctx := lockctx.With(dbtest.Limited(t), "k")
+		_, err = stock.Read(ctx, db, 1)
+		dbtest.OK(t, err)
+		beside, err := db.BeginTx(dbtest.Limited(t), nil)
+		dbtest.OK(t, err)
+		for _, text := range []string{"SELECT stock FROM p WHERE id = 1", "UPDATE p SET stock = 1 WHERE id = 1"} {
+			if _, err := beside.ExecContext(ctx, text); err == nil || !strings.Contains(err.Error(), "begin the transaction with the lock context") {
+				t.Errorf("%s under the lock of a session returned %v", text, err)
+			}
+		}
+		dbtest.OK(t, beside.Rollback())
+		_, err = db.ExecContext(ctx, "DO 1")
+		dbtest.OK(t, err)
+
+		// A first unit that keeps the key optimistically waits for a row lock that
+		// does not know of it.
+		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "first"), nil)
+		dbtest.OK(t, err)
+		n, err := stock.Read(dbtest.Limited(t), tx, 2)
+		dbtest.OK(t, err)
+		seen := make(chan int, 1)
+		go func() {
+			n, err := stock.Read(lockctx.With(dbtest.Limited(t), "first", lockctx.Optimistic()), db, 2)
+			if err != nil {
+				t.Error(err)
+			}
+			seen <- n
+		}()
+		time.Sleep(200 * time.Millisecond)
+		dbtest.Exec(t, tx, "UPDATE p SET stock = ? WHERE id = 2", n+1)
+		dbtest.OK(t, tx.Commit())
+		if got := <-seen; got != n+1 {
+			t.Errorf("the first unit has read %d, which was changed under a row lock", got)
+		}
+	})
+}
+
+// TestOptimisticInTextTransaction: SQL text has begun a transaction, whose
+// snapshot may be older than the version.
+func TestOptimisticInTextTransaction(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other := s.Handle(), s.Handle()
+		for _, begin := range []string{"BEGIN", "SET autocommit = 0"} {
+			for _, opt := range []lockctx.Option{lockctx.Optimistic(), lockctx.IfVersion(1)} {
+				conn, err := db.Conn(dbtest.Limited(t))
+				dbtest.OK(t, err)
+				dbtest.Exec(t, conn, begin)
+				_, err = stock.Read(dbtest.Limited(t), conn, 1)
+				dbtest.OK(t, err)
+				_, err = other.ExecContext(optimistically(t), "UPDATE p SET stock = stock + 1 WHERE id = 1")
+				dbtest.OK(t, err)
+				if n, err := stock.Read(lockctx.With(dbtest.Limited(t), "k", opt), conn, 1); !errors.Is(err, mysqllock.ErrUnsafe) {
+					t.Errorf("after %s: %d, %v", begin, n, err)
+				}
+				dbtest.Exec(t, conn, "ROLLBACK")
+				dbtest.Exec(t, conn, "SET autocommit = 1")
+				_, err = stock.Read(optimistically(t), conn, 1)
+				dbtest.OK(t, err)
+				dbtest.OK(t, conn.Close())
+			}
+		}
+	})
+}
+
+// TestOptimisticMixed: the same key in other ways, in one lock context.
+func TestOptimisticMixed(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other := s.Handle(), s.Handle()
+		_, err := stock.Read(optimistically(t), db, 1)
+		dbtest.OK(t, err)
+		bump := func() {
+			t.Helper()
+			_, err := other.ExecContext(optimistically(t), "UPDATE p SET stock = stock + 1 WHERE id = 2")
+			dbtest.OK(t, err)
+		}
+		write := func(ctx context.Context) error {
+			_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
+			return err
+		}
+		for name, opt := range map[string]lockctx.Option{
+			"row": lockctx.Row(), "slots": lockctx.Slots(1), "lease": lockctx.Lease(stock.TTL), "lease slots": func(h *hint.Hint) { lockctx.Lease(stock.TTL)(h); lockctx.Slots(1)(h) },
+		} {
+			t.Run(name, func(t *testing.T) {
+				in := func(ctx context.Context) context.Context {
+					return lockctx.With(ctx, "k", opt, lockctx.Wait(20*time.Second))
+				}
+				free := func() {
+					t.Helper()
+					s.WantLocked("k", false)
+					s.WantLeased("k", false)
+				}
+				// Both from the beginning, in either order.
+				before := s.Token("k")
+				dbtest.OK(t, write(in(optimistically(t))))
+				dbtest.OK(t, write(lockctx.With(in(dbtest.Limited(t)), "k", lockctx.Optimistic())))
+				if after := s.Token("k"); after != before+2 {
+					t.Errorf("two commits make the version %d of %d", after, before)
+				}
+				free()
+				// With a version that was given.
+				version := s.Token("k")
+				given := func(version uint64) context.Context {
+					return lockctx.With(in(dbtest.Limited(t)), "k", lockctx.IfVersion(version))
+				}
+				dbtest.OK(t, write(given(version)))
+				wantConflict(t, "a version of old", write(given(version)), map[bool]string{true: "lock", false: "commit"}[strings.HasPrefix(name, "lease")])
+				free()
+				// A lock after a read that remembers the version.
+				for _, rival := range []bool{false, true} {
+					ctx := optimistically(t)
+					_, err := stock.Read(ctx, db, 1)
+					dbtest.OK(t, err)
+					if rival {
+						bump()
+					}
+					had := s.Stock(1)
+					if rival && strings.HasPrefix(name, "lease") { // known before the work
+						_, err := db.BeginTx(in(ctx), nil)
+						wantConflict(t, "BeginTx", err, "lock")
+						free()
+					}
+					err = write(in(ctx))
+					if !rival {
+						dbtest.OK(t, err)
+						s.WantStock(1, had+1)
+						free()
+						continue
+					}
+					if !errors.Is(err, mysqllock.ErrConflict) {
+						t.Errorf("a lock after a change returned %v", err)
+					}
+					s.WantStock(1, had)
+					free()
+					if err := write(ctx); !errors.Is(err, mysqllock.ErrConflict) {
+						t.Errorf("a write after that returned %v", err)
+					}
+					s.WantStock(1, had)
+					free()
+				}
+				// A lock that is given back since another one is not free, after which
+				// the version still counts.
+				h, err := mysqllock.Acquire(dbtest.Limited(t), other, "m")
+				dbtest.OK(t, err)
+				ctx := lockctx.With(context.Background(), "k", lockctx.Optimistic())
+				_, err = stock.Read(ctx, db, 1)
+				dbtest.OK(t, err)
+				_, err = db.BeginTx(lockctx.With(in(ctx), "m", lockctx.Row(), lockctx.NoWait()), nil)
+				if !errors.Is(err, mysqllock.ErrLocked) {
+					t.Errorf("a second key that is not free: %v", err)
+				}
+				free()
+				bump()
+				had := s.Stock(1)
+				if err := write(ctx); !errors.Is(err, mysqllock.ErrConflict) {
+					t.Errorf("a write after a change returned %v", err)
+				}
+				s.WantStock(1, had)
+				dbtest.OK(t, h.Release())
+				// Inside a hold nobody else can change it; but the holder of a lease has
+				// transactions side by side.
+				err = mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
+					for range 3 {
+						ctx := lockctx.With(ctx, "k", lockctx.Optimistic())
+						if _, err := stock.Read(ctx, db, 1); err != nil {
+							return err
+						}
+						if err := write(ctx); err != nil {
+							return err
+						}
+					}
+					return nil
+				}, opt)
+				if strings.HasPrefix(name, "lease") {
+					if !errors.Is(err, mysqllock.ErrUnsafe) {
+						t.Errorf("inside a hold with a lease: %v", err)
+					}
+					s.WantStock(1, had)
+				} else {
+					dbtest.OK(t, err)
+					s.WantStock(1, had+3)
+				}
+				free()
+				// A hold after a read.
+				for _, rival := range []bool{false, true} {
+					had := s.Stock(1)
+					ctx := optimistically(t)
+					_, err := stock.Read(ctx, db, 1)
+					dbtest.OK(t, err)
+					if rival {
+						bump()
+					}
+					err = mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { return write(ctx) }, opt)
+					if !rival {
+						dbtest.OK(t, err)
+						s.WantStock(1, had+1)
+					} else {
+						if !errors.Is(err, mysqllock.ErrConflict) {
+							t.Errorf("a hold after a change returned %v", err)
+						}
+						s.WantStock(1, had)
+					}
+					free()
+				}
+			})
+		}
+
+		// Shared and more would be an upgrade.
+		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Shared()), nil)
+		dbtest.OK(t, err)
+		if _, err := tx.ExecContext(optimistically(t), "DO 1"); !errors.Is(err, mysqllock.ErrUnsafe) {
+			t.Errorf("a shared key, kept optimistically: %v", err)
+		}
+		dbtest.OK(t, tx.Rollback())
+
+		// Advisory locks are another space.
+		dbtest.OK(t, write(lockctx.With(optimistically(t), "k", lockctx.Advisory())))
+		ctx := lockctx.With(optimistically(t), "k", lockctx.Advisory())
+		_, err = stock.Read(ctx, db, 1)
+		dbtest.OK(t, err)
+		bump()
+		if err := write(ctx); !errors.Is(err, mysqllock.ErrConflict) {
+			t.Errorf("under an advisory lock: %v", err)
+		}
+		s.WantNamed("k", false)
+	})
+}
+
+// TestOptimisticStripes: different keys are one row, so they conflict with each
+// other, but never with themselves.
+func TestOptimisticStripes(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other := s.Handle("lockStripes=1"), s.Handle("lockStripes=1")
+		write := func(ctx context.Context, db *sql.DB) error {
+			_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
+			return err
+		}
+		with := func(ctx context.Context, key string, opts ...lockctx.Option) context.Context {
+			return lockctx.With(ctx, key, opts...)
+		}
+		for name, unit := range units(lockctx.Optimistic()) {
+			before := s.Stock(1)
+			dbtest.OK(t, unit(dbtest.Limited(t), db, func() {}))
+			s.WantStock(1, before+1)
+			for _, opt := range []lockctx.Option{lockctx.Optimistic(), lockctx.Row(), lockctx.Lease(stock.TTL)} {
+				wantConflict(t, name, unit(dbtest.Limited(t), db, func() { dbtest.OK(t, write(with(dbtest.Limited(t), "other", opt), other)) }), "commit")
+			}
+		}
+		for _, opt := range []lockctx.Option{lockctx.Optimistic(), lockctx.Row(), lockctx.Lease(stock.TTL), lockctx.Slots(1), lockctx.Advisory()} {
+			opts := []lockctx.Option{opt, lockctx.Wait(20 * time.Second)}
+			before := s.Stock(1)
+			dbtest.OK(t, write(with(optimistically(t), "other", opts...), db))
+			dbtest.OK(t, write(with(with(dbtest.Limited(t), "other", opts...), "k", lockctx.Optimistic()), db))
+			ctx := optimistically(t)
+			_, err := stock.Read(ctx, db, 1)
+			dbtest.OK(t, err)
+			dbtest.OK(t, write(with(ctx, "other", opts...), db))
+			s.WantStock(1, before+3)
+		}
+		// Of two versions each has to be right.
+		ctx := optimistically(t)
+		_, err := stock.Read(ctx, db, 1)
+		dbtest.OK(t, err)
+		version, _ := mysqllock.Version(ctx)
+		dbtest.OK(t, write(with(ctx, "other", lockctx.Optimistic()), db))
+		wantVersion(t, ctx, version+1)
+		for _, versions := range [][2]uint64{{version, version + 1}, {version + 1, version}} {
+			ctx := with(with(dbtest.Limited(t), "k", lockctx.IfVersion(versions[0])), "other", lockctx.IfVersion(versions[1]))
+			if err := write(ctx, db); !errors.Is(err, mysqllock.ErrConflict) {
+				t.Errorf("versions %v, and it is %d: %v", versions, version+1, err)
+			}
+		}
+	})
+}
+
+// TestOptimisticConnectionLost has the connection break, or be killed, in the
+// middle: nothing is committed unseen.
+func TestOptimisticConnectionLost(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		_, err := stock.Read(optimistically(t), s.Handle(), 1)
+		dbtest.OK(t, err)
+		for name, unit := range units(lockctx.Optimistic()) {
+			// The comparison and COMMIT are one.
+			db, p := s.Proxied(mysqllock.Config{})
+			dbtest.OK(t, unit(dbtest.Limited(t), db, func() {}))
+			before, version := s.Stock(1), s.Token("k")
+			result := make(chan error, 1)
+			go func() {
+				result <- unit(dbtest.Limited(t), db, func() { p.BlockAt("COMMIT") })
+			}()
+			dbtest.Soon(t, "the network is cut", p.Blocked)
+			p.Close()
+			err := <-result
+			if !errors.Is(err, mysqllock.ErrLost) {
+				t.Errorf("%s: %v", name, err)
+			}
+			if errors.Is(err, mysqllock.ErrConflict) {
+				t.Errorf("%s: a conflict: %v", name, err)
+			}
+			s.WantStock(1, before) // it did not come through
+			if s.Token("k") != version {
+				t.Errorf("%s: the version has changed", name)
+			}
+		}
+
+		// Killed before it writes. Single statements have no connection then.
+		db := s.Handle()
+		s.Plain.SetMaxOpenConns(1)
+		for name, unit := range units(lockctx.Optimistic()) {
+			killed := 0
+			before := s.Stock(1)
+			err := unit(dbtest.Limited(t), db, func() {
+				for _, id := range s.Connections() {
+					if _, err := s.Plain.Exec(fmt.Sprint("KILL ", id)); err == nil { // else it has just ended
+						killed++
+					}
+				}
+			})
+			if killed == 0 {
+				t.Error("nothing was killed")
+			}
+			if s.Stock(1) != before+1 && err == nil || s.Stock(1) != before && err != nil {
+				t.Errorf("%s: the stock goes from %d to %d, and the error is %v", name, before, s.Stock(1), err)
+			}
+			if errors.Is(err, mysqllock.ErrConflict) {
+				t.Errorf("%s: a conflict: %v", name, err)
+			}
+		}
+	})
+}
+
+const optimisticWorkers = 8 // in each process
+
+// kinds are what workers do, by name.
+func kinds() map[string]func(ctx context.Context, db *sql.DB, between func()) error {
+	all := units(lockctx.Optimistic())
+	for name, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(stock.TTL)} {
+		for way, unit := range units(opt) {
+			all[name+" "+way] = unit
+		}
+	}
+	delete(all, "row "+besideASession)
+	retried := holds(lockctx.Optimistic(), lockctx.Retry(1_000_000))
+	all["Do with Retry"] = retried[0].unit
+	return all
+}
+
+// work has workers add one to the stock, each as many times, by the kinds in
+// turn, and returns how many units of work had to be run again.
+func work(db *sql.DB, kind []string, each int) (again int, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	defer cancel()
+	all := kinds()
+	var mu sync.Mutex
+	var workers sync.WaitGroup
+	for i := range optimisticWorkers {
+		unit := all[kind[i%len(kind)]]
+		workers.Go(func() {
+			for range each {
+				runs := 0
+				var failed error
+				for {
+					failed = unit(ctx, db, func() { runs++ })
+					if !errors.Is(failed, mysqllock.ErrConflict) && !errors.Is(failed, mysqllock.ErrDeadlock) {
+						break
+					}
+					time.Sleep(rand.N(5 * time.Millisecond << min(runs, 6))) // as Do does
+				}
+				mu.Lock()
+				again += runs - 1
+				err = errors.Join(err, failed)
+				mu.Unlock()
+				if failed != nil {
+					return
+				}
+			}
+		})
+	}
+	workers.Wait()
+	return again, err
+}
+
+// childOptimistic works as it is told, a line at a time.
+func childOptimistic(db *sql.DB, in *bufio.Scanner) {
+	for in.Scan() {
+		var each int
+		count, kind, _ := strings.Cut(in.Text(), " ")
+		fmt.Sscan(count, &each)
+		again, err := work(db, strings.Split(kind, "; "), each)
+		fmt.Println(again, err)
+	}
+}
+
+// TestOptimisticNothingIsLost: 16 workers of two processes read, decide and write,
+// by each way alone, and beside row locks and leases on the same key.
+func TestOptimisticNothingIsLost(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle("lockWait=2m")
+		c := dbtest.StartJob(t, "optimistic", s.DSN("lockWait=2m"))
+		type run struct {
+			total int
+			kinds []string
+		}
+		runs := []run{{dbtest.Long(320, 2000), []string{"Do with Retry"}}, {dbtest.Long(320, 2000), []string{"BeginTx"}}}
+		var names []string
+		for name := range kinds() {
+			switch way, _, _ := strings.Cut(name, " "); {
+			case name == "Do with Retry" || name == "BeginTx": // in full, above
+			case way != "row" && way != "lease":
+				names = append(names, name)
+			}
+		}
+		slices.Sort(names)
+		for _, name := range names {
+			runs = append(runs, run{dbtest.Long(48, 1600), []string{name}})
+		}
+		mixed := func(other ...string) []string {
+			return append([]string{"Do with Retry", "BeginTx", "statements"}, other...)
+		}
+		runs = append(runs, run{dbtest.Long(160, 2000), mixed("row BeginTx", "row statements")}, run{dbtest.Long(160, 2000), mixed("lease BeginTx", "lease Do")},
+			run{dbtest.Long(160, 2000), []string{"BeginTx", "row BeginTx", "Do with Retry", "lease statements"}})
+		for _, r := range runs {
+			dbtest.Exec(t, s.Plain, increment, 0)
+			each := r.total / 2 / optimisticWorkers
+			start := time.Now()
+			c.Tell(fmt.Sprint(each, " ", strings.Join(r.kinds, "; ")))
+			again, err := work(db, r.kinds, each)
+			dbtest.OK(t, err)
+			var there int
+			line := c.Line()
+			if n, _ := fmt.Sscan(line, &there); n != 1 || !strings.HasSuffix(line, " <nil>") {
+				t.Fatal(line)
+			}
+			s.WantStock(1, 2*optimisticWorkers*each)
+			t.Logf("%s: %d units of work in %v, %d and %d of them were run again", strings.Join(r.kinds, "; "), r.total, time.Since(start).Round(time.Millisecond), again, there)
+		}
+	})
+}
+
+// TestOptimisticStatements: what keeping a key optimistically costs, and what it
+// costs row locks.
+func TestOptimisticStatements(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, tap := s.Tapped(mysqllock.Config{})
+		db.SetMaxOpenConns(1)
+		add := "UPDATE p SET stock = stock + 1 WHERE id = 1"
+		inTx := func(ctx context.Context, opts *sql.TxOptions, work func(ctx context.Context, tx *sql.Tx)) error {
+			tx, err := db.BeginTx(ctx, opts)
+			dbtest.OK(t, err)
+			work(ctx, tx)
+			return tx.Commit()
+		}
+		writes := func(ctx context.Context, tx *sql.Tx) { dbtest.Exec(t, tx, add) }
+		read := func(ctx context.Context, db stock.Querier) (n int, err error) { // not prepared
+			return n, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n)
+		}
+		reads := func(ctx context.Context, tx *sql.Tx) { _, err := read(ctx, tx); dbtest.OK(t, err) }
+		row := func() context.Context { return lockctx.With(dbtest.Limited(t), "k") }
+		// Row locks cost no statement more on keys that are kept optimistically.
+		onlyRows := func() {
+			t.Helper()
+			tap.Costs(t, "row, transaction", 3, func() error { return inTx(row(), nil, writes) })
+			tap.Costs(t, "row, transaction that reads", 3, func() error { return inTx(row(), nil, reads) })
+			tap.Costs(t, "row, Exec", 3, func() error { _, err := db.ExecContext(row(), add); return err })
+			tap.Costs(t, "row, read and write", 4, func() error {
+				ctx := row()
+				_, err := read(ctx, db)
+				dbtest.OK(t, err)
+				_, err = db.ExecContext(ctx, add)
+				return err
+			})
+			tap.Costs(t, "row, Do", 3, func() error {
+				return mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error { _, err := db.ExecContext(ctx, add); return err })
+			})
+			tap.Costs(t, "row, another key", 3, func() error { return inTx(lockctx.With(dbtest.Limited(t), "never"), nil, writes) })
+		}
+		onlyRows()
+
+		tap.Costs(t, "transaction without a hint", 3, func() error { return inTx(dbtest.Limited(t), nil, writes) })
+		tap.Costs(t, "transaction", 3, func() error { return inTx(optimistically(t), nil, writes) })
+		tap.Costs(t, "transaction that reads and writes", 4, func() error {
+			return inTx(optimistically(t), nil, func(ctx context.Context, tx *sql.Tx) { reads(ctx, tx); writes(ctx, tx) })
+		})
+		tap.Costs(t, "transaction that reads", 3, func() error { return inTx(optimistically(t), nil, reads) })
+		tap.Costs(t, "READ ONLY transaction", 3+1, func() error { return inTx(optimistically(t), &sql.TxOptions{ReadOnly: true}, reads) })
+		tap.Costs(t, "transaction of two keys", 3+1, func() error {
+			return inTx(lockctx.WithKeys(dbtest.Limited(t), []string{"k", "l"}, lockctx.Optimistic()), nil, writes)
+		})
+		tap.Costs(t, "transaction with a version that was given", 3, func() error {
+			return inTx(lockctx.With(dbtest.Limited(t), "k", lockctx.IfVersion(s.Token("k"))), nil, writes)
+		})
+		tap.Costs(t, "transaction that is rolled back", 3, func() error {
+			tx, err := db.BeginTx(optimistically(t), nil)
+			dbtest.OK(t, err)
+			dbtest.Exec(t, tx, add)
+			return tx.Rollback()
+		})
+		tap.Costs(t, "query", 1+1, func() error { _, err := read(optimistically(t), db); return err })
+		tap.Costs(t, "query with a version that was given", 1, func() error {
+			_, err := read(lockctx.With(dbtest.Limited(t), "k", lockctx.IfVersion(1)), db)
+			return err
+		})
+		tap.Costs(t, "Exec", 3, func() error { _, err := db.ExecContext(optimistically(t), add); return err })
+		tap.Costs(t, "query, query, Exec", 2+3+1, func() error {
+			ctx := optimistically(t)
+			for range 2 {
+				_, err := read(ctx, db)
+				dbtest.OK(t, err)
+			}
+			_, err := db.ExecContext(ctx, add)
+			return err
+		})
+		tap.Costs(t, "Do, a write", 2+1, func() error { // BEGIN goes without saying on sessions
+			return mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
+				_, err := db.ExecContext(ctx, add)
+				return err
+			}, lockctx.Optimistic())
+		})
+		tap.Costs(t, "Do, a read and a write", 3+1, func() error {
+			return mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
+				_, err := read(ctx, db)
+				dbtest.OK(t, err)
+				_, err = db.ExecContext(ctx, add)
+				return err
+			}, lockctx.Optimistic())
+		})
+		onlyRows()
+	})
+}
+
+// TestAStatementThatFailsOnWhatOthersCommittedIsAConflict: two callers both see that a row is
+// missing, or is there, and the second one's write fails on what the first one has done.
+func TestAStatementThatFailsOnWhatOthersCommittedIsAConflict(t *testing.T) {
+	races := map[string]struct {
+		rival, own string
+		number     []uint16
+	}{
+		"duplicate key": {"INSERT INTO child (id, p) VALUES (7, 1)", "INSERT INTO child (id, p) VALUES (7, 2)", []uint16{1062}},
+		"deleted row":   {"DELETE FROM parent WHERE id = 3", "INSERT INTO child (id, p) VALUES (8, 3)", []uint16{1452}},
+		"referred row":  {"INSERT INTO child (id, p) VALUES (9, 2)", "DELETE FROM parent WHERE id = 2", []uint16{1451}},
+		"check":         {"UPDATE parent SET n = 0 WHERE id = 1", "UPDATE parent SET n = n - 1 WHERE id = 1", []uint16{3819, 4025}},
+	}
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other := s.Handle(), s.Handle()
+		fresh := func() {
+			for _, text := range []string{
+				"DROP TABLE IF EXISTS child", "DROP TABLE IF EXISTS parent",
+				"CREATE TABLE parent (id INT PRIMARY KEY, n INT NOT NULL, CHECK (n >= 0))",
+				"CREATE TABLE child (id INT PRIMARY KEY, p INT, FOREIGN KEY (p) REFERENCES parent (id))",
+				"INSERT INTO parent VALUES (1, 1), (2, 1), (3, 1)",
+			} {
+				dbtest.Exec(t, s.Plain, text)
+			}
+		}
+		optimistic := func(key string) context.Context { return lockctx.With(dbtest.Limited(t), key, lockctx.Optimistic()) }
+		ways := map[string]func(key, own string, meanwhile func()) error{
+			"BeginTx": func(key, own string, meanwhile func()) error {
+				tx, err := db.BeginTx(optimistic(key), nil)
+				if err != nil {
+					return err
+				}
+				defer tx.Rollback()
+				meanwhile()
+				if _, err := tx.Exec(own); err != nil {
+					return err
+				}
+				return tx.Commit()
+			},
+			"read and Exec": func(key, own string, meanwhile func()) error {
+				ctx := optimistic(key)
+				if _, err := stock.Read(ctx, db, 1); err != nil {
+					return err
+				}
+				meanwhile()
+				_, err := db.ExecContext(ctx, own)
+				return err
+			},
+			"prepared": func(key, own string, meanwhile func()) error {
+				ctx := optimistic(key)
+				tx, err := db.BeginTx(ctx, nil)
+				if err != nil {
+					return err
+				}
+				defer tx.Rollback()
+				st, err := tx.PrepareContext(ctx, own)
+				if err != nil {
+					return err
+				}
+				defer st.Close()
+				meanwhile()
+				if _, err := st.ExecContext(ctx); err != nil {
+					return err
+				}
+				return tx.Commit()
+			},
+			"Do": func(key, own string, meanwhile func()) error {
+				return mysqllock.Do(dbtest.Limited(t), db, key, func(ctx context.Context) error {
+					if _, err := stock.Read(ctx, db, 1); err != nil {
+						return err
+					}
+					meanwhile()
+					_, err := db.ExecContext(ctx, own)
+					return err
+				}, lockctx.Optimistic())
+			},
+		}
+		for what, race := range races {
+			for how, run := range ways {
+				for _, moves := range []bool{true, false} {
+					fresh()
+					key := what + how
+					// Once, so that what the first use of a key does is over.
+					_, err := other.ExecContext(optimistic(key), "UPDATE p SET stock = stock + 1 WHERE id = 1")
+					dbtest.OK(t, err)
+					err = run(key, race.own, func() {
+						if moves {
+							_, err := other.ExecContext(optimistic(key), race.rival)
+							dbtest.OK(t, err)
+						} else { // without the key
+							dbtest.Exec(t, s.Plain, race.rival)
+						}
+					})
+					var said *mysql.MySQLError
+					if errors.As(err, &said) && said.Number == 1020 && errors.Is(err, mysqllock.ErrConflict) {
+						continue // innodb_snapshot_isolation comes first
+					}
+					if !errors.As(err, &said) || !slices.Contains(race.number, said.Number) || errors.Is(err, mysqllock.ErrConflict) != moves {
+						t.Errorf("%s, %s, the version moves: %v: %v", what, how, moves, err)
+					}
+				}
+			}
+		}
+
+		// A transaction whose version has not moved goes on after the error.
+		fresh()
+		tx, err := db.BeginTx(optimistic("goes on"), nil)
+		dbtest.OK(t, err)
+		dbtest.Exec(t, tx, "UPDATE parent SET n = 5 WHERE id = 2")
+		if _, err := tx.Exec("INSERT INTO parent VALUES (1, 1)"); err == nil {
+			t.Error("a row twice")
+		}
+		dbtest.OK(t, tx.Commit())
+
+		// With Retry both insert, one after the other.
+		fresh()
+		runs := 0
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "retry", func(ctx context.Context) error {
+			var n int
+			err := db.QueryRowContext(ctx, "SELECT COUNT(*) FROM child WHERE id = 7").Scan(&n)
+			if runs++; runs == 1 {
+				_, err := other.ExecContext(optimistic("retry"), "INSERT INTO child VALUES (7, 1)")
+				dbtest.OK(t, err)
+			}
+			if err != nil || n > 0 {
+				return err
+			}
+			_, err = db.ExecContext(ctx, "INSERT INTO child VALUES (7, 2)")
+			return err
+		}, lockctx.Optimistic(), lockctx.Retry(2)))
+		if runs != 2 {
+			t.Errorf("%d runs, want 2", runs)
+		}
+	})
+}
+
+// TestOptimisticCommitUnanswered: the connection is lost at the statement that compares and
+// commits. It has done both or neither; the caller is told that nothing is known, and not that
+// somebody else was first. The same goes for a row lock that sets a version.
+func TestOptimisticCommitUnanswered(t *testing.T) {
+	const add = "UPDATE p SET stock = stock + 1 WHERE id = 1"
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, proxy := s.Proxied(mysqllock.Config{})
+		dbtest.Exec(t, db, "SELECT 1") // the handle looks at its server
+		inTx := func(ctx context.Context) error {
+			tx, err := db.BeginTx(ctx, nil)
+			if err != nil {
+				return err
+			}
+			defer tx.Rollback()
+			if _, err = tx.ExecContext(ctx, add); err != nil {
+				return err
+			}
+			return tx.Commit()
+		}
+		exec := func(ctx context.Context) error { _, err := db.ExecContext(ctx, add); return err }
+		word := "next2"
+		if s.MariaDB() {
+			word = "mysqllock_same"
+		}
+		var stock, token, before int
+		both := func() {
+			t.Helper()
+			dbtest.OK(t, s.Plain.QueryRow("SELECT p.stock, l.token FROM p, mysqllock l WHERE p.id = 1 AND l.name = 'k'").Scan(&stock, &token))
+		}
+		for _, opt := range []lockctx.Option{lockctx.Optimistic(), lockctx.Row()} {
+			for _, do := range []func(context.Context) error{inTx, exec} {
+				hint := func() context.Context { return lockctx.With(dbtest.Limited(t), "k", opt, lockctx.Wait(30*time.Second)) }
+				for range 2 { // the procedure is there, and known
+					dbtest.OK(t, do(hint()))
+					both()
+					before = stock - token
+				}
+				proxy.LoseAnswer(word)
+				err := do(hint())
+				proxy.Mend()
+				if !errors.Is(err, mysqllock.ErrLost) || errors.Is(err, mysqllock.ErrConflict) || errors.Is(err, mysqllock.ErrLocked) {
+					t.Errorf("without an answer: %v", err)
+				}
+				var tx *sql.Tx // which waits for what is left of it
+				tx, err = db.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Wait(30*time.Second)), nil)
+				dbtest.OK(t, err)
+				if both(); stock-token != before {
+					t.Errorf("the stock is %d, and the version %d: of one the statement has made more than of the other, %d", stock, token, before)
+				}
+				dbtest.OK(t, tx.Rollback())
+			}
+		}
+	})
+}

@@ -1,0 +1,241 @@
+package rowlock_test
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ngrok/sqlmw"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/intercept"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// dawdler sends one of the statements for a lock only when its context has ended, or after
+// a while if it has none that ends.
+type dawdler struct {
+	sqlmw.NullInterceptor
+	mu   sync.Mutex
+	left int // statements that are sent at once before that one
+}
+
+func (d *dawdler) pause(ctx context.Context) {
+	l, ok := intercept.Of(ctx)
+	if !ok || l.Step == intercept.Kill {
+		return
+	}
+	d.mu.Lock()
+	at := d.left == 0
+	d.left--
+	d.mu.Unlock()
+	if !at {
+		return
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(200 * time.Millisecond):
+	}
+}
+
+func (d *dawdler) ConnExecContext(ctx context.Context, c driver.ExecerContext, text string, args []driver.NamedValue) (driver.Result, error) {
+	d.pause(ctx)
+	return c.ExecContext(ctx, text, args)
+}
+
+func (d *dawdler) ConnQueryContext(ctx context.Context, c driver.QueryerContext, text string, args []driver.NamedValue) (context.Context, driver.Rows, error) {
+	d.pause(ctx)
+	rows, err := c.QueryContext(ctx, text, args)
+	return ctx, rows, err
+}
+
+// TestSlowStatementOfAWait: whichever of its statements is slow when a caller waits for less
+// time than that takes, the caller is told that its wait is over. The context that ends is
+// not the caller's, and is no business of its.
+func TestSlowStatementOfAWait(t *testing.T) {
+	const key = "k"
+	acquire := func(opts ...lockctx.Option) func(context.Context, *sql.DB, lockctx.Option) error {
+		return func(ctx context.Context, db *sql.DB, wait lockctx.Option) error {
+			h, err := mysqllock.Acquire(ctx, db, key, append(opts, wait)...)
+			if err == nil {
+				err = h.Rollback()
+			}
+			return err
+		}
+	}
+	begin := func(opts ...lockctx.Option) func(context.Context, *sql.DB, lockctx.Option) error {
+		return func(ctx context.Context, db *sql.DB, wait lockctx.Option) error {
+			tx, err := db.BeginTx(lockctx.With(ctx, key, append(opts, wait)...), nil)
+			if err == nil {
+				err = tx.Rollback()
+			}
+			return err
+		}
+	}
+	join := func(ctx context.Context, db *sql.DB, wait lockctx.Option) error {
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback()
+		_, err = tx.ExecContext(lockctx.With(ctx, key, wait), "UPDATE p SET stock = stock WHERE id = 1")
+		return err
+	}
+	lease := lockctx.Lease(30 * time.Second)
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		var all sync.WaitGroup // subtests would wait for each other
+		for _, test := range []struct {
+			name   string
+			holder []lockctx.Option
+			ask    func(context.Context, *sql.DB, lockctx.Option) error
+			params []string
+		}{
+			{"Acquire", nil, acquire(), nil},
+			{"BeginTx", nil, begin(), nil},
+			{"joining", nil, join, nil},
+			{"shared", nil, begin(lockctx.Shared()), nil},
+			{"behind a lease", []lockctx.Option{lease}, begin(), nil},
+			{"joining behind a lease", []lockctx.Option{lease}, join, nil},
+			{"lease", []lockctx.Option{lease}, acquire(lease), nil},
+			{"lease behind a row lock", nil, begin(lease), nil},
+			{"without the procedure", nil, acquire(), []string{"lockSchema=manual"}},
+			{"advisory", []lockctx.Option{lockctx.Advisory()}, begin(lockctx.Advisory()), nil},
+		} {
+			own := []string{"lockNamespace=" + dbtest.Random()}
+			if test.params != nil {
+				own = append(own, "lockTable=its_own") // without the procedure that others make
+			}
+			held, err := mysqllock.Acquire(dbtest.Limited(t), s.Handle(own...), key, test.holder...)
+			dbtest.OK(t, err)
+			defer held.Rollback()
+			all.Go(func() {
+				// A busy machine may have been too slow for so many statements: that is the end
+				// only if it is so again and again.
+				const tries = 20
+				slow := 0
+				for short := 0; short < tries; {
+					d := &dawdler{left: slow}
+					cfg, c, err := mysqllock.ParseDSN(s.DSN(slices.Concat(own, test.params)...))
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					c.Base = intercept.With(d)
+					db := s.OpenDB(mysqllock.NewConnector(cfg, c))
+					err = test.ask(dbtest.Limited(t), db, lockctx.Wait(50*time.Millisecond))
+					if !errors.Is(err, mysqllock.ErrTimeout) || errors.Is(err, context.DeadlineExceeded) {
+						t.Errorf("%s, statement %d: %v", test.name, slow, err)
+					}
+					if err := db.Close(); err != nil {
+						t.Errorf("%s: %v", test.name, err)
+					}
+					d.mu.Lock()
+					if short++; d.left < 0 {
+						short = 0
+						slow++
+					} else if slow >= 5 {
+						short = tries
+					}
+					d.mu.Unlock()
+				}
+				if slow < 5 {
+					t.Errorf("%s: only %d statements were slow", test.name, slow)
+				}
+			})
+		}
+		all.Wait()
+	})
+}
+
+// sleeper sends the first statement that waits in the server without the procedure only
+// when the connection has been ended for its idleness.
+type sleeper struct {
+	sqlmw.NullInterceptor
+	slept atomic.Bool
+}
+
+func (s *sleeper) ConnQueryContext(ctx context.Context, c driver.QueryerContext, text string, args []driver.NamedValue) (context.Context, driver.Rows, error) {
+	if l, ok := intercept.Of(ctx); ok && l.Step == intercept.Take && strings.Contains(text, "MAX_EXECUTION_TIME") && !s.slept.Swap(true) {
+		time.Sleep(4 * time.Second) // the limit is a second
+	}
+	rows, err := c.QueryContext(ctx, text, args)
+	return ctx, rows, err
+}
+
+// TestStandingStillBeforeAWait: a caller that stands still right before it waits in the
+// server, for longer than the server lets its connection be idle, waits on another one.
+func TestStandingStillBeforeAWait(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		if s.MariaDB() {
+			return // waits by a block, and without the limit
+		}
+		holder := s.Handle()
+		for _, params := range []string{"lockSchema=manual", "lockSchema=manual&maxConns=6"} {
+			held, err := mysqllock.Acquire(dbtest.Limited(t), holder, "k")
+			dbtest.OK(t, err)
+			slow := new(sleeper)
+			cfg, c, err := mysqllock.ParseDSN(s.DSN(params))
+			dbtest.OK(t, err)
+			c.Base = intercept.With(slow)
+			db := s.OpenDB(mysqllock.NewConnector(cfg, c))
+			got := make(chan error)
+			go func() {
+				tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Wait(time.Minute)), nil)
+				if err == nil {
+					err = tx.Rollback()
+				}
+				got <- err
+			}()
+			dbtest.Soon(t, "it stands still", slow.slept.Load)
+			dbtest.Soon(t, "it waits on another connection", func() bool { return s.Waiters() == 1 })
+			dbtest.OK(t, held.Release())
+			dbtest.OK(t, <-got)
+		}
+	})
+}
+
+// TestServersOwnIdleLimit: a transaction is kept alive where the server ends idle ones
+// sooner than the TTL.
+func TestServersOwnIdleLimit(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		if !s.MariaDB() {
+			return // which has no such limit
+		}
+		var cases dbtest.Together
+		defer cases.Wait()
+		for i, limit := range []string{"idle_transaction_timeout=6", "idle_write_transaction_timeout=6"} {
+			cases.Run(t, limit, func(t *testing.T) {
+				db := s.Handle(limit)
+				h, err := mysqllock.Acquire(dbtest.Limited(t), db, "held "+limit)
+				dbtest.OK(t, err)
+				_, err = db.ExecContext(h.Context(), "UPDATE p SET stock = stock - 1 WHERE id = ?", 2*i+1)
+				dbtest.OK(t, err)
+				tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "begun "+limit), nil)
+				dbtest.OK(t, err)
+				dbtest.Exec(t, tx, fmt.Sprintf("UPDATE p SET stock = stock - 1 WHERE id = %d", 2*i+2))
+				time.Sleep(8500 * time.Millisecond)
+				if err := h.Release(); err != nil {
+					t.Errorf("a hold: %v", err)
+				}
+				err = tx.Commit()
+				if i == 0 { // the application's own rule for its transactions, with locks or without
+					if !errors.Is(err, mysqllock.ErrLost) {
+						t.Errorf("a transaction: %v", err)
+					}
+				} else if err != nil {
+					t.Errorf("a transaction: %v", err)
+				}
+			})
+		}
+	})
+}

@@ -1,0 +1,950 @@
+package mysqllock_test
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+func TestExecOutsideATransaction(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db, tap := s.tapped(mysqllock.Config{})
+		ctx := lockctx.With(dbtest.Limited(t), "k")
+		_, err := db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")
+		dbtest.OK(t, err)
+		s.wantStock(1, 9)
+		s.wantLocked("k", false)
+		seen := tap.Since()
+		res, err := db.ExecContext(ctx, "UPDATE p SET stock = 8")
+		dbtest.OK(t, err)
+		if n, _ := res.RowsAffected(); n != 4 {
+			t.Errorf("RowsAffected = %d, want 4", n)
+		}
+		if log := seen(); len(log) != 3 {
+			t.Errorf("want BEGIN with lock, UPDATE, COMMIT; the server got %v", log)
+		}
+
+		// With a session open: on it, then COMMIT, and the lock is free.
+		ctx = lockctx.With(dbtest.Limited(t), "k")
+		_, err = read(ctx, db, 1)
+		dbtest.OK(t, err)
+		s.wantLocked("k", true)
+		seen = tap.Since()
+		_, err = db.ExecContext(ctx, "UPDATE p SET stock = 7 WHERE id = 1")
+		dbtest.OK(t, err)
+		s.wantLocked("k", false)
+		s.wantStock(1, 7)
+		if log := seen(); len(log) != 2 || log[1].Text != "COMMIT" {
+			t.Errorf("want UPDATE, COMMIT; the server got %v", log)
+		}
+
+		// A statement that fails keeps the session, and with it the lock.
+		ctx = lockctx.With(dbtest.Limited(t), "k")
+		_, err = read(ctx, db, 1)
+		dbtest.OK(t, err)
+		if _, err := db.ExecContext(ctx, "INSERT INTO p VALUES (1, 1)"); err == nil || errors.Is(err, mysqllock.ErrLost) {
+			t.Errorf("duplicate key: %v", err)
+		}
+		s.wantLocked("k", true)
+		_, err = db.ExecContext(ctx, "UPDATE p SET stock = 6 WHERE id = 1")
+		dbtest.OK(t, err)
+		s.wantLocked("k", false)
+	})
+}
+
+func TestQueryThatWritesOutsideATransaction(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		dbtest.Exec(t, s.plain, "CREATE PROCEDURE take() BEGIN UPDATE p SET stock = stock - 1 WHERE id = 1; SELECT stock FROM p WHERE id = 1; END")
+		db := s.open()
+		ctx := lockctx.With(dbtest.Limited(t), "k")
+		var n int
+		dbtest.OK(t, db.QueryRowContext(ctx, "CALL take()").Scan(&n))
+		if n != 9 {
+			t.Errorf("CALL returned %d, want 9", n)
+		}
+		s.wantStock(1, 9)
+		s.wantLocked("k", false)
+
+		_, err := read(ctx, db, 1)
+		dbtest.OK(t, err)
+		dbtest.OK(t, db.QueryRowContext(ctx, "CALL take()").Scan(&n))
+		s.wantStock(1, 8)
+		s.wantLocked("k", false)
+	})
+}
+
+func TestReadPinsASession(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db, tap := s.tapped(mysqllock.Config{})
+		ctx, cancel := context.WithCancel(dbtest.Limited(t))
+		defer cancel()
+		lctx := lockctx.With(ctx, "k")
+		_, err := read(lctx, db, 1)
+		dbtest.OK(t, err)
+		s.wantLocked("k", true)
+		seen := tap.Since()
+		for range 3 {
+			var n, id int
+			dbtest.OK(t, db.QueryRowContext(lctx, "SELECT stock, CONNECTION_ID() FROM p WHERE id = 1").Scan(&n, &id))
+		}
+		if log := seen(); len(log) != 3 {
+			t.Errorf("3 reads on the session sent %v", log)
+		}
+		s.wantLocked("k", true)
+		cancel()
+		dbtest.Soon(t, "the lock is free after the context has ended", func() bool { return !s.locked("k") })
+		if _, err := db.ExecContext(lctx, "UPDATE p SET stock = 1"); err == nil {
+			t.Error("a statement ran in a lock context that has ended")
+		}
+		s.wantStock(1, 10)
+	})
+}
+
+func TestContextEndCommitsFinishedStatements(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		dbtest.Exec(t, s.plain, "SET GLOBAL log_bin_trust_function_creators = 1")
+		dbtest.Exec(t, s.plain, "CREATE FUNCTION take() RETURNS INT MODIFIES SQL DATA BEGIN UPDATE p SET stock = stock - 1 WHERE id = 1; RETURN 1; END")
+		dbtest.Exec(t, s.plain, "CREATE VIEW taken AS SELECT take() AS n")
+		db := s.open()
+		for _, open := range []bool{false, true} {
+			dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
+			ctx, cancel := context.WithCancel(dbtest.Limited(t))
+			lctx := lockctx.With(ctx, "k")
+			var n int
+			dbtest.OK(t, db.QueryRowContext(lctx, "SELECT n FROM taken").Scan(&n)) // reads, as far as its text tells
+			want := 9
+			if open {
+				_, err := db.BeginTx(lctx, nil)
+				dbtest.OK(t, err)
+				want = 10
+			}
+			s.wantStock(1, 10)
+			cancel()
+			dbtest.Soon(t, "the lock is free after the context has ended", func() bool { return !s.locked("k") })
+			s.wantStock(1, want)
+		}
+	})
+}
+
+func TestNoEnd(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open()
+		ctx := lockctx.With(context.Background(), "k")
+		if _, err := read(ctx, db, 1); !errors.Is(err, mysqllock.ErrNoEnd) {
+			t.Errorf("a read in a context without an end: %v", err)
+		}
+		_, err := db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")
+		dbtest.OK(t, err)
+		tx, err := db.BeginTx(ctx, nil)
+		dbtest.OK(t, err)
+		_, err = read(ctx, db, 1)
+		dbtest.OK(t, err)
+		dbtest.OK(t, tx.Rollback())
+
+		// The end may also be the query's own. Whoever writes later in the same
+		// lock context would write what it decided without the lock.
+		qctx, cancel := context.WithCancel(ctx)
+		_, err = read(qctx, db, 1)
+		dbtest.OK(t, err)
+		s.wantLocked("k", true)
+		cancel()
+		dbtest.Soon(t, "the lock is free", func() bool { return !s.locked("k") })
+		dbtest.Soon(t, "the lock context is spent", func() bool {
+			_, err = db.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 1")
+			return errors.Is(err, mysqllock.ErrLost)
+		})
+		s.wantStock(1, 9)
+	})
+}
+
+func TestRowsAreReadAhead(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open()
+		ctx := lockctx.With(dbtest.Limited(t), "k")
+		tx, err := db.BeginTx(ctx, nil)
+		dbtest.OK(t, err)
+		defer tx.Rollback()
+		for _, q := range []interface {
+			QueryContext(context.Context, string, ...any) (*sql.Rows, error)
+			QueryRowContext(context.Context, string, ...any) *sql.Row
+		}{db, tx} {
+			rows, err := q.QueryContext(ctx, "SELECT id FROM p ORDER BY id")
+			dbtest.OK(t, err)
+			n := 0
+			for rows.Next() {
+				var id, stock int
+				dbtest.OK(t, rows.Scan(&id))
+				dbtest.OK(t, q.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = ?", id).Scan(&stock))
+				n += stock
+			}
+			dbtest.OK(t, rows.Err())
+			dbtest.OK(t, rows.Close())
+			if n != 40 {
+				t.Errorf("the sum is %d, want 40", n)
+			}
+		}
+	})
+}
+
+func TestManyRowsAreStreamed(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open()
+		ctx, cancel := context.WithCancel(dbtest.Limited(t))
+		defer cancel()
+		lctx := lockctx.With(ctx, "k")
+		const many = "SELECT REPEAT('x', 1000000) FROM p a, p b ORDER BY a.id" // 16 MB
+		rows, err := db.QueryContext(lctx, many)
+		dbtest.OK(t, err)
+		if _, err := read(lctx, db, 1); err == nil || !strings.Contains(err.Error(), "still being read") {
+			t.Errorf("a query beside streamed rows: %v", err)
+		}
+		n := 0
+		for rows.Next() {
+			var text string
+			if dbtest.OK(t, rows.Scan(&text)); len(text) == 1000000 {
+				n++
+			}
+		}
+		dbtest.OK(t, rows.Err())
+		dbtest.OK(t, rows.Close())
+		if n != 16 {
+			t.Errorf("%d rows, want 16", n)
+		}
+		_, err = read(lctx, db, 1)
+		dbtest.OK(t, err)
+		s.wantLocked("k", true)
+
+		// Closed early, by the caller and by the end of the context.
+		rows, err = db.QueryContext(lctx, many)
+		dbtest.OK(t, err)
+		rows.Next()
+		dbtest.OK(t, rows.Close())
+		_, err = read(lctx, db, 1)
+		dbtest.OK(t, err)
+		rows, err = db.QueryContext(lctx, many)
+		dbtest.OK(t, err)
+		defer rows.Close()
+		cancel()
+		dbtest.Soon(t, "the lock is free", func() bool { return !s.locked("k") })
+	})
+}
+
+func TestPreparedStatements(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open()
+		_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "DO 0") // makes the table
+		dbtest.OK(t, err)
+		get, err := db.Prepare("SELECT stock FROM p WHERE id = ?")
+		dbtest.OK(t, err)
+		defer get.Close()
+		set, err := db.PrepareContext(lockctx.With(dbtest.Limited(t), "k"), "UPDATE p SET stock = ? WHERE id = ?")
+		dbtest.OK(t, err)
+		defer set.Close()
+		s.wantLocked("k", false) // preparing takes no lock
+
+		ctx := lockctx.With(dbtest.Limited(t), "k")
+		var n int
+		dbtest.OK(t, get.QueryRowContext(ctx, 1).Scan(&n))
+		s.wantLocked("k", true)
+		_, err = set.ExecContext(ctx, n-1, 1)
+		dbtest.OK(t, err)
+		s.wantLocked("k", false)
+		s.wantStock(1, 9)
+
+		_, err = set.ExecContext(lockctx.With(dbtest.Limited(t), "k"), 8, 1) // alone
+		dbtest.OK(t, err)
+		s.wantStock(1, 8)
+		s.wantLocked("k", false)
+
+		for _, session := range []bool{false, true} {
+			ctx := lockctx.With(dbtest.Limited(t), "k")
+			if session {
+				_, err := read(ctx, db, 1)
+				dbtest.OK(t, err)
+			}
+			tx, err := db.BeginTx(ctx, nil)
+			dbtest.OK(t, err)
+			_, err = tx.StmtContext(ctx, set).ExecContext(ctx, 7, 1)
+			dbtest.OK(t, err)
+			dbtest.OK(t, tx.Stmt(get).QueryRow(1).Scan(&n))
+			own, err := tx.Prepare("SELECT stock FROM p WHERE id = ?")
+			dbtest.OK(t, err)
+			var m int
+			dbtest.OK(t, own.QueryRow(1).Scan(&m))
+			if n != 7 || m != 7 {
+				t.Errorf("session=%v: read %d and %d in the transaction, want 7", session, n, m)
+			}
+			if _, err := own.Query(1, 2); err == nil || !strings.Contains(err.Error(), "expected 1 arguments, got 2") {
+				t.Errorf("wrong number of arguments: %v", err)
+			}
+			if _, err := tx.Prepare("SELEKT"); err == nil {
+				t.Error("Prepare of nonsense succeeded")
+			}
+			s.wantStock(1, 8)
+			dbtest.OK(t, tx.Rollback())
+			s.wantLocked("k", false)
+		}
+	})
+}
+
+func TestWithout(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open()
+		ctx := lockctx.With(dbtest.Limited(t), "k")
+		_, err := db.ExecContext(lockctx.Without(ctx), "UPDATE p SET stock = 9 WHERE id = 1")
+		dbtest.OK(t, err)
+		tx, err := db.BeginTx(ctx, nil)
+		dbtest.OK(t, err)
+		dbtest.Exec(t, tx, "UPDATE p SET stock = 8 WHERE id = 1")
+		n, err := read(lockctx.Without(ctx), db, 1)
+		if dbtest.OK(t, err); n != 9 {
+			t.Errorf("a statement without the hint read %d, so it was moved into the transaction", n)
+		}
+		n, err = read(lockctx.Without(ctx), tx, 1)
+		if dbtest.OK(t, err); n != 8 {
+			t.Errorf("a statement of the transaction read %d, so it left it", n)
+		}
+		dbtest.OK(t, tx.Rollback())
+	})
+}
+
+func TestStatementsThatWouldEndTheLock(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open()
+		for _, text := range []string{"COMMIT", "BEGIN", "CREATE TABLE q (id INT)", "SET autocommit = 1", "LOCK TABLES p WRITE"} {
+			ctx := lockctx.With(dbtest.Limited(t), "k")
+			if _, err := db.ExecContext(ctx, text); !errors.Is(err, mysqllock.ErrUnsafe) {
+				t.Errorf("%s alone: %v", text, err)
+			}
+			tx, err := db.BeginTx(ctx, nil)
+			dbtest.OK(t, err)
+			if _, err := tx.Exec(text); !errors.Is(err, mysqllock.ErrUnsafe) {
+				t.Errorf("%s in the transaction: %v", text, err)
+			}
+			s.wantLocked("k", true)
+			dbtest.Exec(t, tx, "SAVEPOINT mine")
+			dbtest.Exec(t, tx, "ROLLBACK TO SAVEPOINT mine")
+			dbtest.OK(t, tx.Rollback())
+		}
+		if _, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), &sql.TxOptions{ReadOnly: true}); !errors.Is(err, mysqllock.ErrUnsafe) {
+			t.Errorf("a READ ONLY transaction: %v", err)
+		}
+		conn, err := db.Conn(context.Background())
+		dbtest.OK(t, err)
+		defer conn.Close()
+		dbtest.Exec(t, conn, "BEGIN")
+		if _, err := conn.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "UPDATE p SET stock = 1"); !errors.Is(err, mysqllock.ErrUnsafe) {
+			t.Errorf("a hint in a transaction begun by text: %v", err)
+		}
+		dbtest.Exec(t, conn, "ROLLBACK")
+		_, err = conn.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "UPDATE p SET stock = 1")
+		dbtest.OK(t, err)
+	})
+}
+
+// forQuery is the context of a single query, which has ended when that is over.
+func forQuery(ctx context.Context, does func(ctx context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	return does(ctx)
+}
+
+// perQuery reads, decides and writes, each with a context of its own.
+func perQuery(ctx context.Context, db *sql.DB, write func(ctx context.Context, n int) error) error {
+	var n int
+	err := forQuery(ctx, func(ctx context.Context) (err error) {
+		n, err = read(ctx, db, 1)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return forQuery(ctx, func(ctx context.Context) error { return write(ctx, n-1) })
+}
+
+// TestContextsOfQueries: the unit of work lives as long as its lock context, whatever
+// becomes of the contexts of its queries. One that never ends leaves the lock to the
+// context of the query that took it, and that is the same in each run.
+func TestContextsOfQueries(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open()
+		writes := map[string]func(ctx context.Context, n int) error{
+			"Exec": func(ctx context.Context, n int) error {
+				_, err := db.ExecContext(ctx, stock.SetStock, n)
+				return err
+			},
+			"BeginTx": func(ctx context.Context, n int) error {
+				tx, err := db.BeginTx(ctx, nil)
+				if err != nil {
+					return err
+				}
+				defer tx.Rollback()
+				if _, err := tx.ExecContext(ctx, stock.SetStock, n); err != nil {
+					return err
+				}
+				return tx.Commit()
+			},
+			"Do": func(ctx context.Context, n int) error {
+				return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
+					_, err := db.ExecContext(ctx, stock.SetStock, n)
+					return err
+				})
+			},
+		}
+		for name, opts := range stock.KeptAs() {
+			for how, write := range writes {
+				if name == "shared" && how == "Do" {
+					continue // asks for more than its lock context has
+				}
+				t.Run(name+" "+how, func(t *testing.T) {
+					for range 15 {
+						dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
+						ends, cancel := context.WithCancel(context.Background())
+						err := perQuery(lockctx.With(ends, "k", opts...), db, write)
+						cancel()
+						dbtest.OK(t, err)
+						s.wantStock(1, 9)
+
+						err = perQuery(lockctx.With(context.Background(), "k", opts...), db, write)
+						if name == "optimistic" { // holds nothing
+							dbtest.OK(t, err)
+							s.wantStock(1, 8)
+							continue
+						}
+						stock.WantError(t, "a lock context that never ends", err, mysqllock.ErrLost, "the lock context never ends")
+						s.wantStock(1, 9)
+					}
+				})
+			}
+		}
+	})
+}
+
+// TestQueryContextEndsInATransaction: of the query that has taken the lock, in a lock
+// context that never ends.
+func TestQueryContextEndsInATransaction(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open()
+		for name, opts := range stock.KeptAs() {
+			if name == "optimistic" {
+				continue
+			}
+			t.Run(name, func(t *testing.T) {
+				for range 10 {
+					ctx := lockctx.With(context.Background(), "k", opts...)
+					one, cancel := context.WithCancel(ctx)
+					_, err := read(one, db, 1)
+					dbtest.OK(t, err)
+					tx, err := db.BeginTx(ctx, nil)
+					dbtest.OK(t, err)
+					cancel()
+					err = tx.Commit() // changes nothing, so the lock would stay
+					if name == "lease" || name == "advisory" {
+						dbtest.OK(t, err) // they are the transaction's until its end
+					} else {
+						stock.WantError(t, "Commit", err, mysqllock.ErrLost, "the lock context never ends")
+					}
+					_, err = db.ExecContext(ctx, stock.SetStock, 9)
+					stock.WantError(t, "a write", err, mysqllock.ErrLost, "the lock context never ends")
+				}
+				err := mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { return nil }, append(stock.KeptAs()[name], lockctx.Wait(ttl/2))...)
+				if err != nil {
+					t.Errorf("nobody has the key, and it is not free: %v", err)
+				}
+				s.wantStock(1, 10)
+			})
+		}
+	})
+}
+
+const takeOne = "UPDATE p SET stock = stock - 1 WHERE id = 1"
+
+// TestHowNothingIsLocked: what docs/no-lock.md lists as silent is silent: while another
+// holder has the key, the write goes through and there is no error. If one of these begins
+// to fail, that is good news for users, and the page has to say so.
+func TestHowNothingIsLocked(t *testing.T) {
+	type way struct {
+		held  []lockctx.Option // how the other holder has the key
+		write func(ctx context.Context, s *scratch, db *sql.DB) error
+	}
+	write := func(ctx context.Context, db *sql.DB) error {
+		_, err := db.ExecContext(ctx, takeOne)
+		return err
+	}
+	ways := map[string]way{
+		"no context": {write: func(_ context.Context, _ *scratch, db *sql.DB) error {
+			_, err := db.Exec(takeOne)
+			return err
+		}},
+		"Begin without a context": {write: func(_ context.Context, _ *scratch, db *sql.DB) error {
+			tx, err := db.Begin()
+			if err != nil {
+				return err
+			}
+			defer tx.Rollback()
+			if _, err := tx.Exec(takeOne); err != nil {
+				return err
+			}
+			return tx.Commit()
+		}},
+		"With thrown away": {write: func(ctx context.Context, _ *scratch, db *sql.DB) error {
+			lockctx.With(ctx, "k", lockctx.NoWait())
+			return write(ctx, db)
+		}},
+		"another driver": {write: func(ctx context.Context, s *scratch, _ *sql.DB) error {
+			return write(lockctx.With(ctx, "k", lockctx.NoWait()), s.plain)
+		}},
+		"a typo": {write: func(ctx context.Context, _ *scratch, db *sql.DB) error {
+			return write(lockctx.With(ctx, "K", lockctx.NoWait()), db)
+		}},
+		"another namespace": {write: func(ctx context.Context, s *scratch, _ *sql.DB) error {
+			return write(lockctx.With(ctx, "k", lockctx.NoWait()), s.open("lockNamespace=elsewhere"))
+		}},
+		"an advisory lock beside a row lock": {write: func(ctx context.Context, _ *scratch, db *sql.DB) error {
+			return write(lockctx.With(ctx, "k", lockctx.NoWait(), lockctx.Advisory()), db)
+		}},
+		"a write under a shared lock": {held: []lockctx.Option{lockctx.Shared()}, write: func(ctx context.Context, _ *scratch, db *sql.DB) error {
+			return write(lockctx.With(ctx, "k", lockctx.NoWait(), lockctx.Shared()), db)
+		}},
+	}
+	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
+		db, other := s.open(), s.open()
+		for name, way := range ways {
+			t.Run(name, func(t *testing.T) {
+				hold, err := mysqllock.Acquire(dbtest.Limited(t), other, "k", way.held...)
+				dbtest.OK(t, err)
+				defer hold.Rollback()
+				before := s.stock(1)
+				dbtest.OK(t, way.write(dbtest.Limited(t), s, db))
+				s.wantStock(1, before-1)
+			})
+		}
+		t.Run("one lock context for two goroutines", func(t *testing.T) {
+			ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.NoWait())
+			if _, err := read(ctx, db, 1); err != nil {
+				t.Fatal(err)
+			}
+			second := make(chan error)
+			go func() {
+				_, err := read(ctx, db, 1)
+				second <- err
+			}()
+			dbtest.OK(t, <-second) // both have decided on the same stock
+			dbtest.OK(t, write(ctx, db))
+		})
+		t.Run("the outer context inside a hold", func(t *testing.T) {
+			outer, undone := dbtest.Limited(t), errors.New("undone")
+			before := s.stock(1)
+			err := mysqllock.Do(outer, db, "k", func(context.Context) error {
+				if err := write(outer, db); err != nil {
+					return err
+				}
+				return undone
+			})
+			dbtest.Want(t, err, undone)
+			s.wantStock(1, before-1) // Do was rolled back, and the write stays
+		})
+	})
+}
+
+// TestHowNothingIsLockedIsTold: what the page says is told with an error.
+func TestHowNothingIsLockedIsTold(t *testing.T) {
+	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open()
+		nothing := func(context.Context) error { return errors.New("it ran") }
+		err := mysqllock.Do(dbtest.Limited(t), s.plain, "k", nothing)
+		dbtest.Says(t, err, "was opened with driver", `not with "mysqllock"`)
+		_, err = mysqllock.Acquire(dbtest.Limited(t), s.plain, "k")
+		dbtest.Says(t, err, `not with "mysqllock"`)
+
+		// A caller that asks for the key again, beside the hold in which it is, would wait for itself.
+		outer := dbtest.Limited(t)
+		dbtest.OK(t, mysqllock.Do(outer, db, "k", func(context.Context) error {
+			_, err := db.ExecContext(lockctx.With(outer, "k", lockctx.NoWait()), takeOne)
+			dbtest.Want(t, err, mysqllock.ErrLocked)
+			dbtest.Says(t, err, "held by this process")
+			return nil
+		}))
+		s.wantStock(1, 10)
+	})
+}
+
+// TestKilledAtCommit: FLUSH TABLES WITH READ LOCK, as of a backup, holds up the COMMIT of a
+// statement that does more than that, and KILL QUERY ends it there: the server rolls the
+// transaction back, and nobody is told that it has committed.
+func TestKilledAtCommit(t *testing.T) {
+	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) { // which stand still meanwhile
+		db, tap := s.tapped(mysqllock.Config{})
+		admin, err := s.plain.Conn(dbtest.Limited(t)) // for the lock that it keeps, in turns
+		dbtest.OK(t, err)
+		defer admin.Close()
+		ask := func(text string) (n int) {
+			t.Helper()
+			dbtest.OK(t, s.plain.QueryRowContext(dbtest.Limited(t), text).Scan(&n))
+			return n
+		}
+		const sell = "UPDATE p SET stock = stock - 1 WHERE id = 1"
+		transaction := func(ctx context.Context, stop func()) error {
+			tx, err := db.BeginTx(ctx, nil)
+			if err != nil {
+				return err
+			}
+			dbtest.Exec(t, tx, sell)
+			stop()
+			return tx.Commit()
+		}
+		next := make(chan error, 1)
+		for _, c := range []struct {
+			what string
+			with string // what the statement has in it
+			run  func(stop func()) error
+		}{
+			{"advisory", "held", func(stop func()) error {
+				return transaction(lockctx.With(dbtest.Limited(t), "k", lockctx.Advisory()), stop)
+			}},
+			{"advisory, Do", "held", func(stop func()) error {
+				return mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error { return transaction(ctx, stop) }, lockctx.Advisory())
+			}},
+			{"lease, Do", "done2", func(stop func()) error {
+				return mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error { return transaction(ctx, stop) }, lockctx.Lease(ttl))
+			}},
+			{"row, handed over", "pass1", func(stop func()) error {
+				return mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
+					go func() {
+						next <- mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { return nil })
+					}()
+					dbtest.Soon(t, "somebody is in line", func() bool {
+						stats, err := mysqllock.Stats(db)
+						return err == nil && stats.Waiters > 0
+					})
+					_, err := db.ExecContext(ctx, sell)
+					stop()
+					return err
+				})
+			}},
+		} {
+			// Without a disturbance first, and until the statement is known that commits.
+			for warm := 0; ; warm++ {
+				seen := tap.Texts()
+				dbtest.OK(t, c.run(func() {}))
+				if c.what == "row, handed over" {
+					dbtest.OK(t, <-next)
+				}
+				if texts := strings.Join(seen(), "\n"); strings.Contains(texts, "mysqllock_"+c.with) || s.MariaDB() && warm == 3 {
+					break
+				} else if warm == 50 {
+					t.Fatalf("%s: %s", c.what, texts)
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+			stock := ask("SELECT stock FROM p WHERE id = 1")
+			result := make(chan error, 1)
+			go func() {
+				result <- c.run(func() { dbtest.Exec(t, admin, "FLUSH TABLES WITH READ LOCK") })
+			}()
+			const held = " FROM information_schema.PROCESSLIST WHERE STATE LIKE 'Waiting for % lock' AND INFO LIKE '%COMMIT%' AND INFO NOT LIKE 'CREATE%' AND ID <> CONNECTION_ID()"
+			dbtest.Soon(t, c.what+": COMMIT is held up", func() bool { return ask("SELECT COUNT(*)"+held) == 1 })
+			id := ask("SELECT ID" + held)
+			dbtest.Exec(t, s.plain, fmt.Sprintf("KILL QUERY %d", id))
+			dbtest.Soon(t, c.what+": it is killed", func() bool { return ask("SELECT COUNT(*)"+held) == 0 })
+			dbtest.Exec(t, admin, "UNLOCK TABLES")
+			if err := <-result; err == nil || errors.Is(err, driver.ErrBadConn) {
+				t.Errorf("%s: %v", c.what, err)
+			}
+			if c.what == "row, handed over" {
+				dbtest.OK(t, <-next)
+			}
+			if n := ask("SELECT stock FROM p WHERE id = 1"); n != stock {
+				t.Errorf("%s: the stock was %d and is %d", c.what, stock, n)
+			}
+		}
+	})
+}
+
+// TestCommitInEachCharacterSet: leases are committed under whatever the character set is
+// of the connection, and of the program that was the first to take one.
+func TestCommitInEachCharacterSet(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for _, first := range []string{"charset=binary", "character_set_connection=binary", "charset=latin1", "character_set_connection=utf16"} {
+			s := newScratch(s.Beside(t))
+			for _, params := range []string{first, "charset=utf8mb4", "charset=binary", "character_set_connection=utf16"} {
+				db := s.open(params)
+				err := mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
+					_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+					return err
+				}, lockctx.Lease(ttl))
+				if err != nil {
+					t.Errorf("%s after %s: %v", params, first, err)
+				}
+			}
+			s.wantStock(1, 6)
+		}
+	})
+}
+
+// TestCommitBehindALockedRow: a commit waits for somebody who has locked the lease's row
+// for as long as the lease lasts, and not only for the application's own limit. Where the
+// account has no right to the procedure, the fence does.
+func TestCommitBehindALockedRow(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		_, err := s.open().ExecContext(lockctx.With(dbtest.Limited(t), "made"), "DO 1")
+		dbtest.OK(t, err)
+		limit := "innodb_lock_wait_timeout=1"
+		for name, db := range map[string]*scratch{
+			"all rights": s, "few rights": s.user("SELECT, UPDATE ON $db.p", "SELECT, INSERT, UPDATE ON $db.mysqllock"),
+		} {
+			handle := db.open(limit)
+			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), handle, "k", func(ctx context.Context) error {
+				tx, err := s.plain.Begin()
+				dbtest.OK(t, err)
+				var n int
+				dbtest.OK(t, tx.QueryRow("SELECT 1 FROM mysqllock WHERE name = 'k' FOR UPDATE").Scan(&n))
+				time.AfterFunc(2500*time.Millisecond, func() { _ = tx.Rollback() })
+				_, err = handle.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 2")
+				if err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+				return nil
+			}, lockctx.Lease(20*time.Second)))
+		}
+		s.wantStock(2, 8)
+	})
+}
+
+// Close ends while the units of work on sessions ask for further keys: none of them
+// waits for Close, which waits for them.
+func TestCloseWhileUnitsAskForMore(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for range 3 {
+			db := s.open()
+			var asking sync.WaitGroup
+			for i := range 16 {
+				hold, err := mysqllock.Acquire(context.Background(), db, fmt.Sprintf("hold %d", i))
+				if err != nil {
+					t.Fatal(err)
+				}
+				asking.Go(func() {
+					for n := 0; ; n++ {
+						ctx := lockctx.With(hold.Context(), fmt.Sprintf("more %d %d", i, n%20))
+						if _, err := db.ExecContext(ctx, "DO 1"); err != nil {
+							return
+						}
+					}
+				})
+			}
+			time.Sleep(20 * time.Millisecond)
+			closed := make(chan struct{})
+			go func() {
+				_ = db.Close()
+				asking.Wait()
+				close(closed)
+			}()
+			select {
+			case <-closed:
+			case <-time.After(time.Minute):
+				t.Fatal("Close, or a caller, hangs")
+			}
+		}
+	})
+}
+
+// big makes a table whose rows are too many to be read ahead.
+func (s *scratch) big() {
+	s.T.Helper()
+	dbtest.Exec(s.T, s.plain, "CREATE TABLE big (id INT PRIMARY KEY, v LONGTEXT) ENGINE=InnoDB")
+	for i := range 20 {
+		dbtest.Exec(s.T, s.plain, "INSERT INTO big VALUES (?, REPEAT('x', 1000000))", i)
+	}
+}
+
+func TestDeadlockAmongStreamedRows(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		s.big()
+		db := s.open()
+		dbtest.Exec(t, s.plain, "CREATE TABLE w (id INT PRIMARY KEY AUTO_INCREMENT, v INT) ENGINE=InnoDB")
+		other, err := s.plain.Begin()
+		dbtest.OK(t, err)
+		defer other.Rollback()
+		for range 50 { // has written more, so the server rolls ours back
+			dbtest.Exec(t, other, "INSERT INTO w (v) VALUES (1), (2), (3), (4), (5)")
+		}
+		dbtest.Exec(t, other, "UPDATE big SET v = 'y' WHERE id = 19")
+		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
+		dbtest.OK(t, err)
+		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
+		rows, err := tx.Query("SELECT id, v FROM big ORDER BY id FOR UPDATE")
+		dbtest.OK(t, err)
+		defer rows.Close()
+		cycle := make(chan struct{})
+		go func() {
+			defer close(cycle)
+			other.Exec("UPDATE p SET stock = 5 WHERE id = 1")
+		}()
+		for rows.Next() {
+		}
+		if rows.Err() == nil {
+			t.Fatal("there was no deadlock")
+		}
+		dbtest.OK(t, rows.Close())
+		<-cycle
+		dbtest.OK(t, other.Rollback())
+		if _, err := tx.Exec("UPDATE p SET stock = 77 WHERE id = 2"); !errors.Is(err, mysqllock.ErrLost) {
+			t.Errorf("a statement after the deadlock: %v", err)
+		}
+		tx.Rollback()
+		s.wantStock(2, 10)
+		s.wantStock(1, 10)
+	})
+}
+
+func TestProcedureThatCommits(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open()
+		dbtest.Exec(t, s.plain, "CREATE PROCEDURE leaky() BEGIN UPDATE p SET stock = stock - 1 WHERE id = 1; COMMIT; END")
+		dbtest.Exec(t, s.plain, "CREATE PROCEDURE fine() BEGIN UPDATE p SET stock = stock - 1 WHERE id = 1; SELECT stock FROM p WHERE id = 1; END")
+		dbtest.Exec(t, s.plain, "CREATE PROCEDURE failing() BEGIN SIGNAL SQLSTATE '45000'; END")
+		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
+		dbtest.OK(t, err)
+		dbtest.Exec(t, tx, "CALL fine()")
+		if _, err := tx.Exec("CALL failing()"); err == nil || errors.Is(err, mysqllock.ErrLost) {
+			t.Errorf("a procedure that fails: %v", err)
+		}
+		s.wantLocked("k", true)
+		dbtest.Exec(t, tx, "CALL leaky()") // whether it has ended the transaction is asked before the next statement
+		if _, err := tx.Exec("UPDATE p SET stock = 99 WHERE id = 2"); !errors.Is(err, mysqllock.ErrLost) {
+			t.Errorf("the next statement: %v", err)
+		}
+		tx.Rollback()
+		s.wantStock(2, 10)
+
+		for what, next := range map[string]func(context.Context, *sql.Tx) error{
+			"commit": func(_ context.Context, tx *sql.Tx) error { return tx.Commit() },
+			"a look at what it left, and commit": func(_ context.Context, tx *sql.Tx) error {
+				var n int
+				dbtest.OK(t, tx.QueryRow("SELECT ROW_COUNT()").Scan(&n))
+				return tx.Commit()
+			},
+			"savepoint": func(ctx context.Context, _ *sql.Tx) error { _, err := db.BeginTx(ctx, nil); return err },
+			"another key": func(ctx context.Context, tx *sql.Tx) error {
+				_, err := tx.ExecContext(lockctx.With(ctx, "other", lockctx.AllowStale()), "UPDATE p SET stock = 99 WHERE id = 2")
+				return err
+			},
+			"a text that goes back": func(_ context.Context, tx *sql.Tx) error { _, err := tx.Exec("ROLLBACK TO SAVEPOINT mine"); return err },
+		} {
+			ctx := lockctx.With(dbtest.Limited(t), "k")
+			tx, err := db.BeginTx(ctx, nil)
+			dbtest.OK(t, err)
+			dbtest.Exec(t, tx, "SAVEPOINT mine")
+			dbtest.Exec(t, tx, "CALL leaky()")
+			if err := next(ctx, tx); !errors.Is(err, mysqllock.ErrLost) {
+				t.Errorf("%s after a procedure that commits: %v", what, err)
+			}
+			tx.Rollback()
+			s.wantStock(2, 10)
+		}
+		// Outside of a transaction COMMIT follows at once.
+		for _, text := range []string{"CALL leaky()", "CALL leaky_and_failing()"} {
+			dbtest.Exec(t, s.plain, "CREATE PROCEDURE IF NOT EXISTS leaky_and_failing() BEGIN COMMIT; SIGNAL SQLSTATE '45000'; END")
+			if _, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "k"), text); !errors.Is(err, mysqllock.ErrLost) {
+				t.Errorf("%s outside of a transaction: %v", text, err)
+			}
+		}
+	})
+}
+
+func TestStmtCloseWhileItsRowsStream(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		s.big()
+		db := s.open()
+		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
+		dbtest.OK(t, err)
+		st, err := tx.Prepare("SELECT id, v FROM big WHERE id >= ?")
+		dbtest.OK(t, err)
+		rows, err := st.Query(0)
+		dbtest.OK(t, err)
+		rows.Next()
+		done := make(chan error, 1)
+		go func() {
+			st.Close() // waits for the rows or not, but for nothing else
+			done <- rows.Close()
+		}()
+		select {
+		case err := <-done:
+			dbtest.OK(t, err)
+		case <-time.After(time.Minute):
+			t.Fatal("Stmt.Close and Rows.Close hang")
+		}
+		_, err = read(dbtest.Limited(t), tx, 1)
+		dbtest.OK(t, err)
+		dbtest.OK(t, tx.Commit())
+	})
+}
+
+func TestInnerRollbackWhileRowsStream(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		s.big()
+		db := s.open()
+		ctx := lockctx.With(dbtest.Limited(t), "k")
+		outer, err := db.BeginTx(ctx, nil)
+		dbtest.OK(t, err)
+		inner, err := db.BeginTx(ctx, nil)
+		dbtest.OK(t, err)
+		dbtest.Exec(t, inner, "UPDATE p SET stock = 66 WHERE id = 1")
+		rows, err := outer.QueryContext(ctx, "SELECT id, v FROM big")
+		dbtest.OK(t, err)
+		defer rows.Close()
+		rows.Next()
+		dbtest.OK(t, inner.Rollback())
+		for rows.Next() {
+		}
+		if rows.Err() == nil {
+			t.Error("rows that were cut off end as if they were complete")
+		}
+		dbtest.OK(t, rows.Close())
+		dbtest.OK(t, outer.Commit())
+		s.wantStock(1, 10)
+	})
+}
+
+func TestNoPreparedStatementIsLeft(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open()
+		ctx := lockctx.With(dbtest.Limited(t), "k")
+		foreign, err := db.Begin()
+		dbtest.OK(t, err)
+		_, err = read(ctx, db, 1)
+		dbtest.OK(t, err)
+		var id int
+		for range 50 {
+			_, err := read(ctx, foreign, 1)
+			dbtest.OK(t, err)
+			_, err = read(ctx, db, 1)
+			dbtest.OK(t, err)
+		}
+		// A session whose statements are counted by itself.
+		var name string
+		var n int
+		for _, q := range []querier{foreign, db} {
+			dbtest.OK(t, q.QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&id))
+			var prepared, closed int
+			dbtest.OK(t, q.QueryRowContext(ctx, "SHOW SESSION STATUS LIKE 'Com_stmt_prepare'").Scan(&name, &prepared))
+			dbtest.OK(t, q.QueryRowContext(ctx, "SHOW SESSION STATUS LIKE 'Com_stmt_close'").Scan(&name, &closed))
+			n = prepared - closed
+			if prepared < 50 || n > 1 {
+				t.Errorf("connection %d: %d statements prepared, %d closed", id, prepared, closed)
+			}
+		}
+		dbtest.OK(t, foreign.Rollback())
+	})
+}
