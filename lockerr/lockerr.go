@@ -39,7 +39,8 @@ var (
 	// broke, the server ended it, a deadlock rolled its transaction back, or a
 	// lease was not renewed in time. What the unit of work had not committed is
 	// not committed. Only where Op is "commit", and the connection broke while
-	// COMMIT was on its way, is the outcome unknown. Where Op is "release", a
+	// COMMIT was on its way, or its statement was killed, is the outcome unknown;
+	// the error says so. Where Op is "release", a
 	// lease or an advisory lock was gone at its end: what was committed under it,
 	// each commit checked, stays committed.
 	ErrLost = errors.New("mysqllock: lock lost")

@@ -424,7 +424,7 @@ func resultOf(err error, committing bool) result {
 		return done
 	case errors.Is(err, mysqllock.ErrConflict), errors.Is(err, mysqllock.ErrDeadlock):
 		return conflict
-	case committing && errors.As(err, &e) && e.Op == "commit" && (broken(err) || undecided(err)):
+	case committing && errors.As(err, &e) && e.Op == "commit" && (broken(err) || undecided(err) || strings.Contains(err.Error(), "may be committed")):
 		return unknown
 	case errors.Is(err, mysqllock.ErrLost):
 		return lost
