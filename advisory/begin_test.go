@@ -4,12 +4,14 @@ import (
 	"context"
 	"database/sql/driver"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/mysqllock/mysqllock/advisory"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
@@ -286,5 +288,414 @@ func TestBeginTakesItsConnectionLast(t *testing.T) {
 		}
 		s.Exec(w.Conn.Conn, "ROLLBACK")
 		dbtest.OK(t, lock.Release())
+	})
+}
+
+// homes is a process that knows how to begin a transaction with the lock.
+func (s *scratch) homes(set settings) *process {
+	s.T.Helper()
+	change := set.change
+	set.change = func(cfg *advisory.Config) {
+		s.inDatabase(cfg)
+		if change != nil {
+			change(cfg)
+		}
+	}
+	p := s.process(set)
+	w := p.writer(s.Connect())
+	dbtest.Soon(s.T, "it is known how to begin", func() bool {
+		lock, err := w.home()
+		dbtest.OK(s.T, err)
+		s.Exec(w.Conn.Conn, "ROLLBACK")
+		carried := lock.ConnectionID() == w.KnownID()
+		dbtest.OK(s.T, lock.Release())
+		dbtest.OK(s.T, lock.Detach())
+		return carried
+	})
+	return p
+}
+
+// home begins a transaction with a lock that ends with it, or says why not at once. From then
+// on the test has the turn of the connection, so that nobody pings it.
+func (w *writer) home() (*advisory.Lock, error) {
+	if w.b.Connect == nil {
+		turn := connects(w)
+		w.b.Done = func() {}
+		w.b.Connect = func(ctx context.Context) (*pool.Conn, error) {
+			c, err := turn(ctx)
+			turn = func(context.Context) (*pool.Conn, error) { return w.Conn, nil }
+			return c, err
+		}
+	}
+	w.b.Ends = true
+	return w.begin(dbtest.Limited(w.p.T), 0)
+}
+
+// homed is a writer whose transaction, in which it has written a row, holds the lock.
+func (p *process) homed(conn driver.Conn) (*writer, *advisory.Lock) {
+	p.T.Helper()
+	w := p.writer(conn)
+	lock, err := w.home()
+	dbtest.OK(p.T, err)
+	if !w.b.Begun || lock.ConnectionID() != w.KnownID() {
+		p.T.Fatalf("begun %v, and %d has the lock", w.b.Begun, lock.ConnectionID())
+	}
+	p.Exec(conn, "INSERT INTO "+p.written()+" VALUES (1)")
+	return w, lock
+}
+
+// clean says that the connection carries nothing of a lock, and no transaction.
+func (w *writer) clean(what string) {
+	w.p.T.Helper()
+	if n := w.p.One(w.Conn.Conn, "SELECT RELEASE_ALL_LOCKS()"); n != "0" {
+		w.p.T.Errorf("%s: it has %s named locks", what, n)
+	}
+	if d := w.p.One(w.Conn.Conn, "SELECT @@SESSION.wait_timeout - @@GLOBAL.wait_timeout"); d != "0" {
+		w.p.T.Errorf("%s: its wait_timeout differs by %s", what, d)
+	}
+	w.p.Exec(w.Conn.Conn, "INSERT INTO "+w.p.written()+" VALUES (0)")
+	w.p.Exec(w.Conn.Conn, "ROLLBACK") // there is nothing to roll back
+	if n := w.p.One(w.p.open(), "SELECT COUNT(*) FROM "+w.p.written()+" WHERE n = 0"); n != "1" {
+		w.p.T.Errorf("%s: a transaction is open", what)
+	}
+	w.p.Exec(w.Conn.Conn, "DELETE FROM "+w.p.written())
+}
+
+// TestHome: one statement begins a transaction with the lock, on its own connection, and one
+// checks it, commits and releases it. After a ROLLBACK one statement releases it.
+func TestHome(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		p, other := s.homes(settings{}), s.process(settings{})
+		var mine dbtest.Tap
+		conn := s.Connect(mine.On)
+		for _, commit := range []bool{true, false} {
+			what := fmt.Sprintf("commit %v", commit)
+			sent := mine.Texts()
+			w := p.writer(conn)
+			known := len(sent())
+			lock, err := w.home()
+			dbtest.OK(t, err)
+			if texts := sent()[known:]; !w.b.Begun || len(texts) != 2 || !strings.Contains(texts[0], "@@hostname") { // which server it is, once
+				t.Errorf("%s: begun %v: %q", what, w.b.Begun, texts)
+			}
+			s.Exec(conn, "INSERT INTO "+s.written()+" VALUES (1)")
+			if _, err := other.Acquire(dbtest.Limited(t), request("k", 0)); !errors.Is(err, lockerr.ErrLocked) {
+				t.Errorf("%s: another process: %v", what, err)
+			}
+			if n := s.One(conn, "SELECT @@SESSION.wait_timeout"); n != "30" {
+				t.Errorf("%s: the server would end it after %s s", what, n)
+			}
+			if h := other.Holder(dbtest.Limited(t), "k"); h == nil || h.ConnectionID != w.KnownID() {
+				t.Errorf("%s: %+v is said to have it", what, h)
+			}
+			sent = mine.Texts()
+			if commit {
+				done, unknown, err := w.check(lock).Release(dbtest.Limited(t))
+				if !done || unknown || err != nil {
+					t.Errorf("%s: %v, %v, %v", what, done, unknown, err)
+				}
+			} else {
+				s.Exec(conn, "ROLLBACK")
+			}
+			dbtest.OK(t, lock.Release())
+			dbtest.OK(t, lock.Detach())
+			if texts := sent(); len(texts) != map[bool]int{true: 1, false: 2}[commit] {
+				t.Errorf("%s: %q", what, texts)
+			}
+			dbtest.OK(t, lock.Release())
+			dbtest.OK(t, lock.Detach())
+			dbtest.OK(t, other.acquire("k", 0).Release())
+			s.wantWritten(what, map[bool]int{true: 1}[commit])
+			w.clean(what)
+			p.acquireNext(w)
+		}
+	})
+}
+
+// acquireNext makes sure that nobody of the process has the lock, and that its own line for it
+// goes on.
+func (p *process) acquireNext(w *writer) {
+	p.T.Helper()
+	lock, err := w.home()
+	dbtest.OK(p.T, err)
+	p.Exec(w.Conn.Conn, "ROLLBACK")
+	dbtest.OK(p.T, lock.Release())
+	dbtest.OK(p.T, lock.Detach())
+}
+
+// TestHomeOfOthers: a caller that does not come first, or whose lock may outlive the
+// transaction, or who has options, has the lock on a lock connection, and so have those on a
+// server that has no way.
+func TestHomeOfOthers(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		p := s.homes(settings{})
+		elsewhere := func(what string, w *writer, lock *advisory.Lock, err error) {
+			t.Helper()
+			dbtest.OK(t, err)
+			if lock.ConnectionID() == w.KnownID() {
+				t.Errorf("%s: the transaction has it", what)
+			}
+			dbtest.OK(t, lock.Detach()) // that has nothing to do
+			if s.holder(s.open(), "k") == "" {
+				t.Errorf("%s: nobody has it", what)
+			}
+			s.Exec(w.Conn.Conn, "ROLLBACK")
+			dbtest.OK(t, lock.Release())
+		}
+		w := p.writer(s.Connect())
+		lock, err := w.begin(dbtest.Limited(t), 0)
+		elsewhere("may outlive it", w, lock, err)
+		w = p.writer(s.Connect())
+		w.b.Options.ReadOnly = true
+		lock, err = w.home()
+		elsewhere("options", w, lock, err)
+		for what, change := range map[string]func(*advisory.Config){
+			"Router":  func(cfg *advisory.Config) { cfg.Info.Router = true },
+			"cluster": func(cfg *advisory.Config) { cfg.Info.Topology, cfg.Unsafe = server.Galera, true },
+			"unsafe":  func(cfg *advisory.Config) { cfg.Unsafe = true },
+		} {
+			q := s.process(settings{change: func(cfg *advisory.Config) { s.inDatabase(cfg); change(cfg) }})
+			w := q.writer(s.Connect())
+			for range 3 {
+				lock, err := w.home()
+				elsewhere(what, w, lock, err)
+				time.Sleep(10 * time.Millisecond) // it may look for a procedure
+			}
+		}
+
+		first, held := p.homed(s.Connect())
+		next := make(chan error, 1)
+		w = p.writer(s.Connect())
+		w.b.Ends = true
+		go func() {
+			var err error
+			lock, err = w.begin(dbtest.Limited(t), 20*time.Second)
+			next <- err
+		}()
+		p.inLine("k", 1)
+		done, _, err := first.check(held).Release(dbtest.Limited(t))
+		if !done || err != nil {
+			t.Errorf("%v, %v", done, err)
+		}
+		dbtest.OK(t, held.Release())
+		err = <-next
+		elsewhere("second in line", w, lock, err)
+
+		if !s.MariaDB() {
+			s.Exec(s.open(), "DROP PROCEDURE "+p.locks.Table.NamedProcedure().String())
+			w = p.writer(s.Connect())
+			lock, err = w.home()
+			elsewhere("dropped", w, lock, err)
+		}
+	})
+}
+
+// TestHomeInVain: who is refused has no transaction, and nothing is left on the connection.
+func TestHomeInVain(t *testing.T) {
+	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		p, other := s.homes(settings{}), s.process(settings{})
+		theirs := other.acquire("k", 0)
+		var mine dbtest.Tap
+		w := p.writer(s.Connect(mine.On))
+		dbtest.OK(t, w.Identify(dbtest.Limited(t)))
+		sent := mine.Texts()
+		if _, err := w.home(); !errors.Is(err, lockerr.ErrLocked) || w.b.Begun {
+			t.Errorf("%v, begun %v", err, w.b.Begun)
+		}
+		if texts := sent(); len(texts) != 1 {
+			t.Errorf("sent %q", texts)
+		}
+		w.clean("refused")
+		w = p.writer(s.Connect())
+		w.b.Ends = true
+		granted := make(chan *advisory.Lock, 1)
+		go func() {
+			lock, err := w.begin(dbtest.Limited(t), 20*time.Second)
+			if err != nil {
+				t.Error(err)
+			}
+			granted <- lock
+		}()
+		look := s.open()
+		dbtest.Soon(t, "it waits", func() bool { return len(s.waiters(look, "k")) == 1 })
+		dbtest.OK(t, w.AwaitTurn(dbtest.Limited(t))) // its connection is free meanwhile
+		w.clean("waits")
+		w.EndTurn()
+		dbtest.OK(t, theirs.Release())
+		lock := <-granted
+		if w.b.Begun || lock.ConnectionID() == w.KnownID() {
+			t.Errorf("begun %v", w.b.Begun)
+		}
+		dbtest.OK(t, lock.Release())
+
+		// The server does not take writes.
+		s.Exec(s.open(), "SET GLOBAL read_only = 1")
+		if _, err := w.home(); !errors.Is(err, lockerr.ErrUnsafe) || w.b.Begun {
+			t.Errorf("read_only: %v, begun %v", err, w.b.Begun)
+		}
+	})
+}
+
+// TestHomeLost: what the transaction's connection does not have any more is not committed; and
+// the server ends a connection of which it hears nothing.
+func TestHomeLost(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		p := s.homes(settings{})
+		w, lock := p.homed(s.Connect())
+		s.Exec(w.Conn.Conn, "DO RELEASE_ALL_LOCKS()")
+		check := w.check(lock)
+		if done, unknown, err := check.Release(dbtest.Limited(t)); done || unknown || err != nil {
+			t.Errorf("released by the application: %v, %v, %v", done, unknown, err)
+		}
+		dbtest.Want(t, check.Fence(dbtest.Limited(t)), lockerr.ErrLost)
+		s.Exec(w.Conn.Conn, "ROLLBACK")
+		s.wantWritten("released by the application", 0)
+		dbtest.OK(t, lock.Release())
+		dbtest.OK(t, lock.Detach())
+		w.clean("released by the application")
+
+		// A process that stands still: nobody pings.
+		dead := s.homes(settings{ttl: time.Second})
+		dead.homed(s.Connect())
+		s.free(s.open(), "k")
+		s.wantWritten("stands still", 0)
+	})
+}
+
+// TestHomeOfShortSession: an application's own limit is kept where it is shorter.
+func TestHomeOfShortSession(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		p := s.homes(settings{})
+		conn := s.Connect()
+		s.Exec(conn, "SET SESSION wait_timeout = 7")
+		w, lock := p.homed(conn)
+		if n := s.One(conn, "SELECT @@SESSION.wait_timeout"); n != "7" {
+			t.Errorf("it is %s", n)
+		}
+		if done, _, err := w.check(lock).Release(dbtest.Limited(t)); !done || err != nil {
+			t.Errorf("%v, %v", done, err)
+		}
+		if n := s.One(conn, "SELECT @@SESSION.wait_timeout"); n != "7" {
+			t.Errorf("it is %s", n)
+		}
+	})
+}
+
+// TestHomeClosed: Close keeps nobody from committing, or from detaching.
+func TestHomeClosed(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for _, commit := range []bool{true, false} {
+			p := s.homes(settings{})
+			w, lock := p.homed(s.Connect())
+			check := w.check(lock)
+			p.Close()
+			if commit {
+				if done, _, err := check.Release(dbtest.Limited(t)); !done || err != nil {
+					t.Errorf("%v, %v", done, err)
+				}
+			} else {
+				s.Exec(w.Conn.Conn, "ROLLBACK")
+			}
+			dbtest.OK(t, lock.Release())
+			dbtest.OK(t, lock.Detach())
+			w.clean(fmt.Sprintf("commit %v", commit))
+			if _, err := w.home(); !errors.Is(err, lockerr.ErrClosed) {
+				t.Errorf("after Close: %v", err)
+			}
+		}
+	})
+}
+
+// TestHomeIsCancelled: who leaves before the answer has neither the lock nor a transaction.
+func TestHomeIsCancelled(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		p := s.homes(settings{})
+		var mine dbtest.Tap
+		w := p.writer(s.Connect(mine.On))
+		dbtest.OK(t, w.Identify(dbtest.Limited(t)))
+		arrive := mine.Stall(s.begins())
+		ctx, cancel := context.WithCancel(dbtest.Limited(t))
+		sent, answer := mine.Texts(), make(chan error, 1)
+		w.b.Ends = true
+		go func() {
+			_, err := w.begin(ctx, 0)
+			answer <- err
+		}()
+		dbtest.Soon(t, "it asks", func() bool { return len(sent()) == 1 })
+		cancel()
+		if err := <-answer; !errors.Is(err, context.Canceled) || w.b.Begun || w.Clean() {
+			t.Errorf("%v, begun %v, clean %v", err, w.b.Begun, w.Clean())
+		}
+		arrive()
+		s.free(s.open(), "k")
+		p.acquireNext(p.writer(s.Connect()))
+	})
+}
+
+// begins is how the statement begins that acquires the lock and begins the transaction.
+func (s *scratch) begins() string {
+	if s.MariaDB() {
+		return "BEGIN NOT ATOMIC SET @mysqllock_held"
+	}
+	return "CALL " + "`" + s.Name + "`.`mysqllock_named1`"
+}
+
+// TestHomeIsRefused: whatever happens to the statement that begins, nobody is left with the
+// lock, and the lock is had on a lock connection.
+func TestHomeIsRefused(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		p := s.homes(settings{})
+		for name, c := range dbtest.DisturbedCommits() {
+			d := c.Disturbed
+			d.Conn, d.At = s.Connect(), func(text string) bool { return strings.HasPrefix(text, s.begins()) }
+			w := p.writer(&d)
+			w.b.Ends = true
+			lock, err := w.begin(dbtest.Limited(t), 20*time.Second) // the server may take a moment to end the connection
+			if name == "nothing sent" {                             // the caller may try another connection
+				if !errors.Is(err, driver.ErrBadConn) || w.b.Begun || w.Clean() || s.holder(s.open(), "k") != "" {
+					t.Errorf("%s: %v, begun %v, clean %v", name, err, w.b.Begun, w.Clean())
+				}
+				continue
+			}
+			if err != nil || w.b.Begun || w.Clean() {
+				t.Errorf("%s: %v, begun %v, clean %v", name, err, w.b.Begun, w.Clean())
+				continue
+			}
+			if id := s.holder(s.open(), "k"); id == "" || id == fmt.Sprint(w.KnownID()) {
+				t.Errorf("%s: %q has it", name, id)
+			}
+			dbtest.OK(t, lock.Release())
+		}
+	})
+}
+
+// TestDisturbedHome: what becomes of a COMMIT that releases the lock, and whose answer is
+// lost or is a KILL.
+func TestDisturbedHome(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		p := s.homes(settings{})
+		cases := dbtest.DisturbedCommits()
+		cases["killed at the release"] = dbtest.DisturbedCommit{Disturbed: dbtest.Disturbed{Text: func(text string) string {
+			return strings.Replace(text, "DO RELEASE_LOCK", "SIGNAL SQLSTATE '70100' SET MYSQL_ERRNO = 1317; DO RELEASE_LOCK", 1)
+		}}, Committed: true, Done: true}
+		for name, c := range cases {
+			if c.Text != nil && !s.MariaDB() {
+				continue // the text of a procedure is not ours to change
+			}
+			d := c.Disturbed
+			d.Conn, d.At = s.Connect(), func(text string) bool { return strings.Contains(text, s.commits()) }
+			s.Exec(s.open(), "DELETE FROM "+s.written())
+			w, lock := p.homed(&d)
+			done, unknown, err := w.check(lock).Release(dbtest.Limited(t))
+			if done != c.Done || unknown != c.Unknown || (err == nil) != c.Done || errors.Is(err, driver.ErrBadConn) {
+				t.Errorf("%s: done %v, unknown %v, %v", name, done, unknown, err)
+			}
+			d.Next = nil
+			s.Exec(d.Conn, "ROLLBACK")
+			s.wantWritten(name, map[bool]int{true: 1}[c.Committed])
+			dbtest.OK(t, lock.Release())
+			dbtest.OK(t, lock.Detach())
+			w.clean(name)
+		}
 	})
 }

@@ -210,15 +210,6 @@ func (h heat) String() string {
 		h.perSecond, h.statements, h.mean, h.longest, h.late, h.overtaken, h.leastShare, h.leastOfAll, h.byTimesMean)
 }
 
-func median[T any](all []T, of func(T) float64) float64 {
-	var values []float64
-	for _, one := range all {
-		values = append(values, of(one))
-	}
-	slices.Sort(values)
-	return values[len(values)/2]
-}
-
 // TestHotKey: nobody starves, neither a process nor a goroutine.
 func TestHotKey(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
@@ -235,32 +226,6 @@ func TestHotKey(t *testing.T) {
 			}
 		}
 		s.free(s.open(), "hot")
-	})
-}
-
-// BenchmarkHot has one key that 64 goroutines want, in one process and in four:
-// medians of rounds of two seconds.
-func BenchmarkHot(b *testing.B) {
-	onEachServer(b, func(b *testing.B, s *scratch) {
-		for _, n := range []int{1, 4} {
-			b.Run(fmt.Sprintf("%dx%d", n, 64/n), func(b *testing.B) {
-				var rounds []heat
-				for b.Loop() {
-					rounds = append(rounds, s.hot(n, 64/n, 500*time.Millisecond))
-					b.Log(rounds[len(rounds)-1])
-				}
-				report := func(what string, of func(heat) float64) { b.ReportMetric(median(rounds, of), what) }
-				report("grants/s", func(h heat) float64 { return h.perSecond })
-				report("statements/grant", func(h heat) float64 { return h.statements })
-				report("us-mean", func(h heat) float64 { return float64(h.mean.Microseconds()) })
-				report("us-longest", func(h heat) float64 { return float64(h.longest.Microseconds()) })
-				report("longest/mean", func(h heat) float64 { return h.late })
-				report("nearly-longest/mean-in-grants", func(h heat) float64 { return h.overtaken })
-				report("least/most", func(h heat) float64 { return h.leastShare })
-				report("least/most-goroutine", func(h heat) float64 { return h.leastOfAll })
-				b.ReportMetric(0, "ns/op")
-			})
-		}
 	})
 }
 
@@ -434,4 +399,34 @@ func TestPollerHasAChance(t *testing.T) {
 			s.free(plain, "k")
 		}
 	})
+}
+
+// crowd has n goroutines take and give back locks for a while, and returns how
+// long each grant took.
+func (p *process) crowd(n int, lasting time.Duration, key func(int) string) (waits []time.Duration) {
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	end := time.Now().Add(lasting)
+	for i := range n {
+		all.Go(func() {
+			var own []time.Duration
+			for time.Now().Before(end) {
+				start := time.Now()
+				lock, err := p.Acquire(context.Background(), request(key(i), 20*time.Second))
+				if err != nil {
+					p.T.Error(err)
+					return
+				}
+				own = append(own, time.Since(start))
+				if err := lock.Release(); err != nil {
+					p.T.Error(err)
+				}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			waits = append(waits, own...)
+		})
+	}
+	all.Wait()
+	return waits
 }

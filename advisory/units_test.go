@@ -30,68 +30,15 @@ func TestDefaultStrategyInside(t *testing.T) {
 				lockctx.With(lockctx.With(dbtest.Limited(t), key, lockctx.Row()), key),
 				lockctx.With(lockctx.With(dbtest.Limited(t), key), key, lockctx.Row()),
 			} {
-				tx, err := db.BeginTx(ctx, nil)
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, ctx, db)
 				s.WantLocked(key, want[0])
 				s.WantNamed(key, want[1])
 				dbtest.OK(t, tx.Commit())
 			}
 		}
 		db := s.Handle("lockStrategy=advisory")
-		tx, err := db.BeginTx(lockctx.With(lockctx.With(dbtest.Limited(t), "twice"), "twice", lockctx.Advisory(), lockctx.Wait(time.Second)), nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, lockctx.With(lockctx.With(dbtest.Limited(t), "twice"), "twice", lockctx.Advisory(), lockctx.Wait(time.Second)), db)
 		dbtest.OK(t, tx.Commit())
-	})
-}
-
-func TestAdvisoryUnitsOfWork(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db := s.Handle("lockStrategy=advisory")
-		base, cancel := context.WithCancel(dbtest.Limited(t))
-		defer cancel()
-		ctx := lockctx.With(base, "k")
-
-		tx, err := db.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
-		s.WantNamed("k", true)
-		dbtest.Exec(t, tx, "UPDATE p SET stock = 9 WHERE id = 1")
-		dbtest.OK(t, tx.Commit())
-		s.WantNamed("k", false)
-		tx, err = db.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
-		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
-		dbtest.OK(t, tx.Rollback())
-		s.WantNamed("k", false)
-		s.WantStock(1, 9)
-
-		_, err = db.ExecContext(ctx, "UPDATE p SET stock = 8 WHERE id = 1")
-		dbtest.OK(t, err)
-		s.WantNamed("k", false)
-		s.WantStock(1, 8)
-
-		var n int
-		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
-		s.WantNamed("k", true)
-		if st := db.Stats(); st.InUse != 0 {
-			t.Errorf("%d connections are pinned", st.InUse)
-		}
-		_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
-		dbtest.OK(t, err)
-		s.WantNamed("k", false)
-		s.WantStock(1, 7)
-
-		tx, err = db.Begin() // the hint comes late
-		dbtest.OK(t, err)
-		_, err = tx.ExecContext(lockctx.With(base, "k"), "UPDATE p SET stock = 6 WHERE id = 1")
-		dbtest.OK(t, err)
-		s.WantNamed("k", true)
-		dbtest.OK(t, tx.Commit())
-		s.WantNamed("k", false)
-		s.WantStock(1, 6)
-
-		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
-		cancel()
-		dbtest.Soon(t, "the end of the context gives it back", func() bool { return s.Named("k") == 0 })
 	})
 }
 
@@ -99,8 +46,7 @@ func TestAdvisoryHold(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "job", func(ctx context.Context) error {
-			_, err := db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = 9 WHERE id = 1")
 			s.WantStock(1, 9)
 			s.WantNamed("job", true)
 			stock.WantToken(t, ctx, 0)
@@ -117,8 +63,7 @@ func TestAdvisoryHold(t *testing.T) {
 		s.WantNamed("job", false)
 		s.WantStock(1, 8)
 
-		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "job", lockctx.Advisory())
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, db, "job", lockctx.Advisory())
 		for _, db := range []*sql.DB{db, other} {
 			var e *mysqllock.Error
 			err := stock.Naming(func() error {
@@ -139,8 +84,7 @@ func TestAdvisoryHold(t *testing.T) {
 
 		// The lock connection is lost: the holder is told, and commits nothing.
 		stays := context.WithoutCancel(h.Context())
-		tx, err := db.BeginTx(stays, nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, stays, db)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
 		start := time.Now()
 		dbtest.Exec(t, s.Plain, fmt.Sprintf("KILL %d", s.Named("job")))
@@ -150,7 +94,7 @@ func TestAdvisoryHold(t *testing.T) {
 		if took := time.Since(start); took > 30*time.Second || !errors.Is(context.Cause(h.Context()), mysqllock.ErrLost) {
 			t.Errorf("the holder was told after %v, with %v", took, context.Cause(h.Context()))
 		}
-		_, err = db.ExecContext(stays, "UPDATE p SET stock = 1 WHERE id = 1")
+		_, err := db.ExecContext(stays, "UPDATE p SET stock = 1 WHERE id = 1")
 		stock.WantLost(t, "Exec", err)
 		stock.WantLost(t, "Release", h.Release())
 		s.WantStock(1, 8)
@@ -196,8 +140,7 @@ func TestAdvisoryHoldLapses(t *testing.T) {
 func TestAdvisoryCommitIsChecked(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
-		tx, err := db.BeginTx(lockctx.WithKeys(dbtest.Limited(t), []string{"a", "b"}, lockctx.Advisory()), nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, lockctx.WithKeys(dbtest.Limited(t), []string{"a", "b"}, lockctx.Advisory()), db)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
 		dbtest.Exec(t, s.Plain, fmt.Sprintf("KILL %d", s.Named("b")))
 		thief, err := s.Plain.Conn(dbtest.Limited(t))
@@ -208,66 +151,6 @@ func TestAdvisoryCommitIsChecked(t *testing.T) {
 		stock.WantLost(t, "Commit", tx.Commit())
 		s.WantStock(1, 10)
 		s.WantNamed("a", false)
-	})
-}
-
-func TestAdvisoryExcludes(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		handles := []*sql.DB{s.Handle("lockStrategy=advisory"), s.Handle("lockStrategy=advisory")}
-		const workers, each = 8, 25
-		dbtest.Exec(t, s.Plain, "UPDATE p SET stock = ? WHERE id = 1", workers*each)
-		var all sync.WaitGroup
-		for i := range workers {
-			db := handles[i%2]
-			all.Go(func() {
-				for range each {
-					ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-					var n int
-					ctx = lockctx.With(ctx, "k")
-					err := db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n)
-					if err == nil {
-						_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
-					}
-					if err != nil {
-						t.Error(err)
-					}
-					cancel()
-				}
-			})
-		}
-		all.Wait()
-		s.WantStock(1, 0)
-		s.WantNamed("k", false)
-	})
-}
-
-func TestAdvisoryStatementsPerPath(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db, tap := s.Tapped(mysqllock.Config{Strategy: "advisory"})
-		db.SetMaxOpenConns(1)
-		for _, p := range []struct {
-			what string
-			want int
-			run  func() error
-		}{
-			{"transaction", 3, func() error {
-				tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
-				if err != nil {
-					return err
-				}
-				dbtest.Exec(t, tx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
-				return tx.Commit()
-			}},
-			{"Acquire and Release", 2, func() error {
-				h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
-				if err != nil {
-					return err
-				}
-				return h.Release()
-			}},
-		} {
-			tap.Costs(t, p.what, p.want, p.run)
-		}
 	})
 }
 
@@ -307,8 +190,7 @@ func TestAdvisoryHome(t *testing.T) {
 			ctx = lockctx.With(ctx, "a")
 			var stock int
 			dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&stock))
-			tx, err := db.BeginTx(lockctx.With(ctx, "b"), nil)
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, lockctx.With(ctx, "b"), db)
 			own("may outlive it", tx, "b", false)
 			dbtest.OK(t, tx.Commit())
 			s.WantNamed("a", true)
@@ -318,12 +200,10 @@ func TestAdvisoryHome(t *testing.T) {
 
 			// A hold inside the transaction joins it, and so does a transaction in that.
 			ctx = lockctx.With(dbtest.Limited(t), "k")
-			tx, err = db.BeginTx(ctx, nil)
-			dbtest.OK(t, err)
+			tx = dbtest.Begin(t, ctx, db)
 			own("transaction", tx, "k", true)
 			dbtest.OK(t, mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
-				inner, err := db.BeginTx(ctx, nil)
-				dbtest.OK(t, err)
+				inner := dbtest.Begin(t, ctx, db)
 				dbtest.Exec(t, inner, "UPDATE p SET stock = stock - 1 WHERE id = 1")
 				return inner.Commit()
 			}))
@@ -339,18 +219,16 @@ func TestAdvisoryHome(t *testing.T) {
 			// The caller's context ends, database/sql rolls back, and the connection is used
 			// again.
 			ctx, cancel = context.WithCancel(dbtest.Limited(t))
-			tx, err = db.BeginTx(lockctx.With(ctx, "k"), nil)
-			dbtest.OK(t, err)
+			tx = dbtest.Begin(t, lockctx.With(ctx, "k"), db)
 			own("cancelled", tx, "k", true)
 			cancel()
 			dbtest.Soon(t, "it is rolled back", func() bool { return s.Named("k") == 0 })
 
 			// An error of the server that rolls back; then the lock goes at once, although
 			// the caller has not said Rollback yet.
-			tx, err = db.BeginTx(lockctx.With(dbtest.Limited(t), "d"), nil)
-			dbtest.OK(t, err)
+			tx = dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "d"), db)
 			own("deadlock", tx, "d", true)
-			_, err = tx.Exec("SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213")
+			_, err := tx.Exec("SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213")
 			dbtest.Want(t, err, mysqllock.ErrDeadlock)
 			s.WantNamed("d", false)
 			dbtest.OK(t, tx.Rollback())
@@ -364,81 +242,49 @@ func TestAdvisoryHome(t *testing.T) {
 // TestAdvisoryHomeIsKept: an idle transaction that holds its lock is kept alive, by pings that
 // never come into a statement of the application's; and its loss is noticed.
 func TestAdvisoryHomeIsKept(t *testing.T) {
+	kept := func(t *testing.T, s *stock.Shop, params string) {
+		db := s.Handle("lockStrategy=advisory&lockTTL=1s" + params)
+		knowsHome(s, db)
+		time.Sleep(1200 * time.Millisecond) // as if the connection was silent for too long
+		tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k"), db)
+		time.Sleep(300 * time.Millisecond)
+		dbtest.Exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+		time.Sleep(1200 * time.Millisecond)
+		stmt, err := tx.Prepare("SELECT id FROM p WHERE id <= 2 ORDER BY id")
+		dbtest.OK(t, err)
+		rows, err := stmt.Query()
+		dbtest.OK(t, err)
+		n := 0
+		for ; rows.Next(); n++ {
+			time.Sleep(700 * time.Millisecond) // longer than between two pings
+		}
+		dbtest.OK(t, rows.Err())
+		dbtest.OK(t, rows.Close())
+		dbtest.Exec(t, tx, "DO SLEEP(1.2)") // longer than the TTL
+		if s.Named("k") == 0 || n != 2 {
+			t.Errorf("%s: it is not held, or %d rows", params, n)
+		}
+		dbtest.OK(t, tx.Commit())
+		s.WantNamed("k", false)
+
+		tx = dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "lost"), db)
+		dbtest.Exec(t, tx, "UPDATE p SET stock = 0 WHERE id = 1")
+		dbtest.Exec(t, s.Plain, fmt.Sprintf("KILL %d", s.Named("lost")))
+		time.Sleep(1200 * time.Millisecond) // a ping has failed
+		_, err = tx.Exec("UPDATE p SET stock = 0 WHERE id = 1")
+		dbtest.Want(t, err, mysqllock.ErrLost)
+		dbtest.Want(t, tx.Commit(), mysqllock.ErrLost)
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "lost", func(context.Context) error { return nil }, lockctx.NoWait()))
+		dbtest.Exec(t, db, "UPDATE p SET stock = stock + 1 WHERE id = 1")
+		s.WantStock(1, 10)
+		dbtest.OK(t, db.Close())
+	}
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		var both dbtest.Together
+		defer both.Wait()
 		for _, params := range []string{"", "&maxConns=8"} {
-			db := s.Handle("lockStrategy=advisory&lockTTL=1s" + params)
-			knowsHome(s, db)
-			time.Sleep(1500 * time.Millisecond) // as if the connection was silent for too long
-			tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
-			dbtest.OK(t, err)
-			time.Sleep(400 * time.Millisecond)
-			dbtest.Exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
-			time.Sleep(1500 * time.Millisecond)
-			stmt, err := tx.Prepare("SELECT id FROM p ORDER BY id")
-			dbtest.OK(t, err)
-			rows, err := stmt.Query()
-			dbtest.OK(t, err)
-			n := 0
-			for ; rows.Next(); n++ {
-				time.Sleep(700 * time.Millisecond) // longer than between two pings
-			}
-			dbtest.OK(t, rows.Err())
-			dbtest.OK(t, rows.Close())
-			dbtest.Exec(t, tx, "DO SLEEP(1.5)") // longer than the TTL
-			if s.Named("k") == 0 || n == 0 {
-				t.Errorf("%s: it is not held, or %d rows", params, n)
-			}
-			dbtest.OK(t, tx.Commit())
-			s.WantNamed("k", false)
-
-			tx, err = db.BeginTx(lockctx.With(dbtest.Limited(t), "lost"), nil)
-			dbtest.OK(t, err)
-			dbtest.Exec(t, tx, "UPDATE p SET stock = 0 WHERE id = 1")
-			dbtest.Exec(t, s.Plain, fmt.Sprintf("KILL %d", s.Named("lost")))
-			time.Sleep(1500 * time.Millisecond) // a ping has failed
-			_, err = tx.Exec("UPDATE p SET stock = 0 WHERE id = 1")
-			dbtest.Want(t, err, mysqllock.ErrLost)
-			dbtest.Want(t, tx.Commit(), mysqllock.ErrLost)
-			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "lost", func(context.Context) error { return nil }, lockctx.NoWait()))
-			dbtest.Exec(t, db, "UPDATE p SET stock = stock + 1 WHERE id = 1")
-			s.WantStock(1, 10)
-			dbtest.OK(t, db.Close())
+			both.Run(t, params, func(t *testing.T) { kept(t, stock.NewShop(s.Beside(t)), params) })
 		}
-	})
-}
-
-// TestManyAdvisoryHolds of one handle are on two connections, and there is no other.
-func TestManyAdvisoryHolds(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		const n, goroutines = 2_000, 16
-		db := s.Handle("lockStrategy=advisory")
-		holds := make([]*mysqllock.Hold, n)
-		var all sync.WaitGroup
-		for g := range goroutines {
-			all.Go(func() {
-				for i := g; i < n; i += goroutines {
-					var err error
-					if holds[i], err = mysqllock.Acquire(dbtest.Limited(t), db, fmt.Sprint("k", i)); err != nil {
-						t.Error(err)
-						return
-					}
-				}
-			})
-		}
-		all.Wait()
-		var connections int
-		dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM information_schema.processlist WHERE db = ? AND id <> CONNECTION_ID()", s.Name).Scan(&connections))
-		if connections > 2 {
-			t.Errorf("%d holds are on %d connections", n, connections)
-		}
-		for _, hold := range holds {
-			all.Go(func() {
-				if err := hold.Release(); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		all.Wait()
 	})
 }
 
@@ -465,16 +311,13 @@ func (c cutAtCommit) Write(b []byte) (int, error) {
 func TestUnknownCommitUnderAnAdvisoryLock(t *testing.T) {
 	const sell = "UPDATE p SET stock = stock - 1 WHERE id = 1"
 	transaction := func(ctx context.Context, db *sql.DB, before func()) error {
-		tx, err := db.BeginTx(ctx, nil)
-		if err != nil {
-			return err
-		}
-		defer tx.Rollback()
-		if _, err := tx.ExecContext(ctx, sell); err != nil {
-			return err
-		}
-		before()
-		return tx.Commit()
+		return stock.InTx(ctx, db, func(tx *sql.Tx) error {
+			if _, err := tx.ExecContext(ctx, sell); err != nil {
+				return err
+			}
+			before()
+			return nil
+		})
 	}
 	dbtest.OnOwnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) { // commits are held up for all of it
 		var cuts, checks atomic.Bool
@@ -488,8 +331,7 @@ func TestUnknownCommitUnderAnAdvisoryLock(t *testing.T) {
 		dbtest.OK(t, err)
 		defer admin.Close()
 		stop := func() {
-			_, err := admin.ExecContext(dbtest.Limited(t), "FLUSH TABLES WITH READ LOCK")
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, dbtest.Limited(t), admin, "FLUSH TABLES WITH READ LOCK")
 		}
 		unit := func(db *sql.DB) error {
 			return transaction(lockctx.With(dbtest.Limited(t), "k", lockctx.Advisory()), db, stop)
@@ -510,8 +352,7 @@ func TestUnknownCommitUnderAnAdvisoryLock(t *testing.T) {
 			defer db.Close()
 			if c.maxConns > 0 {
 				dbtest.Soon(t, "the check is a part of the COMMIT", func() bool {
-					tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Advisory()), nil)
-					dbtest.OK(t, err)
+					tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k", lockctx.Advisory()), db)
 					dbtest.Exec(t, tx, "UPDATE p SET stock = stock WHERE id = 1")
 					dbtest.OK(t, tx.Commit())
 					return checks.Load()
@@ -528,8 +369,7 @@ func TestUnknownCommitUnderAnAdvisoryLock(t *testing.T) {
 			if err == nil || busy != 0 {
 				t.Errorf("%s: %v; %d COMMITs go on", name, err, busy)
 			}
-			_, err = admin.ExecContext(dbtest.Limited(t), "UNLOCK TABLES")
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, dbtest.Limited(t), admin, "UNLOCK TABLES")
 			s.WantStock(1, 10)
 		}
 	})
@@ -540,15 +380,10 @@ func TestUnknownCommitUnderAnAdvisoryLock(t *testing.T) {
 // waits: nothing is begun meanwhile that nobody ends.
 func TestPollerBeginsAfterItsWait(t *testing.T) {
 	begin := func(ctx context.Context, db *sql.DB) error {
-		tx, err := db.BeginTx(ctx, nil)
-		if err != nil {
+		return stock.InTx(ctx, db, func(tx *sql.Tx) error {
+			_, err := tx.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
 			return err
-		}
-		defer tx.Rollback()
-		if _, err := tx.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1"); err != nil {
-			return err
-		}
-		return tx.Commit()
+		})
 	}
 	exec := func(ctx context.Context, db *sql.DB) error {
 		_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
@@ -753,5 +588,40 @@ func TestConnectionsAreLeftForLockConnections(t *testing.T) {
 			all.Wait()
 			wantClosed(s, "callers of 12 keys", db)
 		}
+	})
+}
+
+// TestManyAdvisoryHolds of one handle are on two connections, and there is no other.
+func TestManyAdvisoryHolds(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		const n, goroutines = 2_000, 16
+		db := s.Handle("lockStrategy=advisory")
+		holds := make([]*mysqllock.Hold, n)
+		var all sync.WaitGroup
+		for g := range goroutines {
+			all.Go(func() {
+				for i := g; i < n; i += goroutines {
+					var err error
+					if holds[i], err = mysqllock.Acquire(dbtest.Limited(t), db, fmt.Sprint("k", i)); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+		all.Wait()
+		var connections int
+		dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM information_schema.processlist WHERE db = ? AND id <> CONNECTION_ID()", s.Name).Scan(&connections))
+		if connections > 2 {
+			t.Errorf("%d holds are on %d connections", n, connections)
+		}
+		for _, hold := range holds {
+			all.Go(func() {
+				if err := hold.Release(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
 	})
 }

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
@@ -150,5 +152,125 @@ func TestHandOverOfALostLease(t *testing.T) {
 		}
 		dbtest.OK(t, lease.Release())
 		dbtest.Soon(t, "it is free", func() bool { return !s.row("k").live })
+	})
+}
+
+// TestHeirBehindRowLock: a caller to whom a lease is handed over while somebody has locked
+// its row waits no longer than it wants to, and hears that its wait is over.
+func TestHeirBehindRowLock(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{})
+		first := l.acquire(request("k"))
+		type outcome struct {
+			err  error
+			took time.Duration
+		}
+		successor := make(chan outcome, 1)
+		go func() {
+			began := time.Now()
+			lease, err := l.Acquire(dbtest.Limited(t), waiting("k", 1500*time.Millisecond))
+			took := time.Since(began)
+			if err == nil {
+				err = errors.Join(errors.New("it was granted"), lease.Release())
+			}
+			successor <- outcome{err, took}
+		}()
+		l.inLine("k", 1)
+		tx, err := s.db.Begin()
+		dbtest.OK(t, err)
+		defer tx.Rollback()
+		_, err = tx.Exec("SELECT 1 FROM " + s.table.String() + " WHERE namespace = " + schema.Literal(s.Name) + " AND name = x'6b' FOR UPDATE")
+		dbtest.OK(t, err)
+		given := make(chan error, 1)
+		go func() { given <- first.Release() }()
+		got := <-successor
+		if !errors.Is(got.err, lockerr.ErrTimeout) || server.Number(got.err) != 0 {
+			t.Errorf("the successor got %v", got.err)
+		}
+		if got.took > 15*time.Second { // the lease would have lasted for longer
+			t.Errorf("it waited %v", got.took)
+		}
+		dbtest.OK(t, tx.Rollback())
+		<-given
+		dbtest.OK(t, l.acquire(waiting("k", 20*time.Second)).Release())
+	})
+}
+
+// TestLateFree: a statement arrives late that frees what an unanswered statement was
+// granted. It does not free a later grant of the same process.
+func TestLateFree(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		l, other := s.locker(setup{}), s.locker(setup{})
+		dbtest.OK(t, l.acquire(request("k")).Release())
+		l.tap.Stall("INSERT")
+		arrive := l.tap.Delay("UPDATE " + s.table.String() + " SET owner = ")
+		failed := make(chan error, 1)
+		go func() {
+			_, err := l.Acquire(dbtest.Limited(t), request("k"))
+			failed <- err
+		}()
+		dbtest.Soon(t, "it is granted", func() bool { return s.row("k").token == 2 })
+		l.tap.Break() // the answer is lost
+		if err := <-failed; err == nil {
+			t.Fatal("an unanswered statement has granted the lease")
+		}
+		later := l.acquire(waiting("k", 25*time.Second)) // once the lease was freed, at the second try
+		if later.Token() != 3 {
+			t.Fatalf("the token is %d", later.Token())
+		}
+		arrive()
+		if r := s.row("k"); !r.live || r.token != 3 {
+			t.Errorf("the later grant is freed: the row is %+v", r)
+		}
+		if _, err := other.Acquire(dbtest.Limited(t), request("k")); !errors.Is(err, lockerr.ErrLocked) {
+			t.Errorf("another process beside the holder: %v", err)
+		}
+		dbtest.OK(t, later.Release())
+	})
+}
+
+// TestHandOverTellsOfALoss: a holder whose lease was taken by force is told by
+// Release, whether somebody of its process waits or not.
+func TestHandOverTellsOfALoss(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for name, steal := range map[string]func(){
+			"by another":  func() { s.steal("k") },
+			"and is free": func() { s.set("k", "owner = NULL, token = token + 1") },
+			"the expiry":  func() { s.set("k", "expires = UTC_TIMESTAMP(6)") },
+			"row removed": func() { s.set("k", "name = x'6b6b'") },
+		} {
+			l := s.locker(setup{})
+			first := l.acquire(request("k"))
+			successor := make(chan error, 1)
+			go func() {
+				lease, err := l.Acquire(dbtest.Limited(t), waiting("k", 20*time.Second))
+				if err == nil {
+					err = lease.Release()
+				}
+				successor <- err
+			}()
+			l.inLine("k", 1)
+			steal()
+			if err := first.Release(); !errors.Is(err, lockerr.ErrLost) {
+				t.Errorf("%s: released with %v", name, err)
+			}
+			if name == "by another" { // else it is free, and the successor may have it by now
+				s.set("k", "owner = NULL")
+			}
+			dbtest.OK(t, <-successor)
+
+			// One that was not lost is handed over without an error.
+			first = l.acquire(request("k"))
+			go func() {
+				lease, err := l.Acquire(dbtest.Limited(t), waiting("k", 20*time.Second))
+				if err == nil {
+					err = lease.Release()
+				}
+				successor <- err
+			}()
+			l.inLine("k", 1)
+			dbtest.OK(t, first.Release())
+			dbtest.OK(t, <-successor)
+		}
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -53,17 +54,32 @@ var grants = map[string]func(ctx context.Context, db *sql.DB, held func(), opts 
 		return mysqllock.Do(ctx, db, "k", func(context.Context) error { held(); return nil }, opts...)
 	},
 	"a hint that comes late": func(ctx context.Context, db *sql.DB, held func(), opts ...lockctx.Option) error {
-		tx, err := db.BeginTx(ctx, nil)
-		if err != nil {
-			return err
-		}
-		defer tx.Rollback()
-		if _, err = tx.ExecContext(lockctx.With(ctx, "k", opts...), "UPDATE p SET stock = stock WHERE id = 2"); err != nil {
-			return err
-		}
-		held()
-		return tx.Commit()
+		return stock.InTx(ctx, db, func(tx *sql.Tx) error {
+			if _, err := tx.ExecContext(lockctx.With(ctx, "k", opts...), "UPDATE p SET stock = stock WHERE id = 2"); err != nil {
+				return err
+			}
+			held()
+			return nil
+		})
 	},
+}
+
+// granting is one of grants, shared or not.
+type granting func(db *sql.DB, held func(), opts ...lockctx.Option) error
+
+// eachGrant runs a test on each server with each of grants, exclusive and shared.
+func eachGrant(t *testing.T, test func(t *testing.T, s *stock.Shop, name string, grant granting)) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		for name, grant := range grants {
+			for kind, own := range map[string][]lockctx.Option{"exclusive": nil, "shared": {lockctx.Shared()}} {
+				t.Run(name+", "+kind, func(t *testing.T) {
+					test(t, s, name, func(db *sql.DB, held func(), opts ...lockctx.Option) error {
+						return grant(dbtest.Limited(t), db, held, append(slices.Clone(own), opts...)...)
+					})
+				})
+			}
+		}
+	})
 }
 
 func begun(ctx context.Context, db *sql.DB, held func(), opts *sql.TxOptions) error {
@@ -80,74 +96,57 @@ func begun(ctx context.Context, db *sql.DB, held func(), opts *sql.TxOptions) er
 // its way. Whoever locks the row, shared or not, is granted the lock when that has
 // arrived, and takes the lease off the row first.
 func TestGrantAfterALapsedLease(t *testing.T) {
-	for name, grant := range grants {
-		for _, shared := range []bool{false, true} {
-			what, opts := name, []lockctx.Option(nil)
-			if shared {
-				what, opts = name+", shared", append(opts, lockctx.Shared())
+	eachGrant(t, func(t *testing.T, s *stock.Shop, name string, grant granting) {
+		db := s.Handle()
+		for range 2 { // the second time the key is known to have had leases
+			s.Lapse(db, "k")
+			last := fenced(s, "k")
+			err := grant(db, func() { t.Error("granted while the last COMMIT is on its way") }, lockctx.NoWait())
+			if !errors.Is(err, mysqllock.ErrLocked) {
+				t.Errorf("NoWait: %v", err)
 			}
-			t.Run(what, func(t *testing.T) {
-				dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-					db := s.Handle()
-					for range 2 { // the second time the key is known to have had leases
-						s.Lapse(db, "k")
-						last := fenced(s, "k")
-						err := grant(dbtest.Limited(t), db, func() { t.Error("granted while the last COMMIT is on its way") }, append(opts, lockctx.NoWait())...)
-						if !errors.Is(err, mysqllock.ErrLocked) {
-							t.Errorf("NoWait: %v", err)
-						}
-						committed := make(chan struct{})
-						time.AfterFunc(300*time.Millisecond, func() { close(committed); _ = last.Commit() })
-						granted := false
-						err = grant(dbtest.Limited(t), db, func() {
-							granted = true
-							select {
-							case <-committed:
-							default:
-								t.Error("granted before the last COMMIT")
-							}
-						}, append(opts, lockctx.Wait(20*time.Second))...)
-						refused := name == "a hint that comes late" && errors.Is(err, mysqllock.ErrLocked)
-						if err != nil && !refused || err == nil && !granted {
-							t.Errorf("granted %v: %v", granted, err)
-						}
-						if !granted {
-							continue
-						}
-						var owner sql.NullString
-						dbtest.OK(t, s.Plain.QueryRow("SELECT owner FROM mysqllock WHERE namespace = ? AND name = 'k'", s.Name).Scan(&owner))
-						if owner.Valid {
-							t.Errorf("the lease is on the row still, of %s", owner.String)
-						}
-					}
-				})
-			})
+			committed := make(chan struct{})
+			time.AfterFunc(100*time.Millisecond, func() { close(committed); _ = last.Commit() })
+			granted := false
+			err = grant(db, func() {
+				granted = true
+				select {
+				case <-committed:
+				default:
+					t.Error("granted before the last COMMIT")
+				}
+			}, lockctx.Wait(20*time.Second))
+			refused := name == "a hint that comes late" && errors.Is(err, mysqllock.ErrLocked)
+			if err != nil && !refused || err == nil && !granted {
+				t.Errorf("granted %v: %v", granted, err)
+			}
+			if !granted {
+				continue
+			}
+			var owner sql.NullString
+			dbtest.OK(t, s.Plain.QueryRow("SELECT owner FROM mysqllock WHERE namespace = ? AND name = 'k'", s.Name).Scan(&owner))
+			if owner.Valid {
+				t.Errorf("the lease is on the row still, of %s", owner.String)
+			}
 		}
-	}
+	})
 }
 
 // TestLapsedLeaseDoesNotCommit: whoever has had the key after a lease ran out, by
 // whichever row lock, is the end of it: nothing under it commits, even where the
 // server's clock is set back afterwards, so that it seems to last.
 func TestLapsedLeaseDoesNotCommit(t *testing.T) {
-	for name, grant := range grants {
-		for _, opts := range [][]lockctx.Option{nil, {lockctx.Shared()}} {
-			t.Run(name, func(t *testing.T) {
-				dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-					holder, other := s.Handle(), s.Handle()
-					hold, err := mysqllock.Acquire(dbtest.Limited(t), holder, "k", lockctx.Lease(time.Minute))
-					dbtest.OK(t, err)
-					defer hold.Release()
-					dbtest.Exec(t, s.Plain, "UPDATE mysqllock SET expires = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND WHERE namespace = ? AND name = 'k'", s.Name)
-					dbtest.OK(t, grant(dbtest.Limited(t), other, func() {}, opts...))
-					dbtest.Exec(t, s.Plain, "UPDATE mysqllock SET expires = UTC_TIMESTAMP(6) + INTERVAL 1 MINUTE WHERE namespace = ? AND name = 'k'", s.Name)
-					_, err = holder.ExecContext(hold.Context(), "UPDATE p SET stock = 1 WHERE id = 1")
-					stock.WantLost(t, "the holder's write", err)
-					s.WantStock(1, 10)
-				})
-			})
-		}
-	}
+	eachGrant(t, func(t *testing.T, s *stock.Shop, _ string, grant granting) {
+		holder, other := s.Handle(), s.Handle()
+		hold := stock.Acquire(t, holder, "k", lockctx.Lease(time.Minute))
+		defer hold.Release()
+		dbtest.Exec(t, s.Plain, "UPDATE mysqllock SET expires = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND WHERE namespace = ? AND name = 'k'", s.Name)
+		dbtest.OK(t, grant(other, func() {}))
+		dbtest.Exec(t, s.Plain, "UPDATE mysqllock SET expires = UTC_TIMESTAMP(6) + INTERVAL 1 MINUTE WHERE namespace = ? AND name = 'k'", s.Name)
+		_, err := holder.ExecContext(hold.Context(), "UPDATE p SET stock = 1 WHERE id = 1")
+		stock.WantLost(t, "the holder's write", err)
+		s.WantStock(1, 10)
+	})
 }
 
 // TestSlotsAfterALapsedLease is the same for the slots of a key.
@@ -165,10 +164,9 @@ func TestSlotsAfterALapsedLease(t *testing.T) {
 		dbtest.Exec(t, s.Plain, "UPDATE mysqllock SET owner = 'dead:1:x#0a1b2c3d', token = token + 1, expires = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND WHERE namespace = ?", s.Name)
 		var all []*sql.Tx
 		for i, name := range dbtest.Column[string](t, s.Plain, "SELECT name FROM mysqllock WHERE namespace = ?", s.Name) {
-			tx, err := s.Plain.Begin()
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, context.Background(), s.Plain)
 			dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = ?", i+1)
-			_, err = tx.Exec("SELECT 1 FROM mysqllock WHERE namespace = ? AND name = ? LOCK IN SHARE MODE", s.Name, name)
+			_, err := tx.Exec("SELECT 1 FROM mysqllock WHERE namespace = ? AND name = ? LOCK IN SHARE MODE", s.Name, name)
 			dbtest.OK(t, err)
 			all = append(all, tx)
 		}
@@ -185,29 +183,21 @@ func TestSlotsAfterALapsedLease(t *testing.T) {
 // TestClockOfTheApplication: SET timestamp on the application's connection lets nobody
 // in beside a live lease, nor keeps anybody out when it is over.
 func TestClockOfTheApplication(t *testing.T) {
-	for name, grant := range grants {
-		t.Run(name, func(t *testing.T) {
-			dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-				for _, timestamp := range []string{"2100000000", "1000000000"} {
-					db := s.Handle("timestamp=" + timestamp)
-					for _, opts := range [][]lockctx.Option{nil, {lockctx.Shared()}} {
-						hold, err := mysqllock.Acquire(dbtest.Limited(t), s.Handle(), "k", lockctx.Lease(time.Minute), lockctx.Wait(20*time.Second))
-						dbtest.OK(t, err)
-						err = grant(dbtest.Limited(t), db, func() { t.Error("granted beside a lease") }, append(opts, lockctx.NoWait())...)
-						if !errors.Is(err, mysqllock.ErrLocked) {
-							t.Errorf("beside a lease, at %s: %v", timestamp, err)
-						}
-						dbtest.OK(t, hold.Release())
-						dbtest.OK(t, grant(dbtest.Limited(t), db, func() {}, append(opts, lockctx.NoWait())...))
-						s.Lapse(db, "k")
-						dbtest.OK(t, grant(dbtest.Limited(t), db, func() {}, append(opts, lockctx.NoWait())...))
-					}
-					err := grant(dbtest.Limited(t), db, func() {}, lockctx.Optimistic())
-					dbtest.OK(t, err)
-				}
-			})
-		})
-	}
+	eachGrant(t, func(t *testing.T, s *stock.Shop, name string, grant granting) {
+		for _, timestamp := range []string{"2100000000", "1000000000"} {
+			db := s.Handle("timestamp=" + timestamp)
+			hold := stock.Acquire(t, s.Handle(), "k", lockctx.Lease(time.Minute), lockctx.Wait(20*time.Second))
+			err := grant(db, func() { t.Error("granted beside a lease") }, lockctx.NoWait())
+			if !errors.Is(err, mysqllock.ErrLocked) {
+				t.Errorf("beside a lease, at %s: %v", timestamp, err)
+			}
+			dbtest.OK(t, hold.Release())
+			dbtest.OK(t, grant(db, func() {}, lockctx.NoWait()))
+			s.Lapse(db, "k")
+			dbtest.OK(t, grant(db, func() {}, lockctx.NoWait()))
+			dbtest.OK(t, grants[name](dbtest.Limited(t), db, func() {}, lockctx.Optimistic()))
+		}
+	})
 }
 
 // freeze has a host wait for the row lock on k, which somebody has locked for a moment,
@@ -301,8 +291,7 @@ func TestWaiterOfSeveralKeys(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		s.Lapse(s.Handle(), "a")
 		s.Lapse(s.Handle(), "k")
-		held, err := s.Handle().BeginTx(lockctx.With(s.T.Context(), "k"), nil)
-		dbtest.OK(t, err)
+		held := dbtest.Begin(t, lockctx.With(s.T.Context(), "k"), s.Handle())
 		defer held.Rollback()
 		waiter := s.Handle()
 		result := make(chan error, 1)
@@ -333,8 +322,7 @@ func TestWaitLeavesSettings(t *testing.T) {
 					t.Errorf("%s, after %s: connection %d with %d and %d, before %d with %d and %d", name, after, id2, row2, idle2, id, row, idle)
 				}
 			}
-			held, err := s.Handle().BeginTx(lockctx.With(t.Context(), "k"), nil)
-			dbtest.OK(t, err)
+			held := dbtest.Begin(t, lockctx.With(t.Context(), "k"), s.Handle())
 			wait := func(d time.Duration) error {
 				return begun(lockctx.With(dbtest.Limited(t), "k", lockctx.Wait(d)), db, func() {}, nil)
 			}

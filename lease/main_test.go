@@ -237,3 +237,13 @@ func count(texts []string, begin string) (n int) {
 	}
 	return n
 }
+
+// TestOwnErrorsHaveSentinels: what a caller is told without a word of the server's says
+// what it means.
+func TestOwnErrorsHaveSentinels(t *testing.T) {
+	for err, want := range map[error]error{errNoAnswer: lockerr.ErrExhausted, errNoRow: lockerr.ErrUnsafe} {
+		if !errors.Is(terms.Failure("lock", "k", err), want) {
+			t.Errorf("%v is not %v", err, want)
+		}
+	}
+}

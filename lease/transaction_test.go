@@ -92,8 +92,7 @@ func onlyUnwritable(err error, opts *sql.TxOptions) error {
 func TestLeaseInBeginIsLost(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
-		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Lease(time.Minute)), nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k", lockctx.Lease(time.Minute)), db)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 0 WHERE id = 1")
 		s.Steal("k")
 		stock.WantLost(t, "Commit", tx.Commit())
@@ -110,8 +109,7 @@ func TestLeaseInBeginWakes(t *testing.T) {
 		db, other := s.Handle(), s.Handle()
 		lease := lockctx.Lease(time.Minute)
 		for name, end := range map[string]func(*sql.Tx) error{"commit": (*sql.Tx).Commit, "rollback": (*sql.Tx).Rollback} {
-			tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", lease), nil)
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k", lease), db)
 			got := make(chan error, 1)
 			go func() {
 				got <- mysqllock.Do(dbtest.Limited(t), other, "k", func(context.Context) error { return nil }, lease, lockctx.Wait(25*time.Second))
@@ -186,15 +184,21 @@ func TestLeaseAnswersLost(t *testing.T) {
 	})
 }
 
-// TestLeaseInBeginCosts: what BeginTx with a lease costs beyond the usual case.
-func TestLeaseInBeginCosts(t *testing.T) {
+// TestStatementsOfALease: what paths cost for a key whose row is there. The golden files of the
+// matrix have the others.
+func TestStatementsOfALease(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		lease := lockctx.Lease(time.Minute)
 		for name, c := range map[string]mysqllock.Config{"unbounded": {}, "bounded": {MaxConns: 8}} {
 			db, tap := s.Tapped(c)
-			run := func(opts *sql.TxOptions, end func(*sql.Tx) error) func() error {
-				return func() error {
-					tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", lease), opts)
+			hold := stock.Acquire(t, db, "hold", lease)
+			with := func(keys []string, opts ...lockctx.Option) context.Context {
+				return lockctx.WithKeys(dbtest.Limited(t), keys, append(opts, lease)...)
+			}
+			costs := func(what string, want int, ctx context.Context, opts *sql.TxOptions, end func(*sql.Tx) error) {
+				t.Helper()
+				run := func() error {
+					tx, err := db.BeginTx(ctx, opts)
 					if err != nil {
 						return err
 					}
@@ -202,11 +206,31 @@ func TestLeaseInBeginCosts(t *testing.T) {
 					dbtest.OK(t, tx.QueryRow("SELECT stock FROM p WHERE id = 1").Scan(&n))
 					return end(tx)
 				}
+				for range 8 { // every slot's row is there
+					dbtest.OK(t, run())
+				}
+				tap.Costs(t, name+": "+what, want, run)
 			}
-			tap.Costs(t, name+": take and BEGIN, a statement, fence and release and COMMIT", 3, run(nil, (*sql.Tx).Commit))
-			tap.Costs(t, name+": with an isolation level", 3, run(&sql.TxOptions{Isolation: sql.LevelReadCommitted}, (*sql.Tx).Commit))
-			tap.Costs(t, name+": a read-only one releases after COMMIT, and then wakes", 5, run(&sql.TxOptions{ReadOnly: true}, (*sql.Tx).Commit))
-			tap.Costs(t, name+": ROLLBACK, the release, and the wake-up lock", 5, run(nil, (*sql.Tx).Rollback))
+			commit, rollback, readOnly := (*sql.Tx).Commit, (*sql.Tx).Rollback, &sql.TxOptions{ReadOnly: true}
+			one, none := []string{"k"}, context.Background()
+			costs("no lock", 3, none, nil, commit)
+			costs("with an isolation level", 3, with(one), &sql.TxOptions{Isolation: sql.LevelReadCommitted}, commit)
+			costs("a read-only one releases after COMMIT, and then wakes", 5, with(one), readOnly, commit)
+			costs("ROLLBACK, the release, and the wake-up lock", 5, with(one), nil, rollback)
+			costs("two keys: two leases, two releases", 3+4, with([]string{"a", "b"}), nil, commit)
+			costs("a slot", 5, with(one, lockctx.Slots(5)), nil, commit)
+			costs("in a hold: none more, the fence is in COMMIT", 3, hold.Context(), nil, commit)
+			costs("a read-only one in a hold: no fence", 3, hold.Context(), readOnly, commit)
+			costs("a row lock in a hold", 3, lockctx.With(hold.Context(), "row"), nil, commit)
+			tap.Costs(t, name+": Exec in a hold: BEGIN, fence with COMMIT", 3, func() error {
+				_, err := db.ExecContext(hold.Context(), "UPDATE p SET stock = stock + 1 WHERE id = 1")
+				return err
+			})
+			tap.Costs(t, name+": query in a hold", 1, func() error {
+				var n int
+				return db.QueryRowContext(hold.Context(), "SELECT stock FROM p WHERE id = 1").Scan(&n)
+			})
+			dbtest.OK(t, hold.Release())
 		}
 	})
 }

@@ -16,47 +16,6 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-func TestLeaseOfATransaction(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db := s.Handle()
-		for i, commit := range []bool{true, false, true} {
-			ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.Lease(stock.TTL))
-			stock.WantToken(t, ctx, 0)
-			tx, err := db.BeginTx(ctx, nil)
-			dbtest.OK(t, err)
-			s.WantLeased("k", true)
-			s.WantLocked("k", false) // the row is free between the statements
-			stock.WantToken(t, ctx, uint64(i+1))
-			dbtest.Exec(t, tx, "UPDATE p SET stock = ? WHERE id = 1", i)
-			if commit {
-				dbtest.OK(t, tx.Commit())
-			} else {
-				dbtest.OK(t, tx.Rollback())
-			}
-			s.WantLeased("k", false)
-			stock.WantToken(t, ctx, 0)
-		}
-		s.WantStock(1, 2)
-	})
-}
-
-func TestLeaseOfAStatement(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db := s.Handle("lockStrategy=lease")
-		ctx := lockctx.With(dbtest.Limited(t), "k")
-		_, err := db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 1")
-		dbtest.OK(t, err)
-		if _, err = db.ExecContext(ctx, "UPDATE nothing SET stock = 1"); err == nil {
-			t.Error("a bad statement succeeded")
-		}
-		s.WantLeased("k", false)
-		if n := s.Token("k"); n != 2 {
-			t.Errorf("the token is %d after two statements", n)
-		}
-		s.WantStock(1, 1)
-	})
-}
-
 // TestLeaseReadDecideWrite: a read takes the lease and pins nothing; the first
 // write that succeeds ends the unit of work.
 func TestLeaseReadDecideWrite(t *testing.T) {
@@ -88,16 +47,14 @@ func TestLeaseReadDecideWrite(t *testing.T) {
 			if read() != want {
 				t.Error("the read after a failed write is another")
 			}
-			_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = ? WHERE id = 1", n-1)
 			s.WantLeased("k", false)
 		}
 		s.WantStock(1, 7)
 
 		read()
-		tx, err := db.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
-		_, err = db.ExecContext(ctx, "UPDATE p SET stock = 5 WHERE id = 1") // in the open transaction
+		tx := dbtest.Begin(t, ctx, db)
+		_, err := db.ExecContext(ctx, "UPDATE p SET stock = 5 WHERE id = 1") // in the open transaction
 		dbtest.OK(t, err)
 		s.WantStock(1, 7)
 		dbtest.OK(t, tx.Commit())
@@ -128,8 +85,7 @@ func TestLeaseIsFenced(t *testing.T) {
 			dbtest.Exec(t, s.Plain, "UPDATE mysqllock SET owner = NULL WHERE name = 'k'")
 		}
 		ctx := with()
-		tx, err := db.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, ctx, db)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
 		s.Steal("k")
 		stock.WantLost(t, "Commit", tx.Commit())
@@ -137,11 +93,9 @@ func TestLeaseIsFenced(t *testing.T) {
 		free()
 
 		// A transaction that began without the hint.
-		tx, err = db.Begin()
-		dbtest.OK(t, err)
+		tx = dbtest.Begin(t, context.Background(), db)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
-		_, err = tx.ExecContext(with(), "UPDATE p SET stock = 1 WHERE id = 2")
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, with(), tx, "UPDATE p SET stock = 1 WHERE id = 2")
 		s.WantLeased("k", true)
 		s.Steal("k")
 		stock.WantLost(t, "Commit", tx.Commit())
@@ -157,7 +111,7 @@ func TestLeaseIsFenced(t *testing.T) {
 		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
 		s.Steal("k")
 		for range 2 {
-			_, err = db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 1")
+			_, err := db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 1")
 			stock.WantLost(t, "Exec", err)
 			free()
 		}
@@ -165,11 +119,10 @@ func TestLeaseIsFenced(t *testing.T) {
 
 		// Several leases, one of them lost.
 		ctx = lockctx.WithKeys(dbtest.Limited(t), []string{"a", "b", "c"}, lockctx.Lease(stock.TTL))
-		tx, err = db.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
+		tx = dbtest.Begin(t, ctx, db)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
 		s.Steal("b")
-		err = tx.Commit()
+		err := tx.Commit()
 		stock.WantLost(t, "Commit", err)
 		if !strings.Contains(err.Error(), `b`) {
 			t.Errorf("%v does not say which", err)
@@ -180,8 +133,7 @@ func TestLeaseIsFenced(t *testing.T) {
 
 		// The connections are as good as new.
 		for range 3 {
-			_, err = db.ExecContext(with(), "UPDATE p SET stock = stock - 1 WHERE id = 1")
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, with(), db, "UPDATE p SET stock = stock - 1 WHERE id = 1")
 		}
 		s.WantStock(1, 7)
 	})
@@ -195,15 +147,12 @@ func TestLeaseHold(t *testing.T) {
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "job", func(ctx context.Context) error {
 			stock.WantToken(t, ctx, 1)
 			s.WantLeased("job", true)
-			_, err := db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = 9 WHERE id = 1")
 			s.WantStock(1, 9) // committed by itself
 			s.WantLeased("job", true)
 
-			one, err := db.BeginTx(ctx, nil)
-			dbtest.OK(t, err)
-			two, err := db.BeginTx(ctx, nil)
-			dbtest.OK(t, err)
+			one := dbtest.Begin(t, ctx, db)
+			two := dbtest.Begin(t, ctx, db)
 			dbtest.Exec(t, one, "UPDATE p SET stock = 8 WHERE id = 1")
 			dbtest.Exec(t, two, "UPDATE p SET stock = 8 WHERE id = 2")
 			var n int
@@ -234,8 +183,7 @@ func TestLeaseHold(t *testing.T) {
 			all.Wait()
 			s.WantStock(3, 2)
 
-			left, err = db.BeginTx(context.WithoutCancel(ctx), nil)
-			dbtest.OK(t, err)
+			left = dbtest.Begin(t, context.WithoutCancel(ctx), db)
 			dbtest.Exec(t, left, "UPDATE p SET stock = 1 WHERE id = 4")
 			return nil
 		}, lockctx.Lease(stock.TTL)))
@@ -243,12 +191,11 @@ func TestLeaseHold(t *testing.T) {
 		stock.WantLost(t, "a commit after the hold", left.Commit())
 		s.WantStock(4, 10)
 
-		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "job", lockctx.Lease(stock.TTL))
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, db, "job", lockctx.Lease(stock.TTL))
 		if h.Token() != 2 {
 			t.Errorf("the second token is %d", h.Token())
 		}
-		_, err = mysqllock.Acquire(dbtest.Limited(t), db, "job", lockctx.Lease(stock.TTL), lockctx.NoWait())
+		_, err := mysqllock.Acquire(dbtest.Limited(t), db, "job", lockctx.Lease(stock.TTL), lockctx.NoWait())
 		var e *mysqllock.Error
 		if !errors.Is(err, mysqllock.ErrLocked) || !errors.As(err, &e) || e.Holder == nil || e.Strategy != "lease" || e.Key != "job" {
 			t.Errorf("a second hold returned %v", err)
@@ -288,18 +235,15 @@ func TestLeaseHoldIsLost(t *testing.T) {
 		db := s.Handle()
 		err := mysqllock.Do(dbtest.Limited(t), db, "job", func(ctx context.Context) error {
 			stays := context.WithoutCancel(ctx)
-			began, err := db.BeginTx(stays, nil)
-			dbtest.OK(t, err)
+			began := dbtest.Begin(t, stays, db)
 			dbtest.Exec(t, began, "UPDATE p SET stock = 1 WHERE id = 1")
-			plain, err := db.Begin()
-			dbtest.OK(t, err)
+			plain := dbtest.Begin(t, context.Background(), db)
 			dbtest.Exec(t, plain, "UPDATE p SET stock = 1 WHERE id = 2")
-			_, err = plain.ExecContext(stays, "UPDATE p SET stock = 1 WHERE id = 3")
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, stays, plain, "UPDATE p SET stock = 1 WHERE id = 3")
 			s.Steal("job")
 			stock.WantLost(t, "Commit", began.Commit())
 			stock.WantLost(t, "Commit of a transaction begun without it", plain.Commit())
-			_, err = db.ExecContext(stays, "UPDATE p SET stock = 1 WHERE id = 4")
+			_, err := db.ExecContext(stays, "UPDATE p SET stock = 1 WHERE id = 4")
 			stock.WantLost(t, "Exec", err)
 			select {
 			case <-ctx.Done():
@@ -327,8 +271,7 @@ func TestLeaseHoldIsLost(t *testing.T) {
 func TestLeaseExpiry(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, asked := s.Handle(), time.Now()
-		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(9*time.Second))
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, db, "k", lockctx.Lease(9*time.Second))
 		first := h.Expiry()
 		if earliest, latest := asked.Add(9*time.Second), time.Now().Add(9*time.Second); first.Before(earliest) || first.After(latest) {
 			t.Errorf("it is over %v after it was asked for", first.Sub(asked))
@@ -339,8 +282,7 @@ func TestLeaseExpiry(t *testing.T) {
 			t.Errorf("after its end it is over at %v, before at %v", last, first)
 		}
 		for _, how := range []lockctx.Option{lockctx.Row(), lockctx.Advisory(), lockctx.Optimistic()} {
-			h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", how)
-			dbtest.OK(t, err)
+			h := stock.Acquire(t, db, "k", how)
 			if at := h.Expiry(); !at.IsZero() {
 				t.Errorf("what is no lease is over at %v", at)
 			}
@@ -357,10 +299,9 @@ func TestLeasesAndRowLocksExclude(t *testing.T) {
 			for first, second := range map[string]string{"row": "lease", "lease": "row"} {
 				t.Run(fmt.Sprint(first, second, other == one), func(t *testing.T) {
 					key := fmt.Sprint(first, other == one)
-					tx, err := one.BeginTx(lockctx.With(dbtest.Limited(t), key, kinds[first]), nil)
-					dbtest.OK(t, err)
+					tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), key, kinds[first]), one)
 					start := time.Now()
-					_, err = other.BeginTx(lockctx.With(dbtest.Limited(t), key, kinds[second], lockctx.NoWait()), nil)
+					_, err := other.BeginTx(lockctx.With(dbtest.Limited(t), key, kinds[second], lockctx.NoWait()), nil)
 					if !errors.Is(err, mysqllock.ErrLocked) || errors.Is(err, mysqllock.ErrTimeout) || time.Since(start) > time.Minute { // the handles wait for longer
 						t.Errorf("%s beside %s returned %v after %v", second, first, err, time.Since(start))
 					}
@@ -402,8 +343,7 @@ func TestLeaseMixed(t *testing.T) {
 			for id := range 3 {
 				key := fmt.Sprint("product:", id)
 				item := lockctx.With(ctx, key)
-				tx, err := db.BeginTx(item, nil)
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, item, db)
 				s.WantLocked(key, true)
 				dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = ?", id+1)
 				dbtest.OK(t, tx.Commit())
@@ -411,8 +351,7 @@ func TestLeaseMixed(t *testing.T) {
 				s.WantLeased("job", true)
 			}
 			// The same key again joins, under a row lock, too.
-			tx, err := db.BeginTx(lockctx.With(ctx, "job"), nil)
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, lockctx.With(ctx, "job"), db)
 			dbtest.OK(t, tx.Commit())
 			dbtest.OK(t, mysqllock.Do(ctx, db, "job", func(ctx context.Context) error {
 				stock.WantToken(t, ctx, 1)
@@ -427,9 +366,8 @@ func TestLeaseMixed(t *testing.T) {
 			s.WantStock(4, 2)
 
 			// A row-locked unit of work inside the hold is fenced, too.
-			err = mysqllock.Do(context.WithoutCancel(ctx), db, "product:1", func(ctx context.Context) error {
-				_, err := db.ExecContext(ctx, "UPDATE p SET stock = 5 WHERE id = 1")
-				dbtest.OK(t, err)
+			err := mysqllock.Do(context.WithoutCancel(ctx), db, "product:1", func(ctx context.Context) error {
+				dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = 5 WHERE id = 1")
 				s.Steal("job")
 				return nil
 			})
@@ -455,8 +393,7 @@ func TestLeaseMixed(t *testing.T) {
 
 		// Both kinds in one transaction.
 		ctx := lockctx.With(lockctx.With(dbtest.Limited(t), "a", lockctx.Lease(stock.TTL)), "b", lockctx.Row())
-		tx, err := db.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, ctx, db)
 		s.WantLeased("a", true)
 		s.WantLocked("b", true)
 		s.WantLeased("b", false)
@@ -472,8 +409,7 @@ func TestLeaseMixed(t *testing.T) {
 func TestLeaseEndsWithTheHandle(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
-		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "job", lockctx.Lease(time.Minute))
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, db, "job", lockctx.Lease(time.Minute))
 		dbtest.OK(t, db.Close())
 		s.WantLeased("job", false)
 		dbtest.Soon(t, "the holder is told", func() bool { return h.Context().Err() != nil })
@@ -503,80 +439,6 @@ func TestLeaseOfAContext(t *testing.T) {
 	})
 }
 
-// TestLeaseStatementsPerPath: what each path sends for a key whose row is there.
-// The fence is the one statement that a lease adds to a transaction.
-func TestLeaseStatementsPerPath(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db, tap := s.Tapped(mysqllock.Config{})
-		db.SetMaxOpenConns(1)
-		with := func(keys ...string) context.Context {
-			return lockctx.WithKeys(dbtest.Limited(t), keys, lockctx.Lease(time.Minute))
-		}
-		transaction := func(ctx context.Context) error {
-			tx, err := db.BeginTx(ctx, nil)
-			if err != nil {
-				return err
-			}
-			dbtest.Exec(t, tx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
-			return tx.Commit()
-		}
-		hold, err := mysqllock.Acquire(dbtest.Limited(t), db, "hold", lockctx.Lease(time.Minute))
-		dbtest.OK(t, err)
-		defer hold.Release()
-		inside := hold.Context()
-		for _, p := range []struct {
-			what string
-			want int
-			run  func() error
-		}{
-			{"transaction without a hint: BEGIN, UPDATE, COMMIT", 3, func() error { return transaction(dbtest.Limited(t)) }},
-			{"transaction: the lease is in BEGIN, fence and release are in COMMIT", 3, func() error { return transaction(with("k")) }},
-			{"two keys: two leases, two releases", 3 + 4, func() error { return transaction(with("a", "b")) }},
-			{"Exec: BEGIN with lease, UPDATE, COMMIT with fence and release", 3, func() error {
-				_, err := db.ExecContext(with("k"), "UPDATE p SET stock = stock + 1 WHERE id = 1")
-				return err
-			}},
-			{"read, write: one more", 6, func() error {
-				ctx := with("k")
-				var n int
-				if err := db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n); err != nil {
-					return err
-				}
-				_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
-				return err
-			}},
-			{"Acquire and Release", 2, func() error {
-				h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(time.Minute))
-				if err != nil {
-					return err
-				}
-				return h.Release()
-			}},
-			{"transaction in a hold: none more, the fence is in COMMIT", 3, func() error { return transaction(inside) }},
-			{"Exec in a hold: BEGIN, fence with COMMIT", 1 + 2, func() error {
-				_, err := db.ExecContext(inside, "UPDATE p SET stock = stock + 1 WHERE id = 1")
-				return err
-			}},
-			{"query in a hold", 1, func() error {
-				var n int
-				return db.QueryRowContext(inside, "SELECT stock FROM p WHERE id = 1").Scan(&n)
-			}},
-			{"a read-only transaction in a hold: no fence", 3, func() error {
-				tx, err := db.BeginTx(inside, &sql.TxOptions{ReadOnly: true})
-				if err != nil {
-					return err
-				}
-				var n int
-				dbtest.OK(t, tx.QueryRow("SELECT stock FROM p WHERE id = 1").Scan(&n))
-				return tx.Commit()
-			}},
-			{"a row lock in a hold: BEGIN with lock, UPDATE, fence with COMMIT", 3, func() error { return transaction(lockctx.With(inside, "row")) }},
-		} {
-			tap.Costs(t, p.what, p.want, p.run)
-		}
-	})
-}
-
 // TestLeaseOutlivesAFailedWrite: a unit of work whose write was rolled back by the
 // server goes on under the lease under which it has read.
 func TestLeaseOutlivesAFailedWrite(t *testing.T) {
@@ -585,8 +447,7 @@ func TestLeaseOutlivesAFailedWrite(t *testing.T) {
 		ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.Lease(stock.TTL))
 		var n int
 		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
-		blocker, err := s.Plain.Begin()
-		dbtest.OK(t, err)
+		blocker := dbtest.Begin(t, context.Background(), s.Plain)
 		dbtest.Exec(t, blocker, "UPDATE p SET stock = stock WHERE id = 1")
 		failed := make(chan error, 1)
 		go func() {
@@ -604,7 +465,7 @@ func TestLeaseOutlivesAFailedWrite(t *testing.T) {
 		dbtest.OK(t, blocker.Rollback())
 		s.WantLeased("k", true)
 		stock.WantToken(t, ctx, 1)
-		if _, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1); err == nil && s.Token("k") != 1 {
+		if _, err := db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1); err == nil && s.Token("k") != 1 {
 			t.Error("the second write ran under another lease than the read")
 		}
 	})
@@ -645,10 +506,8 @@ func TestLeaseFencesWhatRunsUnderASession(t *testing.T) {
 		dbtest.OK(t, err)
 		var n int
 		dbtest.OK(t, db.QueryRowContext(row, "SELECT stock FROM p WHERE id = 1").Scan(&n))
-		tx, err := db.Begin()
-		dbtest.OK(t, err)
-		_, err = tx.ExecContext(h.Context(), "UPDATE p SET stock = 1 WHERE id = 2")
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, context.Background(), db)
+		dbtest.ExecIn(t, h.Context(), tx, "UPDATE p SET stock = 1 WHERE id = 2")
 		s.Steal("k")
 		stock.WantLost(t, "Commit", tx.Commit())
 		s.WantStock(2, 10)

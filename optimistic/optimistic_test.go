@@ -2,6 +2,7 @@ package optimistic_test
 
 import (
 	"context"
+	"database/sql"
 	"database/sql/driver"
 	"errors"
 	"fmt"
@@ -999,4 +1000,108 @@ func TestBareDriver(t *testing.T) {
 		s.Exec(c, "START TRANSACTION")
 		p.wantConflict(bare, versions...)
 	})
+}
+
+// TestTableLocked: while somebody has locked the whole table, what the server ends by its
+// own limit has a sentinel, and the key.
+func TestTableLocked(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		p := s.process()
+		p.remember(nil, "known")
+		version := p.remember(nil, "committed")
+		c, committing := s.Connect(), s.Connect()
+		s.Exec(c, "SET SESSION lock_wait_timeout = 1")
+		s.Exec(committing, "BEGIN")
+		other := s.Connect()
+		s.Exec(other, "LOCK TABLES "+s.table.String()+" WRITE")
+		for _, wait := range []time.Duration{0, 20 * time.Second} {
+			for _, conn := range []driver.Conn{nil, c} {
+				for _, key := range []string{"known", "new"} {
+					if key == "new" && (wait > 0 || conn != nil) {
+						continue // it is made on a connection of its own, whoever asks
+					}
+					_, err := p.Remember(dbtest.Limited(t), adopt(conn), optimistic.Request{Keys: []string{key}, Wait: wait})
+					var e *lockerr.Error
+					if !errors.As(err, &e) || e.Key != key || !errors.Is(err, lockerr.ErrLocked) || !errors.Is(err, lockerr.ErrTimeout) {
+						t.Errorf("%s with a wait of %v, on its own connection %v: %v", key, wait, conn == nil, err)
+					}
+				}
+			}
+		}
+		began := time.Now()
+		done, unknown, err := p.Commit(dbtest.Limited(t), adopt(committing), version)
+		if d := time.Since(began); done || unknown || !errors.Is(err, lockerr.ErrLocked) || d > 10*time.Second {
+			t.Errorf("the commit, after %v: %v, %v, %v", d, done, unknown, err)
+		}
+		p.wantConflict(committing, version...)
+		s.Exec(other, "UNLOCK TABLES")
+		p.remember(nil, "known", "new")
+	})
+}
+
+func TestChanged(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		s.Exec(s.own, "CREATE TABLE product (id INT PRIMARY KEY, stock INT NOT NULL, version INT NOT NULL) ENGINE=InnoDB")
+		all := []string{"", "clientFoundRows=true"}
+		checked := s.checksSnapshots()
+		if s.info.SnapshotIsolation {
+			all = append(all, "innodb_snapshot_isolation=ON")
+		}
+		for _, params := range all {
+			s.Exec(s.own, "REPLACE INTO product VALUES (1, 10, 1), (2, 10, 1)")
+			db := sql.OpenDB(s.Connector(dbtest.With(params)))
+			defer db.Close()
+			update := func(where string, args ...any) error {
+				return optimistic.Changed(db.ExecContext(dbtest.Limited(t), "UPDATE product SET stock = 10, version = version + 1 WHERE "+where, args...))
+			}
+			dbtest.OK(t, update("id = ? AND version = ?", 1, 1)) // the stock is what it was
+			for _, old := range []int{1, 3} {
+				err := update("id = ? AND version = ?", 1, old)
+				var said *lockerr.Error
+				if !errors.Is(err, lockerr.ErrConflict) || !errors.As(err, &said) || said.Strategy != hint.StrategyOptimistic {
+					t.Errorf("%s: version %d: %v", params, old, err)
+				}
+			}
+			if err := update("id = 7 AND version = 1"); !errors.Is(err, lockerr.ErrConflict) {
+				t.Errorf("%s: no row: %v", params, err)
+			}
+			dbtest.OK(t, update("id IN (1, 2)"))
+			if err := update("no = 7"); err == nil || errors.Is(err, lockerr.ErrConflict) {
+				t.Errorf("%s: a statement that fails: %v", params, err)
+			}
+
+			// The same transaction shows the row as it was, which a new one does not.
+			tx, err := db.BeginTx(dbtest.Limited(t), &sql.TxOptions{Isolation: sql.LevelRepeatableRead})
+			dbtest.OK(t, err)
+			version := func(tx *sql.Tx) (n int) {
+				dbtest.OK(t, tx.QueryRow("SELECT version FROM product WHERE id = 1").Scan(&n))
+				return n
+			}
+			before := version(tx)
+			dbtest.OK(t, update("id = ? AND version = ?", 1, before))
+			if err := optimistic.Changed(tx.Exec("UPDATE product SET version = version + 1 WHERE id = 1 AND version = ?", before)); !errors.Is(err, lockerr.ErrConflict) {
+				t.Errorf("%s: it was changed meanwhile: %v", params, err)
+			}
+			if checked || params == "innodb_snapshot_isolation=ON" { // it has ended the transaction
+				before++
+			}
+			if got := version(tx); got != before {
+				t.Errorf("%s: %d where %d was expected", params, got, before)
+			}
+			dbtest.OK(t, tx.Rollback())
+		}
+	})
+}
+
+func TestChangedRows(t *testing.T) {
+	failed := context.Canceled
+	newer := &mysql.MySQLError{Number: 1020}
+	for _, test := range []struct {
+		n         int64
+		err, want error
+	}{{0, nil, lockerr.ErrConflict}, {-1, nil, lockerr.ErrConflict}, {1, nil, nil}, {2, nil, nil}, {0, failed, failed}, {1, failed, failed}, {0, newer, lockerr.ErrConflict}, {0, newer, newer}} {
+		if err := optimistic.ChangedRows(test.n, test.err); !errors.Is(err, test.want) || errors.Is(test.err, failed) && errors.Is(err, lockerr.ErrConflict) {
+			t.Errorf("%d rows, %v: %v", test.n, test.err, err)
+		}
+	}
 }

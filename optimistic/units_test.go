@@ -46,87 +46,55 @@ const besideASession = "query, late hint"
 
 const increment = "UPDATE p SET stock = ? WHERE id = 1"
 
-// inTx reads with one context and writes with another in tx.
-func inTx(reading, writing context.Context, tx *sql.Tx, between func()) error {
-	defer tx.Rollback()
-	n, err := stock.Read(reading, tx, 1)
+// decide reads, and writes what it has decided.
+func decide(ctx context.Context, db stock.Querier, between func(), write func(n int) error) error {
+	n, err := stock.Read(ctx, db, 1)
 	if err != nil {
 		return err
 	}
 	between()
-	if _, err := tx.ExecContext(writing, increment, n+1); err != nil {
+	return write(n + 1)
+}
+
+// raise reads with one context and writes with another.
+func raise(reading, writing context.Context, db interface {
+	stock.Querier
+	dbtest.Execer
+}, between func(),
+) error {
+	return decide(reading, db, between, func(n int) error {
+		_, err := db.ExecContext(writing, increment, n)
 		return err
-	}
-	return tx.Commit()
+	})
 }
 
 // ways are with a hint in ctx.
 var ways = []way{
 	{"BeginTx", func(ctx context.Context, db *sql.DB, between func()) error {
-		tx, err := db.BeginTx(ctx, nil)
-		if err != nil {
-			return err
-		}
-		return inTx(ctx, context.Background(), tx, between)
+		return stock.InTx(ctx, db, func(tx *sql.Tx) error { return raise(ctx, context.Background(), tx, between) })
 	}},
-	{"statements", func(ctx context.Context, db *sql.DB, between func()) error {
-		n, err := stock.Read(ctx, db, 1)
-		if err == nil {
-			between()
-			_, err = db.ExecContext(ctx, increment, n+1)
-		}
-		return err
-	}},
+	{"statements", func(ctx context.Context, db *sql.DB, between func()) error { return raise(ctx, ctx, db, between) }},
 	{"query, BeginTx", func(ctx context.Context, db *sql.DB, between func()) error {
-		n, err := stock.Read(ctx, db, 1)
-		if err != nil {
-			return err
-		}
-		between()
-		tx, err := db.BeginTx(ctx, nil)
-		if err != nil {
-			return err
-		}
-		defer tx.Rollback()
-		if _, err := tx.Exec(increment, n+1); err != nil {
-			return err
-		}
-		return tx.Commit()
+		return decide(ctx, db, between, func(n int) error {
+			return stock.InTx(ctx, db, func(tx *sql.Tx) error { _, err := tx.Exec(increment, n); return err })
+		})
 	}},
 	{"query that writes", func(ctx context.Context, db *sql.DB, between func()) error {
-		n, err := stock.Read(ctx, db, 1)
-		if err != nil {
+		return decide(ctx, db, between, func(n int) error {
+			rows, err := db.QueryContext(ctx, increment, n)
+			if err == nil {
+				err = rows.Close()
+			}
 			return err
-		}
-		between()
-		rows, err := db.QueryContext(ctx, increment, n+1)
-		if err == nil {
-			err = rows.Close()
-		}
-		return err
+		})
 	}},
 	{"late hint", func(ctx context.Context, db *sql.DB, between func()) error {
-		tx, err := db.Begin()
-		if err != nil {
-			return err
-		}
-		return inTx(ctx, context.Background(), tx, between)
+		return stock.InTx(context.Background(), db, func(tx *sql.Tx) error { return raise(ctx, context.Background(), tx, between) })
 	}},
 	{besideASession, func(ctx context.Context, db *sql.DB, between func()) error {
-		n, err := stock.Read(ctx, db, 1)
-		if err != nil {
-			return err
-		}
-		between()
-		tx, err := db.Begin()
-		if err != nil {
-			return err
-		}
-		defer tx.Rollback()
-		if _, err := tx.ExecContext(ctx, increment, n+1); err != nil {
-			return err
-		}
-		return tx.Commit()
+		return decide(ctx, db, between, func(n int) error {
+			return stock.InTx(context.Background(), db, func(tx *sql.Tx) error { _, err := tx.ExecContext(ctx, increment, n); return err })
+		})
 	}},
 	{"prepared", func(ctx context.Context, db *sql.DB, between func()) error {
 		reading, err := db.Prepare("SELECT stock FROM p WHERE id = ?")
@@ -148,25 +116,14 @@ var ways = []way{
 		return err
 	}},
 	{"prepared in BeginTx", func(ctx context.Context, db *sql.DB, between func()) error {
-		tx, err := db.BeginTx(ctx, nil)
-		if err != nil {
-			return err
-		}
-		defer tx.Rollback()
-		writing, err := tx.PrepareContext(ctx, increment)
-		if err != nil {
-			return err
-		}
-		defer writing.Close()
-		n, err := stock.Read(ctx, tx, 1)
-		if err != nil {
-			return err
-		}
-		between()
-		if _, err = writing.Exec(n + 1); err != nil {
-			return err
-		}
-		return tx.Commit()
+		return stock.InTx(ctx, db, func(tx *sql.Tx) error {
+			writing, err := tx.PrepareContext(ctx, increment)
+			if err != nil {
+				return err
+			}
+			defer writing.Close()
+			return decide(ctx, tx, between, func(n int) error { _, err := writing.Exec(n); return err })
+		})
 	}},
 	{"nested", func(ctx context.Context, db *sql.DB, between func()) error {
 		conn, err := db.Conn(ctx)
@@ -174,36 +131,17 @@ var ways = []way{
 			return err
 		}
 		defer conn.Close()
-		outer, err := conn.BeginTx(ctx, nil)
-		if err != nil {
-			return err
-		}
-		defer outer.Rollback()
-		inner, err := conn.BeginTx(ctx, nil)
-		if err != nil {
-			return err
-		}
-		if err := inTx(ctx, ctx, inner, between); err != nil {
-			return err
-		}
-		return outer.Commit()
+		return stock.InTx(ctx, conn, func(*sql.Tx) error {
+			return stock.InTx(ctx, conn, func(tx *sql.Tx) error { return raise(ctx, ctx, tx, between) })
+		})
 	}},
 }
 
 // holds are without a hint in ctx: what they ask for is opts.
 func holds(opts ...lockctx.Option) []way {
-	body := func(ctx context.Context, db *sql.DB, between func()) error {
-		n, err := stock.Read(ctx, db, 1)
-		if err != nil {
-			return err
-		}
-		between()
-		_, err = db.ExecContext(ctx, increment, n+1)
-		return err
-	}
 	return []way{
 		{"Do", func(ctx context.Context, db *sql.DB, between func()) error {
-			return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { return body(ctx, db, between) }, opts...)
+			return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { return raise(ctx, ctx, db, between) }, opts...)
 		}},
 		{"Acquire", func(ctx context.Context, db *sql.DB, between func()) error {
 			h, err := mysqllock.Acquire(ctx, db, "k", opts...)
@@ -211,18 +149,14 @@ func holds(opts ...lockctx.Option) []way {
 				return err
 			}
 			defer h.Rollback()
-			if err := body(h.Context(), db, between); err != nil {
+			if err := raise(h.Context(), h.Context(), db, between); err != nil {
 				return err
 			}
 			return h.Release()
 		}},
 		{"BeginTx in Do", func(ctx context.Context, db *sql.DB, between func()) error {
 			return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
-				tx, err := db.BeginTx(ctx, nil)
-				if err != nil {
-					return err
-				}
-				return inTx(ctx, ctx, tx, between)
+				return stock.InTx(ctx, db, func(tx *sql.Tx) error { return raise(ctx, ctx, tx, between) })
 			}, opts...)
 		}},
 	}
@@ -272,24 +206,20 @@ func TestOptimisticConflicts(t *testing.T) {
 		db, other := s.Handle(), s.Handle()
 		add := func(ctx context.Context) {
 			t.Helper()
-			_, err := other.ExecContext(ctx, "UPDATE p SET stock = stock + 100 WHERE id = 1")
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, ctx, other, "UPDATE p SET stock = stock + 100 WHERE id = 1")
 		}
 		rivals := map[string]func(){
 			"optimistic": func() { add(optimistically(t)) },
 			"row":        func() { add(lockctx.With(dbtest.Limited(t), "k")) },
 			"row, late": func() {
-				tx, err := other.BeginTx(dbtest.Limited(t), nil)
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, dbtest.Limited(t), other)
 				dbtest.Exec(t, tx, "UPDATE p SET stock = stock + 100 WHERE id = 1")
-				_, err = tx.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "DO 1")
-				dbtest.OK(t, err)
+				dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "k"), tx, "DO 1")
 				dbtest.OK(t, tx.Commit())
 			},
 			"row, session": func() {
 				ctx := lockctx.With(dbtest.Limited(t), "k")
-				_, err := stock.Read(ctx, other, 1)
-				dbtest.OK(t, err)
+				stock.MustRead(t, ctx, other, 1)
 				add(ctx)
 			},
 			"slots": func() { add(lockctx.With(dbtest.Limited(t), "k", lockctx.Slots(1))) },
@@ -330,9 +260,7 @@ func TestOptimisticHeld(t *testing.T) {
 				var h *mysqllock.Hold
 				var start time.Time
 				err := unit(dbtest.Limited(t), db, func() {
-					var err error
-					h, err = mysqllock.Acquire(dbtest.Limited(t), other, "k", opt)
-					dbtest.OK(t, err)
+					h = stock.Acquire(t, other, "k", opt)
 					start = time.Now()
 				})
 				if took := time.Since(start); took > time.Minute { // the handle waits for longer
@@ -356,24 +284,21 @@ func TestOptimisticVersions(t *testing.T) {
 		db := s.Handle("lockStrategy=optimistic")
 		ctx := lockctx.With(dbtest.Limited(t), "k")
 		wantVersion(t, ctx, 0)
-		n, err := stock.Read(ctx, db, 1)
-		dbtest.OK(t, err)
+		n := stock.MustRead(t, ctx, db, 1)
 		first := s.Token("k")
 		wantVersion(t, ctx, first)
 		if st := db.Stats(); st.InUse != 0 {
 			t.Errorf("%d connections are pinned", st.InUse)
 		}
 		s.WantLocked("k", false)
-		_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = ? WHERE id = 1", n-1)
 		wantVersion(t, ctx, first+1)
 		if now := s.Token("k"); now != first+1 {
 			t.Errorf("the version is %d, want %d", now, first+1)
 		}
 		// The next unit of work, of another lock context: it does not rely on the read.
 		ctx = lockctx.With(dbtest.Limited(t), "k")
-		_, err = db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = stock - 1 WHERE id = 1")
 		wantVersion(t, ctx, first+2)
 		s.WantStock(1, 8)
 
@@ -381,31 +306,26 @@ func TestOptimisticVersions(t *testing.T) {
 		for what, unit := range map[string]func(ctx context.Context) error{
 			"a query": func(ctx context.Context) error { _, err := stock.Read(ctx, db, 1); return err },
 			"a transaction that reads": func(ctx context.Context) error {
-				tx, err := db.BeginTx(ctx, nil)
-				dbtest.OK(t, err)
-				_, err = stock.Read(ctx, tx, 1)
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, ctx, db)
+				stock.MustRead(t, ctx, tx, 1)
 				return tx.Commit()
 			},
 			"a READ ONLY transaction": func(ctx context.Context) error {
 				tx, err := db.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
 				dbtest.OK(t, err)
-				_, err = stock.Read(ctx, tx, 1)
-				dbtest.OK(t, err)
+				stock.MustRead(t, ctx, tx, 1)
 				if _, err := tx.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 1"); err == nil {
 					t.Error("a READ ONLY transaction has written")
 				}
 				return tx.Commit()
 			},
 			"a transaction that is rolled back": func(ctx context.Context) error {
-				tx, err := db.BeginTx(ctx, nil)
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, ctx, db)
 				dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
 				return tx.Rollback()
 			},
 			"a transaction of nothing": func(ctx context.Context) error {
-				tx, err := db.BeginTx(ctx, nil)
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, ctx, db)
 				return tx.Commit()
 			},
 			"Do that reads": func(ctx context.Context) error {
@@ -413,8 +333,7 @@ func TestOptimisticVersions(t *testing.T) {
 			},
 			"Do that fails": func(ctx context.Context) error {
 				err := mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
-					_, err := db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 1")
-					dbtest.OK(t, err)
+					dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = 1 WHERE id = 1")
 					return sql.ErrNoRows
 				})
 				if !errors.Is(err, sql.ErrNoRows) {
@@ -425,8 +344,7 @@ func TestOptimisticVersions(t *testing.T) {
 			"a hold that is rolled back": func(ctx context.Context) error {
 				h, err := mysqllock.Acquire(ctx, db, "k")
 				dbtest.OK(t, err)
-				_, err = db.ExecContext(h.Context(), "UPDATE p SET stock = 1 WHERE id = 1")
-				dbtest.OK(t, err)
+				dbtest.ExecIn(t, h.Context(), db, "UPDATE p SET stock = 1 WHERE id = 1")
 				return h.Rollback()
 			},
 		} {
@@ -442,34 +360,28 @@ func TestOptimisticVersions(t *testing.T) {
 
 		// A read needs no end, nor does what comes after it.
 		ctx = lockctx.With(context.Background(), "k")
-		if n, err = stock.Read(ctx, db, 1); err != nil {
-			t.Fatalf("a read in a context that never ends: %v", err)
-		}
-		_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
-		dbtest.OK(t, err)
+		n = stock.MustRead(t, ctx, db, 1)
+		dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = ? WHERE id = 1", n-1)
 		// A context of the query alone ends nothing: there is nothing to give back.
 		ctx = lockctx.With(context.Background(), "k")
 		query, cancel := context.WithCancel(ctx)
-		n, err = stock.Read(query, db, 1)
-		dbtest.OK(t, err)
+		n = stock.MustRead(t, query, db, 1)
 		cancel()
 		time.Sleep(50 * time.Millisecond)
-		_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = ? WHERE id = 1", n-1)
 		s.WantStock(1, 6)
 
 		// The end of the lock context ends the unit of work.
 		base, end := context.WithCancel(dbtest.Limited(t))
 		ctx = lockctx.With(base, "k")
-		_, err = stock.Read(ctx, db, 1)
-		dbtest.OK(t, err)
+		stock.MustRead(t, ctx, db, 1)
 		end()
 		ended := context.WithoutCancel(ctx)
 		dbtest.Soon(t, "the unit of work has ended", func() bool {
 			_, err := stock.Read(ended, db, 1)
 			return errors.Is(err, mysqllock.ErrLost)
 		})
-		_, err = db.ExecContext(ended, "UPDATE p SET stock = 1 WHERE id = 1")
+		_, err := db.ExecContext(ended, "UPDATE p SET stock = 1 WHERE id = 1")
 		stock.WantLost(t, "a write after the end of the lock context", err)
 		s.WantStock(1, 6)
 	})
@@ -482,8 +394,7 @@ func TestIfVersion(t *testing.T) {
 		shown := func() uint64 {
 			t.Helper()
 			ctx := optimistically(t)
-			_, err := stock.Read(ctx, other, 1)
-			dbtest.OK(t, err)
+			stock.MustRead(t, ctx, other, 1)
 			version, there := mysqllock.Version(ctx)
 			if !there {
 				t.Fatal("no version")
@@ -492,8 +403,7 @@ func TestIfVersion(t *testing.T) {
 		}
 		stale := shown()
 		for range 2 {
-			_, err := other.ExecContext(optimistically(t), "UPDATE p SET stock = stock + 100 WHERE id = 1")
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, optimistically(t), other, "UPDATE p SET stock = stock + 100 WHERE id = 1")
 		}
 		calls := 0
 		for name, unit := range units(lockctx.IfVersion(stale)) {
@@ -546,15 +456,10 @@ func TestOptimisticConflictStays(t *testing.T) {
 			for name, write := range map[string]func(ctx context.Context) error{
 				"Exec": func(ctx context.Context) error { _, err := db.ExecContext(ctx, increment, 1); return err },
 				"BeginTx": func(ctx context.Context) error {
-					tx, err := db.BeginTx(ctx, nil)
-					if err != nil {
+					return stock.InTx(ctx, db, func(tx *sql.Tx) error {
+						_, err := tx.Exec(increment, 1)
 						return err
-					}
-					defer tx.Rollback()
-					if _, err := tx.Exec(increment, 1); err != nil {
-						return err
-					}
-					return tx.Commit()
+					})
 				},
 				"Do": func(ctx context.Context) error {
 					return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
@@ -567,10 +472,8 @@ func TestOptimisticConflictStays(t *testing.T) {
 				if more != "" {
 					ctx = lockctx.With(ctx, more, lockctx.Row())
 				}
-				_, err := stock.Read(ctx, db, 1)
-				dbtest.OK(t, err)
-				_, err = other.ExecContext(optimistically(t), "UPDATE p SET stock = stock + 1 WHERE id = 1")
-				dbtest.OK(t, err)
+				stock.MustRead(t, ctx, db, 1)
+				dbtest.ExecIn(t, optimistically(t), other, "UPDATE p SET stock = stock + 1 WHERE id = 1")
 				before := s.Stock(1)
 				for try := range 3 {
 					what := fmt.Sprintf("%s with another key %q, try %d", name, more, try)
@@ -594,15 +497,13 @@ func TestOptimisticConflictStays(t *testing.T) {
 		// A transaction that has read nothing outside of itself can be begun again.
 		ctx := optimistically(t)
 		for try := range 2 {
-			tx, err := db.BeginTx(ctx, nil)
-			dbtest.OK(t, err)
-			n, err := stock.Read(ctx, tx, 1)
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, ctx, db)
+			n := stock.MustRead(t, ctx, tx, 1)
 			if try == 0 {
-				_, err = other.ExecContext(optimistically(t), "UPDATE p SET stock = stock + 1 WHERE id = 1")
-				dbtest.OK(t, err)
+				dbtest.ExecIn(t, optimistically(t), other, "UPDATE p SET stock = stock + 1 WHERE id = 1")
 			}
-			if _, err = tx.Exec(increment, n+1); err == nil {
+			_, err := tx.Exec(increment, n+1)
+			if err == nil {
 				err = tx.Commit()
 			} else {
 				_ = tx.Rollback()
@@ -625,18 +526,16 @@ func TestOptimisticFailedWrite(t *testing.T) {
 		duplicate := "INSERT INTO p VALUES (1, 1)"
 		for _, rival := range []bool{false, true} {
 			ctx := optimistically(t)
-			n, err := stock.Read(ctx, db, 1)
-			dbtest.OK(t, err)
+			n := stock.MustRead(t, ctx, db, 1)
 			for range 2 {
 				if _, err := db.ExecContext(ctx, duplicate); err == nil || errors.Is(err, mysqllock.ErrConflict) {
 					t.Errorf("a duplicate returned %v", err)
 				}
 			}
 			if rival {
-				_, err = other.ExecContext(optimistically(t), increment, 50)
-				dbtest.OK(t, err)
+				dbtest.ExecIn(t, optimistically(t), other, increment, 50)
 			}
-			_, err = db.ExecContext(ctx, increment, n+1)
+			_, err := db.ExecContext(ctx, increment, n+1)
 			if rival {
 				wantConflict(t, "the write", err, "commit")
 				s.WantStock(1, 50)
@@ -648,11 +547,9 @@ func TestOptimisticFailedWrite(t *testing.T) {
 		}
 		// If the failed one meets a conflict, that is its error, and nothing goes on.
 		ctx := optimistically(t)
-		_, err := stock.Read(ctx, db, 1)
-		dbtest.OK(t, err)
-		_, err = other.ExecContext(optimistically(t), increment, 60)
-		dbtest.OK(t, err)
-		_, err = db.ExecContext(ctx, duplicate)
+		stock.MustRead(t, ctx, db, 1)
+		dbtest.ExecIn(t, optimistically(t), other, increment, 60)
+		_, err := db.ExecContext(ctx, duplicate)
 		wantConflict(t, "the duplicate", err, "exec")
 		_, err = db.ExecContext(ctx, increment, 1)
 		wantConflict(t, "the write", err, "exec")
@@ -665,30 +562,24 @@ func TestOptimisticInTransactions(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		// It has read before: what it has seen may be older than the version.
-		tx, err := db.BeginTx(dbtest.Limited(t), nil)
-		dbtest.OK(t, err)
-		n, err := stock.Read(context.Background(), tx, 1)
-		dbtest.OK(t, err)
-		if _, err = tx.ExecContext(optimistically(t), increment, n+1); !errors.Is(err, mysqllock.ErrStaleSnapshot) {
+		tx := dbtest.Begin(t, dbtest.Limited(t), db)
+		n := stock.MustRead(t, context.Background(), tx, 1)
+		if _, err := tx.ExecContext(optimistically(t), increment, n+1); !errors.Is(err, mysqllock.ErrStaleSnapshot) {
 			t.Errorf("a late hint after a read returned %v", err)
 		}
 		dbtest.OK(t, tx.Rollback())
-		tx, err = db.BeginTx(dbtest.Limited(t), &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+		tx, err := db.BeginTx(dbtest.Limited(t), &sql.TxOptions{Isolation: sql.LevelReadCommitted})
 		dbtest.OK(t, err)
-		_, err = stock.Read(context.Background(), tx, 1)
-		dbtest.OK(t, err)
-		n, err = stock.Read(optimistically(t), tx, 1)
-		dbtest.OK(t, err)
+		stock.MustRead(t, context.Background(), tx, 1)
+		n = stock.MustRead(t, optimistically(t), tx, 1)
 		dbtest.Exec(t, tx, increment, n+1)
 		dbtest.OK(t, tx.Commit())
 		s.WantStock(1, n+1)
 		// Nor does a version say anything of what was read before it, wherever it is
 		// from.
 		for _, opt := range []lockctx.Option{lockctx.Optimistic(), lockctx.IfVersion(s.Token("k"))} {
-			tx, err = db.BeginTx(dbtest.Limited(t), nil)
-			dbtest.OK(t, err)
-			_, err = stock.Read(context.Background(), tx, 1)
-			dbtest.OK(t, err)
+			tx = dbtest.Begin(t, dbtest.Limited(t), db)
+			stock.MustRead(t, context.Background(), tx, 1)
 			_, err = tx.ExecContext(lockctx.With(dbtest.Limited(t), "k", opt, lockctx.AllowStale()), increment, n+2)
 			if !errors.Is(err, mysqllock.ErrStaleSnapshot) {
 				t.Errorf("a late hint after a read, with AllowStale, returned %v", err)
@@ -702,11 +593,9 @@ func TestOptimisticInTransactions(t *testing.T) {
 		conn, err := db.Conn(ctx)
 		dbtest.OK(t, err)
 		defer conn.Close()
-		outer, err := conn.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
+		outer := dbtest.Begin(t, ctx, conn)
 		dbtest.Exec(t, outer, "UPDATE p SET stock = 1 WHERE id = 2")
-		inner, err := conn.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
+		inner := dbtest.Begin(t, ctx, conn)
 		dbtest.Exec(t, inner, increment, 77)
 		dbtest.OK(t, inner.Rollback())
 		dbtest.OK(t, mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { // joins
@@ -721,29 +610,23 @@ func TestOptimisticInTransactions(t *testing.T) {
 
 		// Statements of a transaction beside the unit of work can't be in its commit.
 		ctx = lockctx.With(optimistically(t), "m", lockctx.Row())
-		_, err = stock.Read(ctx, db, 1)
-		dbtest.OK(t, err)
-		tx, err = db.BeginTx(dbtest.Limited(t), nil)
-		dbtest.OK(t, err)
+		stock.MustRead(t, ctx, db, 1)
+		tx = dbtest.Begin(t, dbtest.Limited(t), db)
 		if _, err := tx.ExecContext(ctx, increment, 1); err == nil || !strings.Contains(err.Error(), "begin the transaction with the lock context") {
 			t.Errorf("a statement beside the unit of work returned %v", err)
 		}
 		dbtest.OK(t, tx.Rollback())
-		_, err = db.ExecContext(ctx, increment, 5)
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, ctx, db, increment, 5)
 
 		// Two keys, one of them another's: neither is written under, nor changed.
 		both := func() context.Context {
 			return lockctx.WithKeys(dbtest.Limited(t), []string{"k", "l"}, lockctx.Optimistic())
 		}
-		_, err = db.ExecContext(both(), increment, 6)
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, both(), db, increment, 6)
 		for _, key := range []string{"k", "l"} {
-			tx, err := db.BeginTx(both(), nil)
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, both(), db)
 			dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 4")
-			_, err = other.ExecContext(lockctx.With(dbtest.Limited(t), key, lockctx.Optimistic()), increment, 7)
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), key, lockctx.Optimistic()), other, increment, 7)
 			k, l := s.Token("k"), s.Token("l")
 			err = tx.Commit()
 			var e *mysqllock.Error
@@ -757,11 +640,9 @@ func TestOptimisticInTransactions(t *testing.T) {
 		s.WantStock(4, 10)
 		// A second key that joins.
 		ctx = optimistically(t)
-		tx, err = db.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
+		tx = dbtest.Begin(t, ctx, db)
 		k, l := s.Token("k"), s.Token("l")
-		_, err = tx.ExecContext(lockctx.With(ctx, "l", lockctx.Optimistic()), increment, 8)
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, lockctx.With(ctx, "l", lockctx.Optimistic()), tx, increment, 8)
 		dbtest.OK(t, tx.Commit())
 		if s.Token("k") != k+1 || s.Token("l") != l+1 {
 			t.Error("a commit under two keys has not changed both versions")
@@ -774,8 +655,7 @@ func TestOptimisticWaitsForALease(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle("lockWait=2m"), s.Handle()
 		for name, unit := range units(lockctx.Optimistic()) {
-			h, err := mysqllock.Acquire(dbtest.Limited(t), other, "k", lockctx.Lease(stock.TTL))
-			dbtest.OK(t, err)
+			h := stock.Acquire(t, other, "k", lockctx.Lease(stock.TTL))
 			ended := make(chan time.Time, 1)
 			before := s.Stock(1)
 			go func() {
@@ -793,8 +673,7 @@ func TestOptimisticWaitsForALease(t *testing.T) {
 			s.WantStock(1, before+101)
 		}
 
-		h, err := mysqllock.Acquire(dbtest.Limited(t), other, "k", lockctx.Lease(time.Minute))
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, other, "k", lockctx.Lease(time.Minute))
 		before := s.Stock(1)
 		var e *mysqllock.Error
 		for name, unit := range units(lockctx.Optimistic(), lockctx.NoWait()) {
@@ -834,8 +713,7 @@ func TestOptimisticWaitsForALease(t *testing.T) {
 		dbtest.OK(t, units(lockctx.Optimistic(), lockctx.NoWait())["BeginTx"](dbtest.Limited(t), db, func() {}))
 
 		// A handle that is closed ends the wait, too.
-		h, err = mysqllock.Acquire(dbtest.Limited(t), other, "k", lockctx.Lease(time.Minute))
-		dbtest.OK(t, err)
+		h = stock.Acquire(t, other, "k", lockctx.Lease(time.Minute))
 		closing := s.Handle()
 		result := make(chan error, 1)
 		go func() { _, err := closing.ExecContext(optimistically(t), increment, 1); result <- err }()
@@ -857,8 +735,7 @@ func TestRowLocksStep(t *testing.T) {
 		dbtest.OK(t, err)
 		for _, versioned := range []bool{false, true} {
 			if versioned {
-				_, err := stock.Read(optimistically(t), db, 1)
-				dbtest.OK(t, err)
+				stock.MustRead(t, optimistically(t), db, 1)
 			}
 			for name, unit := range units(lockctx.Row()) {
 				before := s.Token("k")
@@ -876,17 +753,13 @@ func TestRowLocksStep(t *testing.T) {
 				}
 			}
 			before := s.Token("k")
-			tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
-			dbtest.OK(t, err)
-			_, err = stock.Read(dbtest.Limited(t), tx, 1)
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k"), db)
+			stock.MustRead(t, dbtest.Limited(t), tx, 1)
 			dbtest.OK(t, tx.Commit())
-			tx, err = db.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Shared()), nil)
-			dbtest.OK(t, err)
+			tx = dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k", lockctx.Shared()), db)
 			dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 4")
 			dbtest.OK(t, tx.Commit())
-			tx, err = db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
-			dbtest.OK(t, err)
+			tx = dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k"), db)
 			dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 4")
 			dbtest.OK(t, tx.Rollback())
 			if after := s.Token("k"); after != before {
@@ -897,11 +770,9 @@ func TestRowLocksStep(t *testing.T) {
 		// What a transaction has written before its hint counts, too.
 		for what, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "optimistic": lockctx.Optimistic()} {
 			before := s.Token("k")
-			tx, err := db.BeginTx(dbtest.Limited(t), nil)
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, dbtest.Limited(t), db)
 			dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 4")
-			_, err = stock.Read(lockctx.With(dbtest.Limited(t), "k", opt), tx, 1)
-			dbtest.OK(t, err)
+			stock.MustRead(t, lockctx.With(dbtest.Limited(t), "k", opt), tx, 1)
 			dbtest.OK(t, tx.Commit())
 			if after := s.Token("k"); after != before+1 {
 				t.Errorf("%s, written before the hint: the version goes from %d to %d", what, before, after)
@@ -911,25 +782,20 @@ func TestRowLocksStep(t *testing.T) {
 		// Under the session's lock: its end would not tell others of what is
 		// committed elsewhere.
 		ctx := lockctx.With(dbtest.Limited(t), "k")
-		_, err = stock.Read(ctx, db, 1)
-		dbtest.OK(t, err)
-		beside, err := db.BeginTx(dbtest.Limited(t), nil)
-		dbtest.OK(t, err)
+		stock.MustRead(t, ctx, db, 1)
+		beside := dbtest.Begin(t, dbtest.Limited(t), db)
 		for _, text := range []string{"SELECT stock FROM p WHERE id = 1", "UPDATE p SET stock = 1 WHERE id = 1"} {
 			if _, err := beside.ExecContext(ctx, text); err == nil || !strings.Contains(err.Error(), "begin the transaction with the lock context") {
 				t.Errorf("%s under the lock of a session returned %v", text, err)
 			}
 		}
 		dbtest.OK(t, beside.Rollback())
-		_, err = db.ExecContext(ctx, "DO 1")
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, ctx, db, "DO 1")
 
 		// A first unit that keeps the key optimistically waits for a row lock that
 		// does not know of it.
-		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "first"), nil)
-		dbtest.OK(t, err)
-		n, err := stock.Read(dbtest.Limited(t), tx, 2)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "first"), db)
+		n := stock.MustRead(t, dbtest.Limited(t), tx, 2)
 		seen := make(chan int, 1)
 		go func() {
 			n, err := stock.Read(lockctx.With(dbtest.Limited(t), "first", lockctx.Optimistic()), db, 2)
@@ -957,17 +823,14 @@ func TestOptimisticInTextTransaction(t *testing.T) {
 				conn, err := db.Conn(dbtest.Limited(t))
 				dbtest.OK(t, err)
 				dbtest.Exec(t, conn, begin)
-				_, err = stock.Read(dbtest.Limited(t), conn, 1)
-				dbtest.OK(t, err)
-				_, err = other.ExecContext(optimistically(t), "UPDATE p SET stock = stock + 1 WHERE id = 1")
-				dbtest.OK(t, err)
+				stock.MustRead(t, dbtest.Limited(t), conn, 1)
+				dbtest.ExecIn(t, optimistically(t), other, "UPDATE p SET stock = stock + 1 WHERE id = 1")
 				if n, err := stock.Read(lockctx.With(dbtest.Limited(t), "k", opt), conn, 1); !errors.Is(err, mysqllock.ErrUnsafe) {
 					t.Errorf("after %s: %d, %v", begin, n, err)
 				}
 				dbtest.Exec(t, conn, "ROLLBACK")
 				dbtest.Exec(t, conn, "SET autocommit = 1")
-				_, err = stock.Read(optimistically(t), conn, 1)
-				dbtest.OK(t, err)
+				stock.MustRead(t, optimistically(t), conn, 1)
 				dbtest.OK(t, conn.Close())
 			}
 		}
@@ -978,12 +841,10 @@ func TestOptimisticInTextTransaction(t *testing.T) {
 func TestOptimisticMixed(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
-		_, err := stock.Read(optimistically(t), db, 1)
-		dbtest.OK(t, err)
+		stock.MustRead(t, optimistically(t), db, 1)
 		bump := func() {
 			t.Helper()
-			_, err := other.ExecContext(optimistically(t), "UPDATE p SET stock = stock + 1 WHERE id = 2")
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, optimistically(t), other, "UPDATE p SET stock = stock + 1 WHERE id = 2")
 		}
 		write := func(ctx context.Context) error {
 			_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
@@ -1020,8 +881,7 @@ func TestOptimisticMixed(t *testing.T) {
 				// A lock after a read that remembers the version.
 				for _, rival := range []bool{false, true} {
 					ctx := optimistically(t)
-					_, err := stock.Read(ctx, db, 1)
-					dbtest.OK(t, err)
+					stock.MustRead(t, ctx, db, 1)
 					if rival {
 						bump()
 					}
@@ -1031,7 +891,7 @@ func TestOptimisticMixed(t *testing.T) {
 						wantConflict(t, "BeginTx", err, "lock")
 						free()
 					}
-					err = write(in(ctx))
+					err := write(in(ctx))
 					if !rival {
 						dbtest.OK(t, err)
 						s.WantStock(1, had+1)
@@ -1051,12 +911,10 @@ func TestOptimisticMixed(t *testing.T) {
 				}
 				// A lock that is given back since another one is not free, after which
 				// the version still counts.
-				h, err := mysqllock.Acquire(dbtest.Limited(t), other, "m")
-				dbtest.OK(t, err)
+				h := stock.Acquire(t, other, "m")
 				ctx := lockctx.With(context.Background(), "k", lockctx.Optimistic())
-				_, err = stock.Read(ctx, db, 1)
-				dbtest.OK(t, err)
-				_, err = db.BeginTx(lockctx.With(in(ctx), "m", lockctx.Row(), lockctx.NoWait()), nil)
+				stock.MustRead(t, ctx, db, 1)
+				_, err := db.BeginTx(lockctx.With(in(ctx), "m", lockctx.Row(), lockctx.NoWait()), nil)
 				if !errors.Is(err, mysqllock.ErrLocked) {
 					t.Errorf("a second key that is not free: %v", err)
 				}
@@ -1096,8 +954,7 @@ func TestOptimisticMixed(t *testing.T) {
 				for _, rival := range []bool{false, true} {
 					had := s.Stock(1)
 					ctx := optimistically(t)
-					_, err := stock.Read(ctx, db, 1)
-					dbtest.OK(t, err)
+					stock.MustRead(t, ctx, db, 1)
 					if rival {
 						bump()
 					}
@@ -1117,8 +974,7 @@ func TestOptimisticMixed(t *testing.T) {
 		}
 
 		// Shared and more would be an upgrade.
-		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Shared()), nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k", lockctx.Shared()), db)
 		if _, err := tx.ExecContext(optimistically(t), "DO 1"); !errors.Is(err, mysqllock.ErrUnsafe) {
 			t.Errorf("a shared key, kept optimistically: %v", err)
 		}
@@ -1127,8 +983,7 @@ func TestOptimisticMixed(t *testing.T) {
 		// Advisory locks are another space.
 		dbtest.OK(t, write(lockctx.With(optimistically(t), "k", lockctx.Advisory())))
 		ctx := lockctx.With(optimistically(t), "k", lockctx.Advisory())
-		_, err = stock.Read(ctx, db, 1)
-		dbtest.OK(t, err)
+		stock.MustRead(t, ctx, db, 1)
 		bump()
 		if err := write(ctx); !errors.Is(err, mysqllock.ErrConflict) {
 			t.Errorf("under an advisory lock: %v", err)
@@ -1163,15 +1018,13 @@ func TestOptimisticStripes(t *testing.T) {
 			dbtest.OK(t, write(with(optimistically(t), "other", opts...), db))
 			dbtest.OK(t, write(with(with(dbtest.Limited(t), "other", opts...), "k", lockctx.Optimistic()), db))
 			ctx := optimistically(t)
-			_, err := stock.Read(ctx, db, 1)
-			dbtest.OK(t, err)
+			stock.MustRead(t, ctx, db, 1)
 			dbtest.OK(t, write(with(ctx, "other", opts...), db))
 			s.WantStock(1, before+3)
 		}
 		// Of two versions each has to be right.
 		ctx := optimistically(t)
-		_, err := stock.Read(ctx, db, 1)
-		dbtest.OK(t, err)
+		stock.MustRead(t, ctx, db, 1)
 		version, _ := mysqllock.Version(ctx)
 		dbtest.OK(t, write(with(ctx, "other", lockctx.Optimistic()), db))
 		wantVersion(t, ctx, version+1)
@@ -1188,8 +1041,7 @@ func TestOptimisticStripes(t *testing.T) {
 // middle: nothing is committed unseen.
 func TestOptimisticConnectionLost(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		_, err := stock.Read(optimistically(t), s.Handle(), 1)
-		dbtest.OK(t, err)
+		stock.MustRead(t, optimistically(t), s.Handle(), 1)
 		for name, unit := range units(lockctx.Optimistic()) {
 			// The comparison and COMMIT are one.
 			db, p := s.Proxied(mysqllock.Config{})
@@ -1312,7 +1164,7 @@ func TestOptimisticNothingIsLost(t *testing.T) {
 			total int
 			kinds []string
 		}
-		runs := []run{{dbtest.Long(320, 2000), []string{"Do with Retry"}}, {dbtest.Long(320, 2000), []string{"BeginTx"}}}
+		runs := []run{{dbtest.Long(160, 2000), []string{"Do with Retry"}}, {dbtest.Long(160, 2000), []string{"BeginTx"}}}
 		var names []string
 		for name := range kinds() {
 			switch way, _, _ := strings.Cut(name, " "); {
@@ -1328,7 +1180,7 @@ func TestOptimisticNothingIsLost(t *testing.T) {
 		mixed := func(other ...string) []string {
 			return append([]string{"Do with Retry", "BeginTx", "statements"}, other...)
 		}
-		runs = append(runs, run{dbtest.Long(160, 2000), mixed("row BeginTx", "row statements")}, run{dbtest.Long(160, 2000), mixed("lease BeginTx", "lease Do")},
+		runs = append(runs, run{dbtest.Long(96, 2000), mixed("row BeginTx", "row statements")}, run{dbtest.Long(96, 2000), mixed("lease BeginTx", "lease Do")},
 			run{dbtest.Long(160, 2000), []string{"BeginTx", "row BeginTx", "Do with Retry", "lease statements"}})
 		for _, r := range runs {
 			dbtest.Exec(t, s.Plain, increment, 0)
@@ -1345,97 +1197,6 @@ func TestOptimisticNothingIsLost(t *testing.T) {
 			s.WantStock(1, 2*optimisticWorkers*each)
 			t.Logf("%s: %d units of work in %v, %d and %d of them were run again", strings.Join(r.kinds, "; "), r.total, time.Since(start).Round(time.Millisecond), again, there)
 		}
-	})
-}
-
-// TestOptimisticStatements: what keeping a key optimistically costs, and what it
-// costs row locks.
-func TestOptimisticStatements(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db, tap := s.Tapped(mysqllock.Config{})
-		db.SetMaxOpenConns(1)
-		add := "UPDATE p SET stock = stock + 1 WHERE id = 1"
-		inTx := func(ctx context.Context, opts *sql.TxOptions, work func(ctx context.Context, tx *sql.Tx)) error {
-			tx, err := db.BeginTx(ctx, opts)
-			dbtest.OK(t, err)
-			work(ctx, tx)
-			return tx.Commit()
-		}
-		writes := func(ctx context.Context, tx *sql.Tx) { dbtest.Exec(t, tx, add) }
-		read := func(ctx context.Context, db stock.Querier) (n int, err error) { // not prepared
-			return n, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n)
-		}
-		reads := func(ctx context.Context, tx *sql.Tx) { _, err := read(ctx, tx); dbtest.OK(t, err) }
-		row := func() context.Context { return lockctx.With(dbtest.Limited(t), "k") }
-		// Row locks cost no statement more on keys that are kept optimistically.
-		onlyRows := func() {
-			t.Helper()
-			tap.Costs(t, "row, transaction", 3, func() error { return inTx(row(), nil, writes) })
-			tap.Costs(t, "row, transaction that reads", 3, func() error { return inTx(row(), nil, reads) })
-			tap.Costs(t, "row, Exec", 3, func() error { _, err := db.ExecContext(row(), add); return err })
-			tap.Costs(t, "row, read and write", 4, func() error {
-				ctx := row()
-				_, err := read(ctx, db)
-				dbtest.OK(t, err)
-				_, err = db.ExecContext(ctx, add)
-				return err
-			})
-			tap.Costs(t, "row, Do", 3, func() error {
-				return mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error { _, err := db.ExecContext(ctx, add); return err })
-			})
-			tap.Costs(t, "row, another key", 3, func() error { return inTx(lockctx.With(dbtest.Limited(t), "never"), nil, writes) })
-		}
-		onlyRows()
-
-		tap.Costs(t, "transaction without a hint", 3, func() error { return inTx(dbtest.Limited(t), nil, writes) })
-		tap.Costs(t, "transaction", 3, func() error { return inTx(optimistically(t), nil, writes) })
-		tap.Costs(t, "transaction that reads and writes", 4, func() error {
-			return inTx(optimistically(t), nil, func(ctx context.Context, tx *sql.Tx) { reads(ctx, tx); writes(ctx, tx) })
-		})
-		tap.Costs(t, "transaction that reads", 3, func() error { return inTx(optimistically(t), nil, reads) })
-		tap.Costs(t, "READ ONLY transaction", 3+1, func() error { return inTx(optimistically(t), &sql.TxOptions{ReadOnly: true}, reads) })
-		tap.Costs(t, "transaction of two keys", 3+1, func() error {
-			return inTx(lockctx.WithKeys(dbtest.Limited(t), []string{"k", "l"}, lockctx.Optimistic()), nil, writes)
-		})
-		tap.Costs(t, "transaction with a version that was given", 3, func() error {
-			return inTx(lockctx.With(dbtest.Limited(t), "k", lockctx.IfVersion(s.Token("k"))), nil, writes)
-		})
-		tap.Costs(t, "transaction that is rolled back", 3, func() error {
-			tx, err := db.BeginTx(optimistically(t), nil)
-			dbtest.OK(t, err)
-			dbtest.Exec(t, tx, add)
-			return tx.Rollback()
-		})
-		tap.Costs(t, "query", 1+1, func() error { _, err := read(optimistically(t), db); return err })
-		tap.Costs(t, "query with a version that was given", 1, func() error {
-			_, err := read(lockctx.With(dbtest.Limited(t), "k", lockctx.IfVersion(1)), db)
-			return err
-		})
-		tap.Costs(t, "Exec", 3, func() error { _, err := db.ExecContext(optimistically(t), add); return err })
-		tap.Costs(t, "query, query, Exec", 2+3+1, func() error {
-			ctx := optimistically(t)
-			for range 2 {
-				_, err := read(ctx, db)
-				dbtest.OK(t, err)
-			}
-			_, err := db.ExecContext(ctx, add)
-			return err
-		})
-		tap.Costs(t, "Do, a write", 2+1, func() error { // BEGIN goes without saying on sessions
-			return mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
-				_, err := db.ExecContext(ctx, add)
-				return err
-			}, lockctx.Optimistic())
-		})
-		tap.Costs(t, "Do, a read and a write", 3+1, func() error {
-			return mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
-				_, err := read(ctx, db)
-				dbtest.OK(t, err)
-				_, err = db.ExecContext(ctx, add)
-				return err
-			}, lockctx.Optimistic())
-		})
-		onlyRows()
 	})
 }
 
@@ -1466,16 +1227,11 @@ func TestAStatementThatFailsOnWhatOthersCommittedIsAConflict(t *testing.T) {
 		optimistic := func(key string) context.Context { return lockctx.With(dbtest.Limited(t), key, lockctx.Optimistic()) }
 		ways := map[string]func(key, own string, meanwhile func()) error{
 			"BeginTx": func(key, own string, meanwhile func()) error {
-				tx, err := db.BeginTx(optimistic(key), nil)
-				if err != nil {
+				return stock.InTx(optimistic(key), db, func(tx *sql.Tx) error {
+					meanwhile()
+					_, err := tx.Exec(own)
 					return err
-				}
-				defer tx.Rollback()
-				meanwhile()
-				if _, err := tx.Exec(own); err != nil {
-					return err
-				}
-				return tx.Commit()
+				})
 			},
 			"read and Exec": func(key, own string, meanwhile func()) error {
 				ctx := optimistic(key)
@@ -1488,21 +1244,16 @@ func TestAStatementThatFailsOnWhatOthersCommittedIsAConflict(t *testing.T) {
 			},
 			"prepared": func(key, own string, meanwhile func()) error {
 				ctx := optimistic(key)
-				tx, err := db.BeginTx(ctx, nil)
-				if err != nil {
+				return stock.InTx(ctx, db, func(tx *sql.Tx) error {
+					st, err := tx.PrepareContext(ctx, own)
+					if err != nil {
+						return err
+					}
+					defer st.Close()
+					meanwhile()
+					_, err = st.ExecContext(ctx)
 					return err
-				}
-				defer tx.Rollback()
-				st, err := tx.PrepareContext(ctx, own)
-				if err != nil {
-					return err
-				}
-				defer st.Close()
-				meanwhile()
-				if _, err := st.ExecContext(ctx); err != nil {
-					return err
-				}
-				return tx.Commit()
+				})
 			},
 			"Do": func(key, own string, meanwhile func()) error {
 				return mysqllock.Do(dbtest.Limited(t), db, key, func(ctx context.Context) error {
@@ -1521,12 +1272,10 @@ func TestAStatementThatFailsOnWhatOthersCommittedIsAConflict(t *testing.T) {
 					fresh()
 					key := what + how
 					// Once, so that what the first use of a key does is over.
-					_, err := other.ExecContext(optimistic(key), "UPDATE p SET stock = stock + 1 WHERE id = 1")
-					dbtest.OK(t, err)
-					err = run(key, race.own, func() {
+					dbtest.ExecIn(t, optimistic(key), other, "UPDATE p SET stock = stock + 1 WHERE id = 1")
+					err := run(key, race.own, func() {
 						if moves {
-							_, err := other.ExecContext(optimistic(key), race.rival)
-							dbtest.OK(t, err)
+							dbtest.ExecIn(t, optimistic(key), other, race.rival)
 						} else { // without the key
 							dbtest.Exec(t, s.Plain, race.rival)
 						}
@@ -1544,8 +1293,7 @@ func TestAStatementThatFailsOnWhatOthersCommittedIsAConflict(t *testing.T) {
 
 		// A transaction whose version has not moved goes on after the error.
 		fresh()
-		tx, err := db.BeginTx(optimistic("goes on"), nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, optimistic("goes on"), db)
 		dbtest.Exec(t, tx, "UPDATE parent SET n = 5 WHERE id = 2")
 		if _, err := tx.Exec("INSERT INTO parent VALUES (1, 1)"); err == nil {
 			t.Error("a row twice")
@@ -1559,8 +1307,7 @@ func TestAStatementThatFailsOnWhatOthersCommittedIsAConflict(t *testing.T) {
 			var n int
 			err := db.QueryRowContext(ctx, "SELECT COUNT(*) FROM child WHERE id = 7").Scan(&n)
 			if runs++; runs == 1 {
-				_, err := other.ExecContext(optimistic("retry"), "INSERT INTO child VALUES (7, 1)")
-				dbtest.OK(t, err)
+				dbtest.ExecIn(t, optimistic("retry"), other, "INSERT INTO child VALUES (7, 1)")
 			}
 			if err != nil || n > 0 {
 				return err
@@ -1583,15 +1330,10 @@ func TestOptimisticCommitUnanswered(t *testing.T) {
 		db, proxy := s.Proxied(mysqllock.Config{})
 		dbtest.Exec(t, db, "SELECT 1") // the handle looks at its server
 		inTx := func(ctx context.Context) error {
-			tx, err := db.BeginTx(ctx, nil)
-			if err != nil {
+			return stock.InTx(ctx, db, func(tx *sql.Tx) error {
+				_, err := tx.ExecContext(ctx, add)
 				return err
-			}
-			defer tx.Rollback()
-			if _, err = tx.ExecContext(ctx, add); err != nil {
-				return err
-			}
-			return tx.Commit()
+			})
 		}
 		exec := func(ctx context.Context) error { _, err := db.ExecContext(ctx, add); return err }
 		word := "next2"
@@ -1618,13 +1360,104 @@ func TestOptimisticCommitUnanswered(t *testing.T) {
 					t.Errorf("without an answer: %v", err)
 				}
 				var tx *sql.Tx // which waits for what is left of it
-				tx, err = db.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Wait(30*time.Second)), nil)
-				dbtest.OK(t, err)
+				tx = dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k", lockctx.Wait(30*time.Second)), db)
 				if both(); stock-token != before {
 					t.Errorf("the stock is %d, and the version %d: of one the statement has made more than of the other, %d", stock, token, before)
 				}
 				dbtest.OK(t, tx.Rollback())
 			}
 		}
+	})
+}
+
+// TestDoRunsAgainAfterAConflict as often as Retry says, and not with a version that was given,
+// which stays what it is.
+func TestDoRunsAgainAfterAConflict(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other := s.Handle(), s.Handle()
+		for _, c := range []struct {
+			first     lockctx.Option
+			conflicts int // of the first runs
+			runs      int
+			want      error
+		}{
+			{lockctx.Optimistic(), 2, 3, nil},
+			{lockctx.Optimistic(), 9, 3, mysqllock.ErrConflict},
+			{lockctx.IfVersion(1_000_000), 9, 1, mysqllock.ErrConflict},
+		} {
+			runs := 0
+			err := mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
+				n, err := stock.Read(ctx, db, 1)
+				if runs++; runs <= c.conflicts {
+					dbtest.ExecIn(t, optimistically(t), other, "UPDATE p SET stock = stock + 1 WHERE id = 2")
+				}
+				if err == nil {
+					_, err = db.ExecContext(ctx, increment, n+1)
+				}
+				return err
+			}, c.first, lockctx.Retry(2))
+			if runs != c.runs || !errors.Is(err, c.want) {
+				t.Errorf("%d conflicts: %d runs, want %d: %v", c.conflicts, runs, c.runs, err)
+			}
+		}
+		s.WantStock(1, 11)
+	})
+}
+
+// TestStatementsOfAVersion: what paths cost for a key whose row is there, and marked. The golden
+// files of the matrix have the others.
+func TestStatementsOfAVersion(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, tap := s.Tapped(mysqllock.Config{})
+		db.SetMaxOpenConns(1)
+		const add = "UPDATE p SET stock = stock + 1 WHERE id = 1"
+		read := func(ctx context.Context, db stock.Querier) error { // not prepared
+			var n int
+			return db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n)
+		}
+		costs := func(what string, want int, opts *sql.TxOptions, writes bool, end func(*sql.Tx) error, keys []string, how ...lockctx.Option) {
+			t.Helper()
+			tap.Costs(t, what, want, func() error {
+				ctx := lockctx.WithKeys(dbtest.Limited(t), keys, how...)
+				tx, err := db.BeginTx(ctx, opts)
+				dbtest.OK(t, err)
+				if writes {
+					dbtest.Exec(t, tx, add)
+				} else {
+					dbtest.OK(t, read(ctx, tx))
+				}
+				return end(tx)
+			})
+		}
+		k, commit := []string{"k"}, (*sql.Tx).Commit
+		costs("transaction that reads", 3, nil, false, commit, k, lockctx.Optimistic())
+		costs("READ ONLY transaction", 3+1, &sql.TxOptions{ReadOnly: true}, false, commit, k, lockctx.Optimistic())
+		costs("transaction of two keys", 3+1, nil, true, commit, []string{"k", "l"}, lockctx.Optimistic())
+		costs("transaction that is rolled back", 3, nil, true, (*sql.Tx).Rollback, k, lockctx.Optimistic())
+		version := lockctx.IfVersion(s.Token("k"))
+		tap.Costs(t, "with a version that was given", 1+3, func() error {
+			ctx := lockctx.With(dbtest.Limited(t), "k", version)
+			dbtest.OK(t, read(ctx, db))
+			_, err := db.ExecContext(ctx, add)
+			version = lockctx.IfVersion(s.Token("k"))
+			return err
+		})
+		tap.Costs(t, "query, query, Exec", 2+3+1, func() error {
+			ctx := optimistically(t)
+			for range 2 {
+				dbtest.OK(t, read(ctx, db))
+			}
+			_, err := db.ExecContext(ctx, add)
+			return err
+		})
+		// Row locks cost no statement more on keys that are kept optimistically.
+		costs("row, transaction", 3, nil, true, commit, k)
+		costs("row, transaction that reads", 3, nil, false, commit, k)
+		tap.Costs(t, "row, read and write", 4, func() error {
+			ctx := lockctx.With(dbtest.Limited(t), "k")
+			dbtest.OK(t, read(ctx, db))
+			_, err := db.ExecContext(ctx, add)
+			return err
+		})
 	})
 }

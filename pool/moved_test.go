@@ -65,8 +65,7 @@ func TestNoKillElsewhere(t *testing.T) {
 				return conn
 			}
 			begin := func() *sql.Tx {
-				tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k"), db)
 				return tx
 			}
 			// Ids are given one after the other, so one of both servers is behind.

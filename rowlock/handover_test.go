@@ -2,13 +2,26 @@ package rowlock_test
 
 import (
 	"context"
+	"database/sql"
 	"database/sql/driver"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/lockctx"
 	"github.com/mysqllock/mysqllock/pool"
 	"github.com/mysqllock/mysqllock/rowlock"
 )
@@ -85,5 +98,594 @@ func TestHandOverToOneThatGoes(t *testing.T) {
 			dbtest.OK(t, err)
 			again.Succession.HandOver(func() {})
 		}
+	})
+}
+
+// lineUp has so many callers run fn under the key, each with its place in the order in which
+// they are served. They wait behind whoever has it. done returns their errors.
+func lineUp(t *testing.T, db *sql.DB, key string, n int, fn func(ctx context.Context, i int) error) (done func() []error) {
+	t.Helper()
+	stats, err := mysqllock.Stats(db)
+	dbtest.OK(t, err)
+	errs := make([]error, n)
+	var all sync.WaitGroup
+	var served atomic.Int32
+	for i := range n {
+		all.Go(func() {
+			errs[i] = mysqllock.Do(dbtest.Limited(t), db, key, func(ctx context.Context) error { return fn(ctx, int(served.Add(1))-1) })
+		})
+	}
+	awaitLine(t, db, stats.Waiters+n)
+	return func() []error { all.Wait(); return errs }
+}
+
+// awaitLine returns when so many callers are in line.
+func awaitLine(t *testing.T, db *sql.DB, n int) {
+	t.Helper()
+	dbtest.Soon(t, "they wait", func() bool {
+		now, err := mysqllock.Stats(db)
+		return err == nil && now.Waiters == n
+	})
+	time.Sleep(5 * time.Millisecond) // they count as waiters a moment before they are in line
+}
+
+// passing opens a handle that commits and locks for the next caller in one statement: that
+// there is a way to do so, it finds out while callers wait for each other.
+func passing(s *stock.Shop, c mysqllock.Config) (*sql.DB, *dbtest.Tap) {
+	s.T.Helper()
+	db, tap := s.Tapped(c)
+	sent := tap.Texts()
+	pass(s, db, func() bool { return slices.ContainsFunc(sent(), passes) })
+	return db, tap
+}
+
+// pass has callers wait for each other until a COMMIT has been seen to lock for the next.
+// MariaDB needs no procedure for that, and would soon have the statement prepared, which would
+// not be seen.
+func pass(s *stock.Shop, db *sql.DB, seen func() bool) {
+	s.T.Helper()
+	if s.MariaDB() {
+		return
+	}
+	dbtest.Soon(s.T, "a COMMIT locks for the next caller", func() bool {
+		var all sync.WaitGroup
+		for range 3 {
+			all.Go(func() {
+				_ = mysqllock.Do(dbtest.Limited(s.T), db, "warm", func(ctx context.Context) error {
+					_, err := db.ExecContext(ctx, "DO SLEEP(0.005)")
+					return err
+				})
+			})
+		}
+		all.Wait()
+		return seen()
+	})
+}
+
+// passes reports whether a statement commits and locks the key for the next caller.
+func passes(text string) bool {
+	return strings.Contains(text, "COMMIT and lock") || strings.HasPrefix(text, "BEGIN NOT ATOMIC DECLARE v_name") && strings.Contains(text, "COMMIT;")
+}
+
+// sell takes one of the stock of product 1, and knows what there was before.
+func sell(ctx context.Context, db *sql.DB, before int) error {
+	n, err := stock.Read(ctx, db, 1)
+	if err == nil && n != before {
+		err = fmt.Errorf("there are %d, not %d", n, before)
+	}
+	if err == nil {
+		_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
+	}
+	return err
+}
+
+// TestHandOverAsItIs: a transaction in which nothing has run goes from caller to caller, on
+// one session, without a statement; and the key is locked all the time.
+func TestHandOverAsItIs(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, tap := passing(s, mysqllock.Config{HandOverTime: time.Minute})
+		hold := stock.Acquire(t, db, "k")
+		done := lineUp(t, db, "k", 5, func(context.Context, int) error { s.WantLocked("k", true); return nil })
+		sent := tap.Since()
+		dbtest.OK(t, hold.Release())
+		for _, err := range done() {
+			dbtest.OK(t, err)
+		}
+		if all := sent(); len(all) != 1 || all[0].Text != "COMMIT" { // of the last one
+			t.Errorf("sent %v", all)
+		}
+		s.WantLocked("k", false)
+	})
+}
+
+// TestHandOverWithCommit: a unit of work that has written is committed and the key locked for
+// the next caller in one statement. The next sees what was committed.
+func TestHandOverWithCommit(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, tap := passing(s, mysqllock.Config{})
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error { return sell(ctx, db, 10) }))
+		hold := stock.Acquire(t, db, "k")
+		done := lineUp(t, db, "k", 5, func(ctx context.Context, i int) error {
+			s.WantLocked("k", true)
+			s.WantStock(1, 8-i) // committed before the next has the key
+			return sell(ctx, db, 8-i)
+		})
+		dbtest.OK(t, sell(hold.Context(), db, 9))
+		sent := tap.Texts()
+		dbtest.OK(t, hold.Release())
+		for _, err := range done() {
+			dbtest.OK(t, err)
+		}
+		s.WantStock(1, 3)
+		s.WantLocked("k", false)
+		var locks []string
+		for _, text := range sent() {
+			if !strings.Contains(text, "stock") && !strings.HasPrefix(text, "[prepare]") {
+				locks = append(locks, text)
+			}
+		}
+		if len(locks) != 6 || !passes(locks[0]) || !passes(locks[4]) || locks[5] != "COMMIT" {
+			t.Errorf("sent %q", locks)
+		}
+	})
+}
+
+// TestHandOverGivesOthersTheirTurn: another process that waits gets the key after so many
+// hand-overs; and at each COMMIT, however many of this process wait.
+func TestHandOverGivesOthersTheirTurn(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		write := func(ctx context.Context, db *sql.DB) error {
+			_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1")
+			return err
+		}
+		for name, test := range map[string]struct {
+			work func(context.Context, *sql.DB) error
+			most int // of the first process, before the other one
+		}{
+			"as it is":     {func(context.Context, *sql.DB) error { return nil }, 2},
+			"with commits": {write, 0},
+			"leases":       {write, 0},
+		} {
+			db, _ := passing(s, mysqllock.Config{HandOvers: 2, HandOverTime: time.Minute})
+			other := s.Handle()
+			var opts []lockctx.Option
+			if name == "leases" {
+				opts = append(opts, lockctx.Lease(time.Minute))
+			}
+			hold := stock.Acquire(t, db, "k")
+			var mu sync.Mutex
+			var order []string
+			note := func(who string) { mu.Lock(); defer mu.Unlock(); order = append(order, who) }
+			done := lineUp(t, db, "k", 5, func(ctx context.Context, _ int) error { note("own"); return test.work(ctx, db) })
+			got := make(chan error, 1)
+			go func() {
+				got <- mysqllock.Do(dbtest.Limited(t), other, "k", func(context.Context) error { note("other"); return nil }, opts...)
+			}()
+			dbtest.Soon(t, "the other one waits in the server", func() bool {
+				var n int
+				dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE '%FOR UPDATE%' AND INFO NOT LIKE '%NOWAIT%' AND INFO NOT LIKE 'CREATE%' AND ID <> CONNECTION_ID()", s.Name).Scan(&n))
+				return n == 1
+			})
+			dbtest.OK(t, test.work(hold.Context(), db))
+			dbtest.OK(t, hold.Release())
+			dbtest.OK(t, <-got)
+			for _, err := range done() {
+				dbtest.OK(t, err)
+			}
+			if at := slices.Index(order, "other"); at > test.most {
+				t.Errorf("%s: the order is %v", name, order)
+			}
+		}
+	})
+}
+
+// disturbing opens connections on which something happens to the next statement that commits
+// and locks for the next caller.
+type disturbing struct {
+	driver.Connector
+	with   dbtest.Disturbed
+	armed  atomic.Bool
+	passed atomic.Bool // there was such a statement
+}
+
+func (d *disturbing) Connect(ctx context.Context) (driver.Conn, error) {
+	conn, err := d.Connector.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	own := d.with
+	own.Conn = conn
+	own.At = func(text string) bool {
+		if !passes(text) {
+			return false
+		}
+		d.passed.Store(true)
+		return d.armed.CompareAndSwap(true, false)
+	}
+	return &own, nil
+}
+
+// TestHandOverDisturbed: whatever happens to the statement, its caller is told what became of
+// the COMMIT, the next caller gets the key, and nothing stays locked.
+func TestHandOverDisturbed(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		for name, test := range dbtest.DisturbedCommits() {
+			base := &disturbing{Connector: s.Connector(), with: test.Disturbed}
+			db := s.OpenDB(mysqllock.Wrap(base, mysqllock.Config{}))
+			pass(s, db, func() bool { return base.passed.Load() })
+			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10")
+			hold := stock.Acquire(t, db, "k")
+			dbtest.ExecIn(t, hold.Context(), db, "UPDATE p SET stock = 5 WHERE id = 1")
+			var saw int
+			done := lineUp(t, db, "k", 2, func(ctx context.Context, i int) (err error) {
+				if i == 0 {
+					saw, err = stock.Read(ctx, db, 1)
+				}
+				return err
+			})
+			base.armed.Store(true)
+			err := hold.Release()
+			if base.armed.Load() {
+				t.Fatalf("%s: nothing was disturbed", name)
+			}
+			for _, err := range done() {
+				if err != nil {
+					t.Errorf("%s: the next: %v", name, err)
+				}
+			}
+			if (err == nil) != test.Done || err != nil && !errors.Is(err, mysqllock.ErrLost) {
+				t.Errorf("%s: Release: %v", name, err)
+			}
+			if number := (*mysql.MySQLError)(nil); test.Unknown && errors.As(err, &number) {
+				t.Errorf("%s: %v is taken for a refusal", name, err)
+			}
+			want := 10
+			if test.Committed {
+				want = 5
+			}
+			if s.WantStock(1, want); saw != want {
+				t.Errorf("%s: the next has seen %d, want %d", name, saw, want)
+			}
+			dbtest.Soon(t, name+": the key is free", func() bool { return !s.Locked("k") })
+			dbtest.OK(t, db.Close())
+		}
+	})
+}
+
+// TestHandOverKilled: the statement is killed after its COMMIT, and the next caller gives up.
+// What the statement may have locked does not stay so.
+func TestHandOverKilled(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		ctx, cancel := context.WithCancel(dbtest.Limited(t))
+		defer cancel()
+		gone := make(chan error, 1)
+		base := &disturbing{Connector: s.Connector(), with: dbtest.Disturbed{Err: dbtest.Interrupted, After: true, Then: func() {
+			cancel()
+			dbtest.Want(t, <-gone, context.Canceled)
+		}}}
+		db := s.OpenDB(mysqllock.Wrap(base, mysqllock.Config{}))
+		pass(s, db, func() bool { return base.passed.Load() })
+		hold := stock.Acquire(t, db, "k")
+		dbtest.OK(t, sell(hold.Context(), db, 10))
+		go func() { gone <- mysqllock.Do(ctx, db, "k", func(context.Context) error { return nil }) }()
+		awaitLine(t, db, 1)
+		base.armed.Store(true)
+		dbtest.OK(t, hold.Release())
+		s.WantStock(1, 9)
+		s.WantLocked("k", false)
+	})
+}
+
+// TestHandOverToNobody: the next caller gives up while the statement is on its way that locks
+// the key for it.
+func TestHandOverToNobody(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, tap := passing(s, mysqllock.Config{})
+		hold := stock.Acquire(t, db, "k")
+		dbtest.OK(t, sell(hold.Context(), db, 10))
+		ctx, cancel := context.WithCancel(dbtest.Limited(t))
+		defer cancel()
+		gone := make(chan error, 1)
+		go func() { gone <- mysqllock.Do(ctx, db, "k", func(context.Context) error { return nil }) }()
+		awaitLine(t, db, 1)
+		begin := "BEGIN NOT ATOMIC DECLARE v_name"
+		if !s.MariaDB() {
+			begin = "CALL " + "`" + s.Name + "`.`mysqllock_pass1`"
+		}
+		arrive := tap.Stall(begin)
+		released := make(chan error, 1)
+		go func() { released <- hold.Release() }()
+		dbtest.Soon(t, "it is committed", func() bool { return s.Stock(1) == 9 })
+		cancel()
+		dbtest.Want(t, <-gone, context.Canceled)
+		arrive()
+		dbtest.OK(t, <-released)
+		s.WantLocked("k", false)
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error { return sell(ctx, db, 9) }))
+	})
+}
+
+// TestHandOverOfALostSession: a session that was killed is not handed over: its holder is
+// told, and the next caller locks the key anew.
+func TestHandOverOfALostSession(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		for _, writes := range []bool{false, true} {
+			db, _ := passing(s, mysqllock.Config{HandOverTime: time.Minute})
+			hold := stock.Acquire(t, db, "k")
+			var id int
+			if writes {
+				dbtest.OK(t, db.QueryRowContext(hold.Context(), "SELECT CONNECTION_ID()").Scan(&id))
+				dbtest.ExecIn(t, hold.Context(), db, "UPDATE p SET stock = 0")
+			}
+			var next int
+			done := lineUp(t, db, "k", 1, func(ctx context.Context, _ int) error {
+				s.WantLocked("k", true)
+				return db.QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&next)
+			})
+			if !writes { // nothing has run in it
+				_, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.NoWait())
+				var e *mysqllock.Error
+				if !errors.As(err, &e) || e.Holder == nil {
+					t.Fatal(err)
+				}
+				id = int(e.Holder.ConnectionID)
+			}
+			dbtest.Exec(t, s.Plain, fmt.Sprintf("KILL %d", id))
+			dbtest.Soon(t, "it is gone", func() bool { return !s.Locked("k") || next != 0 })
+			stock.WantLost(t, "Release", hold.Release())
+			dbtest.OK(t, done()[0])
+			if next == id {
+				t.Error("the next caller has the session that was killed")
+			}
+			s.WantStock(1, 10)
+		}
+	})
+}
+
+// TestHandOverOfWhatIsLeft: a session on which a statement has left something, and a unit of
+// work that holds or checks more than its one key, are not handed over.
+func TestHandOverOfWhatIsLeft(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, tap := passing(s, mysqllock.Config{HandOverTime: time.Minute})
+		connection := func(ctx context.Context) (id int) {
+			dbtest.OK(t, db.QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&id))
+			return id
+		}
+		for name, test := range map[string]struct {
+			in    func(ctx context.Context) error
+			moves bool
+		}{
+			"a setting": {func(ctx context.Context) error {
+				_, err := db.ExecContext(ctx, "SET SESSION sql_mode = 'ANSI_QUOTES'")
+				return err
+			}, true},
+			"a second key": {func(ctx context.Context) error {
+				hold, err := mysqllock.Acquire(ctx, db, "other")
+				if err == nil {
+					err = hold.Release()
+				}
+				return err
+			}, false},
+			"a versioned key": {func(ctx context.Context) error { return nil }, false},
+		} {
+			key := dbtest.Random()
+			if name == "a versioned key" {
+				tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), key, lockctx.Optimistic()), db)
+				dbtest.OK(t, tx.Commit())
+			}
+			hold := stock.Acquire(t, db, key)
+			dbtest.OK(t, test.in(hold.Context()))
+			was := connection(hold.Context())
+			var now int
+			var mode string
+			done := lineUp(t, db, key, 1, func(ctx context.Context, _ int) error {
+				now = connection(ctx)
+				return db.QueryRowContext(ctx, "SELECT @@sql_mode").Scan(&mode)
+			})
+			sent := tap.Texts()
+			dbtest.OK(t, hold.Release())
+			dbtest.OK(t, done()[0])
+			if test.moves && now == was || strings.Contains(mode, "ANSI_QUOTES") {
+				t.Errorf("%s: the next has session %d after %d, with sql_mode %s", name, now, was, mode)
+			}
+			if slices.ContainsFunc(sent(), passes) {
+				t.Errorf("%s: sent %q", name, sent())
+			}
+		}
+	})
+}
+
+// TestHandOverWithoutAWay: where the server has no statement for it, COMMIT is sent alone.
+func TestHandOverWithoutAWay(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		params := "lockHandOverTime=1m"
+		if s.MariaDB() {
+			params += "&sql_mode=%27ORACLE%27"
+		}
+		db := s.Handle(params)
+		pass(s, db, func() bool {
+			var n int
+			dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM information_schema.ROUTINES WHERE ROUTINE_SCHEMA = ? AND ROUTINE_NAME = 'mysqllock_pass1'", s.Name).Scan(&n))
+			return n == 1
+		})
+		for range 2 {
+			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10")
+			hold := stock.Acquire(t, db, "k")
+			dbtest.OK(t, sell(hold.Context(), db, 10))
+			committed := make(chan struct{})
+			done := lineUp(t, db, "k", 3, func(ctx context.Context, i int) error { <-committed; return sell(ctx, db, 9-i) })
+			if !s.MariaDB() {
+				_, err := s.Plain.Exec("DROP PROCEDURE IF EXISTS mysqllock_pass1")
+				dbtest.OK(t, err)
+			}
+			dbtest.OK(t, hold.Release())
+			s.WantStock(1, 9)
+			close(committed)
+			for _, err := range done() {
+				dbtest.OK(t, err)
+			}
+			s.WantStock(1, 6)
+		}
+	})
+}
+
+// TestHandOverBesideDDL: somebody is about to alter the lock table, and waits. Whoever commits
+// does not wait for that.
+func TestHandOverBesideDDL(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, _ := passing(s, mysqllock.Config{Wait: time.Minute})
+		hold := stock.Acquire(t, db, "k")
+		dbtest.OK(t, sell(hold.Context(), db, 10))
+		done := lineUp(t, db, "k", 1, func(ctx context.Context, _ int) error { return sell(ctx, db, 9) })
+		reads := dbtest.Begin(t, context.Background(), s.Plain)
+		_, err := reads.Exec("SELECT COUNT(*) FROM mysqllock")
+		dbtest.OK(t, err)
+		altered := make(chan error, 1)
+		go func() { _, err := s.Plain.Exec("ALTER TABLE mysqllock ENGINE = InnoDB"); altered <- err }()
+		dbtest.Soon(t, "the ALTER waits", func() bool {
+			var n int
+			dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND STATE LIKE 'Waiting for table metadata lock'", s.Name).Scan(&n))
+			return n == 1
+		})
+		dbtest.OK(t, hold.Release())
+		s.WantStock(1, 9)
+		dbtest.OK(t, reads.Rollback())
+		dbtest.OK(t, <-altered)
+		dbtest.OK(t, done()[0])
+	})
+}
+
+// TestHandOverStorm: callers of three handles want one key, some of whom give up at any moment;
+// then their connections are killed, too. No two are inside, as long as no connection is
+// killed, and no sale is lost or made twice.
+func TestHandOverStorm(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		handles := []*sql.DB{s.Handle(), s.Handle("maxConns=6"), s.Handle("lockHandOvers=2")}
+		dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 0")
+		var inside, sold, unsure atomic.Int64
+		storm := func(t *testing.T, kills bool) {
+			t.Helper()
+			end := time.Now().Add(dbtest.Long(time.Second, 30*time.Second))
+			one := func(db *sql.DB) {
+				ctx, cancel := context.WithCancel(dbtest.Limited(t))
+				defer cancel()
+				leaves := time.AfterFunc([3]time.Duration{time.Minute, time.Minute, rand.N(10 * time.Millisecond)}[rand.N(3)], cancel)
+				defer leaves.Stop()
+				wrote := false
+				err := mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
+					if !leaves.Stop() && !kills {
+						return errors.New("the lock goes with the context")
+					}
+					if n := inside.Add(1); n != 1 && !kills {
+						t.Errorf("%d are inside", n)
+					}
+					defer inside.Add(-1)
+					switch rand.N(4) {
+					case 0, 1:
+						return nil
+					case 2:
+						return errors.New("rolled back")
+					}
+					n, err := stock.Read(ctx, db, 1)
+					if err == nil {
+						_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n+1)
+					}
+					wrote = err == nil
+					return err
+				})
+				switch {
+				case wrote && err == nil:
+					sold.Add(1)
+				case wrote:
+					unsure.Add(1)
+				}
+			}
+			var all sync.WaitGroup
+			for _, db := range handles {
+				for range 6 {
+					all.Go(func() {
+						for time.Now().Before(end) {
+							one(db)
+						}
+					})
+				}
+			}
+			if kills {
+				all.Go(func() {
+					for time.Now().Before(end) {
+						ids := dbtest.Column[int](t, s.Plain, "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = ? AND ID <> CONNECTION_ID()", s.Name)
+						if len(ids) > 0 {
+							how := [2]string{"KILL ", "KILL QUERY "}[rand.N(2)]
+							_, _ = s.Plain.Exec(how + strconv.Itoa(ids[rand.N(len(ids))]))
+						}
+						time.Sleep(rand.N(10 * time.Millisecond))
+					}
+				})
+			}
+			all.Wait()
+		}
+		storm(t, false)
+		before := sold.Load()
+		if n := int64(s.Stock(1)); n < before || n > before+unsure.Load() || before == 0 {
+			t.Errorf("%d were sold, and %d may be, but the stock has grown by %d", before, unsure.Load(), n)
+		}
+		storm(t, true)
+		if n := int64(s.Stock(1)); n < sold.Load() || n > sold.Load()+unsure.Load() || sold.Load() == before {
+			t.Errorf("%d were sold, and %d may be, but the stock has grown by %d", sold.Load(), unsure.Load(), n)
+		}
+		t.Logf("%d sold, %d unsure", sold.Load(), unsure.Load())
+	})
+}
+
+// TestHandOverLeavesSessions: a session goes back to the pool if somebody waits for one, also
+// for another key.
+func TestHandOverLeavesSessions(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		for _, writes := range []bool{false, true} {
+			db, _ := passing(s, mysqllock.Config{HandOverTime: time.Minute, LockMaxConns: 1})
+			hold := stock.Acquire(t, db, "k")
+			var served atomic.Int32
+			done := lineUp(t, db, "k", 5, func(context.Context, int) error { served.Add(1); return nil })
+			before := make(chan int32, 1)
+			go func() {
+				_ = mysqllock.Do(dbtest.Limited(t), db, "other", func(context.Context) error { before <- served.Load(); return nil })
+			}()
+			dbtest.Soon(t, "it waits for a session", func() bool { st, _ := mysqllock.Stats(db); return st.Waiting == 1 })
+			if writes {
+				dbtest.OK(t, sell(hold.Context(), db, 10))
+			}
+			dbtest.OK(t, hold.Release())
+			if n := <-before; n > 0 {
+				t.Errorf("writes %v: %d callers had the session before the one that waited for it", writes, n)
+			}
+			for _, err := range done() {
+				dbtest.OK(t, err)
+			}
+		}
+	})
+}
+
+// TestHandOverBesideCleanUp: a caller that would not wait for anybody waits for a clean-up, with
+// the session on which it was refused. It is not given a second one, which it would not give
+// back.
+func TestHandOverBesideCleanUp(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other := s.Handle("lockHandOverTime=1m"), s.Handle()
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { return nil }))
+		dbtest.Exec(t, s.Plain, "UPDATE mysqllock SET expires = UTC_TIMESTAMP(6) + INTERVAL 30 SECOND WHERE namespace = '' AND name = ''")
+		hold := stock.Acquire(t, other, "k")
+		var all sync.WaitGroup
+		for range 8 {
+			all.Go(func() {
+				_ = mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { time.Sleep(time.Millisecond); return nil }, lockctx.NoWait())
+			})
+			all.Go(func() {
+				_ = mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { time.Sleep(time.Millisecond); return nil })
+			})
+		}
+		time.Sleep(50 * time.Millisecond) // some of them have been refused by then, and wait again
+		dbtest.OK(t, hold.Release())
+		all.Wait()
+		dbtest.Soon(t, "no session is in use", func() bool { st, err := mysqllock.Stats(db); return err == nil && st.InUse == 0 })
 	})
 }

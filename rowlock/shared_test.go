@@ -2,6 +2,7 @@ package rowlock_test
 
 import (
 	"context"
+	"database/sql"
 	"database/sql/driver"
 	"errors"
 	"fmt"
@@ -12,8 +13,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
+	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/lockctx"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 	"github.com/mysqllock/mysqllock/rowlock"
@@ -464,5 +469,118 @@ func TestSharedDeadlock(t *testing.T) {
 		if got := strings.Join(said, " "); got != "true" {
 			t.Errorf("deadlocks: %q", got)
 		}
+	})
+}
+
+// Many readers or one writer.
+
+// TestSharedIsNotRaised: who has the key shared is refused the exclusive lock,
+// and keeps what it has.
+func TestSharedIsNotRaised(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other := s.Handle(), s.Handle()
+		shared := func(db *sql.DB) error {
+			h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Shared(), lockctx.NoWait())
+			if err == nil {
+				dbtest.OK(t, h.Release())
+			}
+			return err
+		}
+		wantRefused := func(what string, err error) {
+			t.Helper()
+			var e *mysqllock.Error
+			if !errors.Is(err, mysqllock.ErrUnsafe) || !errors.As(err, &e) || e.Key != "k" {
+				t.Errorf("%s: %v", what, err)
+			}
+			dbtest.OK(t, shared(other))
+		}
+		ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.Shared())
+		tx := dbtest.Begin(t, ctx, db)
+		_, err := tx.ExecContext(lockctx.With(ctx, "k"), "UPDATE p SET stock = 0 WHERE id = 1")
+		wantRefused("a statement of the transaction", err)
+		_, err = db.ExecContext(lockctx.With(ctx, "k"), "UPDATE p SET stock = 0 WHERE id = 1")
+		wantRefused("a statement beside it", err)
+		_, err = db.BeginTx(lockctx.With(ctx, "k"), nil)
+		wantRefused("BeginTx", err)
+		wantRefused("Do", mysqllock.Do(ctx, db, "k", func(context.Context) error { return nil }))
+		_, err = tx.ExecContext(lockctx.With(ctx, "k", lockctx.Slots(3)), "UPDATE p SET stock = 0 WHERE id = 1")
+		wantRefused("a slot", err)
+		dbtest.Exec(t, tx, "UPDATE p SET stock = 9 WHERE id = 1")
+		dbtest.OK(t, tx.Commit())
+		s.WantStock(1, 9)
+
+		// Asked for both before anything is locked, it is exclusive; and who has
+		// that has the key shared, too.
+		for _, ctx := range []context.Context{
+			lockctx.With(lockctx.With(dbtest.Limited(t), "k", lockctx.Shared()), "k"),
+			lockctx.With(lockctx.With(dbtest.Limited(t), "k"), "k", lockctx.Shared()),
+		} {
+			tx = dbtest.Begin(t, ctx, db)
+			if err := shared(other); !errors.Is(err, mysqllock.ErrLocked) {
+				t.Errorf("shared beside exclusive: %v", err)
+			}
+			dbtest.OK(t, mysqllock.Do(ctx, db, "k", func(context.Context) error { return nil }, lockctx.Shared()))
+			dbtest.OK(t, tx.Commit())
+		}
+		s.WantLocked("k", false)
+
+		// Slots of a key that is asked for shared in the same breath.
+		tx, err = db.BeginTx(lockctx.With(lockctx.With(dbtest.Limited(t), "k", lockctx.Shared()), "k", lockctx.Slots(3)), nil)
+		if err == nil {
+			dbtest.OK(t, tx.Rollback())
+		}
+		wantRefused("shared and a slot", err)
+		s.WantLocked("k", false)
+	})
+}
+
+// TestSharedNeedsARowLock: it is never quietly another lock.
+func TestSharedNeedsARowLock(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		for _, strategy := range []string{hint.StrategyLease, hint.StrategyAdvisory, hint.StrategyOptimistic} {
+			db := s.Handle("lockStrategy=" + strategy)
+			_, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Shared()), nil)
+			if err == nil || errors.Is(err, mysqllock.ErrLocked) {
+				t.Errorf("a handle with lockStrategy=%s: %v", strategy, err)
+			}
+			_, err = mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Shared())
+			if err == nil {
+				t.Errorf("Acquire on a handle with lockStrategy=%s went through", strategy)
+			}
+			tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k", lockctx.Shared(), lockctx.Row()), db)
+			dbtest.OK(t, tx.Rollback())
+		}
+	})
+}
+
+// TestSharedAndLeases: who shares the key waits for a lease on it, and a lease
+// for who shares it.
+func TestSharedAndLeases(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other := s.Handle(), s.Handle()
+		h := stock.Acquire(t, db, "k", lockctx.Lease(stock.TTL))
+		_, err := other.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Shared(), lockctx.NoWait()), nil)
+		if !errors.Is(err, mysqllock.ErrLocked) {
+			t.Errorf("shared, beside a lease: %v", err)
+		}
+		granted := make(chan *sql.Tx)
+		go func() {
+			tx, err := other.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Shared()), nil)
+			if err != nil {
+				t.Error(err)
+			}
+			granted <- tx
+		}()
+		time.Sleep(50 * time.Millisecond)
+		dbtest.OK(t, h.Release())
+		tx := <-granted
+		_, err = mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(stock.TTL), lockctx.Wait(100*time.Millisecond))
+		if !errors.Is(err, mysqllock.ErrTimeout) {
+			t.Errorf("a lease, beside one who shares: %v", err)
+		}
+		s.WantLeased("k", false)
+		dbtest.OK(t, tx.Commit())
+		h = stock.Acquire(t, db, "k", lockctx.Lease(stock.TTL))
+		dbtest.OK(t, h.Release())
 	})
 }

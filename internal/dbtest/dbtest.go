@@ -152,8 +152,13 @@ func (g *Together) Run(t *testing.T, name string, test func(t *testing.T)) {
 	g.Go(func() { t.Run(name, test) })
 }
 
-// Begin begins a transaction.
-func Begin(t testing.TB, ctx context.Context, db *sql.DB) *sql.Tx {
+// Beginner is a *sql.DB or *sql.Conn.
+type Beginner interface {
+	BeginTx(ctx context.Context, opts *sql.TxOptions) (*sql.Tx, error)
+}
+
+// Begin begins a transaction, which must not fail. It is rolled back at the end of the test.
+func Begin(t testing.TB, ctx context.Context, db Beginner) *sql.Tx {
 	t.Helper()
 	tx, err := db.BeginTx(ctx, nil)
 	OK(t, err)
@@ -168,4 +173,11 @@ func Conn(t testing.TB, db *sql.DB) *sql.Conn {
 	OK(t, err)
 	t.Cleanup(func() { conn.Close() })
 	return conn
+}
+
+// ExecIn is Exec in a context.
+func ExecIn(t testing.TB, ctx context.Context, db Execer, text string, args ...any) {
+	t.Helper()
+	_, err := db.ExecContext(ctx, text, args...)
+	OK(t, err)
 }

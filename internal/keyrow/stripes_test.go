@@ -119,8 +119,7 @@ func TestStripesNest(t *testing.T) {
 		dbtest.OK(t, nest(dbtest.Limited(t), keys, shared))
 		dbtest.OK(t, nest(dbtest.Limited(t), keys, row, shared))
 		for _, opts := range [][]lockctx.Option{row, lease, shared} {
-			tx, err := db.BeginTx(lockctx.WithKeys(dbtest.Limited(t), keys, opts...), nil)
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, lockctx.WithKeys(dbtest.Limited(t), keys, opts...), db)
 			dbtest.OK(t, nest(dbtest.Limited(t), nil))
 			dbtest.Exec(t, tx, "UPDATE p SET stock = 9 WHERE id = 1")
 			dbtest.OK(t, tx.Commit())

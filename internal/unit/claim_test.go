@@ -166,10 +166,9 @@ func TestClaimInUnit(t *testing.T) {
 		defer cancel()
 		free := func() (found []int) {
 			t.Helper()
-			tx, err := s.Plain.Begin()
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, context.Background(), s.Plain)
 			defer tx.Rollback()
-			found, err = ids(base, tx, "SELECT id FROM tasks ORDER BY id FOR UPDATE SKIP LOCKED")
+			found, err := ids(base, tx, "SELECT id FROM tasks ORDER BY id FOR UPDATE SKIP LOCKED")
 			dbtest.OK(t, err)
 			return found
 		}
@@ -191,14 +190,12 @@ func TestClaimInUnit(t *testing.T) {
 
 		wantIDs(t, both, db, []int{3, 4}, tasks) // a session
 		want(1, 2, 5, 6)
-		_, err := db.ExecContext(both, "UPDATE tasks SET state = 'done' WHERE id IN (3, 4)")
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, both, db, "UPDATE tasks SET state = 'done' WHERE id IN (3, 4)")
 		want(1, 2, 3, 4, 5, 6)
 
 		for _, opt := range []lockctx.Option{lockctx.Row(), lockctx.Lease(stock.TTL), lockctx.Optimistic()} { // holds
 			dbtest.OK(t, mysqllock.Do(base, db, "k", func(ctx context.Context) error {
-				tx, err := db.BeginTx(ctx, nil)
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, ctx, db)
 				defer tx.Rollback()
 				wantIDs(t, ctx, tx, []int{5, 6}, tasks)
 				want(1, 2, 3, 4)
@@ -216,12 +213,11 @@ func TestClaimInUnit(t *testing.T) {
 		// The claim takes no snapshot: a lock can follow it.
 		tx = dbtest.Begin(t, base, db)
 		wantIDs(t, lockctx.Claim(base, lockctx.ForUpdate()), tx, []int{5, 6}, tasks)
-		_, err = tx.ExecContext(lockctx.With(base, "k"), "UPDATE p SET stock = 9 WHERE id = 1")
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, lockctx.With(base, "k"), tx, "UPDATE p SET stock = 9 WHERE id = 1")
 		dbtest.OK(t, tx.Rollback())
 		tx = dbtest.Begin(t, base, db)
 		wantIDs(t, base, tx, []int{5, 6}, tasks)
-		_, err = tx.ExecContext(lockctx.With(base, "k"), "UPDATE p SET stock = 9 WHERE id = 1")
+		_, err := tx.ExecContext(lockctx.With(base, "k"), "UPDATE p SET stock = 9 WHERE id = 1")
 		if !errors.Is(err, mysqllock.ErrStaleSnapshot) {
 			t.Errorf("a lock after a plain read returned %v", err)
 		}

@@ -325,3 +325,32 @@ func (s *Shop) KillAllBut(id uint64) {
 		return n == 0
 	})
 }
+
+// Acquire takes a hold, which must not fail.
+func Acquire(t testing.TB, db *sql.DB, key string, opts ...lockctx.Option) *mysqllock.Hold {
+	t.Helper()
+	h, err := mysqllock.Acquire(dbtest.Limited(t), db, key, opts...)
+	dbtest.OK(t, err)
+	return h
+}
+
+// MustRead is Read, which must not fail.
+func MustRead(t testing.TB, ctx context.Context, db Querier, id int) int {
+	t.Helper()
+	n, err := Read(ctx, db, id)
+	dbtest.OK(t, err)
+	return n
+}
+
+// InTx runs fn in a transaction, which is committed unless fn fails.
+func InTx(ctx context.Context, db dbtest.Beginner, fn func(tx *sql.Tx) error) error {
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	if err := fn(tx); err != nil {
+		return err
+	}
+	return tx.Commit()
+}

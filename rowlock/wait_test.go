@@ -115,8 +115,7 @@ func TestSlowStatementOfAWait(t *testing.T) {
 			if test.params != nil {
 				own = append(own, "lockTable=its_own") // without the procedure that others make
 			}
-			held, err := mysqllock.Acquire(dbtest.Limited(t), s.Handle(own...), key, test.holder...)
-			dbtest.OK(t, err)
+			held := stock.Acquire(t, s.Handle(own...), key, test.holder...)
 			defer held.Rollback()
 			all.Go(func() {
 				// A busy machine may have been too slow for so many statements: that is the end
@@ -166,7 +165,7 @@ type sleeper struct {
 
 func (s *sleeper) ConnQueryContext(ctx context.Context, c driver.QueryerContext, text string, args []driver.NamedValue) (context.Context, driver.Rows, error) {
 	if l, ok := intercept.Of(ctx); ok && l.Step == intercept.Take && strings.Contains(text, "MAX_EXECUTION_TIME") && !s.slept.Swap(true) {
-		time.Sleep(4 * time.Second) // the limit is a second
+		time.Sleep(2 * time.Second) // the limit is a second
 	}
 	rows, err := c.QueryContext(ctx, text, args)
 	return ctx, rows, err
@@ -181,8 +180,7 @@ func TestStandingStillBeforeAWait(t *testing.T) {
 		}
 		holder := s.Handle()
 		for _, params := range []string{"lockSchema=manual", "lockSchema=manual&maxConns=6"} {
-			held, err := mysqllock.Acquire(dbtest.Limited(t), holder, "k")
-			dbtest.OK(t, err)
+			held := stock.Acquire(t, holder, "k")
 			slow := new(sleeper)
 			cfg, c, err := mysqllock.ParseDSN(s.DSN(params))
 			dbtest.OK(t, err)
@@ -216,18 +214,15 @@ func TestServersOwnIdleLimit(t *testing.T) {
 		for i, limit := range []string{"idle_transaction_timeout=6", "idle_write_transaction_timeout=6"} {
 			cases.Run(t, limit, func(t *testing.T) {
 				db := s.Handle(limit)
-				h, err := mysqllock.Acquire(dbtest.Limited(t), db, "held "+limit)
-				dbtest.OK(t, err)
-				_, err = db.ExecContext(h.Context(), "UPDATE p SET stock = stock - 1 WHERE id = ?", 2*i+1)
-				dbtest.OK(t, err)
-				tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "begun "+limit), nil)
-				dbtest.OK(t, err)
+				h := stock.Acquire(t, db, "held "+limit)
+				dbtest.ExecIn(t, h.Context(), db, "UPDATE p SET stock = stock - 1 WHERE id = ?", 2*i+1)
+				tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "begun "+limit), db)
 				dbtest.Exec(t, tx, fmt.Sprintf("UPDATE p SET stock = stock - 1 WHERE id = %d", 2*i+2))
 				time.Sleep(8500 * time.Millisecond)
 				if err := h.Release(); err != nil {
 					t.Errorf("a hold: %v", err)
 				}
-				err = tx.Commit()
+				err := tx.Commit()
 				if i == 0 { // the application's own rule for its transactions, with locks or without
 					if !errors.Is(err, mysqllock.ErrLost) {
 						t.Errorf("a transaction: %v", err)
