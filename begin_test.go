@@ -197,7 +197,7 @@ func TestLateHintLocksInItsTransaction(t *testing.T) {
 	})
 }
 
-func TestStaleSnapshot(t *testing.T) {
+func TestLateLockAfterASnapshotIsRefused(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		begin := func(o *sql.TxOptions) *sql.Tx {
@@ -284,7 +284,7 @@ func TestFreshDataUnderTheLock(t *testing.T) {
 	})
 }
 
-func TestLostConnection(t *testing.T) {
+func TestEachStatementAfterALostConnectionGetsErrLost(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		id := func(ctx context.Context, q querier) (id int) {
@@ -354,7 +354,7 @@ func TestLostConnection(t *testing.T) {
 	})
 }
 
-func TestGoroutinesTakeTurns(t *testing.T) {
+func TestGoroutinesTakeTurnsOnOneUnit(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		ctx := lockctx.With(dbtest.Limited(t), "k")
@@ -386,7 +386,7 @@ func TestGoroutinesTakeTurns(t *testing.T) {
 	})
 }
 
-func TestReentranceAndSecondKey(t *testing.T) {
+func TestHeldKeyIsNotAskedForAgain(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db, tap := s.tapped(mysqllock.Config{})
 		ctx := lockctx.With(dbtest.Limited(t), "k")
@@ -484,7 +484,7 @@ func (s *scratch) deadlockEndsTheUnit() bool {
 // What happens when someone else has the key, gives up, dies or falls silent.
 // Two handles stand for two processes: they share nothing in the driver.
 
-func TestNoWait(t *testing.T) {
+func TestNoWaitNamesTheHolder(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db, other := s.open("lockOwner=alice", "lockWait=2m"), s.open("lockWait=2m")
 		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
@@ -675,7 +675,7 @@ func TestCancelAtTheMomentOfRelease(t *testing.T) {
 	})
 }
 
-func TestWithInsideWith(t *testing.T) {
+func TestHintInsideAHintLocksBothKeys(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		ctx := lockctx.With(lockctx.With(dbtest.Limited(t), "tenant"), "product")
@@ -735,7 +735,7 @@ func TestHolderIsNotTheWaiter(t *testing.T) {
 }
 
 // Who waits on a sql.Conn is never made to try again: database/sql would not.
-func TestWaiterOnASQLConn(t *testing.T) {
+func TestWaiterOnASQLConnIsServed(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")

@@ -361,7 +361,7 @@ func TestReadmeCodeIsTheExamples(t *testing.T) {
 
 // What the table of servers in docs/servers.md claims is what is tested: the tests that it
 // names are there, and the versions in the matrix are those of the workflow.
-func TestServersPage(t *testing.T) {
+func TestPageOfServersNamesTheTestedOnes(t *testing.T) {
 	page, err := os.ReadFile("docs/servers.md")
 	dbtest.OK(t, err)
 	workflow, err := os.ReadFile(".github/workflows/servers.yml")

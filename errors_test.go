@@ -21,7 +21,7 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-func TestBadHints(t *testing.T) {
+func TestBadHintIsRefusedByEachCall(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		base := dbtest.Limited(t)

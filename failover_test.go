@@ -29,7 +29,7 @@ import (
 
 // A holder whose process stands still, as one whose host has vanished: its
 // connection stays open, and nothing comes over it.
-func TestSilentHolder(t *testing.T) {
+func TestLockOfASilentHolderIsFreeAfterItsTTL(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		for _, how := range []string{"hold", "session", "tx"} {
@@ -67,7 +67,7 @@ func TestSilentHolder(t *testing.T) {
 	})
 }
 
-func TestKilledHolder(t *testing.T) {
+func TestLockOfAKilledHolderIsFree(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		for _, how := range []string{"hold", "session", "tx"} {
@@ -84,7 +84,7 @@ func TestKilledHolder(t *testing.T) {
 	})
 }
 
-func TestServerRestart(t *testing.T) {
+func TestNothingOfBeforeARestartIsCommitted(t *testing.T) {
 	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")

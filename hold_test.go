@@ -78,7 +78,7 @@ func TestDo(t *testing.T) {
 	})
 }
 
-func TestDoInsideDo(t *testing.T) {
+func TestDoInsideDoJoins(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		mine := errors.New("mine")
@@ -661,7 +661,7 @@ func TestHeldByThisProcess(t *testing.T) {
 }
 
 // A hold that runs out inside a lock context leaves what is around it alone.
-func TestInnerHoldRunsOut(t *testing.T) {
+func TestInnerHoldThatRunsOutLeavesTheOuterAlone(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "b"), "DO 1") // the table is there
@@ -724,9 +724,9 @@ func TestSlotEndsWithItsLease(t *testing.T) {
 	})
 }
 
-// TestVersionInsideLease: a lease keeps others out, but not the transactions in
+// TestVersionInsideALeaseIsRefused: a lease keeps others out, but not the transactions in
 // its hold, so no version is compared under it.
-func TestVersionInsideLease(t *testing.T) {
+func TestVersionInsideALeaseIsRefused(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.Optimistic())

@@ -466,9 +466,9 @@ func meet(n int) func() {
 	}
 }
 
-// TestOppositeOrders: callers of one process that take two keys in opposite orders, of
+// TestOneOfTwoInOppositeOrdersGivesWay: callers of one process that take two keys in opposite orders, of
 // whatever strategies, do not wait for each other to the end.
-func TestOppositeOrders(t *testing.T) {
+func TestOneOfTwoInOppositeOrdersGivesWay(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for x, kindX := range lockKinds {
 			for y, kindY := range lockKinds {
@@ -492,8 +492,8 @@ func TestOppositeOrders(t *testing.T) {
 	})
 }
 
-// TestCircle is the same for three, of three strategies.
-func TestCircle(t *testing.T) {
+// TestOneOfThreeInACircleGivesWay is the same for three, of three strategies.
+func TestOneOfThreeInACircleGivesWay(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("lockWait=2m")
 		names := []string{"row", "lease", "advisory"}
@@ -841,8 +841,8 @@ func TestSeveralKeysAreAllOrNothing(t *testing.T) {
 	})
 }
 
-// TestKeyAndItsSlots: the key, and slots of it, in one hint are one lock.
-func TestKeyAndItsSlots(t *testing.T) {
+// TestKeyAndItsSlotsAreOneLock: the key, and slots of it, in one hint are one lock.
+func TestKeyAndItsSlotsAreOneLock(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		row, leased := []lockctx.Option(nil), []lockctx.Option{lockctx.Lease(ttl)}
 		slots := func(n int, opts ...lockctx.Option) []lockctx.Option {
@@ -895,8 +895,8 @@ func TestKeyAndItsSlots(t *testing.T) {
 	})
 }
 
-// TestSlotHolder: who is refused a lease slot is told who has one.
-func TestSlotHolder(t *testing.T) {
+// TestErrorNamesTheHolderOfASlot: who is refused a lease slot is told who has one.
+func TestErrorNamesTheHolderOfASlot(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db, other := s.open("lockOwner=one"), s.open("lockOwner=two")
 		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(ttl), lockctx.Slots(1))
@@ -917,8 +917,8 @@ func TestSlotHolder(t *testing.T) {
 	})
 }
 
-// TestVersionsThatDisagree: of two that are given, the older one counts.
-func TestVersionsThatDisagree(t *testing.T) {
+// TestOlderOfTwoVersionsCounts: of two that are given, the older one counts.
+func TestOlderOfTwoVersionsCounts(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		var versions [2]uint64
@@ -977,9 +977,9 @@ func TestConflictEndsTheUnit(t *testing.T) {
 	})
 }
 
-// TestMarkingKeepsNobody: who waits until a key can first be kept optimistically
+// TestWaitForAVersionKeepsNobodyFromOtherKeys: who waits until a key can first be kept optimistically
 // does not keep others from other keys.
-func TestMarkingKeepsNobody(t *testing.T) {
+func TestWaitForAVersionKeepsNobodyFromOtherKeys(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("lockWait=2m")
 		a, err := mysqllock.Acquire(dbtest.Limited(t), db, "a")
@@ -1003,9 +1003,9 @@ func TestMarkingKeepsNobody(t *testing.T) {
 	})
 }
 
-// TestStripesComeLate: a process whose keys have rows of their own is refused as
+// TestProcessWithoutStripesIsRefusedOnceOthersHaveThem: a process whose keys have rows of their own is refused as
 // soon as others have keys share rows, although it was there before.
-func TestStripesComeLate(t *testing.T) {
+func TestProcessWithoutStripesIsRefusedOnceOthersHaveThem(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		own, striped := s.open(), s.open("lockStripes=4")
 		h, err := mysqllock.Acquire(dbtest.Limited(t), own, "x", lockctx.Advisory())
@@ -1020,8 +1020,8 @@ func TestStripesComeLate(t *testing.T) {
 	})
 }
 
-// TestSeveralKeysLate: several keys that join a transaction are waited for, too.
-func TestSeveralKeysLate(t *testing.T) {
+// TestSeveralLateKeysAreWaitedFor: several keys that join a transaction are waited for, too.
+func TestSeveralLateKeysAreWaitedFor(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db, other := s.open(), s.open()
 		for _, wait := range []time.Duration{10 * time.Second, 200 * time.Millisecond} {

@@ -137,7 +137,7 @@ func TestContextEndCommitsFinishedStatements(t *testing.T) {
 	})
 }
 
-func TestNoEnd(t *testing.T) {
+func TestReadInAContextWithoutAnEndIsRefused(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		ctx := lockctx.With(context.Background(), "k")
@@ -298,7 +298,7 @@ func TestPreparedStatements(t *testing.T) {
 	})
 }
 
-func TestWithout(t *testing.T) {
+func TestWithoutTakesNoLock(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		ctx := lockctx.With(dbtest.Limited(t), "k")
@@ -373,10 +373,10 @@ func perQuery(ctx context.Context, db *sql.DB, write func(ctx context.Context, n
 	return forQuery(ctx, func(ctx context.Context) error { return write(ctx, n-1) })
 }
 
-// TestContextsOfQueries: the unit of work lives as long as its lock context, whatever
+// TestUnitOutlivesTheContextOfItsQuery: the unit of work lives as long as its lock context, whatever
 // becomes of the contexts of its queries. One that never ends leaves the lock to the
 // context of the query that took it, and that is the same in each run.
-func TestContextsOfQueries(t *testing.T) {
+func TestUnitOutlivesTheContextOfItsQuery(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		writes := map[string]func(ctx context.Context, n int) error{
@@ -768,7 +768,7 @@ func (s *scratch) big() {
 	}
 }
 
-func TestDeadlockAmongStreamedRows(t *testing.T) {
+func TestDeadlockAmongStreamedRowsEndsTheUnit(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		s.big()
 		db := s.open()
@@ -808,7 +808,7 @@ func TestDeadlockAmongStreamedRows(t *testing.T) {
 	})
 }
 
-func TestProcedureThatCommits(t *testing.T) {
+func TestProcedureThatCommitsLosesTheLock(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		dbtest.Exec(t, s.plain, "CREATE PROCEDURE leaky() BEGIN UPDATE p SET stock = stock - 1 WHERE id = 1; COMMIT; END")
@@ -863,7 +863,7 @@ func TestProcedureThatCommits(t *testing.T) {
 	})
 }
 
-func TestStmtCloseWhileItsRowsStream(t *testing.T) {
+func TestStmtCloseDoesNotHangWhileItsRowsStream(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		s.big()
 		db := s.open()
@@ -891,7 +891,7 @@ func TestStmtCloseWhileItsRowsStream(t *testing.T) {
 	})
 }
 
-func TestInnerRollbackWhileRowsStream(t *testing.T) {
+func TestInnerRollbackCutsRowsOffWithAnError(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		s.big()
 		db := s.open()
@@ -917,7 +917,7 @@ func TestInnerRollbackWhileRowsStream(t *testing.T) {
 	})
 }
 
-func TestNoPreparedStatementIsLeft(t *testing.T) {
+func TestStatementsOfAUnitLeaveNothingPrepared(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		ctx := lockctx.With(dbtest.Limited(t), "k")

@@ -524,9 +524,9 @@ func TestReadBeforeAHold(t *testing.T) {
 	})
 }
 
-// TestRowHoldInALease: a hold with a row lock, in a lock context that has read under a
+// TestRowHoldInALeaseGivesItsRowBack: a hold with a row lock, in a lock context that has read under a
 // lease, gives its row back at its end.
-func TestRowHoldInALease(t *testing.T) {
+func TestRowHoldInALeaseGivesItsRowBack(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		for name, opt := range guardHolds() {

@@ -174,9 +174,9 @@ func TestUnchangedSendsNoCommit(t *testing.T) {
 	})
 }
 
-// TestBlindWrites: what never reads outside a transaction may write as often as it
+// TestWritesWithoutAReadAreNotLimited: what never reads outside a transaction may write as often as it
 // likes.
-func TestBlindWrites(t *testing.T) {
+func TestWritesWithoutAReadAreNotLimited(t *testing.T) {
 	onStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
 		ctx := with()
 		for range 3 {
@@ -216,8 +216,8 @@ func TestAllowStaleDecides(t *testing.T) {
 	})
 }
 
-// TestNothingChanged: what changed nothing leaves the unit of work open, with its lock.
-func TestNothingChanged(t *testing.T) {
+// TestStatementThatChangesNothingKeepsTheUnitOpen: what changed nothing leaves the unit of work open, with its lock.
+func TestStatementThatChangesNothingKeepsTheUnitOpen(t *testing.T) {
 	same := map[string]func(ctx context.Context, db *sql.DB) error{
 		"update": func(ctx context.Context, db *sql.DB) error {
 			_, err := db.ExecContext(ctx, stock.SetStock, 10)
@@ -321,8 +321,8 @@ func TestNothingChanged(t *testing.T) {
 	})
 }
 
-// TestMayHaveChanged: what is not known to have changed nothing ends the unit of work.
-func TestMayHaveChanged(t *testing.T) {
+// TestStatementThatMayHaveChangedSomethingEndsTheUnit: what is not known to have changed nothing ends the unit of work.
+func TestStatementThatMayHaveChangedSomethingEndsTheUnit(t *testing.T) {
 	onStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
 		dbtest.Exec(t, s.Plain, "SET GLOBAL log_bin_trust_function_creators = 1")
 		dbtest.Exec(t, s.Plain, "DROP FUNCTION IF EXISTS f")
@@ -349,9 +349,9 @@ func TestMayHaveChanged(t *testing.T) {
 	})
 }
 
-// TestReturning: the rows of RETURNING come without a number, so only none of them says
+// TestRowsOfReturningMayHaveChangedSomething: the rows of RETURNING come without a number, so only none of them says
 // that nothing was changed.
-func TestReturning(t *testing.T) {
+func TestRowsOfReturningMayHaveChangedSomething(t *testing.T) {
 	onStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
 		if !s.MariaDB() {
 			return
@@ -417,8 +417,8 @@ func TestDecisionUnderATransaction(t *testing.T) {
 	})
 }
 
-// TestDecisionsInHolds: a hold keeps its lock to the end.
-func TestDecisionsInHolds(t *testing.T) {
+// TestHoldKeepsItsDecisionsToTheEnd: a hold keeps its lock to the end.
+func TestHoldKeepsItsDecisionsToTheEnd(t *testing.T) {
 	onStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
 		name := t.Name()[strings.LastIndexByte(t.Name(), '/')+1:]
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
@@ -456,8 +456,8 @@ func TestDecisionsInHolds(t *testing.T) {
 	})
 }
 
-// TestStock: what the README's first function does with one more line, by many.
-func TestStock(t *testing.T) {
+// TestManyBuyersSellNothingTwice: what the README's first function does with one more line, by many.
+func TestManyBuyersSellNothingTwice(t *testing.T) {
 	const buyers = 8
 	onStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
 		name := t.Name()[strings.LastIndexByte(t.Name(), '/')+1:]

@@ -59,8 +59,8 @@ func refusedEverywhere(s *stock.Shop, t *testing.T, what string, db *sql.DB) {
 	s.WantStock(2, 10)
 }
 
-// TestAutocommitOff has autocommit off from the beginning.
-func TestAutocommitOff(t *testing.T) {
+// TestAutocommitOffIsRefused has autocommit off from the beginning.
+func TestAutocommitOffIsRefused(t *testing.T) {
 	dbtest.OnOwnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		s.Plain.SetMaxOpenConns(1)
 		dbtest.OK(t, s.Plain.Ping())
@@ -109,8 +109,8 @@ func TestAutocommitSwitchedOff(t *testing.T) {
 	})
 }
 
-// TestCompletionType has COMMIT begin the next transaction, or end the connection.
-func TestCompletionType(t *testing.T) {
+// TestCompletionTypeThatChainsIsRefused has COMMIT begin the next transaction, or end the connection.
+func TestCompletionTypeThatChainsIsRefused(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for _, value := range []string{"1", "2", "'CHAIN'", "NO_CHAIN"} {
 			db := s.Handle("completion_type=" + strings.ReplaceAll(value, "'", "%27"))
@@ -168,9 +168,9 @@ func TestSetByText(t *testing.T) {
 	})
 }
 
-// TestReadOnlyByDefault has transactions that are READ ONLY unless they say
+// TestReadOnlyTransactionsWriteNothing has transactions that are READ ONLY unless they say
 // otherwise: nothing is written, nothing is locked, and there is an error.
-func TestReadOnlyByDefault(t *testing.T) {
+func TestReadOnlyTransactionsWriteNothing(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		setting := "transaction_read_only=1"
 		if s.MariaDB() {

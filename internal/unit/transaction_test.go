@@ -261,9 +261,9 @@ func TestLateHintGivenUp(t *testing.T) {
 	})
 }
 
-// TestReadBeforeSession: what a transaction has read before it comes under a
+// TestReadBeforeASessionsLockIsStale: what a transaction has read before it comes under a
 // session's lock is older than the lock.
-func TestReadBeforeSession(t *testing.T) {
+func TestReadBeforeASessionsLockIsStale(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		base, cancel := context.WithCancel(dbtest.Limited(t))
