@@ -1359,8 +1359,7 @@ func TestOptimisticCommitUnanswered(t *testing.T) {
 				if !errors.Is(err, mysqllock.ErrLost) || errors.Is(err, mysqllock.ErrConflict) || errors.Is(err, mysqllock.ErrLocked) {
 					t.Errorf("without an answer: %v", err)
 				}
-				var tx *sql.Tx // which waits for what is left of it
-				tx = dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k", lockctx.Wait(30*time.Second)), db)
+				tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k", lockctx.Wait(30*time.Second)), db) // waits for what is left of it
 				if both(); stock-token != before {
 					t.Errorf("the stock is %d, and the version %d: of one the statement has made more than of the other, %d", stock, token, before)
 				}
