@@ -466,7 +466,7 @@ func TestSelectLimit(t *testing.T) {
 // TestReadTimeout: a limit on how long an answer may take is none on how long one
 // waits for a lock.
 func TestReadTimeout(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
 		const readTimeout = 6 * time.Second
 		cfg, log := s.Config(), new(failures)
 		cfg.ReadTimeout, cfg.Logger = readTimeout, log

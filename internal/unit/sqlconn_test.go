@@ -552,7 +552,7 @@ func TestConnLastInsertID(t *testing.T) {
 
 // TestUnitOnASQLConnOutlivesItsTTL leaves a unit of work on a sql.Conn alone for longer than the TTL.
 func TestUnitOnASQLConnOutlivesItsTTL(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnEachFlavour(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle("lockTTL=6s")
 		conn, key := dbtest.Conn(t, db), dbtest.Random()
 		ctx := lockctx.With(dbtest.Limited(t), key)

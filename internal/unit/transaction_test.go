@@ -44,42 +44,58 @@ func TestForeignTransactionOutlivesTheLock(t *testing.T) {
 	})
 }
 
-// MariaDB's limit on the idleness of locked transactions does not reach others.
+// TestIdleLimitStaysWithLockedTransactions: MariaDB's limit on the idleness of locked
+// transactions does not reach others.
 func TestIdleLimitStaysWithLockedTransactions(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		if !s.MariaDB() {
+			t.Skip("MySQL has no such limit")
+		}
 		db := s.Handle("lockTTL=3s")
 		h, err := mysqllock.Acquire(dbtest.Limited(t), s.Handle(), "held")
 		dbtest.OK(t, err)
 		defer h.Rollback()
-		conn, err := db.Conn(dbtest.Limited(t))
-		dbtest.OK(t, err)
-		defer conn.Close()
-		for i, begin := range []func() error{
-			func() error { // a lock that was not granted, then BeginTx
+		conn := dbtest.Conn(t, db)
+		type transaction interface {
+			dbtest.Execer
+			QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+		}
+		limits := func(of transaction) (limit, global int) {
+			dbtest.Exec(t, of, "UPDATE p SET stock = 1 WHERE id = 3")
+			dbtest.OK(t, of.QueryRowContext(dbtest.Limited(t), "SELECT @@idle_transaction_timeout, @@GLOBAL.idle_transaction_timeout").Scan(&limit, &global))
+			return limit, global
+		}
+		for before, lock := range map[string]func(){
+			"a lock that was not granted": func() {
 				_, err := conn.BeginTx(lockctx.With(dbtest.Limited(t), "held", lockctx.NoWait()), nil)
-				if !errors.Is(err, mysqllock.ErrLocked) {
-					t.Errorf("NoWait: %v", err)
-				}
-				tx, err := conn.BeginTx(dbtest.Limited(t), nil)
-				dbtest.OK(t, err)
-				dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 3")
-				time.Sleep(3500 * time.Millisecond)
-				return tx.Commit()
+				dbtest.Want(t, err, mysqllock.ErrLocked)
 			},
-			func() error { // a lock that was granted, then BEGIN as text
+			"a write under a lock": func() {
 				_, err := conn.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "UPDATE p SET stock = 1 WHERE id = 1")
 				dbtest.OK(t, err)
-				dbtest.Exec(t, conn, "BEGIN")
-				dbtest.Exec(t, conn, "UPDATE p SET stock = 2 WHERE id = 3")
-				time.Sleep(3500 * time.Millisecond)
-				_, err = conn.ExecContext(dbtest.Limited(t), "COMMIT")
-				return err
+			},
+			"a transaction under a lock": func() {
+				tx, err := conn.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
+				dbtest.OK(t, err)
+				if limit, _ := limits(tx); limit == 0 {
+					t.Error("a transaction that holds a lock has no limit")
+				}
+				dbtest.OK(t, tx.Commit())
 			},
 		} {
-			if err := begin(); err != nil {
-				t.Errorf("%d: a transaction without a hint that was idle: %v", i, err)
+			lock()
+			tx, err := conn.BeginTx(dbtest.Limited(t), nil)
+			dbtest.OK(t, err)
+			if limit, global := limits(tx); limit != global {
+				t.Errorf("BeginTx after %s: the limit is %d s, and that of others %d", before, limit, global)
 			}
-			s.WantStock(3, 1+i)
+			dbtest.OK(t, tx.Commit())
+			lock()
+			dbtest.Exec(t, conn, "BEGIN")
+			if limit, global := limits(conn); limit != global {
+				t.Errorf("BEGIN as text after %s: the limit is %d s, and that of others %d", before, limit, global)
+			}
+			dbtest.Exec(t, conn, "COMMIT")
 		}
 	})
 }
