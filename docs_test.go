@@ -63,7 +63,7 @@ func dense(text string) string {
 
 // The Go code in the package documentation is that of the Example functions, which compile.
 func TestDocCodeIsTheExamples(t *testing.T) {
-	examples, err := os.ReadFile("example_test.go")
+	examples, err := os.ReadFile("docs_test.go")
 	dbtest.OK(t, err)
 	blocks := 0
 	for _, block := range packageDoc(t).Content {
@@ -73,7 +73,7 @@ func TestDocCodeIsTheExamples(t *testing.T) {
 		}
 		blocks++
 		if !strings.Contains(dense(string(examples)), dense(code.Text)) {
-			t.Errorf("not in example_test.go:\n%s", code.Text)
+			t.Errorf("not among the examples of docs_test.go:\n%s", code.Text)
 		}
 	}
 	if blocks < 5 {
