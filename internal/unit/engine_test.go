@@ -1,0 +1,484 @@
+package unit_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/fakeserver"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+const (
+	read  = "SELECT stock FROM p WHERE id = ?"
+	write = "UPDATE p SET stock = ? WHERE id = ?"
+)
+
+// open opens a handle on a fake server, and a lock context that ends with the test.
+// A statement that the fake does not know fails the test, and so does a lock that stays.
+func open(t *testing.T) (*fakeserver.Server, *sql.DB, context.Context) {
+	t.Helper()
+	return openWith(t, mysqllock.Config{})
+}
+
+func openWith(t *testing.T, cfg mysqllock.Config) (*fakeserver.Server, *sql.DB, context.Context) {
+	t.Helper()
+	cfg.Schema = "manual"
+	s := fakeserver.New()
+	k, err := mysqllock.Wrap(s, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	db := sql.OpenDB(k)
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(func() {
+		cancel()
+		_ = db.Close()
+		for _, text := range s.Unknown() {
+			t.Errorf("the fake server does not know %s", text)
+		}
+		if n := s.Held(); n != 0 {
+			t.Errorf("%d locks are held after the handle was closed", n)
+		}
+	})
+	return s, db, lockctx.With(ctx, "k")
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// stock is what a reader in ctx sees.
+func stock(t *testing.T, db interface {
+	QueryRowContext(context.Context, string, ...any) *sql.Row
+}, ctx context.Context,
+) (n int) {
+	t.Helper()
+	must(t, db.QueryRowContext(ctx, read, 1).Scan(&n))
+	return n
+}
+
+func state(t *testing.T, s *fakeserver.Server, stock int64, held int) {
+	t.Helper()
+	if s.Stock() != stock || s.Held() != held {
+		t.Errorf("committed %d with %d locks held, want %d with %d", s.Stock(), s.Held(), stock, held)
+	}
+}
+
+func put(ctx context.Context, db interface {
+	ExecContext(context.Context, string, ...any) (sql.Result, error)
+}, n int,
+) error {
+	_, err := db.ExecContext(ctx, write, n, 1)
+	return err
+}
+
+func TestATransactionHoldsItsLockUntilItEnds(t *testing.T) {
+	for name, end := range map[string]struct {
+		by    func(*sql.Tx) error
+		stock int64
+	}{"commit": {(*sql.Tx).Commit, 9}, "rollback": {(*sql.Tx).Rollback, 10}} {
+		t.Run(name, func(t *testing.T) {
+			s, db, ctx := open(t)
+			tx, err := db.BeginTx(ctx, nil)
+			must(t, err)
+			must(t, put(ctx, tx, stock(t, tx, ctx)-1))
+			state(t, s, 10, 1)
+			must(t, end.by(tx))
+			state(t, s, end.stock, 0)
+		})
+	}
+}
+
+func TestAWriteCommitsAndReleases(t *testing.T) {
+	s, db, ctx := open(t)
+	must(t, put(ctx, db, 7))
+	state(t, s, 7, 0)
+}
+
+func TestADecisionIsUnderTheLockOfItsRead(t *testing.T) {
+	s, db, ctx := open(t)
+	n := stock(t, db, ctx)
+	state(t, s, 10, 1)
+	must(t, put(ctx, db, n-1))
+	state(t, s, 9, 0)
+	if err := put(ctx, db, n-2); !errors.Is(err, mysqllock.ErrStaleRead) {
+		t.Errorf("a second write by the same read: %v", err)
+	}
+	state(t, s, 9, 0)
+	must(t, put(ctx, db, stock(t, db, ctx)-1))
+	state(t, s, 8, 0)
+}
+
+func TestAReadWithoutAnEndIsRefused(t *testing.T) {
+	s, db, _ := open(t)
+	var n int
+	if err := db.QueryRowContext(lockctx.With(context.Background(), "k"), read, 1).Scan(&n); !errors.Is(err, mysqllock.ErrNoEnd) {
+		t.Errorf("got %v", err)
+	}
+	state(t, s, 10, 0)
+}
+
+var errCallback = errors.New("the callback says no")
+
+func TestDoCommitsOrRollsBackByWhatItsFunctionReturns(t *testing.T) {
+	for name, want := range map[string]struct {
+		err   error
+		stock int64
+	}{"nil": {nil, 9}, "error": {errCallback, 10}} {
+		t.Run(name, func(t *testing.T) {
+			s, db, ctx := open(t)
+			err := mysqllock.Do(lockctx.Without(ctx), db, "k", func(ctx context.Context) error {
+				must(t, put(ctx, db, stock(t, db, ctx)-1))
+				state(t, s, 10, 1)
+				return want.err
+			})
+			if !errors.Is(err, want.err) {
+				t.Errorf("got %v, want %v", err, want.err)
+			}
+			state(t, s, want.stock, 0)
+		})
+	}
+}
+
+func TestAPanicInDoRollsBack(t *testing.T) {
+	s, db, ctx := open(t)
+	func() {
+		defer func() {
+			if p := recover(); p != "panic" {
+				t.Errorf("recovered %v", p)
+			}
+		}()
+		_ = mysqllock.Do(lockctx.Without(ctx), db, "k", func(ctx context.Context) error {
+			must(t, put(ctx, db, 1))
+			panic("panic")
+		})
+	}()
+	state(t, s, 10, 0)
+}
+
+func TestAnExplicitHoldIsReleasedOnce(t *testing.T) {
+	s, db, ctx := open(t)
+	h, err := mysqllock.Acquire(lockctx.Without(ctx), db, "k")
+	must(t, err)
+	must(t, put(h.Context(), db, 3))
+	state(t, s, 10, 1)
+	must(t, h.Release())
+	state(t, s, 3, 0)
+	s.Sent()
+	must(t, h.Release())
+	if sent := s.Sent(); len(sent) != 0 {
+		t.Errorf("the second release sent %q", sent)
+	}
+}
+
+func TestAHoldThatIsRolledBackCommitsNothing(t *testing.T) {
+	s, db, ctx := open(t)
+	h, err := mysqllock.Acquire(lockctx.Without(ctx), db, "k")
+	must(t, err)
+	must(t, put(h.Context(), db, 3))
+	must(t, h.Rollback())
+	state(t, s, 10, 0)
+}
+
+func TestAnInnerTransactionIsASavepoint(t *testing.T) {
+	s, db, ctx := open(t)
+	outer, err := db.BeginTx(ctx, nil)
+	must(t, err)
+	must(t, put(ctx, outer, 5))
+	inner, err := db.BeginTx(ctx, nil)
+	must(t, err)
+	must(t, put(ctx, inner, 6))
+	must(t, inner.Rollback())
+	state(t, s, 10, 1)
+	must(t, outer.Commit())
+	state(t, s, 5, 0)
+}
+
+func TestALateHintLocksBeforeItsStatement(t *testing.T) {
+	s, db, ctx := open(t)
+	tx, err := db.BeginTx(lockctx.Without(ctx), nil)
+	must(t, err)
+	state(t, s, 10, 0)
+	must(t, put(ctx, tx, 5))
+	state(t, s, 10, 1)
+	must(t, tx.Commit())
+	state(t, s, 5, 0)
+}
+
+func TestALateHintAfterAReadIsRefused(t *testing.T) {
+	s, db, ctx := open(t)
+	tx, err := db.BeginTx(lockctx.Without(ctx), nil)
+	must(t, err)
+	stock(t, tx, lockctx.Without(ctx))
+	if err := put(ctx, tx, 5); !errors.Is(err, mysqllock.ErrStaleSnapshot) {
+		t.Errorf("got %v", err)
+	}
+	_ = tx.Rollback()
+	state(t, s, 10, 0)
+}
+
+func TestAUnitOnASQLConnStaysThere(t *testing.T) {
+	s, db, ctx := open(t)
+	c, err := db.Conn(lockctx.Without(ctx))
+	must(t, err)
+	defer c.Close()
+	n := stock(t, c, ctx)
+	state(t, s, 10, 1)
+	must(t, put(ctx, c, n-1))
+	state(t, s, 9, 0)
+}
+
+func TestAPreparedStatementRunsUnderTheLock(t *testing.T) {
+	s, db, ctx := open(t)
+	st, err := db.PrepareContext(ctx, write)
+	must(t, err)
+	defer st.Close()
+	stock(t, db, ctx)
+	_, err = st.ExecContext(ctx, 4, 1)
+	must(t, err)
+	state(t, s, 4, 0)
+}
+
+func TestAKeyIsLockedOnceInItsContext(t *testing.T) {
+	s, db, ctx := open(t)
+	tx, err := db.BeginTx(ctx, nil)
+	must(t, err)
+	second := lockctx.With(lockctx.With(ctx, "k"), "other")
+	must(t, put(second, tx, 5))
+	state(t, s, 10, 2)
+	must(t, tx.Commit())
+	state(t, s, 5, 0)
+}
+
+func TestTheEndOfTheContextReleases(t *testing.T) {
+	s, db, ctx := open(t)
+	ctx, cancel := context.WithCancel(lockctx.Without(ctx))
+	ctx = lockctx.With(ctx, "k")
+	stock(t, db, ctx)
+	committed := s.Arrival("COMMIT")
+	cancel()
+	select {
+	case <-committed:
+	case <-time.After(10 * time.Second):
+		t.Fatal("the end of the context commits nothing")
+	}
+	must(t, db.Close())
+	state(t, s, 10, 0)
+}
+
+func TestAHeldLockIsWaitedFor(t *testing.T) {
+	s, db, ctx := open(t)
+	k, err := mysqllock.Wrap(s, mysqllock.Config{Schema: "manual"})
+	must(t, err)
+	other := sql.OpenDB(k)
+	defer other.Close()
+	tx, err := db.BeginTx(ctx, nil)
+	must(t, err)
+	if err := put(lockctx.With(context.Background(), "k", lockctx.NoWait()), other, 2); !errors.Is(err, mysqllock.ErrLocked) {
+		t.Errorf("without waiting: %v", err)
+	}
+	waits, done := s.Arrival("waits"), make(chan error, 1)
+	go func() { done <- put(lockctx.With(context.Background(), "k"), other, 2) }()
+	select {
+	case <-waits:
+	case err := <-done:
+		t.Fatalf("it did not wait: %v", err)
+	case <-time.After(10 * time.Second):
+		t.Fatalf("it sent %q", s.Sent())
+	}
+	must(t, put(ctx, tx, 1))
+	must(t, tx.Commit())
+	must(t, <-done)
+	state(t, s, 2, 0)
+}
+
+func refused(number uint16) error { return &mysql.MySQLError{Number: number, Message: "refused"} }
+
+func TestAFailureOfAStatementIsTold(t *testing.T) {
+	for name, c := range map[string]struct {
+		at    string
+		err   error
+		is    error // what the caller is told
+		stock int64
+	}{
+		"the lock is lost in a deadlock": {write, refused(1213), mysqllock.ErrDeadlock, 10},
+		"the connection breaks":          {write, mysql.ErrInvalidConn, mysqllock.ErrLost, 10},
+		"a duplicate":                    {write, refused(1062), nil, 10},
+		"COMMIT is refused":              {"COMMIT", refused(1180), nil, 10},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, db, ctx := open(t)
+			tx, err := db.BeginTx(ctx, nil)
+			must(t, err)
+			s.Fail(c.at, c.err)
+			err = put(ctx, tx, 1)
+			if err == nil {
+				err = tx.Commit()
+			} else {
+				_ = tx.Rollback()
+			}
+			if is := c.is; err == nil || is != nil && !errors.Is(err, is) || is == nil && !errors.Is(err, c.err) {
+				t.Errorf("got %v, want %v", err, c.is)
+			}
+			state(t, s, c.stock, 0)
+		})
+	}
+}
+
+func TestALockThatCannotBeTakenRunsNothing(t *testing.T) {
+	s, db, ctx := open(t)
+	s.Fail("FOR UPDATE", refused(1142))
+	if err := put(ctx, db, 1); !errors.Is(err, refused(1142)) {
+		t.Errorf("got %v", err)
+	}
+	if slices.Contains(s.Sent(), write) {
+		t.Error("the statement was sent without its lock")
+	}
+	state(t, s, 10, 0)
+}
+
+func TestALostAnswerOfCommitIsAnError(t *testing.T) {
+	s, db, ctx := open(t)
+	tx, err := db.BeginTx(ctx, nil)
+	must(t, err)
+	must(t, put(ctx, tx, 1))
+	s.LoseAnswer("COMMIT")
+	if err := tx.Commit(); err == nil {
+		t.Error("a commit whose answer was lost is told as done")
+	}
+	state(t, s, 1, 0)
+}
+
+func TestAClosedHandleGivesNoLock(t *testing.T) {
+	s, db, ctx := open(t)
+	stock(t, db, ctx)
+	must(t, db.Close())
+	state(t, s, 10, 0)
+	if err := put(ctx, db, 1); err == nil {
+		t.Error("it wrote")
+	}
+	state(t, s, 10, 0)
+}
+
+// With and without a budget of connections the same is committed, and the same is held.
+func TestABudgetOfConnectionsChangesNoOutcome(t *testing.T) {
+	for name, way := range map[string]func(*testing.T, *sql.DB, context.Context) int64{
+		"a transaction": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
+			tx, err := db.BeginTx(ctx, nil)
+			must(t, err)
+			must(t, put(ctx, tx, stock(t, tx, ctx)-1))
+			must(t, tx.Commit())
+			return 9
+		},
+		"a rollback": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
+			tx, err := db.BeginTx(ctx, nil)
+			must(t, err)
+			must(t, put(ctx, tx, 1))
+			must(t, tx.Rollback())
+			return 10
+		},
+		"a write": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
+			must(t, put(ctx, db, 7))
+			return 7
+		},
+		"a write after a read": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
+			must(t, put(ctx, db, stock(t, db, ctx)-1))
+			return 9
+		},
+		"a hint in the middle": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
+			tx, err := db.BeginTx(lockctx.Without(ctx), nil)
+			must(t, err)
+			must(t, put(ctx, tx, 5))
+			must(t, tx.Commit())
+			return 5
+		},
+		"a sql.Conn": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
+			c, err := db.Conn(lockctx.Without(ctx))
+			must(t, err)
+			defer c.Close()
+			must(t, put(ctx, c, stock(t, c, ctx)-1))
+			return 9
+		},
+		"a prepared statement in a transaction": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
+			st, err := db.PrepareContext(lockctx.Without(ctx), write)
+			must(t, err)
+			defer st.Close()
+			tx, err := db.BeginTx(ctx, nil)
+			must(t, err)
+			_, err = tx.StmtContext(ctx, st).ExecContext(ctx, 4, 1)
+			must(t, err)
+			must(t, tx.Commit())
+			return 4
+		},
+		"a Do within a Do": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
+			must(t, mysqllock.Do(lockctx.Without(ctx), db, "k", func(ctx context.Context) error {
+				must(t, put(ctx, db, 6))
+				if err := mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
+					must(t, put(ctx, db, 5))
+					return errCallback
+				}); !errors.Is(err, errCallback) {
+					t.Errorf("the inner Do: %v", err)
+				}
+				return nil
+			}))
+			return 6
+		},
+		"a transaction begun by text, which is refused": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
+			free := lockctx.Without(ctx)
+			c, err := db.Conn(free)
+			must(t, err)
+			defer c.Close()
+			_, err = c.ExecContext(free, "BEGIN")
+			must(t, err)
+			if err := put(ctx, c, 3); !errors.Is(err, mysqllock.ErrUnsafe) {
+				t.Errorf("a hint in it: %v", err)
+			}
+			_, err = c.ExecContext(free, "ROLLBACK")
+			must(t, err)
+			return 10
+		},
+		"a savepoint by text": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
+			tx, err := db.BeginTx(ctx, nil)
+			must(t, err)
+			must(t, put(ctx, tx, 4))
+			_, err = tx.ExecContext(ctx, "SAVEPOINT s")
+			must(t, err)
+			must(t, put(ctx, tx, 3))
+			_, err = tx.ExecContext(ctx, "ROLLBACK TO SAVEPOINT s")
+			must(t, err)
+			must(t, tx.Commit())
+			return 4
+		},
+	} {
+		for budget, most := range map[string]int{"without": 0, "with": 8} {
+			t.Run(name+"/"+budget, func(t *testing.T) {
+				s, db, ctx := openWith(t, mysqllock.Config{MaxConns: most})
+				want := way(t, db, ctx)
+				state(t, s, want, 0)
+			})
+		}
+	}
+}
+
+func TestTransactionsEndInTheReverseOrder(t *testing.T) {
+	s, db, ctx := open(t)
+	outer, err := db.BeginTx(ctx, nil)
+	must(t, err)
+	must(t, put(ctx, outer, 5))
+	_, err = db.BeginTx(ctx, nil)
+	must(t, err)
+	if err := outer.Commit(); err == nil {
+		t.Error("the outer transaction was committed before the inner one")
+	}
+	state(t, s, 10, 0)
+}
