@@ -17,6 +17,10 @@ import (
 
 // Hold is a lock that [Acquire] has taken. It is safe for concurrent use.
 //
+// A process that dies, also of a SIGTERM that it did not handle, commits nothing more. Its row
+// locks and advisory locks are free when the server sees its connections end, within
+// milliseconds. Its leases last until they expire. At SIGTERM call Release, or db.Close.
+//
 // A row lock comes with the transaction that keeps it: everything that runs on
 // its database handle with its Context is part of that transaction, a BeginTx
 // in it is a savepoint, and statements take turns. With [lockctx.Optimistic]

@@ -28,6 +28,18 @@
 // process leads within a few round trips; in up to 0.3 s if the server was restarted, or the
 // leader's connection was lost, since it began to lead. If the leading process dies, or its
 // host vanishes, another one leads once the TTL is over.
+//
+// # At SIGTERM
+//
+// Without a handler Go ends the process at SIGTERM, as a crash does: nobody leads for the rest
+// of the TTL. So let the signal end the context of Run, and return from main only when Run has
+// returned:
+//
+//	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+//	defer stop()
+//	err := leader.Run(ctx, db, "planner", lead)
+//
+// To call db.Close gives the leadership back, too.
 package leader
 
 import (
@@ -45,8 +57,8 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// DefaultTTL is how long nobody leads after the leading process has died, unless [TTL]
-// says otherwise.
+// DefaultTTL is how long nobody leads after the leading process has died, also of a SIGTERM that
+// it did not handle, unless [TTL] says otherwise.
 const DefaultTTL = 15 * time.Second
 
 const (
@@ -100,7 +112,8 @@ type Change struct {
 //     on. It does not campaign again: a program that wants to go on calls Run again, or
 //     has lead deal with its errors.
 //   - If ctx ends, Run waits for lead, gives the leadership back, and returns nil. If the
-//     process is to end anyway, this makes way for the next leader at once.
+//     process is to end anyway, this makes way for the next leader at once: derive ctx from
+//     [os/signal.NotifyContext], and wait for Run before main returns.
 //
 // Otherwise Run returns an error only for what does not pass: a bad key or TTL
 // (a *[mysqllock.Error]), another driver, a closed handle, a missing privilege. What may

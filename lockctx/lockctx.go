@@ -124,6 +124,11 @@ func Row() Option { return func(h *hint.Hint) { h.KeepBy(hint.StrategyRow) } }
 // lease checks it first, on the transaction's own connection, and keeps it from being
 // taken until COMMIT is through.
 //
+// A process that dies, also of a SIGTERM that it did not handle, leaves its leases until they
+// expire: nobody else has the key for up to ttl. So at SIGTERM end the contexts of the holds
+// (signal.NotifyContext) and wait until they have returned, or call [database/sql.DB.Close],
+// before main returns: both give leases back at once.
+//
 // Leases and row locks on the same key exclude each other.
 func Lease(ttl time.Duration) Option {
 	return func(h *hint.Hint) {
