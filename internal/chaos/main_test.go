@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	dbtest.Jobs{"crew": childCrew, "giver": childGiver, "leases": childLeases}.Run()
+	dbtest.Jobs{"crew": childCrew, "ends": childEnds, "giver": childGiver, "leases": childLeases}.Run()
 	if text := os.Getenv("CHAOS_SEED"); text != "" {
 		var err error
 		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {

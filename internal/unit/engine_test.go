@@ -57,8 +57,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// stock is what a reader in ctx sees.
-func stock(t *testing.T, db interface {
+// seen is what a reader in ctx sees.
+func seen(t *testing.T, db interface {
 	QueryRowContext(context.Context, string, ...any) *sql.Row
 }, ctx context.Context,
 ) (n int) {
@@ -91,7 +91,7 @@ func TestATransactionHoldsItsLockUntilItEnds(t *testing.T) {
 			s, db, ctx := open(t)
 			tx, err := db.BeginTx(ctx, nil)
 			must(t, err)
-			must(t, put(ctx, tx, stock(t, tx, ctx)-1))
+			must(t, put(ctx, tx, seen(t, tx, ctx)-1))
 			state(t, s, 10, 1)
 			must(t, end.by(tx))
 			state(t, s, end.stock, 0)
@@ -107,7 +107,7 @@ func TestAWriteCommitsAndReleases(t *testing.T) {
 
 func TestADecisionIsUnderTheLockOfItsRead(t *testing.T) {
 	s, db, ctx := open(t)
-	n := stock(t, db, ctx)
+	n := seen(t, db, ctx)
 	state(t, s, 10, 1)
 	must(t, put(ctx, db, n-1))
 	state(t, s, 9, 0)
@@ -115,7 +115,7 @@ func TestADecisionIsUnderTheLockOfItsRead(t *testing.T) {
 		t.Errorf("a second write by the same read: %v", err)
 	}
 	state(t, s, 9, 0)
-	must(t, put(ctx, db, stock(t, db, ctx)-1))
+	must(t, put(ctx, db, seen(t, db, ctx)-1))
 	state(t, s, 8, 0)
 }
 
@@ -138,7 +138,7 @@ func TestDoCommitsOrRollsBackByWhatItsFunctionReturns(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s, db, ctx := open(t)
 			err := mysqllock.Do(lockctx.Without(ctx), db, "k", func(ctx context.Context) error {
-				must(t, put(ctx, db, stock(t, db, ctx)-1))
+				must(t, put(ctx, db, seen(t, db, ctx)-1))
 				state(t, s, 10, 1)
 				return want.err
 			})
@@ -219,7 +219,7 @@ func TestALateHintAfterAReadIsRefused(t *testing.T) {
 	s, db, ctx := open(t)
 	tx, err := db.BeginTx(lockctx.Without(ctx), nil)
 	must(t, err)
-	stock(t, tx, lockctx.Without(ctx))
+	seen(t, tx, lockctx.Without(ctx))
 	if err := put(ctx, tx, 5); !errors.Is(err, mysqllock.ErrStaleSnapshot) {
 		t.Errorf("got %v", err)
 	}
@@ -232,7 +232,7 @@ func TestAUnitOnASQLConnStaysThere(t *testing.T) {
 	c, err := db.Conn(lockctx.Without(ctx))
 	must(t, err)
 	defer c.Close()
-	n := stock(t, c, ctx)
+	n := seen(t, c, ctx)
 	state(t, s, 10, 1)
 	must(t, put(ctx, c, n-1))
 	state(t, s, 9, 0)
@@ -243,7 +243,7 @@ func TestAPreparedStatementRunsUnderTheLock(t *testing.T) {
 	st, err := db.PrepareContext(ctx, write)
 	must(t, err)
 	defer st.Close()
-	stock(t, db, ctx)
+	seen(t, db, ctx)
 	_, err = st.ExecContext(ctx, 4, 1)
 	must(t, err)
 	state(t, s, 4, 0)
@@ -264,7 +264,7 @@ func TestTheEndOfTheContextReleases(t *testing.T) {
 	s, db, ctx := open(t)
 	ctx, cancel := context.WithCancel(lockctx.Without(ctx))
 	ctx = lockctx.With(ctx, "k")
-	stock(t, db, ctx)
+	seen(t, db, ctx)
 	committed := s.Arrival("COMMIT")
 	cancel()
 	select {
@@ -361,7 +361,7 @@ func TestALostAnswerOfCommitIsAnError(t *testing.T) {
 
 func TestAClosedHandleGivesNoLock(t *testing.T) {
 	s, db, ctx := open(t)
-	stock(t, db, ctx)
+	seen(t, db, ctx)
 	must(t, db.Close())
 	state(t, s, 10, 0)
 	if err := put(ctx, db, 1); err == nil {
@@ -376,7 +376,7 @@ func TestABudgetOfConnectionsChangesNoOutcome(t *testing.T) {
 		"a transaction": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
 			tx, err := db.BeginTx(ctx, nil)
 			must(t, err)
-			must(t, put(ctx, tx, stock(t, tx, ctx)-1))
+			must(t, put(ctx, tx, seen(t, tx, ctx)-1))
 			must(t, tx.Commit())
 			return 9
 		},
@@ -392,7 +392,7 @@ func TestABudgetOfConnectionsChangesNoOutcome(t *testing.T) {
 			return 7
 		},
 		"a write after a read": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
-			must(t, put(ctx, db, stock(t, db, ctx)-1))
+			must(t, put(ctx, db, seen(t, db, ctx)-1))
 			return 9
 		},
 		"a hint in the middle": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
@@ -406,7 +406,7 @@ func TestABudgetOfConnectionsChangesNoOutcome(t *testing.T) {
 			c, err := db.Conn(lockctx.Without(ctx))
 			must(t, err)
 			defer c.Close()
-			must(t, put(ctx, c, stock(t, c, ctx)-1))
+			must(t, put(ctx, c, seen(t, c, ctx)-1))
 			return 9
 		},
 		"a prepared statement in a transaction": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
