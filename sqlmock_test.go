@@ -33,7 +33,7 @@ const (
 	sqlIdentify    = "SELECT /*+ MAX_EXECUTION_TIME(n) */ CONNECTION_ID(), CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir /*!80000 , @@server_uuid */), @mysqllock, @@completion_type LIMIT 1"
 	sqlConnections = "(SELECT ID, USER, HOST, COMMAND, TIME, STATE, INFO /*M!100000 , TIME_MS, QUERY_ID */ FROM /*!80022 performance_schema.processlist UNION ALL" +
 		" SELECT ID, USER, HOST, COMMAND, TIME, STATE, INFO FROM */ information_schema.PROCESSLIST /*!80022 WHERE NOT @@performance_schema */) p"
-	sqlOwn      = "timestamp = DEFAULT, sql_mode = '', sql_select_limit = 18446744073709551615, sql_big_selects = 1, sql_safe_updates = 0, group_concat_max_len = 1048576 /*!80000 , max_execution_time = 0 */ /*M!100000 , max_statement_time = n */"
+	sqlOwn      = "timestamp = DEFAULT, sql_mode = '', sql_select_limit = 18446744073709551615, sql_big_selects = 1, sql_safe_updates = 0, group_concat_max_len = 1048576, character_set_connection = utf8mb4 /*!80000 , max_execution_time = 0 */ /*M!100000 , max_statement_time = n */"
 	sqlControl  = "SET @mysqllock = @@autocommit, SESSION autocommit = 1, " + sqlOwn + ", innodb_lock_wait_timeout = 5, lock_wait_timeout = 2, wait_timeout = 30"
 	sqlCleaning = "SELECT 1 FROM `shop`.`mysqllock` WHERE namespace = x'' AND name = x'' AND expires BETWEEN UTC_TIMESTAMP(6) AND UTC_TIMESTAMP(6) + INTERVAL 1 MINUTE"
 	sqlSession  = "SET @mysqllock = @@autocommit, SESSION autocommit = 0, wait_timeout = 30"

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/step"
@@ -143,8 +144,8 @@ func (l *Locker) beginBlock(lock *Lock) pool.Block {
 			l.table.NamedProcedure(), k.id, lock.name, k.identity, seconds)}
 	}
 	return pool.Block{
-		Text: "BEGIN NOT ATOMIC SET @mysqllock_held = IF(CONNECTION_ID() = ?, IF(@@read_only, NULL, IF(@@innodb_read_only, NULL, GET_LOCK(?, 0))), NULL); " +
-			"IF @mysqllock_held THEN DO GET_LOCK(?, 0); " + schema.LimitSilence("?") + "; START TRANSACTION; END IF; SELECT @mysqllock_held; END",
+		Text: "BEGIN NOT ATOMIC SET @mysqllock_held = IF(CONNECTION_ID() = ?, IF(@@read_only, NULL, IF(@@innodb_read_only, NULL, GET_LOCK(" + lockname.Value + ", 0))), NULL); " +
+			"IF @mysqllock_held THEN DO GET_LOCK(" + lockname.Value + ", 0); " + schema.LimitSilence("?") + "; START TRANSACTION; END IF; SELECT @mysqllock_held; END",
 		Values: []driver.Value{int64(k.id), lock.name, k.identity, seconds}, //nolint:gosec // connections are counted by one
 	}
 }
@@ -159,8 +160,8 @@ func (k *Lock) Detach() (err error) {
 	if k.home.Clean() {
 		ctx, cancel := context.WithTimeout(step.Named(context.Background(), step.Release, hint.StrategyAdvisory, k.key), background)
 		defer cancel()
-		err = server.Exec(ctx, k.home.Conn, fmt.Sprintf("SET @mysqllock_held = RELEASE_LOCK('%s') + RELEASE_LOCK('%s'), %s",
-			k.name, k.conn.identity, schema.Unlimited))
+		err = server.Exec(ctx, k.home.Conn, fmt.Sprintf("SET @mysqllock_held = RELEASE_LOCK(%s) + RELEASE_LOCK(%s), %s",
+			lockname.Literal(k.name), lockname.Literal(k.conn.identity), schema.Unlimited))
 	}
 	k.isFree()
 	return err

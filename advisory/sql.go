@@ -16,7 +16,8 @@ import (
 
 // Every statement that acquires a lock first checks that it runs on the connection that
 // it is meant for, since a proxy may have sent it elsewhere; and that the server still
-// takes writes. Names need no quoting.
+// takes writes. Names need no quoting. On the application's connections, which have any character
+// set, they are [lockname.Literal] or [lockname.Value].
 
 // The answers of a statement that has done nothing.
 const (
@@ -156,11 +157,11 @@ func (l *Locker) commitBlock(id uint64, locks []*Lock, ends *Lock, mark string) 
 	held, after := fmt.Sprintf("CONNECTION_ID() = %d AND %s", id, heldSQL(locks)), ""
 	values := []driver.Value{mark}
 	if ends != nil {
-		after = "DO RELEASE_LOCK(?), RELEASE_LOCK(?); SET " + schema.Unlimited + "; "
+		after = "DO RELEASE_LOCK(" + lockname.Value + "), RELEASE_LOCK(" + lockname.Value + "); SET " + schema.Unlimited + "; "
 		values = append(values, ends.name, ends.conn.identity)
 	}
 	if ends != nil && len(locks) == 1 { // most have this text, which can be prepared
-		held = "CONNECTION_ID() = ? AND IS_USED_LOCK(?) = CONNECTION_ID() AND IS_USED_LOCK(?) = CONNECTION_ID()"
+		held = "CONNECTION_ID() = ? AND IS_USED_LOCK(" + lockname.Value + ") = CONNECTION_ID() AND IS_USED_LOCK(" + lockname.Value + ") = CONNECTION_ID()"
 		values = append([]driver.Value{int64(id), ends.conn.identity, ends.name}, values...) //nolint:gosec // connections are counted by one
 	}
 	block := pool.Block{Text: "BEGIN NOT ATOMIC SET @mysqllock_held = COALESCE(" + held + ", 0); " +
@@ -175,7 +176,7 @@ func (l *Locker) commitBlock(id uint64, locks []*Lock, ends *Lock, mark string) 
 func heldSQL(locks []*Lock) string {
 	var terms []string
 	held := func(name string, k *lockConn) {
-		terms = append(terms, fmt.Sprintf("IS_USED_LOCK('%s') = %d", name, k.id))
+		terms = append(terms, fmt.Sprintf("IS_USED_LOCK(%s) = %d", lockname.Literal(name), k.id))
 	}
 	identified := make(map[*lockConn]bool)
 	for _, lock := range locks {

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockerr"
@@ -146,7 +147,7 @@ func (p *picture) askWhoHas(ctx context.Context, name string) error {
 	if !ourName.MatchString(name) {
 		return fmt.Errorf("%q is not the name of an advisory lock", name)
 	}
-	rows, err := p.query(ctx, "SELECT IS_USED_LOCK('"+name+"')")
+	rows, err := p.query(ctx, "SELECT IS_USED_LOCK("+lockname.Literal(name)+")")
 	if err != nil {
 		return err
 	}

@@ -555,7 +555,7 @@ func (p *picture) askForNames(ctx context.Context) error {
 	slices.Sort(names)
 	names = slices.Compact(names)
 	for batch := range slices.Chunk(names, 200) {
-		rows, err := p.query(ctx, "SELECT IS_USED_LOCK('"+strings.Join(batch, "'), IS_USED_LOCK('")+"')")
+		rows, err := p.query(ctx, "SELECT IS_USED_LOCK(_utf8mb4'"+strings.Join(batch, "'), IS_USED_LOCK(_utf8mb4'")+"')")
 		if err != nil {
 			return err
 		}

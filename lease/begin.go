@@ -137,7 +137,7 @@ func (l *Locker) beginText(opts driver.TxOptions) string {
 			l.table.TakeProcedure(), schema.Literal(l.namespace), schema.Unhex, schema.Literal(l.owner), opts.Isolation, opts.ReadOnly)
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "BEGIN NOT ATOMIC START TRANSACTION READ WRITE; SET @mysqllock_name = %[1]s, @mysqllock_ttl = ?, @mysqllock_wake = ?, @mysqllock_turn = ?, @mysqllock_poller = ?,"+
+	fmt.Fprintf(&b, "BEGIN NOT ATOMIC START TRANSACTION READ WRITE; SET @mysqllock_name = %[1]s, @mysqllock_ttl = ?, @mysqllock_wake = "+lockname.Value+", @mysqllock_turn = ?, @mysqllock_poller = "+lockname.Value+","+
 		" @mysqllock_token = 0, @mysqllock_left = NULL, @mysqllock_began = NOW(6); "+
 		"SELECT token, %[2]s INTO @mysqllock_next, @mysqllock_left FROM %[3]s WHERE namespace = %[4]s AND name = @mysqllock_name FOR UPDATE SKIP LOCKED; "+
 		"IF @mysqllock_left = 0 AND NOW(6) <> @mysqllock_began AND (@mysqllock_poller = '"+nobody+"' OR IS_FREE_LOCK(@mysqllock_poller)) THEN "+
@@ -227,7 +227,7 @@ func (l *Locker) giveText() string {
 	return "BEGIN NOT ATOMIC SET @mysqllock_name = " + schema.Unhex + ", @mysqllock_token = ?, @mysqllock_bound = ?, @mysqllock_row_wait = ?; " +
 		l.within("@mysqllock_bound", "@mysqllock_row_wait", fmt.Sprintf("UPDATE %s SET %s WHERE namespace = %s AND name = @mysqllock_name AND token = @mysqllock_token AND owner = %s AND %s; ",
 			l.table, schema.Released, schema.Literal(l.namespace), schema.Literal(l.owner), schema.Lasts(""))) +
-		"IF ROW_COUNT() = 1 THEN COMMIT; SET @mysqllock_done = ?; DO RELEASE_LOCK(?); ELSE SELECT 0; END IF; END"
+		"IF ROW_COUNT() = 1 THEN COMMIT; SET @mysqllock_done = ?; DO RELEASE_LOCK(" + lockname.Value + "); ELSE SELECT 0; END IF; END"
 }
 
 // setEnding says whether a commit is under way that releases the lease: meanwhile a

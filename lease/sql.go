@@ -51,7 +51,7 @@ func wakeUpNamed(name, seconds string) string {
 func (l *Locker) releaseWakeUpsSQL(keys ...string) string {
 	var b strings.Builder
 	for i, key := range keys {
-		fmt.Fprintf(&b, "%s RELEASE_LOCK('%s')", [2]string{"DO", ","}[min(i, 1)], lockname.OfWakeUp(l.namespace, key))
+		fmt.Fprintf(&b, "%s RELEASE_LOCK(%s)", [2]string{"DO", ","}[min(i, 1)], lockname.Literal(lockname.OfWakeUp(l.namespace, key)))
 	}
 	return b.String()
 }

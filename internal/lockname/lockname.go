@@ -74,6 +74,13 @@ const ofLease = "lease\x00"
 // OfLeasePoller is the same for the lease on the row with that name.
 func OfLeasePoller(namespace, row string) string { return Poller + hashed(namespace, ofLease+row) }
 
+// Literal is a name as an SQL expression, for connections of any character set: on MariaDB a named
+// lock is what the bytes of its name are, which differ in UTF-16.
+func Literal(name string) string { return "_utf8mb4'" + name + "'" }
+
+// Value is the value of a question mark that stands for a name, in the same way.
+const Value = "CONVERT(? USING utf8mb4)"
+
 // SQLOfWakeUp is [OfWakeUp] as an SQL expression, for the row whose name is the value of the
 // SQL expression row.
 func SQLOfWakeUp(namespace, row string) string { return sqlHashed(WakeUp, namespace, "", row) }

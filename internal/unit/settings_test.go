@@ -326,3 +326,77 @@ func TestAutocommitOffAndOn(t *testing.T) {
 		dbtest.OK(t, hinted())
 	})
 }
+
+// TestCharacterSetsOfTheDSN: programs whose connections have different character sets exclude each
+// other, whatever the key consists of, or one of them is told that it cannot.
+func TestCharacterSetsOfTheDSN(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		const change = "UPDATE p SET stock = stock + 1 WHERE id = 1"
+		lock := func(db *sql.DB, key string, opts ...lockctx.Option) (*sql.Tx, error) {
+			return db.BeginTx(lockctx.With(dbtest.Limited(t), key, append(opts, lockctx.NoWait())...), nil)
+		}
+		usual := s.Handle("lockTTL=5s")
+		for _, setting := range []string{
+			"character_set_connection=utf16", "character_set_connection=utf16le", "character_set_connection=utf32", "character_set_connection=ucs2", "collation_connection=utf16_bin",
+			"character_set_connection=latin1", "character_set_connection=swe7", "character_set_connection=cp932", "character_set_connection=gbk", "character_set_connection=binary",
+			"character_set_client=latin1", "character_set_client=cp932", "character_set_client=sjis", "character_set_client=gbk", "character_set_client=big5",
+			"charset=latin1", "charset=gbk", "charset=cp932", "charset=big5", "character_set_results=utf16", "character_set_client=gbk&sql_mode='NO_BACKSLASH_ESCAPES'", "character_set_connection=utf16&interpolateParams=true",
+		} {
+			plain := s.Open("mysql", escaped(setting))
+			err := plain.Ping()
+			plain.Close()
+			if err != nil {
+				continue // this server does not have it
+			}
+			db := s.Handle(escaped(setting), "lockTTL=5s")
+			for name, opt := range everyStrategy {
+				keys := []string{dbtest.Random(), strings.ToUpper(dbtest.Random()) + "É\x81\\'表"}
+				for _, key := range keys {
+					what := fmt.Sprintf("%s, %s, %q", setting, name, key)
+					for i, pair := range [][2]*sql.DB{{usual, db}, {db, usual}, {db, db}} {
+						times := 1
+						if i == 0 && key == keys[0] {
+							times = 9 // until statements are prepared
+						}
+						for range times {
+							first, err := lock(pair[0], key, opt)
+							if err != nil {
+								if !strings.HasPrefix(setting, "character_set_results") {
+									t.Errorf("%s: the first of pair %d: %v", what, i, err)
+								}
+								break
+							}
+							second, err := lock(pair[1], key, opt)
+							if err == nil { // under an optimistic version, which must compare
+								_, err = second.Exec(change)
+								if err == nil {
+									err = second.Commit()
+								}
+								dbtest.OK(t, err)
+								if _, err = first.Exec(change); err == nil {
+									err = first.Commit()
+								}
+								if name != "optimistic" || !errors.Is(err, mysqllock.ErrConflict) {
+									t.Errorf("%s: pair %d both have it: %v", what, i, err)
+								}
+								_ = first.Rollback()
+								continue
+							}
+							if !errors.Is(err, mysqllock.ErrLocked) && !strings.HasPrefix(setting, "character_set_results") {
+								t.Errorf("%s: the second of pair %d: %v", what, i, err)
+							}
+							if _, err = first.Exec(change); err == nil {
+								err = first.Commit()
+							}
+							if err != nil && !strings.HasPrefix(setting, "character_set_results") {
+								t.Errorf("%s: the commit of pair %d: %v", what, i, err)
+							}
+							_ = first.Rollback()
+						}
+					}
+				}
+			}
+			db.Close()
+		}
+	})
+}
