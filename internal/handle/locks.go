@@ -293,14 +293,8 @@ func (k *Handle) ask(ctx context.Context, control *pool.Pool) (info server.Info,
 	return info, err
 }
 
-// fresh opens a connection for one question, with a permit of the budget.
+// fresh opens a connection for one question, with a permit of the budget, if there is one.
 func (k *Handle) fresh(ctx context.Context, by driver.Connector) (conn driver.Conn, closed func(), err error) {
-	if !k.Bounded() {
-		if conn, err = by.Connect(ctx); err != nil {
-			return nil, nil, err
-		}
-		return conn, func() { _ = conn.Close() }, nil
-	}
 	p := pool.NewBare(pool.Config{Connect: by.Connect, Max: 1, Budget: k.conns, Control: true})
 	c, err := p.Acquire(ctx)
 	if err != nil {

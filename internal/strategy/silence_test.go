@@ -4,7 +4,9 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -117,6 +119,88 @@ func TestNoConnectionIsNoSilence(t *testing.T) {
 				if !errors.Is(err, mysqllock.ErrExhausted) || !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, mysqllock.ErrLocked) || !errors.As(err, &e) || e.Key != "k" {
 					t.Errorf("%s, %s: %v", name, way, err)
 				}
+			}
+		}
+	})
+}
+
+// hole accepts connections, and says nothing: not even a greeting, or nothing after that.
+func hole(t *testing.T, server string, greets bool) (addr string, entered <-chan struct{}) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	dbtest.OK(t, err)
+	in := make(chan struct{}, 100)
+	var open []net.Conn
+	var accepting sync.WaitGroup
+	accepting.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			open = append(open, conn)
+			if greets {
+				if to, err := net.Dial("tcp", server); err == nil {
+					greeting := make([]byte, 4<<10)
+					n, _ := to.Read(greeting)
+					_, _ = conn.Write(greeting[:n])
+					to.Close()
+				}
+			}
+			in <- struct{}{}
+		}
+	})
+	t.Cleanup(func() {
+		listener.Close()
+		accepting.Wait()
+		for _, conn := range open {
+			conn.Close()
+		}
+	})
+	return listener.Addr().String(), in
+}
+
+// TestHungOpeningsAreGivenUp: connections whose server has accepted them, and never says who it
+// is or whether the client may come in, keep no key from being locked once the address is healthy
+// again, although neither the callers nor the DSN have a time limit.
+func TestHungOpeningsAreGivenUp(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		var cells sync.WaitGroup
+		defer cells.Wait()
+		for name, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(15 * time.Second), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic()} {
+			for _, maxConns := range []int{0, 8} {
+				cells.Go(func() {
+					greets := maxConns > 0
+					addr, entered := hole(t, s.Config().Addr, greets)
+					var hangs atomic.Bool
+					cfg := s.Config()
+					cfg.DialFunc = func(ctx context.Context, network, to string) (net.Conn, error) {
+						if hangs.Load() {
+							to = addr
+						}
+						return new(net.Dialer).DialContext(ctx, network, to)
+					}
+					db := s.OpenDB(mysqllock.NewConnector(cfg, mysqllock.Config{MaxConns: maxConns}))
+					dbtest.OK(t, db.Ping())
+					hangs.Store(true)
+					begun := time.Now()
+					first := make(chan error, 1)
+					lock := func() error {
+						return mysqllock.Do(context.Background(), db, "k", func(context.Context) error { return nil }, opt, lockctx.Wait(time.Minute))
+					}
+					go func() { first <- lock() }()
+					<-entered
+					hangs.Store(false)
+					if err := <-first; err != nil && (!errors.Is(err, mysqllock.ErrExhausted) || errors.Is(err, mysqllock.ErrLocked)) {
+						t.Errorf("%s, maxConns=%d: while it hangs: %v", name, maxConns, err)
+					}
+					if err := lock(); err != nil {
+						t.Errorf("%s, maxConns=%d: once it is healthy: %v", name, maxConns, err)
+					}
+					if took := time.Since(begun); took > 30*time.Second {
+						t.Errorf("%s, maxConns=%d: it took %v", name, maxConns, took)
+					}
+				})
 			}
 		}
 	})
