@@ -165,13 +165,14 @@ func hole(t *testing.T, server string, greets bool) (addr string, entered <-chan
 // again, although neither the callers nor the DSN have a time limit.
 func TestHungOpeningsAreGivenUp(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		var cells sync.WaitGroup
+		var cells, used sync.WaitGroup
 		defer cells.Wait()
+		killed := make(chan struct{})
 		for name, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(15 * time.Second), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic()} {
 			for _, maxConns := range []int{0, 8} {
+				addr, entered := hole(t, s.Config().Addr, maxConns > 0)
+				used.Add(1)
 				cells.Go(func() {
-					greets := maxConns > 0
-					addr, entered := hole(t, s.Config().Addr, greets)
 					var hangs atomic.Bool
 					cfg := s.Config()
 					cfg.DialFunc = func(ctx context.Context, network, to string) (net.Conn, error) {
@@ -181,17 +182,21 @@ func TestHungOpeningsAreGivenUp(t *testing.T) {
 						return new(net.Dialer).DialContext(ctx, network, to)
 					}
 					db := s.OpenDB(mysqllock.NewConnector(cfg, mysqllock.Config{MaxConns: maxConns}))
-					dbtest.OK(t, db.Ping())
+					lock := func() error {
+						return mysqllock.Do(context.Background(), db, name, func(context.Context) error { return nil }, opt, lockctx.Wait(time.Minute))
+					}
+					if err := lock(); err != nil {
+						t.Errorf("%s, maxConns=%d: %v", name, maxConns, err)
+					}
 					hangs.Store(true)
+					used.Done()
+					<-killed
 					begun := time.Now()
 					first := make(chan error, 1)
-					lock := func() error {
-						return mysqllock.Do(context.Background(), db, "k", func(context.Context) error { return nil }, opt, lockctx.Wait(time.Minute))
-					}
 					go func() { first <- lock() }()
 					<-entered
 					hangs.Store(false)
-					if err := <-first; err != nil && (!errors.Is(err, mysqllock.ErrExhausted) || errors.Is(err, mysqllock.ErrLocked)) {
+					if err := <-first; errors.Is(err, mysqllock.ErrLocked) {
 						t.Errorf("%s, maxConns=%d: while it hangs: %v", name, maxConns, err)
 					}
 					if err := lock(); err != nil {
@@ -203,5 +208,8 @@ func TestHungOpeningsAreGivenUp(t *testing.T) {
 				})
 			}
 		}
+		used.Wait()
+		s.KillAllBut(0)
+		close(killed)
 	})
 }
