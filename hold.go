@@ -210,8 +210,10 @@ func (k *connector) do(ctx context.Context, keys []string, fn func(context.Conte
 	}
 	for tries := 0; ; tries++ {
 		err := k.run(ctx, keys, fn, opts)
-		again := errors.Is(err, ErrDeadlock) || server.Deadlock(err) ||
-			errors.Is(err, ErrConflict) && asked.Version == 0 // a version that was given stays what it is
+		again := errors.Is(err, ErrDeadlock) || server.Deadlock(err)
+		if errors.Is(err, ErrConflict) {
+			again = asked.Version == 0 // one that was given stays what it is
+		}
 		if !again || tries >= retries {
 			return err
 		}

@@ -481,6 +481,7 @@ func (a *attempt) request(ctx context.Context, h *lockConn, do func(context.Cont
 		case a.readTimeout > 0 && server.Gone(o.err, nil) && time.Since(o.sent) >= a.readTimeout:
 			o.err = errNoAnswer
 		}
+		a.heard.From(o.err)
 	}
 	_, limited := ctx.Deadline()
 	switch {
