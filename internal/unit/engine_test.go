@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -253,8 +254,17 @@ func TestAKeyIsLockedOnceInItsContext(t *testing.T) {
 	s, db, ctx := open(t)
 	tx, err := db.BeginTx(ctx, nil)
 	must(t, err)
-	second := lockctx.With(lockctx.With(ctx, "k"), "other")
-	must(t, put(second, tx, 5))
+	must(t, put(lockctx.With(ctx, "k"), tx, 4))
+	taken := 0
+	for _, text := range s.Sent() {
+		if strings.Contains(text, "FOR UPDATE") {
+			taken++
+		}
+	}
+	if taken != 1 {
+		t.Errorf("the key was locked %d times", taken)
+	}
+	must(t, put(lockctx.With(ctx, "other"), tx, 5))
 	state(t, s, 10, 2)
 	must(t, tx.Commit())
 	state(t, s, 5, 0)
@@ -273,6 +283,21 @@ func TestTheEndOfTheContextReleases(t *testing.T) {
 		t.Fatal("the end of the context commits nothing")
 	}
 	must(t, db.Close())
+	state(t, s, 10, 0)
+}
+
+func TestTheEndOfTheContextRollsBackAnOpenTransaction(t *testing.T) {
+	s, db, ctx := open(t)
+	ctx, cancel := context.WithCancel(lockctx.Without(ctx))
+	ctx = lockctx.With(ctx, "k")
+	seen(t, db, ctx)
+	tx, err := db.BeginTx(context.WithoutCancel(ctx), nil)
+	must(t, err)
+	must(t, put(ctx, tx, 1))
+	cancel()
+	if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
+		t.Errorf("a commit after the end of the context of the read that began it: %v", err)
+	}
 	state(t, s, 10, 0)
 }
 
@@ -315,6 +340,8 @@ func TestAFailureOfAStatementIsTold(t *testing.T) {
 		"the connection breaks":          {write, mysql.ErrInvalidConn, mysqllock.ErrLost, 10},
 		"a duplicate":                    {write, refused(1062), nil, 10},
 		"COMMIT is refused":              {"COMMIT", refused(1180), nil, 10},
+		"COMMIT meets a deadlock":        {"COMMIT", refused(1213), mysqllock.ErrDeadlock, 10},
+		"another node was quicker":       {"COMMIT", refused(1020), mysqllock.ErrConflict, 10},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, db, ctx := open(t)
@@ -353,8 +380,9 @@ func TestALostAnswerOfCommitIsAnError(t *testing.T) {
 	must(t, err)
 	must(t, put(ctx, tx, 1))
 	s.LoseAnswer("COMMIT")
-	if err := tx.Commit(); err == nil {
-		t.Error("a commit whose answer was lost is told as done")
+	var e *mysqllock.Error
+	if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) || !errors.As(err, &e) || e.Op != "commit" || e.Key != "k" {
+		t.Errorf("a commit whose answer was lost: %v", err)
 	}
 	state(t, s, 1, 0)
 }
