@@ -8,6 +8,7 @@ import (
 	"context"
 	"database/sql/driver"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"regexp"
@@ -196,8 +197,12 @@ func (c *conn) bad() error {
 
 func (c *conn) Begin() (driver.Tx, error) { return c.BeginTx(context.Background(), driver.TxOptions{}) }
 
-func (c *conn) BeginTx(ctx context.Context, _ driver.TxOptions) (driver.Tx, error) {
-	_, err := c.run(ctx, "START TRANSACTION", nil)
+func (c *conn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
+	text := "START TRANSACTION"
+	if opts != (driver.TxOptions{}) {
+		text = fmt.Sprintf("%s with %+v", text, opts) // which it does not know
+	}
+	_, err := c.run(ctx, text, nil)
 	return tx{c}, err
 }
 
@@ -340,7 +345,7 @@ func (c *conn) do(ctx context.Context, text string, args []driver.NamedValue) (r
 		return reply{affected: 1}, nil
 	case strings.Contains(text, "performance_schema.data_locks"):
 		return reply{width: 5}, nil // it does not say who holds a lock
-	case lockedNames.MatchString(text):
+	case lockedNames.MatchString(text) && !strings.Contains(text, "SKIP LOCKED"):
 		return c.lock(ctx, text)
 	case text == "SELECT @@autocommit":
 		if c.autocommit {
