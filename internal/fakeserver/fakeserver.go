@@ -25,8 +25,9 @@ type Server struct {
 	log     []string
 	unknown []string
 	opened  int64
-	rows    map[string]*row // of the lock table, by their names
-	stock   map[int64]int64 // what is committed
+	rows    map[string]*row  // of the lock table, by their names
+	named   map[string]*conn // who has which named lock
+	stock   map[int64]int64  // what is committed
 	faults  []*fault
 	signals []signal
 }
@@ -38,9 +39,10 @@ type row struct {
 }
 
 type fault struct {
-	text  string
-	err   error
-	after bool // the statement is done, and its answer is lost
+	text   string
+	err    error
+	after  bool   // the statement is done, and its answer is lost
+	steals string // it does not fail, but finds named locks gone
 }
 
 type signal struct {
@@ -50,7 +52,7 @@ type signal struct {
 
 // New returns a server with a lock table, and with a stock of 10 of the article 1.
 func New() *Server {
-	return &Server{rows: make(map[string]*row), stock: map[int64]int64{1: 10}}
+	return &Server{rows: make(map[string]*row), named: make(map[string]*conn), stock: map[int64]int64{1: 10}}
 }
 
 // Fail has the next statement that contains text fail with err.
@@ -62,7 +64,27 @@ func (s *Server) LoseAnswer(text string) { s.fail(text, mysql.ErrInvalidConn, tr
 func (s *Server) fail(text string, err error, after bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.faults = append(s.faults, &fault{text, err, after})
+	s.faults = append(s.faults, &fault{text: text, err: err, after: after})
+}
+
+// StealAt has the next statement that contains text find the named locks that begin so with nobody,
+// as if the server had ended their connections.
+func (s *Server) StealAt(text, prefix string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.faults = append(s.faults, &fault{text: text, steals: prefix})
+}
+
+// Named returns the named locks that begin so and are held.
+func (s *Server) Named(prefix string) (names []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name := range s.named {
+		if strings.HasPrefix(name, prefix) {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // Arrival is closed when a statement that contains text arrives. "waits" is the wait of a
@@ -166,7 +188,15 @@ func (c *conn) Close() error {
 	return nil
 }
 
-func (c *conn) lose() { c.end(false); c.gone = true }
+func (c *conn) lose() {
+	c.end(false)
+	c.gone = true
+	c.releaseAll()
+}
+
+func (c *conn) releaseAll() {
+	maps.DeleteFunc(c.s.named, func(_ string, by *conn) bool { return by == c })
+}
 
 // end ends the transaction.
 func (c *conn) end(commit bool) {
@@ -283,6 +313,10 @@ func (c *conn) run(ctx context.Context, text string, args []driver.NamedValue) (
 	s.log = append(s.log, text)
 	s.announce(text)
 	f := s.fault(text)
+	if f != nil && f.steals != "" {
+		maps.DeleteFunc(s.named, func(name string, _ *conn) bool { return strings.HasPrefix(name, f.steals) })
+		f = nil
+	}
 	if f != nil && !f.after {
 		var refused *mysql.MySQLError
 		if !errors.As(f.err, &refused) {
@@ -343,6 +377,22 @@ func (c *conn) do(ctx context.Context, text string, args []driver.NamedValue) (r
 		return one("", int64(0)) // the floor alone
 	case strings.HasPrefix(text, "INSERT IGNORE INTO `shop`.`mysqllock`"):
 		return reply{affected: 1}, nil
+	case getLock.MatchString(text):
+		return c.getLock(text, args)
+	case text == "DO RELEASE_ALL_LOCKS()":
+		c.releaseAll()
+		return reply{}, nil
+	case strings.HasSuffix(text, " <> CONNECTION_ID()") || strings.Contains(text, " <> CONNECTION_ID() AND CONCAT_WS("):
+		return reply{width: 1}, nil // a connection that is to be killed has ended already
+	case releaseLock.MatchString(text):
+		for _, name := range names(releaseLock, text, args) {
+			if c.s.named[name] == c {
+				delete(c.s.named, name)
+			}
+		}
+		return reply{}, nil
+	case isUsedLock.MatchString(text):
+		return c.isUsedLock(text)
 	case strings.Contains(text, "performance_schema.data_locks"):
 		return reply{width: 5}, nil // it does not say who holds a lock
 	case lockedNames.MatchString(text) && !strings.Contains(text, "SKIP LOCKED"):
@@ -354,7 +404,7 @@ func (c *conn) do(ctx context.Context, text string, args []driver.NamedValue) (r
 		return one(int64(0))
 	case strings.Contains(text, "CONNECTION_ID() LIMIT 1"):
 		return one(c.id)
-	case text == "SELECT stock FROM p WHERE id = ?":
+	case text == "SELECT stock FROM p WHERE id = ?", text == "SELECT stock FROM p WHERE id = ? FOR UPDATE NOWAIT":
 		c.implicit()
 		id := args[0].Value.(int64)
 		if v, ok := c.stock[id]; ok {
@@ -395,6 +445,42 @@ func (c *conn) back(undo bool, name string) error {
 	}
 	c.saved = c.saved[:i]
 	return nil
+}
+
+// Statements of advisory locks, which take, release and check several named locks at a time.
+var (
+	getLock     = regexp.MustCompile(`^SELECT .*GET_LOCK\((?:'([^']*)'|\?), 0\)`)
+	releaseLock = regexp.MustCompile(`RELEASE_LOCK\((?:'([^']*)'|\?)\)`)
+	isUsedLock  = regexp.MustCompile(`IS_USED_LOCK\(_utf8mb4'([^']*)'\) = (\d+)`)
+)
+
+// names are those in text, or the values of its question marks.
+func names(in *regexp.Regexp, text string, args []driver.NamedValue) (all []string) {
+	for _, m := range in.FindAllStringSubmatch(text, -1) {
+		if m[1] == "" {
+			m[1], args = fmt.Sprint(args[0].Value), args[1:]
+		}
+		all = append(all, m[1])
+	}
+	return all
+}
+
+func (c *conn) getLock(text string, args []driver.NamedValue) (reply, error) {
+	name := names(getLock, text, args)[0]
+	if by := c.s.named[name]; by != nil && by != c {
+		return one("0")
+	}
+	c.s.named[name] = c
+	return one("1")
+}
+
+func (c *conn) isUsedLock(text string) (reply, error) {
+	for _, m := range isUsedLock.FindAllStringSubmatch(text, -1) {
+		if by := c.s.named[m[1]]; by == nil || fmt.Sprint(by.id) != m[2] {
+			return one("0", c.id)
+		}
+	}
+	return one("1", c.id)
 }
 
 // lock locks the rows that text names. It lets go of the mutex while it waits.
