@@ -1,6 +1,6 @@
 // Package fakeserver is a MySQL server in memory, for tests of the engine without a
-// network. It knows the statements of row locks, without procedures, and one table of the
-// application: "SELECT stock FROM p WHERE id = ?" and "UPDATE p SET stock = ? WHERE id = ?".
+// network. It knows the statements of locks of all kinds, without procedures, and one table
+// of the application: "SELECT stock FROM p WHERE id = ?" and "UPDATE p SET stock = ? WHERE id = ?".
 // What it does not know fails, and Unknown says what that was.
 package fakeserver
 
@@ -13,6 +13,7 @@ import (
 	"maps"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -25,24 +26,18 @@ type Server struct {
 	log     []string
 	unknown []string
 	opened  int64
-	rows    map[string]*row  // of the lock table, by their names
-	named   map[string]*conn // who has which named lock
-	stock   map[int64]int64  // what is committed
+	conns   map[int64]bool    // that are open
+	rows    map[string]*row   // of the lock table, by their names
+	named   map[string]*named // named locks that are held
+	stock   map[int64]int64   // what is committed
 	faults  []*fault
 	signals []signal
 }
 
-// row is a row of the lock table.
-type row struct {
-	holder *conn
-	freed  chan struct{} // closed when the holder ends its transaction
-}
-
 type fault struct {
-	text   string
-	err    error
-	after  bool   // the statement is done, and its answer is lost
-	steals string // it does not fail, but finds named locks gone
+	text  string
+	err   error
+	after bool // the statement is done, and its answer is lost
 }
 
 type signal struct {
@@ -52,7 +47,7 @@ type signal struct {
 
 // New returns a server with a lock table, and with a stock of 10 of the article 1.
 func New() *Server {
-	return &Server{rows: make(map[string]*row), named: make(map[string]*conn), stock: map[int64]int64{1: 10}}
+	return &Server{rows: make(map[string]*row), named: make(map[string]*named), conns: make(map[int64]bool), stock: map[int64]int64{1: 10}}
 }
 
 // Fail has the next statement that contains text fail with err.
@@ -64,27 +59,7 @@ func (s *Server) LoseAnswer(text string) { s.fail(text, mysql.ErrInvalidConn, tr
 func (s *Server) fail(text string, err error, after bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.faults = append(s.faults, &fault{text: text, err: err, after: after})
-}
-
-// StealAt has the next statement that contains text find the named locks that begin so with nobody,
-// as if the server had ended their connections.
-func (s *Server) StealAt(text, prefix string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.faults = append(s.faults, &fault{text: text, steals: prefix})
-}
-
-// Named returns the named locks that begin so and are held.
-func (s *Server) Named(prefix string) (names []string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for name := range s.named {
-		if strings.HasPrefix(name, prefix) {
-			names = append(names, name)
-		}
-	}
-	return names
+	s.faults = append(s.faults, &fault{text, err, after})
 }
 
 // Arrival is closed when a statement that contains text arrives. "waits" is the wait of a
@@ -110,7 +85,7 @@ func (s *Server) Held() int {
 	defer s.mu.Unlock()
 	n := 0
 	for _, r := range s.rows {
-		if r.holder != nil {
+		if r.holder != nil || len(r.shared) > 0 {
 			n++
 		}
 	}
@@ -138,6 +113,7 @@ func (s *Server) Connect(ctx context.Context) (driver.Conn, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.opened++
+	s.conns[s.opened] = true
 	return &conn{s: s, id: s.opened, autocommit: true}, ctx.Err()
 }
 
@@ -173,12 +149,14 @@ type conn struct {
 	open       bool            // in a transaction
 	stock      map[int64]int64 // what the transaction has written
 	saved      []savepoint
+	undo       []func() // takes back what it has changed in the lock table
 	gone       bool
 }
 
 type savepoint struct {
 	name  string
 	stock map[int64]int64
+	undo  int
 }
 
 func (c *conn) Close() error {
@@ -191,11 +169,12 @@ func (c *conn) Close() error {
 func (c *conn) lose() {
 	c.end(false)
 	c.gone = true
-	c.releaseAll()
-}
-
-func (c *conn) releaseAll() {
-	maps.DeleteFunc(c.s.named, func(_ string, by *conn) bool { return by == c })
+	delete(c.s.conns, c.id)
+	for name, n := range c.s.named {
+		if n.holder == c {
+			c.unname(name)
+		}
+	}
 }
 
 // end ends the transaction.
@@ -203,12 +182,26 @@ func (c *conn) end(commit bool) {
 	if commit {
 		maps.Copy(c.s.stock, c.stock)
 	}
-	c.open, c.stock, c.saved = false, nil, nil
+	if !commit {
+		c.takeBack(0)
+	}
+	c.open, c.stock, c.saved, c.undo = false, nil, nil, nil
 	for _, r := range c.s.rows {
-		if r.holder == c {
-			r.holder = nil
+		if r.holder == c || r.shared[c] {
+			if r.holder == c {
+				r.holder = nil
+			}
+			delete(r.shared, c)
 			close(r.freed)
+			r.freed = make(chan struct{})
 		}
+	}
+}
+
+// takeBack undoes the changes of the lock table but for the first n.
+func (c *conn) takeBack(n int) {
+	for ; len(c.undo) > n; c.undo = c.undo[:len(c.undo)-1] {
+		c.undo[len(c.undo)-1]()
 	}
 }
 
@@ -228,11 +221,10 @@ func (c *conn) bad() error {
 func (c *conn) Begin() (driver.Tx, error) { return c.BeginTx(context.Background(), driver.TxOptions{}) }
 
 func (c *conn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
-	text := "START TRANSACTION"
 	if opts != (driver.TxOptions{}) {
-		text = fmt.Sprintf("%s with %+v", text, opts) // which it does not know
+		return nil, c.refuse(fmt.Sprintf("START TRANSACTION with %+v", opts))
 	}
-	_, err := c.run(ctx, text, nil)
+	_, err := c.run(ctx, "START TRANSACTION", nil)
 	return tx{c}, err
 }
 
@@ -247,7 +239,7 @@ func (c *conn) Prepare(text string) (driver.Stmt, error) {
 
 func (c *conn) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
 	r, err := c.run(ctx, text, args)
-	return driver.RowsAffected(r.affected), err
+	return r, err
 }
 
 func (c *conn) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
@@ -282,7 +274,11 @@ type reply struct {
 	values   [][]driver.Value
 	width    int
 	affected int64
+	id       int64
 }
+
+func (r reply) LastInsertId() (int64, error) { return r.id, nil }
+func (r reply) RowsAffected() (int64, error) { return r.affected, nil }
 
 func (r *reply) Columns() []string { return slices.Repeat([]string{"c"}, r.width) }
 func (r *reply) Close() error      { return nil }
@@ -313,10 +309,6 @@ func (c *conn) run(ctx context.Context, text string, args []driver.NamedValue) (
 	s.log = append(s.log, text)
 	s.announce(text)
 	f := s.fault(text)
-	if f != nil && f.steals != "" {
-		maps.DeleteFunc(s.named, func(name string, _ *conn) bool { return strings.HasPrefix(name, f.steals) })
-		f = nil
-	}
 	if f != nil && !f.after {
 		var refused *mysql.MySQLError
 		if !errors.As(f.err, &refused) {
@@ -334,7 +326,7 @@ func (c *conn) run(ctx context.Context, text string, args []driver.NamedValue) (
 	return r, err
 }
 
-var lockedNames = regexp.MustCompile(`name = x'([0-9a-f]*)' LIMIT 1 FOR UPDATE`)
+var sought = regexp.MustCompile(`^SELECT (\d+) FROM DUAL WHERE \d+ <> CONNECTION_ID\(\)`)
 
 // do does a statement.
 func (c *conn) do(ctx context.Context, text string, args []driver.NamedValue) (reply, error) {
@@ -349,6 +341,12 @@ func (c *conn) do(ctx context.Context, text string, args []driver.NamedValue) (r
 		return reply{width: 1}, nil // no procedures
 	case strings.HasPrefix(text, "SELECT ID FROM (SELECT ID, USER, HOST"):
 		return reply{width: 1}, nil // a connection that is to be killed has ended already
+	case sought.MatchString(text): // a connection that is to be killed
+		r := reply{width: 1}
+		if id, _ := strconv.ParseInt(sought.FindStringSubmatch(text)[1], 10, 64); c.s.conns[id] {
+			r.values = [][]driver.Value{{id}}
+		}
+		return r, nil
 	case text == "START TRANSACTION", text == "BEGIN":
 		c.end(true)
 		c.open = true
@@ -356,10 +354,9 @@ func (c *conn) do(ctx context.Context, text string, args []driver.NamedValue) (r
 	case text == "COMMIT", text == "ROLLBACK":
 		c.end(text == "COMMIT")
 		return reply{}, nil
-	case text == "DO 1", text == "DO 0":
-		return reply{}, nil
 	case verb == "SAVEPOINT":
-		c.saved = append(c.saved, savepoint{rest, maps.Clone(c.stock)})
+		c.saved = slices.DeleteFunc(c.saved, func(p savepoint) bool { return p.name == rest })
+		c.saved = append(c.saved, savepoint{rest, maps.Clone(c.stock), len(c.undo)})
 		return reply{}, nil
 	case strings.HasPrefix(text, "ROLLBACK TO "), strings.HasPrefix(text, "RELEASE SAVEPOINT "):
 		return reply{}, c.back(verb == "ROLLBACK", text[strings.LastIndex(text, " ")+1:])
@@ -377,49 +374,71 @@ func (c *conn) do(ctx context.Context, text string, args []driver.NamedValue) (r
 		return one("", int64(0)) // the floor alone
 	case strings.HasPrefix(text, "INSERT IGNORE INTO `shop`.`mysqllock`"):
 		return reply{affected: 1}, nil
-	case getLock.MatchString(text):
-		return c.getLock(text, args)
-	case text == "DO RELEASE_ALL_LOCKS()":
-		c.releaseAll()
-		return reply{}, nil
-	case strings.HasSuffix(text, " <> CONNECTION_ID()") || strings.Contains(text, " <> CONNECTION_ID() AND CONCAT_WS("):
-		return reply{width: 1}, nil // a connection that is to be killed has ended already
-	case releaseLock.MatchString(text):
-		for _, name := range names(releaseLock, text, args) {
-			if c.s.named[name] == c {
-				delete(c.s.named, name)
-			}
-		}
-		return reply{}, nil
-	case isUsedLock.MatchString(text):
-		return c.isUsedLock(text)
+	case strings.HasPrefix(text, "SELECT h.id, p.USER, p.HOST"):
+		return reply{width: 4}, nil // it does not say who has a named lock
 	case strings.Contains(text, "performance_schema.data_locks"):
 		return reply{width: 5}, nil // it does not say who holds a lock
-	case lockedNames.MatchString(text) && !strings.Contains(text, "SKIP LOCKED"):
-		return c.lock(ctx, text)
 	case text == "SELECT @@autocommit":
 		if c.autocommit {
 			return one(int64(1))
 		}
 		return one(int64(0))
-	case strings.Contains(text, "CONNECTION_ID() LIMIT 1"):
-		return one(c.id)
-	case text == "SELECT stock FROM p WHERE id = ?", text == "SELECT stock FROM p WHERE id = ? FOR UPDATE NOWAIT":
-		c.implicit()
-		id := args[0].Value.(int64)
-		if v, ok := c.stock[id]; ok {
-			return one(v)
-		}
-		return one(c.s.stock[id])
+	case strings.HasPrefix(text, read):
+		return c.read(ctx, strings.TrimPrefix(text, read), args[0].Value.(int64))
 	case text == "UPDATE p SET stock = ? WHERE id = ?":
 		return c.update(args), nil
+	}
+	if r, known, err := c.doRows(ctx, text, args); known {
+		return r, err
+	}
+	if verb == "DO" || verb == "SELECT" {
+		if values, known, err := c.scalars(ctx, rest, args); known {
+			return reply{values: [][]driver.Value{values}, width: len(values)}, err
+		} else if err != nil {
+			return reply{}, err
+		}
 	}
 	c.s.unknown = append(c.s.unknown, text)
 	return reply{}, errors.New("fakeserver: what is this? " + text)
 }
 
+// refuse notes what the server does not know.
+func (c *conn) refuse(what string) error {
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	c.s.unknown = append(c.s.unknown, what)
+	return errors.New("fakeserver: what is this? " + what)
+}
+
 // implicit begins the transaction that a statement begins without autocommit.
 func (c *conn) implicit() { c.open = c.open || !c.autocommit }
+
+const read = "SELECT stock FROM p WHERE id = ?"
+
+// read reads the stock of an article, and locks it as the clause says.
+func (c *conn) read(ctx context.Context, clause string, id int64) (reply, error) {
+	c.implicit()
+	name := fmt.Sprintf("p%d", id) // no name in hexadecimal
+	switch clause {
+	case "":
+	case " FOR UPDATE SKIP LOCKED":
+		if c.s.row(name).blocked(c, false) {
+			return reply{width: 1}, nil
+		}
+		fallthrough
+	case " FOR UPDATE", " FOR UPDATE NOWAIT", " FOR SHARE", " FOR SHARE NOWAIT":
+		if err := c.hold(ctx, c.s.row(name), strings.HasPrefix(clause, " FOR SHARE"), strings.HasSuffix(clause, "NOWAIT")); err != nil {
+			return reply{}, err
+		}
+	default:
+		c.s.unknown = append(c.s.unknown, read+clause)
+		return reply{}, errors.New("fakeserver: what is this? " + clause)
+	}
+	if v, ok := c.stock[id]; ok {
+		return one(v)
+	}
+	return one(c.s.stock[id])
+}
 
 func (c *conn) update(args []driver.NamedValue) reply {
 	c.implicit()
@@ -440,87 +459,10 @@ func (c *conn) back(undo bool, name string) error {
 		return &mysql.MySQLError{Number: 1305, Message: "SAVEPOINT " + name + " does not exist"}
 	}
 	if undo {
+		c.takeBack(c.saved[i].undo)
 		c.stock, c.saved = maps.Clone(c.saved[i].stock), c.saved[:i+1]
 		return nil
 	}
 	c.saved = c.saved[:i]
 	return nil
-}
-
-// Statements of advisory locks, which take, release and check several named locks at a time.
-var (
-	getLock     = regexp.MustCompile(`^SELECT .*GET_LOCK\((?:'([^']*)'|\?), 0\)`)
-	releaseLock = regexp.MustCompile(`RELEASE_LOCK\((?:'([^']*)'|\?)\)`)
-	isUsedLock  = regexp.MustCompile(`IS_USED_LOCK\(_utf8mb4'([^']*)'\) = (\d+)`)
-)
-
-// names are those in text, or the values of its question marks.
-func names(in *regexp.Regexp, text string, args []driver.NamedValue) (all []string) {
-	for _, m := range in.FindAllStringSubmatch(text, -1) {
-		if m[1] == "" {
-			m[1], args = fmt.Sprint(args[0].Value), args[1:]
-		}
-		all = append(all, m[1])
-	}
-	return all
-}
-
-func (c *conn) getLock(text string, args []driver.NamedValue) (reply, error) {
-	name := names(getLock, text, args)[0]
-	if by := c.s.named[name]; by != nil && by != c {
-		return one("0")
-	}
-	c.s.named[name] = c
-	return one("1")
-}
-
-func (c *conn) isUsedLock(text string) (reply, error) {
-	for _, m := range isUsedLock.FindAllStringSubmatch(text, -1) {
-		if by := c.s.named[m[1]]; by == nil || fmt.Sprint(by.id) != m[2] {
-			return one("0", c.id)
-		}
-	}
-	return one("1", c.id)
-}
-
-// lock locks the rows that text names. It lets go of the mutex while it waits.
-func (c *conn) lock(ctx context.Context, text string) (reply, error) {
-	c.implicit()
-	r := reply{width: 6}
-	for _, m := range lockedNames.FindAllStringSubmatch(text, -1) {
-		k := c.s.rows[m[1]]
-		if k == nil {
-			k = new(row)
-			c.s.rows[m[1]] = k
-		}
-		for k.holder != nil && k.holder != c {
-			if strings.Contains(text, "NOWAIT") {
-				return reply{}, &mysql.MySQLError{Number: 3572, Message: "Statement aborted because lock(s) could not be acquired immediately and NOWAIT is set."}
-			}
-			if err := c.await(ctx, k.freed); err != nil {
-				return reply{}, err
-			}
-		}
-		if k.holder == nil && c.open {
-			k.holder, k.freed = c, make(chan struct{})
-		}
-		r.values = append(r.values, []driver.Value{c.id, int64(0), nil, int64(0), "0", "0"})
-	}
-	return r, nil
-}
-
-// await waits until a row is free. A context that ends takes the connection with it.
-func (c *conn) await(ctx context.Context, freed <-chan struct{}) error {
-	c.s.announce("waits")
-	c.s.mu.Unlock()
-	defer c.s.mu.Lock()
-	select {
-	case <-freed:
-		return nil
-	case <-ctx.Done():
-		c.s.mu.Lock()
-		defer c.s.mu.Unlock()
-		c.lose()
-		return ctx.Err()
-	}
 }

@@ -1,0 +1,334 @@
+package fakeserver
+
+import (
+	"context"
+	"database/sql/driver"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+)
+
+// row is a row of the lock table.
+type row struct {
+	token     int64
+	owner     string // in hexadecimal; "" is NULL
+	expires   time.Time
+	versioned bool
+	holder    *conn          // that has locked it alone
+	shared    map[*conn]bool // that have locked it together
+	freed     chan struct{}  // closed when a holder ends its transaction
+}
+
+func (r *row) live() bool { return r.owner != "" && r.expires.After(time.Now()) }
+
+func (r *row) remaining() int64 {
+	if !r.live() {
+		return 0
+	}
+	return time.Until(r.expires).Microseconds()
+}
+
+func (r *row) ownerValue() driver.Value {
+	if r.owner == "" {
+		return nil
+	}
+	return unhex(r.owner)
+}
+
+// blocked reports whether another connection keeps c from locking the row.
+func (r *row) blocked(c *conn, shared bool) bool {
+	others := len(r.shared)
+	if r.shared[c] {
+		others--
+	}
+	return r.holder != nil && r.holder != c || !shared && others > 0
+}
+
+// Steal gives every lease to another owner, as after it had expired.
+func (s *Server) Steal() { s.each(func(r *row) { r.owner = "ff"; r.token++ }) }
+
+// Change raises the version of every key, as the commit of another process does.
+func (s *Server) Change() { s.each(func(r *row) { r.token++ }) }
+
+func (s *Server) each(change func(*row)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range s.rows {
+		change(r)
+	}
+}
+
+// Leases counts the leases that are live.
+func (s *Server) Leases() (n int) {
+	s.each(func(r *row) {
+		if r.live() {
+			n++
+		}
+	})
+	return n
+}
+
+func unhex(text string) string {
+	var b strings.Builder
+	for ; len(text) > 1; text = text[2:] {
+		n, _ := strconv.ParseUint(text[:2], 16, 8)
+		b.WriteByte(byte(n))
+	}
+	return b.String()
+}
+
+// row is the row with that name, in hexadecimal.
+func (s *Server) row(name string) *row {
+	if s.rows[name] == nil {
+		s.rows[name] = &row{shared: make(map[*conn]bool), freed: make(chan struct{})}
+	}
+	return s.rows[name]
+}
+
+var (
+	lockedNames = regexp.MustCompile(`name = (?:x|UNHEX\(CONVERT\()'([0-9a-f]*)'(?: USING ascii\)\))? LIMIT 1 FOR (UPDATE|SHARE)`)
+	listed      = regexp.MustCompile(`name IN \(([^)]*)\)`)
+	literals    = regexp.MustCompile(`x'([0-9a-f]*)'`)
+	oneName     = regexp.MustCompile(`name = x'([0-9a-f]*)'`)
+	compared    = regexp.MustCompile(`SELECT x'([0-9a-f]*)'(?: AS n)?, (\d+)`)
+	candidates  = regexp.MustCompile(`SELECT (\d+)(?: AS i)?, x'([0-9a-f]*)'`)
+	newOwner    = regexp.MustCompile(`owner = IF\(\S+ <> s\.token, x'([0-9a-f]*)'`)
+	ourOwner    = regexp.MustCompile(`owner = x'([0-9a-f]*)'`)
+	token       = regexp.MustCompile(`token = (\d+)`)
+	unhexed     = regexp.MustCompile(`UNHEX\(CONVERT\('([0-9a-f]*)'`)
+	usedName    = regexp.MustCompile(`IS_USED_LOCK\('([^']*)'`)
+	givenName   = regexp.MustCompile(`RELEASE_LOCK\('([^']*)'`)
+	inTurn      = regexp.MustCompile(` >= (\d)`)
+	lasting     = regexp.MustCompile(`INTERVAL (\d+) MICROSECOND`)
+)
+
+func first(what *regexp.Regexp, text string) string {
+	if m := what.FindStringSubmatch(text); m != nil {
+		return m[1]
+	}
+	return ""
+}
+
+// filled is a prepared statement with its values, as it is where it is not prepared.
+func filled(text string, args []driver.NamedValue) string {
+	for _, a := range args {
+		value := fmt.Sprint(a.Value)
+		if _, ok := a.Value.(string); ok {
+			value = "'" + value + "'"
+		}
+		text = strings.Replace(text, "?", value, 1)
+	}
+	return text
+}
+
+func notNow() error {
+	return &mysql.MySQLError{Number: 3572, Message: "Statement aborted because lock(s) could not be acquired immediately and NOWAIT is set."}
+}
+
+// lock locks the rows that text names. It lets go of the mutex while it waits.
+func (c *conn) lock(ctx context.Context, text string) (reply, error) {
+	c.implicit()
+	r := reply{width: 6}
+	for _, m := range lockedNames.FindAllStringSubmatch(text, -1) {
+		k := c.s.row(m[1])
+		if err := c.hold(ctx, k, m[2] == "SHARE", strings.Contains(text, "NOWAIT")); err != nil {
+			return reply{}, err
+		}
+		r.values = append(r.values, []driver.Value{c.id, k.token, k.ownerValue(), number(k.versioned), "0", "0"})
+	}
+	return r, nil
+}
+
+// hold locks one row, until the transaction ends.
+func (c *conn) hold(ctx context.Context, k *row, shared, nowait bool) error {
+	for k.blocked(c, shared) {
+		if nowait {
+			return notNow()
+		}
+		if err := c.await(ctx, k.freed); err != nil {
+			return err
+		}
+	}
+	switch {
+	case !c.open:
+	case shared && k.holder == nil:
+		k.shared[c] = true
+	default:
+		k.holder = c
+	}
+	return nil
+}
+
+// await waits until something is free. A context that ends takes the connection with it.
+func (c *conn) await(ctx context.Context, freed <-chan struct{}) error {
+	c.s.announce("waits")
+	if f := c.s.fault("waits"); f != nil {
+		return f.err
+	}
+	c.s.mu.Unlock()
+	defer c.s.mu.Lock()
+	select {
+	case <-freed:
+		return nil
+	case <-ctx.Done():
+		c.s.mu.Lock()
+		defer c.s.mu.Unlock()
+		c.lose()
+		return ctx.Err()
+	}
+}
+
+// change changes a row so that a rollback undoes it. Without a transaction it stays.
+func (c *conn) change(k *row, to func()) {
+	token, owner, expires, versioned := k.token, k.owner, k.expires, k.versioned
+	if c.open {
+		c.undo = append(c.undo, func() { k.token, k.owner, k.expires, k.versioned = token, owner, expires, versioned })
+	}
+	to()
+}
+
+// named are the names in the list of text.
+func namesIn(text string) (names []string) {
+	if m := listed.FindStringSubmatch(text); m != nil {
+		for _, l := range literals.FindAllStringSubmatch(m[1], -1) {
+			names = append(names, l[1])
+		}
+	}
+	return names
+}
+
+// doRows does a statement about rows of the lock table. known is false where it is none.
+func (c *conn) doRows(ctx context.Context, text string, args []driver.NamedValue) (r reply, known bool, err error) {
+	text = filled(text, args)
+	switch {
+	case lockedNames.MatchString(text):
+		r, err = c.lock(ctx, text)
+	case strings.HasPrefix(text, "SELECT i FROM ("):
+		r = c.free(text)
+	case strings.Contains(text, "@@transaction_isolation, name, token"):
+		r.width = 6
+		for _, name := range namesIn(text) {
+			k := c.s.row(name)
+			r.values = append(r.values, []driver.Value{"REPEATABLE-READ", unhex(name), k.token, number(k.versioned && k.owner == ""), k.remaining(), k.ownerValue()})
+		}
+	case strings.HasPrefix(text, "SELECT name, IF((owner IS NOT NULL"):
+		r.width = 4
+		for _, name := range namesIn(text) {
+			if k := c.s.row(name); k.owner != "" || !strings.HasSuffix(text, "owner IS NOT NULL") {
+				r.values = append(r.values, []driver.Value{unhex(name), k.remaining(), k.token, k.ownerValue()})
+			}
+		}
+	case strings.Contains(text, "ON DUPLICATE KEY UPDATE token = r.token + 1"):
+		r, err = c.compare(text)
+	case strings.HasPrefix(text, "UPDATE `shop`.`mysqllock` SET token = token + 1, expires"):
+		k := c.s.row(oneName.FindStringSubmatch(text)[1])
+		c.change(k, func() { k.token++ })
+		r.affected = 1
+	case strings.Contains(text, "LAST_INSERT_ID(`shop`.`mysqllock`.token + 1)"):
+		r, err = c.lease(text)
+	case strings.HasPrefix(text, "UPDATE `shop`.`mysqllock` SET owner = IF(RELEASE_LOCK("):
+		r = c.unlease(text)
+	case strings.HasPrefix(text, "SELECT owner FROM `shop`.`mysqllock` WHERE"):
+		r.width = 1
+		if k := c.s.row(first(oneName, text)); k.live() {
+			r.values = [][]driver.Value{{k.ownerValue()}}
+		}
+	case strings.Contains(text, "r.name FROM `shop`.`mysqllock` r WHERE"):
+		r, err = c.fence(ctx, text)
+	default:
+		return r, false, nil
+	}
+	return r, true, err
+}
+
+// free finds one of the slots that nobody has locked.
+func (c *conn) free(text string) reply {
+	for _, m := range candidates.FindAllStringSubmatch(text, -1) {
+		if k := c.s.row(m[2]); !k.live() && !k.blocked(c, false) {
+			return reply{width: 1, values: [][]driver.Value{{m[1]}}}
+		}
+	}
+	return reply{width: 1}
+}
+
+// compare compares versions and sets the next ones, or settles a row.
+func (c *conn) compare(text string) (r reply, err error) {
+	if !strings.Contains(text, "d.v AND") {
+		k := c.s.row(oneName.FindStringSubmatch(text)[1])
+		if k.blocked(c, false) {
+			return r, notNow()
+		}
+		k.token, k.owner, k.versioned = k.token+1, "", true
+		return reply{affected: 2}, nil
+	}
+	for _, m := range compared.FindAllStringSubmatch(text, -1) {
+		k := c.s.row(m[1])
+		if is, _ := strconv.ParseInt(m[2], 10, 64); is != k.token || !k.versioned || k.owner != "" {
+			continue
+		}
+		if k.blocked(c, false) {
+			return r, notNow()
+		}
+		if c.open {
+			k.holder = c
+		}
+		c.change(k, func() { k.token++ })
+		r.affected += 2
+	}
+	return r, nil
+}
+
+const noToken = int64(1) << 62
+
+// lease takes a lease, if nobody has it.
+func (c *conn) lease(text string) (reply, error) {
+	k, wake := c.s.row(first(unhexed, text)), first(usedName, text)
+	switch n := c.s.named[wake]; {
+	case k.blocked(c, false):
+		return reply{}, notNow()
+	case k.live():
+		return reply{id: noToken + k.remaining(), affected: 2}, nil
+	case n != nil && n.holder != c && first(inTurn, text) == "1":
+		return reply{id: noToken, affected: 2}, nil
+	case n == nil:
+		c.s.named[wake] = &named{c, make(chan struct{})}
+	}
+	micros, _ := strconv.ParseInt(first(lasting, text), 10, 64)
+	k.token++
+	k.owner = first(newOwner, text)
+	k.expires = time.Now().Add(time.Duration(micros) * time.Microsecond)
+	return reply{id: k.token, affected: 2}, nil
+}
+
+// unlease gives a lease and its wake-up lock back.
+func (c *conn) unlease(text string) reply {
+	k, owner, wake := c.s.row(first(unhexed, text)), ourOwner.FindAllStringSubmatch(text, -1), first(givenName, text)
+	if strconv.FormatInt(k.token, 10) != first(token, text) || k.owner != owner[len(owner)-1][1] {
+		return reply{}
+	}
+	k.owner = ""
+	if n := c.s.named[wake]; n != nil && n.holder == c {
+		c.unname(wake)
+	}
+	return reply{affected: 1}
+}
+
+// fence tells which leases are still held, and locks their rows.
+func (c *conn) fence(ctx context.Context, text string) (reply, error) {
+	r := reply{width: 1}
+	for _, part := range strings.Split(text, " UNION ALL ") {
+		name := oneName.FindStringSubmatch(part)[1]
+		k := c.s.row(name)
+		if err := c.hold(ctx, k, true, false); err != nil {
+			return reply{}, err
+		}
+		if is, _ := strconv.ParseInt(token.FindStringSubmatch(part)[1], 10, 64); is == k.token && k.live() && k.owner == ourOwner.FindStringSubmatch(part)[1] {
+			r.values = append(r.values, []driver.Value{unhex(name)})
+		}
+	}
+	return r, nil
+}

@@ -1,0 +1,241 @@
+package fakeserver
+
+import (
+	"context"
+	"database/sql/driver"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// Drop ends the connections that hold a named lock, as KILL would: their holders have not
+// been told yet.
+func (s *Server) Drop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, n := range s.named {
+		n.holder.lose()
+	}
+}
+
+// Named counts the named locks that are held.
+func (s *Server) Named() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.named)
+}
+
+// named is a named lock that is held.
+type named struct {
+	holder *conn
+	freed  chan struct{}
+}
+
+func (c *conn) unname(name string) {
+	close(c.s.named[name].freed)
+	delete(c.s.named, name)
+}
+
+var (
+	tokens  = regexp.MustCompile(`\s*('[^']*'|<=>|@@\w+|[A-Za-z_]\w*|-?[0-9.]+|[(),?=])`)
+	comment = regexp.MustCompile(`/\*.*?\*/ ?`)
+)
+
+// scalars evaluates expressions over named locks: what the statements of advisory locks
+// and of wake-up locks are made of. ok is false where there is anything else in text.
+func (c *conn) scalars(ctx context.Context, text string, args []driver.NamedValue) (values []driver.Value, ok bool, err error) {
+	e := &expression{c: c, ctx: ctx, args: args}
+	text = strings.ReplaceAll(strings.TrimSuffix(comment.ReplaceAllString(text, ""), " LIMIT 1"), "_utf8mb4'", "'")
+	for rest := strings.TrimSpace(text); rest != ""; {
+		m := tokens.FindStringSubmatchIndex(rest)
+		if m == nil || m[0] != 0 {
+			return nil, false, nil
+		}
+		e.tokens = append(e.tokens, rest[m[2]:m[3]])
+		rest = strings.TrimSpace(rest[m[1]:])
+	}
+	for {
+		values = append(values, e.or(true))
+		if !e.take(",") {
+			return values, !e.bad && len(e.tokens) == 0, e.err
+		}
+	}
+}
+
+// expression is what is still to be evaluated. With do false, a part is only passed over:
+// the server evaluates only the branch of IF that it has chosen.
+type expression struct {
+	c      *conn
+	ctx    context.Context
+	args   []driver.NamedValue
+	tokens []string
+	bad    bool
+	err    error
+}
+
+func (e *expression) take(token string) bool {
+	if len(e.tokens) == 0 || !strings.EqualFold(e.tokens[0], token) {
+		return false
+	}
+	e.tokens = e.tokens[1:]
+	return true
+}
+
+func (e *expression) expect(token string) { e.bad = !e.take(token) || e.bad }
+
+func truth(v driver.Value) bool { return v != nil && fmt.Sprint(v) != "0" && fmt.Sprint(v) != "" }
+
+func number(b bool) driver.Value {
+	if b {
+		return int64(1)
+	}
+	return int64(0)
+}
+
+func (e *expression) or(do bool) driver.Value {
+	v := e.and(do)
+	for e.take("OR") {
+		right := e.and(do && !truth(v))
+		v = number(truth(v) || truth(right))
+	}
+	return v
+}
+
+func (e *expression) and(do bool) driver.Value {
+	v := e.compared(do)
+	for e.take("AND") {
+		right := e.compared(do && truth(v))
+		v = number(truth(v) && truth(right))
+	}
+	return v
+}
+
+func (e *expression) compared(do bool) driver.Value {
+	v := e.value(do)
+	switch {
+	case e.take("IS"):
+		e.expect("NULL")
+		return number(v == nil)
+	case e.take("="), e.take("<=>"):
+		right := e.value(do)
+		return number(v != nil && right != nil && fmt.Sprint(v) == fmt.Sprint(right))
+	}
+	return v
+}
+
+func (e *expression) value(do bool) driver.Value {
+	if len(e.tokens) == 0 || e.err != nil {
+		e.bad = e.err == nil
+		return nil
+	}
+	t := e.tokens[0]
+	e.tokens = e.tokens[1:]
+	switch {
+	case t[0] == '\'':
+		return strings.Trim(t, "'")
+	case t == "?":
+		v := e.args[0].Value
+		e.args = e.args[1:]
+		return v
+	case t == "@@read_only", t == "@@innodb_read_only":
+		return int64(0)
+	case !e.take("("):
+		n, err := strconv.ParseFloat(t, 64)
+		e.bad = err != nil || e.bad
+		return int64(n)
+	}
+	return e.call(t, do)
+}
+
+func (e *expression) call(name string, do bool) driver.Value {
+	if name == "IF" {
+		first := truth(e.or(do))
+		e.expect(",")
+		yes := e.or(do && first)
+		e.expect(",")
+		no := e.or(do && !first)
+		e.expect(")")
+		if first {
+			return yes
+		}
+		return no
+	}
+	var args []driver.Value
+	for !e.take(")") && !e.bad && e.err == nil {
+		args = append(args, e.or(do))
+		e.take(",")
+	}
+	if !do || e.bad || e.err != nil {
+		return nil
+	}
+	return e.apply(name, args)
+}
+
+func (e *expression) apply(name string, args []driver.Value) driver.Value {
+	s := e.c.s
+	switch name {
+	case "CONNECTION_ID":
+		return e.c.id
+	case "COALESCE":
+		for _, v := range args {
+			if v != nil {
+				return v
+			}
+		}
+		return nil
+	case "CONCAT":
+		var text strings.Builder
+		for _, v := range args {
+			fmt.Fprint(&text, v)
+		}
+		return text.String()
+	case "RELEASE_ALL_LOCKS":
+		for held, n := range s.named {
+			if n.holder == e.c {
+				e.c.unname(held)
+			}
+		}
+		return int64(0)
+	}
+	if len(args) == 0 {
+		e.bad = true
+		return nil
+	}
+	key := fmt.Sprint(args[0])
+	n := s.named[key]
+	switch name {
+	case "IS_FREE_LOCK":
+		return number(n == nil)
+	case "IS_USED_LOCK":
+		if n == nil {
+			return nil
+		}
+		return n.holder.id
+	case "RELEASE_LOCK":
+		switch {
+		case n == nil:
+			return nil
+		case n.holder != e.c:
+			return int64(0)
+		}
+		e.c.unname(key)
+		return int64(1)
+	case "GET_LOCK":
+		for n != nil && n.holder != e.c {
+			if fmt.Sprint(args[1]) == "0" {
+				return int64(0)
+			}
+			if e.err = e.c.await(e.ctx, n.freed); e.err != nil {
+				return nil
+			}
+			n = s.named[key]
+		}
+		if n == nil {
+			s.named[key] = &named{e.c, make(chan struct{})}
+		}
+		return int64(1)
+	}
+	e.bad = true
+	return nil
+}

@@ -1,0 +1,267 @@
+package unit_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/fakeserver"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// kinds are the ways to keep a lock, and how to see on the fake that it is kept.
+var kinds = map[string]struct {
+	option lockctx.Option
+	kept   func(*fakeserver.Server) bool
+}{
+	"row":      {lockctx.Row(), func(s *fakeserver.Server) bool { return s.Held() == 1 }},
+	"shared":   {lockctx.Shared(), func(s *fakeserver.Server) bool { return s.Held() == 1 }},
+	"slots":    {lockctx.Slots(3), func(s *fakeserver.Server) bool { return s.Held() == 1 }},
+	"lease":    {lockctx.Lease(time.Minute), func(s *fakeserver.Server) bool { return s.Leases() == 1 }},
+	"advisory": {lockctx.Advisory(), func(s *fakeserver.Server) bool { return s.Named() == 2 }}, // the key, and the connection's identity
+}
+
+// ways are the ways of an application to write 9 under a lock. Each calls held while it is.
+var ways = map[string]func(t *testing.T, db *sql.DB, ctx context.Context, o lockctx.Option, held func()){
+	"BeginTx": func(t *testing.T, db *sql.DB, ctx context.Context, _ lockctx.Option, held func()) {
+		tx, err := db.BeginTx(ctx, nil)
+		must(t, err)
+		must(t, put(ctx, tx, seen(t, tx, ctx)-1))
+		held()
+		must(t, tx.Commit())
+	},
+	"a write": func(t *testing.T, db *sql.DB, ctx context.Context, _ lockctx.Option, _ func()) {
+		must(t, put(ctx, db, 9))
+	},
+	"read, decide, write": func(t *testing.T, db *sql.DB, ctx context.Context, _ lockctx.Option, held func()) {
+		n := seen(t, db, ctx)
+		held()
+		must(t, put(ctx, db, n-1))
+	},
+	"Do": func(t *testing.T, db *sql.DB, ctx context.Context, o lockctx.Option, held func()) {
+		must(t, mysqllock.Do(lockctx.Without(ctx), db, "k", func(ctx context.Context) error {
+			n := seen(t, db, ctx)
+			held()
+			return put(ctx, db, n-1)
+		}, o))
+	},
+	"a transaction in Do": func(t *testing.T, db *sql.DB, ctx context.Context, o lockctx.Option, held func()) {
+		must(t, mysqllock.Do(lockctx.Without(ctx), db, "k", func(ctx context.Context) error {
+			tx, err := db.BeginTx(ctx, nil)
+			must(t, err)
+			must(t, put(ctx, tx, seen(t, tx, ctx)-1))
+			held()
+			return tx.Commit()
+		}, o))
+	},
+	"Acquire": func(t *testing.T, db *sql.DB, ctx context.Context, o lockctx.Option, held func()) {
+		h, err := mysqllock.Acquire(lockctx.Without(ctx), db, "k", o)
+		must(t, err)
+		n := seen(t, db, h.Context())
+		held()
+		must(t, put(h.Context(), db, n-1))
+		must(t, h.Release())
+		must(t, h.Release())
+	},
+	"a late hint": func(t *testing.T, db *sql.DB, ctx context.Context, _ lockctx.Option, held func()) {
+		tx, err := db.BeginTx(lockctx.Without(ctx), nil)
+		must(t, err)
+		must(t, put(ctx, tx, 9))
+		held()
+		must(t, tx.Commit())
+	},
+	"sql.Conn": func(t *testing.T, db *sql.DB, ctx context.Context, _ lockctx.Option, held func()) {
+		c, err := db.Conn(lockctx.Without(ctx))
+		must(t, err)
+		n := seen(t, c, ctx)
+		held()
+		must(t, put(ctx, c, n-1))
+		must(t, c.Close())
+	},
+	"a transaction on a sql.Conn": func(t *testing.T, db *sql.DB, ctx context.Context, _ lockctx.Option, held func()) {
+		c, err := db.Conn(lockctx.Without(ctx))
+		must(t, err)
+		tx, err := c.BeginTx(ctx, nil)
+		must(t, err)
+		must(t, put(ctx, tx, seen(t, tx, ctx)-1))
+		held()
+		must(t, tx.Commit())
+		must(t, c.Close())
+	},
+	"a savepoint": func(t *testing.T, db *sql.DB, ctx context.Context, _ lockctx.Option, held func()) {
+		tx, err := db.BeginTx(ctx, nil)
+		must(t, err)
+		must(t, put(ctx, tx, 9))
+		_, err = tx.ExecContext(ctx, "SAVEPOINT s")
+		must(t, err)
+		must(t, put(ctx, tx, 3))
+		_, err = tx.ExecContext(ctx, "ROLLBACK TO SAVEPOINT s")
+		must(t, err)
+		held()
+		must(t, tx.Commit())
+	},
+	"prepared statements": func(t *testing.T, db *sql.DB, ctx context.Context, _ lockctx.Option, held func()) {
+		reads, err := db.PrepareContext(lockctx.Without(ctx), read)
+		must(t, err)
+		defer reads.Close()
+		writes, err := db.PrepareContext(ctx, write)
+		must(t, err)
+		defer writes.Close()
+		var n int
+		must(t, reads.QueryRowContext(ctx, 1).Scan(&n))
+		held()
+		_, err = writes.ExecContext(ctx, n-1, 1)
+		must(t, err)
+	},
+}
+
+func TestEveryWayCommitsUnderEveryKindOfLockAndReleases(t *testing.T) {
+	for kind, k := range kinds {
+		for name, way := range ways {
+			t.Run(kind+"/"+name, func(t *testing.T) {
+				s, db, ctx := open(t)
+				ctx = lockctx.With(lockctx.Without(ctx), "k", k.option)
+				way(t, db, ctx, k.option, func() {
+					t.Helper()
+					if !k.kept(s) || s.Stock() != 10 {
+						t.Errorf("in the midst %d is committed, with %d rows, %d leases and %d names held", s.Stock(), s.Held(), s.Leases(), s.Named())
+					}
+				})
+				must(t, db.Close())
+				state(t, s, 9, 0)
+				if s.Leases()+s.Named() != 0 {
+					t.Errorf("%d leases and %d names are held at the end", s.Leases(), s.Named())
+				}
+			})
+		}
+	}
+}
+
+// Versions keep nobody out: what is asserted is that somebody else's commit is noticed.
+func TestEveryWayComparesVersions(t *testing.T) {
+	for name, way := range ways {
+		if name == "Do" || name == "a transaction in Do" || name == "Acquire" {
+			continue // they hold locks, and a version is none
+		}
+		t.Run(name, func(t *testing.T) {
+			s, db, ctx := open(t)
+			way(t, db, lockctx.With(lockctx.Without(ctx), "k", lockctx.Optimistic()), lockctx.Optimistic(), func() { state(t, s, 10, 0) })
+			state(t, s, 9, 0)
+		})
+	}
+}
+
+func TestAChangedVersionIsAConflictAndCommitsNothing(t *testing.T) {
+	for name, change := range map[string]struct {
+		run func(t *testing.T, db *sql.DB, ctx context.Context, between func()) error
+	}{
+		"a transaction": {func(t *testing.T, db *sql.DB, ctx context.Context, between func()) error {
+			tx, err := db.BeginTx(ctx, nil)
+			must(t, err)
+			must(t, put(ctx, tx, 1))
+			between()
+			return tx.Commit()
+		}},
+		"a write after a read": {func(t *testing.T, db *sql.DB, ctx context.Context, between func()) error {
+			n := seen(t, db, ctx)
+			between()
+			return put(ctx, db, n-1)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, db, ctx := open(t)
+			ctx = lockctx.With(lockctx.Without(ctx), "k", lockctx.Optimistic())
+			if err := change.run(t, db, ctx, s.Change); !errors.Is(err, mysqllock.ErrConflict) {
+				t.Errorf("got %v", err)
+			}
+			state(t, s, 10, 0)
+		})
+	}
+}
+
+// The holder has not been told of the loss: the check before COMMIT has to find out.
+func TestALockThatWasLostBeforeCommitCommitsNothing(t *testing.T) {
+	for name, c := range map[string]struct {
+		option lockctx.Option
+		lose   func(*fakeserver.Server)
+	}{
+		"another has the lease":     {lockctx.Lease(time.Minute), (*fakeserver.Server).Steal},
+		"the named lock is dropped": {lockctx.Advisory(), (*fakeserver.Server).Drop},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, db, ctx := open(t)
+			ctx = lockctx.With(lockctx.Without(ctx), "k", c.option)
+			tx, err := db.BeginTx(ctx, nil)
+			must(t, err)
+			must(t, put(ctx, tx, 1))
+			c.lose(s)
+			if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
+				t.Errorf("got %v", err)
+			}
+			state(t, s, 10, 0)
+		})
+		t.Run(name+" in a hold", func(t *testing.T) {
+			s, db, ctx := open(t)
+			err := mysqllock.Do(lockctx.Without(ctx), db, "k", func(ctx context.Context) error {
+				n := seen(t, db, ctx)
+				c.lose(s)
+				return put(ctx, db, n-1)
+			}, c.option)
+			if !errors.Is(err, mysqllock.ErrLost) {
+				t.Errorf("got %v", err)
+			}
+			state(t, s, 10, 0)
+		})
+	}
+}
+
+func TestAPanicUnderAGuardReleasesIt(t *testing.T) {
+	for kind, k := range kinds {
+		t.Run(kind, func(t *testing.T) {
+			s, db, ctx := open(t)
+			func() {
+				defer func() {
+					if p := recover(); p != "panic" {
+						t.Errorf("recovered %v", p)
+					}
+				}()
+				_ = mysqllock.Do(lockctx.Without(ctx), db, "k", func(ctx context.Context) error {
+					tx, err := db.BeginTx(ctx, nil)
+					must(t, err)
+					must(t, put(ctx, tx, 1))
+					panic("panic")
+				}, k.option)
+			}()
+			must(t, db.Close())
+			state(t, s, 10, 0)
+			if s.Leases()+s.Named() != 0 {
+				t.Errorf("%d leases and %d names are held", s.Leases(), s.Named())
+			}
+		})
+	}
+}
+
+// One lock that is lost is enough, whatever else is held.
+func TestEachOfTwoLocksIsCheckedBeforeCommit(t *testing.T) {
+	for name, lose := range map[string]func(*fakeserver.Server){
+		"the lease": (*fakeserver.Server).Steal,
+		"the name":  (*fakeserver.Server).Drop,
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, db, ctx := open(t)
+			ctx = lockctx.With(lockctx.Without(ctx), "a", lockctx.Lease(time.Minute))
+			ctx = lockctx.With(ctx, "b", lockctx.Advisory())
+			tx, err := db.BeginTx(ctx, nil)
+			must(t, err)
+			must(t, put(ctx, tx, 1))
+			lose(s)
+			if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
+				t.Errorf("got %v", err)
+			}
+			state(t, s, 10, 0)
+		})
+	}
+}

@@ -1,0 +1,231 @@
+package unit_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/fakeserver"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// another is another process on the same server.
+func another(t *testing.T, s *fakeserver.Server) *sql.DB {
+	t.Helper()
+	k, err := mysqllock.Wrap(s, mysqllock.Config{Schema: "manual"})
+	must(t, err)
+	db := sql.OpenDB(k)
+	t.Cleanup(func() { _ = db.Close() })
+	return db
+}
+
+// arrives waits for a signal of the fake, and fails where done is first.
+func arrives(t *testing.T, s *fakeserver.Server, signal <-chan struct{}, done <-chan error) {
+	t.Helper()
+	select {
+	case <-signal:
+	case err := <-done:
+		t.Fatalf("it did not wait: %v", err)
+	case <-time.After(10 * time.Second):
+		t.Fatalf("it sent %q", s.Sent())
+	}
+}
+
+func TestAWaitEndsWithItsContext(t *testing.T) {
+	for _, kind := range []string{"row", "advisory"} {
+		t.Run(kind, func(t *testing.T) {
+			s, db, ctx := open(t)
+			ctx = lockctx.With(lockctx.Without(ctx), "k", kinds[kind].option)
+			other := another(t, s)
+			tx, err := db.BeginTx(ctx, nil)
+			must(t, err)
+			waits, done := s.Arrival("waits"), make(chan error, 1)
+			own, cancel := context.WithCancel(context.Background())
+			go func() { done <- put(lockctx.With(own, "k", kinds[kind].option), other, 2) }()
+			arrives(t, s, waits, done)
+			s.Sent()
+			cancel()
+			if err := <-done; !errors.Is(err, context.Canceled) {
+				t.Errorf("got %v", err)
+			}
+			if slices.Contains(s.Sent(), write) {
+				t.Error("it wrote without the lock")
+			}
+			must(t, put(ctx, tx, 1))
+			must(t, tx.Commit())
+			must(t, other.Close())
+			must(t, db.Close())
+			state(t, s, 1, 0)
+		})
+	}
+}
+
+func TestAKeyThatIsHeldIsRefusedWithoutWaiting(t *testing.T) {
+	for kind, k := range kinds {
+		if kind == "shared" || kind == "slots" {
+			continue // they have room for another
+		}
+		t.Run(kind, func(t *testing.T) {
+			s, db, ctx := open(t)
+			tx, err := db.BeginTx(lockctx.With(lockctx.Without(ctx), "k", k.option), nil)
+			must(t, err)
+			for name, db := range map[string]*sql.DB{"this process": db, "another": another(t, s)} {
+				err := put(lockctx.With(context.Background(), "k", k.option, lockctx.NoWait()), db, 2)
+				if !errors.Is(err, mysqllock.ErrLocked) {
+					t.Errorf("%s got %v", name, err)
+				}
+			}
+			must(t, tx.Rollback())
+			state(t, s, 10, 0)
+		})
+	}
+}
+
+func TestALockWaitTimeoutOfTheServerIsATimeout(t *testing.T) {
+	s, db, ctx := open(t)
+	other := another(t, s)
+	tx, err := db.BeginTx(ctx, nil)
+	must(t, err)
+	s.Fail("waits", refused(1205))
+	short := lockctx.With(context.Background(), "k", lockctx.Wait(50*time.Millisecond))
+	if err := put(short, other, 2); !errors.Is(err, mysqllock.ErrTimeout) {
+		t.Errorf("got %v", err)
+	}
+	must(t, tx.Rollback())
+	state(t, s, 10, 0)
+}
+
+func TestSharedLocksAreHeldTogetherAndNotUpgraded(t *testing.T) {
+	s, db, ctx := open(t)
+	shared := lockctx.With(lockctx.Without(ctx), "k", lockctx.Shared())
+	one, err := db.BeginTx(shared, nil)
+	must(t, err)
+	two, err := another(t, s).BeginTx(lockctx.With(context.Background(), "k", lockctx.Shared(), lockctx.NoWait()), nil)
+	must(t, err)
+	if err := put(lockctx.With(context.Background(), "k", lockctx.NoWait()), db, 2); !errors.Is(err, mysqllock.ErrLocked) {
+		t.Errorf("an exclusive lock beside them: %v", err)
+	}
+	if err := put(lockctx.With(shared, "k"), one, 3); err == nil {
+		t.Error("a shared lock became an exclusive one")
+	}
+	must(t, two.Rollback())
+	_ = one.Rollback()
+	state(t, s, 10, 0)
+}
+
+func TestSlotsAreAsManyAsWereAskedFor(t *testing.T) {
+	s, db, _ := open(t)
+	var open []*sql.Tx
+	var slots []int
+	for range 2 {
+		ctx := lockctx.With(context.Background(), "k", lockctx.Slots(2), lockctx.NoWait())
+		tx, err := db.BeginTx(ctx, nil)
+		must(t, err)
+		slot, ok := mysqllock.Slot(ctx)
+		if !ok {
+			t.Error("the holder of a slot is not told which")
+		}
+		slots, open = append(slots, slot), append(open, tx)
+	}
+	if slices.Sort(slots); !slices.Equal(slots, []int{0, 1}) {
+		t.Errorf("slots %v were given", slots)
+	}
+	_, err := db.BeginTx(lockctx.With(context.Background(), "k", lockctx.Slots(2), lockctx.NoWait()), nil)
+	if !errors.Is(err, mysqllock.ErrLocked) {
+		t.Errorf("the third of two slots: %v", err)
+	}
+	for _, tx := range open {
+		must(t, tx.Rollback())
+	}
+	state(t, s, 10, 0)
+}
+
+func TestAHoldOfALeaseTellsItsTokenAndExpiry(t *testing.T) {
+	s, db, ctx := open(t)
+	var last uint64
+	for range 2 {
+		h, err := mysqllock.Acquire(lockctx.Without(ctx), db, "k", lockctx.Lease(time.Minute))
+		must(t, err)
+		token, ok := mysqllock.Token(h.Context())
+		if h.Token() <= last || token != h.Token() || !ok {
+			t.Errorf("token %d, and %d in the context, after %d", h.Token(), token, last)
+		}
+		if left := time.Until(h.Expiry()); left <= 0 || left > time.Minute {
+			t.Errorf("it expires in %v", left)
+		}
+		last = h.Token()
+		must(t, h.Release())
+		if err := put(h.Context(), db, 1); !errors.Is(err, context.Canceled) {
+			t.Errorf("a write after the release: %v", err)
+		}
+		state(t, s, 10, 0)
+	}
+}
+
+func TestAnInnerTransactionUnderAGuardIsASavepoint(t *testing.T) {
+	for _, kind := range []string{"lease", "advisory"} {
+		t.Run(kind, func(t *testing.T) {
+			s, db, ctx := open(t)
+			ctx = lockctx.With(lockctx.Without(ctx), "k", kinds[kind].option)
+			outer, err := db.BeginTx(ctx, nil)
+			must(t, err)
+			must(t, put(ctx, outer, 5))
+			inner, err := db.BeginTx(ctx, nil)
+			must(t, err)
+			must(t, put(ctx, inner, 6))
+			must(t, inner.Rollback())
+			if !kinds[kind].kept(s) {
+				t.Error("the end of the inner one released the lock")
+			}
+			must(t, outer.Commit())
+			must(t, db.Close())
+			state(t, s, 5, 0)
+		})
+	}
+}
+
+func TestTheVersionThatWasGivenMustBeTheRowsOwn(t *testing.T) {
+	s, db, ctx := open(t)
+	first := lockctx.With(lockctx.Without(ctx), "k", lockctx.Optimistic())
+	seen(t, db, first)
+	version, ok := mysqllock.Version(first)
+	if !ok || version == 0 {
+		t.Fatalf("version %d, %v", version, ok)
+	}
+	must(t, put(first, db, 9))
+	old := lockctx.With(lockctx.Without(ctx), "k", lockctx.IfVersion(version))
+	if err := put(old, db, 3); !errors.Is(err, mysqllock.ErrConflict) {
+		t.Errorf("with the version before: %v", err)
+	}
+	must(t, put(lockctx.With(lockctx.Without(ctx), "k", lockctx.IfVersion(version+1)), db, 8))
+	state(t, s, 8, 0)
+}
+
+func TestAClaimLocksTheRowsThatItReads(t *testing.T) {
+	s, db, ctx := open(t)
+	claim := lockctx.Claim(lockctx.Without(ctx), lockctx.ForUpdate(), lockctx.SkipLocked())
+	tx, err := db.BeginTx(claim, nil)
+	must(t, err)
+	if n := seen(t, tx, claim); n != 10 {
+		t.Errorf("it read %d", n)
+	}
+	state(t, s, 10, 1)
+	other, err := db.BeginTx(lockctx.Claim(context.Background(), lockctx.ForUpdate(), lockctx.SkipLocked()), nil)
+	must(t, err)
+	var n int
+	if err := other.QueryRowContext(lockctx.Claim(context.Background(), lockctx.ForUpdate(), lockctx.SkipLocked()), read, 1).Scan(&n); !errors.Is(err, sql.ErrNoRows) {
+		t.Errorf("a row that somebody has: %v", err)
+	}
+	refuses := lockctx.Claim(context.Background(), lockctx.ForUpdate(), lockctx.NoWait())
+	if err := other.QueryRowContext(refuses, read, 1).Scan(&n); !errors.Is(err, mysqllock.ErrLocked) {
+		t.Errorf("without waiting: %v", err)
+	}
+	_ = other.Rollback()
+	must(t, put(claim, tx, 9))
+	must(t, tx.Commit())
+	state(t, s, 9, 0)
+}
