@@ -216,8 +216,8 @@ func (k *killer) run() {
 	}
 }
 
-// killsTime is how long a server may take to end what has gathered.
-const killsTime = 10 * time.Second
+// killsTime is how long a server may take to end what has gathered, and Close to wait for that.
+const killsTime = 3 * time.Second
 
 // kill kills the connections of gathered. An id may be one that a proxy has made up, and on the
 // server that of somebody else. So the server must see the connection come from the port that it
