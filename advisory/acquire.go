@@ -248,7 +248,9 @@ func (a *attempt) try(ctx context.Context, over *Lock, beside *strategy.Beginnin
 		case r.err == nil:
 			a.heard.Store(true)
 			return nil, nil
-		case again < 3 && ctx.Err() == nil && k.mayResend(r.err) && time.Since(sent) < strategy.AnswerTime:
+		case server.Broken(r.err) && time.Since(sent) > strategy.AnswerTime*9/10: // by the limit for its answer
+			return nil, context.DeadlineExceeded
+		case again < 3 && ctx.Err() == nil && k.mayResend(r.err):
 			again++
 		default:
 			return nil, r.err

@@ -77,7 +77,9 @@ func (a *attempt) exchange(ctx context.Context, r *request, b *strategy.Beginnin
 		}
 	}()
 	if b == nil || !b.Free() || b.Use(ctx, func(c *pool.Conn) strategy.State {
-		begun := server.Exec(step.For(ctx, step.Other), c.Conn, "START TRANSACTION") == nil
+		timed, cancel := context.WithTimeout(step.For(ctx, step.Other), strategy.AnswerTime)
+		defer cancel()
+		begun := server.Exec(timed, c.Conn, "START TRANSACTION") == nil
 		if answered = k.await(ctx, r); answered && r.granted && begun {
 			return strategy.Begun
 		}

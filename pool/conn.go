@@ -92,12 +92,14 @@ func (c *Conn) Silence() time.Duration {
 // Taint marks the connection: Release closes it instead of pooling it.
 func (c *Conn) Taint() { c.tainted = true }
 
-// ID returns the server's id of the connection, and asks for it the first time. The
-// statement reads no table, so it opens no snapshot in a transaction.
+// ID returns the server's id of the connection, and asks for it the first time, with openTime
+// for the answer. The statement reads no table, so it opens no snapshot in a transaction.
 func (c *Conn) ID(ctx context.Context) (uint64, error) {
 	if c.id != 0 {
 		return c.id, nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, openTime)
+	defer cancel()
 	rows, err := server.Query(ctx, c.Conn, "SELECT "+server.Untimed+"CONNECTION_ID() LIMIT 1")
 	if err != nil {
 		return 0, err
@@ -109,11 +111,14 @@ func (c *Conn) ID(ctx context.Context) (uint64, error) {
 }
 
 // Identify sees to it that KillConnection finds the connection, also if it is an adopted
-// one: it asks for the id and the server the first time. The caller has the turn.
+// one: it asks for the id and the server the first time, with openTime for the answer. The
+// caller has the turn.
 func (c *Conn) Identify(ctx context.Context) error {
 	if c.id != 0 && c.node != "" {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, openTime)
+	defer cancel()
 	_, err := c.identify(ctx, "")
 	return err
 }
