@@ -10,24 +10,6 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-func TestATransactionOnASQLConnHoldsItsLock(t *testing.T) {
-	s, db, ctx := open(t)
-	c, err := db.Conn(lockctx.Without(ctx))
-	must(t, err)
-	defer c.Close()
-	outer, err := c.BeginTx(ctx, nil)
-	must(t, err)
-	must(t, put(ctx, outer, 5))
-	inner, err := c.BeginTx(ctx, nil)
-	must(t, err)
-	must(t, put(ctx, inner, 6))
-	must(t, inner.Rollback())
-	state(t, s, 10, 1)
-	must(t, outer.Commit())
-	state(t, s, 5, 0)
-	must(t, c.PingContext(ctx))
-}
-
 // TestAForeignTransactionRunsUnderTheLockOfItsStatement: the lock was taken for a read outside of
 // it, and is given back by its commit.
 func TestAForeignTransactionRunsUnderTheLockOfItsStatement(t *testing.T) {

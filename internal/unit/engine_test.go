@@ -192,17 +192,29 @@ func TestAHoldThatIsRolledBackCommitsNothing(t *testing.T) {
 }
 
 func TestAnInnerTransactionIsASavepoint(t *testing.T) {
-	s, db, ctx := open(t)
-	outer, err := db.BeginTx(ctx, nil)
-	must(t, err)
-	must(t, put(ctx, outer, 5))
-	inner, err := db.BeginTx(ctx, nil)
-	must(t, err)
-	must(t, put(ctx, inner, 6))
-	must(t, inner.Rollback())
-	state(t, s, 10, 1)
-	must(t, outer.Commit())
-	state(t, s, 5, 0)
+	for name, onConn := range map[string]bool{"of the handle": false, "of a sql.Conn": true} {
+		t.Run(name, func(t *testing.T) {
+			s, db, ctx := open(t)
+			c, err := db.Conn(lockctx.Without(ctx))
+			must(t, err)
+			defer c.Close()
+			begin := db.BeginTx
+			if onConn {
+				begin = c.BeginTx
+			}
+			outer, err := begin(ctx, nil)
+			must(t, err)
+			must(t, put(ctx, outer, 5))
+			inner, err := begin(ctx, nil)
+			must(t, err)
+			must(t, put(ctx, inner, 6))
+			must(t, inner.Rollback())
+			state(t, s, 10, 1)
+			must(t, outer.Commit())
+			state(t, s, 5, 0)
+			must(t, c.PingContext(ctx))
+		})
+	}
 }
 
 func TestALateHintLocksBeforeItsStatement(t *testing.T) {
