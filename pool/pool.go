@@ -120,7 +120,8 @@ func (cfg Config) connect(ctx context.Context, bounded bool) (c *Conn, err error
 		}
 		ends.Wait()
 		full := bounded && server.Full(err) && time.Since(began) < openTime
-		broken := !cfg.Bare && server.Broken(err) && tries < 3
+		// Idle: this program did not get to run meanwhile, for longer than Setup has it be idle.
+		broken := !cfg.Bare && (server.Broken(err) || server.Idle(err)) && tries < 3
 		if ctx.Err() != nil || !full && !broken {
 			return nil, err
 		}

@@ -282,10 +282,14 @@ func (l *Locker) Begin(ctx context.Context, opts driver.TxOptions, implicit bool
 func (l *Locker) beginOnce(ctx context.Context, opts driver.TxOptions, implicit bool, r Request) (g *Grant, refused *pool.Conn, err error) {
 	a := l.attempt(r)
 	defer a.finish()
+	defer func() {
+		if g == nil { // also after a panic of the driver below
+			a.ticket.Leave()
+		}
+	}()
 	a.opts, a.implicit = opts, implicit
 	txn, err := a.begin(ctx)
 	if err != nil {
-		a.ticket.Leave()
 		if a.refused {
 			refused = a.c
 		}
@@ -465,6 +469,7 @@ func (a *attempt) begin(ctx context.Context) (*pool.Txn, error) {
 			return nil, err
 		}
 		if from, handed := a.ticket.HandedOver().(*Succession); handed {
+			a.heard.Store(true)
 			return a.inherit(ctx, from)
 		}
 	}
@@ -1205,7 +1210,9 @@ func (a *attempt) explain(ctx context.Context, err error) error {
 		return driver.ErrBadConn // nothing is held, so database/sql may try another connection
 	}
 	if !a.late && server.Idle(err) && ctx.Err() == nil { // we did not get to run for longer than limitIdleness allows
-		_ = a.c.Close()
+		if a.c != nil { // else it was one for locks, before there was a connection for the transaction
+			_ = a.c.Close()
+		}
 		return driver.ErrBadConn
 	}
 	var lease *leased

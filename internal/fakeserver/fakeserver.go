@@ -36,7 +36,7 @@ type Server struct {
 
 type fault struct {
 	text  string
-	err   error
+	err   error // nil if the driver panics
 	after bool // the statement is done, and its answer is lost
 }
 
@@ -52,6 +52,9 @@ func New() *Server {
 
 // Fail has the next statement that contains text fail with err.
 func (s *Server) Fail(text string, err error) { s.fail(text, err, false) }
+
+// Panic has the driver panic at the next statement that contains text.
+func (s *Server) Panic(text string) { s.fail(text, nil, false) }
 
 // LoseAnswer has the next statement that contains text be done, and its connection lost.
 func (s *Server) LoseAnswer(text string) { s.fail(text, mysql.ErrInvalidConn, true) }
@@ -309,6 +312,9 @@ func (c *conn) run(ctx context.Context, text string, args []driver.NamedValue) (
 	s.log = append(s.log, text)
 	s.announce(text)
 	f := s.fault(text)
+	if f != nil && f.err == nil {
+		panic("the driver")
+	}
 	if f != nil && !f.after {
 		var refused *mysql.MySQLError
 		if !errors.As(f.err, &refused) {

@@ -80,7 +80,7 @@ func (u *unit) live(end context.Context) {
 
 // openUnit opens a transaction on a session, with the first of requests. Inside a
 // hold that has the key there may be none.
-func (s *scope) openUnit(ctx context.Context, l *handle.Locks, h *hint.Hint, requests []handle.Request, pooled bool) (_ *unit, err error) {
+func (s *scope) openUnit(ctx context.Context, l *handle.Locks, h *hint.Hint, requests []handle.Request, pooled bool) (u *unit, err error) {
 	k := s.k
 	own, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -97,11 +97,13 @@ func (s *scope) openUnit(ctx context.Context, l *handle.Locks, h *hint.Hint, req
 	}
 	defer func() {
 		switch {
-		case err == nil:
+		case u != nil:
 			link.Unblocked()
 			link.EndTurn()
 			return
-		case k.Closed():
+		case err == nil && link != nil: // the driver below panics: nobody knows what is open on it
+			link.Taint()
+		case err != nil && k.Closed():
 			err = k.SetupError(h, lockerr.ErrClosed)
 		}
 		if link != nil {
@@ -143,7 +145,7 @@ func (s *scope) openUnit(ctx context.Context, l *handle.Locks, h *hint.Hint, req
 	if err != nil {
 		return nil, err
 	}
-	u := newUnit(l, s, h, link, grant.Txn)
+	u = newUnit(l, s, h, link, grant.Txn)
 	u.granted(first, grant.Ticket, grant.Locked)
 	u.succession = grant.Succession
 	return u, nil

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/fakeserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -240,6 +241,65 @@ func TestAPanicUnderAGuardReleasesIt(t *testing.T) {
 			if s.Leases()+s.Named() != 0 {
 				t.Errorf("%d leases and %d names are held", s.Leases(), s.Named())
 			}
+		})
+	}
+}
+
+// A process that is frozen while it sets a connection up finds it ended by the server.
+func TestAConnectionThatEndsAsItIsSetUpIsOpenedAgain(t *testing.T) {
+	for kind, k := range kinds {
+		for name, way := range ways {
+			t.Run(kind+"/"+name, func(t *testing.T) {
+				s, db, ctx := open(t)
+				for range 2 {
+					s.Fail("wait_timeout = ", refused(4031))
+				}
+				way(t, db, lockctx.With(lockctx.Without(ctx), "k", k.option), k.option, func() {})
+				state(t, s, 9, 0)
+			})
+		}
+		for connections, setUp := range map[string]string{"all": "wait_timeout = ", "those of sessions": "autocommit = 0, wait_timeout"} {
+			t.Run(kind+"/again and again/"+connections, func(t *testing.T) {
+				s, db, _ := open(t)
+				for range 1000 {
+					s.Fail(setUp, refused(4031))
+				}
+				if lock, err := mysqllock.Acquire(context.Background(), db, "k", k.option); err == nil {
+					must(t, lock.Release()) // it needs no session
+				}
+				state(t, s, 10, 0)
+			})
+		}
+	}
+}
+
+func TestAPanicOfTheDriverWhileARowIsLockedLeavesNothing(t *testing.T) {
+	for kind, take := range map[string]string{"row": "FOR UPDATE", "shared": "FOR SHARE", "slots": "FOR UPDATE"} {
+		t.Run(kind, func(t *testing.T) {
+			s, db, _ := open(t)
+			acquire := func() error {
+				lock, err := mysqllock.Acquire(context.Background(), db, "k", kinds[kind].option, lockctx.Wait(time.Minute))
+				if err == nil {
+					err = lock.Release()
+				}
+				return err
+			}
+			must(t, acquire()) // its row is made
+			s.Panic(take)
+			func() {
+				defer func() {
+					if p := recover(); p != "the driver" {
+						t.Errorf("recovered %v", p)
+					}
+				}()
+				t.Error("it did not panic: ", acquire())
+			}()
+			must(t, acquire())
+			dbtest.Soon(t, "no connection is in use", func() bool {
+				st, err := mysqllock.Stats(db)
+				return err == nil && st.InUse == 0
+			})
+			state(t, s, 10, 0)
 		})
 	}
 }
