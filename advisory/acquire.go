@@ -110,6 +110,9 @@ func (a *attempt) acquire(ctx context.Context) (lock *Lock, err error) {
 	}
 	a.ticket, a.first = ticket, front
 	handed, _ := ticket.HandedOver().(*Lock)
+	if handed != nil {
+		a.heard.Store(true)
+	}
 	switch {
 	case handed == nil:
 	case !handed.turnOver() || ctx.Err() != nil || time.Since(a.start) >= a.r.Wait:
@@ -118,7 +121,6 @@ func (a *attempt) acquire(ctx context.Context) (lock *Lock, err error) {
 		}
 		handed = nil
 	case handed.rivals:
-		a.heard.Store(true)
 		if k := a.yield(handed); k != nil {
 			return a.wait(ctx, k)
 		}

@@ -146,6 +146,7 @@ func (a *attempt) acquire(ctx context.Context) (s *Lease, err error) {
 		return nil, err
 	}
 	if given, handed := a.ticket.HandedOver().(*handOver); handed {
+		a.heard.Store(true)
 		a.given = given
 		if s, err := a.inherit(ctx, given.from); s != nil || err != nil {
 			return s, err
