@@ -358,7 +358,12 @@ func (a *arena) settle() (rests []rest) {
 		}
 	}
 	for node := range a.nodes {
-		a.none(node, "SELECT COUNT(*) FROM information_schema.INNODB_TRX JOIN information_schema.PROCESSLIST ON ID = trx_mysql_thread_id WHERE DB = ?", "transactions are left", a.database)
+		dbtest.Eventually(a.t, "no transaction is left", func() error {
+			if left := dbtest.Transactions(a.t, a.admins[node], "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = ?", a.database); len(left) > 0 {
+				return fmt.Errorf("%s: %s", a.topology, left)
+			}
+			return nil
+		})
 	}
 	for _, name := range a.jobs {
 		for _, key := range jobs[name].keysOf(name, a.keys) {

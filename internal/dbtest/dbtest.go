@@ -10,6 +10,7 @@ import (
 	"database/sql"
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -137,6 +138,25 @@ func Long[T any](short, long T) T {
 	}
 	return short
 }
+
+// Transactions are those that the connections whose ids sessions selects have open, as InnoDB
+// prints them. INNODB_TRX is a copy, which is made anew only if nobody has asked for it for
+// 100 ms: who asks again and again, or beside others who do, can be shown the old one for ever.
+func Transactions(t testing.TB, db *sql.DB, sessions string, args ...any) (open []string) {
+	t.Helper()
+	ids := Column[string](t, db, sessions, args...)
+	var kind, name, status string
+	OK(t, db.QueryRowContext(Limited(t), "SHOW ENGINE INNODB STATUS").Scan(&kind, &name, &status))
+	for _, text := range strings.Split(status, "---TRANSACTION ")[1:] {
+		state, rest, _ := strings.Cut(text, "\n")
+		_, rest, _ = strings.Cut(rest, " thread id ")
+		if id, _, _ := strings.Cut(rest, ","); strings.Contains(state, "ACTIVE") && slices.Contains(ids, id) {
+			open = append(open, text)
+		}
+	}
+	return open
+}
+
 
 // Random returns letters and digits for the name of something that only this test
 // has.

@@ -144,8 +144,8 @@ func (r *run) check() {
 		if n := r.place.count(r.T, running, r.user); n > 0 {
 			return fmt.Errorf("%d statements", n)
 		}
-		if n := r.place.count(r.T, transactions, r.user); n > 0 {
-			return fmt.Errorf("%d transactions", n)
+		if left := dbtest.Transactions(r.T, r.place.admin, sessions, r.user); len(left) > 0 {
+			return fmt.Errorf("transactions: %s", left)
 		}
 		return nil
 	})
@@ -170,8 +170,9 @@ func (r *run) check() {
 // What an account has on the server. PROCESSLIST of performance_schema is MySQL's; each
 // server reads the half that it knows.
 const (
-	processes    = "FROM /*!80000 performance_schema.processlist */ /*M!100000 information_schema.PROCESSLIST */ AS p"
-	connections  = "SELECT COUNT(*) " + processes + " WHERE p.USER = ?"
-	running      = connections + " AND p.COMMAND IN ('Query', 'Execute')"
-	transactions = "SELECT COUNT(*) " + processes + " JOIN information_schema.INNODB_TRX t ON t.trx_mysql_thread_id = p.ID WHERE p.USER = ?"
+	processes   = "FROM /*!80000 performance_schema.processlist */ /*M!100000 information_schema.PROCESSLIST */ AS p"
+	ofAccount   = " " + processes + " WHERE p.USER = ?"
+	sessions    = "SELECT p.ID" + ofAccount
+	connections = "SELECT COUNT(*)" + ofAccount
+	running     = connections + " AND p.COMMAND IN ('Query', 'Execute')"
 )
