@@ -157,7 +157,6 @@ func Transactions(t testing.TB, db *sql.DB, sessions string, args ...any) (open 
 	return open
 }
 
-
 // Random returns letters and digits for the name of something that only this test
 // has.
 func Random() string { return strings.ToLower(rand.Text()[:12]) }

@@ -37,7 +37,7 @@ type Server struct {
 type fault struct {
 	text  string
 	err   error // nil if the driver panics
-	after bool // the statement is done, and its answer is lost
+	after bool  // the statement is done, and its answer is lost
 }
 
 type signal struct {
