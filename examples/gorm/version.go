@@ -7,7 +7,6 @@ import (
 	"gorm.io/gorm"
 
 	"github.com/mysqllock/mysqllock"
-	"github.com/mysqllock/mysqllock/optimistic"
 )
 
 // VersionedProduct is a product whose version is a column of its own table: no
@@ -46,7 +45,7 @@ func sellVersion(tx *gorm.DB, product uint, buyer string) error {
 	}
 	update := tx.Model(&p).Where("version = ?", p.Version).
 		Updates(map[string]any{"stock": p.Stock - 1, "version": gorm.Expr("version + 1")})
-	if err := optimistic.ChangedRows(update.RowsAffected, update.Error); err != nil {
+	if err := mysqllock.ChangedRows(update.RowsAffected, update.Error); err != nil {
 		return err
 	}
 	return tx.Create(&Order{ProductID: p.ID, Buyer: buyer}).Error

@@ -7,7 +7,6 @@ import (
 	"github.com/jmoiron/sqlx"
 
 	"github.com/mysqllock/mysqllock"
-	"github.com/mysqllock/mysqllock/optimistic"
 )
 
 // VersionedProduct is a product whose version is a column of its own table: no
@@ -30,7 +29,7 @@ func SellByVersion(ctx context.Context, db *sqlx.DB, product int) error {
 			return ErrSoldOut
 		}
 		p.Stock--
-		err := optimistic.Changed(db.NamedExecContext(ctx,
+		err := mysqllock.Changed(db.NamedExecContext(ctx,
 			"UPDATE products SET stock = :stock, version = version + 1 WHERE id = :id AND version = :version", p))
 		if !errors.Is(err, mysqllock.ErrConflict) {
 			return err

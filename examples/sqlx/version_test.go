@@ -9,7 +9,6 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/examples/internal/testshop"
-	"github.com/mysqllock/mysqllock/optimistic"
 )
 
 func TestSellByVersion(t *testing.T) { testshop.Run(t, testSellByVersion) }
@@ -28,7 +27,7 @@ func testSellByVersion(t *testing.T, shop *testshop.Shop) {
 			shop.Restock(t, 2)
 			write := "UPDATE products SET stock = 2, version = version + 1 WHERE id = 1 AND version = ?"
 			for _, conflict := range []bool{false, true} {
-				err := optimistic.Changed(dbs[0].ExecContext(t.Context(), write, 1))
+				err := mysqllock.Changed(dbs[0].ExecContext(t.Context(), write, 1))
 				if errors.Is(err, mysqllock.ErrConflict) != conflict || !conflict && err != nil {
 					t.Errorf("conflict %v: %v", conflict, err)
 				}

@@ -6,10 +6,10 @@ import (
 	"testing"
 
 	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/lease"
+	"github.com/mysqllock/mysqllock/internal/rowlock"
 	"github.com/mysqllock/mysqllock/internal/strategy"
-	"github.com/mysqllock/mysqllock/lease"
 	"github.com/mysqllock/mysqllock/lockerr"
-	"github.com/mysqllock/mysqllock/rowlock"
 )
 
 // TestRecognised: a holder in an error is completed where it is this handle, for the time

@@ -1,8 +1,8 @@
 package handle
 
 import (
+	"github.com/mysqllock/mysqllock/internal/rowlock"
 	"github.com/mysqllock/mysqllock/internal/strategy"
-	"github.com/mysqllock/mysqllock/rowlock"
 )
 
 // Request is what to ask the locker for, and what it is for.

@@ -4,10 +4,10 @@ import (
 	"slices"
 
 	"github.com/mysqllock/mysqllock/advisory"
+	"github.com/mysqllock/mysqllock/internal/lease"
+	"github.com/mysqllock/mysqllock/internal/optimistic"
+	"github.com/mysqllock/mysqllock/internal/rowlock"
 	"github.com/mysqllock/mysqllock/internal/strategy"
-	"github.com/mysqllock/mysqllock/lease"
-	"github.com/mysqllock/mysqllock/optimistic"
-	"github.com/mysqllock/mysqllock/rowlock"
 )
 
 // known are the strategies that there are. One that lies outside of transactions is

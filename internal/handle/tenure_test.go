@@ -5,9 +5,9 @@ import (
 	"testing"
 
 	"github.com/mysqllock/mysqllock/advisory"
+	"github.com/mysqllock/mysqllock/internal/lease"
+	"github.com/mysqllock/mysqllock/internal/rowlock"
 	"github.com/mysqllock/mysqllock/internal/strategy"
-	"github.com/mysqllock/mysqllock/lease"
-	"github.com/mysqllock/mysqllock/rowlock"
 )
 
 func placeOf(row string, traits strategy.Traits) Place {

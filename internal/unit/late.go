@@ -7,12 +7,12 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/rowlock"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/statement"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
-	"github.com/mysqllock/mysqllock/rowlock"
 )
 
 // runLate runs a statement of a transaction that began without the hint: the

@@ -31,11 +31,11 @@ import (
 	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/rowlock"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/statement"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
-	"github.com/mysqllock/mysqllock/rowlock"
 )
 
 // unit is the open transaction of a unit of work, with the locks that it holds. What is

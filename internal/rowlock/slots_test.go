@@ -19,12 +19,12 @@ import (
 	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/rowlock"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockctx"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
-	"github.com/mysqllock/mysqllock/rowlock"
 )
 
 // slots are the rows of the slots of key s, which is the first of them.

@@ -15,6 +15,13 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
+// What a lock context has for itself: Do and Acquire take their locks at once, a context of
+// lockctx.With takes them at its first statement that needs one (internal/unit). A lock that
+// lives in a transaction gets a connection of its own for it, its session: unit.Acquire and the
+// statements of a lock context get it from the handle's pool of sessions, after they have
+// queued, everything in the context runs on it, and the end of the hold or of the unit gives it
+// back.
+
 // Hold is a lock that [Acquire] has taken. It is safe for concurrent use.
 //
 // A process that dies, also of a SIGTERM that it did not handle, commits nothing more. Its row
@@ -68,6 +75,25 @@ func Acquire(ctx context.Context, db *sql.DB, key string, opts ...lockctx.Option
 		return nil, badRetry("Retry is for Do, which can run its function again; Acquire cannot")
 	}
 	return k.acquire(ctx, []string{key}, opts)
+}
+
+// AcquireKeys is [Acquire] for several keys, which are taken together, all or none, and
+// in one order everywhere, as by [lockctx.WithKeys]: two programs that name the same keys
+// in another order do not deadlock. Row locks and versions are all of one transaction.
+// Leases and advisory locks are taken one by one; the wait is for all of them together.
+//
+// The Hold is lost as soon as one of its keys is. Each key has a token and an expiry of its
+// own; those that the Hold tells are of one of them. Where they matter, acquire one key
+// inside the hold of the other, in the same order everywhere.
+func AcquireKeys(ctx context.Context, db *sql.DB, keys []string, opts ...lockctx.Option) (*Hold, error) {
+	k, err := connectorOf(ctx, db)
+	if err != nil {
+		return nil, err
+	}
+	if asked := hint.Ask(ctx, keys, opts...); asked.Retry > 0 && asked.Err == nil {
+		return nil, badRetry("Retry is for Do, which can run its function again; Acquire cannot")
+	}
+	return k.acquire(ctx, keys, opts)
 }
 
 // badRetry is the answer to a Retry that would have no effect.
@@ -197,6 +223,16 @@ func Do(ctx context.Context, db *sql.DB, key string, fn func(context.Context) er
 		return err
 	}
 	return k.do(ctx, []string{key}, fn, opts)
+}
+
+// DoKeys is [Do] for several keys, which are taken as by [AcquireKeys]: to move stock from
+// one product to another, for instance.
+func DoKeys(ctx context.Context, db *sql.DB, keys []string, fn func(context.Context) error, opts ...lockctx.Option) error {
+	k, err := connectorOf(ctx, db)
+	if err != nil {
+		return err
+	}
+	return k.do(ctx, keys, fn, opts)
 }
 
 // do runs fn under the locks on keys.

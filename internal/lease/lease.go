@@ -3,9 +3,6 @@
 // holder counts by its own monotonic clock; it begins to count before the server does, and
 // gives up earlier.
 //
-// Only this module can use the package: Config needs types of internal packages.
-// Applications ask for leases with lockctx.Lease.
-//
 // # How a lease is acquired
 //
 // One statement, one round trip, reads the key's row, decides, and grants the lease. The

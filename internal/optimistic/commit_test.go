@@ -12,10 +12,10 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/optimistic"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
-	"github.com/mysqllock/mysqllock/optimistic"
 	"github.com/mysqllock/mysqllock/pool"
 )
 

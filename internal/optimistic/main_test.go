@@ -15,15 +15,15 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/keyrow"
+	"github.com/mysqllock/mysqllock/internal/lease"
+	"github.com/mysqllock/mysqllock/internal/optimistic"
 	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/rowlock"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
-	"github.com/mysqllock/mysqllock/lease"
 	"github.com/mysqllock/mysqllock/lockerr"
-	"github.com/mysqllock/mysqllock/optimistic"
 	"github.com/mysqllock/mysqllock/pool"
-	"github.com/mysqllock/mysqllock/rowlock"
 )
 
 // The tests run against every server that is found on this machine.

@@ -20,10 +20,10 @@ import (
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
+	"github.com/mysqllock/mysqllock/internal/rowlock"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockctx"
 	"github.com/mysqllock/mysqllock/pool"
-	"github.com/mysqllock/mysqllock/rowlock"
 )
 
 // session takes a connection that is not in autocommit, as sessions are.

@@ -15,15 +15,16 @@ import (
 
 	"github.com/go-sql-driver/mysql"
 
+	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/lease"
+	"github.com/mysqllock/mysqllock/internal/optimistic"
+	"github.com/mysqllock/mysqllock/internal/rowlock"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/lease"
 	"github.com/mysqllock/mysqllock/lockerr"
-	"github.com/mysqllock/mysqllock/optimistic"
 	"github.com/mysqllock/mysqllock/pool"
-	"github.com/mysqllock/mysqllock/rowlock"
 )
 
 // TestStatements: remembering is one statement and committing one, and what was
@@ -1052,7 +1053,7 @@ func TestChanged(t *testing.T) {
 			db := sql.OpenDB(s.Connector(dbtest.With(params)))
 			defer db.Close()
 			update := func(where string, args ...any) error {
-				return optimistic.Changed(db.ExecContext(dbtest.Limited(t), "UPDATE product SET stock = 10, version = version + 1 WHERE "+where, args...))
+				return mysqllock.Changed(db.ExecContext(dbtest.Limited(t), "UPDATE product SET stock = 10, version = version + 1 WHERE "+where, args...))
 			}
 			dbtest.OK(t, update("id = ? AND version = ?", 1, 1)) // the stock is what it was
 			for _, old := range []int{1, 3} {
@@ -1079,7 +1080,7 @@ func TestChanged(t *testing.T) {
 			}
 			before := version(tx)
 			dbtest.OK(t, update("id = ? AND version = ?", 1, before))
-			if err := optimistic.Changed(tx.Exec("UPDATE product SET version = version + 1 WHERE id = 1 AND version = ?", before)); !errors.Is(err, lockerr.ErrConflict) {
+			if err := mysqllock.Changed(tx.Exec("UPDATE product SET version = version + 1 WHERE id = 1 AND version = ?", before)); !errors.Is(err, lockerr.ErrConflict) {
 				t.Errorf("%s: it was changed meanwhile: %v", params, err)
 			}
 			if checked || params == "innodb_snapshot_isolation=ON" { // it has ended the transaction
@@ -1100,7 +1101,7 @@ func TestChangedRows(t *testing.T) {
 		n         int64
 		err, want error
 	}{{0, nil, lockerr.ErrConflict}, {-1, nil, lockerr.ErrConflict}, {1, nil, nil}, {2, nil, nil}, {0, failed, failed}, {1, failed, failed}, {0, newer, lockerr.ErrConflict}, {0, newer, newer}} {
-		if err := optimistic.ChangedRows(test.n, test.err); !errors.Is(err, test.want) || errors.Is(test.err, failed) && errors.Is(err, lockerr.ErrConflict) {
+		if err := mysqllock.ChangedRows(test.n, test.err); !errors.Is(err, test.want) || errors.Is(test.err, failed) && errors.Is(err, lockerr.ErrConflict) {
 			t.Errorf("%d rows, %v: %v", test.n, test.err, err)
 		}
 	}
