@@ -98,15 +98,15 @@ const (
 
 // Config says where locks are kept.
 type Config struct {
-	Conns     *pool.Pool   // connections that began with Setup(TTL)
-	Control   *pool.Pool   // connections from which statements and connections are killed
-	Queue     *queue.Queue // where the callers of this process queue; not shared with another strategy
-	Table     schema.Table // of the procedure that commits, on MySQL; none with the zero value
-	Auto      bool         // the procedure may be made
-	Namespace string       // precedes the keys in the names of the locks
-	Owner     string       // the name of this process, for errors
-	Info      server.Info
-	TTL       time.Duration // how long a connection of Conns may be silent
+	Conns      *pool.Pool   // connections that began with Setup(TTL)
+	Control    *pool.Pool   // connections from which statements and connections are killed
+	Queue      *queue.Queue // where the callers of this process queue; not shared with another strategy
+	Table      schema.Table // of the procedure that commits, on MySQL; none with the zero value
+	Procedures *schema.Registry
+	Namespace  string // precedes the keys in the names of the locks
+	Owner      string // the name of this process, for errors
+	Info       server.Info
+	TTL        time.Duration // how long a connection of Conns may be silent
 	// ReadTimeout is the driver's own limit on each read from a connection of
 	// Conns; 0 means that there is none, or that it is not known. If it is at most nine
 	// tenths of the TTL, statements on lock connections are cheaper, since no context
@@ -128,7 +128,7 @@ type Locker struct {
 	control      *pool.Pool
 	queue        *queue.Queue
 	table        schema.Table
-	makes        bool
+	procedures   *schema.Registry
 	namespace    string
 	owner        string
 	info         server.Info
@@ -141,8 +141,6 @@ type Locker struct {
 	handOvers    int
 	handOverTime time.Duration
 	unsafe       bool
-	looked       atomic.Bool // the procedure was looked for, or is being looked for
-	canCommit    atomic.Bool // the server has a way for Commit, as far as is known
 	blind        atomic.Bool // the server does not show the names of programs to this account
 
 	ctx     context.Context // ends when the Locker is closed
@@ -163,12 +161,11 @@ type Locker struct {
 func New(cfg Config) *Locker {
 	ttl := silentFor(cfg.TTL)
 	l := &Locker{
-		conns: cfg.Conns, control: cfg.Control, queue: cfg.Queue, table: cfg.Table, makes: cfg.Auto, namespace: cfg.Namespace, owner: cfg.Owner, info: cfg.Info,
+		conns: cfg.Conns, control: cfg.Control, queue: cfg.Queue, table: cfg.Table, procedures: cfg.Procedures, namespace: cfg.Namespace, owner: cfg.Owner, info: cfg.Info,
 		enough: max(1, min(2, cfg.Conns.Stat().Max-1)), // one is left to wait on
 		ttl:    ttl, limit: ttl - ttl/10, pulse: min(500*time.Millisecond, ttl/4), linger: min(2*time.Second, ttl/4),
 		readTimeout: cfg.ReadTimeout, handOvers: cfg.HandOvers, handOverTime: cfg.HandOverTime, unsafe: cfg.Unsafe,
 	}
-	l.canCommit.Store(cfg.Info.MariaDB && !cfg.Info.Router)
 	l.ctx, l.stop = context.WithCancelCause(context.Background())
 	return l
 }

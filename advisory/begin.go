@@ -115,7 +115,7 @@ func (a *attempt) beginOn(ctx context.Context, c *pool.Conn) (lock *Lock, refuse
 	case errors.Is(err, driver.ErrBadConn):
 		return nil, false, strategy.Unsure, a.broken()
 	case server.Missing(err) || server.Denied(err): // dropped, or not ours to execute
-		a.canCommit.Store(false)
+		a.procedures.Set(a.table.NamedProcedure(), false)
 		return nil, false, strategy.Vacant, nil
 	case err == nil && len(rows) == 1 && rows[0][0] != "1":
 		return nil, rows[0][0] == "0", strategy.Vacant, nil

@@ -60,7 +60,7 @@ func (l *Locker) Commit(ctx context.Context, c *pool.Conn, locks []*Lock, ends *
 	})
 	switch {
 	case outcome == server.NoWay:
-		l.canCommit.Store(false)
+		l.procedures.Set(l.table.CommitIfProcedure(), false)
 	case outcome == server.Committed && ends != nil:
 		ends.isFree()
 	}
@@ -74,11 +74,22 @@ func (l *Locker) Commit(ctx context.Context, c *pool.Conn, locks []*Lock, ends *
 // looked for, that is done meanwhile, for those who come later. A MySQL Router shares no
 // connection that has user variables.
 func (l *Locker) commits() bool {
-	calls := !l.info.MariaDB && !l.info.Router && l.table != (schema.Table{})
-	if calls && l.looked.CompareAndSwap(false, true) && l.enter() == nil {
-		go l.provide()
+	if l.info.Router || !l.info.MariaDB && l.table == (schema.Table{}) {
+		return false
 	}
-	return l.canCommit.Load()
+	commit, begin := l.table.CommitIfProcedure(), l.table.NamedProcedure()
+	l.procedures.LookLater(l.background, commit, begin)
+	return l.procedures.Has(commit, begin)
+}
+
+// background runs f, unless the Locker is closed.
+func (l *Locker) background(f func(context.Context)) {
+	if l.enter() == nil {
+		go func() {
+			defer l.running.Done()
+			f(l.ctx)
+		}()
+	}
 }
 
 // held returns the keys of locks that are held, as far as this process knows.
@@ -90,21 +101,6 @@ func held(locks []*Lock) (keys []string, err error) {
 		keys = append(keys, lock.key)
 	}
 	return keys, nil
-}
-
-// provide sees to it that the procedures are there. They are not made on the connection of a
-// transaction, which DDL would commit.
-func (l *Locker) provide() {
-	defer l.running.Done()
-	c, err := l.control.Acquire(l.ctx)
-	if err == nil {
-		defer c.Release()
-		var there []bool
-		if there, err = schema.ProvideAll(l.ctx, c.Conn, l.makes, l.table.CommitIfProcedure(), l.table.NamedProcedure()); err == nil {
-			l.canCommit.Store(there[0] && there[1])
-		}
-	}
-	l.looked.Store(err == nil) // else the next one tries again
 }
 
 // AwaitEnd is for after a COMMIT whose answer was lost with its connection. The server

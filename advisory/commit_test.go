@@ -51,7 +51,6 @@ func (s *scratch) inDatabase(cfg *advisory.Config) {
 	var err error
 	cfg.Table, err = schema.Parse(s.Name + ".mysqllock")
 	dbtest.OK(s.T, err)
-	cfg.Auto = true
 }
 
 // commits is what the statement has in it that checks and commits.
@@ -168,9 +167,12 @@ func TestCommitElsewhere(t *testing.T) {
 			moved  bool
 		}{
 			"id not known": {change: s.inDatabase, moved: true},
-			"no procedure": {change: func(cfg *advisory.Config) { s.inDatabase(cfg); cfg.Auto = false }},
-			"no table":     {},
-			"Router":       {change: func(cfg *advisory.Config) { s.inDatabase(cfg); cfg.Info.Router = true }},
+			"no procedure": {change: func(cfg *advisory.Config) {
+				s.inDatabase(cfg)
+				cfg.Procedures = schema.NewRegistry(cfg.Info, false, cfg.Control.Lend)
+			}},
+			"no table": {},
+			"Router":   {change: func(cfg *advisory.Config) { s.inDatabase(cfg); cfg.Info.Router = true }},
 		} {
 			if s.MariaDB() && (what == "no procedure" || what == "no table") {
 				continue

@@ -16,6 +16,7 @@ import (
 	"github.com/mysqllock/mysqllock/intercept"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/pool"
@@ -96,6 +97,7 @@ func (s *scratch) process(set settings) *process {
 		Queue: new(queue.Queue), Namespace: s.namespace, Owner: "me", Info: info, TTL: set.ttl, ReadTimeout: set.ttl * 9 / 10,
 		HandOvers: 10, HandOverTime: 10 * time.Millisecond,
 	}
+	p.locks.Procedures = schema.NewRegistry(info, true, p.locks.Control.Lend)
 	if set.change != nil {
 		set.change(&p.locks)
 	}

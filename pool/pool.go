@@ -188,6 +188,15 @@ func ExplainFull(err error) error {
 // lockerr.ErrClosed.
 func (p *Pool) Acquire(ctx context.Context) (*Conn, error) { return p.AcquireAs(ctx, As{}) }
 
+// Lend is Acquire for a caller that needs no more than the connection.
+func (p *Pool) Lend(ctx context.Context) (conn driver.Conn, giveBack func(), err error) {
+	c, err := p.Acquire(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	return c.Conn, c.Release, nil
+}
+
 // ErrStuck ends the wait of a caller whose patience is over: all connections are in use, and
 // for so long nobody before it has been given one. They may be held by callers that need one
 // more each.

@@ -40,6 +40,7 @@ type Locks struct {
 	server     atomic.Pointer[server.Info] // which one it is now
 	tableReady atomic.Bool                 // it is there
 	rows       *keyrow.Rows
+	procedures *schema.Registry
 	line       *queue.Queue    // where the callers of this process line up for rows
 	sessions   *pool.Pool      // connections on which units of work live outside any sql.Tx
 	leasing    *pool.Pool      // connections for leases
@@ -325,30 +326,31 @@ func (k *Handle) makeStrategies(l *Locks, info server.Info) {
 		namespace = info.Database
 	}
 	l.namespace = namespace
+	l.procedures = schema.NewRegistry(info, s.Auto, l.Control.Lend)
 	l.rows = keyrow.New(keyrow.Config{
-		Control: l.Control, Table: l.table, Namespace: namespace, Info: info, Auto: s.Auto, Procedure: !info.MariaDB, Stripes: s.Stripes,
+		Control: l.Control, Table: l.table, Namespace: namespace, Info: info, Procedures: l.procedures, Auto: s.Auto, Stripes: s.Stripes,
 	})
 	l.line = new(queue.Queue)
 	var rows *rowlock.Locker
 	l.leases = lease.New(lease.Config{
 		Conns: l.leasing, Control: l.Control, Rows: l.rows, Queue: l.line, Table: l.table, Namespace: namespace,
-		Owner: s.Owner, Info: info, TTL: s.TTL, Auto: s.Auto, ReadTimeout: k.open.LeaseReadTimeout, Unsafe: s.Unsafe,
+		Owner: s.Owner, Info: info, TTL: s.TTL, Procedures: l.procedures, ReadTimeout: k.open.LeaseReadTimeout, Unsafe: s.Unsafe,
 		HandOvers: s.HandOvers, HandOverTime: s.HandOverTime,
 		FreeSlot: func(ctx context.Context, names []string, except ...int) (int, bool, error) {
 			return rows.FreeSlot(ctx, names, except...)
 		},
 	})
 	l.advisories = advisory.New(advisory.Config{
-		Conns: l.advising, Control: l.Control, Queue: new(queue.Queue), Table: l.table, Auto: s.Auto, Namespace: namespace,
+		Conns: l.advising, Control: l.Control, Queue: new(queue.Queue), Table: l.table, Procedures: l.procedures, Namespace: namespace,
 		Owner: s.Owner, Info: info, TTL: s.TTL, Unsafe: s.Unsafe, ReadTimeout: k.open.LockReadTimeout,
 		HandOvers: s.HandOvers, HandOverTime: s.HandOverTime,
 	})
 	versions := optimistic.New(optimistic.Config{
-		Control: l.Control, Rows: l.rows, Table: l.table, Namespace: namespace, Info: info, TTL: s.TTL, Await: l.leases.Await,
+		Control: l.Control, Rows: l.rows, Procedures: l.procedures, Table: l.table, Namespace: namespace, Info: info, TTL: s.TTL, Await: l.leases.Await,
 	})
 	rows = rowlock.New(rowlock.Config{
 		Control: l.Control, Rows: l.rows, Queue: l.line, Table: l.table, Namespace: namespace,
-		Owner: s.Owner, Info: info, TTL: s.TTL, ReadTimeout: k.open.ReadTimeout, Unsafe: s.Unsafe, Auto: s.Auto, Await: l.leases.Await,
+		Owner: s.Owner, Info: info, TTL: s.TTL, ReadTimeout: k.open.ReadTimeout, Unsafe: s.Unsafe, Procedures: l.procedures, Await: l.leases.Await,
 		HandOvers: s.HandOvers, HandOverTime: s.HandOverTime,
 	})
 	l.Locker = rows
@@ -391,9 +393,7 @@ func (k *Handle) ensureTable(ctx context.Context, l *Locks, inTable bool) error 
 	if err != nil {
 		return err
 	}
-	if !procedure {
-		l.rows.NoProcedure()
-	}
+	l.procedures.Set(l.table.LockProcedure(), procedure)
 	if k.Settings.Stripes > 0 {
 		if err := l.rows.Agree(ctx, c.Conn); err != nil {
 			return err

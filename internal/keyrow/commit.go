@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"sync/atomic"
 
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
@@ -19,21 +18,6 @@ type Version struct {
 	Is  uint64 // the version that the key must have; 0 if the transaction has locked its row
 }
 
-// commits knows whether the procedure for Commit can be called.
-type commits struct {
-	looked  schema.Once
-	lacking atomic.Bool
-	begins  atomic.Bool // the procedure that reads a version and begins can be called
-	text    string      // the text of Commit that is the same for all keys
-}
-
-// Begins reports whether the procedure that reads a version and begins can be called.
-func (r *Rows) Begins() bool { return r.commits.begins.Load() }
-
-// NoBegin notes that the procedure that reads a version and begins is missing, or may not be
-// executed.
-func (r *Rows) NoBegin() { r.commits.begins.Store(false) }
-
 // Commit commits the open transaction on c if the keys, of which none is twice, have their
 // versions, and makes these new: in one statement, which waits for no row. ctx bounds the wait
 // for the answer. [server.CheckFailed] is that a key has another version. A row that is locked is
@@ -43,7 +27,7 @@ func (r *Rows) Commit(ctx context.Context, c *pool.Conn, versions []Version) (se
 	if !r.cfg.Info.MariaDB {
 		block = r.commitCall
 	}
-	if r.cfg.Info.Topology != "" || !r.commits.looked.Done() && !r.cfg.Info.MariaDB || r.commits.lacking.Load() {
+	if r.cfg.Info.Topology != "" || !r.cfg.Procedures.Has(r.cfg.Table.VersionsProcedure()) {
 		return server.NoWay, nil
 	}
 	mark := "" // a MySQL Router shares no connection that has user variables
@@ -52,32 +36,17 @@ func (r *Rows) Commit(ctx context.Context, c *pool.Conn, versions []Version) (se
 	}
 	outcome, err := server.CheckAndCommit(ctx, c.Conn, mark, func() ([][]string, error) { return c.QueryBlock(ctx, block(versions, mark)) })
 	if outcome == server.NoWay && !r.cfg.Info.MariaDB {
-		r.commits.lacking.Store(true)
+		r.cfg.Procedures.Set(r.cfg.Table.VersionsProcedure(), false)
 	}
 	return outcome, noBadConn(err)
 }
 
-// ProvideCommit sees to it that the procedure for Commit is there, and that of Begins, where
-// the server has need of them. Call it before the transaction asks for Commit: a transaction
-// that has called a procedure which is missing keeps it from being made.
+// ProvideCommit sees to it that the procedure for Commit is there, and that which reads a version
+// and begins, where the server has need of them.
 func (r *Rows) ProvideCommit(ctx context.Context) {
-	c := &r.commits
-	if r.cfg.Info.MariaDB || r.cfg.Info.Topology != "" || !r.Procedure() {
-		return
+	if t := r.cfg.Table; r.cfg.Info.Topology == "" && r.cfg.Procedures.Has(t.LockProcedure()) {
+		r.cfg.Procedures.Look(ctx, t.VersionsProcedure(), t.BeginProcedure())
 	}
-	c.looked.Do(func() error {
-		conn, err := r.cfg.Control.Acquire(ctx)
-		if err != nil {
-			return err // the next one tries again
-		}
-		defer conn.Release()
-		there, err := schema.ProvideAll(ctx, conn.Conn, r.cfg.Auto, r.cfg.Table.VersionsProcedure(), r.cfg.Table.BeginProcedure())
-		if err == nil {
-			c.lacking.Store(!there[0])
-			c.begins.Store(there[1])
-		}
-		return err
-	})
 }
 
 // commitText is what the text of Commit has for all keys: the beginning of the call, and on
@@ -103,7 +72,7 @@ func (r *Rows) commitCall(versions []Version, mark string) pool.Block {
 		}
 		which = "NULL, NULL, '[" + strings.Join(rows, ", ") + "]'"
 	}
-	return pool.Block{Text: r.commits.text + which + ", " + schema.Name(mark) + ") /* versions and COMMIT */"}
+	return pool.Block{Text: r.commitText + which + ", " + schema.Name(mark) + ") /* versions and COMMIT */"}
 }
 
 // commitBlock is the same as an anonymous block, on MariaDB. sql_mode ORACLE declares variables
@@ -114,7 +83,7 @@ func (r *Rows) commitBlock(versions []Version, mark string) pool.Block {
 	values := make([]driver.Value, 0, 2*len(versions)+1)
 	text.WriteString("BEGIN NOT ATOMIC SET @mysqllock_same = 0; ")
 	for _, v := range versions {
-		text.WriteString(r.commits.text)
+		text.WriteString(r.commitText)
 		values = append(values, schema.Hex(v.Key))
 		if v.Is != 0 {
 			text.WriteString(" AND token = ? AND " + schema.Settled)

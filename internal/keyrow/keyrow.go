@@ -13,7 +13,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/gather"
@@ -28,36 +27,27 @@ const background = 10 * time.Second
 
 // Config says where rows are kept.
 type Config struct {
-	Control   *pool.Pool // connections in autocommit
-	Table     schema.Table
-	Namespace string
-	Info      server.Info
-	Auto      bool // make the table if it is missing
-	Procedure bool // the table's procedure exists
-	Stripes   int  // how many rows all keys share; 0 gives each key a row of its own
+	Control    *pool.Pool // connections in autocommit
+	Table      schema.Table
+	Namespace  string
+	Info       server.Info
+	Procedures *schema.Registry
+	Auto       bool // make the table if it is missing
+	Stripes    int  // how many rows all keys share; 0 gives each key a row of its own
 }
 
 // Rows are the rows of one namespace. It is safe for concurrent use.
 type Rows struct {
-	cfg       Config
-	known     known
-	missing   gather.Group[*missing]
-	procedure atomic.Bool
-	commits   commits
+	cfg        Config
+	known      known
+	missing    gather.Group[*missing]
+	commitText string // the text of Commit that is the same for all keys
 }
 
 // New returns the rows of a table. Call [schema.Table.Ensure] before.
 func New(cfg Config) *Rows {
-	r := &Rows{cfg: cfg, commits: commits{text: commitText(cfg)}}
-	r.procedure.Store(cfg.Procedure)
-	return r
+	return &Rows{cfg: cfg, commitText: commitText(cfg)}
 }
-
-// Procedure reports whether the table's procedure exists.
-func (r *Rows) Procedure() bool { return r.procedure.Load() }
-
-// NoProcedure notes that the procedure is missing, or may not be executed.
-func (r *Rows) NoProcedure() { r.procedure.Store(false) }
 
 // missing is what a caller of Exist waits for.
 type missing struct {
@@ -341,7 +331,7 @@ func (r *Rows) insert(ctx context.Context, conn driver.Conn, keys []string) erro
 func (r *Rows) ensure(ctx context.Context, conn driver.Conn) error {
 	procedure, err := r.cfg.Table.Ensure(ctx, conn, r.cfg.Info, r.cfg.Auto)
 	if err == nil {
-		r.procedure.Store(procedure)
+		r.cfg.Procedures.Set(r.cfg.Table.LockProcedure(), procedure)
 	}
 	return err
 }

@@ -114,8 +114,8 @@ func TestExistMakesWhatIsMissing(t *testing.T) {
 			if got := s.row(key); got != "0 0 nobody" {
 				t.Errorf("after %s: %q", gone, got)
 			}
-			if r.Procedure() == s.info.MariaDB {
-				t.Errorf("after %s: procedure %v", gone, r.Procedure())
+			if there := r.cfg.Procedures.Has(s.table.LockProcedure()); there == s.info.MariaDB {
+				t.Errorf("after %s: procedure %v", gone, there)
 			}
 		}
 		r := s.rows()

@@ -49,5 +49,5 @@ func (s *scratch) rowsAt(isolation string) *Rows {
 	})
 	dbtest.OK(s.T, err)
 	s.T.Cleanup(control.Close)
-	return New(Config{Control: control, Table: s.table, Namespace: "app", Info: s.info, Auto: true})
+	return New(Config{Control: control, Table: s.table, Namespace: "app", Info: s.info, Auto: true, Procedures: schema.NewRegistry(s.info, true, control.Lend)})
 }

@@ -67,7 +67,9 @@ func (l *Locker) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	open, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(l.ctx, func() { cancel(lockerr.ErrClosed) })()
-	l.provide(open)
+	if l.info.Topology == "" {
+		l.procedures.Look(open, l.table.TakeProcedure(), l.table.GiveProcedure(), l.table.CommitProcedure())
+	}
 	s, err := a.acquire(open)
 	if a.refused && l.rows.Cleaning(open) {
 		a.ticket, a.start, a.r.Wait = nil, time.Now(), keyrow.CleaningWait

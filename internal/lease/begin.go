@@ -35,13 +35,18 @@ func (a *attempt) beginsWith() *strategy.Beginning {
 	b := a.r.Begin
 	a.r.Begin = nil // it is tried once
 	switch {
-	case b == nil, !a.first, a.r.MinHold > 0, a.noBegin.Load(), a.info.Router, a.info.Topology != "", sabotage.SlowFence.Load():
+	case b == nil, !a.first, a.r.MinHold > 0, !a.begins(), a.info.Router, a.info.Topology != "", sabotage.SlowFence.Load():
 		return nil
 	}
 	if _, ok := levels[b.Options.Isolation]; !ok {
 		return nil
 	}
 	return b
+}
+
+// begins reports whether a transaction can begin with its lease, and end with it.
+func (l *Locker) begins() bool {
+	return l.procedures.Has(l.table.TakeProcedure(), l.table.GiveProcedure())
 }
 
 // levels are the isolation levels, as SET TRANSACTION has them.
@@ -92,7 +97,7 @@ func (a *attempt) beginOn(ctx context.Context, c *pool.Conn, opts driver.TxOptio
 		left = strategy.Vacant
 	case ours && server.Number(err) != 0:
 		if server.Missing(err) || server.Denied(err) {
-			a.noBegin.Store(true)
+			a.procedures.Set(a.table.TakeProcedure(), false)
 		}
 		left = strategy.Abandoned(ctx, c, background)
 	}
@@ -172,7 +177,7 @@ func (s *Lease) Detach() error {
 // endsWith reports whether the commit on conn can be the release of leases, too: it is
 // one that was taken with the transaction's BEGIN.
 func (l *Locker) endsWith(conn driver.Conn, leases []*Lease) bool {
-	return len(leases) == 1 && leases[0].home != nil && leases[0].home.Conn == conn && !l.noBegin.Load()
+	return len(leases) == 1 && leases[0].home != nil && leases[0].home.Conn == conn && l.begins()
 }
 
 // CommitAndRelease is Commit that releases the lease, which was taken with the
@@ -181,7 +186,7 @@ func (l *Locker) endsWith(conn driver.Conn, leases []*Lease) bool {
 func (l *Locker) CommitAndRelease(ctx context.Context, c *pool.Conn, s *Lease) (done, unknown bool, err error) {
 	ctx = marked(ctx, step.Fence, s)
 	s.setEnding(true)
-	outcome, err := l.commit(ctx, c, []*Lease{s}, &l.noBegin, func(left time.Duration, mark string) pool.Block {
+	outcome, err := l.commit(ctx, c, []*Lease{s}, l.table.GiveProcedure(), func(left time.Duration, mark string) pool.Block {
 		return s.giveBlock(left, mark)
 	})
 	if outcome == server.Committed { // and the wake-up lock is released

@@ -40,7 +40,7 @@ func (l *locker) beginner(wrap func(driver.Conn) driver.Conn) *beginner {
 
 // begin asks for a lease and for a transaction with it.
 func (b *beginner) begin(ctx context.Context, r Request) (*Lease, error) {
-	b.l.makes = true
+	b.l.makeProcedures()
 	r.Begin = strategy.NewBeginning(func(ctx context.Context) (*pool.Conn, error) { return b.Conn, b.AwaitTurn(ctx) }, func(bool) { b.EndTurn() })
 	r.Begin.Options = b.with.Options
 	s, err := b.l.Acquire(ctx, r)

@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/sabotage"
@@ -39,14 +38,13 @@ func (l *Locker) Commit(ctx context.Context, c *pool.Conn, leases []*Lease) (don
 	if !l.info.MariaDB {
 		text = l.commitCall
 	}
-	outcome, err := l.commit(ctx, c, leases, &l.noCommit, func(left time.Duration, mark string) pool.Block { return pool.Block{Text: text(leases, left, mark)} })
+	outcome, err := l.commit(ctx, c, leases, l.table.CommitProcedure(), func(left time.Duration, mark string) pool.Block { return pool.Block{Text: text(leases, left, mark)} })
 	return outcome.Done(), outcome == server.Unknown, err
 }
 
-// commit is Commit by the statement of block. lacking says whether MySQL's procedure for that is
-// missing.
-func (l *Locker) commit(ctx context.Context, c *pool.Conn, leases []*Lease, lacking *atomic.Bool, block func(left time.Duration, mark string) pool.Block) (server.Outcome, error) {
-	if lacking.Load() {
+// commit is Commit by the statement of block, which calls that procedure.
+func (l *Locker) commit(ctx context.Context, c *pool.Conn, leases []*Lease, by schema.Procedure, block func(left time.Duration, mark string) pool.Block) (server.Outcome, error) {
+	if !l.procedures.Has(by) {
 		return server.NoWay, nil
 	}
 	for {
@@ -61,7 +59,7 @@ func (l *Locker) commit(ctx context.Context, c *pool.Conn, leases []*Lease, lack
 		outcome, err := server.CheckAndCommit(ctx, c.Conn, mark, func() ([][]string, error) { return c.QueryBlock(ctx, block(left, mark)) })
 		switch {
 		case outcome == server.NoWay:
-			lacking.Store(!l.info.MariaDB)
+			l.procedures.Set(by, l.info.MariaDB)
 			return outcome, nil
 		case outcome == server.CheckFailed:
 			return outcome, l.Fence(ctx, c.Conn, leases) // which tells which of them it is
@@ -101,28 +99,6 @@ func fenceError(leases []*Lease, err error) error {
 		keys[i] = s.key
 	}
 	return terms.Failure("commit", strings.Join(keys, ", "), err)
-}
-
-// provide sees to it, before the first lease is granted, that the procedures are there.
-// None is made in the midst of a transaction: one that has called a procedure which is
-// missing keeps it from being made.
-func (l *Locker) provide(ctx context.Context) {
-	if l.info.MariaDB || l.info.Topology != "" {
-		return
-	}
-	l.provided.Do(func() error {
-		c, err := l.control.Acquire(ctx)
-		if err != nil {
-			return err // the next one tries again
-		}
-		defer c.Release()
-		there, err := schema.ProvideAll(ctx, c.Conn, l.makes, l.table.TakeProcedure(), l.table.GiveProcedure(), l.table.CommitProcedure())
-		if err == nil {
-			l.noBegin.Store(!there[0] || !there[1])
-			l.noCommit.Store(!there[2])
-		}
-		return err
-	})
 }
 
 // commitCall calls the procedure, which answers where it has not committed. The comment is

@@ -22,7 +22,7 @@ import (
 func TestCommit(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
-		l.makes = true
+		l.makeProcedures()
 		_, err := s.db.Exec("CREATE TABLE written (id INT PRIMARY KEY)")
 		dbtest.OK(t, err)
 		a, b := l.acquire(request("a")), l.acquire(request("b'\""))
@@ -83,8 +83,7 @@ func TestCommit(t *testing.T) {
 
 		// Without the procedure, and where only a write is a fence, it leaves that to others.
 		other := s.locker(setup{})
-		other.noCommit.Store(true)
-		other.provided.Do(func() error { return nil })
+		other.procedures.Set(other.table.CommitProcedure(), false)
 		if s.MariaDB() {
 			other.info.Topology = server.Galera
 		}
@@ -108,7 +107,7 @@ func commits(text string) bool {
 func TestKilledCommit(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
-		l.makes = true
+		l.makeProcedures()
 		_, err := s.db.Exec("CREATE TABLE written (id INT PRIMARY KEY AUTO_INCREMENT)")
 		dbtest.OK(t, err)
 		written := func() (n int) {

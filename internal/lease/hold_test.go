@@ -878,7 +878,7 @@ func TestLongOwner(t *testing.T) {
 		l := s.locker(setup{})
 		long := New(Config{
 			Conns: l.conns, Control: l.control, Rows: l.rows, Queue: l.queue, Table: l.table, Namespace: l.namespace,
-			Owner: strings.Repeat("o", 300), Info: l.info, TTL: time.Second,
+			Owner: strings.Repeat("o", 300), Info: l.info, TTL: time.Second, Procedures: l.procedures,
 		})
 		defer long.Close()
 		_, err := long.Acquire(dbtest.Limited(t), request("k"))

@@ -90,7 +90,6 @@ import (
 	"database/sql/driver"
 	"encoding/hex"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/gather"
@@ -135,17 +134,17 @@ const (
 
 // Config says where leases are kept.
 type Config struct {
-	Conns     *pool.Pool // connections that began with Setup(TTL)
-	Control   *pool.Pool // connections from which waiters are killed
-	Rows      *keyrow.Rows
-	Queue     *queue.Queue
-	Table     schema.Table
-	Namespace string // precedes keys
-	Owner     string // the name of this process, for errors
-	Info      server.Info
-	TTL       time.Duration // how long a connection of Conns may be silent
-	Auto      bool          // make the procedure for commits if it is missing
-	Unsafe    bool          // also work where a replica that is promoted has other tokens
+	Conns      *pool.Pool // connections that began with Setup(TTL)
+	Control    *pool.Pool // connections from which waiters are killed
+	Rows       *keyrow.Rows
+	Queue      *queue.Queue
+	Table      schema.Table
+	Namespace  string // precedes keys
+	Owner      string // the name of this process, for errors
+	Info       server.Info
+	TTL        time.Duration // how long a connection of Conns may be silent
+	Procedures *schema.Registry
+	Unsafe     bool // also work where a replica that is promoted has other tokens
 	// ReadTimeout is the driver's own limit on each read from a connection of Conns, longer than a
 	// statement may wait there for being woken, 3 seconds. 0 means that there is none, or that it
 	// is not known. With a limit requests are cheaper, since no context has to bound them.
@@ -176,11 +175,8 @@ type Locker struct {
 	takes        gather.Group[*take]
 	maxLockConns int
 	readTimeout  time.Duration // of lock connections; 0 is unknown
-	makes        bool          // the procedure to commit by, where it is missing
 	unsafe       bool          // as Config.Unsafe
-	noCommit     atomic.Bool   // it is not there, or not ours to execute
-	noBegin      atomic.Bool   // the procedures for transactions under one lease are not there, or not ours to execute
-	provided     schema.Once   // they were looked for
+	procedures   *schema.Registry
 
 	handOvers    int
 	handOverTime time.Duration
@@ -212,7 +208,7 @@ func New(cfg Config) *Locker {
 	_, _ = rand.Read(mark[:]) // never fails
 	l := &Locker{
 		conns: cfg.Conns, control: cfg.Control, rows: cfg.Rows, queue: cfg.Queue,
-		table: cfg.Table, namespace: cfg.Namespace, program: cfg.Owner, info: cfg.Info, makes: cfg.Auto, unsafe: cfg.Unsafe, readTimeout: cfg.ReadTimeout,
+		table: cfg.Table, namespace: cfg.Namespace, program: cfg.Owner, info: cfg.Info, procedures: cfg.Procedures, unsafe: cfg.Unsafe, readTimeout: cfg.ReadTimeout,
 		maxLockConns: max(1, cfg.Conns.Stat().Max/2),
 		handOvers:    cfg.HandOvers, handOverTime: cfg.HandOverTime, freeSlot: cfg.FreeSlot,
 		keepAlive: pool.NewKeepAlive(max(time.Second, cfg.TTL.Truncate(time.Second)), 0),

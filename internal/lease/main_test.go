@@ -115,12 +115,20 @@ func (s *scratch) locker(with setup) *locker {
 	l.Locker = New(Config{
 		Conns: l.conns, Control: l.control, Queue: new(queue.Queue), Table: *with.table, Namespace: s.Name,
 		Rows: keyrow.New(keyrow.Config{
-			Control: l.control, Table: *with.table, Namespace: s.Name, Info: s.info, Auto: true,
+			Control: l.control, Table: *with.table, Namespace: s.Name, Info: s.info, Auto: true, Procedures: schema.NewRegistry(s.info, true, l.control.Lend),
 		}),
-		Owner: "host:1:test", Info: *with.info, TTL: with.ttl, ReadTimeout: with.reads, HandOvers: handOvers, HandOverTime: time.Minute,
+		Procedures: schema.NewRegistry(*with.info, false, l.control.Lend),
+		Owner:      "host:1:test", Info: *with.info, TTL: with.ttl, ReadTimeout: with.reads, HandOvers: handOvers, HandOverTime: time.Minute,
 	})
 	s.T.Cleanup(l.close)
 	return l
+}
+
+// makeProcedures has the locker make its procedures, if it has not looked for them yet.
+func (l *locker) makeProcedures() {
+	if !l.procedures.Looked(l.table.TakeProcedure()) {
+		l.procedures = schema.NewRegistry(l.info, true, l.control.Lend)
+	}
 }
 
 // refused is what asking for a lease ends with that somebody has, and who that is:

@@ -98,18 +98,19 @@ func (s *scratch) process(change ...func(*optimistic.Config)) *process {
 		return made
 	}
 	p.control = newPool(s.Connector(p.tap.On), 4, control)
-	p.rows = keyrow.New(keyrow.Config{Control: p.control, Table: s.table, Namespace: namespace, Info: s.info, Auto: true, Procedure: s.procedure})
+	procedures := s.registry(s.info, p.control)
+	p.rows = keyrow.New(keyrow.Config{Control: p.control, Table: s.table, Namespace: namespace, Info: s.info, Auto: true, Procedures: procedures})
 	p.leases = lease.New(lease.Config{
 		Conns: newPool(s.Connector(), 8, lease.Setup(ttl)), Control: p.control, Rows: p.rows, Queue: p.queue,
-		Table: s.table, Namespace: namespace, Owner: owner, Info: s.info, TTL: ttl,
+		Table: s.table, Namespace: namespace, Owner: owner, Info: s.info, TTL: ttl, Procedures: procedures,
 	})
 	s.T.Cleanup(p.leases.Close)
 	p.locks = rowlock.New(rowlock.Config{
-		Table: s.table, Namespace: namespace, Owner: owner, TTL: ttl, Info: s.info, Control: p.control, Queue: p.queue, Rows: p.rows, Await: p.leases.Await,
+		Table: s.table, Namespace: namespace, Owner: owner, TTL: ttl, Info: s.info, Control: p.control, Queue: p.queue, Rows: p.rows, Procedures: procedures, Await: p.leases.Await,
 	})
 	s.T.Cleanup(p.locks.Close)
 	cfg := optimistic.Config{
-		Table: s.table, Namespace: namespace, Info: s.info, Control: p.control, Rows: p.rows, TTL: ttl, Await: p.leases.Await,
+		Table: s.table, Namespace: namespace, Info: s.info, Control: p.control, Rows: p.rows, Procedures: procedures, TTL: ttl, Await: p.leases.Await,
 	}
 	for _, change := range change {
 		change(&cfg)
@@ -239,7 +240,14 @@ func (s *scratch) rowsOf(topology string) *keyrow.Rows {
 	control, err := pool.New(pool.Config{Connect: s.Connector().Connect, Max: 1, Idle: time.Minute, Setup: control})
 	dbtest.OK(s.T, err)
 	s.T.Cleanup(control.Close)
-	return keyrow.New(keyrow.Config{Control: control, Table: s.table, Namespace: namespace, Info: info, Auto: true, Procedure: s.procedure})
+	return keyrow.New(keyrow.Config{Control: control, Table: s.table, Namespace: namespace, Info: info, Auto: true, Procedures: s.registry(info, control)})
+}
+
+// registry is that of a server on which the table was made.
+func (s *scratch) registry(info server.Info, control *pool.Pool) *schema.Registry {
+	r := schema.NewRegistry(info, true, control.Lend)
+	r.Set(s.table.LockProcedure(), s.procedure)
+	return r
 }
 
 // adopted are the connections that adopt has seen.

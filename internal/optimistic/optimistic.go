@@ -77,12 +77,13 @@ var terms = strategy.Terms{Strategy: hint.StrategyOptimistic, Grants: Grants, Wr
 
 // Config says where versions are kept.
 type Config struct {
-	Table     schema.Table
-	Namespace string // precedes keys
-	Info      server.Info
-	Control   *pool.Pool // connections in autocommit, with an innodb_lock_wait_timeout of a few seconds
-	Rows      *keyrow.Rows
-	TTL       time.Duration // the longest wait for a lease between two reads, and for the server's answer at a commit
+	Table      schema.Table
+	Namespace  string // precedes keys
+	Info       server.Info
+	Control    *pool.Pool // connections in autocommit, with an innodb_lock_wait_timeout of a few seconds
+	Rows       *keyrow.Rows
+	Procedures *schema.Registry
+	TTL        time.Duration // the longest wait for a lease between two reads, and for the server's answer at a commit
 	// Await returns when key's lease may have been released, after atMost, or with
 	// ctx's error. done lets the next waiter have its turn.
 	Await func(ctx context.Context, key string, atMost time.Duration) (done func(), err error)
@@ -304,7 +305,7 @@ func (a *attempt) beginOn(ctx context.Context, c *pool.Conn, block pool.Block) (
 	case err == nil:
 		err = errors.New("the server has begun a transaction, and does not tell the key's version")
 	case !a.cfg.Info.MariaDB && (server.Missing(err) || server.Denied(err)): // dropped, or not ours to execute
-		a.cfg.Rows.NoBegin()
+		a.cfg.Procedures.Set(a.cfg.Table.BeginProcedure(), false)
 		return 0, strategy.Vacant, nil
 	case errors.Is(err, driver.ErrBadConn): // nothing was sent
 		return 0, strategy.Unsure, err

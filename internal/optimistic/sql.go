@@ -58,7 +58,7 @@ func (l *Locker) beginBlock(keys []string) pool.Block {
 		return pool.Block{}
 	case l.cfg.Info.MariaDB:
 		return pool.Block{Text: l.begin, Values: []driver.Value{schema.Hex(keys[0])}}
-	case !l.cfg.Rows.Begins():
+	case !l.cfg.Procedures.Has(l.cfg.Table.BeginProcedure()):
 		return pool.Block{}
 	}
 	return pool.Block{Text: l.begin + schema.Literal(keys[0]) + ")"}

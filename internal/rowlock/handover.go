@@ -82,7 +82,7 @@ func (s *Succession) passes() bool {
 // caller. If another process waits for it, that gets it all the same, so it does not pay
 // while others do.
 func (s *Succession) Commits() bool {
-	return s.commits < s.l.cfg.HandOvers && !s.l.noPass.Load() && s.passes() && !s.ticket.HasRival()
+	return s.commits < s.l.cfg.HandOvers && s.passes() && !s.ticket.HasRival()
 }
 
 // Commit commits, and locks the key for the next caller, in one statement. If locked is false
@@ -98,7 +98,7 @@ func (s *Succession) Commit(ctx context.Context) (locked bool, err error) {
 	})
 	switch {
 	case outcome == server.NoWay, server.Unparsed(err): // as by MariaDB in sql_mode ORACLE
-		s.l.noPass.Store(true)
+		s.l.cfg.Procedures.Set(s.l.cfg.Table.PassProcedure(), false)
 		return false, server.Exec(ctx, s.c.Conn, "COMMIT")
 	case outcome == server.OnlyCommitted:
 		s.c.Abandon(ctx, rollbackLimit) // it may have locked the key
@@ -149,26 +149,10 @@ func (l *Locker) passBlock() string {
 		"IF v_quiet IS NOT TRUE THEN ROLLBACK; SELECT 0; END IF; END"
 }
 
-// LacksPass reports whether nobody has seen to the procedure of Succession.Commit yet.
-func (l *Locker) LacksPass() bool { return !l.cfg.Info.MariaDB && !l.provided.Done() }
-
-// ProvidePass sees to it. A transaction that has called a missing procedure keeps it from
-// being made, so nobody calls it before.
-func (l *Locker) ProvidePass(ctx context.Context) {
-	if !l.providing.CompareAndSwap(false, true) {
-		return
-	}
-	defer l.providing.Store(false)
-	l.provided.Do(func() error {
-		c, err := l.cfg.Control.Acquire(ctx)
-		if err != nil {
-			return err // the next one tries again
-		}
-		defer c.Release()
-		there, err := l.cfg.Table.PassProcedure().Provide(ctx, c.Conn, l.cfg.Auto)
-		if err == nil && !there {
-			l.noPass.Store(true)
-		}
-		return err
-	})
+// Passes reports whether the server has a way for [Succession.Commit]. Where nobody knows, that is
+// found out in the background, for the next time.
+func (l *Locker) Passes(background func(func(context.Context))) bool {
+	pass := l.cfg.Table.PassProcedure()
+	l.cfg.Procedures.LookLater(background, pass)
+	return l.cfg.Procedures.Has(pass)
 }

@@ -42,10 +42,11 @@ func newScratch(d *dbtest.Database) *scratch {
 type process struct {
 	*rowlock.Locker
 	*scratch
-	conns   *pool.Pool
-	rows    *keyrow.Rows
-	queue   *queue.Queue
-	wakeUps *wakeUps
+	conns      *pool.Pool
+	rows       *keyrow.Rows
+	procedures *schema.Registry
+	queue      *queue.Queue
+	wakeUps    *wakeUps
 }
 
 // process makes one; change may alter its configuration.
@@ -64,10 +65,12 @@ func (s *scratch) process(change func(*rowlock.Config)) *process {
 	procedure, err := s.table.Ensure(s.T.Context(), c, info, true)
 	dbtest.OK(s.T, err)
 	p := &process{scratch: s, conns: newPool(70), queue: new(queue.Queue), wakeUps: &wakeUps{wake: make(chan struct{})}}
-	p.rows = keyrow.New(keyrow.Config{Control: control, Table: s.table, Namespace: "app", Info: info, Auto: true, Procedure: procedure})
+	p.procedures = schema.NewRegistry(info, true, control.Lend)
+	p.procedures.Set(s.table.LockProcedure(), procedure)
+	p.rows = keyrow.New(keyrow.Config{Control: control, Table: s.table, Namespace: "app", Info: info, Auto: true, Procedures: p.procedures})
 	cfg := rowlock.Config{
 		Table: s.table, Namespace: "app", Owner: "me", TTL: 30 * time.Second, Info: info,
-		Control: control, Queue: p.queue, Rows: p.rows, Auto: true, Await: p.wakeUps.await,
+		Control: control, Queue: p.queue, Rows: p.rows, Procedures: p.procedures, Await: p.wakeUps.await,
 	}
 	if change != nil {
 		change(&cfg)

@@ -89,7 +89,7 @@ func TestPrepared(t *testing.T) {
 func TestLeasedIsNotPrepared(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
-		if !p.rows.Procedure() {
+		if !p.procedures.Has(s.table.LockProcedure()) {
 			t.Skip("there is none on MariaDB")
 		}
 		c := pool.Adopt(s.Connect())

@@ -158,7 +158,7 @@ type Config struct {
 	Control     *pool.Pool   // connections in autocommit
 	Queue       *queue.Queue // where the callers of this process queue
 	Rows        *keyrow.Rows
-	Auto        bool // make the procedures if they are missing
+	Procedures  *schema.Registry
 	// A session goes from caller to caller with its lock at most HandOvers times, and for at
 	// most HandOverTime without a COMMIT.
 	HandOvers    int
@@ -176,11 +176,7 @@ type Locker struct {
 	single, singleShared single         // statements for one key, to be prepared
 	blind                atomic.Bool    // the server does not show the holders of locks to this account
 	cleanup              sync.WaitGroup // kills whose caller did not wait for them
-	waits                waits          // the procedure for waiting, on MySQL
 	passing              string         // MariaDB's block for Succession.Commit
-	noPass               atomic.Bool    // its procedure is missing, or may not be executed
-	providing            atomic.Bool    // somebody sees to it
-	provided             schema.Once    // that was looked for
 }
 
 // New returns a Locker on a table that exists.
@@ -683,7 +679,7 @@ func (a *attempt) try(ctx context.Context) (*pool.Txn, error) {
 		if !server.Denied(err) && !server.Missing(err) && !errors.Is(err, errForm) || a.cfg.Info.MariaDB {
 			return a.opened(a.c.Begun(ctx), err)
 		}
-		a.cfg.Rows.NoProcedure() // dropped, replaced, or not allowed: go on without it
+		a.cfg.Procedures.Set(a.cfg.Table.LockProcedure(), false) // dropped, replaced, or not allowed: go on without it
 		if err := server.Exec(ctx, a.c.Conn, "ROLLBACK"); err != nil {
 			a.c.Taint()
 			return nil, err
@@ -740,7 +736,7 @@ func (a *attempt) wait(ctx context.Context) (*pool.Txn, error) {
 			err = because(ctx, err)
 		}
 		txn, err = a.opened(txn, err)
-		if !called || !a.waits.refused(err) {
+		if !called || !a.refusesCall(err) {
 			return txn, err
 		}
 	}

@@ -149,7 +149,7 @@ func (a *attempt) beginSQL() (text string, quiet bool) {
 		return "BEGIN NOT ATOMIC " + start + noWait + "SELECT MAX(" + schema.Quiet(a.known(key.Name)) + ") INTO @mysqllock_quiet" +
 			a.fromRow + schema.Literal(key.Name) + a.rowLock(key) + "; IF @mysqllock_quiet IS NOT TRUE THEN EXECUTE IMMEDIATE '" + tell + "'; END IF; END", true
 	}
-	if !one || !a.cfg.Rows.Procedure() {
+	if !one || !a.cfg.Procedures.Has(a.cfg.Table.LockProcedure()) {
 		return "", false
 	}
 	key, most := a.keys[0], "NULL"
@@ -187,7 +187,7 @@ func (a *attempt) preparedSQL() (text string, args []driver.Value, quiet bool) {
 		texts = a.singleShared
 	}
 	switch {
-	case a.implicit && (a.cfg.Info.MariaDB || !a.cfg.Rows.Procedure() || !a.cfg.Rows.Leased(key.Name)):
+	case a.implicit && (a.cfg.Info.MariaDB || !a.cfg.Procedures.Has(a.cfg.Table.LockProcedure()) || !a.cfg.Rows.Leased(key.Name)):
 		return texts.read, []driver.Value{name}, false
 	case a.cfg.Info.MariaDB && a.c.KnownID() != 0:
 		return texts.block, []driver.Value{name, a.known(key.Name)}, true

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/schema"
@@ -21,39 +19,22 @@ import (
 // row with a lease is the last, so that a waiter does not hold it while it waits for
 // another.
 
-// waits is the state of the procedure for waiting. It is looked for, or made, before the
-// first wait.
-type waits struct {
-	mu      sync.Mutex
-	looked  atomic.Bool
-	lacking atomic.Bool // it is missing, or may not be executed
-}
-
-// refused reports that the procedure cannot be called, and notes that.
-func (w *waits) refused(err error) bool {
-	const tooManyPrepared = 1461
-	if server.Missing(err) || server.Denied(err) || server.Number(err) == tooManyPrepared {
-		return !w.lacking.Swap(true)
-	}
-	return false
-}
-
 // calls reports whether the attempt waits by the procedure, and makes it if it is missing.
-// The transaction must not have begun: a transaction that has called a missing procedure
-// blocks its creation.
 func (a *attempt) calls(ctx context.Context) bool {
 	if !a.callable() {
 		return false
 	}
-	w := &a.waits
-	if !w.looked.Load() {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		if !w.looked.Load() {
-			a.provideWait(ctx)
-		}
-	}
-	return w.looked.Load() && !w.lacking.Load()
+	timed, cancel := context.WithTimeout(ctx, controlWait)
+	defer cancel()
+	a.cfg.Procedures.Look(timed, a.cfg.Table.WaitProcedure())
+	return a.cfg.Procedures.Has(a.cfg.Table.WaitProcedure())
+}
+
+// refusesCall reports that the procedure cannot be called, and notes that.
+func (a *attempt) refusesCall(err error) bool {
+	const tooManyPrepared = 1461
+	return (server.Missing(err) || server.Denied(err) || server.Number(err) == tooManyPrepared) &&
+		a.cfg.Procedures.Set(a.cfg.Table.WaitProcedure(), false)
 }
 
 // callable reports whether the attempt can use the procedure. The procedure limits a wait
@@ -63,20 +44,6 @@ func (a *attempt) calls(ctx context.Context) bool {
 func (a *attempt) callable() bool {
 	const shortest = 5 * time.Second // half of it is asked for, and the server may take two seconds more
 	return !a.cfg.Info.MariaDB && !a.cfg.Info.Router && !a.late && len(a.r.Slots) == 0 && (a.cfg.ReadTimeout == 0 || a.cfg.ReadTimeout >= shortest)
-}
-
-func (a *attempt) provideWait(ctx context.Context) {
-	c, err := a.control(ctx, controlWait)
-	if err != nil {
-		return // the next one tries again
-	}
-	defer c.Release()
-	there, err := a.cfg.Table.WaitProcedure().Provide(ctx, c.Conn, a.cfg.Auto && a.cfg.Info.Topology != server.MultiPrimary)
-	if err != nil {
-		return
-	}
-	a.waits.lacking.Store(!there)
-	a.waits.looked.Store(true)
 }
 
 // limitIdleness is for a wait without the procedure: if the row is granted to a client that

@@ -3,8 +3,6 @@ package schema
 import (
 	"context"
 	"database/sql/driver"
-	"sync"
-	"sync/atomic"
 
 	"github.com/mysqllock/mysqllock/internal/server"
 )
@@ -13,6 +11,7 @@ import (
 // none: it runs the same as an anonymous block. It has the rights of its caller.
 type Procedure struct {
 	table  Table
+	number int    // in a Registry
 	suffix string // of the name; its digit is the version: a program that needs another version does not find this one, whose answers may mean something else
 	text   func(Table) (parameters, body string)
 }
@@ -20,6 +19,9 @@ type Procedure struct {
 // ours is the comment of our procedures. A procedure with the same name and another comment
 // belongs to someone else: it is not called, and not removed.
 const ours = "mysqllock"
+
+// procedures is how many there are.
+const procedures = 10
 
 // Procedures returns all that the driver calls.
 func (t Table) Procedures() []Procedure {
@@ -57,39 +59,6 @@ func (p Procedure) Provide(ctx context.Context, conn driver.Conn, auto bool) (th
 	return p.make(ctx, conn, auto)
 }
 
-// ProvideAll is Provide for several procedures.
-func ProvideAll(ctx context.Context, conn driver.Conn, auto bool, procedures ...Procedure) (there []bool, err error) {
-	for _, p := range procedures {
-		is, err := p.Provide(ctx, conn, auto)
-		if err != nil {
-			return nil, err
-		}
-		there = append(there, is)
-	}
-	return there, nil
-}
-
-// Once is a [sync.Once] for what may fail: then the next caller tries again.
-type Once struct {
-	mu   sync.Mutex
-	done atomic.Bool
-}
-
-// Done reports whether it was done.
-func (o *Once) Done() bool { return o.done.Load() }
-
-// Do calls f, unless an earlier call has succeeded. Other callers wait meanwhile.
-func (o *Once) Do(f func() error) {
-	if o.done.Load() {
-		return
-	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if !o.done.Load() && f() == nil {
-		o.done.Store(true)
-	}
-}
-
 // find asks whether the procedure is ours; the answer is empty if there is none.
 func (p Procedure) find() string {
 	return "SELECT ROUTINE_COMMENT = '" + ours + "' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE' AND " +
@@ -121,7 +90,7 @@ const ofKey = " WHERE namespace = p_namespace AND name = p_name"
 // If the row is [Quiet], the procedure returns no result set, which saves a third of the
 // server's work for the call (measured on MySQL 9.7). With a p_quiet of NULL it always
 // returns one.
-func (t Table) LockProcedure() Procedure { return Procedure{t, "_lock1", lockText} }
+func (t Table) LockProcedure() Procedure { return Procedure{t, 0, "_lock1", lockText} }
 
 func lockText(t Table) (parameters, body string) {
 	from := " FROM " + t.String() + ofKey + " "
@@ -152,7 +121,7 @@ func lockText(t Table) (parameters, body string) {
 // What waits is a statement that begins with p_mark, for KILL. MySQL bounds no statement
 // within a procedure, but the wait for a row, by p_seconds. A KILL leaves the session's
 // own limit in @mysqllock_limit, which is NULL otherwise.
-func (t Table) WaitProcedure() Procedure { return Procedure{t, "_wait2", waitText} }
+func (t Table) WaitProcedure() Procedure { return Procedure{t, 2, "_wait2", waitText} }
 
 func waitText(t Table) (parameters, body string) {
 	return "p_namespace VARBINARY(255), p_keys LONGTEXT CHARACTER SET utf8mb4, p_mark VARCHAR(64) CHARACTER SET utf8mb4, p_seconds INT UNSIGNED",
@@ -184,7 +153,7 @@ func waitText(t Table) (parameters, body string) {
 // lock. For a caller that gets no answer, because of a KILL, it sets @mysqllock_done to p_mark,
 // unless that is NULL, right after COMMIT; see [server.HasCommitted]. The list has an explicit character set: without one it would have
 // that of the maker or the caller of the procedure, which may be binary.
-func (t Table) CommitProcedure() Procedure { return Procedure{t, "_done2", commitText} }
+func (t Table) CommitProcedure() Procedure { return Procedure{t, 1, "_done2", commitText} }
 
 func commitText(t Table) (parameters, body string) {
 	return "p_namespace VARBINARY(255), p_leases LONGTEXT CHARACTER SET utf8mb4, p_mark VARCHAR(64) CHARACTER SET utf8mb4",
@@ -205,7 +174,7 @@ func commitText(t Table) (parameters, body string) {
 // locked: an account that could not renew the lease, which is an insert of that kind, is
 // not granted it. The wake-up lock p_wake must be free if p_turn is set; p_poller is the
 // name under which a poller announces itself, NULL to ignore it.
-func (t Table) TakeProcedure() Procedure { return Procedure{t, "_take1", takeText} }
+func (t Table) TakeProcedure() Procedure { return Procedure{t, 5, "_take1", takeText} }
 
 func takeText(t Table) (parameters, body string) {
 	return "p_namespace VARBINARY(255), p_name VARBINARY(255), p_owner VARBINARY(255), p_ttl BIGINT UNSIGNED,\n" +
@@ -241,7 +210,7 @@ func takeText(t Table) (parameters, body string) {
 // transaction that ends, so that both are on the disk with one COMMIT. If the lease is held,
 // the procedure commits, frees the wake-up lock and returns no result set; else it leaves the
 // transaction open and answers 0. p_mark is that of CommitProcedure. It waits for no lock.
-func (t Table) GiveProcedure() Procedure { return Procedure{t, "_give2", giveText} }
+func (t Table) GiveProcedure() Procedure { return Procedure{t, 6, "_give2", giveText} }
 
 func giveText(t Table) (parameters, body string) {
 	return "p_namespace VARBINARY(255), p_name VARBINARY(255), p_token BIGINT UNSIGNED, p_owner VARBINARY(255),\n" +
@@ -262,7 +231,7 @@ func giveText(t Table) (parameters, body string) {
 // If every commit under the key changes the version, as [Settled] says, and the session
 // reads what is committed, the procedure begins the transaction and then answers with the
 // token. Else there is no result set, and no transaction.
-func (t Table) BeginProcedure() Procedure { return Procedure{t, "_seen2", beginText} }
+func (t Table) BeginProcedure() Procedure { return Procedure{t, 3, "_seen2", beginText} }
 
 func beginText(t Table) (parameters, body string) {
 	return "p_namespace VARBINARY(255), p_name VARBINARY(255)",
@@ -281,7 +250,7 @@ func beginText(t Table) (parameters, body string) {
 //
 // UPDATE has no NOWAIT, so one row is locked before. The INSERT for several always hits the
 // rows that it has read: it counts two for each, with and without clientFoundRows in the DSN.
-func (t Table) VersionsProcedure() Procedure { return Procedure{t, "_next2", versionsText} }
+func (t Table) VersionsProcedure() Procedure { return Procedure{t, 4, "_next2", versionsText} }
 
 func versionsText(t Table) (parameters, body string) {
 	return "p_namespace VARBINARY(255), p_name VARBINARY(255), p_version BIGINT UNSIGNED, p_rows LONGTEXT CHARACTER SET utf8mb4,\n" +
@@ -308,7 +277,7 @@ func versionsText(t Table) (parameters, body string) {
 // is a named lock that only this connection ever has. The connection has the limit of
 // [LimitSilence] from then on. The procedure needs no privilege but that
 // to execute it.
-func (t Table) NamedProcedure() Procedure { return Procedure{t, "_named1", namedText} }
+func (t Table) NamedProcedure() Procedure { return Procedure{t, 9, "_named1", namedText} }
 
 func namedText(Table) (parameters, body string) {
 	return "p_may BOOL, p_lock VARCHAR(64) CHARACTER SET utf8mb4, p_identity VARCHAR(64) CHARACTER SET utf8mb4, p_seconds INT UNSIGNED",
@@ -335,7 +304,7 @@ const Unlimited = "SESSION wait_timeout = @mysqllock_waits"
 // returns no result set; else it leaves the transaction open and answers 0. After the COMMIT it
 // takes back what NamedProcedure has done, unless p_lock is NULL. p_mark is that of
 // CommitProcedure. It needs no privilege but that to execute it.
-func (t Table) CommitIfProcedure() Procedure { return Procedure{t, "_held2", commitIfText} }
+func (t Table) CommitIfProcedure() Procedure { return Procedure{t, 7, "_held2", commitIfText} }
 
 func commitIfText(Table) (parameters, body string) {
 	return "p_held BOOL, p_mark VARCHAR(64) CHARACTER SET utf8mb4, p_lock VARCHAR(64) CHARACTER SET utf8mb4, p_identity VARCHAR(64) CHARACTER SET utf8mb4",
@@ -356,7 +325,7 @@ func commitIfText(Table) (parameters, body string) {
 // a KILL: the caller waits for the outcome of its COMMIT, so the procedure waits for no row,
 // and for a second while the table's definition is being changed. p_mark is
 // that of CommitProcedure.
-func (t Table) PassProcedure() Procedure { return Procedure{t, "_pass1", passText} }
+func (t Table) PassProcedure() Procedure { return Procedure{t, 8, "_pass1", passText} }
 
 func passText(t Table) (parameters, body string) {
 	return "p_namespace VARBINARY(255), p_name VARBINARY(255), p_quiet BIGINT UNSIGNED, p_mark VARCHAR(64) CHARACTER SET utf8mb4",

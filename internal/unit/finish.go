@@ -99,10 +99,7 @@ func (u *unit) handOver() {
 // sendCommit sends COMMIT, if possible with the lock of the next caller.
 func (u *unit) sendCommit() error {
 	switch {
-	case !u.passes() || !u.succession.Commits():
-		return u.txn.Commit(u.on.limit())
-	case u.l.LacksPass():
-		u.l.Background(u.l.ProvidePass) // for the next time
+	case !u.passes() || !u.succession.Commits() || !u.l.Passes(u.l.Background):
 		return u.txn.Commit(u.on.limit())
 	}
 	return u.txn.CommitBy(u.on.limit(), func(ctx context.Context) error {
