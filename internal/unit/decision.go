@@ -3,6 +3,7 @@ package unit
 import (
 	"cmp"
 	"fmt"
+	"strings"
 	"sync/atomic"
 
 	"github.com/mysqllock/mysqllock/internal/handle"
@@ -36,7 +37,11 @@ type staleRead struct {
 	on atomic.Pointer[handle.Handle] // through which the lock context has read a table last, outside a transaction; nil for none
 }
 
-const endOfHold = "the end of a hold"
+// What gives a lock back, as errors say it.
+const (
+	endOfHold = "the end of a hold"
+	byCommit  = "the commit of "
+)
 
 // holdEnded notes that a hold has ended in which the lock context had read.
 func (r *staleRead) holdEnded() {
@@ -67,7 +72,7 @@ type decision struct {
 
 // relying is what a unit of work remembers of its transaction.
 type relying struct {
-	changed    string // the last thing in it that may have changed data; "" while nothing has
+	changed    string // the first thing in it that may have changed data; "" while nothing has
 	fresh      bool   // a query in the caller's transaction, or hold, has returned data
 	relied     bool   // a query outside of one has returned data that its row locks keep from being changed
 	allowStale bool   // it was begun by AllowStale
@@ -110,6 +115,11 @@ func (d *decision) refuses(h *hint.Hint, in *relying, st *statement.Statement) e
 		in != nil && (in.fresh || in.allowStale):
 		return nil
 	}
-	return lockerr.With(lockerr.ErrStaleRead, fmt.Errorf("the lock under which this was decided was given back by %s; "+
-		"put the statements into one transaction or mysqllock.Do, or call lockctx.With again, on the context from before it, and read again", *by))
+	stays := ""
+	if strings.HasPrefix(*by, byCommit) {
+		stays = "that stays committed, and this was not sent; "
+	}
+	return lockerr.With(lockerr.ErrStaleRead, fmt.Errorf("the lock under which this was decided was given back by %s; %s"+
+		"put the statements into one transaction or mysqllock.Do (outside of one an ORM commits each call by itself), "+
+		"or call lockctx.With again, on the context from before it, and read again", *by, stays))
 }

@@ -47,7 +47,7 @@ func (u *unit) finish(commit bool) error {
 	}
 	u.ending = "the rollback of a transaction"
 	if commit {
-		u.ending = "the commit of " + cmp.Or(u.changed, "a transaction")
+		u.ending = byCommit + cmp.Or(u.changed, "a transaction")
 	}
 	u.cutStream()
 	if err := u.link.AwaitTurn(context.Background()); err != nil {

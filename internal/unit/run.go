@@ -194,6 +194,9 @@ func (u *unit) ran(st *statement.Statement, r *statement.Rows, res driver.Result
 
 // changes notes that st may have changed something.
 func (u *unit) changes(st *statement.Statement) {
+	if u.changed != "" {
+		return
+	}
 	u.changed = "a statement"
 	if u.scope.decided || st.Query || st.Info.Taints {
 		u.changed = cmp.Or(sqltext.Verb(st.Text), u.changed)
