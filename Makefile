@@ -9,7 +9,7 @@ tool      = $(shell GOWORK=off go tool -modfile=$(CURDIR)/tools/go.mod -n $(1))
 each      = @set -e; for module in $(MODULES); do echo "== $$module: $(1)"; (cd "$$module" && $(1)); done
 
 .DEFAULT_GOAL := help
-.PHONY: help servers rivals prometheus browser lint check test demo bare matrix storm hotkeys hunt leases leaders crowd prove clusters chaos soak bench look gobench
+.PHONY: help servers rivals prometheus browser lint check test demo bare matrix storm hotkeys hunt leases leaders crowd prove clusters chaos soak bench look ways gobench
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -99,6 +99,9 @@ bench: servers rivals ## Compare with locks in Redis, etcd and plain SQL; writes
 
 look: servers ## What a look at 1,000 held keys and 5,000 waiters costs each server
 	go test -run '^$$' -bench BenchmarkLook -benchtime 5x -timeout 20m ./inspect -look.keys=1000 -look.waiters=5000
+
+ways: servers ## How many functions and files of the driver an operation enters, on a server of each kind
+	dir=$$(mktemp -d) && GOCOVERDIR=$$dir go run -cover -covermode=atomic -coverpkg=./... ./internal/ways; status=$$?; rm -rf $$dir; exit $$status
 
 gobench: servers ## Run the Go benchmarks of the driver alone
 	go test -bench . -benchmem -run '^$$' .
