@@ -1,10 +1,11 @@
-// Package advisory keeps a lock as a named lock of the server (GET_LOCK), which
-// lasts as long as the connection that holds it. It needs no table. Its keys are
-// separate from those of the other strategies: a row lock or a lease on the same key
-// does not exclude an advisory lock.
+// Package advisory keeps a lock as a named lock of the server (GET_LOCK), which lasts as long as
+// the connection that holds it. An application asks for one with [lockctx.Advisory], as an option
+// of lockctx.With, mysqllock.Do or mysqllock.Acquire. There is nothing here to call from outside
+// of this module: Config needs types of internal packages. What follows is what such a lock costs,
+// and how it works.
 //
-// Only this module can use the package: Config needs types of internal packages.
-// Applications ask for these locks with lockctx.Advisory.
+// It needs no table. Its keys are separate from those of the other strategies: a row lock or a
+// lease on the same key does not exclude an advisory lock.
 //
 // # What a lock costs
 //
@@ -60,6 +61,8 @@
 //
 // Each server has its own named locks, and so has a replica. So each statement checks
 // that its server takes writes, and clusters are refused.
+//
+// [lockctx.Advisory]: https://pkg.go.dev/github.com/mysqllock/mysqllock/lockctx#Advisory
 package advisory
 
 import (

@@ -1,9 +1,13 @@
 // Package pool keeps the connections that database/sql never sees: the connections of
-// sessions and of locks, and a few from which waiters are killed. It limits their number,
-// keeps them alive, and closes a connection that may still hold a lock. It knows no lock
-// SQL.
+// sessions and of locks, and a few from which waiters are killed. An application sets their
+// number with maxConns or lockMaxConns in the DSN ([mysqllock.Config]), and sees them in
+// mysqllock.Stats; docs/connections.md says how many there should be. There is nothing here
+// to call from outside of this module: the types need those of internal packages.
 //
-// Only this module can use the package: its types need those of internal packages.
+// The pool keeps its connections alive, and closes one that may still hold a lock. It knows no
+// lock SQL.
+//
+// [mysqllock.Config]: https://pkg.go.dev/github.com/mysqllock/mysqllock#Config
 package pool
 
 import (
