@@ -1,6 +1,7 @@
 // Package fakeserver is a MySQL server in memory, for tests of the engine without a
-// network. It knows the statements of locks of all kinds, without procedures, and one table
-// of the application: "SELECT stock FROM p WHERE id = ?" and "UPDATE p SET stock = ? WHERE id = ?".
+// network, and for package mysqllocktest. It knows the statements of locks of all kinds,
+// without procedures, and one table of the engine's tests:
+// "SELECT stock FROM p WHERE id = ?" and "UPDATE p SET stock = ? WHERE id = ?".
 // What it does not know fails, and Unknown says what that was.
 package fakeserver
 
@@ -16,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/go-sql-driver/mysql"
 )
@@ -26,7 +28,7 @@ type Server struct {
 	log     []string
 	unknown []string
 	opened  int64
-	conns   map[int64]bool    // that are open
+	conns   map[int64]*Conn   // that are open
 	rows    map[string]*row   // of the lock table, by their names
 	named   map[string]*named // named locks that are held
 	stock   map[int64]int64   // what is committed
@@ -47,7 +49,7 @@ type signal struct {
 
 // New returns a server with a lock table, and with a stock of 10 of the article 1.
 func New() *Server {
-	return &Server{rows: make(map[string]*row), named: make(map[string]*named), conns: make(map[int64]bool), stock: map[int64]int64{1: 10}}
+	return &Server{rows: make(map[string]*row), named: make(map[string]*named), conns: make(map[int64]*Conn), stock: map[int64]int64{1: 10}}
 }
 
 // Fail has the next statement that contains text fail with err.
@@ -113,11 +115,17 @@ func (s *Server) Unknown() []string {
 
 // Connect opens a connection.
 func (s *Server) Connect(ctx context.Context) (driver.Conn, error) {
+	return s.Open(""), ctx.Err()
+}
+
+// Open opens a connection of a program that calls itself owner.
+func (s *Server) Open(owner string) *Conn {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.opened++
-	s.conns[s.opened] = true
-	return &conn{s: s, id: s.opened, autocommit: true}, ctx.Err()
+	c := &Conn{s: s, id: s.opened, owner: owner, autocommit: true, lost: make(chan struct{})}
+	s.conns[s.opened] = c
+	return c
 }
 
 // Driver is that of go-sql-driver/mysql.
@@ -144,16 +152,22 @@ func (s *Server) fault(text string) *fault {
 	return f
 }
 
-// conn is a connection. The server's mutex guards it.
-type conn struct {
+// Conn is a connection. The server's mutex guards it.
+type Conn struct {
 	s          *Server
 	id         int64
+	owner      string
 	autocommit bool
 	open       bool            // in a transaction
+	began      time.Time       // the transaction
+	awaits     *row            // that it waits for
+	text       string          // of its statement; others see it while that waits
+	stop       chan struct{}   // closed to end the wait
 	stock      map[int64]int64 // what the transaction has written
 	saved      []savepoint
 	undo       []func() // takes back what it has changed in the lock table
 	gone       bool
+	lost       chan struct{} // closed when it is gone
 }
 
 type savepoint struct {
@@ -162,16 +176,20 @@ type savepoint struct {
 	undo  int
 }
 
-func (c *conn) Close() error {
+func (c *Conn) Close() error {
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
 	c.lose()
 	return nil
 }
 
-func (c *conn) lose() {
+func (c *Conn) lose() {
+	if c.gone {
+		return
+	}
 	c.end(false)
 	c.gone = true
+	close(c.lost)
 	delete(c.s.conns, c.id)
 	for name, n := range c.s.named {
 		if n.holder == c {
@@ -181,7 +199,7 @@ func (c *conn) lose() {
 }
 
 // end ends the transaction.
-func (c *conn) end(commit bool) {
+func (c *Conn) end(commit bool) {
 	if commit {
 		maps.Copy(c.s.stock, c.stock)
 	}
@@ -202,17 +220,41 @@ func (c *conn) end(commit bool) {
 }
 
 // takeBack undoes the changes of the lock table but for the first n.
-func (c *conn) takeBack(n int) {
+func (c *Conn) takeBack(n int) {
 	for ; len(c.undo) > n; c.undo = c.undo[:len(c.undo)-1] {
 		c.undo[len(c.undo)-1]()
 	}
 }
 
-func (c *conn) Ping(context.Context) error         { return nil }
-func (c *conn) ResetSession(context.Context) error { return c.bad() }
-func (c *conn) IsValid() bool                      { return c.bad() == nil }
+// InTransaction reports whether a transaction is open, or begun by the next statement. After
+// the loss of the connection it returns driver.ErrBadConn.
+func (c *Conn) InTransaction() (bool, error) {
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	if c.gone {
+		return false, driver.ErrBadConn
+	}
+	return c.open || !c.autocommit, nil
+}
 
-func (c *conn) bad() error {
+// HasLock reports whether the transaction has locked a row of the lock table on which nobody
+// has a lease.
+func (c *Conn) HasLock() bool {
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	for _, r := range c.s.rows {
+		if (r.holder == c || r.shared[c]) && !r.live() {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *Conn) Ping(context.Context) error         { return nil }
+func (c *Conn) ResetSession(context.Context) error { return c.bad() }
+func (c *Conn) IsValid() bool                      { return c.bad() == nil }
+
+func (c *Conn) bad() error {
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
 	if c.gone {
@@ -221,9 +263,9 @@ func (c *conn) bad() error {
 	return nil
 }
 
-func (c *conn) Begin() (driver.Tx, error) { return c.BeginTx(context.Background(), driver.TxOptions{}) }
+func (c *Conn) Begin() (driver.Tx, error) { return c.BeginTx(context.Background(), driver.TxOptions{}) }
 
-func (c *conn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
+func (c *Conn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
 	if opts != (driver.TxOptions{}) {
 		return nil, c.refuse(fmt.Sprintf("START TRANSACTION with %+v", opts))
 	}
@@ -231,21 +273,21 @@ func (c *conn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, e
 	return tx{c}, err
 }
 
-type tx struct{ c *conn }
+type tx struct{ c *Conn }
 
 func (t tx) Commit() error   { _, err := t.c.run(context.Background(), "COMMIT", nil); return err }
 func (t tx) Rollback() error { _, err := t.c.run(context.Background(), "ROLLBACK", nil); return err }
 
-func (c *conn) Prepare(text string) (driver.Stmt, error) {
+func (c *Conn) Prepare(text string) (driver.Stmt, error) {
 	return &stmt{c, text}, nil
 }
 
-func (c *conn) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
+func (c *Conn) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
 	r, err := c.run(ctx, text, args)
 	return r, err
 }
 
-func (c *conn) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
+func (c *Conn) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
 	r, err := c.run(ctx, text, args)
 	if err != nil {
 		return nil, err
@@ -254,7 +296,7 @@ func (c *conn) QueryContext(ctx context.Context, text string, args []driver.Name
 }
 
 type stmt struct {
-	c    *conn
+	c    *Conn
 	text string
 }
 
@@ -299,7 +341,7 @@ func one(values ...driver.Value) (reply, error) {
 	return reply{values: [][]driver.Value{values}, width: len(values)}, nil
 }
 
-func (c *conn) run(ctx context.Context, text string, args []driver.NamedValue) (reply, error) {
+func (c *Conn) run(ctx context.Context, text string, args []driver.NamedValue) (reply, error) {
 	if err := ctx.Err(); err != nil {
 		return reply{}, err
 	}
@@ -324,7 +366,9 @@ func (c *conn) run(ctx context.Context, text string, args []driver.NamedValue) (
 		}
 		return reply{}, f.err
 	}
+	c.text = text
 	r, err := c.do(ctx, text, args)
+	c.text = ""
 	if f != nil {
 		c.lose()
 		return reply{}, f.err
@@ -335,27 +379,30 @@ func (c *conn) run(ctx context.Context, text string, args []driver.NamedValue) (
 var sought = regexp.MustCompile(`^SELECT (\d+) FROM DUAL WHERE \d+ <> CONNECTION_ID\(\)`)
 
 // do does a statement.
-func (c *conn) do(ctx context.Context, text string, args []driver.NamedValue) (reply, error) {
+func (c *Conn) do(ctx context.Context, text string, args []driver.NamedValue) (reply, error) {
+	if r, known, err := c.doLeases(ctx, filled(text, args)); known {
+		return r, err
+	}
 	verb, rest, _ := strings.Cut(text, " ")
 	switch {
 	case verb == "SET" && strings.HasPrefix(rest, "@mysqllock = "):
 		c.autocommit = strings.Contains(rest, "SESSION autocommit = 1")
 		return reply{}, nil
-	case verb == "SET" && strings.HasPrefix(strings.ToUpper(rest), "@MYSQLLOCK_WAIT"), strings.HasPrefix(text, "SET SESSION wait_timeout"):
-		return reply{}, nil // it does not end idle connections
+	case verb == "SET" && strings.HasPrefix(strings.ToUpper(rest), "@MYSQLLOCK_WAIT"), strings.HasPrefix(text, "SET SESSION "):
+		return reply{}, nil // it limits nothing by itself
 	case strings.HasPrefix(text, "SELECT ROUTINE_COMMENT"):
 		return reply{width: 1}, nil // no procedures
 	case strings.HasPrefix(text, "SELECT ID FROM (SELECT ID, USER, HOST"):
-		return reply{width: 1}, nil // a connection that is to be killed has ended already
+		return c.running(text), nil
 	case sought.MatchString(text): // a connection that is to be killed
 		r := reply{width: 1}
-		if id, _ := strconv.ParseInt(sought.FindStringSubmatch(text)[1], 10, 64); c.s.conns[id] {
+		if id, _ := strconv.ParseInt(sought.FindStringSubmatch(text)[1], 10, 64); c.s.conns[id] != nil {
 			r.values = [][]driver.Value{{id}}
 		}
 		return r, nil
 	case text == "START TRANSACTION", text == "BEGIN":
 		c.end(true)
-		c.open = true
+		c.open, c.began = true, time.Now()
 		return reply{}, nil
 	case text == "COMMIT", text == "ROLLBACK":
 		c.end(text == "COMMIT")
@@ -372,6 +419,8 @@ func (c *conn) do(ctx context.Context, text string, args []driver.NamedValue) (r
 		return one(c.id, "db 3306", int64(1), "NO_CHAIN")
 	case strings.HasPrefix(text, "SELECT ENGINE"):
 		return one("InnoDB", "namespace,name,owner,token,expires,versioned", nil)
+	case strings.Contains(text, "AND expires BETWEEN"):
+		return reply{width: 1}, nil // no clean-up is under way
 	case strings.HasPrefix(text, "SELECT 1 FROM `shop`.`mysqllock`"):
 		return one(int64(1))
 	case strings.HasPrefix(text, "SELECT token FROM `shop`.`mysqllock`"):
@@ -381,9 +430,9 @@ func (c *conn) do(ctx context.Context, text string, args []driver.NamedValue) (r
 	case strings.HasPrefix(text, "INSERT IGNORE INTO `shop`.`mysqllock`"):
 		return reply{affected: 1}, nil
 	case strings.HasPrefix(text, "SELECT h.id, p.USER, p.HOST"):
-		return reply{width: 4}, nil // it does not say who has a named lock
+		return c.nameHolder(text), nil
 	case strings.Contains(text, "performance_schema.data_locks"):
-		return reply{width: 5}, nil // it does not say who holds a lock
+		return c.rowHolder(text), nil
 	case text == "SELECT @@autocommit":
 		if c.autocommit {
 			return one(int64(1))
@@ -409,7 +458,7 @@ func (c *conn) do(ctx context.Context, text string, args []driver.NamedValue) (r
 }
 
 // refuse notes what the server does not know.
-func (c *conn) refuse(what string) error {
+func (c *Conn) refuse(what string) error {
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
 	c.s.unknown = append(c.s.unknown, what)
@@ -417,12 +466,16 @@ func (c *conn) refuse(what string) error {
 }
 
 // implicit begins the transaction that a statement begins without autocommit.
-func (c *conn) implicit() { c.open = c.open || !c.autocommit }
+func (c *Conn) implicit() {
+	if !c.open && !c.autocommit {
+		c.open, c.began = true, time.Now()
+	}
+}
 
 const read = "SELECT stock FROM p WHERE id = ?"
 
 // read reads the stock of an article, and locks it as the clause says.
-func (c *conn) read(ctx context.Context, clause string, id int64) (reply, error) {
+func (c *Conn) read(ctx context.Context, clause string, id int64) (reply, error) {
 	c.implicit()
 	name := fmt.Sprintf("p%d", id) // no name in hexadecimal
 	switch clause {
@@ -446,7 +499,7 @@ func (c *conn) read(ctx context.Context, clause string, id int64) (reply, error)
 	return one(c.s.stock[id])
 }
 
-func (c *conn) update(args []driver.NamedValue) reply {
+func (c *Conn) update(args []driver.NamedValue) reply {
 	c.implicit()
 	if c.stock == nil {
 		c.stock = make(map[int64]int64)
@@ -459,7 +512,7 @@ func (c *conn) update(args []driver.NamedValue) reply {
 }
 
 // back goes back to a savepoint, or forgets it.
-func (c *conn) back(undo bool, name string) error {
+func (c *Conn) back(undo bool, name string) error {
 	i := slices.IndexFunc(c.saved, func(p savepoint) bool { return p.name == name })
 	if i < 0 {
 		return &mysql.MySQLError{Number: 1305, Message: "SAVEPOINT " + name + " does not exist"}

@@ -4,7 +4,9 @@ import (
 	"context"
 	"database/sql/driver"
 	"fmt"
+	"maps"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -18,8 +20,8 @@ type row struct {
 	owner     string // in hexadecimal; "" is NULL
 	expires   time.Time
 	versioned bool
-	holder    *conn          // that has locked it alone
-	shared    map[*conn]bool // that have locked it together
+	holder    *Conn          // that has locked it alone
+	shared    map[*Conn]bool // that have locked it together
 	freed     chan struct{}  // closed when a holder ends its transaction
 }
 
@@ -40,12 +42,96 @@ func (r *row) ownerValue() driver.Value {
 }
 
 // blocked reports whether another connection keeps c from locking the row.
-func (r *row) blocked(c *conn, shared bool) bool {
+func (r *row) blocked(c *Conn, shared bool) bool {
 	others := len(r.shared)
 	if r.shared[c] {
 		others--
 	}
 	return r.holder != nil && r.holder != c || !shared && others > 0
+}
+
+// holders are the connections that have locked the row.
+func (r *row) holders() []*Conn {
+	all := slices.Collect(maps.Keys(r.shared))
+	if r.holder != nil {
+		all = append(all, r.holder)
+	}
+	return all
+}
+
+// awaitedBy reports whether a holder of the row, other than c, waits for c, itself or through
+// others.
+func (r *row) awaitedBy(c *Conn) bool {
+	seen := map[*Conn]bool{c: true}
+	var waits func(r *row) bool
+	waits = func(r *row) bool {
+		return slices.ContainsFunc(r.holders(), func(h *Conn) bool {
+			if seen[h] || h.awaits == nil {
+				return false
+			}
+			seen[h] = true
+			return h.awaits.holder == c || h.awaits.shared[c] || waits(h.awaits)
+		})
+	}
+	return waits(r)
+}
+
+// rowHolder tells who has locked one of the rows in text.
+func (c *Conn) rowHolder(text string) reply {
+	waiter := first(otherThan, text)
+	for _, m := range lockData.FindAllStringSubmatch(text, -1) {
+		for _, h := range c.s.row(strings.ToLower(m[1])).holders() {
+			if h.awaits == nil && strconv.FormatInt(h.id, 10) != waiter {
+				r, _ := one(h.id, "", "", h.owner, time.Since(h.began).Microseconds())
+				return r
+			}
+		}
+	}
+	return reply{width: 5}
+}
+
+// Holders are those who have the key: as row lock, lease or slot in rows that have one of the
+// names, or as the named lock.
+func (s *Server) Holders(isRow func(name string) bool, named string) (owners []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, r := range s.rows {
+		if !isRow(unhex(name)) {
+			continue
+		}
+		if r.live() {
+			owners = append(owners, unhex(r.owner))
+		}
+		for _, h := range r.holders() {
+			owners = append(owners, h.owner)
+		}
+	}
+	if n := s.named[named]; n != nil {
+		owners = append(owners, n.holder.owner)
+	}
+	return owners
+}
+
+// Lose takes the key from those who have it, as [Server.Holders] finds them: connections that
+// have locked it are lost, and leases have expired and were somebody else's since.
+func (s *Server) Lose(isRow func(name string) bool, named string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, r := range s.rows {
+		if !isRow(unhex(name)) {
+			continue
+		}
+		for _, h := range r.holders() {
+			h.lose()
+		}
+		if r.live() {
+			r.owner = ""
+			r.token++
+		}
+	}
+	if n := s.named[named]; n != nil {
+		n.holder.lose()
+	}
 }
 
 // Steal gives every lease to another owner, as after it had expired.
@@ -84,7 +170,7 @@ func unhex(text string) string {
 // row is the row with that name, in hexadecimal.
 func (s *Server) row(name string) *row {
 	if s.rows[name] == nil {
-		s.rows[name] = &row{shared: make(map[*conn]bool), freed: make(chan struct{})}
+		s.rows[name] = &row{shared: make(map[*Conn]bool), freed: make(chan struct{})}
 	}
 	return s.rows[name]
 }
@@ -103,6 +189,8 @@ var (
 	usedName    = regexp.MustCompile(`IS_USED_LOCK\('([^']*)'`)
 	givenName   = regexp.MustCompile(`RELEASE_LOCK\('([^']*)'`)
 	inTurn      = regexp.MustCompile(` >= (\d)`)
+	otherThan   = regexp.MustCompile(`t\.PROCESSLIST_ID <> (\d+)`)
+	lockData    = regexp.MustCompile(`'0x[0-9A-F]*, 0x([0-9A-F]*)'`)
 	lasting     = regexp.MustCompile(`INTERVAL (\d+) MICROSECOND`)
 )
 
@@ -130,7 +218,7 @@ func notNow() error {
 }
 
 // lock locks the rows that text names. It lets go of the mutex while it waits.
-func (c *conn) lock(ctx context.Context, text string) (reply, error) {
+func (c *Conn) lock(ctx context.Context, text string) (reply, error) {
 	c.implicit()
 	r := reply{width: 6}
 	for _, m := range lockedNames.FindAllStringSubmatch(text, -1) {
@@ -144,12 +232,19 @@ func (c *conn) lock(ctx context.Context, text string) (reply, error) {
 }
 
 // hold locks one row, until the transaction ends.
-func (c *conn) hold(ctx context.Context, k *row, shared, nowait bool) error {
+func (c *Conn) hold(ctx context.Context, k *row, shared, nowait bool) error {
 	for k.blocked(c, shared) {
 		if nowait {
 			return notNow()
 		}
-		if err := c.await(ctx, k.freed); err != nil {
+		if c.awaits = k; k.awaitedBy(c) {
+			c.awaits = nil
+			c.end(false)
+			return &mysql.MySQLError{Number: 1213, Message: "Deadlock found when trying to get lock; try restarting transaction"}
+		}
+		err := c.await(ctx, k.freed)
+		c.awaits = nil
+		if err != nil {
 			return err
 		}
 	}
@@ -164,16 +259,22 @@ func (c *conn) hold(ctx context.Context, k *row, shared, nowait bool) error {
 }
 
 // await waits until something is free. A context that ends takes the connection with it.
-func (c *conn) await(ctx context.Context, freed <-chan struct{}) error {
+func (c *Conn) await(ctx context.Context, freed <-chan struct{}) error {
 	c.s.announce("waits")
 	if f := c.s.fault("waits"); f != nil {
 		return f.err
 	}
+	c.stop = make(chan struct{})
+	stop := c.stop
 	c.s.mu.Unlock()
 	defer c.s.mu.Lock()
 	select {
 	case <-freed:
 		return nil
+	case <-c.lost:
+		return mysql.ErrInvalidConn
+	case <-stop:
+		return &mysql.MySQLError{Number: 1317, Message: "Query execution was interrupted"}
 	case <-ctx.Done():
 		c.s.mu.Lock()
 		defer c.s.mu.Unlock()
@@ -183,7 +284,7 @@ func (c *conn) await(ctx context.Context, freed <-chan struct{}) error {
 }
 
 // change changes a row so that a rollback undoes it. Without a transaction it stays.
-func (c *conn) change(k *row, to func()) {
+func (c *Conn) change(k *row, to func()) {
 	token, owner, expires, versioned := k.token, k.owner, k.expires, k.versioned
 	if c.open {
 		c.undo = append(c.undo, func() { k.token, k.owner, k.expires, k.versioned = token, owner, expires, versioned })
@@ -202,7 +303,7 @@ func namesIn(text string) (names []string) {
 }
 
 // doRows does a statement about rows of the lock table. known is false where it is none.
-func (c *conn) doRows(ctx context.Context, text string, args []driver.NamedValue) (r reply, known bool, err error) {
+func (c *Conn) doRows(ctx context.Context, text string, args []driver.NamedValue) (r reply, known bool, err error) {
 	text = filled(text, args)
 	switch {
 	case lockedNames.MatchString(text):
@@ -246,7 +347,7 @@ func (c *conn) doRows(ctx context.Context, text string, args []driver.NamedValue
 }
 
 // free finds one of the slots that nobody has locked.
-func (c *conn) free(text string) reply {
+func (c *Conn) free(text string) reply {
 	for _, m := range candidates.FindAllStringSubmatch(text, -1) {
 		if k := c.s.row(m[2]); !k.live() && !k.blocked(c, false) {
 			return reply{width: 1, values: [][]driver.Value{{m[1]}}}
@@ -256,13 +357,16 @@ func (c *conn) free(text string) reply {
 }
 
 // compare compares versions and sets the next ones, or settles a row.
-func (c *conn) compare(text string) (r reply, err error) {
+func (c *Conn) compare(text string) (r reply, err error) {
 	if !strings.Contains(text, "d.v AND") {
 		k := c.s.row(oneName.FindStringSubmatch(text)[1])
 		if k.blocked(c, false) {
 			return r, notNow()
 		}
-		k.token, k.owner, k.versioned = k.token+1, "", true
+		if k.live() || k.versioned && k.owner == "" {
+			return r, nil
+		}
+		c.change(k, func() { k.token, k.owner, k.versioned = k.token+1, "", true })
 		return reply{affected: 2}, nil
 	}
 	for _, m := range compared.FindAllStringSubmatch(text, -1) {
@@ -285,7 +389,7 @@ func (c *conn) compare(text string) (r reply, err error) {
 const noToken = int64(1) << 62
 
 // lease takes a lease, if nobody has it.
-func (c *conn) lease(text string) (reply, error) {
+func (c *Conn) lease(text string) (reply, error) {
 	k, wake := c.s.row(first(unhexed, text)), first(usedName, text)
 	switch n := c.s.named[wake]; {
 	case k.blocked(c, false):
@@ -305,12 +409,17 @@ func (c *conn) lease(text string) (reply, error) {
 }
 
 // unlease gives a lease and its wake-up lock back.
-func (c *conn) unlease(text string) reply {
+func (c *Conn) unlease(text string) reply {
 	k, owner, wake := c.s.row(first(unhexed, text)), ourOwner.FindAllStringSubmatch(text, -1), first(givenName, text)
 	if strconv.FormatInt(k.token, 10) != first(token, text) || k.owner != owner[len(owner)-1][1] {
 		return reply{}
 	}
-	k.owner = ""
+	c.change(k, func() {
+		k.owner = first(leaves, text)
+		if k.owner != "" { // it stays for a while
+			k.expires = time.Now().Add(micros(first(lasting, text)))
+		}
+	})
 	if n := c.s.named[wake]; n != nil && n.holder == c {
 		c.unname(wake)
 	}
@@ -318,7 +427,7 @@ func (c *conn) unlease(text string) reply {
 }
 
 // fence tells which leases are still held, and locks their rows.
-func (c *conn) fence(ctx context.Context, text string) (reply, error) {
+func (c *Conn) fence(ctx context.Context, text string) (reply, error) {
 	r := reply{width: 1}
 	for _, part := range strings.Split(text, " UNION ALL ") {
 		name := oneName.FindStringSubmatch(part)[1]

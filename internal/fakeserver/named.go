@@ -28,13 +28,23 @@ func (s *Server) Named() int {
 
 // named is a named lock that is held.
 type named struct {
-	holder *conn
+	holder *Conn
 	freed  chan struct{}
 }
 
-func (c *conn) unname(name string) {
+func (c *Conn) unname(name string) {
 	close(c.s.named[name].freed)
 	delete(c.s.named, name)
+}
+
+// nameHolder tells who holds the named lock in text.
+func (c *Conn) nameHolder(text string) reply {
+	n := c.s.named[first(usedName, text)]
+	if n == nil {
+		return reply{width: 4}
+	}
+	r, _ := one(n.holder.id, "", "", n.holder.owner)
+	return r
 }
 
 var (
@@ -44,7 +54,7 @@ var (
 
 // scalars evaluates expressions over named locks: what the statements of advisory locks
 // and of wake-up locks are made of. ok is false where there is anything else in text.
-func (c *conn) scalars(ctx context.Context, text string, args []driver.NamedValue) (values []driver.Value, ok bool, err error) {
+func (c *Conn) scalars(ctx context.Context, text string, args []driver.NamedValue) (values []driver.Value, ok bool, err error) {
 	e := &expression{c: c, ctx: ctx, args: args}
 	text = strings.ReplaceAll(strings.TrimSuffix(comment.ReplaceAllString(text, ""), " LIMIT 1"), "_utf8mb4'", "'")
 	for rest := strings.TrimSpace(text); rest != ""; {
@@ -66,7 +76,7 @@ func (c *conn) scalars(ctx context.Context, text string, args []driver.NamedValu
 // expression is what is still to be evaluated. With do false, a part is only passed over:
 // the server evaluates only the branch of IF that it has chosen.
 type expression struct {
-	c      *conn
+	c      *Conn
 	ctx    context.Context
 	args   []driver.NamedValue
 	tokens []string

@@ -123,6 +123,13 @@ func (k *Handle) Close() {
 	}
 }
 
+// RenewNow has all leases of the handle renewed at once: see [lease.Locker.RenewNow].
+func (k *Handle) RenewNow() {
+	if l := k.locks.Load(); l != nil {
+		l.leases.RenewNow()
+	}
+}
+
 // Stats counts what the handle has of connections, by what they are for, and the callers
 // of this process that wait.
 type Stats struct {

@@ -22,6 +22,20 @@ func (l *Locker) schedule(s *Lease, sent time.Time, ttl time.Duration) {
 	}
 }
 
+// RenewNow has all leases renewed at once. A lease that was taken from its holder ends with
+// that, instead of within a third of its TTL.
+func (l *Locker) RenewNow() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	for s := range l.leases {
+		if !s.due.IsZero() {
+			s.due = now
+			l.changed(now)
+		}
+	}
+}
+
 // changed has the renewing goroutine, which it starts, look at the leases again, unless
 // it does before due: a look is at all of them. Locker.mu is held.
 func (l *Locker) changed(due time.Time) {
