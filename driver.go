@@ -118,10 +118,11 @@ const ownerAttribute = "mysqllock_owner"
 const budgetAttribute = "mysqllock_budget"
 
 // Wrap returns a connector for one handle, by [sql.OpenDB], over any connector that speaks
-// MySQL: with TLS or IAM sign-in, traced, or a mock. Sessions are connections
+// MySQL, with TLS or IAM sign-in, or traced. Sessions are connections
 // that base opens, too. Everything of base that database/sql would use is
 // used, and nothing is claimed that base lacks. A limit of base on how long an
 // answer may take also limits how long a lock can be waited for.
+// A mock does not answer the statements of locks: for that there is package mysqllocktest.
 func Wrap(base driver.Connector, c Config) (driver.Connector, error) {
 	s, err := c.settings()
 	if err != nil {

@@ -139,5 +139,5 @@ func probeFor(ctx context.Context, db *sql.DB) (*connector, error) {
 
 // otherDriver is the error of a handle on which no connection of this driver answers.
 func otherDriver(db *sql.DB) error {
-	return fmt.Errorf("mysqllock: the database was opened with driver %T, not with \"mysqllock\" or with a wrapper of it that passes on the contexts of transactions: %w", db.Driver(), errors.ErrUnsupported)
+	return fmt.Errorf("mysqllock: the database was opened with driver %T, not with \"mysqllock\" or with a wrapper of it that passes on the contexts of transactions; a mock takes part by package mysqllocktest: %w", db.Driver(), errors.ErrUnsupported)
 }
