@@ -160,17 +160,24 @@ func (c lookOnly) QueryContext(ctx context.Context, text string, args []driver.N
 
 func (e *examination) lockTable(ctx context.Context) error {
 	const name = "lock table"
-	var procedure bool
+	var lacks []Lack
 	err := e.onDriver(func(conn driver.Conn) (err error) {
-		procedure, err = e.table.Ensure(ctx, lookOnly{conn}, e.info, false)
+		if _, err = e.table.Ensure(ctx, lookOnly{conn}, e.info, false); err == nil {
+			lacks, err = e.lacks(ctx, conn, e.info, false)
+		}
 		return err
 	})
 	setup := strings.Join(e.table.Setup(), ";\n")
 	switch {
-	case err == nil && (procedure || e.mariadb):
-		e.add(name, OK, e.table.String()+" is as it should be", "")
 	case err == nil:
-		e.add(name, Note, "its procedure is not there, so BEGIN and a row lock are two round trips instead of one", e.table.LockProcedure().DDL())
+		e.add(name, OK, e.table.String()+" is as it should be", "")
+		for _, l := range lacks {
+			remedy := strings.Join(l.Grants, ";\n")
+			if remedy == "" {
+				remedy = "mysqllock schema apply, with an account that has CREATE ROUTINE"
+			}
+			e.add("procedures", Note, "locks take more round trips without "+l.String(), remedy)
+		}
 	case errors.Is(err, errWouldWrite):
 		e.add(name, Warning, "it lacks its floor row, which is made at the next use where lockSchema is auto", setup)
 	case errors.Is(err, lockerr.ErrUnsafe):

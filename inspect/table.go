@@ -5,14 +5,16 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/mysqllock/mysqllock/internal/server"
 )
 
-// Setup is what has to be run to have the lock table: on MariaDB, or on MySQL with the
+// Setup has to be run to have the lock table: on MariaDB, or on MySQL with the
 // procedures. By these BEGIN goes out with a row lock, a lease or the reading of a version,
-// and COMMIT with the check of leases, advisory locks or versions; and a row lock is waited for. They are
-// the last eight statements and may be left out. It asks no server.
+// and COMMIT with the check of leases, advisory locks or versions; and a row lock is waited
+// for. They begin with CREATE PROCEDURE, and may be left out. Setup asks no server.
 func (i *Inspector) Setup(mariadb bool) []string {
 	statements := i.table.Setup()
 	if !mariadb {
@@ -23,39 +25,74 @@ func (i *Inspector) Setup(mariadb bool) []string {
 	return statements
 }
 
+// Lack tells of procedures of the driver's that the account cannot call, for one reason. The
+// driver does without them, by more round trips.
+type Lack struct {
+	Procedures []string // their quoted names
+	Why        string
+	Grants     []string // what to run if the account lacks EXECUTE; else [Inspector.MakeTable] may help, with an account that has CREATE ROUTINE
+}
+
+// String returns the names and the reason.
+func (l Lack) String() string { return strings.Join(l.Procedures, ", ") + ": " + l.Why }
+
 // CheckTable returns nil if the lock table is as the driver needs it. Else the error says
-// which statements to run. procedure reports whether the driver's procedure is there;
+// which statements to run. lacks are the driver's procedures that the account cannot call;
 // MariaDB needs none. CheckTable changes nothing.
-func (i *Inspector) CheckTable(ctx context.Context) (procedure bool, err error) {
-	procedure, err = i.ensure(ctx, func(conn driver.Conn) driver.Conn { return lookOnly{conn} }, false)
+func (i *Inspector) CheckTable(ctx context.Context) (lacks []Lack, err error) {
+	lacks, err = i.ensure(ctx, func(conn driver.Conn) driver.Conn { return lookOnly{conn} }, false)
 	if errors.Is(err, errWouldWrite) {
 		setup := i.table.Setup()
 		err = fmt.Errorf("mysqllock: the lock table lacks its floor row; make it with:\n%s", setup[len(setup)-1])
 	}
-	return procedure, err
+	return lacks, err
 }
 
-// MakeTable makes the lock table and, on MySQL, its procedure, or brings them up to date.
-// With lockSchema=auto the driver does the same at its first use. MakeTable needs CREATE,
-// INSERT and SELECT; without CREATE ROUTINE it makes no procedure. To bring a table of an
-// older version up to date it needs ALTER, and the table must not be in use.
-func (i *Inspector) MakeTable(ctx context.Context) (procedure bool, err error) {
+// MakeTable makes the lock table and, on MySQL, the procedures, or brings them up to date. With
+// lockSchema=auto the driver does the same when it first uses each. MakeTable needs CREATE,
+// INSERT and SELECT, and CREATE ROUTINE for the procedures; lacks are those that the account
+// cannot call afterwards. To bring a table of an older version up to date it needs ALTER, and
+// the table must not be in use. In a group with several primaries it makes no procedures.
+func (i *Inspector) MakeTable(ctx context.Context) (lacks []Lack, err error) {
 	return i.ensure(ctx, func(conn driver.Conn) driver.Conn { return conn }, true)
 }
 
-func (i *Inspector) ensure(ctx context.Context, as func(driver.Conn) driver.Conn, auto bool) (procedure bool, err error) {
+func (i *Inspector) ensure(ctx context.Context, as func(driver.Conn) driver.Conn, auto bool) (lacks []Lack, err error) {
 	err = i.on(ctx, func(ctx context.Context, s *session) error {
 		return s.onDriver(func(conn driver.Conn) error {
 			info, err := server.Probe(ctx, conn)
 			if err != nil {
 				return err
 			}
-			procedure, err = s.table.Ensure(ctx, as(conn), info, auto)
+			conn = as(conn)
+			if _, err = s.table.Ensure(ctx, conn, info, auto); err == nil {
+				lacks, err = s.lacks(ctx, conn, info, auto)
+			}
 			return err
 		})
 	})
 	if err != nil {
-		return false, fmt.Errorf("mysqllock: %w", err)
+		return nil, fmt.Errorf("mysqllock: %w", err)
 	}
-	return procedure, nil
+	return lacks, nil
+}
+
+// lacks returns the driver's procedures that the account cannot call. With auto it makes those
+// that are missing.
+func (s *session) lacks(ctx context.Context, conn driver.Conn, info server.Info, auto bool) (lacks []Lack, err error) {
+	if info.MariaDB {
+		return nil, nil
+	}
+	found, err := s.table.Lacks(ctx, conn, auto && info.Topology != server.MultiPrimary)
+	for _, f := range found {
+		at := slices.IndexFunc(lacks, func(l Lack) bool { return l.Why == f.Why })
+		if at < 0 {
+			at, lacks = len(lacks), append(lacks, Lack{Why: f.Why})
+		}
+		lacks[at].Procedures = append(lacks[at].Procedures, f.String())
+		if f.Denied {
+			lacks[at].Grants = append(lacks[at].Grants, s.grant("EXECUTE", "PROCEDURE "+f.String()))
+		}
+	}
+	return lacks, err
 }

@@ -43,7 +43,7 @@ server, and needs to know none.`,
 			return nil
 		},
 	}
-	c.Flags().BoolVar(&mariadb, "mariadb", false, "without the procedure, which MariaDB does not need")
+	c.Flags().BoolVar(&mariadb, "mariadb", false, "without the procedures, which MariaDB does not need")
 	return c
 }
 
@@ -63,16 +63,18 @@ func newSchemaApply(at *target) *cobra.Command {
 	return &cobra.Command{
 		Use:   "apply",
 		Short: "Make the lock table, or bring it up to date",
-		Long: `apply makes the lock table and, on MySQL, its procedure, or brings them up to date.
+		Long: `apply makes the lock table and, on MySQL, its procedures, or brings them up to date.
 It may run at any time and again. It needs CREATE, INSERT and SELECT, for the
-procedure CREATE ROUTINE, and for a table of an older form ALTER.`,
+procedures CREATE ROUTINE, and for a table of an older form ALTER. The driver
+works without the procedures, by more round trips: apply lists those that
+the account cannot call, and why.`,
 		Example: `  mysqllock schema apply`,
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return at.inspecting(c.Context(), func(ctx context.Context, i *inspect.Inspector) error {
-				_, err := i.MakeTable(ctx)
+				lacks, err := i.MakeTable(ctx)
 				if err == nil {
-					fmt.Fprintln(c.OutOrStdout(), "the lock table is as it should be")
+					printTable(c.OutOrStdout(), lacks)
 				}
 				return err
 			})
@@ -82,20 +84,36 @@ procedure CREATE ROUTINE, and for a table of an older form ALTER.`,
 
 func newSchemaCheck(at *target) *cobra.Command {
 	return &cobra.Command{
-		Use:     "check",
-		Short:   "Say whether the lock table is as it should be",
-		Long:    `check changes nothing. The exit status is 1 where the lock table is not as the driver needs it.`,
+		Use:   "check",
+		Short: "Say whether the lock table is as it should be",
+		Long: `check changes nothing. The exit status is 1 where the lock table is not as the driver
+needs it. Procedures that the account cannot call are listed: the driver works
+without them, by more round trips.`,
 		Example: `  mysqllock schema check`,
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return at.inspecting(c.Context(), func(ctx context.Context, i *inspect.Inspector) error {
-				_, err := i.CheckTable(ctx)
+				lacks, err := i.CheckTable(ctx)
 				if err == nil {
-					fmt.Fprintln(c.OutOrStdout(), "the lock table is as it should be")
+					printTable(c.OutOrStdout(), lacks)
 				}
 				return naming("mysqllock schema apply", err)
 			})
 		},
+	}
+}
+
+// printTable tells of a lock table that is as it should be, and of procedures that it lacks.
+func printTable(w io.Writer, lacks []inspect.Lack) {
+	fmt.Fprintln(w, "the lock table is as it should be")
+	for _, l := range lacks {
+		fmt.Fprintf(w, "locks take more round trips without %s\n", l)
+		if len(l.Grants) == 0 {
+			fmt.Fprintln(w, `run "mysqllock schema apply" with an account that has CREATE ROUTINE`)
+		}
+		for _, grant := range l.Grants {
+			fmt.Fprintf(w, "%s;\n", grant)
+		}
 	}
 }
 

@@ -24,11 +24,22 @@ func TestSchema(t *testing.T) {
 			s.command("schema", "check").start().must(0)
 		}
 
-		// What is printed makes the same, in another table.
 		mariadb := []string{"--mariadb"}
 		if !strings.Contains(s.Server.Version(), "MariaDB") {
 			mariadb = nil
+			dbtest.Exec(t, s.root, "DROP PROCEDURE mysqllock_pass1")
+			if out := s.command("schema", "check").start().must(0); !strings.Contains(out, "mysqllock_pass1`: not there") || !strings.Contains(out, "schema apply") {
+				t.Errorf("without a procedure: %s", out)
+			}
 		}
+		const whole = "the lock table is as it should be\n"
+		for _, command := range []string{"apply", "check"} {
+			if out := s.command("schema", command).start().must(0); out != whole {
+				t.Errorf("%s says %s", command, out)
+			}
+		}
+
+		// What is printed makes the same, in another table.
 		printed := s.command(append([]string{"schema", "print", "--table", "other"}, mariadb...)...)
 		printed.Env = append(printed.Env, dsnVariable+"=") // it needs no server
 		for _, text := range clientStatements(printed.start().must(0)) {
@@ -110,5 +121,11 @@ func TestDoctor(t *testing.T) {
 		s.command("doctor", "--dsn", dsn).start().fails(1, "privileges")
 		s.command("doctor", "--dsn", dsn, "--need", "advisory,row").start().fails(1, "not safe here: row")
 		s.command("doctor", "--dsn", dsn, "--need", "advisory").start().must(0)
+		if !d.MariaDB {
+			out := s.command("schema", "check", "--dsn", dsn).start().must(0)
+			if strings.Count(out, "\nGRANT EXECUTE ON PROCEDURE ") != 10 || strings.Contains(out, "schema apply") {
+				t.Errorf("without EXECUTE: %s", out)
+			}
+		}
 	})
 }

@@ -59,6 +59,68 @@ func (p Procedure) Provide(ctx context.Context, conn driver.Conn, auto bool) (th
 	return p.make(ctx, conn, auto)
 }
 
+// Lack is a procedure that the account cannot call.
+type Lack struct {
+	Procedure
+	Why    string
+	Denied bool // it needs EXECUTE, if the procedure exists: the server does not say whether it does
+}
+
+// Lacks returns the procedures that the account cannot call. With auto it makes those that are
+// missing, as Provide does. Each that is there is called without its parameters, which the server
+// refuses before it runs anything.
+func (t Table) Lacks(ctx context.Context, conn driver.Conn, auto bool) ([]Lack, error) {
+	var lacks []Lack
+	for _, p := range t.Procedures() {
+		l, err := p.lack(ctx, conn, auto)
+		if server.Number(err) == 0 && err != nil {
+			return nil, err
+		}
+		if err != nil {
+			l.Why = err.Error()
+		}
+		if l.Why != "" {
+			l.Procedure = p
+			lacks = append(lacks, l)
+		}
+	}
+	return lacks, nil
+}
+
+// lack says why the procedure cannot be called; Why is "" if it can.
+func (p Procedure) lack(ctx context.Context, conn driver.Conn, auto bool) (Lack, error) {
+	rows, err := server.Query(ctx, conn, p.find())
+	if err != nil {
+		return Lack{}, err
+	}
+	if len(rows) > 0 && rows[0][0] != "1" {
+		return Lack{Why: "another procedure has this name; drop that, or use another lock table"}, nil
+	}
+	why := "not there; with lockSchema=auto the driver makes each when it first needs it, if its account may"
+	if len(rows) == 0 && auto {
+		err := server.Exec(ctx, conn, p.DDL())
+		if server.Number(err) == 0 && err != nil {
+			return Lack{}, err
+		}
+		if err != nil {
+			why = "could not be made: " + err.Error()
+		}
+	}
+	_, err = server.Query(ctx, conn, "CALL "+p.String()+"()")
+	const wrongArguments, noRoutine = 1318, 1305
+	switch n := server.Number(err); {
+	case n == wrongArguments:
+		return Lack{}, nil
+	case n == noRoutine:
+		return Lack{Why: why}, nil
+	case server.Denied(err) && len(rows) > 0:
+		return Lack{Why: "no privilege EXECUTE", Denied: true}, nil
+	case server.Denied(err):
+		return Lack{Why: "no privilege EXECUTE, and the server does not say whether it exists", Denied: true}, nil
+	}
+	return Lack{}, err
+}
+
 // find asks whether the procedure is ours; the answer is empty if there is none.
 func (p Procedure) find() string {
 	return "SELECT ROUTINE_COMMENT = '" + ours + "' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE' AND " +
