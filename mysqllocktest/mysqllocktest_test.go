@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/DATA-DOG/go-sqlmock"
@@ -329,6 +330,19 @@ func TestALostLeaseEndsItsWorkAndCommitsNothing(t *testing.T) {
 	})
 	x.is(err, mysqllock.ErrLost)
 	x.ok(x.other("report", lockctx.NoWait())())
+}
+
+// TestALeaseIsRenewed for an hour of the time of a synctest bubble.
+func TestALeaseIsRenewed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := newTest(t, mysqllock.Config{})
+		x.ok(mysqllock.Do(t.Context(), x.db, "k", func(ctx context.Context) error {
+			time.Sleep(time.Hour)
+			x.holders("k", "process-1")
+			return ctx.Err()
+		}, lockctx.Lease(30*time.Second)))
+		x.holders("k")
+	})
 }
 
 func TestALostRowLockCommitsNothing(t *testing.T) {
