@@ -232,6 +232,7 @@ var (
 	anyPrimary   = []driver.Value{"8.4.0", "shop", "0", "0", "REPEATABLE-READ", "0", "OFF,", int64(0)}
 	anySecondary = []driver.Value{"8.4.0", "shop", "0", "1", "REPEATABLE-READ", "0", "OFF,", int64(0)}
 	newerPrimary = []driver.Value{"8.4.1", "shop", "0", "0", "REPEATABLE-READ", "0", "OFF,", int64(0)}
+	otherEngine  = []driver.Value{"8.0.11-TiDB-v8.5.0", "shop", "0", "0", "REPEATABLE-READ", "0", "OFF,", int64(0)}
 	manyPrimary  = []driver.Value{"8.4.0", "shop", "0", "0", "REPEATABLE-READ", "0", "OFF,name,OFF", int64(0)}
 )
 
@@ -368,6 +369,13 @@ func TestServerDoesNotAnswer(t *testing.T) {
 	}
 	s.becomes(anyPrimary)
 	s.granted("it takes writes", 1, 0)
+	s.refuse(1290)
+	s.becomes(otherEngine)
+	for range 3 {
+		s.unsafe("it is another engine", 1, 0)
+	}
+	s.becomes(anyPrimary)
+	s.granted("it is MySQL again", 1, 0)
 }
 
 // TestNoTableYet: what needs the lock table is tried with each hint, and what does

@@ -40,8 +40,8 @@ const (
 	sqlLeasing  = "SET @mysqllock = @@autocommit, SESSION autocommit = 1, " + sqlOwn + ", innodb_lock_wait_timeout = 1, lock_wait_timeout = 5, wait_timeout = 30"
 	sqlProbe    = "SELECT VERSION(), DATABASE(), @@innodb_rollback_on_timeout, @@read_only OR @@innodb_read_only," +
 		" /*!80000 @@transaction_isolation, 0, CONCAT(IFNULL((SELECT VARIABLE_VALUE FROM performance_schema.global_variables WHERE VARIABLE_NAME = 'wsrep_on'),'OFF'), ','," +
-		" IFNULL((SELECT GROUP_CONCAT(VARIABLE_VALUE ORDER BY VARIABLE_NAME)" +
-		" FROM performance_schema.global_variables WHERE VARIABLE_NAME IN ('group_replication_group_name','group_replication_single_primary_mode')),'')), 0, @@server_uuid," +
+		" CONCAT_WS(',', (SELECT VARIABLE_VALUE FROM performance_schema.global_variables WHERE VARIABLE_NAME = 'group_replication_group_name')," +
+		" (SELECT VARIABLE_VALUE FROM performance_schema.global_variables WHERE VARIABLE_NAME = 'group_replication_single_primary_mode'))), 0, @@server_uuid," +
 		" (SELECT COUNT(*) FROM performance_schema.session_account_connect_attrs WHERE PROCESSLIST_ID = CONNECTION_ID() AND ATTR_NAME = '_client_ip'), @@global.wait_timeout */" +
 		" /*M!100000 @@tx_isolation, @@idle_transaction_timeout, CONCAT(@@wsrep_on,',')," +
 		" (SELECT COUNT(*) FROM information_schema.SYSTEM_VARIABLES WHERE VARIABLE_NAME = 'INNODB_SNAPSHOT_ISOLATION')," +
@@ -51,7 +51,8 @@ const (
 		" IFNULL(NULLIF(@@idle_readonly_transaction_timeout, 0), @@global.wait_timeout), IFNULL(NULLIF(@@idle_write_transaction_timeout, 0), @@global.wait_timeout)) */," +
 		" CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir /*!80000 , @@server_uuid */), @@log_bin AND" +
 		" /*!80000 (SELECT COUNT(*) FROM performance_schema.session_variables WHERE VARIABLE_NAME = 'binlog_format' AND VARIABLE_VALUE = 'STATEMENT') */" +
-		" /*M!100000 @@binlog_format = 'STATEMENT' */"
+		" /*M!100000 @@binlog_format = 'STATEMENT' */, @@version, @@version_comment LIMIT 1"
+	sqlRecognise  = "SELECT @@version, @@version_comment, VERSION(), DATABASE() LIMIT 1"
 	sqlState      = "SELECT ENGINE, " + sqlColumns + ", " + sqlRoutine + sqlEngine
 	sqlStateMaria = "SELECT ENGINE, " + sqlColumns + ", NULL" + sqlEngine
 	sqlColumns    = "(SELECT LOWER(GROUP_CONCAT(COLUMN_NAME)) FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = x'73686f70' AND TABLE_NAME = x'6d7973716c6c6f636b')"
@@ -282,9 +283,9 @@ func (m *mocked) setUp(a answers) {
 }
 
 func (m *mocked) probe(a answers) {
+	m.reprobe(a)
 	m.ExpectExec(sqlControl).WillReturnResult(sqlmock.NewResult(0, 0))
 	m.ExpectQuery(sqlIdentify).WillReturnRows(sqlmock.NewRows([]string{"id", "node", "@mysqllock", "@@completion_type"}).AddRow(9, "db 3306", 1, "NO_CHAIN"))
-	m.reprobe(a)
 }
 
 func (m *mocked) reprobe(a answers) {
@@ -974,15 +975,14 @@ func TestMockSetUpFails(t *testing.T) {
 		says   []string
 	}{
 		{"old MySQL", mysqllock.Config{}, func(m *mocked) {
-			m.probe(aMySQL.with(func(a *answers) { a.version = "5.7.44" }))
+			m.reprobe(aMySQL.with(func(a *answers) { a.version = "5.7.44" }))
 		}, nil, []string{"5.7.44", "too old", "MySQL 8.0"}},
 		{"old MariaDB", mysqllock.Config{}, func(m *mocked) {
-			m.probe(aMariaDB.with(func(a *answers) { a.version = "5.5.5-10.2.44-MariaDB" }))
+			m.reprobe(aMariaDB.with(func(a *answers) { a.version = "5.5.5-10.2.44-MariaDB" }))
 		}, nil, []string{"10.2.44", "too old", "MariaDB 10.3"}},
 		{"neither", mysqllock.Config{}, func(m *mocked) {
-			m.expectExec(sqlControl)
-			m.ExpectQuery(sqlIdentify).WillReturnRows(sqlmock.NewRows([]string{"id", "node", "@mysqllock", "@@completion_type"}).AddRow(9, "db 3306", 1, "NO_CHAIN"))
 			m.expectQuery(sqlProbe, "5.6.1")
+			m.ExpectQuery(sqlRecognise).WillReturnRows(sqlmock.NewRows([]string{"1", "2", "3", "4"}).AddRow("5.6.1", "Source distribution", "5.6.1", "shop"))
 		}, nil, []string{"MySQL 8.0 or MariaDB 10.3 is needed"}},
 		{"MyISAM", mysqllock.Config{}, func(m *mocked) {
 			m.probe(aMySQL)
@@ -1076,9 +1076,7 @@ func TestMockSetUpFails(t *testing.T) {
 			m.want(err, nil)
 
 			// Someone has put it right.
-			m.expectExec(sqlControl)
-			m.ExpectQuery(sqlIdentify).WillReturnRows(sqlmock.NewRows([]string{"id", "node", "@mysqllock", "@@completion_type"}).AddRow(9, "db 3306", 1, "NO_CHAIN"))
-			m.reprobe(aCalled)
+			m.probe(aCalled)
 			m.state(aCalled)
 			m.expectQuery(sqlFloor, "1")
 			m.exist(sqlExists, "k")

@@ -114,7 +114,7 @@ func (e *examination) server(ctx context.Context) error {
 		return nil
 	}
 	e.add("server", OK, e.info.Version, "")
-	if !e.info.SkipLocked() {
+	if !e.info.SkipLocked {
 		e.ruleOut("leases need SKIP LOCKED, which MariaDB has from 10.6 on", lease)
 	}
 	if e.info.StatementLog {

@@ -28,6 +28,7 @@ import (
 // Config says what a Pool holds.
 type Config struct {
 	Connect  func(context.Context) (driver.Conn, error) // opens a connection
+	First    func(context.Context, driver.Conn) error   // is called with each new connection, before anything is sent on it; may refuse it. nil is none
 	Check    func(Found) error                          // is called for each new connection, with its settings before Setup; may refuse it
 	Ask      string                                     // an SQL expression for Check; "" is none
 	Setup    string                                     // a statement that runs once on each new connection
@@ -165,6 +166,12 @@ func (cfg Config) open(ctx context.Context) (*Conn, error) {
 	}
 	c := Adopt(conn)
 	c.adopted = false
+	if cfg.First != nil {
+		if err := cfg.First(ctx, conn); err != nil {
+			_ = conn.Close()
+			return nil, err
+		}
+	}
 	var found Found
 	if err = server.Exec(ctx, conn, cfg.Setup); err == nil {
 		found, err = c.identify(ctx, cfg.Ask)

@@ -34,6 +34,7 @@ type Server struct {
 	stock   map[int64]int64   // what is committed
 	faults  []*fault
 	signals []signal
+	engine  Engine
 }
 
 type fault struct {
@@ -49,7 +50,25 @@ type signal struct {
 
 // New returns a server with a lock table, and with a stock of 10 of the article 1.
 func New() *Server {
-	return &Server{rows: make(map[string]*row), named: make(map[string]*named), conns: make(map[int64]*Conn), stock: map[int64]int64{1: 10}}
+	return &Server{rows: make(map[string]*row), named: make(map[string]*named), conns: make(map[int64]*Conn), stock: map[int64]int64{1: 10}, engine: Engine{Version: "8.4.0", Comment: "MySQL Community Server - GPL"}}
+}
+
+// Engine is what a server says of itself.
+type Engine struct {
+	Version  string // VERSION()
+	Variable string // @@version; "" is the same
+	Comment  string // @@version_comment
+	Lacks    error  // the answer to what MySQL and MariaDB are asked for; nil if it answers like them
+}
+
+// Be has the server say of itself that it is e. What it does stays the same.
+func (s *Server) Be(e Engine) {
+	if e.Variable == "" {
+		e.Variable = e.Version
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.engine = e
 }
 
 // Fail has the next statement that contains text fail with err.
@@ -414,7 +433,13 @@ func (c *Conn) do(ctx context.Context, text string, args []driver.NamedValue) (r
 	case strings.HasPrefix(text, "ROLLBACK TO "), strings.HasPrefix(text, "RELEASE SAVEPOINT "):
 		return reply{}, c.back(verb == "ROLLBACK", text[strings.LastIndex(text, " ")+1:])
 	case strings.HasPrefix(text, "SELECT VERSION()"):
-		return one("8.4.0", "shop", "0", "0", "REPEATABLE-READ", "0", "OFF,", int64(0))
+		if c.s.engine.Lacks != nil {
+			return reply{}, c.s.engine.Lacks
+		}
+		return one(c.s.engine.Version, "shop", "0", "0", "REPEATABLE-READ", "0", "OFF,", int64(0), "uuid", int64(0), "28800", "db 3306", int64(0),
+			c.s.engine.Variable, c.s.engine.Comment)
+	case strings.HasPrefix(text, "SELECT @@version,"):
+		return one(c.s.engine.Variable, c.s.engine.Comment, c.s.engine.Version, "shop")
 	case strings.Contains(text, "@@completion_type"):
 		return one(c.id, "db 3306", int64(1), "NO_CHAIN")
 	case strings.HasPrefix(text, "SELECT ENGINE"):

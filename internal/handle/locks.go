@@ -137,6 +137,9 @@ func (k *Handle) current(ctx context.Context) (*Locks, error) {
 	}
 	defer closed()
 	info, err := server.Probe(ctx, conn)
+	if err == nil {
+		err = k.reliable(info)
+	}
 	if err == nil && info.Router {
 		err = server.NotSplit(ctx, conn)
 	}
@@ -193,10 +196,11 @@ func (k *Handle) newLocks(ctx context.Context) (_ *Locks, err error) {
 			l.closePools()
 		}
 	}()
-	if err := k.makePools(l); err != nil {
+	var found atomic.Pointer[server.Info]
+	if err := k.makePools(l, k.recognise(&found)); err != nil {
 		return nil, err
 	}
-	info, err := k.ask(ctx, l.Control)
+	info, err := k.ask(ctx, l.Control, &found)
 	if err != nil {
 		return nil, err
 	}
@@ -205,8 +209,9 @@ func (k *Handle) newLocks(ctx context.Context) (_ *Locks, err error) {
 	return l, nil
 }
 
-// makePools makes the pools of connections. It opens none.
-func (k *Handle) makePools(l *Locks) (err error) {
+// makePools makes the pools of connections. It opens none. first is for control connections,
+// of which the first is the first of all.
+func (k *Handle) makePools(l *Locks, first func(context.Context, driver.Conn) error) (err error) {
 	s := k.Settings
 	sessions, others := s.LockMaxConns, s.LockMaxConns
 	if k.Bounded() {
@@ -214,7 +219,7 @@ func (k *Handle) makePools(l *Locks) (err error) {
 		others = min(others, max(1, s.MaxConns/4)) // some of them are kept for long: the rest is for units of work
 	}
 	control := k.control()
-	control.Check, control.Max, control.Budget, control.Control = k.found, controlConns, k.conns, true
+	control.First, control.Check, control.Max, control.Budget, control.Control = first, k.found, controlConns, k.conns, true
 	if l.Control, err = pool.New(control); err != nil {
 		return err
 	}
@@ -267,23 +272,49 @@ func (k *Handle) leasable(f pool.Found) error {
 	return k.found(f)
 }
 
-// ask asks what the server is. It is an error where nothing can be locked on it.
-func (k *Handle) ask(ctx context.Context, control *pool.Pool) (info server.Info, err error) {
-	for range 3 { // as often as database/sql tries where a connection breaks
-		var c *pool.Conn
-		if c, err = control.Acquire(ctx); err != nil {
-			return info, err
+// recognise returns what asks for the server before anything else is sent to it, and notes
+// the answer in found. It is an error if nothing can be locked there.
+func (k *Handle) recognise(found *atomic.Pointer[server.Info]) func(context.Context, driver.Conn) error {
+	return func(ctx context.Context, conn driver.Conn) error {
+		if found.Load() != nil {
+			return nil
 		}
-		info, err = server.Probe(ctx, c.Conn)
-		broken := server.Broken(err)
-		if broken || !traitsOf(k.Settings.Strategy).Table { // which has hardly any use for another one
-			c.Destroy()
-		} else {
-			c.Release()
+		info, err := server.Probe(ctx, conn)
+		switch {
+		case err == nil:
+			found.Store(&info)
+			return k.reliable(info)
+		case server.Number(err) != 0: // by a limit of the account's, perhaps: ask does without
+			return nil
 		}
-		if !broken || ctx.Err() != nil {
-			break
-		}
+		return err
+	}
+}
+
+// reliable returns an error if locks do not hold on the server, or if nobody knows.
+func (k *Handle) reliable(info server.Info) error {
+	if k.Settings.Unsafe {
+		return nil
+	}
+	return info.Reliable()
+}
+
+// ask opens the first connection, and returns what the server is. It is an error where nothing
+// can be locked on it.
+func (k *Handle) ask(ctx context.Context, control *pool.Pool, found *atomic.Pointer[server.Info]) (info server.Info, err error) {
+	c, err := control.Acquire(ctx)
+	if err != nil {
+		return info, err
+	}
+	if known := found.Load(); known != nil {
+		info = *known
+	} else if info, err = server.Probe(ctx, c.Conn); err == nil {
+		err = k.reliable(info)
+	}
+	if server.Broken(err) || !traitsOf(k.Settings.Strategy).Table { // which has hardly any use for another one
+		c.Destroy()
+	} else {
+		c.Release()
 	}
 	if err == nil && info.Router {
 		err = k.notSplit(ctx)

@@ -92,13 +92,10 @@ func (l *Locker) Acquire(ctx context.Context, r Request) (*Lease, error) {
 
 // usable returns an error if leases are not safe on this server.
 func (l *Locker) usable() error {
-	switch {
-	case !l.info.SkipLocked():
-		return lockerr.With(lockerr.ErrUnsafe, errors.New("leases need SKIP LOCKED, which MariaDB has from 10.6 on; use a row lock"))
-	case l.info.StatementLog && !l.unsafe:
+	if l.info.StatementLog && !l.unsafe {
 		return server.ErrStatementLog
 	}
-	return nil
+	return l.info.Skips("leases", "use a row lock")
 }
 
 // attempt is one call of Acquire.

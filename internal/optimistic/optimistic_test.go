@@ -284,7 +284,7 @@ func TestRowLock(t *testing.T) {
 // TestCleanUp: no version outlives its row.
 func TestCleanUp(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		if !s.info.SkipLocked() {
+		if !s.info.SkipLocked {
 			t.Skip("there is no clean-up")
 		}
 		clean := func() {

@@ -418,8 +418,10 @@ func (l *leased) Error() string { return "the key has a lease" }
 
 // allowed refuses if row locks do not exclude, or if the server lacks what they need.
 func (a *attempt) allowed() error {
-	if len(a.r.Slots) > 0 && !a.cfg.Info.SkipLocked() {
-		return lockerr.With(lockerr.ErrUnsafe, errors.New("slots need SKIP LOCKED, which MariaDB has from 10.6 on"))
+	if len(a.r.Slots) > 0 {
+		if err := a.cfg.Info.Skips("slots", "use a key of its own for each slot"); err != nil {
+			return err
+		}
 	}
 	topology := a.cfg.Info.Topology
 	shared := slices.ContainsFunc(a.r.Keys, func(key Key) bool { return key.Shared })

@@ -383,7 +383,7 @@ func TestFreeSlot(t *testing.T) {
 		s.lease(rows[2], time.Hour)
 		want(p, []int{0, 3})
 		want(p, []int{-1}, 3, 0)
-		want(s.process(func(cfg *rowlock.Config) { cfg.Info.MariaDB, cfg.Info.Version = true, "10.5.9-MariaDB" }), []int{0, 1, 3})
+		want(s.process(func(cfg *rowlock.Config) { cfg.Info.SkipLocked = false }), []int{0, 1, 3})
 		end()
 		s.release(rows[2])
 		want(p, []int{1, 2}, 3, 0)
@@ -902,7 +902,7 @@ func TestJoinSlotDeadlock(t *testing.T) {
 // TestSlotsNeedSkipLocked, which a server may lack.
 func TestSlotsNeedSkipLocked(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		p := s.process(func(cfg *rowlock.Config) { cfg.Info.MariaDB, cfg.Info.Version = true, "10.5.9-MariaDB" })
+		p := s.process(func(cfg *rowlock.Config) { cfg.Info.SkipLocked = false })
 		p.refused(rowlock.Request{Slots: slots(2), Wait: time.Second}, lockerr.ErrUnsafe)
 		c := pool.Adopt(s.Connect())
 		if _, alive, err := p.Join(dbtest.Limited(t), c, rowlock.Request{Slots: slots(2), Waiting: free}); !alive || !errors.Is(err, lockerr.ErrUnsafe) {

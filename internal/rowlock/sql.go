@@ -72,7 +72,7 @@ func (a *attempt) freeSQL(slots []int) string {
 		lines = append(lines, fmt.Sprintf("SELECT %d AS i, %s AS n", slot, schema.Literal(a.r.Slots[slot])))
 	}
 	skip := ""
-	if a.cfg.Info.SkipLocked() {
+	if a.cfg.Info.SkipLocked {
 		skip = " FOR UPDATE SKIP LOCKED"
 	}
 	return "SELECT i FROM (" + strings.Join(lines, " UNION ALL ") + ") d STRAIGHT_JOIN " + a.cfg.Table.String() +

@@ -113,6 +113,18 @@ func Unprepared(err error) bool { n := Number(err); return n == 1243 || n == 161
 // Unparsed reports that the server has not understood a statement, and run none of it.
 func Unparsed(err error) bool { return Number(err) == 1064 }
 
+// lacks reports that the server does not know something of a statement: its syntax (1064), a
+// variable (1193), a column or a function (1054, 1305), a table or a database (1146, 1109,
+// 1049), a feature (1235); or that it says no more than that it failed (1105), as engines
+// other than MySQL do.
+func lacks(err error) bool {
+	switch Number(err) {
+	case 1064, 1193, 1054, 1305, 1146, 1109, 1049, 1235, 1105:
+		return true
+	}
+	return false
+}
+
 // Full reports that the server takes no more connections, at all (1040) or of the
 // account (1203, 1226).
 func Full(err error) bool {

@@ -1,5 +1,6 @@
-// Package server knows the differences between MySQL and MariaDB: versions, settings and
-// error numbers. It runs statements on a bare driver connection.
+// Package server knows the differences between MySQL, MariaDB and other engines that speak
+// their protocol: versions, capabilities, settings and error numbers. It runs statements on a
+// bare driver connection.
 package server
 
 import (
@@ -20,6 +21,7 @@ import (
 // Info is what the driver needs to know about a server. It is read at the first hint of a
 // database handle, and after a possible failover.
 type Info struct {
+	Flavour
 	MariaDB           bool
 	Version           string
 	Database          string        // the default database of new connections
@@ -78,31 +80,68 @@ const StatementLog = "@@log_bin AND" +
 var ErrStatementLog = lockerr.With(lockerr.ErrUnsafe, errors.New("binlog_format is STATEMENT, with which the tokens of leases go back when a replica is promoted;"+
 	" set ROW or MIXED, or use lockUnsafe=allow where no replica ever is"))
 
-// Probe asks the server on conn in one or two statements that need no privilege.
+// probe is one text for MySQL and MariaDB: each server skips the other's versioned comment.
+const probe = "SELECT VERSION(), DATABASE(), @@innodb_rollback_on_timeout, @@read_only OR @@innodb_read_only," +
+	" /*!80000 @@transaction_isolation, 0, CONCAT(IFNULL((SELECT VARIABLE_VALUE FROM performance_schema.global_variables WHERE VARIABLE_NAME = 'wsrep_on'),'OFF'), ','," +
+	" CONCAT_WS(',', (SELECT VARIABLE_VALUE FROM performance_schema.global_variables WHERE VARIABLE_NAME = 'group_replication_group_name')," +
+	" (SELECT VARIABLE_VALUE FROM performance_schema.global_variables WHERE VARIABLE_NAME = 'group_replication_single_primary_mode'))), 0, @@server_uuid," +
+	// An attribute that a Router adds to those of its client.
+	" (SELECT COUNT(*) FROM performance_schema.session_account_connect_attrs WHERE PROCESSLIST_ID = CONNECTION_ID() AND ATTR_NAME = '_client_ip'), @@global.wait_timeout */" +
+	" /*M!100000 @@tx_isolation, @@idle_transaction_timeout, CONCAT(@@wsrep_on,',')," +
+	" (SELECT COUNT(*) FROM information_schema.SYSTEM_VARIABLES WHERE VARIABLE_NAME = 'INNODB_SNAPSHOT_ISOLATION')," +
+	" IF(@@wsrep_on, (SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME = 'WSREP_CLUSTER_STATE_UUID')," +
+	" CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir)), 0," +
+	" LEAST(@@global.wait_timeout, IFNULL(NULLIF(@@idle_transaction_timeout, 0), @@global.wait_timeout)," +
+	" IFNULL(NULLIF(@@idle_readonly_transaction_timeout, 0), @@global.wait_timeout), IFNULL(NULLIF(@@idle_write_transaction_timeout, 0), @@global.wait_timeout)) */, " + Node + ", " + StatementLog +
+	", @@version, @@version_comment LIMIT 1" // which overrides sql_select_limit
+
+// Probe asks the server on conn what it is, by one statement that needs no privilege, and by
+// another, which every engine answers, if that fails. It sends nothing else, so it may be the
+// first that is sent on a connection, whatever its settings are. An engine other than MySQL
+// and MariaDB is no error: see [Flavour.Reliable].
 func Probe(ctx context.Context, conn driver.Conn) (Info, error) {
-	// One text for both: each server skips the other's versioned comment.
-	rows, err := Query(ctx, conn, "SELECT VERSION(), DATABASE(), @@innodb_rollback_on_timeout, @@read_only OR @@innodb_read_only,"+
-		" /*!80000 @@transaction_isolation, 0, CONCAT(IFNULL((SELECT VARIABLE_VALUE FROM performance_schema.global_variables WHERE VARIABLE_NAME = 'wsrep_on'),'OFF'), ',',"+
-		" IFNULL((SELECT GROUP_CONCAT(VARIABLE_VALUE ORDER BY VARIABLE_NAME)"+
-		" FROM performance_schema.global_variables WHERE VARIABLE_NAME IN ('group_replication_group_name','group_replication_single_primary_mode')),'')), 0, @@server_uuid,"+
-		// An attribute that a Router adds to those of its client.
-		" (SELECT COUNT(*) FROM performance_schema.session_account_connect_attrs WHERE PROCESSLIST_ID = CONNECTION_ID() AND ATTR_NAME = '_client_ip'), @@global.wait_timeout */"+
-		" /*M!100000 @@tx_isolation, @@idle_transaction_timeout, CONCAT(@@wsrep_on,','),"+
-		" (SELECT COUNT(*) FROM information_schema.SYSTEM_VARIABLES WHERE VARIABLE_NAME = 'INNODB_SNAPSHOT_ISOLATION'),"+
-		" IF(@@wsrep_on, (SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME = 'WSREP_CLUSTER_STATE_UUID'),"+
-		" CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir)), 0,"+
-		" LEAST(@@global.wait_timeout, IFNULL(NULLIF(@@idle_transaction_timeout, 0), @@global.wait_timeout),"+
-		" IFNULL(NULLIF(@@idle_readonly_transaction_timeout, 0), @@global.wait_timeout), IFNULL(NULLIF(@@idle_write_transaction_timeout, 0), @@global.wait_timeout)) */, "+Node+", "+StatementLog)
-	if err != nil {
+	rows, err := Query(ctx, conn, probe)
+	switch {
+	case err != nil && !lacks(err):
 		return Info{}, fmt.Errorf("reading the server's settings: %w", err)
+	case err != nil:
+		return recognise(ctx, conn, err)
+	case len(rows) != 1 || len(rows[0]) < 8:
+		return recognise(ctx, conn, errors.New("it answers in another form"))
 	}
-	if len(rows) != 1 || len(rows[0]) < 8 {
-		return Info{}, errors.New("mysqllock: unexpected result when reading the server's settings: MySQL 8.0 or MariaDB 10.3 is needed")
+	info := told(rows[0])
+	return info, info.tooOld()
+}
+
+// recognise asks the server what it is, in words that every engine knows, after it has not
+// answered like MySQL and MariaDB.
+func recognise(ctx context.Context, conn driver.Conn, because error) (Info, error) {
+	rows, err := Query(ctx, conn, "SELECT @@version, @@version_comment, VERSION(), DATABASE() LIMIT 1")
+	if err != nil || len(rows) != 1 || len(rows[0]) != 4 {
+		return Info{}, fmt.Errorf("reading the server's settings: %w", errors.Join(because, err))
 	}
 	r := rows[0]
+	s := self{variable: r[0], comment: r[1], version: r[2]}
+	info := Info{Flavour: s.flavour(), MariaDB: s.mariadb(), Version: s.version, Database: r[3], Isolation: "REPEATABLE-READ"}
+	if err := info.tooOld(); err != nil {
+		return info, err
+	}
+	if info.RowLocks {
+		info.Flavour = s.unknown(fmt.Sprintf("which does not know what MySQL from 8.0 and MariaDB from 10.3 know (%v)", because))
+	}
+	return info, nil
+}
+
+// told is what an answer to probe says.
+func told(r []string) Info {
+	s := self{version: r[0], variable: r[0]}
+	if len(r) > 14 {
+		s.variable, s.comment = r[13], r[14]
+	}
 	info := Info{
+		Flavour:           s.flavour(),
 		Version:           r[0],
-		MariaDB:           strings.Contains(r[0], "MariaDB"),
+		MariaDB:           s.mariadb(),
 		Database:          r[1],
 		RollbackOnTimeout: r[2] == "1",
 		ReadOnly:          r[3] == "1",
@@ -134,7 +173,7 @@ func Probe(ctx context.Context, conn driver.Conn) (Info, error) {
 	if name, _, _ := strings.Cut(group, ","); name != "" {
 		info.Server = name
 	}
-	return info, info.tooOld()
+	return info
 }
 
 // Alike reports whether locks work on another server, or on the same one at another time,
@@ -198,10 +237,11 @@ func TakesWrites(columns []string) bool {
 	return !slices.ContainsFunc(columns, func(c string) bool { return c != "0" && c != "OFF" })
 }
 
+// tooOld returns an error if the server is an old MySQL or MariaDB.
 func (i Info) tooOld() error {
-	major, minor, err := i.number()
-	if err != nil {
-		return fmt.Errorf("mysqllock: cannot read the server version %q", i.Version)
+	major, minor, err := number(i.Version)
+	if !i.RowLocks || err != nil {
+		return nil
 	}
 	if i.MariaDB && (major < 10 || major == 10 && minor < 3) || !i.MariaDB && major < 8 {
 		return fmt.Errorf("mysqllock: server version %s is too old: MySQL 8.0 or MariaDB 10.3 is needed", i.Version)
@@ -209,8 +249,9 @@ func (i Info) tooOld() error {
 	return nil
 }
 
-func (i Info) number() (major, minor int, err error) {
-	v := strings.TrimPrefix(i.Version, "5.5.5-") // old MariaDB behind replication-safe version strings
+// number reads the version of a server of MySQL's or MariaDB's.
+func number(version string) (major, minor int, err error) {
+	v := strings.TrimPrefix(version, "5.5.5-") // old MariaDB behind replication-safe version strings
 	first, rest, _ := strings.Cut(v, ".")
 	if major, err = strconv.Atoi(first); err == nil {
 		second := rest[:len(rest)-len(strings.TrimLeft(rest, "0123456789"))]
@@ -222,15 +263,8 @@ func (i Info) number() (major, minor int, err error) {
 // Streams reports whether a transaction can make the other nodes of a Galera cluster agree
 // to its writes before it commits (streaming replication): MariaDB from 10.4 on.
 func (i Info) Streams() bool {
-	major, minor, _ := i.number()
+	major, minor, _ := number(i.Version)
 	return i.Topology == Galera && i.MariaDB && (major > 10 || major == 10 && minor >= 4)
-}
-
-// SkipLocked reports whether the server knows SKIP LOCKED: MySQL 8.0 and
-// MariaDB 10.6 are the first that do.
-func (i Info) SkipLocked() bool {
-	major, minor, _ := i.number()
-	return !i.MariaDB || major > 10 || major == 10 && minor >= 6
 }
 
 // RepeatableRead reports whether an isolation level of BeginTx keeps one

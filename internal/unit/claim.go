@@ -16,14 +16,20 @@ import (
 // claim has st lock the rows that it returns, if it is a SELECT, and returns why that
 // would not keep others out, if so.
 func (c *Conn) claim(ctx context.Context, h *hint.Hint, st *statement.Statement) error {
-	if err := st.Claim(h.Claim); err != nil || !st.Claims || c.k.Settings.Unsafe {
+	allowed := c.k.Settings.Unsafe
+	if err := st.Claim(h.Claim); err != nil || !st.Claims || allowed && !h.Claim.SkipLocked {
 		return err
 	}
 	l, err := c.k.Use(ctx, nil)
 	if err != nil {
 		return c.k.SetupError(h, err)
 	}
-	if topology := l.Info().Topology; topology != "" {
+	if h.Claim.SkipLocked {
+		if err := l.Info().Skips("claims with SkipLocked", "claim with ForUpdate, or take a key, with lockctx.With"); err != nil {
+			return &lockerr.Error{Op: st.Op(), Err: err}
+		}
+	}
+	if topology := l.Info().Topology; topology != "" && !allowed {
 		return &lockerr.Error{Op: st.Op(), Err: lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
 			"on %s another node claims the same rows; take a key in place of them, with lockctx.With, or say lockUnsafe=allow, for an application that uses one node only", topology))}
 	}

@@ -1,0 +1,258 @@
+package unit_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/fakeserver"
+	"github.com/mysqllock/mysqllock/internal/fakeserver/engines"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// asking are the ways to ask for a lock, by which the application itself sends no more than
+// BEGIN.
+var asking = map[string]func(db *sql.DB, ctx context.Context, o lockctx.Option) error{
+	"BeginTx": func(db *sql.DB, ctx context.Context, o lockctx.Option) error {
+		tx, err := db.BeginTx(lockctx.With(ctx, "k", o), nil)
+		if err == nil {
+			err = tx.Rollback()
+		}
+		return err
+	},
+	"Exec": func(db *sql.DB, ctx context.Context, o lockctx.Option) error {
+		return put(lockctx.With(ctx, "k", o), db, 9)
+	},
+	"Query": func(db *sql.DB, ctx context.Context, o lockctx.Option) error {
+		var n int
+		return db.QueryRowContext(lockctx.With(ctx, "k", o), read, 1).Scan(&n)
+	},
+	"Conn": func(db *sql.DB, ctx context.Context, o lockctx.Option) error {
+		c, err := db.Conn(ctx)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		return put(lockctx.With(ctx, "k", o), c, 9)
+	},
+	"Do": func(db *sql.DB, ctx context.Context, o lockctx.Option) error {
+		return mysqllock.Do(ctx, db, "k", func(context.Context) error { return errors.New("it has run") }, o)
+	},
+	"Acquire": func(db *sql.DB, ctx context.Context, o lockctx.Option) error {
+		h, err := mysqllock.Acquire(ctx, db, "k", o)
+		if err == nil {
+			err = h.Rollback()
+		}
+		return err
+	},
+	"late hint": func(db *sql.DB, ctx context.Context, o lockctx.Option) error {
+		return inTransaction(db, ctx, func(tx *sql.Tx) error { return put(lockctx.With(ctx, "k", o), tx, 9) })
+	},
+}
+
+// claiming are the ways to claim rows.
+var claiming = map[string]lockctx.Option{"ForUpdate": lockctx.ForUpdate(), "ForShare": lockctx.ForShare(), "SkipLocked": lockctx.SkipLocked()}
+
+func claim(db *sql.DB, ctx context.Context, o lockctx.Option) error {
+	return inTransaction(db, ctx, func(tx *sql.Tx) error {
+		var n int
+		return tx.QueryRowContext(lockctx.Claim(ctx, o), read, 1).Scan(&n)
+	})
+}
+
+func inTransaction(db *sql.DB, ctx context.Context, f func(*sql.Tx) error) error {
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	return f(tx)
+}
+
+// openOn opens a handle on a server that is e.
+func openOn(t *testing.T, e fakeserver.Engine, cfg mysqllock.Config) (*fakeserver.Server, *sql.DB, context.Context) {
+	s, db, ctx := openWith(t, cfg)
+	s.Be(e)
+	ctx, cancel := context.WithTimeout(lockctx.Without(ctx), time.Minute)
+	t.Cleanup(cancel)
+	return s, db, ctx
+}
+
+// TestNothingIsLockedOnAnotherEngine: each way to ask for each kind of lock is refused with
+// the engine's name, and nothing is sent but the question what it is.
+func TestNothingIsLockedOnAnotherEngine(t *testing.T) {
+	strategies := map[string]lockctx.Option{"optimistic": lockctx.Optimistic()}
+	for name, kind := range kinds {
+		strategies[name] = kind.option
+	}
+	for name, all := range engines.Foreign {
+		for _, e := range all {
+			refused := func(what string, ask func(*sql.DB, context.Context) error) {
+				for _, cfg := range []mysqllock.Config{{}, {MaxConns: 8}} {
+					s, db, ctx := openOn(t, e, cfg)
+					for range 2 { // the next one asks again
+						own, cancel := context.WithCancel(ctx)
+						err := ask(db, own)
+						cancel()
+						var told *mysqllock.Error
+						if !errors.Is(err, mysqllock.ErrUnsafe) || !errors.As(err, &told) || !strings.Contains(err.Error(), "the server is "+name+", wh") {
+							t.Errorf("%s, %s: got %v", name, what, err)
+						}
+						for _, text := range s.Sent() {
+							if !strings.HasPrefix(text, "SELECT VERSION()") && !strings.HasPrefix(text, "SELECT @@version,") && text != "START TRANSACTION" && text != "ROLLBACK" {
+								t.Errorf("%s, %s: sent %q", name, what, text)
+							}
+						}
+					}
+					must(t, db.Close())
+				}
+			}
+			for strategy, option := range strategies {
+				for way, ask := range asking {
+					refused(strategy+", "+way, func(db *sql.DB, ctx context.Context) error { return ask(db, ctx, option) })
+				}
+			}
+			for kind, option := range claiming {
+				refused("claim "+kind, func(db *sql.DB, ctx context.Context) error { return claim(db, ctx, option) })
+			}
+		}
+	}
+}
+
+// TestRefusalsSayWhy, in whole.
+func TestRefusalsSayWhy(t *testing.T) {
+	const end = "; connect to MySQL or MariaDB, or use lockUnsafe=allow if you know that these locks hold there"
+	for name, want := range map[string]string{
+		"TiDB 8.0.11-TiDB-v8.5.0": "where a transaction reads what is older than its lock, and SKIP LOCKED locks nothing, so that updates would be lost silently",
+		"Vitess 8.4.6-Vitess": "where a transaction can reach several shards, which commit one after the other, and what follows one that outlasts the tablet's limit commits without it," +
+			" so that updates would be lost silently",
+		"Dolt or go-mysql-server 8.0.33":               "where FOR UPDATE is accepted and locks nothing, so that updates would be lost silently, and a test would prove nothing (package mysqllocktest tests without a server)",
+		"OceanBase 5.7.25-OceanBase_CE-v4.2.1":         "where nobody has tested whether locks exclude",
+		"an unknown engine, Abacus-3 (Abacus DB)":      "whose version has another form than those of MySQL and MariaDB",
+		"an unknown engine, 8.0.44-Abacus (Abacus DB)": "which does not know what MySQL from 8.0 and MariaDB from 10.3 know (Error 1193: Unknown system variable 'innodb_rollback_on_timeout')",
+	} {
+		_, db, ctx := openOn(t, engines.Foreign[name][0], mysqllock.Config{})
+		want = `mysqllock: lock "k" (row): not safe here: the server is ` + name + ", " + want + end
+		if err := put(lockctx.With(ctx, "k"), db, 9); err == nil || err.Error() != want {
+			t.Errorf("got  %v\nwant %s", err, want)
+		}
+		if err := claim(db, ctx, lockctx.SkipLocked()); err == nil || err.Error() != strings.Replace(want, `"k" `, "", 1) {
+			t.Errorf("a claim: got %v", err)
+		}
+	}
+}
+
+// TestUnsafeAllowsAnotherEngine: with lockUnsafe=allow each way is what it is on MySQL, as far
+// as the engine goes.
+func TestUnsafeAllowsAnotherEngine(t *testing.T) {
+	for name, all := range engines.Foreign {
+		for _, e := range all {
+			for way, work := range ways {
+				s, db, ctx := openOn(t, e, mysqllock.Config{Unsafe: "allow"})
+				work(t, db, lockctx.With(ctx, "k"), lockctx.Row(), func() {
+					if s.Held() != 1 {
+						t.Errorf("%s, %s: %d locks are held", name, way, s.Held())
+					}
+				})
+				state(t, s, 9, 0)
+			}
+			_, db, ctx := openOn(t, e, mysqllock.Config{Unsafe: "allow"})
+			must(t, claim(db, ctx, lockctx.ForUpdate()))
+			err := claim(db, ctx, lockctx.SkipLocked())
+			if skips := !strings.HasPrefix(name, "TiDB") && !strings.HasPrefix(name, "Dolt"); (err == nil) != skips || !skips && !errors.Is(err, mysqllock.ErrUnsafe) {
+				t.Errorf("%s: a claim with SKIP LOCKED: %v", name, err)
+			}
+		}
+	}
+}
+
+// TestBuildsOfMySQLAreNotRefused, whatever their builders call them.
+func TestBuildsOfMySQLAreNotRefused(t *testing.T) {
+	for _, e := range engines.Builds {
+		if strings.Contains(e.Version, "MariaDB") {
+			continue // the fake has no blocks
+		}
+		for kind := range kinds {
+			s, db, ctx := openOn(t, e, mysqllock.Config{})
+			ways["Do"](t, db, lockctx.With(ctx, "k", kinds[kind].option), kinds[kind].option, func() {
+				if !kinds[kind].kept(s) {
+					t.Errorf("%+v: %s is not kept", e, kind)
+				}
+			})
+			must(t, claim(db, ctx, lockctx.SkipLocked()))
+		}
+	}
+}
+
+// TestMariaDB10_5LacksSkipLocked: what needs it is refused in words.
+func TestMariaDB10_5LacksSkipLocked(t *testing.T) {
+	const version = "10.5.23-MariaDB-0+deb11u1"
+	for what, want := range map[string]struct {
+		ask func(*sql.DB, context.Context) error
+		err string
+	}{
+		"claim": {
+			func(db *sql.DB, ctx context.Context) error { return claim(db, ctx, lockctx.SkipLocked()) },
+			"mysqllock: query: not safe here: claims with SkipLocked need SKIP LOCKED, which does not work on MariaDB " + version +
+				" (MariaDB has it from 10.6 on); claim with ForUpdate, or take a key, with lockctx.With",
+		},
+		"lease": {
+			func(db *sql.DB, ctx context.Context) error {
+				return asking["Acquire"](db, ctx, lockctx.Lease(time.Minute))
+			},
+			`mysqllock: lock "k" (lease): not safe here: leases need SKIP LOCKED, which does not work on MariaDB ` + version + " (MariaDB has it from 10.6 on); use a row lock; waited ",
+		},
+		"slots": {
+			func(db *sql.DB, ctx context.Context) error { return asking["Acquire"](db, ctx, lockctx.Slots(2)) },
+			`mysqllock: lock "k" (row): not safe here: slots need SKIP LOCKED, which does not work on MariaDB ` + version +
+				" (MariaDB has it from 10.6 on); use a key of its own for each slot; waited ",
+		},
+	} {
+		for _, unsafe := range []string{"refuse", "allow"} {
+			s, db, ctx := openOn(t, fakeserver.Engine{Version: version, Comment: "Debian 11"}, mysqllock.Config{Unsafe: unsafe})
+			if err := want.ask(db, ctx); !errors.Is(err, mysqllock.ErrUnsafe) || !strings.HasPrefix(err.Error(), want.err) {
+				t.Errorf("%s, %s: got  %v\nwant %s", what, unsafe, err, want.err)
+			}
+			if sent := s.Sent(); slices.ContainsFunc(sent, func(text string) bool { return strings.Contains(text, "SKIP LOCKED") }) {
+				t.Errorf("%s, %s: sent %q", what, unsafe, sent)
+			}
+			must(t, claim(db, ctx, lockctx.ForUpdate()))
+		}
+	}
+}
+
+// TestTheServerIsAskedOnce, before anything else is sent on the driver's own connections.
+func TestTheServerIsAskedOnce(t *testing.T) {
+	s, db, ctx := openOn(t, engines.Builds[0], mysqllock.Config{})
+	must(t, put(lockctx.With(ctx, "k"), db, 9))
+	sent := s.Sent()
+	if !strings.HasPrefix(sent[0], "SELECT VERSION()") {
+		t.Errorf("%q is sent first", sent[0])
+	}
+	must(t, put(lockctx.With(ctx, "k", lockctx.Lease(time.Minute)), db, 8))
+	for _, text := range append(sent[1:], s.Sent()...) {
+		if strings.HasPrefix(text, "SELECT VERSION()") || strings.Contains(text, "@@version") {
+			t.Errorf("it is asked again: %q", text)
+		}
+	}
+}
+
+// TestALimitOfTheAccountsIsNoEngine: where the first question fails by a limit that the
+// driver's connections lift, it is asked again behind that.
+func TestALimitOfTheAccountsIsNoEngine(t *testing.T) {
+	s, db, ctx := openWith(t, mysqllock.Config{})
+	s.Fail("SELECT VERSION()", &mysql.MySQLError{Number: 3024, Message: "maximum statement execution time exceeded"})
+	must(t, put(ctx, db, 9))
+	sent := s.Sent()
+	asked := slices.IndexFunc(sent[1:], func(text string) bool { return strings.HasPrefix(text, "SELECT VERSION()") })
+	if !strings.HasPrefix(sent[0], "SELECT VERSION()") || asked < 1 {
+		t.Errorf("sent %q", sent)
+	}
+}
