@@ -55,8 +55,14 @@ type Check struct {
 // that names a column twice: the server refuses it, after it has looked at the privileges.
 func (i *Inspector) Doctor(ctx context.Context) (*Diagnosis, error) {
 	e := &examination{Diagnosis: new(Diagnosis), against: make(map[string][]string)}
-	err := i.on(ctx, func(ctx context.Context, s *session) error {
+	err := i.open(ctx, func(ctx context.Context, s *session) error {
 		e.session = s
+		if usable, err := e.recognised(ctx); err != nil || !usable {
+			return err
+		}
+		if err := s.begin(ctx, i); err != nil {
+			return err
+		}
 		for _, check := range []func(context.Context) error{
 			e.server, e.lockTable, e.namespaceCheck, e.privileges, e.proxy, e.connections, e.budgets, e.settings, e.clock, e.visibility,
 		} {
@@ -77,7 +83,6 @@ func (i *Inspector) Doctor(ctx context.Context) (*Diagnosis, error) {
 type examination struct {
 	*Diagnosis
 	*session
-	info    server.Info
 	against map[string][]string // what makes a strategy unsafe
 }
 
@@ -99,22 +104,30 @@ func (e *examination) ruleOut(why string, strategies ...string) {
 	}
 }
 
-func (e *examination) server(ctx context.Context) error {
-	err := e.onDriver(func(conn driver.Conn) (err error) {
-		e.info, err = server.Probe(ctx, conn)
-		return err
-	})
-	e.Version, e.MariaDB = e.info.Version, e.mariadb
+// recognised reports whether the server is one on which locks hold at all. Where it is none,
+// nothing else is asked.
+func (e *examination) recognised(ctx context.Context) (bool, error) {
+	err := e.recognise(ctx)
+	e.Version, e.MariaDB = e.info.Version, e.info.MariaDB
 	switch {
-	case err != nil && e.info.Version == "":
-		return err
-	case err != nil: // too old
-		e.add("server", Failure, err.Error(), "")
-		e.ruleOut(err.Error(), all...)
-		return nil
+	case err == nil:
+		return true, nil
+	case e.info.Version == "":
+		return false, err
 	}
+	why := err.Error() // too old
+	if errors.Is(err, lockerr.ErrUnsafe) {
+		why = e.info.Why()
+	}
+	e.add("server", Failure, why, "MySQL from 8.0 or MariaDB from 10.3")
+	e.ruleOut(why, all...)
+	return false, nil
+}
+
+func (e *examination) server(context.Context) error {
 	e.add("server", OK, e.info.Version, "")
 	if !e.info.SkipLocked {
+		e.add("SKIP LOCKED", Failure, "the server does not know it, so leases, slots and claims with SkipLocked are refused", "MariaDB 10.6 or later")
 		e.ruleOut("leases need SKIP LOCKED, which MariaDB has from 10.6 on", lease)
 	}
 	if e.info.StatementLog {

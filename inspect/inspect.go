@@ -114,6 +114,7 @@ var setup = fmt.Sprintf("SET SESSION autocommit = 1, sql_mode = '', sql_select_l
 // session is a connection for one call.
 type session struct {
 	conn      *sql.Conn
+	info      server.Info
 	mariadb   bool
 	schema    bool // there is a performance_schema
 	account   string
@@ -123,8 +124,21 @@ type session struct {
 	now       time.Time // the server's
 }
 
-// on runs f with a new connection, and closes it.
+// on runs f with a new connection, which is set up, and closes it.
 func (i *Inspector) on(ctx context.Context, f func(context.Context, *session) error) error {
+	return i.open(ctx, func(ctx context.Context, s *session) error {
+		if err := s.recognise(ctx); err != nil {
+			return err
+		}
+		if err := s.begin(ctx, i); err != nil {
+			return err
+		}
+		return f(ctx, s)
+	})
+}
+
+// open runs f with a new connection, on which nothing was sent, and closes it.
+func (i *Inspector) open(ctx context.Context, f func(context.Context, *session) error) error {
 	// Without the caller's lock context: these statements need no lock.
 	ctx, cancel := context.WithTimeout(lockctx.Without(ctx), callBound)
 	defer cancel()
@@ -136,23 +150,50 @@ func (i *Inspector) on(ctx context.Context, f func(context.Context, *session) er
 		_ = conn.Raw(func(any) error { return driver.ErrBadConn }) // closes it
 		_ = conn.Close()
 	}()
-	s := &session{conn: conn}
-	if err := s.begin(ctx, i); err != nil {
-		return fmt.Errorf("mysqllock: beginning to inspect locks: %w", err)
-	}
-	return f(ctx, s)
+	return f(ctx, &session{conn: conn})
 }
 
+// recognise asks what the server is, before anything else is sent to it. It is an error if
+// locks do not hold there: what is to be seen is not there, either.
+func (s *session) recognise(ctx context.Context) error {
+	probe := func(conn driver.Conn) (err error) {
+		s.info, err = server.Probe(ctx, conn)
+		return err
+	}
+	err := s.onDriver(probe)
+	if server.Number(err) != 0 { // by a limit of the account's, perhaps, which setup lifts
+		if _, err := s.conn.ExecContext(ctx, setup); err != nil {
+			return err
+		}
+		err = s.onDriver(probe)
+	}
+	switch {
+	case err != nil && s.info.Version == "":
+		return fmt.Errorf("mysqllock: inspecting locks: %w", err)
+	case err != nil: // too old
+		return err
+	}
+	return s.info.Reliable()
+}
+
+// begin sets the connection up.
 func (s *session) begin(ctx context.Context, i *Inspector) error {
+	if err := s.setUp(ctx, i); err != nil {
+		return fmt.Errorf("mysqllock: beginning to inspect locks: %w", err)
+	}
+	return nil
+}
+
+func (s *session) setUp(ctx context.Context, i *Inspector) error {
 	if _, err := s.conn.ExecContext(ctx, setup); err != nil {
 		return err
 	}
-	rows, err := s.query(ctx, "SELECT VERSION(), @@performance_schema, CURRENT_USER(), COALESCE(DATABASE(), ''), CAST(UTC_TIMESTAMP(6) AS CHAR)")
+	rows, err := s.query(ctx, "SELECT @@performance_schema, CURRENT_USER(), CAST(UTC_TIMESTAMP(6) AS CHAR)")
 	if err != nil {
 		return err
 	}
-	s.mariadb, s.schema = strings.Contains(rows[0][0], "MariaDB"), rows[0][1] == "1"
-	s.account, s.database, s.now = account(rows[0][2]), rows[0][3], moment(rows[0][4])
+	s.mariadb, s.schema = s.info.MariaDB, rows[0][0] == "1"
+	s.account, s.database, s.now = account(rows[0][1]), s.info.Database, moment(rows[0][2])
 	s.table, s.namespace = i.table.In(s.database), i.namespace
 	if s.namespace == "" {
 		s.namespace = s.database

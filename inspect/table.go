@@ -60,13 +60,9 @@ func (i *Inspector) MakeTable(ctx context.Context) (lacks []Lack, err error) {
 func (i *Inspector) ensure(ctx context.Context, as func(driver.Conn) driver.Conn, auto bool) (lacks []Lack, err error) {
 	err = i.on(ctx, func(ctx context.Context, s *session) error {
 		return s.onDriver(func(conn driver.Conn) error {
-			info, err := server.Probe(ctx, conn)
-			if err != nil {
-				return err
-			}
 			conn = as(conn)
-			if _, err = s.table.Ensure(ctx, conn, info, auto); err == nil {
-				lacks, err = s.lacks(ctx, conn, info, auto)
+			if _, err = s.table.Ensure(ctx, conn, s.info, auto); err == nil {
+				lacks, err = s.lacks(ctx, conn, s.info, auto)
 			}
 			return err
 		})
