@@ -113,9 +113,10 @@ type Config struct {
 	HandOverTime time.Duration
 
 	// Unsafe is "refuse", also the meaning of "", to fail with ErrUnsafe on a
-	// topology where the strategy does not exclude, and for leases with
-	// binlog_format=STATEMENT; or "allow" for an application that sees to it that
-	// all of it uses one node, also after a failover. (lockUnsafe)
+	// topology where the strategy does not exclude, for leases with
+	// binlog_format=STATEMENT, and on an engine that is neither MySQL nor MariaDB;
+	// or "allow" for an application that sees to it that all of it uses one node,
+	// also after a failover, or that knows that locks hold on its engine. (lockUnsafe)
 	Unsafe string
 
 	// Observer is told what becomes of locks: for metrics, traces and logs. nil

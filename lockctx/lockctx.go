@@ -235,7 +235,7 @@ func ForShare() Option { return func(h *hint.Hint) { h.Claim.Share = true } }
 // With ORDER BY and LIMIT it needs an index that has the rows in order: else the
 // first worker locks all of them to sort them, and others get none. Fewer rows
 // than LIMIT, or none, do not mean that the table is done: others may have them.
-// MariaDB has it from 10.6 on.
+// MariaDB has it from 10.6 on; before, the SELECT fails with ErrUnsafe.
 func SkipLocked() Option { return func(h *hint.Hint) { h.Claim.SkipLocked = true } }
 
 // MinHold keeps a lease for d after its release: nobody gets the key earlier.

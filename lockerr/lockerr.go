@@ -80,7 +80,7 @@ var (
 	ErrStaleRead = errors.New("mysqllock: stale read")
 
 	// ErrUnsafe: the lock could not hold what it promises here: on this
-	// server or topology, or because of what the statement does.
+	// engine, server or topology, or because of what the statement does.
 	ErrUnsafe = errors.New("mysqllock: not safe here")
 
 	// ErrClosed: the database handle, or the hold, is closed.
