@@ -347,7 +347,7 @@ func TestTableElsewhereAndDropped(t *testing.T) {
 		elsewhere := "t_" + dbtest.Random()
 		dbtest.Exec(t, s.plain, "CREATE DATABASE "+elsewhere)
 		defer dbtest.Exec(t, s.plain, "DROP DATABASE "+elsewhere)
-		a, b := s.open("lockTable="+elsewhere+".locks"), s.open("lockTable="+elsewhere+".locks", "lockNamespace=other")
+		a, b := s.open("lockTable="+elsewhere+".my-locks$"), s.open("lockTable="+elsewhere+".my-locks$", "lockNamespace=other")
 		ha, err := mysqllock.Acquire(dbtest.Limited(t), a, "k")
 		dbtest.OK(t, err)
 		hb, err := mysqllock.Acquire(dbtest.Limited(t), b, "k", lockctx.NoWait()) // another namespace: another key
@@ -355,23 +355,23 @@ func TestTableElsewhereAndDropped(t *testing.T) {
 		dbtest.OK(t, ha.Release())
 		dbtest.OK(t, hb.Release())
 		var n int
-		dbtest.OK(t, s.plain.QueryRow("SELECT COUNT(*) FROM "+elsewhere+".locks WHERE name = 'k'").Scan(&n))
+		dbtest.OK(t, s.plain.QueryRow("SELECT COUNT(*) FROM "+elsewhere+".`my-locks$` WHERE name = 'k'").Scan(&n))
 		if n != 2 {
 			t.Errorf("%d rows, want 2", n)
 		}
 		// Rows and tables that vanish are made again.
-		dbtest.Exec(t, s.plain, "DELETE FROM "+elsewhere+".locks")
+		dbtest.Exec(t, s.plain, "DELETE FROM "+elsewhere+".`my-locks$`")
 		ha, err = mysqllock.Acquire(dbtest.Limited(t), a, "k")
 		dbtest.OK(t, err)
-		dbtest.OK(t, s.plain.QueryRow("SELECT COUNT(*) FROM "+elsewhere+".locks WHERE name = 'k'").Scan(&n))
+		dbtest.OK(t, s.plain.QueryRow("SELECT COUNT(*) FROM "+elsewhere+".`my-locks$` WHERE name = 'k'").Scan(&n))
 		if n != 1 {
 			t.Errorf("%d rows for a key that was deleted and is held, want 1", n)
 		}
-		if _, err := mysqllock.Acquire(dbtest.Limited(t), s.open("lockTable="+elsewhere+".locks"), "k", lockctx.NoWait()); !errors.Is(err, mysqllock.ErrLocked) {
+		if _, err := mysqllock.Acquire(dbtest.Limited(t), s.open("lockTable="+elsewhere+".my-locks$"), "k", lockctx.NoWait()); !errors.Is(err, mysqllock.ErrLocked) {
 			t.Errorf("a key whose row was deleted and made again is not locked: %v", err)
 		}
 		dbtest.OK(t, ha.Release())
-		dbtest.Exec(t, s.plain, "DROP TABLE "+elsewhere+".locks")
+		dbtest.Exec(t, s.plain, "DROP TABLE "+elsewhere+".`my-locks$`")
 		tx, err := a.BeginTx(lockctx.With(dbtest.Limited(t), "k2"), nil)
 		dbtest.OK(t, err)
 		dbtest.OK(t, tx.Rollback())

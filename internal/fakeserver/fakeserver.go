@@ -1,12 +1,13 @@
 // Package fakeserver is a MySQL server in memory, for tests of the engine without a
 // network, and for package mysqllocktest. It knows the statements of locks of all kinds,
-// without procedures, and one table of the engine's tests:
+// of the procedures only that of row locks, and one table of the engine's tests:
 // "SELECT stock FROM p WHERE id = ?" and "UPDATE p SET stock = ? WHERE id = ?".
 // What it does not know fails, and Unknown says what that was.
 package fakeserver
 
 import (
 	"context"
+	"database/sql"
 	"database/sql/driver"
 	"errors"
 	"fmt"
@@ -24,6 +25,8 @@ import (
 
 // Server is a server in memory. It is safe for concurrent use.
 type Server struct {
+	Product Product // set it before the first connection is opened
+
 	mu      sync.Mutex
 	log     []string
 	unknown []string
@@ -37,10 +40,23 @@ type Server struct {
 	engine  Engine
 }
 
+// Product says which server it is: one that is asked in another way for the first lock of a
+// transaction.
+type Product int
+
+// The products. MySQL is one without procedures.
+const (
+	MySQL Product = iota
+	MySQLWithProcedure
+	MariaDB
+)
+
 type fault struct {
-	text  string
-	err   error // nil if the driver panics
-	after bool  // the statement is done, and its answer is lost
+	text   string
+	err    error  // nil if the driver panics, or do runs
+	after  bool   // the statement is done, and its answer is lost
+	silent bool   // the server does not notice that the connection is lost
+	do     func() // runs before the statement
 }
 
 type signal struct {
@@ -61,6 +77,8 @@ type Engine struct {
 	Lacks    error  // the answer to what MySQL and MariaDB are asked for; nil if it answers like them
 }
 
+var mariaDB = Engine{Version: "10.11.9-MariaDB", Variable: "10.11.9-MariaDB", Comment: "mariadb.org binary distribution"}
+
 // Be has the server say of itself that it is e. What it does stays the same.
 func (s *Server) Be(e Engine) {
 	if e.Variable == "" {
@@ -72,18 +90,27 @@ func (s *Server) Be(e Engine) {
 }
 
 // Fail has the next statement that contains text fail with err.
-func (s *Server) Fail(text string, err error) { s.fail(text, err, false) }
+func (s *Server) Fail(text string, err error) { s.meet(fault{text: text, err: err}) }
 
 // Panic has the driver panic at the next statement that contains text.
-func (s *Server) Panic(text string) { s.fail(text, nil, false) }
+func (s *Server) Panic(text string) { s.meet(fault{text: text}) }
 
 // LoseAnswer has the next statement that contains text be done, and its connection lost.
-func (s *Server) LoseAnswer(text string) { s.fail(text, mysql.ErrInvalidConn, true) }
+func (s *Server) LoseAnswer(text string) {
+	s.meet(fault{text: text, err: mysql.ErrInvalidConn, after: true})
+}
 
-func (s *Server) fail(text string, err error, after bool) {
+// Cut has the next statement that contains text fail with err, as on a connection that is lost.
+// The server does not notice, and keeps the transaction open until somebody kills it.
+func (s *Server) Cut(text string, err error) { s.meet(fault{text: text, err: err, silent: true}) }
+
+// Before runs do before the next statement that contains text.
+func (s *Server) Before(text string, do func()) { s.meet(fault{text: text, do: do}) }
+
+func (s *Server) meet(f fault) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.faults = append(s.faults, &fault{text, err, after})
+	s.faults = append(s.faults, &f)
 }
 
 // Arrival is closed when a statement that contains text arrives. "waits" is the wait of a
@@ -110,6 +137,18 @@ func (s *Server) Held() int {
 	n := 0
 	for _, r := range s.rows {
 		if r.holder != nil || len(r.shared) > 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// Waiting counts the connections that wait for a row.
+func (s *Server) Waiting() (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.conns {
+		if c.awaits != nil {
 			n++
 		}
 	}
@@ -185,6 +224,7 @@ type Conn struct {
 	stock      map[int64]int64 // what the transaction has written
 	saved      []savepoint
 	undo       []func() // takes back what it has changed in the lock table
+	cut        bool     // the client has lost it, and the server does not know
 	gone       bool
 	lost       chan struct{} // closed when it is gone
 }
@@ -198,7 +238,9 @@ type savepoint struct {
 func (c *Conn) Close() error {
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
-	c.lose()
+	if !c.cut {
+		c.lose()
+	}
 	return nil
 }
 
@@ -276,7 +318,7 @@ func (c *Conn) IsValid() bool                      { return c.bad() == nil }
 func (c *Conn) bad() error {
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
-	if c.gone {
+	if c.gone && !c.cut { // the client does not see that it is cut
 		return driver.ErrBadConn
 	}
 	return nil
@@ -285,8 +327,13 @@ func (c *Conn) bad() error {
 func (c *Conn) Begin() (driver.Tx, error) { return c.BeginTx(context.Background(), driver.TxOptions{}) }
 
 func (c *Conn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
-	if opts != (driver.TxOptions{}) {
-		return nil, c.refuse(fmt.Sprintf("START TRANSACTION with %+v", opts))
+	if opts.ReadOnly {
+		return nil, c.refuse("START TRANSACTION READ ONLY")
+	}
+	if opts.Isolation != 0 {
+		if _, err := c.run(ctx, "SET TRANSACTION ISOLATION LEVEL "+strings.ToUpper(sql.IsolationLevel(opts.Isolation).String()), nil); err != nil {
+			return nil, err
+		}
 	}
 	_, err := c.run(ctx, "START TRANSACTION", nil)
 	return tx{c}, err
@@ -367,22 +414,26 @@ func (c *Conn) run(ctx context.Context, text string, args []driver.NamedValue) (
 	s := c.s
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if c.gone {
+	switch {
+	case c.cut:
+		return reply{}, mysql.ErrInvalidConn
+	case c.gone:
 		return reply{}, driver.ErrBadConn
 	}
 	s.log = append(s.log, text)
 	s.announce(text)
 	f := s.fault(text)
-	if f != nil && f.err == nil {
+	switch {
+	case f == nil, f.after:
+	case f.do != nil:
+		s.mu.Unlock()
+		f.do()
+		s.mu.Lock()
+		f = nil
+	case f.err == nil:
 		panic("the driver")
-	}
-	if f != nil && !f.after {
-		var refused *mysql.MySQLError
-		if !errors.As(f.err, &refused) {
-			c.lose()
-		} else if refused.Number == 1213 {
-			c.end(false)
-		}
+	default:
+		c.fails(f)
 		return reply{}, f.err
 	}
 	c.text = text
@@ -393,6 +444,19 @@ func (c *Conn) run(ctx context.Context, text string, args []driver.NamedValue) (
 		return reply{}, f.err
 	}
 	return r, err
+}
+
+// fails has a statement fail.
+func (c *Conn) fails(f *fault) {
+	var refused *mysql.MySQLError
+	switch {
+	case f.silent:
+		c.cut = true
+	case !errors.As(f.err, &refused):
+		c.lose()
+	case refused.Number == 1213:
+		c.end(false)
+	}
 }
 
 var sought = regexp.MustCompile(`^SELECT (\d+) FROM DUAL WHERE \d+ <> CONNECTION_ID\(\)`)
@@ -407,7 +471,8 @@ func (c *Conn) do(ctx context.Context, text string, args []driver.NamedValue) (r
 	case verb == "SET" && strings.HasPrefix(rest, "@mysqllock = "):
 		c.autocommit = strings.Contains(rest, "SESSION autocommit = 1")
 		return reply{}, nil
-	case verb == "SET" && strings.HasPrefix(strings.ToUpper(rest), "@MYSQLLOCK_WAIT"), strings.HasPrefix(text, "SET SESSION "):
+	case verb == "SET" && strings.HasPrefix(strings.ToUpper(rest), "@MYSQLLOCK_WAIT"), strings.HasPrefix(text, "SET SESSION "),
+		strings.HasPrefix(text, "SET TRANSACTION ISOLATION LEVEL "), text == "SET @a = 1":
 		return reply{}, nil // it limits nothing by itself
 	case strings.HasPrefix(text, "SELECT ROUTINE_COMMENT"):
 		return reply{width: 1}, nil // no procedures
@@ -433,31 +498,36 @@ func (c *Conn) do(ctx context.Context, text string, args []driver.NamedValue) (r
 	case strings.HasPrefix(text, "ROLLBACK TO "), strings.HasPrefix(text, "RELEASE SAVEPOINT "):
 		return reply{}, c.back(verb == "ROLLBACK", text[strings.LastIndex(text, " ")+1:])
 	case strings.HasPrefix(text, "SELECT VERSION()"):
-		if c.s.engine.Lacks != nil {
-			return reply{}, c.s.engine.Lacks
+		e, cluster := c.s.engine, "OFF,"
+		if c.s.Product == MariaDB {
+			e, cluster = mariaDB, "0,"
 		}
-		return one(c.s.engine.Version, "shop", "0", "0", "REPEATABLE-READ", "0", "OFF,", int64(0), "uuid", int64(0), "28800", "db 3306", int64(0),
-			c.s.engine.Variable, c.s.engine.Comment)
+		if e.Lacks != nil {
+			return reply{}, e.Lacks
+		}
+		return one(e.Version, "shop", "0", "0", "REPEATABLE-READ", "0", cluster, int64(0), "uuid", int64(0), "28800", "db 3306", int64(0), e.Variable, e.Comment)
 	case strings.HasPrefix(text, "SELECT @@version,"):
 		return one(c.s.engine.Variable, c.s.engine.Comment, c.s.engine.Version, "shop")
 	case strings.Contains(text, "@@completion_type"):
 		return one(c.id, "db 3306", int64(1), "NO_CHAIN")
 	case strings.HasPrefix(text, "SELECT ENGINE"):
-		return one("InnoDB", "namespace,name,owner,token,expires,versioned", nil)
+		var procedure driver.Value
+		if c.s.Product == MySQLWithProcedure {
+			procedure = int64(1)
+		}
+		return one("InnoDB", "namespace,name,owner,token,expires,versioned", procedure)
 	case strings.Contains(text, "AND expires BETWEEN"):
 		return reply{width: 1}, nil // no clean-up is under way
 	case strings.HasPrefix(text, "SELECT 1 FROM `shop`.`mysqllock`"):
 		return one(int64(1))
 	case strings.HasPrefix(text, "SELECT token FROM `shop`.`mysqllock`"):
 		return reply{width: 1}, nil // no stripes
-	case strings.HasPrefix(text, "SELECT name, token FROM `shop`.`mysqllock`"):
-		return one("", int64(0)) // the floor alone
-	case strings.HasPrefix(text, "INSERT IGNORE INTO `shop`.`mysqllock`"):
-		return reply{affected: 1}, nil
 	case strings.HasPrefix(text, "SELECT h.id, p.USER, p.HOST"):
 		return c.nameHolder(text), nil
 	case strings.Contains(text, "performance_schema.data_locks"):
 		return c.rowHolder(text), nil
+	case strings.Contains(text, "information_schema.INNODB_LOCK_WAITS"):
+		return reply{width: 5}, nil // MariaDB does not say who holds a lock
 	case text == "SELECT @@autocommit":
 		if c.autocommit {
 			return one(int64(1))

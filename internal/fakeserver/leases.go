@@ -28,6 +28,7 @@ var (
 	ttls      = regexp.MustCompile(`INTERVAL ELT\(FIELD\(name, ([^)]*)\), ([^)]*)\) MICROSECOND`)
 	leaves    = regexp.MustCompile(`IS NULL, x'([0-9a-f]*)'`)
 	killed    = regexp.MustCompile(`^KILL (CONNECTION|QUERY) (\d+)`)
+	adopted   = regexp.MustCompile(` WHERE ID = (\d+) AND `)
 	marked    = regexp.MustCompile(`INFO LIKE CONCAT\('%', '(\w+)', '(\w+)', '%'\)`)
 )
 
@@ -109,10 +110,13 @@ func (c *Conn) doLeases(ctx context.Context, text string) (r reply, known bool, 
 	return r, true, err
 }
 
-// running finds the connections whose waiting statement has the mark in text. Others need not
-// be killed: they answer.
+// running finds the connections whose waiting statement has the mark in text, or the one with
+// the id in text. Others need not be killed: they answer.
 func (c *Conn) running(text string) reply {
 	r := reply{width: 1}
+	if id, _ := strconv.ParseInt(first(adopted, text), 10, 64); c.s.conns[id] != nil {
+		r.values = [][]driver.Value{{id}}
+	}
 	if m := marked.FindStringSubmatch(text); m != nil {
 		for id, other := range c.s.conns {
 			if strings.Contains(other.text, m[1]+m[2]) {

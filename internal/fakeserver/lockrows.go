@@ -3,6 +3,7 @@ package fakeserver
 import (
 	"context"
 	"database/sql/driver"
+	"encoding/hex"
 	"fmt"
 	"maps"
 	"regexp"
@@ -16,6 +17,7 @@ import (
 
 // row is a row of the lock table.
 type row struct {
+	made      bool // it is there
 	token     int64
 	owner     string // in hexadecimal; "" is NULL
 	expires   time.Time
@@ -134,6 +136,21 @@ func (s *Server) Lose(isRow func(name string) bool, named string) {
 	}
 }
 
+// Remove removes the row of a key, as a clean-up does.
+func (s *Server) Remove(key string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.row(hex.EncodeToString([]byte(key))).made = false
+}
+
+// Lease gives somebody else a lease on a key, which ends after that time.
+func (s *Server) Lease(key string, after time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.row(hex.EncodeToString([]byte(key)))
+	r.made, r.token, r.owner, r.expires = true, r.token+1, hex.EncodeToString([]byte("web-2:7:shopd#0a1b2c3d")), time.Now().Add(after)
+}
+
 // Steal gives every lease to another owner, as after it had expired.
 func (s *Server) Steal() { s.each(func(r *row) { r.owner = "ff"; r.token++ }) }
 
@@ -191,6 +208,8 @@ var (
 	inTurn      = regexp.MustCompile(` >= (\d)`)
 	otherThan   = regexp.MustCompile(`t\.PROCESSLIST_ID <> (\d+)`)
 	lockData    = regexp.MustCompile(`'0x[0-9A-F]*, 0x([0-9A-F]*)'`)
+	most        = regexp.MustCompile(`token <= (\d+)|v_most BIGINT UNSIGNED DEFAULT '?(\d+)`)
+	call        = regexp.MustCompile("^CALL `shop`.`mysqllock_lock1`\\(x'[0-9a-f]*', x'([0-9a-f]*)', (TRUE|FALSE), (NULL|\\d+)\\)$")
 	lasting     = regexp.MustCompile(`INTERVAL (\d+) MICROSECOND`)
 )
 
@@ -217,6 +236,65 @@ func notNow() error {
 	return &mysql.MySQLError{Number: 3572, Message: "Statement aborted because lock(s) could not be acquired immediately and NOWAIT is set."}
 }
 
+// exist tells which rows there are, beside the floor.
+func (s *Server) exist(text string) reply {
+	r, _ := one("", int64(0))
+	for _, name := range namesIn(text) {
+		if k := s.rows[name]; k != nil && k.made {
+			r.values = append(r.values, []driver.Value{unhex(name), k.token})
+		}
+	}
+	r.width = 2
+	return r
+}
+
+// begin begins a transaction and locks a row, in one statement: the answer may say nothing.
+func (c *Conn) begin(ctx context.Context, text string) (reply, error) {
+	c.end(true)
+	c.open, c.began = true, time.Now()
+	quiet, shared, name := "NULL", strings.Contains(text, "LOCK IN SHARE MODE"), first(lockedNames, text)
+	var refused error = &mysql.MySQLError{Number: 1205, Message: "Lock wait timeout exceeded; try restarting transaction"}
+	switch m := call.FindStringSubmatch(text); {
+	case m != nil:
+		name, shared, quiet, refused = m[1], m[2] == "TRUE", m[3], notNow()
+	case strings.Contains(text, "v_name"):
+		name = first(unhexed, text)
+		fallthrough
+	case strings.Contains(text, "@mysqllock_quiet"):
+		m := most.FindStringSubmatch(text)
+		quiet = m[1] + m[2]
+	case name == "": // it locks nothing
+		return reply{}, nil
+	case strings.Contains(text, "UNION ALL"):
+		r, err := c.lock(ctx, strings.ReplaceAll(text, "FOR UPDATE", "FOR UPDATE NOWAIT"))
+		if err != nil {
+			err = refused
+		}
+		return r, err
+	}
+	k := c.s.row(name)
+	if err := c.hold(ctx, k, shared, true); err != nil {
+		return reply{}, refused
+	}
+	if n, err := strconv.ParseUint(quiet, 10, 64); err == nil && k.made && k.owner == "" && !k.versioned && uint64(k.token) <= n {
+		return reply{}, nil
+	}
+	r := c.tells(k)
+	if call.MatchString(text) && k.owner != "" {
+		c.end(false)
+	}
+	return r, nil
+}
+
+// tells is the answer of a statement that has locked a row.
+func (c *Conn) tells(k *row) reply {
+	r := reply{width: 6}
+	if k.made {
+		r.values = [][]driver.Value{{c.id, k.token, k.ownerValue(), number(k.versioned), "0", "0"}}
+	}
+	return r
+}
+
 // lock locks the rows that text names. It lets go of the mutex while it waits.
 func (c *Conn) lock(ctx context.Context, text string) (reply, error) {
 	c.implicit()
@@ -226,7 +304,7 @@ func (c *Conn) lock(ctx context.Context, text string) (reply, error) {
 		if err := c.hold(ctx, k, m[2] == "SHARE", strings.Contains(text, "NOWAIT")); err != nil {
 			return reply{}, err
 		}
-		r.values = append(r.values, []driver.Value{c.id, k.token, k.ownerValue(), number(k.versioned), "0", "0"})
+		r.values = append(r.values, c.tells(k).values...)
 	}
 	return r, nil
 }
@@ -306,8 +384,17 @@ func namesIn(text string) (names []string) {
 func (c *Conn) doRows(ctx context.Context, text string, args []driver.NamedValue) (r reply, known bool, err error) {
 	text = filled(text, args)
 	switch {
+	case strings.HasPrefix(text, "BEGIN NOT ATOMIC SET SESSION idle"), strings.HasPrefix(text, "BEGIN NOT ATOMIC DECLARE v_name"), call.MatchString(text):
+		r, err = c.begin(ctx, strings.ReplaceAll(text, "''", "'"))
 	case lockedNames.MatchString(text):
 		r, err = c.lock(ctx, text)
+	case strings.HasPrefix(text, "SELECT name, token FROM `shop`.`mysqllock`"):
+		r = c.s.exist(text)
+	case strings.HasPrefix(text, "INSERT IGNORE INTO `shop`.`mysqllock`"):
+		for _, name := range literals.FindAllStringSubmatch(text[strings.Index(text, " JOIN "):], -1) {
+			c.s.row(name[1]).made = true
+		}
+		r.affected = 1
 	case strings.HasPrefix(text, "SELECT i FROM ("):
 		r = c.free(text)
 	case strings.Contains(text, "@@transaction_isolation, name, token"):

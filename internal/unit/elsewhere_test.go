@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/go-sql-driver/mysql"
+
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -36,6 +38,19 @@ func TestAForeignTransactionRunsUnderTheLockOfItsStatement(t *testing.T) {
 			state(t, s, end.stock, 0)
 		})
 	}
+}
+
+func TestAForeignTransactionCommitsOnlyWhileTheLockIsHeld(t *testing.T) {
+	s, db, ctx := open(t)
+	n := seen(t, db, ctx)
+	tx, err := db.BeginTx(lockctx.Without(ctx), nil)
+	must(t, err)
+	must(t, put(ctx, tx, n-1))
+	s.Fail("DO 0", mysql.ErrInvalidConn)
+	if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
+		t.Errorf("got %v", err)
+	}
+	state(t, s, 10, 0)
 }
 
 func TestAForeignTransactionKeepsToOneLock(t *testing.T) {

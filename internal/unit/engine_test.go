@@ -30,8 +30,30 @@ func open(t *testing.T) (*fakeserver.Server, *sql.DB, context.Context) {
 
 func openWith(t *testing.T, cfg mysqllock.Config) (*fakeserver.Server, *sql.DB, context.Context) {
 	t.Helper()
-	cfg.Schema = "manual"
 	s := fakeserver.New()
+	db, ctx := openOn(t, s, cfg)
+	return s, db, ctx
+}
+
+// onProducts runs a test on each server that is asked in another way for the first lock of a
+// transaction.
+func onProducts(t *testing.T, test func(*testing.T, *fakeserver.Server, *sql.DB, context.Context)) {
+	t.Helper()
+	for name, product := range map[string]fakeserver.Product{
+		"MySQL": fakeserver.MySQL, "MySQL with a procedure": fakeserver.MySQLWithProcedure, "MariaDB": fakeserver.MariaDB,
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := fakeserver.New()
+			s.Product = product
+			db, ctx := openOn(t, s, mysqllock.Config{})
+			test(t, s, db, ctx)
+		})
+	}
+}
+
+func openOn(t *testing.T, s *fakeserver.Server, cfg mysqllock.Config) (*sql.DB, context.Context) {
+	t.Helper()
+	cfg.Schema = "manual"
 	k, err := mysqllock.Wrap(s, cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -48,7 +70,7 @@ func openWith(t *testing.T, cfg mysqllock.Config) (*fakeserver.Server, *sql.DB, 
 			t.Errorf("%d locks are held after the handle was closed", n)
 		}
 	})
-	return s, db, lockctx.With(ctx, "k")
+	return db, lockctx.With(ctx, "k")
 }
 
 func must(t *testing.T, err error) {
@@ -354,6 +376,7 @@ func TestAFailureOfAStatementIsTold(t *testing.T) {
 		"COMMIT is refused":              {"COMMIT", refused(1180), nil, 10},
 		"COMMIT meets a deadlock":        {"COMMIT", refused(1213), mysqllock.ErrDeadlock, 10},
 		"another node was quicker":       {"COMMIT", refused(1020), mysqllock.ErrConflict, 10},
+		"Group Replication refuses":      {"COMMIT", refused(3101), mysqllock.ErrDeadlock, 10},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, db, ctx := open(t)

@@ -76,8 +76,8 @@ func inTransaction(db *sql.DB, ctx context.Context, f func(*sql.Tx) error) error
 	return f(tx)
 }
 
-// openOn opens a handle on a server that is e.
-func openOn(t *testing.T, e fakeserver.Engine, cfg mysqllock.Config) (*fakeserver.Server, *sql.DB, context.Context) {
+// openEngine opens a handle on a server that is e.
+func openEngine(t *testing.T, e fakeserver.Engine, cfg mysqllock.Config) (*fakeserver.Server, *sql.DB, context.Context) {
 	s, db, ctx := openWith(t, cfg)
 	s.Be(e)
 	ctx, cancel := context.WithTimeout(lockctx.Without(ctx), time.Minute)
@@ -96,7 +96,7 @@ func TestNothingIsLockedOnAnotherEngine(t *testing.T) {
 		for _, e := range all {
 			refused := func(what string, ask func(*sql.DB, context.Context) error) {
 				for _, cfg := range []mysqllock.Config{{}, {MaxConns: 8}} {
-					s, db, ctx := openOn(t, e, cfg)
+					s, db, ctx := openEngine(t, e, cfg)
 					for range 2 { // the next one asks again
 						own, cancel := context.WithCancel(ctx)
 						err := ask(db, own)
@@ -138,7 +138,7 @@ func TestRefusalsSayWhy(t *testing.T) {
 		"an unknown engine, Abacus-3 (Abacus DB)":      "whose version has another form than those of MySQL and MariaDB",
 		"an unknown engine, 8.0.44-Abacus (Abacus DB)": "which does not know what MySQL from 8.0 and MariaDB from 10.3 know (Error 1193: Unknown system variable 'innodb_rollback_on_timeout')",
 	} {
-		_, db, ctx := openOn(t, engines.Foreign[name][0], mysqllock.Config{})
+		_, db, ctx := openEngine(t, engines.Foreign[name][0], mysqllock.Config{})
 		want = `mysqllock: lock "k" (row): not safe here: the server is ` + name + ", " + want + end
 		if err := put(lockctx.With(ctx, "k"), db, 9); err == nil || err.Error() != want {
 			t.Errorf("got  %v\nwant %s", err, want)
@@ -155,7 +155,7 @@ func TestUnsafeAllowsAnotherEngine(t *testing.T) {
 	for name, all := range engines.Foreign {
 		for _, e := range all {
 			for way, work := range ways {
-				s, db, ctx := openOn(t, e, mysqllock.Config{Unsafe: "allow"})
+				s, db, ctx := openEngine(t, e, mysqllock.Config{Unsafe: "allow"})
 				work(t, db, lockctx.With(ctx, "k"), lockctx.Row(), func() {
 					if s.Held() != 1 {
 						t.Errorf("%s, %s: %d locks are held", name, way, s.Held())
@@ -163,7 +163,7 @@ func TestUnsafeAllowsAnotherEngine(t *testing.T) {
 				})
 				state(t, s, 9, 0)
 			}
-			_, db, ctx := openOn(t, e, mysqllock.Config{Unsafe: "allow"})
+			_, db, ctx := openEngine(t, e, mysqllock.Config{Unsafe: "allow"})
 			must(t, claim(db, ctx, lockctx.ForUpdate()))
 			err := claim(db, ctx, lockctx.SkipLocked())
 			if skips := !strings.HasPrefix(name, "TiDB") && !strings.HasPrefix(name, "Dolt"); (err == nil) != skips || !skips && !errors.Is(err, mysqllock.ErrUnsafe) {
@@ -180,7 +180,7 @@ func TestBuildsOfMySQLAreNotRefused(t *testing.T) {
 			continue // the fake has no blocks
 		}
 		for kind := range kinds {
-			s, db, ctx := openOn(t, e, mysqllock.Config{})
+			s, db, ctx := openEngine(t, e, mysqllock.Config{})
 			ways["Do"](t, db, lockctx.With(ctx, "k", kinds[kind].option), kinds[kind].option, func() {
 				if !kinds[kind].kept(s) {
 					t.Errorf("%+v: %s is not kept", e, kind)
@@ -216,7 +216,7 @@ func TestMariaDB10_5LacksSkipLocked(t *testing.T) {
 		},
 	} {
 		for _, unsafe := range []string{"refuse", "allow"} {
-			s, db, ctx := openOn(t, fakeserver.Engine{Version: version, Comment: "Debian 11"}, mysqllock.Config{Unsafe: unsafe})
+			s, db, ctx := openEngine(t, fakeserver.Engine{Version: version, Comment: "Debian 11"}, mysqllock.Config{Unsafe: unsafe})
 			if err := want.ask(db, ctx); !errors.Is(err, mysqllock.ErrUnsafe) || !strings.HasPrefix(err.Error(), want.err) {
 				t.Errorf("%s, %s: got  %v\nwant %s", what, unsafe, err, want.err)
 			}
@@ -230,7 +230,7 @@ func TestMariaDB10_5LacksSkipLocked(t *testing.T) {
 
 // TestTheServerIsAskedOnce, before anything else is sent on the driver's own connections.
 func TestTheServerIsAskedOnce(t *testing.T) {
-	s, db, ctx := openOn(t, engines.Builds[0], mysqllock.Config{})
+	s, db, ctx := openEngine(t, engines.Builds[0], mysqllock.Config{})
 	must(t, put(lockctx.With(ctx, "k"), db, 9))
 	sent := s.Sent()
 	if !strings.HasPrefix(sent[0], "SELECT VERSION()") {

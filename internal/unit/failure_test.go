@@ -1,0 +1,339 @@
+package unit_test
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/fakeserver"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+func TestNothingGoesOnAfterADeadlock(t *testing.T) {
+	onProducts(t, func(t *testing.T, s *fakeserver.Server, db *sql.DB, ctx context.Context) {
+		for name, begin := range map[string]func() *sql.Tx{
+			"of a transaction": func() *sql.Tx {
+				tx, err := db.BeginTx(ctx, nil)
+				must(t, err)
+				return tx
+			},
+			"of the outer transaction": func() *sql.Tx {
+				c, err := db.Conn(lockctx.Without(ctx))
+				must(t, err)
+				t.Cleanup(func() { _ = c.Close() })
+				outer, err := c.BeginTx(ctx, nil)
+				must(t, err)
+				inner, err := c.BeginTx(ctx, nil)
+				must(t, err)
+				must(t, inner.Commit())
+				return outer
+			},
+		} {
+			tx := begin()
+			s.Fail(write, refused(1213))
+			if err := put(ctx, tx, 1); !errors.Is(err, mysqllock.ErrDeadlock) {
+				t.Errorf("%s: %v", name, err)
+			}
+			over(t, ctx, tx)
+			state(t, s, 10, 0)
+			ctx = lockctx.With(lockctx.Without(ctx), "k")
+		}
+
+		// A statement of its own can be run again, but not by database/sql.
+		s.Fail(write, refused(1213))
+		if err := put(ctx, db, 1); !errors.Is(err, mysqllock.ErrDeadlock) || errors.Is(err, driver.ErrBadConn) {
+			t.Errorf("a write: %v", err)
+		}
+		must(t, put(lockctx.With(lockctx.Without(ctx), "k"), db, 4))
+
+		// What was decided on a read is not written.
+		ctx = lockctx.With(lockctx.Without(ctx), "k")
+		seen(t, db, ctx)
+		s.Fail(write, refused(1213))
+		if err := put(ctx, db, 1); !errors.Is(err, mysqllock.ErrDeadlock) {
+			t.Errorf("a write after a read: %v", err)
+		}
+		s.Sent()
+		_, err := db.BeginTx(ctx, nil)
+		for _, err := range []error{err, put(ctx, db, 1)} {
+			if !errors.Is(err, mysqllock.ErrLost) {
+				t.Errorf("after that: %v", err)
+			}
+		}
+		if sent := s.Sent(); len(sent) != 0 {
+			t.Errorf("it sent %q", sent)
+		}
+		state(t, s, 4, 0)
+	})
+}
+
+func TestAStatementThatFailsLeavesTheTransactionAsItIs(t *testing.T) {
+	s, db, ctx := open(t)
+	tx, err := db.BeginTx(ctx, nil)
+	must(t, err)
+	s.Fail(write, refused(1062))
+	if err := put(ctx, tx, 1); err == nil || err.Error() != refused(1062).Error() {
+		t.Errorf("the error comes back as %v", err)
+	}
+	must(t, put(ctx, tx, 4))
+	must(t, tx.Commit())
+	state(t, s, 4, 0)
+}
+
+// Of several statements in one text, those that were finished stay.
+func TestSeveralStatementsThatFailAreCommitted(t *testing.T) {
+	s, db, ctx := open(t)
+	s.Fail("; UPDATE q", refused(1146))
+	if _, err := db.ExecContext(ctx, "UPDATE p SET stock = 1; UPDATE q SET x = 1"); !errors.Is(err, refused(1146)) {
+		t.Errorf("got %v", err)
+	}
+	if sent := s.Sent(); sent[len(sent)-1] != "COMMIT" {
+		t.Errorf("it sent %q", sent)
+	}
+}
+
+// A row may go between the question for it and its lock.
+func TestARowThatGoesIsMadeAgain(t *testing.T) {
+	for _, keys := range [][]string{{"k"}, {"k", "k1"}} {
+		onProducts(t, func(t *testing.T, s *fakeserver.Server, db *sql.DB, ctx context.Context) {
+			ctx = lockctx.WithKeys(lockctx.Without(ctx), keys)
+			for range 3 {
+				tx, err := db.BeginTx(ctx, nil)
+				must(t, err)
+				must(t, put(ctx, tx, 4))
+				state(t, s, s.Stock(), len(keys))
+				s.Sent()
+				must(t, tx.Commit())
+				s.Remove("k")
+			}
+			state(t, s, 4, 0)
+		})
+	}
+}
+
+// Only where nothing is held may database/sql try again.
+func TestABrokenConnectionIsTriedAgainOnlyWithoutALock(t *testing.T) {
+	t.Run("before the lock", func(t *testing.T) {
+		s, db, ctx := open(t)
+		s.Cut("FOR UPDATE", driver.ErrBadConn)
+		must(t, put(ctx, db, 4))
+		state(t, s, 4, 0)
+	})
+	for at, text := range map[string]string{"the write": write, "COMMIT": "COMMIT"} {
+		for name, read := range map[string]bool{"a write": false, "a write after a read": true} {
+			t.Run(name+"/"+at, func(t *testing.T) {
+				s, db, ctx := open(t)
+				if read {
+					seen(t, db, ctx)
+				}
+				s.Cut(text, driver.ErrBadConn)
+				err := put(ctx, db, 1)
+				var e *mysqllock.Error
+				if !errors.Is(err, mysqllock.ErrLost) || errors.Is(err, driver.ErrBadConn) || !errors.As(err, &e) || at == "COMMIT" && e.Op != "commit" {
+					t.Errorf("got %v", err)
+				}
+				if err := put(ctx, db, 1); read && !errors.Is(err, mysqllock.ErrLost) {
+					t.Errorf("after that: %v", err)
+				}
+				dbtest.Soon(t, "what may run there is killed", func() bool { return s.Held() == 0 })
+				must(t, put(lockctx.Without(ctx), db, 4)) // on another connection
+				state(t, s, 4, 0)
+			})
+		}
+	}
+}
+
+func TestAWaitThatIsOverIsKilledOnTheServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // the limits on time depend on no machine
+		s, db, ctx := open(t)
+		tx, err := db.BeginTx(ctx, nil)
+		must(t, err)
+		var e *mysqllock.Error
+		_, err = another(t, s).BeginTx(lockctx.With(context.Background(), "k", lockctx.Wait(50*time.Millisecond)), nil)
+		if !errors.Is(err, mysqllock.ErrTimeout) || !errors.Is(err, mysqllock.ErrLocked) || !errors.As(err, &e) || e.Waited < 50*time.Millisecond {
+			t.Errorf("got %v", err)
+		}
+		if e.Holder == nil || e.Holder.ConnectionID == 0 {
+			t.Errorf("the holder is %+v", e.Holder)
+		}
+		sent := strings.Join(s.Sent(), "\n")
+		if n := s.Waiting(); n != 0 || !strings.Contains(sent, "KILL QUERY ") {
+			t.Errorf("%d statements wait", n)
+		}
+		if !strings.Contains(sent, "MAX_EXECUTION_TIME(1050)") { // a second more than the wait
+			t.Errorf("the server does not end the wait: %s", sent)
+		}
+		must(t, tx.Rollback())
+	})
+}
+
+func TestAHolderIsAskedForOnlyWhereTheServerKnowsAndTells(t *testing.T) {
+	s, db, ctx := openWith(t, mysqllock.Config{Owner: "me"})
+	tx, err := db.BeginTx(ctx, nil)
+	must(t, err)
+	asked := func(db *sql.DB) (*mysqllock.Holder, int) {
+		t.Helper()
+		s.Sent()
+		var e *mysqllock.Error
+		if err := put(noWait(context.Background(), "k"), db, 1); !errors.Is(err, mysqllock.ErrLocked) || !errors.As(err, &e) {
+			t.Fatalf("got %v", err)
+		}
+		return e.Holder, strings.Count(strings.Join(s.Sent(), "\n"), "performance_schema.data_locks")
+	}
+	if h, n := asked(db); n != 0 || h == nil || h.Program != "me" || h.ConnectionID == 0 {
+		t.Errorf("of this process: it asked %d times, and names %+v", n, h)
+	}
+	other := another(t, s)
+	if h, n := asked(other); n != 1 || h == nil || h.ConnectionID == 0 {
+		t.Errorf("of another process: it asked %d times, and names %+v", n, h)
+	}
+	s.Fail("performance_schema.data_locks", refused(1142))
+	for _, want := range []int{1, 0} {
+		if h, n := asked(other); n != want || h != nil {
+			t.Errorf("where it may not look: it asked %d times, and names %+v", n, h)
+		}
+	}
+	must(t, tx.Rollback())
+}
+
+// The procedure could not set the level.
+func TestATransactionWithALevelBeginsWithoutTheProcedure(t *testing.T) {
+	s := fakeserver.New()
+	s.Product = fakeserver.MySQLWithProcedure
+	db, ctx := openOn(t, s, mysqllock.Config{})
+	tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	must(t, err)
+	must(t, tx.Commit())
+	sent := s.Sent()
+	i := slices.Index(sent, "SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+	if i < 0 || sent[i+1] != "START TRANSACTION" || !strings.Contains(sent[i+2], "FOR UPDATE") {
+		t.Errorf("it sent %q", sent)
+	}
+}
+
+// Nobody waits for the key of a connection that was closed with a savepoint open on it.
+func TestAConnectionThatIsClosedHoldsNothing(t *testing.T) {
+	s, db, ctx := open(t)
+	c, err := db.Conn(lockctx.Without(ctx))
+	must(t, err)
+	_ = c.Raw(func(c any) error {
+		for range 2 {
+			_, err := c.(driver.ConnBeginTx).BeginTx(ctx, driver.TxOptions{})
+			must(t, err)
+		}
+		must(t, c.(driver.Conn).Close())
+		return driver.ErrBadConn
+	})
+	state(t, s, 10, 0)
+	must(t, put(noWait(context.Background(), "k"), db, 4))
+}
+
+func TestWhatIsRefusedSendsNothing(t *testing.T) {
+	exec := func(ctx context.Context, db *sql.DB, text string) error {
+		_, err := db.ExecContext(ctx, text)
+		return err
+	}
+	begin := func(ctx context.Context, db *sql.DB, opts *sql.TxOptions) error {
+		_, err := db.BeginTx(ctx, opts)
+		return err
+	}
+	for _, c := range []struct {
+		name string
+		call func(db *sql.DB, ctx context.Context) error
+		is   error
+		says string
+	}{
+		{"COMMIT", func(db *sql.DB, ctx context.Context) error { return exec(ctx, db, "COMMIT") }, mysqllock.ErrUnsafe, "sql.Tx"},
+		{"DDL", func(db *sql.DB, ctx context.Context) error { return exec(ctx, db, "ALTER TABLE p ADD c INT") }, mysqllock.ErrUnsafe, "lockctx.Without"},
+		{"several", func(db *sql.DB, ctx context.Context) error { return exec(ctx, db, "UPDATE p SET a = 1; COMMIT") }, mysqllock.ErrUnsafe, "sql.Tx"},
+		{"read only", func(db *sql.DB, ctx context.Context) error { return begin(ctx, db, &sql.TxOptions{ReadOnly: true}) }, mysqllock.ErrUnsafe, "READ ONLY"},
+		{"no key", func(db *sql.DB, ctx context.Context) error {
+			return exec(lockctx.WithKeys(ctx, nil), db, "UPDATE p")
+		}, nil, "bad hint: no key"},
+		{"long key", func(db *sql.DB, ctx context.Context) error {
+			_, err := db.PrepareContext(lockctx.With(ctx, strings.Repeat("x", 256)), read)
+			return err
+		}, nil, "bad hint: key of 256 bytes"},
+		{"negative wait", func(db *sql.DB, ctx context.Context) error {
+			return begin(lockctx.With(ctx, "k", lockctx.Wait(-1)), db, nil)
+		}, nil, "bad hint: negative wait"},
+		{"Do with a bad key", func(db *sql.DB, ctx context.Context) error {
+			return mysqllock.Do(ctx, db, "", func(context.Context) error { return nil })
+		}, nil, "bad hint: empty key"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, db, ctx := open(t)
+			err := c.call(db, ctx)
+			var e *mysqllock.Error
+			if !errors.As(err, &e) || c.is != nil && !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("got %v, want %v that says %q", err, c.is, c.says)
+			}
+			if sent := s.Sent(); len(sent) != 0 {
+				t.Errorf("it sent %q", sent)
+			}
+		})
+	}
+	t.Run("in a transaction", func(t *testing.T) {
+		s, db, ctx := open(t)
+		tx, err := db.BeginTx(ctx, nil)
+		must(t, err)
+		s.Sent()
+		for _, text := range []string{"COMMIT", "CREATE TABLE q (id INT)", "SET autocommit = 1", "BEGIN"} {
+			for _, ctx := range []context.Context{ctx, lockctx.Without(ctx)} {
+				if _, err := tx.ExecContext(ctx, text); !errors.Is(err, mysqllock.ErrUnsafe) {
+					t.Errorf("%s: %v", text, err)
+				}
+			}
+		}
+		if sent := s.Sent(); len(sent) != 0 {
+			t.Errorf("it sent %q", sent)
+		}
+		must(t, tx.Commit())
+	})
+}
+
+// The snapshot of a read is older than the second lock.
+func TestASecondKeyAfterAReadIsStale(t *testing.T) {
+	s, db, ctx := open(t)
+	seen(t, db, ctx)
+	s.Sent()
+	if err := db.QueryRowContext(lockctx.With(ctx, "k1"), read, 1).Err(); !errors.Is(err, mysqllock.ErrStaleSnapshot) {
+		t.Errorf("got %v", err)
+	}
+	if sent := s.Sent(); len(sent) != 0 {
+		t.Errorf("it sent %q", sent)
+	}
+	seen(t, db, lockctx.With(ctx, "k1", lockctx.AllowStale()))
+	state(t, s, 10, 2)
+	must(t, put(lockctx.With(ctx, "k1"), db, 4))
+	state(t, s, 4, 0)
+}
+
+func TestASessionWithSomethingLeftOnItIsNotUsedAgain(t *testing.T) {
+	s, db, ctx := open(t)
+	session := func(text string) (id int64) {
+		must(t, mysqllock.Do(lockctx.Without(ctx), db, "k", func(ctx context.Context) error {
+			if _, err := db.ExecContext(ctx, text); err != nil {
+				return err
+			}
+			return db.QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&id)
+		}))
+		return id
+	}
+	first := session("DO 0")
+	if second := session("SET @a = 1"); second != first {
+		t.Errorf("session %d, and then %d", first, second)
+	}
+	if third := session("DO 0"); third == first {
+		t.Error("a session that has a variable is used again")
+	}
+	state(t, s, 10, 0)
+}

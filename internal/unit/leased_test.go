@@ -1,0 +1,165 @@
+package unit_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/fakeserver"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// inTheWay checks the error of who does not wait for the lease of somebody else.
+func inTheWay(t *testing.T, err error, key string) {
+	t.Helper()
+	var e *mysqllock.Error
+	if !errors.As(err, &e) || !errors.Is(err, mysqllock.ErrLocked) || errors.Is(err, mysqllock.ErrTimeout) ||
+		e.Op != "lock" || e.Key != key || e.Holder == nil || *e.Holder != (mysqllock.Holder{Program: "web-2:7:shopd"}) {
+		t.Errorf("the error is %v", err)
+	}
+}
+
+func noWait(ctx context.Context, keys ...string) context.Context {
+	return lockctx.WithKeys(ctx, keys, lockctx.NoWait())
+}
+
+// The row's lock is given back at once: it would keep the lease's holder from renewing.
+func TestALeaseOfSomebodyElseIsInTheWayUntilItEnds(t *testing.T) {
+	onProducts(t, func(t *testing.T, s *fakeserver.Server, db *sql.DB, ctx context.Context) {
+		ctx = lockctx.Without(ctx)
+		must(t, put(noWait(ctx, "k"), db, 8)) // on a connection that is known from now on
+		for range 2 {
+			s.Lease("k", time.Minute)
+			_, err := db.BeginTx(noWait(ctx, "k"), nil)
+			inTheWay(t, err, "k")
+			inTheWay(t, put(noWait(ctx, "k"), db, 1), "k")
+			inTheWay(t, db.QueryRowContext(noWait(ctx, "k"), read, 1).Err(), "k")
+			_, err = mysqllock.Acquire(ctx, db, "k", lockctx.NoWait())
+			inTheWay(t, err, "k")
+			s.Lease("b", time.Minute)
+			_, err = db.BeginTx(noWait(ctx, "a", "b"), nil)
+			inTheWay(t, err, "a, b")
+			state(t, s, 8, 0)
+			if st, err := mysqllock.Stats(db); err != nil || st.InUse != 0 {
+				t.Errorf("%+v, %v: a session is not free", st, err)
+			}
+			for _, key := range []string{"k", "b"} {
+				s.Lease(key, -time.Second)
+				must(t, put(noWait(ctx, key), db, 8))
+				must(t, put(noWait(ctx, key), db, 8))
+			}
+			state(t, s, 8, 0)
+		}
+	})
+}
+
+// A transaction cannot give back the lock of one row alone.
+func TestALeaseThatALateLockFindsEndsTheTransaction(t *testing.T) {
+	for name, begin := range map[string]func(ctx context.Context) context.Context{
+		"with a lock":    func(ctx context.Context) context.Context { return lockctx.With(ctx, "k") },
+		"without a lock": func(ctx context.Context) context.Context { return ctx },
+	} {
+		for of, keys := range map[string][]string{"one": {"k1"}, "two": {"k1", "k2"}} {
+			t.Run(name+"/"+of, func(t *testing.T) {
+				onProducts(t, func(t *testing.T, s *fakeserver.Server, db *sql.DB, ctx context.Context) {
+					ctx = begin(lockctx.Without(ctx))
+					s.Lease("k2", -time.Second)
+					tx, err := db.BeginTx(ctx, nil)
+					must(t, err)
+					must(t, put(ctx, tx, 1))
+					s.Before("name = x'6b31' LIMIT 1 FOR UPDATE", func() { s.Lease("k1", time.Minute) })
+					err = put(noWait(ctx, keys...), tx, 2)
+					var e *mysqllock.Error
+					if !errors.Is(err, mysqllock.ErrLocked) || !errors.As(err, &e) || e.Holder == nil || e.Holder.Program != "web-2:7:shopd" {
+						t.Errorf("got %v", err)
+					}
+					over(t, ctx, tx)
+					state(t, s, 10, 0)
+				})
+			})
+		}
+	}
+}
+
+// over checks that nothing goes on in what is left of a transaction.
+func over(t *testing.T, ctx context.Context, tx *sql.Tx) {
+	t.Helper()
+	for range 2 {
+		_, prepared := tx.PrepareContext(ctx, read)
+		for _, err := range []error{put(ctx, tx, 3), put(lockctx.Without(ctx), tx, 3), tx.QueryRowContext(ctx, read, 1).Err(), prepared} {
+			if !errors.Is(err, mysqllock.ErrLost) {
+				t.Errorf("a statement after it: %v", err)
+			}
+		}
+	}
+	if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
+		t.Errorf("the commit: %v", err)
+	}
+}
+
+// A key that is known to have had a lease is looked up on another connection, before its row is
+// locked.
+func TestALeaseThatIsKnownLeavesTheTransactionAlone(t *testing.T) {
+	for name, begin := range map[string]func(*testing.T, *sql.DB, context.Context){
+		"on its connection": func(*testing.T, *sql.DB, context.Context) {},
+		"on a session":      func(t *testing.T, db *sql.DB, ctx context.Context) { seen(t, db, ctx) },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			t.Log(name)
+			s, db, ctx := open(t)
+			begin(t, db, ctx)
+			tx, err := db.BeginTx(ctx, nil)
+			must(t, err)
+			s.Lease("k1", time.Minute)
+			both := lockctx.With(ctx, "k1", lockctx.NoWait(), lockctx.AllowStale())
+			inTheWay(t, put(both, tx, 1), "k1")
+			must(t, put(ctx, tx, 4))
+			inTime := lockctx.With(ctx, "k1", lockctx.Wait(20*time.Millisecond), lockctx.AllowStale())
+			if err := put(inTime, tx, 1); !errors.Is(err, mysqllock.ErrTimeout) {
+				t.Errorf("after a wait: %v", err)
+			}
+
+			// Where it cannot be looked up, the lock statement tells.
+			s.Lease("k1", -time.Second)
+			s.Fail("SELECT name, IF(", refused(1205))
+			must(t, put(both, tx, 4))
+			must(t, put(both, tx, 5))
+			must(t, tx.Commit())
+			state(t, s, 5, 0)
+		})
+	}
+}
+
+func TestALateLockThatIsRefusedLeavesTheTransactionAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // the limits on time depend on no machine
+		s, db, ctx := open(t)
+		for _, ctx := range []context.Context{ctx, lockctx.Without(ctx)} {
+			other, err := another(t, s).BeginTx(lockctx.With(context.Background(), "k1"), nil)
+			must(t, err)
+			tx, err := db.BeginTx(ctx, nil)
+			must(t, err)
+			for _, wait := range []time.Duration{0, 20 * time.Millisecond} {
+				if err := put(lockctx.With(ctx, "k1", lockctx.Wait(wait)), tx, 1); !errors.Is(err, mysqllock.ErrLocked) {
+					t.Errorf("got %v after %v", err, wait)
+				}
+			}
+			must(t, put(ctx, tx, 5))
+			must(t, tx.Commit())
+
+			// Of two keys, one may have been locked.
+			tx, err = db.BeginTx(ctx, nil)
+			must(t, err)
+			must(t, put(ctx, tx, 6))
+			if err := put(noWait(ctx, "k0", "k1"), tx, 1); !errors.Is(err, mysqllock.ErrLocked) {
+				t.Errorf("got %v", err)
+			}
+			over(t, ctx, tx)
+			must(t, other.Rollback())
+			state(t, s, 5, 0)
+		}
+	})
+}
