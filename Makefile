@@ -61,8 +61,8 @@ demo: servers ## Show what goes wrong without locks, and right with them
 bare: ## Test and show it in a minimal Debian, with nothing but Go (as root); RELEASE=trixie makes it another
 	CI=true scripts/bare.sh
 
-matrix: servers ## Each strategy × way of use × server × maxConns or not × fault: some 5,000 cells, of which "make test" runs a hundred
-	MATRIX=all go test -race -count 1 -timeout 90m -run TestMatrix ./internal/matrix
+matrix: servers ## Each strategy × way of use × server × maxConns or not × fault: some 11,000 cells, of which "make test" runs 136
+	MATRIX=all go test -race -count 1 -timeout 120m -run TestMatrix ./internal/matrix
 
 storm: servers ## A longer storm of cancelled contexts and killed connections
 	STORM_TIME=$${STORM_TIME:-60s} go test -race -count 1 -v -run TestStorm ./internal/chaos

@@ -60,7 +60,7 @@ func (c cell) begin(t *testing.T, p *place) *run {
 	config := mysqllock.Config{TTL: faults[c.fault].ttl, Wait: dbtest.Patience, MaxConns: conns[c.conns].max}
 	r.mine = p.open(t, r.user, r.tap, config)
 	r.other = p.open(t, p.account(t), nil, config)
-	keys := []string{fmt.Sprintf("key %d", id)}
+	keys := []string{fmt.Sprintf("key %d é", id)}
 	if strategies[c.strategy].name == "keys" {
 		keys = append(keys, keys[0]+"b", keys[0]+"c")
 	}

@@ -21,24 +21,39 @@ import (
 // place is where the cells of one kind of server run: a database with a table of counters.
 type place struct {
 	*dbtest.Database
-	name   string
-	file   string // the golden one: all versions of a product have one
-	grants string // what the accounts of cells may do in the database
-	addr   string // of the proxy through which they go; "" without one
-	admin  *sql.DB
-	units  atomic.Int64 // numbers the cells
+	name  string
+	file  string // the golden one: all versions of a product have one
+	form  form
+	addr  string // of the proxy through which the accounts of cells go; "" without one
+	admin *sql.DB
+	units atomic.Int64 // numbers the cells
+}
+
+// form is a kind of one server.
+type form struct {
+	name        string
+	sends       string // the form whose golden file it has
+	grants      string // what the accounts of cells may do in the database
+	router      bool
+	mysql       bool         // for MySQL alone
+	mine, other mysql.Option // of the DSN of the process that the cell is about, and of another one
 }
 
 // forms are the kinds of one server. MariaDB needs no procedures, and Router leads to MySQL.
-var forms = []struct {
-	name   string
-	grants string
-	router bool
-	mysql  bool // for MySQL alone
-}{
-	{name: "", grants: "ALL"},
-	{name: " without procedures", grants: "SELECT, INSERT, UPDATE, DELETE", mysql: true},
-	{name: " behind Router", grants: "ALL", router: true, mysql: true},
+// In no character set is anything else sent.
+var forms = []form{
+	{grants: "ALL"},
+	{name: " without procedures", sends: " without procedures", grants: "SELECT, INSERT, UPDATE, DELETE", mysql: true},
+	{name: " behind Router", sends: " behind Router", grants: "ALL", router: true, mysql: true},
+	{name: " in two character sets", grants: "ALL", mine: setting("character_set_connection", "utf16"), other: mysql.Charset("gbk", "gbk_chinese_ci")},
+}
+
+// setting is a system variable in a DSN.
+func setting(name, value string) mysql.Option {
+	return func(cfg *mysql.Config) error {
+		cfg.Params = map[string]string{name: value}
+		return nil
+	}
 }
 
 // places returns one of each kind.
@@ -51,7 +66,7 @@ func places(t *testing.T, bins []tempserver.Binary) (all []*place) {
 			if form.mysql && bin.Flavour != tempserver.MySQL {
 				continue
 			}
-			p := &place{Database: dbtest.New(t, bin, server), name: bin.Name + form.name, file: golden(string(bin.Flavour) + form.name), grants: form.grants}
+			p := &place{Database: dbtest.New(t, bin, server), name: bin.Name + form.name, file: golden(string(bin.Flavour) + form.sends), form: form}
 			if form.router {
 				router, err := tempserver.StartRouter(t.Context(), tempserver.Passed, server)
 				dbtest.OK(t, err)
@@ -77,11 +92,12 @@ func (p *place) account(t *testing.T) string {
 	user := "u_" + dbtest.Random()
 	dbtest.Exec(t, p.admin, "CREATE USER "+user)
 	t.Cleanup(func() { p.admin.Exec("DROP USER " + user) })
-	dbtest.Exec(t, p.admin, fmt.Sprintf("GRANT %s ON %s.* TO %s", p.grants, p.Name, user))
+	dbtest.Exec(t, p.admin, fmt.Sprintf("GRANT %s ON %s.* TO %s", p.form.grants, p.Name, user))
 	return user
 }
 
-// open opens a handle of an account, as a process of its own would, for one test. tap may be nil.
+// open opens a handle of an account, as a process of its own would, for one test. tap is nil for
+// another process than the one that the cell is about.
 func (p *place) open(t *testing.T, user string, tap *dbtest.Tap, c mysqllock.Config) *sql.DB {
 	t.Helper()
 	cfg := p.Config()
@@ -89,9 +105,14 @@ func (p *place) open(t *testing.T, user string, tap *dbtest.Tap, c mysqllock.Con
 	if p.addr != "" {
 		cfg.Net, cfg.Addr = "tcp", p.addr
 	}
+	charset := p.form.other
 	if tap != nil {
+		charset = p.form.mine
 		network := cfg.Net
 		cfg.DialFunc = func(ctx context.Context, _, addr string) (net.Conn, error) { return tap.Dial(ctx, network, addr) }
+	}
+	if charset != nil {
+		dbtest.OK(t, cfg.Apply(charset))
 	}
 	return p.For(t).OpenDB(mysqllock.NewConnector(cfg, c))
 }
