@@ -783,7 +783,7 @@ func TestLateFailureIsNoSilence(t *testing.T) {
 // was taken, so the driver pings them.
 func TestLateHintIsKeptAlive(t *testing.T) {
 	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open("lockTTL=6s")
+		db := s.open("lockTTL=2s")
 		var cases dbtest.Together
 		defer cases.Wait()
 		idle := func(what string, after func(tx *sql.Tx)) {
@@ -799,7 +799,7 @@ func TestLateHintIsKeptAlive(t *testing.T) {
 						break
 					}
 				}
-				time.Sleep(8 * time.Second)
+				time.Sleep(2500 * time.Millisecond)
 				if _, err := tx.Exec("UPDATE p SET stock = stock - 1 WHERE id = 1"); err != nil {
 					t.Errorf("after a pause of more than the TTL: %v", err)
 				}

@@ -248,8 +248,8 @@ func TestHold(t *testing.T) {
 
 func TestHoldOutlivesItsTTL(t *testing.T) {
 	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
-		const longer = 8 * time.Second
-		open := func() *sql.DB { return s.open("lockTTL=6s") }
+		const longer = 2500 * time.Millisecond
+		open := func() *sql.DB { return s.open("lockTTL=2s") }
 		var cases dbtest.Together
 		defer cases.Wait()
 		cases.Run(t, "a hold", func(t *testing.T) {

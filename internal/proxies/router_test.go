@@ -187,11 +187,11 @@ func TestSharedLost(t *testing.T) {
 			t.Parallel()
 			s := newScratch(t, p, server)
 			s.mix(1)
-			db := s.open("lockTTL=5s", "lockNoWait=true")
-			other := s.open("lockTTL=5s", "lockNoWait=true")
+			db := s.open("lockTTL=2s", "lockNoWait=true")
+			other := s.open("lockTTL=2s", "lockNoWait=true")
 			hold, err := mysqllock.Acquire(dbtest.Within(s, dbtest.Patience), db, "p", strategy.opt)
 			dbtest.OK(t, err)
-			time.Sleep(8 * time.Second) // is what the test is about
+			time.Sleep(2500 * time.Millisecond) // is what the test is about
 			_, err = db.ExecContext(hold.Context(), "UPDATE p SET stock = 1 WHERE id = 1")
 			dbtest.OK(t, err)
 			_, err = mysqllock.Acquire(dbtest.Within(s, dbtest.Patience), other, "p", strategy.opt)

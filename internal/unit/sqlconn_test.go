@@ -553,12 +553,12 @@ func TestConnLastInsertID(t *testing.T) {
 // TestUnitOnASQLConnOutlivesItsTTL leaves a unit of work on a sql.Conn alone for longer than the TTL.
 func TestUnitOnASQLConnOutlivesItsTTL(t *testing.T) {
 	dbtest.OnEachFlavour(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db := s.Handle("lockTTL=6s")
+		db := s.Handle("lockTTL=2s")
 		conn, key := dbtest.Conn(t, db), dbtest.Random()
 		ctx := lockctx.With(dbtest.Limited(t), key)
 		var left int
 		dbtest.OK(t, conn.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&left))
-		time.Sleep(8 * time.Second)
+		time.Sleep(2500 * time.Millisecond)
 		s.WantLocked(key, true)
 		dbtest.Exec(t, runsIn{conn, ctx}, "UPDATE p SET stock = 3 WHERE id = 1")
 		s.WantStock(1, 3)
