@@ -481,7 +481,9 @@ func (a *attempt) request(ctx context.Context, h *lockConn, do func(context.Cont
 		case a.readTimeout > 0 && server.Gone(o.err, nil) && time.Since(o.sent) >= a.readTimeout:
 			o.err = errNoAnswer
 		}
-		a.heard.From(o.err)
+		if a.heard.From(o.err); o.err == nil && o.token == 0 {
+			a.heard.Store(true)
+		}
 	}
 	_, limited := ctx.Deadline()
 	switch {

@@ -159,7 +159,9 @@ func (a *slotAttempt) likely(ticket *queue.Ticket, tries int) (slot int, err err
 		return slot, nil
 	}
 	slot, found, err := a.freeSlot(a.ctx, a.rows, ticket.Taken()...)
-	a.heard.From(err)
+	if err == nil && !found {
+		a.heard.Store(true)
+	}
 	switch {
 	case err != nil && (a.wait == 0 || !errors.Is(err, lockerr.ErrLocked)):
 		return -1, err
@@ -234,6 +236,8 @@ func (a *slotAttempt) explain(err error) error {
 	switch {
 	case a.ctx.Err() == nil && !strategy.Ungranted(err) && !errors.Is(err, strategy.ErrWaitOver):
 		return err
+	case a.patient != nil && a.patient.Err() != nil: // and not what that has ended
+		err = context.Cause(a.patient)
 	case errors.As(err, &e): // of one of the slots
 		err = e.Err
 	}

@@ -227,7 +227,6 @@ func (a *attempt) read(ctx context.Context) (states []state, err error) {
 	ctx, cancel := context.WithTimeout(ctx, strategy.AnswerTime)
 	defer cancel()
 	version, err := a.begun(ctx)
-	defer func() { a.heard.From(err) }()
 	switch {
 	case err != nil:
 		return nil, err
@@ -357,6 +356,7 @@ func (a *attempt) waiting(ctx context.Context) (context.Context, func(), error) 
 
 // await waits until a lease may have been released. Call done after the next read.
 func (a *attempt) await(ctx context.Context, lease state) (done func(), err error) {
+	a.heard.Store(true)
 	a.holder = keyrow.HolderOf(lease.owner)
 	ctx, stop, err := a.waiting(ctx)
 	if err != nil {
@@ -386,6 +386,7 @@ func (a *attempt) settle(ctx context.Context, key string) error {
 	if !server.Locked(err) && !server.Deadlock(err) {
 		return err
 	}
+	a.heard.Store(true)
 	a.holder = nil // it is not the holder of a lease
 	ctx, done, err := a.waiting(ctx)
 	if err != nil {

@@ -576,6 +576,7 @@ func (a *attempt) remake(ctx context.Context) error {
 // id of the connection that has asked; 0 is unknown.
 func (a *attempt) refuse(ctx context.Context, waiter uint64) error {
 	a.refused = true
+	a.heard.Store(true)
 	a.holder = a.askHolder(ctx, waiter)
 	return lockerr.ErrLocked
 }
@@ -583,6 +584,7 @@ func (a *attempt) refuse(ctx context.Context, waiter uint64) error {
 // rest waits for a while: until others may have gone on, or until a change of another node
 // may have arrived here.
 func (a *attempt) rest(ctx context.Context, atMost time.Duration) error {
+	a.heard.Store(true)
 	ctx, done, err := a.waiting(ctx)
 	if err != nil {
 		return err
@@ -943,7 +945,6 @@ func (a *attempt) clear(ctx context.Context, err error, try func() error) error 
 func (a *attempt) ask(ctx context.Context, text string) (rows [][]string, err error) {
 	err = a.own(ctx, func(c *pool.Conn) error {
 		rows, err = server.Query(ctx, c.Conn, text)
-		a.heard.From(err)
 		return err
 	})
 	return rows, err

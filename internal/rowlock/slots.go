@@ -240,6 +240,7 @@ func (a *attempt) freeSlot(ctx context.Context, slots []int) (int, error) {
 // pause waits until a slot may be free, if none can be waited for in the server.
 // Then it may be the attempt's turn, until endTurn.
 func (a *attempt) pause(ctx context.Context, first *leased) (err error) {
+	a.heard.Store(true)
 	if first != nil {
 		err = a.await(ctx, first)
 	} else { // the callers before this one hold all of them

@@ -42,14 +42,15 @@ func (t Terms) Failure(op, key string, err error) *lockerr.Error {
 	return &lockerr.Error{Op: op, Key: key, Strategy: t.Strategy, Err: err}
 }
 
-// Heard is whether a caller that asks for a lock has been told anything: by the server, or by
-// the queue, in which others of its process are in front. Else nobody has said that somebody
-// has the key.
+// Heard is whether a caller that asks for a lock has been told that somebody has the key: by the
+// server, or by the queue, in which others of its process are in front. What else the server has
+// answered, also that it has granted the lock when it was too late, does not say that.
 type Heard struct{ atomic.Bool }
 
-// From notes that the server has answered, if it has: with err, which may be nil.
+// From notes that a lock statement has failed with err because somebody has the key, or was ended
+// while it waited.
 func (h *Heard) From(err error) {
-	if err == nil || server.Number(err) != 0 {
+	if server.Locked(err) || server.Deadlock(err) || server.Interrupted(err) {
 		h.Store(true)
 	}
 }

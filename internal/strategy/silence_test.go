@@ -35,6 +35,16 @@ var takers = map[string]func(ctx context.Context, db *sql.DB, key string, opts [
 	},
 }
 
+var kinds = map[string][]lockctx.Option{
+	"row":         {lockctx.Row()},
+	"lease":       {lockctx.Lease(15 * time.Second)},
+	"advisory":    {lockctx.Advisory()},
+	"optimistic":  {lockctx.Optimistic()},
+	"shared":      {lockctx.Shared()},
+	"row slots":   {lockctx.Slots(2)},
+	"lease slots": {lockctx.Lease(15 * time.Second), lockctx.Slots(2)},
+}
+
 // TestSilenceIsNoLock: a server that does not answer has not said that somebody has the key. A
 // caller whose context ends then is told that; one whose wait ends, within the driver's limits
 // for an answer. Where somebody has the key, that is said also while the server is silent.
@@ -42,26 +52,20 @@ func TestSilenceIsNoLock(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		var cells sync.WaitGroup
 		defer cells.Wait()
-		for name, opts := range map[string][]lockctx.Option{
-			"row":         {lockctx.Row()},
-			"lease":       {lockctx.Lease(15 * time.Second)},
-			"advisory":    {lockctx.Advisory()},
-			"optimistic":  {lockctx.Optimistic()},
-			"shared":      {lockctx.Shared()},
-			"row slots":   {lockctx.Slots(2)},
-			"lease slots": {lockctx.Lease(15 * time.Second), lockctx.Slots(2)},
-		} {
+		for name, opts := range kinds {
 			for way, take := range takers {
 				for _, c := range []struct {
 					name     string
 					maxConns int
-					used     bool // the handle has been used before
-					deadline bool // of the caller's
+					used     bool   // the handle has been used before
+					deadline bool   // of the caller's
+					at       string // the word that is not answered any more
 				}{
-					{"its context ends", 0, true, true},
-					{"its context ends, maxConns", 8, true, true},
-					{"its context ends, a new handle", 8, false, true},
-					{"its wait ends", 0, true, false},
+					{"its context ends", 0, true, true, "mysqllock"},
+					{"its context ends, maxConns", 8, true, true, "mysqllock"},
+					{"its context ends, a new handle", 8, false, true, "mysqllock"},
+					{"its context ends once the key was found", 0, true, true, " FOR UPDATE NOWAIT ON DUPLICATE"},
+					{"its wait ends", 0, true, false, "mysqllock"},
 				} {
 					cells.Go(func() {
 						cell := name + ", " + way + ", " + c.name
@@ -70,7 +74,7 @@ func TestSilenceIsNoLock(t *testing.T) {
 						key := dbtest.Random()
 						dbtest.OK(t, db.Ping())
 						if c.used {
-							dbtest.OK(t, take(t.Context(), db, key, opts))
+							dbtest.OK(t, take(t.Context(), db, "another", opts))
 						}
 						ctx, wait := t.Context(), 300*time.Millisecond
 						if c.deadline {
@@ -79,11 +83,14 @@ func TestSilenceIsNoLock(t *testing.T) {
 							defer cancel()
 							wait = time.Minute
 						}
-						proxy.BlockAt("mysqllock")
+						proxy.BlockAt(c.at)
 						defer proxy.Mend()
 						start := time.Now()
 						err := take(ctx, db, key, append(opts, lockctx.Wait(wait)))
 						took := time.Since(start)
+						if err == nil && c.at != "mysqllock" { // its strategy does not say that
+							return
+						}
 						if errors.Is(err, mysqllock.ErrLocked) || errors.Is(err, mysqllock.ErrExhausted) == c.deadline || errors.Is(err, context.DeadlineExceeded) != c.deadline {
 							t.Errorf("%s, after %v: %v", cell, took, err)
 						}
@@ -92,6 +99,89 @@ func TestSilenceIsNoLock(t *testing.T) {
 						}
 					})
 				}
+			}
+		}
+	})
+}
+
+// TestLateAnswerIsNoLock: a caller whose context ends right before the server grants the lock, or
+// while it does, is not told that somebody has the key.
+func TestLateAnswerIsNoLock(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		var cells sync.WaitGroup
+		defer cells.Wait()
+		for name, opts := range kinds {
+			for way, take := range takers {
+				for _, late := range []time.Duration{-time.Millisecond, 2 * time.Millisecond, 20 * time.Millisecond} {
+					cells.Go(func() {
+						s := &stock.Shop{Database: s.Database, Plain: s.Plain}
+						db, proxy := s.Proxied(mysqllock.Config{})
+						key := dbtest.Random()
+						for range 2 {
+							dbtest.OK(t, take(t.Context(), db, key, opts))
+						}
+						const wait = 300 * time.Millisecond
+						ctx, cancel := context.WithTimeout(t.Context(), wait)
+						defer cancel()
+						proxy.ArriveLate("mysqllock", wait+late, wait+late+time.Millisecond)
+						defer proxy.Mend()
+						err := take(ctx, db, key, opts)
+						if errors.Is(err, mysqllock.ErrLocked) || err != nil && !errors.Is(err, context.DeadlineExceeded) {
+							t.Errorf("%s, %s, %v late: %v", name, way, late, err)
+						}
+					})
+				}
+			}
+		}
+	})
+}
+
+// TestSilenceDuringAWait: a caller that waits for a key, which somebody has, is told that also if the
+// server says nothing any more.
+func TestSilenceDuringAWait(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		var cells sync.WaitGroup
+		defer cells.Wait()
+		holders := s.Handle("lockMaxConns=100")
+		for name, opts := range kinds {
+			if name == "optimistic" {
+				continue // nobody has a version
+			}
+			for way, take := range takers {
+				key, n := dbtest.Random(), 1
+				switch name {
+				case "row slots", "lease slots":
+					n = 2
+				}
+				taken := opts
+				if name == "shared" {
+					taken = []lockctx.Option{lockctx.Row()}
+				}
+				for range n {
+					hold, err := mysqllock.Acquire(dbtest.Limited(t), holders, key, taken...)
+					dbtest.OK(t, err)
+					t.Cleanup(func() { _ = hold.Release() })
+				}
+				cells.Go(func() {
+					s := &stock.Shop{Database: s.Database, Plain: s.Plain}
+					db, proxy := s.Proxied(mysqllock.Config{})
+					dbtest.OK(t, take(t.Context(), db, "another", opts))
+					ctx, cancel := context.WithCancel(dbtest.Limited(t))
+					defer cancel()
+					told := make(chan error, 1)
+					go func() { told <- take(ctx, db, key, append(opts[:len(opts):len(opts)], lockctx.Wait(time.Minute))) }()
+					dbtest.Soon(t, "it waits", func() bool {
+						stats, err := mysqllock.Stats(db)
+						return err == nil && stats.Waiters == 1
+					})
+					proxy.Block()
+					defer proxy.Mend()
+					time.Sleep(time.Second) // it looks again, in vain
+					cancel()
+					if err := <-told; !errors.Is(err, mysqllock.ErrTimeout) || !errors.Is(err, context.Canceled) || errors.Is(err, mysqllock.ErrExhausted) {
+						t.Errorf("%s, %s: %v", name, way, err)
+					}
+				})
 			}
 		}
 	})
