@@ -26,7 +26,7 @@ import (
 const (
 	sqlControl = "SET @mysqllock = @@autocommit, SESSION autocommit = 1, timestamp = DEFAULT, sql_mode = '', sql_select_limit = 18446744073709551615," +
 		" sql_big_selects = 1, sql_safe_updates = 0, group_concat_max_len = 1048576, character_set_connection = utf8mb4" +
-		" /*!80000 , max_execution_time = 0 */ /*M!100000 , max_statement_time = 0 */, innodb_lock_wait_timeout = 5, lock_wait_timeout = 2, wait_timeout = 30"
+		" /*!80000 , max_execution_time = 0, transaction_read_only = 0 */ /*M!100000 , max_statement_time = 0, tx_read_only = 0 */, innodb_lock_wait_timeout = 5, lock_wait_timeout = 2, wait_timeout = 30"
 
 	sqlRecognise = "SELECT @@version, @@version_comment, VERSION(), DATABASE() LIMIT 1"
 

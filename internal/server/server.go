@@ -40,11 +40,12 @@ type Info struct {
 }
 
 // OwnSettings are the settings of the driver's own connections, behind SET SESSION: the clock of
-// the server, no limit on the time, the size or the rows of statements, and the character set in
-// which the names of locks are the same for all programs, whatever the DSN and the account say.
+// the server, no limit on the time, the size or the rows of statements, transactions that may
+// write, and the character set in which the names of locks are the same for all programs, whatever
+// the DSN and the account say.
 // Waits have limits of their own. Each server skips the comment for the other.
 const OwnSettings = "timestamp = DEFAULT, sql_mode = '', sql_select_limit = 18446744073709551615, sql_big_selects = 1, sql_safe_updates = 0," +
-	" group_concat_max_len = 1048576, character_set_connection = utf8mb4 /*!80000 , max_execution_time = 0 */ /*M!100000 , max_statement_time = 0 */"
+	" group_concat_max_len = 1048576, character_set_connection = utf8mb4 /*!80000 , max_execution_time = 0, transaction_read_only = 0 */ /*M!100000 , max_statement_time = 0, tx_read_only = 0 */"
 
 // Untimed, behind SELECT, lifts the application's max_execution_time, which MySQL counts for nothing
 // else. MariaDB takes it for a comment.

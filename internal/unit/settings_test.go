@@ -169,16 +169,26 @@ func TestSetByText(t *testing.T) {
 }
 
 // TestReadOnlyTransactionsWriteNothing has transactions that are READ ONLY unless they say
-// otherwise: nothing is written, nothing is locked, and there is an error.
+// otherwise: nothing is written, and there is an error. A lock that such a transaction is granted
+// is given back at its end.
 func TestReadOnlyTransactionsWriteNothing(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		setting := "transaction_read_only=1"
 		if s.MariaDB() {
 			setting = "tx_read_only=1"
 		}
-		db := s.Handle(setting)
-		s.Handle().PingContext(dbtest.Limited(t))
+		db, writer := s.Handle(setting), s.Handle()
 		for name, opt := range everyStrategy {
+			key, nothing := dbtest.Random(), func(context.Context) error { return nil }
+			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), writer, key, nothing, opt))
+			if tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), key, opt), nil); err == nil {
+				_, err = stock.Read(dbtest.Limited(t), tx, 1)
+				dbtest.OK(t, err)
+				dbtest.OK(t, tx.Rollback())
+			}
+			if err := mysqllock.Do(dbtest.Limited(t), writer, key, nothing, opt, lockctx.NoWait()); err != nil {
+				t.Errorf("%s: after a transaction that read: %v", name, err)
+			}
 			if _, err := db.ExecContext(lockctx.With(dbtest.Limited(t), dbtest.Random(), opt), "UPDATE p SET stock = 0 WHERE id = 1"); err == nil {
 				t.Errorf("%s: write succeeded", name)
 			}
