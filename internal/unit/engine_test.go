@@ -3,6 +3,7 @@ package unit_test
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"slices"
 	"strings"
@@ -544,4 +545,76 @@ func TestTransactionsEndInTheReverseOrder(t *testing.T) {
 		t.Error("the outer transaction was committed before the inner one")
 	}
 	state(t, s, 10, 0)
+}
+
+// endsFirst has the caller's context end, and close the connection, right before a write is sent.
+// The driver below calls that a bad connection.
+type endsFirst struct {
+	*fakeserver.Server
+	end context.CancelFunc
+}
+
+type endsFirstConn struct {
+	fakeConn
+	end context.CancelFunc
+}
+
+type fakeConn interface {
+	driver.Conn
+	driver.ConnBeginTx
+	driver.ExecerContext
+	driver.QueryerContext
+	driver.Pinger
+	driver.SessionResetter
+	driver.Validator
+}
+
+func (s endsFirst) Connect(ctx context.Context) (driver.Conn, error) {
+	c, err := s.Server.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return endsFirstConn{c.(fakeConn), s.end}, nil
+}
+
+func (c endsFirstConn) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
+	if strings.HasPrefix(text, "UPDATE p") {
+		c.end()
+		_ = c.Close()
+		return nil, driver.ErrBadConn
+	}
+	return c.fakeConn.ExecContext(ctx, text, args)
+}
+
+func TestAContextThatEndsRightBeforeAStatementIsNoLoss(t *testing.T) {
+	for name, work := range map[string]func(context.Context, *sql.DB) error{
+		"Exec": func(ctx context.Context, db *sql.DB) error { return put(ctx, db, 7) },
+		"BeginTx": func(ctx context.Context, db *sql.DB) error {
+			tx, err := db.BeginTx(ctx, nil)
+			if err != nil {
+				return err
+			}
+			return errors.Join(put(ctx, tx, 7), tx.Rollback())
+		},
+		"Do": func(ctx context.Context, db *sql.DB) error {
+			return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { return put(ctx, db, 7) })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, end := context.WithCancel(context.Background())
+			defer end()
+			s := fakeserver.New()
+			k, err := mysqllock.Wrap(endsFirst{s, end}, mysqllock.Config{Schema: "manual"})
+			must(t, err)
+			db := sql.OpenDB(k)
+			defer db.Close()
+			if name != "Do" {
+				ctx = lockctx.With(ctx, "k")
+			}
+			if err := work(ctx, db); !errors.Is(err, context.Canceled) || errors.Is(err, mysqllock.ErrLost) {
+				t.Errorf("it ended with %v", err)
+			}
+			state(t, s, 10, 0)
+		})
+	}
 }

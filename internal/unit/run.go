@@ -216,6 +216,9 @@ func (u *unit) check(ctx context.Context, op string, err error) error {
 		u.link.Touch() // an answer
 	}
 	gone := server.Gone(err, u.link.Conn)
+	if errors.Is(err, driver.ErrBadConn) && !errors.Is(err, lockerr.ErrLost) && ctx.Err() != nil {
+		err = ctx.Err() // it has closed the connection right before the statement was sent
+	}
 	switch {
 	case errors.Is(err, lockerr.ErrConflict), gone && gaveUp(ctx, err): // the caller's own end is no loss; what follows it here is
 		err = u.error(op, err)
