@@ -120,11 +120,11 @@ type Config struct {
 	Unsafe string
 
 	// Observer is told what becomes of locks: for metrics, traces and logs. nil
-	// costs nothing. It has no DSN parameter: see [NewConnector].
+	// is nobody. It has no DSN parameter: see [NewConnector].
 	Observer Observer
 
 	// LongHold has the Observer told of a hold that lasts longer, once, while it lasts: see
-	// [LongHold]. 0 is never. It has no DSN parameter, either.
+	// [LongHold]. Leaderships (package leader) are none. 0 is never. It has no DSN parameter, either.
 	LongHold time.Duration
 
 	// SlowWait has the Observer told who held a lock for which a caller waited for longer: see

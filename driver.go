@@ -206,7 +206,11 @@ type PoolStats struct {
 	pool.Stats     // the connections of sessions
 	Waiters    int // callers of this process that wait now, for a lock or for a connection to take it on
 
+	OldestWait time.Duration // how long the one of them that came first has waited; 0 if nobody waits. Who stands by for a leadership (package leader) is left out
+	OldestHold time.Duration // how long the lock that this handle has held for the longest is held; 0 for none. Leaderships are left out
+
 	MaxConns int        // Config.MaxConns: the most connections for everything; 0 is no limit
+	Reserved int        // of MaxConns, those that are in use by nobody and kept for the driver's own statements
 	App      pool.Stats // with MaxConns: the connections for statements of the application, and who waits for one
 	Leases   pool.Stats // connections for leases
 	Advisory pool.Stats // connections for advisory locks
@@ -222,7 +226,8 @@ func Stats(db *sql.DB) (PoolStats, error) {
 	}
 	s := k.Stats()
 	return PoolStats{
-		Stats: s.Sessions, Waiters: s.Waiters, MaxConns: k.Settings.MaxConns,
+		Stats: s.Sessions, Waiters: s.Waiters, OldestWait: s.OldestWait, OldestHold: s.OldestHold,
+		MaxConns: k.Settings.MaxConns, Reserved: s.Reserved,
 		App: s.App, Leases: s.Leases, Advisory: s.Advisory, Control: s.Control,
 	}, nil
 }

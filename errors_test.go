@@ -289,7 +289,87 @@ func TestObserver(t *testing.T) {
 			if st, err := mysqllock.Stats(db); err != nil || st.Waiters != 0 {
 				t.Error(st, err)
 			}
+			s.nothingLasts(db, other)
 		}
+	})
+}
+
+// nothingLasts checks that no handle counts a wait or a hold any more.
+func (s *scratch) nothingLasts(handles ...*sql.DB) {
+	s.T.Helper()
+	for i, db := range handles {
+		if st, err := mysqllock.Stats(db); err != nil || st.OldestWait != 0 || st.OldestHold != 0 {
+			s.T.Errorf("handle %d: somebody waits for %v, something is held for %v: %v", i, st.OldestWait, st.OldestHold, err)
+		}
+	}
+}
+
+// TestOldest: a handle knows, while it lasts, for how long the first of its callers has waited,
+// and for how long it has held a lock, with and without an observer. What waits for a
+// connection waits, too. Versions are no hold.
+func TestOldest(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		observed, _ := s.watched(mysqllock.Config{TTL: ttl})
+		db := s.open("maxConns=8", "lockTTL="+ttl.String())
+		age := func(db *sql.DB) (wait, hold time.Duration) {
+			st, err := mysqllock.Stats(db)
+			dbtest.OK(t, err)
+			return st.OldestWait, st.OldestHold
+		}
+		for strategy, kind := range strategies {
+			for _, holder := range []*sql.DB{observed, db} {
+				began := time.Now()
+				hold, err := mysqllock.Acquire(dbtest.Limited(t), holder, "k", kind)
+				dbtest.OK(t, err)
+				younger, err := mysqllock.Acquire(dbtest.Limited(t), holder, "another", kind)
+				dbtest.OK(t, err)
+				time.Sleep(10 * time.Millisecond)
+				if strategy == "optimistic" {
+					s.nothingLasts(holder)
+				} else {
+					if _, held := age(holder); held < 10*time.Millisecond || held > time.Since(began) {
+						t.Errorf("%s: held for %v", strategy, held)
+					}
+					asked := time.Now()
+					waited := make(chan error)
+					go func() {
+						other, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", kind, lockctx.WaitForever())
+						if err == nil {
+							err = other.Release()
+						}
+						waited <- err
+					}()
+					dbtest.Soon(t, "a caller has waited for 20 ms", func() bool { w, _ := age(db); return w > 20*time.Millisecond })
+					if w, _ := age(db); w > time.Since(asked) {
+						t.Errorf("%s: has waited for %v", strategy, w)
+					}
+					dbtest.OK(t, hold.Release())
+					dbtest.OK(t, <-waited)
+				}
+				dbtest.OK(t, hold.Release())
+				dbtest.OK(t, younger.Release())
+				s.nothingLasts(holder, db)
+			}
+		}
+		st, err := mysqllock.Stats(db)
+		dbtest.OK(t, err)
+		if st.Reserved != 3 { // two for control, and one since there were leases
+			t.Errorf("%d connections are reserved", st.Reserved)
+		}
+		var full []*sql.Tx
+		for range st.MaxConns - st.Reserved {
+			tx, err := db.BeginTx(dbtest.Limited(t), nil)
+			dbtest.OK(t, err)
+			full = append(full, tx)
+		}
+		queued := make(chan error)
+		go func() { queued <- db.PingContext(dbtest.Limited(t)) }()
+		dbtest.Soon(t, "a caller has waited for a connection", func() bool { w, _ := age(db); return w > 10*time.Millisecond })
+		for _, tx := range full {
+			dbtest.OK(t, tx.Rollback())
+		}
+		dbtest.OK(t, <-queued)
+		s.nothingLasts(db)
 	})
 }
 
@@ -325,6 +405,7 @@ func TestObserverOfLosses(t *testing.T) {
 			}
 			w.told(t)
 		}
+		s.nothingLasts(db)
 		if got := lines.String(); strings.Count(got, "level=ERROR msg=\"lock lost\"") != 3 || !strings.Contains(got, "key-advisory") {
 			t.Error(got)
 		}
@@ -340,15 +421,18 @@ func TestLogTo(t *testing.T) {
 		want string
 	}{
 		{mysqllock.Event{Kind: mysqllock.Acquired, Duration: time.Second - 1}, ""},
-		{mysqllock.Event{Kind: mysqllock.Acquired, Duration: time.Second, Token: 7}, `level=WARN msg="slow wait for a lock" strategy=row keys=[k] token=7 waited=1s`},
+		{mysqllock.Event{Kind: mysqllock.Acquired, Duration: time.Second, Token: 7}, `level=WARN msg="slow wait for a lock" strategy=row keys=[k] token=7 waited_ms=1000`},
+		{mysqllock.Event{Kind: mysqllock.Acquired, Duration: time.Hour, Leadership: true}, ""},
+		{mysqllock.Event{Kind: mysqllock.Refused, Duration: time.Hour, Leadership: true, Err: context.Canceled}, ""},
 		{mysqllock.Event{Kind: mysqllock.Refused, Err: busy}, ""},
 		{mysqllock.Event{Kind: mysqllock.Refused, Err: context.Canceled}, ""},
-		{mysqllock.Event{Kind: mysqllock.Refused, Duration: time.Second, Err: busy}, `level=WARN msg="lock not granted" strategy=row keys=[k] waited=1s error="` + busy.Error() + `"`},
-		{mysqllock.Event{Kind: mysqllock.Refused, Err: errors.New("no table")}, `level=WARN msg="lock not granted" strategy=row keys=[k] waited=0s error="no table"`},
+		{mysqllock.Event{Kind: mysqllock.Refused, Duration: time.Second, Err: busy}, `level=WARN msg="lock not granted" strategy=row keys=[k] waited_ms=1000 error="` + busy.Error() + `"`},
+		{mysqllock.Event{Kind: mysqllock.Refused, Err: errors.New("no table")}, `level=WARN msg="lock not granted" strategy=row keys=[k] waited_ms=0 error="no table"`},
+		{mysqllock.Event{Kind: mysqllock.Refused, Duration: 1999999, Leadership: true, Err: errors.New("no table")}, `level=WARN msg="lock not granted" strategy=row keys=[k] waited_ms=1 error="no table"`},
 		{mysqllock.Event{Kind: mysqllock.Released, Held: time.Hour}, ""},
-		{mysqllock.Event{Kind: mysqllock.LongHold, Held: time.Minute, Long: true}, `level=WARN msg="long hold of a lock" strategy=row keys=[k] held=1m0s`},
-		{mysqllock.Event{Kind: mysqllock.Released, Held: time.Hour, Long: true}, `level=WARN msg="long hold of a lock has ended" strategy=row keys=[k] held=1h0m0s`},
-		{mysqllock.Event{Kind: mysqllock.Lost, Held: time.Minute, Err: lost}, `level=ERROR msg="lock lost" strategy=row keys=[k] held=1m0s error="` + lost.Error() + `"`},
+		{mysqllock.Event{Kind: mysqllock.LongHold, Held: time.Minute, Long: true}, `level=WARN msg="long hold of a lock" strategy=row keys=[k] held_ms=60000`},
+		{mysqllock.Event{Kind: mysqllock.Released, Held: time.Hour, Long: true}, `level=WARN msg="long hold of a lock has ended" strategy=row keys=[k] held_ms=3600000`},
+		{mysqllock.Event{Kind: mysqllock.Lost, Held: time.Minute, Err: lost}, `level=ERROR msg="lock lost" strategy=row keys=[k] held_ms=60000 error="` + lost.Error() + `"`},
 	} {
 		var out bytes.Buffer
 		l := slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {

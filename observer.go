@@ -68,17 +68,18 @@ func (k EventKind) String() string {
 // Event is something that has happened to a lock, or to several that were asked
 // for in one statement. Of Advised there are Start and Err only.
 type Event struct {
-	Kind     EventKind
-	Keys     []string      // sorted by where they are kept; not to be changed
-	Strategy string        // "row", "lease", "advisory" or "optimistic"
-	Shared   bool          // all of the keys are
-	Start    time.Time     // Acquired and Refused: when it was asked for; LongHold: when it is told; else when giving back began
-	Duration time.Duration // since Start; for Acquired and Refused this is the wait, round trips included
-	Held     time.Duration // LongHold, Released and Lost: from the grant to Start
-	Token    uint64        // of a lease; else 0
-	Long     bool          // LongHold; and Released and Lost if there was a LongHold before
-	Holder   *Holder       // Acquired and Refused: who had one of the keys, after the caller had waited for [Config].SlowWait; or of Err; nil if not known
-	Err      error         // Refused and Lost: why. Advised: what to change. Released: ErrConflict where the commit found another version; else nil
+	Kind       EventKind
+	Keys       []string      // sorted by where they are kept; not to be changed
+	Strategy   string        // "row", "lease", "advisory" or "optimistic"
+	Shared     bool          // all of the keys are
+	Leadership bool          // asked for by package leader: to stand by for it for long, and to hold it for long, is its purpose
+	Start      time.Time     // Acquired and Refused: when it was asked for; LongHold: when it is told; else when giving back began
+	Duration   time.Duration // since Start; for Acquired and Refused this is the wait, round trips included
+	Held       time.Duration // LongHold, Released and Lost: from the grant to Start
+	Token      uint64        // of a lease; else 0
+	Long       bool          // LongHold; and Released and Lost if there was a LongHold before
+	Holder     *Holder       // Acquired and Refused: who had one of the keys, after the caller had waited for [Config].SlowWait; or of Err; nil if not known
+	Err        error         // Refused and Lost: why. Advised: what to change. Released: ErrConflict where the commit found another version; else nil
 }
 
 // observed is how the engine tells o; nil if there is no observer.
@@ -93,7 +94,7 @@ func observed(o Observer) func(context.Context, handle.Event) {
 
 func event(e handle.Event) Event {
 	return Event{
-		Kind: EventKind(e.Kind), Keys: e.Keys, Strategy: e.Strategy, Shared: e.Shared,
+		Kind: EventKind(e.Kind), Keys: e.Keys, Strategy: e.Strategy, Shared: e.Shared, Leadership: e.Leadership,
 		Start: e.Start, Duration: e.Duration, Held: e.Held, Token: e.Token, Long: e.Long, Holder: e.Holder, Err: e.Err,
 	}
 }
@@ -103,8 +104,9 @@ func event(e handle.Event) Event {
 // or not they were granted, and those that failed for another reason than that
 // somebody else has them; holds longer than [Config].LongHold, while they last and when
 // they end; and advice about the handle (all level WARN). The lines have the attributes
-// strategy, keys, waited, holder (of a wait that was granted: see [Config].SlowWait),
-// held, token and error, as far as there are any.
+// strategy, keys, waited_ms, holder (of a wait that was granted: see [Config].SlowWait),
+// held_ms, token and error, as far as there are any. A process that stands by for a leadership
+// (package leader) does not wait for slow.
 func LogTo(l *slog.Logger, slow time.Duration) Observer { return &logger{l, slow} }
 
 type logger struct {
@@ -124,25 +126,26 @@ func (l *logger) Observe(ctx context.Context, e Event) {
 	}
 	var level slog.Level
 	var text string
+	slow := e.Duration >= l.slow && !e.Leadership
 	switch busy := errors.Is(e.Err, ErrLocked) || errors.Is(e.Err, context.Canceled); {
 	case e.Kind == Lost:
 		level, text = slog.LevelError, "lock lost"
-		attrs = append(attrs, slog.Duration("held", e.Held))
+		attrs = append(attrs, milliseconds("held_ms", e.Held))
 	case e.Kind == LongHold:
 		level, text = slog.LevelWarn, "long hold of a lock"
-		attrs = append(attrs, slog.Duration("held", e.Held))
+		attrs = append(attrs, milliseconds("held_ms", e.Held))
 	case e.Kind == Released && e.Long:
 		level, text = slog.LevelWarn, "long hold of a lock has ended"
-		attrs = append(attrs, slog.Duration("held", e.Held))
-	case e.Kind == Acquired && e.Duration >= l.slow:
+		attrs = append(attrs, milliseconds("held_ms", e.Held))
+	case e.Kind == Acquired && slow:
 		level, text = slog.LevelWarn, "slow wait for a lock"
-		attrs = append(attrs, slog.Duration("waited", e.Duration))
+		attrs = append(attrs, milliseconds("waited_ms", e.Duration))
 		if e.Holder != nil {
 			attrs = append(attrs, slog.String("holder", e.Holder.String()))
 		}
-	case e.Kind == Refused && (e.Duration >= l.slow || !busy):
+	case e.Kind == Refused && (slow || !busy):
 		level, text = slog.LevelWarn, "lock not granted"
-		attrs = append(attrs, slog.Duration("waited", e.Duration))
+		attrs = append(attrs, milliseconds("waited_ms", e.Duration))
 	default:
 		return
 	}
@@ -150,4 +153,10 @@ func (l *logger) Observe(ctx context.Context, e Event) {
 		attrs = append(attrs, slog.String("error", e.Err.Error()))
 	}
 	l.LogAttrs(ctx, level, text, attrs...)
+}
+
+// milliseconds is an attribute whose name says the unit; a slog.Duration is a number without one
+// in JSON.
+func milliseconds(name string, d time.Duration) slog.Attr {
+	return slog.Int64(name, d.Milliseconds())
 }

@@ -14,7 +14,7 @@ import (
 
 // Log returns an interceptor that writes each statement to l, at level INFO, with the time
 // until the server's answer; reading rows is not in it. The lines have the attributes
-// statement and took; error if there was one; and step, strategy and keys if the driver has
+// statement and took_ms; error if there was one; and step, strategy and keys if the driver has
 // added the statement. Arguments are not written. Of a statement that may have a secret in
 // its text, such as CREATE USER, only the first word is written.
 //
@@ -58,7 +58,7 @@ func (l logger) write(ctx context.Context, what, text string, args []driver.Name
 	if errors.Is(err, driver.ErrSkip) || !l.to.Enabled(ctx, slog.LevelInfo) {
 		return
 	}
-	attrs := []slog.Attr{slog.Duration("took", time.Since(start))}
+	attrs := []slog.Attr{slog.Float64("took_ms", float64(time.Since(start).Microseconds())/1000)}
 	if text != "" {
 		attrs = append(attrs, slog.String("statement", shown(text)))
 	}

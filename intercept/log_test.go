@@ -63,9 +63,9 @@ func TestLog(t *testing.T) {
 		}
 		for _, l := range []*lines{plain, full} {
 			for _, want := range [][]string{
-				{"msg=exec", "took=", "UPDATE shop SET stock"},
-				{"msg=query", "took=", "SELECT stock FROM shop"},
-				{"msg=connect", "took="},
+				{"msg=exec", "took_ms=", "UPDATE shop SET stock"},
+				{"msg=query", "took_ms=", "SELECT stock FROM shop"},
+				{"msg=connect", "took_ms="},
 				{"step=take", "strategy=row", `keys="[a key]"`},
 				{"step=end"},
 				{"step=fence", "strategy=lease", "keys=[another]"},

@@ -54,6 +54,7 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/inspect"
+	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -150,6 +151,9 @@ func Run(ctx context.Context, db *sql.DB, key string, lead func(context.Context)
 	return nil
 }
 
+// leadership tells observers what the lease is.
+func leadership(h *hint.Hint) { h.Leadership = true }
+
 // campaign is what one call of Run is about.
 type campaign struct {
 	db      *sql.DB
@@ -163,7 +167,7 @@ type campaign struct {
 // term waits for the leadership, and leads. elected says that lead was called; then err is
 // ErrLost, or what lead has returned.
 func (c *campaign) term(ctx context.Context) (elected bool, err error) {
-	hold, err := mysqllock.Acquire(ctx, c.db, c.key, lockctx.Lease(c.ttl), lockctx.WaitForever())
+	hold, err := mysqllock.Acquire(ctx, c.db, c.key, lockctx.Lease(c.ttl), lockctx.WaitForever(), leadership)
 	if err != nil {
 		return false, err
 	}

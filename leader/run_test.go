@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"errors"
+	"fmt"
 	"io"
 	"sync"
 	"sync/atomic"
@@ -221,6 +222,11 @@ func TestWaitForever(t *testing.T) {
 		waits, giveUp := context.WithCancel(dbtest.Limited(t))
 		go func() { ended <- leader.Run(waits, second, key, untilEnd) }()
 		dbtest.Soon(t, "the other candidate waits", func() bool { return waiters(t, second) == 1 })
+		for _, db := range []*sql.DB{first, second} {
+			if st, err := mysqllock.Stats(db); err != nil || st.OldestWait != 0 || st.OldestHold != 0 {
+				t.Errorf("a leadership is a wait of %v, or a hold of %v, to alert on: %v", st.OldestWait, st.OldestHold, err)
+			}
+		}
 		giveUp()
 		dbtest.OK(t, <-ended)
 		dbtest.Soon(t, "nobody waits any more", func() bool { return waiters(t, second) == 0 })
@@ -234,4 +240,31 @@ func waiters(t *testing.T, db *sql.DB) int64 {
 	stats, err := mysqllock.Stats(db)
 	dbtest.OK(t, err)
 	return int64(stats.Waiters)
+}
+
+// witness notes what an observer is told.
+type witness chan mysqllock.Event
+
+func (w witness) Observe(_ context.Context, e mysqllock.Event) { w <- e }
+
+// TestLeadershipIsNoDelay: observers are told which lease is a leadership, and of no long hold.
+func TestLeadershipIsNoDelay(t *testing.T) {
+	d := dbtest.Each(t)[0]
+	told := make(witness, 10)
+	connector, err := mysqllock.NewConnector(d.Config(), mysqllock.Config{Observer: told, LongHold: time.Millisecond, SlowWait: time.Millisecond})
+	dbtest.OK(t, err)
+	db := sql.OpenDB(connector)
+	t.Cleanup(func() { db.Close() })
+	ctx, cancel := context.WithCancel(dbtest.Limited(t))
+	dbtest.OK(t, leader.Run(ctx, db, key, func(context.Context) error {
+		time.Sleep(20 * time.Millisecond)
+		cancel()
+		return nil
+	}))
+	dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, key, func(context.Context) error { return nil }, lockctx.Lease(ttl)))
+	for _, want := range []string{"acquired true", "released true", "acquired false", "released false"} {
+		if e := <-told; fmt.Sprint(e.Kind, e.Leadership) != want {
+			t.Errorf("the observer is told %v, leadership %v, want %s", e.Kind, e.Leadership, want)
+		}
+	}
 }

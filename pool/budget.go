@@ -227,7 +227,7 @@ func (b *Budget) room(p *Pool) bool {
 }
 
 // Shortage tells why a caller finds no permit: how many connections are in use, how many
-// of these wait in the server, and how many permits are not for every pool.
+// of these wait in the server, and how many permits nobody uses that are not for every pool.
 func (b *Budget) Shortage() (inUse, blocked, reserved int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -236,8 +236,8 @@ func (b *Budget) Shortage() (inUse, blocked, reserved int) {
 		switch {
 		case p.control:
 			controls += p.open - len(p.idle)
-		case p.keeps && p.open == 0:
-			reserved++
+		case p.keeps && p.open == len(p.idle):
+			reserved++ // also if its connection is open
 		default:
 			inUse += p.open - len(p.idle)
 		}

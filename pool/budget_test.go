@@ -220,7 +220,13 @@ func TestBudgetKeeps(t *testing.T) {
 		}
 		kept = acquired(t, keeping)
 	}
+	if inUse, _, reserved := pools[0].budget.Shortage(); inUse+reserved != 4 || reserved != 1 {
+		t.Errorf("%d in use, %d reserved", inUse, reserved)
+	}
 	kept.Release()
+	if inUse, _, reserved := pools[0].budget.Shortage(); inUse+reserved != 4 || reserved != 2 {
+		t.Errorf("with an idle one that is kept: %d in use, %d reserved", inUse, reserved)
+	}
 	if n := pools[1].Stat().Waiting; n != 2 || pools[1].Ready() {
 		t.Errorf("%d others queue: one has taken the idle connection", n)
 	}
@@ -248,7 +254,13 @@ func TestBudgetBlock(t *testing.T) {
 		t.Errorf("%d in use, %d wait, %d reserved", inUse, blocked, reserved)
 	}
 	conns[3].Release()
+	if old := pools[0].Stat().OldestWait; old != 0 {
+		t.Errorf("nobody waits, for %v", old)
+	}
 	waits := queue(t, As{Blocks: true}, pools[0])
+	if old := pools[0].Stat().OldestWait; old <= 0 {
+		t.Errorf("a caller has waited for %v", old)
+	}
 	acquired(t, pools[0]).Release() // passes it
 	conns[0].Unblocked()
 	conns[3] = <-waits

@@ -51,7 +51,9 @@ type Stats struct {
 	Waiting  int           // callers that wait for one now
 	Acquired int64         // how often a connection was acquired
 	Waited   int64         // how often a caller had to wait, because none was ready
-	WaitTime time.Duration // sum of the time that callers waited
+	WaitTime time.Duration // sum of the time that callers waited, until they waited no more
+
+	OldestWait time.Duration // how long the caller that came first of those that wait now has waited; 0 for none
 }
 
 // Pool is a bounded set of connections. It is safe for concurrent use.
@@ -613,6 +615,9 @@ func (p *Pool) Stat() Stats {
 	}
 	for r := range p.queue {
 		s.Waiting += p.queue[r].n
+		if first := p.queue[r].first; first != nil {
+			s.OldestWait = max(s.OldestWait, time.Since(first.start))
+		}
 	}
 	return s
 }

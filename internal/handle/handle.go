@@ -78,6 +78,8 @@ type Handle struct {
 
 	Owned   owned        // what it holds now
 	waiters atomic.Int64 // callers that wait, for a lock or for a connection to take it on
+	waits   ages         // of locks that are asked for now
+	holds   ages         // of locks that are held now, and keep others out
 
 	manual atomic.Bool           // new connections are not in autocommit
 	locks  atomic.Pointer[Locks] // made at the first hint
@@ -135,15 +137,19 @@ func (k *Handle) RenewNow() {
 type Stats struct {
 	Sessions, Leases, Advisory, Control pool.Stats
 	App                                 pool.Stats // zero without a budget
+	Reserved                            int        // of a budget, that are in use by nobody and not to be had by all
 	Waiters                             int
+	OldestWait, OldestHold              time.Duration // without leaderships; 0 for none
 }
 
 // Stats returns the counts of now.
 func (k *Handle) Stats() Stats {
 	l := k.locks.Load()
-	s := Stats{Sessions: pool.Stats{Max: k.Settings.LockMaxConns}}
+	s := Stats{Sessions: pool.Stats{Max: k.Settings.LockMaxConns}, OldestWait: k.waits.oldest(), OldestHold: k.holds.oldest()}
 	if k.Bounded() {
 		s.App = k.apps.Stat()
+		s.OldestWait = max(s.OldestWait, s.App.OldestWait)
+		_, _, s.Reserved = k.conns.Shortage()
 	}
 	if l != nil {
 		s.Sessions, s.Leases, s.Advisory, s.Control = l.sessions.Stat(), l.leasing.Stat(), l.advising.Stat(), l.Control.Stat()

@@ -1,6 +1,7 @@
 package handle
 
 import (
+	"container/list"
 	"context"
 	"database/sql/driver"
 	"errors"
@@ -32,6 +33,9 @@ type Event struct {
 	Keys     []string
 	Strategy string
 	Shared   bool
+
+	Leadership bool
+
 	Start    time.Time
 	Duration time.Duration
 	Held     time.Duration
@@ -48,10 +52,15 @@ type Trace struct {
 	Releasing func(context.Context, Event)
 }
 
-// Observation is a lock of which the observer is told. A nil one, where there is
-// no observer, costs nothing.
+// Observation is a lock that is asked for, and then held: the handle counts how long, and the
+// observer is told, if there is one. A nil one, of no locks, costs nothing.
 type Observation struct {
-	tell      func(context.Context, Event)
+	k      *Handle
+	wait   *list.Element // in Handle.waits; nil for a leadership
+	hold   *list.Element // in Handle.holds; nil if it is not granted, or not counted there
+	counts bool          // it is, once it is granted: versions and leaderships are not
+
+	tell      func(context.Context, Event) // nil if nobody is to be told, without what follows
 	releasing func(context.Context, Event) // nil if the observer does not want to know
 	ctx       context.Context              // of the caller, or what Trace.Asking has made of it
 	traced    bool                         // it is that
@@ -76,14 +85,22 @@ type Observation struct {
 
 // Observe begins to watch locks that are asked for now.
 func (k *Handle) Observe(ctx context.Context, places ...Place) *Observation {
-	if k.Settings.Observe == nil || len(places) == 0 {
+	if len(places) == 0 {
 		return nil
 	}
-	o := &Observation{tell: k.Settings.Observe, ctx: ctx, releasing: k.Settings.Trace.Releasing}
-	if places[0].Traits.Excludes {
+	o := &Observation{k: k, tell: k.Settings.Observe, ctx: ctx, releasing: k.Settings.Trace.Releasing}
+	leads := places[0].Leadership
+	if !leads {
+		o.wait = k.waits.begin()
+	}
+	o.counts = places[0].Traits.Excludes && !leads
+	if o.tell == nil {
+		return o
+	}
+	if o.counts {
 		o.after = k.Settings.LongHold
 	}
-	o.event = Event{Strategy: places[0].Strategy, Shared: true, Start: time.Now()}
+	o.event = Event{Strategy: places[0].Strategy, Shared: true, Leadership: leads, Start: time.Now()}
 	for _, p := range places {
 		o.event.Keys = append(append(o.event.Keys, p.Key), p.Also...)
 		o.event.Shared = o.event.Shared && p.Shared
@@ -92,7 +109,9 @@ func (k *Handle) Observe(ctx context.Context, places ...Place) *Observation {
 		o.ctx = asking(ctx, o.event)
 		o.traced = o.ctx != ctx
 	}
-	k.askIfSlow(o, places)
+	if o.counts {
+		k.askIfSlow(o, places)
+	}
 	return o
 }
 
@@ -145,8 +164,16 @@ func (k *Handle) Answered(o *Observation, token uint64, err error) {
 	if o == nil {
 		return
 	}
+	k.waits.end(o.wait)
+	again := errors.Is(err, errYield) || errors.Is(err, driver.ErrBadConn)
+	if err == nil && o.counts {
+		o.began()
+	}
+	if o.tell == nil {
+		return
+	}
 	holder := o.blamed(err)
-	if errors.Is(err, errYield) || errors.Is(err, driver.ErrBadConn) {
+	if again {
 		if o.traced {
 			e := o.event
 			e.Kind, e.Err, e.Duration = Retried, err, time.Since(e.Start)
@@ -168,6 +195,15 @@ func (k *Handle) Answered(o *Observation, token uint64, err error) {
 		if !o.over {
 			o.late = time.AfterFunc(o.after, o.goesOn)
 		}
+	}
+}
+
+// began notes that the locks are held, unless they are held no more.
+func (o *Observation) began() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.over {
+		o.hold = o.k.holds.begin()
 	}
 }
 
@@ -213,6 +249,10 @@ func (o *Observation) Over(began time.Time, err error) {
 		return
 	}
 	o.over = true
+	o.k.holds.end(o.hold)
+	if o.tell == nil {
+		return
+	}
 	if o.late != nil {
 		o.late.Stop()
 	}

@@ -18,7 +18,7 @@ const askBound = time.Second
 // not wait in the server yet, it asks again after twice the time.
 func (k *Handle) askIfSlow(o *Observation, places []Place) {
 	after := k.Settings.SlowWait
-	if after == 0 || !places[0].Traits.Excludes {
+	if after == 0 {
 		return
 	}
 	o.mu.Lock()

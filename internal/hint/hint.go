@@ -33,6 +33,7 @@ type Kind struct {
 	Shared           bool
 	Slots            int    // how many may hold the key; 0 is without Slots
 	Version          uint64 // that it must have; 0 is the one it has at the first statement
+	Leadership       bool   // it is asked for by package leader: to wait for it, and to hold it, for long is the purpose
 }
 
 // Check returns what is wrong with the kind; nil where nothing is, or where that
