@@ -20,7 +20,7 @@ servers: ## Install MariaDB and MySQL if they are missing (Debian or Ubuntu, as 
 rivals: ## Install Redis and etcd, which bench compares with, if they are missing (the same)
 	@scripts/install-tools.sh redis etcd
 
-prometheus: ## Install Prometheus, which evaluates the dashboard and the alerts in a test, if it is missing (the same)
+prometheus: ## Install Prometheus, with promtool, which evaluates the dashboard and tests the alerts, if it is missing (the same)
 	@scripts/install-tools.sh prometheus
 
 browser: ## Install Chromium, which looks at the page of locks in its tests, if it is missing (the same)

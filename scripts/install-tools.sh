@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Brings programs of the tests and benchmarks onto a Debian or Ubuntu machine, from the
 # distribution: Redis and etcd, which bench compares with, and Prometheus, which evaluates
-# the dashboard and the alerts. It installs programs only; no service is set up or started.
+# the dashboard and the alerts, with its promtool, which tests the alerts. It installs programs only; no service is set up or started.
 # Run it as root. Whoever runs it again, or without root, only learns what is there.
 #
 #   scripts/install-tools.sh redis etcd prometheus
@@ -18,7 +18,10 @@ die() {
 # Each prints the version of what it finds and fails if it finds nothing.
 redis() { redis-server --version 2>/dev/null; }
 etcd() { command etcd --version 2>/dev/null | awk 'NR == 1'; }
-prometheus() { command prometheus --version 2>&1 | awk 'NR == 1 && /version/ { print; found = 1 } END { exit !found }'; }
+prometheus() {
+	command promtool --version >/dev/null 2>&1 &&
+		command prometheus --version 2>&1 | awk 'NR == 1 && /version/ { print; found = 1 } END { exit !found }'
+}
 
 # Runs a command silently; shows what it said only if it fails.
 quietly() { "$@" >"$work/output" 2>&1 || { cat "$work/output" >&2; return 1; }; }
@@ -32,14 +35,18 @@ install_redis() {
 }
 
 install_etcd() { unpack etcd-server etcd; }
-install_prometheus() { unpack prometheus prometheus; }
+install_prometheus() { unpack prometheus prometheus promtool; }
 
-# Takes the one file that is needed out of a package.
+# Takes the programs that are needed out of a package.
 unpack() {
-	say "downloading $1"
-	(cd "$work" && quietly apt-get -oAPT::Sandbox::User=root download "$1") || die "could not download $1"
-	dpkg -x "$work/$1"_*.deb "$work/$1"
-	install "$work/$1/usr/bin/$2" "/usr/local/bin/$2"
+	local package=$1 program
+	shift
+	say "downloading $package"
+	(cd "$work" && quietly apt-get -oAPT::Sandbox::User=root download "$package") || die "could not download $package"
+	dpkg -x "$work/$package"_*.deb "$work/$package"
+	for program; do
+		install "$work/$package/usr/bin/$program" "/usr/local/bin/$program"
+	done
 }
 
 main() {
@@ -51,7 +58,7 @@ main() {
 
 	if ! command -v apt-get >/dev/null || ! command -v dpkg >/dev/null; then
 		say "no ${missing[*]} here; this is not Debian or Ubuntu, so install them yourself"
-		say "and have redis-server, etcd and prometheus on PATH"
+		say "and have redis-server, etcd, prometheus and promtool on PATH"
 		return
 	elif [ "$EUID" != 0 ]; then
 		say "no ${missing[*]} here; run scripts/install-tools.sh ${missing[*]} as root to install"

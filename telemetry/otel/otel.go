@@ -49,6 +49,7 @@
 //	mysqllock.lock.wait_time       histogram        s             from asking to the answer, round trips included
 //	mysqllock.lock.use_time        histogram        s             from the grant until giving back begins, or loss
 //	mysqllock.lock.long_holds      counter          {hold}        holds longer than mysqllock.Config.LongHold, counted while they last
+//	mysqllock.lock.active_long_holds  up-down counter  {hold}     of these, the ones that last now
 //
 // and, with [Options].Class, by mysqllock.key_class (one for several keys counts in the class
 // of each):
@@ -58,10 +59,11 @@
 //
 // The attributes of the others are db.system.name, mysqllock.strategy, and of the histograms error.type
 // where the lock was refused or lost, or the commit found another version: locked (and the
-// caller would not wait), waited (in vain, as long as allowed), canceled, deadlock,
-// conflict, stale_snapshot, unsafe, no_end, closed, connection (gone, or not to be
-// had), lost or other. How many were refused or lost is what the histograms count
-// with an error.type. They are not db.client.operation.duration: a wait for somebody
+// caller would not wait), waited (in vain, as long as allowed), exhausted (no connection to take
+// it on: ErrExhausted), canceled, deadlock, conflict, stale_snapshot, unsafe, no_end, closed,
+// connection (gone, or not to be had), lost or other. How many were refused or lost is what the
+// histograms count with an error.type. How long processes stand by for a leadership (package
+// leader) is not in them. They are not db.client.operation.duration: a wait for somebody
 // else's lock would spoil what that says of the database.
 //
 // [Observer.Watch] adds, by the semantic conventions of database clients and with
@@ -70,14 +72,18 @@
 //	db.client.connection.count     up-down counter  {connection}  now, by db.client.connection.state: used, idle, opening
 //	db.client.connection.max       up-down counter  {connection}  the bound, lockMaxConns
 //	mysqllock.lock.waiters         up-down counter  {waiter}      callers that wait now, for a lock or for a connection to take it on
+//	mysqllock.lock.oldest_wait     gauge            s             how long the one of them that came first has waited; 0 for none
+//	mysqllock.lock.oldest_hold     gauge            s             how long the lock that has been held for the longest is held; 0 for none
 //
 // It also adds all connections of the handle, by mysqllock.connection.use: app (statements
 // of the application), sessions, leases, advisory and control (making rows, killing
-// waiters). Without maxConns there is no mysqllock.connection.max, and no app: what
-// database/sql has is not known here.
+// waiters). Without maxConns there is no mysqllock.connection.max or .reserved, and no app: what
+// database/sql has is not known here. Leaderships (package leader) are in mysqllock.lock.waiters,
+// but not in the gauges of the oldest.
 //
 //	mysqllock.connection.count             up-down counter  {connection}  now, by use and db.client.connection.state
 //	mysqllock.connection.max               up-down counter  {connection}  the bound for all of them, maxConns
+//	mysqllock.connection.reserved          up-down counter  {connection}  of these, the ones that nobody uses and that are kept for the driver's own statements
 //	mysqllock.connection.pending_requests  up-down counter  {request}     callers that wait for one now, by use
 //	mysqllock.connection.waits             counter          {request}     times that none was ready, by use
 //	mysqllock.connection.wait_time         counter          s             time that callers waited for one, by use
@@ -142,6 +148,7 @@ type Observer struct {
 	meter      metric.Meter
 	wait, use  metric.Float64Histogram
 	longHolds  metric.Int64Counter
+	longNow    metric.Int64UpDownCounter
 	classes    *classes.Classes // nil without; then the two below are, too
 	classWait  metric.Float64Histogram
 	classLost  metric.Int64Counter
@@ -167,7 +174,7 @@ func New(o Options) (*Observer, error) {
 		tracer:     o.TracerProvider.Tracer(scope, trace.WithSchemaURL(semconv.SchemaURL)),
 		meter:      o.MeterProvider.Meter(scope, metric.WithSchemaURL(semconv.SchemaURL)),
 	}
-	var err, errUse, errLong error
+	var err, errUse, errLong, errNow error
 	out.wait, err = out.meter.Float64Histogram("mysqllock.lock.wait_time", metric.WithUnit("s"),
 		metric.WithDescription("The time from asking for a lock to the answer."),
 		metric.WithExplicitBucketBoundaries(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60))
@@ -176,7 +183,9 @@ func New(o Options) (*Observer, error) {
 		metric.WithExplicitBucketBoundaries(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 10, 60, 600, 3600))
 	out.longHolds, errLong = out.meter.Int64Counter("mysqllock.lock.long_holds", metric.WithUnit("{hold}"),
 		metric.WithDescription("Locks that were held for longer than Config.LongHold, counted while they are."))
-	if err := errors.Join(err, errUse, errLong, out.countClasses()); err != nil {
+	out.longNow, errNow = out.meter.Int64UpDownCounter("mysqllock.lock.active_long_holds", metric.WithUnit("{hold}"),
+		metric.WithDescription("Locks that are held now, for longer than Config.LongHold."))
+	if err := errors.Join(err, errUse, errLong, errNow, out.countClasses()); err != nil {
 		return nil, fmt.Errorf("mysqllock: making the instruments for locks: %w", err)
 	}
 	return out, nil
@@ -196,8 +205,17 @@ func (o *Observer) countClasses() (err error) {
 	return errors.Join(err, errLost)
 }
 
+// standsBy reports that e ends the wait of a process that stood by for a leadership: it says
+// nothing of delays.
+func standsBy(e mysqllock.Event) bool {
+	return e.Leadership && (e.Kind == mysqllock.Acquired || e.Kind == mysqllock.Refused)
+}
+
 // observeClasses counts by the classes of the keys.
 func (o *Observer) observeClasses(ctx context.Context, e mysqllock.Event) {
+	if standsBy(e) {
+		return
+	}
 	for _, class := range o.classes.Of(e.Keys) {
 		attributes := append(slices.Clone(o.attributes), attribute.String("mysqllock.key_class", class))
 		switch e.Kind {
@@ -221,7 +239,9 @@ func (o *Observer) Observe(ctx context.Context, e mysqllock.Event) {
 	o.observeClasses(ctx, e)
 	switch e.Kind {
 	case mysqllock.Acquired, mysqllock.Refused:
-		o.record(ctx, o.wait, e.Duration, e)
+		if !standsBy(e) {
+			o.record(ctx, o.wait, e.Duration, e)
+		}
 	case mysqllock.Released, mysqllock.Lost:
 		o.record(ctx, o.use, e.Held, e)
 	}
@@ -230,8 +250,14 @@ func (o *Observer) Observe(ctx context.Context, e mysqllock.Event) {
 	} else {
 		o.spans(ctx, e)
 	}
-	if e.Kind == mysqllock.LongHold {
-		o.longHolds.Add(ctx, 1, metric.WithAttributes(append(slices.Clone(o.attributes), attribute.String("mysqllock.strategy", e.Strategy))...))
+	if e.Long {
+		of := metric.WithAttributes(append(slices.Clone(o.attributes), attribute.String("mysqllock.strategy", e.Strategy))...)
+		if e.Kind == mysqllock.LongHold {
+			o.longHolds.Add(ctx, 1, of)
+			o.longNow.Add(ctx, 1, of)
+		} else {
+			o.longNow.Add(ctx, -1, of)
+		}
 	}
 }
 

@@ -31,8 +31,12 @@ func (o *Observer) Watch(db *sql.DB, pool string) (metric.Registration, error) {
 	most, errMost := dbconv.NewClientConnectionMaxObservable(o.meter)
 	waiters, errWaiters := o.meter.Int64ObservableUpDownCounter("mysqllock.lock.waiters", metric.WithUnit("{waiter}"),
 		metric.WithDescription("Callers that wait now, for a lock or for a connection to take it on."))
+	oldestWait, errWait := o.meter.Float64ObservableGauge("mysqllock.lock.oldest_wait", metric.WithUnit("s"),
+		metric.WithDescription("How long the one of mysqllock.lock.waiters that came first has waited; 0 for none."))
+	oldestHold, errHold := o.meter.Float64ObservableGauge("mysqllock.lock.oldest_hold", metric.WithUnit("s"),
+		metric.WithDescription("How long the lock that has been held for the longest is held; 0 for none."))
 	b, errBudget := o.newBudget()
-	if err := errors.Join(err, errMost, errWaiters, errBudget); err != nil {
+	if err := errors.Join(err, errMost, errWaiters, errWait, errHold, errBudget); err != nil {
 		return nil, fmt.Errorf("mysqllock: making the instruments for connections: %w", err)
 	}
 	all := append(slices.Clone(o.attributes), semconv.DBClientConnectionPoolName(pool))
@@ -49,16 +53,18 @@ func (o *Observer) Watch(db *sql.DB, pool string) (metric.Registration, error) {
 		to.ObserveInt64(count.Inst(), int64(now.Opening), with(opening))
 		to.ObserveInt64(most.Inst(), int64(now.Max), with())
 		to.ObserveInt64(waiters, int64(now.Waiters), with())
+		to.ObserveFloat64(oldestWait, now.OldestWait.Seconds(), with())
+		to.ObserveFloat64(oldestHold, now.OldestHold.Seconds(), with())
 		b.observe(to, now, with)
 		return nil
-	}, append(b.instruments(), count.Inst(), most.Inst(), waiters)...)
+	}, append(b.instruments(), count.Inst(), most.Inst(), waiters, oldestWait, oldestHold)...)
 }
 
 // budget has the instruments for all connections of a handle.
 type budget struct {
-	count, most, pending metric.Int64ObservableUpDownCounter
-	waits                metric.Int64ObservableCounter
-	waitTime             metric.Float64ObservableCounter
+	count, most, reserved, pending metric.Int64ObservableUpDownCounter
+	waits                          metric.Int64ObservableCounter
+	waitTime                       metric.Float64ObservableCounter
 }
 
 func (o *Observer) newBudget() (*budget, error) {
@@ -75,16 +81,18 @@ func (o *Observer) newBudget() (*budget, error) {
 	return b, errors.Join(errWaits, errTime,
 		upDown(&b.count, "mysqllock.connection.count", "{connection}", "Connections now, by what they are for."),
 		upDown(&b.most, "mysqllock.connection.max", "{connection}", "The most connections for everything: maxConns."),
+		upDown(&b.reserved, "mysqllock.connection.reserved", "{connection}", "Of maxConns, those that nobody uses and that are kept for the driver's own statements."),
 		upDown(&b.pending, "mysqllock.connection.pending_requests", "{request}", "Callers that wait for a connection now."))
 }
 
 func (b *budget) instruments() []metric.Observable {
-	return []metric.Observable{b.count, b.most, b.pending, b.waits, b.waitTime}
+	return []metric.Observable{b.count, b.most, b.reserved, b.pending, b.waits, b.waitTime}
 }
 
 func (b *budget) observe(to metric.Observer, now mysqllock.PoolStats, with func(...attribute.KeyValue) metric.MeasurementOption) {
 	if now.MaxConns > 0 {
 		to.ObserveInt64(b.most, int64(now.MaxConns), with())
+		to.ObserveInt64(b.reserved, int64(now.Reserved), with())
 	}
 	for _, of := range uses.Of(now) {
 		use := attribute.String("mysqllock.connection.use", of.Use)

@@ -1,16 +1,22 @@
 package lockprom_test
 
 import (
+	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	dto "github.com/prometheus/client_model/go"
 
+	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
+	"github.com/mysqllock/mysqllock/lockctx"
 )
 
 var (
@@ -18,6 +24,7 @@ var (
 	alertSelector = regexp.MustCompile(`(mysqllock_[a-z_]+)(\{[^}]*\})?`)
 	alertMatcher  = regexp.MustCompile(`([a-z_]+)(=~|=|!=|!~)"([^"]*)"`)
 	alertGroups   = regexp.MustCompile(`by \(([^)]*)\)`)
+	alertSeries   = regexp.MustCompile(`series: '(mysqllock_[a-z_]+)(\{[^']*\})'`)
 	alertLabel    = regexp.MustCompile(`\$labels\.([a-z_]+)`)
 )
 
@@ -44,7 +51,7 @@ func TestAlerts(t *testing.T) {
 // that, with the values that are seen.
 func checkSelectors(t *testing.T, name, expr string, families map[string]*dto.MetricFamily) map[string][]string {
 	t.Helper()
-	labels := map[string][]string{"job": nil, "instance": nil, "le": nil}
+	labels := map[string][]string{"job": nil, "instance": nil, "db": nil, "le": nil}
 	selectors := alertSelector.FindAllStringSubmatch(expr, -1)
 	if len(selectors) == 0 {
 		t.Errorf("%s asks for nothing: %s", name, expr)
@@ -63,7 +70,8 @@ func checkSelectors(t *testing.T, name, expr string, families map[string]*dto.Me
 			labels[l] = append(labels[l], all...)
 		}
 		for _, m := range alertMatcher.FindAllStringSubmatch(s[2], -1) {
-			if !slices.Contains(values[m[1]], m[3]) {
+			scraped := slices.Contains([]string{"job", "instance", "db", "le"}, m[1]) // not the driver's own
+			if !scraped && !slices.Contains(values[m[1]], m[3]) {
 				t.Errorf("%s asks for %s%s%s, of which %s has %q", name, m[1], m[2], m[3], s[1], values[m[1]])
 			}
 		}
@@ -86,6 +94,75 @@ func checkGrouping(t *testing.T, name, expr, says string, labels map[string][]st
 	for _, m := range alertLabel.FindAllStringSubmatch(says, -1) {
 		if !slices.Contains(groups, m[1]) {
 			t.Errorf("%s says %s, which its expression has not: %s", name, m[1], expr)
+		}
+	}
+}
+
+// TestAlertsFire: promtool finds that each alert fires when it should, and only then. The
+// series of its tests are such as are exported.
+func TestAlertsFire(t *testing.T) {
+	out, err := exec.Command(installed(t, "promtool"), "test", "rules", "../grafana/alerts_test.yaml").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	text, err := os.ReadFile("../grafana/alerts_test.yaml")
+	dbtest.OK(t, err)
+	rules, err := os.ReadFile("../grafana/alerts.yaml")
+	dbtest.OK(t, err)
+	for _, rule := range alertRule.FindAllStringSubmatch(string(rules), -1) {
+		if name := rule[1]; !strings.Contains(string(text), `alertname="`+name+`"`) && !strings.Contains(string(text), "alertname: "+name) {
+			t.Errorf("%s is not seen to fire", name)
+		}
+	}
+	db, registry := open(t, tempserver.Require(t)[0], 8)
+	experience(t, db)
+	families := gather(t, registry)
+	series := alertSeries.FindAllStringSubmatch(string(text), -1)
+	if n := strings.Count(string(text), "series: "); n == 0 || len(series) != n {
+		t.Fatalf("of %d series %d are read", n, len(series))
+	}
+	for _, s := range series {
+		checkSelectors(t, "a test", s[1]+s[2], families)
+	}
+}
+
+// TestAlertWhenExhausted: with any maxConns, the rule for the budget sees all of it used when a
+// caller gets ErrExhausted, whatever the driver has kept connections for. So does the rule for
+// that error, from the first time on.
+func TestAlertWhenExhausted(t *testing.T) {
+	for _, maxConns := range []int{4, 5, 8, 10} {
+		db, registry := open(t, tempserver.Require(t)[0], maxConns)
+		experience(t, db) // with a lease
+		refused := func() float64 {
+			return metric(gather(t, registry)["mysqllock_refused_total"], "reason=exhausted", "strategy=row").GetCounter().GetValue()
+		}
+		if n := refused(); n != 0 {
+			t.Errorf("maxConns %d: before it is exhausted, %v are refused", maxConns, n)
+		}
+		var holds []*mysqllock.Hold
+		for {
+			hold, err := mysqllock.Acquire(dbtest.Limited(t), db, fmt.Sprint(len(holds)), lockctx.Wait(time.Millisecond))
+			if errors.Is(err, mysqllock.ErrExhausted) {
+				break
+			}
+			dbtest.OK(t, err)
+			holds = append(holds, hold)
+		}
+		families := gather(t, registry)
+		used, usable := 0.0, metric(families["mysqllock_connections_max"]).GetGauge().GetValue()-metric(families["mysqllock_connections_reserved"]).GetGauge().GetValue()
+		for _, m := range families["mysqllock_connections"].GetMetric() {
+			if l := m.GetLabel(); l[0].GetValue() != "idle" && l[1].GetValue() != "control" { // state, use
+				used += m.GetGauge().GetValue()
+			}
+		}
+		if used != usable {
+			t.Errorf("maxConns %d: %v of %v are used by %d: %v", maxConns, used, usable, len(holds), families["mysqllock_connections"])
+		}
+		if n := refused(); n != 1 {
+			t.Errorf("maxConns %d: %v are refused as exhausted", maxConns, n)
+		}
+		for _, hold := range holds {
+			dbtest.OK(t, hold.Release())
 		}
 	}
 }

@@ -27,16 +27,23 @@ type server struct {
 	client *http.Client
 }
 
+// installed is where a program of Prometheus is.
+func installed(t *testing.T, program string) string {
+	t.Helper()
+	path, err := exec.LookPath(program)
+	switch {
+	case err != nil && os.Getenv("CI") != "":
+		t.Fatalf("%s must be installed in CI: scripts/install-tools.sh prometheus", program)
+	case err != nil:
+		t.Skipf("there is no %s on the PATH; make prometheus installs it", program)
+	}
+	return path
+}
+
 // scraped starts a Prometheus that scrapes the registry.
 func scraped(t *testing.T, registry *prometheus.Registry) *server {
 	t.Helper()
-	program, err := exec.LookPath("prometheus")
-	switch {
-	case err != nil && os.Getenv("CI") != "":
-		t.Fatal("prometheus must be installed in CI: scripts/install-tools.sh prometheus")
-	case err != nil:
-		t.Skip("there is no prometheus on the PATH; make prometheus installs it")
-	}
+	program := installed(t, "prometheus")
 	exporter := httptest.NewServer(promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	t.Cleanup(exporter.Close)
 	alerts, err := filepath.Abs("../grafana/alerts.yaml")

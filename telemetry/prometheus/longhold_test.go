@@ -2,6 +2,7 @@ package lockprom_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -12,6 +13,9 @@ import (
 func TestLongHolds(t *testing.T) {
 	locks, registry := lockprom.New(), prometheus.NewPedanticRegistry()
 	registry.MustRegister(locks)
+	now := func() float64 {
+		return metric(gather(t, registry)["mysqllock_active_long_holds"], "strategy=lease").GetGauge().GetValue()
+	}
 	for range 2 {
 		locks.Observe(t.Context(), mysqllock.Event{Kind: mysqllock.LongHold, Strategy: "lease", Keys: []string{"k"}, Long: true})
 	}
@@ -20,5 +24,33 @@ func TestLongHolds(t *testing.T) {
 		if m := metric(holds, "strategy="+strategy); m == nil || m.GetCounter().GetValue() != want {
 			t.Errorf("%s: %v, want %v", strategy, m, want)
 		}
+	}
+	if n := now(); n != 2 {
+		t.Errorf("%v last now", n)
+	}
+	locks.Observe(t.Context(), mysqllock.Event{Kind: mysqllock.Released, Strategy: "lease", Held: time.Second}) // a short one
+	locks.Observe(t.Context(), mysqllock.Event{Kind: mysqllock.Released, Strategy: "lease", Long: true})
+	if n := now(); n != 1 {
+		t.Errorf("%v last when one has ended", n)
+	}
+	locks.Observe(t.Context(), mysqllock.Event{Kind: mysqllock.Lost, Strategy: "lease", Long: true, Err: mysqllock.ErrLost})
+	if n := now(); n != 0 {
+		t.Errorf("%v last when the other one is lost", n)
+	}
+}
+
+// TestLeadership: how long a process stands by for a leadership is no wait for a lock.
+func TestLeadership(t *testing.T) {
+	locks, registry := lockprom.NewWithClasses(func(string) string { return "all" }), prometheus.NewPedanticRegistry()
+	registry.MustRegister(locks)
+	for _, kind := range []mysqllock.EventKind{mysqllock.Acquired, mysqllock.Refused, mysqllock.Released} {
+		locks.Observe(t.Context(), mysqllock.Event{Kind: kind, Strategy: "lease", Keys: []string{"k"}, Leadership: true, Duration: time.Hour, Held: time.Hour, Err: map[mysqllock.EventKind]error{mysqllock.Refused: mysqllock.ErrTimeout}[kind]})
+	}
+	all := gather(t, registry)
+	if all["mysqllock_wait_seconds"] != nil || all["mysqllock_class_wait_seconds"] != nil {
+		t.Errorf("it is a wait: %v, %v", all["mysqllock_wait_seconds"], all["mysqllock_class_wait_seconds"])
+	}
+	if n := metric(all["mysqllock_refused_total"], "reason=waited", "strategy=lease").GetCounter().GetValue(); n != 1 {
+		t.Errorf("%v are refused", n)
 	}
 }

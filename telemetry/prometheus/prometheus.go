@@ -11,6 +11,7 @@
 //
 // An application with several databases registers those of each with a label of
 // its own: prometheus.WrapRegistererWith(prometheus.Labels{"db": "shop"}, registry).
+// The rules for alerts keep a label of that name.
 //
 // Keys are never labels: there are too many of them. [NewWithClasses] has classes of keys.
 //
@@ -19,6 +20,7 @@
 //	mysqllock_refused_total       counter    locks that were not granted                        strategy, reason
 //	mysqllock_lost_total          counter    locks that were lost                               strategy, reason
 //	mysqllock_long_holds_total    counter    holds longer than mysqllock.Config.LongHold        strategy
+//	mysqllock_active_long_holds   gauge      of these, the ones that last now                   strategy
 //	mysqllock_conflicts_total     counter    commits that found another version
 //
 // and with [NewWithClasses], where an event with keys of several classes counts in each:
@@ -27,8 +29,12 @@
 //	mysqllock_class_lost_total     counter    locks that were lost                              class
 //
 // Reasons are locked (and the caller would not wait), waited (in vain, as long as
-// allowed), canceled, deadlock, conflict, stale_snapshot, unsafe, no_end, closed,
-// connection (gone, or not to be had), lost and other.
+// allowed), exhausted (no connection to take it on: ErrExhausted), canceled, deadlock,
+// conflict, stale_snapshot, unsafe, no_end, closed, connection (gone, or not to be had),
+// lost and other.
+//
+// How long processes stand by for a leadership (package leader) is not in the histograms of
+// waits: it says nothing of delays.
 package lockprom
 
 import (
@@ -50,6 +56,7 @@ type Observer struct {
 	wait, hold    *prometheus.HistogramVec
 	refused, lost *prometheus.CounterVec
 	longHolds     *prometheus.CounterVec
+	longNow       *prometheus.GaugeVec
 	conflicts     prometheus.Counter
 
 	classes   *classes.Classes // nil without; then the two below are, too
@@ -82,11 +89,12 @@ func New() *Observer {
 		refused:   counter("mysqllock_refused_total", "Locks that were not granted."),
 		lost:      counter("mysqllock_lost_total", "Locks that were lost while they were held."),
 		longHolds: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "mysqllock_long_holds_total", Help: "Locks that were held for longer than Config.LongHold, counted while they are."}, []string{strategy}),
+		longNow:   prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "mysqllock_active_long_holds", Help: "Locks that are held now, for longer than Config.LongHold."}, []string{strategy}),
 		conflicts: prometheus.NewCounter(prometheus.CounterOpts{Name: "mysqllock_conflicts_total", Help: "Commits that found another version of a key kept optimistically."}),
 	}
 	// What has never happened is 0, so that the first time is an increase.
 	for _, s := range []string{hint.StrategyRow, hint.StrategyLease, hint.StrategyAdvisory, hint.StrategyOptimistic} {
-		for _, r := range []string{"locked", "waited", "canceled", "deadlock"} {
+		for _, r := range []string{"locked", "waited", "exhausted", "canceled", "deadlock"} {
 			o.refused.WithLabelValues(s, r)
 		}
 		for _, r := range []string{"connection", "deadlock", "lost"} {
@@ -94,6 +102,7 @@ func New() *Observer {
 		}
 		if s != hint.StrategyOptimistic {
 			o.longHolds.WithLabelValues(s)
+			o.longNow.WithLabelValues(s)
 		}
 	}
 	return o
@@ -119,13 +128,14 @@ func NewWithClasses(class func(key string) string) *Observer {
 func (o *Observer) observeClasses(e mysqllock.Event) {
 	for _, class := range o.classes.Of(e.Keys) {
 		lost := o.classLost.WithLabelValues(class) // there from the first grant on
-		switch e.Kind {
-		case mysqllock.Acquired:
-			o.classWait.WithLabelValues(class, "acquired").Observe(e.Duration.Seconds())
-		case mysqllock.Refused:
-			o.classWait.WithLabelValues(class, "refused").Observe(e.Duration.Seconds())
-		case mysqllock.Lost:
+		switch {
+		case e.Kind == mysqllock.Lost:
 			lost.Inc()
+		case e.Leadership:
+		case e.Kind == mysqllock.Acquired:
+			o.classWait.WithLabelValues(class, "acquired").Observe(e.Duration.Seconds())
+		case e.Kind == mysqllock.Refused:
+			o.classWait.WithLabelValues(class, "refused").Observe(e.Duration.Seconds())
 		}
 	}
 }
@@ -133,11 +143,14 @@ func (o *Observer) observeClasses(e mysqllock.Event) {
 // Observe implements [mysqllock.Observer].
 func (o *Observer) Observe(_ context.Context, e mysqllock.Event) {
 	o.observeClasses(e)
+	if e.Long && e.Kind != mysqllock.LongHold {
+		o.longNow.WithLabelValues(e.Strategy).Dec()
+	}
 	switch e.Kind {
 	case mysqllock.Acquired:
-		o.wait.WithLabelValues(e.Strategy, "acquired").Observe(e.Duration.Seconds())
+		o.observeWait(e, "acquired")
 	case mysqllock.Refused:
-		o.wait.WithLabelValues(e.Strategy, "refused").Observe(e.Duration.Seconds())
+		o.observeWait(e, "refused")
 		o.refused.WithLabelValues(e.Strategy, reason.Of(e.Err)).Inc()
 	case mysqllock.Released:
 		o.hold.WithLabelValues(e.Strategy, "released").Observe(e.Held.Seconds())
@@ -146,9 +159,16 @@ func (o *Observer) Observe(_ context.Context, e mysqllock.Event) {
 		}
 	case mysqllock.LongHold:
 		o.longHolds.WithLabelValues(e.Strategy).Inc()
+		o.longNow.WithLabelValues(e.Strategy).Inc()
 	case mysqllock.Lost:
 		o.hold.WithLabelValues(e.Strategy, "lost").Observe(e.Held.Seconds())
 		o.lost.WithLabelValues(e.Strategy, reason.Of(e.Err)).Inc()
+	}
+}
+
+func (o *Observer) observeWait(e mysqllock.Event, outcome string) {
+	if !e.Leadership {
+		o.wait.WithLabelValues(e.Strategy, outcome).Observe(e.Duration.Seconds())
 	}
 }
 
@@ -167,7 +187,7 @@ func (o *Observer) Collect(ch chan<- prometheus.Metric) {
 }
 
 func (o *Observer) parts() []prometheus.Collector {
-	parts := []prometheus.Collector{o.wait, o.hold, o.refused, o.lost, o.longHolds, o.conflicts}
+	parts := []prometheus.Collector{o.wait, o.hold, o.refused, o.lost, o.longHolds, o.longNow, o.conflicts}
 	if o.classes != nil {
 		parts = append(parts, o.classWait, o.classLost)
 	}
