@@ -5,7 +5,6 @@ import (
 	"database/sql"
 
 	"github.com/go-sql-driver/mysql"
-	"go.opentelemetry.io/otel/attribute"
 
 	"github.com/mysqllock/mysqllock"
 	lockotel "github.com/mysqllock/mysqllock/telemetry/otel"
@@ -18,7 +17,7 @@ func Example() {
 		if err != nil {
 			return nil, err
 		}
-		locks, err := lockotel.New(lockotel.Options{Attributes: []attribute.KeyValue{attribute.String("db.namespace", cfg.DBName)}})
+		locks, err := lockotel.New(lockotel.Options{Attributes: lockotel.Server(cfg)})
 		if err != nil {
 			return nil, err
 		}

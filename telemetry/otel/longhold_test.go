@@ -29,6 +29,10 @@ func TestLongHold(t *testing.T) {
 			})
 			ctx, parent := r.tracer.Start(dbtest.Limited(t), "parent")
 			dbtest.OK(t, mysqllock.Do(ctx, r.db, "k", func(context.Context) error {
+				dbtest.Soon(t, "it lasts now", func() bool {
+					now, _ := r.collect()["mysqllock.lock.active_long_holds"].Data.(metricdata.Sum[int64])
+					return len(now.DataPoints) == 1 && now.DataPoints[0].Value == 1 && !now.IsMonotonic
+				})
 				dbtest.Soon(t, "it is counted", func() bool {
 					held, _ := r.collect()["mysqllock.lock.long_holds"].Data.(metricdata.Sum[int64])
 					if len(held.DataPoints) != 1 {
@@ -40,6 +44,9 @@ func TestLongHold(t *testing.T) {
 				})
 				return nil
 			}))
+			if n := r.collect()["mysqllock.lock.active_long_holds"].Data.(metricdata.Sum[int64]).DataPoints[0].Value; n != 0 {
+				t.Errorf("at its end %d last", n)
+			}
 			parent.End()
 			spans := r.children(parent)
 			for _, name := range []string{"acquire lock", "hold lock", "release lock"} {

@@ -16,8 +16,11 @@
 // are made when they have ended, unless spans of statements lie beneath them.
 // Attributes: db.system.name (mysql, where [Options].Attributes do not say mariadb),
 // mysqllock.strategy, mysqllock.keys, mysqllock.shared, mysqllock.token (of a lease),
-// mysqllock.long (of a hold that lasted longer than mysqllock.Config.LongHold) and
-// error.type.
+// mysqllock.long (of a hold that lasted longer than mysqllock.Config.LongHold),
+// mysqllock.holder.connection_id and, with [Options].ClearKeys, mysqllock.holder (of
+// "acquire lock": who had it, as far as is known; see mysqllock.Config.SlowWait), and
+// error.type. The status is Error where there is an error.type, unless that is locked: a
+// caller that would not wait has its answer.
 //
 // # Spans of statements
 //
@@ -36,7 +39,8 @@
 // the START TRANSACTION around a statement, is a child of the caller's span. If a lock is asked
 // for anew on another connection, its first "acquire lock" has mysqllock.retried.
 //
-// A span is named by the verb of its statement. By the semantic conventions of database clients
+// A span is named by the verb of its statement, and a statement of the driver's own that checks
+// and commits is COMMIT. That a lock is held, as NOWAIT says, is no status Error. By the semantic conventions of database clients
 // it has db.system.name, db.operation.name, db.query.text, and after an error error.type and
 // db.response.status_code with the number of the server's error. The text is without literals
 // and comments, and ends in … where it is not certain what is a literal. Arguments, and what the
@@ -94,10 +98,14 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"net"
+	"runtime/debug"
 	"slices"
+	"strconv"
 	"sync/atomic"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -115,14 +123,14 @@ type Options struct {
 	TracerProvider trace.TracerProvider // nil is the global one
 	MeterProvider  metric.MeterProvider // nil is the global one
 
-	// Attributes are added to all spans and metrics, to tell databases apart:
-	// db.namespace, server.address. They come after db.system.name, which is mysql,
+	// Attributes are added to all spans and metrics, to tell databases apart; [Server] has
+	// server.address and db.namespace. They come after db.system.name, which is mysql,
 	// since the Observer is not told what the server is: on MariaDB give
 	// semconv.DBSystemNameMariaDB here.
 	Attributes []attribute.KeyValue
 
-	// ClearKeys puts keys, and errors, which name keys and holders, into spans as
-	// they are. Without it a key is the first 16 hexadecimal digits of its SHA-256:
+	// ClearKeys puts keys, holders, and errors, which name both, into spans as they are.
+	// Without it a key is the first 16 hexadecimal digits of its SHA-256:
 	// the same key has the same, and who can guess a key can check that. Metrics
 	// have no keys.
 	ClearKeys bool
@@ -159,6 +167,37 @@ var _ mysqllock.Observer = (*Observer)(nil)
 
 const scope = "github.com/mysqllock/mysqllock/telemetry/otel"
 
+// version is that of this module in the program; "" if it does not know.
+func version() string {
+	built, ok := debug.ReadBuildInfo()
+	if !ok {
+		return ""
+	}
+	for _, m := range append(built.Deps, &built.Main) {
+		if m.Path == scope {
+			return m.Version
+		}
+	}
+	return ""
+}
+
+// Server returns the attributes of the server, and of the database on it, for
+// [Options].Attributes: server.address, server.port if it has one, and db.namespace if cfg
+// names a database.
+func Server(cfg *mysql.Config) []attribute.KeyValue {
+	out := []attribute.KeyValue{semconv.ServerAddress(cfg.Addr)}
+	if host, port, err := net.SplitHostPort(cfg.Addr); err == nil && cfg.Net != "unix" {
+		out[0] = semconv.ServerAddress(host)
+		if n, err := strconv.Atoi(port); err == nil {
+			out = append(out, semconv.ServerPort(n))
+		}
+	}
+	if cfg.DBName != "" {
+		out = append(out, semconv.DBNamespace(cfg.DBName))
+	}
+	return out
+}
+
 // New returns an Observer. It fails where the meter does not make its
 // instruments.
 func New(o Options) (*Observer, error) {
@@ -171,8 +210,8 @@ func New(o Options) (*Observer, error) {
 	out := &Observer{
 		options:    o,
 		attributes: append([]attribute.KeyValue{semconv.DBSystemNameMySQL}, o.Attributes...), // of two for one name the later counts
-		tracer:     o.TracerProvider.Tracer(scope, trace.WithSchemaURL(semconv.SchemaURL)),
-		meter:      o.MeterProvider.Meter(scope, metric.WithSchemaURL(semconv.SchemaURL)),
+		tracer:     o.TracerProvider.Tracer(scope, trace.WithSchemaURL(semconv.SchemaURL), trace.WithInstrumentationVersion(version())),
+		meter:      o.MeterProvider.Meter(scope, metric.WithSchemaURL(semconv.SchemaURL), metric.WithInstrumentationVersion(version())),
 	}
 	var err, errUse, errLong, errNow error
 	out.wait, err = out.meter.Float64Histogram("mysqllock.lock.wait_time", metric.WithUnit("s"),
@@ -318,9 +357,20 @@ func (o *Observer) finish(span trace.Span, end time.Time, e mysqllock.Event, err
 	if e.Token != 0 {
 		span.SetAttributes(attribute.Int64("mysqllock.token", int64(e.Token)))
 	}
+	if h := e.Holder; h != nil {
+		if h.ConnectionID != 0 {
+			span.SetAttributes(attribute.Int64("mysqllock.holder.connection_id", int64(h.ConnectionID))) //nolint:gosec // connections are counted by one
+		}
+		if o.options.ClearKeys {
+			span.SetAttributes(attribute.String("mysqllock.holder", h.String()))
+		}
+	}
 	if err != nil {
 		why := reason.Of(err)
 		span.SetAttributes(semconv.ErrorTypeKey.String(why))
+		if why == "locked" { // the caller has asked whether it is free, and has its answer
+			return
+		}
 		if o.options.ClearKeys {
 			why = err.Error()
 		}

@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
@@ -170,8 +172,15 @@ func TestSpansOfFailure(t *testing.T) {
 	dbtest.OK(t, held.Release())
 	spans := r.children(refused)
 	s := spans["acquire lock"]
-	if len(spans) != 1 || s.Status() != (sdktrace.Status{Code: codes.Error, Description: "locked"}) || !has(s, attribute.String("error.type", "locked")) {
+	if len(spans) != 1 || s.Status() != (sdktrace.Status{}) || !has(s, attribute.String("error.type", "locked")) { // it has not failed
 		t.Errorf("refused, the spans are %v", spans)
+	}
+	if value(s, "mysqllock.holder.connection_id") == "" || value(s, "mysqllock.holder") != "" {
+		t.Errorf("of the holder a span has %v", s.Attributes())
+	}
+	built, _ := debug.ReadBuildInfo()
+	if v := s.InstrumentationScope().Version; v == "" || v != built.Main.Version {
+		t.Errorf("the version is %q, that of the module is %q", v, built.Main.Version)
 	}
 	ctx, lost := r.tracer.Start(context.Background(), "lost")
 	r.lose(ctx, "secret")
@@ -192,11 +201,51 @@ func TestSpansOfFailure(t *testing.T) {
 func TestClearKeys(t *testing.T) {
 	r := record(t, tempserver.Require(t)[0], lockotel.Options{ClearKeys: true})
 	ctx, parent := r.tracer.Start(context.Background(), "parent")
+	var refused *mysqllock.Error
+	dbtest.OK(t, mysqllock.Do(context.Background(), r.db, "product:42", func(context.Context) error {
+		if _, err := mysqllock.Acquire(ctx, r.db, "product:42", lockctx.NoWait()); !errors.As(err, &refused) || refused.Holder == nil {
+			t.Fatalf("a lock that is held: %v", err)
+		}
+		return nil
+	}))
+	if s := r.children(parent)["acquire lock"]; !has(s, attribute.String("mysqllock.holder", refused.Holder.String())) {
+		t.Errorf("of the holder a span has %v", s.Attributes())
+	}
 	r.lose(ctx, "product:42")
 	spans := r.children(parent)
 	s := spans["hold lock"]
 	if s == nil || !has(s, attribute.StringSlice("mysqllock.keys", []string{"product:42"})) || !strings.Contains(s.Status().Description, `commit "product:42" (row): lock lost`) {
 		t.Errorf("the spans are %v", spans)
+	}
+}
+
+// TestServer: what is known of the server by its address.
+func TestServer(t *testing.T) {
+	for dsn, want := range map[string]string{
+		"app:secret@tcp(db.example:3307)/shop": "server.address=db.example,server.port=3307,db.namespace=shop",
+		"app@tcp([::1]:3306)/":                 "server.address=::1,server.port=3306",
+		"app@unix(/run/mysqld.sock)/shop":      "server.address=/run/mysqld.sock,db.namespace=shop",
+	} {
+		cfg, err := mysql.ParseDSN(dsn)
+		dbtest.OK(t, err)
+		var got []string
+		for _, a := range lockotel.Server(cfg) {
+			got = append(got, string(a.Key)+"="+a.Value.String())
+		}
+		if strings.Join(got, ",") != want {
+			t.Errorf("%s: %v, want %s", dsn, got, want)
+		}
+	}
+}
+
+// TestLeadership: how long a process stands by for a leadership is no wait for a lock.
+func TestLeadership(t *testing.T) {
+	r := record(t, tempserver.Require(t)[0], lockotel.Options{Class: func(string) string { return "all" }})
+	r.observer.Observe(t.Context(), mysqllock.Event{Kind: mysqllock.Acquired, Strategy: "lease", Keys: []string{"k"}, Leadership: true, Duration: time.Hour})
+	r.observer.Observe(t.Context(), mysqllock.Event{Kind: mysqllock.Released, Strategy: "lease", Keys: []string{"k"}, Leadership: true, Held: time.Hour})
+	got := r.collect()
+	if len(got["mysqllock.lock.wait_time"].Name) != 0 || len(got["mysqllock.key_class.wait_time"].Name) != 0 || len(got["mysqllock.lock.use_time"].Name) == 0 {
+		t.Errorf("there are %v", got)
 	}
 }
 

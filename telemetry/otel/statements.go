@@ -4,7 +4,9 @@ import (
 	"context"
 	"database/sql/driver"
 	"errors"
+	"regexp"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/go-sql-driver/mysql"
@@ -68,7 +70,11 @@ func (s statements) span(ctx context.Context, name, text string, start time.Time
 	options := []trace.SpanStartOption{
 		trace.WithSpanKind(trace.SpanKindClient), trace.WithTimestamp(start), trace.WithAttributes(s.o.attributes...),
 	}
-	if name == "" {
+	switch {
+	case name != "":
+	case ours:
+		name = verb(text)
+	default:
 		name = sqltext.Verb(text)
 	}
 	if name != "" {
@@ -97,19 +103,40 @@ func (s statements) span(ctx context.Context, name, text string, start time.Time
 		span.SetAttributes(attribute.StringSlice("mysqllock.keys", s.o.keys(lock.Keys)))
 	}
 	if err != nil {
-		s.failed(span, err)
+		s.failed(span, err, lock.Step)
 	}
 }
 
+// commits is in a statement of the driver's own that commits: in a block, or in the comment of
+// a call.
+var commits = regexp.MustCompile(`\bCOMMIT(;| \*/)`)
+
+// verb names a statement of the driver's own, of which many are blocks of several, or calls of
+// such a block, by what it does to the transaction, or to data.
+func verb(text string) string {
+	inside, block := strings.CutPrefix(text, "BEGIN NOT ATOMIC ")
+	switch {
+	case (block || strings.HasPrefix(text, "CALL ")) && commits.MatchString(text):
+		return "COMMIT"
+	case block && strings.Contains(inside, "START TRANSACTION"):
+		return "BEGIN"
+	}
+	return sqltext.Verb(inside)
+}
+
 // failed says why a statement failed, without the server's words: they cite the statement.
-func (s statements) failed(span trace.Span, err error) {
-	why := reason.Of(err)
+// That a lock is held is an answer of the server like any other.
+func (s statements) failed(span trace.Span, err error, of intercept.Step) {
+	why, held := reason.Of(err), false
 	if said := (*mysql.MySQLError)(nil); errors.As(err, &said) {
 		why = strconv.Itoa(int(said.Number))
 		span.SetAttributes(semconv.DBResponseStatusCode(why))
+		held = of == intercept.Take && (said.Number == 3572 || said.Number == 1205) // of NOWAIT, also on MariaDB, and of a wait
 	}
 	span.SetAttributes(semconv.ErrorTypeKey.String(why))
-	span.SetStatus(codes.Error, why)
+	if !held {
+		span.SetStatus(codes.Error, why)
+	}
 }
 
 func (s statements) ConnectorConnect(ctx context.Context, k driver.Connector) (driver.Conn, error) {

@@ -157,6 +157,8 @@ func checkTree(t *testing.T, tr *tree) {
 			t.Errorf("%s (%s) lies beneath %q: %v", s.Name(), stepOf, at, tr)
 		case at != "" && s.StartTime().Before(tr.byID[s.Parent().SpanID()].StartTime()):
 			t.Errorf("%s begins before the span that it lies beneath", s.Name())
+		case stepOf == "fence" && (s.Name() == "BEGIN" || s.Name() == "CALL"):
+			t.Errorf("what checks and commits is named %s: %v", s.Name(), tr)
 		case s.Name() == "UPDATE" && value(s, "db.query.text") == "UPDATE shop SET name = ? WHERE ? <> name":
 			app++
 		}
@@ -329,5 +331,34 @@ func TestRefusedStatements(t *testing.T) {
 	dbtest.OK(t, held.Release())
 	if s := r.children(parent)["acquire lock"]; s == nil || s.Status().Description != "waited" || r.children(parent)["hold lock"] != nil {
 		t.Errorf("the spans are %v", r.tree(parent))
+	}
+}
+
+// TestHeldIsNoError: the server's answer that a lock is held is no status Error, of the statement
+// or of the lock, if the caller would not wait.
+func TestHeldIsNoError(t *testing.T) {
+	answers := 0
+	for _, bin := range tempserver.Require(t) {
+		r := recordWith(t, bin, lockotel.Options{}, nested())
+		held, err := mysqllock.Acquire(context.Background(), r.open(0), "k") // of another handle: else nothing is sent
+		dbtest.OK(t, err)
+		ctx, parent := r.tracer.Start(context.Background(), "parent")
+		for range 2 { // the statements of a new handle are others
+			if _, err := r.db.BeginTx(lockctx.With(ctx, "k", lockctx.NoWait()), nil); !errors.Is(err, mysqllock.ErrLocked) {
+				t.Errorf("a lock that is held: %v", err)
+			}
+		}
+		dbtest.OK(t, held.Release())
+		for _, s := range r.tree(parent).all {
+			if value(s, "db.response.status_code") != "" {
+				answers++
+			}
+			if s.Status().Code == codes.Error {
+				t.Errorf("%s: %s is an error: %v %v", bin.Name, s.Name(), s.Status(), s.Attributes())
+			}
+		}
+	}
+	if answers == 0 {
+		t.Error("no server has answered so")
 	}
 }

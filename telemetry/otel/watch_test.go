@@ -64,6 +64,15 @@ func TestWatchBudget(t *testing.T) {
 	queued := make(chan error)
 	go func() { queued <- db.PingContext(t.Context()) }()
 	dbtest.Soon(t, "a caller is seen to wait for a connection", func() bool { return value("pending_requests", use, "app") == 1 })
+	if r.collect()["mysqllock.lock.oldest_wait"].Data.(metricdata.Gauge[float64]).DataPoints[0].Value <= 0 {
+		t.Error("it has not waited for any time")
+	}
+	if r.collect()["mysqllock.lock.oldest_hold"].Data.(metricdata.Gauge[float64]).DataPoints[0].Value != 0 {
+		t.Error("something is held")
+	}
+	if n := value("reserved"); n != 1 {
+		t.Errorf("%v are reserved", n)
+	}
 	if bound, used := value("max"), value("count", use, "app", state, "used"); bound != 4 || used != 3 {
 		t.Errorf("of %v connections %v are used", bound, used)
 	}
