@@ -1,10 +1,12 @@
 package inspect
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -12,11 +14,19 @@ import (
 	"github.com/mysqllock/mysqllock/internal/server"
 )
 
-// Activity is what a connection does.
+// Activity is what a connection does. Statements of the driver itself, which keep the lock
+// or take it, are not told as work of the program.
 type Activity struct {
 	Running   bool          // it runs a statement; else it is idle
 	For       time.Duration // since the statement began, or for how long the connection has been idle
+	Least     bool          // it has been idle for at least so long: the driver's own statements hide how long
 	Statement string        // that it runs, or has run last, with ? for its values; "" if the server does not show it
+
+	// Elsewhere says that the program works on other connections, which cannot be told from
+	// those of its other work: this one only keeps the lock. Nothing else is known then.
+	Elsewhere bool
+
+	own bool // its last statement was the driver's, as far as the server remembers
 }
 
 // String says it in words.
@@ -24,20 +34,31 @@ func (a *Activity) String() string {
 	switch {
 	case a == nil:
 		return "what its connection does is not shown"
+	case a.Elsewhere:
+		return "what its program does is not shown: it works on other connections than the one that keeps the lock"
 	case a.Running && a.Statement == "":
 		return "has run a statement for " + rounded(a.For)
 	case a.Running:
 		return "has run for " + rounded(a.For) + ": " + a.Statement
-	case a.Statement == "":
-		return "idle for " + rounded(a.For)
 	}
-	return "idle for " + rounded(a.For) + ", after: " + a.Statement
+	text := "idle for " + rounded(a.For)
+	switch {
+	case a.Least && a.For == 0:
+		text = "idle"
+	case a.Least:
+		text += " at least"
+	}
+	if a.Statement != "" {
+		text += ", after: " + a.Statement
+	}
+	return text
 }
 
 // Advice is what can be done about a holder for whom others wait; "" if nothing is known
 // against it.
 func (h *Holder) Advice() string {
-	if a := h.Activity; a == nil || a.Running || a.For < calm || h.Within == 0 || len(h.WaitsFor) > 0 {
+	_, inTransaction := h.Within.Get()
+	if a := h.Activity; a == nil || a.Running || a.For < calm || !inTransaction || len(h.WaitsFor) > 0 {
 		return ""
 	}
 	return fmt.Sprintf("its transaction is open, and no statement runs: see why its program does not go on, or end it: KILL %d rolls all of it back", h.ConnectionID)
@@ -90,7 +111,17 @@ func (p *picture) mariadbActivity(ctx context.Context, ids []uint64) error {
 		" FROM %s WHERE ID IN (%s)", longestText, server.Connections, list(ids)))
 	for _, r := range rows {
 		conn, _ := strconv.ParseUint(r[0], 10, 64)
-		p.activity[conn] = &Activity{Running: r[1] != "1", For: max(0, micros(r[2])), Statement: masked(r[3])}
+		a := &Activity{Running: r[1] != "1" && !ping(r[3]), For: max(0, micros(r[2]))}
+		switch {
+		case !a.Running && r[1] != "1": // a sign of life of the driver, just now
+			a.For, a.Least = 0, true
+		case !a.Running: // since its last statement, or a sign of life
+			a.Least = true
+		case !p.own(r[3]):
+			a.Statement = masked(r[3])
+		}
+		a.own = a.Statement == ""
+		p.activity[conn] = a
 	}
 	for _, claims := range p.claims {
 		for i, c := range claims {
@@ -141,7 +172,7 @@ func (p *picture) mysqlActivity(ctx context.Context, ids []uint64) error {
 		return nil
 	}
 	for conn, list := range events {
-		p.activity[conn] = lastOf(list, now)
+		p.activity[conn] = p.lastOf(list, now)
 	}
 	p.dateGrants(events, now)
 	return nil
@@ -157,22 +188,54 @@ func newEvent(r []string) event {
 }
 
 // lastOf is the activity of a connection that has run list.
-func lastOf(list []event, now uint64) *Activity {
-	var last event
-	for _, e := range list {
-		if e.outer && e.first >= last.first {
-			last = e
-		}
-	}
-	if last.begin == 0 {
+func (p *picture) lastOf(list []event, now uint64) *Activity {
+	list = slices.DeleteFunc(slices.Clone(list), func(e event) bool { return !e.outer })
+	if len(list) == 0 {
 		return nil
 	}
-	a := &Activity{Running: last.running, Statement: masked(last.text), For: elapsed(last.end, now)}
-	if last.running {
-		a.For = elapsed(last.begin, now)
+	slices.SortFunc(list, func(a, b event) int { return cmp.Compare(a.first, b.first) })
+	for _, last := range slices.Backward(list) {
+		if ping(last.text) {
+			continue
+		}
+		a := &Activity{Running: last.running, For: elapsed(last.end, now), own: p.own(last.text)}
+		if last.running {
+			a.For = elapsed(last.begin, now)
+		}
+		if !a.own {
+			a.Statement = masked(last.text)
+		}
+		return a
+	}
+	return &Activity{For: elapsed(list[0].begin, now), Least: true, own: true}
+}
+
+// doing is what the holder of a lock does.
+func (p *picture) doing(l *Lock, h *Holder) *Activity {
+	a := p.activity[h.ConnectionID]
+	_, inTransaction := h.Within.Get()
+	if l.Strategy == lease || l.Strategy == advisory && !inTransaction && a != nil && a.own {
+		return &Activity{Elsewhere: true}
 	}
 	return a
 }
+
+// pings are the texts by which the driver sees whether the server still answers. A ping of
+// the protocol has no text.
+var pings = regexp.MustCompile(`^(?:DO 1|SELECT IF\(CONNECTION_ID\(\) = [0-9]+, [^']*)$`)
+
+func ping(text string) bool { return text == "" || pings.MatchString(text) }
+
+// ours are texts of the driver's statements, which may follow a comment or a call.
+var ours = regexp.MustCompile(`_LOCK\(|RELEASE_ALL_LOCKS\(|^/\* mysqllock |@mysqllock_|^SELECT IF\(CONNECTION_ID\(\) = |^SET `)
+
+// own reports a statement of the driver itself.
+func (p *picture) own(text string) bool {
+	return ours.MatchString(text) || strings.Contains(text, p.table.String()) || strings.Contains(text, p.procedures())
+}
+
+// procedures is how the names of the driver's procedures begin.
+func (p *picture) procedures() string { return strings.TrimSuffix(p.table.String(), "`") + "_" }
 
 // elapsed is the time between two moments of the timer, which counts picoseconds.
 func elapsed(from, to uint64) time.Duration {

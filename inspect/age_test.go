@@ -25,13 +25,13 @@ const timing = 20 * time.Millisecond
 func checkAge(t *testing.T, what string, h inspect.Holder, granted span, from, to time.Time) {
 	t.Helper()
 	least, most := from.Sub(granted.last)-timing, to.Sub(granted.first)+timing
-	if h.Since > most {
+	if value(h.Since) > most {
 		t.Errorf("%s: it is held for %v to %v, and said to be for %v", what, least, most, h.Since)
 	}
 	if h.Least > most {
 		t.Errorf("%s: it is held for at most %v, and said to be for at least %v", what, most, h.Least)
 	}
-	if h.Within > 0 && h.Within < least {
+	if within, ok := h.Within.Get(); ok && within < least {
 		t.Errorf("%s: it is held for at least %v, in a transaction said to be of %v", what, least, h.Within)
 	}
 }
@@ -59,8 +59,8 @@ func TestAges(t *testing.T) {
 					from = time.Now()
 					l = find(look(t, i), strategy, key)
 					to = time.Now()
-					ok := l != nil && len(l.Holders) == 1 && len(l.Waiters) == 1 && l.Waiters[0].Waited >= wait
-					return ok && (l.Holders[0].Program == "" || l.Holders[0].Program == program)
+					ok := l != nil && len(l.Holders.List) == 1 && len(l.Waiters.List) == 1 && l.Waiters.List[0].Least >= wait
+					return ok && (l.Holders.List[0].Program == "" || l.Holders.List[0].Program == program)
 				})
 				return l, from, to
 			}
@@ -76,20 +76,20 @@ func TestAges(t *testing.T) {
 			t.Cleanup(func() { _ = h.Release() })
 			s.queue(func() int { // MariaDB shows a row that somebody waits for
 				if l := find(look(t, i), strategy, key); l != nil {
-					return len(l.Waiters)
+					return len(l.Waiters.List)
 				}
 				return 0
 			}, "root", key, 1, option)
 			l, from, to := held("second", 0)
-			who := l.Holders[0]
+			who := l.Holders.List[0]
 			checkAge(t, strategy, who, granted, from, to)
-			if known := s.mysql() && strategy != "lease"; known != (who.Since > 0) {
+			if known := s.mysql() && strategy != "lease"; known != !who.Since.IsZero() {
 				t.Errorf("%s: since when it is held: %v", strategy, who.Since)
 			}
 			if strategy != "row" {
 				continue
 			}
-			if who.Within < from.Sub(granted.first) || who.Activity == nil || who.Activity.Running {
+			if value(who.Within) < from.Sub(granted.first) || who.Activity == nil || who.Activity.Running {
 				t.Errorf("%s: the holder is %+v, which does %v", strategy, who, who.Activity)
 			}
 			if !s.mysql() && who.Least == 0 {
@@ -100,9 +100,9 @@ func TestAges(t *testing.T) {
 				dbtest.OK(t, err)
 			}
 			l, from, to = held("second", 0)
-			who = l.Holders[0]
+			who = l.Holders.List[0]
 			checkAge(t, strategy+", long ago", who, granted, from, to)
-			if who.Since != 0 || who.Least == 0 {
+			if !who.Since.IsZero() || who.Least == 0 {
 				t.Errorf("%s: long ago: %+v", strategy, who)
 			}
 			if a := who.Activity; a == nil || a.Running || s.mysql() && a.Statement != "DO ?, ?, ?" || strings.Contains(a.String(), "ec") && strings.Contains(a.String(), "secret") {
@@ -133,17 +133,17 @@ func TestLateLock(t *testing.T) {
 			pauseForCopy()
 			from, snap, to = time.Now(), look(t, i), time.Now()
 			one, other := find(snap, "row", "early"), find(snap, "row", "late")
-			return one != nil && other != nil && len(one.Holders) == 1 && len(other.Holders) == 1
+			return one != nil && other != nil && len(one.Holders.List) == 1 && len(other.Holders.List) == 1
 		})
 		for key, when := range map[string]span{"early": {started, early}, "late": granted} {
 			l := find(snap, "row", key)
-			if l == nil || len(l.Holders) != 1 {
+			if l == nil || len(l.Holders.List) != 1 {
 				t.Fatalf("%s: %+v", key, l)
 			}
-			checkAge(t, key, l.Holders[0], when, from, to)
+			checkAge(t, key, l.Holders.List[0], when, from, to)
 			// MySQL tells the same of both, which lie on one page.
-			if l.Holders[0].Since > 0 || l.Holders[0].Least == 0 || l.Holders[0].Within == 0 {
-				t.Errorf("%s: %+v", key, l.Holders[0])
+			if !l.Holders.List[0].Since.IsZero() || l.Holders.List[0].Least == 0 || l.Holders.List[0].Within.IsZero() {
+				t.Errorf("%s: %+v", key, l.Holders.List[0])
 			}
 		}
 	})
@@ -181,7 +181,7 @@ func TestChain(t *testing.T) {
 				dbtest.Soon(t, keys[0]+" waits for "+keys[1], func() bool {
 					pauseForCopy()
 					l := find(look(t, s.inspector(s.root)), "row", keys[1])
-					return l != nil && len(l.Waiters) == 1
+					return l != nil && len(l.Waiters.List) == 1
 				})
 			}
 		}
@@ -191,7 +191,7 @@ func TestChain(t *testing.T) {
 			pauseForCopy()
 			snap = look(t, s.inspector(s.root))
 			l := find(snap, "row", "one")
-			return l != nil && len(l.Holders) == 1 && len(snap.Chain(l)) == 3
+			return l != nil && len(l.Holders.List) == 1 && len(snap.Chain(l)) == 3
 		})
 		var found []uint64
 		chain := snap.Chain(find(snap, "row", "one"))
@@ -259,7 +259,7 @@ func TestSeenAndUnseen(t *testing.T) {
 				pauseForCopy()
 				snap = look(t, i)
 				if want := c.unseen[s.kind]; want > 0 {
-					return snap.Unseen >= want
+					return value(snap.Unseen) >= want
 				}
 				return true
 			})
@@ -272,12 +272,84 @@ func TestSeenAndUnseen(t *testing.T) {
 			if got := strings.Join(seen, " "); got != c.seen[s.kind] {
 				t.Errorf("%s: seen are %q, want %q", c.rights, got, c.seen[s.kind])
 			}
-			if want := c.unseen[s.kind]; snap.Unseen != want && (want <= 0 || snap.Unseen < want) {
-				t.Errorf("%s: %d are unseen, want %d", c.rights, snap.Unseen, want)
+			if want := c.unseen[s.kind]; snap.Unseen.IsZero() != (want < 0) || value(snap.Unseen) < want || want == 0 && value(snap.Unseen) > 0 {
+				t.Errorf("%s: %v are unseen, want %d", c.rights, snap.Unseen, want)
 			}
 			if holders, _ := snap.Incomplete(); holders != (len(seen) < 3) {
 				t.Errorf("%s: of three %q are seen, and it is said that some may be missing: %v: %+v", c.rights, seen, holders, snap.Gaps)
 			}
 		}
+	})
+}
+
+// TestOwnStatements: signs of life of the driver are no work of the holder, whose last
+// statement was earlier. If the server does not tell, its time is a bound.
+func TestOwnStatements(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		cfg := s.Config()
+		cfg.User = "root"
+		db := s.OpenDB(mysqllock.NewConnector(cfg, mysqllock.Config{Owner: "holder", TTL: 3 * time.Second})) // pings each second
+		row, err := mysqllock.Acquire(t.Context(), db, "the-row")
+		dbtest.OK(t, err)
+		defer row.Release()
+		_, err = db.ExecContext(row.Context(), "DO 42, 'secret'")
+		dbtest.OK(t, err)
+		worked := time.Now()
+		named, err := mysqllock.Acquire(t.Context(), db, "the-advisory", lockctx.Advisory())
+		dbtest.OK(t, err)
+		defer named.Release()
+		s.queue(func() int {
+			pauseForCopy()
+			if l := find(look(t, s.inspector(s.root)), "row", "the-row"); l != nil {
+				return len(l.Waiters.List)
+			}
+			return 0
+		}, "root", "the-row", 1)
+		i := s.inspector(s.open("root"))
+		var h *inspect.Holder
+		idle := func() time.Duration { // that is shown
+			pauseForCopy()
+			h = nil
+			if l := find(look(t, i), "row", "the-row"); l != nil && len(l.Holders.List) == 1 {
+				h = &l.Holders.List[0]
+			}
+			if h == nil || h.Activity == nil {
+				return 0
+			}
+			return h.Activity.For
+		}
+		pinged := false
+		for last := idle(); time.Since(worked) < 2500*time.Millisecond; { // at least two pings
+			before := time.Since(worked) - timing
+			now := idle()
+			switch {
+			case h == nil:
+			case s.mysql() && (now < before || h.Activity.Least || h.Activity.Statement != "DO ?, ?"):
+				t.Fatalf("it has been idle for %v at least, and is said to be %v", before, h.Activity)
+			case !s.mysql() && (!h.Activity.Least || h.Activity.Statement != "" || now > time.Since(worked)+timing):
+				t.Fatalf("it has been idle for %v at least, and is said to be %v", before, h.Activity)
+			}
+			pinged, last = pinged || now < last, now
+		}
+		if pinged == s.mysql() {
+			t.Errorf("a ping is seen: %v", pinged)
+		}
+		l := find(look(t, i, "the-advisory"), "advisory", "the-advisory")
+		if l == nil || len(l.Holders.List) != 1 || l.Holders.List[0].Activity == nil || !l.Holders.List[0].Activity.Elsewhere {
+			t.Errorf("the connection that only keeps the lock: %+v", l)
+		}
+		dbtest.OK(t, s.acquire(db, "another").Release())
+		// The first transactions may have their locks on another connection: they come before
+		// the driver knows its procedures.
+		dbtest.Soon(t, "a transaction that holds an advisory lock itself is not said to work elsewhere", func() bool {
+			tx, err := db.BeginTx(lockctx.With(t.Context(), "in-transaction", lockctx.Advisory()), nil)
+			dbtest.OK(t, err)
+			defer tx.Rollback()
+			_, err = tx.Exec("SELECT COUNT(*) FROM mysqllock")
+			dbtest.OK(t, err)
+			pauseForCopy()
+			l := find(look(t, i, "in-transaction"), "advisory", "in-transaction")
+			return l != nil && len(l.Holders.List) == 1 && !l.Holders.List[0].Within.IsZero() && l.Holders.List[0].Activity != nil && !l.Holders.List[0].Activity.Elsewhere
+		})
 	})
 }

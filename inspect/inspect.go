@@ -13,7 +13,9 @@
 //
 // This needs SELECT on performance_schema on MySQL, PROCESS on MariaDB, and SELECT on
 // the lock table. If the account lacks a privilege, the rest is shown, as far as the
-// process list tells. A [Gap] says what is not shown, and what would show it.
+// process list tells. A [Gap] says what is not shown, and what would show it. A value that
+// the server may not tell is a [Known], and what may be only a part is a [Seen] or a [Count]:
+// nothing is 0, or nobody, only because it is not known.
 //
 // # What the server does not show
 //
@@ -24,7 +26,10 @@
 //     transaction, Within, is no age of the lock: it may have waited first, or locked late.
 //   - How long a caller has waited in all. A waiter for a lease or an advisory lock asks
 //     again every few seconds; a waiter for a row lock asks again when the server has
-//     ended its wait. Waited counts from the last time.
+//     ended its wait. Waiter.Least counts from the last time. Between two times it is not
+//     seen for a moment.
+//   - What the holder of a lease does, and mostly that of an advisory lock: its program works
+//     on other connections. For which locks its process waits, is shown: Holder.WaitsFor.
 //
 // Waiters are in the order in which they asked the last time. The server grants locks in
 // that order, with one exception: for a row lock, MySQL prefers waiters that themselves

@@ -24,7 +24,7 @@ func TestOneHolderAndFiveWaiters(t *testing.T) {
 			s.acquire(s.process("root", "holder"), key, option)
 			waiting := func() int {
 				if l := find(look(t, i), strategy, key); l != nil {
-					return len(l.Waiters)
+					return len(l.Waiters.List)
 				}
 				return 0
 			}
@@ -35,26 +35,26 @@ func TestOneHolderAndFiveWaiters(t *testing.T) {
 				pauseForCopy()
 				snap = look(t, i)
 				l = find(snap, strategy, key)
-				return l != nil && len(l.Holders) == 1 && len(l.Waiters) == 5
+				return l != nil && len(l.Holders.List) == 1 && len(l.Waiters.List) == 5
 			})
 			if l.Namespace != s.Name || l.Stripe != -1 || l.Slot != 0 {
 				t.Errorf("%s: %+v", strategy, l)
 			}
 			programs := s.kind != plainMariaDB
-			if h := l.Holders[0]; programs && h.Program != "holder" || strategy != "lease" && (h.ConnectionID == 0 || h.User != "root") || h.Shared {
+			if h := l.Holders.List[0]; programs && h.Program != "holder" || strategy != "lease" && (h.ConnectionID == 0 || h.User != "root") || h.Shared {
 				t.Errorf("%s: the holder is %+v", strategy, h)
 			}
 			var order []string // of those who have not asked again since
-			for n, w := range l.Waiters {
+			for n, w := range l.Waiters.List {
 				var i int
-				if _, err := fmt.Sscanf(w.Program, "waiter-%d", &i); err == nil && w.Waited >= time.Since(since[i-1]) {
+				if _, err := fmt.Sscanf(w.Program, "waiter-%d", &i); err == nil && w.Least >= time.Since(since[i-1]) {
 					order = append(order, w.Program)
 				}
 				if programs && (i == 0 || w.PID == 0) || w.ConnectionID == 0 || w.User != "root" || w.Host == "" {
 					t.Errorf("%s: waiter %d is %+v", strategy, n+1, w)
 				}
-				if n > 0 && w.Waited > l.Waiters[n-1].Waited || w.Waited <= 0 || w.Waited > 2*dbtest.Patience {
-					t.Errorf("%s: waiter %d has waited for %v", strategy, n+1, w.Waited)
+				if n > 0 && w.Least > l.Waiters.List[n-1].Least || w.Least <= 0 || w.Least > 2*dbtest.Patience {
+					t.Errorf("%s: waiter %d has waited for %v", strategy, n+1, w.Least)
 				}
 			}
 			if !slices.IsSorted(order) {
@@ -62,16 +62,16 @@ func TestOneHolderAndFiveWaiters(t *testing.T) {
 			}
 			switch strategy {
 			case "lease":
-				if l.Token != 1 || l.Remaining <= 0 || l.Remaining > 30*time.Second || l.Expires.Sub(snap.Time) > 31*time.Second || l.Expires.Before(snap.Time) {
+				if value(l.Token) != 1 || l.Remaining <= 0 || l.Remaining > 30*time.Second || l.Expires.Sub(snap.Time) > 31*time.Second || l.Expires.Before(snap.Time) {
 					t.Errorf("the lease is %+v at %v", l, snap.Time)
 				}
 			case "row":
-				if h := l.Holders[0]; h.Within <= 0 || h.Within > 2*dbtest.Patience || s.mysql() != (h.Since > 0) {
+				if h := l.Holders.List[0]; value(h.Within) <= 0 || value(h.Within) > 2*dbtest.Patience || s.mysql() != !h.Since.IsZero() {
 					t.Errorf("the row is held for %v, at least %v, in a transaction of %v", h.Since, h.Least, h.Within)
 				}
 			case "advisory":
-				if l.Holders[0].Locks != 1 {
-					t.Errorf("the connection has %d locks", l.Holders[0].Locks)
+				if l.Holders.List[0].Locks.Seen != 1 {
+					t.Errorf("the connection has %v locks", l.Holders.List[0].Locks)
 				}
 			}
 			if only := look(t, i, key, "free"); len(only.Locks) != 2 || find(only, strategy, key) == nil || find(only, "", "free") == nil {
@@ -119,12 +119,12 @@ func TestNobodyWaits(t *testing.T) {
 		}
 		for strategy := range strategies {
 			l := find(snap, strategy, "the-"+strategy)
-			if slices.Contains(want, strategy) != (l != nil) || l != nil && (len(l.Holders) != 1 || len(l.Waiters) > 0) {
+			if slices.Contains(want, strategy) != (l != nil) || l != nil && (len(l.Holders.List) != 1 || len(l.Waiters.List) > 0) {
 				t.Errorf("%s: %+v", strategy, l)
 			}
 		}
 		asked := look(t, s.inspector(s.root), "the-advisory")
-		if l := find(asked, "advisory", "the-advisory"); l == nil || len(l.Holders) != 1 {
+		if l := find(asked, "advisory", "the-advisory"); l == nil || len(l.Holders.List) != 1 {
 			t.Errorf("asked for the advisory lock: %+v", asked)
 		}
 	})

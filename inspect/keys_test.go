@@ -34,10 +34,10 @@ func TestAnyKey(t *testing.T) {
 		snap := look(t, i, keys...)
 		for _, key := range keys {
 			l := find(snap, "lease", key)
-			if l == nil || l.Namespace != s.Name || len(l.Holders) != 1 || l.Holders[0].Program != "x'); DROP TABLE mysqllock; -- \\" {
+			if l == nil || l.Namespace != s.Name || len(l.Holders.List) != 1 || l.Holders.List[0].Program != "x'); DROP TABLE mysqllock; -- \\" {
 				t.Errorf("the lease on %q is %+v", key, l)
 			}
-			if l := find(snap, "advisory", key); l == nil || l.Namespace != s.Name || len(l.Holders) != 1 {
+			if l := find(snap, "advisory", key); l == nil || l.Namespace != s.Name || len(l.Holders.List) != 1 {
 				t.Errorf("the advisory lock on %q is %+v", key, l)
 			}
 			if n := len(look(t, i, key).Locks); n != 2 {
@@ -63,7 +63,7 @@ func TestAnyKey(t *testing.T) {
 			t.Errorf("%d keys are not told, and the gaps are %+v", hashed, all.Gaps)
 		}
 		for _, key := range []string{"%", "_"} { // one that nobody has
-			if free := look(t, i, key+"x"); len(free.Locks) != 1 || free.Locks[0].Strategy != "" || free.Locks[0].Key != key+"x" || free.Locks[0].Token != 0 {
+			if free := look(t, i, key+"x"); len(free.Locks) != 1 || free.Locks[0].Strategy != "" || free.Locks[0].Key != key+"x" || free.Locks[0].Token != inspect.Value(uint64(0)) {
 				t.Errorf("a free key: %+v", free.Locks)
 			}
 		}
@@ -152,15 +152,15 @@ func TestSlotsAndStripes(t *testing.T) {
 			{Key: "", Stripe: -1, Name: keyrow.Name(zero)},
 			{Key: "", Stripe: 37},
 			{Key: "", Stripe: 37, Slot: 1},
-			{Key: "k", Stripe: -1, Versioned: true},
+			{Key: "k", Stripe: -1, Versioned: inspect.Value(true)},
 			{Key: "k", Stripe: -1, Slot: 2},
 			{Key: long, Stripe: -1},
 			{Key: long, Stripe: -1, Slot: 1},
 		}
 		got := look(t, i).Locks
 		if !slices.EqualFunc(got, want, func(a, b inspect.Lock) bool {
-			return a.Strategy == "row" && a.Key == b.Key && a.Stripe == b.Stripe && a.Slot == b.Slot && a.Versioned == b.Versioned && a.Token == 3 &&
-				len(a.Holders) == 1 && len(a.Waiters) == 1 && (b.Name == "" || b.Name == a.Name)
+			return a.Strategy == "row" && a.Key == b.Key && a.Stripe == b.Stripe && a.Slot == b.Slot && value(a.Versioned) == value(b.Versioned) && value(a.Token) == 3 &&
+				len(a.Holders.List) == 1 && len(a.Waiters.List) == 1 && (b.Name == "" || b.Name == a.Name)
 		}) {
 			t.Errorf("the locks are %+v", got)
 		}
@@ -185,7 +185,7 @@ func TestDriversSlotsAndShares(t *testing.T) {
 		count := func(key string) (slots, holders, waiters int) {
 			for _, l := range look(t, i, key).Locks {
 				if l.Key == key && l.Strategy == "row" {
-					slots, holders, waiters = slots+1, holders+len(l.Holders), waiters+len(l.Waiters)
+					slots, holders, waiters = slots+1, holders+len(l.Holders.List), waiters+len(l.Waiters.List)
 				}
 			}
 			return slots, holders, waiters
@@ -224,7 +224,7 @@ func TestShared(t *testing.T) {
 			if l == nil {
 				return 0, 0, 0
 			}
-			for _, h := range l.Holders {
+			for _, h := range l.Holders.List {
 				if !h.Shared {
 					t.Errorf("%s: %+v does not share", key, h)
 				}
@@ -234,7 +234,7 @@ func TestShared(t *testing.T) {
 					known++
 				}
 			}
-			return known, unknown, len(l.Waiters)
+			return known, unknown, len(l.Waiters.List)
 		}
 		s.rowsLocked("LOCK IN SHARE MODE", "one")
 		s.rowAwaited("FOR UPDATE", "one")
@@ -264,7 +264,7 @@ func TestShared(t *testing.T) {
 		s.rowsLocked("FOR UPDATE", "mixed")
 		s.rowAwaited("LOCK IN SHARE MODE", "mixed")
 		pauseForCopy()
-		if l := find(look(t, i), "row", "mixed"); l == nil || len(l.Holders) != 1 || l.Holders[0].Shared || l.Holders[0].ConnectionID == 0 || len(l.Waiters) != 1 || !l.Waiters[0].Shared {
+		if l := find(look(t, i), "row", "mixed"); l == nil || len(l.Holders.List) != 1 || l.Holders.List[0].Shared || l.Holders.List[0].ConnectionID == 0 || len(l.Waiters.List) != 1 || !l.Waiters.List[0].Shared {
 			t.Errorf("mixed: %+v", l)
 		}
 	})
@@ -294,7 +294,7 @@ func TestLeaseJustGone(t *testing.T) {
 		i := s.inspector(s.root)
 		dbtest.Soon(t, "the waiter is shown", func() bool {
 			l := find(look(t, i), "lease", "k")
-			return l != nil && len(l.Holders) == 0 && len(l.Waiters) == 1 && l.Token == 3 && len(look(t, i).Locks) == 1
+			return l != nil && len(l.Holders.List) == 0 && len(l.Waiters.List) == 1 && value(l.Token) == 3 && len(look(t, i).Locks) == 1
 		})
 	})
 }
@@ -308,16 +308,16 @@ func TestWakeUpLockInOtherHands(t *testing.T) {
 		}
 		s.acquire(s.process("root", "first"), "k", lockctx.Lease(time.Hour)) // which is not renewed meanwhile
 		i := s.inspector(s.root)
-		if l := find(look(t, i), "lease", "k"); l == nil || l.Holders[0].User != "root" || l.Holders[0].PID != os.Getpid() || len(l.Waiters) > 0 {
+		if l := find(look(t, i), "lease", "k"); l == nil || l.Holders.List[0].User != "root" || l.Holders.List[0].PID != os.Getpid() || len(l.Waiters.List) > 0 {
 			t.Errorf("the holder has the wake-up lock: %+v", l)
 		}
 		dbtest.Exec(t, s.root, "UPDATE mysqllock SET owner = 'web-1:4711:shop#12345678' WHERE name = 'k'")
 		l := find(look(t, i), "lease", "k")
-		if l == nil || len(l.Waiters) != 1 || l.Waiters[0].Program != "first" {
+		if l == nil || len(l.Waiters.List) != 1 || l.Waiters.List[0].Program != "first" {
 			t.Fatalf("another has the wake-up lock: %+v", l)
 		}
-		if want := (inspect.Client{Host: "web-1", Program: "web-1:4711:shop", PID: 4711}); l.Holders[0].Client != want {
-			t.Errorf("the holder is %+v", l.Holders[0])
+		if want := (inspect.Client{Host: "web-1", Program: "web-1:4711:shop", PID: 4711}); l.Holders.List[0].Client != want {
+			t.Errorf("the holder is %+v", l.Holders.List[0])
 		}
 	})
 }
@@ -341,7 +341,7 @@ func TestNamespaces(t *testing.T) {
 		snap, err := i.Snapshot(t.Context(), inspect.Filter{AllNamespaces: true})
 		dbtest.OK(t, err)
 		l := find(snap, "lease", "k")
-		if l == nil || l.Namespace != "other" || !l.Holders[0].Left || l.Holders[0].Program != "me" {
+		if l == nil || l.Namespace != "other" || !l.Holders.List[0].Left || l.Holders.List[0].Program != "me" {
 			t.Errorf("all are %+v", snap.Locks)
 		}
 		if _, err := i.Snapshot(t.Context(), inspect.Filter{AllNamespaces: true, Keys: []string{"k"}}); err == nil {

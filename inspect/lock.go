@@ -5,7 +5,6 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/keyrow"
@@ -19,33 +18,36 @@ type Snapshot struct {
 	Gaps      []Gap     // what it does not show
 
 	// Unseen is how many transactions hold row locks, of this lock table or of others,
-	// that the server does not show; -1 if the account may not even count them.
-	Unseen int
+	// that the server does not show. It is not known if the account may not even count them.
+	Unseen Known[int]
 
 	// Namespaces are all namespaces in the lock table, also those without a held lock.
 	// Advisory locks leave nothing there.
 	Namespaces []Namespace
 
 	// Deadlocks is how many deadlocks the server has broken since it started, those of
-	// other applications included. It is nil if Filter.Deadlocks is not set, or if the
+	// other applications included. It is not known if Filter.Deadlocks is not set, or if the
 	// server does not tell. Deadlocks of GET_LOCK count on MySQL only.
-	Deadlocks *uint64
+	Deadlocks Known[uint64]
 }
 
 // Lock is one lock: of a strategy, on one key, or one slot of it, or one stripe.
 type Lock struct {
-	Strategy  string // "row", "lease" or "advisory"; "" for a key of Filter.Keys that no one holds
+	Strategy  string // "row", "lease" or "advisory"; "" for a key of Filter.Keys of which no holder or waiter is seen
 	Namespace string // "" if the name does not tell it
 	Key       string // "" if the name does not tell it
 	Name      string // of the row, or of the server's named lock; unique for each lock of a strategy and namespace
-	Slot      int    // the index of the slot, for a key with slots
+	Slot      int    // the index of the slot; 0 is also the lock of a key that is used without slots
+	Slotted   bool   // the key has other slots in the lock table, so Slot is one of several
 	Stripe    int    // the index of the row, if all keys share rows; else -1
-	Holders   []Holder
-	Waiters   []Waiter // in the order in which they asked
+	Holders   Seen[Holder]
+	Waiters   Seen[Waiter] // in the order in which they asked
 
-	// From the key's row in the lock table; zero if there is none.
-	Token     uint64        // of the last grant
-	Versioned bool          // the key is also used with the optimistic strategy
+	// From the key's row in the lock table. Not known if the account may not read it; an
+	// advisory lock has none.
+	Token     Known[uint64] // of the last grant; 0 if there was none
+	Versioned Known[bool]   // the key is also used with the optimistic strategy
+
 	Expires   time.Time     // when the lease ends unless it is renewed: the server's time, UTC; zero without a lease
 	Remaining time.Duration // the time until Expires, at the moment of reading
 }
@@ -63,21 +65,24 @@ type Client struct {
 // Holder holds the lock.
 type Holder struct {
 	Client
-	Since  time.Duration // how long it has held the lock; 0 if that cannot be known
-	Least  time.Duration // if Since is 0: it has held the lock for at least so long, as far as is known
-	Within time.Duration // the age of the transaction that holds the row, which may have waited first; 0 without one
-	Shared bool          // shared with others; a transaction that commits under a lease also holds its row shared
-	Left   bool          // it has released the lease, which stays for its MinHold
-	Locks  int           // how many advisory locks the connection holds; all of them end with it
+	Since  Known[time.Duration] // how long it has held the lock
+	Least  time.Duration        // if Since is not known: it has held the lock for at least so long
+	Within Known[time.Duration] // the age of its connection's transaction, which may have waited for the lock first
+	Shared bool                 // shared with others; a transaction that commits under a lease also holds its row shared
+	Left   bool                 // it has given the lease back, which stays for its MinHold: its process may have ended
+	Locks  Count                // how many advisory locks the connection holds; all of them end with it
 
 	Activity *Activity // what its connection does; nil if the server does not show it
-	WaitsFor []string  // the keys of other locks for which its connection waits; of row locks only
+
+	// WaitsFor are the keys of other locks for which its connection waits; or, if that runs
+	// no statement, its process, perhaps by another goroutine. See [Snapshot.Chain].
+	WaitsFor []string
 }
 
 // Waiter waits for the lock in the server.
 type Waiter struct {
 	Client
-	Waited time.Duration // since it asked the last time
+	Least  time.Duration // it has waited for at least so long: since it asked the last time; 0 says nothing
 	Shared bool          // it waits for a shared lock
 }
 
@@ -87,16 +92,44 @@ type Gap struct {
 	Why    string
 	Remedy string // a statement or a setting that would show it; "" if there is none
 
-	// Holders and Waiters may be missing from the Snapshot because of it: what it counts
-	// is then what was seen, and not what there is.
+	// Holders and Waiters may be missing from the Snapshot because of it.
 	Holders, Waiters bool
+
+	holdersOf, waitersOf []string // of these strategies
 }
 
-// Incomplete says whether holders or waiters may be missing from the Snapshot: a number
-// of them is then what was seen, and not what there is.
-func (s *Snapshot) Incomplete() (holders, waiters bool) {
-	for _, g := range s.Gaps {
-		holders, waiters = holders || g.Holders, waiters || g.Waiters
+// Held counts the locks that are held.
+func (s *Snapshot) Held() Count {
+	var c Count
+	for i := range s.Locks {
+		c.Seen += min(len(s.Locks[i].Holders.List), 1)
+	}
+	c.More, _ = s.Incomplete()
+	return c
+}
+
+// Waiting counts the waiters for all locks.
+func (s *Snapshot) Waiting() Count {
+	var c Count
+	for i := range s.Locks {
+		c.Seen += len(s.Locks[i].Waiters.List)
+	}
+	_, c.More = s.Incomplete()
+	return c
+}
+
+// Incomplete reports whether holders or waiters may be missing from the Snapshot, also those
+// of locks that it does not show at all: of locks of these strategies, or of any without.
+func (s *Snapshot) Incomplete(strategies ...string) (holders, waiters bool) {
+	return incomplete(s.Gaps, strategies)
+}
+
+func incomplete(gaps []Gap, strategies []string) (holders, waiters bool) {
+	of := func(missing bool, list []string) bool {
+		return missing && (len(strategies) == 0 || slices.ContainsFunc(list, func(s string) bool { return slices.Contains(strategies, s) }))
+	}
+	for _, g := range gaps {
+		holders, waiters = holders || of(g.Holders, g.holdersOf), waiters || of(g.Waiters, g.waitersOf)
 	}
 	return holders, waiters
 }
@@ -110,7 +143,7 @@ type claim struct {
 	waiting bool
 	shared  bool
 	order   uint64        // among the waiters
-	age     time.Duration // of the transaction, or of the wait
+	age     time.Duration // of the transaction, or of the wait; 0 is unknown
 	event   uint64        // of performance_schema, in which it asked for the lock; 0 is unknown
 	since   time.Duration // it holds the lock; 0 is unknown
 	least   time.Duration // it has held it for at least so long
@@ -162,7 +195,7 @@ func (c claims) connections() []uint64 {
 	return slices.Compact(out)
 }
 
-// held is how many named locks each connection has.
+// held is how many named locks each connection is seen to have.
 func (c claims) held() map[uint64]int {
 	out := make(map[uint64]int)
 	for lock, list := range c {
@@ -176,7 +209,7 @@ func (c claims) held() map[uint64]int {
 }
 
 // fill puts the claims into the lock.
-func (l *Lock) fill(list []claim, clients map[uint64]Client, held map[uint64]int) {
+func (l *Lock) fill(list []claim, clients map[uint64]Client) {
 	slices.SortStableFunc(list, func(a, b claim) int {
 		return cmp.Or(cmp.Compare(a.order, b.order), cmp.Compare(b.age, a.age), cmp.Compare(a.conn, b.conn))
 	})
@@ -184,32 +217,35 @@ func (l *Lock) fill(list []claim, clients map[uint64]Client, held map[uint64]int
 		client := clients[one.conn]
 		client.ConnectionID = one.conn
 		if one.waiting {
-			l.Waiters = append(l.Waiters, Waiter{Client: client, Waited: one.age, Shared: one.shared})
+			l.Waiters.List = append(l.Waiters.List, Waiter{Client: client, Least: one.age, Shared: one.shared})
 			continue
 		}
-		h := Holder{Client: client, Since: one.since, Within: one.age, Shared: one.shared}
-		if h.Since == 0 {
+		h := Holder{Client: client, Since: positive(one.since), Shared: one.shared}
+		if one.since == 0 {
 			h.Least = one.least
 		}
-		if h.Within > 0 { // which was read before
-			h.Within = max(h.Within, h.Since, h.Least)
+		if one.age > 0 { // which was read before
+			h.Within = Value(max(one.age, one.since, one.least))
 		}
-		if l.Strategy == advisory {
-			h.Locks = held[one.conn]
-		}
-		l.Holders = append(l.Holders, h)
+		l.Holders.List = append(l.Holders.List, h)
 	}
+}
+
+// positive is d, and not known if that is 0.
+func positive(d time.Duration) Known[time.Duration] {
+	if d <= 0 {
+		return Known[time.Duration]{}
+	}
+	return Value(d)
 }
 
 // leaseHolder returns the holder of a lease, from the owner in its row.
 func leaseHolder(owner string) Holder {
-	h := Holder{Client: Client{Program: keyrow.HolderOf(owner).Program}, Left: strings.HasSuffix(owner, leftMark)}
+	from := keyrow.HolderOf(owner)
+	h := Holder{Client: Client{Program: from.Program}, Left: from.Left}
 	h.Host, h.PID = selfNamed(h.Program)
 	return h
 }
-
-// leftMark is the end of the owner of a lease that was released.
-const leftMark = "#00000000"
 
 var defaultOwner = regexp.MustCompile(`^(.+):([0-9]{1,9}):[^:]*$`)
 

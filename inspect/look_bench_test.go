@@ -82,7 +82,7 @@ func BenchmarkLook(b *testing.B) {
 				snap, err := i.Snapshot(ctx, inspect.Filter{})
 				dbtest.OK(b, err)
 				for _, l := range snap.Locks {
-					seen += len(l.Waiters)
+					seen += len(l.Waiters.List)
 				}
 			}
 			for b.Loop() {

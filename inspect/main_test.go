@@ -129,6 +129,12 @@ func find(snap *inspect.Snapshot, strategy, key string) *inspect.Lock {
 	return nil
 }
 
+// value is what is known, or the zero value.
+func value[T any](k inspect.Known[T]) T {
+	v, _ := k.Get()
+	return v
+}
+
 // acquire takes a lock, to be given back at the end.
 func (s *scratch) acquire(db *sql.DB, key string, opts ...lockctx.Option) *mysqllock.Hold {
 	s.T.Helper()

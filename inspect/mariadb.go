@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -13,6 +14,7 @@ import (
 )
 
 const (
+	whoAny    = whoRows + ", and who waits for any lock as another account"
 	calmRows  = "row locks that nobody waits for"
 	calmNames = "who holds advisory locks that nobody waits for"
 )
@@ -43,12 +45,10 @@ func (p *picture) mariadbRowLocks(ctx context.Context) error {
 		" UNION ALL SELECT 'l', lock_trx_id, lock_id, lock_mode, lock_data, lock_data IS NULL FROM information_schema.INNODB_LOCKS"+
 		" WHERE lock_type = 'RECORD' AND lock_table = %s LIMIT %d", schema.Literal(p.table.String()), most))
 	if hidden(err) {
-		p.gap(whoRows+", and who waits for any lock as another account", "the account has no PROCESS", p.grant("PROCESS", "*.*"))
-		p.unseen = -1
+		p.gap(whoAny, "the account has no PROCESS", p.grant("PROCESS", "*.*"))
 		return p.waitersByText(ctx)
 	}
 	if err != nil {
-		p.unseen = -1
 		return p.tolerate(err, whoRows, "")
 	}
 	p.full(rows, whoRows)
@@ -100,10 +100,10 @@ func (p *picture) countUnseen(transactions []transaction) {
 			p.hiding = append(p.hiding, t)
 		}
 	}
-	p.unseen = len(p.hiding)
-	if p.unseen > 0 {
+	p.unseen = Value(len(p.hiding))
+	if len(p.hiding) > 0 {
 		p.gap(calmRows, fmt.Sprintf("MariaDB shows a row lock only while somebody waits for it; %d transactions hold row locks"+
-			" that it does not show, of this table or others", p.unseen), "Filter.Try, or mysqllock ls --try")
+			" that it does not show, of this table or others", len(p.hiding)), "Filter.Try, or mysqllock ls --try")
 	}
 }
 
@@ -120,6 +120,7 @@ func (p *picture) mariadbRows(ctx context.Context, transactions []transaction, r
 	waited := make(map[string]bool) // ids of locks
 	for _, t := range transactions {
 		waited[t.wants] = true
+		p.ages[t.conn] = t.age
 	}
 	exclusive := make(map[id]bool)
 	for _, r := range records {
@@ -156,8 +157,16 @@ func (p *picture) sharing(lock id, record string, transactions []transaction) {
 		return
 	}
 	p.claims.add(lock, claim{shared: true})
-	p.gap(fmt.Sprintf("who shares the row of %q", lock.name), fmt.Sprintf(
-		"MariaDB does not tell one from another of the %d transactions that have written nothing", len(candidates)), "")
+	var conns []uint64
+	for _, t := range candidates {
+		conns = append(conns, t.conn)
+	}
+	p.sharers[lock] = conns
+	why := fmt.Sprintf("MariaDB does not tell one from another of the %d transactions that have written nothing", len(candidates))
+	if len(conns) > 0 {
+		why += ", of the connections " + list(conns)
+	}
+	p.addGap(Gap{What: fmt.Sprintf("who shares the row of %q", lock.name), Why: why, holdersOf: []string{row}})
 }
 
 // mariadbNamedLocks reads who has named locks from a plugin, or from
@@ -169,13 +178,11 @@ func (p *picture) mariadbNamedLocks(ctx context.Context) error {
 	rows, err := p.query(ctx, fmt.Sprintf("SELECT TABLE_SCHEMA, THREAD_ID FROM information_schema.METADATA_LOCK_INFO"+
 		" WHERE LOCK_TYPE = 'User lock' AND TABLE_SCHEMA LIKE '%s%%' LIMIT %d", lockname.Any, most))
 	if hidden(err) && p.schema {
-		rows, err = p.query(ctx, fmt.Sprintf("SELECT m.OBJECT_NAME, t.PROCESSLIST_ID"+
-			" FROM performance_schema.metadata_locks m JOIN performance_schema.threads t ON t.THREAD_ID = m.OWNER_THREAD_ID"+
-			" JOIN performance_schema.setup_instruments i ON i.NAME = 'wait/lock/metadata/sql/mdl' AND i.ENABLED = 'YES'"+
-			" WHERE m.OBJECT_TYPE = 'USER LEVEL LOCK' AND m.LOCK_STATUS = 'GRANTED' AND m.OBJECT_NAME LIKE '%s%%' LIMIT %d", lockname.Any, most))
+		rows, err = p.mariadbMetadataLocks(ctx)
 	}
-	if hidden(err) || err == nil && len(rows) == 0 {
-		if hidden(err) && len(p.asked.keys) == 0 { // of single keys it is asked below
+	if hidden(err) || errors.Is(err, errUnwatched) {
+		p.unlisted = true
+		if len(p.asked.keys) == 0 { // of single keys it is asked below
 			p.gap(calmNames, "the plugin METADATA_LOCK_INFO is not installed", "INSTALL SONAME 'metadata_lock_info'")
 		}
 		return p.askForNames(ctx)
@@ -183,10 +190,27 @@ func (p *picture) mariadbNamedLocks(ctx context.Context) error {
 	p.full(rows, whoNames)
 	for _, r := range rows {
 		conn, _ := strconv.ParseUint(r[1], 10, 64)
-		p.named(r[0], claim{conn: conn})
+		p.named(r[0], claim{conn: conn, age: p.ages[conn]})
 	}
 	return p.tolerate(err, whoNames, "")
 }
+
+// mariadbMetadataLocks reads who has named locks from performance_schema. It fails as if that
+// were hidden if performance_schema does not watch them, which is the default.
+func (p *picture) mariadbMetadataLocks(ctx context.Context) ([][]string, error) {
+	watched, err := p.query(ctx, "SELECT 1 FROM performance_schema.setup_instruments WHERE NAME = 'wait/lock/metadata/sql/mdl' AND ENABLED = 'YES'")
+	if err != nil {
+		return nil, err
+	}
+	if len(watched) == 0 {
+		return nil, errUnwatched
+	}
+	return p.query(ctx, fmt.Sprintf("SELECT m.OBJECT_NAME, t.PROCESSLIST_ID"+
+		" FROM performance_schema.metadata_locks m JOIN performance_schema.threads t ON t.THREAD_ID = m.OWNER_THREAD_ID"+
+		" WHERE m.OBJECT_TYPE = 'USER LEVEL LOCK' AND m.LOCK_STATUS = 'GRANTED' AND m.OBJECT_NAME LIKE '%s%%' LIMIT %d", lockname.Any, most))
+}
+
+var errUnwatched = errors.New("performance_schema does not watch metadata locks")
 
 // mariadbDeadlocks reads the counter of InnoDB.
 func (p *picture) mariadbDeadlocks(ctx context.Context) ([][]string, error) {

@@ -20,23 +20,23 @@ const (
 // running is what a statement of MySQL that is running says of its time.
 const running = " LEFT JOIN performance_schema.events_statements_current s ON s.THREAD_ID = t.THREAD_ID AND s.NESTING_EVENT_LEVEL = 0"
 
+// inTransaction is what an open transaction of MySQL says of its time.
+const inTransaction = " LEFT JOIN performance_schema.events_transactions_current x ON x.THREAD_ID = t.THREAD_ID AND x.STATE = 'ACTIVE'"
+
 // mysqlRowLocks reads the locks of the table's rows: of holders, and of waiters.
 // data_lock_waits is left alone, since it has a row for every two who wait.
 func (p *picture) mysqlRowLocks(ctx context.Context) error {
 	if !p.schema {
 		p.gap(whoRows, "performance_schema is off", turnOn)
-		p.unseen = -1
 		return p.waitersByText(ctx)
 	}
 	rows, err := p.query(ctx, fmt.Sprintf("SELECT t.PROCESSLIST_ID, l.LOCK_STATUS, l.LOCK_MODE, l.LOCK_DATA,"+
 		" IF(l.LOCK_STATUS = 'WAITING', COALESCE(s.TIMER_WAIT DIV 1000000, t.PROCESSLIST_TIME * 1000000), x.TIMER_WAIT DIV 1000000), s.TIMER_START, l.EVENT_ID"+
-		" FROM performance_schema.data_locks l JOIN performance_schema.threads t ON t.THREAD_ID = l.THREAD_ID"+running+
-		" LEFT JOIN performance_schema.events_transactions_current x ON x.THREAD_ID = t.THREAD_ID AND x.STATE = 'ACTIVE'"+
+		" FROM performance_schema.data_locks l JOIN performance_schema.threads t ON t.THREAD_ID = l.THREAD_ID"+running+inTransaction+
 		" WHERE %s AND l.LOCK_TYPE = 'RECORD' LIMIT %d",
 		p.table.Where("l.OBJECT_SCHEMA", "l.OBJECT_NAME"), most))
 	if hidden(err) {
 		p.gap(whoRows, "the account may not read performance_schema", p.grant("SELECT", "performance_schema.*"))
-		p.unseen = -1
 		return p.waitersByText(ctx)
 	}
 	p.full(rows, whoRows)
@@ -80,8 +80,8 @@ func (p *picture) mysqlNamedLocks(ctx context.Context) error {
 		return p.namedWithoutList(ctx)
 	}
 	rows, err := p.query(ctx, fmt.Sprintf("SELECT m.OBJECT_NAME, t.PROCESSLIST_ID, m.LOCK_STATUS = 'PENDING',"+
-		" COALESCE(s.TIMER_WAIT DIV 1000000, t.PROCESSLIST_TIME * 1000000), s.TIMER_START, m.OWNER_EVENT_ID"+
-		" FROM performance_schema.metadata_locks m JOIN performance_schema.threads t ON t.THREAD_ID = m.OWNER_THREAD_ID"+running+
+		" IF(m.LOCK_STATUS = 'PENDING', COALESCE(s.TIMER_WAIT DIV 1000000, t.PROCESSLIST_TIME * 1000000), x.TIMER_WAIT DIV 1000000), s.TIMER_START, m.OWNER_EVENT_ID"+
+		" FROM performance_schema.metadata_locks m JOIN performance_schema.threads t ON t.THREAD_ID = m.OWNER_THREAD_ID"+running+inTransaction+
 		" WHERE m.OBJECT_TYPE = 'USER LEVEL LOCK' AND m.OBJECT_NAME LIKE '%s%%' LIMIT %d", lockname.Any, most))
 	if hidden(err) {
 		p.gap(whoNames, "the account may not read performance_schema", p.grant("SELECT", "performance_schema.*"))
@@ -90,10 +90,8 @@ func (p *picture) mysqlNamedLocks(ctx context.Context) error {
 	p.full(rows, whoNames)
 	for _, r := range rows {
 		conn, _ := strconv.ParseUint(r[1], 10, 64)
-		one := claim{conn: conn, waiting: r[2] == "1"}
-		one.event = latest(r[5])
+		one := claim{conn: conn, waiting: r[2] == "1", age: micros(r[3]), event: latest(r[5])}
 		if one.waiting {
-			one.age = micros(r[3])
 			one.order, _ = strconv.ParseUint(r[4], 10, 64)
 		}
 		p.named(r[0], one)
@@ -109,7 +107,7 @@ func (p *picture) mysqlInstrument(ctx context.Context) error {
 	rows, err := p.query(ctx, "SELECT (SELECT ENABLED FROM performance_schema.setup_instruments WHERE NAME = 'wait/lock/metadata/sql/mdl'),"+
 		" (SELECT VARIABLE_VALUE FROM performance_schema.global_status WHERE VARIABLE_NAME = 'Performance_schema_metadata_lock_lost')")
 	if err != nil || len(rows) == 0 {
-		return p.tolerate(err, "whether the list of named locks is complete", p.grant("SELECT", "performance_schema.*"))
+		return p.tolerate(err, someNames, p.grant("SELECT", "performance_schema.*"))
 	}
 	if rows[0][0] != "YES" {
 		p.gap(whoNames, "performance_schema does not watch metadata locks",
@@ -127,6 +125,7 @@ func (p *picture) namedWithoutList(ctx context.Context) error {
 	if err := p.namedWaitersByText(ctx); err != nil {
 		return err
 	}
+	p.unlisted = true
 	return p.askForNames(ctx)
 }
 

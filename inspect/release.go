@@ -18,6 +18,10 @@ import (
 // done nothing.
 var ErrChanged = errors.New("mysqllock: the lock has changed hands since the snapshot; nothing was released")
 
+// ErrNotKnown says that the server does not tell which connections hold the lock. Release
+// has done nothing. The error's text names the connections that may, if these are known.
+var ErrNotKnown = errors.New("mysqllock: the server does not tell which connection holds the lock; nothing was released")
+
 // Released is what was done to break a lock.
 type Released struct {
 	Token  uint64   // the new token of the lease: with the old one nothing can be committed
@@ -34,7 +38,9 @@ type Released struct {
 // transaction is rolled back, and all of its [Holder.Locks] are released. To end the
 // connections of other accounts you need CONNECTION_ADMIN, on MariaDB CONNECTION ADMIN.
 // Release asks for the holder right before the KILL, so it does not end a connection that
-// has got the same id since. It can end one that has released the lock just now.
+// has got the same id since. It can end one that has released the lock just now. For a row
+// lock of which the server shows no holder it tries to lock the row, as [Filter.Try] does, and
+// fails with [ErrNotKnown] if somebody has it, and it can be one of several connections.
 func (i *Inspector) Release(ctx context.Context, lock Lock) (*Released, error) {
 	out := new(Released)
 	err := i.on(ctx, func(ctx context.Context, s *session) (err error) {
@@ -61,12 +67,16 @@ const (
 
 // revokeLease ends the lease, if its token is still that of lock.
 func (s *session) revokeLease(ctx context.Context, lock Lock) (token uint64, err error) {
+	held, known := lock.Token.Get()
+	if !known {
+		return 0, ErrChanged
+	}
 	// An UPDATE has no NOWAIT; the insert always meets the row that it has read.
 	text := fmt.Sprintf("INSERT INTO %[1]s (namespace, name, owner, token, expires)"+
 		" SELECT r.namespace, r.name, r.owner, r.token, r.expires FROM %[1]s r"+
 		" WHERE r.namespace = %[2]s AND r.name = %[3]s AND r.token = %[4]d AND %[5]s FOR UPDATE NOWAIT"+
 		" ON DUPLICATE KEY UPDATE token = r.token + 1, owner = NULL, expires = LEAST(r.expires, UTC_TIMESTAMP(6))",
-		s.table, schema.Literal(lock.Namespace), schema.Literal(lock.Name), lock.Token, schema.Live("r."))
+		s.table, schema.Literal(lock.Namespace), schema.Literal(lock.Name), held, schema.Live("r."))
 	for deadline := time.Now().Add(revokeWait); ; {
 		result, err := s.conn.ExecContext(ctx, text)
 		if err == nil {
@@ -74,7 +84,7 @@ func (s *session) revokeLease(ctx context.Context, lock Lock) (token uint64, err
 			if err == nil && changed == 0 {
 				err = ErrChanged
 			}
-			return lock.Token + 1, err
+			return held + 1, err
 		}
 		if !server.Locked(err) && !server.Deadlock(err) {
 			return 0, err
@@ -92,30 +102,14 @@ func (s *session) revokeLease(ctx context.Context, lock Lock) (token uint64, err
 
 // killHolders ends the connections that hold the lock now, and held it in the snapshot.
 func (s *session) killHolders(ctx context.Context, lock Lock) (killed []uint64, err error) {
-	p := s.picture(Filter{})
-	if lock.Strategy == row {
-		read := p.mysqlRowLocks
-		if s.mariadb {
-			read = p.mariadbRowLocks
-		}
-		err = read(ctx)
-	} else {
-		err = p.askWhoHas(ctx, lock.Name)
-	}
-	if err == nil {
-		err = p.readClients(ctx)
-	}
+	p, now, err := s.holdersNow(ctx, lock)
 	if err != nil {
 		return nil, err
 	}
-	now := Lock{Strategy: lock.Strategy}
-	name := id{lock.Strategy, lock.Namespace, lock.Name}
-	if lock.Strategy == advisory {
-		name.namespace = ""
-	}
-	now.fill(p.claims[name], p.clients, nil)
-	for _, h := range now.Holders {
-		seen := slices.ContainsFunc(lock.Holders, func(other Holder) bool { return other.Client == h.Client })
+	unknown := false
+	for _, h := range now.Holders.List {
+		unknown = unknown || h.ConnectionID == 0
+		seen := slices.ContainsFunc(lock.Holders.List, func(other Holder) bool { return other.Client == h.Client })
 		if !seen || h.ConnectionID == 0 {
 			continue
 		}
@@ -136,10 +130,55 @@ func (s *session) killHolders(ctx context.Context, lock Lock) (killed []uint64, 
 		}
 		killed = append(killed, h.ConnectionID)
 	}
-	if len(killed) == 0 {
-		return nil, ErrChanged
+	switch {
+	case len(killed) > 0:
+		return killed, nil
+	case unknown || now.Holders.More && len(now.Holders.List) == 0:
+		return nil, p.suspects(id{row, lock.Namespace, lock.Name})
 	}
-	return killed, nil
+	return nil, ErrChanged
+}
+
+// holdersNow reads who holds the lock now.
+func (s *session) holdersNow(ctx context.Context, lock Lock) (*picture, Lock, error) {
+	p := s.picture(Filter{})
+	var err error
+	switch {
+	case lock.Strategy == advisory:
+		err = p.askWhoHas(ctx, lock.Name)
+	case s.mariadb:
+		err = p.mariadbRowLocks(ctx)
+	default:
+		err = p.mysqlRowLocks(ctx)
+	}
+	if err == nil && lock.Strategy == row {
+		err = p.tryRow(ctx, lock.Namespace, lock.Name)
+	}
+	if err == nil {
+		err = p.readClients(ctx)
+	}
+	now := Lock{Strategy: lock.Strategy}
+	name := id{lock.Strategy, lock.Namespace, lock.Name}
+	if lock.Strategy == advisory {
+		name.namespace = ""
+	}
+	now.fill(p.claims[name], p.clients)
+	p.complete(&now)
+	return p, now, err
+}
+
+// suspects is the error for a row that one of several connections has locked.
+func (p *picture) suspects(lock id) error {
+	conns := p.sharers[lock]
+	if len(conns) == 0 {
+		for _, t := range p.hiding {
+			conns = append(conns, t.conn)
+		}
+	}
+	if len(conns) == 0 {
+		return ErrNotKnown
+	}
+	return fmt.Errorf("%w; it is held by one or more of the connections %s", ErrNotKnown, list(conns))
 }
 
 // askWhoHas notes the holder of a named lock.

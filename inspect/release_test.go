@@ -35,19 +35,19 @@ func TestRelease(t *testing.T) {
 			var seen *inspect.Lock
 			dbtest.Soon(t, "one waits", func() bool {
 				seen = find(look(t, i), strategy, key)
-				return seen != nil && len(seen.Waiters) == 1
+				return seen != nil && len(seen.Waiters.List) == 1
 			})
 			stranger := *seen
-			stranger.Token++
-			stranger.Holders = append([]inspect.Holder(nil), seen.Holders...)
-			stranger.Holders[0].User = "somebody else"
+			stranger.Token = inspect.Value(value(seen.Token) + 1)
+			stranger.Holders.List = append([]inspect.Holder(nil), seen.Holders.List...)
+			stranger.Holders.List[0].User = "somebody else"
 			if done, err := i.Release(t.Context(), stranger); !errors.Is(err, inspect.ErrChanged) || len(done.Killed) > 0 {
 				t.Errorf("%s: released what is not held so: %+v, %v", strategy, done, err)
 			}
 			done, err := i.Release(t.Context(), *seen)
 			dbtest.OK(t, err)
 			if strategy == "lease" && (done.Token != 2 || done.Killed != nil) ||
-				strategy != "lease" && (len(done.Killed) != 1 || done.Killed[0] != seen.Holders[0].ConnectionID) {
+				strategy != "lease" && (len(done.Killed) != 1 || done.Killed[0] != seen.Holders.List[0].ConnectionID) {
 				t.Errorf("%s: what was done is %+v", strategy, done)
 			}
 			dbtest.OK(t, <-granted)

@@ -26,7 +26,7 @@ func TestLeastPrivilege(t *testing.T) {
 			s.acquire(s.process("root", "holder"), key, option) // of another account
 			waiting := func() int {
 				if l := find(look(t, all), strategy, key); l != nil {
-					return len(l.Waiters)
+					return len(l.Waiters.List)
 				}
 				return 0
 			}
@@ -42,7 +42,7 @@ func TestLeastPrivilege(t *testing.T) {
 				pauseForCopy()
 				snap = look(t, i)
 				for strategy := range strategies {
-					if l := find(snap, strategy, "the-"+strategy); l == nil || len(l.Waiters) != n {
+					if l := find(snap, strategy, "the-"+strategy); l == nil || len(l.Waiters.List) != n {
 						return false
 					}
 				}
@@ -63,13 +63,13 @@ func TestLeastPrivilege(t *testing.T) {
 			if l == nil {
 				t.Fatalf("%s: nothing is shown: %+v", strategy, snap)
 			}
-			for _, w := range l.Waiters {
+			for _, w := range l.Waiters.List {
 				if w.ConnectionID == 0 || w.User != user || s.kind != plainMariaDB && !strings.HasPrefix(w.Program, "waiter-") {
 					t.Errorf("%s: a waiter is %+v", strategy, w)
 				}
 			}
-			if holders := map[string]int{"row": 0, "lease": 1, "advisory": 1}[strategy]; len(l.Holders) != holders {
-				t.Errorf("%s: the holders are %+v", strategy, l.Holders)
+			if holders := map[string]int{"row": 0, "lease": 1, "advisory": 1}[strategy]; len(l.Holders.List) != holders {
+				t.Errorf("%s: the holders are %+v", strategy, l.Holders.List)
 			}
 		}
 		// Taken at its word.
@@ -84,7 +84,7 @@ func TestLeastPrivilege(t *testing.T) {
 			t.Errorf("the gaps are still %+v", snap.Gaps)
 		}
 		for strategy := range strategies {
-			if l := find(snap, strategy, "the-"+strategy); l == nil || len(l.Holders) != 1 || len(l.Waiters) != 3 {
+			if l := find(snap, strategy, "the-"+strategy); l == nil || len(l.Holders.List) != 1 || len(l.Waiters.List) != 3 {
 				t.Errorf("%s: after the grant: %+v", strategy, l)
 			}
 		}
@@ -138,7 +138,7 @@ func TestWaitsForNobody(t *testing.T) {
 			}
 		}
 		inTime("a snapshot", 30*time.Second, func(ctx context.Context) {
-			if l := find(look(t, i), "lease", "a"); l == nil || len(l.Holders) != 1 {
+			if l := find(look(t, i), "lease", "a"); l == nil || len(l.Holders.List) != 1 {
 				t.Errorf("the lease is %+v", l)
 			}
 		})
@@ -192,10 +192,10 @@ func TestSession(t *testing.T) {
 		ctx := lockctx.With(t.Context(), "k", lockctx.NoWait()) // not under the lock of its caller
 		snap, err := s.inspector(db).Snapshot(ctx, inspect.Filter{Keys: []string{"k", "named"}})
 		dbtest.OK(t, err)
-		if l := find(snap, "advisory", "named"); l == nil || l.Holders[0].User != "root" || s.kind != plainMariaDB && l.Holders[0].PID != os.Getpid() {
+		if l := find(snap, "advisory", "named"); l == nil || l.Holders.List[0].User != "root" || s.kind != plainMariaDB && l.Holders.List[0].PID != os.Getpid() {
 			t.Errorf("the advisory lock is %+v", l)
 		}
-		if l := find(snap, "lease", "k"); l == nil || len(l.Holders) != 1 || l.Remaining < 5*time.Second || l.Expires.Before(time.Now().UTC()) {
+		if l := find(snap, "lease", "k"); l == nil || len(l.Holders.List) != 1 || l.Remaining < 5*time.Second || l.Expires.Before(time.Now().UTC()) {
 			t.Errorf("the lease is %+v", l)
 		}
 		if time.Since(snap.Time).Abs() > 10*time.Minute {
@@ -251,7 +251,7 @@ func TestBesideWhatCannotBeListed(t *testing.T) {
 						t.Errorf("%s sees %+v, gaps %+v", user, snap.Locks, snap.Gaps)
 					}
 					if user == "root" && s.mysql() && opts == nil {
-						if l := find(snap, "row", "emoji"); l == nil || l.Holders[0].Activity == nil {
+						if l := find(snap, "row", "emoji"); l == nil || l.Holders.List[0].Activity == nil {
 							t.Errorf("the row's holder is not shown: %+v", l)
 						}
 					}

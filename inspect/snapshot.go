@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/keyrow"
 	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
@@ -18,7 +19,7 @@ import (
 // Filter says which locks to show. The zero value shows all locks of the namespace, and
 // advisory locks of unknown namespace.
 type Filter struct {
-	Keys          []string // show these only; a key that no one holds is a Lock without a Strategy
+	Keys          []string // show these only; a key of which no holder or waiter is seen is a Lock without a Strategy
 	AllNamespaces bool     // show the locks of all namespaces; not together with Keys
 	Deadlocks     bool     // also count deadlocks
 
@@ -61,17 +62,17 @@ func (i *Inspector) Snapshot(ctx context.Context, f Filter) (*Snapshot, error) {
 }
 
 // deadlocks counts those that the server has broken.
-func (p *picture) deadlocks(ctx context.Context) (*uint64, error) {
+func (p *picture) deadlocks(ctx context.Context) (out Known[uint64], err error) {
 	count := p.mysqlDeadlocks
 	if p.mariadb {
 		count = p.mariadbDeadlocks
 	}
 	rows, err := count(ctx)
 	if err != nil || len(rows) == 0 {
-		return nil, err
+		return out, err
 	}
 	n, err := strconv.ParseUint(rows[0][0], 10, 64)
-	return &n, err
+	return Value(n), err
 }
 
 // picture is what has been read of the locks.
@@ -86,9 +87,12 @@ type picture struct {
 	clients map[uint64]Client
 	gaps    []Gap
 
-	activity map[uint64]*Activity // of connections that hold
-	unseen   int                  // see Snapshot.Unseen
-	hiding   []transaction        // these, as far as they are known
+	activity map[uint64]*Activity     // of connections that hold
+	unseen   Known[int]               // see Snapshot.Unseen
+	hiding   []transaction            // these, as far as they are known
+	sharers  map[id][]uint64          // connections of which some share a row, if it is not known which
+	ages     map[uint64]time.Duration // of transactions on MariaDB, by connection
+	unlisted bool                     // the server lists no named locks: it was asked for single ones
 }
 
 // tableRow is a key's row in the lock table.
@@ -102,7 +106,7 @@ type tableRow struct {
 }
 
 func (s *session) picture(f Filter) *picture {
-	p := &picture{session: s, claims: make(claims), wakeUps: make(map[string][]claim), rows: make(map[id]tableRow)}
+	p := &picture{session: s, claims: make(claims), wakeUps: make(map[string][]claim), rows: make(map[id]tableRow), unseen: Value(0), sharers: make(map[id][]uint64), ages: make(map[uint64]time.Duration)}
 	p.asked = question{namespace: s.namespace, keys: f.Keys, try: f.Try}
 	if f.AllNamespaces {
 		p.asked.namespace = ""
@@ -124,23 +128,69 @@ func (s *session) look(ctx context.Context, f Filter) (*picture, error) {
 	return p, nil
 }
 
+// gap notes that something is not shown.
 func (p *picture) gap(what, why, remedy string) {
 	g := Gap{What: what, Why: why, Remedy: remedy}
-	switch {
-	case why == noTable: // so there is none to hold
-	case strings.HasPrefix(what, whoRows), what == whoNames, what == someNames:
-		g.Holders, g.Waiters = true, true
-	case what == leases, what == calmRows, what == calmNames, what == tried:
-		g.Holders = true
+	if why != noTable { // else there is nothing to hold
+		g.holdersOf, g.waitersOf = missing(what)
 	}
+	if slices.Contains(g.waitersOf, row) {
+		p.unseen = Known[int]{}
+	}
+	p.addGap(g)
+}
+
+func (p *picture) addGap(g Gap) {
+	g.Holders, g.Waiters = len(g.holdersOf) > 0, len(g.waitersOf) > 0
 	p.gaps = append(p.gaps, g)
+}
+
+// missing says of which strategies holders and waiters may be missing if what is not shown.
+func missing(what string) (holdersOf, waitersOf []string) {
+	switch what {
+	case whoRows:
+		return []string{row}, []string{row}
+	case whoAny:
+		return []string{row}, []string{row, lease, advisory}
+	case whoNames, someNames:
+		return []string{advisory}, []string{lease, advisory}
+	case leases: // waiters have only a hash of the key, which is told by the table
+		return []string{lease}, []string{lease}
+	case freedLeases:
+		return nil, []string{lease}
+	case calmRows, tried:
+		return []string{row}, nil
+	case calmNames:
+		return []string{advisory}, nil
+	case otherWork:
+		return nil, []string{row, lease, advisory}
+	}
+	return nil, nil
+}
+
+// complete notes on a lock which others may hold it, or wait for it, than those seen.
+func (p *picture) complete(l *Lock) {
+	var of []string // any, if it is not known which strategy is meant
+	if l.Strategy != "" {
+		of = append(of, l.Strategy)
+	}
+	holders, waiters := incomplete(p.gaps, of)
+	switch {
+	case len(l.Holders.List) == 0: // what is waited for may have been granted while this was read
+		holders = holders || len(l.Waiters.List) > 0
+	case l.Strategy == row && l.Holders.List[0].ConnectionID == 0: // nor is it known how many share it
+		holders = true
+	case !l.Holders.List[0].Shared: // nobody holds it beside that one
+		holders = false
+	}
+	l.Holders.More, l.Waiters.More = holders, waiters
 }
 
 // blind notes that locks are held which cannot be shown.
 func (p *picture) blind(locks int) {
-	p.gaps = append(p.gaps, Gap{
+	p.addGap(Gap{
 		What: fmt.Sprintf("the keys of %d locks", locks), Why: "the rows are not in the buffer pool, from which the server tells them",
-		Holders: true, Waiters: true,
+		holdersOf: []string{row}, waitersOf: []string{row},
 	})
 }
 
@@ -175,9 +225,11 @@ func (p *picture) full(rows [][]string, what string) {
 }
 
 const (
-	columns = "namespace, name, COALESCE(owner, ''), token, versioned, CAST(expires AS CHAR)"
-	leases  = "leases, and the tokens of keys"
-	noTable = "the lock table does not exist yet"
+	columns     = "namespace, name, COALESCE(owner, ''), token, versioned, CAST(expires AS CHAR)"
+	leases      = "leases, and the tokens of keys"
+	freedLeases = "the waiters for leases that were released just now"
+	otherWork   = "what other connections run"
+	noTable     = "the lock table does not exist yet"
 )
 
 // readTable reads the rows of live leases, or of the keys that are asked for.
@@ -191,7 +243,7 @@ func (p *picture) readTable(ctx context.Context) error {
 	if server.Missing(err) {
 		p.gap(leases, noTable, "")
 		p.gaps = slices.DeleteFunc(p.gaps, func(g Gap) bool { return g.What == calmRows }) // of other tables
-		p.unseen, p.hiding = 0, nil
+		p.unseen, p.hiding = Value(0), nil
 		return nil
 	}
 	return p.tolerate(err, leases, p.grant("SELECT", p.table.String()))
@@ -259,7 +311,7 @@ func (p *picture) matchWakeUps(ctx context.Context) error {
 		}
 		_, err := p.readRows(ctx, p.table.String(), fmt.Sprintf("WHERE %sLEFT(SHA2(CONCAT(namespace, x'00', name), 256), 40) IN (%s) LIMIT %d",
 			where, strings.Join(lacking, ", "), most))
-		if err := p.tolerate(err, "the waiters for leases that were released just now", ""); err != nil {
+		if err := p.tolerate(err, freedLeases, ""); err != nil {
 			return err
 		}
 		match()
@@ -272,13 +324,27 @@ func (p *picture) matchWakeUps(ctx context.Context) error {
 	return nil
 }
 
-// readLocked reads the rows of keys that are locked.
+// readLocked reads the rows of keys that are locked, and those of their second slots, which
+// tell that these keys have slots.
 func (p *picture) readLocked(ctx context.Context) error {
 	var lines []string
+	read := func(namespace, name string) {
+		asked := p.asked.namespace == "" || p.asked.namespace == namespace
+		if asked && p.rows[id{lease, namespace, name}].name == "" && len(lines) < 1000 {
+			lines = append(lines, "SELECT "+schema.Literal(namespace)+" AS s, "+schema.Literal(name)+" AS k")
+		}
+	}
 	for lock := range p.claims {
-		known := p.rows[id{lease, lock.namespace, lock.name}].name != ""
-		if lock.strategy == row && !known && (p.asked.namespace == "" || p.asked.namespace == lock.namespace) && len(lines) < 1000 {
-			lines = append(lines, "SELECT "+schema.Literal(lock.namespace)+" AS s, "+schema.Literal(lock.name)+" AS k")
+		if lock.strategy == row {
+			read(lock.namespace, lock.name)
+		}
+		if m, ok := keyrow.Read(lock.name); lock.strategy != advisory && ok && m.Slot == 0 {
+			read(lock.namespace, keyrow.SlotName(lock.name, 1))
+		}
+	}
+	for lock := range p.rows {
+		if m, ok := keyrow.Read(lock.name); ok && m.Slot == 0 && len(p.asked.keys) == 0 {
+			read(lock.namespace, keyrow.SlotName(lock.name, 1))
 		}
 	}
 	if len(lines) == 0 || slices.ContainsFunc(p.gaps, func(g Gap) bool { return g.What == leases }) {
@@ -384,21 +450,30 @@ func (p *picture) locks() []Lock {
 		}
 		r := p.rows[id{lease, lock.namespace, lock.name}]
 		if lock.strategy != advisory {
-			l.Token, l.Versioned = r.token, r.versioned
+			p.ofRow(&l, lock)
 		}
 		list := p.claims[lock]
 		if lock.strategy == lease {
 			if r.remaining > 0 {
 				l.Expires, l.Remaining = r.expires, r.remaining
-				l.Holders = []Holder{leaseHolder(r.owner)}
+				l.Holders.List = []Holder{leaseHolder(r.owner)}
 			}
 			list = p.atWakeUp(&l, list)
 		}
-		l.fill(list, p.clients, held)
-		if len(l.Holders)+len(l.Waiters) > 0 {
-			out = append(out, l)
+		l.fill(list, p.clients)
+		if len(l.Holders.List)+len(l.Waiters.List) == 0 {
+			continue
 		}
+		p.complete(&l)
+		if lock.strategy == advisory {
+			more, _ := incomplete(p.gaps, []string{advisory})
+			for i, h := range l.Holders.List {
+				l.Holders.List[i].Locks = Count{held[h.ConnectionID], more || p.unlisted}
+			}
+		}
+		out = append(out, l)
 	}
+	p.numberSlots(out)
 	p.link(out)
 	if n := untold(out); n > 0 {
 		p.gap(fmt.Sprintf("the keys of %d locks", n), "their names have only a hash of namespace and key: these are long, or have characters other than lower-case letters, digits and _.:-",
@@ -410,6 +485,28 @@ func (p *picture) locks() []Lock {
 			cmp.Compare(a.Slot, b.Slot), cmp.Compare(a.Strategy, b.Strategy), cmp.Compare(a.Name, b.Name))
 	})
 	return out
+}
+
+// numberSlots notes which locks are slots of a key that has several.
+func (p *picture) numberSlots(locks []Lock) {
+	slots := map[int]bool{1: true} // that there are of any key
+	for _, l := range locks {
+		slots[l.Slot] = true
+	}
+	delete(slots, 0)
+	shown := make(map[id]bool)
+	for _, l := range locks {
+		shown[id{lease, l.Namespace, l.Name}] = l.Strategy != advisory
+	}
+	for i, l := range locks {
+		locks[i].Slotted = l.Slot > 0
+		for slot := range slots {
+			other := id{lease, l.Namespace, keyrow.SlotName(l.Name, slot)}
+			if l.Strategy != advisory && l.Slot == 0 && (shown[other] || p.rows[other].name != "") {
+				locks[i].Slotted = true
+			}
+		}
+	}
 }
 
 // untold counts the locks whose name does not tell the key.
@@ -432,14 +529,24 @@ func (p *picture) atWakeUp(l *Lock, list []claim) []claim {
 		switch {
 		case one.waiting:
 			out = append(out, one)
-		case len(l.Holders) == 0 || who.Program == "":
-		case who.Program == l.Holders[0].Program:
-			l.Holders[0].User, l.Holders[0].Host, l.Holders[0].PID = who.User, who.Host, who.PID
+		case len(l.Holders.List) == 0 || who.Program == "":
+		case who.Program == l.Holders.List[0].Program:
+			h := &l.Holders.List[0]
+			h.User, h.Host, h.PID = who.User, who.Host, who.PID
 		default:
 			out = append(out, claim{conn: one.conn, waiting: true})
 		}
 	}
 	return out
+}
+
+// ofRow notes what the lock's row in the lock table says.
+func (p *picture) ofRow(l *Lock, lock id) {
+	r := p.rows[id{lease, lock.namespace, lock.name}]
+	unread := slices.ContainsFunc(p.gaps, func(g Gap) bool { return g.What == leases && g.Why != noTable })
+	if r.name != "" || !unread && len(p.asked.keys) > 0 { // else there is no row, or it is not committed yet
+		l.Token, l.Versioned = Value(r.token), Value(r.versioned)
+	}
 }
 
 // free returns the keys of the question that are not among shown.
@@ -450,8 +557,9 @@ func (p *picture) free(shown []Lock) (out []Lock) {
 			continue
 		}
 		l, _ := p.asked.lock(id{"", p.asked.namespace, name}, nil)
-		r := p.rows[id{lease, p.asked.namespace, name}]
-		l.Key, l.Token, l.Versioned = key, r.token, r.versioned
+		l.Key = key
+		p.ofRow(&l, id{lease, p.asked.namespace, name})
+		p.complete(&l)
 		out = append(out, l)
 	}
 	return out
@@ -480,7 +588,7 @@ func (p *picture) statements(ctx context.Context) ([]statement, error) {
 	rows, err := p.query(ctx, fmt.Sprintf("SELECT ID, USER, HOST, %s, STATE,"+
 		" IF(INFO LIKE '%%GET_LOCK(''%s%%' OR INFO LIKE '%% name = x''%%', LEFT(INFO, 20000), '')"+
 		" FROM %s WHERE ID <> CONNECTION_ID()", times, lockname.Any, server.Connections))
-	if err := p.tolerate(err, "what other connections run", ""); err != nil {
+	if err := p.tolerate(err, otherWork, ""); err != nil {
 		return nil, err
 	}
 	for _, r := range rows {
@@ -561,7 +669,7 @@ func (p *picture) askForNames(ctx context.Context) error {
 		}
 		for i, name := range batch {
 			if conn, _ := strconv.ParseUint(rows[0][i], 10, 64); conn != 0 {
-				p.named(name, claim{conn: conn})
+				p.named(name, claim{conn: conn, age: p.ages[conn]})
 			}
 		}
 	}

@@ -14,16 +14,20 @@ import (
 // tryAtOnce is how many rows one statement of Filter.Try may lock, for a moment.
 const tryAtOnce = 20
 
+// noSkipLocked is the error of a server that does not know SKIP LOCKED: of the syntax.
+const noSkipLocked = 1064
+
 const tried = "which row locks are held that the server does not show"
 
 // tryRows finds out which rows somebody has locked of whom the server shows nothing.
 func (p *picture) tryRows(ctx context.Context) error {
-	if !p.asked.try {
+	hides, _ := incomplete(p.gaps, []string{row})
+	if !p.asked.try || !hides && !p.mariadb { // MariaDB says that it hides none from a copy
 		return nil
 	}
 	names, err := p.unshownRows(ctx)
 	if err == nil {
-		_, err = p.query(ctx, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED") // else a row that is gone locks a gap
+		err = p.lockNoGaps(ctx)
 	}
 	for _, namespace := range slices.Sorted(maps.Keys(names)) {
 		for batch := range slices.Chunk(names[namespace], tryAtOnce) {
@@ -32,11 +36,10 @@ func (p *picture) tryRows(ctx context.Context) error {
 			}
 		}
 	}
-	const syntax = 1064
 	switch {
 	case server.Missing(err): // the lock table, as readTable has noted
 		return nil
-	case server.Number(err) == syntax:
+	case server.Number(err) == noSkipLocked:
 		p.gap(tried, "it needs MySQL 8.0, or MariaDB 10.6", "")
 		return nil
 	case err != nil:
@@ -61,6 +64,33 @@ func (p *picture) unshownRows(ctx context.Context) (map[string][]string, error) 
 		}
 	}
 	return names, err
+}
+
+// tryRow notes whether somebody has locked a row, if the server may not show that. If the
+// account may not try, it stays unknown.
+func (p *picture) tryRow(ctx context.Context, namespace, name string) error {
+	hides, _ := incomplete(p.gaps, []string{row})
+	shown := slices.ContainsFunc(p.claims[id{row, namespace, name}], func(c claim) bool { return !c.waiting })
+	if !hides || shown {
+		return nil
+	}
+	err := p.lockNoGaps(ctx)
+	if err == nil {
+		err = p.try(ctx, namespace, []string{name})
+	}
+	switch {
+	case err == nil:
+		p.allTried()
+	case hidden(err) || server.Number(err) == noSkipLocked:
+		return nil
+	}
+	return err
+}
+
+// lockNoGaps keeps statements from locking gaps where a row is gone.
+func (p *picture) lockNoGaps(ctx context.Context) error {
+	_, err := p.query(ctx, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+	return err
 }
 
 // try notes which of the rows somebody has locked.
@@ -102,13 +132,17 @@ func (p *picture) suspect() claim {
 // known, but that somebody holds is.
 func (p *picture) allTried() {
 	p.gaps = slices.DeleteFunc(p.gaps, func(g Gap) bool { return g.What == calmRows })
-	for i, g := range p.gaps {
-		if strings.HasPrefix(g.What, whoRows) {
-			p.gaps[i].Holders = false
+	for i := range p.gaps {
+		if g := &p.gaps[i]; g.What == whoRows || g.What == whoAny {
+			g.holdersOf, g.Holders = nil, false
 		}
 	}
 	if len(p.hiding) > 1 {
-		p.gap(whoTried, fmt.Sprintf("MariaDB shows that only while somebody else waits for the row; it is one of %d connections", len(p.hiding)), "")
+		var conns []uint64
+		for _, t := range p.hiding {
+			conns = append(conns, t.conn)
+		}
+		p.gap(whoTried, "MariaDB shows that only while somebody else waits for the row; it is one of the connections "+list(conns), "")
 	}
 }
 

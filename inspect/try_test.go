@@ -39,14 +39,14 @@ func TestTry(t *testing.T) {
 		// MariaDB tells of transactions from a copy that may be 100 ms old.
 		dbtest.Soon(t, "it can be one connection only, and which is said", func() bool {
 			l := find(try(t, rich, inspect.Filter{}), "row", "one")
-			return l != nil && len(l.Holders) == 1 && l.Holders[0].ConnectionID != 0
+			return l != nil && len(l.Holders.List) == 1 && l.Holders.List[0].ConnectionID != 0
 		})
 		s.acquire(db, "shared", lockctx.Shared())
 		s.acquire(db, "slotted", lockctx.Slots(2))
 		for name, i := range map[string]*inspect.Inspector{"without rights": poor, "with all rights": rich} {
 			snap := try(t, i, inspect.Filter{})
 			for _, key := range []string{"one", "shared", "slotted"} {
-				if l := find(snap, "row", key); l == nil || len(l.Holders) != 1 {
+				if l := find(snap, "row", key); l == nil || len(l.Holders.List) != 1 {
 					t.Errorf("%s: of %s is shown %+v", name, key, l)
 				}
 			}
@@ -60,7 +60,7 @@ func TestTry(t *testing.T) {
 					t.Errorf("%s: holders of row locks are still said to be missing: %+v", name, g)
 				}
 			}
-			if snap := try(t, i, inspect.Filter{Keys: []string{"one", "free"}}); len(snap.Locks) != 2 || len(find(snap, "row", "one").Holders) != 1 || find(snap, "", "free") == nil {
+			if snap := try(t, i, inspect.Filter{Keys: []string{"one", "free"}}); len(snap.Locks) != 2 || len(find(snap, "row", "one").Holders.List) != 1 || find(snap, "", "free") == nil {
 				t.Errorf("%s: of two keys is shown %+v", name, snap.Locks)
 			}
 		}

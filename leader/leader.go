@@ -239,7 +239,8 @@ type Leader struct {
 }
 
 // Current returns who leads, as the server shows it at the moment. ok is false if nobody
-// does. The Inspector says in which lock table and namespace to look.
+// does. It is an error if the account may not read the lock table, so that nobody knows. The
+// Inspector says in which lock table and namespace to look.
 func Current(ctx context.Context, in *inspect.Inspector, key string) (leads Leader, ok bool, err error) {
 	shown, err := in.Snapshot(ctx, inspect.Filter{Keys: []string{key}})
 	if err != nil {
@@ -249,11 +250,14 @@ func Current(ctx context.Context, in *inspect.Inspector, key string) (leads Lead
 		if lock.Strategy != "lease" || lock.Slot > 0 {
 			continue
 		}
-		for _, h := range lock.Holders {
-			if !h.Left {
-				return Leader{Host: h.Host, PID: h.PID, Program: h.Program, Token: lock.Token, Expires: lock.Expires}, true, nil
+		for _, h := range lock.Holders.List {
+			if token, ok := lock.Token.Get(); ok && !h.Left {
+				return Leader{Host: h.Host, PID: h.PID, Program: h.Program, Token: token, Expires: lock.Expires}, true, nil
 			}
 		}
+	}
+	if hidden, _ := shown.Incomplete("lease"); hidden {
+		return Leader{}, false, errors.New("mysqllock: who leads is not known: the account cannot read the leases; give it SELECT on the lock table")
 	}
 	return Leader{}, false, nil
 }

@@ -141,6 +141,31 @@ func TestRunTriesAgainBeneathAWrapper(t *testing.T) {
 	})
 }
 
+// TestCurrentNotKnown: an account that cannot read the leases is not told that nobody leads.
+func TestCurrentNotKnown(t *testing.T) {
+	dbtest.OnEachFlavour(t, open, func(t *testing.T, d *dbtest.Database) {
+		plain := d.Open("mysql")
+		hold, err := mysqllock.Acquire(t.Context(), d.Open("mysqllock"), key, lockctx.Lease(time.Minute))
+		dbtest.OK(t, err)
+		defer hold.Release()
+		user := "u_" + d.Name
+		dbtest.Exec(t, plain, "CREATE USER "+user)
+		t.Cleanup(func() { dbtest.Exec(t, plain, "DROP USER "+user) })
+		dbtest.Exec(t, plain, "GRANT EXECUTE ON "+d.Name+".* TO "+user) // to be let in
+		in, err := inspect.New(d.OpenDB(d.Connector(dbtest.As(user)), nil), inspect.Options{})
+		dbtest.OK(t, err)
+		_, ok, err := leader.Current(t.Context(), in, key)
+		if ok || err == nil {
+			t.Fatalf("there is a leader: %v, %v", ok, err)
+		}
+		dbtest.Says(t, err, "who leads is not known")
+		dbtest.Exec(t, plain, "GRANT SELECT ON "+d.Name+".mysqllock TO "+user) // what it says
+		if _, ok, err := leader.Current(t.Context(), in, key); !ok || err != nil {
+			t.Errorf("with the right there is a leader: %v, %v", ok, err)
+		}
+	})
+}
+
 // A leadership that was taken away ends the leader's context, and cannot write.
 // The process campaigns again, and Current shows who leads.
 func TestLost(t *testing.T) {

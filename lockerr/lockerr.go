@@ -142,6 +142,9 @@ type Holder struct {
 	Held         time.Duration // for how long it has held the key; 0 if that is not known: it is where the holder is this database handle
 	Since        time.Duration // age of the transaction that holds the key, which may have waited first: the lock is no older; 0 for a lease, and if Held is known
 
+	// Left: it has given the lease back, which stays for its MinHold. Its process may have ended.
+	Left bool
+
 	// ThisProcess: it is the database handle that has asked, elsewhere in this program.
 	// ThisContext: it is a hold that was taken in the very lock context that has asked.
 	// What is to run in the hold needs the context of the hold.
@@ -174,6 +177,9 @@ func (h *Holder) String() string {
 	}
 	if h.Since > 0 {
 		fmt.Fprintf(&b, " in a transaction since %v", h.Since.Round(time.Millisecond))
+	}
+	if h.Left {
+		b.WriteString(", which has given it back: it is kept for its MinHold")
 	}
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {

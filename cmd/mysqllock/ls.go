@@ -34,18 +34,21 @@ With --json it is one object: "time" (of the server), "locks", "namespaces", whi
 are those that share the lock table ("name"; "database" where a database has that
 name), and "gaps", which are things that it could not see ("what", "why",
 "remedy"). A lock has "key",
-"namespace", "strategy" (row, lease, advisory, or "" where nobody holds or wants
-the key), "slot", "stripe" (-1 where keys do not share rows), "name_hex" (that of
-its row, or of the server's named lock), "token", "versioned", "expires" and
+"namespace", "strategy" (row, lease, advisory, or "" where no holder or waiter is
+seen), "held" (true or false), "slot", "slotted" (the key has several), "stripe" (-1
+where keys do not share rows), "name_hex" (that of its row, or of the server's named
+lock), "token", "versioned", "expires" and
 "remaining_ms" of a lease, "holders" and "waiters", these in the order in which
 they have asked. Both have "connection_id", "user", "host", "program", "pid" and
 "shared"; holders "since_ms", or "least_ms" where only that is known, "transaction_ms",
-"left", "locks_on_connection", "activity" ("running", "for_ms", "statement") and
-"waits_for", which are keys; waiters "waited_ms". "holders_incomplete" and
-"waiters_incomplete" say that more may hold or wait than is shown, and
+"left" (given back, and kept for its --min-hold), "locks_on_connection",
+"locks_incomplete", "activity" ("running", "for_ms", "least", "statement", "elsewhere")
+and "waits_for", which are keys; waiters "least_ms", for how long they have waited at
+least. "holders_incomplete" and "waiters_incomplete", of a lock or of all, say that
+more may hold or wait than is shown, and
 "transactions_unseen" how many hold row locks that are not shown. What is unknown is
 absent. With --watch there is one object a line. With --top it has "classes" instead of
-locks: each has "class", "locks", "held", "waiting" and "longest_wait_ms".`
+locks: each has "class", "locks", "held", "waiting" and "longest_wait_least_ms".`
 
 func newLs(at *target) *cobra.Command {
 	l := &looking{at: at}
@@ -56,10 +59,11 @@ func newLs(at *target) *cobra.Command {
 		Long: `ls shows who holds locks, since when, and who waits for them, in order and for how
 long. Without --try it takes no lock; it waits for nobody.
 
-FOR is how long a lock is held, or how long a waiter has waited since it asked the
-last time. It is empty where that cannot be known: then STATE says how old the
-transaction is that holds the row, which is no age of the lock, since it may have
-waited first; or how long a lease still lasts unless it is renewed. Below a holder
+FOR is how long a lock is held, or how long a waiter has waited: at least (≥), since
+that counts from when it asked the last time. It is empty where that cannot be known:
+then STATE says how old the transaction is that holds the row, which is no age of the
+lock, since it may have waited first; or how long a lease still lasts unless it is
+renewed. STATE is "nobody" only where that is known. Below a holder
 for whom others wait, or with show below each, stands what its connection does, and
 for whom it waits itself. On a terminal lines are as wide as it is. WHO is what
 the program calls itself: its lockOwner, or host, process and name. Of the callers
@@ -140,7 +144,7 @@ func (l *looking) do(ctx context.Context, w io.Writer) error {
 		for {
 			snap, err := l.look(ctx, i, w)
 			if err == nil && l.code {
-				err = held(snap)
+				err = byHolders(snap)
 			}
 			if err != nil || l.watch == 0 {
 				return err
@@ -154,17 +158,15 @@ func (l *looking) do(ctx context.Context, w io.Writer) error {
 	})
 }
 
-// held is how to end with --exit-code.
-func held(snap *inspect.Snapshot) error {
-	for _, l := range snap.Locks {
-		if len(l.Holders) > 0 {
-			return nil
-		}
-	}
-	if hidden, _ := snap.Incomplete(); hidden {
+// byHolders is how to end with --exit-code.
+func byHolders(snap *inspect.Snapshot) error {
+	switch n, known := snap.Held().Known().Get(); {
+	case !known:
 		return &status{exitNotKnown, nil}
+	case n == 0:
+		return &status{exitNobody, nil}
 	}
-	return &status{exitNobody, nil}
+	return nil
 }
 
 func (l *looking) look(ctx context.Context, i *inspect.Inspector, w io.Writer) (*inspect.Snapshot, error) {
@@ -211,28 +213,30 @@ func (l *listing) add(waits bool, cells ...string) {
 // lock adds the rows of one.
 func (l *listing) lock(lock inspect.Lock) {
 	name := label(lock, l.namespaces)
-	switch {
-	case lock.Strategy == "":
-		l.add(false, name, "-", token(lock), "nobody", "", "", "", "")
-	case len(lock.Holders) == 0:
-		l.add(false, name, lock.Strategy, token(lock), "not known", "", "", "", "")
+	if len(lock.Holders.List) == 0 {
+		holder := "not known"
+		if _, known := lock.Holders.Any().Get(); known {
+			holder = "nobody"
+		}
+		l.add(false, name, cmp.Or(lock.Strategy, "-"), token(lock), holder, "", "", "", "")
 	}
-	for _, h := range lock.Holders {
+	for _, h := range lock.Holders.List {
 		program := h.Program
 		if h.Client == (inspect.Client{}) {
 			program = "not known"
 		}
-		l.add(false, name, lock.Strategy, token(lock), role(lock, h), brief(h.Since), program, connection(h.Client), from(h.Client))
-		if l.why || len(lock.Waiters) > 0 {
+		since, _ := h.Since.Get()
+		l.add(false, name, lock.Strategy, token(lock), l.role(lock, h), brief(since), program, connection(h.Client), from(h.Client))
+		if l.why || len(lock.Waiters.List) > 0 {
 			l.notes[len(l.rows)-1] = reasons(l.snap, &lock, h)
 		}
 	}
-	for n, waiter := range lock.Waiters {
+	for n, waiter := range lock.Waiters.List {
 		who := fmt.Sprintf("waits, %d.", n+1)
 		if waiter.Shared {
 			who += " (shared)"
 		}
-		l.add(true, name, lock.Strategy, "", who, brief(waiter.Waited), waiter.Program, connection(waiter.Client), from(waiter.Client))
+		l.add(true, name, lock.Strategy, "", who, atLeast(waiter.Least), waiter.Program, connection(waiter.Client), from(waiter.Client))
 	}
 }
 
@@ -302,7 +306,7 @@ func label(lock inspect.Lock, namespace bool) string {
 	case name == "":
 		name = fmt.Sprintf("(%q)", lock.Name)
 	}
-	if lock.Slot > 0 {
+	if lock.Slotted {
 		name += fmt.Sprintf(" [slot %d]", lock.Slot)
 	}
 	if namespace && lock.Namespace != "" {
@@ -312,37 +316,54 @@ func label(lock inspect.Lock, namespace bool) string {
 }
 
 func token(lock inspect.Lock) string {
-	if lock.Token == 0 {
+	n, known := lock.Token.Get()
+	if !known {
 		return ""
 	}
-	return strconv.FormatUint(lock.Token, 10)
+	return strconv.FormatUint(n, 10)
 }
 
-func role(lock inspect.Lock, h inspect.Holder) string {
+// atLeast is how long something has lasted that may have begun earlier; "" if nothing is
+// known of it.
+func atLeast(d time.Duration) string {
+	if d <= 0 {
+		return ""
+	}
+	return "≥ " + brief(d)
+}
+
+func (l *listing) role(lock inspect.Lock, h inspect.Holder) string {
+	if h.Left {
+		return keptUntil(l.snap, lock)
+	}
 	text := "holds"
-	switch {
-	case h.Left:
-		text = "kept back" // for its MinHold
-	case h.Shared:
+	if h.Shared {
 		text = "holds (shared)"
 	}
+	within, inTransaction := h.Within.Get()
 	switch {
 	case lock.Remaining > 0:
 		text += ", " + brief(lock.Remaining) + " left"
-	case h.Since == 0 && h.Within > 0:
-		text += ", in a transaction since " + brief(h.Within)
+	case h.Since.IsZero() && inTransaction:
+		text += ", in a transaction since " + brief(within)
 	}
 	return text
+}
+
+// keptUntil says of a lease that was given back until when it stays, by the server's clock.
+func keptUntil(snap *inspect.Snapshot, lock inspect.Lock) string {
+	return "given back, kept until " + snap.Time.Add(lock.Remaining).Format(time.TimeOnly) + " UTC"
 }
 
 // noLocks says that none is seen, and not that there is none if that is not known.
 func noLocks(snap *inspect.Snapshot) string {
 	holders, waiters := snap.Incomplete()
+	unseen, _ := snap.Unseen.Get()
 	switch {
-	case holders && snap.Unseen > 0:
-		return fmt.Sprintf("0 locks seen; %d transactions hold row locks, of this table or others, that the server does not show.", snap.Unseen)
+	case holders && unseen > 0:
+		return fmt.Sprintf("No lock seen; %d transactions hold row locks, of this table or others, that the server does not show.", unseen)
 	case holders:
-		return "0 locks seen. There may be some: not all is shown."
+		return "No lock seen. There may be some: not all is shown."
 	case waiters:
 		return "Nobody holds a lock. Whether somebody waits is not shown."
 	}
@@ -353,14 +374,13 @@ func noLocks(snap *inspect.Snapshot) string {
 // waits itself.
 func reasons(snap *inspect.Snapshot, lock *inspect.Lock, h inspect.Holder) (out []string) {
 	switch {
-	case h.Since > 0:
+	case h.Left: // nobody does anything
+		return nil
+	case !h.Since.IsZero():
 	case h.Least > 0:
 		out = append(out, "it has the lock for "+brief(h.Least)+" at least; since when is not known")
-	case lock.Strategy != "":
+	default:
 		out = append(out, "since when it has the lock is not known")
-	}
-	if h.ConnectionID == 0 {
-		return out
 	}
 	if len(h.WaitsFor) == 0 {
 		return append(out, doing(h))
@@ -369,12 +389,25 @@ func reasons(snap *inspect.Snapshot, lock *inspect.Lock, h inspect.Holder) (out 
 		if i == 0 {
 			continue // h, or another holder of the same lock
 		}
-		out = append(out, fmt.Sprintf("it waits itself for %s, which connection %d holds (%s)", label(*link.Lock, false), link.Holder.ConnectionID, who(link.Holder.Client)))
+		waits := "it waits itself for"
+		if link.ByProcess { // another goroutine may
+			waits = "its process waits, perhaps elsewhere in it, for"
+		}
+		by := party(link.Holder.Client)
+		out = append(out, fmt.Sprintf("%s %s, which %s holds", waits, label(*link.Lock, false), by))
 		if len(link.Holder.WaitsFor) == 0 {
-			out = append(out, fmt.Sprintf("all of them wait for connection %d: %s", link.Holder.ConnectionID, doing(*link.Holder)))
+			out = append(out, fmt.Sprintf("all of them wait for %s: %s", by, doing(*link.Holder)))
 		}
 	}
 	return out
+}
+
+// party is who a client is, in a sentence.
+func party(c inspect.Client) string {
+	if c.ConnectionID == 0 {
+		return who(c)
+	}
+	return fmt.Sprintf("connection %d (%s)", c.ConnectionID, who(c))
 }
 
 func who(c inspect.Client) string { return cmp.Or(c.Program, from(c), "not known") }
@@ -410,7 +443,8 @@ type (
 
 		HoldersIncomplete bool `json:"holders_incomplete,omitempty"`
 		WaitersIncomplete bool `json:"waiters_incomplete,omitempty"`
-		Unseen            *int `json:"transactions_unseen,omitempty"`
+
+		Unseen inspect.Known[int] `json:"transactions_unseen,omitzero"`
 
 		Namespaces []jsonNamespace `json:"namespaces,omitempty"`
 		Gaps       []jsonGap       `json:"gaps,omitempty"`
@@ -420,18 +454,23 @@ type (
 		Database bool   `json:"database,omitempty"`
 	}
 	jsonLock struct {
-		Key       string       `json:"key,omitempty"`
-		Namespace string       `json:"namespace,omitempty"`
-		Strategy  string       `json:"strategy"`
-		Slot      int          `json:"slot"`
-		Stripe    int          `json:"stripe"`
-		Name      string       `json:"name_hex"`
-		Token     uint64       `json:"token,omitempty"`
-		Versioned bool         `json:"versioned,omitempty"`
-		Expires   *time.Time   `json:"expires,omitempty"`
-		Remaining float64      `json:"remaining_ms,omitempty"`
-		Holders   []jsonHolder `json:"holders,omitempty"`
-		Waiters   []jsonWaiter `json:"waiters,omitempty"`
+		Key       string                `json:"key,omitempty"`
+		Namespace string                `json:"namespace,omitempty"`
+		Strategy  string                `json:"strategy"`
+		Held      inspect.Known[bool]   `json:"held,omitzero"`
+		Slot      int                   `json:"slot"`
+		Slotted   bool                  `json:"slotted,omitempty"`
+		Stripe    int                   `json:"stripe"`
+		Name      string                `json:"name_hex"`
+		Token     inspect.Known[uint64] `json:"token,omitzero"`
+		Versioned inspect.Known[bool]   `json:"versioned,omitzero"`
+		Expires   *time.Time            `json:"expires,omitempty"`
+		Remaining float64               `json:"remaining_ms,omitempty"`
+		Holders   []jsonHolder          `json:"holders,omitempty"`
+		Waiters   []jsonWaiter          `json:"waiters,omitempty"`
+
+		HoldersIncomplete bool `json:"holders_incomplete,omitempty"`
+		WaitersIncomplete bool `json:"waiters_incomplete,omitempty"`
 	}
 	jsonClient struct {
 		ConnectionID uint64 `json:"connection_id,omitempty"`
@@ -448,17 +487,20 @@ type (
 		Within   float64       `json:"transaction_ms,omitempty"`
 		Left     bool          `json:"left,omitempty"`
 		Locks    int           `json:"locks_on_connection,omitempty"`
+		More     bool          `json:"locks_incomplete,omitempty"`
 		Activity *jsonActivity `json:"activity,omitempty"`
 		WaitsFor []string      `json:"waits_for,omitempty"`
 	}
 	jsonActivity struct {
 		Running   bool    `json:"running"`
-		For       float64 `json:"for_ms"`
+		For       float64 `json:"for_ms,omitempty"`
+		Least     bool    `json:"least,omitempty"`
 		Statement string  `json:"statement,omitempty"`
+		Elsewhere bool    `json:"elsewhere,omitempty"`
 	}
 	jsonWaiter struct {
 		jsonClient
-		Waited float64 `json:"waited_ms"`
+		Least float64 `json:"least_ms,omitempty"`
 	}
 	jsonGap struct {
 		What   string `json:"what"`
@@ -474,28 +516,29 @@ func shown(snap *inspect.Snapshot) jsonSnapshot {
 	}
 	for _, l := range snap.Locks {
 		j := jsonLock{
-			Key: l.Key, Namespace: l.Namespace, Strategy: l.Strategy, Slot: l.Slot, Stripe: l.Stripe,
+			Key: l.Key, Namespace: l.Namespace, Strategy: l.Strategy, Held: l.Holders.Any(), Slot: l.Slot, Slotted: l.Slotted, Stripe: l.Stripe,
 			Name: hex.EncodeToString([]byte(l.Name)), Token: l.Token, Versioned: l.Versioned, Remaining: ms(l.Remaining),
+			HoldersIncomplete: l.Holders.More, WaitersIncomplete: l.Waiters.More,
 		}
 		if !l.Expires.IsZero() {
 			j.Expires = &l.Expires
 		}
-		for _, h := range l.Holders {
-			one := jsonHolder{client(h.Client, h.Shared), ms(h.Since), ms(h.Least), ms(h.Within), h.Left, h.Locks, nil, h.WaitsFor}
+		for _, h := range l.Holders.List {
+			since, _ := h.Since.Get()
+			within, _ := h.Within.Get()
+			one := jsonHolder{client(h.Client, h.Shared), ms(since), ms(h.Least), ms(within), h.Left, h.Locks.Seen, h.Locks.More, nil, h.WaitsFor}
 			if a := h.Activity; a != nil {
-				one.Activity = &jsonActivity{a.Running, ms(a.For), a.Statement}
+				one.Activity = &jsonActivity{a.Running, ms(a.For), a.Least, a.Statement, a.Elsewhere}
 			}
 			j.Holders = append(j.Holders, one)
 		}
-		for _, w := range l.Waiters {
-			j.Waiters = append(j.Waiters, jsonWaiter{client(w.Client, w.Shared), ms(w.Waited)})
+		for _, w := range l.Waiters.List {
+			j.Waiters = append(j.Waiters, jsonWaiter{client(w.Client, w.Shared), ms(w.Least)})
 		}
 		out.Locks = append(out.Locks, j)
 	}
 	out.HoldersIncomplete, out.WaitersIncomplete = snap.Incomplete()
-	if snap.Unseen >= 0 {
-		out.Unseen = &snap.Unseen
-	}
+	out.Unseen = snap.Unseen
 	for _, n := range snap.Namespaces {
 		out.Namespaces = append(out.Namespaces, jsonNamespace(n))
 	}

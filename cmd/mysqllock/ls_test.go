@@ -62,7 +62,8 @@ func TestLs(t *testing.T) {
 					l = snap.Locks[i]
 					return len(l.Waiters) == len(names)
 				})
-				if len(l.Holders) != 1 || l.Holders[0].Program != "the holder" || l.Token != hold.Token() || l.Namespace != s.Name {
+				token, _ := l.Token.Get()
+				if len(l.Holders) != 1 || l.Holders[0].Program != "the holder" || token != hold.Token() || l.Namespace != s.Name {
 					t.Errorf("the holder: %+v", l)
 				}
 				if lease := strategy == "lease"; (l.Expires != nil) != lease || (l.Remaining > 0) != lease || l.Remaining > ms(5*time.Minute) {
@@ -71,10 +72,10 @@ func TestLs(t *testing.T) {
 				var shown, patient []string // patient are those who have not asked again since, from behind
 				for n, w := range l.Waiters {
 					shown = append(shown, w.Program)
-					if i := slices.Index(names, w.Program); i >= 0 && w.Waited >= ms(asked.Sub(since[i])) {
+					if i := slices.Index(names, w.Program); i >= 0 && w.Least >= ms(asked.Sub(since[i])) {
 						patient = append(patient, w.Program)
 					}
-					if n > 0 && w.Waited > l.Waiters[n-1].Waited {
+					if n > 0 && w.Least > l.Waiters[n-1].Least {
 						t.Errorf("the %d. has waited longer than the one before: %+v", n+1, l.Waiters)
 					}
 				}

@@ -80,10 +80,13 @@ func widthOf(w io.Writer) int {
 }
 
 // The narrowest that a column is made, and the order in which columns go if that does not
-// do: what identifies a lock and its holder stays.
+// do: what identifies a lock and its holder stays. STATE is whole as long as the others can be
+// narrower: it has the only time of a lease.
 const narrowest = 10
 
 var dispensable = []string{"FROM", "TOKEN", "CONNECTION", "STRATEGY"}
+
+const whole = "STATE"
 
 // fitted returns rows that fit into a width of so many characters, if that is possible;
 // 0 is any width. Long cells are shortened in the middle: their ends tell them apart.
@@ -101,31 +104,42 @@ func fitted(rows [][]string, width int) [][]string {
 	rows = out
 	for _, name := range dispensable {
 		column := slices.Index(rows[0], name)
-		if total(rows, narrowest) <= width || column < 0 {
+		if total(rows, narrowest, whole) <= width || column < 0 {
 			continue
 		}
 		for i := range rows {
 			rows[i] = slices.Delete(rows[i], column, column+1)
 		}
 	}
+	spared := whole
+	if total(rows, narrowest, whole) > width {
+		spared = ""
+	}
 	most := narrowest // of each column
-	for total(rows, most+1) <= width && most < width {
+	for total(rows, most+1, spared) <= width && most < width {
 		most++
 	}
 	for i, row := range rows {
 		for j, cell := range row {
-			rows[i][j] = middle(cell, most)
+			if rows[0][j] != spared {
+				rows[i][j] = middle(cell, most)
+			}
 		}
 	}
 	return rows
 }
 
-// total is how wide rows are if no cell is wider than most.
-func total(rows [][]string, most int) (sum int) {
+// total is how wide rows are if no cell is wider than most, but for those of the column that
+// is spared.
+func total(rows [][]string, most int, spared string) (sum int) {
 	for column := range rows[0] {
 		widest := 0
 		for _, row := range rows {
-			widest = max(widest, min(most, utf8.RuneCountInString(row[column])))
+			n := utf8.RuneCountInString(row[column])
+			if rows[0][column] != spared {
+				n = min(n, most)
+			}
+			widest = max(widest, n)
 		}
 		sum += widest + 2
 	}

@@ -41,6 +41,50 @@ func TestFitted(t *testing.T) {
 	}
 }
 
+func held(by ...inspect.Holder) inspect.Seen[inspect.Holder] {
+	return inspect.Seen[inspect.Holder]{List: by}
+}
+
+func waiting(list ...inspect.Waiter) inspect.Seen[inspect.Waiter] {
+	return inspect.Seen[inspect.Waiter]{List: list}
+}
+
+// TestFittedLease: on 80 columns the only time of a lease is there.
+func TestFittedLease(t *testing.T) {
+	rows := [][]string{
+		{"KEY", "STRATEGY", "TOKEN", "STATE", "FOR", "WHO", "CONNECTION", "FROM"},
+		{"tenant:4711:invoices", "lease", "1234567", "holds (shared), 28.8s left", "", "web-17.example.com:31337:shopd", "123456", "app@10.20.30.40"},
+		{"nightly-report", "lease", "7", "given back, kept until 12:00:03 UTC", "", "web-17.example.com:31337:report", "", ""},
+		{"tenant:4711:invoices", "row", "", "waits, 1.", "≥ 2m3s", "web-18.example.com:31337:shopd", "123457", "app@10.20.30.41"},
+	}
+	var b strings.Builder
+	table(&b, false, fitted(rows, 80), nil)
+	for _, want := range []string{"28.8s left", "given back, kept until 12:00:03 UTC", "≥ 2m3s"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("no %q in\n%s", want, b.String())
+		}
+	}
+}
+
+// TestHeldBy: whoever waits at a terminal is told for whom, or that it is not known.
+func TestHeldBy(t *testing.T) {
+	at := time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
+	lease := func(h inspect.Holder) inspect.Lock {
+		return inspect.Lock{Strategy: "lease", Key: "k", Stripe: -1, Holders: held(h), Remaining: 3 * time.Second}
+	}
+	for want, snap := range map[string]*inspect.Snapshot{
+		", held by web-1:7:shopd":               {Locks: []inspect.Lock{lease(inspect.Holder{Client: inspect.Client{Program: "web-1:7:shopd"}})}},
+		", held by connection 5 (app@web-1)":    {Locks: []inspect.Lock{lease(inspect.Holder{Client: inspect.Client{ConnectionID: 5, User: "app", Host: "web-1"}})}},
+		"; who holds it is not known":           {Locks: []inspect.Lock{lease(inspect.Holder{})}},
+		", given back, kept until 12:00:03 UTC": {Time: at, Locks: []inspect.Lock{lease(inspect.Holder{Left: true, Client: inspect.Client{Program: "web-1:7:gone"}})}},
+		"":                                      {},
+	} {
+		if got := heldBy(snap); got != want {
+			t.Errorf("it says %q, want %q", got, want)
+		}
+	}
+}
+
 // TestPrintLocks: what is not known has no number, and what is not seen is not none.
 func TestPrintLocks(t *testing.T) {
 	print := func(snap *inspect.Snapshot) string {
@@ -51,30 +95,34 @@ func TestPrintLocks(t *testing.T) {
 	client := func(n uint64) inspect.Client { return inspect.Client{ConnectionID: n, Program: "shopd"} }
 	idle := &inspect.Activity{For: time.Minute, Statement: "SELECT stock FROM products WHERE id = ?"}
 	out := print(&inspect.Snapshot{Locks: []inspect.Lock{
-		{Strategy: "row", Key: "a", Stripe: -1, Holders: []inspect.Holder{{
-			Client: client(2), Within: 6500 * time.Millisecond, Least: 500 * time.Millisecond,
+		{Strategy: "row", Key: "a", Stripe: -1, Holders: held(inspect.Holder{
+			Client: client(2), Within: inspect.Value(6500 * time.Millisecond), Least: 500 * time.Millisecond,
 			WaitsFor: []string{"b"},
-		}}, Waiters: []inspect.Waiter{{Client: client(1), Waited: time.Second}}},
+		}), Waiters: waiting(inspect.Waiter{Client: client(1), Least: time.Second})},
 		{
-			Strategy: "row", Key: "b", Stripe: -1, Holders: []inspect.Holder{{Client: client(3), Since: 3 * time.Second, Within: 9 * time.Second, Activity: idle}},
-			Waiters: []inspect.Waiter{{Client: client(2), Waited: time.Second}},
+			Strategy: "row", Key: "b", Stripe: -1, Holders: held(inspect.Holder{Client: client(3), Since: inspect.Value(3 * time.Second), Within: inspect.Value(9 * time.Second), Activity: idle}),
+			Waiters: waiting(inspect.Waiter{Client: client(2), Least: time.Second}),
 		},
 	}})
 	for _, want := range []string{
-		"holds, in a transaction since 6.5s       shopd", // nothing under FOR
+		"holds, in a transaction since 6.5s        shopd", // nothing under FOR
 		"it has the lock for 500ms at least; since when is not known",
-		"it waits itself for b, which connection 3 holds (shopd)",
-		"all of them wait for connection 3: idle for 1m0s, after: SELECT stock FROM products WHERE id = ?",
+		"it waits itself for b, which connection 3 (shopd) holds",
+		"all of them wait for connection 3 (shopd): idle for 1m0s, after: SELECT stock FROM products WHERE id = ?",
 		"; its transaction is open, and no statement runs: see why its program does not go on, or end it: KILL 3 rolls all of it back",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
 	}
+	seen := inspect.Seen[inspect.Holder]{More: true}
 	for want, snap := range map[string]*inspect.Snapshot{
+		"k    -                not known":        {Locks: []inspect.Lock{{Key: "k", Stripe: -1, Holders: seen}}},
+		"k    -                nobody":           {Locks: []inspect.Lock{{Key: "k", Stripe: -1}}},
+		"k [slot 0]  lease":                      {Locks: []inspect.Lock{{Strategy: "lease", Key: "k", Slotted: true, Stripe: -1, Holders: seen}}},
 		"Nobody holds a lock, or waits for one.": {},
-		"0 locks seen; 3 transactions hold":      {Unseen: 3, Gaps: []inspect.Gap{{What: "rows", Why: "MariaDB", Holders: true}}},
-		"0 locks seen. There may be some":        {Unseen: -1, Gaps: []inspect.Gap{{What: "rows", Why: "rights", Holders: true, Waiters: true}}},
+		"No lock seen; 3 transactions hold":      {Unseen: inspect.Value(3), Gaps: []inspect.Gap{{What: "rows", Why: "MariaDB", Holders: true}}},
+		"No lock seen. There may be some":        {Gaps: []inspect.Gap{{What: "rows", Why: "rights", Holders: true, Waiters: true}}},
 	} {
 		if out := print(snap); !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -20,7 +21,9 @@ import (
 type breaking struct {
 	key        string
 	force, yes bool
-	slot       int
+	slot       int // negative if none was given
+	allSlots   bool
+	try        bool
 	asJSON     bool
 }
 
@@ -40,6 +43,11 @@ CONNECTION ADMIN (MariaDB) where the holder has another account.
 What the holder does outside of the database is not undone and not stopped. Stop
 it first if you can.
 
+If several slots of the key are held, say which by --slot, or --all-slots. If the
+server shows no holder, as MariaDB does of a row lock that nobody waits for, --try
+finds it (see ls). If it can be one of several connections, release does nothing and
+names them.
+
 With --json it is one object: "released", a list of "key", "strategy", "slot", the
 new "token" of a lease and the connections "killed".`,
 		Example: `  mysqllock show nightly-report
@@ -58,11 +66,16 @@ new "token" of a lease and the connections "killed".`,
 	c.Flags().BoolVar(&b.force, "force", false, "take it away from who has it: without, nothing is done")
 	c.Flags().BoolVarP(&b.yes, "yes", "y", false, "do not ask first, for scripts")
 	c.Flags().IntVar(&b.slot, "slot", -1, "only this `slot` of the key")
+	c.Flags().BoolVar(&b.allSlots, "all-slots", false, "all slots of the key")
+	c.Flags().BoolVar(&b.try, "try", false, "also find row locks that the server does not show, by trying to lock\neach row for a moment, in which NoWait fails at it")
+	c.MarkFlagsMutuallyExclusive("slot", "all-slots")
 	c.Flags().BoolVar(&b.asJSON, "json", false, "for programs")
 	return c
 }
 
 type jsonReleased struct {
+	label string
+
 	Key      string   `json:"key"`
 	Strategy string   `json:"strategy"`
 	Slot     int      `json:"slot"`
@@ -71,15 +84,19 @@ type jsonReleased struct {
 }
 
 func (b *breaking) do(ctx context.Context, i *inspect.Inspector, in io.Reader, out io.Writer) error {
-	snap, err := i.Snapshot(ctx, inspect.Filter{Keys: []string{b.key}})
+	snap, err := i.Snapshot(ctx, inspect.Filter{Keys: []string{b.key}, Try: b.try})
 	if err != nil {
 		return err
 	}
+	all := snap.Held()
 	snap.Locks = slices.DeleteFunc(snap.Locks, func(l inspect.Lock) bool {
-		return len(l.Holders) == 0 || b.slot >= 0 && l.Slot != b.slot
+		return len(l.Holders.List) == 0 || b.slot >= 0 && l.Slot != b.slot
 	})
 	if len(snap.Locks) == 0 {
-		return fmt.Errorf("nobody is seen to hold %q; \"mysqllock show\" tells what cannot be seen", b.key)
+		return b.nothing(all)
+	}
+	if err := b.whichSlot(snap); err != nil {
+		return err
 	}
 	if !b.yes {
 		if err := b.ask(snap, in); err != nil {
@@ -90,21 +107,58 @@ func (b *breaking) do(ctx context.Context, i *inspect.Inspector, in io.Reader, o
 	for _, lock := range snap.Locks {
 		released, err := i.Release(ctx, lock)
 		if err != nil {
-			return err
+			return b.after(done, err)
 		}
-		done = append(done, jsonReleased{b.key, lock.Strategy, lock.Slot, released.Token, released.Killed})
+		done = append(done, jsonReleased{label(lock, false), b.key, lock.Strategy, lock.Slot, released.Token, released.Killed})
 	}
 	if b.asJSON {
 		return printJSON(out, map[string][]jsonReleased{"released": done})
 	}
 	for _, r := range done {
 		if r.Token != 0 {
-			fmt.Fprintf(out, "lease on %s ended; the token is now %d\n", printable(r.Key), r.Token)
+			fmt.Fprintf(out, "lease on %s ended; the token is now %d\n", printable(r.label), r.Token)
 			continue
 		}
-		fmt.Fprintf(out, "%s lock on %s ended with connection %s\n", r.Strategy, printable(r.Key), strings.Trim(fmt.Sprint(r.Killed), "[]"))
+		fmt.Fprintf(out, "%s lock on %s ended with connection %s\n", r.Strategy, printable(r.label), strings.Trim(fmt.Sprint(r.Killed), "[]"))
 	}
 	return nil
+}
+
+// nothing is the error if there is nothing to release, of as many locks as are held.
+func (b *breaking) nothing(held inspect.Count) error {
+	what := strconv.Quote(b.key)
+	if b.slot >= 0 {
+		what = fmt.Sprintf("slot %d of %q", b.slot, b.key)
+	}
+	switch {
+	case !held.More:
+		return fmt.Errorf("nobody holds %s", what)
+	case b.try:
+		return fmt.Errorf("nobody is seen to hold %s; \"mysqllock show\" tells what cannot be seen", what)
+	}
+	return fmt.Errorf("nobody is seen to hold %s; \"mysqllock show\" tells what cannot be seen, and --try may find it", what)
+}
+
+// whichSlot is an error if several slots of the key are held, and it was not said which.
+func (b *breaking) whichSlot(snap *inspect.Snapshot) error {
+	var slots []string
+	for _, l := range snap.Locks {
+		if l.Slotted {
+			slots = append(slots, strconv.Itoa(l.Slot))
+		}
+	}
+	if b.slot >= 0 || b.allSlots || len(slots) < 2 {
+		return nil
+	}
+	return fmt.Errorf("%q has slots, of which these are held: %s; say which by --slot, or --all-slots", b.key, strings.Join(slots, ", "))
+}
+
+// after is err, with what was released before.
+func (b *breaking) after(done []jsonReleased, err error) error {
+	for _, r := range done {
+		err = fmt.Errorf("%w; the %s lock on %s was released before", err, r.Strategy, r.label)
+	}
+	return err
 }
 
 // ask shows who would lose what. It is for a person at a terminal.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -39,7 +41,7 @@ func TestRelease(t *testing.T) {
 				})
 				s.command("release", key).start().fails(1, "--force")
 				s.command("release", key, "--force").start().fails(1, "--yes")
-				s.command("release", key, "--force", "--yes", "--slot", "3").start().fails(1, "nobody is seen to hold")
+				s.command("release", key, "--force", "--yes", "--slot", "3").start().fails(1, "nobody ")
 				select {
 				case err := <-next:
 					t.Fatalf("the next has got it: %v", err)
@@ -57,13 +59,88 @@ func TestRelease(t *testing.T) {
 					t.Errorf("the holder gives it back with %v", err)
 				}
 				time.Sleep(150 * time.Millisecond)
-				s.command("release", key, "--force", "--yes").start().fails(1, "nobody is seen to hold")
+				s.command("release", key, "--force", "--yes").start().fails(1, "nobody ")
 			})
 		}
 	})
 }
 
-// TestReleaseSlot: of the slots of a key one can be broken alone.
+// keep takes a lock, to be given back at the end, which may have been broken by then.
+func (s *scratch) keep(key string, opts ...lockctx.Option) *mysqllock.Hold {
+	s.T.Helper()
+	hold, err := mysqllock.Acquire(s.T.Context(), s.process("the holder"), key, opts...)
+	dbtest.OK(s.T, err)
+	s.T.Cleanup(func() { _ = hold.Release() })
+	return hold
+}
+
+// TestReleaseTry: a row lock that nobody waits for is broken with --try where the server does
+// not show it; not if its holder can be one of several connections, which are named then.
+func TestReleaseTry(t *testing.T) {
+	aloneOnServers(t, func(t *testing.T, s *scratch) {
+		hold := s.keep("k")
+		if s.Flavour == tempserver.MariaDB {
+			dbtest.Soon(t, "the transaction is counted", func() bool {
+				time.Sleep(150 * time.Millisecond) // MariaDB tells from a copy
+				c := s.command("release", "k", "--force", "-y").start()
+				c.must(1)
+				return strings.Contains(c.errs.String(), "--try may find it")
+			})
+		}
+		other := s.keep("other")
+		if s.Flavour == tempserver.MariaDB {
+			dbtest.Soon(t, "both are suspected", func() bool {
+				time.Sleep(150 * time.Millisecond)
+				c := s.command("release", "k", "--force", "-y", "--try").start()
+				c.must(1)
+				return strings.Contains(c.errs.String(), "of the connections ")
+			})
+			dbtest.OK(t, other.Release())
+			time.Sleep(150 * time.Millisecond)
+		}
+		if out := s.command("release", "k", "--force", "-y", "--try").start().must(0); !strings.Contains(out, "row lock on k ended with connection") {
+			t.Errorf("it says %s", out)
+		}
+		if err := hold.Release(); !errors.Is(err, mysqllock.ErrLost) {
+			t.Errorf("the holder gives it back with %v", err)
+		}
+	})
+}
+
+// TestReleaseShared: who shares a row cannot be told on MariaDB, so nobody loses it, and it is
+// not said that the lock has changed hands.
+func TestReleaseShared(t *testing.T) {
+	aloneOnServers(t, func(t *testing.T, s *scratch) {
+		s.keep("k", lockctx.Shared())
+		s.keep("k", lockctx.Shared())
+		db, ended := s.process("the writer"), make(chan error, 1)
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() {
+			hold, err := mysqllock.Acquire(ctx, db, "k", lockctx.Wait(10*patience))
+			if err == nil {
+				err = hold.Release()
+			}
+			ended <- err
+		}()
+		dbtest.Soon(t, "the writer waits", func() bool {
+			time.Sleep(150 * time.Millisecond)
+			return s.waiters("k") == 1
+		})
+		time.Sleep(150 * time.Millisecond)
+		c := s.command("release", "k", "--force", "-y").start()
+		if s.Flavour == tempserver.MariaDB {
+			c.fails(1, "does not tell which connection holds the lock; nothing was released; it is held by one or more of the connections ")
+			cancel()
+			<-ended
+			return
+		}
+		c.must(0)
+		dbtest.OK(t, <-ended)
+		cancel()
+	})
+}
+
+// TestReleaseSlot: of the slots of a key one can be broken alone, and all only by who says so.
 func TestReleaseSlot(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		holds := make(map[int]*mysqllock.Hold)
@@ -73,13 +150,23 @@ func TestReleaseSlot(t *testing.T) {
 			slot, _ := mysqllock.Slot(hold.Context())
 			holds[slot] = hold
 		}
-		if out := s.command("release", "k", "--force", "-y", "--slot", "1").start().must(0); !strings.Contains(out, "lease on k ended") {
+		s.command("release", "k", "--force", "-y").start().fails(1, "held: 0, 1, 2; say which")
+		if out := s.command("ls").start().must(0); !strings.Contains(out, "k [slot 0]") || !strings.Contains(out, "k [slot 2]") {
+			t.Errorf("ls says %s", out)
+		}
+		if out := s.command("release", "k", "--force", "-y", "--slot", "1").start().must(0); !strings.Contains(out, "lease on k [slot 1] ended") {
 			t.Errorf("it says %s", out)
 		}
 		for slot, hold := range holds {
 			if err := hold.Release(); errors.Is(err, mysqllock.ErrLost) != (slot == 1) {
 				t.Errorf("slot %d is given back with %v", slot, err)
 			}
+		}
+		for range 2 {
+			s.keep("k", lockctx.Lease(time.Minute), lockctx.Slots(3))
+		}
+		if out := s.command("release", "k", "--force", "-y", "--all-slots").start().must(0); strings.Count(out, " ended") != 2 {
+			t.Errorf("of two slots it says %s", out)
 		}
 	})
 }

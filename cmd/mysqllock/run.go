@@ -344,18 +344,37 @@ func (r *run) sayWhoHasIt(ctx context.Context) {
 		if err != nil {
 			return err
 		}
-		var who []string
-		for _, lock := range snap.Locks {
-			for _, holder := range lock.Holders {
-				who = append(who, holder.Program)
-			}
-		}
-		if len(who) > 0 {
-			line += ", held by " + strings.Join(who, ", ")
-		}
+		line += heldBy(snap)
 		return nil
 	})
 	complain(errors.New(line))
+}
+
+// heldBy says who has the locks of a snapshot, or that it is not known.
+func heldBy(snap *inspect.Snapshot) string {
+	var holders, kept []string
+	unknown := snap.Held().Known().IsZero()
+	for _, lock := range snap.Locks {
+		for _, h := range lock.Holders.List {
+			switch {
+			case h.Left:
+				kept = append(kept, keptUntil(snap, lock))
+			case h.Client != inspect.Client{}:
+				holders = append(holders, party(h.Client))
+			default:
+				unknown = true
+			}
+		}
+	}
+	switch {
+	case len(holders) > 0:
+		return ", held by " + strings.Join(holders, ", ")
+	case len(kept) > 0:
+		return ", " + strings.Join(kept, ", ")
+	case unknown:
+		return "; who holds it is not known"
+	}
+	return ""
 }
 
 const slotVariable, tokenVariable = "MYSQLLOCK_SLOT", "MYSQLLOCK_TOKEN"

@@ -134,9 +134,10 @@ func TestCron(t *testing.T) {
 		if n := len(lines(t, s.file("log"))); n != 1 {
 			t.Errorf("it ran %d times", n)
 		}
-		if out := s.command("ls").start().must(0); !strings.Contains(out, "kept back") {
+		if out := s.command("ls").start().must(0); !strings.Contains(out, "given back, kept until ") {
 			t.Errorf("ls does not say that the key is kept:\n%s", out)
 		}
+		s.run("nightly", "true", "--no-wait").start().fails(exitNotAcquired, ", which has given it back: it is kept for its MinHold")
 	})
 }
 

@@ -47,6 +47,14 @@ func TestSchema(t *testing.T) {
 		}
 		s.command("schema", "check", "--table", "other").start().must(0)
 		s.command("ls", "--table", s.Name+".other").start().must(0)
+		cfg := s.Config()
+		cfg.DBName = ""
+		for _, do := range [][]string{{"ls"}, {"run", "--key", "k", "--ttl", "9s", "--", "true"}, {"doctor"}} { // what the error suggests works
+			nowhere := append([]string{do[0], "--dsn", cfg.FormatDSN(), "--table", s.Name + ".other"}, do[1:]...)
+			s.command(nowhere...).start().fails(map[bool]int{true: exitCannotLock, false: 1}[do[0] == "run"], "give --database; or --table as schema.table, and --namespace")
+			s.command(append([]string{do[0], "--namespace", "n"}, nowhere[1:]...)...).start().must(0)
+			s.command(append([]string{do[0], "--database", s.Name}, nowhere[1:]...)...).start().must(0)
+		}
 		s.command("schema", "print", "--table", "a b").start().fails(1, "bad lock table")
 	})
 }

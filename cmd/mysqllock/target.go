@@ -51,8 +51,8 @@ func (t *target) configs() (*mysql.Config, mysqllock.Config, error) {
 	if t.namespace != "" {
 		locks.Namespace = t.namespace
 	}
-	if cfg.DBName == "" && !strings.Contains(locks.Table, ".") {
-		return nil, locks, errors.New("no database is named: give --database, or --table as schema.table")
+	if cfg.DBName == "" && (locks.Namespace == "" || !strings.Contains(locks.Table, ".")) {
+		return nil, locks, errors.New("no database is named, which says where the lock table is, and the namespace of the keys: give --database; or --table as schema.table, and --namespace")
 	}
 	if cfg.Timeout == 0 {
 		cfg.Timeout = connectLimit

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/mysqllock/mysqllock/inspect"
@@ -14,16 +13,17 @@ import (
 // heat is how much the keys of a class are waited for now.
 type heat struct {
 	class   string
-	locks   int // that are held or waited for
-	held    int
-	waiting int
-	longest time.Duration
-	holder  string // of the lock with the longest wait; "" if it is not known
+	locks   inspect.Count // that are held or waited for
+	held    inspect.Count
+	waiting inspect.Count
+	longest time.Duration // wait, at least; 0 if nothing is known of it
+	holder  string        // of the lock with the longest wait
 }
 
 // heats are those of the locks, the longest wait first.
 func heats(snap *inspect.Snapshot, patterns []string) []*heat {
 	classOf := inspect.Classes(patterns...)
+	holders, waiters := snap.Incomplete()
 	byClass := make(map[string]*heat)
 	var all []*heat
 	for _, lock := range snap.Locks {
@@ -34,44 +34,51 @@ func heats(snap *inspect.Snapshot, patterns []string) []*heat {
 		h := byClass[class]
 		if h == nil {
 			h = &heat{class: class}
+			h.locks.More, h.held.More, h.waiting.More = holders || waiters, holders, waiters
 			byClass[class], all = h, append(all, h)
 		}
 		h.add(lock)
 	}
 	slices.SortStableFunc(all, func(a, b *heat) int {
-		return cmp.Or(cmp.Compare(b.longest, a.longest), cmp.Compare(b.waiting, a.waiting), cmp.Compare(b.held, a.held))
+		return cmp.Or(cmp.Compare(b.longest, a.longest), cmp.Compare(b.waiting.Seen, a.waiting.Seen), cmp.Compare(b.held.Seen, a.held.Seen))
 	})
 	return all
 }
 
 func (h *heat) add(lock inspect.Lock) {
-	h.locks++
-	h.waiting += len(lock.Waiters)
-	if len(lock.Holders) > 0 {
-		h.held++
-	}
-	for _, waiter := range lock.Waiters {
-		if waiter.Waited < h.longest {
+	h.locks.Seen++
+	h.waiting.Seen += len(lock.Waiters.List)
+	h.held.Seen += min(len(lock.Holders.List), 1)
+	for _, waiter := range lock.Waiters.List {
+		if waiter.Least < h.longest {
 			continue
 		}
-		h.longest, h.holder = waiter.Waited, ""
-		if len(lock.Holders) > 0 {
-			h.holder = who(lock.Holders[0].Client)
+		h.longest, h.holder = waiter.Least, "not known"
+		if len(lock.Holders.List) > 0 {
+			h.holder = who(lock.Holders.List[0].Client)
 		}
 	}
+}
+
+// longestWait is "" only if nobody waits.
+func (h *heat) longestWait() string {
+	if n, known := h.waiting.Known().Get(); known && n == 0 {
+		return ""
+	}
+	return cmp.Or(atLeast(h.longest), "not known")
 }
 
 // printTop writes a line for each class of keys.
 func printTop(w io.Writer, c colours, snap *inspect.Snapshot, patterns []string) {
 	rows := [][]string{{"KEYS", "LOCKS", "HELD", "WAITING", "LONGEST WAIT", "FOR"}}
 	for _, h := range heats(snap, patterns) {
-		rows = append(rows, []string{h.class, strconv.Itoa(h.locks), strconv.Itoa(h.held), strconv.Itoa(h.waiting), brief(h.longest), h.holder})
+		rows = append(rows, []string{h.class, h.locks.String(), h.held.String(), h.waiting.String(), h.longestWait(), h.holder})
 	}
 	if len(rows) == 1 {
 		fmt.Fprintln(w, noLocks(snap))
 	} else {
 		table(w, c, fitted(rows, widthOf(w)), func(i int, line string) string {
-			if rows[i][3] != "0" {
+			if rows[i][5] != "" { // somebody waits
 				line = c.yellow(line)
 			}
 			return line
@@ -82,11 +89,11 @@ func printTop(w io.Writer, c colours, snap *inspect.Snapshot, patterns []string)
 
 // jsonHeat is a heat for programs.
 type jsonHeat struct {
-	Class   string  `json:"class"`
-	Locks   int     `json:"locks"`
-	Held    int     `json:"held"`
-	Waiting int     `json:"waiting"`
-	Longest float64 `json:"longest_wait_ms,omitempty"`
+	Class   string             `json:"class"`
+	Locks   inspect.Known[int] `json:"locks,omitzero"`
+	Held    inspect.Known[int] `json:"held,omitzero"`
+	Waiting inspect.Known[int] `json:"waiting,omitzero"`
+	Longest float64            `json:"longest_wait_least_ms,omitempty"`
 }
 
 // shown is snap for programs.
@@ -101,7 +108,7 @@ func (l *looking) shown(snap *inspect.Snapshot) any {
 		Classes []jsonHeat `json:"classes"`
 	}{jsonSnapshot: all, Classes: []jsonHeat{}}
 	for _, h := range heats(snap, l.classes) {
-		out.Classes = append(out.Classes, jsonHeat{h.class, h.locks, h.held, h.waiting, ms(h.longest)})
+		out.Classes = append(out.Classes, jsonHeat{h.class, h.locks.Known(), h.held.Known(), h.waiting.Known(), ms(h.longest)})
 	}
 	return out
 }

@@ -2,15 +2,73 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/inspect"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
+
+// TestRightsShown: of no account does ls say that nobody holds a key, or waits for one, if it
+// cannot see that. Each of the keys is held and waited for.
+func TestRightsShown(t *testing.T) {
+	aloneOnServers(t, func(t *testing.T, s *scratch) {
+		ctx, cancel := context.WithCancel(context.Background())
+		var waiting sync.WaitGroup
+		defer waiting.Wait()
+		defer cancel()
+		keys := map[string]lockctx.Option{"the-row": lockctx.Row(), "the-lease": lockctx.Lease(time.Minute), "the-advisory": lockctx.Advisory()}
+		for key, option := range keys {
+			s.keep(key, option)
+			db := s.process("the waiter")
+			waiting.Go(func() {
+				if h, err := mysqllock.Acquire(ctx, db, key, option, lockctx.Wait(time.Hour)); err == nil {
+					_ = h.Release()
+				}
+			})
+			dbtest.Soon(t, "one waits for "+key, func() bool {
+				time.Sleep(150 * time.Millisecond)
+				return s.waiters(key) == 1
+			})
+		}
+		for n, grant := range []string{"EXECUTE ON " + s.Name + ".*", "SELECT ON " + s.Name + ".*", "SELECT, INSERT, UPDATE ON " + s.Name + ".*", "PROCESS ON *.*", "SELECT ON performance_schema.*"} {
+			user := fmt.Sprint("u", n, "_", s.Name)
+			dbtest.Exec(t, s.root, "CREATE USER "+user)
+			t.Cleanup(func() { dbtest.Exec(t, s.root, "DROP USER "+user) })
+			dbtest.Exec(t, s.root, "GRANT EXECUTE ON "+s.Name+".* TO "+user) // to be let in
+			dbtest.Exec(t, s.root, "GRANT "+grant+" TO "+user)
+			cfg := s.Config()
+			cfg.User = user
+			command := func(args ...string) *command { return s.command(append(args, "--dsn", cfg.FormatDSN())...).start() }
+			for key := range keys {
+				c := command("show", key, "--exit-code")
+				if code := c.code(); code != 0 && code != exitNotKnown || nobody(c.out.String()) {
+					t.Errorf("%s: show %s ends with %d and says\n%s", grant, key, code, c.out.String())
+				}
+			}
+			for line := range strings.Lines(command("ls", "--top").must(0)) {
+				if words := strings.Fields(line); strings.HasPrefix(line, "the-") && slices.Contains(words, "0") {
+					t.Errorf("%s: ls --top says %s", grant, line)
+				}
+			}
+			if out := command("ls").must(0); nobody(out) {
+				t.Errorf("%s: ls says\n%s", grant, out)
+			}
+		}
+	})
+}
+
+// nobody reports that locks are said to be nobody's.
+func nobody(out string) bool {
+	out, _, _ = strings.Cut(out, "not shown: ")
+	return strings.Contains(strings.ToLower(out), "nobody")
+}
 
 // TestTop: locks are told by the class of their keys, those for which somebody waits first.
 func TestTop(t *testing.T) {
@@ -39,13 +97,14 @@ func TestTop(t *testing.T) {
 		}
 		dbtest.Soon(t, "the waiter is shown", func() bool {
 			s.command("ls", "--json", "--top", "--class", "a:*,b:*").read(&snap)
-			return slices.ContainsFunc(snap.Classes, func(h jsonHeat) bool { return h.Waiting > 0 })
+			return slices.ContainsFunc(snap.Classes, func(h jsonHeat) bool { n, _ := h.Waiting.Get(); return n > 0 })
 		})
 		if snap.Classes[0].Longest <= 0 {
 			t.Errorf("the longest wait is of %v ms", snap.Classes[0].Longest)
 		}
 		snap.Classes[0].Longest = 0
-		if want := []jsonHeat{{"b:*", 1, 1, 1, 0}, {"a:*", 2, 2, 0, 0}, {"other", 1, 1, 0, 0}}; !slices.Equal(snap.Classes, want) || snap.Locks != nil {
+		n := inspect.Value[int]
+		if want := []jsonHeat{{"b:*", n(1), n(1), n(1), 0}, {"a:*", n(2), n(2), n(0), 0}, {"other", n(1), n(1), n(0), 0}}; !slices.Equal(snap.Classes, want) || snap.Locks != nil {
 			t.Errorf("the classes are %+v, want %+v", snap, want)
 		}
 		var lines []string

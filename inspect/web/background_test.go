@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/inspect"
 	"github.com/mysqllock/mysqllock/inspect/web"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/lockctx"
@@ -24,6 +25,38 @@ func TestBackground(t *testing.T) {
 		stream.stop()
 		before := page.Points()
 		dbtest.Soon(t, "it goes on", func() bool { return page.Looking() && page.Points() > before })
+	})
+}
+
+// TestReload: whoever opens the page again is sent the last view at once, with its age, also if
+// nobody looked in between and the server does not answer any more.
+func TestReload(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		proxy := dbtest.StartProxy(t, s.Config().Addr)
+		cfg := s.Config()
+		cfg.Net, cfg.Addr = "tcp", proxy.Addr()
+		i, err := inspect.New(s.OpenDB(dbtest.Connector(t, cfg), nil), inspect.Options{})
+		dbtest.OK(t, err)
+		page, srv := serve(t, i, web.Options{})
+		first := watch(t, srv)
+		if hello := first.next(); hello.data.Age != 0 {
+			t.Errorf("before the first view hello says %+v", hello.data)
+		}
+		view := first.until("a view", func(e event) bool { return e.name == "view" })
+		first.stop()
+		dbtest.Soon(t, "nobody looks", func() bool { return !page.Looking() })
+		proxy.Close()
+		again := watch(t, srv)
+		hello, next := again.next(), again.next()
+		if hello.data.Age <= 0 || next.name != "view" || next.data.Point.T < view.Point.T {
+			t.Errorf("it is told %+v, and then %s of %d", hello.data, next.name, next.data.Point.T)
+		}
+		again.until("the failure", func(e event) bool { return e.name == "failed" })
+		third := watch(t, srv)
+		third.next()
+		if next, failed := third.next(), third.next(); next.name != "view" || failed.name != "failed" {
+			t.Errorf("after a failure it is told of a %s, and a %s", next.name, failed.name)
+		}
 	})
 }
 

@@ -44,7 +44,7 @@ func ExampleOptions() {
 		page := web.New(i, web.Options{
 			AllowRelease: true,
 			Released: func(r *http.Request, l inspect.Lock, err error) {
-				slog.Warn("lock broken", "by", user(r), "key", l.Key, "strategy", l.Strategy, "holders", l.Holders, "err", err)
+				slog.Warn("lock broken", "by", user(r), "key", l.Key, "strategy", l.Strategy, "holders", l.Holders.List, "err", err)
 			},
 		})
 		mux.Handle("/debug/locks/", authenticated(page))

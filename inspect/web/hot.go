@@ -27,7 +27,7 @@ type minute struct {
 	keys  []heat // the hottest first, once it is over
 }
 
-// heat is how much was waited for the keys of a class.
+// heat is how much was waited for the keys of a class, as far as was seen: at least so much.
 type heat struct {
 	Class   string `json:"class"`
 	Waited  int64  `json:"waited"`  // by all waiters together, as far as was looked
@@ -70,7 +70,7 @@ func (p *past) see(at point, snap *inspect.Snapshot, lost []loss, since time.Dur
 		p.minutes = slices.DeleteFunc(p.minutes, func(m minute) bool { return m.Time <= oldest })
 	}
 	m := &p.minutes[len(p.minutes)-1]
-	m.Longest, m.Waiting = max(m.Longest, at.Longest), max(m.Waiting, at.Waiting)
+	m.Longest, m.Waiting = most(m.Longest, at.Longest), most(m.Waiting, at.Waiting)
 	m.Deadlocks += at.Deadlocks
 	m.keys = merged(append(m.keys, seen...))
 	if len(m.keys) > 10*hottest { // of one minute, which is not over
@@ -78,16 +78,26 @@ func (p *past) see(at point, snap *inspect.Snapshot, lost []loss, since time.Dur
 	}
 }
 
+// most is the greater of two, of which any may be unknown.
+func most[T cmp.Ordered](a, b inspect.Known[T]) inspect.Known[T] {
+	x, known := a.Get()
+	y, alsoKnown := b.Get()
+	if !known || alsoKnown && y > x {
+		return b
+	}
+	return a
+}
+
 // heats are those of one look.
 func (p *past) heats(snap *inspect.Snapshot, lost []loss, since time.Duration) (seen []heat) {
 	for _, l := range snap.Locks {
-		if len(l.Waiters) == 0 {
+		if len(l.Waiters.List) == 0 {
 			continue
 		}
-		h := heat{Class: p.classOf(l), Most: len(l.Waiters)}
-		for _, w := range l.Waiters {
-			h.Longest = max(h.Longest, milliseconds(w.Waited))
-			h.Waited += milliseconds(min(w.Waited, since))
+		h := heat{Class: p.classOf(l), Most: len(l.Waiters.List)}
+		for _, w := range l.Waiters.List {
+			h.Longest = max(h.Longest, milliseconds(w.Least))
+			h.Waited += milliseconds(min(w.Least, since))
 		}
 		seen = append(seen, h)
 	}
@@ -132,8 +142,8 @@ func (p *past) points() []point {
 func (p *past) hot(now int64, snap *inspect.Snapshot) [][]heat {
 	waiting := make(map[string]int)
 	for _, l := range snap.Locks {
-		if len(l.Waiters) > 0 {
-			waiting[p.classOf(l)] += len(l.Waiters)
+		if len(l.Waiters.List) > 0 {
+			waiting[p.classOf(l)] += len(l.Waiters.List)
 		}
 	}
 	out := make([][]heat, len(ranges))

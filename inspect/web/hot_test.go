@@ -13,7 +13,7 @@ import (
 func rowLock(key string, seconds ...float64) inspect.Lock {
 	l := inspect.Lock{Strategy: "row", Namespace: "shop", Key: key, Name: key, Stripe: -1}
 	for i, s := range seconds {
-		l.Waiters = append(l.Waiters, waiter(uint64(i+1), s))
+		l.Waiters.List = append(l.Waiters.List, waiter(uint64(i+1), s))
 	}
 	return l
 }

@@ -98,6 +98,7 @@ type data struct {
 	Secret  string
 	Seen    bool
 	History []json.RawMessage
+	Age     int64
 	Error   string
 
 	Namespace string
@@ -126,7 +127,7 @@ type lock struct {
 	Holders, Waiters       []struct {
 		Program, User string
 		Conn          uint64
-		For           int64
+		For, Least    int64
 	}
 }
 

@@ -52,6 +52,8 @@ func (h *Handler) release(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case errors.Is(err, inspect.ErrChanged):
 		http.Error(w, inspect.ErrChanged.Error(), http.StatusConflict)
+	case errors.Is(err, inspect.ErrNotKnown):
+		http.Error(w, err.Error(), http.StatusConflict)
 	case err != nil:
 		http.Error(w, err.Error(), http.StatusBadGateway)
 	case len(done.Killed) > 0:

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/inspect"
+	"github.com/mysqllock/mysqllock/internal/hint"
 )
 
 const (
@@ -39,7 +40,7 @@ type viewer chan message
 type sampler struct {
 	inspector *inspect.Inspector
 	losses    *Losses
-	seen      bool // losses are those that it sees itself
+	own       bool // losses are those that it sees itself
 	done      chan struct{}
 	always    bool // also while there are no viewers
 	entered   chan struct{}
@@ -51,10 +52,12 @@ type sampler struct {
 	mu      sync.Mutex
 	viewers map[viewer]bool
 	stop    context.CancelFunc // ends the goroutine; nil where none runs
-	latest  message
+	latest  message            // the last view
+	seen    time.Time          // when that was
+	failed  message            // the failure since; nil if there was none
 	history []point
 	minutes []point
-	next    time.Time     // not before that
+	next    time.Time     // when the server is asked again, not before
 	unseen  time.Duration // so much later if nobody looks at the page
 	closed  bool
 }
@@ -63,7 +66,7 @@ func newSampler(i *inspect.Inspector, o Options) *sampler {
 	l, always := o.Losses, o.Background
 	s := &sampler{past: past{class: o.Class}, unseen: background - interval, inspector: i, losses: l, always: always, entered: make(chan struct{}, 1), done: make(chan struct{}), viewers: make(map[viewer]bool)}
 	if l == nil {
-		s.losses, s.seen = new(Losses), true
+		s.losses, s.own = new(Losses), true
 	}
 	if always {
 		s.start()
@@ -71,29 +74,35 @@ func newSampler(i *inspect.Inspector, o Options) *sampler {
 	return s
 }
 
-// enter adds a viewer, who is sent the latest message at once if it is fresh, and
-// returns the points before it, and those of minutes.
-func (s *sampler) enter() (_ viewer, history, minutes []point, _ error) {
+// enter adds a viewer, and returns what it is to be told first: what hello says of what was
+// before, and then the last view, however old, and the failure since.
+func (s *sampler) enter() (_ viewer, h hello, first []message, _ error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case s.closed:
-		return nil, nil, nil, errClosed
+		return nil, h, nil, errClosed
 	case len(s.viewers) >= maxViewers:
-		return nil, nil, nil, errCrowded
+		return nil, h, nil, errCrowded
 	}
 	v := make(viewer, 1)
 	s.viewers[v] = true
 	if s.stop == nil {
 		s.start()
-	} else if s.latest != nil {
-		v <- s.latest
+	}
+	h = hello{Seen: s.own, History: append([]point{}, s.history...), Minutes: append([]point{}, s.minutes...)}
+	if s.latest != nil {
+		h.Age, h.Next = milliseconds(time.Since(s.seen)), milliseconds(time.Until(s.next))
+		first = append(first, s.latest)
+	}
+	if s.failed != nil {
+		first = append(first, s.failed)
 	}
 	select {
 	case s.entered <- struct{}{}: // ends the sleep of one that looks for nobody
 	default:
 	}
-	return v, append([]point{}, s.history...), append([]point{}, s.minutes...), nil
+	return v, h, first, nil
 }
 
 // start begins to look.
@@ -109,7 +118,7 @@ func (s *sampler) leave(v viewer) {
 	delete(s.viewers, v)
 	if len(s.viewers) == 0 && s.stop != nil && !s.always {
 		s.stop()
-		s.stop, s.latest = nil, nil
+		s.stop = nil
 	}
 }
 
@@ -147,13 +156,17 @@ func (s *sampler) run(ctx context.Context) {
 		}
 		took := time.Since(began)
 		lapsed := t.follow(snap, took)
-		if s.seen {
+		if s.own {
 			for _, lost := range lapsed {
 				s.losses.add(lost)
 			}
 		}
 		v := newView(snap, s.past.classOf)
-		v.Losses.Total, v.Losses.Recent = s.losses.list()
+		total, recent := s.losses.list()
+		v.Losses.Recent = recent
+		if hidden, _ := snap.Incomplete(hint.StrategyLease); !s.own || !hidden {
+			v.Losses.Total = inspect.Value(total)
+		}
 		for i := range v.Losses.Recent {
 			v.Losses.Recent[i].Ago = milliseconds(time.Since(v.Losses.Recent[i].at))
 		}
@@ -165,7 +178,9 @@ func (s *sampler) run(ctx context.Context) {
 		before = began
 		v.Hot = s.past.hot(v.Point.Time, snap)
 		v.Minute = s.past.minutes[len(s.past.minutes)-1].point
-		s.publish(ctx, newMessage("view", v), &v.Point, max(interval, calm*took))
+		pause := max(interval, calm*took)
+		v.Next = milliseconds(pause)
+		s.publish(ctx, newMessage("view", v), &v.Point, pause)
 	}
 }
 
@@ -195,7 +210,7 @@ func (s *sampler) setUnseen(d time.Duration) {
 	s.unseen = max(0, d)
 }
 
-// publish has all viewers sent m.
+// publish has all viewers sent m: a view with its point in the plots, or a failure without.
 func (s *sampler) publish(ctx context.Context, m message, p *point, pause time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -208,7 +223,11 @@ func (s *sampler) publish(ctx context.Context, m message, p *point, pause time.D
 	if ctx.Err() != nil { // those who look now are somebody else's
 		return
 	}
-	s.latest = m
+	if p == nil {
+		s.failed = m
+	} else {
+		s.latest, s.seen, s.failed = m, time.Now(), nil
+	}
 	for v := range s.viewers {
 		select {
 		case <-v: // it has not come to that one

@@ -9,7 +9,7 @@ import (
 // stream sends the events of the sampler, until the client goes, does not take
 // what is sent, or the Handler is closed.
 func (h *Handler) stream(w http.ResponseWriter, r *http.Request) {
-	v, history, minutes, err := h.sampler.enter()
+	v, greeting, first, err := h.sampler.enter()
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		return
@@ -33,16 +33,24 @@ func (h *Handler) stream(w http.ResponseWriter, r *http.Request) {
 		_ = c.SetWriteDeadline(time.Time{})
 		return err == nil
 	}
-	greeting := hello{Release: h.options.AllowRelease, Seen: h.sampler.seen, Window: window.Milliseconds(), History: history, Minutes: minutes, Classes: h.options.Class != nil}
+	greeting.Release, greeting.Window, greeting.Classes = h.options.AllowRelease, window.Milliseconds(), h.options.Class != nil
 	for _, minutes := range ranges {
 		greeting.Ranges = append(greeting.Ranges, int64(minutes)*time.Minute.Milliseconds())
 	}
 	if greeting.Release {
 		greeting.Secret = h.secret
 	}
-	for m := newMessage("hello", greeting); send(m); {
+	for _, m := range append([]message{newMessage("hello", greeting)}, first...) {
+		if !send(m) {
+			return
+		}
+	}
+	for {
 		select {
-		case m = <-v:
+		case m := <-v:
+			if !send(m) {
+				return
+			}
 		case <-r.Context().Done():
 			return
 		case <-h.sampler.done:

@@ -10,7 +10,9 @@ import (
 // tracker knows what one snapshot does not tell, from those right before it.
 type tracker struct {
 	waits     map[wait]time.Time // since when, by the server's clock
+	holds     map[hold]time.Time // likewise
 	leases    map[string]tenure  // by the lock's id
+	last      time.Time          // of the snapshot before
 	deadlocks counter
 }
 
@@ -22,6 +24,13 @@ type wait struct {
 	conn  uint64
 }
 
+// hold is a lease, or a row lock of a connection's transaction.
+type hold struct {
+	lock  string
+	token uint64 // of a lease
+	conn  uint64 // of a row lock
+}
+
 // tenure is a lease as it was seen.
 type tenure struct {
 	lock    inspect.Lock
@@ -29,44 +38,78 @@ type tenure struct {
 }
 
 func newTracker() *tracker {
-	return &tracker{waits: make(map[wait]time.Time), leases: make(map[string]tenure)}
+	return &tracker{waits: make(map[wait]time.Time), holds: make(map[hold]time.Time), leases: make(map[string]tenure)}
 }
 
-// follow completes the waits in the snapshot, which took so long, and returns the
-// leases that have run out since the last one.
+// follow completes the waits and the ages of locks in the snapshot, which took so long, and
+// returns the leases that have run out since the last one.
 func (t *tracker) follow(snap *inspect.Snapshot, took time.Duration) (lapsed []loss) {
-	waits, leases := make(map[wait]time.Time), make(map[string]tenure)
-	for _, l := range snap.Locks {
+	end := snap.Time.Add(took) // all was read before
+	waits, holds, leases := make(map[wait]time.Time), make(map[hold]time.Time), make(map[string]tenure)
+	for i := range snap.Locks {
+		l := &snap.Locks[i]
+		t.followHolders(l, snap.Time, end, holds)
 		if l.Strategy != hint.StrategyLease {
 			continue
 		}
-		lock := id(l)
-		for i := range l.Waiters {
-			w := &l.Waiters[i]
-			key := wait{lock, l.Token, w.ConnectionID}
-			since := snap.Time.Add(-w.Waited)
+		lock := id(*l)
+		token, _ := l.Token.Get()
+		for i := range l.Waiters.List {
+			w := &l.Waiters.List[i]
+			key := wait{lock, token, w.ConnectionID}
+			since := snap.Time.Add(-w.Least)
 			if before, known := t.waits[key]; known && before.Before(since) {
 				since = before
-				w.Waited = snap.Time.Sub(since)
+				w.Least = snap.Time.Sub(since)
 			}
 			waits[key] = since
 		}
-		if len(l.Holders) > 0 && !l.Holders[0].Left {
-			now := tenure{l, l.Remaining}
+		if len(l.Holders.List) > 0 && !l.Holders.List[0].Left {
+			now := tenure{*l, l.Remaining}
 			if before := t.leases[lock]; before.lock.Token == l.Token {
 				now.longest = max(before.longest, l.Remaining)
 			}
 			leases[lock] = now
 		}
 	}
-	end := snap.Time.Add(took) // leases are read some time after the beginning
 	for lock, before := range t.leases {
 		if leases[lock].lock.Token != before.lock.Token && before.neglected() && !end.Before(before.lock.Expires) {
 			lapsed = append(lapsed, before.loss())
 		}
 	}
-	t.waits, t.leases = waits, leases
+	t.waits, t.holds, t.leases, t.last = waits, holds, leases, snap.Time
 	return lapsed
+}
+
+// followHolders notes since when a lock was seen to be held without a break: a lease with one
+// token, or a row lock in one transaction. That is a bound of its age.
+func (t *tracker) followHolders(l *inspect.Lock, now, end time.Time, holds map[hold]time.Time) {
+	for i := range l.Holders.List {
+		h := &l.Holders.List[i]
+		key, same := hold{lock: id(*l)}, true
+		switch token, _ := l.Token.Get(); {
+		case l.Strategy == hint.StrategyLease:
+			key.token = token
+		case l.Strategy == hint.StrategyRow && h.ConnectionID != 0:
+			within, known := h.Within.Get()
+			key.conn = h.ConnectionID
+			// MariaDB counts whole seconds.
+			same = known && end.Add(time.Second-within).Before(t.last)
+		default:
+			continue
+		}
+		since := end
+		if h.Least > 0 {
+			since = now.Add(-h.Least)
+		}
+		if before, known := t.holds[key]; known && same && before.Before(since) {
+			since = before
+		}
+		holds[key] = since
+		if h.Since.IsZero() {
+			h.Least = max(h.Least, now.Sub(since))
+		}
+	}
 }
 
 // soonest is how soon to look again, so as to see each lease once while it is neglected,
@@ -94,17 +137,18 @@ type counter struct {
 }
 
 // grown returns by how much it has grown since the last time. One that has begun
-// anew, with the server, has grown by what it is now. nil is unknown.
-func (c *counter) grown(now *uint64) (n uint64) {
-	if now == nil {
+// anew, with the server, has grown by what it is now.
+func (c *counter) grown(now inspect.Known[uint64]) (n uint64) {
+	is, known := now.Get()
+	if !known {
 		return 0
 	}
-	if n = *now; n >= c.before {
+	if n = is; n >= c.before {
 		n -= c.before
 	}
 	if !c.known {
 		n = 0
 	}
-	c.known, c.before = true, *now
+	c.known, c.before = true, is
 	return n
 }

@@ -19,19 +19,27 @@ func at(seconds float64, locks ...inspect.Lock) *inspect.Snapshot {
 // leased is a lease that ends so many seconds after noon, seen at another moment.
 func leased(token uint64, seen, ends float64, waiters ...inspect.Waiter) inspect.Lock {
 	return inspect.Lock{
-		Strategy: "lease", Namespace: "shop", Key: "k", Name: "k", Stripe: -1, Token: token, Waiters: waiters,
-		Holders: []inspect.Holder{{Client: inspect.Client{Program: "batch"}}},
+		Strategy: "lease", Namespace: "shop", Key: "k", Name: "k", Stripe: -1, Token: inspect.Value(token), Waiters: waiting(waiters...),
+		Holders: held(inspect.Holder{Client: inspect.Client{Program: "batch"}}),
 		Expires: at(ends).Time, Remaining: time.Duration((ends - seen) * float64(time.Second)),
 	}
 }
 
+func held(by ...inspect.Holder) inspect.Seen[inspect.Holder] {
+	return inspect.Seen[inspect.Holder]{List: by}
+}
+
+func waiting(list ...inspect.Waiter) inspect.Seen[inspect.Waiter] {
+	return inspect.Seen[inspect.Waiter]{List: list}
+}
+
 func left(l inspect.Lock) inspect.Lock {
-	l.Holders[0].Left = true
+	l.Holders.List[0].Left = true
 	return l
 }
 
 func waiter(conn uint64, seconds float64) inspect.Waiter {
-	return inspect.Waiter{Client: inspect.Client{ConnectionID: conn}, Waited: time.Duration(seconds * float64(time.Second))}
+	return inspect.Waiter{Client: inspect.Client{ConnectionID: conn}, Least: time.Duration(seconds * float64(time.Second))}
 }
 
 func TestLapses(t *testing.T) {
@@ -88,29 +96,68 @@ func TestWaits(t *testing.T) {
 		tracker.follow(step.snap, 0)
 		var got []float64
 		for _, l := range step.snap.Locks {
-			for _, w := range l.Waiters {
-				got = append(got, w.Waited.Seconds())
+			for _, w := range l.Waiters.List {
+				got = append(got, w.Least.Seconds())
 			}
 		}
 		if !slices.Equal(got, step.want) {
 			t.Errorf("step %d: the waits are %v, want %v", i, got, step.want)
 		}
 	}
-	row := inspect.Lock{Strategy: "row", Name: "k", Stripe: -1, Waiters: []inspect.Waiter{waiter(7, 3)}}
+	row := inspect.Lock{Strategy: "row", Name: "k", Stripe: -1, Waiters: waiting(waiter(7, 3))}
 	tracker.follow(at(20, row), 0)
-	again := inspect.Lock{Strategy: "row", Name: "k", Stripe: -1, Waiters: []inspect.Waiter{waiter(7, 0.1)}}
-	if tracker.follow(at(21, again), 0); again.Waiters[0].Waited != 100*time.Millisecond {
-		t.Errorf("one who may have been granted the row has waited for %v", again.Waiters[0].Waited)
+	again := inspect.Lock{Strategy: "row", Name: "k", Stripe: -1, Waiters: waiting(waiter(7, 0.1))}
+	if tracker.follow(at(21, again), 0); again.Waiters.List[0].Least != 100*time.Millisecond {
+		t.Errorf("one who may have been granted the row has waited for %v", again.Waiters.List[0].Least)
+	}
+}
+
+// TestBounds: while a lock is seen in the same hands, its age has a bound from earlier looks: a
+// lease with one token, and a row lock in one transaction. No lock is said to be older than it is.
+func TestBounds(t *testing.T) {
+	row := func(conn uint64, least, within float64) inspect.Lock {
+		seconds := func(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+		h := inspect.Holder{Client: inspect.Client{ConnectionID: conn}, Least: seconds(least)}
+		if within > 0 {
+			h.Within = inspect.Value(seconds(within))
+		}
+		return inspect.Lock{Strategy: "row", Namespace: "shop", Key: "r", Name: "r", Stripe: -1, Holders: held(h)}
+	}
+	dated := row(1, 0, 30)
+	dated.Holders.List[0].Since = inspect.Value(4 * time.Second)
+	for name, steps := range map[string][]struct {
+		snap *inspect.Snapshot
+		want float64
+	}{
+		"a lease":               {{at(0, leased(1, 0, 30)), 0}, {at(9, leased(1, 9, 30)), 9}, {at(11, leased(1, 11, 41)), 11}, {at(12, leased(2, 12, 42)), 0}},
+		"a lease, not seen":     {{at(0, leased(1, 0, 30)), 0}, {at(5), 0}, {at(9, leased(1, 9, 30)), 0}},
+		"a transaction, pinged": {{at(10, row(1, 10, 12)), 10}, {at(20, row(1, 3.3, 22)), 20}, {at(21, row(1, 0, 23)), 21}},
+		"another transaction":   {{at(10, row(1, 10, 12)), 10}, {at(20, row(1, 3, 8)), 3}},
+		"the second in between": {{at(10, row(1, 10, 12)), 10}, {at(20, row(1, 3, 10.5)), 3}},
+		"another connection":    {{at(10, row(1, 10, 12)), 10}, {at(20, row(2, 3, 22)), 3}},
+		"no transaction known":  {{at(10, row(1, 10, 0)), 10}, {at(20, row(1, 3, 0)), 3}},
+		"a known time":          {{at(10, row(1, 10, 12)), 10}, {at(20, dated), 0}},
+	} {
+		tracker := newTracker()
+		for i, step := range steps {
+			tracker.follow(step.snap, 0)
+			for _, l := range step.snap.Locks {
+				if got := l.Holders.List[0].Least.Seconds(); got != step.want {
+					t.Errorf("%s, step %d: it is held for %v s at least, want %v", name, i, got, step.want)
+				}
+			}
+		}
 	}
 }
 
 func TestCounter(t *testing.T) {
-	n := func(n uint64) *uint64 { return &n }
+	n := inspect.Value[uint64]
+	var unknown inspect.Known[uint64]
 	var c counter
 	for i, step := range []struct {
-		now  *uint64
+		now  inspect.Known[uint64]
 		want uint64
-	}{{nil, 0}, {n(7), 0}, {n(7), 0}, {n(9), 2}, {nil, 0}, {n(10), 1}, {n(3), 3}} {
+	}{{unknown, 0}, {n(7), 0}, {n(7), 0}, {n(9), 2}, {unknown, 0}, {n(10), 1}, {n(3), 3}} {
 		if got := c.grown(step.now); got != step.want {
 			t.Errorf("step %d: grown by %d, want %d", i, got, step.want)
 		}
@@ -134,17 +181,17 @@ func TestLossesRemembered(t *testing.T) {
 func TestRoom(t *testing.T) {
 	snap := at(0)
 	for i := range maxLocks + 7 {
-		l := inspect.Lock{Strategy: "row", Key: fmt.Sprintf("key-%04d", i), Name: fmt.Sprint(i), Stripe: -1, Holders: []inspect.Holder{{}}}
+		l := inspect.Lock{Strategy: "row", Key: fmt.Sprintf("key-%04d", i), Name: fmt.Sprint(i), Stripe: -1, Holders: held(inspect.Holder{})}
 		if i == maxLocks+6 {
 			for n := range maxClients + 3 {
-				l.Waiters = append(l.Waiters, waiter(uint64(n+1), float64(n)))
+				l.Waiters.List = append(l.Waiters.List, waiter(uint64(n+1), float64(n)))
 			}
 		}
 		snap.Locks = append(snap.Locks, l)
 	}
 	v := newView(snap, new(past).classOf)
-	if len(v.Locks) != maxLocks || v.Unshown != 7 || v.Held != maxLocks+7 || v.Waiting != maxClients+3 || v.Longest != (maxClients+2)*1000 {
-		t.Errorf("%d locks are shown, %d not; %d are held, %d wait, %d ms", len(v.Locks), v.Unshown, v.Held, v.Waiting, v.Longest)
+	if len(v.Locks) != maxLocks || v.Unshown != 7 || v.Held != inspect.Value(maxLocks+7) || v.Waiting != inspect.Value(maxClients+3) || v.Longest != inspect.Value(int64(maxClients+2)*1000) {
+		t.Errorf("%d locks are shown, %d not; %v are held, %v wait, %v ms", len(v.Locks), v.Unshown, v.Held, v.Waiting, v.Longest)
 	}
 	first := v.Locks[0] // whoever is waited for
 	if first.Key != fmt.Sprintf("key-%04d", maxLocks+6) || len(first.Waiters) != maxClients || first.Waiting != maxClients+3 {
@@ -153,21 +200,21 @@ func TestRoom(t *testing.T) {
 }
 
 func TestRefs(t *testing.T) {
-	held := func(conn, token uint64, strategy string) inspect.Lock {
-		return inspect.Lock{Strategy: strategy, Namespace: "n", Name: "k", Token: token, Holders: []inspect.Holder{{Client: inspect.Client{ConnectionID: conn}}}}
+	lock := func(conn, token uint64, strategy string) inspect.Lock {
+		return inspect.Lock{Strategy: strategy, Namespace: "n", Name: "k", Token: inspect.Value(token), Holders: held(inspect.Holder{Client: inspect.Client{ConnectionID: conn}})}
 	}
-	if ref(held(1, 1, "row")) == ref(held(2, 1, "row")) || ref(held(1, 1, "row")) == ref(held(1, 1, "advisory")) {
+	if ref(lock(1, 1, "row")) == ref(lock(2, 1, "row")) || ref(lock(1, 1, "row")) == ref(lock(1, 1, "advisory")) {
 		t.Error("a lock that another holds has the same ref")
 	}
-	if ref(held(0, 1, "lease")) == ref(held(0, 2, "lease")) || ref(held(0, 1, "lease")) != ref(held(5, 1, "lease")) {
+	if ref(lock(0, 1, "lease")) == ref(lock(0, 2, "lease")) || ref(lock(0, 1, "lease")) != ref(lock(5, 1, "lease")) {
 		t.Error("a lease is not told by its token")
 	}
-	if id(held(1, 1, "row")) != id(held(2, 2, "row")) {
+	if id(lock(1, 1, "row")) != id(lock(2, 2, "row")) {
 		t.Error("the id of a lock changes with its holder")
 	}
-	other := held(1, 1, "row")
+	other := lock(1, 1, "row")
 	other.Namespace, other.Name = "nk", ""
-	if id(other) == id(held(1, 1, "row")) {
+	if id(other) == id(lock(1, 1, "row")) {
 		t.Error("two locks have the same id")
 	}
 }

@@ -36,6 +36,10 @@ type hello struct {
 	Minutes []point `json:"minutes"` // with the most that was seen in each
 	Ranges  []int64 `json:"ranges"`  // how far one can look back, in milliseconds
 	Classes bool    `json:"classes"` // keys are in classes
+
+	// Of the view that follows at once, if there is one. All others are new when they are sent.
+	Age  int64 `json:"age"`  // how old it is
+	Next int64 `json:"next"` // when the server is asked again; negative if that is under way
 }
 
 // failure is that the server was asked in vain.
@@ -48,19 +52,23 @@ type view struct {
 	Time      time.Time  `json:"time"` // the server's
 	Namespace string     `json:"namespace"`
 	Locks     []lockView `json:"locks"`
-	Unshown   int        `json:"unshown"` // for which there is no room
-	Held      int        `json:"held"`
-	Holders   int        `json:"holders"` // different ones
-	Waiting   int        `json:"waiting"`
+	Unshown   int        `json:"unshown"`               // for which there is no room
+	Holders   int        `json:"holders"`               // different ones
 	HeldMore  bool       `json:"heldMore,omitempty"`    // there may be more than are shown
 	WaitMore  bool       `json:"waitingMore,omitempty"` // likewise
-	Unseen    int        `json:"unseen"`                // transactions with row locks that are not shown; -1 is unknown
-	Longest   int64      `json:"longest"`
-	Deadlocks *uint64    `json:"deadlocks"` // null where the server does not tell
+	Next      int64      `json:"next"`                  // when the server is asked again
+
+	// What is not known is null.
+	Held      inspect.Known[int]    `json:"held"`
+	Waiting   inspect.Known[int]    `json:"waiting"`
+	Unseen    inspect.Known[int]    `json:"unseen"`  // transactions with row locks that are not shown
+	Longest   inspect.Known[int64]  `json:"longest"` // wait, at least
+	Deadlocks inspect.Known[uint64] `json:"deadlocks"`
 	Losses    struct {
-		Total  uint64 `json:"total"`
-		Recent []loss `json:"recent"`
+		Total  inspect.Known[uint64] `json:"total"`
+		Recent []loss                `json:"recent"`
 	} `json:"losses"`
+
 	Gaps  []gap `json:"gaps"`
 	Point point `json:"point"`
 
@@ -70,10 +78,10 @@ type view struct {
 
 // point is a moment in the plots.
 type point struct {
-	Time      int64  `json:"t"`
-	Longest   int64  `json:"w"`
-	Waiting   int    `json:"n"`
-	Deadlocks uint64 `json:"d,omitempty"` // since the point before
+	Time      int64                `json:"t"`
+	Longest   inspect.Known[int64] `json:"w"`           // wait, at least; null if it is not known
+	Waiting   inspect.Known[int]   `json:"n"`           // null if it is not known
+	Deadlocks uint64               `json:"d,omitempty"` // since the point before
 }
 
 type gap struct {
@@ -89,12 +97,14 @@ type lockView struct {
 	Key        string   `json:"key"`
 	Nameless   bool     `json:"nameless,omitempty"` // the server tells no key, so Key is the lock's name
 	Class      string   `json:"class"`              // of the key, or that itself
-	Slot       int      `json:"slot,omitempty"`
-	Token      uint64   `json:"token,omitempty"`
+	Slot       *int     `json:"slot,omitempty"`     // of a key with slots
+	Token      *uint64  `json:"token,omitempty"`
 	Remaining  int64    `json:"remaining,omitempty"` // of a lease
 	Holders    []client `json:"holders"`
 	Waiters    []client `json:"waiters"` // as many as there is room for
 	Waiting    int      `json:"waiting"`
+	HoldMore   bool     `json:"holdersMore,omitempty"` // there may be others
+	WaitMore   bool     `json:"waitersMore,omitempty"` // likewise
 	Releasable bool     `json:"releasable"`
 	Why        string   `json:"why,omitempty"`     // others wait: what the holder does, or for whom it waits itself
 	HoldsUp    int      `json:"holdsUp,omitempty"` // waiters, of other locks, too, that wait in the end for what the holder does
@@ -106,12 +116,13 @@ type client struct {
 	Host    string `json:"host,omitempty"`
 	Conn    uint64 `json:"conn,omitempty"`
 	PID     int    `json:"pid,omitempty"`
-	For     int64  `json:"for,omitempty"`    // has held the lock, or waited; 0 where it is unknown
-	Least   int64  `json:"least,omitempty"`  // has held it for at least so long
+	For     int64  `json:"for,omitempty"`    // has held the lock
+	Least   int64  `json:"least,omitempty"`  // has held it, or waited, for at least so long
 	Within  int64  `json:"within,omitempty"` // the age of its transaction
 	Shared  bool   `json:"shared,omitempty"`
 	Left    bool   `json:"left,omitempty"`
-	Locks   int    `json:"locks,omitempty"` // that end with the connection
+	Locks   int    `json:"locks,omitempty"`     // that end with the connection
+	More    bool   `json:"locksMore,omitempty"` // there may be more of them
 }
 
 // How much the page is sent of each at most.
@@ -131,23 +142,25 @@ func newView(snap *inspect.Snapshot, classOf func(inspect.Lock) string) *view {
 	for i := range snap.Locks {
 		l := &snap.Locks[i]
 		shown[i] = l
-		if len(l.Holders) > 0 {
-			v.Held++
-		}
-		for _, h := range l.Holders {
+		for _, h := range l.Holders.List {
 			holders[h.Client] = true
 		}
-		v.Waiting += len(l.Waiters)
-		for _, w := range l.Waiters {
-			v.Longest = max(v.Longest, milliseconds(w.Waited))
+		for _, w := range l.Waiters.List {
+			if w.Least > 0 {
+				v.Longest = most(v.Longest, inspect.Value(milliseconds(w.Least)))
+			}
 		}
-		if len(l.Waiters) > 0 && len(l.Holders) > 0 {
+		if len(l.Waiters.List) > 0 && len(l.Holders.List) > 0 {
 			chain := snap.Chain(l)
 			chains[l] = chain
-			heldUp[chain[len(chain)-1].Holder] += len(l.Waiters)
+			heldUp[chain[len(chain)-1].Holder] += len(l.Waiters.List)
 		}
 	}
 	v.Holders = len(holders)
+	v.Held, v.Waiting = snap.Held().Known(), snap.Waiting().Known()
+	if v.Waiting == inspect.Value(0) {
+		v.Longest = inspect.Value(int64(0))
+	}
 	slices.SortStableFunc(shown, func(a, b *inspect.Lock) int { return cmp.Compare(longest(b), longest(a)) })
 	v.Unshown = max(0, len(shown)-maxLocks)
 	for _, l := range shown[:len(shown)-v.Unshown] {
@@ -170,8 +183,8 @@ func newView(snap *inspect.Snapshot, classOf func(inspect.Lock) string) *view {
 
 // longest is for how long somebody has waited for the lock.
 func longest(l *inspect.Lock) (wait time.Duration) {
-	for _, w := range l.Waiters {
-		wait = max(wait, w.Waited, 1)
+	for _, w := range l.Waiters.List {
+		wait = max(wait, w.Least, 1)
 	}
 	return wait
 }
@@ -181,8 +194,8 @@ func longest(l *inspect.Lock) (wait time.Duration) {
 func reason(chain []inspect.Link) string {
 	h := chain[0].Holder
 	if len(chain) == 1 {
-		if h.ConnectionID == 0 {
-			return ""
+		if h.Left {
+			return "" // nobody does anything
 		}
 		text := h.Activity.String()
 		if advice := h.Advice(); advice != "" {
@@ -190,22 +203,35 @@ func reason(chain []inspect.Link) string {
 		}
 		return text
 	}
-	text := "waits itself for "
+	text := ""
 	for i, link := range chain[1:] {
 		if i > 0 {
-			text += ", which waits for "
+			text += ", which "
+		}
+		waits := "waits itself for"
+		if link.ByProcess { // another goroutine may
+			waits = "has a process that waits, perhaps elsewhere in it, for"
 		}
 		h := link.Holder
-		text += fmt.Sprintf("%q, held by %s (connection %d)", newLockView(*link.Lock).Key, cmp.Or(h.Program, h.User+"@"+h.Host), h.ConnectionID)
+		text += fmt.Sprintf("%s %q, held by %s", waits, newLockView(*link.Lock).Key, cmp.Or(h.Program, h.User+"@"+h.Host))
+		if h.ConnectionID != 0 {
+			text += fmt.Sprintf(" (connection %d)", h.ConnectionID)
+		}
 	}
 	return text + ": begin with that one"
 }
 
 func newLockView(l inspect.Lock) lockView {
 	v := lockView{
-		ID: id(l), Ref: ref(l), Strategy: l.Strategy, Slot: l.Slot, Token: l.Token,
-		Remaining: milliseconds(l.Remaining), Waiting: len(l.Waiters), Releasable: l.Strategy == hint.StrategyLease && len(l.Holders) > 0,
-		Holders: []client{}, Waiters: []client{},
+		ID: id(l), Ref: ref(l), Strategy: l.Strategy,
+		Remaining: milliseconds(l.Remaining), Waiting: len(l.Waiters.List), Releasable: l.Strategy == hint.StrategyLease && len(l.Holders.List) > 0,
+		HoldMore: l.Holders.More, WaitMore: l.Waiters.More, Holders: []client{}, Waiters: []client{},
+	}
+	if l.Slotted {
+		v.Slot = &l.Slot
+	}
+	if token, ok := l.Token.Get(); ok {
+		v.Token = &token
 	}
 	switch {
 	case l.Key != "":
@@ -215,22 +241,25 @@ func newLockView(l inspect.Lock) lockView {
 	default:
 		v.Key, v.Nameless = printable(l.Name), true
 	}
-	for _, h := range l.Holders[:min(len(l.Holders), maxClients)] {
-		c := newClient(h.Client, h.Since, h.Shared)
-		c.Left, c.Locks, c.Least, c.Within = h.Left, h.Locks, milliseconds(h.Least), milliseconds(h.Within)
+	for _, h := range l.Holders.List[:min(len(l.Holders.List), maxClients)] {
+		c := newClient(h.Client, h.Least, h.Shared)
+		since, _ := h.Since.Get()
+		within, _ := h.Within.Get()
+		c.For, c.Within = milliseconds(since), milliseconds(within)
+		c.Left, c.Locks, c.More = h.Left, h.Locks.Seen, h.Locks.More
 		v.Holders = append(v.Holders, c)
 		v.Releasable = v.Releasable || h.ConnectionID != 0
 	}
-	for _, w := range l.Waiters[:min(len(l.Waiters), maxClients)] {
-		v.Waiters = append(v.Waiters, newClient(w.Client, w.Waited, w.Shared))
+	for _, w := range l.Waiters.List[:min(len(l.Waiters.List), maxClients)] {
+		v.Waiters = append(v.Waiters, newClient(w.Client, w.Least, w.Shared))
 	}
 	return v
 }
 
-func newClient(c inspect.Client, since time.Duration, shared bool) client {
+func newClient(c inspect.Client, least time.Duration, shared bool) client {
 	return client{
 		Program: printable(c.Program), User: printable(c.User), Host: printable(c.Host), Conn: c.ConnectionID, PID: c.PID,
-		For: milliseconds(since), Shared: shared,
+		Least: milliseconds(least), Shared: shared,
 	}
 }
 
@@ -244,7 +273,7 @@ func ref(l inspect.Lock) string {
 	if l.Strategy == hint.StrategyLease {
 		return digest(append(parts, l.Token)...)
 	}
-	for _, h := range l.Holders {
+	for _, h := range l.Holders.List {
 		parts = append(parts, h.Client)
 	}
 	return digest(parts...)

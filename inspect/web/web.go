@@ -40,14 +40,20 @@
 //
 // What a Snapshot does, with what that cannot tell. Beyond that:
 //
-// A wait is as long as the server knows of it. Who waits for a lease asks again every
+// How old that is. The page is called live if it is at most three seconds old. Else it says
+// of when it is, and when the next look is; or since when the server has not answered.
+// Whoever opens it again sees the last view at once.
+//
+// A wait is at least as long as it says. Who waits for a lease asks again every
 // few seconds; that wait is counted on for as long as nobody is granted the lease.
 // Who waits for another lock asks again after the lockTTL, from which it counts anew.
+// Likewise the age of a lease, or of a row lock in one transaction, has the best bound of
+// all looks in which it was seen without a break.
 //
 // Losses are those of the process whose [Losses] the page was given. Without, they
 // are leases that the page has seen run out without being renewed or given back: of
 // all processes, but only while somebody looked, or with [Options.Background], and no
-// others than leases.
+// others than leases. If the account cannot read these, the losses are not known.
 //
 // Deadlocks are those that the server has broken, of all who use it.
 //

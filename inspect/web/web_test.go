@@ -65,7 +65,7 @@ func TestView(t *testing.T) {
 		}
 		// Longer than anybody waits for a lease before he asks again.
 		d := stream.until("all are waited for, for long", func(e event) bool {
-			return e.data.Waiting == 3 && e.data.Held == 3 && e.data.lock("the-lease").Waiters[0].For > 6000
+			return e.data.Waiting == 3 && e.data.Held == 3 && e.data.lock("the-lease").Waiters[0].Least > 6000
 		})
 		for strategy := range strategies {
 			l := d.lock("the-" + strategy)
@@ -73,7 +73,7 @@ func TestView(t *testing.T) {
 				t.Errorf("%s is %+v", strategy, l)
 				continue
 			}
-			if w := l.Waiters[0]; w.Conn == 0 || w.For <= 0 || w.For > d.Longest {
+			if w := l.Waiters[0]; w.Conn == 0 || w.Least <= 0 || w.Least > d.Longest {
 				t.Errorf("%s: the waiter is %+v of at most %d ms", strategy, w, d.Longest)
 			}
 		}
@@ -384,7 +384,7 @@ func TestRelease(t *testing.T) {
 		}
 		var released atomic.Pointer[release]
 		_, srv := s.page(web.Options{AllowRelease: true, Released: func(r *http.Request, l inspect.Lock, err error) {
-			released.Store(&release{r.Header.Get("X-User"), l.Key, len(l.Holders), err})
+			released.Store(&release{r.Header.Get("X-User"), l.Key, len(l.Holders.List), err})
 		}})
 		stream := watch(t, srv)
 		hello := stream.next().data

@@ -382,6 +382,9 @@ func (r *Rows) insertSQL(keys []string) string {
 		" FROM " + r.cfg.Table.String() + " JOIN (" + lines + ") d WHERE " + schema.Floor + " LOCK IN SHARE MODE"
 }
 
+// LeftMark is the end of the owner of a lease that was given back, and stays for its MinHold.
+const LeftMark = "#00000000"
+
 // HolderOf returns the holder of a lease, from the row's owner: that is the lockOwner, and
 // "#" with eight hexadecimal digits, which differ between two owners of the same name. It
 // is nil if owner is empty.
@@ -395,7 +398,7 @@ func HolderOf(owner string) *lockerr.Holder {
 			program = owner[:i]
 		}
 	}
-	return &lockerr.Holder{Program: program}
+	return &lockerr.Holder{Program: program, Left: strings.HasSuffix(owner, LeftMark)}
 }
 
 // noBadConn hides driver.ErrBadConn, which database/sql would relate to its own connection.

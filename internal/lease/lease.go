@@ -216,7 +216,7 @@ func New(cfg Config) *Locker {
 		queueing: make(chan struct{}, max(1, cfg.Conns.Stat().Max/4)),
 	}
 	name := cfg.Owner[:min(len(cfg.Owner), maxOwner)]
-	l.owner, l.leftBy = name+"#"+hex.EncodeToString(mark[:]), name+"#00000000"
+	l.owner, l.leftBy = name+"#"+hex.EncodeToString(mark[:]), name+keyrow.LeftMark
 	l.texts = texts{
 		take: l.takeText(""), takeNow: l.takeText(" NOWAIT"), inherit: l.inheritText(),
 		release: l.releaseText("NULL", "LEAST(expires, UTC_TIMESTAMP(6))"),

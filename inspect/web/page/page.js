@@ -39,13 +39,39 @@ let source = null;
 let again = 0;
 let paused = false;
 
-const states = { live: "Live", lost: "Disconnected, trying again", paused: "Paused", waiting: "Connecting" };
+const states = { lost: "Disconnected, trying again", paused: "Paused", waiting: "Connecting" };
+let state = "waiting"; // of the stream: live, or one of those
+let failing = false; // the server did not answer the last time
+let seen = null; // when the view was made, and when the next one is: by performance.now
+let age = 0; // of the view that comes next
 
-function show(state) {
-  $("light").className = `light ${state}`;
-  set($("state"), states[state]);
-  document.body.classList.toggle("stale", state === "lost");
+// A view that is older than this is not called live.
+const fresh = 3000;
+
+function show(now) {
+  state = now;
+  renderState();
 }
+
+// renderState says how old what is shown is.
+function renderState() {
+  let [light, text, time] = [state, states[state], view ? clock(view.time) : ""];
+  const now = performance.now();
+  if (state === "live" && failing) {
+    [light, text, time] = ["lost", view ? `No answer since ${time}` : "No answer", ""];
+  } else if (state === "live" && now - seen.at <= fresh) {
+    text = "Live";
+  } else if (state === "live") {
+    const pause = seen.next - now;
+    [light, text, time] = ["old", `As of ${time}`, pause > 0 ? `next look in ${Math.ceil(pause / 1000)} s` : "looking now"];
+  }
+  $("light").className = `light ${light}`;
+  set($("state"), text);
+  set($("clock"), time);
+  document.body.classList.toggle("stale", light === "lost");
+}
+
+setInterval(renderState, 500);
 
 function close() {
   clearTimeout(again);
@@ -61,6 +87,7 @@ function open() {
     hello = JSON.parse(e.data);
     points = hello.history;
     minutes = hello.minutes;
+    age = hello.age;
     renderRanges();
     for (const node of document.querySelectorAll(".window")) set(node, duration(hello.window));
   });
@@ -72,14 +99,18 @@ function open() {
     if (minutes.at(-1)?.t === view.minute.t) minutes.pop();
     minutes.push(view.minute);
     minutes = minutes.filter((p) => p.t > view.point.t - hello.ranges.at(-1));
+    const now = performance.now();
+    seen = { at: now - age, next: now + (age ? hello.next : view.next) };
+    age = 0;
+    failing = false;
     show("live");
     $("trouble").hidden = true;
     render();
     if (before) tell(before, view);
   });
   source.addEventListener("failed", (e) => {
+    failing = true;
     show("live");
-    document.body.classList.add("stale");
     const since = view ? ` What is below is of ${clock(view.time)}.` : "";
     set($("trouble"), `The database server did not tell: ${JSON.parse(e.data).error}.${since}`);
     $("trouble").hidden = false;
@@ -118,17 +149,17 @@ const clock = (time) => `${time.slice(11, 19)} UTC`;
 function render() {
   set($("namespace"), view.namespace);
   document.title = view.namespace ? `Locks: ${view.namespace}` : "Locks";
-  set($("clock"), clock(view.time));
-  set($("held"), view.held || !view.heldMore ? String(view.held) : "–");
+  set($("held"), count(view.held, view.heldMore));
   set($("held-note"), unseen());
-  set($("waiting"), view.waiting || !view.waitingMore ? String(view.waiting) : "–");
-  set($("waiting-note"), view.waitingMore ? `${view.waiting} seen; there may be more` : "one a key and process: more may queue in the processes");
-  set($("longest"), view.waiting ? duration(view.longest) : "–");
+  set($("waiting"), count(view.waiting, view.waitingMore));
+  set($("waiting-note"), more(view.waiting, view.waitingMore) || "one a key and process: more may queue in the processes");
+  set($("longest"), view.longest ? atLeast(view.longest) : "–");
   const broken = points.reduce((n, p) => n + (p.d ?? 0), 0);
   figure("deadlocks", view.deadlocks === null ? null : broken, view.deadlocks === null ? "not told by the server" : `${view.deadlocks} since the server started`);
   const lost = view.losses.recent.filter((l) => l.ago < hello.window).length;
-  const more = lost > 0 && lost === view.losses.recent.length && view.losses.total > lost; // older ones are not remembered
-  figure("losses", lost, hello.seen ? "leases that ran out while held, as far as this page saw" : `${view.losses.total} since this process started`, more ? "+" : "");
+  const older = lost > 0 && lost === view.losses.recent.length && view.losses.total > lost; // which are not remembered
+  if (view.losses.total === null) figure("losses", null, "not known: the account cannot read the leases");
+  else figure("losses", lost, hello.seen ? "leases that ran out while held, as far as this page saw" : `${view.losses.total} since this process started`, older ? "+" : "");
   renderPlots();
   renderLocks();
   renderHot();
@@ -136,11 +167,22 @@ function render() {
   renderGaps();
 }
 
+// count is a number as far as it is known, and more what to say of that.
+const count = (n, incomplete) => (n === null ? "–" : incomplete ? `≥ ${n}` : String(n));
+
+function more(n, incomplete) {
+  if (!incomplete) return "";
+  return n === null ? "none seen; there may be some" : `${n} seen; there may be more`;
+}
+
+// atLeast is a time that may be longer than the server tells; "" if it tells nothing.
+const atLeast = (ms) => (ms ? `≥ ${duration(ms)}` : "");
+
 // unseen says that there may be more locks than are counted, or how many have those.
 function unseen() {
   if (!view.heldMore) return view.held > 1 ? `by ${view.holders} ${view.holders === 1 ? "holder" : "holders"}` : "";
-  if (view.unseen > 0) return `${view.held} seen; ${view.unseen} ${view.unseen === 1 ? "transaction holds" : "transactions hold"} row locks that the server does not show`;
-  return `${view.held} seen; there may be more`;
+  if (view.unseen > 0) return `${view.held ?? "none"} seen; ${view.unseen} ${view.unseen === 1 ? "transaction holds" : "transactions hold"} row locks that the server does not show`;
+  return more(view.held, true);
 }
 
 function figure(name, n, note, more = "") {
@@ -163,11 +205,11 @@ const height = 100;
 
 const plots = [
   {
-    name: "longest", of: (p) => p.w, text: duration, marks: true,
+    name: "longest", of: (p) => p.w, text: duration, read: (ms) => atLeast(ms) || "0", marks: true,
     rungs: [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 43_200, 86_400].map((s) => s * 1000),
   },
   {
-    name: "waiting", of: (p) => p.n, text: String, marks: false,
+    name: "waiting", of: (p) => p.n, text: String, read: String, marks: false,
     rungs: [4, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000],
   },
 ];
@@ -224,10 +266,11 @@ function renderPlots() {
   const shortly = seen < 0.9 * span() ? `; only the last ${duration(Math.max(1, Math.round(seen / 1000)) * 1000)} were watched` : "";
   $("legend").hidden = losses.length === 0 && !list.some((p) => p.d);
   for (const plot of plots) {
-    const most = list.reduce((n, p) => Math.max(n, plot.of(p)), 0);
+    const known = list.filter((p) => plot.of(p) !== null);
+    const most = known.reduce((n, p) => Math.max(n, plot.of(p)), 0);
     const top = plot.rungs.find((r) => r >= most) ?? most;
     const y = (p) => height * (1 - plot.of(p) / top);
-    const runs = unbroken(list).map((run) => run.map((p) => `${x(p).toFixed(1)} ${y(p).toFixed(1)}`));
+    const runs = unbroken(list, plot).map((run) => run.map((p) => `${x(p).toFixed(1)} ${y(p).toFixed(1)}`));
     plot.line.setAttribute("d", runs.map((run) => `M${run.join("L")}${run.length > 1 ? "" : "h0"}`).join(""));
     plot.area.setAttribute("d", runs.map((run) => `M${run[0].split(" ")[0]} ${height}L${run.join("L")}V${height}Z`).join(""));
     const upright = (list) => list.map((p) => `M${x(p).toFixed(1)} 0V${height}`).join("");
@@ -236,8 +279,9 @@ function renderPlots() {
     plot.cursor.setAttribute("d", ago === null ? "" : upright([{ t: now - ago }]));
     [top, top / 2, 0].forEach((n, i) => set(plot.labels.children[i], n ? plot.text(n) : "0"));
     [span(), span() / 2, 0].forEach((t, i) => set(plot.times.children[i], t ? `−${duration(t)}` : "now"));
-    const reading = `${pointed ? plot.text(plot.of(pointed)) : "nobody looked"}${ago === null ? "" : `, ${duration(Math.round(ago / 1000) * 1000)} ago`}`;
-    set($(`${plot.name}-reading`), ago === null ? `peak ${plot.text(most)}${shortly}` : reading);
+    const text = (n) => (n === null ? "not known" : plot.read(n));
+    const reading = `${pointed ? text(plot.of(pointed)) : "nobody looked"}${ago === null ? "" : `, ${duration(Math.round(ago / 1000) * 1000)} ago`}`;
+    set($(`${plot.name}-reading`), ago === null ? `peak ${known.length > 0 ? text(most) : "not known"}${shortly}` : reading);
     plot.box.setAttribute("aria-valuemin", String(-span() / 1000));
     plot.box.setAttribute("aria-valuenow", String(-Math.round((ago ?? 0) / 1000)));
     plot.box.setAttribute("aria-valuetext", reading);
@@ -246,12 +290,14 @@ function renderPlots() {
 
 // Points that are further apart than this have a time between them in which
 // nobody looked.
-const broken = () => (range === 0 ? 15_000 : 150_000);
+const broken = () => (range === 0 ? 35_000 : 150_000);
 
-function unbroken(list) {
+// unbroken are the runs of points of which a plot knows something.
+function unbroken(list, plot) {
   const runs = [];
   list.forEach((p, i) => {
-    if (i === 0 || p.t - list[i - 1].t > broken()) runs.push([]);
+    if (plot.of(p) === null) return;
+    if (i === 0 || p.t - list[i - 1].t > broken() || plot.of(list[i - 1]) === null) runs.push([]);
     runs.at(-1).push(p);
   });
   return runs;
@@ -299,7 +345,8 @@ function renderHot() {
     const rest = h.class === "all others";
     set(row.querySelector(".key"), h.class);
     row.querySelector(".key").disabled = rest;
-    [h.now && !rest ? String(h.now) : "–", duration(h.waited), duration(h.longest), String(h.most), String(h.lost)].forEach((text, n) => set(row.children[n + 1], text));
+    const lost = h.lost || view.losses.total !== null ? String(h.lost) : "–";
+    [h.now && !rest ? String(h.now) : "–", atLeast(h.waited) || "–", atLeast(h.longest) || "–", String(h.most), lost].forEach((text, n) => set(row.children[n + 1], text));
     row.lastElementChild.classList.toggle("bad", h.lost > 0);
   });
 }
@@ -365,7 +412,7 @@ function renderLocks() {
   const total = view.locks.length + view.unshown;
   set($("count"), shown.length < total ? `${shown.length} of ${total}` : "");
   $("none").hidden = shown.length > 0;
-  set($("none"), total > 0 ? "None of them is like that." : view.heldMore ? "No lock is seen. That does not mean that there is none: what is not shown is at the end of the page." : "Nobody has a lock.");
+  set($("none"), total > 0 ? "None of them is like that." : view.heldMore || view.waitingMore ? "No lock is seen. That does not mean that there is none: what is not shown is at the end of the page." : "Nobody has a lock.");
 }
 
 const kinds = { row: "row lock", advisory: "advisory lock" };
@@ -381,10 +428,10 @@ function newRow() {
   const update = (now) => {
     lock = now;
     set(key, lock.key);
-    set(tag, [kinds[lock.strategy] ?? lock.strategy, lock.slot ? `slot ${lock.slot}` : "", lock.nameless ? "key not told" : ""].filter(Boolean).join(", "));
+    set(tag, [kinds[lock.strategy] ?? lock.strategy, lock.slot !== undefined ? `slot ${lock.slot}` : "", lock.nameless ? "key not told" : ""].filter(Boolean).join(", "));
     fill(part(".holders"), lock.holders, (li, c) => set(li.querySelector(".time"), ""));
     if (lock.holders.length === 0) set(part(".how"), "holder not told");
-    else set(part(".how"), how(lock));
+    else set(part(".how"), how(lock) + (lock.holdersMore ? "; others may hold it, too" : ""));
     if (hello.release && lock.releasable && !button) {
       button = document.createElement("button");
       button.type = "button";
@@ -405,9 +452,10 @@ function newRow() {
     if (first) queue.open = lock.waiting <= unfolded;
     first = false;
     queue.hidden = lock.waiting === 0;
-    const longest = lock.waiters.reduce((n, c) => Math.max(n, c.for ?? 0), 0);
-    set(part("summary"), `${lock.waiting} waiting, ${lock.waiting > 1 ? "the longest " : ""}for ${duration(longest)}`);
-    fill(part("ol"), lock.waiters, (li, c) => set(li.querySelector(".time"), duration(c.for ?? 0)));
+    const longest = lock.waiters.reduce((n, c) => Math.max(n, c.least ?? 0), 0);
+    const long = longest ? `, ${lock.waiting > 1 ? "the longest " : ""}for ${atLeast(longest)}` : "";
+    set(part("summary"), `${count(lock.waiting, lock.waitersMore)} waiting${long}`);
+    fill(part("ol"), lock.waiters, (li, c) => set(li.querySelector(".time"), atLeast(c.least)));
     set(part(".more"), lock.waiting > lock.waiters.length ? `and ${lock.waiting - lock.waiters.length} more` : "");
   };
   return { node, update };
@@ -419,18 +467,20 @@ function unseenSpan() {
   return node;
 }
 
-// before is the server's time so many milliseconds ago.
+// before is the server's time so many milliseconds ago; after that in so many.
 function before(ms) {
   const then = new Date(Date.parse(view.time) - ms).toISOString();
-  return `${ms < 43_200_000 ? "" : `${then.slice(0, 10)} `}${clock(then)}`;
+  return `${Math.abs(ms) < 43_200_000 ? "" : `${then.slice(0, 10)} `}${clock(then)}`;
 }
+
+const after = (ms) => before(-ms);
 
 function how(lock) {
   const first = lock.holders[0];
-  if (first.left) return `given back, kept for ${duration(lock.remaining ?? 0)}`;
-  if (lock.strategy === "lease") return `${duration(lock.remaining ?? 0)} left, token ${lock.token}`;
-  if (first.for) return `held for ${duration(first.for)}`;
+  if (first.left) return `given back, kept until ${after(lock.remaining ?? 0)}`;
   const least = first.least ? `held for ${duration(first.least)} at least` : "";
+  if (lock.strategy === "lease") return `${duration(lock.remaining ?? 0)} left, token ${lock.token}${least && `, ${least}`}`;
+  if (first.for) return `held for ${duration(first.for)}`;
   if (!first.within) return least || "since when is not known";
   return `${least && `${least}, `}in a transaction since ${before(first.within)}`;
 }
@@ -498,6 +548,7 @@ function consequence(lock) {
   const end = `This ends the database connection ${conns} of ${people}`;
   if (lock.strategy === "row") return `${end}: its transaction is rolled back.`;
   const locks = Math.max(1, ...lock.holders.map((c) => c.locks ?? 1));
+  if (lock.holders.some((c) => c.locksMore)) return `${end}, and with it all of its advisory locks, of which not all are shown here.`;
   return locks > 1 ? `${end}, and with it all of its ${locks} advisory locks.` : `${end}, which has no other advisory lock.`;
 }
 

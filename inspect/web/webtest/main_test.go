@@ -327,7 +327,7 @@ func (s *scratch) queue(key string, option lockctx.Option, owners ...string) {
 			snap, err := i.Snapshot(ctx, inspect.Filter{Keys: []string{key}})
 			dbtest.OK(s.T, err)
 			for _, l := range snap.Locks {
-				if len(l.Waiters) == n+1 {
+				if len(l.Waiters.List) == n+1 {
 					return true
 				}
 			}

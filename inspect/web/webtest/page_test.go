@@ -47,7 +47,11 @@ func TestContention(t *testing.T) {
 		if got := p.texts(waits); len(got) != 5 || !strings.HasSuffix(got[0], "s") { // seconds, or milliseconds
 			t.Errorf("they wait %q", got)
 		}
-		if held, waiting := p.text("#held"), p.text("#waiting"); held != "2" || waiting != "5" {
+		all := "2"
+		if !s.names() { // MariaDB shows some locks only while somebody waits
+			all = "≥ 2"
+		}
+		if held, waiting := p.text("#held"), p.text("#waiting"); held != all || waiting != "5" {
 			t.Errorf("%s are held, %s wait", held, waiting)
 		}
 		if got := p.text("li.lock .queue summary"); !strings.HasPrefix(got, "5 waiting, the longest for ") {

@@ -1,0 +1,119 @@
+package inspect_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/inspect"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// TestChainByProcess: a process that holds one lock waits for the next, of whatever strategies.
+// The chain ends at the one that waits for nobody. Where the server tells no processes it has
+// one step, and does not say that its holder waits for nobody.
+func TestChainByProcess(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{}, 3)
+		started := 0
+		defer func() {
+			cancel()
+			for range started {
+				<-ended
+			}
+		}()
+		all := s.inspector(s.root)
+		waits := func(process, key string, option lockctx.Option) {
+			t.Helper()
+			db := s.process("root", process)
+			started++
+			go func() {
+				defer func() { ended <- struct{}{} }()
+				if h, err := mysqllock.Acquire(ctx, db, key, option, lockctx.Wait(2*dbtest.Patience)); err == nil {
+					_ = h.Release()
+				}
+			}()
+			dbtest.Soon(t, process+" waits", func() bool {
+				pauseForCopy()
+				for _, l := range look(t, all).Locks {
+					if l.Key == key && len(l.Waiters.List) == 1 {
+						return true
+					}
+				}
+				return false
+			})
+		}
+		s.acquire(s.process("root", "idler:1:sleep"), "three", lockctx.Lease(time.Minute))
+		s.acquire(s.process("root", "middle:2:shopd"), "two", lockctx.Advisory())
+		s.acquire(s.process("root", "first:3:shopd"), "one", lockctx.Lease(time.Minute))
+		waits("middle:2:shopd", "three", lockctx.Lease(time.Minute))
+		waits("first:3:shopd", "two", lockctx.Advisory())
+		waits("victim:4:shopd", "one", lockctx.Lease(time.Minute))
+
+		var snap *inspect.Snapshot
+		var chain []inspect.Link
+		want := 3
+		if s.kind == plainMariaDB {
+			want = 1
+		}
+		dbtest.Soon(t, "the chain is shown", func() bool { // who waits asks anew now and then
+			pauseForCopy()
+			snap = look(t, all)
+			l := find(snap, "lease", "one")
+			if l == nil {
+				return false
+			}
+			chain = snap.Chain(l)
+			return len(chain) == want
+		})
+		var steps []string
+		for i, link := range chain {
+			steps = append(steps, fmt.Sprint(link.Lock.Key, " ", link.Holder.Program, " ", link.Holder.WaitsFor))
+			if link.ByProcess != (i > 0) {
+				t.Errorf("step %d is linked by its process: %v", i, link.ByProcess)
+			}
+		}
+		wanted := []string{"one first:3:shopd [two]", "two middle:2:shopd [three]", "three idler:1:sleep []"}
+		if want == 1 {
+			wanted = []string{"one first:3:shopd []"}
+		}
+		if got := strings.Join(steps, "; "); got != strings.Join(wanted, "; ") {
+			t.Errorf("the chain is %s, want %s", got, strings.Join(wanted, "; "))
+		}
+		if a := chain[len(chain)-1].Holder.Activity; a == nil || !a.Elsewhere {
+			t.Errorf("the holder of a lease does %v", a)
+		}
+	})
+}
+
+// TestCustomOwners: processes on other hosts may have the same lockOwner, and are told by host
+// and process id.
+func TestCustomOwners(t *testing.T) {
+	client := func(host string, pid int) inspect.Client {
+		return inspect.Client{ConnectionID: uint64(pid), Program: "web", Host: host, PID: pid}
+	}
+	lock := func(key string, holder inspect.Client, waits []string, waiters ...inspect.Client) inspect.Lock {
+		l := inspect.Lock{Strategy: "advisory", Key: key, Name: key, Stripe: -1}
+		l.Holders.List = []inspect.Holder{{Client: holder, WaitsFor: waits}}
+		for _, w := range waiters {
+			l.Waiters.List = append(l.Waiters.List, inspect.Waiter{Client: w})
+		}
+		return l
+	}
+	holder, other := client("10.0.0.1:4000", 1), inspect.Client{ConnectionID: 8, Program: "web", Host: "10.0.0.2:4000", PID: 1}
+	for _, waiter := range []inspect.Client{{ConnectionID: 9, Program: "web", Host: "10.0.0.1:5000", PID: 1}, other, {Program: "web"}, {Program: "web", Host: "10.0.0.1"}} {
+		snap := &inspect.Snapshot{Locks: []inspect.Lock{lock("a", holder, []string{"b"}), lock("b", client("10.0.0.3", 3), nil, waiter)}}
+		want := 1
+		if waiter.ConnectionID == 9 {
+			want = 2
+		}
+		if chain := snap.Chain(&snap.Locks[0]); len(chain) != want {
+			t.Errorf("with the waiter %+v the chain is %+v", waiter, chain)
+		}
+	}
+}
