@@ -46,6 +46,7 @@ func TestReload(t *testing.T) {
 		first.stop()
 		dbtest.Soon(t, "nobody looks", func() bool { return !page.Looking() })
 		proxy.Close()
+		time.Sleep(2 * time.Millisecond) // the age is told in milliseconds
 		again := watch(t, srv)
 		hello, next := again.next(), again.next()
 		if hello.data.Age <= 0 || next.name != "view" || next.data.Point.T < view.Point.T {

@@ -227,8 +227,12 @@ func (a *attempt) freeSlot(ctx context.Context, slots []int) (int, error) {
 	if server.Interrupted(err) { // the whole table is locked
 		return none, nil
 	}
-	if err != nil || len(rows) == 0 {
+	switch {
+	case err != nil:
 		return none, err
+	case len(rows) == 0:
+		a.heard.Store(true)
+		return none, nil
 	}
 	slot, err := strconv.Atoi(rows[0][0])
 	if err != nil || slot < 0 || slot >= len(a.r.Slots) {

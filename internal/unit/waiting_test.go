@@ -144,6 +144,28 @@ func TestSlotsAreAsManyAsWereAskedFor(t *testing.T) {
 	state(t, s, 10, 0)
 }
 
+// The server has said that no slot is free, so somebody has them, also if the caller's wait is over
+// before it waits for one.
+func TestAWaitForSlotsThatIsOverBeforeItBeginsIsATimeout(t *testing.T) {
+	s, db, _ := open(t)
+	slot := func(wait time.Duration) []lockctx.Option {
+		return []lockctx.Option{lockctx.Slots(1), lockctx.Wait(wait)}
+	}
+	held, err := mysqllock.Acquire(context.Background(), db, "k", slot(time.Minute)...)
+	must(t, err)
+	const wait = 20 * time.Millisecond
+	other := another(t, s)
+	for range 2 { // what is asked once is known to the second
+		s.Before("SKIP LOCKED", func() { time.Sleep(2 * wait) })
+		_, err := other.BeginTx(lockctx.With(lockctx.With(context.Background(), "a"), "k", slot(wait)...), nil)
+		if !errors.Is(err, mysqllock.ErrTimeout) {
+			t.Errorf("got %v", err)
+		}
+	}
+	must(t, held.Release())
+	state(t, s, 10, 0)
+}
+
 func TestAHoldOfALeaseTellsItsTokenAndExpiry(t *testing.T) {
 	s, db, ctx := open(t)
 	var last uint64
