@@ -618,7 +618,8 @@ func (a *attempt) settle(h *lockConn, o *outcome) {
 		} else {
 			a.given.tell(nil) // it was ours, or nobody can tell
 		}
-		sure := o.err == nil || !unknown(o.err)
+		// What was handed over, and was not inherited, is still this process's.
+		sure := o.err == nil || errors.Is(o.err, errNoRow) || a.given == nil && !unknown(o.err)
 		if o.err == nil && o.token > 0 {
 			sure = a.undo(h, o.token) == nil
 		}

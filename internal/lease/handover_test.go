@@ -194,6 +194,9 @@ func TestHeirBehindRowLock(t *testing.T) {
 			if got.took > 15*time.Second { // the lease would have lasted for longer
 				t.Errorf("it waited %v", got.took)
 			}
+			dbtest.Soon(t, "the server has given up, too", func() bool {
+				return dbtest.Column[int](t, s.db, "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE COMMAND <> 'Sleep' AND INFO LIKE ?", "%"+s.Name+"%")[0] == 1
+			})
 			dbtest.OK(t, tx.Rollback())
 			<-given
 			dbtest.OK(t, l.acquire(waiting("k", 20*time.Second)).Release())
