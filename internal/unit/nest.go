@@ -69,7 +69,8 @@ func (u *unit) endTx(t *inner, commit bool) error {
 	switch {
 	case u.stack[last] != t:
 		err := u.error(op, lockerr.With(lockerr.ErrUnsafe, errors.New(
-			"transactions of one lock context must end in the reverse order in which they began; the whole unit of work is rolled back")))
+			"transactions of one lock context must end in the reverse order in which they began, so goroutines cannot have them side by side "+
+				"(under lockctx.Lease they can, or with a lock context for each); the whole unit of work is rolled back")))
 		for _, open := range u.stack {
 			open.failed = err
 		}
