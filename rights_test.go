@@ -60,6 +60,7 @@ var rightsOf = []struct {
 func (s *scratch) waiting() (n int) {
 	s.T.Helper()
 	dbtest.OK(s.T, s.plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND COMMAND = 'Query' AND INFO NOT LIKE 'CREATE%' AND ID <> CONNECTION_ID()"+
+		" AND INFO NOT LIKE '%NOWAIT%' AND INFO NOT LIKE '%wait_timeout = 0%'"+ // what only looks
 		" AND (INFO LIKE '%GET_LOCK(%' OR INFO LIKE '%mysqllock%FOR UPDATE%' OR INFO LIKE '%mysqllock%FOR SHARE%' OR INFO LIKE '%mysqllock%LOCK IN SHARE MODE%')",
 		s.Name).Scan(&n))
 	return n
