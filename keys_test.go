@@ -235,7 +235,7 @@ func TestAllOrNothing(t *testing.T) {
 					case "NoWait":
 						wait = lockctx.NoWait()
 					case "Wait":
-						wait = lockctx.Wait(60 * time.Millisecond)
+						wait = lockctx.Wait(200 * time.Millisecond)
 					case "cancel":
 						if k.key == test.held.key {
 							time.AfterFunc(60*time.Millisecond, cancel)
