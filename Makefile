@@ -43,14 +43,13 @@ check: ## What needs no server, in under a minute: format, golangci-lint (with v
 # With the oldest Go that its go.mod allows, where the module proxy has it, the driver
 # is built and vetted, and its own tests run on one server: what they say of servers
 # does not depend on Go, nor do those that kill, cut off and load servers.
-# A test mostly waits: four of a package run at a time, whatever number of processors there is.
-check  = go test -race -vet=off -timeout 14m -parallel 4
+check  = go test -race -vet=off -timeout 14m
 oldest = go$(shell awk '$$1 == "go" { print $$2 }' go.mod)
 test: servers rivals prometheus browser lint ## Lint, then run all tests with the race detector
 	$(check) -p 2 ./...
 	@if GOTOOLCHAIN=$(oldest) go version; then \
 		echo "== with $(oldest), on one server" && export GOTOOLCHAIN=$(oldest) && go vet ./... && \
-		MYSQLLOCK_TEST_SERVERS=1 go test -vet=off -timeout 14m -parallel 4 -p 2 \
+		MYSQLLOCK_TEST_SERVERS=1 go test -vet=off -timeout 14m -p 2 \
 			$$(go list ./... | grep -vE '/internal/(chaos|clusters|matrix|proxies|tempserver)$$'); \
 	else echo "== no $(oldest) to be had here, so the tests do not run with it"; fi
 	@printf '%s\n' $(filter-out .,$(MODULES)) | xargs -P 3 -I {} sh -c 'echo "== {}" && cd {} && $(check) ./...'
