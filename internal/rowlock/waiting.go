@@ -24,10 +24,13 @@ func (a *attempt) calls(ctx context.Context) bool {
 	if !a.callable() {
 		return false
 	}
-	timed, cancel := context.WithTimeout(ctx, controlWait)
-	defer cancel()
-	a.cfg.Procedures.Look(timed, a.cfg.Table.WaitProcedure())
-	return a.cfg.Procedures.Has(a.cfg.Table.WaitProcedure())
+	wait := a.cfg.Table.WaitProcedure()
+	if !a.cfg.Procedures.Looked(wait) {
+		timed, cancel := context.WithTimeout(ctx, controlWait)
+		defer cancel()
+		a.cfg.Procedures.Look(timed, wait)
+	}
+	return a.cfg.Procedures.Has(wait)
 }
 
 // refusesCall reports that the procedure cannot be called, and notes that.

@@ -3,6 +3,7 @@ package schema
 import (
 	"context"
 	"database/sql/driver"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -104,8 +105,9 @@ func (r *Registry) LookLater(background func(func(context.Context)), all ...Proc
 	if r.Looked(all...) || !r.later.CompareAndSwap(false, true) {
 		return
 	}
+	wanted := slices.Clone(all) // so that a caller who finds everything known allocates nothing
 	background(func(ctx context.Context) {
 		defer r.later.Store(false)
-		r.Look(ctx, all...)
+		r.Look(ctx, wanted...)
 	})
 }
