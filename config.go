@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/url"
 	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strconv"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/keyrow"
 	"github.com/mysqllock/mysqllock/internal/schema"
 )
 
@@ -119,6 +119,28 @@ type Config struct {
 	// also after a failover, or that knows that locks hold on its engine. (lockUnsafe)
 	Unsafe string
 
+	// Require names tables, separated by commas, whose rows are written only under a lock
+	// (strict mode): a statement that writes one of them outside of any lock fails with
+	// ErrNoLock before it is sent. A name may be a pattern as in [path.Match], and may have a
+	// schema in front, as in "products,order_*,shop.stock"; case does not matter. What is read
+	// outside a transaction under [lockctx.With] alone must then be written in [Do], or read
+	// again in the transaction that writes: else the first write of such a table is
+	// refused with ErrUnsafe, since its commit would give the lock back.
+	//
+	// After "log:", as in "log:products", nothing is refused: the Observer gets an Advised
+	// event, once for each text (at most 1,000 of them); without an Observer
+	// [log/slog.Default] gets a line.
+	//
+	// What the text of a statement does not show is not seen: see docs/no-lock.md. "" is
+	// no table, and costs nothing. (lockRequire)
+	Require string
+
+	// RequireKey is for those who want the right key, too: it gets a table that Require
+	// names, and that is about to be written under a lock, and the keys of that lock. Its
+	// error is the reason of an ErrNoLock. It must return soon, and not use the handle. nil
+	// takes any key. It has no DSN parameter.
+	RequireKey func(table string, keys []string) error
+
 	// Observer is told what becomes of locks: for metrics, traces and logs. nil
 	// is nobody. It has no DSN parameter: see [NewConnector].
 	Observer Observer
@@ -185,11 +207,21 @@ func (c Config) settings() (handle.Settings, error) {
 	if err != nil {
 		return handle.Settings{}, err
 	}
+	required, err := handle.ParseRequired(c.Require)
+	switch {
+	case err != nil:
+		return handle.Settings{}, err
+	case required != nil:
+		required.Key = c.RequireKey
+	case c.RequireKey != nil:
+		return handle.Settings{}, errors.New("mysqllock: RequireKey goes with Require")
+	}
 	return handle.Settings{
 		Strategy: c.Strategy, Wait: c.Wait, TTL: c.TTL, Table: table, Namespace: c.Namespace, Stripes: c.Stripes,
 		Auto: c.Schema != "manual", Unsafe: c.Unsafe == "allow", Owner: c.Owner,
 		HandOvers: c.HandOvers, HandOverTime: c.HandOverTime, Observe: observed(c.Observer), Trace: traced(c.Observer), LongHold: c.LongHold, SlowWait: c.SlowWait,
 		MaxConns: c.MaxConns, ConnMaxIdle: c.ConnMaxIdleTime, ConnMaxLife: c.ConnMaxLifetime, LockMaxConns: c.LockMaxConns,
+		Required: required,
 	}, nil
 }
 
@@ -241,8 +273,7 @@ func (c Config) withDefaults() Config {
 	c.HandOvers = cmp.Or(c.HandOvers, defaultHandOvers)
 	c.HandOverTime = cmp.Or(c.HandOverTime, defaultHandOverTime)
 	if c.Owner == "" {
-		host, _ := os.Hostname()
-		c.Owner = fmt.Sprintf("%s:%d:%s", host, os.Getpid(), filepath.Base(os.Args[0]))
+		c.Owner = keyrow.OwnerOf(os.Args[0])
 	}
 	return c
 }
@@ -355,6 +386,8 @@ func (c *Config) field(parameter string) (field any, want string) {
 		return &c.HandOverTime, "more than 0s"
 	case "lockUnsafe":
 		return &c.Unsafe, ""
+	case "lockRequire":
+		return &c.Require, ""
 	}
 	return nil, ""
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // conn is one connection as database/sql sees it: the interfaces of package driver,
-// around what the engine makes of each call.
+// around what package unit makes of each call.
 type conn struct {
 	of     *unit.Conn
 	k      *connector

@@ -31,7 +31,8 @@
 //
 // Without a transaction a read takes the lock, and the first commit that may have
 // changed something gives it back. A second write, without a new read, fails with
-// [ErrStaleRead] before it is sent. First make a context that ends, then pass it to With:
+// [ErrStaleRead] before it is sent, and what was committed before stays. So this is for one
+// write; for more use Do or a transaction. First make a context that ends, then pass it to With:
 // if no write has given the lock back, the end of the context does.
 //
 //	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -87,8 +88,7 @@
 //
 // # More
 //
-//   - [Guide]: GORM, sqlx, bun; jobs, leases, versions, semaphores, workers. Package leader
-//     elects one of many processes.
+//   - [Guide]: GORM, sqlx, bun; jobs, leases, leaders, forms, workers.
 //   - [How you can get no lock], without an error.
 //   - [In production]: grants, TTLs, time-outs, monitoring.
 //   - [Lock contexts]: what happens to each kind of statement; reads and later

@@ -63,6 +63,8 @@ var goodDSNs = []struct {
 	{dsnBare + "?lockOwner=a=b", dsnBare, Config{Owner: "a=b"}},
 	{dsnBare + "?lockUnsafe=refuse", dsnBare, Config{Unsafe: "refuse"}},
 	{dsnBare + "?lockUnsafe=allow", dsnBare, Config{Unsafe: "allow"}},
+	{dsnBare + "?lockRequire=products,order_*,shop.stock", dsnBare, Config{Require: "products,order_*,shop.stock"}},
+	{dsnBare + "?lockRequire=log:*", dsnBare, Config{Require: "log:*"}},
 
 	// Among others, in any place.
 	{dsnBare + "?lockWait=2s&parseTime=true", dsnBare + "?parseTime=true", Config{Wait: 2 * time.Second}},
@@ -180,6 +182,12 @@ var badDSNs = []struct {
 	{dsnBare + "?lockNamespace=", "lockNamespace is empty"},
 	{dsnBare + "?lockSchema=none", `lockSchema is "none", want auto or manual`},
 	{dsnBare + "?lockUnsafe=yes", `lockUnsafe is "yes", want refuse or allow`},
+	{dsnBare + "?lockRequire=", "lockRequire is empty"},
+	{dsnBare + "?lockRequire=a,,b", `lockRequire is "a,,b", want tables or patterns`},
+	{dsnBare + "?lockRequire=log:", `lockRequire is "log:"`},
+	{dsnBare + "?lockRequire=warn:a", `lockRequire is "warn:a"`},
+	{dsnBare + "?lockRequire=a.b.c", `lockRequire is "a.b.c"`},
+	{dsnBare + "?lockRequire=[a", `lockRequire is "[a"`},
 	{dsnBare + "?lockOwner=", "lockOwner is empty"},
 
 	{dsnBare + "?lockWait=1s&lockWait=2s", "lockWait is given twice"},

@@ -21,6 +21,7 @@ var (
 	ErrNoEnd         = lockerr.ErrNoEnd
 	ErrStaleSnapshot = lockerr.ErrStaleSnapshot
 	ErrStaleRead     = lockerr.ErrStaleRead
+	ErrNoLock        = lockerr.ErrNoLock
 	ErrUnsafe        = lockerr.ErrUnsafe
 	ErrClosed        = lockerr.ErrClosed
 )

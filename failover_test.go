@@ -125,6 +125,61 @@ func TestNothingOfBeforeARestartIsCommitted(t *testing.T) {
 	})
 }
 
+// TestServerGoesDuringWaits: whoever waits for a lock while the server goes away never had it. It is
+// told for which key it has waited, by which strategy and for how long, and that it has no
+// connection any more; not that a lock was lost.
+func TestServerGoesDuringWaits(t *testing.T) {
+	lease, slots := lockctx.Lease(time.Minute), lockctx.Slots(1)
+	waits := map[string]struct{ held, wanted []lockctx.Option }{
+		"row": {}, "lease": {[]lockctx.Option{lease}, []lockctx.Option{lease}}, "advisory": {[]lockctx.Option{lockctx.Advisory()}, []lockctx.Option{lockctx.Advisory()}},
+		"row slots": {[]lockctx.Option{slots}, []lockctx.Option{slots}}, "lease slots": {[]lockctx.Option{lease, slots}, []lockctx.Option{lease, slots}},
+		"shared": {nil, []lockctx.Option{lockctx.Shared()}}, "row behind a lease": {[]lockctx.Option{lease}, nil}, "lease behind a row": {nil, []lockctx.Option{lease}},
+	}
+	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		holder := s.open()
+		for how, gone := range map[string]func() error{
+			"killed":    s.Server.Kill,
+			"shut down": func() error { dbtest.Exec(t, s.plain, "SHUTDOWN"); return nil },
+		} {
+			first, second := s.open(), s.open() // in one line the second would wait until it is sure that the first has no lease
+			var all sync.WaitGroup
+			for name, of := range waits {
+				key := name + ", " + how // leases stay
+				h, err := mysqllock.Acquire(dbtest.Limited(t), holder, key, of.held...)
+				dbtest.OK(t, err)
+				defer h.Rollback()
+				wanted := append(slices.Clone(of.wanted), lockctx.Wait(time.Hour))
+				asks := func(way string, ask func(context.Context) error) {
+					all.Go(func() {
+						err := ask(dbtest.Limited(t))
+						var e *mysqllock.Error
+						if !errors.As(err, &e) || !errors.Is(err, mysqllock.ErrExhausted) || errors.Is(err, mysqllock.ErrLost) || errors.Is(err, mysqllock.ErrLocked) ||
+							e.Key != key || e.Strategy == "" || e.Op != "lock" || e.Waited <= 0 {
+							t.Errorf("%s of %s: %v", way, key, err)
+						}
+					})
+				}
+				asks("Acquire", func(ctx context.Context) error {
+					_, err := mysqllock.Acquire(ctx, first, key, wanted...)
+					return err
+				})
+				asks("BeginTx", func(ctx context.Context) error {
+					_, err := second.BeginTx(lockctx.With(ctx, key, wanted...), nil)
+					return err
+				})
+			}
+			dbtest.Soon(t, "all wait", func() bool {
+				one, err := mysqllock.Stats(first)
+				other, err2 := mysqllock.Stats(second)
+				return errors.Join(err, err2) == nil && one.Waiters+other.Waiters == 2*len(waits)
+			})
+			dbtest.OK(t, gone())
+			all.Wait()
+			dbtest.OK(t, s.Server.Restart(dbtest.Limited(t)))
+		}
+	})
+}
+
 // TestBecomesReadOnly: a server that does not take writes any more, as after a
 // switchover, grants no row lock, also where nothing has failed meanwhile.
 func TestBecomesReadOnly(t *testing.T) {
@@ -232,7 +287,7 @@ var (
 	anyPrimary   = []driver.Value{"8.4.0", "shop", "0", "0", "REPEATABLE-READ", "0", "OFF,", int64(0)}
 	anySecondary = []driver.Value{"8.4.0", "shop", "0", "1", "REPEATABLE-READ", "0", "OFF,", int64(0)}
 	newerPrimary = []driver.Value{"8.4.1", "shop", "0", "0", "REPEATABLE-READ", "0", "OFF,", int64(0)}
-	otherEngine  = []driver.Value{"8.0.11-TiDB-v8.5.0", "shop", "0", "0", "REPEATABLE-READ", "0", "OFF,", int64(0)}
+	otherEngine  = []driver.Value{"8.0.34-SingleStore", "shop", "0", "0", "REPEATABLE-READ", "0", "OFF,", int64(0)}
 	manyPrimary  = []driver.Value{"8.4.0", "shop", "0", "0", "REPEATABLE-READ", "0", "OFF,name,OFF", int64(0)}
 )
 
@@ -656,7 +711,7 @@ func TestHostVanishesWithoutProcedure(t *testing.T) {
 		}
 		other := s.open("lockSchema=manual", "lockNamespace=app")
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), s.open("lockNamespace=app"), "made", func(context.Context) error { return nil }))
-		_, err := s.plain.Exec("DROP PROCEDURE IF EXISTS mysqllock_done2")
+		_, err := s.plain.Exec("DROP PROCEDURE IF EXISTS mysqllock_done3")
 		dbtest.OK(t, err)
 		do := func(db *sql.DB, fn func(context.Context) error, ttl time.Duration) error {
 			return mysqllock.Do(context.Background(), db, "k", fn, lockctx.Lease(ttl), lockctx.Wait(2*time.Minute))
@@ -782,7 +837,7 @@ func TestLateFailureIsNoSilence(t *testing.T) {
 // TestLateHintIsKeptAlive: MariaDB ends transactions that are idle, in which a lock
 // was taken, so the driver pings them.
 func TestLateHintIsKeptAlive(t *testing.T) {
-	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("lockTTL=2s")
 		var cases dbtest.Together
 		defer cases.Wait()

@@ -796,18 +796,18 @@ func (s *fakeServer) mysqlAnswers() *fakeServer {
 		case strings.Contains(text, "@@completion_type"):
 			return one(int64(c.id), "db 3306", int64(1), "NO_CHAIN")
 		case strings.HasPrefix(text, "SELECT ENGINE"):
-			return one("InnoDB", "namespace,name,owner,token,expires,versioned", nil)
+			return one("InnoDB", "namespace,name,owner,token,expires,versioned", nil, nil)
 		case text == sqlFloor:
 			return one(int64(1))
 		case text == sqlStripes:
 			return fakeReply{columns: []string{"token"}}, nil
 		case strings.HasPrefix(text, "SELECT name, token FROM `shop`.`mysqllock`"):
 			return one("", int64(0)) // the floor alone
-		case strings.HasPrefix(text, "CALL `shop`.`mysqllock_lock1`"), strings.Contains(text, "versioned, @@read_only"):
+		case strings.HasPrefix(text, "CALL `shop`.`mysqllock_lock2`"), strings.Contains(text, "versioned, @@read_only"):
 			reply, err := one(int64(c.id), int64(0), nil, int64(0), "0", "0")
 			reply.rows = slices.Repeat(reply.rows, 1+strings.Count(text, "UNION ALL"))
 			return reply, err
-		case strings.HasPrefix(text, "CALL `shop`.`mysqllock_held2`"):
+		case strings.HasPrefix(text, "CALL `shop`.`mysqllock_held3`"):
 			return fakeReply{}, nil // it has committed
 		case strings.HasPrefix(text, "CALL `shop`.`mysqllock_named1`"):
 			return one(int64(1))

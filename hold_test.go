@@ -5,9 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"runtime"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,237 +15,30 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-func TestDo(t *testing.T) {
+func TestIdleHoldNoticesThatItsConnectionIsLost(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
-		set := func(ctx context.Context, n int) {
-			_, err := db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n)
-			dbtest.OK(t, err)
-		}
-		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
-			s.wantLocked("k", true)
-			set(ctx, 9) // an Exec in a hold does not end it
-			s.wantLocked("k", true)
-			tx, err := db.BeginTx(ctx, nil)
-			dbtest.OK(t, err)
-			dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 2")
-			dbtest.OK(t, tx.Rollback())
-			tx, err = db.BeginTx(ctx, nil)
-			dbtest.OK(t, err)
-			dbtest.Exec(t, tx, "UPDATE p SET stock = 3 WHERE id = 3")
-			dbtest.OK(t, tx.Commit())
-			s.wantStock(1, 10)
-			return nil
-		}))
-		s.wantLocked("k", false)
-		s.wantStock(1, 9)
-		s.wantStock(2, 10)
-		s.wantStock(3, 3)
-
-		mine := errors.New("mine")
-		if err := mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error { set(ctx, 1); return mine }); !errors.Is(err, mine) {
-			t.Errorf("Do returned %v, not the function's error", err)
-		}
-		s.wantStock(1, 9)
-		func() {
-			defer func() {
-				if p := recover(); p != "boom" {
-					t.Errorf("recovered %v, want the panic of the function", p)
-				}
-			}()
-			_ = mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error { set(ctx, 1); panic("boom") })
-		}()
-		s.wantStock(1, 9)
-		s.wantLocked("k", false)
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			_ = mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error { set(ctx, 1); runtime.Goexit(); return nil })
-		}()
-		<-done
-		s.wantStock(1, 9)
-		s.wantLocked("k", false)
-
-		ctx, cancel := context.WithCancel(dbtest.Limited(t))
-		err := mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { set(ctx, 1); cancel(); return nil })
-		if err == nil {
-			t.Error("Do committed although its context had ended")
-		}
-		dbtest.Soon(t, "the lock is free", func() bool { return !s.locked("k") })
-		s.wantStock(1, 9)
-	})
-}
-
-func TestDoInsideDoJoins(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
-		mine := errors.New("mine")
-		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "a", func(ctx context.Context) error {
-			for i, key := range []string{"a", "b"} {
-				err := mysqllock.Do(ctx, db, key, func(ctx context.Context) error {
-					_, err := db.ExecContext(ctx, "UPDATE p SET stock = 5 WHERE id = ?", 1+i)
-					dbtest.OK(t, err)
-					if key == "b" {
-						return mine
-					}
-					return nil
-				})
-				if key == "b" && !errors.Is(err, mine) || key == "a" && err != nil {
-					t.Errorf("%s: %v", key, err)
-				}
-			}
-			s.wantLocked("b", true)
-			return nil
-		}))
-		s.wantStock(1, 5)
-		s.wantStock(2, 10)
-		s.wantLocked("a", false)
-		s.wantLocked("b", false)
-	})
-}
-
-func TestDoRetriesAfterADeadlock(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
-		var tries atomic.Int32
-		both := make(chan error, 2)
-		// Two holders that ask for each other's key: the server breaks it.
-		for _, keys := range [][2]string{{"a", "b"}, {"b", "a"}} {
-			go func() {
-				both <- mysqllock.Do(dbtest.Limited(t), db, keys[0], func(ctx context.Context) error {
-					tries.Add(1)
-					for tries.Load() < 2 {
-						time.Sleep(time.Millisecond)
-					}
-					_, err := db.ExecContext(lockctx.With(ctx, keys[1]), "UPDATE p SET stock = stock - 1 WHERE id = 1")
-					return err
-				}, lockctx.Retry(5))
-			}()
-		}
-		dbtest.OK(t, <-both)
-		dbtest.OK(t, <-both)
-		if n := tries.Load(); n < 3 {
-			t.Errorf("the functions ran %d times, so there was no deadlock", n)
-		}
-		s.wantStock(1, 8)
-	})
-}
-
-func TestLocalDeadlockIsNotHidden(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open("lockWait=1m")
-		ready := make(chan struct{}, 2)
-		begin := make(chan struct{})
-		both := make(chan error, 2)
-		for _, keys := range [][2]string{{"a", "b"}, {"b", "a"}} {
-			go func() {
-				tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), keys[0]), nil)
-				if err != nil {
-					both <- err
-					return
-				}
-				defer tx.Rollback()
-				ready <- struct{}{}
-				<-begin
-				if _, err := tx.ExecContext(lockctx.With(context.Background(), keys[1]), "UPDATE p SET stock = stock - 1 WHERE id = 1"); err != nil {
-					both <- err
-					return
-				}
-				both <- tx.Commit()
-			}()
-		}
-		<-ready
-		<-ready
-		close(begin)
-		won := 0
-		for range 2 {
-			switch err := <-both; {
-			case err == nil:
-				won++
-			case !errors.Is(err, mysqllock.ErrDeadlock) && !errors.Is(err, mysqllock.ErrTimeout):
-				t.Error(err)
-			}
-		}
-		if won != 1 {
-			t.Errorf("%d sides won, want 1", won)
-		}
-	})
-}
-
-func TestHold(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
+		db := s.open("lockTTL=9s")
 		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
-		dbtest.OK(t, err)
-		s.wantLocked("k", true)
-		_, err = db.ExecContext(h.Context(), "UPDATE p SET stock = 9 WHERE id = 1")
-		dbtest.OK(t, err)
-		dbtest.OK(t, h.Release())
-		dbtest.OK(t, h.Release())
-		dbtest.OK(t, h.Rollback())
-		s.wantStock(1, 9)
-		s.wantLocked("k", false)
-		if h.Context().Err() == nil {
-			t.Error("the context of a hold goes on after its release")
-		}
-
-		h, err = mysqllock.Acquire(dbtest.Limited(t), db, "k")
-		dbtest.OK(t, err)
-		_, err = db.ExecContext(h.Context(), "UPDATE p SET stock = 8 WHERE id = 1")
-		dbtest.OK(t, err)
-		dbtest.OK(t, h.Rollback())
-		dbtest.OK(t, h.Release())
-		s.wantStock(1, 9)
-
-		// A transaction left open in it.
-		h, err = mysqllock.Acquire(dbtest.Limited(t), db, "k")
-		dbtest.OK(t, err)
-		tx, err := db.BeginTx(h.Context(), nil)
-		dbtest.OK(t, err)
-		if err := h.Release(); err == nil || !strings.Contains(err.Error(), "still open") {
-			t.Errorf("Release with a transaction open: %v", err)
-		}
-		if err := tx.Commit(); err == nil {
-			t.Error("a transaction committed after its hold was rolled back")
-		}
-		s.wantLocked("k", false)
-
-		// The context that Acquire was given ends.
-		ctx, cancel := context.WithCancel(dbtest.Limited(t))
-		h, err = mysqllock.Acquire(ctx, db, "k")
-		dbtest.OK(t, err)
-		_, err = db.ExecContext(h.Context(), "UPDATE p SET stock = 7 WHERE id = 1")
-		dbtest.OK(t, err)
-		cancel()
-		dbtest.Soon(t, "the lock is free", func() bool { return !s.locked("k") })
-		if err := h.Release(); err == nil {
-			t.Error("Release succeeded after the context had ended")
-		}
-		s.wantStock(1, 9)
-
-		// Its connection is lost.
-		db = s.open("lockTTL=9s")
-		h, err = mysqllock.Acquire(dbtest.Limited(t), db, "k")
 		dbtest.OK(t, err)
 		var id int
 		dbtest.OK(t, db.QueryRowContext(h.Context(), "SELECT CONNECTION_ID()").Scan(&id))
 		dbtest.Exec(t, s.plain, fmt.Sprintf("KILL %d", id))
 		select {
 		case <-h.Context().Done():
-			if cause := context.Cause(h.Context()); !errors.Is(cause, mysqllock.ErrLost) {
-				t.Errorf("the cause is %v, want ErrLost", cause)
+			cause := context.Cause(h.Context())
+			var e *mysqllock.Error
+			if !errors.Is(cause, mysqllock.ErrLost) || !errors.As(cause, &e) || e.Key != "k" || e.Held <= 0 || e.ConnectionID != uint64(id) {
+				t.Errorf("the cause is %v", cause)
 			}
 		case <-time.After(time.Minute):
-			t.Error("an idle hold does not notice that its connection is lost")
+			t.Error("it does not notice")
 		}
-		if err := h.Release(); !errors.Is(err, mysqllock.ErrLost) {
-			t.Errorf("Release of a lost hold: %v", err)
-		}
+		dbtest.Want(t, h.Release(), mysqllock.ErrLost)
 	})
 }
 
 func TestHoldOutlivesItsTTL(t *testing.T) {
-	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		const longer = 2500 * time.Millisecond
 		open := func() *sql.DB { return s.open("lockTTL=2s") }
 		var cases dbtest.Together
@@ -510,7 +301,7 @@ func TestDoTellsALostLease(t *testing.T) {
 					lose[kind]()
 					<-ctx.Done()
 					var e *mysqllock.Error
-					if cause := context.Cause(ctx); !errors.As(cause, &e) || e.Key != "k" && how != "two keys" || e.Key == "" || e.Strategy != kind || !errors.Is(e, mysqllock.ErrLost) {
+					if cause := context.Cause(ctx); !errors.As(cause, &e) || e.Key != "k" && how != "two keys" || e.Key == "" || e.Strategy != kind || e.Held <= 0 || !errors.Is(e, mysqllock.ErrLost) {
 						t.Errorf("%s, %s: the cause is %v", kind, how, cause)
 					}
 					return ctx.Err()
@@ -525,24 +316,61 @@ func TestDoTellsALostLease(t *testing.T) {
 	})
 }
 
-// TestTheEndOfTheCallersContextIsNoLoss: what a function returns then is all that Do says.
+// TestTheEndOfTheCallersContextIsNoLoss: what a function returns then is all that Do says, and
+// an observer is told of no loss.
 func TestTheEndOfTheCallersContextIsNoLoss(t *testing.T) {
+	const slow = "UPDATE p SET stock = stock + SLEEP(0.5) WHERE id = 1"
+	mine := errors.New("mine")
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
+		told := new(witness)
+		db, _ := s.tapped(mysqllock.Config{Observer: told})
 		for kind, opt := range map[string]lockctx.Option{
 			"row": lockctx.Row(), "lease": lockctx.Lease(30 * time.Second), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic(),
 		} {
-			ctx, cancel := context.WithCancel(dbtest.Limited(t))
-			mine := errors.New("mine")
-			err := mysqllock.Do(ctx, db, kind, func(ctx context.Context) error {
-				_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock WHERE id = 1")
-				dbtest.OK(t, err)
+			write := func(ctx context.Context, text string) error {
+				_, err := db.ExecContext(ctx, text)
+				return err
+			}
+			for how, fn := range map[string]func(ctx context.Context, cancel func()) error{
+				"between statements": func(ctx context.Context, cancel func()) error {
+					dbtest.OK(t, write(ctx, takeOne))
+					cancel()
+					<-ctx.Done()
+					return mine
+				},
+				"in a statement": func(ctx context.Context, cancel func()) error {
+					time.AfterFunc(50*time.Millisecond, cancel)
+					return write(ctx, slow)
+				},
+				"of one statement": func(ctx context.Context, _ func()) error {
+					ctx, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+					defer cancel()
+					return write(ctx, slow)
+				},
+				"before the commit": func(ctx context.Context, cancel func()) error {
+					dbtest.OK(t, write(ctx, takeOne))
+					cancel()
+					<-ctx.Done()
+					return nil
+				},
+			} {
+				ctx, cancel := context.WithCancel(dbtest.Limited(t))
+				err := mysqllock.Do(ctx, db, kind, func(ctx context.Context) error { return fn(ctx, cancel) }, opt)
 				cancel()
-				<-ctx.Done()
-				return mine
-			}, opt)
-			if !errors.Is(err, mine) || errors.Is(err, mysqllock.ErrLost) {
-				t.Errorf("%s: Do returned %v", kind, err)
+				want := map[string]error{"between statements": mine, "of one statement": context.DeadlineExceeded}[how]
+				if want == nil {
+					want = context.Canceled
+				}
+				committed := how == "before the commit" && (kind == "lease" || kind == "advisory")
+				if committed && err != nil || !committed && !errors.Is(err, want) || errors.Is(err, mysqllock.ErrLost) {
+					t.Errorf("%s, %s: Do returned %v", kind, how, err)
+				}
+			}
+		}
+		dbtest.OK(t, db.Close())
+		for _, e := range told.events {
+			if e.Kind == mysqllock.Lost || e.Kind == mysqllock.Released && e.Err != nil {
+				t.Errorf("an observer is told: %v %v", e.Kind, e.Err)
 			}
 		}
 	})

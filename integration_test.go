@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -137,5 +138,89 @@ func jobs() dbtest.Jobs {
 			say(tx.Commit())
 		}),
 		"nest": childNest,
+	}
+}
+
+// TestMariaDB10_5, which is Debian 11's: what holds there, and what is refused in words, for it
+// has no SKIP LOCKED.
+func TestMariaDB10_5(t *testing.T) {
+	t.Parallel()
+	bin := tempserver.RequireOld(t)
+	s := newScratch(dbtest.New(t, bin, tempserver.Share(t, bin)))
+	const callers, times = 4, 10 // on each handle
+	handles := []*sql.DB{s.open("lockWait=1m"), s.open("lockWait=1m", "maxConns=8")}
+	inTx := func(ctx context.Context, db *sql.DB, f func(*sql.Tx) error) error {
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback()
+		if err := f(tx); err != nil {
+			return err
+		}
+		return tx.Commit()
+	}
+	add := func(ctx context.Context, db interface {
+		querier
+		dbtest.Execer
+	}, id int,
+	) error {
+		n, err := read(ctx, db, id)
+		if err == nil {
+			_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = ?", n+1, id)
+		}
+		return err
+	}
+	with := func(o ...lockctx.Option) func(context.Context, *sql.DB, int) error {
+		return func(ctx context.Context, db *sql.DB, id int) error {
+			ctx = lockctx.With(ctx, fmt.Sprint("k", id), o...)
+			return inTx(ctx, db, func(tx *sql.Tx) error { return add(ctx, tx, id) })
+		}
+	}
+	id := 0
+	for what, work := range map[string]func(context.Context, *sql.DB, int) error{
+		"row":        with(),
+		"advisory":   with(lockctx.Advisory()),
+		"optimistic": with(lockctx.Optimistic()),
+		"row, Do": func(ctx context.Context, db *sql.DB, id int) error {
+			return mysqllock.Do(ctx, db, "do", func(ctx context.Context) error { return add(ctx, db, id) })
+		},
+	} {
+		id++
+		t.Run(what, func(t *testing.T) {
+			ctx := dbtest.Limited(t)
+			var all sync.WaitGroup
+			for _, db := range handles {
+				for range callers {
+					all.Go(func() {
+						for range times {
+							err := work(ctx, db, id)
+							for errors.Is(err, mysqllock.ErrConflict) {
+								err = work(ctx, db, id)
+							}
+							if err != nil {
+								t.Error(err)
+							}
+						}
+					})
+				}
+			}
+			all.Wait()
+			s.wantStock(id, 10+len(handles)*callers*times)
+		})
+	}
+	claim := func(o lockctx.Option) error {
+		ctx := dbtest.Limited(t)
+		return inTx(ctx, handles[0], func(tx *sql.Tx) error { _, err := read(lockctx.Claim(ctx, o), tx, 1); return err })
+	}
+	dbtest.OK(t, claim(lockctx.ForUpdate()))
+	const end = ", which does not work on MariaDB "
+	for want, err := range map[string]error{
+		"leases need SKIP LOCKED":                 with(lockctx.Lease(ttl))(dbtest.Limited(t), handles[0], 1),
+		"slots need SKIP LOCKED":                  with(lockctx.Slots(2))(dbtest.Limited(t), handles[0], 1),
+		"claims with SkipLocked need SKIP LOCKED": claim(lockctx.SkipLocked()),
+	} {
+		dbtest.Want(t, err, mysqllock.ErrUnsafe)
+		dbtest.Says(t, err, want+end+s.Server.Version()+" (MariaDB has it from 10.6 on); ")
 	}
 }

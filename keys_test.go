@@ -17,122 +17,9 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// severalKeptAs are the strategies for several keys at a time.
-func severalKeptAs() map[string]lockctx.Option {
-	return map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(30 * time.Second), "advisory": lockctx.Advisory()}
-}
-
-// TestAcquireKeys: all keys are taken, or none, and all are given back.
-func TestAcquireKeys(t *testing.T) {
-	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
-		db, other := s.open(), s.open()
-		for name, opt := range severalKeptAs() {
-			t.Run(name, func(t *testing.T) {
-				free := func(key string) error {
-					h, err := mysqllock.Acquire(dbtest.Limited(t), other, key, opt, lockctx.NoWait())
-					if err != nil {
-						return err
-					}
-					return h.Release()
-				}
-				wantFree := func(keys ...string) {
-					t.Helper()
-					for _, key := range keys {
-						// Where it has just been given back, that may take a moment.
-						dbtest.Eventually(t, key+" is free", func() error { return free(key) })
-					}
-				}
-				h, err := mysqllock.AcquireKeys(dbtest.Limited(t), db, []string{"b", "a", "b", "c"}, opt)
-				dbtest.OK(t, err)
-				for _, key := range []string{"a", "b", "c"} {
-					dbtest.Want(t, free(key), mysqllock.ErrLocked)
-					if !lockctx.Has(h.Context(), key) {
-						t.Errorf("the hold's context does not have %s", key)
-					}
-				}
-				dbtest.OK(t, h.Release())
-				dbtest.OK(t, h.Rollback()) // does nothing any more
-				wantFree("a", "b", "c")
-
-				holder, err := mysqllock.Acquire(dbtest.Limited(t), other, "b", opt)
-				dbtest.OK(t, err)
-				for _, wait := range []lockctx.Option{lockctx.NoWait(), lockctx.Wait(10 * time.Millisecond)} {
-					_, err = mysqllock.AcquireKeys(dbtest.Limited(t), db, []string{"c", "b", "a"}, opt, wait)
-					// The wait may be over before a connection is ready to ask on.
-					if !errors.Is(err, mysqllock.ErrLocked) && !errors.Is(err, context.DeadlineExceeded) {
-						t.Errorf("while another has b: %v", err)
-					}
-					wantFree("a", "c")
-				}
-				dbtest.OK(t, holder.Release())
-
-				for _, keys := range [][]string{nil, {""}, {"a", ""}} {
-					_, err = mysqllock.AcquireKeys(dbtest.Limited(t), db, keys, opt)
-					var e *mysqllock.Error
-					if !errors.As(err, &e) {
-						t.Errorf("the keys %q: %v", keys, err)
-					}
-				}
-				wantFree("a")
-			})
-		}
-	})
-}
-
-// TestDoKeys: what is moved from one product to another, in both directions, by many, is
-// neither lost nor made, and nobody waits in a circle.
-func TestDoKeys(t *testing.T) {
-	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
-		for name, opt := range severalKeptAs() {
-			t.Run(name, func(t *testing.T) {
-				dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
-				db, other := s.open(), s.open()
-				var all sync.WaitGroup
-				for i := range 8 {
-					all.Go(func() {
-						on, keys := db, []string{"product:1", "product:2"}
-						from, to := 1, 2
-						if i%2 == 1 {
-							on, keys = other, []string{"product:2", "product:1"}
-							from, to = to, from
-						}
-						for range 5 {
-							err := mysqllock.DoKeys(dbtest.Limited(t), on, keys, func(ctx context.Context) error {
-								a, err := read(ctx, on, from)
-								if err != nil {
-									return err
-								}
-								b, err := read(ctx, on, to)
-								if err != nil {
-									return err
-								}
-								if _, err := on.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = ?", a-1, from); err != nil {
-									return err
-								}
-								_, err = on.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = ?", b+1, to)
-								return err
-							}, opt, lockctx.WaitForever())
-							if err != nil {
-								t.Error(err)
-							}
-						}
-					})
-				}
-				all.Wait()
-				s.wantStock(1, 10)
-				s.wantStock(2, 10)
-
-				undone := errors.New("undone")
-				err := mysqllock.DoKeys(dbtest.Limited(t), db, []string{"product:1", "product:2"}, func(context.Context) error { return undone }, opt)
-				dbtest.Want(t, err, undone)
-			})
-		}
-	})
-}
-
 // TestKeysLost: a hold of several leases is lost with one of them, and commits nothing more.
 func TestKeysLost(t *testing.T) {
-	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, stolen := range []string{"a", "b", "c"} {
 			db := s.open()
 			h, err := mysqllock.AcquireKeys(dbtest.Limited(t), db, []string{"c", "b", "a"}, lockctx.Lease(time.Minute))
@@ -195,7 +82,7 @@ func TestAllOrNothing(t *testing.T) {
 	optimistic := func(key string) kind { return kind{key, options(lockctx.Optimistic()), 0, nil} }
 	unread := func(key string) kind { return kind{key, options(lockctx.Optimistic()), 1, options(lease)} } // a lease is waited for
 	const byBeginTx, byExec, byRead, byLateHint = "BeginTx", "Exec", "Query, then Exec", "a hint in a transaction begun without it"
-	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db, other, third := s.open(), s.open(), s.open()
 		for number, test := range []struct {
 			name string
@@ -374,7 +261,7 @@ func TestWaitIsForAllTogether(t *testing.T) {
 // the keys of one unit of work, whether they are free or waited for.
 func TestVeryManyKeys(t *testing.T) {
 	all := map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(ttl), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic()}
-	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		first, second := s.open(), s.open()
 		for _, c := range []struct {
 			n, length int
@@ -404,7 +291,7 @@ func TestVeryManyKeys(t *testing.T) {
 				dbtest.OK(t, err)
 				over := make(chan error, 1)
 				go func() {
-					tx, err := second.BeginTx(lockctx.WithKeys(dbtest.Limited(t), keys, opt, lockctx.Wait(time.Minute)), nil)
+					tx, err := second.BeginTx(lockctx.WithKeys(dbtest.Limited(t), keys, opt, lockctx.Wait(dbtest.Patience)), nil)
 					if err == nil {
 						err = tx.Rollback()
 					}
@@ -660,12 +547,15 @@ func (s *scratch) findsADeadlock(name string, params ...string) {
 	}
 	all.Wait()
 	oneWins(s.T, began, errs[:]...)
+	if text := fmt.Sprint(errs); !strings.Contains(text, "as connection ") {
+		s.T.Errorf("the other side is not named: %s", text)
+	}
 }
 
 // TestNoFalseDeadlockOfProcesses: one who waits in descending order behind a long job is
 // no deadlock, whatever others wait for in ascending order.
 func TestNoFalseDeadlockOfProcesses(t *testing.T) {
-	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for name, kind := range lockKinds {
 			one, two, three := s.open("lockWait=2m"), s.open("lockWait=2m"), s.open("lockWait=2m")
 			job, err := mysqllock.Acquire(dbtest.Limited(t), one, name+" a job", kind)
@@ -803,41 +693,6 @@ func TestNoFalseDeadlockOfTables(t *testing.T) {
 				dbtest.OK(t, errors.Join(errs[:]...))
 			})
 		}
-	})
-}
-
-func TestSeveralKeysAreAllOrNothing(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db, other := s.open(), s.open()
-		keys := []string{"a", "b", "c"}
-		tx, err := db.BeginTx(lockctx.WithKeys(dbtest.Limited(t), keys), nil)
-		dbtest.OK(t, err)
-		dbtest.OK(t, tx.Rollback())
-		held, err := mysqllock.Acquire(dbtest.Limited(t), other, "b")
-		dbtest.OK(t, err)
-		for _, opt := range []lockctx.Option{lockctx.NoWait(), lockctx.Wait(100 * time.Millisecond)} {
-			_, err = db.BeginTx(lockctx.WithKeys(dbtest.Limited(t), keys, opt), nil)
-			if !errors.Is(err, mysqllock.ErrLocked) {
-				t.Errorf("one of the keys is held: %v", err)
-			}
-			s.soonFree("a")
-			s.soonFree("c")
-			// As keys that join a unit: it is rolled back, since some may be locked.
-			tx, err = db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
-			dbtest.OK(t, err)
-			dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
-			_, err = tx.ExecContext(lockctx.WithKeys(dbtest.Limited(t), keys, opt), "UPDATE p SET stock = 2 WHERE id = 1")
-			if !errors.Is(err, mysqllock.ErrLocked) {
-				t.Errorf("one of the keys that join is held: %v", err)
-			}
-			s.soonFree("a")
-			s.soonFree("k")
-			if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
-				t.Errorf("Commit of the unit: %v", err)
-			}
-			s.wantStock(1, 10)
-		}
-		dbtest.OK(t, held.Release())
 	})
 }
 

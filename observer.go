@@ -31,8 +31,9 @@ const (
 	Released EventKind = EventKind(handle.Released) // given back: by COMMIT or ROLLBACK, by Release, or when its context ended
 	Lost     EventKind = EventKind(handle.Lost)     // the holder's connection or lease is gone, or it was refused its COMMIT: what it had not committed never will be, unless Err says that this is unknown
 
-	// Advised is not about a lock: SetMaxOpenConns keeps callers from each other's locks.
-	// Err says what to change. A handle tells each such thing once.
+	// Advised is not about a lock: SetMaxOpenConns keeps callers from each other's locks, or a
+	// statement lacks the lock that [Config].Require asks for, in its log mode; then Err is
+	// an *Error. Err says what to change. A handle tells each such thing once.
 	Advised EventKind = EventKind(handle.Advised)
 
 	// LongHold comes between Acquired and its end, once, if the lock is held for longer than
@@ -82,7 +83,7 @@ type Event struct {
 	Err        error         // Refused and Lost: why. Advised: what to change. Released: ErrConflict where the commit found another version; else nil
 }
 
-// observed is how the engine tells o; nil if there is no observer.
+// observed is how o is told; nil if there is no observer.
 func observed(o Observer) func(context.Context, handle.Event) {
 	if o == nil {
 		return nil
@@ -117,7 +118,11 @@ type logger struct {
 // Observe implements [Observer].
 func (l *logger) Observe(ctx context.Context, e Event) {
 	if e.Kind == Advised {
-		l.LogAttrs(ctx, slog.LevelWarn, "connections are limited so that locks suffer", slog.String("error", e.Err.Error()))
+		text := "connections are limited so that locks suffer"
+		if lacks := (*Error)(nil); errors.As(e.Err, &lacks) {
+			text = handle.LacksLock
+		}
+		l.LogAttrs(ctx, slog.LevelWarn, text, slog.String("error", e.Err.Error()))
 		return
 	}
 	attrs := []slog.Attr{slog.String("strategy", e.Strategy), slog.Any("keys", e.Keys)}

@@ -903,7 +903,7 @@ func TestStatementsUnderALockLeaveWhatTheyLeaveWithout(t *testing.T) {
 		"SELECT ROW_COUNT()", "SHOW WARNINGS", "SHOW COUNT(*) WARNINGS", "SHOW ERRORS", "SELECT @@warning_count, @@error_count", "SELECT FOUND_ROWS()",
 		"SELECT LAST_INSERT_ID()", "GET DIAGNOSTICS @n = ROW_COUNT, @m = NUMBER", "SELECT ROW_COUNT(), COUNT(*) FROM words",
 	}
-	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, text := range []string{
 			"CREATE TABLE words (id INT AUTO_INCREMENT PRIMARY KEY, w VARCHAR(9))",
 			"CREATE PROCEDURE twice() BEGIN INSERT INTO words (w) VALUES ('c'); UPDATE words SET w = CONCAT(w, '?') WHERE id < 3; END",
@@ -918,7 +918,11 @@ func TestStatementsUnderALockLeaveWhatTheyLeaveWithout(t *testing.T) {
 		plain, locked := s.plain, s.open()
 		optimistic := s.open("lockStrategy=optimistic")
 		seen := func(db *sql.DB, ctx context.Context, query bool, text, look string) (all []string) {
-			dbtest.Exec(t, s.plain, "TRUNCATE words")
+			empty := "DELETE FROM words"
+			if strings.Contains(text, "(w)") || strings.Contains(text, "twice") { // it makes ids
+				empty = "TRUNCATE words"
+			}
+			dbtest.Exec(t, s.plain, empty)
 			dbtest.Exec(t, s.plain, "INSERT INTO words VALUES (1, 'a'), (2, 'b')")
 			tx, err := db.BeginTx(ctx, nil)
 			dbtest.OK(t, err)
@@ -1190,10 +1194,14 @@ func (s *scratch) wrappedAt(kind func(whole) driver.Conn, dsn string) *sql.DB {
 }
 
 // TestEveryLockHoldsBeneathAWrapper: 15 callers come through beneath every kind of wrapper,
-// with 5 connections and without a limit, in all ways to take a lock.
+// with 5 connections and without a limit, in all ways to take a lock. What a wrapper lacks is
+// the same on each server.
 func TestEveryLockHoldsBeneathAWrapper(t *testing.T) {
-	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for name, kind := range wrappers {
+			if s.MariaDB() && name != "only preparing" && name != "without Pinger" {
+				continue
+			}
 			t.Run(name, func(t *testing.T) {
 				s := newScratch(s.Beside(t))
 				s.CheckWrapped(t, s.wrappedAt(kind, s.LimitedDSN(t, 5, "lockWait=1m")))
@@ -1383,7 +1391,7 @@ func TestBadConnectionIsNotUsedAgainBeneathAWrapper(t *testing.T) {
 		case "UPDATE p SET stock = 2":
 			return fakeReply{columns: []string{"c"}, rows: [][]driver.Value{{int64(c.id)}}}, nil
 		}
-		if failing.Load() && text == "ROLLBACK" {
+		if failing.Load() && strings.Contains(text, "ROLLBACK") {
 			return fakeReply{}, errFake
 		}
 		return answer(c, text)
@@ -1589,7 +1597,7 @@ func BenchmarkPlain(b *testing.B) {
 					}
 				})
 			}
-			b.Run("ratio", func(b *testing.B) { sideBySide(b, bare, wrapped) })
+			b.Run("ratio", func(b *testing.B) { sideBySide(b, 200, bare, wrapped) })
 		})
 	}
 }
@@ -1597,11 +1605,22 @@ func BenchmarkPlain(b *testing.B) {
 // BenchmarkEmptyInterceptor is what an interceptor costs that does nothing: "wrapped" is
 // with it, "bare" the driver without.
 func BenchmarkEmptyInterceptor(b *testing.B) {
+	price(b, mysqllock.Config{Base: intercept.With(sqlmw.NullInterceptor{})})
+}
+
+// BenchmarkStrictMode is what strict mode costs a statement that needs no lock, without a
+// server, which takes some 50 microseconds more.
+func BenchmarkStrictMode(b *testing.B) {
+	price(b, mysqllock.Config{Require: "orders,stocks,ledger_*"})
+}
+
+// price compares a handle with cfg with one without.
+func price(b *testing.B, cfg mysqllock.Config) {
 	for _, w := range plainWork {
 		b.Run(w.name, func(b *testing.B) {
 			var once [2]func()
 			var allocs [2]float64
-			for i, cfg := range []mysqllock.Config{{}, {Base: intercept.With(sqlmw.NullInterceptor{})}} {
+			for i, cfg := range []mysqllock.Config{{}, cfg} {
 				k, err := mysqllock.Wrap(w.rows, cfg)
 				if err != nil {
 					b.Fatal(err)
@@ -1609,16 +1628,15 @@ func BenchmarkEmptyInterceptor(b *testing.B) {
 				once[i] = doing(b, k, w.work)
 				allocs[i] = testing.AllocsPerRun(200, once[i])
 			}
-			sideBySide(b, once[0], once[1])
+			sideBySide(b, 200, once[0], once[1])
 			b.ReportMetric(allocs[1]-allocs[0], "allocs-more")
 		})
 	}
 }
 
 // sideBySide reports how much longer wrapped takes than bare: the ratio of the
-// medians of short runs that take turns, so that a busy machine hits both.
-func sideBySide(b *testing.B, bare, wrapped func()) {
-	const batch = 200
+// medians of runs of batch that take turns, so that a busy machine hits both.
+func sideBySide(b *testing.B, batch int, bare, wrapped func()) {
 	var times [2][]time.Duration
 	for b.Loop() {
 		for i, once := range []func(){bare, wrapped} {
@@ -1634,6 +1652,6 @@ func sideBySide(b *testing.B, bare, wrapped func()) {
 		return float64(d[len(d)/2])
 	}
 	b.ReportMetric(median(times[1])/median(times[0]), "wrapped/bare")
-	b.ReportMetric((median(times[1])-median(times[0]))/batch, "ns-more")
+	b.ReportMetric((median(times[1])-median(times[0]))/float64(batch), "ns-more")
 	b.ReportMetric(0, "ns/op")
 }

@@ -34,7 +34,9 @@ const (
 	sqlIdentify        = "SELECT /*+ MAX_EXECUTION_TIME(n) */ CONNECTION_ID(), CONCAT_WS("
 	sqlProbe           = "SELECT VERSION(), "
 	sqlState           = "SELECT ENGINE, "
-	sqlCreateProcedure = "CREATE PROCEDURE `shop`.`mysqllock_lock1`("
+	sqlCreateProcedure = "CREATE PROCEDURE `shop`.`mysqllock_lock2`("
+	sqlCreateCommit    = "CREATE PROCEDURE `shop`.`mysqllock_held3`("
+	sqlCallCommit      = "CALL `shop`.`mysqllock_held3`(TRUE, '" // and a mark, which is random
 
 	sqlTable = "CREATE TABLE IF NOT EXISTS `shop`.`mysqllock` (\n" +
 		"  namespace VARBINARY(255) NOT NULL,\n" +
@@ -43,6 +45,10 @@ const (
 		"  token BIGINT UNSIGNED NOT NULL DEFAULT 0,\n" +
 		"  expires DATETIME(6) NOT NULL DEFAULT '1970-01-01 00:00:00',\n" +
 		"  versioned TINYINT UNSIGNED NOT NULL DEFAULT 0,\n" +
+		"  granted_at DATETIME(6) NULL,\n" +
+		"  ttl BIGINT UNSIGNED NULL,\n" +
+		"  renewed_token BIGINT UNSIGNED NULL,\n" +
+		"  released VARBINARY(2000) NULL,\n" +
 		"  PRIMARY KEY (namespace, name)\n" +
 		") ENGINE=InnoDB COMMENT='locks of mysqllock: one row a key'"
 	sqlUpgrade = "ALTER TABLE `shop`.`mysqllock` ADD COLUMN owner VARBINARY(255) NULL," +
@@ -58,9 +64,10 @@ const (
 	sqlFromFloor = " WHERE namespace = x'' AND name = x'' LOCK IN SHARE MODE"
 	sqlStripes   = "SELECT token FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'0073747269706573'"
 
-	sqlCall  = "CALL `shop`.`mysqllock_lock1`(x'73686f70', x'6b', FALSE, NULL)"
+	sqlCall  = "CALL `shop`.`mysqllock_lock2`(x'73686f70', x'6b', false, NULL, 30, 0, false)"
 	sqlOf    = "CONNECTION_ID(), token, owner, versioned, @@read_only, @@innodb_read_only FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b' LIMIT 1 FOR UPDATE"
 	sqlLock  = "SELECT " + sqlOf
+	sqlBack  = "CALL `shop`.`mysqllock_held3`(TRUE, NULL, NULL, NULL) /* ROLLBACK */"
 	sqlHint  = "SELECT /*+ MAX_EXECUTION_TIME(n) */ "
 	sqlTry   = sqlHint + sqlOf + " NOWAIT"
 	sqlBlock = "BEGIN NOT ATOMIC SET SESSION idle_transaction_timeout = 30; START TRANSACTION;" +
@@ -73,7 +80,7 @@ const (
 // after the beginning of some statements.
 func fixed(text string) string {
 	text = aBound.ReplaceAllString(text, "MAX_EXECUTION_TIME(n)")
-	for _, beginning := range []string{sqlIdentify, sqlProbe, sqlState, sqlCreateProcedure} {
+	for _, beginning := range []string{sqlIdentify, sqlProbe, sqlState, sqlCreateProcedure, sqlCreateCommit, sqlCallCommit} {
 		if strings.HasPrefix(text, beginning) {
 			return beginning
 		}
@@ -173,9 +180,9 @@ func (m *mocked) reprobe(a answers) {
 }
 
 func (m *mocked) state(a answers) {
-	rows := sqlmock.NewRows([]string{"ENGINE", "columns", "procedure"})
+	rows := sqlmock.NewRows([]string{"ENGINE", "columns", "lock", "commit"})
 	if a.engine != "" {
-		rows.AddRow(a.engine, a.columns, orNull(a.procedure))
+		rows.AddRow(a.engine, a.columns, orNull(a.procedure), orNull(a.procedure))
 	}
 	m.ExpectQuery(sqlState).WillReturnRows(rows)
 }
@@ -250,7 +257,11 @@ func (m *mocked) commit(a answers) {
 		m.ExpectCommit()
 		return
 	}
-	m.expectExec("COMMIT") // the driver began it by text
+	if a.mariadb() {
+		m.expectExec("COMMIT") // the driver began it by text
+		return
+	}
+	m.expectExec(sqlCallCommit)
 }
 
 // stillOpen is how a transaction that asks late for its lock is known to be open.
@@ -395,7 +406,7 @@ func TestMockSetUpFails(t *testing.T) {
 			m.expectQuery(sqlFloor, "1")
 			m.exist("k")
 			m.again(aCalled)
-			m.expectExec("COMMIT")
+			m.commit(aCalled)
 			m.want(m.begin().Commit(), nil)
 		})
 	}
@@ -465,11 +476,12 @@ func TestMockAutomaticSchema(t *testing.T) {
 		m.expectQuery(sqlFloor)
 		m.expectExec(sqlMakeFloor)
 		m.expectExec(sqlCreateProcedure)
+		m.expectExec(sqlCreateCommit)
 		m.exist()
 		m.expectExec(sqlInsert)
 		m.expectQuery(sqlStripes)
 		m.lock(sqlCall)
-		m.expectExec("COMMIT")
+		m.expectExec(sqlCallCommit)
 		m.want(m.begin().Commit(), nil)
 	})
 	t.Run("the table is of the older form", func(t *testing.T) {
@@ -481,9 +493,10 @@ func TestMockAutomaticSchema(t *testing.T) {
 		m.expectQuery(sqlFloor)
 		m.expectExec(sqlMakeFloor)
 		m.expectExec(sqlCreateProcedure)
+		m.expectExec(sqlCreateCommit)
 		m.exist("k")
 		m.lock(sqlCall)
-		m.expectExec("COMMIT")
+		m.expectExec(sqlCallCommit)
 		m.want(m.begin().Commit(), nil)
 	})
 	t.Run("another was quicker with all of it", func(t *testing.T) {
@@ -494,9 +507,10 @@ func TestMockAutomaticSchema(t *testing.T) {
 		m.state(aMySQL)
 		m.expectQuery(sqlFloor, "1")
 		m.ExpectExec(sqlCreateProcedure).WillReturnError(number(1304))
+		m.ExpectExec(sqlCreateCommit).WillReturnError(number(1304))
 		m.exist("k")
 		m.lock(sqlCall)
-		m.expectExec("COMMIT")
+		m.expectExec(sqlCallCommit)
 		m.want(m.begin().Commit(), nil)
 	})
 	t.Run("one column is missing", func(t *testing.T) {
@@ -592,7 +606,7 @@ func TestMockAutomaticSchema(t *testing.T) {
 		m.expectExec(sqlInsert)
 		m.expectQuery(sqlStripes)
 		m.lock(sqlCall)
-		m.expectExec("COMMIT")
+		m.expectExec(sqlCallCommit)
 		m.want(m.begin().Commit(), nil)
 	})
 }
@@ -626,7 +640,7 @@ func TestMockLockFails(t *testing.T) {
 			m.setUp(aCalled)
 			m.exist("k")
 			m.ExpectQuery(sqlCall).WillReturnError(number(1142))
-			m.expectExec("ROLLBACK")
+			m.expectExec(sqlBack)
 			m.ExpectBegin()
 			m.ExpectQuery(sqlTry).WillReturnError(number(1142))
 			m.ExpectRollback()
@@ -676,7 +690,7 @@ func TestMockLockFails(t *testing.T) {
 		m.setUp(aCalled)
 		m.exist("k")
 		m.expectQuery(sqlCall, "7")
-		m.expectExec("ROLLBACK")
+		m.expectExec(sqlBack)
 		for range 2 {
 			m.again(aMySQL)
 			m.ExpectCommit()
@@ -689,7 +703,7 @@ func TestMockLockFails(t *testing.T) {
 		m.setUp(aCalled)
 		m.exist("k")
 		m.ExpectQuery(sqlCall).WillReturnError(number(1305))
-		m.expectExec("ROLLBACK")
+		m.expectExec(sqlBack)
 		for range 2 {
 			m.again(aMySQL)
 			m.ExpectCommit()

@@ -1,67 +1,27 @@
 package mysqllock_test
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"log/slog"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/go-sql-driver/mysql"
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
-
-func TestExecOutsideATransaction(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db, tap := s.tapped(mysqllock.Config{})
-		ctx := lockctx.With(dbtest.Limited(t), "k")
-		_, err := db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")
-		dbtest.OK(t, err)
-		s.wantStock(1, 9)
-		s.wantLocked("k", false)
-		seen := tap.Since()
-		res, err := db.ExecContext(ctx, "UPDATE p SET stock = 8")
-		dbtest.OK(t, err)
-		if n, _ := res.RowsAffected(); n != 4 {
-			t.Errorf("RowsAffected = %d, want 4", n)
-		}
-		if log := seen(); len(log) != 3 {
-			t.Errorf("want BEGIN with lock, UPDATE, COMMIT; the server got %v", log)
-		}
-
-		// With a session open: on it, then COMMIT, and the lock is free.
-		ctx = lockctx.With(dbtest.Limited(t), "k")
-		_, err = read(ctx, db, 1)
-		dbtest.OK(t, err)
-		s.wantLocked("k", true)
-		seen = tap.Since()
-		_, err = db.ExecContext(ctx, "UPDATE p SET stock = 7 WHERE id = 1")
-		dbtest.OK(t, err)
-		s.wantLocked("k", false)
-		s.wantStock(1, 7)
-		if log := seen(); len(log) != 2 || log[1].Text != "COMMIT" {
-			t.Errorf("want UPDATE, COMMIT; the server got %v", log)
-		}
-
-		// A statement that fails keeps the session, and with it the lock.
-		ctx = lockctx.With(dbtest.Limited(t), "k")
-		_, err = read(ctx, db, 1)
-		dbtest.OK(t, err)
-		if _, err := db.ExecContext(ctx, "INSERT INTO p VALUES (1, 1)"); err == nil || errors.Is(err, mysqllock.ErrLost) {
-			t.Errorf("duplicate key: %v", err)
-		}
-		s.wantLocked("k", true)
-		_, err = db.ExecContext(ctx, "UPDATE p SET stock = 6 WHERE id = 1")
-		dbtest.OK(t, err)
-		s.wantLocked("k", false)
-	})
-}
 
 func TestQueryThatWritesOutsideATransaction(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
@@ -81,33 +41,6 @@ func TestQueryThatWritesOutsideATransaction(t *testing.T) {
 		dbtest.OK(t, db.QueryRowContext(ctx, "CALL take()").Scan(&n))
 		s.wantStock(1, 8)
 		s.wantLocked("k", false)
-	})
-}
-
-func TestReadPinsASession(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db, tap := s.tapped(mysqllock.Config{})
-		ctx, cancel := context.WithCancel(dbtest.Limited(t))
-		defer cancel()
-		lctx := lockctx.With(ctx, "k")
-		_, err := read(lctx, db, 1)
-		dbtest.OK(t, err)
-		s.wantLocked("k", true)
-		seen := tap.Since()
-		for range 3 {
-			var n, id int
-			dbtest.OK(t, db.QueryRowContext(lctx, "SELECT stock, CONNECTION_ID() FROM p WHERE id = 1").Scan(&n, &id))
-		}
-		if log := seen(); len(log) != 3 {
-			t.Errorf("3 reads on the session sent %v", log)
-		}
-		s.wantLocked("k", true)
-		cancel()
-		dbtest.Soon(t, "the lock is free after the context has ended", func() bool { return !s.locked("k") })
-		if _, err := db.ExecContext(lctx, "UPDATE p SET stock = 1"); err == nil {
-			t.Error("a statement ran in a lock context that has ended")
-		}
-		s.wantStock(1, 10)
 	})
 }
 
@@ -134,37 +67,6 @@ func TestContextEndCommitsFinishedStatements(t *testing.T) {
 			dbtest.Soon(t, "the lock is free after the context has ended", func() bool { return !s.locked("k") })
 			s.wantStock(1, want)
 		}
-	})
-}
-
-func TestReadInAContextWithoutAnEndIsRefused(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
-		ctx := lockctx.With(context.Background(), "k")
-		if _, err := read(ctx, db, 1); !errors.Is(err, mysqllock.ErrNoEnd) {
-			t.Errorf("a read in a context without an end: %v", err)
-		}
-		_, err := db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")
-		dbtest.OK(t, err)
-		tx, err := db.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
-		_, err = read(ctx, db, 1)
-		dbtest.OK(t, err)
-		dbtest.OK(t, tx.Rollback())
-
-		// The end may also be the query's own. Whoever writes later in the same
-		// lock context would write what it decided without the lock.
-		qctx, cancel := context.WithCancel(ctx)
-		_, err = read(qctx, db, 1)
-		dbtest.OK(t, err)
-		s.wantLocked("k", true)
-		cancel()
-		dbtest.Soon(t, "the lock is free", func() bool { return !s.locked("k") })
-		dbtest.Soon(t, "the lock context is spent", func() bool {
-			_, err = db.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 1")
-			return errors.Is(err, mysqllock.ErrLost)
-		})
-		s.wantStock(1, 9)
 	})
 }
 
@@ -319,40 +221,6 @@ func TestWithoutTakesNoLock(t *testing.T) {
 	})
 }
 
-func TestStatementsThatWouldEndTheLock(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
-		for _, text := range []string{"COMMIT", "BEGIN", "CREATE TABLE q (id INT)", "SET autocommit = 1", "LOCK TABLES p WRITE"} {
-			ctx := lockctx.With(dbtest.Limited(t), "k")
-			if _, err := db.ExecContext(ctx, text); !errors.Is(err, mysqllock.ErrUnsafe) {
-				t.Errorf("%s alone: %v", text, err)
-			}
-			tx, err := db.BeginTx(ctx, nil)
-			dbtest.OK(t, err)
-			if _, err := tx.Exec(text); !errors.Is(err, mysqllock.ErrUnsafe) {
-				t.Errorf("%s in the transaction: %v", text, err)
-			}
-			s.wantLocked("k", true)
-			dbtest.Exec(t, tx, "SAVEPOINT mine")
-			dbtest.Exec(t, tx, "ROLLBACK TO SAVEPOINT mine")
-			dbtest.OK(t, tx.Rollback())
-		}
-		if _, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), &sql.TxOptions{ReadOnly: true}); !errors.Is(err, mysqllock.ErrUnsafe) {
-			t.Errorf("a READ ONLY transaction: %v", err)
-		}
-		conn, err := db.Conn(context.Background())
-		dbtest.OK(t, err)
-		defer conn.Close()
-		dbtest.Exec(t, conn, "BEGIN")
-		if _, err := conn.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "UPDATE p SET stock = 1"); !errors.Is(err, mysqllock.ErrUnsafe) {
-			t.Errorf("a hint in a transaction begun by text: %v", err)
-		}
-		dbtest.Exec(t, conn, "ROLLBACK")
-		_, err = conn.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "UPDATE p SET stock = 1")
-		dbtest.OK(t, err)
-	})
-}
-
 // forQuery is the context of a single query, which has ended when that is over.
 func forQuery(ctx context.Context, does func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
@@ -475,19 +343,20 @@ const takeOne = "UPDATE p SET stock = stock - 1 WHERE id = 1"
 // to fail, that is good news for users, and the page has to say so.
 func TestHowNothingIsLocked(t *testing.T) {
 	type way struct {
-		held  []lockctx.Option // how the other holder has the key
-		write func(ctx context.Context, s *scratch, db *sql.DB) error
+		held   []lockctx.Option // how the other holder has the key
+		strict error            // what it is with lockRequire; nil if it is silent there, too
+		write  func(ctx context.Context, s *scratch, db *sql.DB) error
 	}
 	write := func(ctx context.Context, db *sql.DB) error {
 		_, err := db.ExecContext(ctx, takeOne)
 		return err
 	}
 	ways := map[string]way{
-		"no context": {write: func(_ context.Context, _ *scratch, db *sql.DB) error {
+		"no context": {strict: mysqllock.ErrNoLock, write: func(_ context.Context, _ *scratch, db *sql.DB) error {
 			_, err := db.Exec(takeOne)
 			return err
 		}},
-		"Begin without a context": {write: func(_ context.Context, _ *scratch, db *sql.DB) error {
+		"Begin without a context": {strict: mysqllock.ErrNoLock, write: func(_ context.Context, _ *scratch, db *sql.DB) error {
 			tx, err := db.Begin()
 			if err != nil {
 				return err
@@ -498,12 +367,15 @@ func TestHowNothingIsLocked(t *testing.T) {
 			}
 			return tx.Commit()
 		}},
-		"With thrown away": {write: func(ctx context.Context, _ *scratch, db *sql.DB) error {
+		"With thrown away": {strict: mysqllock.ErrNoLock, write: func(ctx context.Context, _ *scratch, db *sql.DB) error {
 			lockctx.With(ctx, "k", lockctx.NoWait())
 			return write(ctx, db)
 		}},
 		"another driver": {write: func(ctx context.Context, s *scratch, _ *sql.DB) error {
 			return write(lockctx.With(ctx, "k", lockctx.NoWait()), s.plain)
+		}},
+		"lockctx.Without": {strict: mysqllock.ErrNoLock, write: func(ctx context.Context, _ *scratch, db *sql.DB) error {
+			return write(lockctx.Without(lockctx.With(ctx, "k", lockctx.NoWait())), db)
 		}},
 		"a typo": {write: func(ctx context.Context, _ *scratch, db *sql.DB) error {
 			return write(lockctx.With(ctx, "K", lockctx.NoWait()), db)
@@ -514,12 +386,12 @@ func TestHowNothingIsLocked(t *testing.T) {
 		"an advisory lock beside a row lock": {write: func(ctx context.Context, _ *scratch, db *sql.DB) error {
 			return write(lockctx.With(ctx, "k", lockctx.NoWait(), lockctx.Advisory()), db)
 		}},
-		"a write under a shared lock": {held: []lockctx.Option{lockctx.Shared()}, write: func(ctx context.Context, _ *scratch, db *sql.DB) error {
+		"a write under a shared lock": {held: []lockctx.Option{lockctx.Shared()}, strict: mysqllock.ErrNoLock, write: func(ctx context.Context, _ *scratch, db *sql.DB) error {
 			return write(lockctx.With(ctx, "k", lockctx.NoWait(), lockctx.Shared()), db)
 		}},
 	}
-	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
-		db, other := s.open(), s.open()
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db, strict, other := s.open(), s.open("lockRequire=p"), s.open()
 		for name, way := range ways {
 			t.Run(name, func(t *testing.T) {
 				hold, err := mysqllock.Acquire(dbtest.Limited(t), other, "k", way.held...)
@@ -528,6 +400,14 @@ func TestHowNothingIsLocked(t *testing.T) {
 				before := s.stock(1)
 				dbtest.OK(t, way.write(dbtest.Limited(t), s, db))
 				s.wantStock(1, before-1)
+				if err := way.write(dbtest.Limited(t), s, strict); way.strict == nil {
+					dbtest.OK(t, err)
+					s.wantStock(1, before-2)
+				} else {
+					stock.WantError(t, "strict mode", err, way.strict, " writes p ")
+					dbtest.Says(t, err, "statement_test.go:")
+					s.wantStock(1, before-1)
+				}
 			})
 		}
 		t.Run("one lock context for two goroutines", func(t *testing.T) {
@@ -542,6 +422,21 @@ func TestHowNothingIsLocked(t *testing.T) {
 			}()
 			dbtest.OK(t, <-second) // both have decided on the same stock
 			dbtest.OK(t, write(ctx, db))
+
+			ctx = lockctx.With(dbtest.Limited(t), "k", lockctx.NoWait())
+			if _, err := read(ctx, strict, 1); err != nil {
+				t.Fatal(err)
+			}
+			dbtest.Want(t, write(ctx, strict), mysqllock.ErrUnsafe)
+		})
+		t.Run("a wrapper that drops contexts", func(t *testing.T) {
+			hold, err := mysqllock.Acquire(dbtest.Limited(t), other, "k")
+			dbtest.OK(t, err)
+			defer hold.Rollback()
+			drops := func(c whole) driver.Conn { return forgetful{c} }
+			ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.NoWait())
+			dbtest.OK(t, write(ctx, s.wrapped(drops)))
+			dbtest.Want(t, write(ctx, s.wrapped(drops, "lockRequire=p")), mysqllock.ErrNoLock)
 		})
 		t.Run("the outer context inside a hold", func(t *testing.T) {
 			outer, undone := dbtest.Limited(t), errors.New("undone")
@@ -554,13 +449,23 @@ func TestHowNothingIsLocked(t *testing.T) {
 			})
 			dbtest.Want(t, err, undone)
 			s.wantStock(1, before-1) // Do was rolled back, and the write stays
+			dbtest.Want(t, mysqllock.Do(outer, strict, "k", func(context.Context) error { return write(outer, strict) }), mysqllock.ErrNoLock)
+			s.wantStock(1, before-1)
 		})
 	})
 }
 
+// forgetful is a wrapper of drivers without contexts.
+type forgetful struct{ driver.Conn }
+
+func (c forgetful) Prepare(text string) (driver.Stmt, error) {
+	s, err := c.Conn.Prepare(text)
+	return struct{ driver.Stmt }{s}, err
+}
+
 // TestHowNothingIsLockedIsTold: what the page says is told with an error.
 func TestHowNothingIsLockedIsTold(t *testing.T) {
-	dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		nothing := func(context.Context) error { return errors.New("it ran") }
 		err := mysqllock.Do(dbtest.Limited(t), s.plain, "k", nothing)
@@ -577,6 +482,25 @@ func TestHowNothingIsLockedIsTold(t *testing.T) {
 			return nil
 		}))
 		s.wantStock(1, 10)
+
+		// So does one that has no lock context, if the hold has changed what it is to change.
+		short := s.open("innodb_lock_wait_timeout=1")
+		dbtest.OK(t, mysqllock.Do(outer, short, "k", func(ctx context.Context) error {
+			_, err := short.ExecContext(ctx, takeOne)
+			dbtest.OK(t, err)
+			_, err = short.ExecContext(outer, takeOne)
+			dbtest.Says(t, err, "Error 1205", `transactions open under locks: "k"; a row`, "pass it the context of the lock")
+			if _, same := err.(*mysql.MySQLError); !same { //nolint:errorlint // callers may look at it like this
+				t.Errorf("it is a %T", err)
+			}
+			_, err = s.open("innodb_lock_wait_timeout=1").ExecContext(outer, takeOne) // as in another process
+			dbtest.Says(t, err, "Error 1205")
+			if strings.Contains(err.Error(), "locks:") {
+				t.Errorf("of a handle without locks: %v", err)
+			}
+			return nil
+		}))
+		s.wantStock(1, 9)
 	})
 }
 
@@ -616,7 +540,7 @@ func TestKilledAtCommit(t *testing.T) {
 			{"advisory, Do", "held", func(stop func()) error {
 				return mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error { return transaction(ctx, stop) }, lockctx.Advisory())
 			}},
-			{"lease, Do", "done2", func(stop func()) error {
+			{"lease, Do", "done3", func(stop func()) error {
 				return mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error { return transaction(ctx, stop) }, lockctx.Lease(ttl))
 			}},
 			{"row, handed over", "pass1", func(stop func()) error {
@@ -946,5 +870,355 @@ func TestStatementsOfAUnitLeaveNothingPrepared(t *testing.T) {
 			}
 		}
 		dbtest.OK(t, foreign.Rollback())
+	})
+}
+
+// writes are the ways of a write on db: with ctx, in a transaction that began with begin, where
+// it is in one.
+var writes = map[string]func(db *sql.DB, begin, ctx context.Context) error{
+	"Exec": func(db *sql.DB, _, ctx context.Context) error {
+		_, err := db.ExecContext(ctx, takeOne)
+		return err
+	},
+	"Exec with arguments": func(db *sql.DB, _, ctx context.Context) error {
+		_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - ? WHERE id = 1", 1)
+		return err
+	},
+	"Query": func(db *sql.DB, _, ctx context.Context) error {
+		rows, err := db.QueryContext(ctx, takeOne)
+		if err != nil {
+			return err
+		}
+		return rows.Close()
+	},
+	"prepared": func(db *sql.DB, _, ctx context.Context) error {
+		st, err := db.PrepareContext(ctx, takeOne)
+		if err != nil {
+			return err
+		}
+		defer st.Close()
+		_, err = st.ExecContext(ctx)
+		return err
+	},
+	"sql.Conn": func(db *sql.DB, _, ctx context.Context) error {
+		return onConn(db, func(conn *sql.Conn) error {
+			_, err := conn.ExecContext(ctx, takeOne)
+			return err
+		})
+	},
+	"sql.Conn, prepared": func(db *sql.DB, _, ctx context.Context) error {
+		return onConn(db, func(conn *sql.Conn) error {
+			st, err := conn.PrepareContext(ctx, takeOne)
+			if err != nil {
+				return err
+			}
+			defer st.Close()
+			_, err = st.ExecContext(ctx)
+			return err
+		})
+	},
+	"sql.Tx": func(db *sql.DB, begin, ctx context.Context) error {
+		return inTx(db, begin, func(tx *sql.Tx) error {
+			_, err := tx.ExecContext(ctx, takeOne)
+			return err
+		})
+	},
+	"sql.Tx, prepared": func(db *sql.DB, begin, ctx context.Context) error {
+		return inTx(db, begin, func(tx *sql.Tx) error {
+			st, err := tx.PrepareContext(ctx, takeOne)
+			if err != nil {
+				return err
+			}
+			_, err = st.ExecContext(ctx)
+			return err
+		})
+	},
+	"sql.Tx of a sql.Conn": func(db *sql.DB, begin, ctx context.Context) error {
+		return onConn(db, func(conn *sql.Conn) error {
+			tx, err := conn.BeginTx(begin, nil)
+			if err != nil {
+				return err
+			}
+			if _, err := tx.ExecContext(ctx, takeOne); err != nil {
+				return errors.Join(err, tx.Rollback())
+			}
+			return tx.Commit()
+		})
+	},
+}
+
+func onConn(db *sql.DB, f func(*sql.Conn) error) error {
+	conn, err := db.Conn(context.Background())
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return f(conn)
+}
+
+func inTx(db *sql.DB, begin context.Context, f func(*sql.Tx) error) error {
+	tx, err := db.BeginTx(begin, nil)
+	if err != nil {
+		return err
+	}
+	if err := f(tx); err != nil {
+		return errors.Join(err, tx.Rollback())
+	}
+	return tx.Commit()
+}
+
+// strictHandles are those of strict mode for the table p. What they refuse they do not send, so
+// that one is enough for a second server.
+func (s *scratch) strictHandles() map[string]*sql.DB {
+	if s.MariaDB() {
+		return map[string]*sql.DB{"": s.open("lockRequire=p")}
+	}
+	return map[string]*sql.DB{
+		"": s.open("lockRequire=p"), "maxConns": s.open("lockRequire=p&maxConns=6"), "interpolated": s.open("lockRequire=P*&interpolateParams=true"),
+		"wrapped": s.wrapped(wrappers["only preparing"], "lockRequire=p"),
+	}
+}
+
+// TestStrictMode: a table that lockRequire names is written under a lock only, in whatever way.
+func TestStrictMode(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for how, db := range s.strictHandles() {
+			for way, write := range writes {
+				name := how + " " + way
+				plain := dbtest.Limited(t)
+				refused := func(what string, err error) {
+					t.Helper()
+					if !errors.Is(err, mysqllock.ErrNoLock) || !strings.Contains(err.Error(), "statement_test.go:") || !strings.Contains(err.Error(), " writes p ") {
+						t.Errorf("%s, %s: %v", name, what, err)
+					}
+				}
+				ok := func(what string, err error) {
+					t.Helper()
+					if err != nil {
+						t.Errorf("%s, %s: %v", name, what, err)
+					}
+				}
+				before := s.stock(1)
+				refused("without a context", write(db, plain, plain))
+				without := lockctx.Without(lockctx.With(plain, "k"))
+				refused("lockctx.Without", write(db, without, without))
+				shared := lockctx.With(plain, "k", lockctx.Shared())
+				refused("a shared lock", write(db, shared, shared))
+				ok("Do", mysqllock.Do(plain, db, "k", func(ctx context.Context) error {
+					refused("the outer context in Do", write(db, plain, plain))
+					return nil
+				}))
+				s.wantStock(1, before)
+
+				for strategy, kind := range strategies {
+					with := lockctx.With(plain, "k", kind)
+					ok(strategy, write(db, with, with))
+					ok(strategy+", Do", mysqllock.Do(plain, db, "k", func(ctx context.Context) error { return write(db, ctx, ctx) }, kind))
+					before -= 2
+					if strings.Contains(way, "Tx") {
+						ok(strategy+", only begun with it", write(db, lockctx.With(plain, "k", kind), plain))
+						ok(strategy+", asked for late", write(db, plain, lockctx.With(plain, "k", kind)))
+						before -= 2
+					}
+				}
+				s.wantStock(1, before)
+			}
+			dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
+			_, err := db.Exec("CREATE TABLE IF NOT EXISTS q (id INT PRIMARY KEY)")
+			dbtest.OK(t, err)
+			_, err = db.Exec("REPLACE INTO q SELECT id FROM p") // which only reads it
+			dbtest.OK(t, err)
+			_, err = read(dbtest.Limited(t), db, 1)
+			dbtest.OK(t, err)
+		}
+	})
+}
+
+// TestStrictModeSeesTheTable: what a text says it writes, on the servers that take it.
+func TestStrictModeSeesTheTable(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		dbtest.Exec(t, s.plain, "CREATE TABLE q (id INT PRIMARY KEY, stock INT)")
+		dbtest.Exec(t, s.plain, "INSERT INTO q VALUES (1, 1)")
+		db, free := s.open("lockRequire=p"), s.open()
+		for _, text := range []string{
+			"UPDATE `p` SET stock = 11 WHERE id = 1",
+			"UPDATE " + s.Name + ".p SET stock = 12 WHERE id = 1",
+			"/* a comment */ uPdAtE -- another\n p SET stock = 13 WHERE id = 1",
+			"UPDATE q JOIN p USING (id) SET p.stock = 14",
+			"UPDATE q, p AS x SET x.stock = 15 WHERE q.id = x.id",
+			"UPDATE (q JOIN p ON p.id = q.id) SET p.stock = 16",
+			"INSERT INTO p (id, stock) SELECT id, 17 FROM q ON DUPLICATE KEY UPDATE stock = 17",
+			"REPLACE p VALUES (1, 18)",
+			"REPLACE INTO p SET id = 1, stock = 19",
+			"/*!50000 UPDATE */ p SET stock = 20 WHERE id = 1",
+			"WITH x AS (SELECT id FROM q) UPDATE p JOIN x USING (id) SET stock = 21",
+			"DELETE x FROM p AS x JOIN q USING (id)",
+			"DELETE FROM p WHERE id = 1",
+		} {
+			before := dbtest.Column[string](t, s.plain, "SELECT CONCAT(id, ' ', stock) FROM p ORDER BY id")
+			_, err := db.Exec(text)
+			dbtest.Want(t, err, mysqllock.ErrNoLock)
+			if now := dbtest.Column[string](t, s.plain, "SELECT CONCAT(id, ' ', stock) FROM p ORDER BY id"); !slices.Equal(now, before) {
+				t.Errorf("%s was sent", text)
+			}
+			if _, err := free.Exec(text); err != nil {
+				if !strings.HasPrefix(text, "WITH") { // of MySQL only
+					t.Errorf("%s: %v", text, err)
+				}
+				continue
+			}
+			if now := dbtest.Column[string](t, s.plain, "SELECT CONCAT(id, ' ', stock) FROM p ORDER BY id"); slices.Equal(now, before) {
+				t.Errorf("%s writes nothing", text)
+			}
+			dbtest.Exec(t, s.plain, "REPLACE INTO p VALUES (1, 10)")
+		}
+		for _, text := range []string{"TRUNCATE TABLE q", "EXPLAIN UPDATE p SET stock = 1", "DELETE FROM q WHERE id IN (SELECT id FROM p)"} {
+			dbtest.Exec(t, db, text)
+		}
+	})
+}
+
+// TestStrictModeKeepsDecisions: what was read outside a transaction is written in a hold, or
+// read again: a write that would commit alone is refused before it is sent.
+func TestStrictModeKeepsDecisions(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		dbtest.Exec(t, s.plain, "CREATE TABLE q (id INT PRIMARY KEY)")
+		for how, db := range s.strictHandles() {
+			for strategy, kind := range strategies {
+				for way, write := range writes {
+					name := fmt.Sprintf("%s, %s, %s", how, strategy, way)
+					ctx, cancel := context.WithCancel(dbtest.Limited(t))
+					with := lockctx.With(ctx, "k", kind)
+					n, err := read(with, db, 1)
+					dbtest.OK(t, err)
+					if err := write(db, with, with); !errors.Is(err, mysqllock.ErrUnsafe) || !strings.Contains(err.Error(), "mysqllock.Do") {
+						t.Errorf("%s: %v", name, err)
+					}
+					s.wantStock(1, n)
+					cancel()
+				}
+			}
+		}
+		db := s.open("lockRequire=p")
+		for strategy, kind := range strategies {
+			decided := func() (context.Context, context.CancelFunc) {
+				ctx, cancel := context.WithCancel(dbtest.Limited(t))
+				ctx = lockctx.With(ctx, "k", kind)
+				_, err := read(ctx, db, 1)
+				dbtest.OK(t, err)
+				return ctx, cancel
+			}
+			before := s.stock(1)
+
+			// The transaction of an ORM around one call: what was written before the refusal goes, too.
+			ctx, cancel := decided()
+			tx, err := db.BeginTx(ctx, nil)
+			dbtest.OK(t, err)
+			dbtest.Exec(t, tx, "INSERT INTO q VALUES (1)")
+			_, err = tx.ExecContext(ctx, takeOne)
+			dbtest.Want(t, err, mysqllock.ErrUnsafe)
+			dbtest.Want(t, tx.Commit(), mysqllock.ErrUnsafe)
+			if left := dbtest.Column[int](t, s.plain, "SELECT id FROM q"); len(left) > 0 {
+				t.Errorf("%s: the transaction was committed", strategy)
+			}
+			cancel()
+
+			// A read in the transaction is enough for it, and so is a hold, or AllowStale.
+			ctx, cancel = decided()
+			dbtest.OK(t, inTx(db, ctx, func(tx *sql.Tx) error {
+				if _, err := read(ctx, tx, 1); err != nil {
+					return err
+				}
+				_, err := tx.ExecContext(ctx, takeOne)
+				return err
+			}))
+			cancel()
+			ctx, cancel = decided()
+			dbtest.OK(t, mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
+				_, err := db.ExecContext(ctx, takeOne)
+				return err
+			}, kind))
+			cancel()
+			ctx, cancel = decided()
+			_, err = db.ExecContext(lockctx.With(ctx, "k", kind, lockctx.AllowStale()), takeOne)
+			dbtest.OK(t, err)
+			cancel()
+			s.wantStock(1, before-3)
+
+			// Other tables are as they were.
+			ctx, cancel = decided()
+			dbtest.Exec(t, db, "DELETE FROM q")
+			_, err = db.ExecContext(ctx, "REPLACE INTO q VALUES (1)")
+			dbtest.OK(t, err)
+			cancel()
+			dbtest.Exec(t, s.plain, "DELETE FROM q")
+			dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
+		}
+	})
+}
+
+// TestStrictModeAsksForTheKey: RequireKey sees the keys of each way to hold them.
+func TestStrictModeAsksForTheKey(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db, _ := s.watched(mysqllock.Config{Require: "p", RequireKey: func(table string, keys []string) error {
+			if table != "p" || !slices.Contains(keys, "right") {
+				return fmt.Errorf("not %q of %s", keys, table)
+			}
+			return nil
+		}})
+		for way, write := range writes {
+			for strategy, kind := range strategies {
+				plain := dbtest.Limited(t)
+				for key, want := range map[string]error{"right": nil, "wrong": mysqllock.ErrNoLock} {
+					with := lockctx.With(lockctx.With(plain, "other", kind), key, kind)
+					errs := []error{
+						write(db, with, with),
+						mysqllock.Do(plain, db, key, func(ctx context.Context) error { return write(db, ctx, ctx) }, kind),
+						mysqllock.Do(plain, db, key, func(ctx context.Context) error {
+							ctx = lockctx.With(ctx, "another", kind)
+							return write(db, ctx, ctx)
+						}, kind),
+					}
+					for i, err := range errs {
+						if !errors.Is(err, want) || want != nil && !strings.Contains(err.Error(), "not [") {
+							t.Errorf("%s, %s, %s, %d: %v", way, strategy, key, i, err)
+						}
+					}
+				}
+			}
+		}
+	})
+}
+
+// TestStrictModeLogs: in log mode all of it runs, and each text is told once.
+func TestStrictModeLogs(t *testing.T) {
+	use := func(t *testing.T, db *sql.DB) {
+		for range 3 {
+			dbtest.Exec(t, db, takeOne)
+			with := lockctx.With(dbtest.Limited(t), "k")
+			_, err := read(with, db, 1)
+			dbtest.OK(t, err)
+			_, err = db.ExecContext(with, "UPDATE p SET stock = 9")
+			dbtest.OK(t, err)
+		}
+	}
+	var lines bytes.Buffer
+	was := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(&lines, nil)))
+	var servers atomic.Int32
+	t.Cleanup(func() {
+		slog.SetDefault(was)
+		if got := lines.String(); strings.Count(got, "a write lacks its lock") != 2*int(servers.Load()) {
+			t.Errorf("the log says %s", got)
+		}
+	})
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db, w := s.watched(mysqllock.Config{Require: "log:p"})
+		use(t, db)
+		if told := w.advice(); len(told) != 2 || !strings.Contains(told[0], "statement_test.go:") || !strings.Contains(told[0], "no lock") || !strings.Contains(told[1], "after a read outside") {
+			t.Errorf("the observer was told %q", told)
+		}
+		servers.Add(1)
+		use(t, s.open("lockRequire=log:p")) // without an observer
 	})
 }

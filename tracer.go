@@ -71,7 +71,7 @@ func traces(o Observer) bool {
 	return ok
 }
 
-// traced is how the engine tells o what begins.
+// traced is how o is told what begins.
 func traced(o Observer) handle.Trace {
 	if !traces(o) {
 		return handle.Trace{}

@@ -13,21 +13,20 @@ import (
 	"github.com/mysqllock/mysqllock/internal/step"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
 )
 
 var terms = strategy.Terms{
 	Strategy: hint.StrategyAdvisory,
-	Broken:   "several connections broke while they asked for the lock, which is not held",
+	Limits:   strategy.Limits{GiveUp: 20 * time.Millisecond, Calmly: 20 * time.Millisecond},
 }
 
 // Request says which lock, and how long to queue for it.
 type Request struct {
 	Key  string
 	Wait time.Duration // 0 fails at once if another caller holds the key
-	// Waiting is called before the caller begins to wait. It may refuse the wait, or end
-	// it later through the context that it returns. done is called when the wait is
-	// over. With nil the caller waits with its own context.
-	Waiting func(context.Context) (ctx context.Context, done func(), err error)
+	// Waiting is what the caller is asked before it waits; nil for nobody to ask.
+	Waiting strategy.Waiting
 	// Begin is the transaction that may begin while the lock is asked for; nil for none.
 	Begin *strategy.Beginning
 	// Lost is called once, on a goroutine of its own, when the lock may be lost or the
@@ -40,9 +39,12 @@ type Request struct {
 // answered in time, Acquire releases in the background what it may have acquired.
 func (l *Locker) Acquire(ctx context.Context, r Request) (*Lock, error) {
 	ctx = step.Named(ctx, step.Take, hint.StrategyAdvisory, r.Key)
-	a := &attempt{Locker: l, r: r, name: Name(l.namespace, r.Key), start: time.Now(), asked: step.AskedIn(ctx)}
-	if err := l.enter(); err != nil {
-		return nil, a.explain(ctx, err)
+	a := &attempt{
+		Attempt: strategy.Attempt{Key: r.Key, Wait: r.Wait, Waiting: r.Waiting, Start: time.Now()},
+		Locker:  l, r: r, name: Name(l.cfg.Namespace, r.Key), asked: step.AskedIn(ctx),
+	}
+	if err := l.running.Enter(); err != nil {
+		return nil, a.Explain(ctx, terms, err, a.askHolder)
 	}
 	defer l.running.Done()
 	lock, err := a.acquire(ctx)
@@ -50,37 +52,36 @@ func (l *Locker) Acquire(ctx context.Context, r Request) (*Lock, error) {
 		if a.broke {
 			return nil, driver.ErrBadConn
 		}
-		return nil, a.explain(ctx, err)
+		return nil, a.Explain(ctx, terms, err, a.askHolder)
 	}
 	return lock, nil
 }
 
 // attempt is one call of Acquire.
 type attempt struct {
+	strategy.Attempt
 	*Locker
-	r      Request
-	name   string
-	start  time.Time
-	heard  strategy.Heard
-	ticket *queue.Ticket // nil before the attempt has one, and once another owns it
-	holder *lockerr.Holder
-	first  bool // nobody of this process was in line before it
-	broke  bool // the connection of the transaction that was to begin with it was broken before
-	polls  bool // it is counted as a poller; guarded by Locker.mu
-	asked  step.Asked
-	calm   time.Duration // the longest wait that connections survive, learned when one broke; 0 is unknown
+	r     Request
+	name  string
+	broke bool // the connection of the transaction that was to begin with it was broken before
+	polls bool // it is counted as a poller; guarded by Locker.mu
+	asked step.Asked
+	calm  time.Duration // the longest wait that connections survive, learned when one broke; 0 is unknown
 }
 
 var errInterrupted = lockerr.With(lockerr.ErrTimeout, errors.New("the lock statement was interrupted"))
 
 // allowed refuses to work on a cluster, on which named locks do not exclude.
 func (l *Locker) allowed() error {
-	topology := l.info.Topology
-	if l.info.SinglePrimary {
+	topology := l.cfg.Info.Topology
+	if l.cfg.Info.SinglePrimary {
 		topology = "Group Replication, where a failover frees them"
 	}
-	if topology == "" || l.unsafe {
+	switch {
+	case l.cfg.Unsafe:
 		return nil
+	case topology == "":
+		return l.cfg.Info.Names("advisory locks", "use a row lock")
 	}
 	return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
 		"named locks are local to a node, so they do not exclude on %s; use a lease, or lockUnsafe=allow, for an application that never leaves one node", topology))
@@ -91,31 +92,19 @@ func (l *Locker) allowed() error {
 func (a *attempt) acquire(ctx context.Context) (lock *Lock, err error) {
 	defer func() {
 		if lock == nil {
-			a.ticket.Leave()
+			a.Ticket.Leave()
 		}
 	}()
 	if err := a.allowed(); err != nil {
 		return nil, err
 	}
-	keys := []string{a.r.Key}
-	ticket, holder, front := a.queue.TryEnter(keys)
-	if !front {
-		if a.r.Wait == 0 {
-			a.holder = holder
-			return nil, lockerr.ErrLocked
-		}
-		if ticket, err = a.lineUp(ctx); err != nil {
-			return nil, err
-		}
+	if err := a.LineUp(ctx, a.cfg.Queue, []queue.Entry{{Name: a.r.Key}}, a.Locker, a.running.Ctx.Done()); err != nil {
+		return nil, err
 	}
-	a.ticket, a.first = ticket, front
-	handed, _ := ticket.HandedOver().(*Lock)
-	if handed != nil {
-		a.heard.Store(true)
-	}
+	handed, _ := a.Ticket.HandedOver().(*Lock)
 	switch {
 	case handed == nil:
-	case !handed.turnOver() || ctx.Err() != nil || time.Since(a.start) >= a.r.Wait:
+	case !handed.turnOver() || ctx.Err() != nil || time.Since(a.Start) >= a.Wait:
 		if lock := a.inherit(handed); lock != nil {
 			return a.granted(ctx, lock)
 		}
@@ -133,57 +122,25 @@ func (a *attempt) acquire(ctx context.Context) (lock *Lock, err error) {
 		return lock, nil
 	case lock != nil:
 		return a.granted(ctx, lock)
-	case a.r.Wait == 0:
+	case a.Wait == 0:
 		return nil, lockerr.ErrLocked
 	}
 	return a.wait(ctx, nil)
 }
 
-// lineUp waits until the caller is in front of the queue of this process.
-func (a *attempt) lineUp(ctx context.Context) (*queue.Ticket, error) {
-	ctx, left, done, err := a.beginWait(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer done()
-	over := time.NewTimer(left)
-	defer over.Stop()
-	if ticket := a.queue.Succeed(ctx, a.r.Key, a.Locker, queue.Ends{Over: over.C, Closed: a.ctx.Done()}); ticket != nil {
-		return ticket, nil
-	}
-	a.heard.Store(true)
-	a.holder = a.queue.Holder(a.r.Key)
-	switch {
-	case ctx.Err() != nil:
-		return nil, context.Cause(ctx)
-	case a.ctx.Err() != nil:
-		return nil, lockerr.ErrClosed
-	}
-	return nil, strategy.ErrWaitOver
-}
-
-// beginWait begins a wait for the rest of the caller's wait. done ends it.
-func (a *attempt) beginWait(ctx context.Context) (_ context.Context, left time.Duration, done func(), err error) {
-	left = a.r.Wait - time.Since(a.start)
-	ctx, done, err = queue.Begin(ctx, left, strategy.ErrWaitOver, a.r.Waiting)
-	return ctx, left, done, err
-}
-
-// waiting is beginWait, with a context that also ends with the wait or with the Locker.
+// waiting begins a wait, with a context that ends with it or with the Locker. done ends it.
 func (a *attempt) waiting(ctx context.Context) (context.Context, func(), error) {
-	ctx, left, done, err := a.beginWait(ctx)
+	ctx, done, err := a.Patient(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	open, end := context.WithCancelCause(ctx)
-	over := time.AfterFunc(left, func() { end(strategy.ErrWaitOver) })
-	stop := context.AfterFunc(a.ctx, func() { end(lockerr.ErrClosed) })
-	return open, func() { stop(); over.Stop(); end(nil); done() }, nil
+	open, end := a.running.Until(ctx)
+	return open, func() { end(nil); done() }, nil
 }
 
 // lock is what the attempt gets when k has the lock.
 func (a *attempt) lock(k *lockConn) *Lock {
-	return &Lock{l: a.Locker, key: a.r.Key, name: a.name, ticket: a.ticket, conn: k, since: time.Now(), asked: a.asked}
+	return &Lock{l: a.Locker, key: a.r.Key, name: a.name, ticket: a.Ticket, conn: k, since: time.Now(), asked: a.asked}
 }
 
 // granted returns a lock that its connection holds now.
@@ -201,7 +158,7 @@ func (a *attempt) granted(ctx context.Context, lock *Lock) (*Lock, error) {
 	}
 	lock.ticket.Granted(lock.conn.holder)
 	if ended {
-		a.ticket = nil
+		a.Ticket = nil
 		a.running.Go(func() { _ = lock.Release() }) // the caller is gone
 		return nil, context.Cause(ctx)
 	}
@@ -248,9 +205,9 @@ func (a *attempt) try(ctx context.Context, over *Lock, beside *strategy.Beginnin
 			}
 		case errors.Is(r.err, errRetired): // nothing was sent
 		case r.err == nil:
-			a.heard.Store(true)
+			a.Heard.Store(true)
 			return nil, nil
-		case server.Broken(r.err) && time.Since(sent) > strategy.AnswerTime*9/10: // by the limit for its answer
+		case server.Broken(r.err) && time.Since(sent) > pool.AnswerTime*9/10: // by the limit for its answer
 			return nil, context.DeadlineExceeded
 		case again < 3 && ctx.Err() == nil && k.mayResend(r.err):
 			again++
@@ -279,24 +236,5 @@ func (l *Locker) settle(r *request, ticket *queue.Ticket) {
 	})
 }
 
-// askHolder asks the server who holds the lock. It returns nil if the server does not
-// answer in time.
-func (a *attempt) askHolder(ctx context.Context) *lockerr.Holder {
-	limit := askCalmly
-	if ctx.Err() != nil {
-		limit = giveUp
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
-	defer cancel()
-	return a.holderOf(ctx, a.name)
-}
-
-// explain turns a failure into the error that callers see.
-func (a *attempt) explain(ctx context.Context, err error) error {
-	failed := terms.Untaken(ctx, a.r.Key, a.start, &a.heard, err)
-	if a.holder == nil && strategy.Ungranted(failed.Err) {
-		a.holder = a.askHolder(ctx)
-	}
-	failed.Holder = a.holder
-	return failed
-}
+// askHolder asks the server who holds the lock.
+func (a *attempt) askHolder(ctx context.Context) *lockerr.Holder { return a.holderOf(ctx, a.name) }

@@ -1,7 +1,7 @@
 // Package advisory keeps a lock as a named lock of the server (GET_LOCK), which lasts as long as
 // the connection that holds it. An application asks for one with [lockctx.Advisory], as an option
 // of lockctx.With, mysqllock.Do or mysqllock.Acquire. There is nothing here to call from outside
-// of this module: Config needs types of internal packages. What follows is what such a lock costs,
+// of this module: New needs types of internal packages. What follows is what such a lock costs,
 // and how it works.
 //
 // It needs no table. Its keys are separate from those of the other strategies: a row lock or a
@@ -66,25 +66,16 @@
 package advisory
 
 import (
-	"context"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/mysqllock/mysqllock/internal/queue"
-	"github.com/mysqllock/mysqllock/internal/schema"
-	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 const (
-	// giveUp is how long a caller may be kept after the end of its context: while a
-	// statement that may acquire the lock is running, and again to find out who holds
-	// the lock. If the wait is over, but not the context, askCalmly is the limit for
-	// the second.
-	giveUp, askCalmly = 20 * time.Millisecond, 100 * time.Millisecond
 	// haste is how much earlier the wait in the server ends than the caller's wait, so
 	// that the connection need not be closed.
 	haste = 10 * time.Millisecond
@@ -99,59 +90,18 @@ const (
 	pause, pauseEvery         = 130 * time.Millisecond, time.Second
 )
 
-// Config says where locks are kept.
-type Config struct {
-	Conns      *pool.Pool   // connections that began with Setup(TTL)
-	Control    *pool.Pool   // connections from which statements and connections are killed
-	Queue      *queue.Queue // where the callers of this process queue; not shared with another strategy
-	Table      schema.Table // of the procedure that commits, on MySQL; none with the zero value
-	Procedures *schema.Registry
-	Namespace  string // precedes the keys in the names of the locks
-	Owner      string // the name of this process, for errors
-	Info       server.Info
-	TTL        time.Duration // how long a connection of Conns may be silent
-	// ReadTimeout is the driver's own limit on each read from a connection of
-	// Conns; 0 means that there is none, or that it is not known. If it is at most nine
-	// tenths of the TTL, statements on lock connections are cheaper, since no context
-	// has to bound them. If there is a limit that is not given here, each caller that
-	// waits longer in the server loses a connection, and from then on asks again in
-	// half the time.
-	ReadTimeout time.Duration
-	// A lock is handed over from caller to caller at most HandOvers times, and for at
-	// most HandOverTime; then it is offered to other processes. HandOvers does not
-	// count if nobody took the last offer.
-	HandOvers    int
-	HandOverTime time.Duration
-	Unsafe       bool // also work on clusters, on which named locks do not exclude
-}
-
 // Locker acquires advisory locks on one server. It is safe for concurrent use.
 type Locker struct {
-	conns        *pool.Pool
-	control      *pool.Pool
-	queue        *queue.Queue
-	table        schema.Table
-	procedures   *schema.Registry
-	namespace    string
-	owner        string
-	info         server.Info
-	enough       int           // lock connections, unless they are full
-	ttl          time.Duration // the server ends a connection that was silent for so long
-	limit        time.Duration // we count it as lost after this time, which is shorter
-	pulse        time.Duration // how often the lock connections are looked after
-	linger       time.Duration // how long a lock connection without a lock stays
-	readTimeout  time.Duration
-	handOvers    int
-	handOverTime time.Duration
-	unsafe       bool
-	blind        atomic.Bool // the server does not show the names of programs to this account
-
-	ctx     context.Context // ends when the Locker is closed
-	stop    context.CancelCauseFunc
-	running sync.WaitGroup // calls, and their work in the background
+	cfg     strategy.Config
+	running *strategy.Running
+	enough  int           // lock connections, unless they are full
+	ttl     time.Duration // the server ends a connection that was silent for so long
+	limit   time.Duration // we count it as lost after this time, which is shorter
+	pulse   time.Duration // how often the lock connections are looked after
+	linger  time.Duration // how long a lock connection without a lock stays
+	blind   atomic.Bool   // the server does not show the names of programs to this account
 
 	mu        sync.Mutex
-	closed    bool
 	lockConns []*lockConn // the oldest first
 	opening   *opening    // a further lock connection
 	waitConns int         // connections on which a caller waits in the server
@@ -161,46 +111,32 @@ type Locker struct {
 
 // New returns a Locker. It sends nothing to the server before the first lock. Close
 // releases what it holds.
-func New(cfg Config) *Locker {
+//
+// No other strategy shares cfg.Queue. cfg.Table has the procedures of MySQL; none with its zero
+// value. If cfg.ReadTimeout is at most nine tenths of the TTL, statements on lock connections are
+// cheaper. If there is such a limit that is not given, each caller that waits longer in the server
+// loses a connection, and from then on asks again in half the time. HandOvers does not count if
+// nobody took the last offer.
+func New(cfg strategy.Config) *Locker {
 	ttl := silentFor(cfg.TTL)
-	l := &Locker{
-		conns: cfg.Conns, control: cfg.Control, queue: cfg.Queue, table: cfg.Table, procedures: cfg.Procedures, namespace: cfg.Namespace, owner: cfg.Owner, info: cfg.Info,
+	return &Locker{
+		cfg: cfg, running: strategy.NewRunning(),
 		enough: max(1, min(2, cfg.Conns.Stat().Max-1)), // one is left to wait on
 		ttl:    ttl, limit: ttl - ttl/10, pulse: min(500*time.Millisecond, ttl/4), linger: min(2*time.Second, ttl/4),
-		readTimeout: cfg.ReadTimeout, handOvers: cfg.HandOvers, handOverTime: cfg.HandOverTime, unsafe: cfg.Unsafe,
 	}
-	l.ctx, l.stop = context.WithCancelCause(context.Background())
-	return l
-}
-
-// enter begins a call, unless the Locker is closed. l.running.Done ends the call.
-func (l *Locker) enter() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
-		return lockerr.ErrClosed
-	}
-	l.running.Add(1)
-	return nil
 }
 
 // Close ends all waits, tells the holders that their locks are lost, and releases the
 // locks.
 func (l *Locker) Close() {
-	l.mu.Lock()
-	if l.closed {
-		l.mu.Unlock()
+	if !l.running.Stop() {
 		return
 	}
-	l.closed = true
+	l.mu.Lock()
 	conns := slices.Clone(l.lockConns)
-	l.running.Add(1)
 	l.mu.Unlock()
-
-	l.stop(lockerr.ErrClosed)
 	for _, k := range conns {
 		k.lose(lockerr.ErrClosed)
 	}
-	l.running.Done()
 	l.running.Wait()
 }

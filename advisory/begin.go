@@ -37,9 +37,9 @@ func (a *attempt) tryBegin(ctx context.Context, over *Lock) (lock *Lock, err err
 	b := a.r.Begin
 	switch {
 	case b == nil || b.Options != (driver.TxOptions{}) || !b.Free():
-	case a.first && b.Ends && a.canBegin():
+	case a.First && b.Ends && a.canBegin():
 		refused := false
-		timed, cancel := context.WithTimeout(ctx, strategy.AnswerTime)
+		timed, cancel := context.WithTimeout(ctx, pool.AnswerTime)
 		defer cancel()
 		used := b.Use(ctx, func(c *pool.Conn) (left strategy.State) {
 			lock, refused, left, err = a.beginOn(timed, c)
@@ -48,7 +48,7 @@ func (a *attempt) tryBegin(ctx context.Context, over *Lock) (lock *Lock, err err
 		})
 		if used == nil && (lock != nil || refused || err != nil) {
 			if refused {
-				a.heard.Store(true)
+				a.Heard.Store(true)
 			}
 			return lock, err
 		}
@@ -71,13 +71,13 @@ func (a *attempt) exchange(ctx context.Context, r *request, b *strategy.Beginnin
 	ours := false
 	defer func() {
 		if !ours {
-			ticket := a.ticket
-			a.ticket = nil
+			ticket := a.Ticket
+			a.Ticket = nil
 			a.settle(r, ticket)
 		}
 	}()
 	if b == nil || !b.Free() || b.Use(ctx, func(c *pool.Conn) strategy.State {
-		timed, cancel := context.WithTimeout(step.For(ctx, step.Other), strategy.AnswerTime)
+		timed, cancel := context.WithTimeout(step.For(ctx, step.Other), pool.AnswerTime)
 		defer cancel()
 		begun := server.Exec(timed, c.Conn, "START TRANSACTION") == nil
 		if answered = k.await(ctx, r); answered && r.granted && begun {
@@ -93,7 +93,7 @@ func (a *attempt) exchange(ctx context.Context, r *request, b *strategy.Beginnin
 
 // canBegin reports whether a transaction can begin with the lock on this server, as far as is
 // known. What lockUnsafe allows is left to lock connections.
-func (l *Locker) canBegin() bool { return l.commits() && !l.unsafe }
+func (l *Locker) canBegin() bool { return l.commits() && !l.cfg.Unsafe }
 
 // beginOn acquires the lock on c, whose turn is the caller's, and begins a transaction. It
 // returns nil if somebody else has the lock, which is refused, or if the lock must be asked for
@@ -107,7 +107,7 @@ func (a *attempt) beginOn(ctx context.Context, c *pool.Conn) (lock *Lock, refuse
 		return nil, false, strategy.Vacant, nil
 	}
 	k := &lockConn{l: a.Locker, c: c, id: c.KnownID(), identity: newIdentity()}
-	k.holder = &lockerr.Holder{ConnectionID: k.id, Program: a.owner}
+	k.holder = &lockerr.Holder{ConnectionID: k.id, Program: a.cfg.Owner}
 	lock = a.lock(k)
 	lock.home = c
 	rows, err := c.QueryBlock(ctx, a.beginBlock(lock))
@@ -115,7 +115,7 @@ func (a *attempt) beginOn(ctx context.Context, c *pool.Conn) (lock *Lock, refuse
 	case errors.Is(err, driver.ErrBadConn):
 		return nil, false, strategy.Unsure, a.broken()
 	case server.Missing(err) || server.Denied(err): // dropped, or not ours to execute
-		a.procedures.Set(a.table.NamedProcedure(), false)
+		a.cfg.Procedures.Set(a.cfg.Table.NamedProcedure(), false)
 		return nil, false, strategy.Vacant, nil
 	case err == nil && len(rows) == 1 && rows[0][0] != "1":
 		return nil, rows[0][0] == "0", strategy.Vacant, nil
@@ -141,9 +141,9 @@ func (a *attempt) broken() error {
 // [schema.Table.NamedProcedure]; MariaDB runs the same as an anonymous block.
 func (l *Locker) beginBlock(lock *Lock) pool.Block {
 	k, seconds := lock.conn, int64(l.ttl/time.Second)
-	if !l.info.MariaDB {
+	if !l.cfg.Info.Blocks {
 		return pool.Block{Text: fmt.Sprintf("CALL %s(CONNECTION_ID() = %d AND NOT @@read_only AND NOT @@innodb_read_only, '%s', '%s', %d) /* lock and BEGIN */",
-			l.table.NamedProcedure(), k.id, lock.name, k.identity, seconds)}
+			l.cfg.Table.NamedProcedure(), k.id, lock.name, k.identity, seconds)}
 	}
 	return pool.Block{
 		Text: "BEGIN NOT ATOMIC SET @mysqllock_held = IF(CONNECTION_ID() = ?, IF(@@read_only, NULL, IF(@@innodb_read_only, NULL, GET_LOCK(" + lockname.Value + ", 0))), NULL); " +

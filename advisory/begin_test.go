@@ -94,7 +94,8 @@ func TestBegin(t *testing.T) {
 // connection has been given back before the wait.
 func TestBeginInVain(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		p, other := s.process(settings{}), s.process(settings{})
+		p := s.process(settings{change: func(c *strategy.Config) { c.HandOverTime = time.Minute }}) // on a busy machine, too
+		other := s.process(settings{})
 		var mine dbtest.Tap
 		w := p.writer(s.Connect(mine.On))
 		theirs := other.acquire("k", 0)
@@ -295,7 +296,7 @@ func TestBeginTakesItsConnectionLast(t *testing.T) {
 func (s *scratch) homes(set settings) *process {
 	s.T.Helper()
 	change := set.change
-	set.change = func(cfg *advisory.Config) {
+	set.change = func(cfg *strategy.Config) {
 		s.inDatabase(cfg)
 		if change != nil {
 			change(cfg)
@@ -449,12 +450,12 @@ func TestHomeOfOthers(t *testing.T) {
 		w.b.Options.ReadOnly = true
 		lock, err = w.home()
 		elsewhere("options", w, lock, err)
-		for what, change := range map[string]func(*advisory.Config){
-			"Router":  func(cfg *advisory.Config) { cfg.Info.Router = true },
-			"cluster": func(cfg *advisory.Config) { cfg.Info.Topology, cfg.Unsafe = server.Galera, true },
-			"unsafe":  func(cfg *advisory.Config) { cfg.Unsafe = true },
+		for what, change := range map[string]func(*strategy.Config){
+			"Router":  func(cfg *strategy.Config) { cfg.Info.Router = true },
+			"cluster": func(cfg *strategy.Config) { cfg.Info.Topology, cfg.Unsafe = server.Galera, true },
+			"unsafe":  func(cfg *strategy.Config) { cfg.Unsafe = true },
 		} {
-			q := s.process(settings{change: func(cfg *advisory.Config) { s.inDatabase(cfg); change(cfg) }})
+			q := s.process(settings{change: func(cfg *strategy.Config) { s.inDatabase(cfg); change(cfg) }})
 			w := q.writer(s.Connect())
 			for range 3 {
 				lock, err := w.home()

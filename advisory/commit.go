@@ -60,7 +60,7 @@ func (l *Locker) Commit(ctx context.Context, c *pool.Conn, locks []*Lock, ends *
 	})
 	switch {
 	case outcome == server.NoWay:
-		l.procedures.Set(l.table.CommitIfProcedure(), false)
+		l.cfg.Procedures.Set(l.cfg.Table.CommitIfProcedure(), false)
 	case outcome == server.Committed && ends != nil:
 		ends.isFree()
 	}
@@ -74,22 +74,12 @@ func (l *Locker) Commit(ctx context.Context, c *pool.Conn, locks []*Lock, ends *
 // looked for, that is done meanwhile, for those who come later. A MySQL Router shares no
 // connection that has user variables.
 func (l *Locker) commits() bool {
-	if l.info.Router || !l.info.MariaDB && l.table == (schema.Table{}) {
+	if l.cfg.Info.Router || !l.cfg.Info.Blocks && l.cfg.Table == (schema.Table{}) {
 		return false
 	}
-	commit, begin := l.table.CommitIfProcedure(), l.table.NamedProcedure()
-	l.procedures.LookLater(l.background, commit, begin)
-	return l.procedures.Has(commit, begin)
-}
-
-// background runs f, unless the Locker is closed.
-func (l *Locker) background(f func(context.Context)) {
-	if l.enter() == nil {
-		go func() {
-			defer l.running.Done()
-			f(l.ctx)
-		}()
-	}
+	commit, begin := l.cfg.Table.CommitIfProcedure(), l.cfg.Table.NamedProcedure()
+	l.cfg.Procedures.LookLater(l.running.Background, commit, begin)
+	return l.cfg.Procedures.Has(commit, begin)
 }
 
 // held returns the keys of locks that are held, as far as this process knows.
@@ -111,7 +101,7 @@ func held(locks []*Lock) (keys []string, err error) {
 // another connection: AwaitEnd does not end it.
 func (l *Locker) AwaitEnd(ctx context.Context, id uint64, locks []*Lock) {
 	for {
-		over, err := l.control.EndConnection(ctx, id, heldSQL(locks))
+		over, err := l.cfg.Control.EndConnection(ctx, id, heldSQL(locks))
 		lost := slices.ContainsFunc(locks, func(lock *Lock) bool { return lock.Err() != nil })
 		if err == nil && over || lost {
 			return

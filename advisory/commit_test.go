@@ -47,7 +47,7 @@ func (p *process) writer(conn driver.Conn) *writer {
 func (s *scratch) written() string { return "`" + s.Name + "`.written" }
 
 // inDatabase has the procedure made in the test's database.
-func (s *scratch) inDatabase(cfg *advisory.Config) {
+func (s *scratch) inDatabase(cfg *strategy.Config) {
 	var err error
 	cfg.Table, err = schema.Parse(s.Name + ".mysqllock")
 	dbtest.OK(s.T, err)
@@ -58,7 +58,7 @@ func (s *scratch) commits() string {
 	if s.MariaDB() {
 		return "BEGIN NOT ATOMIC SET @mysqllock_held = COALESCE("
 	}
-	return "mysqllock_held2"
+	return "mysqllock_held3"
 }
 
 // write begins a transaction that writes a row.
@@ -139,7 +139,7 @@ func TestCommit(t *testing.T) {
 
 		three := p.acquire("3", time.Second)
 		if !s.MariaDB() {
-			s.Exec(w.Conn.Conn, "DROP PROCEDURE `"+s.Name+"`.mysqllock_held2")
+			s.Exec(w.Conn.Conn, "DROP PROCEDURE `"+s.Name+"`.mysqllock_held3")
 			w.write()
 			refused("dropped", nil, w.check(three))
 			if w.check(three).Commit != nil {
@@ -163,22 +163,22 @@ func TestCommit(t *testing.T) {
 func TestCommitElsewhere(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for what, c := range map[string]struct {
-			change func(*advisory.Config)
+			change func(*strategy.Config)
 			moved  bool
 		}{
 			"id not known": {change: s.inDatabase, moved: true},
-			"no procedure": {change: func(cfg *advisory.Config) {
+			"no procedure": {change: func(cfg *strategy.Config) {
 				s.inDatabase(cfg)
 				cfg.Procedures = schema.NewRegistry(cfg.Info, false, cfg.Control.Lend)
 			}},
 			"no table": {},
-			"Router":   {change: func(cfg *advisory.Config) { s.inDatabase(cfg); cfg.Info.Router = true }},
+			"Router":   {change: func(cfg *strategy.Config) { s.inDatabase(cfg); cfg.Info.Router = true }},
 		} {
 			if s.MariaDB() && (what == "no procedure" || what == "no table") {
 				continue
 			}
 			s := s.other(t)
-			s.Exec(s.open(), "DROP PROCEDURE IF EXISTS `"+s.Name+"`.mysqllock_held2")
+			s.Exec(s.open(), "DROP PROCEDURE IF EXISTS `"+s.Name+"`.mysqllock_held3")
 			p := s.process(settings{change: c.change})
 			var tap dbtest.Tap
 			w := p.writer(s.Connect(tap.On))

@@ -6,9 +6,10 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/advisory"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 )
 
-var config advisory.Config // the pools, the queue, and what the server is
+var config strategy.Config // the pools, the queue, and what the server is
 
 // To wait for a lock takes no more than a key and how long.
 func ExampleLocker_Acquire() {

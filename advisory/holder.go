@@ -12,7 +12,7 @@ import (
 // Holder asks the server who has the lock on key. It returns nil if nobody has it or
 // this Locker has, or if the server does not answer before ctx ends.
 func (l *Locker) Holder(ctx context.Context, key string) *lockerr.Holder {
-	h := l.holderOf(ctx, Name(l.namespace, key))
+	h := l.holderOf(ctx, Name(l.cfg.Namespace, key))
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if h != nil && slices.ContainsFunc(l.lockConns, func(k *lockConn) bool { return k.id == h.ConnectionID }) {
@@ -23,12 +23,12 @@ func (l *Locker) Holder(ctx context.Context, key string) *lockerr.Holder {
 
 // holderOf is Holder for the lock of that name.
 func (l *Locker) holderOf(ctx context.Context, name string) *lockerr.Holder {
-	c, err := l.control.Acquire(ctx)
+	c, err := l.cfg.Control.Acquire(ctx)
 	if err != nil {
 		return nil
 	}
 	defer c.Release()
-	programs := !l.info.MariaDB && !l.blind.Load()
+	programs := l.cfg.Info.Attributes && !l.blind.Load()
 	rows, err := server.QueryConnections(ctx, c.Conn, holderSQL(name, programs))
 	if programs && server.Denied(err) {
 		l.blind.Store(true)

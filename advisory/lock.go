@@ -70,7 +70,7 @@ func (k *Lock) Release() error {
 		return terms.Failure("release", k.key, err)
 	}
 	l := k.l
-	if l.enter() != nil {
+	if l.running.Enter() != nil {
 		return nil // Close releases it
 	}
 	defer l.running.Done()
@@ -97,7 +97,7 @@ func (k *Lock) Release() error {
 // turnOver reports that the turn of this process is over: the next caller must offer the
 // lock to other processes.
 func (k *Lock) turnOver() bool {
-	return !k.alone && k.handed >= k.l.handOvers || time.Since(k.since) >= k.l.handOverTime
+	return !k.alone && k.handed >= k.l.cfg.HandOvers || time.Since(k.since) >= k.l.cfg.HandOverTime
 }
 
 // end ends the lock for its holder. If it has ended before, end returns why.

@@ -93,7 +93,7 @@ func (l *Locker) pickConn(ctx context.Context) (*lockConn, error) {
 				return nil, o.err
 			}
 		case <-ctx.Done():
-			if !l.conns.Ready() {
+			if !l.cfg.Conns.Ready() {
 				return nil, lockerr.With(lockerr.ErrExhausted, errors.New("no connection is free for another lock connection"))
 			}
 			return nil, context.Cause(ctx)
@@ -106,12 +106,12 @@ func (l *Locker) pickConn(ctx context.Context) (*lockConn, error) {
 func (l *Locker) pickOrOpen() (*lockConn, *opening, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed {
+	if l.running.Ctx.Err() != nil {
 		return nil, nil, lockerr.ErrClosed
 	}
 	best, usable := l.leastBusy()
 	var o *opening
-	if best == nil || best.busy && usable < l.enough && l.conns.Ready() {
+	if best == nil || best.busy && usable < l.enough && l.cfg.Conns.Ready() {
 		o = l.open()
 	}
 	return best, o, nil
@@ -149,7 +149,7 @@ func (l *Locker) open() *opening {
 	l.opening = o
 	l.running.Go(func() {
 		defer close(o.done)
-		ctx, cancel := context.WithTimeoutCause(l.ctx, background, errSlow)
+		ctx, cancel := context.WithTimeoutCause(l.running.Ctx, background, errSlow)
 		defer cancel()
 		k, err := l.connect(ctx)
 		if err != nil && ctx.Err() != nil { // it is not a context of the callers
@@ -167,12 +167,12 @@ func (l *Locker) open() *opening {
 
 // connect makes a lock connection of a connection of the pool.
 func (l *Locker) connect(ctx context.Context) (*lockConn, error) {
-	c, err := l.conns.Acquire(ctx)
+	c, err := l.cfg.Conns.Acquire(ctx)
 	if err != nil {
 		return nil, err
 	}
 	k := &lockConn{l: l, c: c, id: c.KnownID(), identity: newIdentity(), holds: make(map[string]*Lock)}
-	k.holder, k.acquireText = &lockerr.Holder{ConnectionID: k.id, Program: l.owner}, k.acquireSQL("?")
+	k.holder, k.acquireText = &lockerr.Holder{ConnectionID: k.id, Program: l.cfg.Owner}, k.acquireSQL("?")
 	k.ctx, k.cancel = context.WithCancel(context.Background())
 	answer, err := k.ask(ctx, k.openSQL())
 	switch {
@@ -189,7 +189,7 @@ func (l *Locker) connect(ctx context.Context) (*lockConn, error) {
 
 // share lets other requests use k. The caller holds l.mu.
 func (l *Locker) share(k *lockConn) {
-	if l.closed {
+	if l.running.Ctx.Err() != nil {
 		k.busy, k.err = true, lockerr.ErrClosed
 		k.dispose()
 		return
@@ -250,14 +250,7 @@ func (k *lockConn) await(ctx context.Context, r *request) bool {
 		return true
 	}
 	l.mu.Unlock()
-	hurry := time.NewTimer(giveUp)
-	defer hurry.Stop()
-	select {
-	case <-r.answered:
-		return true
-	case <-hurry.C:
-		return false
-	}
+	return terms.Answered(ctx, r.answered)
 }
 
 // serve sends what is pending. The callers that the last statement has answered may be
@@ -379,7 +372,7 @@ func (k *lockConn) broken(err error) bool {
 // costs less, since the driver need not watch it.
 func (k *lockConn) within(batch []*request) context.Context {
 	ctx, s := k.ctx, step.Release
-	if t := k.l.readTimeout; t > 0 && t <= k.l.limit {
+	if t := k.l.cfg.ReadTimeout; t > 0 && t <= k.l.limit {
 		ctx = context.Background()
 	}
 	if batch[len(batch)-1].acquire {
@@ -518,7 +511,7 @@ func (k *lockConn) dispose() {
 			}
 		}
 		k.c.Destroy()
-		_ = l.control.KillConnection(ctx, k.c) // best effort: the server ends a silent connection, too
+		_ = l.cfg.Control.KillConnection(ctx, k.c) // best effort: the server ends a silent connection, too
 	})
 }
 
@@ -543,7 +536,7 @@ func (l *Locker) watch() {
 	defer tick.Stop()
 	for on := true; on; {
 		select {
-		case <-l.ctx.Done():
+		case <-l.running.Ctx.Done():
 			return
 		case <-tick.C:
 		}
@@ -581,7 +574,7 @@ func (l *Locker) check() (overdue []*lockConn, next time.Duration, on bool) {
 			l.running.Go(k.ping)
 		}
 	}
-	l.watching = len(l.lockConns) > 0 && !l.closed
+	l.watching = len(l.lockConns) > 0 && l.running.Ctx.Err() == nil
 	return overdue, next, l.watching
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/pool"
 )
@@ -54,7 +55,7 @@ type process struct {
 	*scratch
 	conns *pool.Pool
 	sent  *atomic.Int64 // statements on conns
-	locks advisory.Config
+	locks strategy.Config
 }
 
 // settings is how a process differs from the others.
@@ -63,7 +64,7 @@ type settings struct {
 	ttl     time.Duration
 	connect func(context.Context) (driver.Conn, error)
 	seen    []sqlmw.Interceptor // see the statements on conns
-	change  func(*advisory.Config)
+	change  func(*strategy.Config)
 }
 
 func (s *scratch) process(set settings) *process {
@@ -92,7 +93,7 @@ func (s *scratch) process(set settings) *process {
 	info, err := server.Probe(s.T.Context(), s.open())
 	dbtest.OK(s.T, err)
 	p.conns = newPool(counted.Connect, advisory.Setup(set.ttl), set.conns)
-	p.locks = advisory.Config{
+	p.locks = strategy.Config{
 		Conns: p.conns, Control: newPool(s.Connector(dbtest.NoDatabase).Connect, "SET SESSION autocommit = 1", 4),
 		Queue: new(queue.Queue), Namespace: s.namespace, Owner: "me", Info: info, TTL: set.ttl, ReadTimeout: set.ttl * 9 / 10,
 		HandOvers: 10, HandOverTime: 10 * time.Millisecond,

@@ -6,7 +6,7 @@ import "context"
 // see that it is held, until release. ok is false if it was not acquired, for example
 // because another process holds it.
 func (l *Locker) Mark(ctx context.Context, name string) (release func(), ok bool) {
-	if l.enter() != nil {
+	if l.running.Enter() != nil {
 		return nil, false
 	}
 	defer l.running.Done()
@@ -27,7 +27,7 @@ func (l *Locker) Mark(ctx context.Context, name string) (release func(), ok bool
 		return nil, false
 	}
 	return func() {
-		if l.enter() == nil { // else Close has released it
+		if l.running.Enter() == nil { // else Close has released it
 			defer l.running.Done()
 			k.do(context.Background(), &request{lock: r.lock})
 		}

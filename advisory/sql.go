@@ -25,7 +25,7 @@ const (
 	readOnly  = "-2" // on a server that takes no writes
 )
 
-// Setup is the statement that connections for [Config.Conns] begin with. The
+// Setup is the statement that connections for [strategy.Config.Conns] begin with. The
 // server ends them, and releases the locks that they hold, when they have been silent
 // for ttl.
 func Setup(ttl time.Duration) string {
@@ -54,7 +54,7 @@ func (k *lockConn) hereParts() (before, after string) {
 // of evaluation. MariaDB would evaluate a condition of more than one variable before the
 // statement runs.
 func (k *lockConn) writable(value string) string {
-	if k.l.unsafe {
+	if k.l.cfg.Unsafe {
 		return value
 	}
 	return "IF(@@read_only, " + readOnly + ", IF(@@innodb_read_only, " + readOnly + ", " + value + "))"
@@ -94,7 +94,7 @@ func (k *lockConn) batchSQL(batch []*request) string {
 		b.WriteString([2]string{"CONCAT(", ", "}[min(i, 1)])
 		switch name := r.lock.name; {
 		case r.offers:
-			write(&b, "IF(RELEASE_LOCK('", name, "'), IF(IS_FREE_LOCK('", lockname.OfPoller(k.l.namespace, r.lock.key), "'), ")
+			write(&b, "IF(RELEASE_LOCK('", name, "'), IF(IS_FREE_LOCK('", lockname.OfPoller(k.l.cfg.Namespace, r.lock.key), "'), ")
 			get(name)
 			b.WriteString(", 3), 2)")
 		case r.acquire:
@@ -119,20 +119,20 @@ const (
 	inTurn = "2" // after others
 )
 
-// waitSQL waits for the lock, at most for bound. The server limits the wait as well, so
-// that a waiter whose client is gone disappears by itself. If the connection holds the
-// lock already, the statement releases it first, to those that wait. After the wait it
-// checks again that the server takes writes: both servers evaluate a branch of IF only
-// after they have chosen it.
-func (k *lockConn) waitSQL(name string, bound time.Duration) string {
+// waitSQL waits for the lock, at most for bound, for a caller that has waited since then. The
+// server limits the wait as well, so that a waiter whose client is gone disappears by itself.
+// If the connection holds the lock already, the statement releases it first, to those that
+// wait. After the wait it checks again that the server takes writes: both servers evaluate a
+// branch of IF only after they have chosen it.
+func (k *lockConn) waitSQL(name string, since time.Time, bound time.Duration) string {
 	bound = max(bound, time.Millisecond)
 	hint, get := "", fmt.Sprintf("GET_LOCK('%s', %.3f)", name, bound.Seconds())
-	if !k.l.info.MariaDB {
+	if !k.l.cfg.Info.Settings {
 		hint = fmt.Sprintf("/*+ MAX_EXECUTION_TIME(%d) */ ", bound.Milliseconds())
 		get = fmt.Sprintf("GET_LOCK('%s', %d)", name, int(math.Ceil(bound.Seconds())))
 	}
 	granted := func(answer string) string { return "IF(" + get + ", " + k.writable(answer) + ", 0)" }
-	return "SELECT " + hint + k.here("IF(RELEASE_LOCK('"+name+"') IS NULL OR IS_FREE_LOCK('"+name+"'), "+granted(alone)+", "+granted(inTurn)+")")
+	return "SELECT " + hint + server.WaitsComment(since) + k.here("IF(RELEASE_LOCK('"+name+"') IS NULL OR IS_FREE_LOCK('"+name+"'), "+granted(alone)+", "+granted(inTurn)+")")
 }
 
 // checkSQL answers 1 if all locks are held, and the id of the connection that asks. LIMIT overrides
@@ -146,13 +146,13 @@ func checkSQL(locks []*Lock) string {
 // if it has not. See [schema.Table.CommitIfProcedure]; MariaDB runs the same as an anonymous block.
 // The comment is for those who look for a COMMIT in what the server is doing.
 func (l *Locker) commitBlock(id uint64, locks []*Lock, ends *Lock, mark string) pool.Block {
-	if !l.info.MariaDB {
+	if !l.cfg.Info.Blocks {
 		lock, identity := "NULL", "NULL"
 		if ends != nil {
 			lock, identity = schema.Name(ends.name), schema.Name(ends.conn.identity)
 		}
 		return pool.Block{Text: fmt.Sprintf("CALL %s(CONNECTION_ID() = %d AND %s, '%s', %s, %s) /* fence and COMMIT */",
-			l.table.CommitIfProcedure(), id, heldSQL(locks), mark, lock, identity)}
+			l.cfg.Table.CommitIfProcedure(), id, heldSQL(locks), mark, lock, identity)}
 	}
 	held, after := fmt.Sprintf("CONNECTION_ID() = %d AND %s", id, heldSQL(locks)), ""
 	values := []driver.Value{mark}

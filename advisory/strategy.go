@@ -6,7 +6,6 @@ import (
 	"strconv"
 
 	"github.com/mysqllock/mysqllock/internal/hint"
-	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/pool"
 )
@@ -20,8 +19,6 @@ func (l *Locker) Strategy() strategy.Strategy { return kept{l} }
 type kept struct{ *Locker }
 
 func (k kept) Traits() strategy.Traits { return Traits }
-
-func (k kept) Line() *queue.Queue { return k.queue }
 
 // Take takes one lock.
 func (k kept) Take(ctx context.Context, r strategy.Request) ([]strategy.Held, error) {

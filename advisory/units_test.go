@@ -42,71 +42,6 @@ func TestDefaultStrategyInside(t *testing.T) {
 	})
 }
 
-func TestAdvisoryHold(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db, other := s.Handle(), s.Handle()
-		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "job", func(ctx context.Context) error {
-			dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = 9 WHERE id = 1")
-			s.WantStock(1, 9)
-			s.WantNamed("job", true)
-			stock.WantToken(t, ctx, 0)
-			// Reentrant in its lock context, and a space of its own.
-			dbtest.OK(t, mysqllock.Do(ctx, db, "job", func(context.Context) error { return nil }, lockctx.Advisory()))
-			dbtest.OK(t, mysqllock.Do(ctx, db, "job", func(ctx context.Context) error {
-				s.WantLeased("job", true)
-				_, err := db.ExecContext(ctx, "UPDATE p SET stock = 8 WHERE id = 1")
-				return err
-			}, lockctx.Lease(stock.TTL)))
-			s.WantNamed("job", true)
-			return nil
-		}, lockctx.Advisory()))
-		s.WantNamed("job", false)
-		s.WantStock(1, 8)
-
-		h := stock.Acquire(t, db, "job", lockctx.Advisory())
-		for _, db := range []*sql.DB{db, other} {
-			var e *mysqllock.Error
-			err := stock.Naming(func() error {
-				_, err := mysqllock.Acquire(dbtest.Limited(t), db, "job", lockctx.Advisory(), lockctx.NoWait())
-				return err
-			})
-			if !errors.Is(err, mysqllock.ErrLocked) || !errors.As(err, &e) || e.Holder == nil || e.Strategy != "advisory" {
-				t.Errorf("a second hold returned %v", err)
-			}
-			err = stock.Naming(func() error {
-				_, err := mysqllock.Acquire(dbtest.Limited(t), db, "job", lockctx.Advisory(), lockctx.Wait(200*time.Millisecond))
-				return err
-			})
-			if !errors.Is(err, mysqllock.ErrTimeout) || !errors.As(err, &e) || e.Holder == nil {
-				t.Errorf("a second hold that waits returned %v", err)
-			}
-		}
-
-		// The lock connection is lost: the holder is told, and commits nothing.
-		stays := context.WithoutCancel(h.Context())
-		tx := dbtest.Begin(t, stays, db)
-		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
-		start := time.Now()
-		dbtest.Exec(t, s.Plain, fmt.Sprintf("KILL %d", s.Named("job")))
-		dbtest.Soon(t, "the server has ended the connection", func() bool { return s.Named("job") == 0 })
-		stock.WantLost(t, "Commit", tx.Commit())
-		<-h.Context().Done()
-		if took := time.Since(start); took > 30*time.Second || !errors.Is(context.Cause(h.Context()), mysqllock.ErrLost) {
-			t.Errorf("the holder was told after %v, with %v", took, context.Cause(h.Context()))
-		}
-		_, err := db.ExecContext(stays, "UPDATE p SET stock = 1 WHERE id = 1")
-		stock.WantLost(t, "Exec", err)
-		stock.WantLost(t, "Release", h.Release())
-		s.WantStock(1, 8)
-
-		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "job", func(ctx context.Context) error {
-			_, err := db.ExecContext(ctx, "UPDATE p SET stock = 5 WHERE id = 1")
-			return err
-		}, lockctx.Advisory()))
-		s.WantStock(1, 5)
-	})
-}
-
 // TestAdvisoryHoldLapses: a hold whose context has ended is kept for lockTTL, for
 // what still runs in it to stop, or until Release.
 func TestAdvisoryHoldLapses(t *testing.T) {
@@ -518,56 +453,6 @@ func wantClosed(s *stock.Shop, what string, db *sql.DB) {
 	}
 }
 
-// TestHotAdvisoryKeys: many goroutines of two handles want a few keys, with too few connections
-// to wait on: all are served, and nothing is left on a connection.
-func TestHotAdvisoryKeys(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		const keys, each = 8, 3
-		for id := 5; id <= keys; id++ {
-			dbtest.Exec(t, s.Plain, "INSERT INTO p VALUES (?, 10)", id)
-		}
-		for _, param := range []string{"", "maxConns=8"} {
-			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 0")
-			var all sync.WaitGroup
-			handles := []*sql.DB{s.Handle("lockStrategy=advisory", "lockMaxConns=3", "lockWait=2m", param), s.Handle("lockStrategy=advisory", "lockMaxConns=3", "lockWait=2m", param)}
-			for i := range 60 {
-				db := handles[i%2]
-				all.Go(func() {
-					for n := range each {
-						id := 1 + (i+n)%keys
-						ctx := lockctx.With(dbtest.Limited(t), fmt.Sprint("k", id))
-						if i%3 == 0 {
-							if _, err := db.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = ?", id); err != nil {
-								t.Error(err)
-							}
-							continue
-						}
-						tx, err := db.BeginTx(ctx, nil)
-						if err != nil {
-							t.Error(err)
-							continue
-						}
-						_, err = tx.Exec("UPDATE p SET stock = stock + 1 WHERE id = ?", id)
-						if err = errors.Join(err, tx.Commit()); err != nil {
-							t.Error(err)
-						}
-					}
-				})
-			}
-			all.Wait()
-			var sum int
-			dbtest.OK(t, s.Plain.QueryRow("SELECT SUM(stock) FROM p").Scan(&sum))
-			if sum != 60*each {
-				t.Errorf("%s: %d updates of %d are there", param, sum, 60*each)
-			}
-			for _, db := range handles {
-				wantPlainWrites(s, param, db)
-				wantClosed(s, param, db)
-			}
-		}
-	})
-}
-
 // TestConnectionsAreLeftForLockConnections: callers whose BEGIN goes out beside the lock leave the
 // connections of maxConns to the lock connection that all of them need.
 func TestConnectionsAreLeftForLockConnections(t *testing.T) {
@@ -594,7 +479,7 @@ func TestConnectionsAreLeftForLockConnections(t *testing.T) {
 // TestManyAdvisoryHolds of one handle are on two connections, and there is no other.
 func TestManyAdvisoryHolds(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		const n, goroutines = 2_000, 16
+		const n, goroutines = 500, 16
 		db := s.Handle("lockStrategy=advisory")
 		holds := make([]*mysqllock.Hold, n)
 		var all sync.WaitGroup

@@ -61,7 +61,7 @@ func (a *attempt) announce(ctx context.Context, before *Lock) *Lock {
 	if err != nil {
 		return nil
 	}
-	r := &request{lock: &Lock{l: a.Locker, key: a.r.Key, name: lockname.OfPoller(a.namespace, a.r.Key), conn: k, asked: a.asked}, acquire: true}
+	r := &request{lock: &Lock{l: a.Locker, key: a.r.Key, name: lockname.OfPoller(a.cfg.Namespace, a.r.Key), conn: k, asked: a.asked}, acquire: true}
 	if !k.do(ctx, r) {
 		a.settle(r, nil)
 		return nil
@@ -84,7 +84,7 @@ func (a *attempt) withdraw(announced *Lock) {
 func (a *attempt) waitConn(ctx context.Context) *lockConn {
 	l := a.Locker
 	l.mu.Lock()
-	free := l.spare(len(l.lockConns)) && l.conns.Ready()
+	free := l.spare(len(l.lockConns)) && l.cfg.Conns.Ready()
 	if free {
 		l.waitConns++
 	}
@@ -127,7 +127,7 @@ func (l *Locker) hasPollers() bool {
 // spare reports whether one more connection may be used to wait on, beside so many lock
 // connections. The caller holds l.mu.
 func (l *Locker) spare(lockConns int) bool {
-	return l.waitConns+max(l.enough, lockConns) < l.conns.Stat().Max
+	return l.waitConns+max(l.enough, lockConns) < l.cfg.Conns.Stat().Max
 }
 
 func (l *Locker) leaveWaitConn() {
@@ -141,7 +141,7 @@ func (l *Locker) leaveWaitConn() {
 // on another connection at once.
 func (a *attempt) waitOn(ctx context.Context, k *lockConn) (*Lock, error) {
 	defer a.leaveWaitConn()
-	deadline := a.start.Add(a.r.Wait)
+	deadline := a.Start.Add(a.Wait)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
 		deadline = d
 	}
@@ -153,7 +153,7 @@ func (a *attempt) waitOn(ctx context.Context, k *lockConn) (*Lock, error) {
 			return nil, context.Cause(ctx)
 		}
 		asked := time.Now()
-		answer, err := k.wait(ctx, a.name, bound)
+		answer, err := k.wait(ctx, a.name, a.Start, bound)
 		switch {
 		case ctx.Err() != nil: // the driver may have closed the connection, whatever the answer is
 			a.leave(k, !k.broken(err))
@@ -180,8 +180,8 @@ func (a *attempt) bound(deadline time.Time) time.Duration {
 	if bound <= 0 {
 		return bound
 	}
-	if a.readTimeout > 0 {
-		bound = min(bound, a.readTimeout/2)
+	if a.cfg.ReadTimeout > 0 {
+		bound = min(bound, a.cfg.ReadTimeout/2)
 	}
 	if a.calm > 0 {
 		bound = min(bound, a.calm)
@@ -211,10 +211,10 @@ func (a *attempt) waited(k *lockConn, rivals bool) (*Lock, error) {
 // wait waits for the lock in the server. If the connection may have ended since the
 // server sent its answer, wait checks that it still works: the process may have been
 // stopped meanwhile, or the end of ctx has closed the connection.
-func (k *lockConn) wait(ctx context.Context, name string, bound time.Duration) (answer string, err error) {
+func (k *lockConn) wait(ctx context.Context, name string, since time.Time, bound time.Duration) (answer string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, bound+slack)
 	defer cancel()
-	answer, err = k.ask(ctx, k.waitSQL(name, bound))
+	answer, err = k.ask(ctx, k.waitSQL(name, since, bound))
 	if err == nil && (k.silence() > k.l.limit/2 || !k.c.Valid()) {
 		if _, err = k.ask(ctx, k.pingSQL()); err != nil {
 			return "", err

@@ -108,11 +108,15 @@ func (l testLog) Write(p []byte) (int, error) {
 // be read.
 func wellFormed(t *testing.T, dir string) {
 	t.Helper()
-	page, err := os.ReadFile(filepath.Join(dir, "performance.md"))
-	dbtest.OK(t, err)
-	for _, no := range []string{"NaN", "Inf", "%!"} {
-		if strings.Contains(string(page), no) {
-			t.Errorf("performance.md contains %s", no)
+	var tables string
+	for _, name := range []string{"performance.md", filepath.Join("performance", "figures.md")} {
+		page, err := os.ReadFile(filepath.Join(dir, name))
+		dbtest.OK(t, err)
+		tables = string(page)
+		for _, no := range []string{"NaN", "Inf", "%!"} {
+			if strings.Contains(tables, no) {
+				t.Errorf("%s contains %s", name, no)
+			}
 		}
 	}
 	figures, err := os.ReadFile(filepath.Join(dir, "performance", "results.json"))
@@ -126,8 +130,8 @@ func wellFormed(t *testing.T, dir string) {
 		t.Errorf("plots are %v", plots)
 	}
 	for _, plot := range plots {
-		if !strings.Contains(string(page), filepath.Base(plot)) {
-			t.Errorf("%s is not on the page", plot)
+		if !strings.Contains(tables, filepath.Base(plot)) {
+			t.Errorf("%s is not among the figures", plot)
 		}
 		f, err := os.Open(plot)
 		dbtest.OK(t, err)

@@ -5,7 +5,7 @@
 //	make bench
 //
 // It starts private servers of what is installed, has all contenders take turns
-// in one run, and writes docs/performance.md with its plots and all figures.
+// in one run, and writes docs/performance.md and the figures behind it.
 // BENCH_TIME, such as 30m, makes it run for longer than its ten minutes.
 package main
 

@@ -16,17 +16,30 @@ func (r *record) page() string {
 	say := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n\n", args...) }
 
 	say("# Performance")
-	say("mysqllock against what its users would pick instead. This page, its plots and [all figures](performance/results.json) are made by `make bench`; nothing in it is written by hand.")
-	say("All contenders run on one machine and take turns in short rounds, in a new order each time; their connections are open and warm. Figures are medians over the rounds, and comparisons are ratios of medians. Locks in Redis are kept in memory alone; MySQL, MariaDB and etcd sync each commit to disk.")
+	say("mysqllock against what its users would pick instead. This page, [the figures](performance/figures.md) behind it, with more contenders, and [all that was measured](performance/results.json) are made by `make bench`.")
+	say("All [contenders](performance/figures.md#the-contenders) run on [one machine](performance/figures.md#how-it-was-measured) and take turns in short rounds; their connections are open and warm. Figures are medians over the rounds, comparisons ratios of medians. Redis keeps locks in memory alone; MySQL, MariaDB and etcd sync each commit to disk.")
 	if len(r.Missing) > 0 {
 		say("Not installed, so not compared: %s.", strings.Join(r.Missing, ", "))
 	}
 	if r.loaded() {
 		say("**The machine was busy with other work (load %s when the run began): do not rely on the figures below.**", r.Machine.LoadBefore)
 	}
-	say("- [What to decide by](#what-to-decide-by)\n- [What is slower and what is faster](#what-is-slower-and-what-is-faster)\n- [Goals](#goals)\n- [The figures](#the-figures)\n- [The contenders](#the-contenders)\n- [How it was measured](#how-it-was-measured)")
-
 	b.WriteString(r.opening())
+
+	say("## Run it")
+	say("On Debian or Ubuntu as root, or with `redis-server`, `etcd`, MySQL and MariaDB installed:")
+	b.WriteString("```sh\nmake bench                  # about ten minutes\nBENCH_TIME=30m make bench   # more rounds\n```\n")
+	return b.String()
+}
+
+// tables is docs/performance/figures.md.
+func (r *record) tables() string {
+	var b strings.Builder
+	say := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n\n", args...) }
+
+	say("# The figures behind Performance")
+	say("Made by `make bench`. [Performance](../performance.md) has what to decide by.")
+	say("- [What is slower and what is faster](#what-is-slower-and-what-is-faster)\n- [Goals](#goals)\n- [The figures](#the-figures)\n- [The contenders](#the-contenders)\n- [How it was measured](#how-it-was-measured)")
 
 	say("## What is slower and what is faster")
 	say("Each strategy against the rivals on the same server, and against those on Redis and etcd. The factor says how many times as slow, or as fast, mysqllock is. Within 5 %% either way it is about even.")
@@ -52,7 +65,7 @@ func (r *record) page() string {
 	say("## The figures")
 	say("### Nobody else wants the key")
 	say("One goroutine takes a lock and gives it back. A request is a statement for MySQL and MariaDB. The columns with a delay have a proxy before every server that delays what passes, each way.")
-	say("![](performance/%s)", plotUncontended)
+	say("![](%s)", plotUncontended)
 	b.WriteString(r.table(append(slices.Clip(alone), notesMany), []column{
 		{"µs", label{Workload: uncontended, N: 1}, timeEach, ""},
 		{"× two bare round trips", label{Workload: uncontended, N: 1}, timeEach, bare},
@@ -64,8 +77,12 @@ func (r *record) page() string {
 
 	say("### A business transaction")
 	say("BEGIN, `UPDATE products SET stock = stock - 1 WHERE id = 1`, COMMIT, by one goroutine; the row is in the named server, and Redis and etcd are as far away as it.")
-	say("![](performance/%s)\n\n![](performance/%s)", plotNear, plotFar)
+	say("![](%s)\n\n![](%s)", plotNear, plotFar)
 	b.WriteString(r.table(transactionNames(), nearAndFar(transaction, "transaction, "+unlocked)))
+
+	say("### One product that all sell")
+	say("The same by 64 goroutines of one process.")
+	b.WriteString(r.table(busyNames, sales()))
 
 	say("### Read, then write, without a transaction")
 	say("A SELECT and an UPDATE of the same row, by one goroutine: two round trips without a lock. Under a row lock the SELECT waits for BEGIN with the lock, and the UPDATE is followed by COMMIT.")
@@ -97,7 +114,7 @@ func (r *record) page() string {
 
 	say("### One key that all want")
 	say("Goroutines of one process take the key, give it back at once, and ask again. Grants a second count no fairness: where waiters sleep between two tries, whoever has just given the key back gets it again, and the others get nothing; so see also how many goroutines of 64 got nothing in a round of %v, and how long it takes until 64 goroutines that ask once have all had it.", hotRound)
-	say("![](performance/%s)", plotHot)
+	say("![](%s)", plotHot)
 	var columns []column
 	for _, n := range crowdSizes {
 		columns = append(columns, column{strconv.Itoa(n), label{Workload: hot, N: n}, rate, ""})
@@ -131,7 +148,7 @@ func (r *record) page() string {
 
 	say("### Hand-off to another process")
 	say("One process holds the key and one waits: from the call that gives it back to having it, in µs. Those who poll are met at a random moment between two tries.")
-	say("![](performance/%s)", plotHandOff)
+	say("![](%s)", plotHandOff)
 	b.WriteString(r.table(passing, []column{
 		{"µs", label{Workload: handOff, N: 1}, latency, ""},
 		{"× GET_LOCK", label{Workload: handOff, N: 1}, latency, getLock},
@@ -173,8 +190,6 @@ func (r *record) page() string {
 		lines = append(lines, []string{p.Delay.String(), p.Added.Round(time.Microsecond).String(), p.Added95.Round(time.Microsecond).String(), number(p.MiBps), number(p.DirectMiBps)})
 	}
 	b.WriteString(markdown(lines, "rrrrr"))
-	say("To run it again, on Debian or Ubuntu as root, or with `redis-server`, `etcd`, MySQL and MariaDB installed:")
-	b.WriteString("```sh\nmake bench                  # about ten minutes\nBENCH_TIME=30m make bench   # more rounds\n```\n")
 	return b.String()
 }
 
@@ -205,23 +220,27 @@ func (r *record) opening() string {
 	}{{"near", 0}, {"0.5 ms away", farDelay}, {"2 ms away", 4 * farDelay}} {
 		columns = append(columns, column{d.title, label{Workload: transaction, N: 1, Delay: d.delay}, timeEach, "transaction, " + unlocked})
 	}
-	b.WriteString(r.table(transactionNames(), columns))
-	say("**What a key allows that all want**: grants a second, to 64 goroutines of one process, and to 4 processes of 16. Who asks again in a loop may be served often while others get nothing: so see the longest wait, and the share of the process that got least against the one that got most. Nothing is run under the lock, so that our row and advisory locks go from goroutine to goroutine without a statement; the table after this one has a statement under each lock.")
-	b.WriteString(r.table(crowded, []column{
-		{"one process", label{Workload: hot, N: 64}, rate, ""},
-		{"longest wait, µs", label{Workload: hot, N: 64}, waitLongest, ""},
-		{"four processes", label{Workload: processes, N: 16}, rate, ""},
-		{"longest wait, µs", label{Workload: processes, N: 16}, waitLongest, ""},
-		{"least ÷ most", label{Workload: processes, N: 16}, shareLeast, ""},
-	}))
-	say("**What a row allows that all change**: the same transaction, by 64 goroutines of one process that all sell the same product.")
-	b.WriteString(r.table(busyNames, []column{
+	b.WriteString(r.table(usualOnes(transactionNames()), columns))
+	say("**What a row allows that all change**: the same transaction, by 64 goroutines of one process that all sell the same product. Locks without a transaction, in one process and in four: [figures](performance/figures.md#one-key-that-all-want).")
+	b.WriteString(r.table(usualOnes(busyNames), sales()[:3]))
+	return b.String()
+}
+
+// sales are the columns of those who all sell one product, the longest wait last.
+func sales() []column {
+	return []column{
 		{"sales/s", label{Workload: busy, N: 64}, rate, ""},
 		{"× GET_LOCK", label{Workload: busy, N: 64}, rate, "transaction, " + getLock},
 		{"mean wait, µs", label{Workload: busy, N: 64}, waitMean, ""},
 		{"longest, µs", label{Workload: busy, N: 64}, waitLongest, ""},
-	}))
-	return b.String()
+	}
+}
+
+// usualOnes are names without what no lock can be faster than, and without what is like
+// another contender: the figures have them all.
+func usualOnes(names []string) []string {
+	others := append(selling(insertDelete, redisTuned), leasts...)
+	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return slices.Contains(others, name) })
 }
 
 // loaded reports whether the machine had more to do than it has cores.

@@ -96,6 +96,7 @@ func (r *record) write(dir string) error {
 	}
 	for name, text := range map[string]string{
 		filepath.Join(dir, "performance.md"):  r.page(),
+		filepath.Join(files, "figures.md"):    r.tables(),
 		filepath.Join(files, "results.json"):  figures,
 		filepath.Join(files, plotUncontended): r.plotUncontended(),
 		filepath.Join(files, plotHot):         r.plotHot(),

@@ -10,6 +10,7 @@ import (
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/inspect"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -108,6 +109,81 @@ func TestAges(t *testing.T) {
 			if a := who.Activity; a == nil || a.Running || s.mysql() && a.Statement != "DO ?, ?, ?" || strings.Contains(a.String(), "ec") && strings.Contains(a.String(), "secret") {
 				t.Errorf("%s: it does %v", strategy, a)
 			}
+		}
+	})
+}
+
+// TestLeaseTells: of a lease that was renewed since when it is held, its TTL and its last renewal
+// are known, and that it is not renewed any more. Before that, and of a program or a table of an
+// older version, they are not.
+func TestLeaseTells(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		cfg, tap := s.Config(), new(dbtest.Tap)
+		cfg.User = "root"
+		tap.On(cfg)
+		const ttl = 6 * time.Second // a look has the latter half of it to see that it is not renewed
+		db := s.OpenDB(mysqllock.NewConnector(cfg, mysqllock.Config{Owner: "holder"}))
+		i := s.inspector(s.open("root"))
+		dbtest.OK(t, s.acquire(db, "other", lockctx.Lease(ttl)).Release())
+		held := func() (h inspect.Holder) {
+			t.Helper()
+			if l := find(look(t, i), "lease", "k"); l != nil {
+				h = l.Holders.List[0]
+			}
+			return h
+		}
+		known := func(h inspect.Holder) bool { return !h.Since.IsZero() && !h.TTL.IsZero() && !h.Renewed.IsZero() }
+		unknown := func(h inspect.Holder) bool {
+			return h.Program == "holder" && h.Since.IsZero() && h.TTL.IsZero() && h.Renewed.IsZero()
+		}
+		asked := time.Now()
+		s.acquire(db, "k", lockctx.Lease(ttl))
+		if h := held(); !unknown(h) && time.Since(asked) < ttl/4 {
+			t.Errorf("before the first renewal: %+v", h)
+		}
+		var h inspect.Holder
+		dbtest.Soon(t, "it is renewed", func() bool { h = held(); return known(h) })
+		// It was sent after that, at the earliest, and says what was so when it was sent.
+		if since := value(h.Since); value(h.TTL) != ttl || since < ttl/6 || since > time.Since(asked)+timing || value(h.Renewed) > since || h.Silent() {
+			t.Errorf("it is held for %v: %+v", time.Since(asked), h)
+		}
+		// A program of an older version takes it, for longer, which leaves those columns alone.
+		dbtest.Exec(t, s.root, "UPDATE mysqllock SET token = token + 1, expires = expires + INTERVAL 1 HOUR WHERE name = 'k'")
+		if h := held(); !unknown(h) {
+			t.Errorf("of an older program: %+v", h)
+		}
+		dbtest.Exec(t, s.root, "UPDATE mysqllock SET token = token - 1, expires = expires - INTERVAL 1 HOUR WHERE name = 'k'")
+
+		thaw := tap.Freeze()
+		defer thaw()
+		frozen := time.Now()
+		dbtest.Soon(t, "it is silent", func() bool {
+			h = held()
+			return h.Silent()
+		})
+		if !known(h) || value(h.Renewed) > time.Since(frozen)+ttl/2+timing || value(h.Renewed) < ttl*2/5 {
+			t.Errorf("frozen for %v: %+v", time.Since(frozen), h)
+		}
+		var l *inspect.Lock
+		dbtest.Soon(t, "it runs out", func() bool {
+			l = find(look(t, i, "k"), "", "k")
+			return l != nil
+		})
+		if l.Lapsed == nil || l.Lapsed.Program != "holder" || value(l.Lapsed.Renewed) < ttl || value(l.Lapsed.TTL) != ttl || len(l.Holders.List) > 0 {
+			t.Errorf("run out: %+v", l)
+		}
+		thaw()
+		dbtest.Soon(t, "it is lost", func() bool { return s.acquire(db, "k", lockctx.Lease(ttl)).Release() == nil })
+		if l := find(look(t, i, "k"), "", "k"); l == nil || l.Lapsed != nil {
+			t.Errorf("given back: %+v", l)
+		}
+
+		dbtest.Exec(t, s.root, dropTold)
+		s.acquire(db, "k", lockctx.Lease(ttl))
+		renewed := time.Now().Add(ttl)
+		dbtest.Soon(t, "it is renewed without the columns", func() bool { return time.Now().After(renewed) })
+		if h := held(); !unknown(h) {
+			t.Errorf("without the columns: %+v", h)
 		}
 	})
 }
@@ -318,8 +394,11 @@ func TestOwnStatements(t *testing.T) {
 			}
 			return h.Activity.For
 		}
-		pinged := false
-		for last := idle(); time.Since(worked) < 2500*time.Millisecond; { // at least two pings
+		pinged, looks := false, dbtest.Within(t, dbtest.Patience)
+		if s.mysql() {
+			looks = dbtest.Within(t, 2500*time.Millisecond) // at least two pings
+		}
+		for last := idle(); looks.Err() == nil && !pinged; {
 			before := time.Since(worked) - timing
 			now := idle()
 			switch {
@@ -351,5 +430,29 @@ func TestOwnStatements(t *testing.T) {
 			l := find(look(t, i, "in-transaction"), "advisory", "in-transaction")
 			return l != nil && len(l.Holders.List) == 1 && !l.Holders.List[0].Within.IsZero() && l.Holders.List[0].Activity != nil && !l.Holders.List[0].Activity.Elsewhere
 		})
+	})
+}
+
+// TestPoller: who has announced itself as a poller waits for nothing in the server, and there
+// may be others.
+func TestPoller(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		if s.kind == plainMariaDB {
+			t.Skip("it does not list named locks")
+		}
+		db := s.process("root", "holder")
+		for strategy, announced := range map[string]func(namespace, key string) string{"lease": lockname.OfLeasePoller, "advisory": lockname.OfPoller} {
+			s.acquire(db, "the-"+strategy, strategies[strategy])
+			conn, err := s.root.Conn(t.Context())
+			dbtest.OK(t, err)
+			defer conn.Close()
+			for _, more := range []bool{false, true} {
+				if l := find(look(t, s.inspector(s.root)), strategy, "the-"+strategy); l == nil || l.Waiters.More != more || l.Waiters.Count().Known().IsZero() != more {
+					t.Errorf("%s: with a poller: %v: %+v", strategy, more, l)
+				}
+				_, err = conn.ExecContext(t.Context(), "DO GET_LOCK('"+announced(s.Name, "the-"+strategy)+"', 0)")
+				dbtest.OK(t, err)
+			}
+		}
 	})
 }

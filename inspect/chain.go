@@ -137,5 +137,8 @@ func (s *Snapshot) awaited() waits {
 	for i := range s.Locks {
 		w.add(&s.Locks[i])
 	}
+	for i := range s.beyond {
+		w.add(&s.beyond[i])
+	}
 	return w
 }

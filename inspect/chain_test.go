@@ -55,40 +55,51 @@ func TestChainByProcess(t *testing.T) {
 		waits("first:3:shopd", "two", lockctx.Advisory())
 		waits("victim:4:shopd", "one", lockctx.Lease(time.Minute))
 
-		var snap *inspect.Snapshot
-		var chain []inspect.Link
 		want := 3
 		if s.kind == plainMariaDB {
 			want = 1
 		}
-		dbtest.Soon(t, "the chain is shown", func() bool { // who waits asks anew now and then
-			pauseForCopy()
-			snap = look(t, all)
-			l := find(snap, "lease", "one")
-			if l == nil {
-				return false
-			}
-			chain = snap.Chain(l)
-			return len(chain) == want
-		})
-		var steps []string
-		for i, link := range chain {
-			steps = append(steps, fmt.Sprint(link.Lock.Key, " ", link.Holder.Program, " ", link.Holder.WaitsFor))
-			if link.ByProcess != (i > 0) {
-				t.Errorf("step %d is linked by its process: %v", i, link.ByProcess)
-			}
-		}
-		wanted := []string{"one first:3:shopd [two]", "two middle:2:shopd [three]", "three idler:1:sleep []"}
-		if want == 1 {
-			wanted = []string{"one first:3:shopd []"}
-		}
-		if got := strings.Join(steps, "; "); got != strings.Join(wanted, "; ") {
-			t.Errorf("the chain is %s, want %s", got, strings.Join(wanted, "; "))
-		}
-		if a := chain[len(chain)-1].Holder.Activity; a == nil || !a.Elsewhere {
-			t.Errorf("the holder of a lease does %v", a)
+		for _, keys := range [][]string{nil, {"one"}} { // asked for alone, too
+			s.checkChain(t, all, want, keys...)
 		}
 	})
+}
+
+// checkChain checks the chain of one.
+func (s *scratch) checkChain(t *testing.T, all *inspect.Inspector, want int, keys ...string) {
+	t.Helper()
+	var snap *inspect.Snapshot
+	var chain []inspect.Link
+	dbtest.Soon(t, "the chain is shown", func() bool { // who waits asks anew now and then
+		pauseForCopy()
+		snap = look(t, all, keys...)
+		l := find(snap, "lease", "one")
+		if l == nil {
+			return false
+		}
+		chain = snap.Chain(l)
+		return len(chain) == want
+	})
+	var steps []string
+	for i, link := range chain {
+		steps = append(steps, fmt.Sprint(link.Lock.Key, " ", link.Holder.Program, " ", link.Holder.WaitsFor))
+		if link.ByProcess != (i > 0) {
+			t.Errorf("step %d is linked by its process: %v", i, link.ByProcess)
+		}
+	}
+	wanted := []string{"one first:3:shopd [two]", "two middle:2:shopd [three]", "three idler:1:sleep []"}
+	if want == 1 {
+		wanted = []string{"one first:3:shopd []"}
+	}
+	if got := strings.Join(steps, "; "); got != strings.Join(wanted, "; ") {
+		t.Errorf("asked for %q the chain is %s, want %s", keys, got, strings.Join(wanted, "; "))
+	}
+	if a := chain[len(chain)-1].Holder.Activity; a == nil || !a.Elsewhere {
+		t.Errorf("the holder of a lease does %v", a)
+	}
+	if len(keys) > 0 && len(snap.Locks) != len(keys) {
+		t.Errorf("asked for %q it shows %+v", keys, snap.Locks)
+	}
 }
 
 // TestCustomOwners: processes on other hosts may have the same lockOwner, and are told by host

@@ -41,8 +41,8 @@ const (
 //
 // Clean can run at any time, also several times at once. It leaves locked rows. It locks
 // rows for moments only; a caller that wants one of them waits meanwhile, even with
-// [lockctx.NoWait]. It needs SELECT, UPDATE and DELETE on the table, and MySQL or
-// MariaDB 10.6.
+// [lockctx.NoWait], which is refused on TiDB. It needs SELECT, UPDATE and DELETE on the table, and
+// MySQL, MariaDB 10.6 or TiDB.
 //
 // The error matches lockerr.ErrLocked if other programs made new rows without a pause, so
 // that Clean could not go on. Rows that it reports as removed are removed, also after an
@@ -82,11 +82,12 @@ func (c *cleaning) left() int {
 
 // turn cleans up on one connection, until the connection's time is over.
 func (c *cleaning) turn(ctx context.Context, s *session) error {
-	if err := s.info.Skips("clean-ups", "leave the rows, which do no harm"); err != nil {
+	if err := s.info.CleansUp(); err != nil {
 		return err
 	}
 	if c.cleaner == nil {
 		c.cleaner = s.table.Cleaner(c.o.Unused)
+		c.cleaner.RowByRow = s.info.RowByRow
 	}
 	return s.onDriver(func(conn driver.Conn) error {
 		if err := server.Exec(ctx, conn, schema.CleanSetup); err != nil {

@@ -63,9 +63,11 @@ func (i *Inspector) Doctor(ctx context.Context) (*Diagnosis, error) {
 		if err := s.begin(ctx, i); err != nil {
 			return err
 		}
-		for _, check := range []func(context.Context) error{
-			e.server, e.lockTable, e.namespaceCheck, e.privileges, e.proxy, e.connections, e.budgets, e.settings, e.clock, e.visibility,
-		} {
+		checks := []func(context.Context) error{e.server, e.lockTable, e.namespaceCheck, e.privileges, e.clock, e.encryption, e.visibility}
+		if !e.info.UsedTables { // else nothing depends on these settings
+			checks = slices.Insert(checks, 4, e.proxy, e.connections, e.budgets, e.settings)
+		}
+		for _, check := range checks {
 			if err := check(ctx); err != nil {
 				return fmt.Errorf("mysqllock: examining the server: %w", err)
 			}
@@ -115,7 +117,17 @@ func (e *examination) recognised(ctx context.Context) (bool, error) {
 	case e.info.Version == "":
 		return false, err
 	}
-	why := err.Error() // too old
+	why := err.Error() // too old, or it shows nothing
+	if e.info.Shows() != nil && e.info.Reliable() == nil {
+		e.add("server", OK, e.info.Engine, "")
+		e.add("visibility", Note, why, "")
+		e.add("lock table", Note, "neither it nor the account's privileges are looked at here", "")
+		e.ruleOutByFlavour()
+		if e.info.ReadOnly {
+			e.ruleOut("the server is read-only", all...)
+		}
+		return false, nil
+	}
 	if errors.Is(err, lockerr.ErrUnsafe) {
 		why = e.info.Why()
 	}
@@ -124,11 +136,26 @@ func (e *examination) recognised(ctx context.Context) (bool, error) {
 	return false, nil
 }
 
+// ruleOutByFlavour rules out what does not work on such a server.
+func (e *examination) ruleOutByFlavour() {
+	for strategy, err := range map[string]error{
+		row: e.info.Pessimists("late hints and claims"), lease: errors.Join(e.info.Leases(), e.info.Pessimists("fences of leases")),
+		advisory: e.info.Names("advisory locks", "use a row lock"),
+	} {
+		if err != nil {
+			e.ruleOut(err.Error(), strategy)
+		}
+	}
+}
+
 func (e *examination) server(context.Context) error {
 	e.add("server", OK, e.info.Version, "")
-	if !e.info.SkipLocked {
+	e.ruleOutByFlavour()
+	switch {
+	case e.info.RowByRow:
+		e.add("SKIP LOCKED", Note, "it locks nothing here: claims with SkipLocked are refused, and slots are tried one after the other", "")
+	case !e.info.SkipLocked:
 		e.add("SKIP LOCKED", Failure, "the server does not know it, so leases, slots and claims with SkipLocked are refused", "MariaDB 10.6 or later")
-		e.ruleOut("leases need SKIP LOCKED, which MariaDB has from 10.6 on", lease)
 	}
 	if e.info.StatementLog {
 		e.add("binary log", Failure, "binlog_format is STATEMENT: when a replica is promoted, the tokens of leases go back", "SET GLOBAL binlog_format = 'ROW', or MIXED")
@@ -145,6 +172,8 @@ func (e *examination) server(context.Context) error {
 	case e.info.SinglePrimary:
 		e.add("topology", Warning, "Group Replication with a single primary: leases should have a TTL of more than the 25 s that a failover takes", "")
 		e.ruleOut("a failover frees them, and a member that is cut off grants them again", advisory)
+	case e.info.UsedTables:
+		e.add("topology", OK, "several servers may take writes, and agree to each lock; leases go by the clock of the one that is asked", "")
 	default:
 		e.add("topology", OK, "one server takes writes, as far as it tells", "")
 	}
@@ -174,17 +203,21 @@ func (c lookOnly) QueryContext(ctx context.Context, text string, args []driver.N
 func (e *examination) lockTable(ctx context.Context) error {
 	const name = "lock table"
 	var lacks []Lack
-	err := e.onDriver(func(conn driver.Conn) (err error) {
-		if _, err = e.table.Ensure(ctx, lookOnly{conn}, e.info, false); err == nil {
-			lacks, err = e.lacks(ctx, conn, e.info, false)
-		}
-		return err
+	err := e.answered(ctx, "looking at the lock table", func(ctx context.Context) error {
+		return e.onDriver(func(conn driver.Conn) (err error) {
+			lacks, err = e.examine(ctx, lookOnly{conn}, false)
+			return err
+		})
 	})
 	setup := strings.Join(e.table.Setup(), ";\n")
 	switch {
 	case err == nil:
 		e.add(name, OK, e.table.String()+" is as it should be", "")
 		for _, l := range lacks {
+			if l.Columns != "" {
+				e.add(name, Note, "since when leases are held, and who has taken one away, is not told without "+l.String(), "mysqllock schema apply, with an account that has ALTER")
+				continue
+			}
 			remedy := strings.Join(l.Grants, ";\n")
 			if remedy == "" {
 				remedy = "mysqllock schema apply, with an account that has CREATE ROUTINE"
@@ -203,6 +236,9 @@ func (e *examination) lockTable(ctx context.Context) error {
 		case server.Denied(err):
 			e.add(name, Failure, "the account may not read "+e.table.String()+", if it exists", e.grant("SELECT, INSERT, UPDATE", e.table.String()))
 			return nil // privileges rules the strategies out
+		case server.Interrupted(err):
+			e.add(name, Warning, "not looked at: the server did not answer in time, or a program alters or has locked the table: "+err.Error(), "")
+			return nil
 		}
 		what, _, _ := strings.Cut(err.Error(), "\n") // without the SQL, which is the remedy
 		e.add(name, Warning, strings.TrimSuffix(what, ":")+" what is below, which the first use does where lockSchema is auto and the account may", setup)
@@ -276,7 +312,9 @@ func (e *examination) proxy(ctx context.Context) error {
 	}
 	split := len(servers) > 1
 	if e.info.Router {
-		err := e.onDriver(func(conn driver.Conn) error { return server.NotSplit(ctx, conn) })
+		err := e.answered(ctx, "looking for a proxy", func(ctx context.Context) error {
+			return e.onDriver(func(conn driver.Conn) error { return server.NotSplit(ctx, conn) })
+		})
 		if err != nil && !errors.Is(err, lockerr.ErrUnsafe) {
 			return err
 		}
@@ -355,7 +393,7 @@ func (e *examination) settings(ctx context.Context) error {
 	if e.mariadb {
 		e.add("silent holders", OK, detail+"; the driver bounds its transactions by idle_transaction_timeout", "")
 	} else {
-		e.add("silent holders", Note, detail+": for so long BeginTx and Exec keep the row lock of a host that has vanished; Do, sessions, leases and advisory locks go by the TTL",
+		e.add("silent holders", Note, detail+": for so long a host that has vanished keeps a row lock that was asked for late, or by an account that may not call the procedures; all others go by the TTL",
 			"wait_timeout in the DSN, or Do")
 	}
 	if rows[0][1] == "1" {
@@ -397,6 +435,20 @@ func (e *examination) clock(ctx context.Context) error {
 		detail = fmt.Sprintf("the server's is %v behind this machine's, give or take %v", -ahead.Round(time.Microsecond), about)
 	}
 	e.add("clock", OK, detail+"; locks do not depend on that", "")
+	return nil
+}
+
+// encryption tells whether the connection is encrypted.
+func (e *examination) encryption(ctx context.Context) error {
+	rows, err := e.query(ctx, "SHOW SESSION STATUS WHERE Variable_name IN ('Ssl_version', 'Ssl_cipher')")
+	if err != nil || len(rows) < 2 { // a proxy may not answer
+		return nil //nolint:nilerr // nothing depends on it
+	}
+	if rows[0][1] == "" || rows[1][1] == "" {
+		e.add("encryption", Note, "the connection is not encrypted: who can read the network reads keys and data", "tls=true in the DSN, or tls=preferred, unless the connection stays on this machine")
+		return nil
+	}
+	e.add("encryption", OK, rows[1][1]+", "+rows[0][1], "")
 	return nil
 }
 

@@ -60,6 +60,16 @@ func TestDoctor(t *testing.T) {
 			}
 		}
 
+		if c := check(d, "encryption"); c.State != inspect.Note || !strings.Contains(c.Remedy, "tls=true") {
+			t.Errorf("in the clear: %+v", c)
+		}
+		if s.mysql() {
+			encrypted := s.OpenDB(s.Connector(dbtest.As("root"), dbtest.With("tls=skip-verify")), nil)
+			if c := check(diagnose(t, s, encrypted), "encryption"); c.State != inspect.OK || !strings.HasPrefix(c.Detail, "TLSv1") {
+				t.Errorf("with TLS: %+v", c)
+			}
+		}
+
 		user := s.user()
 		d = diagnose(t, s, s.open(user))
 		if c := check(d, "privileges"); c.State != inspect.Note || !strings.Contains(c.Remedy, "GRANT DELETE ON") {

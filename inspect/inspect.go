@@ -7,11 +7,13 @@
 //	             holders                            waiters
 //	row          data_locks on MySQL,               the same
 //	             INNODB_LOCKS on MariaDB
+//	             CLUSTER_TIDB_TRX on TiDB: who      CLUSTER_PROCESSLIST
+//	             has used the lock table
 //	lease        the lock table                     metadata_locks
 //	advisory     metadata_locks, or on MariaDB      the same, or on MariaDB
 //	             the plugin METADATA_LOCK_INFO      the process list
 //
-// This needs SELECT on performance_schema on MySQL, PROCESS on MariaDB, and SELECT on
+// This needs SELECT on performance_schema on MySQL, PROCESS on MariaDB and TiDB, and SELECT on
 // the lock table. If the account lacks a privilege, the rest is shown, as far as the
 // process list tells. A [Gap] says what is not shown, and what would show it. A value that
 // the server may not tell is a [Known], and what may be only a part is a [Seen] or a [Count]:
@@ -24,16 +26,20 @@
 //   - Since when a lease is held. Since when a row or an advisory lock is held, MySQL tells
 //     as long as it remembers the statement that took it: Holder.Since. Else the age of the
 //     transaction, Within, is no age of the lock: it may have waited first, or locked late.
-//   - How long a caller has waited in all. A waiter for a lease or an advisory lock asks
-//     again every few seconds; a waiter for a row lock asks again when the server has
-//     ended its wait. Waiter.Least counts from the last time. Between two times it is not
-//     seen for a moment.
+//   - How long a caller has waited in all whose statement does not say so, as of an older
+//     version, or ends while the snapshot is read: then Waiter.Waited is not known, and
+//     Waiter.Least counts from the last time that it asked. On MySQL an account that may not
+//     read performance_schema is told the bound only, up to a second below.
+//   - A waiter that is between two statements. It asks again from every quarter of a second
+//     (slots) to once in a TTL, so if none is seen of a key, Snapshot looks a second time a
+//     moment later. Of callers without a connection to wait on, which ask again and again, it
+//     says only that there may be some: Seen.More.
 //   - What the holder of a lease does, and mostly that of an advisory lock: its program works
 //     on other connections. For which locks its process waits, is shown: Holder.WaitsFor.
 //
-// Waiters are in the order in which they asked the last time. The server grants locks in
-// that order, with one exception: for a row lock, MySQL prefers waiters that themselves
-// block many others.
+// Waiters for a row are in the server's queue, which goes by when they asked the last time. The
+// server grants in that order, with one exception: MySQL prefers waiters that themselves block
+// many others. Who waits for anything else asks again and again, so that there is no order.
 //
 // Each slot of a key is a Lock of its own. A caller that would accept any slot waits for
 // one of them at a time. Each stripe is a Lock, too, and does not tell which of its keys
@@ -42,10 +48,12 @@
 // # One node, and no single moment
 //
 // Row locks, advisory locks and waiters are those of the node to which the connection
-// leads. Leases are those of the whole cluster.
+// leads, but on TiDB those of all nodes. Leases are those of the whole cluster.
 //
 // A snapshot is read by a few statements, one after the other, within some milliseconds.
 // A caller that is granted a lock meanwhile can show up as its holder and its waiter.
+// MariaDB shows row locks by a copy, which it makes anew only when nobody has read it for 100 ms:
+// beside a program that reads it all the time they can be those of long ago.
 // MariaDB answers from a copy that it renews only if no one has read it for 100 ms: a
 // program that asks more often, or two that ask by turns, see an older state.
 //
@@ -54,10 +62,12 @@
 // Each call opens a connection of its own, changes its settings, and closes it. Snapshot,
 // but for [Filter].Try, and Doctor lock nothing and wait for no lock; the server limits each of their
 // statements, also while the lock table is being altered. The search for leases reads the
-// whole table, a million rows in less than a second, unless the call names keys.
+// whole table, a million rows in less than a second, unless the call names keys and nobody waits
+// for the lease of another.
 package inspect
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"database/sql/driver"
@@ -76,6 +86,11 @@ import (
 type Options struct {
 	Table     string // the lock table, as table or schema.table; "" is "mysqllock"
 	Namespace string // "" is the name of the connection's database
+
+	// Silent is called, on a goroutine of its own, when the server has not answered for three
+	// seconds: since when, and what was asked. Nil is not to tell. The call fails four seconds later
+	// if there is no answer.
+	Silent func(since time.Time, asked string)
 }
 
 // Inspector looks at the locks of one lock table. It is safe for concurrent use.
@@ -83,6 +98,7 @@ type Inspector struct {
 	db        *sql.DB
 	table     schema.Table
 	namespace string
+	silent    func(since time.Time, asked string)
 }
 
 // New returns an Inspector. It sends nothing to the server. db can use any driver that
@@ -99,13 +115,16 @@ func New(db *sql.DB, o Options) (*Inspector, error) {
 	if len(o.Namespace) > schema.MaxNamespace {
 		return nil, fmt.Errorf("mysqllock: the namespace is longer than %d bytes", schema.MaxNamespace)
 	}
-	return &Inspector{db: db, table: table, namespace: o.Namespace}, nil
+	return &Inspector{db: db, table: table, namespace: o.Namespace, silent: o.Silent}, nil
 }
 
 const (
 	// callBound is how long a call may take in all, and questionBound how long the
 	// server may take for one of its statements.
 	callBound, questionBound = 30 * time.Second, 5 * time.Second
+	// tellAfter is when Options.Silent is called, and answerBound how long an answer is waited for:
+	// longer than the server may take.
+	tellAfter, answerBound = 3 * time.Second, questionBound + 2*time.Second
 	// most is how many rows of a kind are read.
 	most = 10_000
 )
@@ -114,7 +133,7 @@ const (
 // transactions in the zone of the system, whatever the zone of the session.
 var setup = fmt.Sprintf("SET SESSION autocommit = 1, sql_mode = '', sql_select_limit = DEFAULT, time_zone = 'SYSTEM', innodb_lock_wait_timeout = 1"+
 	" /*!80000 , lock_wait_timeout = 1, max_execution_time = %d */ /*M!100000 , lock_wait_timeout = 0, max_statement_time = %d */",
-	questionBound.Milliseconds(), int(questionBound.Seconds()))
+	questionBound.Milliseconds(), int(questionBound.Seconds())) + server.InSession(int(questionBound.Seconds())) // a look that is cut off leaves no row locked
 
 // session is a connection for one call.
 type session struct {
@@ -127,6 +146,8 @@ type session struct {
 	table     schema.Table
 	namespace string
 	now       time.Time // the server's
+	silent    func(since time.Time, asked string)
+	hangs     error // why nothing more is asked
 }
 
 // on runs f with a new connection, which is set up, and closes it.
@@ -147,30 +168,67 @@ func (i *Inspector) open(ctx context.Context, f func(context.Context, *session) 
 	// Without the caller's lock context: these statements need no lock.
 	ctx, cancel := context.WithTimeout(lockctx.Without(ctx), callBound)
 	defer cancel()
-	conn, err := i.db.Conn(ctx)
+	s := &session{silent: i.silent}
+	err := s.answered(ctx, "connecting", func(ctx context.Context) (err error) {
+		s.conn, err = i.db.Conn(ctx)
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("mysqllock: connecting to inspect locks: %w", err)
 	}
 	defer func() {
-		_ = conn.Raw(func(any) error { return driver.ErrBadConn }) // closes it
-		_ = conn.Close()
+		_ = s.conn.Raw(func(any) error { return driver.ErrBadConn }) // closes it
+		_ = s.conn.Close()
 	}()
-	return f(ctx, &session{conn: conn})
+	return f(ctx, s)
+}
+
+// answered runs f, which waits for one answer of the server. asked says what that is about.
+func (s *session) answered(ctx context.Context, asked string, f func(context.Context) error) error {
+	if s.hangs != nil {
+		return s.hangs
+	}
+	since := time.Now()
+	limited, cancel := context.WithTimeout(ctx, answerBound)
+	defer cancel()
+	if s.silent != nil {
+		tell := time.AfterFunc(tellAfter, func() { s.silent(since, asked) })
+		defer tell.Stop()
+	}
+	err := f(limited)
+	if err != nil && limited.Err() != nil && ctx.Err() == nil {
+		s.hangs = fmt.Errorf("the server has not answered since %s UTC (%s): it hangs, or the network does", since.UTC().Format(time.TimeOnly), asked)
+		err = s.hangs
+	}
+	return err
+}
+
+// exec runs one statement as text.
+func (s *session) exec(ctx context.Context, text string) (result sql.Result, err error) {
+	err = s.answered(ctx, "running a statement", func(ctx context.Context) error {
+		result, err = s.conn.ExecContext(ctx, text)
+		return err
+	})
+	return result, err
 }
 
 // recognise asks what the server is, before anything else is sent to it. It is an error if
 // locks do not hold there: what is to be seen is not there, either.
 func (s *session) recognise(ctx context.Context) error {
-	probe := func(conn driver.Conn) (err error) {
-		s.info, err = server.Probe(ctx, conn)
-		return err
+	ask := func() error {
+		return s.answered(ctx, "asking what it is", func(ctx context.Context) error {
+			return s.onDriver(func(conn driver.Conn) (err error) {
+				s.info, err = server.Probe(ctx, conn)
+				return err
+			})
+		})
 	}
-	err := s.onDriver(probe)
+	err := ask()
 	if server.Number(err) != 0 { // by a limit of the account's, perhaps, which setup lifts
-		if _, err := s.conn.ExecContext(ctx, setup); err != nil {
+		if _, err := s.exec(ctx, setup); err != nil {
 			return err
 		}
-		err = s.onDriver(probe)
+		err = ask()
 	}
 	switch {
 	case err != nil && s.info.Version == "":
@@ -178,7 +236,7 @@ func (s *session) recognise(ctx context.Context) error {
 	case err != nil: // too old
 		return err
 	}
-	return s.info.Reliable()
+	return cmp.Or(s.info.Reliable(), s.info.Shows())
 }
 
 // begin sets the connection up.
@@ -190,7 +248,7 @@ func (s *session) begin(ctx context.Context, i *Inspector) error {
 }
 
 func (s *session) setUp(ctx context.Context, i *Inspector) error {
-	if _, err := s.conn.ExecContext(ctx, setup); err != nil {
+	if _, err := s.exec(ctx, setup); err != nil {
 		return err
 	}
 	rows, err := s.query(ctx, "SELECT @@performance_schema, CURRENT_USER(), CAST(UTC_TIMESTAMP(6) AS CHAR)")
@@ -227,6 +285,14 @@ func moment(s string) time.Time {
 
 // query runs one statement as text, and reads all of its rows. NULL reads as "".
 func (s *session) query(ctx context.Context, text string) (out [][]string, err error) {
+	err = s.answered(ctx, "looking", func(ctx context.Context) error {
+		out, err = s.read(ctx, text)
+		return err
+	})
+	return out, err
+}
+
+func (s *session) read(ctx context.Context, text string) (out [][]string, err error) {
 	rows, err := s.conn.QueryContext(ctx, text)
 	if err != nil {
 		return nil, err

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/keyrow"
+	"github.com/mysqllock/mysqllock/internal/server"
 )
 
 // Snapshot shows the locks, their holders and their waiters.
@@ -17,7 +18,7 @@ type Snapshot struct {
 	Locks     []Lock    // by namespace, key, slot and strategy
 	Gaps      []Gap     // what it does not show
 
-	// Unseen is how many transactions hold row locks, of this lock table or of others,
+	// Unseen is how many transactions hold row locks, or on TiDB may, of this lock table or of others,
 	// that the server does not show. It is not known if the account may not even count them.
 	Unseen Known[int]
 
@@ -29,6 +30,8 @@ type Snapshot struct {
 	// other applications included. It is not known if Filter.Deadlocks is not set, or if the
 	// server does not tell. Deadlocks of GET_LOCK count on MySQL only.
 	Deadlocks Known[uint64]
+
+	beyond []Lock // of other keys than those asked for: chains lead there
 }
 
 // Lock is one lock: of a strategy, on one key, or one slot of it, or one stripe.
@@ -41,7 +44,8 @@ type Lock struct {
 	Slotted   bool   // the key has other slots in the lock table, so Slot is one of several
 	Stripe    int    // the index of the row, if all keys share rows; else -1
 	Holders   Seen[Holder]
-	Waiters   Seen[Waiter] // in the order in which they asked
+	Waiters   Seen[Waiter]
+	InOrder   bool // Waiters are in the server's queue for a row, and in its order; else the longest wait comes first
 
 	// From the key's row in the lock table. Not known if the account may not read it; an
 	// advisory lock has none.
@@ -50,6 +54,23 @@ type Lock struct {
 
 	Expires   time.Time     // when the lease ends unless it is renewed: the server's time, UTC; zero without a lease
 	Remaining time.Duration // the time until Expires, at the moment of reading
+
+	// Lapsed had the lease on a key of Filter.Keys that nobody has since: it was neither renewed
+	// nor given back. Nil if it was given back, or if the account may not read that.
+	Lapsed *Holder
+
+	// Forced is when a lease on the key was last taken away from its holder by [Inspector.Release].
+	// Nil if that never was, or is not known.
+	Forced *Forced
+}
+
+// Forced says who has taken a lease away from its holder.
+type Forced struct {
+	Token   uint64    // of the lease
+	Time    time.Time // the server's, UTC
+	Account string    // whose connection did it: user@host
+	Process string    // which program: host:pid:program
+	Reason  string    // "" if none was given
 }
 
 // Client is the connection, and its program, that holds a lock or waits for it. A field
@@ -70,7 +91,14 @@ type Holder struct {
 	Within Known[time.Duration] // the age of its connection's transaction, which may have waited for the lock first
 	Shared bool                 // shared with others; a transaction that commits under a lease also holds its row shared
 	Left   bool                 // it has given the lease back, which stays for its MinHold: its process may have ended
-	Locks  Count                // how many advisory locks the connection holds; all of them end with it
+	// Of a lease: how long ago it was renewed last, and its TTL. Not known before the first
+	// renewal, which is due a third of the TTL after the grant; if the holder is a program of a
+	// version that does not tell it; if the lock table lacks the columns for it, see
+	// [Inspector.MakeTable]; or if no renewal is due any more, because of its MaxHold. The same
+	// goes for Since of a lease.
+	Renewed, TTL Known[time.Duration]
+
+	Locks Count // how many advisory locks the connection holds; all of them end with it
 
 	Activity *Activity // what its connection does; nil if the server does not show it
 
@@ -79,11 +107,20 @@ type Holder struct {
 	WaitsFor []string
 }
 
+// Silent reports that a lease was not renewed when that was due: its holder is frozen, cut off,
+// or too slow. The lease ends when Renewed reaches the TTL.
+func (h *Holder) Silent() bool {
+	renewed, known := h.Renewed.Get()
+	ttl, _ := h.TTL.Get()
+	return known && renewed > ttl*2/5 // it is due after a third, give or take a tenth of that
+}
+
 // Waiter waits for the lock in the server.
 type Waiter struct {
 	Client
-	Least  time.Duration // it has waited for at least so long: since it asked the last time; 0 says nothing
-	Shared bool          // it waits for a shared lock
+	Waited Known[time.Duration] // how long its caller has waited
+	Least  time.Duration        // it has waited for at least so long; if Waited is not known: since its last statement began; 0 says nothing
+	Shared bool                 // it waits for a shared lock
 }
 
 // Gap is something that a Snapshot does not show.
@@ -143,10 +180,20 @@ type claim struct {
 	waiting bool
 	shared  bool
 	order   uint64        // among the waiters
-	age     time.Duration // of the transaction, or of the wait; 0 is unknown
+	age     time.Duration // of the transaction, or of the wait, at least; 0 is unknown
+	waited  bool          // age is that of the wait, and not only of its last statement
 	event   uint64        // of performance_schema, in which it asked for the lock; 0 is unknown
 	since   time.Duration // it holds the lock; 0 is unknown
 	least   time.Duration // it has held it for at least so long
+}
+
+// saying is the claim of one who waits by a statement of that text, which may say for how long
+// its caller had waited before. exact reports that the statement's age is.
+func (c claim) saying(text string, exact bool) claim {
+	if before, ok := server.ReadWaits(text); ok && c.waiting {
+		c.age, c.waited = c.age+before, exact
+	}
+	return c
 }
 
 // claims are what the server shows of the locks.
@@ -210,14 +257,22 @@ func (c claims) held() map[uint64]int {
 
 // fill puts the claims into the lock.
 func (l *Lock) fill(list []claim, clients map[uint64]Client) {
+	l.InOrder = l.Strategy == row && !slices.ContainsFunc(list, func(c claim) bool { return c.waiting && c.order == 0 })
 	slices.SortStableFunc(list, func(a, b claim) int {
-		return cmp.Or(cmp.Compare(a.order, b.order), cmp.Compare(b.age, a.age), cmp.Compare(a.conn, b.conn))
+		byOrder := 0
+		if l.InOrder {
+			byOrder = cmp.Compare(a.order, b.order)
+		}
+		return cmp.Or(byOrder, cmp.Compare(b.age, a.age), cmp.Compare(a.conn, b.conn))
 	})
 	for _, one := range list {
 		client := clients[one.conn]
 		client.ConnectionID = one.conn
 		if one.waiting {
 			l.Waiters.List = append(l.Waiters.List, Waiter{Client: client, Least: one.age, Shared: one.shared})
+			if one.waited {
+				l.Waiters.List[len(l.Waiters.List)-1].Waited = Value(one.age)
+			}
 			continue
 		}
 		h := Holder{Client: client, Since: positive(one.since), Shared: one.shared}
@@ -239,11 +294,14 @@ func positive(d time.Duration) Known[time.Duration] {
 	return Value(d)
 }
 
-// leaseHolder returns the holder of a lease, from the owner in its row.
-func leaseHolder(owner string) Holder {
-	from := keyrow.HolderOf(owner)
+// leaseHolder returns the holder of a lease, from its row.
+func leaseHolder(r tableRow) Holder {
+	from := keyrow.HolderOf(r.owner)
 	h := Holder{Client: Client{Program: from.Program}, Left: from.Left}
 	h.Host, h.PID = selfNamed(h.Program)
+	if !h.Left { // else its last holder had it
+		h.Since, h.TTL, h.Renewed = r.since, r.ttl, r.renewed
+	}
 	return h
 }
 

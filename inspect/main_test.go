@@ -39,7 +39,7 @@ func aloneOnServers(t *testing.T, test func(t *testing.T, s *scratch)) {
 			test(t, newScratch(k, dbtest.New(t, bin, tempserver.Share(t, bin, opts...))))
 		})
 	}
-	for _, bin := range tempserver.Require(t) {
+	for _, bin := range tempserver.EachFlavour(tempserver.Require(t)) {
 		const durable = "--innodb-flush-log-at-trx-commit=1" // the doctor asks
 		if bin.Flavour == tempserver.MySQL {
 			on(bin.Name, mysqlServer, bin, durable)

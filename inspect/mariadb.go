@@ -126,7 +126,7 @@ func (p *picture) mariadbRows(ctx context.Context, transactions []transaction, r
 	for _, r := range records {
 		for _, t := range transactions {
 			if s := statements[t.conn]; t.wants == r.id {
-				p.claims.add(r.lock, claim{conn: t.conn, waiting: true, shared: r.shared, order: s.order, age: s.age})
+				p.claims.add(r.lock, claim{conn: t.conn, waiting: true, shared: r.shared, order: s.order, age: s.age}.saying(s.text, true))
 			} else if t.id == r.owner && t.id != "0" {
 				p.claims.add(r.lock, claim{conn: t.conn, shared: r.shared, age: t.age})
 				exclusive[r.lock] = exclusive[r.lock] || !r.shared

@@ -17,8 +17,16 @@ const (
 	turnOn    = "performance_schema = ON in the server's configuration, and a restart"
 )
 
-// running is what a statement of MySQL that is running says of its time.
-const running = " LEFT JOIN performance_schema.events_statements_current s ON s.THREAD_ID = t.THREAD_ID AND s.NESTING_EVENT_LEVEL = 0"
+// asked is for how long a statement of MySQL has run that is running, at least; running is where
+// that is, and when it began. beginning is where a wait says since when its caller waits.
+const (
+	asked     = "COALESCE(s.TIMER_WAIT DIV 1000000, GREATEST(t.PROCESSLIST_TIME - 1, 0) * 1000000)"
+	beginning = "LEFT(t.PROCESSLIST_INFO, 300)"
+)
+
+// running is followed by the event in which the lock was asked for: while this is read, the
+// connection can go on to another statement, whose age is not that of the wait.
+const running = " LEFT JOIN performance_schema.events_statements_current s ON s.THREAD_ID = t.THREAD_ID AND s.NESTING_EVENT_LEVEL = 0 AND s.EVENT_ID <= "
 
 // inTransaction is what an open transaction of MySQL says of its time.
 const inTransaction = " LEFT JOIN performance_schema.events_transactions_current x ON x.THREAD_ID = t.THREAD_ID AND x.STATE = 'ACTIVE'"
@@ -31,8 +39,8 @@ func (p *picture) mysqlRowLocks(ctx context.Context) error {
 		return p.waitersByText(ctx)
 	}
 	rows, err := p.query(ctx, fmt.Sprintf("SELECT t.PROCESSLIST_ID, l.LOCK_STATUS, l.LOCK_MODE, l.LOCK_DATA,"+
-		" IF(l.LOCK_STATUS = 'WAITING', COALESCE(s.TIMER_WAIT DIV 1000000, t.PROCESSLIST_TIME * 1000000), x.TIMER_WAIT DIV 1000000), s.TIMER_START, l.EVENT_ID"+
-		" FROM performance_schema.data_locks l JOIN performance_schema.threads t ON t.THREAD_ID = l.THREAD_ID"+running+inTransaction+
+		" IF(l.LOCK_STATUS = 'WAITING', "+asked+", x.TIMER_WAIT DIV 1000000), s.TIMER_START, l.EVENT_ID, "+beginning+
+		" FROM performance_schema.data_locks l JOIN performance_schema.threads t ON t.THREAD_ID = l.THREAD_ID"+running+"l.EVENT_ID"+inTransaction+
 		" WHERE %s AND l.LOCK_TYPE = 'RECORD' LIMIT %d",
 		p.table.Where("l.OBJECT_SCHEMA", "l.OBJECT_NAME"), most))
 	if hidden(err) {
@@ -58,7 +66,7 @@ func (p *picture) mysqlRowLocks(ctx context.Context) error {
 		order, _ := strconv.ParseUint(r[5], 10, 64)
 		p.claims.add(id{row, namespace, name}, claim{
 			conn: conn, waiting: r[1] == "WAITING", shared: strings.HasPrefix(mode, "S"), order: order, age: micros(r[4]), event: latest(r[6]),
-		})
+		}.saying(r[7], r[5] != ""))
 	}
 	if untold > 0 {
 		p.blind(untold)
@@ -80,8 +88,8 @@ func (p *picture) mysqlNamedLocks(ctx context.Context) error {
 		return p.namedWithoutList(ctx)
 	}
 	rows, err := p.query(ctx, fmt.Sprintf("SELECT m.OBJECT_NAME, t.PROCESSLIST_ID, m.LOCK_STATUS = 'PENDING',"+
-		" IF(m.LOCK_STATUS = 'PENDING', COALESCE(s.TIMER_WAIT DIV 1000000, t.PROCESSLIST_TIME * 1000000), x.TIMER_WAIT DIV 1000000), s.TIMER_START, m.OWNER_EVENT_ID"+
-		" FROM performance_schema.metadata_locks m JOIN performance_schema.threads t ON t.THREAD_ID = m.OWNER_THREAD_ID"+running+inTransaction+
+		" IF(m.LOCK_STATUS = 'PENDING', "+asked+", x.TIMER_WAIT DIV 1000000), s.TIMER_START, m.OWNER_EVENT_ID, "+beginning+
+		" FROM performance_schema.metadata_locks m JOIN performance_schema.threads t ON t.THREAD_ID = m.OWNER_THREAD_ID"+running+"m.OWNER_EVENT_ID"+inTransaction+
 		" WHERE m.OBJECT_TYPE = 'USER LEVEL LOCK' AND m.OBJECT_NAME LIKE '%s%%' LIMIT %d", lockname.Any, most))
 	if hidden(err) {
 		p.gap(whoNames, "the account may not read performance_schema", p.grant("SELECT", "performance_schema.*"))
@@ -94,7 +102,7 @@ func (p *picture) mysqlNamedLocks(ctx context.Context) error {
 		if one.waiting {
 			one.order, _ = strconv.ParseUint(r[4], 10, 64)
 		}
-		p.named(r[0], one)
+		p.named(r[0], one.saying(r[6], r[4] != ""))
 	}
 	if err := p.tolerate(err, whoNames, ""); err != nil {
 		return err

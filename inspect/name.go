@@ -57,29 +57,31 @@ func (q *question) row(key string) string {
 	return keyrow.Name(key)
 }
 
-// lock returns the lock with the id. ok is false if there is none, or if the caller does
-// not ask for it. bases are names of rows to which a hashed name may belong.
-func (q *question) lock(lock id, bases []string) (l Lock, ok bool) {
+// lock returns the lock with the id. here is false if there is none, or if it is of another
+// namespace than the caller's; asked, if the caller does not ask for its key. bases are names of
+// rows to which a hashed name may belong.
+func (q *question) lock(lock id, bases []string) (l Lock, here, asked bool) {
 	l = Lock{Strategy: lock.strategy, Namespace: lock.namespace, Name: lock.name, Stripe: -1}
 	if lock.strategy == advisory {
-		l.Namespace, l.Key, ok = lockname.ReadAdvisory(lock.name)
-		for i := 0; i < len(q.keys) && !ok; i++ {
+		var named bool
+		l.Namespace, l.Key, named = lockname.ReadAdvisory(lock.name)
+		for i := 0; i < len(q.keys) && !named; i++ {
 			if lockname.OfAdvisory(q.namespace, q.keys[i]) == lock.name {
-				l.Namespace, l.Key, ok = q.namespace, q.keys[i], true
+				l.Namespace, l.Key, named = q.namespace, q.keys[i], true
 			}
 		}
 		// A lock of unknown namespace may be of this one.
-		return l, q.asks(l) || !ok && len(q.keys) == 0
+		return l, !named || q.covers(l), q.asks(l) || !named && len(q.keys) == 0
 	}
 	m, ok := keyrow.Read(lock.name)
 	if !ok {
-		return l, false
+		return l, false, false
 	}
 	l.Key, l.Slot, l.Stripe = m.Key, m.Slot, m.Stripe
 	if m.Hashed {
 		l.Key = q.hashed(lock.name, m.Slot, bases)
 	}
-	return l, q.asks(l)
+	return l, q.covers(l), q.asks(l)
 }
 
 // hashed looks for the key of a row whose name has only a hash of the key.
@@ -98,8 +100,11 @@ func (q *question) hashed(name string, slot int, bases []string) string {
 	return ""
 }
 
+// covers reports whether a lock is of a namespace that the caller looks at.
+func (q *question) covers(l Lock) bool { return q.namespace == "" || l.Namespace == q.namespace }
+
 func (q *question) asks(l Lock) bool {
-	if q.namespace != "" && l.Namespace != q.namespace {
+	if !q.covers(l) {
 		return false
 	}
 	if len(q.keys) == 0 {

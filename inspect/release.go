@@ -2,12 +2,15 @@ package inspect
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/keyrow"
 	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
@@ -38,15 +41,26 @@ type Released struct {
 // transaction is rolled back, and all of its [Holder.Locks] are released. To end the
 // connections of other accounts you need CONNECTION_ADMIN, on MariaDB CONNECTION ADMIN.
 // Release asks for the holder right before the KILL, so it does not end a connection that
-// has got the same id since. It can end one that has released the lock just now. For a row
-// lock of which the server shows no holder it tries to lock the row, as [Filter.Try] does, and
-// fails with [ErrNotKnown] if somebody has it, and it can be one of several connections.
-func (i *Inspector) Release(ctx context.Context, lock Lock) (*Released, error) {
+// has got the same id since. It can end one that has released the lock just now. On TiDB, which
+// can crash by that, it releases leases only; the error for a row lock names the holder's
+// connection, if that is known.
+//
+// The holder of a lease is told who has taken it away, that is the account, this process, the
+// time and reason, in the text of its ErrLost, if the lock table has the columns for it (see
+// [Inspector.MakeTable]); [Lock.Forced] has the same. reason may be "", and has 500 bytes at
+// most. The holder of another lock is told only that its connection has ended.
+//
+// For a row lock of which the server shows no holder it tries to lock the row, as [Filter.Try]
+// does, and fails with [ErrNotKnown] if somebody has it, and it can be one of several connections.
+func (i *Inspector) Release(ctx context.Context, lock Lock, reason string) (*Released, error) {
 	out := new(Released)
+	if len(reason) > schema.MaxReason {
+		return out, fmt.Errorf("mysqllock: the reason has %d bytes, of at most %d", len(reason), schema.MaxReason)
+	}
 	err := i.on(ctx, func(ctx context.Context, s *session) (err error) {
 		switch lock.Strategy {
 		case lease:
-			out.Token, err = s.revokeLease(ctx, lock)
+			out.Token, err = s.revokeLease(ctx, lock, reason)
 		case row, advisory:
 			out.Killed, err = s.killHolders(ctx, lock)
 		default:
@@ -66,7 +80,7 @@ const (
 )
 
 // revokeLease ends the lease, if its token is still that of lock.
-func (s *session) revokeLease(ctx context.Context, lock Lock) (token uint64, err error) {
+func (s *session) revokeLease(ctx context.Context, lock Lock, reason string) (token uint64, err error) {
 	held, known := lock.Token.Get()
 	if !known {
 		return 0, ErrChanged
@@ -77,8 +91,13 @@ func (s *session) revokeLease(ctx context.Context, lock Lock) (token uint64, err
 		" WHERE r.namespace = %[2]s AND r.name = %[3]s AND r.token = %[4]d AND %[5]s FOR UPDATE NOWAIT"+
 		" ON DUPLICATE KEY UPDATE token = r.token + 1, owner = NULL, expires = LEAST(r.expires, UTC_TIMESTAMP(6))",
 		s.table, schema.Literal(lock.Namespace), schema.Literal(lock.Name), held, schema.Live("r."))
+	note := ", " + schema.SetReleased(keyrow.OwnerOf(os.Args[0]), reason)
 	for deadline := time.Now().Add(revokeWait); ; {
-		result, err := s.conn.ExecContext(ctx, text)
+		result, err := s.change(ctx, text+note)
+		if server.NoColumn(err) {
+			note = ""
+			continue
+		}
 		if err == nil {
 			changed, err := result.RowsAffected()
 			if err == nil && changed == 0 {
@@ -100,6 +119,24 @@ func (s *session) revokeLease(ctx context.Context, lock Lock) (token uint64, err
 	}
 }
 
+// change runs a statement that locks rows and changes them.
+func (s *session) change(ctx context.Context, text string) (result sql.Result, err error) {
+	if !s.info.RowByRow {
+		return s.exec(ctx, text)
+	}
+	if _, err := s.exec(ctx, "BEGIN PESSIMISTIC"); err != nil { // by itself it would lock none
+		return nil, err
+	}
+	end := "COMMIT"
+	if result, err = s.exec(ctx, text); err != nil {
+		end = "ROLLBACK"
+	}
+	if _, failed := s.exec(ctx, end); err == nil {
+		err = failed
+	}
+	return result, err
+}
+
 // killHolders ends the connections that hold the lock now, and held it in the snapshot.
 func (s *session) killHolders(ctx context.Context, lock Lock) (killed []uint64, err error) {
 	p, now, err := s.holdersNow(ctx, lock)
@@ -113,7 +150,10 @@ func (s *session) killHolders(ctx context.Context, lock Lock) (killed []uint64, 
 		if !seen || h.ConnectionID == 0 {
 			continue
 		}
-		_, err := s.conn.ExecContext(ctx, "KILL CONNECTION "+strconv.FormatUint(h.ConnectionID, 10))
+		if !s.info.Kills {
+			return nil, s.notKilled(ctx, h.ConnectionID)
+		}
+		_, err := s.exec(ctx, "KILL CONNECTION "+strconv.FormatUint(h.ConnectionID, 10))
 		const noSuchThread, notOurs = 1094, 1095
 		switch server.Number(err) {
 		case noSuchThread: // it has ended by itself
@@ -146,6 +186,8 @@ func (s *session) holdersNow(ctx context.Context, lock Lock) (*picture, Lock, er
 	switch {
 	case lock.Strategy == advisory:
 		err = p.askWhoHas(ctx, lock.Name)
+	case s.info.UsedTables:
+		err = p.usersOfTable(ctx)
 	case s.mariadb:
 		err = p.mariadbRowLocks(ctx)
 	default:

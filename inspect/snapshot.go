@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -19,7 +20,7 @@ import (
 // Filter says which locks to show. The zero value shows all locks of the namespace, and
 // advisory locks of unknown namespace.
 type Filter struct {
-	Keys          []string // show these only; a key of which no holder or waiter is seen is a Lock without a Strategy
+	Keys          []string // show these only, with chains through others; a key of which no holder or waiter is seen is a Lock without a Strategy
 	AllNamespaces bool     // show the locks of all namespaces; not together with Keys
 	Deadlocks     bool     // also count deadlocks
 
@@ -29,8 +30,8 @@ type Filter struct {
 	// time of one statement, which takes up to 20 rows. In that moment, well below a
 	// millisecond on the server, NoWait fails at these keys, an optimistic unit of work may
 	// conflict, and others wait. Who has a lock that was found so is told if it can be one
-	// connection only. It needs SELECT and UPDATE on the lock table, and MySQL 8.0 or MariaDB
-	// 10.6.
+	// connection only. It needs SELECT and UPDATE on the lock table, and MySQL 8.0, MariaDB
+	// 10.6 or TiDB, on which each row takes three statements.
 	Try bool
 }
 
@@ -46,7 +47,8 @@ func (i *Inspector) Snapshot(ctx context.Context, f Filter) (*Snapshot, error) {
 		if err != nil {
 			return err
 		}
-		out = &Snapshot{Time: s.now, Namespace: p.asked.namespace, Locks: p.locks()}
+		out = &Snapshot{Time: s.now, Namespace: p.asked.namespace}
+		out.Locks, out.beyond = p.locks()
 		if out.Namespaces, err = s.namespaces(ctx); err != nil {
 			return err
 		}
@@ -64,7 +66,11 @@ func (i *Inspector) Snapshot(ctx context.Context, f Filter) (*Snapshot, error) {
 // deadlocks counts those that the server has broken.
 func (p *picture) deadlocks(ctx context.Context) (out Known[uint64], err error) {
 	count := p.mysqlDeadlocks
-	if p.mariadb {
+	switch {
+	case p.info.UsedTables:
+		p.gap(deadlocks, "it does not count them", "")
+		return out, nil
+	case p.mariadb:
 		count = p.mariadbDeadlocks
 	}
 	rows, err := count(ctx)
@@ -81,6 +87,7 @@ type picture struct {
 	asked   question
 	claims  claims
 	wakeUps map[string][]claim // the wake-up locks of leases, by name
+	polled  map[string]bool    // announcements of callers that poll, by name
 	rows    map[id]tableRow
 	running []statement
 	read    bool // running was read
@@ -92,6 +99,7 @@ type picture struct {
 	hiding   []transaction            // these, as far as they are known
 	sharers  map[id][]uint64          // connections of which some share a row, if it is not known which
 	ages     map[uint64]time.Duration // of transactions on MariaDB, by connection
+	untold   bool                     // the table lacks columns, or the account may not read them
 	unlisted bool                     // the server lists no named locks: it was asked for single ones
 }
 
@@ -103,10 +111,13 @@ type tableRow struct {
 	remaining time.Duration // of the lease; 0 where none is live
 	expires   time.Time
 	versioned bool
+
+	since, ttl, renewed Known[time.Duration] // of the lease: see Holder
+	forced              string               // see schema.ReadForced
 }
 
 func (s *session) picture(f Filter) *picture {
-	p := &picture{session: s, claims: make(claims), wakeUps: make(map[string][]claim), rows: make(map[id]tableRow), unseen: Value(0), sharers: make(map[id][]uint64), ages: make(map[uint64]time.Duration)}
+	p := &picture{session: s, claims: make(claims), wakeUps: make(map[string][]claim), polled: make(map[string]bool), rows: make(map[id]tableRow), unseen: Value(0), sharers: make(map[id][]uint64), ages: make(map[uint64]time.Duration)}
 	p.asked = question{namespace: s.namespace, keys: f.Keys, try: f.Try}
 	if f.AllNamespaces {
 		p.asked.namespace = ""
@@ -116,16 +127,23 @@ func (s *session) picture(f Filter) *picture {
 
 func (s *session) look(ctx context.Context, f Filter) (*picture, error) {
 	p := s.picture(f)
-	rowLocks, namedLocks := p.mysqlRowLocks, p.mysqlNamedLocks
-	if s.mariadb {
-		rowLocks, namedLocks = p.mariadbRowLocks, p.mariadbNamedLocks
-	}
-	for _, read := range []func(context.Context) error{rowLocks, namedLocks, p.readTable, p.tryRows, p.matchWakeUps, p.readLocked, p.readClients, p.readActivity} {
+	for _, read := range append(p.waits(), p.readTable, p.tryRows, p.matchWakeUps, p.lookAgain, p.readLocked, p.readClients, p.readActivity) {
 		if err := read(ctx); err != nil {
 			return nil, fmt.Errorf("mysqllock: reading the holders and waiters: %w", err)
 		}
 	}
 	return p, nil
+}
+
+// waits read who has the server's locks, and who waits for them.
+func (p *picture) waits() []func(context.Context) error {
+	switch {
+	case p.info.UsedTables:
+		return []func(context.Context) error{p.usersOfTable}
+	case p.mariadb:
+		return []func(context.Context) error{p.mariadbRowLocks, p.mariadbNamedLocks}
+	}
+	return []func(context.Context) error{p.mysqlRowLocks, p.mysqlNamedLocks}
 }
 
 // gap notes that something is not shown.
@@ -160,6 +178,8 @@ func missing(what string) (holdersOf, waitersOf []string) {
 		return nil, []string{lease}
 	case calmRows, tried:
 		return []string{row}, nil
+	case polling:
+		return nil, []string{lease}
 	case calmNames:
 		return []string{advisory}, nil
 	case otherWork:
@@ -183,7 +203,11 @@ func (p *picture) complete(l *Lock) {
 	case !l.Holders.List[0].Shared: // nobody holds it beside that one
 		holders = false
 	}
+	if l.Strategy == lease && p.polled[lockname.OfLeasePoller(l.Namespace, l.Name)] || l.Strategy == advisory && p.polled[lockname.OfPoller(l.Namespace, l.Key)] {
+		waiters = true // who polls waits for nothing in the server
+	}
 	l.Holders.More, l.Waiters.More = holders, waiters
+	l.InOrder = l.InOrder && !waiters // one that is not seen may be before them
 }
 
 // blind notes that locks are held which cannot be shown.
@@ -226,6 +250,8 @@ func (p *picture) full(rows [][]string, what string) {
 
 const (
 	columns     = "namespace, name, COALESCE(owner, ''), token, versioned, CAST(expires AS CHAR)"
+	told        = "IF(renewed_token = token, TIMESTAMPDIFF(MICROSECOND, granted_at, UTC_TIMESTAMP(6)), NULL), IF(renewed_token = token, ttl, NULL), IF(renewed_token = token, TIMESTAMPDIFF(MICROSECOND, expires, UTC_TIMESTAMP(6)) + CAST(ttl AS SIGNED), NULL), released"
+	toldNothing = "NULL, NULL, NULL, NULL"
 	leases      = "leases, and the tokens of keys"
 	freedLeases = "the waiters for leases that were released just now"
 	otherWork   = "what other connections run"
@@ -245,6 +271,12 @@ func (p *picture) readTable(ctx context.Context) error {
 		p.gaps = slices.DeleteFunc(p.gaps, func(g Gap) bool { return g.What == calmRows }) // of other tables
 		p.unseen, p.hiding = Value(0), nil
 		return nil
+	}
+	if server.Interrupted(err) {
+		p.addGap(Gap{
+			What: "who waits for the lock table itself", Why: "a program alters or locks it, or waits to, and all others wait behind that",
+			Remedy: "SHOW PROCESSLIST: Waiting for table metadata lock", waitersOf: []string{row, lease},
+		})
 	}
 	return p.tolerate(err, leases, p.grant("SELECT", p.table.String()))
 }
@@ -267,10 +299,25 @@ func (p *picture) askedRows() string {
 }
 
 func (p *picture) readRows(ctx context.Context, from, tail string) ([][]string, error) {
-	rows, err := p.query(ctx, "SELECT "+columns+", "+schema.Remaining("")+" FROM "+from+" "+tail)
+	read := func(more string) ([][]string, error) {
+		return p.query(ctx, "SELECT "+columns+", "+schema.Remaining("")+", "+more+" FROM "+from+" "+tail)
+	}
+	what := told
+	if p.untold {
+		what = toldNothing
+	}
+	rows, err := read(what)
+	if server.NoColumn(err) && !p.untold {
+		p.untold = true
+		rows, err = read(toldNothing)
+	}
 	for _, r := range rows {
 		token, _ := strconv.ParseUint(r[3], 10, 64)
 		t := tableRow{id: id{lease, r[0], r[1]}, owner: r[2], token: token, versioned: r[4] == "1", expires: moment(r[5]), remaining: micros(r[6])}
+		t.forced = r[10]
+		if t.since = positive(micros(r[7])); r[8] != "" {
+			t.ttl, t.renewed = Value(micros(r[8])), Value(micros(r[9]))
+		}
 		if p.rows[t.id] = t; t.name == schema.Stripes {
 			p.asked.stripes = int(token)
 		}
@@ -304,7 +351,9 @@ func (p *picture) matchWakeUps(ctx context.Context) error {
 			lacking = append(lacking, schema.Literal(strings.TrimPrefix(name, lockname.WakeUp)))
 		}
 	}
-	if len(lacking) > 0 && len(p.asked.keys) == 0 { // the lease was released just now; or it is in another table
+	// The lease was released just now; or it is of another key than those asked for, of which a chain
+	// may lead there; or it is in another table.
+	if len(lacking) > 0 {
 		where := ""
 		if p.asked.namespace != "" {
 			where = "namespace = " + schema.Literal(p.asked.namespace) + " AND "
@@ -319,6 +368,61 @@ func (p *picture) matchWakeUps(ctx context.Context) error {
 	for name, lock := range matched {
 		for _, one := range p.wakeUps[name] {
 			p.claims.add(lock, one)
+		}
+	}
+	return nil
+}
+
+// between is longer than a waiter takes from one wait in the server to the next.
+const between = 80 * time.Millisecond
+
+// lookAgain looks a second time for waiters, for keys where the first look has seen none. Who
+// waits asks again after a TTL at the latest, for a lease every few seconds, and for one of several
+// slots every quarter of a second: meanwhile the server shows no wait.
+func (p *picture) lookAgain(ctx context.Context) error {
+	calm, seen := make(map[string][]id), make(map[string]bool) // by key
+	note := func(lock id) {
+		m, _ := keyrow.Read(lock.name)
+		key := lock.strategy + lock.namespace + "\x00" + cmp.Or(m.Key, lock.name)
+		calm[key] = append(calm[key], lock)
+		seen[key] = seen[key] || slices.ContainsFunc(p.claims[lock], func(c claim) bool { return c.waiting })
+	}
+	for lock, r := range p.rows {
+		if r.remaining > 0 {
+			note(lock)
+		}
+	}
+	for lock := range p.claims {
+		if lock.strategy != lease {
+			note(lock)
+		}
+	}
+	maps.DeleteFunc(calm, func(key string, _ []id) bool { return seen[key] })
+	if len(calm) == 0 {
+		return nil
+	}
+	select {
+	case <-time.After(between):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	again := p.session.picture(Filter{AllNamespaces: true})
+	for _, read := range again.waits() {
+		if err := read(ctx); err != nil {
+			return err
+		}
+	}
+	for _, locks := range calm {
+		for _, lock := range locks {
+			list := again.claims[lock]
+			if lock.strategy == lease {
+				list = again.wakeUps[lockname.OfWakeUp(lock.namespace, lock.name)]
+			}
+			for _, c := range list {
+				if c.waiting {
+					p.claims.add(lock, c)
+				}
+			}
 		}
 	}
 	return nil
@@ -396,8 +500,8 @@ func (p *picture) readClients(ctx context.Context) error {
 // readPrograms reads what the connections of list say of themselves.
 func (p *picture) readPrograms(ctx context.Context, list string) error {
 	const what = "the programs of holders and waiters"
-	if !p.schema {
-		p.gap(what, "performance_schema is off", "performance_schema = ON in the server's configuration, and a restart")
+	if !p.schema && !p.info.UsedTables {
+		p.gap(what, "performance_schema is off", turnOn+"; or ss -tnp, on the client's host, for the port from which it is connected")
 		return nil
 	}
 	read := func(table string) ([][]string, error) {
@@ -426,8 +530,8 @@ func (p *picture) readPrograms(ctx context.Context, list string) error {
 	return err
 }
 
-// locks are those that are asked for.
-func (p *picture) locks() []Lock {
+// locks are those that are asked for, and others, to which chains may lead.
+func (p *picture) locks() (asked, beyond []Lock) {
 	var bases []string
 	for lock := range p.rows {
 		bases = append(bases, lock.name)
@@ -442,10 +546,11 @@ func (p *picture) locks() []Lock {
 			ids[lock] = true
 		}
 	}
-	var out []Lock
+	var all []Lock
+	wanted := make(map[id]bool)
 	for lock := range ids {
-		l, ok := p.asked.lock(lock, bases)
-		if !ok {
+		l, here, asked := p.asked.lock(lock, bases)
+		if !here {
 			continue
 		}
 		r := p.rows[id{lease, lock.namespace, lock.name}]
@@ -456,7 +561,7 @@ func (p *picture) locks() []Lock {
 		if lock.strategy == lease {
 			if r.remaining > 0 {
 				l.Expires, l.Remaining = r.expires, r.remaining
-				l.Holders.List = []Holder{leaseHolder(r.owner)}
+				l.Holders.List = []Holder{leaseHolder(r)}
 			}
 			list = p.atWakeUp(&l, list)
 		}
@@ -471,20 +576,28 @@ func (p *picture) locks() []Lock {
 				l.Holders.List[i].Locks = Count{held[h.ConnectionID], more || p.unlisted}
 			}
 		}
-		out = append(out, l)
+		wanted[id{l.Strategy, l.Namespace, l.Name}] = asked
+		all = append(all, l)
 	}
-	p.numberSlots(out)
-	p.link(out)
-	if n := untold(out); n > 0 {
+	p.numberSlots(all)
+	p.link(all)
+	for _, l := range all {
+		if wanted[id{l.Strategy, l.Namespace, l.Name}] {
+			asked = append(asked, l)
+		} else {
+			beyond = append(beyond, l)
+		}
+	}
+	if n := untold(asked); n > 0 {
 		p.gap(fmt.Sprintf("the keys of %d locks", n), "their names have only a hash of namespace and key: these are long, or have characters other than lower-case letters, digits and _.:-",
 			"ask for single keys: then the names are known")
 	}
-	out = append(out, p.free(out)...)
-	slices.SortFunc(out, func(a, b Lock) int {
+	asked = append(asked, p.free(asked)...)
+	slices.SortFunc(asked, func(a, b Lock) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Key, b.Key), cmp.Compare(a.Stripe, b.Stripe),
 			cmp.Compare(a.Slot, b.Slot), cmp.Compare(a.Strategy, b.Strategy), cmp.Compare(a.Name, b.Name))
 	})
-	return out
+	return asked, beyond
 }
 
 // numberSlots notes which locks are slots of a key that has several.
@@ -506,6 +619,8 @@ func (p *picture) numberSlots(locks []Lock) {
 				locks[i].Slotted = true
 			}
 		}
+		locks[i].InOrder = l.InOrder && !locks[i].Slotted                             // who waits for a slot waits for any
+		locks[i].Waiters.More = l.Waiters.More || locks[i].Slotted && p.info.RowByRow // they ask again and again
 	}
 }
 
@@ -547,6 +662,9 @@ func (p *picture) ofRow(l *Lock, lock id) {
 	if r.name != "" || !unread && len(p.asked.keys) > 0 { // else there is no row, or it is not committed yet
 		l.Token, l.Versioned = Value(r.token), Value(r.versioned)
 	}
+	if f, ok := schema.ReadForced(r.forced); ok {
+		l.Forced = &Forced{f.Token, f.At, f.Account, f.Process, f.Reason}
+	}
 }
 
 // free returns the keys of the question that are not among shown.
@@ -556,9 +674,15 @@ func (p *picture) free(shown []Lock) (out []Lock) {
 		if slices.ContainsFunc(shown, func(l Lock) bool { return l.Name == name || l.Key == key }) {
 			continue
 		}
-		l, _ := p.asked.lock(id{"", p.asked.namespace, name}, nil)
+		l, _, _ := p.asked.lock(id{"", p.asked.namespace, name}, nil)
 		l.Key = key
-		p.ofRow(&l, id{lease, p.asked.namespace, name})
+		row := id{lease, p.asked.namespace, name}
+		p.ofRow(&l, row)
+		if r := p.rows[row]; r.owner != "" && r.remaining == 0 {
+			if h := leaseHolder(r); !h.Left {
+				l.Lapsed = &h
+			}
+		}
 		p.complete(&l)
 		out = append(out, l)
 	}
@@ -581,13 +705,16 @@ func (p *picture) statements(ctx context.Context) ([]statement, error) {
 	if p.read {
 		return p.running, nil
 	}
-	times := "0, TIME * 1000000"
-	if p.mariadb {
+	connections, times := server.Connections, "0, GREATEST(CAST(TIME AS SIGNED) - 1, 0) * 1000000" // in whole seconds of the clock
+	switch {
+	case p.info.UsedTables:
+		connections = "information_schema.CLUSTER_PROCESSLIST"
+	case p.mariadb:
 		times = "QUERY_ID, CAST(TIME_MS * 1000 AS SIGNED)"
 	}
 	rows, err := p.query(ctx, fmt.Sprintf("SELECT ID, USER, HOST, %s, STATE,"+
 		" IF(INFO LIKE '%%GET_LOCK(''%s%%' OR INFO LIKE '%% name = x''%%', LEFT(INFO, 20000), '')"+
-		" FROM %s WHERE ID <> CONNECTION_ID()", times, lockname.Any, server.Connections))
+		" FROM %s WHERE ID <> CONNECTION_ID()", times, lockname.Any, connections))
 	if err := p.tolerate(err, otherWork, ""); err != nil {
 		return nil, err
 	}
@@ -619,7 +746,7 @@ func (p *picture) waitersByText(ctx context.Context) error {
 			namespace, ok := unhex("0x" + m[2])
 			name, ok2 := unhex("0x" + m[3])
 			if ok && ok2 && m[1] == p.table.String() {
-				p.claims.add(id{row, namespace, name}, claim{conn: s.conn, waiting: true, shared: m[4] != "FOR UPDATE", order: s.order, age: s.age})
+				p.claims.add(id{row, namespace, name}, claim{conn: s.conn, waiting: true, shared: m[4] != "FOR UPDATE", order: s.order, age: s.age}.saying(s.text, p.mariadb))
 			}
 		}
 	}
@@ -631,7 +758,7 @@ func (p *picture) namedWaitersByText(ctx context.Context) error {
 	running, err := p.statements(ctx)
 	for _, s := range running {
 		if m := nameWait.FindStringSubmatch(s.text); m != nil && s.state == "User lock" {
-			p.named(m[1], claim{conn: s.conn, waiting: true, order: s.order, age: s.age})
+			p.named(m[1], claim{conn: s.conn, waiting: true, order: s.order, age: s.age}.saying(s.text, p.mariadb))
 		}
 	}
 	return err
@@ -642,6 +769,8 @@ func (p *picture) named(name string, one claim) {
 	switch {
 	case lockname.IsAdvisory(name):
 		p.claims.add(id{strategy: advisory, name: name}, one)
+	case strings.HasPrefix(name, lockname.Poller):
+		p.polled[name] = true
 	case strings.HasPrefix(name, lockname.WakeUp):
 		p.wakeUps[name] = append(p.wakeUps[name], one)
 	}

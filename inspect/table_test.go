@@ -61,6 +61,47 @@ func TestTable(t *testing.T) {
 	})
 }
 
+// TestTableOfAnOlderVersion: a table without the columns that only tell more is as it should
+// be, which the check mentions. They are added if the account may, and if nobody uses the table.
+func TestTableOfAnOlderVersion(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		i := s.inspector(s.root)
+		_, err := i.MakeTable(t.Context())
+		dbtest.OK(t, err)
+		dbtest.Exec(t, s.root, dropTold)
+		user := s.user()
+		weak := s.inspector(s.open(user))
+		dbtest.Exec(t, s.root, "GRANT EXECUTE ON "+s.Name+".* TO '"+user+"'@'%'")
+		without := func(look func(context.Context) ([]inspect.Lack, error), why string) {
+			t.Helper()
+			got, err := look(t.Context())
+			dbtest.OK(t, err)
+			if why == "" && len(got) == 0 {
+				return
+			}
+			if len(got) != 1 || !strings.Contains(got[0].Why, why) || !strings.HasPrefix(got[0].Columns, "ALTER TABLE `"+s.Name+"`.`mysqllock` ADD COLUMN granted_at") {
+				t.Errorf("missing are %+v, want the columns: %s", got, why)
+			}
+		}
+		without(i.CheckTable, "an older version has made the table")
+		without(weak.MakeTable, "could not be added: Error 1142")
+		if c := check(diagnose(t, s, s.root), "lock table"); c.State == inspect.Failure {
+			t.Errorf("the doctor says %+v", c)
+		}
+		tx, err := s.root.Begin()
+		dbtest.OK(t, err)
+		defer tx.Rollback()
+		_, err = tx.Exec("SELECT 1 FROM mysqllock FOR UPDATE")
+		dbtest.OK(t, err)
+		without(i.MakeTable, "could not be added: Error 1205")
+		dbtest.OK(t, tx.Rollback())
+		without(i.MakeTable, "")
+		without(i.CheckTable, "")
+	})
+}
+
+const dropTold = "ALTER TABLE mysqllock DROP COLUMN granted_at, DROP COLUMN ttl, DROP COLUMN renewed_token, DROP COLUMN released"
+
 // TestProcedures: each that the account cannot call is listed, with the reason, and what is
 // missing is made.
 func TestProcedures(t *testing.T) {
@@ -91,8 +132,8 @@ func TestProcedures(t *testing.T) {
 				dbtest.Exec(t, s.root, "DROP PROCEDURE mysqllock_"+p)
 			}
 		}
-		drop("lock1", "done2", "held2")
-		without("three are dropped", i.CheckTable, inspect.Lack{Procedures: []string{name("lock1"), name("done2"), name("held2")}, Why: "not there"})
+		drop("lock2", "done3", "held3")
+		without("three are dropped", i.CheckTable, inspect.Lack{Procedures: []string{name("lock2"), name("done3"), name("held3")}, Why: "not there"})
 		without("made again", i.MakeTable)
 		without("made again", i.CheckTable)
 

@@ -22,7 +22,7 @@ const tried = "which row locks are held that the server does not show"
 // tryRows finds out which rows somebody has locked of whom the server shows nothing.
 func (p *picture) tryRows(ctx context.Context) error {
 	hides, _ := incomplete(p.gaps, []string{row})
-	if !p.asked.try || !hides && !p.mariadb { // MariaDB says that it hides none from a copy
+	if !p.asked.try || !hides && p.info.AllHolders { // MariaDB says that it hides none from a copy
 		return nil
 	}
 	names, err := p.unshownRows(ctx)
@@ -50,16 +50,17 @@ func (p *picture) tryRows(ctx context.Context) error {
 }
 
 // unshownRows reads the names of the rows, by namespace, of which nothing shows that somebody
-// has locked them.
+// has locked them. While a lease lasts nobody holds the row: who has locked it asks for the lease, renews
+// it or commits under it.
 func (p *picture) unshownRows(ctx context.Context) (map[string][]string, error) {
-	rows, err := p.query(ctx, fmt.Sprintf("SELECT namespace, name FROM %s WHERE %s AND NOT (%s) AND name <> %s ORDER BY namespace, name LIMIT %d",
-		p.table, p.askedRows(), schema.Floor, schema.Literal(schema.Stripes), most))
+	rows, err := p.query(ctx, fmt.Sprintf("SELECT namespace, name FROM %s WHERE %s AND NOT (%s) AND NOT (%s) AND name <> %s ORDER BY namespace, name LIMIT %d",
+		p.table, p.askedRows(), schema.Floor, schema.Live(""), schema.Literal(schema.Stripes), most))
 	p.full(rows, tried)
 	names := make(map[string][]string)
 	for _, r := range rows {
 		lock := id{row, r[0], r[1]}
 		held := slices.ContainsFunc(p.claims[lock], func(c claim) bool { return !c.waiting })
-		if _, asked := p.asked.lock(lock, nil); asked && !held {
+		if _, _, asked := p.asked.lock(lock, nil); asked && !held {
 			names[r[0]] = append(names[r[0]], r[1])
 		}
 	}
@@ -93,8 +94,31 @@ func (p *picture) lockNoGaps(ctx context.Context) error {
 	return err
 }
 
+// tryEach is try where SKIP LOCKED locks nothing, nor does a statement by itself.
+func (p *picture) tryEach(ctx context.Context, namespace string, names []string) error {
+	for _, name := range names {
+		if _, err := p.query(ctx, "BEGIN PESSIMISTIC"); err != nil {
+			return err
+		}
+		_, err := p.query(ctx, "SELECT 1 FROM "+p.table.String()+" WHERE namespace = "+schema.Literal(namespace)+" AND name = "+schema.Literal(name)+" FOR UPDATE NOWAIT")
+		if _, failed := p.query(ctx, "ROLLBACK"); err == nil {
+			err = failed
+		}
+		switch {
+		case server.Locked(err):
+			p.claims.add(id{row, namespace, name}, p.suspect())
+		case err != nil:
+			return err
+		}
+	}
+	return nil
+}
+
 // try notes which of the rows somebody has locked.
 func (p *picture) try(ctx context.Context, namespace string, names []string) error {
+	if p.info.RowByRow {
+		return p.tryEach(ctx, namespace, names)
+	}
 	for _, locking := range []string{" FOR UPDATE SKIP LOCKED", ""} { // then see which are there at all
 		if len(names) == 0 {
 			return nil
@@ -142,7 +166,11 @@ func (p *picture) allTried() {
 		for _, t := range p.hiding {
 			conns = append(conns, t.conn)
 		}
-		p.gap(whoTried, "MariaDB shows that only while somebody else waits for the row; it is one of the connections "+list(conns), "")
+		why := "MariaDB shows that only while somebody else waits for the row"
+		if p.info.UsedTables {
+			why = onlyTables
+		}
+		p.gap(whoTried, why+"; it is one of the connections "+list(conns), "")
 	}
 }
 

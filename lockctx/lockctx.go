@@ -18,8 +18,8 @@
 //
 // What a query reads outside a transaction is good for the first commit that may have
 // changed something. That commit gives the lock back, and what writes after it, without
-// a new read, fails with ErrStaleRead. For more than one write use a transaction, or
-// mysqllock.Do.
+// a new read, fails with ErrStaleRead; what was committed before stays. So With without a
+// transaction is for one write. For more use mysqllock.Do, or a transaction.
 //
 // A lock that a reading query took outside a transaction is given back, at the
 // latest, when the context that was given to the outermost With ends. Derive

@@ -30,7 +30,8 @@ var (
 	// (maxConns), and all of them were in use, for whatever keys: until its context ended,
 	// which it matches then, or while nobody in front of it got one for as long as it was
 	// ready to wait for the lock, and at least a second. Or the server takes no more
-	// connections (1040, 1203, 1226), or did not open one, or answer on it, in time.
+	// connections (1040, 1203, 1226), or did not open one, or answer on it, in time, or
+	// went away while the caller waited, who never had the lock.
 	// Nobody need have the key. It matches neither ErrLocked nor ErrTimeout. Nothing was
 	// run and nothing is locked.
 	ErrExhausted = errors.New("mysqllock: no connection left for locks")
@@ -76,8 +77,15 @@ var (
 	// ErrStaleRead: the lock context has read outside a transaction, and the lock
 	// under which it did has been given back since, by the first commit or rollback.
 	// A statement that writes without a new read would write what was decided on data
-	// that others may have changed meanwhile. It was not sent.
+	// that others may have changed meanwhile. It was not sent. What that commit wrote
+	// stays: look at what is there already, and finish it. To have all or nothing, use
+	// mysqllock.Do, or a transaction.
 	ErrStaleRead = errors.New("mysqllock: stale read")
+
+	// ErrNoLock: the statement writes a table that Config.Require names, and runs outside
+	// of any lock: without a lock context, outside a hold, or with lockctx.Without; or under
+	// shared locks alone; or Config.RequireKey does not accept the keys. It was not sent.
+	ErrNoLock = errors.New("mysqllock: no lock")
 
 	// ErrUnsafe: the lock could not hold what it promises here: on this
 	// engine, server or topology, or because of what the statement does.
@@ -97,6 +105,12 @@ type Error struct {
 	Holder   *Holder       // who has the key, where the server let us see it; else nil
 	Waited   time.Duration // how long the caller had waited
 	Err      error         // the cause; never nil
+
+	// Held, with ErrLost: for how long the caller had had the lock when it was told; 0 if it had
+	// none any more. ConnectionID is the server's id of the connection that had a row lock; 0 if
+	// that is not known.
+	Held         time.Duration
+	ConnectionID uint64
 }
 
 // prefix stands in front of every error of the library, once.
@@ -117,6 +131,12 @@ func (e *Error) Error() string {
 	b.WriteString(strings.TrimPrefix(e.Err.Error(), prefix))
 	if e.Waited > 0 {
 		fmt.Fprintf(&b, "; waited %v", e.Waited.Round(time.Millisecond))
+	}
+	if e.Held > 0 {
+		fmt.Fprintf(&b, "; it was held for %v", e.Held.Round(time.Millisecond))
+		if e.ConnectionID != 0 {
+			fmt.Fprintf(&b, " on connection %d", e.ConnectionID)
+		}
 	}
 	if e.Holder != nil {
 		b.WriteString("; held by ")

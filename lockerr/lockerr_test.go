@@ -139,6 +139,10 @@ func TestErrorText(t *testing.T) {
 			`mysqllock: query: the lock context can never end: derive the context`,
 		},
 		{
+			lockerr.Error{Op: "exec", Key: "k", Strategy: "row", Held: 3 * time.Second, ConnectionID: 55, Err: lockerr.ErrLost},
+			`mysqllock: exec "k" (row): lock lost; it was held for 3s on connection 55`,
+		},
+		{
 			lockerr.Error{Op: "exec", Key: "k", Err: &serverError{1213}},
 			`mysqllock: exec "k": server error 1213`,
 		},

@@ -92,13 +92,13 @@ func (c *Conn) Silence() time.Duration {
 // Taint marks the connection: Release closes it instead of pooling it.
 func (c *Conn) Taint() { c.tainted = true }
 
-// ID returns the server's id of the connection, and asks for it the first time, with openTime
+// ID returns the server's id of the connection, and asks for it the first time, with AnswerTime
 // for the answer. The statement reads no table, so it opens no snapshot in a transaction.
 func (c *Conn) ID(ctx context.Context) (uint64, error) {
 	if c.id != 0 {
 		return c.id, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, openTime)
+	ctx, cancel := context.WithTimeout(ctx, AnswerTime)
 	defer cancel()
 	rows, err := server.Query(ctx, c.Conn, "SELECT "+server.Untimed+"CONNECTION_ID() LIMIT 1")
 	if err != nil {
@@ -111,13 +111,13 @@ func (c *Conn) ID(ctx context.Context) (uint64, error) {
 }
 
 // Identify sees to it that KillConnection finds the connection, also if it is an adopted
-// one: it asks for the id and the server the first time, with openTime for the answer. The
+// one: it asks for the id and the server the first time, with AnswerTime for the answer. The
 // caller has the turn.
 func (c *Conn) Identify(ctx context.Context) error {
 	if c.id != 0 && c.node != "" {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, openTime)
+	ctx, cancel := context.WithTimeout(ctx, AnswerTime)
 	defer cancel()
 	_, err := c.identify(ctx, "")
 	return err
@@ -214,7 +214,7 @@ func (c *Conn) runPrepared(ctx context.Context, text string, run func(driver.Stm
 		}
 		stmt, err := server.Prepare(ctx, c.Conn, text)
 		switch {
-		case server.Gone(err, c.Conn), server.Deadlock(err), server.Interrupted(err): // the transaction may be over
+		case server.Gone(err, c.Conn), server.Deadlock(err), server.Interrupted(err), server.Ended(err): // the transaction may be over
 			return err
 		case err != nil:
 			return ErrUnprepared

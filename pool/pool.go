@@ -11,6 +11,7 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"database/sql/driver"
 	"errors"
@@ -30,8 +31,9 @@ type Config struct {
 	Connect  func(context.Context) (driver.Conn, error) // opens a connection
 	First    func(context.Context, driver.Conn) error   // is called with each new connection, before anything is sent on it; may refuse it. nil is none
 	Check    func(Found) error                          // is called for each new connection, with its settings before Setup; may refuse it
-	Ask      string                                     // an SQL expression for Check; "" is none
+	Ask      func() string                              // returns an SQL expression for Check, or ""; nil is none
 	Setup    string                                     // a statement that runs once on each new connection
+	Instead  func() string                              // returns what runs in place of Setup, or ""; nil is none
 	Max      int                                        // the most connections at a time; at least 1
 	Idle     time.Duration                              // an unused connection is closed after this long
 	Budget   *Budget                                    // nil for a pool that shares no budget
@@ -110,11 +112,11 @@ func newPool(cfg Config) *Pool {
 	return p
 }
 
-// openTime is how long a server has to open a connection. For so long a pool of a budget goes
-// on asking one that has none left, with fullPause between: the server counts a connection
-// for a while after it has closed it, longer where it is busy, and the next one may be opened
-// in its place by then.
-const openTime, fullPause = 10 * time.Second, 20 * time.Millisecond
+// AnswerTime is how long a server has to open a connection, and to answer a statement that waits
+// for nobody. For so long a pool of a budget goes on asking one that has no connection left, with
+// fullPause between: the server counts a connection for a while after it has closed it, longer
+// where it is busy, and the next one may be opened in its place by then.
+const AnswerTime, fullPause = 10 * time.Second, 20 * time.Millisecond
 
 // connect opens a connection and sets it up. It tries again as often as database/sql.
 func (cfg Config) connect(ctx context.Context, bounded bool) (c *Conn, err error) {
@@ -126,7 +128,7 @@ func (cfg Config) connect(ctx context.Context, bounded bool) (c *Conn, err error
 			return c, nil
 		}
 		ends.Wait()
-		full := bounded && server.Full(err) && time.Since(began) < openTime
+		full := bounded && server.Full(err) && time.Since(began) < AnswerTime
 		// Idle: this program did not get to run meanwhile, for longer than Setup has it be idle.
 		broken := !cfg.Bare && (server.Broken(err) || server.Idle(err)) && tries < 3
 		if ctx.Err() != nil || !full && !broken {
@@ -141,14 +143,14 @@ func (cfg Config) connect(ctx context.Context, bounded bool) (c *Conn, err error
 	}
 }
 
-// openInTime is open within openTime: a server that accepts a connection and never answers
+// openInTime is open within AnswerTime: a server that accepts a connection and never answers
 // must not keep its permit for ever, and the DSN may set no timeout.
 func (cfg Config) openInTime(ctx context.Context) (*Conn, error) {
-	own, cancel := context.WithTimeout(ctx, openTime)
+	own, cancel := context.WithTimeout(ctx, AnswerTime)
 	defer cancel()
 	c, err := cfg.open(own)
 	if err != nil && own.Err() != nil && ctx.Err() == nil {
-		err = fmt.Errorf("%w within %v", ErrNotOpened, openTime)
+		err = fmt.Errorf("%w within %v", ErrNotOpened, AnswerTime)
 	}
 	return c, err
 }
@@ -174,9 +176,17 @@ func (cfg Config) open(ctx context.Context) (*Conn, error) {
 			return nil, err
 		}
 	}
+	setup := ""
+	if cfg.Instead != nil {
+		setup = cfg.Instead()
+	}
 	var found Found
-	if err = server.Exec(ctx, conn, cfg.Setup); err == nil {
-		found, err = c.identify(ctx, cfg.Ask)
+	if err = server.Exec(ctx, conn, cmp.Or(setup, cfg.Setup)); err == nil {
+		ask := ""
+		if cfg.Ask != nil {
+			ask = cfg.Ask()
+		}
+		found, err = c.identify(ctx, ask)
 	}
 	if err == nil && cfg.Check != nil {
 		err = cfg.Check(found)
@@ -392,7 +402,7 @@ func (p *Pool) connectWithin(ctx context.Context, r rank, as As) (*Conn, error) 
 	if as.Patience == 0 {
 		return p.connect(ctx, r)
 	}
-	own, cancel := context.WithTimeout(ctx, max(as.Patience, openTime))
+	own, cancel := context.WithTimeout(ctx, max(as.Patience, AnswerTime))
 	defer cancel()
 	c, err := p.connect(own, r)
 	if err != nil && own.Err() != nil && ctx.Err() == nil && p.ctx.Err() == nil {

@@ -17,6 +17,10 @@ type Txn struct {
 	c  *Conn
 	tx driver.Tx // nil if the transaction was begun as text
 	of *step.Of  // what it was begun as text for; nil if nobody wants to know
+
+	// by ends a transaction on a connection with a limit on its silence, and takes that off; nil
+	// without one.
+	by func(ctx context.Context, commit bool) error
 }
 
 // Begin begins a transaction by the base driver.
@@ -35,6 +39,17 @@ func (c *Conn) Begun(ctx context.Context) *Txn {
 	return &Txn{c: c, of: of}
 }
 
+// BegunLimited is Begun for a connection that the server ends when it is silent for too long, until
+// the transaction has ended. by ends the transaction, and takes that limit off.
+func (c *Conn) BegunLimited(ctx context.Context, by func(ctx context.Context, commit bool) error) *Txn {
+	t := c.Begun(ctx)
+	t.by = by
+	return t
+}
+
+// Limited reports whether the server ends the connection when it is silent for too long.
+func (t *Txn) Limited() bool { return t.by != nil }
+
 // Continue returns the transaction that tx has begun on c.
 func (c *Conn) Continue(tx driver.Tx) *Txn { return &Txn{c: c, tx: tx} }
 
@@ -44,7 +59,7 @@ func (t *Txn) AsText() bool { return t.tx == nil }
 
 // Commit commits. It waits for the server's answer, at most for limit; 0 is no limit. No
 // context ends that wait, since the outcome would then be unknown.
-func (t *Txn) Commit(limit time.Duration) error { return t.end("COMMIT", driver.Tx.Commit, limit) }
+func (t *Txn) Commit(limit time.Duration) error { return t.end(true, limit) }
 
 // CommitBy commits, as Commit does, a transaction that was begun as text, by a statement that
 // does more: send sends it.
@@ -67,7 +82,8 @@ func (t *Txn) endBy(limit time.Duration, send func(context.Context) error) error
 	return err
 }
 
-// Committed ends a transaction that a statement's text has committed.
+// Committed ends a transaction that a statement's text has committed. If there was a limit on the
+// silence of the connection, the statement has taken it off.
 func (t *Txn) Committed() {
 	if t.tx != nil {
 		_ = t.tx.Commit() // there is nothing left to commit; the driver may want to know
@@ -76,12 +92,17 @@ func (t *Txn) Committed() {
 }
 
 // Rollback rolls back. limit is as for Commit.
-func (t *Txn) Rollback(limit time.Duration) error {
-	return t.end("ROLLBACK", driver.Tx.Rollback, limit)
-}
+func (t *Txn) Rollback(limit time.Duration) error { return t.end(false, limit) }
 
-func (t *Txn) end(text string, byDriver func(driver.Tx) error, limit time.Duration) error {
-	if t.tx == nil {
+func (t *Txn) end(commit bool, limit time.Duration) error {
+	text, byDriver := "ROLLBACK", driver.Tx.Rollback
+	if commit {
+		text, byDriver = "COMMIT", driver.Tx.Commit
+	}
+	switch {
+	case t.by != nil:
+		return t.endBy(limit, func(ctx context.Context) error { return t.by(ctx, commit) })
+	case t.tx == nil:
 		return t.endBy(limit, func(ctx context.Context) error { return server.Exec(ctx, t.c.Conn, text) })
 	}
 	err := byDriver(t.tx)

@@ -114,6 +114,8 @@ func (d *demo) show(ctx context.Context) (err error) {
 The difference is one line before the SELECT:
 
 	ctx = lockctx.With(ctx, "show:1")
+
+That is enough for one write. For more than one, and in most programs, use mysqllock.Do.
 `)
 	return nil
 }

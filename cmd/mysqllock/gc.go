@@ -28,8 +28,8 @@ func newGC(at *target) *cobra.Command {
 		Long: `gc removes rows of the lock table, of all namespaces, that have had no lease and
 were not made for the time of --unused. Tokens stay as high as they are. It goes
 through the table once and can run at any time: it leaves rows that somebody has
-locked, and costs no caller its lock. It needs DELETE on the table, and MySQL or
-MariaDB 10.6.
+locked, and costs no caller its lock. It needs DELETE on the table, and MySQL,
+MariaDB 10.6 or TiDB.
 
 It ends with 0 when it has looked at all rows, or has removed those of --limit, and
 with 124 when it could not go on because the table was busy.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -24,6 +25,7 @@ type looking struct {
 	json   bool
 	watch  time.Duration // 0 is once
 	code   bool          // the exit code says whether somebody holds
+	byWait bool          // the longest wait first
 
 	top     bool     // tell it by classes of keys
 	classes []string // patterns of them; without any, each key is one
@@ -38,16 +40,19 @@ name), and "gaps", which are things that it could not see ("what", "why",
 seen), "held" (true or false), "slot", "slotted" (the key has several), "stripe" (-1
 where keys do not share rows), "name_hex" (that of its row, or of the server's named
 lock), "token", "versioned", "expires" and
-"remaining_ms" of a lease, "holders" and "waiters", these in the order in which
-they have asked. Both have "connection_id", "user", "host", "program", "pid" and
+"remaining_ms" of a lease, "holders" and "waiters" ("in_order": as the server
+queues them for a row; else the longest wait first), and "lapsed", which is who had a lease that has run out. "forced" is who has last taken a lease
+away ("token", "time", "account", "process", "reason"). All holders and waiters have "connection_id", "user", "host", "program", "pid" and
 "shared"; holders "since_ms", or "least_ms" where only that is known, "transaction_ms",
-"left" (given back, and kept for its --min-hold), "locks_on_connection",
+"left" (given back, and kept for its --min-hold), of a lease "renewed_ms" (since its
+last renewal) and "ttl_ms", "locks_on_connection",
 "locks_incomplete", "activity" ("running", "for_ms", "least", "statement", "elsewhere")
 and "waits_for", which are keys; waiters "least_ms", for how long they have waited at
 least. "holders_incomplete" and "waiters_incomplete", of a lock or of all, say that
 more may hold or wait than is shown, and
-"transactions_unseen" how many hold row locks that are not shown. What is unknown is
-absent. With --watch there is one object a line. With --top it has "classes" instead of
+"transactions_unseen" how many may hold row locks that are not shown. What is unknown is
+absent. With --watch there is one object a line, with only "error" while the server
+does not answer. With --top it has "classes" instead of
 locks: each has "class", "locks", "held", "waiting" and "longest_wait_least_ms".`
 
 func newLs(at *target) *cobra.Command {
@@ -56,18 +61,20 @@ func newLs(at *target) *cobra.Command {
 		Use:     "ls",
 		Aliases: []string{"list"},
 		Short:   "Show who holds locks, and who waits for them",
-		Long: `ls shows who holds locks, since when, and who waits for them, in order and for how
-long. Without --try it takes no lock; it waits for nobody.
+		Long: `ls shows who holds locks, since when, and who waits for them, and for how long; with
+numbers, where the server queues them: for a row. Without --try it takes no lock; it waits for nobody.
 
 FOR is how long a lock is held, or how long a waiter has waited: at least (≥), since
 that counts from when it asked the last time. It is empty where that cannot be known:
 then STATE says how old the transaction is that holds the row, which is no age of the
-lock, since it may have waited first; or how long a lease still lasts unless it is
-renewed. STATE is "nobody" only where that is known. Below a holder
+lock, since it may have waited first. For a lease STATE says how long it still lasts
+unless it is renewed, or that it was not renewed when that was due: then its holder
+is frozen, cut off or too slow. STATE is "nobody" only where that is known. Below a holder
 for whom others wait, or with show below each, stands what its connection does, and
 for whom it waits itself. On a terminal lines are as wide as it is. WHO is what
 the program calls itself: its lockOwner, or host, process and name. Of the callers
-in one process only the first is seen: the others wait for it, there.
+in one process only the first is seen, and none if the process has the lock itself:
+they wait there, and its Stats and metrics count them.
 ` + jsonText,
 		Example: `  mysqllock ls --watch
   mysqllock ls --top --class 'order:*' --class 'product:*'
@@ -84,6 +91,7 @@ in one process only the first is seen: the others wait for it, there.
 
 func newShow(at *target) *cobra.Command {
 	l := &looking{at: at}
+	var hexadecimal bool
 	c := &cobra.Command{
 		Use:   "show KEY...",
 		Short: "Show who holds some keys, and who waits for them",
@@ -94,17 +102,39 @@ the last grant, and finds keys whose lock has only a hash as its name.
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: at.completeKeys,
 		RunE: func(c *cobra.Command, keys []string) error {
-			l.filter.Keys = keys
+			var err error
+			if l.filter.Keys, err = keysOf(keys, hexadecimal); err != nil {
+				return err
+			}
 			return l.do(c.Context(), c.OutOrStdout())
 		},
 	}
 	l.flags(c)
+	c.Flags().BoolVar(&hexadecimal, "hex", false, hexText)
 	return c
+}
+
+const hexText = "the key is in hexadecimal, for one of any bytes"
+
+// keysOf are the keys that arguments name.
+func keysOf(args []string, hexadecimal bool) (keys []string, err error) {
+	if !hexadecimal {
+		return args, nil
+	}
+	for _, arg := range args {
+		key, err := hex.DecodeString(strings.TrimPrefix(arg, "0x"))
+		if err != nil {
+			return nil, fmt.Errorf("%q is not in hexadecimal", arg)
+		}
+		keys = append(keys, string(key))
+	}
+	return keys, nil
 }
 
 func (l *looking) flags(c *cobra.Command) {
 	c.Flags().BoolVar(&l.json, "json", false, "for programs")
-	c.Flags().DurationVar(&l.watch, "watch", 0, "look again and again, until interrupted; --watch=500ms says how often")
+	c.Flags().DurationVar(&l.watch, "watch", 0, "look again and again, until interrupted, also when the server was gone;\n--watch=500ms says how often")
+	c.Flags().BoolVar(&l.byWait, "by-wait", false, "the lock with the longest wait first")
 	c.Flags().Lookup("watch").NoOptDefVal = "2s"
 	c.Flags().BoolVar(&l.code, "exit-code", false, "end with 0 if a holder is shown, 3 if nobody holds,\nor 4 if that cannot be known: not all is shown")
 	c.Flags().BoolVar(&l.filter.Try, "try", false, "also find row locks that the server does not show, by trying to lock\neach row for a moment, in which NoWait fails at it")
@@ -141,10 +171,15 @@ func (l *looking) do(ctx context.Context, w io.Writer) error {
 		return errors.New("--class is for --top")
 	}
 	return l.at.inspecting(ctx, func(ctx context.Context, i *inspect.Inspector) error {
-		for {
+		for last := (time.Time{}); ; { // when the server answered
 			snap, err := l.look(ctx, i, w)
-			if err == nil && l.code {
+			switch {
+			case err == nil && l.code:
 				err = byHolders(snap)
+			case err == nil:
+				last = time.Now()
+			case l.watch > 0 && !last.IsZero() && ctx.Err() == nil: // it may come back
+				err = l.silent(w, last, err)
 			}
 			if err != nil || l.watch == 0 {
 				return err
@@ -156,6 +191,25 @@ func (l *looking) do(ctx context.Context, w io.Writer) error {
 			}
 		}
 	})
+}
+
+// silent says that the server has not answered since last.
+func (l *looking) silent(w io.Writer, last time.Time, why error) error {
+	if l.json {
+		return json.NewEncoder(w).Encode(map[string]string{"error": why.Error()})
+	}
+	s := &screen{of: w}
+	fmt.Fprintf(s, "%s\n", coloursFor(s).red(printable(fmt.Sprintf("No answer since %s: %v", brief(time.Since(last)), why))))
+	s.show()
+	return nil
+}
+
+// longestWait is that for a lock, as far as is known.
+func longestWait(l inspect.Lock) (d time.Duration) {
+	for _, w := range l.Waiters.List {
+		d = max(d, w.Least, 1)
+	}
+	return d
 }
 
 // byHolders is how to end with --exit-code.
@@ -171,22 +225,25 @@ func byHolders(snap *inspect.Snapshot) error {
 
 func (l *looking) look(ctx context.Context, i *inspect.Inspector, w io.Writer) (*inspect.Snapshot, error) {
 	snap, err := i.Snapshot(ctx, l.filter)
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, err
+	}
+	if l.byWait {
+		slices.SortStableFunc(snap.Locks, func(a, b inspect.Lock) int { return cmp.Compare(longestWait(b), longestWait(a)) })
+	}
+	switch {
 	case l.json && l.watch != 0:
 		return snap, json.NewEncoder(w).Encode(l.shown(snap))
 	case l.json:
 		return snap, printJSON(w, l.shown(snap))
 	}
-	c := coloursFor(w)
 	if l.watch != 0 {
-		clear := ""
-		if c {
-			clear = "\x1b[H\x1b[2J"
-		}
-		fmt.Fprintf(w, "%s%s UTC\n\n", clear, snap.Time.Format(time.DateTime))
+		s := &screen{of: w}
+		defer s.show()
+		fmt.Fprintf(s, "%s UTC\n\n", snap.Time.Format(time.DateTime))
+		w = s
 	}
+	c := coloursFor(w)
 	if l.top {
 		printTop(w, c, snap, l.classes)
 		return snap, nil
@@ -212,13 +269,20 @@ func (l *listing) add(waits bool, cells ...string) {
 
 // lock adds the rows of one.
 func (l *listing) lock(lock inspect.Lock) {
-	name := label(lock, l.namespaces)
+	name, at := label(lock, l.namespaces), len(l.rows)
 	if len(lock.Holders.List) == 0 {
 		holder := "not known"
 		if _, known := lock.Holders.Any().Get(); known {
 			holder = "nobody"
 		}
 		l.add(false, name, cmp.Or(lock.Strategy, "-"), token(lock), holder, "", "", "", "")
+		if h := lock.Lapsed; h != nil {
+			note := "the lease of " + who(h.Client) + " has run out"
+			if !h.Renewed.IsZero() {
+				note += ": " + notRenewed(*h)
+			}
+			l.notes[len(l.rows)-1] = []string{note}
+		}
 	}
 	for _, h := range lock.Holders.List {
 		program := h.Program
@@ -232,11 +296,29 @@ func (l *listing) lock(lock inspect.Lock) {
 		}
 	}
 	for n, waiter := range lock.Waiters.List {
-		who := fmt.Sprintf("waits, %d.", n+1)
+		who := "waits"
+		if lock.InOrder {
+			who = fmt.Sprintf("waits, %d.", n+1)
+		}
 		if waiter.Shared {
 			who += " (shared)"
 		}
-		l.add(true, name, lock.Strategy, "", who, atLeast(waiter.Least), waiter.Program, connection(waiter.Client), from(waiter.Client))
+		l.add(true, name, lock.Strategy, "", who, waited(waiter), waiter.Program, connection(waiter.Client), from(waiter.Client))
+	}
+	if held, _ := lock.Holders.Any().Get(); held && l.why && !lock.Holders.List[0].Left {
+		l.notes[at] = append(l.notes[at], "who waits in the holder's own process is not seen in the server: its Stats and metrics count them")
+	}
+	l.forced(lock, at)
+}
+
+// forced adds a note, for show, of who has last taken a lease on the key away.
+func (l *listing) forced(lock inspect.Lock, at int) {
+	if f := lock.Forced; f != nil && l.why {
+		note := fmt.Sprintf("the lease with token %d was taken away on %s UTC by %s in process %s", f.Token, f.Time.Format(time.DateTime), f.Account, f.Process)
+		if f.Reason != "" {
+			note += ": " + f.Reason
+		}
+		l.notes[at] = append(l.notes[at], note)
 	}
 }
 
@@ -332,6 +414,14 @@ func atLeast(d time.Duration) string {
 	return "≥ " + brief(d)
 }
 
+// waited is for how long somebody has waited, at least if that is not known.
+func waited(w inspect.Waiter) string {
+	if d, ok := w.Waited.Get(); ok {
+		return brief(d)
+	}
+	return atLeast(w.Least)
+}
+
 func (l *listing) role(lock inspect.Lock, h inspect.Holder) string {
 	if h.Left {
 		return keptUntil(l.snap, lock)
@@ -342,12 +432,21 @@ func (l *listing) role(lock inspect.Lock, h inspect.Holder) string {
 	}
 	within, inTransaction := h.Within.Get()
 	switch {
+	case h.Silent():
+		text += ", " + notRenewed(h)
 	case lock.Remaining > 0:
 		text += ", " + brief(lock.Remaining) + " left"
 	case h.Since.IsZero() && inTransaction:
 		text += ", in a transaction since " + brief(within)
 	}
 	return text
+}
+
+// notRenewed says of the holder of a lease for how long it has been silent.
+func notRenewed(h inspect.Holder) string {
+	renewed, _ := h.Renewed.Get()
+	ttl, _ := h.TTL.Get()
+	return fmt.Sprintf("not renewed for %s (TTL %s)", brief(renewed), brief(ttl))
 }
 
 // keptUntil says of a lease that was given back until when it stays, by the server's clock.
@@ -361,7 +460,7 @@ func noLocks(snap *inspect.Snapshot) string {
 	unseen, _ := snap.Unseen.Get()
 	switch {
 	case holders && unseen > 0:
-		return fmt.Sprintf("No lock seen; %d transactions hold row locks, of this table or others, that the server does not show.", unseen)
+		return fmt.Sprintf("No lock seen; %d transactions may hold row locks, of this table or others, that the server does not show.", unseen)
 	case holders:
 		return "No lock seen. There may be some: not all is shown."
 	case waiters:
@@ -379,8 +478,14 @@ func reasons(snap *inspect.Snapshot, lock *inspect.Lock, h inspect.Holder) (out 
 	case !h.Since.IsZero():
 	case h.Least > 0:
 		out = append(out, "it has the lock for "+brief(h.Least)+" at least; since when is not known")
+	case lock.Strategy == "lease":
+		out = append(out, "since when it has the lock is not known: its first renewal tells, a third of its TTL after the grant; an older program, "+
+			"a table without the columns (doctor) or a MaxHold does not")
 	default:
 		out = append(out, "since when it has the lock is not known")
+	}
+	if h.Silent() {
+		out = append(out, fmt.Sprintf("its lease was not renewed when that was due: the program is frozen, cut off or too slow; the lease ends in %s unless it is renewed", brief(lock.Remaining)))
 	}
 	if len(h.WaitsFor) == 0 {
 		return append(out, doing(h))
@@ -468,9 +573,19 @@ type (
 		Remaining float64               `json:"remaining_ms,omitempty"`
 		Holders   []jsonHolder          `json:"holders,omitempty"`
 		Waiters   []jsonWaiter          `json:"waiters,omitempty"`
+		InOrder   bool                  `json:"in_order,omitempty"`
+		Lapsed    *jsonHolder           `json:"lapsed,omitempty"`
+		Forced    *jsonForced           `json:"forced,omitempty"`
 
 		HoldersIncomplete bool `json:"holders_incomplete,omitempty"`
 		WaitersIncomplete bool `json:"waiters_incomplete,omitempty"`
+	}
+	jsonForced struct {
+		Token   uint64    `json:"token"`
+		Time    time.Time `json:"time"`
+		Account string    `json:"account"`
+		Process string    `json:"process"`
+		Reason  string    `json:"reason,omitempty"`
 	}
 	jsonClient struct {
 		ConnectionID uint64 `json:"connection_id,omitempty"`
@@ -486,6 +601,8 @@ type (
 		Least    float64       `json:"least_ms,omitempty"`
 		Within   float64       `json:"transaction_ms,omitempty"`
 		Left     bool          `json:"left,omitempty"`
+		Renewed  float64       `json:"renewed_ms,omitempty"`
+		TTL      float64       `json:"ttl_ms,omitempty"`
 		Locks    int           `json:"locks_on_connection,omitempty"`
 		More     bool          `json:"locks_incomplete,omitempty"`
 		Activity *jsonActivity `json:"activity,omitempty"`
@@ -500,7 +617,8 @@ type (
 	}
 	jsonWaiter struct {
 		jsonClient
-		Least float64 `json:"least_ms,omitempty"`
+		Waited inspect.Known[float64] `json:"waited_ms,omitzero"`
+		Least  float64                `json:"least_ms,omitempty"`
 	}
 	jsonGap struct {
 		What   string `json:"what"`
@@ -517,23 +635,39 @@ func shown(snap *inspect.Snapshot) jsonSnapshot {
 	for _, l := range snap.Locks {
 		j := jsonLock{
 			Key: l.Key, Namespace: l.Namespace, Strategy: l.Strategy, Held: l.Holders.Any(), Slot: l.Slot, Slotted: l.Slotted, Stripe: l.Stripe,
-			Name: hex.EncodeToString([]byte(l.Name)), Token: l.Token, Versioned: l.Versioned, Remaining: ms(l.Remaining),
+			Name: hex.EncodeToString([]byte(l.Name)), Token: l.Token, Versioned: l.Versioned, Remaining: ms(l.Remaining), InOrder: l.InOrder && len(l.Waiters.List) > 0,
 			HoldersIncomplete: l.Holders.More, WaitersIncomplete: l.Waiters.More,
 		}
 		if !l.Expires.IsZero() {
 			j.Expires = &l.Expires
 		}
-		for _, h := range l.Holders.List {
+		holder := func(h inspect.Holder) jsonHolder {
 			since, _ := h.Since.Get()
 			within, _ := h.Within.Get()
-			one := jsonHolder{client(h.Client, h.Shared), ms(since), ms(h.Least), ms(within), h.Left, h.Locks.Seen, h.Locks.More, nil, h.WaitsFor}
+			renewed, _ := h.Renewed.Get()
+			ttl, _ := h.TTL.Get()
+			one := jsonHolder{client(h.Client, h.Shared), ms(since), ms(h.Least), ms(within), h.Left, ms(renewed), ms(ttl), h.Locks.Seen, h.Locks.More, nil, h.WaitsFor}
 			if a := h.Activity; a != nil {
 				one.Activity = &jsonActivity{a.Running, ms(a.For), a.Least, a.Statement, a.Elsewhere}
 			}
-			j.Holders = append(j.Holders, one)
+			return one
+		}
+		for _, h := range l.Holders.List {
+			j.Holders = append(j.Holders, holder(h))
+		}
+		if l.Lapsed != nil {
+			lapsed := holder(*l.Lapsed)
+			j.Lapsed = &lapsed
+		}
+		if l.Forced != nil {
+			j.Forced = (*jsonForced)(l.Forced)
 		}
 		for _, w := range l.Waiters.List {
-			j.Waiters = append(j.Waiters, jsonWaiter{client(w.Client, w.Shared), ms(w.Least)})
+			one := jsonWaiter{jsonClient: client(w.Client, w.Shared), Least: ms(w.Least)}
+			if d, ok := w.Waited.Get(); ok {
+				one.Waited = inspect.Value(ms(d))
+			}
+			j.Waiters = append(j.Waiters, one)
 		}
 		out.Locks = append(out.Locks, j)
 	}

@@ -1,8 +1,11 @@
 package main
 
 import (
+	"bufio"
 	"context"
+	"encoding/hex"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"sync"
@@ -32,10 +35,11 @@ func TestLs(t *testing.T) {
 				var waiting sync.WaitGroup
 				t.Cleanup(func() { cancel(); waiting.Wait(); dbtest.OK(t, hold.Release()) })
 				var names []string
-				var since []time.Time
+				var begun, since []time.Time // between which each has begun to wait
 				for i := range 5 {
 					names = append(names, fmt.Sprintf("waiter %d", i+1))
 					db := s.process(names[i])
+					begun = append(begun, time.Now())
 					waiting.Go(func() {
 						if hold, err := mysqllock.Acquire(ctx, db, key, option, lockctx.Wait(time.Hour)); err == nil {
 							_ = hold.Release()
@@ -48,19 +52,20 @@ func TestLs(t *testing.T) {
 					since = append(since, time.Now())
 				}
 				// Who waits for an advisory lock asks anew now and then, and is not seen for a moment.
-				var asked time.Time
+				var asked, told time.Time
 				var l jsonLock
 				dbtest.Soon(t, "ls shows all", func() bool {
 					time.Sleep(150 * time.Millisecond)
 					asked = time.Now()
 					var snap jsonSnapshot
 					s.command("ls", "--json").read(&snap)
+					told = time.Now()
 					i := slices.IndexFunc(snap.Locks, func(l jsonLock) bool { return l.Key == key && l.Strategy == strategy })
 					if i < 0 {
 						return false
 					}
 					l = snap.Locks[i]
-					return len(l.Waiters) == len(names)
+					return len(l.Waiters) == len(names) && !slices.ContainsFunc(l.Waiters, func(w jsonWaiter) bool { return w.Waited.IsZero() })
 				})
 				token, _ := l.Token.Get()
 				if len(l.Holders) != 1 || l.Holders[0].Program != "the holder" || token != hold.Token() || l.Namespace != s.Name {
@@ -69,18 +74,19 @@ func TestLs(t *testing.T) {
 				if lease := strategy == "lease"; (l.Expires != nil) != lease || (l.Remaining > 0) != lease || l.Remaining > ms(5*time.Minute) {
 					t.Errorf("the lease: %+v", l)
 				}
-				var shown, patient []string // patient are those who have not asked again since, from behind
-				for n, w := range l.Waiters {
+				var shown []string
+				for _, w := range l.Waiters {
 					shown = append(shown, w.Program)
-					if i := slices.Index(names, w.Program); i >= 0 && w.Least >= ms(asked.Sub(since[i])) {
-						patient = append(patient, w.Program)
-					}
-					if n > 0 && w.Least > l.Waiters[n-1].Least {
-						t.Errorf("the %d. has waited longer than the one before: %+v", n+1, l.Waiters)
+					waited, _ := w.Waited.Get() // in all, however often it has asked again since
+					if i := slices.Index(names, w.Program); i >= 0 && (waited < ms(asked.Sub(since[i])) || waited > ms(told.Sub(begun[i])) || w.Least != waited) {
+						t.Errorf("%s has waited for %v to %v ms: %+v", w.Program, ms(asked.Sub(since[i])), ms(told.Sub(begun[i])), w)
 					}
 				}
-				if !slices.IsSorted(patient) || strategy == "row" && len(patient) < 5 {
-					t.Errorf("in the queue are %v", patient)
+				if !slices.IsSorted(shown) { // nobody has asked again for the row, so that it is the server's queue; of others the longest wait is first
+					t.Errorf("in the queue are %v", shown)
+				}
+				if l.InOrder != (strategy == "row") {
+					t.Errorf("that they are in order is %v", l.InOrder)
 				}
 				if slices.Sort(shown); !slices.Equal(shown, names) {
 					t.Errorf("the waiters are %v", shown)
@@ -88,7 +94,7 @@ func TestLs(t *testing.T) {
 				var out string
 				dbtest.Eventually(t, "show has all", func() error {
 					out = s.command("show", key).start().must(0)
-					for _, want := range append(names, "KEY ", "the holder", "holds", "waits, 5.") {
+					for _, want := range append(names, "KEY ", "the holder", "holds", map[bool]string{true: "waits, 5.", false: "waits  "}[strategy == "row"]) {
 						if !strings.Contains(out, want) {
 							return fmt.Errorf("no %q:\n%s", want, out)
 						}
@@ -99,6 +105,79 @@ func TestLs(t *testing.T) {
 					t.Errorf("show has colours:\n%q", out)
 				}
 			})
+		}
+	})
+}
+
+// TestWatch goes on when the server was gone, and finds keys of any bytes; the longest wait is first
+// with --by-wait.
+func TestWatch(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		key := "any\x00\xff"
+		_, err := mysqllock.Acquire(t.Context(), s.process("holder"), key, lockctx.Lease(5*time.Minute))
+		dbtest.OK(t, err)
+		if out := s.command("show", "--hex", "0x"+hex.EncodeToString([]byte(key)), "--exit-code").start().must(0); !strings.Contains(out, "holds") {
+			t.Errorf("the key in hexadecimal: %s", out)
+		}
+		s.command("show", "--hex", "xyz").start().fails(1, "hexadecimal")
+		ctx, cancel := context.WithCancel(t.Context())
+		var waiting sync.WaitGroup
+		defer func() { cancel(); waiting.Wait() }()
+		_, err = mysqllock.Acquire(t.Context(), s.process("holder"), "z", lockctx.Lease(5*time.Minute))
+		dbtest.OK(t, err)
+		db := s.process("waiter")
+		waiting.Go(func() { _, _ = mysqllock.Acquire(ctx, db, "z", lockctx.Lease(5*time.Minute), lockctx.Wait(time.Hour)) })
+		dbtest.Soon(t, "it waits", func() bool { return s.waiters("z") == 1 })
+		if out := s.command("ls", "--by-wait").start().must(0); strings.Index(out, "\nz ") > strings.Index(out, "any") {
+			t.Errorf("the longest wait is not first: %s", out)
+		}
+
+		cfg := s.Config()
+		there := cfg.Addr
+		proxy := dbtest.StartProxy(t, there)
+		cfg.Addr = proxy.Addr()
+		r, w := io.Pipe()
+		defer r.Close()
+		waiting.Go(func() {
+			_ = (&looking{at: &target{dsn: cfg.FormatDSN()}, json: true, watch: 100 * time.Millisecond}).do(ctx, w)
+		})
+		in := bufio.NewScanner(r)
+		for _, step := range []struct{ server, want string }{{there, `"locks":`}, {"127.0.0.1:1", `"error":`}, {there, `"locks":`}} {
+			proxy.TurnTo(step.server)
+			for in.Scan() && !strings.Contains(in.Text(), step.want) {
+			}
+			if !strings.Contains(in.Text(), step.want) {
+				t.Fatalf("with %s it ends with %q", step.server, in.Text())
+			}
+		}
+	})
+}
+
+// TestServerHangs: of a server that does not answer, from the beginning or in the middle, a command
+// says soon what it waits for, and ends.
+func TestServerHangs(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		s.keep("k", lockctx.Lease(5*time.Minute))
+		var commands []*command
+		for _, asks := range []string{"", "FROM `" + s.Name + "`.`mysqllock`"} {
+			for _, args := range [][]string{{"ls"}, {"show", "k"}, {"doctor"}} {
+				cfg := s.Config()
+				proxy := dbtest.StartProxy(t, cfg.Addr)
+				cfg.Addr = proxy.Addr()
+				if asks == "" {
+					proxy.Block()
+				} else {
+					proxy.BlockAt(asks)
+				}
+				commands = append(commands, s.command(append(args, "--dsn", cfg.FormatDSN())...).start())
+			}
+		}
+		for _, c := range commands {
+			c.must(exitFailure)
+			lines := strings.Split(strings.TrimSpace(c.errs.String()), "\n")
+			if len(lines) != 2 || !strings.Contains(lines[0], "127.0.0.1:") || !strings.Contains(lines[0], "has not answered since") || !strings.Contains(lines[1], "has not answered since") {
+				t.Errorf("%v says %q", c.Args[1:], lines)
+			}
 		}
 	})
 }

@@ -72,20 +72,21 @@ func execute(ctx context.Context, args []string) int {
 	}
 	root.SetArgs(args)
 	c, err := root.ExecuteContextC(ctx)
+	failure, usage := exitFailure, exitUsage
+	if c.Name() == "run" || c.Name() == "hold" {
+		failure, usage = exitCannotLock, exitCannotLock
+	}
 	var s *status
 	switch {
 	case err == nil:
 		return 0
 	case errors.As(err, &s):
 	case !understood:
-		s = &status{exitUsage, fmt.Errorf("%w; see %s --help", err, c.CommandPath())}
+		s = &status{usage, fmt.Errorf("%w; see %s --help", err, c.CommandPath())}
 	case ctx.Err() != nil:
 		s = &status{exitSignal + int(syscall.SIGINT), nil}
 	default:
-		s = &status{exitFailure, err}
-	}
-	if (c.Name() == "run" || c.Name() == "hold") && (s.code == exitUsage || s.code == exitFailure) {
-		s.code = exitCannotLock
+		s = &status{failure, err}
 	}
 	if s.err != nil {
 		complain(s.err)

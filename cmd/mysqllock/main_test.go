@@ -32,6 +32,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asMain) != "" {
 		main()
 	}
+	sceneJobs().Run()
 	goleak.VerifyTestMain(tempserver.Tests{M: m})
 }
 

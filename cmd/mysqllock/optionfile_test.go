@@ -191,6 +191,9 @@ func TestSecrets(t *testing.T) {
 			if code := c.code(); code == 0 || strings.Contains(c.out.String()+c.errs.String(), secret) || c.errs.Len() == 0 {
 				t.Errorf("%s with %q ends with %d and says %s", args[0], dsn, code, c.errs.String())
 			}
+			if strings.Contains(dsn, "tls=") && !strings.Contains(c.errs.String(), "the value of tls= is not known") {
+				t.Errorf("%s with %q says %s", args[0], dsn, c.errs.String())
+			}
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,8 +28,8 @@ func printable(s string) string {
 type colours bool
 
 func coloursFor(w io.Writer) colours {
-	file, ok := w.(*os.File)
-	return colours(ok && term.IsTerminal(int(file.Fd())) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb")
+	_, ok := terminalOf(w)
+	return colours(ok && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb")
 }
 
 func (c colours) bold(s string) string   { return c.with("1", s) }
@@ -42,6 +43,53 @@ func (c colours) with(code, s string) string {
 		return s
 	}
 	return "\x1b[" + code + "m" + s + "\x1b[0m"
+}
+
+// terminalOf is the terminal to which w writes. ok is false if it is none.
+func terminalOf(w io.Writer) (file *os.File, ok bool) {
+	if s, page := w.(*screen); page {
+		w = s.of
+	}
+	file, ok = w.(*os.File)
+	return file, ok && term.IsTerminal(int(file.Fd()))
+}
+
+// screen gathers what is then shown at once, in place of what was there before.
+type screen struct {
+	bytes.Buffer
+	of io.Writer
+}
+
+func (s *screen) show() {
+	file, ok := terminalOf(s.of)
+	if !ok {
+		_, _ = s.WriteTo(s.of)
+		return
+	}
+	text := s.String()
+	if width, height, err := term.GetSize(int(file.Fd())); err == nil {
+		text = cut(text, width, height)
+	}
+	fmt.Fprint(s.of, "\x1b[H\x1b[2J"+text)
+	s.Reset()
+}
+
+var colour = regexp.MustCompile("\x1b\\[[0-9]*m")
+
+// cut returns the lines of text that fit into a terminal, and how many do not.
+func cut(text string, width, height int) string {
+	lines := strings.SplitAfter(text, "\n")
+	last := lines[len(lines)-1] // "" after a line end
+	lines = lines[:len(lines)-1]
+	rows := 0
+	for i, line := range lines {
+		// The last line is for the rest, and for the cursor.
+		rows += 1 + max(0, utf8.RuneCountInString(colour.ReplaceAllString(line, ""))-2)/max(width, 1)
+		if rows > height-2 && i < len(lines)-1 || rows > height-1 {
+			return strings.Join(lines[:i], "") + fmt.Sprintf("… and %d lines more: ls without --watch, or --top\n", len(lines)-i)
+		}
+	}
+	return strings.Join(lines, "") + last
 }
 
 // table writes rows below each other, the first being the head. Cells are made
@@ -71,7 +119,7 @@ func table(w io.Writer, c colours, rows [][]string, paint func(i int, line strin
 
 // widthOf is how wide the terminal is; 0 if w is none.
 func widthOf(w io.Writer) int {
-	if file, ok := w.(*os.File); ok && term.IsTerminal(int(file.Fd())) {
+	if file, ok := terminalOf(w); ok {
 		if width, _, err := term.GetSize(int(file.Fd())); err == nil {
 			return width
 		}
@@ -197,7 +245,7 @@ func brief(d time.Duration) string {
 	case d < time.Minute:
 		return d.Round(100 * time.Millisecond).String()
 	case d < time.Hour:
-		return strings.TrimSuffix(d.Round(time.Second).String(), "0s")
+		return strings.Replace(d.Round(time.Second).String(), "m0s", "m", 1)
 	case d < 24*time.Hour:
 		return strings.TrimSuffix(d.Round(time.Minute).String(), "0s")
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -121,11 +122,61 @@ func TestPrintLocks(t *testing.T) {
 		"k    -                nobody":           {Locks: []inspect.Lock{{Key: "k", Stripe: -1}}},
 		"k [slot 0]  lease":                      {Locks: []inspect.Lock{{Strategy: "lease", Key: "k", Slotted: true, Stripe: -1, Holders: seen}}},
 		"Nobody holds a lock, or waits for one.": {},
-		"No lock seen; 3 transactions hold":      {Unseen: inspect.Value(3), Gaps: []inspect.Gap{{What: "rows", Why: "MariaDB", Holders: true}}},
+		"No lock seen; 3 transactions may hold":  {Unseen: inspect.Value(3), Gaps: []inspect.Gap{{What: "rows", Why: "MariaDB", Holders: true}}},
 		"No lock seen. There may be some":        {Gaps: []inspect.Gap{{What: "rows", Why: "rights", Holders: true, Waiters: true}}},
 	} {
 		if out := print(snap); !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
+	}
+	var shown strings.Builder
+	printLocks(&shown, false, &inspect.Snapshot{Locks: []inspect.Lock{{Strategy: "row", Key: "k", Stripe: -1, Holders: held(inspect.Holder{Client: client(2)})}}}, false, true)
+	if want := "who waits in the holder's own process is not seen"; !strings.Contains(shown.String(), want) {
+		t.Errorf("no %q in\n%s", want, shown.String())
+	}
+}
+
+// TestBrief: a time loses no digit.
+func TestBrief(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		0: "", 250 * time.Millisecond: "250ms", 110 * time.Second: "1m50s", 2 * time.Minute: "2m", 610 * time.Second: "10m10s",
+		90 * time.Minute: "1h30m", 20 * time.Hour: "20h0m", 49 * time.Hour: "2d1h",
+	} {
+		if got := brief(d); got != want {
+			t.Errorf("%v is %q, want %q", d, got, want)
+		}
+	}
+}
+
+// TestCut: what is watched fits into the terminal, and says how much of it does not.
+func TestCut(t *testing.T) {
+	for _, c := range []struct {
+		text          string
+		width, height int
+		want          string
+	}{
+		{"a\nb\nc\n", 10, 4, "a\nb\nc\n"},
+		{"a\nb\nc\nd\n", 10, 4, "a\nb\n… and 2 lines more"},
+		{"a\nb\n" + strings.Repeat("c", 21) + "\nd\ne\n", 10, 6, "a\nb\n… and 3 lines more"},
+		{"\x1b[1m" + strings.Repeat("c", 10) + "\x1b[0m\nb\nc\n", 10, 4, "\x1b[1mcccccccccc\x1b[0m\nb\nc\n"},
+	} {
+		if got := cut(c.text, c.width, c.height); !strings.HasPrefix(got, c.want) || strings.Count(got, "\n") >= c.height {
+			t.Errorf("%q in %d times %d is %q, want %q", c.text, c.width, c.height, got, c.want)
+		}
+	}
+}
+
+// TestLogRelease: one line says when, from where, what, and of whom; no key begins another.
+func TestLogRelease(t *testing.T) {
+	var b strings.Builder
+	lock := inspect.Lock{Strategy: "lease", Key: "a\nb", Stripe: -1, Holders: held(inspect.Holder{Client: inspect.Client{Program: "web-1:7:shopd"}})}
+	logRelease(&b, &http.Request{RemoteAddr: "10.0.0.7:5123"}, lock, "a\nticket", nil)
+	when, rest, _ := strings.Cut(b.String(), " ")
+	if _, err := time.Parse(time.RFC3339, when); err != nil || rest != `10.0.0.7:5123 asked to take the lease lock on a\nb from web-1:7:shopd: released; reason: "a\nticket"`+"\n" {
+		t.Errorf("the line is %q", b.String())
+	}
+	b.Reset()
+	if logRelease(&b, &http.Request{}, inspect.Lock{Strategy: "row", Key: "k", Stripe: -1}, "", inspect.ErrNotKnown); !strings.Contains(b.String(), "not released: ") || !strings.Contains(b.String(), "nobody that is shown") {
+		t.Errorf("of a failure the line is %q", b.String())
 	}
 }

@@ -24,11 +24,13 @@ type breaking struct {
 	slot       int // negative if none was given
 	allSlots   bool
 	try        bool
+	reason     string
 	asJSON     bool
 }
 
 func newRelease(at *target) *cobra.Command {
 	var b breaking
+	var hexadecimal bool
 	c := &cobra.Command{
 		Use:   "release KEY --force",
 		Short: "Break a lock whose holder hangs",
@@ -38,7 +40,13 @@ A lease is ended, and its token raised: the holder notices at its next renewal o
 commit, and nothing that it has not committed will be. Of a row lock or an advisory
 lock the holder's connection is killed: its transaction is rolled back, and all
 advisory locks on the connection go with it. That needs CONNECTION_ADMIN (MySQL) or
-CONNECTION ADMIN (MariaDB) where the holder has another account.
+CONNECTION ADMIN (MariaDB) where the holder has another account. On TiDB, which a
+KILL can crash, only leases are taken away.
+
+The holder of a lease is told your account, this process, the time and the --reason in
+the text of its ErrLost, if the lock table has the columns for it (see schema check);
+show tells them, too. The holder of another lock sees only that its connection has
+ended.
 
 What the holder does outside of the database is not undone and not stopped. Stop
 it first if you can.
@@ -51,11 +59,15 @@ names them.
 With --json it is one object: "released", a list of "key", "strategy", "slot", the
 new "token" of a lease and the connections "killed".`,
 		Example: `  mysqllock show nightly-report
-  mysqllock release nightly-report --force`,
+  mysqllock release nightly-report --force --reason "hangs since noon, ticket 4711"`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: at.completeKeys,
 		RunE: func(c *cobra.Command, args []string) error {
-			if b.key = args[0]; !b.force {
+			keys, err := keysOf(args, hexadecimal)
+			if err != nil {
+				return err
+			}
+			if b.key = keys[0]; !b.force {
 				return errors.New("release takes a lock away from whoever has it: give --force, after a look at \"mysqllock show\"")
 			}
 			return at.inspecting(c.Context(), func(ctx context.Context, i *inspect.Inspector) error {
@@ -69,7 +81,9 @@ new "token" of a lease and the connections "killed".`,
 	c.Flags().BoolVar(&b.allSlots, "all-slots", false, "all slots of the key")
 	c.Flags().BoolVar(&b.try, "try", false, "also find row locks that the server does not show, by trying to lock\neach row for a moment, in which NoWait fails at it")
 	c.MarkFlagsMutuallyExclusive("slot", "all-slots")
+	c.Flags().StringVar(&b.reason, "reason", "", "`why`, for the holder of a lease, of up to 500 bytes")
 	c.Flags().BoolVar(&b.asJSON, "json", false, "for programs")
+	c.Flags().BoolVar(&hexadecimal, "hex", false, hexText)
 	return c
 }
 
@@ -105,7 +119,7 @@ func (b *breaking) do(ctx context.Context, i *inspect.Inspector, in io.Reader, o
 	}
 	done := []jsonReleased{}
 	for _, lock := range snap.Locks {
-		released, err := i.Release(ctx, lock)
+		released, err := i.Release(ctx, lock, b.reason)
 		if err != nil {
 			return b.after(done, err)
 		}

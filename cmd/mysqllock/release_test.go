@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -49,7 +50,7 @@ func TestRelease(t *testing.T) {
 				}
 				time.Sleep(150 * time.Millisecond)
 				var done struct{ Released []jsonReleased }
-				s.command("release", key, "--force", "--yes", "--json").read(&done)
+				s.command("release", key, "--force", "--yes", "--json", "--reason", "it hangs").read(&done)
 				if len(done.Released) != 1 || done.Released[0].Key != key || done.Released[0].Strategy != strategy ||
 					(done.Released[0].Token == 2) != (strategy == "lease") || (len(done.Released[0].Killed) == 1) == (strategy == "lease") {
 					t.Errorf("released: %+v", done)
@@ -57,6 +58,11 @@ func TestRelease(t *testing.T) {
 				dbtest.OK(t, <-next)
 				if err := hold.Release(); !errors.Is(err, mysqllock.ErrLost) {
 					t.Errorf("the holder gives it back with %v", err)
+				} else if strategy == "lease" && !strings.Contains(err.Error(), `the reason: "it hangs"`) {
+					t.Errorf("the holder is not told the reason: %v", err)
+				}
+				if out := s.command("show", key).start().must(0); strategy == "lease" && !regexp.MustCompile(`with token 1 was taken away on .* UTC by \S+@\S+ in process \S+:mysqllock\S*: it hangs`).MatchString(out) {
+					t.Errorf("show says %s", out)
 				}
 				time.Sleep(150 * time.Millisecond)
 				s.command("release", key, "--force", "--yes").start().fails(1, "nobody ")

@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,6 +21,7 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/inspect"
+	"github.com/mysqllock/mysqllock/internal/keyrow"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -271,8 +271,7 @@ func (r *run) open(path string) (*sql.DB, error) {
 			locks.TTL = r.ttl
 		}
 		if locks.Owner == "" {
-			host, _ := os.Hostname()
-			locks.Owner = fmt.Sprintf("%s:%d:%s", host, os.Getpid(), filepath.Base(path))
+			locks.Owner = keyrow.OwnerOf(path)
 		}
 	})
 }

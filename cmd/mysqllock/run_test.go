@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -49,7 +50,9 @@ func TestRunExitCodes(t *testing.T) {
 		defer func() { dbtest.OK(t, hold.Release()) }()
 
 		s.command("run", "-k", "k", "--", "sh", "-c", "kill -KILL $$").start().must(128 + 9)
-		s.command("run", "--ttl", "1m", "k", "--", "sh", "-c", `test "$MYSQLLOCK_KEY" = k && exit 7`).start().must(7)
+		for _, code := range []int{1, 2, 3, 7, 125, 255} { // the command's own, also where mysqllock has a meaning for it
+			s.command("run", "--ttl", "1m", "k", "--", "sh", "-c", fmt.Sprintf(`test "$MYSQLLOCK_KEY" = k && exit %d`, code)).start().must(code)
+		}
 		for _, c := range []struct {
 			code int
 			says string
@@ -73,6 +76,7 @@ func TestRunExitCodes(t *testing.T) {
 			{124, "held by somebody", []string{"-k", "taken", "--no-wait", "--", "true"}},
 			{124, "waited", []string{"-k", "taken", "--wait", "100ms", "--", "true"}},
 			{0, "held by somebody", []string{"-k", "taken", "-n", "-E", "0", "--", "touch", "ran"}},
+			{1, "held by somebody", []string{"-k", "taken", "-n", "-E", "1", "--", "touch", "ran"}},
 		} {
 			s.refused(c.code, c.says, append([]string{"run"}, c.args...)...)
 		}
@@ -280,6 +284,25 @@ func TestHeldUp(t *testing.T) {
 		if got := strings.Join(lines(t, s.file("log")), ","); got != "runs,next" {
 			t.Errorf("the log says %s", got)
 		}
+	})
+}
+
+// TestFrozenHolder: show tells that a holder does not renew its lease, while it lasts and
+// after.
+func TestFrozenHolder(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		c := s.run("k", "echo runs >>log; while :; do sleep 0.02; done", "--lease", "12s").start()
+		dbtest.Soon(t, "it is renewed", func() bool { return strings.Contains(s.command("show", "k", "--json").start().must(0), `"renewed_ms"`) })
+		dbtest.OK(t, c.Process.Signal(syscall.SIGSTOP))
+		says := func(what string, args ...string) {
+			t.Helper()
+			pattern, text := regexp.MustCompile(what), ""
+			dbtest.Soon(t, what, func() bool { text = s.command(args...).start().must(0); return pattern.MatchString(text) })
+		}
+		says(`holds, not renewed for \S+s \(TTL 12s\)(?s:.*)its lease was not renewed when that was due`, "show", "k")
+		says(`nobody\s+the lease of \S+ has run out: not renewed for \S+s \(TTL 12s\)`, "show", "k")
+		dbtest.OK(t, c.Process.Signal(syscall.SIGCONT))
+		c.fails(exitLost, "the command was stopped")
 	})
 }
 

@@ -65,9 +65,9 @@ func newSchemaApply(at *target) *cobra.Command {
 		Short: "Make the lock table, or bring it up to date",
 		Long: `apply makes the lock table and, on MySQL, its procedures, or brings them up to date.
 It may run at any time and again. It needs CREATE, INSERT and SELECT, for the
-procedures CREATE ROUTINE, and for a table of an older form ALTER. The driver
-works without the procedures, by more round trips: apply lists those that
-the account cannot call, and why.`,
+procedures CREATE ROUTINE, and for a table of an older version ALTER. The driver
+works without the procedures, by more round trips, and without the columns that say
+since when leases are held: apply lists what is missing, and why.`,
 		Example: `  mysqllock schema apply`,
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -87,8 +87,8 @@ func newSchemaCheck(at *target) *cobra.Command {
 		Use:   "check",
 		Short: "Say whether the lock table is as it should be",
 		Long: `check changes nothing. The exit status is 1 where the lock table is not as the driver
-needs it. Procedures that the account cannot call are listed: the driver works
-without them, by more round trips.`,
+needs it. Procedures that the account cannot call, and columns that only tell more,
+are listed: the driver works without them.`,
 		Example: `  mysqllock schema check`,
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -107,6 +107,11 @@ without them, by more round trips.`,
 func printTable(w io.Writer, lacks []inspect.Lack) {
 	fmt.Fprintln(w, "the lock table is as it should be")
 	for _, l := range lacks {
+		if l.Columns != "" {
+			fmt.Fprintf(w, "since when leases are held, and who has taken one away, is not told without %s\n", l)
+			fmt.Fprintln(w, `run "mysqllock schema apply" with an account that has ALTER, when the table is little used`)
+			continue
+		}
 		fmt.Fprintf(w, "locks take more round trips without %s\n", l)
 		if len(l.Grants) == 0 {
 			fmt.Fprintln(w, `run "mysqllock schema apply" with an account that has CREATE ROUTINE`)

@@ -80,6 +80,9 @@ func (t *target) source() (*mysql.Config, mysqllock.Config, error) {
 // not in the right form any part may be the password, and go-sql-driver quotes it.
 func withoutSecrets(err error) error {
 	text := err.Error()
+	if strings.HasPrefix(text, "invalid value / unknown config name: ") {
+		return errors.New("the value of tls= is not known: want true, skip-verify, preferred or false")
+	}
 	if ours := strings.HasPrefix(text, "mysqllock: ") || strings.HasPrefix(text, "invalid DSN: "); ours && !strings.Contains(text, "@") {
 		return err
 	}
@@ -114,7 +117,9 @@ func (t *target) inspector() (*inspect.Inspector, func(), error) {
 		return nil, nil, err
 	}
 	db := sql.OpenDB(connector)
-	i, err := inspect.New(db, inspect.Options{Table: locks.Table, Namespace: locks.Namespace})
+	i, err := inspect.New(db, inspect.Options{Table: locks.Table, Namespace: locks.Namespace, Silent: func(since time.Time, asked string) {
+		fmt.Fprintf(os.Stderr, "mysqllock: %s has not answered since %s UTC (%s)\n", printable(cfg.Addr), since.UTC().Format(time.TimeOnly), asked)
+	}})
 	if err != nil {
 		db.Close()
 		return nil, nil, err

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"time"
 
 	"github.com/mysqllock/mysqllock/inspect"
 )
@@ -16,8 +15,8 @@ type heat struct {
 	locks   inspect.Count // that are held or waited for
 	held    inspect.Count
 	waiting inspect.Count
-	longest time.Duration // wait, at least; 0 if nothing is known of it
-	holder  string        // of the lock with the longest wait
+	longest inspect.Waiter // the one with the longest wait, as far as is known
+	holder  string         // of the lock with the longest wait
 }
 
 // heats are those of the locks, the longest wait first.
@@ -27,7 +26,9 @@ func heats(snap *inspect.Snapshot, patterns []string) []*heat {
 	byClass := make(map[string]*heat)
 	var all []*heat
 	for _, lock := range snap.Locks {
-		class := label(lock, false)
+		key := lock
+		key.Slotted = false // its slots are one line
+		class := label(key, false)
 		if len(patterns) > 0 {
 			class = classOf(lock.Key)
 		}
@@ -40,7 +41,7 @@ func heats(snap *inspect.Snapshot, patterns []string) []*heat {
 		h.add(lock)
 	}
 	slices.SortStableFunc(all, func(a, b *heat) int {
-		return cmp.Or(cmp.Compare(b.longest, a.longest), cmp.Compare(b.waiting.Seen, a.waiting.Seen), cmp.Compare(b.held.Seen, a.held.Seen))
+		return cmp.Or(cmp.Compare(b.longest.Least, a.longest.Least), cmp.Compare(b.waiting.Seen, a.waiting.Seen), cmp.Compare(b.held.Seen, a.held.Seen))
 	})
 	return all
 }
@@ -50,10 +51,10 @@ func (h *heat) add(lock inspect.Lock) {
 	h.waiting.Seen += len(lock.Waiters.List)
 	h.held.Seen += min(len(lock.Holders.List), 1)
 	for _, waiter := range lock.Waiters.List {
-		if waiter.Least < h.longest {
+		if waiter.Least < h.longest.Least {
 			continue
 		}
-		h.longest, h.holder = waiter.Least, "not known"
+		h.longest, h.holder = waiter, "not known"
 		if len(lock.Holders.List) > 0 {
 			h.holder = who(lock.Holders.List[0].Client)
 		}
@@ -65,8 +66,11 @@ func (h *heat) longestWait() string {
 	if n, known := h.waiting.Known().Get(); known && n == 0 {
 		return ""
 	}
-	return cmp.Or(atLeast(h.longest), "not known")
+	return cmp.Or(waited(h.longest), "not known")
 }
+
+// ownLines is what no look at the server counts.
+const ownLines = "WAITING is who waits in the server: not who waits in the holder's own process, in its line for the key or for a connection (maxConns), which its Stats and metrics count"
 
 // printTop writes a line for each class of keys.
 func printTop(w io.Writer, c colours, snap *inspect.Snapshot, patterns []string) {
@@ -83,6 +87,7 @@ func printTop(w io.Writer, c colours, snap *inspect.Snapshot, patterns []string)
 			}
 			return line
 		})
+		fmt.Fprintln(w, c.dim(wrapped(ownLines, widthOf(w), "  ")))
 	}
 	printGaps(w, c, snap)
 }
@@ -108,7 +113,7 @@ func (l *looking) shown(snap *inspect.Snapshot) any {
 		Classes []jsonHeat `json:"classes"`
 	}{jsonSnapshot: all, Classes: []jsonHeat{}}
 	for _, h := range heats(snap, l.classes) {
-		out.Classes = append(out.Classes, jsonHeat{h.class, h.locks.Known(), h.held.Known(), h.waiting.Known(), ms(h.longest)})
+		out.Classes = append(out.Classes, jsonHeat{h.class, h.locks.Known(), h.held.Known(), h.waiting.Known(), ms(h.longest.Least)})
 	}
 	return out
 }

@@ -73,13 +73,16 @@ func nobody(out string) bool {
 // TestTop: locks are told by the class of their keys, those for which somebody waits first.
 func TestTop(t *testing.T) {
 	aloneOnServers(t, func(t *testing.T, s *scratch) {
-		hold := func(key string) {
-			h, err := mysqllock.Acquire(context.Background(), s.process("the holder"), key, lockctx.Advisory())
+		hold := func(key string, options ...lockctx.Option) {
+			h, err := mysqllock.Acquire(context.Background(), s.process("the holder"), key, options...)
 			dbtest.OK(t, err)
 			t.Cleanup(func() { dbtest.OK(t, h.Release()) })
 		}
 		for _, key := range []string{"a:1", "a:2", "b:1", "c"} {
-			hold(key)
+			hold(key, lockctx.Advisory())
+		}
+		for range 2 {
+			hold("s", lockctx.Lease(5*time.Minute), lockctx.Slots(2))
 		}
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan struct{})
@@ -104,18 +107,21 @@ func TestTop(t *testing.T) {
 		}
 		snap.Classes[0].Longest = 0
 		n := inspect.Value[int]
-		if want := []jsonHeat{{"b:*", n(1), n(1), n(1), 0}, {"a:*", n(2), n(2), n(0), 0}, {"other", n(1), n(1), n(0), 0}}; !slices.Equal(snap.Classes, want) || snap.Locks != nil {
+		if want := []jsonHeat{{"b:*", n(1), n(1), n(1), 0}, {"other", n(3), n(3), n(0), 0}, {"a:*", n(2), n(2), n(0), 0}}; !slices.Equal(snap.Classes, want) || snap.Locks != nil {
 			t.Errorf("the classes are %+v, want %+v", snap, want)
 		}
 		var lines []string
 		dbtest.Soon(t, "the waiter is shown to people", func() bool { // it asks anew now and then
 			lines = strings.Split(strings.TrimSpace(s.command("ls", "--top").start().must(0)), "\n")
-			return len(lines) > 4 && strings.Contains(lines[1], "the holder")
+			return len(lines) > 5 && strings.Contains(lines[1], "the holder")
 		})
-		for i, want := range []string{"KEYS LOCKS HELD WAITING LONGEST WAIT FOR", "b:1 1 1 1", "a:1 1 1 0", "a:2 1 1 0", "c 1 1 0"} {
+		for i, want := range []string{"KEYS LOCKS HELD WAITING LONGEST WAIT FOR", "b:1 1 1 1", "s 2 2 0", "a:1 1 1 0", "a:2 1 1 0", "c 1 1 0"} {
 			if got := strings.Join(strings.Fields(lines[i]), " "); !strings.HasPrefix(got, want) {
 				t.Errorf("line %d is %q, want %q", i, got, want)
 			}
+		}
+		if !slices.ContainsFunc(lines, func(line string) bool { return line == ownLines }) {
+			t.Errorf("what is not counted is not said: %q", lines)
 		}
 		s.command("ls", "--class", "a:*").start().fails(exitFailure, "--top")
 	})

@@ -5,8 +5,10 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -24,6 +26,9 @@ func newUI(at *target) *cobra.Command {
 		Long: `ui serves a page that shows who has locks and who waits, as it changes, to browsers
 on this machine; with --allow-remote also to others. It asks the server only while
 somebody looks.
+
+With --allow-release each lock that is broken is a line on standard error: who had it,
+and from which address that was asked.
 
 The page is under an address that nobody can guess, another one each time: whoever
 knows the address, of all who have an account on the machine, sees the keys and, with
@@ -43,6 +48,9 @@ clear: put something in front that encrypts.`,
 				}
 				secret := "/" + rand.Text() + "/" // all accounts of the machine can reach the port
 				fmt.Fprintf(c.OutOrStdout(), "http://%s%s\n", l.Addr(), secret)
+				o.Released = func(r *http.Request, lock inspect.Lock, reason string, err error) {
+					logRelease(c.ErrOrStderr(), r, lock, reason, err)
+				}
 				return serve(ctx, l, secret, web.New(i, o))
 			})
 		},
@@ -52,6 +60,23 @@ clear: put something in front that encrypts.`,
 	c.Flags().StringSliceVar(&o.Hosts, "host", nil, "`names` under which the page may be opened, beside localhost and addresses")
 	c.Flags().BoolVar(&o.AllowRelease, "allow-release", false, "the page may break locks, each after a question")
 	return c
+}
+
+// logRelease says who has broken which lock, from where, when, and why.
+func logRelease(w io.Writer, r *http.Request, lock inspect.Lock, reason string, err error) {
+	holders := "nobody that is shown"
+	if list := lock.Holders.List; len(list) > 0 {
+		holders = party(list[0].Client)
+	}
+	outcome := "released"
+	if err != nil {
+		outcome = "not released: " + err.Error()
+	}
+	if reason != "" {
+		outcome += "; reason: " + strconv.Quote(reason)
+	}
+	fmt.Fprintf(w, "%s %s asked to take the %s lock on %s from %s: %s\n", time.Now().UTC().Format(time.RFC3339),
+		printable(r.RemoteAddr), lock.Strategy, printable(label(lock, false)), printable(holders), printable(outcome))
 }
 
 // listenFor listens, where others can reach that only if they may.

@@ -29,7 +29,8 @@ func TestBackground(t *testing.T) {
 }
 
 // TestReload: whoever opens the page again is sent the last view at once, with its age, also if
-// nobody looked in between and the server does not answer any more.
+// nobody looked in between and the server does not answer any more. When it answers again, what the
+// page counts is counted anew.
 func TestReload(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		proxy := dbtest.StartProxy(t, s.Config().Addr)
@@ -45,7 +46,7 @@ func TestReload(t *testing.T) {
 		view := first.until("a view", func(e event) bool { return e.name == "view" })
 		first.stop()
 		dbtest.Soon(t, "nobody looks", func() bool { return !page.Looking() })
-		proxy.Close()
+		proxy.TurnTo("127.0.0.1:1")
 		time.Sleep(2 * time.Millisecond) // the age is told in milliseconds
 		again := watch(t, srv)
 		hello, next := again.next(), again.next()
@@ -57,6 +58,11 @@ func TestReload(t *testing.T) {
 		third.next()
 		if next, failed := third.next(), third.next(); next.name != "view" || failed.name != "failed" {
 			t.Errorf("after a failure it is told of a %s, and a %s", next.name, failed.name)
+		}
+		proxy.TurnTo(s.Config().Addr)
+		back := again.until("another view", func(e event) bool { return e.name == "view" })
+		if back.Watched <= view.Point.T || back.Losses.Since != back.Watched || view.Watched > view.Point.T || view.Watched == 0 {
+			t.Errorf("it counts since %d, and after it was gone since %d, of losses %d", view.Watched, back.Watched, back.Losses.Since)
 		}
 	})
 }

@@ -43,8 +43,8 @@ func ExampleOptions() {
 	mount := func(mux *http.ServeMux, i *inspect.Inspector, authenticated func(http.Handler) http.Handler, user func(*http.Request) string) *web.Handler {
 		page := web.New(i, web.Options{
 			AllowRelease: true,
-			Released: func(r *http.Request, l inspect.Lock, err error) {
-				slog.Warn("lock broken", "by", user(r), "key", l.Key, "strategy", l.Strategy, "holders", l.Holders.List, "err", err)
+			Released: func(r *http.Request, l inspect.Lock, reason string, err error) {
+				slog.Warn("lock broken", "by", user(r), "key", l.Key, "strategy", l.Strategy, "holders", l.Holders.List, "reason", reason, "err", err)
 			},
 		})
 		mux.Handle("/debug/locks/", authenticated(page))

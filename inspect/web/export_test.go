@@ -21,6 +21,6 @@ func (h *Handler) Points() int {
 
 // Lost returns how many losses the page knows.
 func (h *Handler) Lost() uint64 {
-	total, _ := h.sampler.losses.list()
+	total, _, _ := h.sampler.losses.list()
 	return total
 }

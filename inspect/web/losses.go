@@ -16,6 +16,7 @@ import (
 // for use. It is safe for concurrent use.
 type Losses struct {
 	mu     sync.Mutex
+	from   time.Time // when they began to be counted, at the latest
 	total  uint64
 	recent []loss // the latest last
 }
@@ -62,9 +63,21 @@ func why(err error) string {
 	return strings.TrimPrefix(err.Error(), prefix)
 }
 
+// begin notes that they are counted from now on, if they are not yet.
+func (l *Losses) begin() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.from.IsZero() {
+		l.from = time.Now()
+	}
+}
+
 func (l *Losses) add(lost loss) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.from.IsZero() {
+		l.from = lost.at
+	}
 	l.total++
 	l.recent = append(l.recent, lost)
 	if len(l.recent) > remembered {
@@ -80,11 +93,11 @@ func (l *Losses) since(n uint64) ([]loss, uint64) {
 	return slices.Clone(l.recent[max(0, len(l.recent)-int(min(l.total-n, remembered))):]), l.total
 }
 
-// list returns how many there were in all, and the latest of them, first.
-func (l *Losses) list() (total uint64, recent []loss) {
+// list returns how many there were in all, since when, and the latest of them, first.
+func (l *Losses) list() (total uint64, since time.Time, recent []loss) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	recent = append([]loss{}, l.recent...)
 	slices.Reverse(recent)
-	return l.total, recent
+	return l.total, l.from, recent
 }

@@ -104,12 +104,14 @@ type data struct {
 	Namespace string
 	Locks     []lock
 	Unshown   int
+	Watched   int64
 	Held      int
 	Waiting   int
 	Longest   int64
 	Deadlocks *uint64
 	Losses    struct {
 		Total  uint64
+		Since  int64
 		Recent []struct{ Key, Strategy, Who, Why string }
 	}
 	Gaps  []struct{ What, Why, Remedy string }

@@ -29,9 +29,10 @@ func (h *Handler) release(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	var asked struct {
-		Ref string `json:"ref"`
+		Ref    string `json:"ref"`
+		Reason string `json:"reason"`
 	}
-	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1000)).Decode(&asked); err != nil {
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 4000)).Decode(&asked); err != nil {
 		http.Error(w, "bad request: "+err.Error(), http.StatusBadRequest)
 		return
 	}
@@ -45,9 +46,13 @@ func (h *Handler) release(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, inspect.ErrChanged.Error(), http.StatusConflict)
 		return
 	}
-	done, err := h.inspector.Release(r.Context(), snap.Locks[i])
+	why := "on the page of locks, from " + r.RemoteAddr
+	if asked.Reason != "" {
+		why = asked.Reason + " (" + why + ")"
+	}
+	done, err := h.inspector.Release(r.Context(), snap.Locks[i], why)
 	if h.options.Released != nil && !errors.Is(err, inspect.ErrChanged) {
-		h.options.Released(r, snap.Locks[i], err)
+		h.options.Released(r, snap.Locks[i], asked.Reason, err)
 	}
 	switch {
 	case errors.Is(err, inspect.ErrChanged):

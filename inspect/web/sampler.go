@@ -68,6 +68,7 @@ func newSampler(i *inspect.Inspector, o Options) *sampler {
 	if l == nil {
 		s.losses, s.own = new(Losses), true
 	}
+	s.losses.begin()
 	if always {
 		s.start()
 	}
@@ -141,7 +142,7 @@ func (s *sampler) run(ctx context.Context) {
 	s.looking.Lock()
 	defer s.looking.Unlock()
 	t := newTracker()
-	var before time.Time // the look before this one
+	var before, watched time.Time // the look before this one, and the first one since a break
 	for s.sleep(ctx) {
 		began := time.Now()
 		limited, cancel := context.WithTimeout(ctx, lookBound)
@@ -151,6 +152,8 @@ func (s *sampler) run(ctx context.Context) {
 			return
 		}
 		if err != nil {
+			watched = time.Time{} // what happened meanwhile is not known
+			t.lose()
 			s.publish(ctx, newMessage("failed", failure{err.Error()}), nil, afterFail)
 			continue
 		}
@@ -162,8 +165,14 @@ func (s *sampler) run(ctx context.Context) {
 			}
 		}
 		v := newView(snap, s.past.classOf)
-		total, recent := s.losses.list()
-		v.Losses.Recent = recent
+		if watched.IsZero() {
+			watched = began
+		}
+		total, since, recent := s.losses.list()
+		if s.own {
+			since = watched
+		}
+		v.Watched, v.Losses.Since, v.Losses.Recent = watched.UnixMilli(), since.UnixMilli(), recent
 		if hidden, _ := snap.Incomplete(hint.StrategyLease); !s.own || !hidden {
 			v.Losses.Total = inspect.Value(total)
 		}

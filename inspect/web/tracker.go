@@ -58,7 +58,7 @@ func (t *tracker) follow(snap *inspect.Snapshot, took time.Duration) (lapsed []l
 			w := &l.Waiters.List[i]
 			key := wait{lock, token, w.ConnectionID}
 			since := snap.Time.Add(-w.Least)
-			if before, known := t.waits[key]; known && before.Before(since) {
+			if before, known := t.waits[key]; known && before.Before(since) && w.Waited.IsZero() {
 				since = before
 				w.Least = snap.Time.Sub(since)
 			}
@@ -128,6 +128,13 @@ func (t tenure) neglected() bool { return t.lock.Remaining < t.longest/2 }
 func (t tenure) loss() loss {
 	v := newLockView(t.lock)
 	return loss{at: time.Now(), keys: []string{t.lock.Key}, Key: v.Key, Strategy: v.Strategy, Who: v.Holders[0].Program, Why: "it ran out, neither renewed nor given back"}
+}
+
+// lose forgets what would be taken for the present after a time in which nobody looked: the count of
+// deadlocks, and who had a lease.
+func (t *tracker) lose() {
+	t.deadlocks = counter{}
+	clear(t.leases)
 }
 
 // counter follows one of somebody else's.

@@ -166,13 +166,13 @@ func TestCounter(t *testing.T) {
 
 func TestLossesRemembered(t *testing.T) {
 	var l Losses
-	if total, recent := l.list(); total != 0 || recent == nil {
+	if total, _, recent := l.list(); total != 0 || recent == nil {
 		t.Errorf("before any: %d, %v", total, recent)
 	}
 	for i := range remembered + 5 {
 		l.add(loss{Key: fmt.Sprint(i)})
 	}
-	total, recent := l.list()
+	total, _, recent := l.list()
 	if total != remembered+5 || len(recent) != remembered || recent[0].Key != fmt.Sprint(remembered+4) {
 		t.Errorf("%d in all, the last of %d is %+v", total, len(recent), recent[0])
 	}

@@ -57,6 +57,7 @@ type view struct {
 	HeldMore  bool       `json:"heldMore,omitempty"`    // there may be more than are shown
 	WaitMore  bool       `json:"waitingMore,omitempty"` // likewise
 	Next      int64      `json:"next"`                  // when the server is asked again
+	Watched   int64      `json:"watched"`               // since when it was looked without a break: the page's clock
 
 	// What is not known is null.
 	Held      inspect.Known[int]    `json:"held"`
@@ -66,6 +67,7 @@ type view struct {
 	Deadlocks inspect.Known[uint64] `json:"deadlocks"`
 	Losses    struct {
 		Total  inspect.Known[uint64] `json:"total"`
+		Since  int64                 `json:"since"` // when they began to be counted: the page's clock
 		Recent []loss                `json:"recent"`
 	} `json:"losses"`
 
@@ -103,6 +105,7 @@ type lockView struct {
 	Holders    []client `json:"holders"`
 	Waiters    []client `json:"waiters"` // as many as there is room for
 	Waiting    int      `json:"waiting"`
+	InOrder    bool     `json:"inOrder,omitempty"`
 	HoldMore   bool     `json:"holdersMore,omitempty"` // there may be others
 	WaitMore   bool     `json:"waitersMore,omitempty"` // likewise
 	Releasable bool     `json:"releasable"`
@@ -116,11 +119,13 @@ type client struct {
 	Host    string `json:"host,omitempty"`
 	Conn    uint64 `json:"conn,omitempty"`
 	PID     int    `json:"pid,omitempty"`
-	For     int64  `json:"for,omitempty"`    // has held the lock
+	For     int64  `json:"for,omitempty"`    // has held the lock, or waited
 	Least   int64  `json:"least,omitempty"`  // has held it, or waited, for at least so long
 	Within  int64  `json:"within,omitempty"` // the age of its transaction
 	Shared  bool   `json:"shared,omitempty"`
 	Left    bool   `json:"left,omitempty"`
+	Silent  int64  `json:"silent,omitempty"`    // its lease was not renewed for so long, when that was due
+	TTL     int64  `json:"ttl,omitempty"`       // of its lease
 	Locks   int    `json:"locks,omitempty"`     // that end with the connection
 	More    bool   `json:"locksMore,omitempty"` // there may be more of them
 }
@@ -224,7 +229,7 @@ func reason(chain []inspect.Link) string {
 func newLockView(l inspect.Lock) lockView {
 	v := lockView{
 		ID: id(l), Ref: ref(l), Strategy: l.Strategy,
-		Remaining: milliseconds(l.Remaining), Waiting: len(l.Waiters.List), Releasable: l.Strategy == hint.StrategyLease && len(l.Holders.List) > 0,
+		Remaining: milliseconds(l.Remaining), Waiting: len(l.Waiters.List), InOrder: l.InOrder, Releasable: l.Strategy == hint.StrategyLease && len(l.Holders.List) > 0,
 		HoldMore: l.Holders.More, WaitMore: l.Waiters.More, Holders: []client{}, Waiters: []client{},
 	}
 	if l.Slotted {
@@ -246,12 +251,20 @@ func newLockView(l inspect.Lock) lockView {
 		since, _ := h.Since.Get()
 		within, _ := h.Within.Get()
 		c.For, c.Within = milliseconds(since), milliseconds(within)
+		if h.Silent() {
+			renewed, _ := h.Renewed.Get()
+			ttl, _ := h.TTL.Get()
+			c.Silent, c.TTL = milliseconds(renewed), milliseconds(ttl)
+		}
 		c.Left, c.Locks, c.More = h.Left, h.Locks.Seen, h.Locks.More
 		v.Holders = append(v.Holders, c)
 		v.Releasable = v.Releasable || h.ConnectionID != 0
 	}
 	for _, w := range l.Waiters.List[:min(len(l.Waiters.List), maxClients)] {
-		v.Waiters = append(v.Waiters, newClient(w.Client, w.Least, w.Shared))
+		c := newClient(w.Client, w.Least, w.Shared)
+		waited, _ := w.Waited.Get()
+		c.For = milliseconds(waited)
+		v.Waiters = append(v.Waiters, c)
 	}
 	return v
 }

@@ -91,12 +91,13 @@ type Options struct {
 	AllowRelease bool
 
 	// Released, where it is not nil, is told who has broken which lock: r is the
-	// request, as it came to the Handler, and l the lock as it was right before. With
+	// request, as it came to the Handler, l the lock as it was right before, and reason what the
+	// user gave as that, perhaps "". With
 	// an err it failed; then some of several holders may have lost the lock, or, where
 	// the connection broke, all. It is not told of a lock that was not held any more
 	// as it was shown, to which nothing was done. It is called before the answer, at
 	// times for several requests at once.
-	Released func(r *http.Request, l inspect.Lock, err error)
+	Released func(r *http.Request, l inspect.Lock, reason string, err error)
 
 	// Losses are those of this process. nil is the leases that the page sees run
 	// out.

@@ -269,7 +269,7 @@ func TestLossesOfProcess(t *testing.T) {
 			t.Fatalf("the holder is told %v", err)
 		}
 		d := stream.until("a loss", func(e event) bool { return e.data.Losses.Total > 0 })
-		if l := d.Losses; l.Total != 1 || len(l.Recent) != 1 || l.Recent[0].Key != `k\n` || l.Recent[0].Strategy != "row" || !strings.HasPrefix(l.Recent[0].Why, "commit: lock lost: ") {
+		if l := d.Losses; l.Total != 1 || l.Since != first.Losses.Since || l.Since > first.Watched || len(l.Recent) != 1 || l.Recent[0].Key != `k\n` || l.Recent[0].Strategy != "row" || !strings.HasPrefix(l.Recent[0].Why, "commit: lock lost: ") {
 			t.Errorf("the losses are %+v", l)
 		}
 	})
@@ -380,11 +380,12 @@ func TestRelease(t *testing.T) {
 		type release struct {
 			by, key string
 			holders int
+			reason  string
 			err     error
 		}
 		var released atomic.Pointer[release]
-		_, srv := s.page(web.Options{AllowRelease: true, Released: func(r *http.Request, l inspect.Lock, err error) {
-			released.Store(&release{r.Header.Get("X-User"), l.Key, len(l.Holders.List), err})
+		_, srv := s.page(web.Options{AllowRelease: true, Released: func(r *http.Request, l inspect.Lock, reason string, err error) {
+			released.Store(&release{r.Header.Get("X-User"), l.Key, len(l.Holders.List), reason, err})
 		}})
 		stream := watch(t, srv)
 		hello := stream.next().data
@@ -393,7 +394,7 @@ func TestRelease(t *testing.T) {
 		}
 		post := func(ref string, header ...string) (int, string) {
 			t.Helper()
-			r, err := http.NewRequest(http.MethodPost, srv.URL+"/page.release", strings.NewReader(`{"ref":"`+ref+`"}`))
+			r, err := http.NewRequest(http.MethodPost, srv.URL+"/page.release", strings.NewReader(`{"ref":"`+ref+`","reason":"it hangs"}`))
 			dbtest.OK(t, err)
 			r.Header.Set("Sec-Fetch-Site", "same-origin")
 			r.Header.Set("Origin", srv.URL)
@@ -444,13 +445,15 @@ func TestRelease(t *testing.T) {
 			if code, text := post(ref); code != 200 || !strings.HasPrefix(text, "Released: ") {
 				t.Fatalf("%s: %d %s", strategy, code, text)
 			}
-			if r := released.Swap(nil); r == nil || *r != (release{"alice", key, 1, nil}) {
+			if r := released.Swap(nil); r == nil || *r != (release{"alice", key, 1, "it hangs", nil}) {
 				t.Errorf("%s: told of as %+v", strategy, r)
 			}
 			dbtest.OK(t, <-granted)
 			// The hold's own context may have ended by now, and database/sql says no more of it.
 			if _, err := holder.ExecContext(context.WithoutCancel(hold.Context()), "INSERT INTO work VALUES (1)"); !errors.Is(err, lockerr.ErrLost) {
 				t.Errorf("%s: the old holder writes: %v", strategy, err)
+			} else if strategy == "lease" && !strings.Contains(err.Error(), "it hangs (on the page of locks, from 127.0.0.1:") {
+				t.Errorf("the old holder is told %v", err)
 			}
 			if code, text := post(ref); code != 409 {
 				t.Errorf("%s: released again: %d %s", strategy, code, text)

@@ -169,9 +169,7 @@ func (a *arena) employ(names []string, all ...orders) {
 // accounts are the keys of all accounts that are to have commits.
 func (a *arena) accounts() (keys []string) {
 	for _, name := range a.jobs {
-		if !jobs[name].once {
-			keys = append(keys, jobs[name].banked(name, a.keys)...)
-		}
+		keys = append(keys, jobs[name].banked(name, a.keys)...)
 	}
 	return keys
 }

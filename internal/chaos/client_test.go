@@ -66,15 +66,13 @@ type client struct {
 	ids  atomic.Int64
 	stop chan struct{}
 
-	rests sync.RWMutex  // read-locked for each transfer; locked while all rest
-	goOn  chan struct{} // closed when they are told to rest for the first time
-	told  sync.Once     // closes it
+	rests sync.RWMutex // read-locked for each transfer; locked while all rest
 }
 
 // runClient works until its standard input ends. For each line there all workers rest, or
 // go on.
 func runClient(text string) error {
-	c := &client{stop: make(chan struct{}), goOn: make(chan struct{})}
+	c := &client{stop: make(chan struct{})}
 	if err := json.Unmarshal([]byte(text), &c.orders); err != nil {
 		return err
 	}
@@ -111,11 +109,7 @@ func runClient(text string) error {
 		}
 		for n := range c.Workers {
 			w := &worker{client: c, db: db, job: name, keys: j.keysOf(name, c.Keys), thinks: cmp.Or(c.Thinks, j.thinks, 10*time.Millisecond), random: rand.New(rand.NewPCG(c.Seed, uint64(i*c.Workers+n)))}
-			own := j
-			if w.waits, w.appends = j.once, j.once; j.once {
-				w.keys, own.ways = w.keys[n:n+1], j.ways[n%len(j.ways):][:1]
-			}
-			all.Go(func() { w.work(own) })
+			all.Go(func() { w.work(j) })
 		}
 	}
 	c.obey(handles)
@@ -147,7 +141,6 @@ func (c *client) obey(handles map[string]*sql.DB) {
 			c.rests.Unlock()
 			continue
 		}
-		c.told.Do(func() { close(c.goOn) })
 		c.rests.Lock()
 		c.note(event{Kind: kindRest, Call: now(), Rest: c.left(handles)})
 	}
@@ -227,7 +220,6 @@ type worker struct {
 	thinks time.Duration
 	random *rand.Rand
 	ctx    context.Context // of what it does just now
-	waits  bool            // it thinks until it is told to go on
 
 	// appends: what it writes is a line of the ledger, without an account. It waits for nobody
 	// whose transaction is open, so that it does not take the lock alone to write.
@@ -244,9 +236,6 @@ func (w *worker) work(j job) {
 		w.rests.RLock()
 		w.once(j)
 		w.rests.RUnlock()
-		if j.once {
-			return
-		}
 	}
 }
 
@@ -272,10 +261,6 @@ func (w *worker) key() string { return w.keys[w.random.IntN(len(w.keys))] }
 // think takes a while between what is read and what is written, now and then
 // longer than a lease lasts without renewal.
 func (w *worker) think(ctx context.Context) {
-	if w.waits {
-		<-w.goOn
-		return
-	}
 	d := w.random.Int64N(int64(w.thinks))
 	if w.Thinks == 0 && w.random.IntN(300) == 0 {
 		d = w.random.Int64N(int64(3 * ttl / 2))

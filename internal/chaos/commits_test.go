@@ -23,7 +23,7 @@ func TestCommitsUnderLease(t *testing.T) {
 	if long {
 		ttl, goroutines = 2*time.Second, 32
 	}
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.Handle()
 		db.SetMaxIdleConns(goroutines)
 		dbtest.Exec(t, s.Plain, "CREATE TABLE counters (id INT PRIMARY KEY, n BIGINT NOT NULL) ENGINE=InnoDB")

@@ -27,7 +27,7 @@ func TestMaxConnsCrowd(t *testing.T) {
 	}
 	keys := callers / 100
 	conns := max(keys/2, 4)
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.Limited(t, conns, "lockWait=5m")
 		dbtest.Exec(t, s.Plain, "DELETE FROM p")
 		for id := range keys {

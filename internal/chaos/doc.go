@@ -17,10 +17,9 @@
 //
 //   - "make chaos": each fault on each server and cluster, for CHAOS_TIME. By default each
 //     fault comes once, on one of the servers, and there are no clusters. CHAOS_PAGE is the
-//     page to write, docs/reliability.md,
+//     page to write, docs/reliability/results.md,
 //   - "make storm", "make hotkeys" and "make soak": very many callers with few connections, for
 //     STORM_TIME, HOTKEYS_TIME and SOAK_TIME,
-//   - "make prove": leases whose holders are stopped, cut off, killed and raced,
 //   - "make hunt": random sets of keys, for HUNT_TIME; "make leases": commits under one lease,
 //     for LEASE_TIME; "make crowd": CROWD callers.
 //

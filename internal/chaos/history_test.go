@@ -128,16 +128,6 @@ func (h *history) refreshFrom(path string) error {
 	}
 }
 
-// count returns how often something was done.
-func (h *history) count(k kind) (n int) {
-	for _, e := range h.events {
-		if e.Kind == k {
-			n++
-		}
-	}
-	return n
-}
-
 // violation is something that no lock that keeps its promise lets happen.
 type violation struct {
 	Job   string

@@ -376,7 +376,7 @@ func TestHunt(t *testing.T) {
 		{"leases on stripes", hint.StrategyLease, 0, []string{"lockStripes=4"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			dbtest.OnEachFlavour(t, newScratch, func(t *testing.T, s *scratch) {
+			dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 				dbtest.Exec(t, s.Plain, sectionsTable)
 				c := hunt
 				c.Strategy, c.Shared = test.strategy, test.shared

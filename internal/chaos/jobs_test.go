@@ -16,7 +16,6 @@ type job struct {
 	slots  int // of each key, which has an account for each of them; 0 is a key that has none
 	ways   []way
 	thinks time.Duration // at most, as a rule
-	once   bool          // each worker has one key and one way, once, and thinks until it is told to go on
 
 	// For jobs that are done wrong.
 	plain  bool         // without the driver
@@ -56,8 +55,6 @@ func jobsOf(ttl time.Duration) map[string]job {
 		"late notice":            {keys: 2, ways: []way{underHold(lease)}, thinks: 100 * time.Millisecond, breaks: &sabotage.LateNotice},
 		"retry without the lock": {keys: 2, ways: []way{retrying}, plain: true},
 		"release before COMMIT":  {keys: 2, ways: []way{releasingEarly}, plain: true},
-		"paused":                 {keys: 50, once: true, ways: pausedWays(lease)},
-		"paused without a fence": {keys: 20, once: true, ways: pausedWays(lease)[:2], breaks: &sabotage.NoFence},
 	}
 }
 

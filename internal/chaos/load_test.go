@@ -239,11 +239,15 @@ func TestSoak(t *testing.T) {
 	})
 }
 
-// onSmallServers runs a test on each server, or on the one that SOAK_SERVER names, that takes
-// few connections; in the long form one after the other.
+// onSmallServers runs a test on a server of each flavour that takes few connections; in the long
+// form on each server, or the one that SOAK_SERVER names, one after the other.
 func onSmallServers(t *testing.T, connections int, long bool, test func(t *testing.T, a *arena)) {
 	t.Helper()
-	for _, bin := range tempserver.RequireOwn(t) {
+	bins := tempserver.RequireOwn(t)
+	if !long {
+		bins = tempserver.EachFlavour(bins)
+	}
+	for _, bin := range bins {
 		if only := os.Getenv("SOAK_SERVER"); only != "" && only != bin.Name {
 			continue
 		}

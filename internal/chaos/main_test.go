@@ -1,7 +1,6 @@
 package chaos
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"strconv"
@@ -28,7 +27,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	dbtest.Jobs{"crew": childCrew, "ends": childEnds, "giver": childGiver, "leases": childLeases}.Run()
+	dbtest.Jobs{"crew": childCrew, "ends": childEnds}.Run()
 	if text := os.Getenv("CHAOS_SEED"); text != "" {
 		var err error
 		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
@@ -36,7 +35,6 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 	}
-	_ = flag.Set("test.parallel", "6") // they mostly wait
 	code := tempserver.Tests{M: m}.Run()
 	if path := os.Getenv("CHAOS_PAGE"); path != "" && code == 0 {
 		if err := page.write(path); err != nil {

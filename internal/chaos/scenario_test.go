@@ -236,6 +236,62 @@ func (w *worker) writes(ctx context.Context, key string, opts ...lockctx.Option)
 	return false
 }
 
+// held is a lock that a worker holds, with the transaction that it has under it.
+type held struct {
+	*hold
+	lock  *mysqllock.Hold
+	t     *transfer
+	tx    *sql.Tx
+	state account // to be committed
+}
+
+// acquire takes a lock for a worker of its own.
+func (w *worker) acquire(ctx context.Context, key string, opts ...lockctx.Option) (*held, error) {
+	call := now()
+	lock, err := mysqllock.Acquire(ctx, w.db, key, opts...)
+	if err != nil {
+		return nil, err
+	}
+	own := *w
+	own.random = rand.New(rand.NewPCG(seed, uint64(w.ids.Add(1))))
+	return &held{hold: own.granted(call, lock.Token(), false, key), lock: lock}, nil
+}
+
+// begin begins a transaction, and reads in it.
+func (h *held) begin(ctx, statements context.Context) error {
+	h.t = h.transfer()
+	since := now()
+	tx, err := h.db.BeginTx(ctx, nil)
+	if err == nil {
+		h.tx = tx
+		h.state, err = h.t.read(statements, tx, since, h.keys[0])
+		h.state = h.t.moved(h.state)
+	}
+	if err != nil {
+		h.t.end(err, false)
+	}
+	return err
+}
+
+// write writes what begin has decided.
+func (h *held) write(ctx context.Context) error {
+	err := h.t.write(ctx, h.tx, h.state)
+	if err != nil {
+		h.t.end(err, false)
+	}
+	return err
+}
+
+func (h *held) commit() error {
+	call := h.t.attempt(h.state)
+	err := h.tx.Commit()
+	if err == nil {
+		h.say(kindUse, call, 0)
+	}
+	h.t.end(err, true)
+	return err
+}
+
 // advisoryKilled: a lock's connection is killed while its holder thinks in a transaction on
 // another. Somebody else is granted the lock, and writes, before the holder does.
 func advisoryKilled(a *arena) {
@@ -352,7 +408,7 @@ func clockBack(a *arena) {
 	shown, err := look.Snapshot(ctx, inspect.Filter{Keys: []string{"l"}})
 	a.must(err)
 	for _, lock := range shown.Locks {
-		_, err := look.Release(ctx, lock)
+		_, err := look.Release(ctx, lock, "")
 		a.must(err)
 	}
 	again, err := mysqllock.Acquire(ctx, holder.db, "l", lease)

@@ -38,9 +38,6 @@ func StartJob(t testing.TB, job, dsn string) *Child {
 	return StartChild(t, jobVariable+"="+job, dsnVariable+"="+dsn)
 }
 
-// JobDSN is the DSN of this child, for a job that opens handles of its own.
-func JobDSN() string { return os.Getenv(dsnVariable) }
-
 // Run does the job for which StartJob started this process, and ends the process. In any
 // other process it returns.
 func (jobs Jobs) Run() {
@@ -52,7 +49,7 @@ func (jobs Jobs) Run() {
 	if !known {
 		os.Exit(2)
 	}
-	db, err := sql.Open("mysqllock", JobDSN())
+	db, err := sql.Open("mysqllock", os.Getenv(dsnVariable))
 	if err != nil {
 		fmt.Println(err)
 		os.Exit(1)

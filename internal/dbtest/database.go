@@ -17,29 +17,28 @@ import (
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 )
 
-// OnServers runs a test on each server of this machine, beside the other tests.
-// open makes what the test works with of a database of its own.
+// OnServers runs a test on a server of each flavour, beside the other tests. open makes what
+// the test works with of a database of its own.
 func OnServers[S any](t *testing.T, open func(*Database) S, test func(t *testing.T, s S)) {
-	t.Helper()
-	t.Parallel()
-	on(t, tempserver.Require(t), open, test)
-}
-
-// OnEachFlavour is OnServers for tests that take long: they leave out a second
-// version of the same flavour.
-func OnEachFlavour[S any](t *testing.T, open func(*Database) S, test func(t *testing.T, s S)) {
 	t.Helper()
 	t.Parallel()
 	on(t, tempserver.EachFlavour(tempserver.Require(t)), open, test)
 }
 
+// OnEveryServer is OnServers for what another version of a flavour may do in another way, such
+// as snapshots, which MariaDB 11.8 isolates, and the statements of the lock table.
+func OnEveryServer[S any](t *testing.T, open func(*Database) S, test func(t *testing.T, s S)) {
+	t.Helper()
+	t.Parallel()
+	on(t, tempserver.Require(t), open, test)
+}
+
 func on[S any](t *testing.T, bins []tempserver.Binary, open func(*Database) S, test func(t *testing.T, s S)) {
 	t.Helper()
 	for _, bin := range bins {
-		srv := tempserver.Share(t, bin)
 		t.Run(bin.Name, func(t *testing.T) {
-			t.Parallel()
-			test(t, open(New(t, bin, srv)))
+			t.Parallel() // the servers start at the same time, too
+			test(t, open(New(t, bin, tempserver.Share(t, bin))))
 		})
 	}
 }
@@ -49,12 +48,13 @@ func on[S any](t *testing.T, bins []tempserver.Binary, open func(*Database) S, t
 func OnOwnServers[S any](t *testing.T, open func(*Database) S, test func(t *testing.T, s S), opts ...string) {
 	t.Helper()
 	t.Parallel()
-	for _, bin := range tempserver.RequireOwn(t) {
+	for _, bin := range tempserver.EachFlavour(tempserver.RequireOwn(t)) {
 		t.Run(bin.Name, func(t *testing.T) {
 			t.Parallel()
 			srv, err := tempserver.Start(Within(t, Patience), bin, opts...)
 			OK(t, err)
 			t.Cleanup(func() { srv.Stop() })
+			OK(t, srv.Settle(t.Context()))
 			test(t, open(New(t, bin, srv)))
 		})
 	}

@@ -9,7 +9,7 @@ import (
 
 // TestTransactions: open ones are seen at once, however often one asks.
 func TestTransactions(t *testing.T) {
-	dbtest.OnServers(t, func(d *dbtest.Database) *dbtest.Database { return d }, func(t *testing.T, d *dbtest.Database) {
+	dbtest.OnEveryServer(t, func(d *dbtest.Database) *dbtest.Database { return d }, func(t *testing.T, d *dbtest.Database) {
 		db := d.Open("mysql")
 		conn := dbtest.Conn(t, db)
 		id := dbtest.Column[uint64](t, conn, "SELECT CONNECTION_ID()")[0]

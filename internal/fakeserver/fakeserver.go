@@ -6,6 +6,7 @@
 package fakeserver
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"database/sql/driver"
@@ -75,6 +76,8 @@ type Engine struct {
 	Variable string // @@version; "" is the same
 	Comment  string // @@version_comment
 	Lacks    error  // the answer to what MySQL and MariaDB are asked for; nil if it answers like them
+	Database string // DATABASE(), of Vitess; "" is shop
+	Shards   string // of Vitess; "" if it does not say
 }
 
 var mariaDB = Engine{Version: "10.11.9-MariaDB", Variable: "10.11.9-MariaDB", Comment: "mariadb.org binary distribution"}
@@ -454,7 +457,7 @@ func (c *Conn) fails(f *fault) {
 		c.cut = true
 	case !errors.As(f.err, &refused):
 		c.lose()
-	case refused.Number == 1213:
+	case refused.Number == 1213, strings.Contains(refused.Message, "ended at"): // which a tablet says
 		c.end(false)
 	}
 }
@@ -463,13 +466,16 @@ var sought = regexp.MustCompile(`^SELECT (\d+) FROM DUAL WHERE \d+ <> CONNECTION
 
 // do does a statement.
 func (c *Conn) do(ctx context.Context, text string, args []driver.NamedValue) (reply, error) {
+	if r, known, err := c.doRowByRow(ctx, text); known {
+		return r, err
+	}
 	if r, known, err := c.doLeases(ctx, filled(text, args)); known {
 		return r, err
 	}
 	verb, rest, _ := strings.Cut(text, " ")
 	switch {
 	case verb == "SET" && strings.HasPrefix(rest, "@mysqllock = "):
-		c.autocommit = strings.Contains(rest, "SESSION autocommit = 1")
+		c.autocommit = strings.Contains(rest, "SESSION autocommit = 1") && !strings.Contains(rest, "/*T! , autocommit = 0 */")
 		return reply{}, nil
 	case verb == "SET" && strings.HasPrefix(strings.ToUpper(rest), "@MYSQLLOCK_WAIT"), strings.HasPrefix(text, "SET SESSION "),
 		strings.HasPrefix(text, "SET TRANSACTION ISOLATION LEVEL "), text == "SET @a = 1":
@@ -491,6 +497,9 @@ func (c *Conn) do(ctx context.Context, text string, args []driver.NamedValue) (r
 	case text == "COMMIT", text == "ROLLBACK":
 		c.end(text == "COMMIT")
 		return reply{}, nil
+	case strings.HasPrefix(text, "CALL `shop`.`mysqllock_held3`(TRUE, "): // it takes a limit off, too
+		c.end(strings.HasSuffix(text, "/* COMMIT */"))
+		return reply{}, nil
 	case verb == "SAVEPOINT":
 		c.saved = slices.DeleteFunc(c.saved, func(p savepoint) bool { return p.name == rest })
 		c.saved = append(c.saved, savepoint{rest, maps.Clone(c.stock), len(c.undo)})
@@ -507,7 +516,20 @@ func (c *Conn) do(ctx context.Context, text string, args []driver.NamedValue) (r
 		}
 		return one(e.Version, "shop", "0", "0", "REPEATABLE-READ", "0", cluster, int64(0), "uuid", int64(0), "28800", "db 3306", int64(0), e.Variable, e.Comment)
 	case strings.HasPrefix(text, "SELECT @@version,"):
-		return one(c.s.engine.Variable, c.s.engine.Comment, c.s.engine.Version, "shop")
+		return one(c.s.engine.Variable, c.s.engine.Comment, c.s.engine.Version, cmp.Or(c.s.engine.Database, "shop"))
+	case strings.HasPrefix(text, "SELECT @@transaction_isolation, @@innodb_rollback_on_timeout"):
+		return one("REPEATABLE-READ", int64(0), int64(0))
+	case text == "SHOW VITESS_SHARDS":
+		if c.s.engine.Shards == "" {
+			return reply{}, &mysql.MySQLError{Number: 1317, Message: "no topology"}
+		}
+		var rows reply
+		for shard := range strings.SplitSeq(c.s.engine.Shards, " ") {
+			rows.width, rows.values = 1, append(rows.values, []driver.Value{shard})
+		}
+		return rows, nil
+	case strings.HasPrefix(text, "SELECT @@transaction_isolation, @@tidb_txn_mode"):
+		return one("REPEATABLE-READ", int64(0), "0", "0", "28800")
 	case strings.Contains(text, "@@completion_type"):
 		return one(c.id, "db 3306", int64(1), "NO_CHAIN")
 	case strings.HasPrefix(text, "SELECT ENGINE"):
@@ -515,7 +537,7 @@ func (c *Conn) do(ctx context.Context, text string, args []driver.NamedValue) (r
 		if c.s.Product == MySQLWithProcedure {
 			procedure = int64(1)
 		}
-		return one("InnoDB", "namespace,name,owner,token,expires,versioned", procedure)
+		return one("InnoDB", "namespace,name,owner,token,expires,versioned", procedure, procedure)
 	case strings.Contains(text, "AND expires BETWEEN"):
 		return reply{width: 1}, nil // no clean-up is under way
 	case strings.HasPrefix(text, "SELECT 1 FROM `shop`.`mysqllock`"):

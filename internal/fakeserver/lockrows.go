@@ -209,7 +209,7 @@ var (
 	otherThan   = regexp.MustCompile(`t\.PROCESSLIST_ID <> (\d+)`)
 	lockData    = regexp.MustCompile(`'0x[0-9A-F]*, 0x([0-9A-F]*)'`)
 	most        = regexp.MustCompile(`token <= (\d+)|v_most BIGINT UNSIGNED DEFAULT '?(\d+)`)
-	call        = regexp.MustCompile("^CALL `shop`.`mysqllock_lock1`\\(x'[0-9a-f]*', x'([0-9a-f]*)', (TRUE|FALSE), (NULL|\\d+)\\)$")
+	call        = regexp.MustCompile("^CALL `shop`.`mysqllock_lock2`\\(x'[0-9a-f]*', (?:NULL|x'([0-9a-f]*)'), (true|false), (NULL|\\d+), \\d+, \\d+, (?:true|false)\\)$")
 	lasting     = regexp.MustCompile(`INTERVAL (\d+) MICROSECOND`)
 )
 
@@ -255,8 +255,10 @@ func (c *Conn) begin(ctx context.Context, text string) (reply, error) {
 	quiet, shared, name := "NULL", strings.Contains(text, "LOCK IN SHARE MODE"), first(lockedNames, text)
 	var refused error = &mysql.MySQLError{Number: 1205, Message: "Lock wait timeout exceeded; try restarting transaction"}
 	switch m := call.FindStringSubmatch(text); {
+	case m != nil && m[1] == "": // it locks nothing
+		return reply{}, nil
 	case m != nil:
-		name, shared, quiet, refused = m[1], m[2] == "TRUE", m[3], notNow()
+		name, shared, quiet, refused = m[1], m[2] == "true", m[3], notNow()
 	case strings.Contains(text, "v_name"):
 		name = first(unhexed, text)
 		fallthrough
@@ -425,6 +427,8 @@ func (c *Conn) doRows(ctx context.Context, text string, args []driver.NamedValue
 		if k := c.s.row(first(oneName, text)); k.live() {
 			r.values = [][]driver.Value{{k.ownerValue()}}
 		}
+	case strings.HasPrefix(text, "SELECT released FROM `shop`.`mysqllock` WHERE"): // nobody has taken it away
+		r.width = 1
 	case strings.Contains(text, "r.name FROM `shop`.`mysqllock` r WHERE"):
 		r, err = c.fence(ctx, text)
 	default:

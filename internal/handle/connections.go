@@ -98,6 +98,16 @@ func (k *Handle) Sample(ctx context.Context, open func() (driver.Conn, error)) (
 	return conn, err
 }
 
+// connect opens a connection for a session, which will do for a sample: callers that have all
+// connections of the budget as their sessions may need one to go on.
+func (k *Handle) connect(ctx context.Context) (driver.Conn, error) {
+	conn, err := k.open.Base.Connect(ctx)
+	if err == nil {
+		k.sample.CompareAndSwap(nil, &conn)
+	}
+	return conn, err
+}
+
 // RunsTexts reports whether the base driver runs statements without preparing them. If it
 // does not, a statement that it is asked to prepare need not be one that will run again.
 func (k *Handle) RunsTexts() bool {

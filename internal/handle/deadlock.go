@@ -2,6 +2,7 @@ package handle
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -24,7 +25,7 @@ type Sought struct {
 func (l *Locks) Sought(places ...Place) Sought {
 	s := Sought{l: l, places: places}
 	if places[0].Slots == 0 {
-		s.line = l.By(places[0]).Line()
+		s.line = l.lineOf(places[0])
 	}
 	return s
 }
@@ -41,7 +42,7 @@ func (w Sought) wanted(tickets []*queue.Ticket) *queue.Wanted {
 // inLine is how callers line up for places.
 func inLine(places []Place) (out []queue.Entry) {
 	for _, p := range places {
-		out = append(out, queue.Entry{Key: p.Row, Shared: p.Shared, Slots: p.Slots})
+		out = append(out, queue.Entry{Name: p.Row, Shared: p.Shared, Slots: p.Slots})
 	}
 	return out
 }
@@ -118,22 +119,27 @@ func (l *Locks) watchRivals(ctx context.Context, held []string, wanted []Place, 
 			}
 			return ok
 		})
-		if len(look) > 0 && l.shown(ctx, look) {
-			end(queue.ErrDeadlock)
-			return
+		if len(look) > 0 {
+			if rival := l.shown(ctx, look); rival != "" {
+				end(queue.Deadlock(fmt.Sprintf("the holder of the key waits for a key that this caller holds, as connection %s of its process says", rival)))
+				return
+			}
 		}
 	}
 }
 
-// shown reports whether one of the named locks is taken.
-func (l *Locks) shown(ctx context.Context, names []string) bool {
+// shown returns the id of a connection that has one of the named locks; "" if none has.
+func (l *Locks) shown(ctx context.Context, names []string) string {
 	ctx, cancel := context.WithTimeout(ctx, rivalsEvery)
 	defer cancel()
 	c, err := l.Control.Acquire(ctx)
 	if err != nil {
-		return false
+		return ""
 	}
 	defer c.Release()
-	rows, err := server.Query(ctx, c.Conn, "SELECT COALESCE(IS_USED_LOCK('"+strings.Join(names, "'), IS_USED_LOCK('")+"')) IS NOT NULL")
-	return err == nil && len(rows) == 1 && rows[0][0] == "1"
+	rows, err := server.Query(ctx, c.Conn, "SELECT COALESCE(IS_USED_LOCK('"+strings.Join(names, "'), IS_USED_LOCK('")+"'))")
+	if err != nil || len(rows) != 1 {
+		return ""
+	}
+	return rows[0][0]
 }

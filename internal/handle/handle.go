@@ -38,6 +38,7 @@ type Settings struct {
 	LongHold     time.Duration                // of a hold that is told while it lasts; 0 for none
 	SlowWait     time.Duration                // of a wait after which the holder is asked for; 0 for none
 	Trace        Trace
+	Required     *Required // nil if no table needs a lock
 }
 
 // Connectors open the connections of a handle.

@@ -13,15 +13,15 @@ import (
 // A lock context can be used with several database handles of a program. What one
 // of them holds, the others know by this file.
 
-// where says which lock table, or which space of named locks, strategy uses; "" where
-// the server does not say which one it is.
+// where says which lock table strategy uses, or that it uses none; "" where the server does
+// not say which one it is.
 func (l *Locks) where(strategy string) string {
 	server := l.server.Load().Server
 	switch {
 	case server == "":
 		return ""
 	case !traitsOf(strategy).Table:
-		return server + "\x00" + l.namespace
+		return server + "\x00" + l.namespace + "\x00" + strategy
 	}
 	return server + "\x00" + l.namespace + "\x00" + l.table.String()
 }

@@ -11,7 +11,7 @@ import (
 // StaleSnapshot reports whether a transaction of these levels, which has read or not,
 // goes on to show what was there before it has the locks that are wanted.
 func (l *Locks) StaleSnapshot(read bool, h *hint.Hint, w Wanted, levels sqltext.Levels) bool {
-	return read && (!h.AllowStale || w.Versions()) && l.snapshots(levels)
+	return (read || l.Info().EarlySnapshot) && (!h.AllowStale || w.Versions()) && l.snapshots(levels)
 }
 
 // snapshots reports whether a transaction of these levels may keep one snapshot for
@@ -21,6 +21,15 @@ func (l *Locks) snapshots(levels sqltext.Levels) bool {
 		return l.Info().RepeatableRead(0)
 	}
 	return levels&(sqltext.RepeatableRead|sqltext.Serializable) != 0
+}
+
+// LockedLevel is the isolation level of a transaction that begins with a row lock, or on a
+// session; 0 for that of a new connection.
+func (l *Locks) LockedLevel() sqltext.Levels {
+	if l.Info().EarlySnapshot {
+		return sqltext.ReadCommitted
+	}
+	return 0
 }
 
 // Dirty returns why a unit of work that compares versions is of no use at one of

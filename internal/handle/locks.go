@@ -41,19 +41,19 @@ type Locks struct {
 	tableReady atomic.Bool                 // it is there
 	rows       *keyrow.Rows
 	procedures *schema.Registry
-	line       *queue.Queue    // where the callers of this process line up for rows
-	sessions   *pool.Pool      // connections on which units of work live outside any sql.Tx
-	leasing    *pool.Pool      // connections for leases
-	advising   *pool.Pool      // connections for advisory locks
-	Control    *pool.Pool      // connections for making rows, asking who holds, killing waiters
-	KeepAlive  *pool.KeepAlive // keeps sessions alive
+	line       *queue.Queue            // where the handle's callers line up for rows of the table
+	lines      map[string]*queue.Queue // and for locks without the table, by strategy
+	sessions   *pool.Pool              // connections on which units of work live outside any sql.Tx
+	leasing    *pool.Pool              // connections for leases
+	advising   *pool.Pool              // connections for advisory locks
+	Control    *pool.Pool              // connections for making rows, asking who holds, killing waiters
+	KeepAlive  *pool.KeepAlive         // keeps sessions alive
 
-	mu     sync.Mutex
-	open   map[any]func(error) // what ends each unit on a session
-	closed bool                // nothing is done later any more
+	mu   sync.Mutex
+	open map[any]func(error) // what ends each unit on a session
 
-	ctx   context.Context // the connector's: ends when the handle is closed
-	later sync.WaitGroup  // work that its caller did not wait for
+	ctx   context.Context   // the connector's: ends when the handle is closed
+	later *strategy.Running // work that its caller did not wait for
 }
 
 // Use returns what is needed for the locks of h, making it at first use; h is nil
@@ -190,14 +190,14 @@ func (k *Handle) inTable(h *hint.Hint) bool {
 // newLocks makes what is needed for locks on the server as it is now, all but the
 // lock table.
 func (k *Handle) newLocks(ctx context.Context) (_ *Locks, err error) {
-	l := &Locks{open: make(map[any]func(error)), ctx: k.ctx}
+	l := &Locks{open: make(map[any]func(error)), ctx: k.ctx, later: strategy.NewRunning()}
 	defer func() {
 		if err != nil {
 			l.closePools()
 		}
 	}()
 	var found atomic.Pointer[server.Info]
-	if err := k.makePools(l, k.recognise(&found)); err != nil {
+	if err := k.makePools(l, &found); err != nil {
 		return nil, err
 	}
 	info, err := k.ask(ctx, l.Control, &found)
@@ -209,30 +209,39 @@ func (k *Handle) newLocks(ctx context.Context) (_ *Locks, err error) {
 	return l, nil
 }
 
-// makePools makes the pools of connections. It opens none. first is for control connections,
-// of which the first is the first of all.
-func (k *Handle) makePools(l *Locks, first func(context.Context, driver.Conn) error) (err error) {
+// makePools makes the pools of connections. It opens none. The first connection is one for control,
+// and notes in found what the server is.
+func (k *Handle) makePools(l *Locks, found *atomic.Pointer[server.Info]) (err error) {
 	s := k.Settings
+	plain := func(settings string) func() string {
+		return func() string {
+			if info := found.Load(); info != nil {
+				return info.Plain(settings)
+			}
+			return ""
+		}
+	}
 	sessions, others := s.LockMaxConns, s.LockMaxConns
 	if k.Bounded() {
 		sessions = min(sessions, s.MaxConns)
 		others = min(others, max(1, s.MaxConns/4)) // some of them are kept for long: the rest is for units of work
 	}
 	control := k.control()
-	control.First, control.Check, control.Max, control.Budget, control.Control = first, k.found, controlConns, k.conns, true
+	control.First, control.Instead = k.recognise(found), plain("autocommit = 1")
+	control.Check, control.Max, control.Budget, control.Control = k.found, controlConns, k.conns, true
 	if l.Control, err = pool.New(control); err != nil {
 		return err
 	}
 	// wait_timeout is what frees the lock of a holder that vanished without
 	// closing its connection; autocommit=0 saves the round trip of BEGIN.
 	if l.sessions, err = pool.New(pool.Config{
-		Connect: k.open.Base.Connect, Check: k.found, Max: sessions, Idle: s.TTL / 2, Budget: k.conns, Lifetime: s.ConnMaxLife,
-		Setup: fmt.Sprintf("SET "+server.Pin+" autocommit = 0, wait_timeout = %d", int(s.TTL/time.Second)),
+		Connect: k.connect, Check: k.found, Instead: plain("autocommit = 0"), Max: sessions, Idle: s.TTL / 2, Budget: k.conns, Lifetime: s.ConnMaxLife,
+		Setup: fmt.Sprintf("SET "+server.Pin+" autocommit = 0, wait_timeout = %d", int(s.TTL/time.Second)) + server.InSession(int(s.TTL/time.Second)),
 	}); err != nil {
 		return err
 	}
 	if l.leasing, err = pool.New(pool.Config{
-		Connect: k.open.Lease.Connect, Check: k.leasable, Ask: server.StatementLog, Max: others, Idle: s.TTL / 2, Setup: lease.Setup(s.TTL), Budget: k.conns, Keeps: true, Lifetime: s.ConnMaxLife,
+		Connect: k.open.Lease.Connect, Check: k.leasable, Instead: plain(lease.Plain), Ask: func() string { return l.server.Load().LeaseLog() }, Max: others, Idle: s.TTL / 2, Setup: lease.Setup(s.TTL), Budget: k.conns, Keeps: true, Lifetime: s.ConnMaxLife,
 	}); err != nil {
 		return err
 	}
@@ -309,6 +318,7 @@ func (k *Handle) ask(ctx context.Context, control *pool.Pool, found *atomic.Poin
 	if known := found.Load(); known != nil {
 		info = *known
 	} else if info, err = server.Probe(ctx, c.Conn); err == nil {
+		found.Store(&info)
 		err = k.reliable(info)
 	}
 	if server.Broken(err) || !traitsOf(k.Settings.Strategy).Table { // which has hardly any use for another one
@@ -361,38 +371,46 @@ func (k *Handle) makeStrategies(l *Locks, info server.Info) {
 	l.rows = keyrow.New(keyrow.Config{
 		Control: l.Control, Table: l.table, Namespace: namespace, Info: info, Procedures: l.procedures, Auto: s.Auto, Stripes: s.Stripes,
 	})
-	l.line = new(queue.Queue)
+	l.line, l.lines = new(queue.Queue), make(map[string]*queue.Queue)
+	for _, t := range known {
+		if !t.Table {
+			l.lines[t.Name] = new(queue.Queue)
+		}
+	}
+	cfg := strategy.Config{
+		Control: l.Control, Rows: l.rows, Queue: l.line, Table: l.table, Procedures: l.procedures, Namespace: namespace,
+		Owner: s.Owner, Info: info, TTL: s.TTL, Unsafe: s.Unsafe, HandOvers: s.HandOvers, HandOverTime: s.HandOverTime,
+	}
 	var rows *rowlock.Locker
-	l.leases = lease.New(lease.Config{
-		Conns: l.leasing, Control: l.Control, Rows: l.rows, Queue: l.line, Table: l.table, Namespace: namespace,
-		Owner: s.Owner, Info: info, TTL: s.TTL, Procedures: l.procedures, ReadTimeout: k.open.LeaseReadTimeout, Unsafe: s.Unsafe,
-		HandOvers: s.HandOvers, HandOverTime: s.HandOverTime,
-		FreeSlot: func(ctx context.Context, names []string, except ...int) (int, bool, error) {
-			return rows.FreeSlot(ctx, names, except...)
-		},
-	})
-	l.advisories = advisory.New(advisory.Config{
-		Conns: l.advising, Control: l.Control, Queue: new(queue.Queue), Table: l.table, Procedures: l.procedures, Namespace: namespace,
-		Owner: s.Owner, Info: info, TTL: s.TTL, Unsafe: s.Unsafe, ReadTimeout: k.open.LockReadTimeout,
-		HandOvers: s.HandOvers, HandOverTime: s.HandOverTime,
-	})
-	versions := optimistic.New(optimistic.Config{
-		Control: l.Control, Rows: l.rows, Procedures: l.procedures, Table: l.table, Namespace: namespace, Info: info, TTL: s.TTL, Await: l.leases.Await,
-	})
-	rows = rowlock.New(rowlock.Config{
-		Control: l.Control, Rows: l.rows, Queue: l.line, Table: l.table, Namespace: namespace,
-		Owner: s.Owner, Info: info, TTL: s.TTL, ReadTimeout: k.open.ReadTimeout, Unsafe: s.Unsafe, Procedures: l.procedures, Await: l.leases.Await,
-		HandOvers: s.HandOvers, HandOverTime: s.HandOverTime,
-	})
+	of := cfg
+	of.Conns, of.ReadTimeout = l.leasing, k.open.LeaseReadTimeout
+	of.FreeSlot = func(ctx context.Context, names []string, open []int) (int, error) {
+		return rows.FreeSlot(ctx, names, open)
+	}
+	l.leases = lease.New(of)
+	of = cfg
+	of.Conns, of.ReadTimeout, of.Queue = l.advising, k.open.LockReadTimeout, l.lines[hint.StrategyAdvisory]
+	l.advisories = advisory.New(of)
+	cfg.Await, cfg.ReadTimeout = l.leases.Await, k.open.ReadTimeout
+	versions := optimistic.New(cfg)
+	rows = rowlock.New(cfg)
 	l.Locker = rows
 	l.kept = make(map[string]strategy.Strategy)
-	for _, of := range []strategy.Strategy{l.leases.Strategy(), l.advisories.Strategy(), versions.Strategy(l.line)} {
+	for _, of := range []strategy.Strategy{l.leases.Strategy(), l.advisories.Strategy(), versions.Strategy()} {
 		l.kept[of.Traits().Name] = of
 	}
 }
 
 // By is the strategy that keeps p outside of transactions.
 func (l *Locks) By(p Place) strategy.Strategy { return l.kept[p.Strategy] }
+
+// lineOf is where the handle's callers line up for p.
+func (l *Locks) lineOf(p Place) *queue.Queue {
+	if p.Traits.Table {
+		return l.line
+	}
+	return l.lines[p.Strategy]
+}
 
 // Node is which server it is now, as far as anybody has looked.
 func (l *Locks) Node() string { return l.server.Load().Node }
@@ -420,11 +438,11 @@ func (k *Handle) ensureTable(ctx context.Context, l *Locks, inTable bool) error 
 		return err
 	}
 	defer c.Release()
-	procedure, err := l.table.Ensure(ctx, c.Conn, l.Info(), k.Settings.Auto)
+	procedures, err := l.table.Ensure(ctx, c.Conn, l.Info(), k.Settings.Auto)
 	if err != nil {
 		return err
 	}
-	l.procedures.Set(l.table.LockProcedure(), procedure)
+	l.procedures.Ensured(l.table, procedures)
 	if k.Settings.Stripes > 0 {
 		if err := l.rows.Agree(ctx, c.Conn); err != nil {
 			return err
@@ -437,12 +455,7 @@ func (k *Handle) ensureTable(ctx context.Context, l *Locks, inTable bool) error 
 // Background does something that its caller need not wait for, but Close does. After
 // Close there are no connections to do it on.
 func (l *Locks) Background(f func(context.Context)) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
-		return
-	}
-	l.later.Go(func() {
+	l.later.Background(func(context.Context) {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
 		f(ctx)
@@ -461,9 +474,7 @@ func (l *Locks) close() {
 	both.Go(l.leases.Close)
 	both.Go(l.advisories.Close)
 	both.Wait()
-	l.mu.Lock()
-	l.closed = true
-	l.mu.Unlock()
+	l.later.Stop()
 	l.later.Wait()
 	l.sessions.Close()
 	l.leasing.Close()

@@ -2,10 +2,14 @@ package handle
 
 import (
 	"errors"
+	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
@@ -21,7 +25,9 @@ type owned struct {
 type OwnedLock struct {
 	row    string
 	space  string
+	key    string // as the caller names it
 	shared bool
+	inside bool        // it is held in a transaction
 	by     any         // the hold that has it; nil for a unit of work
 	scope  *hint.Scope // the lock context that holds it, or that the hold was taken in; nil outside of any
 }
@@ -29,7 +35,7 @@ type OwnedLock struct {
 // Owned is p as the handle notes it, held in scope; by is the hold that has it, nil for a
 // unit of work.
 func (p Place) Owned(scope *hint.Scope, by any) OwnedLock {
-	return OwnedLock{row: p.Row, space: p.Space(), shared: p.Shared, by: by, scope: scope}
+	return OwnedLock{row: p.Row, space: p.Space(), key: p.Key, shared: p.Shared, inside: p.Traits.Inside, by: by, scope: scope}
 }
 
 // Add notes that l is held.
@@ -78,6 +84,37 @@ func (k *Handle) Recognised(err error, scope *hint.Scope, places ...Place) error
 		e.Holder = &holder
 	}
 	return err
+}
+
+// Explained completes err, with which a statement without a lock context has failed, where
+// that is the error of a row that stayed locked: by a transaction of this handle, perhaps.
+func (k *Handle) Explained(err error) error {
+	if !server.Locked(err) {
+		return err
+	}
+	keys := k.Owned.inTransactions()
+	if len(keys) == 0 {
+		return err
+	}
+	slices.Sort(keys)
+	more := ""
+	if keys = slices.Compact(keys); len(keys) > 3 {
+		keys, more = keys[:3], ", …"
+	}
+	return server.Saying(err, fmt.Sprintf("this process has transactions open under locks: %s%s; a row that one of them has changed stays locked until its end, "+
+		"so a statement in mysqllock.Do, or under lockctx.With, that has another context waits for itself; pass it the context of the lock", strings.Join(keys, ", "), more))
+}
+
+// inTransactions returns the keys that are held in transactions.
+func (o *owned) inTransactions() (keys []string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for l := range o.held {
+		if l.inside {
+			keys = append(keys, strconv.Quote(l.key))
+		}
+	}
+	return keys
 }
 
 // Refused is recognised for places of one lock context.

@@ -34,7 +34,7 @@ func (p Place) Forget(what hint.What) {
 	}
 }
 
-// bare are places without what is the engine's.
+// bare are places without what is the handle's.
 func bare(places []Place) (out []strategy.Place) {
 	for _, p := range places {
 		out = append(out, p.Place)

@@ -27,9 +27,7 @@ func (k *Handle) Requests(l *Locks, by Caller, wait Budget, w Wanted) (requests 
 		r.Waiting = k.WaitingFor(by, Sought{l, l.line, w.Rows})
 		r.Places = w.Rows
 		r.Label = strategy.Label(bare(w.Rows))
-		for _, p := range w.Rows {
-			r.Keys = append(r.Keys, rowlock.Key{Name: p.Row, Shared: p.Shared})
-		}
+		r.Keys = inLine(w.Rows)
 		requests = append(requests, r)
 	}
 	for _, p := range w.Slots {

@@ -108,6 +108,10 @@ func (k *Handle) holder(ctx context.Context, places []Place) (*lockerr.Holder, *
 		h, by := l.ownHolder(p)
 		if h == nil {
 			h = l.holder(ctx, p)
+			leased := p.Traits.Table && p.Traits.Excludes && !p.Traits.Inside
+			if h != nil && leased && h.ConnectionID != 0 && h.Program == k.Settings.Owner {
+				h = nil // a statement of ours that takes the lease locks its row for a moment
+			}
 		}
 		if h != nil {
 			e := &lockerr.Error{Holder: h, Err: lockerr.ErrLocked}
@@ -120,11 +124,7 @@ func (k *Handle) holder(ctx context.Context, places []Place) (*lockerr.Holder, *
 
 // ownHolder returns who has p in this process, with its ticket, or nil.
 func (l *Locks) ownHolder(p Place) (*lockerr.Holder, *queue.Ticket) {
-	line := l.line
-	if !p.Traits.Table {
-		line = l.By(p).Line()
-	}
-	return line.HolderOf(inLine([]Place{p})[0])
+	return l.lineOf(p).HolderOf(inLine([]Place{p})[0])
 }
 
 // holder asks the server who has p.
@@ -135,7 +135,7 @@ func (l *Locks) holder(ctx context.Context, p Place) *lockerr.Holder {
 	}
 	switch {
 	case !p.Traits.Table:
-		return l.advisories.Holder(ctx, p.Row)
+		return l.By(p).Holder(ctx, p.Row)
 	case p.Slots == 0:
 		if h := l.leases.Holder(ctx, p.Row); h != nil { // rows wait for leases
 			return h

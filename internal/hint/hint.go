@@ -246,7 +246,7 @@ func (h *Hint) Keys() []string {
 // all, and of two numbers of slots the lower one.
 func (h *Hint) add(lock Lock) {
 	at, there := slices.BinarySearchFunc(h.Locks, lock, func(a, b Lock) int {
-		return cmp.Or(strings.Compare(a.Key, b.Key), cmp.Compare(a.space(), b.space()))
+		return cmp.Or(strings.Compare(a.Key, b.Key), strings.Compare(a.space(), b.space()))
 	})
 	switch {
 	case !there:
@@ -270,18 +270,14 @@ type contextKey struct{}
 
 // space tells apart the locks that do not, or may not, exclude each other on the
 // same key: what the default means is known to the database handle.
-func (l Lock) space() int {
+func (l Lock) space() string {
 	switch {
 	case l.Slots > 0:
-		return 4
-	case l.Strategy == StrategyOptimistic:
-		return 3
-	case l.Strategy == StrategyDefault:
-		return 2
-	case l.Strategy == StrategyAdvisory:
-		return 1
+		return "slots"
+	case l.Strategy == StrategyRow || l.Strategy == StrategyLease: // they exclude each other
+		return "rows"
 	}
-	return 0
+	return "strategy " + l.Strategy
 }
 
 // bad is what is wrong with a hint.

@@ -46,6 +46,10 @@ func TestInnerJoinsOuter(t *testing.T) {
 	if len(both.Locks) != 2 || len(both.Keys()) != 1 {
 		t.Errorf("slots and the key itself are two locks: %+v", both.Locks)
 	}
+	row, _ := with(context.Background(), []string{"k"}, keptBy(hint.StrategyRow))
+	if _, h := with(row, []string{"k"}, keptBy("one that is added")); len(h.Locks) != 2 {
+		t.Errorf("a strategy of which nothing is known is taken for a row lock: %+v", h.Locks)
+	}
 }
 
 // TestWithout: a context taken out of its lock context can begin another.

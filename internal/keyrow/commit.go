@@ -24,7 +24,7 @@ type Version struct {
 // an error for which [server.Locked] is true.
 func (r *Rows) Commit(ctx context.Context, c *pool.Conn, versions []Version) (server.Outcome, error) {
 	block := r.commitBlock
-	if !r.cfg.Info.MariaDB {
+	if !r.cfg.Info.Blocks {
 		block = r.commitCall
 	}
 	if r.cfg.Info.Topology != "" || !r.cfg.Procedures.Has(r.cfg.Table.VersionsProcedure()) {
@@ -35,7 +35,7 @@ func (r *Rows) Commit(ctx context.Context, c *pool.Conn, versions []Version) (se
 		mark = pool.NewMark()
 	}
 	outcome, err := server.CheckAndCommit(ctx, c.Conn, mark, func() ([][]string, error) { return c.QueryBlock(ctx, block(versions, mark)) })
-	if outcome == server.NoWay && !r.cfg.Info.MariaDB {
+	if outcome == server.NoWay && !r.cfg.Info.Blocks {
 		r.cfg.Procedures.Set(r.cfg.Table.VersionsProcedure(), false)
 	}
 	return outcome, noBadConn(err)
@@ -52,7 +52,7 @@ func (r *Rows) ProvideCommit(ctx context.Context) {
 // commitText is what the text of Commit has for all keys: the beginning of the call, and on
 // MariaDB the UPDATE of one row. NOWAIT is not allowed there, but a limit of 0 means the same.
 func commitText(cfg Config) string {
-	if !cfg.Info.MariaDB {
+	if !cfg.Info.Blocks {
 		return "CALL " + cfg.Table.VersionsProcedure().String() + "(" + schema.Literal(cfg.Namespace) + ", "
 	}
 	return "SET STATEMENT innodb_lock_wait_timeout = 0, lock_wait_timeout = 0 FOR UPDATE " + cfg.Table.String() +

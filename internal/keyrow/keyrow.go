@@ -9,6 +9,8 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -208,6 +210,9 @@ func (r *Rows) Forget(keys []string) { r.known.forget(keys) }
 // arrival is how long a row of another node of a cluster may take to arrive here.
 const arrival = 100 * time.Millisecond
 
+// ErrNoRow says that a key's row is missing that was made.
+var ErrNoRow = lockerr.With(lockerr.ErrUnsafe, errors.New("a key's row in the lock table has vanished several times; remove rows only by the clean-up"))
+
 // Renew is Forget and then Exist, before another attempt. In a cluster it waits a moment
 // first: the rows of one node may be on their way to another.
 func (r *Rows) Renew(ctx context.Context, keys []string) error {
@@ -224,8 +229,11 @@ func (r *Rows) Renew(ctx context.Context, keys []string) error {
 
 // Cleaning reports whether a clean-up is running. It locks unused rows for moments, so a
 // request without a wait may have been refused because of that. If the server does not
-// answer, Cleaning returns false.
+// answer, or has no named locks, by one of which a clean-up shows, Cleaning returns false.
 func (r *Rows) Cleaning(ctx context.Context) bool {
+	if !r.cfg.Info.SkipLocked || !r.cfg.Info.NamedLocks {
+		return false
+	}
 	ctx, cancel := context.WithTimeout(ctx, time.Second) // its caller does not want to wait
 	defer cancel()
 	c, err := r.cfg.Control.Acquire(ctx)
@@ -329,9 +337,9 @@ func (r *Rows) insert(ctx context.Context, conn driver.Conn, keys []string) erro
 }
 
 func (r *Rows) ensure(ctx context.Context, conn driver.Conn) error {
-	procedure, err := r.cfg.Table.Ensure(ctx, conn, r.cfg.Info, r.cfg.Auto)
+	procedures, err := r.cfg.Table.Ensure(ctx, conn, r.cfg.Info, r.cfg.Auto)
 	if err == nil {
-		r.cfg.Procedures.Set(r.cfg.Table.LockProcedure(), procedure)
+		r.cfg.Procedures.Ensured(r.cfg.Table, procedures)
 	}
 	return err
 }
@@ -377,9 +385,20 @@ func (r *Rows) insertSQL(keys []string) string {
 	for _, key := range keys[1:] {
 		lines += " UNION ALL SELECT " + schema.Literal(key)
 	}
+	lock := " LOCK IN SHARE MODE"
+	if r.cfg.Info.Share == "" {
+		lock = " FOR UPDATE"
+	}
 	return "INSERT IGNORE INTO " + r.cfg.Table.String() + " (namespace, name, token, expires)" +
 		" SELECT " + schema.Literal(r.cfg.Namespace) + ", k, token, UTC_TIMESTAMP(6)" +
-		" FROM " + r.cfg.Table.String() + " JOIN (" + lines + ") d WHERE " + schema.Floor + " LOCK IN SHARE MODE"
+		" FROM " + r.cfg.Table.String() + " JOIN (" + lines + ") d WHERE " + schema.Floor + lock
+}
+
+// OwnerOf names this process, as one that does not name itself: its host, its id, and the program
+// that is at path.
+func OwnerOf(path string) string {
+	host, _ := os.Hostname()
+	return fmt.Sprintf("%s:%d:%s", host, os.Getpid(), filepath.Base(path))
 }
 
 // LeftMark is the end of the owner of a lease that was given back, and stays for its MinHold.

@@ -22,7 +22,7 @@ func (s *scratch) row(key string) string {
 }
 
 func TestExist(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		r := s.rows()
 		c := s.open()
 		s.Exec(c, "UPDATE "+s.table.String()+" SET token = 41")
@@ -64,7 +64,7 @@ func TestExist(t *testing.T) {
 // TestExistBehindHolder: rows of keys that somebody has locked are not waited
 // for, nor is a missing row beside them.
 func TestExistBehindHolder(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.OK(t, s.rows().Exist(dbtest.Limited(t), []string{"b"}))
 		holder := s.open()
 		s.Exec(holder, "BEGIN")
@@ -80,7 +80,7 @@ func TestExistBehindHolder(t *testing.T) {
 // TestExistWaitsForCleanUp: a new row begins with the floor that a clean-up in
 // progress leaves, at any isolation.
 func TestExistWaitsForCleanUp(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, isolation := range []string{"READ UNCOMMITTED", "READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"} {
 			c, key := s.open(), strings.ToLower(isolation)
 			s.Exec(c, "BEGIN")
@@ -105,7 +105,7 @@ func TestExistWaitsForCleanUp(t *testing.T) {
 }
 
 func TestExistMakesWhatIsMissing(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		c := s.open()
 		for i, gone := range []string{"DELETE FROM " + s.table.String() + " WHERE namespace = ''", "DROP TABLE " + s.table.String()} {
 			s.Exec(c, gone)
@@ -136,7 +136,7 @@ func TestExistMakesWhatIsMissing(t *testing.T) {
 func TestTokenNeverGoesBack(t *testing.T) {
 	for _, isolation := range []string{"REPEATABLE READ", "READ COMMITTED"} {
 		t.Run(isolation, func(t *testing.T) {
-			dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+			dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 				const keys = 3
 				var all, cleaners sync.WaitGroup
 				var made, removed atomic.Int64

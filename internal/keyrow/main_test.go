@@ -27,7 +27,7 @@ type scratch struct {
 
 func newScratch(d *dbtest.Database) *scratch {
 	d.T.Helper()
-	s := &scratch{Database: d, info: server.Info{MariaDB: d.MariaDB()}}
+	s := &scratch{Database: d, info: server.Info{MariaDB: d.MariaDB(), Flavour: server.Flavour{Procedures: !d.MariaDB(), Blocks: d.MariaDB(), Settings: d.MariaDB(), Share: " LOCK IN SHARE MODE", SkipLocked: true}}}
 	var err error
 	s.table, err = schema.Parse(d.Name + ".locks")
 	dbtest.OK(d.T, err)

@@ -25,20 +25,18 @@ var terms = strategy.Terms{
 	Strategy: hint.StrategyLease,
 	Grants:   "SELECT, INSERT, UPDATE on the lock table",
 	Writes:   "nothing can be locked on it",
-	Broken:   "the connection broke while it asked for the lease, which is not held",
+	Limits:   strategy.Usual,
 }
 
 // Request says which lease, and how long to queue for it.
 type Request struct {
 	Key     string
-	TTL     time.Duration // how long the lease survives a holder that has fallen silent
-	Wait    time.Duration // 0 fails at once if another caller holds the key
-	MinHold time.Duration // how long the lease stays after its release
-	MaxHold time.Duration // how long it is kept by renewing it; 0 is no limit
-	// Waiting is called before the caller begins to wait. It may refuse the wait, or end it
-	// later through the context that it returns. done is called when the wait is over.
-	// With nil the caller waits with its own context.
-	Waiting func(context.Context) (ctx context.Context, done func(), err error)
+	TTL     time.Duration    // how long the lease survives a holder that has fallen silent
+	Wait    time.Duration    // 0 fails at once if another caller holds the key
+	Since   time.Time        // when the caller began to wait, for those who look; zero is now
+	MinHold time.Duration    // how long the lease stays after its release
+	MaxHold time.Duration    // how long it is kept by renewing it; 0 is no limit
+	Waiting strategy.Waiting // nil for nobody to ask
 	// Begin is the caller's transaction, which may begin with the lease. It may be nil.
 	Begin *strategy.Beginning
 	// Lost is called once, on a goroutine of its own, when the lease may be
@@ -52,27 +50,30 @@ type Request struct {
 // answered in time, Acquire releases in the background what it may have been granted.
 func (l *Locker) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	ctx = step.Named(ctx, step.Take, hint.StrategyLease, r.Key)
-	a := &attempt{Locker: l, r: r, ttl: r.TTL, start: time.Now(), asked: step.AskedIn(ctx), stays: ctx.Done() == nil}
+	a := &attempt{
+		Attempt: strategy.Attempt{Key: r.Key, Wait: r.Wait, Waiting: r.Waiting, Start: time.Now(), Since: r.Since},
+		Locker:  l, r: r, ttl: r.TTL, asked: step.AskedIn(ctx), stays: ctx.Done() == nil,
+	}
 	if r.MaxHold > 0 {
 		a.ttl = min(a.ttl, r.MaxHold)
 	}
 	a.lasts = a.ttl
-	if err := l.usable(); err != nil {
-		return nil, a.explain(ctx, err)
+	err := l.usable()
+	if err == nil {
+		err = l.running.Enter()
 	}
-	if err := l.enter(); err != nil {
-		return nil, a.explain(ctx, err)
+	if err != nil {
+		return nil, a.Explain(ctx, terms, err, a.askHolder)
 	}
 	defer l.running.Done()
-	open, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	defer context.AfterFunc(l.ctx, func() { cancel(lockerr.ErrClosed) })()
-	if l.info.Topology == "" {
-		l.procedures.Look(open, l.table.TakeProcedure(), l.table.GiveProcedure(), l.table.CommitProcedure())
+	open, end := l.running.Until(ctx)
+	defer end(nil)
+	if l.cfg.Info.Topology == "" {
+		l.cfg.Procedures.Look(open, l.cfg.Table.TakeProcedure(), l.cfg.Table.GiveProcedure(), l.cfg.Table.CommitProcedure())
 	}
 	s, err := a.acquire(open)
-	if a.refused && l.rows.Cleaning(open) {
-		a.ticket, a.start, a.r.Wait = nil, time.Now(), keyrow.CleaningWait
+	if a.refused && l.cfg.Rows.Cleaning(open) {
+		a.Ticket, a.Start, a.Wait = nil, time.Now(), keyrow.CleaningWait
 		if s, err = a.acquire(open); errors.Is(err, strategy.ErrWaitOver) {
 			err = lockerr.ErrLocked
 		}
@@ -84,39 +85,38 @@ func (l *Locker) Acquire(ctx context.Context, r Request) (*Lease, error) {
 		if open.Err() != nil {
 			err = context.Cause(open)
 		}
-		return nil, a.explain(ctx, err)
+		return nil, a.Explain(ctx, terms, err, a.askHolder)
 	}
-	l.rows.NoteLeased(r.Key)
+	l.cfg.Rows.NoteLeased(r.Key)
 	return s, nil
 }
 
 // usable returns an error if leases are not safe on this server.
 func (l *Locker) usable() error {
-	if l.info.StatementLog && !l.unsafe {
+	if l.cfg.Info.StatementLog && !l.cfg.Unsafe {
 		return server.ErrStatementLog
 	}
-	return l.info.Skips("leases", "use a row lock")
+	if err := l.cfg.Info.Pessimists("fences of leases"); err != nil && !l.cfg.Unsafe {
+		return err
+	}
+	return l.cfg.Info.Leases()
 }
 
 // attempt is one call of Acquire.
 type attempt struct {
+	strategy.Attempt
 	*Locker
 	r      Request
 	ttl    time.Duration
 	lasts  time.Duration // for how long the server may keep what was granted: the giver's TTL may be greater
-	start  time.Time
-	heard  strategy.Heard
-	ticket *queue.Ticket // nil before it is ours, and once it is settle's
 	given  *handOver     // whose lease it takes over; nil where it takes over none
 	left   time.Duration // how long the lease that is in the way still ran; 0 is unknown
 	polled bool          // it was left to a poller
 	broke  bool          // the connection of the transaction that was to begin with it was broken before
-	holder *lockerr.Holder
 	// announced carries the announcement of this attempt as a poller; nil without one.
 	announced *lockConn
 	// refused: without a wait, because somebody has locked the row.
 	refused bool
-	first   bool // nobody of this process was in line before it
 	resent  int  // how often it was sent again, since the connection broke
 	stays   bool // the caller cannot leave, but for the end of its wait
 	asked   step.Asked
@@ -125,27 +125,22 @@ type attempt struct {
 // resend is how often a request is sent again whose connection broke.
 const resend = 3
 
-var (
-	errNoAnswer = lockerr.With(lockerr.ErrExhausted, errors.New("the server did not answer in time"))
-	errResend   = errors.New("the connection broke, and what the request may have been granted is released")
-	errNoRow    = lockerr.With(lockerr.ErrUnsafe, errors.New("a key's row in the lock table has vanished several times; remove rows only by the clean-up"))
-)
+var errResend = errors.New("the connection broke, and what the request may have been granted is released")
 
 func (a *attempt) acquire(ctx context.Context) (s *Lease, err error) {
 	defer func() {
 		if s == nil {
-			a.ticket.Leave()
+			a.Ticket.Leave()
 		}
 	}()
 	keys := []string{a.r.Key}
-	if err := a.rows.Exist(ctx, keys); err != nil {
+	if err := a.cfg.Rows.Exist(ctx, keys); err != nil {
 		return nil, err
 	}
-	if err := a.comeToFront(ctx, keys); err != nil {
+	if err := a.LineUp(ctx, a.cfg.Queue, []queue.Entry{{Name: a.r.Key}}, a.Locker, nil); err != nil {
 		return nil, err
 	}
-	if given, handed := a.ticket.HandedOver().(*handOver); handed {
-		a.heard.Store(true)
+	if given, handed := a.Ticket.HandedOver().(*handOver); handed {
 		a.given = given
 		if s, err := a.inherit(ctx, given.from); s != nil || err != nil {
 			return s, err
@@ -156,16 +151,15 @@ func (a *attempt) acquire(ctx context.Context) (s *Lease, err error) {
 		if b := a.beginsWith(); b != nil {
 			return a.tryBegin(ctx, b)
 		}
-		return a.try(ctx, a.r.Wait > 0)
+		return a.try(ctx, a.Wait > 0)
 	}
 	for again := 0; ; {
 		s, err := ask(ctx)
 		switch {
 		case s != nil:
 			return s, nil
-		case (errors.Is(err, errNoRow) || server.Missing(err)) && again < 3:
-			again++
-			if err := a.rows.Renew(ctx, keys); err != nil {
+		case a.Vanished(err):
+			if err := a.cfg.Rows.Renew(ctx, keys); err != nil {
 				return nil, err
 			}
 		case errors.Is(err, errResend):
@@ -173,29 +167,13 @@ func (a *attempt) acquire(ctx context.Context) (s *Lease, err error) {
 			again++
 		case err != nil:
 			return nil, err
-		case a.r.Wait == 0:
+		case a.Wait == 0:
 			return nil, lockerr.ErrLocked
 		default:
-			a.heard.Store(true)
+			a.Heard.Store(true)
 			ask = a.wait
 		}
 	}
-}
-
-// comeToFront waits until the caller is in front of the queue of this process.
-func (a *attempt) comeToFront(ctx context.Context, keys []string) (err error) {
-	ticket, holder, front := a.queue.TryEnter(keys)
-	if !front {
-		if a.r.Wait == 0 {
-			a.holder = holder
-			return lockerr.ErrLocked
-		}
-		if ticket, err = a.lineUp(ctx); err != nil {
-			return err
-		}
-	}
-	a.ticket, a.first = ticket, front
-	return nil
 }
 
 // inherit makes the attempt the holder of a lease that was handed over, with a new token,
@@ -204,7 +182,7 @@ func (a *attempt) comeToFront(ctx context.Context, keys []string) (err error) {
 func (a *attempt) inherit(ctx context.Context, from *Lease) (*Lease, error) {
 	a.lasts = max(a.lasts, from.ttl)
 	var s *Lease
-	timed, cancel := context.WithTimeoutCause(ctx, a.r.Wait-time.Since(a.start), strategy.ErrWaitOver)
+	timed, cancel := context.WithTimeoutCause(ctx, a.Wait-time.Since(a.Start), strategy.ErrWaitOver)
 	defer cancel()
 	h, err := a.connOf(timed, from)
 	if err == nil {
@@ -225,16 +203,16 @@ func (a *attempt) inherit(ctx context.Context, from *Lease) (*Lease, error) {
 		a.given.tell(nil)
 		a.dropWakeUp(from)
 		return nil, nil
-	case errors.Is(err, errNoRow):
+	case errors.Is(err, keyrow.ErrNoRow):
 		a.given.tell(errNotOurs)
 		a.dropWakeUp(from)
 		return nil, nil
 	case busy(err) && timed.Err() == nil:
 		return a.inherit(ctx, from) // somebody has locked the row; it ends with the lease at the latest
-	case a.ticket == nil: // it is freed in the background
+	case a.Ticket == nil: // it is freed in the background
 		a.dropWakeUp(from)
 	default: // nobody is to wait for that beyond its wait
-		from.ticket, a.ticket = a.ticket, nil
+		from.ticket, a.Ticket = a.Ticket, nil
 		given := a.given
 		a.running.Go(func() { given.tell(a.relinquish(from, false)) })
 	}
@@ -242,27 +220,6 @@ func (a *attempt) inherit(ctx context.Context, from *Lease) (*Lease, error) {
 		err = context.Cause(timed)
 	}
 	return nil, err
-}
-
-// lineUp waits until the caller is in front of the queue of this process.
-func (a *attempt) lineUp(ctx context.Context) (*queue.Ticket, error) {
-	ctx, done, err := a.waiting(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer done()
-	ticket := a.queue.Succeed(ctx, a.r.Key, a.Locker, queue.Ends{})
-	if ticket == nil {
-		a.heard.Store(true)
-		a.holder = a.queue.Holder(a.r.Key)
-		return nil, context.Cause(ctx)
-	}
-	return ticket, nil
-}
-
-// waiting returns a context that ends with the wait.
-func (a *attempt) waiting(ctx context.Context) (context.Context, func(), error) {
-	return queue.Wait(ctx, a.r.Wait-time.Since(a.start), strategy.ErrWaitOver, a.r.Waiting)
 }
 
 // try asks once, on a lock connection. It returns nil where someone else has the lease or
@@ -274,7 +231,7 @@ func (a *attempt) try(ctx context.Context, inTurn bool) (*Lease, error) {
 	}
 	var ours bool
 	s, ours, err = a.request(ctx, h, func(own context.Context) (answer, error) {
-		return h.ask(own, a.takeBlock(a.r.Key, a.ttl, inTurn, true, a.polite()))
+		return a.by.take(own, h, a, inTurn)
 	})
 	if !ours {
 		return s, err
@@ -286,9 +243,13 @@ func (a *attempt) try(ctx context.Context, inTurn bool) (*Lease, error) {
 	}
 	a.giveBack(h)
 	if busy(err) {
-		a.refused, err = a.r.Wait == 0, nil
+		a.refused, err = a.Wait == 0, nil
 	}
 	return s, err
+}
+
+func (l *Locker) takeAndWake(ctx context.Context, h *lockConn, a *attempt, inTurn bool) (answer, error) {
+	return h.ask(ctx, l.takeBlock(a.r.Key, a.ttl, inTurn, true, a.polite()))
 }
 
 // busy reports that a take statement met another that is about to change the
@@ -298,7 +259,7 @@ func busy(err error) bool { return server.Locked(err) || server.Deadlock(err) }
 // wait waits for the lease in the server, on a connection of its own. If there is none, it
 // polls.
 func (a *attempt) wait(ctx context.Context) (*Lease, error) {
-	ctx, done, err := a.waiting(ctx)
+	ctx, done, err := a.Patient(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -331,7 +292,7 @@ func (a *attempt) waitOrPoll(ctx context.Context) (s *Lease, err error) {
 	} else if a.announce(ctx); strategy.Sleep(ctx, a.pause()) {
 		s, err = a.try(ctx, false)
 	}
-	final := a.ticket == nil || server.Number(err) != 0 || errors.Is(err, errNoRow)
+	final := a.Ticket == nil || server.Number(err) != 0 || errors.Is(err, keyrow.ErrNoRow)
 	if err != nil && !final && ctx.Err() == nil { // the connection was lost
 		strategy.Sleep(ctx, a.pause())
 		return nil, nil
@@ -364,7 +325,7 @@ func (a *attempt) waitOn(ctx context.Context, h *lockConn) (*Lease, error) {
 			}
 		} else if !hasWakeUp {
 			var err error
-			if hasWakeUp, err = a.listen(ctx, h, a.r.Key, bound); err != nil {
+			if hasWakeUp, err = a.listen(ctx, h, a.r.Key, a.Began(), bound); err != nil {
 				return nil, err
 			}
 		}
@@ -413,7 +374,7 @@ func (a *attempt) look(ctx context.Context, h *lockConn, alone bool) (s *Lease, 
 func (a *attempt) freeWakeUp(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, background/5)
 	defer cancel()
-	_ = a.control.KillSilent(ctx, lockname.OfWakeUp(a.namespace, a.r.Key), time.Second)
+	_ = a.cfg.Control.KillSilent(ctx, lockname.OfWakeUp(a.cfg.Namespace, a.r.Key), time.Second)
 }
 
 // bound is how long to rely on the wake-up lock.
@@ -423,7 +384,7 @@ func (a *attempt) bound(ctx context.Context) time.Duration {
 		bound = min(longest-rand.N(longest/5), a.left+time.Millisecond)
 	}
 	if deadline, ok := ctx.Deadline(); ok { // before the client ends it, which costs the connection
-		bound = min(bound, time.Until(deadline)-giveUp)
+		bound = min(bound, time.Until(deadline)-terms.GiveUp)
 	}
 	return bound
 }
@@ -432,9 +393,9 @@ func (a *attempt) bound(ctx context.Context) time.Duration {
 // then asks, by the server's time after the wait.
 func (a *attempt) requestBehind(ctx context.Context, h *lockConn) (s *Lease, ours bool, err error) {
 	deadline, _ := ctx.Deadline()
-	bound := max(time.Millisecond, min(time.Until(deadline)-giveUp, max(a.r.TTL, time.Second)))
-	if a.readTimeout > 0 {
-		bound = min(bound, a.readTimeout/2)
+	bound := max(time.Millisecond, min(time.Until(deadline)-terms.GiveUp, max(a.r.TTL, time.Second)))
+	if a.cfg.ReadTimeout > 0 {
+		bound = min(bound, a.cfg.ReadTimeout/2)
 	}
 	_, err = h.exec(ctx, "SET SESSION "+rowWait(bound+time.Second))
 	if err == nil {
@@ -478,18 +439,18 @@ func (a *attempt) request(ctx context.Context, h *lockConn, do func(context.Cont
 		case o.err == nil:
 		case own.Err() != nil:
 			o.err = context.Cause(own)
-		case a.readTimeout > 0 && server.Gone(o.err, nil) && time.Since(o.sent) >= a.readTimeout:
-			o.err = errNoAnswer
+		case a.cfg.ReadTimeout > 0 && server.Gone(o.err, nil) && time.Since(o.sent) >= a.cfg.ReadTimeout:
+			o.err = strategy.ErrNoAnswer
 		}
-		if a.heard.From(o.err); o.err == nil && o.token == 0 {
-			a.heard.Store(true)
+		if a.Heard.From(o.err); o.err == nil && o.token == 0 {
+			a.Heard.Store(true)
 		}
 	}
 	_, limited := ctx.Deadline()
 	switch {
 	case h.begins: // its driver closes the connection, which is the caller's
 		left := context.AfterFunc(ctx, func() {
-			if !o.awaited(ctx) {
+			if !terms.Answered(ctx, o.done) {
 				stop()
 			}
 		})
@@ -500,7 +461,7 @@ func (a *attempt) request(ctx context.Context, h *lockConn, do func(context.Cont
 	default:
 		go run()
 	}
-	if !o.awaited(ctx) {
+	if !terms.Answered(ctx, o.done) {
 		a.settle(h, o)
 		return nil, false, context.Cause(ctx)
 	}
@@ -521,11 +482,11 @@ func (a *attempt) request(ctx context.Context, h *lockConn, do func(context.Cont
 	case o.late(a.ttl):
 		if h.begins || a.undo(h, o.token) != nil {
 			a.settle(h, o)
-			return nil, false, errNoAnswer
+			return nil, false, strategy.ErrNoAnswer
 		}
 		return nil, true, nil
 	}
-	if s, err = a.grant(h, a.ticket, o.answer); err != nil {
+	if s, err = a.grant(h, a.Ticket, o.answer); err != nil {
 		a.settle(h, o)
 		return nil, false, err
 	}
@@ -536,32 +497,10 @@ func (a *attempt) request(ctx context.Context, h *lockConn, do func(context.Cont
 // less, since the driver need not watch it: it is enough if the driver has a limit of its own.
 func (a *attempt) answerIn(ctx context.Context, h *lockConn) (own context.Context, stop context.CancelFunc) {
 	own = context.WithoutCancel(ctx)
-	if a.readTimeout > 0 && !h.begins {
+	if a.cfg.ReadTimeout > 0 && !h.begins {
 		return own, func() {}
 	}
-	return context.WithTimeoutCause(own, min(max(a.ttl, answerLimit), background), errNoAnswer)
-}
-
-// awaited waits for the outcome, until ctx ends and a little longer. If it is false, nobody
-// waits for the outcome any more.
-func (o *outcome) awaited(ctx context.Context) bool {
-	select {
-	case <-o.done:
-		return true
-	case <-ctx.Done():
-	}
-	limit := giveUp
-	if errors.Is(context.Cause(ctx), strategy.ErrWaitOver) {
-		limit = giveUpCalmly
-	}
-	hurry := time.NewTimer(limit)
-	defer hurry.Stop()
-	select {
-	case <-o.done:
-		return true
-	case <-hurry.C:
-		return false
-	}
+	return context.WithTimeoutCause(own, min(max(a.ttl, answerLimit), background), strategy.ErrNoAnswer)
 }
 
 // unanswered sees to what a request may have been granted whose answer is lost. It returns
@@ -595,8 +534,8 @@ type outcome struct {
 // settle takes care, in the background, of an outcome that nobody waits for.
 func (a *attempt) settle(h *lockConn, o *outcome) {
 	until := time.Now().Add(a.lasts)
-	ticket := a.ticket
-	a.ticket = nil
+	ticket := a.Ticket
+	a.Ticket = nil
 	if h.begins { // it is done, and the transaction that it may have begun must go
 		h.c.Taint()
 		a.running.Go(func() {
@@ -609,17 +548,17 @@ func (a *attempt) settle(h *lockConn, o *outcome) {
 		defer ticket.Leave()
 		if h.waits { // it may wait behind a row lock
 			ctx, cancel := context.WithTimeout(a.releasing(), background/5)
-			_ = a.control.KillConnection(ctx, h.c) // best effort: it ends by itself, and what it is granted is given back
+			_ = a.cfg.Control.KillConnection(ctx, h.c) // best effort: it ends by itself, and what it is granted is given back
 			cancel()
 		}
 		<-o.done
-		if errors.Is(o.err, errNoRow) {
+		if errors.Is(o.err, keyrow.ErrNoRow) {
 			a.given.tell(errNotOurs)
 		} else {
 			a.given.tell(nil) // it was ours, or nobody can tell
 		}
 		// What was handed over, and was not inherited, is still this process's.
-		sure := o.err == nil || errors.Is(o.err, errNoRow) || a.given == nil && !unknown(o.err)
+		sure := o.err == nil || errors.Is(o.err, keyrow.ErrNoRow) || a.given == nil && !unknown(o.err)
 		if o.err == nil && o.token > 0 {
 			sure = a.undo(h, o.token) == nil
 		}
@@ -656,7 +595,7 @@ func (a *attempt) releasing() context.Context {
 func (a *attempt) undo(h *lockConn, token uint64) error {
 	ctx, cancel := context.WithTimeout(a.releasing(), background)
 	defer cancel()
-	_, err := h.change(ctx, a.releaseBlock(a.r.Key, token, 0))
+	_, err := a.by.give(ctx, h, a.r.Key, token, 0)
 	return err
 }
 
@@ -665,8 +604,8 @@ func (a *attempt) undo(h *lockConn, token uint64) error {
 func (a *attempt) freeKey(ctx context.Context, h *lockConn, alive bool) error {
 	ctx, cancel := context.WithTimeout(ctx, background/5)
 	defer cancel()
-	if !alive {
-		if err := a.control.KillConnection(ctx, h.c); err != nil {
+	if !alive && a.cfg.Info.Kills {
+		if err := a.cfg.Control.KillConnection(ctx, h.c); err != nil {
 			return err
 		}
 	}
@@ -683,6 +622,10 @@ func (l *Locker) freeUnknown(ctx context.Context, key string) error {
 		return err
 	}
 	defer l.giveBack(h)
+	return l.by.giveUnknown(ctx, h, key)
+}
+
+func (l *Locker) giveUnknownAndWake(ctx context.Context, h *lockConn, key string) error {
 	rows, err := h.query(ctx, l.grantedSQL(key))
 	if err != nil || len(rows) == 0 {
 		return err
@@ -698,15 +641,15 @@ func (l *Locker) freeUnknown(ctx context.Context, key string) error {
 	return err
 }
 
-// Await waits until the lease on key may have been released, for at most about atMost. It is
-// for callers that want the key by another strategy. Call done after the next attempt: it
-// lets the next waiter of another process go on.
-func (l *Locker) Await(ctx context.Context, key string, atMost time.Duration) (done func(), err error) {
+// Await waits until the lease on key may have been released, for at most about atMost. It is for
+// callers that want the key by another strategy, and have waited since then. Call done after the
+// next attempt: it lets the next waiter of another process go on.
+func (l *Locker) Await(ctx context.Context, key string, since time.Time, atMost time.Duration) (done func(), err error) {
 	ctx = step.Named(ctx, step.Take, hint.StrategyLease, key)
-	if err := l.enter(); err != nil {
+	if err := l.running.Enter(); err != nil {
 		return nil, err
 	}
-	h := l.await(ctx, key, atMost)
+	h := l.await(ctx, key, since, atMost)
 	done = sync.OnceFunc(func() {
 		if h == nil {
 			l.running.Done()
@@ -721,7 +664,7 @@ func (l *Locker) Await(ctx context.Context, key string, atMost time.Duration) (d
 	case ctx.Err() != nil:
 		done()
 		return nil, context.Cause(ctx)
-	case l.ctx.Err() != nil:
+	case l.running.Ctx.Err() != nil:
 		done()
 		return nil, lockerr.ErrClosed
 	}
@@ -729,10 +672,10 @@ func (l *Locker) Await(ctx context.Context, key string, atMost time.Duration) (d
 }
 
 // await returns the waiting connection that has the wake-up lock; nil where there is none.
-func (l *Locker) await(ctx context.Context, key string, atMost time.Duration) *lockConn {
+func (l *Locker) await(ctx context.Context, key string, since time.Time, atMost time.Duration) *lockConn {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(l.ctx, cancel)()
+	defer context.AfterFunc(l.running.Ctx, cancel)()
 	a := &attempt{Locker: l, left: atMost}
 	until := time.Now().Add(atMost)
 	h, err := l.openWaitConn(ctx)
@@ -740,7 +683,7 @@ func (l *Locker) await(ctx context.Context, key string, atMost time.Duration) *l
 		strategy.Sleep(ctx, a.pause())
 		return nil
 	}
-	hasWakeUp, err := l.listen(ctx, h, key, a.bound(ctx))
+	hasWakeUp, err := l.listen(ctx, h, key, since, a.bound(ctx))
 	if err != nil {
 		strategy.Sleep(ctx, a.pause())
 		return nil
@@ -756,24 +699,7 @@ func (l *Locker) await(ctx context.Context, key string, atMost time.Duration) *l
 	return h
 }
 
-// askHolder asks the server who holds the lease. It returns nil if the server does not
-// answer in time.
+// askHolder asks the server who holds the lease.
 func (a *attempt) askHolder(ctx context.Context) *lockerr.Holder {
-	limit := giveUpCalmly / 2
-	if ctx.Err() != nil {
-		limit = giveUp
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
-	defer cancel()
-	return a.Holder(ctx, a.r.Key)
-}
-
-// explain turns a failure into the error that callers see.
-func (a *attempt) explain(ctx context.Context, err error) error {
-	failed := terms.Untaken(ctx, a.r.Key, a.start, &a.heard, err)
-	if a.holder == nil && strategy.Ungranted(failed.Err) {
-		a.holder = a.askHolder(ctx)
-	}
-	failed.Holder = a.holder
-	return failed
+	return a.Locker.Holder(ctx, a.r.Key)
 }

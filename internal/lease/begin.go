@@ -2,12 +2,12 @@ package lease
 
 import (
 	"context"
-	"database/sql"
 	"database/sql/driver"
 	"errors"
 	"fmt"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/lockname"
@@ -35,10 +35,10 @@ func (a *attempt) beginsWith() *strategy.Beginning {
 	b := a.r.Begin
 	a.r.Begin = nil // it is tried once
 	switch {
-	case b == nil, !a.first, a.r.MinHold > 0, !a.begins(), a.info.Router, a.info.Topology != "", sabotage.SlowFence.Load():
+	case b == nil, !a.First, a.r.MinHold > 0, !a.begins(), a.cfg.Info.Router, a.cfg.Info.Topology != "", sabotage.SlowFence.Load():
 		return nil
 	}
-	if _, ok := levels[b.Options.Isolation]; !ok {
+	if _, ok := schema.Levels[b.Options.Isolation]; !ok {
 		return nil
 	}
 	return b
@@ -46,16 +46,7 @@ func (a *attempt) beginsWith() *strategy.Beginning {
 
 // begins reports whether a transaction can begin with its lease, and end with it.
 func (l *Locker) begins() bool {
-	return l.procedures.Has(l.table.TakeProcedure(), l.table.GiveProcedure())
-}
-
-// levels are the isolation levels, as SET TRANSACTION has them.
-var levels = map[driver.IsolationLevel]string{
-	driver.IsolationLevel(sql.LevelDefault):         "",
-	driver.IsolationLevel(sql.LevelReadUncommitted): "READ UNCOMMITTED",
-	driver.IsolationLevel(sql.LevelReadCommitted):   "READ COMMITTED",
-	driver.IsolationLevel(sql.LevelRepeatableRead):  "REPEATABLE READ",
-	driver.IsolationLevel(sql.LevelSerializable):    "SERIALIZABLE",
+	return l.cfg.Procedures.Has(l.cfg.Table.TakeProcedure(), l.cfg.Table.GiveProcedure())
 }
 
 // tryBegin asks once for the lease, and for the transaction with it. What does not come
@@ -77,7 +68,7 @@ func (a *attempt) tryBegin(ctx context.Context, b *strategy.Beginning) (s *Lease
 	case err == nil && a.left > 0:
 		return nil, nil
 	}
-	return a.try(ctx, a.r.Wait > 0)
+	return a.try(ctx, a.Wait > 0)
 }
 
 // beginOn is tryBegin on c, whose turn is the caller's. If ours is false, somebody else takes
@@ -97,7 +88,7 @@ func (a *attempt) beginOn(ctx context.Context, c *pool.Conn, opts driver.TxOptio
 		left = strategy.Vacant
 	case ours && server.Number(err) != 0:
 		if server.Missing(err) || server.Denied(err) {
-			a.procedures.Set(a.table.TakeProcedure(), false)
+			a.cfg.Procedures.Set(a.cfg.Table.TakeProcedure(), false)
 		}
 		left = strategy.Abandoned(ctx, c, background)
 	}
@@ -129,17 +120,17 @@ func (a *attempt) beginBlock(opts driver.TxOptions) pool.Block {
 	if opts != (driver.TxOptions{}) {
 		text = a.beginText(opts)
 	}
-	turn, poller := a.precedence(a.r.Key, a.r.Wait > 0, a.polite())
-	return a.block(text, schema.Hex(a.r.Key), a.ttl.Microseconds(), lockname.OfWakeUp(a.namespace, a.r.Key), turn, poller)
+	turn, poller := a.precedence(a.r.Key, a.Wait > 0, a.polite())
+	return a.block(text, schema.Hex(a.r.Key), a.ttl.Microseconds(), lockname.OfWakeUp(a.cfg.Namespace, a.r.Key), turn, poller)
 }
 
 // beginText is the text of beginBlock. See [schema.Table.TakeProcedure]; MariaDB runs the same
 // as an anonymous block. The comment is for those who look for a lease in what the server is
 // doing.
 func (l *Locker) beginText(opts driver.TxOptions) string {
-	if !l.info.MariaDB {
+	if !l.cfg.Info.Blocks {
 		return fmt.Sprintf("CALL %s(%s, %s, %s, ?, ?, ?, NULLIF(?, '"+nobody+"'), %d, %t) /* lease and BEGIN */",
-			l.table.TakeProcedure(), schema.Literal(l.namespace), schema.Unhex, schema.Literal(l.owner), opts.Isolation, opts.ReadOnly)
+			l.cfg.Table.TakeProcedure(), schema.Literal(l.cfg.Namespace), schema.Unhex, schema.Literal(l.owner), opts.Isolation, opts.ReadOnly)
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "BEGIN NOT ATOMIC START TRANSACTION READ WRITE; SET @mysqllock_name = %[1]s, @mysqllock_ttl = ?, @mysqllock_wake = "+lockname.Value+", @mysqllock_turn = ?, @mysqllock_poller = "+lockname.Value+","+
@@ -149,8 +140,8 @@ func (l *Locker) beginText(opts driver.TxOptions) string {
 		"IF %[5]s >= @mysqllock_turn THEN INSERT INTO %[3]s (namespace, name) VALUES (%[4]s, @mysqllock_name)"+
 		" ON DUPLICATE KEY UPDATE token = token + 1, owner = %[6]s, expires = UTC_TIMESTAMP(6) + INTERVAL @mysqllock_ttl MICROSECOND; "+
 		"SET @mysqllock_token = @mysqllock_next + 1; END IF; END IF; IF @mysqllock_token = 0 THEN ROLLBACK; ELSE COMMIT; ",
-		schema.Unhex, schema.Remaining(""), l.table, schema.Literal(l.namespace), wakeUpNamed("@mysqllock_wake", "0"), schema.Literal(l.owner))
-	if level := levels[opts.Isolation]; level != "" {
+		schema.Unhex, schema.Remaining(""), l.cfg.Table, schema.Literal(l.cfg.Namespace), wakeUpNamed("@mysqllock_wake", "0"), schema.Literal(l.owner))
+	if level := schema.Levels[opts.Isolation]; level != "" {
 		b.WriteString("SET TRANSACTION ISOLATION LEVEL " + level + "; ")
 	}
 	b.WriteString("START TRANSACTION")
@@ -186,7 +177,7 @@ func (l *Locker) endsWith(conn driver.Conn, leases []*Lease) bool {
 func (l *Locker) CommitAndRelease(ctx context.Context, c *pool.Conn, s *Lease) (done, unknown bool, err error) {
 	ctx = marked(ctx, step.Fence, s)
 	s.setEnding(true)
-	outcome, err := l.commit(ctx, c, []*Lease{s}, l.table.GiveProcedure(), func(left time.Duration, mark string) pool.Block {
+	outcome, err := l.commit(ctx, c, []*Lease{s}, l.cfg.Table.GiveProcedure(), func(left time.Duration, mark string) pool.Block {
 		return s.giveBlock(left, mark)
 	})
 	if outcome == server.Committed { // and the wake-up lock is released
@@ -212,8 +203,8 @@ func unwritable(err error) bool {
 
 // giveBlock releases the lease and commits if the lease is held.
 func (s *Lease) giveBlock(bound time.Duration, mark string) pool.Block {
-	wake, token := lockname.OfWakeUp(s.l.namespace, s.key), int64(s.token) //nolint:gosec // tokens are counted by one
-	if !s.l.info.MariaDB {
+	wake, token := lockname.OfWakeUp(s.l.cfg.Namespace, s.key), int64(s.token) //nolint:gosec // tokens are counted by one
+	if !s.l.cfg.Info.Blocks {
 		return s.l.block(s.l.texts.give, schema.Hex(s.key), token, wake, mark)
 	}
 	seconds, whole := bounds(bound)
@@ -225,13 +216,13 @@ func (s *Lease) giveBlock(bound time.Duration, mark string) pool.Block {
 // DSN's clientFoundRows. SYSDATE is the time after that wait; on a replica that runs the statement
 // again it would be another time, but with such a log there are no leases.
 func (l *Locker) giveText() string {
-	if !l.info.MariaDB {
+	if !l.cfg.Info.Blocks {
 		return fmt.Sprintf("CALL %s(%s, %s, ?, %s, ?, ?) /* fence, release and COMMIT */",
-			l.table.GiveProcedure(), schema.Literal(l.namespace), schema.Unhex, schema.Literal(l.owner))
+			l.cfg.Table.GiveProcedure(), schema.Literal(l.cfg.Namespace), schema.Unhex, schema.Literal(l.owner))
 	}
 	return "BEGIN NOT ATOMIC SET @mysqllock_name = " + schema.Unhex + ", @mysqllock_token = ?, @mysqllock_bound = ?, @mysqllock_row_wait = ?; " +
 		l.within("@mysqllock_bound", "@mysqllock_row_wait", fmt.Sprintf("UPDATE %s SET %s WHERE namespace = %s AND name = @mysqllock_name AND token = @mysqllock_token AND owner = %s AND %s; ",
-			l.table, schema.Released, schema.Literal(l.namespace), schema.Literal(l.owner), schema.Lasts(""))) +
+			l.cfg.Table, schema.Released, schema.Literal(l.cfg.Namespace), schema.Literal(l.owner), schema.Lasts(""))) +
 		"IF ROW_COUNT() = 1 THEN COMMIT; SET @mysqllock_done = ?; DO RELEASE_LOCK(" + lockname.Value + "); ELSE SELECT 0; END IF; END"
 }
 
@@ -243,15 +234,66 @@ func (s *Lease) setEnding(is bool) {
 	s.mu.Unlock()
 }
 
-// loseFound is lose for a renewal that has not found the lease.
+// loseFound is lose for a renewal that has not found the lease, which runs within l.running.
 func (s *Lease) loseFound() {
 	s.mu.Lock()
 	ending := s.ending
 	s.mu.Unlock()
-	if !ending {
-		s.lose(errNotOurs)
+	if ending {
+		return
+	}
+	why := &notOurs{other: errNotOurs}
+	s.lose(why)
+	s.l.running.Go(func() { why.ask(s) })
+}
+
+// notOurs is why a lease is lost: other, or that somebody has taken it away by force, once that is
+// known. No loss waits for it.
+type notOurs struct {
+	other  error
+	forced atomic.Pointer[schema.Forced]
+}
+
+func (e *notOurs) Error() string {
+	if f := e.forced.Load(); f != nil {
+		return fmt.Sprintf("it was taken away on %v", f)
+	}
+	return e.other.Error()
+}
+
+func (e *notOurs) Unwrap() error { return e.other }
+
+// whyNotOurs is a notOurs that has asked, for a caller that waits.
+func (s *Lease) whyNotOurs() error {
+	why := &notOurs{other: errNotOurs}
+	why.ask(s)
+	return why
+}
+
+// ask asks the server who has taken the lease away by force. It does not wait for long.
+func (e *notOurs) ask(s *Lease) {
+	l := s.l
+	if l.untold.Load() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(l.running.Ctx, askWhy)
+	defer cancel()
+	c, err := l.cfg.Control.Acquire(ctx)
+	if err != nil {
+		return
+	}
+	defer c.Release()
+	rows, err := server.Query(ctx, c.Conn, "SELECT released FROM "+l.cfg.Table.String()+" WHERE "+l.row("", s.key))
+	if err != nil || len(rows) == 0 {
+		return
+	}
+	if f, ok := schema.ReadForced(rows[0][0]); ok && f.Token == s.token {
+		e.forced.Store(&f)
 	}
 }
+
+// askWhy is how long whoever asks for a Forced waits.
+const askWhy = time.Second
 
 // released reports what the commit has released: given is sure, maybe is that nobody knows.
 func (s *Lease) released() (given, maybe bool) {

@@ -87,7 +87,7 @@ func beginning(with string) func(string) bool {
 // transaction with the options that were asked for; another one checks, releases and
 // commits.
 func TestBeginWithLease(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		_, err := s.db.Exec("CREATE TABLE written (id INT PRIMARY KEY)")
 		dbtest.OK(t, err)
 		l, other := s.locker(setup{}), s.locker(setup{})
@@ -137,7 +137,7 @@ func TestBeginWithLease(t *testing.T) {
 
 // TestBeginWithIsolation: the transaction has the level that was asked for.
 func TestBeginWithIsolation(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		_, err := s.db.Exec("CREATE TABLE written (id INT PRIMARY KEY)")
 		dbtest.OK(t, err)
 		l := s.locker(setup{})
@@ -169,7 +169,7 @@ func TestBeginWithIsolation(t *testing.T) {
 // TestBeginRefused: what is not free begins no transaction, nor does a session whose
 // clock stands still, and nothing is left on the connection.
 func TestBeginRefused(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		l, other := s.locker(setup{}), s.locker(setup{})
 		b := l.beginner(nil)
 		dbtest.OK(t, b.begun("k").Release())
@@ -237,7 +237,7 @@ func (b *beginner) Detach(key string) error {
 // TestBeginLostAnswer: the answer to the statement that takes the lease and begins comes
 // too late, or never. The lease is not left behind, and the connection is not used again.
 func TestBeginLostAnswer(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, late := range []bool{true, false} {
 			l := s.locker(setup{})
 			b := l.beginner(nil)
@@ -283,7 +283,7 @@ func TestBeginLostAnswer(t *testing.T) {
 // TestBeginArrivesLate: a statement whose caller has gone reaches the server too late to
 // be granted anything, since its connection has been closed there.
 func TestBeginArrivesLate(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		b := l.beginner(nil)
 		dbtest.OK(t, b.begun("k").Release())
@@ -313,7 +313,7 @@ func TestBeginArrivesLate(t *testing.T) {
 
 // TestBeginKilled: a KILL QUERY that comes between the grant and the answer, or before it.
 func TestBeginKilled(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, after := range []bool{true, false} {
 			l := s.locker(setup{})
 			k := &dbtest.Disturbed{After: after}
@@ -339,7 +339,7 @@ func TestBeginKilled(t *testing.T) {
 
 // TestKilledRelease: as TestKilledCommit, for the commit that releases the lease.
 func TestKilledRelease(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		_, err := s.db.Exec("CREATE TABLE written (id INT PRIMARY KEY AUTO_INCREMENT)")
 		dbtest.OK(t, err)
 		const signal = "SIGNAL SQLSTATE '70100' SET MYSQL_ERRNO = 1317;"
@@ -407,7 +407,7 @@ func TestKilledRelease(t *testing.T) {
 
 // TestReleaseChecks: what is not held any more is not committed, nor released.
 func TestReleaseChecks(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		_, err := s.db.Exec("CREATE TABLE written (id INT PRIMARY KEY AUTO_INCREMENT)")
 		dbtest.OK(t, err)
 		for name, take := range map[string]func(){
@@ -450,7 +450,7 @@ func TestReleaseChecks(t *testing.T) {
 // TestReleaseWaits: a commit that releases decides by the row as it is once it has got it, and
 // by the time that it is then.
 func TestReleaseWaits(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, level := range []string{"READ UNCOMMITTED", "READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"} {
 			for name, c := range map[string]struct {
 				assignments string
@@ -488,7 +488,7 @@ func TestReleaseWaits(t *testing.T) {
 // TestRenewalBesideRelease: a renewal that comes after the commit has released the lease,
 // and before its caller knows of that, makes no lost lease of it.
 func TestRenewalBesideRelease(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		l, k := s.locker(setup{}), &dbtest.Disturbed{}
 		b := l.beginner(func(conn driver.Conn) driver.Conn { k.Conn = conn; return k })
 		lost := make(chan error, 1)
@@ -519,7 +519,7 @@ func TestRenewalBesideRelease(t *testing.T) {
 // TestBeginWithoutProcedures: where they may not be made, or are dropped while they are in
 // use, leases are taken apart, and the commit is one without the release.
 func TestBeginWithoutProcedures(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		if s.MariaDB() {
 			t.Skip("there the same is an anonymous block")
 		}
@@ -572,7 +572,7 @@ func (c panicking) QueryContext(ctx context.Context, text string, args []driver.
 // TestDriverPanicsWhileItBegins: if the driver of the transaction's connection panics, the next
 // caller of the process gets the lease.
 func TestDriverPanicsWhileItBegins(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		dbtest.OK(t, l.beginner(nil).begun("other").Release()) // it is known how to begin
 		func() {

@@ -31,20 +31,20 @@ func (l *Locker) Commit(ctx context.Context, c *pool.Conn, leases []*Lease) (don
 	leases = slices.Clone(leases)
 	sortByKey(leases)
 	leases = slices.Compact(leases)
-	if len(leases) == 0 || l.info.Topology != "" || sabotage.SlowFence.Load() {
+	if len(leases) == 0 || l.cfg.Info.Topology != "" || sabotage.SlowFence.Load() {
 		return false, false, nil // only a write is seen by all nodes
 	}
 	text := l.commitBlock
-	if !l.info.MariaDB {
+	if !l.cfg.Info.Blocks {
 		text = l.commitCall
 	}
-	outcome, err := l.commit(ctx, c, leases, l.table.CommitProcedure(), func(left time.Duration, mark string) pool.Block { return pool.Block{Text: text(leases, left, mark)} })
+	outcome, err := l.commit(ctx, c, leases, l.cfg.Table.CommitProcedure(), func(left time.Duration, mark string) pool.Block { return pool.Block{Text: text(leases, left, mark)} })
 	return outcome.Done(), outcome == server.Unknown, err
 }
 
 // commit is Commit by the statement of block, which calls that procedure.
 func (l *Locker) commit(ctx context.Context, c *pool.Conn, leases []*Lease, by schema.Procedure, block func(left time.Duration, mark string) pool.Block) (server.Outcome, error) {
-	if !l.procedures.Has(by) {
+	if !l.cfg.Procedures.Has(by) {
 		return server.NoWay, nil
 	}
 	for {
@@ -53,21 +53,21 @@ func (l *Locker) commit(ctx context.Context, c *pool.Conn, leases []*Lease, by s
 			return server.Failed, err
 		}
 		mark := "" // a MySQL Router shares no connection that has user variables
-		if !l.info.Router {
+		if !l.cfg.Info.Router {
 			mark = pool.NewMark()
 		}
 		outcome, err := server.CheckAndCommit(ctx, c.Conn, mark, func() ([][]string, error) { return c.QueryBlock(ctx, block(left, mark)) })
 		switch {
 		case outcome == server.NoWay:
-			l.procedures.Set(by, l.info.MariaDB)
+			l.cfg.Procedures.Set(by, l.cfg.Info.Blocks)
 			return outcome, nil
 		case outcome == server.CheckFailed:
 			return outcome, l.Fence(ctx, c.Conn, leases) // which tells which of them it is
 		case outcome.Done():
 			return outcome, nil
 		}
-		// MySQL bounds no wait in a procedure.
-		if outcome == server.Failed && server.Locked(err) && !l.info.MariaDB && !l.info.EndsTransaction(err) &&
+		// No wait in a procedure is bounded.
+		if outcome == server.Failed && server.Locked(err) && !l.cfg.Info.Settings && !l.cfg.Info.EndsTransaction(err) &&
 			strategy.Sleep(ctx, min(left, time.Millisecond+rand.N(4*time.Millisecond))) {
 			continue
 		}
@@ -108,7 +108,7 @@ func (l *Locker) commitCall(leases []*Lease, _ time.Duration, mark string) strin
 	for i, s := range leases {
 		rows[i] = fmt.Sprintf(`["%x", %d, "%x"]`, s.key, s.token, s.l.owner)
 	}
-	return fmt.Sprintf("CALL %s(%s, '[%s]', %s) /* fence and COMMIT */", l.table.CommitProcedure(), schema.Literal(l.namespace), strings.Join(rows, ", "), schema.Name(mark))
+	return fmt.Sprintf("CALL %s(%s, '[%s]', %s) /* fence and COMMIT */", l.cfg.Table.CommitProcedure(), schema.Literal(l.cfg.Namespace), strings.Join(rows, ", "), schema.Name(mark))
 }
 
 // commitBlock is the same as an anonymous block, on MariaDB. sql_mode ORACLE declares
@@ -118,7 +118,7 @@ func (l *Locker) commitBlock(leases []*Lease, bound time.Duration, mark string) 
 	b.WriteString("BEGIN NOT ATOMIC SET @mysqllock_held = 0; ")
 	for _, s := range leases {
 		b.WriteString(l.bounded(fmt.Sprintf("SELECT @mysqllock_held + COUNT(*) INTO @mysqllock_held FROM %s r WHERE %s AND r.token = %d AND r.owner = %s AND %s LOCK IN SHARE MODE; ",
-			l.table, l.row("r.", s.key), s.token, schema.Literal(s.l.owner), schema.Lasts("r.")), bound))
+			l.cfg.Table, l.row("r.", s.key), s.token, schema.Literal(s.l.owner), schema.Lasts("r.")), bound))
 	}
 	fmt.Fprintf(&b, "IF @mysqllock_held = %d THEN COMMIT; SET @mysqllock_done = '%s'; ELSE SELECT 0; END IF; END", len(leases), mark)
 	return b.String()

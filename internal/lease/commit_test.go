@@ -83,9 +83,9 @@ func TestCommit(t *testing.T) {
 
 		// Without the procedure, and where only a write is a fence, it leaves that to others.
 		other := s.locker(setup{})
-		other.procedures.Set(other.table.CommitProcedure(), false)
+		other.cfg.Procedures.Set(other.cfg.Table.CommitProcedure(), false)
 		if s.MariaDB() {
-			other.info.Topology = server.Galera
+			other.cfg.Info.Topology = server.Galera
 		}
 		a = other.acquire(request("a"))
 		s.onConn(func(conn driver.Conn) {
@@ -98,7 +98,7 @@ func TestCommit(t *testing.T) {
 
 // commits reports whether a statement checks and commits.
 func commits(text string) bool {
-	return strings.Contains(text, "mysqllock_held") || strings.Contains(text, "mysqllock_done2")
+	return strings.Contains(text, "mysqllock_held") || strings.Contains(text, "mysqllock_done3")
 }
 
 // TestKilledCommit: a KILL QUERY that comes between COMMIT and the answer makes no lost
@@ -131,7 +131,7 @@ func TestKilledCommit(t *testing.T) {
 		} {
 			for _, autocommit := range []string{"1", "0"} {
 				t.Run(name+"/autocommit="+autocommit, func(t *testing.T) {
-					if c.conn.Text != nil && !l.info.MariaDB {
+					if c.conn.Text != nil && !l.cfg.Info.MariaDB {
 						return // the text of a procedure is not ours to change
 					}
 					s.onConn(func(conn driver.Conn) {
@@ -161,7 +161,7 @@ func TestKilledCommit(t *testing.T) {
 			}
 		}
 		// Behind a Router no user variable says how far it came.
-		l.info.Router = true
+		l.cfg.Info.Router = true
 		s.onConn(func(conn driver.Conn) {
 			ctx := dbtest.Limited(t)
 			dbtest.OK(t, server.Exec(ctx, conn, "START TRANSACTION"))
@@ -176,7 +176,7 @@ func TestKilledCommit(t *testing.T) {
 			}
 			dbtest.OK(t, server.Exec(ctx, conn, "ROLLBACK"))
 		})
-		l.info.Router = false
+		l.cfg.Info.Router = false
 		// Where the connection is gone as well, nobody knows.
 		s.onConn(func(conn driver.Conn) {
 			ctx := dbtest.Limited(t)

@@ -203,15 +203,15 @@ func (l *Locker) lookSQL(takes []*take, leaves []*leaving) string {
 	return fmt.Sprintf("SELECT name, token, owner <=> %s, %s, IF(%s AND NOT %s, IF(%s AND IS_FREE_LOCK(%s) = 0, %s, 1 + %s), 0)"+
 		" FROM %s FORCE INDEX (PRIMARY) WHERE namespace = %s AND name IN (%s) FOR UPDATE SKIP LOCKED",
 		schema.Literal(l.owner), schema.Remaining(""), asked, schema.Live(""),
-		among(polite, len(takes)), lockname.SQLOfLeasePoller(l.namespace, "name"), rowAwaited,
-		wakeUpNamed(lockname.SQLOfWakeUp(l.namespace, "name"), "0"),
-		l.table, schema.Literal(l.namespace), strings.Join(names, ", "))
+		among(polite, len(takes)), lockname.SQLOfLeasePoller(l.cfg.Namespace, "name"), rowAwaited,
+		wakeUpNamed(lockname.SQLOfWakeUp(l.cfg.Namespace, "name"), "0"),
+		l.cfg.Table, schema.Literal(l.cfg.Namespace), strings.Join(names, ", "))
 }
 
 // exchangeSQL grants and releases leases whose rows are locked. The insert always meets them,
 // each by its primary key; it counts two rows for each.
 func (l *Locker) exchangeSQL(granted []*take, held []*leaving) string {
-	namespace := schema.Literal(l.namespace)
+	namespace := schema.Literal(l.cfg.Namespace)
 	var rows, names, ttls []string
 	for _, t := range granted {
 		name := schema.Literal(t.of.r.Key)
@@ -221,19 +221,22 @@ func (l *Locker) exchangeSQL(granted []*take, held []*leaving) string {
 	for _, r := range held {
 		rows = append(rows, "("+namespace+", "+schema.Literal(r.s.key)+")")
 	}
-	ttl := "0"
-	switch different := slices.Compact(slices.Clone(ttls)); len(different) {
-	case 0:
-	case 1:
-		ttl = ttls[0]
-	default:
-		ttl = fmt.Sprintf("ELT(FIELD(name, %s), %s)", strings.Join(names, ", "), strings.Join(ttls, ", "))
-	}
 	return fmt.Sprintf("INSERT INTO %s (namespace, name) VALUES %s ON DUPLICATE KEY UPDATE"+
 		" token = token + (%[3]s), owner = IF(%[3]s, %[4]s, IF(RELEASE_LOCK(%[5]s) IS NULL, NULL, NULL)),"+
 		" expires = IF(%[3]s, UTC_TIMESTAMP(6) + INTERVAL %[6]s MICROSECOND, LEAST(expires, UTC_TIMESTAMP(6)))",
-		l.table, strings.Join(rows, ", "), among(names, len(rows)), schema.Literal(l.owner),
-		lockname.SQLOfWakeUp(l.namespace, "name"), ttl)
+		l.cfg.Table, strings.Join(rows, ", "), among(names, len(rows)), schema.Literal(l.owner),
+		lockname.SQLOfWakeUp(l.cfg.Namespace, "name"), byName(names, ttls))
+}
+
+// byName is, in each row that has one of names, the value for that name; 0 without any.
+func byName(names, values []string) string {
+	switch different := slices.Compact(slices.Clone(values)); len(different) {
+	case 0:
+		return "0"
+	case 1:
+		return values[0]
+	}
+	return fmt.Sprintf("ELT(FIELD(name, %s), %s)", strings.Join(names, ", "), strings.Join(values, ", "))
 }
 
 // among is the condition that a row, which is one of so many, has one of the names.

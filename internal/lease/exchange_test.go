@@ -5,10 +5,8 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,6 +14,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
@@ -66,50 +65,6 @@ func (l *locker) rowsOf(requests []Request) {
 	for _, r := range requests {
 		dbtest.OK(l.s.T, l.acquire(request(r.Key)).Release())
 	}
-}
-
-// TestShared: requests that wait for a connection take one transaction, and so do releases.
-func TestShared(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		l := s.locker(setup{max: 2})
-		const n = 30
-		all := requests(n, request)
-		all[1].TTL = 2 * time.Minute
-		l.rowsOf(all)
-		var sent func() []string
-		held := l.together(func() { sent = l.tap.Texts() }, dbtest.Limited(t), all...)
-		for i, a := range held {
-			<-a.done
-			dbtest.OK(t, a.err)
-			if r := s.row(all[i].Key); !r.live || r.token != 2 || a.lease.Token() != 2 || s.wakeUps(all[i].Key) != 1 || r.left.Round(time.Minute) > all[i].TTL.Round(time.Minute) {
-				t.Errorf("%s has token %d; the row is %+v", all[i].Key, a.lease.Token(), r)
-			}
-		}
-		if left := s.row(all[1].Key).left; left < time.Minute {
-			t.Errorf("a lease of %v lasts for %v", all[1].TTL, left)
-		}
-		texts := sent()
-		if !areExchange(texts) {
-			t.Errorf("%d requests are sent as %q", n, heads(texts))
-		}
-		sent = l.tap.Texts()
-		l.renewNow(held[0].lease, held[n-1].lease) // as others are
-		dbtest.Soon(t, "they are renewed", func() bool { return count(sent(), "INSERT") == 1 })
-		for _, a := range held {
-			dbtest.OK(t, a.lease.Err())
-		}
-
-		sent = l.releaseTogether(t, held, func(int, error) {})
-		if texts := sent(); !areExchange(texts) {
-			t.Errorf("%d releases are sent as %q", n, heads(texts))
-		}
-		for _, r := range all {
-			if row := s.row(r.Key); row.live || row.owner != "" || row.token != 2 || s.wakeUps(r.Key) != 0 {
-				t.Errorf("after the release of %s: %+v", r.Key, row)
-			}
-		}
-		dbtest.Soon(t, "no connection is kept", func() bool { return l.conns.Stat().InUse == 0 })
-	})
 }
 
 // releaseTogether releases leases whose wake-up locks are on one connection, at the same
@@ -217,11 +172,15 @@ func TestSharedOutcomes(t *testing.T) {
 			t.Errorf("nobody has it: %v", end["held"].err)
 		}
 		cancel() // those that wait by now
-		for _, key := range []string{"wait", "signalled in turn"} {
-			<-end[key].done
-			dbtest.Want(t, end[key].err, context.Canceled)
+		<-end["wait"].done
+		dbtest.Want(t, end["wait"].err, context.Canceled)
+		// Its row is free: on a busy machine it may have asked again by now.
+		a := end["signalled in turn"]
+		if <-a.done; !errors.Is(a.err, context.Canceled) {
+			dbtest.OK(t, a.err)
+			dbtest.OK(t, a.lease.Release())
 		}
-		a := end["also free"]
+		a = end["also free"]
 		<-a.done
 		dbtest.OK(t, a.err)
 		dbtest.OK(t, a.lease.Release())
@@ -327,7 +286,7 @@ func TestSharedLate(t *testing.T) {
 		arrive()
 		for _, a := range got {
 			<-a.done
-			dbtest.Want(t, a.err, errNoAnswer)
+			dbtest.Want(t, a.err, strategy.ErrNoAnswer)
 		}
 		for _, r := range all {
 			dbtest.OK(t, l.acquire(waiting(r.Key, 20*time.Second)).Release())
@@ -414,77 +373,6 @@ func TestSharedReleases(t *testing.T) {
 				t.Errorf("after the release of %s: %+v", r.Key, row)
 			}
 			dbtest.OK(t, l.acquire(waiting(r.Key, 20*time.Second)).Release())
-		}
-	})
-}
-
-// TestSharedStorm: among many goroutines of two processes, with few connections that break
-// all the time, nobody has a key that another one has, tokens grow, and nothing is left.
-func TestSharedStorm(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		const keys, workers, lasting = 24, 48, 4 * time.Second
-		processes := []*locker{s.locker(setup{max: 4}), s.locker(setup{max: 4})}
-		var inside [keys]atomic.Int32
-		var highest [keys]atomic.Uint64
-		var granted, shared atomic.Int64
-		end := time.Now().Add(lasting)
-		var all sync.WaitGroup
-		var sent []func() []string
-		for p, l := range processes {
-			sent = append(sent, l.tap.Texts())
-			for range workers / 2 {
-				all.Go(func() {
-					for time.Now().Before(end) {
-						n := rand.IntN(keys)
-						ctx, cancel := context.WithTimeout(dbtest.Limited(t), rand.N(2*time.Second)+time.Millisecond)
-						r := waiting(fmt.Sprintf("k%d", n), rand.N(2*time.Second))
-						if rand.IntN(3) == 0 {
-							r.Wait = 0
-						}
-						lease, err := l.Acquire(ctx, r)
-						if err != nil {
-							cancel()
-							continue
-						}
-						granted.Add(1)
-						if others := inside[n].Add(1); others != 1 && lease.Err() == nil {
-							t.Errorf("%d have key %d", others, n)
-						}
-						if before := highest[n].Swap(lease.Token()); before >= lease.Token() {
-							t.Errorf("key %d had token %d before %d", n, before, lease.Token())
-						}
-						time.Sleep(rand.N(2 * time.Millisecond))
-						inside[n].Add(-1)
-						_ = lease.Release() // it may be lost by then, or its connection broken
-						cancel()
-					}
-				})
-			}
-			if p == 0 {
-				continue
-			}
-			all.Go(func() {
-				for time.Now().Before(end) {
-					time.Sleep(rand.N(300 * time.Millisecond))
-					processes[rand.IntN(2)].tap.Break()
-				}
-			})
-		}
-		all.Wait()
-		for _, texts := range sent {
-			shared.Add(int64(count(texts(), "START TRANSACTION")))
-		}
-		t.Logf("%d leases, %d transactions for several", granted.Load(), shared.Load())
-		if granted.Load() < 50 || shared.Load() == 0 {
-			t.Error("that is no storm")
-		}
-		for _, l := range processes {
-			l.close()
-		}
-		var left int
-		dbtest.OK(t, s.db.QueryRow("SELECT COUNT(*) FROM "+s.table.String()+" WHERE "+schema.Live("")).Scan(&left))
-		if left > 0 {
-			t.Errorf("%d leases are left", left)
 		}
 	})
 }
@@ -687,52 +575,6 @@ func TestExchangeOutcomes(t *testing.T) {
 	})
 }
 
-// TestExchangeUnknown: where the answer to the COMMIT is lost, or the connection breaks before
-// it, requests ask again, and releases do, too.
-func TestExchangeUnknown(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		for _, statement := range []string{"COMMIT", "INSERT", "SELECT", "START"} {
-			l := s.locker(setup{max: 2})
-			all := requests(5, func(key string) Request { return waiting(statement+key, 20*time.Second) })
-			l.rowsOf(all)
-			held := l.taken(t, statement+"before", 5)
-			var arrive func()
-			begin := func() {
-				arrive = l.tap.Stall(statement)
-				sent := l.tap.Texts()
-				go func() {
-					for count(sent(), statement) == 0 || statement == "COMMIT" && s.row(all[4].Key).token < 2 {
-						time.Sleep(10 * time.Millisecond)
-					}
-					l.tap.Break()
-				}()
-			}
-			e := l.exchangeAll(t, begin, all, held, false)
-			want := uint64(2)
-			if statement == "COMMIT" {
-				want = 3
-			}
-			for i, a := range e.asked {
-				dbtest.OK(t, a.err)
-				if r := s.row(all[i].Key); a.lease.Token() != want || !r.live {
-					t.Errorf("%s: token %d, want %d; the row is %+v", statement, a.lease.Token(), want, r)
-				}
-			}
-			for i, a := range held {
-				dbtest.OK(t, e.released[i])
-				if r := s.row(a.lease.key); r.live {
-					t.Errorf("%s: after the release of %s: %+v", statement, a.lease.key, r)
-				}
-			}
-			for _, a := range e.asked {
-				dbtest.OK(t, a.lease.Release())
-			}
-			arrive()
-			l.close()
-		}
-	})
-}
-
 // TestExchangeRefused: where the server refuses the write for one of them, the others are
 // granted, and released, alone, and nothing stays in a transaction.
 func TestExchangeRefused(t *testing.T) {
@@ -823,7 +665,7 @@ func TestExchangePolled(t *testing.T) {
 // TestExchangeFull: a connection that may carry no more wake-up locks takes no requests along.
 func TestExchangeFull(t *testing.T) {
 	l, h := new(Locker), &lockConn{wakeUps: make(map[string]*Lease)}
-	for i := range l.maxWakeUps() {
+	for i := range maxWakeUps {
 		l.takes.Join(new(take))
 		if got := len(l.takesFor(h)); got != 1 {
 			t.Fatalf("with %d wake-up locks it takes %d along", i, got)
@@ -898,7 +740,7 @@ func TestExchangeClosed(t *testing.T) {
 				defer close(closed)
 				l.Close()
 			}()
-			<-l.ctx.Done()
+			<-l.running.Ctx.Done()
 			if !late {
 				arrive()
 			}

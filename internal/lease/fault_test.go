@@ -11,6 +11,7 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
@@ -110,7 +111,7 @@ func TestNoAnswerForACallerThatStays(t *testing.T) {
 		}()
 		select {
 		case err := <-failed:
-			if !errors.Is(err, errNoAnswer) {
+			if !errors.Is(err, strategy.ErrNoAnswer) {
 				t.Errorf("it ended with %v", err)
 			}
 		case <-time.After(4 * time.Second):
@@ -152,7 +153,7 @@ func TestLateAnswerBehindRowLock(t *testing.T) {
 		dbtest.OK(t, err)
 		time.Sleep(1100 * time.Millisecond) // it is over
 		arrive()
-		if err := <-failed; !errors.Is(err, errNoAnswer) {
+		if err := <-failed; !errors.Is(err, strategy.ErrNoAnswer) {
 			t.Errorf("it ended with %v", err)
 		}
 		dbtest.OK(t, tx.Rollback())

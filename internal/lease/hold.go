@@ -34,6 +34,7 @@ type Lease struct {
 	lost    func(error)
 	ticket  *queue.Ticket
 	since   time.Time // when this process was given the key by the server
+	granted time.Time // when the server granted it
 	handed  int       // how often it went from caller to caller since then
 	asked   step.Asked
 
@@ -68,9 +69,10 @@ func margin(ttl time.Duration) time.Duration {
 
 // grant makes a lease of a grant on h, which carries its wake-up lock.
 func (a *attempt) grant(h *lockConn, ticket *queue.Ticket, ans answer) (*Lease, error) {
+	now := time.Now()
 	s := &Lease{
 		l: a.Locker, key: a.r.Key, token: ans.token, ttl: a.ttl, minHold: a.r.MinHold,
-		lost: a.r.Lost, ticket: ticket, since: time.Now(), begins: h.begins, asked: a.asked,
+		lost: a.r.Lost, ticket: ticket, since: now, granted: now, begins: h.begins, asked: a.asked,
 	}
 	s.lasts(ans.sent, a.ttl)
 	if a.r.MaxHold > 0 {
@@ -81,15 +83,16 @@ func (a *attempt) grant(h *lockConn, ticket *queue.Ticket, ans answer) (*Lease, 
 	defer s.mu.Unlock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed {
+	if l.running.Ctx.Err() != nil {
 		return nil, lockerr.ErrClosed
 	}
 	s.timer = time.AfterFunc(time.Until(s.deadline), s.expire)
-	s.ticket.Granted(&lockerr.Holder{Program: l.program})
+	s.ticket.Granted(&lockerr.Holder{Program: l.cfg.Owner})
 	l.leases[s] = struct{}{}
-	if h.begins {
+	switch {
+	case h.begins:
 		s.home = h.c
-	} else {
+	case l.wakes:
 		s.conn = h
 		h.wakeUps[s.key] = s
 	}
@@ -157,7 +160,9 @@ func (s *Lease) expire() {
 		cause = fmt.Errorf("it was not renewed in time: %w", cause)
 	}
 	s.mu.Unlock()
-	s.lose(cause)
+	why := &notOurs{other: cause}
+	s.lose(why)
+	s.l.running.Background(func(context.Context) { why.ask(s) }) // a holder that was frozen may have lost it before
 }
 
 // lose ends a lease that the server may give to another, or has given.
@@ -178,19 +183,13 @@ func (l *Locker) dropWakeUp(s *Lease) {
 	l.mu.Lock()
 	h := s.conn
 	s.conn = nil
-	first := h != nil && !l.closed
-	if first {
+	if h != nil {
 		h.stale = append(h.stale, s)
-		if first = len(h.stale) == 1; first {
-			l.running.Add(1)
-		}
 	}
+	first := h != nil && len(h.stale) == 1
 	l.mu.Unlock()
 	if first {
-		go func() {
-			defer l.running.Done()
-			l.releaseWakeUps(h)
-		}()
+		l.running.Background(func(context.Context) { l.releaseWakeUps(h) })
 	}
 }
 
@@ -240,7 +239,7 @@ func (s *Lease) Release() error {
 		return terms.Failure("release", s.key, err)
 	}
 	l := s.l
-	if l.enter() != nil {
+	if l.running.Enter() != nil {
 		return nil // Close gives it back
 	}
 	defer l.running.Done()
@@ -250,7 +249,7 @@ func (s *Lease) Release() error {
 		}
 		return nil
 	}
-	if s.minHold == 0 && !s.begins && s.handed < l.handOvers && time.Since(s.since) < l.handOverTime {
+	if s.minHold == 0 && !s.begins && s.handed < l.cfg.HandOvers && time.Since(s.since) < l.cfg.HandOverTime {
 		if given := (&handOver{from: s, told: make(chan error, 1)}); s.ticket.HandOver(l, given) {
 			return given.wait()
 		}
@@ -335,7 +334,7 @@ func (l *Locker) relinquish(s *Lease, sent bool) error {
 // was reached is ours: no context of the giver has ended.
 func stays(err error, until time.Time) error {
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = errors.New("the server did not answer in time")
+		err = strategy.ErrSilent
 	}
 	return fmt.Errorf("the lease is not given back yet, and the key may stay taken for up to %v; it is tried again until then: %w",
 		max(0, time.Until(until)).Round(time.Millisecond), err)
@@ -345,7 +344,7 @@ func stays(err error, until time.Time) error {
 // to stay taken because its process ends just now.
 func (l *Locker) lingering(until time.Time) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithDeadline(context.Background(), until)
-	stop := context.AfterFunc(l.ctx, func() {
+	stop := context.AfterFunc(l.running.Ctx, func() {
 		strategy.Sleep(ctx, handOverWait)
 		cancel()
 	})
@@ -365,7 +364,7 @@ func (l *Locker) release(ctx context.Context, s *Lease, sent bool) (done bool, e
 		case failed == nil && (found || sent): // not found again: the first time was enough
 			return true, nil
 		case failed == nil:
-			return true, lockerr.With(lockerr.ErrLost, errors.New("the server says that this process no longer held it"))
+			return true, lockerr.With(lockerr.ErrLost, s.whyNotOurs())
 		case err == nil || ctx.Err() == nil:
 			err = failed
 		}
@@ -394,22 +393,25 @@ func (l *Locker) connOf(ctx context.Context, s *Lease) (*lockConn, error) {
 
 // releaseOn releases a lease on h, whose turn is the caller's.
 func (l *Locker) releaseOn(ctx context.Context, h *lockConn, s *Lease) (found bool, err error) {
-	if l.readTimeout == 0 {
+	if l.cfg.ReadTimeout == 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, background/2)
 		defer cancel()
 	}
-	result, err := h.change(ctx, l.releaseBlock(s.key, s.token, s.minHold))
+	found, err = l.by.give(ctx, h, s.key, s.token, s.minHold)
+	if err == nil {
+		l.forgetWakeUps(ctx, h, []*leaving{{s: s, found: found}})
+	}
+	return found, err
+}
+
+func (l *Locker) giveAndWake(ctx context.Context, h *lockConn, key string, token uint64, minHold time.Duration) (found bool, err error) {
+	result, err := h.change(ctx, l.releaseBlock(key, token, minHold))
 	if err != nil {
 		return false, err
 	}
 	rows, err := result.RowsAffected()
-	if err != nil {
-		return false, err
-	}
-	found = rows > 0
-	l.forgetWakeUps(ctx, h, []*leaving{{s: s, found: found}})
-	return found, nil
+	return rows > 0, err
 }
 
 // releaseAll gives leases back whose rows nobody has locked just now. It returns those that
@@ -426,13 +428,17 @@ func (l *Locker) releaseAll(ctx context.Context, leases []*Lease) (left []*Lease
 	return left
 }
 
-// releaseSome is releaseAll in one statement. It returns those that it has passed over.
+// releaseSome is releaseAll on one connection. It returns those that it has passed over.
 func (l *Locker) releaseSome(ctx context.Context, leases []*Lease) (passed []*Lease, err error) {
 	h, err := l.borrow(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer l.giveBack(h)
+	return l.by.giveSome(ctx, h, leases)
+}
+
+func (l *Locker) giveSomeAndWake(ctx context.Context, h *lockConn, leases []*Lease) (passed []*Lease, err error) {
 	result, err := h.exec(ctx, l.changeSQL(leases, func(s *Lease) time.Duration { return s.minHold }, lasted, l.leave(), " SKIP LOCKED"))
 	if err != nil {
 		return nil, err
@@ -481,22 +487,23 @@ func (l *Locker) Fence(ctx context.Context, conn driver.Conn, leases []*Lease) e
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, left+giveUpCalmly)
+	ctx, cancel := context.WithTimeout(ctx, left+terms.Calmly)
 	defer cancel()
-	held, err := l.fence(ctx, conn, leases, left)
-	for server.Locked(err) && l.info.Topology == "" && !l.info.EndsTransaction(err) { // by the application's innodb_lock_wait_timeout
+	held, err := l.by.fence(ctx, conn, leases, left)
+	for server.Locked(err) && l.cfg.Info.Topology == "" && !l.cfg.Info.EndsTransaction(err) { // by the application's innodb_lock_wait_timeout
 		if left, err = timeLeft(leases); err != nil {
 			return err
 		}
-		held, err = l.fence(ctx, conn, leases, left)
+		held, err = l.by.fence(ctx, conn, leases, left)
 	}
 	if err != nil {
 		return fenceError(leases, err)
 	}
 	for _, s := range leases {
 		if !held[s.key] {
-			s.lose(errNotOurs)
-			return terms.Failure("commit", s.key, lockerr.With(lockerr.ErrLost, errNotOurs))
+			why := s.whyNotOurs()
+			s.lose(why)
+			return terms.Failure("commit", s.key, lockerr.With(lockerr.ErrLost, why))
 		}
 		if err := s.Err(); err != nil && !sabotage.SlowFence.Load() { // it may have run out while the fence waited
 			return terms.Failure("commit", s.key, err)
@@ -517,11 +524,11 @@ func (s *Lease) left() time.Duration {
 
 var errNotOurs = errors.New("the server says that the lease has expired, or has another holder")
 
-// fence returns the keys that are held. Where several nodes take writes, only a
+// fence asks which of leases are held, and keeps them so. Where several nodes take writes, only a
 // write is seen by all of them.
 func (l *Locker) fence(ctx context.Context, conn driver.Conn, leases []*Lease, bound time.Duration) (map[string]bool, error) {
 	held := make(map[string]bool)
-	if l.info.Topology == "" {
+	if l.cfg.Info.Topology == "" {
 		rows, err := server.Query(ctx, conn, l.fenceSQL(leases, bound))
 		for _, row := range rows {
 			held[row[0]] = true

@@ -19,6 +19,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
@@ -105,7 +106,7 @@ func TestManyLeases(t *testing.T) {
 			return runtime.NumGoroutine() <= half+many/4
 		})
 		// Those that are full, and two with room, since one may be renewing.
-		most := many/l.maxWakeUps() + sharedConns
+		most := many/maxWakeUps + sharedConns
 		dbtest.Soon(t, fmt.Sprintf("they are on %d connections", most), func() bool { return l.conns.Stat().InUse <= most })
 		sent, begin := l.tap.Texts(), time.Now()
 		time.Sleep(ttl + 500*time.Millisecond)
@@ -624,7 +625,7 @@ func TestClose(t *testing.T) {
 		if _, err := l.Acquire(dbtest.Limited(t), request("k")); !errors.Is(err, lockerr.ErrClosed) {
 			t.Errorf("after Close: %v", err)
 		}
-		if _, err := l.Await(dbtest.Limited(t), "k", time.Second); !errors.Is(err, lockerr.ErrClosed) {
+		if _, err := l.Await(dbtest.Limited(t), "k", time.Now(), time.Second); !errors.Is(err, lockerr.ErrClosed) {
 			t.Errorf("after Close: %v", err)
 		}
 		dbtest.Soon(t, "nothing is left on the server", func() bool { return len(s.inWakeUp()) == 0 && s.wakeUps("mine") == 0 })
@@ -634,15 +635,15 @@ func TestClose(t *testing.T) {
 
 func TestFence(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		l := s.locker(setup{})
-		a, b := l.acquire(request("a")), l.acquire(request("b"))
-		multi := s.info
-		multi.Topology = "several writers"
 		if s.info.SnapshotIsolation != s.MariaDB() {
 			t.Errorf("the probe tells %+v", s.info)
 		}
+		multi := s.info
+		multi.Topology = "several writers"
 		for _, info := range []server.Info{s.info, multi} {
-			l.info = info
+			l := s.locker(setup{info: &info})
+			keyA, keyB, keyC := "a"+info.Topology, "b"+info.Topology, "c"+info.Topology
+			a, b := l.acquire(request(keyA)), l.acquire(request(keyB))
 			s.onConn(func(conn driver.Conn) {
 				ctx := dbtest.Limited(t)
 				sql := func(text string) {
@@ -660,7 +661,7 @@ func TestFence(t *testing.T) {
 				// Nobody else gets it, even if it runs out.
 				_, err := s.db.Exec("SET SESSION innodb_lock_wait_timeout = 1")
 				dbtest.OK(t, err)
-				if _, err := s.locker(setup{}).Acquire(ctx, request("a")); !errors.Is(err, lockerr.ErrLocked) {
+				if _, err := s.locker(setup{}).Acquire(ctx, request(keyA)); !errors.Is(err, lockerr.ErrLocked) {
 					t.Errorf("while a fence stands: %v", err)
 				}
 				// It does not hold up renewals, which come through soon after it.
@@ -676,32 +677,28 @@ func TestFence(t *testing.T) {
 				dbtest.OK(t, errors.Join(a.Err(), b.Err()))
 				sql("COMMIT")
 			})
-		}
-		l.info = s.info
 
-		// A release waits for a fence.
-		s.onConn(func(conn driver.Conn) {
-			dbtest.OK(t, server.Exec(dbtest.Limited(t), conn, "START TRANSACTION"))
-			dbtest.OK(t, l.Fence(dbtest.Limited(t), conn, []*Lease{b}))
-			released, begin := make(chan error, 3), time.Now()
-			go func() { released <- b.Release() }()
-			time.Sleep(1300 * time.Millisecond)
-			if !s.row("b").live {
-				t.Error("released although a fence stands")
+			// A release waits for a fence.
+			s.onConn(func(conn driver.Conn) {
+				dbtest.OK(t, server.Exec(dbtest.Limited(t), conn, "START TRANSACTION"))
+				dbtest.OK(t, l.Fence(dbtest.Limited(t), conn, []*Lease{b}))
+				released, begin := make(chan error, 3), time.Now()
+				go func() { released <- b.Release() }()
+				time.Sleep(1300 * time.Millisecond)
+				if !s.row(keyB).live {
+					t.Error("released although a fence stands")
+				}
+				dbtest.OK(t, server.Exec(dbtest.Limited(t), conn, "COMMIT"))
+				if err := <-released; err != nil && time.Since(begin) < handOverWait { // it waits no longer, and goes on in the background
+					t.Error(err)
+				}
+				dbtest.Soon(t, "it is released", func() bool { return !s.row(keyB).live })
+			})
+			if err := l.Fence(dbtest.Limited(t), nil, []*Lease{b}); !errors.Is(err, lockerr.ErrClosed) {
+				t.Errorf("a fence after the release: %v", err)
 			}
-			dbtest.OK(t, server.Exec(dbtest.Limited(t), conn, "COMMIT"))
-			if err := <-released; err != nil && time.Since(begin) < handOverWait { // it waits no longer, and goes on in the background
-				t.Error(err)
-			}
-			dbtest.Soon(t, "it is released", func() bool { return !s.row("b").live })
-		})
-		if err := l.Fence(dbtest.Limited(t), nil, []*Lease{b}); !errors.Is(err, lockerr.ErrClosed) {
-			t.Errorf("a fence after the release: %v", err)
-		}
 
-		for _, info := range []server.Info{s.info, multi} {
-			l.info = info
-			c := l.acquire(request("c" + info.Topology))
+			c := l.acquire(request(keyC))
 			s.steal(c.key)
 			s.onConn(func(conn driver.Conn) {
 				dbtest.OK(t, server.Exec(dbtest.Limited(t), conn, "START TRANSACTION"))
@@ -715,8 +712,8 @@ func TestFence(t *testing.T) {
 			if err := c.Err(); !errors.Is(err, lockerr.ErrLost) {
 				t.Errorf("after its fence failed: %v", err)
 			}
+			dbtest.OK(t, a.Err())
 		}
-		dbtest.OK(t, a.Err())
 	})
 }
 
@@ -729,7 +726,7 @@ func TestAwait(t *testing.T) {
 			lease := l.acquire(waiting("k", 20*time.Second))
 			woken := make(chan time.Time, 1)
 			go func() {
-				done, err := other.Await(dbtest.Limited(t), "k", 20*time.Second)
+				done, err := other.Await(dbtest.Limited(t), "k", time.Now(), 20*time.Second)
 				woken <- time.Now()
 				if err != nil {
 					t.Error(err)
@@ -753,7 +750,7 @@ func TestAwait(t *testing.T) {
 			soonest := time.Minute
 			for try := 0; try < 20 && soonest > most+longest/2; try++ {
 				begin := time.Now()
-				done, err := other.Await(dbtest.Limited(t), "k", most)
+				done, err := other.Await(dbtest.Limited(t), "k", time.Now(), most)
 				dbtest.OK(t, err)
 				soonest = min(soonest, time.Since(begin))
 				done()
@@ -770,7 +767,7 @@ func TestAwait(t *testing.T) {
 		dbtest.Soon(t, "the wake-up lock is gone", func() bool { return s.wakeUps("k") == 0 })
 		begin := time.Now()
 		for range 3 {
-			done, err := other.Await(dbtest.Limited(t), "k", 20*time.Second)
+			done, err := other.Await(dbtest.Limited(t), "k", time.Now(), 20*time.Second)
 			dbtest.OK(t, err)
 			done()
 		}
@@ -779,12 +776,12 @@ func TestAwait(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 		defer cancel()
-		if _, err := other.Await(ctx, "k", 20*time.Second); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := other.Await(ctx, "k", time.Now(), 20*time.Second); !errors.Is(err, context.DeadlineExceeded) {
 			t.Error(err)
 		}
 		few := s.locker(setup{max: 1})
 		begin = time.Now()
-		done, err := few.Await(dbtest.Limited(t), "k", 20*time.Second)
+		done, err := few.Await(dbtest.Limited(t), "k", time.Now(), 20*time.Second)
 		dbtest.OK(t, err)
 		done()
 		if took := time.Since(begin); took < pollEvery || took > 15*time.Second {
@@ -876,9 +873,9 @@ func TestBigTokensAndOddKeys(t *testing.T) {
 func TestLongOwner(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
-		long := New(Config{
-			Conns: l.conns, Control: l.control, Rows: l.rows, Queue: l.queue, Table: l.table, Namespace: l.namespace,
-			Owner: strings.Repeat("o", 300), Info: l.info, TTL: time.Second, Procedures: l.procedures,
+		long := New(strategy.Config{
+			Conns: l.conns, Control: l.control, Rows: l.cfg.Rows, Queue: l.cfg.Queue, Table: l.cfg.Table, Namespace: l.cfg.Namespace,
+			Owner: strings.Repeat("o", 300), Info: l.cfg.Info, TTL: time.Second, Procedures: l.cfg.Procedures,
 		})
 		defer long.Close()
 		_, err := long.Acquire(dbtest.Limited(t), request("k"))
@@ -934,7 +931,7 @@ func TestReleaseOutlivesClose(t *testing.T) {
 		h := lease.conn
 		l.turnOf(h)
 		err := lease.Release()
-		dbtest.Says(t, err, "may stay taken for up to", "did not answer in time")
+		dbtest.Says(t, err, "may stay taken for up to", "has not answered")
 		if errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("as if a context of the caller's had ended: %v", err)
 		}
@@ -943,12 +940,31 @@ func TestReleaseOutlivesClose(t *testing.T) {
 			defer close(closed)
 			l.Close()
 		}()
-		<-l.ctx.Done()
+		<-l.running.Ctx.Done()
 		time.Sleep(100 * time.Millisecond) // so that who ends with it has ended
 		l.giveBack(h)
 		<-closed
 		if r := s.row("k"); r.live {
 			t.Errorf("it is left: %+v", r)
 		}
+	})
+}
+
+// TestAnExpiryTellsWhoHasTakenTheLeaseAway: a holder that was frozen when that happened finds first
+// that its lease is over by its own clock.
+func TestAnExpiryTellsWhoHasTakenTheLeaseAway(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{})
+		lease := l.acquire(request("k"))
+		_, err := s.db.Exec("UPDATE " + s.table.String() + " r SET " + schema.SetReleased("host:1:cli", "ticket 4711") + ", token = token + 1 WHERE name = 'k'")
+		dbtest.OK(t, err)
+		lease.mu.Lock()
+		lease.deadline = time.Now()
+		lease.mu.Unlock()
+		lease.expire()
+		if !errors.Is(lease.Err(), lockerr.ErrLost) {
+			t.Fatalf("it is over: %v", lease.Err())
+		}
+		dbtest.Soon(t, "the reason is told", func() bool { return strings.Contains(lease.Err().Error(), `"ticket 4711"`) })
 	})
 }

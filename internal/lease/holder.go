@@ -11,7 +11,7 @@ import (
 // Holder asks the server who has the lease on key, without waiting for anybody. It returns
 // nil if nobody has it or this Locker has, or if the server does not answer before ctx ends.
 func (l *Locker) Holder(ctx context.Context, key string) *lockerr.Holder {
-	c, err := l.control.Acquire(ctx)
+	c, err := l.cfg.Control.Acquire(ctx)
 	if err != nil {
 		return nil
 	}

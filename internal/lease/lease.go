@@ -36,6 +36,14 @@
 // number of hand-overs in a row is limited, and so is their time; then waiters of other
 // processes have their turn.
 //
+// With tokens reserved in ranges a hand-over would need no statement, and no commit. But a release
+// promises to fail where the lease was lost, taken away by force for instance, which only the
+// server knows: so each would wait for a question of its own, sent after it, which those who hand
+// over at the same time could share, and the last release of a range for the answers to all
+// others, or the next grant of the key would look like a loss to them. That is more than there is
+// now. And a range that is stolen in its middle, handed on by a caller whose clock says that it
+// lasts, would be found out by none of them before its fence.
+//
 // # Many at a time
 //
 // Requests that find all lock connections busy gather, and so do releases whose wake-up locks
@@ -74,6 +82,15 @@
 // that commit, is renewed alone: the renewal waits in the server. A lease that could not be
 // renewed in time is lost. Its holder is told before the server would grant it to another.
 //
+// # Without named locks
+//
+// Where server.Flavour's RowByRow is set, nobody is woken: who waits asks four times a second,
+// and when the lease expires. A lease is taken, renewed and released in a transaction that locks
+// its row first, and nothing is handed over or exchanged. Without share locks its fence is FOR
+// UPDATE. Whoever takes a lease must lock its row and change its token, so a transaction commits
+// under the fence only if nobody has taken the lease before, and nobody takes it until that has
+// ended.
+//
 // # Clusters
 //
 // To grant, renew or release a lease is a write of its row. The nodes of a cluster agree on
@@ -89,24 +106,19 @@ import (
 	"crypto/rand"
 	"database/sql/driver"
 	"encoding/hex"
+	"maps"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/gather"
 	"github.com/mysqllock/mysqllock/internal/keyrow"
-	"github.com/mysqllock/mysqllock/internal/queue"
-	"github.com/mysqllock/mysqllock/internal/schema"
-	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/strategy"
-	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
 
 const (
-	// giveUp is how long a caller may be kept after the end of its context, while a
-	// statement that may grant the lease is running. If the wait is over, but not the
-	// context, giveUpCalmly is the limit.
-	giveUp, giveUpCalmly = 35 * time.Millisecond, 200 * time.Millisecond
 	// answerLimit is the least time that the server has to answer a request. It may
 	// wait a second in it for a row, and be busy beside that.
 	answerLimit = 5 * time.Second
@@ -132,62 +144,21 @@ const (
 	maxOwner = 255 - len("#12345678")
 )
 
-// Config says where leases are kept.
-type Config struct {
-	Conns      *pool.Pool // connections that began with Setup(TTL)
-	Control    *pool.Pool // connections from which waiters are killed
-	Rows       *keyrow.Rows
-	Queue      *queue.Queue
-	Table      schema.Table
-	Namespace  string // precedes keys
-	Owner      string // the name of this process, for errors
-	Info       server.Info
-	TTL        time.Duration // how long a connection of Conns may be silent
-	Procedures *schema.Registry
-	Unsafe     bool // also work where a replica that is promoted has other tokens
-	// ReadTimeout is the driver's own limit on each read from a connection of Conns, longer than a
-	// statement may wait there for being woken, 3 seconds. 0 means that there is none, or that it
-	// is not known. With a limit requests are cheaper, since no context has to bound them.
-	ReadTimeout time.Duration
-	// FreeSlot looks for one of rows that nobody has locked, and that has no live lease,
-	// but for those whose indexes are in except.
-	FreeSlot func(ctx context.Context, rows []string, except ...int) (i int, ok bool, err error)
-	// A lease is handed over from caller to caller at most HandOvers times, and for at
-	// most HandOverTime; then other processes have their turn.
-	HandOvers    int
-	HandOverTime time.Duration
-}
-
 // Locker acquires leases on one server. It is safe for concurrent use.
 type Locker struct {
-	conns        *pool.Pool
-	control      *pool.Pool
-	rows         *keyrow.Rows
-	queue        *queue.Queue
-	table        schema.Table
-	namespace    string
-	program      string // the holder's name in errors
-	owner        string // the same with a suffix of this Locker
+	cfg          strategy.Config
+	running      *strategy.Running
+	owner        string // its name with a suffix of this Locker
 	leftBy       string // the same with a suffix of no Locker
-	info         server.Info
 	texts        texts
+	by           steps
+	wakes        bool // by wake-up locks: who waits is woken by a release
 	keepAlive    *pool.KeepAlive
 	takes        gather.Group[*take]
 	maxLockConns int
-	readTimeout  time.Duration // of lock connections; 0 is unknown
-	unsafe       bool          // as Config.Unsafe
-	procedures   *schema.Registry
-
-	handOvers    int
-	handOverTime time.Duration
-	freeSlot     func(ctx context.Context, rows []string, except ...int) (i int, ok bool, err error)
-
-	ctx     context.Context // ends when the Locker is closed
-	stop    context.CancelCauseFunc
-	running sync.WaitGroup // calls, and their work in the background
+	untold       atomic.Bool // the table has no columns for what tools are told, or they cannot be written
 
 	mu        sync.Mutex
-	closed    bool
 	lockConns []*lockConn
 	arrived   context.Context // ends when there is one more of them
 	arrive    context.CancelFunc
@@ -203,17 +174,26 @@ type Locker struct {
 
 // New returns a Locker. It sends nothing to the server before the first lease. Close
 // releases what it holds.
-func New(cfg Config) *Locker {
+//
+// The driver's limit on a read, cfg.ReadTimeout, is longer than a statement may wait for being
+// woken, 3 seconds. cfg.Unsafe also works where a replica that is promoted has other tokens.
+func New(cfg strategy.Config) *Locker {
 	var mark [4]byte
 	_, _ = rand.Read(mark[:]) // never fails
 	l := &Locker{
-		conns: cfg.Conns, control: cfg.Control, rows: cfg.Rows, queue: cfg.Queue,
-		table: cfg.Table, namespace: cfg.Namespace, program: cfg.Owner, info: cfg.Info, procedures: cfg.Procedures, unsafe: cfg.Unsafe, readTimeout: cfg.ReadTimeout,
+		cfg: cfg, running: strategy.NewRunning(),
 		maxLockConns: max(1, cfg.Conns.Stat().Max/2),
-		handOvers:    cfg.HandOvers, handOverTime: cfg.HandOverTime, freeSlot: cfg.FreeSlot,
-		keepAlive: pool.NewKeepAlive(max(time.Second, cfg.TTL.Truncate(time.Second)), 0),
-		leases:    make(map[*Lease]struct{}), left: make(map[string]time.Time), wake: make(chan struct{}, 1),
+		keepAlive:    pool.NewKeepAlive(max(time.Second, cfg.TTL.Truncate(time.Second)), 0),
+		leases:       make(map[*Lease]struct{}), left: make(map[string]time.Time), wake: make(chan struct{}, 1),
 		queueing: make(chan struct{}, max(1, cfg.Conns.Stat().Max/4)),
+	}
+	l.by, l.wakes = steps{l.takeAndWake, l.giveAndWake, l.giveSomeAndWake, l.giveUnknownAndWake, l.extend, l.extendSome, l.fence}, true
+	if cfg.Info.RowByRow {
+		l.by, l.wakes = steps{l.takeRow, l.giveRow, l.giveRows, l.giveUnknownRow, l.extendRow, l.extendRows, l.fenceRows}, false
+		if cfg.Info.Share != "" {
+			l.by.fence = l.fence
+		}
+		l.cfg.HandOvers = 0 // a release is a transaction, and so would a hand-over be
 	}
 	name := cfg.Owner[:min(len(cfg.Owner), maxOwner)]
 	l.owner, l.leftBy = name+"#"+hex.EncodeToString(mark[:]), name+keyrow.LeftMark
@@ -222,38 +202,20 @@ func New(cfg Config) *Locker {
 		release: l.releaseText("NULL", "LEAST(expires, UTC_TIMESTAMP(6))"),
 		begin:   l.beginText(driver.TxOptions{}), give: l.giveText(),
 	}
-	l.ctx, l.stop = context.WithCancelCause(context.Background())
 	l.arrived, l.arrive = context.WithCancel(context.Background())
 	return l
-}
-
-// enter begins a call, unless the Locker is closed. l.running.Done ends it.
-func (l *Locker) enter() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
-		return lockerr.ErrClosed
-	}
-	l.running.Add(1)
-	return nil
 }
 
 // Close ends all waits, tells the holders that their leases are lost, releases the leases
 // as far as the server lets it within some seconds, and closes the connections.
 func (l *Locker) Close() {
-	l.mu.Lock()
-	if l.closed {
-		l.mu.Unlock()
+	if !l.running.Stop() {
 		return
 	}
-	l.closed = true
-	var held []*Lease
-	for s := range l.leases {
-		held = append(held, s)
-	}
+	l.mu.Lock()
+	held := slices.Collect(maps.Keys(l.leases))
 	l.mu.Unlock()
 
-	l.stop(lockerr.ErrClosed)
 	ctx, cancel := context.WithTimeout(context.Background(), background/2)
 	left := l.releaseAll(ctx, endAll(held))
 	cancel()

@@ -35,15 +35,10 @@ type lockConn struct {
 // maxWakeUps is how many wake-up locks a lock connection may carry. MariaDB takes longer for each
 // the more there are: with 5,000 of them, four times as long for a batch of requests as with
 // none (measured on MariaDB 10.11), while MySQL 9.7 takes no longer.
-func (l *Locker) maxWakeUps() int {
-	if l.info.MariaDB {
-		return 2000
-	}
-	return 5000
-}
+const maxWakeUps = 2000
 
 // hasRoom reports whether h may carry more wake-up locks. l.mu is held.
-func (l *Locker) hasRoom(h *lockConn) bool { return len(h.wakeUps) < l.maxWakeUps() }
+func (l *Locker) hasRoom(h *lockConn) bool { return len(h.wakeUps) < maxWakeUps }
 
 const (
 	// spare is how many connections waiters leave to those who take, renew and
@@ -100,7 +95,7 @@ func (l *Locker) borrowOf(ctx context.Context, most int) (*lockConn, error) {
 			l.drop(free)
 			continue
 		}
-		if busy == nil || more && l.conns.Ready() {
+		if busy == nil || more && l.cfg.Conns.Ready() {
 			h, err := l.connect(ctx, arrived, busy != nil)
 			if h != nil || busy == nil && err != nil {
 				return h, err
@@ -170,7 +165,7 @@ func (l *Locker) poolConn(ctx context.Context, optional bool) (*pool.Conn, error
 		actx, cancel = context.WithTimeout(ctx, pollEvery)
 	}
 	defer cancel()
-	c, err := l.conns.Acquire(actx)
+	c, err := l.cfg.Conns.Acquire(actx)
 	if err != nil && optional && ctx.Err() == nil && actx.Err() != nil {
 		return nil, nil
 	}
@@ -273,7 +268,7 @@ func (l *Locker) shut(h *lockConn) {
 // releaseWakeUpsOn gives back the wake-up locks of keys where h has them, whose turn is the
 // caller's.
 func (l *Locker) releaseWakeUpsOn(ctx context.Context, h *lockConn, keys ...string) {
-	if len(keys) == 0 || !h.c.Clean() {
+	if len(keys) == 0 || !h.c.Clean() || !l.wakes {
 		return
 	}
 	if _, err := h.exec(ctx, l.releaseWakeUpsSQL(keys...)); err != nil {
@@ -283,7 +278,7 @@ func (l *Locker) releaseWakeUpsOn(ctx context.Context, h *lockConn, keys ...stri
 
 // releaseWakeUps gives back the wake-up locks of lost leases.
 func (l *Locker) releaseWakeUps(h *lockConn) {
-	if ours, _ := l.awaitTurn(l.ctx, h); !ours {
+	if ours, _ := l.awaitTurn(l.running.Ctx, h); !ours {
 		return
 	}
 	defer l.giveBack(h)
@@ -302,7 +297,7 @@ func (l *Locker) releaseWakeUps(h *lockConn) {
 		if n == 0 {
 			return
 		}
-		ctx, cancel := context.WithTimeout(l.ctx, background)
+		ctx, cancel := context.WithTimeout(l.running.Ctx, background)
 		l.releaseWakeUpsOn(step.Named(ctx, step.Release, hint.StrategyLease, keys...), h, keys...)
 		cancel()
 	}
@@ -313,7 +308,7 @@ func (l *Locker) releaseWakeUps(h *lockConn) {
 // make it a lock connection.
 func (l *Locker) openWaitConn(ctx context.Context) (*lockConn, error) {
 	l.mu.Lock()
-	free := l.waitConns < l.conns.Stat().Max-spare && l.conns.Ready()
+	free := l.wakes && l.waitConns < l.cfg.Conns.Stat().Max-spare && l.cfg.Conns.Ready()
 	if free {
 		l.waitConns++
 	}
@@ -345,10 +340,10 @@ func (l *Locker) leaveWaitConn(h *lockConn, key string) {
 
 // listen waits on the waiting connection h for key's wake-up lock until bound is over. When ctx
 // ends the waiter is taken off the server, and h is gone.
-func (l *Locker) listen(ctx context.Context, h *lockConn, key string, bound time.Duration) (got bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, bound+giveUpCalmly)
+func (l *Locker) listen(ctx context.Context, h *lockConn, key string, since time.Time, bound time.Duration) (got bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, bound+terms.Calmly)
 	defer cancel()
-	rows, err := h.query(ctx, l.listenSQL(key, bound))
+	rows, err := h.query(ctx, l.listenSQL(key, since, bound))
 	if server.Interrupted(err) {
 		return false, nil
 	}
@@ -366,6 +361,6 @@ func (l *Locker) kill(h *lockConn) {
 	l.running.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), background)
 		defer cancel()
-		_ = l.control.KillConnection(ctx, h.c) // best effort: the server's own bound ends it too
+		_ = l.cfg.Control.KillConnection(ctx, h.c) // best effort: the server's own bound ends it too
 	})
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
@@ -112,7 +113,7 @@ func (s *scratch) locker(with setup) *locker {
 		Setup: "SET SESSION autocommit = 1, " + server.OwnSettings + ", innodb_lock_wait_timeout = 5, lock_wait_timeout = 5",
 	})
 	dbtest.OK(s.T, err)
-	l.Locker = New(Config{
+	l.Locker = New(strategy.Config{
 		Conns: l.conns, Control: l.control, Queue: new(queue.Queue), Table: *with.table, Namespace: s.Name,
 		Rows: keyrow.New(keyrow.Config{
 			Control: l.control, Table: *with.table, Namespace: s.Name, Info: s.info, Auto: true, Procedures: schema.NewRegistry(s.info, true, l.control.Lend),
@@ -126,8 +127,8 @@ func (s *scratch) locker(with setup) *locker {
 
 // makeProcedures has the locker make its procedures, if it has not looked for them yet.
 func (l *locker) makeProcedures() {
-	if !l.procedures.Looked(l.table.TakeProcedure()) {
-		l.procedures = schema.NewRegistry(l.info, true, l.control.Lend)
+	if !l.cfg.Procedures.Looked(l.cfg.Table.TakeProcedure()) {
+		l.cfg.Procedures = schema.NewRegistry(l.cfg.Info, true, l.control.Lend)
 	}
 }
 
@@ -167,7 +168,7 @@ func (l *locker) renewNow(leases ...*Lease) {
 // inLine waits until so many callers of the process are in line for the key.
 func (l *locker) inLine(key string, n int) {
 	l.s.T.Helper()
-	dbtest.Soon(l.s.T, fmt.Sprintf("%d are in line", n), func() bool { return l.queue.Waiting(key) == n })
+	dbtest.Soon(l.s.T, fmt.Sprintf("%d are in line", n), func() bool { return l.cfg.Queue.Waiting(key) == n })
 }
 
 // request is one for key with a TTL of 30 s that does not wait.
@@ -249,7 +250,7 @@ func count(texts []string, begin string) (n int) {
 // TestOwnErrorsHaveSentinels: what a caller is told without a word of the server's says
 // what it means.
 func TestOwnErrorsHaveSentinels(t *testing.T) {
-	for err, want := range map[error]error{errNoAnswer: lockerr.ErrExhausted, errNoRow: lockerr.ErrUnsafe} {
+	for err, want := range map[error]error{strategy.ErrNoAnswer: lockerr.ErrExhausted, keyrow.ErrNoRow: lockerr.ErrUnsafe} {
 		if !errors.Is(terms.Failure("lock", "k", err), want) {
 			t.Errorf("%v is not %v", err, want)
 		}

@@ -9,6 +9,9 @@ import (
 // announce announces the attempt as a poller, unless it is already, or somebody else is.
 // It is a help, not a duty.
 func (a *attempt) announce(ctx context.Context) {
+	if !a.wakes {
+		return
+	}
 	if h := a.announced; h != nil {
 		if !a.isGone(h) {
 			return
@@ -54,7 +57,7 @@ func (l *Locker) withdraw(h *lockConn, key string) {
 // polite reports whether the attempt leaves a free lease to a poller that has announced
 // itself. It does so for a moment only, in which a poller which is there has taken it.
 func (a *attempt) polite() bool {
-	if a.r.Wait == 0 || a.announced != nil {
+	if a.Wait == 0 || a.announced != nil {
 		return false
 	}
 	a.mu.Lock()

@@ -142,7 +142,7 @@ func TestReleaseTellsThatTheKeyMayStayTaken(t *testing.T) {
 				defer close(closed)
 				l.Close()
 			}()
-			<-l.ctx.Done()
+			<-l.running.Ctx.Done()
 			mend()
 			<-closed
 			s.becomesFree(key, key)

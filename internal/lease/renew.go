@@ -2,6 +2,7 @@ package lease
 
 import (
 	"context"
+	"database/sql/driver"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -59,7 +60,7 @@ func (l *Locker) renewals() {
 	defer timer.Stop()
 	for {
 		select {
-		case <-l.ctx.Done():
+		case <-l.running.Ctx.Done():
 			return
 		case <-l.wake:
 		case <-timer.C:
@@ -119,14 +120,14 @@ func (l *Locker) due(now time.Time) (due []*Lease, limit, next time.Duration) {
 func (l *Locker) renew(leases []*Lease, limit time.Duration) {
 	var err error
 	for range 2 { // the first connection may be lost
-		ctx, cancel := context.WithTimeout(l.ctx, limit)
+		ctx, cancel := context.WithTimeout(l.running.Ctx, limit)
 		err = l.renewOn(marked(ctx, step.Renew, leases...), leases)
 		cancel()
 		if err == nil || server.Number(err) != 0 {
 			break
 		}
 	}
-	if err == nil || l.ctx.Err() != nil {
+	if err == nil || l.running.Ctx.Err() != nil {
 		return
 	}
 	for _, s := range leases {
@@ -168,7 +169,7 @@ func (l *Locker) queueUp(s *Lease) {
 	s.busy = true
 	l.mu.Unlock()
 	l.running.Go(func() {
-		ctx, cancel := context.WithTimeout(l.ctx, max(s.left(), time.Second))
+		ctx, cancel := context.WithTimeout(l.running.Ctx, max(s.left(), time.Second))
 		defer cancel()
 		select {
 		case l.queueing <- struct{}{}:
@@ -176,7 +177,7 @@ func (l *Locker) queueUp(s *Lease) {
 		case <-ctx.Done():
 			return
 		}
-		if err := l.renewBehind(marked(ctx, step.Renew, s), s); err != nil && l.ctx.Err() == nil {
+		if err := l.renewBehind(marked(ctx, step.Renew, s), s); err != nil && l.running.Ctx.Err() == nil {
 			s.mu.Lock()
 			s.trouble = err
 			s.mu.Unlock()
@@ -204,23 +205,29 @@ func (l *Locker) renewBehind(ctx context.Context, s *Lease) error {
 	}
 	sent := time.Now()
 	ttl := s.ttlAt(sent)
-	result, err := h.exec(ctx, l.changeSQL([]*Lease{s}, func(*Lease) time.Duration { return ttl }, lasted, extend, ""))
+	found, err := l.by.extend(ctx, h, s, ttl)
 	if err != nil {
 		return err
 	}
 	l.mu.Lock()
 	s.busy = time.Since(sent) > ttl/12
 	l.mu.Unlock()
-	changed, err := result.RowsAffected()
 	switch {
-	case err != nil:
-		return err
-	case changed == 0:
+	case !found:
 		s.loseFound()
 	default:
 		l.renewed(s, sent, ttl)
 	}
 	return nil
+}
+
+func (l *Locker) extend(ctx context.Context, h *lockConn, s *Lease, ttl time.Duration) (found bool, err error) {
+	result, err := l.extendOn(ctx, h, []*Lease{s}, func(*Lease) time.Duration { return ttl }, "")
+	if err != nil {
+		return false, err
+	}
+	changed, err := result.RowsAffected()
+	return changed > 0, err
 }
 
 // ttlAt is for how long to renew the lease.
@@ -238,8 +245,11 @@ func (l *Locker) renewOn(ctx context.Context, leases []*Lease) error {
 	}
 	defer l.giveBack(h)
 	sent := time.Now()
-	ttl := func(s *Lease) time.Duration { return s.ttlAt(sent) }
-	result, err := h.exec(ctx, l.changeSQL(leases, ttl, lasted, extend, " SKIP LOCKED"))
+	return l.by.extendSome(ctx, h, leases, sent, func(s *Lease) time.Duration { return s.ttlAt(sent) })
+}
+
+func (l *Locker) extendSome(ctx context.Context, h *lockConn, leases []*Lease, sent time.Time, ttl func(*Lease) time.Duration) error {
+	result, err := l.extendOn(ctx, h, leases, ttl, " SKIP LOCKED")
 	if err != nil {
 		return err
 	}
@@ -272,6 +282,19 @@ func (l *Locker) renewOn(ctx context.Context, leases []*Lease) error {
 		}
 	}
 	return nil
+}
+
+// extendOn renews leases on h. It also writes since when they are held, and their TTL, until the
+// server has said that the table has no columns for that, or that the account may not write them.
+func (l *Locker) extendOn(ctx context.Context, h *lockConn, leases []*Lease, ttl func(*Lease) time.Duration, skip string) (driver.Result, error) {
+	if !l.untold.Load() {
+		result, err := h.exec(ctx, l.changeSQL(leases, ttl, lasted, tell, skip))
+		if !server.NoColumn(err) {
+			return result, err
+		}
+		l.untold.Store(true)
+	}
+	return h.exec(ctx, l.changeSQL(leases, ttl, lasted, extend, skip))
 }
 
 // heldOn asks on h, whose turn is the caller's, which of leases are live and ours, and for how

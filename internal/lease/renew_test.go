@@ -2,6 +2,7 @@ package lease
 
 import (
 	"context"
+	"database/sql"
 	"database/sql/driver"
 	"strings"
 	"sync"
@@ -252,5 +253,65 @@ func TestBehindFrozenWaiter(t *testing.T) {
 		if took := (<-granted).Sub(began); took > 15*time.Second { // it would wait for longer
 			t.Errorf("the lease was free for %v", took)
 		}
+	})
+}
+
+// TestRenewalTells: a renewal writes since when the lease is held, and its TTL, into a table
+// that has columns for that. In one that has none, as an older version has made it, it asks
+// once.
+func TestRenewalTells(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		told := func() (token, age, ttl, sinceRenewal sql.NullInt64) {
+			t.Helper()
+			dbtest.OK(t, s.db.QueryRow("SELECT renewed_token, TIMESTAMPDIFF(MICROSECOND, granted_at, UTC_TIMESTAMP(6)), ttl,"+
+				" TIMESTAMPDIFF(MICROSECOND, expires, UTC_TIMESTAMP(6)) + ttl FROM "+s.table.String()+" WHERE name = 'k'").Scan(&token, &age, &ttl, &sinceRenewal))
+			return token, age, ttl, sinceRenewal
+		}
+		renewed := func(l *locker, lease *Lease) {
+			t.Helper()
+			before := lease.Expiry()
+			l.renewNow(lease)
+			dbtest.Soon(t, "it is renewed", func() bool { return lease.Expiry() != before })
+		}
+		l := s.locker(setup{})
+		asked := time.Now()
+		lease := l.acquire(request("k"))
+		granted := time.Now()
+		time.Sleep(100 * time.Millisecond)
+		from := time.Now()
+		renewed(l, lease)
+		token, age, ttl, sinceRenewal := told()
+		atLeast, atMost := from.Sub(granted), time.Since(asked) // it says what it was when it was sent
+		switch got := time.Duration(age.Int64) * time.Microsecond; {
+		case token.Int64 != int64(lease.token) || ttl.Int64 != (30*time.Second).Microseconds():
+			t.Errorf("the token is %v, the TTL %v", token, ttl)
+		case got > atMost || got < atLeast:
+			t.Errorf("it is held for %v, want %v to %v", got, atLeast, atMost)
+		case sinceRenewal.Int64 < 0 || sinceRenewal.Int64 > time.Since(from).Microseconds():
+			t.Errorf("%v since the renewal", sinceRenewal)
+		}
+		dbtest.OK(t, lease.Release())
+
+		r := request("k")
+		r.MaxHold = 20 * time.Second // renewed for less than its TTL, and then never again
+		lease = l.acquire(r)
+		l.renewNow(lease)
+		dbtest.Soon(t, "it is renewed", func() bool { token, _, _, _ = told(); return token.Int64 == int64(lease.token) })
+		if _, age, ttl, _ = told(); !age.Valid || ttl.Valid {
+			t.Errorf("before its end: the age is %v, the TTL %v", age, ttl)
+		}
+		dbtest.OK(t, lease.Release())
+
+		_, err := s.db.Exec("ALTER TABLE " + s.table.String() + " DROP COLUMN granted_at, DROP COLUMN ttl, DROP COLUMN renewed_token")
+		dbtest.OK(t, err)
+		l = s.locker(setup{})
+		lease = l.acquire(request("k"))
+		since := l.tap.Texts()
+		renewed(l, lease)
+		renewed(l, lease)
+		if n := count(since(), "INSERT"); n != 3 {
+			t.Errorf("two renewals were %d statements", n)
+		}
+		dbtest.OK(t, lease.Release())
 	})
 }

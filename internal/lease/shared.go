@@ -31,7 +31,7 @@ const maxShared = 100
 
 // shares reports whether there may be exchanges: not where the nodes of a cluster
 // may refuse it, or where a proxy may change the connection between two statements.
-func (l *Locker) shares() bool { return l.info.Topology == "" && !l.info.Router }
+func (l *Locker) shares() bool { return l.cfg.Info.Topology == "" && !l.cfg.Info.Router }
 
 // take is a request that is sent together with others.
 type take struct {
@@ -59,7 +59,7 @@ func (a *attempt) connOrShare(ctx context.Context, inTurn bool) (h *lockConn, s 
 	case h != nil:
 		a.drop(h)
 	case a.shares():
-		t := &take{of: a, ticket: a.ticket, inTurn: inTurn, polite: a.polite(), outcome: outcome{done: make(chan struct{})}}
+		t := &take{of: a, ticket: a.Ticket, inTurn: inTurn, polite: a.polite(), outcome: outcome{done: make(chan struct{})}}
 		s, alone, err := a.tryShared(ctx, t)
 		switch {
 		case !alone:
@@ -83,7 +83,7 @@ func (l *Locker) freeConn() (free *lockConn, opens bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	free, waited, more := l.pickOf(l.sharedConns() - l.opening)
-	if opens = free == nil && more && (waited == nil || l.conns.Ready()); opens {
+	if opens = free == nil && more && (waited == nil || l.cfg.Conns.Ready()); opens {
 		l.opening++
 	}
 	return free, opens
@@ -108,7 +108,7 @@ func (a *attempt) tryShared(ctx context.Context, t *take) (s *Lease, alone bool,
 			return nil, false, context.Cause(ctx)
 		}
 	}
-	if !t.awaited(ctx) {
+	if !terms.Answered(ctx, t.done) {
 		a.forgo(t)
 		return nil, false, context.Cause(ctx)
 	}
@@ -131,7 +131,7 @@ func (a *attempt) tryShared(ctx context.Context, t *take) (s *Lease, alone bool,
 		return nil, false, context.Cause(ctx)
 	case t.late(a.ttl):
 		a.forgo(t)
-		return nil, false, errNoAnswer
+		return nil, false, strategy.ErrNoAnswer
 	}
 	return t.lease, false, nil
 }
@@ -139,7 +139,7 @@ func (a *attempt) tryShared(ctx context.Context, t *take) (s *Lease, alone bool,
 // forgo gives back, in the background, what t gets that nobody waits for.
 func (a *attempt) forgo(t *take) {
 	until := time.Now().Add(a.lasts)
-	a.ticket = nil
+	a.Ticket = nil
 	a.running.Go(func() {
 		<-t.done
 		switch {
@@ -160,7 +160,7 @@ func (a *attempt) forgo(t *take) {
 // releases that have gathered for that.
 func (l *Locker) leadTakes() {
 	for more := true; more; {
-		h, err := l.borrowShared(l.ctx)
+		h, err := l.borrowShared(l.running.Ctx)
 		runtime.Gosched() // whom the last exchange has answered may be about to ask for more
 		var takes []*take
 		takes, more = l.takes.Depart(maxShared)

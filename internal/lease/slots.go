@@ -40,56 +40,53 @@ func (s *Slot) Release() error {
 // process as there are slots try at a time.
 func (l *Locker) acquireSlot(ctx context.Context, r strategy.Request) (_ *Slot, err error) {
 	p := r.Places[0]
-	a := &slotAttempt{Locker: l, p: p, rows: p.SlotRows(), ctx: ctx, wait: r.Wait, waiting: r.Wants, start: time.Now()}
+	a := &slotAttempt{
+		Attempt: strategy.Attempt{Key: p.Key, Wait: r.Wait, Waiting: r.Wants, Start: time.Now()},
+		Locker:  l, p: p, rows: p.SlotRows(), ctx: ctx,
+	}
+	a.Once = true
+	defer a.Finish()
 	defer func() { a.done() }()
-	if err := l.rows.Exist(ctx, slices.Sorted(slices.Values(a.rows))); err != nil {
+	if err := l.cfg.Rows.Exist(ctx, slices.Sorted(slices.Values(a.rows))); err != nil {
 		return nil, &lockerr.Error{Op: "lock", Key: p.Key, Strategy: p.Strategy, Err: err}
 	}
-	ticket, err := a.lineUp()
-	if err != nil {
+	if err := a.LineUp(ctx, l.cfg.Queue, []queue.Entry{{Name: p.Row, Slots: p.Slots}}, nil, nil); err != nil {
 		return nil, a.explain(err)
 	}
+	ticket := a.Ticket
 	a.lost = func() { // nobody need release what is lost
 		ticket.Leave()
 		r.Lost()
 	}
-	held, slot, err := a.search(ticket)
+	held, slot, err := a.search()
 	if err != nil {
 		ticket.Leave()
 		return nil, a.explain(err)
 	}
 	ticket.Holds(slot)
-	ticket.Granted(&lockerr.Holder{Program: l.program})
+	ticket.Granted(&lockerr.Holder{Program: l.cfg.Owner})
 	return &Slot{held, slot, ticket}, nil
 }
 
 // slotAttempt is one call of acquireSlot.
 type slotAttempt struct {
+	strategy.Attempt
 	*Locker
 	p       strategy.Place
 	rows    []string // of the slots
 	ctx     context.Context
-	wait    time.Duration
-	waiting strategy.Waiting
 	lost    func()
-	start   time.Time
-	heard   strategy.Heard
 	patient context.Context // of the wait, once it has begun
 	leave   func()
-	holder  *lockerr.Holder // of a slot
-	cleaned time.Time       // until when a clean-up is waited for; zero is not
+	cleaned time.Time // until when a clean-up is waited for; zero is not
 }
 
-// mayWait begins the wait, or goes on with it: a caller that waits is counted
-// once, from the beginning to the end.
-func (a *slotAttempt) mayWait() error {
+// mayWait begins the wait, or goes on with it.
+func (a *slotAttempt) mayWait() (err error) {
 	if a.patient != nil {
 		return context.Cause(a.patient)
 	}
-	if a.wait == 0 {
-		return lockerr.ErrLocked
-	}
-	ctx, leave, err := queue.Wait(a.ctx, a.wait-time.Since(a.start), strategy.ErrWaitOver, a.waiting)
+	ctx, leave, err := a.Patient(a.ctx)
 	if err == nil {
 		a.patient, a.leave = ctx, leave
 	}
@@ -102,79 +99,46 @@ func (a *slotAttempt) done() {
 	}
 }
 
-// lineUp takes a place in the line of this process.
-func (a *slotAttempt) lineUp() (*queue.Ticket, error) {
-	entries := []queue.Entry{{Key: a.p.Row, Slots: a.p.Slots}}
-	ticket, holder, ok := a.queue.TryEnterAs(entries, a.wait == 0)
-	if ok {
-		return ticket, nil
-	}
-	a.holder = holder
-	if err := a.mayWait(); err != nil {
-		return nil, err
-	}
-	ticket, err := a.queue.EnterAs(a.patient, entries)
-	if err != nil {
-		a.heard.Store(true)
-		a.holder, _ = a.queue.HolderOf(entries[0])
-		return nil, context.Cause(a.patient)
-	}
-	return ticket, nil
-}
-
 // search takes the slot that somebody of this process has given back, or any one at
 // first, else one that the server says is free. Where none is it waits for any one
 // of them for a while, or until somebody of this process gives one back.
-func (a *slotAttempt) search(ticket *queue.Ticket) (g *Lease, slot int, err error) {
+func (a *slotAttempt) search() (g *Lease, slot int, err error) {
+	free := func(ctx context.Context, open []int) (int, error) {
+		slot, err := a.cfg.FreeSlot(ctx, a.rows, open)
+		if err != nil && a.Wait > 0 && errors.Is(err, lockerr.ErrLocked) { // a caller that is ready to wait is not refused because nobody could look
+			return -1, nil
+		}
+		return slot, err
+	}
 	for tries := 1; ; tries++ {
-		slot, err := a.likely(ticket, tries)
+		slot, err := a.Slot(a.ctx, len(a.rows), tries == 1, free)
 		if err != nil {
 			return nil, 0, err
 		}
 		if slot >= 0 {
-			if g, err = a.one(a.ctx, slot, 0); err == nil || !errors.Is(err, lockerr.ErrLocked) || a.wait == 0 && tries == 3 {
+			if g, err = a.one(a.ctx, slot, 0); err == nil || !errors.Is(err, lockerr.ErrLocked) {
 				return g, slot, err
 			}
+			a.Refused = append(a.Refused, slot) // a row lock has it, perhaps, which not every server shows
 			continue
 		}
-		if a.wait == 0 && a.cleaning() {
+		a.Refused = nil
+		if a.Wait == 0 && a.cleaning() {
 			continue
 		}
 		if err := a.mayWait(); err != nil {
 			return nil, 0, err
 		}
-		if g, slot, err = a.waitFor(ticket); g != nil || err != nil {
+		if g, slot, err = a.waitFor(); g != nil || err != nil {
 			return g, slot, err
 		}
 	}
 }
 
-// likely returns a slot that is free, as far as is known here, or on the server; -1
-// where there is none.
-func (a *slotAttempt) likely(ticket *queue.Ticket, tries int) (slot int, err error) {
-	if slot = ticket.Free(); slot < 0 && tries == 1 {
-		slot = a.any(ticket)
-	}
-	if slot >= 0 {
-		return slot, nil
-	}
-	slot, found, err := a.freeSlot(a.ctx, a.rows, ticket.Taken()...)
-	if err == nil && !found {
-		a.heard.Store(true)
-	}
-	switch {
-	case err != nil && (a.wait == 0 || !errors.Is(err, lockerr.ErrLocked)):
-		return -1, err
-	case err != nil || !found: // a caller that is ready to wait is not refused because nobody could look
-		return -1, nil
-	}
-	return slot, nil
-}
-
 // cleaning reports, after a pause, whether a clean-up may be what has the slots locked,
 // which nobody is to be refused for.
 func (a *slotAttempt) cleaning() bool {
-	if a.cleaned.IsZero() && a.Locker.rows.Cleaning(a.ctx) {
+	if a.cleaned.IsZero() && a.cfg.Rows.Cleaning(a.ctx) {
 		a.cleaned = time.Now().Add(keyrow.CleaningWait)
 	}
 	if !time.Now().Before(a.cleaned) {
@@ -184,26 +148,17 @@ func (a *slotAttempt) cleaning() bool {
 	return true
 }
 
-// any returns one of the slots that nobody else of this process has, or is to
-// have first; -1 where there is none.
-func (a *slotAttempt) any(ticket *queue.Ticket) int {
-	open := ticket.Untaken(len(a.rows))
-	if len(open) == 0 {
-		return -1
+// waitFor waits for any one of the slots for a while. It returns no lease where it is time to look
+// at the others.
+func (a *slotAttempt) waitFor() (*Lease, int, error) {
+	open := a.Ticket.Untaken(len(a.rows))
+	if len(open) == 0 { // those who have them are here: they tell
+		return nil, 0, a.Ticket.AwaitFreed(a.patient, slotSlice)
 	}
-	return open[rand.N(len(open))]
-}
-
-// waitFor waits for any one of the slots for a while. It returns no guard where
-// it is time to look at the others.
-func (a *slotAttempt) waitFor(ticket *queue.Ticket) (*Lease, int, error) {
-	slot := a.any(ticket)
-	if slot < 0 { // those who have them are here: they tell
-		return nil, 0, ticket.AwaitFreed(a.patient, slotSlice)
-	}
+	slot := open[rand.N(len(open))]
 	ctx, cancel := context.WithTimeout(a.patient, 2*slotSlice)
 	defer cancel()
-	ctx, stop := ticket.UntilFreed(ctx)
+	ctx, stop := a.Ticket.UntilFreed(ctx)
 	defer stop()
 	g, err := a.one(ctx, slot, slotSlice)
 	switch {
@@ -219,13 +174,15 @@ func (a *slotAttempt) waitFor(ticket *queue.Ticket) (*Lease, int, error) {
 
 // one takes a lease on one of the rows.
 func (a *slotAttempt) one(ctx context.Context, slot int, wait time.Duration) (*Lease, error) {
-	held, err := a.Acquire(ctx, leaseOn(a.p, a.rows[slot], wait, nil, a.lost))
+	r := leaseOn(a.p, a.rows[slot], wait, nil, a.lost)
+	r.Since = a.Began()
+	held, err := a.Acquire(ctx, r)
 	var e *lockerr.Error
 	if errors.As(err, &e) && e.Holder != nil {
-		a.holder = e.Holder
+		a.HeldBy = e.Holder
 	}
 	if errors.Is(err, lockerr.ErrLocked) {
-		a.heard.Store(true)
+		a.Heard.Store(true)
 	}
 	return held, err
 }
@@ -234,14 +191,12 @@ func (a *slotAttempt) one(ctx context.Context, slot int, wait time.Duration) (*L
 func (a *slotAttempt) explain(err error) error {
 	var e *lockerr.Error
 	switch {
-	case a.ctx.Err() == nil && !strategy.Ungranted(err) && !errors.Is(err, strategy.ErrWaitOver):
+	case a.ctx.Err() == nil && errors.As(err, &e) && !strategy.Ungranted(err):
 		return err
 	case a.patient != nil && a.patient.Err() != nil: // and not what that has ended
 		err = context.Cause(a.patient)
 	case errors.As(err, &e): // of one of the slots
 		err = e.Err
 	}
-	failed := terms.Untaken(a.ctx, a.p.Key, a.start, &a.heard, err)
-	failed.Holder = a.holder
-	return failed
+	return a.Explain(a.ctx, terms, err, nil)
 }

@@ -30,8 +30,8 @@ func TestSlotWhereNobodyCanLook(t *testing.T) {
 		}
 		here, there := s.locker(setup{}), s.locker(setup{})
 		for _, l := range []*locker{here, there} {
-			l.freeSlot = func(context.Context, []string, ...int) (int, bool, error) {
-				return 0, false, lockerr.With(lockerr.ErrLocked, fmt.Errorf("nobody could look"))
+			l.cfg.FreeSlot = func(context.Context, []string, []int) (int, error) {
+				return -1, lockerr.With(lockerr.ErrLocked, fmt.Errorf("nobody could look"))
 			}
 		}
 		var held []*Slot

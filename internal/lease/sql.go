@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/keyrow"
 	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/internal/sabotage"
 	"github.com/mysqllock/mysqllock/internal/schema"
@@ -20,13 +21,21 @@ import (
 // one round trip whatever the DSN, with nothing to quote. All time is the
 // server's, at the start of the statement.
 
-// Setup is the statement that connections for [Config.Conns] begin with. The
+// Setup is the statement that connections for [strategy.Config.Conns] begin with. The
 // server ends them, with the wake-up locks that they carry, when they have been silent
 // for ttl.
 func Setup(ttl time.Duration) string {
 	return fmt.Sprintf("SET "+server.Pin+" autocommit = 1, %s, %s, lock_wait_timeout = 5, wait_timeout = %d",
-		server.OwnSettings, rowWait(time.Second), max(1, int(ttl/time.Second)))
+		server.OwnSettings, rowWait(time.Second), max(1, int(ttl/time.Second))) +
+		server.InSession(longestIdle) + " /*T! , autocommit = 0 */"
 }
+
+// Plain is Setup in place of the settings of a server that has none.
+var Plain = fmt.Sprintf("autocommit = 0, transaction_timeout = %d", time.Duration(longestIdle*time.Second).Milliseconds())
+
+// longestIdle is for how many seconds a transaction of inTxn may be idle, in which it has locked
+// the row of a key.
+const longestIdle = 2
 
 // rowWait bounds how long the statements of a session wait for a row.
 func rowWait(d time.Duration) string {
@@ -39,7 +48,7 @@ func wholeSeconds(d time.Duration) int { return int(math.Ceil(d.Seconds())) }
 // it takes where nobody has, waiting for at most so many seconds. It never takes
 // it twice, since it would have to be given back twice.
 func (l *Locker) wakeUp(key, seconds string) string {
-	return wakeUpNamed("'"+lockname.OfWakeUp(l.namespace, key)+"'", seconds)
+	return wakeUpNamed("'"+lockname.OfWakeUp(l.cfg.Namespace, key)+"'", seconds)
 }
 
 // wakeUpNamed is wakeUp for the SQL expression of the lock's name.
@@ -51,27 +60,27 @@ func wakeUpNamed(name, seconds string) string {
 func (l *Locker) releaseWakeUpsSQL(keys ...string) string {
 	var b strings.Builder
 	for i, key := range keys {
-		fmt.Fprintf(&b, "%s RELEASE_LOCK(%s)", [2]string{"DO", ","}[min(i, 1)], lockname.Literal(lockname.OfWakeUp(l.namespace, key)))
+		fmt.Fprintf(&b, "%s RELEASE_LOCK(%s)", [2]string{"DO", ","}[min(i, 1)], lockname.Literal(lockname.OfWakeUp(l.cfg.Namespace, key)))
 	}
 	return b.String()
 }
 
 // listenSQL waits for the wake-up lock of key until bound is over, on the server as
 // well, so that a waiter whose client is gone disappears by itself. It returns 1
-// where it has got it.
-func (l *Locker) listenSQL(key string, bound time.Duration) string {
+// where it has got it. The caller waits since then.
+func (l *Locker) listenSQL(key string, since time.Time, bound time.Duration) string {
 	bound = max(bound, time.Millisecond)
-	if l.info.MariaDB {
-		return "SELECT " + l.wakeUp(key, fmt.Sprintf("%.3f", bound.Seconds()))
+	if l.cfg.Info.Settings {
+		return "SELECT " + server.WaitsComment(since) + l.wakeUp(key, fmt.Sprintf("%.3f", bound.Seconds()))
 	}
-	return fmt.Sprintf("SELECT /*+ MAX_EXECUTION_TIME(%d) */ ", bound.Milliseconds()) +
+	return fmt.Sprintf("SELECT /*+ MAX_EXECUTION_TIME(%d) */ ", bound.Milliseconds()) + server.WaitsComment(since) +
 		l.wakeUp(key, fmt.Sprint(wholeSeconds(bound)))
 }
 
 // row is the condition for the row of key.
 func (l *Locker) row(qualifier, key string) string {
 	return fmt.Sprintf("%snamespace = %s AND %sname = %s",
-		qualifier, schema.Literal(l.namespace), qualifier, schema.Literal(key))
+		qualifier, schema.Literal(l.cfg.Namespace), qualifier, schema.Literal(key))
 }
 
 // texts are the statements that run most often, with question marks for what differs from
@@ -106,7 +115,7 @@ func (l *Locker) takeBlock(key string, ttl time.Duration, inTurn, nowait, polite
 		text = l.texts.takeNow
 	}
 	turn, poller := l.precedence(key, inTurn, polite)
-	wake := lockname.OfWakeUp(l.namespace, key)
+	wake := lockname.OfWakeUp(l.cfg.Namespace, key)
 	return l.block(text, schema.Hex(key), poller, wake, wake, turn, ttl.Microseconds())
 }
 
@@ -117,7 +126,7 @@ func (l *Locker) precedence(key string, inTurn, polite bool) (turn int64, poller
 		turn = 1
 	}
 	if polite {
-		return turn, lockname.OfLeasePoller(l.namespace, key)
+		return turn, lockname.OfLeasePoller(l.cfg.Namespace, key)
 	}
 	return turn, nobody
 }
@@ -126,7 +135,7 @@ func (l *Locker) precedence(key string, inTurn, polite bool) (turn int64, poller
 // only a way to lock the row, to decide on it, to change it, and to tell the outcome in one
 // statement. rowLocked is what to do where somebody has locked the row.
 func (l *Locker) takeText(rowLocked string) string {
-	t := l.table.String()
+	t := l.cfg.Table.String()
 	// IF(LAST_INSERT_ID(n), x, x) is x and tells n.
 	return fmt.Sprintf("INSERT INTO %[1]s (namespace, name, owner, token, expires)"+
 		" SELECT s.namespace, s.name, s.owner, s.token, s.expires FROM %[1]s s WHERE %[2]s FOR UPDATE%[3]s"+
@@ -145,17 +154,17 @@ const after = "UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND"
 
 // rowOf is the condition for the row of a key, which is a value of the statement.
 func (l *Locker) rowOf(qualifier string) string {
-	return fmt.Sprintf("%[1]snamespace = %[2]s AND %[1]sname = %[3]s", qualifier, schema.Literal(l.namespace), schema.Unhex)
+	return fmt.Sprintf("%[1]snamespace = %[2]s AND %[1]sname = %[3]s", qualifier, schema.Literal(l.cfg.Namespace), schema.Unhex)
 }
 
 // announceSQL announces a poller for key, where none is announced.
 func (l *Locker) announceSQL(key string) string {
-	return "SELECT GET_LOCK('" + lockname.OfLeasePoller(l.namespace, key) + "', 0)"
+	return "SELECT GET_LOCK('" + lockname.OfLeasePoller(l.cfg.Namespace, key) + "', 0)"
 }
 
 // withdrawSQL ends that.
 func (l *Locker) withdrawSQL(key string) string {
-	return "DO RELEASE_LOCK('" + lockname.OfLeasePoller(l.namespace, key) + "')"
+	return "DO RELEASE_LOCK('" + lockname.OfLeasePoller(l.cfg.Namespace, key) + "')"
 }
 
 // inheritBlock turns the lease into another, with the next token, where it is still
@@ -166,7 +175,7 @@ func (l *Locker) inheritBlock(from *Lease, ttl time.Duration) pool.Block {
 
 func (l *Locker) inheritText() string {
 	return fmt.Sprintf("UPDATE %s SET token = LAST_INSERT_ID(token + 1), expires = %s WHERE %s AND token = ? AND owner = %s AND expires > UTC_TIMESTAMP(6)",
-		l.table, after, l.rowOf(""), schema.Literal(l.owner))
+		l.cfg.Table, after, l.rowOf(""), schema.Literal(l.owner))
 }
 
 // in is the server's time after d.
@@ -206,7 +215,7 @@ func (h *lockConn) ask(ctx context.Context, block pool.Block) (answer, error) {
 	case err != nil:
 		return a, err
 	case id == 0:
-		return a, errNoRow
+		return a, keyrow.ErrNoRow
 	case id&noToken == 0:
 		a.token = uint64(id)
 	case id&leftToPoller != 0:
@@ -219,8 +228,8 @@ func (h *lockConn) ask(ctx context.Context, block pool.Block) (answer, error) {
 
 // lockRowSQL waits in the open transaction for the row of key.
 func (l *Locker) lockRowSQL(key string, bound time.Duration) string {
-	text := "1 FROM " + l.table.String() + " WHERE " + l.row("", key) + " FOR UPDATE"
-	if l.info.MariaDB {
+	text := "1 FROM " + l.cfg.Table.String() + " WHERE " + l.row("", key) + " FOR UPDATE"
+	if l.cfg.Info.Settings {
 		return fmt.Sprintf("SET STATEMENT max_statement_time = %.3f FOR SELECT ", bound.Seconds()) + text
 	}
 	return fmt.Sprintf("SELECT /*+ MAX_EXECUTION_TIME(%d) */ ", bound.Milliseconds()) + text
@@ -228,12 +237,12 @@ func (l *Locker) lockRowSQL(key string, bound time.Duration) string {
 
 // liveSQL asks whether a lease is live on key, once nobody is changing that.
 func (l *Locker) liveSQL(key string) string {
-	return "SELECT 1 FROM " + l.table.String() + " WHERE " + l.row("", key) + " AND " + schema.Live("") + " LOCK IN SHARE MODE"
+	return "SELECT 1 FROM " + l.cfg.Table.String() + " WHERE " + l.row("", key) + " AND " + schema.Live("") + " LOCK IN SHARE MODE"
 }
 
 // holderSQL asks who has the lease on key, without waiting for anybody.
 func (l *Locker) holderSQL(key string) string {
-	return "SELECT owner FROM " + l.table.String() + " WHERE " + l.row("", key) + " AND " + schema.Live("")
+	return "SELECT owner FROM " + l.cfg.Table.String() + " WHERE " + l.row("", key) + " AND " + schema.Live("")
 }
 
 // releaseBlock gives the lease and its wake-up lock back. The lease stays for minHold, in
@@ -243,18 +252,18 @@ func (l *Locker) releaseBlock(key string, token uint64, minHold time.Duration) p
 	if minHold > 0 {
 		text = l.releaseText(schema.Literal(l.leftBy), in(minHold))
 	}
-	return l.block(text, lockname.OfWakeUp(l.namespace, key), schema.Hex(key), int64(token)) //nolint:gosec // tokens are counted by one
+	return l.block(text, lockname.OfWakeUp(l.cfg.Namespace, key), schema.Hex(key), int64(token)) //nolint:gosec // tokens are counted by one
 }
 
 func (l *Locker) releaseText(owner, expires string) string {
 	return fmt.Sprintf("UPDATE %s SET owner = IF(RELEASE_LOCK(?) IS NULL, %s, %[2]s), expires = %s WHERE %s AND token = ? AND owner = %s",
-		l.table, owner, expires, l.rowOf(""), schema.Literal(l.owner))
+		l.cfg.Table, owner, expires, l.rowOf(""), schema.Literal(l.owner))
 }
 
 // grantedSQL reads the token of the lease that this process has on key, once a
 // statement that is taking it has ended.
 func (l *Locker) grantedSQL(key string) string {
-	return "SELECT token FROM " + l.table.String() + " WHERE " + l.row("", key) + " AND owner = " + schema.Literal(l.owner) + " FOR UPDATE"
+	return "SELECT token FROM " + l.cfg.Table.String() + " WHERE " + l.row("", key) + " AND owner = " + schema.Literal(l.owner) + " FOR UPDATE"
 }
 
 // lasted is the condition that a lease had not run out when the statement began. It is
@@ -264,6 +273,8 @@ const lasted = "r.expires > UTC_TIMESTAMP(6)"
 // What changeSQL does to leases, whose durations are d.ttl.
 const (
 	extend = "expires = UTC_TIMESTAMP(6) + INTERVAL d.ttl MICROSECOND"
+	// tell is extend, and says since when the lease is held, and its TTL.
+	tell = extend + ", renewed_token = r.token, granted_at = UTC_TIMESTAMP(6) - INTERVAL d.age MICROSECOND, ttl = d.told"
 	// touch changes a row as little as possible.
 	touch = "expires = r.expires + INTERVAL 1 MICROSECOND"
 )
@@ -279,19 +290,32 @@ func (l *Locker) leave() string {
 // those alone that somebody has locked. It counts 2 affected rows a lease, whatever the DSN's
 // clientFoundRows.
 func (l *Locker) changeSQL(leases []*Lease, ttl func(*Lease) time.Duration, lasts, set, skip string) string {
+	first, other := "SELECT %s AS n, %d AS k, %d AS ttl", " UNION ALL SELECT %s, %d, %d"
+	if set == tell {
+		first, other = first+", %d AS age, %s AS told", other+", %d, %s"
+	}
 	var d strings.Builder
 	for i, s := range leases {
-		if i == 0 {
-			fmt.Fprintf(&d, "SELECT %s AS n, %d AS k, %d AS ttl", schema.Literal(s.key), s.token, ttl(s).Microseconds())
-			continue
+		values := []any{schema.Literal(s.key), s.token, ttl(s).Microseconds()}
+		if set == tell {
+			values = append(values, time.Since(s.granted).Microseconds(), toldTTL(s.ttl, ttl(s)))
 		}
-		fmt.Fprintf(&d, " UNION ALL SELECT %s, %d, %d", schema.Literal(s.key), s.token, ttl(s).Microseconds())
+		fmt.Fprintf(&d, [2]string{first, other}[min(i, 1)], values...)
 	}
 	return fmt.Sprintf("INSERT INTO %s (namespace, name, owner, token, expires)"+
 		" SELECT r.namespace, r.name, r.owner, r.token, r.expires FROM (%s) d"+
 		" STRAIGHT_JOIN %[1]s r ON r.namespace = %[3]s AND r.name = d.n AND r.token = d.k AND r.owner = %[4]s"+
 		" WHERE %[5]s FOR UPDATE%[6]s ON DUPLICATE KEY UPDATE %[7]s",
-		l.table, d.String(), schema.Literal(l.namespace), schema.Literal(l.owner), lasts, skip, set)
+		l.cfg.Table, d.String(), schema.Literal(l.cfg.Namespace), schema.Literal(l.owner), lasts, skip, set)
+}
+
+// toldTTL is what a renewal of a lease of ttl writes as its TTL. If it makes the lease last for
+// less, none follows it, and nobody is to miss that.
+func toldTTL(ttl, lasts time.Duration) string {
+	if lasts < ttl {
+		return "NULL"
+	}
+	return fmt.Sprint(ttl.Microseconds())
 }
 
 // heldSQL asks which of leases are live and ours: name, token, microseconds left.
@@ -301,7 +325,7 @@ func (l *Locker) heldSQL(leases []*Lease) string {
 		names = append(names, schema.Literal(s.key))
 	}
 	return fmt.Sprintf("SELECT name, token, %s FROM %s WHERE namespace = %s AND name IN (%s) AND owner = %s AND %s",
-		schema.Remaining(""), l.table, schema.Literal(l.namespace), strings.Join(names, ", "), schema.Literal(l.owner), schema.Live(""))
+		schema.Remaining(""), l.cfg.Table, schema.Literal(l.cfg.Namespace), strings.Join(names, ", "), schema.Literal(l.owner), schema.Live(""))
 }
 
 // fenceSQL returns the key of each lease that is still held, and keeps it from
@@ -309,7 +333,7 @@ func (l *Locker) heldSQL(leases []*Lease) string {
 // in place of sql_select_limit.
 func (l *Locker) fenceSQL(leases []*Lease, bound time.Duration) string {
 	hint := fmt.Sprintf("/*+ MAX_EXECUTION_TIME(%d) */ ", bound.Milliseconds())
-	if l.info.MariaDB {
+	if l.cfg.Info.Settings {
 		hint = ""
 	}
 	lasts := schema.Lasts("r.")
@@ -319,7 +343,7 @@ func (l *Locker) fenceSQL(leases []*Lease, bound time.Duration) string {
 	var reads []string
 	for _, s := range leases {
 		reads = append(reads, fmt.Sprintf("SELECT %sr.name FROM %s r WHERE %s AND r.token = %d AND r.owner = %s AND %s LIMIT 1 LOCK IN SHARE MODE",
-			hint, l.table, l.row("r.", s.key), s.token, schema.Literal(s.l.owner), lasts))
+			hint, l.cfg.Table, l.row("r.", s.key), s.token, schema.Literal(s.l.owner), lasts))
 		hint = ""
 	}
 	if len(reads) == 1 {
@@ -332,7 +356,7 @@ func (l *Locker) fenceSQL(leases []*Lease, bound time.Duration) string {
 // lets it see rows that have changed since the transaction's snapshot, as that of
 // a lease has which was renewed.
 func (l *Locker) bounded(text string, bound time.Duration) string {
-	if !l.info.MariaDB {
+	if !l.cfg.Info.Settings {
 		return text
 	}
 	seconds, whole := bounds(bound)
@@ -348,7 +372,7 @@ func bounds(bound time.Duration) (seconds float64, whole int64) {
 // within is bounded for expressions of these limits.
 func (l *Locker) within(seconds, whole, text string) string {
 	settings := "max_statement_time = " + seconds + ", innodb_lock_wait_timeout = " + whole
-	if l.info.SnapshotIsolation {
+	if l.cfg.Info.SnapshotIsolation {
 		settings += ", innodb_snapshot_isolation = OFF"
 	}
 	return "SET STATEMENT " + settings + " FOR " + text
@@ -357,7 +381,7 @@ func (l *Locker) within(seconds, whole, text string) string {
 // unknown reports that a statement may have done its work although it failed:
 // the connection broke, or the server cannot tell either.
 func unknown(err error) bool {
-	if err == nil || errors.Is(err, errNoRow) || errors.Is(err, driver.ErrBadConn) { // then nothing was sent
+	if err == nil || errors.Is(err, keyrow.ErrNoRow) || errors.Is(err, driver.ErrBadConn) { // then nothing was sent
 		return false
 	}
 	return server.Number(err) == 0 || server.Undecided(err) || server.Gone(err, nil)

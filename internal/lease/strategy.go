@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/hint"
-	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/pool"
 )
@@ -19,8 +18,6 @@ func (l *Locker) Strategy() strategy.Strategy { return kept{l} }
 type kept struct{ *Locker }
 
 func (k kept) Traits() strategy.Traits { return Traits }
-
-func (k kept) Line() *queue.Queue { return k.queue }
 
 // Take takes one lease, or one of a key's slots.
 func (k kept) Take(ctx context.Context, r strategy.Request) ([]strategy.Held, error) {

@@ -35,14 +35,14 @@ func givesLease(s *stock.Shop) string {
 	if s.MariaDB() {
 		return "BEGIN NOT ATOMIC SET @mysqllock_name"
 	}
-	return fmt.Sprintf("CALL `%s`.`mysqllock_give2`", s.Name)
+	return fmt.Sprintf("CALL `%s`.`mysqllock_give3`", s.Name)
 }
 
 // TestLeaseInBegin: its lease is there for all to see while the transaction is
 // open, the connection of the transaction has the wake-up lock, and nothing is left of
 // either however the transaction ends.
 func TestLeaseInBegin(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		lease := lockctx.Lease(time.Minute)
 		for _, opts := range []*sql.TxOptions{nil, {Isolation: sql.LevelReadCommitted}, {ReadOnly: true}} {
@@ -87,25 +87,10 @@ func onlyUnwritable(err error, opts *sql.TxOptions) error {
 	return err
 }
 
-// TestLeaseInBeginIsLost: a transaction whose lease another has got commits
-// nothing, and its connection goes back without the wake-up lock.
-func TestLeaseInBeginIsLost(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db := s.Handle()
-		tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k", lockctx.Lease(time.Minute)), db)
-		dbtest.Exec(t, tx, "UPDATE p SET stock = 0 WHERE id = 1")
-		s.Steal("k")
-		stock.WantLost(t, "Commit", tx.Commit())
-		s.WantStock(1, 10)
-		s.WantLeased("k", true)
-		dbtest.Soon(t, "the wake-up lock is given back", func() bool { return !wakeUp(s, "k").Valid })
-	})
-}
-
 // TestLeaseInBeginWakes: a waiter of another process gets the lease that a commit,
 // or a rollback, gives back.
 func TestLeaseInBeginWakes(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		lease := lockctx.Lease(time.Minute)
 		for name, end := range map[string]func(*sql.Tx) error{"commit": (*sql.Tx).Commit, "rollback": (*sql.Tx).Rollback} {
@@ -130,7 +115,7 @@ func TestLeaseInBeginWakes(t *testing.T) {
 // TestLeaseAnswersLost: the answer to BeginTx, or to Commit, is lost. Nothing is committed
 // twice, and the lease is free long before it would expire.
 func TestLeaseAnswersLost(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, tap := s.Tapped(mysqllock.Config{})
 		lease := lockctx.Lease(10 * time.Minute)
 		run := func(end func(*sql.Tx) error) error {
@@ -187,7 +172,7 @@ func TestLeaseAnswersLost(t *testing.T) {
 // TestStatementsOfALease: what paths cost for a key whose row is there. The golden files of the
 // matrix have the others.
 func TestStatementsOfALease(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		lease := lockctx.Lease(time.Minute)
 		for name, c := range map[string]mysqllock.Config{"unbounded": {}, "bounded": {MaxConns: 8}} {
 			db, tap := s.Tapped(c)

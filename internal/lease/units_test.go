@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -74,68 +73,6 @@ func TestLeaseReadDecideWrite(t *testing.T) {
 		if !errors.Is(err, mysqllock.ErrNoEnd) {
 			t.Errorf("a read that nothing would end returned %v", err)
 		}
-	})
-}
-
-func TestLeaseIsFenced(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db := s.Handle()
-		with := func() context.Context { return lockctx.With(dbtest.Limited(t), "k", lockctx.Lease(stock.TTL)) }
-		free := func() {
-			dbtest.Exec(t, s.Plain, "UPDATE mysqllock SET owner = NULL WHERE name = 'k'")
-		}
-		ctx := with()
-		tx := dbtest.Begin(t, ctx, db)
-		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
-		s.Steal("k")
-		stock.WantLost(t, "Commit", tx.Commit())
-		s.WantStock(1, 10)
-		free()
-
-		// A transaction that began without the hint.
-		tx = dbtest.Begin(t, context.Background(), db)
-		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
-		dbtest.ExecIn(t, with(), tx, "UPDATE p SET stock = 1 WHERE id = 2")
-		s.WantLeased("k", true)
-		s.Steal("k")
-		stock.WantLost(t, "Commit", tx.Commit())
-		s.WantStock(1, 10)
-		s.WantStock(2, 10)
-		free()
-
-		// What was decided under a lost lease is not written without it.
-		base, cancel := context.WithCancel(dbtest.Limited(t))
-		defer cancel()
-		ctx = lockctx.With(base, "k", lockctx.Lease(stock.TTL))
-		var n int
-		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
-		s.Steal("k")
-		for range 2 {
-			_, err := db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 1")
-			stock.WantLost(t, "Exec", err)
-			free()
-		}
-		s.WantStock(1, 10)
-
-		// Several leases, one of them lost.
-		ctx = lockctx.WithKeys(dbtest.Limited(t), []string{"a", "b", "c"}, lockctx.Lease(stock.TTL))
-		tx = dbtest.Begin(t, ctx, db)
-		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
-		s.Steal("b")
-		err := tx.Commit()
-		stock.WantLost(t, "Commit", err)
-		if !strings.Contains(err.Error(), `b`) {
-			t.Errorf("%v does not say which", err)
-		}
-		s.WantStock(1, 10)
-		s.WantLeased("a", false)
-		s.WantLeased("c", false)
-
-		// The connections are as good as new.
-		for range 3 {
-			dbtest.ExecIn(t, with(), db, "UPDATE p SET stock = stock - 1 WHERE id = 1")
-		}
-		s.WantStock(1, 7)
 	})
 }
 
@@ -230,43 +167,6 @@ func TestLeaseHold(t *testing.T) {
 	})
 }
 
-func TestLeaseHoldIsLost(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db := s.Handle()
-		err := mysqllock.Do(dbtest.Limited(t), db, "job", func(ctx context.Context) error {
-			stays := context.WithoutCancel(ctx)
-			began := dbtest.Begin(t, stays, db)
-			dbtest.Exec(t, began, "UPDATE p SET stock = 1 WHERE id = 1")
-			plain := dbtest.Begin(t, context.Background(), db)
-			dbtest.Exec(t, plain, "UPDATE p SET stock = 1 WHERE id = 2")
-			dbtest.ExecIn(t, stays, plain, "UPDATE p SET stock = 1 WHERE id = 3")
-			s.Steal("job")
-			stock.WantLost(t, "Commit", began.Commit())
-			stock.WantLost(t, "Commit of a transaction begun without it", plain.Commit())
-			_, err := db.ExecContext(stays, "UPDATE p SET stock = 1 WHERE id = 4")
-			stock.WantLost(t, "Exec", err)
-			select {
-			case <-ctx.Done():
-				if !errors.Is(context.Cause(ctx), mysqllock.ErrLost) {
-					t.Errorf("the cause is %v", context.Cause(ctx))
-				}
-			case <-time.After(time.Minute):
-				t.Error("nobody told the function")
-			}
-			return nil
-		}, lockctx.Lease(stock.TTL))
-		stock.WantLost(t, "Do", err)
-		for id := range 4 {
-			s.WantStock(id+1, 10)
-		}
-		if s.Token("job") != 2 || !s.Leased("job") {
-			t.Error("the thief's lease was touched")
-		}
-	})
-}
-
-// TestLeasesAndRowLocksExclude: on the same key, both ways, in one process and
-// between two.
 // TestLeaseExpiry: it moves on while the lease is renewed, and then stays.
 func TestLeaseExpiry(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
@@ -287,49 +187,6 @@ func TestLeaseExpiry(t *testing.T) {
 				t.Errorf("what is no lease is over at %v", at)
 			}
 			dbtest.OK(t, h.Release())
-		}
-	})
-}
-
-func TestLeasesAndRowLocksExclude(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		kinds := map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(stock.TTL)}
-		one, two := s.Handle("lockWait=2m"), s.Handle("lockWait=2m")
-		for _, other := range []*sql.DB{one, two} {
-			for first, second := range map[string]string{"row": "lease", "lease": "row"} {
-				t.Run(fmt.Sprint(first, second, other == one), func(t *testing.T) {
-					key := fmt.Sprint(first, other == one)
-					tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), key, kinds[first]), one)
-					start := time.Now()
-					_, err := other.BeginTx(lockctx.With(dbtest.Limited(t), key, kinds[second], lockctx.NoWait()), nil)
-					if !errors.Is(err, mysqllock.ErrLocked) || errors.Is(err, mysqllock.ErrTimeout) || time.Since(start) > time.Minute { // the handles wait for longer
-						t.Errorf("%s beside %s returned %v after %v", second, first, err, time.Since(start))
-					}
-					_, err = other.BeginTx(lockctx.With(dbtest.Limited(t), key, kinds[second], lockctx.Wait(200*time.Millisecond)), nil)
-					if !errors.Is(err, mysqllock.ErrTimeout) {
-						t.Errorf("%s beside %s returned %v", second, first, err)
-					}
-					granted := make(chan time.Time, 1)
-					go func() {
-						next, err := other.BeginTx(lockctx.With(dbtest.Limited(t), key, kinds[second]), nil)
-						at := time.Now()
-						if err == nil {
-							err = next.Commit()
-						}
-						if err != nil {
-							t.Error(err)
-						}
-						granted <- at
-					}()
-					time.Sleep(100 * time.Millisecond)
-					dbtest.Exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
-					end := time.Now()
-					dbtest.OK(t, tx.Commit())
-					if at := <-granted; at.Before(end) || at.Sub(end) > time.Minute {
-						t.Errorf("granted %v after the end of the other", at.Sub(end))
-					}
-				})
-			}
 		}
 	})
 }

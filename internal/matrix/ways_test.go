@@ -109,8 +109,9 @@ var ways = []struct {
 	}},
 	{"Exec", func(ctx context.Context, u unit) error { return u.add(u.lock(ctx), u.db) }},
 	{"read-decide-write", func(ctx context.Context, u unit) error {
-		ctx, cancel := context.WithCancel(u.lock(ctx))
+		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
+		ctx = u.lock(ctx) // which ends here: a lease stays after a statement that has failed
 		return u.change(ctx, u.db)
 	}},
 	{"Do", func(ctx context.Context, u unit) error {
@@ -139,8 +140,9 @@ var ways = []struct {
 			return err
 		}
 		defer conn.Close()
-		ctx, cancel := context.WithCancel(u.lock(ctx))
+		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
+		ctx = u.lock(ctx) // which ends here: a lease stays after a statement that has failed
 		return u.change(ctx, conn)
 	}},
 	{"savepoint", func(ctx context.Context, u unit) error {

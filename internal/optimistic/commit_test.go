@@ -22,7 +22,7 @@ import (
 // TestCommit: what is written commits if, and only if, all keys have their versions; in one
 // statement, after which nothing is locked.
 func TestCommit(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, params := range []string{"", "clientFoundRows=true"} {
 			p := s.process()
 			p.remember(nil, "k", "l")
@@ -68,7 +68,10 @@ func TestCommit(t *testing.T) {
 				s.wantRow("k", fmt.Sprintf("%d 1 nobody", k.Number()+1))
 			}
 			s.set("k", "owner = 'x'")
-			dbtest.Want(t, try("leased", false, p.Given("k", k.Number()+1)), lockerr.ErrConflict)
+			err := try("leased", false, p.Given("k", k.Number()+1))
+			if dbtest.Want(t, err, lockerr.ErrConflict); !strings.Contains(err.Error(), fmt.Sprintf("was version %d when", k.Number()+1)) {
+				t.Errorf("the version is not told: %v", err)
+			}
 			s.set("k", "owner = NULL")
 			for _, how := range []string{"FOR UPDATE", "LOCK IN SHARE MODE"} {
 				other, _ := s.lock("k", how)
@@ -94,7 +97,7 @@ func TestCommit(t *testing.T) {
 			s.Exec(c, "ROLLBACK")
 		}
 		// On a cluster, and without the procedure, that is all.
-		cluster := s.process(func(cfg *optimistic.Config) { cfg.Rows = s.rowsOf(server.Galera) })
+		cluster := s.process(func(cfg *strategy.Config) { cfg.Rows = s.rowsOf(server.Galera) })
 		without := s.process()
 		if without.remember(nil, "k"); !s.MariaDB() {
 			s.Exec(s.own, "DROP PROCEDURE "+s.table.VersionsProcedure().String())
@@ -117,14 +120,14 @@ func TestCommit(t *testing.T) {
 
 // compares reports whether a statement compares and commits.
 func compares(text string) bool {
-	return strings.Contains(text, "mysqllock_same") || strings.Contains(text, "_next2`")
+	return strings.Contains(text, "mysqllock_same") || strings.Contains(text, "_next3`")
 }
 
 // TestDisturbedCommit: a KILL QUERY that comes between COMMIT and the answer makes no failure
 // of a transaction that was committed, and one that comes before it commits nothing; and
 // without an answer nobody says which it was.
 func TestDisturbedCommit(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		p.remember(nil, "k")
 		const signal = "SIGNAL SQLSTATE '70100' SET MYSQL_ERRNO = 1317;"
@@ -183,7 +186,7 @@ func TestDisturbedCommit(t *testing.T) {
 // TestKilledWhileItCompares: the statement waits, for the table's definition, and is killed
 // there, or its connection is; nothing is committed.
 func TestKilledWhileItCompares(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		if s.MariaDB() {
 			t.Skip("there it waits for nothing")
 		}
@@ -306,7 +309,7 @@ func (p *process) beginWith(conn driver.Conn, r optimistic.Request) (begun bool,
 // TestBegin: the version is read and the transaction begins in one statement, whose snapshot is
 // that of its first read; and what has to be waited for is waited for without a transaction.
 func TestBegin(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		p.remember(nil, "k")
 		var mine dbtest.Tap
@@ -382,7 +385,7 @@ func begins(text string) bool {
 // TestDisturbedBegin: a statement that reads and begins, and is interrupted before or after
 // BEGIN, leaves no transaction and says that none has begun.
 func TestDisturbedBegin(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		p.remember(nil, "k")
 		const signal = "SIGNAL SQLSTATE '70100' SET MYSQL_ERRNO = 1317; "

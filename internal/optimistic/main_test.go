@@ -18,9 +18,9 @@ import (
 	"github.com/mysqllock/mysqllock/internal/lease"
 	"github.com/mysqllock/mysqllock/internal/optimistic"
 	"github.com/mysqllock/mysqllock/internal/queue"
-	"github.com/mysqllock/mysqllock/internal/rowlock"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
@@ -29,7 +29,6 @@ import (
 // The tests run against every server that is found on this machine.
 
 func TestMain(m *testing.M) {
-	dbtest.Jobs{"optimistic": childOptimistic}.Run()
 	_ = mysql.SetLogger(&mysql.NopLogger{}) // connections are cut on purpose
 	goleak.VerifyTestMain(tempserver.Tests{M: m})
 }
@@ -71,11 +70,8 @@ type process struct {
 	*optimistic.Locker
 	*scratch
 	leases  *lease.Locker
-	locks   *rowlock.Locker
 	rows    *keyrow.Rows
 	control *pool.Pool
-	queue   *queue.Queue
-	tap     *dbtest.Tap // on the connections of control
 }
 
 const (
@@ -85,31 +81,27 @@ const (
 )
 
 // control is what its connections that nobody else has begin with.
-const control = "SET SESSION autocommit = 1, innodb_lock_wait_timeout = 5, lock_wait_timeout = 2"
+const control = "SET SESSION autocommit = 1, innodb_lock_wait_timeout = 5, lock_wait_timeout = 1"
 
 // process makes one. change may alter its configuration.
-func (s *scratch) process(change ...func(*optimistic.Config)) *process {
+func (s *scratch) process(change ...func(*strategy.Config)) *process {
 	s.T.Helper()
-	p := &process{scratch: s, queue: new(queue.Queue), tap: new(dbtest.Tap)}
+	p := &process{scratch: s}
 	newPool := func(c driver.Connector, max int, setup string) *pool.Pool {
 		made, err := pool.New(pool.Config{Connect: c.Connect, Max: max, Idle: time.Minute, Setup: setup})
 		dbtest.OK(s.T, err)
 		s.T.Cleanup(made.Close)
 		return made
 	}
-	p.control = newPool(s.Connector(p.tap.On), 4, control)
+	p.control = newPool(s.Connector(), 4, control)
 	procedures := s.registry(s.info, p.control)
 	p.rows = keyrow.New(keyrow.Config{Control: p.control, Table: s.table, Namespace: namespace, Info: s.info, Auto: true, Procedures: procedures})
-	p.leases = lease.New(lease.Config{
-		Conns: newPool(s.Connector(), 8, lease.Setup(ttl)), Control: p.control, Rows: p.rows, Queue: p.queue,
+	p.leases = lease.New(strategy.Config{
+		Conns: newPool(s.Connector(), 8, lease.Setup(ttl)), Control: p.control, Rows: p.rows, Queue: new(queue.Queue),
 		Table: s.table, Namespace: namespace, Owner: owner, Info: s.info, TTL: ttl, Procedures: procedures,
 	})
 	s.T.Cleanup(p.leases.Close)
-	p.locks = rowlock.New(rowlock.Config{
-		Table: s.table, Namespace: namespace, Owner: owner, TTL: ttl, Info: s.info, Control: p.control, Queue: p.queue, Rows: p.rows, Procedures: procedures, Await: p.leases.Await,
-	})
-	s.T.Cleanup(p.locks.Close)
-	cfg := optimistic.Config{
+	cfg := strategy.Config{
 		Table: s.table, Namespace: namespace, Info: s.info, Control: p.control, Rows: p.rows, Procedures: procedures, TTL: ttl, Await: p.leases.Await,
 	}
 	for _, change := range change {

@@ -53,8 +53,6 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/keyrow"
-	"github.com/mysqllock/mysqllock/internal/queue"
-	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/step"
 	"github.com/mysqllock/mysqllock/internal/strategy"
@@ -62,43 +60,25 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-const (
-	// giveUp is how long a caller may be kept after the end of its context, while its
-	// statement is killed on the server.
-	giveUp = 35 * time.Millisecond
-	// pace is the time between two reads that find the same lease.
-	pace = 250 * time.Millisecond
-)
-
 // Grants is what the driver's account needs on the lock table.
 const Grants = "SELECT, INSERT, UPDATE on the lock table"
 
-var terms = strategy.Terms{Strategy: hint.StrategyOptimistic, Grants: Grants, Writes: "it cannot set a version"}
-
-// Config says where versions are kept.
-type Config struct {
-	Table      schema.Table
-	Namespace  string // precedes keys
-	Info       server.Info
-	Control    *pool.Pool // connections in autocommit, with an innodb_lock_wait_timeout of a few seconds
-	Rows       *keyrow.Rows
-	Procedures *schema.Registry
-	TTL        time.Duration // the longest wait for a lease between two reads, and for the server's answer at a commit
-	// Await returns when key's lease may have been released, after atMost, or with
-	// ctx's error. done lets the next waiter have its turn.
-	Await func(ctx context.Context, key string, atMost time.Duration) (done func(), err error)
+var terms = strategy.Terms{
+	Strategy: hint.StrategyOptimistic, Grants: Grants, Writes: "it cannot set a version",
+	Limits: strategy.Limits{GiveUp: strategy.Usual.GiveUp, Calmly: strategy.Usual.GiveUp},
 }
 
 // Locker remembers, compares and sets versions on one server. It need not be closed, and is
 // safe for concurrent use.
 type Locker struct {
-	cfg   Config
+	cfg   strategy.Config
 	begin string        // of beginBlock
 	turn  chan struct{} // holds a token while a connection of Control waits for a row; the others never wait
 }
 
-// New returns a Locker on a table that exists.
-func New(cfg Config) *Locker {
+// New returns a Locker on a table that exists. cfg.TTL is also the longest wait for the server's
+// answer at a commit.
+func New(cfg strategy.Config) *Locker {
 	return &Locker{cfg: cfg, begin: beginText(cfg), turn: make(chan struct{}, 1)}
 }
 
@@ -132,11 +112,8 @@ type Request struct {
 	Wait time.Duration // 0 fails at once
 	// Begin is the caller's transaction, which may begin in the statement that reads the
 	// versions, on the connection that Remember is given. It may be nil.
-	Begin *strategy.Beginning
-	// Waiting is called before the caller begins to wait. It may refuse the wait, or end
-	// it later through the context that it returns. done is called when the wait is
-	// over. It may be nil.
-	Waiting func(context.Context) (ctx context.Context, done func(), err error)
+	Begin   *strategy.Beginning
+	Waiting strategy.Waiting // nil for nobody to ask
 }
 
 // Remember returns the versions of the keys, in their order. If it need not wait, it runs one
@@ -146,10 +123,12 @@ type Request struct {
 // about conn, and means that the caller may try another one.
 func (l *Locker) Remember(ctx context.Context, c *pool.Conn, r Request) ([]*Version, error) {
 	ctx = step.Named(ctx, step.Take, hint.StrategyOptimistic, r.Keys...)
-	var end func()
-	r.Waiting, end = queue.Once(r.Waiting)
-	defer end()
-	a := &attempt{Locker: l, conn: c, r: r, start: time.Now()}
+	a := &attempt{
+		Attempt: strategy.Attempt{Key: strings.Join(r.Keys, ", "), Wait: r.Wait, Waiting: r.Waiting, Start: time.Now()},
+		Locker:  l, conn: c, r: r,
+	}
+	a.Once = true
+	defer a.Finish()
 	versions, err := a.remember(ctx)
 	if err != nil {
 		return nil, a.explain(ctx, err)
@@ -159,31 +138,22 @@ func (l *Locker) Remember(ctx context.Context, c *pool.Conn, r Request) ([]*Vers
 
 // attempt is one call of Remember.
 type attempt struct {
+	strategy.Attempt
 	*Locker
-	conn    *pool.Conn
-	r       Request
-	start   time.Time
-	heard   strategy.Heard
-	holder  *lockerr.Holder
-	awaited state     // what await waited for last,
-	since   time.Time // and since when
+	conn *pool.Conn
+	r    Request
 }
-
-var errNoRow = errors.New("a key's row in the lock table has vanished")
 
 func (a *attempt) remember(ctx context.Context) ([]*Version, error) {
 	if err := a.cfg.Rows.Exist(ctx, a.r.Keys); err != nil {
 		return nil, err
 	}
 	a.cfg.Rows.ProvideCommit(ctx)
-	done := func() {} // ends the turn that await gave to the caller
-	for vanished := 0; ; {
+	for {
 		states, err := a.read(ctx)
-		done()
-		done = func() {}
+		a.EndTurn()
 		switch {
-		case (errors.Is(err, errNoRow) || server.Missing(err)) && vanished < 3:
-			vanished++
+		case a.Vanished(err):
 			if err := a.cfg.Rows.Renew(ctx, a.r.Keys); err != nil {
 				return nil, err
 			}
@@ -195,7 +165,9 @@ func (a *attempt) remember(ctx context.Context) ([]*Version, error) {
 		unsettled := slices.IndexFunc(states, func(s state) bool { return !s.settled })
 		switch {
 		case leased >= 0:
-			if done, err = a.await(ctx, states[leased]); err != nil {
+			s := states[leased]
+			lease := strategy.Leased{Key: s.key, Token: strconv.FormatUint(s.token, 10), Owner: s.owner, Remaining: s.remaining}
+			if err := a.AwaitLease(ctx, &a.cfg, &lease); err != nil {
 				return nil, err
 			}
 		case unsettled >= 0:
@@ -224,7 +196,7 @@ type state struct {
 // read returns the states of the keys as they were last committed, also if the caller's
 // session reads uncommitted rows.
 func (a *attempt) read(ctx context.Context) (states []state, err error) {
-	ctx, cancel := context.WithTimeout(ctx, strategy.AnswerTime)
+	ctx, cancel := context.WithTimeout(ctx, pool.AnswerTime)
 	defer cancel()
 	version, err := a.begun(ctx)
 	switch {
@@ -249,7 +221,7 @@ func (a *attempt) read(ctx context.Context) (states []state, err error) {
 	for _, key := range a.r.Keys {
 		s, ok := found[key]
 		if !ok {
-			return nil, errNoRow
+			return nil, keyrow.ErrNoRow
 		}
 		states = append(states, s)
 	}
@@ -303,7 +275,7 @@ func (a *attempt) beginOn(ctx context.Context, c *pool.Conn, block pool.Block) (
 		version, err = strconv.ParseUint(rows[0][0], 10, 64)
 	case err == nil:
 		err = errors.New("the server has begun a transaction, and does not tell the key's version")
-	case !a.cfg.Info.MariaDB && (server.Missing(err) || server.Denied(err)): // dropped, or not ours to execute
+	case !a.cfg.Info.Blocks && (server.Missing(err) || server.Denied(err)): // dropped, or not ours to execute
 		a.cfg.Procedures.Set(a.cfg.Table.BeginProcedure(), false)
 		return 0, strategy.Vacant, nil
 	case errors.Is(err, driver.ErrBadConn): // nothing was sent
@@ -312,7 +284,7 @@ func (a *attempt) beginOn(ctx context.Context, c *pool.Conn, block pool.Block) (
 	if err == nil {
 		return version, strategy.Begun, nil
 	}
-	return 0, strategy.Abandoned(ctx, c, giveUp+a.cfg.TTL), err // it may have begun
+	return 0, strategy.Abandoned(ctx, c, terms.GiveUp+a.cfg.TTL), err // it may have begun
 }
 
 // newState reads a row of the answer to a statement that was sent at began.
@@ -346,39 +318,6 @@ func (l *Locker) control(ctx context.Context, f func(*pool.Conn) error) error {
 	return err
 }
 
-// waiting returns a context that ends with the wait.
-func (a *attempt) waiting(ctx context.Context) (context.Context, func(), error) {
-	if a.r.Wait == 0 {
-		return nil, nil, lockerr.ErrLocked
-	}
-	return queue.Wait(ctx, a.r.Wait-time.Since(a.start), strategy.ErrWaitOver, a.r.Waiting)
-}
-
-// await waits until a lease may have been released. Call done after the next read.
-func (a *attempt) await(ctx context.Context, lease state) (done func(), err error) {
-	a.heard.Store(true)
-	a.holder = keyrow.HolderOf(lease.owner)
-	ctx, stop, err := a.waiting(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer stop()
-	if lease.key == a.awaited.key && lease.token == a.awaited.token { // woken too early: wait before reading again
-		select {
-		case <-time.After(min(pace-time.Since(a.since), lease.remaining)):
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-	}
-	a.awaited, a.since = lease, time.Now()
-	// The caller's connection is idle meanwhile, and the server may end it after a TTL.
-	done, err = a.cfg.Await(ctx, lease.key, max(min(lease.remaining, a.cfg.TTL/3), time.Millisecond))
-	if err != nil && ctx.Err() != nil {
-		err = context.Cause(ctx)
-	}
-	return done, err
-}
-
 // settle marks key's row as versioned, and removes an expired lease from it. After nil the
 // row must be read again.
 func (a *attempt) settle(ctx context.Context, key string) error {
@@ -386,9 +325,9 @@ func (a *attempt) settle(ctx context.Context, key string) error {
 	if !server.Locked(err) && !server.Deadlock(err) {
 		return err
 	}
-	a.heard.Store(true)
-	a.holder = nil // it is not the holder of a lease
-	ctx, done, err := a.waiting(ctx)
+	a.Heard.Store(true)
+	a.HeldBy = nil // it is not the holder of a lease
+	ctx, done, err := a.Patient(ctx)
 	if err != nil {
 		return err
 	}
@@ -396,12 +335,19 @@ func (a *attempt) settle(ctx context.Context, key string) error {
 	select {
 	case a.turn <- struct{}{}:
 		defer func() { <-a.turn }()
-	case <-time.After(pace): // the connection waits for another key; this key may be free by now
+	case <-time.After(strategy.Pace): // the connection waits for another key; this key may be free by now
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	err = a.control(ctx, func(c *pool.Conn) error { return a.block(ctx, c, key) })
+	err = a.control(ctx, func(c *pool.Conn) error {
+		w := strategy.Waiter{Limits: terms.Limits, Conn: c, Mark: pool.NewMark(), Control: a.cfg.Control}
+		// The server's own limit ends what is not killed; settling does no harm at any time.
+		_, _, err := w.Run(ctx, func(own context.Context) error {
+			return server.Exec(own, c.Conn, "/* mysqllock "+w.Mark+" */ "+a.settleSQL(key, ""))
+		})
+		return err
+	})
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
@@ -411,44 +357,12 @@ func (a *attempt) settle(ctx context.Context, key string) error {
 	return err
 }
 
-// block waits in the server until key's row is not locked, and settles it. At the end of
-// ctx it kills its statement.
-func (a *attempt) block(ctx context.Context, c *pool.Conn, key string) error {
-	mark := pool.NewMark()
-	own, abandon := context.WithCancel(context.WithoutCancel(ctx))
-	defer abandon()
-	answer := make(chan error, 1)
-	go func() { answer <- server.Exec(own, c.Conn, "/* mysqllock "+mark+" */ "+a.settleSQL(key, "")) }()
-	select {
-	case err := <-answer:
-		return err
-	case <-ctx.Done():
-	}
-	limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUp)
-	defer cancel()
-	late := a.cfg.Control.KillQuery(limit, mark)
-	select {
-	case err := <-answer:
-		if late {
-			c.Taint() // the KILL could hit the next statement
-		}
-		return err
-	case <-limit.Done(): // the server's own limit ends it; settling does no harm at any time
-		abandon()
-		return <-answer
-	}
-}
-
 // explain turns a failure of Remember into the error that callers see.
 func (a *attempt) explain(ctx context.Context, err error) error {
 	if errors.Is(err, driver.ErrBadConn) {
 		return driver.ErrBadConn // nothing is held, so database/sql may try another connection
 	}
-	failed := terms.Untaken(ctx, strings.Join(a.r.Keys, ", "), a.start, &a.heard, err)
-	if strategy.Ungranted(failed.Err) {
-		failed.Holder = a.holder
-	}
-	return failed
+	return a.Explain(ctx, terms, err, nil)
 }
 
 // Commit compares the versions, sets the next ones, and commits the transaction on c, in one
@@ -518,6 +432,9 @@ var errOtherVersion = errors.New("the key has another version: another unit of w
 func conflict(versions []*Version, err error) error {
 	switch {
 	case errors.Is(err, errOtherVersion), server.Changed(err):
+		if len(versions) == 1 && versions[0].number > 0 {
+			err = fmt.Errorf("%w; it was version %d when it was remembered", err, versions[0].number)
+		}
 		err = lockerr.With(lockerr.ErrConflict, err)
 	case server.Locked(err):
 		err = lockerr.With(lockerr.ErrConflict, lockerr.With(lockerr.ErrLocked, err))

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/pool"
 )
 
@@ -19,29 +20,20 @@ const readUncommitted = "READ-UNCOMMITTED"
 // row is settled, the remaining time of its lease, and the lease's owner. It is a plain
 // read, which waits for no lock. LIMIT overrides sql_select_limit.
 func (l *Locker) readSQL(keys []string) string {
-	isolation := l.isolation()
 	var in []string
 	for _, key := range keys {
 		in = append(in, schema.Literal(key))
 	}
 	return l.big(len(keys)) + fmt.Sprintf("SELECT /*+ SET_VAR(sql_big_selects = 1) MAX_EXECUTION_TIME(4294967295) */ %s, name, token, "+schema.Settled+", %s, owner FROM %s WHERE namespace = %s AND name IN (%s) LIMIT %d",
-		isolation, schema.Remaining(""), l.cfg.Table, schema.Literal(l.cfg.Namespace), strings.Join(in, ", "), len(keys))
-}
-
-// isolation is the variable with the session's isolation level.
-func (l *Locker) isolation() string {
-	if l.cfg.Info.MariaDB {
-		return "@@tx_isolation"
-	}
-	return "@@transaction_isolation"
+		l.cfg.Info.IsolationVariable(), schema.Remaining(""), l.cfg.Table, schema.Literal(l.cfg.Namespace), strings.Join(in, ", "), len(keys))
 }
 
 // beginText is the text of beginBlock that is the same for all keys. The block of MariaDB has
 // a variable of the session's, since sql_mode ORACLE declares others elsewhere; MAX sets it
 // also if there is no row.
-func beginText(cfg Config) string {
+func beginText(cfg strategy.Config) string {
 	namespace := schema.Literal(cfg.Namespace)
-	if !cfg.Info.MariaDB {
+	if !cfg.Info.Blocks {
 		return "CALL " + cfg.Table.BeginProcedure().String() + "(" + namespace + ", "
 	}
 	return "BEGIN NOT ATOMIC SELECT MAX(token) INTO @mysqllock_token FROM " + cfg.Table.String() + " WHERE namespace = " + namespace +
@@ -56,7 +48,7 @@ func (l *Locker) beginBlock(keys []string) pool.Block {
 	switch {
 	case len(keys) != 1 || l.cfg.Info.Topology != "" || l.cfg.Info.Router:
 		return pool.Block{}
-	case l.cfg.Info.MariaDB:
+	case l.cfg.Info.Blocks:
 		return pool.Block{Text: l.begin, Values: []driver.Value{schema.Hex(keys[0])}}
 	case !l.cfg.Procedures.Has(l.cfg.Table.BeginProcedure()):
 		return pool.Block{}
@@ -82,7 +74,7 @@ func (l *Locker) settleSQL(key, rowLocked string) string {
 // big precedes a statement for so many rows on MariaDB: the application may limit how many rows a
 // statement examines. For MySQL there is a hint.
 func (l *Locker) big(rows int) string {
-	if l.cfg.Info.MariaDB && rows > 1 {
+	if l.cfg.Info.Settings && rows > 1 {
 		return "SET STATEMENT sql_big_selects = 1 FOR "
 	}
 	return ""

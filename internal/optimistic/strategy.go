@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/hint"
-	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/step"
 	"github.com/mysqllock/mysqllock/internal/strategy"
@@ -19,18 +18,12 @@ import (
 // Traits of versions, for those who choose among strategies.
 var Traits = strategy.Traits{Name: hint.StrategyOptimistic, Table: true}
 
-// Strategy returns the Locker as units of work use it; line is where its callers line
-// up with those of leases.
-func (l *Locker) Strategy(line *queue.Queue) strategy.Strategy { return kept{l, line} }
+// Strategy returns the Locker as units of work use it.
+func (l *Locker) Strategy() strategy.Strategy { return kept{l} }
 
-type kept struct {
-	*Locker
-	line *queue.Queue
-}
+type kept struct{ *Locker }
 
 func (k kept) Traits() strategy.Traits { return Traits }
-
-func (k kept) Line() *queue.Queue { return k.line }
 
 // Take remembers the versions of the places, in one statement. Those that were given
 // are not read.
@@ -74,6 +67,9 @@ func (k kept) Check(_ context.Context, c *pool.Conn, held []strategy.Held, wrote
 		Fence:  func(ctx context.Context) error { return k.Compare(ctx, c.Conn, versions) },
 	}, nil
 }
+
+// Holder returns nil: whoever remembers a version keeps nobody out.
+func (k kept) Holder(context.Context, string) *lockerr.Holder { return nil }
 
 // version is a Version that knows its successor.
 type version struct {

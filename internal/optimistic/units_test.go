@@ -1,15 +1,12 @@
 package optimistic_test
 
 import (
-	"bufio"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -202,7 +199,7 @@ func optimistically(t *testing.T, opts ...lockctx.Option) context.Context {
 
 // TestOptimisticConflicts has every way meet every kind of other.
 func TestOptimisticConflicts(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		add := func(ctx context.Context) {
 			t.Helper()
@@ -251,7 +248,7 @@ func TestOptimisticConflicts(t *testing.T) {
 // TestOptimisticHeld has somebody hold the key at the commit: the unit does not
 // wait for it.
 func TestOptimisticHeld(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle("lockWait=2m"), s.Handle()
 		for holder, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "shared": lockctx.Shared(), "lease": lockctx.Lease(stock.TTL)} {
 			for name, unit := range units(lockctx.Optimistic()) {
@@ -280,7 +277,7 @@ func TestOptimisticHeld(t *testing.T) {
 // TestOptimisticVersions: what tells versions, what makes new ones, and what
 // needs none.
 func TestOptimisticVersions(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle("lockStrategy=optimistic")
 		ctx := lockctx.With(dbtest.Limited(t), "k")
 		wantVersion(t, ctx, 0)
@@ -389,7 +386,7 @@ func TestOptimisticVersions(t *testing.T) {
 
 // TestIfVersion carries a version to another unit of work.
 func TestIfVersion(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		shown := func() uint64 {
 			t.Helper()
@@ -450,7 +447,7 @@ func TestIfVersion(t *testing.T) {
 // TestOptimisticConflictStays: what was decided on data that has changed is not
 // written by trying again; only a new lock context can.
 func TestOptimisticConflictStays(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		for _, more := range []string{"", "m"} { // with another key, the unit of work is on a session
 			for name, write := range map[string]func(ctx context.Context) error{
@@ -521,7 +518,7 @@ func TestOptimisticConflictStays(t *testing.T) {
 // TestOptimisticFailedWrite: the unit of work goes on after a statement that has
 // failed, and does not conflict with itself.
 func TestOptimisticFailedWrite(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		duplicate := "INSERT INTO p VALUES (1, 1)"
 		for _, rival := range []bool{false, true} {
@@ -559,7 +556,7 @@ func TestOptimisticFailedWrite(t *testing.T) {
 
 // TestOptimisticInTransactions: late hints, and transactions in transactions.
 func TestOptimisticInTransactions(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		// It has read before: what it has seen may be older than the version.
 		tx := dbtest.Begin(t, dbtest.Limited(t), db)
@@ -652,7 +649,7 @@ func TestOptimisticInTransactions(t *testing.T) {
 
 // TestOptimisticWaitsForALease: its holder may commit until it gives it back.
 func TestOptimisticWaitsForALease(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle("lockWait=2m"), s.Handle()
 		for name, unit := range units(lockctx.Optimistic()) {
 			h := stock.Acquire(t, other, "k", lockctx.Lease(stock.TTL))
@@ -729,7 +726,7 @@ func TestOptimisticWaitsForALease(t *testing.T) {
 // TestRowLocksStep: the commit of a row lock counts where, and only where, the key
 // was kept optimistically, and it has written.
 func TestRowLocksStep(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "DO 1") // makes the row
 		dbtest.OK(t, err)
@@ -791,32 +788,13 @@ func TestRowLocksStep(t *testing.T) {
 		}
 		dbtest.OK(t, beside.Rollback())
 		dbtest.ExecIn(t, ctx, db, "DO 1")
-
-		// A first unit that keeps the key optimistically waits for a row lock that
-		// does not know of it.
-		tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "first"), db)
-		n := stock.MustRead(t, dbtest.Limited(t), tx, 2)
-		seen := make(chan int, 1)
-		go func() {
-			n, err := stock.Read(lockctx.With(dbtest.Limited(t), "first", lockctx.Optimistic()), db, 2)
-			if err != nil {
-				t.Error(err)
-			}
-			seen <- n
-		}()
-		time.Sleep(200 * time.Millisecond)
-		dbtest.Exec(t, tx, "UPDATE p SET stock = ? WHERE id = 2", n+1)
-		dbtest.OK(t, tx.Commit())
-		if got := <-seen; got != n+1 {
-			t.Errorf("the first unit has read %d, which was changed under a row lock", got)
-		}
 	})
 }
 
 // TestOptimisticInTextTransaction: SQL text has begun a transaction, whose
 // snapshot may be older than the version.
 func TestOptimisticInTextTransaction(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		for _, begin := range []string{"BEGIN", "SET autocommit = 0"} {
 			for _, opt := range []lockctx.Option{lockctx.Optimistic(), lockctx.IfVersion(1)} {
@@ -839,7 +817,7 @@ func TestOptimisticInTextTransaction(t *testing.T) {
 
 // TestOptimisticMixed: the same key in other ways, in one lock context.
 func TestOptimisticMixed(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		stock.MustRead(t, optimistically(t), db, 1)
 		bump := func() {
@@ -995,7 +973,7 @@ func TestOptimisticMixed(t *testing.T) {
 // TestOptimisticStripes: different keys are one row, so they conflict with each
 // other, but never with themselves.
 func TestOptimisticStripes(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle("lockStripes=1"), s.Handle("lockStripes=1")
 		write := func(ctx context.Context, db *sql.DB) error {
 			_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
@@ -1037,169 +1015,6 @@ func TestOptimisticStripes(t *testing.T) {
 	})
 }
 
-// TestOptimisticConnectionLost has the connection break, or be killed, in the
-// middle: nothing is committed unseen.
-func TestOptimisticConnectionLost(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		stock.MustRead(t, optimistically(t), s.Handle(), 1)
-		for name, unit := range units(lockctx.Optimistic()) {
-			// The comparison and COMMIT are one.
-			db, p := s.Proxied(mysqllock.Config{})
-			dbtest.OK(t, unit(dbtest.Limited(t), db, func() {}))
-			before, version := s.Stock(1), s.Token("k")
-			result := make(chan error, 1)
-			go func() {
-				result <- unit(dbtest.Limited(t), db, func() { p.BlockAt("COMMIT") })
-			}()
-			dbtest.Soon(t, "the network is cut", p.Blocked)
-			p.Close()
-			err := <-result
-			if !errors.Is(err, mysqllock.ErrLost) {
-				t.Errorf("%s: %v", name, err)
-			}
-			if errors.Is(err, mysqllock.ErrConflict) {
-				t.Errorf("%s: a conflict: %v", name, err)
-			}
-			s.WantStock(1, before) // it did not come through
-			if s.Token("k") != version {
-				t.Errorf("%s: the version has changed", name)
-			}
-		}
-
-		// Killed before it writes. Single statements have no connection then.
-		db := s.Handle()
-		s.Plain.SetMaxOpenConns(1)
-		for name, unit := range units(lockctx.Optimistic()) {
-			killed := 0
-			before := s.Stock(1)
-			err := unit(dbtest.Limited(t), db, func() {
-				for _, id := range s.Connections() {
-					if _, err := s.Plain.Exec(fmt.Sprint("KILL ", id)); err == nil { // else it has just ended
-						killed++
-					}
-				}
-			})
-			if killed == 0 {
-				t.Error("nothing was killed")
-			}
-			if s.Stock(1) != before+1 && err == nil || s.Stock(1) != before && err != nil {
-				t.Errorf("%s: the stock goes from %d to %d, and the error is %v", name, before, s.Stock(1), err)
-			}
-			if errors.Is(err, mysqllock.ErrConflict) {
-				t.Errorf("%s: a conflict: %v", name, err)
-			}
-		}
-	})
-}
-
-const optimisticWorkers = 8 // in each process
-
-// kinds are what workers do, by name.
-func kinds() map[string]func(ctx context.Context, db *sql.DB, between func()) error {
-	all := units(lockctx.Optimistic())
-	for name, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(stock.TTL)} {
-		for way, unit := range units(opt) {
-			all[name+" "+way] = unit
-		}
-	}
-	delete(all, "row "+besideASession)
-	retried := holds(lockctx.Optimistic(), lockctx.Retry(1_000_000))
-	all["Do with Retry"] = retried[0].unit
-	return all
-}
-
-// work has workers add one to the stock, each as many times, by the kinds in
-// turn, and returns how many units of work had to be run again.
-func work(db *sql.DB, kind []string, each int) (again int, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
-	defer cancel()
-	all := kinds()
-	var mu sync.Mutex
-	var workers sync.WaitGroup
-	for i := range optimisticWorkers {
-		unit := all[kind[i%len(kind)]]
-		workers.Go(func() {
-			for range each {
-				runs := 0
-				var failed error
-				for {
-					failed = unit(ctx, db, func() { runs++ })
-					if !errors.Is(failed, mysqllock.ErrConflict) && !errors.Is(failed, mysqllock.ErrDeadlock) {
-						break
-					}
-					time.Sleep(rand.N(5 * time.Millisecond << min(runs, 6))) // as Do does
-				}
-				mu.Lock()
-				again += runs - 1
-				err = errors.Join(err, failed)
-				mu.Unlock()
-				if failed != nil {
-					return
-				}
-			}
-		})
-	}
-	workers.Wait()
-	return again, err
-}
-
-// childOptimistic works as it is told, a line at a time.
-func childOptimistic(db *sql.DB, in *bufio.Scanner) {
-	for in.Scan() {
-		var each int
-		count, kind, _ := strings.Cut(in.Text(), " ")
-		fmt.Sscan(count, &each)
-		again, err := work(db, strings.Split(kind, "; "), each)
-		fmt.Println(again, err)
-	}
-}
-
-// TestOptimisticNothingIsLost: 16 workers of two processes read, decide and write,
-// by each way alone, and beside row locks and leases on the same key.
-func TestOptimisticNothingIsLost(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db := s.Handle("lockWait=2m")
-		c := dbtest.StartJob(t, "optimistic", s.DSN("lockWait=2m"))
-		type run struct {
-			total int
-			kinds []string
-		}
-		runs := []run{{dbtest.Long(160, 2000), []string{"Do with Retry"}}, {dbtest.Long(160, 2000), []string{"BeginTx"}}}
-		var names []string
-		for name := range kinds() {
-			switch way, _, _ := strings.Cut(name, " "); {
-			case name == "Do with Retry" || name == "BeginTx": // in full, above
-			case way != "row" && way != "lease":
-				names = append(names, name)
-			}
-		}
-		slices.Sort(names)
-		for _, name := range names {
-			runs = append(runs, run{dbtest.Long(48, 1600), []string{name}})
-		}
-		mixed := func(other ...string) []string {
-			return append([]string{"Do with Retry", "BeginTx", "statements"}, other...)
-		}
-		runs = append(runs, run{dbtest.Long(96, 2000), mixed("row BeginTx", "row statements")}, run{dbtest.Long(96, 2000), mixed("lease BeginTx", "lease Do")},
-			run{dbtest.Long(160, 2000), []string{"BeginTx", "row BeginTx", "Do with Retry", "lease statements"}})
-		for _, r := range runs {
-			dbtest.Exec(t, s.Plain, increment, 0)
-			each := r.total / 2 / optimisticWorkers
-			start := time.Now()
-			c.Tell(fmt.Sprint(each, " ", strings.Join(r.kinds, "; ")))
-			again, err := work(db, r.kinds, each)
-			dbtest.OK(t, err)
-			var there int
-			line := c.Line()
-			if n, _ := fmt.Sscan(line, &there); n != 1 || !strings.HasSuffix(line, " <nil>") {
-				t.Fatal(line)
-			}
-			s.WantStock(1, 2*optimisticWorkers*each)
-			t.Logf("%s: %d units of work in %v, %d and %d of them were run again", strings.Join(r.kinds, "; "), r.total, time.Since(start).Round(time.Millisecond), again, there)
-		}
-	})
-}
-
 // TestAStatementThatFailsOnWhatOthersCommittedIsAConflict: two callers both see that a row is
 // missing, or is there, and the second one's write fails on what the first one has done.
 func TestAStatementThatFailsOnWhatOthersCommittedIsAConflict(t *testing.T) {
@@ -1212,7 +1027,7 @@ func TestAStatementThatFailsOnWhatOthersCommittedIsAConflict(t *testing.T) {
 		"referred row":  {"INSERT INTO child (id, p) VALUES (9, 2)", "DELETE FROM parent WHERE id = 2", []uint16{1451}},
 		"check":         {"UPDATE parent SET n = 0 WHERE id = 1", "UPDATE parent SET n = n - 1 WHERE id = 1", []uint16{3819, 4025}},
 	}
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		fresh := func() {
 			for _, text := range []string{
@@ -1326,7 +1141,7 @@ func TestAStatementThatFailsOnWhatOthersCommittedIsAConflict(t *testing.T) {
 // somebody else was first. The same goes for a row lock that sets a version.
 func TestOptimisticCommitUnanswered(t *testing.T) {
 	const add = "UPDATE p SET stock = stock + 1 WHERE id = 1"
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, proxy := s.Proxied(mysqllock.Config{})
 		dbtest.Exec(t, db, "SELECT 1") // the handle looks at its server
 		inTx := func(ctx context.Context) error {
@@ -1336,7 +1151,7 @@ func TestOptimisticCommitUnanswered(t *testing.T) {
 			})
 		}
 		exec := func(ctx context.Context) error { _, err := db.ExecContext(ctx, add); return err }
-		word := "next2"
+		word := "next3"
 		if s.MariaDB() {
 			word = "mysqllock_same"
 		}
@@ -1372,7 +1187,7 @@ func TestOptimisticCommitUnanswered(t *testing.T) {
 // TestDoRunsAgainAfterAConflict as often as Retry says, and not with a version that was given,
 // which stays what it is.
 func TestDoRunsAgainAfterAConflict(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		for _, c := range []struct {
 			first     lockctx.Option
@@ -1406,7 +1221,7 @@ func TestDoRunsAgainAfterAConflict(t *testing.T) {
 // TestStatementsOfAVersion: what paths cost for a key whose row is there, and marked. The golden
 // files of the matrix have the others.
 func TestStatementsOfAVersion(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, tap := s.Tapped(mysqllock.Config{})
 		db.SetMaxOpenConns(1)
 		const add = "UPDATE p SET stock = stock + 1 WHERE id = 1"

@@ -50,7 +50,7 @@ func (w *Wanted) Wait() (done func(), ok bool) {
 	}, true
 }
 
-// In returns a context by which [Queue.EnterAs] knows that it acts for w.
+// In returns a context by which [Queue.Enter] knows that it acts for w.
 func (w *Wanted) In(ctx context.Context) context.Context {
 	if len(w.Entries) < 2 {
 		return ctx
@@ -114,7 +114,7 @@ func (w *Wanted) inTheWay() (tickets []*Ticket) {
 				tickets = append(tickets, t)
 			}
 		}
-		for _, t := range w.Queue.claims[e.Key] {
+		for _, t := range w.Queue.claims[e.Name] {
 			if alone || !t.shared {
 				tickets = append(tickets, t)
 			}
@@ -160,8 +160,8 @@ func (q *Queue) Claim(entries []Entry) *Ticket {
 			continue
 		}
 		t.shared = t.shared || e.Shared
-		t.claims = append(t.claims, e.Key)
-		q.claims[e.Key] = append(q.claims[e.Key], t)
+		t.claims = append(t.claims, e.Name)
+		q.claims[e.Name] = append(q.claims[e.Name], t)
 	}
 	return t
 }

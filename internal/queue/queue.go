@@ -24,18 +24,9 @@ import (
 
 // Entry is what a caller wants of a line.
 type Entry struct {
-	Key    string
-	Shared bool // in front together with others that share the key
-	Slots  int  // in front if fewer than so many are; 0 is without slots. A key's slots have a line of their own
-}
-
-// alone wants each of the lines of keys for one caller alone.
-func alone(keys []string) []Entry {
-	entries := make([]Entry, len(keys))
-	for i, key := range keys {
-		entries[i].Key = key
-	}
-	return entries
+	Name   string // of the key's row, or of the key
+	Shared bool   // in front together with others that share the key
+	Slots  int    // in front if fewer than so many are; 0 is without slots. A key's slots have a line of their own
 }
 
 // Queue has a line for each key, and one for its slots. The zero value is ready to use.
@@ -51,7 +42,7 @@ type name struct {
 	slots bool
 }
 
-func (e Entry) name() name { return name{e.Key, e.Slots > 0} }
+func (e Entry) name() name { return name{e.Name, e.Slots > 0} }
 
 // line exists while a ticket is in front of it. It is guarded by Queue.mu.
 type line struct {
@@ -68,7 +59,7 @@ type line struct {
 type waiter struct {
 	ticket *Ticket
 	entry  Entry
-	from   any           // who can hand the lock over to it: see Succeed; nil for nobody
+	from   any           // who can hand the lock over to it: see Enter; nil for nobody
 	front  chan struct{} // closed when it is
 }
 
@@ -104,23 +95,11 @@ func (q *Queue) ticket() *Ticket {
 	return t
 }
 
-// TryEnter returns a ticket that is alone in front of the lines of all keys. If others
-// are in front, ok is false, and holder is one of them that holds the lock, nil if none
-// does yet.
-func (q *Queue) TryEnter(keys []string) (t *Ticket, holder *lockerr.Holder, ok bool) {
-	return q.TryEnterAs(alone(keys), false)
-}
-
-// Enter waits until the caller is alone in front of the lines of all keys, or until ctx
-// ends. It may succeed although ctx has just ended. The keys must be sorted: then two
-// callers never wait for each other.
-func (q *Queue) Enter(ctx context.Context, keys []string) (*Ticket, error) {
-	return q.EnterAs(ctx, alone(keys))
-}
-
-// TryEnterAs is TryEnter for any entries. passing is for a caller that will not wait in
-// front either: it may share a key with others in front that do not hold it yet.
-func (q *Queue) TryEnterAs(entries []Entry, passing bool) (t *Ticket, holder *lockerr.Holder, ok bool) {
+// TryEnter returns a ticket that is in front of the lines of all entries. If others are in the way,
+// ok is false, and holder is one of them that holds the lock, nil if none does yet. passing is for a
+// caller that will not wait in front either: it may share a key with others in front that do not hold
+// it yet.
+func (q *Queue) TryEnter(entries []Entry, passing bool) (t *Ticket, holder *lockerr.Holder, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, e := range entries {
@@ -139,71 +118,76 @@ func (q *Queue) TryEnterAs(entries []Entry, passing bool) (t *Ticket, holder *lo
 }
 
 // ErrDeadlock is why a caller is refused that would wait for itself.
-var ErrDeadlock = lockerr.With(lockerr.ErrDeadlock, errors.New(
-	"the holder of the key waits for a key that this caller holds; lock keys in the same order everywhere, or together, with WithKeys"))
+var ErrDeadlock = Deadlock("the holder of the key, in this process, waits for a key that this caller holds")
 
-// EnterAs is Enter for any entries. The error is ctx's, or ErrDeadlock.
-func (q *Queue) EnterAs(ctx context.Context, entries []Entry) (*Ticket, error) {
+// Deadlock is the error of a circle of callers, and what to do about it.
+func Deadlock(circle string) error {
+	return lockerr.With(lockerr.ErrDeadlock, errors.New(circle+"; lock keys in the same order everywhere, or together, with WithKeys"))
+}
+
+// ErrOver is the cause with which a wait ends that has lasted as long as the caller was ready to
+// wait.
+var ErrOver = errors.New("the wait is over")
+
+// Ends are channels that end a wait, beside its context. They cost less than a derived
+// context. The zero value ends nothing.
+type Ends struct {
+	Over   <-chan time.Time // with ErrOver
+	Closed <-chan struct{}  // with lockerr.ErrClosed
+}
+
+// Enter waits until the caller is in front of the lines of all entries, or until the wait ends. It
+// may succeed although the wait has just ended. The entries must be sorted by their keys: then two
+// callers never wait for each other. The error is ErrDeadlock, or says why the wait has ended.
+//
+// The holder before the caller may hand over the lock on one key: see HandedOver. Strategies share
+// a line, so from says whose holders may: it is what these say to HandOver; nil is nobody's.
+func (q *Queue) Enter(ctx context.Context, entries []Entry, from any, ends Ends) (*Ticket, error) {
 	t := q.ticket()
 	for i, e := range entries {
-		if i > 0 && stuck(ctx, t, i) {
-			t.Leave()
-			return nil, ErrDeadlock
+		err := error(ErrDeadlock)
+		if i == 0 || !stuck(ctx, t, i) {
+			err = q.enter(ctx, t, e, from, ends)
 		}
-		if !q.enter(ctx, t, e, nil, Ends{}) {
+		if err != nil {
 			t.Leave()
-			return nil, ctx.Err()
+			return nil, err
 		}
 	}
 	return t, nil
 }
 
-// Ends are channels that end a wait, beside its context. They cost less than a derived
-// context. The zero value ends nothing.
-type Ends struct {
-	Over   <-chan time.Time
-	Closed <-chan struct{}
-}
-
-// Succeed is Enter for a caller to which the holder before it may hand over the lock: see
-// HandedOver. Strategies share a line, so from says whose holders may: it is what these say
-// to HandOver. Succeed returns nil if the wait has ended.
-func (q *Queue) Succeed(ctx context.Context, key string, from any, ends Ends) *Ticket {
-	t := q.ticket()
-	if !q.enter(ctx, t, Entry{Key: key}, from, ends) {
-		return nil
-	}
-	return t
-}
-
-// enter reports whether t has come to the front of the line before the wait ended.
-func (q *Queue) enter(ctx context.Context, t *Ticket, e Entry, from any, ends Ends) bool {
+// enter waits until t has come to the front of the line, or until the wait ends, and says why.
+func (q *Queue) enter(ctx context.Context, t *Ticket, e Entry, from any, ends Ends) (err error) {
 	q.mu.Lock()
 	l := q.lines[e.name()]
 	if l == nil || l.free(e) {
 		q.admit(t, e)
 		q.mu.Unlock()
-		return true
+		return nil
 	}
 	w := &waiter{ticket: t, entry: e, from: from, front: make(chan struct{})}
 	at := l.waiting.PushBack(w)
 	q.mu.Unlock()
 	select {
 	case <-w.front:
-		return true
+		return nil
 	case <-ctx.Done():
+		err = context.Cause(ctx)
 	case <-ends.Over:
+		err = ErrOver
 	case <-ends.Closed:
+		err = lockerr.ErrClosed
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	select {
 	case <-w.front: // at the same moment
-		return true
+		return nil
 	default:
 		l.waiting.Remove(at)
 		q.advance(l) // those behind it may be able to share the key
-		return false
+		return err
 	}
 }
 
@@ -485,10 +469,10 @@ func (t *Ticket) HasSuccessor(from any) bool {
 	return t.successor(from) != nil
 }
 
-// successor returns the next in line if it has called Succeed with from. There is none if
+// successor returns the next in line if it has called Enter with from. There is none if
 // the ticket is for several keys, or shared.
 func (t *Ticket) successor(from any) *waiter {
-	if len(t.positions) != 1 || t.positions[0].Entry != (Entry{Key: t.positions[0].Key}) {
+	if len(t.positions) != 1 || t.positions[0].Entry != (Entry{Name: t.positions[0].Name}) {
 		return nil
 	}
 	next := t.positions[0].line.waiting.Front()
@@ -581,13 +565,8 @@ func (q *Queue) Waiting(key string) int {
 	return 0
 }
 
-// Holder returns the holder of key in this process, or nil.
-func (q *Queue) Holder(key string) *lockerr.Holder {
-	h, _ := q.HolderOf(Entry{Key: key})
-	return h
-}
-
-// HolderOf is Holder for any entry: it returns one of several holders, and its ticket.
+// HolderOf returns who holds what e wants in this process, one of several, and its ticket; nil if
+// nobody does.
 func (q *Queue) HolderOf(e Entry) (*lockerr.Holder, *Ticket) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -3,7 +3,6 @@ package queue
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -31,9 +30,24 @@ func (q *Queue) empty(t *testing.T) {
 	}
 }
 
+// alone wants each of the lines of keys for one caller alone.
+func alone(keys ...string) []Entry {
+	entries := make([]Entry, len(keys))
+	for i, key := range keys {
+		entries[i].Name = key
+	}
+	return entries
+}
+
+// Holder returns the holder of key, or nil.
+func (q *Queue) Holder(key string) *lockerr.Holder {
+	h, _ := q.HolderOf(Entry{Name: key})
+	return h
+}
+
 func enter(t *testing.T, q *Queue, keys ...string) *Ticket {
 	t.Helper()
-	ticket, err := q.Enter(ctx, keys)
+	ticket, err := q.Enter(ctx, alone(keys...), nil, Ends{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +56,7 @@ func enter(t *testing.T, q *Queue, keys ...string) *Ticket {
 
 func succeed(t *testing.T, q *Queue, key string) *Ticket {
 	t.Helper()
-	ticket := q.Succeed(ctx, key, "us", Ends{})
+	ticket, _ := q.Enter(ctx, alone(key), "us", Ends{})
 	if ticket == nil {
 		t.Fatal("it did not come to the front")
 	}
@@ -56,7 +70,7 @@ func TestFirstComeFirstServed(t *testing.T) {
 		var order []int // guarded by the line
 		for i := range 20 {
 			go func() {
-				ticket, err := q.Enter(ctx, []string{"k"})
+				ticket, err := q.Enter(ctx, alone("k"), nil, Ends{})
 				if err != nil {
 					t.Error(err)
 					return
@@ -67,13 +81,13 @@ func TestFirstComeFirstServed(t *testing.T) {
 			}()
 			synctest.Wait()
 		}
-		if _, _, ok := q.TryEnter([]string{"k"}); ok {
+		if _, _, ok := q.TryEnter(alone("k"), false); ok {
 			t.Error("someone got in front although the line is not empty")
 		}
 		front.Leave()
 		// Nor may anyone slip in between two of the line.
 		for range 30 {
-			if ticket, _, ok := q.TryEnter([]string{"k"}); ok {
+			if ticket, _, ok := q.TryEnter(alone("k"), false); ok {
 				if len(order) != 20 {
 					t.Errorf("someone slipped in behind %d", len(order))
 				}
@@ -92,11 +106,11 @@ func TestKeysAreApart(t *testing.T) {
 	var q Queue
 	a := enter(t, &q, "a")
 	b := enter(t, &q, "b")
-	if _, _, ok := q.TryEnter([]string{"a"}); ok {
+	if _, _, ok := q.TryEnter(alone("a"), false); ok {
 		t.Error("two are in front of one line")
 	}
 	a.Leave()
-	again, _, ok := q.TryEnter([]string{"a"})
+	again, _, ok := q.TryEnter(alone("a"), false)
 	if !ok {
 		t.Fatal("the line is empty, and nobody gets in")
 	}
@@ -114,12 +128,12 @@ func TestCancelledWaiter(t *testing.T) {
 		waiting, cancel := context.WithCancel(ctx)
 		failed := make(chan error, 1)
 		go func() {
-			_, err := q.Enter(waiting, []string{"a", "b", "c"})
+			_, err := q.Enter(waiting, alone("a", "b", "c"), nil, Ends{})
 			failed <- err
 		}()
 		synctest.Wait()
 		var behind *Ticket
-		go func() { behind, _ = q.Enter(ctx, []string{"a"}) }()
+		go func() { behind, _ = q.Enter(ctx, alone("a"), nil, Ends{}) }()
 		synctest.Wait()
 		if behind != nil {
 			t.Fatal("two are in front of one line")
@@ -136,13 +150,13 @@ func TestCancelledWaiter(t *testing.T) {
 		behind.Leave()
 
 		// Whoever comes too late does not get in, even where nobody is.
-		if _, err := q.Enter(waiting, []string{"b"}); !errors.Is(err, context.Canceled) {
+		if _, err := q.Enter(waiting, alone("b"), nil, Ends{}); !errors.Is(err, context.Canceled) {
 			t.Errorf("with an ended context: %v", err)
 		}
 		front.Leave()
 		q.empty(t)
 
-		next, _, ok := q.TryEnter([]string{"a", "b", "c"})
+		next, _, ok := q.TryEnter(alone("a", "b", "c"), false)
 		if !ok {
 			t.Fatal("the lines are empty, and nobody gets in")
 		}
@@ -162,7 +176,7 @@ func TestCancelInTheMiddle(t *testing.T) {
 			var own context.Context
 			own, cancels[i] = context.WithCancel(ctx)
 			go func() {
-				ticket, err := q.Enter(own, []string{"k"})
+				ticket, err := q.Enter(own, alone("k"), nil, Ends{})
 				if err == nil {
 					order = append(order, i)
 					ticket.Leave()
@@ -189,7 +203,7 @@ func TestTryEnterTakesAllOrNothing(t *testing.T) {
 	var q Queue
 	b := enter(t, &q, "b")
 	b.Granted(&lockerr.Holder{ConnectionID: 7})
-	ticket, holder, ok := q.TryEnter([]string{"a", "b", "c"})
+	ticket, holder, ok := q.TryEnter(alone("a", "b", "c"), false)
 	if ok || ticket != nil {
 		t.Fatal("two are in front of one line")
 	}
@@ -197,7 +211,7 @@ func TestTryEnterTakesAllOrNothing(t *testing.T) {
 		t.Errorf("the holder is %v", holder)
 	}
 	for _, key := range []string{"a", "c"} {
-		other, _, ok := q.TryEnter([]string{key})
+		other, _, ok := q.TryEnter(alone(key), false)
 		if !ok {
 			t.Errorf("who did not get in is in front for %s", key)
 			continue
@@ -214,7 +228,7 @@ func TestHolder(t *testing.T) {
 		t.Errorf("nobody is %v", h)
 	}
 	ticket := enter(t, &q, "a", "b")
-	if _, holder, ok := q.TryEnter([]string{"a"}); ok || holder != nil {
+	if _, holder, ok := q.TryEnter(alone("a"), false); ok || holder != nil {
 		t.Errorf("who does not hold it yet is %v", holder)
 	}
 	ticket.Granted(&lockerr.Holder{ConnectionID: 7})
@@ -237,7 +251,7 @@ func TestHolderOfTheNext(t *testing.T) {
 		first := enter(t, &q, "k")
 		first.Granted(&lockerr.Holder{ConnectionID: 7})
 		var second *Ticket
-		go func() { second, _ = q.Enter(ctx, []string{"k"}) }()
+		go func() { second, _ = q.Enter(ctx, alone("k"), nil, Ends{}) }()
 		synctest.Wait()
 		first.Leave()
 		synctest.Wait()
@@ -307,7 +321,7 @@ func TestHandOverIsNeverLost(t *testing.T) {
 		all.Go(func() {
 			for range 50 {
 				own, cancel := context.WithTimeout(ctx, rand.N(200*time.Microsecond))
-				ticket := q.Succeed(own, "k", "us", Ends{})
+				ticket, _ := q.Enter(own, alone("k"), "us", Ends{})
 				cancel()
 				if ticket == nil {
 					continue
@@ -337,73 +351,11 @@ func TestLeaveAgain(t *testing.T) {
 	first.Leave()
 	second := enter(t, &q, "k")
 	first.Leave() // not the second one's place
-	if _, _, ok := q.TryEnter([]string{"k"}); ok {
+	if _, _, ok := q.TryEnter(alone("k"), false); ok {
 		t.Error("two are in front of one line")
 	}
 	second.Leave()
 	second.Leave()
-	q.empty(t)
-}
-
-// TestStorm has many callers with some keys each, in sorted order, of whom some
-// give up. No two may be in front of one line, and all come through.
-func TestStorm(t *testing.T) {
-	var q Queue
-	var front [6]atomic.Int32
-	var granted atomic.Int32
-	limited, cancel := context.WithTimeout(ctx, 2*time.Minute)
-	defer cancel()
-	var all sync.WaitGroup
-	for range 16 {
-		all.Go(func() {
-			for range 200 {
-				var numbers []int
-				for i := range front {
-					if rand.N(3) == 0 {
-						numbers = append(numbers, i)
-					}
-				}
-				var keys []string
-				for _, i := range numbers {
-					keys = append(keys, fmt.Sprint(i))
-				}
-				own, stop := limited, func() {}
-				if rand.N(3) == 0 {
-					own, stop = context.WithTimeout(limited, rand.N(time.Millisecond))
-				}
-				var ticket *Ticket
-				var err error
-				if rand.N(4) == 0 {
-					ticket, _, _ = q.TryEnter(keys)
-				} else {
-					ticket, err = q.Enter(own, keys)
-				}
-				stop()
-				if err != nil && own == limited {
-					t.Errorf("nobody comes through: %v", err)
-					return
-				}
-				if ticket == nil {
-					continue
-				}
-				granted.Add(1)
-				for _, i := range numbers {
-					if front[i].Add(1) != 1 {
-						t.Errorf("two are in front of line %d", i)
-					}
-				}
-				ticket.Granted(&lockerr.Holder{})
-				for _, i := range numbers {
-					front[i].Add(-1)
-				}
-				ticket.Leave()
-			}
-		})
-	}
-	all.Wait()
-	if granted.Load() == 0 {
-		t.Error("nobody got in front")
-	}
 	q.empty(t)
 }
 
@@ -413,7 +365,7 @@ func TestAwaited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var q Queue
 		var none *Ticket
-		held, beside := enter(t, &q, "k"), q.Claim([]Entry{{Key: "other"}})
+		held, beside := enter(t, &q, "k"), q.Claim([]Entry{{Name: "other"}})
 		if none.Awaited() || held.Awaited() || beside.Awaited() {
 			t.Error("awaited by nobody")
 		}
@@ -447,19 +399,19 @@ func TestWaitBehindWriter(t *testing.T) {
 			for _, last := range []bool{false, true} { // who shares it begins to wait last
 				synctest.Test(t, func(t *testing.T) {
 					var q Queue
-					a, _, _ := q.TryEnter([]string{"a"})
+					a, _, _ := q.TryEnter(alone("a"), false)
 					a.Granted(&lockerr.Holder{})
 					var b *Ticket
 					if claimed {
-						b = q.Claim([]Entry{{Key: "b", Shared: true}})
+						b = q.Claim([]Entry{{Name: "b", Shared: true}})
 					} else {
-						b, _, _ = q.TryEnterAs([]Entry{{Key: "b", Shared: true}}, false)
+						b, _, _ = q.TryEnter([]Entry{{Name: "b", Shared: true}}, false)
 						b.Granted(&lockerr.Holder{})
 					}
 					ctx, cancel := context.WithCancel(t.Context())
 					if writer {
 						go func() {
-							w, err := q.Enter(ctx, []string{"b"})
+							w, err := q.Enter(ctx, alone("b"), nil, Ends{})
 							if err == nil {
 								<-ctx.Done()
 								w.Leave()
@@ -468,8 +420,8 @@ func TestWaitBehindWriter(t *testing.T) {
 						synctest.Wait()
 					}
 					waits := []*Wanted{
-						{Queue: &q, Holds: []*Ticket{a}, Entries: []Entry{{Key: "b", Shared: true}}},
-						{Queue: &q, Holds: []*Ticket{b}, Entries: []Entry{{Key: "a"}}},
+						{Queue: &q, Holds: []*Ticket{a}, Entries: []Entry{{Name: "b", Shared: true}}},
+						{Queue: &q, Holds: []*Ticket{b}, Entries: []Entry{{Name: "a"}}},
 					}
 					first, second := waits[0], waits[1]
 					if last {

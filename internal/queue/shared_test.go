@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -33,7 +34,7 @@ func (c *crowd) comes(who string, entries ...Entry) {
 	own, cancel := context.WithCancel(ctx)
 	c.cancels[who] = cancel
 	go func() {
-		if ticket, err := c.q.EnterAs(own, entries); err == nil {
+		if ticket, err := c.q.Enter(own, entries, nil, Ends{}); err == nil {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			c.tickets[who] = ticket
@@ -72,6 +73,26 @@ func (c *crowd) want(names string) {
 	}
 }
 
+// play runs steps: of r1, a reader, or w1, a writer, that comes (+r1), is granted the key (!r1),
+// leaves (-r1) or gives up (~r1); and [r1 r2] are who must be in front then.
+func (c *crowd) play(steps string) {
+	c.t.Helper()
+	for _, step := range regexp.MustCompile(`\[[^]]*\]|\S+`).FindAllString(steps, -1) {
+		switch who := step[1:]; step[0] {
+		case '+':
+			c.comes(who, map[byte]Entry{'r': reader, 'w': writer}[who[0]])
+		case '!':
+			c.granted(who)
+		case '-':
+			c.leaves(who)
+		case '~':
+			c.givesUp(who)
+		default:
+			c.want(strings.Trim(step, "[]"))
+		}
+	}
+}
+
 func (c *crowd) end() {
 	for _, cancel := range c.cancels {
 		cancel()
@@ -83,40 +104,19 @@ func (c *crowd) end() {
 	c.q.empty(c.t)
 }
 
-var reader, writer = Entry{Key: "k", Shared: true}, Entry{Key: "k"}
+var reader, writer = Entry{Name: "k", Shared: true}, Entry{Name: "k"}
 
 // TestReadersGoTogether: the first of them alone, until it holds the key.
 func TestReadersGoTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(t)
-		c.comes("r1", reader)
-		c.comes("r2", reader)
-		c.comes("r3", reader)
-		c.want("r1")
-		c.granted("r1")
-		c.want("r1 r2 r3")
-		c.comes("r4", reader) // r2 and r3 do not know yet whether they get it
-		c.want("r1 r2 r3")
-		c.granted("r2")
-		c.want("r1 r2 r3")
-		c.leaves("r3") // without having got it
-		c.want("r1 r2 r4")
-		c.granted("r4")
-		c.comes("r5", reader)
-		c.want("r1 r2 r4 r5")
-		c.leaves("r1")
-		c.leaves("r2")
-		c.leaves("r4")
-		c.comes("r6", reader)
-		c.want("r5")
-		c.leaves("r5") // without having got it, and the next finds out for itself
-		c.want("r6")
-		c.granted("r6")
-		c.comes("r7", reader)
-		c.granted("r7")
-		c.leaves("r6")
-		c.comes("r8", reader)
-		c.want("r7 r8")
+		c.play("+r1 +r2 +r3 [r1] !r1 [r1 r2 r3]")
+		// r2 and r3 do not know yet whether they get it.
+		c.play("+r4 [r1 r2 r3] !r2 [r1 r2 r3]")
+		// Without having got it.
+		c.play("-r3 [r1 r2 r4] !r4 +r5 [r1 r2 r4 r5] -r1 -r2 -r4 +r6 [r5]")
+		// Without having got it, and the next finds out for itself.
+		c.play("-r5 [r6] !r6 +r7 !r7 -r6 +r8 [r7 r8]")
 		c.end()
 	})
 }
@@ -124,36 +124,11 @@ func TestReadersGoTogether(t *testing.T) {
 func TestNobodyPassesAWriter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(t)
-		c.comes("r1", reader)
-		c.granted("r1")
-		c.comes("r2", reader)
-		c.comes("w1", writer)
-		c.comes("r3", reader)
-		c.comes("r4", reader)
-		c.comes("w2", writer)
-		c.comes("r5", reader)
-		c.want("r1 r2")
-		c.granted("r2")
-		c.want("r1 r2")
-		if _, _, ok := c.q.TryEnterAs([]Entry{reader}, true); ok {
+		c.play("+r1 !r1 +r2 +w1 +r3 +r4 +w2 +r5 [r1 r2] !r2 [r1 r2]")
+		if _, _, ok := c.q.TryEnter([]Entry{reader}, true); ok {
 			t.Error("a reader slipped past a writer that waits")
 		}
-		c.leaves("r1")
-		c.want("r2")
-		c.leaves("r2")
-		c.want("w1")
-		c.granted("w1")
-		c.want("w1")
-		c.leaves("w1")
-		c.want("r3")
-		c.granted("r3")
-		c.want("r3 r4")
-		c.granted("r4")
-		c.leaves("r3")
-		c.leaves("r4")
-		c.want("w2")
-		c.leaves("w2")
-		c.want("r5")
+		c.play("-r1 [r2] -r2 [w1] !w1 [w1] -w1 [r3] !r3 [r3 r4] !r4 -r3 -r4 [w2] -w2 [r5]")
 		c.end()
 	})
 }
@@ -162,16 +137,7 @@ func TestNobodyPassesAWriter(t *testing.T) {
 func TestWriterGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(t)
-		c.comes("r1", reader)
-		c.granted("r1")
-		c.comes("w1", writer)
-		c.comes("r2", reader)
-		c.comes("r3", reader)
-		c.comes("w2", writer)
-		c.givesUp("w1")
-		c.want("r1 r2 r3")
-		c.givesUp("w2")
-		c.want("r1 r2 r3")
+		c.play("+r1 !r1 +w1 +r2 +r3 +w2 ~w1 [r1 r2 r3] ~w2 [r1 r2 r3]")
 		c.end()
 	})
 }
@@ -181,25 +147,23 @@ func TestWriterGivesUp(t *testing.T) {
 func TestPassing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(t)
-		c.comes("r1", reader)
-		c.comes("r2", reader)
-		if _, _, ok := c.q.TryEnterAs([]Entry{reader}, false); ok {
+		c.play("+r1 +r2")
+		if _, _, ok := c.q.TryEnter([]Entry{reader}, false); ok {
 			t.Error("somebody who may wait came to the front before the first reader has the key")
 		}
-		passing, _, ok := c.q.TryEnterAs([]Entry{reader}, true)
+		passing, _, ok := c.q.TryEnter([]Entry{reader}, true)
 		if !ok {
 			t.Fatal("among readers, a reader that does not wait is not let in")
 		}
-		if _, _, ok := c.q.TryEnterAs([]Entry{writer}, true); ok {
+		if _, _, ok := c.q.TryEnter([]Entry{writer}, true); ok {
 			t.Error("a writer is in front together with readers")
 		}
 		passing.Leave()
-		c.leaves("r1")
-		c.want("r2")
+		c.play("-r1 [r2]")
 		c.end()
 
 		c.comes("w", writer)
-		if _, _, ok := c.q.TryEnterAs([]Entry{reader}, true); ok {
+		if _, _, ok := c.q.TryEnter([]Entry{reader}, true); ok {
 			t.Error("a reader is in front together with a writer")
 		}
 		c.end()
@@ -211,11 +175,10 @@ func TestPassing(t *testing.T) {
 func TestPassingReadersStarveNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(t)
-		c.comes("r1", reader)
-		c.comes("r2", reader)
+		c.play("+r1 +r2")
 		var passing *Ticket
 		for i := range 1000 {
-			next, _, ok := c.q.TryEnterAs([]Entry{reader}, true)
+			next, _, ok := c.q.TryEnter([]Entry{reader}, true)
 			if !ok {
 				t.Fatal("among readers, a reader that does not wait is not let in")
 			}
@@ -225,31 +188,25 @@ func TestPassingReadersStarveNobody(t *testing.T) {
 			passing.Leave()
 			passing = next
 			if i == 100 {
-				c.comes("r3", reader)
-				c.want("r1")
-				c.leaves("r1") // without having got it, so that the next finds out for itself
-				c.want("r2")
+				c.play("+r3 [r1]")
+				// Without having got it, so that the next finds out for itself.
+				c.play("-r1 [r2]")
 			}
 		}
 		passing.Granted(&lockerr.Holder{})
-		c.want("r2")
-		c.granted("r2")
-		c.want("r2 r3")
+		c.play("[r2] !r2 [r2 r3]")
 		passing.Leave()
 		c.end()
 
-		passing, _, _ = c.q.TryEnterAs([]Entry{reader}, true)
-		c.comes("r1", reader)
-		c.want("r1")
+		passing, _, _ = c.q.TryEnter([]Entry{reader}, true)
+		c.play("+r1 [r1]")
 		passing.Leave()
 		c.end()
 
 		// A writer is waited for.
-		passing, _, _ = c.q.TryEnterAs([]Entry{reader}, true)
-		c.comes("w", writer)
-		c.comes("r1", reader)
-		c.want("")
-		if _, _, ok := c.q.TryEnterAs([]Entry{reader}, true); ok {
+		passing, _, _ = c.q.TryEnter([]Entry{reader}, true)
+		c.play("+w +r1 []")
+		if _, _, ok := c.q.TryEnter([]Entry{reader}, true); ok {
 			t.Error("a reader slipped past a writer that waits")
 		}
 		passing.Leave()
@@ -263,20 +220,16 @@ func TestPassingReadersStarveNobody(t *testing.T) {
 func TestKeysAndReaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(t)
-		c.comes("w", Entry{Key: "b"})
-		c.comes("r1", Entry{Key: "a", Shared: true}, Entry{Key: "b", Shared: true})
-		c.comes("r2", Entry{Key: "a", Shared: true})
-		c.want("w")
-		c.givesUp("r1")
-		c.want("r2 w")
-		c.comes("r3", Entry{Key: "a", Shared: true}, Entry{Key: "b", Shared: true}, Entry{Key: "c"})
-		c.granted("r2")
-		c.leaves("w")
-		c.want("r2 r3")
-		c.granted("r3")
-		c.granted("r3") // once more
-		c.comes("r4", Entry{Key: "a", Shared: true}, Entry{Key: "b", Shared: true})
-		c.comes("r5", Entry{Key: "c", Shared: true})
+		c.comes("w", Entry{Name: "b"})
+		c.comes("r1", Entry{Name: "a", Shared: true}, Entry{Name: "b", Shared: true})
+		c.comes("r2", Entry{Name: "a", Shared: true})
+		c.play("[w] ~r1 [r2 w]")
+		c.comes("r3", Entry{Name: "a", Shared: true}, Entry{Name: "b", Shared: true}, Entry{Name: "c"})
+		c.play("!r2 -w [r2 r3] !r3")
+		// Once more.
+		c.play("!r3")
+		c.comes("r4", Entry{Name: "a", Shared: true}, Entry{Name: "b", Shared: true})
+		c.comes("r5", Entry{Name: "c", Shared: true})
 		c.want("r2 r3 r4")
 		c.end()
 	})
@@ -285,23 +238,18 @@ func TestKeysAndReaders(t *testing.T) {
 func TestHolderOfMany(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(t)
-		c.comes("r1", reader)
-		c.granted("r1")
-		c.comes("r2", reader)
-		c.granted("r2")
-		c.comes("r3", reader)
-		c.leaves("r1")
+		c.play("+r1 !r1 +r2 !r2 +r3 -r1")
 		if h := c.q.Holder("k"); h == nil || h.Program != "r2" {
 			t.Errorf("the holder is %v", h)
 		}
-		if _, h, ok := c.q.TryEnter([]string{"k"}); ok || h == nil || h.Program != "r2" {
+		if _, h, ok := c.q.TryEnter(alone("k"), false); ok || h == nil || h.Program != "r2" {
 			t.Errorf("the holder is %v", h)
 		}
 		c.leaves("r2")
 		if h := c.q.Holder("k"); h != nil {
 			t.Errorf("who does not hold it yet is %v", h)
 		}
-		if h, _ := c.q.HolderOf(Entry{Key: "k", Slots: 1}); h != nil {
+		if h, _ := c.q.HolderOf(Entry{Name: "k", Slots: 1}); h != nil {
 			t.Errorf("nobody is %v", h)
 		}
 		c.end()
@@ -312,12 +260,10 @@ func TestHolderOfMany(t *testing.T) {
 func TestSharedIsNotHandedOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(t)
-		c.comes("r1", reader)
-		c.granted("r1")
-		c.comes("r2", reader)
+		c.play("+r1 !r1 +r2")
 		own, cancel := context.WithCancel(ctx)
 		go func() {
-			if ticket := c.q.Succeed(own, "k", "us", Ends{}); ticket != nil {
+			if ticket, _ := c.q.Enter(own, alone("k"), "us", Ends{}); ticket != nil {
 				ticket.Leave()
 			}
 		}()
@@ -330,7 +276,7 @@ func TestSharedIsNotHandedOver(t *testing.T) {
 	})
 }
 
-func slots(n int) Entry { return Entry{Key: "k", Slots: n} }
+func slots(n int) Entry { return Entry{Name: "k", Slots: n} }
 
 func TestSlots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -339,22 +285,16 @@ func TestSlots(t *testing.T) {
 			c.comes(who, slots(3))
 		}
 		c.want("a b c")
-		if _, _, ok := c.q.TryEnterAs([]Entry{slots(3)}, true); ok {
+		if _, _, ok := c.q.TryEnter([]Entry{slots(3)}, true); ok {
 			t.Error("there is no slot for one more")
 		}
 		c.granted("b")
-		if _, h, _ := c.q.TryEnterAs([]Entry{slots(3)}, true); h == nil || h.Program != "b" {
+		if _, h, _ := c.q.TryEnter([]Entry{slots(3)}, true); h == nil || h.Program != "b" {
 			t.Errorf("the holder is %v", h)
 		}
-		c.want("a b c")
-		c.leaves("b")
-		c.want("a c d")
-		c.comes("w", writer) // a line of its own
-		c.want("a c d w")
-		c.leaves("a")
-		c.leaves("c")
-		c.leaves("d")
-		c.want("e w")
+		c.play("[a b c] -b [a c d]")
+		// A line of its own.
+		c.play("+w [a c d w] -a -c -d [e w]")
 		c.end()
 	})
 }
@@ -370,16 +310,10 @@ func TestSlotsChange(t *testing.T) {
 		c.want("a b c d e")
 		c.comes("f", slots(3))
 		c.comes("g", slots(5))
-		c.leaves("a")
-		c.leaves("b")
-		c.want("c d e")
-		c.leaves("c")
-		c.want("d e f g")
+		c.play("-a -b [c d e] -c [d e f g]")
 		c.comes("h", slots(3))
 		c.comes("i", slots(6))
-		c.want("d e f g")
-		c.givesUp("h")
-		c.want("d e f g i")
+		c.play("[d e f g] ~h [d e f g i]")
 		c.comes("j", slots(6))
 		c.want("d e f g i j")
 		c.end()
@@ -434,13 +368,11 @@ func TestSlotsGivenBack(t *testing.T) {
 		c.wantFree("e", 1)
 		c.wantFreed("")
 		c.tickets["e"].Holds(1)
-		c.leaves("a")
-		c.leaves("c")
+		c.play("-a -c")
 		c.comes("f", slots(4))
 		c.wantFree("f", 2)
 		c.comes("g", slots(1)) // two are there
-		c.want("d e f")
-		c.givesUp("g")
+		c.play("[d e f] ~g")
 		c.tickets["f"].Holds(0) // another process had the other one, and it finds this one itself
 		c.comes("h", slots(4))
 		c.wantFree("h", 2)
@@ -456,7 +388,7 @@ func TestSlotIsForTheFirst(t *testing.T) {
 		c := newCrowd(t)
 		enters := func(who string, passing bool) {
 			t.Helper()
-			ticket, _, ok := c.q.TryEnterAs([]Entry{slots(5)}, passing)
+			ticket, _, ok := c.q.TryEnter([]Entry{slots(5)}, passing)
 			if !ok {
 				t.Fatalf("%s does not come to the front", who)
 			}
@@ -533,7 +465,7 @@ func TestSlotsStorm(t *testing.T) {
 		all.Go(func() {
 			for range 300 {
 				place := slots(2 + rand.N(2))
-				ticket, err := q.EnterAs(limited, []Entry{place})
+				ticket, err := q.Enter(limited, []Entry{place}, nil, Ends{})
 				if err != nil {
 					t.Errorf("nobody comes through: %v", err)
 					return
@@ -594,11 +526,11 @@ func TestSharedStorm(t *testing.T) {
 			for range 300 {
 				var entries []Entry
 				if i := rand.N(12); i < 4 {
-					entries = []Entry{{Key: fmt.Sprint(i), Slots: 2 + rand.N(2)}}
+					entries = []Entry{{Name: fmt.Sprint(i), Slots: 2 + rand.N(2)}}
 				} else {
 					for i := range readers {
 						if rand.N(3) == 0 {
-							entries = append(entries, Entry{Key: fmt.Sprint(i), Shared: rand.N(4) > 0})
+							entries = append(entries, Entry{Name: fmt.Sprint(i), Shared: rand.N(4) > 0})
 						}
 					}
 				}
@@ -609,9 +541,9 @@ func TestSharedStorm(t *testing.T) {
 				var ticket *Ticket
 				var err error
 				if rand.N(4) == 0 {
-					ticket, _, _ = q.TryEnterAs(entries, rand.N(2) == 0)
+					ticket, _, _ = q.TryEnter(entries, rand.N(2) == 0)
 				} else {
-					ticket, err = q.EnterAs(own, entries)
+					ticket, err = q.Enter(own, entries, nil, Ends{})
 				}
 				stop()
 				if err != nil && own == limited {
@@ -622,7 +554,7 @@ func TestSharedStorm(t *testing.T) {
 					continue
 				}
 				for _, p := range entries {
-					i := p.Key[0] - '0'
+					i := p.Name[0] - '0'
 					switch {
 					case p.Slots > 0:
 						if n := users[i].Add(1); n > 3 {
@@ -646,7 +578,7 @@ func TestSharedStorm(t *testing.T) {
 				}
 				time.Sleep(rand.N(50 * time.Microsecond))
 				for _, p := range entries {
-					i := p.Key[0] - '0'
+					i := p.Name[0] - '0'
 					switch {
 					case p.Slots > 0:
 						users[i].Add(-1)

@@ -36,7 +36,7 @@ func (a *attempt) succession() *Succession {
 	if !a.inherits() || len(a.locked.Versioned) > 0 {
 		return nil
 	}
-	s := &Succession{l: a.Locker, c: a.c, key: a.r.Keys[0].Name, ticket: a.ticket, since: time.Now()}
+	s := &Succession{l: a.Locker, c: a.c, key: a.r.Keys[0].Name, ticket: a.Ticket, since: time.Now()}
 	switch from := a.from; {
 	case from == nil:
 	case from.committed:
@@ -132,7 +132,7 @@ func (s *Succession) HandOver(broken func()) {
 // commitAndLock runs the statement of Succession.Commit. There is no result set if the row is
 // locked and has nothing to tell; one row says that it is not locked.
 func (l *Locker) commitAndLock(ctx context.Context, c *pool.Conn, key, mark string) ([][]string, error) {
-	if !l.cfg.Info.MariaDB {
+	if !l.cfg.Info.Blocks {
 		return server.Query(ctx, c.Conn, fmt.Sprintf("CALL %s(%s, %s, %s, '%s') /* COMMIT and lock */", l.cfg.Table.PassProcedure(),
 			schema.Literal(l.cfg.Namespace), schema.Literal(key), l.known(key), mark))
 	}

@@ -6,9 +6,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -22,6 +20,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/internal/rowlock"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockctx"
 	"github.com/mysqllock/mysqllock/pool"
 )
@@ -52,7 +51,7 @@ func (g *gone) Err() error {
 // over to it. Then the caller behind it has the lock, or nobody has, and the session is free.
 func TestHandOverToOneThatGoes(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		p := s.process(func(c *rowlock.Config) { c.HandOvers, c.HandOverTime = 30, time.Minute })
+		p := s.process(func(c *strategy.Config) { c.HandOvers, c.HandOverTime = 30, time.Minute })
 		begin := func(ctx context.Context, inherited func(*pool.Conn)) (*rowlock.Grant, error) {
 			return p.Begin(ctx, driver.TxOptions{}, true, rowlock.Request{
 				Keys: []rowlock.Key{{Name: "k"}}, Wait: time.Minute, Conn: p.session, Inherit: inherited,
@@ -552,88 +551,6 @@ func TestHandOverBesideDDL(t *testing.T) {
 		dbtest.OK(t, reads.Rollback())
 		dbtest.OK(t, <-altered)
 		dbtest.OK(t, done()[0])
-	})
-}
-
-// TestHandOverStorm: callers of three handles want one key, some of whom give up at any moment;
-// then their connections are killed, too. No two are inside, as long as no connection is
-// killed, and no sale is lost or made twice.
-func TestHandOverStorm(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		handles := []*sql.DB{s.Handle(), s.Handle("maxConns=6"), s.Handle("lockHandOvers=2")}
-		dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 0")
-		var inside, sold, unsure atomic.Int64
-		storm := func(t *testing.T, kills bool) {
-			t.Helper()
-			end := time.Now().Add(dbtest.Long(time.Second, 30*time.Second))
-			one := func(db *sql.DB) {
-				ctx, cancel := context.WithCancel(dbtest.Limited(t))
-				defer cancel()
-				leaves := time.AfterFunc([3]time.Duration{time.Minute, time.Minute, rand.N(10 * time.Millisecond)}[rand.N(3)], cancel)
-				defer leaves.Stop()
-				wrote := false
-				err := mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
-					if !leaves.Stop() && !kills {
-						return errors.New("the lock goes with the context")
-					}
-					if n := inside.Add(1); n != 1 && !kills {
-						t.Errorf("%d are inside", n)
-					}
-					defer inside.Add(-1)
-					switch rand.N(4) {
-					case 0, 1:
-						return nil
-					case 2:
-						return errors.New("rolled back")
-					}
-					n, err := stock.Read(ctx, db, 1)
-					if err == nil {
-						_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n+1)
-					}
-					wrote = err == nil
-					return err
-				})
-				switch {
-				case wrote && err == nil:
-					sold.Add(1)
-				case wrote:
-					unsure.Add(1)
-				}
-			}
-			var all sync.WaitGroup
-			for _, db := range handles {
-				for range 6 {
-					all.Go(func() {
-						for time.Now().Before(end) {
-							one(db)
-						}
-					})
-				}
-			}
-			if kills {
-				all.Go(func() {
-					for time.Now().Before(end) {
-						ids := dbtest.Column[int](t, s.Plain, "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = ? AND ID <> CONNECTION_ID()", s.Name)
-						if len(ids) > 0 {
-							how := [2]string{"KILL ", "KILL QUERY "}[rand.N(2)]
-							_, _ = s.Plain.Exec(how + strconv.Itoa(ids[rand.N(len(ids))]))
-						}
-						time.Sleep(rand.N(10 * time.Millisecond))
-					}
-				})
-			}
-			all.Wait()
-		}
-		storm(t, false)
-		before := sold.Load()
-		if n := int64(s.Stock(1)); n < before || n > before+unsure.Load() || before == 0 {
-			t.Errorf("%d were sold, and %d may be, but the stock has grown by %d", before, unsure.Load(), n)
-		}
-		storm(t, true)
-		if n := int64(s.Stock(1)); n < sold.Load() || n > sold.Load()+unsure.Load() || sold.Load() == before {
-			t.Errorf("%d were sold, and %d may be, but the stock has grown by %d", sold.Load(), unsure.Load(), n)
-		}
-		t.Logf("%d sold, %d unsure", sold.Load(), unsure.Load())
 	})
 }
 

@@ -21,7 +21,7 @@ func (l *Locker) Holder(ctx context.Context, names []string) *lockerr.Holder {
 		return nil
 	}
 	defer c.Release()
-	return l.holderBy(ctx, c, l.awaitedSQL(names, giveUpCalmly/2))
+	return l.holderBy(ctx, c, l.awaitedSQL(names, terms.Calmly/2))
 }
 
 // holderBy asks text on c, which is of the form of holderSQL.

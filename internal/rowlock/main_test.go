@@ -14,6 +14,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/rowlock"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/pool"
 )
@@ -50,7 +51,7 @@ type process struct {
 }
 
 // process makes one; change may alter its configuration.
-func (s *scratch) process(change func(*rowlock.Config)) *process {
+func (s *scratch) process(change func(*strategy.Config)) *process {
 	s.T.Helper()
 	newPool := func(max int) *pool.Pool {
 		p, err := pool.New(pool.Config{Connect: s.Connector().Connect, Max: max, Idle: time.Minute, Setup: "SET SESSION autocommit = 1"})
@@ -68,7 +69,7 @@ func (s *scratch) process(change func(*rowlock.Config)) *process {
 	p.procedures = schema.NewRegistry(info, true, control.Lend)
 	p.procedures.Set(s.table.LockProcedure(), procedure)
 	p.rows = keyrow.New(keyrow.Config{Control: control, Table: s.table, Namespace: "app", Info: info, Auto: true, Procedures: p.procedures})
-	cfg := rowlock.Config{
+	cfg := strategy.Config{
 		Table: s.table, Namespace: "app", Owner: "me", TTL: 30 * time.Second, Info: info,
 		Control: control, Queue: p.queue, Rows: p.rows, Procedures: p.procedures, Await: p.wakeUps.await,
 	}
@@ -88,7 +89,7 @@ type wakeUps struct {
 	turns atomic.Int32 // given and not given back
 }
 
-func (b *wakeUps) await(ctx context.Context, key string, atMost time.Duration) (func(), error) {
+func (b *wakeUps) await(ctx context.Context, key string, _ time.Time, atMost time.Duration) (func(), error) {
 	b.calls.Add(1)
 	select {
 	case <-b.wake:

@@ -18,6 +18,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/rowlock"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
@@ -235,7 +236,7 @@ func TestWokenForNothing(t *testing.T) {
 			t.Errorf("%d attempts in 1.1 s", n)
 		}
 
-		p = s.process(func(cfg *rowlock.Config) { cfg.TTL = 900 * time.Millisecond })
+		p = s.process(func(cfg *strategy.Config) { cfg.TTL = 900 * time.Millisecond })
 		for round := 1; ; round++ { // a busy machine may be late for one
 			n := attempts(p)
 			if n == 3 || n == 4 {
@@ -253,9 +254,9 @@ func TestWaitForLeaseEnds(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		refusal := errors.New("refused")
 		for name, want := range map[string]error{"cancelled": context.Canceled, "refused": refusal, "failing": errAwait} {
-			p := s.process(func(cfg *rowlock.Config) {
+			p := s.process(func(cfg *strategy.Config) {
 				if name == "failing" {
-					cfg.Await = func(context.Context, string, time.Duration) (func(), error) { return nil, errAwait }
+					cfg.Await = func(context.Context, string, time.Time, time.Duration) (func(), error) { return nil, errAwait }
 				}
 			})
 			s.lease("k", time.Hour)
@@ -279,7 +280,7 @@ func TestWaitForLeaseEnds(t *testing.T) {
 			if d := time.Since(began); d > 10*time.Second {
 				t.Errorf("%s took %v", name, d)
 			}
-			if _, _, front := p.queue.TryEnter([]string{"k"}); !front {
+			if _, _, front := p.queue.TryEnter([]queue.Entry{{Name: "k"}}, false); !front {
 				t.Errorf("%s: the place in front was not left", name)
 			}
 			cancel()
@@ -415,7 +416,7 @@ func TestJoin(t *testing.T) {
 // server lets its connection be idle.
 func TestJoinKeepsItsTransactionAlive(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		p := s.process(func(cfg *rowlock.Config) { cfg.TTL = time.Second })
+		p := s.process(func(cfg *strategy.Config) { cfg.TTL = time.Second })
 		for try := 1; ; try++ { // a machine that stands still for a second ends it, too
 			s.lease("k", 2500*time.Millisecond)
 			c, txn, ticket, err := p.begin(dbtest.Limited(t), 0, "mine")
@@ -439,7 +440,7 @@ func TestJoinKeepsItsTransactionAlive(t *testing.T) {
 func TestUnsafeTopology(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, unsafe := range []bool{false, true} {
-			p := s.process(func(cfg *rowlock.Config) {
+			p := s.process(func(cfg *strategy.Config) {
 				cfg.Info.Topology = server.MultiPrimary
 				cfg.Unsafe = unsafe
 			})
@@ -548,88 +549,6 @@ func (s *scratch) testQuiet(t *testing.T, before int) {
 	}
 }
 
-// TestRowLocksAndLeases has both on the same keys, in several processes: no two
-// are ever held at once.
-func TestRowLocksAndLeases(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		keys := []string{"a", "b"}
-		held := map[string]*sync.Mutex{"a": {}, "b": {}}
-		dbtest.OK(t, s.process(nil).rows.Exist(dbtest.Limited(t), keys))
-		var all sync.WaitGroup
-		var mu sync.Mutex
-		counts := make(map[string]int)
-		began := time.Now()
-		goOn := func() bool {
-			mu.Lock()
-			defer mu.Unlock()
-			d := time.Since(began)
-			return d < 1500*time.Millisecond || d < 20*time.Second && min(counts["row locks"], counts["leases"]) < 10
-		}
-		enter := func(kind string, keys []string) func() {
-			for _, key := range keys {
-				if !held[key].TryLock() {
-					t.Errorf("two hold %s", key)
-				}
-			}
-			mu.Lock()
-			counts[kind]++
-			mu.Unlock()
-			return func() {
-				for _, key := range keys {
-					held[key].TryLock()
-					held[key].Unlock()
-				}
-			}
-		}
-		for i := range 3 {
-			p := s.process(func(cfg *rowlock.Config) {
-				cfg.Await = func(ctx context.Context, _ string, atMost time.Duration) (func(), error) {
-					select {
-					case <-time.After(min(atMost, 3*time.Millisecond)):
-					case <-ctx.Done():
-					}
-					return func() {}, ctx.Err()
-				}
-			})
-			all.Go(func() {
-				for n := i; goOn(); n++ {
-					mine := [][]string{{"a"}, {"a", "b"}, {"b"}}[n%3]
-					c, txn, ticket, err := p.begin(dbtest.Limited(t), time.Minute, mine...)
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					leave := enter("row locks", mine)
-					time.Sleep(time.Millisecond)
-					leave()
-					p.end(c, txn, ticket)
-				}
-			})
-			c := s.Connect()
-			all.Go(func() {
-				for n := i; goOn(); n++ {
-					key := keys[n%2]
-					owner := fmt.Sprintf("'o#%08d'", i)
-					where := " WHERE namespace = 'app' AND name = '" + key + "' AND "
-					s.Exec(c, "UPDATE "+s.table.String()+" SET token = token + 1, owner = "+owner+", expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR"+
-						where+"NOT (owner IS NOT NULL AND expires > UTC_TIMESTAMP(6))")
-					if len(s.Query(c, "SELECT 1 FROM "+s.table.String()+where+"owner = "+owner)) == 1 {
-						leave := enter("leases", []string{key})
-						time.Sleep(time.Millisecond)
-						leave()
-						s.Exec(c, "UPDATE "+s.table.String()+" SET owner = NULL, expires = LEAST(expires, UTC_TIMESTAMP(6))"+where+"owner = "+owner)
-					}
-				}
-			})
-		}
-		all.Wait()
-		t.Log(counts)
-		if min(counts["row locks"], counts["leases"]) < 10 {
-			t.Errorf("%v prove nothing", counts)
-		}
-	})
-}
-
 // after runs f later. wait returns when f has.
 func after(t *testing.T, d time.Duration, f func()) (wait func()) {
 	var done sync.WaitGroup
@@ -684,7 +603,7 @@ func TestLateKill(t *testing.T) {
 		})
 		dbtest.OK(t, err)
 		t.Cleanup(control.Close)
-		p := s.process(func(cfg *rowlock.Config) { cfg.Control = control })
+		p := s.process(func(cfg *strategy.Config) { cfg.Control = control })
 		for range 20 { // a KILL may come too late to be sent at all
 			release := sync.OnceFunc(holder.hold(rowlock.Request{Keys: exclusive("k"), Wait: time.Minute}))
 			defer release()
@@ -748,7 +667,7 @@ func TestFailingKill(t *testing.T) {
 		})
 		dbtest.OK(t, err)
 		t.Cleanup(control.Close)
-		p := s.process(func(cfg *rowlock.Config) { cfg.Control, cfg.TTL = control, time.Hour })
+		p := s.process(func(cfg *strategy.Config) { cfg.Control, cfg.TTL = control, time.Hour })
 		defer s.process(nil).hold(rowlock.Request{Keys: exclusive("k"), Wait: time.Minute})()
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))
 		defer cancel()

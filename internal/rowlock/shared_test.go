@@ -6,7 +6,6 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,7 +17,6 @@ import (
 	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/rowlock"
-	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockctx"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
@@ -68,9 +66,7 @@ func (s *scratch) state(c driver.Conn, name string) int {
 	row := "SELECT 1 FROM " + s.table.String() + " WHERE namespace = 'app' AND name = '" + name + "'"
 	probe := func(lock string) bool { return len(s.Query(c, row+lock+" SKIP LOCKED")) == 1 }
 	share := " FOR SHARE"
-	if info, err := server.Probe(context.Background(), c); err != nil {
-		s.T.Error(err)
-	} else if info.MariaDB {
+	if s.MariaDB() {
 		share = " LOCK IN SHARE MODE"
 	}
 	switch {
@@ -218,29 +214,6 @@ func TestLabel(t *testing.T) {
 	})
 }
 
-// TestLeaseExcludesShared as it excludes others.
-func TestLeaseExcludesShared(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		p := s.process(nil)
-		s.lease("b", time.Hour)
-		for _, keys := range [][]string{{"b"}, {"a", "b", "c"}} {
-			wantHolder(t, p.refused(rowlock.Request{Keys: shared(keys...)}, lockerr.ErrLocked), "x")
-			s.wantFree(keys...)
-			wantHolder(t, p.refused(rowlock.Request{Keys: shared(keys...), Wait: 200 * time.Millisecond}, lockerr.ErrTimeout), "x")
-			s.wantFree(keys...)
-		}
-		calls := p.wakeUps.calls.Load()
-		after(t, 100*time.Millisecond, func() {
-			s.release("b")
-			p.wakeUps.wake <- struct{}{}
-		})
-		p.hold(rowlock.Request{Keys: shared("b"), Wait: time.Minute})()
-		if p.wakeUps.calls.Load() == calls {
-			t.Error("it did not wait for the lease")
-		}
-	})
-}
-
 // TestMixedKeys: each is locked as it was asked for, however the statement comes
 // to run.
 func TestMixedKeys(t *testing.T) {
@@ -336,79 +309,6 @@ func TestReaderBehindWriter(t *testing.T) {
 			t.Errorf("the order was %v", order)
 		}
 	})
-}
-
-// TestWritersAmongReaders: a writer gets in however many readers there are, in
-// its own process and in another.
-func TestWritersAmongReaders(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		for try := 1; !s.writersAmongReaders(); try++ { // a busy machine may stop a writer that is about to ask
-			if try == 5 {
-				t.Fatal("a writer waited for too many grants")
-			}
-		}
-	})
-}
-
-// writersAmongReaders reports whether no writer had to wait for many grants to others.
-func (s *scratch) writersAmongReaders() bool {
-	t := s.T
-	const readers, writers = 12, 2 // in each of two processes
-	var all sync.WaitGroup
-	var grants, inside, most atomic.Int64
-	var writing atomic.Bool
-	var mu sync.Mutex
-	var passed []int64
-	began := time.Now()
-	goOn := func() bool {
-		mu.Lock()
-		defer mu.Unlock()
-		d := time.Since(began)
-		return d < 2*time.Second || d < time.Minute && len(passed) < 10
-	}
-	for range 2 {
-		p := s.process(nil)
-		p.connect(readers + writers)
-		for range readers {
-			all.Go(func() {
-				for goOn() {
-					end := p.hold(rowlock.Request{Keys: shared("k"), Wait: time.Minute})
-					grants.Add(1)
-					if writing.Load() {
-						t.Error("a reader is inside with a writer")
-					}
-					most.Store(max(most.Load(), inside.Add(1)))
-					time.Sleep(3 * time.Millisecond)
-					inside.Add(-1)
-					end()
-				}
-			})
-		}
-		for range writers {
-			all.Go(func() {
-				for goOn() {
-					before := grants.Load()
-					end := p.hold(rowlock.Request{Keys: exclusive("k"), Wait: time.Minute})
-					n := grants.Add(1) - before
-					mu.Lock()
-					passed = append(passed, n)
-					mu.Unlock()
-					if writing.Swap(true) || inside.Load() > 0 {
-						t.Error("a writer is not alone")
-					}
-					time.Sleep(time.Millisecond)
-					writing.Store(false)
-					end()
-					time.Sleep(10 * time.Millisecond)
-				}
-			})
-		}
-	}
-	all.Wait()
-	slices.Sort(passed)
-	t.Logf("%d grants, %d to writers; grants while a writer waited: median %d, most %v; up to %d readers at a time",
-		grants.Load(), len(passed), passed[len(passed)/2], passed[max(0, len(passed)-5):], most.Load())
-	return len(passed) >= 10 && passed[len(passed)-1] <= 10*(readers+writers)
 }
 
 // TestReadersLineUp: those who wait for another process's writer occupy one

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/mysqllock/mysqllock/internal/keyrow"
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/strategy"
@@ -17,14 +18,11 @@ import (
 // none stands for no slot.
 const none = -1
 
-// FreeSlot looks for one of rows that is not locked and has no live lease, and whose index
-// is not in except. It does not make rows: a missing row is not free. A server without SKIP
-// LOCKED tells about leases only. If no control connection is free for a second, the error
-// matches ErrLocked.
-func (l *Locker) FreeSlot(ctx context.Context, rows []string, except ...int) (i int, ok bool, err error) {
-	a := l.attempt(Request{Slots: rows})
-	i, err = a.freeSlot(ctx, queue.Without(a.ticket.Untaken(len(rows)), except))
-	return i, err == nil && i != none, err
+// FreeSlot is for [strategy.Config.FreeSlot]. It does not make rows: a missing row is not free. A
+// server without SKIP LOCKED tells about leases only. If no control connection is free for a
+// second, the error matches ErrLocked.
+func (l *Locker) FreeSlot(ctx context.Context, rows []string, open []int) (int, error) {
+	return l.attempt(Request{Slots: rows}).freeSlot(ctx, open)
 }
 
 // beginSlot first tries the slot that is kept for the ticket, or any slot.
@@ -42,7 +40,7 @@ func (a *attempt) joinSlot(ctx context.Context) (alive bool, err error) {
 	}
 	j := &slotJoined{attempt: a, alive: true}
 	err = (&slotSearch{attempt: a, in: j}).run(ctx)
-	if errors.Is(err, errNoRow) {
+	if errors.Is(err, keyrow.ErrNoRow) {
 		a.cfg.Rows.Forget(a.names)
 	}
 	if server.Locked(err) {
@@ -94,7 +92,7 @@ func (j *slotJoined) try(ctx context.Context) error {
 }
 
 func (j *slotJoined) wait(ctx context.Context) error {
-	ctx, done, err := j.waiting(ctx)
+	ctx, done, err := j.Patient(ctx)
 	if err != nil {
 		return err
 	}
@@ -116,7 +114,7 @@ type slotSearch struct {
 }
 
 func (s *slotSearch) run(ctx context.Context) error {
-	defer s.endTurn()
+	defer s.EndTurn()
 	for {
 		again, err := s.round(ctx)
 		if !again {
@@ -128,7 +126,7 @@ func (s *slotSearch) run(ctx context.Context) error {
 
 // round tries a slot that seems to be free. If there is none it waits for one.
 func (s *slotSearch) round(ctx context.Context) (again bool, err error) {
-	slot, err := s.nextSlot(ctx, s.guess)
+	slot, err := s.Slot(ctx, len(s.r.Slots), s.guess, s.freeSlot)
 	if err != nil {
 		return false, err
 	}
@@ -136,30 +134,38 @@ func (s *slotSearch) round(ctx context.Context) (again bool, err error) {
 		s.aim(slot)
 		err = s.in.try(ctx)
 		taken := s.taken(err) && s.in.goesOn()
-		if taken && s.lost < 3 {
+		switch {
+		case taken && s.cfg.Info.RowByRow:
+			s.Refused = append(s.Refused, slot)
+			return true, nil
+		case taken && s.lost < 3:
 			s.lost++
 			return true, nil
 		}
-		if s.endTurn(); !taken {
+		if s.EndTurn(); !taken {
 			return s.answered(ctx, err)
 		}
 	}
-	s.endTurn()
+	s.EndTurn()
 	unleased, first, err := s.survey(ctx)
 	if err != nil {
 		return s.answered(ctx, err)
 	}
-	if s.r.Wait == 0 {
+	if s.Wait == 0 {
 		if len(unleased) == 0 {
 			return false, first
 		}
 		return false, s.refuse(ctx, 0)
 	}
-	open := queue.Without(unleased, s.ticket.Taken())
-	if len(open) == 0 {
+	open := queue.Without(unleased, s.Ticket.Taken())
+	if s.cfg.Info.RowByRow && len(open) > 0 { // to wait for one in the server would be to miss the others
+		first = nil
+	}
+	if len(open) == 0 || s.cfg.Info.RowByRow {
 		if err := s.pause(ctx, first); err != nil {
 			return false, err
 		}
+		s.Refused = nil
 		s.keep(ctx)
 		return true, nil
 	}
@@ -172,7 +178,7 @@ func (s *slotSearch) round(ctx context.Context) (again bool, err error) {
 // answered decides what follows a lock statement, or a look at the slots, that has ended
 // with err.
 func (s *slotSearch) answered(ctx context.Context, err error) (again bool, _ error) {
-	var lease *leased
+	var lease *strategy.Leased
 	switch {
 	case err == nil || !s.in.goesOn():
 		return false, err
@@ -180,8 +186,8 @@ func (s *slotSearch) answered(ctx context.Context, err error) (again bool, _ err
 		err = s.pass(ctx, lease)
 	case server.Interrupted(err) || errors.Is(err, queue.ErrFreed) || s.outrun(err): // look again
 		return true, nil
-	case s.vanished(err):
-		err = s.remake(ctx)
+	case s.Vanished(err):
+		err = s.cfg.Rows.Renew(ctx, s.names)
 	default:
 		return false, err
 	}
@@ -190,9 +196,9 @@ func (s *slotSearch) answered(ctx context.Context, err error) (again bool, _ err
 
 // pass is for a lease that a lock statement has found on a slot. It removes an expired one,
 // so that the next search sees the slot's state.
-func (a *attempt) pass(ctx context.Context, found *leased) error {
-	_, err := a.look(ctx, []string{found.key})
-	if errors.Is(err, errLeaving) && a.r.Wait > 0 {
+func (a *attempt) pass(ctx context.Context, found *strategy.Leased) error {
+	_, err := a.look(ctx, []string{found.Key})
+	if errors.Is(err, errLeaving) && a.Wait > 0 {
 		return a.rest(ctx, slice/5)
 	}
 	return err
@@ -204,25 +210,10 @@ func (a *attempt) aim(slot int) {
 	a.keys = []Key{{Name: a.r.Slots[slot]}}
 }
 
-// nextSlot returns the slot to try next, or none.
-func (a *attempt) nextSlot(ctx context.Context, guess bool) (int, error) {
-	if slot := a.ticket.Free(); slot != none {
-		return slot, nil
-	}
-	open := a.ticket.Untaken(len(a.r.Slots))
-	if guess && len(open) > 0 {
-		return open[rand.N(len(open))], nil
-	}
-	return a.freeSlot(ctx, open)
-}
-
 // freeSlot returns one of slots that is free, or none. It searches on a control connection:
 // a search that passes over locked rows leaves gap locks in its transaction, and then no
 // one could make rows there.
 func (a *attempt) freeSlot(ctx context.Context, slots []int) (int, error) {
-	if len(slots) == 0 {
-		return none, nil
-	}
 	rows, err := a.ask(ctx, a.freeSQL(slots))
 	if server.Interrupted(err) { // the whole table is locked
 		return none, nil
@@ -231,7 +222,6 @@ func (a *attempt) freeSlot(ctx context.Context, slots []int) (int, error) {
 	case err != nil:
 		return none, err
 	case len(rows) == 0:
-		a.heard.Store(true)
 		return none, nil
 	}
 	slot, err := strconv.Atoi(rows[0][0])
@@ -243,8 +233,8 @@ func (a *attempt) freeSlot(ctx context.Context, slots []int) (int, error) {
 
 // pause waits until a slot may be free, if none can be waited for in the server.
 // Then it may be the attempt's turn, until endTurn.
-func (a *attempt) pause(ctx context.Context, first *leased) (err error) {
-	a.heard.Store(true)
+func (a *attempt) pause(ctx context.Context, first *strategy.Leased) (err error) {
+	a.Heard.Store(true)
 	if first != nil {
 		err = a.await(ctx, first)
 	} else { // the callers before this one hold all of them
@@ -260,37 +250,37 @@ func (a *attempt) sleep(ctx context.Context) error {
 	if err := a.mayBlock(ctx); err != nil {
 		return err
 	}
-	ctx, stop, err := a.waiting(ctx)
+	ctx, stop, err := a.Patient(ctx)
 	if err != nil {
 		return err
 	}
 	defer stop()
-	return a.ticket.AwaitFreed(ctx, slice)
+	return a.Ticket.AwaitFreed(ctx, slice)
 }
 
 // survey returns the slots without a lease, and the lease that expires first. Another lease
 // may be released earlier, so the remaining time is cut to a short wait.
-func (a *attempt) survey(ctx context.Context) (open []int, first *leased, err error) {
+func (a *attempt) survey(ctx context.Context) (open []int, first *strategy.Leased, err error) {
 	rows, err := a.ask(ctx, a.surveySQL())
 	if err != nil {
 		return nil, nil, err
 	}
 	if len(rows) < len(a.names) {
-		return nil, nil, errNoRow
+		return nil, nil, keyrow.ErrNoRow
 	}
 	for _, row := range rows {
 		lease, err := live(row)
 		if err != nil {
 			return nil, nil, err
 		}
-		if lease.remaining == 0 {
+		if lease.Remaining == 0 {
 			open = append(open, slices.Index(a.r.Slots, row[0]))
-		} else if first == nil || lease.remaining < first.remaining {
+		} else if first == nil || lease.Remaining < first.Remaining {
 			first = lease
 		}
 	}
 	if first != nil {
-		first.remaining = min(first.remaining, slice)
+		first.Remaining = min(first.Remaining, slice)
 	}
 	return open, first, nil
 }

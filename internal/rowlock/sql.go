@@ -11,6 +11,7 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 )
 
 // The statements below have keys as hexadecimal literals: so each is one round trip
@@ -24,15 +25,24 @@ import (
 // statement only tells whether there is an owner.
 var leaseColumns = schema.Remaining("") + ", token, owner"
 
-// selects returns one locking read for all keys: a UNION ALL of single-row reads, since an
-// IN list can lock every row of a small table (measured on MySQL 9.7). LIMIT overrides
-// sql_select_limit. hint goes behind the first SELECT, tail behind each lock.
+// selects returns one locking read for all keys: a UNION ALL of single-row reads, since an IN
+// list can lock every row of a small table (measured on MySQL 9.7). On TiDB it is an IN list,
+// which locks what it returns there: with UNION ALL two processes have had a key at once. LIMIT
+// overrides sql_select_limit. hint goes behind the first SELECT, tail behind each lock.
 func (l *Locker) selects(keys []Key, hint, tail string) string {
 	one := func(key Key, hint string) string {
 		return "SELECT " + hint + columns + l.fromRow + schema.Literal(key.Name) + " LIMIT 1" + l.rowLock(key) + tail
 	}
 	if len(keys) == 1 {
 		return one(keys[0], hint)
+	}
+	if !l.cfg.Info.UnionLocks {
+		var in []string
+		for _, key := range keys {
+			in = append(in, schema.Literal(key.Name))
+		}
+		return "SELECT " + hint + columns + strings.TrimSuffix(l.fromRow, "= ") + "IN (" + strings.Join(in, ", ") + ") ORDER BY name LIMIT " + strconv.Itoa(len(keys)) +
+			" FOR UPDATE" + tail
 	}
 	var b strings.Builder
 	for i, key := range keys {
@@ -49,16 +59,12 @@ func (l *Locker) selects(keys []Key, hint, tail string) string {
 // have expired.
 const columns = "CONNECTION_ID(), token, owner, versioned, " + server.WritableColumns
 
-// rowLock is the locking clause of a read. The servers have different clauses for a shared
-// lock: MySQL's FOR SHARE allows NOWAIT, and MariaDB has only the other.
+// rowLock is the locking clause of a read.
 func (l *Locker) rowLock(key Key) string {
-	switch {
-	case !key.Shared:
-		return " FOR UPDATE"
-	case l.cfg.Info.MariaDB:
-		return " LOCK IN SHARE MODE"
+	if key.Shared {
+		return l.cfg.Info.Share
 	}
-	return " FOR SHARE"
+	return " FOR UPDATE"
 }
 
 // freeSQL returns one of slots that is free. It begins with a random one: processes that
@@ -121,21 +127,24 @@ func (a *attempt) certifySQL() string {
 // statement may return no result set, if there is nothing to tell.
 //
 // MariaDB runs an anonymous block, in which NOWAIT is not allowed (error 1314)
-// but a lock wait timeout of 0 means the same. There the transaction also gets a limit on
-// its idleness, for which MySQL has no variable: if the holder's host vanishes without
-// closing the connection, the lock is released within the TTL.
+// but a lock wait timeout of 0 means the same.
+//
+// The transaction also gets a limit on its idleness: if the holder's host vanishes without
+// closing the connection, the lock is released within the TTL. MariaDB has a variable for
+// that. MySQL has one for the connection, whatever it is idle in. With limited it is set, and the
+// statement that ends the transaction takes it off.
 //
 // A result set of a block or a procedure is about a third of the server's work for all of
 // it (measured on MySQL 9.7 and MariaDB 10.11). So if the connection's id is known, there
 // is no result set for a row with nothing to tell. On MariaDB the SELECT for it is a
 // string, which is then not even parsed.
-func (a *attempt) beginSQL() (text string, quiet bool) {
-	if a.opts != (driver.TxOptions{}) || a.implicit && a.cfg.Info.MariaDB {
+func (a *attempt) beginSQL(limited bool) (text string, quiet bool) {
+	if a.opts != (driver.TxOptions{}) && !a.calling() || a.implicit && a.cfg.Info.Blocks {
 		return "", false
 	}
 	one := len(a.keys) == 1 && !a.streams()
 	quiet = one && a.c.KnownID() != 0
-	if a.cfg.Info.MariaDB {
+	if a.cfg.Info.Blocks {
 		start := a.startSQL()
 		switch {
 		case a.streams():
@@ -149,15 +158,25 @@ func (a *attempt) beginSQL() (text string, quiet bool) {
 		return "BEGIN NOT ATOMIC " + start + noWait + "SELECT MAX(" + schema.Quiet(a.known(key.Name)) + ") INTO @mysqllock_quiet" +
 			a.fromRow + schema.Literal(key.Name) + a.rowLock(key) + "; IF @mysqllock_quiet IS NOT TRUE THEN EXECUTE IMMEDIATE '" + tell + "'; END IF; END", true
 	}
-	if !one || !a.cfg.Procedures.Has(a.cfg.Table.LockProcedure()) {
+	if !one || !a.calling() {
 		return "", false
 	}
 	key, most := a.keys[0], "NULL"
 	if quiet {
 		most = a.known(key.Name)
 	}
-	return "CALL " + a.cfg.Table.LockProcedure().String() + "(" + schema.Literal(a.cfg.Namespace) + ", " + schema.Literal(key.Name) + ", " +
-		strings.ToUpper(strconv.FormatBool(key.Shared)) + ", " + most + ")", quiet
+	return a.callSQL(schema.Literal(key.Name), key.Shared, most, limited), quiet
+}
+
+// callSQL calls the procedure that begins the transaction, and locks the row name unless that is
+// NULL.
+func (a *attempt) callSQL(name string, shared bool, most string, limited bool) string {
+	seconds := 0
+	if limited {
+		seconds = max(1, int(a.cfg.TTL/time.Second))
+	}
+	return fmt.Sprintf("CALL %s(%s, %s, %t, %s, %d, %d, %t)", a.cfg.Table.LockProcedure(), schema.Literal(a.cfg.Namespace), name,
+		shared, most, seconds, a.opts.Isolation, a.opts.ReadOnly)
 }
 
 // noWait is NOWAIT for blocks of MariaDB.
@@ -166,7 +185,7 @@ const noWait = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
 // startSQL begins the transaction in a block of MariaDB.
 func (l *Locker) startSQL() string {
 	if s := l.IdleLimit(); s > 0 {
-		return IdleLimitSQL(s) + "; START TRANSACTION; "
+		return l.cfg.Info.SetIdleLimit(s) + "; START TRANSACTION; "
 	}
 	return "START TRANSACTION; "
 }
@@ -187,9 +206,9 @@ func (a *attempt) preparedSQL() (text string, args []driver.Value, quiet bool) {
 		texts = a.singleShared
 	}
 	switch {
-	case a.implicit && (a.cfg.Info.MariaDB || !a.cfg.Procedures.Has(a.cfg.Table.LockProcedure()) || !a.cfg.Rows.Leased(key.Name)):
+	case a.implicit && (a.cfg.Info.Blocks || !a.cfg.Procedures.Has(a.cfg.Table.LockProcedure()) || !a.cfg.Rows.Leased(key.Name)):
 		return texts.read, []driver.Value{name}, false
-	case a.cfg.Info.MariaDB && a.c.KnownID() != 0:
+	case a.cfg.Info.Blocks && a.c.KnownID() != 0:
 		return texts.block, []driver.Value{name, a.known(key.Name)}, true
 	}
 	return "", nil, false
@@ -223,12 +242,6 @@ func (l *Locker) known(key string) string {
 	return "0"
 }
 
-// IdleLimitSQL sets MariaDB's limit on the idleness of transactions, in seconds, for the
-// session.
-func IdleLimitSQL(seconds int) string {
-	return fmt.Sprintf("SET SESSION idle_transaction_timeout = %d", seconds)
-}
-
 // leaseSQL reads which rows have a lease, live or expired: the name and leaseColumns. It is
 // a plain read, which waits for no lock.
 func (l *Locker) leaseSQL(names []string) string { return l.readSQL(names) + " AND owner IS NOT NULL" }
@@ -236,11 +249,11 @@ func (l *Locker) leaseSQL(names []string) string { return l.readSQL(names) + " A
 // clearSQL removes an expired lease from its row. It fails at once if the row is locked,
 // for example by the last COMMIT of the lease's holder. UPDATE has no NOWAIT; the INSERT
 // always hits the row that it has read.
-func (l *Locker) clearSQL(lease *leased) string {
+func (l *Locker) clearSQL(lease *strategy.Leased) string {
 	return fmt.Sprintf("INSERT INTO %[1]s (namespace, name) SELECT r.namespace, r.name FROM %[1]s r"+
 		" WHERE r.namespace = %[2]s AND r.name = %[3]s AND r.token = %[4]s AND r.owner = %[5]s FOR UPDATE NOWAIT"+
 		" ON DUPLICATE KEY UPDATE owner = NULL",
-		l.cfg.Table, schema.Literal(l.cfg.Namespace), schema.Literal(lease.key), lease.token, schema.Literal(lease.owner))
+		l.cfg.Table, schema.Literal(l.cfg.Namespace), schema.Literal(lease.Key), lease.Token, schema.Literal(lease.Owner))
 }
 
 // surveySQL is leaseSQL for the rows of all slots, with a lease or without.
@@ -256,11 +269,11 @@ func (l *Locker) readSQL(names []string) string {
 }
 
 // holderSQL asks for the holder of one of the rows, for which the connection with the id
-// waiter waits: id, user, host, program, age in microseconds. MariaDB lists a lock only
-// while a connection waits for it; MySQL lists all. The server ends the statement after
-// bound.
+// waiter waits: id, user, host, program, age in microseconds. Where the server does not
+// list all holders, it lists one only while a connection waits. The server ends the
+// statement after bound.
 func (l *Locker) holderSQL(names []string, waiter uint64, bound time.Duration) string {
-	if l.cfg.Info.MariaDB {
+	if !l.cfg.Info.AllHolders {
 		return l.blockerSQL(bound, fmt.Sprintf("r.trx_mysql_thread_id = %d", waiter))
 	}
 	return l.lockedBySQL(names, bound, fmt.Sprintf("t.PROCESSLIST_ID <> %d", waiter))
@@ -269,7 +282,7 @@ func (l *Locker) holderSQL(names []string, waiter uint64, bound time.Duration) s
 // awaitedSQL is holderSQL for whoever waits: the holder is one that waits for none of the
 // rows itself.
 func (l *Locker) awaitedSQL(names []string, bound time.Duration) string {
-	if l.cfg.Info.MariaDB {
+	if !l.cfg.Info.AllHolders {
 		return l.blockerSQL(bound, "w.requested_lock_id IN (SELECT k.lock_id FROM information_schema.INNODB_LOCKS k"+
 			" WHERE k.lock_table = "+schema.Literal(l.cfg.Table.String())+" AND k.lock_data IN ("+l.lockData(names)+"))")
 	}

@@ -68,7 +68,7 @@ func (l *Locker) stepSQL(keys []string) string {
 	}
 	text := "UPDATE /*+ SET_VAR(sql_big_selects = 1) */ (" + lines + ") d STRAIGHT_JOIN " + l.cfg.Table.String() + " ON namespace = " + schema.Literal(l.cfg.Namespace) +
 		" AND name = n SET token = token + 1, expires = UTC_TIMESTAMP(6)"
-	if l.cfg.Info.MariaDB { // it takes the scan of the list for a scan of the table
+	if l.cfg.Info.Settings { // it takes the scan of the list for a scan of the table
 		return "SET STATEMENT sql_safe_updates = 0, sql_big_selects = 1 FOR " + text
 	}
 	return text

@@ -29,7 +29,7 @@ func (s *scratch) versioned(p *process, all, some []string) {
 // TestVersioned: the caller is told which rows are, of those that it has locked
 // for itself, however the statement came to run.
 func TestVersioned(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other := s.process(nil), s.process(nil)
 		s.versioned(p, []string{"a", "b", "c", "d"}, []string{"a", "b", "d"})
 		mixed := []rowlock.Key{{Name: "a"}, {Name: "b", Shared: true}, {Name: "c"}, {Name: "d"}}
@@ -90,7 +90,7 @@ func TestVersioned(t *testing.T) {
 // TestStep: tokens go one step, and no other row is touched or locked, whatever
 // the session is like.
 func TestStep(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		all := []string{"a", "b", "c", "d", "e"}
 		s.versioned(p, all, all)
@@ -123,50 +123,48 @@ func TestStep(t *testing.T) {
 			if big {
 				s.big()
 			}
-			for _, found := range []bool{false, true} {
-				connector := s.Connector(func(cfg *mysql.Config) { cfg.ClientFoundRows = found })
-				for _, session := range append([]string{"DO 0"}, sessions...) {
-					for _, keys := range [][]string{{"b"}, {"b", "d"}, {"d", "a", "c", "b"}} {
-						c, err := connector.Connect(t.Context())
-						dbtest.OK(t, err)
-						if p.Info().SnapshotIsolation {
-							s.Exec(c, "SET SESSION innodb_snapshot_isolation = OFF") // ON from 11.6 on
-						}
-						s.Exec(c, session)
-						s.Exec(probe, "UPDATE "+s.table.String()+" SET token = 10, expires = '2020-01-01' WHERE namespace = 'app' AND name < 'f'")
-						s.Exec(c, "BEGIN")
-						// An old snapshot, which innodb_snapshot_isolation does not let lock what has changed.
-						if !strings.Contains(session, "innodb_snapshot") && !strings.Contains(session, "SERIALIZABLE") {
-							s.Query(c, "SELECT COUNT(*) FROM "+s.table.String())
-						}
-						s.Exec(probe, "UPDATE "+s.table.String()+" SET token = 11 WHERE namespace = 'app' AND name < 'f'")
-						for _, key := range keys {
-							s.Query(c, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' AND name = '"+key+"' FOR UPDATE")
-						}
-						if err := p.Step(t.Context(), c, keys); err != nil {
-							t.Errorf("%s, %q: %v", session, keys, err)
-						}
-						present := all
-						if big {
-							present = append([]string{"other 0000", "other 4711"}, all...)
-						}
-						if got := s.occupied(probe, present); !slices.Equal(got, slices.Sorted(slices.Values(keys))) {
-							t.Errorf("%s, %q: locked are %q", session, keys, got)
-						}
-						s.Exec(c, "COMMIT")
-						var want []string
-						for _, name := range all {
-							row := name + ",11,0,"
-							if slices.Contains(keys, name) {
-								row = name + ",12,1,"
-							}
-							want = append(want, row)
-						}
-						if got := tokens(); !slices.Equal(got, want) {
-							t.Errorf("%s, %q: %q", session, keys, got)
-						}
-						dbtest.OK(t, c.Close())
+			connector := s.Connector(func(cfg *mysql.Config) { cfg.ClientFoundRows = big })
+			for _, session := range append([]string{"DO 0"}, sessions...) {
+				for _, keys := range [][]string{{"b"}, {"b", "d"}, {"d", "a", "c", "b"}} {
+					c, err := connector.Connect(t.Context())
+					dbtest.OK(t, err)
+					if p.Info().SnapshotIsolation {
+						s.Exec(c, "SET SESSION innodb_snapshot_isolation = OFF") // ON from 11.6 on
 					}
+					s.Exec(c, session)
+					s.Exec(probe, "UPDATE "+s.table.String()+" SET token = 10, expires = '2020-01-01' WHERE namespace = 'app' AND name < 'f'")
+					s.Exec(c, "BEGIN")
+					// An old snapshot, which innodb_snapshot_isolation does not let lock what has changed.
+					if !strings.Contains(session, "innodb_snapshot") && !strings.Contains(session, "SERIALIZABLE") {
+						s.Query(c, "SELECT COUNT(*) FROM "+s.table.String())
+					}
+					s.Exec(probe, "UPDATE "+s.table.String()+" SET token = 11 WHERE namespace = 'app' AND name < 'f'")
+					for _, key := range keys {
+						s.Query(c, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' AND name = '"+key+"' FOR UPDATE")
+					}
+					if err := p.Step(t.Context(), c, keys); err != nil {
+						t.Errorf("%s, %q: %v", session, keys, err)
+					}
+					present := all
+					if big {
+						present = append([]string{"other 0000", "other 4711"}, all...)
+					}
+					if got := s.occupied(probe, present); !slices.Equal(got, slices.Sorted(slices.Values(keys))) {
+						t.Errorf("%s, %q: locked are %q", session, keys, got)
+					}
+					s.Exec(c, "COMMIT")
+					var want []string
+					for _, name := range all {
+						row := name + ",11,0,"
+						if slices.Contains(keys, name) {
+							row = name + ",12,1,"
+						}
+						want = append(want, row)
+					}
+					if got := tokens(); !slices.Equal(got, want) {
+						t.Errorf("%s, %q: %q", session, keys, got)
+					}
+					dbtest.OK(t, c.Close())
 				}
 			}
 		}
@@ -175,7 +173,7 @@ func TestStep(t *testing.T) {
 
 // TestStepFails where not all rows are there.
 func TestStepFails(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		s.versioned(p, []string{"a"}, []string{"a"})
 		for _, keys := range [][]string{{"gone"}, {"a", "gone"}, {"gone", "gone too"}} {
@@ -197,7 +195,7 @@ func TestStepFails(t *testing.T) {
 
 // TestStepIsOneStatement, also on a driver that runs no text without preparing it.
 func TestStepIsOneStatement(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		s.versioned(p, []string{"a", "b"}, []string{"a", "b"})
 		c := &counting{Conn: s.Connect()}
@@ -226,7 +224,7 @@ func (c *counting) Prepare(text string) (driver.Stmt, error) {
 
 // TestStepDoesNotDisturb what the caller's own statements have left.
 func TestStepDoesNotDisturb(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		s.versioned(p, []string{"a", "b"}, []string{"a", "b"})
 		c := pool.Adopt(s.Connect())

@@ -19,6 +19,7 @@ import (
 	"github.com/mysqllock/mysqllock/intercept"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
+	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -231,6 +232,50 @@ func TestServersOwnIdleLimit(t *testing.T) {
 					t.Errorf("a transaction: %v", err)
 				}
 			})
+		}
+	})
+}
+
+// breaker breaks the connection of the first statement that waits, and notes what the others say.
+type breaker struct {
+	sqlmw.NullInterceptor
+	broken atomic.Bool
+	said   chan string
+}
+
+func (b *breaker) ConnQueryContext(ctx context.Context, c driver.QueryerContext, text string, args []driver.NamedValue) (context.Context, driver.Rows, error) {
+	if _, ok := server.ReadWaits(text); ok && b.broken.CompareAndSwap(false, true) {
+		time.Sleep(breakAfter)
+		return ctx, nil, driver.ErrBadConn
+	} else if ok {
+		select {
+		case b.said <- text:
+		default:
+		}
+	}
+	rows, err := c.QueryContext(ctx, text, args)
+	return ctx, rows, err
+}
+
+const breakAfter = 300 * time.Millisecond
+
+// TestWaitsOn: a caller whose connection was lost before it waited has waited on: its statement
+// says since when, and so does its error.
+func TestWaitsOn(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		held := stock.Acquire(t, s.Handle(), "k", lockctx.Slots(1))
+		defer held.Rollback()
+		b := &breaker{said: make(chan string, 1)}
+		cfg, c, err := mysqllock.ParseDSN(s.DSN())
+		dbtest.OK(t, err)
+		c.Base = intercept.With(b)
+		_, err = mysqllock.Acquire(t.Context(), s.OpenDB(mysqllock.NewConnector(cfg, c)), "k", lockctx.Slots(1), lockctx.Wait(3*breakAfter))
+		var e *mysqllock.Error
+		if !errors.As(err, &e) || !errors.Is(err, mysqllock.ErrTimeout) || e.Waited < 5*breakAfter/2 {
+			t.Errorf("the error is %v", err)
+		}
+		if waited, ok := server.ReadWaits(<-b.said); !ok || waited < breakAfter {
+			t.Errorf("after a connection that broke it has waited for %v", waited)
 		}
 	})
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 )
 
 // A waiter may be granted a row that has got a lease meanwhile. If its host stands still or
@@ -46,14 +47,14 @@ func (a *attempt) refusesCall(err error) bool {
 // connection no more.
 func (a *attempt) callable() bool {
 	const shortest = 5 * time.Second // half of it is asked for, and the server may take two seconds more
-	return !a.cfg.Info.MariaDB && !a.cfg.Info.Router && !a.late && len(a.r.Slots) == 0 && (a.cfg.ReadTimeout == 0 || a.cfg.ReadTimeout >= shortest)
+	return !a.cfg.Info.Blocks && !a.cfg.Info.Router && !a.late && len(a.r.Slots) == 0 && (a.cfg.ReadTimeout == 0 || a.cfg.ReadTimeout >= shortest)
 }
 
 // limitIdleness is for a wait without the procedure: if the row is granted to a client that
 // does not answer, the server ends the connection after a second. lift removes the limit;
 // it takes the error of the wait, and returns the error of both.
 func (a *attempt) limitIdleness(ctx context.Context) (lift func(error) error, err error) {
-	if err := server.LimitSilence(ctx, a.c.Conn, 1); err != nil {
+	if err := a.cfg.Info.LimitSilence(ctx, a.c.Conn, 1); err != nil {
 		return nil, err
 	}
 	return func(err error) error {
@@ -62,7 +63,7 @@ func (a *attempt) limitIdleness(ctx context.Context) (lift func(error) error, er
 		}
 		own, cancel := context.WithTimeout(context.WithoutCancel(ctx), background)
 		defer cancel()
-		failed := server.UnlimitSilence(own, a.c.Conn)
+		failed := a.cfg.Info.UnlimitSilence(own, a.c.Conn)
 		if failed != nil {
 			_ = a.c.Close() // it must not go back with the limit
 		}
@@ -79,10 +80,12 @@ func (a *attempt) limitIdleness(ctx context.Context) (lift func(error) error, er
 // waitSQL waits in the server for the keys, in the open transaction: in one statement, or in
 // one for each key. The server ends each after bound, so that a waiter whose client is
 // gone disappears by itself. mark makes their texts unique, for KILL. It is in front, since
-// servers show only the beginning of a long text.
+// servers show only the beginning of a long text. After it comes for how long the caller has
+// waited; not in what follows another wait.
 func (a *attempt) waitSQL(ctx context.Context, bound time.Duration, mark string) []string {
-	comment := "/* mysqllock " + mark + " */ "
-	if a.cfg.Info.MariaDB {
+	waits := mark + " " + server.Waits(a.Began())
+	comment := "/* mysqllock " + waits + " */ "
+	if a.cfg.Info.Blocks {
 		return []string{a.settings(fmt.Sprintf("max_statement_time = %.3f", bound.Seconds())) + a.waitBlock(comment)}
 	}
 	if a.calls(ctx) {
@@ -95,11 +98,16 @@ func (a *attempt) waitSQL(ctx context.Context, bound time.Duration, mark string)
 			keys[i] = fmt.Sprintf(`["%x", %d]`, key.Name, shared)
 		}
 		return []string{comment + fmt.Sprintf("CALL %s(%s, '[%s]', '%s', %d)", a.cfg.Table.WaitProcedure(), schema.Literal(a.cfg.Namespace),
-			strings.Join(keys, ", "), mark, max(1, int(bound/time.Second)))}
+			strings.Join(keys, ", "), waits, max(1, int(bound/time.Second)))}
 	}
+	if !a.cfg.Info.Kills {
+		bound = wholeSecond
+	}
+	hint, tail := a.cfg.Info.Within(bound)
 	texts := make([]string, len(a.keys))
 	for i, key := range a.keys {
-		texts[i] = a.selects([]Key{key}, fmt.Sprintf("/*+ MAX_EXECUTION_TIME(%d) */ ", bound.Milliseconds())+comment, "")
+		texts[i] = a.selects([]Key{key}, hint+comment, tail)
+		comment = "/* mysqllock " + mark + " */ "
 	}
 	return texts
 }
@@ -146,7 +154,7 @@ func (a *attempt) lockInTurn(ctx context.Context, texts []string) error {
 	}
 	if n := len(rows) - 1; stopped(rows) && n+1 < len(a.keys) {
 		a.cfg.Rows.NoteLeased(a.keys[n].Name)
-		return &leased{key: a.keys[n].Name, token: rows[n][1], owner: rows[n][2]}
+		return &strategy.Leased{Key: a.keys[n].Name, Token: rows[n][1], Owner: rows[n][2]}
 	}
 	return a.granted(rows, false)
 }

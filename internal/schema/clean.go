@@ -26,7 +26,7 @@ const (
 // CleanSetup is the first statement on a connection for a [Cleaner]. If the client
 // vanishes, the server soon ends the connection, and with it the transaction that locks
 // rows.
-const CleanSetup = "SET SESSION autocommit = 1, " + server.OwnSettings + ", innodb_lock_wait_timeout = 1, lock_wait_timeout = 5, wait_timeout = 3"
+var CleanSetup = "SET SESSION autocommit = 1, " + server.OwnSettings + ", innodb_lock_wait_timeout = 1, lock_wait_timeout = 5, wait_timeout = 3" + server.InSession(3)
 
 // Cleaner is a clean-up of the table. It removes old rows of all namespaces: rows that were
 // made, or had a lease, longer ago than a given time. A row lock leaves no trace in its
@@ -42,8 +42,10 @@ const CleanSetup = "SET SESSION autocommit = 1, " + server.OwnSettings + ", inno
 // with the new floor. The floor is locked for one statement only, so new rows can be made
 // during a clean-up.
 //
-// It needs the privilege DELETE, and SKIP LOCKED, which MariaDB has from 10.6 on.
+// It needs the privilege DELETE, and SKIP LOCKED, which MariaDB has from 10.6 on, or RowByRow.
 type Cleaner struct {
+	RowByRow bool // lock one row after the other, where SKIP LOCKED locks nothing: see [server.Flavour]
+
 	table  Table
 	old    string    // the condition for rows to remove
 	after  []string  // the last row that was read; nil at the beginning
@@ -236,7 +238,11 @@ func (c *Cleaner) remove(ctx context.Context, conn driver.Conn, rows [][]string)
 // removeIn is remove in the open transaction.
 func (c *Cleaner) removeIn(ctx context.Context, conn driver.Conn, rows [][]string) (removed int, err error) {
 	t := c.table
-	rows, err = server.Query(ctx, conn, fmt.Sprintf("SELECT namespace, name FROM %s WHERE %s AND token <= %d FOR UPDATE SKIP LOCKED", t.exactly(rows), c.old, c.floor))
+	if c.RowByRow {
+		rows, err = c.lockEach(ctx, conn, rows)
+	} else {
+		rows, err = server.Query(ctx, conn, c.lock(rows, " SKIP LOCKED"))
+	}
 	if err != nil || len(rows) == 0 {
 		return 0, err
 	}
@@ -244,6 +250,23 @@ func (c *Cleaner) removeIn(ctx context.Context, conn driver.Conn, rows [][]strin
 		return 0, err
 	}
 	return len(rows), nil
+}
+
+// lock locks those of rows that are still old.
+func (c *Cleaner) lock(rows [][]string, unless string) string {
+	return fmt.Sprintf("SELECT namespace, name FROM %s WHERE %s AND token <= %d FOR UPDATE%s", c.table.exactly(rows), c.old, c.floor, unless)
+}
+
+// lockEach returns those of rows that it has locked.
+func (c *Cleaner) lockEach(ctx context.Context, conn driver.Conn, rows [][]string) (locked [][]string, err error) {
+	for _, row := range rows {
+		found, err := server.Query(ctx, conn, c.lock([][]string{row}, " NOWAIT"))
+		if err != nil && !server.Locked(err) {
+			return nil, err
+		}
+		locked = append(locked, found...)
+	}
+	return locked, nil
 }
 
 // exactly is the table, joined so that each row is looked up by its primary key: an IN list

@@ -44,7 +44,7 @@ func (s *scratch) wantNoTransaction(c driver.Conn) {
 }
 
 func TestClean(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		c := s.open() // in no database
 		s.setup(c)
 		clean := func(limit, want int, floor string, left ...string) {
@@ -97,7 +97,7 @@ func TestClean(t *testing.T) {
 // TestCleanLocksOnlyWhatItRemoves looks at the locks of a clean-up that stops
 // before its end.
 func TestCleanLocksOnlyWhatItRemoves(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		c := s.open()
 		s.setup(c)
 		for i := range 6 {
@@ -120,7 +120,7 @@ func TestCleanLocksOnlyWhatItRemoves(t *testing.T) {
 
 // TestCleanLooksAgain: a row that comes into use after it was found stays.
 func TestCleanLooksAgain(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		c, other := s.open(), s.open()
 		s.setup(c)
 		s.row(c, "leased", "NULL", 1, -2*time.Minute)
@@ -160,7 +160,7 @@ func (c *stopBefore) QueryContext(ctx context.Context, text string, args []drive
 // TestCleanFails: whatever goes wrong, nothing is removed, and no transaction is
 // left open.
 func TestCleanFails(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		root := s.open()
 		s.setup(root)
 		s.row(root, "old", "NULL", 7, -2*time.Minute)
@@ -210,7 +210,7 @@ func (s *scratch) wantUntouched(c driver.Conn) {
 
 // TestCleanMany: the size of one run is bounded, with the longest of keys.
 func TestCleanMany(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		c := s.open()
 		s.setup(c)
 		const rows = 1200
@@ -236,7 +236,7 @@ func TestCleanMany(t *testing.T) {
 // TestCleanTogether: two clean-ups and row locks on the same rows end without a
 // deadlock.
 func TestCleanTogether(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		c := s.open()
 		s.setup(c)
 		for i := range 300 {

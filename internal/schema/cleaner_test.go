@@ -39,7 +39,7 @@ func (s *scratch) fill(prefix string, rows int, age time.Duration) {
 // TestCleanBesideNewRows: rows that are being made all the time do not keep old ones
 // from being removed.
 func TestCleanBesideNewRows(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		s.setup(s.open())
 		s.fill("old", 3000, time.Hour)
 		var makers sync.WaitGroup
@@ -78,7 +78,7 @@ func TestCleanBesideNewRows(t *testing.T) {
 // TestCleanVanishes: when the host of a clean-up vanishes with rows locked, new rows
 // are made as if nothing was, and the locked ones are free soon.
 func TestCleanVanishes(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		c := s.open()
 		s.setup(c)
 		s.fill("old", 100, time.Hour)
@@ -110,7 +110,7 @@ func TestCleanVanishes(t *testing.T) {
 // TestCleanBusy: a floor that somebody has locked for long is told from a table with
 // nothing to remove.
 func TestCleanBusy(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		c, other := s.open(), s.open()
 		s.setup(c)
 		s.fill("old", 10, time.Hour)
@@ -137,7 +137,7 @@ func TestCleanBusy(t *testing.T) {
 // TestCleaningMark: the mark of a clean-up says for some seconds that one is under way,
 // also where the server's clock was set back since then.
 func TestCleaningMark(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		c := s.open()
 		s.setup(c)
 		s.fill("old", 10, time.Hour)
@@ -158,7 +158,7 @@ func TestCleaningMark(t *testing.T) {
 // TestCleanGoesOn: a clean-up looks at each row once, however many are used, and in
 // memory that does not grow with their number.
 func TestCleanGoesOn(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		const used, old = 60_000, 3_000
 		c := s.open()
 		s.setup(c)
@@ -204,7 +204,7 @@ func TestCleanLarge(t *testing.T) {
 	if err != nil {
 		t.Skip("CLEAN_ROWS says how many rows it is to be tried with")
 	}
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		c := s.open()
 		s.setup(c)
 		began := time.Now()

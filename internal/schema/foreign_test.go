@@ -10,15 +10,15 @@ import (
 // TestForeignProcedures: a procedure of the name that other versions use, and one of our
 // name that is somebody else's, are neither called nor removed.
 func TestForeignProcedures(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		if s.info.MariaDB {
 			return // which needs none
 		}
 		c := s.open()
 		s.setup(c)
-		const says = "(p_namespace VARBINARY(255), p_name VARBINARY(255), p_shared BOOL, p_quiet BIGINT UNSIGNED) COMMENT 'mysqllock 6' DO 0"
+		const says = "(p_namespace VARBINARY(255), p_name VARBINARY(255), p_shared BOOL, p_quiet BIGINT UNSIGNED, p_seconds INT UNSIGNED, p_level INT, p_reads BOOL) COMMENT 'mysqllock 6' DO 0"
 		make := func(name string) { s.Exec(c, "CREATE PROCEDURE "+name+says) }
-		older := strings.Replace(s.table.LockProcedure().String(), "_lock1`", "_begin`", 1)
+		older := strings.Replace(s.table.LockProcedure().String(), "_lock2`", "_begin`", 1)
 		if older == s.table.LockProcedure().String() {
 			t.Fatal("it has the name that older versions use")
 		}
@@ -33,9 +33,9 @@ func TestForeignProcedures(t *testing.T) {
 			if procedure == foreign {
 				t.Errorf("with a foreign one %v it is to be called: %v", foreign, procedure)
 			}
-			s.Exec(c, "CALL "+older+"('app', 'k', FALSE, NULL)")
+			s.Exec(c, "CALL "+older+"('app', 'k', FALSE, NULL, 0, 0, FALSE)")
 			if foreign {
-				s.Exec(c, "CALL "+s.table.LockProcedure().String()+"('app', 'k', FALSE, NULL)")
+				s.Exec(c, "CALL "+s.table.LockProcedure().String()+"('app', 'k', FALSE, NULL, 0, 0, FALSE)")
 			}
 		}
 		for _, p := range s.table.Procedures() {

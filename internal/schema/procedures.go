@@ -2,7 +2,12 @@ package schema
 
 import (
 	"context"
+	"database/sql"
 	"database/sql/driver"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
 
 	"github.com/mysqllock/mysqllock/internal/server"
 )
@@ -145,22 +150,26 @@ func (p Procedure) make(ctx context.Context, conn driver.Conn, auto bool) (there
 
 const ofKey = " WHERE namespace = p_namespace AND name = p_name"
 
-// LockProcedure begins a transaction and locks one key in it. If the row has an owner, the
-// procedure rolls back by itself: else a caller that is stopped before it has read the
-// answer would keep the lease's holder from renewing.
+// LockProcedure begins a transaction and locks one key in it, unless p_name is NULL. If the row
+// has an owner, the procedure rolls back by itself: else a caller that is stopped before it has
+// read the answer would keep the lease's holder from renewing. Unless p_seconds is 0, the
+// connection has the limit of [LimitSilence] from then on, whatever the answer is.
 //
 // If the row is [Quiet], the procedure returns no result set, which saves a third of the
 // server's work for the call (measured on MySQL 9.7). With a p_quiet of NULL it always
 // returns one.
-func (t Table) LockProcedure() Procedure { return Procedure{t, 0, "_lock1", lockText} }
+func (t Table) LockProcedure() Procedure { return Procedure{t, 0, "_lock2", lockText} }
 
 func lockText(t Table) (parameters, body string) {
 	from := " FROM " + t.String() + ofKey + " "
 	look := "SELECT " + Quiet("p_quiet") + " INTO v_quiet\n     " + from
-	return "p_namespace VARBINARY(255), p_name VARBINARY(255), p_shared BOOL, p_quiet BIGINT UNSIGNED",
+	return "p_namespace VARBINARY(255), p_name VARBINARY(255), p_shared BOOL, p_quiet BIGINT UNSIGNED,\n" +
+			"  p_seconds INT UNSIGNED, p_level INT, p_reads BOOL",
 		"  DECLARE v_quiet BOOL;\n" +
-			"  START TRANSACTION;\n" +
-			"  IF p_shared THEN\n    " + look + "FOR SHARE NOWAIT;\n" +
+			"  IF p_seconds > 0 THEN " + LimitSilence("p_seconds") + "; END IF;\n" +
+			starts() +
+			"  IF p_name IS NULL THEN SET v_quiet = TRUE;\n" +
+			"  ELSEIF p_shared THEN\n    " + look + "FOR SHARE NOWAIT;\n" +
 			"  ELSE\n    " + look + "FOR UPDATE NOWAIT;\n" +
 			"  END IF;\n" +
 			"  IF v_quiet IS NOT TRUE THEN BEGIN\n" +
@@ -172,6 +181,31 @@ func lockText(t Table) (parameters, body string) {
 			"    IF v_owner IS NOT NULL THEN ROLLBACK; END IF;\n" +
 			"    SELECT CONNECTION_ID(), v_token, v_owner, v_versioned, " + server.WritableColumns + " FROM DUAL WHERE v_token IS NOT NULL;\n" +
 			"  END; END IF;\n"
+}
+
+// Levels are the isolation levels with which a procedure or a block begins a transaction, as SET
+// TRANSACTION has them.
+var Levels = map[driver.IsolationLevel]string{
+	driver.IsolationLevel(sql.LevelDefault):         "",
+	driver.IsolationLevel(sql.LevelReadUncommitted): "READ UNCOMMITTED",
+	driver.IsolationLevel(sql.LevelReadCommitted):   "READ COMMITTED",
+	driver.IsolationLevel(sql.LevelRepeatableRead):  "REPEATABLE READ",
+	driver.IsolationLevel(sql.LevelSerializable):    "SERIALIZABLE",
+}
+
+// starts begins a transaction with the level p_level, a number of [database/sql]'s, and READ ONLY if
+// p_reads is true.
+func starts() string {
+	var levels strings.Builder
+	for _, level := range slices.Sorted(maps.Keys(Levels)) {
+		if name := Levels[level]; name != "" {
+			fmt.Fprintf(&levels, "    WHEN %d THEN SET TRANSACTION ISOLATION LEVEL %s;\n", level, name)
+		}
+	}
+	return "  CASE p_level\n" + levels.String() +
+		"    ELSE BEGIN END;\n" +
+		"  END CASE;\n" +
+		"  IF p_reads THEN START TRANSACTION READ ONLY; ELSE START TRANSACTION; END IF;\n"
 }
 
 // WaitProcedure waits for row locks. It locks the rows of p_keys one after the other, each a
@@ -213,9 +247,10 @@ func waitText(t Table) (parameters, body string) {
 // and owners are in hexadecimal. If all of the leases are held, the procedure commits and
 // returns no result set; else it leaves the transaction open and answers 0. It waits for no
 // lock. For a caller that gets no answer, because of a KILL, it sets @mysqllock_done to p_mark,
-// unless that is NULL, right after COMMIT; see [server.HasCommitted]. The list has an explicit character set: without one it would have
-// that of the maker or the caller of the procedure, which may be binary.
-func (t Table) CommitProcedure() Procedure { return Procedure{t, 1, "_done2", commitText} }
+// unless that is NULL, after COMMIT; see [server.HasCommitted]. The list has an explicit character
+// set: without one it would have that of the maker or the caller of the procedure, which may be
+// binary.
+func (t Table) CommitProcedure() Procedure { return Procedure{t, 1, "_done3", commitText} }
 
 func commitText(t Table) (parameters, body string) {
 	return "p_namespace VARBINARY(255), p_leases LONGTEXT CHARACTER SET utf8mb4, p_mark VARCHAR(64) CHARACTER SET utf8mb4",
@@ -223,7 +258,7 @@ func commitText(t Table) (parameters, body string) {
 			"  SELECT /*+ SET_VAR(sql_big_selects = 1) */ COUNT(*) INTO v_held FROM JSON_TABLE(p_leases, _utf8mb4'$[*]' COLUMNS (n VARCHAR(510) CHARACTER SET utf8mb4 PATH _utf8mb4'$[0]', k BIGINT UNSIGNED PATH _utf8mb4'$[1]', o VARCHAR(510) CHARACTER SET utf8mb4 PATH _utf8mb4'$[2]')) d\n" +
 			"    STRAIGHT_JOIN " + t.String() + " r ON r.namespace = p_namespace AND r.name = UNHEX(d.n)\n" +
 			"    WHERE r.token = d.k AND r.owner = UNHEX(d.o) AND " + Lasts("r.") + " FOR SHARE OF r NOWAIT;\n" +
-			"  IF v_held = JSON_LENGTH(p_leases) THEN COMMIT; IF p_mark IS NOT NULL THEN SET @mysqllock_done = p_mark; END IF; ELSE SELECT 0; END IF;\n"
+			"  IF v_held = JSON_LENGTH(p_leases) THEN " + commits + "ELSE SELECT 0; END IF;\n"
 }
 
 // TakeProcedure takes a lease and begins a transaction. The lease is committed before the
@@ -256,14 +291,7 @@ func takeText(t Table) (parameters, body string) {
 			"  IF v_granted IS NULL THEN ROLLBACK;\n" +
 			"  ELSE\n" +
 			"    COMMIT;\n" +
-			"    CASE p_level\n" +
-			"      WHEN 1 THEN SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED;\n" +
-			"      WHEN 2 THEN SET TRANSACTION ISOLATION LEVEL READ COMMITTED;\n" +
-			"      WHEN 4 THEN SET TRANSACTION ISOLATION LEVEL REPEATABLE READ;\n" +
-			"      WHEN 6 THEN SET TRANSACTION ISOLATION LEVEL SERIALIZABLE;\n" +
-			"      ELSE BEGIN END;\n" +
-			"    END CASE;\n" +
-			"    IF p_reads THEN START TRANSACTION READ ONLY; ELSE START TRANSACTION; END IF;\n" +
+			starts() +
 			"  END IF;\n" +
 			"  SELECT COALESCE(v_granted, 0), COALESCE(v_left, 0);\n"
 }
@@ -272,7 +300,7 @@ func takeText(t Table) (parameters, body string) {
 // transaction that ends, so that both are on the disk with one COMMIT. If the lease is held,
 // the procedure commits, frees the wake-up lock and returns no result set; else it leaves the
 // transaction open and answers 0. p_mark is that of CommitProcedure. It waits for no lock.
-func (t Table) GiveProcedure() Procedure { return Procedure{t, 6, "_give2", giveText} }
+func (t Table) GiveProcedure() Procedure { return Procedure{t, 6, "_give3", giveText} }
 
 func giveText(t Table) (parameters, body string) {
 	return "p_namespace VARBINARY(255), p_name VARBINARY(255), p_token BIGINT UNSIGNED, p_owner VARBINARY(255),\n" +
@@ -281,8 +309,7 @@ func giveText(t Table) (parameters, body string) {
 			"  SELECT " + Lasts("") + " INTO v_held FROM " + t.String() + ofKey + " AND token = p_token AND owner = p_owner FOR UPDATE NOWAIT;\n" +
 			"  IF v_held THEN\n" +
 			"    UPDATE " + t.String() + " SET " + Released + ofKey + ";\n" +
-			"    COMMIT;\n" +
-			"    SET @mysqllock_done = p_mark;\n" +
+			"    " + commits + "\n" +
 			"    DO RELEASE_LOCK(p_wake);\n" +
 			"  ELSE SELECT 0;\n" +
 			"  END IF;\n"
@@ -312,7 +339,7 @@ func beginText(t Table) (parameters, body string) {
 //
 // UPDATE has no NOWAIT, so one row is locked before. The INSERT for several always hits the
 // rows that it has read: it counts two for each, with and without clientFoundRows in the DSN.
-func (t Table) VersionsProcedure() Procedure { return Procedure{t, 4, "_next2", versionsText} }
+func (t Table) VersionsProcedure() Procedure { return Procedure{t, 4, "_next3", versionsText} }
 
 func versionsText(t Table) (parameters, body string) {
 	return "p_namespace VARBINARY(255), p_name VARBINARY(255), p_version BIGINT UNSIGNED, p_rows LONGTEXT CHARACTER SET utf8mb4,\n" +
@@ -330,7 +357,7 @@ func versionsText(t Table) (parameters, body string) {
 			"      ON DUPLICATE KEY UPDATE token = r.token + 1, expires = UTC_TIMESTAMP(6);\n" +
 			"    SET v_same = ROW_COUNT() = 2 * JSON_LENGTH(p_rows);\n" +
 			"  END IF;\n" +
-			"  IF v_same THEN COMMIT; IF p_mark IS NOT NULL THEN SET @mysqllock_done = p_mark; END IF; ELSE SELECT 0; END IF;\n"
+			"  IF v_same THEN " + commits + "ELSE SELECT 0; END IF;\n"
 }
 
 // NamedProcedure acquires a named lock and begins a transaction if nobody has the lock. It
@@ -354,29 +381,36 @@ func namedText(Table) (parameters, body string) {
 
 // LimitSilence is the statement that has the server end the connection when it has been silent
 // for so many seconds, at the latest, until Unlimited is set. Meanwhile [server.LimitSilence] may
-// set another limit, for which it has another variable.
+// set another limit, for which it has another variable, and take that back.
 func LimitSilence(seconds string) string {
 	return "SET @mysqllock_waits = @@SESSION.wait_timeout, SESSION wait_timeout = LEAST(@@SESSION.wait_timeout, " + seconds + ")"
 }
 
-// Unlimited is the assignment of what was set before [LimitSilence].
-const Unlimited = "SESSION wait_timeout = @mysqllock_waits"
+// Unlimited is the assignment of what was set before [LimitSilence], if that has set anything.
+// A variable that was never set is a text, which a server refuses here.
+const Unlimited = "SESSION wait_timeout = COALESCE(CAST(@mysqllock_waits AS UNSIGNED), @@SESSION.wait_timeout), @mysqllock_waits = NULL"
+
+// unlimits sets Unlimited in a procedure. Where there is no limit it sets no variable: a MySQL
+// Router shares no connection that has user variables.
+const unlimits = "IF @mysqllock_waits IS NOT NULL THEN SET " + Unlimited + "; END IF; "
+
+// commits ends a procedure's transaction, and with it the limit of its connection. The mark is the
+// last: whoever finds it knows that all of this is done.
+const commits = "COMMIT; " + unlimits + "IF p_mark IS NOT NULL THEN SET @mysqllock_done = p_mark; END IF; "
 
 // CommitIfProcedure commits if p_held is true, which the caller's statement evaluates, and
 // returns no result set; else it leaves the transaction open and answers 0. After the COMMIT it
-// takes back what NamedProcedure has done, unless p_lock is NULL. p_mark is that of
-// CommitProcedure. It needs no privilege but that to execute it.
-func (t Table) CommitIfProcedure() Procedure { return Procedure{t, 7, "_held2", commitIfText} }
+// gives back the named locks of NamedProcedure, unless p_lock is NULL. p_mark is that of
+// CommitProcedure; with NULL the procedure rolls back. After the transaction it takes back the
+// limit of [LimitSilence]. It needs no privilege but that to execute it.
+func (t Table) CommitIfProcedure() Procedure { return Procedure{t, 7, "_held3", commitIfText} }
 
 func commitIfText(Table) (parameters, body string) {
 	return "p_held BOOL, p_mark VARCHAR(64) CHARACTER SET utf8mb4, p_lock VARCHAR(64) CHARACTER SET utf8mb4, p_identity VARCHAR(64) CHARACTER SET utf8mb4",
-		"  IF p_held THEN\n" +
-			"    COMMIT;\n" +
-			"    SET @mysqllock_done = p_mark;\n" +
-			"    IF p_lock IS NOT NULL THEN\n" +
-			"      DO RELEASE_LOCK(p_lock), RELEASE_LOCK(p_identity);\n" +
-			"      SET " + Unlimited + ";\n" +
-			"    END IF;\n" +
+		"  IF p_mark IS NULL THEN ROLLBACK; " + unlimits + "\n" +
+			"  ELSEIF p_held THEN\n" +
+			"    " + commits + "\n" +
+			"    IF p_lock IS NOT NULL THEN DO RELEASE_LOCK(p_lock), RELEASE_LOCK(p_identity); END IF;\n" +
 			"  ELSE SELECT 0;\n" +
 			"  END IF;\n"
 }

@@ -34,9 +34,12 @@ func NewRegistry(info server.Info, auto bool, lend func(context.Context) (conn d
 	// In a group with several primaries each member repeats the DDL of the others, and one that
 	// cannot leaves the group.
 	r := &Registry{auto: auto && info.Topology != server.MultiPrimary, lend: lend}
-	if info.MariaDB {
-		for i := range r.states {
+	for i := range r.states {
+		switch {
+		case info.Blocks:
 			r.states[i].Store(callable)
+		case !info.Procedures:
+			r.states[i].Store(lacking)
 		}
 	}
 	return r
@@ -69,6 +72,13 @@ func (r *Registry) Set(p Procedure, can bool) bool {
 		state = callable
 	}
 	return r.states[p.number].Swap(state) != state
+}
+
+// Ensured notes what [Table.Ensure] has said of the procedures. With one alone nothing is gained.
+func (r *Registry) Ensured(t Table, procedures bool) {
+	if r.Set(t.LockProcedure(), procedures); procedures {
+		r.Set(t.CommitIfProcedure(), true)
+	}
 }
 
 // Look looks for those of which nothing is known, and makes what it may. Do that before a

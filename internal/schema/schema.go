@@ -68,6 +68,16 @@ var laterColumns = []string{
 	"versioned TINYINT UNSIGNED NOT NULL DEFAULT 0",
 }
 
+// toldColumns came later still. They are only for those who look at the locks, so the driver
+// works without them, and does not add them to a table that has none: [Table.Complete] does.
+// Programs that do not know them leave them as they are.
+var toldColumns = []string{
+	"granted_at DATETIME(6) NULL",
+	"ttl BIGINT UNSIGNED NULL",
+	"renewed_token BIGINT UNSIGNED NULL",
+	"released VARBINARY(2000) NULL",
+}
+
 // DDL is the statement that makes the table. Its columns:
 //
 //   - owner is the holder of the lease; NULL without a lease.
@@ -77,11 +87,16 @@ var laterColumns = []string{
 //     the last commit under it was.
 //   - versioned is 1 once the key was used optimistically. From then on row locks add one
 //     to the token, too.
+//   - granted_at is, in UTC, when the lease was granted, and ttl its TTL in microseconds: the
+//     last renewal was ttl before expires. Each renewal writes them, with the token of its
+//     lease into renewed_token. If that is not the row's token they are of an earlier lease.
+//     The ttl is NULL if that was the last renewal, because of a MaxHold.
+//   - released is who has last taken a lease of the key away from its holder: see [Forced].
 func (t Table) DDL() string {
 	return "CREATE TABLE IF NOT EXISTS " + t.String() + " (\n" +
 		"  namespace VARBINARY(255) NOT NULL,\n" +
 		"  name VARBINARY(255) NOT NULL,\n  " +
-		strings.Join(laterColumns, ",\n  ") + ",\n" +
+		strings.Join(slices.Concat(laterColumns, toldColumns), ",\n  ") + ",\n" +
 		"  PRIMARY KEY (namespace, name)\n" +
 		") ENGINE=InnoDB COMMENT='locks of mysqllock: one row a key'"
 }
@@ -152,10 +167,11 @@ func Name(name string) string {
 }
 
 // Ensure checks that the table exists and has its current form, and reports whether the
-// procedure exists. With auto it makes what is missing, and brings an older table up to
-// date. Without auto that is an error with the statements to run. The procedure is only
-// for speed, so its lack is not an error. conn must have no open transaction, since DDL
-// would commit it.
+// procedures exist that begin and end transactions: [Table.LockProcedure] and
+// [Table.CommitIfProcedure]. With auto it makes what is missing, and brings an older table up to
+// date. Without auto that is an error with the statements to run; but not if only a procedure is
+// missing, since there is another way for what it does. conn must have no open transaction, since
+// DDL would commit it.
 //
 // In a Group Replication group with several primaries, Ensure runs only DDL that may run
 // twice: each member repeats the DDL of the others, and a member that cannot leaves the
@@ -164,14 +180,14 @@ func Name(name string) string {
 // If another node of a cluster runs the same DDL at this moment, the server refuses the
 // statements until that DDL has arrived here. Ensure then tries again, as it does while
 // another process makes the table, for a few seconds.
-func (t Table) Ensure(ctx context.Context, conn driver.Conn, info server.Info, auto bool) (procedure bool, err error) {
+func (t Table) Ensure(ctx context.Context, conn driver.Conn, info server.Info, auto bool) (procedures bool, err error) {
 	const maxTries = 100
 	start := time.Now()
 	for tries := 1; ; tries++ {
-		procedure, err = t.ensure(ctx, conn, info, auto)
+		procedures, err = t.ensure(ctx, conn, info, auto)
 		again := server.Deadlock(err) && tries < maxTries || errors.Is(err, errBeingMade) && time.Since(start) < maxMaking
 		if !again {
-			return procedure, err
+			return procedures, err
 		}
 		select {
 		case <-time.After(time.Duration(min(tries, 10)) * 10 * time.Millisecond):
@@ -186,7 +202,7 @@ const maxMaking = 10 * time.Second
 
 var errBeingMade = errors.New("the lock table is being made by somebody else, who takes long")
 
-func (t Table) ensure(ctx context.Context, conn driver.Conn, info server.Info, auto bool) (procedure bool, err error) {
+func (t Table) ensure(ctx context.Context, conn driver.Conn, info server.Info, auto bool) (procedures bool, err error) {
 	if t.schema == "" {
 		return false, fmt.Errorf("no database is selected: name one in the DSN, or set lockTable to schema.table")
 	}
@@ -195,7 +211,6 @@ func (t Table) ensure(ctx context.Context, conn driver.Conn, info server.Info, a
 	repeatable := s.engine == "" || info.Topology != server.MultiPrimary
 	if err == nil && auto && lack != "" && repeatable {
 		err = server.Exec(ctx, conn, lack)
-		const duplicateColumn = 1060 // another process was quicker
 		if err == nil || server.Number(err) == duplicateColumn {
 			if s, err = t.state(ctx, conn, info); err == nil {
 				lack = t.lack(s)
@@ -229,39 +244,52 @@ func (t Table) ensure(ctx context.Context, conn driver.Conn, info server.Info, a
 			fmt.Errorf("the lock table %s uses the storage engine %s, which has no row locks; run ALTER TABLE %s ENGINE=InnoDB", t, s.engine, t))
 	case lack != "":
 		return false, fmt.Errorf("the lock table %s is of an older form; bring it up to date with:\n%s", t, run)
-	case info.MariaDB:
+	case !info.Procedures:
 		return false, nil
 	}
-	if s.procedure != "" {
-		return s.procedure == "1", nil
+	for i, p := range t.transacts() {
+		there := s.procedures[i] == "1"
+		if s.procedures[i] == "" {
+			there, err = p.make(ctx, conn, auto && info.Topology != server.MultiPrimary)
+		}
+		if !there {
+			return false, err
+		}
 	}
-	return t.LockProcedure().make(ctx, conn, auto && info.Topology != server.MultiPrimary)
+	return true, nil
 }
 
-// state is the state of the table and its procedure.
+// transacts returns the procedures that begin and end transactions.
+func (t Table) transacts() []Procedure {
+	return []Procedure{t.LockProcedure(), t.CommitIfProcedure()}
+}
+
+// state is the state of the table and of the procedures of transacts.
 type state struct {
-	engine    string   // "" if the account sees no such table
-	columns   []string // in lower case
-	procedure string   // whether it is ours, "1" or "0"; "" if there is none
+	engine     string   // "" if the account sees no such table
+	columns    []string // in lower case
+	procedures []string // of each whether it is ours, "1" or "0"; "" if there is none
 }
 
 func (s state) innoDB() bool { return strings.EqualFold(s.engine, "InnoDB") }
 
 func (t Table) state(ctx context.Context, conn driver.Conn, info server.Info) (state, error) {
-	procedure := "NULL"
-	if !info.MariaDB {
-		procedure = "(" + t.LockProcedure().find() + ")"
+	procedures := ""
+	if info.Procedures {
+		for _, p := range t.transacts() {
+			procedures += ", (" + p.find() + ")"
+		}
 	}
 	rows, err := server.Query(ctx, conn, "SELECT ENGINE,"+
-		" (SELECT LOWER(GROUP_CONCAT(COLUMN_NAME)) FROM information_schema.COLUMNS WHERE "+t.Where("TABLE_SCHEMA", "TABLE_NAME")+"), "+
-		procedure+" FROM information_schema.TABLES WHERE "+t.Where("TABLE_SCHEMA", "TABLE_NAME"))
+		" (SELECT LOWER(GROUP_CONCAT(COLUMN_NAME)) FROM information_schema.COLUMNS WHERE "+t.Where("TABLE_SCHEMA", "TABLE_NAME")+")"+
+		procedures+" FROM information_schema.TABLES WHERE "+t.Where("TABLE_SCHEMA", "TABLE_NAME"))
 	if err != nil || len(rows) == 0 {
 		return state{}, err
 	}
-	if len(rows[0]) < 3 {
+	if len(rows[0]) < 2 || info.Procedures && len(rows[0]) < 2+len(t.transacts()) {
 		return state{}, fmt.Errorf("unexpected result when reading the definition of the lock table %s", t)
 	}
-	s := state{rows[0][0], strings.Split(rows[0][1], ","), rows[0][2]}
+	s := state{rows[0][0], strings.Split(rows[0][1], ","), rows[0][2:]}
 	switch {
 	case s.engine == "" && rows[0][1] == "": // MariaDB
 		return state{}, errBeingMade
@@ -277,18 +305,53 @@ func (t Table) lack(s state) string {
 	if s.engine == "" {
 		return t.DDL()
 	}
+	add := s.adding(laterColumns)
+	if add == "" || !s.innoDB() {
+		return ""
+	}
+	return "ALTER TABLE " + t.String() + " " + add
+}
+
+// adding is what adds those of columns that the table does not have; "" if it has all.
+func (s state) adding(columns []string) string {
 	var add []string
-	for _, column := range laterColumns {
+	for _, column := range columns {
 		name, _, _ := strings.Cut(column, " ")
 		if !slices.Contains(s.columns, name) {
 			add = append(add, "ADD COLUMN "+column)
 		}
 	}
-	if len(add) == 0 || !s.innoDB() {
-		return ""
-	}
-	return "ALTER TABLE " + t.String() + " " + strings.Join(add, ", ")
+	return strings.Join(add, ", ")
 }
+
+// Complete returns the statement that adds the columns which the driver can do without, if the
+// table lacks any; else "". With auto it runs that statement, which waits for at most a
+// second for those who use the table, and why is what the server has refused.
+func (t Table) Complete(ctx context.Context, conn driver.Conn, info server.Info, auto bool) (lack string, why, err error) {
+	s, err := t.state(ctx, conn, info)
+	if err != nil {
+		return "", nil, err
+	}
+	add := s.adding(toldColumns)
+	if add == "" {
+		return "", nil, nil
+	}
+	lack = "ALTER TABLE " + t.String() + " " + add
+	if !auto || info.Topology == server.MultiPrimary {
+		return lack, nil, nil
+	}
+	err = server.Exec(ctx, conn, "ALTER TABLE "+t.String()+" /*M!100300 WAIT 1 */ "+add)
+	switch n := server.Number(err); {
+	case err == nil, n == duplicateColumn:
+		return "", nil, nil
+	case n != 0:
+		return lack, err, nil
+	}
+	return lack, nil, err
+}
+
+// duplicateColumn says that another process was quicker.
+const duplicateColumn = 1060
 
 // ensureFloor makes the floor row if a plain read does not find it. (An INSERT of an
 // existing row would wait for its lock.)

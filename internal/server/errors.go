@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"regexp"
 	"strings"
 
 	"github.com/go-sql-driver/mysql"
@@ -38,19 +39,62 @@ func Locked(err error) bool {
 func Interrupted(err error) bool {
 	switch Number(err) {
 	case 3024, 1969, 1317, 1205:
-		return true
+		return !Ended(err)
 	}
 	return false
 }
 
+// closed is what vttablet and vtgate say of a transaction that they have ended, with the number of KILL
+// QUERY, or that ends with its connection, with that of a limit.
+var closed = regexp.MustCompile(`transaction [a-z0-9:]+: (ended|not found|in use)|(transaction|connection) was aborted|killing connection ID|code = Aborted desc|multi-db transaction attempted`)
+
+// Ended reports that a tablet has ended the transaction: what follows would commit by itself.
+func Ended(err error) bool {
+	n := Number(err)
+	return (n == 1317 || n == 3024) && closed.MatchString(tabletText(err))
+}
+
+// tabletText is the error without the statement and its values, in which there may be anything.
+func tabletText(err error) string {
+	text, _, _ := strings.Cut(err.Error(), ": Sql: ")
+	return text
+}
+
+// dropped reports whether vtgate may have rolled the transaction back with err, so that what
+// follows would commit by itself. It does so after errors of its classes Aborted and
+// ResourceExhausted, such as one of too many rows, or of no place in the tablet's pool. It keeps a
+// transaction after an error of MySQL's own, whose number is in the text, if that is in no such class;
+// and after one that it has found in the statement before it has sent anything. All others count as
+// dropped.
+func dropped(err error) bool {
+	n := Number(err)
+	if n == 0 {
+		return false // the connection tells
+	}
+	text := tabletText(err)
+	switch n {
+	case 1064, 1235, 1054, 1146, 1049, 1305: // also vtgate's own
+		return strings.Contains(text, rolledBack)
+	case 1105:
+		return !strings.Contains(text, "syntax error at position")
+	case 1021, 1037, 1038, 1040, 1041, 1078, 1080, 1114, 1129, 1135, 1151, 1152, 1153, 1203, 1206, 1226:
+		return true
+	}
+	return !strings.Contains(text, fmt.Sprintf("(errno %d)", n)) || strings.Contains(text, rolledBack)
+}
+
+// rolledBack is what vtgate says if it has, because a statement was executed in part.
+const rolledBack = "transaction rolled back"
+
 // Deadlock reports whether the server rolled the transaction back to break a
 // deadlock or because of a conflict, also with another node: 1213, Group
-// Replication's 3101, and MariaDB's 1020 (innodb_snapshot_isolation). A conflict
+// Replication's 3101, MariaDB's 1020 (innodb_snapshot_isolation), and TiDB's 9007,
+// 8005, 8002 and 8022, and 8028 after DDL, at COMMIT, too. A conflict
 // that InnoDB sees at COMMIT is 1180, which others are, too: its text has
 // InnoDB's own number, 149.
 func Deadlock(err error) bool {
 	switch Number(err) {
-	case 1213, 3101, 1020:
+	case 1213, 3101, 1020, 9007, 8005, 8002, 8022, 8028:
 		return true
 	case 1180:
 		return strings.Contains(err.Error(), "error 149 ")
@@ -59,14 +103,17 @@ func Deadlock(err error) bool {
 }
 
 // Changed reports that a row was changed since the snapshot of the transaction, and that the
-// whole transaction is rolled back (MariaDB's innodb_snapshot_isolation).
-func Changed(err error) bool { return Number(err) == 1020 }
+// whole transaction is rolled back (MariaDB's innodb_snapshot_isolation, and TiDB's optimistic
+// transactions).
+func Changed(err error) bool { n := Number(err); return n == 1020 || n == 9007 || n == 8005 }
 
 // EndsTransaction reports whether the transaction is gone after err although
-// its connection may live. What runs next on it would commit by itself.
+// its connection may live. What runs next on it would commit by itself. 8229 is TiDB's, for a
+// transaction that is older than max-txn-ttl, and so is 8147, of any failed statement if
+// tidb_constraint_check_in_place_pessimistic is off.
 func (i Info) EndsTransaction(err error) bool {
 	n := Number(err)
-	return Deadlock(err) || n == 1206 || n == 1180 || n == 1205 && i.RollbackOnTimeout
+	return Deadlock(err) || n == 1206 || n == 1180 || n == 8229 || n == 8147 || n == 1205 && i.RollbackOnTimeout || Ended(err) || i.Tablets && dropped(err)
 }
 
 // NoSavepoint reports that a savepoint does not exist (1305), as after the end of
@@ -146,6 +193,10 @@ func Missing(err error) bool {
 	return false
 }
 
+// NoColumn reports that a table does not have a column (1054), or that the account may not use it
+// (1143).
+func NoColumn(err error) bool { n := Number(err); return n == 1054 || n == 1143 }
+
 // Idle reports that the server has ended a connection on which nothing was sent for too long.
 func Idle(err error) bool { return Number(err) == 4031 }
 
@@ -155,7 +206,8 @@ func Broken(err error) bool {
 }
 
 // Gone reports whether err means that conn, and what it held, is lost: the server ended it
-// (1053, 1927, 3169, 4031), the network failed, or the end of a context closed it.
+// (1053, 1927, 3169, 4031, and 1105 on TiDB: by a KILL, or at a COMMIT of which it does not know
+// whether it came through), the network failed, or the end of a context closed it.
 func Gone(err error, conn driver.Conn) bool {
 	if err == nil {
 		return false
@@ -164,6 +216,8 @@ func Gone(err error, conn driver.Conn) bool {
 	case 0:
 	case 1053, 1152, 1158, 1159, 1160, 1161, 1927, 2006, 2013, 3169, 4031:
 		return true
+	case 1105:
+		return strings.Contains(err.Error(), "[executor:1317]") || strings.Contains(err.Error(), "execution result undetermined")
 	default:
 		return false
 	}
@@ -174,6 +228,18 @@ func Gone(err error, conn driver.Conn) bool {
 	}
 	v, ok := conn.(driver.Validator)
 	return ok && !v.IsValid()
+}
+
+// Saying returns an error of the server with more in its text. It keeps the type by which
+// callers know it; an error of another type stays as it is.
+func Saying(err error, more string) error {
+	e, ok := err.(*mysql.MySQLError) //nolint:errorlint // one that is wrapped cannot be replaced
+	if !ok {
+		return err
+	}
+	told := *e
+	told.Message += "; " + more
+	return &told
 }
 
 // Explain adds the matching sentinel to an error with which the server has refused a lock.

@@ -9,25 +9,43 @@ import (
 	"github.com/mysqllock/mysqllock/internal/server"
 )
 
-// TestClusterErrors has what nodes of clusters answer that were refused, or do not
-// know whether they were. The texts are the servers' own.
-func TestClusterErrors(t *testing.T) {
+// TestWhatErrorsMean has what nodes of clusters, and TiDB, answer that were refused, have ended the
+// transaction or the connection, or do not know whether they have committed. The texts are the
+// servers' own.
+func TestWhatErrorsMean(t *testing.T) {
+	type is struct{ deadlock, undecided, refused, changed, ends, gone bool }
 	for _, test := range []struct {
-		err                          mysql.MySQLError
-		deadlock, undecided, refused bool
+		number uint16
+		text   string
+		is
 	}{
-		{err: mysql.MySQLError{Number: 1213, Message: "Deadlock found when trying to get lock; try restarting transaction"}, deadlock: true},
-		{err: mysql.MySQLError{Number: 3101, Message: "Plugin instructed the server to rollback the current transaction."}, deadlock: true},
-		{err: mysql.MySQLError{Number: 1180, Message: "Got error 149 - 'Lock deadlock; Retry transaction' during COMMIT"}, deadlock: true},
-		{err: mysql.MySQLError{Number: 1180, Message: "Error while appending streaming replication fragment(provider status: Not connected to Primary Component)"}, undecided: true},
-		{err: mysql.MySQLError{Number: 3100, Message: "Error on observer while running replication hook 'before_commit'."}, undecided: true},
-		{err: mysql.MySQLError{Number: 1047, Message: "WSREP has not yet prepared node for application use"}, refused: true},
-		{err: mysql.MySQLError{Number: 1290, Message: "The MySQL server is running with the --super-read-only option so it cannot execute this statement"}, refused: true},
-		{err: mysql.MySQLError{Number: 1205, Message: "Lock wait timeout exceeded; try restarting transaction"}},
+		{1213, "Deadlock found when trying to get lock; try restarting transaction", is{deadlock: true, ends: true}},
+		{3101, "Plugin instructed the server to rollback the current transaction.", is{deadlock: true, ends: true}},
+		{1180, "Got error 149 - 'Lock deadlock; Retry transaction' during COMMIT", is{deadlock: true, ends: true}},
+		{1180, "Error while appending streaming replication fragment(provider status: Not connected to Primary Component)", is{undecided: true, ends: true}},
+		{3100, "Error on observer while running replication hook 'before_commit'.", is{undecided: true}},
+		{1047, "WSREP has not yet prepared node for application use", is{refused: true}},
+		{1290, "The MySQL server is running with the --super-read-only option so it cannot execute this statement", is{refused: true}},
+		{1205, "Lock wait timeout exceeded; try restarting transaction", is{}},
+		// TiDB's. Of those at COMMIT only the last leaves open whether it came through.
+		{9007, "Write conflict, txnStartTS=1, conflictStartTS=2, conflictCommitTS=3, key={}, originalKey=74, primary={}, reason=Optimistic [try again later]", is{deadlock: true, changed: true, ends: true}},
+		{8005, "Write conflict, txnStartTS 1 is stale [try again later]", is{deadlock: true, changed: true, ends: true}},
+		{8002, "[1] can not retry select for update statement", is{deadlock: true, ends: true}},
+		{8022, "Error: KV error safe to retry Txn(Mvcc(TxnLockNotFound)) [try again later]", is{deadlock: true, ends: true}},
+		{8028, "Information schema is changed during the execution of the statement [try again later]", is{deadlock: true, ends: true}},
+		{8229, "TTL manager has timed out, pessimistic locks may expire, please commit or rollback this transaction", is{ends: true}},
+		{8147, "transaction aborted because lazy uniqueness check is enabled and an error occurred: [kv:1062]Duplicate entry '1' for key 'c.PRIMARY'", is{ends: true}},
+		{9005, "Region is unavailable", is{}},
+		{1105, "[executor:1317]Query execution was interrupted", is{gone: true}},
+		{1105, "[global:2]execution result undetermined", is{gone: true}},
 	} {
-		err := fmt.Errorf("locking: %w", &test.err)
-		if server.Deadlock(err) != test.deadlock || server.Undecided(err) != test.undecided || server.Refused(err) != test.refused {
-			t.Errorf("%v: deadlock %v, undecided %v, refused %v", err, server.Deadlock(err), server.Undecided(err), server.Refused(err))
+		err := fmt.Errorf("locking: %w", &mysql.MySQLError{Number: test.number, Message: test.text})
+		got := is{
+			server.Deadlock(err), server.Undecided(err), server.Refused(err), server.Changed(err),
+			server.Info{}.EndsTransaction(err), server.Gone(err, nil),
+		}
+		if got != test.is {
+			t.Errorf("%v: got %+v, want %+v", err, got, test.is)
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"time"
 
 	"github.com/mysqllock/mysqllock/lockerr"
 )
@@ -14,16 +15,56 @@ type Flavour struct {
 	Engine     string // its name and version, for errors
 	RowLocks   bool   // FOR UPDATE keeps others out until the transaction ends, and what is read after it is no older than the lock
 	SkipLocked bool   // SKIP LOCKED is known, and locks the rows that it returns
+	RowByRow   bool   // slots and leases go by NOWAIT on one row after the other, in transactions, and need neither SKIP LOCKED nor named locks
+	Share      string // the clause of a read that keeps out those who want the row for themselves; "" if there is none
+	NamedLocks bool   // a named lock of GET_LOCK is its holder's until that gives it back, or its session ends
+	UnionLocks bool   // a UNION of locking reads locks what each of them reads, and reads it no older than that
+	Procedures bool   // there are procedures, in MySQL's language
+	Blocks     bool   // a block of statements, as of a procedure, runs as one statement without a procedure
+	Settings   bool   // SET STATEMENT … FOR has settings for one statement, fractions of a second too; else a hint ends a SELECT
+	Attributes bool   // an account with rights reads what the clients of other connections have said of themselves
+	Kills      bool   // KILL QUERY ends a statement that waits, and nothing else, and KILL CONNECTION no more than a connection
+	Hints      bool   // a hint ends a SELECT that waits, in milliseconds; else FOR UPDATE WAIT, in seconds
+	Holders    bool   // the server shows who has locked a row
+	AllHolders bool   // it does also while nobody waits for the row
+	UsedTables bool   // it shows which tables the transactions of all nodes have used, but not which rows
+	// Shards is that a database may be on several servers, which commit one after the other. So
+	// [Probe] asks whether there is one.
+	Shards bool
+	// Tablets is that there is something between the client and the server that has transactions of
+	// its own: it ends them, after which what follows commits by itself, and each may be on another
+	// connection, so that a session has no settings, counters and limit of silence on the server.
+	Tablets bool
+	// EarlySnapshot is that a transaction which keeps one snapshot takes it at BEGIN, before it
+	// has its locks. So a transaction under a row lock is READ COMMITTED, and it is pessimistic,
+	// since there are optimistic ones, whose locks exclude nobody.
+	EarlySnapshot bool
+	// IdleTransactions is the variable of a session that limits, in seconds, for how long its
+	// transaction may be idle; "" without one.
+	IdleTransactions string
 
-	why string // why RowLocks is false: what follows the name of the engine in an error
+	why   string // why RowLocks is false: what follows the name of the engine in an error
+	lacks string // what follows it where the engine lacks something
 }
+
+// asMySQL are the capabilities of MySQL, and of an engine that is taken for one; asMariaDB those of
+// MariaDB, whose only clause for a shared lock allows no NOWAIT.
+var (
+	asMySQL = Flavour{
+		SkipLocked: true, Share: " FOR SHARE", NamedLocks: true, UnionLocks: true,
+		Procedures: true, Attributes: true, Kills: true, Hints: true, Holders: true, AllHolders: true,
+	}
+	asMariaDB = Flavour{
+		SkipLocked: true, Share: " LOCK IN SHARE MODE", NamedLocks: true, UnionLocks: true,
+		Blocks: true, Settings: true, Kills: true, Holders: true, IdleTransactions: "idle_transaction_timeout",
+	}
+)
 
 // engine is one that calls itself something else than MySQL or MariaDB.
 type engine struct {
 	name  string
 	names *regexp.Regexp // of itself, in its version or its version's comment
-	skips bool           // SKIP LOCKED works, or nobody knows
-	why   string
+	can   Flavour
 }
 
 // words are what an engine calls itself.
@@ -31,16 +72,29 @@ func words(any string) *regexp.Regexp {
 	return regexp.MustCompile(`(?i)(^|[^a-z])(` + any + `)([^a-z]|$)`)
 }
 
-func untested(name, any string) engine {
-	return engine{name, words(any), true, "where nobody has tested whether locks exclude"}
+// no is an engine on which nothing can be locked, because of why; skips is whether SKIP LOCKED
+// works there, or nobody knows.
+func no(name, any string, skips bool, why string) engine {
+	f := asMySQL
+	f.SkipLocked, f.why = skips, why
+	return engine{name, words(any), f}
 }
+
+func untested(name, any string) engine {
+	return no(name, any, true, "where nobody has tested whether locks exclude")
+}
+
+// tidb says more of itself than MySQL is asked for: see [asksTiDB].
+const tidb = "TiDB"
 
 // engines are recognised by what they call themselves. One that is not here is recognised by
 // what it lacks: see [Probe].
 var engines = []engine{
-	{"TiDB", words("tidb"), false, "where a transaction reads what is older than its lock, and SKIP LOCKED locks nothing, so that updates would be lost silently"},
-	{"Vitess", words(`vitess|planetscale|git revision [^ ]* branch`), true, "where a transaction can reach several shards, which commit one after the other, and what follows one that outlasts the tablet's limit commits without it, so that updates would be lost silently"},
-	{"Dolt or go-mysql-server", words("dolt|go-mysql-server"), false, "where FOR UPDATE is accepted and locks nothing, so that updates would be lost silently, and a test would prove nothing (package mysqllocktest tests without a server)"},
+	{tidb, words("tidb"), Flavour{RowLocks: true, RowByRow: true, UsedTables: true, EarlySnapshot: true, IdleTransactions: "tidb_idle_transaction_timeout"}},
+	{"Vitess", words(`vitess|planetscale|git revision [^ ]* branch`), Flavour{
+		RowLocks: true, RowByRow: true, SkipLocked: true, Share: " FOR SHARE", UnionLocks: true, Hints: true, Shards: true, Tablets: true,
+	}},
+	no("Dolt or go-mysql-server", "dolt|go-mysql-server", false, "where FOR UPDATE is accepted and locks nothing, so that updates would be lost silently, and a test would prove nothing (package mysqllocktest tests without a server)"),
 	untested("OceanBase", "oceanbase"),
 	untested("PolarDB-X", "polardb-x|polardbx|tddl"),
 	untested("SingleStore", "singlestore|singlestoredb|memsql"),
@@ -68,24 +122,39 @@ func (s self) flavour() Flavour {
 	for _, e := range engines {
 		for _, text := range []string{s.variable, s.version, s.comment} {
 			if e.names.MatchString(text) {
-				return Flavour{Engine: e.name + " " + s.variable, SkipLocked: e.skips, why: e.why}
+				f := e.can
+				f.Engine = e.name + " " + s.variable
+				return f
 			}
 		}
 	}
 	major, minor, err := number(s.version)
-	switch {
-	case err != nil:
+	if err != nil {
 		return s.unknown("whose version has another form than those of MySQL and MariaDB")
-	case s.mariadb():
-		return Flavour{Engine: "MariaDB " + s.version, RowLocks: true, SkipLocked: major > 10 || major == 10 && minor >= 6}
 	}
-	return Flavour{Engine: "MySQL " + s.version, RowLocks: true, SkipLocked: true}
+	f := s.like()
+	f.Engine, f.RowLocks = "MySQL "+s.version, true
+	if s.mariadb() {
+		f.Engine = "MariaDB " + s.version
+		f.SkipLocked, f.lacks = major > 10 || major == 10 && minor >= 6, " (MariaDB has it from 10.6 on)"
+	}
+	return f
+}
+
+// like is the kind of server that it calls itself.
+func (s self) like() Flavour {
+	if s.mariadb() {
+		return asMariaDB
+	}
+	return asMySQL
 }
 
 // unknown is an engine with another name or none. Its capabilities are taken to be those of
-// MySQL, for lockUnsafe=allow.
+// MySQL or MariaDB, for lockUnsafe=allow.
 func (s self) unknown(why string) Flavour {
-	return Flavour{Engine: fmt.Sprintf("an unknown engine, %s (%s)", s.variable, s.comment), SkipLocked: true, why: why}
+	f := s.like()
+	f.Engine, f.why = fmt.Sprintf("an unknown engine, %s (%s)", s.variable, s.comment), why
+	return f
 }
 
 // Reliable returns an error if locks on the server do not exclude, or if nobody knows.
@@ -96,14 +165,68 @@ func (f Flavour) Reliable() error {
 	return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("%s; connect to MySQL or MariaDB, or use lockUnsafe=allow if you know that these locks hold there", f.Why()))
 }
 
+// Shows returns an error if the server shows nothing of who holds row locks.
+func (f Flavour) Shows() error {
+	if f.Holders || f.UsedTables {
+		return nil
+	}
+	return fmt.Errorf("the server is %s, which does not show who holds row locks, so that only doctor, run and hold work here; performance_schema of the MySQL behind it may", f.Engine)
+}
+
 // Why says in a sentence why locks on the server are not reliable.
 func (f Flavour) Why() string { return "the server is " + f.Engine + ", " + f.why }
 
 // Skips returns an error if SKIP LOCKED does not work, with lockUnsafe=allow or not. what needs
 // it ("leases"), and instead is what the caller can do.
 func (f Flavour) Skips(what, instead string) error {
-	if f.SkipLocked {
+	return f.has(f.SkipLocked, what, "SKIP LOCKED", f.lacks+"; "+instead)
+}
+
+// Slots is Skips for slots.
+func (f Flavour) Slots() error {
+	return f.has(f.SkipLocked || f.RowByRow, "slots", "SKIP LOCKED", f.lacks+"; use a key of its own for each slot")
+}
+
+// Leases is Skips for leases.
+func (f Flavour) Leases() error {
+	return f.has(f.SkipLocked || f.RowByRow, "leases", "SKIP LOCKED", f.lacks+"; use a row lock")
+}
+
+// CleansUp is Skips for clean-ups of the lock table.
+func (f Flavour) CleansUp() error {
+	return f.has((f.SkipLocked || f.RowByRow) && !f.Tablets, "clean-ups", "SKIP LOCKED and settings of a session", f.lacks+"; leave the rows, which do no harm")
+}
+
+// Shares is Skips for FOR SHARE.
+func (f Flavour) Shares(what, instead string) error {
+	return f.has(f.Share != "", what, "FOR SHARE", "; "+instead)
+}
+
+// Claims returns an error if what follows a claim can commit without it.
+func (f Flavour) Claims() error {
+	if !f.Tablets {
 		return nil
 	}
-	return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("%s need SKIP LOCKED, which does not work on %s (MariaDB has it from 10.6 on); %s", what, f.Engine, instead))
+	return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("on %s a transaction can end by itself, and what follows a claim in it commits without the claim; take a key, with lockctx.With", f.Engine))
+}
+
+// Within has a locking read wait for a row for at most d: hint goes behind SELECT, and tail behind
+// the lock.
+func (f Flavour) Within(d time.Duration) (hint, tail string) {
+	if f.Hints {
+		return fmt.Sprintf("/*+ MAX_EXECUTION_TIME(%d) */ ", d.Milliseconds()), ""
+	}
+	return "", fmt.Sprintf(" WAIT %d", max(1, int((d+time.Second-1)/time.Second)))
+}
+
+// Names is Skips for named locks.
+func (f Flavour) Names(what, instead string) error {
+	return f.has(f.NamedLocks, what, "GET_LOCK", "; "+instead)
+}
+
+func (f Flavour) has(it bool, what, needs, end string) error {
+	if it {
+		return nil
+	}
+	return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("%s need %s, which does not work on %s%s", what, needs, f.Engine, end))
 }

@@ -75,7 +75,7 @@ func CommitBy(ctx context.Context, conn driver.Conn, mark string, send func() er
 
 // HasCommitted is for a statement that commits, and was interrupted: by a KILL, or by a limit
 // of the server's. It reports whether the statement had committed before that. The statement
-// sets @mysqllock_done to its mark right after its COMMIT, not before: a COMMIT that is killed
+// sets @mysqllock_done to its mark after its COMMIT, not before: a COMMIT that is killed
 // while FLUSH TABLES WITH READ LOCK holds it up rolls back. After an error it is not known; nor
 // is it if no transaction is open and there is no mark.
 func HasCommitted(ctx context.Context, conn driver.Conn, mark string) (bool, error) {

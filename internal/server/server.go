@@ -28,7 +28,7 @@ type Info struct {
 	Isolation         string        // of new connections, for example "REPEATABLE-READ"
 	RollbackOnTimeout bool          // innodb_rollback_on_timeout: a lock wait timeout (1205) rolls the transaction back
 	ReadOnly          bool          // read_only or innodb_read_only
-	IdleLimit         int           // MariaDB's idle_transaction_timeout of new connections, in seconds; 0 is none
+	IdleLimit         int           // IdleTransactions of new connections, in seconds; 0 is none
 	Silence           time.Duration // after which the server ends a connection, in a transaction or not, on which nobody has set a limit; 0 is unknown
 	SnapshotIsolation bool          // there is innodb_snapshot_isolation: where it is on, a locking read of a row that has changed fails (1020)
 	SinglePrimary     bool          // of a Group Replication group: what is not replicated is lost in a failover
@@ -37,6 +37,7 @@ type Info struct {
 	Node              string        // which server this is, also of a cluster; "" where it does not say
 	StatementLog      bool          // of new connections: replicas run statements again, and may decide otherwise
 	Topology          string        // "", also for a single primary, or of several servers that all take writes: Galera, MultiPrimary
+	Optimistic        bool          // transactions of new connections are optimistic, with EarlySnapshot: FOR UPDATE excludes nobody in them
 }
 
 // OwnSettings are the settings of the driver's own connections, behind SET SESSION: the clock of
@@ -61,12 +62,13 @@ const (
 // one server and between nodes of a cluster.
 const Node = "CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir /*!80000 , @@server_uuid */)"
 
-// Up is the condition that the server has been up for longer than age, by its whole seconds: so
-// it is never true on a server that was restarted since. On one that was started less than a
-// second before that time it may be false.
+// Up is the condition that the server has been up for longer than age, so that it is never true on
+// a server that was restarted since. The server tells whole seconds, the difference of two times
+// that are cut off: up to one more than it has been up. So on a server that was started less than
+// two seconds before that time the condition may be false.
 func Up(age time.Duration) string {
 	return fmt.Sprintf("(SELECT VARIABLE_VALUE FROM /*!80000 performance_schema.global_status */ /*M!100000 information_schema.GLOBAL_STATUS */"+
-		" WHERE VARIABLE_NAME = 'UPTIME') > %d", int(age/time.Second))
+		" WHERE VARIABLE_NAME = 'UPTIME') > %d", int((age+time.Second-1)/time.Second))
 }
 
 // StatementLog is an SQL expression that is 1 if what the session changes is logged as statements.
@@ -74,6 +76,14 @@ func Up(age time.Duration) string {
 const StatementLog = "@@log_bin AND" +
 	" /*!80000 (SELECT COUNT(*) FROM performance_schema.session_variables WHERE VARIABLE_NAME = 'binlog_format' AND VARIABLE_VALUE = 'STATEMENT') */" +
 	" /*M!100000 @@binlog_format = 'STATEMENT' */"
+
+// LeaseLog is StatementLog; "" where leases need no named locks, so that the log does not matter.
+func (i Info) LeaseLog() string {
+	if i.RowByRow {
+		return ""
+	}
+	return StatementLog
+}
 
 // ErrStatementLog is the error if a lease is asked for where StatementLog is 1. The statement
 // that takes a lease takes the wake-up lock in the same breath, and grants nothing where somebody
@@ -110,8 +120,10 @@ func Probe(ctx context.Context, conn driver.Conn) (Info, error) {
 	case len(rows) != 1 || len(rows[0]) < 8:
 		return recognise(ctx, conn, errors.New("it answers in another form"))
 	}
-	info := told(rows[0])
-	return info, info.tooOld()
+	if info := told(rows[0]); !info.EarlySnapshot && !info.Shards {
+		return info, info.tooOld()
+	}
+	return recognise(ctx, conn, nil)
 }
 
 // recognise asks the server what it is, in words that every engine knows, after it has not
@@ -124,6 +136,12 @@ func recognise(ctx context.Context, conn driver.Conn, because error) (Info, erro
 	r := rows[0]
 	s := self{variable: r[0], comment: r[1], version: r[2]}
 	info := Info{Flavour: s.flavour(), MariaDB: s.mariadb(), Version: s.version, Database: r[3], Isolation: "REPEATABLE-READ"}
+	switch {
+	case info.EarlySnapshot:
+		return info, info.askTiDB(ctx, conn)
+	case info.Shards:
+		return info, info.askVitess(ctx, conn)
+	}
 	if err := info.tooOld(); err != nil {
 		return info, err
 	}
@@ -131,6 +149,114 @@ func recognise(ctx context.Context, conn driver.Conn, because error) (Info, erro
 		info.Flavour = s.unknown(fmt.Sprintf("which does not know what MySQL from 8.0 and MariaDB from 10.3 know (%v)", because))
 	}
 	return info, nil
+}
+
+// askTiDB asks what a TiDB has variables for. [Node] is the same text for all of its servers, so
+// they have none.
+func (i *Info) askTiDB(ctx context.Context, conn driver.Conn) error {
+	rows, err := Query(ctx, conn, "SELECT "+i.IsolationVariable()+", @@tidb_txn_mode = 'optimistic', @@tidb_idle_transaction_timeout, @@read_only OR @@innodb_read_only, @@global.wait_timeout LIMIT 1")
+	if err != nil || len(rows) != 1 || len(rows[0]) != 5 {
+		return fmt.Errorf("reading the server's settings: %w", errors.Join(errors.New("TiDB answers in another form; it takes 7.6 or later"), err))
+	}
+	r := rows[0]
+	i.Isolation, i.Optimistic, i.ReadOnly = r[0], r[1] == "1", r[3] == "1"
+	i.IdleLimit, _ = strconv.Atoi(r[2])
+	seconds, _ := strconv.Atoi(r[4])
+	i.Silence = time.Duration(seconds) * time.Second
+	if i.IdleLimit > 0 && (i.Silence == 0 || i.IdleLimit < seconds) {
+		i.Silence = time.Duration(i.IdleLimit) * time.Second
+	}
+	return nil
+}
+
+// askVitess asks what the shard behind vtgate has variables for. Locks do not hold if there is not one
+// shard, as far as is known: a transaction can write to each that there is, whatever the database is.
+func (i *Info) askVitess(ctx context.Context, conn driver.Conn) error {
+	target := i.Database
+	keyspace, tablet, _ := strings.Cut(target, "@")
+	i.Database, _, _ = strings.Cut(keyspace, ":")
+	if i.Database != keyspace || tablet != "" && !strings.EqualFold(tablet, "primary") {
+		i.unsafe(fmt.Sprintf("whose database here is %q; say only the keyspace, which is its primary", target))
+		return nil
+	}
+	rows, err := Query(ctx, conn, "SHOW VITESS_SHARDS")
+	switch {
+	case err != nil && Number(err) == 0: // the connection is lost, for example
+		return fmt.Errorf("reading the server's shards: %w", err)
+	case err != nil || len(rows) == 0:
+		i.unsafe(fmt.Sprintf("which does not tell that it has one shard; of several a lock can be free before another one has the data (%v)", err))
+		return nil
+	case len(rows) > 1:
+		i.unsafe(fmt.Sprintf("which has %d shards (%s, %s …); they commit one after the other, so a lock can be free before another one has the data", len(rows), rows[0][0], rows[1][0]))
+		return nil
+	}
+	rows, err = Query(ctx, conn, "SELECT "+i.IsolationVariable()+", @@innodb_rollback_on_timeout, @@read_only OR @@innodb_read_only LIMIT 1")
+	if err != nil || len(rows) != 1 || len(rows[0]) != 3 {
+		return fmt.Errorf("reading the server's settings: %w", errors.Join(errors.New("vtgate answers in another form"), err))
+	}
+	i.Isolation, i.RollbackOnTimeout, i.ReadOnly = rows[0][0], rows[0][1] == "1", rows[0][2] == "1"
+	return nil
+}
+
+// unsafe notes why locks do not hold.
+func (i *Info) unsafe(why string) { i.RowLocks, i.why = false, why }
+
+// Plain is what sets up a connection of the driver's own with settings that Tablets know; "" if there
+// are settings of the server's.
+func (i Info) Plain(settings string) string {
+	if !i.Tablets {
+		return ""
+	}
+	return "SET " + Pin + " " + settings
+}
+
+// IsolationVariable is the variable with the session's isolation level.
+func (i Info) IsolationVariable() string {
+	if i.MariaDB {
+		return "@@tx_isolation"
+	}
+	return "@@transaction_isolation"
+}
+
+// InSession, behind the settings of a session, has its transactions be what a row lock needs
+// where snapshots are early, and ends one that is idle for so many seconds. Other servers take it
+// for a comment.
+func InSession(seconds int) string {
+	return fmt.Sprintf(" /*T! , transaction_isolation = 'READ-COMMITTED', tidb_txn_mode = 'pessimistic', tidb_idle_transaction_timeout = %d */", seconds)
+}
+
+// SetIdleLimit sets the session's limit on the idleness of transactions, in seconds.
+func (i Info) SetIdleLimit(seconds int) string {
+	return fmt.Sprintf("SET SESSION %s = %d", i.IdleTransactions, seconds)
+}
+
+// Pessimistic begins a transaction where snapshots are early, with that limit if it is not 0: the
+// first statement is for the next one, whatever that is.
+func (i Info) Pessimistic(limit int) (texts []string) {
+	set := "SET tx_isolation_one_shot = 'READ-COMMITTED'"
+	if limit > 0 {
+		set = i.SetIdleLimit(limit) + ", tx_isolation_one_shot = 'READ-COMMITTED'"
+	}
+	return []string{set, "BEGIN PESSIMISTIC"}
+}
+
+// Pessimists returns an error if FOR UPDATE excludes nobody in the transactions of new
+// connections.
+func (i Info) Pessimists(what string) error {
+	if !i.Optimistic {
+		return nil
+	}
+	return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("tidb_txn_mode is optimistic, so that %s exclude nobody before COMMIT; say tidb_txn_mode=pessimistic in the DSN", what))
+}
+
+// Pessimist returns an error if the transaction on conn was begun as one in which FOR UPDATE
+// excludes nobody, as far as the session's variable says.
+func Pessimist(ctx context.Context, conn driver.Conn) error {
+	rows, err := Query(ctx, conn, "SELECT @@tidb_txn_mode = 'optimistic'")
+	if err != nil {
+		return err
+	}
+	return Info{Optimistic: rows[0][0] == "1"}.Pessimists("row locks")
 }
 
 // told is what an answer to probe says.
@@ -241,7 +367,7 @@ func TakesWrites(columns []string) bool {
 // tooOld returns an error if the server is an old MySQL or MariaDB.
 func (i Info) tooOld() error {
 	major, minor, err := number(i.Version)
-	if !i.RowLocks || err != nil {
+	if !i.RowLocks || i.EarlySnapshot || err != nil {
 		return nil
 	}
 	if i.MariaDB && (major < 10 || major == 10 && minor < 3) || !i.MariaDB && major < 8 {
@@ -475,13 +601,19 @@ func text1(v driver.Value) string {
 
 // LimitSilence has the server end the application's connection when nothing has been
 // heard of it for so many seconds, until UnlimitSilence restores what was set before, from
-// a variable of the session.
-func LimitSilence(ctx context.Context, conn driver.Conn, seconds int) error {
+// a variable of the session. Tablets have no such limit.
+func (i Info) LimitSilence(ctx context.Context, conn driver.Conn, seconds int) error {
+	if i.Tablets {
+		return nil
+	}
 	return Exec(ctx, conn, fmt.Sprintf("SET @mysqllock_wait = @@SESSION.wait_timeout, SESSION wait_timeout = %d", seconds))
 }
 
 // UnlimitSilence takes back what LimitSilence has set. If it fails, the connection must be
 // closed: it is not to go back with the limit.
-func UnlimitSilence(ctx context.Context, conn driver.Conn) error {
+func (i Info) UnlimitSilence(ctx context.Context, conn driver.Conn) error {
+	if i.Tablets {
+		return nil
+	}
 	return Exec(ctx, conn, "SET SESSION wait_timeout = @mysqllock_wait")
 }

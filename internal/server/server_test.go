@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -34,7 +35,7 @@ func newScratch(d *dbtest.Database) *scratch {
 
 // TestProbe: what Probe finds is what the server says when it is asked for each.
 func TestProbe(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		info, err := server.Probe(t.Context(), s.conn)
 		dbtest.OK(t, err)
 		if info.MariaDB != s.MariaDB() || info.Version != s.One(s.conn, "SELECT VERSION()") || info.Database != s.Name {
@@ -70,7 +71,7 @@ func TestProbe(t *testing.T) {
 
 // TestProbeDenied: Probe needs no privilege.
 func TestProbeDenied(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		user := "u_" + dbtest.Random()
 		s.Exec(s.conn, "CREATE USER "+user)
 		t.Cleanup(func() { s.Exec(s.conn, "DROP USER "+user) })
@@ -87,7 +88,7 @@ func TestProbeDenied(t *testing.T) {
 // TestErrors: errors of real servers are taken for what they mean, and for nothing
 // else.
 func TestErrors(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		ctx := dbtest.Limited(t)
 		a, b := s.Connect(), s.Connect()
 		user := "u_" + dbtest.Random()
@@ -182,7 +183,7 @@ func TestErrors(t *testing.T) {
 
 // TestGone: what the server has ended is gone, and not what only failed.
 func TestGone(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		c := s.Connect()
 		s.Exec(s.conn, "KILL "+s.One(c, "SELECT CONNECTION_ID()"))
 		var err error
@@ -198,7 +199,7 @@ func TestGone(t *testing.T) {
 
 // TestQuery: all result sets are read, NULL is "", and no rows are told from no result.
 func TestQuery(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		c := s.Connect(dbtest.With("multiStatements=true"))
 		for text, want := range map[string]string{
 			"SELECT id, NULL FROM n ORDER BY id":              "[[1 ] [2 ]]",
@@ -226,7 +227,7 @@ func TestQuery(t *testing.T) {
 
 // TestPlainDriver: a driver that knows nothing but Prepare does.
 func TestPlainDriver(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		c := struct{ driver.Conn }{s.conn}
 		rows, err := server.Query(t.Context(), c, "SELECT id, NULL FROM n ORDER BY id")
 		if got := fmt.Sprint(rows); err != nil || got != "[[1 ] [2 ]]" {
@@ -238,4 +239,22 @@ func TestPlainDriver(t *testing.T) {
 			t.Errorf("Probe returns %+v, %v", info, err)
 		}
 	})
+}
+
+// TestUp: the seconds that a server tells are up to one more than it has been up, so a connection
+// that is older than a restart is never taken for one after it.
+func TestUp(t *testing.T) {
+	for _, test := range []struct{ age, needs time.Duration }{
+		{0, 0},
+		{1, time.Second},
+		{999 * time.Millisecond, time.Second},
+		{time.Second, time.Second},
+		{time.Second + 1, 2 * time.Second},
+		{time.Hour - 1, time.Hour},
+	} {
+		condition := server.Up(test.age)
+		if want := fmt.Sprintf(" > %d", int(test.needs.Seconds())); !strings.HasSuffix(condition, want) {
+			t.Errorf("a connection that is %v old: %s, want %s", test.age, condition, want)
+		}
+	}
 }

@@ -110,7 +110,7 @@ func (s *scratch) resolves(t *testing.T, name string) bool {
 // TestBuiltins: no server takes a word that Look knows for the name of a stored
 // function, and all take others for that.
 func TestBuiltins(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		known := keywords + functions + onlyMySQL
 		if s.Flavour == tempserver.MariaDB {
 			known = keywords + functions + onlyMariaDB
@@ -133,7 +133,7 @@ func TestBuiltins(t *testing.T) {
 
 // TestFunctions: Look sees where a query writes by a function of that name.
 func TestFunctions(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		_, err := s.db.Exec("CREATE TABLE log (id INT)")
 		dbtest.OK(t, err)
 		for _, name := range []string{"f", "now"} {

@@ -3,7 +3,6 @@ package sqltext
 import (
 	"cmp"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
 )
@@ -17,158 +16,109 @@ type Left struct {
 	vars  bool              // SELECT @x := … has set a user variable
 }
 
-const (
-	identifier = "[`\"]?[\\w$]+[`\"]?"
-	tableName  = "(" + identifier + `(?:\s*\.\s*` + identifier + ")?)"
-)
-
-var (
-	leadingWord   = regexp.MustCompile(`^\w*`)
-	blocks        = regexp.MustCompile(`(?i)\b(BEGIN|CREATE\s+(OR|DEFINER|PROCEDURE|FUNCTION|TRIGGER|EVENT|AGGREGATE)|DELIMITER)\b`)
-	setNames      = regexp.MustCompile(`(?i)^(NAMES|CHARACTER\s+SET|CHARSET)\s[^,]*$`)
-	setText       = regexp.MustCompile(`(?is)^SET\s+(.*)$`)
-	setGlobal     = regexp.MustCompile(`(?i)^(GLOBAL\s|PERSIST\s|PERSIST_ONLY\s|@@GLOBAL\.|@@PERSIST\.|@@PERSIST_ONLY\.|PASSWORD\b|DEFAULT\s+ROLE\b)[^,]*$`)
-	assignment    = regexp.MustCompile(`(?i)^(?:SESSION\s+|LOCAL\s+|@@SESSION\.|@@LOCAL\.|@@)?(\w+)\s*:?=\s*([\w+-]+|'[^',]*'|"[^",]*")$`)
-	makesTable    = regexp.MustCompile(`(?i)^CREATE\s+(?:OR\s+REPLACE\s+)?TEMPORARY\s+TABLE\s+(?:IF\s+NOT\s+EXISTS\s+)?` + tableName)
-	dropsTable    = regexp.MustCompile(`(?i)^DROP\s+(?:TEMPORARY\s+)?TABLE\s+(?:IF\s+EXISTS\s+)?` + tableName + `$`)
-	preparesText  = regexp.MustCompile(`(?i)^PREPARE\s+(` + identifier + `)`)
-	unpreparesSQL = regexp.MustCompile(`(?i)^(?:DEALLOCATE|DROP)\s+PREPARE\s+(` + identifier + `)$`)
-	unlocksTables = regexp.MustCompile(`(?i)^UNLOCK\s+TABLES?$`)
-	flushesOnly   = regexp.MustCompile(`(?is)^FLUSH\s+(?:LOCAL\s+|NO_WRITE_TO_BINLOG\s+)?(?:TABLES?\s*$|PRIVILEGES|.*\bLOGS?\b|STATUS|HOSTS|USER_RESOURCES)`)
-	getsLock      = regexp.MustCompile(`(?i)\bGET_LOCK\s*\(`)
-	releasesLock  = regexp.MustCompile(`(?i)\bRELEASE_LOCK\s*\(`)
-	releasesAll   = regexp.MustCompile(`(?i)\bRELEASE_ALL_LOCKS\s*\(`)
-)
-
-// A rule says what a statement leaves, or takes away, that matches a pattern whole. name
-// is the last group of the pattern.
-var rules = []struct {
-	pattern *regexp.Regexp
-	note    func(l *Left, name string)
-}{
-	{makesTable, func(l *Left, name string) { l.keep("table "+bareName(name), "CREATE TEMPORARY TABLE") }},
-	{preparesText, func(l *Left, name string) { l.keep("prepared "+bareName(name), "PREPARE") }},
-	{unpreparesSQL, func(l *Left, name string) { delete(l.left, "prepared "+bareName(name)) }},
-	{unlocksTables, func(l *Left, _ string) { delete(l.left, "locked tables") }},
-	{flushesOnly, func(*Left, string) {}},
-	{setText, (*Left).set},
-}
-
-// Note remembers what a statement leaves, and what it takes away if it ends well. What
-// is not understood stays for as long as the connection does. A query may have further
+// Note remembers what a text leaves, and what it takes away if it ends well. What is
+// not understood stays for as long as the connection does. A query may have further
 // results, of statements of which nobody knows yet whether they run.
 func (l *Left) Note(text string, info Info, query bool, err error) {
 	if !info.Taints && (info.Kind != Commits || len(l.left) == 0) {
 		return
 	}
-	if err == nil {
-		if parts := statements(text); info.Taints && !query && len(parts) > 1 {
-			for _, part := range parts { // all of them have ended well
-				l.note(part, Look(part))
-			}
+	conds, ok := conditionsIn(text)
+	if !ok {
+		l.keep("anything", "", "SQL text")
+		return
+	}
+	var either Left
+	readings := 0
+	for r := range readingsOf(text, conds) {
+		one := Left{left: maps.Clone(l.left), named: l.named, vars: l.vars}
+		a := analyzer{scanner: newScanner(text, r), left: &one, adds: err != nil, query: query}
+		a.scan()
+		switch {
+		case a.hopeless:
+			l.keep("anything", "", "SQL text")
 			return
+		case a.broken && !a.any:
+			continue // rejected, does nothing
 		}
-		l.note(text, info)
-		return
-	}
-	before, named := maps.Clone(l.left), l.named
-	l.note(text, info)
-	for what, by := range before {
-		l.keep(what, by)
-	}
-	l.named = max(l.named, named)
-}
-
-// note notes a statement as if it had ended well.
-func (l *Left) note(text string, info Info) {
-	text = strings.TrimRight(strings.TrimSpace(text), "; \t\r\n")
-	plain := !strings.ContainsAny(text, ";#") && !strings.Contains(text, "/*") && !strings.Contains(text, "--")
-	if m := dropsTable.FindStringSubmatch(text); plain && m != nil {
-		delete(l.left, "table "+bareName(m[len(m)-1]))
-		return
-	}
-	if !info.Taints {
-		return
-	}
-	for _, rule := range rules {
-		if m := rule.pattern.FindStringSubmatch(text); plain && m != nil {
-			rule.note(l, m[len(m)-1])
-			return
+		either.or(one)
+		if readings++; !a.doubt {
+			break
 		}
 	}
-	l.noteOther(text, info)
-}
-
-// noteOther notes a statement that is none of those for which there is a rule.
-func (l *Left) noteOther(text string, info Info) {
-	verb := strings.ToUpper(leadingWord.FindString(text))
-	switch {
-	case getsLock.MatchString(text) || releasesLock.MatchString(text) || releasesAll.MatchString(text):
-		l.named = max(0, l.named+len(getsLock.FindAllString(text, -1))-len(releasesLock.FindAllString(text, -1)))
-		if releasesAll.MatchString(text) {
-			l.named = 0
-		}
-	case info.Calls && !info.Recalls: // of most nothing stays
-	case info.Kind != Commits && strings.Contains(text, ":="):
-		l.vars = true
-	case verb == "LOCK":
-		l.keep("locked tables", "LOCK TABLES")
-	default:
-		l.keep("anything", cmp.Or(verb, "SQL text"))
+	if readings > 0 {
+		*l = either
 	}
 }
 
-// statements are those of a text with several. One that has anything in it in which a
-// semicolon may mean something else stays whole.
-func statements(text string) []string {
-	if !strings.Contains(text, ";") || strings.ContainsAny(text, "'\"`#") || strings.Contains(text, "/*") || strings.Contains(text, "--") ||
-		blocks.MatchString(text) {
-		return []string{text}
+// or adds what is left in another reading.
+func (l *Left) or(other Left) {
+	if l.left == nil {
+		l.left = other.left
+	} else {
+		maps.Copy(l.left, other.left)
 	}
-	return slices.DeleteFunc(strings.Split(text, ";"), func(part string) bool { return strings.TrimSpace(part) == "" })
+	l.named, l.vars = max(l.named, other.named), l.vars || other.vars
 }
 
-func bareName(name string) string { return strings.ToLower(strings.Trim(name, "`\"")) }
-
-func (l *Left) keep(what, by string) {
+// keep remembers an object of a kind, for which names differ by more than case and
+// quotes, and what has left it.
+func (l *Left) keep(kind, object, by string) {
 	if l.left == nil {
 		l.left = make(map[string]string)
 	}
-	l.left[what] = by
+	key := leftKey(kind, object)
+	if kind == "variable" {
+		by += strings.TrimPrefix(key, kind)
+	}
+	l.left[key] = by
 }
 
-// set notes the assignments of a SET.
-func (l *Left) set(assignments string) {
-	if setGlobal.MatchString(assignments) {
-		return
-	}
-	if setNames.MatchString(assignments) {
-		l.keep("names", "SET NAMES, for which the DSN has charset=")
-		return
-	}
-	for _, a := range strings.Split(assignments, ",") {
-		m := assignment.FindStringSubmatch(strings.TrimSpace(a))
-		if m == nil {
-			l.keep("anything", "SET")
-			continue
-		}
-		name, value := strings.ToLower(m[1]), strings.ToLower(strings.Trim(m[2], `'"`))
-		if value == "default" || restores[name+"="+value] {
-			delete(l.left, "variable "+name)
-			continue
-		}
-		l.keep("variable "+name, "SET "+name)
+func leftKey(kind, object string) string {
+	return kind + " " + strings.ToLower(strings.NewReplacer("`", "", `"`, "", " ", "").Replace(object))
+}
+
+// noteLeft tells the Left, if there is one, what the statement leaves.
+func (a *analyzer) noteLeft(kind, object, by string) {
+	if a.left != nil {
+		a.left.keep(kind, object, by)
 	}
 }
 
-// restores are the assignments by which programs put back what they have set: these
-// are the servers' defaults.
-var restores = map[string]bool{
-	"foreign_key_checks=1": true, "foreign_key_checks=on": true,
-	"unique_checks=1": true, "unique_checks=on": true,
-	"autocommit=1": true, "autocommit=on": true,
-	"completion_type=0": true, "completion_type=no_chain": true,
-	"timestamp=0": true,
+// noteGone tells the Left, if there is one, what the statement takes away.
+func (a *analyzer) noteGone(kind, object string) {
+	if a.left != nil && !a.adds {
+		delete(a.left.left, leftKey(kind, object))
+	}
+}
+
+// userLock counts the locks of GET_LOCK at the parenthesis behind a function. It reports
+// whether that is all which is to be known of the function.
+func (a *analyzer) userLock() bool {
+	function := a.before()
+	switch {
+	case a.left == nil, a.qualified, a.prior.tok != word:
+		return false
+	case is(function, "GET_LOCK"):
+		a.left.named++
+	case !isOneOf(function, "RELEASE_LOCK", "RELEASE_ALL_LOCKS"):
+		return false
+	case a.adds:
+	case is(function, "RELEASE_LOCK"):
+		a.left.named = max(0, a.left.named-1)
+	default:
+		a.left.named = 0
+	}
+	return true
+}
+
+// leave tells the Left of a statement that has ended.
+func (a *analyzer) leave() {
+	if a.leaves&leavesAny != 0 {
+		a.left.keep("anything", "", cmp.Or(strings.ToUpper(a.name), "SQL text"))
+	}
+	a.left.vars = a.left.vars || a.leaves&leavesVariables != 0
+	a.adds = a.adds || a.query
 }
 
 // String says what is on the connection, for errors; "" where nothing is.

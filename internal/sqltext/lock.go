@@ -3,7 +3,6 @@ package sqltext
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 )
 
@@ -63,12 +62,12 @@ const unchanged = -1
 // which could end one that began in front of them.
 func lockable(query string, comments bool) (end int, err error) {
 	conds, ok := conditionsIn(query)
-	if !ok || !conditionsPlain(query) {
+	if !ok || conds.odd {
 		return 0, errConditions
 	}
 	accepted, rejected := false, false
 	for r := range readingsOf(query, conds) {
-		l := locker{lexer: lexer{text: query, reading: r}}
+		l := locker{scanner: newScanner(query, r)}
 		l.read()
 		switch {
 		case l.hopeless:
@@ -131,28 +130,11 @@ func errVerb(begins string) error {
 	return fmt.Errorf("a statement that begins with %.30q may read rows, and takes no locking clause", begins)
 }
 
-// harmless are the verbs of statements that return no rows of tables: they
-// write, and so lock by themselves, or tell of the server, of tables and of
-// plans. EXPLAIN ANALYZE, and MariaDB's ANALYZE, keep the rows to themselves.
-// CALL, HANDLER and EXECUTE are not among them, nor is what nobody knows yet.
-var harmless = strings.Fields(`
-	INSERT REPLACE UPDATE DELETE LOAD TRUNCATE DO
-	START COMMIT ROLLBACK SAVEPOINT RELEASE XA
-	USE PREPARE DEALLOCATE GET SIGNAL RESIGNAL
-	SHOW DESCRIBE DESC EXPLAIN ANALYZE HELP CHECKSUM
-	CREATE ALTER DROP RENAME GRANT REVOKE
-	LOCK UNLOCK FLUSH BACKUP OPTIMIZE REPAIR CHECK CACHE IMPORT CLONE
-	KILL PURGE RESET CHANGE STOP SHUTDOWN RESTART INSTALL UNINSTALL
-`)
-
 // locker goes through a text, in one reading, for what Lock has to know.
 type locker struct {
-	lexer
-	tok     token
-	keyword bool // the current token is a word, and not a name beside a dot
-
-	prior        string // the token before the current one
-	priorKeyword bool
+	scanner
+	keyword      bool // the current token is a word, and not a name beside a dot
+	priorKeyword bool // the token before it is
 
 	depth    int
 	subquery int   // depth of the outermost subquery that is open; 0 is none
@@ -196,17 +178,16 @@ func (l *locker) read() {
 	}
 }
 
-// next goes on to the next token. It stays at the end of a statement.
+// next goes on to the next token.
 func (l *locker) next() {
-	if l.atEnd() {
+	prior := l.keyword
+	if !l.scanner.next() {
 		return
 	}
-	before, glue := l.tok, l.pos
-	l.prior, l.priorKeyword = l.current(), l.keyword
-	l.tok = l.lex()
-	glued := l.from == glue
+	l.priorKeyword = prior
+	glued := l.from == l.prior.to
 	l.keyword = l.tok == word &&
-		(!glued || l.prior != "." && l.prior != "@@") &&
+		(!glued || l.before() != "." && l.before() != "@@") &&
 		(l.peek(0) != '.' || classes[l.peek(1)] > classDigit)
 
 	switch {
@@ -222,22 +203,17 @@ func (l *locker) next() {
 	case l.tok == '[', l.tok == other && l.text[l.from] == 0,
 		l.tok == word && strings.Contains(l.current(), "\u00a0"):
 		l.odd = errOddByte // [ quotes in MariaDB's MSSQL mode
-	case l.tok == literal && l.text[l.from] == '.' && glued && (before == word || before == name):
+	case l.tok == literal && l.text[l.from] == '.' && glued && (l.prior.tok == word || l.prior.tok == name):
 		l.odd = errDigitName // t.1from is a name, not .1 and FROM
 	}
 }
 
-// atEnd reports whether the statement is over.
-func (l *locker) atEnd() bool { return l.tok == ';' || l.tok == end }
-
 // at reports whether the current token is one of the given keywords.
-func (l *locker) at(upper ...string) bool {
-	return l.keyword && slices.ContainsFunc(upper, func(u string) bool { return is(l.current(), u) })
-}
+func (l *locker) at(upper ...string) bool { return l.keyword && isOneOf(l.current(), upper...) }
 
 // behind reports whether the token before is one of the given keywords.
 func (l *locker) behind(upper ...string) bool {
-	return l.priorKeyword && slices.ContainsFunc(upper, func(u string) bool { return is(l.prior, u) })
+	return l.priorKeyword && isOneOf(l.before(), upper...)
 }
 
 // statement decides by the verb at the current token.
@@ -267,8 +243,10 @@ func (l *locker) statement() {
 		if !l.atEnd() {
 			l.refuse(errVerb(begins))
 		}
-	case !l.at(harmless...):
-		l.refuse(errVerb(begins))
+	default:
+		if !l.keyword || !verbOf(begins).harmless {
+			l.refuse(errVerb(begins))
+		}
 	}
 }
 
@@ -343,7 +321,7 @@ func (l *locker) element() {
 		l.refuse(errWord(l.current()))
 	case l.inFrom && l.at("DUAL"):
 		l.refuse(errNoTable)
-	case l.inFrom && l.tok == other && l.current() == "." && isSystem(l.prior):
+	case l.inFrom && l.tok == other && l.current() == "." && isSystem(l.before()):
 		l.refuse(errSystem)
 	case top:
 		l.clause()
@@ -393,13 +371,4 @@ func (l *locker) finishes() bool {
 		return true
 	}
 	return l.current() == "?"
-}
-
-// isSystem reports whether a schema, quoted or not, is one of the server's own.
-func isSystem(schema string) bool {
-	if classes[schema[0]] == classQuote {
-		schema = unquote(schema)
-	}
-	return is(schema, "MYSQL") || is(schema, "SYS") ||
-		is(schema, "INFORMATION_SCHEMA") || is(schema, "PERFORMANCE_SCHEMA")
 }

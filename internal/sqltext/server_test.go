@@ -223,7 +223,7 @@ var around = []string{"%s", "%s;", "%s -- x", "%s # FOR UPDATE", "%s/* ; */; -- 
 // TestLockClaims: what Lock accepts returns what it returned before, and nobody
 // else can claim it.
 func TestLockClaims(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, isolation := range []sql.IsolationLevel{sql.LevelRepeatableRead, sql.LevelReadCommitted} {
 			for i, c := range slices.Concat(exact, inexact) {
 				if c.flavour == "" || c.flavour == s.Flavour {
@@ -279,7 +279,7 @@ func (s *scratch) checkClaim(t *testing.T, c claim, isolation sql.IsolationLevel
 // TestLockRefusesForCause: with a clause at the end, what Lock refuses is
 // rejected by a server, or returns rows that others can claim.
 func TestLockRefusesForCause(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, c := range []struct {
 			query   string
 			flavour tempserver.Flavour // the only server on which it is so
@@ -328,7 +328,7 @@ func TestLockRefusesForCause(t *testing.T) {
 // TestLockShares: a shared lock is on the row where the server has to read the
 // row, and on the index alone where that has all columns.
 func TestLockShares(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		clauses := []string{"LOCK IN SHARE MODE", bothShare}
 		if s.Flavour == tempserver.MariaDB {
 			clauses = append(clauses, "LOCK IN SHARE MODE NOWAIT", "LOCK IN SHARE MODE SKIP LOCKED")
@@ -362,7 +362,7 @@ func TestLockShares(t *testing.T) {
 
 // TestLockWorkers: workers that claim with SKIP LOCKED get all rows, each once.
 func TestLockWorkers(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, isolation := range []sql.IsolationLevel{sql.LevelRepeatableRead, sql.LevelReadCommitted} {
 			s.checkWorkers(t, isolation, "SELECT id FROM t ORDER BY id LIMIT 3")
 			s.checkWorkers(t, isolation, "SELECT id FROM t FORCE INDEX (c) ORDER BY c LIMIT 3")

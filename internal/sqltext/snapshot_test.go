@@ -110,7 +110,7 @@ var takeNone = []struct {
 // TestSnapshots: whatever takes a snapshot, Look says so, and it does not where
 // everyday statements take none.
 func TestSnapshots(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, text := range []string{
 			"CREATE TABLE logged (id INT)",
 			"CREATE FUNCTION f(a INT) RETURNS INT READS SQL DATA BEGIN DECLARE v INT; SELECT id INTO v FROM t WHERE id = a; RETURN v; END",

@@ -28,8 +28,8 @@
 package sqltext
 
 import (
-	"iter"
-	"unicode/utf8"
+	"cmp"
+	"strings"
 )
 
 // Kind says what running a query text means for a transaction that holds a
@@ -60,12 +60,46 @@ func (k Kind) String() string {
 	}
 }
 
+// Changes says what tells whether running a text has changed data. The zero value is
+// MayChange.
+type Changes uint8
+
+const (
+	// MayChange: nothing tells, so it may have. It is the answer whenever there is
+	// doubt, and for whatever may run a procedure, or a function that is none of the
+	// server's own.
+	MayChange Changes = iota
+	// ChangesCounted: the number of rows that the server says are affected. A trigger
+	// on rows that were found and left as they were can't be seen from the text.
+	ChangesCounted
+	// ChangesNothing: the text alone. It reads, or it sets savepoints or variables.
+	ChangesNothing
+)
+
+// String returns the name of the constant.
+func (c Changes) String() string {
+	switch c {
+	case ChangesCounted:
+		return "ChangesCounted"
+	case ChangesNothing:
+		return "ChangesNothing"
+	default:
+		return "MayChange"
+	}
+}
+
 // Info is the answer of Look.
 type Info struct {
 	Kind Kind
 
 	// Changes says how to tell whether running this has changed data.
 	Changes Changes
+
+	// Defines: Commits only because it defines something, such as a table, an index or a
+	// privilege, or looks after a table (DDL, GRANT, ANALYZE TABLE). Outside of a
+	// transaction it leaves none open, and no lock. False in doubt, and for a text of
+	// several statements of which one does something else.
+	Defines bool
 
 	// Snapshot: a REPEATABLE READ transaction may get its snapshot from this,
 	// so that what it reads later can be older than a lock it takes later.
@@ -105,6 +139,14 @@ type Info struct {
 	// temporary tables can't be told from others.
 	Recalls bool
 
+	// Anywhere: another connection may answer what it Recalls. It sets the variables that
+	// it reads, as in SELECT @n := @n + 1, or asks for the id of the connection.
+	Anywhere bool
+
+	// FromClient: LOAD DATA LOCAL. If the client fails to send what is to be loaded, the
+	// statement ends well for the server, with a part of it.
+	FromClient bool
+
 	// Session are the isolation levels that transactions of the connection may have
 	// from now on, if this sets them; Next are those of the next transaction alone.
 	Session, Next Levels
@@ -118,62 +160,25 @@ type Info struct {
 }
 
 // worst is the answer where a text can mean anything.
-var worst = Info{Kind: Commits, Snapshot: true, Taints: true, Recalls: true, Session: AnyLevel, Effect: anything, GoesBack: true}
+var worst = Info{
+	Kind: Commits, Snapshot: true, Taints: true, Recalls: true, FromClient: true,
+	Session: AnyLevel, Effect: anyEffect, GoesBack: true,
+}
 
 // Look says what running query means. Several statements separated by ; count
 // together: Commits over Write over Read, and each flag that any of them has.
 // It looks at the text only, never fails, and does not keep query.
 func Look(query string) Info {
-	s := scanner{lexer: lexer{text: query}}
-	var sum total
-	s.scan(&sum)
+	var a analyzer
+	a.text, a.tok = query, other
+	a.scan()
 	switch {
-	case s.hopeless:
+	case a.hopeless:
 		return worst
-	case s.doubt:
+	case a.doubt:
 		return lookEachWay(query)
 	}
-	return sum.sum
-}
-
-// total adds up the statements of a text. Without any, the sum is the zero
-// Info, a Write.
-type total struct {
-	sum Info
-	any bool
-}
-
-func (t *total) add(i Info) {
-	if !t.any {
-		t.sum, t.any = i, true
-		return
-	}
-	if i.Kind == Commits || t.sum.Kind == Read {
-		t.sum.Kind = i.Kind
-	}
-	t.sum.Changes = t.sum.Changes.and(i.Changes)
-	t.sum.Snapshot = t.sum.Snapshot || i.Snapshot
-	t.sum.Taints = t.sum.Taints || i.Taints
-	t.sum.Tables = t.sum.Tables || i.Tables
-	t.sum.Functions = t.sum.Functions || i.Functions
-	t.sum.Calls = t.sum.Calls || i.Calls
-	t.sum.Recalls = t.sum.Recalls || i.Recalls
-	t.sum.Session |= i.Session // one after the other: which is in force where the text ends early is not known
-	t.sum.Next |= i.Next
-	t.sum.Effect = t.sum.Effect.then(i.Effect)
-	t.sum.GoesBack = t.sum.GoesBack || i.GoesBack
-}
-
-// reading is one way in which a server may cut a text into tokens. The zero
-// value is what a server does that has been left at its defaults, with all
-// conditional comments being comments.
-type reading struct {
-	plainSingle bool // a backslash in '…' is a byte like any other
-	plainDouble bool // the same for "…"
-	wide        bool // gbk and the like: a character may end in an ASCII byte
-
-	conditions conditions // those in the text, if they are known yet
-	holds      uint8      // bit i: conditions.list[i] holds, its comments are code
+	return a.sum
 }
 
 // lookEachWay is Look for a text that has shown a reason for doubt. The cost
@@ -183,60 +188,90 @@ func lookEachWay(query string) Info {
 	if !ok {
 		return worst
 	}
-	var all total
-	var either Effect
-	var changes Changes
+	var all analyzer // adds up the readings as if they were statements
+	var either Info  // for what must not be added up
 	readings, sets := 0, 0
 	for r := range readingsOf(query, conds) {
-		s := scanner{lexer: lexer{text: query, reading: r}}
-		var sum total
-		s.scan(&sum)
-		if s.hopeless {
+		a := analyzer{scanner: newScanner(query, r)}
+		a.scan()
+		switch {
+		case a.hopeless:
 			return worst
-		}
-		if sum.any {
-			all.add(sum.sum)
-		} else if s.broken {
+		case a.any:
+			all.info = a.sum
+			all.add()
+		case a.broken:
 			continue // rejected, does nothing
 		}
 		if readings++; readings == 1 {
-			either, changes = sum.sum.Effect, sum.sum.Changes
-		} else {
-			either, changes = either.or(sum.sum.Effect), changes.or(sum.sum.Changes)
+			either = a.sum
 		}
-		if sum.sum.Session != 0 {
+		either.Effect = either.Effect.or(a.sum.Effect)
+		either.Changes = min(either.Changes, a.sum.Changes)
+		if a.sum.Session != 0 {
 			sets++
 		}
 	}
-	all.sum.Effect = either
+	all.sum.Effect, all.sum.Changes = either.Effect, either.Changes
 	if sets > 0 && sets < readings {
 		all.sum.Session = AnyLevel
 	}
-	all.sum.Changes = changes
 	return all.sum
 }
 
-// readingsOf goes through all ways to read query, whose conditions are conds.
-func readingsOf(query string, conds conditions) iter.Seq[reading] {
-	return func(yield func(reading) bool) {
-		quotings := [...]reading{
-			{},
-			{plainDouble: true},                    // ANSI_QUOTES: "…" is a name
-			{plainSingle: true, plainDouble: true}, // NO_BACKSLASH_ESCAPES
-		}
-		charsets := 1
-		if !utf8.ValidString(query) {
-			charsets = 2
-		}
-		for _, r := range quotings {
-			for wide := range charsets {
-				for holds := range 1 << conds.n {
-					r.wide, r.conditions, r.holds = wide == 1, conds, uint8(holds)
-					if !yield(r) {
-						return
-					}
-				}
-			}
-		}
+// add adds the statement to those before. Without any, the sum is the zero Info, a
+// Write.
+func (a *analyzer) add() {
+	i, sum := &a.info, &a.sum
+	if !a.any {
+		*sum, a.any = *i, true
+		return
 	}
+	if i.Kind == Commits || sum.Kind == Read {
+		sum.Kind = i.Kind
+	}
+	if i.Changes != sum.Changes || i.Changes == ChangesCounted {
+		sum.Changes = MayChange // of whose rows the server counts those of the last
+	}
+	sum.Defines = sum.Defines && i.Defines
+	sum.Snapshot = sum.Snapshot || i.Snapshot
+	sum.Taints = sum.Taints || i.Taints
+	sum.Tables = sum.Tables || i.Tables
+	sum.Functions = sum.Functions || i.Functions
+	sum.Calls = sum.Calls || i.Calls
+	sum.Recalls = sum.Recalls || i.Recalls
+	sum.Anywhere = sum.Anywhere || i.Anywhere
+	sum.FromClient = sum.FromClient || i.FromClient
+	sum.GoesBack = sum.GoesBack || i.GoesBack
+	sum.Session |= i.Session // one after the other: which is in force where the text ends early is not known
+	sum.Next |= i.Next
+	sum.Effect = sum.Effect.then(i.Effect)
+}
+
+// Verb returns the verb of query in upper case, for texts that people read; of several
+// statements, that of the first which may change data. It is "" where there is none.
+func Verb(query string) string {
+	a := analyzer{scanner: newScanner(query, reading{})}
+	verb := ""
+	for a.read() {
+		if a.info.Changes != ChangesNothing {
+			verb = a.name
+			break
+		}
+		verb = cmp.Or(verb, a.name)
+	}
+	return strings.ToUpper(verb)
+}
+
+// Savepoint returns the name of the savepoint that text sets, or with back, goes
+// back to. ok is false where text is anything else, several statements included, or
+// can be read in several ways. Names that differ only by case are the same.
+func Savepoint(text string) (savepoint string, back, ok bool) {
+	a := analyzer{scanner: newScanner(text, reading{})}
+	a.read()
+	savepoint, back = strings.ToLower(a.savepoint), a.info.GoesBack
+	if savepoint == "" || a.read() || a.broken || a.doubt || a.hopeless || strings.ContainsFunc(savepoint, func(r rune) bool { return r >= 0x80 }) {
+		return "", false, false
+	}
+	return savepoint, back, true
 }

@@ -63,13 +63,13 @@ func effect(idle, open, manual State) (e Effect) {
 
 // The effects that statements have.
 var (
-	begins   = effect(Open, Open, Manual)
-	ends     = effect(Idle, Idle, Manual)
-	mayEnd   = effect(Idle, Idle|Open, Manual)
-	manual   = effect(Manual, Manual, Manual)
-	auto     = effect(Idle, Open, Idle) // commits where it changes anything
-	mayAuto  = effect(Idle|Manual, Open|Manual, Idle|Manual)
-	anything = effect(Unknown, Unknown, Unknown)
+	begins    = effect(Open, Open, Manual)
+	ends      = effect(Idle, Idle, Manual)
+	mayEnd    = effect(Idle, Idle|Open, Manual)
+	manual    = effect(Manual, Manual, Manual)
+	auto      = effect(Idle, Open, Idle) // commits where it changes anything
+	mayAuto   = effect(Idle|Manual, Open|Manual, Idle|Manual)
+	anyEffect = effect(Unknown, Unknown, Unknown)
 )
 
 // then is the effect of one text after another.

@@ -117,7 +117,7 @@ func TestStates(t *testing.T) {
 
 // TestStatesOnServers: the servers agree, whatever runs before and however it ends.
 func TestStatesOnServers(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, text := range []string{
 			"CREATE PROCEDURE opens() BEGIN START TRANSACTION; INSERT INTO u VALUES (900, 1, 1); END",
 			"CREATE PROCEDURE manual() SET autocommit = 0",
@@ -231,7 +231,7 @@ func TestLevels(t *testing.T) {
 
 // TestLevelsOnServers: the transaction after a text has the level that Look says.
 func TestLevelsOnServers(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.several()
 		t.Cleanup(func() { db.Close() })
 		texts := []string{
@@ -282,24 +282,6 @@ func readsCommitted(t *testing.T, others *sql.DB, conn *sql.Conn) bool {
 	_, err = conn.ExecContext(t.Context(), "ROLLBACK")
 	dbtest.OK(t, err)
 	return before != after
-}
-
-// TestRecalls: what depends on what the connection did before.
-func TestRecalls(t *testing.T) {
-	for query, want := range map[string]bool{
-		"SELECT LAST_INSERT_ID()": true, "select last_insert_id ( )": true, "INSERT INTO t VALUES (LAST_INSERT_ID())": true,
-		"SELECT FOUND_ROWS()": true, "SELECT ROW_COUNT()": true, "SELECT CONNECTION_ID()": true,
-		"SELECT @@identity": true, "SELECT @@session.last_insert_id": true, "SELECT @@warning_count": true,
-		"SHOW WARNINGS": true, "SHOW ERRORS LIMIT 1": true, "SHOW COUNT(*) WARNINGS": true, "GET DIAGNOSTICS @x = NUMBER": true,
-		"SELECT @x": true, "UPDATE t SET a = @x": true, "SELECT @x := 1": true, "EXECUTE s": true,
-		"SELECT id, identity, last_insert_id FROM t": false, "SELECT @@version": false, "SELECT COUNT(*) FROM t": false,
-		"INSERT INTO t VALUES (1) ON DUPLICATE KEY UPDATE id = LAST_INSERT_ID(id)": false,
-		"SELECT '@x', \"LAST_INSERT_ID()\" -- @x":                                  false, "SHOW TABLES": false,
-	} {
-		if got := Look(query).Recalls; got != want {
-			t.Errorf("%q: %v, want %v", query, got, want)
-		}
-	}
 }
 
 // TestQuiet: what is known at a glance is as Look sees it.

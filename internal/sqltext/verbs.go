@@ -1,281 +1,459 @@
 package sqltext
 
-// verb decides by the verb at the current token, and by as many tokens after
-// it as it takes. It leaves the rest of the statement to the caller.
-func (s *scanner) verb() {
-	for s.tok == '(' {
-		s.next()
+import "strings"
+
+// verb says what a statement does that begins with it, in the form without any of the
+// words that [analyzer.form] looks for. What commits does so if it gets that far, or where
+// there is anything to be committed.
+type verb struct {
+	name     string // in upper case
+	kind     Kind
+	snapshot rule
+	changes  Changes
+	leaves   leaves
+
+	// harmless: returns no rows of tables. It writes, and so locks by itself, or tells of
+	// the server, of tables and of plans. EXPLAIN ANALYZE, and MariaDB's ANALYZE, keep the
+	// rows to themselves. Not so CALL, HANDLER and EXECUTE, nor what nobody knows yet.
+	harmless bool
+
+	defines bool // see [Info.Defines]
+}
+
+// verbs are all that matter, by their first letters. A statement that begins with any other
+// word is an unknownVerb.
+var verbs = func() (byLetter ['Z' + 1][]verb) {
+	for _, row := range []struct {
+		names string
+		verb
+	}{
+		{"SELECT TABLE VALUES", verb{kind: Read, snapshot: ifBlocks}},
+		{"WITH", verb{snapshot: ifCalls}},
+		{"SHOW", verb{kind: Read, snapshot: always, harmless: true}},
+		{"DESCRIBE DESC EXPLAIN", verb{kind: Read, snapshot: always, harmless: true}},
+		{"CHECKSUM HELP", verb{kind: Read, snapshot: always, harmless: true}},
+
+		{"INSERT REPLACE", verb{snapshot: ifSystem, changes: ChangesCounted, harmless: true}},
+		{"UPDATE DELETE", verb{snapshot: ifSystem, changes: ChangesCounted, harmless: true}},
+		{"LOAD", verb{kind: Commits, harmless: true}},
+		{"CALL", verb{snapshot: always, leaves: leavesNoted}},
+		{"HANDLER", verb{snapshot: always, leaves: leavesAny}},
+		{"DO SIGNAL RESIGNAL KILL PURGE", verb{snapshot: ifCalls, harmless: true}},
+
+		{"SET", verb{snapshot: ifCalls, changes: ChangesNothing}},
+		{"USE", verb{changes: ChangesNothing, leaves: leavesAny, harmless: true}},
+		{"PREPARE", verb{changes: ChangesNothing, leaves: leavesNoted, harmless: true}},
+		{"DEALLOCATE", verb{changes: ChangesNothing, harmless: true}},
+		{"GET", verb{snapshot: ifCalls, changes: ChangesNothing, leaves: leavesAny, harmless: true}},
+
+		{"BEGIN", verb{kind: Commits}},
+		{"START", verb{kind: Commits, harmless: true}},
+		{"COMMIT ROLLBACK", verb{kind: Commits, harmless: true}},
+		{"SAVEPOINT", verb{changes: ChangesNothing, harmless: true}},
+		{"RELEASE", verb{changes: ChangesNothing, harmless: true}},
+		{"XA", verb{kind: Commits, harmless: true}},
+
+		{"CREATE DROP ALTER RENAME TRUNCATE", verb{kind: Commits, harmless: true, defines: true}},
+		{"GRANT REVOKE ANALYZE OPTIMIZE REPAIR CHECK", verb{kind: Commits, harmless: true, defines: true}},
+		{"LOCK", verb{kind: Commits, leaves: leavesNoted, harmless: true}},
+		{"UNLOCK", verb{kind: Commits, leaves: leavesNoted, harmless: true}},
+		{"FLUSH", verb{kind: Commits, leaves: leavesNoted, harmless: true}},
+		{"BACKUP", verb{kind: Commits, leaves: leavesAny, harmless: true}},
+		// These commit on one of the servers at least, in some of their forms (SHUTDOWN and
+		// RESTART were not tried).
+		{"CACHE IMPORT CLONE INSTALL UNINSTALL STOP CHANGE RESET SHUTDOWN RESTART", verb{kind: Commits, harmless: true}},
+		// These may run any statement: see form.
+		{"EXECUTE BINLOG IF CASE LOOP REPEAT WHILE FOR DECLARE", verb{}},
+	} {
+		for name := range strings.FieldsSeq(row.names) {
+			v := row.verb
+			v.name = name
+			byLetter[name[0]] = append(byLetter[name[0]], v)
+		}
 	}
-	if s.verbs++; s.verbs > 10 {
-		s.info = worst // SET STATEMENT … FOR SET STATEMENT … FOR …
-		return
+	return byLetter
+}()
+
+var unknownVerb = verb{snapshot: ifCalls}
+
+// verbOf returns the verb that w is, in whatever case.
+func verbOf(w string) *verb {
+	if letter := w[0] &^ 0x20; letter <= 'Z' {
+		for i := range verbs[letter] {
+			if v := &verbs[letter][i]; is(w, v.name) {
+				return v
+			}
+		}
 	}
-	if s.tok != word {
-		// No statement begins so.
-		s.decide(Write, ifCalls)
-		return
-	}
-	var buf [20]byte
-	upper := buf[:copy(buf[:], s.current())] // no verb is as long as buf
-	for i, c := range upper {
-		if c >= 0x80 {
-			// No statement begins so either, unless in another character set
-			// the byte is whitespace.
-			s.tok = s.giveUp()
+	return &unknownVerb
+}
+
+// verb decides by the verb at the current token, or by the last one where one follows
+// another: SET STATEMENT … FOR …, WITH … SELECT, EXPLAIN ANALYZE ….
+func (a *analyzer) verb() {
+	for another := true; another; {
+		for a.tok == '(' {
+			a.next()
+		}
+		if a.verbs++; a.verbs > 10 {
+			a.anything()
 			return
 		}
-		if c >= 'a' && c <= 'z' {
-			upper[i] = c - 0x20
+		if a.tok != word {
+			a.decide(&unknownVerb)
+			return
 		}
+		w := a.current()
+		v := verbOf(w)
+		if v == &unknownVerb && strings.ContainsFunc(w, func(r rune) bool { return r >= 0x80 }) {
+			// No statement begins so, unless in another character set the byte is
+			// whitespace.
+			a.tok = a.giveUp()
+			return
+		}
+		a.name = w
+		a.decide(v)
+		another = a.form(v.name)
 	}
+}
 
-	s.name = s.current()
-	switch string(upper) {
-	case "SELECT", "TABLE", "VALUES":
-		s.decide(Read, ifBlocks)
+// form goes on to as many tokens as it takes to tell the forms of a verb apart, and leaves
+// the rest of the statement to the caller. It reports whether it has come to another verb,
+// which decides instead.
+func (a *analyzer) form(of string) (another bool) {
+	switch of {
 	case "WITH":
-		s.with()
+		return a.with()
 	case "SHOW":
-		s.show()
+		a.show()
 	case "DESCRIBE", "DESC", "EXPLAIN":
-		s.explain()
-	case "CHECKSUM", "HELP":
-		s.decideSnapshot(Read)
-
+		return a.explain()
 	case "INSERT", "REPLACE":
-		s.decide(Write, ifSystem)
-		s.info.Changes = ChangesCounted
-		s.insertInto()
+		a.next()
+		a.skip("LOW_PRIORITY", "DELAYED", "HIGH_PRIORITY", "IGNORE", "INTO")
+		a.tableName() // the parenthesis behind it is no call
 	case "UPDATE", "DELETE":
-		s.decide(Write, ifSystem)
-		s.info.Changes = ChangesCounted
+		if a.asked != nil {
+			a.changed()
+		}
 	case "LOAD":
-		s.load()
-	case "SAVEPOINT", "RELEASE":
-		s.decide(Write, asIs)
-		s.info.Changes = ChangesNothing
-	case "USE", "PREPARE", "DEALLOCATE":
-		s.decide(Write, asIs)
-		s.info.Taints = true
-		s.info.Changes = ChangesNothing
-	case "GET": // DIAGNOSTICS @x = …
-		s.decide(Write, ifCalls)
-		s.info.Taints, s.info.Recalls = true, true
-		s.info.Changes = ChangesNothing
+		a.load()
 	case "CALL":
-		s.decideSnapshot(Write)
-		s.info.Taints, s.info.Calls = true, true
-		s.info.Session, s.info.Effect = AnyLevel, anything
-	case "HANDLER":
-		s.decideSnapshot(Write)
-		s.info.Taints = true
+		a.info.Calls = true
+		a.info.Session, a.info.Effect = AnyLevel, anyEffect
 	case "SET":
-		s.set()
-
-	case "BEGIN":
-		s.begin()
+		return a.set()
+	case "PREPARE": // x FROM …
+		a.next()
+		a.noteLeft("prepared", a.objectName(), "PREPARE")
+	case "DEALLOCATE": // PREPARE x
+		a.next()
+		a.next()
+		a.leaves |= a.takesBack("prepared")
+	case "GET": // DIAGNOSTICS @x = …
+		a.info.Recalls = true
+	case "BEGIN": // [WORK]
+		a.next()
+		a.skip("WORK")
+		a.info.Effect = begins
+		if !a.atEnd() { // MariaDB's BEGIN NOT ATOMIC, and in its Oracle mode any, is a block of statements
+			a.anything()
+		}
 	case "START":
-		s.start()
+		a.start()
 	case "COMMIT", "ROLLBACK":
-		s.endTransaction()
+		a.endTransaction()
+	case "SAVEPOINT":
+		a.next()
+		a.nameSavepoint()
 	case "XA":
-		s.xa()
+		a.xa()
 	case "CREATE":
-		s.create()
+		a.create()
 	case "DROP":
-		s.drop()
+		a.drop()
 	case "ANALYZE":
-		s.analyze()
-	// All of these commit on one of the servers at least, in some of their
-	// forms (SHUTDOWN and RESTART were not tried). PURGE, KILL, SIGNAL, DO don't.
-	case "ALTER", "RENAME", "TRUNCATE", "GRANT", "REVOKE",
-		"OPTIMIZE", "REPAIR", "CHECK", "CACHE", "IMPORT", "CLONE", "INSTALL", "UNINSTALL",
-		"STOP", "CHANGE", "RESET", "SHUTDOWN", "RESTART":
-		s.decide(Commits, asIs)
-	case "LOCK", "UNLOCK", "FLUSH", "BACKUP": // FLUSH TABLES WITH READ LOCK
-		s.decide(Commits, asIs)
-		s.info.Taints = true
-	// May run any statement. MariaDB takes compound statements outside of
-	// procedures too; the parts after their first ; look like statements of
-	// their own here.
+		return a.analyze()
+	case "LOCK": // TABLES, or INSTANCE FOR BACKUP
+		a.noteLeft("locks", "", "LOCK TABLES")
+	case "UNLOCK": // TABLES, or INSTANCE
+		a.next()
+		tables := a.at("TABLE", "TABLES")
+		if a.next(); tables && a.atEnd() {
+			a.noteGone("locks", "")
+		} else {
+			a.leaves |= leavesAny
+		}
+	case "FLUSH": // TABLES WITH READ LOCK, or FOR EXPORT
+		for a.next(); !a.atEnd(); a.next() {
+			if a.at("LOCK", "EXPORT") {
+				a.leaves |= leavesAny
+			}
+		}
 	case "EXECUTE", "BINLOG", "IF", "CASE", "LOOP", "REPEAT", "WHILE", "FOR", "DECLARE":
-		s.info = worst
+		// These may run any statement. MariaDB takes compound statements outside of procedures
+		// too; the parts after their first ; look like statements of their own here.
+		a.anything()
+	}
+	return false
+}
 
-	default:
-		s.decide(Write, ifCalls)
+// decide takes the answers from v. What a verb in front of it, or a token, leaves stays.
+func (a *analyzer) decide(v *verb) {
+	a.info.Kind, a.rule, a.info.Changes, a.info.Effect = v.kind, v.snapshot, v.changes, Effect{}
+	a.info.Defines = v.defines
+	a.leaves |= v.leaves
+	if v.kind == Commits {
+		a.info.Effect = mayEnd
 	}
 }
 
-// decide sets the kind and the rule; flags that were found before stay. What commits
-// does so if it gets that far, or where there is anything to be committed.
-func (s *scanner) decide(k Kind, r rule) {
-	s.info.Kind, s.rule, s.info.Effect = k, r, Effect{}
-	if k == Commits {
-		s.info.Effect = mayEnd
-	}
-}
-
-func (s *scanner) decideSnapshot(k Kind) {
-	s.decide(k, asIs)
-	s.info.Snapshot = true
+// anything is for a statement that may do anything.
+func (a *analyzer) anything() {
+	a.info, a.rule, a.adds = worst, asIs, true
+	a.leaves |= leavesAny
 }
 
 // with finds the main verb: the first word after a query in parentheses that
 // doesn't belong to the list of x [(a)] AS (…) [CYCLE a RESTRICT], …
-func (s *scanner) with() {
-	outer := s.depth
+func (a *analyzer) with() (another bool) {
+	outer := a.depth
 	closed := false // the last thing in the list was in parentheses
 	for {
-		s.next()
+		a.next()
 		switch {
-		case s.atEnd():
-			s.decide(Write, ifCalls)
-			return
-		case s.tok == '(' && closed && s.depth == outer+1:
-			s.verb()
-			return
-		case s.depth > outer:
-		case s.tok == ')' || s.at("RESTRICT"):
+		case a.atEnd():
+			return false
+		case a.tok == '(' && closed && a.depth == outer+1:
+			return true
+		case a.depth > outer:
+		case a.tok == ')' || a.at("RESTRICT"):
 			closed = true
-		case s.tok == word && closed && !s.at("AS") && !s.at("CYCLE"):
-			s.verb()
-			return
+		case a.tok == word && closed && !a.at("AS", "CYCLE"):
+			return true
 		default:
 			closed = false
-			s.alias = true // x (a)
+			a.alias = true // x (a)
 		}
 	}
 }
 
 // show: MySQL reads its data dictionary for most of them, which makes the
 // snapshot; not for these.
-func (s *scanner) show() {
-	s.next()
-	if s.at("GLOBAL") || s.at("SESSION") || s.at("LOCAL") {
-		s.next()
+func (a *analyzer) show() {
+	a.next()
+	a.skip("GLOBAL", "SESSION", "LOCAL")
+	a.info.Recalls = a.at("WARNINGS", "ERRORS", "COUNT")
+	if a.at("WARNINGS", "ERRORS", "VARIABLES", "STATUS") {
+		a.rule = ifCalls
 	}
-	s.info.Recalls = s.at("WARNINGS") || s.at("ERRORS") || s.at("COUNT")
-	if s.at("WARNINGS") || s.at("ERRORS") || s.at("VARIABLES") || s.at("STATUS") {
-		s.decide(Read, ifCalls)
-		return
-	}
-	s.decideSnapshot(Read)
 }
 
 // explain: only EXPLAIN ANALYZE runs the statement. Others may read all the
 // same: the optimizer looks up constants, MySQL its data dictionary. MySQL
 // explains a locking read without locks.
-func (s *scanner) explain() {
-	s.plan = true
-	runs := false
-	for s.next(); ; s.next() {
+func (a *analyzer) explain() (another bool) {
+	a.plan, a.explains = true, true
+	for a.next(); ; a.next() {
 		switch {
-		case s.at("ANALYZE"):
-			runs = true
-		case s.at("FORMAT"):
-			s.next() // =
-			s.next()
-		case s.at("INTO"):
-			s.next() // @x
-		case s.at("FOR") && runs: // SCHEMA x
-			s.next()
-			s.next()
-		case runs:
-			s.verb()
-			s.info.Changes = MayChange // it answers with a plan, not with a number of rows
-			if s.info.Kind == Read {
-				s.decideSnapshot(Read)
-			}
-			return
+		case a.at("ANALYZE"):
+			another = true
+		case a.at("FORMAT"):
+			a.next() // =
+			a.next()
+		case a.at("INTO"):
+			a.next() // @x
+		case a.at("FOR") && another: // SCHEMA x
+			a.next()
+			a.next()
 		default:
-			s.decideSnapshot(Read)
-			return
+			return another
 		}
 	}
 }
 
 // analyze: MariaDB's ANALYZE [FORMAT=JSON] runs a statement, ANALYZE TABLE
 // commits.
-func (s *scanner) analyze() {
-	s.next()
-	if s.at("FORMAT") {
-		s.next() // =
-		s.next()
-		s.next()
+func (a *analyzer) analyze() (another bool) {
+	a.next()
+	if a.at("FORMAT") {
+		a.next() // =
+		a.next()
+		a.next()
 	}
-	switch {
-	case s.tok == '(', s.at("SELECT"), s.at("WITH"), s.at("VALUES"),
-		s.at("INSERT"), s.at("REPLACE"), s.at("UPDATE"), s.at("DELETE"):
-		s.verb()
-		s.info.Changes, s.plan = MayChange, true // as above
-	default:
-		s.decide(Commits, asIs)
+	a.plan = a.tok == '(' || a.at("SELECT", "WITH", "VALUES", "INSERT", "REPLACE", "UPDATE", "DELETE")
+	return a.plan
+}
+
+// objectName goes on past the name, with its qualifiers, of a table or a prepared
+// statement. A parenthesis behind it is no call. The name is "" where there is none.
+func (a *analyzer) objectName() string {
+	from, to := a.from, a.from
+	for a.tok == word || a.tok == name {
+		to = a.pos
+		a.alias, a.qualified = true, false
+		if a.next(); a.current() != "." {
+			break
+		}
+		a.next()
+	}
+	return a.text[from:to]
+}
+
+// load: LOAD DATA and LOAD XML write, LOAD INDEX INTO CACHE commits.
+func (a *analyzer) load() {
+	a.next()
+	if !a.at("DATA", "XML") {
+		return
+	}
+	a.decide(&verb{snapshot: ifSystem})
+	set := false
+	for ; !a.atEnd(); a.next() {
+		switch {
+		case a.at("LOCAL"):
+			a.info.FromClient = true
+		case a.at("SET") && !is(a.before(), "CHARACTER"):
+			set, a.functions = true, false // what was before it are columns
+		case a.asked != nil && is(a.before(), "TABLE"): // INTO TABLE x
+			a.tableName()
+		}
+	}
+	a.functions = a.functions && set
+	if a.variables { // (a, @x): read into @x
+		a.leaves |= leavesAny
 	}
 }
 
-func (s *scanner) load() {
-	s.next()
-	if !s.at("DATA") && !s.at("XML") { // INDEX INTO CACHE
-		s.decide(Commits, asIs)
-		return
+// takesBack says what is left where a statement takes back what has the name at the
+// current token.
+func (a *analyzer) takesBack(kind string) leaves {
+	if object := a.objectName(); a.atEnd() {
+		a.noteGone(kind, object)
+		return leavesNoted
 	}
-	s.decide(Write, ifSystem)
-	set := false
-	for before := ""; !s.atEnd(); s.next() {
-		if s.at("SET") && !is(before, "CHARACTER") {
-			set, s.functions = true, false // what was before it are columns
-		}
-		before = s.current()
+	return leavesAny
+}
+
+// skip goes on past any of the given keywords.
+func (a *analyzer) skip(upper ...string) {
+	for a.at(upper...) {
+		a.next()
 	}
-	s.functions = s.functions && set
-	s.info.Taints = s.info.Taints || s.variables // (a, @x): read into @x
 }
 
 // create: only CREATE TEMPORARY TABLE doesn't commit; the SELECT of one locks
 // what it reads, like INSERT … SELECT. CREATE TEMPORARY SEQUENCE does commit.
-func (s *scanner) create() {
-	s.next()
-	if s.at("OR") { // REPLACE
-		s.next()
-		s.next()
+func (a *analyzer) create() {
+	a.next()
+	if a.at("OR") { // REPLACE
+		a.next()
+		a.next()
 	}
-	if !s.at("TEMPORARY") {
-		s.decide(Commits, asIs)
+	if !a.at("TEMPORARY") {
+		for ; !a.atEnd(); a.next() {
+			a.adds = a.adds || a.at("PROCEDURE", "FUNCTION", "TRIGGER", "EVENT", "PACKAGE")
+		}
 		return
 	}
-	s.info.Taints = true
-	s.next()
-	if !s.at("TABLE") {
-		s.decide(Commits, asIs)
+	a.next()
+	if !a.at("TABLE") {
+		a.leaves |= leavesAny
 		return
 	}
-	s.decide(Write, ifSystem)
+	a.decide(&verb{snapshot: ifSystem})
+	a.next()
+	a.skip("IF", "NOT", "EXISTS")
+	a.noteLeft("table", a.objectName(), "CREATE TEMPORARY TABLE")
+	a.leaves |= leavesNoted
 	selects := false
-	for ; !s.atEnd(); s.next() {
-		if s.at("SELECT") && !selects {
-			selects, s.functions = true, false // what was before it are columns
+	for ; !a.atEnd(); a.next() {
+		if a.at("SELECT") && !selects {
+			selects, a.functions = true, false // what was before it are columns
 		}
 	}
-	s.functions = s.functions && selects
+	a.functions = a.functions && selects
 }
 
 // drop: DROP TABLE commits even where the table is a temporary one.
-func (s *scanner) drop() {
-	s.next()
-	if s.at("PREPARE") {
-		s.decide(Write, asIs)
-		s.info.Taints = true
+func (a *analyzer) drop() {
+	a.next()
+	if a.at("PREPARE") {
+		a.next()
+		a.decide(&verb{leaves: a.takesBack("prepared")})
 		return
 	}
-	if !s.at("TEMPORARY") {
-		s.decide(Commits, asIs)
+	temporary := a.at("TEMPORARY")
+	if temporary {
+		a.next()
+	}
+	if !a.at("TABLE", "TABLES") {
+		if temporary {
+			a.leaves |= leavesAny
+		}
 		return
 	}
-	s.info.Taints = true
-	s.next()
-	if s.at("TABLE") || s.at("TABLES") {
-		s.decide(Write, asIs)
+	a.next()
+	a.skip("IF", "NOT", "EXISTS")
+	if left := a.takesBack("table"); temporary {
+		a.decide(&verb{leaves: left})
+	}
+}
+
+// start: START TRANSACTION, or START REPLICA and the like.
+func (a *analyzer) start() {
+	if a.next(); !a.at("TRANSACTION") {
 		return
 	}
-	s.decide(Commits, asIs)
+	a.info.Effect = begins
+	for ; !a.atEnd(); a.next() {
+		if a.at("SNAPSHOT") {
+			a.rule = always
+		}
+	}
+}
+
+// endTransaction: COMMIT and ROLLBACK, but not ROLLBACK [WORK] TO.
+func (a *analyzer) endTransaction() {
+	rollback := a.at("ROLLBACK")
+	a.next()
+	a.skip("WORK")
+	if rollback && a.at("TO") {
+		a.decide(&verb{changes: ChangesNothing})
+		a.info.GoesBack = true
+		if a.next(); a.at("SAVEPOINT") {
+			a.next()
+		}
+		a.nameSavepoint()
+		return
+	}
+	a.info.Effect = ends
+	if a.at("AND") { // [NO] CHAIN
+		if a.next(); a.at("CHAIN") {
+			a.info.Effect = begins
+		}
+	}
+}
+
+// nameSavepoint goes on past the name of a savepoint.
+func (a *analyzer) nameSavepoint() {
+	if a.tok == word || a.tok == name {
+		a.savepoint = a.value()
+		if a.next(); !a.atEnd() {
+			a.savepoint = ""
+		}
+	}
+}
+
+// xa: an XA transaction is open until its COMMIT or ROLLBACK. PREPARE leaves it with
+// the connection, or with nobody.
+func (a *analyzer) xa() {
+	a.next()
+	switch {
+	case a.at("START", "BEGIN"):
+		a.info.Effect = begins
+	case a.at("COMMIT", "ROLLBACK"):
+		a.info.Effect = ends
+	case !a.at("PREPARE"): // END, RECOVER
+		a.info.Effect = Effect{}
+	}
 }

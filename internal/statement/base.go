@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql/driver"
 	"errors"
+	"fmt"
 )
 
 // The functions of this file call a base driver the way database/sql does, with its
@@ -56,6 +57,9 @@ func Prepare(ctx context.Context, base driver.Conn, text string) (driver.Stmt, e
 
 // StmtExec runs a prepared statement.
 func StmtExec(ctx context.Context, stmt driver.Stmt, args []driver.NamedValue) (driver.Result, error) {
+	if err := counted(stmt, args); err != nil {
+		return nil, err
+	}
 	if s, ok := stmt.(driver.StmtExecContext); ok {
 		return s.ExecContext(ctx, args)
 	}
@@ -68,6 +72,9 @@ func StmtExec(ctx context.Context, stmt driver.Stmt, args []driver.NamedValue) (
 
 // StmtQuery is [StmtExec] for a query.
 func StmtQuery(ctx context.Context, stmt driver.Stmt, args []driver.NamedValue) (driver.Rows, error) {
+	if err := counted(stmt, args); err != nil {
+		return nil, err
+	}
 	if s, ok := stmt.(driver.StmtQueryContext); ok {
 		return s.QueryContext(ctx, args)
 	}
@@ -76,6 +83,15 @@ func StmtQuery(ctx context.Context, stmt driver.Stmt, args []driver.NamedValue) 
 		return nil, err
 	}
 	return stmt.Query(values) //nolint:staticcheck // for drivers without the context form
+}
+
+// counted refuses another number of arguments than stmt has, if it tells: database/sql cannot ask a
+// statement that is prepared only where it runs.
+func counted(stmt driver.Stmt, args []driver.NamedValue) error {
+	if n := stmt.NumInput(); n >= 0 && n != len(args) {
+		return fmt.Errorf("sql: expected %d arguments, got %d", n, len(args))
+	}
+	return nil
 }
 
 func positional(ctx context.Context, args []driver.NamedValue) ([]driver.Value, error) {

@@ -61,6 +61,19 @@ func TestSkipIsPrepared(t *testing.T) {
 	}
 }
 
+// TestArgumentsAreCounted: a statement that database/sql could not ask for their number is not run
+// with another one, and the error is that of database/sql.
+func TestArgumentsAreCounted(t *testing.T) {
+	ctx, s := context.Background(), &stmt{&bare{}}
+	_, execErr := statement.StmtExec(ctx, s, nil)
+	_, queryErr := statement.StmtQuery(ctx, s, append(one, one...))
+	for err, want := range map[error]string{execErr: "sql: expected 1 arguments, got 0", queryErr: "sql: expected 1 arguments, got 2"} {
+		if err == nil || err.Error() != want {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
+}
+
 // TestWithoutContexts: a driver without contexts is not asked after their end, and never
 // gets arguments with names.
 func TestWithoutContexts(t *testing.T) {

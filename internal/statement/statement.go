@@ -6,9 +6,6 @@ import (
 	"context"
 	"database/sql/driver"
 	"errors"
-	"fmt"
-	"regexp"
-	"strings"
 
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 )
@@ -47,10 +44,6 @@ func (s *Statement) Run(ctx context.Context, base driver.Conn) (driver.Rows, dri
 	stmt, err := Prepare(ctx, base, s.Text)
 	if err != nil {
 		return nil, nil, err
-	}
-	if n := stmt.NumInput(); n >= 0 && n != len(s.Args) {
-		_ = stmt.Close()
-		return nil, nil, fmt.Errorf("sql: expected %d arguments, got %d", n, len(s.Args))
 	}
 	r, res, err := s.viaStmt(ctx, stmt)
 	if err != nil || r == nil {
@@ -128,7 +121,5 @@ func (s *Statement) LooksBack() bool {
 // connection have left. One that sets variables sets those that it reads; and where
 // it runs anybody may ask.
 func (s *Statement) Recalls() bool {
-	return s.Info.Recalls && !strings.Contains(s.Text, ":=") && !connectionID.MatchString(s.Text)
+	return s.Info.Recalls && !s.Info.Anywhere
 }
-
-var connectionID = regexp.MustCompile(`(?i)\bCONNECTION_ID\s*\(`)

@@ -8,29 +8,30 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
 // ErrWaitOver is the cause with which a wait ends that has lasted as long as the caller
 // was ready to wait.
-var ErrWaitOver = errors.New("the wait is over")
+var ErrWaitOver = queue.ErrOver
 
-// errSilent is of a caller that does not wait any longer for the server to say anything.
-var errSilent = errors.New("the server has not answered")
+// ErrSilent is of a caller that does not wait any longer for the server to say anything.
+var ErrSilent = errors.New("the server has not answered")
+
+// ErrNoAnswer is what a limit of the driver's own for the server's answer ends with.
+var ErrNoAnswer = lockerr.With(lockerr.ErrExhausted, ErrSilent)
 
 // Silent is the error of a caller whose context has ended before the server has answered.
-func Silent(ctx context.Context) error { return fmt.Errorf("%w: %w", errSilent, ctx.Err()) }
-
-// AnswerTime is how long a server may take to answer a statement that waits for nobody.
-const AnswerTime = 10 * time.Second
+func Silent(ctx context.Context) error { return fmt.Errorf("%w: %w", ErrSilent, ctx.Err()) }
 
 // Terms are what the errors of a strategy say.
 type Terms struct {
 	Strategy string
 	Grants   string // the privileges that the account needs
 	Writes   string // what follows if the server takes no writes
-	Broken   string // what follows if a connection broke; "" if that is not explained
+	Limits
 }
 
 // Failure is the error that callers see. It never matches driver.ErrBadConn, which
@@ -55,13 +56,38 @@ func (h *Heard) From(err error) {
 	}
 }
 
-// Untaken is the Failure of a caller that has asked for key since start and has not got it.
-// ctx is the caller's.
-func (t Terms) Untaken(ctx context.Context, key string, start time.Time, heard *Heard, err error) *lockerr.Error {
-	silent := !heard.Load() && server.Number(err) == 0
+// Explain is the Failure of a caller that has not got what it has asked for. ctx is the caller's.
+// ask asks the server who has it, if nobody has told; nil is not to ask.
+func (a *Attempt) Explain(ctx context.Context, t Terms, err error, ask func(context.Context) *lockerr.Holder) *lockerr.Error {
+	if a.HeldBy != nil {
+		a.Heard.Store(true)
+	}
+	failed := t.Failure("lock", a.Key, a.reason(ctx, t, err))
+	failed.Waited = time.Since(a.Began())
+	if a.HeldBy == nil && ask != nil && Ungranted(failed.Err) {
+		limit := askTime
+		if ctx.Err() != nil {
+			limit = t.GiveUp
+		}
+		own, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
+		defer cancel()
+		a.HeldBy = ask(own)
+	}
+	if !errors.Is(err, lockerr.ErrExhausted) {
+		failed.Holder = a.HeldBy
+	}
+	return failed
+}
+
+// askTime is how long a caller that goes on waits for the server to say who has the lock.
+const askTime = 100 * time.Millisecond
+
+// reason is what a failed attempt that has ended with err is told.
+func (a *Attempt) reason(ctx context.Context, t Terms, err error) error {
+	silent := !a.Heard.Load() && server.Number(err) == 0
 	switch {
 	case silent && ctx.Err() == nil && errors.Is(err, ErrWaitOver):
-		err = lockerr.With(lockerr.ErrExhausted, errSilent)
+		err = ErrNoAnswer
 	case !silent && errors.Is(err, ErrWaitOver):
 		err = lockerr.ErrTimeout
 	case errors.Is(err, lockerr.ErrExhausted), server.Full(err):
@@ -75,18 +101,16 @@ func (t Terms) Untaken(ctx context.Context, key string, start time.Time, heard *
 		err = Silent(ctx)
 	case ctx.Err() != nil:
 		err = lockerr.With(lockerr.ErrTimeout, ctx.Err())
-	case t.Broken != "" && server.Broken(err) && !errors.Is(err, lockerr.ErrLost):
-		err = lockerr.With(lockerr.ErrLost, fmt.Errorf("%s: %s", t.Broken, err.Error()))
+	case server.Gone(err, nil) && !a.Joins && !errors.Is(err, lockerr.ErrLost):
+		err = lockerr.With(lockerr.ErrExhausted, fmt.Errorf("the server went away, or the connection broke, and the lock is not held: %w", err))
 	case errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, lockerr.ErrTimeout) && !errors.Is(err, lockerr.ErrLost):
 		// A limit of ours, for the server's answer: nobody need have the key. The caller's
 		// context goes on, and the error must not say else.
-		err = lockerr.With(lockerr.ErrExhausted, errSilent)
+		err = ErrNoAnswer
 	default:
 		err = t.Refusal(server.Explain(err))
 	}
-	failed := t.Failure("lock", key, err)
-	failed.Waited = time.Since(start)
-	return failed
+	return err
 }
 
 // Refusal adds what to do to the error of a server that refuses statements of the strategy

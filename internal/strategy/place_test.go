@@ -80,9 +80,9 @@ func TestNaming(t *testing.T) {
 	}
 }
 
-// TestUntaken: why a lock was not taken, as callers see it.
-func TestUntaken(t *testing.T) {
-	terms := strategy.Terms{Strategy: hint.StrategyRow, Grants: "SELECT", Writes: "nothing can be locked", Broken: "it broke"}
+// TestExplain: why a lock was not taken, as callers see it.
+func TestExplain(t *testing.T) {
+	terms := strategy.Terms{Strategy: hint.StrategyRow, Grants: "SELECT", Writes: "nothing can be locked"}
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
 	of := func(number uint16) error { return &mysql.MySQLError{Number: number, Message: "server"} }
@@ -103,12 +103,13 @@ func TestUntaken(t *testing.T) {
 		"read-only":                {context.Background(), of(1290), []error{lockerr.ErrUnsafe}, "takes no writes, so nothing can be locked"},
 		"denied":                   {context.Background(), of(1142), nil, "the account needs SELECT"},
 		"shared by a router":       {context.Background(), of(3566), []error{lockerr.ErrUnsafe}, "connection_sharing=0"},
-		"broken":                   {context.Background(), driver.ErrBadConn, []error{lockerr.ErrLost}, "it broke"},
+		"broken":                   {context.Background(), driver.ErrBadConn, []error{lockerr.ErrExhausted}, "the connection broke, and the lock is not held"},
+		"ended by the server":      {context.Background(), of(1053), []error{lockerr.ErrExhausted}, "the server went away"},
 		"lost before":              {context.Background(), lockerr.With(lockerr.ErrLost, mysql.ErrInvalidConn), []error{lockerr.ErrLost}, ""},
 	} {
-		var heard strategy.Heard
-		heard.Store(true)
-		err := terms.Untaken(c.ctx, "k", time.Now().Add(-time.Minute), &heard, c.err)
+		a := &strategy.Attempt{Key: "k", Start: time.Now().Add(-time.Minute)}
+		a.Heard.Store(true)
+		err := a.Explain(c.ctx, terms, c.err, nil)
 		for _, want := range c.want {
 			if !errors.Is(err, want) {
 				t.Errorf("%s: %v is not %v", name, err, want)
@@ -124,13 +125,13 @@ func TestUntaken(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	var heard strategy.Heard
-	heard.From(driver.ErrBadConn)
+	a := &strategy.Attempt{Key: "k", Start: time.Now()}
+	a.Heard.From(driver.ErrBadConn)
 	for name, err := range map[string]error{
-		"the wait is over":      terms.Untaken(context.Background(), "k", time.Now(), &heard, strategy.ErrWaitOver),
-		"no answer in time":     terms.Untaken(context.Background(), "k", time.Now(), &heard, context.DeadlineExceeded),
-		"cancelled, no answer":  terms.Untaken(ended, "k", time.Now(), &heard, errors.New("closed")),
-		"cancelled, wait is up": terms.Untaken(ended, "k", time.Now(), &heard, strategy.ErrWaitOver),
+		"the wait is over":      a.Explain(context.Background(), terms, strategy.ErrWaitOver, nil),
+		"no answer in time":     a.Explain(context.Background(), terms, context.DeadlineExceeded, nil),
+		"cancelled, no answer":  a.Explain(ended, terms, errors.New("closed"), nil),
+		"cancelled, wait is up": a.Explain(ended, terms, strategy.ErrWaitOver, nil),
 	} {
 		cancelled := strings.HasPrefix(name, "cancelled")
 		if errors.Is(err, lockerr.ErrLocked) || errors.Is(err, lockerr.ErrExhausted) == cancelled || errors.Is(err, context.Canceled) != cancelled ||
@@ -138,7 +139,7 @@ func TestUntaken(t *testing.T) {
 			t.Errorf("silence, %s: %v", name, err)
 		}
 	}
-	if err := terms.Untaken(ended, "k", time.Now(), &heard, of(1317)); !errors.Is(err, lockerr.ErrTimeout) {
+	if err := a.Explain(ended, terms, of(1317), nil); !errors.Is(err, lockerr.ErrTimeout) {
 		t.Errorf("the server's answer is none: %v", err)
 	}
 	if err := terms.Failure("release", "k", driver.ErrBadConn); errors.Is(err, driver.ErrBadConn) {

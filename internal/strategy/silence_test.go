@@ -126,7 +126,8 @@ func TestLateAnswerIsNoLock(t *testing.T) {
 						proxy.ArriveLate("mysqllock", wait+late, wait+late+time.Millisecond)
 						defer proxy.Mend()
 						err := take(ctx, db, key, opts)
-						if errors.Is(err, mysqllock.ErrLocked) || err != nil && !errors.Is(err, context.DeadlineExceeded) {
+						// database/sql rolls back a transaction whose context has ended, and then says that it is done.
+						if errors.Is(err, mysqllock.ErrLocked) || err != nil && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, sql.ErrTxDone) {
 							t.Errorf("%s, %s, %v late: %v", name, way, late, err)
 						}
 					})
@@ -170,9 +171,15 @@ func TestSilenceDuringAWait(t *testing.T) {
 					defer cancel()
 					told := make(chan error, 1)
 					go func() { told <- take(ctx, db, key, append(opts[:len(opts):len(opts)], lockctx.Wait(time.Minute))) }()
-					dbtest.Soon(t, "it waits", func() bool {
+					var since time.Time // a caller that takes a connection waits, too
+					dbtest.Soon(t, "it waits for the key", func() bool {
 						stats, err := mysqllock.Stats(db)
-						return err == nil && stats.Waiters == 1
+						if err != nil || stats.Waiters != 1 || stats.Opening > 0 {
+							since = time.Time{}
+						} else if since.IsZero() {
+							since = time.Now()
+						}
+						return !since.IsZero() && time.Since(since) > 200*time.Millisecond
 					})
 					proxy.Block()
 					defer proxy.Mend()
@@ -202,9 +209,12 @@ func TestNoConnectionIsNoSilence(t *testing.T) {
 				dbtest.Exec(t, tx, "UPDATE p SET stock = stock WHERE id = ?", 100+id)
 			}
 			for way, take := range takers {
-				brief, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
-				err := take(brief, db, "k", []lockctx.Option{opt})
-				cancel()
+				var err error
+				for try := 0; try < 20 && !errors.Is(err, mysqllock.ErrExhausted); try++ { // what is asked before may take a busy machine as long
+					brief, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+					err = take(brief, db, "k", []lockctx.Option{opt})
+					cancel()
+				}
 				var e *mysqllock.Error
 				if !errors.Is(err, mysqllock.ErrExhausted) || !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, mysqllock.ErrLocked) || !errors.As(err, &e) || e.Key != "k" {
 					t.Errorf("%s, %s: %v", name, way, err)

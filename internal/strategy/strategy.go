@@ -7,8 +7,9 @@
 //	before COMMIT   Check     what is held is still held; versions are compared
 //	after the end   Release   and Next, of what is held
 //
-// Its Traits say what joins what. Nothing outside a strategy's own package asks which
-// one it is: to add one, write its package, and name it in the engine's list.
+// Its Traits say what joins what, so that hardly anything outside a strategy's own package
+// asks which one it is. What there is to do for another one: "a strategy" in
+// docs/architecture.md.
 package strategy
 
 import (
@@ -17,6 +18,7 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
 
@@ -25,8 +27,8 @@ type Traits struct {
 	Name string
 
 	// Table: the lock table keeps the key. All strategies of the table that exclude
-	// do so on the same key, whichever of them a caller uses; those without the table
-	// are a space of their own.
+	// do so on the same key, whichever of them a caller uses; each without the table, also
+	// one with a table of its own, is a space of its own.
 	Table bool
 
 	// Inside: the lock is a part of the caller's transaction, and ends with it.
@@ -44,8 +46,8 @@ type Traits struct {
 // Under other strategies a hold goes beyond single transactions.
 func (t Traits) Transaction() bool { return t.Inside || !t.Excludes }
 
-// Waiting is called before a caller begins to wait. It may refuse, and end the wait
-// through the context that it returns; done follows.
+// Waiting is called before a caller begins to wait. It may refuse the wait, or end it later through
+// the context that it returns. done is called when the wait is over.
 type Waiting = func(context.Context) (ctx context.Context, done func(), err error)
 
 // Request asks for locks outside of a transaction.
@@ -70,9 +72,6 @@ type Request struct {
 type Strategy interface {
 	Traits() Traits
 
-	// Line is where the callers of this process line up; nil for what is no lock.
-	Line() *queue.Queue
-
 	// Take takes what lies outside of transactions, all or nothing, in the order of
 	// the places. The keys in an error are the places' rows. It is not called for
 	// strategies inside transactions.
@@ -82,6 +81,10 @@ type Strategy interface {
 	// held is still held. wrote: the transaction may have written. The keys in an
 	// error are the places' rows. After an error the transaction must be rolled back.
 	Check(ctx context.Context, c *pool.Conn, held []Held, wrote bool) (Check, error)
+
+	// Holder asks the server who has what row keeps, without waiting for anybody. It returns nil if
+	// nobody has it or the strategy itself has, or if the server does not say before ctx ends.
+	Holder(ctx context.Context, row string) *lockerr.Holder
 }
 
 // Held is a lock, or a version, that Take has returned. It may have the methods of

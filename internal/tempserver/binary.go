@@ -244,6 +244,25 @@ func Require(tb TB) []Binary {
 	return found
 }
 
+// RequireOld returns the MariaDB 10.5 in MARIADB105_ROOT (/opt/mariadb105 if unset), which
+// [Find] leaves out: few tests need it. If it is missing, the test ends as [Require] would
+// end it. It is also skipped if the environment asks for certain servers.
+func RequireOld(tb TB) Binary {
+	tb.Helper()
+	if asked := cmp.Or(os.Getenv(testDSN), os.Getenv(testServers)); asked != "" {
+		tb.Skip("tempserver: it takes MariaDB 10.5, and the environment asks for other servers: " + asked)
+	}
+	b := inspect(filepath.Join(cmp.Or(os.Getenv("MARIADB105_ROOT"), "/opt/mariadb105"), "usr/sbin/mariadbd"))
+	if b.err != nil {
+		err := fmt.Errorf("no MariaDB 10.5 on this machine; scripts/install-servers.sh installs it: %w", b.err)
+		if os.Getenv("CI") == "true" {
+			tb.Fatal(err)
+		}
+		tb.Skip(err)
+	}
+	return b
+}
+
 // check ends the test if too little was found.
 func check(tb TB, found []Binary) {
 	tb.Helper()

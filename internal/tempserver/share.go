@@ -49,9 +49,10 @@ func Share(tb TB, b Binary, opts ...string) *Server {
 	shared.mu.Unlock()
 	s.once.Do(func() {
 		lazy := []string{"--innodb-flush-log-at-trx-commit=0", "--sync-binlog=0"}
-		began := time.Now()
 		s.server, s.err = Start(context.Background(), b, append(lazy, opts...)...)
-		time.Sleep(aged - time.Since(began))
+		if s.err == nil {
+			s.err = s.server.Settle(context.Background())
+		}
 	})
 	if s.err != nil && b.running != nil {
 		tb.Skip(s.err)
@@ -94,7 +95,7 @@ func Database(tb TB, dsn string) *mysql.Config {
 // goleak.VerifyTestMain.
 type Tests struct{ M interface{ Run() int } }
 
-// Run runs the tests, up to four at a time unless -parallel says how many, since
+// Run runs the tests, up to six at a time unless -parallel says how many, since
 // they mostly wait, and then stops the servers that [Share] started. A server that
 // cannot be stopped is a failure.
 func (t Tests) Run() int {
@@ -102,7 +103,7 @@ func (t Tests) Run() int {
 	chosen := false
 	flag.Visit(func(f *flag.Flag) { chosen = chosen || f.Name == "test.parallel" })
 	if !chosen {
-		_ = flag.Set("test.parallel", "4")
+		_ = flag.Set("test.parallel", "6")
 	}
 	code := t.M.Run()
 	for _, s := range shared.servers {
@@ -117,6 +118,19 @@ func (t Tests) Run() int {
 	return code
 }
 
-// aged is how long a shared server has run, at the least, when it is given to a test: the driver
-// tells by whole seconds whether a connection is older than its server, and ends none if it may be.
-const aged = 1500 * time.Millisecond
+// Settle waits until the server has run for two seconds: it tells its age by whole seconds, and
+// the driver never ends a connection that may be older than its server (server.Up).
+func (s *Server) Settle(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
+	return s.with(ctx, func(conn *sql.Conn) error {
+		for {
+			var name string
+			var age int
+			if err := conn.QueryRowContext(ctx, "SHOW GLOBAL STATUS LIKE 'Uptime'").Scan(&name, &age); err != nil || age > 2 {
+				return err
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+	})
+}

@@ -57,6 +57,8 @@ type instance struct {
 	port     *os.File  // keeps the port ours while the program is down
 	guardian *exec.Cmd // removes dir once leash is closed; see guardianScript
 	leash    *os.File  // the guardian's standard input
+	// credential is the user that the program runs as; nil for that of this process.
+	credential *syscall.Credential
 
 	mu      sync.Mutex // held while the program's state changes
 	process *process   // nil before the first launch and while known to be down
@@ -282,7 +284,7 @@ func (s *Server) command(more ...string) *exec.Cmd {
 func (s *instance) guarded(command []string) *exec.Cmd {
 	cmd := exec.Command("/bin/sh", slices.Concat([]string{"-c", launchScript, "tempserver", s.dir}, command)...)
 	cmd.Dir = s.dir
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C is not for the program
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: s.credential} // Ctrl-C is not for the program
 	return cmd
 }
 

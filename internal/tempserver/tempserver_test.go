@@ -57,9 +57,15 @@ func child(name string) {
 	os.Exit(0)
 }
 
-// forEach runs the test on each server of this machine.
+// forEach runs the test on a server of each flavour.
 func forEach(t *testing.T, test func(*testing.T, Binary)) {
-	for _, b := range RequireOwn(t) {
+	t.Helper()
+	on(t, EachFlavour(RequireOwn(t)), test)
+}
+
+func on(t *testing.T, bins []Binary, test func(*testing.T, Binary)) {
+	t.Helper()
+	for _, b := range bins {
 		t.Run(b.Name, func(t *testing.T) { test(t, b) })
 	}
 }
@@ -123,7 +129,7 @@ func refused(addr string) bool {
 }
 
 func TestStart(t *testing.T) {
-	forEach(t, func(t *testing.T, b Binary) {
+	on(t, RequireOwn(t), func(t *testing.T, b Binary) {
 		s := start(t, b, "--lock-wait-timeout=7")
 		if got := query(t, s, "SELECT VERSION()"); got != s.Version() {
 			t.Errorf("VERSION() = %q, Version() = %q", got, s.Version())

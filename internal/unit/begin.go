@@ -9,7 +9,6 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/hint"
-	"github.com/mysqllock/mysqllock/internal/rowlock"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/strategy"
@@ -104,8 +103,10 @@ func (c *Conn) beginApart(ctx context.Context, l *handle.Locks, s *scope, h *hin
 		c.spoiled()
 		return nil, err
 	}
-	u.levels = levels
-	if c.unlimit != "" {
+	if u.levels == 0 {
+		u.levels = levels
+	}
+	if c.unlimit != "" || u.txn.Limited() {
 		l.KeepAlive.Keep(c.link, u.lostBehind)
 	}
 	return u, u.lockRest(ctx, requests)
@@ -235,7 +236,7 @@ func (c *Conn) beginFirst(ctx context.Context, l *handle.Locks, s *scope, h *hin
 		return func(ctx context.Context) (*pool.Conn, error) {
 			link, err := connect(ctx)
 			if err == nil && l.IdleLimit() > 0 {
-				c.unlimit = rowlock.IdleLimitSQL(l.Info().IdleLimit) // also where the lock is not granted
+				c.unlimit = l.Info().SetIdleLimit(l.Info().IdleLimit) // also where the lock is not granted
 			}
 			return link, err
 		}
@@ -255,6 +256,7 @@ func (c *Conn) beginFirst(ctx context.Context, l *handle.Locks, s *scope, h *hin
 		return nil, err
 	}
 	u := c.newUnit(l, s, h, grant.Txn, opts)
+	u.levels = l.LockedLevel()
 	u.granted(first, grant.Ticket, grant.Locked)
 	return u, nil
 }

@@ -37,8 +37,9 @@ func (s *scope) check(h *hint.Hint) error {
 	return checkEnclosing(h)
 }
 
-// undecided returns lockerr.ErrStaleRead where st writes and a decision is outstanding. u is
-// the unit that it is to run in; nil where that is still to begin.
+// undecided returns lockerr.ErrStaleRead where st writes and a decision is outstanding, and
+// what strict mode has against it. u is the unit that it is to run in; nil where that is
+// still to begin.
 func (s *scope) undecided(h *hint.Hint, u *unit, st *statement.Statement) error {
 	var in *relying
 	if u != nil {
@@ -50,12 +51,83 @@ func (s *scope) undecided(h *hint.Hint, u *unit, st *statement.Statement) error 
 		err = errReadElsewhere
 	}
 	switch {
+	case err == nil && s.k.Settings.Required != nil:
+		return s.required(h, u, st)
 	case err == nil:
 		return nil
-	case u != nil:
+	}
+	return s.error(h, u, st, err)
+}
+
+// error is err of a statement that is to run in u, or in a unit that is still to begin.
+func (s *scope) error(h *hint.Hint, u *unit, st *statement.Statement, err error) error {
+	if u != nil {
 		return u.error(st.Op(), err)
 	}
 	return s.k.Error(st.Op(), h, err)
+}
+
+// required returns why a statement under a lock lacks what strict mode asks for, if it
+// writes a table that needs a lock. Where the first write outside of a hold commits alone, and
+// so gives the lock back under which it was decided, u is only rolled back.
+func (s *scope) required(h *hint.Hint, u *unit, st *statement.Statement) error {
+	if st.Info.Kind == sqltext.Read || st.Info.Changes == sqltext.ChangesNothing {
+		return nil
+	}
+	r := s.k.Settings.Required
+	table := r.Writes(st.Text)
+	if table == "" {
+		return nil
+	}
+	lacks := func(sentinel error, why string) error {
+		if err := s.k.Lacks(st.Text, sentinel, table, why); err != nil {
+			return s.error(h, u, st, err)
+		}
+		return nil
+	}
+	keys, exclusive := keysOf(h, u)
+	if !exclusive {
+		return lacks(lockerr.ErrNoLock, "under a shared lock, which others have at the same time; leave lockctx.Shared out")
+	}
+	if r.Key != nil {
+		if err := r.Key(table, keys); err != nil {
+			return lacks(lockerr.ErrNoLock, "under a lock that Config.RequireKey does not accept: "+err.Error())
+		}
+	}
+	switch {
+	case !s.decided, h != nil && (h.AllowStale || h.Hold != nil), u != nil && (u.fresh || u.allowStale || u.inHold()):
+		return nil
+	}
+	err := lacks(lockerr.ErrUnsafe, "after a read outside a transaction, so that its commit would give the lock back, and what follows would be refused; "+
+		"put the read and all writes into mysqllock.Do, or into one transaction")
+	if u != nil && len(u.stack) > 0 {
+		u.refused = err
+	}
+	return err
+}
+
+// keysOf returns the keys that a statement with h in u is under, and whether one of them at
+// least is not shared. h is nil without a hint, u where the unit is still to begin.
+func keysOf(h *hint.Hint, u *unit) (keys []string, exclusive bool) {
+	add := func(key string, shared bool) { keys, exclusive = append(keys, key), exclusive || !shared }
+	if h != nil {
+		for _, lock := range h.Locks {
+			add(lock.Key, lock.Shared)
+		}
+		for _, g := range enclosing(h) {
+			add(g.Key, false)
+		}
+	}
+	if u != nil {
+		for _, row := range u.rows {
+			add(row.Key, row.Shared)
+		}
+		for _, g := range slices.Concat(u.scope.guards, u.enclosing) {
+			add(g.Key, false)
+		}
+	}
+	slices.Sort(keys)
+	return slices.Compact(keys), exclusive
 }
 
 // What is read through one database handle, and written through another one, as GORM's

@@ -1,6 +1,7 @@
 package unit
 
 import (
+	"cmp"
 	"context"
 	"database/sql/driver"
 	"errors"
@@ -28,6 +29,14 @@ func (c *Conn) claim(ctx context.Context, h *hint.Hint, st *statement.Statement)
 		if err := l.Info().Skips("claims with SkipLocked", "claim with ForUpdate, or take a key, with lockctx.With"); err != nil {
 			return &lockerr.Error{Op: st.Op(), Err: err}
 		}
+	}
+	if h.Claim.Share && !allowed {
+		if err := l.Info().Shares("claims with ForShare", "claim with ForUpdate"); err != nil {
+			return &lockerr.Error{Op: st.Op(), Err: err}
+		}
+	}
+	if err := cmp.Or(l.Info().Claims(), l.Info().Pessimists("claims")); err != nil && !allowed {
+		return &lockerr.Error{Op: st.Op(), Err: err}
 	}
 	if topology := l.Info().Topology; topology != "" && !allowed {
 		return &lockerr.Error{Op: st.Op(), Err: lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(

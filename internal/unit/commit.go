@@ -21,12 +21,14 @@ const commitLimit = 30 * time.Second
 // commit is a transaction that is about to be committed under guards.
 type commit struct {
 	link   *pool.Conn
+	info   server.Info
 	guards []*guard
-	wrote  bool   // it may have written
-	text   bool   // it was begun as text, so that it can be committed as text
-	ends   bool   // the guards end with it, but for those of enclosing holds
-	steps  *steps // nil is nothing
+	wrote  bool           // it may have written
+	text   bool           // it was begun as text, so that it can be committed as text
+	ends   bool           // the guards end with it, but for those of enclosing holds
+	steps  strategy.Check // makes the versions new of rows that are locked and that others compare; the zero value is nothing
 	limit  time.Duration
+	silent bool         // the connection has a limit on its silence, until the transaction has ended
 	send   func() error // sends COMMIT
 	sent   func()       // ends the transaction here, if COMMIT was part of a check
 	unsure []func(context.Context)
@@ -36,47 +38,13 @@ type commit struct {
 // failed, so that nothing was committed.
 func (c *commit) run() (refused bool, err error) {
 	last, err := c.check()
-	if err != nil {
+	switch {
+	case err != nil:
 		return true, err
-	}
-	if c.steps != nil {
-		if last == nil && c.text {
-			return c.runSteps()
-		}
-		if err := c.steps.alone(); err != nil {
-			return true, err
-		}
-	}
-	if last == nil {
+	case last == nil:
 		return false, c.send()
 	}
 	return c.runLast(*last)
-}
-
-// steps makes the versions new of rows that are locked and that others compare: alone
-// right before COMMIT, or in one statement with it, of which done is false without an
-// error if the server has no way for that.
-type steps struct {
-	alone func() error
-	last  func(context.Context) (done, unknown bool, err error)
-}
-
-// runSteps makes versions new and commits.
-func (c *commit) runSteps() (refused bool, err error) {
-	ctx, cancel := c.limited(context.Background())
-	defer cancel()
-	done, unknown, err := c.steps.last(ctx)
-	switch {
-	case err != nil:
-		return !unknown, err
-	case done:
-		c.sent()
-		return false, nil
-	}
-	if err := c.steps.alone(); err != nil {
-		return true, err
-	}
-	return false, c.send()
 }
 
 // limited is the context for a statement that commits.
@@ -98,6 +66,9 @@ func (c *commit) check() (_ *lastCheck, err error) {
 		}
 	}
 	var last []lastCheck
+	if c.steps.Commit != nil {
+		last = append(last, lastCheck{Check: c.steps})
+	}
 	for _, group := range byStrategy(c.guards) {
 		check, err := group.by.Check(group.context(), c.link, group.held, c.wrote)
 		if check.Unsure != nil {
@@ -164,7 +135,7 @@ func (c *commit) runLast(last lastCheck) (refused bool, err error) {
 		c.sent()
 		return false, nil
 	}
-	if c.limit == 0 && last.Lasting {
+	if c.limit == 0 && !c.silent && last.Lasting {
 		lift, err := c.limitIdleness(last.places)
 		if err != nil {
 			return true, strategy.Naming(err, last.places)
@@ -179,15 +150,15 @@ func (c *commit) runLast(last lastCheck) (refused bool, err error) {
 
 // limitIdleness has the server end an application's connection between a fence and
 // COMMIT when nothing has been heard of it for a TTL, and with it what the fence has
-// locked. Sessions are limited from the beginning.
+// locked. Sessions are limited from the beginning, and so are transactions with a row lock.
 func (c *commit) limitIdleness(places []strategy.Place) (lift func(), err error) {
 	ctx := context.Background()
 	least := slices.MinFunc(places, func(a, b strategy.Place) int { return cmp.Compare(a.TTL, b.TTL) })
-	if err := server.LimitSilence(ctx, c.link.Conn, max(1, int(least.TTL/time.Second))); err != nil {
+	if err := c.info.LimitSilence(ctx, c.link.Conn, max(1, int(least.TTL/time.Second))); err != nil {
 		return nil, &lockerr.Error{Op: "commit", Key: least.Row, Strategy: least.Strategy, Err: err}
 	}
 	return func() {
-		if server.UnlimitSilence(ctx, c.link.Conn) != nil {
+		if c.info.UnlimitSilence(ctx, c.link.Conn) != nil {
 			_ = c.link.Conn.Close() // it must not go back with the limit on
 		}
 	}, nil

@@ -26,6 +26,7 @@ type Conn struct {
 	tx      *Tx    // the open transaction that BeginTx has begun here
 	pinned  *unit  // lives here because a sql.Conn has read; it may have ended since
 	lastIn  *unit  // in which the statement before has run that came over the connection, elsewhere; nil if it ran here
+	free    string // the last text that strict mode has let run without a lock
 	skipped string // the statement that was just asked for, and will be prepared
 
 	leftOn *pool.Conn // of a light connection, the real one on which it has left something; nil if it has left nothing where it was last

@@ -115,11 +115,11 @@ func (d *decision) refuses(h *hint.Hint, in *relying, st *statement.Statement) e
 		in != nil && (in.fresh || in.allowStale):
 		return nil
 	}
-	stays := ""
+	committed := ""
 	if strings.HasPrefix(*by, byCommit) {
-		stays = "that stays committed, and this was not sent; "
+		committed = "its changes are committed, and this statement was not sent: look at what is there already, and finish it; "
 	}
 	return lockerr.With(lockerr.ErrStaleRead, fmt.Errorf("the lock under which this was decided was given back by %s; %s"+
-		"put the statements into one transaction or mysqllock.Do (outside of one an ORM commits each call by itself), "+
-		"or call lockctx.With again, on the context from before it, and read again", *by, stays))
+		"put what belongs together into one mysqllock.Do or transaction (without one, an ORM begins and commits a transaction of its own around each call), "+
+		"or read again before each write", *by, committed))
 }

@@ -4,9 +4,11 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-sql-driver/mysql"
@@ -106,7 +108,7 @@ func TestNothingIsLockedOnAnotherEngine(t *testing.T) {
 							t.Errorf("%s, %s: got %v", name, what, err)
 						}
 						for _, text := range s.Sent() {
-							if !strings.HasPrefix(text, "SELECT VERSION()") && !strings.HasPrefix(text, "SELECT @@version,") && text != "START TRANSACTION" && text != "ROLLBACK" {
+							if text != "SHOW VITESS_SHARDS" && !strings.HasPrefix(text, "SELECT VERSION()") && !strings.HasPrefix(text, "SELECT @@version,") && text != "START TRANSACTION" && text != "ROLLBACK" {
 								t.Errorf("%s, %s: sent %q", name, what, text)
 							}
 						}
@@ -130,9 +132,9 @@ func TestNothingIsLockedOnAnotherEngine(t *testing.T) {
 func TestRefusalsSayWhy(t *testing.T) {
 	const end = "; connect to MySQL or MariaDB, or use lockUnsafe=allow if you know that these locks hold there"
 	for name, want := range map[string]string{
-		"TiDB 8.0.11-TiDB-v8.5.0": "where a transaction reads what is older than its lock, and SKIP LOCKED locks nothing, so that updates would be lost silently",
-		"Vitess 8.4.6-Vitess": "where a transaction can reach several shards, which commit one after the other, and what follows one that outlasts the tablet's limit commits without it," +
-			" so that updates would be lost silently",
+		"Vitess 8.4.6-Vitess":                          "which has 2 shards (shop/-80, shop/80- …); they commit one after the other, so a lock can be free before another one has the data",
+		"Vitess 8.4.6":                                 `whose database here is "shop@replica"; say only the keyspace, which is its primary`,
+		"Vitess 8.0.34-PlanetScale":                    "which does not tell that it has one shard; of several a lock can be free before another one has the data (Error 1317: no topology)",
 		"Dolt or go-mysql-server 8.0.33":               "where FOR UPDATE is accepted and locks nothing, so that updates would be lost silently, and a test would prove nothing (package mysqllocktest tests without a server)",
 		"OceanBase 5.7.25-OceanBase_CE-v4.2.1":         "where nobody has tested whether locks exclude",
 		"an unknown engine, Abacus-3 (Abacus DB)":      "whose version has another form than those of MySQL and MariaDB",
@@ -146,6 +148,185 @@ func TestRefusalsSayWhy(t *testing.T) {
 		if err := claim(db, ctx, lockctx.SkipLocked()); err == nil || err.Error() != strings.Replace(want, `"k" `, "", 1) {
 			t.Errorf("a claim: got %v", err)
 		}
+	}
+}
+
+// TestEnginesRefuseWhatDoesNotHoldThere, and nothing of it is sent. A row lock holds.
+func TestEnginesRefuseWhatDoesNotHoldThere(t *testing.T) {
+	with := func(o lockctx.Option) func(*sql.DB, context.Context) error {
+		return func(db *sql.DB, ctx context.Context) error { return asking["BeginTx"](db, ctx, o) }
+	}
+	claiming := func(o lockctx.Option) func(*sql.DB, context.Context) error {
+		return func(db *sql.DB, ctx context.Context) error { return claim(db, ctx, o) }
+	}
+	lacks := ", which does not work on "
+	const dropped = " a transaction can end by itself, and what follows a claim in it commits without the claim; take a key, with lockctx.With"
+	refuse := func(all map[string]fakeserver.Engine, what map[string]func(*sql.DB, context.Context) error) {
+		for name, e := range all {
+			for says, ask := range what {
+				s, db, ctx := openEngine(t, e, mysqllock.Config{})
+				if err := ask(db, ctx); !errors.Is(err, mysqllock.ErrUnsafe) || !strings.Contains(err.Error(), strings.ReplaceAll(says, "%", name)) {
+					t.Errorf("got %v, want %s", err, says)
+				}
+				for _, text := range s.Sent() {
+					if strings.Contains(text, "FOR SHARE") || strings.Contains(text, "GET_LOCK") || strings.Contains(text, "SKIP LOCKED") {
+						t.Errorf("%s: sent %q", says, text)
+					}
+				}
+			}
+		}
+	}
+	refuse(engines.TiDB, map[string]func(*sql.DB, context.Context) error{
+		"advisory locks need GET_LOCK" + lacks + "%; ":            with(lockctx.Advisory()),
+		"shared row locks need FOR SHARE" + lacks + "%; ":         with(lockctx.Shared()),
+		"claims with SkipLocked need SKIP LOCKED" + lacks + "%; ": claiming(lockctx.SkipLocked()),
+		"claims with ForShare need FOR SHARE" + lacks + "%; ":     claiming(lockctx.ForShare()),
+	})
+	refuse(engines.Vitess, map[string]func(*sql.DB, context.Context) error{
+		"advisory locks need GET_LOCK" + lacks + "%; ": with(lockctx.Advisory()),
+		"on %" + dropped:                claiming(lockctx.ForUpdate()),
+		"not safe here: on %" + dropped: claiming(lockctx.SkipLocked()),
+	})
+	for _, e := range engines.Vitess {
+		for way, work := range ways {
+			s, db, ctx := openEngine(t, e, mysqllock.Config{})
+			work(t, db, lockctx.With(ctx, "k"), lockctx.Row(), func() {
+				if s.Held() != 1 {
+					t.Errorf("%+v, %s: %d locks are held", e, way, s.Held())
+				}
+			})
+			state(t, s, 9, 0)
+		}
+	}
+}
+
+// TestLeasesOnTiDB: a lease is taken, fenced, renewed and released in transactions that lock its
+// row first, and in no other words.
+func TestLeasesOnTiDB(t *testing.T) {
+	const (
+		row     = "WHERE namespace = X AND name = X"
+		lock    = "SELECT token, left " + row + " FOR UPDATE NOWAIT"
+		grant   = "UPDATE SET token = token + N, owner = X, expires = later " + row
+		began   = "START TRANSACTION"
+		write   = "UPDATE p SET stock = ? WHERE id = ?"
+		silence = "SET @mysqllock_wait = @@SESSION.wait_timeout, SESSION wait_timeout = N"
+		loud    = "SET SESSION wait_timeout = @mysqllock_wait"
+		some    = "WHERE namespace = X AND name IN (X)"
+		extend  = "INSERT INTO `shop`.`mysqllock` (namespace, name, owner, token, expires) SELECT r.namespace, r.name, r.owner, r.token, r.expires" +
+			" FROM (SELECT X AS n, N AS k, N AS ttl, N AS age, N AS told) d STRAIGHT_JOIN `shop`.`mysqllock` r ON r.namespace = X AND r.name = d.n AND r.token = d.k AND r.owner = X" +
+			" WHERE r.expires > UTC_TIMESTAMP(N) FOR UPDATE ON DUPLICATE KEY UPDATE expires = UTC_TIMESTAMP(N) + INTERVAL d.ttl MICROSECOND," +
+			" renewed_token = r.token, granted_at = UTC_TIMESTAMP(N) - INTERVAL d.age MICROSECOND, ttl = d.told"
+		fence   = "SELECT name, lasts AND (name = X AND token = N AND owner = X) " + some + " ORDER BY name LIMIT N FOR UPDATE WAIT N"
+		give    = "UPDATE SET owner = NULL, expires = now " + row + " AND token = N AND owner = X"
+		unknown = "SELECT owner = X " + row + " FOR UPDATE"
+		free    = "UPDATE SET owner = NULL, expires = now " + row
+	)
+	short := strings.NewReplacer(
+		"IF((owner IS NOT NULL AND expires > UTC_TIMESTAMP(N)), TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(N), expires), N)", "left",
+		"(TIMESTAMPDIFF(SECOND, NOW(N), SYSDATE(N)) NOT BETWEEN N AND N OR expires > UTC_TIMESTAMP(N) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(N), SYSDATE(N)) MICROSECOND)", "lasts",
+		"UTC_TIMESTAMP(N) + INTERVAL N MICROSECOND", "later", "LEAST(expires, UTC_TIMESTAMP(N))", "now", " FROM `shop`.`mysqllock`", "", "UPDATE `shop`.`mysqllock`", "UPDATE",
+	)
+	hex, numbers := regexp.MustCompile(`x'[0-9a-f]*'`), regexp.MustCompile(`\b[0-9]+\b`)
+	for what, c := range map[string]struct {
+		before func(*fakeserver.Server) // the lease is asked for
+		quits  bool                     // the caller gives up while the COMMIT that grants is under way
+		within func(*fakeserver.Server) // before the transaction under it commits
+		is     error
+		says   string
+		sent   []string
+	}{
+		"held": {sent: []string{lock, grant, "COMMIT", began, write, silence, fence, "COMMIT", loud, give, "COMMIT"}},
+		"of somebody else": {
+			before: func(s *fakeserver.Server) { s.Lease("k", time.Minute) },
+			is:     mysqllock.ErrLocked, says: "shopd", sent: []string{lock, "ROLLBACK", "SELECT owner " + row + " AND (owner IS NOT NULL AND expires > UTC_TIMESTAMP(N))"},
+		},
+		"whose row is locked": {
+			before: func(s *fakeserver.Server) {
+				s.Fail("FOR UPDATE NOWAIT", &mysql.MySQLError{Number: 3572, Message: "could not be acquired immediately"})
+			},
+			is: mysqllock.ErrLocked, sent: []string{lock, "ROLLBACK", "SELECT owner " + row + " AND (owner IS NOT NULL AND expires > UTC_TIMESTAMP(N))"},
+		},
+		"taken away": {
+			within: func(s *fakeserver.Server) { s.Steal() },
+			is:     mysqllock.ErrLost, sent: []string{lock, grant, "COMMIT", began, write, silence, fence, "SELECT released " + row, loud, "ROLLBACK"},
+		},
+		"granted, and the answer is lost": {
+			before: func(s *fakeserver.Server) { s.LoseAnswer("COMMIT") },
+			sent: []string{
+				lock, grant, "COMMIT", unknown, free, "COMMIT", // and it is asked for again
+				lock, grant, "COMMIT", began, write, silence, fence, "COMMIT", loud, give, "COMMIT",
+			},
+		},
+		"granted to nobody": {quits: true, is: context.Canceled, sent: []string{lock, grant, "COMMIT", give, "COMMIT"}},
+		"renewed": {
+			within: func(s *fakeserver.Server) {
+				for _, arrives := range []<-chan struct{}{s.Arrival("renewed_token"), s.Arrival("COMMIT")} {
+					<-arrives
+				}
+			},
+			sent: []string{
+				lock, grant, "COMMIT", began, write, "SELECT name, token " + some + " AND owner = X AND expires > UTC_TIMESTAMP(N) FOR UPDATE NOWAIT",
+				extend, "COMMIT", silence, fence, "COMMIT", loud, give, "COMMIT",
+			},
+		},
+		"a fence that fails": {
+			within: func(s *fakeserver.Server) {
+				s.Fail("FOR UPDATE WAIT", &mysql.MySQLError{Number: 8229, Message: "TTL manager has timed out"})
+			},
+			is: mysqllock.ErrLost, sent: []string{lock, grant, "COMMIT", began, write, silence, fence, loud, "ROLLBACK", give, "COMMIT"},
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, db, ctx := openEngine(t, engines.TiDB["TiDB 8.0.11-TiDB-v8.5.0"], mysqllock.Config{})
+				must(t, asking["Acquire"](db, ctx, lockctx.Lease(time.Minute))) // on a connection that is known from now on
+				s.Sent()
+				if c.before != nil {
+					c.before(s)
+				}
+				ctx, cancel := context.WithCancel(ctx)
+				defer cancel()
+				if c.quits {
+					s.Before("COMMIT", func() {
+						cancel()
+						time.Sleep(time.Second)
+					})
+				}
+				err := mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
+					return inTransaction(db, ctx, func(tx *sql.Tx) error {
+						must(t, put(ctx, tx, 9))
+						if c.within != nil {
+							c.within(s)
+						}
+						return tx.Commit()
+					})
+				}, lockctx.Lease(time.Minute), lockctx.NoWait())
+				if (err == nil) != (c.is == nil) || c.is != nil && !errors.Is(err, c.is) || err != nil && !strings.Contains(err.Error(), c.says) {
+					t.Errorf("got %v", err)
+				}
+				if c.quits {
+					time.Sleep(5 * time.Second) // it is given back in the background
+				}
+				var sent []string
+				for _, text := range s.Sent() {
+					text = short.Replace(numbers.ReplaceAllString(hex.ReplaceAllString(text, "X"), "N"))
+					if !strings.Contains(text, "@@completion_type") && !strings.HasPrefix(text, "SET @mysqllock = ") {
+						sent = append(sent, text)
+					}
+				}
+				if !slices.Equal(sent, c.sent) {
+					t.Errorf("sent\n%s\nwant\n%s", strings.Join(sent, "\n"), strings.Join(c.sent, "\n"))
+				}
+				stock := int64(10)
+				if c.is == nil {
+					stock = 9
+				}
+				state(t, s, stock, 0)
+				if leases := s.Leases(); leases != 0 && what != "of somebody else" && what != "taken away" {
+					t.Errorf("%d leases are left", leases)
+				}
+			})
+		})
 	}
 }
 
@@ -166,7 +347,7 @@ func TestUnsafeAllowsAnotherEngine(t *testing.T) {
 			_, db, ctx := openEngine(t, e, mysqllock.Config{Unsafe: "allow"})
 			must(t, claim(db, ctx, lockctx.ForUpdate()))
 			err := claim(db, ctx, lockctx.SkipLocked())
-			if skips := !strings.HasPrefix(name, "TiDB") && !strings.HasPrefix(name, "Dolt"); (err == nil) != skips || !skips && !errors.Is(err, mysqllock.ErrUnsafe) {
+			if skips := !strings.HasPrefix(name, "Dolt"); (err == nil) != skips || !skips && !errors.Is(err, mysqllock.ErrUnsafe) {
 				t.Errorf("%s: a claim with SKIP LOCKED: %v", name, err)
 			}
 		}

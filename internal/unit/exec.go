@@ -25,8 +25,7 @@ func (c *Conn) Exec(ctx context.Context, text string, args []driver.NamedValue) 
 			return nil, err
 		}
 		res, err := statement.Exec(ctx, c.link.Conn, text, args)
-		c.ran(text, info, false, err)
-		return res, err
+		return res, c.ran(text, info, false, err)
 	}
 	_, res, err = c.run(ctx, &statement.Statement{Text: text, Args: args})
 	return res, err
@@ -46,8 +45,7 @@ func (c *Conn) Query(ctx context.Context, text string, args []driver.NamedValue)
 			return nil, err
 		}
 		r, err := statement.Query(ctx, c.link.Conn, text, args)
-		c.ran(text, info, true, err)
-		return r, err
+		return r, c.ran(text, info, true, err)
 	}
 	r, _, err = c.run(ctx, &statement.Statement{Text: text, Args: args, Query: true})
 	return r, err
@@ -79,7 +77,11 @@ func (c *Conn) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	if hinted && h.Claim != (hint.Locking{}) {
 		return c.runClaiming(ctx, h, st)
 	}
-	return c.runLocked(ctx, h, hinted, st)
+	r, res, err := c.runLocked(ctx, h, hinted, st)
+	if ctx.Err() != nil && (errors.Is(err, errHoldEnded) || errors.Is(err, errContextEnded)) && !fromLock(context.Cause(ctx)) {
+		err = c.k.Error(st.Op(), h, ctx.Err()) // it has ended a moment ago, and the lock with it
+	}
+	return r, res, err
 }
 
 // runClaiming runs a statement whose hint has SELECTs lock the rows that they return.
@@ -135,12 +137,37 @@ func (c *Conn) runLocked(ctx context.Context, h *hint.Hint, hinted bool, st *sta
 		return nil, nil, err
 	}
 	if st.Info.Kind == sqltext.Commits {
-		return nil, nil, c.k.Error(st.Op(), h, errCommits)
+		switch {
+		case h.Scope != nil:
+			return nil, nil, c.k.Error(st.Op(), h, errCommits)
+		case !st.Info.Defines || c.tx != nil || st.Claims:
+			return nil, nil, c.k.Error(st.Op(), h, errUnchecked)
+		}
+		return c.runDefinition(ctx, s, h, st)
 	}
 	if c.tx != nil {
 		return c.runLate(ctx, s, h, st)
 	}
 	return c.runFree(ctx, s, h, st)
+}
+
+// runDefinition runs DDL in holds that no transaction keeps. It commits by itself, so the
+// server is asked for the holds right before it, by a transaction without anything else; and
+// when they are lost the context ends, and the server is told to stop it.
+func (c *Conn) runDefinition(ctx context.Context, s *scope, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
+	u, err := c.begin(ctx, s, h, driver.TxOptions{})
+	if err != nil {
+		return nil, nil, err
+	}
+	u.endsWith(ctx)
+	if err := u.finish(true); err != nil {
+		return nil, nil, err
+	}
+	r, res, err := c.runHere(ctx, st)
+	if err != nil && ctx.Err() != nil {
+		u.on.broken()
+	}
+	return r, res, err
 }
 
 // runPinned runs a statement of a sql.Conn on which a unit of work lives: as in a

@@ -5,11 +5,13 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"errors"
-	"slices"
+	"io"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/go-sql-driver/mysql"
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
@@ -17,7 +19,19 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-func TestNothingGoesOnAfterADeadlock(t *testing.T) {
+// tabletEnded is what vtgate says of a transaction that its tablet has ended, as it says it.
+var tabletEnded = &mysql.MySQLError{Number: 1317, Message: "target: shop.0.primary: vttablet: rpc error: code = Aborted desc = transaction 1795795160956921976:" +
+	" ended at 2026-11-27 16:00:24.620 UTC (exceeded timeout: 30s) (CallerID: userData1)"}
+
+// TestNothingGoesOnAfterTheEndOfATransaction in a deadlock, or by a tablet.
+func TestNothingGoesOnAfterTheEndOfATransaction(t *testing.T) {
+	for is, ended := range map[error]error{mysqllock.ErrDeadlock: refused(1213), mysqllock.ErrLost: tabletEnded} {
+		nothingGoesOn(t, is, ended)
+	}
+}
+
+// nothingGoesOn has transactions end with ended, of which the caller is told is.
+func nothingGoesOn(t *testing.T, is, ended error) {
 	onProducts(t, func(t *testing.T, s *fakeserver.Server, db *sql.DB, ctx context.Context) {
 		for name, begin := range map[string]func() *sql.Tx{
 			"of a transaction": func() *sql.Tx {
@@ -38,8 +52,8 @@ func TestNothingGoesOnAfterADeadlock(t *testing.T) {
 			},
 		} {
 			tx := begin()
-			s.Fail(write, refused(1213))
-			if err := put(ctx, tx, 1); !errors.Is(err, mysqllock.ErrDeadlock) {
+			s.Fail(write, ended)
+			if err := put(ctx, tx, 1); !errors.Is(err, is) {
 				t.Errorf("%s: %v", name, err)
 			}
 			over(t, ctx, tx)
@@ -48,8 +62,8 @@ func TestNothingGoesOnAfterADeadlock(t *testing.T) {
 		}
 
 		// A statement of its own can be run again, but not by database/sql.
-		s.Fail(write, refused(1213))
-		if err := put(ctx, db, 1); !errors.Is(err, mysqllock.ErrDeadlock) || errors.Is(err, driver.ErrBadConn) {
+		s.Fail(write, ended)
+		if err := put(ctx, db, 1); !errors.Is(err, is) || errors.Is(err, driver.ErrBadConn) {
 			t.Errorf("a write: %v", err)
 		}
 		must(t, put(lockctx.With(lockctx.Without(ctx), "k"), db, 4))
@@ -57,8 +71,8 @@ func TestNothingGoesOnAfterADeadlock(t *testing.T) {
 		// What was decided on a read is not written.
 		ctx = lockctx.With(lockctx.Without(ctx), "k")
 		seen(t, db, ctx)
-		s.Fail(write, refused(1213))
-		if err := put(ctx, db, 1); !errors.Is(err, mysqllock.ErrDeadlock) {
+		s.Fail(write, ended)
+		if err := put(ctx, db, 1); !errors.Is(err, is) {
 			t.Errorf("a write after a read: %v", err)
 		}
 		s.Sent()
@@ -72,7 +86,72 @@ func TestNothingGoesOnAfterADeadlock(t *testing.T) {
 			t.Errorf("it sent %q", sent)
 		}
 		state(t, s, 4, 0)
+
+		// Nor does what has no lock context run on a sql.Conn, until the lock context ends.
+		plain := lockctx.Without(ctx)
+		own, cancel := context.WithCancel(plain)
+		defer cancel()
+		ctx = lockctx.With(own, "k")
+		c, err := db.Conn(plain)
+		must(t, err)
+		defer c.Close()
+		seen(t, c, ctx)
+		s.Fail(write, ended)
+		for i, want := range []error{is, mysqllock.ErrLost, mysqllock.ErrLost} {
+			if err := put(plain, c, 1); !errors.Is(err, want) {
+				t.Errorf("on a sql.Conn, %d: %v", i, err)
+			}
+		}
+		if tx, err := c.BeginTx(plain, nil); !errors.Is(err, mysqllock.ErrLost) {
+			t.Errorf("a transaction on a sql.Conn: %v", err)
+			must(t, tx.Rollback())
+		}
+		state(t, s, 4, 0)
+		cancel()
+		must(t, put(plain, c, 5))
 	})
+}
+
+// withoutValidator is a wrapper of drivers that does not pass driver.Validator on.
+type withoutValidator struct{ driver.Connector }
+
+func (w withoutValidator) Connect(ctx context.Context) (driver.Conn, error) {
+	c, err := w.Connector.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	own := c.(fakeConn)
+	return struct {
+		driver.Conn
+		driver.ConnBeginTx
+		driver.ExecerContext
+		driver.QueryerContext
+	}{own, own, own, own}, nil
+}
+
+// TestNothingGoesOnBehindAWrapper: nor does a wrapper that hides when a sql.Conn is given back.
+func TestNothingGoesOnBehindAWrapper(t *testing.T) {
+	s := fakeserver.New()
+	k, err := mysqllock.Wrap(s, mysqllock.Config{Schema: "manual", MaxConns: 9})
+	must(t, err)
+	db := sql.OpenDB(withoutValidator{k})
+	defer func() { must(t, errors.Join(db.Close(), k.(io.Closer).Close())) }()
+	plain := t.Context()
+	ctx, cancel := context.WithCancel(plain)
+	defer cancel()
+	c, err := db.Conn(plain)
+	must(t, err)
+	defer c.Close()
+	_, err = c.ExecContext(plain, "SET @a = 1")
+	must(t, err)
+	seen(t, c, lockctx.With(ctx, "k"))
+	s.Fail(write, tabletEnded)
+	for i := range 3 {
+		if err := put(plain, c, 1); !errors.Is(err, mysqllock.ErrLost) {
+			t.Errorf("%d: %v", i, err)
+		}
+	}
+	state(t, s, 10, 0)
 }
 
 func TestAStatementThatFailsLeavesTheTransactionAsItIs(t *testing.T) {
@@ -204,8 +283,8 @@ func TestAHolderIsAskedForOnlyWhereTheServerKnowsAndTells(t *testing.T) {
 	must(t, tx.Rollback())
 }
 
-// The procedure could not set the level.
-func TestATransactionWithALevelBeginsWithoutTheProcedure(t *testing.T) {
+// TestATransactionWithALevelBeginsByTheProcedure: nothing is sent beside it.
+func TestATransactionWithALevelBeginsByTheProcedure(t *testing.T) {
 	s := fakeserver.New()
 	s.Product = fakeserver.MySQLWithProcedure
 	db, ctx := openOn(t, s, mysqllock.Config{})
@@ -213,8 +292,8 @@ func TestATransactionWithALevelBeginsWithoutTheProcedure(t *testing.T) {
 	must(t, err)
 	must(t, tx.Commit())
 	sent := s.Sent()
-	i := slices.Index(sent, "SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-	if i < 0 || sent[i+1] != "START TRANSACTION" || !strings.Contains(sent[i+2], "FOR UPDATE") {
+	i := len(sent) - 2
+	if !strings.HasPrefix(sent[i], "CALL `shop`.`mysqllock_lock2`") || !strings.HasSuffix(sent[i], ", 30, 2, false)") || !strings.HasSuffix(sent[i+1], "/* COMMIT */") {
 		t.Errorf("it sent %q", sent)
 	}
 }

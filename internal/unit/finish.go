@@ -3,6 +3,7 @@ package unit
 import (
 	"cmp"
 	"context"
+	"database/sql/driver"
 	"errors"
 	"slices"
 	"time"
@@ -123,7 +124,7 @@ func (u *unit) finishCommit() error {
 	}
 	err = u.unfinished("commit", err, refused, c.awaitEnd)
 	if u.scope.until != nil || u.on.spends() && u.hold == nil {
-		u.scope.failed = err // what was read before must not decide on what is written without it
+		u.scope.failed = u.cause // what was read before must not decide on what is written without it
 	}
 	return err
 }
@@ -132,6 +133,12 @@ func (u *unit) finishCommit() error {
 // returns what its caller is told. unsure waits for a COMMIT whose outcome is unknown.
 func (u *unit) unfinished(op string, err error, refused bool, unsure func()) error {
 	u.scope.k.Suspect(err)
+	if op == "commit" && errors.Is(err, driver.ErrBadConn) && u.overran != nil { // it has closed the connection, so that nothing was sent
+		u.givenUp = true
+		u.breakLink()
+		u.cause = u.error(op, lockerr.With(lockerr.ErrLost, u.overran))
+		return u.error(op, u.overran)
+	}
 	if (refused || server.Number(err) != 0) && !server.Gone(err, u.link.Conn) {
 		// What is left of the transaction must go: the server has refused it, or a
 		// guard is not held any more.
@@ -166,8 +173,8 @@ func (u *unit) unfinished(op string, err error, refused bool, unsure func()) err
 // turn.
 func (u *unit) commitUnit() (c commit, refused bool, err error) {
 	c = commit{
-		link: u.link, wrote: u.wrote, text: u.txn.AsText(), ends: u.endsGuards(), limit: u.on.limit(),
-		send: u.sendCommit, sent: u.txn.Committed,
+		link: u.link, info: u.l.Info(), wrote: u.wrote, text: u.txn.AsText(), ends: u.endsGuards(), limit: u.on.limit(),
+		silent: u.txn.Limited(), send: u.sendCommit, sent: u.txn.Committed,
 	}
 	if err := u.on.overdue(); err != nil {
 		return c, false, err
@@ -212,7 +219,7 @@ func (u *unit) checked() (guards []*guard, err error) {
 
 // stepVersions is what makes the versions new of the rows that are locked and that others
 // compare.
-func (u *unit) stepVersions() *steps {
+func (u *unit) stepVersions() (c strategy.Check) {
 	var rows []string
 	for name, r := range u.rows {
 		if r.steps() && !slices.ContainsFunc(u.compared, func(g *guard) bool { return g.Row == name }) {
@@ -220,16 +227,15 @@ func (u *unit) stepVersions() *steps {
 		}
 	}
 	if len(rows) == 0 {
-		return nil
+		return c
 	}
 	slices.Sort(rows)
 	under := func(ctx context.Context) context.Context { return handle.Under(ctx, u.seen...) }
-	return &steps{
-		alone: func() error { return u.l.Step(under(context.Background()), u.link.Conn, rows) },
-		last: func(ctx context.Context) (done, unknown bool, err error) {
-			return u.l.StepAndCommit(under(ctx), u.link, rows)
-		},
+	c.Fence = func(ctx context.Context) error { return u.l.Step(under(ctx), u.link.Conn, rows) }
+	c.Commit = func(ctx context.Context) (done, unknown bool, err error) {
+		return u.l.StepAndCommit(under(ctx), u.link, rows)
 	}
+	return c
 }
 
 // steps reports whether others compare versions of what the unit has locked.
@@ -260,9 +266,10 @@ func (u *unit) inTime() {
 	}
 	// Only finished autocommit statements are in a unit without an open
 	// transaction: rolling back would undo what the caller saw succeed.
-	commit := len(u.stack) == 0 && u.hold == nil && u.cause == nil
+	lost := u.cause != nil
+	commit := len(u.stack) == 0 && u.hold == nil && !lost
 	err := u.finish(commit)
-	if err == nil {
+	if err == nil || !commit && !lost { // what could not be rolled back has ended with its connection
 		u.cause = u.error("statement", lockerr.With(lockerr.ErrLost, whatEnded(u.until)))
 	}
 	if u.hold == nil { // a hold answers for itself, and what is around it goes on

@@ -59,7 +59,9 @@ func (s *onSession) ran(st *statement.Statement, _ error) {
 }
 
 func (s *onSession) broken() {
-	s.l.Background(func(ctx context.Context) { _ = s.l.Control.KillConnection(ctx, s.link) })
+	if s.l.Info().Kills {
+		s.l.Background(func(ctx context.Context) { _ = s.l.Control.KillConnection(ctx, s.link) })
+	}
 }
 
 func (s *onSession) give(over bool) {

@@ -20,13 +20,14 @@ type guard struct {
 	held         strategy.Held
 	handle.Place                     // Row is the one that keeps it, also with Slots
 	by           strategy.Strategy   // that has taken it
+	since        time.Time           // when it was taken
 	first        string              // with Slots, the row of the first
 	seen         *handle.Observation // of the lock; of versions that were asked for together, only the first has it
 }
 
 // newGuard returns what was taken for p.
 func newGuard(p handle.Place, by strategy.Strategy, held strategy.Held) *guard {
-	g := &guard{held: held, Place: p, by: by}
+	g := &guard{held: held, Place: p, by: by, since: time.Now()}
 	if p.Slots > 0 {
 		g.first, g.Row = p.Row, held.Key()
 	}
@@ -187,10 +188,11 @@ func (g *guard) overError(op string) error {
 	if err == nil {
 		return nil
 	}
-	if !errors.Is(err, lockerr.ErrLost) {
-		err = errHoldEnded
+	e := &lockerr.Error{Op: op, Key: g.Key, Strategy: g.Strategy, Err: errHoldEnded}
+	if errors.Is(err, lockerr.ErrLost) {
+		e.Err, e.Held = err, time.Since(g.since)
 	}
-	return &lockerr.Error{Op: op, Key: g.Key, Strategy: g.Strategy, Err: err}
+	return e
 }
 
 // takeGuard takes a lock that keeps others out, for by. lost is called once, on a goroutine of

@@ -13,6 +13,12 @@ import (
 // where it may begin a transaction and a limit for locked ones is still set. Most
 // statements it knows at a glance.
 func (c *Conn) look(ctx context.Context, text string) (info sqltext.Info, err error) {
+	if c.k.Settings.Required != nil && text != c.free {
+		if err := c.k.Unlocked(text); err != nil {
+			return info, err
+		}
+		c.free = text
+	}
 	if err := c.need(ctx); err != nil {
 		return info, err
 	}
@@ -56,8 +62,7 @@ func (c *Conn) runHere(ctx context.Context, st *statement.Statement) (driver.Row
 	default:
 		r, res, err = st.Run(ctx, c.link.Conn)
 	}
-	c.ran(st.Text, st.Info, st.Query, err)
-	return r, res, err
+	return r, res, c.ran(st.Text, st.Info, st.Query, err)
 }
 
 // runHereClaiming runs a claim on this connection as it is.
@@ -77,13 +82,13 @@ func (c *Conn) runHereClaiming(ctx context.Context, st *statement.Statement) (dr
 	return r, nil, nil
 }
 
-// ran notes what a statement has left that ran here. Where the base driver has to
-// prepare it first, it comes again.
-func (c *Conn) ran(text string, info sqltext.Info, query bool, err error) {
+// ran notes what a statement has left that ran here, and returns err as the caller gets it.
+// Where the base driver has to prepare the statement first, it comes again.
+func (c *Conn) ran(text string, info sqltext.Info, query bool, err error) error {
 	c.texts.note(info, query, err)
 	if errors.Is(err, driver.ErrSkip) {
 		c.skipped = text
-		return
+		return err
 	}
 	if c.tx != nil {
 		c.tx.changed = c.tx.changed || info.Changes != sqltext.ChangesNothing
@@ -91,4 +96,8 @@ func (c *Conn) ran(text string, info sqltext.Info, query bool, err error) {
 	c.last, c.lastIn = nil, nil
 	c.left.Note(text, info, query, err)
 	c.stmts.note(info)
+	if err != nil {
+		err = c.k.Explained(err)
+	}
+	return err
 }

@@ -311,7 +311,7 @@ func (h *Hold) endUnit(commit bool) (err error) {
 	switch {
 	case u.state == ended || u.cause != nil || !commit:
 	case h.ctx.Err() != nil:
-		obstacle = u.error("commit", lockerr.With(lockerr.ErrLost, context.Cause(h.ctx)))
+		obstacle = u.error("commit", endOf(h.ctx))
 	case h.nested == nil && len(u.stack) > 0:
 		obstacle = u.error("commit", lockerr.With(lockerr.ErrUnsafe, errors.New("a transaction that was begun in the hold is still open; the hold is rolled back")))
 	}
@@ -334,8 +334,27 @@ func (h *Hold) endUnit(commit bool) (err error) {
 		err = obstacle
 	case !commit && errors.Is(err, lockerr.ErrLost):
 		err = nil // what was lost is rolled back already
+	case errors.Is(err, errContextEnded) && h.ctx.Err() != nil:
+		err = u.error("commit", endOf(h.ctx))
 	}
 	h.scope.give()
 	h.close(closed)
+	if u.givenUp {
+		h.loss = nil
+	}
 	return err
+}
+
+// endOf is what has ended ctx: the end of a hold around it, if that says so.
+func endOf(ctx context.Context) error {
+	if cause := context.Cause(ctx); fromLock(cause) {
+		return cause
+	}
+	return ctx.Err()
+}
+
+// fromLock reports whether a context has ended with its lock.
+func fromLock(cause error) bool {
+	var e *lockerr.Error
+	return errors.As(cause, &e)
 }

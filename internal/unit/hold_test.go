@@ -4,7 +4,9 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -125,6 +127,114 @@ func TestTransactionBesideAHold(t *testing.T) {
 		dbtest.OK(t, tx.Commit())
 		s.WantStock(1, 8)
 		s.WantStock(3, 10)
+	})
+}
+
+// TestDDLInAHold: it runs if no transaction has the lock, and stops when the lock is lost.
+func TestDDLInAHold(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		columns := func() int {
+			return len(dbtest.Column[string](t, s.Plain, "SELECT column_name FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = 'p'"))
+		}
+		had := columns()
+		for name, opt := range guardHolds() {
+			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
+				dbtest.ExecIn(t, ctx, db, "ALTER TABLE p ADD "+name+" INT, ALGORITHM=INPLACE")
+				for _, text := range []string{"COMMIT", "BEGIN", "SET autocommit = 0", "LOCK TABLES p WRITE", "DROP TABLE p; BEGIN"} {
+					_, err := db.ExecContext(ctx, text)
+					stock.WantError(t, text, err, mysqllock.ErrUnsafe, "without a check of the lock")
+				}
+				tx := dbtest.Begin(t, ctx, db)
+				_, err := tx.ExecContext(ctx, "ALTER TABLE p DROP "+name)
+				stock.WantError(t, "in a transaction", err, mysqllock.ErrUnsafe, "run DDL outside of them")
+				dbtest.OK(t, tx.Rollback())
+				dbtest.OK(t, mysqllock.Do(ctx, db, "row", func(ctx context.Context) error {
+					_, err := db.ExecContext(ctx, "ALTER TABLE p DROP "+name)
+					stock.WantError(t, "in a row lock", err, mysqllock.ErrUnsafe, "mysqllock.Do with lockctx.Lease")
+					return nil
+				}))
+				return nil
+			}, opt))
+		}
+		if n := columns(); n != had+2 {
+			t.Errorf("the table has %d columns, not two more than %d", n, had)
+		}
+		err := mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
+			s.Steal("k")
+			_, err := db.ExecContext(context.WithoutCancel(ctx), "ALTER TABLE p ADD late INT") // before anybody has noticed
+			stock.WantLost(t, "under a lease that was stolen", err)
+			return nil
+		}, lockctx.Lease(stock.TTL))
+		stock.WantLost(t, "Do", err)
+		err = mysqllock.Do(dbtest.Limited(t), db, "other", func(ctx context.Context) error {
+			inTheWay := dbtest.Begin(t, context.Background(), s.Plain)
+			dbtest.Exec(t, inTheWay, "UPDATE p SET stock = stock WHERE id = 1")
+			altered := make(chan error)
+			go func() {
+				_, err := db.ExecContext(ctx, "ALTER TABLE p ADD late INT")
+				altered <- err
+			}()
+			altering := func() bool {
+				return len(dbtest.Column[string](t, s.Plain, "SELECT id FROM information_schema.processlist WHERE info LIKE 'ALTER TABLE p ADD late%'")) > 0
+			}
+			dbtest.Soon(t, "it waits", altering)
+			s.Steal("other")
+			if err := <-altered; err == nil {
+				t.Error("it went on")
+			}
+			dbtest.Soon(t, "it has stopped", func() bool { return !altering() })
+			dbtest.OK(t, inTheWay.Rollback())
+			_, err := db.ExecContext(context.WithoutCancel(ctx), "ALTER TABLE p ADD late INT")
+			stock.WantLost(t, "afterwards", err)
+			return nil
+		}, lockctx.Lease(stock.TTL))
+		stock.WantLost(t, "Do", err)
+		if n := columns(); n != had+2 {
+			t.Errorf("the table has %d columns", n)
+		}
+	})
+}
+
+// TestLockTableIsDropped: a row lock keeps the table, under other locks nothing is committed
+// any more, and the next caller makes it anew.
+func TestLockTableIsDropped(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		for name, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(stock.TTL), "optimistic": lockctx.Optimistic()} {
+			before, dropped := s.Stock(1), make(chan error, 1)
+			waits := func() bool {
+				return len(dbtest.Column[string](t, s.Plain, "SELECT id FROM information_schema.processlist WHERE info LIKE 'DROP TABLE%' AND state LIKE '%metadata lock'")) > 0
+			}
+			err := mysqllock.Do(dbtest.Limited(t), db, name, func(ctx context.Context) error {
+				stock.MustRead(t, ctx, db, 1)
+				go func() {
+					_, err := s.Plain.Exec("DROP TABLE mysqllock")
+					dropped <- err
+				}()
+				if name == "row" {
+					dbtest.Soon(t, "DROP waits", waits)
+				} else {
+					dbtest.OK(t, <-dropped)
+					dropped <- nil
+				}
+				_, err := db.ExecContext(ctx, stock.SetStock, before-1)
+				return err
+			}, opt)
+			if name == "row" {
+				dbtest.OK(t, err)
+				s.WantStock(1, before-1)
+			} else {
+				stock.WantLost(t, name, err)
+				s.WantStock(1, before)
+			}
+			dbtest.OK(t, <-dropped)
+			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, name+", later", func(ctx context.Context) error {
+				_, err := db.ExecContext(ctx, stock.SetStock, 5)
+				return err
+			}, opt))
+			s.WantStock(1, 5)
+		}
 	})
 }
 
@@ -681,4 +791,31 @@ func TestInnerHoldsStopNobody(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestHoldsHaveAllConnections of a new handle, which goes on: a transaction in a hold needs none.
+func TestHoldsHaveAllConnections(t *testing.T) {
+	_, db, _ := openWith(t, mysqllock.Config{MaxConns: 4})
+	const callers = 3 // one connection is reserved
+	var all, inside sync.WaitGroup
+	inside.Add(callers)
+	for i := range callers {
+		all.Go(func() {
+			err := mysqllock.Do(t.Context(), db, fmt.Sprint("k", i), func(ctx context.Context) error {
+				inside.Done()
+				inside.Wait()
+				ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+				defer cancel()
+				tx, err := db.BeginTx(ctx, nil)
+				if err != nil {
+					return err
+				}
+				return tx.Commit()
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
 }

@@ -144,7 +144,7 @@ func (u *unit) lock(ctx context.Context, r handle.Request, first bool) error {
 	}
 	u.scope.k.Answered(r.Seen, 0, u.scope.k.Refused(err, r.Places))
 	if err == nil {
-		u.late = u.late || len(u.rows) == 0
+		u.hasOlder = u.hasOlder || len(u.rows) == 0
 		u.granted(r, nil, locked)
 		return nil
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/statement"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
 )
 
 // runLate runs a statement of a transaction that began without the hint: the
@@ -118,7 +119,7 @@ func (c *Conn) joinLate(ctx context.Context, l *handle.Locks, s *scope, h *hint.
 	for i, r := range requests {
 		u.granted(r, nil, granted[i])
 	}
-	u.late = len(requests) > 0
+	u.hasOlder = len(requests) > 0
 	if c.unlimit != "" {
 		l.KeepAlive.Keep(c.link, u.lostBehind)
 	}
@@ -176,16 +177,19 @@ func (c *Conn) openLate(ctx context.Context, l *handle.Locks, rows bool) error {
 	limit := l.IdleLimit()
 	limited := rows && limit > 0
 	if limited {
-		c.unlimit = rowlock.IdleLimitSQL(l.Info().IdleLimit)
+		c.unlimit = l.Info().SetIdleLimit(l.Info().IdleLimit)
 	}
-	timed, cancel := context.WithTimeout(ctx, strategy.AnswerTime)
+	timed, cancel := context.WithTimeout(ctx, pool.AnswerTime)
 	defer cancel()
 	stays, err := savepointStays(timed, c.link.Conn, "mysqllock_late")
+	if err == nil && rows && l.Info().EarlySnapshot {
+		err = server.Pessimist(timed, c.link.Conn)
+	}
 	if err == nil && !stays {
 		return lockerr.With(lockerr.ErrLost, errors.New("the transaction had ended before it asked for the lock"))
 	}
 	if err == nil && limited {
-		err = server.Exec(ctx, c.link.Conn, rowlock.IdleLimitSQL(limit))
+		err = server.Exec(ctx, c.link.Conn, l.Info().SetIdleLimit(limit))
 	}
 	if err != nil && ctx.Err() != nil { // the driver has closed the connection, perhaps after an answer
 		return strategy.Silent(ctx)

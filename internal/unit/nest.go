@@ -80,6 +80,9 @@ func (u *unit) endTx(t *inner, commit bool) error {
 	}
 	u.stack = u.stack[:last]
 	switch {
+	case t.save == "" && commit && u.refused != nil:
+		_ = u.finish(false)
+		return u.refused
 	case t.save == "" && commit:
 		return u.commit()
 	case t.save == "":
@@ -101,10 +104,11 @@ func (u *unit) endTx(t *inner, commit bool) error {
 	return err
 }
 
-// goBack undoes what was done in a transaction that is a savepoint.
+// goBack undoes what was done in a transaction that is a savepoint. If that may be older than a row
+// lock, it goes the way of a statement of the caller, which looks whether the lock is still there.
 func (u *unit) goBack(op string, t *inner) error {
 	text := "ROLLBACK TO SAVEPOINT " + t.save
-	if !u.late || t.locked {
+	if !u.hasOlder || t.locked {
 		return u.text(context.Background(), op, text)
 	}
 	_, _, err := u.run(context.Background(), &statement.Statement{Text: text, Info: sqltext.Look(text)})

@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql/driver"
 	"errors"
-	"regexp"
 
 	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/hint"
@@ -170,7 +169,5 @@ func (c *Conn) runJoined(ctx context.Context, u *unit, h *hint.Hint, st *stateme
 // inPart reports whether st, which has failed with err, may have written a part of what it was
 // to write: LOAD DATA LOCAL ends well for the server if what the client reads from fails.
 func inPart(st *statement.Statement, err error) bool {
-	return err != nil && server.Number(err) == 0 && localInfile.MatchString(st.Text)
+	return err != nil && server.Number(err) == 0 && st.Info.FromClient
 }
-
-var localInfile = regexp.MustCompile(`(?is)\bLOCAL\b.*\bINFILE\b`)

@@ -18,6 +18,9 @@ import (
 func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, driver.Result, error) {
 	op := st.Op()
 	if st.Info.Kind == sqltext.Commits {
+		if len(u.rows) == 0 && len(u.scope.guards) == 0 && len(u.enclosing) > 0 {
+			return nil, nil, u.error(op, errUnchecked)
+		}
 		return nil, nil, u.error(op, errCommits)
 	}
 	if err := u.takeLink(ctx, op); err != nil {
@@ -41,6 +44,9 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 			return r, nil, nil
 		}
 		return nil, nil, err
+	}
+	if ctx.Err() != nil && !fromLock(context.Cause(ctx)) {
+		u.overran = ctx.Err()
 	}
 	u.link.Touch()
 	u.read = u.read || st.Info.Snapshot
@@ -95,13 +101,13 @@ func (u *unit) takeLink(ctx context.Context, op string) error {
 // send sends a statement, and before it those that tell what it does to the transaction. The
 // caller has the connection's turn. With an error there may be rows that came before it.
 func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.Rows, res driver.Result, err error) {
-	goesBack := u.late && st.Info.GoesBack && !u.toYounger(st.Text)
+	goesBack := u.hasOlder && st.Info.GoesBack && !u.toYounger(st.Text)
 	before := ""
 	if st.Info.Calls {
 		err = server.Exec(ctx, u.link.Conn, "SAVEPOINT mysqllock_call")
 	}
 	if goesBack && err == nil {
-		before, err = rolledBack(ctx, u.link.Conn)
+		before, err = rolledBack(ctx, u.link.Conn, u.l.Info())
 	}
 	u.wrote = u.wrote || st.MayWrite()
 	if st.Info.Changes == sqltext.MayChange {
@@ -158,7 +164,7 @@ func (u *unit) called(ctx context.Context) error {
 // what rolledBack told before it. Where the locks may be gone, another holder may have come
 // and gone since, so that taking them again would not do.
 func (u *unit) stillLocked(ctx context.Context, before string) error {
-	now, err := rolledBack(ctx, u.link.Conn)
+	now, err := rolledBack(ctx, u.link.Conn, u.l.Info())
 	if err == nil && now != before {
 		err = errors.New("the transaction has gone back to a savepoint that is older than the lock, which frees the lock; take the lock before the savepoint, or begin the transaction with the lock context")
 	}
@@ -197,17 +203,26 @@ func (u *unit) changes(st *statement.Statement) {
 	if u.changed != "" {
 		return
 	}
-	u.changed = "a statement"
+	verb := ""
 	if u.scope.decided || st.Query || st.Info.Taints {
-		u.changed = cmp.Or(sqltext.Verb(st.Text), u.changed)
+		verb = sqltext.Verb(st.Text)
 	}
-	if u.inside() {
-		u.changed = "a transaction with " + u.changed
+	switch {
+	case !u.inside():
+		u.changed = cmp.Or(verb, "a statement")
+	case verb == "":
+		u.changed = "a transaction"
+	default:
+		u.changed = "a transaction whose first write was " + verb
 	}
 }
 
 var errCommits = lockerr.With(lockerr.ErrUnsafe, errors.New(
-	"the statement would end the transaction, and with it the lock; use sql.Tx for transactions, and lockctx.Without for DDL"))
+	"the statement would end the transaction, and with it the lock; use sql.Tx for transactions; run DDL in mysqllock.Do with lockctx.Lease, outside of a transaction, or without a lock by lockctx.Without"))
+
+// errUnchecked is for a hold that is not in the transaction.
+var errUnchecked = lockerr.With(lockerr.ErrUnsafe, errors.New(
+	"the statement would commit what came before it without a check of the lock; use sql.Tx for transactions, and run DDL outside of them, or without a lock by lockctx.Without"))
 
 // check looks at what a failed statement of a caller with ctx did to the transaction. The
 // caller has the connection's turn.
@@ -220,8 +235,11 @@ func (u *unit) check(ctx context.Context, op string, err error) error {
 		err = ctx.Err() // it has closed the connection right before the statement was sent
 	}
 	switch {
-	case errors.Is(err, lockerr.ErrConflict), gone && gaveUp(ctx, err): // the caller's own end is no loss; what follows it here is
+	case errors.Is(err, lockerr.ErrConflict):
 		err = u.error(op, err)
+	case gone && gaveUp(ctx, err): // the caller's own end is no loss; what follows it here is
+		err = u.error(op, err)
+		u.givenUp = u.givenUp || u.cause == nil
 	case server.Changed(err):
 		err = u.error(op, lockerr.With(lockerr.ErrConflict, err))
 	case server.Deadlock(err):

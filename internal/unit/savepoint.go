@@ -13,16 +13,16 @@ import (
 
 // savepoints is what a unit knows of those in its transaction.
 type savepoints struct {
-	saves   int             // of the driver's so far, for their names
-	late    bool            // the transaction was open before its first row lock, and may have savepoints that are older
-	younger map[string]bool // savepoints of the caller's text that are younger; only where late
+	saves    int             // of the driver's so far, for their names
+	hasOlder bool            // the transaction was open before its first row lock, and may have savepoints that are older
+	younger  map[string]bool // savepoints of the caller's text that are younger; only where hasOlder
 }
 
 // noteSavepoint remembers a savepoint that is younger than a row lock. It stays so:
 // the name can lead to no older one any more, since a new savepoint replaces the old
 // one of its name.
 func (s *savepoints) noteSavepoint(st *statement.Statement) {
-	if !s.late || st.Info.Kind != sqltext.Write {
+	if !s.hasOlder || st.Info.Kind != sqltext.Write {
 		return
 	}
 	if name, back, ok := sqltext.Savepoint(st.Text); ok && !back {
@@ -44,8 +44,11 @@ func (s *savepoints) toYounger(text string) bool {
 // transaction on this connection. An engine that had no part in the transaction when
 // a savepoint was set does so when the transaction goes back to it, and InnoDB's row
 // locks go with that. One that had, keeps them. (Measured on MySQL 9.7 and MariaDB
-// 10.11. MySQL counts its binary log as an engine.)
-func rolledBack(ctx context.Context, base driver.Conn) (string, error) {
+// 10.11. MySQL counts its binary log as an engine.) Tablets show no counters of the connection.
+func rolledBack(ctx context.Context, base driver.Conn, info server.Info) (string, error) {
+	if info.Tablets {
+		return "", lockerr.With(lockerr.ErrUnsafe, errors.New("the savepoint may be older than the lock, and nothing shows whether going back to it frees the lock; take the lock before the savepoint, or begin the transaction with the lock context"))
+	}
 	rows, err := server.Query(ctx, base, "SHOW SESSION STATUS LIKE 'Handler_rollback'")
 	if err == nil && (len(rows) != 1 || len(rows[0]) != 2) {
 		err = lockerr.With(lockerr.ErrLost, errors.New("the server does not say whether going back to a savepoint would free the lock"))

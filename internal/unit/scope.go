@@ -170,5 +170,7 @@ func whatEnded(end context.Context) error {
 		return errors.New("the context of the query that took the lock has ended, and the lock context never ends, so that the lock went with it; " +
 			"call lockctx.With on a context that ends, by context.WithCancel or WithTimeout, and derive those of single queries from what it returns")
 	}
-	return errors.New("the lock context has ended")
+	return errContextEnded
 }
+
+var errContextEnded = errors.New("the lock context has ended")

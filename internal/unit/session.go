@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql/driver"
 	"errors"
+	"time"
 
 	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/hint"
@@ -40,6 +41,9 @@ func (s *scope) openSession(ctx, end context.Context, h *hint.Hint, hold *enclos
 		}
 	}()
 	requests := k.Requests(l, s.caller(hold == nil), wait, w)
+	if len(requests) > 0 {
+		requests[0].Since = time.Now() // also of the tries that follow
+	}
 	u, err := s.openUnit(ctx, l, h, requests, hold == nil)
 	for tries := 1; errors.Is(err, driver.ErrBadConn) && tries < 3; tries++ {
 		u, err = s.openUnit(ctx, l, h, requests, hold == nil)
@@ -116,7 +120,9 @@ func (s *scope) openUnit(ctx context.Context, l *handle.Locks, h *hint.Hint, req
 		} else if err != nil {
 			return nil, k.SetupError(h, err)
 		}
-		return newUnit(l, s, h, link, link.Begun(own)), nil // by its first statement: sessions are not in autocommit
+		u = newUnit(l, s, h, link, link.Begun(own)) // by its first statement: sessions are not in autocommit
+		u.levels = l.LockedLevel()
+		return u, nil
 	}
 	first := requests[0]
 	if first.None() {
@@ -146,6 +152,7 @@ func (s *scope) openUnit(ctx context.Context, l *handle.Locks, h *hint.Hint, req
 		return nil, err
 	}
 	u = newUnit(l, s, h, link, grant.Txn)
+	u.levels = l.LockedLevel()
 	u.granted(first, grant.Ticket, grant.Locked)
 	u.succession = grant.Succession
 	return u, nil

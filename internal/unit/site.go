@@ -88,11 +88,7 @@ func (s *site) levels(ctx context.Context, l *handle.Locks, at sqltext.Levels) (
 // askLevels asks the server for the isolation level of the connection, whose turn the
 // caller has.
 func (s *site) askLevels(ctx context.Context, l *handle.Locks) (sqltext.Levels, error) {
-	variable := "@@transaction_isolation"
-	if l.Info().MariaDB {
-		variable = "@@tx_isolation"
-	}
-	rows, err := server.Query(ctx, s.link.Conn, "SELECT "+server.Untimed+variable+" LIMIT 1") // whatever sql_select_limit is
+	rows, err := server.Query(ctx, s.link.Conn, "SELECT "+server.Untimed+l.Info().IsolationVariable()+" LIMIT 1") // whatever sql_select_limit is
 	if err != nil {
 		return 0, err
 	}

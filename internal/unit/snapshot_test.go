@@ -25,7 +25,7 @@ func functions(s *stock.Shop, t *testing.T) {
 // TestLateAfterSnapshot: a hint that comes after a statement which has taken a
 // snapshot is refused, and one after a statement which took none is good.
 func TestLateAfterSnapshot(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		functions(s, t)
 		dbtest.Exec(t, s.Plain, "CREATE TABLE other (n INT)")
 		dbtest.Exec(t, s.Plain, "INSERT INTO other VALUES (1)")
@@ -75,7 +75,7 @@ func TestLateAfterSnapshot(t *testing.T) {
 
 // TestLateAtLevels: what is refused follows the isolation level, wherever it is set.
 func TestLateAtLevels(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		variable := "transaction_isolation"
 		if s.MariaDB() {
 			variable = "tx_isolation"
@@ -140,7 +140,7 @@ func TestLateAtLevels(t *testing.T) {
 // TestWritingFunction: a SELECT whose function writes is a write: durable when it has
 // returned, and the lock is given back; under a lease, fenced.
 func TestWritingFunction(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		functions(s, t)
 		db := s.Handle()
 		logged := func() (n int) {
@@ -191,7 +191,7 @@ func TestWritingFunction(t *testing.T) {
 // TestWritingFunctionFenced: a lease that somebody else has taken keeps a SELECT that
 // writes from being committed.
 func TestWritingFunctionFenced(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		functions(s, t)
 		db := s.Handle()
 		hold, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(30*time.Second))
@@ -212,7 +212,7 @@ func TestWritingFunctionFenced(t *testing.T) {
 
 // TestOptimisticUncommitted: a version says nothing of what may be rolled back.
 func TestOptimisticUncommitted(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		variable := "transaction_isolation"
 		if s.MariaDB() {
 			variable = "tx_isolation"
@@ -291,7 +291,7 @@ func TestOptimisticUncommitted(t *testing.T) {
 // refused, and the transaction is rolled back whole: that is ErrConflict. A lock that is
 // asked for with AllowStale is granted all the same.
 func TestSnapshotIsolation(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		if !s.MariaDB() {
 			return // MySQL has nothing of the kind
 		}

@@ -16,7 +16,8 @@ import (
 // ones have left (the default database, variables, temporary tables).
 
 // openPinned returns the unit of work that lives on this connection because it was
-// read in over a sql.Conn, and takes its turn; nil where there is none.
+// read in over a sql.Conn, and takes its turn; nil where there is none. Where it was lost, what was
+// to run in it is refused until its lock context ends: it would commit by itself.
 func (c *Conn) openPinned(ctx context.Context) (*unit, error) {
 	u := c.pinned
 	if u == nil {
@@ -27,11 +28,20 @@ func (c *Conn) openPinned(ctx context.Context) (*unit, error) {
 	}
 	u.outlivesHold()
 	if u.state == ended {
-		u.scope.give()
-		c.pinned = nil
+		defer u.scope.give()
+		if !u.bars() {
+			c.pinned = nil
+		} else if _, hinted := hint.From(ctx); !hinted {
+			return nil, u.cause
+		}
 		return nil, nil
 	}
 	return u, nil
+}
+
+// bars reports whether what is to run in the unit, which has ended, would commit by itself.
+func (u *unit) bars() bool {
+	return errors.Is(u.cause, lockerr.ErrLost) && u.until != nil && u.until.Err() == nil
 }
 
 // samePinned returns why a call with h must not become part of u, the unit of work

@@ -6,11 +6,8 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -552,7 +549,7 @@ func TestConnLastInsertID(t *testing.T) {
 
 // TestUnitOnASQLConnOutlivesItsTTL leaves a unit of work on a sql.Conn alone for longer than the TTL.
 func TestUnitOnASQLConnOutlivesItsTTL(t *testing.T) {
-	dbtest.OnEachFlavour(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle("lockTTL=2s")
 		conn, key := dbtest.Conn(t, db), dbtest.Random()
 		ctx := lockctx.With(dbtest.Limited(t), key)
@@ -587,62 +584,6 @@ func TestConnStatements(t *testing.T) {
 			_, err := conn.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
 			return err
 		})
-	})
-}
-
-// TestConnCounter has programs count on sql.Conns of their own, whose lock contexts
-// end at any moment: no success is lost, and nothing is left locked or open.
-func TestConnCounter(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		tenant := tenant(s, t)
-		db := s.Handle()
-		key := dbtest.Random()
-		var done, unsure atomic.Int64
-		var all sync.WaitGroup
-		for range 4 {
-			all.Go(func() {
-				for range 40 {
-					conn, err := db.Conn(dbtest.Limited(t))
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					dbtest.Exec(t, conn, "USE "+tenant)
-					ctx, cancel := context.WithCancel(dbtest.Limited(t))
-					ctx = lockctx.With(ctx, key)
-					if rand.IntN(2) == 0 {
-						time.AfterFunc(time.Duration(rand.IntN(5000))*time.Microsecond, cancel)
-					}
-					var n int
-					if err := conn.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n); err == nil {
-						switch _, err := conn.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n+1); {
-						case err == nil:
-							done.Add(1)
-						case ctx.Err() == nil:
-							t.Error(err)
-						default:
-							unsure.Add(1)
-						}
-					} else if ctx.Err() == nil {
-						t.Error(err)
-					}
-					if rand.IntN(2) == 0 {
-						cancel()
-					}
-					conn.Close()
-					cancel()
-				}
-			})
-		}
-		all.Wait()
-		var left int64
-		dbtest.OK(t, s.Plain.QueryRow("SELECT stock FROM "+tenant+".p WHERE id = 1").Scan(&left))
-		if n := left - 100; n < done.Load() || n > done.Load()+unsure.Load() {
-			t.Errorf("%d are counted, want %d to %d", n, done.Load(), done.Load()+unsure.Load())
-		}
-		dbtest.Soon(t, "the key is free", func() bool { return !s.Locked(key) })
-		dbtest.Exec(t, db, "UPDATE "+s.Name+".p SET stock = 7 WHERE id = 2")
-		s.WantStock(2, 7)
 	})
 }
 

@@ -195,8 +195,7 @@ func (s *Stmt) Exec(ctx context.Context, args []driver.NamedValue) (res driver.R
 			return nil, err
 		}
 		res, err := statement.StmtExec(ctx, base, args)
-		s.c.ran(s.text, info, false, err)
-		return res, err
+		return res, s.c.ran(s.text, info, false, err)
 	}
 	_, res, err = s.run(ctx, args, false)
 	return res, err
@@ -214,8 +213,7 @@ func (s *Stmt) Query(ctx context.Context, args []driver.NamedValue) (r driver.Ro
 			return nil, err
 		}
 		r, err := statement.StmtQuery(ctx, base, args)
-		s.c.ran(s.text, info, true, err)
-		return r, err
+		return r, s.c.ran(s.text, info, true, err)
 	}
 	r, _, err = s.run(ctx, args, true)
 	return r, err

@@ -44,13 +44,10 @@ func TestForeignTransactionOutlivesTheLock(t *testing.T) {
 	})
 }
 
-// TestIdleLimitStaysWithLockedTransactions: MariaDB's limit on the idleness of locked
-// transactions does not reach others.
+// TestIdleLimitStaysWithLockedTransactions: the limit on the idleness of locked transactions does
+// not reach others.
 func TestIdleLimitStaysWithLockedTransactions(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		if !s.MariaDB() {
-			t.Skip("MySQL has no such limit")
-		}
 		db := s.Handle("lockTTL=3s")
 		h, err := mysqllock.Acquire(dbtest.Limited(t), s.Handle(), "held")
 		dbtest.OK(t, err)
@@ -62,7 +59,7 @@ func TestIdleLimitStaysWithLockedTransactions(t *testing.T) {
 		}
 		limits := func(of transaction) (limit, global int) {
 			dbtest.Exec(t, of, "UPDATE p SET stock = 1 WHERE id = 3")
-			dbtest.OK(t, of.QueryRowContext(dbtest.Limited(t), "SELECT @@idle_transaction_timeout, @@GLOBAL.idle_transaction_timeout").Scan(&limit, &global))
+			dbtest.OK(t, of.QueryRowContext(dbtest.Limited(t), "SELECT @@"+idleLimit(s)+", @@GLOBAL."+idleLimit(s)).Scan(&limit, &global))
 			return limit, global
 		}
 		for before, lock := range map[string]func(){
@@ -77,13 +74,34 @@ func TestIdleLimitStaysWithLockedTransactions(t *testing.T) {
 			"a transaction under a lock": func() {
 				tx, err := conn.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
 				dbtest.OK(t, err)
-				if limit, _ := limits(tx); limit == 0 {
-					t.Error("a transaction that holds a lock has no limit")
+				if limit, _ := limits(tx); limit != 3 {
+					t.Errorf("a transaction that holds a lock has a limit of %d s", limit)
 				}
+				dbtest.OK(t, tx.Commit())
+			},
+			"one that was rolled back": func() {
+				tx, err := conn.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
+				dbtest.OK(t, err)
+				dbtest.OK(t, tx.Rollback())
+			},
+			"one that also commits a version": func() {
+				ctx := lockctx.With(dbtest.Limited(t), "version", lockctx.Optimistic())
+				tx, err := conn.BeginTx(lockctx.With(ctx, "k"), nil)
+				dbtest.OK(t, err)
+				_, err = tx.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = 2")
+				dbtest.OK(t, err)
+				dbtest.OK(t, tx.Commit())
+			},
+			"one under a lease, too": func() {
+				tx, err := conn.BeginTx(lockctx.With(lockctx.With(dbtest.Limited(t), "lease", lockctx.Lease(time.Minute)), "k"), nil)
+				dbtest.OK(t, err)
 				dbtest.OK(t, tx.Commit())
 			},
 		} {
 			lock()
+			if limit, global := limits(conn); limit != global && !s.MariaDB() {
+				t.Errorf("after %s the connection has a limit of %d s, and others have %d", before, limit, global)
+			}
 			tx, err := conn.BeginTx(dbtest.Limited(t), nil)
 			dbtest.OK(t, err)
 			if limit, global := limits(tx); limit != global {
@@ -174,19 +192,24 @@ func TestForeignTransactionInTheWay(t *testing.T) {
 	})
 }
 
-// Every locked transaction on MariaDB has its limit, however it began.
+// idleLimit is the variable that limits the idleness of a locked transaction.
+func idleLimit(s *stock.Shop) string {
+	if s.MariaDB() {
+		return "idle_transaction_timeout"
+	}
+	return "wait_timeout" // of the connection, until the transaction has ended
+}
+
+// Every locked transaction has its limit, however it began; on MySQL, not with a late hint.
 func TestIdleLimitOfEveryLockedTransaction(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		if !s.MariaDB() {
-			return // MySQL has none
-		}
 		db := s.Handle("lockTTL=20s")
 		check := func(what string, tx *sql.Tx) {
 			t.Helper()
 			var n int
-			dbtest.OK(t, tx.QueryRow("SELECT @@idle_transaction_timeout").Scan(&n))
+			dbtest.OK(t, tx.QueryRow("SELECT @@"+idleLimit(s)).Scan(&n))
 			if n != 20 {
-				t.Errorf("%s: idle_transaction_timeout is %d, want 20", what, n)
+				t.Errorf("%s: %s is %d, want 20", what, idleLimit(s), n)
 			}
 		}
 		begin := func(ctx context.Context, opts *sql.TxOptions) *sql.Tx {
@@ -203,6 +226,18 @@ func TestIdleLimitOfEveryLockedTransaction(t *testing.T) {
 		dbtest.OK(t, first.Commit())
 		check("waited", <-waiter)
 		check("with an isolation level", begin(lockctx.With(dbtest.Limited(t), "k2"), &sql.TxOptions{Isolation: sql.LevelReadCommitted}))
+		check("two keys", begin(lockctx.WithKeys(dbtest.Limited(t), []string{"k4", "k5"}), nil))
+		check("slots", begin(lockctx.With(dbtest.Limited(t), "k6", lockctx.Slots(2)), nil))
+		check("shared", begin(lockctx.With(dbtest.Limited(t), "k7", lockctx.Shared()), nil))
+		reads := begin(lockctx.With(dbtest.Limited(t), "k8", lockctx.Shared()), &sql.TxOptions{ReadOnly: true, Isolation: sql.LevelSerializable})
+		check("read-only", reads)
+		if !s.MariaDB() {
+			const is = "SELECT CONCAT(ACCESS_MODE, ' ', ISOLATION_LEVEL) FROM performance_schema.events_transactions_current WHERE THREAD_ID = PS_CURRENT_THREAD_ID()"
+			if got := dbtest.Column[string](t, reads, is)[0]; got != "READ ONLY SERIALIZABLE" {
+				t.Errorf("the transaction is %s", got)
+			}
+			return
+		}
 		late := begin(dbtest.Limited(t), nil)
 		_, err := late.ExecContext(lockctx.With(dbtest.Limited(t), "k3"), "UPDATE p SET stock = 1 WHERE id = 1")
 		dbtest.OK(t, err)

@@ -232,7 +232,7 @@ func (t *Tx) commitUnder() (err error) {
 			"begin the transaction with the lock context")
 	}
 	c := commit{
-		link: t.c.link, guards: slices.Concat(u.scope.guards, u.enclosing),
+		link: t.c.link, info: u.l.Info(), guards: slices.Concat(u.scope.guards, u.enclosing),
 		send: t.base.Commit, sent: func() { _ = t.base.Commit() },
 	}
 	refused := true

@@ -1,4 +1,4 @@
-// Package unit is the engine: units of work, holds, connections, and commits.
+// Package unit has what happens in a lock context: units of work, holds, connections, and commits.
 //
 // A file uses those beside and below it here. Only two types name one above them: a scope
 // has its unit, and a Conn its Tx.
@@ -45,6 +45,7 @@ type unit struct {
 	l         *handle.Locks
 	scope     *scope
 	link      *pool.Conn
+	since     time.Time // when it was granted its locks
 	on        ground    // what link is
 	txn       *pool.Txn // the transaction that holds the locks
 	opts      driver.TxOptions
@@ -55,7 +56,11 @@ type unit struct {
 
 	state state
 	cause error // why it is lost, or how it ended badly; nil while all is well
-	keep  bool  // the guards of the unit of work outlive it
+	// givenUp: the end of the caller's own context has cost the connection, which is no loss of
+	// the lock. What comes later in the unit gets cause.
+	givenUp bool
+	overran error // the end of the context of a statement that has run well, if it came before the answer
+	keep    bool  // the guards of the unit of work outlive it
 
 	rowLocks
 	succession *rowlock.Succession // to the next caller that wants what it has locked; nil if there can be none
@@ -69,6 +74,7 @@ type unit struct {
 	read     bool                          // a plain read has run, so the snapshot is taken
 	wrote    bool                          // a statement has run that may have written
 	compared []*guard                      // whose versions its commit has compared and set
+	refused  error                         // why the caller's transaction is only rolled back; nil if it may commit
 }
 
 // rowLocks are the row locks of a unit.
@@ -134,7 +140,7 @@ type row struct {
 func (r *row) steps() bool { return r.versioned && !r.Shared }
 
 func newUnit(l *handle.Locks, s *scope, h *hint.Hint, link *pool.Conn, txn *pool.Txn) *unit {
-	u := &unit{l: l, scope: s, link: link, txn: txn, rowLocks: rowLocks{rows: make(map[string]*row)}, enclosing: enclosing(h), relying: relying{allowStale: h.AllowStale}}
+	u := &unit{l: l, scope: s, link: link, since: time.Now(), txn: txn, rowLocks: rowLocks{rows: make(map[string]*row)}, enclosing: enclosing(h), relying: relying{allowStale: h.AllowStale}}
 	u.on = &onSession{l: l, link: link}
 	s.unit = u
 	return u
@@ -143,6 +149,11 @@ func newUnit(l *handle.Locks, s *scope, h *hint.Hint, link *pool.Conn, txn *pool
 // inside reports whether a statement of the unit now runs in a transaction of the
 // caller, or in a hold.
 func (u *unit) inside() bool { return len(u.stack) > 0 || u.hold != nil }
+
+// inHold reports whether a hold ends what a statement of the unit now writes, and no commit in it.
+func (u *unit) inHold() bool {
+	return u.hold != nil || slices.ContainsFunc(u.stack, func(t *inner) bool { return t.hold != nil })
+}
 
 // home is the connection of the application that the unit runs on; nil on a session.
 func (u *unit) home() *site {
@@ -260,8 +271,12 @@ func (u *unit) free() {
 		t.Leave()
 	}
 	u.tickets = nil
+	loss := u.cause
+	if u.givenUp {
+		loss = nil
+	}
 	for _, seen := range u.seen {
-		seen.Over(u.leaving, u.cause)
+		seen.Over(u.leaving, loss)
 	}
 	u.seen = nil
 }
@@ -386,7 +401,11 @@ func (u *unit) error(op string, err error) error {
 		keys = append(keys, g.Key)
 	}
 	slices.Sort(keys)
-	return &lockerr.Error{Op: op, Key: strings.Join(slices.Compact(keys), ", "), Strategy: strategy, Err: err}
+	e := &lockerr.Error{Op: op, Key: strings.Join(slices.Compact(keys), ", "), Strategy: strategy, Err: err}
+	if errors.Is(err, lockerr.ErrLost) && u.state == open && strategy == hint.StrategyRow {
+		e.Held, e.ConnectionID = time.Since(u.since), u.link.KnownID()
+	}
+	return e
 }
 
 // endsWith notes that the unit ends with ctx, at the latest.

@@ -38,7 +38,7 @@ func (c *Conn) leave(err error) {
 	if c.told || c.link == nil || !c.k.Bounded() {
 		return
 	}
-	if u := c.pinned; u != nil && u.hasEnded() {
+	if u := c.pinned; u != nil && u.isOver() {
 		c.pinned = nil
 	}
 	switch {
@@ -56,12 +56,12 @@ func (c *Conn) leave(err error) {
 	}
 }
 
-// hasEnded reports whether the unit has ended, unless somebody else has its turn.
-func (u *unit) hasEnded() bool {
+// isOver reports whether the unit has ended, and bars nothing, unless somebody else has its turn.
+func (u *unit) isOver() bool {
 	select {
 	case u.scope.turn <- struct{}{}:
 		defer u.scope.give()
-		return u.state == ended
+		return u.state == ended && !u.bars()
 	default:
 		return false
 	}

@@ -122,7 +122,7 @@ func has(s sdktrace.ReadOnlySpan, want attribute.KeyValue) bool {
 }
 
 func TestSpans(t *testing.T) {
-	for _, bin := range tempserver.Require(t) {
+	for _, bin := range tempserver.EachFlavour(tempserver.Require(t)) {
 		t.Run(bin.Name, func(t *testing.T) {
 			r := record(t, bin, lockotel.Options{Attributes: []attribute.KeyValue{attribute.String("db.namespace", "shop")}})
 			ctx, parent := r.tracer.Start(context.Background(), "parent")
@@ -264,7 +264,7 @@ func (r *recorder) collect() map[string]metricdata.Metrics {
 }
 
 func TestMetrics(t *testing.T) {
-	for _, bin := range tempserver.Require(t) {
+	for _, bin := range tempserver.EachFlavour(tempserver.Require(t)) {
 		t.Run(bin.Name, func(t *testing.T) {
 			r := record(t, bin, lockotel.Options{})
 			ctx := context.Background()

@@ -94,7 +94,7 @@ func (tr *tree) has(above, step string) bool {
 // TestStatements: statements for a lock lie beneath its spans, in time, too; those of the
 // application lie beneath the caller's. None tells a key, or a value.
 func TestStatements(t *testing.T) {
-	for _, bin := range tempserver.Require(t) {
+	for _, bin := range tempserver.EachFlavour(tempserver.Require(t)) {
 		t.Run(bin.Name, func(t *testing.T) {
 			r := recordWith(t, bin, lockotel.Options{}, nested())
 			dbtest.Exec(t, r.db, "CREATE TABLE shop (id INT PRIMARY KEY, name VARCHAR(100))")
@@ -338,7 +338,7 @@ func TestRefusedStatements(t *testing.T) {
 // or of the lock, if the caller would not wait.
 func TestHeldIsNoError(t *testing.T) {
 	answers := 0
-	for _, bin := range tempserver.Require(t) {
+	for _, bin := range tempserver.EachFlavour(tempserver.Require(t)) {
 		r := recordWith(t, bin, lockotel.Options{}, nested())
 		held, err := mysqllock.Acquire(context.Background(), r.open(0), "k") // of another handle: else nothing is sent
 		dbtest.OK(t, err)

@@ -20,7 +20,7 @@ import (
 )
 
 func TestCounted(t *testing.T) {
-	for _, bin := range tempserver.Require(t) {
+	for _, bin := range tempserver.EachFlavour(tempserver.Require(t)) {
 		t.Run(bin.Name, func(t *testing.T) {
 			db, registry := open(t, bin)
 			experience(t, db)

@@ -154,18 +154,24 @@ function render() {
   set($("waiting"), count(view.waiting, view.waitingMore));
   set($("waiting-note"), more(view.waiting, view.waitingMore) || "one a key and process: more may queue in the processes");
   set($("longest"), view.longest ? atLeast(view.longest) : "–");
-  const broken = points.reduce((n, p) => n + (p.d ?? 0), 0);
-  figure("deadlocks", view.deadlocks === null ? null : broken, view.deadlocks === null ? "not told by the server" : `${view.deadlocks} since the server started`);
-  const lost = view.losses.recent.filter((l) => l.ago < hello.window).length;
+  const deadlocks = points.filter((p) => p.t >= view.watched).reduce((n, p) => n + (p.d ?? 0), 0);
+  figure("deadlocks", view.deadlocks === null ? null : deadlocks, view.deadlocks === null ? "not told by the server" : `${counted(view.watched)}${view.deadlocks} since the server started`);
+  const counting = view.point.t - view.losses.since;
+  const lost = view.losses.recent.filter((l) => l.ago < Math.min(hello.window, counting)).length;
   const older = lost > 0 && lost === view.losses.recent.length && view.losses.total > lost; // which are not remembered
   if (view.losses.total === null) figure("losses", null, "not known: the account cannot read the leases");
-  else figure("losses", lost, hello.seen ? "leases that ran out while held, as far as this page saw" : `${view.losses.total} since this process started`, older ? "+" : "");
+  else figure("losses", lost, hello.seen ? `${counted(view.losses.since)}leases that ran out while held, as far as this page saw` : `${view.losses.total} in this process since ${minute(view.losses.since)}`, older ? "+" : "");
   renderPlots();
   renderLocks();
   renderHot();
   renderLosses();
   renderGaps();
 }
+
+const minute = (ms) => `${new Date(ms).toISOString().slice(11, 16)} UTC`;
+
+// counted says since when something is counted, if that is for less than the figures are of.
+const counted = (since) => (view.point.t - since < hello.window ? `counted since ${minute(since)}; ` : "");
 
 // count is a number as far as it is known, and more what to say of that.
 const count = (n, incomplete) => (n === null ? "–" : incomplete ? `≥ ${n}` : String(n));
@@ -181,7 +187,7 @@ const atLeast = (ms) => (ms ? `≥ ${duration(ms)}` : "");
 // unseen says that there may be more locks than are counted, or how many have those.
 function unseen() {
   if (!view.heldMore) return view.held > 1 ? `by ${view.holders} ${view.holders === 1 ? "holder" : "holders"}` : "";
-  if (view.unseen > 0) return `${view.held ?? "none"} seen; ${view.unseen} ${view.unseen === 1 ? "transaction holds" : "transactions hold"} row locks that the server does not show`;
+  if (view.unseen > 0) return `${view.held ?? "none"} seen; ${view.unseen} ${view.unseen === 1 ? "transaction" : "transactions"} may hold row locks that the server does not show`;
   return more(view.held, true);
 }
 
@@ -452,10 +458,12 @@ function newRow() {
     if (first) queue.open = lock.waiting <= unfolded;
     first = false;
     queue.hidden = lock.waiting === 0;
-    const longest = lock.waiters.reduce((n, c) => Math.max(n, c.least ?? 0), 0);
-    const long = longest ? `, ${lock.waiting > 1 ? "the longest " : ""}for ${atLeast(longest)}` : "";
+    const waited = (c) => (c.for ? duration(c.for) : atLeast(c.least));
+    const longest = waited(lock.waiters.reduce((most, c) => ((c.least ?? 0) > (most.least ?? 0) ? c : most), {}));
+    const long = longest ? `, ${lock.waiting > 1 ? "the longest " : ""}for ${longest}` : "";
     set(part("summary"), `${count(lock.waiting, lock.waitersMore)} waiting${long}`);
-    fill(part("ol"), lock.waiters, (li, c) => set(li.querySelector(".time"), atLeast(c.least)));
+    part("ol").classList.toggle("unordered", !lock.inOrder);
+    fill(part("ol"), lock.waiters, (li, c) => set(li.querySelector(".time"), waited(c)));
     set(part(".more"), lock.waiting > lock.waiters.length ? `and ${lock.waiting - lock.waiters.length} more` : "");
   };
   return { node, update };
@@ -479,7 +487,11 @@ function how(lock) {
   const first = lock.holders[0];
   if (first.left) return `given back, kept until ${after(lock.remaining ?? 0)}`;
   const least = first.least ? `held for ${duration(first.least)} at least` : "";
-  if (lock.strategy === "lease") return `${duration(lock.remaining ?? 0)} left, token ${lock.token}${least && `, ${least}`}`;
+  if (lock.strategy === "lease") {
+    const held = first.for ? `held for ${duration(first.for)}` : least;
+    const state = first.silent ? `not renewed for ${duration(first.silent)} (TTL ${duration(first.ttl)})` : `${duration(lock.remaining ?? 0)} left`;
+    return `${state}, token ${lock.token}${held && `, ${held}`}`;
+  }
   if (first.for) return `held for ${duration(first.for)}`;
   if (!first.within) return least || "since when is not known";
   return `${least && `${least}, `}in a transaction since ${before(first.within)}`;
@@ -536,6 +548,7 @@ function ask(lock) {
   asked = lock;
   set($("confirm-key"), lock.key);
   set($("confirm-text"), consequence(lock));
+  $("confirm-reason").value = "";
   $("confirm-trouble").hidden = true;
   $("confirm-yes").disabled = false;
   $("confirm").showModal();
@@ -560,7 +573,7 @@ $("confirm-yes").addEventListener("click", async () => {
     const answer = await fetch("page.release", {
       method: "POST",
       headers: { "Content-Type": "application/json", "X-Mysqllock-Secret": hello.secret ?? "" },
-      body: JSON.stringify({ ref: asked.ref }),
+      body: JSON.stringify({ ref: asked.ref, reason: $("confirm-reason").value.trim() }),
     });
     ok = answer.ok;
     text = (await answer.text()).trim();

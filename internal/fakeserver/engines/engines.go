@@ -19,20 +19,11 @@ func syntax(near string) error {
 // knows, by what an error has to call them. Of most there is one that answers everything: a
 // version with fewer gaps may.
 var Foreign = map[string][]fakeserver.Engine{
-	"TiDB 8.0.11-TiDB-v8.5.0": {
-		{Version: "8.0.11-TiDB-v8.5.0", Comment: "TiDB Server (Apache License 2.0) Community Edition, MySQL 8.0 compatible", Lacks: unknownVariable("log_bin")},
-		{Version: "8.0.11-TiDB-v8.5.0", Comment: "TiDB Server (Apache License 2.0) Community Edition, MySQL 8.0 compatible"},
-	},
-	"TiDB 5.7.25": { // server-version may be set
-		{Version: "5.7.25", Comment: "TiDB Server (Apache License 2.0) Community Edition, MySQL 5.7 compatible"},
-	},
 	"Vitess 8.4.6-Vitess": {
-		{Version: "9.7.0", Variable: "8.4.6-Vitess", Comment: "Version: 24.0.0 (Git revision 1 branch 'main') built on a day", Lacks: syntax("timestamp")},
-		{Version: "9.7.0", Variable: "8.4.6-Vitess", Comment: "Version: 24.0.0 (Git revision 1 branch 'main') built on a day"},
+		{Version: "9.7.0", Variable: "8.4.6-Vitess", Comment: vitess24, Lacks: syntax("timestamp"), Shards: "shop/-80 shop/80-"},
+		{Version: "9.7.0", Variable: "8.4.6-Vitess", Comment: vitess24, Shards: "other/0 shop/0"},
 	},
-	"Vitess 8.4.6": { // mysql_server_version may be set
-		{Version: "9.7.0", Variable: "8.4.6", Comment: "Version: 24.0.0 (Git revision 1 branch 'main') built on a day"},
-	},
+	"Vitess 8.4.6":              {{Version: "9.7.0", Variable: "8.4.6", Comment: vitess24, Database: "shop@replica", Shards: "shop/0"}}, // mysql_server_version may be set
 	"Vitess 8.0.34-PlanetScale": {{Version: "8.0.34", Variable: "8.0.34-PlanetScale", Comment: ""}},
 	"Dolt or go-mysql-server 8.0.33": {
 		{Version: "8.0.33", Comment: "Dolt", Lacks: unknownVariable("innodb_rollback_on_timeout")},
@@ -44,6 +35,22 @@ var Foreign = map[string][]fakeserver.Engine{
 		{Version: "8.0.44-Abacus", Comment: "Abacus DB", Lacks: &mysql.MySQLError{Number: 1105, Message: "unsupported"}},
 	},
 	"an unknown engine, Abacus-3 (Abacus DB)": {{Version: "Abacus-3", Comment: "Abacus DB"}},
+}
+
+const vitess24 = "Version: 24.0.0 (Git revision 1 branch 'main') built on a day"
+
+// Vitess are forms in which Vitess answers that has one shard, by what an error has to call them.
+var Vitess = map[string]fakeserver.Engine{
+	"Vitess 8.4.6-Vitess":       {Version: "8.4.6-Vitess", Comment: vitess24, Shards: "shop/0"},
+	"Vitess 8.4.6":              {Version: "9.7.0", Variable: "8.4.6", Comment: vitess24, Lacks: syntax("timestamp"), Database: "shop@primary", Shards: "shop/0"},
+	"Vitess 8.0.34-PlanetScale": {Version: "8.0.34", Variable: "8.0.34-PlanetScale", Shards: "shop/-"},
+}
+
+// TiDB are forms in which TiDB answers, by what an error has to call them.
+var TiDB = map[string]fakeserver.Engine{
+	"TiDB 8.0.11-TiDB-v8.5.0": {Version: "8.0.11-TiDB-v8.5.0", Comment: "TiDB Server (Apache License 2.0) Community Edition, MySQL 8.0 compatible", Lacks: unknownVariable("log_bin")},
+	"TiDB 8.0.11-TiDB-v8.1.0": {Version: "8.0.11-TiDB-v8.1.0", Comment: "TiDB Server (Apache License 2.0) Community Edition, MySQL 8.0 compatible"},
+	"TiDB 5.7.25":             {Version: "5.7.25", Comment: "TiDB Server (Apache License 2.0) Community Edition, MySQL 5.7 compatible"}, // server-version may be set
 }
 
 // Builds are MySQL and MariaDB as their builders and hosts call them.

@@ -1,0 +1,186 @@
+package advisory_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock/advisory"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/strategy"
+)
+
+// TestTurns: a process whose turn is over gives the lock to the next, but keeps
+// a place of its own, with one statement and a look at the grant. Somebody who
+// gives up meanwhile takes nobody's place.
+func TestTurns(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		once := func(c *strategy.Config) { c.HandOverTime = 0 }
+		p, q, plain := s.process(settings{change: once}), s.process(settings{change: once}), s.open()
+		first := p.acquire("k", 0)
+		got := make(chan *advisory.Lock)
+		take := func(p *process, ctx context.Context) {
+			go func() {
+				lock, err := p.Acquire(ctx, request("k", time.Minute))
+				if err != nil {
+					lock = nil
+				}
+				got <- lock
+			}()
+		}
+		take(q, t.Context())
+		dbtest.Soon(t, "it waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
+		take(p, t.Context())
+		p.inLine("k", 1)
+		dbtest.OK(t, first.Release())
+		lock := <-got // q's
+		dbtest.Soon(t, "p waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
+		fewest := int64(100)
+		for i := range 6 { // in turn
+			from := q
+			if i%2 == 1 {
+				from = p
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			if i == 4 { // two wait; the first gives up when it waits in the server
+				take(from, ctx)
+				from.inLine("k", 1)
+			}
+			before := from.locks.Queue.Waiting("k")
+			take(from, t.Context())
+			from.inLine("k", 1+before)
+			sent := from.sent.Load()
+			dbtest.OK(t, lock.Release())
+			lock = <-got
+			if id := s.holder(plain, "k"); id != fmt.Sprint(lock.ConnectionID()) {
+				t.Errorf("connection %q has it, not %d", id, lock.ConnectionID())
+			}
+			dbtest.Soon(t, "the other waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
+			if i > 1 {
+				fewest = min(fewest, from.sent.Load()-sent) // pings come on top
+			}
+			if i == 4 {
+				cancel()
+				if left := <-got; left != nil {
+					t.Error("who gave up has the lock")
+				}
+				dbtest.Soon(t, "the next waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
+			}
+			cancel()
+		}
+		if fewest != 1 {
+			t.Errorf("%d statements at the least to keep a place", fewest)
+		}
+		dbtest.OK(t, lock.Release())
+		dbtest.OK(t, (<-got).Release())
+		s.free(plain, "k")
+		dbtest.Soon(t, "no connection is kept", func() bool { return p.conns.Stat().InUse+q.conns.Stat().InUse == 0 })
+	})
+}
+
+// TestLostTurn: who may not wait, or no longer, when it has given the lock back
+// leaves nothing behind.
+func TestLostTurn(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		refused := errors.New("refused")
+		for _, end := range []func(context.Context) (context.Context, error){
+			func(ctx context.Context) (context.Context, error) { return ctx, refused },
+			func(ctx context.Context) (context.Context, error) {
+				ctx, cancel := context.WithCancelCause(ctx)
+				cancel(refused)
+				return ctx, nil
+			},
+		} {
+			s := s.other(s.T)
+			p := s.process(settings{change: func(c *strategy.Config) { c.HandOverTime = 0 }})
+			q, plain := s.process(settings{}), s.open()
+			first := q.acquire("k", 0)
+			got := make(chan *advisory.Lock)
+			go func() { got <- p.acquire("k", time.Minute) }() // with a rival
+			dbtest.Soon(t, "it waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
+			dbtest.OK(t, first.Release())
+			lock := <-got
+			r, waits := request("k", time.Minute), 0
+			r.Waiting = func(ctx context.Context) (context.Context, func(), error) {
+				if waits++; waits == 1 {
+					return ctx, func() {}, nil
+				}
+				ctx, err := end(ctx)
+				return ctx, func() {}, err
+			}
+			failed := make(chan error)
+			go func() {
+				_, err := p.Acquire(t.Context(), r)
+				failed <- err
+			}()
+			p.inLine("k", 1)
+			dbtest.OK(t, lock.Release())
+			if err := <-failed; !errors.Is(err, refused) || waits != 2 {
+				t.Errorf("after %d waits: %v", waits, err)
+			}
+			s.free(plain, "k")
+			dbtest.OK(t, p.acquire("k", time.Minute).Release())
+			dbtest.Soon(t, "no connection is kept", func() bool { return p.conns.Stat().InUse == 0 })
+		}
+	})
+}
+
+// TestPollerHasAChance: who has no connection to wait on in the server, and so asks
+// now and then, is not shut out by those who hand the lock over and over.
+func TestPollerHasAChance(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for _, c := range []struct {
+			what                string
+			rivals, conns, held int // held are keys that the poller's process waits for as well, in vain
+			section             time.Duration
+		}{
+			{"against one process, without a connection to spare", 1, 1, 0, 0},
+			{"against one process with long sections", 1, 1, 0, 20 * time.Millisecond},
+			{"against two, with others of its own process that wait", 2, 5, 3, time.Millisecond},
+		} {
+			ctx, cancel := context.WithCancel(t.Context())
+			var all sync.WaitGroup
+			for range c.rivals {
+				p := s.process(settings{})
+				for range 4 {
+					all.Go(func() {
+						for ctx.Err() == nil {
+							lock, err := p.Acquire(ctx, request("k", time.Minute))
+							if err != nil {
+								continue
+							}
+							time.Sleep(c.section)
+							_ = lock.Release()
+						}
+					})
+				}
+			}
+			plain := s.open()
+			poller := s.process(settings{conns: c.conns, ttl: 5 * time.Second})
+			for i := range c.held {
+				key := fmt.Sprint("held", i)
+				s.Exec(plain, "DO GET_LOCK('"+advisory.Name(s.namespace, key)+"', 0)")
+				all.Go(func() { _, _ = poller.Acquire(ctx, request(key, time.Minute)) })
+				dbtest.Soon(t, "it waits", func() bool { return len(s.waiters(plain, key)) == 1 })
+			}
+			began := time.Now()
+			const n = 3
+			for range n {
+				if lock := poller.acquire("k", time.Minute); lock != nil {
+					dbtest.OK(t, lock.Release())
+				}
+			}
+			if d := time.Since(began); d > 100*time.Second { // a few seconds on a calm machine
+				t.Errorf("%s it had the lock %d times within %v", c.what, n, d)
+			}
+			t.Log(c.what, time.Since(began))
+			cancel()
+			all.Wait()
+			s.Exec(plain, "DO RELEASE_ALL_LOCKS()")
+			s.free(plain, "k")
+		}
+	})
+}

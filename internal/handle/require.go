@@ -1,0 +1,174 @@
+package handle
+
+import (
+	"fmt"
+	"hash/maphash"
+	"log/slog"
+	"path"
+	"runtime"
+	"strings"
+	"sync"
+
+	"github.com/mysqllock/mysqllock/internal/sqltext"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// Required are the tables whose rows are written only under a lock: see
+// mysqllock.Config.Require.
+type Required struct {
+	tables []requiredTable
+	logs   bool                                    // what lacks its lock is told once, and runs
+	Key    func(table string, keys []string) error // see mysqllock.Config.RequireKey; nil without one
+
+	asks func(schema, table string) bool // names, made once
+
+	mu   sync.Mutex
+	told map[uint64]bool // hashes of the texts that were told
+}
+
+// requiredTable has patterns in lower case. schema is "" for any.
+type requiredTable struct{ schema, table string }
+
+// logMode, in front of the tables, has what lacks its lock told and not refused.
+const logMode = "log:"
+
+// ParseRequired reads the value of lockRequire; nil is for "".
+func ParseRequired(value string) (*Required, error) {
+	if value == "" {
+		return nil, nil
+	}
+	tables, logs := strings.CutPrefix(value, logMode)
+	r := &Required{logs: logs, told: make(map[uint64]bool)}
+	for name := range strings.SplitSeq(tables, ",") {
+		var t requiredTable
+		t.table = strings.ToLower(strings.TrimSpace(name))
+		if schema, table, found := strings.Cut(t.table, "."); found {
+			t.schema, t.table = schema, table
+		}
+		_, bad := path.Match(t.schema+t.table, "")
+		if t.table == "" || bad != nil || strings.ContainsAny(t.table, ".:`\"' ") {
+			return nil, fmt.Errorf("mysqllock: lockRequire is %q, want tables or patterns such as products,order_*,shop.stock, after log: if nothing is to be refused", value)
+		}
+		r.tables = append(r.tables, t)
+	}
+	r.asks = r.names
+	return r, nil
+}
+
+// names reports whether the table is one of them. Without a schema in the text it may be in any.
+func (r *Required) names(schema, table string) bool {
+	for _, t := range r.tables {
+		if matches(t.table, table) && (t.schema == "" || schema == "" || matches(t.schema, schema)) {
+			return true
+		}
+	}
+	return false
+}
+
+func matches(pattern, name string) bool {
+	if !strings.ContainsAny(pattern, `*?[\`) {
+		return strings.EqualFold(pattern, name)
+	}
+	ok, _ := path.Match(pattern, strings.ToLower(name))
+	return ok
+}
+
+// Writes returns the first of the tables that a text writes; "" is none.
+func (r *Required) Writes(text string) string {
+	if text != "" && text[0]|0x20 == 's' && sqltext.Quiet(text) { // SELECT
+		return ""
+	}
+	table, sure := sqltext.Writes(text, r.asks)
+	if !sure {
+		return "a table that its text does not tell (take comments like /*! */ out)"
+	}
+	return table
+}
+
+// Unlocked returns lockerr.ErrNoLock for a statement that is to run without a lock, if it
+// writes one of the tables that need one.
+func (k *Handle) Unlocked(text string) error {
+	table := k.Settings.Required.Writes(text)
+	if table == "" {
+		return nil
+	}
+	err := k.Lacks(text, lockerr.ErrNoLock, table, "outside of any lock, which lockRequire asks for; "+
+		"run it in mysqllock.Do, or in a transaction whose BeginTx has a context of lockctx.With, and with the context that this gives")
+	if err == nil {
+		return nil
+	}
+	return &lockerr.Error{Op: "statement", Err: err}
+}
+
+// Lacks returns the error of a statement that writes a table without what it needs. In log
+// mode it tells it instead, once for each text.
+func (k *Handle) Lacks(text string, sentinel error, table, why string) error {
+	r := k.Settings.Required
+	if r.logs && !r.isNew(text) {
+		return nil
+	}
+	err := lockerr.With(sentinel, fmt.Errorf("%s writes %s %s", caller(), table, why))
+	if !r.logs {
+		return err
+	}
+	err = &lockerr.Error{Op: "statement", Err: err}
+	if k.Settings.Observe == nil {
+		slog.Warn(LacksLock, "error", err.Error())
+	} else {
+		k.advise(err)
+	}
+	return nil
+}
+
+// LacksLock is what log mode says in a log.
+const LacksLock = "a write lacks its lock"
+
+// mostTold bounds what is remembered: programs may write values into their texts.
+const mostTold = 1000
+
+var seed = maphash.MakeSeed()
+
+// isNew reports whether text was not told yet.
+func (r *Required) isNew(text string) bool {
+	hash := maphash.String(seed, text)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.told[hash] || len(r.told) == mostTold {
+		return false
+	}
+	r.told[hash] = true
+	return true
+}
+
+// beneath are the packages, by how their functions' names begin, that call the driver for
+// the application.
+var beneath = []string{
+	"github.com/mysqllock/mysqllock.", "github.com/mysqllock/mysqllock/internal/", "github.com/mysqllock/mysqllock/intercept.",
+	"database/sql.", "runtime.", "reflect.", "slices.", "sync.",
+	"gorm.io/", "github.com/jmoiron/sqlx", "github.com/uptrace/bun", "entgo.io/ent", "xorm.io/", "github.com/volatiletech/", "github.com/aarondl/",
+	"github.com/ngrok/sqlmw", "github.com/XSAM/otelsql", "github.com/qustavo/sqlhooks", "github.com/DataDog/",
+}
+
+// caller returns file and line of the application's code that runs the current statement.
+func caller() string {
+	pcs := make([]uintptr, 64)
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs)])
+	for {
+		f, more := frames.Next()
+		if f.File != "" && (strings.HasSuffix(f.File, "_test.go") || !isBeneath(f.Function)) {
+			return fmt.Sprintf("%s:%d", f.File, f.Line)
+		}
+		if !more {
+			return "a statement"
+		}
+	}
+}
+
+func isBeneath(function string) bool {
+	for _, prefix := range beneath {
+		if strings.HasPrefix(function, prefix) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,203 @@
+package lease
+
+import (
+	"cmp"
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/keyrow"
+	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/internal/server"
+)
+
+// steps are those of a lease's life that are not the same on all servers. Each has the turn of its
+// connection.
+type steps struct {
+	take        func(ctx context.Context, h *lockConn, a *attempt, inTurn bool) (answer, error)
+	give        func(ctx context.Context, h *lockConn, key string, token uint64, minHold time.Duration) (found bool, err error)
+	giveSome    func(ctx context.Context, h *lockConn, leases []*Lease) (passed []*Lease, err error) // over those whose rows are locked
+	giveUnknown func(ctx context.Context, h *lockConn, key string) error
+	extend      func(ctx context.Context, h *lockConn, s *Lease, ttl time.Duration) (found bool, err error) // behind who has the row locked
+	extendSome  func(ctx context.Context, h *lockConn, leases []*Lease, sent time.Time, ttl func(*Lease) time.Duration) error
+	fence       func(ctx context.Context, conn driver.Conn, leases []*Lease, bound time.Duration) (held map[string]bool, err error)
+}
+
+// Where [server.Flavour].RowByRow is set there are no wake-up locks: who waits polls. On TiDB a
+// statement by itself locks no row before its commit, so a lease is taken, renewed and released in a
+// transaction that locks the row first. Its connection is one in which every statement begins a
+// transaction. What a lost connection may have been granted is known once its row can be locked:
+// the server keeps the row locked until the COMMIT that grants has ended, whatever its end.
+
+// inTxn commits what f does on h, if f says so, and else rolls it back.
+func (h *lockConn) inTxn(ctx context.Context, f func() (commit bool, err error)) error {
+	commit, err := f()
+	if commit && err == nil {
+		if _, err = h.exec(ctx, "COMMIT"); err != nil {
+			h.c.Taint()
+			if server.Number(err) != 0 && !busy(err) { // a number says nothing here: it may have come through
+				err = errors.New(err.Error())
+			}
+		}
+		return err
+	}
+	if !h.c.Clean() {
+		return err
+	}
+	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), background/2)
+	defer cancel()
+	if _, failed := h.exec(own, "ROLLBACK"); failed != nil {
+		h.c.Taint()
+		err = cmp.Or(err, failed)
+	}
+	return err
+}
+
+func (l *Locker) takeRow(ctx context.Context, h *lockConn, by *attempt, _ bool) (a answer, err error) {
+	key := by.r.Key
+	a.sent = time.Now()
+	err = h.inTxn(ctx, func() (bool, error) {
+		rows, err := h.query(ctx, "SELECT token, "+schema.Remaining("")+" FROM "+l.cfg.Table.String()+" WHERE "+l.row("", key)+" FOR UPDATE NOWAIT")
+		if err != nil {
+			return false, err
+		}
+		if len(rows) == 0 {
+			return false, keyrow.ErrNoRow
+		}
+		token, err := strconv.ParseUint(rows[0][0], 10, 64)
+		if err != nil {
+			return false, err
+		}
+		left, err := strconv.ParseInt(rows[0][1], 10, 64)
+		if err != nil || left > 0 {
+			a.left = time.Duration(left) * time.Microsecond
+			return false, err
+		}
+		_, err = h.exec(ctx, fmt.Sprintf("UPDATE %s SET token = token + 1, owner = %s, expires = %s WHERE %s",
+			l.cfg.Table, schema.Literal(l.owner), in(by.ttl), l.row("", key)))
+		a.token = token + 1
+		return true, err
+	})
+	if err != nil {
+		a.token = 0
+	}
+	return a, err
+}
+
+func (l *Locker) giveRow(ctx context.Context, h *lockConn, key string, token uint64, minHold time.Duration) (found bool, err error) {
+	set := schema.Released
+	if minHold > 0 {
+		set = "owner = " + schema.Literal(l.leftBy) + ", expires = " + in(minHold)
+	}
+	err = h.inTxn(ctx, func() (bool, error) {
+		result, err := h.exec(ctx, fmt.Sprintf("UPDATE %s SET %s WHERE %s AND token = %d AND owner = %s",
+			l.cfg.Table, set, l.row("", key), token, schema.Literal(l.owner)))
+		if err != nil {
+			return false, err
+		}
+		n, err := result.RowsAffected()
+		found = n > 0
+		return found, err
+	})
+	return found && err == nil, err
+}
+
+func (l *Locker) giveRows(ctx context.Context, h *lockConn, leases []*Lease) (passed []*Lease, _ error) {
+	return slices.DeleteFunc(slices.Clone(leases), func(s *Lease) bool {
+		_, err := l.giveRow(ctx, h, s.key, s.token, s.minHold)
+		return err == nil
+	}), nil
+}
+
+func (l *Locker) giveUnknownRow(ctx context.Context, h *lockConn, key string) error {
+	return h.inTxn(ctx, func() (bool, error) {
+		rows, err := h.query(ctx, fmt.Sprintf("SELECT owner = %s FROM %s WHERE %s FOR UPDATE", schema.Literal(l.owner), l.cfg.Table, l.row("", key)))
+		if err != nil || len(rows) == 0 || rows[0][0] != "1" {
+			return false, err
+		}
+		_, err = h.exec(ctx, fmt.Sprintf("UPDATE %s SET %s WHERE %s", l.cfg.Table, schema.Released, l.row("", key)))
+		return true, err
+	})
+}
+
+func (l *Locker) extendRow(ctx context.Context, h *lockConn, s *Lease, ttl time.Duration) (found bool, err error) {
+	err = h.inTxn(ctx, func() (bool, error) {
+		found, err = l.extend(ctx, h, s, ttl)
+		return found, err
+	})
+	return found && err == nil, err
+}
+
+// extendRows has each lease renewed by itself if somebody has locked one of the rows, and if an IN
+// list would lock other rows, too.
+func (l *Locker) extendRows(ctx context.Context, h *lockConn, leases []*Lease, sent time.Time, ttl func(*Lease) time.Duration) error {
+	together := len(leases)
+	if l.cfg.Info.UnionLocks {
+		together = 1
+	}
+	for some := range slices.Chunk(leases, together) {
+		if err := l.extendTogether(ctx, h, some, sent, ttl); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *Locker) extendTogether(ctx context.Context, h *lockConn, leases []*Lease, sent time.Time, ttl func(*Lease) time.Duration) error {
+	var found []*Lease // that are still ours
+	err := h.inTxn(ctx, func() (bool, error) {
+		rows, err := h.query(ctx, fmt.Sprintf("SELECT name, token FROM %s WHERE %s AND owner = %s AND expires > UTC_TIMESTAMP(6) FOR UPDATE NOWAIT",
+			l.cfg.Table, l.rowsOf(leases), schema.Literal(l.owner)))
+		for _, s := range leases {
+			if slices.ContainsFunc(rows, func(row []string) bool { return row[0] == s.key && row[1] == strconv.FormatUint(s.token, 10) }) {
+				found = append(found, s)
+			}
+		}
+		if err == nil && len(found) > 0 {
+			_, err = l.extendOn(ctx, h, found, ttl, "")
+		}
+		return len(found) > 0, err
+	})
+	for _, s := range leases {
+		switch {
+		case busy(err):
+			l.queueUp(s)
+		case err != nil:
+			return err
+		case slices.Contains(found, s):
+			l.renewed(s, sent, ttl(s))
+		default:
+			s.loseFound()
+		}
+	}
+	return nil
+}
+
+// rowsOf is the condition for the rows of leases.
+func (l *Locker) rowsOf(leases []*Lease) string {
+	var names []string
+	for _, s := range leases {
+		names = append(names, schema.Literal(s.key))
+	}
+	return fmt.Sprintf("namespace = %s AND name IN (%s)", schema.Literal(l.cfg.Namespace), strings.Join(names, ", "))
+}
+
+// fenceRows locks the rows whatever is in them: a share lock excludes nobody here.
+func (l *Locker) fenceRows(ctx context.Context, conn driver.Conn, leases []*Lease, bound time.Duration) (map[string]bool, error) {
+	var ours []string
+	for _, s := range leases {
+		ours = append(ours, fmt.Sprintf("name = %s AND token = %d AND owner = %s", schema.Literal(s.key), s.token, schema.Literal(s.l.owner)))
+	}
+	rows, err := server.Query(ctx, conn, fmt.Sprintf("SELECT name, %s AND (%s) FROM %s WHERE %s ORDER BY name LIMIT %d FOR UPDATE WAIT %d",
+		schema.Lasts(""), strings.Join(ours, " OR "), l.cfg.Table, l.rowsOf(leases), len(leases), max(1, wholeSeconds(bound))))
+	held := make(map[string]bool)
+	for _, row := range rows {
+		held[row[0]] = row[1] == "1"
+	}
+	return held, err
+}

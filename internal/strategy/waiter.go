@@ -1,0 +1,95 @@
+package strategy
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/mysqllock/mysqllock/pool"
+)
+
+// Waiter is a statement that waits in the server, on Conn, with Mark in its text.
+type Waiter struct {
+	Limits
+	Conn    *pool.Conn
+	Mark    string
+	Control *pool.Pool            // from which it is killed; nil where nothing can be
+	Ends    time.Duration         // within which the server ends it by itself, for which a caller whose wait is over waits if nothing can be killed; 0 is not
+	Freed   <-chan struct{}       // ends the wait, too
+	Stops   func(context.Context) // is called before it is killed for the end of its context; nil for nothing
+}
+
+// Run runs do, which is the statement, apart from ctx: at the end of a context the driver closes
+// the socket, which would leave the waiter on the server. If ctx ends before the answer, Run kills
+// the statement until it is answered, within the limit: stopped is true then. If that does not
+// help, or is not sure, it closes the connection, and usable is false.
+func (w Waiter) Run(ctx context.Context, do func(context.Context) error) (stopped, usable bool, err error) {
+	own, abandon := context.WithCancel(context.WithoutCancel(ctx))
+	defer abandon()
+	answer := make(chan error, 1)
+	go func() { answer <- do(own) }()
+	select {
+	case err := <-answer:
+		return false, true, err
+	case <-w.Freed:
+	case <-ctx.Done():
+	}
+	if w.Control == nil {
+		return w.letEnd(ctx, answer, abandon)
+	}
+	kctx := ctx // a caller that goes on has time
+	if ctx.Err() != nil {
+		var cancel context.CancelFunc
+		kctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), w.of(ctx))
+		defer cancel()
+		if w.Stops != nil {
+			w.Stops(kctx)
+		}
+	}
+	for late := false; ; {
+		late = w.kill(kctx) || late
+		again := time.NewTimer(w.GiveUp / 5)
+		select {
+		case err := <-answer:
+			again.Stop()
+			if late { // the KILL could hit the next statement
+				_ = w.Conn.Close()
+			}
+			return true, !late, err
+		case <-kctx.Done():
+			again.Stop()
+			abandon()
+			err := <-answer
+			_ = w.Conn.Close() // the statement may have been granted the lock
+			return true, false, err
+		case <-again.C: // the statement may have reached the server only after the KILL
+		}
+	}
+}
+
+// letEnd is for what cannot be killed. If the connection is closed, what is granted after that is
+// given back at once.
+func (w Waiter) letEnd(ctx context.Context, answer <-chan error, abandon func()) (stopped, usable bool, err error) {
+	if w.Ends > 0 && errors.Is(context.Cause(ctx), ErrWaitOver) {
+		select {
+		case err := <-answer:
+			return true, true, err
+		case <-time.After(w.Ends):
+		}
+	}
+	abandon()
+	err = <-answer
+	_ = w.Conn.Close()
+	return true, false, err
+}
+
+// kill kills the statement. It does not wait long, so that a control connection that hangs does
+// not keep the caller from its answer.
+func (w Waiter) kill(ctx context.Context) (late bool) {
+	ctx, cancel := context.WithTimeout(ctx, killTime)
+	defer cancel()
+	return w.Control.KillQuery(ctx, w.Mark)
+}
+
+// killTime is how long a KILL may take.
+const killTime = 500 * time.Millisecond

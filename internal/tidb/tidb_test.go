@@ -1,0 +1,560 @@
+// Package tidb tests the driver on TiDB, where "make engines" has built it.
+package tidb
+
+import (
+	"bufio"
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/engine"
+	"github.com/mysqllock/mysqllock/internal/tempserver"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// server is the one of all tests.
+var server *tempserver.Proxy
+
+func TestMain(m *testing.M) {
+	dbtest.Jobs{"count": countJob, "hold": holdJob, "lease": leaseJob}.Run()
+	if _, err := tempserver.Built(); err != nil || os.Getenv("MYSQLLOCK_TEST_SERVERS") == "0" {
+		fmt.Println("nothing was tested on TiDB:", err)
+		return
+	}
+	goleak.VerifyTestMain(onTiDB{m})
+}
+
+// onTiDB runs tests with a server, which is gone when goleak looks.
+type onTiDB struct{ m *testing.M }
+
+func (o onTiDB) Run() (code int) {
+	var err error
+	if server, err = tempserver.StartTiDB(context.Background()); err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	fmt.Println("these tests run on TiDB")
+	code = o.m.Run()
+	if err := server.Stop(); err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	return code
+}
+
+// scratch is a database with a counter and its ledger, and without transactions of READ COMMITTED.
+type scratch struct {
+	t   *testing.T
+	dsn string
+}
+
+func newScratch(t *testing.T) scratch {
+	t.Parallel()
+	s := scratch{t, tempserver.Database(t, server.DSN("")).FormatDSN()}
+	db := dbtest.Open(t, "mysql", s.dsn)
+	dbtest.Exec(t, db, "CREATE TABLE c (id INT PRIMARY KEY, n INT)")
+	dbtest.Exec(t, db, "CREATE TABLE ledger (id BIGINT AUTO_INCREMENT PRIMARY KEY, n INT)")
+	dbtest.Exec(t, db, "INSERT INTO c VALUES (1, 0), (2, 0)")
+	return s
+}
+
+func (s scratch) with(params ...string) string {
+	sep := "?"
+	if strings.Contains(s.dsn, "?") {
+		sep = "&"
+	}
+	return s.dsn + sep + strings.Join(params, "&")
+}
+
+func (s scratch) handle(params ...string) *sql.DB {
+	s.t.Helper()
+	return dbtest.Open(s.t, "mysqllock", s.with(append(params, "lockWait=30s")...))
+}
+
+type runner interface {
+	QueryRowContext(context.Context, string, ...any) *sql.Row
+	ExecContext(context.Context, string, ...any) (sql.Result, error)
+}
+
+const read = "SELECT n FROM c WHERE id = 1"
+
+// count reads the counter and writes the next number, there and into the ledger.
+func count(ctx context.Context, on runner) error {
+	var n int
+	if err := on.QueryRowContext(ctx, read).Scan(&n); err != nil {
+		return err
+	}
+	_, err := on.ExecContext(ctx, "UPDATE c SET n = ? WHERE id = 1", n+1)
+	if err == nil {
+		_, err = on.ExecContext(ctx, "INSERT INTO ledger (n) VALUES (?)", n+1)
+	}
+	return err
+}
+
+func inTx(ctx context.Context, db *sql.DB, f func(*sql.Tx) error) error {
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	if err := f(tx); err != nil {
+		return err
+	}
+	return tx.Commit()
+}
+
+// counting are the ways to count, by strategy and use.
+var counting = map[string]func(ctx context.Context, db *sql.DB) error{
+	"row, BeginTx": func(ctx context.Context, db *sql.DB) error {
+		ctx = lockctx.With(ctx, "k")
+		return inTx(ctx, db, func(tx *sql.Tx) error { return count(ctx, tx) })
+	},
+	"row, several keys": func(ctx context.Context, db *sql.DB) error {
+		ctx = lockctx.WithKeys(ctx, []string{"j", "k", "l"})
+		return inTx(ctx, db, func(tx *sql.Tx) error { return count(ctx, tx) })
+	},
+	"row, Do": func(ctx context.Context, db *sql.DB) error {
+		return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
+			return inTx(ctx, db, func(tx *sql.Tx) error { return count(ctx, tx) })
+		})
+	},
+	"row, Conn": func(ctx context.Context, db *sql.DB) error {
+		c, err := db.Conn(ctx)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		ctx = lockctx.With(ctx, "k")
+		tx, err := c.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback()
+		if err := count(ctx, tx); err != nil {
+			return err
+		}
+		return tx.Commit()
+	},
+	"row, late hint": func(ctx context.Context, db *sql.DB) error {
+		tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback()
+		if err := count(lockctx.With(ctx, "k"), tx); err != nil {
+			return err
+		}
+		return tx.Commit()
+	},
+	"optimistic, BeginTx": func(ctx context.Context, db *sql.DB) error {
+		return engine.Again(func() error {
+			own := lockctx.With(ctx, "k", lockctx.Optimistic())
+			return inTx(own, db, func(tx *sql.Tx) error { return count(own, tx) })
+		})
+	},
+	"optimistic, Do": func(ctx context.Context, db *sql.DB) error {
+		return engine.Again(func() error {
+			return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
+				return inTx(ctx, db, func(tx *sql.Tx) error { return count(ctx, tx) })
+			}, lockctx.Optimistic())
+		})
+	},
+	"lease, BeginTx": func(ctx context.Context, db *sql.DB) error {
+		ctx = lockctx.With(ctx, "k", lockctx.Lease(lease))
+		return inTx(ctx, db, func(tx *sql.Tx) error { return count(ctx, tx) })
+	},
+	"lease, Do": func(ctx context.Context, db *sql.DB) error {
+		return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
+			return inTx(ctx, db, func(tx *sql.Tx) error { return count(ctx, tx) })
+		}, lockctx.Lease(lease))
+	},
+	"row, lease or optimistic, BeginTx": func(ctx context.Context, db *sql.DB) error {
+		return engine.Again(func() error {
+			own := lockctx.With(ctx, "k", [...]lockctx.Option{lockctx.Row(), lockctx.Lease(lease), lockctx.Optimistic()}[rand.N(3)])
+			return inTx(own, db, func(tx *sql.Tx) error { return count(own, tx) })
+		})
+	},
+	"lease, late hint": func(ctx context.Context, db *sql.DB) error {
+		tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback()
+		if err := count(lockctx.With(ctx, "k", lockctx.Lease(lease)), tx); err != nil {
+			return err
+		}
+		return tx.Commit()
+	},
+	"one slot": func(ctx context.Context, db *sql.DB) error {
+		ctx = lockctx.With(ctx, "k", lockctx.Slots(1))
+		return inTx(ctx, db, func(tx *sql.Tx) error { return count(ctx, tx) })
+	},
+	"one slot, lease": func(ctx context.Context, db *sql.DB) error {
+		ctx = lockctx.With(ctx, "k", lockctx.Slots(1), lockctx.Lease(lease))
+		return inTx(ctx, db, func(tx *sql.Tx) error { return count(ctx, tx) })
+	},
+	"claim with ForUpdate": func(ctx context.Context, db *sql.DB) error {
+		return inTx(ctx, db, func(tx *sql.Tx) error {
+			var n int
+			if err := tx.QueryRowContext(lockctx.Claim(ctx, lockctx.ForUpdate()), read).Scan(&n); err != nil {
+				return err
+			}
+			_, err := tx.ExecContext(ctx, "UPDATE c SET n = ? WHERE id = 1", n+1)
+			if err == nil {
+				_, err = tx.ExecContext(ctx, "INSERT INTO ledger (n) VALUES (?)", n+1)
+			}
+			return err
+		})
+	},
+}
+
+const times = 10 // for each caller
+
+// callers is how many there are in each process: of those that retry after conflicts only a few, since
+// each of them costs the others a try.
+func callers(way string) int {
+	if strings.HasPrefix(way, "optimistic") {
+		return 2
+	}
+	return 8
+}
+
+// countJob counts in one process, in the way that its parent says.
+func countJob(db *sql.DB, in *bufio.Scanner) {
+	in.Scan()
+	name := in.Text()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var all sync.WaitGroup
+	for range callers(name) {
+		all.Go(func() {
+			for range times {
+				if err := counting[name](ctx, db); err != nil {
+					fmt.Println(err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	fmt.Println("done")
+}
+
+// TestNothingIsLost has two processes count.
+func TestNothingIsLost(t *testing.T) {
+	for way := range counting {
+		t.Run(way, func(t *testing.T) {
+			s := newScratch(t)
+			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), s.handle(), "k", func(context.Context) error { return nil })) // a transaction does not see a table that is younger
+			began := time.Now()
+			children := []*dbtest.Child{dbtest.StartJob(t, "count", s.with("lockWait=30s")), dbtest.StartJob(t, "count", s.with("lockWait=30s", "maxConns=20"))}
+			for _, c := range children {
+				c.Tell(way)
+			}
+			for _, c := range children {
+				if line := c.Line(); line != "done" {
+					t.Error(line)
+				}
+			}
+			db := dbtest.Open(t, "mysql", s.dsn)
+			want := 2 * callers(way) * times
+			n := dbtest.Column[int](t, db, read)[0]
+			entries := dbtest.Column[int](t, db, "SELECT COUNT(*) FROM ledger")[0]
+			different := dbtest.Column[int](t, db, "SELECT COUNT(DISTINCT n) FROM ledger")[0]
+			if n != want || entries != want || different != want {
+				t.Errorf("the counter is %d, with %d entries of which %d differ; want %d", n, entries, different, want)
+			}
+			t.Logf("%d in %v", want, time.Since(began).Round(time.Millisecond))
+		})
+	}
+}
+
+// TestRefused: what does not hold is refused in words.
+func TestRefused(t *testing.T) {
+	engine := "TiDB " + dbtest.Column[string](t, dbtest.Open(t, "mysql", server.DSN("")), "SELECT VERSION()")[0]
+	late := func(ctx context.Context, db *sql.DB, o *sql.TxOptions) error {
+		tx, err := db.BeginTx(ctx, o)
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback()
+		return count(lockctx.With(ctx, "k"), tx)
+	}
+	claim := func(ctx context.Context, db *sql.DB, o lockctx.Option) error {
+		return inTx(ctx, db, func(tx *sql.Tx) error {
+			var n int
+			return tx.QueryRowContext(lockctx.Claim(ctx, o), read).Scan(&n)
+		})
+	}
+	begin := func(o ...lockctx.Option) func(context.Context, *sql.DB) error {
+		return func(ctx context.Context, db *sql.DB) error {
+			return inTx(lockctx.With(ctx, "k", o...), db, func(*sql.Tx) error { return nil })
+		}
+	}
+	for what, c := range map[string]struct {
+		param string
+		ask   func(context.Context, *sql.DB) error
+		is    error
+		says  string
+	}{
+		"advisory": {"", begin(lockctx.Advisory()), mysqllock.ErrUnsafe, "advisory locks need GET_LOCK, which does not work on " + engine + "; use a row lock"},
+		"shared":   {"", begin(lockctx.Shared()), mysqllock.ErrUnsafe, "shared row locks need FOR SHARE, which does not work on " + engine + "; leave out lockctx.Shared"},
+		"claim with SkipLocked": {
+			"", func(ctx context.Context, db *sql.DB) error { return claim(ctx, db, lockctx.SkipLocked()) }, mysqllock.ErrUnsafe,
+			"claims with SkipLocked need SKIP LOCKED, which does not work on " + engine + "; claim with ForUpdate",
+		},
+		"claim with ForShare": {
+			"", func(ctx context.Context, db *sql.DB) error { return claim(ctx, db, lockctx.ForShare()) }, mysqllock.ErrUnsafe,
+			"claims with ForShare need FOR SHARE, which does not work on " + engine + "; claim with ForUpdate",
+		},
+		"REPEATABLE READ": {"", func(ctx context.Context, db *sql.DB) error {
+			tx, err := db.BeginTx(lockctx.With(ctx, "k"), &sql.TxOptions{Isolation: sql.LevelRepeatableRead})
+			if err == nil {
+				err = tx.Rollback()
+			}
+			return err
+		}, mysqllock.ErrUnsafe, "on " + engine + " a Repeatable Read transaction takes its snapshot when it begins, before it has the lock; say sql.LevelDefault or sql.LevelReadCommitted, with which it is READ COMMITTED"},
+		"late hint": {"", func(ctx context.Context, db *sql.DB) error { return late(ctx, db, nil) }, mysqllock.ErrStaleSnapshot, "begin the transaction with the lock context"},
+		"late hint, optimistic": {"tidb_txn_mode=%27optimistic%27", func(ctx context.Context, db *sql.DB) error {
+			return late(ctx, db, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+		}, mysqllock.ErrUnsafe, "tidb_txn_mode is optimistic, so that row locks exclude nobody before COMMIT; say tidb_txn_mode=pessimistic in the DSN"},
+		"late lease": {"", func(ctx context.Context, db *sql.DB) error {
+			tx, err := db.BeginTx(ctx, nil)
+			if err != nil {
+				return err
+			}
+			defer tx.Rollback()
+			return count(lockctx.With(ctx, "k", lockctx.Lease(lease)), tx)
+		}, mysqllock.ErrStaleSnapshot, "begin the transaction with the lock context"},
+		"lease, optimistic": {
+			"tidb_txn_mode=%27optimistic%27", begin(lockctx.Lease(lease)), mysqllock.ErrUnsafe,
+			"tidb_txn_mode is optimistic, so that fences of leases exclude nobody before COMMIT; say tidb_txn_mode=pessimistic in the DSN",
+		},
+		"claim, optimistic": {
+			"tidb_txn_mode=%27optimistic%27", func(ctx context.Context, db *sql.DB) error { return claim(ctx, db, lockctx.ForUpdate()) }, mysqllock.ErrUnsafe,
+			"tidb_txn_mode is optimistic, so that claims exclude nobody before COMMIT; say tidb_txn_mode=pessimistic in the DSN",
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s := newScratch(t)
+			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), s.handle(), "k", func(context.Context) error { return nil }))
+			err := c.ask(dbtest.Limited(t), s.handle(strings.Fields(c.param)...))
+			if !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("got %v\nwant %s", err, c.says)
+			}
+		})
+	}
+}
+
+// TestOptimisticModeAndNoopFunctions: settings that would have a lock exclude nobody do not.
+func TestOptimisticModeAndNoopFunctions(t *testing.T) {
+	for _, way := range []string{"row, BeginTx", "row, Do", "optimistic, BeginTx"} {
+		t.Run(way, func(t *testing.T) {
+			s := newScratch(t)
+			params := []string{"tidb_txn_mode=%27optimistic%27", "tidb_enable_noop_functions=1"}
+			db := s.handle(params...)
+			ctx := dbtest.Limited(t)
+			var all sync.WaitGroup
+			for range 4 {
+				db := s.handle(params...) // no two are in one line of a process
+				all.Go(func() {
+					for range 5 {
+						if err := counting[way](ctx, db); err != nil {
+							t.Error(err)
+						}
+					}
+				})
+			}
+			all.Wait()
+			if n := dbtest.Column[int](t, db, read)[0]; n != 20 {
+				t.Errorf("the counter is %d, want 20", n)
+			}
+		})
+	}
+}
+
+// TestWaits: a request without a wait is refused at once, a wait ends, and what was waited for is
+// not left locked.
+func TestWaits(t *testing.T) {
+	s := newScratch(t)
+	holder, other := s.handle(), s.handle()
+	begin := func(ctx context.Context, o ...lockctx.Option) (*sql.Tx, error) {
+		return other.BeginTx(lockctx.With(ctx, "k", o...), nil)
+	}
+	tx, err := holder.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
+	dbtest.OK(t, err)
+	_, err = begin(dbtest.Limited(t), lockctx.NoWait())
+	dbtest.Want(t, err, mysqllock.ErrLocked)
+	for name, wait := range map[string]time.Duration{"of less than a second": 300 * time.Millisecond, "of more": 1300 * time.Millisecond} {
+		began := time.Now()
+		_, err = begin(dbtest.Limited(t), lockctx.Wait(wait))
+		dbtest.Want(t, err, mysqllock.ErrTimeout)
+		if took := time.Since(began); took < wait || took > wait+time.Minute {
+			t.Errorf("a wait %s took %v", name, took)
+		}
+	}
+	ctx, cancel := context.WithCancel(dbtest.Limited(t))
+	waits := make(chan error)
+	go func() {
+		_, err := begin(ctx)
+		waits <- err
+	}()
+	dbtest.Soon(t, "it waits", func() bool {
+		stats, err := mysqllock.Stats(other)
+		return err == nil && stats.Waiters > 0
+	})
+	cancel() // it would wait for lockWait
+	dbtest.Want(t, <-waits, context.Canceled)
+
+	late, err := other.BeginTx(dbtest.Limited(t), &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	dbtest.OK(t, err)
+	dbtest.Exec(t, late, "UPDATE c SET n = 7 WHERE id = 2")
+	_, err = late.ExecContext(lockctx.With(dbtest.Limited(t), "k", lockctx.Wait(300*time.Millisecond)), "UPDATE c SET n = 8 WHERE id = 2")
+	dbtest.Want(t, err, mysqllock.ErrTimeout)
+	dbtest.OK(t, late.Commit())
+	if n := dbtest.Column[int](t, other, "SELECT n FROM c WHERE id = 2")[0]; n != 7 {
+		t.Errorf("a transaction that has waited in vain has committed %d, want 7", n)
+	}
+
+	dbtest.OK(t, tx.Commit())
+	tx, err = begin(dbtest.Limited(t), lockctx.Wait(5*time.Second))
+	dbtest.OK(t, err)
+	dbtest.OK(t, tx.Commit())
+}
+
+// holdJob holds a key in the way that its parent says, and commits when it is told to.
+func holdJob(db *sql.DB, in *bufio.Scanner) {
+	in.Scan()
+	ctx := lockctx.With(context.Background(), "k")
+	work := func(ctx context.Context) error {
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback()
+		if _, err := tx.ExecContext(ctx, "UPDATE c SET n = n + 1 WHERE id = 1"); err != nil {
+			return err
+		}
+		fmt.Println("held")
+		in.Scan()
+		return tx.Commit()
+	}
+	var err error
+	if in.Text() == "Do" {
+		err = mysqllock.Do(context.Background(), db, "k", work)
+	} else {
+		err = work(ctx)
+	}
+	fmt.Println(errors.Is(err, mysqllock.ErrLost), err)
+}
+
+// afterHolder has a process hold the lock in job, sends it the signal, and says how long take took
+// after that. A holder that goes on is told that it has lost the lock.
+func (s scratch) afterHolder(job, way string, signal syscall.Signal, take func(*sql.DB) error) (took time.Duration) {
+	t := s.t
+	t.Helper()
+	child := dbtest.StartJob(t, job, s.with("lockTTL=2s"))
+	child.Tell(way)
+	if line := child.Line(); line != "held" {
+		t.Fatal(line)
+	}
+	dbtest.OK(t, child.Signal(signal))
+	db := s.handle("lockTTL=2s")
+	began := time.Now()
+	dbtest.OK(t, take(db))
+	took = time.Since(began)
+	if signal == syscall.SIGSTOP {
+		dbtest.OK(t, child.Signal(syscall.SIGCONT))
+		child.Tell("commit")
+		if line := child.Line(); !strings.HasPrefix(line, "true ") {
+			t.Errorf("the former holder is told %s", line)
+		}
+	}
+	return took
+}
+
+// TestHolderThatStops: the lock of a holder that is killed, or stands still for longer than
+// lockTTL, is free, and it commits nothing.
+func TestHolderThatStops(t *testing.T) {
+	for _, way := range []string{"BeginTx", "Do"} {
+		for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
+			t.Run(fmt.Sprint(way, " ", signal), func(t *testing.T) {
+				s := newScratch(t)
+				took := s.afterHolder("hold", way, signal, func(db *sql.DB) error {
+					return inTx(lockctx.With(dbtest.Limited(t), "k"), db, func(tx *sql.Tx) error {
+						_, err := tx.Exec("UPDATE c SET n = n + 10 WHERE id = 1")
+						return err
+					})
+				})
+				if took > time.Minute { // without a limit of its own TiDB ends no idle transaction
+					t.Errorf("it was free after %v", took)
+				}
+				if n := dbtest.Column[int](t, s.handle(), read)[0]; n != 10 {
+					t.Errorf("the counter is %d, want 10", n)
+				}
+			})
+		}
+	}
+}
+
+// TestKilledHolder: a holder whose connection is killed commits nothing.
+func TestKilledHolder(t *testing.T) {
+	for _, verb := range []string{"KILL QUERY ", "KILL "} {
+		t.Run(verb, func(t *testing.T) {
+			s := newScratch(t)
+			db := s.handle()
+			tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
+			dbtest.OK(t, err)
+			var id string
+			dbtest.OK(t, tx.QueryRow("SELECT CONNECTION_ID()").Scan(&id))
+			dbtest.Exec(t, tx, "UPDATE c SET n = 1 WHERE id = 1")
+			failed := make(chan error)
+			go func() {
+				_, err := tx.Exec("SELECT SLEEP(20)")
+				failed <- err
+			}()
+			plain := dbtest.Open(t, "mysql", s.dsn)
+			dbtest.Soon(t, "it runs", func() bool {
+				return dbtest.Column[int](t, plain, "SELECT COUNT(*) FROM information_schema.processlist WHERE ID = "+id+" AND INFO LIKE 'SELECT SLEEP%'")[0] == 1
+			})
+			dbtest.Exec(t, plain, verb+id)
+			first := <-failed
+			second := tx.Commit()
+			n := dbtest.Column[int](t, plain, read)[0]
+			if verb == "KILL " && !errors.Is(first, mysqllock.ErrLost) || (n == 1) != (second == nil) {
+				t.Errorf("its statement: %v, its commit: %v, the counter is %d", first, second, n)
+			}
+			dbtest.OK(t, inTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Wait(5*time.Second)), db, func(*sql.Tx) error { return nil }))
+		})
+	}
+}
+
+// TestLateUniquenessCheck: TiDB can be told to end a transaction at any statement that fails. What
+// comes after it is not committed by itself.
+func TestLateUniquenessCheck(t *testing.T) {
+	s := newScratch(t)
+	ctx := lockctx.With(dbtest.Limited(t), "k")
+	tx, err := s.handle("tidb_constraint_check_in_place_pessimistic=0").BeginTx(ctx, nil)
+	dbtest.OK(t, err)
+	dbtest.Exec(t, tx, "INSERT INTO c VALUES (1, 5)") // there is one
+	_, err = tx.Exec("UPDATE c SET n = 6 WHERE id = 1")
+	dbtest.Want(t, err, mysqllock.ErrLost)
+	_, err = tx.Exec("UPDATE c SET n = 7 WHERE id = 2")
+	dbtest.Want(t, err, mysqllock.ErrLost)
+	dbtest.Want(t, tx.Commit(), mysqllock.ErrLost)
+	if n := dbtest.Column[int](t, dbtest.Open(t, "mysql", s.dsn), "SELECT n FROM c WHERE id = 2")[0]; n != 0 {
+		t.Errorf("a transaction that was ended has committed %d", n)
+	}
+}

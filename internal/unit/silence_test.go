@@ -1,0 +1,161 @@
+package unit_test
+
+import (
+	"context"
+	"database/sql"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// TestLimitOnSilenceEndsWithTheTransaction: however a locked transaction ends, its connection has
+// the wait_timeout from before on MySQL.
+func TestLimitOnSilenceEndsWithTheTransaction(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		if s.MariaDB() {
+			t.Skip("there the transaction is limited, and not its connection")
+		}
+		plain := s.Open("mysql")
+		dbtest.Exec(t, plain, "CREATE TABLE filler (id INT PRIMARY KEY)")
+		waits := func(of dbtest.Queryer) int { return dbtest.Column[int](t, of, "SELECT @@SESSION.wait_timeout")[0] }
+		row := func() context.Context { return lockctx.With(dbtest.Limited(t), "k") }
+		begin := func(c *sql.Conn, ctx context.Context) *sql.Tx {
+			tx, err := c.BeginTx(ctx, nil)
+			dbtest.OK(t, err)
+			if n := waits(tx); n != 20 {
+				t.Errorf("the transaction has a wait_timeout of %d s", n)
+			}
+			return tx
+		}
+		write := func(tx *sql.Tx) { dbtest.Exec(t, tx, "UPDATE p SET stock = stock + 1 WHERE id = 1") }
+		for name, end := range map[string]func(c *sql.Conn){
+			"commit":   func(c *sql.Conn) { tx := begin(c, row()); write(tx); dbtest.OK(t, tx.Commit()) },
+			"rollback": func(c *sql.Conn) { tx := begin(c, row()); write(tx); dbtest.OK(t, tx.Rollback()) },
+			"context": func(c *sql.Conn) {
+				ctx, cancel := context.WithCancel(row())
+				tx := begin(c, ctx)
+				write(tx)
+				cancel()
+				dbtest.Soon(t, "the transaction ends", func() bool { return !s.Locked("k") })
+			},
+			"deadlock": func(c *sql.Conn) {
+				other := dbtest.Begin(t, dbtest.Limited(t), plain)
+				for i := range 50 { // the server ends the smaller transaction
+					dbtest.Exec(t, other, "INSERT INTO filler VALUES (?)", i)
+				}
+				dbtest.Exec(t, other, "UPDATE p SET stock = stock + 1 WHERE id = 2")
+				tx := begin(c, row())
+				write(tx)
+				done := make(chan error, 1)
+				go func() {
+					_, err := other.Exec("UPDATE p SET stock = stock + 1 WHERE id = 1")
+					done <- err
+				}()
+				_, err := tx.Exec("UPDATE p SET stock = stock + 1 WHERE id = 2")
+				dbtest.Want(t, err, mysqllock.ErrDeadlock)
+				_ = tx.Rollback()
+				dbtest.OK(t, <-done)
+				dbtest.OK(t, other.Rollback())
+			},
+			"wait_timeout set in it": func(c *sql.Conn) {
+				tx := begin(c, row())
+				dbtest.Exec(t, tx, "SET SESSION wait_timeout = 25")
+				dbtest.OK(t, tx.Commit())
+			},
+			"not granted": func(c *sql.Conn) {
+				h, err := mysqllock.Acquire(dbtest.Limited(t), s.Handle(), "k")
+				dbtest.OK(t, err)
+				for _, option := range []lockctx.Option{lockctx.NoWait(), lockctx.Wait(300 * time.Millisecond)} {
+					_, err = c.BeginTx(lockctx.With(dbtest.Limited(t), "k", option), nil)
+					dbtest.Want(t, err, mysqllock.ErrLocked)
+				}
+				dbtest.OK(t, h.Rollback())
+			},
+			"lease": func(c *sql.Conn) {
+				dbtest.OK(t, begin(c, lockctx.With(lockctx.With(dbtest.Limited(t), "lease", lockctx.Lease(time.Minute)), "k")).Commit())
+			},
+			"lost lease": func(c *sql.Conn) {
+				key := dbtest.Random()
+				tx := begin(c, lockctx.With(lockctx.With(dbtest.Limited(t), key, lockctx.Lease(time.Minute)), "k"))
+				write(tx)
+				s.Steal(key)
+				dbtest.Want(t, tx.Commit(), mysqllock.ErrLost)
+			},
+			"lease, without its procedure": func(c *sql.Conn) {
+				tx := begin(c, lockctx.With(lockctx.With(dbtest.Limited(t), "lease", lockctx.Lease(time.Minute)), "k"))
+				write(tx)
+				dbtest.Exec(t, plain, "DROP PROCEDURE IF EXISTS mysqllock_done3")
+				dbtest.OK(t, tx.Commit())
+			},
+			"version": func(c *sql.Conn) {
+				ctx := lockctx.With(dbtest.Limited(t), "version", lockctx.Optimistic())
+				tx := begin(c, lockctx.With(ctx, "k"))
+				_, err := tx.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
+				dbtest.OK(t, err)
+				dbtest.OK(t, tx.Commit())
+			},
+			"versioned row": func(c *sql.Conn) {
+				ctx := lockctx.With(dbtest.Limited(t), "both", lockctx.Optimistic())
+				dbtest.ExecIn(t, ctx, s.Handle(), "UPDATE p SET stock = stock + 1 WHERE id = 1")
+				tx := begin(c, lockctx.With(dbtest.Limited(t), "both"))
+				write(tx)
+				dbtest.OK(t, tx.Commit())
+			},
+			"advisory lock": func(c *sql.Conn) {
+				tx := begin(c, lockctx.With(lockctx.With(dbtest.Limited(t), "named", lockctx.Advisory()), "k"))
+				write(tx)
+				dbtest.OK(t, tx.Commit())
+			},
+			"without the procedure": func(c *sql.Conn) {
+				for _, commit := range []bool{true, false} {
+					// Each handle finds out anew, and another one makes it again.
+					dbtest.ExecIn(t, row(), s.Handle(), "DO 1")
+					own := dbtest.Conn(t, s.Handle("lockTTL=20s"))
+					tx := begin(own, row())
+					write(tx)
+					dbtest.Exec(t, plain, "DROP PROCEDURE mysqllock_held3")
+					if commit {
+						dbtest.OK(t, tx.Commit())
+					} else {
+						dbtest.OK(t, tx.Rollback())
+					}
+					if n := waits(own); n != 28800 {
+						t.Errorf("without the procedure, commit %v: wait_timeout is %d s", commit, n)
+					}
+				}
+				dbtest.ExecIn(t, row(), s.Handle(), "DO 1")
+			},
+		} {
+			for params, want := range map[string]int{"lockWait=5s": 28800, "wait_timeout=77": 77} {
+				c := dbtest.Conn(t, s.Handle("lockTTL=20s", params))
+				dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "first"), c, "DO 1")
+				before := dbtest.Column[int](t, c, "SELECT CONNECTION_ID()")[0]
+				end(c)
+				if after := dbtest.Column[int](t, c, "SELECT CONNECTION_ID()")[0]; after != before {
+					t.Errorf("%s, %s: it is another connection", name, params)
+				}
+				if n := waits(c); n != want {
+					t.Errorf("%s, %s: wait_timeout is %d s", name, params, n)
+				}
+			}
+		}
+	})
+}
+
+// TestIdleTransactionIsKeptAlive: a transaction that is idle for longer than lockTTL stays, in a
+// process that lives.
+func TestIdleTransactionIsKeptAlive(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle("lockTTL=2s")
+		tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k"), db)
+		dbtest.Exec(t, tx, "UPDATE p SET stock = 3 WHERE id = 1")
+		time.Sleep(5 * time.Second)
+		s.WantLocked("k", true)
+		dbtest.OK(t, tx.Commit())
+		s.WantStock(1, 3)
+	})
+}

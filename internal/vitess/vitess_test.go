@@ -1,0 +1,734 @@
+// Package vitess tests the driver on Vitess with one shard, where "make engines" has built it.
+package vitess
+
+import (
+	"bufio"
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/inspect"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/engine"
+	is "github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/tempserver"
+	"github.com/mysqllock/mysqllock/lockctx"
+)
+
+// one has a keyspace of one shard, for all tests; sharded has one of two.
+var one, sharded *tempserver.Proxy
+
+func TestMain(m *testing.M) {
+	dbtest.Jobs{"count": countJob, "hold": holdJob}.Run()
+	if _, err := tempserver.VitessBuilt(); err != nil || os.Getenv("MYSQLLOCK_TEST_SERVERS") == "0" {
+		fmt.Println("nothing was tested on Vitess:", err)
+		return
+	}
+	goleak.VerifyTestMain(onVitess{m})
+}
+
+// onVitess runs tests with servers, which are gone when goleak looks.
+type onVitess struct{ m *testing.M }
+
+func (o onVitess) Run() (code int) {
+	for at, several := range map[**tempserver.Proxy]bool{&one: false, &sharded: true} {
+		p, err := tempserver.StartVitess(context.Background(), several)
+		if err != nil {
+			fmt.Println(err)
+			return 1
+		}
+		defer func() {
+			if err := p.Stop(); err != nil {
+				fmt.Println(err)
+				code = 1
+			}
+		}()
+		*at = p
+	}
+	fmt.Println("these tests run on Vitess")
+	return o.m.Run()
+}
+
+// scratch is a counter and its ledger, whose names and whose lock table's end in id: a further
+// database would be a further shard.
+type scratch struct {
+	t  *testing.T
+	id string
+}
+
+func newScratch(t *testing.T) scratch {
+	t.Parallel()
+	s := scratch{t, dbtest.Random()}
+	db := s.plain()
+	dbtest.Exec(t, db, "CREATE TABLE "+s.in("c")+" (id INT PRIMARY KEY, n INT)")
+	dbtest.Exec(t, db, "CREATE TABLE "+s.in("ledger")+" (id BIGINT AUTO_INCREMENT PRIMARY KEY, n INT)")
+	dbtest.Exec(t, db, "INSERT INTO "+s.in("c")+" VALUES (1, 0), (2, 0)")
+	return s
+}
+
+func (s scratch) in(table string) string { return table + "_" + s.id }
+
+func (s scratch) plain(params ...string) *sql.DB {
+	s.t.Helper()
+	return dbtest.Open(s.t, "mysql", one.DSN("shop")+"?"+strings.Join(params, "&"))
+}
+
+func (s scratch) dsn(params ...string) string {
+	return one.DSN("shop") + "?lockTable=" + s.in("locks") + "&" + strings.Join(append(params, "lockWait=30s"), "&")
+}
+
+func (s scratch) handle(params ...string) *sql.DB {
+	s.t.Helper()
+	return dbtest.Open(s.t, "mysqllock", s.dsn(params...))
+}
+
+// tapped is a handle whose statements go through the tap.
+func (s scratch) tapped(tap *dbtest.Tap) *sql.DB {
+	s.t.Helper()
+	return engine.Tapped(s.t, one.DSN("shop"), tap, mysqllock.Config{Table: s.in("locks")})
+}
+
+// counted has the counter and its ledger be of n.
+func (s scratch) counted(n int) {
+	s.t.Helper()
+	db := s.plain()
+	got := dbtest.Column[int](s.t, db, "SELECT n FROM "+s.in("c")+" WHERE id = 1")[0]
+	all := dbtest.Column[int](s.t, db, "SELECT n FROM "+s.in("ledger"))
+	different := make(map[int]bool)
+	for _, entry := range all {
+		different[entry] = true
+	}
+	if got != n || len(all) != n || len(different) != n {
+		s.t.Errorf("the counter is %d, with %d entries of which %d differ; want %d", got, len(all), len(different), n)
+	}
+}
+
+type runner interface {
+	QueryRowContext(context.Context, string, ...any) *sql.Row
+	ExecContext(context.Context, string, ...any) (sql.Result, error)
+}
+
+// count reads the counter and writes the next number, there and, after between, into the ledger.
+func (s scratch) count(ctx context.Context, on runner, between func()) error {
+	var n int
+	if err := on.QueryRowContext(ctx, "SELECT n FROM "+s.in("c")+" WHERE id = 1").Scan(&n); err != nil {
+		return err
+	}
+	if _, err := on.ExecContext(ctx, "UPDATE "+s.in("c")+" SET n = ? WHERE id = 1", n+1); err != nil {
+		return err
+	}
+	between()
+	insert := func() error {
+		_, err := on.ExecContext(ctx, "INSERT INTO "+s.in("ledger")+" (n) VALUES (?)", n+1)
+		return err
+	}
+	err := insert()
+	if err != nil && insert() == nil {
+		err = fmt.Errorf("what followed was done: %s", err.Error())
+	}
+	return err
+}
+
+type beginner interface {
+	BeginTx(context.Context, *sql.TxOptions) (*sql.Tx, error)
+}
+
+// write writes the next number in a transaction.
+func (s scratch) write(ctx context.Context, db beginner, n int) error {
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	if _, err = tx.ExecContext(ctx, "UPDATE "+s.in("c")+" SET n = ? WHERE id = 1", n); err == nil {
+		_, err = tx.ExecContext(ctx, "INSERT INTO "+s.in("ledger")+" (n) VALUES (?)", n)
+	}
+	if ended := tx.Commit(); err == nil || ended == nil {
+		err = ended
+	}
+	return err
+}
+
+// inTx counts in a transaction that begins with began, and whose statements have the context ctx.
+func (s scratch) inTx(began, ctx context.Context, db beginner, between func()) error {
+	tx, err := db.BeginTx(began, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	err = s.count(ctx, tx, between)
+	if ended := tx.Commit(); err == nil || ended == nil { // which an error must not pass
+		err = ended
+	}
+	return err
+}
+
+const lease = 10 * time.Second
+
+const mixed = "row, lease or optimistic, BeginTx"
+
+// counting are the ways to count, by strategy and use. In each, between runs in the middle of the
+// transaction.
+var counting = map[string]func(s scratch, ctx context.Context, db *sql.DB, between func()) error{
+	"row, BeginTx": begins(),
+	"row, several keys": func(s scratch, ctx context.Context, db *sql.DB, between func()) error {
+		ctx = lockctx.WithKeys(ctx, []string{"j", "k", "l"})
+		return s.inTx(ctx, ctx, db, between)
+	},
+	"row, Do": does(),
+	"row, read, decide, write": func(s scratch, ctx context.Context, db *sql.DB, between func()) error {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		ctx = lockctx.With(ctx, "k")
+		var n int
+		if err := db.QueryRowContext(ctx, "SELECT n FROM "+s.in("c")+" WHERE id = 1").Scan(&n); err != nil {
+			return err
+		}
+		between()
+		return s.write(ctx, db, n+1)
+	},
+	"row, Do without a transaction": func(s scratch, ctx context.Context, db *sql.DB, between func()) error {
+		return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { return s.count(ctx, db, between) })
+	},
+	"row, Conn": func(s scratch, ctx context.Context, db *sql.DB, between func()) error {
+		c, err := db.Conn(ctx)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		ctx = lockctx.With(ctx, "k")
+		return s.inTx(ctx, ctx, c, between)
+	},
+	"row, prepared": func(s scratch, ctx context.Context, db *sql.DB, between func()) error {
+		insert, err := db.PrepareContext(ctx, "INSERT INTO "+s.in("ledger")+" (n) VALUES (?)")
+		if err != nil {
+			return err
+		}
+		defer insert.Close()
+		ctx = lockctx.With(ctx, "k")
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback()
+		var n int
+		if err := tx.QueryRowContext(ctx, "SELECT n FROM "+s.in("c")+" WHERE id = 1").Scan(&n); err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, "UPDATE "+s.in("c")+" SET n = ? WHERE id = 1", n+1); err != nil {
+			return err
+		}
+		between()
+		_, err = tx.StmtContext(ctx, insert).ExecContext(ctx, n+1)
+		if ended := tx.Commit(); err == nil || ended == nil {
+			err = ended
+		}
+		return err
+	},
+	"row, late hint":      late(),
+	"row, slot":           begins(lockctx.Slots(1)),
+	"optimistic, BeginTx": begins(lockctx.Optimistic()),
+	"optimistic, Do":      does(lockctx.Optimistic()),
+	"lease, BeginTx":      begins(lockctx.Lease(lease)),
+	"lease, Do":           does(lockctx.Lease(lease)),
+	"lease, late hint":    late(lockctx.Lease(lease)),
+	"lease, slot":         begins(lockctx.Lease(lease), lockctx.Slots(1)),
+	mixed: func(s scratch, ctx context.Context, db *sql.DB, between func()) error {
+		o := [...]lockctx.Option{lockctx.Row(), lockctx.Lease(lease), lockctx.Optimistic()}[rand.N(3)]
+		return begins(o)(s, ctx, db, between)
+	},
+}
+
+func begins(o ...lockctx.Option) func(scratch, context.Context, *sql.DB, func()) error {
+	return func(s scratch, ctx context.Context, db *sql.DB, between func()) error {
+		return engine.Again(func() error {
+			ctx := lockctx.With(ctx, "k", o...)
+			return s.inTx(ctx, ctx, db, between)
+		})
+	}
+}
+
+func late(o ...lockctx.Option) func(scratch, context.Context, *sql.DB, func()) error {
+	return func(s scratch, ctx context.Context, db *sql.DB, between func()) error {
+		return s.inTx(ctx, lockctx.With(ctx, "k", o...), db, between)
+	}
+}
+
+func does(o ...lockctx.Option) func(scratch, context.Context, *sql.DB, func()) error {
+	return func(s scratch, ctx context.Context, db *sql.DB, between func()) error {
+		return engine.Again(func() error {
+			return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { return s.inTx(ctx, ctx, db, between) }, o...)
+		})
+	}
+}
+
+const callers, times = 8, 10 // in each process
+
+// countJob counts in one process, in the way and the scratch that its parent says.
+func countJob(db *sql.DB, in *bufio.Scanner) {
+	in.Scan()
+	id, way, _ := strings.Cut(in.Text(), " ")
+	s := scratch{id: id}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	var all sync.WaitGroup
+	for range callers {
+		all.Go(func() {
+			for range times {
+				if err := counting[way](s, ctx, db, func() {}); err != nil {
+					fmt.Println(err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	fmt.Println("done")
+}
+
+// holdJob counts in the way and the scratch that its parent says, and stops in the middle until it is
+// told to go on.
+func holdJob(db *sql.DB, in *bufio.Scanner) {
+	in.Scan()
+	id, way, _ := strings.Cut(in.Text(), " ")
+	s := scratch{id: id}
+	err := holding[way](s, context.Background(), db, func() {
+		fmt.Println("held")
+		in.Scan()
+	})
+	fmt.Println(errors.Is(err, mysqllock.ErrLost), err)
+}
+
+// holding are ways to count while others wait for the lock.
+var holding = map[string]func(scratch, context.Context, *sql.DB, func()) error{
+	"row, BeginTx":   begins(),
+	"row, Do":        does(),
+	"lease, BeginTx": begins(lockctx.Lease(2 * time.Second)),
+	"lease, Do":      does(lockctx.Lease(2 * time.Second)),
+}
+
+// tabletLimit is the limit on the age of transactions that a session may ask of the tablet for, in
+// milliseconds; without it the tablet's own is 30 seconds.
+const tabletLimit = "transaction_timeout=1500"
+
+// TestTransactionThatTheTabletEnds is lost: none of it is committed, though what follows in it would
+// be if it were sent, and its lock is free.
+func TestTransactionThatTheTabletEnds(t *testing.T) {
+	for way := range counting {
+		if way == mixed {
+			continue
+		}
+		t.Run(way, func(t *testing.T) {
+			s := newScratch(t)
+			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), s.handle(), "k", func(context.Context) error { return nil }))
+			plain, ran := s.plain(), 0
+			err := counting[way](s, dbtest.Limited(t), s.handle(tabletLimit), func() {
+				if ran++; ran == 1 {
+					dbtest.Soon(t, "the tablet ends the transaction", func() bool { return len(s.locked(plain)) == 0 })
+				}
+			})
+			if !errors.Is(err, mysqllock.ErrLost) || ran != 1 {
+				t.Errorf("after %d: %v", ran, err)
+			}
+			s.counted(0)
+			dbtest.OK(t, counting["row, BeginTx"](s, dbtest.Limited(t), s.handle(), func() {}))
+			s.counted(1)
+		})
+	}
+}
+
+// TestCommitAfterTheTabletHasEndedTheTransaction is told so, whatever it checks before.
+func TestCommitAfterTheTabletHasEndedTheTransaction(t *testing.T) {
+	for name, option := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(lease), "optimistic": lockctx.Optimistic()} {
+		for _, began := range []string{"with the lock", "without"} {
+			t.Run(name+", begun "+began, func(t *testing.T) {
+				s := newScratch(t)
+				dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), s.handle(), "k", func(context.Context) error { return nil }, lockctx.Optimistic()))
+				ctx := lockctx.With(dbtest.Limited(t), "k", option)
+				begins := ctx
+				if began == "without" {
+					begins = dbtest.Limited(t)
+				}
+				tx, err := s.handle(tabletLimit).BeginTx(begins, nil)
+				dbtest.OK(t, err)
+				dbtest.OK(t, s.count(ctx, tx, func() {}))
+				dbtest.Soon(t, "the tablet ends the transaction", func() bool { return len(s.locked(s.plain())) == 0 })
+				dbtest.Want(t, tx.Commit(), mysqllock.ErrLost)
+				s.counted(0)
+				dbtest.OK(t, counting["row, BeginTx"](s, dbtest.Limited(t), s.handle(), func() {}))
+			})
+		}
+	}
+}
+
+// TestStatementsAfterTheTabletHasEndedTheirTransaction are refused, whatever has met its end.
+func TestStatementsAfterTheTabletHasEndedTheirTransaction(t *testing.T) {
+	for name, c := range map[string]struct {
+		meet func(s scratch, ctx context.Context, tx *sql.Tx) error
+	}{
+		"a statement that runs at its end": {func(s scratch, ctx context.Context, tx *sql.Tx) error {
+			_, err := tx.ExecContext(ctx, "SELECT SLEEP(30)")
+			return err
+		}},
+		"a wait for a further lock": {func(s scratch, ctx context.Context, tx *sql.Tx) error {
+			hold, err := mysqllock.Acquire(dbtest.Limited(s.t), s.handle(), "other")
+			dbtest.OK(s.t, err)
+			defer hold.Release()
+			dbtest.Soon(s.t, "the tablet ends the transaction", func() bool { return len(s.locked(s.plain())) == 1 })
+			_, err = tx.ExecContext(lockctx.With(ctx, "other", lockctx.Wait(100*time.Millisecond)), "SELECT 1")
+			return err
+		}},
+		"a savepoint": {func(s scratch, ctx context.Context, tx *sql.Tx) error {
+			dbtest.Soon(s.t, "the tablet ends the transaction", func() bool { return len(s.locked(s.plain())) == 0 })
+			_, err := tx.ExecContext(ctx, "SAVEPOINT a")
+			return err
+		}},
+		"a query": {func(s scratch, ctx context.Context, tx *sql.Tx) error {
+			dbtest.Soon(s.t, "the tablet ends the transaction", func() bool { return len(s.locked(s.plain())) == 0 })
+			return tx.QueryRowContext(ctx, "SELECT n FROM "+s.in("c")).Scan(new(int))
+		}},
+	} {
+		for _, began := range []string{"with the lock", "without"} {
+			t.Run(name+", begun "+began, func(t *testing.T) {
+				s := newScratch(t)
+				ctx := lockctx.With(dbtest.Limited(t), "k")
+				dbtest.OK(t, mysqllock.Do(ctx, s.handle(), "other", func(context.Context) error { return nil }))
+				begins := ctx
+				if began == "without" {
+					begins = dbtest.Limited(t)
+				}
+				tx, err := s.handle(tabletLimit).BeginTx(begins, nil)
+				dbtest.OK(t, err)
+				_, err = tx.ExecContext(ctx, "UPDATE "+s.in("c")+" SET n = 5")
+				dbtest.OK(t, err)
+				dbtest.Want(t, c.meet(s, ctx, tx), mysqllock.ErrLost)
+				for _, of := range []context.Context{ctx, context.Background()} {
+					_, err := tx.ExecContext(of, "UPDATE "+s.in("c")+" SET n = 6")
+					dbtest.Want(t, err, mysqllock.ErrLost)
+				}
+				dbtest.Want(t, tx.Commit(), mysqllock.ErrLost)
+				s.counted(0)
+			})
+		}
+	}
+}
+
+// TestConnAfterTheTabletHasEndedItsTransaction: on a sql.Conn nothing of the lock context runs any
+// more, and what has no lock context is told, too.
+func TestConnAfterTheTabletHasEndedItsTransaction(t *testing.T) {
+	s := newScratch(t)
+	end, cancel := context.WithCancel(dbtest.Limited(t))
+	defer cancel()
+	ctx := lockctx.With(end, "k")
+	c, err := s.handle(tabletLimit).Conn(ctx)
+	dbtest.OK(t, err)
+	defer c.Close()
+	dbtest.OK(t, c.QueryRowContext(ctx, "SELECT n FROM "+s.in("c")).Scan(new(int)))
+	plain := s.plain()
+	dbtest.Soon(t, "the tablet ends the transaction", func() bool { return len(s.locked(plain)) == 0 })
+	for _, of := range []context.Context{context.Background(), context.Background(), ctx, context.Background()} {
+		_, err := c.ExecContext(of, "UPDATE "+s.in("c")+" SET n = 6")
+		dbtest.Want(t, err, mysqllock.ErrLost)
+	}
+	s.counted(0)
+	cancel()
+	_, err = c.ExecContext(context.Background(), "UPDATE "+s.in("c")+" SET n = 6")
+	dbtest.OK(t, err)
+}
+
+// locked are the connections that have locked something of the scratch's tables.
+func (s scratch) locked(db *sql.DB) []string {
+	return dbtest.Column[string](s.t, db, "SELECT DISTINCT THREAD_ID FROM performance_schema.data_locks WHERE OBJECT_NAME LIKE '%"+s.id+"'")
+}
+
+// TestNothingIsLost has two processes count.
+func TestNothingIsLost(t *testing.T) {
+	for way := range counting {
+		t.Run(way, func(t *testing.T) {
+			s := newScratch(t)
+			began := time.Now()
+			children := []*dbtest.Child{dbtest.StartJob(t, "count", s.dsn()), dbtest.StartJob(t, "count", s.dsn("maxConns=20"))}
+			for _, c := range children {
+				c.Tell(s.id + " " + way)
+			}
+			for _, c := range children {
+				if line := c.Line(); line != "done" {
+					t.Error(line)
+				}
+			}
+			s.counted(2 * callers * times)
+			t.Logf("%d in %v", 2*callers*times, time.Since(began).Round(time.Millisecond))
+		})
+	}
+}
+
+// TestHolderThatStops: the lock of a holder that is killed, or stands still for longer than its TTL
+// or the tablet's limit, is free after that, and it commits nothing.
+func TestHolderThatStops(t *testing.T) {
+	for way := range holding {
+		for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
+			t.Run(fmt.Sprint(way, " ", signal), func(t *testing.T) {
+				s := newScratch(t)
+				child := dbtest.StartJob(t, "hold", s.dsn(tabletLimit))
+				child.Tell(s.id + " " + way)
+				if line := child.Line(); line != "held" {
+					t.Fatal(line)
+				}
+				dbtest.OK(t, child.Signal(signal))
+				dbtest.OK(t, counting[strings.ReplaceAll(way, "Do", "BeginTx")](s, dbtest.Limited(t), s.handle(), func() {}))
+				if signal == syscall.SIGSTOP {
+					dbtest.OK(t, child.Signal(syscall.SIGCONT))
+					child.Tell("commit")
+					if line := child.Line(); !strings.HasPrefix(line, "true ") {
+						t.Errorf("the former holder is told %s", line)
+					}
+				}
+				s.counted(1)
+			})
+		}
+	}
+}
+
+// TestStolenLease: a holder whose lease is released by force commits nothing; and once the fence has
+// found the lease, nobody gets it before the COMMIT.
+func TestStolenLease(t *testing.T) {
+	for name, c := range map[string]struct {
+		at   func(text string) bool // when it is stolen
+		lost bool                   // it can be
+	}{
+		"before the fence": {func(text string) bool { return strings.Contains(text, "LOCK IN SHARE MODE") }, true},
+		"after the fence":  {func(text string) bool { return text == "COMMIT" }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScratch(t)
+			other := s.plain()
+			var tap dbtest.Tap
+			db := s.tapped(&tap)
+			var stolen error
+			var happened func() bool
+			err := counting["lease, BeginTx"](s, dbtest.Limited(t), db, func() {
+				happened = tap.Strike(dbtest.Fault{At: c.at, Before: func() {
+					tx, err := other.Begin()
+					dbtest.OK(t, err)
+					defer tx.Rollback()
+					row := "FROM " + s.in("locks") + " WHERE namespace = 'shop' AND name = 'k'"
+					if stolen = tx.QueryRow("SELECT 1 " + row + " FOR UPDATE NOWAIT").Scan(new(int)); stolen == nil {
+						dbtest.Exec(t, tx, "UPDATE "+s.in("locks")+" SET token = token + 1, owner = NULL WHERE namespace = 'shop' AND name = 'k'")
+						stolen = tx.Commit()
+					}
+				}})
+			})
+			if !happened() || c.lost != errors.Is(err, mysqllock.ErrLost) || c.lost != (stolen == nil) || !c.lost && (err != nil || !is.Locked(stolen)) {
+				t.Errorf("the commit: %v, the thief: %v", err, stolen)
+			}
+			s.counted(map[bool]int{true: 0, false: 1}[c.lost])
+		})
+	}
+}
+
+// TestLeaseIsRenewed: for longer than its TTL, also behind somebody who locks its row, and several at
+// a time, which no other key hears of; then it is free.
+func TestLeaseIsRenewed(t *testing.T) {
+	s := newScratch(t)
+	plain := s.plain()
+	engine.LeasesAreRenewed(t, s.handle(), s.handle(), func() (unlock func()) {
+		tx, err := plain.Begin()
+		dbtest.OK(t, err)
+		dbtest.Exec(t, tx, "SELECT 1 FROM "+s.in("locks")+" WHERE namespace = 'shop' AND name = 'k1' FOR UPDATE")
+		return func() { dbtest.OK(t, tx.Rollback()) }
+	})
+}
+
+// TestAnswerLost: what a COMMIT has granted or released whose answer is lost does not stay so.
+func TestAnswerLost(t *testing.T) {
+	s := newScratch(t)
+	var tap dbtest.Tap
+	engine.LostAnswersLeaveNothing(t, &tap, s.tapped(&tap), s.handle())
+}
+
+// TestWaits: a request without a wait is refused at once, a wait ends, and one that is given up is
+// not left waiting or granted.
+func TestWaits(t *testing.T) {
+	for kind, option := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(lease), "row, slot": lockctx.Slots(1), "row, shared": lockctx.Shared()} {
+		t.Run(kind, func(t *testing.T) {
+			s := newScratch(t)
+			holder, other := s.handle(), s.handle()
+			begin := func(ctx context.Context, o lockctx.Option) (*sql.Tx, error) {
+				return other.BeginTx(lockctx.With(ctx, "k", option, o), nil)
+			}
+			own := option
+			if kind == "row, shared" {
+				own = lockctx.Row()
+			}
+			tx, err := holder.BeginTx(lockctx.With(dbtest.Limited(t), "k", own), nil)
+			dbtest.OK(t, err)
+			_, err = begin(dbtest.Limited(t), lockctx.NoWait())
+			dbtest.Want(t, err, mysqllock.ErrLocked)
+			for _, wait := range []time.Duration{300 * time.Millisecond, 1300 * time.Millisecond} {
+				began := time.Now()
+				_, err = begin(dbtest.Limited(t), lockctx.Wait(wait))
+				dbtest.Want(t, err, mysqllock.ErrTimeout)
+				if took := time.Since(began); took < wait {
+					t.Errorf("a wait of %v took %v", wait, took)
+				}
+			}
+			ctx, cancel := context.WithCancel(dbtest.Limited(t))
+			waits := make(chan error, 4)
+			for range cap(waits) {
+				go func() {
+					_, err := begin(ctx, lockctx.Wait(time.Minute))
+					waits <- err
+				}()
+			}
+			dbtest.Soon(t, "they wait", func() bool {
+				stats, err := mysqllock.Stats(other)
+				return err == nil && stats.Waiters == cap(waits)
+			})
+			cancel()
+			for range cap(waits) {
+				dbtest.Want(t, <-waits, context.Canceled)
+			}
+			dbtest.OK(t, tx.Commit())
+			tx, err = holder.BeginTx(lockctx.With(dbtest.Limited(t), "k", own, lockctx.Wait(10*time.Second)), nil)
+			dbtest.OK(t, err)
+			dbtest.OK(t, tx.Commit())
+		})
+	}
+}
+
+// TestWaitInTransaction: a transaction that has waited in vain for a further lock goes on.
+func TestWaitInTransaction(t *testing.T) {
+	s := newScratch(t)
+	hold, err := mysqllock.Acquire(dbtest.Limited(t), s.handle(), "k")
+	dbtest.OK(t, err)
+	defer hold.Release()
+	late, err := s.handle().BeginTx(dbtest.Limited(t), nil)
+	dbtest.OK(t, err)
+	dbtest.Exec(t, late, "UPDATE "+s.in("c")+" SET n = 7 WHERE id = 2")
+	for _, o := range []lockctx.Option{lockctx.NoWait(), lockctx.Wait(300 * time.Millisecond), lockctx.Wait(1300 * time.Millisecond)} {
+		_, err = late.ExecContext(lockctx.With(dbtest.Limited(t), "k", o), "UPDATE "+s.in("c")+" SET n = 8 WHERE id = 2")
+		dbtest.Want(t, err, mysqllock.ErrLocked)
+	}
+	dbtest.OK(t, late.Commit())
+	if n := dbtest.Column[int](t, s.plain(), "SELECT n FROM "+s.in("c")+" WHERE id = 2")[0]; n != 7 {
+		t.Errorf("a transaction that has waited in vain has committed %d, want 7", n)
+	}
+}
+
+// TestSavepoints: going back to one that is younger than the lock keeps it, and to one that may be
+// older is refused, since nothing shows whether that frees the lock.
+func TestSavepoints(t *testing.T) {
+	s := newScratch(t)
+	db := s.handle()
+	ctx := lockctx.With(dbtest.Limited(t), "k")
+	tx, err := db.BeginTx(ctx, nil)
+	dbtest.OK(t, err)
+	for _, text := range []string{"SAVEPOINT a", "UPDATE " + s.in("c") + " SET n = 7 WHERE id = 2", "ROLLBACK TO SAVEPOINT a"} {
+		dbtest.ExecIn(t, ctx, tx, text)
+	}
+	_, err = mysqllock.Acquire(dbtest.Limited(t), s.handle(), "k", lockctx.NoWait())
+	dbtest.Want(t, err, mysqllock.ErrLocked)
+	dbtest.OK(t, tx.Commit())
+
+	ctx = lockctx.With(dbtest.Limited(t), "k")
+	late, err := db.BeginTx(dbtest.Limited(t), nil)
+	dbtest.OK(t, err)
+	defer late.Rollback()
+	dbtest.Exec(t, late, "SAVEPOINT a")
+	dbtest.ExecIn(t, ctx, late, "UPDATE "+s.in("c")+" SET n = 8 WHERE id = 2")
+	_, err = late.ExecContext(ctx, "ROLLBACK TO SAVEPOINT a")
+	dbtest.Want(t, err, mysqllock.ErrUnsafe)
+	dbtest.OK(t, late.Commit())
+	if n := dbtest.Column[int](t, s.plain(), "SELECT n FROM "+s.in("c")+" WHERE id = 2")[0]; n != 8 {
+		t.Errorf("%d is committed, want 8", n)
+	}
+}
+
+// TestSlots: as many callers as there are slots hold one at a time.
+func TestSlots(t *testing.T) {
+	for kind, option := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(lease)} {
+		t.Run(kind, func(t *testing.T) {
+			s := newScratch(t)
+			ctx := dbtest.Limited(t)
+			const slots = 4
+			holder, other := s.handle(), s.handle()
+			var held []*mysqllock.Hold
+			for i := range slots {
+				h, err := mysqllock.Acquire(ctx, []*sql.DB{holder, other}[i%2], "k", option, lockctx.Slots(slots), lockctx.NoWait())
+				dbtest.OK(t, err)
+				held = append(held, h)
+			}
+			_, err := mysqllock.Acquire(ctx, s.handle(), "k", option, lockctx.Slots(slots), lockctx.NoWait())
+			dbtest.Want(t, err, mysqllock.ErrLocked)
+			for _, h := range held {
+				dbtest.OK(t, h.Release())
+			}
+			h, err := mysqllock.Acquire(ctx, s.handle(), "k", option, lockctx.Slots(slots), lockctx.NoWait())
+			dbtest.OK(t, err)
+			dbtest.OK(t, h.Release())
+		})
+	}
+}
+
+// TestRefused: what does not hold is refused in words.
+func TestRefused(t *testing.T) {
+	s := newScratch(t)
+	engine := "Vitess " + dbtest.Column[string](t, s.plain(), "SELECT @@version")[0]
+	begin := func(db *sql.DB, o ...lockctx.Option) error {
+		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", o...), nil)
+		if err == nil {
+			err = tx.Rollback()
+		}
+		return err
+	}
+	claim := func(o lockctx.Option) error {
+		tx, err := s.handle().BeginTx(dbtest.Limited(t), nil)
+		dbtest.OK(t, err)
+		defer tx.Rollback()
+		return tx.QueryRowContext(lockctx.Claim(dbtest.Limited(t), o), "SELECT n FROM "+s.in("c")+" WHERE id = 1").Scan(new(int))
+	}
+	at := func(dsn string) *sql.DB { return dbtest.Open(t, "mysqllock", dsn) }
+	for says, err := range map[string]error{
+		"advisory locks need GET_LOCK, which does not work on " + engine + "; use a row lock": begin(s.handle(), lockctx.Advisory()),
+		"on " + engine + " a transaction can end by itself":                                   claim(lockctx.ForUpdate()),
+		"not safe here: on " + engine + " a transaction":                                      claim(lockctx.SkipLocked()),
+		"the server is " + engine + ", which has 2 shards (shop/-80, shop/80- …);":            begin(at(sharded.DSN("shop"))),
+		"which has 2 shards":                        begin(at(sharded.DSN("shop")), lockctx.Lease(lease)),
+		"they commit one after the other":           begin(at(sharded.DSN("shop")), lockctx.Optimistic()),
+		`whose database here is "shop@replica"`:     begin(at(one.DSN("shop@replica"))),
+		`whose database here is "shop:0"; say only`: begin(at(one.DSN("shop:0"))),
+	} {
+		if !errors.Is(err, mysqllock.ErrUnsafe) || !strings.Contains(err.Error(), says) {
+			t.Errorf("got %v\nwant %s", err, says)
+		}
+	}
+	dbtest.OK(t, begin(at(one.DSN("shop@primary")+"?lockTable="+s.in("locks"))))
+}
+
+// TestInspect: doctor says which strategies hold, and who looks for holders is told that none is
+// shown.
+func TestInspect(t *testing.T) {
+	s := newScratch(t)
+	i, err := inspect.New(s.handle(), inspect.Options{})
+	dbtest.OK(t, err)
+	d, err := i.Doctor(dbtest.Limited(t))
+	dbtest.OK(t, err)
+	for _, v := range d.Verdicts {
+		if want := v.Strategy != "advisory"; v.Safe != want {
+			t.Errorf("%+v", v)
+		}
+	}
+	_, err = i.Snapshot(dbtest.Limited(t), inspect.Filter{})
+	dbtest.Says(t, err, "does not show who holds row locks")
+}
