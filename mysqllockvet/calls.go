@@ -151,6 +151,8 @@ type statement struct {
 	path  string    // of the handle
 	style string    // sql, gorm or bun: handles of different styles have no name in common
 	tx    *began    // the transaction that it is in; nil without one
+
+	clauses bool // GORM's Clauses may have chosen the handle
 }
 
 // began is the transaction that a statement is in.

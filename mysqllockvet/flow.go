@@ -310,7 +310,12 @@ func (c *checker) path(v ssa.Value) string {
 	switch v := c.source(v).(type) {
 	case nil:
 		return ""
-	case *ssa.Parameter, *ssa.Alloc, *ssa.FreeVar:
+	case *ssa.Parameter:
+		if arg := c.argument(v); arg != nil {
+			return c.path(arg)
+		}
+		return fmt.Sprintf("%p", v)
+	case *ssa.Alloc, *ssa.FreeVar:
 		return fmt.Sprintf("%p", v)
 	case *ssa.Global:
 		return v.String()

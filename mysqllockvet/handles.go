@@ -17,6 +17,13 @@ func (c *checker) checkHandles() {
 		f := c.callee(call.Common())
 		switch {
 		case f.is(pkgResolver, "", "Register"), f.is(pkgResolver, "DBResolver", "Register"):
+			if c.inTest(call.Pos()) {
+				continue // of a handle that is the test's own
+			}
+			c.resolves = true
+			if c.knowsSource() {
+				continue
+			}
 			c.report(call.Pos(), "dbresolver", "dbresolver sends reads to other handles, where they are not under the lock: the stock that is read there may be old; "+
 				"read with Clauses(dbresolver.Write) or in a transaction wherever a lock is used, or leave the plugin out")
 		case f.is(pkgSQL, "DB", "SetConnMaxLifetime", "SetConnMaxIdleTime"):
@@ -24,6 +31,28 @@ func (c *checker) checkHandles() {
 				c.report(call.Pos(), "max-conns", "with maxConns, %s ends only the light connections of database/sql, not those to the server; use %s in the DSN, or in mysqllock.Config",
 					f.name, inPlaceOf[f.name])
 			}
+		}
+	}
+}
+
+// knowsSource reports whether the package chooses the source of dbresolver somewhere.
+func (c *checker) knowsSource() bool {
+	for _, obj := range c.pass.TypesInfo.Uses {
+		if obj.Pkg() != nil && obj.Pkg().Path() == pkgResolver && obj.Name() == "Write" {
+			return true
+		}
+	}
+	return false
+}
+
+// checkReplicas reports reads in the lock context that dbresolver sends elsewhere.
+func (c *checker) checkReplicas(l *lock) {
+	if !c.resolves {
+		return
+	}
+	for _, e := range c.events(l) {
+		if st := e.st; st != nil && st.style == "gorm" && st.kind == reads && st.tx == nil && !st.clauses {
+			c.report(st.call.Pos(), "dbresolver", "%s may read from another handle of dbresolver, without the lock of %s; use Clauses(dbresolver.Write), or read in a transaction", st.name, c.line(l.pos))
 		}
 	}
 }

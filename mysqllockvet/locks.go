@@ -124,6 +124,9 @@ func (c *checker) roots(ctx ssa.Value) []ssa.Value {
 			}
 			seen[s] = true
 			from, _ := c.derived(s)
+			if p, ok := s.(*ssa.Parameter); ok && from == nil {
+				from = c.argument(p)
+			}
 			switch {
 			case c.locks[s] != nil || from == nil:
 				out = append(out, s)

@@ -16,6 +16,7 @@ import (
 	"go/token"
 	"go/types"
 	"slices"
+	"strings"
 
 	"golang.org/x/tools/go/analysis"
 	"golang.org/x/tools/go/ssa"
@@ -42,6 +43,10 @@ type checker struct {
 	inOrder    []*lock
 	statements []*statement
 	sent       map[ssa.CallInstruction]*statement
+	seen       map[*lock][]event
+	resolves   bool                          // it sets up dbresolver
+	entered    int                           // how often helpers were entered, of the lock context that is being looked at
+	bound      map[*ssa.Function][]ssa.Value // the arguments of helpers that are being looked at
 	reported   map[token.Pos]bool
 }
 
@@ -56,6 +61,8 @@ func run(pass *analysis.Pass) (any, error) {
 		site:     make(map[*ssa.Function]ssa.Instruction),
 		locks:    make(map[ssa.Value]*lock),
 		sent:     make(map[ssa.CallInstruction]*statement),
+		seen:     make(map[*lock][]event),
+		bound:    make(map[*ssa.Function][]ssa.Value),
 		reported: make(map[token.Pos]bool),
 	}
 	c.noteClosures()
@@ -146,6 +153,11 @@ func (c *checker) report(pos token.Pos, rule, format string, args ...any) {
 	c.reported[pos] = true
 	url := page + "#" + rule
 	c.pass.Report(analysis.Diagnostic{Pos: pos, Category: rule, URL: url, Message: fmt.Sprintf(format, args...) + " (" + url + ")"})
+}
+
+// inTest reports whether pos is in a test.
+func (c *checker) inTest(pos token.Pos) bool {
+	return strings.HasSuffix(c.pass.Fset.Position(pos).Filename, "_test.go")
 }
 
 // line says where pos is.

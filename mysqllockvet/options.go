@@ -197,7 +197,7 @@ func (c *checker) checkKeys() {
 	first := make(map[string]*lock)
 	for _, l := range c.inOrder {
 		key := c.key(l)
-		if strings.HasSuffix(c.pass.Fset.Position(l.pos).Filename, "_test.go") {
+		if c.inTest(l.pos) {
 			continue // tests have their keys for themselves
 		}
 		if opts, _ := c.options(l.f); key != "" && slices.ContainsFunc(opts, func(o function) bool {

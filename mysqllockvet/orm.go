@@ -14,6 +14,7 @@ type chain struct {
 	tx    *began
 	text  ssa.Value
 	table string
+	any   bool // it has clauses, which may choose the handle
 	ok    bool
 }
 
@@ -29,7 +30,7 @@ func (c *checker) gormStatement(call ssa.CallInstruction, f function) *statement
 		return nil
 	}
 	ch := c.gormChain(f.self, make(map[ssa.Value]bool))
-	st := &statement{call: call, name: f.name, f: f, kind: k, style: "gorm", ctx: ch.ctx, on: ch.root, tx: ch.tx, table: ch.table}
+	st := &statement{call: call, name: f.name, f: f, kind: k, style: "gorm", ctx: ch.ctx, on: ch.root, tx: ch.tx, table: ch.table, clauses: ch.any}
 	if !ch.ok {
 		st.tx = &began{} // nobody knows
 		return st
@@ -65,11 +66,17 @@ func (c *checker) gormChain(v ssa.Value, seen map[ssa.Value]bool) chain {
 	switch v := v.(type) {
 	case *ssa.Call:
 		f := c.callee(v.Common())
+		if helper := c.helper(v); helper != nil {
+			return c.gormHelper(v, helper, seen)
+		}
 		if f.pkg != pkgGorm || f.recv != "DB" {
 			return chain{}
 		}
 		return c.gormLink(v, f, c.gormChain(f.self, seen))
 	case *ssa.Parameter:
+		if arg := c.argument(v); arg != nil {
+			return c.gormChain(arg, seen)
+		}
 		if call, ok := c.site[v.Parent()].(ssa.CallInstruction); ok {
 			f := c.callee(call.Common())
 			if !f.is(pkgGorm, "DB", "Transaction", "Connection") {
@@ -91,6 +98,29 @@ func (c *checker) gormChain(v ssa.Value, seen map[ssa.Value]bool) chain {
 		return chain{root: v, ok: true}
 	}
 	return chain{}
+}
+
+// gormHelper is the chain that a function of the package returns.
+func (c *checker) gormHelper(call *ssa.Call, helper *ssa.Function, seen map[ssa.Value]bool) (ch chain) {
+	if c.bound[helper] != nil {
+		return chain{}
+	}
+	c.bound[helper] = call.Call.Args
+	defer delete(c.bound, helper)
+	last := helper.Blocks[len(helper.Blocks)-1]
+	r, ok := last.Instrs[len(last.Instrs)-1].(*ssa.Return)
+	if !ok || len(helper.Blocks) > 1 || len(r.Results) != 1 {
+		return chain{}
+	}
+	ch = c.gormChain(r.Results[0], seen)
+	if ch.ctx != nil { // it must be told now
+		p, ok := c.source(ch.ctx).(*ssa.Parameter)
+		if !ok {
+			return chain{}
+		}
+		ch.ctx = c.argument(p)
+	}
+	return ch
 }
 
 // gormBranches is the chain of a variable that has several values, if these agree.
@@ -122,6 +152,8 @@ func (c *checker) gormLink(v *ssa.Call, f function, ch chain) chain {
 		}
 	case "Begin":
 		ch.tx = &began{by: v}
+	case "Clauses":
+		ch.any = true
 	case "Raw":
 		ch.text = f.args[0]
 	case "Model":

@@ -1,6 +1,8 @@
 package mysqllockvet
 
 import (
+	"go/ast"
+	"go/token"
 	"go/types"
 	"slices"
 	"strings"
@@ -16,10 +18,11 @@ func (c *checker) checkLock(l *lock) {
 		}
 		c.checkLoop(l)
 		c.checkEnd(l)
-		c.checkGoroutines(l)
 		c.checkStale(l)
 		c.checkShared(l)
 	}
+	c.checkGoroutines(l)
+	c.checkReplicas(l)
 	c.checkOutside(l)
 	c.checkDriver(l)
 }
@@ -96,12 +99,22 @@ func (c *checker) checkEnd(l *lock) {
 
 // checkGoroutines reports a lock context that several goroutines use.
 func (c *checker) checkGoroutines(l *lock) {
-	var sites []ssa.Instruction
-	if c.heldAround(l) {
+	uses := func(st *statement) bool { return st.kind != reads }
+	switch {
+	case l.isHeld() && (c.mayHave(l, "Lease") || c.mayHave(l, "Advisory")):
+		return // transactions run side by side
+	case l.isHeld():
+		oneByOne := slices.ContainsFunc(c.pass.Files, skipsTransaction)
+		uses = func(st *statement) bool {
+			return st.kind == begins || st.kind == writes && st.style == "gorm" && !oneByOne
+		}
+	case c.heldAround(l):
 		return // they are parts of one thing
 	}
+	var sites []ssa.Instruction
 	for _, call := range c.calls() {
-		if c.runsUnder(call, l) && !slices.ContainsFunc(c.inside(l), func(st *statement) bool { return st.kind == begins && c.dominates(st.call, call) }) {
+		if c.runsUnder(call, l, uses) && (l.isHeld() ||
+			!slices.ContainsFunc(c.inside(l), func(st *statement) bool { return st.kind == begins && c.dominates(st.call, call) })) {
 			sites = append(sites, call)
 		}
 	}
@@ -109,40 +122,46 @@ func (c *checker) checkGoroutines(l *lock) {
 		at, _ := c.in(l.fn, s)
 		again := reaches(s, s, l.made) || reaches(at, at, l.made) ||
 			slices.ContainsFunc(sites[:i], func(other ssa.Instruction) bool { return c.reaches(l, other, s) })
-		if again {
+		switch {
+		case !again:
+			continue
+		case l.isHeld():
+			c.report(s.Pos(), "goroutines", "several goroutines begin transactions under %s of %s, which is one transaction: they fail, since transactions in it must end in the reverse order; "+
+				"let one goroutine write, or give it lockctx.Lease, under which transactions run side by side", l.f.name, c.line(l.pos))
+		default:
 			c.report(s.Pos(), "goroutines", "several goroutines use the lock context of %s, so they share one lock and do not exclude each other; "+
 				"call lockctx.With in each goroutine, on the context from before it", c.line(l.pos))
-			return
 		}
+		return
 	}
 }
 
-// runsUnder reports whether a call starts a goroutine that does more than read in the
-// lock context.
-func (c *checker) runsUnder(call ssa.CallInstruction, l *lock) bool {
+// skipsTransaction reports whether a file has GORM begin no transactions of its own.
+func skipsTransaction(file *ast.File) (found bool) {
+	ast.Inspect(file, func(n ast.Node) bool {
+		name, ok := n.(*ast.Ident)
+		found = found || ok && name.Name == "SkipDefaultTransaction"
+		return !found
+	})
+	return found
+}
+
+// runsUnder reports whether a call starts a goroutine that uses the lock context by what it
+// sends outside of transactions.
+func (c *checker) runsUnder(call ssa.CallInstruction, l *lock, uses func(*statement) bool) bool {
 	var fn *ssa.Function
-	var params []*ssa.Parameter
 	f := c.callee(call.Common())
 	switch _, isGo := call.(*ssa.Go); {
-	case isGo && f.fn != nil:
+	case isGo:
 		fn = f.fn
-		for i, arg := range call.Common().Args {
-			if i < len(fn.Params) && isContext(arg.Type()) && c.under(arg, l) == yes {
-				params = append(params, fn.Params[i])
-			}
-		}
 	case c.startsGoroutine(call.Common()) && len(f.args) > 0:
 		fn = c.function(f.args[0])
 	}
 	if at, _ := c.at(l, call); at == nil || fn == nil {
 		return false
 	}
-	return slices.ContainsFunc(c.statements, func(st *statement) bool {
-		if st.ctx == nil || st.tx != nil || st.kind == reads || !encloses(fn, st.call.Parent()) {
-			return false
-		}
-		root := c.roots(st.ctx)
-		return c.under(st.ctx, l) == yes || len(root) == 1 && slices.ContainsFunc(params, func(p *ssa.Parameter) bool { return root[0] == p })
+	return slices.ContainsFunc(c.events(l), func(e event) bool {
+		return e.st != nil && e.st.tx == nil && uses(e.st) && (e.stack[0] == call || encloses(fn, e.stack[0].Parent()))
 	})
 }
 
@@ -151,36 +170,43 @@ func (c *checker) checkStale(l *lock) {
 	if c.mayHave(l, "AllowStale") || c.heldAround(l) {
 		return
 	}
-	var read, write []*statement
-	var others []ssa.Instruction
-	for _, st := range c.inside(l) {
-		_, later := c.at(l, st.call)
+	var read, write, others, begun []event
+	for _, e := range c.events(l) {
 		switch {
-		case later:
+		case e.st == nil:
+			others = append(others, e)
+		case e.later:
 			return
-		case st.tx == nil && st.kind == reads:
-			read = append(read, st)
-			others = append(others, st.call)
-		case st.tx == nil && st.kind == writes:
-			write = append(write, st)
+		case e.st.tx == nil && e.st.kind == reads:
+			read = append(read, e)
+			others = append(others, e)
+		case e.st.tx == nil && e.st.kind == writes:
+			write = append(write, e)
+		case e.st.kind == begins:
+			begun = append(begun, e)
+			others = append(others, e)
 		default:
-			others = append(others, st.call)
+			others = append(others, e)
 		}
-	}
-	others = append(others, c.passed(l)...)
-	between := func(a, b *statement) bool {
-		return slices.ContainsFunc(others, func(o ssa.Instruction) bool { return c.reaches(l, a.call, o) && c.reaches(l, o, b.call) })
 	}
 	for _, second := range write {
-		for _, first := range write {
-			again := first != second && c.dominates(first.call, second.call) || first == second && c.inRange(l, first)
-			if again && !between(first, second) && c.succeeded(first, second) &&
-				slices.ContainsFunc(read, func(r *statement) bool { return c.dominates(r.call, first.call) }) {
-				c.report(second.call.Pos(), "stale-read", "%s writes after the commit of %s on %s has given back the lock of the read before, and fails with ErrStaleRead; "+
-					"put the read and its writes into one transaction or mysqllock.Do, or read again before this", second.name, first.name, c.line(first.call.Pos()))
-				break
-			}
+		at := slices.IndexFunc(write, func(first event) bool {
+			return (first.st == second.st && c.inRange(l, first) >= 0 || first.st != second.st && c.precedes(first, second)) && c.succeeded(first, second) &&
+				slices.ContainsFunc(read, func(r event) bool { return c.precedes(r, first) }) &&
+				!slices.ContainsFunc(others, func(o event) bool { return c.between(l, first, o, second) }) &&
+				!slices.ContainsFunc(begun, func(b event) bool { return c.follows(l, b, first) })
+		})
+		if at < 0 {
+			continue
 		}
+		first := write[at]
+		k := split(first, second)
+		if first.st == second.st {
+			k = c.inRange(l, first)
+		}
+		c.report(second.stack[k].Pos(), "stale-read", "%s writes after the commit of %s on %s has given back the lock of the read before, and fails with ErrStaleRead; what was committed stays; "+
+			"put the read and its writes into one mysqllock.Do or transaction, or read again before this",
+			c.callee(second.stack[k].Common()).name, c.callee(first.stack[k].Common()).name, c.line(first.stack[k].Pos()))
 	}
 }
 
@@ -194,13 +220,15 @@ func (c *checker) heldAround(l *lock) bool {
 	return false
 }
 
-// inRange reports whether a statement is repeated by a range over things, in which it
-// is not a retry.
-func (c *checker) inRange(l *lock, st *statement) bool {
-	if !reaches(st.call, st.call, l.made) {
-		return false
-	}
-	for b := st.call.Block(); b != nil; b = b.Idom() {
+// inRange returns which call of an event is repeated by a range over things, in which it
+// is not a retry; -1 if none is.
+func (c *checker) inRange(l *lock, e event) (at int) {
+	return slices.IndexFunc(e.stack, func(call ssa.CallInstruction) bool { return reaches(call, call, l.made) && ranges(call.Block()) })
+}
+
+// ranges reports whether a block is in a range over things.
+func ranges(b *ssa.BasicBlock) bool {
+	for ; b != nil; b = b.Idom() {
 		if strings.HasPrefix(b.Comment, "rangeindex") || strings.HasPrefix(b.Comment, "rangeiter") || strings.HasPrefix(b.Comment, "rangechan") {
 			return true
 		}
@@ -211,68 +239,46 @@ func (c *checker) inRange(l *lock, st *statement) bool {
 	return false
 }
 
-// succeeded reports whether second only runs where first has ended well, and first's
-// result is not asked whether it changed anything.
-func (c *checker) succeeded(first, second *statement) bool {
-	v, ok := first.call.(ssa.Value)
-	if !ok {
-		return false
-	}
-	errs, plain := c.errors(v)
-	if !plain {
-		return false
-	}
-	if first == second {
-		return true
-	}
-	if len(errs) == 0 {
-		return true // nobody looks
-	}
-	at, _ := c.in(first.call.Parent(), second.call)
-	if at == nil {
-		return false
-	}
-	for _, err := range errs {
-		for _, r := range *err.Referrers() {
-			if test, ok := r.(*ssa.BinOp); ok && isNil(test.X, test.Y) && c.leadsTo(test, at.Block()) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
 func isNil(vs ...ssa.Value) bool {
 	return slices.ContainsFunc(vs, func(v ssa.Value) bool { k, ok := v.(*ssa.Const); return ok && k.IsNil() })
 }
 
-// leadsTo reports whether b runs only where the error that test compares with nil is nil.
-func (c *checker) leadsTo(test *ssa.BinOp, b *ssa.BasicBlock) bool {
+// leadsTo reports whether b runs only where the error that test compares with nil is nil, or
+// is not.
+func (c *checker) leadsTo(test *ssa.BinOp, b *ssa.BasicBlock, isNil bool) bool {
 	for _, r := range *test.Referrers() {
 		branch, ok := r.(*ssa.If)
 		if !ok {
 			continue
 		}
-		well := branch.Block().Succs[0]
-		if test.Op.String() == "!=" {
-			well = branch.Block().Succs[1]
+		to := 0
+		if isNil == (test.Op == token.NEQ) {
+			to = 1
 		}
-		if well.Dominates(b) {
+		if branch.Block().Succs[to].Dominates(b) {
 			return true
 		}
 	}
 	return false
 }
 
-// errors returns the values that are the error of a statement that writes. plain is false
-// if the code looks at more of its result than that.
-func (c *checker) errors(v ssa.Value) (errs []ssa.Value, plain bool) {
+// errors returns the values that are the error of a helper, or of a statement that writes.
+// plain is false if the code looks at more of the statement's result than that.
+func (c *checker) errors(call ssa.CallInstruction) (errs []ssa.Value, plain bool) {
+	v, ok := call.(ssa.Value)
+	if !ok {
+		return nil, false
+	}
+	helper := c.helper(call) != nil
+	if isError(v.Type()) {
+		return []ssa.Value{v}, true
+	}
 	for _, r := range *v.Referrers() {
 		switch r := r.(type) {
 		case *ssa.Extract:
 			if r.Index == v.Type().(*types.Tuple).Len()-1 {
 				errs = append(errs, r)
-			} else if len(*r.Referrers()) > 0 && !onlyLastID(r) {
+			} else if !helper && len(*r.Referrers()) > 0 && !onlyLastID(r) {
 				return nil, false
 			}
 		case *ssa.FieldAddr: // GORM's Error
@@ -286,7 +292,7 @@ func (c *checker) errors(v ssa.Value) (errs []ssa.Value, plain bool) {
 			}
 		case *ssa.DebugRef:
 		default:
-			return nil, false
+			return nil, helper
 		}
 	}
 	return errs, true

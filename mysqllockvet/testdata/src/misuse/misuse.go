@@ -147,7 +147,7 @@ func stale(ctx context.Context, db *sql.DB) error {
 	if _, err := db.ExecContext(ctx, "INSERT INTO orders VALUES (1)"); err != nil {
 		return err
 	}
-	_, err := db.ExecContext(ctx, "UPDATE products SET stock = ?", stock-1) // want `ExecContext writes after the commit of ExecContext on line 147 .* ErrStaleRead; .*#stale-read`
+	_, err := db.ExecContext(ctx, "UPDATE products SET stock = ?", stock-1) // want `ExecContext writes after the commit of ExecContext on line 147 .*ErrStaleRead; .*#stale-read`
 	return err
 }
 

@@ -23,6 +23,7 @@ type Option interface{}
 func Open(d Dialector, opts ...Option) (*DB, error)                            { return nil, nil }
 func (db *DB) WithContext(ctx context.Context) *DB                             { return db }
 func (db *DB) Session(s *Session) *DB                                          { return db }
+func (db *DB) Clauses(conds ...any) *DB                                        { return db }
 func (db *DB) Model(v any) *DB                                                 { return db }
 func (db *DB) Where(q any, args ...any) *DB                                    { return db }
 func (db *DB) Raw(q string, args ...any) *DB                                   { return db }

@@ -7,6 +7,10 @@ type Config struct {
 	Sources, Replicas []gorm.Dialector
 }
 
+type Operation string
+
+const Write Operation = "write"
+
 type DBResolver struct{}
 
 func Register(config Config, datas ...interface{}) *DBResolver                  { return nil }
