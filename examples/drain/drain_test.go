@@ -1,11 +1,11 @@
 package drain
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -16,29 +16,14 @@ import (
 	"github.com/mysqllock/mysqllock/examples/internal/testshop"
 )
 
-// As a worker, this program drains the tasks of the DSN with the driver that its
-// environment names, and says on its output how many it has done.
-const (
-	envDriver = "DRAIN_DRIVER"
-	envDSN    = "DRAIN_DSN"
-)
-
 // quiet keeps remarks on slow statements off the output.
 var quiet = &gorm.Config{Logger: logger.Discard}
 
-func TestMain(m *testing.M) {
-	if driver := os.Getenv(envDriver); driver != "" {
-		if err := work(driver, os.Getenv(envDSN)); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { testshop.Main(m, work) }
 
-func work(driver, dsn string) error {
-	db, err := Open(driver, dsn, quiet)
+// work drains the tasks with the driver and the DSN in args, and prints how many it has done.
+func work(args ...string) error {
+	db, err := Open(args[0], args[1], quiet)
 	if err != nil {
 		return err
 	}
@@ -128,28 +113,11 @@ func fill(t *testing.T, db *gorm.DB, n int) {
 // drain returns how many tasks the processes say they have done.
 func drain(t *testing.T, driver, dsn string) (sum int) {
 	t.Helper()
-	var all sync.WaitGroup
-	var mu sync.Mutex
-	for range 4 {
-		all.Go(func() {
-			var out, said bytes.Buffer
-			cmd := exec.Command(os.Args[0])
-			cmd.Env = append(os.Environ(), envDriver+"="+driver, envDSN+"="+dsn)
-			cmd.Stdout, cmd.Stderr = &out, &said
-			var n int
-			err := cmd.Run()
-			if err == nil {
-				_, err = fmt.Sscan(out.String(), &n)
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			sum += n
-			if err != nil {
-				t.Errorf("%v: %s", err, said.String())
-			}
-		})
+	for _, printed := range testshop.Processes(t, 4, driver, dsn) {
+		n, err := strconv.Atoi(strings.TrimSpace(printed))
+		check(t, err)
+		sum += n
 	}
-	all.Wait()
 	return sum
 }
 

@@ -6,11 +6,12 @@
 // Eight buyers in two processes buy one product, one unit at a time, with
 // ordinary GORM code: they read the stock, pay, and write the stock back. With
 // the driver "mysql" they oversell. With the driver "mysqllock" and one line,
-// lockctx.With, they do not. The code is in shop.go, and is the same for both.
+// lockctx.With, they do not; nor with SELECT … FOR UPDATE by hand, for which the
+// read has to move into the transaction. The code is in shop.go.
 //
 // It starts throwaway servers of what is installed; -dsn names one that runs,
 // where it makes a database of its own and drops it again. The exit code is
-// not 0 when the locked run was not exact, or when the plain one did not
+// not 0 when a run under a lock was not exact, or when the plain one did not
 // oversell.
 package main
 
@@ -80,8 +81,9 @@ func demonstrate(ctx context.Context, args []string) error {
 
 	fmt.Printf("%d units of one product, %d buyers in %d processes. Each buyer reads the stock (First),\n", o.units, o.processes*o.buyers, o.processes)
 	fmt.Println("pays for 1-3 ms, writes the stock back (Save) and inserts an order, until it reads 0.")
-	fmt.Println("The code is the same twice, but for the name of the driver and one line:")
-	fmt.Printf("\n  ctx = lockctx.With(ctx, %q)\n", productKey)
+	fmt.Println("With mysqllock the code is the same as with mysql, but for the name of the driver and one line:")
+	fmt.Printf("\n  ctx = lockctx.With(ctx, %q)\n\n", productKey)
+	fmt.Println("FOR UPDATE by hand is other code: First moves into the transaction, and says so.")
 	if o.dsn != "" {
 		return o.onServer(ctx, o.dsn, false)
 	}
@@ -160,18 +162,19 @@ func (o options) onServer(ctx context.Context, dsn string, throwaway bool) (err 
 
 	var results []result
 	var verdicts []error
-	for _, lock := range []bool{false, true} {
-		r, err := s.sell(ctx, lock)
+	for _, how := range []way{unlocked, forUpdate, locked} {
+		r, err := s.sell(ctx, how)
 		if err != nil {
 			return err
 		}
 		results = append(results, r)
-		if v := r.verdict(lock); v != "" {
+		if v := r.verdict(); v != "" {
 			verdicts = append(verdicts, errors.New(v))
 		}
 	}
 	table(os.Stdout, painter(os.Stdout), results)
-	fmt.Println("\n  A wait is how long First took; with the lock it includes the queue.")
+	fmt.Println("\n  A wait is how long First took; with a lock it includes the queue.")
+	fmt.Println("  What First has read is good for one transaction after it. In most programs the read belongs into that, or into mysqllock.Do.")
 	return errors.Join(append(verdicts, s.showSQL(ctx))...)
 }
 
@@ -214,21 +217,14 @@ func (s shop) restock(ctx context.Context) error {
 	return err
 }
 
-func driverName(lock bool) string {
-	if lock {
-		return "mysqllock"
-	}
-	return "mysql"
-}
-
-// sell sells everything, in one of the two ways.
-func (s shop) sell(ctx context.Context, lock bool) (result, error) {
-	r := result{driver: driverName(lock), units: s.units}
+// sell sells everything, in one of the ways.
+func (s shop) sell(ctx context.Context, how way) (result, error) {
+	r := result{how: how, units: s.units}
 	if err := s.restock(ctx); err != nil {
 		return r, err
 	}
 	var err error
-	if r.tally, err = crowd(ctx, r.driver, s.dsn, lock, s.processes, s.buyers); err != nil {
+	if r.tally, err = crowd(ctx, how, s.dsn, s.processes, s.buyers); err != nil {
 		return r, err
 	}
 	err = s.server.QueryRowContext(ctx, "SELECT (SELECT COUNT(*) FROM "+s.database+".orders), (SELECT stock FROM "+
@@ -239,9 +235,9 @@ func (s shop) sell(ctx context.Context, lock bool) (result, error) {
 // showSQL prints what the server gets for one purchase with and without lock.
 func (s shop) showSQL(ctx context.Context) error {
 	var seen [2][]string
-	for i, lock := range []bool{false, true} {
+	for i, how := range []way{unlocked, locked} {
 		w := new(wiretap)
-		pool, err := w.open(s.dsn, lock)
+		pool, err := w.open(s.dsn, how == locked)
 		if err != nil {
 			return err
 		}
@@ -251,7 +247,7 @@ func (s shop) showSQL(ctx context.Context) error {
 			return err
 		}
 		one := func() error {
-			_, err := purchase(ctx, db, lock, "a buyer")
+			_, err := purchase(ctx, db, how, "a buyer")
 			return err
 		}
 		if err := s.restock(ctx); err != nil {

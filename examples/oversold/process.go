@@ -13,12 +13,12 @@ import (
 )
 
 // asBuyers, as the first argument, makes this program one of the processes
-// that buyers run in. The other arguments are driver, DSN, lock, the process's
-// name and the number of buyers.
+// that buyers run in. The other arguments are the way, DSN, the process's name
+// and the number of buyers.
 const asBuyers = "buyers"
 
 // crowd lets buyers loose on the shop in several processes at once.
-func crowd(ctx context.Context, driver, dsn string, lock bool, processes, buyers int) (tally, error) {
+func crowd(ctx context.Context, how way, dsn string, processes, buyers int) (tally, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return tally{}, err
@@ -27,7 +27,7 @@ func crowd(ctx context.Context, driver, dsn string, lock bool, processes, buyers
 	defer cancel() // ends those that are left where one could not start
 	children := make([]*child, processes)
 	for i := range children {
-		cmd := exec.CommandContext(ctx, self, asBuyers, driver, dsn, strconv.FormatBool(lock), strconv.Itoa(i+1), strconv.Itoa(buyers))
+		cmd := exec.CommandContext(ctx, self, asBuyers, string(how), dsn, strconv.Itoa(i+1), strconv.Itoa(buyers))
 		if children[i], err = start(cmd); err != nil {
 			return tally{}, err
 		}
@@ -99,19 +99,15 @@ func (c *child) shop() (t tally, err error) {
 
 // runBuyers is what a process of buyers does.
 func runBuyers(ctx context.Context, args []string) error {
-	if len(args) != 5 {
-		return fmt.Errorf("want 5 arguments, got %d", len(args))
+	if len(args) != 4 {
+		return fmt.Errorf("want 4 arguments, got %d", len(args))
 	}
-	driver, dsn, process := args[0], args[1], args[3]
-	lock, err := strconv.ParseBool(args[2])
+	how, dsn, process := way(args[0]), args[1], args[2]
+	buyers, err := strconv.Atoi(args[3])
 	if err != nil {
 		return err
 	}
-	buyers, err := strconv.Atoi(args[4])
-	if err != nil {
-		return err
-	}
-	db, err := openShop(driver, dsn)
+	db, err := openShop(how.driver(), dsn)
 	if err != nil {
 		return err
 	}
@@ -127,5 +123,5 @@ func runBuyers(ctx context.Context, args []string) error {
 	if _, err := io.Copy(io.Discard, os.Stdin); err != nil {
 		return err
 	}
-	return out.Encode(shopping(ctx, db, lock, process, buyers))
+	return out.Encode(shopping(ctx, db, how, process, buyers))
 }

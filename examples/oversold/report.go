@@ -14,7 +14,7 @@ import (
 // result is how the shop stands after a run.
 type result struct {
 	tally
-	driver string
+	how    way
 	units  int
 	orders int // rows of the order table
 	stock  int // left in the product's row
@@ -28,14 +28,14 @@ func (r result) exact() bool {
 }
 
 // verdict says what is wrong with the run, "" if it showed what it is to show.
-// Of the plain driver that is its failure: without it, the other's success
-// means nothing.
-func (r result) verdict(lock bool) string {
+// Without a lock that is its failure: without it, the others' success means
+// nothing.
+func (r result) verdict() string {
 	switch {
-	case lock && !r.exact():
-		return fmt.Sprintf("%s was not exact: %d orders for %d units, the buyers count %d, stock left %d", r.driver, r.orders, r.units, r.Bought, r.stock)
-	case !lock && r.oversold() <= 0:
-		return fmt.Sprintf("%s did not oversell this time (%d orders for %d units), so the comparison shows nothing", r.driver, r.orders, r.units)
+	case r.how != unlocked && !r.exact():
+		return fmt.Sprintf("%s was not exact: %d orders for %d units, the buyers count %d, stock left %d", r.how, r.orders, r.units, r.Bought, r.stock)
+	case r.how == unlocked && r.oversold() <= 0:
+		return fmt.Sprintf("%s did not oversell this time (%d orders for %d units), so the comparison shows nothing", r.how, r.orders, r.units)
 	}
 	return ""
 }
@@ -65,7 +65,7 @@ func table(w io.Writer, p paint, results []result) {
 	rows := [][]string{{"driver", "units", "orders sold", "stock left", "oversold by", "errors", "wait median", "p99", "longest", "duration"}}
 	for _, r := range results {
 		rows = append(rows, []string{
-			r.driver, strconv.Itoa(r.units), strconv.Itoa(r.orders), strconv.Itoa(r.stock), strconv.Itoa(r.oversold()), strconv.Itoa(r.Errors),
+			string(r.how), strconv.Itoa(r.units), strconv.Itoa(r.orders), strconv.Itoa(r.stock), strconv.Itoa(r.oversold()), strconv.Itoa(r.Errors),
 			millis(quantile(r.Waits, 0.5)), millis(quantile(r.Waits, 0.99)), millis(quantile(r.Waits, 1)), fmt.Sprintf("%.1f s", r.Took.Seconds()),
 		})
 	}
@@ -95,7 +95,7 @@ func table(w io.Writer, p paint, results []result) {
 	}
 	for _, r := range results {
 		if r.Errors > 0 {
-			fmt.Fprintf(w, "  %s: %d purchases failed; the first: %s\n", r.driver, r.Errors, r.Example)
+			fmt.Fprintf(w, "  %s: %d purchases failed; the first: %s\n", r.how, r.Errors, r.Example)
 		}
 	}
 }

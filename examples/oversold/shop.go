@@ -11,6 +11,7 @@ import (
 
 	"gorm.io/driver/mysql"
 	"gorm.io/gorm"
+	"gorm.io/gorm/clause"
 	"gorm.io/gorm/logger"
 
 	_ "github.com/mysqllock/mysqllock" // registers the driver "mysqllock"
@@ -51,15 +52,34 @@ func open(config mysql.Config) (*gorm.DB, error) {
 	return gorm.Open(mysql.New(config), &gorm.Config{Logger: logger.Default.LogMode(logger.Silent)})
 }
 
+// way is how buyers keep each other out.
+type way string
+
+const (
+	unlocked  way = "mysql"
+	forUpdate way = "mysql, FOR UPDATE"
+	locked    way = "mysqllock"
+)
+
+func (how way) driver() string {
+	if how == locked {
+		return "mysqllock"
+	}
+	return "mysql"
+}
+
 // purchase sells one unit and says how long it took until the buyer had read
 // the product, which is where a lock makes it wait.
-func purchase(ctx context.Context, db *gorm.DB, lock bool, buyer string) (wait time.Duration, err error) {
+func purchase(ctx context.Context, db *gorm.DB, how way, buyer string) (wait time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	if lock {
+	if how == locked {
 		ctx = lockctx.With(ctx, productKey) // the one line
 	}
 	db = db.WithContext(ctx)
+	if how == forUpdate {
+		return purchaseForUpdate(db, buyer)
+	}
 
 	var product Product
 	start := time.Now()
@@ -79,6 +99,30 @@ func purchase(ctx context.Context, db *gorm.DB, lock bool, buyer string) (wait t
 		}
 		return tx.Create(&Order{ProductID: product.ID, Buyer: buyer}).Error
 	})
+}
+
+// purchaseForUpdate locks the product's row by hand: the read has to be in the
+// transaction, and the payment with it.
+func purchaseForUpdate(db *gorm.DB, buyer string) (wait time.Duration, err error) {
+	err = db.Transaction(func(tx *gorm.DB) error {
+		var product Product
+		start := time.Now()
+		err := tx.Clauses(clause.Locking{Strength: clause.LockingStrengthUpdate}).First(&product, productID).Error
+		wait = time.Since(start)
+		if err != nil {
+			return err
+		}
+		if product.Stock <= 0 {
+			return errSoldOut
+		}
+		pay()
+		product.Stock--
+		if err := tx.Save(&product).Error; err != nil {
+			return err
+		}
+		return tx.Create(&Order{ProductID: product.ID, Buyer: buyer}).Error
+	})
+	return wait, err
 }
 
 // pay stands for the call of a payment service.
@@ -107,7 +151,7 @@ func (t *tally) add(other tally) {
 const maxErrors = 20
 
 // shopping lets buyers buy, one unit at a time, until everything is sold.
-func shopping(ctx context.Context, db *gorm.DB, lock bool, process string, buyers int) tally {
+func shopping(ctx context.Context, db *gorm.DB, how way, process string, buyers int) tally {
 	var (
 		mu    sync.Mutex
 		total tally
@@ -116,7 +160,7 @@ func shopping(ctx context.Context, db *gorm.DB, lock bool, process string, buyer
 	start := time.Now()
 	for i := range buyers {
 		wg.Go(func() {
-			mine := buy(ctx, db, lock, fmt.Sprintf("buyer %d of process %s", i+1, process))
+			mine := buy(ctx, db, how, fmt.Sprintf("buyer %d of process %s", i+1, process))
 			mu.Lock()
 			defer mu.Unlock()
 			total.add(mine)
@@ -127,9 +171,9 @@ func shopping(ctx context.Context, db *gorm.DB, lock bool, process string, buyer
 	return total
 }
 
-func buy(ctx context.Context, db *gorm.DB, lock bool, buyer string) (mine tally) {
+func buy(ctx context.Context, db *gorm.DB, how way, buyer string) (mine tally) {
 	for mine.Errors < maxErrors && ctx.Err() == nil {
-		wait, err := purchase(ctx, db, lock, buyer)
+		wait, err := purchase(ctx, db, how, buyer)
 		mine.Waits = append(mine.Waits, wait)
 		switch {
 		case errors.Is(err, errSoldOut):

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/examples/internal/testshop"
 	"github.com/mysqllock/mysqllock/examples/plain"
 	"github.com/mysqllock/mysqllock/lockctx"
@@ -220,4 +221,42 @@ func TestStyleNames(t *testing.T) {
 			t.Errorf("%q: %d sales do not divide by %d", s.name, s.sales, processes*goroutines)
 		}
 	}
+}
+
+// TestStrictMode: in strict mode, what sells in a transaction or in Do does so as before.
+// What reads and writes without one is refused, and so is what has no lock.
+func TestStrictMode(t *testing.T) {
+	testshop.Run(t, func(t *testing.T, shop *testshop.Shop) {
+		t.Parallel()
+		strict := *shop
+		strict.DSN += "?lockRequire=products,orders"
+		for _, s := range slices.Concat(styles, ownVersions) {
+			t.Run(s.name, func(t *testing.T) {
+				want := error(nil)
+				for how, err := range map[string]error{
+					"QueryExec": mysqllock.ErrUnsafe, "sql/Prepared": mysqllock.ErrUnsafe, "GetNamedExec": mysqllock.ErrUnsafe,
+					"FirstSave": mysqllock.ErrUnsafe, "SelectUpdate": mysqllock.ErrUnsafe, "Version": mysqllock.ErrNoLock,
+				} {
+					if strings.Contains(s.name, how) {
+						want = err
+					}
+				}
+				shop.Restock(t, 80)
+				if want == nil {
+					run(t, &strict, s.name, 80)
+					if left := shop.Stock(t); left != 0 {
+						t.Errorf("%d of 80 updates were lost", left)
+					}
+					return
+				}
+				sell, err := s.open(strict.DSN)
+				if err == nil {
+					err = sell(t.Context())
+				}
+				if left := shop.Stock(t); !errors.Is(err, want) || left != 80 {
+					t.Errorf("%d are left of 80, and the error is %v, want %v", left, err, want)
+				}
+			})
+		}
+	})
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/mysqllock/mysqllock"
-	"github.com/mysqllock/mysqllock/examples/internal/testshop"
 )
 
 // openServer returns a handle on a database of the test's own, on the server of SHOP_TEST_DSN.
@@ -38,19 +37,9 @@ func openServer(t *testing.T) *sql.DB {
 	return db
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+func TestOnAServer(t *testing.T) { testOnAServer(t) }
 
-func TestOnAServer(t *testing.T) { testshop.Run(t, testOnAServer) }
-
-func testOnAServer(t *testing.T, given *testshop.Shop) {
-	if os.Getenv("SHOP_TEST_DSN") == "" {
-		t.Setenv("SHOP_TEST_DSN", given.DSN)
-	}
+func testOnAServer(t *testing.T) {
 	shop := &Shop{DB: openServer(t)}
 	for _, text := range []string{"CREATE TABLE products (id INT PRIMARY KEY, stock INT)", "INSERT INTO products VALUES (42, 3)"} {
 		_, err := shop.DB.ExecContext(t.Context(), text)

@@ -7,14 +7,16 @@ import (
 	"time"
 
 	"github.com/DATA-DOG/go-sqlmock"
-	"go.uber.org/goleak"
-
 	"github.com/mysqllock/mysqllock"
-	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/mysqllocktest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(tempserver.Tests{M: m}) }
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
 
 // newShop returns a shop on a mock, and the locks that it takes.
 func newShop(t *testing.T, c mysqllock.Config) (*Shop, sqlmock.Sqlmock, *mysqllocktest.Locks) {
@@ -31,9 +33,12 @@ func newShop(t *testing.T, c mysqllock.Config) (*Shop, sqlmock.Sqlmock, *mysqllo
 	return &Shop{DB: db}, mock, locks
 }
 
+// expectSale expects the statements of one sale. The first takes a while, so that those of another
+// caller come in between if nothing keeps them out.
 func expectSale(mock sqlmock.Sqlmock, stock int) *sqlmock.ExpectedCommit {
 	mock.ExpectBegin()
-	mock.ExpectQuery("SELECT stock").WithArgs(42).WillReturnRows(sqlmock.NewRows([]string{"stock"}).AddRow(stock))
+	mock.ExpectQuery("SELECT stock").WithArgs(42).WillDelayFor(5 * time.Millisecond).
+		WillReturnRows(sqlmock.NewRows([]string{"stock"}).AddRow(stock))
 	mock.ExpectExec("UPDATE products").WithArgs(stock-1, 42).WillReturnResult(sqlmock.NewResult(0, 1))
 	return mock.ExpectCommit()
 }

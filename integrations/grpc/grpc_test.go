@@ -49,7 +49,7 @@ func (s *service) lock(ctx context.Context) error {
 
 // A client is told to come again while another process has the key.
 func TestServer(t *testing.T) {
-	dbtest.OnEachFlavour(t, func(d *dbtest.Database) *dbtest.Database { return d }, func(t *testing.T, d *dbtest.Database) {
+	dbtest.OnServers(t, func(d *dbtest.Database) *dbtest.Database { return d }, func(t *testing.T, d *dbtest.Database) {
 		server := grpc.NewServer(grpc.UnaryInterceptor(grpclock.Unary), grpc.StreamInterceptor(grpclock.Stream))
 		grpc_health_v1.RegisterHealthServer(server, &service{db: d.Open("mysqllock")})
 		listener, err := net.Listen("tcp", "127.0.0.1:0")

@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 
 // A server answers while another process has the key, and after it.
 func TestServer(t *testing.T) {
-	dbtest.OnEachFlavour(t, func(d *dbtest.Database) *dbtest.Database { return d }, func(t *testing.T, d *dbtest.Database) {
+	dbtest.OnServers(t, func(d *dbtest.Database) *dbtest.Database { return d }, func(t *testing.T, d *dbtest.Database) {
 		db := d.Open("mysqllock")
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			wait := lockctx.NoWait()

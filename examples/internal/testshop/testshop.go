@@ -24,10 +24,10 @@ type Shop struct {
 // production has it.
 func (s *Shop) LockDSN() string { return s.DSN + "?maxConns=25" }
 
-// Run runs test on every server there is, each a throwaway with an empty shop.
+// Run runs test on a server of each flavour, each a throwaway with an empty shop.
 func Run(t *testing.T, test func(*testing.T, *Shop)) {
 	t.Helper()
-	for _, b := range tempserver.Require(t) {
+	for _, b := range tempserver.EachFlavour(tempserver.Require(t)) {
 		t.Run(b.Name, func(t *testing.T) {
 			s, stop, err := open(b)
 			if err != nil {
