@@ -2,6 +2,7 @@
 
 SHELL    := /bin/bash
 MODULES  := $(patsubst %/go.mod,%,$(shell find . -name go.mod -not -path './tools/*' -not -path '*/testdata/*' | sort))
+OTHERS   := $(filter-out .,$(patsubst ./%,%,$(MODULES)))
 # $(call tool,name) is where a tool is: go does not run one of another go.mod in a
 # workspace, which cmd/mysqllock has.
 tool      = $(shell GOWORK=off go tool -modfile=$(CURDIR)/tools/go.mod -n $(1))
@@ -9,13 +10,17 @@ tool      = $(shell GOWORK=off go tool -modfile=$(CURDIR)/tools/go.mod -n $(1))
 each      = @set -e; for module in $(MODULES); do echo "== $$module: $(1)"; (cd "$$module" && $(1)); done
 
 .DEFAULT_GOAL := help
-.PHONY: help servers rivals prometheus browser lint check test demo bare matrix storm hotkeys hunt leases leaders crowd prove clusters chaos soak bench look ways gobench
+.PHONY: test-oldest help servers engines rivals prometheus browser lint check test demo bare matrix scene storm hotkeys hunt leases leaders crowd clusters chaos soak bench look ways gobench
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 servers: ## Install MariaDB and MySQL if they are missing (Debian or Ubuntu, as root)
 	@scripts/install-servers.sh
+
+engines: servers ## Build TiDB and Vitess once, into the user's cache, and run the tests on them: minutes; then "make test" runs them, too
+	@scripts/build-engines.sh
+	go test -race -count 1 -v ./internal/tidb ./internal/vitess
 
 rivals: ## Install Redis and etcd, which bench compares with, if they are missing (the same)
 	@scripts/install-tools.sh redis etcd
@@ -29,7 +34,7 @@ browser: ## Install Chromium, which looks at the page of locks in its tests, if 
 lint: ## Check format and the workflows, and run golangci-lint, with vet and staticcheck in it, in every module
 	@echo "== gofmt"; unformatted=$$(gofmt -l .) && [ -z "$$unformatted" ] || { echo "not formatted: $$unformatted"; exit 1; }
 	@echo "== actionlint"; $(call tool,actionlint) .github/workflows/*.yml
-	$(call each,$(call tool,golangci-lint) run ./...)
+	$(call each,GOFLAGS='$(shell go env GOFLAGS) $(RACE)' $(call tool,golangci-lint) run ./...)
 
 # The tests of tempserver are about servers, also those that run without one.
 check: ## What needs no server, in under a minute: format, golangci-lint (with vet), and the tests that run without one
@@ -37,22 +42,30 @@ check: ## What needs no server, in under a minute: format, golangci-lint (with v
 	$(call tool,golangci-lint) run ./...
 	MYSQLLOCK_TEST_SERVERS=0 go test -vet=off $$(go list ./... | grep -v /internal/tempserver$$)
 
-# Two packages are tested at a time on two processors: with three, servers that are
-# loaded by one test may not answer another one in time. What "go test" would vet is
-# linted by then.
-# With the oldest Go that its go.mod allows, where the module proxy has it, the driver
-# is built and vetted, and its own tests run on one server: what they say of servers
-# does not depend on Go, nor do those that kill, cut off and load servers.
+# Two packages are tested at a time on two processors: with three, or with lint beside
+# them, servers that are loaded by one test may not answer another one in time. What
+# "go test" would vet is linted by then. Lint looks at what the race detector's packages
+# are, which the tests need as well.
 check  = go test -race -vet=off -timeout 14m
-oldest = go$(shell awk '$$1 == "go" { print $$2 }' go.mod)
-test: servers rivals prometheus browser lint ## Lint, then run all tests with the race detector
+test: servers rivals prometheus browser ## Lint, and run all tests with the race detector
+	@scripts/build-engines.sh --look
+	@$(MAKE) --no-print-directory lint RACE=-race
 	$(check) -p 2 ./...
+	@$(MAKE) --no-print-directory --jobs 3 test-oldest $(OTHERS:%=test/%)
+
+test/%:
+	cd $* && $(check) ./...
+
+# With the oldest Go that its go.mod allows, where the module proxy has it, the driver
+# is built and vetted; the tests of its root and the matrix run on one server, and all
+# others that need none: what tests say of servers does not depend on Go.
+oldest = go$(shell awk '$$1 == "go" { print $$2 }' go.mod)
+test-oldest:
 	@if GOTOOLCHAIN=$(oldest) go version; then \
 		echo "== with $(oldest), on one server" && export GOTOOLCHAIN=$(oldest) && go vet ./... && \
-		MYSQLLOCK_TEST_SERVERS=1 go test -vet=off -timeout 14m -p 2 \
-			$$(go list ./... | grep -vE '/internal/(chaos|clusters|matrix|proxies|tempserver)$$'); \
+		MYSQLLOCK_TEST_SERVERS=1 go test -vet=off -timeout 14m -p 2 -skip TestCommandsAreTheGoldenOnes . ./internal/matrix && \
+		MYSQLLOCK_TEST_SERVERS=0 go test -vet=off $$(go list ./... | grep -vE '/internal/(matrix|tempserver)$$|/mysqllock$$'); \
 	else echo "== no $(oldest) to be had here, so the tests do not run with it"; fi
-	@printf '%s\n' $(filter-out .,$(MODULES)) | xargs -P 3 -I {} sh -c 'echo "== {}" && cd {} && $(check) ./...'
 
 demo: servers ## Show what goes wrong without locks, and right with them
 	cd examples && go run ./oversold
@@ -62,6 +75,9 @@ bare: ## Test and show it in a minimal Debian, with nothing but Go (as root); RE
 
 matrix: servers ## Each strategy × way of use × server × maxConns or not × fault: some 11,000 cells, of which "make test" runs 136
 	MATRIX=all go test -race -count 1 -timeout 120m -run TestMatrix ./internal/matrix
+
+scene: servers ## What ls, show, the page and errors say of seven keys, for 75 seconds, against the truth
+	cd cmd/mysqllock && MYSQLLOCK_TEST_SCENE=$${SCENE_TIME:-75s} go test -race -count 1 -v -timeout 20m -run TestScene .
 
 storm: servers ## A longer storm of cancelled contexts and killed connections
 	STORM_TIME=$${STORM_TIME:-60s} go test -race -count 1 -v -run TestStorm ./internal/chaos
@@ -81,19 +97,16 @@ leaders: servers ## 200 changes of leader by stops, kills, freezes and cuts, on 
 crowd: servers ## 10,000 callers wait for 100 keys with 50 connections, on three servers: what each costs, and whether all are served in turn
 	CROWD=$${CROWD:-10000} go test -count 1 -v -timeout 30m -run TestMaxConnsCrowd ./internal/chaos
 
-prove: servers ## The long form of the tests that prove the leases: some minutes
-	PROVE=1 go test -race -count 1 -v -timeout 60m -run 'TestProof|TestChecks' ./internal/chaos
-
 clusters: servers ## What locks do on Galera and Group Replication, nodes that die, stop and are cut off included: minutes
 	CLUSTERS=long go test -race -count 1 -v -timeout 20m ./internal/clusters
 
-chaos: servers ## Kill, stop and cut off holders and servers, and check everything: minutes; writes docs/reliability.md
-	CHAOS_TIME=$${CHAOS_TIME:-3m} CHAOS_PAGE=$(CURDIR)/docs/reliability.md go test -race -count 1 -v -timeout 0 -run 'TestChaos|TestClusters|TestWrongWays|TestScenarios' ./internal/chaos
+chaos: servers ## Kill, stop and cut off holders and servers, and check everything: minutes; writes docs/reliability/results.md
+	CHAOS_TIME=$${CHAOS_TIME:-3m} CHAOS_PAGE=$(CURDIR)/docs/reliability/results.md go test -race -count 1 -v -timeout 0 -run 'TestChaos|TestClusters|TestWrongWays|TestScenarios' ./internal/chaos
 
 soak: servers ## 2,000 clients on 300 connections of each server: nothing hangs, grows or is lost
 	SOAK_TIME=$${SOAK_TIME:-10m} go test -count 1 -v -timeout 120m -run TestSoak ./internal/chaos
 
-bench: servers rivals ## Compare with locks in Redis, etcd and plain SQL; writes docs/performance.md
+bench: servers rivals ## Compare with locks in Redis, etcd and plain SQL; writes docs/performance.md and docs/performance
 	cd bench && go run .
 
 look: servers ## What a look at 1,000 held keys and 5,000 waiters costs each server
