@@ -57,14 +57,14 @@ test/%:
 	cd $* && $(check) ./...
 
 # With the oldest Go that its go.mod allows, where the module proxy has it, the driver
-# is built and vetted; the tests of its root and the matrix run on one server, and all
-# others that need none: what tests say of servers does not depend on Go.
+# is built and vetted; the matrix runs on one server, and all tests that need none: what
+# tests say of servers does not depend on Go.
 oldest = go$(shell awk '$$1 == "go" { print $$2 }' go.mod)
 test-oldest:
 	@if GOTOOLCHAIN=$(oldest) go version; then \
 		echo "== with $(oldest), on one server" && export GOTOOLCHAIN=$(oldest) && go vet ./... && \
-		MYSQLLOCK_TEST_SERVERS=1 go test -vet=off -timeout 14m -p 2 -skip TestCommandsAreTheGoldenOnes . ./internal/matrix && \
-		MYSQLLOCK_TEST_SERVERS=0 go test -vet=off $$(go list ./... | grep -vE '/internal/(matrix|tempserver)$$|/mysqllock$$'); \
+		MYSQLLOCK_TEST_SERVERS=1 go test -vet=off -timeout 14m -skip TestCommandsAreTheGoldenOnes ./internal/matrix && \
+		MYSQLLOCK_TEST_SERVERS=0 go test -vet=off $$(go list ./... | grep -vE '/internal/(matrix|tempserver)$$'); \
 	else echo "== no $(oldest) to be had here, so the tests do not run with it"; fi
 
 demo: servers ## Show what goes wrong without locks, and right with them

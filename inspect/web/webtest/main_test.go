@@ -204,15 +204,14 @@ func (p *tab) focused() string {
 	return eval[string](p, "document.activeElement.id || document.activeElement.innerText")
 }
 
-// tabTo presses Tab until what is focused begins so.
+// tabTo presses Tab until what is focused begins so. A list that is drawn anew meanwhile may have
+// it begin at the top again.
 func (p *tab) tabTo(what string) {
 	p.t.Helper()
-	for range 30 {
-		if p.press(kb.Tab); strings.HasPrefix(p.focused(), what) {
-			return
-		}
-	}
-	p.t.Fatalf("the Tab key does not lead to %q", what)
+	p.until("the Tab key leads to "+what, func() bool {
+		p.press(kb.Tab)
+		return strings.HasPrefix(p.focused(), what)
+	})
 }
 
 // picture keeps a screenshot for people to look at, with go test -artifacts.
