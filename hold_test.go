@@ -39,26 +39,33 @@ func TestIdleHoldNoticesThatItsConnectionIsLost(t *testing.T) {
 
 func TestHoldOutlivesItsTTL(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		const longer = 2500 * time.Millisecond
-		open := func() *sql.DB { return s.open("lockTTL=2s") }
+		open := func(ttl time.Duration) *sql.DB { return s.open("lockTTL=" + ttl.String()) }
+		outlive := func(ttl time.Duration) { time.Sleep(ttl * 5 / 4) }
 		var cases dbtest.Together
 		defer cases.Wait()
 		cases.Run(t, "a hold", func(t *testing.T) {
-			db := open()
-			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "hold", func(ctx context.Context) error {
-				time.Sleep(longer)
-				s.wantLocked("hold", true)
-				_, err := db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")
-				return err
-			}))
+			dbtest.AtItsPace(t, 2*time.Second, func(ttl time.Duration) error {
+				db := open(ttl)
+				return mysqllock.Do(dbtest.Limited(t), db, "hold", func(ctx context.Context) error {
+					outlive(ttl)
+					if err := context.Cause(ctx); err != nil {
+						return err
+					}
+					s.wantLocked("hold", true)
+					_, err := db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")
+					return err
+				})
+			})
 			s.wantStock(1, 9)
 		})
 		cases.Run(t, "a transaction on the application's own connection", func(t *testing.T) {
-			tx, err := open().BeginTx(lockctx.With(dbtest.Limited(t), "tx"), nil)
-			dbtest.OK(t, err)
-			time.Sleep(longer)
-			dbtest.Exec(t, tx, "UPDATE p SET stock = 8 WHERE id = 2")
-			dbtest.OK(t, tx.Commit())
+			dbtest.AtItsPace(t, 2*time.Second, func(ttl time.Duration) error {
+				return stock.InTx(lockctx.With(dbtest.Limited(t), "tx"), open(ttl), func(tx *sql.Tx) error {
+					outlive(ttl)
+					_, err := tx.Exec("UPDATE p SET stock = 8 WHERE id = 2")
+					return err
+				})
+			})
 			s.wantStock(2, 8)
 		})
 	})
@@ -274,43 +281,49 @@ func TestRetryRunsAgainAfterADeadlockThatIsHidden(t *testing.T) {
 // TestDoTellsALostLease: its function returns what its statement said, or nothing of it.
 func TestDoTellsALostLease(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open("lockTTL=2s")
-		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { return nil }, lockctx.Lease(2*time.Second))) // makes the table
-		lose := map[string]func(){
-			"lease": func() { s.steal("k") },
-			"advisory": func() {
-				dbtest.Exec(t, s.plain, fmt.Sprintf("KILL %d", s.named("k")))
+		const ttl = 9 * time.Second // nobody finds out for a third of that
+		db := s.open("lockTTL=" + ttl.String())
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "made", func(context.Context) error { return nil }, lockctx.Lease(ttl))) // makes the table
+		lose := map[string]func(key string){
+			"lease": s.steal,
+			"advisory": func(key string) {
+				dbtest.Exec(t, s.plain, fmt.Sprintf("KILL %d", s.named(key)))
 			},
 		}
-		for kind, opt := range map[string]lockctx.Option{"lease": lockctx.Lease(2 * time.Second), "advisory": lockctx.Advisory()} {
-			for how, run := range map[string]func(context.Context, func(context.Context) error) error{
-				"one key": func(ctx context.Context, f func(context.Context) error) error {
-					return mysqllock.Do(ctx, db, "k", f, opt)
+		var cases dbtest.Together
+		defer cases.Wait()
+		for kind, opt := range map[string]lockctx.Option{"lease": lockctx.Lease(ttl), "advisory": lockctx.Advisory()} {
+			for how, run := range map[string]func(context.Context, *sql.DB, string, func(context.Context) error) error{
+				"one key": func(ctx context.Context, db *sql.DB, key string, f func(context.Context) error) error {
+					return mysqllock.Do(ctx, db, key, f, opt)
 				},
-				"two keys": func(ctx context.Context, f func(context.Context) error) error {
-					return mysqllock.DoKeys(ctx, db, []string{"k", "l"}, f, opt)
+				"two keys": func(ctx context.Context, db *sql.DB, key string, f func(context.Context) error) error {
+					return mysqllock.DoKeys(ctx, db, []string{key, key + "2"}, f, opt)
 				},
-				"inside another": func(ctx context.Context, f func(context.Context) error) error {
-					return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { return mysqllock.Do(ctx, db, "l", f) }, opt)
+				"inside another": func(ctx context.Context, db *sql.DB, key string, f func(context.Context) error) error {
+					return mysqllock.Do(ctx, db, key, func(ctx context.Context) error { return mysqllock.Do(ctx, db, key+"2", f) }, opt)
 				},
-				"joined": func(ctx context.Context, f func(context.Context) error) error {
-					return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { return mysqllock.Do(ctx, db, "k", f, opt) }, opt)
+				"joined": func(ctx context.Context, db *sql.DB, key string, f func(context.Context) error) error {
+					return mysqllock.Do(ctx, db, key, func(ctx context.Context) error { return mysqllock.Do(ctx, db, key, f, opt) }, opt)
 				},
 			} {
-				err := run(dbtest.Limited(t), func(ctx context.Context) error {
-					lose[kind]()
-					<-ctx.Done()
+				cases.Run(t, kind+", "+how, func(t *testing.T) {
+					key := "k" + dbtest.Random()
+					db := s.open("lockTTL=" + ttl.String()) // no other locks are on the connections that it loses
+					err := run(dbtest.Limited(t), db, key, func(ctx context.Context) error {
+						lose[kind](key)
+						<-ctx.Done()
+						var e *mysqllock.Error
+						if cause := context.Cause(ctx); !errors.As(cause, &e) || e.Key != key && how != "two keys" || e.Key == "" || e.Strategy != kind || e.Held <= 0 || !errors.Is(e, mysqllock.ErrLost) {
+							t.Errorf("the cause is %v", cause)
+						}
+						return ctx.Err()
+					})
 					var e *mysqllock.Error
-					if cause := context.Cause(ctx); !errors.As(cause, &e) || e.Key != "k" && how != "two keys" || e.Key == "" || e.Strategy != kind || e.Held <= 0 || !errors.Is(e, mysqllock.ErrLost) {
-						t.Errorf("%s, %s: the cause is %v", kind, how, cause)
+					if !errors.Is(err, mysqllock.ErrLost) || !errors.Is(err, context.Canceled) || !errors.As(err, &e) || e.Key == "" {
+						t.Errorf("Do returned %v", err)
 					}
-					return ctx.Err()
 				})
-				var e *mysqllock.Error
-				if !errors.Is(err, mysqllock.ErrLost) || !errors.Is(err, context.Canceled) || !errors.As(err, &e) || e.Key == "" {
-					t.Errorf("%s, %s: Do returned %v", kind, how, err)
-				}
-				dbtest.Exec(t, s.plain, "UPDATE mysqllock SET owner = NULL")
 			}
 		}
 	})
@@ -319,7 +332,7 @@ func TestDoTellsALostLease(t *testing.T) {
 // TestTheEndOfTheCallersContextIsNoLoss: what a function returns then is all that Do says, and
 // an observer is told of no loss.
 func TestTheEndOfTheCallersContextIsNoLoss(t *testing.T) {
-	const slow = "UPDATE p SET stock = stock + SLEEP(0.5) WHERE id = 1"
+	const slow = "UPDATE p SET stock = stock + SLEEP(10) WHERE id = 1" // which its end has to end
 	mine := errors.New("mine")
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		told := new(witness)

@@ -80,7 +80,7 @@ func TestMaxConnsSecond(t *testing.T) {
 		var all sync.WaitGroup
 		for range 3 {
 			all.Go(func() {
-				tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), dbtest.Random(), lockctx.Wait(20*time.Second)), nil)
+				tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), dbtest.Random(), lockctx.Wait(time.Minute)), nil)
 				begun.Done()
 				if err != nil {
 					t.Error(err)
@@ -108,33 +108,37 @@ func TestMaxConnsSecond(t *testing.T) {
 // as their contexts last, however short their wait for the lock is.
 func TestMaxConnsInTurn(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		const wait = 3 * time.Second // far longer than a connection takes to change hands, also on a busy machine
-		db := s.limited(t, 4, "lockWait="+wait.String())
-		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, dbtest.Random(), func(context.Context) error { return nil }, lockctx.Wait(time.Minute))) // the table is there
-		var all sync.WaitGroup
-		start := time.Now()
-		for i := range 75 {
-			all.Go(func() {
-				work := func(context.Context) error { time.Sleep(200 * time.Millisecond); return nil }
-				var err error
-				if i%2 == 0 {
-					err = mysqllock.Do(dbtest.Limited(t), db, dbtest.Random(), work, lockctx.Row())
-				} else {
-					var tx *sql.Tx
-					if tx, err = db.BeginTx(lockctx.With(dbtest.Limited(t), dbtest.Random()), nil); err == nil {
-						_ = work(nil)
-						err = tx.Commit()
+		dbtest.AtItsPace(t, 3*time.Second, func(wait time.Duration) error { // far longer than a connection takes to change hands
+			db := s.limited(t, 4, "lockWait="+wait.String())
+			defer db.Close()
+			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, dbtest.Random(), func(context.Context) error { return nil }, lockctx.Wait(time.Minute))) // the table is there
+			errs := make([]error, 75)
+			var all sync.WaitGroup
+			start := time.Now()
+			for i := range errs {
+				all.Go(func() {
+					work := func(context.Context) error { time.Sleep(wait / 15); return nil }
+					var err error
+					if i%2 == 0 {
+						err = mysqllock.Do(dbtest.Limited(t), db, dbtest.Random(), work, lockctx.Row())
+					} else {
+						var tx *sql.Tx
+						if tx, err = db.BeginTx(lockctx.With(dbtest.Limited(t), dbtest.Random()), nil); err == nil {
+							_ = work(nil)
+							err = tx.Commit()
+						}
 					}
-				}
-				if err != nil {
-					t.Errorf("%d after %v: %v", i%2, time.Since(start), err)
-				}
-			})
-		}
-		all.Wait()
-		if took := time.Since(start); took <= wait {
-			t.Fatalf("nobody had to queue for longer than the wait for a lock: %v", took)
-		}
+					if err != nil {
+						errs[i] = fmt.Errorf("%d after %v: %w", i%2, time.Since(start), err)
+					}
+				})
+			}
+			all.Wait()
+			if took := time.Since(start); took <= wait {
+				t.Fatalf("nobody had to queue for longer than the wait for a lock: %v", took)
+			}
+			return errors.Join(errs...)
+		})
 	})
 }
 
@@ -378,7 +382,7 @@ func TestMaxConnsAbandoned(t *testing.T) {
 		} {
 			t.Run(name, func(t *testing.T) {
 				db := s.limited(t, 4) // three, and one for control
-				ctx := dbtest.Within(t, 40*time.Second)
+				ctx := dbtest.Within(t, 100*time.Second)
 				var callers sync.WaitGroup
 				for range 3 {
 					callers.Go(func() {
@@ -411,7 +415,7 @@ func TestMaxConnsAbandoned(t *testing.T) {
 func TestMaxConnsAbandonedOverASocket(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.at(s.Changed(dbtest.OverSocket(t, s.Server))).open("maxConns=4")
-		ctx := dbtest.Within(t, 40*time.Second)
+		ctx := dbtest.Within(t, 100*time.Second)
 		for i := range 40 { // for as many times three seconds, if each place is kept
 			var callers sync.WaitGroup
 			for range 3 {
@@ -454,14 +458,13 @@ func TestMaxConnsBareSocket(t *testing.T) {
 			dbtest.Exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
 			dbtest.OK(t, tx.Commit())
 		}
-		sell()
-		before := opened.Load()
-		for range 5 {
-			sell()
-		}
-		if n := opened.Load() - before; n != 0 {
-			t.Errorf("%d more connections were opened", n)
-		}
+		dbtest.Soon(t, "no more connections are opened", func() bool { // the driver's own may come later
+			before := opened.Load()
+			for range 5 {
+				sell()
+			}
+			return opened.Load() == before
+		})
 	})
 }
 
@@ -510,55 +513,64 @@ func TestMaxConnsAreRotated(t *testing.T) {
 // while holders want all places.
 func TestMaxConnsBesideHolders(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		const holders, pings, ttl = 24, 20, 3 * time.Second
-		db, tap := s.tapped(mysqllock.Config{MaxConns: 8, Wait: 2 * time.Minute})
-		ctx, stop := context.WithCancel(dbtest.Within(t, 2*time.Minute))
-		defer stop()
-		base := dbtest.Random()
-		var begun, working sync.WaitGroup
-		var broken atomic.Bool // from then on statements may fail
-		begun.Add(holders)
-		for i := range holders {
-			working.Go(func() {
-				begins := sync.OnceFunc(begun.Done)
-				defer begins()
-				err := mysqllock.Do(dbtest.Within(t, 2*time.Minute), db, fmt.Sprint(base, i), func(held context.Context) error {
-					begins()
-					for ctx.Err() == nil {
-						if _, err := db.ExecContext(held, "UPDATE p SET stock = stock WHERE id = ?", i+100); err != nil && !broken.Load() {
-							return err
-						}
-						if err := context.Cause(held); err != nil {
-							return err
-						}
-					}
-					return nil
-				}, lockctx.Lease(ttl))
-				if err != nil {
-					t.Errorf("holder %d: %v", i, err)
-				}
-			})
-		}
-		begun.Wait()
-		for range pings {
-			dbtest.OK(t, db.PingContext(ctx))
-			var n int
-			dbtest.OK(t, db.QueryRowContext(ctx, "SELECT 1").Scan(&n))
-		}
-		broken.Store(true)
-		tap.Break()
-		over := time.After(2 * ttl) // each lease has to be renewed by then
-		for waits := true; waits; {
-			select {
-			case <-over:
-				waits = false
-			default:
-				_, _ = db.ExecContext(ctx, "DO 0")
-			}
-		}
-		stop()
-		working.Wait()
+		dbtest.AtItsPace(t, 3*time.Second, func(ttl time.Duration) error { return s.besideHolders(ttl) })
 	})
+}
+
+// besideHolders returns what becomes of holders of leases that last for ttl.
+func (s *scratch) besideHolders(ttl time.Duration) error {
+	const holders, pings = 24, 20
+	t := s.T
+	db, tap := s.tapped(mysqllock.Config{MaxConns: 8, Wait: 2 * time.Minute})
+	defer db.Close()
+	ctx, stop := context.WithCancel(dbtest.Within(t, 2*time.Minute))
+	defer stop()
+	base := dbtest.Random()
+	var begun, working sync.WaitGroup
+	var broken atomic.Bool // from then on statements may fail
+	var errs [holders]error
+	begun.Add(holders)
+	for i := range holders {
+		working.Go(func() {
+			begins := sync.OnceFunc(begun.Done)
+			defer begins()
+			err := mysqllock.Do(dbtest.Within(t, 2*time.Minute), db, fmt.Sprint(base, i), func(held context.Context) error {
+				begins()
+				for ctx.Err() == nil {
+					if _, err := db.ExecContext(held, "UPDATE p SET stock = stock WHERE id = ?", i+100); err != nil && !broken.Load() {
+						return err
+					}
+					if err := context.Cause(held); err != nil {
+						return err
+					}
+				}
+				return nil
+			}, lockctx.Lease(ttl))
+			if err != nil {
+				errs[i] = fmt.Errorf("holder %d: %w", i, err)
+			}
+		})
+	}
+	begun.Wait()
+	for range pings {
+		dbtest.OK(t, db.PingContext(ctx))
+		var n int
+		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT 1").Scan(&n))
+	}
+	broken.Store(true)
+	tap.Break()
+	over := time.After(2 * ttl) // each lease has to be renewed by then
+	for waits := true; waits; {
+		select {
+		case <-over:
+			waits = false
+		default:
+			_, _ = db.ExecContext(ctx, "DO 0")
+		}
+	}
+	stop()
+	working.Wait()
+	return errors.Join(errs[:]...)
 }
 
 // TestMaxConnsNoWait: a caller that does not wait gets a free key while as many callers wait in the
@@ -937,11 +949,18 @@ func TestMaxConnsKeepsWhatTextsHaveLeft(t *testing.T) {
 						}
 						return append(all, fmt.Sprint(s.stock(1), s.stock(2), s.stock(3)))
 					}
-					dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
-					want := answers("lockWait=1s")
-					dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
-					if got := answers("lockWait=1s&maxConns=4"); !slices.Equal(got, want) {
-						t.Errorf("%s, %s: %v, and without maxConns %v", left, name, got, want)
+					for try := 1; ; try++ {
+						dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
+						want := answers("lockWait=1s")
+						dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
+						got := answers("lockWait=1s&maxConns=4")
+						if slices.Equal(got, want) {
+							break
+						}
+						if try == 4 { // a server that stands still for a second is not the point
+							t.Errorf("%s, %s: %v, and without maxConns %v", left, name, got, want)
+							break
+						}
 					}
 				}
 			}
@@ -981,7 +1000,7 @@ func occupied(t *testing.T, db *sql.DB, n int) (free func()) {
 // the error say what helps, once each.
 func TestAdvisedOfTheBound(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db, w := s.watched(mysqllock.Config{Wait: time.Minute})
+		db, w := s.watched(mysqllock.Config{Wait: 10 * time.Minute})
 		for _, bound := range []int{4, 6} {
 			s.refusedAt(t, db, w, bound)
 		}
@@ -1060,7 +1079,7 @@ func TestAdvisedOfABoundBesideMaxConns(t *testing.T) {
 		for range 2 {
 			waiters.Go(func() {
 				_, err := db.ExecContext(lockctx.With(waiting, "k"), "UPDATE p SET stock = 0 WHERE id = 2")
-				if err != nil && !errors.Is(err, mysqllock.ErrTimeout) {
+				if err != nil && !errors.Is(err, context.Canceled) {
 					t.Error(err)
 				}
 			})
@@ -1455,7 +1474,7 @@ func TestUnboundedPoolIsNotTakenForFull(t *testing.T) {
 		defer cancel()
 		var n int
 		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT 1").Scan(&n))
-		if err := begin(lockctx.Wait(300 * time.Millisecond)); !errors.Is(err, mysqllock.ErrTimeout) {
+		if err := stock.Told(func() error { return begin(lockctx.Wait(300 * time.Millisecond)) }); !errors.Is(err, mysqllock.ErrTimeout) {
 			t.Errorf("another waiter: %v, want ErrTimeout", err)
 		}
 		dbtest.OK(t, h.Release())

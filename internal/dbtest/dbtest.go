@@ -77,6 +77,22 @@ func Eventually(t testing.TB, what string, ask func() error) {
 	}
 }
 
+// AtItsPace runs try with d, which is too short where the machine stands still for as long, and
+// then again with twice as much, up to 8 times d. The test fails if it never comes off.
+func AtItsPace(t testing.TB, d time.Duration, try func(d time.Duration) error) {
+	t.Helper()
+	for last := 8 * d; ; d *= 2 {
+		err := try(d)
+		if err == nil {
+			return
+		}
+		if d >= last {
+			t.Fatalf("with %v: %v", d, err)
+		}
+		t.Logf("with %v, on a machine that may have stood still: %v", d, err)
+	}
+}
+
 // Limited returns a context for what must not hang. It ends when a test's patience does,
 // or with the test.
 func Limited(t testing.TB) context.Context { return Within(t, Patience) }

@@ -131,6 +131,7 @@ func (t *Tap) Texts() func() []string {
 func (t *Tap) Costs(tb testing.TB, what string, want int, f func() error) {
 	tb.Helper()
 	OK(tb, f())
+	const last = 25
 	for round := time.Duration(1); ; round++ {
 		time.Sleep(round * 5 * time.Millisecond)
 		since := t.Since()
@@ -140,7 +141,7 @@ func (t *Tap) Costs(tb testing.TB, what string, want int, f func() error) {
 		if len(log) == want {
 			return
 		}
-		if round == 6 {
+		if round == last {
 			tb.Errorf("%s: %d statements, want %d: %v", what, len(log), want, log)
 			return
 		}
