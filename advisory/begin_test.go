@@ -556,7 +556,7 @@ func TestHomeLost(t *testing.T) {
 		w.clean("released by the application")
 
 		// A process that stands still: nobody pings.
-		dead := s.homes(settings{ttl: time.Second})
+		dead := s.homes(settings{ttl: 3 * time.Second})
 		dead.homed(s.Connect())
 		s.free(s.open(), "k")
 		s.wantWritten("stands still", 0)

@@ -137,7 +137,7 @@ func TestCommit(t *testing.T) {
 		s.free(w.Conn.Conn, "1") // before anybody has noticed
 		refused("lost", lockerr.ErrLost, check)
 
-		three := p.acquire("3", time.Second)
+		three := p.acquire("3", time.Minute)
 		if !s.MariaDB() {
 			s.Exec(w.Conn.Conn, "DROP PROCEDURE `"+s.Name+"`.mysqllock_held3")
 			w.write()
@@ -218,7 +218,7 @@ func TestDisturbedCommit(t *testing.T) {
 			d.Conn, d.At = s.Connect(), func(text string) bool { return strings.Contains(text, s.commits()) }
 			w := p.writer(&d)
 			s.Exec(w.Conn.Conn, "DELETE FROM "+s.written())
-			lock := p.acquire("k", time.Second)
+			lock := p.acquire("k", time.Minute)
 			w.knows(lock)
 			w.write()
 			done, unknown, err := w.check(lock).Commit(dbtest.Limited(t))

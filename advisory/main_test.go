@@ -3,6 +3,7 @@ package advisory_test
 import (
 	"context"
 	"database/sql/driver"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -20,6 +21,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
+	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
 
@@ -115,6 +117,18 @@ func (p *process) acquire(key string, wait time.Duration) *advisory.Lock {
 		p.T.Errorf("%s: %v", key, err) // it may be another goroutine than the test's, which waits for the lock
 	}
 	return lock
+}
+
+// told is what asking for a lock with a short wait ends with: it is asked again where a busy
+// server has not answered within the wait.
+func (p *process) told(key string, wait time.Duration) (err error) {
+	p.T.Helper()
+	for began := time.Now(); time.Since(began) < dbtest.Patience; {
+		if _, err = p.Acquire(p.T.Context(), request(key, wait)); !errors.Is(err, lockerr.ErrExhausted) {
+			break
+		}
+	}
+	return err
 }
 
 // inLine waits until so many callers of the process are in line for the key.

@@ -37,7 +37,7 @@ func TestDefaultStrategyInside(t *testing.T) {
 			}
 		}
 		db := s.Handle("lockStrategy=advisory")
-		tx := dbtest.Begin(t, lockctx.With(lockctx.With(dbtest.Limited(t), "twice"), "twice", lockctx.Advisory(), lockctx.Wait(time.Second)), db)
+		tx := dbtest.Begin(t, lockctx.With(lockctx.With(dbtest.Limited(t), "twice"), "twice", lockctx.Advisory(), lockctx.Wait(time.Minute)), db)
 		dbtest.OK(t, tx.Commit())
 	})
 }
@@ -46,26 +46,29 @@ func TestDefaultStrategyInside(t *testing.T) {
 // what still runs in it to stop, or until Release.
 func TestAdvisoryHoldLapses(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db := s.Handle("lockTTL=3s&lockStrategy=advisory")
 		for _, released := range []bool{false, true} {
-			ctx, cancel := context.WithCancel(dbtest.Limited(t))
-			h, err := mysqllock.Acquire(ctx, db, "job")
-			dbtest.OK(t, err)
-			ended := time.Now()
-			cancel()
-			if named := s.Named("job") != 0; !named && time.Since(ended) < 3*time.Second {
-				t.Error("it is not kept")
-			}
-			if released {
-				dbtest.OK(t, h.Release())
-				s.WantNamed("job", false)
-				continue
-			}
-			dbtest.Soon(t, "it has lapsed", func() bool { return s.Named("job") == 0 })
-			if kept := time.Since(ended); kept < 3*time.Second {
-				t.Errorf("it was kept for %v", kept)
-			}
-			_ = h.Release()
+			dbtest.AtItsPace(t, 3*time.Second, func(ttl time.Duration) error {
+				db := s.Handle("lockStrategy=advisory&lockTTL=" + ttl.String())
+				ctx, cancel := context.WithCancel(dbtest.Limited(t))
+				h, err := mysqllock.Acquire(ctx, db, "job")
+				dbtest.OK(t, err)
+				ended := time.Now()
+				cancel()
+				if named := s.Named("job") != 0; !named && time.Since(ended) < ttl {
+					return errors.New("it is not kept")
+				}
+				if released {
+					err := h.Release()
+					s.WantNamed("job", false)
+					return err
+				}
+				dbtest.Soon(t, "it has lapsed", func() bool { return s.Named("job") == 0 })
+				_ = h.Release()
+				if kept := time.Since(ended); kept < ttl {
+					return fmt.Errorf("it was kept for %v", kept)
+				}
+				return nil
+			})
 		}
 	})
 }
@@ -177,36 +180,52 @@ func TestAdvisoryHome(t *testing.T) {
 // TestAdvisoryHomeIsKept: an idle transaction that holds its lock is kept alive, by pings that
 // never come into a statement of the application's; and its loss is noticed.
 func TestAdvisoryHomeIsKept(t *testing.T) {
-	kept := func(t *testing.T, s *stock.Shop, params string) {
-		db := s.Handle("lockStrategy=advisory&lockTTL=1s" + params)
+	idle := func(t *testing.T, s *stock.Shop, params string, ttl time.Duration) error {
+		db := s.Handle("lockStrategy=advisory&lockTTL=" + ttl.String() + params)
 		knowsHome(s, db)
-		time.Sleep(1200 * time.Millisecond) // as if the connection was silent for too long
-		tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k"), db)
-		time.Sleep(300 * time.Millisecond)
-		dbtest.Exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
-		time.Sleep(1200 * time.Millisecond)
-		stmt, err := tx.Prepare("SELECT id FROM p WHERE id <= 2 ORDER BY id")
-		dbtest.OK(t, err)
-		rows, err := stmt.Query()
-		dbtest.OK(t, err)
-		n := 0
-		for ; rows.Next(); n++ {
-			time.Sleep(700 * time.Millisecond) // longer than between two pings
-		}
-		dbtest.OK(t, rows.Err())
-		dbtest.OK(t, rows.Close())
-		dbtest.Exec(t, tx, "DO SLEEP(1.2)") // longer than the TTL
-		if s.Named("k") == 0 || n != 2 {
-			t.Errorf("%s: it is not held, or %d rows", params, n)
-		}
-		dbtest.OK(t, tx.Commit())
+		time.Sleep(ttl * 6 / 5) // as if the connection was silent for too long
+		return stock.InTx(lockctx.With(dbtest.Limited(t), "k"), db, func(tx *sql.Tx) error {
+			time.Sleep(ttl * 3 / 10)
+			if _, err := tx.Exec("UPDATE p SET stock = stock - 1 WHERE id = 1"); err != nil {
+				return err
+			}
+			time.Sleep(ttl * 6 / 5)
+			stmt, err := tx.Prepare("SELECT id FROM p WHERE id <= 2 ORDER BY id")
+			if err != nil {
+				return err
+			}
+			rows, err := stmt.Query()
+			if err != nil {
+				return err
+			}
+			n := 0
+			for ; rows.Next(); n++ {
+				time.Sleep(ttl * 7 / 10) // longer than between two pings
+			}
+			if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+				return err
+			}
+			if _, err := tx.Exec(fmt.Sprintf("DO SLEEP(%.1f)", (ttl * 6 / 5).Seconds())); err != nil { // longer than the TTL
+				return err
+			}
+			if s.Named("k") == 0 || n != 2 {
+				return fmt.Errorf("it is not held, or %d rows", n)
+			}
+			return nil
+		})
+	}
+	kept := func(t *testing.T, s *stock.Shop, params string) {
+		dbtest.AtItsPace(t, time.Second, func(ttl time.Duration) error { return idle(t, s, params, ttl) })
 		s.WantNamed("k", false)
+		s.WantStock(1, 9)
 
-		tx = dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "lost"), db)
+		db := s.Handle("lockStrategy=advisory&lockTTL=3s" + params)
+		knowsHome(s, db)
+		tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "lost"), db)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 0 WHERE id = 1")
 		dbtest.Exec(t, s.Plain, fmt.Sprintf("KILL %d", s.Named("lost")))
 		time.Sleep(1200 * time.Millisecond) // a ping has failed
-		_, err = tx.Exec("UPDATE p SET stock = 0 WHERE id = 1")
+		_, err := tx.Exec("UPDATE p SET stock = 0 WHERE id = 1")
 		dbtest.Want(t, err, mysqllock.ErrLost)
 		dbtest.Want(t, tx.Commit(), mysqllock.ErrLost)
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "lost", func(context.Context) error { return nil }, lockctx.NoWait()))

@@ -3,6 +3,7 @@ package lease
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -99,31 +100,42 @@ func TestLateAnswer(t *testing.T) {
 // its connection. It is told so, and the lease is not left behind.
 func TestNoAnswerForACallerThatStays(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		l := s.locker(setup{reads: 500 * time.Millisecond})
-		dbtest.OK(t, l.acquire(request("k")).Release())
-		before := s.row("k").token
-		arrive := l.tap.Stall("INSERT")
-		defer arrive()
-		failed := make(chan error, 1)
-		go func() {
-			_, err := l.Acquire(context.WithoutCancel(t.Context()), request("k"))
-			failed <- err
-		}()
-		select {
-		case err := <-failed:
-			if !errors.Is(err, strategy.ErrNoAnswer) {
-				t.Errorf("it ended with %v", err)
+		dbtest.OK(t, s.locker(setup{}).acquire(request("k")).Release()) // the row is there
+		dbtest.AtItsPace(t, 500*time.Millisecond, func(reads time.Duration) error {
+			l := s.locker(setup{reads: reads})
+			defer l.close()
+			lease, err := l.Acquire(dbtest.Limited(t), waiting("k", 20*time.Second))
+			if err == nil {
+				err = lease.Release()
 			}
-		case <-time.After(4 * time.Second):
-			t.Error("it waits for longer than its connection reads")
-			l.tap.Break()
-			<-failed
-		}
-		if got := s.row("k").token; got != before+1 {
-			t.Errorf("the token is %d after %d", got, before)
-		}
-		dbtest.Soon(t, "it is given back", func() bool { return !s.row("k").live && s.wakeUps("k") == 0 })
-		dbtest.OK(t, l.acquire(waiting("k", 20*time.Second)).Release())
+			if err != nil {
+				return err
+			}
+			before := s.row("k").token
+			arrive := l.tap.Stall("INSERT")
+			defer arrive()
+			failed := make(chan error, 1)
+			go func() {
+				_, err := l.Acquire(context.WithoutCancel(t.Context()), request("k"))
+				failed <- err
+			}()
+			select {
+			case err = <-failed:
+			case <-time.After(dbtest.Patience):
+				t.Error("it waits for longer than its connection reads")
+				l.tap.Break()
+				err = <-failed
+			}
+			if !errors.Is(err, strategy.ErrNoAnswer) {
+				return fmt.Errorf("it ended with %w", err)
+			}
+			if got := s.row("k").token; got != before+1 {
+				return fmt.Errorf("the token is %d after %d", got, before)
+			}
+			dbtest.Soon(t, "it is given back", func() bool { return !s.row("k").live && s.wakeUps("k") == 0 })
+			return nil
+		})
+		dbtest.OK(t, s.locker(setup{}).acquire(waiting("k", 20*time.Second)).Release())
 	})
 }
 
@@ -166,7 +178,7 @@ func TestLostCommit(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, late := range []bool{true, false} {
 			for try := 1; !s.lostCommit(late); try++ {
-				if try == 5 {
+				if try == 20 {
 					t.Fatal("it never gets the lease behind the row lock")
 				}
 			}
@@ -261,7 +273,7 @@ func TestStorm(t *testing.T) {
 		if testing.Short() {
 			length = time.Second
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), dbtest.Patience)
 		defer cancel()
 		began := time.Now()
 		keys := []string{"a", "b", "c"}
@@ -365,7 +377,7 @@ func TestLostInheritance(t *testing.T) {
 		switch r := s.row("k"); {
 		case r.token == 2:
 			t.Log("the server has carried the statement out after all")
-		case !r.live || r.token != 1 || r.left < 20*time.Second:
+		case !r.live || r.token != 1 || r.left < 5*time.Second:
 			t.Fatalf("nothing is shown: the row is %+v", r)
 		}
 		l.tap.Mend()

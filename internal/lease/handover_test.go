@@ -18,8 +18,8 @@ import (
 func TestHandOver(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
-		for round := 1; !s.handedOver(l); round++ { // on a busy machine a successor may be waited for for too long
-			if round == 20 {
+		for began := time.Now(); !s.handedOver(l); { // on a busy machine a successor may be waited for for too long
+			if time.Since(began) > dbtest.Patience {
 				t.Fatal("not handed over as it should be")
 			}
 		}
@@ -179,7 +179,7 @@ func TestHeirBehindRowLock(t *testing.T) {
 				}
 				successor <- outcome{err, took}
 			}()
-			l.inLine("k", 1)
+			dbtest.Soon(t, "it is in line, or has been", func() bool { return l.cfg.Queue.Waiting("k") == 1 || len(successor) > 0 })
 			tx, err := s.db.Begin()
 			dbtest.OK(t, err)
 			defer tx.Rollback()

@@ -326,7 +326,7 @@ func TestWaitLeavesSettings(t *testing.T) {
 			wait := func(d time.Duration) error {
 				return begun(lockctx.With(dbtest.Limited(t), "k", lockctx.Wait(d)), db, func() {}, nil)
 			}
-			if err := wait(300 * time.Millisecond); !errors.Is(err, mysqllock.ErrTimeout) {
+			if err := stock.Told(func() error { return wait(300 * time.Millisecond) }); !errors.Is(err, mysqllock.ErrTimeout) {
 				t.Errorf("%s: %v", name, err)
 			}
 			if id2, _, _ := settings(); id2 != id { // a KILL that came late closes it

@@ -136,13 +136,25 @@ func (l *locker) makeProcedures() {
 // it is asked again where a busy server did not say in time.
 func (l *locker) refused(r Request) (err error) {
 	l.s.T.Helper()
-	for range 20 {
+	for began := time.Now(); time.Since(began) < dbtest.Patience; {
 		_, err = l.Acquire(dbtest.Limited(l.s.T), r)
 		var e *lockerr.Error
 		if !errors.As(err, &e) {
 			l.s.T.Fatalf("not refused: %v", err)
 		}
 		if e.Holder != nil {
+			break
+		}
+	}
+	return err
+}
+
+// told is what asking for a lease with a short wait ends with: it is asked again where a busy
+// server has not answered within the wait.
+func (l *locker) told(r Request) (err error) {
+	l.s.T.Helper()
+	for began := time.Now(); time.Since(began) < dbtest.Patience; {
+		if _, err = l.Acquire(dbtest.Limited(l.s.T), r); !errors.Is(err, lockerr.ErrExhausted) {
 			break
 		}
 	}

@@ -20,7 +20,7 @@ func TestRenewalOfABusyRow(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		r := request("k")
-		r.TTL = 6 * time.Second
+		r.TTL = 9 * time.Second
 		lease := l.acquire(r)
 		skipped := 1
 		for round := 0; round < 10 && skipped > 0; round++ { // on a busy machine one takes longer than the server lets a statement wait, and is begun again

@@ -283,7 +283,7 @@ func TestLeaseOfAContext(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))
-		h, err := mysqllock.Acquire(ctx, db, "job", lockctx.Lease(6*time.Second))
+		h, err := mysqllock.Acquire(ctx, db, "job", lockctx.Lease(9*time.Second))
 		dbtest.OK(t, err)
 		first := h.Expiry()
 		dbtest.Soon(t, "it is renewed", func() bool { return h.Expiry().After(first) })

@@ -125,7 +125,7 @@ func awaitLine(t *testing.T, db *sql.DB, n int) {
 		now, err := mysqllock.Stats(db)
 		return err == nil && now.Waiters == n
 	})
-	time.Sleep(5 * time.Millisecond) // they count as waiters a moment before they are in line
+	time.Sleep(100 * time.Millisecond) // they count as waiters a moment before they are in line
 }
 
 // passing opens a handle that commits and locks for the next caller in one statement: that

@@ -145,11 +145,8 @@ func TestLeaseExcludesRowLock(t *testing.T) {
 			s.wantFree(keys...)
 
 			began := time.Now()
-			_, _, _, err = p.begin(dbtest.Limited(t), 300*time.Millisecond, keys...)
-			if !errors.Is(err, lockerr.ErrTimeout) {
-				t.Errorf("%q with a wait: %v", keys, err)
-			}
-			if d := time.Since(began); d < 300*time.Millisecond || d > 10*time.Second {
+			err = p.refused(rowlock.Request{Keys: exclusive(keys...), Wait: 300 * time.Millisecond}, lockerr.ErrTimeout)
+			if d := time.Since(began); d < 300*time.Millisecond {
 				t.Errorf("%q waited %v", keys, d)
 			}
 			wantHolder(t, err, "x")
@@ -184,10 +181,10 @@ func TestRowLockWakesOnRelease(t *testing.T) {
 			}
 			got <- err
 		}()
-		dbtest.Soon(t, "it waits for the lease", func() bool { return p.wakeUps.calls.Load() == 1 })
+		dbtest.Soon(t, "it waits for the lease", func() bool { return p.wakeUps.calls.Load() >= 1 })
 		s.wantFree("k")              // so the lease can be renewed
 		p.wakeUps.wake <- struct{}{} // for nothing
-		dbtest.Soon(t, "it waits for the lease again", func() bool { return p.wakeUps.calls.Load() == 2 })
+		dbtest.Soon(t, "it waits for the lease again", func() bool { return p.wakeUps.calls.Load() >= 2 })
 		s.release("k")
 		began := time.Now()
 		p.wakeUps.wake <- struct{}{}
@@ -202,12 +199,12 @@ func TestRowLockWakesOnRelease(t *testing.T) {
 // TestRowLockAfterLeaseRanOut: without any wake-up the lease's end is enough.
 func TestRowLockAfterLeaseRanOut(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		p := s.process(nil)
-		s.lease("k", 400*time.Millisecond)
+		p := s.process(func(cfg *strategy.Config) { cfg.TTL = time.Hour }) // after a third of that it would look by itself
 		began := time.Now()
-		c, txn, ticket, err := p.begin(dbtest.Limited(t), time.Minute, "k")
+		s.lease("k", 400*time.Millisecond)
+		c, txn, ticket, err := p.begin(dbtest.Limited(t), time.Hour, "k")
 		dbtest.OK(t, err)
-		if d := time.Since(began); d < 300*time.Millisecond || d > 10*time.Second {
+		if d := time.Since(began); d < 400*time.Millisecond || d > time.Minute {
 			t.Errorf("granted after %v", d)
 		}
 		p.end(c, txn, ticket)
@@ -224,7 +221,7 @@ func TestWokenForNothing(t *testing.T) {
 		attempts := func(p *process) int32 {
 			before := p.wakeUps.calls.Load()
 			_, _, _, err := p.begin(dbtest.Limited(t), 1100*time.Millisecond, "k")
-			if !errors.Is(err, lockerr.ErrTimeout) {
+			if !errors.Is(err, lockerr.ErrTimeout) && !errors.Is(err, lockerr.ErrExhausted) { // a busy server has not answered in time
 				t.Error(err)
 			}
 			return p.wakeUps.calls.Load() - before
@@ -237,12 +234,12 @@ func TestWokenForNothing(t *testing.T) {
 		}
 
 		p = s.process(func(cfg *strategy.Config) { cfg.TTL = 900 * time.Millisecond })
-		for round := 1; ; round++ { // a busy machine may be late for one
+		for began := time.Now(); ; { // a busy machine may be late for one
 			n := attempts(p)
 			if n == 3 || n == 4 {
 				break
 			}
-			if n > 4 || round == 6 {
+			if n > 4 || time.Since(began) > dbtest.Patience {
 				t.Fatalf("%d attempts with a TTL of 0.9 s", n)
 			}
 		}
@@ -261,8 +258,12 @@ func TestWaitForLeaseEnds(t *testing.T) {
 			})
 			s.lease("k", time.Hour)
 			ctx, cancel := context.WithCancel(dbtest.Limited(t))
+			var waits sync.WaitGroup
 			if name == "cancelled" {
-				time.AfterFunc(time.Second, cancel)
+				waits.Go(func() {
+					dbtest.Soon(t, "it waits for the lease", func() bool { return p.wakeUps.calls.Load() > 0 })
+					cancel()
+				})
 			}
 			waiting := func(ctx context.Context) (context.Context, func(), error) {
 				ctx, stop := context.WithCancelCause(ctx)
@@ -272,12 +273,13 @@ func TestWaitForLeaseEnds(t *testing.T) {
 				return ctx, func() { stop(nil) }, nil
 			}
 			began := time.Now()
-			_, _, _, err := p.beginWaiting(ctx, 20*time.Second, waiting, "k")
+			_, _, _, err := p.beginWaiting(ctx, time.Hour, waiting, "k")
+			waits.Wait()
 			if !errors.Is(err, want) {
 				t.Errorf("%s: %v", name, err)
 			}
 			wantHolder(t, err, "x")
-			if d := time.Since(began); d > 10*time.Second {
+			if d := time.Since(began); d > time.Minute {
 				t.Errorf("%s took %v", name, d)
 			}
 			if _, _, front := p.queue.TryEnter([]queue.Entry{{Name: "k"}}, false); !front {
@@ -314,7 +316,7 @@ func TestRowLockThenLease(t *testing.T) {
 			if d <= 6500*time.Millisecond { // not 7 s
 				break
 			}
-			if round == 4 {
+			if round == 10 {
 				t.Fatalf("granted after %v", d)
 			}
 		}
@@ -324,9 +326,20 @@ func TestRowLockThenLease(t *testing.T) {
 // join locks keys in a transaction of the caller's that has locked "mine".
 func (p *process) join(ctx context.Context, wait time.Duration, keys ...string) (alive bool, end func(locks int), err error) {
 	p.T.Helper()
-	c, txn, ticket, err := p.begin(ctx, 0, "mine")
-	dbtest.OK(p.T, err)
-	_, alive, err = p.Join(ctx, c, rowlock.Request{Keys: exclusive(keys...), Wait: wait, Waiting: free})
+	var c *pool.Conn
+	var txn *pool.Txn
+	var ticket *queue.Ticket
+	for began := time.Now(); ; {
+		c, txn, ticket, err = p.begin(ctx, time.Minute, "mine")
+		dbtest.OK(p.T, err)
+		_, alive, err = p.Join(ctx, c, rowlock.Request{Keys: exclusive(keys...), Wait: wait, Waiting: free})
+		if !errors.Is(err, lockerr.ErrExhausted) || time.Since(began) > dbtest.Patience {
+			break
+		}
+		_ = txn.Rollback(0) // a busy server has not answered within a short wait
+		ticket.Leave()
+		c.Destroy()
+	}
 	return alive, func(locks int) {
 		p.T.Helper()
 		other := p.Connect()
@@ -416,24 +429,22 @@ func TestJoin(t *testing.T) {
 // server lets its connection be idle.
 func TestJoinKeepsItsTransactionAlive(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		p := s.process(func(cfg *strategy.Config) { cfg.TTL = time.Second })
-		for try := 1; ; try++ { // a machine that stands still for a second ends it, too
-			s.lease("k", 2500*time.Millisecond)
-			c, txn, ticket, err := p.begin(dbtest.Limited(t), 0, "mine")
+		dbtest.AtItsPace(t, time.Second, func(ttl time.Duration) error {
+			p := s.process(func(cfg *strategy.Config) { cfg.TTL = ttl })
+			s.lease("k", ttl*5/2)
+			c, txn, ticket, err := p.begin(dbtest.Limited(t), time.Minute, "mine")
 			dbtest.OK(t, err)
-			s.Exec(c.Conn, "SET SESSION wait_timeout = 1")
+			s.Exec(c.Conn, fmt.Sprintf("SET SESSION wait_timeout = %d", ttl/time.Second))
 			_, alive, err := p.Join(dbtest.Limited(t), c, rowlock.Request{Keys: exclusive("k"), Wait: time.Minute, Waiting: free})
 			if alive && err == nil {
 				p.end(c, txn, ticket)
-				break
+				return nil
 			}
 			_ = txn.Rollback(0)
 			ticket.Leave()
 			c.Destroy()
-			if try == 5 {
-				t.Fatalf("alive %v, %v", alive, err)
-			}
-		}
+			return fmt.Errorf("alive %v, %w", alive, err)
+		})
 	})
 }
 
@@ -619,7 +630,8 @@ func TestLateKill(t *testing.T) {
 				p.end(c, grant.Txn, grant.Ticket)
 			}
 			// One that comes before the wait is over is that of the round before.
-			if after := time.Duration(released.Load()); after < 900*time.Millisecond {
+			// And a busy server may not have answered within the wait.
+			if after := time.Duration(released.Load()); after < 900*time.Millisecond || errors.Is(err, lockerr.ErrExhausted) {
 				release()
 				continue
 			}

@@ -165,7 +165,7 @@ func TestSlotsInOrder(t *testing.T) {
 				free = s.process(nil).hold(rowlock.Request{Keys: exclusive(rows[1])})
 			}
 			var latency []time.Duration
-			for range 9 {
+			for began := time.Now(); len(latency) < 9 || !leased && slices.Min(latency) > slice/2 && time.Since(began) < dbtest.Patience; {
 				end := p.hold(rowlock.Request{Slots: rows})
 				var ended atomic.Bool
 				granted, passed := make(chan time.Time, 1), make(chan struct{})
@@ -230,6 +230,8 @@ func TestSlotsAllTaken(t *testing.T) {
 		}
 		ticket.Holds(0)
 		time.Sleep(2 * slice)
+		look := s.Connect()
+		dbtest.Soon(t, "it does not wait in the server any more", func() bool { return s.waiters(look) == 0 })
 		end()
 		select {
 		case end := <-granted:
@@ -281,12 +283,12 @@ func TestSlotWaitIsOne(t *testing.T) {
 		// Where it fails, and in a transaction that goes on.
 		end = other.hold(rowlock.Request{Slots: rows})
 		calls.Store(0)
-		p.refused(rowlock.Request{Slots: rows, Wait: 3 * slice, Waiting: once}, lockerr.ErrTimeout)
+		p.refused(rowlock.Request{Slots: rows, Wait: 8 * slice, Waiting: once}, lockerr.ErrTimeout)
 		want(1, 2)
 		c, grant, err := p.request(dbtest.Limited(t), rowlock.Request{Keys: exclusive("mine")})
 		dbtest.OK(t, err)
 		calls.Store(0)
-		if _, alive, err := p.Join(dbtest.Limited(t), c, rowlock.Request{Slots: rows, Wait: 3 * slice, Waiting: once}); !errors.Is(err, lockerr.ErrTimeout) || !alive {
+		if _, alive, err := p.Join(dbtest.Limited(t), c, rowlock.Request{Slots: rows, Wait: 8 * slice, Waiting: once}); !errors.Is(err, lockerr.ErrTimeout) || !alive {
 			t.Errorf("alive %v: %v", alive, err)
 		}
 		want(1, 3)
@@ -301,7 +303,7 @@ func TestSlotWaitIsOne(t *testing.T) {
 		}
 		began := time.Now()
 		p.refused(rowlock.Request{Slots: rows, Wait: time.Minute, Waiting: ended}, enough)
-		if d := time.Since(began); d > 10*time.Second {
+		if d := time.Since(began); d > 40*time.Second { // and not the whole wait
 			t.Errorf("it took %v", d)
 		}
 		p.refused(rowlock.Request{Slots: rows, Wait: time.Minute, Waiting: func(context.Context) (context.Context, func(), error) {
@@ -320,7 +322,7 @@ func TestFreeSlot(t *testing.T) {
 		want := func(p *process, want []int, except ...int) {
 			t.Helper()
 			got := make(map[int]bool)
-			for range 40 {
+			for range 80 {
 				i, err := p.FreeSlot(dbtest.Limited(t), rows, queue.Without(all, except))
 				if err != nil {
 					t.Fatal(err)
@@ -373,7 +375,7 @@ func TestControlIsBusy(t *testing.T) {
 			dbtest.OK(t, err)
 			defer c.Release()
 		}
-		const many = 10 * time.Second
+		const many = time.Minute
 		quick := func(what string, f func() error, want error) {
 			t.Helper()
 			began := time.Now()
@@ -506,7 +508,10 @@ func TestLeasedSlots(t *testing.T) {
 		wantHolder(t, p.refused(rowlock.Request{Slots: rows, Wait: 600 * time.Millisecond}, lockerr.ErrTimeout), "x")
 		s.wantFree(rows...)
 		calls := p.wakeUps.calls.Load()
-		after(t, 300*time.Millisecond, func() { s.release(rows[1]) })
+		after(t, 0, func() {
+			dbtest.Soon(t, "it waits for a lease", func() bool { return p.wakeUps.calls.Load() > calls })
+			s.release(rows[1])
+		})
 		began = time.Now()
 		p.hold(rowlock.Request{Slots: rows, Wait: time.Minute})()
 		if d := time.Since(began); d > 15*time.Second {
@@ -589,7 +594,7 @@ func TestJoinSlot(t *testing.T) {
 			dbtest.OK(t, err)
 			before := len(s.occupied(probe, rows))
 			locked, alive, err := p.Join(dbtest.Limited(t), c, r)
-			for try := 1; try < 5 && !alive && errors.Is(want, lockerr.ErrTimeout); try++ { // a busy server may answer too late
+			for try := 1; try < 20 && !alive && errors.Is(want, lockerr.ErrTimeout); try++ { // a busy server may answer too late
 				_ = grant.Txn.Rollback(0)
 				grant.Ticket.Leave()
 				c.Destroy()
@@ -837,18 +842,27 @@ func TestSlotsTellWho(t *testing.T) {
 			}
 			wantSlot(t, ctx, -1)
 			const wait = 200 * time.Millisecond
-			start := time.Now()
-			_, err = db.BeginTx(lockctx.With(dbtest.Limited(t), "k", kind, lockctx.Slots(slots), lockctx.Wait(wait)), nil)
-			if took := time.Since(start); !errors.Is(err, mysqllock.ErrTimeout) || !errors.As(err, &e) || e.Key != "k" || e.Waited < wait-10*time.Millisecond || took > wait+time.Minute {
-				t.Errorf("handle %d: after %v, Wait(%v): %v", i, took, wait, err)
+			err = stock.Told(func() error {
+				_, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", kind, lockctx.Slots(slots), lockctx.Wait(wait)), nil)
+				return err
+			})
+			if !errors.Is(err, mysqllock.ErrTimeout) || !errors.As(err, &e) || e.Key != "k" || e.Waited < wait-10*time.Millisecond || e.Waited > wait+time.Minute {
+				t.Errorf("handle %d: Wait(%v): %v", i, wait, err)
 			}
-			early, cancel := context.WithTimeout(dbtest.Limited(t), 300*time.Millisecond)
-			start = time.Now()
-			_, err = mysqllock.Acquire(early, db, "k", kind, lockctx.Slots(slots), lockctx.Wait(time.Minute))
-			if took := time.Since(start); !errors.Is(err, mysqllock.ErrTimeout) || !errors.Is(err, context.DeadlineExceeded) || took > 50*time.Second {
-				t.Errorf("handle %d: after %v, a context that ends: %v", i, took, err)
+			for limit := 300 * time.Millisecond; ; limit *= 2 {
+				early, cancel := context.WithTimeout(dbtest.Limited(t), limit)
+				start := time.Now()
+				_, err = mysqllock.Acquire(early, db, "k", kind, lockctx.Slots(slots), lockctx.Wait(time.Minute))
+				took := time.Since(start)
+				cancel()
+				if errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, mysqllock.ErrTimeout) && limit < 10*time.Second {
+					continue // a busy server has not answered in time
+				}
+				if !errors.Is(err, mysqllock.ErrTimeout) || !errors.Is(err, context.DeadlineExceeded) || took > 50*time.Second {
+					t.Errorf("handle %d: after %v, a context that ends: %v", i, took, err)
+				}
+				break
 			}
-			cancel()
 		}
 		// A slot that is given back is the next holder's.
 		for _, h := range holds {
@@ -918,7 +932,7 @@ func childSlots(db *sql.DB, in *bufio.Scanner) {
 		})]
 		opts := []lockctx.Option{kind.option, lockctx.Slots(3)}
 		if kind.strategy == hint.StrategyLease { // whose end the test waits for
-			opts[0] = lockctx.Lease(5 * time.Second)
+			opts[0] = lockctx.Lease(9 * time.Second)
 		}
 		h, err := mysqllock.Acquire(context.Background(), db, "k", opts...)
 		if err != nil {
