@@ -127,6 +127,17 @@ func (p *process) within(ctx context.Context, wait time.Duration, keys ...string
 	return err
 }
 
+// told is within for a short wait: again where a busy server has not answered in time.
+func (p *process) told(wait time.Duration, keys ...string) (err error) {
+	p.T.Helper()
+	for began := time.Now(); time.Since(began) < dbtest.Patience; {
+		if err = p.within(dbtest.Limited(p.T), wait, keys...); !errors.Is(err, lockerr.ErrExhausted) {
+			break
+		}
+	}
+	return err
+}
+
 // wantCommit and wantConflict are how a transaction on c with versions is to end.
 func (p *process) wantCommit(c driver.Conn, versions ...*optimistic.Version) {
 	p.T.Helper()

@@ -42,12 +42,12 @@ func TestFirstOnKey(t *testing.T) {
 		if err := p.within(dbtest.Limited(t), 0, "k"); !errors.Is(err, lockerr.ErrLocked) || errors.Is(err, lockerr.ErrTimeout) {
 			t.Errorf("without a wait: %v", err)
 		}
-		if d := time.Since(began); d > 10*time.Second {
+		if d := time.Since(began); d > time.Minute {
 			t.Errorf("without a wait it took %v", d)
 		}
 		began = time.Now()
-		err := p.within(dbtest.Limited(t), 200*time.Millisecond, "k")
-		if d := time.Since(began); !errors.Is(err, lockerr.ErrTimeout) || d < 200*time.Millisecond || d > 10*time.Second {
+		err := p.told(200*time.Millisecond, "k")
+		if d := time.Since(began); !errors.Is(err, lockerr.ErrTimeout) || d < 200*time.Millisecond {
 			t.Errorf("after %v: %v", d, err)
 		}
 		s.wantRow("k", "0 0 nobody")
@@ -150,7 +150,7 @@ func TestRowLock(t *testing.T) {
 			s.Exec(c, setCounter("k", 1))
 			began := time.Now()
 			err := p.Compare(dbtest.Limited(t), c, versions)
-			if d := time.Since(began); d > 10*time.Second {
+			if d := time.Since(began); d > 30*time.Second {
 				t.Errorf("%s: it waited for %v", how, d)
 			}
 			if !errors.Is(err, lockerr.ErrConflict) || !errors.Is(err, lockerr.ErrLocked) {
@@ -264,7 +264,7 @@ func TestLapsedLease(t *testing.T) {
 		p, other := s.process(), s.process()
 		p.remember(nil, "k")
 		holder := s.Connect()
-		held := other.lease(lease.Request{Key: "k", TTL: 4 * time.Second})
+		held := other.lease(lease.Request{Key: "k", TTL: 8 * time.Second})
 		held.Lapse()
 		s.Exec(holder, "BEGIN")
 		s.Exec(holder, setCounter("k", 5))
@@ -317,7 +317,7 @@ func TestTakenMeanwhile(t *testing.T) {
 			s.set("k", before)
 			holder, _ := s.lock("k", "FOR UPDATE")
 			ended := make(chan error, 1)
-			go func() { ended <- p.within(dbtest.Limited(t), 3*time.Second, "k") }()
+			go func() { ended <- p.within(dbtest.Limited(t), 6*time.Second, "k") }()
 			dbtest.Soon(t, "it waits", func() bool { return s.busy("ON DUPLICATE KEY") == 1 })
 			s.Exec(holder, "UPDATE "+s.table.String()+" SET token = 7, owner = '"+owner+"#12345678', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR"+where("k"))
 			s.Exec(holder, "COMMIT")
@@ -351,12 +351,16 @@ func TestWokenForNothing(t *testing.T) {
 		})
 		dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), []string{"k"}))
 		s.set("k", "owner = 'x', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR")
-		began := time.Now()
-		if err := p.within(dbtest.Limited(t), 600*time.Millisecond, "k"); !errors.Is(err, lockerr.ErrTimeout) {
-			t.Error(err)
-		}
-		if d := time.Since(began); calls < 1 || calls > 5 || d > 10*time.Second {
-			t.Errorf("%d times within %v", calls, d)
+		for began := time.Now(); ; {
+			calls = 0
+			err := p.within(dbtest.Limited(t), 600*time.Millisecond, "k")
+			if errors.Is(err, lockerr.ErrExhausted) && time.Since(began) < dbtest.Patience {
+				continue // a busy server has not answered in time
+			}
+			if !errors.Is(err, lockerr.ErrTimeout) || calls < 1 || calls > 5 {
+				t.Errorf("%d times: %v", calls, err)
+			}
+			break
 		}
 		s.set("k", "expires = UTC_TIMESTAMP(6) + INTERVAL 400000 MICROSECOND")
 		p.remember(nil, "k")
@@ -748,7 +752,7 @@ func TestTableLocked(t *testing.T) {
 		}
 		began := time.Now()
 		done, unknown, err := p.Commit(dbtest.Limited(t), adopt(committing), version)
-		if d := time.Since(began); done || unknown || !errors.Is(err, lockerr.ErrLocked) || d > 10*time.Second {
+		if d := time.Since(began); done || unknown || !errors.Is(err, lockerr.ErrLocked) || d > 30*time.Second {
 			t.Errorf("the commit, after %v: %v, %v, %v", d, done, unknown, err)
 		}
 		p.wantConflict(committing, version...)

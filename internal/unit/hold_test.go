@@ -804,7 +804,7 @@ func TestHoldsHaveAllConnections(t *testing.T) {
 			err := mysqllock.Do(t.Context(), db, fmt.Sprint("k", i), func(ctx context.Context) error {
 				inside.Done()
 				inside.Wait()
-				ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+				ctx, cancel := context.WithTimeout(ctx, time.Minute/2)
 				defer cancel()
 				tx, err := db.BeginTx(ctx, nil)
 				if err != nil {

@@ -3,6 +3,7 @@ package unit_test
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"testing"
 	"time"
 
@@ -71,7 +72,9 @@ func TestLimitOnSilenceEndsWithTheTransaction(t *testing.T) {
 				dbtest.OK(t, err)
 				for _, option := range []lockctx.Option{lockctx.NoWait(), lockctx.Wait(300 * time.Millisecond)} {
 					_, err = c.BeginTx(lockctx.With(dbtest.Limited(t), "k", option), nil)
-					dbtest.Want(t, err, mysqllock.ErrLocked)
+					if !errors.Is(err, mysqllock.ErrLocked) && !errors.Is(err, mysqllock.ErrExhausted) { // the server need not have answered within the wait
+						t.Errorf("a key that somebody has: %v", err)
+					}
 				}
 				dbtest.OK(t, h.Rollback())
 			},
@@ -131,15 +134,23 @@ func TestLimitOnSilenceEndsWithTheTransaction(t *testing.T) {
 			},
 		} {
 			for params, want := range map[string]int{"lockWait=5s": 28800, "wait_timeout=77": 77} {
-				c := dbtest.Conn(t, s.Handle("lockTTL=20s", params))
-				dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "first"), c, "DO 1")
-				before := dbtest.Column[int](t, c, "SELECT CONNECTION_ID()")[0]
-				end(c)
-				if after := dbtest.Column[int](t, c, "SELECT CONNECTION_ID()")[0]; after != before {
-					t.Errorf("%s, %s: it is another connection", name, params)
-				}
-				if n := waits(c); n != want {
-					t.Errorf("%s, %s: wait_timeout is %d s", name, params, n)
+				for try := 1; ; try++ {
+					c := dbtest.Conn(t, s.Handle("lockTTL=20s", params))
+					dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "first"), c, "DO 1")
+					var before, after int
+					const id = "SELECT CONNECTION_ID()"
+					dbtest.OK(t, c.QueryRowContext(dbtest.Limited(t), id).Scan(&before))
+					end(c)
+					err := c.QueryRowContext(dbtest.Limited(t), id).Scan(&after)
+					if (err != nil || after != before) && name == "not granted" && try < 20 {
+						continue // a KILL that was late has cost it
+					}
+					if err != nil || after != before {
+						t.Errorf("%s, %s: it is another connection, or none: %v", name, params, err)
+					} else if n := waits(c); n != want {
+						t.Errorf("%s, %s: wait_timeout is %d s", name, params, n)
+					}
+					break
 				}
 			}
 		}
@@ -150,12 +161,19 @@ func TestLimitOnSilenceEndsWithTheTransaction(t *testing.T) {
 // process that lives.
 func TestIdleTransactionIsKeptAlive(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db := s.Handle("lockTTL=2s")
-		tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k"), db)
-		dbtest.Exec(t, tx, "UPDATE p SET stock = 3 WHERE id = 1")
-		time.Sleep(5 * time.Second)
-		s.WantLocked("k", true)
-		dbtest.OK(t, tx.Commit())
+		dbtest.AtItsPace(t, 2*time.Second, func(ttl time.Duration) error {
+			db := s.Handle("lockTTL=" + ttl.String())
+			return stock.InTx(lockctx.With(dbtest.Limited(t), "k"), db, func(tx *sql.Tx) error {
+				if _, err := tx.Exec("UPDATE p SET stock = 3 WHERE id = 1"); err != nil {
+					return err
+				}
+				time.Sleep(ttl * 5 / 2)
+				if !s.Locked("k") {
+					return errors.New("the key is free")
+				}
+				return nil
+			})
+		})
 		s.WantStock(1, 3)
 	})
 }

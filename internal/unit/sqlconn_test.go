@@ -550,14 +550,20 @@ func TestConnLastInsertID(t *testing.T) {
 // TestUnitOnASQLConnOutlivesItsTTL leaves a unit of work on a sql.Conn alone for longer than the TTL.
 func TestUnitOnASQLConnOutlivesItsTTL(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db := s.Handle("lockTTL=2s")
-		conn, key := dbtest.Conn(t, db), dbtest.Random()
-		ctx := lockctx.With(dbtest.Limited(t), key)
-		var left int
-		dbtest.OK(t, conn.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&left))
-		time.Sleep(2500 * time.Millisecond)
-		s.WantLocked(key, true)
-		dbtest.Exec(t, runsIn{conn, ctx}, "UPDATE p SET stock = 3 WHERE id = 1")
+		dbtest.AtItsPace(t, 2*time.Second, func(ttl time.Duration) error {
+			db := s.Handle("lockTTL=" + ttl.String())
+			conn, key := dbtest.Conn(t, db), dbtest.Random()
+			ctx, cancel := context.WithCancel(lockctx.With(dbtest.Limited(t), key))
+			defer cancel()
+			var left int
+			dbtest.OK(t, conn.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&left))
+			time.Sleep(ttl * 5 / 4)
+			if !s.Locked(key) {
+				return errors.New("the key is free")
+			}
+			_, err := conn.ExecContext(ctx, "UPDATE p SET stock = 3 WHERE id = 1")
+			return err
+		})
 		s.WantStock(1, 3)
 	})
 }

@@ -48,7 +48,7 @@ func TestForeignTransactionOutlivesTheLock(t *testing.T) {
 // not reach others.
 func TestIdleLimitStaysWithLockedTransactions(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db := s.Handle("lockTTL=3s")
+		db := s.Handle("lockTTL=13s")
 		h, err := mysqllock.Acquire(dbtest.Limited(t), s.Handle(), "held")
 		dbtest.OK(t, err)
 		defer h.Rollback()
@@ -74,7 +74,7 @@ func TestIdleLimitStaysWithLockedTransactions(t *testing.T) {
 			"a transaction under a lock": func() {
 				tx, err := conn.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
 				dbtest.OK(t, err)
-				if limit, _ := limits(tx); limit != 3 {
+				if limit, _ := limits(tx); limit != 13 {
 					t.Errorf("a transaction that holds a lock has a limit of %d s", limit)
 				}
 				dbtest.OK(t, tx.Commit())
