@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-sql-driver/mysql"
@@ -488,46 +489,48 @@ var errRefused = errors.New("refused")
 // TestBudgetStuck: a caller with patience queues while those before it are served, by whatever
 // pool, and while there are some that go first. It ends when none was for so long.
 func TestBudgetStuck(t *testing.T) {
-	s := new(served)
-	pools := s.budgeted(t, 2, 0, 2)
-	const patience = 200 * time.Millisecond
-	held, turns := acquired(t, pools[0]), acquired(t, pools[0])
-	var before []<-chan *Conn
-	for i := range 6 {
-		before = append(before, queue(t, As{}, pools[i%2]))
-	}
-	ends := make(chan error, 1)
-	go func() {
-		c, err := pools[0].AcquireAs(t.Context(), As{Patience: patience})
-		if err == nil {
-			c.Release()
+	synctest.Test(t, func(t *testing.T) { // no machine is too slow for its patience
+		s := new(served)
+		pools := s.budgeted(t, 2, 0, 2)
+		const patience = 200 * time.Millisecond
+		held, turns := acquired(t, pools[0]), acquired(t, pools[0])
+		var before []<-chan *Conn
+		for i := range 6 {
+			before = append(before, queue(t, As{}, pools[i%2]))
 		}
-		ends <- err
-	}()
-	dbtest.Soon(t, "it queues", func() bool { return pools[0].Stat().Waiting == 4 })
-	goesOn := func() {
-		t.Helper()
-		select {
-		case err := <-ends:
-			t.Fatalf("it has ended: %v", err)
-		case <-time.After(patience / 2):
+		ends := make(chan error, 1)
+		go func() {
+			c, err := pools[0].AcquireAs(t.Context(), As{Patience: patience})
+			if err == nil {
+				c.Release()
+			}
+			ends <- err
+		}()
+		dbtest.Soon(t, "it queues", func() bool { return pools[0].Stat().Waiting == 4 })
+		goesOn := func() {
+			t.Helper()
+			select {
+			case err := <-ends:
+				t.Fatalf("it has ended: %v", err)
+			case <-time.After(patience / 2):
+			}
 		}
-	}
-	for _, next := range before {
-		goesOn()
+		for _, next := range before {
+			goesOn()
+			turns.Release()
+			turns = <-next
+		}
+		for range share {
+			goesOn()
+			next := queue(t, As{Urgent: true}, pools[0])
+			turns.Release()
+			turns = <-next
+		}
+		dbtest.Want(t, <-ends, ErrStuck)
 		turns.Release()
-		turns = <-next
-	}
-	for range share {
-		goesOn()
-		next := queue(t, As{Urgent: true}, pools[0])
-		turns.Release()
-		turns = <-next
-	}
-	dbtest.Want(t, <-ends, ErrStuck)
-	turns.Release()
-	held.Release()
-	acquired(t, pools[1]).Release()
+		held.Release()
+		acquired(t, pools[1]).Release()
+	})
 }
 
 // TestBudgetNotOpened: no caller with patience waits for ever for a server that does not

@@ -95,7 +95,7 @@ func TestStripesKeepTheTableSmall(t *testing.T) {
 // TestStripesNest: keys that share a row are one lock, to be had again and again.
 func TestStripesNest(t *testing.T) {
 	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db, other := s.Handle("lockStripes=4", "lockWait=2s"), s.Handle("lockStripes=4")
+		db, other := s.Handle("lockStripes=4", "lockWait=1m"), s.Handle("lockStripes=4")
 		var keys []string
 		for i := range 20 {
 			keys = append(keys, fmt.Sprintf("k%02d", i))

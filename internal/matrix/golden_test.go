@@ -32,7 +32,7 @@ func TestCommandsAreTheGoldenOnes(t *testing.T) {
 		p := all[c.place]
 		r := c.begin(t, p)
 		want, got := readGolden(t, p.file)[c.use()], ""
-		for n := range 5 { // procedures may still be looked for, or what keeps a connection alive comes in between
+		for n := range 25 { // procedures may still be looked for, or what keeps a connection alive comes in between
 			since := r.tap.Since()
 			dbtest.OK(t, r.finish(r.work))
 			r.idle()
