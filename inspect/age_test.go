@@ -121,7 +121,7 @@ func TestLeaseTells(t *testing.T) {
 		cfg, tap := s.Config(), new(dbtest.Tap)
 		cfg.User = "root"
 		tap.On(cfg)
-		const ttl = 6 * time.Second // a look has the latter half of it to see that it is not renewed
+		const ttl = 9 * time.Second // a look has the latter half of it to see that it is not renewed
 		db := s.OpenDB(mysqllock.NewConnector(cfg, mysqllock.Config{Owner: "holder"}))
 		i := s.inspector(s.open("root"))
 		dbtest.OK(t, s.acquire(db, "other", lockctx.Lease(ttl)).Release())
@@ -142,9 +142,9 @@ func TestLeaseTells(t *testing.T) {
 			t.Errorf("before the first renewal: %+v", h)
 		}
 		var h inspect.Holder
-		dbtest.Soon(t, "it is renewed", func() bool { h = held(); return known(h) })
+		dbtest.Soon(t, "it is renewed", func() bool { h = held(); return known(h) && !h.Silent() })
 		// It was sent after that, at the earliest, and says what was so when it was sent.
-		if since := value(h.Since); value(h.TTL) != ttl || since < ttl/6 || since > time.Since(asked)+timing || value(h.Renewed) > since || h.Silent() {
+		if since := value(h.Since); value(h.TTL) != ttl || since < ttl/6 || since > time.Since(asked)+timing || value(h.Renewed) > since {
 			t.Errorf("it is held for %v: %+v", time.Since(asked), h)
 		}
 		// A program of an older version takes it, for longer, which leaves those columns alone.
@@ -364,7 +364,7 @@ func TestOwnStatements(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		cfg := s.Config()
 		cfg.User = "root"
-		db := s.OpenDB(mysqllock.NewConnector(cfg, mysqllock.Config{Owner: "holder", TTL: 3 * time.Second})) // pings each second
+		db := s.OpenDB(mysqllock.NewConnector(cfg, mysqllock.Config{Owner: "holder", TTL: 6 * time.Second})) // pings each 2 s
 		row, err := mysqllock.Acquire(t.Context(), db, "the-row")
 		dbtest.OK(t, err)
 		defer row.Release()
@@ -396,7 +396,7 @@ func TestOwnStatements(t *testing.T) {
 		}
 		pinged, looks := false, dbtest.Within(t, dbtest.Patience)
 		if s.mysql() {
-			looks = dbtest.Within(t, 2500*time.Millisecond) // at least two pings
+			looks = dbtest.Within(t, 5*time.Second) // at least two pings
 		}
 		for last := idle(); looks.Err() == nil && !pinged; {
 			before := time.Since(worked) - timing

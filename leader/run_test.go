@@ -15,6 +15,7 @@ import (
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/inspect"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/leader"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -233,8 +234,10 @@ func TestWaitForever(t *testing.T) {
 				got <- err
 			}()
 			dbtest.Soon(t, "somebody waits", func() bool { return waiters(t, second) == 1 })
-			_, err = mysqllock.Acquire(dbtest.Limited(t), second, "k", opts...)
-			dbtest.Want(t, err, mysqllock.ErrTimeout) // after lockWait
+			dbtest.Want(t, stock.Told(func() error { // after lockWait
+				_, err := mysqllock.Acquire(dbtest.Limited(t), second, "k", opts...)
+				return err
+			}), mysqllock.ErrTimeout)
 			dbtest.OK(t, hold.Release())
 			dbtest.OK(t, <-got)
 		}
@@ -286,7 +289,7 @@ func TestLeadershipIsNoDelay(t *testing.T) {
 		cancel()
 		return nil
 	}))
-	dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, key, func(context.Context) error { return nil }, lockctx.Lease(ttl)))
+	dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, key, func(context.Context) error { return nil }, lockctx.Lease(time.Minute)))
 	for _, want := range []string{"acquired true", "released true", "acquired false", "released false"} {
 		e := <-told
 		for e.Kind == mysqllock.LongHold && !e.Leadership { // Do may take longer than that
