@@ -138,7 +138,7 @@ func TestLeasesThatShareAConnection(t *testing.T) {
 func checkAtEnd(t *testing.T, l *Locks, keys ...string) {
 	t.Cleanup(func() {
 		for _, key := range keys {
-			for deadline := time.Now().Add(10 * time.Second); len(l.Holders(key)) > 0; time.Sleep(time.Millisecond) {
+			for deadline := time.Now().Add(time.Minute); len(l.Holders(key)) > 0; time.Sleep(time.Millisecond) {
 				if time.Now().After(deadline) {
 					t.Errorf("%s is held by %q", key, l.Holders(key))
 					break

@@ -82,15 +82,15 @@ func TestShared(t *testing.T) {
 		if text := out.start().must(0); text != "k none\n" {
 			t.Errorf("the command says %q", text)
 		}
-		s.command("run", "-n", "k", "--", "true").start().fails(exitNotAcquired, "locked")
+		s.refused(exitNotAcquired, "locked", "run", "-n", "k", "--", "true")
 		dbtest.OK(t, one.Process.Signal(syscall.SIGTERM))
 		one.must(0)
-		s.command("run", "-n", "k", "--", "true").start().fails(exitNotAcquired, "locked")
+		s.refused(exitNotAcquired, "locked", "run", "-n", "k", "--", "true")
 		dbtest.OK(t, two.Process.Signal(syscall.SIGTERM))
 		two.must(0)
 		alone := s.hold("alone", "k")
 		s.says("alone")
-		s.command("run", "--shared", "-n", "k", "--", "true").start().fails(exitNotAcquired, "locked")
+		s.refused(exitNotAcquired, "locked", "run", "--shared", "-n", "k", "--", "true")
 		dbtest.OK(t, alone.Process.Signal(syscall.SIGTERM))
 		alone.must(0)
 

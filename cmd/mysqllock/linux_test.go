@@ -284,7 +284,7 @@ const truant = "timeout 1000 sh -c 'trap \"\" TERM; echo $$ >truant; while :; do
 func TestTruant(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		for _, end := range []string{"taken", "killed"} {
-			c := s.run("k", truant, "--lease", "10s", "--wait", "5m").start()
+			c := s.run("k", truant, "--lease", "18s", "--wait", "5m").start()
 			pids := s.family()
 			t.Cleanup(func() {
 				if n, err := strconv.Atoi(pids[1]); err == nil && alive(pids[1]) {

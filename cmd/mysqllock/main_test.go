@@ -159,11 +159,8 @@ func (c *command) fails(code int, text string) {
 func (s *scratch) refused(code int, text string, args ...string) {
 	s.T.Helper()
 	var c *command
-	for range 20 {
+	for end := time.Now().Add(patience); c == nil || c.code() != 0 && !strings.Contains(c.errs.String(), text) && time.Now().Before(end); {
 		c = s.command(args...).start()
-		if c.code(); strings.Contains(c.errs.String(), text) {
-			break
-		}
 	}
 	c.fails(code, text)
 }

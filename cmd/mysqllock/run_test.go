@@ -141,7 +141,7 @@ func TestCron(t *testing.T) {
 		if out := s.command("ls").start().must(0); !strings.Contains(out, "given back, kept until ") {
 			t.Errorf("ls does not say that the key is kept:\n%s", out)
 		}
-		s.run("nightly", "true", "--no-wait").start().fails(exitNotAcquired, ", which has given it back: it is kept for its MinHold")
+		s.refused(exitNotAcquired, ", which has given it back: it is kept for its MinHold", "run", "-n", "nightly", "--", "true")
 	})
 }
 
@@ -157,7 +157,7 @@ func (s *scratch) family() []string {
 		}
 		return len(pids) == 2
 	})
-	time.Sleep(700 * time.Millisecond) // its guard is told of it right after its start, which nobody can see
+	time.Sleep(2 * time.Second) // its guard is told of it right after its start, which nobody can see
 	return pids
 }
 
@@ -165,7 +165,7 @@ func (s *scratch) family() []string {
 // next has the lock when the lease is over.
 func TestKilled(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
-		first := s.run("k", family, "--lease", "6s").start()
+		first := s.run("k", family, "--lease", "12s").start()
 		pids := s.family()
 		dbtest.OK(t, first.Process.Kill())
 		for _, pid := range pids {
@@ -259,7 +259,7 @@ func TestCutOff(t *testing.T) {
 // it leaves of its group.
 func TestTaken(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
-		c := s.run("k", "sh -c 'trap \"\" TERM; echo >deaf; while :; do sleep 0.05; done' & until [ -e deaf ]; do sleep 0.05; done; echo $$ $! >pids; wait", "--lease", "9s").start()
+		c := s.run("k", "sh -c 'trap \"\" TERM; echo >deaf; while :; do sleep 0.05; done' & until [ -e deaf ]; do sleep 0.05; done; echo $$ $! >pids; wait", "--lease", "18s").start()
 		pids := s.family()
 		s.command("release", "k", "--force", "--yes").start().must(0)
 		c.fails(exitLost, `mysqllock: lock "k"`)
@@ -275,7 +275,7 @@ func TestTaken(t *testing.T) {
 // to end in order when somebody else can have the lock.
 func TestHeldUp(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
-		c := s.run("k", "trap 'echo late >>log' TERM; echo runs >>log; while :; do sleep 0.02; done", "--lease", "8s").start()
+		c := s.run("k", "trap 'echo late >>log' TERM; echo runs >>log; while :; do sleep 0.02; done", "--lease", "15s").start()
 		dbtest.Soon(t, "it runs", func() bool { return len(lines(t, s.file("log"))) == 1 })
 		dbtest.OK(t, c.Process.Signal(syscall.SIGSTOP))
 		s.run("k", "echo next >>log", "--wait", "5m").start().must(0)
