@@ -64,7 +64,7 @@ type attempt struct {
 	r     Request
 	name  string
 	broke bool // the connection of the transaction that was to begin with it was broken before
-	polls bool // it is counted as a poller; guarded by Locker.mu
+	polls bool // it is counted as a poller
 	asked step.Asked
 	calm  time.Duration // the longest wait that connections survive, learned when one broke; 0 is unknown
 }

@@ -100,12 +100,12 @@ type Locker struct {
 	pulse   time.Duration // how often the lock connections are looked after
 	linger  time.Duration // how long a lock connection without a lock stays
 	blind   atomic.Bool   // the server does not show the names of programs to this account
+	pollers atomic.Int64  // callers that poll, since there is no connection for them to wait on
 
 	mu        sync.Mutex
 	lockConns []*lockConn // the oldest first
 	opening   *opening    // a further lock connection
 	waitConns int         // connections on which a caller waits in the server
-	pollers   int         // callers that poll, since there is no connection for them to wait on
 	watching  bool        // the goroutine that looks after the lock connections is running
 }
 

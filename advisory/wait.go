@@ -57,19 +57,7 @@ func (a *attempt) announce(ctx context.Context, before *Lock) *Lock {
 	if before != nil && before.Err() == nil {
 		return before
 	}
-	k, err := a.pickConn(ctx)
-	if err != nil {
-		return nil
-	}
-	r := &request{lock: &Lock{l: a.Locker, key: a.r.Key, name: lockname.OfPoller(a.cfg.Namespace, a.r.Key), conn: k, asked: a.asked}, acquire: true}
-	if !k.do(ctx, r) {
-		a.settle(r, nil)
-		return nil
-	}
-	if !r.granted {
-		return nil
-	}
-	return r.lock
+	return a.mark(ctx, a.r.Key, lockname.OfPoller(a.cfg.Namespace, a.r.Key), a.asked)
 }
 
 // withdraw releases, in the background, what announce has acquired.
@@ -104,25 +92,18 @@ func (a *attempt) waitConn(ctx context.Context) *lockConn {
 
 // countPoller counts the attempt as a poller, or ends that.
 func (a *attempt) countPoller(polls bool) {
-	l := a.Locker
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	switch {
 	case polls && !a.polls:
-		l.pollers++
+		a.pollers.Add(1)
 	case !polls && a.polls:
-		l.pollers--
+		a.pollers.Add(-1)
 	}
 	a.polls = polls
 }
 
 // hasPollers reports whether callers poll because they have no connection to wait on.
 // Then no waiter should keep its connection for long.
-func (l *Locker) hasPollers() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.pollers > 0
-}
+func (l *Locker) hasPollers() bool { return l.pollers.Load() > 0 }
 
 // spare reports whether one more connection may be used to wait on, beside so many lock
 // connections. The caller holds l.mu.
