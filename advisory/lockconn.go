@@ -172,7 +172,7 @@ func (l *Locker) connect(ctx context.Context) (*lockConn, error) {
 		return nil, err
 	}
 	k := &lockConn{l: l, c: c, id: c.KnownID(), identity: newIdentity(), holds: make(map[string]*Lock)}
-	k.holder, k.acquireText = &lockerr.Holder{ConnectionID: k.id, Program: l.cfg.Owner}, k.acquireSQL("?")
+	k.holder, k.acquireText = &lockerr.Holder{ConnectionID: k.id, Program: l.cfg.Owner}, k.acquireSQL()
 	k.ctx, k.cancel = context.WithCancel(context.Background())
 	answer, err := k.ask(ctx, k.openSQL())
 	switch {
@@ -326,22 +326,17 @@ func (k *lockConn) send(batch []*request) {
 // run runs the statement for batch. After an error of the server none of its locks is
 // held. If that is not sure, the error has no number, and the connection is given up.
 func (k *lockConn) run(batch []*request) (answer string, err error) {
-	acquires := batch[len(batch)-1].acquire
-	answer, err = k.runPrepared(batch)
-	switch {
-	case !errors.Is(err, pool.ErrUnprepared):
-	case acquires:
-		answer, err = k.ask(k.within(batch), k.batchSQL(batch))
-	default:
-		err = k.exec(k.within(batch), freeSQL(batch))
-	}
-	if acquires && err == nil {
-		if answer == "" {
+	sent := time.Since(epoch)
+	rows, err := k.c.QueryBlock(k.within(batch), k.batchBlock(batch))
+	if batch[len(batch)-1].acquire {
+		if answer, err = k.answer(sent, rows, err); answer == "" {
 			answer = "2"
 		}
-		if len(answer) != len(batch) {
+		if err == nil && len(answer) != len(batch) {
 			err = errForm
 		}
+	} else if err == nil {
+		k.heard.Store(int64(sent))
 	}
 	if err != nil && !k.broken(err) { // for example KILL QUERY, after some locks were acquired
 		if again := k.free(batch); again != nil {
@@ -380,23 +375,6 @@ func (k *lockConn) within(batch []*request) context.Context {
 	}
 	ctx = step.AskedBy(ctx, batch, func(r *request) step.Asked { return r.lock.asked })
 	return step.With(ctx, s, hint.StrategyAdvisory, batch, func(r *request) string { return r.lock.key })
-}
-
-// runPrepared is run for a batch of one, whose statement is always the same. It returns
-// pool.ErrUnprepared if that statement is not prepared, and for other batches.
-func (k *lockConn) runPrepared(batch []*request) (answer string, err error) {
-	r, sent := batch[0], time.Since(epoch)
-	switch {
-	case len(batch) > 1 || r.offers:
-		return "", pool.ErrUnprepared
-	case r.acquire:
-		rows, err := k.c.QueryPrepared(k.within(batch), k.acquireText, r.lock.name)
-		return k.answer(sent, rows, err)
-	}
-	if _, err = k.c.QueryPrepared(k.within(batch), "DO RELEASE_LOCK(?)", r.lock.name); err == nil {
-		k.heard.Store(int64(sent))
-	}
-	return "", err
 }
 
 // ask runs a statement that returns one value.
