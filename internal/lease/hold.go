@@ -183,12 +183,8 @@ func (l *Locker) dropWakeUp(s *Lease) {
 	l.mu.Lock()
 	h := s.conn
 	s.conn = nil
-	if h != nil {
-		h.stale = append(h.stale, s)
-	}
-	first := h != nil && len(h.stale) == 1
 	l.mu.Unlock()
-	if first {
+	if h != nil && h.stale.Join(s) {
 		l.running.Background(func(context.Context) { l.releaseWakeUps(h) })
 	}
 }
@@ -419,23 +415,17 @@ func (l *Locker) giveAndWake(ctx context.Context, h *lockConn, key string, token
 func (l *Locker) releaseAll(ctx context.Context, leases []*Lease) (left []*Lease) {
 	sortByKey(leases)
 	for some := range slices.Chunk(leases, batch) {
-		passed, err := l.releaseSome(marked(ctx, step.Release, some...), some)
-		if err != nil {
-			passed = some
+		own, passed := marked(ctx, step.Release, some...), some
+		h, err := l.borrow(own)
+		if err == nil {
+			if passed, err = l.by.giveSome(own, h, some); err != nil {
+				passed = some
+			}
+			l.giveBack(h)
 		}
 		left = append(left, passed...)
 	}
 	return left
-}
-
-// releaseSome is releaseAll on one connection. It returns those that it has passed over.
-func (l *Locker) releaseSome(ctx context.Context, leases []*Lease) (passed []*Lease, err error) {
-	h, err := l.borrow(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer l.giveBack(h)
-	return l.by.giveSome(ctx, h, leases)
 }
 
 func (l *Locker) giveSomeAndWake(ctx context.Context, h *lockConn, leases []*Lease) (passed []*Lease, err error) {

@@ -23,10 +23,10 @@ type lockConn struct {
 	// below is of use then: it has no other statements of ours.
 	begins   bool
 	releases gather.Group[*leaving] // of leases whose wake-up locks it carries
+	stale    gather.Group[*Lease]   // those of them that were lost
 
 	// Guarded by Locker.mu.
 	wakeUps map[string]*Lease // whose wake-up locks it carries, by key
-	stale   []*Lease          // those of them that were lost
 	line    int               // who waits for the turn
 	gone    bool              // destroyed, or back in the pool
 	polls   int               // announcements of pollers that it carries
@@ -282,21 +282,18 @@ func (l *Locker) releaseWakeUps(h *lockConn) {
 		return
 	}
 	defer l.giveBack(h)
-	for {
+	for more := true; more; {
+		var lost []*Lease
 		var keys []string
+		lost, more = h.stale.Depart(batch)
 		l.mu.Lock()
-		n := min(len(h.stale), batch)
-		for _, s := range h.stale[:n] {
+		for _, s := range lost {
 			if h.wakeUps[s.key] == s { // else the key's next lease has it
 				delete(h.wakeUps, s.key)
 				keys = append(keys, s.key)
 			}
 		}
-		h.stale = h.stale[n:]
 		l.mu.Unlock()
-		if n == 0 {
-			return
-		}
 		ctx, cancel := context.WithTimeout(l.running.Ctx, background)
 		l.releaseWakeUpsOn(step.Named(ctx, step.Release, hint.StrategyLease, keys...), h, keys...)
 		cancel()

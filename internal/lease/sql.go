@@ -320,12 +320,8 @@ func toldTTL(ttl, lasts time.Duration) string {
 
 // heldSQL asks which of leases are live and ours: name, token, microseconds left.
 func (l *Locker) heldSQL(leases []*Lease) string {
-	var names []string
-	for _, s := range leases {
-		names = append(names, schema.Literal(s.key))
-	}
-	return fmt.Sprintf("SELECT name, token, %s FROM %s WHERE namespace = %s AND name IN (%s) AND owner = %s AND %s",
-		schema.Remaining(""), l.cfg.Table, schema.Literal(l.cfg.Namespace), strings.Join(names, ", "), schema.Literal(l.owner), schema.Live(""))
+	return fmt.Sprintf("SELECT name, token, %s FROM %s WHERE %s AND owner = %s AND %s",
+		schema.Remaining(""), l.cfg.Table, l.rowsOf(leases), schema.Literal(l.owner), schema.Live(""))
 }
 
 // fenceSQL returns the key of each lease that is still held, and keeps it from
