@@ -190,8 +190,7 @@ func (l *Locker) connect(ctx context.Context) (*lockConn, error) {
 // share lets other requests use k. The caller holds l.mu.
 func (l *Locker) share(k *lockConn) {
 	if l.running.Ctx.Err() != nil {
-		k.busy, k.err = true, lockerr.ErrClosed
-		k.dispose()
+		l.remove(k, lockerr.ErrClosed)
 		return
 	}
 	l.lockConns = append(l.lockConns, k)
@@ -427,10 +426,14 @@ func (k *lockConn) next() {
 	}
 }
 
-// remove lets no further request use k. The caller holds l.mu.
+// remove lets no further request use k, and gives it up, unless it is in use. The caller holds l.mu.
 func (l *Locker) remove(k *lockConn, why error) {
 	k.err = why
 	l.lockConns = slices.DeleteFunc(l.lockConns, func(other *lockConn) bool { return other == k })
+	if !k.busy {
+		k.busy = true
+		k.dispose()
+	}
 }
 
 // lose ends the locks and requests of k, once, and tells the holders.
@@ -456,10 +459,6 @@ func (k *lockConn) lose(cause error) {
 			lock.err = cause
 			held = append(held, lock)
 		}
-	}
-	if !k.busy {
-		k.busy = true
-		k.dispose()
 	}
 	l.mu.Unlock()
 
@@ -544,9 +543,7 @@ func (l *Locker) check() (overdue []*lockConn, next time.Duration, on bool) {
 			overdue = append(overdue, k)
 		case k.busy:
 		case len(k.holds) == 0 && silence >= l.linger:
-			k.busy = true
 			l.remove(k, errRetired)
-			k.dispose()
 		case len(k.holds) > 0 && silence >= l.pulse/2:
 			k.busy = true
 			l.running.Go(k.ping)

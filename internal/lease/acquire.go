@@ -600,7 +600,8 @@ func (a *attempt) undo(h *lockConn, token uint64) error {
 }
 
 // freeKey gives back what the lost connection of h may have been granted, or still
-// be granted.
+// be granted. No other caller of the process may be granted the key meanwhile. The lease is released
+// by its token, so that a statement that arrives too late does not release a later grant.
 func (a *attempt) freeKey(ctx context.Context, h *lockConn, alive bool) error {
 	ctx, cancel := context.WithTimeout(ctx, background/5)
 	defer cancel()
@@ -609,20 +610,12 @@ func (a *attempt) freeKey(ctx context.Context, h *lockConn, alive bool) error {
 			return err
 		}
 	}
-	return a.freeUnknown(ctx, a.r.Key)
-}
-
-// freeUnknown releases the lease on key that this process may have been granted by a
-// statement whose answer is lost. No other caller of the process may be granted the key
-// meanwhile. It releases the lease by its token, so that a statement that arrives too late
-// does not release a later grant.
-func (l *Locker) freeUnknown(ctx context.Context, key string) error {
-	h, err := l.borrow(ctx)
+	other, err := a.borrow(ctx)
 	if err != nil {
 		return err
 	}
-	defer l.giveBack(h)
-	return l.by.giveUnknown(ctx, h, key)
+	defer a.giveBack(other)
+	return a.by.giveUnknown(ctx, other, a.r.Key)
 }
 
 func (l *Locker) giveUnknownAndWake(ctx context.Context, h *lockConn, key string) error {

@@ -87,7 +87,10 @@ func (l *Locker) borrow(ctx context.Context) (*lockConn, error) {
 // borrowOf is borrow for somebody for whom there are no more than most lock connections.
 func (l *Locker) borrowOf(ctx context.Context, most int) (*lockConn, error) {
 	for {
-		free, busy, arrived, more := l.pick(most)
+		l.mu.Lock()
+		free, busy, more := l.pick(most)
+		arrived := l.arrived
+		l.mu.Unlock()
 		if free != nil {
 			if free.c.Fresh(ctx) {
 				return free, nil
@@ -113,17 +116,9 @@ func (l *Locker) borrowOf(ctx context.Context, most int) (*lockConn, error) {
 }
 
 // pick returns a free lock connection, with its turn. If there is none, it returns the one
-// with the shortest line, nil without any; a context that ends when there is another; and
-// whether there may be more of them, which are most in all, without those that are full.
-func (l *Locker) pick(most int) (free, busy *lockConn, arrived context.Context, more bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	free, busy, more = l.pickOf(most)
-	return free, busy, l.arrived, more
-}
-
-// pickOf is pick for callers with l.mu.
-func (l *Locker) pickOf(most int) (free, busy *lockConn, more bool) {
+// with the shortest line, nil without any; and whether there may be more of them, which are most
+// in all, without those that are full. l.mu is held.
+func (l *Locker) pick(most int) (free, busy *lockConn, more bool) {
 	room, roomy := 0, false // how many may carry more wake-up locks, and whether busy may
 	for _, h := range l.lockConns {
 		hasRoom := l.hasRoom(h)

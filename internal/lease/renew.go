@@ -120,10 +120,7 @@ func (l *Locker) due(now time.Time) (due []*Lease, limit, next time.Duration) {
 func (l *Locker) renew(leases []*Lease, limit time.Duration) {
 	var err error
 	for range 2 { // the first connection may be lost
-		ctx, cancel := context.WithTimeout(l.running.Ctx, limit)
-		err = l.renewOn(marked(ctx, step.Renew, leases...), leases)
-		cancel()
-		if err == nil || server.Number(err) != 0 {
+		if err = l.renewTogether(leases, limit); err == nil || server.Number(err) != 0 {
 			break
 		}
 	}
@@ -238,7 +235,9 @@ func (s *Lease) ttlAt(now time.Time) time.Duration {
 	return max(0, min(s.ttl, s.until.Sub(now)))
 }
 
-func (l *Locker) renewOn(ctx context.Context, leases []*Lease) error {
+func (l *Locker) renewTogether(leases []*Lease, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(marked(l.running.Ctx, step.Renew, leases...), limit)
+	defer cancel()
 	h, err := l.borrow(ctx)
 	if err != nil {
 		return err

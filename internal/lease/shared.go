@@ -82,7 +82,7 @@ func (l *Locker) freeConn() (free *lockConn, opens bool) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	free, waited, more := l.pickOf(l.sharedConns() - l.opening)
+	free, waited, more := l.pick(l.sharedConns() - l.opening)
 	if opens = free == nil && more && (waited == nil || l.cfg.Conns.Ready()); opens {
 		l.opening++
 	}
