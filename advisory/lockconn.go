@@ -44,7 +44,7 @@ type lockConn struct {
 type request struct {
 	lock     *Lock
 	acquire  bool
-	offers   bool          // offers the lock to other processes before: releases it and asks again
+	yields   bool          // yields to other processes: releases the lock and asks for it again
 	answered chan struct{} // closed when the request is answered
 
 	// Guarded by Locker.mu until it is answered.
@@ -242,7 +242,7 @@ func (k *lockConn) await(ctx context.Context, r *request) bool {
 	case <-ctx.Done():
 	}
 	l.mu.Lock()
-	if i := slices.Index(k.pending, r); i >= 0 && !r.offers {
+	if i := slices.Index(k.pending, r); i >= 0 && !r.yields {
 		k.pending = slices.Delete(k.pending, i, i+1)
 		r.err = context.Cause(ctx)
 		l.mu.Unlock()
@@ -500,8 +500,8 @@ func (k *lockConn) overdue() error {
 	return nil
 }
 
-// look loses k if it is overdue.
-func (k *lockConn) look() {
+// loseIfOverdue loses k if it is overdue.
+func (k *lockConn) loseIfOverdue() {
 	if late := k.overdue(); late != nil {
 		k.lose(late)
 	}
@@ -522,7 +522,7 @@ func (l *Locker) watch() {
 		overdue, next, on = l.check()
 		tick.Reset(max(next, time.Millisecond))
 		for _, k := range overdue {
-			k.look()
+			k.loseIfOverdue()
 		}
 	}
 }

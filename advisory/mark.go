@@ -35,7 +35,7 @@ func (l *Locker) mark(ctx context.Context, key, name string, asked step.Asked) *
 	r := &request{lock: &Lock{l: l, key: key, name: name, conn: k, asked: asked}, acquire: true}
 	switch {
 	case !k.do(ctx, r):
-		l.settle(r, nil)
+		l.releaseLate(r, nil)
 		return nil
 	case !r.granted:
 		return nil

@@ -77,7 +77,7 @@ func (k *lockConn) acquireSQL() string { return "SELECT " + k.here("GET_LOCK(?, 
 func (k *lockConn) batchBlock(batch []*request) pool.Block {
 	first, last := batch[0], batch[len(batch)-1]
 	switch {
-	case last.acquire && (len(batch) > 1 || last.offers):
+	case last.acquire && (len(batch) > 1 || last.yields):
 		return pool.Block{Text: k.batchSQL(batch)}
 	case len(batch) > 1:
 		return pool.Block{Text: freeSQL(batch)}
@@ -96,7 +96,7 @@ func (k *lockConn) batchSQL(batch []*request) string {
 	for i, r := range batch {
 		b.WriteString([2]string{"CONCAT(", ", "}[min(i, 1)])
 		switch name := r.lock.name; {
-		case r.offers:
+		case r.yields:
 			write(&b, "IF(RELEASE_LOCK('", name, "'), IF(IS_FREE_LOCK('", lockname.OfPoller(k.l.cfg.Namespace, r.lock.key), "'), ")
 			get(name)
 			b.WriteString(", 3), 2)")

@@ -173,11 +173,11 @@ func (a *attempt) bound(deadline time.Time) time.Duration {
 	return bound
 }
 
-// waited makes a lock connection of k, on which a wait was granted the lock. rivals
+// waited makes a lock connection of k, on which a wait was granted the lock. contended
 // reports that other processes had the lock, or waited for it.
-func (a *attempt) waited(k *lockConn, rivals bool) (*Lock, error) {
+func (a *attempt) waited(k *lockConn, contended bool) (*Lock, error) {
 	lock := a.lock(k)
-	lock.rivals = rivals
+	lock.contended = contended
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	k.busy, k.err = false, nil // it may have been a lock connection before

@@ -27,7 +27,7 @@ type lockConn struct {
 
 	// Guarded by Locker.mu.
 	wakeUps map[string]*Lease // whose wake-up locks it carries, by key
-	line    int               // who waits for the turn
+	queued  int               // who waits for the turn
 	gone    bool              // destroyed, or back in the pool
 	polls   int               // announcements of pollers that it carries
 }
@@ -128,7 +128,7 @@ func (l *Locker) pick(most int) (free, busy *lockConn, more bool) {
 		if hasRoom {
 			room++
 		}
-		if busy == nil || hasRoom && !roomy || hasRoom == roomy && h.line < busy.line {
+		if busy == nil || hasRoom && !roomy || hasRoom == roomy && h.queued < busy.queued {
 			busy, roomy = h, hasRoom
 		}
 	}
@@ -189,14 +189,14 @@ func (l *Locker) open(h *lockConn) {
 func (l *Locker) awaitTurn(ctx context.Context, h *lockConn) (bool, error) {
 	l.mu.Lock()
 	gone := h.gone
-	h.line++
+	h.queued++
 	l.mu.Unlock()
 	var err error
 	if !gone {
 		err = h.c.AwaitTurn(ctx)
 	}
 	l.mu.Lock()
-	h.line--
+	h.queued--
 	nowGone := h.gone
 	l.mu.Unlock()
 	if !gone && err == nil && nowGone {
@@ -220,7 +220,7 @@ func (l *Locker) giveBack(h *lockConn) {
 		return
 	}
 	l.mu.Lock()
-	idle := len(h.wakeUps) == 0 && h.line == 0 && h.polls == 0
+	idle := len(h.wakeUps) == 0 && h.queued == 0 && h.polls == 0
 	if idle {
 		l.shut(h)
 	}
@@ -280,7 +280,7 @@ func (l *Locker) releaseWakeUps(h *lockConn) {
 	for more := true; more; {
 		var lost []*Lease
 		var keys []string
-		lost, more = h.stale.Depart(batch)
+		lost, more = h.stale.Depart(rowsPerStatement)
 		l.mu.Lock()
 		for _, s := range lost {
 			if h.wakeUps[s.key] == s { // else the key's next lease has it

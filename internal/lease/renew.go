@@ -72,7 +72,7 @@ func (l *Locker) renewals() {
 			}
 		}
 		due = slices.DeleteFunc(due, l.isBusy)
-		for some := range slices.Chunk(due, batch) {
+		for some := range slices.Chunk(due, rowsPerStatement) {
 			l.renew(some, limit)
 		}
 		if len(due) > 0 {
