@@ -128,16 +128,6 @@ func (a *attempt) acquire(ctx context.Context) (lock *Lock, err error) {
 	return a.wait(ctx, nil)
 }
 
-// waiting begins a wait, with a context that ends with it or with the Locker. done ends it.
-func (a *attempt) waiting(ctx context.Context) (context.Context, func(), error) {
-	ctx, done, err := a.Patient(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	open, end := a.running.Until(ctx)
-	return open, func() { end(nil); done() }, nil
-}
-
 // lock is what the attempt gets when k has the lock.
 func (a *attempt) lock(k *lockConn) *Lock {
 	return &Lock{l: a.Locker, key: a.r.Key, name: a.name, ticket: a.Ticket, conn: k, since: time.Now(), asked: a.asked}

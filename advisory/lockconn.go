@@ -492,18 +492,10 @@ func (k *lockConn) dispose() {
 	})
 }
 
-// overdue returns an error if the server may have ended k by now, or is about to.
-func (k *lockConn) overdue() error {
-	if s := k.silence(); s >= k.l.limit {
-		return fmt.Errorf("the lock connection was silent for %v, with a lockTTL of %v", s.Round(time.Millisecond), k.l.ttl)
-	}
-	return nil
-}
-
-// loseIfOverdue loses k if it is overdue.
+// loseIfOverdue loses k if the server may have ended it by now, or is about to.
 func (k *lockConn) loseIfOverdue() {
-	if late := k.overdue(); late != nil {
-		k.lose(late)
+	if s := k.silence(); s >= k.l.limit {
+		k.lose(fmt.Errorf("the lock connection was silent for %v, with a lockTTL of %v", s.Round(time.Millisecond), k.l.ttl))
 	}
 }
 

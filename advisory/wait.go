@@ -15,7 +15,7 @@ import (
 // wait waits for the lock in the server, on a connection that does nothing else: on k
 // first, unless k is nil. While there is no such connection it polls.
 func (a *attempt) wait(ctx context.Context, k *lockConn) (*Lock, error) {
-	open, done, err := a.waiting(ctx)
+	patient, done, err := a.Patient(ctx)
 	if err != nil {
 		if k != nil {
 			a.leave(k, true)
@@ -24,6 +24,8 @@ func (a *attempt) wait(ctx context.Context, k *lockConn) (*Lock, error) {
 		return nil, err
 	}
 	defer done()
+	open, end := a.running.Until(patient)
+	defer end(nil)
 	var announced *Lock
 	defer func() { a.withdraw(announced) }()
 	defer a.countPoller(false)

@@ -9,15 +9,10 @@ import (
 // announce announces the attempt as a poller, unless it is already, or somebody else is.
 // It is a help, not a duty.
 func (a *attempt) announce(ctx context.Context) {
-	if !a.wakes {
+	if !a.wakes || a.announced != nil && !a.isGone(a.announced) {
 		return
 	}
-	if h := a.announced; h != nil {
-		if !a.isGone(h) {
-			return
-		}
-		a.announced = nil
-	}
+	a.announced = nil
 	h, err := a.borrow(ctx)
 	if err != nil {
 		return

@@ -128,15 +128,15 @@ func (l *Locker) renew(leases []*Lease, limit time.Duration) {
 		return
 	}
 	for _, s := range leases {
-		s.mu.Lock()
-		s.trouble = err
-		s.mu.Unlock()
-		l.again(s)
+		l.again(s, err)
 	}
 }
 
-// again schedules a lease that could not be renewed.
-func (l *Locker) again(s *Lease) {
+// again schedules a lease that could not be renewed because of err.
+func (l *Locker) again(s *Lease, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.trouble = err
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !s.due.IsZero() {
@@ -175,10 +175,7 @@ func (l *Locker) queueUp(s *Lease) {
 			return
 		}
 		if err := l.renewBehind(marked(ctx, step.Renew, s), s); err != nil && l.running.Ctx.Err() == nil {
-			s.mu.Lock()
-			s.trouble = err
-			s.mu.Unlock()
-			l.again(s)
+			l.again(s, err)
 		}
 	})
 }
