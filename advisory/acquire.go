@@ -64,7 +64,7 @@ type attempt struct {
 	r     Request
 	name  string
 	broke bool // the connection of the transaction that was to begin with it was broken before
-	polls bool // it is counted as a poller; guarded by Locker.mu
+	polls bool // it is counted as a poller
 	asked step.Asked
 	calm  time.Duration // the longest wait that connections survive, learned when one broke; 0 is unknown
 }
@@ -105,12 +105,12 @@ func (a *attempt) acquire(ctx context.Context) (lock *Lock, err error) {
 	switch {
 	case handed == nil:
 	case !handed.turnOver() || ctx.Err() != nil || time.Since(a.Start) >= a.Wait:
-		if lock := a.inherit(handed); lock != nil {
+		if lock := a.takeHandoff(handed); lock != nil {
 			return a.granted(ctx, lock)
 		}
 		handed = nil
-	case handed.rivals:
-		if k := a.yield(handed); k != nil {
+	case handed.contended:
+		if k := a.yieldInPlace(handed); k != nil {
 			return a.wait(ctx, k)
 		}
 	}
@@ -128,16 +128,6 @@ func (a *attempt) acquire(ctx context.Context) (lock *Lock, err error) {
 	return a.wait(ctx, nil)
 }
 
-// waiting begins a wait, with a context that ends with it or with the Locker. done ends it.
-func (a *attempt) waiting(ctx context.Context) (context.Context, func(), error) {
-	ctx, done, err := a.Patient(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	open, end := a.running.Until(ctx)
-	return open, func() { end(nil); done() }, nil
-}
-
 // lock is what the attempt gets when k has the lock.
 func (a *attempt) lock(k *lockConn) *Lock {
 	return &Lock{l: a.Locker, key: a.r.Key, name: a.name, ticket: a.Ticket, conn: k, since: time.Now(), asked: a.asked}
@@ -146,7 +136,7 @@ func (a *attempt) lock(k *lockConn) *Lock {
 // granted returns a lock that its connection holds now.
 func (a *attempt) granted(ctx context.Context, lock *Lock) (*Lock, error) {
 	ended := ctx.Err() != nil
-	lock.conn.look() // it may be lost by the clock
+	lock.conn.loseIfOverdue() // it may be lost by the clock
 	a.mu.Lock()
 	err := lock.err
 	if err == nil && !ended {
@@ -175,7 +165,7 @@ func (a *attempt) try(ctx context.Context, over *Lock, beside *strategy.Beginnin
 	for again := 0; ; {
 		var r *request
 		if over != nil {
-			r = &request{lock: a.lock(over.conn), acquire: true, offers: true}
+			r = &request{lock: a.lock(over.conn), acquire: true, yields: true}
 			over, paused = nil, over.paused
 		} else {
 			k, err := a.pickConn(ctx)
@@ -191,12 +181,12 @@ func (a *attempt) try(ctx context.Context, over *Lock, beside *strategy.Beginnin
 		k, b := r.lock.conn, beside
 		beside = nil // what does not come off is not tried again
 		sent := time.Now()
-		if !a.exchange(ctx, r, b) {
+		if !a.sendBeside(ctx, r, b) {
 			return nil, context.Cause(ctx)
 		}
 		switch {
 		case r.granted:
-			r.lock.alone, r.lock.paused = r.offers, paused
+			r.lock.alone, r.lock.paused = r.yields, paused
 			return r.lock, nil
 		case errors.Is(r.err, errLeftToPoller): // by now it may have had the lock
 			if time.Since(paused) > pauseEvery {
@@ -224,9 +214,9 @@ func (k *lockConn) mayResend(err error) bool {
 		(server.Number(err) == 0 || server.Interrupted(err) || server.Gone(err, k.c.Conn))
 }
 
-// settle releases, in the background, a lock that r is granted after its caller has gone.
+// releaseLate releases, in the background, a lock that r is granted after its caller has gone.
 // ticket is the caller's place in the queue, or nil.
-func (l *Locker) settle(r *request, ticket *queue.Ticket) {
+func (l *Locker) releaseLate(r *request, ticket *queue.Ticket) {
 	l.running.Go(func() {
 		defer ticket.Leave()
 		<-r.answered

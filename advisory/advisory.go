@@ -35,15 +35,15 @@
 //
 // If another caller of the same process waits for a lock that is released, the lock
 // is handed over to it without a statement. The number of hand-overs in a row is
-// limited, and so is their time. After that the next caller offers the lock to other
+// limited, and so is their time. After that the next caller yields the lock to other
 // processes: one statement releases it and asks for it again. The server grants it to
-// a process that waits. If a process was waiting at the last offer, the statement
+// a process that waits. If a process was waiting at the last yield, the statement
 // waits, too, behind that process, so that a slow process loses no turn. If nobody
-// took the offer, only the time limit counts from then on.
+// took it then, only the time limit counts from then on.
 //
-// Such an offer would starve pollers, because the lock is never free when they ask. So
+// That would starve pollers, because the lock is never free when they ask. So
 // a poller announces itself with another named lock. While there is an announcement,
-// an offer leaves the lock free until the next statement, and now and then for long
+// a yield leaves the lock free until the next statement, and now and then for long
 // enough that a poller asks meanwhile. When several other processes wait in the server,
 // the lock goes from one of them to the next and is free for no poller: so give the pool
 // more than one connection.
@@ -100,12 +100,12 @@ type Locker struct {
 	pulse   time.Duration // how often the lock connections are looked after
 	linger  time.Duration // how long a lock connection without a lock stays
 	blind   atomic.Bool   // the server does not show the names of programs to this account
+	pollers atomic.Int64  // callers that poll, since there is no connection for them to wait on
 
 	mu        sync.Mutex
 	lockConns []*lockConn // the oldest first
 	opening   *opening    // a further lock connection
 	waitConns int         // connections on which a caller waits in the server
-	pollers   int         // callers that poll, since there is no connection for them to wait on
 	watching  bool        // the goroutine that looks after the lock connections is running
 }
 
@@ -116,7 +116,7 @@ type Locker struct {
 // value. If cfg.ReadTimeout is at most nine tenths of the TTL, statements on lock connections are
 // cheaper. If there is such a limit that is not given, each caller that waits longer in the server
 // loses a connection, and from then on asks again in half the time. HandOvers does not count if
-// nobody took the last offer.
+// nobody took the lock at the last yield.
 func New(cfg strategy.Config) *Locker {
 	ttl := silentFor(cfg.TTL)
 	return &Locker{

@@ -177,7 +177,7 @@ func TestHandOver(t *testing.T) {
 	})
 }
 
-// TestHandOverAlone: once nobody has taken it who was offered it, only the time
+// TestHandOverAlone: once nobody has taken it to whom it was yielded, only the time
 // counts.
 func TestHandOverAlone(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
@@ -229,15 +229,15 @@ func TestHandOverTime(t *testing.T) {
 				dbtest.OK(t, next.Release())
 			}
 			if fewest != want {
-				t.Errorf("announced is %v: %d statements to offer the lock to other processes and to take it again, want %d", announced, fewest, want)
+				t.Errorf("announced is %v: %d statements to yield the lock to other processes and to take it again, want %d", announced, fewest, want)
 			}
 		}
 	})
 }
 
-// TestHandOverWished: where somebody asks now and then, a turn ends after so many
+// TestHandOverAnnounced: where somebody asks now and then, a turn ends after so many
 // hand-overs, too.
-func TestHandOverWished(t *testing.T) {
+func TestHandOverAnnounced(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		const most, n = 3, 20
 		p := s.process(settings{change: func(c *strategy.Config) { c.HandOvers, c.HandOverTime = most, time.Minute }})
@@ -260,9 +260,9 @@ func TestHandOverWished(t *testing.T) {
 	})
 }
 
-// TestGaveUpOffer: who gives up when it is about to offer a lock to others, and to
+// TestGaveUpYield: who gives up when it is about to yield a lock to others, and to
 // take it again, has it given back all the same.
-func TestGaveUpOffer(t *testing.T) {
+func TestGaveUpYield(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		slow := advisory.Name(s.namespace, "slow")
 		under, answer := make(chan struct{}), make(chan struct{})
@@ -283,7 +283,7 @@ func TestGaveUpOffer(t *testing.T) {
 		p.inLine("k", 1)
 		got := make(chan *advisory.Lock)
 		go func() { got <- p.acquire("slow", 0) }()
-		<-under // so the offer has to wait
+		<-under // so the yield has to wait
 		dbtest.OK(t, lock.Release())
 		time.Sleep(50 * time.Millisecond)
 		cancel()
@@ -320,7 +320,7 @@ func TestCloseInLine(t *testing.T) {
 			}
 			failed <- err
 		}
-		go wait() // offers it to others
+		go wait() // yields it to others
 		p.inLine("k", 1)
 		go wait()
 		p.inLine("k", 2)
@@ -341,9 +341,9 @@ func TestCloseInLine(t *testing.T) {
 	})
 }
 
-// TestWished: who only asks now and then says so, as long as it asks, and again
+// TestAnnounced: who only asks now and then says so, as long as it asks, and again
 // where the connection is lost on which it has.
-func TestWished(t *testing.T) {
+func TestAnnounced(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, plain := s.process(settings{conns: 1}), s.open()
 		announced := func() string { return s.One(plain, "SELECT IS_USED_LOCK('"+lockname.OfPoller(s.namespace, "k")+"')") }
@@ -482,9 +482,9 @@ func (l *told) count() int {
 	return len(l.times)
 }
 
-// TestKilledCarrier: all holders are told within a second, once each, and the
+// TestKilledLockConn: all holders are told within a second, once each, and the
 // locks are there for others.
-func TestKilledCarrier(t *testing.T) {
+func TestKilledLockConn(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		const n = 300
 		p, other, plain := s.process(settings{}), s.process(settings{}), s.open()
@@ -1234,7 +1234,7 @@ func TestKilledReleaseIsRepeated(t *testing.T) {
 }
 
 // TestLostAnswer: a release whose answer is lost fails, and frees the lock all
-// the same; so does an offer to other processes, after which who is next in line
+// the same; so does a yield to other processes, after which who is next in line
 // is granted it on another connection.
 func TestLostAnswer(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {

@@ -58,14 +58,14 @@ func (a *attempt) tryBegin(ctx context.Context, over *Lock) (lock *Lock, err err
 	return a.try(ctx, over, nil) // if somebody else has taken the free connection, who has the lock goes first
 }
 
-// exchange sends r and awaits the answer, while BEGIN goes out on the connection of b, unless
+// sendBeside sends r and awaits the answer, while BEGIN goes out on the connection of b, unless
 // that is nil. It reports whether there was an answer; if not, or if the driver of that connection
-// panics, r is settled. By then the connection has been given
+// panics, what r may be granted is released. By then the connection has been given
 // back, with the transaction that belongs to the lock which was granted, or with none: while it
 // is in use, the caller waits for nothing but these two answers, so that callers who have the
 // connections of the application never wait for each other. What does not come off is tried
 // again after the lock was granted, and tells why then.
-func (a *attempt) exchange(ctx context.Context, r *request, b *strategy.Beginning) (answered bool) {
+func (a *attempt) sendBeside(ctx context.Context, r *request, b *strategy.Beginning) (answered bool) {
 	k := r.lock.conn
 	k.submit(r, ctx.Done() == nil && b == nil)
 	ours := false
@@ -73,7 +73,7 @@ func (a *attempt) exchange(ctx context.Context, r *request, b *strategy.Beginnin
 		if !ours {
 			ticket := a.Ticket
 			a.Ticket = nil
-			a.settle(r, ticket)
+			a.releaseLate(r, ticket)
 		}
 	}()
 	if b == nil || !b.Free() || b.Use(ctx, func(c *pool.Conn) strategy.State {

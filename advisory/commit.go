@@ -13,6 +13,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/step"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
@@ -103,12 +104,7 @@ func (l *Locker) AwaitEnd(ctx context.Context, id uint64, locks []*Lock) {
 	for {
 		over, err := l.cfg.Control.EndConnection(ctx, id, heldSQL(locks))
 		lost := slices.ContainsFunc(locks, func(lock *Lock) bool { return lock.Err() != nil })
-		if err == nil && over || lost {
-			return
-		}
-		select {
-		case <-time.After(glance):
-		case <-ctx.Done():
+		if err == nil && over || lost || !strategy.Sleep(ctx, glance) {
 			return
 		}
 	}

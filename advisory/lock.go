@@ -22,14 +22,14 @@ type Lock struct {
 	// home is the connection of the transaction that was begun with the lock, and holds it in
 	// place of a lock connection; nil for others. freed: it does not any more. freed is guarded
 	// by the turn of that connection.
-	home   *pool.Conn
-	freed  bool
-	since  time.Time // when the server granted it to this process
-	handed int       // how often it was handed over since then
-	rivals bool      // other processes had it, or waited for it, when it was granted
-	alone  bool      // no other process took it at the last offer
-	paused time.Time // when it was last left free for pollers
-	asked  step.Asked
+	home      *pool.Conn
+	freed     bool
+	since     time.Time // when the server granted it to this process
+	handed    int       // how often it was handed over since then
+	contended bool      // other processes had it, or waited for it, when it was granted
+	alone     bool      // no other process took it at the last yield
+	paused    time.Time // when it was last left free for pollers
+	asked     step.Asked
 
 	// Guarded by Locker.mu.
 	lost func(error)
@@ -53,7 +53,7 @@ func (k *Lock) ConnectionID() uint64 { return k.conn.id }
 // error matches lockerr.ErrLost, that of a released one lockerr.ErrClosed.
 func (k *Lock) Err() error {
 	if k.home == nil {
-		k.conn.look()
+		k.conn.loseIfOverdue()
 	}
 	k.l.mu.Lock()
 	defer k.l.mu.Unlock()
@@ -94,7 +94,7 @@ func (k *Lock) Release() error {
 	return nil
 }
 
-// turnOver reports that the turn of this process is over: the next caller must offer the
+// turnOver reports that the turn of this process is over: the next caller must yield the
 // lock to other processes.
 func (k *Lock) turnOver() bool {
 	return !k.alone && k.handed >= k.l.cfg.HandOvers || time.Since(k.since) >= k.l.cfg.HandOverTime
@@ -111,11 +111,11 @@ func (k *Lock) end() error {
 	return nil
 }
 
-// inherit makes the attempt the holder of a lock that was handed over. It returns nil if
+// takeHandoff makes the attempt the holder of a lock that was handed over. It returns nil if
 // the lock's connection was lost meanwhile.
-func (a *attempt) inherit(from *Lock) *Lock {
+func (a *attempt) takeHandoff(from *Lock) *Lock {
 	lock := a.lock(from.conn)
-	lock.since, lock.handed, lock.rivals, lock.alone, lock.paused = from.since, from.handed+1, from.rivals, from.alone, from.paused
+	lock.since, lock.handed, lock.contended, lock.alone, lock.paused = from.since, from.handed+1, from.contended, from.alone, from.paused
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if from.conn.err != nil {
@@ -125,11 +125,11 @@ func (a *attempt) inherit(from *Lock) *Lock {
 	return lock
 }
 
-// yield is for a lock whose turn is over and that other processes wait for. It returns
+// yieldInPlace is for a lock whose turn is over and that other processes wait for. It returns
 // the lock's connection, to wait on: one statement releases the lock there and queues
 // for it again, so that the process loses no place, however slow it is. That statement
-// waits, so the connection must hold no other lock; else yield returns nil.
-func (a *attempt) yield(over *Lock) *lockConn {
+// waits, so the connection must hold no other lock; else yieldInPlace returns nil.
+func (a *attempt) yieldInPlace(over *Lock) *lockConn {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	k := over.conn

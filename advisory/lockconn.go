@@ -44,7 +44,7 @@ type lockConn struct {
 type request struct {
 	lock     *Lock
 	acquire  bool
-	offers   bool          // offers the lock to other processes before: releases it and asks again
+	yields   bool          // yields to other processes: releases the lock and asks for it again
 	answered chan struct{} // closed when the request is answered
 
 	// Guarded by Locker.mu until it is answered.
@@ -172,7 +172,7 @@ func (l *Locker) connect(ctx context.Context) (*lockConn, error) {
 		return nil, err
 	}
 	k := &lockConn{l: l, c: c, id: c.KnownID(), identity: newIdentity(), holds: make(map[string]*Lock)}
-	k.holder, k.acquireText = &lockerr.Holder{ConnectionID: k.id, Program: l.cfg.Owner}, k.acquireSQL("?")
+	k.holder, k.acquireText = &lockerr.Holder{ConnectionID: k.id, Program: l.cfg.Owner}, k.acquireSQL()
 	k.ctx, k.cancel = context.WithCancel(context.Background())
 	answer, err := k.ask(ctx, k.openSQL())
 	switch {
@@ -190,8 +190,7 @@ func (l *Locker) connect(ctx context.Context) (*lockConn, error) {
 // share lets other requests use k. The caller holds l.mu.
 func (l *Locker) share(k *lockConn) {
 	if l.running.Ctx.Err() != nil {
-		k.busy, k.err = true, lockerr.ErrClosed
-		k.dispose()
+		l.remove(k, lockerr.ErrClosed)
 		return
 	}
 	l.lockConns = append(l.lockConns, k)
@@ -243,7 +242,7 @@ func (k *lockConn) await(ctx context.Context, r *request) bool {
 	case <-ctx.Done():
 	}
 	l.mu.Lock()
-	if i := slices.Index(k.pending, r); i >= 0 && !r.offers {
+	if i := slices.Index(k.pending, r); i >= 0 && !r.yields {
 		k.pending = slices.Delete(k.pending, i, i+1)
 		r.err = context.Cause(ctx)
 		l.mu.Unlock()
@@ -326,22 +325,17 @@ func (k *lockConn) send(batch []*request) {
 // run runs the statement for batch. After an error of the server none of its locks is
 // held. If that is not sure, the error has no number, and the connection is given up.
 func (k *lockConn) run(batch []*request) (answer string, err error) {
-	acquires := batch[len(batch)-1].acquire
-	answer, err = k.runPrepared(batch)
-	switch {
-	case !errors.Is(err, pool.ErrUnprepared):
-	case acquires:
-		answer, err = k.ask(k.within(batch), k.batchSQL(batch))
-	default:
-		err = k.exec(k.within(batch), freeSQL(batch))
-	}
-	if acquires && err == nil {
-		if answer == "" {
+	sent := time.Since(epoch)
+	rows, err := k.c.QueryBlock(k.within(batch), k.batchBlock(batch))
+	if batch[len(batch)-1].acquire {
+		if answer, err = k.answer(sent, rows, err); answer == "" {
 			answer = "2"
 		}
-		if len(answer) != len(batch) {
+		if err == nil && len(answer) != len(batch) {
 			err = errForm
 		}
+	} else if err == nil {
+		k.heard.Store(int64(sent))
 	}
 	if err != nil && !k.broken(err) { // for example KILL QUERY, after some locks were acquired
 		if again := k.free(batch); again != nil {
@@ -380,23 +374,6 @@ func (k *lockConn) within(batch []*request) context.Context {
 	}
 	ctx = step.AskedBy(ctx, batch, func(r *request) step.Asked { return r.lock.asked })
 	return step.With(ctx, s, hint.StrategyAdvisory, batch, func(r *request) string { return r.lock.key })
-}
-
-// runPrepared is run for a batch of one, whose statement is always the same. It returns
-// pool.ErrUnprepared if that statement is not prepared, and for other batches.
-func (k *lockConn) runPrepared(batch []*request) (answer string, err error) {
-	r, sent := batch[0], time.Since(epoch)
-	switch {
-	case len(batch) > 1 || r.offers:
-		return "", pool.ErrUnprepared
-	case r.acquire:
-		rows, err := k.c.QueryPrepared(k.within(batch), k.acquireText, r.lock.name)
-		return k.answer(sent, rows, err)
-	}
-	if _, err = k.c.QueryPrepared(k.within(batch), "DO RELEASE_LOCK(?)", r.lock.name); err == nil {
-		k.heard.Store(int64(sent))
-	}
-	return "", err
 }
 
 // ask runs a statement that returns one value.
@@ -449,10 +426,14 @@ func (k *lockConn) next() {
 	}
 }
 
-// remove lets no further request use k. The caller holds l.mu.
+// remove lets no further request use k, and gives it up, unless it is in use. The caller holds l.mu.
 func (l *Locker) remove(k *lockConn, why error) {
 	k.err = why
 	l.lockConns = slices.DeleteFunc(l.lockConns, func(other *lockConn) bool { return other == k })
+	if !k.busy {
+		k.busy = true
+		k.dispose()
+	}
 }
 
 // lose ends the locks and requests of k, once, and tells the holders.
@@ -478,10 +459,6 @@ func (k *lockConn) lose(cause error) {
 			lock.err = cause
 			held = append(held, lock)
 		}
-	}
-	if !k.busy {
-		k.busy = true
-		k.dispose()
 	}
 	l.mu.Unlock()
 
@@ -515,18 +492,10 @@ func (k *lockConn) dispose() {
 	})
 }
 
-// overdue returns an error if the server may have ended k by now, or is about to.
-func (k *lockConn) overdue() error {
+// loseIfOverdue loses k if the server may have ended it by now, or is about to.
+func (k *lockConn) loseIfOverdue() {
 	if s := k.silence(); s >= k.l.limit {
-		return fmt.Errorf("the lock connection was silent for %v, with a lockTTL of %v", s.Round(time.Millisecond), k.l.ttl)
-	}
-	return nil
-}
-
-// look loses k if it is overdue.
-func (k *lockConn) look() {
-	if late := k.overdue(); late != nil {
-		k.lose(late)
+		k.lose(fmt.Errorf("the lock connection was silent for %v, with a lockTTL of %v", s.Round(time.Millisecond), k.l.ttl))
 	}
 }
 
@@ -545,7 +514,7 @@ func (l *Locker) watch() {
 		overdue, next, on = l.check()
 		tick.Reset(max(next, time.Millisecond))
 		for _, k := range overdue {
-			k.look()
+			k.loseIfOverdue()
 		}
 	}
 }
@@ -566,9 +535,7 @@ func (l *Locker) check() (overdue []*lockConn, next time.Duration, on bool) {
 			overdue = append(overdue, k)
 		case k.busy:
 		case len(k.holds) == 0 && silence >= l.linger:
-			k.busy = true
 			l.remove(k, errRetired)
-			k.dispose()
 		case len(k.holds) > 0 && silence >= l.pulse/2:
 			k.busy = true
 			l.running.Go(k.ping)

@@ -1,6 +1,10 @@
 package advisory
 
-import "context"
+import (
+	"context"
+
+	"github.com/mysqllock/mysqllock/internal/step"
+)
 
 // Mark acquires a named lock of the server for which no one waits. Other processes can
 // see that it is held, until release. ok is false if it was not acquired, for example
@@ -10,26 +14,31 @@ func (l *Locker) Mark(ctx context.Context, name string) (release func(), ok bool
 		return nil, false
 	}
 	defer l.running.Done()
-	a := &attempt{Locker: l}
-	if a.allowed() != nil {
+	if l.allowed() != nil {
 		return nil, false
 	}
-	k, err := l.pickConn(ctx)
-	if err != nil {
-		return nil, false
-	}
-	r := &request{lock: &Lock{l: l, key: name, name: name, conn: k}, acquire: true}
-	if !k.do(ctx, r) {
-		l.settle(r, nil)
-		return nil, false
-	}
-	if !r.granted {
-		return nil, false
-	}
+	lock := l.mark(ctx, name, name, nil)
 	return func() {
 		if l.running.Enter() == nil { // else Close has released it
 			defer l.running.Done()
-			k.do(context.Background(), &request{lock: r.lock})
+			lock.conn.do(context.Background(), &request{lock: lock})
 		}
-	}, true
+	}, lock != nil
+}
+
+// mark is Mark for those who look for key. It returns nil if the lock was not acquired.
+func (l *Locker) mark(ctx context.Context, key, name string, asked step.Asked) *Lock {
+	k, err := l.pickConn(ctx)
+	if err != nil {
+		return nil
+	}
+	r := &request{lock: &Lock{l: l, key: key, name: name, conn: k, asked: asked}, acquire: true}
+	switch {
+	case !k.do(ctx, r):
+		l.releaseLate(r, nil)
+		return nil
+	case !r.granted:
+		return nil
+	}
+	return r.lock
 }

@@ -40,14 +40,7 @@ func silentFor(ttl time.Duration) time.Duration {
 // here is an SQL expression that is value on the lock connection, and elsewhere on
 // another connection. On a server that takes no writes it is readOnly.
 func (k *lockConn) here(value string) string {
-	before, after := k.hereParts()
-	return before + value + after
-}
-
-// hereParts is what here puts before and after the value.
-func (k *lockConn) hereParts() (before, after string) {
-	before, after, _ = strings.Cut(k.writable("?"), "?")
-	return "IF(CONNECTION_ID() = " + strconv.FormatUint(k.id, 10) + ", " + before, after + ", " + elsewhere + ")"
+	return "IF(CONNECTION_ID() = " + strconv.FormatUint(k.id, 10) + ", " + k.writable(value) + ", " + elsewhere + ")"
 }
 
 // writable is an SQL expression that is value if the server takes writes at the moment
@@ -76,24 +69,34 @@ func freeSQL(batch []*request) string {
 	return b.String()
 }
 
-// acquireSQL acquires one lock. The answer is 1 if it was granted.
-func (k *lockConn) acquireSQL(name string) string { return "SELECT " + k.here("GET_LOCK("+name+", 0)") }
+// acquireSQL acquires one lock, whose name is a value of the statement. The answer is 1 if it was
+// granted.
+func (k *lockConn) acquireSQL() string { return "SELECT " + k.here("GET_LOCK(?, 0)") }
+
+// batchBlock runs the requests of batch. One by itself has always the same text, to be prepared.
+func (k *lockConn) batchBlock(batch []*request) pool.Block {
+	first, last := batch[0], batch[len(batch)-1]
+	switch {
+	case last.acquire && (len(batch) > 1 || last.yields):
+		return pool.Block{Text: k.batchSQL(batch)}
+	case len(batch) > 1:
+		return pool.Block{Text: freeSQL(batch)}
+	case last.acquire:
+		return pool.Block{Text: k.acquireText, Values: []driver.Value{first.lock.name}}
+	}
+	return pool.Block{Text: "DO RELEASE_LOCK(?)", Values: []driver.Value{first.lock.name}}
+}
 
 // batchSQL runs the requests of batch in their order. It answers one digit for each: 1 if
 // it was done, 2 if it was interrupted, 3 if the lock was left to a poller.
 func (k *lockConn) batchSQL(batch []*request) string {
-	if len(batch) == 1 && !batch[0].offers {
-		return k.acquireSQL("'" + batch[0].lock.name + "'")
-	}
-	before, after := k.hereParts()
 	var b strings.Builder
-	b.Grow(len(before) + len(batch)*128)
-	write(&b, "SELECT ", before)
+	b.Grow(len(batch) * 128)
 	get := func(name string) { write(&b, "COALESCE(GET_LOCK('", name, "', 0), 2)") }
 	for i, r := range batch {
 		b.WriteString([2]string{"CONCAT(", ", "}[min(i, 1)])
 		switch name := r.lock.name; {
-		case r.offers:
+		case r.yields:
 			write(&b, "IF(RELEASE_LOCK('", name, "'), IF(IS_FREE_LOCK('", lockname.OfPoller(k.l.cfg.Namespace, r.lock.key), "'), ")
 			get(name)
 			b.WriteString(", 3), 2)")
@@ -103,8 +106,8 @@ func (k *lockConn) batchSQL(batch []*request) string {
 			write(&b, "COALESCE(RELEASE_LOCK('", name, "'), 2)")
 		}
 	}
-	write(&b, ")", after)
-	return b.String()
+	b.WriteString(")")
+	return "SELECT " + k.here(b.String())
 }
 
 func write(b *strings.Builder, parts ...string) {

@@ -15,7 +15,7 @@ import (
 // wait waits for the lock in the server, on a connection that does nothing else: on k
 // first, unless k is nil. While there is no such connection it polls.
 func (a *attempt) wait(ctx context.Context, k *lockConn) (*Lock, error) {
-	open, done, err := a.waiting(ctx)
+	patient, done, err := a.Patient(ctx)
 	if err != nil {
 		if k != nil {
 			a.leave(k, true)
@@ -24,6 +24,8 @@ func (a *attempt) wait(ctx context.Context, k *lockConn) (*Lock, error) {
 		return nil, err
 	}
 	defer done()
+	open, end := a.running.Until(patient)
+	defer end(nil)
 	var announced *Lock
 	defer func() { a.withdraw(announced) }()
 	defer a.countPoller(false)
@@ -57,19 +59,7 @@ func (a *attempt) announce(ctx context.Context, before *Lock) *Lock {
 	if before != nil && before.Err() == nil {
 		return before
 	}
-	k, err := a.pickConn(ctx)
-	if err != nil {
-		return nil
-	}
-	r := &request{lock: &Lock{l: a.Locker, key: a.r.Key, name: lockname.OfPoller(a.cfg.Namespace, a.r.Key), conn: k, asked: a.asked}, acquire: true}
-	if !k.do(ctx, r) {
-		a.settle(r, nil)
-		return nil
-	}
-	if !r.granted {
-		return nil
-	}
-	return r.lock
+	return a.mark(ctx, a.r.Key, lockname.OfPoller(a.cfg.Namespace, a.r.Key), a.asked)
 }
 
 // withdraw releases, in the background, what announce has acquired.
@@ -104,25 +94,18 @@ func (a *attempt) waitConn(ctx context.Context) *lockConn {
 
 // countPoller counts the attempt as a poller, or ends that.
 func (a *attempt) countPoller(polls bool) {
-	l := a.Locker
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	switch {
 	case polls && !a.polls:
-		l.pollers++
+		a.pollers.Add(1)
 	case !polls && a.polls:
-		l.pollers--
+		a.pollers.Add(-1)
 	}
 	a.polls = polls
 }
 
 // hasPollers reports whether callers poll because they have no connection to wait on.
 // Then no waiter should keep its connection for long.
-func (l *Locker) hasPollers() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.pollers > 0
-}
+func (l *Locker) hasPollers() bool { return l.pollers.Load() > 0 }
 
 // spare reports whether one more connection may be used to wait on, beside so many lock
 // connections. The caller holds l.mu.
@@ -192,11 +175,11 @@ func (a *attempt) bound(deadline time.Time) time.Duration {
 	return bound
 }
 
-// waited makes a lock connection of k, on which a wait was granted the lock. rivals
+// waited makes a lock connection of k, on which a wait was granted the lock. contended
 // reports that other processes had the lock, or waited for it.
-func (a *attempt) waited(k *lockConn, rivals bool) (*Lock, error) {
+func (a *attempt) waited(k *lockConn, contended bool) (*Lock, error) {
 	lock := a.lock(k)
-	lock.rivals = rivals
+	lock.contended = contended
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	k.busy, k.err = false, nil // it may have been a lock connection before

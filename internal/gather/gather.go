@@ -13,7 +13,7 @@ type Group[T comparable] struct {
 	mu      sync.Mutex
 	waiting []T
 	led     bool // the leader has not departed
-	crowd   bool // those who departed last were several
+	several bool // those who departed last were several
 }
 
 // Join adds one, and reports whether it is to lead.
@@ -31,7 +31,7 @@ func (g *Group[T]) Join(one T) (leads bool) {
 func (g *Group[T]) Gathers() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.led || g.crowd
+	return g.led || g.several
 }
 
 // Len is how many wait.
@@ -74,7 +74,7 @@ func (g *Group[T]) first(most int) []T {
 	some := slices.Clone(g.waiting[:n])
 	g.waiting = slices.Delete(g.waiting, 0, n)
 	if n > 0 {
-		g.crowd = n > 1
+		g.several = n > 1
 	}
 	return some
 }

@@ -106,13 +106,13 @@ func (l *Locker) usable() error {
 type attempt struct {
 	strategy.Attempt
 	*Locker
-	r      Request
-	ttl    time.Duration
-	lasts  time.Duration // for how long the server may keep what was granted: the giver's TTL may be greater
-	given  *handOver     // whose lease it takes over; nil where it takes over none
-	left   time.Duration // how long the lease that is in the way still ran; 0 is unknown
-	polled bool          // it was left to a poller
-	broke  bool          // the connection of the transaction that was to begin with it was broken before
+	r       Request
+	ttl     time.Duration
+	lasts   time.Duration // for how long the server may keep what was granted: the giver's TTL may be greater
+	given   *handoff      // whose lease it takes over; nil where it takes over none
+	left    time.Duration // how long the lease that is in the way still ran; 0 is unknown
+	yielded bool          // it was left to a poller
+	broke   bool          // the connection of the transaction that was to begin with it was broken before
 	// announced carries the announcement of this attempt as a poller; nil without one.
 	announced *lockConn
 	// refused: without a wait, because somebody has locked the row.
@@ -140,9 +140,9 @@ func (a *attempt) acquire(ctx context.Context) (s *Lease, err error) {
 	if err := a.LineUp(ctx, a.cfg.Queue, []queue.Entry{{Name: a.r.Key}}, a.Locker, nil); err != nil {
 		return nil, err
 	}
-	if given, handed := a.Ticket.HandedOver().(*handOver); handed {
+	if given, handed := a.Ticket.HandedOver().(*handoff); handed {
 		a.given = given
-		if s, err := a.inherit(ctx, given.from); s != nil || err != nil {
+		if s, err := a.takeHandoff(ctx, given.from); s != nil || err != nil {
 			return s, err
 		}
 		a.given = nil
@@ -176,10 +176,10 @@ func (a *attempt) acquire(ctx context.Context) (s *Lease, err error) {
 	}
 }
 
-// inherit makes the attempt the holder of a lease that was handed over, with a new token,
+// takeHandoff makes the attempt the holder of a lease that was handed over, with a new token,
 // in one statement. It returns nil if this process no longer holds the lease: then the
 // attempt asks for it like any other.
-func (a *attempt) inherit(ctx context.Context, from *Lease) (*Lease, error) {
+func (a *attempt) takeHandoff(ctx context.Context, from *Lease) (*Lease, error) {
 	a.lasts = max(a.lasts, from.ttl)
 	var s *Lease
 	timed, cancel := context.WithTimeoutCause(ctx, a.Wait-time.Since(a.Start), strategy.ErrWaitOver)
@@ -188,7 +188,7 @@ func (a *attempt) inherit(ctx context.Context, from *Lease) (*Lease, error) {
 	if err == nil {
 		var ours bool
 		s, ours, err = a.request(timed, h, func(own context.Context) (answer, error) {
-			return h.ask(own, a.inheritBlock(from, a.ttl))
+			return h.ask(own, a.handoffBlock(from, a.ttl))
 		})
 		if ours {
 			a.giveBack(h)
@@ -208,7 +208,7 @@ func (a *attempt) inherit(ctx context.Context, from *Lease) (*Lease, error) {
 		a.dropWakeUp(from)
 		return nil, nil
 	case busy(err) && timed.Err() == nil:
-		return a.inherit(ctx, from) // somebody has locked the row; it ends with the lease at the latest
+		return a.takeHandoff(ctx, from) // somebody has locked the row; it ends with the lease at the latest
 	case a.Ticket == nil: // it is freed in the background
 		a.dropWakeUp(from)
 	default: // nobody is to wait for that beyond its wait
@@ -249,7 +249,7 @@ func (a *attempt) try(ctx context.Context, inTurn bool) (*Lease, error) {
 }
 
 func (l *Locker) takeAndWake(ctx context.Context, h *lockConn, a *attempt, inTurn bool) (answer, error) {
-	return h.ask(ctx, l.takeBlock(a.r.Key, a.ttl, inTurn, true, a.polite()))
+	return h.ask(ctx, l.takeBlock(a.r.Key, a.ttl, inTurn, true, a.yields()))
 }
 
 // busy reports that a take statement met another that is about to change the
@@ -277,8 +277,8 @@ func (a *attempt) wait(ctx context.Context) (*Lease, error) {
 // waitOrPoll waits in the server, or for the time between two polls, and asks for the
 // lease. It returns nil if it is worth another round.
 func (a *attempt) waitOrPoll(ctx context.Context) (s *Lease, err error) {
-	if a.polled { // without the wake-up lock, which the poller is to have
-		if !strategy.Sleep(ctx, leaveLook) {
+	if a.yielded { // without the wake-up lock, which the poller is to have
+		if !strategy.Sleep(ctx, yieldLook) {
 			return nil, nil
 		}
 		return a.try(ctx, true)
@@ -340,7 +340,7 @@ func (a *attempt) waitOn(ctx context.Context, h *lockConn) (*Lease, error) {
 		case err != nil && !busy(err):
 			a.running.Go(func() { a.leaveWaitConn(h, a.r.Key) })
 			return nil, err
-		case a.polled:
+		case a.yielded:
 			a.leaveWaitConn(h, a.r.Key)
 			return nil, nil
 		}
@@ -353,13 +353,13 @@ func (a *attempt) waitOn(ctx context.Context, h *lockConn) (*Lease, error) {
 	return nil, context.Cause(ctx)
 }
 
-// look asks for the lease on the waiting connection h. Who has just rung may be about to
+// look asks for the lease on the waiting connection h. Whoever has just released the wake-up lock may be about to
 // commit, so it waits for the row.
 func (a *attempt) look(ctx context.Context, h *lockConn, alone bool) (s *Lease, ours bool, err error) {
 	deadline, _ := ctx.Deadline()
 	brief := time.Until(deadline) < longestForRow
 	s, ours, err = a.request(ctx, h, func(own context.Context) (answer, error) {
-		return h.ask(own, a.takeBlock(a.r.Key, a.ttl, !alone, brief, a.polite()))
+		return h.ask(own, a.takeBlock(a.r.Key, a.ttl, !alone, brief, a.yields()))
 	})
 	if ours && server.Locked(err) {
 		return a.requestBehind(ctx, h)
@@ -465,9 +465,9 @@ func (a *attempt) request(ctx context.Context, h *lockConn, do func(context.Cont
 		a.settle(h, o)
 		return nil, false, context.Cause(ctx)
 	}
-	a.left, a.polled = o.left, o.polled
-	if o.polled {
-		a.leaveFree(a.r.Key)
+	a.left, a.yielded = o.left, o.yielded
+	if o.yielded {
+		a.noteYield(a.r.Key)
 	}
 	switch {
 	case unknown(o.err), h.begins && server.Interrupted(o.err):
@@ -557,7 +557,7 @@ func (a *attempt) settle(h *lockConn, o *outcome) {
 		} else {
 			a.given.tell(nil) // it was ours, or nobody can tell
 		}
-		// What was handed over, and was not inherited, is still this process's.
+		// What was handed over, and was not taken, is still this process's.
 		sure := o.err == nil || errors.Is(o.err, keyrow.ErrNoRow) || a.given == nil && !unknown(o.err)
 		if o.err == nil && o.token > 0 {
 			sure = a.undo(h, o.token) == nil
@@ -600,7 +600,8 @@ func (a *attempt) undo(h *lockConn, token uint64) error {
 }
 
 // freeKey gives back what the lost connection of h may have been granted, or still
-// be granted.
+// be granted. No other caller of the process may be granted the key meanwhile. The lease is released
+// by its token, so that a statement that arrives too late does not release a later grant.
 func (a *attempt) freeKey(ctx context.Context, h *lockConn, alive bool) error {
 	ctx, cancel := context.WithTimeout(ctx, background/5)
 	defer cancel()
@@ -609,20 +610,12 @@ func (a *attempt) freeKey(ctx context.Context, h *lockConn, alive bool) error {
 			return err
 		}
 	}
-	return a.freeUnknown(ctx, a.r.Key)
-}
-
-// freeUnknown releases the lease on key that this process may have been granted by a
-// statement whose answer is lost. No other caller of the process may be granted the key
-// meanwhile. It releases the lease by its token, so that a statement that arrives too late
-// does not release a later grant.
-func (l *Locker) freeUnknown(ctx context.Context, key string) error {
-	h, err := l.borrow(ctx)
+	other, err := a.borrow(ctx)
 	if err != nil {
 		return err
 	}
-	defer l.giveBack(h)
-	return l.by.giveUnknown(ctx, h, key)
+	defer a.giveBack(other)
+	return a.by.giveUnknown(ctx, other, a.r.Key)
 }
 
 func (l *Locker) giveUnknownAndWake(ctx context.Context, h *lockConn, key string) error {

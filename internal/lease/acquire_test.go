@@ -361,8 +361,8 @@ func (s *scratch) behindRowLock(l *locker, hold time.Duration) time.Duration {
 	return wait
 }
 
-// TestBellIsTakenOnce: what is taken twice would have to be given back twice.
-func TestBellIsTakenOnce(t *testing.T) {
+// TestWakeUpLockIsTakenOnce: what is taken twice would have to be given back twice.
+func TestWakeUpLockIsTakenOnce(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		dbtest.OK(t, l.acquire(request("k")).Release())

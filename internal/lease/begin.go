@@ -120,7 +120,7 @@ func (a *attempt) beginBlock(opts driver.TxOptions) pool.Block {
 	if opts != (driver.TxOptions{}) {
 		text = a.beginText(opts)
 	}
-	turn, poller := a.precedence(a.r.Key, a.Wait > 0, a.polite())
+	turn, poller := a.precedence(a.r.Key, a.Wait > 0, a.yields())
 	return a.block(text, schema.Hex(a.r.Key), a.ttl.Microseconds(), lockname.OfWakeUp(a.cfg.Namespace, a.r.Key), turn, poller)
 }
 

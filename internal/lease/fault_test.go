@@ -311,7 +311,7 @@ func TestStorm(t *testing.T) {
 						}
 						holding[i].Add(-1)
 						asked := time.Now()
-						if err := lease.Release(); err != nil && time.Since(asked) < handOverWait {
+						if err := lease.Release(); err != nil && time.Since(asked) < handoffWait {
 							t.Error(err)
 						}
 					}
@@ -347,10 +347,10 @@ func TestStorm(t *testing.T) {
 	})
 }
 
-// TestLostInheritance: the statement by which somebody takes over a lease fails
+// TestLostHandoff: the statement by which somebody takes over a lease fails
 // without an answer. The lease is given back even where it lasts for longer than
 // the successor wanted it.
-func TestLostInheritance(t *testing.T) {
+func TestLostHandoff(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		first := l.acquire(request("k"))

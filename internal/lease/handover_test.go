@@ -155,9 +155,9 @@ func TestHandOverOfALostLease(t *testing.T) {
 	})
 }
 
-// TestHeirBehindRowLock: a caller to whom a lease is handed over while somebody has locked
+// TestHandoffBehindRowLock: a caller to whom a lease is handed over while somebody has locked
 // its row waits no longer than it wants to, and hears that its wait is over.
-func TestHeirBehindRowLock(t *testing.T) {
+func TestHandoffBehindRowLock(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, wait := range []time.Duration{
 			500 * time.Millisecond, // less than the server waits for the row

@@ -183,12 +183,8 @@ func (l *Locker) dropWakeUp(s *Lease) {
 	l.mu.Lock()
 	h := s.conn
 	s.conn = nil
-	if h != nil {
-		h.stale = append(h.stale, s)
-	}
-	first := h != nil && len(h.stale) == 1
 	l.mu.Unlock()
-	if first {
+	if h != nil && h.stale.Join(s) {
 		l.running.Background(func(context.Context) { l.releaseWakeUps(h) })
 	}
 }
@@ -250,23 +246,23 @@ func (s *Lease) Release() error {
 		return nil
 	}
 	if s.minHold == 0 && !s.begins && s.handed < l.cfg.HandOvers && time.Since(s.since) < l.cfg.HandOverTime {
-		if given := (&handOver{from: s, told: make(chan error, 1)}); s.ticket.HandOver(l, given) {
+		if given := (&handoff{from: s, told: make(chan error, 1)}); s.ticket.HandOver(l, given) {
 			return given.wait()
 		}
 	}
 	return l.relinquish(s, maybe)
 }
 
-// handOver is a lease on its way from one caller to the next. The server tells the
+// handoff is a lease on its way from one caller to the next. The server tells the
 // successor whether it was still the giver's.
-type handOver struct {
+type handoff struct {
 	from *Lease
 	told chan error
 }
 
 // tell tells the giver what has become of its lease. Only the first call counts,
 // and nil has nobody to tell.
-func (g *handOver) tell(err error) {
+func (g *handoff) tell(err error) {
 	if g == nil {
 		return
 	}
@@ -278,8 +274,8 @@ func (g *handOver) tell(err error) {
 
 // wait returns why the lease was not the giver's any more. Where the successor does not
 // hear of that in time it returns nil: for the giver the lease was not lost.
-func (g *handOver) wait() error {
-	late := time.NewTimer(handOverWait)
+func (g *handoff) wait() error {
+	late := time.NewTimer(handoffWait)
 	defer late.Stop()
 	select {
 	case err := <-g.told:
@@ -304,11 +300,11 @@ func releasing(key string) context.Context {
 }
 
 // relinquish gives back a lease that is over for its holder. sent: it may have been given
-// back already. What does not come off within handOverWait goes on in the background, for as
+// back already. What does not come off within handoffWait goes on in the background, for as
 // long as the lease may last.
 func (l *Locker) relinquish(s *Lease, sent bool) error {
 	over := s.Expiry()
-	ctx, cancel := context.WithTimeout(marked(context.Background(), step.Release, s), handOverWait)
+	ctx, cancel := context.WithTimeout(marked(context.Background(), step.Release, s), handoffWait)
 	defer cancel()
 	done, err := l.release(ctx, s, sent)
 	if done {
@@ -345,7 +341,7 @@ func stays(err error, until time.Time) error {
 func (l *Locker) lingering(until time.Time) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithDeadline(context.Background(), until)
 	stop := context.AfterFunc(l.running.Ctx, func() {
-		strategy.Sleep(ctx, handOverWait)
+		strategy.Sleep(ctx, handoffWait)
 		cancel()
 	})
 	return ctx, func() {
@@ -418,24 +414,18 @@ func (l *Locker) giveAndWake(ctx context.Context, h *lockConn, key string, token
 // may still be held.
 func (l *Locker) releaseAll(ctx context.Context, leases []*Lease) (left []*Lease) {
 	sortByKey(leases)
-	for some := range slices.Chunk(leases, batch) {
-		passed, err := l.releaseSome(marked(ctx, step.Release, some...), some)
-		if err != nil {
-			passed = some
+	for some := range slices.Chunk(leases, rowsPerStatement) {
+		own, passed := marked(ctx, step.Release, some...), some
+		h, err := l.borrow(own)
+		if err == nil {
+			if passed, err = l.by.giveSome(own, h, some); err != nil {
+				passed = some
+			}
+			l.giveBack(h)
 		}
 		left = append(left, passed...)
 	}
 	return left
-}
-
-// releaseSome is releaseAll on one connection. It returns those that it has passed over.
-func (l *Locker) releaseSome(ctx context.Context, leases []*Lease) (passed []*Lease, err error) {
-	h, err := l.borrow(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer l.giveBack(h)
-	return l.by.giveSome(ctx, h, leases)
 }
 
 func (l *Locker) giveSomeAndWake(ctx context.Context, h *lockConn, leases []*Lease) (passed []*Lease, err error) {

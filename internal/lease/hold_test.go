@@ -689,7 +689,7 @@ func TestFence(t *testing.T) {
 					t.Error("released although a fence stands")
 				}
 				dbtest.OK(t, server.Exec(dbtest.Limited(t), conn, "COMMIT"))
-				if err := <-released; err != nil && time.Since(begin) < handOverWait { // it waits no longer, and goes on in the background
+				if err := <-released; err != nil && time.Since(begin) < handoffWait { // it waits no longer, and goes on in the background
 					t.Error(err)
 				}
 				dbtest.Soon(t, "it is released", func() bool { return !s.row(keyB).live })

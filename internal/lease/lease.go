@@ -24,7 +24,10 @@
 // connection, closes it with KILL, and takes the lease with the wake-up lock.
 //
 // The wake-up locks of thousands of leases are held on a few lock connections. None of the
-// statements there takes long.
+// statements there takes long. These are not the lock connections of package advisory: there the
+// named lock is the lock, so each statement is checked, none ever waits, and who loses a connection
+// loses its locks. Here any statement has its turn, a connection that is lost costs waiters a
+// quarter of a second, and one that carries nothing goes back to the pool at once.
 //
 // A caller for which there is no connection to wait on polls. A lease that others acquire
 // again and again would hardly ever be free when it asks. So a poller announces itself
@@ -48,17 +51,17 @@
 //
 // Requests that find all lock connections busy gather, and so do releases whose wake-up locks
 // are on the same connection. Whoever gets the next connection sends what has gathered for it,
-// requests and releases, in one transaction of four statements: an exchange. It locks the rows
+// requests and releases, in one transaction of four statements: a batch. It locks the rows
 // that nobody has locked, decides, changes the rows, and commits. So all of them wait for one
 // commit. What is decided of a row is what the server said while the row was locked, so each
 // release knows whether its lease was still held. Whatever meets a row that is locked or
-// missing is then sent alone, and so is everything if the server refuses the exchange. If the
+// missing is then sent alone, and so is everything if the server refuses the batch. If the
 // answer to the COMMIT is lost, each request gives back what it may have been granted, and
 // each release asks again, as they do when they are alone.
 //
-// Most of what an exchange costs does not depend on how many rows it changes: on MySQL 9.7, 0.9
+// Most of what a batch costs does not depend on how many rows it changes: on MySQL 9.7, 0.9
 // ms, and 0.03 ms more for a lease that is taken and one that is released. So two lock
-// connections are enough: the more there are, the fewer an exchange is for. Others are opened
+// connections are enough: the more there are, the fewer a batch is for. Others are opened
 // only behind statements that take long. Whoever comes after several went together gathers, too,
 // although a connection may be free: they were answered at the same moment, and may all be about
 // to come again. In a cluster, whose nodes may refuse a transaction, and behind MySQL Router
@@ -86,7 +89,7 @@
 //
 // Where server.Flavour's RowByRow is set, nobody is woken: who waits asks four times a second,
 // and when the lease expires. A lease is taken, renewed and released in a transaction that locks
-// its row first, and nothing is handed over or exchanged. Without share locks its fence is FOR
+// its row first, and nothing is handed over or sent in batches. Without share locks its fence is FOR
 // UPDATE. Whoever takes a lease must lock its row and change its token, so a transaction commits
 // under the fence only if nobody has taken the lease before, and nobody takes it until that has
 // ended.
@@ -122,24 +125,24 @@ const (
 	// answerLimit is the least time that the server has to answer a request. It may
 	// wait a second in it for a row, and be busy beside that.
 	answerLimit = 5 * time.Second
-	// handOverWait is how long a release waits for the server, or for the successor.
-	handOverWait = 2 * time.Second
+	// handoffWait is how long a release waits for the server, or for the successor.
+	handoffWait = 2 * time.Second
 	// background bounds work that must be done although its caller is gone.
 	background = 10 * time.Second
 	// pollEvery is how often a poller asks, and longest how long a waiter relies on being
 	// woken.
 	pollEvery, longest = 250 * time.Millisecond, 3 * time.Second
 	// announcedEvery is how often a poller looks that has announced itself. Others leave
-	// a lease free for it for at most leaveFor in each leaveEvery, and look each leaveLook
+	// a lease free for it for at most yieldFor in each yieldEvery, and look each yieldLook
 	// whether it has taken it.
 	announcedEvery       = 100 * time.Millisecond
-	leaveFor, leaveEvery = 300 * time.Millisecond, time.Second
-	leaveLook            = 20 * time.Millisecond
+	yieldFor, yieldEvery = 300 * time.Millisecond, time.Second
+	yieldLook            = 20 * time.Millisecond
 	// longestForRow is how long the server may let a statement wait for a row, with
 	// its limit of one second, which it looks at once a second.
 	longestForRow = 2 * time.Second
-	// batch is how many rows go into one statement.
-	batch = 500
+	// rowsPerStatement is how many rows a statement changes, at most.
+	rowsPerStatement = 500
 	// maxOwner leaves room for the mark in the owner column.
 	maxOwner = 255 - len("#12345678")
 )
@@ -165,7 +168,7 @@ type Locker struct {
 	waitConns int                  // connections that waiters have or ask for
 	opening   int                  // requests for which a lock connection is being opened
 	leases    map[*Lease]struct{}  // that are held
-	left      map[string]time.Time // when a lease was first left to a poller, by key
+	yieldedAt map[string]time.Time // when a lease was first left to a poller, by key
 	renewing  bool                 // the goroutine that renews them was started
 	next      time.Time            // when it looks which are due, if nobody wakes it; zero is as soon as it can
 	wake      chan struct{}        // tells it that one is due earlier than it knows
@@ -184,7 +187,7 @@ func New(cfg strategy.Config) *Locker {
 		cfg: cfg, running: strategy.NewRunning(),
 		maxLockConns: max(1, cfg.Conns.Stat().Max/2),
 		keepAlive:    pool.NewKeepAlive(max(time.Second, cfg.TTL.Truncate(time.Second)), 0),
-		leases:       make(map[*Lease]struct{}), left: make(map[string]time.Time), wake: make(chan struct{}, 1),
+		leases:       make(map[*Lease]struct{}), yieldedAt: make(map[string]time.Time), wake: make(chan struct{}, 1),
 		queueing: make(chan struct{}, max(1, cfg.Conns.Stat().Max/4)),
 	}
 	l.by, l.wakes = steps{l.takeAndWake, l.giveAndWake, l.giveSomeAndWake, l.giveUnknownAndWake, l.extend, l.extendSome, l.fence}, true
@@ -198,7 +201,7 @@ func New(cfg strategy.Config) *Locker {
 	name := cfg.Owner[:min(len(cfg.Owner), maxOwner)]
 	l.owner, l.leftBy = name+"#"+hex.EncodeToString(mark[:]), name+keyrow.LeftMark
 	l.texts = texts{
-		take: l.takeText(""), takeNow: l.takeText(" NOWAIT"), inherit: l.inheritText(),
+		take: l.takeText(""), takeNow: l.takeText(" NOWAIT"), handoff: l.handoffText(),
 		release: l.releaseText("NULL", "LEAST(expires, UTC_TIMESTAMP(6))"),
 		begin:   l.beginText(driver.TxOptions{}), give: l.giveText(),
 	}
@@ -220,7 +223,7 @@ func (l *Locker) Close() {
 	left := l.releaseAll(ctx, endAll(held))
 	cancel()
 	l.running.Wait() // also for renewals, which had their rows locked
-	ctx, cancel = context.WithTimeout(context.Background(), handOverWait)
+	ctx, cancel = context.WithTimeout(context.Background(), handoffWait)
 	defer cancel()
 	for left = l.releaseAll(ctx, left); len(left) > 0 && strategy.Sleep(ctx, pollEvery/5); {
 		left = l.releaseAll(ctx, left)

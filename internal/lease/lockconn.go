@@ -23,11 +23,11 @@ type lockConn struct {
 	// below is of use then: it has no other statements of ours.
 	begins   bool
 	releases gather.Group[*leaving] // of leases whose wake-up locks it carries
+	stale    gather.Group[*Lease]   // those of them that were lost
 
 	// Guarded by Locker.mu.
 	wakeUps map[string]*Lease // whose wake-up locks it carries, by key
-	stale   []*Lease          // those of them that were lost
-	line    int               // who waits for the turn
+	queued  int               // who waits for the turn
 	gone    bool              // destroyed, or back in the pool
 	polls   int               // announcements of pollers that it carries
 }
@@ -87,7 +87,10 @@ func (l *Locker) borrow(ctx context.Context) (*lockConn, error) {
 // borrowOf is borrow for somebody for whom there are no more than most lock connections.
 func (l *Locker) borrowOf(ctx context.Context, most int) (*lockConn, error) {
 	for {
-		free, busy, arrived, more := l.pick(most)
+		l.mu.Lock()
+		free, busy, more := l.pick(most)
+		arrived := l.arrived
+		l.mu.Unlock()
 		if free != nil {
 			if free.c.Fresh(ctx) {
 				return free, nil
@@ -113,17 +116,9 @@ func (l *Locker) borrowOf(ctx context.Context, most int) (*lockConn, error) {
 }
 
 // pick returns a free lock connection, with its turn. If there is none, it returns the one
-// with the shortest line, nil without any; a context that ends when there is another; and
-// whether there may be more of them, which are most in all, without those that are full.
-func (l *Locker) pick(most int) (free, busy *lockConn, arrived context.Context, more bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	free, busy, more = l.pickOf(most)
-	return free, busy, l.arrived, more
-}
-
-// pickOf is pick for callers with l.mu.
-func (l *Locker) pickOf(most int) (free, busy *lockConn, more bool) {
+// with the shortest line, nil without any; and whether there may be more of them, which are most
+// in all, without those that are full. l.mu is held.
+func (l *Locker) pick(most int) (free, busy *lockConn, more bool) {
 	room, roomy := 0, false // how many may carry more wake-up locks, and whether busy may
 	for _, h := range l.lockConns {
 		hasRoom := l.hasRoom(h)
@@ -133,7 +128,7 @@ func (l *Locker) pickOf(most int) (free, busy *lockConn, more bool) {
 		if hasRoom {
 			room++
 		}
-		if busy == nil || hasRoom && !roomy || hasRoom == roomy && h.line < busy.line {
+		if busy == nil || hasRoom && !roomy || hasRoom == roomy && h.queued < busy.queued {
 			busy, roomy = h, hasRoom
 		}
 	}
@@ -194,14 +189,14 @@ func (l *Locker) open(h *lockConn) {
 func (l *Locker) awaitTurn(ctx context.Context, h *lockConn) (bool, error) {
 	l.mu.Lock()
 	gone := h.gone
-	h.line++
+	h.queued++
 	l.mu.Unlock()
 	var err error
 	if !gone {
 		err = h.c.AwaitTurn(ctx)
 	}
 	l.mu.Lock()
-	h.line--
+	h.queued--
 	nowGone := h.gone
 	l.mu.Unlock()
 	if !gone && err == nil && nowGone {
@@ -225,7 +220,7 @@ func (l *Locker) giveBack(h *lockConn) {
 		return
 	}
 	l.mu.Lock()
-	idle := len(h.wakeUps) == 0 && h.line == 0 && h.polls == 0
+	idle := len(h.wakeUps) == 0 && h.queued == 0 && h.polls == 0
 	if idle {
 		l.shut(h)
 	}
@@ -282,21 +277,18 @@ func (l *Locker) releaseWakeUps(h *lockConn) {
 		return
 	}
 	defer l.giveBack(h)
-	for {
+	for more := true; more; {
+		var lost []*Lease
 		var keys []string
+		lost, more = h.stale.Depart(rowsPerStatement)
 		l.mu.Lock()
-		n := min(len(h.stale), batch)
-		for _, s := range h.stale[:n] {
+		for _, s := range lost {
 			if h.wakeUps[s.key] == s { // else the key's next lease has it
 				delete(h.wakeUps, s.key)
 				keys = append(keys, s.key)
 			}
 		}
-		h.stale = h.stale[n:]
 		l.mu.Unlock()
-		if n == 0 {
-			return
-		}
 		ctx, cancel := context.WithTimeout(l.running.Ctx, background)
 		l.releaseWakeUpsOn(step.Named(ctx, step.Release, hint.StrategyLease, keys...), h, keys...)
 		cancel()

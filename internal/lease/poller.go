@@ -9,15 +9,10 @@ import (
 // announce announces the attempt as a poller, unless it is already, or somebody else is.
 // It is a help, not a duty.
 func (a *attempt) announce(ctx context.Context) {
-	if !a.wakes {
+	if !a.wakes || a.announced != nil && !a.isGone(a.announced) {
 		return
 	}
-	if h := a.announced; h != nil {
-		if !a.isGone(h) {
-			return
-		}
-		a.announced = nil
-	}
+	a.announced = nil
 	h, err := a.borrow(ctx)
 	if err != nil {
 		return
@@ -54,24 +49,24 @@ func (l *Locker) withdraw(h *lockConn, key string) {
 	})
 }
 
-// polite reports whether the attempt leaves a free lease to a poller that has announced
+// yields reports whether the attempt leaves a free lease to a poller that has announced
 // itself. It does so for a moment only, in which a poller which is there has taken it.
-func (a *attempt) polite() bool {
+func (a *attempt) yields() bool {
 	if a.Wait == 0 || a.announced != nil {
 		return false
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	since := time.Since(a.Locker.left[a.r.Key])
-	return since < leaveFor || since >= leaveEvery
+	since := time.Since(a.yieldedAt[a.r.Key])
+	return since < yieldFor || since >= yieldEvery
 }
 
-// leaveFree notes that the lease on key was left to a poller.
-func (l *Locker) leaveFree(key string) {
+// noteYield notes that the lease on key was left to a poller.
+func (l *Locker) noteYield(key string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	maps.DeleteFunc(l.left, func(_ string, since time.Time) bool { return time.Since(since) >= leaveEvery })
-	if l.left[key].IsZero() {
-		l.left[key] = time.Now()
+	maps.DeleteFunc(l.yieldedAt, func(_ string, since time.Time) bool { return time.Since(since) >= yieldEvery })
+	if l.yieldedAt[key].IsZero() {
+		l.yieldedAt[key] = time.Now()
 	}
 }

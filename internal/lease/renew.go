@@ -72,7 +72,7 @@ func (l *Locker) renewals() {
 			}
 		}
 		due = slices.DeleteFunc(due, l.isBusy)
-		for some := range slices.Chunk(due, batch) {
+		for some := range slices.Chunk(due, rowsPerStatement) {
 			l.renew(some, limit)
 		}
 		if len(due) > 0 {
@@ -120,10 +120,7 @@ func (l *Locker) due(now time.Time) (due []*Lease, limit, next time.Duration) {
 func (l *Locker) renew(leases []*Lease, limit time.Duration) {
 	var err error
 	for range 2 { // the first connection may be lost
-		ctx, cancel := context.WithTimeout(l.running.Ctx, limit)
-		err = l.renewOn(marked(ctx, step.Renew, leases...), leases)
-		cancel()
-		if err == nil || server.Number(err) != 0 {
+		if err = l.renewTogether(leases, limit); err == nil || server.Number(err) != 0 {
 			break
 		}
 	}
@@ -131,15 +128,15 @@ func (l *Locker) renew(leases []*Lease, limit time.Duration) {
 		return
 	}
 	for _, s := range leases {
-		s.mu.Lock()
-		s.trouble = err
-		s.mu.Unlock()
-		l.again(s)
+		l.again(s, err)
 	}
 }
 
-// again schedules a lease that could not be renewed.
-func (l *Locker) again(s *Lease) {
+// again schedules a lease that could not be renewed because of err.
+func (l *Locker) again(s *Lease, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.trouble = err
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !s.due.IsZero() {
@@ -178,10 +175,7 @@ func (l *Locker) queueUp(s *Lease) {
 			return
 		}
 		if err := l.renewBehind(marked(ctx, step.Renew, s), s); err != nil && l.running.Ctx.Err() == nil {
-			s.mu.Lock()
-			s.trouble = err
-			s.mu.Unlock()
-			l.again(s)
+			l.again(s, err)
 		}
 	})
 }
@@ -238,7 +232,9 @@ func (s *Lease) ttlAt(now time.Time) time.Duration {
 	return max(0, min(s.ttl, s.until.Sub(now)))
 }
 
-func (l *Locker) renewOn(ctx context.Context, leases []*Lease) error {
+func (l *Locker) renewTogether(leases []*Lease, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(marked(l.running.Ctx, step.Renew, leases...), limit)
+	defer cancel()
 	h, err := l.borrow(ctx)
 	if err != nil {
 		return err

@@ -14,7 +14,7 @@ import (
 
 // While all lock connections are busy, and right after several went together, requests
 // gather, and so do releases of leases whose wake-up locks are on the same connection. Whoever
-// gets the next connection sends them all, in an exchange.
+// gets the next connection sends them all, in a batch.
 
 // sharedConns is how many lock connections with room for wake-up locks there are before
 // requests share them: on more of them the server would commit each alone; of two, one gathers
@@ -25,11 +25,11 @@ const (
 	sharedFor   = 50 * time.Millisecond
 )
 
-// maxShared is how many requests share an exchange, and how many releases. Their rows are
+// maxShared is how many requests share a batch, and how many releases. Their rows are
 // locked for that long, and their callers wait for each other.
 const maxShared = 100
 
-// shares reports whether there may be exchanges: not where the nodes of a cluster
+// shares reports whether there may be batches: not where the nodes of a cluster
 // may refuse it, or where a proxy may change the connection between two statements.
 func (l *Locker) shares() bool { return l.cfg.Info.Topology == "" && !l.cfg.Info.Router }
 
@@ -38,7 +38,7 @@ type take struct {
 	of     *attempt
 	ticket *queue.Ticket
 	inTurn bool
-	polite bool
+	yields bool
 
 	// What has become of it, once done is closed.
 	outcome
@@ -59,7 +59,7 @@ func (a *attempt) connOrShare(ctx context.Context, inTurn bool) (h *lockConn, s 
 	case h != nil:
 		a.drop(h)
 	case a.shares():
-		t := &take{of: a, ticket: a.Ticket, inTurn: inTurn, polite: a.polite(), outcome: outcome{done: make(chan struct{})}}
+		t := &take{of: a, ticket: a.Ticket, inTurn: inTurn, yields: a.yields(), outcome: outcome{done: make(chan struct{})}}
 		s, alone, err := a.tryShared(ctx, t)
 		switch {
 		case !alone:
@@ -82,7 +82,7 @@ func (l *Locker) freeConn() (free *lockConn, opens bool) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	free, waited, more := l.pickOf(l.sharedConns() - l.opening)
+	free, waited, more := l.pick(l.sharedConns() - l.opening)
 	if opens = free == nil && more && (waited == nil || l.cfg.Conns.Ready()); opens {
 		l.opening++
 	}
@@ -115,9 +115,9 @@ func (a *attempt) tryShared(ctx context.Context, t *take) (s *Lease, alone bool,
 	if t.alone {
 		return nil, true, nil
 	}
-	a.left, a.polled = t.left, t.polled
-	if t.polled {
-		a.leaveFree(a.r.Key)
+	a.left, a.yielded = t.left, t.yielded
+	if t.yielded {
+		a.noteYield(a.r.Key)
 	}
 	switch {
 	case t.h != nil:
@@ -161,11 +161,11 @@ func (a *attempt) forgo(t *take) {
 func (l *Locker) leadTakes() {
 	for more := true; more; {
 		h, err := l.borrowShared(l.running.Ctx)
-		runtime.Gosched() // whom the last exchange has answered may be about to ask for more
+		runtime.Gosched() // whom the last batch has answered may be about to ask for more
 		var takes []*take
 		takes, more = l.takes.Depart(maxShared)
 		if err == nil {
-			l.exchange(h, takes, h.releases.Along(maxShared))
+			l.sendBatch(h, takes, h.releases.Along(maxShared))
 			continue
 		}
 		for _, t := range takes {
@@ -256,14 +256,14 @@ func (l *Locker) shareRelease(s *Lease) (*lockConn, *leaving) {
 // gathered meanwhile.
 func (l *Locker) leadReleases(h *lockConn) {
 	for more := true; more; {
-		ctx, cancel := context.WithTimeout(context.Background(), handOverWait)
+		ctx, cancel := context.WithTimeout(context.Background(), handoffWait)
 		mine, _ := l.awaitTurn(ctx, h)
 		cancel()
 		runtime.Gosched() // as above
 		var leaves []*leaving
 		leaves, more = h.releases.Depart(maxShared)
 		if mine {
-			l.exchange(h, l.takesFor(h), leaves)
+			l.sendBatch(h, l.takesFor(h), leaves)
 			continue
 		}
 		for _, r := range leaves {

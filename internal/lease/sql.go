@@ -86,7 +86,7 @@ func (l *Locker) row(qualifier, key string) string {
 // texts are the statements that run most often, with question marks for what differs from
 // one to the next.
 type texts struct {
-	take, takeNow, inherit, release string
+	take, takeNow, handoff, release string
 	begin, give                     string // of a transaction that begins and ends with its lease
 }
 
@@ -107,25 +107,25 @@ const nobody = "nobody"
 
 // takeBlock takes the lease on key for ttl where nobody has it. nowait: it fails where
 // somebody has locked the row. Where inTurn is set it does not take the lease if someone else
-// has the wake-up lock, and so goes first; and where polite is set, if a poller has announced
+// has the wake-up lock, and so goes first; and where yields is set, if a poller has announced
 // itself. See answer for what it tells.
-func (l *Locker) takeBlock(key string, ttl time.Duration, inTurn, nowait, polite bool) pool.Block {
+func (l *Locker) takeBlock(key string, ttl time.Duration, inTurn, nowait, yields bool) pool.Block {
 	text := l.texts.take
 	if nowait {
 		text = l.texts.takeNow
 	}
-	turn, poller := l.precedence(key, inTurn, polite)
+	turn, poller := l.precedence(key, inTurn, yields)
 	wake := lockname.OfWakeUp(l.cfg.Namespace, key)
 	return l.block(text, schema.Hex(key), poller, wake, wake, turn, ttl.Microseconds())
 }
 
 // precedence are the values of a statement that takes the lease on key: whether it leaves the
 // lease to whoever has the wake-up lock, and the name of the poller that it leaves it to.
-func (l *Locker) precedence(key string, inTurn, polite bool) (turn int64, poller string) {
+func (l *Locker) precedence(key string, inTurn, yields bool) (turn int64, poller string) {
 	if inTurn {
 		turn = 1
 	}
-	if polite {
+	if yields {
 		return turn, lockname.OfLeasePoller(l.cfg.Namespace, key)
 	}
 	return turn, nobody
@@ -145,7 +145,7 @@ func (l *Locker) takeText(rowLocked string) string {
 		" IF(%[8]s >= ?, LAST_INSERT_ID(%[1]s.token + 1), IF(LAST_INSERT_ID(%[5]d), %[1]s.token, %[1]s.token)))),"+
 		" owner = IF(%[1]s.token <> s.token, %[9]s, %[1]s.owner),"+
 		" expires = IF(%[1]s.token <> s.token, "+after+", %[1]s.expires)",
-		t, l.rowOf("s."), rowLocked, schema.Live(t+"."), noToken, schema.Remaining(t+"."), leftToPoller,
+		t, l.rowOf("s."), rowLocked, schema.Live(t+"."), noToken, schema.Remaining(t+"."), yieldedToPoller,
 		wakeUpNamed("?", "0"), schema.Literal(l.owner))
 }
 
@@ -167,13 +167,13 @@ func (l *Locker) withdrawSQL(key string) string {
 	return "DO RELEASE_LOCK('" + lockname.OfLeasePoller(l.cfg.Namespace, key) + "')"
 }
 
-// inheritBlock turns the lease into another, with the next token, where it is still
+// handoffBlock turns the lease into another, with the next token, where it is still
 // ours.
-func (l *Locker) inheritBlock(from *Lease, ttl time.Duration) pool.Block {
-	return l.block(l.texts.inherit, ttl.Microseconds(), schema.Hex(from.key), int64(from.token)) //nolint:gosec // tokens are counted by one
+func (l *Locker) handoffBlock(from *Lease, ttl time.Duration) pool.Block {
+	return l.block(l.texts.handoff, ttl.Microseconds(), schema.Hex(from.key), int64(from.token)) //nolint:gosec // tokens are counted by one
 }
 
-func (l *Locker) inheritText() string {
+func (l *Locker) handoffText() string {
 	return fmt.Sprintf("UPDATE %s SET token = LAST_INSERT_ID(token + 1), expires = %s WHERE %s AND token = ? AND owner = %s AND expires > UTC_TIMESTAMP(6)",
 		l.cfg.Table, after, l.rowOf(""), schema.Literal(l.owner))
 }
@@ -188,8 +188,8 @@ func in(d time.Duration) string {
 // makes of an id with that bit its lowest byte, which would look like a token.
 const noToken = int64(1) << 62
 
-// leftToPoller tells, in place of microseconds, that the lease was left to a poller.
-const leftToPoller = int64(1) << 61
+// yieldedToPoller tells, in place of microseconds, that the lease was left to a poller.
+const yieldedToPoller = int64(1) << 61
 
 // answer is what a take statement tells.
 type answer struct {
@@ -197,7 +197,7 @@ type answer struct {
 	token uint64        // 0 where the lease was not granted
 	left  time.Duration // how long the lease that is in the way still runs; 0 where none is
 
-	polled bool // it was left to a poller
+	yielded bool // it was left to a poller
 }
 
 // late reports whether a lease of ttl would be over for its holder before it has begun.
@@ -218,8 +218,8 @@ func (h *lockConn) ask(ctx context.Context, block pool.Block) (answer, error) {
 		return a, keyrow.ErrNoRow
 	case id&noToken == 0:
 		a.token = uint64(id)
-	case id&leftToPoller != 0:
-		a.polled = true
+	case id&yieldedToPoller != 0:
+		a.yielded = true
 	default:
 		a.left = time.Duration(id&^noToken) * time.Microsecond
 	}
@@ -320,12 +320,8 @@ func toldTTL(ttl, lasts time.Duration) string {
 
 // heldSQL asks which of leases are live and ours: name, token, microseconds left.
 func (l *Locker) heldSQL(leases []*Lease) string {
-	var names []string
-	for _, s := range leases {
-		names = append(names, schema.Literal(s.key))
-	}
-	return fmt.Sprintf("SELECT name, token, %s FROM %s WHERE namespace = %s AND name IN (%s) AND owner = %s AND %s",
-		schema.Remaining(""), l.cfg.Table, schema.Literal(l.cfg.Namespace), strings.Join(names, ", "), schema.Literal(l.owner), schema.Live(""))
+	return fmt.Sprintf("SELECT name, token, %s FROM %s WHERE %s AND owner = %s AND %s",
+		schema.Remaining(""), l.cfg.Table, l.rowsOf(leases), schema.Literal(l.owner), schema.Live(""))
 }
 
 // fenceSQL returns the key of each lease that is still held, and keeps it from

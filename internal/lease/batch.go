@@ -15,9 +15,9 @@ import (
 	"github.com/mysqllock/mysqllock/internal/step"
 )
 
-// exchange takes and releases leases on h, whose turn is the caller's, gives h back, and
+// sendBatch takes and releases leases on h, whose turn is the caller's, gives h back, and
 // answers those who wait.
-func (l *Locker) exchange(h *lockConn, takes []*take, leaves []*leaving) {
+func (l *Locker) sendBatch(h *lockConn, takes []*take, leaves []*leaving) {
 	switch {
 	case len(takes) == 1 && len(leaves) == 0:
 		takes[0].alone, takes[0].h = true, h // it has the turn now
@@ -27,7 +27,7 @@ func (l *Locker) exchange(h *lockConn, takes []*take, leaves []*leaving) {
 		only := leaves[0]
 		only.found, only.err = l.releaseOn(marked(context.Background(), step.Release, only.s), h, only.s)
 	case len(takes)+len(leaves) > 0:
-		l.exchangeSeveral(h, takes, leaves)
+		l.sendSeveral(h, takes, leaves)
 	}
 	l.giveBack(h)
 	for _, t := range takes {
@@ -38,10 +38,10 @@ func (l *Locker) exchange(h *lockConn, takes []*take, leaves []*leaving) {
 	}
 }
 
-func (l *Locker) exchangeSeveral(h *lockConn, takes []*take, leaves []*leaving) {
+func (l *Locker) sendSeveral(h *lockConn, takes []*take, leaves []*leaving) {
 	ctx, cancel := context.WithTimeout(several(takes, leaves), background)
 	defer cancel()
-	committing, err := l.exchangeRows(ctx, h, takes, leaves)
+	committing, err := l.changeRows(ctx, h, takes, leaves)
 	lost := err != nil && committing && unknown(err) // it may have been committed
 	switch {
 	case lost:
@@ -75,7 +75,7 @@ func (l *Locker) exchangeSeveral(h *lockConn, takes []*take, leaves []*leaving) 
 	}
 }
 
-// rollBack ends an exchange that was refused, so that those who are sent alone meet nothing of
+// rollBack ends a batch that was refused, so that those who are sent alone meet nothing of
 // it.
 func (l *Locker) rollBack(ctx context.Context, h *lockConn, takes []*take) {
 	if !h.c.Clean() {
@@ -107,9 +107,9 @@ func several(takes []*take, leaves []*leaving) context.Context {
 	return step.Named(asked.In(context.Background()), does, hint.StrategyLease, keys...)
 }
 
-// exchangeRows takes and releases leases in one transaction. committing: it may have been
+// changeRows takes and releases leases in one transaction. committing: it may have been
 // committed, even after an error.
-func (l *Locker) exchangeRows(ctx context.Context, h *lockConn, takes []*take, leaves []*leaving) (committing bool, err error) {
+func (l *Locker) changeRows(ctx context.Context, h *lockConn, takes []*take, leaves []*leaving) (committing bool, err error) {
 	if _, err := h.exec(ctx, "START TRANSACTION"); err != nil {
 		return false, err
 	}
@@ -123,7 +123,7 @@ func (l *Locker) exchangeRows(ctx context.Context, h *lockConn, takes []*take, l
 	}
 	if n := len(granted) + len(held); n > 0 {
 		sent := time.Now()
-		result, err := h.exec(ctx, l.exchangeSQL(granted, held))
+		result, err := h.exec(ctx, l.changeRowsSQL(granted, held))
 		if err != nil {
 			return false, err
 		}
@@ -167,7 +167,7 @@ func decide(takes []*take, leaves []*leaving, rows [][]string) (granted []*take,
 			return nil, nil, err
 		}
 		found := row[4]
-		t.left, t.polled = time.Duration(left)*time.Microsecond, found == rowAwaited
+		t.left, t.yielded = time.Duration(left)*time.Microsecond, found == rowAwaited
 		if found == rowOurs || found == rowFree && !t.inTurn {
 			t.token = token
 			granted = append(granted, t)
@@ -189,11 +189,11 @@ func decide(takes []*take, leaves []*leaving, rows [][]string) (granted []*take,
 // lease is ours, microseconds left, and for a request what becomes of it. For that the
 // connection takes the wake-up lock, if nobody has it.
 func (l *Locker) lookSQL(takes []*take, leaves []*leaving) string {
-	var names, polite []string
+	var names, yields []string
 	for _, t := range takes {
 		names = append(names, schema.Literal(t.of.r.Key))
-		if t.polite {
-			polite = append(polite, schema.Literal(t.of.r.Key))
+		if t.yields {
+			yields = append(yields, schema.Literal(t.of.r.Key))
 		}
 	}
 	asked := among(names, len(takes)+len(leaves))
@@ -203,14 +203,14 @@ func (l *Locker) lookSQL(takes []*take, leaves []*leaving) string {
 	return fmt.Sprintf("SELECT name, token, owner <=> %s, %s, IF(%s AND NOT %s, IF(%s AND IS_FREE_LOCK(%s) = 0, %s, 1 + %s), 0)"+
 		" FROM %s FORCE INDEX (PRIMARY) WHERE namespace = %s AND name IN (%s) FOR UPDATE SKIP LOCKED",
 		schema.Literal(l.owner), schema.Remaining(""), asked, schema.Live(""),
-		among(polite, len(takes)), lockname.SQLOfLeasePoller(l.cfg.Namespace, "name"), rowAwaited,
+		among(yields, len(takes)), lockname.SQLOfLeasePoller(l.cfg.Namespace, "name"), rowAwaited,
 		wakeUpNamed(lockname.SQLOfWakeUp(l.cfg.Namespace, "name"), "0"),
 		l.cfg.Table, schema.Literal(l.cfg.Namespace), strings.Join(names, ", "))
 }
 
-// exchangeSQL grants and releases leases whose rows are locked. The insert always meets them,
+// changeRowsSQL grants and releases leases whose rows are locked. The insert always meets them,
 // each by its primary key; it counts two rows for each.
-func (l *Locker) exchangeSQL(granted []*take, held []*leaving) string {
+func (l *Locker) changeRowsSQL(granted []*take, held []*leaving) string {
 	namespace := schema.Literal(l.cfg.Namespace)
 	var rows, names, ttls []string
 	for _, t := range granted {

@@ -106,8 +106,8 @@ func (l *locker) turnOf(h *lockConn) {
 	}
 }
 
-// areExchange reports whether the statements are those of one exchange.
-func areExchange(texts []string) bool {
+// areBatch reports whether the statements are those of one batch.
+func areBatch(texts []string) bool {
 	return len(texts) == 4 && count(texts, "START TRANSACTION")+count(texts, "SELECT")+count(texts, "INSERT")+count(texts, "COMMIT") == 4
 }
 
@@ -447,21 +447,21 @@ func TestSharedBurst(t *testing.T) {
 	})
 }
 
-// exchanged are requests and releases that were sent together.
-type exchanged struct {
+// batched are requests and releases that were sent together.
+type batched struct {
 	asked    []*asked
 	released []error
 	sent     func() []string
 }
 
-// exchangeAll has the requests, and the releases of leases whose wake-up locks are on one
+// batchAll has the requests, and the releases of leases whose wake-up locks are on one
 // connection, wait for that, and be sent on it together. before is called when all wait; then
 // the connection is free again. Who came first is the first to get it.
-func (l *locker) exchangeAll(t *testing.T, before func(), requests []Request, held []*asked, releasesFirst bool) exchanged {
+func (l *locker) batchAll(t *testing.T, before func(), requests []Request, held []*asked, releasesFirst bool) batched {
 	t.Helper()
 	h := held[0].lease.conn
 	l.turnOf(h)
-	e := exchanged{released: make([]error, len(held)), sent: l.tap.Texts()}
+	e := batched{released: make([]error, len(held)), sent: l.tap.Texts()}
 	var wait func()
 	release := func() { wait = l.releaseAllOn(h, held, func(i int, err error) { e.released[i] = err }) }
 	if releasesFirst {
@@ -493,9 +493,9 @@ func (l *locker) taken(t *testing.T, name string, n int) []*asked {
 	return held
 }
 
-// TestExchange: requests and releases that wait for the same connection share a transaction,
+// TestBatch: requests and releases that wait for the same connection share a transaction,
 // whoever came first.
-func TestExchange(t *testing.T) {
+func TestBatch(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, releasesFirst := range []bool{false, true} {
 			l := s.locker(setup{max: 2})
@@ -503,8 +503,8 @@ func TestExchange(t *testing.T) {
 			all[1].TTL = 2 * time.Minute
 			l.rowsOf(all)
 			held := l.taken(t, fmt.Sprint("before ", releasesFirst), 10)
-			e := l.exchangeAll(t, func() {}, all, held, releasesFirst)
-			if texts := e.sent(); !areExchange(texts) {
+			e := l.batchAll(t, func() {}, all, held, releasesFirst)
+			if texts := e.sent(); !areBatch(texts) {
 				t.Errorf("10 requests and 10 releases are sent as %q", heads(texts))
 			}
 			for i, a := range e.asked {
@@ -529,8 +529,8 @@ func TestExchange(t *testing.T) {
 	})
 }
 
-// TestExchangeOutcomes: in an exchange each request, and each release, has its own end.
-func TestExchangeOutcomes(t *testing.T) {
+// TestBatchOutcomes: in a batch each request, and each release, has its own end.
+func TestBatchOutcomes(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l, other := s.locker(setup{max: 2}), s.locker(setup{})
 		const stolen, locked, over, off, next = 1, 2, 3, 4, 5
@@ -551,7 +551,7 @@ func TestExchangeOutcomes(t *testing.T) {
 		s.set(held[over].lease.key, "expires = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND") // and nobody has taken it
 		s.set(held[off].lease.key, "owner = NULL")
 		s.set(held[next].lease.key, "token = token + 1")
-		e := l.exchangeAll(t, func() {}, all, held, false)
+		e := l.batchAll(t, func() {}, all, held, false)
 		dbtest.Want(t, e.asked[0].err, lockerr.ErrLocked)
 		dbtest.Want(t, e.asked[1].err, lockerr.ErrLocked)
 		dbtest.OK(t, e.asked[2].err)
@@ -575,9 +575,9 @@ func TestExchangeOutcomes(t *testing.T) {
 	})
 }
 
-// TestExchangeRefused: where the server refuses the write for one of them, the others are
+// TestBatchRefused: where the server refuses the write for one of them, the others are
 // granted, and released, alone, and nothing stays in a transaction.
-func TestExchangeRefused(t *testing.T) {
+func TestBatchRefused(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{max: 2, ttl: time.Hour}) // so that no connection is closed, with what it has
 		all := requests(3, request)
@@ -586,7 +586,7 @@ func TestExchangeRefused(t *testing.T) {
 		_, err := s.db.Exec("ALTER TABLE " + s.table.String() + " ADD CONSTRAINT not_this_one CHECK (name <> 'k1' OR owner IS NULL)")
 		dbtest.OK(t, err)
 		opened := l.tap.Opened()
-		e := l.exchangeAll(t, func() {}, all, held, false)
+		e := l.batchAll(t, func() {}, all, held, false)
 		if l.tap.Opened() != opened {
 			t.Error("the connection was given up")
 		}
@@ -631,9 +631,9 @@ func TestExchangeRefused(t *testing.T) {
 	})
 }
 
-// TestExchangePolled: among requests that are sent together, those that wait leave a free
+// TestBatchPolled: among requests that are sent together, those that wait leave a free
 // lease to a poller that has announced itself; those that do not wait take it.
-func TestExchangePolled(t *testing.T) {
+func TestBatchPolled(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{max: 2})
 		all := []Request{waiting("polled", 20*time.Second), request("polled, taken"), waiting("free", 20*time.Second)}
@@ -662,8 +662,8 @@ func TestExchangePolled(t *testing.T) {
 	})
 }
 
-// TestExchangeFull: a connection that may carry no more wake-up locks takes no requests along.
-func TestExchangeFull(t *testing.T) {
+// TestBatchFull: a connection that may carry no more wake-up locks takes no requests along.
+func TestBatchFull(t *testing.T) {
 	l, h := new(Locker), &lockConn{wakeUps: make(map[string]*Lease)}
 	for i := range maxWakeUps {
 		l.takes.Join(new(take))
@@ -678,9 +678,9 @@ func TestExchangeFull(t *testing.T) {
 	}
 }
 
-// TestExchangeRowOnce: a row is changed once in an exchange, also where a caller that has gone
+// TestBatchRowOnce: a row is changed once in a batch, also where a caller that has gone
 // has left its release behind.
-func TestExchangeRowOnce(t *testing.T) {
+func TestBatchRowOnce(t *testing.T) {
 	ask := func(key string) *take { return &take{of: &attempt{r: Request{Key: key}}} }
 	leave := func(key string, token uint64) *leaving { return &leaving{s: &Lease{key: key, token: token}} }
 	takes := []*take{ask("over"), ask("live")}
@@ -695,9 +695,9 @@ func TestExchangeRowOnce(t *testing.T) {
 	}
 }
 
-// TestExchangeLeftBehind: a caller that does not wait for its release any longer takes it out
-// of the next exchange.
-func TestExchangeLeftBehind(t *testing.T) {
+// TestBatchLeftBehind: a caller that does not wait for its release any longer takes it out
+// of the next batch.
+func TestBatchLeftBehind(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{max: 2})
 		lease := l.taken(t, "held", 2)[0].lease
@@ -724,8 +724,8 @@ func TestExchangeLeftBehind(t *testing.T) {
 	})
 }
 
-// TestExchangeClosed: what is granted while the Locker is being closed is given back.
-func TestExchangeClosed(t *testing.T) {
+// TestBatchClosed: what is granted while the Locker is being closed is given back.
+func TestBatchClosed(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, late := range []bool{false, true} {
 			l := s.locker(setup{max: 2})
@@ -759,9 +759,9 @@ func TestExchangeClosed(t *testing.T) {
 	})
 }
 
-// TestExchangeRows: only the rows that are asked for are locked, also where there are few in the
+// TestBatchRows: only the rows that are asked for are locked, also where there are few in the
 // table, and the server makes the same names of named locks.
-func TestExchangeRows(t *testing.T) {
+func TestBatchRows(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		const odd = "Ä\x00'\\"
@@ -771,7 +771,7 @@ func TestExchangeRows(t *testing.T) {
 			l.rowsOf(all)
 			var takes []*take
 			for _, r := range all[:2] {
-				takes = append(takes, &take{of: &attempt{r: r}, polite: true})
+				takes = append(takes, &take{of: &attempt{r: r}, yields: true})
 			}
 			leaves := []*leaving{{s: &Lease{key: all[3].Key}}}
 			s.onConn(func(conn driver.Conn) {
