@@ -175,8 +175,8 @@ func (m *mocked) probe(a answers) {
 }
 
 func (m *mocked) reprobe(a answers) {
-	m.ExpectQuery(sqlProbe).WillReturnRows(sqlmock.NewRows([]string{"1", "2", "3", "4", "5", "6", "7", "8"}).
-		AddRow(a.version, a.database, "0", "0", "REPEATABLE-READ", "0", a.topology, "0"))
+	m.ExpectQuery(sqlProbe).WillReturnRows(sqlmock.NewRows(strings.Split("1 2 3 4 5 6 7 8 9 10 11 12 13 14 15", " ")).
+		AddRow(a.version, a.database, "0", "0", "REPEATABLE-READ", "0", a.topology, "0", "", "0", "0", "", "0", a.version, ""))
 }
 
 func (m *mocked) state(a answers) {

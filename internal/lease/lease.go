@@ -188,7 +188,7 @@ func New(cfg strategy.Config) *Locker {
 		queueing: make(chan struct{}, max(1, cfg.Conns.Stat().Max/4)),
 	}
 	l.by, l.wakes = steps{l.takeAndWake, l.giveAndWake, l.giveSomeAndWake, l.giveUnknownAndWake, l.extend, l.extendSome, l.fence}, true
-	if cfg.Info.RowByRow {
+	if !cfg.Info.NamedLocks {
 		l.by, l.wakes = steps{l.takeRow, l.giveRow, l.giveRows, l.giveUnknownRow, l.extendRow, l.extendRows, l.fenceRows}, false
 		if cfg.Info.Share != "" {
 			l.by.fence = l.fence

@@ -690,7 +690,7 @@ func (a *attempt) open(ctx context.Context) (*pool.Txn, error) {
 	switch {
 	case a.implicit:
 		return a.c.Begun(ctx), nil
-	case a.cfg.Info.EarlySnapshot:
+	case a.cfg.Info.Optimists:
 		for _, text := range a.cfg.Info.Pessimistic(limit) {
 			if err := server.Exec(ctx, a.c.Conn, text); err != nil {
 				return nil, err

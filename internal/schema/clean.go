@@ -42,9 +42,9 @@ var CleanSetup = "SET SESSION autocommit = 1, " + server.OwnSettings + ", innodb
 // with the new floor. The floor is locked for one statement only, so new rows can be made
 // during a clean-up.
 //
-// It needs the privilege DELETE, and SKIP LOCKED, which MariaDB has from 10.6 on, or RowByRow.
+// It needs the privilege DELETE, and SKIP LOCKED, which MariaDB has from 10.6 on, unless Skips is false.
 type Cleaner struct {
-	RowByRow bool // lock one row after the other, where SKIP LOCKED locks nothing: see [server.Flavour]
+	Skips bool // use SKIP LOCKED; else lock one row after the other
 
 	table  Table
 	old    string    // the condition for rows to remove
@@ -62,7 +62,7 @@ type Cleaner struct {
 // Cleaner returns a clean-up of rows that were unused for so long.
 func (t Table) Cleaner(unused time.Duration) *Cleaner {
 	return &Cleaner{
-		table: t, batch: cleanMost / 5,
+		Skips: true, table: t, batch: cleanMost / 5,
 		old: fmt.Sprintf("expires < UTC_TIMESTAMP(6) - INTERVAL %d MICROSECOND", max(unused, 0).Microseconds()),
 	}
 }
@@ -238,10 +238,10 @@ func (c *Cleaner) remove(ctx context.Context, conn driver.Conn, rows [][]string)
 // removeIn is remove in the open transaction.
 func (c *Cleaner) removeIn(ctx context.Context, conn driver.Conn, rows [][]string) (removed int, err error) {
 	t := c.table
-	if c.RowByRow {
-		rows, err = c.lockEach(ctx, conn, rows)
-	} else {
+	if c.Skips {
 		rows, err = server.Query(ctx, conn, c.lock(rows, " SKIP LOCKED"))
+	} else {
+		rows, err = c.lockEach(ctx, conn, rows)
 	}
 	if err != nil || len(rows) == 0 {
 		return 0, err

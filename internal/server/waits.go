@@ -2,8 +2,8 @@ package server
 
 import (
 	"fmt"
-	"regexp"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -17,15 +17,11 @@ func Waits(since time.Time) string {
 // WaitsComment is that comment.
 func WaitsComment(since time.Time) string { return "/* mysqllock " + Waits(since) + " */ " }
 
-var waits = regexp.MustCompile(`/\* mysqllock (?:[0-9a-f]+ )?waits ([0-9]{1,12}) ms \*/`)
-
-// ReadWaits reads from a statement's text what Waits has said. ok is false if the text says
-// nothing.
+// ReadWaits reads from a statement's text what Waits has said. ok is false if that says nothing.
 func ReadWaits(text string) (d time.Duration, ok bool) {
-	m := waits.FindStringSubmatch(text)
-	if m == nil {
-		return 0, false
-	}
-	n, _ := strconv.ParseInt(m[1], 10, 64)
-	return time.Duration(n) * time.Millisecond, true
+	_, text, _ = strings.Cut(text, "/* mysqllock ")
+	text, _, whole := strings.Cut(text, " ms */")
+	_, number, said := strings.Cut(" "+text, " waits ")
+	n, err := strconv.ParseUint(number, 10, 40)
+	return time.Duration(n) * time.Millisecond, whole && said && err == nil
 }
