@@ -56,7 +56,7 @@ func commitText(cfg Config) string {
 		return "CALL " + cfg.Table.VersionsProcedure().String() + "(" + schema.Literal(cfg.Namespace) + ", "
 	}
 	return "SET STATEMENT innodb_lock_wait_timeout = 0, lock_wait_timeout = 0 FOR UPDATE " + cfg.Table.String() +
-		" SET token = token + 1, expires = UTC_TIMESTAMP(6) WHERE namespace = " + schema.Literal(cfg.Namespace) + " AND name = " + schema.Unhex
+		" SET " + schema.Next + " WHERE " + schema.Row("", cfg.Namespace, schema.Unhex)
 }
 
 // commitCall calls the procedure. The comment is for those who look for a COMMIT in what the

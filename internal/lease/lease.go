@@ -84,7 +84,7 @@
 //
 // # Without named locks
 //
-// Where server.Flavour's RowByRow is set, nobody is woken: who waits asks four times a second,
+// Without named locks nobody is woken: who waits asks four times a second,
 // and when the lease expires. A lease is taken, renewed and released in a transaction that locks
 // its row first, and nothing is handed over or exchanged. Without share locks its fence is FOR
 // UPDATE. Whoever takes a lease must lock its row and change its token, so a transaction commits

@@ -182,9 +182,9 @@ func (l *Locker) extendTogether(ctx context.Context, h *lockConn, leases []*Leas
 func (l *Locker) rowsOf(leases []*Lease) string {
 	var names []string
 	for _, s := range leases {
-		names = append(names, schema.Literal(s.key))
+		names = append(names, s.key)
 	}
-	return fmt.Sprintf("namespace = %s AND name IN (%s)", schema.Literal(l.cfg.Namespace), strings.Join(names, ", "))
+	return schema.Rows(l.cfg.Namespace, names)
 }
 
 // fenceRows locks the rows whatever is in them: a share lock excludes nobody here.

@@ -261,7 +261,7 @@ func (a *attempt) sleep(ctx context.Context) error {
 // survey returns the slots without a lease, and the lease that expires first. Another lease
 // may be released earlier, so the remaining time is cut to a short wait.
 func (a *attempt) survey(ctx context.Context) (open []int, first *strategy.Leased, err error) {
-	rows, err := a.ask(ctx, a.surveySQL())
+	rows, err := a.ask(ctx, a.readSQL(a.names))
 	if err != nil {
 		return nil, nil, err
 	}

@@ -5,7 +5,6 @@ import (
 	"database/sql/driver"
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/server"
@@ -143,15 +142,15 @@ func (c *Cleaner) mark(ctx context.Context, conn driver.Conn) error {
 // look returns the last of the rows that the step reads, and how many these are at most. If
 // the step reads all the rest, end is nil.
 func (c *Cleaner) look(ctx context.Context, conn driver.Conn) (looked int, end []string, err error) {
-	rows, err := server.Query(ctx, conn, c.bounded("namespace, name FROM "+c.table.String()+" WHERE "+c.behind()+
-		fmt.Sprintf(" ORDER BY namespace, name LIMIT 1 OFFSET %d", cleanLook-1)))
+	rows, err := server.Query(ctx, conn, server.Bounded(cleanBound)+"namespace, name FROM "+c.table.String()+" WHERE "+c.behind()+
+		fmt.Sprintf(" ORDER BY namespace, name LIMIT 1 OFFSET %d", cleanLook-1))
 	if err != nil {
 		return 0, nil, err
 	}
 	if len(rows) > 0 {
 		return cleanLook, rows[0], nil
 	}
-	rows, err = server.Query(ctx, conn, c.bounded("COUNT(*) FROM "+c.table.String()+" WHERE "+c.behind()))
+	rows, err = server.Query(ctx, conn, server.Bounded(cleanBound)+"COUNT(*) FROM "+c.table.String()+" WHERE "+c.behind())
 	if err == nil {
 		looked, err = strconv.Atoi(rows[0][0])
 	}
@@ -164,8 +163,8 @@ func (c *Cleaner) find(ctx context.Context, conn driver.Conn, end []string, limi
 	if end != nil {
 		upTo = fmt.Sprintf("(namespace < %[1]s OR namespace = %[1]s AND name <= %[2]s)", Literal(end[0]), Literal(end[1]))
 	}
-	return server.Query(ctx, conn, c.bounded(fmt.Sprintf("namespace, name, token FROM %s WHERE %s AND %s AND %s AND name <> %s AND NOT (%s) ORDER BY namespace, name LIMIT %d",
-		c.table, c.behind(), upTo, c.old, Literal(Stripes), Floor, limit)))
+	return server.Query(ctx, conn, server.Bounded(cleanBound)+fmt.Sprintf("namespace, name, token FROM %s WHERE %s AND %s AND %s AND name <> %s AND NOT (%s) ORDER BY namespace, name LIMIT %d",
+		c.table, c.behind(), upTo, c.old, Literal(Stripes), Floor, limit))
 }
 
 // behind is the condition for rows that were not read yet.
@@ -174,12 +173,6 @@ func (c *Cleaner) behind() string {
 		return "TRUE"
 	}
 	return fmt.Sprintf("(namespace > %[1]s OR namespace = %[1]s AND name > %[2]s)", Literal(c.after[0]), Literal(c.after[1]))
-}
-
-// bounded is a plain SELECT with a time limit on the server.
-func (c *Cleaner) bounded(text string) string {
-	return fmt.Sprintf( // MySQL skips the comment, MariaDB the hint
-		"/*M!100000 SET STATEMENT max_statement_time = %d FOR */ SELECT /*+ MAX_EXECUTION_TIME(%d) */ ", int(cleanBound.Seconds()), cleanBound.Milliseconds()) + text
 }
 
 // remove removes those of rows that are still old and not locked.
@@ -269,15 +262,14 @@ func (c *Cleaner) lockEach(ctx context.Context, conn driver.Conn, rows [][]strin
 	return locked, nil
 }
 
-// exactly is the table, joined so that each row is looked up by its primary key: an IN list
-// can lock every row of a small table. The table has no alias: DELETE accepts one only if
-// a database is selected.
+// exactly is the table, joined with the rows. It has no alias: DELETE accepts one only if a database
+// is selected.
 func (t Table) exactly(rows [][]string) string {
-	lines := make([]string, len(rows))
+	lines := make([][]string, len(rows))
 	for i, row := range rows {
-		lines[i] = "SELECT " + Literal(row[0]) + " AS s, " + Literal(row[1]) + " AS k"
+		lines[i] = []string{Literal(row[0]), Literal(row[1])}
 	}
-	return "(" + strings.Join(lines, " UNION ALL ") + ") d STRAIGHT_JOIN " + t.String() + " ON namespace = s AND name = k"
+	return List(lines, "s", "k") + " STRAIGHT_JOIN " + t.String() + " ON namespace = s AND name = k"
 }
 
 // CleaningSQL asks whether a [Cleaner] is at work: it locks rows for moments. It

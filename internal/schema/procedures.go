@@ -348,7 +348,7 @@ func versionsText(t Table) (parameters, body string) {
 			"  IF p_rows IS NULL THEN\n" +
 			"    SELECT /*+ SET_VAR(lock_wait_timeout = 1) */ p_version = 0 OR token = p_version AND " + Settled + " INTO v_same\n" +
 			"      FROM " + t.String() + ofKey + " FOR UPDATE NOWAIT;\n" +
-			"    IF v_same THEN UPDATE " + t.String() + " SET token = token + 1, expires = UTC_TIMESTAMP(6)" + ofKey + "; END IF;\n" +
+			"    IF v_same THEN UPDATE " + t.String() + " SET " + Next + ofKey + "; END IF;\n" +
 			"  ELSE\n" +
 			"    INSERT /*+ SET_VAR(lock_wait_timeout = 1) SET_VAR(sql_big_selects = 1) */ INTO " + t.String() + " (namespace, name, token, expires)\n" +
 			"      SELECT r.namespace, r.name, r.token, r.expires FROM JSON_TABLE(p_rows, _utf8mb4'$[*]' COLUMNS (n VARCHAR(510) CHARACTER SET utf8mb4 PATH _utf8mb4'$[0]', v BIGINT UNSIGNED PATH _utf8mb4'$[1]')) d\n" +

@@ -154,6 +154,44 @@ const Settled = "versioned = 1 AND owner IS NULL"
 // Released are the assignments that end a row's lease.
 const Released = "owner = NULL, expires = LEAST(expires, UTC_TIMESTAMP(6))"
 
+// Next are the assignments of a commit under a row's key that optimistic units must see.
+const Next = "token = token + 1, expires = UTC_TIMESTAMP(6)"
+
+// Row is the condition for the row of a namespace whose name is an SQL expression. qualifier is as
+// for Live.
+func Row(qualifier, namespace, name string) string {
+	return qualifier + "namespace = " + Literal(namespace) + " AND " + qualifier + "name = " + name
+}
+
+// Rows is the condition for the rows of a namespace with these names.
+func Rows(namespace string, names []string) string {
+	in := make([]string, len(names))
+	for i, name := range names {
+		in[i] = Literal(name)
+	}
+	return "namespace = " + Literal(namespace) + " AND name IN (" + strings.Join(in, ", ") + ")"
+}
+
+// List is a table d for FROM, with lines of SQL expressions, and these names for its columns. Joined
+// by STRAIGHT_JOIN it has each row looked up by its primary key: an IN list can lock every row of a
+// small table.
+func List(lines [][]string, columns ...string) string {
+	var b strings.Builder
+	for i, line := range lines {
+		b.WriteString([2]string{"(SELECT ", " UNION ALL SELECT "}[min(i, 1)])
+		for j, value := range line {
+			if j > 0 {
+				b.WriteString(", ")
+			}
+			b.WriteString(value)
+			if i == 0 {
+				b.WriteString(" AS " + columns[j])
+			}
+		}
+	}
+	return b.String() + ") d"
+}
+
 // Literal returns b as a hexadecimal literal, which needs no quotes and compares as bytes.
 func Literal(b string) string { return "x'" + hex.EncodeToString([]byte(b)) + "'" }
 

@@ -7,6 +7,11 @@ import (
 	"time"
 )
 
+// Bounded begins a SELECT that the server ends after d. MySQL skips the comment, MariaDB the hint.
+func Bounded(d time.Duration) string {
+	return fmt.Sprintf("/*M!100000 SET STATEMENT max_statement_time = %.3f FOR */ SELECT /*+ MAX_EXECUTION_TIME(%d) */ ", d.Seconds(), d.Milliseconds())
+}
+
 // Waits says, for a comment in a statement that waits, for how long its caller has waited when
 // the statement is sent. With the age of the statement, which the server tells, that is since
 // when the caller waits, whatever the clocks of both hosts say.
