@@ -50,12 +50,12 @@ func (r *Rows) ProvideCommit(ctx context.Context) {
 }
 
 // commitText is what the text of Commit has for all keys: the beginning of the call, and on
-// MariaDB the UPDATE of one row. NOWAIT is not allowed there, but a limit of 0 means the same.
+// MariaDB the UPDATE of one row.
 func commitText(cfg Config) string {
 	if !cfg.Info.Blocks {
 		return "CALL " + cfg.Table.VersionsProcedure().String() + "(" + schema.Literal(cfg.Namespace) + ", "
 	}
-	return "SET STATEMENT innodb_lock_wait_timeout = 0, lock_wait_timeout = 0 FOR UPDATE " + cfg.Table.String() +
+	return schema.AtOnce + "UPDATE " + cfg.Table.String() +
 		" SET " + schema.Next + " WHERE " + schema.Row("", cfg.Namespace, schema.Unhex)
 }
 

@@ -24,15 +24,12 @@ func (l *Locker) readSQL(keys []string) string {
 		l.cfg.Info.IsolationVariable(), schema.Remaining(""), l.cfg.Table, schema.Rows(l.cfg.Namespace, keys), len(keys))
 }
 
-// beginText is the text of beginBlock that is the same for all keys. The block of MariaDB has
-// a variable of the session's, since sql_mode ORACLE declares others elsewhere; MAX sets it
-// also if there is no row.
+// beginText is the text of beginBlock that is the same for all keys.
 func beginText(cfg strategy.Config) string {
 	if !cfg.Info.Blocks {
 		return "CALL " + cfg.Table.BeginProcedure().String() + "(" + schema.Literal(cfg.Namespace) + ", "
 	}
-	return "BEGIN NOT ATOMIC SELECT MAX(token) INTO @mysqllock_token FROM " + cfg.Table.String() + " WHERE " + schema.Row("", cfg.Namespace, schema.Unhex) + " AND " + schema.Settled + " AND @@tx_isolation <> '" + readUncommitted + "' LIMIT 1;" +
-		" IF @mysqllock_token IS NOT NULL THEN START TRANSACTION; SELECT @mysqllock_token; END IF; END"
+	return cfg.Table.BeginBlock(cfg.Namespace)
 }
 
 // beginBlock reads the version of a key and begins a transaction, if nothing has to be done

@@ -139,16 +139,6 @@ func (l *Locker) commitAndLock(ctx context.Context, c *pool.Conn, key, mark stri
 	return c.QueryBlock(ctx, pool.Block{Text: l.passing, Values: []driver.Value{schema.Hex(key), l.known(key), mark}})
 }
 
-// passBlock is [schema.Table.PassProcedure] as an anonymous block of MariaDB, to be prepared.
-// NOWAIT is not allowed there, but limits of 0 mean the same.
-func (l *Locker) passBlock() string {
-	return blockOfKey +
-		"COMMIT; SET @mysqllock_done = ?; " +
-		"BEGIN DECLARE CONTINUE HANDLER FOR SQLEXCEPTION BEGIN END; START TRANSACTION; " +
-		"SET STATEMENT innodb_lock_wait_timeout = 0, lock_wait_timeout = 0 FOR SELECT " + schema.Quiet("v_most") + " INTO v_quiet" + l.fromRow + "v_name LIMIT 1 FOR UPDATE; END; " +
-		"IF v_quiet IS NOT TRUE THEN ROLLBACK; SELECT 0; END IF; END"
-}
-
 // Passes reports whether the server has a way for [Succession.Commit]. Where nobody knows, that is
 // found out in the background, for the next time.
 func (l *Locker) Passes(background func(func(context.Context))) bool {

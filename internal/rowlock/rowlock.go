@@ -166,7 +166,7 @@ func New(cfg strategy.Config) *Locker {
 		fromRow: " FROM " + cfg.Table.String() + " WHERE " + schema.Row("", cfg.Namespace, ""),
 		galera:  cfg.Info.Streams() && !cfg.Unsafe,
 	}
-	l.single, l.singleShared, l.passing = l.newSingle(false), l.newSingle(true), l.passBlock()
+	l.single, l.singleShared, l.passing = l.newSingle(false), l.newSingle(true), cfg.Table.PassBlock(cfg.Namespace)
 	l.blind.Store(!cfg.Info.Holders)
 	return l
 }

@@ -199,21 +199,15 @@ func (a *attempt) preparedSQL() (text string, args []driver.Value, quiet bool) {
 // single has the texts of preparedSQL.
 type single struct{ read, block string }
 
-// newSingle returns the texts. The values of the block are variables: if the table is
-// altered, the server parses the statements in the block again without the values.
 func (l *Locker) newSingle(shared bool) single {
 	row := func(name string) string { return l.fromRow + name + " LIMIT 1" + l.rowLock(Key{Shared: shared}) }
 	return single{
 		read: "SELECT " + server.Untimed + columns + row(schema.Unhex) + " NOWAIT",
-		block: blockOfKey +
+		block: schema.BlockOfKey +
 			l.startSQL() + noWait + "SELECT " + schema.Quiet("v_most") + " INTO v_quiet" + row("v_name") +
 			"; IF v_quiet IS NOT TRUE THEN SELECT " + columns + row("v_name") + "; END IF; END",
 	}
 }
-
-// blockOfKey begins a block of MariaDB, to be prepared, with the name of a key and what known
-// says of it.
-const blockOfKey = "BEGIN NOT ATOMIC DECLARE v_name VARBINARY(255) DEFAULT " + schema.Unhex + "; DECLARE v_most BIGINT UNSIGNED DEFAULT ?; DECLARE v_quiet BOOL; "
 
 // known is the highest token of key that tells nothing new: any, if the key is known to
 // have had a lease, else 0.

@@ -1,5 +1,12 @@
 // Package schema knows the lock table and its procedures: their names, their definitions,
-// and how they are made.
+// and how they are made. It also has what the texts of several strategies are made of.
+//
+// A text is beside the code that gives it values and reads its answer. No two strategies send the same
+// one, so a package of all texts would only part them from that. MySQL's procedure and MariaDB's block
+// have one body here where they do the same, and two where the servers want it: an UPDATE that waits
+// for nothing is one statement on MariaDB only (versions, the release of a lease); a list is JSON_TABLE,
+// which MariaDB 10.5 does not have (the check of leases); and a wait is found by KILL, or bounded, in
+// other ways (row locks).
 package schema
 
 import (
