@@ -800,7 +800,7 @@ func (s *fakeServer) mysqlAnswers() *fakeServer {
 		case text == sqlFloor:
 			return one(int64(1))
 		case text == sqlStripes:
-			return fakeReply{columns: []string{"token"}}, nil
+			return fakeReply{columns: []string{"name", "token"}}, nil
 		case strings.HasPrefix(text, "SELECT name, token FROM `shop`.`mysqllock`"):
 			return one("", int64(0)) // the floor alone
 		case strings.HasPrefix(text, "CALL `shop`.`mysqllock_lock2`"), strings.Contains(text, "versioned, @@read_only"):

@@ -62,7 +62,7 @@ const (
 		" SELECT x'73686f70', k, token, UTC_TIMESTAMP(6) FROM `shop`.`mysqllock` JOIN (SELECT x'6b' AS k) d" + sqlFromFloor
 	sqlAndFloor  = " UNION ALL SELECT name, token FROM `shop`.`mysqllock` WHERE namespace = x'' AND name = x''"
 	sqlFromFloor = " WHERE namespace = x'' AND name = x'' LOCK IN SHARE MODE"
-	sqlStripes   = "SELECT token FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'0073747269706573'"
+	sqlStripes   = "SELECT name, token FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN (x'0073747269706573')" + sqlAndFloor
 
 	sqlCall  = "CALL `shop`.`mysqllock_lock2`(x'73686f70', x'6b', false, NULL, 30, 0, false)"
 	sqlOf    = "CONNECTION_ID(), token, owner, versioned, @@read_only, @@innodb_read_only FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b' LIMIT 1 FOR UPDATE"

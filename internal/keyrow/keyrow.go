@@ -146,16 +146,11 @@ func (r *Rows) Agree(ctx context.Context, conn driver.Conn) error {
 
 // noted reads how many rows the keys share; 0 without a note.
 func (r *Rows) noted(ctx context.Context, conn driver.Conn) (int, error) {
-	rows, err := server.Query(ctx, conn, "SELECT token FROM "+r.cfg.Table.String()+" WHERE "+r.stripesRow())
-	if err != nil || len(rows) == 0 {
+	token, err := r.read(ctx, conn, nil)
+	if err != nil || token[schema.Stripes] == "" {
 		return 0, err
 	}
-	return strconv.Atoi(rows[0][0])
-}
-
-// stripesRow is the condition for the row of the note.
-func (r *Rows) stripesRow() string {
-	return schema.Row("", r.cfg.Namespace, schema.Literal(schema.Stripes))
+	return strconv.Atoi(token[schema.Stripes])
 }
 
 // note notes how many rows the keys share, if no key has a row of its own yet. It locks
@@ -365,11 +360,8 @@ func (r *Rows) read(ctx context.Context, conn driver.Conn, keys []string) (map[s
 }
 
 func (r *Rows) readSQL(keys []string) string {
-	if r.cfg.Stripes == 0 {
-		keys = append(slices.Clone(keys), schema.Stripes)
-	}
 	from := "SELECT name, token FROM " + r.cfg.Table.String() + " WHERE "
-	return from + schema.Rows(r.cfg.Namespace, keys) + " UNION ALL " + from + schema.Floor
+	return from + schema.Rows(r.cfg.Namespace, append(slices.Clone(keys), schema.Stripes)) + " UNION ALL " + from + schema.Floor
 }
 
 // insertSQL makes the rows of keys, with the token of the floor. It locks the floor first:

@@ -122,8 +122,8 @@ func (c *Cleaner) mark(ctx context.Context, conn driver.Conn) error {
 	for tries := 1; ; tries++ {
 		changed, err := server.Affected(ctx, conn, text)
 		if err == nil && changed == 0 { // another clean-up may have set the same just now
-			var floor [][]string
-			if floor, err = server.Query(ctx, conn, "SELECT 1 FROM "+c.table.String()+" WHERE "+Floor); err == nil && len(floor) == 0 {
+			var there bool
+			if there, err = c.table.hasFloor(ctx, conn); err == nil && !there {
 				return fmt.Errorf("the lock table lacks its floor row; make it with:\n%s", c.table.floorDDL())
 			}
 		}

@@ -401,11 +401,16 @@ const duplicateColumn = 1060
 // ensureFloor makes the floor row if a plain read does not find it. (An INSERT of an
 // existing row would wait for its lock.)
 func (t Table) ensureFloor(ctx context.Context, conn driver.Conn) error {
-	rows, err := server.Query(ctx, conn, "SELECT 1 FROM "+t.String()+" WHERE "+Floor)
-	if err != nil || len(rows) > 0 {
+	there, err := t.hasFloor(ctx, conn)
+	if err != nil || there {
 		return err
 	}
 	return server.Exec(ctx, conn, t.floorDDL())
+}
+
+func (t Table) hasFloor(ctx context.Context, conn driver.Conn) (bool, error) {
+	rows, err := server.Query(ctx, conn, "SELECT 1 FROM "+t.String()+" WHERE "+Floor)
+	return len(rows) > 0, err
 }
 
 func (t Table) where(schemaColumn, nameColumn, name string) string {
