@@ -40,16 +40,13 @@ type Config struct {
 
 // Rows are the rows of one namespace. It is safe for concurrent use.
 type Rows struct {
-	cfg        Config
-	known      known
-	missing    gather.Group[*missing]
-	commitText string // the text of Commit that is the same for all keys
+	cfg     Config
+	known   known
+	missing gather.Group[*missing]
 }
 
 // New returns the rows of a table. Call [schema.Table.Ensure] before.
-func New(cfg Config) *Rows {
-	return &Rows{cfg: cfg, commitText: commitText(cfg)}
-}
+func New(cfg Config) *Rows { return &Rows{cfg: cfg} }
 
 // missing is what a caller of Exist waits for.
 type missing struct {

@@ -6,7 +6,6 @@ import (
 	"strconv"
 
 	"github.com/mysqllock/mysqllock/internal/schema"
-	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/pool"
 )
 
@@ -24,27 +23,20 @@ func (l *Locker) readSQL(keys []string) string {
 		l.cfg.Info.IsolationVariable(), schema.Remaining(""), l.cfg.Table, schema.Rows(l.cfg.Namespace, keys), len(keys))
 }
 
-// beginText is the text of beginBlock that is the same for all keys.
-func beginText(cfg strategy.Config) string {
-	if !cfg.Info.Blocks {
-		return "CALL " + cfg.Table.BeginProcedure().String() + "(" + schema.Literal(cfg.Namespace) + ", "
-	}
-	return cfg.Table.BeginBlock(cfg.Namespace)
-}
-
 // beginBlock reads the version of a key and begins a transaction, if nothing has to be done
 // before. It has no text if there is no way for that. See [schema.Table.BeginProcedure] for
 // what it answers, what comes in which order, and why.
 func (l *Locker) beginBlock(keys []string) pool.Block {
+	t, namespace := l.cfg.Table, l.cfg.Namespace
 	switch {
 	case len(keys) != 1 || l.cfg.Info.Topology != "" || l.cfg.Info.Router:
 		return pool.Block{}
 	case l.cfg.Info.Blocks:
-		return pool.Block{Text: l.begin, Values: []driver.Value{schema.Hex(keys[0])}}
-	case !l.cfg.Procedures.Has(l.cfg.Table.BeginProcedure()):
+		return pool.Block{Text: t.BeginBlock(namespace), Values: []driver.Value{schema.Hex(keys[0])}}
+	case !l.cfg.Procedures.Has(t.BeginProcedure()):
 		return pool.Block{}
 	}
-	return pool.Block{Text: l.begin + schema.Literal(keys[0]) + ")"}
+	return pool.Block{Text: fmt.Sprintf("CALL %s(%s, %s)", t.BeginProcedure(), schema.Literal(namespace), schema.Literal(keys[0]))}
 }
 
 // The two statements below change rows by an INSERT that always hits the row that it has

@@ -136,7 +136,7 @@ func (l *Locker) commitAndLock(ctx context.Context, c *pool.Conn, key, mark stri
 		return server.Query(ctx, c.Conn, fmt.Sprintf("CALL %s(%s, %s, %s, '%s') /* COMMIT and lock */", l.cfg.Table.PassProcedure(),
 			schema.Literal(l.cfg.Namespace), schema.Literal(key), l.known(key), mark))
 	}
-	return c.QueryBlock(ctx, pool.Block{Text: l.passing, Values: []driver.Value{schema.Hex(key), l.known(key), mark}})
+	return c.QueryBlock(ctx, pool.Block{Text: l.cfg.Table.PassBlock(l.cfg.Namespace), Values: []driver.Value{schema.Hex(key), l.known(key), mark}})
 }
 
 // Passes reports whether the server has a way for [Succession.Commit]. Where nobody knows, that is

@@ -149,13 +149,11 @@ var terms = strategy.Terms{
 
 // Locker acquires row locks on one server. It is safe for concurrent use.
 type Locker struct {
-	cfg                  strategy.Config
-	fromRow              string         // the part of a lock statement from FROM to the row's name
-	galera               bool           // locks hold on all nodes of a Galera cluster
-	single, singleShared single         // statements for one key, to be prepared
-	blind                atomic.Bool    // the server does not show the holders of locks to this account
-	cleanup              sync.WaitGroup // kills whose caller did not wait for them
-	passing              string         // MariaDB's block for Succession.Commit
+	cfg     strategy.Config
+	fromRow string         // the part of a lock statement from FROM to the row's name
+	galera  bool           // locks hold on all nodes of a Galera cluster
+	blind   atomic.Bool    // the server does not show the holders of locks to this account
+	cleanup sync.WaitGroup // kills whose caller did not wait for them
 }
 
 // New returns a Locker on a table that exists. cfg.TTL is also the limit on the idleness of
@@ -166,7 +164,6 @@ func New(cfg strategy.Config) *Locker {
 		fromRow: " FROM " + cfg.Table.String() + " WHERE " + schema.Row("", cfg.Namespace, ""),
 		galera:  cfg.Info.Streams() && !cfg.Unsafe,
 	}
-	l.single, l.singleShared, l.passing = l.newSingle(false), l.newSingle(true), cfg.Table.PassBlock(cfg.Namespace)
 	l.blind.Store(!cfg.Info.Holders)
 	return l
 }

@@ -31,7 +31,7 @@ var leaseColumns = schema.Remaining("") + ", token, owner"
 // overrides sql_select_limit. hint goes behind the first SELECT, tail behind each lock.
 func (l *Locker) selects(keys []Key, hint, tail string) string {
 	one := func(key Key, hint string) string {
-		return "SELECT " + hint + columns + l.fromRow + schema.Literal(key.Name) + " LIMIT 1" + l.rowLock(key) + tail
+		return "SELECT " + hint + columns + l.locking(schema.Literal(key.Name), key) + tail
 	}
 	if len(keys) == 1 {
 		return one(keys[0], hint)
@@ -57,6 +57,11 @@ func (l *Locker) selects(keys []Key, hint, tail string) string {
 // columns are the columns of a lock statement. A row with an owner has a lease, which may
 // have expired.
 const columns = "CONNECTION_ID(), token, owner, versioned, " + server.WritableColumns
+
+// locking is a locking read of key's row from FROM on. name is an SQL expression.
+func (l *Locker) locking(name string, key Key) string {
+	return l.fromRow + name + " LIMIT 1" + l.rowLock(key)
+}
 
 // rowLock is the locking clause of a read.
 func (l *Locker) rowLock(key Key) string {
@@ -183,30 +188,16 @@ func (a *attempt) preparedSQL() (text string, args []driver.Value, quiet bool) {
 		return "", nil, false
 	}
 	key := a.keys[0]
-	texts, name := a.single, schema.Hex(key.Name)
-	if key.Shared {
-		texts = a.singleShared
-	}
+	name := schema.Hex(key.Name)
 	switch {
 	case a.implicit && (a.cfg.Info.Blocks || !a.cfg.Procedures.Has(a.cfg.Table.LockProcedure()) || !a.cfg.Rows.Leased(key.Name)):
-		return texts.read, []driver.Value{name}, false
+		return "SELECT " + server.Untimed + columns + a.locking(schema.Unhex, key) + " NOWAIT", []driver.Value{name}, false
 	case a.cfg.Info.Blocks && a.c.KnownID() != 0:
-		return texts.block, []driver.Value{name, a.known(key.Name)}, true
+		row := a.locking("v_name", key)
+		return schema.BlockOfKey + a.startSQL() + noWait + "SELECT " + schema.Quiet("v_most") + " INTO v_quiet" + row +
+			"; IF v_quiet IS NOT TRUE THEN SELECT " + columns + row + "; END IF; END", []driver.Value{name, a.known(key.Name)}, true
 	}
 	return "", nil, false
-}
-
-// single has the texts of preparedSQL.
-type single struct{ read, block string }
-
-func (l *Locker) newSingle(shared bool) single {
-	row := func(name string) string { return l.fromRow + name + " LIMIT 1" + l.rowLock(Key{Shared: shared}) }
-	return single{
-		read: "SELECT " + server.Untimed + columns + row(schema.Unhex) + " NOWAIT",
-		block: schema.BlockOfKey +
-			l.startSQL() + noWait + "SELECT " + schema.Quiet("v_most") + " INTO v_quiet" + row("v_name") +
-			"; IF v_quiet IS NOT TRUE THEN SELECT " + columns + row("v_name") + "; END IF; END",
-	}
 }
 
 // known is the highest token of key that tells nothing new: any, if the key is known to
