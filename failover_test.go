@@ -284,12 +284,16 @@ type changeable struct {
 
 // What a fake server says of itself.
 var (
-	anyPrimary   = []driver.Value{"8.4.0", "shop", "0", "0", "REPEATABLE-READ", "0", "OFF,", int64(0)}
-	anySecondary = []driver.Value{"8.4.0", "shop", "0", "1", "REPEATABLE-READ", "0", "OFF,", int64(0)}
-	newerPrimary = []driver.Value{"8.4.1", "shop", "0", "0", "REPEATABLE-READ", "0", "OFF,", int64(0)}
-	otherEngine  = []driver.Value{"8.0.34-SingleStore", "shop", "0", "0", "REPEATABLE-READ", "0", "OFF,", int64(0)}
-	manyPrimary  = []driver.Value{"8.4.0", "shop", "0", "0", "REPEATABLE-READ", "0", "OFF,name,OFF", int64(0)}
+	anyPrimary   = itself("8.4.0", "0", "")
+	anySecondary = itself("8.4.0", "1", "")
+	newerPrimary = itself("8.4.1", "0", "")
+	otherEngine  = itself("8.0.34-SingleStore", "0", "")
+	manyPrimary  = itself("8.4.0", "0", "name,OFF")
 )
+
+func itself(version, readOnly, group string) []driver.Value {
+	return []driver.Value{version, "shop", "0", readOnly, "REPEATABLE-READ", "0", "OFF," + group, int64(0), "", int64(0), "0", "", int64(0), version, ""}
+}
 
 func newChangeable(t *testing.T) *changeable {
 	s := &changeable{t: t, fakeServer: newFake().mysqlAnswers(), probe: anyPrimary}

@@ -62,7 +62,7 @@ const (
 		" SELECT x'73686f70', k, token, UTC_TIMESTAMP(6) FROM `shop`.`mysqllock` JOIN (SELECT x'6b' AS k) d" + sqlFromFloor
 	sqlAndFloor  = " UNION ALL SELECT name, token FROM `shop`.`mysqllock` WHERE namespace = x'' AND name = x''"
 	sqlFromFloor = " WHERE namespace = x'' AND name = x'' LOCK IN SHARE MODE"
-	sqlStripes   = "SELECT token FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'0073747269706573'"
+	sqlStripes   = "SELECT name, token FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN (x'0073747269706573')" + sqlAndFloor
 
 	sqlCall  = "CALL `shop`.`mysqllock_lock2`(x'73686f70', x'6b', false, NULL, 30, 0, false)"
 	sqlOf    = "CONNECTION_ID(), token, owner, versioned, @@read_only, @@innodb_read_only FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b' LIMIT 1 FOR UPDATE"
@@ -175,8 +175,8 @@ func (m *mocked) probe(a answers) {
 }
 
 func (m *mocked) reprobe(a answers) {
-	m.ExpectQuery(sqlProbe).WillReturnRows(sqlmock.NewRows([]string{"1", "2", "3", "4", "5", "6", "7", "8"}).
-		AddRow(a.version, a.database, "0", "0", "REPEATABLE-READ", "0", a.topology, "0"))
+	m.ExpectQuery(sqlProbe).WillReturnRows(sqlmock.NewRows(strings.Split("1 2 3 4 5 6 7 8 9 10 11 12 13 14 15", " ")).
+		AddRow(a.version, a.database, "0", "0", "REPEATABLE-READ", "0", a.topology, "0", "", "0", "0", "", "0", a.version, ""))
 }
 
 func (m *mocked) state(a answers) {

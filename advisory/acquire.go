@@ -81,7 +81,7 @@ func (l *Locker) allowed() error {
 	case l.cfg.Unsafe:
 		return nil
 	case topology == "":
-		return l.cfg.Info.Names("advisory locks", "use a row lock")
+		return l.cfg.Info.AdvisoryLocks()
 	}
 	return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
 		"named locks are local to a node, so they do not exclude on %s; use a lease, or lockUnsafe=allow, for an application that never leaves one node", topology))

@@ -197,8 +197,7 @@ func heldSQL(locks []*Lock) string {
 func holderSQL(name string, programs bool) string {
 	program := "''"
 	if programs {
-		program = "(SELECT a.ATTR_VALUE FROM performance_schema.session_connect_attrs a WHERE a.PROCESSLIST_ID = h.id" +
-			" AND a.ATTR_NAME IN ('mysqllock_owner', 'program_name') ORDER BY a.ATTR_NAME LIMIT 1)"
+		program = server.ProgramOf("h.id")
 	}
 	return "SELECT h.id, p.USER, p.HOST, " + program + " FROM (SELECT IS_USED_LOCK('" + name + "') AS id) h" +
 		" LEFT JOIN " + server.Connections + " ON p.ID = h.id WHERE h.id IS NOT NULL"

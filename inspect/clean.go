@@ -87,7 +87,7 @@ func (c *cleaning) turn(ctx context.Context, s *session) error {
 	}
 	if c.cleaner == nil {
 		c.cleaner = s.table.Cleaner(c.o.Unused)
-		c.cleaner.RowByRow = s.info.RowByRow
+		c.cleaner.Skips = s.info.SkipLocked
 	}
 	return s.onDriver(func(conn driver.Conn) error {
 		if err := server.Exec(ctx, conn, schema.CleanSetup); err != nil {

@@ -140,7 +140,7 @@ func (e *examination) recognised(ctx context.Context) (bool, error) {
 func (e *examination) ruleOutByFlavour() {
 	for strategy, err := range map[string]error{
 		row: e.info.Pessimists("late hints and claims"), lease: errors.Join(e.info.Leases(), e.info.Pessimists("fences of leases")),
-		advisory: e.info.Names("advisory locks", "use a row lock"),
+		advisory: e.info.AdvisoryLocks(),
 	} {
 		if err != nil {
 			e.ruleOut(err.Error(), strategy)
@@ -152,9 +152,10 @@ func (e *examination) server(context.Context) error {
 	e.add("server", OK, e.info.Version, "")
 	e.ruleOutByFlavour()
 	switch {
-	case e.info.RowByRow:
+	case e.info.SkipLocked:
+	case e.info.Slots() == nil:
 		e.add("SKIP LOCKED", Note, "it locks nothing here: claims with SkipLocked are refused, and slots are tried one after the other", "")
-	case !e.info.SkipLocked:
+	default:
 		e.add("SKIP LOCKED", Failure, "the server does not know it, so leases, slots and claims with SkipLocked are refused", "MariaDB 10.6 or later")
 	}
 	if e.info.StatementLog {

@@ -121,7 +121,7 @@ func (s *session) revokeLease(ctx context.Context, lock Lock, reason string) (to
 
 // change runs a statement that locks rows and changes them.
 func (s *session) change(ctx context.Context, text string) (result sql.Result, err error) {
-	if !s.info.RowByRow {
+	if !s.info.Optimists {
 		return s.exec(ctx, text)
 	}
 	if _, err := s.exec(ctx, "BEGIN PESSIMISTIC"); err != nil { // by itself it would lock none

@@ -619,8 +619,8 @@ func (p *picture) numberSlots(locks []Lock) {
 				locks[i].Slotted = true
 			}
 		}
-		locks[i].InOrder = l.InOrder && !locks[i].Slotted                             // who waits for a slot waits for any
-		locks[i].Waiters.More = l.Waiters.More || locks[i].Slotted && p.info.RowByRow // they ask again and again
+		locks[i].InOrder = l.InOrder && !locks[i].Slotted                           // who waits for a slot waits for any
+		locks[i].Waiters.More = l.Waiters.More || locks[i].Slotted && !p.info.Kills // they ask again and again
 	}
 }
 

@@ -94,7 +94,7 @@ func (p *picture) lockNoGaps(ctx context.Context) error {
 	return err
 }
 
-// tryEach is try where SKIP LOCKED locks nothing, nor does a statement by itself.
+// tryEach is try where SKIP LOCKED locks nothing, nor does a statement outside of a transaction.
 func (p *picture) tryEach(ctx context.Context, namespace string, names []string) error {
 	for _, name := range names {
 		if _, err := p.query(ctx, "BEGIN PESSIMISTIC"); err != nil {
@@ -116,7 +116,7 @@ func (p *picture) tryEach(ctx context.Context, namespace string, names []string)
 
 // try notes which of the rows somebody has locked.
 func (p *picture) try(ctx context.Context, namespace string, names []string) error {
-	if p.info.RowByRow {
+	if p.info.Optimists {
 		return p.tryEach(ctx, namespace, names)
 	}
 	for _, locking := range []string{" FOR UPDATE SKIP LOCKED", ""} { // then see which are there at all

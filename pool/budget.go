@@ -60,7 +60,7 @@ const (
 // As says who asks for a connection.
 type As struct {
 	Urgent   bool          // others wait for what it holds: it goes first
-	Blocks   bool          // it is about to wait in the server for a lock, until [Conn.Unblocked]; ignored if it is urgent
+	Waits    bool          // it is about to wait in the server for a lock, until [Conn.Unblocked]; ignored if it is urgent
 	Prefer   *Conn         // is taken if it is idle and no caller queues; nil is none
 	Patience time.Duration // how long it queues while nobody before it is served, and at least waits for one to be opened; 0 is for ever
 }
@@ -69,7 +69,7 @@ func (as As) rank() rank {
 	switch {
 	case as.Urgent:
 		return urgent
-	case as.Blocks:
+	case as.Waits:
 		return blocking
 	}
 	return ordinary

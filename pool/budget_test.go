@@ -184,7 +184,7 @@ func TestBudgetShare(t *testing.T) {
 		join("urgent", As{Urgent: true}, pools[0])
 	}
 	join("first", As{}, pools[1])
-	join("second", As{Blocks: true}, pools[0])
+	join("second", As{Waits: true}, pools[0])
 	join("third", As{}, pools[0])
 	var order []string
 	for range 9 {
@@ -258,7 +258,7 @@ func TestBudgetBlock(t *testing.T) {
 	if old := pools[0].Stat().OldestWait; old != 0 {
 		t.Errorf("nobody waits, for %v", old)
 	}
-	waits := queue(t, As{Blocks: true}, pools[0])
+	waits := queue(t, As{Waits: true}, pools[0])
 	if old := pools[0].Stat().OldestWait; old <= 0 {
 		t.Errorf("a caller has waited for %v", old)
 	}
@@ -281,7 +281,7 @@ func TestBudgetBlock(t *testing.T) {
 func TestBudgetBlocking(t *testing.T) {
 	s := new(served)
 	pools := s.budgeted(t, 4, 0, 1)
-	blocks := As{Blocks: true}
+	blocks := As{Waits: true}
 	var conns []*Conn
 	for range 3 {
 		c, err := pools[0].AcquireAs(dbtest.Limited(t), blocks)
@@ -372,7 +372,7 @@ func TestBudgetSlowConnect(t *testing.T) {
 	pools := s.budgeted(t, 1, 0, 1)
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { <-opening; cancel() }()
-	_, err := pools[0].AcquireAs(ctx, As{Blocks: true})
+	_, err := pools[0].AcquireAs(ctx, As{Waits: true})
 	dbtest.Want(t, err, context.Canceled)
 	next := queue(t, As{}, pools[0])
 	close(opened)
@@ -414,7 +414,7 @@ func TestBudgetStorm(t *testing.T) {
 				case 1:
 					as.Urgent = true
 				case 2:
-					as.Blocks = true
+					as.Waits = true
 				}
 				c, err := p.AcquireAs(ctx, as)
 				if err == nil {

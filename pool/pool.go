@@ -538,7 +538,7 @@ func (p *Pool) discard(c *Conn) {
 
 // Block says that the connection's user is about to wait in the server, until [Conn.Unblocked].
 // It is false if enough connections wait there: then the user has to release this one, and to
-// ask for another, with [As.Blocks].
+// ask for another, with [As.Waits].
 func (c *Conn) Block() bool {
 	if c.pool == nil || c.blocks.Load() {
 		return true

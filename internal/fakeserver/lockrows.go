@@ -208,7 +208,7 @@ var (
 	inTurn      = regexp.MustCompile(` >= (\d)`)
 	otherThan   = regexp.MustCompile(`t\.PROCESSLIST_ID <> (\d+)`)
 	lockData    = regexp.MustCompile(`'0x[0-9A-F]*, 0x([0-9A-F]*)'`)
-	most        = regexp.MustCompile(`token <= (\d+)|v_most BIGINT UNSIGNED DEFAULT '?(\d+)`)
+	most        = regexp.MustCompile(`v_most BIGINT UNSIGNED DEFAULT '?(\d+)`)
 	call        = regexp.MustCompile("^CALL `shop`.`mysqllock_lock2`\\(x'[0-9a-f]*', (?:NULL|x'([0-9a-f]*)'), (true|false), (NULL|\\d+), \\d+, \\d+, (?:true|false)\\)$")
 	lasting     = regexp.MustCompile(`INTERVAL (\d+) MICROSECOND`)
 )
@@ -260,11 +260,7 @@ func (c *Conn) begin(ctx context.Context, text string) (reply, error) {
 	case m != nil:
 		name, shared, quiet, refused = m[1], m[2] == "true", m[3], notNow()
 	case strings.Contains(text, "v_name"):
-		name = first(unhexed, text)
-		fallthrough
-	case strings.Contains(text, "@mysqllock_quiet"):
-		m := most.FindStringSubmatch(text)
-		quiet = m[1] + m[2]
+		name, quiet = first(unhexed, text), first(most, text)
 	case name == "": // it locks nothing
 		return reply{}, nil
 	case strings.Contains(text, "UNION ALL"):

@@ -42,7 +42,7 @@ func (k *Handle) App(ctx context.Context, by Caller, wait time.Duration) (*pool.
 func (k *Handle) acquire(ctx context.Context, p *pool.Pool, by Caller, wait time.Duration) (*pool.Conn, error) {
 	as := pool.As{Patience: max(wait, time.Second)}
 	if k.Bounded() {
-		as.Urgent, as.Blocks = by.Urgent, by.Blocks
+		as.Urgent, as.Waits = by.Urgent, by.Waits
 	}
 	link, err := p.AcquireAs(ctx, as)
 	cause := context.Cause(ctx)

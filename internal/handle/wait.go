@@ -15,7 +15,7 @@ import (
 type Caller struct {
 	Pooled bool  // it occupies a connection of database/sql
 	Urgent bool  // others of this process wait for what it holds
-	Blocks bool  // it is about to wait in the server, on the connection that it asks for
+	Waits  bool  // it is about to wait in the server, on the connection that it asks for
 	Asked  *bool // its lock context was made to try again; guarded by crowd.mu
 	// has returns what it has: its tickets, and what others can ask for.
 	Has func(context.Context) ([]*queue.Ticket, []Place)

@@ -49,16 +49,6 @@ func (r *Rows) ProvideCommit(ctx context.Context) {
 	}
 }
 
-// commitText is what the text of Commit has for all keys: the beginning of the call, and on
-// MariaDB the UPDATE of one row. NOWAIT is not allowed there, but a limit of 0 means the same.
-func commitText(cfg Config) string {
-	if !cfg.Info.Blocks {
-		return "CALL " + cfg.Table.VersionsProcedure().String() + "(" + schema.Literal(cfg.Namespace) + ", "
-	}
-	return "SET STATEMENT innodb_lock_wait_timeout = 0, lock_wait_timeout = 0 FOR UPDATE " + cfg.Table.String() +
-		" SET token = token + 1, expires = UTC_TIMESTAMP(6) WHERE namespace = " + schema.Literal(cfg.Namespace) + " AND name = " + schema.Unhex
-}
-
 // commitCall calls the procedure. The comment is for those who look for a COMMIT in what the
 // server is doing.
 func (r *Rows) commitCall(versions []Version, mark string) pool.Block {
@@ -72,7 +62,8 @@ func (r *Rows) commitCall(versions []Version, mark string) pool.Block {
 		}
 		which = "NULL, NULL, '[" + strings.Join(rows, ", ") + "]'"
 	}
-	return pool.Block{Text: r.commitText + which + ", " + schema.Name(mark) + ") /* versions and COMMIT */"}
+	return pool.Block{Text: fmt.Sprintf("CALL %s(%s, %s, %s) /* versions and COMMIT */",
+		r.cfg.Table.VersionsProcedure(), schema.Literal(r.cfg.Namespace), which, schema.Name(mark))}
 }
 
 // commitBlock is the same as an anonymous block, on MariaDB. sql_mode ORACLE declares variables
@@ -81,9 +72,10 @@ func (r *Rows) commitCall(versions []Version, mark string) pool.Block {
 func (r *Rows) commitBlock(versions []Version, mark string) pool.Block {
 	var text strings.Builder
 	values := make([]driver.Value, 0, 2*len(versions)+1)
+	next := schema.AtOnce + "UPDATE " + r.cfg.Table.String() + " SET " + schema.Next + " WHERE " + schema.Row("", r.cfg.Namespace, schema.Unhex)
 	text.WriteString("BEGIN NOT ATOMIC SET @mysqllock_same = 0; ")
 	for _, v := range versions {
-		text.WriteString(r.commitText)
+		text.WriteString(next)
 		values = append(values, schema.Hex(v.Key))
 		if v.Is != 0 {
 			text.WriteString(" AND token = ? AND " + schema.Settled)

@@ -40,16 +40,13 @@ type Config struct {
 
 // Rows are the rows of one namespace. It is safe for concurrent use.
 type Rows struct {
-	cfg        Config
-	known      known
-	missing    gather.Group[*missing]
-	commitText string // the text of Commit that is the same for all keys
+	cfg     Config
+	known   known
+	missing gather.Group[*missing]
 }
 
 // New returns the rows of a table. Call [schema.Table.Ensure] before.
-func New(cfg Config) *Rows {
-	return &Rows{cfg: cfg, commitText: commitText(cfg)}
-}
+func New(cfg Config) *Rows { return &Rows{cfg: cfg} }
 
 // missing is what a caller of Exist waits for.
 type missing struct {
@@ -146,16 +143,11 @@ func (r *Rows) Agree(ctx context.Context, conn driver.Conn) error {
 
 // noted reads how many rows the keys share; 0 without a note.
 func (r *Rows) noted(ctx context.Context, conn driver.Conn) (int, error) {
-	rows, err := server.Query(ctx, conn, "SELECT token FROM "+r.cfg.Table.String()+" WHERE "+r.stripesRow())
-	if err != nil || len(rows) == 0 {
+	token, err := r.read(ctx, conn, nil)
+	if err != nil || token[schema.Stripes] == "" {
 		return 0, err
 	}
-	return strconv.Atoi(rows[0][0])
-}
-
-// stripesRow is the condition for the row of the note.
-func (r *Rows) stripesRow() string {
-	return "namespace = " + schema.Literal(r.cfg.Namespace) + " AND name = " + schema.Literal(schema.Stripes)
+	return strconv.Atoi(token[schema.Stripes])
 }
 
 // note notes how many rows the keys share, if no key has a row of its own yet. It locks
@@ -365,25 +357,17 @@ func (r *Rows) read(ctx context.Context, conn driver.Conn, keys []string) (map[s
 }
 
 func (r *Rows) readSQL(keys []string) string {
-	var in []string
-	for _, key := range keys {
-		in = append(in, schema.Literal(key))
-	}
-	if r.cfg.Stripes == 0 {
-		in = append(in, schema.Literal(schema.Stripes))
-	}
 	from := "SELECT name, token FROM " + r.cfg.Table.String() + " WHERE "
-	return from + "namespace = " + schema.Literal(r.cfg.Namespace) + " AND name IN (" + strings.Join(in, ", ") + ")" +
-		" UNION ALL " + from + schema.Floor
+	return from + schema.Rows(r.cfg.Namespace, append(slices.Clone(keys), schema.Stripes)) + " UNION ALL " + from + schema.Floor
 }
 
 // insertSQL makes the rows of keys, with the token of the floor. It locks the floor first:
 // so it waits for a clean-up that is about to raise the floor, and for a program that
 // notes that keys share rows; and none of them begins before the rows exist.
 func (r *Rows) insertSQL(keys []string) string {
-	lines := "SELECT " + schema.Literal(keys[0]) + " AS k"
-	for _, key := range keys[1:] {
-		lines += " UNION ALL SELECT " + schema.Literal(key)
+	lines := make([][]string, len(keys))
+	for i, key := range keys {
+		lines[i] = []string{schema.Literal(key)}
 	}
 	lock := " LOCK IN SHARE MODE"
 	if r.cfg.Info.Share == "" {
@@ -391,7 +375,7 @@ func (r *Rows) insertSQL(keys []string) string {
 	}
 	return "INSERT IGNORE INTO " + r.cfg.Table.String() + " (namespace, name, token, expires)" +
 		" SELECT " + schema.Literal(r.cfg.Namespace) + ", k, token, UTC_TIMESTAMP(6)" +
-		" FROM " + r.cfg.Table.String() + " JOIN (" + lines + ") d WHERE " + schema.Floor + lock
+		" FROM " + r.cfg.Table.String() + " JOIN " + schema.List(lines, "k") + " WHERE " + schema.Floor + lock
 }
 
 // OwnerOf names this process, as one that does not name itself: its host, its id, and the program

@@ -87,7 +87,7 @@
 //
 // # Without named locks
 //
-// Where server.Flavour's RowByRow is set, nobody is woken: who waits asks four times a second,
+// Without named locks nobody is woken: who waits asks four times a second,
 // and when the lease expires. A lease is taken, renewed and released in a transaction that locks
 // its row first, and nothing is handed over or sent in batches. Without share locks its fence is FOR
 // UPDATE. Whoever takes a lease must lock its row and change its token, so a transaction commits
@@ -191,7 +191,7 @@ func New(cfg strategy.Config) *Locker {
 		queueing: make(chan struct{}, max(1, cfg.Conns.Stat().Max/4)),
 	}
 	l.by, l.wakes = steps{l.takeAndWake, l.giveAndWake, l.giveSomeAndWake, l.giveUnknownAndWake, l.extend, l.extendSome, l.fence}, true
-	if cfg.Info.RowByRow {
+	if !cfg.Info.NamedLocks {
 		l.by, l.wakes = steps{l.takeRow, l.giveRow, l.giveRows, l.giveUnknownRow, l.extendRow, l.extendRows, l.fenceRows}, false
 		if cfg.Info.Share != "" {
 			l.by.fence = l.fence

@@ -28,7 +28,7 @@ type steps struct {
 	fence       func(ctx context.Context, conn driver.Conn, leases []*Lease, bound time.Duration) (held map[string]bool, err error)
 }
 
-// Where [server.Flavour].RowByRow is set there are no wake-up locks: who waits polls. On TiDB a
+// Without [server.Flavour].NamedLocks there are no wake-up locks: who waits polls. On TiDB a
 // statement by itself locks no row before its commit, so a lease is taken, renewed and released in a
 // transaction that locks the row first. Its connection is one in which every statement begins a
 // transaction. What a lost connection may have been granted is known once its row can be locked:
@@ -182,9 +182,9 @@ func (l *Locker) extendTogether(ctx context.Context, h *lockConn, leases []*Leas
 func (l *Locker) rowsOf(leases []*Lease) string {
 	var names []string
 	for _, s := range leases {
-		names = append(names, schema.Literal(s.key))
+		names = append(names, s.key)
 	}
-	return fmt.Sprintf("namespace = %s AND name IN (%s)", schema.Literal(l.cfg.Namespace), strings.Join(names, ", "))
+	return schema.Rows(l.cfg.Namespace, names)
 }
 
 // fenceRows locks the rows whatever is in them: a share lock excludes nobody here.

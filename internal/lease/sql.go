@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strconv"
 	"strings"
 	"time"
 
@@ -79,8 +80,7 @@ func (l *Locker) listenSQL(key string, since time.Time, bound time.Duration) str
 
 // row is the condition for the row of key.
 func (l *Locker) row(qualifier, key string) string {
-	return fmt.Sprintf("%snamespace = %s AND %sname = %s",
-		qualifier, schema.Literal(l.cfg.Namespace), qualifier, schema.Literal(key))
+	return schema.Row(qualifier, l.cfg.Namespace, schema.Literal(key))
 }
 
 // texts are the statements that run most often, with question marks for what differs from
@@ -154,7 +154,7 @@ const after = "UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND"
 
 // rowOf is the condition for the row of a key, which is a value of the statement.
 func (l *Locker) rowOf(qualifier string) string {
-	return fmt.Sprintf("%[1]snamespace = %[2]s AND %[1]sname = %[3]s", qualifier, schema.Literal(l.cfg.Namespace), schema.Unhex)
+	return schema.Row(qualifier, l.cfg.Namespace, schema.Unhex)
 }
 
 // announceSQL announces a poller for key, where none is announced.
@@ -228,11 +228,7 @@ func (h *lockConn) ask(ctx context.Context, block pool.Block) (answer, error) {
 
 // lockRowSQL waits in the open transaction for the row of key.
 func (l *Locker) lockRowSQL(key string, bound time.Duration) string {
-	text := "1 FROM " + l.cfg.Table.String() + " WHERE " + l.row("", key) + " FOR UPDATE"
-	if l.cfg.Info.Settings {
-		return fmt.Sprintf("SET STATEMENT max_statement_time = %.3f FOR SELECT ", bound.Seconds()) + text
-	}
-	return fmt.Sprintf("SELECT /*+ MAX_EXECUTION_TIME(%d) */ ", bound.Milliseconds()) + text
+	return server.Bounded(bound) + "1 FROM " + l.cfg.Table.String() + " WHERE " + l.row("", key) + " FOR UPDATE"
 }
 
 // liveSQL asks whether a lease is live on key, once nobody is changing that.
@@ -290,23 +286,18 @@ func (l *Locker) leave() string {
 // those alone that somebody has locked. It counts 2 affected rows a lease, whatever the DSN's
 // clientFoundRows.
 func (l *Locker) changeSQL(leases []*Lease, ttl func(*Lease) time.Duration, lasts, set, skip string) string {
-	first, other := "SELECT %s AS n, %d AS k, %d AS ttl", " UNION ALL SELECT %s, %d, %d"
-	if set == tell {
-		first, other = first+", %d AS age, %s AS told", other+", %d, %s"
-	}
-	var d strings.Builder
+	lines := make([][]string, len(leases))
 	for i, s := range leases {
-		values := []any{schema.Literal(s.key), s.token, ttl(s).Microseconds()}
+		lines[i] = []string{schema.Literal(s.key), strconv.FormatUint(s.token, 10), micros(ttl(s))}
 		if set == tell {
-			values = append(values, time.Since(s.granted).Microseconds(), toldTTL(s.ttl, ttl(s)))
+			lines[i] = append(lines[i], micros(time.Since(s.granted)), toldTTL(s.ttl, ttl(s)))
 		}
-		fmt.Fprintf(&d, [2]string{first, other}[min(i, 1)], values...)
 	}
 	return fmt.Sprintf("INSERT INTO %s (namespace, name, owner, token, expires)"+
-		" SELECT r.namespace, r.name, r.owner, r.token, r.expires FROM (%s) d"+
-		" STRAIGHT_JOIN %[1]s r ON r.namespace = %[3]s AND r.name = d.n AND r.token = d.k AND r.owner = %[4]s"+
+		" SELECT r.namespace, r.name, r.owner, r.token, r.expires FROM %s"+
+		" STRAIGHT_JOIN %[1]s r ON %[3]s AND r.token = d.k AND r.owner = %[4]s"+
 		" WHERE %[5]s FOR UPDATE%[6]s ON DUPLICATE KEY UPDATE %[7]s",
-		l.cfg.Table, d.String(), schema.Literal(l.cfg.Namespace), schema.Literal(l.owner), lasts, skip, set)
+		l.cfg.Table, schema.List(lines, "n", "k", "ttl", "age", "told"), schema.Row("r.", l.cfg.Namespace, "d.n"), schema.Literal(l.owner), lasts, skip, set)
 }
 
 // toldTTL is what a renewal of a lease of ttl writes as its TTL. If it makes the lease last for
@@ -315,8 +306,10 @@ func toldTTL(ttl, lasts time.Duration) string {
 	if lasts < ttl {
 		return "NULL"
 	}
-	return fmt.Sprint(ttl.Microseconds())
+	return micros(ttl)
 }
+
+func micros(d time.Duration) string { return strconv.FormatInt(d.Microseconds(), 10) }
 
 // heldSQL asks which of leases are live and ours: name, token, microseconds left.
 func (l *Locker) heldSQL(leases []*Lease) string {

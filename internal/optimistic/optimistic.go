@@ -71,15 +71,14 @@ var terms = strategy.Terms{
 // Locker remembers, compares and sets versions on one server. It need not be closed, and is
 // safe for concurrent use.
 type Locker struct {
-	cfg   strategy.Config
-	begin string        // of beginBlock
-	turn  chan struct{} // holds a token while a connection of Control waits for a row; the others never wait
+	cfg  strategy.Config
+	turn chan struct{} // holds a token while a connection of Control waits for a row; the others never wait
 }
 
 // New returns a Locker on a table that exists. cfg.TTL is also the longest wait for the server's
 // answer at a commit.
 func New(cfg strategy.Config) *Locker {
-	return &Locker{cfg: cfg, begin: beginText(cfg), turn: make(chan struct{}, 1)}
+	return &Locker{cfg: cfg, turn: make(chan struct{}, 1)}
 }
 
 // Version is a remembered version of a key.

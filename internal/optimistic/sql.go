@@ -3,10 +3,9 @@ package optimistic
 import (
 	"database/sql/driver"
 	"fmt"
-	"strings"
+	"strconv"
 
 	"github.com/mysqllock/mysqllock/internal/schema"
-	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/pool"
 )
 
@@ -20,40 +19,24 @@ const readUncommitted = "READ-UNCOMMITTED"
 // row is settled, the remaining time of its lease, and the lease's owner. It is a plain
 // read, which waits for no lock. LIMIT overrides sql_select_limit.
 func (l *Locker) readSQL(keys []string) string {
-	var in []string
-	for _, key := range keys {
-		in = append(in, schema.Literal(key))
-	}
-	return l.big(len(keys)) + fmt.Sprintf("SELECT /*+ SET_VAR(sql_big_selects = 1) MAX_EXECUTION_TIME(4294967295) */ %s, name, token, "+schema.Settled+", %s, owner FROM %s WHERE namespace = %s AND name IN (%s) LIMIT %d",
-		l.cfg.Info.IsolationVariable(), schema.Remaining(""), l.cfg.Table, schema.Literal(l.cfg.Namespace), strings.Join(in, ", "), len(keys))
-}
-
-// beginText is the text of beginBlock that is the same for all keys. The block of MariaDB has
-// a variable of the session's, since sql_mode ORACLE declares others elsewhere; MAX sets it
-// also if there is no row.
-func beginText(cfg strategy.Config) string {
-	namespace := schema.Literal(cfg.Namespace)
-	if !cfg.Info.Blocks {
-		return "CALL " + cfg.Table.BeginProcedure().String() + "(" + namespace + ", "
-	}
-	return "BEGIN NOT ATOMIC SELECT MAX(token) INTO @mysqllock_token FROM " + cfg.Table.String() + " WHERE namespace = " + namespace +
-		" AND name = " + schema.Unhex + " AND " + schema.Settled + " AND @@tx_isolation <> '" + readUncommitted + "' LIMIT 1;" +
-		" IF @mysqllock_token IS NOT NULL THEN START TRANSACTION; SELECT @mysqllock_token; END IF; END"
+	return l.big(len(keys)) + fmt.Sprintf("SELECT /*+ SET_VAR(sql_big_selects = 1) MAX_EXECUTION_TIME(4294967295) */ %s, name, token, "+schema.Settled+", %s, owner FROM %s WHERE %s LIMIT %d",
+		l.cfg.Info.IsolationVariable(), schema.Remaining(""), l.cfg.Table, schema.Rows(l.cfg.Namespace, keys), len(keys))
 }
 
 // beginBlock reads the version of a key and begins a transaction, if nothing has to be done
 // before. It has no text if there is no way for that. See [schema.Table.BeginProcedure] for
 // what it answers, what comes in which order, and why.
 func (l *Locker) beginBlock(keys []string) pool.Block {
+	t, namespace := l.cfg.Table, l.cfg.Namespace
 	switch {
 	case len(keys) != 1 || l.cfg.Info.Topology != "" || l.cfg.Info.Router:
 		return pool.Block{}
 	case l.cfg.Info.Blocks:
-		return pool.Block{Text: l.begin, Values: []driver.Value{schema.Hex(keys[0])}}
-	case !l.cfg.Procedures.Has(l.cfg.Table.BeginProcedure()):
+		return pool.Block{Text: t.BeginBlock(namespace), Values: []driver.Value{schema.Hex(keys[0])}}
+	case !l.cfg.Procedures.Has(t.BeginProcedure()):
 		return pool.Block{}
 	}
-	return pool.Block{Text: l.begin + schema.Literal(keys[0]) + ")"}
+	return pool.Block{Text: fmt.Sprintf("CALL %s(%s, %s)", t.BeginProcedure(), schema.Literal(namespace), schema.Literal(keys[0]))}
 }
 
 // The two statements below change rows by an INSERT that always hits the row that it has
@@ -64,11 +47,11 @@ const brief = "/*+ SET_VAR(lock_wait_timeout = 1) SET_VAR(sql_big_selects = 1) *
 // settleSQL marks key's row as versioned, and removes an expired lease from it. rowLocked
 // says what to do if the row is locked.
 func (l *Locker) settleSQL(key, rowLocked string) string {
-	return fmt.Sprintf("INSERT %[6]s INTO %[1]s (namespace, name, token, expires)"+
-		" SELECT r.namespace, r.name, r.token, r.expires FROM %[1]s r WHERE r.namespace = %[2]s AND r.name = %[3]s"+
+	return fmt.Sprintf("INSERT %s INTO %[2]s (namespace, name, token, expires)"+
+		" SELECT r.namespace, r.name, r.token, r.expires FROM %[2]s r WHERE %[3]s"+
 		" AND (r.versioned = 0 OR r.owner IS NOT NULL) AND NOT %[4]s FOR UPDATE%[5]s"+
 		" ON DUPLICATE KEY UPDATE token = r.token + 1, owner = NULL, versioned = 1, expires = UTC_TIMESTAMP(6)",
-		l.cfg.Table, schema.Literal(l.cfg.Namespace), schema.Literal(key), schema.Live("r."), rowLocked, brief)
+		brief, l.cfg.Table, schema.Row("r.", l.cfg.Namespace, schema.Literal(key)), schema.Live("r."), rowLocked)
 }
 
 // big precedes a statement for so many rows on MariaDB: the application may limit how many rows a
@@ -84,18 +67,13 @@ func (l *Locker) big(rows int) string {
 // and locks no other row. It counts 2 affected rows for each version, with and without
 // clientFoundRows in the DSN. No version was returned while the row had an owner.
 func (l *Locker) compareSQL(versions []*Version) string {
-	var b strings.Builder
-	b.WriteString(l.big(len(versions)))
-	fmt.Fprintf(&b, "INSERT %s INTO %s (namespace, name, token, expires) SELECT r.namespace, r.name, r.token, r.expires FROM (", brief, l.cfg.Table)
+	lines := make([][]string, len(versions))
 	for i, v := range versions {
-		form := " UNION ALL SELECT %s, %d"
-		if i == 0 {
-			form = "SELECT %s AS n, %d AS v"
-		}
-		fmt.Fprintf(&b, form, schema.Literal(v.key), v.number)
+		lines[i] = []string{schema.Literal(v.key), strconv.FormatUint(v.number, 10)}
 	}
-	fmt.Fprintf(&b, ") d STRAIGHT_JOIN %s r ON r.namespace = %s AND r.name = d.n"+
+	return l.big(len(versions)) + fmt.Sprintf("INSERT %s INTO %[2]s (namespace, name, token, expires)"+
+		" SELECT r.namespace, r.name, r.token, r.expires FROM %[3]s STRAIGHT_JOIN %[2]s r ON %[4]s"+
 		" WHERE r.token = d.v AND r.versioned = 1 AND r.owner IS NULL FOR UPDATE NOWAIT"+
-		" ON DUPLICATE KEY UPDATE token = r.token + 1, expires = UTC_TIMESTAMP(6)", l.cfg.Table, schema.Literal(l.cfg.Namespace))
-	return b.String()
+		" ON DUPLICATE KEY UPDATE token = r.token + 1, expires = UTC_TIMESTAMP(6)",
+		brief, l.cfg.Table, schema.List(lines, "n", "v"), schema.Row("r.", l.cfg.Namespace, "d.n"))
 }

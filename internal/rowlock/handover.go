@@ -136,17 +136,7 @@ func (l *Locker) commitAndLock(ctx context.Context, c *pool.Conn, key, mark stri
 		return server.Query(ctx, c.Conn, fmt.Sprintf("CALL %s(%s, %s, %s, '%s') /* COMMIT and lock */", l.cfg.Table.PassProcedure(),
 			schema.Literal(l.cfg.Namespace), schema.Literal(key), l.known(key), mark))
 	}
-	return c.QueryBlock(ctx, pool.Block{Text: l.passing, Values: []driver.Value{schema.Hex(key), l.known(key), mark}})
-}
-
-// passBlock is [schema.Table.PassProcedure] as an anonymous block of MariaDB, to be prepared.
-// NOWAIT is not allowed there, but limits of 0 mean the same.
-func (l *Locker) passBlock() string {
-	return blockOfKey +
-		"COMMIT; SET @mysqllock_done = ?; " +
-		"BEGIN DECLARE CONTINUE HANDLER FOR SQLEXCEPTION BEGIN END; START TRANSACTION; " +
-		"SET STATEMENT innodb_lock_wait_timeout = 0, lock_wait_timeout = 0 FOR SELECT " + schema.Quiet("v_most") + " INTO v_quiet" + l.fromRow + "v_name LIMIT 1 FOR UPDATE; END; " +
-		"IF v_quiet IS NOT TRUE THEN ROLLBACK; SELECT 0; END IF; END"
+	return c.QueryBlock(ctx, pool.Block{Text: l.cfg.Table.PassBlock(l.cfg.Namespace), Values: []driver.Value{schema.Hex(key), l.known(key), mark}})
 }
 
 // Passes reports whether the server has a way for [Succession.Commit]. Where nobody knows, that is

@@ -149,13 +149,11 @@ var terms = strategy.Terms{
 
 // Locker acquires row locks on one server. It is safe for concurrent use.
 type Locker struct {
-	cfg                  strategy.Config
-	fromRow              string         // the part of a lock statement from FROM to the row's name
-	galera               bool           // locks hold on all nodes of a Galera cluster
-	single, singleShared single         // statements for one key, to be prepared
-	blind                atomic.Bool    // the server does not show the holders of locks to this account
-	cleanup              sync.WaitGroup // kills whose caller did not wait for them
-	passing              string         // MariaDB's block for Succession.Commit
+	cfg     strategy.Config
+	fromRow string         // the part of a lock statement from FROM to the row's name
+	galera  bool           // locks hold on all nodes of a Galera cluster
+	blind   atomic.Bool    // the server does not show the holders of locks to this account
+	cleanup sync.WaitGroup // kills whose caller did not wait for them
 }
 
 // New returns a Locker on a table that exists. cfg.TTL is also the limit on the idleness of
@@ -163,10 +161,9 @@ type Locker struct {
 func New(cfg strategy.Config) *Locker {
 	l := &Locker{
 		cfg:     cfg,
-		fromRow: " FROM " + cfg.Table.String() + " WHERE namespace = " + schema.Literal(cfg.Namespace) + " AND name = ",
+		fromRow: " FROM " + cfg.Table.String() + " WHERE " + schema.Row("", cfg.Namespace, ""),
 		galera:  cfg.Info.Streams() && !cfg.Unsafe,
 	}
-	l.single, l.singleShared, l.passing = l.newSingle(false), l.newSingle(true), l.passBlock()
 	l.blind.Store(!cfg.Info.Holders)
 	return l
 }
@@ -690,7 +687,7 @@ func (a *attempt) open(ctx context.Context) (*pool.Txn, error) {
 	switch {
 	case a.implicit:
 		return a.c.Begun(ctx), nil
-	case a.cfg.Info.EarlySnapshot:
+	case a.cfg.Info.Optimists:
 		for _, text := range a.cfg.Info.Pessimistic(limit) {
 			if err := server.Exec(ctx, a.c.Conn, text); err != nil {
 				return nil, err
@@ -708,7 +705,7 @@ func (a *attempt) open(ctx context.Context) (*pool.Txn, error) {
 	case limit == 0:
 		return a.c.Begin(ctx, a.opts)
 	case a.opts == (driver.TxOptions{}):
-		return a.c.Begun(ctx), server.Exec(ctx, a.c.Conn, "BEGIN NOT ATOMIC "+a.cfg.Info.SetIdleLimit(limit)+"; START TRANSACTION; END")
+		return a.c.Begun(ctx), server.Exec(ctx, a.c.Conn, "BEGIN NOT ATOMIC "+a.startSQL()+"END")
 	}
 	if err := server.Exec(ctx, a.c.Conn, a.cfg.Info.SetIdleLimit(limit)); err != nil {
 		return nil, err
@@ -835,12 +832,12 @@ func (a *attempt) keep(ctx context.Context) {
 // It uses a control connection, since the application may have set the clock of its own.
 func (a *attempt) look(ctx context.Context, names []string) (lease *strategy.Leased, err error) {
 	err = a.own(ctx, func(c *pool.Conn) error {
-		rows, err := server.Query(ctx, c.Conn, a.leaseSQL(names))
+		rows, err := server.Query(ctx, c.Conn, a.readSQL(names))
 		for _, row := range rows {
 			if lease, err = live(row); err != nil || lease.Remaining > 0 {
 				return err
 			}
-			if sabotage.KeepLapsed.Load() {
+			if lease.Owner == "" || sabotage.KeepLapsed.Load() {
 				continue
 			}
 			if err := server.Exec(ctx, c.Conn, a.clearSQL(lease)); err != nil {
@@ -873,7 +870,7 @@ func (a *attempt) clear(ctx context.Context, err error, try func() error) error 
 		if !errors.As(err, &found) {
 			return err
 		}
-		rows, failed := a.ask(ctx, a.leaseSQL([]string{found.Key}))
+		rows, failed := a.ask(ctx, a.readSQL([]string{found.Key}))
 		if failed != nil {
 			return failed
 		}

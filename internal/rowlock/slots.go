@@ -135,7 +135,7 @@ func (s *slotSearch) round(ctx context.Context) (again bool, err error) {
 		err = s.in.try(ctx)
 		taken := s.taken(err) && s.in.goesOn()
 		switch {
-		case taken && s.cfg.Info.RowByRow:
+		case taken && !s.cfg.Info.Kills: // a wait for it could not be ended when another one is free
 			s.Refused = append(s.Refused, slot)
 			return true, nil
 		case taken && s.lost < 3:
@@ -158,10 +158,10 @@ func (s *slotSearch) round(ctx context.Context) (again bool, err error) {
 		return false, s.refuse(ctx, 0)
 	}
 	open := queue.Without(unleased, s.Ticket.Taken())
-	if s.cfg.Info.RowByRow && len(open) > 0 { // to wait for one in the server would be to miss the others
+	if !s.cfg.Info.Kills && len(open) > 0 { // to wait for one in the server would be to miss the others
 		first = nil
 	}
-	if len(open) == 0 || s.cfg.Info.RowByRow {
+	if len(open) == 0 || !s.cfg.Info.Kills {
 		if err := s.pause(ctx, first); err != nil {
 			return false, err
 		}
@@ -261,7 +261,7 @@ func (a *attempt) sleep(ctx context.Context) error {
 // survey returns the slots without a lease, and the lease that expires first. Another lease
 // may be released earlier, so the remaining time is cut to a short wait.
 func (a *attempt) survey(ctx context.Context) (open []int, first *strategy.Leased, err error) {
-	rows, err := a.ask(ctx, a.surveySQL())
+	rows, err := a.ask(ctx, a.readSQL(a.names))
 	if err != nil {
 		return nil, nil, err
 	}

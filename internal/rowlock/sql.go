@@ -31,18 +31,17 @@ var leaseColumns = schema.Remaining("") + ", token, owner"
 // overrides sql_select_limit. hint goes behind the first SELECT, tail behind each lock.
 func (l *Locker) selects(keys []Key, hint, tail string) string {
 	one := func(key Key, hint string) string {
-		return "SELECT " + hint + columns + l.fromRow + schema.Literal(key.Name) + " LIMIT 1" + l.rowLock(key) + tail
+		return "SELECT " + hint + columns + l.locking(schema.Literal(key.Name), key) + tail
 	}
 	if len(keys) == 1 {
 		return one(keys[0], hint)
 	}
 	if !l.cfg.Info.UnionLocks {
-		var in []string
+		var names []string
 		for _, key := range keys {
-			in = append(in, schema.Literal(key.Name))
+			names = append(names, key.Name)
 		}
-		return "SELECT " + hint + columns + strings.TrimSuffix(l.fromRow, "= ") + "IN (" + strings.Join(in, ", ") + ") ORDER BY name LIMIT " + strconv.Itoa(len(keys)) +
-			" FOR UPDATE" + tail
+		return "SELECT " + hint + columns + l.from(names) + " ORDER BY name LIMIT " + strconv.Itoa(len(keys)) + " FOR UPDATE" + tail
 	}
 	var b strings.Builder
 	for i, key := range keys {
@@ -59,6 +58,11 @@ func (l *Locker) selects(keys []Key, hint, tail string) string {
 // have expired.
 const columns = "CONNECTION_ID(), token, owner, versioned, " + server.WritableColumns
 
+// locking is a locking read of key's row from FROM on. name is an SQL expression.
+func (l *Locker) locking(name string, key Key) string {
+	return l.fromRow + name + " LIMIT 1" + l.rowLock(key)
+}
+
 // rowLock is the locking clause of a read.
 func (l *Locker) rowLock(key Key) string {
 	if key.Shared {
@@ -72,23 +76,23 @@ func (l *Locker) rowLock(key Key) string {
 // primary key, until it has found one.
 func (a *attempt) freeSQL(slots []int) string {
 	n := len(slots)
-	var lines []string
+	var lines [][]string
 	for i, first := 0, rand.N(n); i < n; i++ {
 		slot := slots[(first+i)%n]
-		lines = append(lines, fmt.Sprintf("SELECT %d AS i, %s AS n", slot, schema.Literal(a.r.Slots[slot])))
+		lines = append(lines, []string{strconv.Itoa(slot), schema.Literal(a.r.Slots[slot])})
 	}
 	skip := ""
 	if a.cfg.Info.SkipLocked {
 		skip = " FOR UPDATE SKIP LOCKED"
 	}
-	return "SELECT i FROM (" + strings.Join(lines, " UNION ALL ") + ") d STRAIGHT_JOIN " + a.cfg.Table.String() +
-		" ON namespace = " + schema.Literal(a.cfg.Namespace) + " AND name = n WHERE NOT " + schema.Live("") + " LIMIT 1" + skip
+	return "SELECT i FROM " + schema.List(lines, "i", "n") + " STRAIGHT_JOIN " + a.cfg.Table.String() +
+		" ON " + schema.Row("", a.cfg.Namespace, "n") + " WHERE NOT " + schema.Live("") + " LIMIT 1" + skip
 }
 
 // trySQL locks the keys in the open transaction or fails at once.
 func (a *attempt) trySQL() string {
 	if a.streams() {
-		return "BEGIN NOT ATOMIC " + a.certifySQL() + "; END"
+		return "BEGIN NOT ATOMIC " + a.nowSQL() + "; END"
 	}
 	return a.settings("") + a.selects(a.keys, server.Untimed, " NOWAIT")
 }
@@ -109,60 +113,46 @@ func (a *attempt) settings(more string) string {
 	return "SET STATEMENT " + more + " FOR "
 }
 
-// certifySQL locks the keys on all nodes of a Galera cluster, or fails at once. The other
-// nodes hear only of changes; when the UPDATE of a row returns, they have agreed to it. A
-// row with an owner stays as it is.
-func (a *attempt) certifySQL() string {
+// noWait is NOWAIT for blocks of MariaDB, in which that is not allowed (error 1314).
+const noWait = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
+
+// nowSQL is trySQL for a block of MariaDB. On a Galera cluster it locks the keys on all nodes: these
+// hear only of changes, and when the UPDATE of a row returns, they have agreed to it. A row with an
+// owner stays as it is.
+func (a *attempt) nowSQL() string {
 	var b strings.Builder
 	for _, key := range a.keys {
-		fmt.Fprintf(&b, "SET STATEMENT innodb_lock_wait_timeout = 0, wsrep_trx_fragment_unit = 'rows', wsrep_trx_fragment_size = 1 FOR UPDATE %s"+
-			" SET expires = GREATEST(UTC_TIMESTAMP(6), expires + INTERVAL 1 MICROSECOND) WHERE namespace = %s AND name = %s AND owner IS NULL; ",
-			a.cfg.Table, schema.Literal(a.cfg.Namespace), schema.Literal(key.Name))
+		if a.streams() {
+			fmt.Fprintf(&b, "SET STATEMENT innodb_lock_wait_timeout = 0, wsrep_trx_fragment_unit = 'rows', wsrep_trx_fragment_size = 1 FOR UPDATE %s"+
+				" SET expires = GREATEST(UTC_TIMESTAMP(6), expires + INTERVAL 1 MICROSECOND) WHERE %s AND owner IS NULL; ",
+				a.cfg.Table, schema.Row("", a.cfg.Namespace, schema.Literal(key.Name)))
+		}
 	}
-	return b.String() + "SET STATEMENT innodb_lock_wait_timeout = 0 FOR " + a.selects(a.keys, "", "")
+	return b.String() + noWait + a.selects(a.keys, "", "")
 }
 
 // beginSQL is BEGIN and trySQL in one round trip. It is "" if there is no way, or none that
 // pays. After a failure the transaction is open all the same. quiet means that the
-// statement may return no result set, if there is nothing to tell.
-//
-// MariaDB runs an anonymous block, in which NOWAIT is not allowed (error 1314)
-// but a lock wait timeout of 0 means the same.
+// statement may return no result set, if there is nothing to tell: that saves a third of the
+// server's work (measured on MySQL 9.7). On MariaDB only what is prepared is quiet: in a text that is
+// parsed each time the second SELECT costs more than the result set (190 against 154 µs of the
+// server's CPU; prepared 128 against 134, and a seventh of the client's; measured on MariaDB 10.11).
 //
 // The transaction also gets a limit on its idleness: if the holder's host vanishes without
 // closing the connection, the lock is released within the TTL. MariaDB has a variable for
 // that. MySQL has one for the connection, whatever it is idle in. With limited it is set, and the
 // statement that ends the transaction takes it off.
-//
-// A result set of a block or a procedure is about a third of the server's work for all of
-// it (measured on MySQL 9.7 and MariaDB 10.11). So if the connection's id is known, there
-// is no result set for a row with nothing to tell. On MariaDB the SELECT for it is a
-// string, which is then not even parsed.
 func (a *attempt) beginSQL(limited bool) (text string, quiet bool) {
-	if a.opts != (driver.TxOptions{}) && !a.calling() || a.implicit && a.cfg.Info.Blocks {
+	switch {
+	case a.cfg.Info.Blocks && (a.implicit || a.opts != (driver.TxOptions{})):
 		return "", false
-	}
-	one := len(a.keys) == 1 && !a.streams()
-	quiet = one && a.c.KnownID() != 0
-	if a.cfg.Info.Blocks {
-		start := a.startSQL()
-		switch {
-		case a.streams():
-			return "BEGIN NOT ATOMIC " + start + a.certifySQL() + "; END", false
-		case !quiet:
-			return "BEGIN NOT ATOMIC " + start + noWait + a.selects(a.keys, "", "") + "; END", false
-		}
-		key := a.keys[0]
-		tell := strings.ReplaceAll(a.selects(a.keys, "", ""), "'", "''")
-		// Not DECLARE, which sql_mode ORACLE has in another place. MAX sets the variable also if there is no row.
-		return "BEGIN NOT ATOMIC " + start + noWait + "SELECT MAX(" + schema.Quiet(a.known(key.Name)) + ") INTO @mysqllock_quiet" +
-			a.fromRow + schema.Literal(key.Name) + a.rowLock(key) + "; IF @mysqllock_quiet IS NOT TRUE THEN EXECUTE IMMEDIATE '" + tell + "'; END IF; END", true
-	}
-	if !one || !a.calling() {
+	case a.cfg.Info.Blocks:
+		return "BEGIN NOT ATOMIC " + a.startSQL() + a.nowSQL() + "; END", false
+	case len(a.keys) != 1 || !a.calling():
 		return "", false
 	}
 	key, most := a.keys[0], "NULL"
-	if quiet {
+	if quiet = a.c.KnownID() != 0; quiet {
 		most = a.known(key.Name)
 	}
 	return a.callSQL(schema.Literal(key.Name), key.Shared, most, limited), quiet
@@ -178,9 +168,6 @@ func (a *attempt) callSQL(name string, shared bool, most string, limited bool) s
 	return fmt.Sprintf("CALL %s(%s, %s, %t, %s, %d, %d, %t)", a.cfg.Table.LockProcedure(), schema.Literal(a.cfg.Namespace), name,
 		shared, most, seconds, a.opts.Isolation, a.opts.ReadOnly)
 }
-
-// noWait is NOWAIT for blocks of MariaDB.
-const noWait = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
 
 // startSQL begins the transaction in a block of MariaDB.
 func (l *Locker) startSQL() string {
@@ -201,37 +188,17 @@ func (a *attempt) preparedSQL() (text string, args []driver.Value, quiet bool) {
 		return "", nil, false
 	}
 	key := a.keys[0]
-	texts, name := a.single, schema.Hex(key.Name)
-	if key.Shared {
-		texts = a.singleShared
-	}
+	name := schema.Hex(key.Name)
 	switch {
 	case a.implicit && (a.cfg.Info.Blocks || !a.cfg.Procedures.Has(a.cfg.Table.LockProcedure()) || !a.cfg.Rows.Leased(key.Name)):
-		return texts.read, []driver.Value{name}, false
+		return "SELECT " + server.Untimed + columns + a.locking(schema.Unhex, key) + " NOWAIT", []driver.Value{name}, false
 	case a.cfg.Info.Blocks && a.c.KnownID() != 0:
-		return texts.block, []driver.Value{name, a.known(key.Name)}, true
+		row := a.locking("v_name", key)
+		return schema.BlockOfKey + a.startSQL() + noWait + "SELECT " + schema.Quiet("v_most") + " INTO v_quiet" + row +
+			"; IF v_quiet IS NOT TRUE THEN SELECT " + columns + row + "; END IF; END", []driver.Value{name, a.known(key.Name)}, true
 	}
 	return "", nil, false
 }
-
-// single has the texts of preparedSQL.
-type single struct{ read, block string }
-
-// newSingle returns the texts. The values of the block are variables: if the table is
-// altered, the server parses the statements in the block again without the values.
-func (l *Locker) newSingle(shared bool) single {
-	row := func(name string) string { return l.fromRow + name + " LIMIT 1" + l.rowLock(Key{Shared: shared}) }
-	return single{
-		read: "SELECT " + server.Untimed + columns + row(schema.Unhex) + " NOWAIT",
-		block: blockOfKey +
-			l.startSQL() + noWait + "SELECT " + schema.Quiet("v_most") + " INTO v_quiet" + row("v_name") +
-			"; IF v_quiet IS NOT TRUE THEN SELECT " + columns + row("v_name") + "; END IF; END",
-	}
-}
-
-// blockOfKey begins a block of MariaDB, to be prepared, with the name of a key and what known
-// says of it.
-const blockOfKey = "BEGIN NOT ATOMIC DECLARE v_name VARBINARY(255) DEFAULT " + schema.Unhex + "; DECLARE v_most BIGINT UNSIGNED DEFAULT ?; DECLARE v_quiet BOOL; "
 
 // known is the highest token of key that tells nothing new: any, if the key is known to
 // have had a lease, else 0.
@@ -242,30 +209,23 @@ func (l *Locker) known(key string) string {
 	return "0"
 }
 
-// leaseSQL reads which rows have a lease, live or expired: the name and leaseColumns. It is
-// a plain read, which waits for no lock.
-func (l *Locker) leaseSQL(names []string) string { return l.readSQL(names) + " AND owner IS NOT NULL" }
-
 // clearSQL removes an expired lease from its row. It fails at once if the row is locked,
 // for example by the last COMMIT of the lease's holder. UPDATE has no NOWAIT; the INSERT
 // always hits the row that it has read.
 func (l *Locker) clearSQL(lease *strategy.Leased) string {
 	return fmt.Sprintf("INSERT INTO %[1]s (namespace, name) SELECT r.namespace, r.name FROM %[1]s r"+
-		" WHERE r.namespace = %[2]s AND r.name = %[3]s AND r.token = %[4]s AND r.owner = %[5]s FOR UPDATE NOWAIT"+
-		" ON DUPLICATE KEY UPDATE owner = NULL",
-		l.cfg.Table, schema.Literal(l.cfg.Namespace), schema.Literal(lease.Key), lease.Token, schema.Literal(lease.Owner))
+		" WHERE %[2]s AND r.token = %[3]s AND r.owner = %[4]s FOR UPDATE NOWAIT ON DUPLICATE KEY UPDATE owner = NULL",
+		l.cfg.Table, schema.Row("r.", l.cfg.Namespace, schema.Literal(lease.Key)), lease.Token, schema.Literal(lease.Owner))
 }
 
-// surveySQL is leaseSQL for the rows of all slots, with a lease or without.
-func (a *attempt) surveySQL() string { return a.readSQL(a.names) }
-
+// readSQL reads rows: the name and leaseColumns. It is a plain read, which waits for no lock.
 func (l *Locker) readSQL(names []string) string {
-	var in []string
-	for _, name := range names {
-		in = append(in, schema.Literal(name))
-	}
-	return "SELECT name, " + leaseColumns + " FROM " + l.cfg.Table.String() + " WHERE namespace = " + schema.Literal(l.cfg.Namespace) +
-		" AND name IN (" + strings.Join(in, ", ") + ")"
+	return "SELECT name, " + leaseColumns + l.from(names)
+}
+
+// from is the part of a statement from FROM on, for these rows.
+func (l *Locker) from(names []string) string {
+	return " FROM " + l.cfg.Table.String() + " WHERE " + schema.Rows(l.cfg.Namespace, names)
 }
 
 // holderSQL asks for the holder of one of the rows, for which the connection with the id
@@ -292,25 +252,23 @@ func (l *Locker) awaitedSQL(names []string, bound time.Duration) string {
 
 // blockerSQL asks MariaDB who keeps a transaction waiting.
 func (l *Locker) blockerSQL(bound time.Duration, waiter string) string {
-	return fmt.Sprintf("SET STATEMENT max_statement_time = %.3f FOR "+
-		"SELECT b.trx_mysql_thread_id, p.USER, p.HOST, '', TIMESTAMPDIFF(MICROSECOND, b.trx_started, NOW(6))"+
+	return fmt.Sprintf(server.Bounded(bound)+
+		"b.trx_mysql_thread_id, p.USER, p.HOST, '', TIMESTAMPDIFF(MICROSECOND, b.trx_started, NOW(6))"+
 		" FROM information_schema.INNODB_LOCK_WAITS w"+
 		" JOIN information_schema.INNODB_TRX r ON r.trx_id = w.requesting_trx_id"+
 		" JOIN information_schema.INNODB_TRX b ON b.trx_id = w.blocking_trx_id"+
 		" LEFT JOIN "+server.Connections+" ON p.ID = b.trx_mysql_thread_id"+
-		" WHERE %s AND b.trx_state <> 'LOCK WAIT' LIMIT 1", bound.Seconds(), waiter)
+		" WHERE %s AND b.trx_state <> 'LOCK WAIT' LIMIT 1", waiter)
 }
 
 // lockedBySQL asks MySQL which connection has locked one of the rows.
 func (l *Locker) lockedBySQL(names []string, bound time.Duration, other string) string {
-	return fmt.Sprintf("SELECT /*+ MAX_EXECUTION_TIME(%d) */ t.PROCESSLIST_ID, t.PROCESSLIST_USER, t.PROCESSLIST_HOST,"+
-		" (SELECT a.ATTR_VALUE FROM performance_schema.session_connect_attrs a WHERE a.PROCESSLIST_ID = t.PROCESSLIST_ID"+
-		" AND a.ATTR_NAME IN ('mysqllock_owner', 'program_name') ORDER BY a.ATTR_NAME LIMIT 1),"+
+	return fmt.Sprintf(server.Bounded(bound)+"t.PROCESSLIST_ID, t.PROCESSLIST_USER, t.PROCESSLIST_HOST, "+server.ProgramOf("t.PROCESSLIST_ID")+","+
 		" (SELECT x.TIMER_WAIT DIV 1000000 FROM performance_schema.events_transactions_current x"+
 		" WHERE x.THREAD_ID = t.THREAD_ID AND x.STATE = 'ACTIVE')"+
 		" FROM performance_schema.data_locks l JOIN performance_schema.threads t ON t.THREAD_ID = l.THREAD_ID"+
 		" WHERE %s AND l.LOCK_TYPE = 'RECORD' AND l.LOCK_STATUS = 'GRANTED' AND l.LOCK_DATA IN (%s) AND %s LIMIT 1",
-		bound.Milliseconds(), l.cfg.Table.Where("l.OBJECT_SCHEMA", "l.OBJECT_NAME"), l.lockData(names), other)
+		l.cfg.Table.Where("l.OBJECT_SCHEMA", "l.OBJECT_NAME"), l.lockData(names), other)
 }
 
 // lockData are the primary keys of the rows, as servers show them with their locks.

@@ -55,19 +55,17 @@ func (l *Locker) StepAndCommit(ctx context.Context, c *pool.Conn, keys []string)
 // provideLimit bounds what the first commit of this kind does more.
 const provideLimit = time.Second
 
-// stepSQL changes the rows of keys. It looks up each row by its primary key: a list of
-// names could lock every row of a small table.
+// stepSQL changes the rows of keys.
 func (l *Locker) stepSQL(keys []string) string {
 	if len(keys) == 1 {
-		return "UPDATE " + l.cfg.Table.String() + " SET token = token + 1, expires = UTC_TIMESTAMP(6) WHERE namespace = " +
-			schema.Literal(l.cfg.Namespace) + " AND name = " + schema.Literal(keys[0])
+		return "UPDATE " + l.cfg.Table.String() + " SET " + schema.Next + " WHERE " + schema.Row("", l.cfg.Namespace, schema.Literal(keys[0]))
 	}
-	lines := "SELECT " + schema.Literal(keys[0]) + " AS n"
-	for _, key := range keys[1:] {
-		lines += " UNION ALL SELECT " + schema.Literal(key)
+	lines := make([][]string, len(keys))
+	for i, key := range keys {
+		lines[i] = []string{schema.Literal(key)}
 	}
-	text := "UPDATE /*+ SET_VAR(sql_big_selects = 1) */ (" + lines + ") d STRAIGHT_JOIN " + l.cfg.Table.String() + " ON namespace = " + schema.Literal(l.cfg.Namespace) +
-		" AND name = n SET token = token + 1, expires = UTC_TIMESTAMP(6)"
+	text := "UPDATE /*+ SET_VAR(sql_big_selects = 1) */ " + schema.List(lines, "n") + " STRAIGHT_JOIN " + l.cfg.Table.String() +
+		" ON " + schema.Row("", l.cfg.Namespace, "n") + " SET " + schema.Next
 	if l.cfg.Info.Settings { // it takes the scan of the list for a scan of the table
 		return "SET STATEMENT sql_safe_updates = 0, sql_big_selects = 1 FOR " + text
 	}

@@ -5,7 +5,6 @@ import (
 	"database/sql/driver"
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/server"
@@ -42,9 +41,9 @@ var CleanSetup = "SET SESSION autocommit = 1, " + server.OwnSettings + ", innodb
 // with the new floor. The floor is locked for one statement only, so new rows can be made
 // during a clean-up.
 //
-// It needs the privilege DELETE, and SKIP LOCKED, which MariaDB has from 10.6 on, or RowByRow.
+// It needs the privilege DELETE, and SKIP LOCKED, which MariaDB has from 10.6 on, unless Skips is false.
 type Cleaner struct {
-	RowByRow bool // lock one row after the other, where SKIP LOCKED locks nothing: see [server.Flavour]
+	Skips bool // use SKIP LOCKED; else lock one row after the other
 
 	table  Table
 	old    string    // the condition for rows to remove
@@ -62,7 +61,7 @@ type Cleaner struct {
 // Cleaner returns a clean-up of rows that were unused for so long.
 func (t Table) Cleaner(unused time.Duration) *Cleaner {
 	return &Cleaner{
-		table: t, batch: cleanMost / 5,
+		Skips: true, table: t, batch: cleanMost / 5,
 		old: fmt.Sprintf("expires < UTC_TIMESTAMP(6) - INTERVAL %d MICROSECOND", max(unused, 0).Microseconds()),
 	}
 }
@@ -123,8 +122,8 @@ func (c *Cleaner) mark(ctx context.Context, conn driver.Conn) error {
 	for tries := 1; ; tries++ {
 		changed, err := server.Affected(ctx, conn, text)
 		if err == nil && changed == 0 { // another clean-up may have set the same just now
-			var floor [][]string
-			if floor, err = server.Query(ctx, conn, "SELECT 1 FROM "+c.table.String()+" WHERE "+Floor); err == nil && len(floor) == 0 {
+			var there bool
+			if there, err = c.table.hasFloor(ctx, conn); err == nil && !there {
 				return fmt.Errorf("the lock table lacks its floor row; make it with:\n%s", c.table.floorDDL())
 			}
 		}
@@ -143,15 +142,15 @@ func (c *Cleaner) mark(ctx context.Context, conn driver.Conn) error {
 // look returns the last of the rows that the step reads, and how many these are at most. If
 // the step reads all the rest, end is nil.
 func (c *Cleaner) look(ctx context.Context, conn driver.Conn) (looked int, end []string, err error) {
-	rows, err := server.Query(ctx, conn, c.bounded("namespace, name FROM "+c.table.String()+" WHERE "+c.behind()+
-		fmt.Sprintf(" ORDER BY namespace, name LIMIT 1 OFFSET %d", cleanLook-1)))
+	rows, err := server.Query(ctx, conn, server.Bounded(cleanBound)+"namespace, name FROM "+c.table.String()+" WHERE "+c.behind()+
+		fmt.Sprintf(" ORDER BY namespace, name LIMIT 1 OFFSET %d", cleanLook-1))
 	if err != nil {
 		return 0, nil, err
 	}
 	if len(rows) > 0 {
 		return cleanLook, rows[0], nil
 	}
-	rows, err = server.Query(ctx, conn, c.bounded("COUNT(*) FROM "+c.table.String()+" WHERE "+c.behind()))
+	rows, err = server.Query(ctx, conn, server.Bounded(cleanBound)+"COUNT(*) FROM "+c.table.String()+" WHERE "+c.behind())
 	if err == nil {
 		looked, err = strconv.Atoi(rows[0][0])
 	}
@@ -164,8 +163,8 @@ func (c *Cleaner) find(ctx context.Context, conn driver.Conn, end []string, limi
 	if end != nil {
 		upTo = fmt.Sprintf("(namespace < %[1]s OR namespace = %[1]s AND name <= %[2]s)", Literal(end[0]), Literal(end[1]))
 	}
-	return server.Query(ctx, conn, c.bounded(fmt.Sprintf("namespace, name, token FROM %s WHERE %s AND %s AND %s AND name <> %s AND NOT (%s) ORDER BY namespace, name LIMIT %d",
-		c.table, c.behind(), upTo, c.old, Literal(Stripes), Floor, limit)))
+	return server.Query(ctx, conn, server.Bounded(cleanBound)+fmt.Sprintf("namespace, name, token FROM %s WHERE %s AND %s AND %s AND name <> %s AND NOT (%s) ORDER BY namespace, name LIMIT %d",
+		c.table, c.behind(), upTo, c.old, Literal(Stripes), Floor, limit))
 }
 
 // behind is the condition for rows that were not read yet.
@@ -174,12 +173,6 @@ func (c *Cleaner) behind() string {
 		return "TRUE"
 	}
 	return fmt.Sprintf("(namespace > %[1]s OR namespace = %[1]s AND name > %[2]s)", Literal(c.after[0]), Literal(c.after[1]))
-}
-
-// bounded is a plain SELECT with a time limit on the server.
-func (c *Cleaner) bounded(text string) string {
-	return fmt.Sprintf( // MySQL skips the comment, MariaDB the hint
-		"/*M!100000 SET STATEMENT max_statement_time = %d FOR */ SELECT /*+ MAX_EXECUTION_TIME(%d) */ ", int(cleanBound.Seconds()), cleanBound.Milliseconds()) + text
 }
 
 // remove removes those of rows that are still old and not locked.
@@ -238,10 +231,10 @@ func (c *Cleaner) remove(ctx context.Context, conn driver.Conn, rows [][]string)
 // removeIn is remove in the open transaction.
 func (c *Cleaner) removeIn(ctx context.Context, conn driver.Conn, rows [][]string) (removed int, err error) {
 	t := c.table
-	if c.RowByRow {
-		rows, err = c.lockEach(ctx, conn, rows)
-	} else {
+	if c.Skips {
 		rows, err = server.Query(ctx, conn, c.lock(rows, " SKIP LOCKED"))
+	} else {
+		rows, err = c.lockEach(ctx, conn, rows)
 	}
 	if err != nil || len(rows) == 0 {
 		return 0, err
@@ -269,15 +262,14 @@ func (c *Cleaner) lockEach(ctx context.Context, conn driver.Conn, rows [][]strin
 	return locked, nil
 }
 
-// exactly is the table, joined so that each row is looked up by its primary key: an IN list
-// can lock every row of a small table. The table has no alias: DELETE accepts one only if
-// a database is selected.
+// exactly is the table, joined with the rows. It has no alias: DELETE accepts one only if a database
+// is selected.
 func (t Table) exactly(rows [][]string) string {
-	lines := make([]string, len(rows))
+	lines := make([][]string, len(rows))
 	for i, row := range rows {
-		lines[i] = "SELECT " + Literal(row[0]) + " AS s, " + Literal(row[1]) + " AS k"
+		lines[i] = []string{Literal(row[0]), Literal(row[1])}
 	}
-	return "(" + strings.Join(lines, " UNION ALL ") + ") d STRAIGHT_JOIN " + t.String() + " ON namespace = s AND name = k"
+	return List(lines, "s", "k") + " STRAIGHT_JOIN " + t.String() + " ON namespace = s AND name = k"
 }
 
 // CleaningSQL asks whether a [Cleaner] is at work: it locks rows for moments. It

@@ -324,9 +324,19 @@ func (t Table) BeginProcedure() Procedure { return Procedure{t, 3, "_seen2", beg
 
 func beginText(t Table) (parameters, body string) {
 	return "p_namespace VARBINARY(255), p_name VARBINARY(255)",
-		"  DECLARE v_token BIGINT UNSIGNED;\n" +
-			"  SELECT token INTO v_token FROM " + t.String() + ofKey + " AND " + Settled + " AND @@transaction_isolation <> 'READ-UNCOMMITTED';\n" +
-			"  IF v_token IS NOT NULL THEN START TRANSACTION; SELECT v_token; END IF;\n"
+		"  DECLARE v_token BIGINT UNSIGNED;\n  " + t.begins(ofKey, "@@transaction_isolation", "v_token") + "\n"
+}
+
+// BeginBlock is the same for MariaDB, with a question mark for the name. The variable is the
+// session's, since sql_mode ORACLE declares others elsewhere.
+func (t Table) BeginBlock(namespace string) string {
+	return "BEGIN NOT ATOMIC " + t.begins(" WHERE "+Row("", namespace, Unhex), "@@tx_isolation", "@mysqllock_token") + " END"
+}
+
+// begins is the body of both. MAX sets the variable also if there is no row.
+func (t Table) begins(where, isolation, token string) string {
+	return "SELECT MAX(token) INTO " + token + " FROM " + t.String() + where + " AND " + Settled + " AND " + isolation + " <> 'READ-UNCOMMITTED' LIMIT 1;" +
+		" IF " + token + " IS NOT NULL THEN START TRANSACTION; SELECT " + token + "; END IF;"
 }
 
 // VersionsProcedure compares versions, sets the next ones, and commits. p_name and p_version
@@ -348,7 +358,7 @@ func versionsText(t Table) (parameters, body string) {
 			"  IF p_rows IS NULL THEN\n" +
 			"    SELECT /*+ SET_VAR(lock_wait_timeout = 1) */ p_version = 0 OR token = p_version AND " + Settled + " INTO v_same\n" +
 			"      FROM " + t.String() + ofKey + " FOR UPDATE NOWAIT;\n" +
-			"    IF v_same THEN UPDATE " + t.String() + " SET token = token + 1, expires = UTC_TIMESTAMP(6)" + ofKey + "; END IF;\n" +
+			"    IF v_same THEN UPDATE " + t.String() + " SET " + Next + ofKey + "; END IF;\n" +
 			"  ELSE\n" +
 			"    INSERT /*+ SET_VAR(lock_wait_timeout = 1) SET_VAR(sql_big_selects = 1) */ INTO " + t.String() + " (namespace, name, token, expires)\n" +
 			"      SELECT r.namespace, r.name, r.token, r.expires FROM JSON_TABLE(p_rows, _utf8mb4'$[*]' COLUMNS (n VARCHAR(510) CHARACTER SET utf8mb4 PATH _utf8mb4'$[0]', v BIGINT UNSIGNED PATH _utf8mb4'$[1]')) d\n" +
@@ -425,14 +435,33 @@ func (t Table) PassProcedure() Procedure { return Procedure{t, 8, "_pass1", pass
 
 func passText(t Table) (parameters, body string) {
 	return "p_namespace VARBINARY(255), p_name VARBINARY(255), p_quiet BIGINT UNSIGNED, p_mark VARCHAR(64) CHARACTER SET utf8mb4",
-		"  DECLARE v_quiet BOOL;\n" +
-			"  COMMIT;\n" +
-			"  SET @mysqllock_done = p_mark;\n" +
-			"  BEGIN\n" +
-			"    DECLARE CONTINUE HANDLER FOR SQLEXCEPTION BEGIN END;\n" +
-			"    START TRANSACTION;\n" +
-			"    SELECT /*+ SET_VAR(lock_wait_timeout = 1) */ " + Quiet("p_quiet") + " INTO v_quiet\n" +
-			"      FROM " + t.String() + ofKey + " FOR UPDATE NOWAIT;\n" +
-			"  END;\n" +
-			"  IF v_quiet IS NOT TRUE THEN ROLLBACK; SELECT 0; END IF;\n"
+		"  DECLARE v_quiet BOOL;\n" + t.passes("p_mark", "", ofKey, "p_quiet", " NOWAIT")
 }
+
+// PassBlock is the same for MariaDB, to be prepared, with question marks for the name, p_quiet and
+// p_mark.
+func (t Table) PassBlock(namespace string) string {
+	return BlockOfKey + t.passes("?", AtOnce, " WHERE "+Row("", namespace, "v_name"), "v_most", "") + "END"
+}
+
+// passes is the body of both.
+func (t Table) passes(mark, before, where, most, noWait string) string {
+	return "  COMMIT;\n" +
+		"  SET @mysqllock_done = " + mark + ";\n" +
+		"  BEGIN\n" +
+		"    DECLARE CONTINUE HANDLER FOR SQLEXCEPTION BEGIN END;\n" +
+		"    START TRANSACTION;\n" +
+		"    " + before + "SELECT /*+ SET_VAR(lock_wait_timeout = 1) */ " + Quiet(most) + " INTO v_quiet\n" +
+		"      FROM " + t.String() + where + " LIMIT 1 FOR UPDATE" + noWait + ";\n" +
+		"  END;\n" +
+		"  IF v_quiet IS NOT TRUE THEN ROLLBACK; SELECT 0; END IF;\n"
+}
+
+// BlockOfKey begins a block of MariaDB, to be prepared, with the name of a key, and the highest token
+// that tells nothing new. They are variables: if the table is altered, the server parses the
+// statements in the block again without the values of question marks.
+const BlockOfKey = "BEGIN NOT ATOMIC DECLARE v_name VARBINARY(255) DEFAULT " + Unhex + "; DECLARE v_most BIGINT UNSIGNED DEFAULT ?; DECLARE v_quiet BOOL; "
+
+// AtOnce precedes a statement that waits for nothing, in a block of MariaDB: NOWAIT is not allowed
+// there (error 1314), and UPDATE has none anywhere.
+const AtOnce = "SET STATEMENT innodb_lock_wait_timeout = 0, lock_wait_timeout = 0 FOR "

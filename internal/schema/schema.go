@@ -1,5 +1,12 @@
 // Package schema knows the lock table and its procedures: their names, their definitions,
-// and how they are made.
+// and how they are made. It also has what the texts of several strategies are made of.
+//
+// A text is beside the code that gives it values and reads its answer. No two strategies send the same
+// one, so a package of all texts would only part them from that. MySQL's procedure and MariaDB's block
+// have one body here where they do the same, and two where the servers want it: an UPDATE that waits
+// for nothing is one statement on MariaDB only (versions, the release of a lease); a list is JSON_TABLE,
+// which MariaDB 10.5 does not have (the check of leases); and a wait is found by KILL, or bounded, in
+// other ways (row locks).
 package schema
 
 import (
@@ -153,6 +160,44 @@ const Settled = "versioned = 1 AND owner IS NULL"
 
 // Released are the assignments that end a row's lease.
 const Released = "owner = NULL, expires = LEAST(expires, UTC_TIMESTAMP(6))"
+
+// Next are the assignments of a commit under a row's key that optimistic units must see.
+const Next = "token = token + 1, expires = UTC_TIMESTAMP(6)"
+
+// Row is the condition for the row of a namespace whose name is an SQL expression. qualifier is as
+// for Live.
+func Row(qualifier, namespace, name string) string {
+	return qualifier + "namespace = " + Literal(namespace) + " AND " + qualifier + "name = " + name
+}
+
+// Rows is the condition for the rows of a namespace with these names.
+func Rows(namespace string, names []string) string {
+	in := make([]string, len(names))
+	for i, name := range names {
+		in[i] = Literal(name)
+	}
+	return "namespace = " + Literal(namespace) + " AND name IN (" + strings.Join(in, ", ") + ")"
+}
+
+// List is a table d for FROM, with lines of SQL expressions, and these names for its columns. Joined
+// by STRAIGHT_JOIN it has each row looked up by its primary key: an IN list can lock every row of a
+// small table.
+func List(lines [][]string, columns ...string) string {
+	var b strings.Builder
+	for i, line := range lines {
+		b.WriteString([2]string{"(SELECT ", " UNION ALL SELECT "}[min(i, 1)])
+		for j, value := range line {
+			if j > 0 {
+				b.WriteString(", ")
+			}
+			b.WriteString(value)
+			if i == 0 {
+				b.WriteString(" AS " + columns[j])
+			}
+		}
+	}
+	return b.String() + ") d"
+}
 
 // Literal returns b as a hexadecimal literal, which needs no quotes and compares as bytes.
 func Literal(b string) string { return "x'" + hex.EncodeToString([]byte(b)) + "'" }
@@ -356,11 +401,16 @@ const duplicateColumn = 1060
 // ensureFloor makes the floor row if a plain read does not find it. (An INSERT of an
 // existing row would wait for its lock.)
 func (t Table) ensureFloor(ctx context.Context, conn driver.Conn) error {
-	rows, err := server.Query(ctx, conn, "SELECT 1 FROM "+t.String()+" WHERE "+Floor)
-	if err != nil || len(rows) > 0 {
+	there, err := t.hasFloor(ctx, conn)
+	if err != nil || there {
 		return err
 	}
 	return server.Exec(ctx, conn, t.floorDDL())
+}
+
+func (t Table) hasFloor(ctx context.Context, conn driver.Conn) (bool, error) {
+	rows, err := server.Query(ctx, conn, "SELECT 1 FROM "+t.String()+" WHERE "+Floor)
+	return len(rows) > 0, err
 }
 
 func (t Table) where(schemaColumn, nameColumn, name string) string {

@@ -19,6 +19,13 @@ const Connections = "(SELECT " + listed + " /*M!100000 , TIME_MS, QUERY_ID */ FR
 
 const listed = "ID, USER, HOST, COMMAND, TIME, STATE, INFO"
 
+// ProgramOf is an SQL expression for the name of the program at the other end of a connection, as it
+// says itself, on a server with Attributes.
+func ProgramOf(id string) string {
+	return "(SELECT a.ATTR_VALUE FROM performance_schema.session_connect_attrs a WHERE a.PROCESSLIST_ID = " + id +
+		" AND a.ATTR_NAME IN ('mysqllock_owner', 'program_name') ORDER BY a.ATTR_NAME LIMIT 1)"
+}
+
 // Unlisted reports that [Connections] cannot be read at present, because of what a connection
 // runs.
 func Unlisted(err error) bool { return Number(err) == 3854 }

@@ -1,8 +1,10 @@
 package server
 
 import (
+	"context"
+	"database/sql/driver"
 	"fmt"
-	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,7 +17,6 @@ type Flavour struct {
 	Engine     string // its name and version, for errors
 	RowLocks   bool   // FOR UPDATE keeps others out until the transaction ends, and what is read after it is no older than the lock
 	SkipLocked bool   // SKIP LOCKED is known, and locks the rows that it returns
-	RowByRow   bool   // slots and leases go by NOWAIT on one row after the other, in transactions, and need neither SKIP LOCKED nor named locks
 	Share      string // the clause of a read that keeps out those who want the row for themselves; "" if there is none
 	NamedLocks bool   // a named lock of GET_LOCK is its holder's until that gives it back, or its session ends
 	UnionLocks bool   // a UNION of locking reads locks what each of them reads, and reads it no older than that
@@ -28,17 +29,16 @@ type Flavour struct {
 	Holders    bool   // the server shows who has locked a row
 	AllHolders bool   // it does also while nobody waits for the row
 	UsedTables bool   // it shows which tables the transactions of all nodes have used, but not which rows
-	// Shards is that a database may be on several servers, which commit one after the other. So
-	// [Probe] asks whether there is one.
-	Shards bool
 	// Tablets is that there is something between the client and the server that has transactions of
 	// its own: it ends them, after which what follows commits by itself, and each may be on another
 	// connection, so that a session has no settings, counters and limit of silence on the server.
 	Tablets bool
 	// EarlySnapshot is that a transaction which keeps one snapshot takes it at BEGIN, before it
-	// has its locks. So a transaction under a row lock is READ COMMITTED, and it is pessimistic,
-	// since there are optimistic ones, whose locks exclude nobody.
+	// has its locks. So a transaction under a row lock is READ COMMITTED.
 	EarlySnapshot bool
+	// Optimists is that there are optimistic transactions, whose locks exclude nobody before COMMIT: those
+	// of a session that says so, and every statement outside of a transaction.
+	Optimists bool
 	// IdleTransactions is the variable of a session that limits, in seconds, for how long its
 	// transaction may be idle; "" without one.
 	IdleTransactions string
@@ -63,41 +63,57 @@ var (
 // engine is one that calls itself something else than MySQL or MariaDB.
 type engine struct {
 	name  string
-	names *regexp.Regexp // of itself, in its version or its version's comment
+	words []string // of which its version, or its version's comment, has one, in lower case
 	can   Flavour
+	ask   func(*Info, context.Context, driver.Conn) error // asks what MySQL is asked in other words; nil: nothing more
 }
 
-// words are what an engine calls itself.
-func words(any string) *regexp.Regexp {
-	return regexp.MustCompile(`(?i)(^|[^a-z])(` + any + `)([^a-z]|$)`)
+// calls reports whether a text has one of the engine's words, which no letter precedes or follows.
+func (e engine) calls(text string) bool {
+	text = strings.ToLower(text)
+	has := func(word string) bool {
+		for rest := text; ; {
+			before, after, found := strings.Cut(rest, word)
+			if !found {
+				return false
+			}
+			if !letter(before, len(before)-1) && !letter(after, 0) {
+				return true
+			}
+			rest = after
+		}
+	}
+	return slices.ContainsFunc(e.words, has)
+}
+
+// letter reports whether text has a lower-case letter at i.
+func letter(text string, i int) bool {
+	return i >= 0 && i < len(text) && 'a' <= text[i] && text[i] <= 'z'
 }
 
 // no is an engine on which nothing can be locked, because of why; skips is whether SKIP LOCKED
 // works there, or nobody knows.
-func no(name, any string, skips bool, why string) engine {
+func no(name string, skips bool, why string, words ...string) engine {
 	f := asMySQL
 	f.SkipLocked, f.why = skips, why
-	return engine{name, words(any), f}
+	return engine{name: name, words: words, can: f}
 }
 
-func untested(name, any string) engine {
-	return no(name, any, true, "where nobody has tested whether locks exclude")
+func untested(name string, words ...string) engine {
+	return no(name, true, "where nobody has tested whether locks exclude", words...)
 }
-
-// tidb says more of itself than MySQL is asked for: see [asksTiDB].
-const tidb = "TiDB"
 
 // engines are recognised by what they call themselves. One that is not here is recognised by
 // what it lacks: see [Probe].
 var engines = []engine{
-	{tidb, words("tidb"), Flavour{RowLocks: true, RowByRow: true, UsedTables: true, EarlySnapshot: true, IdleTransactions: "tidb_idle_transaction_timeout"}},
-	{"Vitess", words(`vitess|planetscale|git revision [^ ]* branch`), Flavour{
-		RowLocks: true, RowByRow: true, SkipLocked: true, Share: " FOR SHARE", UnionLocks: true, Hints: true, Shards: true, Tablets: true,
-	}},
-	no("Dolt or go-mysql-server", "dolt|go-mysql-server", false, "where FOR UPDATE is accepted and locks nothing, so that updates would be lost silently, and a test would prove nothing (package mysqllocktest tests without a server)"),
+	{"TiDB", []string{"tidb"}, Flavour{RowLocks: true, UsedTables: true, EarlySnapshot: true, Optimists: true, IdleTransactions: "tidb_idle_transaction_timeout"}, (*Info).askTiDB},
+	{"Vitess", []string{"vitess", "planetscale", "(git revision"}, Flavour{
+		RowLocks: true, SkipLocked: true, Share: " FOR SHARE", UnionLocks: true, Hints: true, Tablets: true,
+	}, (*Info).askVitess},
+	no("Dolt or go-mysql-server", false, "where FOR UPDATE is accepted and locks nothing, so that updates would be lost silently, and a test would prove nothing (package mysqllocktest tests without a server)", "dolt", "go-mysql-server"),
 	untested("OceanBase", "oceanbase"),
-	untested("PolarDB-X", "polardb-x|polardbx|tddl"),
-	untested("SingleStore", "singlestore|singlestoredb|memsql"),
+	untested("PolarDB-X", "polardb-x", "polardbx", "tddl"),
+	untested("SingleStore", "singlestore", "singlestoredb", "memsql"),
 	untested("MatrixOne", "matrixone"),
 	untested("StarRocks", "starrocks"),
 	untested("Doris", "doris"),
@@ -116,18 +132,21 @@ type self struct {
 
 func (s self) mariadb() bool { return strings.Contains(s.version, "MariaDB") }
 
-// flavour recognises the engine by its name. Every other name is that of a build of MySQL or
+// engine recognises the engine by its name. Every other name is that of a build of MySQL or
 // MariaDB.
-func (s self) flavour() Flavour {
+func (s self) engine() engine {
+	said := []string{s.variable, s.version, s.comment}
 	for _, e := range engines {
-		for _, text := range []string{s.variable, s.version, s.comment} {
-			if e.names.MatchString(text) {
-				f := e.can
-				f.Engine = e.name + " " + s.variable
-				return f
-			}
+		if slices.ContainsFunc(said, e.calls) {
+			e.can.Engine = e.name + " " + s.variable
+			return e
 		}
 	}
+	return engine{can: s.build()}
+}
+
+// build is what a build of MySQL or MariaDB can do.
+func (s self) build() Flavour {
 	major, minor, err := number(s.version)
 	if err != nil {
 		return s.unknown("whose version has another form than those of MySQL and MariaDB")
@@ -182,19 +201,24 @@ func (f Flavour) Skips(what, instead string) error {
 	return f.has(f.SkipLocked, what, "SKIP LOCKED", f.lacks+"; "+instead)
 }
 
-// Slots is Skips for slots.
+// Slots is Skips for slots. Where no wait can be stopped, callers try one slot after the other.
 func (f Flavour) Slots() error {
-	return f.has(f.SkipLocked || f.RowByRow, "slots", "SKIP LOCKED", f.lacks+"; use a key of its own for each slot")
+	return f.has(f.SkipLocked || !f.Kills, "slots", "SKIP LOCKED", f.lacks+"; use a key of its own for each slot")
 }
 
-// Leases is Skips for leases.
+// Leases is Skips for leases. Those without named locks are taken in transactions, which skip nothing.
 func (f Flavour) Leases() error {
-	return f.has(f.SkipLocked || f.RowByRow, "leases", "SKIP LOCKED", f.lacks+"; use a row lock")
+	return f.has(f.SkipLocked || !f.NamedLocks, "leases", "SKIP LOCKED", f.lacks+"; use a row lock")
+}
+
+// AdvisoryLocks is Skips for advisory locks.
+func (f Flavour) AdvisoryLocks() error {
+	return f.has(f.NamedLocks, "advisory locks", "GET_LOCK", "; use a row lock")
 }
 
 // CleansUp is Skips for clean-ups of the lock table.
 func (f Flavour) CleansUp() error {
-	return f.has((f.SkipLocked || f.RowByRow) && !f.Tablets, "clean-ups", "SKIP LOCKED and settings of a session", f.lacks+"; leave the rows, which do no harm")
+	return f.has((f.SkipLocked || f.Optimists) && !f.Tablets, "clean-ups", "SKIP LOCKED and settings of a session", f.lacks+"; leave the rows, which do no harm")
 }
 
 // Shares is Skips for FOR SHARE.
@@ -217,11 +241,6 @@ func (f Flavour) Within(d time.Duration) (hint, tail string) {
 		return fmt.Sprintf("/*+ MAX_EXECUTION_TIME(%d) */ ", d.Milliseconds()), ""
 	}
 	return "", fmt.Sprintf(" WAIT %d", max(1, int((d+time.Second-1)/time.Second)))
-}
-
-// Names is Skips for named locks.
-func (f Flavour) Names(what, instead string) error {
-	return f.has(f.NamedLocks, what, "GET_LOCK", "; "+instead)
 }
 
 func (f Flavour) has(it bool, what, needs, end string) error {

@@ -4,6 +4,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"database/sql/driver"
 	"errors"
@@ -37,7 +38,7 @@ type Info struct {
 	Node              string        // which server this is, also of a cluster; "" where it does not say
 	StatementLog      bool          // of new connections: replicas run statements again, and may decide otherwise
 	Topology          string        // "", also for a single primary, or of several servers that all take writes: Galera, MultiPrimary
-	Optimistic        bool          // transactions of new connections are optimistic, with EarlySnapshot: FOR UPDATE excludes nobody in them
+	Optimistic        bool          // transactions of new connections are optimistic, where there are Optimists
 }
 
 // OwnSettings are the settings of the driver's own connections, behind SET SESSION: the clock of
@@ -79,7 +80,7 @@ const StatementLog = "@@log_bin AND" +
 
 // LeaseLog is StatementLog; "" where leases need no named locks, so that the log does not matter.
 func (i Info) LeaseLog() string {
-	if i.RowByRow {
+	if !i.NamedLocks {
 		return ""
 	}
 	return StatementLog
@@ -117,13 +118,18 @@ func Probe(ctx context.Context, conn driver.Conn) (Info, error) {
 		return Info{}, fmt.Errorf("reading the server's settings: %w", err)
 	case err != nil:
 		return recognise(ctx, conn, err)
-	case len(rows) != 1 || len(rows[0]) < 8:
+	case len(rows) != 1 || len(rows[0]) != 15:
 		return recognise(ctx, conn, errors.New("it answers in another form"))
 	}
-	if info := told(rows[0]); !info.EarlySnapshot && !info.Shards {
-		return info, info.tooOld()
+	r := rows[0]
+	s := self{version: r[0], variable: r[13], comment: r[14]}
+	e := s.engine()
+	if e.ask != nil {
+		return recognise(ctx, conn, nil)
 	}
-	return recognise(ctx, conn, nil)
+	info := Info{Flavour: e.can, MariaDB: s.mariadb()}
+	info.told(r)
+	return info, info.tooOld()
 }
 
 // recognise asks the server what it is, in words that every engine knows, after it has not
@@ -135,12 +141,11 @@ func recognise(ctx context.Context, conn driver.Conn, because error) (Info, erro
 	}
 	r := rows[0]
 	s := self{variable: r[0], comment: r[1], version: r[2]}
-	info := Info{Flavour: s.flavour(), MariaDB: s.mariadb(), Version: s.version, Database: r[3], Isolation: "REPEATABLE-READ"}
-	switch {
-	case info.EarlySnapshot:
-		return info, info.askTiDB(ctx, conn)
-	case info.Shards:
-		return info, info.askVitess(ctx, conn)
+	e := s.engine()
+	info := Info{Flavour: e.can, MariaDB: s.mariadb(), Version: s.version, Database: r[3], Isolation: "REPEATABLE-READ"}
+	if e.ask != nil {
+		err := e.ask(&info, ctx, conn)
+		return info, err
 	}
 	if err := info.tooOld(); err != nil {
 		return info, err
@@ -259,48 +264,24 @@ func Pessimist(ctx context.Context, conn driver.Conn) error {
 	return Info{Optimistic: rows[0][0] == "1"}.Pessimists("row locks")
 }
 
-// told is what an answer to probe says.
-func told(r []string) Info {
-	s := self{version: r[0], variable: r[0]}
-	if len(r) > 14 {
-		s.variable, s.comment = r[13], r[14]
-	}
-	info := Info{
-		Flavour:           s.flavour(),
-		Version:           r[0],
-		MariaDB:           s.mariadb(),
-		Database:          r[1],
-		RollbackOnTimeout: r[2] == "1",
-		ReadOnly:          r[3] == "1",
-		Isolation:         r[4],
-		SnapshotIsolation: r[7] == "1",
-	}
-	info.IdleLimit, _ = strconv.Atoi(r[5])
+// told reads the answer to probe.
+func (i *Info) told(r []string) {
+	i.Version, i.Database, i.RollbackOnTimeout, i.ReadOnly, i.Isolation = r[0], r[1], r[2] == "1", r[3] == "1", r[4]
+	i.IdleLimit, _ = strconv.Atoi(r[5])
 	wsrep, group, _ := strings.Cut(r[6], ",")
-	switch name, single, _ := strings.Cut(group, ","); {
+	name, single, _ := strings.Cut(group, ",")
+	switch {
 	case wsrep == "1" || wsrep == "ON":
-		info.Topology = Galera
+		i.Topology = Galera
 	case name != "" && single == "OFF":
-		info.Topology = MultiPrimary
+		i.Topology = MultiPrimary
 	case name != "":
-		info.SinglePrimary = true
+		i.SinglePrimary = true
 	}
-	if len(r) > 8 {
-		info.Server = r[8]
-	}
-	info.Router = len(r) > 9 && r[9] != "0"
-	if len(r) > 10 {
-		seconds, _ := strconv.Atoi(r[10])
-		info.Silence = time.Duration(seconds) * time.Second
-	}
-	if len(r) > 11 {
-		info.Node = r[11]
-	}
-	info.StatementLog = len(r) > 12 && r[12] == "1"
-	if name, _, _ := strings.Cut(group, ","); name != "" {
-		info.Server = name
-	}
-	return info
+	i.SnapshotIsolation, i.Server, i.Router = r[7] == "1", cmp.Or(name, r[8]), r[9] != "0"
+	seconds, _ := strconv.Atoi(r[10])
+	i.Silence = time.Duration(seconds) * time.Second
+	i.Node, i.StatementLog = r[11], r[12] == "1"
 }
 
 // Alike reports whether locks work on another server, or on the same one at another time,
@@ -367,7 +348,7 @@ func TakesWrites(columns []string) bool {
 // tooOld returns an error if the server is an old MySQL or MariaDB.
 func (i Info) tooOld() error {
 	major, minor, err := number(i.Version)
-	if !i.RowLocks || i.EarlySnapshot || err != nil {
+	if !i.RowLocks || err != nil {
 		return nil
 	}
 	if i.MariaDB && (major < 10 || major == 10 && minor < 3) || !i.MariaDB && major < 8 {

@@ -2,10 +2,15 @@ package server
 
 import (
 	"fmt"
-	"regexp"
 	"strconv"
+	"strings"
 	"time"
 )
+
+// Bounded begins a SELECT that the server ends after d. MySQL skips the comment, MariaDB the hint.
+func Bounded(d time.Duration) string {
+	return fmt.Sprintf("/*M!100000 SET STATEMENT max_statement_time = %.3f FOR */ SELECT /*+ MAX_EXECUTION_TIME(%d) */ ", d.Seconds(), d.Milliseconds())
+}
 
 // Waits says, for a comment in a statement that waits, for how long its caller has waited when
 // the statement is sent. With the age of the statement, which the server tells, that is since
@@ -17,15 +22,11 @@ func Waits(since time.Time) string {
 // WaitsComment is that comment.
 func WaitsComment(since time.Time) string { return "/* mysqllock " + Waits(since) + " */ " }
 
-var waits = regexp.MustCompile(`/\* mysqllock (?:[0-9a-f]+ )?waits ([0-9]{1,12}) ms \*/`)
-
-// ReadWaits reads from a statement's text what Waits has said. ok is false if the text says
-// nothing.
+// ReadWaits reads from a statement's text what Waits has said. ok is false if that says nothing.
 func ReadWaits(text string) (d time.Duration, ok bool) {
-	m := waits.FindStringSubmatch(text)
-	if m == nil {
-		return 0, false
-	}
-	n, _ := strconv.ParseInt(m[1], 10, 64)
-	return time.Duration(n) * time.Millisecond, true
+	_, text, _ = strings.Cut(text, "/* mysqllock ")
+	text, _, whole := strings.Cut(text, " ms */")
+	_, number, said := strings.Cut(" "+text, " waits ")
+	n, err := strconv.ParseUint(number, 10, 40)
+	return time.Duration(n) * time.Millisecond, whole && said && err == nil
 }

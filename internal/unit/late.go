@@ -182,7 +182,7 @@ func (c *Conn) openLate(ctx context.Context, l *handle.Locks, rows bool) error {
 	timed, cancel := context.WithTimeout(ctx, pool.AnswerTime)
 	defer cancel()
 	stays, err := savepointStays(timed, c.link.Conn, "mysqllock_late")
-	if err == nil && rows && l.Info().EarlySnapshot {
+	if err == nil && rows && l.Info().Optimists {
 		err = server.Pessimist(timed, c.link.Conn)
 	}
 	if err == nil && !stays {

@@ -105,7 +105,7 @@ func (s *scope) asks(ctx context.Context, h *hint.Hint, pooled, blocks bool) han
 		by.Urgent = slices.ContainsFunc(tickets, (*queue.Ticket).Awaited)
 		blocks = false
 	}
-	by.Blocks = blocks
+	by.Waits = blocks
 	return by
 }
 
