@@ -5,16 +5,21 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"errors"
+	"fmt"
 	"runtime"
+	"slices"
 	"testing"
 
 	"github.com/mysqllock/mysqllock/internal/statement"
 )
 
+// asked is what the stack says of a call.
+type asked struct{ retried, forConn bool }
+
 // called opens connections that note who calls them.
 type called struct {
 	forLine chan bool  // of each connection
-	retried *[]bool    // of each statement
+	asked   *[]asked   // of each statement
 	waits   chan error // what statements return; a closed one is nil
 }
 
@@ -28,8 +33,22 @@ func (k called) Connect(context.Context) (driver.Conn, error) {
 type calledConn struct{ called }
 
 func (c calledConn) note() error {
-	*c.retried = append(*c.retried, statement.Retried())
+	is := asked{statement.Retried(), statement.ForConn()}
+	for frames := range 20 { // as wrappers of drivers add some
+		if deeper := (asked{deep(frames, statement.Retried), deep(frames, statement.ForConn)}); deeper != is {
+			return fmt.Errorf("%v, and not %v, with %d frames more", deeper, is, frames)
+		}
+	}
+	*c.asked = append(*c.asked, is)
 	return <-c.waits
+}
+
+// deep calls ask with so many frames more on the stack.
+func deep(frames int, ask func() bool) bool {
+	if frames > 0 {
+		return deep(frames-1, ask)
+	}
+	return ask()
 }
 
 func (c calledConn) Close() error                               { return nil }
@@ -49,7 +68,7 @@ func (c calledConn) ExecContext(_ context.Context, _ string, _ []driver.NamedVal
 // TestForLine: a connection is for whoever stands in line if all that may be open were in use.
 func TestForLine(t *testing.T) {
 	ctx := t.Context()
-	k := called{make(chan bool, 2), new([]bool), make(chan error)}
+	k := called{make(chan bool, 2), new([]asked), make(chan error)}
 	db := sql.OpenDB(k)
 	defer db.Close()
 	db.SetMaxOpenConns(1)
@@ -83,13 +102,15 @@ func TestForLine(t *testing.T) {
 }
 
 // TestRetried: database/sql tries a statement of a handle again, but not one of a sql.Conn or
-// of a sql.Tx, and not a prepared one.
+// of a sql.Tx, and not a prepared one. In a callback of sql.Conn.Raw that of another handle is
+// none of the sql.Conn.
 func TestRetried(t *testing.T) {
 	ctx := t.Context()
-	k := called{make(chan bool, 1), new([]bool), make(chan error)}
+	k := called{make(chan bool, 2), new([]asked), make(chan error)}
 	close(k.waits)
-	db := sql.OpenDB(k)
+	db, other := sql.OpenDB(k), sql.OpenDB(k)
 	defer db.Close()
+	defer other.Close()
 	db.SetMaxOpenConns(1)
 	ok := func(err error) {
 		t.Helper()
@@ -113,14 +134,13 @@ func TestRetried(t *testing.T) {
 	ok(err)
 	_, err = conn.ExecContext(ctx, "x")
 	ok(err)
+	ok(conn.Raw(func(any) error {
+		_, err := other.ExecContext(ctx, "x")
+		return err
+	}))
 	ok(conn.Close())
-	want := []bool{true, true, false, false, false}
-	for i, got := range *k.retried {
-		if got != want[i] {
-			t.Errorf("call %d: %v, want %v", i, got, want[i])
-		}
-	}
-	if len(*k.retried) != len(want) {
-		t.Errorf("%d calls, want %d", len(*k.retried), len(want))
+	want := []asked{{retried: true}, {retried: true}, {}, {}, {forConn: true}, {retried: true}}
+	if !slices.Equal(*k.asked, want) {
+		t.Errorf("%v, want %v", *k.asked, want)
 	}
 }
