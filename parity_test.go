@@ -1608,6 +1608,10 @@ func BenchmarkEmptyInterceptor(b *testing.B) {
 	price(b, mysqllock.Config{Base: intercept.With(sqlmw.NullInterceptor{})})
 }
 
+// BenchmarkLight is what it costs a statement without a lock that its connection is light, as
+// with maxConns, and not a real one, without a server.
+func BenchmarkLight(b *testing.B) { price(b, mysqllock.Config{MaxConns: 100}) }
+
 // BenchmarkStrictMode is what strict mode costs a statement that needs no lock, without a
 // server, which takes some 50 microseconds more.
 func BenchmarkStrictMode(b *testing.B) {

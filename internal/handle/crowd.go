@@ -5,11 +5,11 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/statement"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
@@ -33,8 +33,8 @@ type crowd struct {
 	waiting []*waiter // callers that occupy one of them, the newest last
 	held    int       // sessions with a unit of work
 	bound   int       // of database/sql's pool; 0 while not known
-	met     func(int) // is told the bound when it is first found; may be nil
-	told    bool      // met was
+	met     func(int) // is told the bound when it is first found
+	told    sync.Once // met was
 	advised bool      // a refused caller was told what would help
 	asked   time.Time // when a waiter was made to try again
 	watch   *time.Timer
@@ -60,41 +60,19 @@ var errYield = errors.New("another connection is to be tried")
 // Opened counts a connection of database/sql. If one was asked to try again, it
 // tells who gets it: somebody who stood in line, or a caller whose pool had room.
 func (c *crowd) Opened() {
-	if bound := c.opened(); bound > 0 && c.met != nil {
-		c.met(bound)
-	}
-}
-
-// opened is Opened. It returns the bound when it is found for the first time, else 0.
-func (c *crowd) opened() (found int) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.open++
 	if c.open > c.bound {
 		c.bound = 0
 	}
-	if time.Since(c.asked) < answerTime && calledBy("database/sql.(*DB).openNewConnection") {
+	found := time.Since(c.asked) < answerTime && statement.ForLine()
+	if found {
 		c.bound, c.asked = c.open, time.Time{}
-		if !c.told {
-			c.told, found = true, c.bound
-		}
 	}
-	return found
-}
-
-// calledBy reports whether a function is among the callers. database/sql does
-// not tell a driver what a connection is for; its stack does.
-func calledBy(function string) bool {
-	var pcs [64]uintptr
-	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
-	for {
-		f, more := frames.Next()
-		if f.Function == function {
-			return true
-		}
-		if !more {
-			return false
-		}
+	bound := c.bound
+	c.mu.Unlock()
+	if found {
+		c.told.Do(func() { c.met(bound) })
 	}
 }
 
@@ -135,9 +113,7 @@ func (c *crowd) enter(ctx context.Context, asked *bool) (context.Context, func()
 		return nil, nil, lockerr.With(lockerr.ErrLocked, err)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	// Not for a sql.Conn, and not for a prepared statement, which may be on one.
-	w := &waiter{asked, cancel, calledBy("database/sql.(*DB).retry") &&
-		!calledBy("database/sql.(*Stmt).ExecContext") && !calledBy("database/sql.(*Stmt).QueryContext")}
+	w := &waiter{asked, cancel, statement.Retried()}
 	c.waiting = append(c.waiting, w)
 	c.look()
 	return ctx, func() { c.leave(w) }, nil

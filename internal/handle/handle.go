@@ -1,6 +1,20 @@
 // Package handle is what one database handle has for its locks: connections, strategies,
 // who waits, and what is held now. What is done with that is a matter of units of work,
 // of which it knows nothing.
+//
+// # Connections of database/sql
+//
+// Without maxConns each is a real one, and sessions have a pool beside them. With it each is light:
+// it has a real one, out of the budget, only while it needs it. It was tried to have light ones
+// always, with a budget without a bound (MySQL 9.7, MariaDB 10.11), and not taken:
+//   - Little would go, some 45 lines. [Handle.Crowd] stays: SetMaxOpenConns bounds light ones, too, and
+//     callers that wait have them. Without it a holder's next statement gets none, whatever is free
+//     behind (TestHolderGetsThroughAFullPool). The procedures that begin transactions stay, for a sql.Conn.
+//   - SetMaxIdleConns, SetConnMaxIdleTime and SetConnMaxLifetime end light ones only: of 20 queries at once
+//     20 connections stay open, and not 2. What db.Prepare has prepared stays so after its Close.
+//   - A statement without a lock costs 0.3 to 0.6 µs more, a transaction 8 (BenchmarkLight): it walks the
+//     stack, to see whether it is of a sql.Conn. Without that walk the client's CPU for a query or a
+//     transaction over TCP is 0 to 8 % more. A query enters 48 functions, and not 23 (make ways).
 package handle
 
 import (

@@ -1,0 +1,146 @@
+package statement_test
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"testing"
+
+	"github.com/mysqllock/mysqllock/internal/statement"
+)
+
+// asked is what the stack says of a call.
+type asked struct{ retried, forConn bool }
+
+// called opens connections that note who calls them.
+type called struct {
+	forLine chan bool  // of each connection
+	asked   *[]asked   // of each statement
+	waits   chan error // what statements return; a closed one is nil
+}
+
+func (k called) Driver() driver.Driver { return nil }
+
+func (k called) Connect(context.Context) (driver.Conn, error) {
+	k.forLine <- statement.ForLine()
+	return calledConn{k}, nil
+}
+
+type calledConn struct{ called }
+
+func (c calledConn) note() error {
+	is := asked{statement.Retried(), statement.ForConn()}
+	for frames := range 20 { // as wrappers of drivers add some
+		if deeper := (asked{deep(frames, statement.Retried), deep(frames, statement.ForConn)}); deeper != is {
+			return fmt.Errorf("%v, and not %v, with %d frames more", deeper, is, frames)
+		}
+	}
+	*c.asked = append(*c.asked, is)
+	return <-c.waits
+}
+
+// deep calls ask with so many frames more on the stack.
+func deep(frames int, ask func() bool) bool {
+	if frames > 0 {
+		return deep(frames-1, ask)
+	}
+	return ask()
+}
+
+func (c calledConn) Close() error                               { return nil }
+func (c calledConn) Begin() (driver.Tx, error)                  { return c, c.note() }
+func (c calledConn) Commit() error                              { return nil }
+func (c calledConn) Rollback() error                            { return nil }
+func (c calledConn) Prepare(string) (driver.Stmt, error)        { return c, nil }
+func (c calledConn) NumInput() int                              { return 0 }
+func (c calledConn) Exec([]driver.Value) (driver.Result, error) { return nil, c.note() }
+
+func (c calledConn) Query([]driver.Value) (driver.Rows, error) { return nil, c.note() }
+
+func (c calledConn) ExecContext(_ context.Context, _ string, _ []driver.NamedValue) (driver.Result, error) {
+	return nil, c.note()
+}
+
+// TestForLine: a connection is for whoever stands in line if all that may be open were in use.
+func TestForLine(t *testing.T) {
+	ctx := t.Context()
+	k := called{make(chan bool, 2), new([]asked), make(chan error)}
+	db := sql.OpenDB(k)
+	defer db.Close()
+	db.SetMaxOpenConns(1)
+	first, err := db.Conn(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if <-k.forLine {
+		t.Error("the first connection is for whoever stands in line")
+	}
+	next := make(chan error, 1)
+	go func() {
+		conn, err := db.Conn(ctx)
+		if err == nil {
+			err = conn.Close()
+		}
+		next <- err
+	}()
+	for db.Stats().WaitCount == 0 {
+		runtime.Gosched()
+	}
+	if err := first.Raw(func(any) error { return driver.ErrBadConn }); !errors.Is(err, driver.ErrBadConn) {
+		t.Fatal(err)
+	}
+	if !<-k.forLine {
+		t.Error("the connection of a caller that stood in line is not for it")
+	}
+	if err := <-next; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRetried: database/sql tries a statement of a handle again, but not one of a sql.Conn or
+// of a sql.Tx, and not a prepared one. In a callback of sql.Conn.Raw that of another handle is
+// none of the sql.Conn.
+func TestRetried(t *testing.T) {
+	ctx := t.Context()
+	k := called{make(chan bool, 2), new([]asked), make(chan error)}
+	close(k.waits)
+	db, other := sql.OpenDB(k), sql.OpenDB(k)
+	defer db.Close()
+	defer other.Close()
+	db.SetMaxOpenConns(1)
+	ok := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := db.ExecContext(ctx, "x")
+	ok(err)
+	tx, err := db.BeginTx(ctx, nil)
+	ok(err)
+	_, err = tx.ExecContext(ctx, "x")
+	ok(err)
+	ok(tx.Commit())
+	p, err := db.PrepareContext(ctx, "x")
+	ok(err)
+	_, err = p.ExecContext(ctx)
+	ok(err)
+	ok(p.Close())
+	conn, err := db.Conn(ctx)
+	ok(err)
+	_, err = conn.ExecContext(ctx, "x")
+	ok(err)
+	ok(conn.Raw(func(any) error {
+		_, err := other.ExecContext(ctx, "x")
+		return err
+	}))
+	ok(conn.Close())
+	want := []asked{{retried: true}, {retried: true}, {}, {}, {forConn: true}, {retried: true}}
+	if !slices.Equal(*k.asked, want) {
+		t.Errorf("%v, want %v", *k.asked, want)
+	}
+}
