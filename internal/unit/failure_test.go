@@ -97,14 +97,21 @@ func nothingGoesOn(t *testing.T, is, ended error) {
 		defer c.Close()
 		seen(t, c, ctx)
 		s.Fail(write, ended)
-		for i, want := range []error{is, mysqllock.ErrLost, mysqllock.ErrLost} {
-			if err := put(plain, c, 1); !errors.Is(err, want) {
-				t.Errorf("on a sql.Conn, %d: %v", i, err)
-			}
+		if err := put(plain, c, 1); !errors.Is(err, is) {
+			t.Errorf("on a sql.Conn: %v", err)
 		}
-		if tx, err := c.BeginTx(plain, nil); !errors.Is(err, mysqllock.ErrLost) {
-			t.Errorf("a transaction on a sql.Conn: %v", err)
-			must(t, tx.Rollback())
+		for name, outside := range map[string]context.Context{
+			"no lock context": plain, "a claim": lockctx.Claim(plain, lockctx.ForUpdate()), "another lock context": lockctx.With(plain, "k1"),
+		} {
+			for range 2 {
+				if err := put(outside, c, 1); !errors.Is(err, mysqllock.ErrLost) {
+					t.Errorf("%s on a sql.Conn: %v", name, err)
+				}
+			}
+			if tx, err := c.BeginTx(outside, nil); !errors.Is(err, mysqllock.ErrLost) {
+				t.Errorf("a transaction of %s on a sql.Conn: %v", name, err)
+				must(t, tx.Rollback())
+			}
 		}
 		state(t, s, 4, 0)
 		cancel()
