@@ -389,6 +389,9 @@ func TestHowNothingIsLocked(t *testing.T) {
 		"a write under a shared lock": {held: []lockctx.Option{lockctx.Shared()}, strict: mysqllock.ErrNoLock, write: func(ctx context.Context, _ *scratch, db *sql.DB) error {
 			return write(lockctx.With(ctx, "k", lockctx.NoWait(), lockctx.Shared()), db)
 		}},
+		"a write in one of two slots": {held: []lockctx.Option{lockctx.Slots(2)}, strict: mysqllock.ErrNoLock, write: func(ctx context.Context, _ *scratch, db *sql.DB) error {
+			return write(lockctx.With(ctx, "k", lockctx.NoWait(), lockctx.Slots(2)), db)
+		}},
 	}
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db, strict, other := s.open(), s.open("lockRequire=p"), s.open()

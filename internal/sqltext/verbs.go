@@ -122,6 +122,8 @@ func (a *analyzer) verb() {
 // which decides instead.
 func (a *analyzer) form(of string) (another bool) {
 	switch of {
+	case "": // such as ELSE
+		a.inner()
 	case "WITH":
 		return a.with()
 	case "SHOW":
@@ -212,6 +214,7 @@ func (a *analyzer) decide(v *verb) {
 func (a *analyzer) anything() {
 	a.info, a.rule, a.adds = worst, asIs, true
 	a.leaves |= leavesAny
+	a.inner()
 }
 
 // with finds the main verb: the first word after a query in parentheses that

@@ -61,6 +61,16 @@ func (a *analyzer) tableName() {
 	}
 }
 
+// inner goes through a statement that begins with no verb of its own, and asks for the tables of
+// those in it: MariaDB runs IF … THEN, loops and blocks outside of procedures, too.
+func (a *analyzer) inner() {
+	for ; a.asked != nil && !a.atEnd(); a.next() {
+		if a.at("INSERT", "REPLACE", "UPDATE", "DELETE", "LOAD") && !isOneOf(a.before(), "FOR", "KEY") { // FOR UPDATE, ON DUPLICATE KEY UPDATE
+			a.form(strings.ToUpper(a.current()))
+		}
+	}
+}
+
 // changed goes through the tables of an UPDATE or DELETE: names in front of commas and JOINs,
 // also in parentheses, up to SET or WHERE. Aliases in front of FROM are taken for tables.
 func (a *analyzer) changed() {
@@ -73,7 +83,7 @@ func (a *analyzer) changed() {
 			list++
 		case a.depth < list:
 			list, expects = a.depth, false
-		case a.depth > list:
+		case a.depth > list, !expects && a.before() == ".": // a column may have any name: a.order
 		case a.at("SELECT", "WITH", "TABLE", "VALUES"):
 			list, expects = list-1, false
 		case a.at("SET", "WHERE", "LIMIT", "RETURNING"), a.at("ORDER") && !is(a.before(), "FOR"):

@@ -33,6 +33,8 @@ func TestWrites(t *testing.T) {
 		{"UPDATE {OJ t LEFT OUTER JOIN u ON t.a = u.a} SET t.a = 1", "t u"},
 		{"WITH x AS (SELECT a FROM u) UPDATE t JOIN x ON x.a = t.a SET t.a = 1", "t x"},
 
+		{"UPDATE t JOIN u ON t.order = u.set AND u.where = t.from JOIN v ON v.limit = t.join SET t.a = 1", "t u v"},
+
 		{"DELETE FROM t", "t"},
 		{"DELETE QUICK FROM shop.t AS x WHERE a = 1 AND b IN (SELECT b FROM u)", "shop.t"},
 		{"DELETE FROM t ORDER BY a, b LIMIT 1", "t"},
@@ -47,6 +49,11 @@ func TestWrites(t *testing.T) {
 		{"EXPLAIN ANALYZE DELETE FROM t", "t"},
 		{"/*!50000 UPDATE */ t /*!99999 , u */ SET a = 1", "t u"}, // in one reading or another
 		{`INSERT INTO t VALUES ('\'); UPDATE u SET a = 1 -- ')`, "t u"},
+
+		{"IF 1 THEN UPDATE t SET a = 1; ELSEIF 2 THEN DELETE FROM u; ELSE REPLACE v VALUES (1); END IF", "t u v"},
+		{"BEGIN NOT ATOMIC IF 1 THEN INSERT INTO t VALUES (1) ON DUPLICATE KEY UPDATE a = 2; END IF; UPDATE u SET a = 1; END", "t u"},
+		{"LOOP UPDATE t SET a = 1; END LOOP", "t"},
+		{"FOR i IN (SELECT a FROM u FOR UPDATE) DO SET @a = REPLACE(i.a, 1, 2); UPDATE t SET a = i.a; END FOR", "t"},
 
 		{"SELECT a FROM t FOR UPDATE", ""},
 		{"SELECT 'UPDATE t SET a = 1; DELETE FROM t'", ""},

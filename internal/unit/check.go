@@ -87,7 +87,7 @@ func (s *scope) required(h *hint.Hint, u *unit, st *statement.Statement) error {
 	}
 	keys, exclusive := keysOf(h, u)
 	if !exclusive {
-		return lacks(lockerr.ErrNoLock, "under a shared lock, which others have at the same time; leave lockctx.Shared out")
+		return lacks(lockerr.ErrNoLock, "under a lock that others have at the same time; leave lockctx.Shared and Slots out")
 	}
 	if r.Key != nil {
 		if err := r.Key(table, keys); err != nil {
@@ -107,24 +107,26 @@ func (s *scope) required(h *hint.Hint, u *unit, st *statement.Statement) error {
 }
 
 // keysOf returns the keys that a statement with h in u is under, and whether one of them at
-// least is not shared. h is nil without a hint, u where the unit is still to begin.
+// least is nobody else's. h is nil without a hint, u where the unit is still to begin.
 func keysOf(h *hint.Hint, u *unit) (keys []string, exclusive bool) {
-	add := func(key string, shared bool) { keys, exclusive = append(keys, key), exclusive || !shared }
+	add := func(key string, kind hint.Kind) {
+		keys, exclusive = append(keys, key), exclusive || !kind.Shared && kind.Slots <= 1
+	}
+	var guards []*guard
 	if h != nil {
 		for _, lock := range h.Locks {
-			add(lock.Key, lock.Shared)
+			add(lock.Key, lock.Kind)
 		}
-		for _, g := range enclosing(h) {
-			add(g.Key, false)
-		}
+		guards = enclosing(h)
 	}
 	if u != nil {
 		for _, row := range u.rows {
-			add(row.Key, row.Shared)
+			add(row.Key, row.Kind)
 		}
-		for _, g := range slices.Concat(u.scope.guards, u.enclosing) {
-			add(g.Key, false)
-		}
+		guards = slices.Concat(guards, u.scope.guards, u.enclosing)
+	}
+	for _, g := range guards {
+		add(g.Key, g.Kind)
 	}
 	slices.Sort(keys)
 	return slices.Compact(keys), exclusive

@@ -13,10 +13,10 @@ import (
 
 // Exec runs a statement, or returns driver.ErrSkip if the base driver has to prepare it.
 func (c *Conn) Exec(ctx context.Context, text string, args []driver.NamedValue) (res driver.Result, err error) {
+	if err := c.enter(); err != nil {
+		return nil, err
+	}
 	if !c.told {
-		if err := c.enter(); err != nil {
-			return nil, err
-		}
 		defer func() { c.leave(err) }()
 	}
 	if c.direct(ctx) {
@@ -33,10 +33,10 @@ func (c *Conn) Exec(ctx context.Context, text string, args []driver.NamedValue) 
 
 // Query is Exec for a query.
 func (c *Conn) Query(ctx context.Context, text string, args []driver.NamedValue) (r driver.Rows, err error) {
+	if err := c.enter(); err != nil {
+		return nil, err
+	}
 	if !c.told {
-		if err := c.enter(); err != nil {
-			return nil, err
-		}
 		defer func() { r, err = c.leaveAfter(r, err) }()
 	}
 	if c.direct(ctx) {

@@ -97,14 +97,21 @@ func nothingGoesOn(t *testing.T, is, ended error) {
 		defer c.Close()
 		seen(t, c, ctx)
 		s.Fail(write, ended)
-		for i, want := range []error{is, mysqllock.ErrLost, mysqllock.ErrLost} {
-			if err := put(plain, c, 1); !errors.Is(err, want) {
-				t.Errorf("on a sql.Conn, %d: %v", i, err)
-			}
+		if err := put(plain, c, 1); !errors.Is(err, is) {
+			t.Errorf("on a sql.Conn: %v", err)
 		}
-		if tx, err := c.BeginTx(plain, nil); !errors.Is(err, mysqllock.ErrLost) {
-			t.Errorf("a transaction on a sql.Conn: %v", err)
-			must(t, tx.Rollback())
+		for name, outside := range map[string]context.Context{
+			"no lock context": plain, "a claim": lockctx.Claim(plain, lockctx.ForUpdate()), "another lock context": lockctx.With(plain, "k1"),
+		} {
+			for range 2 {
+				if err := put(outside, c, 1); !errors.Is(err, mysqllock.ErrLost) {
+					t.Errorf("%s on a sql.Conn: %v", name, err)
+				}
+			}
+			if tx, err := c.BeginTx(outside, nil); !errors.Is(err, mysqllock.ErrLost) {
+				t.Errorf("a transaction of %s on a sql.Conn: %v", name, err)
+				must(t, tx.Rollback())
+			}
 		}
 		state(t, s, 4, 0)
 		cancel()
@@ -152,6 +159,48 @@ func TestNothingGoesOnBehindAWrapper(t *testing.T) {
 		}
 	}
 	state(t, s, 10, 0)
+}
+
+// TestNothingRunsWhereATransactionMayBeOpen: if a rollback fails, a sql.Conn does not go on. What it ran
+// would vanish with the transaction, and BEGIN would commit what was refused.
+func TestNothingRunsWhereATransactionMayBeOpen(t *testing.T) {
+	onProducts(t, func(t *testing.T, s *fakeserver.Server, db *sql.DB, ctx context.Context) {
+		plain := lockctx.Without(ctx)
+		must(t, put(ctx, db, 10))                        // the key's row is known
+		for _, at := range []string{"x'6b'", "COMMIT"} { // the statement that locks the row, or commits
+			for name, next := range map[string]func(*sql.Conn) error{
+				"a write":              func(c *sql.Conn) error { return put(plain, c, 1) },
+				"a write with a lock":  func(c *sql.Conn) error { return put(ctx, c, 1) },
+				"a prepared statement": func(c *sql.Conn) error { _, err := c.PrepareContext(plain, write); return err },
+				"BeginTx": func(c *sql.Conn) error {
+					tx, err := c.BeginTx(plain, nil)
+					if err == nil {
+						_ = tx.Rollback()
+					}
+					return err
+				},
+			} {
+				c, err := db.Conn(plain)
+				must(t, err)
+				s.Fail(at, refused(1180))
+				s.Fail("ROLLBACK", refused(1180))
+				tx, err := c.BeginTx(ctx, nil)
+				if err == nil {
+					must(t, put(ctx, tx, 5))
+					err = tx.Commit()
+				}
+				if err == nil {
+					t.Errorf("%s: nothing failed", at)
+				}
+				if err := next(c); !errors.Is(err, driver.ErrBadConn) {
+					t.Errorf("%s, then %s: %v", at, name, err)
+				}
+				_ = c.Close()
+				dbtest.Soon(t, "nothing is left", func() bool { return s.Held() == 0 })
+				state(t, s, 10, 0)
+			}
+		}
+	})
 }
 
 func TestAStatementThatFailsLeavesTheTransactionAsItIs(t *testing.T) {

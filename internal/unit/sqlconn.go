@@ -17,7 +17,8 @@ import (
 
 // openPinned returns the unit of work that lives on this connection because it was
 // read in over a sql.Conn, and takes its turn; nil where there is none. Where it was lost, what was
-// to run in it is refused until its lock context ends: it would commit by itself.
+// to run in it is refused until its lock context ends, with the hint of a hold around, of a claim or
+// of another lock context, too: it would commit by itself.
 func (c *Conn) openPinned(ctx context.Context) (*unit, error) {
 	u := c.pinned
 	if u == nil {
@@ -31,7 +32,7 @@ func (c *Conn) openPinned(ctx context.Context) (*unit, error) {
 		defer u.scope.give()
 		if !u.bars() {
 			c.pinned = nil
-		} else if _, hinted := hint.From(ctx); !hinted {
+		} else if h, _ := hint.From(ctx); h == nil || h.Scope == nil || scopeOf(c.k, h.Scope) != u.scope {
 			return nil, u.cause
 		}
 		return nil, nil

@@ -13,14 +13,15 @@ import (
 // drivers above this one may hide both. So a connection beneath a wrapper finds out by
 // itself, until Valid is called for the first time.
 
-// enter begins each call of database/sql. It does what Valid and Reset would have done
-// before: a new user must not meet the unit of work of a sql.Conn that was closed, nor a
-// connection that must not be used again.
+// enter begins each call of database/sql. Nothing runs on a connection that must not be used again,
+// as a sql.Conn would until it is closed: a transaction may be open there. Beneath a wrapper, enter
+// does what Valid and Reset would have done before: a new user must not meet the unit of work of a
+// sql.Conn that was closed.
 func (c *Conn) enter() error {
-	if c.told || c.tx != nil {
+	if c.tx != nil {
 		return nil
 	}
-	if (c.pinned != nil || c.lent) && !statement.ForConn() {
+	if !c.told && (c.pinned != nil || c.lent) && !statement.ForConn() {
 		c.endPinned()
 		c.lent = false
 	}
