@@ -804,7 +804,7 @@ func TestStatementTimeLimit(t *testing.T) {
 			if err == nil {
 				break
 			}
-			if time.Since(asked) < handOverWait || time.Since(began) > dbtest.Patience { // else it waits no longer
+			if time.Since(asked) < handoffWait || time.Since(began) > dbtest.Patience { // else it waits no longer
 				t.Fatal(err)
 			}
 		}

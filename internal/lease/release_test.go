@@ -108,7 +108,7 @@ func TestReleaseIsRepeatedAfterAnyError(t *testing.T) {
 				dbtest.Soon(t, what+": it is tried", func() bool { return len(tried()) > 0 || len(told) > 0 })
 				time.Sleep(100 * time.Millisecond) // a server is read-only for longer
 				mend()
-				if err := <-told; err != nil && time.Since(began) < handOverWait { // it waits no longer, and goes on in the background
+				if err := <-told; err != nil && time.Since(began) < handoffWait { // it waits no longer, and goes on in the background
 					t.Errorf("%s: the giver is told %v", what, err)
 				}
 				s.becomesFree(what, key)
