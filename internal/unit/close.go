@@ -29,7 +29,9 @@ func (c *Conn) Ping(ctx context.Context) (err error) {
 
 // Reset is called before the connection is used again.
 func (c *Conn) Reset(ctx context.Context) error {
-	c.endPinned()
+	if c.pinned != nil {
+		c.endPinned()
+	}
 	if c.bad.Load() {
 		return driver.ErrBadConn
 	}
@@ -53,7 +55,9 @@ func (c *Conn) Valid() bool {
 		c.told = true
 		c.k.Told.Store(true)
 	}
-	c.endPinned()
+	if c.pinned != nil {
+		c.endPinned()
+	}
 	if c.k.Bounded() {
 		c.release()
 		c.last = nil
@@ -74,7 +78,9 @@ func (c *Conn) Close() error {
 			_ = t.end(false)
 		}
 	}
-	c.endPinned()
+	if c.pinned != nil {
+		c.endPinned()
+	}
 	if c.k.Bounded() {
 		if c.link != nil { // database/sql does not put it back: it has turned out to be broken
 			c.discard()

@@ -116,11 +116,13 @@ func (c *Conn) runLocked(ctx context.Context, h *hint.Hint, hinted bool, st *sta
 	if t := c.tx; t != nil && t.u != nil {
 		return t.run(ctx, h, st)
 	}
-	if u, err := c.openPinned(ctx); err != nil {
-		return nil, nil, err
-	} else if u != nil {
-		defer u.scope.give()
-		return c.runPinned(ctx, u, h, st)
+	if c.pinned != nil {
+		if u, err := c.openPinned(ctx); err != nil {
+			return nil, nil, err
+		} else if u != nil {
+			defer u.scope.give()
+			return c.runPinned(ctx, u, h, st)
+		}
 	}
 	if !hinted || c.nothing(h) && h.Claim == (hint.Locking{}) { // what there was ended a moment ago
 		if _, err := c.look(ctx, st.Text); err != nil {

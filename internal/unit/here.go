@@ -22,8 +22,10 @@ func (c *Conn) look(ctx context.Context, text string) (info sqltext.Info, err er
 	if err := c.need(ctx); err != nil {
 		return info, err
 	}
-	if err := c.remembers(text); err != nil {
-		return info, err
+	if c.last != nil || c.lastIn != nil {
+		if err := c.remembers(text); err != nil {
+			return info, err
+		}
 	}
 	if sqltext.Quiet(text) && (c.tx == nil || c.tx.read && c.tx.under == nil) {
 		if text[0]|0x20 == 's' { // SELECT

@@ -15,14 +15,11 @@ import (
 // that sql.Conn, not on a session, so that its statements find there what earlier
 // ones have left (the default database, variables, temporary tables).
 
-// openPinned returns the unit of work that lives on this connection because it was
-// read in over a sql.Conn, and takes its turn; nil where there is none. Where it was lost, what was
+// openPinned returns c.pinned, the unit of work that lives on this connection because it was
+// read in over a sql.Conn, and takes its turn; nil where it has ended. Where it was lost, what was
 // to run in it is refused until its lock context ends: it would commit by itself.
 func (c *Conn) openPinned(ctx context.Context) (*unit, error) {
 	u := c.pinned
-	if u == nil {
-		return nil, nil
-	}
 	if err := u.scope.take(ctx); err != nil {
 		return nil, err
 	}
@@ -67,13 +64,10 @@ func (c *Conn) openHere(ctx, end context.Context, s *scope, h *hint.Hint) (*unit
 	return u, nil
 }
 
-// endPinned ends the unit of work that lives on this connection, which is about to
+// endPinned ends c.pinned, the unit of work that lives on this connection, which is about to
 // go to another user. Only finished autocommit statements are in it.
 func (c *Conn) endPinned() {
 	u := c.pinned
-	if u == nil {
-		return
-	}
 	c.pinned = nil
 	_ = u.scope.take(context.Background())
 	defer u.scope.give()

@@ -34,10 +34,13 @@ func (c *Conn) Prepare(ctx context.Context, text string) (prepared *Stmt, err er
 	if c.tx != nil && c.tx.u == nil && c.tx.failed != nil {
 		return nil, c.tx.failed
 	}
-	u, err := c.openPinned(ctx)
+	var u *unit
+	if c.pinned != nil {
+		if u, err = c.openPinned(ctx); err != nil {
+			return nil, err
+		}
+	}
 	switch {
-	case err != nil:
-		return nil, err
 	case u != nil:
 		defer u.scope.give()
 	case c.tx == nil || c.tx.u == nil:

@@ -17,12 +17,14 @@ import (
 
 // Begin begins a transaction; with a hint, under its lock.
 func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (tx *Tx, err error) {
-	if err := c.enter(); err != nil {
-		return nil, err
+	if !c.told {
+		if err := c.enter(); err != nil {
+			return nil, err
+		}
+		defer func() { c.leave(err) }()
 	}
-	defer func() { c.leave(err) }()
 	t := &Tx{inner: inner{opts: opts}, c: c, ctx: ctx}
-	if c.tx == nil {
+	if c.tx == nil && c.pinned != nil {
 		if u, err := c.openPinned(ctx); err != nil {
 			return nil, err
 		} else if u != nil {
@@ -155,11 +157,14 @@ type Tx struct {
 
 // Commit commits. In a unit of work the outermost Commit gives the lock back.
 func (t *Tx) Commit() (err error) {
-	defer func() { t.over(err) }()
+	if t.pooled || !t.c.told {
+		defer func() { t.over(err) }()
+	}
 	return t.end(true)
 }
 
-// over is for the end of a transaction, which has returned err.
+// over is for the end of a transaction on a connection that would be given back later, or of
+// which nobody is told that it is: err is what Commit or Rollback returns.
 func (t *Tx) over(err error) {
 	if t.c.leave(err); t.pooled && t.c.tx == nil && t.c.pinned == nil {
 		t.c.release()
@@ -169,7 +174,9 @@ func (t *Tx) over(err error) {
 // Rollback rolls back. In a unit of work the outermost Rollback gives the lock
 // back. What was lost is rolled back already.
 func (t *Tx) Rollback() (err error) {
-	defer func() { t.over(err) }()
+	if t.pooled || !t.c.told {
+		defer func() { t.over(err) }()
+	}
 	err = t.end(false)
 	if errors.Is(err, lockerr.ErrLost) {
 		err = nil
