@@ -17,8 +17,8 @@ type Caller struct {
 	Urgent bool  // others of this process wait for what it holds
 	Blocks bool  // it is about to wait in the server, on the connection that it asks for
 	Asked  *bool // its lock context was made to try again; guarded by crowd.mu
-	// has returns what it has: its tickets, and what others can ask for.
-	Has func(context.Context) ([]*queue.Ticket, []Place)
+	// Has returns what it has: its tickets, and what others can ask the handle for, too.
+	Has func(context.Context, *Handle) ([]*queue.Ticket, []strategy.Place)
 }
 
 // waiting counts a caller that waits from now on, and returns a context that
@@ -36,11 +36,11 @@ func (k *Handle) waiting(ctx context.Context, by Caller, what Sought) (_ context
 // counted is waiting for a caller who hears otherwise that the handle is closed.
 func (k *Handle) counted(ctx context.Context, by Caller, what Sought) (_ context.Context, done func(), err error) {
 	waits := func() {}
-	var has []Place
+	var has []strategy.Place
 	var w *queue.Wanted // nil where it can be in nobody's way
 	if what.line != nil {
 		var tickets []*queue.Ticket
-		tickets, has = by.Has(ctx)
+		tickets, has = by.Has(ctx, k)
 		w = what.wanted(tickets)
 	}
 	if w != nil {
@@ -49,7 +49,7 @@ func (k *Handle) counted(ctx context.Context, by Caller, what Sought) (_ context
 			return nil, nil, queue.ErrDeadlock
 		}
 		ctx = w.In(ctx)
-		if held := k.held(what.l, has); len(held) > 0 {
+		if held := what.l.held(has); len(held) > 0 {
 			own, end := context.WithCancelCause(ctx)
 			forget := waits
 			var watched sync.WaitGroup

@@ -201,7 +201,7 @@ func byStrategy(guards []*guard) (groups []guardGroup) {
 				groups = append(groups, guardGroup{by: g.by})
 			}
 			groups[at].held = append(groups[at].held, g.held)
-			groups[at].places = append(groups[at].places, g.Place.Place)
+			groups[at].places = append(groups[at].places, g.Place)
 			if g.seen.Traced() {
 				groups[at].seen = append(groups[at].seen, g.seen)
 			}

@@ -255,13 +255,13 @@ func (c *Conn) fit(op string, h *hint.Hint) error {
 
 // clean returns why versions that a unit of work remembers are of no use for what is
 // read on this connection at one of the levels at, if so.
-func (c *Conn) clean(ctx context.Context, l *handle.Locks, op string, h *hint.Hint, at sqltext.Levels) error {
-	levels, err := c.levels(ctx, l, at)
+func (c *Conn) clean(ctx context.Context, p *plan, op string, at sqltext.Levels) error {
+	levels, err := c.levels(ctx, p.l, at)
 	if err == nil {
-		err = l.Dirty(levels)
+		err = p.l.Dirty(levels)
 	}
 	if err != nil {
-		return c.k.Error(op, h, noRetry(err))
+		return c.k.Error(op, p.h, noRetry(err))
 	}
 	return nil
 }

@@ -157,7 +157,11 @@ func (c *Conn) runLocked(ctx context.Context, h *hint.Hint, hinted bool, st *sta
 // server is asked for the holds right before it, by a transaction without anything else; and
 // when they are lost the context ends, and the server is told to stop it.
 func (c *Conn) runDefinition(ctx context.Context, s *scope, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
-	u, err := c.begin(ctx, s, h, driver.TxOptions{})
+	p, err := s.plan(h)
+	if err != nil {
+		return nil, nil, err
+	}
+	u, err := c.begin(ctx, s, p, driver.TxOptions{})
 	if err != nil {
 		return nil, nil, err
 	}

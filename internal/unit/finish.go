@@ -204,7 +204,7 @@ func (u *unit) checked() (guards []*guard, err error) {
 			continue
 		}
 		p := g.remembered()
-		if at := slices.IndexFunc(all, func(lease *guard) bool { return lease.covers(p) }); at >= 0 {
+		if at := slices.IndexFunc(all, func(lease *guard) bool { return lease.covers(u.scope.k, p) }); at >= 0 {
 			if err := all[at].again(p); err != nil {
 				return nil, err
 			}

@@ -272,7 +272,7 @@ func (u *unit) overtaken(ctx context.Context, err error) error {
 	all := slices.Concat(u.scope.guards, u.enclosing)
 	for _, g := range u.scope.guards {
 		v, ok := g.held.(strategy.Versioned)
-		if !ok || slices.ContainsFunc(all, func(lease *guard) bool { return lease.covers(g.Place) }) {
+		if !ok || slices.ContainsFunc(all, func(lease *guard) bool { return lease.covers(g.k, g.Place) }) {
 			continue
 		}
 		if moved, _ := v.Moved(ctx); moved {

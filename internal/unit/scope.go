@@ -64,7 +64,7 @@ func (s *scope) give() { <-s.turn }
 // add notes that a guard is held.
 func (s *scope) add(g *guard) {
 	s.guards = append(s.guards, g)
-	g.Enter()
+	s.k.Enter(g.Place)
 	g.tellAll()
 	if !s.counted && g.Traits.Excludes {
 		s.k.Crowd.Hold()
@@ -81,7 +81,7 @@ func (s *scope) drop(keep int) {
 	for _, g := range s.guards[keep:] {
 		g.Forget(hint.ToldToken)
 		g.Forget(hint.ToldSlot)
-		g.Leave()
+		s.k.Leave(g.Place)
 		_ = g.Release()
 	}
 	s.guards = slices.Clone(s.guards[:keep])

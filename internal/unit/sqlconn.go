@@ -54,8 +54,8 @@ func (c *Conn) samePinned(u *unit, h *hint.Hint, op string) error {
 // openHere opens a unit of work on the connection of a sql.Conn, for a query that
 // only reads. It ends with its first commit, at the latest with the context end or
 // when the sql.Conn is closed.
-func (c *Conn) openHere(ctx, end context.Context, s *scope, h *hint.Hint) (*unit, error) {
-	u, err := c.begin(ctx, s, h, driver.TxOptions{})
+func (c *Conn) openHere(ctx, end context.Context, s *scope, p *plan) (*unit, error) {
+	u, err := c.begin(ctx, s, p, driver.TxOptions{})
 	if err != nil {
 		return nil, err
 	}
@@ -140,7 +140,7 @@ func (c *Conn) beginPinned(ctx context.Context, u *unit, t *inner, opts driver.T
 		return err
 	}
 	if hinted {
-		if err := u.join(ctx, c.k, h); err != nil {
+		if err := u.join(ctx, h); err != nil {
 			return err
 		}
 	}
@@ -151,13 +151,13 @@ func (c *Conn) beginPinned(ctx context.Context, u *unit, t *inner, opts driver.T
 // came over, else on a session, which has nothing of what there is on this one. A light
 // connection that is not told of the end of its sql.Conn leaves the unit to a session,
 // unless it keeps a real connection in any case.
-func (c *Conn) open(ctx, end context.Context, s *scope, h *hint.Hint, st *statement.Statement) (*unit, error) {
+func (c *Conn) open(ctx, end context.Context, s *scope, p *plan, st *statement.Statement) (*unit, error) {
 	if st.ForConn() && (c.told || !c.k.Bounded() || c.link != nil) {
-		return c.openHere(ctx, end, s, h)
+		return c.openHere(ctx, end, s, p)
 	}
 	if left := c.carries(st); left != "" {
-		return nil, c.k.Error(st.Op(), h, lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
+		return nil, c.k.Error(st.Op(), p.h, lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
 			"%s on this connection, and the unit of work would run on another; use a sql.Conn or BeginTx for what belongs to one connection, and the DSN for session variables", left)))
 	}
-	return s.openSession(ctx, end, h, nil)
+	return s.openSession(ctx, end, p, nil)
 }

@@ -90,12 +90,16 @@ func (c *Conn) beginLocked(ctx context.Context, t *Tx, opts driver.TxOptions) er
 		if err := c.stay(u, h, nil, "begin"); err != nil {
 			return err
 		}
-		if err := u.join(ctx, c.k, h); err != nil {
+		if err := u.join(ctx, h); err != nil {
 			return err
 		}
 		return u.nest(ctx, &t.inner, opts)
 	}
-	u, err := c.begin(ctx, s, h, opts)
+	p, err := s.plan(h)
+	if err != nil {
+		return err
+	}
+	u, err := c.begin(ctx, s, p, opts)
 	if err != nil {
 		return err
 	}
@@ -127,7 +131,7 @@ func (t *Tx) beginInside(ctx context.Context, h *hint.Hint, next *inner, opts dr
 		return err
 	}
 	if h != nil {
-		if err := s.unit.join(ctx, t.c.k, h); err != nil {
+		if err := s.unit.join(ctx, h); err != nil {
 			return err
 		}
 	}
@@ -287,7 +291,7 @@ func (t *Tx) run(ctx context.Context, h *hint.Hint, st *statement.Statement) (dr
 		return nil, nil, err
 	}
 	if h != nil {
-		if err := t.u.join(ctx, t.c.k, h); err != nil {
+		if err := t.u.join(ctx, h); err != nil {
 			return nil, nil, err
 		}
 	}

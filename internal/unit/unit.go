@@ -34,6 +34,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/rowlock"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/statement"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
@@ -132,16 +133,16 @@ const (
 
 // row is a row of the lock table that a unit has locked.
 type row struct {
-	handle.Place
+	strategy.Place
 	versioned bool // others compare versions of it
 }
 
 // steps reports whether the commit is to make the row's version new.
 func (r *row) steps() bool { return r.versioned && !r.Shared }
 
-func newUnit(l *handle.Locks, s *scope, h *hint.Hint, link *pool.Conn, txn *pool.Txn) *unit {
-	u := &unit{l: l, scope: s, link: link, since: time.Now(), txn: txn, rowLocks: rowLocks{rows: make(map[string]*row)}, enclosing: enclosing(h), relying: relying{allowStale: h.AllowStale}}
-	u.on = &onSession{l: l, link: link}
+func newUnit(s *scope, p *plan, link *pool.Conn, txn *pool.Txn) *unit {
+	u := &unit{l: p.l, scope: s, link: link, since: time.Now(), txn: txn, rowLocks: rowLocks{rows: make(map[string]*row)}, enclosing: enclosing(p.h), relying: relying{allowStale: p.h.AllowStale}}
+	u.on = &onSession{l: p.l, link: link}
 	s.unit = u
 	return u
 }
@@ -172,21 +173,19 @@ func (u *unit) pinned() bool {
 
 // granted notes the rows that were locked for r. The ticket is nil where nobody
 // lined up for them.
-func (u *unit) granted(r handle.Request, ticket *queue.Ticket, locked rowlock.Locked) {
+func (u *unit) granted(r request, ticket *queue.Ticket, locked rowlock.Locked) {
 	if ticket == nil { // in a transaction that was open there is none
-		ticket = u.l.Claim(r.Places)
+		ticket = u.l.Claim(r.places)
 	}
 	u.tickets = append(u.tickets, ticket)
-	if r.Seen != nil {
-		u.seen = append(u.seen, r.Seen)
-	}
-	for _, p := range r.Places {
+	u.seen = append(u.seen, r.seen)
+	for _, p := range r.places {
 		name := p.Row
 		if p.Slots > 0 {
 			name = r.Slots[locked.Slot]
 			p.Tell(hint.ToldSlot, uint64(locked.Slot))
 		}
-		p.Enter()
+		u.scope.k.Enter(p)
 		u.scope.k.Tenures.Add(u.tenure, p)
 		u.rows[name] = &row{p, slices.Contains(locked.Versioned, name)}
 	}
@@ -202,7 +201,7 @@ func (u *unit) row(name string) *row {
 }
 
 // slotOf returns which slot of p the unit has locked.
-func (u *unit) slotOf(p handle.Place) (slot int, ok bool) {
+func (u *unit) slotOf(p strategy.Place) (slot int, ok bool) {
 	if u == nil {
 		return 0, false
 	}
@@ -300,8 +299,10 @@ func (u *unit) end() {
 	u.state = ended
 	u.free()
 	for _, r := range u.rows {
-		r.Forget(hint.ToldSlot)
-		r.Leave()
+		if r.Slots > 0 {
+			r.Forget(hint.ToldSlot)
+		}
+		u.scope.k.Leave(r.Place)
 	}
 	u.l.KeepAlive.Forget(u.link)
 	if u.stop != nil {
