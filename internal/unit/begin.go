@@ -291,6 +291,6 @@ func (c *Conn) beginFirst(ctx context.Context, s *scope, p *plan, opts driver.Tx
 // newUnit returns a unit on this connection.
 func (c *Conn) newUnit(s *scope, p *plan, txn *pool.Txn, opts driver.TxOptions) *unit {
 	u := newUnit(s, p, c.link, txn)
-	u.on, u.opts = &onConn{site: c.site, l: p.l, node: p.l.Node(), found: c.carries(nil)}, opts
+	u.on, u.opts, u.limit = &onConn{site: c.site, l: p.l, node: p.l.Node(), found: c.carries(nil)}, opts, 0
 	return u
 }

@@ -198,7 +198,13 @@ func (t *Tx) Rollback() (err error) {
 }
 
 func (t *Tx) end(commit bool) (err error) {
-	t.leave()
+	at := &t.c.tx // the transaction around it is the connection's open one again
+	for *at != nil && *at != t {
+		at = &(*at).prev
+	}
+	if *at == t {
+		*at = t.prev
+	}
 	if t.c.tx == nil {
 		defer func() { t.c.texts.ran(endEffect, err == nil) }()
 	}
@@ -242,36 +248,28 @@ func (t *Tx) commitUnder() (err error) {
 		return rolledBack(lockerr.ErrUnsafe, "the lock context has a transaction or a hold open elsewhere, which goes on and may not see what this one has changed; "+
 			"begin the transaction with the lock context")
 	}
-	c := commit{
-		link: t.c.link, info: u.l.Info(), guards: slices.Concat(u.scope.guards, u.enclosing),
-		send: t.base.Commit, sent: func() { _ = t.base.Commit() },
-	}
-	refused := true
+	f := fence{link: t.c.link, info: u.l.Info(), guards: slices.Concat(u.scope.guards, u.enclosing)}
+	done, refused := false, true
 	if err = u.alive(); err == nil {
-		refused, err = c.run()
+		done, refused, err = f.pass()
 	}
+	if err == nil {
+		if err = t.base.Commit(); done { // there is nothing left to commit, but its driver wants to know
+			err = nil
+		}
+	}
+	f.lift()
 	switch {
 	case err != nil && refused:
 		_ = t.base.Rollback()
 	case err != nil && server.Gone(err, t.c.link.Conn):
-		c.awaitEnd()
+		f.awaitEnd()
 	}
 	if t.changed && !refused {
 		u.changed = "a transaction"
 		_ = u.finish(true) // where it fails, the lock context's next statement is told
 	}
 	return err
-}
-
-// leave makes the transaction around it the connection's open one again.
-func (t *Tx) leave() {
-	at := &t.c.tx
-	for *at != nil && *at != t {
-		at = &(*at).prev
-	}
-	if *at == t {
-		*at = t.prev
-	}
 }
 
 // run runs a statement in a transaction of a unit of work. h is nil without a hint.

@@ -50,6 +50,7 @@ type unit struct {
 	on        ground    // what link is
 	txn       *pool.Txn // the transaction that holds the locks
 	opts      driver.TxOptions
+	limit     time.Duration  // of COMMIT and ROLLBACK; 0 is as long as they take without a lock
 	levels    sqltext.Levels // of isolation that the transaction may have; 0 for those of a new connection
 	enclosing []*guard       // of the holds that it is inside of
 	hold      *enclosure     // set where Do or Acquire ends it, not a commit in it
@@ -140,8 +141,11 @@ type row struct {
 // steps reports whether the commit is to make the row's version new.
 func (r *row) steps() bool { return r.versioned && !r.Shared }
 
+// commitLimit bounds a COMMIT or ROLLBACK on a session.
+const commitLimit = 30 * time.Second
+
 func newUnit(s *scope, p *plan, link *pool.Conn, txn *pool.Txn) *unit {
-	u := &unit{l: p.l, scope: s, link: link, since: time.Now(), txn: txn, rowLocks: rowLocks{rows: make(map[string]*row)}, enclosing: enclosing(p.h), relying: relying{allowStale: p.h.AllowStale}}
+	u := &unit{l: p.l, scope: s, link: link, since: time.Now(), txn: txn, limit: commitLimit, rowLocks: rowLocks{rows: make(map[string]*row)}, enclosing: enclosing(p.h), relying: relying{allowStale: p.h.AllowStale}}
 	u.on = &onSession{l: p.l, link: link}
 	s.unit = u
 	return u
@@ -317,7 +321,9 @@ func (u *unit) end() {
 			u.scope.owed = u.endedBy()
 		default: // see endsGuards
 			u.scope.drop(0)
-			u.scope.outlived(u.endedBy())
+			if u.scope.decided {
+				u.scope.outlived(u.endedBy())
+			}
 		}
 	}
 	u.detach(guards) // after they were given back: then waiters are woken
