@@ -206,7 +206,7 @@ func (c *Conn) beginFenced(ctx context.Context, s *scope, p *plan, opts driver.T
 	if err := c.liftLimit(ctx); err != nil {
 		return nil, err
 	}
-	if opts != (driver.TxOptions{}) || len(s.guards)+len(enclosing(p.h)) == 0 {
+	if opts != (driver.TxOptions{}) || len(s.guards)+len(p.around) == 0 {
 		txn, err := c.link.Begin(ctx, opts)
 		if err != nil {
 			return nil, err

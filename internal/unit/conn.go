@@ -53,17 +53,14 @@ func NewLight(k *handle.Handle, told bool) *Conn {
 	return c
 }
 
-// plain reports whether a transaction with ctx is none of our business.
-func (c *Conn) plain(ctx context.Context) bool {
-	h, hinted := hint.From(ctx)
-	return c.unlocked() && (!hinted || c.nothing(h))
-}
-
 // direct reports whether a statement with ctx is none of our business.
 func (c *Conn) direct(ctx context.Context) bool {
 	h, hinted := hint.From(ctx)
-	return c.unlocked() && (!hinted || c.nothing(h) && h.Claim == (hint.Locking{}))
+	return c.unlocked() && (!hinted || h.Claim == (hint.Locking{}) && c.nothing(h))
 }
+
+// plain reports whether a transaction with h, which is nil without a hint, is none of our business.
+func (c *Conn) plain(h *hint.Hint) bool { return c.unlocked() && (h == nil || c.nothing(h)) }
 
 // unlocked reports whether no transaction with a lock is open.
 func (c *Conn) unlocked() bool {

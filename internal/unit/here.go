@@ -50,8 +50,10 @@ func (c *Conn) runHere(ctx context.Context, st *statement.Statement) (driver.Row
 	if err := c.need(ctx); err != nil {
 		return nil, nil, err
 	}
-	if err := c.again(ctx, st); err != nil {
-		return nil, nil, err
+	if st.Kept {
+		if err := c.again(ctx, st); err != nil {
+			return nil, nil, err
+		}
 	}
 	var r driver.Rows
 	var res driver.Result

@@ -15,14 +15,21 @@ import (
 
 // join adds to the unit what of a hint it does not hold yet.
 func (u *unit) join(ctx context.Context, h *hint.Hint) error {
-	for _, g := range enclosing(h) {
+	if h == u.has {
+		return nil
+	}
+	p, err := u.scope.plan(h)
+	if err != nil {
+		return err
+	}
+	for _, g := range p.around {
 		if !slices.Contains(u.enclosing, g) {
 			u.enclosing = append(u.enclosing, g)
 		}
 	}
-	p, err := u.scope.plan(h)
-	if err != nil || len(p.missing) == 0 {
-		return err
+	if len(p.missing) == 0 {
+		u.has = h
+		return nil
 	}
 	if err := p.ready(ctx, u.scope, false); err != nil {
 		return err
@@ -49,6 +56,7 @@ func (u *unit) join(ctx context.Context, h *hint.Hint) error {
 			return err
 		}
 	}
+	u.has = h
 	return nil
 }
 

@@ -14,6 +14,7 @@ import (
 // for a statement or a BEGIN, and passed on to whoever takes it.
 type plan struct {
 	h        *hint.Hint
+	around   []*guard         // of the holds that it is inside of
 	missing  []strategy.Place // all that is not held, sorted
 	guards   []strategy.Place // of these, what is to be taken outside of the transaction
 	rows     []strategy.Place // to be locked in the transaction, all in one request
@@ -43,9 +44,11 @@ func (s *scope) plan(h *hint.Hint) (*plan, error) {
 		return nil, err
 	}
 	p := &plan{h: h}
-	around := enclosing(h)
+	if len(h.Holds) > 0 {
+		p.around = enclosing(h)
+	}
 	for _, place := range places {
-		held, err := s.has(place, around)
+		held, err := s.has(place, p.around)
 		if err == nil && !held {
 			err = p.add(place)
 		}

@@ -28,7 +28,8 @@ type scope struct {
 	failed  error           // why no other unit may begin: one was lost behind the caller's back
 
 	decision
-	k *handle.Handle
+	k     *handle.Handle
+	hints *hint.Scope // its lock context; nil for what only has holds around it
 }
 
 func newScope(k *handle.Handle) *scope {
@@ -45,7 +46,7 @@ func scopeOf(k *handle.Handle, hints *hint.Scope) *scope {
 	stale := staleReadOf(hints)
 	return hints.State(k, func() any {
 		s := newScope(k)
-		s.stale = stale
+		s.stale, s.hints = stale, hints
 		return s
 	}).(*scope)
 }

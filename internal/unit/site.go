@@ -225,11 +225,9 @@ func (s *site) prepared(ctx context.Context, text, types string) (driver.Stmt, e
 	return stmt, err
 }
 
-// again has a statement run as it is prepared on s, if it was prepared for any connection.
+// again has a statement that was prepared for any connection run as it is prepared on s.
 func (s *site) again(ctx context.Context, st *statement.Statement) (err error) {
-	if st.Prepared && st.Kept {
-		st.On = s.link.Conn
-		st.Stmt, err = s.prepared(ctx, st.Text, typesOf(st.Args))
-	}
+	st.On = s.link.Conn
+	st.Stmt, err = s.prepared(ctx, st.Text, typesOf(st.Args))
 	return err
 }

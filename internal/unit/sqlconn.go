@@ -131,15 +131,14 @@ func (c *Conn) asks(st *statement.Statement, to *unit) error {
 
 // beginPinned begins a transaction on a sql.Conn on which a unit of work lives: it is
 // that one's, with a hint or without.
-func (c *Conn) beginPinned(ctx context.Context, u *unit, t *inner, opts driver.TxOptions) error {
-	h, hinted := hint.From(ctx)
-	if hinted && h.Err != nil {
+func (c *Conn) beginPinned(ctx context.Context, u *unit, h *hint.Hint, t *inner, opts driver.TxOptions) error {
+	if h != nil && h.Err != nil {
 		return &lockerr.Error{Op: "begin", Err: h.Err}
 	}
 	if err := c.samePinned(u, h, "begin"); err != nil {
 		return err
 	}
-	if hinted {
+	if h != nil {
 		if err := u.join(ctx, h); err != nil {
 			return err
 		}

@@ -237,7 +237,7 @@ func (s *Stmt) direct(ctx context.Context, args []driver.NamedValue) (base drive
 }
 
 func (s *Stmt) run(ctx context.Context, args []driver.NamedValue, query bool) (driver.Rows, driver.Result, error) {
-	if s.base == nil && !s.kept && s.c.plain(ctx) {
+	if h, _ := hint.From(ctx); s.base == nil && !s.kept && s.c.plain(h) {
 		return nil, nil, &lockerr.Error{Op: "statement", Err: lockerr.With(lockerr.ErrLost, errors.New(
 			"the transaction that this statement was prepared in has ended"))}
 	}

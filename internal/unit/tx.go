@@ -23,13 +23,14 @@ func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (tx *Tx, err er
 		}
 		defer func() { c.leave(err) }()
 	}
+	h, _ := hint.From(ctx) // nil without one
 	t := &Tx{inner: inner{opts: opts}, c: c, ctx: ctx}
 	if c.tx == nil && c.pinned != nil {
 		if u, err := c.openPinned(ctx); err != nil {
 			return nil, err
 		} else if u != nil {
 			defer u.scope.give()
-			if err := c.beginPinned(ctx, u, &t.inner, opts); err != nil {
+			if err := c.beginPinned(ctx, u, h, &t.inner, opts); err != nil {
 				return nil, err
 			}
 			c.tx = t
@@ -37,7 +38,7 @@ func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (tx *Tx, err er
 		}
 	}
 	t.pooled = c.told && c.k.Bounded() && c.tx == nil && !statement.ForConn()
-	if c.plain(ctx) {
+	if c.plain(h) {
 		if err := c.need(ctx); err != nil {
 			return nil, err
 		}
@@ -54,7 +55,7 @@ func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (tx *Tx, err er
 		c.texts.ran(beginEffect, true)
 		return t, nil
 	}
-	if err := c.beginLocked(ctx, t, opts); err != nil {
+	if err := c.beginLocked(ctx, h, t, opts); err != nil {
 		return nil, err
 	}
 	t.prev = c.tx
@@ -62,12 +63,13 @@ func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (tx *Tx, err er
 	return t, nil
 }
 
-func (c *Conn) beginLocked(ctx context.Context, t *Tx, opts driver.TxOptions) error {
-	h, hinted := hint.From(ctx)
-	if hinted && h.Err != nil {
+// beginLocked begins a transaction under the lock of h, which is nil without a hint, or inside the
+// one that is open on the connection.
+func (c *Conn) beginLocked(ctx context.Context, h *hint.Hint, t *Tx, opts driver.TxOptions) error {
+	if h != nil && h.Err != nil {
 		return &lockerr.Error{Op: "begin", Err: h.Err}
 	}
-	if hinted && (h.Scope != nil || !opts.ReadOnly) {
+	if h != nil && len(h.Holds) > 0 && (h.Scope != nil || !opts.ReadOnly) {
 		if err := reaches(ctx, c.k, h); err != nil {
 			return err
 		}
@@ -206,7 +208,11 @@ func (t *Tx) end(commit bool) (err error) {
 		*at = t.prev
 	}
 	if t.c.tx == nil {
-		defer func() { t.c.texts.ran(endEffect, err == nil) }()
+		defer func() {
+			if t.c.texts.state != sqltext.Idle {
+				t.c.texts.ran(endEffect, err == nil)
+			}
+		}()
 	}
 	if t.u == nil {
 		switch {

@@ -52,6 +52,7 @@ type unit struct {
 	opts      driver.TxOptions
 	limit     time.Duration  // of COMMIT and ROLLBACK; 0 is as long as they take without a lock
 	levels    sqltext.Levels // of isolation that the transaction may have; 0 for those of a new connection
+	has       *hint.Hint     // the last one of which it has all
 	enclosing []*guard       // of the holds that it is inside of
 	hold      *enclosure     // set where Do or Acquire ends it, not a commit in it
 	stack     []*inner       // open transactions of the caller, outermost first
@@ -92,8 +93,6 @@ type stream struct {
 	open   *statement.Rows // holds the connection's turn; nil without one
 	broken error           // what went wrong while they were read; guarded by the connection's turn
 }
-
-func (s *stream) streaming() bool { return s.open != nil && s.open.Streaming() }
 
 // inner is a transaction of the caller in a unit: the unit's own, or a savepoint in it.
 type inner struct {
@@ -145,7 +144,7 @@ func (r *row) steps() bool { return r.versioned && !r.Shared }
 const commitLimit = 30 * time.Second
 
 func newUnit(s *scope, p *plan, link *pool.Conn, txn *pool.Txn) *unit {
-	u := &unit{l: p.l, scope: s, link: link, since: time.Now(), txn: txn, limit: commitLimit, rowLocks: rowLocks{rows: make(map[string]*row)}, enclosing: enclosing(p.h), relying: relying{allowStale: p.h.AllowStale}}
+	u := &unit{l: p.l, has: p.h, scope: s, link: link, since: time.Now(), txn: txn, limit: commitLimit, rowLocks: rowLocks{rows: make(map[string]*row)}, enclosing: p.around, relying: relying{allowStale: p.h.AllowStale}}
 	u.on = &onSession{l: p.l, link: link}
 	s.unit = u
 	return u
@@ -190,7 +189,9 @@ func (u *unit) granted(r request, ticket *queue.Ticket, locked rowlock.Locked) {
 			p.Tell(hint.ToldSlot, uint64(locked.Slot))
 		}
 		u.scope.k.Enter(p)
-		u.scope.k.Tenures.Add(u.tenure, p)
+		if u.tenure != nil {
+			u.scope.k.Tenures.Add(u.tenure, p)
+		}
 		u.rows[name] = &row{p, slices.Contains(locked.Versioned, name)}
 	}
 }
@@ -309,8 +310,9 @@ func (u *unit) end() {
 		u.scope.k.Leave(r.Place)
 	}
 	u.l.KeepAlive.Forget(u.link)
-	if u.stop != nil {
+	if u.stop != nil { // see live
 		u.stop()
+		u.l.Forget(u)
 	}
 	guards := u.scope.guards
 	if u.scope.unit == u {
@@ -331,7 +333,6 @@ func (u *unit) end() {
 		u.outlivedHold()
 	}
 	u.scope.k.Tenures.End(u.tenure)
-	u.l.Forget(u)
 	u.on.ended()
 }
 
