@@ -85,9 +85,6 @@ type Budget struct {
 // Budget is that of a caller with h, from now on.
 func (k *Handle) Budget(h *hint.Hint) Budget { return Budget{k.Wait(h), time.Now()} }
 
-// None reports whether the caller does not wait at all.
-func (b Budget) None() bool { return b.wait == 0 }
-
 // Left is what is left of the wait: not nothing, which would mean not to wait, unless
 // that is what was asked for.
 func (b Budget) Left() time.Duration {

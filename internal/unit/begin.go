@@ -10,14 +10,15 @@ import (
 	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
 
 // begin opens a unit of work, with what p asks for, on a connection of database/sql that is free.
-func (c *Conn) begin(ctx context.Context, s *scope, p *plan, opts driver.TxOptions) (*unit, error) {
+// What lies outside of the transaction is taken first, and the transaction begins with it where it
+// can; else with the first row lock.
+func (c *Conn) begin(ctx context.Context, s *scope, p *plan, opts driver.TxOptions) (u *unit, err error) {
 	if opts.ReadOnly && slices.ContainsFunc(p.missing, func(place strategy.Place) bool { return place.Traits.Inside && !place.Shared }) {
 		return nil, &lockerr.Error{Op: "begin", Key: handle.Names(p.h), Strategy: hint.StrategyRow, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(
 			"the server takes row locks in a READ ONLY transaction only if they are shared"))}
@@ -28,63 +29,81 @@ func (c *Conn) begin(ctx context.Context, s *scope, p *plan, opts driver.TxOptio
 	if err := c.ours(ctx, "begin", p.h); err != nil { // again: by now it is known how connections begin
 		return nil, err
 	}
-	if len(p.guards) > 0 {
-		return c.beginGuarded(ctx, s, p, opts)
-	}
-	levels, err := c.begins(ctx, p, opts)
-	if err != nil {
-		return nil, err
-	}
-	return c.beginApart(ctx, s, p, opts, levels)
-}
-
-// begins returns the isolation levels of the transaction that is about to begin, and why versions
-// that it compares are of no use there, if so.
-func (c *Conn) begins(ctx context.Context, p *plan, opts driver.TxOptions) (sqltext.Levels, error) {
+	once := c.texts.next != 0 // levels are for the next transaction alone
 	levels := c.texts.begins(opts, len(p.guards) > 0)
 	if p.compares {
-		return levels, c.clean(ctx, p, "begin", levels)
+		if err := c.clean(ctx, p, "begin", levels); err != nil {
+			return nil, err
+		}
 	}
-	return levels, nil
+	if len(p.guards) > 0 {
+		var undo func()
+		if u, undo, err = c.takeAround(ctx, s, p, opts, once); err != nil {
+			return nil, handle.Yielded(err)
+		}
+		if u != nil {
+			u.levels = levels
+			return u, nil
+		}
+		defer func() {
+			if err != nil {
+				undo()
+			}
+		}()
+	}
+	if p.inTransaction() {
+		u, err = c.beginRows(ctx, s, p, opts)
+	} else {
+		u, err = c.beginBare(ctx, s, p, opts)
+	}
+	if err != nil {
+		c.spoiled()
+		return nil, handle.Yielded(err)
+	}
+	if u.levels == 0 {
+		u.levels = levels
+	}
+	if c.unlimit != "" || u.txn.Limited() {
+		p.l.KeepAlive.Keep(c.link, u.lostBehind)
+	}
+	if len(p.requests) > 1 {
+		err = handle.Yielded(u.lockRest(ctx, p))
+	}
+	return u, err
 }
 
-// beginGuarded is begin for what is to be taken outside of the transaction, too: that comes first,
-// and the transaction begins with it where it can.
-func (c *Conn) beginGuarded(ctx context.Context, s *scope, p *plan, opts driver.TxOptions) (*unit, error) {
+// takeAround takes what p asks for outside of the transaction. It returns the unit of work if the
+// transaction has begun with that, else what gives it back. once: the next transaction has levels of
+// isolation of its own, which a statement before it would use up.
+func (c *Conn) takeAround(ctx context.Context, s *scope, p *plan, opts driver.TxOptions, once bool) (u *unit, undo func(), err error) {
 	on, err := c.lends(ctx, s, p)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	b := c.beginning(s, p, opts)
-	levels, err := c.begins(ctx, p, opts)
-	if err != nil {
-		return nil, err
+	var b *strategy.Beginning
+	if !once {
+		b = c.beginning(s, p, opts)
 	}
-	undo, err := s.takeGuards(ctx, p, on, b)
+	undo, err = s.takeGuards(ctx, p, on, b)
 	begun, whole := b.Conclude()
 	switch {
 	case err != nil:
 		if begun {
 			c.bad.Store(true) // the transaction goes with it
 		}
-		return nil, handle.Yielded(err)
+		return nil, nil, err
 	case !whole:
 		undo()
-		return nil, c.k.Error("begin", p.h, lockerr.With(lockerr.ErrLost, errors.New(
+		return nil, nil, c.k.Error("begin", p.h, lockerr.With(lockerr.ErrLost, errors.New(
 			"the connection on which the transaction was to begin was still in use when the lock was taken; it is closed")))
-	case begun:
-		u := c.newUnit(s, p, c.link.Begun(ctx), opts)
-		u.levels = levels
-		if b.Limited {
-			p.l.KeepAlive.Keep(c.link, u.lostBehind)
-		}
-		return u, nil
+	case !begun:
+		return nil, undo, nil
 	}
-	u, err := c.beginApart(ctx, s, p, opts, levels)
-	if err != nil {
-		undo()
+	u = c.newUnit(s, p, c.link.Begun(ctx), opts)
+	if b.Limited {
+		p.l.KeepAlive.Keep(c.link, u.lostBehind)
 	}
-	return u, err
+	return u, nil, nil
 }
 
 // lends returns the connection on which versions are read that p asks for. If c has none yet,
@@ -110,16 +129,16 @@ func (c *Conn) needToBegin(ctx context.Context, s *scope, h *hint.Hint, wait tim
 	return c.k.SetupError(h, err)
 }
 
-// beginning is the transaction that may begin with what is to be taken; nil if it begins
-// apart.
+// beginning is the transaction that may begin with what is to be taken outside of it; nil if it
+// begins apart: where something is to be locked in it, too, or something is to be set on the
+// connection before.
 func (c *Conn) beginning(s *scope, p *plan, opts driver.TxOptions) *strategy.Beginning {
-	if c.beginsWithVersions(p, opts) { // who takes has the turn
-		return strategy.NewBeginning(func(context.Context) (*pool.Conn, error) { return c.link, nil }, func(bool) { c.spoiled() })
-	}
-	if len(p.guards) != 1 || p.versions || p.guards[0].Slots > 0 || p.inTransaction() {
+	switch {
+	case p.inTransaction():
 		return nil
-	}
-	if c.texts.next != 0 { // to take it would use up that level
+	case !p.locks && c.link != nil && c.unlimit == "" && opts == (driver.TxOptions{}): // who reads versions has the turn
+		return strategy.NewBeginning(func(context.Context) (*pool.Conn, error) { return c.link, nil }, func(bool) { c.spoiled() })
+	case len(p.guards) != 1 || p.versions || p.guards[0].Slots > 0:
 		return nil
 	}
 	light := c.link == nil
@@ -158,44 +177,9 @@ func (c *Conn) spoiled() {
 	}
 }
 
-// beginsWithVersions reports whether a transaction may begin in the statement that reads
-// versions for it: nothing else is to be locked, and nothing is to be set on the connection
-// before. What a SET TRANSACTION has said of the next transaction, that statement would use
-// up.
-func (c *Conn) beginsWithVersions(p *plan, opts driver.TxOptions) bool {
-	return c.link != nil && c.unlimit == "" && c.texts.next == 0 && opts == (driver.TxOptions{}) && !p.locks
-}
-
-// beginApart begins the transaction of a unit of work whose guards were taken before, and locks
-// what p asks for in it.
-func (c *Conn) beginApart(ctx context.Context, s *scope, p *plan, opts driver.TxOptions, levels sqltext.Levels) (u *unit, err error) {
-	switch {
-	case !p.inTransaction():
-		u, err = c.beginFenced(ctx, s, p, opts)
-	case c.link == nil:
-		u, err = c.beginLight(ctx, s, p, opts)
-	default:
-		u, err = c.beginHere(ctx, s, p, opts)
-	}
-	if err != nil {
-		c.spoiled()
-		return nil, handle.Yielded(err)
-	}
-	if u.levels == 0 {
-		u.levels = levels
-	}
-	if c.unlimit != "" || u.txn.Limited() {
-		p.l.KeepAlive.Keep(c.link, u.lostBehind)
-	}
-	if len(p.requests) > 1 {
-		return u, handle.Yielded(u.lockRest(ctx, p))
-	}
-	return u, nil
-}
-
-// beginFenced begins a transaction without row locks. Under guards it is begun by text, as it
-// is committed by text: see [fence].
-func (c *Conn) beginFenced(ctx context.Context, s *scope, p *plan, opts driver.TxOptions) (*unit, error) {
+// beginBare begins a transaction without row locks. Under guards it is begun by text, as it
+// is committed by text: see [fence.pass].
+func (c *Conn) beginBare(ctx context.Context, s *scope, p *plan, opts driver.TxOptions) (*unit, error) {
 	if err := c.needToBegin(ctx, s, p.h, c.k.Wait(p.h)); err != nil {
 		return nil, err
 	}
@@ -219,63 +203,28 @@ func (c *Conn) beginFenced(ctx context.Context, s *scope, p *plan, opts driver.T
 	return c.newUnit(s, p, c.link.Begun(ctx), opts), nil
 }
 
-// beginHere begins a transaction with the first request of p on the connection that c has.
-func (c *Conn) beginHere(ctx context.Context, s *scope, p *plan, opts driver.TxOptions) (*unit, error) {
-	if err := c.link.AwaitTurn(ctx); err != nil {
-		return nil, err
-	}
-	defer c.link.EndTurn()
+// beginRows begins a transaction with the first request of p.
+func (c *Conn) beginRows(ctx context.Context, s *scope, p *plan, opts driver.TxOptions) (*unit, error) {
 	first := p.requests[0]
-	first.Conn = func(context.Context) (*pool.Conn, error) { return c.limits(p.l, nil) }
-	return c.beginFirst(ctx, s, p, opts, first)
-}
-
-// beginLight is beginHere for a caller without a connection: it gets one when its turn in
-// the process's line has come.
-func (c *Conn) beginLight(ctx context.Context, s *scope, p *plan, opts driver.TxOptions) (*unit, error) {
-	connect := func(ctx context.Context, blocks bool) (*pool.Conn, error) {
-		if err := c.needClean(ctx, s, p.h, p.wait.Left(), blocks); err != nil {
-			return nil, err
-		}
-		return c.limits(p.l, c.link.AwaitTurn(context.Background())) // it is free
-	}
-	first := p.requests[0]
-	first.Conn = func(ctx context.Context) (*pool.Conn, error) { return connect(ctx, false) }
-	if !s.holds(p.h) {
-		first.Block = func(ctx context.Context) (*pool.Conn, error) {
-			if c.link.Block() {
-				return c.limits(p.l, nil)
-			}
-			c.link.EndTurn()
-			c.release()
-			return connect(ctx, true)
-		}
-	}
-	defer func() {
-		if c.link != nil {
-			c.link.Unblocked()
-			c.link.EndTurn()
-		}
-	}()
-	return c.beginFirst(ctx, s, p, opts, first)
-}
-
-// limits returns the connection, unless there is an error, and notes that a limit on its idleness
-// is about to be set: also where the lock is not granted then.
-func (c *Conn) limits(l *handle.Locks, err error) (*pool.Conn, error) {
-	if err == nil && l.IdleLimit() > 0 {
-		c.unlimit = l.Info().SetIdleLimit(l.Info().IdleLimit)
-	}
-	return c.link, err
-}
-
-// beginFirst begins a transaction with the first request of p.
-func (c *Conn) beginFirst(ctx context.Context, s *scope, p *plan, opts driver.TxOptions, first request) (*unit, error) {
-	if p.wait.None() {
+	if first.Wait = p.wait.Left(); first.Wait == 0 {
 		c.k.Tenures.Settle(ctx, first.places)
 	}
+	if c.link == nil {
+		c.lineUpFirst(s, p, &first)
+		defer func() {
+			if c.link != nil {
+				c.link.Unblocked()
+				c.link.EndTurn()
+			}
+		}()
+	} else {
+		if err := c.link.AwaitTurn(ctx); err != nil {
+			return nil, err
+		}
+		defer c.link.EndTurn()
+		first.Conn = func(context.Context) (*pool.Conn, error) { return c.limits(p.l, nil) }
+	}
 	first.seen, ctx = c.k.Observe(ctx, first.places...)
-	first.Wait = p.wait.Left()
 	grant, err := p.l.Begin(ctx, opts, false, first.Request)
 	if err != nil {
 		first.seen.Answered(nil, nil, 0, err)
@@ -286,6 +235,38 @@ func (c *Conn) beginFirst(ctx context.Context, s *scope, p *plan, opts driver.Tx
 	u.levels = p.l.LockedLevel()
 	u.granted(first, grant.Ticket, grant.Locked)
 	return u, nil
+}
+
+// lineUpFirst has a caller without a connection get one, with its turn, when its turn in the
+// process's line has come.
+func (c *Conn) lineUpFirst(s *scope, p *plan, first *request) {
+	connect := func(ctx context.Context, blocks bool) (*pool.Conn, error) {
+		if err := c.needClean(ctx, s, p.h, p.wait.Left(), blocks); err != nil {
+			return nil, err
+		}
+		return c.limits(p.l, c.link.AwaitTurn(context.Background())) // it is free
+	}
+	first.Conn = func(ctx context.Context) (*pool.Conn, error) { return connect(ctx, false) }
+	if s.holds(p.h) {
+		return
+	}
+	first.Block = func(ctx context.Context) (*pool.Conn, error) {
+		if c.link.Block() {
+			return c.limits(p.l, nil)
+		}
+		c.link.EndTurn()
+		c.release()
+		return connect(ctx, true)
+	}
+}
+
+// limits returns the connection, unless there is an error, and notes that a limit on its idleness
+// is about to be set: also where the lock is not granted then.
+func (c *Conn) limits(l *handle.Locks, err error) (*pool.Conn, error) {
+	if err == nil && l.IdleLimit() > 0 {
+		c.unlimit = l.Info().SetIdleLimit(l.Info().IdleLimit)
+	}
+	return c.link, err
 }
 
 // newUnit returns a unit on this connection.

@@ -39,7 +39,7 @@ func (u *unit) fence() (*fence, error) {
 		return nil, err
 	}
 	var steps strategy.Check
-	if u.wrote {
+	if u.wrote && u.steps {
 		steps = u.stepVersions()
 	}
 	if len(guards) == 0 && steps.Commit == nil {
@@ -96,16 +96,6 @@ func (u *unit) stepVersions() (c strategy.Check) {
 		return u.l.StepAndCommit(under(ctx), u.link, rows)
 	}
 	return c
-}
-
-// steps reports whether others compare versions of what the unit has locked.
-func (u *unit) steps() bool {
-	for _, r := range u.rows {
-		if r.steps() {
-			return true
-		}
-	}
-	return false
 }
 
 // pass makes the checks. done: the last of them has committed, else COMMIT is still to be sent.

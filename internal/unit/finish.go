@@ -93,7 +93,8 @@ func (u *unit) finish(commit bool) error {
 func (u *unit) sendCommit() error {
 	done, refused, err := false, false, u.on.overdue()
 	var f *fence
-	if err == nil && !u.opts.ReadOnly { // else there is nothing that could be written
+	around := len(u.scope.guards)+len(u.enclosing) > 0
+	if err == nil && !u.opts.ReadOnly && (around || u.wrote && u.steps) { // READ ONLY there is nothing that could be written
 		f, err = u.fence()
 		refused = err != nil
 	}

@@ -99,7 +99,7 @@ func (c *onConn) untilClosed(ctx context.Context) (context.Context, func()) {
 func (c *onConn) ran(st *statement.Statement, err error) {
 	c.texts.note(st.Info, st.Query, err)
 	c.left.Note(st.Text, st.Info, st.Query, err)
-	c.stmts.note(st.Info)
+	c.stmts.stale = c.stmts.stale || st.Info.Taints
 }
 
 func (c *onConn) broken() {

@@ -99,7 +99,7 @@ func (c *Conn) ran(text string, info sqltext.Info, query bool, err error) error 
 	}
 	c.last, c.lastIn = nil, nil
 	c.left.Note(text, info, query, err)
-	c.stmts.note(info)
+	c.stmts.stale = c.stmts.stale || info.Taints
 	if err != nil {
 		err = c.k.Explained(err)
 	}

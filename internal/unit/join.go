@@ -136,7 +136,7 @@ func (u *unit) lockRest(ctx context.Context, p *plan) error {
 // it goes on where that was the first thing it was asked for.
 func (u *unit) lock(ctx context.Context, p *plan, at int, first bool) error {
 	r := p.requests[at]
-	if p.wait.None() {
+	if r.Wait = p.wait.Left(); r.Wait == 0 {
 		u.scope.k.Tenures.Settle(ctx, r.places)
 	}
 	if err := u.takeLink(ctx, "lock"); err != nil {
@@ -146,7 +146,6 @@ func (u *unit) lock(ctx context.Context, p *plan, at int, first bool) error {
 	ctx, release := u.on.untilClosed(ctx)
 	defer release()
 	r.seen, ctx = u.scope.k.Observe(ctx, r.places...)
-	r.Wait = p.wait.Left()
 	locked, alive, err := u.l.Join(ctx, u.link, r.Request)
 	r.seen.Answered(u.link, nil, 0, err)
 	if err == nil {

@@ -81,7 +81,7 @@ func (c *Conn) runUnder(ctx context.Context, u *unit, p *plan, st *statement.Sta
 		return refuse("which does not hold all of these keys")
 	case u.inside() && (t.changed || st.Info.Changes != sqltext.ChangesNothing):
 		return refuse("in a transaction or a hold, which goes on after the commit of this one and may not see what it has changed")
-	case u.steps() || u.scope.remembers():
+	case u.steps || u.scope.remembers():
 		return refuse("whose commit is to set a version")
 	}
 	if err := u.join(ctx, p.h); err != nil { // the keys are held: for the holds around
@@ -101,7 +101,7 @@ func (c *Conn) runUnder(ctx context.Context, u *unit, p *plan, st *statement.Sta
 // unit of work, and takes its row locks.
 func (c *Conn) joinLate(ctx context.Context, s *scope, p *plan) (*unit, error) {
 	t := c.tx
-	if p.wait.None() {
+	if p.wait.Left() == 0 {
 		c.k.Tenures.Settle(ctx, slices.Concat(p.rows, p.slots))
 	}
 	if err := c.link.AwaitTurn(ctx); err != nil {

@@ -118,10 +118,9 @@ func (s *scope) openUnit(ctx context.Context, p *plan) (u *unit, err error) {
 		return u, nil
 	}
 	first := p.requests[0]
-	if p.wait.None() {
+	if first.Wait = p.wait.Left(); first.Wait == 0 {
 		k.Tenures.Settle(own, first.places)
 	}
-	first.Wait = p.wait.Left()
 	first.Conn = func(ctx context.Context) (*pool.Conn, error) { return connect(ctx, false) }
 	if k.Bounded() && !s.holds(h) {
 		first.Block = func(ctx context.Context) (*pool.Conn, error) {

@@ -120,7 +120,10 @@ func (s *site) tidy() error {
 // statements are what is prepared on a site for light connections.
 type statements struct {
 	kept  []*keptStmt // by their texts, the one used last at the end
-	stale bool        // what is kept was prepared before a statement that may give its text another meaning
+	// stale: what is kept was prepared before a statement that taints. A text means something else
+	// after USE or SET, but what is prepared does not; and the text of CALL does not show what a
+	// procedure has set.
+	stale bool
 	own   []*baseStmt // to be closed with their users
 }
 
@@ -187,10 +190,6 @@ func typesOf(args []driver.NamedValue) string {
 	}
 	return string(types)
 }
-
-// note notes what has run: a text means something else after USE or SET, but what is
-// prepared does not. The text of CALL does not show what a procedure has set.
-func (s *statements) note(info sqltext.Info) { s.stale = s.stale || info.Taints }
 
 // refresh closes what is kept if it is stale.
 func (s *statements) refresh() {

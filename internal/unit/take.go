@@ -115,7 +115,7 @@ func (s *scope) holds(h *hint.Hint) bool {
 func (s *scope) takeGuards(ctx context.Context, p *plan, on lent, begin *strategy.Beginning) (undo func(), err error) {
 	before := len(s.guards)
 	undo = func() { s.drop(before) }
-	if p.wait.None() {
+	if p.wait.Left() == 0 {
 		s.k.Tenures.Settle(ctx, p.guards)
 	}
 	var versions []strategy.Place

@@ -228,7 +228,9 @@ func (t *Tx) end(commit bool) (err error) {
 	}
 	_ = t.u.scope.take(context.Background())
 	defer t.u.scope.give()
-	t.u.inTime()
+	if t.u.until != nil {
+		t.u.inTime()
+	}
 	return t.u.endTx(&t.inner, commit)
 }
 

@@ -83,6 +83,7 @@ type unit struct {
 // rowLocks are the row locks of a unit.
 type rowLocks struct {
 	rows    map[string]*row
+	steps   bool // others compare versions of one of them
 	tickets []*queue.Ticket
 	seen    []*handle.Observation
 	leaving time.Time // when giving back began, if there is somebody to be told
@@ -192,7 +193,8 @@ func (u *unit) granted(r request, ticket *queue.Ticket, locked rowlock.Locked) {
 		if u.tenure != nil {
 			u.scope.k.Tenures.Add(u.tenure, p)
 		}
-		u.rows[name] = &row{p, slices.Contains(locked.Versioned, name)}
+		r := &row{p, slices.Contains(locked.Versioned, name)}
+		u.rows[name], u.steps = r, u.steps || r.steps()
 	}
 }
 
