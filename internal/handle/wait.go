@@ -102,3 +102,37 @@ func (k *Handle) WaitingFor(by Caller, what Sought) strategy.Waiting {
 	}
 	return func(ctx context.Context) (context.Context, func(), error) { return wait(ctx, by, what) }
 }
+
+// Sought is what a caller waits for: rows, or advisory locks, and where the callers of
+// this process line up for them.
+type Sought struct {
+	l      *Locks
+	line   *queue.Queue // nil for what is no lock
+	places []strategy.Place
+}
+
+// Sought is what is sought for places of one strategy. For slots there is no line of which anybody could be in the way.
+func (l *Locks) Sought(places ...strategy.Place) Sought {
+	s := Sought{l: l, places: places}
+	if places[0].Slots == 0 {
+		s.line = l.lineOf(places[0])
+	}
+	return s
+}
+
+// wanted is what is sought, by a caller with these tickets. It is nil where that can be
+// in nobody's way.
+func (w Sought) wanted(tickets []*queue.Ticket) *queue.Wanted {
+	if len(tickets) == 0 && len(w.places) < 2 {
+		return nil
+	}
+	return &queue.Wanted{Queue: w.line, Holds: tickets, Entries: InLine(w.places)}
+}
+
+// InLine is how callers line up for places.
+func InLine(places []strategy.Place) (out []queue.Entry) {
+	for _, p := range places {
+		out = append(out, queue.Entry{Name: p.Row, Shared: p.Shared, Slots: p.Slots})
+	}
+	return out
+}

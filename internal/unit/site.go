@@ -119,7 +119,7 @@ func (s *site) tidy() error {
 
 // statements are what is prepared on a site for light connections.
 type statements struct {
-	kept  []*keptStmt // by their texts, the one used last at the end
+	kept []*keptStmt // by their texts, the one used last at the end
 	// stale: what is kept was prepared before a statement that taints. A text means something else
 	// after USE or SET, but what is prepared does not; and the text of CALL does not show what a
 	// procedure has set.
