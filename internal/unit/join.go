@@ -31,10 +31,10 @@ func (u *unit) join(ctx context.Context, h *hint.Hint) error {
 		u.has = h
 		return nil
 	}
-	if err := p.ready(ctx, u.scope, false); err != nil {
+	if _, err := p.use(ctx, u.scope); err != nil {
 		return err
 	}
-	p.l = u.l // also where the server is another one by now
+	p.with(u.scope, u.l, false) // also where the server is another one by now
 	if err := u.mayJoin(ctx, p); err != nil {
 		return err
 	}

@@ -98,31 +98,41 @@ func (p *plan) add(place strategy.Place) error {
 // inTransaction reports whether anything is to be locked in the transaction.
 func (p *plan) inTransaction() bool { return len(p.rows)+len(p.slots) > 0 }
 
-// ready gets ready that with which p is taken, once: the wait begins with it. pooled means that
-// the caller occupies a connection of database/sql while it waits.
+// ready gets ready that with which p is taken, once. pooled: see with.
 func (p *plan) ready(ctx context.Context, s *scope, pooled bool) error {
 	if p.l != nil {
 		return nil
 	}
+	l, err := p.use(ctx, s)
+	if err == nil {
+		p.with(s, l, pooled)
+	}
+	return err
+}
+
+// use returns what locks are taken with now, and why what p asks for would never be free, if so.
+func (p *plan) use(ctx context.Context, s *scope) (*handle.Locks, error) {
 	l, err := s.k.Use(ctx, p.h)
 	if err != nil {
-		return s.k.SetupError(p.h, err)
+		return nil, s.k.SetupError(p.h, err)
 	}
-	if err := s.k.Taken(p.h.Scope, false, p.missing...); err != nil {
-		return err
-	}
+	return l, s.k.Taken(p.h.Scope, false, p.missing...)
+}
+
+// with has p be taken with l. The wait begins. pooled means that the caller occupies a connection
+// of database/sql while it waits.
+func (p *plan) with(s *scope, l *handle.Locks, pooled bool) {
 	p.l, p.by, p.wait = l, s.caller(pooled), s.k.Budget(p.h)
+	ask := func(places []strategy.Place, r rowlock.Request) {
+		r.Label, r.Waiting = strategy.Label(places), s.k.WaitingFor(p.by, l.Sought(places...))
+		p.requests = append(p.requests, request{Request: r, places: places})
+	}
 	if len(p.rows) > 0 {
-		p.requests = append(p.requests, request{places: p.rows, Request: rowlock.Request{
-			Label: strategy.Label(p.rows), Keys: handle.InLine(p.rows), Waiting: s.k.WaitingFor(p.by, l.Sought(p.rows...)),
-		}})
+		ask(p.rows, rowlock.Request{Keys: handle.InLine(p.rows)})
 	}
 	for i := range p.slots {
-		p.requests = append(p.requests, request{places: p.slots[i : i+1], Request: rowlock.Request{
-			Label: p.slots[i].Key, Slots: p.slots[i].SlotRows(), Waiting: s.k.WaitingFor(p.by, l.Sought(p.slots[i])),
-		}})
+		ask(p.slots[i:i+1], rowlock.Request{Slots: p.slots[i].SlotRows()})
 	}
-	return nil
 }
 
 // has reports whether what p asks for is held, by the unit of work or a hold

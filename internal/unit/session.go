@@ -24,15 +24,17 @@ func (s *scope) openSession(ctx, end context.Context, p *plan, hold *enclosure) 
 			return nil, k.Error("lock", p.h, err)
 		}
 	}
-	undo, err := s.takeGuards(ctx, p, lent{}, nil)
-	if err != nil {
-		return nil, handle.Yielded(err)
-	}
-	defer func() {
-		if err != nil {
-			undo()
+	if len(p.guards) > 0 {
+		var undo func()
+		if undo, err = s.takeGuards(ctx, p, lent{}, nil); err != nil {
+			return nil, handle.Yielded(err)
 		}
-	}()
+		defer func() {
+			if err != nil {
+				undo()
+			}
+		}()
+	}
 	if p.inTransaction() {
 		p.requests[0].Since = time.Now() // also of the tries that follow
 	}
@@ -55,12 +57,16 @@ func (s *scope) openSession(ctx, end context.Context, p *plan, hold *enclosure) 
 	k.Crowd.Hold()
 	u.on.(*onSession).done = k.Crowd.Done
 	p.l.KeepAlive.Keep(u.link, u.lostBehind)
-	if err := u.lockRest(ctx, p); err != nil {
-		return nil, handle.Yielded(err)
+	if len(p.requests) > 1 {
+		if err := u.lockRest(ctx, p); err != nil {
+			return nil, handle.Yielded(err)
+		}
 	}
-	if err := u.verify(ctx); err != nil {
-		_ = u.finish(false)
-		return nil, err
+	if len(s.guards) > 0 {
+		if err := u.verify(ctx); err != nil {
+			_ = u.finish(false)
+			return nil, err
+		}
 	}
 	return u, nil
 }

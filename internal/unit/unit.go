@@ -3,20 +3,20 @@
 // A file uses those beside and below it here. Only two types name one above them: a scope
 // has its unit, and a Conn its Tx.
 //
-//	stmt.go, close.go, hold.go                what database/sql and Acquire call
+//	stmt.go, hold.go                          what database/sql and Acquire call
 //	exec.go                                   where a statement runs
 //	late.go, claim.go, read.go, here.go       how it runs
 //	tx.go, sqlconn.go, wrapped.go             transactions of the caller, its sql.Conn, and a wrapper of drivers above
 //	begin.go, session.go                      a unit begins on a connection, or a session
 //	conn.go                                   a connection of the application
 //	join.go, nest.go                          more locks, and savepoints, in a unit
-//	take.go, check.go                         what a lock context holds, and why it ends
-//	finish.go                                 a unit ends
+//	plan.go, take.go, check.go                what a hint asks for beside what its lock context holds, how that is taken, and why it ends
+//	finish.go                                 a unit ends: COMMIT and ROLLBACK
 //	run.go                                    statements in a unit
 //	unit.go                                   a unit, and its states
 //	scope.go                                  what is remembered of a lock context
 //	ground.go, site.go, texts.go              what a unit runs on
-//	commit.go, savepoint.go                   COMMIT under guards, and savepoints in SQL text
+//	fence.go, savepoint.go                    what is checked before COMMIT, and savepoints in SQL text
 //	enclosing.go, guard.go, decision.go       holds around, guards, and what was read under them
 package unit
 
