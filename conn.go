@@ -77,14 +77,14 @@ func (c *conn) shaped(base driver.Conn) driver.Conn {
 func (c *conn) Unwrap() driver.Conn { return c.of.Base() }
 
 func (e execer) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
-	if e.c.probed(ctx) {
+	if !e.c.direct && e.c.probed(ctx) {
 		return driver.ResultNoRows, nil
 	}
 	return e.c.of.Exec(ctx, text, args)
 }
 
 func (q queryer) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
-	if q.c.probed(ctx) {
+	if !q.c.direct && q.c.probed(ctx) {
 		return noRows{}, nil
 	}
 	return q.c.of.Query(ctx, text, args)
@@ -107,7 +107,7 @@ func (c *conn) Begin() (driver.Tx, error) {
 
 // BeginTx begins a transaction; with a hint, under its lock.
 func (c *conn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
-	if c.probed(ctx) {
+	if !c.direct && c.probed(ctx) {
 		return noTx{}, nil
 	}
 	tx, err := c.of.Begin(ctx, opts)
@@ -125,7 +125,7 @@ func (c *conn) Prepare(text string) (driver.Stmt, error) {
 // PrepareContext prepares a statement. Preparing takes no lock; running it
 // does, by the context that it runs with.
 func (c *conn) PrepareContext(ctx context.Context, text string) (driver.Stmt, error) {
-	if c.probed(ctx) {
+	if !c.direct && c.probed(ctx) {
 		return nil, errProbed
 	}
 	prepared, err := c.of.Prepare(ctx, text)

@@ -27,9 +27,6 @@ type probeKey struct{}
 
 // probed answers a probe in ctx; false if there is none.
 func (c *conn) probed(ctx context.Context) bool {
-	if c.direct {
-		return false
-	}
 	p, ok := ctx.Value(probeKey{}).(*probe)
 	if ok {
 		p.found.Store(c.k)

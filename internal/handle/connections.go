@@ -12,9 +12,6 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// Bounded reports whether the handle has a budget of connections (maxConns).
-func (k *Handle) Bounded() bool { return k.apps != nil }
-
 // Apps are the connections for statements of the application, of a handle with a budget.
 func (k *Handle) Apps() *pool.Pool { return k.apps }
 

@@ -10,57 +10,23 @@ import (
 	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 )
-
-// Sought is what a caller waits for: rows, or advisory locks, and where the callers of
-// this process line up for them.
-type Sought struct {
-	l      *Locks
-	line   *queue.Queue // nil for what is no lock
-	places []Place
-}
-
-// Sought is what is sought for places of one strategy that lies outside of
-// transactions. For slots there is no line of which anybody could be in the way.
-func (l *Locks) Sought(places ...Place) Sought {
-	s := Sought{l: l, places: places}
-	if places[0].Slots == 0 {
-		s.line = l.lineOf(places[0])
-	}
-	return s
-}
-
-// wanted is what is sought, by a caller with these tickets. It is nil where that can be
-// in nobody's way.
-func (w Sought) wanted(tickets []*queue.Ticket) *queue.Wanted {
-	if len(tickets) == 0 && len(w.places) < 2 {
-		return nil
-	}
-	return &queue.Wanted{Queue: w.line, Holds: tickets, Entries: inLine(w.places)}
-}
-
-// inLine is how callers line up for places.
-func inLine(places []Place) (out []queue.Entry) {
-	for _, p := range places {
-		out = append(out, queue.Entry{Name: p.Row, Shared: p.Shared, Slots: p.Slots})
-	}
-	return out
-}
 
 // name tells the key of a place from the same one of another kind, or in another lock
 // table, for all processes.
-func (l *Locks) name(p Place) string {
+func (l *Locks) name(p strategy.Place) string {
 	if !p.Traits.Table {
 		return p.Strategy + p.Row
 	}
 	return l.table.String() + p.Row
 }
 
-// held are the names, to l, of what a caller has in places: what others can ask this
-// handle for, too, and without slots, of which others can give one back.
-func (k *Handle) held(l *Locks, places []Place) (names []string) {
+// held are the names, to l, of what a caller has in places: without slots, of which others can
+// give one back.
+func (l *Locks) held(places []strategy.Place) (names []string) {
 	for _, p := range places {
-		if p.Slots == 0 && p.k.shares(k, p.Strategy) {
+		if p.Slots == 0 {
 			names = append(names, l.name(p))
 		}
 	}
@@ -82,7 +48,7 @@ const (
 // lock, and gives way where there is one: so always the same of the two does, and a
 // caller that waits for one who waits for nobody does not. end is called where this one
 // is to.
-func (l *Locks) watchRivals(ctx context.Context, held []string, wanted []Place, end func(error)) {
+func (l *Locks) watchRivals(ctx context.Context, held []string, wanted []strategy.Place, end func(error)) {
 	var show, look []string
 	for _, has := range held {
 		for _, p := range wanted {

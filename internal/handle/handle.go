@@ -194,3 +194,6 @@ func (k *Handle) OnClose(f func()) (stop func() bool) { return context.AfterFunc
 
 // Manual reports whether new connections are not in autocommit, if anybody has looked yet.
 func (k *Handle) Manual() (manual, known bool) { return k.manual.Load(), k.locks.Load() != nil }
+
+// Bounded reports whether the handle has a budget of connections (maxConns).
+func (k *Handle) Bounded() bool { return k.apps != nil }

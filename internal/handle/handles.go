@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/mysqllock/mysqllock/internal/strategy"
+
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
@@ -26,8 +28,8 @@ func (l *Locks) where(strategy string) string {
 	return server + "\x00" + l.namespace + "\x00" + l.table.String()
 }
 
-// shares reports whether a key means the same lock on both handles.
-func (k *Handle) shares(other *Handle, strategy string) bool {
+// Shares reports whether a key means the same lock on both handles.
+func (k *Handle) Shares(other *Handle, strategy string) bool {
 	if k == other {
 		return true
 	}
@@ -39,18 +41,15 @@ func (k *Handle) shares(other *Handle, strategy string) bool {
 	return where != "" && where == b.where(strategy)
 }
 
-// Shares reports whether the key of other means the same lock as that of p.
-func (p Place) Shares(other Place) bool { return p.k.shares(other.k, p.Strategy) }
-
 // SameServer reports whether both handles lead to one server, or cluster. Before it
 // says no it asks both: after a failover one may not have looked yet.
 func (k *Handle) SameServer(ctx context.Context, other *Handle) (bool, error) {
 	for asked := false; ; asked = true {
-		here, err := k.ready(ctx, nil)
+		here, err := k.Use(ctx, nil)
 		if err != nil {
 			return false, err
 		}
-		there, err := other.ready(ctx, nil)
+		there, err := other.Use(ctx, nil)
 		if err != nil {
 			return false, err
 		}
@@ -84,54 +83,33 @@ func holdingsOf(s *hint.Scope) *holdings {
 	return s.State(holdingsKey{}, func() any { return new(holdings) }).(*holdings)
 }
 
-func (p Place) holding() holding { return holding{p.k, p.Space(), p.Row, p.Shared} }
-
 // Enter notes that the unit of work holds p. The handle itself remembers locks only: a
 // version goes with the lock context, which may never give it back.
-func (p Place) Enter() {
+func (k *Handle) Enter(p strategy.Place) {
 	if p.Traits.Excludes {
-		p.k.Owned.Add(p.Owned(p.hints, nil))
+		k.Owned.Add(OwnedIn(p.Scope, p, nil))
 	}
-	if p.hints != nil {
-		all := holdingsOf(p.hints)
+	if p.Scope != nil {
+		all := holdingsOf(p.Scope)
 		all.mu.Lock()
 		defer all.mu.Unlock()
-		all.held = append(all.held, p.holding())
+		all.held = append(all.held, holding{k, p.Space(), p.Row, p.Shared})
 	}
 }
 
-// Leave takes back what enter has noted.
-func (p Place) Leave() {
+// Leave takes back what Enter has noted.
+func (k *Handle) Leave(p strategy.Place) {
 	if p.Traits.Excludes {
-		p.k.Owned.Remove(p.Owned(p.hints, nil))
+		k.Owned.Remove(OwnedIn(p.Scope, p, nil))
 	}
-	if p.hints != nil {
-		all := holdingsOf(p.hints)
+	if p.Scope != nil {
+		all := holdingsOf(p.Scope)
 		all.mu.Lock()
 		defer all.mu.Unlock()
-		if at := slices.Index(all.held, p.holding()); at >= 0 {
+		if at := slices.Index(all.held, holding{k, p.Space(), p.Row, p.Shared}); at >= 0 {
 			all.held = slices.Delete(all.held, at, at+1)
 		}
 	}
-}
-
-// beside returns an error where the unit of work of another lock context of this handle
-// has p because a statement asked for it there with this one: one that waits for that
-// would often wait for itself. p is not held by the unit of work that asks.
-func (k *Handle) beside(p Place) error {
-	if p.hints == nil || p.Slots > 0 || !p.Traits.Excludes {
-		return nil
-	}
-	all := holdingsOf(p.hints)
-	all.mu.Lock()
-	defer all.mu.Unlock()
-	for _, held := range all.held {
-		if held.k == k && held.row == p.Row && held.space == p.Space() && (!held.shared || !p.Shared) {
-			return &lockerr.Error{Op: "lock", Key: p.Key, Strategy: p.Strategy, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(
-				"a transaction of another lock context of this process has taken the key, for a statement with this lock context; use that transaction, or end it first"))}
-		}
-	}
-	return nil
 }
 
 // HeldElsewhere reports whether units of work of the lock context hold something through
@@ -146,28 +124,29 @@ func (k *Handle) HeldElsewhere(s *hint.Scope) bool {
 	return slices.ContainsFunc(all.held, func(held holding) bool { return held.k != k })
 }
 
-// elsewhere returns an error where the lock context holds one of the keys of h
-// through another handle: to wait for it would be to wait for oneself.
-func (k *Handle) elsewhere(h *hint.Hint) error {
-	if h.Scope == nil {
+// Taken returns an error where another unit of work has one of places, which the one that asks with
+// the lock context s does not hold, because a statement asked for it there with s: through another
+// handle or, unless only that is looked for, in a transaction of another lock context of this one.
+// To wait for that would be to wait for oneself, or often would be.
+func (k *Handle) Taken(s *hint.Scope, onlyElsewhere bool, places ...strategy.Place) error {
+	if s == nil || len(places) == 0 {
 		return nil
 	}
-	all := holdingsOf(h.Scope)
+	all := holdingsOf(s)
 	all.mu.Lock()
-	others := slices.DeleteFunc(slices.Clone(all.held), func(held holding) bool { return held.k == k })
-	all.mu.Unlock()
-	if len(others) == 0 {
-		return nil
-	}
-	places, err := k.places(h)
-	if err != nil {
-		return err
-	}
-	for _, p := range places {
-		for _, held := range others {
-			if held.row == p.Row && held.space == p.Space() && held.k.shares(k, p.Strategy) {
-				return lockerr.With(lockerr.ErrUnsafe, errors.New(
-					"this lock context of this process already holds the key through another database handle, and this statement would not be part of that transaction; use that handle, or lockctx.Without"))
+	defer all.mu.Unlock()
+	for _, held := range all.held {
+		for _, p := range places {
+			why := ""
+			switch {
+			case held.row != p.Row || held.space != p.Space():
+			case held.k != k && held.k.Shares(k, p.Strategy):
+				why = "this lock context of this process already holds the key through another database handle, and this statement would not be part of that transaction; use that handle, or lockctx.Without"
+			case held.k == k && !onlyElsewhere && p.Slots == 0 && p.Traits.Excludes && (!held.shared || !p.Shared):
+				why = "a transaction of another lock context of this process has taken the key, for a statement with this lock context; use that transaction, or end it first"
+			}
+			if why != "" {
+				return &lockerr.Error{Op: "lock", Key: p.Key, Strategy: p.Strategy, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(why))}
 			}
 		}
 	}

@@ -9,9 +9,10 @@ import (
 )
 
 // StaleSnapshot reports whether a transaction of these levels, which has read or not,
-// goes on to show what was there before it has the locks that are wanted.
-func (l *Locks) StaleSnapshot(read bool, h *hint.Hint, w Wanted, levels sqltext.Levels) bool {
-	return (read || l.Info().EarlySnapshot) && (!h.AllowStale || w.Versions()) && l.snapshots(levels)
+// goes on to show what was there before it has the locks of h. A version that is to be
+// remembered says nothing of what was read before.
+func (l *Locks) StaleSnapshot(read, versions bool, h *hint.Hint, levels sqltext.Levels) bool {
+	return (read || l.Info().EarlySnapshot) && (!h.AllowStale || versions) && l.snapshots(levels)
 }
 
 // snapshots reports whether a transaction of these levels may keep one snapshot for

@@ -61,18 +61,6 @@ type Locks struct {
 // do not start it over and over. A failure is not remembered: the next hint tries
 // again.
 func (k *Handle) Use(ctx context.Context, h *hint.Hint) (*Locks, error) {
-	l, err := k.ready(ctx, h)
-	if err == nil && h != nil {
-		err = k.elsewhere(h)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return l, nil
-}
-
-// ready is use without a look at who else has the locks of h.
-func (k *Handle) ready(ctx context.Context, h *hint.Hint) (*Locks, error) {
 	if l := k.locks.Load(); l != nil && (l.tableReady.Load() || !k.inTable(h)) && !k.doubt.Load() && k.ctx.Err() == nil {
 		return l, nil
 	}
@@ -402,10 +390,10 @@ func (k *Handle) makeStrategies(l *Locks, info server.Info) {
 }
 
 // By is the strategy that keeps p outside of transactions.
-func (l *Locks) By(p Place) strategy.Strategy { return l.kept[p.Strategy] }
+func (l *Locks) By(p strategy.Place) strategy.Strategy { return l.kept[p.Strategy] }
 
 // lineOf is where the handle's callers line up for p.
-func (l *Locks) lineOf(p Place) *queue.Queue {
+func (l *Locks) lineOf(p strategy.Place) *queue.Queue {
 	if p.Traits.Table {
 		return l.line
 	}
@@ -417,7 +405,7 @@ func (l *Locks) Node() string { return l.server.Load().Node }
 
 // Claim notes in the line for rows that places are locked, by somebody who has not lined
 // up for them.
-func (l *Locks) Claim(places []Place) *queue.Ticket { return l.line.Claim(inLine(places)) }
+func (l *Locks) Claim(places []strategy.Place) *queue.Ticket { return l.line.Claim(InLine(places)) }
 
 // closePools closes the pools that there are, of locks that were not made to the end.
 func (l *Locks) closePools() {

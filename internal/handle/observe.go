@@ -10,7 +10,9 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/step"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
 )
 
 // EventKind is what has happened to a lock.
@@ -53,9 +55,10 @@ type Trace struct {
 }
 
 // Observation is a lock that is asked for, and then held: the handle counts how long, and the
-// observer is told, if there is one. A nil one, of no locks, costs nothing.
+// observer is told, if there is one. A nil one is of nothing.
 type Observation struct {
 	k      *Handle
+	places []strategy.Place
 	wait   *list.Element // in Handle.waits; nil for a leadership
 	hold   *list.Element // in Handle.holds; nil if it is not granted, or not counted there
 	counts bool          // it is, once it is granted: versions and leaderships are not
@@ -83,19 +86,17 @@ type Observation struct {
 	leaves bool // it was told that giving back has begun
 }
 
-// Observe begins to watch locks that are asked for now.
-func (k *Handle) Observe(ctx context.Context, places ...Place) *Observation {
-	if len(places) == 0 {
-		return nil
-	}
-	o := &Observation{k: k, tell: k.Settings.Observe, ctx: ctx, releasing: k.Settings.Trace.Releasing}
+// Observe begins to watch locks that are asked for now, with places at least one. It returns the
+// context with which to take them: it has what the observer has put into it.
+func (k *Handle) Observe(ctx context.Context, places ...strategy.Place) (*Observation, context.Context) {
+	o := &Observation{k: k, places: places, tell: k.Settings.Observe, ctx: ctx, releasing: k.Settings.Trace.Releasing}
 	leads := places[0].Leadership
 	if !leads {
 		o.wait = k.waits.begin()
 	}
 	o.counts = places[0].Traits.Excludes && !leads
 	if o.tell == nil {
-		return o
+		return o, ctx
 	}
 	if o.counts {
 		o.after = k.Settings.LongHold
@@ -112,25 +113,19 @@ func (k *Handle) Observe(ctx context.Context, places ...Place) *Observation {
 	if o.counts {
 		k.askIfSlow(o, places)
 	}
-	return o
-}
-
-// Context returns the context with which to take the locks, for the caller whose context was
-// observed: it has what the observer has put into it.
-func (o *Observation) Context(ctx context.Context) context.Context {
-	if !o.Traced() {
-		return ctx
+	if o.traced {
+		return o, o.asked().In(o.ctx)
 	}
-	return o.asked().In(o.ctx)
+	return o, ctx
 }
 
-// Within is [Observation.Context] if the locks are taken with a context that is derived from
-// the observed one. end frees it.
+// Within is the context that Observe returns if the locks are taken with one that is derived
+// from the observed one. end frees it.
 func (o *Observation) Within(ctx context.Context) (_ context.Context, end func()) {
-	if !o.Traced() {
+	if !o.traced {
 		return ctx, func() {}
 	}
-	own, cancel := context.WithCancelCause(o.Context(ctx))
+	own, cancel := context.WithCancelCause(o.asked().In(o.ctx))
 	stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
 	return own, func() {
 		stop()
@@ -154,23 +149,25 @@ func Under(ctx context.Context, all ...*Observation) context.Context {
 	return step.AskedBy(ctx, all, (*Observation).asked)
 }
 
-// Answered notes whether the locks that o is about were granted, for the observer,
-// and what a failure says of the server. Where another connection is to be tried,
-// there is no answer yet.
-func (k *Handle) Answered(o *Observation, token uint64, err error) {
+// Answered notes whether the locks that o is about were granted, for the observer: by what
+// connection and place in line, which may be nil, and with what token. A failure says something of
+// the server, too, and may have this handle as the holder. Where another connection is to be
+// tried, there is no answer yet.
+func (o *Observation) Answered(by *pool.Conn, ticket *queue.Ticket, token uint64, err error) {
 	if err != nil {
-		k.Suspect(err)
+		o.k.Suspect(err)
+		_ = o.k.Recognised(err, o.places[0].Scope, o.places...)
 	}
-	if o == nil {
-		return
-	}
-	k.waits.end(o.wait)
+	o.k.waits.end(o.wait)
 	again := errors.Is(err, errYield) || errors.Is(err, driver.ErrBadConn)
 	if err == nil && o.counts {
 		o.began()
 	}
 	if o.tell == nil {
 		return
+	}
+	if o.slow != nil && err == nil {
+		o.takenBy(by, ticket)
 	}
 	holder := o.blamed(err)
 	if again {
@@ -267,4 +264,37 @@ func (o *Observation) Over(began time.Time, err error) {
 	}
 	e.Start, e.Duration, e.Held = began, now.Sub(began), began.Sub(o.granted)
 	o.tell(o.ctx, e)
+}
+
+// ages knows since when things last. The zero value has none.
+type ages struct {
+	mu     sync.Mutex
+	begins list.List // when each began, the oldest first
+}
+
+// begin notes something that lasts from now on, until end.
+func (a *ages) begin() *list.Element {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.begins.PushBack(time.Now())
+}
+
+// end forgets what has ended; nil is nothing.
+func (a *ages) end(e *list.Element) {
+	if e == nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.begins.Remove(e)
+}
+
+// oldest is how long the oldest lasts by now; 0 if there is none.
+func (a *ages) oldest() time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if first := a.begins.Front(); first != nil {
+		return time.Since(first.Value.(time.Time))
+	}
+	return 0
 }

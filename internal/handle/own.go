@@ -32,9 +32,9 @@ type OwnedLock struct {
 	scope  *hint.Scope // the lock context that holds it, or that the hold was taken in; nil outside of any
 }
 
-// Owned is p as the handle notes it, held in scope; by is the hold that has it, nil for a
+// OwnedIn is p as the handle notes it, held in scope; by is the hold that has it, nil for a
 // unit of work.
-func (p Place) Owned(scope *hint.Scope, by any) OwnedLock {
+func OwnedIn(scope *hint.Scope, p strategy.Place, by any) OwnedLock {
 	return OwnedLock{row: p.Row, space: p.Space(), key: p.Key, shared: p.Shared, inside: p.Traits.Inside, by: by, scope: scope}
 }
 
@@ -60,7 +60,7 @@ func (o *owned) Remove(l OwnedLock) {
 // Recognised completes the holder in err, of a request for places in scope, where it is
 // this handle. A key that is held exclusively has no other holder; of a shared one the
 // name that it goes by has to be ours.
-func (k *Handle) Recognised(err error, scope *hint.Scope, places ...Place) error {
+func (k *Handle) Recognised(err error, scope *hint.Scope, places ...strategy.Place) error {
 	var e *lockerr.Error
 	if !errors.As(err, &e) || e.Holder == nil {
 		return err
@@ -68,7 +68,7 @@ func (k *Handle) Recognised(err error, scope *hint.Scope, places ...Place) error
 	k.Owned.mu.Lock()
 	defer k.Owned.mu.Unlock()
 	for l := range k.Owned.held {
-		wants := func(p Place) bool {
+		wants := func(p strategy.Place) bool {
 			space := p.Space()
 			if p.Traits.Table && !p.Traits.Excludes {
 				space = strategy.Rows // it waits for those who exclude
@@ -115,12 +115,4 @@ func (o *owned) inTransactions() (keys []string) {
 		}
 	}
 	return keys
-}
-
-// Refused is recognised for places of one lock context.
-func (k *Handle) Refused(err error, places []Place) error {
-	if len(places) == 0 {
-		return err
-	}
-	return k.Recognised(err, places[0].hints, places...)
 }

@@ -17,9 +17,9 @@ import (
 func TestRecognised(t *testing.T) {
 	k := New(Connectors{}, Settings{Owner: "us"})
 	defer k.Close()
-	place := func(traits strategy.Traits, shared bool, scope *hint.Scope) Place {
+	place := func(traits strategy.Traits, shared bool, scope *hint.Scope) strategy.Place {
 		p := placeOf("k", traits)
-		p.k, p.hints, p.Shared = k, scope, shared
+		p.Scope, p.Shared = scope, shared
 		return p
 	}
 	asking, another := new(hint.Scope), new(hint.Scope)
@@ -38,20 +38,20 @@ func TestRecognised(t *testing.T) {
 	check("nothing is held", "us", asking, false, false)
 
 	row := place(rowlock.Traits, false, asking)
-	row.Enter()
+	k.Enter(row)
 	check("a row", "", asking, true, true)
 	check("a row, of another lock context", "", another, true, false)
-	row.Leave()
+	k.Leave(row)
 	check("given back", "us", asking, false, false)
 
 	shared := place(rowlock.Traits, true, another)
-	shared.Enter()
+	k.Enter(shared)
 	check("a shared row", "us", asking, true, false)
 	check("a shared row, which somebody else has, too", "them", asking, false, false)
-	shared.Leave()
+	k.Leave(shared)
 
 	leased := place(lease.Traits, false, nil)
-	one, two := leased.Owned(nil, 1), leased.Owned(nil, 2)
+	one, two := OwnedIn(nil, leased, 1), OwnedIn(nil, leased, 2)
 	k.Owned.Add(one)
 	k.Owned.Add(two)
 	k.Owned.Remove(one)

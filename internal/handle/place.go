@@ -1,45 +1,47 @@
 package handle
 
 import (
+	"slices"
+
+	"github.com/mysqllock/mysqllock/advisory"
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/keyrow"
+	"github.com/mysqllock/mysqllock/internal/lease"
+	"github.com/mysqllock/mysqllock/internal/optimistic"
+	"github.com/mysqllock/mysqllock/internal/rowlock"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// Place is where a handle keeps a lock that a hint asks for.
-type Place struct {
-	strategy.Place
-	k     *Handle     // that asks
-	hints *hint.Scope // of the lock context that asks; nil if nobody will ask what it is told
+// known are the strategies that there are. One that lies outside of transactions is
+// made in [Handle.makeStrategies], too.
+var known = []strategy.Traits{rowlock.Traits, lease.Traits, advisory.Traits, optimistic.Traits}
+
+// Strategies are the names of the strategies, the default first.
+func Strategies() (names []string) {
+	for _, t := range known {
+		names = append(names, t.Name)
+	}
+	return names
 }
 
-// Tell lets the application ask for a number of the keys.
-func (p Place) Tell(what hint.What, n uint64) {
-	if p.hints != nil {
-		p.hints.Tell(what, p.Key, n)
-		for _, key := range p.Also {
-			p.hints.Tell(what, key, n)
+// traitsOf returns the traits of the strategy of that name, which the hint has checked.
+func traitsOf(name string) strategy.Traits {
+	return known[slices.IndexFunc(known, func(t strategy.Traits) bool { return t.Name == name })]
+}
+
+// Places returns where the locks of h are kept, each once, sorted by their rows.
+func (k *Handle) Places(h *hint.Hint) ([]strategy.Place, error) {
+	places := make([]strategy.Place, len(h.Locks))
+	for i, lock := range h.Locks {
+		p, err := k.Place(lock)
+		if err != nil {
+			return nil, err
 		}
+		p.Scope = h.Scope
+		places[i] = p
 	}
-}
-
-// Forget takes back what tell has told.
-func (p Place) Forget(what hint.What) {
-	if p.hints != nil {
-		p.hints.Forget(what, p.Key)
-		for _, key := range p.Also {
-			p.hints.Forget(what, key)
-		}
-	}
-}
-
-// bare are places without what is the handle's.
-func bare(places []Place) (out []strategy.Place) {
-	for _, p := range places {
-		out = append(out, p.Place)
-	}
-	return out
+	return strategy.Merge(places), nil
 }
 
 // kind completes how a key is to be locked with what the handle says. Where keys
@@ -57,15 +59,15 @@ func (k *Handle) kind(kind hint.Kind) hint.Kind {
 }
 
 // Place returns where a lock is kept.
-func (k *Handle) Place(lock hint.Lock) (Place, error) {
+func (k *Handle) Place(lock hint.Lock) (strategy.Place, error) {
 	if lock.Strategy == hint.StrategyDefault {
 		lock.Strategy = k.Settings.Strategy
 		if err := lock.Check(); err != nil {
-			return Place{}, &lockerr.Error{Op: "lock", Key: lock.Key, Strategy: lock.Strategy, Err: err}
+			return strategy.Place{}, &lockerr.Error{Op: "lock", Key: lock.Key, Strategy: lock.Strategy, Err: err}
 		}
 	}
 	lock.Kind = k.kind(lock.Kind)
-	p := Place{Place: strategy.Place{Lock: lock, Traits: traitsOf(lock.Strategy), Row: lock.Key}, k: k}
+	p := strategy.Place{Lock: lock, Traits: traitsOf(lock.Strategy), Row: lock.Key}
 	switch {
 	case !p.Traits.Table:
 	case k.Settings.Stripes > 0:

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/strategy"
+
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
@@ -16,7 +18,7 @@ const askBound = time.Second
 // askIfSlow has the holder of places noted, for the observer, if the caller waits for
 // longer than SlowWait. Nobody waits for that. Where nobody is found, since the caller does
 // not wait in the server yet, it asks again after twice the time.
-func (k *Handle) askIfSlow(o *Observation, places []Place) {
+func (k *Handle) askIfSlow(o *Observation, places []strategy.Place) {
 	after := k.Settings.SlowWait
 	if after == 0 {
 		return
@@ -32,7 +34,7 @@ func (k *Handle) askIfSlow(o *Observation, places []Place) {
 
 // askHolder returns who has one of places; nil if that is not known. If it is a caller of this
 // process, its ticket comes with it.
-func (k *Handle) askHolder(o *Observation, places []Place) (*lockerr.Holder, *queue.Ticket) {
+func (k *Handle) askHolder(o *Observation, places []strategy.Place) (*lockerr.Holder, *queue.Ticket) {
 	ctx, cancel := context.WithTimeout(k.ctx, askBound)
 	defer cancel()
 	select {
@@ -54,12 +56,9 @@ func (o *Observation) waits() bool {
 	return !o.answered
 }
 
-// TakenBy notes what has been granted the locks: the connection, and the place in the process's
+// takenBy notes what has been granted the locks: the connection, and the place in the process's
 // own line; each may be nil. Whoever was asked for the holder may have named them.
-func (o *Observation) TakenBy(c *pool.Conn, t *queue.Ticket) {
-	if o == nil || o.slow == nil {
-		return
-	}
+func (o *Observation) takenBy(c *pool.Conn, t *queue.Ticket) {
 	if o.ticket = t; c != nil {
 		o.by = c.KnownID()
 	}
@@ -99,7 +98,7 @@ func (o *Observation) blamed(err error) *lockerr.Holder {
 }
 
 // holder returns what askHolder does.
-func (k *Handle) holder(ctx context.Context, places []Place) (*lockerr.Holder, *queue.Ticket) {
+func (k *Handle) holder(ctx context.Context, places []strategy.Place) (*lockerr.Holder, *queue.Ticket) {
 	l := k.locks.Load()
 	if l == nil {
 		return nil, nil
@@ -115,7 +114,7 @@ func (k *Handle) holder(ctx context.Context, places []Place) (*lockerr.Holder, *
 		}
 		if h != nil {
 			e := &lockerr.Error{Holder: h, Err: lockerr.ErrLocked}
-			_ = k.Refused(e, places)
+			_ = k.Recognised(e, places[0].Scope, places...)
 			return e.Holder, by
 		}
 	}
@@ -123,12 +122,12 @@ func (k *Handle) holder(ctx context.Context, places []Place) (*lockerr.Holder, *
 }
 
 // ownHolder returns who has p in this process, with its ticket, or nil.
-func (l *Locks) ownHolder(p Place) (*lockerr.Holder, *queue.Ticket) {
-	return l.lineOf(p).HolderOf(inLine([]Place{p})[0])
+func (l *Locks) ownHolder(p strategy.Place) (*lockerr.Holder, *queue.Ticket) {
+	return l.lineOf(p).HolderOf(InLine([]strategy.Place{p})[0])
 }
 
 // holder asks the server who has p.
-func (l *Locks) holder(ctx context.Context, p Place) *lockerr.Holder {
+func (l *Locks) holder(ctx context.Context, p strategy.Place) *lockerr.Holder {
 	rows := []string{p.Row}
 	if p.Slots > 0 {
 		rows = p.SlotRows()

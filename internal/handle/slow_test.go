@@ -33,7 +33,7 @@ func TestBlamed(t *testing.T) {
 	} {
 		o := &Observation{slow: time.NewTimer(time.Hour)}
 		o.blame(&c.holder, c.keeper, time.Hour)
-		o.TakenBy(conn, mine)
+		o.takenBy(conn, mine)
 		if h := o.blamed(nil); (h == nil) != c.itself {
 			t.Errorf("%s: %v is told", what, h)
 		}

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/mysqllock/mysqllock/internal/strategy"
 )
 
 // tenures are the units of work of one handle that end with a context. A caller that
@@ -21,7 +23,7 @@ type tenureOf struct {
 	space string // what excludes each other is one
 }
 
-func (p Place) tenureOf() tenureOf {
+func ofPlace(p strategy.Place) tenureOf {
 	if p.Traits.Table {
 		return tenureOf{row: p.Row}
 	}
@@ -45,13 +47,13 @@ func (ts *tenures) Begin(until <-chan struct{}) *Tenure {
 }
 
 // Add notes what else the unit of work holds.
-func (ts *tenures) Add(t *Tenure, p Place) {
+func (ts *tenures) Add(t *Tenure, p strategy.Place) {
 	if t == nil {
 		return
 	}
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	of := p.tenureOf()
+	of := ofPlace(p)
 	if ts.of == nil {
 		ts.of = make(map[tenureOf][]*Tenure)
 	}
@@ -88,7 +90,7 @@ const givingBack = time.Second
 
 // Settle waits until those have ended that hold any of places though their context is
 // over.
-func (ts *tenures) Settle(ctx context.Context, places []Place) {
+func (ts *tenures) Settle(ctx context.Context, places []strategy.Place) {
 	var limit <-chan time.Time
 	for {
 		over := ts.ending(places)
@@ -112,11 +114,11 @@ func (ts *tenures) Settle(ctx context.Context, places []Place) {
 
 // ending returns a channel that is closed when a unit of work has ended which holds
 // one of places, and whose context is over; nil where there is none.
-func (ts *tenures) ending(places []Place) <-chan struct{} {
+func (ts *tenures) ending(places []strategy.Place) <-chan struct{} {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
 	for _, p := range places {
-		for _, t := range ts.of[p.tenureOf()] {
+		for _, t := range ts.of[ofPlace(p)] {
 			select {
 			case <-t.until:
 			default:

@@ -10,8 +10,8 @@ import (
 	"github.com/mysqllock/mysqllock/internal/strategy"
 )
 
-func placeOf(row string, traits strategy.Traits) Place {
-	p := Place{Place: strategy.Place{Row: row, Traits: traits}}
+func placeOf(row string, traits strategy.Traits) strategy.Place {
+	p := strategy.Place{Row: row, Traits: traits}
 	p.Key, p.Strategy = row, traits.Name
 	return p
 }
@@ -24,7 +24,7 @@ func TestTenures(t *testing.T) {
 	tenure := ts.Begin(ctx.Done())
 	ts.Add(tenure, placeOf("k", rowlock.Traits))
 	ts.Add(tenure, placeOf("k", rowlock.Traits))
-	leased := []Place{placeOf("k", lease.Traits)}
+	leased := []strategy.Place{placeOf("k", lease.Traits)}
 	if ts.ending(leased) != nil {
 		t.Fatal("its context goes on, and it is waited for")
 	}
@@ -33,8 +33,8 @@ func TestTenures(t *testing.T) {
 	if over == nil {
 		t.Fatal("its context has ended, and it is not waited for")
 	}
-	for what, p := range map[string]Place{"another row": placeOf("other", rowlock.Traits), "an advisory lock": placeOf("k", advisory.Traits)} {
-		if ts.ending([]Place{p}) != nil {
+	for what, p := range map[string]strategy.Place{"another row": placeOf("other", rowlock.Traits), "an advisory lock": placeOf("k", advisory.Traits)} {
+		if ts.ending([]strategy.Place{p}) != nil {
 			t.Errorf("%s is waited for", what)
 		}
 	}

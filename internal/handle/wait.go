@@ -17,8 +17,8 @@ type Caller struct {
 	Urgent bool  // others of this process wait for what it holds
 	Waits  bool  // it is about to wait in the server, on the connection that it asks for
 	Asked  *bool // its lock context was made to try again; guarded by crowd.mu
-	// has returns what it has: its tickets, and what others can ask for.
-	Has func(context.Context) ([]*queue.Ticket, []Place)
+	// Has returns what it has: its tickets, and what others can ask the handle for, too.
+	Has func(context.Context, *Handle) ([]*queue.Ticket, []strategy.Place)
 }
 
 // waiting counts a caller that waits from now on, and returns a context that
@@ -36,11 +36,11 @@ func (k *Handle) waiting(ctx context.Context, by Caller, what Sought) (_ context
 // counted is waiting for a caller who hears otherwise that the handle is closed.
 func (k *Handle) counted(ctx context.Context, by Caller, what Sought) (_ context.Context, done func(), err error) {
 	waits := func() {}
-	var has []Place
+	var has []strategy.Place
 	var w *queue.Wanted // nil where it can be in nobody's way
 	if what.line != nil {
 		var tickets []*queue.Ticket
-		tickets, has = by.Has(ctx)
+		tickets, has = by.Has(ctx, k)
 		w = what.wanted(tickets)
 	}
 	if w != nil {
@@ -49,7 +49,7 @@ func (k *Handle) counted(ctx context.Context, by Caller, what Sought) (_ context
 			return nil, nil, queue.ErrDeadlock
 		}
 		ctx = w.In(ctx)
-		if held := k.held(what.l, has); len(held) > 0 {
+		if held := what.l.held(has); len(held) > 0 {
 			own, end := context.WithCancelCause(ctx)
 			forget := waits
 			var watched sync.WaitGroup
@@ -85,9 +85,6 @@ type Budget struct {
 // Budget is that of a caller with h, from now on.
 func (k *Handle) Budget(h *hint.Hint) Budget { return Budget{k.Wait(h), time.Now()} }
 
-// None reports whether the caller does not wait at all.
-func (b Budget) None() bool { return b.wait == 0 }
-
 // Left is what is left of the wait: not nothing, which would mean not to wait, unless
 // that is what was asked for.
 func (b Budget) Left() time.Duration {
@@ -104,4 +101,38 @@ func (k *Handle) WaitingFor(by Caller, what Sought) strategy.Waiting {
 		wait = k.counted
 	}
 	return func(ctx context.Context) (context.Context, func(), error) { return wait(ctx, by, what) }
+}
+
+// Sought is what a caller waits for: rows, or advisory locks, and where the callers of
+// this process line up for them.
+type Sought struct {
+	l      *Locks
+	line   *queue.Queue // nil for what is no lock
+	places []strategy.Place
+}
+
+// Sought is what is sought for places of one strategy. For slots there is no line of which anybody could be in the way.
+func (l *Locks) Sought(places ...strategy.Place) Sought {
+	s := Sought{l: l, places: places}
+	if places[0].Slots == 0 {
+		s.line = l.lineOf(places[0])
+	}
+	return s
+}
+
+// wanted is what is sought, by a caller with these tickets. It is nil where that can be
+// in nobody's way.
+func (w Sought) wanted(tickets []*queue.Ticket) *queue.Wanted {
+	if len(tickets) == 0 && len(w.places) < 2 {
+		return nil
+	}
+	return &queue.Wanted{Queue: w.line, Holds: tickets, Entries: InLine(w.places)}
+}
+
+// InLine is how callers line up for places.
+func InLine(places []strategy.Place) (out []queue.Entry) {
+	for _, p := range places {
+		out = append(out, queue.Entry{Name: p.Row, Shared: p.Shared, Slots: p.Slots})
+	}
+	return out
 }

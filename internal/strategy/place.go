@@ -17,6 +17,28 @@ type Place struct {
 	Traits    Traits   // of its strategy
 	Row       string   // of the lock table that keeps it; with Slots, that keeps the first of them; without the table, the key
 	Also      []string // other keys of the hint that are kept there
+
+	Scope *hint.Scope // the lock context that asks; nil if nobody will ask what it is told
+}
+
+// Tell lets the application ask for a number of the keys.
+func (p Place) Tell(what hint.What, n uint64) {
+	if p.Scope != nil {
+		p.Scope.Tell(what, p.Key, n)
+		for _, key := range p.Also {
+			p.Scope.Tell(what, key, n)
+		}
+	}
+}
+
+// Forget takes back what Tell has told.
+func (p Place) Forget(what hint.What) {
+	if p.Scope != nil {
+		p.Scope.Forget(what, p.Key)
+		for _, key := range p.Also {
+			p.Scope.Forget(what, key)
+		}
+	}
 }
 
 // SlotRows are the rows of the slots.

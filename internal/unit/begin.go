@@ -10,77 +10,110 @@ import (
 	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// begin opens a unit of work on a connection of database/sql that is free.
-func (c *Conn) begin(ctx context.Context, s *scope, h *hint.Hint, opts driver.TxOptions) (*unit, error) {
-	w, err := s.wanted(h)
-	if err != nil {
-		return nil, err
-	}
-	if opts.ReadOnly && (len(w.Slots) > 0 || slices.ContainsFunc(w.Rows, func(p handle.Place) bool { return !p.Shared })) {
-		return nil, &lockerr.Error{Op: "begin", Key: handle.Names(h), Strategy: hint.StrategyRow, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(
+// begin opens a unit of work, with what p asks for, on a connection of database/sql that is free.
+// What lies outside of the transaction is taken first, and the transaction begins with it where it
+// can; else with the first row lock.
+func (c *Conn) begin(ctx context.Context, s *scope, p *plan, opts driver.TxOptions) (u *unit, err error) {
+	if opts.ReadOnly && slices.ContainsFunc(p.missing, func(place strategy.Place) bool { return place.Traits.Inside && !place.Shared }) {
+		return nil, &lockerr.Error{Op: "begin", Key: handle.Names(p.h), Strategy: hint.StrategyRow, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(
 			"the server takes row locks in a READ ONLY transaction only if they are shared"))}
 	}
-	l, err := c.k.Use(ctx, h)
-	if err != nil {
-		return nil, c.k.SetupError(h, err)
-	}
-	if err := c.ours(ctx, "begin", h); err != nil { // again: by now it is known how connections begin
+	if err := p.ready(ctx, s, true); err != nil {
 		return nil, err
 	}
-	wait := c.k.Budget(h)
-	on, err := c.lends(ctx, s, h, w, wait)
-	if err != nil {
+	if err := c.ours(ctx, "begin", p.h); err != nil { // again: by now it is known how connections begin
 		return nil, err
 	}
-	b := c.beginning(s, h, w, wait, opts)
-	levels := c.texts.begins(opts, len(w.Guards) > 0)
-	if w.Versions() || s.remembers() {
-		if err := c.clean(ctx, l, "begin", h, levels); err != nil {
+	once := c.texts.next != 0 // levels are for the next transaction alone
+	levels := c.texts.begins(opts, len(p.guards) > 0)
+	if p.compares {
+		if err := c.clean(ctx, p, "begin", levels); err != nil {
 			return nil, err
 		}
 	}
-	undo, err := s.takeGuardsWith(ctx, l, wait, w.Guards, on, b, true)
+	if len(p.guards) > 0 {
+		var undo func()
+		if u, undo, err = c.takeAround(ctx, s, p, opts, once); err != nil {
+			return nil, handle.Yielded(err)
+		}
+		if u != nil {
+			u.levels = levels
+			return u, nil
+		}
+		defer func() {
+			if err != nil {
+				undo()
+			}
+		}()
+	}
+	if p.inTransaction() {
+		u, err = c.beginRows(ctx, s, p, opts)
+	} else {
+		u, err = c.beginBare(ctx, s, p, opts)
+	}
+	if err != nil {
+		c.spoiled()
+		return nil, handle.Yielded(err)
+	}
+	if u.levels == 0 {
+		u.levels = levels
+	}
+	if c.unlimit != "" || u.txn.Limited() {
+		p.l.KeepAlive.Keep(c.link, u.lostBehind)
+	}
+	if len(p.requests) > 1 {
+		err = handle.Yielded(u.lockRest(ctx, p))
+	}
+	return u, err
+}
+
+// takeAround takes what p asks for outside of the transaction. It returns the unit of work if the
+// transaction has begun with that, else what gives it back. once: the next transaction has levels of
+// isolation of its own, which a statement before it would use up.
+func (c *Conn) takeAround(ctx context.Context, s *scope, p *plan, opts driver.TxOptions, once bool) (u *unit, undo func(), err error) {
+	on, err := c.lends(ctx, s, p)
+	if err != nil {
+		return nil, nil, err
+	}
+	var b *strategy.Beginning
+	if !once {
+		b = c.beginning(s, p, opts)
+	}
+	undo, err = s.takeGuards(ctx, p, on, b)
 	begun, whole := b.Conclude()
 	switch {
 	case err != nil:
 		if begun {
 			c.bad.Store(true) // the transaction goes with it
 		}
-		return nil, handle.Yielded(err)
+		return nil, nil, err
 	case !whole:
 		undo()
-		return nil, c.k.Error("begin", h, lockerr.With(lockerr.ErrLost, errors.New(
+		return nil, nil, c.k.Error("begin", p.h, lockerr.With(lockerr.ErrLost, errors.New(
 			"the connection on which the transaction was to begin was still in use when the lock was taken; it is closed")))
-	case begun:
-		u := c.newUnit(l, s, h, c.link.Begun(ctx), opts)
-		u.levels = levels
-		if b.Limited {
-			l.KeepAlive.Keep(c.link, u.lostBehind)
-		}
-		return u, nil
+	case !begun:
+		return nil, undo, nil
 	}
-	u, err := c.beginApart(ctx, l, s, h, opts, levels, c.k.Requests(l, s.caller(true), wait, w))
-	if err != nil {
-		undo()
-		return nil, handle.Yielded(err)
+	u = c.newUnit(s, p, c.link.Begun(ctx), opts)
+	if b.Limited {
+		p.l.KeepAlive.Keep(c.link, u.lostBehind)
 	}
-	return u, nil
+	return u, nil, nil
 }
 
-// lends returns the connection on which versions are read that w wants. If c has none yet,
+// lends returns the connection on which versions are read that p asks for. If c has none yet,
 // and nothing else is to be taken, it gets one now, provided that one is ready: it needs it
 // right afterwards, unless it has to wait.
-func (c *Conn) lends(ctx context.Context, s *scope, h *hint.Hint, w handle.Wanted, wait handle.Budget) (lent, error) {
-	if c.link != nil || !w.Versions() || w.Locks() || !c.k.Apps().Ready() {
+func (c *Conn) lends(ctx context.Context, s *scope, p *plan) (lent, error) {
+	if c.link != nil || !p.versions || p.locks || !c.k.Apps().Ready() {
 		return lent{link: c.link}, nil
 	}
-	if err := c.needToBegin(ctx, s, h, wait.Left()); err != nil {
+	if err := c.needToBegin(ctx, s, p.h, p.wait.Left()); err != nil {
 		return lent{}, err
 	}
 	return lent{c.link, c.release}, nil
@@ -96,32 +129,16 @@ func (c *Conn) needToBegin(ctx context.Context, s *scope, h *hint.Hint, wait tim
 	return c.k.SetupError(h, err)
 }
 
-// beginApart begins the transaction of a unit of work whose guards were taken before.
-func (c *Conn) beginApart(ctx context.Context, l *handle.Locks, s *scope, h *hint.Hint, opts driver.TxOptions, levels sqltext.Levels, requests []handle.Request) (*unit, error) {
-	u, err := c.beginUnit(ctx, l, s, h, opts, requests)
-	if err != nil {
-		c.spoiled()
-		return nil, err
-	}
-	if u.levels == 0 {
-		u.levels = levels
-	}
-	if c.unlimit != "" || u.txn.Limited() {
-		l.KeepAlive.Keep(c.link, u.lostBehind)
-	}
-	return u, u.lockRest(ctx, requests)
-}
-
-// beginning is the transaction that may begin with what is to be taken; nil if it begins
-// apart.
-func (c *Conn) beginning(s *scope, h *hint.Hint, w handle.Wanted, wait handle.Budget, opts driver.TxOptions) *strategy.Beginning {
-	if c.beginsWithVersions(w, opts) { // who takes has the turn
-		return strategy.NewBeginning(func(context.Context) (*pool.Conn, error) { return c.link, nil }, func(bool) { c.spoiled() })
-	}
-	if len(w.Guards) != 1 || !w.Guards[0].Traits.Excludes || w.Guards[0].Slots > 0 || w.InTransaction() {
+// beginning is the transaction that may begin with what is to be taken outside of it; nil if it
+// begins apart: where something is to be locked in it, too, or something is to be set on the
+// connection before.
+func (c *Conn) beginning(s *scope, p *plan, opts driver.TxOptions) *strategy.Beginning {
+	switch {
+	case p.inTransaction():
 		return nil
-	}
-	if c.texts.next != 0 { // to take it would use up that level
+	case !p.locks && c.link != nil && c.unlimit == "" && opts == (driver.TxOptions{}): // who reads versions has the turn
+		return strategy.NewBeginning(func(context.Context) (*pool.Conn, error) { return c.link, nil }, func(bool) { c.spoiled() })
+	case len(p.guards) != 1 || p.versions || p.guards[0].Slots > 0:
 		return nil
 	}
 	light := c.link == nil
@@ -133,7 +150,7 @@ func (c *Conn) beginning(s *scope, h *hint.Hint, w handle.Wanted, wait handle.Bu
 		}
 	}
 	b := strategy.NewBeginning(func(ctx context.Context) (*pool.Conn, error) {
-		if err := c.needClean(ctx, s, h, wait.Left(), false); err != nil {
+		if err := c.needClean(ctx, s, p.h, p.wait.Left(), false); err != nil {
 			return nil, err
 		}
 		if err := c.link.AwaitTurn(ctx); err != nil {
@@ -160,122 +177,101 @@ func (c *Conn) spoiled() {
 	}
 }
 
-// beginsWithVersions reports whether a transaction may begin in the statement that reads
-// versions for it: nothing else is to be locked, and nothing is to be set on the connection
-// before. What a SET TRANSACTION has said of the next transaction, that statement would use
-// up.
-func (c *Conn) beginsWithVersions(w handle.Wanted, opts driver.TxOptions) bool {
-	locks := func(p handle.Place) bool { return p.Traits.Excludes }
-	return c.link != nil && c.unlimit == "" && c.texts.next == 0 && opts == (driver.TxOptions{}) &&
-		!w.InTransaction() && !slices.ContainsFunc(w.Guards, locks)
-}
-
-// beginUnit begins the transaction of a unit of work, with the first of requests.
-func (c *Conn) beginUnit(ctx context.Context, l *handle.Locks, s *scope, h *hint.Hint, opts driver.TxOptions, requests []handle.Request) (*unit, error) {
-	if len(requests) > 0 && requests[0].None() {
-		c.k.Tenures.Settle(ctx, requests[0].Places)
-	}
-	if c.link == nil && len(requests) > 0 {
-		return c.beginLight(ctx, l, s, h, opts, requests[0])
-	}
-	if err := c.needToBegin(ctx, s, h, c.k.Wait(h)); err != nil {
+// beginBare begins a transaction without row locks. Under guards it is begun by text, as it
+// is committed by text: see [fence.pass].
+func (c *Conn) beginBare(ctx context.Context, s *scope, p *plan, opts driver.TxOptions) (*unit, error) {
+	if err := c.needToBegin(ctx, s, p.h, c.k.Wait(p.h)); err != nil {
 		return nil, err
 	}
 	if err := c.link.AwaitTurn(ctx); err != nil {
 		return nil, err
 	}
 	defer c.link.EndTurn()
-	if len(requests) == 0 {
-		if err := c.liftLimit(ctx); err != nil {
-			return nil, err
-		}
-		txn, err := c.beginFenced(ctx, s, h, opts)
+	if err := c.liftLimit(ctx); err != nil {
+		return nil, err
+	}
+	if opts != (driver.TxOptions{}) || len(s.guards)+len(p.around) == 0 {
+		txn, err := c.link.Begin(ctx, opts)
 		if err != nil {
 			return nil, err
 		}
-		return c.newUnit(l, s, h, txn, opts), nil
-	}
-	first := requests[0]
-	first.Conn = func(context.Context) (*pool.Conn, error) { return c.link, nil }
-	return c.beginFirst(ctx, l, s, h, opts, first)
-}
-
-// beginLight is beginUnit for a caller without a connection: it gets one when its turn in
-// the process's line has come.
-func (c *Conn) beginLight(ctx context.Context, l *handle.Locks, s *scope, h *hint.Hint, opts driver.TxOptions, first handle.Request) (*unit, error) {
-	connect := func(ctx context.Context, blocks bool) (*pool.Conn, error) {
-		if err := c.needClean(ctx, s, h, first.Left(), blocks); err != nil {
-			return nil, err
-		}
-		return c.link, c.link.AwaitTurn(context.Background()) // it is free
-	}
-	first.Conn = func(ctx context.Context) (*pool.Conn, error) { return connect(ctx, false) }
-	if !s.holds(h) {
-		first.Block = func(ctx context.Context) (*pool.Conn, error) {
-			if c.link.Block() {
-				return c.link, nil
-			}
-			c.link.EndTurn()
-			c.release()
-			return connect(ctx, true)
-		}
-	}
-	defer func() {
-		if c.link != nil {
-			c.link.Unblocked()
-			c.link.EndTurn()
-		}
-	}()
-	return c.beginFirst(ctx, l, s, h, opts, first)
-}
-
-// beginFirst begins the transaction of a unit of work with its first request.
-func (c *Conn) beginFirst(ctx context.Context, l *handle.Locks, s *scope, h *hint.Hint, opts driver.TxOptions, first handle.Request) (*unit, error) {
-	first.Request = first.Now()
-	limited := func(connect func(context.Context) (*pool.Conn, error)) func(context.Context) (*pool.Conn, error) {
-		return func(ctx context.Context) (*pool.Conn, error) {
-			link, err := connect(ctx)
-			if err == nil && l.IdleLimit() > 0 {
-				c.unlimit = l.Info().SetIdleLimit(l.Info().IdleLimit) // also where the lock is not granted
-			}
-			return link, err
-		}
-	}
-	first.Conn = limited(first.Conn)
-	if first.Block != nil {
-		first.Block = limited(first.Block)
-	}
-	first.Seen = c.k.Observe(ctx, first.Places...)
-	ctx = first.Seen.Context(ctx)
-	grant, err := l.Begin(ctx, opts, false, first.Request)
-	if err == nil {
-		first.Seen.TakenBy(c.link, grant.Ticket)
-	}
-	c.k.Answered(first.Seen, 0, c.k.Refused(err, first.Places))
-	if err != nil {
-		return nil, err
-	}
-	u := c.newUnit(l, s, h, grant.Txn, opts)
-	u.levels = l.LockedLevel()
-	u.granted(first, grant.Ticket, grant.Locked)
-	return u, nil
-}
-
-// beginFenced begins a transaction without row locks. Under guards it is begun by text, as it
-// is committed by text: see [commit.runLast].
-func (c *Conn) beginFenced(ctx context.Context, s *scope, h *hint.Hint, opts driver.TxOptions) (*pool.Txn, error) {
-	if opts != (driver.TxOptions{}) || len(s.guards)+len(enclosing(h)) == 0 {
-		return c.link.Begin(ctx, opts)
+		return c.newUnit(s, p, txn, opts), nil
 	}
 	if err := server.Exec(ctx, c.link.Conn, "START TRANSACTION"); err != nil {
 		return nil, err
 	}
-	return c.link.Begun(ctx), nil
+	return c.newUnit(s, p, c.link.Begun(ctx), opts), nil
+}
+
+// beginRows begins a transaction with the first request of p.
+func (c *Conn) beginRows(ctx context.Context, s *scope, p *plan, opts driver.TxOptions) (*unit, error) {
+	first := p.requests[0]
+	if first.Wait = p.wait.Left(); first.Wait == 0 {
+		c.k.Tenures.Settle(ctx, first.places)
+	}
+	if c.link == nil {
+		c.lineUpFirst(s, p, &first)
+		defer func() {
+			if c.link != nil {
+				c.link.Unblocked()
+				c.link.EndTurn()
+			}
+		}()
+	} else {
+		if err := c.link.AwaitTurn(ctx); err != nil {
+			return nil, err
+		}
+		defer c.link.EndTurn()
+		first.Conn = func(context.Context) (*pool.Conn, error) { return c.limits(p.l, nil) }
+	}
+	first.seen, ctx = c.k.Observe(ctx, first.places...)
+	grant, err := p.l.Begin(ctx, opts, false, first.Request)
+	if err != nil {
+		first.seen.Answered(nil, nil, 0, err)
+		return nil, err
+	}
+	first.seen.Answered(c.link, grant.Ticket, 0, nil)
+	u := c.newUnit(s, p, grant.Txn, opts)
+	u.levels = p.l.LockedLevel()
+	u.granted(first, grant.Ticket, grant.Locked)
+	return u, nil
+}
+
+// lineUpFirst has a caller without a connection get one, with its turn, when its turn in the
+// process's line has come.
+func (c *Conn) lineUpFirst(s *scope, p *plan, first *request) {
+	connect := func(ctx context.Context, blocks bool) (*pool.Conn, error) {
+		if err := c.needClean(ctx, s, p.h, p.wait.Left(), blocks); err != nil {
+			return nil, err
+		}
+		return c.limits(p.l, c.link.AwaitTurn(context.Background())) // it is free
+	}
+	first.Conn = func(ctx context.Context) (*pool.Conn, error) { return connect(ctx, false) }
+	if s.holds(p.h) {
+		return
+	}
+	first.Block = func(ctx context.Context) (*pool.Conn, error) {
+		if c.link.Block() {
+			return c.limits(p.l, nil)
+		}
+		c.link.EndTurn()
+		c.release()
+		return connect(ctx, true)
+	}
+}
+
+// limits returns the connection, unless there is an error, and notes that a limit on its idleness
+// is about to be set: also where the lock is not granted then.
+func (c *Conn) limits(l *handle.Locks, err error) (*pool.Conn, error) {
+	if err == nil && l.IdleLimit() > 0 {
+		c.unlimit = l.Info().SetIdleLimit(l.Info().IdleLimit)
+	}
+	return c.link, err
 }
 
 // newUnit returns a unit on this connection.
-func (c *Conn) newUnit(l *handle.Locks, s *scope, h *hint.Hint, txn *pool.Txn, opts driver.TxOptions) *unit {
-	u := newUnit(l, s, h, c.link, txn)
-	u.on, u.opts = &onConn{site: c.site, l: l, node: l.Node(), found: c.carries(nil)}, opts
+func (c *Conn) newUnit(s *scope, p *plan, txn *pool.Txn, opts driver.TxOptions) *unit {
+	u := newUnit(s, p, c.link, txn)
+	u.on, u.opts, u.limit = &onConn{site: c.site, l: p.l, node: p.l.Node(), found: c.carries(nil)}, opts, 0
 	return u
 }

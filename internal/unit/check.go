@@ -15,13 +15,15 @@ import (
 // holds around it. A unit of work that a read has begun in a hold ends here, if the hold
 // has ended.
 func (s *scope) check(h *hint.Hint) error {
-	if s.unit != nil {
+	if s.unit != nil && s.unit.until != nil {
 		s.unit.inTime()
 	}
-	if s.unit != nil {
+	if s.unit != nil && len(s.unit.enclosing) > 0 {
 		s.unit.outlivesHold()
 	}
-	s.inTime()
+	if s.until != nil {
+		s.inTime()
+	}
 	for _, g := range s.guards {
 		if err := g.overError("statement"); err != nil {
 			s.fail(err)
@@ -31,7 +33,7 @@ func (s *scope) check(h *hint.Hint) error {
 	if s.failed != nil {
 		return s.failed
 	}
-	if h == nil {
+	if h == nil || len(h.Holds) == 0 {
 		return nil
 	}
 	return checkEnclosing(h)
@@ -45,7 +47,7 @@ func (s *scope) undecided(h *hint.Hint, u *unit, st *statement.Statement) error 
 	if u != nil {
 		in = &u.relying
 	}
-	err := s.refuses(h, in, st)
+	err := s.refuses(h, s.hints, in, st)
 	if on := s.stale.on.Load(); err == nil && on != nil && on != s.k && st.Info.Changes != sqltext.ChangesNothing &&
 		(h == nil || !h.AllowStale) && (in == nil || !in.fresh && !in.allowStale) {
 		err = errReadElsewhere

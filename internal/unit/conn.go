@@ -11,6 +11,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
+	"github.com/mysqllock/mysqllock/internal/statement"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
@@ -53,17 +54,14 @@ func NewLight(k *handle.Handle, told bool) *Conn {
 	return c
 }
 
-// plain reports whether a transaction with ctx is none of our business.
-func (c *Conn) plain(ctx context.Context) bool {
-	h, hinted := hint.From(ctx)
-	return c.unlocked() && (!hinted || c.nothing(h))
-}
-
 // direct reports whether a statement with ctx is none of our business.
 func (c *Conn) direct(ctx context.Context) bool {
 	h, hinted := hint.From(ctx)
-	return c.unlocked() && (!hinted || c.nothing(h) && h.Claim == (hint.Locking{}))
+	return c.unlocked() && (!hinted || h.Claim == (hint.Locking{}) && c.nothing(h))
 }
+
+// plain reports whether a transaction with h, which is nil without a hint, is none of our business.
+func (c *Conn) plain(h *hint.Hint) bool { return c.unlocked() && (h == nil || c.nothing(h)) }
 
 // unlocked reports whether no transaction with a lock is open.
 func (c *Conn) unlocked() bool {
@@ -255,13 +253,102 @@ func (c *Conn) fit(op string, h *hint.Hint) error {
 
 // clean returns why versions that a unit of work remembers are of no use for what is
 // read on this connection at one of the levels at, if so.
-func (c *Conn) clean(ctx context.Context, l *handle.Locks, op string, h *hint.Hint, at sqltext.Levels) error {
-	levels, err := c.levels(ctx, l, at)
+func (c *Conn) clean(ctx context.Context, p *plan, op string, at sqltext.Levels) error {
+	levels, err := c.levels(ctx, p.l, at)
 	if err == nil {
-		err = l.Dirty(levels)
+		err = p.l.Dirty(levels)
 	}
 	if err != nil {
-		return c.k.Error(op, h, noRetry(err))
+		return c.k.Error(op, p.h, noRetry(err))
 	}
 	return nil
+}
+
+// Ping pings the base connection.
+func (c *Conn) Ping(ctx context.Context) (err error) {
+	if err := c.enter(); err != nil {
+		return err
+	}
+	defer func() { c.leave(err) }()
+	if err := c.need(ctx); err != nil {
+		return err
+	}
+	p, ok := c.link.Conn.(driver.Pinger)
+	if !ok {
+		return nil
+	}
+	if err := c.link.AwaitTurn(ctx); err != nil {
+		return err
+	}
+	defer c.link.EndTurn()
+	return p.Ping(ctx)
+}
+
+// Reset is called before the connection is used again.
+func (c *Conn) Reset(ctx context.Context) error {
+	if c.pinned != nil {
+		c.endPinned()
+	}
+	if c.bad.Load() {
+		return driver.ErrBadConn
+	}
+	if c.link == nil {
+		return nil
+	}
+	if r, ok := c.link.Conn.(driver.SessionResetter); ok {
+		return r.ResetSession(ctx)
+	}
+	return nil
+}
+
+// Valid reports whether the connection may go back to database/sql's pool. database/sql
+// asks when it puts the connection back, and only then. So this is where a real
+// connection goes back to the handle's pool. But a callback of Conn.Raw may ask, too.
+func (c *Conn) Valid() bool {
+	if c.k.Bounded() && !c.shareable() && statement.InRaw() {
+		return !c.bad.Load() && c.link.Valid()
+	}
+	if !c.told {
+		c.told = true
+		c.k.Told.Store(true)
+	}
+	if c.pinned != nil {
+		c.endPinned()
+	}
+	if c.k.Bounded() {
+		c.release()
+		c.last = nil
+		return true
+	}
+	return !c.bad.Load() && c.link.Valid()
+}
+
+// shareable reports whether nobody would miss what has happened on the connection.
+func (c *Conn) shareable() bool {
+	return c.link == nil || c.tx == nil && c.pinned == nil && c.pristine() && len(c.stmts.own) == 0
+}
+
+// Close closes the base connection, and with it the unit of work on it.
+func (c *Conn) Close() error {
+	for t := c.tx; t != nil; t = t.prev {
+		if t.u != nil {
+			_ = t.end(false)
+		}
+	}
+	if c.pinned != nil {
+		c.endPinned()
+	}
+	if c.k.Bounded() {
+		if c.link != nil { // database/sql does not put it back: it has turned out to be broken
+			c.discard()
+			if c.told {
+				c.k.Apps().Flush()
+			}
+		}
+		return nil
+	}
+	c.k.Crowd.Closed()
+	_ = c.link.AwaitTurn(context.Background()) // a ping may be under way
+	defer c.link.EndTurn()
+	return c.link.Conn.Close()
 }

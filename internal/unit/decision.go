@@ -101,11 +101,11 @@ func (d *decision) outlived(by string) {
 	}
 }
 
-// refuses returns lockerr.ErrStaleRead where st writes and a decision is outstanding. in is
-// of the unit that it is to run in; nil where that is still to begin.
-func (d *decision) refuses(h *hint.Hint, in *relying, st *statement.Statement) error {
+// refuses returns lockerr.ErrStaleRead where st writes and a decision is outstanding. own is the
+// lock context that d is of. in is of the unit that it is to run in; nil where that is still to begin.
+func (d *decision) refuses(h *hint.Hint, own *hint.Scope, in *relying, st *statement.Statement) error {
 	by, inHold := d.stale.by.Load(), d.stale.inHold.Load()
-	if h != nil && h.Scope != nil { // of another lock context, where st adds keys to a transaction
+	if h != nil && h.Scope != nil && h.Scope != own { // of another lock context, where st adds keys to a transaction
 		other := staleReadOf(h.Scope)
 		by, inHold = cmp.Or(by, other.by.Load()), inHold || other.inHold.Load()
 	}

@@ -54,30 +54,30 @@ func (c *Conn) Query(ctx context.Context, text string, args []driver.NamedValue)
 // run runs a statement under the hint of its context, or in the unit of work
 // that the connection's transaction belongs to.
 func (c *Conn) run(ctx context.Context, st *statement.Statement) (driver.Rows, driver.Result, error) {
-	h, hinted := hint.From(ctx)
-	if hinted && h.Err != nil {
+	h, _ := hint.From(ctx) // nil without one
+	if h != nil && h.Err != nil {
 		return nil, nil, &lockerr.Error{Op: st.Op(), Err: h.Err}
 	}
 	if c.tx != nil && c.tx.u == nil && c.tx.failed != nil {
 		return nil, nil, c.tx.failed
 	}
 	st.Info = sqltext.Look(st.Text)
-	if hinted {
+	if h != nil {
 		st.Holds = h.Holds
 	} else if c.tx != nil { // it is of what its transaction is
 		if began, ok := hint.From(c.tx.ctx); ok {
 			st.Holds = began.Holds
 		}
 	}
-	if hinted && !c.onlyReads(h, st) {
+	if h != nil && len(h.Holds) > 0 && !c.onlyReads(h, st) {
 		if err := reaches(ctx, c.k, h); err != nil {
 			return nil, nil, err
 		}
 	}
-	if hinted && h.Claim != (hint.Locking{}) {
+	if h != nil && h.Claim != (hint.Locking{}) {
 		return c.runClaiming(ctx, h, st)
 	}
-	r, res, err := c.runLocked(ctx, h, hinted, st)
+	r, res, err := c.runLocked(ctx, h, st)
 	if ctx.Err() != nil && (errors.Is(err, errHoldEnded) || errors.Is(err, errContextEnded)) && !fromLock(context.Cause(ctx)) {
 		err = c.k.Error(st.Op(), h, ctx.Err()) // it has ended a moment ago, and the lock with it
 	}
@@ -89,10 +89,10 @@ func (c *Conn) runClaiming(ctx context.Context, h *hint.Hint, st *statement.Stat
 	if err := c.claim(ctx, h, st); err != nil {
 		return nil, nil, err
 	}
-	if c.unlocked() && c.nothing(h) { // there is nothing else to lock
+	if c.plain(h) { // there is nothing else to lock
 		r, res, err = c.runClaim(ctx, st)
 	} else {
-		r, res, err = c.runLocked(ctx, h, true, st)
+		r, res, err = c.runLocked(ctx, h, st)
 	}
 	if err != nil {
 		return nil, nil, claimError(h, st, err)
@@ -111,18 +111,20 @@ func (c *Conn) onlyReads(h *hint.Hint, st *statement.Statement) bool {
 }
 
 // runLocked runs a statement in the unit of work that the connection's
-// transaction belongs to, or of its context.
-func (c *Conn) runLocked(ctx context.Context, h *hint.Hint, hinted bool, st *statement.Statement) (driver.Rows, driver.Result, error) {
+// transaction belongs to, or of its context. h is nil without a hint.
+func (c *Conn) runLocked(ctx context.Context, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
 	if t := c.tx; t != nil && t.u != nil {
 		return t.run(ctx, h, st)
 	}
-	if u, err := c.openPinned(ctx); err != nil {
-		return nil, nil, err
-	} else if u != nil {
-		defer u.scope.give()
-		return c.runPinned(ctx, u, h, st)
+	if c.pinned != nil {
+		if u, err := c.openPinned(ctx); err != nil {
+			return nil, nil, err
+		} else if u != nil {
+			defer u.scope.give()
+			return c.runPinned(ctx, u, h, st)
+		}
 	}
-	if !hinted || c.nothing(h) && h.Claim == (hint.Locking{}) { // what there was ended a moment ago
+	if h == nil || h.Claim == (hint.Locking{}) && c.nothing(h) { // what there was ended a moment ago
 		if _, err := c.look(ctx, st.Text); err != nil {
 			return nil, nil, err
 		}
@@ -155,7 +157,11 @@ func (c *Conn) runLocked(ctx context.Context, h *hint.Hint, hinted bool, st *sta
 // server is asked for the holds right before it, by a transaction without anything else; and
 // when they are lost the context ends, and the server is told to stop it.
 func (c *Conn) runDefinition(ctx context.Context, s *scope, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
-	u, err := c.begin(ctx, s, h, driver.TxOptions{})
+	p, err := s.plan(h)
+	if err != nil {
+		return nil, nil, err
+	}
+	u, err := c.begin(ctx, s, p, driver.TxOptions{})
 	if err != nil {
 		return nil, nil, err
 	}

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/strategy"
@@ -50,12 +49,17 @@ func (u *unit) finish(commit bool) error {
 	if commit {
 		u.ending = byCommit + cmp.Or(u.changed, "a transaction")
 	}
-	u.cutStream()
+	if u.open != nil {
+		u.cutStream()
+	}
 	if err := u.link.AwaitTurn(context.Background()); err != nil {
 		return err
 	}
 	defer u.give()
-	if u.settle(); commit {
+	if u.broken != nil {
+		u.settle()
+	}
+	if commit && len(u.doubts) > 0 {
 		ctx, cancel := context.WithTimeout(context.Background(), commitLimit)
 		_ = u.settleDoubts(ctx, "commit")
 		cancel()
@@ -75,14 +79,64 @@ func (u *unit) finish(commit bool) error {
 	case !u.touched && u.passes() && u.on.overdue() == nil && u.succession.Keeps(context.Background()):
 		u.handOver()
 	case commit:
-		err = u.finishCommit()
+		err = u.sendCommit()
 	default:
-		if err = u.txn.Rollback(u.on.limit()); err != nil {
-			err = u.unfinished("rollback", err, false, func() {})
+		if err = u.txn.Rollback(u.limit); err != nil {
+			err = u.unfinished("rollback", err, false, nil)
 		}
 	}
 	u.end()
 	return err
+}
+
+// sendCommit commits, after the checks. The caller has the connection's turn, and ends the unit.
+func (u *unit) sendCommit() error {
+	done, refused, err := false, false, u.on.overdue()
+	var f *fence
+	around := len(u.scope.guards)+len(u.enclosing) > 0
+	if err == nil && !u.opts.ReadOnly && (around || u.wrote && u.steps) { // READ ONLY there is nothing that could be written
+		f, err = u.fence()
+		refused = err != nil
+	}
+	if err == nil && f != nil {
+		done, refused, err = f.pass()
+	}
+	switch {
+	case err != nil:
+	case done:
+		u.txn.Committed()
+	default:
+		err = u.sendText()
+	}
+	if f != nil {
+		f.lift()
+	}
+	if err == nil {
+		u.newVersions()
+		return nil
+	}
+	err = u.unfinished("commit", err, refused, f)
+	if u.scope.until != nil || u.on.spends() && u.hold == nil {
+		u.scope.failed = u.cause // what was read before must not decide on what is written without it
+	}
+	return err
+}
+
+// sendText sends COMMIT, if possible with the lock of the next caller.
+func (u *unit) sendText() error {
+	if u.succession == nil || !u.passes() || !u.succession.Commits() || !u.l.Passes(u.l.Background) {
+		return u.txn.Commit(u.limit)
+	}
+	return u.txn.CommitBy(u.limit, func(ctx context.Context) error {
+		locked, err := u.succession.Commit(ctx)
+		switch {
+		case locked:
+			u.handOver()
+		case err == nil && !u.link.Clean():
+			u.breakLink()
+		}
+		return err
+	})
 }
 
 // passes reports whether what the unit has locked, and the session, may go to the next caller
@@ -97,41 +151,9 @@ func (u *unit) handOver() {
 	u.on.(*onSession).next = func() { u.succession.HandOver(u.on.broken) }
 }
 
-// sendCommit sends COMMIT, if possible with the lock of the next caller.
-func (u *unit) sendCommit() error {
-	switch {
-	case !u.passes() || !u.succession.Commits() || !u.l.Passes(u.l.Background):
-		return u.txn.Commit(u.on.limit())
-	}
-	return u.txn.CommitBy(u.on.limit(), func(ctx context.Context) error {
-		locked, err := u.succession.Commit(ctx)
-		switch {
-		case locked:
-			u.handOver()
-		case err == nil && !u.link.Clean():
-			u.breakLink()
-		}
-		return err
-	})
-}
-
-// finishCommit commits. The caller ends the unit.
-func (u *unit) finishCommit() error {
-	c, refused, err := u.commitUnit()
-	if err == nil {
-		u.newVersions()
-		return nil
-	}
-	err = u.unfinished("commit", err, refused, c.awaitEnd)
-	if u.scope.until != nil || u.on.spends() && u.hold == nil {
-		u.scope.failed = u.cause // what was read before must not decide on what is written without it
-	}
-	return err
-}
-
 // unfinished sees to what a COMMIT or ROLLBACK that has failed leaves behind, and
-// returns what its caller is told. unsure waits for a COMMIT whose outcome is unknown.
-func (u *unit) unfinished(op string, err error, refused bool, unsure func()) error {
+// returns what its caller is told. f is what was checked before it; nil is nothing.
+func (u *unit) unfinished(op string, err error, refused bool, f *fence) error {
 	u.scope.k.Suspect(err)
 	if op == "commit" && errors.Is(err, driver.ErrBadConn) && u.overran != nil { // it has closed the connection, so that nothing was sent
 		u.givenUp = true
@@ -149,13 +171,13 @@ func (u *unit) unfinished(op string, err error, refused bool, unsure func()) err
 		case server.Deadlock(err):
 			err = lockerr.With(lockerr.ErrDeadlock, err)
 		}
-		if u.txn.Rollback(u.on.limit()) != nil {
+		if u.txn.Rollback(u.limit) != nil {
 			u.breakLink()
 		}
 	} else {
 		u.breakLink()
-		if !refused {
-			unsure()
+		if !refused && f != nil {
+			f.awaitEnd()
 		}
 	}
 	var said *lockerr.Error
@@ -167,85 +189,6 @@ func (u *unit) unfinished(op string, err error, refused bool, unsure func()) err
 		g.seen.Over(u.leaving, err)
 	}
 	return err
-}
-
-// commitUnit sends the unit's COMMIT, after the checks. The caller has the connection's
-// turn.
-func (u *unit) commitUnit() (c commit, refused bool, err error) {
-	c = commit{
-		link: u.link, info: u.l.Info(), wrote: u.wrote, text: u.txn.AsText(), ends: u.endsGuards(), limit: u.on.limit(),
-		silent: u.txn.Limited(), send: u.sendCommit, sent: u.txn.Committed,
-	}
-	if err := u.on.overdue(); err != nil {
-		return c, false, err
-	}
-	if !u.opts.ReadOnly { // else there is nothing that could be written
-		if c.guards, err = u.checked(); err != nil {
-			return c, true, err
-		}
-		if u.wrote {
-			c.steps = u.stepVersions()
-		}
-	}
-	refused, err = c.run()
-	return c, refused, err
-}
-
-// checked returns the guards that a commit checks. A version whose key the unit has
-// under a lease, too, needs no comparison.
-func (u *unit) checked() (guards []*guard, err error) {
-	all := slices.Concat(u.scope.guards, u.enclosing)
-	for _, g := range all {
-		if g.version() == 0 {
-			guards = append(guards, g)
-			continue
-		}
-		if !u.wrote || !slices.Contains(u.scope.guards, g) {
-			continue
-		}
-		p := g.remembered()
-		if at := slices.IndexFunc(all, func(lease *guard) bool { return lease.covers(p) }); at >= 0 {
-			if err := all[at].again(p); err != nil {
-				return nil, err
-			}
-			g.Forget(hint.ToldVersion) // the lease has made it another
-			continue
-		}
-		u.compared = append(u.compared, g)
-		guards = append(guards, g)
-	}
-	return guards, nil
-}
-
-// stepVersions is what makes the versions new of the rows that are locked and that others
-// compare.
-func (u *unit) stepVersions() (c strategy.Check) {
-	var rows []string
-	for name, r := range u.rows {
-		if r.steps() && !slices.ContainsFunc(u.compared, func(g *guard) bool { return g.Row == name }) {
-			rows = append(rows, name)
-		}
-	}
-	if len(rows) == 0 {
-		return c
-	}
-	slices.Sort(rows)
-	under := func(ctx context.Context) context.Context { return handle.Under(ctx, u.seen...) }
-	c.Fence = func(ctx context.Context) error { return u.l.Step(under(ctx), u.link.Conn, rows) }
-	c.Commit = func(ctx context.Context) (done, unknown bool, err error) {
-		return u.l.StepAndCommit(under(ctx), u.link, rows)
-	}
-	return c
-}
-
-// steps reports whether others compare versions of what the unit has locked.
-func (u *unit) steps() bool {
-	for _, r := range u.rows {
-		if r.steps() {
-			return true
-		}
-	}
-	return false
 }
 
 // newVersions notes the versions that a commit has set.

@@ -2,7 +2,6 @@ package unit
 
 import (
 	"context"
-	"time"
 
 	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/statement"
@@ -12,8 +11,6 @@ import (
 // ground is where a unit of work runs: on a session, or on one of the application's
 // own connections.
 type ground interface {
-	// limit bounds COMMIT and ROLLBACK; 0 is as long as they take without a lock.
-	limit() time.Duration
 	// overdue returns why the server may have ended the connection, if so.
 	overdue() error
 	// spends reports whether a unit that is lost spends the lock context: outside of
@@ -41,8 +38,6 @@ type onSession struct {
 	done func() // tells the crowd that the session is free; nil before it was told
 	next func() // gives the session to the next caller that wants what is locked on it; nil if it goes back to the pool
 }
-
-func (s *onSession) limit() time.Duration { return commitLimit }
 
 func (s *onSession) overdue() error { return s.l.KeepAlive.Overdue(s.link) }
 
@@ -90,8 +85,6 @@ type onConn struct {
 	pinned bool   // a read of a sql.Conn has opened the unit
 }
 
-func (c *onConn) limit() time.Duration { return 0 }
-
 func (c *onConn) overdue() error { return nil }
 
 func (c *onConn) spends() bool { return c.pinned }
@@ -106,7 +99,7 @@ func (c *onConn) untilClosed(ctx context.Context) (context.Context, func()) {
 func (c *onConn) ran(st *statement.Statement, err error) {
 	c.texts.note(st.Info, st.Query, err)
 	c.left.Note(st.Text, st.Info, st.Query, err)
-	c.stmts.note(st.Info)
+	c.stmts.stale = c.stmts.stale || st.Info.Taints
 }
 
 func (c *onConn) broken() {

@@ -17,17 +17,18 @@ import (
 // guard is a lock that lies outside of the transactions under it: a lease, an
 // advisory lock, or a version that their commits compare.
 type guard struct {
-	held         strategy.Held
-	handle.Place                     // Row is the one that keeps it, also with Slots
-	by           strategy.Strategy   // that has taken it
-	since        time.Time           // when it was taken
-	first        string              // with Slots, the row of the first
-	seen         *handle.Observation // of the lock; of versions that were asked for together, only the first has it
+	held           strategy.Held
+	k              *handle.Handle      // that has taken it
+	strategy.Place                     // Row is the one that keeps it, also with Slots
+	by             strategy.Strategy   // that has taken it
+	since          time.Time           // when it was taken
+	first          string              // with Slots, the row of the first
+	seen           *handle.Observation // of the lock; of versions that were asked for together, only the first has it
 }
 
 // newGuard returns what was taken for p.
-func newGuard(p handle.Place, by strategy.Strategy, held strategy.Held) *guard {
-	g := &guard{held: held, Place: p, by: by, since: time.Now()}
+func newGuard(k *handle.Handle, p strategy.Place, by strategy.Strategy, held strategy.Held) *guard {
+	g := &guard{held: held, k: k, Place: p, by: by, since: time.Now()}
 	if p.Slots > 0 {
 		g.first, g.Row = p.Row, held.Key()
 	}
@@ -104,24 +105,24 @@ func (g *guard) line() *queue.Ticket {
 	return nil
 }
 
-// keeps reports whether the guard is what p asks for. The same key again joins, however
+// keeps reports whether the guard is what p asks k for. The same key again joins, however
 // it is kept, if both are in the table and the guard keeps others out.
-func (g *guard) keeps(p handle.Place) bool {
-	if !g.Place.Shares(p) {
+func (g *guard) keeps(k *handle.Handle, p strategy.Place) bool {
+	if !g.k.Shares(k, g.Strategy) {
 		return false
 	}
 	switch {
 	case !g.Traits.Excludes || !g.Traits.Table || !p.Traits.Table:
-		return g.SameAs(p.Place)
+		return g.SameAs(p)
 	case p.Slots > 0:
 		return slices.Contains(p.SlotRows(), g.Row) || g.first == p.Row // also if there were more of them
 	}
 	return g.Row == p.Row
 }
 
-// keeperOf is the one of guards that keeps p; nil without one.
-func keeperOf(p handle.Place, guards []*guard) *guard {
-	if at := slices.IndexFunc(guards, func(g *guard) bool { return g.keeps(p) }); at >= 0 {
+// keeperOf is the one of guards that is what p asks k for; nil without one.
+func keeperOf(k *handle.Handle, p strategy.Place, guards []*guard) *guard {
+	if at := slices.IndexFunc(guards, func(g *guard) bool { return g.keeps(k, p) }); at >= 0 {
 		return guards[at]
 	}
 	return nil
@@ -129,7 +130,7 @@ func keeperOf(p handle.Place, guards []*guard) *guard {
 
 // join notes what p, which the guard keeps, has to be told, and returns why it
 // does not do.
-func (g *guard) join(p handle.Place) error {
+func (g *guard) join(p strategy.Place) error {
 	if p.Slots > 0 {
 		p.Tell(hint.ToldSlot, g.slot())
 	}
@@ -137,7 +138,7 @@ func (g *guard) join(p handle.Place) error {
 }
 
 // again returns why the guard, which is held already, does not do for p.
-func (g *guard) again(p handle.Place) error {
+func (g *guard) again(p strategy.Place) error {
 	switch p.Version {
 	case 0, g.version(), g.token() - 1: // the lease itself is the only change since
 		return nil
@@ -145,12 +146,14 @@ func (g *guard) again(p handle.Place) error {
 	return &lockerr.Error{Op: "lock", Key: p.Key, Strategy: p.Strategy, Err: lockerr.ErrConflict}
 }
 
-// covers reports whether the guard is a lease on the row of a version: nobody
+// covers reports whether the guard is a lease on the row of a version of k: nobody
 // else can change it.
-func (g *guard) covers(version handle.Place) bool { return g.token() != 0 && g.keeps(version) }
+func (g *guard) covers(k *handle.Handle, version strategy.Place) bool {
+	return g.token() != 0 && g.keeps(k, version)
+}
 
 // remembered is the place of a version with its number.
-func (g *guard) remembered() handle.Place {
+func (g *guard) remembered() strategy.Place {
 	p := g.Place
 	p.Version = g.version()
 	return p
@@ -198,22 +201,19 @@ func (g *guard) overError(op string) error {
 // takeGuard takes a lock that keeps others out, for by. lost is called once, on a goroutine of
 // its own, when the guard may be lost. begin is the transaction that may begin with it; nil
 // for none.
-func takeGuard(ctx context.Context, k *handle.Handle, l *handle.Locks, by handle.Caller, p handle.Place, wait time.Duration, begin *strategy.Beginning, lost func()) (*guard, error) {
-	seen := k.Observe(ctx, p)
-	ctx = seen.Context(ctx)
+func takeGuard(ctx context.Context, k *handle.Handle, l *handle.Locks, by handle.Caller, p strategy.Place, wait time.Duration, begin *strategy.Beginning, lost func()) (*guard, error) {
+	seen, ctx := k.Observe(ctx, p)
+	places := []strategy.Place{p}
 	of := l.By(p)
-	held, err := of.Take(ctx, strategy.Request{
-		Places: []strategy.Place{p.Place}, Wait: wait, Wants: k.WaitingFor(by, l.Sought(p)), Begin: begin, Lost: lost,
-	})
+	held, err := of.Take(ctx, strategy.Request{Places: places, Wait: wait, Wants: k.WaitingFor(by, l.Sought(p)), Begin: begin, Lost: lost})
 	if err != nil {
-		err = strategy.Naming(err, []strategy.Place{p.Place})
-		k.Answered(seen, 0, err)
+		err = strategy.Naming(err, places)
+		seen.Answered(nil, nil, 0, err)
 		return nil, err
 	}
-	g := newGuard(p, of, held[0])
+	g := newGuard(k, p, of, held[0])
 	g.seen = seen
-	seen.TakenBy(nil, g.line())
-	k.Answered(seen, g.token(), nil)
+	seen.Answered(nil, g.line(), g.token(), nil)
 	return g, nil
 }
 

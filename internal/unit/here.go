@@ -22,8 +22,10 @@ func (c *Conn) look(ctx context.Context, text string) (info sqltext.Info, err er
 	if err := c.need(ctx); err != nil {
 		return info, err
 	}
-	if err := c.remembers(text); err != nil {
-		return info, err
+	if c.last != nil || c.lastIn != nil {
+		if err := c.remembers(text); err != nil {
+			return info, err
+		}
 	}
 	if sqltext.Quiet(text) && (c.tx == nil || c.tx.read && c.tx.under == nil) {
 		if text[0]|0x20 == 's' { // SELECT
@@ -48,8 +50,10 @@ func (c *Conn) runHere(ctx context.Context, st *statement.Statement) (driver.Row
 	if err := c.need(ctx); err != nil {
 		return nil, nil, err
 	}
-	if err := c.again(ctx, st); err != nil {
-		return nil, nil, err
+	if st.Kept {
+		if err := c.again(ctx, st); err != nil {
+			return nil, nil, err
+		}
 	}
 	var r driver.Rows
 	var res driver.Result
@@ -95,7 +99,7 @@ func (c *Conn) ran(text string, info sqltext.Info, query bool, err error) error 
 	}
 	c.last, c.lastIn = nil, nil
 	c.left.Note(text, info, query, err)
-	c.stmts.note(info)
+	c.stmts.stale = c.stmts.stale || info.Taints
 	if err != nil {
 		err = c.k.Explained(err)
 	}

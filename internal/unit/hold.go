@@ -79,14 +79,18 @@ func (h *Hold) open(asked *hint.Hint) (err error) {
 	if h.scope.unit != nil {
 		return h.nest(asked)
 	}
-	h.unit, err = h.scope.openSession(h.ctx, h.ctx, asked, &h.enclosure)
+	p, err := h.scope.plan(asked)
+	if err != nil {
+		return err
+	}
+	h.unit, err = h.scope.openSession(h.ctx, h.ctx, p, &h.enclosure)
 	return err
 }
 
 // nest joins the open unit of work.
 func (h *Hold) nest(asked *hint.Hint) error {
 	u := h.scope.unit
-	if err := u.join(h.ctx, h.k, asked); err != nil {
+	if err := u.join(h.ctx, asked); err != nil {
 		return err
 	}
 	h.nested = &inner{hold: &h.enclosure}
@@ -105,7 +109,7 @@ func (h *Hold) openGuard(ctx, own context.Context, asked *hint.Hint) error {
 	}
 	around := enclosing(asked)
 	if asked.Scope == nil {
-		if h.guard = keeperOf(p, around); h.guard != nil {
+		if h.guard = keeperOf(h.k, p, around); h.guard != nil {
 			return nil
 		}
 		return h.takeGuard(ctx, nil, asked, p)
@@ -123,13 +127,13 @@ func (h *Hold) openGuard(ctx, own context.Context, asked *hint.Hint) error {
 		if err := h.nest(asked); err != nil {
 			return err
 		}
-		h.guard = keeperOf(p, slices.Concat(s.guards, around))
+		h.guard = keeperOf(h.k, p, slices.Concat(s.guards, around))
 		return nil
 	}
-	if h.guard = keeperOf(p, around); h.guard != nil {
+	if h.guard = keeperOf(h.k, p, around); h.guard != nil {
 		return nil
 	}
-	if h.guard = keeperOf(p, s.guards); h.guard != nil {
+	if h.guard = keeperOf(h.k, p, s.guards); h.guard != nil {
 		h.in = s
 		s.joined = append(s.joined, &h.enclosure)
 		return nil
@@ -139,13 +143,16 @@ func (h *Hold) openGuard(ctx, own context.Context, asked *hint.Hint) error {
 
 // takeGuard takes the lock for the hold itself. s is of the lock context that asks; nil
 // outside of any.
-func (h *Hold) takeGuard(ctx context.Context, s *scope, asked *hint.Hint, p handle.Place) error {
+func (h *Hold) takeGuard(ctx context.Context, s *scope, asked *hint.Hint, p strategy.Place) error {
 	l, err := h.k.Use(ctx, asked)
 	if err != nil {
 		return h.k.SetupError(asked, err)
 	}
+	if err := h.k.Taken(asked.Scope, true, p); err != nil {
+		return err
+	}
 	if h.k.Wait(asked) == 0 {
-		h.k.Tenures.Settle(ctx, []handle.Place{p})
+		h.k.Tenures.Settle(ctx, []strategy.Place{p})
 	}
 	h.mu.Lock() // until h.guard is set, for lost
 	defer h.mu.Unlock()
@@ -155,7 +162,7 @@ func (h *Hold) takeGuard(ctx context.Context, s *scope, asked *hint.Hint, p hand
 	if asked.Scope != nil {
 		h.stale = staleReadOf(asked.Scope)
 	}
-	h.owned = h.guard.Owned(asked.Scope, &h.enclosure)
+	h.owned = handle.OwnedIn(asked.Scope, h.guard.Place, &h.enclosure)
 	h.k.Owned.Add(h.owned)
 	h.k.Crowd.Hold()
 	h.stop = context.AfterFunc(ctx, h.lapse)
@@ -285,9 +292,9 @@ func (h *Hold) endGuard(commit bool) error {
 		switch err := h.guard.Release(); {
 		case err == nil:
 		case !errors.Is(err, lockerr.ErrLost):
-			h.stays = strategy.Naming(err, []strategy.Place{h.guard.Place.Place})
+			h.stays = strategy.Naming(err, []strategy.Place{h.guard.Place})
 		case lost == nil:
-			lost = strategy.Naming(err, []strategy.Place{h.guard.Place.Place})
+			lost = strategy.Naming(err, []strategy.Place{h.guard.Place})
 		}
 	}
 	if h.loss == nil {

@@ -14,58 +14,66 @@ import (
 )
 
 // join adds to the unit what of a hint it does not hold yet.
-func (u *unit) join(ctx context.Context, k *handle.Handle, h *hint.Hint) error {
-	for _, g := range enclosing(h) {
+func (u *unit) join(ctx context.Context, h *hint.Hint) error {
+	if h == u.has {
+		return nil
+	}
+	p, err := u.scope.plan(h)
+	if err != nil {
+		return err
+	}
+	for _, g := range p.around {
 		if !slices.Contains(u.enclosing, g) {
 			u.enclosing = append(u.enclosing, g)
 		}
 	}
-	w, err := u.scope.wanted(h)
-	if err != nil || w.Nothing() {
+	if len(p.missing) == 0 {
+		u.has = h
+		return nil
+	}
+	if _, err := p.use(ctx, u.scope); err != nil {
 		return err
 	}
-	if _, err := k.Use(ctx, h); err != nil {
-		return k.SetupError(h, err)
-	}
-	if err := u.ready(ctx, h, w); err != nil {
+	p.with(u.scope, u.l, false) // also where the server is another one by now
+	if err := u.mayJoin(ctx, p); err != nil {
 		return err
 	}
-	wait := k.Budget(h)
-	undo, err := u.scope.takeGuards(ctx, u.l, wait, w.Guards, lent{}, false)
+	undo, err := u.scope.takeGuards(ctx, p, lent{}, nil)
 	if err != nil {
 		return err
 	}
-	if w.Versions() {
+	if p.versions {
 		if err := u.verify(ctx); err != nil {
 			undo()
 			return err
 		}
 	}
-	for i, r := range k.Requests(u.l, u.scope.caller(false), wait, w) {
-		if err := u.lock(ctx, r, i == 0); err != nil {
+	for i := range p.requests {
+		if err := u.lock(ctx, p, i, i == 0); err != nil {
 			if u.state != ended {
 				undo()
 			}
 			return err
 		}
 	}
+	u.has = h
 	return nil
 }
 
-// ready returns why what the unit has read, or may read, is of no use with the locks
+// mayJoin returns why what the unit has read, or may read, is of no use with the locks
 // that it is to have beside its own.
-func (u *unit) ready(ctx context.Context, h *hint.Hint, w handle.Wanted) error {
+func (u *unit) mayJoin(ctx context.Context, p *plan) error {
 	if err := u.knowLevels(ctx); err != nil {
 		return err
 	}
-	if w.Versions() {
+	if p.versions {
 		if err := u.l.Dirty(u.levels); err != nil {
 			return u.error("lock", err)
 		}
 	}
-	if u.l.StaleSnapshot(u.read, h, w, u.levels) {
+	if u.l.StaleSnapshot(u.read, p.versions, p.h, u.levels) {
 		return u.error("lock", lockerr.With(lockerr.ErrStaleSnapshot, fmt.Errorf(
-			"it has read before it asks for %s; ask for all keys at once (lockctx.WithKeys), or say lockctx.AllowStale()", handle.Names(h))))
+			"it has read before it asks for %s; ask for all keys at once (lockctx.WithKeys), or say lockctx.AllowStale()", handle.Names(p.h))))
 	}
 	return nil
 }
@@ -109,13 +117,13 @@ func (u *unit) knowLevels(ctx context.Context) error {
 	return nil
 }
 
-// lockRest takes the row locks that requests ask for after the first of them. If
+// lockRest takes the row locks that p asks for after the first of them. If
 // one is not granted the unit is over as if it had not begun: the guards that it
 // began with stay, and the lock context may try again.
-func (u *unit) lockRest(ctx context.Context, requests []handle.Request) error {
+func (u *unit) lockRest(ctx context.Context, p *plan) error {
 	u.keep = true
-	for _, r := range requests[min(1, len(requests)):] {
-		if err := u.lock(ctx, r, true); err != nil {
+	for i := 1; i < len(p.requests); i++ {
+		if err := u.lock(ctx, p, i, true); err != nil {
 			_ = u.finish(false)
 			return err
 		}
@@ -124,11 +132,12 @@ func (u *unit) lockRest(ctx context.Context, requests []handle.Request) error {
 	return nil
 }
 
-// lock takes row locks in the open transaction. If they are not granted it goes
-// on where that was the first thing it was asked for.
-func (u *unit) lock(ctx context.Context, r handle.Request, first bool) error {
-	if r.None() {
-		u.scope.k.Tenures.Settle(ctx, r.Places)
+// lock takes the row locks of a request of p in the open transaction. If they are not granted
+// it goes on where that was the first thing it was asked for.
+func (u *unit) lock(ctx context.Context, p *plan, at int, first bool) error {
+	r := p.requests[at]
+	if r.Wait = p.wait.Left(); r.Wait == 0 {
+		u.scope.k.Tenures.Settle(ctx, r.places)
 	}
 	if err := u.takeLink(ctx, "lock"); err != nil {
 		return err
@@ -136,13 +145,9 @@ func (u *unit) lock(ctx context.Context, r handle.Request, first bool) error {
 	defer u.give()
 	ctx, release := u.on.untilClosed(ctx)
 	defer release()
-	r.Seen = u.scope.k.Observe(ctx, r.Places...)
-	ctx = r.Seen.Context(ctx)
-	locked, alive, err := u.l.Join(ctx, u.link, r.Now())
-	if err == nil {
-		r.Seen.TakenBy(u.link, nil)
-	}
-	u.scope.k.Answered(r.Seen, 0, u.scope.k.Refused(err, r.Places))
+	r.seen, ctx = u.scope.k.Observe(ctx, r.places...)
+	locked, alive, err := u.l.Join(ctx, u.link, r.Request)
+	r.seen.Answered(u.link, nil, 0, err)
 	if err == nil {
 		u.hasOlder = u.hasOlder || len(u.rows) == 0
 		u.granted(r, nil, locked)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql/driver"
 	"errors"
+	"slices"
 
 	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/hint"
@@ -30,35 +31,33 @@ func (c *Conn) runLate(ctx context.Context, s *scope, h *hint.Hint, st *statemen
 	if err := c.fit(st.Op(), h); err != nil {
 		return nil, nil, err
 	}
-	w, err := s.wanted(h)
+	p, err := s.plan(h)
 	if err != nil {
 		return nil, nil, err
 	}
-	l, err := c.k.Use(ctx, h)
-	if err != nil {
-		return nil, nil, c.k.SetupError(h, err)
+	if err := p.ready(ctx, s, false); err != nil {
+		return nil, nil, err
 	}
-	levels, err := c.levels(ctx, l, t.levels)
-	if err == nil && w.Versions() {
-		err = l.Dirty(levels)
+	levels, err := c.levels(ctx, p.l, t.levels)
+	if err == nil && p.versions {
+		err = p.l.Dirty(levels)
 	}
 	if err != nil {
 		return nil, nil, c.k.Error(st.Op(), h, noRetry(err))
 	}
 	// What it has read under the unit is as new as the lock.
-	if l.StaleSnapshot(t.read && t.under == nil, h, w, levels) {
+	if p.l.StaleSnapshot(t.read && t.under == nil, p.versions, h, levels) {
 		return nil, nil, c.k.Error(st.Op(), h, lockerr.With(lockerr.ErrStaleSnapshot, errors.New(
 			"begin the transaction with the lock context, or say lockctx.AllowStale()")))
 	}
 	if s.unit != nil {
-		return c.runUnder(ctx, s.unit, h, w, st)
+		return c.runUnder(ctx, s.unit, p, st)
 	}
-	wait := c.k.Budget(h)
-	undo, err := s.takeGuards(ctx, l, wait, w.Guards, lent{}, false)
+	undo, err := s.takeGuards(ctx, p, lent{}, nil)
 	if err != nil {
 		return nil, nil, err
 	}
-	if t.u, err = c.joinLate(ctx, l, s, h, c.k.Requests(l, s.caller(false), wait, w)); err != nil {
+	if t.u, err = c.joinLate(ctx, s, p); err != nil {
 		undo()
 		return nil, nil, err
 	}
@@ -71,25 +70,25 @@ func (c *Conn) runLate(ctx context.Context, s *scope, h *hint.Hint, st *statemen
 
 // runUnder runs a statement of a transaction that began without the hint, under
 // the locks that the lock context holds in a unit of work elsewhere.
-func (c *Conn) runUnder(ctx context.Context, u *unit, h *hint.Hint, w handle.Wanted, st *statement.Statement) (driver.Rows, driver.Result, error) {
+func (c *Conn) runUnder(ctx context.Context, u *unit, p *plan, st *statement.Statement) (driver.Rows, driver.Result, error) {
 	refuse := func(why string) (driver.Rows, driver.Result, error) {
-		return nil, nil, c.k.Error(st.Op(), h, lockerr.With(lockerr.ErrUnsafe, errors.New(
+		return nil, nil, c.k.Error(st.Op(), p.h, lockerr.With(lockerr.ErrUnsafe, errors.New(
 			"the lock context has a unit of work open elsewhere, "+why+"; begin the transaction with the lock context")))
 	}
 	t := c.tx
 	switch {
-	case !w.Nothing():
+	case len(p.missing) > 0:
 		return refuse("which does not hold all of these keys")
 	case u.inside() && (t.changed || st.Info.Changes != sqltext.ChangesNothing):
 		return refuse("in a transaction or a hold, which goes on after the commit of this one and may not see what it has changed")
-	case u.steps() || u.scope.remembers():
+	case u.steps || u.scope.remembers():
 		return refuse("whose commit is to set a version")
 	}
-	if err := u.join(ctx, c.k, h); err != nil { // the keys are held: for the holds around
+	if err := u.join(ctx, p.h); err != nil { // the keys are held: for the holds around
 		return nil, nil, err
 	}
 	t.read = t.read || st.Info.Snapshot
-	t.under, t.hint = u, h
+	t.under, t.hint = u, p.h
 	u.wrote = u.wrote || st.MayWrite()
 	r, res, err := c.runHere(ctx, st)
 	if err == nil && st.Query {
@@ -100,28 +99,26 @@ func (c *Conn) runUnder(ctx context.Context, u *unit, h *hint.Hint, w handle.Wan
 
 // joinLate makes the open transaction, which began without the hint, that of a
 // unit of work, and takes its row locks.
-func (c *Conn) joinLate(ctx context.Context, l *handle.Locks, s *scope, h *hint.Hint, requests []handle.Request) (*unit, error) {
+func (c *Conn) joinLate(ctx context.Context, s *scope, p *plan) (*unit, error) {
 	t := c.tx
-	for _, r := range requests {
-		if r.None() {
-			c.k.Tenures.Settle(ctx, r.Places)
-		}
+	if p.wait.Left() == 0 {
+		c.k.Tenures.Settle(ctx, slices.Concat(p.rows, p.slots))
 	}
 	if err := c.link.AwaitTurn(ctx); err != nil {
 		return nil, err
 	}
 	defer c.link.EndTurn()
-	granted, alive, err := c.lockLate(ctx, l, h, requests)
+	granted, alive, err := c.lockLate(ctx, p)
 	if err != nil {
-		return nil, c.failedLate(h, noRetry(err), alive)
+		return nil, c.failedLate(p.h, noRetry(err), alive)
 	}
-	u := c.newUnit(l, s, h, c.link.Continue(t.base), t.opts)
-	for i, r := range requests {
+	u := c.newUnit(s, p, c.link.Continue(t.base), t.opts)
+	for i, r := range p.requests {
 		u.granted(r, nil, granted[i])
 	}
-	u.hasOlder = len(requests) > 0
+	u.hasOlder = p.inTransaction()
 	if c.unlimit != "" {
-		l.KeepAlive.Keep(c.link, u.lostBehind)
+		u.l.KeepAlive.Keep(c.link, u.lostBehind)
 	}
 	u.read, u.wrote, u.changed, u.stack = t.read, true, "a transaction", []*inner{&t.inner} // it may have written before
 	u.levels = t.levels
@@ -131,25 +128,23 @@ func (c *Conn) joinLate(ctx context.Context, l *handle.Locks, s *scope, h *hint.
 
 // lockLate takes row locks in the open transaction. alive: after an error it goes on as
 // if nothing had been asked for.
-func (c *Conn) lockLate(ctx context.Context, l *handle.Locks, h *hint.Hint, requests []handle.Request) (granted []rowlock.Locked, alive bool, err error) {
-	if err = c.openLate(ctx, l, len(requests) > 0); err != nil {
-		err = c.k.Error("lock", h, noRetry(err))
+func (c *Conn) lockLate(ctx context.Context, p *plan) (granted []rowlock.Locked, alive bool, err error) {
+	if err := c.openLate(ctx, p.l, p.inTransaction()); err != nil {
+		err = c.k.Error("lock", p.h, noRetry(err))
+		c.k.Suspect(err)
+		return nil, false, err
 	}
-	granted = make([]rowlock.Locked, len(requests))
-	for i := range requests {
-		if err != nil {
-			break
-		}
-		r := &requests[i]
-		r.Seen = c.k.Observe(ctx, r.Places...)
-		granted[i], alive, err = l.Join(r.Seen.Context(ctx), c.link, r.Now())
-		if err == nil {
-			r.Seen.TakenBy(c.link, nil)
-		}
-		alive = alive && i == 0
+	granted = make([]rowlock.Locked, len(p.requests))
+	asked := 0
+	for ; asked < len(p.requests) && err == nil; asked++ {
+		r := &p.requests[asked]
+		seen, own := c.k.Observe(ctx, r.places...)
+		r.seen, r.Wait = seen, p.wait.Left()
+		granted[asked], alive, err = p.l.Join(own, c.link, r.Request)
+		alive = alive && asked == 0
 	}
-	for _, r := range requests { // where one was refused, those before it were granted for nothing
-		c.k.Answered(r.Seen, 0, c.k.Refused(err, r.Places))
+	for _, r := range p.requests[:asked] { // where one was refused, those before it were granted for nothing
+		r.seen.Answered(c.link, nil, 0, err)
 	}
 	return granted, alive, err
 }

@@ -163,3 +163,32 @@ func TestALateLockThatIsRefusedLeavesTheTransactionAlone(t *testing.T) {
 		}
 	})
 }
+
+// What was taken before the transaction is given back if a row lock in it is refused.
+func TestALeaseGoesWithTheRowLockThatIsRefused(t *testing.T) {
+	s := fakeserver.New()
+	s.Product = fakeserver.MySQLWithProcedure
+	db, ctx := openOn(t, s, mysqllock.Config{})
+	other, _ := openOn(t, s, mysqllock.Config{})
+	holder, err := mysqllock.Acquire(context.Background(), other, "k")
+	must(t, err)
+	for name, way := range map[string]func(context.Context) error{
+		"BeginTx": func(ctx context.Context) error {
+			_, err := db.BeginTx(ctx, nil)
+			return err
+		},
+		"write": func(ctx context.Context) error { return put(ctx, db, 1) },
+		"read":  func(ctx context.Context) error { return db.QueryRowContext(ctx, read, 1).Err() },
+	} {
+		leased := lockctx.With(lockctx.Without(ctx), "l", lockctx.Lease(time.Minute))
+		if err := way(lockctx.With(leased, "k", lockctx.NoWait())); !errors.Is(err, mysqllock.ErrLocked) {
+			t.Errorf("%s: the error is %v", name, err)
+		}
+		h, err := mysqllock.Acquire(context.Background(), other, "l", lockctx.Lease(time.Minute), lockctx.NoWait())
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		must(t, h.Release())
+	}
+	must(t, holder.Release())
+}

@@ -88,7 +88,7 @@ func (u *unit) endTx(t *inner, commit bool) error {
 	case t.save == "":
 		return u.finish(false)
 	}
-	if commit && u.cause == nil && u.streaming() {
+	if commit && u.cause == nil && u.open != nil && u.open.Streaming() {
 		return nil // the savepoint goes with the transaction
 	}
 	u.cutStream()

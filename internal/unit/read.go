@@ -17,13 +17,13 @@ import (
 // when it is over. A row lock needs a session for that. Under guards, and inside
 // a hold, the query runs where it is.
 func (c *Conn) runRead(ctx context.Context, s *scope, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
-	w, err := s.wanted(h)
+	p, err := s.plan(h)
 	if err != nil {
 		return nil, nil, err
 	}
 	var end context.Context
-	if !w.Nothing() {
-		if end, err = c.readUntil(ctx, h, w, st); err != nil {
+	if len(p.missing) > 0 {
+		if end, err = c.readUntil(ctx, s, p, st); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -31,8 +31,8 @@ func (c *Conn) runRead(ctx context.Context, s *scope, h *hint.Hint, st *statemen
 		return nil, nil, c.k.Error(st.Op(), h, err)
 	}
 	switch {
-	case w.InTransaction():
-		u, err := c.open(ctx, end, s, h, st)
+	case p.inTransaction():
+		u, err := c.open(ctx, end, s, p, st)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -40,7 +40,7 @@ func (c *Conn) runRead(ctx context.Context, s *scope, h *hint.Hint, st *statemen
 	case st.Claims:
 		return nil, nil, st.Unclaimed()
 	}
-	if err := c.readUnder(ctx, end, s, h, w, st); err != nil {
+	if err := c.readUnder(ctx, end, s, p, st); err != nil {
 		return nil, nil, err
 	}
 	if err := c.needClean(ctx, s, h, c.k.Wait(h), false); err != nil {
@@ -60,47 +60,44 @@ func (c *Conn) runRead(ctx context.Context, s *scope, h *hint.Hint, st *statemen
 
 // readUntil returns the context with which the locks end that a query takes, and makes
 // sure that they are of use on this connection.
-func (c *Conn) readUntil(ctx context.Context, h *hint.Hint, w handle.Wanted, st *statement.Statement) (end context.Context, err error) {
-	if end = h.Scope.Context(); end.Done() == nil && w.Locks() {
+func (c *Conn) readUntil(ctx context.Context, s *scope, p *plan, st *statement.Statement) (end context.Context, err error) {
+	if end = p.h.Scope.Context(); end.Done() == nil && p.locks {
 		end = ofQuery{ctx}
 	}
-	if end.Done() == nil && w.Locks() {
-		return nil, c.k.Error(st.Op(), h, lockerr.With(lockerr.ErrNoEnd, errors.New(
+	if end.Done() == nil && p.locks {
+		return nil, c.k.Error(st.Op(), p.h, lockerr.With(lockerr.ErrNoEnd, errors.New(
 			"nothing would release the lock that this query takes; derive the context with context.WithCancel or WithTimeout before lockctx.With, or use BeginTx or mysqllock.Do")))
 	}
 	if c.texts.sure {
 		return end, nil
 	}
-	if _, err := c.k.Use(ctx, h); err != nil {
-		return nil, c.k.SetupError(h, err)
+	if err := p.ready(ctx, s, true); err != nil {
+		return nil, err
 	}
-	return end, c.ours(ctx, st.Op(), h)
+	return end, c.ours(ctx, st.Op(), p.h)
 }
 
 // readUnder takes the guards that a query asks for, on which it runs until end.
-func (c *Conn) readUnder(ctx, end context.Context, s *scope, h *hint.Hint, w handle.Wanted, st *statement.Statement) error {
-	compares := w.Versions() || s.remembers()
-	if !compares && len(w.Guards) == 0 {
+func (c *Conn) readUnder(ctx, end context.Context, s *scope, p *plan, st *statement.Statement) error {
+	if !p.compares && len(p.guards) == 0 {
 		return nil
 	}
-	l, err := c.k.Use(ctx, h)
-	if err != nil {
-		return c.k.SetupError(h, err)
+	if err := p.ready(ctx, s, true); err != nil {
+		return err
 	}
-	if compares {
-		if err := c.clean(ctx, l, st.Op(), h, c.texts.session); err != nil {
+	if p.compares {
+		if err := c.clean(ctx, p, st.Op(), c.texts.session); err != nil {
 			return err
 		}
 	}
-	if len(w.Guards) == 0 {
+	if len(p.guards) == 0 {
 		return nil
 	}
-	wait := c.k.Budget(h)
-	on, err := c.lends(ctx, s, h, w, wait)
+	on, err := c.lends(ctx, s, p)
 	if err != nil {
 		return err
 	}
-	if _, err := s.takeGuards(ctx, l, wait, w.Guards, on, true); err != nil {
+	if _, err := s.takeGuards(ctx, p, on, nil); err != nil {
 		return handle.Yielded(err)
 	}
 	s.watch(end)
@@ -115,7 +112,11 @@ func (c *Conn) runAlone(ctx context.Context, s *scope, h *hint.Hint, st *stateme
 		return nil, nil, st.Unclaimed()
 	}
 	goesOn := len(s.guards) > 0
-	u, err := c.begin(ctx, s, h, driver.TxOptions{})
+	p, err := s.plan(h)
+	if err != nil {
+		return nil, nil, err
+	}
+	u, err := c.begin(ctx, s, p, driver.TxOptions{})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -143,7 +144,7 @@ func (c *Conn) runAlone(ctx context.Context, s *scope, h *hint.Hint, st *stateme
 // open.
 func (c *Conn) runJoined(ctx context.Context, u *unit, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
 	if h != nil {
-		if err := u.join(ctx, c.k, h); err != nil {
+		if err := u.join(ctx, h); err != nil {
 			return nil, nil, err
 		}
 	}

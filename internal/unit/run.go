@@ -27,7 +27,7 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 		return nil, nil, err
 	}
 	open, release := u.on.untilClosed(ctx)
-	if !st.LooksBack() {
+	if len(u.doubts) > 0 && !st.LooksBack() {
 		if err := u.settleDoubts(open, op); err != nil {
 			u.give()
 			release()
@@ -50,7 +50,9 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	}
 	u.link.Touch()
 	u.read = u.read || st.Info.Snapshot
-	u.noteSavepoint(st)
+	if u.hasOlder {
+		u.noteSavepoint(st)
+	}
 	u.ran(st, r, res)
 	// Called by whoever closes streamed rows, without the scope's turn.
 	over := func(err error) {
@@ -78,7 +80,7 @@ func (u *unit) takeLink(ctx context.Context, op string) error {
 	if u.cause != nil {
 		return u.cause
 	}
-	if u.streaming() {
+	if u.open != nil && u.open.Streaming() {
 		return u.error(op, lockerr.With(lockerr.ErrUnsafe, errors.New(
 			"the rows of an earlier query of this unit of work are still being read (they were too many to read ahead): close them first")))
 	}
@@ -86,9 +88,11 @@ func (u *unit) takeLink(ctx context.Context, op string) error {
 		return err
 	}
 	u.touched = true
-	if u.settle(); u.cause != nil {
-		u.give()
-		return u.cause
+	if u.broken != nil {
+		if u.settle(); u.cause != nil {
+			u.give()
+			return u.cause
+		}
 	}
 	if err := u.on.overdue(); err != nil {
 		u.lose(u.error(op, lockerr.With(lockerr.ErrLost, err)), true)
@@ -113,7 +117,7 @@ func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.
 	if st.Info.Changes == sqltext.MayChange {
 		u.changes(st)
 	}
-	if home := u.home(); home != nil && err == nil {
+	if home := u.home(); home != nil && err == nil && st.Kept {
 		err = home.again(ctx, st)
 	}
 	if err != nil {
@@ -272,7 +276,7 @@ func (u *unit) overtaken(ctx context.Context, err error) error {
 	all := slices.Concat(u.scope.guards, u.enclosing)
 	for _, g := range u.scope.guards {
 		v, ok := g.held.(strategy.Versioned)
-		if !ok || slices.ContainsFunc(all, func(lease *guard) bool { return lease.covers(g.Place) }) {
+		if !ok || slices.ContainsFunc(all, func(lease *guard) bool { return lease.covers(g.k, g.Place) }) {
 			continue
 		}
 		if moved, _ := v.Moved(ctx); moved {
@@ -292,12 +296,11 @@ func noRetry(err error) error {
 }
 
 // settle looks at how streamed rows ended: a deadlock among them has rolled the
-// transaction back. The caller has the connection's turn.
+// transaction back. The caller has the connection's turn, and has seen u.broken there.
 func (u *unit) settle() {
-	if err := u.broken; err != nil {
-		u.broken = nil
-		_ = u.check(context.Background(), "query", err)
-	}
+	err := u.broken
+	u.broken = nil
+	_ = u.check(context.Background(), "query", err)
 }
 
 // text runs a statement of the driver's own in the unit.

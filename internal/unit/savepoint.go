@@ -18,11 +18,11 @@ type savepoints struct {
 	younger  map[string]bool // savepoints of the caller's text that are younger; only where hasOlder
 }
 
-// noteSavepoint remembers a savepoint that is younger than a row lock. It stays so:
+// noteSavepoint remembers a savepoint that is younger than a row lock, where hasOlder. It stays so:
 // the name can lead to no older one any more, since a new savepoint replaces the old
 // one of its name.
 func (s *savepoints) noteSavepoint(st *statement.Statement) {
-	if !s.hasOlder || st.Info.Kind != sqltext.Write {
+	if st.Info.Kind != sqltext.Write {
 		return
 	}
 	if name, back, ok := sqltext.Savepoint(st.Text); ok && !back {

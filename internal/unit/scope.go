@@ -28,7 +28,8 @@ type scope struct {
 	failed  error           // why no other unit may begin: one was lost behind the caller's back
 
 	decision
-	k *handle.Handle
+	k     *handle.Handle
+	hints *hint.Scope // its lock context; nil for what only has holds around it
 }
 
 func newScope(k *handle.Handle) *scope {
@@ -45,7 +46,7 @@ func scopeOf(k *handle.Handle, hints *hint.Scope) *scope {
 	stale := staleReadOf(hints)
 	return hints.State(k, func() any {
 		s := newScope(k)
-		s.stale = stale
+		s.stale, s.hints = stale, hints
 		return s
 	}).(*scope)
 }
@@ -64,7 +65,7 @@ func (s *scope) give() { <-s.turn }
 // add notes that a guard is held.
 func (s *scope) add(g *guard) {
 	s.guards = append(s.guards, g)
-	g.Enter()
+	s.k.Enter(g.Place)
 	g.tellAll()
 	if !s.counted && g.Traits.Excludes {
 		s.k.Crowd.Hold()
@@ -81,7 +82,7 @@ func (s *scope) drop(keep int) {
 	for _, g := range s.guards[keep:] {
 		g.Forget(hint.ToldToken)
 		g.Forget(hint.ToldSlot)
-		g.Leave()
+		s.k.Leave(g.Place)
 		_ = g.Release()
 	}
 	s.guards = slices.Clone(s.guards[:keep])

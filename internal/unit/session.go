@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/handle"
-	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
@@ -15,43 +14,39 @@ import (
 // openSession opens a unit of work on a session, which ends, at the latest,
 // with the context end. hold is set where a hold owns it; else the caller
 // occupies a connection of database/sql.
-func (s *scope) openSession(ctx, end context.Context, h *hint.Hint, hold *enclosure) (_ *unit, err error) {
+func (s *scope) openSession(ctx, end context.Context, p *plan, hold *enclosure) (_ *unit, err error) {
 	k := s.k
-	l, err := k.Use(ctx, h)
-	if err != nil {
-		return nil, k.SetupError(h, err)
-	}
-	w, err := s.wanted(h)
-	if err != nil {
+	if err := p.ready(ctx, s, hold == nil); err != nil {
 		return nil, err
 	}
-	if w.Versions() || s.remembers() {
-		if err := l.Dirty(0); err != nil {
-			return nil, k.Error("lock", h, err)
+	if p.compares {
+		if err := p.l.Dirty(0); err != nil {
+			return nil, k.Error("lock", p.h, err)
 		}
 	}
-	wait := k.Budget(h)
-	undo, err := s.takeGuards(ctx, l, wait, w.Guards, lent{}, hold == nil)
-	if err != nil {
-		return nil, handle.Yielded(err)
-	}
-	defer func() {
-		if err != nil {
-			undo()
+	if len(p.guards) > 0 {
+		var undo func()
+		if undo, err = s.takeGuards(ctx, p, lent{}, nil); err != nil {
+			return nil, handle.Yielded(err)
 		}
-	}()
-	requests := k.Requests(l, s.caller(hold == nil), wait, w)
-	if len(requests) > 0 {
-		requests[0].Since = time.Now() // also of the tries that follow
+		defer func() {
+			if err != nil {
+				undo()
+			}
+		}()
 	}
-	u, err := s.openUnit(ctx, l, h, requests, hold == nil)
+	if p.inTransaction() {
+		p.requests[0].Since = time.Now() // also of the tries that follow
+	}
+	u, err := s.openUnit(ctx, p)
 	for tries := 1; errors.Is(err, driver.ErrBadConn) && tries < 3; tries++ {
-		u, err = s.openUnit(ctx, l, h, requests, hold == nil)
+		u, err = s.openUnit(ctx, p)
 	}
 	if errors.Is(err, driver.ErrBadConn) {
-		err = k.SetupError(h, errors.New("connections for sessions break as soon as they are used"))
-		if len(requests) > 0 {
-			k.Answered(k.Observe(ctx, requests[0].Places...), 0, err)
+		err = k.SetupError(p.h, errors.New("connections for sessions break as soon as they are used"))
+		if p.inTransaction() {
+			seen, _ := k.Observe(ctx, p.requests[0].places...)
+			seen.Answered(nil, nil, 0, err)
 		}
 	}
 	if err != nil {
@@ -61,13 +56,17 @@ func (s *scope) openSession(ctx, end context.Context, h *hint.Hint, hold *enclos
 	u.live(end)
 	k.Crowd.Hold()
 	u.on.(*onSession).done = k.Crowd.Done
-	l.KeepAlive.Keep(u.link, u.lostBehind)
-	if err := u.lockRest(ctx, requests); err != nil {
-		return nil, handle.Yielded(err)
+	p.l.KeepAlive.Keep(u.link, u.lostBehind)
+	if len(p.requests) > 1 {
+		if err := u.lockRest(ctx, p); err != nil {
+			return nil, handle.Yielded(err)
+		}
 	}
-	if err := u.verify(ctx); err != nil {
-		_ = u.finish(false)
-		return nil, err
+	if len(s.guards) > 0 {
+		if err := u.verify(ctx); err != nil {
+			_ = u.finish(false)
+			return nil, err
+		}
 	}
 	return u, nil
 }
@@ -82,10 +81,10 @@ func (u *unit) live(end context.Context) {
 	}
 }
 
-// openUnit opens a transaction on a session, with the first of requests. Inside a
+// openUnit opens a transaction on a session, with the first request of p. Inside a
 // hold that has the key there may be none.
-func (s *scope) openUnit(ctx context.Context, l *handle.Locks, h *hint.Hint, requests []handle.Request, pooled bool) (u *unit, err error) {
-	k := s.k
+func (s *scope) openUnit(ctx context.Context, p *plan) (u *unit, err error) {
+	k, h, l := s.k, p.h, p.l
 	own, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stop := k.OnClose(cancel)
@@ -93,10 +92,10 @@ func (s *scope) openUnit(ctx context.Context, l *handle.Locks, h *hint.Hint, req
 	var link *pool.Conn
 	connect := func(ctx context.Context, blocks bool) (_ *pool.Conn, err error) {
 		wait := k.Wait(h)
-		if k.Bounded() && len(requests) > 0 {
-			wait = requests[0].Left()
+		if k.Bounded() && p.inTransaction() {
+			wait = p.wait.Left()
 		}
-		link, err = k.Dedicated(ctx, l, s.asks(ctx, h, pooled, blocks), wait)
+		link, err = k.Dedicated(ctx, l, s.asks(ctx, h, p.by.Pooled, blocks), wait)
 		return link, err
 	}
 	defer func() {
@@ -114,21 +113,20 @@ func (s *scope) openUnit(ctx context.Context, l *handle.Locks, h *hint.Hint, req
 			link.Release()
 		}
 	}()
-	if len(requests) == 0 {
+	if !p.inTransaction() {
 		if _, err := connect(own, false); errors.Is(err, driver.ErrBadConn) {
 			return nil, err
 		} else if err != nil {
 			return nil, k.SetupError(h, err)
 		}
-		u = newUnit(l, s, h, link, link.Begun(own)) // by its first statement: sessions are not in autocommit
+		u = newUnit(s, p, link, link.Begun(own)) // by its first statement: sessions are not in autocommit
 		u.levels = l.LockedLevel()
 		return u, nil
 	}
-	first := requests[0]
-	if first.None() {
-		k.Tenures.Settle(own, first.Places)
+	first := p.requests[0]
+	if first.Wait = p.wait.Left(); first.Wait == 0 {
+		k.Tenures.Settle(own, first.places)
 	}
-	first.Request = first.Now()
 	first.Conn = func(ctx context.Context) (*pool.Conn, error) { return connect(ctx, false) }
 	if k.Bounded() && !s.holds(h) {
 		first.Block = func(ctx context.Context) (*pool.Conn, error) {
@@ -140,18 +138,16 @@ func (s *scope) openUnit(ctx context.Context, l *handle.Locks, h *hint.Hint, req
 		}
 	}
 	first.Inherit = func(c *pool.Conn) { link = c }
-	first.Seen = k.Observe(ctx, first.Places...)
-	own, asked := first.Seen.Within(own)
+	first.seen, _ = k.Observe(ctx, first.places...)
+	own, asked := first.seen.Within(own)
 	defer asked()
 	grant, err := l.Begin(own, driver.TxOptions{}, true, first.Request)
-	if err == nil {
-		first.Seen.TakenBy(link, grant.Ticket)
-	}
-	k.Answered(first.Seen, 0, k.Refused(err, first.Places))
 	if err != nil {
+		first.seen.Answered(nil, nil, 0, err)
 		return nil, err
 	}
-	u = newUnit(l, s, h, link, grant.Txn)
+	first.seen.Answered(link, grant.Ticket, 0, nil)
+	u = newUnit(s, p, link, grant.Txn)
 	u.levels = l.LockedLevel()
 	u.granted(first, grant.Ticket, grant.Locked)
 	u.succession = grant.Succession

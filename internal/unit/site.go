@@ -119,8 +119,11 @@ func (s *site) tidy() error {
 
 // statements are what is prepared on a site for light connections.
 type statements struct {
-	kept  []*keptStmt // by their texts, the one used last at the end
-	stale bool        // what is kept was prepared before a statement that may give its text another meaning
+	kept []*keptStmt // by their texts, the one used last at the end
+	// stale: what is kept was prepared before a statement that taints. A text means something else
+	// after USE or SET, but what is prepared does not; and the text of CALL does not show what a
+	// procedure has set.
+	stale bool
 	own   []*baseStmt // to be closed with their users
 }
 
@@ -188,10 +191,6 @@ func typesOf(args []driver.NamedValue) string {
 	return string(types)
 }
 
-// note notes what has run: a text means something else after USE or SET, but what is
-// prepared does not. The text of CALL does not show what a procedure has set.
-func (s *statements) note(info sqltext.Info) { s.stale = s.stale || info.Taints }
-
 // refresh closes what is kept if it is stale.
 func (s *statements) refresh() {
 	if s.stale {
@@ -225,11 +224,9 @@ func (s *site) prepared(ctx context.Context, text, types string) (driver.Stmt, e
 	return stmt, err
 }
 
-// again has a statement run as it is prepared on s, if it was prepared for any connection.
+// again has a statement that was prepared for any connection run as it is prepared on s.
 func (s *site) again(ctx context.Context, st *statement.Statement) (err error) {
-	if st.Prepared && st.Kept {
-		st.On = s.link.Conn
-		st.Stmt, err = s.prepared(ctx, st.Text, typesOf(st.Args))
-	}
+	st.On = s.link.Conn
+	st.Stmt, err = s.prepared(ctx, st.Text, typesOf(st.Args))
 	return err
 }

@@ -15,15 +15,12 @@ import (
 // that sql.Conn, not on a session, so that its statements find there what earlier
 // ones have left (the default database, variables, temporary tables).
 
-// openPinned returns the unit of work that lives on this connection because it was
-// read in over a sql.Conn, and takes its turn; nil where there is none. Where it was lost, what was
+// openPinned returns c.pinned, the unit of work that lives on this connection because it was
+// read in over a sql.Conn, and takes its turn; nil where it has ended. Where it was lost, what was
 // to run in it is refused until its lock context ends, with the hint of a hold around, of a claim or
 // of another lock context, too: it would commit by itself.
 func (c *Conn) openPinned(ctx context.Context) (*unit, error) {
 	u := c.pinned
-	if u == nil {
-		return nil, nil
-	}
 	if err := u.scope.take(ctx); err != nil {
 		return nil, err
 	}
@@ -58,8 +55,8 @@ func (c *Conn) samePinned(u *unit, h *hint.Hint, op string) error {
 // openHere opens a unit of work on the connection of a sql.Conn, for a query that
 // only reads. It ends with its first commit, at the latest with the context end or
 // when the sql.Conn is closed.
-func (c *Conn) openHere(ctx, end context.Context, s *scope, h *hint.Hint) (*unit, error) {
-	u, err := c.begin(ctx, s, h, driver.TxOptions{})
+func (c *Conn) openHere(ctx, end context.Context, s *scope, p *plan) (*unit, error) {
+	u, err := c.begin(ctx, s, p, driver.TxOptions{})
 	if err != nil {
 		return nil, err
 	}
@@ -68,13 +65,10 @@ func (c *Conn) openHere(ctx, end context.Context, s *scope, h *hint.Hint) (*unit
 	return u, nil
 }
 
-// endPinned ends the unit of work that lives on this connection, which is about to
+// endPinned ends c.pinned, the unit of work that lives on this connection, which is about to
 // go to another user. Only finished autocommit statements are in it.
 func (c *Conn) endPinned() {
 	u := c.pinned
-	if u == nil {
-		return
-	}
 	c.pinned = nil
 	_ = u.scope.take(context.Background())
 	defer u.scope.give()
@@ -138,16 +132,15 @@ func (c *Conn) asks(st *statement.Statement, to *unit) error {
 
 // beginPinned begins a transaction on a sql.Conn on which a unit of work lives: it is
 // that one's, with a hint or without.
-func (c *Conn) beginPinned(ctx context.Context, u *unit, t *inner, opts driver.TxOptions) error {
-	h, hinted := hint.From(ctx)
-	if hinted && h.Err != nil {
+func (c *Conn) beginPinned(ctx context.Context, u *unit, h *hint.Hint, t *inner, opts driver.TxOptions) error {
+	if h != nil && h.Err != nil {
 		return &lockerr.Error{Op: "begin", Err: h.Err}
 	}
 	if err := c.samePinned(u, h, "begin"); err != nil {
 		return err
 	}
-	if hinted {
-		if err := u.join(ctx, c.k, h); err != nil {
+	if h != nil {
+		if err := u.join(ctx, h); err != nil {
 			return err
 		}
 	}
@@ -158,13 +151,13 @@ func (c *Conn) beginPinned(ctx context.Context, u *unit, t *inner, opts driver.T
 // came over, else on a session, which has nothing of what there is on this one. A light
 // connection that is not told of the end of its sql.Conn leaves the unit to a session,
 // unless it keeps a real connection in any case.
-func (c *Conn) open(ctx, end context.Context, s *scope, h *hint.Hint, st *statement.Statement) (*unit, error) {
+func (c *Conn) open(ctx, end context.Context, s *scope, p *plan, st *statement.Statement) (*unit, error) {
 	if st.ForConn() && (c.told || !c.k.Bounded() || c.link != nil) {
-		return c.openHere(ctx, end, s, h)
+		return c.openHere(ctx, end, s, p)
 	}
 	if left := c.carries(st); left != "" {
-		return nil, c.k.Error(st.Op(), h, lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
+		return nil, c.k.Error(st.Op(), p.h, lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
 			"%s on this connection, and the unit of work would run on another; use a sql.Conn or BeginTx for what belongs to one connection, and the DSN for session variables", left)))
 	}
-	return s.openSession(ctx, end, h, nil)
+	return s.openSession(ctx, end, p, nil)
 }

@@ -34,10 +34,13 @@ func (c *Conn) Prepare(ctx context.Context, text string) (prepared *Stmt, err er
 	if c.tx != nil && c.tx.u == nil && c.tx.failed != nil {
 		return nil, c.tx.failed
 	}
-	u, err := c.openPinned(ctx)
+	var u *unit
+	if c.pinned != nil {
+		if u, err = c.openPinned(ctx); err != nil {
+			return nil, err
+		}
+	}
 	switch {
-	case err != nil:
-		return nil, err
 	case u != nil:
 		defer u.scope.give()
 	case c.tx == nil || c.tx.u == nil:
@@ -234,7 +237,7 @@ func (s *Stmt) direct(ctx context.Context, args []driver.NamedValue) (base drive
 }
 
 func (s *Stmt) run(ctx context.Context, args []driver.NamedValue, query bool) (driver.Rows, driver.Result, error) {
-	if s.base == nil && !s.kept && s.c.plain(ctx) {
+	if h, _ := hint.From(ctx); s.base == nil && !s.kept && s.c.plain(h) {
 		return nil, nil, &lockerr.Error{Op: "statement", Err: lockerr.With(lockerr.ErrLost, errors.New(
 			"the transaction that this statement was prepared in has ended"))}
 	}

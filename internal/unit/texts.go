@@ -32,13 +32,14 @@ func (t *texts) note(info sqltext.Info, query bool, err error) {
 		return
 	}
 	whole := err == nil && !query
-	if info.Effect != (sqltext.Effect{}) {
+	does := info.Effect != (sqltext.Effect{})
+	if does {
 		t.ran(info.Effect, whole)
 	}
 	switch {
 	case info.Next != 0:
 		t.next = info.Next
-	case whole && sqltext.Idle.After(info.Effect) == sqltext.Open:
+	case does && whole && sqltext.Idle.After(info.Effect) == sqltext.Open:
 		t.next = 0 // that was it
 	case t.next != 0:
 		t.next = sqltext.AnyLevel // that may have been the transaction which it was for

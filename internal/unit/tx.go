@@ -20,14 +20,17 @@ func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (tx *Tx, err er
 	if err := c.enter(); err != nil {
 		return nil, err
 	}
-	defer func() { c.leave(err) }()
+	if !c.told {
+		defer func() { c.leave(err) }()
+	}
+	h, _ := hint.From(ctx) // nil without one
 	t := &Tx{inner: inner{opts: opts}, c: c, ctx: ctx}
-	if c.tx == nil {
+	if c.tx == nil && c.pinned != nil {
 		if u, err := c.openPinned(ctx); err != nil {
 			return nil, err
 		} else if u != nil {
 			defer u.scope.give()
-			if err := c.beginPinned(ctx, u, &t.inner, opts); err != nil {
+			if err := c.beginPinned(ctx, u, h, &t.inner, opts); err != nil {
 				return nil, err
 			}
 			c.tx = t
@@ -35,7 +38,7 @@ func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (tx *Tx, err er
 		}
 	}
 	t.pooled = c.told && c.k.Bounded() && c.tx == nil && !statement.ForConn()
-	if c.plain(ctx) {
+	if c.plain(h) {
 		if err := c.need(ctx); err != nil {
 			return nil, err
 		}
@@ -52,7 +55,7 @@ func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (tx *Tx, err er
 		c.texts.ran(beginEffect, true)
 		return t, nil
 	}
-	if err := c.beginLocked(ctx, t, opts); err != nil {
+	if err := c.beginLocked(ctx, h, t, opts); err != nil {
 		return nil, err
 	}
 	t.prev = c.tx
@@ -60,12 +63,13 @@ func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (tx *Tx, err er
 	return t, nil
 }
 
-func (c *Conn) beginLocked(ctx context.Context, t *Tx, opts driver.TxOptions) error {
-	h, hinted := hint.From(ctx)
-	if hinted && h.Err != nil {
+// beginLocked begins a transaction under the lock of h, which is nil without a hint, or inside the
+// one that is open on the connection.
+func (c *Conn) beginLocked(ctx context.Context, h *hint.Hint, t *Tx, opts driver.TxOptions) error {
+	if h != nil && h.Err != nil {
 		return &lockerr.Error{Op: "begin", Err: h.Err}
 	}
-	if hinted && (h.Scope != nil || !opts.ReadOnly) {
+	if h != nil && len(h.Holds) > 0 && (h.Scope != nil || !opts.ReadOnly) {
 		if err := reaches(ctx, c.k, h); err != nil {
 			return err
 		}
@@ -88,12 +92,16 @@ func (c *Conn) beginLocked(ctx context.Context, t *Tx, opts driver.TxOptions) er
 		if err := c.stay(u, h, nil, "begin"); err != nil {
 			return err
 		}
-		if err := u.join(ctx, c.k, h); err != nil {
+		if err := u.join(ctx, h); err != nil {
 			return err
 		}
 		return u.nest(ctx, &t.inner, opts)
 	}
-	u, err := c.begin(ctx, s, h, opts)
+	p, err := s.plan(h)
+	if err != nil {
+		return err
+	}
+	u, err := c.begin(ctx, s, p, opts)
 	if err != nil {
 		return err
 	}
@@ -125,7 +133,7 @@ func (t *Tx) beginInside(ctx context.Context, h *hint.Hint, next *inner, opts dr
 		return err
 	}
 	if h != nil {
-		if err := s.unit.join(ctx, t.c.k, h); err != nil {
+		if err := s.unit.join(ctx, h); err != nil {
 			return err
 		}
 	}
@@ -155,11 +163,14 @@ type Tx struct {
 
 // Commit commits. In a unit of work the outermost Commit gives the lock back.
 func (t *Tx) Commit() (err error) {
-	defer func() { t.over(err) }()
+	if t.pooled || !t.c.told {
+		defer func() { t.over(err) }()
+	}
 	return t.end(true)
 }
 
-// over is for the end of a transaction, which has returned err.
+// over is for the end of a transaction on a connection that would be given back later, or of
+// which nobody is told that it is: err is what Commit or Rollback returns.
 func (t *Tx) over(err error) {
 	if t.c.leave(err); t.pooled && t.c.tx == nil && t.c.pinned == nil {
 		t.c.release()
@@ -169,7 +180,9 @@ func (t *Tx) over(err error) {
 // Rollback rolls back. In a unit of work the outermost Rollback gives the lock
 // back. What was lost is rolled back already.
 func (t *Tx) Rollback() (err error) {
-	defer func() { t.over(err) }()
+	if t.pooled || !t.c.told {
+		defer func() { t.over(err) }()
+	}
 	err = t.end(false)
 	if errors.Is(err, lockerr.ErrLost) {
 		err = nil
@@ -187,9 +200,19 @@ func (t *Tx) Rollback() (err error) {
 }
 
 func (t *Tx) end(commit bool) (err error) {
-	t.leave()
+	at := &t.c.tx // the transaction around it is the connection's open one again
+	for *at != nil && *at != t {
+		at = &(*at).prev
+	}
+	if *at == t {
+		*at = t.prev
+	}
 	if t.c.tx == nil {
-		defer func() { t.c.texts.ran(endEffect, err == nil) }()
+		defer func() {
+			if t.c.texts.state != sqltext.Idle {
+				t.c.texts.ran(endEffect, err == nil)
+			}
+		}()
 	}
 	if t.u == nil {
 		switch {
@@ -205,7 +228,9 @@ func (t *Tx) end(commit bool) (err error) {
 	}
 	_ = t.u.scope.take(context.Background())
 	defer t.u.scope.give()
-	t.u.inTime()
+	if t.u.until != nil {
+		t.u.inTime()
+	}
 	return t.u.endTx(&t.inner, commit)
 }
 
@@ -231,36 +256,28 @@ func (t *Tx) commitUnder() (err error) {
 		return rolledBack(lockerr.ErrUnsafe, "the lock context has a transaction or a hold open elsewhere, which goes on and may not see what this one has changed; "+
 			"begin the transaction with the lock context")
 	}
-	c := commit{
-		link: t.c.link, info: u.l.Info(), guards: slices.Concat(u.scope.guards, u.enclosing),
-		send: t.base.Commit, sent: func() { _ = t.base.Commit() },
-	}
-	refused := true
+	f := fence{link: t.c.link, info: u.l.Info(), guards: slices.Concat(u.scope.guards, u.enclosing)}
+	done, refused := false, true
 	if err = u.alive(); err == nil {
-		refused, err = c.run()
+		done, refused, err = f.pass()
 	}
+	if err == nil {
+		if err = t.base.Commit(); done { // there is nothing left to commit, but its driver wants to know
+			err = nil
+		}
+	}
+	f.lift()
 	switch {
 	case err != nil && refused:
 		_ = t.base.Rollback()
 	case err != nil && server.Gone(err, t.c.link.Conn):
-		c.awaitEnd()
+		f.awaitEnd()
 	}
 	if t.changed && !refused {
 		u.changed = "a transaction"
 		_ = u.finish(true) // where it fails, the lock context's next statement is told
 	}
 	return err
-}
-
-// leave makes the transaction around it the connection's open one again.
-func (t *Tx) leave() {
-	at := &t.c.tx
-	for *at != nil && *at != t {
-		at = &(*at).prev
-	}
-	if *at == t {
-		*at = t.prev
-	}
 }
 
 // run runs a statement in a transaction of a unit of work. h is nil without a hint.
@@ -280,7 +297,7 @@ func (t *Tx) run(ctx context.Context, h *hint.Hint, st *statement.Statement) (dr
 		return nil, nil, err
 	}
 	if h != nil {
-		if err := t.u.join(ctx, t.c.k, h); err != nil {
+		if err := t.u.join(ctx, h); err != nil {
 			return nil, nil, err
 		}
 	}

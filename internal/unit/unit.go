@@ -3,20 +3,20 @@
 // A file uses those beside and below it here. Only two types name one above them: a scope
 // has its unit, and a Conn its Tx.
 //
-//	stmt.go, close.go, hold.go                what database/sql and Acquire call
+//	stmt.go, hold.go                          what database/sql and Acquire call
 //	exec.go                                   where a statement runs
 //	late.go, claim.go, read.go, here.go       how it runs
 //	tx.go, sqlconn.go, wrapped.go             transactions of the caller, its sql.Conn, and a wrapper of drivers above
 //	begin.go, session.go                      a unit begins on a connection, or a session
 //	conn.go                                   a connection of the application
 //	join.go, nest.go                          more locks, and savepoints, in a unit
-//	take.go, check.go                         what a lock context holds, and why it ends
-//	finish.go                                 a unit ends
+//	plan.go, take.go, check.go                what a hint asks for beside what its lock context holds, how that is taken, and why it ends
+//	finish.go                                 a unit ends: COMMIT and ROLLBACK
 //	run.go                                    statements in a unit
 //	unit.go                                   a unit, and its states
 //	scope.go                                  what is remembered of a lock context
 //	ground.go, site.go, texts.go              what a unit runs on
-//	commit.go, savepoint.go                   COMMIT under guards, and savepoints in SQL text
+//	fence.go, savepoint.go                    what is checked before COMMIT, and savepoints in SQL text
 //	enclosing.go, guard.go, decision.go       holds around, guards, and what was read under them
 package unit
 
@@ -34,6 +34,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/rowlock"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/statement"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
@@ -49,7 +50,9 @@ type unit struct {
 	on        ground    // what link is
 	txn       *pool.Txn // the transaction that holds the locks
 	opts      driver.TxOptions
+	limit     time.Duration  // of COMMIT and ROLLBACK; 0 is as long as they take without a lock
 	levels    sqltext.Levels // of isolation that the transaction may have; 0 for those of a new connection
+	has       *hint.Hint     // the last one of which it has all
 	enclosing []*guard       // of the holds that it is inside of
 	hold      *enclosure     // set where Do or Acquire ends it, not a commit in it
 	stack     []*inner       // open transactions of the caller, outermost first
@@ -80,6 +83,7 @@ type unit struct {
 // rowLocks are the row locks of a unit.
 type rowLocks struct {
 	rows    map[string]*row
+	steps   bool // others compare versions of one of them
 	tickets []*queue.Ticket
 	seen    []*handle.Observation
 	leaving time.Time // when giving back began, if there is somebody to be told
@@ -90,8 +94,6 @@ type stream struct {
 	open   *statement.Rows // holds the connection's turn; nil without one
 	broken error           // what went wrong while they were read; guarded by the connection's turn
 }
-
-func (s *stream) streaming() bool { return s.open != nil && s.open.Streaming() }
 
 // inner is a transaction of the caller in a unit: the unit's own, or a savepoint in it.
 type inner struct {
@@ -132,16 +134,19 @@ const (
 
 // row is a row of the lock table that a unit has locked.
 type row struct {
-	handle.Place
+	strategy.Place
 	versioned bool // others compare versions of it
 }
 
 // steps reports whether the commit is to make the row's version new.
 func (r *row) steps() bool { return r.versioned && !r.Shared }
 
-func newUnit(l *handle.Locks, s *scope, h *hint.Hint, link *pool.Conn, txn *pool.Txn) *unit {
-	u := &unit{l: l, scope: s, link: link, since: time.Now(), txn: txn, rowLocks: rowLocks{rows: make(map[string]*row)}, enclosing: enclosing(h), relying: relying{allowStale: h.AllowStale}}
-	u.on = &onSession{l: l, link: link}
+// commitLimit bounds a COMMIT or ROLLBACK on a session.
+const commitLimit = 30 * time.Second
+
+func newUnit(s *scope, p *plan, link *pool.Conn, txn *pool.Txn) *unit {
+	u := &unit{l: p.l, has: p.h, scope: s, link: link, since: time.Now(), txn: txn, limit: commitLimit, rowLocks: rowLocks{rows: make(map[string]*row)}, enclosing: p.around, relying: relying{allowStale: p.h.AllowStale}}
+	u.on = &onSession{l: p.l, link: link}
 	s.unit = u
 	return u
 }
@@ -172,23 +177,24 @@ func (u *unit) pinned() bool {
 
 // granted notes the rows that were locked for r. The ticket is nil where nobody
 // lined up for them.
-func (u *unit) granted(r handle.Request, ticket *queue.Ticket, locked rowlock.Locked) {
+func (u *unit) granted(r request, ticket *queue.Ticket, locked rowlock.Locked) {
 	if ticket == nil { // in a transaction that was open there is none
-		ticket = u.l.Claim(r.Places)
+		ticket = u.l.Claim(r.places)
 	}
 	u.tickets = append(u.tickets, ticket)
-	if r.Seen != nil {
-		u.seen = append(u.seen, r.Seen)
-	}
-	for _, p := range r.Places {
+	u.seen = append(u.seen, r.seen)
+	for _, p := range r.places {
 		name := p.Row
 		if p.Slots > 0 {
 			name = r.Slots[locked.Slot]
 			p.Tell(hint.ToldSlot, uint64(locked.Slot))
 		}
-		p.Enter()
-		u.scope.k.Tenures.Add(u.tenure, p)
-		u.rows[name] = &row{p, slices.Contains(locked.Versioned, name)}
+		u.scope.k.Enter(p)
+		if u.tenure != nil {
+			u.scope.k.Tenures.Add(u.tenure, p)
+		}
+		r := &row{p, slices.Contains(locked.Versioned, name)}
+		u.rows[name], u.steps = r, u.steps || r.steps()
 	}
 }
 
@@ -202,7 +208,7 @@ func (u *unit) row(name string) *row {
 }
 
 // slotOf returns which slot of p the unit has locked.
-func (u *unit) slotOf(p handle.Place) (slot int, ok bool) {
+func (u *unit) slotOf(p strategy.Place) (slot int, ok bool) {
 	if u == nil {
 		return 0, false
 	}
@@ -300,12 +306,15 @@ func (u *unit) end() {
 	u.state = ended
 	u.free()
 	for _, r := range u.rows {
-		r.Forget(hint.ToldSlot)
-		r.Leave()
+		if r.Slots > 0 {
+			r.Forget(hint.ToldSlot)
+		}
+		u.scope.k.Leave(r.Place)
 	}
 	u.l.KeepAlive.Forget(u.link)
-	if u.stop != nil {
+	if u.stop != nil { // see live
 		u.stop()
+		u.l.Forget(u)
 	}
 	guards := u.scope.guards
 	if u.scope.unit == u {
@@ -316,7 +325,9 @@ func (u *unit) end() {
 			u.scope.owed = u.endedBy()
 		default: // see endsGuards
 			u.scope.drop(0)
-			u.scope.outlived(u.endedBy())
+			if u.scope.decided {
+				u.scope.outlived(u.endedBy())
+			}
 		}
 	}
 	u.detach(guards) // after they were given back: then waiters are woken
@@ -324,7 +335,6 @@ func (u *unit) end() {
 		u.outlivedHold()
 	}
 	u.scope.k.Tenures.End(u.tenure)
-	u.l.Forget(u)
 	u.on.ended()
 }
 

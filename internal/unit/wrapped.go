@@ -22,7 +22,9 @@ func (c *Conn) enter() error {
 		return nil
 	}
 	if !c.told && (c.pinned != nil || c.lent) && !statement.ForConn() {
-		c.endPinned()
+		if c.pinned != nil {
+			c.endPinned()
+		}
 		c.lent = false
 	}
 	if c.pinned == nil && c.bad.Load() {
@@ -90,11 +92,8 @@ func (c *Conn) leaveAfter(r driver.Rows, err error) (driver.Rows, error) {
 }
 
 // remembers returns why a statement of a sql.Conn must not run where c is now, if so: it asks
-// for what the statement before it has left, which ran elsewhere.
+// for what the statement before it has left, which ran elsewhere: c.last or c.lastIn says where.
 func (c *Conn) remembers(text string) error {
-	if c.last == nil && c.lastIn == nil {
-		return nil
-	}
 	st := statement.Statement{Text: text, Info: sqltext.Look(text)}
 	if !st.Recalls() || !statement.ForConn() {
 		return nil
