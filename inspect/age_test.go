@@ -84,7 +84,8 @@ func TestAges(t *testing.T) {
 			l, from, to := held("second", 0)
 			who := l.Holders.List[0]
 			checkAge(t, strategy, who, granted, from, to)
-			if known := s.mysql() && strategy != "lease"; known != !who.Since.IsZero() {
+			early := to.Sub(granted.first) < 5*time.Second // before the lease was renewed, and the server forgot what it has run
+			if known := s.mysql() && strategy != "lease"; early && known != !who.Since.IsZero() {
 				t.Errorf("%s: since when it is held: %v", strategy, who.Since)
 			}
 			if strategy != "row" {

@@ -111,7 +111,7 @@ func TestReason(t *testing.T) {
 			from := time.Now().Add(-time.Second)
 			_, err := i.Release(t.Context(), *seen, "it hängs; \x00ticket '4711'")
 			dbtest.OK(t, err)
-			next := s.acquire(s.process("root", "next"), key, lockctx.Lease(time.Minute))
+			next := s.acquire(s.process("root", "next"), key, lockctx.Lease(time.Minute), lockctx.Wait(dbtest.Patience))
 			err = told(h)
 			want := []string{`by "root@`, `in process "`, fmt.Sprintf(":%d:", os.Getpid()), `the reason: "it hängs;  ticket '4711'"`}
 			if n == 3 {

@@ -355,7 +355,11 @@ func TestSharedReleases(t *testing.T) {
 			}
 			answer()
 		}()
-		l.releaseTogether(t, held, func(i int, err error) { dbtest.OK(t, err) })
+		l.releaseTogether(t, held, func(i int, err error) {
+			if !errors.Is(err, strategy.ErrNoAnswer) { // it is stalled for a part of the time for that
+				dbtest.OK(t, err)
+			}
+		})
 		dbtest.OK(t, (<-next).Release())
 
 		held = take()
@@ -517,7 +521,7 @@ func TestBatch(t *testing.T) {
 				t.Errorf("a lease of %v lasts for %v", all[1].TTL, left)
 			}
 			for i, a := range held {
-				dbtest.OK(t, e.released[i])
+				s.back(a.lease, e.released[i])
 				if r := s.row(a.lease.key); r.live || r.owner != "" || r.token != 2 || r.left > 0 || s.wakeUps(a.lease.key) != 0 {
 					t.Errorf("after the release of %s: %+v", a.lease.key, r)
 				}

@@ -203,6 +203,17 @@ func (l *locker) acquire(r Request) *Lease {
 	return lease
 }
 
+// back wants a lease to be given back, if not when Release returned err then later: that waits
+// for the server for handOverWait only.
+func (s *scratch) back(lease *Lease, err error) {
+	s.T.Helper()
+	if !errors.Is(err, strategy.ErrNoAnswer) {
+		dbtest.OK(s.T, err)
+		return
+	}
+	dbtest.Soon(s.T, lease.key+" is given back", func() bool { return !s.row(lease.key).live && s.wakeUps(lease.key) == 0 })
+}
+
 // row is what the server has on a key.
 type row struct {
 	owner string

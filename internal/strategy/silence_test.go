@@ -74,7 +74,7 @@ func TestSilenceIsNoLock(t *testing.T) {
 						key := dbtest.Random()
 						dbtest.OK(t, db.Ping())
 						if c.used {
-							dbtest.OK(t, take(t.Context(), db, "another", opts))
+							dbtest.OK(t, stock.Told(func() error { return take(t.Context(), db, "another", opts) })) // which many open together
 						}
 						ctx, wait := t.Context(), 300*time.Millisecond
 						if c.deadline {
@@ -118,7 +118,7 @@ func TestLateAnswerIsNoLock(t *testing.T) {
 						db, proxy := s.Proxied(mysqllock.Config{})
 						key := dbtest.Random()
 						for range 2 {
-							dbtest.OK(t, take(t.Context(), db, key, opts))
+							dbtest.OK(t, stock.Told(func() error { return take(t.Context(), db, key, opts) }))
 						}
 						const wait = 300 * time.Millisecond
 						ctx, cancel := context.WithTimeout(t.Context(), wait)
@@ -166,7 +166,7 @@ func TestSilenceDuringAWait(t *testing.T) {
 				asks := func() error {
 					s := &stock.Shop{Database: s.Database, Plain: s.Plain}
 					db, proxy := s.Proxied(mysqllock.Config{})
-					dbtest.OK(t, take(t.Context(), db, "another", opts))
+					dbtest.OK(t, stock.Told(func() error { return take(t.Context(), db, "another", opts) })) // which many open together
 					ctx, cancel := context.WithCancel(dbtest.Limited(t))
 					defer cancel()
 					told := make(chan error, 1)
@@ -209,7 +209,9 @@ func TestNoConnectionIsNoSilence(t *testing.T) {
 			db := s.Handle("maxConns=4")
 			ctx, end := context.WithCancel(dbtest.Limited(t))
 			defer end()
-			dbtest.OK(t, mysqllock.Do(ctx, db, "another", func(context.Context) error { return nil }, lockctx.Row()))
+			dbtest.OK(t, stock.Told(func() error {
+				return mysqllock.Do(ctx, db, "another", func(context.Context) error { return nil }, lockctx.Row())
+			}))
 			for id := range 3 { // and one is the driver's own
 				tx, err := db.BeginTx(ctx, nil)
 				dbtest.OK(t, err)
@@ -292,7 +294,7 @@ func TestHungOpeningsAreGivenUp(t *testing.T) {
 					lock := func() error {
 						return mysqllock.Do(context.Background(), db, name, func(context.Context) error { return nil }, opt, lockctx.Wait(5*time.Minute))
 					}
-					if err := lock(); err != nil {
+					if err := stock.Told(lock); err != nil {
 						t.Errorf("%s, maxConns=%d: %v", name, maxConns, err)
 					}
 					hangs.Store(true)
