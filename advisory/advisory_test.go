@@ -1547,3 +1547,36 @@ func TestConnectionBreaksAtAcquire(t *testing.T) {
 		dbtest.OK(t, p.acquire("k", 0).Release())
 	})
 }
+
+// TestWhoeverHasItIsKnown: the server asks for the holder of a lock more than once while it makes the
+// answer. One that was released between is nobody's, and no holder without a connection.
+func TestWhoeverHasItIsKnown(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		p, c := s.process(settings{}), s.open()
+		var took sync.WaitGroup
+		defer took.Wait()
+		stop := make(chan struct{})
+		defer close(stop)
+		name := advisory.Name(s.namespace, "k")
+		took.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					_, err := server.Query(t.Context(), c, "SELECT GET_LOCK('"+name+"', 0)")
+					_, err2 := server.Query(t.Context(), c, "SELECT RELEASE_LOCK('"+name+"')")
+					if err := errors.Join(err, err2); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			}
+		})
+		for began := time.Now(); time.Since(began) < 2*time.Second; {
+			if h := p.Holder(t.Context(), "k"); h != nil && h.ConnectionID == 0 {
+				t.Fatalf("%+v has it", *h)
+			}
+		}
+	})
+}

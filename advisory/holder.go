@@ -37,7 +37,9 @@ func (l *Locker) holderOf(ctx context.Context, name string) *lockerr.Holder {
 	if err != nil || len(rows) == 0 {
 		return nil
 	}
-	h := &lockerr.Holder{User: rows[0][1], Host: rows[0][2], Program: rows[0][3]}
-	h.ConnectionID, _ = strconv.ParseUint(rows[0][0], 10, 64)
-	return h
+	id, err := strconv.ParseUint(rows[0][0], 10, 64)
+	if err != nil { // NULL: it was released while the server made the row, which it asks for more than once
+		return nil
+	}
+	return &lockerr.Holder{ConnectionID: id, User: rows[0][1], Host: rows[0][2], Program: rows[0][3]}
 }
