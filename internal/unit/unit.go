@@ -306,9 +306,7 @@ func (u *unit) end() {
 	u.state = ended
 	u.free()
 	for _, r := range u.rows {
-		if r.Slots > 0 {
-			r.Forget(hint.ToldSlot)
-		}
+		r.Forget(hint.ToldSlot) // the key itself is the first slot, too: see plan.add
 		u.scope.k.Leave(r.Place)
 	}
 	u.l.KeepAlive.Forget(u.link)
