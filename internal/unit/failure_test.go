@@ -203,6 +203,59 @@ func TestNothingRunsWhereATransactionMayBeOpen(t *testing.T) {
 	})
 }
 
+// TestNothingRunsWhereATransactionMayBeOpenAfterALoss: nor does a sql.Conn that has lost a unit of work
+// before, so that its lock context has begun another one there.
+func TestNothingRunsWhereATransactionMayBeOpenAfterALoss(t *testing.T) {
+	onProducts(t, func(t *testing.T, s *fakeserver.Server, db *sql.DB, outer context.Context) {
+		plain := lockctx.Without(outer)
+		must(t, put(outer, db, 10)) // the key's row is known
+		for name, next := range map[string]func(*sql.Conn, context.Context, context.CancelFunc) error{
+			"a read": func(c *sql.Conn, ctx context.Context, _ context.CancelFunc) error {
+				return c.QueryRowContext(ctx, read, 1).Scan(new(int))
+			},
+			"BeginTx": func(c *sql.Conn, ctx context.Context, _ context.CancelFunc) error {
+				tx, err := c.BeginTx(ctx, nil)
+				if err == nil {
+					_ = tx.Rollback()
+				}
+				return err
+			},
+			"a write after the end of the lock context": func(c *sql.Conn, _ context.Context, cancel context.CancelFunc) error {
+				cancel()
+				return put(plain, c, 1)
+			},
+		} {
+			own, cancel := context.WithCancel(plain)
+			ctx := lockctx.With(own, "k")
+			c, err := db.Conn(plain)
+			must(t, err)
+			seen(t, c, ctx)
+			tx, err := c.BeginTx(ctx, nil)
+			must(t, err)
+			s.Fail(write, refused(1213))
+			if err := put(ctx, tx, 4); !errors.Is(err, mysqllock.ErrDeadlock) {
+				t.Errorf("%s: the deadlock is %v", name, err)
+			}
+			must(t, tx.Rollback())
+			s.Fail("COMMIT", refused(1180))
+			s.Fail("ROLLBACK", refused(1180))
+			tx, err = c.BeginTx(ctx, nil)
+			must(t, err)
+			must(t, put(ctx, tx, seen(t, tx, ctx)-5))
+			if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
+				t.Errorf("%s: the commit is %v", name, err)
+			}
+			if err := next(c, ctx, cancel); !errors.Is(err, driver.ErrBadConn) {
+				t.Errorf("then %s: %v", name, err)
+			}
+			cancel()
+			_ = c.Close()
+			dbtest.Soon(t, "nothing is left", func() bool { return s.Held() == 0 })
+			state(t, s, 10, 0)
+		}
+	})
+}
+
 func TestAStatementThatFailsLeavesTheTransactionAsItIs(t *testing.T) {
 	s, db, ctx := open(t)
 	tx, err := db.BeginTx(ctx, nil)
