@@ -203,6 +203,113 @@ func TestNothingRunsWhereATransactionMayBeOpen(t *testing.T) {
 	})
 }
 
+// TestNothingRunsWhereATransactionMayBeOpenAfterALoss: nor does a sql.Conn that has lost a unit of work
+// before, so that its lock context has begun another one there.
+func TestNothingRunsWhereATransactionMayBeOpenAfterALoss(t *testing.T) {
+	onProducts(t, func(t *testing.T, s *fakeserver.Server, db *sql.DB, outer context.Context) {
+		plain := lockctx.Without(outer)
+		must(t, put(outer, db, 10)) // the key's row is known
+		for name, next := range map[string]func(*sql.Conn, context.Context, context.CancelFunc) error{
+			"a read": func(c *sql.Conn, ctx context.Context, _ context.CancelFunc) error {
+				return c.QueryRowContext(ctx, read, 1).Scan(new(int))
+			},
+			"BeginTx": func(c *sql.Conn, ctx context.Context, _ context.CancelFunc) error {
+				tx, err := c.BeginTx(ctx, nil)
+				if err == nil {
+					_ = tx.Rollback()
+				}
+				return err
+			},
+			"a write after the end of the lock context": func(c *sql.Conn, _ context.Context, cancel context.CancelFunc) error {
+				cancel()
+				return put(plain, c, 1)
+			},
+		} {
+			own, cancel := context.WithCancel(plain)
+			ctx := lockctx.With(own, "k")
+			c, err := db.Conn(plain)
+			must(t, err)
+			seen(t, c, ctx)
+			tx, err := c.BeginTx(ctx, nil)
+			must(t, err)
+			s.Fail(write, refused(1213))
+			if err := put(ctx, tx, 4); !errors.Is(err, mysqllock.ErrDeadlock) {
+				t.Errorf("%s: the deadlock is %v", name, err)
+			}
+			must(t, tx.Rollback())
+			s.Fail("COMMIT", refused(1180))
+			s.Fail("ROLLBACK", refused(1180))
+			tx, err = c.BeginTx(ctx, nil)
+			must(t, err)
+			must(t, put(ctx, tx, seen(t, tx, ctx)-5))
+			if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
+				t.Errorf("%s: the commit is %v", name, err)
+			}
+			if err := next(c, ctx, cancel); !errors.Is(err, driver.ErrBadConn) {
+				t.Errorf("then %s: %v", name, err)
+			}
+			cancel()
+			_ = c.Close()
+			dbtest.Soon(t, "nothing is left", func() bool { return s.Held() == 0 })
+			state(t, s, 10, 0)
+		}
+	})
+}
+
+// TestNothingRunsWhereATransactionUnderAUnitMayBeOpen: one that ran under the lock of a unit of work
+// elsewhere, and whose commit was refused, or has failed.
+func TestNothingRunsWhereATransactionUnderAUnitMayBeOpen(t *testing.T) {
+	onProducts(t, func(t *testing.T, s *fakeserver.Server, db *sql.DB, ctx context.Context) {
+		plain := lockctx.Without(ctx)
+		must(t, put(ctx, db, 10)) // the key's row is known
+		for _, rollback := range []bool{true, false} {
+			for name, refuse := range map[string]func() func() error{
+				"a transaction of the unit is open": func() func() error {
+					inner, err := db.BeginTx(ctx, nil)
+					must(t, err)
+					return inner.Rollback
+				},
+				"the lock is lost": func() func() error {
+					s.LoseAnswer("DO 0")
+					return func() error { return nil }
+				},
+				"COMMIT fails": func() func() error {
+					s.Fail("COMMIT", refused(1180))
+					return func() error { return nil }
+				},
+			} {
+				own, cancel := context.WithCancel(plain)
+				ctx = lockctx.With(own, "k")
+				c, err := db.Conn(plain)
+				must(t, err)
+				n := seen(t, db, ctx)
+				tx, err := c.BeginTx(plain, nil)
+				must(t, err)
+				must(t, put(ctx, tx, n-5))
+				end := refuse()
+				if !rollback {
+					s.Fail("ROLLBACK", refused(1180))
+				}
+				if err := tx.Commit(); err == nil {
+					t.Errorf("%s: the commit has not failed", name)
+				}
+				must(t, end())
+				cancel()
+				next, err := c.BeginTx(plain, nil) // would commit
+				if rollback && err != nil || !rollback && !errors.Is(err, driver.ErrBadConn) {
+					t.Errorf("%s, rolled back %v: %v", name, rollback, err)
+				}
+				if err == nil {
+					must(t, next.Rollback())
+				}
+				_ = c.Close()
+				dbtest.Soon(t, "nothing is left", func() bool { return s.Held() == 0 })
+				state(t, s, 10, 0)
+			}
+		}
+	})
+}
+
 func TestAStatementThatFailsLeavesTheTransactionAsItIs(t *testing.T) {
 	s, db, ctx := open(t)
 	tx, err := db.BeginTx(ctx, nil)

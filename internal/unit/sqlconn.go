@@ -27,10 +27,16 @@ func (c *Conn) openPinned(ctx context.Context) (*unit, error) {
 	u.outlivesHold()
 	if u.state == ended {
 		defer u.scope.give()
-		if !u.bars() {
+		h, _ := hint.From(ctx)
+		own := h != nil && h.Scope != nil && scopeOf(c.k, h.Scope) == u.scope
+		switch {
+		case !u.bars():
 			c.pinned = nil
-		} else if h, _ := hint.From(ctx); h == nil || h.Scope == nil || scopeOf(c.k, h.Scope) != u.scope {
+		case !own:
 			return nil, u.cause
+		}
+		if c.bad.Load() && (!own || u.scope.failed == nil) { // see enter; a lock context that has failed says why
+			return nil, driver.ErrBadConn
 		}
 		return nil, nil
 	}

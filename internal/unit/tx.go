@@ -240,7 +240,7 @@ func (t *Tx) end(commit bool) (err error) {
 func (t *Tx) commitUnder() (err error) {
 	u := t.under
 	rolledBack := func(sentinel error, why string) error {
-		_ = t.base.Rollback()
+		t.undo()
 		return t.c.k.Error("commit", t.hint, lockerr.With(sentinel, errors.New(why+"; the transaction is rolled back")))
 	}
 	// The unit must not end meanwhile; but a statement that runs in it may be waiting
@@ -268,16 +268,24 @@ func (t *Tx) commitUnder() (err error) {
 	}
 	f.lift()
 	switch {
-	case err != nil && refused:
-		_ = t.base.Rollback()
-	case err != nil && server.Gone(err, t.c.link.Conn):
+	case err != nil && !refused && server.Gone(err, t.c.link.Conn):
 		f.awaitEnd()
+	case err != nil && (refused || server.Number(err) != 0):
+		t.undo()
 	}
 	if t.changed && !refused {
 		u.changed = "a transaction"
 		_ = u.finish(true) // where it fails, the lock context's next statement is told
 	}
 	return err
+}
+
+// undo rolls back what began without a hint, and must not be committed by whatever comes after it
+// on the connection.
+func (t *Tx) undo() {
+	if t.base.Rollback() != nil {
+		t.c.bad.Store(true)
+	}
 }
 
 // run runs a statement in a transaction of a unit of work. h is nil without a hint.

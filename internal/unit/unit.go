@@ -1,7 +1,7 @@
 // Package unit has what happens in a lock context: units of work, holds, connections, and commits.
 //
-// A file uses those beside and below it here. Only two types name one above them: a scope
-// has its unit, and a Conn its Tx.
+// A file uses those beside and below it here. Only three types name one above them: a scope
+// has its unit, a Conn its Tx, and a unit begins with what its plan says.
 //
 //	stmt.go, hold.go                          what database/sql and Acquire call
 //	exec.go                                   where a statement runs
@@ -12,11 +12,12 @@
 //	join.go, nest.go                          more locks, and savepoints, in a unit
 //	plan.go, take.go, check.go                what a hint asks for beside what its lock context holds, how that is taken, and why it ends
 //	finish.go                                 a unit ends: COMMIT and ROLLBACK
+//	fence.go                                  what is checked before COMMIT
 //	run.go                                    statements in a unit
 //	unit.go                                   a unit, and its states
 //	scope.go                                  what is remembered of a lock context
 //	ground.go, site.go, texts.go              what a unit runs on
-//	fence.go, savepoint.go                    what is checked before COMMIT, and savepoints in SQL text
+//	savepoint.go                              savepoints in SQL text
 //	enclosing.go, guard.go, decision.go       holds around, guards, and what was read under them
 package unit
 
@@ -306,9 +307,7 @@ func (u *unit) end() {
 	u.state = ended
 	u.free()
 	for _, r := range u.rows {
-		if r.Slots > 0 {
-			r.Forget(hint.ToldSlot)
-		}
+		r.Forget(hint.ToldSlot) // the key itself is the first slot, too: see plan.add
 		u.scope.k.Leave(r.Place)
 	}
 	u.l.KeepAlive.Forget(u.link)

@@ -147,6 +147,25 @@ func TestSlotsAreAsManyAsWereAskedFor(t *testing.T) {
 	state(t, s, 10, 0)
 }
 
+// Who has the key itself has its first slot, until the unit of work ends.
+func TestASlotOfAKeyThatIsLockedItselfGoesWithIt(t *testing.T) {
+	_, db, _ := open(t)
+	key := lockctx.With(context.Background(), "k")
+	both := lockctx.With(key, "k", lockctx.Slots(2))
+	for name, begin := range map[string]context.Context{"together": both, "the key first": key} {
+		tx, err := db.BeginTx(begin, nil)
+		must(t, err)
+		must(t, put(both, tx, 5))
+		if slot, ok := mysqllock.Slot(both); !ok || slot != 0 {
+			t.Errorf("%s: the slot is %d, %v", name, slot, ok)
+		}
+		must(t, tx.Rollback())
+		if slot, ok := mysqllock.Slot(both); ok {
+			t.Errorf("%s: after the end the slot is %d", name, slot)
+		}
+	}
+}
+
 // The server has said that no slot is free, so somebody has them, also if the caller's wait is over
 // before it waits for one.
 func TestAWaitForSlotsThatIsOverBeforeItBeginsIsATimeout(t *testing.T) {

@@ -27,7 +27,7 @@ func (c *Conn) enter() error {
 		}
 		c.lent = false
 	}
-	if c.pinned == nil && c.bad.Load() {
+	if c.pinned == nil && c.bad.Load() { // else openPinned asks
 		return driver.ErrBadConn // database/sql closes it, and takes another one
 	}
 	return nil
