@@ -52,7 +52,8 @@ func TestLock(t *testing.T) {
 			if i == 1 && e.Holder != nil && (e.Holder.User != "root" || !strings.HasPrefix(e.Holder.Host, "localhost") && !strings.HasPrefix(e.Holder.Host, "127.0.0.1")) {
 				t.Errorf("the holder is %v", e.Holder)
 			}
-			if err := q.told("Key", 300*time.Millisecond); !errors.Is(err, lockerr.ErrTimeout) || !errors.Is(err, lockerr.ErrLocked) {
+			err := q.told("Key", 300*time.Millisecond)
+			if !errors.Is(err, lockerr.ErrTimeout) || !errors.Is(err, lockerr.ErrLocked) || !errors.As(err, &e) || e.Waited < 300*time.Millisecond || e.Waited > 20*time.Second {
 				t.Error(err)
 			}
 		}

@@ -60,6 +60,9 @@ func TestAdvisoryHoldLapses(t *testing.T) {
 				if released {
 					err := h.Release()
 					s.WantNamed("job", false)
+					if after := time.Since(ended); err == nil && after >= ttl { // it may have lapsed
+						err = fmt.Errorf("it is free after %v", after)
+					}
 					return err
 				}
 				dbtest.Soon(t, "it has lapsed", func() bool { return s.Named("job") == 0 })
@@ -184,9 +187,9 @@ func TestAdvisoryHomeIsKept(t *testing.T) {
 		db := s.Handle("lockStrategy=advisory&lockTTL=" + ttl.String() + params)
 		knowsHome(s, db)
 		time.Sleep(ttl * 6 / 5) // as if the connection was silent for too long
-		return stock.InTx(lockctx.With(dbtest.Limited(t), "k"), db, func(tx *sql.Tx) error {
+		err := stock.InTx(lockctx.With(dbtest.Limited(t), "k"), db, func(tx *sql.Tx) error {
 			time.Sleep(ttl * 3 / 10)
-			if _, err := tx.Exec("UPDATE p SET stock = stock - 1 WHERE id = 1"); err != nil {
+			if _, err := tx.Exec("UPDATE p SET stock = 9 WHERE id = 1"); err != nil {
 				return err
 			}
 			time.Sleep(ttl * 6 / 5)
@@ -213,10 +216,18 @@ func TestAdvisoryHomeIsKept(t *testing.T) {
 			}
 			return nil
 		})
+		if err != nil {
+			return err
+		}
+		ended := time.Now()
+		s.WantNamed("k", false)
+		if after := time.Since(ended); after > ttl/2 { // the server may have ended its connection
+			return fmt.Errorf("it is free %v after the commit", after)
+		}
+		return nil
 	}
 	kept := func(t *testing.T, s *stock.Shop, params string) {
 		dbtest.AtItsPace(t, time.Second, func(ttl time.Duration) error { return idle(t, s, params, ttl) })
-		s.WantNamed("k", false)
 		s.WantStock(1, 9)
 
 		db := s.Handle("lockStrategy=advisory&lockTTL=3s" + params)

@@ -204,7 +204,7 @@ func (l *locker) acquire(r Request) *Lease {
 }
 
 // back wants a lease to be given back, if not when Release returned err then later: that waits
-// for the server for handOverWait only.
+// for the server for handoffWait only.
 func (s *scratch) back(lease *Lease, err error) {
 	s.T.Helper()
 	if !errors.Is(err, strategy.ErrNoAnswer) {

@@ -323,20 +323,24 @@ func giveText(t Table) (parameters, body string) {
 func (t Table) BeginProcedure() Procedure { return Procedure{t, 3, "_seen2", beginText} }
 
 func beginText(t Table) (parameters, body string) {
+	read, begin := t.begins("token", "v_token", ofKey, "@@transaction_isolation", "")
 	return "p_namespace VARBINARY(255), p_name VARBINARY(255)",
-		"  DECLARE v_token BIGINT UNSIGNED;\n  " + t.begins(ofKey, "@@transaction_isolation", "v_token") + "\n"
+		"  DECLARE v_token BIGINT UNSIGNED;\n" +
+			"  " + read + "\n" +
+			"  " + begin + "\n"
 }
 
 // BeginBlock is the same for MariaDB, with a question mark for the name. The variable is the
-// session's, since sql_mode ORACLE declares others elsewhere.
+// session's, since sql_mode ORACLE declares others elsewhere; MAX sets it also if there is no row.
 func (t Table) BeginBlock(namespace string) string {
-	return "BEGIN NOT ATOMIC " + t.begins(" WHERE "+Row("", namespace, Unhex), "@@tx_isolation", "@mysqllock_token") + " END"
+	read, begin := t.begins("MAX(token)", "@mysqllock_token", " WHERE "+Row("", namespace, Unhex), "@@tx_isolation", " LIMIT 1")
+	return "BEGIN NOT ATOMIC " + read + " " + begin + " END"
 }
 
-// begins is the body of both. MAX sets the variable also if there is no row.
-func (t Table) begins(where, isolation, token string) string {
-	return "SELECT MAX(token) INTO " + token + " FROM " + t.String() + where + " AND " + Settled + " AND " + isolation + " <> 'READ-UNCOMMITTED' LIMIT 1;" +
-		" IF " + token + " IS NOT NULL THEN START TRANSACTION; SELECT " + token + "; END IF;"
+// begins is the body of both.
+func (t Table) begins(version, token, where, isolation, limit string) (read, begin string) {
+	return "SELECT " + version + " INTO " + token + " FROM " + t.String() + where + " AND " + Settled + " AND " + isolation + " <> 'READ-UNCOMMITTED'" + limit + ";",
+		"IF " + token + " IS NOT NULL THEN START TRANSACTION; SELECT " + token + "; END IF;"
 }
 
 // VersionsProcedure compares versions, sets the next ones, and commits. p_name and p_version
@@ -441,7 +445,7 @@ func passText(t Table) (parameters, body string) {
 // PassBlock is the same for MariaDB, to be prepared, with question marks for the name, p_quiet and
 // p_mark.
 func (t Table) PassBlock(namespace string) string {
-	return BlockOfKey + t.passes("?", AtOnce, " WHERE "+Row("", namespace, "v_name"), "v_most", "") + "END"
+	return BlockOfKey + t.passes("?", AtOnce, " WHERE "+Row("", namespace, "v_name")+" LIMIT 1", "v_most", "") + "END"
 }
 
 // passes is the body of both.
@@ -452,7 +456,7 @@ func (t Table) passes(mark, before, where, most, noWait string) string {
 		"    DECLARE CONTINUE HANDLER FOR SQLEXCEPTION BEGIN END;\n" +
 		"    START TRANSACTION;\n" +
 		"    " + before + "SELECT /*+ SET_VAR(lock_wait_timeout = 1) */ " + Quiet(most) + " INTO v_quiet\n" +
-		"      FROM " + t.String() + where + " LIMIT 1 FOR UPDATE" + noWait + ";\n" +
+		"      FROM " + t.String() + where + " FOR UPDATE" + noWait + ";\n" +
 		"  END;\n" +
 		"  IF v_quiet IS NOT TRUE THEN ROLLBACK; SELECT 0; END IF;\n"
 }
