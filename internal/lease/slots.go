@@ -46,6 +46,7 @@ func (l *Locker) acquireSlot(ctx context.Context, r strategy.Request) (_ *Slot, 
 	}
 	a.Once = true
 	defer a.Finish()
+	defer func() { a.done() }()
 	if err := l.cfg.Rows.Exist(ctx, slices.Sorted(slices.Values(a.rows))); err != nil {
 		return nil, &lockerr.Error{Op: "lock", Key: p.Key, Strategy: p.Strategy, Err: err}
 	}
@@ -75,7 +76,27 @@ type slotAttempt struct {
 	rows    []string // of the slots
 	ctx     context.Context
 	lost    func()
+	patient context.Context // of the wait, once it has begun
+	leave   func()
 	cleaned time.Time // until when a clean-up is waited for; zero is not
+}
+
+// mayWait begins the wait, or goes on with it.
+func (a *slotAttempt) mayWait() (err error) {
+	if a.patient != nil {
+		return context.Cause(a.patient)
+	}
+	ctx, leave, err := a.Patient(a.ctx)
+	if err == nil {
+		a.patient, a.leave = ctx, leave
+	}
+	return err
+}
+
+func (a *slotAttempt) done() {
+	if a.leave != nil {
+		a.leave()
+	}
 }
 
 // search takes the slot that somebody of this process has given back, or any one at
@@ -105,6 +126,9 @@ func (a *slotAttempt) search() (g *Lease, slot int, err error) {
 		if a.Wait == 0 && a.cleaning() {
 			continue
 		}
+		if err := a.mayWait(); err != nil {
+			return nil, 0, err
+		}
 		if g, slot, err = a.waitFor(); g != nil || err != nil {
 			return g, slot, err
 		}
@@ -127,17 +151,12 @@ func (a *slotAttempt) cleaning() bool {
 // waitFor waits for any one of the slots for a while. It returns no lease where it is time to look
 // at the others.
 func (a *slotAttempt) waitFor() (*Lease, int, error) {
-	patient, done, err := a.Patient(a.ctx)
-	if err != nil {
-		return nil, 0, err
-	}
-	defer done()
 	open := a.Ticket.Untaken(len(a.rows))
 	if len(open) == 0 { // those who have them are here: they tell
-		return nil, 0, a.Ticket.AwaitFreed(patient, slotSlice)
+		return nil, 0, a.Ticket.AwaitFreed(a.patient, slotSlice)
 	}
 	slot := open[rand.N(len(open))]
-	ctx, cancel := context.WithTimeout(patient, 2*slotSlice)
+	ctx, cancel := context.WithTimeout(a.patient, 2*slotSlice)
 	defer cancel()
 	ctx, stop := a.Ticket.UntilFreed(ctx)
 	defer stop()
@@ -145,8 +164,8 @@ func (a *slotAttempt) waitFor() (*Lease, int, error) {
 	switch {
 	case err == nil:
 		return g, slot, nil
-	case patient.Err() != nil:
-		return nil, 0, context.Cause(patient)
+	case a.patient.Err() != nil:
+		return nil, 0, context.Cause(a.patient)
 	case ctx.Err() != nil || errors.Is(err, lockerr.ErrLocked):
 		return nil, 0, nil
 	}
@@ -174,6 +193,8 @@ func (a *slotAttempt) explain(err error) error {
 	switch {
 	case a.ctx.Err() == nil && errors.As(err, &e) && !strategy.Ungranted(err):
 		return err
+	case a.patient != nil && a.patient.Err() != nil: // and not what that has ended
+		err = context.Cause(a.patient)
 	case errors.As(err, &e): // of one of the slots
 		err = e.Err
 	}
