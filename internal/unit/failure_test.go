@@ -161,6 +161,35 @@ func TestNothingGoesOnBehindAWrapper(t *testing.T) {
 	state(t, s, 10, 0)
 }
 
+// TestASQLConnGoesOnOnceALossWasTriedAgain: after a transaction on a sql.Conn was lost in a lock context
+// that has committed another one since, anything runs there.
+func TestASQLConnGoesOnOnceALossWasTriedAgain(t *testing.T) {
+	onProducts(t, func(t *testing.T, s *fakeserver.Server, db *sql.DB, ctx context.Context) {
+		plain := lockctx.Without(ctx)
+		c, err := db.Conn(plain)
+		must(t, err)
+		defer c.Close()
+		seen(t, c, ctx)
+		tx, err := c.BeginTx(ctx, nil)
+		must(t, err)
+		s.Fail(write, refused(1213))
+		if err := put(ctx, tx, 7); !errors.Is(err, mysqllock.ErrDeadlock) {
+			t.Error(err)
+		}
+		must(t, tx.Rollback())
+		if err := put(plain, c, 1); !errors.Is(err, mysqllock.ErrDeadlock) {
+			t.Errorf("before that: %v", err)
+		}
+		tx, err = c.BeginTx(ctx, nil)
+		must(t, err)
+		must(t, put(ctx, tx, seen(t, tx, ctx)-5))
+		must(t, tx.Commit())
+		must(t, put(lockctx.With(plain, "k1"), c, 8))
+		must(t, put(plain, c, 9))
+		state(t, s, 9, 0)
+	})
+}
+
 // TestNothingRunsWhereATransactionMayBeOpen: if a rollback fails, a sql.Conn does not go on. What it ran
 // would vanish with the transaction, and BEGIN would commit what was refused.
 func TestNothingRunsWhereATransactionMayBeOpen(t *testing.T) {

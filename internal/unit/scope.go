@@ -18,6 +18,7 @@ type scope struct {
 	asked bool          // a wait was made to try again on another connection; guarded by the crowd
 
 	unit    *unit           // the open transaction of the unit of work
+	latest  *unit           // that one, or the last that there was
 	guards  []*guard        // what else the unit of work holds, with or without a transaction
 	counted bool            // the crowd knows that one of them is held
 	joined  []*enclosure    // holds that joined one of guards, and end with them

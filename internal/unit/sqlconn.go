@@ -43,9 +43,10 @@ func (c *Conn) openPinned(ctx context.Context) (*unit, error) {
 	return u, nil
 }
 
-// bars reports whether what is to run in the unit, which has ended, would commit by itself.
+// bars reports whether what is to run in the unit, which has ended, would commit by itself. Its lock
+// context may have begun another one since: then the caller knows.
 func (u *unit) bars() bool {
-	return errors.Is(u.cause, lockerr.ErrLost) && u.until != nil && u.until.Err() == nil
+	return errors.Is(u.cause, lockerr.ErrLost) && u.until != nil && u.until.Err() == nil && u.scope.latest == u
 }
 
 // samePinned returns why a call with h must not become part of u, the unit of work

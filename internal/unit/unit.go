@@ -148,7 +148,7 @@ const commitLimit = 30 * time.Second
 func newUnit(s *scope, p *plan, link *pool.Conn, txn *pool.Txn) *unit {
 	u := &unit{l: p.l, has: p.h, scope: s, link: link, since: time.Now(), txn: txn, limit: commitLimit, rowLocks: rowLocks{rows: make(map[string]*row)}, enclosing: p.around, relying: relying{allowStale: p.h.AllowStale}}
 	u.on = &onSession{l: p.l, link: link}
-	s.unit = u
+	s.unit, s.latest = u, u
 	return u
 }
 
