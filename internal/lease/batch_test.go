@@ -649,12 +649,13 @@ func TestBatchPolled(t *testing.T) {
 			_, err = conn.ExecContext(t.Context(), "DO GET_LOCK(?, 0)", lockname.OfLeasePoller(s.Name, r.Key))
 			dbtest.OK(t, err)
 		}
+		began := time.Now()
 		got := l.together(func() {}, dbtest.Limited(t), all...)
 		for _, a := range got[1:] {
 			<-a.done
 			dbtest.OK(t, a.err)
 		}
-		if r := s.row("polled"); r.live || s.wakeUps("polled") != 0 {
+		if r := s.row("polled"); (r.live || s.wakeUps("polled") != 0) && time.Since(began) < yieldFor { // for which it is left free
 			t.Errorf("it is not left to the poller: %+v", r)
 		}
 		dbtest.OK(t, conn.Close())
