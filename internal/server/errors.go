@@ -203,8 +203,9 @@ func Missing(err error) bool {
 // (1143).
 func NoColumn(err error) bool { n := Number(err); return n == 1054 || n == 1143 }
 
-// Idle reports that the server has ended a connection on which nothing was sent for too long.
-func Idle(err error) bool { return Number(err) == 4031 }
+// Idle reports that the server has ended a connection on which nothing was sent for too long. If its
+// word for that came together with an answer, the base driver has it in its buffer, and sends nothing.
+func Idle(err error) bool { return Number(err) == 4031 || errors.Is(err, mysql.ErrBusyBuffer) }
 
 // Broken reports that a connection is lost, so that the caller may try another.
 func Broken(err error) bool {

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
+
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/fakeserver"
@@ -270,6 +272,35 @@ func TestAConnectionThatEndsAsItIsSetUpIsOpenedAgain(t *testing.T) {
 				state(t, s, 10, 0)
 			})
 		}
+	}
+}
+
+// Nor is one used on which the server's last word is in the driver's buffer: nothing is sent there.
+func TestAConnectionThatTheServerHasEndedIsNotUsedForALock(t *testing.T) {
+	for kind, take := range map[string]string{"row": "x'6b'", "shared": "FOR SHARE", "slots": "FOR UPDATE"} {
+		t.Run(kind, func(t *testing.T) {
+			s, db, _ := open(t)
+			ctx, option := context.Background(), kinds[kind].option
+			for name, write := range map[string]func(stock int) error{
+				"Do": func(stock int) error {
+					return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { return put(ctx, db, stock) }, option)
+				},
+				"BeginTx": func(stock int) error {
+					tx, err := db.BeginTx(lockctx.With(ctx, "k", option), nil)
+					if err != nil {
+						return err
+					}
+					return errors.Join(put(ctx, tx, stock), tx.Commit())
+				},
+			} {
+				must(t, write(5)) // the rows are made
+				s.Fail(take, mysql.ErrBusyBuffer)
+				if err := write(6); err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+				state(t, s, 6, 0)
+			}
+		})
 	}
 }
 
