@@ -277,7 +277,7 @@ func TestGuardKilled(t *testing.T) {
 }
 
 // truant is family with a child that leaves the group.
-const truant = "timeout 1000 sh -c 'trap \"\" TERM; echo $$ >truant; while :; do sleep 0.05; done' & until [ -s truant ]; do sleep 0.05; done; echo $$ $(cat truant) >pids; wait"
+const truant = "exec 2>/dev/null; timeout 1000 sh -c 'trap \"\" TERM; echo $$ >truant; while :; do sleep 0.05; done' & until [ -s truant ]; do sleep 0.05; done; echo $$ $(cat truant) >pids; wait"
 
 // TestTruant: what has left the command's process group ends with it, when the lock
 // is lost and when run is killed.
