@@ -121,14 +121,12 @@ func (p *process) acquire(key string, wait time.Duration) *advisory.Lock {
 
 // told is what asking for a lock with a short wait ends with: it is asked again where a busy
 // server has not answered within the wait.
-func (p *process) told(key string, wait time.Duration) (err error) {
+func (p *process) told(key string, wait time.Duration) error {
 	p.T.Helper()
-	for began := time.Now(); time.Since(began) < dbtest.Patience; {
-		if _, err = p.Acquire(p.T.Context(), request(key, wait)); !errors.Is(err, lockerr.ErrExhausted) {
-			break
-		}
-	}
-	return err
+	return dbtest.Until(func() error {
+		_, err := p.Acquire(p.T.Context(), request(key, wait))
+		return err
+	}, func(err error) bool { return !errors.Is(err, lockerr.ErrExhausted) })
 }
 
 // inLine waits until so many callers of the process are in line for the key.

@@ -93,6 +93,16 @@ func AtItsPace(t testing.TB, d time.Duration, try func(d time.Duration) error) {
 	}
 }
 
+// Until runs ask until it returns what is right, for as long as a test is patient.
+func Until(ask func() error, right func(error) bool) (err error) {
+	for began := time.Now(); time.Since(began) < Patience; {
+		if err = ask(); right(err) {
+			break
+		}
+	}
+	return err
+}
+
 // Limited returns a context for what must not hang. It ends when a test's patience does,
 // or with the test.
 func Limited(t testing.TB) context.Context { return Within(t, Patience) }

@@ -383,7 +383,7 @@ func (c *Conn) doRows(ctx context.Context, text string, args []driver.NamedValue
 	text = filled(text, args)
 	switch {
 	case strings.HasPrefix(text, "BEGIN NOT ATOMIC SET SESSION idle"), strings.HasPrefix(text, "BEGIN NOT ATOMIC DECLARE v_name"), call.MatchString(text):
-		r, err = c.begin(ctx, strings.ReplaceAll(text, "''", "'"))
+		r, err = c.begin(ctx, text)
 	case lockedNames.MatchString(text):
 		r, err = c.lock(ctx, text)
 	case strings.HasPrefix(text, "SELECT name, token FROM `shop`.`mysqllock`"):
@@ -404,9 +404,8 @@ func (c *Conn) doRows(ctx context.Context, text string, args []driver.NamedValue
 	case strings.HasPrefix(text, "SELECT name, IF((owner IS NOT NULL"):
 		r.width = 4
 		for _, name := range namesIn(text) {
-			if k := c.s.row(name); k.owner != "" || !strings.HasSuffix(text, "owner IS NOT NULL") {
-				r.values = append(r.values, []driver.Value{unhex(name), k.remaining(), k.token, k.ownerValue()})
-			}
+			k := c.s.row(name)
+			r.values = append(r.values, []driver.Value{unhex(name), k.remaining(), k.token, k.ownerValue()})
 		}
 	case strings.Contains(text, "ON DUPLICATE KEY UPDATE token = r.token + 1"):
 		r, err = c.compare(text)

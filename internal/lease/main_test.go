@@ -151,14 +151,12 @@ func (l *locker) refused(r Request) (err error) {
 
 // told is what asking for a lease with a short wait ends with: it is asked again where a busy
 // server has not answered within the wait.
-func (l *locker) told(r Request) (err error) {
+func (l *locker) told(r Request) error {
 	l.s.T.Helper()
-	for began := time.Now(); time.Since(began) < dbtest.Patience; {
-		if _, err = l.Acquire(dbtest.Limited(l.s.T), r); !errors.Is(err, lockerr.ErrExhausted) {
-			break
-		}
-	}
-	return err
+	return dbtest.Until(func() error {
+		_, err := l.Acquire(dbtest.Limited(l.s.T), r)
+		return err
+	}, func(err error) bool { return !errors.Is(err, lockerr.ErrExhausted) })
 }
 
 func (l *locker) close() {

@@ -128,14 +128,11 @@ func (p *process) within(ctx context.Context, wait time.Duration, keys ...string
 }
 
 // told is within for a short wait: again where a busy server has not answered in time.
-func (p *process) told(wait time.Duration, keys ...string) (err error) {
+func (p *process) told(wait time.Duration, keys ...string) error {
 	p.T.Helper()
-	for began := time.Now(); time.Since(began) < dbtest.Patience; {
-		if err = p.within(dbtest.Limited(p.T), wait, keys...); !errors.Is(err, lockerr.ErrExhausted) {
-			break
-		}
-	}
-	return err
+	return dbtest.Until(func() error {
+		return p.within(dbtest.Limited(p.T), wait, keys...)
+	}, func(err error) bool { return !errors.Is(err, lockerr.ErrExhausted) })
 }
 
 // wantCommit and wantConflict are how a transaction on c with versions is to end.

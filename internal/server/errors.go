@@ -219,9 +219,12 @@ func Gone(err error, conn driver.Conn) bool {
 	if err == nil {
 		return false
 	}
+	if Idle(err) {
+		return true
+	}
 	switch Number(err) {
 	case 0:
-	case 1053, 1152, 1158, 1159, 1160, 1161, 1927, 2006, 2013, 3169, 4031:
+	case 1053, 1152, 1158, 1159, 1160, 1161, 1927, 2006, 2013, 3169:
 		return true
 	case 1105:
 		return strings.Contains(err.Error(), "[executor:1317]") || strings.Contains(err.Error(), "execution result undetermined")
@@ -229,7 +232,7 @@ func Gone(err error, conn driver.Conn) bool {
 		return false
 	}
 	var netErr net.Error
-	if Broken(err) || errors.Is(err, mysql.ErrBusyBuffer) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+	if Broken(err) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.As(err, &netErr) && !errors.Is(err, context.DeadlineExceeded) {
 		return true
 	}

@@ -278,7 +278,7 @@ func WantLost(t testing.TB, what string, err error) {
 // Naming runs what is refused, again where a busy server did not say in time who
 // has the lock.
 func Naming(refused func() error) error {
-	return until(refused, func(err error) bool {
+	return dbtest.Until(refused, func(err error) bool {
 		var e *mysqllock.Error
 		return !errors.As(err, &e) || e.Holder != nil
 	})
@@ -286,17 +286,7 @@ func Naming(refused func() error) error {
 
 // Told runs what is refused, again where a busy server has not answered within a short wait.
 func Told(refused func() error) error {
-	return until(refused, func(err error) bool { return !errors.Is(err, mysqllock.ErrExhausted) })
-}
-
-// until runs ask until it returns what is right, for as long as a test is patient.
-func until(ask func() error, right func(error) bool) (err error) {
-	for began := time.Now(); time.Since(began) < dbtest.Patience; {
-		if err = ask(); right(err) {
-			break
-		}
-	}
-	return err
+	return dbtest.Until(refused, func(err error) bool { return !errors.Is(err, mysqllock.ErrExhausted) })
 }
 
 // WantToken fails the test unless the lock context has a lease with that token; 0 is none.
