@@ -263,6 +263,7 @@ func TestLeasesOnTiDB(t *testing.T) {
 				for _, arrives := range []<-chan struct{}{s.Arrival("renewed_token"), s.Arrival("COMMIT")} {
 					<-arrives
 				}
+				synctest.Wait() // the COMMIT that arrived is through
 			},
 			sent: []string{
 				lock, grant, "COMMIT", began, write, "SELECT name, token " + some + " AND owner = X AND expires > UTC_TIMESTAMP(N) FOR UPDATE NOWAIT",
