@@ -964,7 +964,7 @@ func certificate(t *testing.T, dir string) *x509.CertPool {
 var hostileNames = []string{
 	`'`, `"`, "`", `\`, `\'`, `''`, `' OR '1'='1`, `k'; DROP TABLE canary; -- `, `k'); DROP TABLE canary; -- `, "k`; DROP TABLE canary; -- ",
 	`k" OR 1=1 #`, `/* k`, `*/ k`, `/*!50000 k */`, `/*M! k */`, `-- k`, `#k`, `?`, `%s%d%n`, `%`, `_`, `@@version`, `x'6b'`, `0x6b`, `NULL`, `:name`,
-	"k\x00", "\x00k", "\x00", "\x00\x00k", "\x00slot 1:k", "\x00stripes", "\x00stripe 1", "\x00floor", "k\nk", "k\r\n", "k\tk", "k ", " k", "K", "k",
+	"k\x00", "\x00k", "\x00", "\x00\x00k", "\x00slot 1:k", "\x00stripes", "\x00stripe 1", "\x00zero", "k\nk", "k\r\n", "k\tk", "k ", " k", "K", "k",
 	"\x1a", "\xff\xfe", "\xbf\x27", "\xc0\xa7", "ключ", "鍵", "é", "e\u0301", "👍", "\u202ek", strings.Repeat("k", 255), strings.Repeat("'", 255), strings.Repeat("\x00", 255),
 }
 

@@ -308,7 +308,7 @@ func (b *bench) inProcesses(n int, all []contender, s size, do func([]*process) 
 	return do(ps)
 }
 
-// load lets the loads in all processes loose, and returns what each says and
+// load runs the load in all processes, and returns what each says and
 // how many requests the server got meanwhile.
 func (b *bench) load(ps []*process, c contender, o order) (reports []report, asked float64, err error) {
 	before, err := b.servers[c.Server].requests(b.ctx)
