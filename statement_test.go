@@ -551,7 +551,7 @@ func TestKilledAtCommit(t *testing.T) {
 					go func() {
 						next <- mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { return nil })
 					}()
-					dbtest.Soon(t, "somebody is in line", func() bool {
+					dbtest.Soon(t, "a caller is in the queue", func() bool {
 						stats, err := mysqllock.Stats(db)
 						return err == nil && stats.Waiters > 0
 					})

@@ -247,7 +247,7 @@ type scratch struct {
 func newScratch(d *dbtest.Database) *scratch { return &scratch{Database: d, root: d.Open("mysql")} }
 
 // process opens a handle with locks, as a process of that name has it. Who waits
-// for a row lock asks again after the TTL, and is the last in line then: no test
+// for a row lock asks again after the TTL, and is the last in the queue then: no test
 // takes that long.
 func (s *scratch) process(c mysqllock.Config) *sql.DB {
 	s.T.Helper()
