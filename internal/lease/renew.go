@@ -12,13 +12,18 @@ import (
 	"github.com/mysqllock/mysqllock/internal/server"
 )
 
+// interval is how long after its grant, or the renewal before, a lease is renewed, give or take a
+// tenth. What else is a part of it follows it; an inspector, which may be of another version, calls
+// a lease silent by it (Holder.Silent).
+func interval(ttl time.Duration) time.Duration { return ttl / 3 }
+
 // schedule says when to renew a lease that the server keeps for ttl from sent or
 // later. Locker.mu is held.
 func (l *Locker) schedule(s *Lease, sent time.Time, ttl time.Duration) {
 	s.due = time.Time{}
 	if s.until.IsZero() || sent.Add(ttl).Before(s.until) {
-		third := ttl / 3
-		s.due = sent.Add(third - third/10 + rand.N(third/5))
+		usual := interval(ttl)
+		s.due = sent.Add(usual - usual/10 + rand.N(usual/5))
 		l.changed(s.due)
 	}
 }
@@ -99,7 +104,7 @@ func (l *Locker) due(now time.Time) (due []*Lease, limit, next time.Duration) {
 		limit = min(limit, s.ttl/3)
 		left := s.due.Sub(now)
 		next = min(next, left)
-		if left <= s.ttl/6 {
+		if left <= interval(s.ttl)/2 {
 			due = append(due, s)
 		}
 	}
@@ -140,7 +145,7 @@ func (l *Locker) again(s *Lease, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !s.due.IsZero() {
-		s.due = time.Now().Add(s.ttl / 12)
+		s.due = time.Now().Add(interval(s.ttl) / 4)
 		l.changed(s.due)
 	}
 }
@@ -161,7 +166,7 @@ func (l *Locker) isBusy(s *Lease) bool {
 func (l *Locker) queueUp(s *Lease) {
 	l.mu.Lock()
 	if !s.due.IsZero() {
-		s.due = time.Now().Add(s.ttl / 3) // in case this fails
+		s.due = time.Now().Add(interval(s.ttl)) // in case this fails
 	}
 	s.busy = true
 	l.mu.Unlock()
@@ -204,7 +209,7 @@ func (l *Locker) renewBehind(ctx context.Context, s *Lease) error {
 		return err
 	}
 	l.mu.Lock()
-	s.busy = time.Since(sent) > ttl/12
+	s.busy = time.Since(sent) > interval(ttl)/4
 	l.mu.Unlock()
 	switch {
 	case !found:

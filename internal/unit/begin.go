@@ -210,7 +210,7 @@ func (c *Conn) beginRows(ctx context.Context, s *ctxState, p *plan, opts driver.
 		c.k.BoundHolds.AwaitEnding(ctx, first.resources)
 	}
 	if c.link == nil {
-		c.queueFirst(s, p, &first)
+		c.connectInFront(s, p, &first)
 		defer func() {
 			if c.link != nil {
 				c.link.Unblocked()
@@ -237,9 +237,9 @@ func (c *Conn) beginRows(ctx context.Context, s *ctxState, p *plan, opts driver.
 	return u, nil
 }
 
-// queueFirst has a caller without a connection get one, with its turn, when its turn in the
+// connectInFront has a caller without a connection get one, with its turn, when its turn in the
 // process's queue has come.
-func (c *Conn) queueFirst(s *ctxState, p *plan, first *request) {
+func (c *Conn) connectInFront(s *ctxState, p *plan, first *request) {
 	connect := func(ctx context.Context, blocks bool) (*pool.Conn, error) {
 		if err := c.needClean(ctx, s, p.h, p.wait.Left(), blocks); err != nil {
 			return nil, err

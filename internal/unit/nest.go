@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/mysqllock/mysqllock/internal/sqltext"
-	"github.com/mysqllock/mysqllock/internal/statement"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
@@ -101,16 +99,5 @@ func (u *unit) endTx(t *inner, commit bool) error {
 	if err != nil {
 		u.fail(err, false) // its changes must not be committed by an outer transaction
 	}
-	return err
-}
-
-// goBack undoes what was done in a transaction that is a savepoint. If that may be older than a row
-// lock, it goes the way of a statement of the caller, which looks whether the lock is still there.
-func (u *unit) goBack(op string, t *inner) error {
-	text := "ROLLBACK TO SAVEPOINT " + t.save
-	if !u.hasOlder || t.locked {
-		return u.text(context.Background(), op, text)
-	}
-	_, _, err := u.run(context.Background(), &statement.Statement{Text: text, Info: sqltext.Look(text)})
 	return err
 }

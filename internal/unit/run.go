@@ -105,7 +105,7 @@ func (u *unit) takeLink(ctx context.Context, op string) error {
 // send sends a statement, and before it those that tell what it does to the transaction. The
 // caller has the connection's turn. With an error there may be rows that came before it.
 func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.Rows, res driver.Result, err error) {
-	goesBack := u.hasOlder && st.Info.GoesBack && !u.toYounger(st.Text)
+	goesBack := u.mayFree(st)
 	before := ""
 	if st.Info.Calls {
 		err = server.Exec(ctx, u.link.Conn, "SAVEPOINT mysqllock_call")
@@ -160,17 +160,6 @@ func (u *unit) called(ctx context.Context) error {
 	err := server.Exec(ctx, u.link.Conn, "RELEASE SAVEPOINT mysqllock_call")
 	if server.NoSavepoint(err) {
 		return errors.New("the procedure has ended the transaction, and with it the lock")
-	}
-	return err
-}
-
-// stillLocked looks at what going back to a savepoint did to the row locks. before is
-// what rolledBack told before it. Where the locks may be gone, another holder may have come
-// and gone since, so that taking them again would not do.
-func (u *unit) stillLocked(ctx context.Context, before string) error {
-	now, err := rolledBack(ctx, u.link.Conn, u.l.Info())
-	if err == nil && now != before {
-		err = errors.New("the transaction has gone back to a savepoint that is older than the lock, which frees the lock; take the lock before the savepoint, or begin the transaction with the lock context")
 	}
 	return err
 }

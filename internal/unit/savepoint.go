@@ -13,8 +13,10 @@ import (
 
 // savepoints is what a unit knows of those in its transaction.
 type savepoints struct {
-	saves    int             // of the driver's so far, for their names
-	hasOlder bool            // the transaction was open before its first row lock, and may have savepoints that are older
+	saves int // of the driver's so far, for their names
+	// The transaction was open before its first row lock, and may have savepoints that are older. It is
+	// set where a lock is taken in a transaction: unit.lock, Conn.joinLate.
+	hasOlder bool
 	younger  map[string]bool // savepoints of the caller's text that are younger; only where hasOlder
 }
 
@@ -40,6 +42,13 @@ func (s *savepoints) toYounger(text string) bool {
 	return ok && back && s.younger[name]
 }
 
+// mayFree reports whether st goes back to a savepoint that may be older than a row lock, which
+// would free the lock. Nothing is done about it at once: send asks rolledBack before the statement,
+// and stillLocked is a doubt that is settled before the next statement, or COMMIT.
+func (s *savepoints) mayFree(st *statement.Statement) bool {
+	return s.hasOlder && st.Info.GoesBack && !s.toYounger(st.Text)
+}
+
 // rolledBack tells how often a storage engine has rolled back its whole part of a
 // transaction on this connection. An engine that had no part in the transaction when
 // a savepoint was set does so when the transaction goes back to it, and InnoDB's row
@@ -57,4 +66,26 @@ func rolledBack(ctx context.Context, base driver.Conn, info server.Info) (string
 		return "", err
 	}
 	return rows[0][1], nil
+}
+
+// stillLocked looks at what going back to a savepoint did to the row locks. before is
+// what rolledBack told before it. Where the locks may be gone, another holder may have come
+// and gone since, so that taking them again would not do.
+func (u *unit) stillLocked(ctx context.Context, before string) error {
+	now, err := rolledBack(ctx, u.link.Conn, u.l.Info())
+	if err == nil && now != before {
+		err = errors.New("the transaction has gone back to a savepoint that is older than the lock, which frees the lock; take the lock before the savepoint, or begin the transaction with the lock context")
+	}
+	return err
+}
+
+// goBack undoes what was done in a transaction that is a savepoint. If that may be older than a row
+// lock, it goes the way of a statement of the caller, which looks whether the lock is still there.
+func (u *unit) goBack(op string, t *inner) error {
+	text := "ROLLBACK TO SAVEPOINT " + t.save
+	if !u.hasOlder || t.locked {
+		return u.text(context.Background(), op, text)
+	}
+	_, _, err := u.run(context.Background(), &statement.Statement{Text: text, Info: sqltext.Look(text)})
+	return err
 }
