@@ -96,10 +96,7 @@ func (p *picture) readActivity(ctx context.Context) error {
 	if len(ids) == 0 {
 		return nil
 	}
-	if p.mariadb {
-		return p.mariadbActivity(ctx, ids)
-	}
-	return p.mysqlActivity(ctx, ids)
+	return p.view.activity(p, ctx, ids)
 }
 
 const whatRuns = "what holders run, or have run last"

@@ -391,8 +391,8 @@ func (e *examination) settings(ctx context.Context) error {
 	seconds, _ := strconv.Atoi(rows[0][0])
 	silent := time.Duration(seconds) * time.Second
 	detail := fmt.Sprintf("wait_timeout is %v", silent)
-	if e.mariadb {
-		e.add("silent holders", OK, detail+"; the driver bounds its transactions by idle_transaction_timeout", "")
+	if limit := e.info.IdleTransactions; limit != "" {
+		e.add("silent holders", OK, detail+"; the driver bounds its transactions by "+limit, "")
 	} else {
 		e.add("silent holders", Note, detail+": for so long a host that has vanished keeps a row lock that was asked for late, or by an account that may not call the procedures; all others go by the TTL",
 			"wait_timeout in the DSN, or Do")

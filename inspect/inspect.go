@@ -139,7 +139,7 @@ var setup = fmt.Sprintf("SET SESSION autocommit = 1, sql_mode = '', sql_select_l
 type session struct {
 	conn      *sql.Conn
 	info      server.Info
-	mariadb   bool
+	view      view
 	schema    bool // there is a performance_schema
 	account   string
 	database  string
@@ -148,6 +148,16 @@ type session struct {
 	now       time.Time // the server's
 	silent    func(since time.Time, asked string)
 	hangs     error // why nothing more is asked
+}
+
+// view is how the server shows its locks. It is chosen once, by what the server can do.
+type view struct {
+	rowLocks, namedLocks func(*picture, context.Context) error // of holders, and of waiters
+	deadlocks            func(*picture, context.Context) ([][]string, error)
+	activity             func(*picture, context.Context, []uint64) error
+	connections          string // the table of connections, if it is another than server.Connections
+	times                string // its columns with the number of the statement that runs, and for how long it does; "": only whole seconds are told
+	mayKill              string // the privilege to end other accounts' connections
 }
 
 // on runs f with a new connection, which is set up, and closes it.
@@ -255,7 +265,14 @@ func (s *session) setUp(ctx context.Context, i *Inspector) error {
 	if err != nil {
 		return err
 	}
-	s.mariadb, s.schema = s.info.MariaDB, rows[0][0] == "1"
+	switch s.schema = rows[0][0] == "1"; {
+	case s.info.UsedTables:
+		s.view = usedTables
+	case s.info.AllHolders:
+		s.view = onMySQL
+	default:
+		s.view = onMariaDB
+	}
 	s.account, s.database, s.now = account(rows[0][1]), s.info.Database, moment(rows[0][2])
 	s.table, s.namespace = i.table.In(s.database), i.namespace
 	if s.namespace == "" {

@@ -188,10 +188,10 @@ type claim struct {
 }
 
 // saying is the claim of one who waits by a statement of that text, which may say for how long
-// its caller had waited before. exact reports that the statement's age is.
-func (c claim) saying(text string, exact bool) claim {
+// its caller had waited before. The age of a statement that the server counts is exact.
+func (c claim) saying(text string) claim {
 	if before, ok := server.ReadWaits(text); ok && c.waiting {
-		c.age, c.waited = c.age+before, exact
+		c.age, c.waited = c.age+before, c.order != 0
 	}
 	return c
 }

@@ -19,6 +19,12 @@ const (
 	calmNames = "who holds advisory locks that nobody waits for"
 )
 
+var onMariaDB = view{
+	rowLocks: (*picture).mariadbRowLocks, namedLocks: (*picture).mariadbNamedLocks,
+	deadlocks: (*picture).mariadbDeadlocks, activity: (*picture).mariadbActivity,
+	times: "QUERY_ID, CAST(TIME_MS * 1000 AS SIGNED)", mayKill: "CONNECTION ADMIN",
+}
+
 // transaction is one that MariaDB's InnoDB lists. Those that have written
 // nothing, and have locked rows to share them only, all have the id 0.
 type transaction struct {
@@ -126,7 +132,7 @@ func (p *picture) mariadbRows(ctx context.Context, transactions []transaction, r
 	for _, r := range records {
 		for _, t := range transactions {
 			if s := statements[t.conn]; t.wants == r.id {
-				p.claims.add(r.lock, claim{conn: t.conn, waiting: true, shared: r.shared, order: s.order, age: s.age}.saying(s.text, true))
+				p.claims.add(r.lock, claim{conn: t.conn, waiting: true, shared: r.shared, order: s.order, age: s.age}.saying(s.text))
 			} else if t.id == r.owner && t.id != "0" {
 				p.claims.add(r.lock, claim{conn: t.conn, shared: r.shared, age: t.age})
 				exclusive[r.lock] = exclusive[r.lock] || !r.shared

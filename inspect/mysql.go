@@ -31,6 +31,11 @@ const running = " LEFT JOIN performance_schema.events_statements_current s ON s.
 // inTransaction is what an open transaction of MySQL says of its time.
 const inTransaction = " LEFT JOIN performance_schema.events_transactions_current x ON x.THREAD_ID = t.THREAD_ID AND x.STATE = 'ACTIVE'"
 
+var onMySQL = view{
+	rowLocks: (*picture).mysqlRowLocks, namedLocks: (*picture).mysqlNamedLocks,
+	deadlocks: (*picture).mysqlDeadlocks, activity: (*picture).mysqlActivity, mayKill: "CONNECTION_ADMIN",
+}
+
 // mysqlRowLocks reads the locks of the table's rows: of holders, and of waiters.
 // data_lock_waits is left alone, since it has a row for every two who wait.
 func (p *picture) mysqlRowLocks(ctx context.Context) error {
@@ -66,7 +71,7 @@ func (p *picture) mysqlRowLocks(ctx context.Context) error {
 		order, _ := strconv.ParseUint(r[5], 10, 64)
 		p.claims.add(id{row, namespace, name}, claim{
 			conn: conn, waiting: r[1] == "WAITING", shared: strings.HasPrefix(mode, "S"), order: order, age: micros(r[4]), event: latest(r[6]),
-		}.saying(r[7], r[5] != ""))
+		}.saying(r[7]))
 	}
 	if untold > 0 {
 		p.blind(untold)
@@ -102,7 +107,7 @@ func (p *picture) mysqlNamedLocks(ctx context.Context) error {
 		if one.waiting {
 			one.order, _ = strconv.ParseUint(r[4], 10, 64)
 		}
-		p.named(r[0], one.saying(r[6], r[4] != ""))
+		p.named(r[0], one.saying(r[6]))
 	}
 	if err := p.tolerate(err, whoNames, ""); err != nil {
 		return err

@@ -159,11 +159,7 @@ func (s *session) killHolders(ctx context.Context, lock Lock) (killed []uint64, 
 		case noSuchThread: // it has ended by itself
 			continue
 		case notOurs:
-			privilege := "CONNECTION_ADMIN"
-			if s.mariadb {
-				privilege = "CONNECTION ADMIN"
-			}
-			err = fmt.Errorf("%w; %s", err, s.grant(privilege, "*.*"))
+			err = fmt.Errorf("%w; %s", err, s.grant(s.view.mayKill, "*.*"))
 		}
 		if err != nil {
 			return killed, err
@@ -183,15 +179,10 @@ func (s *session) killHolders(ctx context.Context, lock Lock) (killed []uint64, 
 func (s *session) holdersNow(ctx context.Context, lock Lock) (*picture, Lock, error) {
 	p := s.picture(Filter{})
 	var err error
-	switch {
-	case lock.Strategy == advisory:
+	if lock.Strategy == advisory {
 		err = p.askWhoHas(ctx, lock.Name)
-	case s.info.UsedTables:
-		err = p.usersOfTable(ctx)
-	case s.mariadb:
-		err = p.mariadbRowLocks(ctx)
-	default:
-		err = p.mysqlRowLocks(ctx)
+	} else {
+		err = p.view.rowLocks(p, ctx)
 	}
 	if err == nil && lock.Strategy == row {
 		err = p.tryRow(ctx, lock.Namespace, lock.Name)

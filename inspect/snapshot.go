@@ -65,15 +65,7 @@ func (i *Inspector) Snapshot(ctx context.Context, f Filter) (*Snapshot, error) {
 
 // deadlocks counts those that the server has broken.
 func (p *picture) deadlocks(ctx context.Context) (out Known[uint64], err error) {
-	count := p.mysqlDeadlocks
-	switch {
-	case p.info.UsedTables:
-		p.gap(deadlocks, "it does not count them", "")
-		return out, nil
-	case p.mariadb:
-		count = p.mariadbDeadlocks
-	}
-	rows, err := count(ctx)
+	rows, err := p.view.deadlocks(p, ctx)
 	if err != nil || len(rows) == 0 {
 		return out, err
 	}
@@ -127,7 +119,7 @@ func (s *session) picture(f Filter) *picture {
 
 func (s *session) look(ctx context.Context, f Filter) (*picture, error) {
 	p := s.picture(f)
-	for _, read := range append(p.waits(), p.readTable, p.tryRows, p.matchWakeUps, p.lookAgain, p.readLocked, p.readClients, p.readActivity) {
+	for _, read := range []func(context.Context) error{p.waits, p.readTable, p.tryRows, p.matchWakeUps, p.lookAgain, p.readLocked, p.readClients, p.readActivity} {
 		if err := read(ctx); err != nil {
 			return nil, fmt.Errorf("mysqllock: reading the holders and waiters: %w", err)
 		}
@@ -135,15 +127,12 @@ func (s *session) look(ctx context.Context, f Filter) (*picture, error) {
 	return p, nil
 }
 
-// waits read who has the server's locks, and who waits for them.
-func (p *picture) waits() []func(context.Context) error {
-	switch {
-	case p.info.UsedTables:
-		return []func(context.Context) error{p.usersOfTable}
-	case p.mariadb:
-		return []func(context.Context) error{p.mariadbRowLocks, p.mariadbNamedLocks}
+// waits reads who has the server's locks, and who waits for them.
+func (p *picture) waits(ctx context.Context) error {
+	if err := p.view.rowLocks(p, ctx); err != nil {
+		return err
 	}
-	return []func(context.Context) error{p.mysqlRowLocks, p.mysqlNamedLocks}
+	return p.view.namedLocks(p, ctx)
 }
 
 // gap notes that something is not shown.
@@ -407,10 +396,8 @@ func (p *picture) lookAgain(ctx context.Context) error {
 		return ctx.Err()
 	}
 	again := p.session.picture(Filter{AllNamespaces: true})
-	for _, read := range again.waits() {
-		if err := read(ctx); err != nil {
-			return err
-		}
+	if err := again.waits(ctx); err != nil {
+		return err
 	}
 	for _, locks := range calm {
 		for _, lock := range locks {
@@ -475,7 +462,7 @@ func (p *picture) readClients(ctx context.Context) error {
 		p.clients[conn] = Client{User: user, Host: host}
 	}
 	var threads [][]string
-	if p.schema && !p.mariadb {
+	if p.schema && p.info.AllHolders {
 		var err error
 		threads, err = p.query(ctx, "SELECT PROCESSLIST_ID, PROCESSLIST_USER, PROCESSLIST_HOST FROM performance_schema.threads WHERE PROCESSLIST_ID IN ("+list+")")
 		if err != nil && !hidden(err) {
@@ -705,16 +692,10 @@ func (p *picture) statements(ctx context.Context) ([]statement, error) {
 	if p.read {
 		return p.running, nil
 	}
-	connections, times := server.Connections, "0, GREATEST(CAST(TIME AS SIGNED) - 1, 0) * 1000000" // in whole seconds of the clock
-	switch {
-	case p.info.UsedTables:
-		connections = "information_schema.CLUSTER_PROCESSLIST"
-	case p.mariadb:
-		times = "QUERY_ID, CAST(TIME_MS * 1000 AS SIGNED)"
-	}
+	times := cmp.Or(p.view.times, "0, GREATEST(CAST(TIME AS SIGNED) - 1, 0) * 1000000") // in whole seconds of the clock
 	rows, err := p.query(ctx, fmt.Sprintf("SELECT ID, USER, HOST, %s, STATE,"+
 		" IF(INFO LIKE '%%GET_LOCK(''%s%%' OR INFO LIKE '%% name = x''%%', LEFT(INFO, 20000), '')"+
-		" FROM %s WHERE ID <> CONNECTION_ID()", times, lockname.Any, connections))
+		" FROM %s WHERE ID <> CONNECTION_ID()", times, lockname.Any, cmp.Or(p.view.connections, server.Connections)))
 	if err := p.tolerate(err, otherWork, ""); err != nil {
 		return nil, err
 	}
@@ -746,7 +727,7 @@ func (p *picture) waitersByText(ctx context.Context) error {
 			namespace, ok := unhex("0x" + m[2])
 			name, ok2 := unhex("0x" + m[3])
 			if ok && ok2 && m[1] == p.table.String() {
-				p.claims.add(id{row, namespace, name}, claim{conn: s.conn, waiting: true, shared: m[4] != "FOR UPDATE", order: s.order, age: s.age}.saying(s.text, p.mariadb))
+				p.claims.add(id{row, namespace, name}, claim{conn: s.conn, waiting: true, shared: m[4] != "FOR UPDATE", order: s.order, age: s.age}.saying(s.text))
 			}
 		}
 	}
@@ -758,7 +739,7 @@ func (p *picture) namedWaitersByText(ctx context.Context) error {
 	running, err := p.statements(ctx)
 	for _, s := range running {
 		if m := nameWait.FindStringSubmatch(s.text); m != nil && s.state == "User lock" {
-			p.named(m[1], claim{conn: s.conn, waiting: true, order: s.order, age: s.age}.saying(s.text, p.mariadb))
+			p.named(m[1], claim{conn: s.conn, waiting: true, order: s.order, age: s.age}.saying(s.text))
 		}
 	}
 	return err

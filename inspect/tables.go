@@ -15,6 +15,15 @@ const (
 	polling    = "who waits for leases and slots"
 )
 
+var usedTables = view{
+	rowLocks: (*picture).usersOfTable, namedLocks: func(*picture, context.Context) error { return nil },
+	deadlocks: func(p *picture, _ context.Context) ([][]string, error) {
+		p.gap(deadlocks, "it does not count them", "")
+		return nil, nil
+	},
+	activity: (*picture).mysqlActivity, connections: "information_schema.CLUSTER_PROCESSLIST",
+}
+
 // usersOfTable notes the transactions that have used the lock table, and who waits for its rows. One
 // that waits, and has locked or changed nothing yet, has locked none of them.
 func (p *picture) usersOfTable(ctx context.Context) error {
