@@ -10,7 +10,7 @@ tool      = $(shell GOWORK=off go tool -modfile=$(CURDIR)/tools/go.mod -n $(1))
 each      = @set -e; for module in $(MODULES); do echo "== $$module: $(1)"; (cd "$$module" && $(1)); done
 
 .DEFAULT_GOAL := help
-.PHONY: test-oldest help servers engines rivals prometheus browser lint check test demo bare matrix scene storm hotkeys hunt leases leaders crowd clusters chaos soak bench look ways gobench
+.PHONY: test-oldest help servers engines rivals prometheus browser lint check test demo bare matrix scene storm hotkeys deadlocks leases leaders callers clusters chaos soak bench look ways gobench
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -85,8 +85,8 @@ storm: servers ## A longer storm of cancelled contexts and killed connections
 hotkeys: servers ## A longer storm of two processes on a few advisory keys, on three servers, with fewer connections than callers that wait
 	HOTKEYS_TIME=$${HOTKEYS_TIME:-2m} go test -race -count 1 -v -timeout 0 -run TestHotKeys ./internal/chaos
 
-hunt: servers ## A longer hunt for deadlocks among random sets of keys
-	HUNT_TIME=$${HUNT_TIME:-60s} go test -race -count 1 -v -timeout 60m -run TestHunt ./internal/chaos
+deadlocks: servers ## A longer stress test for deadlocks among random sets of keys
+	DEADLOCKS_TIME=$${DEADLOCKS_TIME:-60s} go test -race -count 1 -v -timeout 60m -run TestDeadlockStress ./internal/chaos
 
 leases: servers ## Commit all the time under a lease that is renewed meanwhile, on three servers
 	LEASE_TIME=$${LEASE_TIME:-10m} go test -race -count 1 -v -timeout 0 -run TestCommitsUnderLease ./internal/chaos
@@ -94,8 +94,8 @@ leases: servers ## Commit all the time under a lease that is renewed meanwhile, 
 leaders: servers ## 200 changes of leader by stops, kills, freezes and cuts, on three servers: never two that write, and how long nobody leads
 	LEADERS=$${LEADERS:-200} go test -race -count 1 -v -timeout 60m -run TestElection ./leader
 
-crowd: servers ## 10,000 callers wait for 100 keys with 50 connections, on three servers: what each costs, and whether all are served in turn
-	CROWD=$${CROWD:-10000} go test -count 1 -v -timeout 30m -run TestMaxConnsCrowd ./internal/chaos
+callers: servers ## 10,000 callers wait for 100 keys with 50 connections, on three servers: what each costs, and whether all are served in turn
+	CALLERS=$${CALLERS:-10000} go test -count 1 -v -timeout 30m -run TestMaxConnsManyCallers ./internal/chaos
 
 clusters: servers ## What locks do on Galera and Group Replication, nodes that die, stop and are cut off included: minutes
 	CLUSTERS=long go test -race -count 1 -v -timeout 20m ./internal/clusters

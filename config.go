@@ -189,7 +189,7 @@ const (
 	// one to run statements on.
 	minMaxConns = 4
 
-	// With more than about ten hand-overs in a row those who wait in other
+	// With more than about ten handoffs in a row those who wait in other
 	// processes begin to wait many times as long as most others (measured with 4
 	// processes of 16 callers each).
 	defaultHandOvers    = 30

@@ -797,12 +797,12 @@ func (s *fakeServer) mysqlAnswers() *fakeServer {
 			return one(int64(c.id), "db 3306", int64(1), "NO_CHAIN")
 		case strings.HasPrefix(text, "SELECT ENGINE"):
 			return one("InnoDB", "namespace,name,owner,token,expires,versioned", nil, nil)
-		case text == sqlFloor:
+		case text == sqlHighWater:
 			return one(int64(1))
 		case text == sqlStripes:
 			return fakeReply{columns: []string{"name", "token"}}, nil
 		case strings.HasPrefix(text, "SELECT name, token FROM `shop`.`mysqllock`"):
-			return one("", int64(0)) // the floor alone
+			return one("", int64(0)) // the high-water mark alone
 		case strings.HasPrefix(text, "CALL `shop`.`mysqllock_lock2`"), strings.Contains(text, "versioned, @@read_only"):
 			reply, err := one(int64(c.id), int64(0), nil, int64(0), "0", "0")
 			reply.rows = slices.Repeat(reply.rows, 1+strings.Count(text, "UNION ALL"))

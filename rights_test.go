@@ -409,9 +409,9 @@ func TestServerWithOtherSettings(t *testing.T) {
 		s.wantStock(1, 9)
 
 		// The user's own statement runs into it: the transaction is gone.
-		rival, err := s.plain.Begin()
+		another, err := s.plain.Begin()
 		dbtest.OK(t, err)
-		dbtest.Exec(t, rival, "UPDATE p SET stock = 5 WHERE id = 2")
+		dbtest.Exec(t, another, "UPDATE p SET stock = 5 WHERE id = 2")
 		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
 		dbtest.OK(t, err)
 		if _, err := tx.Exec("UPDATE p SET stock = 6 WHERE id = 2"); !errors.Is(err, mysqllock.ErrLost) {
@@ -421,7 +421,7 @@ func TestServerWithOtherSettings(t *testing.T) {
 			t.Errorf("the next statement: %v", err)
 		}
 		tx.Rollback()
-		dbtest.OK(t, rival.Rollback())
+		dbtest.OK(t, another.Rollback())
 		s.wantStock(3, 10)
 
 		// A server that takes no writes, also where it becomes one while the
@@ -982,12 +982,12 @@ func FuzzNames(f *testing.F) {
 		f.Add(hostileNames[(i+1)%len(hostileNames)], hostileNames[(i+2)%len(hostileNames)], name)
 	}
 	usual := make(map[string]bool)
-	home := false                                                  // a transaction has begun with its advisory lock, which it may as soon as it is known how
-	for tries := 0; tries < 20 || !home && tries < 1000; tries++ { // what is done in the background is not always the same
+	txConn := false                                                  // a transaction has begun with its advisory lock, which it may as soon as it is known how
+	for tries := 0; tries < 20 || !txConn && tries < 1000; tries++ { // what is done in the background is not always the same
 		for _, key := range []string{"k", "1"} { // which the fake server answers
 			for _, statement := range sentFor("shop", "me", key) {
 				usual[statement] = true
-				home = home || strings.Contains(statement, "mysqllock_named1")
+				txConn = txConn || strings.Contains(statement, "mysqllock_named1")
 			}
 		}
 	}

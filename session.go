@@ -239,7 +239,7 @@ func DoKeys(ctx context.Context, db *sql.DB, keys []string, fn func(context.Cont
 func (k *connector) do(ctx context.Context, keys []string, fn func(context.Context) error, opts []lockctx.Option) error {
 	asked := hint.Ask(ctx, keys, opts...)
 	retries := asked.Retry
-	if asked.Scope != nil {
+	if asked.LockContext != nil {
 		retries = 0 // fn is a part of something
 	} else if retries > 0 && asked.Err == nil && !k.HoldIsTransaction(asked) {
 		return badRetry("Retry has no effect under " + k.Strategy(asked) + ", where parts of the function are committed")
@@ -350,7 +350,7 @@ func (k *connector) acquire(ctx context.Context, keys []string, opts []lockctx.O
 func (k *connector) inOrder(keys []string, kind hint.Kind) ([]string, error) {
 	rows := make(map[string]string, len(keys))
 	for _, key := range keys {
-		p, err := k.Place(hint.Lock{Key: key, Kind: kind})
+		p, err := k.Resource(hint.Lock{Key: key, Kind: kind})
 		if err != nil {
 			return nil, err
 		}

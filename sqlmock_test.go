@@ -54,15 +54,15 @@ const (
 	sqlUpgrade = "ALTER TABLE `shop`.`mysqllock` ADD COLUMN owner VARBINARY(255) NULL," +
 		" ADD COLUMN token BIGINT UNSIGNED NOT NULL DEFAULT 0, ADD COLUMN expires DATETIME(6) NOT NULL DEFAULT '1970-01-01 00:00:00'," +
 		" ADD COLUMN versioned TINYINT UNSIGNED NOT NULL DEFAULT 0"
-	sqlFloor     = "SELECT 1 FROM `shop`.`mysqllock` WHERE namespace = x'' AND name = x''"
-	sqlMakeFloor = "INSERT IGNORE INTO `shop`.`mysqllock` (namespace, name) VALUES (x'', x'')"
+	sqlHighWater     = "SELECT 1 FROM `shop`.`mysqllock` WHERE namespace = x'' AND name = x''"
+	sqlMakeHighWater = "INSERT IGNORE INTO `shop`.`mysqllock` (namespace, name) VALUES (x'', x'')"
 
-	sqlExists = "SELECT name, token FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN (x'6b', x'0073747269706573')" + sqlAndFloor
+	sqlExists = "SELECT name, token FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN (x'6b', x'0073747269706573')" + sqlAndHighWater
 	sqlInsert = "INSERT IGNORE INTO `shop`.`mysqllock` (namespace, name, token, expires)" +
-		" SELECT x'73686f70', k, token, UTC_TIMESTAMP(6) FROM `shop`.`mysqllock` JOIN (SELECT x'6b' AS k) d" + sqlFromFloor
-	sqlAndFloor  = " UNION ALL SELECT name, token FROM `shop`.`mysqllock` WHERE namespace = x'' AND name = x''"
-	sqlFromFloor = " WHERE namespace = x'' AND name = x'' LOCK IN SHARE MODE"
-	sqlStripes   = "SELECT name, token FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN (x'0073747269706573')" + sqlAndFloor
+		" SELECT x'73686f70', k, token, UTC_TIMESTAMP(6) FROM `shop`.`mysqllock` JOIN (SELECT x'6b' AS k) d" + sqlFromHighWater
+	sqlAndHighWater  = " UNION ALL SELECT name, token FROM `shop`.`mysqllock` WHERE namespace = x'' AND name = x''"
+	sqlFromHighWater = " WHERE namespace = x'' AND name = x'' LOCK IN SHARE MODE"
+	sqlStripes       = "SELECT name, token FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN (x'0073747269706573')" + sqlAndHighWater
 
 	sqlCall  = "CALL `shop`.`mysqllock_lock2`(x'73686f70', x'6b', false, NULL, 30, 0, false)"
 	sqlOf    = "CONNECTION_ID(), token, owner, versioned, @@read_only, @@innodb_read_only FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b' LIMIT 1 FOR UPDATE"
@@ -165,7 +165,7 @@ func (a answers) apart() bool { return !a.mariadb() && a.procedure == "" }
 func (m *mocked) setUp(a answers) {
 	m.probe(a)
 	m.state(a)
-	m.expectQuery(sqlFloor, "1")
+	m.expectQuery(sqlHighWater, "1")
 }
 
 func (m *mocked) probe(a answers) {
@@ -215,7 +215,7 @@ func (m *mocked) exist(keys ...string) {
 	for _, key := range keys {
 		rows.AddRow(key, 0)
 	}
-	m.ExpectQuery(sqlExists).WillReturnRows(rows.AddRow("", 0)) // the floor
+	m.ExpectQuery(sqlExists).WillReturnRows(rows.AddRow("", 0)) // the high-water mark
 }
 
 // lock expects a lock statement that is granted.
@@ -324,7 +324,7 @@ func TestMockSetUpFails(t *testing.T) {
 		{"no table", mysqllock.Config{}, func(m *mocked) {
 			m.probe(aMySQL)
 			m.noTable(aMySQL)
-		}, nil, []string{"does not exist", sqlTable + ";\n" + sqlMakeFloor}},
+		}, nil, []string{"does not exist", sqlTable + ";\n" + sqlMakeHighWater}},
 		{"no database", mysqllock.Config{}, func(m *mocked) {
 			m.probe(aMySQL.with(func(a *answers) { a.database = "" }))
 		}, nil, []string{"no database", "lockTable"}},
@@ -332,51 +332,51 @@ func TestMockSetUpFails(t *testing.T) {
 			m.probe(aMySQL)
 			m.noTable(aMySQL)
 			m.ExpectExec(sqlTable).WillReturnError(number(1142))
-		}, nil, []string{"1142", sqlTable + ";\n" + sqlMakeFloor}},
+		}, nil, []string{"1142", sqlTable + ";\n" + sqlMakeHighWater}},
 		{"read only", mysqllock.Config{Schema: "auto"}, func(m *mocked) {
 			m.probe(aMySQL)
 			m.noTable(aMySQL)
 			m.ExpectExec(sqlTable).WillReturnError(number(1290))
-		}, nil, []string{"1290", sqlTable + ";\n" + sqlMakeFloor}},
+		}, nil, []string{"1290", sqlTable + ";\n" + sqlMakeHighWater}},
 		{"the older form", mysqllock.Config{}, func(m *mocked) {
 			m.probe(old)
 			m.state(old)
-		}, nil, []string{"older form", sqlUpgrade + ";\n" + sqlMakeFloor}},
+		}, nil, []string{"older form", sqlUpgrade + ";\n" + sqlMakeHighWater}},
 		{"the older form, MariaDB", mysqllock.Config{}, func(m *mocked) {
 			a := aMariaDB.with(func(a *answers) { a.columns = fewColumns })
 			m.probe(a)
 			m.state(a)
-		}, nil, []string{"older form", sqlUpgrade + ";\n" + sqlMakeFloor}},
+		}, nil, []string{"older form", sqlUpgrade + ";\n" + sqlMakeHighWater}},
 		{"one column is missing", mysqllock.Config{}, func(m *mocked) {
 			m.probe(aMySQL)
 			m.state(aMySQL.with(func(a *answers) { a.columns = "namespace,name,token,expires,versioned" }))
-		}, nil, []string{"older form", "ALTER TABLE `shop`.`mysqllock` ADD COLUMN owner VARBINARY(255) NULL;\n" + sqlMakeFloor}},
+		}, nil, []string{"older form", "ALTER TABLE `shop`.`mysqllock` ADD COLUMN owner VARBINARY(255) NULL;\n" + sqlMakeHighWater}},
 		{"may not alter the table", mysqllock.Config{Schema: "auto"}, func(m *mocked) {
 			m.probe(old)
 			m.state(old)
 			m.ExpectExec(sqlUpgrade).WillReturnError(number(1142))
-		}, nil, []string{"1142", sqlUpgrade + ";\n" + sqlMakeFloor}},
+		}, nil, []string{"1142", sqlUpgrade + ";\n" + sqlMakeHighWater}},
 		{"may not alter the table, read only", mysqllock.Config{Schema: "auto"}, func(m *mocked) {
 			m.probe(old)
 			m.state(old)
 			m.ExpectExec(sqlUpgrade).WillReturnError(number(1290))
-		}, nil, []string{"1290", sqlUpgrade + ";\n" + sqlMakeFloor}},
+		}, nil, []string{"1290", sqlUpgrade + ";\n" + sqlMakeHighWater}},
 		{"somebody else alters the table for long", mysqllock.Config{Schema: "auto"}, func(m *mocked) {
 			m.probe(old)
 			m.state(old)
 			m.ExpectExec(sqlUpgrade).WillReturnError(number(1205))
 		}, nil, []string{"1205"}},
-		{"may not see the floor", mysqllock.Config{}, func(m *mocked) {
+		{"may not see the high-water mark", mysqllock.Config{}, func(m *mocked) {
 			m.probe(aMySQL)
 			m.state(aMySQL)
-			m.ExpectQuery(sqlFloor).WillReturnError(number(1142))
+			m.ExpectQuery(sqlHighWater).WillReturnError(number(1142))
 		}, nil, []string{"1142"}},
-		{"may not make the floor", mysqllock.Config{}, func(m *mocked) {
+		{"may not make the high-water mark", mysqllock.Config{}, func(m *mocked) {
 			m.probe(aMySQL)
 			m.state(aMySQL)
-			m.expectQuery(sqlFloor)
-			m.ExpectExec(sqlMakeFloor).WillReturnError(number(1142))
-		}, nil, []string{"1142", sqlMakeFloor}},
+			m.expectQuery(sqlHighWater)
+			m.ExpectExec(sqlMakeHighWater).WillReturnError(number(1142))
+		}, nil, []string{"1142", sqlMakeHighWater}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := mock(t, c.cfg)
@@ -403,7 +403,7 @@ func TestMockSetUpFails(t *testing.T) {
 			// Someone has put it right.
 			m.probe(aCalled)
 			m.state(aCalled)
-			m.expectQuery(sqlFloor, "1")
+			m.expectQuery(sqlHighWater, "1")
 			m.exist("k")
 			m.again(aCalled)
 			m.commit(aCalled)
@@ -473,8 +473,8 @@ func TestMockAutomaticSchema(t *testing.T) {
 		m.noTable(aMySQL)
 		m.expectExec(sqlTable)
 		m.state(aMySQL)
-		m.expectQuery(sqlFloor)
-		m.expectExec(sqlMakeFloor)
+		m.expectQuery(sqlHighWater)
+		m.expectExec(sqlMakeHighWater)
 		m.expectExec(sqlCreateProcedure)
 		m.expectExec(sqlCreateCommit)
 		m.exist()
@@ -490,8 +490,8 @@ func TestMockAutomaticSchema(t *testing.T) {
 		m.state(old)
 		m.expectExec(sqlUpgrade)
 		m.state(aMySQL)
-		m.expectQuery(sqlFloor)
-		m.expectExec(sqlMakeFloor)
+		m.expectQuery(sqlHighWater)
+		m.expectExec(sqlMakeHighWater)
 		m.expectExec(sqlCreateProcedure)
 		m.expectExec(sqlCreateCommit)
 		m.exist("k")
@@ -505,7 +505,7 @@ func TestMockAutomaticSchema(t *testing.T) {
 		m.state(old)
 		m.ExpectExec(sqlUpgrade).WillReturnError(number(1060))
 		m.state(aMySQL)
-		m.expectQuery(sqlFloor, "1")
+		m.expectQuery(sqlHighWater, "1")
 		m.ExpectExec(sqlCreateProcedure).WillReturnError(number(1304))
 		m.ExpectExec(sqlCreateCommit).WillReturnError(number(1304))
 		m.exist("k")
@@ -519,30 +519,30 @@ func TestMockAutomaticSchema(t *testing.T) {
 		m.state(aMariaDB.with(func(a *answers) { a.columns = "namespace,name,owner,expires,versioned,comment" }))
 		m.expectExec("ALTER TABLE `shop`.`mysqllock` ADD COLUMN token BIGINT UNSIGNED NOT NULL DEFAULT 0")
 		m.state(aMariaDB)
-		m.expectQuery(sqlFloor, "1")
+		m.expectQuery(sqlHighWater, "1")
 		m.exist("k")
 		m.again(aMariaDB)
 		m.expectExec("COMMIT")
 		m.want(m.begin().Commit(), nil)
 	})
-	t.Run("the floor is missing", func(t *testing.T) { // it is made in manual mode, too
+	t.Run("the high-water mark is missing", func(t *testing.T) { // it is made in manual mode, too
 		m := mock(t, mysqllock.Config{})
 		m.probe(aMySQL)
 		m.state(aMySQL)
-		m.expectQuery(sqlFloor)
-		m.expectExec(sqlMakeFloor)
+		m.expectQuery(sqlHighWater)
+		m.expectExec(sqlMakeHighWater)
 		m.exist("k")
 		m.again(aMySQL)
 		m.ExpectCommit()
 		m.want(m.begin().Commit(), nil)
 	})
-	t.Run("the floor goes later", func(t *testing.T) { // no row can be made without it
+	t.Run("the high-water mark goes later", func(t *testing.T) { // no row can be made without it
 		m := mock(t, mysqllock.Config{})
 		m.setUp(aMySQL)
 		m.ExpectQuery(sqlExists).WillReturnRows(sqlmock.NewRows([]string{"name", "token"}))
 		m.state(aMySQL)
-		m.expectQuery(sqlFloor)
-		m.expectExec(sqlMakeFloor)
+		m.expectQuery(sqlHighWater)
+		m.expectExec(sqlMakeHighWater)
 		m.expectExec(sqlInsert)
 		m.expectQuery(sqlStripes)
 		m.again(aMySQL)
@@ -553,7 +553,7 @@ func TestMockAutomaticSchema(t *testing.T) {
 		m := auto(t)
 		m.probe(aMySQL)
 		m.state(aMySQL.with(func(a *answers) { a.procedure = "0" }))
-		m.expectQuery(sqlFloor, "1")
+		m.expectQuery(sqlHighWater, "1")
 		m.exist("k")
 		m.again(aMySQL)
 		m.ExpectCommit()
@@ -571,7 +571,7 @@ func TestMockAutomaticSchema(t *testing.T) {
 		m := auto(t)
 		m.probe(aMySQL)
 		m.state(aMySQL)
-		m.expectQuery(sqlFloor, "1")
+		m.expectQuery(sqlHighWater, "1")
 		m.ExpectExec(sqlCreateProcedure).WillReturnError(number(1044))
 		m.exist("k")
 		m.again(aMySQL)
@@ -584,8 +584,8 @@ func TestMockAutomaticSchema(t *testing.T) {
 		m.noTable(aMariaDB)
 		m.expectExec(sqlTable)
 		m.state(aMariaDB)
-		m.expectQuery(sqlFloor)
-		m.expectExec(sqlMakeFloor)
+		m.expectQuery(sqlHighWater)
+		m.expectExec(sqlMakeHighWater)
 		m.exist()
 		m.expectExec(sqlInsert)
 		m.expectQuery(sqlStripes)
@@ -600,8 +600,8 @@ func TestMockAutomaticSchema(t *testing.T) {
 		m.noTable(aCalled)
 		m.expectExec(sqlTable)
 		m.state(aCalled)
-		m.expectQuery(sqlFloor)
-		m.expectExec(sqlMakeFloor)
+		m.expectQuery(sqlHighWater)
+		m.expectExec(sqlMakeHighWater)
 		m.exist()
 		m.expectExec(sqlInsert)
 		m.expectQuery(sqlStripes)

@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/internal/step"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
@@ -38,10 +38,10 @@ type Request struct {
 // connection of r.Begin, and means that the caller may try another one. If a statement was not
 // answered in time, Acquire releases in the background what it may have acquired.
 func (l *Locker) Acquire(ctx context.Context, r Request) (*Lock, error) {
-	ctx = step.Named(ctx, step.Take, hint.StrategyAdvisory, r.Key)
+	ctx = purpose.Named(ctx, purpose.Take, hint.StrategyAdvisory, r.Key)
 	a := &attempt{
 		Attempt: strategy.Attempt{Key: r.Key, Wait: r.Wait, Waiting: r.Waiting, Start: time.Now()},
-		Locker:  l, r: r, name: Name(l.cfg.Namespace, r.Key), asked: step.AskedIn(ctx),
+		Locker:  l, r: r, name: Name(l.cfg.Namespace, r.Key), asked: purpose.AskedIn(ctx),
 	}
 	if err := l.running.Enter(); err != nil {
 		return nil, a.Explain(ctx, terms, err, a.askHolder)
@@ -65,7 +65,7 @@ type attempt struct {
 	name  string
 	broke bool // the connection of the transaction that was to begin with it was broken before
 	polls bool // it is counted as a poller
-	asked step.Asked
+	asked purpose.Asked
 	calm  time.Duration // the longest wait that connections survive, learned when one broke; 0 is unknown
 }
 
@@ -87,7 +87,7 @@ func (l *Locker) allowed() error {
 		"named locks are local to a node, so they do not exclude on %s; use a lease, or lockUnsafe=allow, for an application that never leaves one node", topology))
 }
 
-// acquire is Acquire. Without a lock, also after a panic of the driver below, the caller is in line
+// acquire is Acquire. Without a lock, also after a panic of the driver below, the caller is in the queue
 // no more.
 func (a *attempt) acquire(ctx context.Context) (lock *Lock, err error) {
 	defer func() {
@@ -98,7 +98,7 @@ func (a *attempt) acquire(ctx context.Context) (lock *Lock, err error) {
 	if err := a.allowed(); err != nil {
 		return nil, err
 	}
-	if err := a.LineUp(ctx, a.cfg.Queue, []queue.Entry{{Name: a.r.Key}}, a.Locker, a.running.Ctx.Done()); err != nil {
+	if err := a.Enqueue(ctx, a.cfg.Queue, []queue.Key{{Name: a.r.Key}}, a.Locker, a.running.Ctx.Done()); err != nil {
 		return nil, err
 	}
 	handed, _ := a.Ticket.HandedOver().(*Lock)
@@ -118,7 +118,7 @@ func (a *attempt) acquire(ctx context.Context) (lock *Lock, err error) {
 	switch {
 	case err != nil:
 		return nil, err
-	case lock != nil && lock.home != nil:
+	case lock != nil && lock.txConn != nil:
 		return lock, nil
 	case lock != nil:
 		return a.granted(ctx, lock)

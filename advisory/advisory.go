@@ -31,10 +31,10 @@
 // instead. While there are pollers, each waiter gives its connection up after the
 // same time, so that all of them have their turn to wait.
 //
-// # Hand-over
+// # Handoff
 //
 // If another caller of the same process waits for a lock that is released, the lock
-// is handed over to it without a statement. The number of hand-overs in a row is
+// is handed over to it without a statement. The number of handoffs in a row is
 // limited, and so is their time. After that the next caller yields the lock to other
 // processes: one statement releases it and asks for it again. The server grants it to
 // a process that waits. If a process was waiting at the last yield, the statement
@@ -42,7 +42,7 @@
 // took it then, only the time limit counts from then on.
 //
 // That would starve pollers, because the lock is never free when they ask. So
-// a poller announces itself with another named lock. While there is an announcement,
+// a poller announces itself with another named lock. While a poller is announced,
 // a yield leaves the lock free until the next statement, and now and then for long
 // enough that a poller asks meanwhile. When several other processes wait in the server,
 // the lock goes from one of them to the next and is free for no poller: so give the pool

@@ -143,8 +143,8 @@ func TestManyHolds(t *testing.T) {
 	})
 }
 
-// TestHandOver: a lock goes to the next of its process, but not for ever.
-func TestHandOver(t *testing.T) {
+// TestHandoff: a lock goes to the next of its process, but not for ever.
+func TestHandoff(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(settings{change: func(c *strategy.Config) { c.HandOvers, c.HandOverTime = 3, time.Minute }})
 		other, plain := s.process(settings{}), s.open()
@@ -163,7 +163,7 @@ func TestHandOver(t *testing.T) {
 		for range 8 {
 			take(p, "own")
 		}
-		p.inLine("k", 8)
+		p.inQueue("k", 8)
 		dbtest.OK(t, first.Release())
 		all.Wait()
 		close(turns)
@@ -178,9 +178,9 @@ func TestHandOver(t *testing.T) {
 	})
 }
 
-// TestHandOverAlone: once nobody has taken it to whom it was yielded, only the time
+// TestHandoffAlone: once nobody has taken it to whom it was yielded, only the time
 // counts.
-func TestHandOverAlone(t *testing.T) {
+func TestHandoffAlone(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(settings{change: func(c *strategy.Config) { c.HandOvers, c.HandOverTime = 3, time.Minute }})
 		const n = 20
@@ -191,7 +191,7 @@ func TestHandOverAlone(t *testing.T) {
 			for range n {
 				go func() { got <- p.acquire("k", time.Minute) }()
 			}
-			p.inLine("k", n)
+			p.inQueue("k", n)
 			sent := p.sent.Load()
 			for range n {
 				dbtest.OK(t, lock.Release())
@@ -221,7 +221,7 @@ func TestHandOverTime(t *testing.T) {
 				first := p.acquire("k", 0)
 				got := make(chan *advisory.Lock)
 				go func() { got <- p.acquire("k", time.Minute) }()
-				p.inLine("k", 1)
+				p.inQueue("k", 1)
 				time.Sleep(2 * time.Millisecond) // it has been held for longer than that
 				sent := p.sent.Load()
 				dbtest.OK(t, first.Release())
@@ -236,9 +236,9 @@ func TestHandOverTime(t *testing.T) {
 	})
 }
 
-// TestHandOverAnnounced: where somebody asks now and then, a turn ends after so many
-// hand-overs, too.
-func TestHandOverAnnounced(t *testing.T) {
+// TestHandoffAnnounced: where somebody asks now and then, a turn ends after so many
+// handoffs, too.
+func TestHandoffAnnounced(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		const most, n = 3, 20
 		p := s.process(settings{change: func(c *strategy.Config) { c.HandOvers, c.HandOverTime = most, time.Minute }})
@@ -248,7 +248,7 @@ func TestHandOverAnnounced(t *testing.T) {
 		for range n {
 			go func() { got <- p.acquire("k", time.Minute) }()
 		}
-		p.inLine("k", n)
+		p.inQueue("k", n)
 		sent := p.sent.Load()
 		for range n {
 			dbtest.OK(t, lock.Release())
@@ -281,7 +281,7 @@ func TestGaveUpYield(t *testing.T) {
 			_, err := p.Acquire(ctx, request("k", time.Minute))
 			gaveUp <- err
 		}()
-		p.inLine("k", 1)
+		p.inQueue("k", 1)
 		got := make(chan *advisory.Lock)
 		go func() { got <- p.acquire("slow", 0) }()
 		<-under // so the yield has to wait
@@ -294,13 +294,13 @@ func TestGaveUpYield(t *testing.T) {
 		close(answer)
 		s.free(s.open(), "k")
 		dbtest.OK(t, (<-got).Release())
-		dbtest.OK(t, p.acquire("k", time.Minute).Release()) // who gave up leaves the line after the server's answer
+		dbtest.OK(t, p.acquire("k", time.Minute).Release()) // who gave up leaves the queue after the server's answer
 	})
 }
 
-// TestCloseInLine: who waits in line hears at once that the Locker is closed, also
+// TestCloseInQueue: who waits in the queue hears at once that the Locker is closed, also
 // where the server does not answer the one in front.
-func TestCloseInLine(t *testing.T) {
+func TestCloseInQueue(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		name := advisory.Name(s.namespace, "k")
 		under, answer := make(chan struct{}), make(chan struct{})
@@ -322,9 +322,9 @@ func TestCloseInLine(t *testing.T) {
 			failed <- err
 		}
 		go wait() // yields it to others
-		p.inLine("k", 1)
+		p.inQueue("k", 1)
 		go wait()
-		p.inLine("k", 2)
+		p.inQueue("k", 2)
 		dbtest.OK(t, lock.Release())
 		<-under
 		var closed sync.WaitGroup
@@ -332,7 +332,7 @@ func TestCloseInLine(t *testing.T) {
 		closed.Go(p.Close)
 		// The other one has no answer yet.
 		if err := <-failed; !errors.Is(err, lockerr.ErrClosed) || time.Since(start) > 30*time.Second {
-			t.Errorf("who waited in line got %v after %v", err, time.Since(start))
+			t.Errorf("who waited in the queue got %v after %v", err, time.Since(start))
 		}
 		close(answer)
 		if err := <-failed; !errors.Is(err, lockerr.ErrClosed) && !errors.Is(err, lockerr.ErrExhausted) {
@@ -539,7 +539,7 @@ func TestKilledLockConn(t *testing.T) {
 	})
 }
 
-// TestLostWhileWaiting: who waits in line behind a lost lock gets one of its
+// TestLostWhileWaiting: who waits in the queue behind a lost lock gets one of its
 // own, on another connection.
 func TestLostWhileWaiting(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
@@ -547,7 +547,7 @@ func TestLostWhileWaiting(t *testing.T) {
 		lock := p.acquire("k", 0)
 		got := make(chan *advisory.Lock)
 		go func() { got <- p.acquire("k", time.Minute) }()
-		p.inLine("k", 1)
+		p.inQueue("k", 1)
 		s.Exec(plain, fmt.Sprintf("KILL %d", lock.ConnectionID()))
 		next := <-got
 		if err := lock.Err(); !errors.Is(err, lockerr.ErrLost) {
@@ -560,14 +560,14 @@ func TestLostWhileWaiting(t *testing.T) {
 	})
 }
 
-// TestLostAfterHandOver: a lock that was handed over is lost as any other, also
+// TestLostAfterHandoff: a lock that was handed over is lost as any other, also
 // on its way.
-func TestLostAfterHandOver(t *testing.T) {
+func TestLostAfterHandoff(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, plain := s.process(settings{change: func(c *strategy.Config) { c.HandOverTime = time.Minute }}), s.open()
 		var lost, between told
 		got := make(chan *advisory.Lock)
-		lineUp := func() {
+		enqueue := func() {
 			go func() {
 				lock, err := p.Acquire(t.Context(), lost.request("k"))
 				if err != nil {
@@ -577,12 +577,12 @@ func TestLostAfterHandOver(t *testing.T) {
 			}()
 		}
 		first := p.acquire("k", 0)
-		lineUp()
-		p.inLine("k", 1)
+		enqueue()
+		p.inQueue("k", 1)
 		dbtest.OK(t, first.Release())
 		second := <-got
 		s.Exec(plain, fmt.Sprintf("KILL %d", second.ConnectionID()))
-		dbtest.Soon(t, "the successor is told", func() bool { return lost.count() == 1 })
+		dbtest.Soon(t, "the next caller is told", func() bool { return lost.count() == 1 })
 		s.free(plain, "k") // which may come after that
 
 		third := p.acquire("k", 0)
@@ -593,20 +593,20 @@ func TestLostAfterHandOver(t *testing.T) {
 		}
 		handed := make(chan *queue.Ticket)
 		go func() {
-			ticket, err := p.locks.Queue.Enter(t.Context(), []queue.Entry{{Name: "k"}}, nil, queue.Ends{})
+			ticket, err := p.locks.Queue.Enter(t.Context(), []queue.Key{{Name: "k"}}, nil, queue.Ends{})
 			if err != nil {
 				t.Error(err)
 			}
 			handed <- ticket
 		}()
-		p.inLine("k", 1)
-		lineUp()
-		p.inLine("k", 2)
+		p.inQueue("k", 1)
+		enqueue()
+		p.inQueue("k", 2)
 		dbtest.OK(t, third.Release())
 		ticket := <-handed
 		s.Exec(plain, fmt.Sprintf("KILL %d", third.ConnectionID()))
 		dbtest.Soon(t, "the lock connection is lost", func() bool { return between.count() == 1 })
-		ticket.HandOver(p.Locker, ticket.HandedOver())
+		ticket.Handoff(p.Locker, ticket.HandedOver())
 		fourth := <-got
 		if id := s.holder(plain, "k"); id != fmt.Sprint(fourth.ConnectionID()) || fourth.ConnectionID() == third.ConnectionID() {
 			t.Errorf("connection %q has it, not %d", id, fourth.ConnectionID())
@@ -726,7 +726,7 @@ func TestPlainRequest(t *testing.T) {
 		lock, err := p.Acquire(t.Context(), advisory.Request{Key: "k"})
 		dbtest.OK(t, err)
 		var all sync.WaitGroup
-		for _, p := range []*process{p, other} { // in the line, and in the server
+		for _, p := range []*process{p, other} { // in the queue, and in the server
 			all.Go(func() {
 				lock, err := p.Acquire(t.Context(), advisory.Request{Key: "k", Wait: time.Minute})
 				if err == nil {
@@ -737,7 +737,7 @@ func TestPlainRequest(t *testing.T) {
 				}
 			})
 		}
-		p.inLine("k", 1)
+		p.inQueue("k", 1)
 		dbtest.Soon(t, "the other waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
 		dbtest.OK(t, lock.Release())
 		all.Wait()
@@ -1235,7 +1235,7 @@ func TestKilledReleaseIsRepeated(t *testing.T) {
 }
 
 // TestLostAnswer: a release whose answer is lost fails, and frees the lock all
-// the same; so does a yield to other processes, after which who is next in line
+// the same; so does a yield to other processes, after which who is next in the queue
 // is granted it on another connection.
 func TestLostAnswer(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
@@ -1255,7 +1255,7 @@ func TestLostAnswer(t *testing.T) {
 		lock = p.acquire("k", time.Minute)
 		got := make(chan *advisory.Lock)
 		go func() { got <- p.acquire("k", time.Minute) }()
-		p.inLine("k", 1)
+		p.inQueue("k", 1)
 		cut.Store(true)
 		dbtest.OK(t, lock.Release())
 		next := <-got
@@ -1354,7 +1354,7 @@ func TestGaveUpWhenGranted(t *testing.T) {
 		dbtest.Soon(t, "it waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
 		got := make(chan *advisory.Lock)
 		go func() { got <- other.acquire("k", time.Minute) }()
-		other.inLine("k", 1)
+		other.inQueue("k", 1)
 		waiting.Store(true)
 		dbtest.OK(t, lock.Release())
 		if err := <-failed; !errors.Is(err, context.Canceled) {

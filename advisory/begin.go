@@ -9,9 +9,9 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/lockname"
+	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/internal/step"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
@@ -19,13 +19,13 @@ import (
 
 // A transaction under an advisory lock costs no round trip more than one without: one
 // statement acquires the lock and begins the transaction, another one checks the lock,
-// commits, and releases it. Both run on the transaction's own connection, its home, which
+// commits, and releases it. Both run on the transaction's own connection, its txConn, which
 // holds the lock meanwhile. As a lock connection it has an identity, and the server ends it
 // when it was silent for the TTL; as that of a row lock it is kept alive by the unit of work,
 // which is also told when it is lost. Close of the Locker leaves it alone.
 //
 // It is for a key that is free, and for what ends with the transaction. A caller that others
-// of its process wait for in line, or that is in line itself, has the lock on a lock
+// of its process wait for in the queue, or that is in the queue itself, has the lock on a lock
 // connection, from where it is handed over. Then, and where the server has no way for the
 // above, BEGIN goes out while the lock is asked for: it takes no snapshot, so all that the
 // transaction reads is read under the lock. Either is tried once, and only if a connection is
@@ -77,7 +77,7 @@ func (a *attempt) sendBeside(ctx context.Context, r *request, b *strategy.Beginn
 		}
 	}()
 	if b == nil || !b.Free() || b.Use(ctx, func(c *pool.Conn) strategy.State {
-		timed, cancel := context.WithTimeout(step.For(ctx, step.Other), pool.AnswerTime)
+		timed, cancel := context.WithTimeout(purpose.For(ctx, purpose.Other), pool.AnswerTime)
 		defer cancel()
 		begun := server.Exec(timed, c.Conn, "START TRANSACTION") == nil
 		if answered = k.await(ctx, r); answered && r.granted && begun {
@@ -109,7 +109,7 @@ func (a *attempt) beginOn(ctx context.Context, c *pool.Conn) (lock *Lock, refuse
 	k := &lockConn{l: a.Locker, c: c, id: c.KnownID(), identity: newIdentity()}
 	k.holder = &lockerr.Holder{ConnectionID: k.id, Program: a.cfg.Owner}
 	lock = a.lock(k)
-	lock.home = c
+	lock.txConn = c
 	rows, err := c.QueryBlock(ctx, a.beginBlock(lock))
 	switch {
 	case errors.Is(err, driver.ErrBadConn):
@@ -136,7 +136,7 @@ func (a *attempt) broken() error {
 	return driver.ErrBadConn
 }
 
-// beginBlock acquires lock on its home, if nobody has it, and begins a transaction. The
+// beginBlock acquires lock on its txConn, if nobody has it, and begins a transaction. The
 // answer is 1 if it has, 0 if somebody has the lock, and else NULL. See
 // [schema.Table.NamedProcedure]; MariaDB runs the same as an anonymous block.
 func (l *Locker) beginBlock(lock *Lock) pool.Block {
@@ -156,20 +156,20 @@ func (l *Locker) beginBlock(lock *Lock) pool.Block {
 // that has ended. The caller has the turn of that connection. After an error the connection
 // must be closed.
 func (k *Lock) Detach() (err error) {
-	if k.home == nil || k.freed {
+	if k.txConn == nil || k.freed {
 		return nil
 	}
-	if k.home.Clean() {
-		ctx, cancel := context.WithTimeout(step.Named(context.Background(), step.Release, hint.StrategyAdvisory, k.key), background)
+	if k.txConn.Clean() {
+		ctx, cancel := context.WithTimeout(purpose.Named(context.Background(), purpose.Release, hint.StrategyAdvisory, k.key), background)
 		defer cancel()
-		err = server.Exec(ctx, k.home.Conn, fmt.Sprintf("SET @mysqllock_held = RELEASE_LOCK(%s) + RELEASE_LOCK(%s), %s",
+		err = server.Exec(ctx, k.txConn.Conn, fmt.Sprintf("SET @mysqllock_held = RELEASE_LOCK(%s) + RELEASE_LOCK(%s), %s",
 			lockname.Literal(k.name), lockname.Literal(k.conn.identity), schema.Unlimited))
 	}
 	k.isFree()
 	return err
 }
 
-// isFree notes that the home has the lock no more, or will soon be gone.
+// isFree notes that txConn has the lock no more, or will soon be gone.
 func (k *Lock) isFree() {
 	k.freed = true
 	_ = k.end()

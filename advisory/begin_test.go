@@ -134,14 +134,14 @@ func TestBeginInVain(t *testing.T) {
 		second := make(chan *advisory.Lock, 1)
 		two := p.writer(s.Connect(mine.On))
 		sent = mine.Texts()
-		go func() { // in line behind it: the lock is handed over
+		go func() { // in the queue behind it: the lock is handed over
 			lock, err := two.begin(dbtest.Limited(t), 20*time.Second)
 			if err != nil {
 				t.Error(err)
 			}
 			second <- lock
 		}()
-		p.inLine("k", 1)
+		p.inQueue("k", 1)
 		dbtest.OK(t, theirs.Release())
 		lock := <-granted
 		dbtest.OK(t, lock.Release())
@@ -235,7 +235,7 @@ func TestDriverPanicsWhileItBegins(t *testing.T) {
 		panics(w)
 		next(p)
 
-		p = s.homes(settings{}) // on the transaction's own connection
+		p = s.txConns(settings{}) // on the transaction's own connection
 		w = p.writer(panicking{s.Connect().(mysqlConn), map[bool]string{true: "BEGIN NOT ATOMIC", false: "CALL"}[s.MariaDB()]})
 		w.b.Ends = true
 		panics(w)
@@ -292,8 +292,8 @@ func TestBeginTakesItsConnectionLast(t *testing.T) {
 	})
 }
 
-// homes is a process that knows how to begin a transaction with the lock.
-func (s *scratch) homes(set settings) *process {
+// txConns is a process that knows how to begin a transaction with the lock.
+func (s *scratch) txConns(set settings) *process {
 	s.T.Helper()
 	change := set.change
 	set.change = func(cfg *strategy.Config) {
@@ -305,7 +305,7 @@ func (s *scratch) homes(set settings) *process {
 	p := s.process(set)
 	w := p.writer(s.Connect())
 	dbtest.Soon(s.T, "it is known how to begin", func() bool {
-		lock, err := w.home()
+		lock, err := w.txConn()
 		dbtest.OK(s.T, err)
 		s.Exec(w.Conn.Conn, "ROLLBACK")
 		carried := lock.ConnectionID() == w.KnownID()
@@ -316,9 +316,9 @@ func (s *scratch) homes(set settings) *process {
 	return p
 }
 
-// home begins a transaction with a lock that ends with it, or says why not at once. From then
+// txConn begins a transaction with a lock that ends with it, or says why not at once. From then
 // on the test has the turn of the connection, so that nobody pings it.
-func (w *writer) home() (*advisory.Lock, error) {
+func (w *writer) txConn() (*advisory.Lock, error) {
 	if w.b.Connect == nil {
 		turn := connects(w)
 		w.b.Done = func() {}
@@ -332,11 +332,11 @@ func (w *writer) home() (*advisory.Lock, error) {
 	return w.begin(dbtest.Limited(w.p.T), 0)
 }
 
-// homed is a writer whose transaction, in which it has written a row, holds the lock.
-func (p *process) homed(conn driver.Conn) (*writer, *advisory.Lock) {
+// onTxConn is a writer whose transaction, in which it has written a row, holds the lock.
+func (p *process) onTxConn(conn driver.Conn) (*writer, *advisory.Lock) {
 	p.T.Helper()
 	w := p.writer(conn)
-	lock, err := w.home()
+	lock, err := w.txConn()
 	dbtest.OK(p.T, err)
 	if !w.b.Begun || lock.ConnectionID() != w.KnownID() {
 		p.T.Fatalf("begun %v, and %d has the lock", w.b.Begun, lock.ConnectionID())
@@ -362,11 +362,11 @@ func (w *writer) clean(what string) {
 	w.p.Exec(w.Conn.Conn, "DELETE FROM "+w.p.written())
 }
 
-// TestHome: one statement begins a transaction with the lock, on its own connection, and one
+// TestTxConn: one statement begins a transaction with the lock, on its own connection, and one
 // checks it, commits and releases it. After a ROLLBACK one statement releases it.
-func TestHome(t *testing.T) {
+func TestTxConn(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		p, other := s.homes(settings{}), s.process(settings{})
+		p, other := s.txConns(settings{}), s.process(settings{})
 		var mine dbtest.Tap
 		conn := s.Connect(mine.On)
 		for _, commit := range []bool{true, false} {
@@ -374,7 +374,7 @@ func TestHome(t *testing.T) {
 			sent := mine.Texts()
 			w := p.writer(conn)
 			known := len(sent())
-			lock, err := w.home()
+			lock, err := w.txConn()
 			dbtest.OK(t, err)
 			if texts := sent()[known:]; !w.b.Begun || len(texts) != 2 || !strings.Contains(texts[0], "@@hostname") { // which server it is, once
 				t.Errorf("%s: begun %v: %q", what, w.b.Begun, texts)
@@ -413,23 +413,23 @@ func TestHome(t *testing.T) {
 	})
 }
 
-// acquireNext makes sure that nobody of the process has the lock, and that its own line for it
+// acquireNext makes sure that nobody of the process has the lock, and that its own queue for it
 // goes on.
 func (p *process) acquireNext(w *writer) {
 	p.T.Helper()
-	lock, err := w.home()
+	lock, err := w.txConn()
 	dbtest.OK(p.T, err)
 	p.Exec(w.Conn.Conn, "ROLLBACK")
 	dbtest.OK(p.T, lock.Release())
 	dbtest.OK(p.T, lock.Detach())
 }
 
-// TestHomeOfOthers: a caller that does not come first, or whose lock may outlive the
+// TestTxConnOfOthers: a caller that does not come first, or whose lock may outlive the
 // transaction, or who has options, has the lock on a lock connection, and so have those on a
 // server that has no way.
-func TestHomeOfOthers(t *testing.T) {
+func TestTxConnOfOthers(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		p := s.homes(settings{})
+		p := s.txConns(settings{})
 		elsewhere := func(what string, w *writer, lock *advisory.Lock, err error) {
 			t.Helper()
 			dbtest.OK(t, err)
@@ -448,7 +448,7 @@ func TestHomeOfOthers(t *testing.T) {
 		elsewhere("may outlive it", w, lock, err)
 		w = p.writer(s.Connect())
 		w.b.Options.ReadOnly = true
-		lock, err = w.home()
+		lock, err = w.txConn()
 		elsewhere("options", w, lock, err)
 		for what, change := range map[string]func(*strategy.Config){
 			"Router":  func(cfg *strategy.Config) { cfg.Info.Router = true },
@@ -458,13 +458,13 @@ func TestHomeOfOthers(t *testing.T) {
 			q := s.process(settings{change: func(cfg *strategy.Config) { s.inDatabase(cfg); change(cfg) }})
 			w := q.writer(s.Connect())
 			for range 3 {
-				lock, err := w.home()
+				lock, err := w.txConn()
 				elsewhere(what, w, lock, err)
 				time.Sleep(10 * time.Millisecond) // it may look for a procedure
 			}
 		}
 
-		first, held := p.homed(s.Connect())
+		first, held := p.onTxConn(s.Connect())
 		next := make(chan error, 1)
 		w = p.writer(s.Connect())
 		w.b.Ends = true
@@ -473,34 +473,34 @@ func TestHomeOfOthers(t *testing.T) {
 			lock, err = w.begin(dbtest.Limited(t), 20*time.Second)
 			next <- err
 		}()
-		p.inLine("k", 1)
+		p.inQueue("k", 1)
 		done, _, err := first.check(held).Release(dbtest.Limited(t))
 		if !done || err != nil {
 			t.Errorf("%v, %v", done, err)
 		}
 		dbtest.OK(t, held.Release())
 		err = <-next
-		elsewhere("second in line", w, lock, err)
+		elsewhere("second in the queue", w, lock, err)
 
 		if !s.MariaDB() {
 			s.Exec(s.open(), "DROP PROCEDURE "+p.locks.Table.NamedProcedure().String())
 			w = p.writer(s.Connect())
-			lock, err = w.home()
+			lock, err = w.txConn()
 			elsewhere("dropped", w, lock, err)
 		}
 	})
 }
 
-// TestHomeInVain: who is refused has no transaction, and nothing is left on the connection.
-func TestHomeInVain(t *testing.T) {
+// TestTxConnInVain: who is refused has no transaction, and nothing is left on the connection.
+func TestTxConnInVain(t *testing.T) {
 	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		p, other := s.homes(settings{}), s.process(settings{})
+		p, other := s.txConns(settings{}), s.process(settings{})
 		theirs := other.acquire("k", 0)
 		var mine dbtest.Tap
 		w := p.writer(s.Connect(mine.On))
 		dbtest.OK(t, w.Identify(dbtest.Limited(t)))
 		sent := mine.Texts()
-		if _, err := w.home(); !errors.Is(err, lockerr.ErrLocked) || w.b.Begun {
+		if _, err := w.txConn(); !errors.Is(err, lockerr.ErrLocked) || w.b.Begun {
 			t.Errorf("%v, begun %v", err, w.b.Begun)
 		}
 		if texts := sent(); len(texts) != 1 {
@@ -531,18 +531,18 @@ func TestHomeInVain(t *testing.T) {
 
 		// The server does not take writes.
 		s.Exec(s.open(), "SET GLOBAL read_only = 1")
-		if _, err := w.home(); !errors.Is(err, lockerr.ErrUnsafe) || w.b.Begun {
+		if _, err := w.txConn(); !errors.Is(err, lockerr.ErrUnsafe) || w.b.Begun {
 			t.Errorf("read_only: %v, begun %v", err, w.b.Begun)
 		}
 	})
 }
 
-// TestHomeLost: what the transaction's connection does not have any more is not committed; and
+// TestTxConnLost: what the transaction's connection does not have any more is not committed; and
 // the server ends a connection of which it hears nothing.
-func TestHomeLost(t *testing.T) {
+func TestTxConnLost(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		p := s.homes(settings{})
-		w, lock := p.homed(s.Connect())
+		p := s.txConns(settings{})
+		w, lock := p.onTxConn(s.Connect())
 		s.Exec(w.Conn.Conn, "DO RELEASE_ALL_LOCKS()")
 		check := w.check(lock)
 		if done, unknown, err := check.Release(dbtest.Limited(t)); done || unknown || err != nil {
@@ -556,20 +556,20 @@ func TestHomeLost(t *testing.T) {
 		w.clean("released by the application")
 
 		// A process that stands still: nobody pings.
-		dead := s.homes(settings{ttl: 3 * time.Second})
-		dead.homed(s.Connect())
+		dead := s.txConns(settings{ttl: 3 * time.Second})
+		dead.onTxConn(s.Connect())
 		s.free(s.open(), "k")
 		s.wantWritten("stands still", 0)
 	})
 }
 
-// TestHomeOfShortSession: an application's own limit is kept where it is shorter.
-func TestHomeOfShortSession(t *testing.T) {
+// TestTxConnOfShortSession: an application's own limit is kept where it is shorter.
+func TestTxConnOfShortSession(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		p := s.homes(settings{})
+		p := s.txConns(settings{})
 		conn := s.Connect()
 		s.Exec(conn, "SET SESSION wait_timeout = 7")
-		w, lock := p.homed(conn)
+		w, lock := p.onTxConn(conn)
 		if n := s.One(conn, "SELECT @@SESSION.wait_timeout"); n != "7" {
 			t.Errorf("it is %s", n)
 		}
@@ -582,12 +582,12 @@ func TestHomeOfShortSession(t *testing.T) {
 	})
 }
 
-// TestHomeClosed: Close keeps nobody from committing, or from detaching.
-func TestHomeClosed(t *testing.T) {
+// TestTxConnClosed: Close keeps nobody from committing, or from detaching.
+func TestTxConnClosed(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, commit := range []bool{true, false} {
-			p := s.homes(settings{})
-			w, lock := p.homed(s.Connect())
+			p := s.txConns(settings{})
+			w, lock := p.onTxConn(s.Connect())
 			check := w.check(lock)
 			p.Close()
 			if commit {
@@ -600,17 +600,17 @@ func TestHomeClosed(t *testing.T) {
 			dbtest.OK(t, lock.Release())
 			dbtest.OK(t, lock.Detach())
 			w.clean(fmt.Sprintf("commit %v", commit))
-			if _, err := w.home(); !errors.Is(err, lockerr.ErrClosed) {
+			if _, err := w.txConn(); !errors.Is(err, lockerr.ErrClosed) {
 				t.Errorf("after Close: %v", err)
 			}
 		}
 	})
 }
 
-// TestHomeIsCancelled: who leaves before the answer has neither the lock nor a transaction.
-func TestHomeIsCancelled(t *testing.T) {
+// TestTxConnIsCancelled: who leaves before the answer has neither the lock nor a transaction.
+func TestTxConnIsCancelled(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		p := s.homes(settings{})
+		p := s.txConns(settings{})
 		var mine dbtest.Tap
 		w := p.writer(s.Connect(mine.On))
 		dbtest.OK(t, w.Identify(dbtest.Limited(t)))
@@ -641,11 +641,11 @@ func (s *scratch) begins() string {
 	return "CALL " + "`" + s.Name + "`.`mysqllock_named1`"
 }
 
-// TestHomeIsRefused: whatever happens to the statement that begins, nobody is left with the
+// TestTxConnIsRefused: whatever happens to the statement that begins, nobody is left with the
 // lock, and the lock is had on a lock connection.
-func TestHomeIsRefused(t *testing.T) {
+func TestTxConnIsRefused(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		p := s.homes(settings{})
+		p := s.txConns(settings{})
 		for name, c := range dbtest.DisturbedCommits() {
 			d := c.Disturbed
 			d.Conn, d.At = s.Connect(), func(text string) bool { return strings.HasPrefix(text, s.begins()) }
@@ -670,11 +670,11 @@ func TestHomeIsRefused(t *testing.T) {
 	})
 }
 
-// TestDisturbedHome: what becomes of a COMMIT that releases the lock, and whose answer is
+// TestDisturbedTxConn: what becomes of a COMMIT that releases the lock, and whose answer is
 // lost or is a KILL.
-func TestDisturbedHome(t *testing.T) {
+func TestDisturbedTxConn(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		p := s.homes(settings{})
+		p := s.txConns(settings{})
 		cases := dbtest.DisturbedCommits()
 		cases["killed at the release"] = dbtest.DisturbedCommit{Disturbed: dbtest.Disturbed{Text: func(text string) string {
 			return strings.Replace(text, "DO RELEASE_LOCK", "SIGNAL SQLSTATE '70100' SET MYSQL_ERRNO = 1317; DO RELEASE_LOCK", 1)
@@ -686,7 +686,7 @@ func TestDisturbedHome(t *testing.T) {
 			d := c.Disturbed
 			d.Conn, d.At = s.Connect(), func(text string) bool { return strings.Contains(text, s.commits()) }
 			s.Exec(s.open(), "DELETE FROM "+s.written())
-			w, lock := p.homed(&d)
+			w, lock := p.onTxConn(&d)
 			done, unknown, err := w.check(lock).Release(dbtest.Limited(t))
 			if done != c.Done || unknown != c.Unknown || (err == nil) != c.Done || errors.Is(err, driver.ErrBadConn) {
 				t.Errorf("%s: done %v, unknown %v, %v", name, done, unknown, err)

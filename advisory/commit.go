@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/internal/step"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
@@ -30,7 +30,7 @@ func (l *Locker) Check(ctx context.Context, conn driver.Conn, locks []*Lock) (id
 	if err != nil {
 		return 0, err
 	}
-	rows, err := server.Query(step.Named(ctx, step.Fence, hint.StrategyAdvisory, keys...), conn, checkSQL(locks))
+	rows, err := server.Query(purpose.Named(ctx, purpose.Fence, hint.StrategyAdvisory, keys...), conn, checkSQL(locks))
 	switch {
 	case err != nil:
 	case len(rows) != 1 || len(rows[0]) != 2 || rows[0][0] != "1":
@@ -55,7 +55,7 @@ func (l *Locker) Commit(ctx context.Context, c *pool.Conn, locks []*Lock, ends *
 		return false, false, err
 	}
 	mark := pool.NewMark()
-	ctx = step.Named(ctx, step.Fence, hint.StrategyAdvisory, keys...)
+	ctx = purpose.Named(ctx, purpose.Fence, hint.StrategyAdvisory, keys...)
 	outcome, err := server.CheckAndCommit(ctx, c.Conn, mark, func() ([][]string, error) {
 		return c.QueryBlock(ctx, l.commitBlock(c.KnownID(), locks, ends, mark))
 	})

@@ -71,7 +71,7 @@ func (w *writer) write() {
 // check returns what is left to be done at COMMIT under the locks.
 func (w *writer) check(locks ...*advisory.Lock) strategy.Check {
 	w.p.T.Helper()
-	held := make([]strategy.Held, len(locks))
+	held := make([]strategy.Grant, len(locks))
 	for i, lock := range locks {
 		held[i] = lock
 	}
@@ -199,7 +199,7 @@ func TestCommitElsewhere(t *testing.T) {
 			s.Exec(w.Conn.Conn, fmt.Sprintf("KILL %d", lock.ConnectionID()))
 			s.free(w.Conn.Conn, "k")
 			w.Moved()
-			if _, err := p.Strategy().Check(dbtest.Limited(t), w.Conn, []strategy.Held{lock}, true); !errors.Is(err, lockerr.ErrLost) {
+			if _, err := p.Strategy().Check(dbtest.Limited(t), w.Conn, []strategy.Grant{lock}, true); !errors.Is(err, lockerr.ErrLost) {
 				t.Errorf("%s: lost: %v", what, err)
 			}
 		}

@@ -5,8 +5,8 @@ import (
 	"errors"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/queue"
-	"github.com/mysqllock/mysqllock/internal/step"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
@@ -19,17 +19,17 @@ type Lock struct {
 	name   string
 	ticket *queue.Ticket
 	conn   *lockConn
-	// home is the connection of the transaction that was begun with the lock, and holds it in
+	// txConn is the connection of the transaction that was begun with the lock, and holds it in
 	// place of a lock connection; nil for others. freed: it does not any more. freed is guarded
 	// by the turn of that connection.
-	home      *pool.Conn
+	txConn    *pool.Conn
 	freed     bool
 	since     time.Time // when the server granted it to this process
 	handed    int       // how often it was handed over since then
 	contended bool      // other processes had it, or waited for it, when it was granted
 	alone     bool      // no other process took it at the last yield
 	paused    time.Time // when it was last left free for pollers
-	asked     step.Asked
+	asked     purpose.Asked
 
 	// Guarded by Locker.mu.
 	lost func(error)
@@ -52,7 +52,7 @@ func (k *Lock) ConnectionID() uint64 { return k.conn.id }
 // anything else has shown that the server may have ended the connection. A lost lock's
 // error matches lockerr.ErrLost, that of a released one lockerr.ErrClosed.
 func (k *Lock) Err() error {
-	if k.home == nil {
+	if k.txConn == nil {
 		k.conn.loseIfOverdue()
 	}
 	k.l.mu.Lock()
@@ -79,10 +79,10 @@ func (k *Lock) Release() error {
 	} else if err != nil {
 		return nil
 	}
-	if k.home != nil {
+	if k.txConn != nil {
 		return nil
 	}
-	if k.ticket.HandOver(l, k) {
+	if k.ticket.Handoff(l, k) {
 		return nil
 	}
 	defer k.ticket.Leave()

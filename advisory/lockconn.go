@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/internal/step"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
@@ -365,15 +365,15 @@ func (k *lockConn) broken(err error) bool {
 // within is the context for the statement of batch. A context that cannot end
 // costs less, since the driver need not watch it.
 func (k *lockConn) within(batch []*request) context.Context {
-	ctx, s := k.ctx, step.Release
+	ctx, s := k.ctx, purpose.Release
 	if t := k.l.cfg.ReadTimeout; t > 0 && t <= k.l.limit {
 		ctx = context.Background()
 	}
 	if batch[len(batch)-1].acquire {
-		s = step.Take
+		s = purpose.Take
 	}
-	ctx = step.AskedBy(ctx, batch, func(r *request) step.Asked { return r.lock.asked })
-	return step.With(ctx, s, hint.StrategyAdvisory, batch, func(r *request) string { return r.lock.key })
+	ctx = purpose.AskedBy(ctx, batch, func(r *request) purpose.Asked { return r.lock.asked })
+	return purpose.With(ctx, s, hint.StrategyAdvisory, batch, func(r *request) string { return r.lock.key })
 }
 
 // ask runs a statement that returns one value.
@@ -478,7 +478,7 @@ func (k *lockConn) dispose() {
 	l := k.l
 	l.running.Go(func() {
 		defer k.cancel()
-		ctx, cancel := context.WithTimeout(step.Named(context.Background(), step.Release, hint.StrategyAdvisory), background)
+		ctx, cancel := context.WithTimeout(purpose.Named(context.Background(), purpose.Release, hint.StrategyAdvisory), background)
 		defer cancel()
 		if errors.Is(k.err, errRetired) || errors.Is(k.err, lockerr.ErrClosed) && k.c.Clean() {
 			if server.Exec(ctx, k.c.Conn, "DO RELEASE_ALL_LOCKS()") == nil {
@@ -547,7 +547,7 @@ func (l *Locker) check() (overdue []*lockConn, next time.Duration, on bool) {
 
 // ping checks that the locks are still held. The caller has made k busy.
 func (k *lockConn) ping() {
-	if _, err := k.ask(step.For(k.ctx, step.Renew), k.pingSQL()); k.broken(err) {
+	if _, err := k.ask(purpose.For(k.ctx, purpose.Renew), k.pingSQL()); k.broken(err) {
 		k.lose(err)
 	}
 	k.l.mu.Lock()

@@ -129,10 +129,10 @@ func (p *process) told(key string, wait time.Duration) error {
 	}, func(err error) bool { return !errors.Is(err, lockerr.ErrExhausted) })
 }
 
-// inLine waits until so many callers of the process are in line for the key.
-func (p *process) inLine(key string, n int) {
+// inQueue waits until so many callers of the process are in the queue for the key.
+func (p *process) inQueue(key string, n int) {
 	p.T.Helper()
-	dbtest.Soon(p.T, fmt.Sprintf("%d are in line", n), func() bool { return p.locks.Queue.Waiting(key) == n })
+	dbtest.Soon(p.T, fmt.Sprintf("%d are in the queue", n), func() bool { return p.locks.Queue.Waiting(key) == n })
 }
 
 func request(key string, wait time.Duration) advisory.Request {

@@ -14,26 +14,26 @@ import (
 var Traits = strategy.Traits{Name: hint.StrategyAdvisory, Excludes: true, HearsClose: true}
 
 // Strategy returns the Locker as units of work use it.
-func (l *Locker) Strategy() strategy.Strategy { return kept{l} }
+func (l *Locker) Strategy() strategy.Strategy { return asStrategy{l} }
 
-type kept struct{ *Locker }
+type asStrategy struct{ *Locker }
 
-func (k kept) Traits() strategy.Traits { return Traits }
+func (k asStrategy) Traits() strategy.Traits { return Traits }
 
 // Take takes one lock.
-func (k kept) Take(ctx context.Context, r strategy.Request) ([]strategy.Held, error) {
+func (k asStrategy) Take(ctx context.Context, r strategy.Request) ([]strategy.Grant, error) {
 	lock, err := k.Acquire(ctx, Request{
-		Key: r.Places[0].Row, Wait: r.Wait, Waiting: r.Wants, Begin: r.Begin, Lost: func(error) { r.Lost() },
+		Key: r.Resources[0].Row, Wait: r.Wait, Waiting: r.Wants, Begin: r.Begin, Lost: func(error) { r.Lost() },
 	})
 	if err != nil {
 		return nil, err
 	}
-	return []strategy.Held{lock}, nil
+	return []strategy.Grant{lock}, nil
 }
 
 // Check leaves the check to the COMMIT itself, where it can: on a connection of which it is
 // known how to end it, should its answer be lost.
-func (k kept) Check(ctx context.Context, c *pool.Conn, held []strategy.Held, _ bool) (strategy.Check, error) {
+func (k asStrategy) Check(ctx context.Context, c *pool.Conn, held []strategy.Grant, _ bool) (strategy.Check, error) {
 	locks := make([]*Lock, len(held))
 	for i, h := range held {
 		locks[i] = h.(*Lock)
@@ -46,7 +46,7 @@ func (k kept) Check(ctx context.Context, c *pool.Conn, held []strategy.Held, _ b
 		return err
 	}
 	check := strategy.Check{Unsure: func(ctx context.Context) {
-		if !slices.ContainsFunc(locks, func(lock *Lock) bool { return lock.home != c }) { // c holds them until its COMMIT is over
+		if !slices.ContainsFunc(locks, func(lock *Lock) bool { return lock.txConn != c }) { // c holds them until its COMMIT is over
 			var cancel context.CancelFunc
 			ctx, cancel = context.WithTimeout(ctx, slack)
 			defer cancel()
@@ -60,7 +60,7 @@ func (k kept) Check(ctx context.Context, c *pool.Conn, held []strategy.Held, _ b
 	check.Commit = func(ctx context.Context) (done, unknown bool, err error) {
 		return k.Commit(ctx, c, locks, nil)
 	}
-	if at := slices.IndexFunc(locks, func(lock *Lock) bool { return lock.home == c }); at >= 0 {
+	if at := slices.IndexFunc(locks, func(lock *Lock) bool { return lock.txConn == c }); at >= 0 {
 		check.Release = func(ctx context.Context) (done, unknown bool, err error) {
 			return k.Commit(ctx, c, locks, locks[at])
 		}

@@ -34,7 +34,7 @@ func TestTurns(t *testing.T) {
 		take(q, t.Context())
 		dbtest.Soon(t, "it waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
 		take(p, t.Context())
-		p.inLine("k", 1)
+		p.inQueue("k", 1)
 		dbtest.OK(t, first.Release())
 		lock := <-got // q's
 		dbtest.Soon(t, "p waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
@@ -47,11 +47,11 @@ func TestTurns(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			if i == 4 { // two wait; the first gives up when it waits in the server
 				take(from, ctx)
-				from.inLine("k", 1)
+				from.inQueue("k", 1)
 			}
 			before := from.locks.Queue.Waiting("k")
 			take(from, t.Context())
-			from.inLine("k", 1+before)
+			from.inQueue("k", 1+before)
 			sent := from.sent.Load()
 			dbtest.OK(t, lock.Release())
 			lock = <-got
@@ -99,7 +99,7 @@ func TestLostTurn(t *testing.T) {
 			q, plain := s.process(settings{}), s.open()
 			first := q.acquire("k", 0)
 			got := make(chan *advisory.Lock)
-			go func() { got <- p.acquire("k", time.Minute) }() // with a rival
+			go func() { got <- p.acquire("k", time.Minute) }() // with another process
 			dbtest.Soon(t, "it waits", func() bool { return len(s.waiters(plain, "k")) == 1 })
 			dbtest.OK(t, first.Release())
 			lock := <-got
@@ -116,7 +116,7 @@ func TestLostTurn(t *testing.T) {
 				_, err := p.Acquire(t.Context(), r)
 				failed <- err
 			}()
-			p.inLine("k", 1)
+			p.inQueue("k", 1)
 			dbtest.OK(t, lock.Release())
 			if err := <-failed; !errors.Is(err, refused) || waits != 2 {
 				t.Errorf("after %d waits: %v", waits, err)
@@ -133,9 +133,9 @@ func TestLostTurn(t *testing.T) {
 func TestPollerHasAChance(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, c := range []struct {
-			what                string
-			rivals, conns, held int // held are keys that the poller's process waits for as well, in vain
-			section             time.Duration
+			what                   string
+			processes, conns, held int // held are keys that the poller's process waits for as well, in vain
+			section                time.Duration
 		}{
 			{"against one process, without a connection to spare", 1, 1, 0, 0},
 			{"against one process with long sections", 1, 1, 0, 20 * time.Millisecond},
@@ -143,7 +143,7 @@ func TestPollerHasAChance(t *testing.T) {
 		} {
 			ctx, cancel := context.WithCancel(t.Context())
 			var all sync.WaitGroup
-			for range c.rivals {
+			for range c.processes {
 				p := s.process(settings{})
 				for range 4 {
 					all.Go(func() {

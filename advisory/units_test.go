@@ -95,9 +95,9 @@ func TestAdvisoryCommitIsChecked(t *testing.T) {
 	})
 }
 
-// knowsHome waits until the handle knows how to begin a transaction with the lock on its own
+// knowsTxConn waits until the handle knows how to begin a transaction with the lock on its own
 // connection.
-func knowsHome(s *stock.Shop, db *sql.DB) {
+func knowsTxConn(s *stock.Shop, db *sql.DB) {
 	s.T.Helper()
 	dbtest.Soon(s.T, "it is known how to begin", func() bool {
 		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(s.T), "known", lockctx.Advisory()), nil)
@@ -109,13 +109,13 @@ func knowsHome(s *stock.Shop, db *sql.DB) {
 	})
 }
 
-// TestAdvisoryHome: a lock that goes with the transaction is held by its connection, whatever
+// TestAdvisoryTxConn: a lock that goes with the transaction is held by its connection, whatever
 // runs in it; one that may outlive the transaction is not.
-func TestAdvisoryHome(t *testing.T) {
+func TestAdvisoryTxConn(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for _, params := range []string{"", "&maxConns=8"} {
 			db := s.Handle("lockStrategy=advisory" + params)
-			knowsHome(s, db)
+			knowsTxConn(s, db)
 			own := func(what string, tx *sql.Tx, key string, want bool) {
 				t.Helper()
 				var id int64
@@ -180,12 +180,12 @@ func TestAdvisoryHome(t *testing.T) {
 	})
 }
 
-// TestAdvisoryHomeIsKept: an idle transaction that holds its lock is kept alive, by pings that
+// TestAdvisoryTxConnIsKept: an idle transaction that holds its lock is kept alive, by pings that
 // never come into a statement of the application's; and its loss is noticed.
-func TestAdvisoryHomeIsKept(t *testing.T) {
+func TestAdvisoryTxConnIsKept(t *testing.T) {
 	idle := func(t *testing.T, s *stock.Shop, params string, ttl time.Duration) error {
 		db := s.Handle("lockStrategy=advisory&lockTTL=" + ttl.String() + params)
-		knowsHome(s, db)
+		knowsTxConn(s, db)
 		time.Sleep(ttl * 6 / 5) // as if the connection was silent for too long
 		err := stock.InTx(lockctx.With(dbtest.Limited(t), "k"), db, func(tx *sql.Tx) error {
 			time.Sleep(ttl * 3 / 10)
@@ -231,7 +231,7 @@ func TestAdvisoryHomeIsKept(t *testing.T) {
 		s.WantStock(1, 9)
 
 		db := s.Handle("lockStrategy=advisory&lockTTL=3s" + params)
-		knowsHome(s, db)
+		knowsTxConn(s, db)
 		tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "lost"), db)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 0 WHERE id = 1")
 		dbtest.Exec(t, s.Plain, fmt.Sprintf("KILL %d", s.Named("lost")))
@@ -376,7 +376,7 @@ func pollAfterTurn(s *stock.Shop, db *sql.DB, sell func(context.Context) error) 
 	t := s.T
 	t.Helper()
 	under := func(key string) context.Context { return lockctx.With(dbtest.Limited(t), key) }
-	rival := func() (get func(key string) error) {
+	another := func() (get func(key string) error) {
 		c, err := s.Plain.Conn(dbtest.Limited(t))
 		dbtest.OK(t, err)
 		t.Cleanup(func() { c.Close() })
@@ -398,7 +398,7 @@ func pollAfterTurn(s *stock.Shop, db *sql.DB, sell func(context.Context) error) 
 		dbtest.OK(t, s.Plain.QueryRow("SELECT IS_USED_LOCK(?)", lockname.OfPoller(s.Name, key)).Scan(&id))
 		return id.Valid
 	}
-	first, second, third := rival(), rival(), rival()
+	first, second, third := another(), another(), another()
 	dbtest.OK(t, first("k"))
 	dbtest.OK(t, third("l"))
 	held, turn, sold, other := make(chan *sql.Tx, 1), make(chan error, 1), make(chan error, 1), make(chan error, 1)
@@ -412,11 +412,11 @@ func pollAfterTurn(s *stock.Shop, db *sql.DB, sell func(context.Context) error) 
 	}()
 	dbtest.Soon(t, "one waits in the server", func() bool { return len(waiting()) == 1 })
 	go func() { turn <- second("k") }()
-	dbtest.Soon(t, "the rival waits", func() bool { return len(waiting()) == 2 })
+	dbtest.Soon(t, "the another waits", func() bool { return len(waiting()) == 2 })
 	dbtest.OK(t, first(""))
 	tx := <-held
 	go func() { sold <- sell(under("k")) }()
-	dbtest.Soon(t, "the next one is in line", func() bool {
+	dbtest.Soon(t, "the next one is in the queue", func() bool {
 		st, err := mysqllock.Stats(db)
 		dbtest.OK(t, err)
 		return st.Waiters == 1

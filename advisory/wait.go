@@ -59,7 +59,7 @@ func (a *attempt) announce(ctx context.Context, before *Lock) *Lock {
 	if before != nil && before.Err() == nil {
 		return before
 	}
-	return a.mark(ctx, a.r.Key, lockname.OfPoller(a.cfg.Namespace, a.r.Key), a.asked)
+	return a.show(ctx, a.r.Key, lockname.OfPoller(a.cfg.Namespace, a.r.Key), a.asked)
 }
 
 // withdraw releases, in the background, what announce has acquired.

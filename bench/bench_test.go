@@ -57,11 +57,11 @@ func TestShort(t *testing.T) {
 		{label{Workload: fourKeys, N: 24}, fourKeysNames, []string{rate}},
 		{label{Workload: bounded, N: 64}, boundedNames, []string{rate, waitMean, waitLate, allocated}},
 		{label{Workload: distinct, N: 64}, ownKeys, []string{rate}},
-		{label{Workload: hot, N: 8}, crowded, []string{rate, waitMean, waitLongest, statements}},
+		{label{Workload: hot, N: 8}, loaded, []string{rate, waitMean, waitLongest, statements}},
 		{label{Workload: burst, N: 64}, []string{row, lease, advisory, getLock}, []string{allHadIt}},
-		{label{Workload: processes, N: 16}, crowded, []string{rate, shareLeast}},
-		{label{Workload: handOff, N: 1}, passing, []string{latency}},
-		{label{Workload: handOff, N: 1, Delay: farDelay}, passing, []string{latency}},
+		{label{Workload: processes, N: 16}, loaded, []string{rate, shareLeast}},
+		{label{Workload: handoff, N: 1}, passing, []string{latency}},
+		{label{Workload: handoff, N: 1, Delay: farDelay}, passing, []string{latency}},
 		{label{Workload: manyHolds, N: 1000 / 20}, keeping, []string{taking, freeing, clientBytes, sockets}},
 	} {
 		for _, name := range want.names {
@@ -156,11 +156,11 @@ func (f free) Lock(context.Context, int, string) (func() error, error) {
 }
 func (free) Close() error { return nil }
 
-func TestCrowdSeesTwoInside(t *testing.T) {
+func TestLoadSeesTwoInside(t *testing.T) {
 	s := &stand{client: free{}}
 	o := order{Workers: 16, Lasting: 50 * time.Millisecond, Patience: time.Second}
 	for round := 1; ; round++ { // a busy machine may run one after the other
-		_, err := s.crowd(t.Context(), o)
+		_, err := s.load(t.Context(), o)
 		if err != nil && strings.Contains(err.Error(), "two have the lock") {
 			break
 		}
@@ -169,14 +169,14 @@ func TestCrowdSeesTwoInside(t *testing.T) {
 		}
 	}
 	o.Own = true
-	if _, err := s.crowd(t.Context(), o); err != nil {
+	if _, err := s.load(t.Context(), o); err != nil {
 		t.Errorf("keys of their own: %v", err)
 	}
 }
 
-func TestCrowdCounts(t *testing.T) {
+func TestLoadCounts(t *testing.T) {
 	s := &stand{client: free{after: 5 * time.Millisecond}}
-	r, err := s.crowd(t.Context(), order{Workers: 3, Own: true, Lasting: 100 * time.Millisecond, Patience: time.Second})
+	r, err := s.load(t.Context(), order{Workers: 3, Own: true, Lasting: 100 * time.Millisecond, Patience: time.Second})
 	dbtest.OK(t, err)
 	if r.All < 6 || r.All > 33 || r.Grants > r.All || r.Grants < r.All-3 {
 		t.Errorf("%d grants, %d in time, of 3 goroutines that need 10 ms each for 100 ms", r.All, r.Grants)
@@ -224,12 +224,12 @@ func TestGoalsSayWhatIsMissed(t *testing.T) {
 	r.results.add(label{hot, 64, 0, advisory, onMySQL}, rate, 3000)
 	r.results.add(label{hot, 64, 0, redsyncTuned, onRedis}, rate, 100)
 	r.results.add(label{hot, 64, 0, redisTuned, onRedis}, rate, 120)
-	r.results.add(label{handOff, 1, 0, row, onMySQL}, latency, 200)
-	r.results.add(label{handOff, 1, 0, forUpdate, onMySQL}, latency, 150)
-	r.results.add(label{handOff, 1, 0, getLock, onMySQL}, latency, 100)
-	r.results.add(label{handOff, 1, 0, row, onMariaDB}, latency, 120)
-	r.results.add(label{handOff, 1, 0, forUpdate, onMariaDB}, latency, 110)
-	r.results.add(label{handOff, 1, 0, getLock, onMariaDB}, latency, 100)
+	r.results.add(label{handoff, 1, 0, row, onMySQL}, latency, 200)
+	r.results.add(label{handoff, 1, 0, forUpdate, onMySQL}, latency, 150)
+	r.results.add(label{handoff, 1, 0, getLock, onMySQL}, latency, 100)
+	r.results.add(label{handoff, 1, 0, row, onMariaDB}, latency, 120)
+	r.results.add(label{handoff, 1, 0, forUpdate, onMariaDB}, latency, 110)
+	r.results.add(label{handoff, 1, 0, getLock, onMariaDB}, latency, 100)
 	var got []string
 	for _, o := range r.goals() {
 		got = append(got, fmt.Sprint(o.aim(), " ", o.Got, " ", o.Met, o.Why))

@@ -78,7 +78,7 @@ var goals = []goal{
 	{"advisory, 4 processes of 16 goroutines, the smallest share of a process against the largest", 0.8, true, func(r *record, on string) float64 {
 		return r.results.median(label{processes, 16, 0, advisory, on}, shareLeast)
 	}},
-	{"advisory, hand-off to another process against GET_LOCK on pinned connections", 1.3, false, passedOn(advisory)},
+	{"advisory, handoff to another process against GET_LOCK on pinned connections", 1.3, false, passedOn(advisory)},
 	{"row, 64 goroutines that sell one product in Do, sales a second against GET_LOCK on pinned connections", 1, true, func(r *record, on string) float64 {
 		return r.ratio(label{busy, 64, 0, "transaction, " + inDo, on}, label{busy, 64, 0, "transaction, " + getLock, on}, rate)
 	}},
@@ -92,8 +92,8 @@ var goals = []goal{
 	{leaseAlone, 0.7, false, aloneAgainstEtcd(lease)},
 	{leasesApart, 2, true, apartAgainstEtcd(lease)},
 	{leasesTaken, 3, false, takenAgainstRedis(lease)},
-	{"lease, hand-off to another process against GET_LOCK with a commit before and after", 1.3, false, func(r *record, on string) float64 {
-		return r.ratio(label{handOff, 1, 0, lease, on}, label{handOff, 1, 0, getLockNoted, on}, latency)
+	{"lease, handoff to another process against GET_LOCK with a commit before and after", 1.3, false, func(r *record, on string) float64 {
+		return r.ratio(label{handoff, 1, 0, lease, on}, label{handoff, 1, 0, getLockNoted, on}, latency)
 	}},
 	{"advisory, 10,000 holds, connections", 2, false, func(r *record, on string) float64 {
 		return r.results.median(label{manyHolds, 10_000, 0, advisory, on}, sockets)
@@ -118,9 +118,9 @@ var goals = []goal{
 	{"the same, allocations more", 2, false, func(r *record, on string) float64 {
 		return r.results.median(label{bounded, 64, 0, queryBudget, on}, allocated) - r.results.median(label{bounded, 64, 0, queryBounded, on}, allocated)
 	}},
-	{"row, requests for each grant, the most of all crowds", 3, false, mostRequests(row)},
-	{"lease, requests for each grant, the most of all crowds", 3, false, mostRequests(lease)},
-	{"advisory, requests for each grant, the most of all crowds", 3, false, mostRequests(advisory)},
+	{"row, requests for each grant, the most of all loads", 3, false, mostRequests(row)},
+	{"lease, requests for each grant, the most of all loads", 3, false, mostRequests(lease)},
+	{"advisory, requests for each grant, the most of all loads", 3, false, mostRequests(advisory)},
 }
 
 // The goals that have a bound.
@@ -136,11 +136,11 @@ const (
 	soldUnderRow      = "a locked transaction (row), time against one in redsync's lock"
 	rowGrants         = "row, one key, 64 goroutines, grants a second against GET_LOCK on pinned connections"
 	rowGrantsShared   = "row, one key, 4 processes of 16 goroutines, grants a second against GET_LOCK on pinned connections"
-	rowPassedOn       = "row, hand-off to another process against GET_LOCK on pinned connections"
+	rowPassedOn       = "row, handoff to another process against GET_LOCK on pinned connections"
 	leaseAlone        = "lease, one goroutine, time against etcd's Mutex"
 	leasesApart       = "lease, 64 goroutines with keys of their own, locks a second against etcd's Mutex"
 	leasesTaken       = "lease, 10,000 holds, time to take them against redislock"
-	leasePassedOn     = "lease, hand-off to another process against GET_LOCK on pinned connections"
+	leasePassedOn     = "lease, handoff to another process against GET_LOCK on pinned connections"
 )
 
 const (
@@ -248,7 +248,7 @@ func onceAgainstRedis(contender string) func(*record, string) float64 {
 
 func passedOn(strategy string) func(*record, string) float64 {
 	return func(r *record, on string) float64 {
-		return r.ratio(label{handOff, 1, 0, strategy, on}, label{handOff, 1, 0, getLock, on}, latency)
+		return r.ratio(label{handoff, 1, 0, strategy, on}, label{handoff, 1, 0, getLock, on}, latency)
 	}
 }
 

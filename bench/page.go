@@ -116,7 +116,7 @@ func (r *record) tables() string {
 	say("Goroutines of one process take the key, give it back at once, and ask again. Grants a second count no fairness: where waiters sleep between two tries, whoever has just given the key back gets it again, and the others get nothing; so see also how many goroutines of 64 got nothing in a round of %v, and how long it takes until 64 goroutines that ask once have all had it.", hotRound)
 	say("![](%s)", plotHot)
 	var columns []column
-	for _, n := range crowdSizes {
+	for _, n := range loadSizes {
 		columns = append(columns, column{strconv.Itoa(n), label{Workload: hot, N: n}, rate, ""})
 	}
 	b.WriteString(r.table(inOne, append(columns,
@@ -131,13 +131,13 @@ func (r *record) tables() string {
 		{"0.5 ms away", label{Workload: burst, N: 64, Delay: farDelay}, allHadIt, ""},
 		{"2 ms away", label{Workload: burst, N: 64, Delay: 4 * farDelay}, allHadIt, ""},
 	}
-	for _, n := range crowdSizes {
+	for _, n := range loadSizes {
 		columns = append(columns, column{fmt.Sprintf("requests, %d", n), label{Workload: hot, N: n}, statements, ""})
 	}
 	b.WriteString(r.table(inOne, columns))
 
 	say("### The same in 4 processes of 16 goroutines")
-	b.WriteString(r.table(crowded, []column{
+	b.WriteString(r.table(loaded, []column{
 		{"grants/s", label{Workload: processes, N: 16}, rate, ""},
 		{"got nothing, of 64", label{Workload: processes, N: 16}, gotNothing, ""},
 		{"smallest share of a process ÷ largest", label{Workload: processes, N: 16}, shareLeast, ""},
@@ -146,14 +146,14 @@ func (r *record) tables() string {
 		{"requests", label{Workload: processes, N: 16}, statements, ""},
 	}))
 
-	say("### Hand-off to another process")
+	say("### Handoff to another process")
 	say("One process holds the key and one waits: from the call that gives it back to having it, in µs. Those who poll are met at a random moment between two tries.")
-	say("![](%s)", plotHandOff)
+	say("![](%s)", plotHandoff)
 	b.WriteString(r.table(passing, []column{
-		{"µs", label{Workload: handOff, N: 1}, latency, ""},
-		{"× GET_LOCK", label{Workload: handOff, N: 1}, latency, getLock},
-		{"0.5 ms away", label{Workload: handOff, N: 1, Delay: farDelay}, latency, ""},
-		{"2 ms away", label{Workload: handOff, N: 1, Delay: 4 * farDelay}, latency, ""},
+		{"µs", label{Workload: handoff, N: 1}, latency, ""},
+		{"× GET_LOCK", label{Workload: handoff, N: 1}, latency, getLock},
+		{"0.5 ms away", label{Workload: handoff, N: 1, Delay: farDelay}, latency, ""},
+		{"2 ms away", label{Workload: handoff, N: 1, Delay: 4 * farDelay}, latency, ""},
 	}))
 
 	say("### Many locks at a time")
@@ -308,13 +308,13 @@ type comparison struct {
 var comparisons = []comparison{
 	{"A transaction under a lock", label{Workload: transaction, N: 1}, timeEach, false, ways()},
 	{"The same, servers 0.5 ms away", label{Workload: transaction, N: 1, Delay: farDelay}, timeEach, false, ways()},
-	{"One key, 64 goroutines in a process: grants a second", label{Workload: hot, N: 64}, rate, true, crowded},
+	{"One key, 64 goroutines in a process: grants a second", label{Workload: hot, N: 64}, rate, true, loaded},
 	{"One key, 64 goroutines that ask once: until all had it", label{Workload: burst, N: 64}, allHadIt, false, waiting},
-	{"One key, 4 processes of 16 goroutines: grants a second", label{Workload: processes, N: 16}, rate, true, crowded},
+	{"One key, 4 processes of 16 goroutines: grants a second", label{Workload: processes, N: 16}, rate, true, loaded},
 	{"One goroutine, nobody else wants the key", label{Workload: uncontended, N: 1}, timeEach, false, locks},
 	{"The same, servers 0.5 ms away", label{Workload: uncontended, N: 1, Delay: farDelay}, timeEach, false, locks},
 	{"64 goroutines, a key each", label{Workload: distinct, N: 64}, rate, true, locks},
-	{"Hand-off to another process", label{Workload: handOff, N: 1}, latency, false, waiting},
+	{"Handoff to another process", label{Workload: handoff, N: 1}, latency, false, waiting},
 	{"Taking 10,000 locks", label{Workload: manyHolds, N: 10_000}, taking, false, locks},
 }
 

@@ -14,7 +14,7 @@ import (
 const (
 	plotUncontended = "uncontended.svg"
 	plotHot         = "hot-key.svg"
-	plotHandOff     = "hand-off.svg"
+	plotHandoff     = "handoff.svg"
 	plotNear        = "transaction.svg"
 	plotFar         = "transaction-far.svg"
 )
@@ -179,8 +179,8 @@ func (r *record) plotUncontended() string {
 	return barChart("Take a lock and give it back, nobody else wants it: µs", r.bars(uncontended, 1, 0, timeEach))
 }
 
-func (r *record) plotHandOff() string {
-	return barChart("From giving back in one process to having it in another: µs", r.bars(handOff, 1, 0, latency))
+func (r *record) plotHandoff() string {
+	return barChart("From giving back in one process to having it in another: µs", r.bars(handoff, 1, 0, latency))
 }
 
 func (r *record) plotTransaction(delay time.Duration) string {
@@ -194,7 +194,7 @@ func (r *record) plotTransaction(delay time.Duration) string {
 func (r *record) plotHot() string {
 	series := r.bars(hot, 64, 0, rate)
 	all := contenders()
-	return lineChart("One key, goroutines of one process: grants a second (both axes logarithmic)", crowdSizes, series, func(i, n int) float64 {
+	return lineChart("One key, goroutines of one process: grants a second (both axes logarithmic)", loadSizes, series, func(i, n int) float64 {
 		for _, c := range all {
 			if c.Name+" · "+c.Server == series[i].name {
 				return r.results.median(label{hot, n, 0, c.Name, c.Server}, rate)

@@ -22,18 +22,18 @@ const asProcess = "process"
 
 // order is what a process is told to do with a contender.
 type order struct {
-	Do        string // open, crowd, take, give, touch, hold, free or close
+	Do        string // open, load, take, give, touch, hold, free or close
 	Contender string
 	At        addresses // open
 	Size      size      // open
 
-	Key      string // crowd, take, touch, hold
-	Workers  int    // crowd, touch, hold
-	Own      bool   // crowd: each goroutine has a key of its own
+	Key      string // load, take, touch, hold
+	Workers  int    // load, touch, hold
+	Own      bool   // load: each goroutine has a key of its own
 	Begin    time.Time
-	Lasting  time.Duration // crowd
-	Patience time.Duration // crowd
-	Times    int           // crowd: how often each goroutine takes it; 0 is as often as it can
+	Lasting  time.Duration // load
+	Patience time.Duration // load
+	Times    int           // load: how often each goroutine takes it; 0 is as often as it can
 	Locks    int           // hold
 }
 
@@ -41,7 +41,7 @@ type order struct {
 type report struct {
 	Err string
 
-	// Of a crowd: what was granted before its end, then all grants, also those of
+	// Of a load: what was granted before its end, then all grants, also those of
 	// callers that were waiting at its end.
 	Grants, All   int
 	Busy          time.Duration // of all, from asking to having given back
@@ -55,7 +55,7 @@ type report struct {
 
 	Taken time.Time // take: when the lock was granted; give: before it was given back
 
-	Lasted      time.Duration // crowd, hold, free
+	Lasted      time.Duration // load, hold, free
 	Memory      int64         // hold: more than before the contender was opened
 	Connections int           // hold: the same
 }
@@ -161,8 +161,8 @@ func obey(ctx context.Context, open map[string]*stand, o order) (r report, err e
 	}
 	s := open[o.Contender]
 	switch o.Do {
-	case "crowd":
-		return s.crowd(ctx, o)
+	case "load":
+		return s.load(ctx, o)
 	case "take":
 		s.release, err = s.client.Lock(ctx, 0, o.Key)
 		return report{Taken: time.Now()}, err
@@ -182,8 +182,8 @@ func obey(ctx context.Context, open map[string]*stand, o order) (r report, err e
 	return r, errors.New("no such order")
 }
 
-// crowd has goroutines take locks and give them back for a while.
-func (s *stand) crowd(ctx context.Context, o order) (r report, err error) {
+// load has goroutines take locks and give them back for a while.
+func (s *stand) load(ctx context.Context, o order) (r report, err error) {
 	var (
 		all    sync.WaitGroup
 		mu     sync.Mutex

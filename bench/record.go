@@ -100,7 +100,7 @@ func (r *record) write(dir string) error {
 		filepath.Join(files, "results.json"):  figures,
 		filepath.Join(files, plotUncontended): r.plotUncontended(),
 		filepath.Join(files, plotHot):         r.plotHot(),
-		filepath.Join(files, plotHandOff):     r.plotHandOff(),
+		filepath.Join(files, plotHandoff):     r.plotHandoff(),
 		filepath.Join(files, plotNear):        r.plotTransaction(0),
 		filepath.Join(files, plotFar):         r.plotTransaction(farDelay),
 	} {

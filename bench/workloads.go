@@ -32,7 +32,7 @@ const (
 	hot         = "hot key"
 	burst       = "burst"
 	processes   = "processes"
-	handOff     = "hand-off"
+	handoff     = "handoff"
 	manyHolds   = "holds"
 	transaction = "transaction"
 	busy        = "one product"
@@ -70,9 +70,9 @@ const pauseToTurn = 5 * time.Millisecond
 var (
 	locks   = []string{row, lease, advisory, getLock, forUpdate, insertDelete, redsyncTuned, redisTuned, etcdMutex}
 	waiting = append(slices.Clip(locks), redsyncAsIs, redisAsIs)
-	crowded = append(slices.Clip(waiting), longTurns)         // with what the default could be at the price of fairness
-	inOne   = append(slices.Clip(crowded), queued)            // with what bounds the hot key of one process
-	passing = append(slices.Clip(waiting), getLockNoted)      // with what bounds the hand-off of leases
+	loaded  = append(slices.Clip(waiting), longTurns)         // with what the default could be at the price of fairness
+	inOne   = append(slices.Clip(loaded), queued)             // with what bounds the hot key of one process
+	passing = append(slices.Clip(waiting), getLockNoted)      // with what bounds the handoff of leases
 	keeping = append(slices.Clip(locks), getLocks, notesMany) // with what bounds the taking of many
 	ownKeys = append(slices.Clip(locks), notesMany)           // the same where each has its own key
 	alone   = append([]string{bare, noteTwice}, locks...)     // with what bounds one caller
@@ -85,13 +85,13 @@ const patience = time.Second
 // hotRound is how long a round with the hot key lasts.
 const hotRound = 300 * time.Millisecond
 
-// crowdSizes are how many goroutines want the hot key.
-var crowdSizes = []int{1, 8, 64, 256}
+// loadSizes are how many goroutines want the hot key.
+var loadSizes = []int{1, 8, 64, 256}
 
 // all is the whole of it: the workloads next to the servers, and those in which
 // round trips count again through proxies.
 func (b *bench) all(delays []time.Duration) error {
-	near := []crowds{
+	near := []loads{
 		{workload: uncontended, names: alone, workers: 1, own: true, lasting: 50 * time.Millisecond, epochs: 4, rounds: 6},
 		{workload: transaction, names: transactionNames(), workers: 1, lasting: 60 * time.Millisecond, epochs: 3, rounds: 6},
 		{workload: busy, names: busyNames, workers: 64, lasting: hotRound, epochs: 1, rounds: 4},
@@ -101,22 +101,22 @@ func (b *bench) all(delays []time.Duration) error {
 		{workload: fourKeys, names: fourKeysNames, workers: 24, own: true, lasting: 500 * time.Millisecond, epochs: 2, rounds: 5},
 		{workload: bounded, names: boundedNames, workers: 64, own: true, lasting: 150 * time.Millisecond, epochs: 4, rounds: 15},
 		{workload: distinct, names: ownKeys, workers: 64, own: true, lasting: 200 * time.Millisecond, epochs: 1, rounds: 5},
-		{workload: processes, names: crowded, processes: 4, workers: 16, lasting: 600 * time.Millisecond, epochs: 1, rounds: 3},
+		{workload: processes, names: loaded, processes: 4, workers: 16, lasting: 600 * time.Millisecond, epochs: 1, rounds: 3},
 	}
-	sizes := crowdSizes
+	sizes := loadSizes
 	if b.short {
 		sizes = sizes[1:2]
 	}
 	for _, n := range sizes {
-		near = append(near, crowds{workload: hot, names: inOne, workers: n, lasting: hotRound, epochs: 1, rounds: 3})
+		near = append(near, loads{workload: hot, names: inOne, workers: n, lasting: hotRound, epochs: 1, rounds: 3})
 	}
-	near = append(near, crowds{workload: burst, names: waiting, workers: 64, times: 1, lasting: 10 * time.Second, epochs: 1, rounds: 3})
+	near = append(near, loads{workload: burst, names: waiting, workers: 64, times: 1, lasting: 10 * time.Second, epochs: 1, rounds: 3})
 	for _, w := range near {
-		if err := b.crowds(w); err != nil {
+		if err := b.loads(w); err != nil {
 			return err
 		}
 	}
-	if err := b.handOffs(passing, 25); err != nil {
+	if err := b.handoffs(passing, 25); err != nil {
 		return err
 	}
 	if err := b.holds(1000, 3); err != nil {
@@ -143,22 +143,22 @@ func (b bench) far(delay time.Duration) (err error) {
 	}
 	defer func() { err = errors.Join(err, p.end()) }()
 	b.at, b.delay = p.at, delay
-	all := []crowds{
+	all := []loads{
 		{workload: uncontended, names: alone, workers: 1, own: true, lasting: 60 * time.Millisecond, epochs: 2, rounds: 4},
 		{workload: transaction, names: transactionNames(), workers: 1, lasting: 80 * time.Millisecond, epochs: 2, rounds: 5},
 		{workload: decision, names: apartNames, workers: 1, lasting: 80 * time.Millisecond, epochs: 2, rounds: 5},
 	}
 	if !b.short {
 		all = append(all,
-			crowds{workload: hot, names: waiting, workers: 64, lasting: hotRound, epochs: 1, rounds: 2},
-			crowds{workload: burst, names: waiting, workers: 64, times: 1, lasting: 10 * time.Second, epochs: 1, rounds: 2})
+			loads{workload: hot, names: waiting, workers: 64, lasting: hotRound, epochs: 1, rounds: 2},
+			loads{workload: burst, names: waiting, workers: 64, times: 1, lasting: 10 * time.Second, epochs: 1, rounds: 2})
 	}
 	for _, w := range all {
-		if err := b.crowds(w); err != nil {
+		if err := b.loads(w); err != nil {
 			return err
 		}
 	}
-	return b.handOffs(passing, 12)
+	return b.handoffs(passing, 12)
 }
 
 // transactionNames are all ways to sell a product.
@@ -221,8 +221,8 @@ func (b *bench) file(workload string, n int, c contender, figure string, value f
 	b.results.add(label{workload, n, b.delay, c.Name, c.Server}, figure, value)
 }
 
-// crowds is a workload of goroutines that take and give back locks.
-type crowds struct {
+// loads is a workload of goroutines that take and give back locks.
+type loads struct {
 	workload  string
 	names     []string
 	processes int // 0 is 1
@@ -234,7 +234,7 @@ type crowds struct {
 	rounds    int // in each epoch
 }
 
-func (b *bench) crowds(w crowds) error {
+func (b *bench) loads(w loads) error {
 	if !b.only.MatchString(w.workload) {
 		return nil
 	}
@@ -255,8 +255,8 @@ func (b *bench) crowds(w crowds) error {
 	for range b.times(w.epochs) {
 		if err := b.inProcesses(w.processes, all, n, func(ps []*process) error {
 			turn := func(c contender, lasting time.Duration) ([]report, float64, error) {
-				return b.crowd(ps, c, order{
-					Do: "crowd", Contender: c.String(), Key: product, Workers: w.workers, Own: w.own,
+				return b.load(ps, c, order{
+					Do: "load", Contender: c.String(), Key: product, Workers: w.workers, Own: w.own,
 					Begin: time.Now().Add(pauseToTurn), Lasting: lasting, Patience: wait, Times: w.times,
 				})
 			}
@@ -273,7 +273,7 @@ func (b *bench) crowds(w crowds) error {
 				if err != nil {
 					return err
 				}
-				b.fileCrowd(w, c, reports, asked)
+				b.fileLoad(w, c, reports, asked)
 				return nil
 			})
 		}); err != nil {
@@ -308,9 +308,9 @@ func (b *bench) inProcesses(n int, all []contender, s size, do func([]*process) 
 	return do(ps)
 }
 
-// crowd lets the crowds in all processes loose, and returns what each says and
+// load lets the loads in all processes loose, and returns what each says and
 // how many requests the server got meanwhile.
-func (b *bench) crowd(ps []*process, c contender, o order) (reports []report, asked float64, err error) {
+func (b *bench) load(ps []*process, c contender, o order) (reports []report, asked float64, err error) {
 	before, err := b.servers[c.Server].requests(b.ctx)
 	if err != nil {
 		return nil, 0, err
@@ -331,7 +331,7 @@ func (b *bench) crowd(ps []*process, c contender, o order) (reports []report, as
 	return reports, float64(after - before - 1), err // the question itself is one
 }
 
-func (b *bench) fileCrowd(w crowds, c contender, reports []report, asked float64) {
+func (b *bench) fileLoad(w loads, c contender, reports []report, asked float64) {
 	var sum report
 	var shares []int
 	for _, r := range reports {
@@ -364,14 +364,14 @@ func (b *bench) fileCrowd(w crowds, c contender, reports []report, asked float64
 	}
 }
 
-// handOffs has one process wait for what another holds, and measures how long
+// handoffs has one process wait for what another holds, and measures how long
 // after it is given back it gets it.
-func (b *bench) handOffs(names []string, rounds int) error {
-	if !b.only.MatchString(handOff) {
+func (b *bench) handoffs(names []string, rounds int) error {
+	if !b.only.MatchString(handoff) {
 		return nil
 	}
 	all := b.named(names)
-	b.say("%s", handOff)
+	b.say("%s", handoff)
 	once := func(holder, waiter *process, c contender) (time.Duration, error) {
 		take := order{Do: "take", Contender: c.String(), Key: product}
 		give := order{Do: "give", Contender: c.String()}
@@ -408,7 +408,7 @@ func (b *bench) handOffs(names []string, rounds int) error {
 			from := rand.N(2)
 			took, err := once(ps[from], ps[1-from], c)
 			if err == nil {
-				b.file(handOff, 1, c, latency, micros(took))
+				b.file(handoff, 1, c, latency, micros(took))
 			}
 			return err
 		})

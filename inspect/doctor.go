@@ -226,7 +226,7 @@ func (e *examination) lockTable(ctx context.Context) error {
 			e.add("procedures", Note, "locks take more round trips without "+l.String(), remedy)
 		}
 	case errors.Is(err, errWouldWrite):
-		e.add(name, Warning, "it lacks its floor row, which is made at the next use where lockSchema is auto", setup)
+		e.add(name, Warning, "it lacks its high-water row, which is made at the next use where lockSchema is auto", setup)
 	case errors.Is(err, lockerr.ErrUnsafe):
 		e.add(name, Failure, err.Error(), "ALTER TABLE "+e.table.String()+" ENGINE=InnoDB")
 		e.ruleOut("the lock table has no row locks", onTable...)

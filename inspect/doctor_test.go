@@ -84,8 +84,8 @@ func TestDoctor(t *testing.T) {
 			t.Errorf("without UPDATE: %+v, safe are %s", c, safe(d))
 		}
 		dbtest.Exec(t, s.root, "DELETE FROM mysqllock WHERE name = ''")
-		if c := check(diagnose(t, s, s.root), "lock table"); c.State != inspect.Warning || !strings.Contains(c.Detail, "floor") {
-			t.Errorf("without the floor: %+v", c)
+		if c := check(diagnose(t, s, s.root), "lock table"); c.State != inspect.Warning || !strings.Contains(c.Detail, "high-water") {
+			t.Errorf("without the high-water mark: %+v", c)
 		}
 		dbtest.Exec(t, s.root, "ALTER TABLE mysqllock ENGINE = MyISAM")
 		d = diagnose(t, s, s.root)

@@ -87,7 +87,7 @@ type picture struct {
 	asked   question
 	claims  claims
 	wakeUps map[string][]claim // the wake-up locks of leases, by name
-	polled  map[string]bool    // announcements of callers that poll, by name
+	polled  map[string]bool    // callers that are announced as pollers, by name
 	rows    map[id]tableRow
 	running []statement
 	read    bool // running was read
@@ -262,7 +262,7 @@ const (
 func (p *picture) readTable(ctx context.Context) error {
 	where := p.askedRows()
 	if len(p.asked.keys) == 0 {
-		where += " AND " + schema.Live("") + " AND NOT (" + schema.Floor + ")"
+		where += " AND " + schema.Live("") + " AND NOT (" + schema.HighWater + ")"
 	}
 	found, err := p.readRows(ctx, p.table.String(), fmt.Sprintf("WHERE %s LIMIT %d", where, most))
 	p.full(found, leases)

@@ -51,7 +51,7 @@ func (i *Inspector) CheckTable(ctx context.Context) (lacks []Lack, err error) {
 	lacks, err = i.ensure(ctx, func(conn driver.Conn) driver.Conn { return lookOnly{conn} }, false)
 	if errors.Is(err, errWouldWrite) {
 		setup := i.table.Setup()
-		err = fmt.Errorf("mysqllock: the lock table lacks its floor row; make it with:\n%s", setup[len(setup)-1])
+		err = fmt.Errorf("mysqllock: the lock table lacks its high-water row; make it with:\n%s", setup[len(setup)-1])
 	}
 	return lacks, err
 }

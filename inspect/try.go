@@ -54,7 +54,7 @@ func (p *picture) tryRows(ctx context.Context) error {
 // it or commits under it.
 func (p *picture) unshownRows(ctx context.Context) (map[string][]string, error) {
 	rows, err := p.query(ctx, fmt.Sprintf("SELECT namespace, name FROM %s WHERE %s AND NOT (%s) AND NOT (%s) AND name <> %s ORDER BY namespace, name LIMIT %d",
-		p.table, p.askedRows(), schema.Floor, schema.Live(""), schema.Literal(schema.Stripes), most))
+		p.table, p.askedRows(), schema.HighWater, schema.Live(""), schema.Literal(schema.Stripes), most))
 	p.full(rows, tried)
 	names := make(map[string][]string)
 	for _, r := range rows {

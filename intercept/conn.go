@@ -4,9 +4,9 @@ import (
 	"context"
 	"database/sql/driver"
 
+	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/statement"
-	"github.com/mysqllock/mysqllock/internal/step"
 	"github.com/mysqllock/mysqllock/pool"
 )
 
@@ -68,7 +68,7 @@ func (b *below) Ping(ctx context.Context) error {
 	if p, ok := b.Conn.(driver.Pinger); ok {
 		return p.Ping(ctx)
 	}
-	if _, ours := step.From(ctx); !ours {
+	if _, ours := purpose.From(ctx); !ours {
 		return nil
 	}
 	return server.Exec(ctx, b.Conn, "DO 1")

@@ -7,7 +7,7 @@ import (
 
 	"github.com/ngrok/sqlmw"
 
-	"github.com/mysqllock/mysqllock/internal/step"
+	"github.com/mysqllock/mysqllock/internal/purpose"
 )
 
 // connector opens connections that sqlmw wraps. sqlmw's own connector would lose Close and
@@ -74,8 +74,8 @@ func lasting(ctx context.Context) context.Context {
 // ending is the context for the end of a transaction that was begun with ctx: where a lock
 // statement has begun it, its end is a step of the lock, too.
 func ending(ctx context.Context) context.Context {
-	if _, ok := step.From(ctx); ok {
-		return step.For(ctx, step.End)
+	if _, ok := purpose.From(ctx); ok {
+		return purpose.For(ctx, purpose.End)
 	}
 	return ctx
 }

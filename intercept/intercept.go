@@ -9,7 +9,7 @@ import (
 	"github.com/ngrok/sqlmw"
 
 	"github.com/mysqllock/mysqllock/internal/keyrow"
-	"github.com/mysqllock/mysqllock/internal/step"
+	"github.com/mysqllock/mysqllock/internal/purpose"
 )
 
 // With returns a function for [mysqllock.Config.Base] that shows an interceptor all that the
@@ -20,7 +20,7 @@ import (
 // connection.
 func With(interceptors ...sqlmw.Interceptor) func(driver.Connector) (driver.Connector, error) {
 	return func(k driver.Connector) (driver.Connector, error) {
-		step.Listen()
+		purpose.Listen()
 		for i := len(interceptors) - 1; i >= 0; i-- {
 			c := connector{k, calm{interceptors[i]}}
 			if closer, ok := k.(io.Closer); ok {
@@ -39,22 +39,22 @@ type Step string
 const (
 	// Take: a lock is taken or waited for, and the transaction begun that it lies in, or
 	// that begins with it; or the caller that does not get it asks who holds it.
-	Take = Step(step.Take)
+	Take = Step(purpose.Take)
 	// Fence: right before a COMMIT, the server is asked whether the locks are still held,
 	// or versions are compared. With a lease the same statement may
 	// commit, and release the lease.
-	Fence = Step(step.Fence)
+	Fence = Step(purpose.Fence)
 	// End: the COMMIT or ROLLBACK of a transaction that the driver has begun for a lock.
-	End = Step(step.End)
+	End = Step(purpose.End)
 	// Release: a lock outside of transactions is given back.
-	Release = Step(step.Release)
+	Release = Step(purpose.Release)
 	// Renew: a lease is renewed, or a connection that holds locks kept alive.
-	Renew = Step(step.Renew)
+	Renew = Step(purpose.Renew)
 	// Kill: a waiter is taken off the server, or a connection ended that may hold a lock.
-	Kill = Step(step.Kill)
+	Kill = Step(purpose.Kill)
 	// Other: all else that the driver adds, such as the settings of a connection, the lock
 	// table, and savepoints.
-	Other = Step(step.Other)
+	Other = Step(purpose.Other)
 )
 
 // Lock says what a statement is for that the driver has added.
@@ -77,11 +77,11 @@ type Lock struct {
 // Of says what the statement is for that an interceptor was called for with ctx. ok is
 // false for the application's own.
 func Of(ctx context.Context) (l Lock, ok bool) {
-	of, ok := step.From(ctx)
+	of, ok := purpose.From(ctx)
 	if !ok {
 		return Lock{}, false
 	}
-	l = Lock{Step: Step(of.Step), Strategy: of.Strategy, Contexts: of.Asked}
+	l = Lock{Step: Step(of.Purpose), Strategy: of.Strategy, Contexts: of.Asked}
 	for _, name := range of.Keys {
 		l.Keys = append(l.Keys, keyOf(name))
 	}

@@ -75,7 +75,7 @@ func TestHint(t *testing.T) {
 			}
 			if !slices.Equal(h.Keys(), c.want.Keys()) || h.Kind != c.want.Kind || h.Wait != c.want.Wait ||
 				h.HasWait != c.want.HasWait || h.Retry != c.want.Retry || h.AllowStale != c.want.AllowStale ||
-				h.Claim != c.want.Claim || h.Scope == nil {
+				h.Claim != c.want.Claim || h.LockContext == nil {
 				t.Errorf("the hint is %+v, want %+v", *h, c.want)
 			}
 			for _, lock := range h.Locks {
@@ -179,7 +179,7 @@ func TestNoHint(t *testing.T) {
 	}
 }
 
-func TestScope(t *testing.T) {
+func TestLockContext(t *testing.T) {
 	type mine struct{}
 	base, cancel := context.WithCancel(context.WithValue(context.Background(), mine{}, "base"))
 	outer := lockctx.With(base, "outer")
@@ -187,8 +187,8 @@ func TestScope(t *testing.T) {
 	defer stop()
 	inner := lockctx.With(derived, "inner", lockctx.Wait(1))
 
-	scope := asked(t, outer).Scope
-	if asked(t, derived).Scope != scope || asked(t, inner).Scope != scope {
+	shared := asked(t, outer).LockContext
+	if asked(t, derived).LockContext != shared || asked(t, inner).LockContext != shared {
 		t.Error("what is derived from a lock context is not the same lock context")
 	}
 	if got := asked(t, inner); !slices.Equal(got.Keys(), []string{"inner", "outer"}) || got.Wait != 1 {
@@ -197,8 +197,8 @@ func TestScope(t *testing.T) {
 	if got := asked(t, outer); !slices.Equal(got.Keys(), []string{"outer"}) || got.HasWait {
 		t.Errorf("the outer hint has become %+v", got)
 	}
-	if scope.Context() != base {
-		t.Error("the scope does not have the context of the outermost With")
+	if shared.Context() != base {
+		t.Error("the lock context does not have the context of the outermost With")
 	}
 
 	without := lockctx.Without(inner)
@@ -209,15 +209,15 @@ func TestScope(t *testing.T) {
 		t.Error("Without loses values")
 	}
 	again := asked(t, lockctx.With(without, "outer"))
-	if again.Scope == scope || again.Scope.Context() != without {
+	if again.LockContext == shared || again.LockContext.Context() != without {
 		t.Error("With after Without is the old lock context")
 	}
-	if asked(t, lockctx.With(base, "outer")).Scope == scope {
+	if asked(t, lockctx.With(base, "outer")).LockContext == shared {
 		t.Error("two calls of With on one context share a lock context")
 	}
 
 	cancel()
-	for name, ctx := range map[string]context.Context{"outer": outer, "inner": inner, "without": without, "scope": scope.Context()} {
+	for name, ctx := range map[string]context.Context{"outer": outer, "inner": inner, "without": without, "lock context": shared.Context()} {
 		if ctx.Err() == nil {
 			t.Errorf("%s did not end with the context", name)
 		}
@@ -280,11 +280,11 @@ func TestSameKeyAgain(t *testing.T) {
 func TestClaim(t *testing.T) {
 	ctx := lockctx.Claim(context.Background(), lockctx.SkipLocked())
 	h := asked(t, ctx)
-	if h.Scope != nil || h.Err != nil || h.Claim != (hint.Locking{Update: true, SkipLocked: true}) {
+	if h.LockContext != nil || h.Err != nil || h.Claim != (hint.Locking{Update: true, SkipLocked: true}) {
 		t.Errorf("the hint is %+v", h)
 	}
 	inside := asked(t, lockctx.With(ctx, "k"))
-	if inside.Claim != h.Claim || inside.Scope == nil || inside.Scope.Context() != ctx {
+	if inside.Claim != h.Claim || inside.LockContext == nil || inside.LockContext.Context() != ctx {
 		t.Errorf("With inside a claim is %+v", inside)
 	}
 	if other := asked(t, lockctx.Claim(ctx, lockctx.ForShare(), lockctx.NoWait())); other.Claim != (hint.Locking{Share: true, NoWait: true}) {
@@ -323,14 +323,14 @@ func TestInside(t *testing.T) {
 	one, two := new(int), new(int)
 	ctx := hint.Ask[lockctx.Option](context.Background(), []string{"held"}).Inside(context.Background(), one)
 	h := asked(t, ctx)
-	if h.Scope != nil || len(h.Locks) != 0 || h.Err != nil || !slices.Equal(h.Holds, []any{one}) {
+	if h.LockContext != nil || len(h.Locks) != 0 || h.Err != nil || !slices.Equal(h.Holds, []any{one}) {
 		t.Errorf("the hint is %+v", h)
 	}
 	with := asked(t, lockctx.With(ctx, "k"))
-	if with.Scope == nil || with.Scope.Context() != ctx || !slices.Equal(with.Holds, []any{one}) || with.Named != "k" || with.Hold != nil || h.Hold != one {
+	if with.LockContext == nil || with.LockContext.Context() != ctx || !slices.Equal(with.Holds, []any{one}) || with.Named != "k" || with.Hold != nil || h.Hold != one {
 		t.Errorf("With inside a hold is %+v", with)
 	}
-	if other := asked(t, lockctx.With(ctx, "k")); other.Scope == with.Scope {
+	if other := asked(t, lockctx.With(ctx, "k")); other.LockContext == with.LockContext {
 		t.Error("two calls of With inside a hold share a lock context")
 	}
 	k := lockctx.With(ctx, "k")
@@ -346,59 +346,59 @@ func TestInside(t *testing.T) {
 	}
 }
 
-func TestScopeTells(t *testing.T) {
-	scope := asked(t, lockctx.With(context.Background(), "k")).Scope
-	if _, ok := scope.Told(hint.ToldToken, "k"); ok {
+func TestLockContextTells(t *testing.T) {
+	shared := asked(t, lockctx.With(context.Background(), "k")).LockContext
+	if _, ok := shared.Told(hint.ToldToken, "k"); ok {
 		t.Error("there is a token before a grant")
 	}
-	scope.Tell(hint.ToldToken, "k", 7)
-	scope.Tell(hint.ToldSlot, "k", 0)
-	if token, ok := scope.Told(hint.ToldToken, "k"); token != 7 || !ok {
+	shared.Tell(hint.ToldToken, "k", 7)
+	shared.Tell(hint.ToldSlot, "k", 0)
+	if token, ok := shared.Told(hint.ToldToken, "k"); token != 7 || !ok {
 		t.Errorf("the token is %d, %v", token, ok)
 	}
-	if slot, ok := scope.Told(hint.ToldSlot, "k"); slot != 0 || !ok {
+	if slot, ok := shared.Told(hint.ToldSlot, "k"); slot != 0 || !ok {
 		t.Errorf("the slot is %d, %v", slot, ok)
 	}
-	if _, ok := scope.Told(hint.ToldVersion, "k"); ok {
+	if _, ok := shared.Told(hint.ToldVersion, "k"); ok {
 		t.Error("a token is taken for a version")
 	}
-	scope.Forget(hint.ToldToken, "k")
-	if _, ok := scope.Told(hint.ToldToken, "k"); ok {
+	shared.Forget(hint.ToldToken, "k")
+	if _, ok := shared.Told(hint.ToldToken, "k"); ok {
 		t.Error("the token outlives its lease")
 	}
 }
 
-func TestScopeState(t *testing.T) {
-	scope := asked(t, lockctx.With(context.Background(), "k")).Scope
+func TestLockContextState(t *testing.T) {
+	shared := asked(t, lockctx.With(context.Background(), "k")).LockContext
 	made := 0
 	fresh := func() any { made++; n := made; return &n }
-	one := scope.State("a", fresh)
-	if scope.State("a", fresh) != one || made != 1 {
+	one := shared.State("a", fresh)
+	if shared.State("a", fresh) != one || made != 1 {
 		t.Errorf("the state was made %d times", made)
 	}
-	if scope.State("b", fresh) == one {
+	if shared.State("b", fresh) == one {
 		t.Error("two keys have one state")
 	}
-	if other := asked(t, lockctx.With(context.Background(), "k")).Scope.State("a", fresh); other == one {
+	if other := asked(t, lockctx.With(context.Background(), "k")).LockContext.State("a", fresh); other == one {
 		t.Error("two lock contexts have one state")
 	}
 }
 
 func TestConcurrentUse(t *testing.T) {
 	outer := lockctx.With(context.Background(), "outer")
-	scope := asked(t, outer).Scope
+	shared := asked(t, outer).LockContext
 	states := make([]any, 32)
 	var all sync.WaitGroup
 	for i := range states {
 		all.Go(func() {
 			ctx := lockctx.WithKeys(outer, []string{fmt.Sprint(i), "shared"}, lockctx.Wait(time.Duration(i)))
 			h, ok := hint.From(ctx)
-			if !ok || h.Scope != scope || h.Wait != time.Duration(i) || len(h.Keys()) != 3 {
+			if !ok || h.LockContext != shared || h.Wait != time.Duration(i) || len(h.Keys()) != 3 {
 				t.Errorf("the hint is %+v", h)
 				return
 			}
-			states[i] = h.Scope.State("a", func() any { n := i; return &n })
-			h.Scope.State(i, func() any { return i })
+			states[i] = h.LockContext.State("a", func() any { n := i; return &n })
+			h.LockContext.State(i, func() any { return i })
 		})
 	}
 	all.Wait()

@@ -10,8 +10,8 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/fakeserver"
 	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/statement"
-	"github.com/mysqllock/mysqllock/internal/step"
 )
 
 // conn is a connection of the driver: one to the fake server for the driver's own statements,
@@ -108,7 +108,7 @@ func (c *conn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, e
 	if _, err := c.locks.BeginTx(ctx, driver.TxOptions{}); err != nil {
 		return nil, err
 	}
-	if of, ours := step.From(ctx); ours && of.Step == step.Take && of.Strategy == hint.StrategyRow {
+	if of, ours := purpose.From(ctx); ours && of.Purpose == purpose.Take && of.Strategy == hint.StrategyRow {
 		c.later = &opts
 		return tx{c}, nil
 	}
@@ -126,7 +126,7 @@ func (t tx) Commit() error   { return t.c.end(true) }
 func (t tx) Rollback() error { return t.c.end(false) }
 
 func (c *conn) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
-	if _, ours := step.From(ctx); ours {
+	if _, ours := purpose.From(ctx); ours {
 		return c.execOwn(ctx, text, args)
 	}
 	base, err := c.run(ctx)
@@ -165,7 +165,7 @@ func (c *conn) execOwn(ctx context.Context, text string, args []driver.NamedValu
 }
 
 func (c *conn) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
-	if _, ours := step.From(ctx); !ours {
+	if _, ours := purpose.From(ctx); !ours {
 		base, err := c.run(ctx)
 		if err != nil {
 			return nil, err
@@ -185,7 +185,7 @@ func (c *conn) QueryContext(ctx context.Context, text string, args []driver.Name
 }
 
 func (c *conn) PrepareContext(ctx context.Context, text string) (driver.Stmt, error) {
-	if _, ours := step.From(ctx); ours {
+	if _, ours := purpose.From(ctx); ours {
 		return c.locks.Prepare(text)
 	}
 	base, err := c.run(ctx)
@@ -245,7 +245,7 @@ func (c *conn) Ping(ctx context.Context) error {
 	if _, err := c.locks.InTransaction(); err != nil {
 		return err
 	}
-	if _, ours := step.From(ctx); ours || c.db == nil {
+	if _, ours := purpose.From(ctx); ours || c.db == nil {
 		return nil
 	}
 	base, err := c.connect(ctx)

@@ -45,7 +45,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/fakeserver"
 	"github.com/mysqllock/mysqllock/internal/keyrow"
 	"github.com/mysqllock/mysqllock/internal/lockname"
-	"github.com/mysqllock/mysqllock/internal/step"
+	"github.com/mysqllock/mysqllock/internal/purpose"
 )
 
 // Locks are locks in memory, as one MySQL server keeps them. They are safe for concurrent use.
@@ -91,7 +91,7 @@ func (l *Locks) Open(base *sql.DB, c mysqllock.Config) (*sql.DB, error) {
 	if err != nil {
 		return nil, err
 	}
-	step.Listen() // by its mark a statement of the driver is told from one of the application
+	purpose.Listen() // by its mark a statement of the driver is told from one of the application
 	l.servers[at] = s
 	l.handles = append(l.handles, k.(interface{ RenewNow() }))
 	return sql.OpenDB(k), nil

@@ -92,13 +92,13 @@ type turn struct {
 	at      time.Time
 }
 
-// line is a queue of askers. The zero value is empty.
-type line struct {
+// askers is a queue of askers. The zero value is empty.
+type askers struct {
 	first, last *asker
 	n           int
 }
 
-func (l *line) push(a *asker) {
+func (l *askers) push(a *asker) {
 	if a.prev, a.next, a.queued = l.last, nil, true; l.last != nil {
 		l.last.next = a
 	} else {
@@ -108,7 +108,7 @@ func (l *line) push(a *asker) {
 	l.n++
 }
 
-func (l *line) remove(a *asker) {
+func (l *askers) remove(a *asker) {
 	if a.prev != nil {
 		a.prev.next = a.next
 	} else {

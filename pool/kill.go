@@ -10,9 +10,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/internal/step"
 )
 
 // KillQuery ends the statement whose text begins with mark, from NewMark, in a comment. It looks
@@ -124,7 +124,7 @@ func listed(condition string) string {
 
 // kill sends a KILL to the connections whose ids the query ids returns, if any.
 func (p *Pool) kill(ctx context.Context, verb, ids string) (sent bool, err error) {
-	ctx = step.For(ctx, step.Kill)
+	ctx = purpose.For(ctx, purpose.Kill)
 	c, err := p.Acquire(ctx)
 	if err != nil {
 		return false, err
@@ -223,7 +223,7 @@ const killsTime = 3 * time.Second
 // server that of somebody else. So the server must see the connection come from the port that it
 // has here, and the control connection, too.
 func (k *killer) kill(gathered []*socket) {
-	ctx, cancel := context.WithTimeout(step.For(k.pool.ctx, step.Kill), killsTime)
+	ctx, cancel := context.WithTimeout(purpose.For(k.pool.ctx, purpose.Kill), killsTime)
 	defer cancel()
 	c, err := k.pool.Acquire(ctx)
 	if err != nil {

@@ -21,8 +21,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/internal/step"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
@@ -70,7 +70,7 @@ type Pool struct {
 	swept   sync.WaitGroup
 
 	// Guarded by the budget's mutex.
-	queue    [ranks]line
+	queue    [ranks]askers
 	served   [ranks]turn // of each queue, the last caller that got a connection
 	idle     []*Conn     // the last used at the end
 	open     int         // connections, with those being opened and closed
@@ -157,7 +157,7 @@ func (cfg Config) openInTime(ctx context.Context) (*Conn, error) {
 
 // open opens a connection and sets it up.
 func (cfg Config) open(ctx context.Context) (*Conn, error) {
-	ctx = step.Alone(ctx)
+	ctx = purpose.Unattributed(ctx)
 	conn, err := cfg.Connect(ctx)
 	if cfg.Bare {
 		if err != nil {

@@ -7,16 +7,16 @@ import (
 	"errors"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/internal/step"
 )
 
 // Txn is a transaction on a connection. The caller of its methods has the connection's
 // turn.
 type Txn struct {
 	c  *Conn
-	tx driver.Tx // nil if the transaction was begun as text
-	of *step.Of  // what it was begun as text for; nil if nobody wants to know
+	tx driver.Tx   // nil if the transaction was begun as text
+	of *purpose.Of // what it was begun as text for; nil if nobody wants to know
 
 	// by ends a transaction on a connection with a limit on its silence, and takes that off; nil
 	// without one.
@@ -35,7 +35,7 @@ func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (*Txn, error) {
 // Begun returns the transaction that a statement's text has begun, or that the next
 // statement begins because autocommit is off. ctx is the context of that statement.
 func (c *Conn) Begun(ctx context.Context) *Txn {
-	of, _ := step.From(ctx)
+	of, _ := purpose.From(ctx)
 	return &Txn{c: c, of: of}
 }
 
@@ -69,7 +69,7 @@ func (t *Txn) CommitBy(limit time.Duration, send func(context.Context) error) er
 
 // endBy has send end the transaction by text.
 func (t *Txn) endBy(limit time.Duration, send func(context.Context) error) error {
-	ctx := step.After(context.Background(), t.of, step.End)
+	ctx := purpose.After(context.Background(), t.of, purpose.End)
 	if limit > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, limit)
@@ -115,7 +115,7 @@ func (t *Txn) end(commit bool, limit time.Duration) error {
 // Abandon rolls back what a statement may have begun on c for nothing, within limit, although
 // ctx may have ended. If that fails, c is tainted.
 func (c *Conn) Abandon(ctx context.Context, limit time.Duration) {
-	ctx, cancel := context.WithTimeout(step.For(context.WithoutCancel(ctx), step.Other), limit)
+	ctx, cancel := context.WithTimeout(purpose.For(context.WithoutCancel(ctx), purpose.Other), limit)
 	defer cancel()
 	if server.Exec(ctx, c.Conn, "ROLLBACK") != nil {
 		c.Taint()

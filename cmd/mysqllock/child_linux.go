@@ -16,7 +16,7 @@ func diesWithUs(attr *syscall.SysProcAttr) { attr.Pdeathsig = syscall.SIGKILL }
 
 // strays signals the kin that have left the group and not the session, as what
 // timeout(1) runs and the jobs of an interactive shell have: by the mark that they
-// have inherited. It reports whether there are any; 0 only looks.
+// got from their parent. It reports whether there are any; 0 only looks.
 func (k *kin) strays(s syscall.Signal) (found bool) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {

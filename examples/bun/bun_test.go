@@ -18,7 +18,7 @@ func TestShop(t *testing.T) { testshop.Run(t, testShop) }
 
 func testShop(t *testing.T, shop *testshop.Shop) {
 	ctx := t.Context()
-	db, rival := open(t, shop), open(t, shop)
+	db, another := open(t, shop), open(t, shop)
 
 	t.Run("transaction", func(t *testing.T) {
 		shop.Restock(t, 1)
@@ -48,7 +48,7 @@ func testShop(t *testing.T, shop *testshop.Shop) {
 	})
 
 	t.Run("wait that ends", func(t *testing.T) {
-		hold, err := mysqllock.Acquire(ctx, rival.DB, "product:1")
+		hold, err := mysqllock.Acquire(ctx, another.DB, "product:1")
 		check(t, err)
 		defer hold.Rollback()
 		var got string

@@ -33,7 +33,7 @@ func testDecisions(t *testing.T, shop *testshop.Shop) {
 				t.Fatal(err)
 			}
 			closeLater(t, db)
-			u := usage{shop: shop, db: db, rival: rival(t, shop)}
+			u := usage{shop: shop, db: db, another: another(t, shop)}
 			for strategy, opt := range map[string]lockctx.Option{
 				"row": lockctx.Row(), "lease": lockctx.Lease(time.Minute), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic(),
 			} {
@@ -126,7 +126,7 @@ func (u usage) saveUnchanged(t *testing.T, db *gorm.DB, visible bool) {
 		t.Errorf("%d upserts", upserts)
 	}
 	var version string
-	check(t, u.rival.QueryRow("SELECT VERSION()").Scan(&version))
+	check(t, u.another.QueryRow("SELECT VERSION()").Scan(&version))
 	if strings.Contains(version, "MariaDB") {
 		u.locked(t, "product:1", false)
 		stale(t, db.Save(&p).Error)

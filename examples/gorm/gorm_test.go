@@ -32,7 +32,7 @@ func testShop(t *testing.T, shop *testshop.Shop) {
 				t.Fatal(err)
 			}
 			closeLater(t, db)
-			u := usage{shop: shop, db: db, rival: rival(t, shop)}
+			u := usage{shop: shop, db: db, another: another(t, shop)}
 			t.Run("Sell", u.sell)
 			t.Run("SellWithoutTransaction", u.sellWithout)
 			t.Run("SellAll", u.sellAll)
@@ -49,7 +49,7 @@ func testShop(t *testing.T, shop *testshop.Shop) {
 		})
 	}
 	t.Run("OpenConn", func(t *testing.T) {
-		db, err := OpenConn(rival(t, shop))
+		db, err := OpenConn(another(t, shop))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -63,15 +63,15 @@ func testShop(t *testing.T, shop *testshop.Shop) {
 
 // usage is GORM as it was opened in one of several ways.
 type usage struct {
-	shop  *testshop.Shop
-	db    *gorm.DB
-	rival *sql.DB // stands for another process
+	shop    *testshop.Shop
+	db      *gorm.DB
+	another *sql.DB // stands for another process
 }
 
 // locked fails the test unless the key is locked, or not.
 func (u usage) locked(t *testing.T, key string, want bool) {
 	t.Helper()
-	hold, err := mysqllock.Acquire(context.Background(), u.rival, key, lockctx.NoWait())
+	hold, err := mysqllock.Acquire(context.Background(), u.another, key, lockctx.NoWait())
 	if err == nil {
 		err = hold.Rollback()
 	}
@@ -110,7 +110,7 @@ func (u usage) sellAll(t *testing.T) {
 }
 
 func (u usage) busy(t *testing.T) {
-	hold, err := mysqllock.Acquire(t.Context(), u.rival, "product:1")
+	hold, err := mysqllock.Acquire(t.Context(), u.another, "product:1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -186,7 +186,7 @@ func (u usage) session(t *testing.T) {
 // the function again all the same.
 func (u usage) deadlockInDo(t *testing.T) {
 	u.shop.Restock(t, 9)
-	_, err := u.rival.Exec("CREATE PROCEDURE IF NOT EXISTS deadlock() SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213, MESSAGE_TEXT = 'Deadlock found'")
+	_, err := u.another.Exec("CREATE PROCEDURE IF NOT EXISTS deadlock() SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213, MESSAGE_TEXT = 'Deadlock found'")
 	check(t, err)
 	source, err := u.db.DB()
 	check(t, err)
@@ -371,7 +371,7 @@ func (u usage) manyKinds(t *testing.T) {
 // released waits until the key is free, which it soon is after a context's end.
 func (u usage) released(t *testing.T, key string) {
 	t.Helper()
-	hold, err := mysqllock.Acquire(context.Background(), u.rival, key, lockctx.Wait(time.Minute))
+	hold, err := mysqllock.Acquire(context.Background(), u.another, key, lockctx.Wait(time.Minute))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -401,7 +401,7 @@ func connection(t *testing.T, db *gorm.DB) (id int) {
 	return id
 }
 
-func rival(t *testing.T, shop *testshop.Shop) *sql.DB {
+func another(t *testing.T, shop *testshop.Shop) *sql.DB {
 	t.Helper()
 	db, err := sql.Open("mysqllock", shop.LockDSN())
 	check(t, err)

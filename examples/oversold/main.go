@@ -224,7 +224,7 @@ func (s shop) sell(ctx context.Context, how way) (result, error) {
 		return r, err
 	}
 	var err error
-	if r.tally, err = crowd(ctx, how, s.dsn, s.processes, s.buyers); err != nil {
+	if r.tally, err = rush(ctx, how, s.dsn, s.processes, s.buyers); err != nil {
 		return r, err
 	}
 	err = s.server.QueryRowContext(ctx, "SELECT (SELECT COUNT(*) FROM "+s.database+".orders), (SELECT stock FROM "+

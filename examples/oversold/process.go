@@ -17,8 +17,8 @@ import (
 // and the number of buyers.
 const asBuyers = "buyers"
 
-// crowd lets buyers loose on the shop in several processes at once.
-func crowd(ctx context.Context, how way, dsn string, processes, buyers int) (tally, error) {
+// rush lets buyers loose on the shop in several processes at once.
+func rush(ctx context.Context, how way, dsn string, processes, buyers int) (tally, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return tally{}, err

@@ -147,7 +147,7 @@ func (t *tally) add(other tally) {
 	t.Took = max(t.Took, other.Took)
 }
 
-// maxErrors is how many purchases may fail before a buyer goes home.
+// maxErrors is how many purchases may fail before a buyer gives up.
 const maxErrors = 20
 
 // shopping lets buyers buy, one unit at a time, until everything is sold.

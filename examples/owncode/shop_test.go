@@ -43,7 +43,7 @@ func TestReturnIsLocked(t *testing.T) {
 // With a server: a container, or one of compose.yaml.
 func TestWithServer(t *testing.T) {
 	testshop.Run(t, func(t *testing.T, shop *testshop.Shop) {
-		db, rival := open(t, shop), open(t, shop)
+		db, another := open(t, shop), open(t, shop)
 		// Many at once, and nothing is lost. Take the driver "mysql", which takes no locks,
 		// to see it fail.
 		t.Run("at once", func(t *testing.T) {
@@ -66,7 +66,7 @@ func TestWithServer(t *testing.T) {
 		})
 		// Somebody else has the lock: the test, by a handle of its own.
 		t.Run("busy", func(t *testing.T) {
-			hold, err := mysqllock.Acquire(t.Context(), rival, "stocktaking")
+			hold, err := mysqllock.Acquire(t.Context(), another, "stocktaking")
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -18,7 +18,7 @@ func TestShop(t *testing.T) { testshop.Run(t, testShop) }
 
 func testShop(t *testing.T, shop *testshop.Shop) {
 	ctx := t.Context()
-	db, rival := open(t, shop), open(t, shop)
+	db, another := open(t, shop), open(t, shop)
 
 	for name, sell := range map[string]func(context.Context, *sqlx.DB, int) error{
 		"transaction":         Sell,
@@ -43,7 +43,7 @@ func testShop(t *testing.T, shop *testshop.Shop) {
 	})
 
 	t.Run("wait that ends", func(t *testing.T) {
-		hold, err := mysqllock.Acquire(ctx, rival.DB, "product:1")
+		hold, err := mysqllock.Acquire(ctx, another.DB, "product:1")
 		check(t, err)
 		defer hold.Rollback()
 		var got string
@@ -80,7 +80,7 @@ func testShop(t *testing.T, shop *testshop.Shop) {
 		_, err = named.ExecContext(ctx, p)
 		check(t, err)
 		shop.Want(t, 3, 0)
-		if hold, err := mysqllock.Acquire(ctx, rival.DB, "product:1", lockctx.NoWait()); err != nil {
+		if hold, err := mysqllock.Acquire(ctx, another.DB, "product:1", lockctx.NoWait()); err != nil {
 			t.Errorf("after the write: %v", err)
 		} else {
 			check(t, hold.Rollback())

@@ -29,7 +29,7 @@ const (
 
 var (
 	errClosed  = errors.New("mysqllock: the page of locks is closed")
-	errCrowded = errors.New("mysqllock: too many look at the page of locks")
+	errTooMany = errors.New("mysqllock: too many look at the page of locks")
 )
 
 // viewer is where a stream is told what to send: the latest message, if it has
@@ -84,7 +84,7 @@ func (s *sampler) enter() (_ viewer, h hello, first []message, _ error) {
 	case s.closed:
 		return nil, h, nil, errClosed
 	case len(s.viewers) >= maxViewers:
-		return nil, h, nil, errCrowded
+		return nil, h, nil, errTooMany
 	}
 	v := make(viewer, 1)
 	s.viewers[v] = true

@@ -9,10 +9,10 @@ import (
 
 // tracker knows what one snapshot does not tell, from those right before it.
 type tracker struct {
-	waits     map[wait]time.Time // since when, by the server's clock
-	holds     map[hold]time.Time // likewise
-	leases    map[string]tenure  // by the lock's id
-	last      time.Time          // of the snapshot before
+	waits     map[wait]time.Time   // since when, by the server's clock
+	holds     map[hold]time.Time   // likewise
+	leases    map[string]seenLease // by the lock's id
+	last      time.Time            // of the snapshot before
 	deadlocks counter
 }
 
@@ -31,21 +31,21 @@ type hold struct {
 	conn  uint64 // of a row lock
 }
 
-// tenure is a lease as it was seen.
-type tenure struct {
+// seenLease is a lease as it was seen.
+type seenLease struct {
 	lock    inspect.Lock
 	longest time.Duration // that it had left at any time
 }
 
 func newTracker() *tracker {
-	return &tracker{waits: make(map[wait]time.Time), holds: make(map[hold]time.Time), leases: make(map[string]tenure)}
+	return &tracker{waits: make(map[wait]time.Time), holds: make(map[hold]time.Time), leases: make(map[string]seenLease)}
 }
 
 // follow completes the waits and the ages of locks in the snapshot, which took so long, and
 // returns the leases that have run out since the last one.
 func (t *tracker) follow(snap *inspect.Snapshot, took time.Duration) (lapsed []loss) {
 	end := snap.Time.Add(took) // all was read before
-	waits, holds, leases := make(map[wait]time.Time), make(map[hold]time.Time), make(map[string]tenure)
+	waits, holds, leases := make(map[wait]time.Time), make(map[hold]time.Time), make(map[string]seenLease)
 	for i := range snap.Locks {
 		l := &snap.Locks[i]
 		t.followHolders(l, snap.Time, end, holds)
@@ -65,7 +65,7 @@ func (t *tracker) follow(snap *inspect.Snapshot, took time.Duration) (lapsed []l
 			waits[key] = since
 		}
 		if len(l.Holders.List) > 0 && !l.Holders.List[0].Left {
-			now := tenure{*l, l.Remaining}
+			now := seenLease{*l, l.Remaining}
 			if before := t.leases[lock]; before.lock.Token == l.Token {
 				now.longest = max(before.longest, l.Remaining)
 			}
@@ -123,9 +123,9 @@ func (t *tracker) soonest(atMost time.Duration) time.Duration {
 
 // neglected reports a lease that was due to be renewed for long: that happens
 // when a third of the TTL has passed.
-func (t tenure) neglected() bool { return t.lock.Remaining < t.longest/2 }
+func (t seenLease) neglected() bool { return t.lock.Remaining < t.longest/2 }
 
-func (t tenure) loss() loss {
+func (t seenLease) loss() loss {
 	v := newLockView(t.lock)
 	return loss{at: time.Now(), keys: []string{t.lock.Key}, Key: v.Key, Strategy: v.Strategy, Who: v.Holders[0].Program, Why: "it ran out, neither renewed nor given back"}
 }

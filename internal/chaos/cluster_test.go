@@ -85,7 +85,7 @@ func (a *arena) without(leave, comeBack func(i int) error) int {
 	for i, p := range a.processes {
 		p.proxy.TurnTo(a.addr(a.nodeOf(i)))
 		if a.nodeOf(i) == gone || a.random.IntN(2) == 0 {
-			p.proxy.Reset() // they go home
+			p.proxy.Reset() // they go back
 		}
 	}
 	return 1

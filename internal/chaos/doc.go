@@ -20,8 +20,8 @@
 //     page to write, docs/reliability/results.md,
 //   - "make storm", "make hotkeys" and "make soak": very many callers with few connections, for
 //     STORM_TIME, HOTKEYS_TIME and SOAK_TIME,
-//   - "make hunt": random sets of keys, for HUNT_TIME; "make leases": commits under one lease,
-//     for LEASE_TIME; "make crowd": CROWD callers.
+//   - "make deadlocks": random sets of keys, for DEADLOCKS_TIME; "make leases": commits under one lease,
+//     for LEASE_TIME; "make callers": CALLERS callers.
 //
 // CHAOS_SEED, a number, repeats the choice of faults, of their victims and lengths, and of
 // what the clients do. When things happen is up to the machine.

@@ -20,7 +20,7 @@ var (
 	namespace = regexp.MustCompile(`namespace = x'([0-9a-f]*)'`)
 	looked    = regexp.MustCompile(`name IN \(([^)]*)\) FOR UPDATE SKIP LOCKED$`)
 	askedFor  = regexp.MustCompile(`IF\(` + among + ` AND NOT `)
-	politely  = regexp.MustCompile(`IF\(` + among + ` AND IS_FREE_LOCK`)
+	yielding  = regexp.MustCompile(`IF\(` + among + ` AND IS_FREE_LOCK`)
 	pairs     = regexp.MustCompile(`\(x'([0-9a-f]*)', x'([0-9a-f]*)'\)`)
 	whether   = regexp.MustCompile(`owner <=> x'([0-9a-f]*)'`)
 	granted   = regexp.MustCompile(`token = token \+ \(` + among + `\)`)
@@ -68,7 +68,7 @@ func (c *Conn) doLeases(ctx context.Context, text string) (r reply, known bool, 
 	case strings.Contains(text, "FORCE INDEX (PRIMARY)"):
 		r = c.look(text)
 	case strings.HasPrefix(text, "INSERT INTO `shop`.`mysqllock` (namespace, name) VALUES"):
-		r = c.exchange(text)
+		r = c.handoff(text)
 	case strings.HasPrefix(text, "SELECT token FROM `shop`.`mysqllock`") && strings.HasSuffix(text, " FOR UPDATE"):
 		r.width = 1
 		if k := k(); k.owner == first(ourOwner, text) {
@@ -174,7 +174,7 @@ func (c *Conn) look(text string) reply {
 				c.s.named[wake] = &named{c, make(chan struct{})}
 			}
 			switch {
-			case isAmong(first(politely, text), m[1]) && c.s.named[lockname.OfLeasePoller(space, unhex(m[1]))] != nil:
+			case isAmong(first(yielding, text), m[1]) && c.s.named[lockname.OfLeasePoller(space, unhex(m[1]))] != nil:
 				found = "3"
 			case c.s.named[wake].holder == c:
 				found = "2"
@@ -187,8 +187,8 @@ func (c *Conn) look(text string) reply {
 	return r
 }
 
-// exchange grants leases, and gives others back.
-func (c *Conn) exchange(text string) (r reply) {
+// handoff grants leases, and gives others back.
+func (c *Conn) handoff(text string) (r reply) {
 	lasts := func(name string) time.Duration {
 		if m := ttls.FindStringSubmatch(text); m != nil {
 			i := slices.Index(strings.Split(m[1], ", "), "x'"+name+"'")

@@ -236,7 +236,7 @@ func notNow() error {
 	return &mysql.MySQLError{Number: 3572, Message: "Statement aborted because lock(s) could not be acquired immediately and NOWAIT is set."}
 }
 
-// exist tells which rows there are, beside the floor.
+// exist tells which rows there are, beside the high-water mark.
 func (s *Server) exist(text string) reply {
 	r, _ := one("", int64(0))
 	for _, name := range namesIn(text) {

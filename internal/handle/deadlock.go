@@ -13,19 +13,19 @@ import (
 	"github.com/mysqllock/mysqllock/internal/strategy"
 )
 
-// name tells the key of a place from the same one of another kind, or in another lock
+// name tells the key of a resource from the same one of another kind, or in another lock
 // table, for all processes.
-func (l *Locks) name(p strategy.Place) string {
+func (l *Locks) name(p strategy.Resource) string {
 	if !p.Traits.Table {
 		return p.Strategy + p.Row
 	}
 	return l.table.String() + p.Row
 }
 
-// held are the names, to l, of what a caller has in places: without slots, of which others can
+// held are the names, to l, of what a caller has in resources: without slots, of which others can
 // give one back.
-func (l *Locks) held(places []strategy.Place) (names []string) {
-	for _, p := range places {
+func (l *Locks) held(resources []strategy.Resource) (names []string) {
+	for _, p := range resources {
 		if p.Slots == 0 {
 			names = append(names, l.name(p))
 		}
@@ -34,26 +34,26 @@ func (l *Locks) held(places []strategy.Place) (names []string) {
 }
 
 const (
-	// rivalsAfter is for how long a caller waits before it looks for others, in other
-	// processes, that wait for what it has, and rivalsEvery how often it does from then on.
-	rivalsAfter, rivalsEvery = 3 * time.Second, time.Second
-	// mostRivals is how many pairs of keys it does so for.
-	mostRivals = 16
+	// othersAfter is for how long a caller waits before it looks for others, in other
+	// processes, that wait for what it has, and othersEvery how often it does from then on.
+	othersAfter, othersEvery = 3 * time.Second, time.Second
+	// mostOthers is how many pairs of keys it does so for.
+	mostOthers = 16
 )
 
-// watchRivals sees to it that of two callers in different processes, each of which
+// watchOthers sees to it that of two callers in different processes, each of which
 // has what the other waits for, one gives way. A caller that asks for keys in ascending
 // order, so that its wanted key comes after the one that it has, shows that it waits,
 // by a named lock of the server. A caller that asks in descending order looks for such a
 // lock, and gives way where there is one: so always the same of the two does, and a
 // caller that waits for one who waits for nobody does not. end is called where this one
 // is to.
-func (l *Locks) watchRivals(ctx context.Context, held []string, wanted []strategy.Place, end func(error)) {
+func (l *Locks) watchOthers(ctx context.Context, held []string, wanted []strategy.Resource, end func(error)) {
 	var show, look []string
 	for _, has := range held {
 		for _, p := range wanted {
 			switch name := l.name(p); {
-			case p.Slots > 0 || name == has || len(show)+len(look) >= mostRivals:
+			case p.Slots > 0 || name == has || len(show)+len(look) >= mostOthers:
 			case has < name:
 				show = append(show, lockname.OfWait(l.namespace, has, name))
 			default:
@@ -64,30 +64,30 @@ func (l *Locks) watchRivals(ctx context.Context, held []string, wanted []strateg
 	if len(show)+len(look) == 0 {
 		return
 	}
-	var marks []func()
+	var shows []func()
 	defer func() {
-		for _, release := range marks {
+		for _, release := range shows {
 			release()
 		}
 	}()
-	tick := time.NewTimer(rivalsAfter)
+	tick := time.NewTimer(othersAfter)
 	defer tick.Stop()
-	for ; ; tick.Reset(rivalsEvery) {
+	for ; ; tick.Reset(othersEvery) {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
 		show = slices.DeleteFunc(show, func(name string) bool {
-			release, ok := l.advisories.Mark(ctx, name)
+			release, ok := l.advisories.Show(ctx, name)
 			if ok {
-				marks = append(marks, release)
+				shows = append(shows, release)
 			}
 			return ok
 		})
 		if len(look) > 0 {
-			if rival := l.shown(ctx, look); rival != "" {
-				end(queue.Deadlock(fmt.Sprintf("the holder of the key waits for a key that this caller holds, as connection %s of its process says", rival)))
+			if other := l.shown(ctx, look); other != "" {
+				end(queue.Deadlock(fmt.Sprintf("the holder of the key waits for a key that this caller holds, as connection %s of its process says", other)))
 				return
 			}
 		}
@@ -96,7 +96,7 @@ func (l *Locks) watchRivals(ctx context.Context, held []string, wanted []strateg
 
 // shown returns the id of a connection that has one of the named locks; "" if none has.
 func (l *Locks) shown(ctx context.Context, names []string) string {
-	ctx, cancel := context.WithTimeout(ctx, rivalsEvery)
+	ctx, cancel := context.WithTimeout(ctx, othersEvery)
 	defer cancel()
 	c, err := l.Control.Acquire(ctx)
 	if err != nil {

@@ -79,18 +79,18 @@ type holding struct {
 
 type holdingsKey struct{}
 
-func holdingsOf(s *hint.Scope) *holdings {
+func holdingsOf(s *hint.LockContext) *holdings {
 	return s.State(holdingsKey{}, func() any { return new(holdings) }).(*holdings)
 }
 
 // Enter notes that the unit of work holds p. The handle itself remembers locks only: a
 // version goes with the lock context, which may never give it back.
-func (k *Handle) Enter(p strategy.Place) {
+func (k *Handle) Enter(p strategy.Resource) {
 	if p.Traits.Excludes {
-		k.Owned.Add(OwnedIn(p.Scope, p, nil))
+		k.Owned.Add(OwnedIn(p.LockContext, p, nil))
 	}
-	if p.Scope != nil {
-		all := holdingsOf(p.Scope)
+	if p.LockContext != nil {
+		all := holdingsOf(p.LockContext)
 		all.mu.Lock()
 		defer all.mu.Unlock()
 		all.held = append(all.held, holding{k, p.Space(), p.Row, p.Shared})
@@ -98,12 +98,12 @@ func (k *Handle) Enter(p strategy.Place) {
 }
 
 // Leave takes back what Enter has noted.
-func (k *Handle) Leave(p strategy.Place) {
+func (k *Handle) Leave(p strategy.Resource) {
 	if p.Traits.Excludes {
-		k.Owned.Remove(OwnedIn(p.Scope, p, nil))
+		k.Owned.Remove(OwnedIn(p.LockContext, p, nil))
 	}
-	if p.Scope != nil {
-		all := holdingsOf(p.Scope)
+	if p.LockContext != nil {
+		all := holdingsOf(p.LockContext)
 		all.mu.Lock()
 		defer all.mu.Unlock()
 		if at := slices.Index(all.held, holding{k, p.Space(), p.Row, p.Shared}); at >= 0 {
@@ -114,7 +114,7 @@ func (k *Handle) Leave(p strategy.Place) {
 
 // HeldElsewhere reports whether units of work of the lock context hold something through
 // other handles.
-func (k *Handle) HeldElsewhere(s *hint.Scope) bool {
+func (k *Handle) HeldElsewhere(s *hint.LockContext) bool {
 	if s == nil {
 		return false
 	}
@@ -124,19 +124,19 @@ func (k *Handle) HeldElsewhere(s *hint.Scope) bool {
 	return slices.ContainsFunc(all.held, func(held holding) bool { return held.k != k })
 }
 
-// Taken returns an error where another unit of work has one of places, which the one that asks with
+// Taken returns an error where another unit of work has one of resources, which the one that asks with
 // the lock context s does not hold, because a statement asked for it there with s: through another
 // handle or, unless only that is looked for, in a transaction of another lock context of this one.
 // To wait for that would be to wait for oneself, or often would be.
-func (k *Handle) Taken(s *hint.Scope, onlyElsewhere bool, places ...strategy.Place) error {
-	if s == nil || len(places) == 0 {
+func (k *Handle) Taken(s *hint.LockContext, onlyElsewhere bool, resources ...strategy.Resource) error {
+	if s == nil || len(resources) == 0 {
 		return nil
 	}
 	all := holdingsOf(s)
 	all.mu.Lock()
 	defer all.mu.Unlock()
 	for _, held := range all.held {
-		for _, p := range places {
+		for _, p := range resources {
 			why := ""
 			switch {
 			case held.row != p.Row || held.space != p.Space():

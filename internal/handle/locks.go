@@ -41,8 +41,8 @@ type Locks struct {
 	tableReady atomic.Bool                 // it is there
 	rows       *keyrow.Rows
 	procedures *schema.Registry
-	line       *queue.Queue            // where the handle's callers line up for rows of the table
-	lines      map[string]*queue.Queue // and for locks without the table, by strategy
+	queue      *queue.Queue            // where the handle's callers queue up for rows of the table
+	queues     map[string]*queue.Queue // and for locks without the table, by strategy
 	sessions   *pool.Pool              // connections on which units of work live outside any sql.Tx
 	leasing    *pool.Pool              // connections for leases
 	advising   *pool.Pool              // connections for advisory locks
@@ -359,14 +359,14 @@ func (k *Handle) makeStrategies(l *Locks, info server.Info) {
 	l.rows = keyrow.New(keyrow.Config{
 		Control: l.Control, Table: l.table, Namespace: namespace, Info: info, Procedures: l.procedures, Auto: s.Auto, Stripes: s.Stripes,
 	})
-	l.line, l.lines = new(queue.Queue), make(map[string]*queue.Queue)
+	l.queue, l.queues = new(queue.Queue), make(map[string]*queue.Queue)
 	for _, t := range known {
 		if !t.Table {
-			l.lines[t.Name] = new(queue.Queue)
+			l.queues[t.Name] = new(queue.Queue)
 		}
 	}
 	cfg := strategy.Config{
-		Control: l.Control, Rows: l.rows, Queue: l.line, Table: l.table, Procedures: l.procedures, Namespace: namespace,
+		Control: l.Control, Rows: l.rows, Queue: l.queue, Table: l.table, Procedures: l.procedures, Namespace: namespace,
 		Owner: s.Owner, Info: info, TTL: s.TTL, Unsafe: s.Unsafe, HandOvers: s.HandOvers, HandOverTime: s.HandOverTime,
 	}
 	var rows *rowlock.Locker
@@ -377,7 +377,7 @@ func (k *Handle) makeStrategies(l *Locks, info server.Info) {
 	}
 	l.leases = lease.New(of)
 	of = cfg
-	of.Conns, of.ReadTimeout, of.Queue = l.advising, k.open.LockReadTimeout, l.lines[hint.StrategyAdvisory]
+	of.Conns, of.ReadTimeout, of.Queue = l.advising, k.open.LockReadTimeout, l.queues[hint.StrategyAdvisory]
 	l.advisories = advisory.New(of)
 	cfg.Await, cfg.ReadTimeout = l.leases.Await, k.open.ReadTimeout
 	versions := optimistic.New(cfg)
@@ -390,22 +390,24 @@ func (k *Handle) makeStrategies(l *Locks, info server.Info) {
 }
 
 // By is the strategy that keeps p outside of transactions.
-func (l *Locks) By(p strategy.Place) strategy.Strategy { return l.kept[p.Strategy] }
+func (l *Locks) By(p strategy.Resource) strategy.Strategy { return l.kept[p.Strategy] }
 
-// lineOf is where the handle's callers line up for p.
-func (l *Locks) lineOf(p strategy.Place) *queue.Queue {
+// queueOf is where the handle's callers queue up for p.
+func (l *Locks) queueOf(p strategy.Resource) *queue.Queue {
 	if p.Traits.Table {
-		return l.line
+		return l.queue
 	}
-	return l.lines[p.Strategy]
+	return l.queues[p.Strategy]
 }
 
 // Node is which server it is now, as far as anybody has looked.
 func (l *Locks) Node() string { return l.server.Load().Node }
 
-// Claim notes in the line for rows that places are locked, by somebody who has not lined
+// Claim notes in the queue for rows that resources are locked, by somebody who has not queued
 // up for them.
-func (l *Locks) Claim(places []strategy.Place) *queue.Ticket { return l.line.Claim(InLine(places)) }
+func (l *Locks) Claim(resources []strategy.Resource) *queue.Ticket {
+	return l.queue.Claim(QueueKeys(resources))
+}
 
 // closePools closes the pools that there are, of locks that were not made to the end.
 func (l *Locks) closePools() {

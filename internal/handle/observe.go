@@ -8,8 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/queue"
-	"github.com/mysqllock/mysqllock/internal/step"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
@@ -57,11 +57,11 @@ type Trace struct {
 // Observation is a lock that is asked for, and then held: the handle counts how long, and the
 // observer is told, if there is one. A nil one is of nothing.
 type Observation struct {
-	k      *Handle
-	places []strategy.Place
-	wait   *list.Element // in Handle.waits; nil for a leadership
-	hold   *list.Element // in Handle.holds; nil if it is not granted, or not counted there
-	counts bool          // it is, once it is granted: versions and leaderships are not
+	k         *Handle
+	resources []strategy.Resource
+	wait      *list.Element // in Handle.waits; nil for a leadership
+	hold      *list.Element // in Handle.holds; nil if it is not granted, or not counted there
+	counts    bool          // it is, once it is granted: versions and leaderships are not
 
 	tell      func(context.Context, Event) // nil if nobody is to be told, without what follows
 	releasing func(context.Context, Event) // nil if the observer does not want to know
@@ -73,7 +73,7 @@ type Observation struct {
 
 	slow   *time.Timer   // asks who holds the locks; nil if nobody is to
 	by     uint64        // with slow: the connection that was granted them; 0 if it is not known
-	ticket *queue.Ticket // with slow: the place in line that was; nil if there is none
+	ticket *queue.Ticket // with slow: the place in the queue that was; nil if there is none
 
 	mu       sync.Mutex
 	holder   *lockerr.Holder // who has kept the caller waiting; nil if that is not known
@@ -86,23 +86,23 @@ type Observation struct {
 	leaves bool // it was told that giving back has begun
 }
 
-// Observe begins to watch locks that are asked for now, with places at least one. It returns the
+// Observe begins to watch locks that are asked for now, with resources at least one. It returns the
 // context with which to take them: it has what the observer has put into it.
-func (k *Handle) Observe(ctx context.Context, places ...strategy.Place) (*Observation, context.Context) {
-	o := &Observation{k: k, places: places, tell: k.Settings.Observe, ctx: ctx, releasing: k.Settings.Trace.Releasing}
-	leads := places[0].Leadership
+func (k *Handle) Observe(ctx context.Context, resources ...strategy.Resource) (*Observation, context.Context) {
+	o := &Observation{k: k, resources: resources, tell: k.Settings.Observe, ctx: ctx, releasing: k.Settings.Trace.Releasing}
+	leads := resources[0].Leadership
 	if !leads {
 		o.wait = k.waits.begin()
 	}
-	o.counts = places[0].Traits.Excludes && !leads
+	o.counts = resources[0].Traits.Excludes && !leads
 	if o.tell == nil {
 		return o, ctx
 	}
 	if o.counts {
 		o.after = k.Settings.LongHold
 	}
-	o.event = Event{Strategy: places[0].Strategy, Shared: true, Leadership: leads, Start: time.Now()}
-	for _, p := range places {
+	o.event = Event{Strategy: resources[0].Strategy, Shared: true, Leadership: leads, Start: time.Now()}
+	for _, p := range resources {
 		o.event.Keys = append(append(o.event.Keys, p.Key), p.Also...)
 		o.event.Shared = o.event.Shared && p.Shared
 	}
@@ -111,7 +111,7 @@ func (k *Handle) Observe(ctx context.Context, places ...strategy.Place) (*Observ
 		o.traced = o.ctx != ctx
 	}
 	if o.counts {
-		k.askIfSlow(o, places)
+		k.askIfSlow(o, resources)
 	}
 	if o.traced {
 		return o, o.asked().In(o.ctx)
@@ -137,26 +137,26 @@ func (o *Observation) Within(ctx context.Context) (_ context.Context, end func()
 func (o *Observation) Traced() bool { return o != nil && o.traced }
 
 // asked says in the marks of statements that they are for the locks.
-func (o *Observation) asked() step.Asked {
+func (o *Observation) asked() purpose.Asked {
 	if !o.Traced() {
 		return nil
 	}
-	return step.Asked{o.ctx}
+	return purpose.Asked{o.ctx}
 }
 
 // Under returns a context for statements of the driver's own for all that was observed.
 func Under(ctx context.Context, all ...*Observation) context.Context {
-	return step.AskedBy(ctx, all, (*Observation).asked)
+	return purpose.AskedBy(ctx, all, (*Observation).asked)
 }
 
 // Answered notes whether the locks that o is about were granted, for the observer: by what
-// connection and place in line, which may be nil, and with what token. A failure says something of
+// connection and place in the queue, which may be nil, and with what token. A failure says something of
 // the server, too, and may have this handle as the holder. Where another connection is to be
 // tried, there is no answer yet.
 func (o *Observation) Answered(by *pool.Conn, ticket *queue.Ticket, token uint64, err error) {
 	if err != nil {
 		o.k.Suspect(err)
-		_ = o.k.Recognised(err, o.places[0].Scope, o.places...)
+		_ = o.k.Recognised(err, o.resources[0].LockContext, o.resources...)
 	}
 	o.k.waits.end(o.wait)
 	again := errors.Is(err, errYield) || errors.Is(err, driver.ErrBadConn)

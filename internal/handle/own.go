@@ -23,19 +23,19 @@ type owned struct {
 
 // OwnedLock is one of these.
 type OwnedLock struct {
-	row    string
-	space  string
-	key    string // as the caller names it
-	shared bool
-	inside bool        // it is held in a transaction
-	by     any         // the hold that has it; nil for a unit of work
-	scope  *hint.Scope // the lock context that holds it, or that the hold was taken in; nil outside of any
+	row     string
+	space   string
+	key     string // as the caller names it
+	shared  bool
+	inside  bool              // it is held in a transaction
+	by      any               // the hold that has it; nil for a unit of work
+	lockCtx *hint.LockContext // the lock context that holds it, or that the hold was taken in; nil outside of any
 }
 
-// OwnedIn is p as the handle notes it, held in scope; by is the hold that has it, nil for a
+// OwnedIn is p as the handle notes it, held in lockCtx; by is the hold that has it, nil for a
 // unit of work.
-func OwnedIn(scope *hint.Scope, p strategy.Place, by any) OwnedLock {
-	return OwnedLock{row: p.Row, space: p.Space(), key: p.Key, shared: p.Shared, inside: p.Traits.Inside, by: by, scope: scope}
+func OwnedIn(lockCtx *hint.LockContext, p strategy.Resource, by any) OwnedLock {
+	return OwnedLock{row: p.Row, space: p.Space(), key: p.Key, shared: p.Shared, inside: p.Traits.Inside, by: by, lockCtx: lockCtx}
 }
 
 // Add notes that l is held.
@@ -57,10 +57,10 @@ func (o *owned) Remove(l OwnedLock) {
 	}
 }
 
-// Recognised completes the holder in err, of a request for places in scope, where it is
+// Recognised completes the holder in err, of a request for resources in lockCtx, where it is
 // this handle. A key that is held exclusively has no other holder; of a shared one the
 // name that it goes by has to be ours.
-func (k *Handle) Recognised(err error, scope *hint.Scope, places ...strategy.Place) error {
+func (k *Handle) Recognised(err error, lockCtx *hint.LockContext, resources ...strategy.Resource) error {
 	var e *lockerr.Error
 	if !errors.As(err, &e) || e.Holder == nil {
 		return err
@@ -68,19 +68,19 @@ func (k *Handle) Recognised(err error, scope *hint.Scope, places ...strategy.Pla
 	k.Owned.mu.Lock()
 	defer k.Owned.mu.Unlock()
 	for l := range k.Owned.held {
-		wants := func(p strategy.Place) bool {
+		wants := func(p strategy.Resource) bool {
 			space := p.Space()
 			if p.Traits.Table && !p.Traits.Excludes {
 				space = strategy.Rows // it waits for those who exclude
 			}
 			return p.Row == l.row && space == l.space
 		}
-		if !slices.ContainsFunc(places, wants) || l.shared && e.Holder.Program != k.Settings.Owner {
+		if !slices.ContainsFunc(resources, wants) || l.shared && e.Holder.Program != k.Settings.Owner {
 			continue
 		}
 		holder := *e.Holder // others may have it, too
 		holder.ThisProcess = true
-		holder.ThisContext = holder.ThisContext || l.scope != nil && l.scope == scope
+		holder.ThisContext = holder.ThisContext || l.lockCtx != nil && l.lockCtx == lockCtx
 		e.Holder = &holder
 	}
 	return err

@@ -17,16 +17,16 @@ import (
 func TestRecognised(t *testing.T) {
 	k := New(Connectors{}, Settings{Owner: "us"})
 	defer k.Close()
-	place := func(traits strategy.Traits, shared bool, scope *hint.Scope) strategy.Place {
-		p := placeOf("k", traits)
-		p.Scope, p.Shared = scope, shared
+	resource := func(traits strategy.Traits, shared bool, lockCtx *hint.LockContext) strategy.Resource {
+		p := resourceOf("k", traits)
+		p.LockContext, p.Shared = lockCtx, shared
 		return p
 	}
-	asking, another := new(hint.Scope), new(hint.Scope)
-	check := func(what, program string, scope *hint.Scope, process, context bool) {
+	asking, another := new(hint.LockContext), new(hint.LockContext)
+	check := func(what, program string, lockCtx *hint.LockContext, process, context bool) {
 		t.Helper()
 		holder := &lockerr.Holder{Program: program}
-		err := k.Recognised(&lockerr.Error{Key: "k", Err: lockerr.ErrLocked, Holder: holder}, scope, place(rowlock.Traits, false, scope))
+		err := k.Recognised(&lockerr.Error{Key: "k", Err: lockerr.ErrLocked, Holder: holder}, lockCtx, resource(rowlock.Traits, false, lockCtx))
 		var e *lockerr.Error
 		if !errors.As(err, &e) || e.Holder.ThisProcess != process || e.Holder.ThisContext != context {
 			t.Errorf("%s: %+v, want this process %v, this context %v", what, e.Holder, process, context)
@@ -37,20 +37,20 @@ func TestRecognised(t *testing.T) {
 	}
 	check("nothing is held", "us", asking, false, false)
 
-	row := place(rowlock.Traits, false, asking)
+	row := resource(rowlock.Traits, false, asking)
 	k.Enter(row)
 	check("a row", "", asking, true, true)
 	check("a row, of another lock context", "", another, true, false)
 	k.Leave(row)
 	check("given back", "us", asking, false, false)
 
-	shared := place(rowlock.Traits, true, another)
+	shared := resource(rowlock.Traits, true, another)
 	k.Enter(shared)
 	check("a shared row", "us", asking, true, false)
 	check("a shared row, which somebody else has, too", "them", asking, false, false)
 	k.Leave(shared)
 
-	leased := place(lease.Traits, false, nil)
+	leased := resource(lease.Traits, false, nil)
 	one, two := OwnedIn(nil, leased, 1), OwnedIn(nil, leased, 2)
 	k.Owned.Add(one)
 	k.Owned.Add(two)

@@ -15,10 +15,10 @@ import (
 // askBound is how long the question who holds a lock may take.
 const askBound = time.Second
 
-// askIfSlow has the holder of places noted, for the observer, if the caller waits for
+// askIfSlow has the holder of resources noted, for the observer, if the caller waits for
 // longer than SlowWait. Nobody waits for that. Where nobody is found, since the caller does
 // not wait in the server yet, it asks again after twice the time.
-func (k *Handle) askIfSlow(o *Observation, places []strategy.Place) {
+func (k *Handle) askIfSlow(o *Observation, resources []strategy.Resource) {
 	after := k.Settings.SlowWait
 	if after == 0 {
 		return
@@ -27,14 +27,14 @@ func (k *Handle) askIfSlow(o *Observation, places []strategy.Place) {
 	defer o.mu.Unlock()
 	o.slow = time.AfterFunc(after, func() {
 		after *= 2
-		h, by := k.askHolder(o, places)
+		h, by := k.askHolder(o, resources)
 		o.blame(h, by, after)
 	})
 }
 
-// askHolder returns who has one of places; nil if that is not known. If it is a caller of this
+// askHolder returns who has one of resources; nil if that is not known. If it is a caller of this
 // process, its ticket comes with it.
-func (k *Handle) askHolder(o *Observation, places []strategy.Place) (*lockerr.Holder, *queue.Ticket) {
+func (k *Handle) askHolder(o *Observation, resources []strategy.Resource) (*lockerr.Holder, *queue.Ticket) {
 	ctx, cancel := context.WithTimeout(k.ctx, askBound)
 	defer cancel()
 	select {
@@ -46,7 +46,7 @@ func (k *Handle) askHolder(o *Observation, places []strategy.Place) (*lockerr.Ho
 	if !o.waits() {
 		return nil, nil
 	}
-	return k.holder(ctx, places)
+	return k.holder(ctx, resources)
 }
 
 // waits reports that there is no answer yet.
@@ -57,7 +57,7 @@ func (o *Observation) waits() bool {
 }
 
 // takenBy notes what has been granted the locks: the connection, and the place in the process's
-// own line; each may be nil. Whoever was asked for the holder may have named them.
+// own queue; each may be nil. Whoever was asked for the holder may have named them.
 func (o *Observation) takenBy(c *pool.Conn, t *queue.Ticket) {
 	if o.ticket = t; c != nil {
 		o.by = c.KnownID()
@@ -98,12 +98,12 @@ func (o *Observation) blamed(err error) *lockerr.Holder {
 }
 
 // holder returns what askHolder does.
-func (k *Handle) holder(ctx context.Context, places []strategy.Place) (*lockerr.Holder, *queue.Ticket) {
+func (k *Handle) holder(ctx context.Context, resources []strategy.Resource) (*lockerr.Holder, *queue.Ticket) {
 	l := k.locks.Load()
 	if l == nil {
 		return nil, nil
 	}
-	for _, p := range places {
+	for _, p := range resources {
 		h, by := l.ownHolder(p)
 		if h == nil {
 			h = l.holder(ctx, p)
@@ -114,7 +114,7 @@ func (k *Handle) holder(ctx context.Context, places []strategy.Place) (*lockerr.
 		}
 		if h != nil {
 			e := &lockerr.Error{Holder: h, Err: lockerr.ErrLocked}
-			_ = k.Recognised(e, places[0].Scope, places...)
+			_ = k.Recognised(e, resources[0].LockContext, resources...)
 			return e.Holder, by
 		}
 	}
@@ -122,12 +122,12 @@ func (k *Handle) holder(ctx context.Context, places []strategy.Place) (*lockerr.
 }
 
 // ownHolder returns who has p in this process, with its ticket, or nil.
-func (l *Locks) ownHolder(p strategy.Place) (*lockerr.Holder, *queue.Ticket) {
-	return l.lineOf(p).HolderOf(InLine([]strategy.Place{p})[0])
+func (l *Locks) ownHolder(p strategy.Resource) (*lockerr.Holder, *queue.Ticket) {
+	return l.queueOf(p).HolderOf(QueueKeys([]strategy.Resource{p})[0])
 }
 
 // holder asks the server who has p.
-func (l *Locks) holder(ctx context.Context, p strategy.Place) *lockerr.Holder {
+func (l *Locks) holder(ctx context.Context, p strategy.Resource) *lockerr.Holder {
 	rows := []string{p.Row}
 	if p.Slots > 0 {
 		rows = p.SlotRows()

@@ -26,9 +26,9 @@ func TestBlamed(t *testing.T) {
 		"another process":          {lockerr.Holder{ConnectionID: 8}, nil, false},
 		"a lease of another":       {lockerr.Holder{Program: "them"}, nil, false},
 		"our connection":           {lockerr.Holder{ConnectionID: 7}, nil, true},
-		"another in our line":      {lockerr.Holder{ThisProcess: true, Held: time.Second}, others, false},
+		"another in our queue":     {lockerr.Holder{ThisProcess: true, Held: time.Second}, others, false},
 		"who left us its session":  {here, others, false},
-		"ourselves in our line":    {lockerr.Holder{ThisProcess: true}, mine, true},
+		"ourselves in our queue":   {lockerr.Holder{ThisProcess: true}, mine, true},
 		"ourselves, by the server": {here, mine, true},
 	} {
 		o := &Observation{slow: time.NewTimer(time.Hour)}

@@ -16,9 +16,9 @@ type Caller struct {
 	Pooled bool  // it occupies a connection of database/sql
 	Urgent bool  // others of this process wait for what it holds
 	Waits  bool  // it is about to wait in the server, on the connection that it asks for
-	Asked  *bool // its lock context was made to try again; guarded by crowd.mu
+	Asked  *bool // its lock context was made to try again; guarded by starvation.mu
 	// Has returns what it has: its tickets, and what others can ask the handle for, too.
-	Has func(context.Context, *Handle) ([]*queue.Ticket, []strategy.Place)
+	Has func(context.Context, *Handle) ([]*queue.Ticket, []strategy.Resource)
 }
 
 // waiting counts a caller that waits from now on, and returns a context that
@@ -36,9 +36,9 @@ func (k *Handle) waiting(ctx context.Context, by Caller, what Sought) (_ context
 // counted is waiting for a caller who hears otherwise that the handle is closed.
 func (k *Handle) counted(ctx context.Context, by Caller, what Sought) (_ context.Context, done func(), err error) {
 	waits := func() {}
-	var has []strategy.Place
+	var has []strategy.Resource
 	var w *queue.Wanted // nil where it can be in nobody's way
-	if what.line != nil {
+	if what.queue != nil {
 		var tickets []*queue.Ticket
 		tickets, has = by.Has(ctx, k)
 		w = what.wanted(tickets)
@@ -53,13 +53,13 @@ func (k *Handle) counted(ctx context.Context, by Caller, what Sought) (_ context
 			own, end := context.WithCancelCause(ctx)
 			forget := waits
 			var watched sync.WaitGroup
-			watched.Go(func() { what.l.watchRivals(own, held, what.places, end) })
+			watched.Go(func() { what.l.watchOthers(own, held, what.resources, end) })
 			ctx, waits = own, func() { end(nil); watched.Wait(); forget() }
 		}
 	}
 	leave := func() {}
 	if by.Pooled && !k.Bounded() {
-		if ctx, leave, err = k.Crowd.enter(ctx, by.Asked); err != nil {
+		if ctx, leave, err = k.Starvation.enter(ctx, by.Asked); err != nil {
 			waits()
 			return nil, nil, err
 		}
@@ -97,25 +97,25 @@ func (b Budget) Left() time.Duration {
 // WaitingFor is what by is asked before it waits.
 func (k *Handle) WaitingFor(by Caller, what Sought) strategy.Waiting {
 	wait := k.waiting
-	if len(what.places) > 0 && what.places[0].Traits.HearsClose {
+	if len(what.resources) > 0 && what.resources[0].Traits.HearsClose {
 		wait = k.counted
 	}
 	return func(ctx context.Context) (context.Context, func(), error) { return wait(ctx, by, what) }
 }
 
 // Sought is what a caller waits for: rows, or advisory locks, and where the callers of
-// this process line up for them.
+// this process queue up for them.
 type Sought struct {
-	l      *Locks
-	line   *queue.Queue // nil for what is no lock
-	places []strategy.Place
+	l         *Locks
+	queue     *queue.Queue // nil for what is no lock
+	resources []strategy.Resource
 }
 
-// Sought is what is sought for places of one strategy. For slots there is no line of which anybody could be in the way.
-func (l *Locks) Sought(places ...strategy.Place) Sought {
-	s := Sought{l: l, places: places}
-	if places[0].Slots == 0 {
-		s.line = l.lineOf(places[0])
+// Sought is what is sought for resources of one strategy. For slots there is no queue of which anybody could be in the way.
+func (l *Locks) Sought(resources ...strategy.Resource) Sought {
+	s := Sought{l: l, resources: resources}
+	if resources[0].Slots == 0 {
+		s.queue = l.queueOf(resources[0])
 	}
 	return s
 }
@@ -123,16 +123,16 @@ func (l *Locks) Sought(places ...strategy.Place) Sought {
 // wanted is what is sought, by a caller with these tickets. It is nil where that can be
 // in nobody's way.
 func (w Sought) wanted(tickets []*queue.Ticket) *queue.Wanted {
-	if len(tickets) == 0 && len(w.places) < 2 {
+	if len(tickets) == 0 && len(w.resources) < 2 {
 		return nil
 	}
-	return &queue.Wanted{Queue: w.line, Holds: tickets, Entries: InLine(w.places)}
+	return &queue.Wanted{Queue: w.queue, Holds: tickets, Keys: QueueKeys(w.resources)}
 }
 
-// InLine is how callers line up for places.
-func InLine(places []strategy.Place) (out []queue.Entry) {
-	for _, p := range places {
-		out = append(out, queue.Entry{Name: p.Row, Shared: p.Shared, Slots: p.Slots})
+// QueueKeys is how callers queue up for resources.
+func QueueKeys(resources []strategy.Resource) (out []queue.Key) {
+	for _, p := range resources {
+		out = append(out, queue.Key{Name: p.Row, Shared: p.Shared, Slots: p.Slots})
 	}
 	return out
 }

@@ -72,18 +72,18 @@ type Lock struct {
 
 // Hint is what lockctx.With puts into a context.
 type Hint struct {
-	Kind              // of the innermost With
-	Locks      []Lock // of this With and those around it, sorted by key, each once in each space
-	Named      string // the key of the innermost With, where it names a single one
-	Holds      []any  // what ctx is inside of (see Inside), outermost first
-	Hold       any    // the last of them, where no With came after it
-	Wait       time.Duration
-	HasWait    bool // Wait was given
-	Retry      int
-	AllowStale bool
-	Claim      Locking
-	Err        error  // what is wrong with the hint; nil when it is good
-	Scope      *Scope // nil where there is nothing to lock
+	Kind               // of the innermost With
+	Locks       []Lock // of this With and those around it, sorted by key, each once in each space
+	Named       string // the key of the innermost With, where it names a single one
+	Holds       []any  // what ctx is inside of (see Inside), outermost first
+	Hold        any    // the last of them, where no With came after it
+	Wait        time.Duration
+	HasWait     bool // Wait was given
+	Retry       int
+	AllowStale  bool
+	Claim       Locking
+	Err         error        // what is wrong with the hint; nil when it is good
+	LockContext *LockContext // nil where there is nothing to lock
 
 	HasTTL, HasSlots, HasVersion bool     // the option was given, whatever its value
 	other                        string   // a strategy that another option has named; "" without one
@@ -99,7 +99,7 @@ const MaxNested = 64
 const Forever = 100 * 365 * 24 * time.Hour
 
 // Ask returns the hint for keys that is to be put into ctx, for a driver that may
-// not need the context. It has a Scope if ctx is in a lock context.
+// not need the context. It has a LockContext if ctx is in a lock context.
 func Ask[Option ~func(*Hint)](ctx context.Context, keys []string, opts ...Option) *Hint {
 	h := apply(opts)
 	for _, key := range keys {
@@ -122,8 +122,8 @@ func Ask[Option ~func(*Hint)](ctx context.Context, keys []string, opts ...Option
 			h.Err = outer.Err
 		}
 	}
-	if inside && outer.Scope != nil {
-		h.Scope = outer.Scope
+	if inside && outer.LockContext != nil {
+		h.LockContext = outer.LockContext
 		own := h.Locks
 		h.Locks = slices.Clone(outer.Locks) // the same key again joins
 		for _, lock := range own {
@@ -145,8 +145,8 @@ func Ask[Option ~func(*Hint)](ctx context.Context, keys []string, opts ...Option
 // lock context, a new one begins.
 func (h *Hint) With(ctx context.Context) context.Context {
 	ctx = orBackground(ctx)
-	if h.Scope == nil {
-		h.Scope = &Scope{ctx: ctx}
+	if h.LockContext == nil {
+		h.LockContext = &LockContext{ctx: ctx}
 	}
 	return context.WithValue(ctx, contextKey{}, h)
 }
@@ -341,9 +341,9 @@ func (h *Hint) checkClaim() error {
 	return nil
 }
 
-// Scope is one lock context: what the outermost With began and all contexts
+// LockContext is one lock context: what the outermost With began and all contexts
 // below it share. It holds what drivers remember of it.
-type Scope struct {
+type LockContext struct {
 	ctx context.Context // the context that the outermost With was given; its end is the end of the lock context
 
 	mu    sync.Mutex
@@ -368,11 +368,11 @@ const (
 )
 
 // Context returns the context that was given to the outermost With.
-func (s *Scope) Context() context.Context { return s.ctx }
+func (s *LockContext) Context() context.Context { return s.ctx }
 
 // State returns what is remembered under key, made by fresh where there is
 // nothing yet. It is safe for concurrent use.
-func (s *Scope) State(key any, fresh func() any) any {
+func (s *LockContext) State(key any, fresh func() any) any {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	v, ok := s.state[key]
@@ -388,7 +388,7 @@ func (s *Scope) State(key any, fresh func() any) any {
 
 // Tell notes a number of key for the application to ask. It is safe for
 // concurrent use.
-func (s *Scope) Tell(what What, key string, n uint64) {
+func (s *LockContext) Tell(what What, key string, n uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.notes == nil {
@@ -398,14 +398,14 @@ func (s *Scope) Tell(what What, key string, n uint64) {
 }
 
 // Forget removes what Tell has noted. It is safe for concurrent use.
-func (s *Scope) Forget(what What, key string) {
+func (s *LockContext) Forget(what What, key string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.notes, note{what, key})
 }
 
 // Told returns what Tell has noted. It is safe for concurrent use.
-func (s *Scope) Told(what What, key string) (n uint64, ok bool) {
+func (s *LockContext) Told(what What, key string) (n uint64, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n, ok = s.notes[note{what, key}]

@@ -25,7 +25,7 @@ func with(ctx context.Context, keys []string, opts ...option) (context.Context, 
 func TestInnerJoinsOuter(t *testing.T) {
 	ctx, outer := with(context.Background(), []string{"b"}, shared)
 	_, inner := with(ctx, []string{"c", "b", "a"})
-	if inner.Scope != outer.Scope || outer.Scope == nil {
+	if inner.LockContext != outer.LockContext || outer.LockContext == nil {
 		t.Error("the inner With has begun a lock context of its own")
 	}
 	if got := inner.Keys(); !slices.Equal(got, []string{"a", "b", "c"}) {
@@ -58,8 +58,8 @@ func TestWithout(t *testing.T) {
 	if _, ok := hint.From(hint.Without(ctx)); ok {
 		t.Error("there is a hint after Without")
 	}
-	if _, h := with(hint.Without(ctx), []string{"k"}); h.Scope == outer.Scope {
-		t.Error("the scope outlives Without")
+	if _, h := with(hint.Without(ctx), []string{"k"}); h.LockContext == outer.LockContext {
+		t.Error("the lock context outlives Without")
 	}
 }
 
@@ -110,24 +110,24 @@ func TestBadHints(t *testing.T) {
 	}
 }
 
-// TestScopeRemembers: State makes once what it is asked for, and Told tells what was told.
-func TestScopeRemembers(t *testing.T) {
+// TestLockContextRemembers: State makes once what it is asked for, and Told tells what was told.
+func TestLockContextRemembers(t *testing.T) {
 	_, h := with(context.Background(), []string{"k"})
 	made := 0
 	for range 2 {
-		if got := h.Scope.State("handle", func() any { made++; return made }); got != 1 {
+		if got := h.LockContext.State("handle", func() any { made++; return made }); got != 1 {
 			t.Errorf("%v", got)
 		}
 	}
-	h.Scope.Tell(hint.ToldToken, "k", 7)
-	if n, ok := h.Scope.Told(hint.ToldToken, "k"); n != 7 || !ok {
+	h.LockContext.Tell(hint.ToldToken, "k", 7)
+	if n, ok := h.LockContext.Told(hint.ToldToken, "k"); n != 7 || !ok {
 		t.Errorf("%d, %v", n, ok)
 	}
-	if _, ok := h.Scope.Told(hint.ToldVersion, "k"); ok {
+	if _, ok := h.LockContext.Told(hint.ToldVersion, "k"); ok {
 		t.Error("a token was told, not a version")
 	}
-	h.Scope.Forget(hint.ToldToken, "k")
-	if _, ok := h.Scope.Told(hint.ToldToken, "k"); ok {
+	h.LockContext.Forget(hint.ToldToken, "k")
+	if _, ok := h.LockContext.Told(hint.ToldToken, "k"); ok {
 		t.Error("told what was forgotten")
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/mysqllock/mysqllock/internal/gather"
+	"github.com/mysqllock/mysqllock/internal/batch"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockerr"
@@ -42,7 +42,7 @@ type Config struct {
 type Rows struct {
 	cfg     Config
 	known   known
-	missing gather.Group[*missing]
+	missing batch.Group[*missing]
 }
 
 // New returns the rows of a table. Call [schema.Table.Ensure] before.
@@ -151,7 +151,7 @@ func (r *Rows) noted(ctx context.Context, conn driver.Conn) (int, error) {
 }
 
 // note notes how many rows the keys share, if no key has a row of its own yet. It locks
-// the floor row meanwhile, so that no one makes such a row.
+// the high-water row meanwhile, so that no one makes such a row.
 func (r *Rows) note(ctx context.Context, conn driver.Conn) (err error) {
 	if err := server.Exec(ctx, conn, "START TRANSACTION"); err != nil {
 		return err
@@ -169,11 +169,11 @@ func (r *Rows) note(ctx context.Context, conn driver.Conn) (err error) {
 		}
 	}()
 	t := r.cfg.Table.String()
-	if _, err := server.Query(ctx, conn, "SELECT 1 FROM "+t+" WHERE "+schema.Floor+" FOR UPDATE"); err != nil {
+	if _, err := server.Query(ctx, conn, "SELECT 1 FROM "+t+" WHERE "+schema.HighWater+" FOR UPDATE"); err != nil {
 		return err
 	}
 	rows, err := server.Query(ctx, conn, "SELECT 1 FROM "+t+" WHERE namespace = "+schema.Literal(r.cfg.Namespace)+
-		" AND NOT ("+shared+") AND NOT ("+schema.Floor+") LIMIT 1")
+		" AND NOT ("+shared+") AND NOT ("+schema.HighWater+") LIMIT 1")
 	if err != nil {
 		return err
 	}
@@ -193,7 +193,7 @@ func (r *Rows) disagree(why string) error {
 			"UPDATE %[3]s, (SELECT MAX(token) AS highest FROM %[3]s) d SET token = GREATEST(token, highest) WHERE %[4]s;\n"+
 			"DELETE FROM %[3]s WHERE namespace = %[5]s AND NOT (%[4]s);\n"+
 			"the first statement keeps tokens growing",
-		r.cfg.Stripes, why, r.cfg.Table, schema.Floor, schema.Literal(r.cfg.Namespace)))
+		r.cfg.Stripes, why, r.cfg.Table, schema.HighWater, schema.Literal(r.cfg.Namespace)))
 }
 
 // Forget is for keys whose rows have turned out to be missing.
@@ -299,7 +299,7 @@ func (r *Rows) makeOn(ctx context.Context, conn driver.Conn, keys []string) erro
 	return nil
 }
 
-// tokens is read for a table that may be missing, or lack its floor row: these it makes.
+// tokens is read for a table that may be missing, or lack its high-water row: these it makes.
 func (r *Rows) tokens(ctx context.Context, conn driver.Conn, keys []string) (map[string]string, error) {
 	token, err := r.read(ctx, conn, keys)
 	if server.Missing(err) { // the table was dropped meanwhile
@@ -307,7 +307,7 @@ func (r *Rows) tokens(ctx context.Context, conn driver.Conn, keys []string) (map
 			token, err = r.read(ctx, conn, keys)
 		}
 	}
-	if err == nil && token[floor] == "" {
+	if err == nil && token[highWater] == "" {
 		err = r.ensure(ctx, conn)
 	}
 	return token, err
@@ -336,10 +336,10 @@ func (r *Rows) ensure(ctx context.Context, conn driver.Conn) error {
 	return err
 }
 
-// floor stands for the floor among the keys, of which none is empty.
-const floor = ""
+// highWater stands for the high-water mark among the keys, of which none is empty.
+const highWater = ""
 
-// read returns the tokens of the rows of keys, of the floor, and of the note that keys
+// read returns the tokens of the rows of keys, of the high-water mark, and of the note that keys
 // share rows. It is a plain read, which waits for no lock.
 func (r *Rows) read(ctx context.Context, conn driver.Conn, keys []string) (map[string]string, error) {
 	rows, err := server.Query(ctx, conn, r.readSQL(keys))
@@ -358,11 +358,11 @@ func (r *Rows) read(ctx context.Context, conn driver.Conn, keys []string) (map[s
 
 func (r *Rows) readSQL(keys []string) string {
 	from := "SELECT name, token FROM " + r.cfg.Table.String() + " WHERE "
-	return from + schema.Rows(r.cfg.Namespace, append(slices.Clone(keys), schema.Stripes)) + " UNION ALL " + from + schema.Floor
+	return from + schema.Rows(r.cfg.Namespace, append(slices.Clone(keys), schema.Stripes)) + " UNION ALL " + from + schema.HighWater
 }
 
-// insertSQL makes the rows of keys, with the token of the floor. It locks the floor first:
-// so it waits for a clean-up that is about to raise the floor, and for a program that
+// insertSQL makes the rows of keys, with the token of the high-water mark. It locks the high-water mark first:
+// so it waits for a clean-up that is about to raise the high-water mark, and for a program that
 // notes that keys share rows; and none of them begins before the rows exist.
 func (r *Rows) insertSQL(keys []string) string {
 	lines := make([][]string, len(keys))
@@ -375,7 +375,7 @@ func (r *Rows) insertSQL(keys []string) string {
 	}
 	return "INSERT IGNORE INTO " + r.cfg.Table.String() + " (namespace, name, token, expires)" +
 		" SELECT " + schema.Literal(r.cfg.Namespace) + ", k, token, UTC_TIMESTAMP(6)" +
-		" FROM " + r.cfg.Table.String() + " JOIN " + schema.List(lines, "k") + " WHERE " + schema.Floor + lock
+		" FROM " + r.cfg.Table.String() + " JOIN " + schema.List(lines, "k") + " WHERE " + schema.HighWater + lock
 }
 
 // OwnerOf names this process, as one that does not name itself: its host, its id, and the program
@@ -385,8 +385,8 @@ func OwnerOf(path string) string {
 	return fmt.Sprintf("%s:%d:%s", host, os.Getpid(), filepath.Base(path))
 }
 
-// LeftMark is the end of the owner of a lease that was given back, and stays for its MinHold.
-const LeftMark = "#00000000"
+// LeftSuffix is the end of the owner of a lease that was given back, and stays for its MinHold.
+const LeftSuffix = "#00000000"
 
 // HolderOf returns the holder of a lease, from the row's owner: that is the lockOwner, and
 // "#" with eight hexadecimal digits, which differ between two owners of the same name. It
@@ -401,7 +401,7 @@ func HolderOf(owner string) *lockerr.Holder {
 			program = owner[:i]
 		}
 	}
-	return &lockerr.Holder{Program: program, Left: strings.HasSuffix(owner, LeftMark)}
+	return &lockerr.Holder{Program: program, Left: strings.HasSuffix(owner, LeftSuffix)}
 }
 
 // noBadConn hides driver.ErrBadConn, which database/sql would relate to its own connection.

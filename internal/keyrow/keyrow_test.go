@@ -77,7 +77,7 @@ func TestExistBehindHolder(t *testing.T) {
 	})
 }
 
-// TestExistWaitsForCleanUp: a new row begins with the floor that a clean-up in
+// TestExistWaitsForCleanUp: a new row begins with the high-water mark that a clean-up in
 // progress leaves, at any isolation.
 func TestExistWaitsForCleanUp(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
@@ -96,9 +96,9 @@ func TestExistWaitsForCleanUp(t *testing.T) {
 			s.Exec(c, "UPDATE "+s.table.String()+" SET token = token + 50 WHERE namespace = ''")
 			s.Exec(c, "COMMIT")
 			dbtest.OK(t, <-made)
-			floor := s.One(c, "SELECT token FROM "+s.table.String()+" WHERE namespace = ''")
-			if got := s.row(key); got != floor+" 0 nobody" {
-				t.Errorf("%s: the row is %q over the floor %s", isolation, got, floor)
+			highWater := s.One(c, "SELECT token FROM "+s.table.String()+" WHERE namespace = ''")
+			if got := s.row(key); got != highWater+" 0 nobody" {
+				t.Errorf("%s: the row is %q over the high-water mark %s", isolation, got, highWater)
 			}
 		}
 	})

@@ -11,16 +11,16 @@ import (
 // The name of a row is its key. The names of other rows begin with a zero byte, and so
 // does the name of a key that begins with one. A name that would be too long is hashed.
 const (
-	escape     = "\x00\x00"
-	slotMark   = "\x00slot "
-	stripeMark = "\x00stripe "
-	maxName    = 255
+	escape       = "\x00\x00"
+	slotPrefix   = "\x00slot "
+	stripePrefix = "\x00stripe "
+	maxName      = 255
 )
 
 // Name is the name of the row of key.
 func Name(key string) string {
 	if strings.HasPrefix(key, "\x00") {
-		return marked(escape, key)
+		return prefixed(escape, key)
 	}
 	return key
 }
@@ -33,7 +33,7 @@ func Stripe(key string, n int) string {
 }
 
 // StripeName is the name of the i-th of the shared rows.
-func StripeName(i int) string { return stripeMark + strconv.Itoa(i) }
+func StripeName(i int) string { return stripePrefix + strconv.Itoa(i) }
 
 // SlotName is the name of the row of the i-th slot of a key whose row has this name. Slot 0
 // is the row of the key itself.
@@ -41,16 +41,16 @@ func SlotName(name string, i int) string {
 	if i == 0 {
 		return name
 	}
-	return marked(slotMark+strconv.Itoa(i), ":"+name)
+	return prefixed(slotPrefix+strconv.Itoa(i), ":"+name)
 }
 
-// marked is mark and text, or mark and a hash of text if that would be too long. text does
+// prefixed is prefix and text, or prefix and a hash of text if that would be too long. text does
 // not begin with "#".
-func marked(mark, text string) string {
-	if len(mark)+len(text) <= maxName {
-		return mark + text
+func prefixed(prefix, text string) string {
+	if len(prefix)+len(text) <= maxName {
+		return prefix + text
 	}
-	return fmt.Sprintf("%s#%x", mark, sha256.Sum256([]byte(text)))
+	return fmt.Sprintf("%s#%x", prefix, sha256.Sum256([]byte(text)))
 }
 
 // Meaning is what the name of a row says.
@@ -63,7 +63,7 @@ type Meaning struct {
 
 // Read reads a name back. ok is false if it is the name of no key's row.
 func Read(name string) (m Meaning, ok bool) {
-	if rest, found := strings.CutPrefix(name, slotMark); found {
+	if rest, found := strings.CutPrefix(name, slotPrefix); found {
 		sep := strings.IndexAny(rest, ":#")
 		if sep < 0 {
 			return m, false
@@ -80,7 +80,7 @@ func Read(name string) (m Meaning, ok bool) {
 		m.Slot = slot
 		return m, true
 	}
-	if rest, found := strings.CutPrefix(name, stripeMark); found {
+	if rest, found := strings.CutPrefix(name, stripePrefix); found {
 		m.Stripe, ok = number(rest)
 		return m, ok
 	}

@@ -13,10 +13,10 @@ import (
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/keyrow"
 	"github.com/mysqllock/mysqllock/internal/lockname"
+	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/sabotage"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/internal/step"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
@@ -49,10 +49,10 @@ type Request struct {
 // connection of r.Begin, and means that the caller may try another one. If a statement was not
 // answered in time, Acquire releases in the background what it may have been granted.
 func (l *Locker) Acquire(ctx context.Context, r Request) (*Lease, error) {
-	ctx = step.Named(ctx, step.Take, hint.StrategyLease, r.Key)
+	ctx = purpose.Named(ctx, purpose.Take, hint.StrategyLease, r.Key)
 	a := &attempt{
 		Attempt: strategy.Attempt{Key: r.Key, Wait: r.Wait, Waiting: r.Waiting, Start: time.Now(), Since: r.Since},
-		Locker:  l, r: r, ttl: r.TTL, asked: step.AskedIn(ctx), stays: ctx.Done() == nil,
+		Locker:  l, r: r, ttl: r.TTL, asked: purpose.AskedIn(ctx), stays: ctx.Done() == nil,
 	}
 	if r.MaxHold > 0 {
 		a.ttl = min(a.ttl, r.MaxHold)
@@ -113,13 +113,13 @@ type attempt struct {
 	left    time.Duration // how long the lease that is in the way still ran; 0 is unknown
 	yielded bool          // it was left to a poller
 	broke   bool          // the connection of the transaction that was to begin with it was broken before
-	// announced carries the announcement of this attempt as a poller; nil without one.
+	// announced has announced this attempt as a poller; nil without one.
 	announced *lockConn
 	// refused: without a wait, because somebody has locked the row.
 	refused bool
 	resent  int  // how often it was sent again, since the connection broke
 	stays   bool // the caller cannot leave, but for the end of its wait
-	asked   step.Asked
+	asked   purpose.Asked
 }
 
 // resend is how often a request is sent again whose connection broke.
@@ -137,7 +137,7 @@ func (a *attempt) acquire(ctx context.Context) (s *Lease, err error) {
 	if err := a.cfg.Rows.Exist(ctx, keys); err != nil {
 		return nil, err
 	}
-	if err := a.LineUp(ctx, a.cfg.Queue, []queue.Entry{{Name: a.r.Key}}, a.Locker, nil); err != nil {
+	if err := a.Enqueue(ctx, a.cfg.Queue, []queue.Key{{Name: a.r.Key}}, a.Locker, nil); err != nil {
 		return nil, err
 	}
 	if given, handed := a.Ticket.HandedOver().(*handoff); handed {
@@ -462,7 +462,7 @@ func (a *attempt) request(ctx context.Context, h *lockConn, do func(context.Cont
 		go run()
 	}
 	if !terms.Answered(ctx, o.done) {
-		a.settle(h, o)
+		a.handleLate(h, o)
 		return nil, false, context.Cause(ctx)
 	}
 	a.left, a.yielded = o.left, o.yielded
@@ -477,17 +477,17 @@ func (a *attempt) request(ctx context.Context, h *lockConn, do func(context.Cont
 	case o.token == 0:
 		return nil, true, nil
 	case ctx.Err() != nil && !errors.Is(context.Cause(ctx), strategy.ErrWaitOver):
-		a.settle(h, o)
+		a.handleLate(h, o)
 		return nil, false, context.Cause(ctx)
 	case o.late(a.ttl):
 		if h.begins || a.undo(h, o.token) != nil {
-			a.settle(h, o)
+			a.handleLate(h, o)
 			return nil, false, strategy.ErrNoAnswer
 		}
 		return nil, true, nil
 	}
 	if s, err = a.grant(h, a.Ticket, o.answer); err != nil {
-		a.settle(h, o)
+		a.handleLate(h, o)
 		return nil, false, err
 	}
 	return s, true, nil
@@ -507,7 +507,7 @@ func (a *attempt) answerIn(ctx context.Context, h *lockConn) (own context.Contex
 // errResend if that is given back, so that the request can be sent again.
 func (a *attempt) unanswered(ctx context.Context, h *lockConn, o *outcome) error {
 	if !server.Gone(o.err, nil) || a.resent >= resend || ctx.Err() != nil {
-		a.settle(h, o)
+		a.handleLate(h, o)
 		return o.err
 	}
 	a.resent++
@@ -518,7 +518,7 @@ func (a *attempt) unanswered(ctx context.Context, h *lockConn, o *outcome) error
 		a.drop(h)
 	}
 	if a.freeKey(ctx, h, false) != nil {
-		a.settle(h, o)
+		a.handleLate(h, o)
 		return o.err
 	}
 	return errResend
@@ -531,8 +531,8 @@ type outcome struct {
 	done chan struct{}
 }
 
-// settle takes care, in the background, of an outcome that nobody waits for.
-func (a *attempt) settle(h *lockConn, o *outcome) {
+// handleLate takes care, in the background, of an outcome that nobody waits for.
+func (a *attempt) handleLate(h *lockConn, o *outcome) {
 	until := time.Now().Add(a.lasts)
 	ticket := a.Ticket
 	a.Ticket = nil
@@ -588,7 +588,7 @@ func (a *attempt) freeUntil(until time.Time, h *lockConn, alive bool) {
 
 // releasing is the context of a statement that gives back what was asked for.
 func (a *attempt) releasing() context.Context {
-	return step.Named(a.asked.In(context.Background()), step.Release, hint.StrategyLease, a.r.Key)
+	return purpose.Named(a.asked.In(context.Background()), purpose.Release, hint.StrategyLease, a.r.Key)
 }
 
 // undo gives back a lease that nobody wants, and its wake-up lock.
@@ -638,7 +638,7 @@ func (l *Locker) giveUnknownAndWake(ctx context.Context, h *lockConn, key string
 // callers that want the key by another strategy, and have waited since then. Call done after the
 // next attempt: it lets the next waiter of another process go on.
 func (l *Locker) Await(ctx context.Context, key string, since time.Time, atMost time.Duration) (done func(), err error) {
-	ctx = step.Named(ctx, step.Take, hint.StrategyLease, key)
+	ctx = purpose.Named(ctx, purpose.Take, hint.StrategyLease, key)
 	if err := l.running.Enter(); err != nil {
 		return nil, err
 	}

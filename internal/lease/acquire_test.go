@@ -528,32 +528,32 @@ func TestGivenUpBehindRowLock(t *testing.T) {
 	})
 }
 
-// TestPollerAmongHandOvers: a caller that has no connection to wait on in the server, and
+// TestPollerAmongHandoffs: a caller that has no connection to wait on in the server, and
 // so polls, gets a lease that the goroutines of other processes hand over among themselves.
-func TestPollerAmongHandOvers(t *testing.T) {
+func TestPollerAmongHandoffs(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		for _, test := range []struct{ conns, rivals int }{{2, 1}, {1, 1}, {2, 2}} {
+		for _, test := range []struct{ conns, processes int }{{2, 1}, {1, 1}, {2, 2}} {
 			// Before it had a way to announce itself it was 250 to 470 for each try. What else the
 			// machine does counts, too, so it has another chance.
 			const tries, most = 5, 150
 			var passed int64
 			for round := range 3 {
-				passed = s.passPoller(fmt.Sprint(test, round), test.conns, test.rivals, tries)
-				t.Logf("%d connections, %d rivals: passed by %d grants in %d tries", test.conns, test.rivals, passed, tries)
+				passed = s.passPoller(fmt.Sprint(test, round), test.conns, test.processes, tries)
+				t.Logf("%d connections, %d processes: passed by %d grants in %d tries", test.conns, test.processes, passed, tries)
 				if passed <= most*tries {
 					break
 				}
 			}
 			if passed > most*tries {
-				t.Errorf("%d connections, %d rivals: passed by %d grants in %d tries, three times", test.conns, test.rivals, passed, tries)
+				t.Errorf("%d connections, %d processes: passed by %d grants in %d tries, three times", test.conns, test.processes, passed, tries)
 			}
 		}
 	})
 }
 
-// passPoller has a poller try to get a lease that the goroutines of rivals hand over among
+// passPoller has a poller try to get a lease that the goroutines of so many processes hand over among
 // themselves, and returns how many grants it was passed by.
-func (s *scratch) passPoller(key string, conns, rivals, tries int) (passed int64) {
+func (s *scratch) passPoller(key string, conns, processes, tries int) (passed int64) {
 	t := s.T
 	t.Helper()
 	poller := s.locker(setup{max: conns})
@@ -561,9 +561,9 @@ func (s *scratch) passPoller(key string, conns, rivals, tries int) (passed int64
 	ctx, cancel := context.WithCancel(t.Context())
 	var all sync.WaitGroup
 	var grants atomic.Int64
-	for range rivals {
+	for range processes {
 		others := s.locker(setup{})
-		for range 8 / rivals {
+		for range 8 / processes {
 			all.Go(func() {
 				for ctx.Err() == nil {
 					lease, err := others.Acquire(ctx, waiting(key, time.Minute))
@@ -581,7 +581,7 @@ func (s *scratch) passPoller(key string, conns, rivals, tries int) (passed int64
 	}
 	for range tries {
 		first := grants.Load()
-		dbtest.Soon(t, "the others have it", func() bool { return grants.Load() > first+2*handOvers })
+		dbtest.Soon(t, "the others have it", func() bool { return grants.Load() > first+2*handoffs })
 		before := grants.Load()
 		lease := poller.acquire(waiting(key, time.Minute))
 		passed += grants.Load() - before
@@ -621,16 +621,16 @@ func TestConnectionBreaksAtAcquire(t *testing.T) {
 	})
 }
 
-// TestConnectionBreaksAtHandOver is the same for one that takes over from another caller
+// TestConnectionBreaksAtHandoff is the same for one that takes over from another caller
 // of its process.
-func TestConnectionBreaksAtHandOver(t *testing.T) {
+func TestConnectionBreaksAtHandoff(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.Soon(t, "the server answers in time for it to be sent again", func() bool {
 			l := s.locker(setup{})
 			first := l.acquire(waiting("k", time.Minute))
 			before := first.Token()
 			go func() {
-				l.inLine("k", 1)
+				l.inQueue("k", 1)
 				if err := first.Release(); err != nil && !errors.Is(err, strategy.ErrNoAnswer) { // which is stalled
 					t.Error(err)
 				}

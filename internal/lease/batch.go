@@ -11,8 +11,8 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/lockname"
+	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/schema"
-	"github.com/mysqllock/mysqllock/internal/step"
 )
 
 // sendBatch takes and releases leases on h, whose turn is the caller's, gives h back, and
@@ -25,7 +25,7 @@ func (l *Locker) sendBatch(h *lockConn, takes []*take, leaves []*leaving) {
 		return
 	case len(takes) == 0 && len(leaves) == 1:
 		only := leaves[0]
-		only.found, only.err = l.releaseOn(marked(context.Background(), step.Release, only.s), h, only.s)
+		only.found, only.err = l.releaseOn(about(context.Background(), purpose.Release, only.s), h, only.s)
 	case len(takes)+len(leaves) > 0:
 		l.sendSeveral(h, takes, leaves)
 	}
@@ -96,15 +96,15 @@ func (l *Locker) rollBack(ctx context.Context, h *lockConn, takes []*take) {
 // several is the context of statements for takes and releases.
 func several(takes []*take, leaves []*leaving) context.Context {
 	var keys []string
-	var asked step.Asked
-	does := step.Release
+	var asked purpose.Asked
+	does := purpose.Release
 	for _, t := range takes {
-		keys, asked, does = append(keys, t.of.r.Key), append(asked, t.of.asked...), step.Take
+		keys, asked, does = append(keys, t.of.r.Key), append(asked, t.of.asked...), purpose.Take
 	}
 	for _, r := range leaves {
 		keys, asked = append(keys, r.s.key), append(asked, r.s.asked...)
 	}
-	return step.Named(asked.In(context.Background()), does, hint.StrategyLease, keys...)
+	return purpose.Named(asked.In(context.Background()), does, hint.StrategyLease, keys...)
 }
 
 // changeRows takes and releases leases in one transaction. committing: it may have been

@@ -11,10 +11,10 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/lockname"
+	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/sabotage"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/internal/step"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/pool"
 )
@@ -156,11 +156,11 @@ func (l *Locker) beginText(opts driver.TxOptions) string {
 // begun with it. The caller has the turn of that connection. After an error the connection
 // must not be used any more.
 func (s *Lease) Detach() error {
-	c := s.home
-	if s.home = nil; c == nil || !c.Clean() {
+	c := s.txConn
+	if s.txConn = nil; c == nil || !c.Clean() {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(marked(context.Background(), step.Release, s), background)
+	ctx, cancel := context.WithTimeout(about(context.Background(), purpose.Release, s), background)
 	defer cancel()
 	return server.Exec(ctx, c.Conn, s.l.releaseWakeUpsSQL(s.key))
 }
@@ -168,20 +168,20 @@ func (s *Lease) Detach() error {
 // endsWith reports whether the commit on conn can be the release of leases, too: it is
 // one that was taken with the transaction's BEGIN.
 func (l *Locker) endsWith(conn driver.Conn, leases []*Lease) bool {
-	return len(leases) == 1 && leases[0].home != nil && leases[0].home.Conn == conn && l.begins()
+	return len(leases) == 1 && leases[0].txConn != nil && leases[0].txConn.Conn == conn && l.begins()
 }
 
 // CommitAndRelease is Commit that releases the lease, which was taken with the
 // transaction's BEGIN on c. After done Release has nothing left to do; if the
 // outcome is unknown, it releases the lease where the commit has not.
 func (l *Locker) CommitAndRelease(ctx context.Context, c *pool.Conn, s *Lease) (done, unknown bool, err error) {
-	ctx = marked(ctx, step.Fence, s)
+	ctx = about(ctx, purpose.Fence, s)
 	s.setEnding(true)
 	outcome, err := l.commit(ctx, c, []*Lease{s}, l.cfg.Table.GiveProcedure(), func(left time.Duration, mark string) pool.Block {
 		return s.giveBlock(left, mark)
 	})
 	if outcome == server.Committed { // and the wake-up lock is released
-		s.home = nil
+		s.txConn = nil
 	}
 	done, unknown = outcome.Done(), outcome == server.Unknown
 	s.mu.Lock()

@@ -8,10 +8,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/sabotage"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/internal/step"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
@@ -27,7 +27,7 @@ import (
 // wait for the row, the owner and the token say whether anybody else can have been
 // granted the key.
 func (l *Locker) Commit(ctx context.Context, c *pool.Conn, leases []*Lease) (done, unknown bool, err error) {
-	ctx = marked(ctx, step.Fence, leases...)
+	ctx = about(ctx, purpose.Fence, leases...)
 	leases = slices.Clone(leases)
 	sortByKey(leases)
 	leases = slices.Compact(leases)

@@ -349,7 +349,7 @@ func TestStorm(t *testing.T) {
 
 // TestLostHandoff: the statement by which somebody takes over a lease fails
 // without an answer. The lease is given back even where it lasts for longer than
-// the successor wanted it.
+// the next caller wanted it.
 func TestLostHandoff(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
@@ -361,16 +361,16 @@ func TestLostHandoff(t *testing.T) {
 			_, err := l.Acquire(dbtest.Limited(t), r)
 			failed <- err
 		}()
-		l.inLine("k", 1)
+		l.inQueue("k", 1)
 		tx, err := s.db.Begin()
 		dbtest.OK(t, err)
 		_, err = tx.Exec("SELECT 1 FROM " + s.table.String() + " WHERE namespace = " + schema.Literal(s.Name) + " AND name = x'6b' FOR UPDATE")
 		dbtest.OK(t, err)
 		dbtest.OK(t, first.Release())
-		dbtest.Soon(t, "the successor waits behind the row lock", func() bool { return len(s.threads("INFO LIKE 'UPDATE%'")) == 1 })
+		dbtest.Soon(t, "the next caller waits behind the row lock", func() bool { return len(s.threads("INFO LIKE 'UPDATE%'")) == 1 })
 		l.tap.Cut()
 		if err := <-failed; err == nil {
-			t.Error("the successor was granted the lease")
+			t.Error("the next caller was granted the lease")
 		}
 		time.Sleep(1500 * time.Millisecond)
 		dbtest.OK(t, tx.Rollback())
@@ -391,7 +391,7 @@ func TestPlainRequest(t *testing.T) {
 		l, other := s.locker(setup{}), s.locker(setup{})
 		first := l.acquire(Request{Key: "k", TTL: 30 * time.Second})
 		var all sync.WaitGroup
-		for _, l := range []*locker{l, other} { // in the line, and in the server
+		for _, l := range []*locker{l, other} { // in the queue, and in the server
 			all.Go(func() {
 				lease, err := l.Acquire(dbtest.Limited(t), Request{Key: "k", TTL: 30 * time.Second, Wait: 20 * time.Second})
 				if err == nil {
@@ -402,7 +402,7 @@ func TestPlainRequest(t *testing.T) {
 				}
 			})
 		}
-		l.inLine("k", 1)
+		l.inQueue("k", 1)
 		dbtest.Soon(t, "the other waits", func() bool { return len(s.inWakeUp()) == 1 })
 		dbtest.OK(t, first.Release())
 		all.Wait()

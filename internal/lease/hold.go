@@ -12,11 +12,11 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/sabotage"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/internal/step"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
@@ -36,12 +36,12 @@ type Lease struct {
 	since   time.Time // when this process was given the key by the server
 	granted time.Time // when the server granted it
 	handed  int       // how often it went from caller to caller since then
-	asked   step.Asked
+	asked   purpose.Asked
 
-	// home is the connection of the transaction that was begun with the lease, while it
+	// txConn is the connection of the transaction that was begun with the lease, while it
 	// carries the wake-up lock in place of a lock connection. It is guarded by the turn of
 	// that connection.
-	home   *pool.Conn
+	txConn *pool.Conn
 	begins bool // the lease was taken so
 
 	conn *lockConn // carries its wake-up lock; nil once that is lost. Guarded by Locker.mu
@@ -91,7 +91,7 @@ func (a *attempt) grant(h *lockConn, ticket *queue.Ticket, ans answer) (*Lease, 
 	l.leases[s] = struct{}{}
 	switch {
 	case h.begins:
-		s.home = h.c
+		s.txConn = h.c
 	case l.wakes:
 		s.conn = h
 		h.wakeUps[s.key] = s
@@ -103,7 +103,7 @@ func (a *attempt) grant(h *lockConn, ticket *queue.Ticket, ans answer) (*Lease, 
 // Key returns the key.
 func (s *Lease) Key() string { return s.key }
 
-// Ticket is the place in front of its line that the lease was granted with.
+// Ticket is the place in front of its queue that the lease was granted with.
 func (s *Lease) Ticket() *queue.Ticket { return s.ticket }
 
 // Token returns the fencing token: of one key, each grant has a greater one.
@@ -246,7 +246,7 @@ func (s *Lease) Release() error {
 		return nil
 	}
 	if s.minHold == 0 && !s.begins && s.handed < l.cfg.HandOvers && time.Since(s.since) < l.cfg.HandOverTime {
-		if given := (&handoff{from: s, told: make(chan error, 1)}); s.ticket.HandOver(l, given) {
+		if given := (&handoff{from: s, told: make(chan error, 1)}); s.ticket.Handoff(l, given) {
 			return given.wait()
 		}
 	}
@@ -254,7 +254,7 @@ func (s *Lease) Release() error {
 }
 
 // handoff is a lease on its way from one caller to the next. The server tells the
-// successor whether it was still the giver's.
+// next caller whether it was still the giver's.
 type handoff struct {
 	from *Lease
 	told chan error
@@ -272,7 +272,7 @@ func (g *handoff) tell(err error) {
 	}
 }
 
-// wait returns why the lease was not the giver's any more. Where the successor does not
+// wait returns why the lease was not the giver's any more. Where the next caller does not
 // hear of that in time it returns nil: for the giver the lease was not lost.
 func (g *handoff) wait() error {
 	late := time.NewTimer(handoffWait)
@@ -288,15 +288,15 @@ func (g *handoff) wait() error {
 	}
 }
 
-// marked marks a statement about leases.
-func marked(ctx context.Context, s step.Step, leases ...*Lease) context.Context {
-	ctx = step.AskedBy(ctx, leases, func(s *Lease) step.Asked { return s.asked })
-	return step.With(ctx, s, hint.StrategyLease, leases, (*Lease).Key)
+// about marks a statement about leases.
+func about(ctx context.Context, s purpose.Purpose, leases ...*Lease) context.Context {
+	ctx = purpose.AskedBy(ctx, leases, func(s *Lease) purpose.Asked { return s.asked })
+	return purpose.With(ctx, s, hint.StrategyLease, leases, (*Lease).Key)
 }
 
 // releasing is the context of a statement that gives a lease back.
 func releasing(key string) context.Context {
-	return step.Named(context.Background(), step.Release, hint.StrategyLease, key)
+	return purpose.Named(context.Background(), purpose.Release, hint.StrategyLease, key)
 }
 
 // relinquish gives back a lease that is over for its holder. sent: it may have been given
@@ -304,7 +304,7 @@ func releasing(key string) context.Context {
 // long as the lease may last.
 func (l *Locker) relinquish(s *Lease, sent bool) error {
 	over := s.Expiry()
-	ctx, cancel := context.WithTimeout(marked(context.Background(), step.Release, s), handoffWait)
+	ctx, cancel := context.WithTimeout(about(context.Background(), purpose.Release, s), handoffWait)
 	defer cancel()
 	done, err := l.release(ctx, s, sent)
 	if done {
@@ -314,7 +314,7 @@ func (l *Locker) relinquish(s *Lease, sent bool) error {
 			defer s.ticket.Leave()
 			ctx, cancel := l.lingering(over)
 			defer cancel()
-			if done, _ := l.release(marked(ctx, step.Release, s), s, true); !done {
+			if done, _ := l.release(about(ctx, purpose.Release, s), s, true); !done {
 				l.dropWakeUp(s)
 			}
 		})
@@ -415,7 +415,7 @@ func (l *Locker) giveAndWake(ctx context.Context, h *lockConn, key string, token
 func (l *Locker) releaseAll(ctx context.Context, leases []*Lease) (left []*Lease) {
 	sortByKey(leases)
 	for some := range slices.Chunk(leases, rowsPerStatement) {
-		own, passed := marked(ctx, step.Release, some...), some
+		own, passed := about(ctx, purpose.Release, some...), some
 		h, err := l.borrow(own)
 		if err == nil {
 			if passed, err = l.by.giveSome(own, h, some); err != nil {
@@ -466,7 +466,7 @@ func sortByKey(leases []*Lease) {
 // one statement. It waits for a locked row, but not for longer than the leases last, by the
 // clocks of both sides. After an error the transaction must be rolled back.
 func (l *Locker) Fence(ctx context.Context, conn driver.Conn, leases []*Lease) error {
-	ctx = marked(ctx, step.Fence, leases...)
+	ctx = about(ctx, purpose.Fence, leases...)
 	leases = slices.Clone(leases)
 	sortByKey(leases)
 	leases = slices.Compact(leases)

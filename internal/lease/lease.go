@@ -31,15 +31,15 @@
 //
 // A caller for which there is no connection to wait on polls. A lease that others acquire
 // again and again would hardly ever be free when it asks. So a poller announces itself
-// with another named lock. While there is an announcement, other waiters leave a free
+// with another named lock. While a poller is announced, other waiters leave a free
 // lease to the poller, for a moment in each second.
 //
 // If another caller of the same process waits for a lease that is released, the lease is
 // handed over to it: with a new token, in one statement and without the wake-up lock. The
-// number of hand-overs in a row is limited, and so is their time; then waiters of other
+// number of handoffs in a row is limited, and so is their time; then waiters of other
 // processes have their turn.
 //
-// With tokens reserved in ranges a hand-over would need no statement, and no commit. But a release
+// With tokens reserved in ranges a handoff would need no statement, and no commit. But a release
 // promises to fail where the lease was lost, taken away by force for instance, which only the
 // server knows: so each would wait for a question of its own, sent after it, which those who hand
 // over at the same time could share, and the last release of a range for the answers to all
@@ -115,7 +115,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/mysqllock/mysqllock/internal/gather"
+	"github.com/mysqllock/mysqllock/internal/batch"
 	"github.com/mysqllock/mysqllock/internal/keyrow"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/pool"
@@ -125,7 +125,7 @@ const (
 	// answerLimit is the least time that the server has to answer a request. It may
 	// wait a second in it for a row, and be busy beside that.
 	answerLimit = 5 * time.Second
-	// handoffWait is how long a release waits for the server, or for the successor.
+	// handoffWait is how long a release waits for the server, or for the next caller.
 	handoffWait = 2 * time.Second
 	// background bounds work that must be done although its caller is gone.
 	background = 10 * time.Second
@@ -157,7 +157,7 @@ type Locker struct {
 	by           steps
 	wakes        bool // by wake-up locks: who waits is woken by a release
 	keepAlive    *pool.KeepAlive
-	takes        gather.Group[*take]
+	takes        batch.Group[*take]
 	maxLockConns int
 	untold       atomic.Bool // the table has no columns for what tools are told, or they cannot be written
 
@@ -196,10 +196,10 @@ func New(cfg strategy.Config) *Locker {
 		if cfg.Info.Share != "" {
 			l.by.fence = l.fence
 		}
-		l.cfg.HandOvers = 0 // a release is a transaction, and so would a hand-over be
+		l.cfg.HandOvers = 0 // a release is a transaction, and so would a handoff be
 	}
 	name := cfg.Owner[:min(len(cfg.Owner), maxOwner)]
-	l.owner, l.leftBy = name+"#"+hex.EncodeToString(mark[:]), name+keyrow.LeftMark
+	l.owner, l.leftBy = name+"#"+hex.EncodeToString(mark[:]), name+keyrow.LeftSuffix
 	l.texts = texts{
 		take: l.takeText(""), takeNow: l.takeText(" NOWAIT"), handoff: l.handoffText(),
 		release: l.releaseText("NULL", "LEAST(expires, UTC_TIMESTAMP(6))"),

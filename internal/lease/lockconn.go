@@ -6,10 +6,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/mysqllock/mysqllock/internal/gather"
+	"github.com/mysqllock/mysqllock/internal/batch"
 	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/internal/step"
 	"github.com/mysqllock/mysqllock/pool"
 )
 
@@ -22,14 +22,14 @@ type lockConn struct {
 	// begins: it is the application's, and its transaction begins with the lease. Nothing
 	// below is of use then: it has no other statements of ours.
 	begins   bool
-	releases gather.Group[*leaving] // of leases whose wake-up locks it carries
-	stale    gather.Group[*Lease]   // those of them that were lost
+	releases batch.Group[*leaving] // of leases whose wake-up locks it carries
+	stale    batch.Group[*Lease]   // those of them that were lost
 
 	// Guarded by Locker.mu.
 	wakeUps map[string]*Lease // whose wake-up locks it carries, by key
 	queued  int               // who waits for the turn
 	gone    bool              // destroyed, or back in the pool
-	polls   int               // announcements of pollers that it carries
+	polls   int               // pollers that it announces
 }
 
 // maxWakeUps is how many wake-up locks a lock connection may carry. MariaDB takes longer for each
@@ -78,7 +78,7 @@ func (h *lockConn) noted(err error) {
 }
 
 // borrow returns a lock connection and its turn: a free one, else a new one if there may be
-// more, else the one with the shortest line. Call giveBack when done. If the connection was
+// more, else the one with the shortest queue. Call giveBack when done. If the connection was
 // closed, for example because the server was restarted, borrow looks for another.
 func (l *Locker) borrow(ctx context.Context) (*lockConn, error) {
 	return l.borrowOf(ctx, l.maxLockConns)
@@ -116,7 +116,7 @@ func (l *Locker) borrowOf(ctx context.Context, most int) (*lockConn, error) {
 }
 
 // pick returns a free lock connection, with its turn. If there is none, it returns the one
-// with the shortest line, nil without any; and whether there may be more of them, which are most
+// with the shortest queue, nil without any; and whether there may be more of them, which are most
 // in all, without those that are full. l.mu is held.
 func (l *Locker) pick(most int) (free, busy *lockConn, more bool) {
 	room, roomy := 0, false // how many may carry more wake-up locks, and whether busy may
@@ -290,7 +290,7 @@ func (l *Locker) releaseWakeUps(h *lockConn) {
 		}
 		l.mu.Unlock()
 		ctx, cancel := context.WithTimeout(l.running.Ctx, background)
-		l.releaseWakeUpsOn(step.Named(ctx, step.Release, hint.StrategyLease, keys...), h, keys...)
+		l.releaseWakeUpsOn(purpose.Named(ctx, purpose.Release, hint.StrategyLease, keys...), h, keys...)
 		cancel()
 	}
 }

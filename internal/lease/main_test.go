@@ -73,7 +73,7 @@ type locker struct {
 	tap     *dbtest.Tap
 }
 
-const handOvers = 5
+const handoffs = 5
 
 type setup struct {
 	ttl    time.Duration // 0 is 30 s
@@ -119,7 +119,7 @@ func (s *scratch) locker(with setup) *locker {
 			Control: l.control, Table: *with.table, Namespace: s.Name, Info: s.info, Auto: true, Procedures: schema.NewRegistry(s.info, true, l.control.Lend),
 		}),
 		Procedures: schema.NewRegistry(*with.info, false, l.control.Lend),
-		Owner:      "host:1:test", Info: *with.info, TTL: with.ttl, ReadTimeout: with.reads, HandOvers: handOvers, HandOverTime: time.Minute,
+		Owner:      "host:1:test", Info: *with.info, TTL: with.ttl, ReadTimeout: with.reads, HandOvers: handoffs, HandOverTime: time.Minute,
 	})
 	s.T.Cleanup(l.close)
 	return l
@@ -175,10 +175,10 @@ func (l *locker) renewNow(leases ...*Lease) {
 	l.changed(time.Time{})
 }
 
-// inLine waits until so many callers of the process are in line for the key.
-func (l *locker) inLine(key string, n int) {
+// inQueue waits until so many callers of the process are in the queue for the key.
+func (l *locker) inQueue(key string, n int) {
 	l.s.T.Helper()
-	dbtest.Soon(l.s.T, fmt.Sprintf("%d are in line", n), func() bool { return l.cfg.Queue.Waiting(key) == n })
+	dbtest.Soon(l.s.T, fmt.Sprintf("%d are in the queue", n), func() bool { return l.cfg.Queue.Waiting(key) == n })
 }
 
 // request is one for key with a TTL of 30 s that does not wait.

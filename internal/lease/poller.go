@@ -27,7 +27,7 @@ func (a *attempt) announce(ctx context.Context) {
 	}
 }
 
-// withdraw takes the announcement of a poller for key off h, for which nobody need wait.
+// withdraw ends on h what announces a poller for key, for which nobody need wait.
 // Where h is gone it went with it.
 func (l *Locker) withdraw(h *lockConn, key string) {
 	if h == nil {

@@ -70,8 +70,8 @@ var givenBack = map[string]func(l *locker, key string) (give func() error){
 	},
 	"a slot": func(l *locker, key string) func() error {
 		slot, err := l.acquireSlot(dbtest.Limited(l.s.T), strategy.Request{
-			Places: []strategy.Place{{Lock: hint.Lock{Key: key, Kind: hint.Kind{Slots: 1, TTL: time.Hour}}, Row: key}},
-			Lost:   func() {},
+			Resources: []strategy.Resource{{Lock: hint.Lock{Key: key, Kind: hint.Kind{Slots: 1, TTL: time.Hour}}, Row: key}},
+			Lost:      func() {},
 		})
 		dbtest.OK(l.s.T, err)
 		return slot.Release

@@ -8,8 +8,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/internal/step"
 )
 
 // schedule says when to renew a lease that the server keeps for ttl from sent or
@@ -174,7 +174,7 @@ func (l *Locker) queueUp(s *Lease) {
 		case <-ctx.Done():
 			return
 		}
-		if err := l.renewBehind(marked(ctx, step.Renew, s), s); err != nil && l.running.Ctx.Err() == nil {
+		if err := l.renewBehind(about(ctx, purpose.Renew, s), s); err != nil && l.running.Ctx.Err() == nil {
 			l.again(s, err)
 		}
 	})
@@ -233,7 +233,7 @@ func (s *Lease) ttlAt(now time.Time) time.Duration {
 }
 
 func (l *Locker) renewTogether(leases []*Lease, limit time.Duration) error {
-	ctx, cancel := context.WithTimeout(marked(l.running.Ctx, step.Renew, leases...), limit)
+	ctx, cancel := context.WithTimeout(about(l.running.Ctx, purpose.Renew, leases...), limit)
 	defer cancel()
 	h, err := l.borrow(ctx)
 	if err != nil {

@@ -77,7 +77,7 @@ func (a *attempt) connOrShare(ctx context.Context, inTurn bool) (h *lockConn, s 
 // gathers: because there are enough of them, or are about to be, or since others gather, or may
 // be about to.
 func (l *Locker) freeConn() (free *lockConn, opens bool) {
-	if l.takes.Gathers() {
+	if l.takes.ShouldJoin() {
 		return nil, false
 	}
 	l.mu.Lock()
@@ -242,7 +242,7 @@ func (l *Locker) shareRelease(s *Lease) (*lockConn, *leaving) {
 	switch {
 	case h == nil || h.gone || s.minHold > 0 || !l.shares():
 		return nil, nil
-	case !h.releases.Gathers() && h.c.TryTurn():
+	case !h.releases.ShouldJoin() && h.c.TryTurn():
 		return h, nil
 	}
 	shared := &leaving{s: s, h: h, done: make(chan struct{})}

@@ -21,7 +21,7 @@ const slotSlice = 250 * time.Millisecond
 type Slot struct {
 	*Lease
 	slot   int
-	ticket *queue.Ticket // the place in the process's own line for slots
+	ticket *queue.Ticket // the place in the process's own queue for slots
 }
 
 // Slot returns which of the slots it is.
@@ -36,10 +36,10 @@ func (s *Slot) Release() error {
 	return s.Lease.Release()
 }
 
-// acquireSlot takes a lease on one of the rows of the place. As many callers of this
+// acquireSlot takes a lease on one of the rows of the resource. As many callers of this
 // process as there are slots try at a time.
 func (l *Locker) acquireSlot(ctx context.Context, r strategy.Request) (_ *Slot, err error) {
-	p := r.Places[0]
+	p := r.Resources[0]
 	a := &slotAttempt{
 		Attempt: strategy.Attempt{Key: p.Key, Wait: r.Wait, Waiting: r.Wants, Start: time.Now()},
 		Locker:  l, p: p, rows: p.SlotRows(), ctx: ctx,
@@ -50,7 +50,7 @@ func (l *Locker) acquireSlot(ctx context.Context, r strategy.Request) (_ *Slot, 
 	if err := l.cfg.Rows.Exist(ctx, slices.Sorted(slices.Values(a.rows))); err != nil {
 		return nil, &lockerr.Error{Op: "lock", Key: p.Key, Strategy: p.Strategy, Err: err}
 	}
-	if err := a.LineUp(ctx, l.cfg.Queue, []queue.Entry{{Name: p.Row, Slots: p.Slots}}, nil, nil); err != nil {
+	if err := a.Enqueue(ctx, l.cfg.Queue, []queue.Key{{Name: p.Row, Slots: p.Slots}}, nil, nil); err != nil {
 		return nil, a.explain(err)
 	}
 	ticket := a.Ticket
@@ -72,7 +72,7 @@ func (l *Locker) acquireSlot(ctx context.Context, r strategy.Request) (_ *Slot, 
 type slotAttempt struct {
 	strategy.Attempt
 	*Locker
-	p       strategy.Place
+	p       strategy.Resource
 	rows    []string // of the slots
 	ctx     context.Context
 	lost    func()

@@ -19,9 +19,9 @@ func TestSlotWhereNobodyCanLook(t *testing.T) {
 		waits := make(chan struct{})
 		request := func(wait time.Duration) strategy.Request {
 			return strategy.Request{
-				Places: []strategy.Place{{Lock: hint.Lock{Key: "k", Kind: hint.Kind{Slots: 2, TTL: time.Minute}}, Row: "k"}},
-				Wait:   wait,
-				Lost:   func() {},
+				Resources: []strategy.Resource{{Lock: hint.Lock{Key: "k", Kind: hint.Kind{Slots: 2, TTL: time.Minute}}, Row: "k"}},
+				Wait:      wait,
+				Lost:      func() {},
 				Wants: func(ctx context.Context) (context.Context, func(), error) {
 					close(waits)
 					return ctx, func() {}, nil

@@ -13,33 +13,33 @@ import (
 var Traits = strategy.Traits{Name: hint.StrategyLease, Table: true, Excludes: true}
 
 // Strategy returns the Locker as units of work use it.
-func (l *Locker) Strategy() strategy.Strategy { return kept{l} }
+func (l *Locker) Strategy() strategy.Strategy { return asStrategy{l} }
 
-type kept struct{ *Locker }
+type asStrategy struct{ *Locker }
 
-func (k kept) Traits() strategy.Traits { return Traits }
+func (k asStrategy) Traits() strategy.Traits { return Traits }
 
 // Take takes one lease, or one of a key's slots.
-func (k kept) Take(ctx context.Context, r strategy.Request) ([]strategy.Held, error) {
-	if r.Places[0].Slots > 0 {
+func (k asStrategy) Take(ctx context.Context, r strategy.Request) ([]strategy.Grant, error) {
+	if r.Resources[0].Slots > 0 {
 		s, err := k.acquireSlot(ctx, r)
 		if err != nil {
 			return nil, err
 		}
-		return []strategy.Held{s}, nil
+		return []strategy.Grant{s}, nil
 	}
-	p := r.Places[0]
+	p := r.Resources[0]
 	ask := leaseOn(p, p.Row, r.Wait, r.Wants, r.Lost)
 	ask.Begin = r.Begin
 	held, err := k.Acquire(ctx, ask)
 	if err != nil {
 		return nil, err
 	}
-	return []strategy.Held{held}, nil
+	return []strategy.Grant{held}, nil
 }
 
-// leaseOn asks for a lease on row, as the place says.
-func leaseOn(p strategy.Place, row string, wait time.Duration, waiting strategy.Waiting, lost func()) Request {
+// leaseOn asks for a lease on row, as the resource says.
+func leaseOn(p strategy.Resource, row string, wait time.Duration, waiting strategy.Waiting, lost func()) Request {
 	return Request{
 		Key: row, TTL: p.TTL, MinHold: p.MinHold, MaxHold: p.MaxHold, Wait: wait, Waiting: waiting,
 		Lost: func(error) { lost() },
@@ -47,7 +47,7 @@ func leaseOn(p strategy.Place, row string, wait time.Duration, waiting strategy.
 }
 
 // Check leaves the check to the COMMIT itself.
-func (k kept) Check(_ context.Context, c *pool.Conn, held []strategy.Held, _ bool) (strategy.Check, error) {
+func (k asStrategy) Check(_ context.Context, c *pool.Conn, held []strategy.Grant, _ bool) (strategy.Check, error) {
 	var leases []*Lease
 	for _, h := range held {
 		switch h := h.(type) {

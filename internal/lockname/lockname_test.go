@@ -30,7 +30,7 @@ func TestOfAdvisory(t *testing.T) {
 }
 
 // Programs of different versions must mean the same locks.
-func TestOfBell(t *testing.T) {
+func TestOfWakeUp(t *testing.T) {
 	if got, want := OfWakeUp("shop", "product:42"), "mysqllock-lease-d312eed13885e1f5f7930d119977523a9f5f545c"; got != want {
 		t.Errorf("the wake-up lock is %q, want %q", got, want)
 	}

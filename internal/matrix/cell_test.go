@@ -67,7 +67,7 @@ func (c cell) begin(t *testing.T, p *place) *run {
 	r.unit = unit{id: id, keys: keys, opts: []lockctx.Option{strategies[c.strategy].option(faults[c.fault].ttl)}}
 	r.told(r.work(dbtest.Limited(t)))
 	r.told(r.work(dbtest.Limited(t)))
-	r.told(r.rival(dbtest.Limited(t)))
+	r.told(r.another(dbtest.Limited(t)))
 	if r.done != 3 {
 		t.FailNow()
 	}
@@ -81,8 +81,8 @@ func (r *run) work(ctx context.Context) error {
 	return ways[r.way].run(ctx, u)
 }
 
-// rival runs one of another process.
-func (r *run) rival(ctx context.Context) error {
+// another runs one of another process.
+func (r *run) another(ctx context.Context) error {
 	return mysqllock.DoKeys(ctx, r.other, r.unit.keys, func(ctx context.Context) error {
 		return unit{id: r.unit.id}.change(ctx, r.other)
 	}, r.excluding()...)
@@ -135,7 +135,7 @@ func (r *run) check() {
 	r.Helper()
 	began := time.Now()
 	ctx := dbtest.Within(r.T, dbtest.Patience)
-	err := r.rival(ctx)
+	err := r.another(ctx)
 	r.told(err)
 	if took := time.Since(began); err != nil || took > free {
 		r.Errorf("the key was free after %v, and should have been within %v: %v", took, free, err)

@@ -103,7 +103,7 @@ var faults = []fault{
 		defer others.Wait()
 		return r.hit(dbtest.Fault{At: isWrite, Before: func() {
 			thaw := r.tap.Freeze()
-			others.Go(func() { r.told(r.rival(dbtest.Limited(r))); thaw() })
+			others.Go(func() { r.told(r.another(dbtest.Limited(r))); thaw() })
 		}})
 	}},
 

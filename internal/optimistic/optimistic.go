@@ -18,7 +18,7 @@
 //   - A lease counts once, when it is granted, but its holder may commit many times. So
 //     Remember waits for the end of a live lease.
 //   - The holder of an expired lease can still be running its last COMMIT. Its fence
-//     holds a shared lock on the row. So Remember first settles the row of a lease that
+//     holds a shared lock on the row. So Remember first prepares the row of a lease that
 //     was not released, as if it had been released: that waits for the COMMIT.
 //
 // Marking and settling also add one to the token. A clean-up may remove the row. The next
@@ -53,8 +53,8 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/keyrow"
+	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/internal/step"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
@@ -121,7 +121,7 @@ type Request struct {
 // After an error nothing is held, and no transaction has begun. driver.ErrBadConn is only
 // about conn, and means that the caller may try another one.
 func (l *Locker) Remember(ctx context.Context, c *pool.Conn, r Request) ([]*Version, error) {
-	ctx = step.Named(ctx, step.Take, hint.StrategyOptimistic, r.Keys...)
+	ctx = purpose.Named(ctx, purpose.Take, hint.StrategyOptimistic, r.Keys...)
 	a := &attempt{
 		Attempt: strategy.Attempt{Key: strings.Join(r.Keys, ", "), Wait: r.Wait, Waiting: r.Waiting, Start: time.Now()},
 		Locker:  l, conn: c, r: r,
@@ -161,7 +161,7 @@ func (a *attempt) remember(ctx context.Context) ([]*Version, error) {
 			return nil, err
 		}
 		leased := slices.IndexFunc(states, func(s state) bool { return s.remaining > 0 })
-		unsettled := slices.IndexFunc(states, func(s state) bool { return !s.settled })
+		unprepared := slices.IndexFunc(states, func(s state) bool { return !s.prepared })
 		switch {
 		case leased >= 0:
 			s := states[leased]
@@ -169,8 +169,8 @@ func (a *attempt) remember(ctx context.Context) ([]*Version, error) {
 			if err := a.AwaitLease(ctx, &a.cfg, &lease); err != nil {
 				return nil, err
 			}
-		case unsettled >= 0:
-			if err := a.settle(ctx, states[unsettled].key); err != nil {
+		case unprepared >= 0:
+			if err := a.prepareRow(ctx, states[unprepared].key); err != nil {
 				return nil, err
 			}
 		default:
@@ -187,7 +187,7 @@ func (a *attempt) remember(ctx context.Context) ([]*Version, error) {
 type state struct {
 	key       string
 	token     uint64
-	settled   bool          // every commit under the key changes the version
+	prepared  bool          // every commit under the key changes the version
 	remaining time.Duration // the remaining time of its lease; 0 without a live one
 	owner     string        // of the lease
 }
@@ -202,7 +202,7 @@ func (a *attempt) read(ctx context.Context) (states []state, err error) {
 	case err != nil:
 		return nil, err
 	case version != 0:
-		return []state{{key: a.r.Keys[0], token: version, settled: true}}, nil
+		return []state{{key: a.r.Keys[0], token: version, prepared: true}}, nil
 	}
 	began := time.Now()
 	rows, err := a.rows(ctx)
@@ -288,7 +288,7 @@ func (a *attempt) beginOn(ctx context.Context, c *pool.Conn, block pool.Block) (
 
 // newState reads a row of the answer to a statement that was sent at began.
 func newState(row []string, began time.Time) (s state, err error) {
-	s = state{key: row[1], settled: row[3] == "1", owner: row[5]}
+	s = state{key: row[1], prepared: row[3] == "1", owner: row[5]}
 	if s.token, err = strconv.ParseUint(row[2], 10, 64); err != nil {
 		return state{}, fmt.Errorf("reading a key's version: %w", err)
 	}
@@ -317,10 +317,10 @@ func (l *Locker) control(ctx context.Context, f func(*pool.Conn) error) error {
 	return err
 }
 
-// settle marks key's row as versioned, and removes an expired lease from it. After nil the
+// prepareRow marks key's row as versioned, and removes an expired lease from it. After nil the
 // row must be read again.
-func (a *attempt) settle(ctx context.Context, key string) error {
-	err := a.control(ctx, func(c *pool.Conn) error { return server.Exec(ctx, c.Conn, a.settleSQL(key, " NOWAIT")) })
+func (a *attempt) prepareRow(ctx context.Context, key string) error {
+	err := a.control(ctx, func(c *pool.Conn) error { return server.Exec(ctx, c.Conn, a.prepareRowSQL(key, " NOWAIT")) })
 	if !server.Locked(err) && !server.Deadlock(err) {
 		return err
 	}
@@ -343,7 +343,7 @@ func (a *attempt) settle(ctx context.Context, key string) error {
 		w := strategy.Waiter{Limits: terms.Limits, Conn: c, Mark: pool.NewMark(), Control: a.cfg.Control}
 		// The server's own limit ends what is not killed; settling does no harm at any time.
 		_, _, err := w.Run(ctx, func(own context.Context) error {
-			return server.Exec(own, c.Conn, "/* mysqllock "+w.Mark+" */ "+a.settleSQL(key, ""))
+			return server.Exec(own, c.Conn, "/* mysqllock "+w.Mark+" */ "+a.prepareRowSQL(key, ""))
 		})
 		return err
 	})
@@ -370,7 +370,7 @@ func (a *attempt) explain(ctx context.Context, err error) error {
 // The errors are those of Compare. If unknown is true with one, the transaction may be
 // committed, as after any COMMIT; else it is not, and must be rolled back.
 func (l *Locker) Commit(ctx context.Context, c *pool.Conn, versions []*Version) (done, unknown bool, err error) {
-	ctx = step.With(ctx, step.Fence, hint.StrategyOptimistic, versions, (*Version).Key)
+	ctx = purpose.With(ctx, purpose.Fence, hint.StrategyOptimistic, versions, (*Version).Key)
 	versions = distinct(versions)
 	next := make([]keyrow.Version, len(versions))
 	for i, v := range versions {
@@ -408,7 +408,7 @@ func distinct(versions []*Version) []*Version {
 // lockerr.ErrConflict and lockerr.ErrLocked. After any error the transaction must be
 // rolled back.
 func (l *Locker) Compare(ctx context.Context, conn driver.Conn, versions []*Version) error {
-	ctx = step.With(ctx, step.Fence, hint.StrategyOptimistic, versions, (*Version).Key)
+	ctx = purpose.With(ctx, purpose.Fence, hint.StrategyOptimistic, versions, (*Version).Key)
 	versions = distinct(versions)
 	if len(versions) == 0 {
 		return nil

@@ -300,14 +300,14 @@ func TestLapsedLease(t *testing.T) {
 		}
 		p.wantCommit(c, versions...)
 
-		// A lease's token is no version, even where nobody has settled it.
+		// A lease's token is no version, even where nobody has prepared it.
 		s.set("k", "owner = 'x#12345678', expires = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND")
 		s.Exec(c, "START TRANSACTION")
 		p.wantConflict(c, p.Given("k", versions[0].Number()+1))
 	})
 }
 
-// TestTakenMeanwhile: what is not to be settled any more, once nobody has locked
+// TestTakenMeanwhile: what is not to be prepared any more, once nobody has locked
 // the row, is left as it is.
 func TestTakenMeanwhile(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {

@@ -16,10 +16,10 @@ import (
 const readUncommitted = "READ-UNCOMMITTED"
 
 // readSQL reads the rows of keys: the session's isolation level, name, token, whether the
-// row is settled, the remaining time of its lease, and the lease's owner. It is a plain
+// row is prepared, the remaining time of its lease, and the lease's owner. It is a plain
 // read, which waits for no lock. LIMIT overrides sql_select_limit.
 func (l *Locker) readSQL(keys []string) string {
-	return l.big(len(keys)) + fmt.Sprintf("SELECT /*+ SET_VAR(sql_big_selects = 1) MAX_EXECUTION_TIME(4294967295) */ %s, name, token, "+schema.Settled+", %s, owner FROM %s WHERE %s LIMIT %d",
+	return l.big(len(keys)) + fmt.Sprintf("SELECT /*+ SET_VAR(sql_big_selects = 1) MAX_EXECUTION_TIME(4294967295) */ %s, name, token, "+schema.Versioned+", %s, owner FROM %s WHERE %s LIMIT %d",
 		l.cfg.Info.IsolationVariable(), schema.Remaining(""), l.cfg.Table, schema.Rows(l.cfg.Namespace, keys), len(keys))
 }
 
@@ -44,9 +44,9 @@ func (l *Locker) beginBlock(keys []string) pool.Block {
 // is a comment elsewhere, limits the wait while the table's definition is being changed.
 const brief = "/*+ SET_VAR(lock_wait_timeout = 1) SET_VAR(sql_big_selects = 1) */"
 
-// settleSQL marks key's row as versioned, and removes an expired lease from it. rowLocked
+// prepareRowSQL marks key's row as versioned, and removes an expired lease from it. rowLocked
 // says what to do if the row is locked.
-func (l *Locker) settleSQL(key, rowLocked string) string {
+func (l *Locker) prepareRowSQL(key, rowLocked string) string {
 	return fmt.Sprintf("INSERT %s INTO %[2]s (namespace, name, token, expires)"+
 		" SELECT r.namespace, r.name, r.token, r.expires FROM %[2]s r WHERE %[3]s"+
 		" AND (r.versioned = 0 OR r.owner IS NOT NULL) AND NOT %[4]s FOR UPDATE%[5]s"+

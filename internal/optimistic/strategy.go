@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/internal/step"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
@@ -19,19 +19,19 @@ import (
 var Traits = strategy.Traits{Name: hint.StrategyOptimistic, Table: true}
 
 // Strategy returns the Locker as units of work use it.
-func (l *Locker) Strategy() strategy.Strategy { return kept{l} }
+func (l *Locker) Strategy() strategy.Strategy { return asStrategy{l} }
 
-type kept struct{ *Locker }
+type asStrategy struct{ *Locker }
 
-func (k kept) Traits() strategy.Traits { return Traits }
+func (k asStrategy) Traits() strategy.Traits { return Traits }
 
-// Take remembers the versions of the places, in one statement. Those that were given
+// Take remembers the versions of the resources, in one statement. Those that were given
 // are not read.
-func (k kept) Take(ctx context.Context, r strategy.Request) (versions []strategy.Held, err error) {
-	versions = make([]strategy.Held, len(r.Places))
+func (k asStrategy) Take(ctx context.Context, r strategy.Request) (versions []strategy.Grant, err error) {
+	versions = make([]strategy.Grant, len(r.Resources))
 	ask := Request{Wait: r.Wait, Waiting: r.Wants, Begin: r.Begin}
 	var at []int
-	for i, p := range r.Places {
+	for i, p := range r.Resources {
 		if p.Version != 0 {
 			versions[i] = version{k.Given(p.Row, p.Version), k.Locker}
 			continue
@@ -54,7 +54,7 @@ func (k kept) Take(ctx context.Context, r strategy.Request) (versions []strategy
 
 // Check leaves it to the COMMIT itself to compare the versions with those that are, and to
 // set new ones, if anything may have been written.
-func (k kept) Check(_ context.Context, c *pool.Conn, held []strategy.Held, wrote bool) (strategy.Check, error) {
+func (k asStrategy) Check(_ context.Context, c *pool.Conn, held []strategy.Grant, wrote bool) (strategy.Check, error) {
 	if !wrote {
 		return strategy.Check{}, nil
 	}
@@ -69,9 +69,9 @@ func (k kept) Check(_ context.Context, c *pool.Conn, held []strategy.Held, wrote
 }
 
 // Holder returns nil: whoever remembers a version keeps nobody out.
-func (k kept) Holder(context.Context, string) *lockerr.Holder { return nil }
+func (k asStrategy) Holder(context.Context, string) *lockerr.Holder { return nil }
 
-// version is a Version that knows its successor.
+// version is a Version that knows the next one.
 type version struct {
 	*Version
 	l *Locker
@@ -84,7 +84,7 @@ func (v version) Verify(ctx context.Context, conn driver.Conn) error {
 	if v.l.cfg.Info.Topology == "" {
 		return nil
 	}
-	rows, err := server.Query(step.Named(ctx, step.Fence, hint.StrategyOptimistic, v.Key()), conn, v.l.readSQL([]string{v.Key()}))
+	rows, err := server.Query(purpose.Named(ctx, purpose.Fence, hint.StrategyOptimistic, v.Key()), conn, v.l.readSQL([]string{v.Key()}))
 	if err != nil {
 		return err
 	}
@@ -98,12 +98,12 @@ func (v version) Verify(ctx context.Context, conn driver.Conn) error {
 }
 
 // Next returns the version that a commit has set.
-func (v version) Next() strategy.Held { return version{v.l.Given(v.Key(), v.Number()+1), v.l} }
+func (v version) Next() strategy.Grant { return version{v.l.Given(v.Key(), v.Number()+1), v.l} }
 
 // Moved reads the version as it was last committed, on a connection of our own: the caller's
 // may show an older one.
 func (v version) Moved(ctx context.Context) (bool, error) {
-	ctx, cancel := context.WithTimeout(step.Named(ctx, step.Fence, hint.StrategyOptimistic, v.Key()), v.l.cfg.TTL)
+	ctx, cancel := context.WithTimeout(purpose.Named(ctx, purpose.Fence, hint.StrategyOptimistic, v.Key()), v.l.cfg.TTL)
 	defer cancel()
 	a := attempt{Locker: v.l, r: Request{Keys: []string{v.Key()}}}
 	rows, err := a.rows(ctx)

@@ -205,7 +205,7 @@ func TestOptimisticConflicts(t *testing.T) {
 			t.Helper()
 			dbtest.ExecIn(t, ctx, other, "UPDATE p SET stock = stock + 100 WHERE id = 1")
 		}
-		rivals := map[string]func(){
+		others := map[string]func(){
 			"optimistic": func() { add(optimistically(t)) },
 			"row":        func() { add(lockctx.With(dbtest.Limited(t), "k")) },
 			"row, late": func() {
@@ -232,10 +232,10 @@ func TestOptimisticConflicts(t *testing.T) {
 			before := s.Stock(1)
 			dbtest.OK(t, unit(dbtest.Limited(t), db, func() {}))
 			s.WantStock(1, before+1)
-			for rival, commits := range rivals {
+			for another, commits := range others {
 				before := s.Stock(1)
 				err := unit(dbtest.Limited(t), db, commits)
-				wantConflict(t, name+" beside "+rival, err, "commit")
+				wantConflict(t, name+" beside "+another, err, "commit")
 				s.WantStock(1, before+100)
 			}
 		}
@@ -521,7 +521,7 @@ func TestOptimisticFailedWrite(t *testing.T) {
 	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		duplicate := "INSERT INTO p VALUES (1, 1)"
-		for _, rival := range []bool{false, true} {
+		for _, another := range []bool{false, true} {
 			ctx := optimistically(t)
 			n := stock.MustRead(t, ctx, db, 1)
 			for range 2 {
@@ -529,11 +529,11 @@ func TestOptimisticFailedWrite(t *testing.T) {
 					t.Errorf("a duplicate returned %v", err)
 				}
 			}
-			if rival {
+			if another {
 				dbtest.ExecIn(t, optimistically(t), other, increment, 50)
 			}
 			_, err := db.ExecContext(ctx, increment, n+1)
-			if rival {
+			if another {
 				wantConflict(t, "the write", err, "commit")
 				s.WantStock(1, 50)
 				continue
@@ -723,9 +723,9 @@ func TestOptimisticWaitsForALease(t *testing.T) {
 	})
 }
 
-// TestRowLocksStep: the commit of a row lock counts where, and only where, the key
+// TestRowLocksRaise: the commit of a row lock counts where, and only where, the key
 // was kept optimistically, and it has written.
-func TestRowLocksStep(t *testing.T) {
+func TestRowLocksRaise(t *testing.T) {
 	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "DO 1") // makes the row
@@ -857,20 +857,20 @@ func TestOptimisticMixed(t *testing.T) {
 				wantConflict(t, "a version of old", write(given(version)), map[bool]string{true: "lock", false: "commit"}[strings.HasPrefix(name, "lease")])
 				free()
 				// A lock after a read that remembers the version.
-				for _, rival := range []bool{false, true} {
+				for _, another := range []bool{false, true} {
 					ctx := optimistically(t)
 					stock.MustRead(t, ctx, db, 1)
-					if rival {
+					if another {
 						bump()
 					}
 					had := s.Stock(1)
-					if rival && strings.HasPrefix(name, "lease") { // known before the work
+					if another && strings.HasPrefix(name, "lease") { // known before the work
 						_, err := db.BeginTx(in(ctx), nil)
 						wantConflict(t, "BeginTx", err, "lock")
 						free()
 					}
 					err := write(in(ctx))
-					if !rival {
+					if !another {
 						dbtest.OK(t, err)
 						s.WantStock(1, had+1)
 						free()
@@ -929,15 +929,15 @@ func TestOptimisticMixed(t *testing.T) {
 				}
 				free()
 				// A hold after a read.
-				for _, rival := range []bool{false, true} {
+				for _, another := range []bool{false, true} {
 					had := s.Stock(1)
 					ctx := optimistically(t)
 					stock.MustRead(t, ctx, db, 1)
-					if rival {
+					if another {
 						bump()
 					}
 					err = mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { return write(ctx) }, opt)
-					if !rival {
+					if !another {
 						dbtest.OK(t, err)
 						s.WantStock(1, had+1)
 					} else {
@@ -1019,8 +1019,8 @@ func TestOptimisticStripes(t *testing.T) {
 // missing, or is there, and the second one's write fails on what the first one has done.
 func TestAStatementThatFailsOnWhatOthersCommittedIsAConflict(t *testing.T) {
 	races := map[string]struct {
-		rival, own string
-		number     []uint16
+		theirs, own string
+		number      []uint16
 	}{
 		"duplicate key": {"INSERT INTO child (id, p) VALUES (7, 1)", "INSERT INTO child (id, p) VALUES (7, 2)", []uint16{1062}},
 		"deleted row":   {"DELETE FROM parent WHERE id = 3", "INSERT INTO child (id, p) VALUES (8, 3)", []uint16{1452}},
@@ -1090,9 +1090,9 @@ func TestAStatementThatFailsOnWhatOthersCommittedIsAConflict(t *testing.T) {
 					dbtest.ExecIn(t, optimistic(key), other, "UPDATE p SET stock = stock + 1 WHERE id = 1")
 					err := run(key, race.own, func() {
 						if moves {
-							dbtest.ExecIn(t, optimistic(key), other, race.rival)
+							dbtest.ExecIn(t, optimistic(key), other, race.theirs)
 						} else { // without the key
-							dbtest.Exec(t, s.Plain, race.rival)
+							dbtest.Exec(t, s.Plain, race.theirs)
 						}
 					})
 					var said *mysql.MySQLError

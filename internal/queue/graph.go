@@ -15,12 +15,12 @@ var graph struct {
 
 // Wanted is what a caller waits for, and what it holds meanwhile.
 type Wanted struct {
-	Queue   *Queue
-	Entries []Entry   // without those for slots, since any holder of a slot may release it
-	Holds   []*Ticket // of the caller, which does not release them before its wait has ended
+	Queue *Queue
+	Keys  []Key     // without those for slots, since any holder of a slot may release it
+	Holds []*Ticket // of the caller, which does not release them before its wait has ended
 
 	// Guarded by graph.mu.
-	own *Ticket // it is in front of the first lines, while the caller waits for the others
+	own *Ticket // it is in front of the first queues, while the caller waits for the others
 	has int     // how many these are
 }
 
@@ -31,7 +31,7 @@ type Wanted struct {
 // Wait knows only the callers of this process. The last of them to begin its wait sees
 // the deadlock, since all others are noted before.
 func (w *Wanted) Wait() (done func(), ok bool) {
-	if len(w.Holds) == 0 && len(w.Entries) < 2 {
+	if len(w.Holds) == 0 && len(w.Keys) < 2 {
 		return func() {}, true
 	}
 	graph.mu.Lock()
@@ -52,7 +52,7 @@ func (w *Wanted) Wait() (done func(), ok bool) {
 
 // In returns a context by which [Queue.Enter] knows that it acts for w.
 func (w *Wanted) In(ctx context.Context) context.Context {
-	if len(w.Entries) < 2 {
+	if len(w.Keys) < 2 {
 		return ctx
 	}
 	return context.WithValue(ctx, wantedKey{}, w)
@@ -60,7 +60,7 @@ func (w *Wanted) In(ctx context.Context) context.Context {
 
 type wantedKey struct{}
 
-// stuck notes that ticket t of the caller of ctx is in front of its first has lines. It
+// stuck notes that ticket t of the caller of ctx is in front of its first has queues. It
 // reports whether a wait for the others would be a deadlock.
 func stuck(ctx context.Context, t *Ticket, has int) bool {
 	w, _ := ctx.Value(wantedKey{}).(*Wanted)
@@ -99,15 +99,15 @@ func (w *Wanted) keeps(t *Ticket) bool { return t == w.own || slices.Contains(w.
 
 // inTheWay returns the tickets that hold what w still wants. A ticket that shares a key
 // does not block others that share it, unless a caller that wants the key exclusively is
-// between them. The first ticket of the line blocks them until it holds the key.
+// between them. The first ticket of the queue blocks them until it holds the key.
 func (w *Wanted) inTheWay() (tickets []*Ticket) {
 	w.Queue.mu.Lock()
 	defer w.Queue.mu.Unlock()
-	for _, e := range w.Entries[w.has:] {
+	for _, e := range w.Keys[w.has:] {
 		if e.Slots > 0 {
 			continue
 		}
-		l := w.Queue.lines[e.name()]
+		l := w.Queue.queues[e.name()]
 		alone := !e.Shared || !l.isShared()
 		for _, t := range l.inFront() {
 			if t != w.own && (alone || t.holder == nil) {
@@ -123,8 +123,8 @@ func (w *Wanted) inTheWay() (tickets []*Ticket) {
 	return tickets
 }
 
-// isShared reports whether all in the line share the key.
-func (l *line) isShared() bool {
+// isShared reports whether all in the queue share the key.
+func (l *keyQueue) isShared() bool {
 	if l == nil {
 		return true
 	}
@@ -132,30 +132,30 @@ func (l *line) isShared() bool {
 		return false
 	}
 	for at := l.waiting.Front(); at != nil; at = at.Next() {
-		if !at.Value.(*waiter).entry.Shared {
+		if !at.Value.(*waiter).key.Shared {
 			return false
 		}
 	}
 	return true
 }
 
-func (l *line) inFront() []*Ticket {
+func (l *keyQueue) inFront() []*Ticket {
 	if l == nil {
 		return nil
 	}
 	return l.front
 }
 
-// Claim notes a holder that is not in front of the lines of entries: a transaction that
+// Claim notes a holder that is not in front of the queues of keys: a transaction that
 // locks further rows does not queue. Leave ends the claim.
-func (q *Queue) Claim(entries []Entry) *Ticket {
+func (q *Queue) Claim(keys []Key) *Ticket {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.claims == nil {
 		q.claims = make(map[string][]*Ticket)
 	}
 	t := q.ticket()
-	for _, e := range entries {
+	for _, e := range keys {
 		if e.Slots > 0 {
 			continue
 		}

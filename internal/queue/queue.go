@@ -1,7 +1,7 @@
 // Package queue lets the goroutines of one process queue for a key, first come first
 // served, before any of them occupies a server connection.
 //
-// Each key has a line. In front of it is one caller that wants the key exclusively, or
+// Each key has a queue. In front of it is one caller that wants the key exclusively, or
 // several that share it, or as many as there are slots. Callers that share the key come
 // to the front together: the first of them comes alone, to find out whether the key is
 // free, and as soon as it holds the key, the callers right behind it follow. No caller
@@ -22,48 +22,48 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// Entry is what a caller wants of a line.
-type Entry struct {
+// Key is what a caller wants of a queue.
+type Key struct {
 	Name   string // of the key's row, or of the key
 	Shared bool   // in front together with others that share the key
-	Slots  int    // in front if fewer than so many are; 0 is without slots. A key's slots have a line of their own
+	Slots  int    // in front if fewer than so many are; 0 is without slots. A key's slots have a queue of their own
 }
 
-// Queue has a line for each key, and one for its slots. The zero value is ready to use.
+// Queue has a queue for each key, and one for its slots. The zero value is ready to use.
 type Queue struct {
 	mu     sync.Mutex
-	lines  map[name]*line
+	queues map[name]*keyQueue
 	claims map[string][]*Ticket // by key: see Claim
 }
 
-// name identifies a line.
+// name identifies a queue.
 type name struct {
 	key   string
 	slots bool
 }
 
-func (e Entry) name() name { return name{e.Name, e.Slots > 0} }
+func (e Key) name() name { return name{e.Name, e.Slots > 0} }
 
-// line exists while a ticket is in front of it. It is guarded by Queue.mu.
-type line struct {
-	name    name
-	front   []*Ticket
-	first   [1]*Ticket // of front
-	shared  bool       // those in front share the key
-	pending int        // how many of those in front do not hold the key yet, without those that are passing
-	left    []int      // released slots that are kept for no ticket; the last released at the end
-	waiting list.List  // of *waiter, the next in front
-	rival   time.Time  // when another process was last seen to have the key
+// keyQueue exists while a ticket is in front of it. It is guarded by Queue.mu.
+type keyQueue struct {
+	name      name
+	front     []*Ticket
+	first     [1]*Ticket // of front
+	shared    bool       // those in front share the key
+	pending   int        // how many of those in front do not hold the key yet, without those that are passing
+	left      []int      // released slots that are kept for no ticket; the last released at the end
+	waiting   list.List  // of *waiter, the next in front
+	otherSeen time.Time  // when another process was last seen to have the key
 }
 
 type waiter struct {
 	ticket *Ticket
-	entry  Entry
+	key    Key
 	from   any           // who can hand the lock over to it: see Enter; nil for nobody
 	front  chan struct{} // closed when it is
 }
 
-// Ticket says that a caller is in front of the lines of some keys, or of the line for the slots
+// Ticket says that a caller is in front of the queues of some keys, or of the queue for the slots
 // of one key.
 type Ticket struct {
 	q         *Queue
@@ -81,10 +81,10 @@ type Ticket struct {
 	freed     chan struct{}   // closed while a slot is kept that Free has not returned; guarded by Queue.mu
 }
 
-// position is where a ticket stands in a line.
+// position is where a ticket stands in a queue.
 type position struct {
-	Entry
-	line *line
+	Key
+	in *keyQueue
 }
 
 const noSlot = -1
@@ -95,15 +95,15 @@ func (q *Queue) ticket() *Ticket {
 	return t
 }
 
-// TryEnter returns a ticket that is in front of the lines of all entries. If others are in the way,
+// TryEnter returns a ticket that is in front of the queues of all keys. If others are in the way,
 // ok is false, and holder is one of them that holds the lock, nil if none does yet. passing is for a
 // caller that will not wait in front either: it may share a key with others in front that do not hold
 // it yet.
-func (q *Queue) TryEnter(entries []Entry, passing bool) (t *Ticket, holder *lockerr.Holder, ok bool) {
+func (q *Queue) TryEnter(keys []Key, passing bool) (t *Ticket, holder *lockerr.Holder, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for _, e := range entries {
-		l := q.lines[e.name()]
+	for _, e := range keys {
+		l := q.queues[e.name()]
 		if free := l == nil || l.free(e) || passing && l.passes(e); !free {
 			holder, _ := l.holder()
 			return nil, holder, false
@@ -111,7 +111,7 @@ func (q *Queue) TryEnter(entries []Entry, passing bool) (t *Ticket, holder *lock
 	}
 	t = q.ticket()
 	t.passing = passing
-	for _, e := range entries {
+	for _, e := range keys {
 		q.admit(t, e)
 	}
 	return t, nil, true
@@ -136,15 +136,15 @@ type Ends struct {
 	Closed <-chan struct{}  // with lockerr.ErrClosed
 }
 
-// Enter waits until the caller is in front of the lines of all entries, or until the wait ends. It
-// may succeed although the wait has just ended. The entries must be sorted by their keys: then two
+// Enter waits until the caller is in front of the queues of all keys, or until the wait ends. It
+// may succeed although the wait has just ended. The keys must be sorted by their names: then two
 // callers never wait for each other. The error is ErrDeadlock, or says why the wait has ended.
 //
 // The holder before the caller may hand over the lock on one key: see HandedOver. Strategies share
-// a line, so from says whose holders may: it is what these say to HandOver; nil is nobody's.
-func (q *Queue) Enter(ctx context.Context, entries []Entry, from any, ends Ends) (*Ticket, error) {
+// a queue, so from says whose holders may: it is what these say to Handoff; nil is nobody's.
+func (q *Queue) Enter(ctx context.Context, keys []Key, from any, ends Ends) (*Ticket, error) {
 	t := q.ticket()
-	for i, e := range entries {
+	for i, e := range keys {
 		err := error(ErrDeadlock)
 		if i == 0 || !stuck(ctx, t, i) {
 			err = q.enter(ctx, t, e, from, ends)
@@ -157,16 +157,16 @@ func (q *Queue) Enter(ctx context.Context, entries []Entry, from any, ends Ends)
 	return t, nil
 }
 
-// enter waits until t has come to the front of the line, or until the wait ends, and says why.
-func (q *Queue) enter(ctx context.Context, t *Ticket, e Entry, from any, ends Ends) (err error) {
+// enter waits until t has come to the front of the queue, or until the wait ends, and says why.
+func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, from any, ends Ends) (err error) {
 	q.mu.Lock()
-	l := q.lines[e.name()]
+	l := q.queues[e.name()]
 	if l == nil || l.free(e) {
 		q.admit(t, e)
 		q.mu.Unlock()
 		return nil
 	}
-	w := &waiter{ticket: t, entry: e, from: from, front: make(chan struct{})}
+	w := &waiter{ticket: t, key: e, from: from, front: make(chan struct{})}
 	at := l.waiting.PushBack(w)
 	q.mu.Unlock()
 	select {
@@ -192,21 +192,21 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, e Entry, from any, ends En
 }
 
 // free reports whether a new caller can come to the front at once.
-func (l *line) free(e Entry) bool { return l.waiting.Len() == 0 && l.admits(e) }
+func (l *keyQueue) free(e Key) bool { return l.waiting.Len() == 0 && l.admits(e) }
 
 // admits reports whether the first waiter can come to the front.
-func (l *line) admits(e Entry) bool {
+func (l *keyQueue) admits(e Key) bool {
 	if e.Slots > 0 {
 		return len(l.front) < e.Slots
 	}
 	return len(l.front) == 0 || e.Shared && l.shared && l.pending == 0
 }
 
-// passes reports whether all in the line share the key, as e does.
-func (l *line) passes(e Entry) bool { return e.Shared && l.isShared() }
+// passes reports whether all in the queue share the key, as e does.
+func (l *keyQueue) passes(e Key) bool { return e.Shared && l.isShared() }
 
 // held returns one of those in front that holds the key, or nil.
-func (l *line) held() *Ticket {
+func (l *keyQueue) held() *Ticket {
 	for _, t := range l.front {
 		if t.holder != nil {
 			return t
@@ -216,7 +216,7 @@ func (l *line) held() *Ticket {
 }
 
 // holder says who held returns, and for how long it has held the key.
-func (l *line) holder() (*lockerr.Holder, *Ticket) {
+func (l *keyQueue) holder() (*lockerr.Holder, *Ticket) {
 	t := l.held()
 	if t == nil {
 		return nil, nil
@@ -227,15 +227,15 @@ func (l *line) holder() (*lockerr.Holder, *Ticket) {
 }
 
 // admit puts t in front.
-func (q *Queue) admit(t *Ticket, e Entry) {
-	l := q.lines[e.name()]
+func (q *Queue) admit(t *Ticket, e Key) {
+	l := q.queues[e.name()]
 	if l == nil {
-		if q.lines == nil {
-			q.lines = make(map[name]*line)
+		if q.queues == nil {
+			q.queues = make(map[name]*keyQueue)
 		}
-		l = &line{name: e.name()}
+		l = &keyQueue{name: e.name()}
 		l.front = l.first[:0]
-		q.lines[l.name] = l
+		q.queues[l.name] = l
 	}
 	l.front = append(l.front, t)
 	if !t.passing {
@@ -250,31 +250,31 @@ func (q *Queue) admit(t *Ticket, e Entry) {
 }
 
 // advance lets all waiters come to the front that can now.
-func (q *Queue) advance(l *line) {
+func (q *Queue) advance(l *keyQueue) {
 	together := l.shared && l.pending == 0 && l.held() != nil
 	for at := l.waiting.Front(); at != nil; at = l.waiting.Front() {
 		w := at.Value.(*waiter)
-		if next := l.admits(w.entry) || together && w.entry.Shared; !next {
+		if next := l.admits(w.key) || together && w.key.Shared; !next {
 			break
 		}
 		l.waiting.Remove(at)
-		q.admit(w.ticket, w.entry)
+		q.admit(w.ticket, w.key)
 		close(w.front)
 	}
 	if len(l.front) == 0 {
-		delete(q.lines, l.name)
+		delete(q.queues, l.name)
 	}
 }
 
 // HandedOver returns what the holder before has handed over, or nil.
 func (t *Ticket) HandedOver() any { return t.handed }
 
-// slots returns the line in front of which t is for a slot, or nil.
-func (t *Ticket) slots() *line {
+// slots returns the queue in front of which t is for a slot, or nil.
+func (t *Ticket) slots() *keyQueue {
 	if len(t.positions) == 0 || t.positions[0].Slots == 0 {
 		return nil
 	}
-	return t.positions[0].line
+	return t.positions[0].in
 }
 
 // Holds notes which of the slots the ticket holds.
@@ -403,7 +403,7 @@ func (t *Ticket) Taken() []int {
 
 // give keeps a slot for the first in front that waits for one, else for tickets that come
 // later.
-func (l *line) give(slot int) {
+func (l *keyQueue) give(slot int) {
 	if slot == noSlot {
 		return
 	}
@@ -417,7 +417,7 @@ func (l *line) give(slot int) {
 }
 
 // next keeps for t the slot that was released last, of those that are kept for no ticket.
-func (t *Ticket) next(l *line) {
+func (t *Ticket) next(l *keyQueue) {
 	t.free, t.told = noSlot, false
 	for i, slot := range slices.Backward(l.left) {
 		if slot < t.positions[0].Slots {
@@ -442,18 +442,18 @@ func (t *Ticket) Granted(h *lockerr.Holder) {
 	t.holder, t.since = h, time.Now()
 	for _, p := range t.positions {
 		if first && !t.passing {
-			p.line.pending--
-			t.q.advance(p.line)
+			p.in.pending--
+			t.q.advance(p.in)
 		}
 	}
 }
 
-// HandOver lets the next in line come to the front, with the lock: the next gets what
-// from HandedOver. If the next cannot succeed from, HandOver does nothing and returns false.
-func (t *Ticket) HandOver(from, what any) bool {
+// Handoff lets the next in the queue come to the front, with the lock: the next gets what
+// from HandedOver. If the next cannot succeed from, Handoff does nothing and returns false.
+func (t *Ticket) Handoff(from, what any) bool {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
-	next := t.successor(from)
+	next := t.nextFor(from)
 	if next == nil {
 		return false
 	}
@@ -462,52 +462,52 @@ func (t *Ticket) HandOver(from, what any) bool {
 	return true
 }
 
-// HasSuccessor reports whether HandOver would hand over the lock now.
-func (t *Ticket) HasSuccessor(from any) bool {
+// HasNext reports whether Handoff would hand over the lock now.
+func (t *Ticket) HasNext(from any) bool {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
-	return t.successor(from) != nil
+	return t.nextFor(from) != nil
 }
 
-// successor returns the next in line if it has called Enter with from. There is none if
+// nextFor returns the next in the queue if it has called Enter with from. There is none if
 // the ticket is for several keys, or shared.
-func (t *Ticket) successor(from any) *waiter {
-	if len(t.positions) != 1 || t.positions[0].Entry != (Entry{Name: t.positions[0].Name}) {
+func (t *Ticket) nextFor(from any) *waiter {
+	if len(t.positions) != 1 || t.positions[0].Key != (Key{Name: t.positions[0].Name}) {
 		return nil
 	}
-	next := t.positions[0].line.waiting.Front()
+	next := t.positions[0].in.waiting.Front()
 	if next == nil || next.Value.(*waiter).from != from {
 		return nil
 	}
 	return next.Value.(*waiter)
 }
 
-// rivalry is for how long another process that had a key is taken to want it again.
-const rivalry = 100 * time.Millisecond
+// otherLasts is for how long another process that had a key is taken to want it again.
+const otherLasts = 100 * time.Millisecond
 
-// SawRival notes that another process has one of the ticket's keys.
-func (t *Ticket) SawRival() {
+// SawOtherProcess notes that another process has one of the ticket's keys.
+func (t *Ticket) SawOtherProcess() {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
 	for _, p := range t.positions {
-		p.line.rival = time.Now()
+		p.in.otherSeen = time.Now()
 	}
 }
 
-// HasRival reports whether another process had one of the ticket's keys a moment ago, as far
-// as those in the line since then have seen.
-func (t *Ticket) HasRival() bool {
+// HasOtherProcess reports whether another process had one of the ticket's keys a moment ago, as far
+// as those in the queue since then have seen.
+func (t *Ticket) HasOtherProcess() bool {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
 	for _, p := range t.positions {
-		if !p.line.rival.IsZero() && time.Since(p.line.rival) < rivalry {
+		if !p.in.otherSeen.IsZero() && time.Since(p.in.otherSeen) < otherLasts {
 			return true
 		}
 	}
 	return false
 }
 
-// Leave lets the next in each line come to the front. A nil ticket, and a
+// Leave lets the next in each queue come to the front. A nil ticket, and a
 // second call, do nothing.
 func (t *Ticket) Leave() {
 	if t == nil {
@@ -520,7 +520,7 @@ func (t *Ticket) Leave() {
 
 func (t *Ticket) leave() {
 	for _, p := range t.positions {
-		l := p.line
+		l := p.in
 		at := slices.Index(l.front, t)
 		l.front = slices.Delete(l.front, at, at+1)
 		if t.holder == nil && !t.passing {
@@ -543,12 +543,12 @@ func (t *Ticket) Awaited() bool {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
 	for _, p := range t.positions {
-		if p.line.waiting.Len() > 0 {
+		if p.in.waiting.Len() > 0 {
 			return true
 		}
 	}
 	for _, key := range t.claims { // whoever is in front waits in the server
-		if l := t.q.lines[name{key: key}]; l != nil && len(l.front)+l.waiting.Len() > 0 {
+		if l := t.q.queues[name{key: key}]; l != nil && len(l.front)+l.waiting.Len() > 0 {
 			return true
 		}
 	}
@@ -559,7 +559,7 @@ func (t *Ticket) Awaited() bool {
 func (q *Queue) Waiting(key string) int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if l := q.lines[name{key: key}]; l != nil {
+	if l := q.queues[name{key: key}]; l != nil {
 		return l.waiting.Len()
 	}
 	return 0
@@ -567,10 +567,10 @@ func (q *Queue) Waiting(key string) int {
 
 // HolderOf returns who holds what e wants in this process, one of several, and its ticket; nil if
 // nobody does.
-func (q *Queue) HolderOf(e Entry) (*lockerr.Holder, *Ticket) {
+func (q *Queue) HolderOf(e Key) (*lockerr.Holder, *Ticket) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if l := q.lines[e.name()]; l != nil {
+	if l := q.queues[e.name()]; l != nil {
 		return l.holder()
 	}
 	return nil, nil

@@ -20,28 +20,28 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var ctx = context.Background()
 
-// empty checks that no line is left over.
+// empty checks that no queue is left over.
 func (q *Queue) empty(t *testing.T) {
 	t.Helper()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for n, l := range q.lines {
-		t.Errorf("the line of %+v is left over, with %d in front and %d waiting", n, len(l.front), l.waiting.Len())
+	for n, l := range q.queues {
+		t.Errorf("the queue of %+v is left over, with %d in front and %d waiting", n, len(l.front), l.waiting.Len())
 	}
 }
 
-// alone wants each of the lines of keys for one caller alone.
-func alone(keys ...string) []Entry {
-	entries := make([]Entry, len(keys))
+// alone wants each of the queues of keys for one caller alone.
+func alone(keys ...string) []Key {
+	wants := make([]Key, len(keys))
 	for i, key := range keys {
-		entries[i].Name = key
+		wants[i].Name = key
 	}
-	return entries
+	return wants
 }
 
 // Holder returns the holder of key, or nil.
 func (q *Queue) Holder(key string) *lockerr.Holder {
-	h, _ := q.HolderOf(Entry{Name: key})
+	h, _ := q.HolderOf(Key{Name: key})
 	return h
 }
 
@@ -67,7 +67,7 @@ func TestFirstComeFirstServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var q Queue
 		front := enter(t, &q, "k")
-		var order []int // guarded by the line
+		var order []int // guarded by the queue
 		for i := range 20 {
 			go func() {
 				ticket, err := q.Enter(ctx, alone("k"), nil, Ends{})
@@ -82,10 +82,10 @@ func TestFirstComeFirstServed(t *testing.T) {
 			synctest.Wait()
 		}
 		if _, _, ok := q.TryEnter(alone("k"), false); ok {
-			t.Error("someone got in front although the line is not empty")
+			t.Error("someone got in front although the queue is not empty")
 		}
 		front.Leave()
-		// Nor may anyone slip in between two of the line.
+		// Nor may anyone slip in between two of the queue.
 		for range 30 {
 			if ticket, _, ok := q.TryEnter(alone("k"), false); ok {
 				if len(order) != 20 {
@@ -107,12 +107,12 @@ func TestKeysAreApart(t *testing.T) {
 	a := enter(t, &q, "a")
 	b := enter(t, &q, "b")
 	if _, _, ok := q.TryEnter(alone("a"), false); ok {
-		t.Error("two are in front of one line")
+		t.Error("two are in front of one queue")
 	}
 	a.Leave()
 	again, _, ok := q.TryEnter(alone("a"), false)
 	if !ok {
-		t.Fatal("the line is empty, and nobody gets in")
+		t.Fatal("the queue is empty, and nobody gets in")
 	}
 	again.Leave()
 	b.Leave()
@@ -136,7 +136,7 @@ func TestCancelledWaiter(t *testing.T) {
 		go func() { behind, _ = q.Enter(ctx, alone("a"), nil, Ends{}) }()
 		synctest.Wait()
 		if behind != nil {
-			t.Fatal("two are in front of one line")
+			t.Fatal("two are in front of one queue")
 		}
 
 		cancel()
@@ -145,7 +145,7 @@ func TestCancelledWaiter(t *testing.T) {
 			t.Errorf("the cancelled one got %v", err)
 		}
 		if behind == nil {
-			t.Fatal("the cancelled one still has its place in another line")
+			t.Fatal("the cancelled one still has its place in another queue")
 		}
 		behind.Leave()
 
@@ -158,14 +158,14 @@ func TestCancelledWaiter(t *testing.T) {
 
 		next, _, ok := q.TryEnter(alone("a", "b", "c"), false)
 		if !ok {
-			t.Fatal("the lines are empty, and nobody gets in")
+			t.Fatal("the queues are empty, and nobody gets in")
 		}
 		next.Leave()
 		q.empty(t)
 	})
 }
 
-// TestCancelInTheMiddle cancels one of a line; those behind it move up.
+// TestCancelInTheMiddle cancels one of a queue; those behind it move up.
 func TestCancelInTheMiddle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var q Queue
@@ -205,7 +205,7 @@ func TestTryEnterTakesAllOrNothing(t *testing.T) {
 	b.Granted(&lockerr.Holder{ConnectionID: 7})
 	ticket, holder, ok := q.TryEnter(alone("a", "b", "c"), false)
 	if ok || ticket != nil {
-		t.Fatal("two are in front of one line")
+		t.Fatal("two are in front of one queue")
 	}
 	if holder == nil || holder.ConnectionID != 7 {
 		t.Errorf("the holder is %v", holder)
@@ -263,13 +263,13 @@ func TestHolderOfTheNext(t *testing.T) {
 	})
 }
 
-// TestHandOver: the next in line gets what the lock is known by; one that comes
-// to an empty line does not.
-func TestHandOver(t *testing.T) {
+// TestHandoff: the next in the queue gets what the lock is known by; one that comes
+// to an empty queue does not.
+func TestHandoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var q Queue
 		front := enter(t, &q, "k")
-		if front.HandedOver() != nil || front.HandOver("us", "nobody") {
+		if front.HandedOver() != nil || front.Handoff("us", "nobody") {
 			t.Error("handed over to nobody")
 		}
 		for i := range 3 {
@@ -277,7 +277,7 @@ func TestHandOver(t *testing.T) {
 			go func() { got <- succeed(t, &q, "k") }()
 			synctest.Wait()
 			front.Granted(&lockerr.Holder{ConnectionID: 7})
-			if !front.HandOver("us", i) {
+			if !front.Handoff("us", i) {
 				t.Error("not handed over although somebody waits")
 			}
 			front.Leave() // does nothing any more
@@ -288,12 +288,12 @@ func TestHandOver(t *testing.T) {
 		}
 		front.Leave()
 		if last := enter(t, &q, "k"); last.HandedOver() != nil {
-			t.Errorf("a new line begins with %v", last.HandedOver())
+			t.Errorf("a new queue begins with %v", last.HandedOver())
 		} else {
 			last.Leave()
 		}
 		both := enter(t, &q, "a", "b")
-		if both.HandOver("us", 1) {
+		if both.Handoff("us", 1) {
 			t.Error("two keys were handed over")
 		}
 		both.Leave()
@@ -301,7 +301,7 @@ func TestHandOver(t *testing.T) {
 		got := make(chan *Ticket)
 		go func() { got <- enter(t, &q, "k") }()
 		synctest.Wait()
-		if front.HandOver("us", 1) {
+		if front.Handoff("us", 1) {
 			t.Error("handed over to one that cannot take it")
 		}
 		front.Leave()
@@ -310,9 +310,9 @@ func TestHandOver(t *testing.T) {
 	})
 }
 
-// TestHandOverIsNeverLost: a waiter that gives up in the moment of a hand-over
+// TestHandoffIsNeverLost: a waiter that gives up in the moment of a handoff
 // either has it or leaves it to the next.
-func TestHandOverIsNeverLost(t *testing.T) {
+func TestHandoffIsNeverLost(t *testing.T) {
 	var q Queue
 	var holding atomic.Int32
 	front := enter(t, &q, "k")
@@ -330,13 +330,13 @@ func TestHandOverIsNeverLost(t *testing.T) {
 					t.Error("two are in front")
 				}
 				holding.Add(-1)
-				if !ticket.HandOver("us", "lock") {
+				if !ticket.Handoff("us", "lock") {
 					ticket.Leave()
 				}
 			}
 		})
 	}
-	front.HandOver("us", "lock")
+	front.Handoff("us", "lock")
 	front.Leave()
 	all.Wait()
 	q.empty(t)
@@ -352,7 +352,7 @@ func TestLeaveAgain(t *testing.T) {
 	second := enter(t, &q, "k")
 	first.Leave() // not the second one's place
 	if _, _, ok := q.TryEnter(alone("k"), false); ok {
-		t.Error("two are in front of one line")
+		t.Error("two are in front of one queue")
 	}
 	second.Leave()
 	second.Leave()
@@ -360,12 +360,12 @@ func TestLeaveAgain(t *testing.T) {
 }
 
 // TestAwaited: a ticket is awaited while others queue for its key, or stand in front of the
-// line of a key that a transaction beside it has locked.
+// queue of a key that a transaction beside it has locked.
 func TestAwaited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var q Queue
 		var none *Ticket
-		held, beside := enter(t, &q, "k"), q.Claim([]Entry{{Name: "other"}})
+		held, beside := enter(t, &q, "k"), q.Claim([]Key{{Name: "other"}})
 		if none.Awaited() || held.Awaited() || beside.Awaited() {
 			t.Error("awaited by nobody")
 		}
@@ -395,7 +395,7 @@ func TestAwaited(t *testing.T) {
 // before it who wants the key for itself, and else does not.
 func TestWaitBehindWriter(t *testing.T) {
 	for _, writer := range []bool{false, true} {
-		for _, claimed := range []bool{false, true} { // the other one shares it without a place in the line
+		for _, claimed := range []bool{false, true} { // the other one shares it without a place in the queue
 			for _, last := range []bool{false, true} { // who shares it begins to wait last
 				synctest.Test(t, func(t *testing.T) {
 					var q Queue
@@ -403,9 +403,9 @@ func TestWaitBehindWriter(t *testing.T) {
 					a.Granted(&lockerr.Holder{})
 					var b *Ticket
 					if claimed {
-						b = q.Claim([]Entry{{Name: "b", Shared: true}})
+						b = q.Claim([]Key{{Name: "b", Shared: true}})
 					} else {
-						b, _, _ = q.TryEnter([]Entry{{Name: "b", Shared: true}}, false)
+						b, _, _ = q.TryEnter([]Key{{Name: "b", Shared: true}}, false)
 						b.Granted(&lockerr.Holder{})
 					}
 					ctx, cancel := context.WithCancel(t.Context())
@@ -420,8 +420,8 @@ func TestWaitBehindWriter(t *testing.T) {
 						synctest.Wait()
 					}
 					waits := []*Wanted{
-						{Queue: &q, Holds: []*Ticket{a}, Entries: []Entry{{Name: "b", Shared: true}}},
-						{Queue: &q, Holds: []*Ticket{b}, Entries: []Entry{{Name: "a"}}},
+						{Queue: &q, Holds: []*Ticket{a}, Keys: []Key{{Name: "b", Shared: true}}},
+						{Queue: &q, Holds: []*Ticket{b}, Keys: []Key{{Name: "a"}}},
 					}
 					first, second := waits[0], waits[1]
 					if last {
@@ -443,7 +443,7 @@ func TestWaitBehindWriter(t *testing.T) {
 					synctest.Wait()
 					a.Leave()
 					b.Leave()
-					if len(q.lines) > 0 || len(q.claims) > 0 || len(graph.waits) > 0 {
+					if len(q.queues) > 0 || len(q.claims) > 0 || len(graph.waits) > 0 {
 						t.Error("something is left over")
 					}
 				})

@@ -16,8 +16,8 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// crowd are callers with names, of whom each notes when it comes to the front.
-type crowd struct {
+// callers are callers with names, of whom each notes when it comes to the front.
+type callers struct {
 	t       *testing.T
 	q       *Queue
 	mu      sync.Mutex         // of those who come to the front together
@@ -25,16 +25,16 @@ type crowd struct {
 	cancels map[string]context.CancelFunc
 }
 
-func newCrowd(t *testing.T) *crowd {
-	return &crowd{t: t, q: new(Queue), tickets: make(map[string]*Ticket), cancels: make(map[string]context.CancelFunc)}
+func newCallers(t *testing.T) *callers {
+	return &callers{t: t, q: new(Queue), tickets: make(map[string]*Ticket), cancels: make(map[string]context.CancelFunc)}
 }
 
 // comes lets somebody come, to whom others may come next.
-func (c *crowd) comes(who string, entries ...Entry) {
+func (c *callers) comes(who string, wants ...Key) {
 	own, cancel := context.WithCancel(ctx)
 	c.cancels[who] = cancel
 	go func() {
-		if ticket, err := c.q.Enter(own, entries, nil, Ends{}); err == nil {
+		if ticket, err := c.q.Enter(own, wants, nil, Ends{}); err == nil {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			c.tickets[who] = ticket
@@ -43,25 +43,25 @@ func (c *crowd) comes(who string, entries ...Entry) {
 	synctest.Wait()
 }
 
-func (c *crowd) granted(who string) {
+func (c *callers) granted(who string) {
 	c.tickets[who].Granted(&lockerr.Holder{Program: who})
 	synctest.Wait()
 }
 
-func (c *crowd) leaves(who string) {
+func (c *callers) leaves(who string) {
 	ticket := c.tickets[who]
 	delete(c.tickets, who)
 	ticket.Leave()
 	synctest.Wait()
 }
 
-func (c *crowd) givesUp(who string) {
+func (c *callers) givesUp(who string) {
 	c.cancels[who]()
 	synctest.Wait()
 }
 
 // want checks who is in front.
-func (c *crowd) want(names string) {
+func (c *callers) want(names string) {
 	c.t.Helper()
 	var front []string
 	for who := range c.tickets {
@@ -75,12 +75,12 @@ func (c *crowd) want(names string) {
 
 // play runs steps: of r1, a reader, or w1, a writer, that comes (+r1), is granted the key (!r1),
 // leaves (-r1) or gives up (~r1); and [r1 r2] are who must be in front then.
-func (c *crowd) play(steps string) {
+func (c *callers) play(steps string) {
 	c.t.Helper()
 	for _, step := range regexp.MustCompile(`\[[^]]*\]|\S+`).FindAllString(steps, -1) {
 		switch who := step[1:]; step[0] {
 		case '+':
-			c.comes(who, map[byte]Entry{'r': reader, 'w': writer}[who[0]])
+			c.comes(who, map[byte]Key{'r': reader, 'w': writer}[who[0]])
 		case '!':
 			c.granted(who)
 		case '-':
@@ -93,7 +93,7 @@ func (c *crowd) play(steps string) {
 	}
 }
 
-func (c *crowd) end() {
+func (c *callers) end() {
 	for _, cancel := range c.cancels {
 		cancel()
 	}
@@ -104,12 +104,12 @@ func (c *crowd) end() {
 	c.q.empty(c.t)
 }
 
-var reader, writer = Entry{Name: "k", Shared: true}, Entry{Name: "k"}
+var reader, writer = Key{Name: "k", Shared: true}, Key{Name: "k"}
 
 // TestReadersGoTogether: the first of them alone, until it holds the key.
 func TestReadersGoTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCrowd(t)
+		c := newCallers(t)
 		c.play("+r1 +r2 +r3 [r1] !r1 [r1 r2 r3]")
 		// r2 and r3 do not know yet whether they get it.
 		c.play("+r4 [r1 r2 r3] !r2 [r1 r2 r3]")
@@ -123,9 +123,9 @@ func TestReadersGoTogether(t *testing.T) {
 
 func TestNobodyPassesAWriter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCrowd(t)
+		c := newCallers(t)
 		c.play("+r1 !r1 +r2 +w1 +r3 +r4 +w2 +r5 [r1 r2] !r2 [r1 r2]")
-		if _, _, ok := c.q.TryEnter([]Entry{reader}, true); ok {
+		if _, _, ok := c.q.TryEnter([]Key{reader}, true); ok {
 			t.Error("a reader slipped past a writer that waits")
 		}
 		c.play("-r1 [r2] -r2 [w1] !w1 [w1] -w1 [r3] !r3 [r3 r4] !r4 -r3 -r4 [w2] -w2 [r5]")
@@ -136,7 +136,7 @@ func TestNobodyPassesAWriter(t *testing.T) {
 // TestWriterGivesUp: readers behind it go together with those before it.
 func TestWriterGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCrowd(t)
+		c := newCallers(t)
 		c.play("+r1 !r1 +w1 +r2 +r3 +w2 ~w1 [r1 r2 r3] ~w2 [r1 r2 r3]")
 		c.end()
 	})
@@ -146,16 +146,16 @@ func TestWriterGivesUp(t *testing.T) {
 // the key.
 func TestPassing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCrowd(t)
+		c := newCallers(t)
 		c.play("+r1 +r2")
-		if _, _, ok := c.q.TryEnter([]Entry{reader}, false); ok {
+		if _, _, ok := c.q.TryEnter([]Key{reader}, false); ok {
 			t.Error("somebody who may wait came to the front before the first reader has the key")
 		}
-		passing, _, ok := c.q.TryEnter([]Entry{reader}, true)
+		passing, _, ok := c.q.TryEnter([]Key{reader}, true)
 		if !ok {
 			t.Fatal("among readers, a reader that does not wait is not let in")
 		}
-		if _, _, ok := c.q.TryEnter([]Entry{writer}, true); ok {
+		if _, _, ok := c.q.TryEnter([]Key{writer}, true); ok {
 			t.Error("a writer is in front together with readers")
 		}
 		passing.Leave()
@@ -163,7 +163,7 @@ func TestPassing(t *testing.T) {
 		c.end()
 
 		c.comes("w", writer)
-		if _, _, ok := c.q.TryEnter([]Entry{reader}, true); ok {
+		if _, _, ok := c.q.TryEnter([]Key{reader}, true); ok {
 			t.Error("a reader is in front together with a writer")
 		}
 		c.end()
@@ -174,11 +174,11 @@ func TestPassing(t *testing.T) {
 // in front of whom it is not known whether it gets the key.
 func TestPassingReadersStarveNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCrowd(t)
+		c := newCallers(t)
 		c.play("+r1 +r2")
 		var passing *Ticket
 		for i := range 1000 {
-			next, _, ok := c.q.TryEnter([]Entry{reader}, true)
+			next, _, ok := c.q.TryEnter([]Key{reader}, true)
 			if !ok {
 				t.Fatal("among readers, a reader that does not wait is not let in")
 			}
@@ -198,15 +198,15 @@ func TestPassingReadersStarveNobody(t *testing.T) {
 		passing.Leave()
 		c.end()
 
-		passing, _, _ = c.q.TryEnter([]Entry{reader}, true)
+		passing, _, _ = c.q.TryEnter([]Key{reader}, true)
 		c.play("+r1 [r1]")
 		passing.Leave()
 		c.end()
 
 		// A writer is waited for.
-		passing, _, _ = c.q.TryEnter([]Entry{reader}, true)
+		passing, _, _ = c.q.TryEnter([]Key{reader}, true)
 		c.play("+w +r1 []")
-		if _, _, ok := c.q.TryEnter([]Entry{reader}, true); ok {
+		if _, _, ok := c.q.TryEnter([]Key{reader}, true); ok {
 			t.Error("a reader slipped past a writer that waits")
 		}
 		passing.Leave()
@@ -216,20 +216,20 @@ func TestPassingReadersStarveNobody(t *testing.T) {
 	})
 }
 
-// TestKeysAndReaders: somebody is in front of one line while it waits in another.
+// TestKeysAndReaders: somebody is in front of one queue while it waits in another.
 func TestKeysAndReaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCrowd(t)
-		c.comes("w", Entry{Name: "b"})
-		c.comes("r1", Entry{Name: "a", Shared: true}, Entry{Name: "b", Shared: true})
-		c.comes("r2", Entry{Name: "a", Shared: true})
+		c := newCallers(t)
+		c.comes("w", Key{Name: "b"})
+		c.comes("r1", Key{Name: "a", Shared: true}, Key{Name: "b", Shared: true})
+		c.comes("r2", Key{Name: "a", Shared: true})
 		c.play("[w] ~r1 [r2 w]")
-		c.comes("r3", Entry{Name: "a", Shared: true}, Entry{Name: "b", Shared: true}, Entry{Name: "c"})
+		c.comes("r3", Key{Name: "a", Shared: true}, Key{Name: "b", Shared: true}, Key{Name: "c"})
 		c.play("!r2 -w [r2 r3] !r3")
 		// Once more.
 		c.play("!r3")
-		c.comes("r4", Entry{Name: "a", Shared: true}, Entry{Name: "b", Shared: true})
-		c.comes("r5", Entry{Name: "c", Shared: true})
+		c.comes("r4", Key{Name: "a", Shared: true}, Key{Name: "b", Shared: true})
+		c.comes("r5", Key{Name: "c", Shared: true})
 		c.want("r2 r3 r4")
 		c.end()
 	})
@@ -237,7 +237,7 @@ func TestKeysAndReaders(t *testing.T) {
 
 func TestHolderOfMany(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCrowd(t)
+		c := newCallers(t)
 		c.play("+r1 !r1 +r2 !r2 +r3 -r1")
 		if h := c.q.Holder("k"); h == nil || h.Program != "r2" {
 			t.Errorf("the holder is %v", h)
@@ -249,7 +249,7 @@ func TestHolderOfMany(t *testing.T) {
 		if h := c.q.Holder("k"); h != nil {
 			t.Errorf("who does not hold it yet is %v", h)
 		}
-		if h, _ := c.q.HolderOf(Entry{Name: "k", Slots: 1}); h != nil {
+		if h, _ := c.q.HolderOf(Key{Name: "k", Slots: 1}); h != nil {
 			t.Errorf("nobody is %v", h)
 		}
 		c.end()
@@ -259,7 +259,7 @@ func TestHolderOfMany(t *testing.T) {
 // TestSharedIsNotHandedOver: others would still hold what the next is given.
 func TestSharedIsNotHandedOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCrowd(t)
+		c := newCallers(t)
 		c.play("+r1 !r1 +r2")
 		own, cancel := context.WithCancel(ctx)
 		go func() {
@@ -268,7 +268,7 @@ func TestSharedIsNotHandedOver(t *testing.T) {
 			}
 		}()
 		synctest.Wait()
-		if c.tickets["r1"].HandOver("us", "lock") {
+		if c.tickets["r1"].Handoff("us", "lock") {
 			t.Error("it was handed over")
 		}
 		cancel()
@@ -276,24 +276,24 @@ func TestSharedIsNotHandedOver(t *testing.T) {
 	})
 }
 
-func slots(n int) Entry { return Entry{Name: "k", Slots: n} }
+func slots(n int) Key { return Key{Name: "k", Slots: n} }
 
 func TestSlots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCrowd(t)
+		c := newCallers(t)
 		for _, who := range []string{"a", "b", "c", "d", "e"} {
 			c.comes(who, slots(3))
 		}
 		c.want("a b c")
-		if _, _, ok := c.q.TryEnter([]Entry{slots(3)}, true); ok {
+		if _, _, ok := c.q.TryEnter([]Key{slots(3)}, true); ok {
 			t.Error("there is no slot for one more")
 		}
 		c.granted("b")
-		if _, h, _ := c.q.TryEnter([]Entry{slots(3)}, true); h == nil || h.Program != "b" {
+		if _, h, _ := c.q.TryEnter([]Key{slots(3)}, true); h == nil || h.Program != "b" {
 			t.Errorf("the holder is %v", h)
 		}
 		c.play("[a b c] -b [a c d]")
-		// A line of its own.
+		// A queue of its own.
 		c.play("+w [a c d w] -a -c -d [e w]")
 		c.end()
 	})
@@ -303,7 +303,7 @@ func TestSlots(t *testing.T) {
 // there, and nobody passes another.
 func TestSlotsChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCrowd(t)
+		c := newCallers(t)
 		for _, who := range []string{"a", "b", "c", "d", "e"} {
 			c.comes(who, slots(5))
 		}
@@ -321,7 +321,7 @@ func TestSlotsChange(t *testing.T) {
 }
 
 // wantFree checks which slot somebody is told of.
-func (c *crowd) wantFree(who string, want int) {
+func (c *callers) wantFree(who string, want int) {
 	c.t.Helper()
 	if got := c.tickets[who].Free(); got != want {
 		c.t.Errorf("%s finds slot %d free, not %d", who, got, want)
@@ -329,7 +329,7 @@ func (c *crowd) wantFree(who string, want int) {
 }
 
 // wantFreed checks who would stop waiting now, of those in front.
-func (c *crowd) wantFreed(names string) {
+func (c *callers) wantFreed(names string) {
 	c.t.Helper()
 	var freed []string
 	for who, ticket := range c.tickets {
@@ -345,7 +345,7 @@ func (c *crowd) wantFreed(names string) {
 	}
 }
 
-func (c *crowd) wantTaken(who string, want ...int) {
+func (c *callers) wantTaken(who string, want ...int) {
 	c.t.Helper()
 	got := c.tickets[who].Taken()
 	if slices.Sort(got); !slices.Equal(got, want) {
@@ -356,7 +356,7 @@ func (c *crowd) wantTaken(who string, want ...int) {
 // TestSlotsGivenBack are told to those who come next, the last one first.
 func TestSlotsGivenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCrowd(t)
+		c := newCallers(t)
 		for slot, who := range []string{"a", "b", "c", "d"} {
 			c.comes(who, slots(4))
 			c.wantFree(who, -1)
@@ -385,10 +385,10 @@ func TestSlotsGivenBack(t *testing.T) {
 // TestSlotIsForTheFirst in front who has none, and for nobody else.
 func TestSlotIsForTheFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCrowd(t)
+		c := newCallers(t)
 		enters := func(who string, passing bool) {
 			t.Helper()
-			ticket, _, ok := c.q.TryEnter([]Entry{slots(5)}, passing)
+			ticket, _, ok := c.q.TryEnter([]Key{slots(5)}, passing)
 			if !ok {
 				t.Fatalf("%s does not come to the front", who)
 			}
@@ -465,7 +465,7 @@ func TestSlotsStorm(t *testing.T) {
 		all.Go(func() {
 			for range 300 {
 				place := slots(2 + rand.N(2))
-				ticket, err := q.Enter(limited, []Entry{place}, nil, Ends{})
+				ticket, err := q.Enter(limited, []Key{place}, nil, Ends{})
 				if err != nil {
 					t.Errorf("nobody comes through: %v", err)
 					return
@@ -524,13 +524,13 @@ func TestSharedStorm(t *testing.T) {
 	for range 16 {
 		all.Go(func() {
 			for range 300 {
-				var entries []Entry
+				var wants []Key
 				if i := rand.N(12); i < 4 {
-					entries = []Entry{{Name: fmt.Sprint(i), Slots: 2 + rand.N(2)}}
+					wants = []Key{{Name: fmt.Sprint(i), Slots: 2 + rand.N(2)}}
 				} else {
 					for i := range readers {
 						if rand.N(3) == 0 {
-							entries = append(entries, Entry{Name: fmt.Sprint(i), Shared: rand.N(4) > 0})
+							wants = append(wants, Key{Name: fmt.Sprint(i), Shared: rand.N(4) > 0})
 						}
 					}
 				}
@@ -541,9 +541,9 @@ func TestSharedStorm(t *testing.T) {
 				var ticket *Ticket
 				var err error
 				if rand.N(4) == 0 {
-					ticket, _, _ = q.TryEnter(entries, rand.N(2) == 0)
+					ticket, _, _ = q.TryEnter(wants, rand.N(2) == 0)
 				} else {
-					ticket, err = q.Enter(own, entries, nil, Ends{})
+					ticket, err = q.Enter(own, wants, nil, Ends{})
 				}
 				stop()
 				if err != nil && own == limited {
@@ -553,7 +553,7 @@ func TestSharedStorm(t *testing.T) {
 				if ticket == nil {
 					continue
 				}
-				for _, p := range entries {
+				for _, p := range wants {
 					i := p.Name[0] - '0'
 					switch {
 					case p.Slots > 0:
@@ -577,7 +577,7 @@ func TestSharedStorm(t *testing.T) {
 					ticket.Granted(&lockerr.Holder{})
 				}
 				time.Sleep(rand.N(50 * time.Microsecond))
-				for _, p := range entries {
+				for _, p := range wants {
 					i := p.Name[0] - '0'
 					switch {
 					case p.Slots > 0:

@@ -29,7 +29,7 @@
 // A transaction that holds a lock already does not queue in the process. It waits in the
 // server at once, because the server detects deadlocks.
 //
-// # Hand-over
+// # Handoff
 //
 // A session goes with its lock to the next caller in the queue of this process, if that wants
 // the same key on a session. One statement commits, and locks the key again for that caller
@@ -94,7 +94,7 @@
 // # Versions
 //
 // A versioned row belongs to a key that is used optimistically. A transaction that has
-// locked it must change its version at its commit: see [Locker.Step].
+// locked it must change its version at its commit: see [Locker.Raise].
 package rowlock
 
 import (
@@ -113,11 +113,11 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/keyrow"
+	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/sabotage"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/internal/step"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
@@ -235,7 +235,7 @@ func (l *Locker) end(ctx context.Context, c *pool.Conn, commit bool) error {
 }
 
 // Key is one of the keys of a request: the name of its row, and whether to lock it shared.
-type Key = queue.Entry
+type Key = queue.Key
 
 // Request says which keys, and how long to queue for them.
 type Request struct {
@@ -248,27 +248,27 @@ type Request struct {
 	// The caller has the connection's turn, and no transaction is open on it.
 	Conn func(context.Context) (*pool.Conn, error)
 	// Block is called before the caller waits, with the connection that Conn returned, or
-	// Inherit got. It returns the one to go on with: the same, or another. No transaction is
+	// TakeOver got. It returns the one to go on with: the same, or another. No transaction is
 	// open. With nil the caller goes on with what it has.
 	Block func(context.Context) (*pool.Conn, error)
-	// Inherit is called in place of Conn with the session of the holder before, if that hands
+	// TakeOver is called in place of Conn with the session of the holder before, if that hands
 	// it over. With nil nobody does.
-	Inherit func(*pool.Conn)
-	Waiting strategy.Waiting
+	TakeOver func(*pool.Conn)
+	Waiting  strategy.Waiting
 }
 
 // taking marks the statements that take the locks.
 func (r Request) taking(ctx context.Context) context.Context {
 	if len(r.Slots) > 0 {
-		return step.Named(ctx, step.Take, hint.StrategyRow, r.Slots[0])
+		return purpose.Named(ctx, purpose.Take, hint.StrategyRow, r.Slots[0])
 	}
-	return step.With(ctx, step.Take, hint.StrategyRow, r.Keys, func(k Key) string { return k.Name })
+	return purpose.With(ctx, purpose.Take, hint.StrategyRow, r.Keys, func(k Key) string { return k.Name })
 }
 
 // Locked is what a request has locked.
 type Locked struct {
 	Slot      int      // the index in Slots
-	Versioned []string // the rows for which [Locker.Step] must be called before the COMMIT
+	Versioned []string // the rows for which [Locker.Raise] must be called before the COMMIT
 }
 
 // Grant is a transaction that holds the locks.
@@ -276,8 +276,8 @@ type Grant struct {
 	Locked
 	Txn    *pool.Txn
 	Ticket *queue.Ticket // Leave it when the transaction has ended
-	// Succession hands over the session, and the ticket; nil if it cannot be handed over.
-	Succession *Succession
+	// Handoff hands over the session, and the ticket; nil if it cannot be handed over.
+	Handoff *Handoff
 }
 
 // Begin opens a transaction and locks the keys in it. implicit means that the connection
@@ -289,7 +289,7 @@ func (l *Locker) Begin(ctx context.Context, opts driver.TxOptions, implicit bool
 	g, refused, err := l.beginOnce(ctx, opts, implicit, r)
 	if refused != nil && l.cfg.Rows.Cleaning(ctx) {
 		r.Wait = keyrow.CleaningWait
-		r.Conn, r.Inherit = func(context.Context) (*pool.Conn, error) { return refused, nil }, nil
+		r.Conn, r.TakeOver = func(context.Context) (*pool.Conn, error) { return refused, nil }, nil
 		if g, _, err = l.beginOnce(ctx, opts, implicit, r); err != nil {
 			err = unwaited(err)
 		}
@@ -322,7 +322,7 @@ func (l *Locker) beginOnce(ctx context.Context, opts driver.TxOptions, implicit 
 		_ = a.c.SetID(a.id) // the id that was known may be that of another connection
 	}
 	a.Ticket.Granted(&lockerr.Holder{ConnectionID: a.c.KnownID(), Program: l.cfg.Owner})
-	return &Grant{a.locked, txn, a.Ticket, a.succession()}, nil, nil
+	return &Grant{a.locked, txn, a.Ticket, a.handoff()}, nil, nil
 }
 
 // unwaited is for a request without a wait that has waited for a clean-up: the end of that
@@ -380,10 +380,10 @@ type attempt struct {
 	names    []string // all rows that it may lock, sorted
 	keys     []Key    // the keys of the next lock statement
 	locked   Locked
-	from     *Succession // whose session it has; nil for its own
-	id       string      // of the connection on the server, from the last lock statement; "" if that did not tell
-	refused  bool        // the request is without a wait, and a row is locked
-	cleared  int         // how often a lease that was over was taken off a row
+	from     *Handoff // whose session it has; nil for its own
+	id       string   // of the connection on the server, from the last lock statement; "" if that did not tell
+	refused  bool     // the request is without a wait, and a row is locked
+	cleared  int      // how often a lease that was over was taken off a row
 }
 
 func (l *Locker) attempt(r Request) *attempt {
@@ -471,18 +471,18 @@ func (a *attempt) begin(ctx context.Context) (*pool.Txn, error) {
 		return nil, err
 	}
 	var giver any
-	if a.inherits() {
+	if a.takesHandoff() {
 		giver = a.Locker
 	}
-	entries := a.r.Keys
+	keys := a.r.Keys
 	if n := len(a.r.Slots); n > 0 {
-		entries = []queue.Entry{{Name: a.r.Slots[0], Slots: n}}
+		keys = []queue.Key{{Name: a.r.Slots[0], Slots: n}}
 	}
-	if err := a.LineUp(ctx, a.cfg.Queue, entries, giver, nil); err != nil {
+	if err := a.Enqueue(ctx, a.cfg.Queue, keys, giver, nil); err != nil {
 		return nil, err
 	}
-	if from, handed := a.Ticket.HandedOver().(*Succession); handed {
-		return a.inherit(ctx, from)
+	if from, handed := a.Ticket.HandedOver().(*Handoff); handed {
+		return a.takeOver(ctx, from)
 	}
 	var err error
 	asked := time.Now()
@@ -508,7 +508,7 @@ func (a *attempt) beginKeys(ctx context.Context) (*pool.Txn, error) {
 	// A caller that had to queue in the process expects to wait in the server, too, if
 	// another process had the key a moment ago, unless it came to the front because the key
 	// is shared.
-	nowait := a.First || !a.Ticket.HasRival() || !slices.ContainsFunc(a.r.Keys, func(key Key) bool { return !key.Shared })
+	nowait := a.First || !a.Ticket.HasOtherProcess() || !slices.ContainsFunc(a.r.Keys, func(key Key) bool { return !key.Shared })
 	for {
 		var txn *pool.Txn
 		var err error
@@ -564,7 +564,7 @@ func (a *attempt) next(ctx context.Context, err error, nowait bool) (nowaitNext 
 	case a.outrun(err) && a.Wait > 0:
 		return false, a.rest(ctx, arrival)
 	case nowait && server.Locked(err) && a.Wait > 0:
-		a.Ticket.SawRival()
+		a.Ticket.SawOtherProcess()
 		return false, nil
 	case nowait && a.taken(err):
 		return false, a.refuse(ctx, 0)

@@ -246,7 +246,7 @@ func TestWokenForNothing(t *testing.T) {
 	})
 }
 
-// TestWaitForLeaseEnds: however it ends, the next in line comes to the front.
+// TestWaitForLeaseEnds: however it ends, the next in the queue comes to the front.
 func TestWaitForLeaseEnds(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		refusal := errors.New("refused")
@@ -282,8 +282,8 @@ func TestWaitForLeaseEnds(t *testing.T) {
 			if d := time.Since(began); d > time.Minute {
 				t.Errorf("%s took %v", name, d)
 			}
-			if _, _, front := p.queue.TryEnter([]queue.Entry{{Name: "k"}}, false); !front {
-				t.Errorf("%s: the place in front was not left", name)
+			if _, _, front := p.queue.TryEnter([]queue.Key{{Name: "k"}}, false); !front {
+				t.Errorf("%s: the resource in front was not left", name)
 			}
 			cancel()
 		}

@@ -315,9 +315,9 @@ func TestReaderBehindWriter(t *testing.T) {
 	})
 }
 
-// TestReadersLineUp: those who wait for another process's writer occupy one
+// TestReadersQueueUp: those who wait for another process's writer occupy one
 // connection of the server, not one each.
-func TestReadersLineUp(t *testing.T) {
+func TestReadersQueueUp(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other := s.process(nil), s.process(nil)
 		p.hold(rowlock.Request{Keys: shared("k")})()
@@ -327,7 +327,7 @@ func TestReadersLineUp(t *testing.T) {
 			all.Go(func() { p.hold(rowlock.Request{Keys: shared("k"), Wait: time.Minute})() })
 		}
 		s.waitsInServer(1)
-		dbtest.Soon(t, "all are in line", func() bool { return p.queue.Waiting("k") == 9 })
+		dbtest.Soon(t, "all are in the queue", func() bool { return p.queue.Waiting("k") == 9 })
 		if n := p.conns.Stat().InUse; n != 1 {
 			t.Errorf("%d connections are in use", n)
 		}

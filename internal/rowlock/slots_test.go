@@ -224,7 +224,7 @@ func TestSlotsAllTaken(t *testing.T) {
 		granted := make(chan func(), 1)
 		go func() { granted <- p.hold(rowlock.Request{Slots: slots(1), Wait: time.Minute}) }()
 		s.waitsInServer(1)
-		ticket, _, front := p.queue.TryEnter([]queue.Entry{{Name: "s", Slots: 3}}, false)
+		ticket, _, front := p.queue.TryEnter([]queue.Key{{Name: "s", Slots: 3}}, false)
 		if !front {
 			t.Fatal("one who asks for three slots is not in front")
 		}
@@ -245,7 +245,7 @@ func TestSlotsAllTaken(t *testing.T) {
 	})
 }
 
-// TestSlotWaitIsOne: the waits of one request are one to Request.Waiting, in line
+// TestSlotWaitIsOne: the waits of one request are one to Request.Waiting, in the queue
 // and in the server.
 func TestSlotWaitIsOne(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {

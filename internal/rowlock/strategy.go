@@ -6,5 +6,5 @@ import (
 )
 
 // Traits of row locks, for those who choose among strategies. [Locker.Begin] and
-// [Locker.Join] take them after BEGIN, and [Locker.Step] comes before COMMIT.
+// [Locker.Join] take them after BEGIN, and [Locker.Raise] comes before COMMIT.
 var Traits = strategy.Traits{Name: hint.StrategyRow, Table: true, Inside: true, Excludes: true}

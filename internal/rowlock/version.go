@@ -9,18 +9,18 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/keyrow"
+	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/internal/step"
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// Step adds one to the versions of keys, which the open transaction on conn has locked. So
+// Raise adds one to the versions of keys, which the open transaction on conn has locked. So
 // a unit of work that uses one of them optimistically sees that there was a commit. Call
 // it right before COMMIT. After an error the transaction must be rolled back.
-func (l *Locker) Step(ctx context.Context, conn driver.Conn, keys []string) error {
-	ctx = step.Named(ctx, step.Fence, hint.StrategyRow, keys...)
-	n, err := server.Affected(ctx, conn, l.stepSQL(keys))
+func (l *Locker) Raise(ctx context.Context, conn driver.Conn, keys []string) error {
+	ctx = purpose.Named(ctx, purpose.Fence, hint.StrategyRow, keys...)
+	n, err := server.Affected(ctx, conn, l.raiseSQL(keys))
 	if err == nil && n != int64(len(keys)) {
 		err = fmt.Errorf("%d rows were changed, want %d", n, len(keys))
 	}
@@ -30,11 +30,11 @@ func (l *Locker) Step(ctx context.Context, conn driver.Conn, keys []string) erro
 	return nil
 }
 
-// StepAndCommit is Step and COMMIT in one statement, which gives the locks back. done is false
+// RaiseAndCommit is Raise and COMMIT in one statement, which gives the locks back. done is false
 // with a nil error if the server has no way for that. If unknown is true with an error, the
 // transaction may be committed, as after any COMMIT; else it is not, and must be rolled back.
-func (l *Locker) StepAndCommit(ctx context.Context, c *pool.Conn, keys []string) (done, unknown bool, err error) {
-	ctx = step.Named(ctx, step.End, hint.StrategyRow, keys...)
+func (l *Locker) RaiseAndCommit(ctx context.Context, c *pool.Conn, keys []string) (done, unknown bool, err error) {
+	ctx = purpose.Named(ctx, purpose.End, hint.StrategyRow, keys...)
 	limit, cancel := context.WithTimeout(ctx, provideLimit)
 	l.cfg.Rows.ProvideCommit(limit)
 	cancel()
@@ -55,8 +55,8 @@ func (l *Locker) StepAndCommit(ctx context.Context, c *pool.Conn, keys []string)
 // provideLimit bounds what the first commit of this kind does more.
 const provideLimit = time.Second
 
-// stepSQL changes the rows of keys.
-func (l *Locker) stepSQL(keys []string) string {
+// raiseSQL changes the rows of keys.
+func (l *Locker) raiseSQL(keys []string) string {
 	if len(keys) == 1 {
 		return "UPDATE " + l.cfg.Table.String() + " SET " + schema.Next + " WHERE " + schema.Row("", l.cfg.Namespace, schema.Literal(keys[0]))
 	}

@@ -87,9 +87,9 @@ func TestVersioned(t *testing.T) {
 	})
 }
 
-// TestStep: tokens go one step, and no other row is touched or locked, whatever
+// TestRaise: tokens go one step, and no other row is touched or locked, whatever
 // the session is like.
-func TestStep(t *testing.T) {
+func TestRaise(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		all := []string{"a", "b", "c", "d", "e"}
@@ -142,7 +142,7 @@ func TestStep(t *testing.T) {
 					for _, key := range keys {
 						s.Query(c, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' AND name = '"+key+"' FOR UPDATE")
 					}
-					if err := p.Step(t.Context(), c, keys); err != nil {
+					if err := p.Raise(t.Context(), c, keys); err != nil {
 						t.Errorf("%s, %q: %v", session, keys, err)
 					}
 					present := all
@@ -171,15 +171,15 @@ func TestStep(t *testing.T) {
 	})
 }
 
-// TestStepFails where not all rows are there.
-func TestStepFails(t *testing.T) {
+// TestRaiseFails where not all rows are there.
+func TestRaiseFails(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		s.versioned(p, []string{"a"}, []string{"a"})
 		for _, keys := range [][]string{{"gone"}, {"a", "gone"}, {"gone", "gone too"}} {
 			c := s.Connect()
 			s.Exec(c, "BEGIN")
-			if err := p.Step(t.Context(), c, keys); err == nil {
+			if err := p.Raise(t.Context(), c, keys); err == nil {
 				t.Errorf("%q: no error", keys)
 			}
 			s.Exec(c, "ROLLBACK")
@@ -187,20 +187,20 @@ func TestStepFails(t *testing.T) {
 		c := s.Connect()
 		s.Exec(c, "BEGIN")
 		s.Exec(c, "DROP TABLE "+s.table.String())
-		if err := p.Step(t.Context(), c, []string{"a"}); !server.Missing(err) {
+		if err := p.Raise(t.Context(), c, []string{"a"}); !server.Missing(err) {
 			t.Error(err)
 		}
 	})
 }
 
-// TestStepIsOneStatement, also on a driver that runs no text without preparing it.
-func TestStepIsOneStatement(t *testing.T) {
+// TestRaiseIsOneStatement, also on a driver that runs no text without preparing it.
+func TestRaiseIsOneStatement(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		s.versioned(p, []string{"a", "b"}, []string{"a", "b"})
 		c := &counting{Conn: s.Connect()}
 		for i, keys := range [][]string{{"a"}, {"a", "b"}} {
-			dbtest.OK(t, p.Step(context.Background(), c, keys))
+			dbtest.OK(t, p.Raise(context.Background(), c, keys))
 			if c.statements != i+1 {
 				t.Errorf("%d statements", c.statements)
 			}
@@ -222,8 +222,8 @@ func (c *counting) Prepare(text string) (driver.Stmt, error) {
 	return c.Conn.Prepare(text)
 }
 
-// TestStepDoesNotDisturb what the caller's own statements have left.
-func TestStepDoesNotDisturb(t *testing.T) {
+// TestRaiseDoesNotDisturb what the caller's own statements have left.
+func TestRaiseDoesNotDisturb(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		s.versioned(p, []string{"a", "b"}, []string{"a", "b"})
@@ -232,7 +232,7 @@ func TestStepDoesNotDisturb(t *testing.T) {
 		s.Exec(c.Conn, "INSERT INTO "+s.Name+".n VALUES (41), (NULL)")
 		for _, keys := range [][]string{{"a"}, {"a", "b"}} {
 			s.Exec(c.Conn, "BEGIN")
-			dbtest.OK(t, p.Step(t.Context(), c.Conn, keys))
+			dbtest.OK(t, p.Raise(t.Context(), c.Conn, keys))
 			s.Exec(c.Conn, "COMMIT")
 			if got := s.Query(c.Conn, "SELECT LAST_INSERT_ID()")[0][0]; got != "42" {
 				t.Errorf("LAST_INSERT_ID() is %s", got)

@@ -12,14 +12,14 @@ import (
 )
 
 const (
-	cleanMost  = 500                   // rows in one transaction
-	cleanLeast = 10                    // the same, where the server is slow
-	cleanHold  = 50 * time.Millisecond // how long a transaction should lock rows at most
-	cleanLook  = 5000                  // rows that one step reads
-	cleanBound = 10 * time.Second      // limit for the search of a step, and for the end of its transaction
-	cleanBusy  = 5                     // attempts to lock the floor, each of up to a second
-	markLasts  = 3 * time.Second       // how long a mark says that a clean-up is running
-	markEvery  = time.Second
+	cleanMost   = 500                   // rows in one transaction
+	cleanLeast  = 10                    // the same, where the server is slow
+	cleanHold   = 50 * time.Millisecond // how long a transaction should lock rows at most
+	cleanLook   = 5000                  // rows that one step reads
+	cleanBound  = 10 * time.Second      // limit for the search of a step, and for the end of its transaction
+	cleanBusy   = 5                     // attempts to lock the high-water mark, each of up to a second
+	noticeLasts = 3 * time.Second       // how long a notify says that a clean-up is running
+	noticeEvery = time.Second
 )
 
 // CleanSetup is the first statement on a connection for a [Cleaner]. If the client
@@ -35,22 +35,22 @@ var CleanSetup = "SET SESSION autocommit = 1, " + server.OwnSettings + ", innodb
 // The Cleaner goes through the table once, in the order of the primary key. Memory and the
 // time of one step do not depend on the size of the table. Locked rows stay.
 //
-// Tokens never go back: before a row with a higher token is removed, the floor is raised
-// and committed. A program that makes a row reads the floor with a lock, which it keeps
-// until the row exists. So the row either exists before the floor is raised, or it begins
-// with the new floor. The floor is locked for one statement only, so new rows can be made
+// Tokens never go back: before a row with a higher token is removed, the high-water mark is raised
+// and committed. A program that makes a row reads the high-water mark with a lock, which it keeps
+// until the row exists. So the row either exists before the high-water mark is raised, or it begins
+// with the new high-water mark. The high-water mark is locked for one statement only, so new rows can be made
 // during a clean-up.
 //
 // It needs the privilege DELETE, and SKIP LOCKED, which MariaDB has from 10.6 on, unless Skips is false.
 type Cleaner struct {
 	Skips bool // use SKIP LOCKED; else lock one row after the other
 
-	table  Table
-	old    string    // the condition for rows to remove
-	after  []string  // the last row that was read; nil at the beginning
-	floor  uint64    // the floor is at least as high
-	batch  int       // rows in one transaction
-	marked time.Time // when mark was called last
+	table     Table
+	old       string    // the condition for rows to remove
+	after     []string  // the last row that was read; nil at the beginning
+	highWater uint64    // the high-water mark is at least as high
+	batch     int       // rows in one transaction
+	notified  time.Time // when notify was called last
 
 	Looked  int  // rows that it has read
 	Removed int  // rows that it has removed
@@ -84,8 +84,8 @@ func (t Table) Clean(ctx context.Context, conn driver.Conn, unused time.Duration
 // conn is in autocommit without an open transaction, and [CleanSetup] has run on it.
 // After Step that is still so, or conn is closed.
 func (c *Cleaner) Step(ctx context.Context, conn driver.Conn, limit int) error {
-	if time.Since(c.marked) > markEvery {
-		if err := c.mark(ctx, conn); err != nil {
+	if time.Since(c.notified) > noticeEvery {
+		if err := c.notify(ctx, conn); err != nil {
 			return err
 		}
 	}
@@ -112,29 +112,29 @@ func (c *Cleaner) Step(ctx context.Context, conn driver.Conn, limit int) error {
 	return nil
 }
 
-// mark says in the table that a clean-up is running, for requests without a wait that are
-// refused: see CleaningSQL. It also raises the floor as far as the Cleaner needs. It waits
+// notify says in the table that a clean-up is running, for requests without a wait that are
+// refused: see CleaningSQL. It also raises the high-water mark as far as the Cleaner needs. It waits
 // for programs that are making rows just now.
-func (c *Cleaner) mark(ctx context.Context, conn driver.Conn) error {
+func (c *Cleaner) notify(ctx context.Context, conn driver.Conn) error {
 	began := time.Now()
 	text := fmt.Sprintf("UPDATE %s SET token = GREATEST(token, %d), expires = UTC_TIMESTAMP(6) + INTERVAL %d MICROSECOND WHERE %s",
-		c.table, c.floor, markLasts.Microseconds(), Floor)
+		c.table, c.highWater, noticeLasts.Microseconds(), HighWater)
 	for tries := 1; ; tries++ {
 		changed, err := server.Affected(ctx, conn, text)
 		if err == nil && changed == 0 { // another clean-up may have set the same just now
 			var there bool
-			if there, err = c.table.hasFloor(ctx, conn); err == nil && !there {
-				return fmt.Errorf("the lock table lacks its floor row; make it with:\n%s", c.table.floorDDL())
+			if there, err = c.table.hasHighWater(ctx, conn); err == nil && !there {
+				return fmt.Errorf("the lock table lacks its high-water row; make it with:\n%s", c.table.highWaterDDL())
 			}
 		}
 		switch {
 		case err == nil:
-			c.marked = began
+			c.notified = began
 			return nil
 		case !server.Locked(err) && !server.Deadlock(err):
 			return err
 		case tries == cleanBusy:
-			return lockerr.With(lockerr.ErrLocked, fmt.Errorf("the floor row of the lock table was locked for %v, for example by programs that make rows: %w", time.Since(began).Round(time.Second), err))
+			return lockerr.With(lockerr.ErrLocked, fmt.Errorf("the high-water row of the lock table was locked for %v, for example by programs that make rows: %w", time.Since(began).Round(time.Second), err))
 		}
 	}
 }
@@ -164,7 +164,7 @@ func (c *Cleaner) find(ctx context.Context, conn driver.Conn, end []string, limi
 		upTo = fmt.Sprintf("(namespace < %[1]s OR namespace = %[1]s AND name <= %[2]s)", Literal(end[0]), Literal(end[1]))
 	}
 	return server.Query(ctx, conn, server.Bounded(cleanBound)+fmt.Sprintf("namespace, name, token FROM %s WHERE %s AND %s AND %s AND name <> %s AND NOT (%s) ORDER BY namespace, name LIMIT %d",
-		c.table, c.behind(), upTo, c.old, Literal(Stripes), Floor, limit))
+		c.table, c.behind(), upTo, c.old, Literal(Stripes), HighWater, limit))
 }
 
 // behind is the condition for rows that were not read yet.
@@ -180,7 +180,7 @@ func (c *Cleaner) remove(ctx context.Context, conn driver.Conn, rows [][]string)
 	if len(rows) == 0 {
 		return 0, nil
 	}
-	highest := c.floor
+	highest := c.highWater
 	for _, row := range rows {
 		token, err := strconv.ParseUint(row[2], 10, 64)
 		if err != nil {
@@ -188,11 +188,11 @@ func (c *Cleaner) remove(ctx context.Context, conn driver.Conn, rows [][]string)
 		}
 		highest = max(highest, token)
 	}
-	if highest > c.floor || time.Since(c.marked) > markEvery {
-		before := c.floor
-		c.floor = highest
-		if err := c.mark(ctx, conn); err != nil {
-			c.floor = before
+	if highest > c.highWater || time.Since(c.notified) > noticeEvery {
+		before := c.highWater
+		c.highWater = highest
+		if err := c.notify(ctx, conn); err != nil {
+			c.highWater = before
 			return 0, err
 		}
 	}
@@ -247,7 +247,7 @@ func (c *Cleaner) removeIn(ctx context.Context, conn driver.Conn, rows [][]strin
 
 // lock locks those of rows that are still old.
 func (c *Cleaner) lock(rows [][]string, unless string) string {
-	return fmt.Sprintf("SELECT namespace, name FROM %s WHERE %s AND token <= %d FOR UPDATE%s", c.table.exactly(rows), c.old, c.floor, unless)
+	return fmt.Sprintf("SELECT namespace, name FROM %s WHERE %s AND token <= %d FOR UPDATE%s", c.table.exactly(rows), c.old, c.highWater, unless)
 }
 
 // lockEach returns those of rows that it has locked.
@@ -273,8 +273,8 @@ func (t Table) exactly(rows [][]string) string {
 }
 
 // CleaningSQL asks whether a [Cleaner] is at work: it locks rows for moments. It
-// returns a row where one is. A mark that lasts for much longer than any does is from
+// returns a row where one is. A notice that lasts for much longer than any does is from
 // before the server's clock was set back.
 func (t Table) CleaningSQL() string {
-	return "SELECT 1 FROM " + t.String() + " WHERE " + Floor + " AND expires BETWEEN UTC_TIMESTAMP(6) AND UTC_TIMESTAMP(6) + INTERVAL 1 MINUTE"
+	return "SELECT 1 FROM " + t.String() + " WHERE " + HighWater + " AND expires BETWEEN UTC_TIMESTAMP(6) AND UTC_TIMESTAMP(6) + INTERVAL 1 MINUTE"
 }

@@ -29,7 +29,7 @@ func (s *scratch) names(c driver.Conn) (names []string) {
 	return names
 }
 
-func (s *scratch) floor(c driver.Conn) string {
+func (s *scratch) highWater(c driver.Conn) string {
 	s.T.Helper()
 	return s.One(c, "SELECT token FROM "+s.table.String()+" WHERE namespace = '' AND name = ''")
 }
@@ -47,7 +47,7 @@ func TestClean(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		c := s.open() // in no database
 		s.setup(c)
-		clean := func(limit, want int, floor string, left ...string) {
+		clean := func(limit, want int, highWater string, left ...string) {
 			t.Helper()
 			n, err := s.table.Clean(t.Context(), c, time.Minute, limit)
 			if err != nil || n != want {
@@ -56,11 +56,11 @@ func TestClean(t *testing.T) {
 			if got := s.names(c); !slices.Equal(got, left) {
 				t.Errorf("left are %q, want %q", got, left)
 			}
-			if got := s.floor(c); got != floor {
-				t.Errorf("the floor is %s, want %s", got, floor)
+			if got := s.highWater(c); got != highWater {
+				t.Errorf("the high-water mark is %s, want %s", got, highWater)
 			}
 		}
-		clean(10, 0, "0") // the floor is old, and stays
+		clean(10, 0, "0") // the high-water mark is old, and stays
 		s.row(c, "fresh", "NULL", 50, -time.Second)
 		s.row(c, "live", "'x'", 60, time.Hour)
 		s.row(c, "locked", "NULL", 70, -2*time.Minute)
@@ -72,13 +72,13 @@ func TestClean(t *testing.T) {
 		holder := s.open()
 		s.Exec(holder, "BEGIN")
 		s.Exec(holder, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' AND name = 'locked' FOR UPDATE")
-		clean(10, 3, "70", "fresh", "live", "locked", "released early") // that of a row that it finds locked may be in the floor
+		clean(10, 3, "70", "fresh", "live", "locked", "released early") // that of a row that it finds locked may be in the high-water mark
 		s.wantNoTransaction(c)
 		clean(10, 0, "70", "fresh", "live", "locked", "released early")
 		s.wantNoTransaction(c)
 		s.Exec(holder, "ROLLBACK")
 
-		// The limit, and a floor that is higher already.
+		// The limit, and a high-water mark that is higher already.
 		s.Exec(c, "UPDATE "+s.table.String()+" SET token = 1000 WHERE namespace = ''")
 		s.row(c, "old 4", "NULL", 9, -2*time.Minute)
 		clean(1, 1, "1000", "fresh", "live", "old 4", "released early")
@@ -190,7 +190,7 @@ func TestCleanFails(t *testing.T) {
 
 		s.Exec(root, "DELETE FROM "+s.table.String()+" WHERE namespace = ''")
 		if n, err := s.table.Clean(t.Context(), root, time.Minute, 10); n != 0 || err == nil {
-			t.Errorf("without the floor: removed %d, %v", n, err)
+			t.Errorf("without the high-water mark: removed %d, %v", n, err)
 		}
 		s.wantNoTransaction(root)
 	})
@@ -203,8 +203,8 @@ func (s *scratch) wantUntouched(c driver.Conn) {
 			break
 		}
 	}
-	if got := s.names(c); !slices.Equal(got, []string{"old"}) || s.floor(c) != "7" {
-		s.T.Errorf("left are %q over the floor %s", got, s.floor(c))
+	if got := s.names(c); !slices.Equal(got, []string{"old"}) || s.highWater(c) != "7" {
+		s.T.Errorf("left are %q over the high-water mark %s", got, s.highWater(c))
 	}
 }
 
@@ -227,8 +227,8 @@ func TestCleanMany(t *testing.T) {
 			sum = cleaner.Removed
 		}
 		t.Logf("%d rows in %d runs, %v", sum, runs, time.Since(began))
-		if sum != rows || runs < 3 || s.floor(c) != strconv.Itoa(rows/2) {
-			t.Errorf("%d rows were removed in %d runs, and the floor is %s", sum, runs, s.floor(c))
+		if sum != rows || runs < 3 || s.highWater(c) != strconv.Itoa(rows/2) {
+			t.Errorf("%d rows were removed in %d runs, and the high-water mark is %s", sum, runs, s.highWater(c))
 		}
 	})
 }
@@ -265,8 +265,8 @@ func TestCleanTogether(t *testing.T) {
 			dbtest.OK(t, err)
 			sum += n
 		}
-		if sum != 300 || s.floor(c) != "299" {
-			t.Errorf("%d rows were removed, and the floor is %s", sum, s.floor(c))
+		if sum != 300 || s.highWater(c) != "299" {
+			t.Errorf("%d rows were removed, and the high-water mark is %s", sum, s.highWater(c))
 		}
 	})
 }

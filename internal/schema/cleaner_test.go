@@ -18,11 +18,11 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// newRow makes a row as the driver does: with the floor's token, which is locked
+// newRow makes a row as the driver does: with the high-water mark's token, which is locked
 // meanwhile.
 func (s *scratch) newRow(name string) string {
 	return "INSERT IGNORE INTO " + s.table.String() + " (namespace, name, token, expires) SELECT 'app', '" + name + "', token, UTC_TIMESTAMP(6) FROM " +
-		s.table.String() + " WHERE " + schema.Floor + " LOCK IN SHARE MODE"
+		s.table.String() + " WHERE " + schema.HighWater + " LOCK IN SHARE MODE"
 }
 
 // fill makes rows "old 0000000"… and, between them, as many "young" ones as every says.
@@ -69,8 +69,8 @@ func TestCleanBesideNewRows(t *testing.T) {
 			t.Errorf("%d rows of 3000 were removed, %v", removed, err)
 		}
 		t.Logf("%d rows were made meanwhile", made.Load())
-		if got := s.floor(s.open()); got != "2999" {
-			t.Errorf("the floor is %s", got)
+		if got := s.highWater(s.open()); got != "2999" {
+			t.Errorf("the high-water mark is %s", got)
 		}
 	})
 }
@@ -95,7 +95,7 @@ func TestCleanVanishes(t *testing.T) {
 		<-vanished
 		other := s.open()
 		s.Exec(other, "SET SESSION innodb_lock_wait_timeout = 1")
-		for i := range 20 { // none waits for the floor
+		for i := range 20 { // none waits for the high-water mark
 			s.Exec(other, s.newRow(fmt.Sprint("new ", i)))
 		}
 		s.Exec(other, "SET SESSION innodb_lock_wait_timeout = 30")
@@ -107,7 +107,7 @@ func TestCleanVanishes(t *testing.T) {
 	})
 }
 
-// TestCleanBusy: a floor that somebody has locked for long is told from a table with
+// TestCleanBusy: a high-water mark that somebody has locked for long is told from a table with
 // nothing to remove.
 func TestCleanBusy(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
@@ -148,9 +148,9 @@ func TestCleaningMark(t *testing.T) {
 		if rows := s.Query(c, s.table.CleaningSQL()); len(rows) != 1 {
 			t.Error("nobody is told of a clean-up that is under way")
 		}
-		s.Exec(c, "UPDATE "+s.table.String()+" SET expires = expires + INTERVAL 1 HOUR WHERE "+schema.Floor) // as if it was set back by that
+		s.Exec(c, "UPDATE "+s.table.String()+" SET expires = expires + INTERVAL 1 HOUR WHERE "+schema.HighWater) // as if it was set back by that
 		if rows := s.Query(c, s.table.CleaningSQL()); len(rows) != 0 {
-			t.Error("a mark from before the clock was set back counts")
+			t.Error("a notify from before the clock was set back counts")
 		}
 	})
 }

@@ -58,10 +58,10 @@ func (t Table) quoted(name string) string {
 	return "`" + strings.ReplaceAll(t.schema, "`", "``") + "`.`" + name + "`" // a database can have any name
 }
 
-// Floor is the condition for the floor row, which belongs to no key. Its token is at least
+// HighWater is the condition for the high-water row, which belongs to no key. Its token is at least
 // that of every row that a clean-up has removed. New rows begin with it, so a key's token
 // never goes back.
-const Floor = "namespace = x'' AND name = x''"
+const HighWater = "namespace = x'' AND name = x''"
 
 // Stripes is the name of a row whose token is the number of rows that the keys of its
 // namespace share. It exists only if they do. No key has that name.
@@ -108,12 +108,12 @@ func (t Table) DDL() string {
 		") ENGINE=InnoDB COMMENT='locks of mysqllock: one row a key'"
 }
 
-func (t Table) floorDDL() string {
+func (t Table) highWaterDDL() string {
 	return "INSERT IGNORE INTO " + t.String() + " (namespace, name) VALUES (x'', x'')"
 }
 
 // Setup returns the statements that make the table.
-func (t Table) Setup() []string { return []string{t.DDL(), t.floorDDL()} }
+func (t Table) Setup() []string { return []string{t.DDL(), t.highWaterDDL()} }
 
 // Unhex is the value of a question mark that stands for bytes, as [Hex] writes them: in any
 // character set of the connection.
@@ -154,9 +154,9 @@ func Lasts(qualifier string) string {
 		" OR " + qualifier + "expires > UTC_TIMESTAMP(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) MICROSECOND)"
 }
 
-// Settled is the condition that every commit under a key changes its version: its row is marked,
+// Versioned is the condition that every commit under a key changes its version: its row is marked,
 // and has no lease.
-const Settled = "versioned = 1 AND owner IS NULL"
+const Versioned = "versioned = 1 AND owner IS NULL"
 
 // Released are the assignments that end a row's lease.
 const Released = "owner = NULL, expires = LEAST(expires, UTC_TIMESTAMP(6))"
@@ -263,9 +263,9 @@ func (t Table) ensure(ctx context.Context, conn driver.Conn, info server.Info, a
 		}
 	}
 	if err == nil && lack == "" && s.innoDB() {
-		err = t.ensureFloor(ctx, conn)
+		err = t.ensureHighWater(ctx, conn)
 	}
-	run := t.floorDDL()
+	run := t.highWaterDDL()
 	if lack != "" {
 		run = lack + ";\n" + run
 	}
@@ -398,18 +398,18 @@ func (t Table) Complete(ctx context.Context, conn driver.Conn, info server.Info,
 // duplicateColumn says that another process was quicker.
 const duplicateColumn = 1060
 
-// ensureFloor makes the floor row if a plain read does not find it. (An INSERT of an
+// ensureHighWater makes the high-water row if a plain read does not find it. (An INSERT of an
 // existing row would wait for its lock.)
-func (t Table) ensureFloor(ctx context.Context, conn driver.Conn) error {
-	there, err := t.hasFloor(ctx, conn)
+func (t Table) ensureHighWater(ctx context.Context, conn driver.Conn) error {
+	there, err := t.hasHighWater(ctx, conn)
 	if err != nil || there {
 		return err
 	}
-	return server.Exec(ctx, conn, t.floorDDL())
+	return server.Exec(ctx, conn, t.highWaterDDL())
 }
 
-func (t Table) hasFloor(ctx context.Context, conn driver.Conn) (bool, error) {
-	rows, err := server.Query(ctx, conn, "SELECT 1 FROM "+t.String()+" WHERE "+Floor)
+func (t Table) hasHighWater(ctx context.Context, conn driver.Conn) (bool, error) {
+	rows, err := server.Query(ctx, conn, "SELECT 1 FROM "+t.String()+" WHERE "+HighWater)
 	return len(rows) > 0, err
 }
 

@@ -40,8 +40,8 @@ func (s *scratch) wantForm(rows string) {
 }
 
 const (
-	floorRow     = "  0 1970-01-01 00:00:00.000000 0"
-	upgradedRows = floorRow + ",app a 0 1970-01-01 00:00:00.000000 0,app b 0 1970-01-01 00:00:00.000000 0"
+	highWaterRow = "  0 1970-01-01 00:00:00.000000 0"
+	upgradedRows = highWaterRow + ",app a 0 1970-01-01 00:00:00.000000 0,app b 0 1970-01-01 00:00:00.000000 0"
 )
 
 func TestEnsure(t *testing.T) {
@@ -53,12 +53,12 @@ func TestEnsure(t *testing.T) {
 			if procedure == s.info.MariaDB {
 				t.Errorf("procedure %v", procedure)
 			}
-			s.wantForm(floorRow)
+			s.wantForm(highWaterRow)
 		}
 		s.Exec(c, "DELETE FROM "+s.table.String())
 		_, err := s.table.Ensure(t.Context(), c, s.info, false)
 		dbtest.OK(t, err)
-		s.wantForm(floorRow)
+		s.wantForm(highWaterRow)
 	})
 }
 
@@ -82,7 +82,7 @@ func TestUpgradeTogether(t *testing.T) {
 	for _, from := range []string{"nothing", "first form"} {
 		t.Run(from, func(t *testing.T) {
 			dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
-				want := floorRow
+				want := highWaterRow
 				if from == "first form" {
 					s.firstForm()
 					want = upgradedRows
@@ -115,7 +115,7 @@ func TestByHand(t *testing.T) {
 				user := "u_" + s.Name[len(s.Name)-8:]
 				s.Exec(root, "CREATE USER '"+user+"'@'%'")
 				s.Exec(root, "GRANT SELECT, INSERT, UPDATE ON "+s.Name+".* TO '"+user+"'@'%'")
-				want := floorRow
+				want := highWaterRow
 				if from == "first form" {
 					s.firstForm()
 					want = upgradedRows
@@ -278,6 +278,6 @@ func TestEnsureWhileTheNameIsTaken(t *testing.T) {
 			t.Error("somebody else has made it")
 		}
 		dbtest.OK(t, err)
-		s.wantForm(floorRow)
+		s.wantForm(highWaterRow)
 	})
 }

@@ -15,7 +15,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/mysqllock/mysqllock/internal/step"
+	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
@@ -396,7 +396,7 @@ func Exec(ctx context.Context, conn driver.Conn, text string) error {
 
 // Change is Exec for a statement whose result matters.
 func Change(ctx context.Context, conn driver.Conn, text string) (driver.Result, error) {
-	ctx = step.Ours(ctx)
+	ctx = purpose.Ours(ctx)
 	if e, ok := conn.(driver.ExecerContext); ok {
 		result, err := e.ExecContext(ctx, text, nil)
 		if !errors.Is(err, driver.ErrSkip) {
@@ -413,7 +413,7 @@ func Change(ctx context.Context, conn driver.Conn, text string) (driver.Result, 
 
 // ChangePrepared is Change for a prepared statement.
 func ChangePrepared(ctx context.Context, stmt driver.Stmt, args ...driver.Value) (driver.Result, error) {
-	ctx = step.Ours(ctx)
+	ctx = purpose.Ours(ctx)
 	s, ok := stmt.(driver.StmtExecContext)
 	if !ok {
 		return stmt.Exec(args) //nolint:staticcheck // for drivers without the context form
@@ -515,7 +515,7 @@ func nextSet(rows driver.Rows) (more bool, err error) {
 }
 
 func query(ctx context.Context, conn driver.Conn, text string) (driver.Rows, error) {
-	ctx = step.Ours(ctx)
+	ctx = purpose.Ours(ctx)
 	if q, ok := conn.(driver.QueryerContext); ok {
 		rows, err := q.QueryContext(ctx, text, nil)
 		if !errors.Is(err, driver.ErrSkip) {
@@ -535,7 +535,7 @@ func query(ctx context.Context, conn driver.Conn, text string) (driver.Rows, err
 }
 
 func queryPrepared(ctx context.Context, stmt driver.Stmt, args []driver.Value) (driver.Rows, error) {
-	ctx = step.Ours(ctx)
+	ctx = purpose.Ours(ctx)
 	s, ok := stmt.(driver.StmtQueryContext)
 	if !ok {
 		return stmt.Query(args) //nolint:staticcheck // for drivers without the context form
@@ -553,7 +553,7 @@ func (r closeBoth) Close() error { return errors.Join(r.Rows.Close(), r.stmt.Clo
 
 // Prepare prepares a statement, with the context if the driver can.
 func Prepare(ctx context.Context, conn driver.Conn, text string) (driver.Stmt, error) {
-	ctx = step.Ours(ctx)
+	ctx = purpose.Ours(ctx)
 	if p, ok := conn.(driver.ConnPrepareContext); ok {
 		return p.PrepareContext(ctx, text)
 	}

@@ -15,8 +15,8 @@ func ForConn() bool { return over("(*Conn).") }
 // sql.Conn or a sql.Tx, and not for any.
 func ForOne() bool { return over("(*Conn).", "(*Tx).Prepare") }
 
-// ForLine reports whether database/sql opens a connection for whoever stands in line for one.
-func ForLine() bool { return over("(*DB).openNewConnection") }
+// ForQueue reports whether database/sql opens a connection for whoever stands in the queue for one.
+func ForQueue() bool { return over("(*DB).openNewConnection") }
 
 // Retried reports whether database/sql tries again on driver.ErrBadConn: not for a sql.Conn,
 // and not for a prepared statement, which may be of one.

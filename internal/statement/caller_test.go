@@ -18,15 +18,15 @@ type asked struct{ retried, forConn bool }
 
 // called opens connections that note who calls them.
 type called struct {
-	forLine chan bool  // of each connection
-	asked   *[]asked   // of each statement
-	waits   chan error // what statements return; a closed one is nil
+	forQueue chan bool  // of each connection
+	asked    *[]asked   // of each statement
+	waits    chan error // what statements return; a closed one is nil
 }
 
 func (k called) Driver() driver.Driver { return nil }
 
 func (k called) Connect(context.Context) (driver.Conn, error) {
-	k.forLine <- statement.ForLine()
+	k.forQueue <- statement.ForQueue()
 	return calledConn{k}, nil
 }
 
@@ -65,8 +65,8 @@ func (c calledConn) ExecContext(_ context.Context, _ string, _ []driver.NamedVal
 	return nil, c.note()
 }
 
-// TestForLine: a connection is for whoever stands in line if all that may be open were in use.
-func TestForLine(t *testing.T) {
+// TestForQueue: a connection is for whoever stands in the queue if all that may be open were in use.
+func TestForQueue(t *testing.T) {
 	ctx := t.Context()
 	k := called{make(chan bool, 2), new([]asked), make(chan error)}
 	db := sql.OpenDB(k)
@@ -76,8 +76,8 @@ func TestForLine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if <-k.forLine {
-		t.Error("the first connection is for whoever stands in line")
+	if <-k.forQueue {
+		t.Error("the first connection is for whoever stands in the queue")
 	}
 	next := make(chan error, 1)
 	go func() {
@@ -93,8 +93,8 @@ func TestForLine(t *testing.T) {
 	if err := first.Raw(func(any) error { return driver.ErrBadConn }); !errors.Is(err, driver.ErrBadConn) {
 		t.Fatal(err)
 	}
-	if !<-k.forLine {
-		t.Error("the connection of a caller that stood in line is not for it")
+	if !<-k.forQueue {
+		t.Error("the connection of a caller that stood in the queue is not for it")
 	}
 	if err := <-next; err != nil {
 		t.Error(err)

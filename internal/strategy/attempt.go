@@ -13,7 +13,7 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// Attempt is one call that asks for a lock: how long it may wait, where it is in the line of this
+// Attempt is one call that asks for a lock: how long it may wait, where it is in the queue of this
 // process, and what its caller is told.
 type Attempt struct {
 	Key     string // in errors
@@ -25,7 +25,7 @@ type Attempt struct {
 	Joins   bool      // it is for a transaction that is open, and lost with its connection
 	Heard   Heard
 	Ticket  *queue.Ticket   // nil before there is one, and once another owns it
-	First   bool            // nobody of this process was in line before it
+	First   bool            // nobody of this process was in the queue before it
 	HeldBy  *lockerr.Holder // who is known to have it
 	Refused []int           // slots that Slot leaves out: found locked, where the server does not tell which are
 
@@ -37,7 +37,7 @@ type Attempt struct {
 	end      func()          // ends that; nil without one
 }
 
-// Finish ends what the attempt has begun, but for its place in line: the turn of AwaitLease, and
+// Finish ends what the attempt has begun, but for its place in the queue: the turn of AwaitLease, and
 // the one wait.
 func (a *Attempt) Finish() {
 	a.EndTurn()
@@ -97,11 +97,11 @@ func (a *Attempt) Patient(ctx context.Context) (_ context.Context, done func(), 
 	return timed, func() { cancel(); leave() }, nil
 }
 
-// LineUp waits until the caller is in front of the lines of entries, or until closed is closed.
+// Enqueue waits until the caller is in front of the queues of keys, or until closed is closed.
 // from says whose holder may hand its lock over to the caller: see [queue.Ticket.HandedOver]; nil
 // is nobody's.
-func (a *Attempt) LineUp(ctx context.Context, q *queue.Queue, entries []queue.Entry, from any, closed <-chan struct{}) (err error) {
-	ticket, holder, front := q.TryEnter(entries, a.Wait == 0)
+func (a *Attempt) Enqueue(ctx context.Context, q *queue.Queue, keys []queue.Key, from any, closed <-chan struct{}) (err error) {
+	ticket, holder, front := q.TryEnter(keys, a.Wait == 0)
 	switch {
 	case front:
 		a.Ticket, a.First = ticket, true
@@ -117,14 +117,14 @@ func (a *Attempt) LineUp(ctx context.Context, q *queue.Queue, entries []queue.En
 	defer done()
 	over := time.NewTimer(a.Left()) // it costs less than a derived context
 	defer over.Stop()
-	a.Ticket, err = q.Enter(ctx, entries, from, queue.Ends{Over: over.C, Closed: closed})
+	a.Ticket, err = q.Enter(ctx, keys, from, queue.Ends{Over: over.C, Closed: closed})
 	if err != nil || a.Ticket.HandedOver() != nil {
 		a.Heard.Store(true)
 	}
 	if err == nil {
 		return nil
 	}
-	for _, e := range entries {
+	for _, e := range keys {
 		if a.HeldBy == nil {
 			a.HeldBy, _ = q.HolderOf(e)
 		}

@@ -52,10 +52,10 @@ type Waiting = func(context.Context) (ctx context.Context, done func(), err erro
 
 // Request asks for locks outside of a transaction.
 type Request struct {
-	// Places are one where the strategy excludes, else all that are wanted, sorted.
-	Places []Place
-	Wait   time.Duration // 0 fails at once if somebody else has a key
-	Wants  Waiting       // nil for nobody to ask
+	// Resources are one where the strategy excludes, else all that are wanted, sorted.
+	Resources []Resource
+	Wait      time.Duration // 0 fails at once if somebody else has a key
+	Wants     Waiting       // nil for nobody to ask
 
 	// Lost is called once, on a goroutine of its own, when the lock may be lost.
 	Lost func()
@@ -73,23 +73,23 @@ type Strategy interface {
 	Traits() Traits
 
 	// Take takes what lies outside of transactions, all or nothing, in the order of
-	// the places. The keys in an error are the places' rows. It is not called for
+	// the resources. The keys in an error are the resources' rows. It is not called for
 	// strategies inside transactions.
-	Take(ctx context.Context, r Request) ([]Held, error)
+	Take(ctx context.Context, r Request) ([]Grant, error)
 
 	// Check makes sure, right before the transaction on c commits, that what is
 	// held is still held. wrote: the transaction may have written. The keys in an
-	// error are the places' rows. After an error the transaction must be rolled back.
-	Check(ctx context.Context, c *pool.Conn, held []Held, wrote bool) (Check, error)
+	// error are the resources' rows. After an error the transaction must be rolled back.
+	Check(ctx context.Context, c *pool.Conn, held []Grant, wrote bool) (Check, error)
 
 	// Holder asks the server who has what row keeps, without waiting for anybody. It returns nil if
 	// nobody has it or the strategy itself has, or if the server does not say before ctx ends.
 	Holder(ctx context.Context, row string) *lockerr.Holder
 }
 
-// Held is a lock, or a version, that Take has returned. It may have the methods of
-// [Fenced], [Lapsing], [Versioned], [Verified], [Slotted] and [Lined], too.
-type Held interface {
+// Grant is a lock, or a version, that Take has returned. It may have the methods of
+// [Fenced], [Lapsing], [Versioned], [Verified], [Slotted] and [Queued], too.
+type Grant interface {
 	Key() string // the row that keeps it
 	Err() error  // nil while it is held
 	Release() error
@@ -108,7 +108,7 @@ type Lapsing interface{ Lapse() }
 // reports whether somebody has set another one since.
 type Versioned interface {
 	Number() uint64
-	Next() Held
+	Next() Grant
 	Moved(ctx context.Context) (bool, error)
 }
 
@@ -128,8 +128,8 @@ type Attached interface{ Detach() error }
 // Slotted is one of several slots.
 type Slotted interface{ Slot() int }
 
-// Lined is what has a place in the process's own line.
-type Lined interface{ Ticket() *queue.Ticket }
+// Queued is what has a place in the process's own queue.
+type Queued interface{ Ticket() *queue.Ticket }
 
 // Check is what is left to be done at COMMIT. The zero value is nothing.
 type Check struct {

@@ -18,8 +18,8 @@ import (
 // begin opens a unit of work, with what p asks for, on a connection of database/sql that is free.
 // What lies outside of the transaction is taken first, and the transaction begins with it where it
 // can; else with the first row lock.
-func (c *Conn) begin(ctx context.Context, s *scope, p *plan, opts driver.TxOptions) (u *unit, err error) {
-	if opts.ReadOnly && slices.ContainsFunc(p.missing, func(place strategy.Place) bool { return place.Traits.Inside && !place.Shared }) {
+func (c *Conn) begin(ctx context.Context, s *ctxState, p *plan, opts driver.TxOptions) (u *unit, err error) {
+	if opts.ReadOnly && slices.ContainsFunc(p.missing, func(resource strategy.Resource) bool { return resource.Traits.Inside && !resource.Shared }) {
 		return nil, &lockerr.Error{Op: "begin", Key: handle.Names(p.h), Strategy: hint.StrategyRow, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(
 			"the server takes row locks in a READ ONLY transaction only if they are shared"))}
 	}
@@ -30,13 +30,13 @@ func (c *Conn) begin(ctx context.Context, s *scope, p *plan, opts driver.TxOptio
 		return nil, err
 	}
 	once := c.texts.next != 0 // levels are for the next transaction alone
-	levels := c.texts.begins(opts, len(p.guards) > 0)
+	levels := c.texts.begins(opts, len(p.grants) > 0)
 	if p.compares {
 		if err := c.clean(ctx, p, "begin", levels); err != nil {
 			return nil, err
 		}
 	}
-	if len(p.guards) > 0 {
+	if len(p.grants) > 0 {
 		var undo func()
 		if u, undo, err = c.takeAround(ctx, s, p, opts, once); err != nil {
 			return nil, handle.Yielded(err)
@@ -75,7 +75,7 @@ func (c *Conn) begin(ctx context.Context, s *scope, p *plan, opts driver.TxOptio
 // takeAround takes what p asks for outside of the transaction. It returns the unit of work if the
 // transaction has begun with that, else what gives it back. once: the next transaction has levels of
 // isolation of its own, which a statement before it would use up.
-func (c *Conn) takeAround(ctx context.Context, s *scope, p *plan, opts driver.TxOptions, once bool) (u *unit, undo func(), err error) {
+func (c *Conn) takeAround(ctx context.Context, s *ctxState, p *plan, opts driver.TxOptions, once bool) (u *unit, undo func(), err error) {
 	on, err := c.lends(ctx, s, p)
 	if err != nil {
 		return nil, nil, err
@@ -84,7 +84,7 @@ func (c *Conn) takeAround(ctx context.Context, s *scope, p *plan, opts driver.Tx
 	if !once {
 		b = c.beginning(s, p, opts)
 	}
-	undo, err = s.takeGuards(ctx, p, on, b)
+	undo, err = s.takeGrants(ctx, p, on, b)
 	begun, whole := b.Conclude()
 	switch {
 	case err != nil:
@@ -109,7 +109,7 @@ func (c *Conn) takeAround(ctx context.Context, s *scope, p *plan, opts driver.Tx
 // lends returns the connection on which versions are read that p asks for. If c has none yet,
 // and nothing else is to be taken, it gets one now, provided that one is ready: it needs it
 // right afterwards, unless it has to wait.
-func (c *Conn) lends(ctx context.Context, s *scope, p *plan) (lent, error) {
+func (c *Conn) lends(ctx context.Context, s *ctxState, p *plan) (lent, error) {
 	if c.link != nil || !p.versions || p.locks || !c.k.Apps().Ready() {
 		return lent{link: c.link}, nil
 	}
@@ -121,7 +121,7 @@ func (c *Conn) lends(ctx context.Context, s *scope, p *plan) (lent, error) {
 
 // needToBegin is needClean for a caller that does not wait in the server, with the error that
 // the caller of BeginTx gets.
-func (c *Conn) needToBegin(ctx context.Context, s *scope, h *hint.Hint, wait time.Duration) error {
+func (c *Conn) needToBegin(ctx context.Context, s *ctxState, h *hint.Hint, wait time.Duration) error {
 	err := c.needClean(ctx, s, h, wait, false)
 	if err == nil || errors.Is(err, driver.ErrBadConn) {
 		return err
@@ -132,13 +132,13 @@ func (c *Conn) needToBegin(ctx context.Context, s *scope, h *hint.Hint, wait tim
 // beginning is the transaction that may begin with what is to be taken outside of it; nil if it
 // begins apart: where something is to be locked in it, too, or something is to be set on the
 // connection before.
-func (c *Conn) beginning(s *scope, p *plan, opts driver.TxOptions) *strategy.Beginning {
+func (c *Conn) beginning(s *ctxState, p *plan, opts driver.TxOptions) *strategy.Beginning {
 	switch {
 	case p.inTransaction():
 		return nil
 	case !p.locks && c.link != nil && c.unlimit == "" && opts == (driver.TxOptions{}): // who reads versions has the turn
 		return strategy.NewBeginning(func(context.Context) (*pool.Conn, error) { return c.link, nil }, func(bool) { c.spoiled() })
-	case len(p.guards) != 1 || p.versions || p.guards[0].Slots > 0:
+	case len(p.grants) != 1 || p.versions || p.grants[0].Slots > 0:
 		return nil
 	}
 	light := c.link == nil
@@ -165,7 +165,7 @@ func (c *Conn) beginning(s *scope, p *plan, opts driver.TxOptions) *strategy.Beg
 		}
 		return c.link, nil
 	}, back)
-	b.Options, b.Ends = opts, len(s.guards) == 0 && !s.decided
+	b.Options, b.Ends = opts, len(s.grants) == 0 && !s.decided
 	b.Free = func() bool { return c.link != nil || c.k.Apps().Ready() }
 	return b
 }
@@ -177,9 +177,9 @@ func (c *Conn) spoiled() {
 	}
 }
 
-// beginBare begins a transaction without row locks. Under guards it is begun by text, as it
+// beginBare begins a transaction without row locks. Under grants it is begun by text, as it
 // is committed by text: see [fence.pass].
-func (c *Conn) beginBare(ctx context.Context, s *scope, p *plan, opts driver.TxOptions) (*unit, error) {
+func (c *Conn) beginBare(ctx context.Context, s *ctxState, p *plan, opts driver.TxOptions) (*unit, error) {
 	if err := c.needToBegin(ctx, s, p.h, c.k.Wait(p.h)); err != nil {
 		return nil, err
 	}
@@ -190,7 +190,7 @@ func (c *Conn) beginBare(ctx context.Context, s *scope, p *plan, opts driver.TxO
 	if err := c.liftLimit(ctx); err != nil {
 		return nil, err
 	}
-	if opts != (driver.TxOptions{}) || len(s.guards)+len(p.around) == 0 {
+	if opts != (driver.TxOptions{}) || len(s.grants)+len(p.around) == 0 {
 		txn, err := c.link.Begin(ctx, opts)
 		if err != nil {
 			return nil, err
@@ -204,13 +204,13 @@ func (c *Conn) beginBare(ctx context.Context, s *scope, p *plan, opts driver.TxO
 }
 
 // beginRows begins a transaction with the first request of p.
-func (c *Conn) beginRows(ctx context.Context, s *scope, p *plan, opts driver.TxOptions) (*unit, error) {
+func (c *Conn) beginRows(ctx context.Context, s *ctxState, p *plan, opts driver.TxOptions) (*unit, error) {
 	first := p.requests[0]
 	if first.Wait = p.wait.Left(); first.Wait == 0 {
-		c.k.Tenures.Settle(ctx, first.places)
+		c.k.BoundHolds.AwaitEnding(ctx, first.resources)
 	}
 	if c.link == nil {
-		c.lineUpFirst(s, p, &first)
+		c.queueFirst(s, p, &first)
 		defer func() {
 			if c.link != nil {
 				c.link.Unblocked()
@@ -224,7 +224,7 @@ func (c *Conn) beginRows(ctx context.Context, s *scope, p *plan, opts driver.TxO
 		defer c.link.EndTurn()
 		first.Conn = func(context.Context) (*pool.Conn, error) { return c.limits(p.l, nil) }
 	}
-	first.seen, ctx = c.k.Observe(ctx, first.places...)
+	first.seen, ctx = c.k.Observe(ctx, first.resources...)
 	grant, err := p.l.Begin(ctx, opts, false, first.Request)
 	if err != nil {
 		first.seen.Answered(nil, nil, 0, err)
@@ -237,9 +237,9 @@ func (c *Conn) beginRows(ctx context.Context, s *scope, p *plan, opts driver.TxO
 	return u, nil
 }
 
-// lineUpFirst has a caller without a connection get one, with its turn, when its turn in the
-// process's line has come.
-func (c *Conn) lineUpFirst(s *scope, p *plan, first *request) {
+// queueFirst has a caller without a connection get one, with its turn, when its turn in the
+// process's queue has come.
+func (c *Conn) queueFirst(s *ctxState, p *plan, first *request) {
 	connect := func(ctx context.Context, blocks bool) (*pool.Conn, error) {
 		if err := c.needClean(ctx, s, p.h, p.wait.Left(), blocks); err != nil {
 			return nil, err
@@ -270,8 +270,8 @@ func (c *Conn) limits(l *handle.Locks, err error) (*pool.Conn, error) {
 }
 
 // newUnit returns a unit on this connection.
-func (c *Conn) newUnit(s *scope, p *plan, txn *pool.Txn, opts driver.TxOptions) *unit {
+func (c *Conn) newUnit(s *ctxState, p *plan, txn *pool.Txn, opts driver.TxOptions) *unit {
 	u := newUnit(s, p, c.link, txn)
-	u.on, u.opts, u.limit = &onConn{site: c.site, l: p.l, node: p.l.Node(), found: c.carries(nil)}, opts, 0
+	u.on, u.opts, u.limit = &onConn{appConn: c.appConn, l: p.l, node: p.l.Node(), found: c.carries(nil)}, opts, 0
 	return u
 }

@@ -14,17 +14,17 @@ import (
 // check returns why nothing can run in the lock context any more, or inside the
 // holds around it. A unit of work that a read has begun in a hold ends here, if the hold
 // has ended.
-func (s *scope) check(h *hint.Hint) error {
+func (s *ctxState) check(h *hint.Hint) error {
 	if s.unit != nil && s.unit.until != nil {
 		s.unit.inTime()
 	}
-	if s.unit != nil && len(s.unit.enclosing) > 0 {
+	if s.unit != nil && len(s.unit.outer) > 0 {
 		s.unit.outlivesHold()
 	}
 	if s.until != nil {
 		s.inTime()
 	}
-	for _, g := range s.guards {
+	for _, g := range s.grants {
 		if err := g.overError("statement"); err != nil {
 			s.fail(err)
 			return err
@@ -36,13 +36,13 @@ func (s *scope) check(h *hint.Hint) error {
 	if h == nil || len(h.Holds) == 0 {
 		return nil
 	}
-	return checkEnclosing(h)
+	return checkOuter(h)
 }
 
 // undecided returns lockerr.ErrStaleRead where st writes and a decision is outstanding, and
 // what strict mode has against it. u is the unit that it is to run in; nil where that is
 // still to begin.
-func (s *scope) undecided(h *hint.Hint, u *unit, st *statement.Statement) error {
+func (s *ctxState) undecided(h *hint.Hint, u *unit, st *statement.Statement) error {
 	var in *relying
 	if u != nil {
 		in = &u.relying
@@ -62,7 +62,7 @@ func (s *scope) undecided(h *hint.Hint, u *unit, st *statement.Statement) error 
 }
 
 // error is err of a statement that is to run in u, or in a unit that is still to begin.
-func (s *scope) error(h *hint.Hint, u *unit, st *statement.Statement, err error) error {
+func (s *ctxState) error(h *hint.Hint, u *unit, st *statement.Statement, err error) error {
 	if u != nil {
 		return u.error(st.Op(), err)
 	}
@@ -72,7 +72,7 @@ func (s *scope) error(h *hint.Hint, u *unit, st *statement.Statement, err error)
 // required returns why a statement under a lock lacks what strict mode asks for, if it
 // writes a table that needs a lock. Where the first write outside of a hold commits alone, and
 // so gives the lock back under which it was decided, u is only rolled back.
-func (s *scope) required(h *hint.Hint, u *unit, st *statement.Statement) error {
+func (s *ctxState) required(h *hint.Hint, u *unit, st *statement.Statement) error {
 	if st.Info.Kind == sqltext.Read || st.Info.Changes == sqltext.ChangesNothing {
 		return nil
 	}
@@ -114,20 +114,20 @@ func keysOf(h *hint.Hint, u *unit) (keys []string, exclusive bool) {
 	add := func(key string, kind hint.Kind) {
 		keys, exclusive = append(keys, key), exclusive || !kind.Shared && kind.Slots <= 1
 	}
-	var guards []*guard
+	var grants []*grant
 	if h != nil {
 		for _, lock := range h.Locks {
 			add(lock.Key, lock.Kind)
 		}
-		guards = enclosing(h)
+		grants = outerGrants(h)
 	}
 	if u != nil {
 		for _, row := range u.rows {
 			add(row.Key, row.Kind)
 		}
-		guards = slices.Concat(guards, u.scope.guards, u.enclosing)
+		grants = slices.Concat(grants, u.ctxState.grants, u.outer)
 	}
-	for _, g := range guards {
+	for _, g := range grants {
 		add(g.Key, g.Kind)
 	}
 	slices.Sort(keys)
@@ -145,19 +145,19 @@ var (
 			"read through the handle that holds it (with GORM's dbresolver by Clauses(dbresolver.Write)), or with lockctx.Without"))
 )
 
-// lost is called when a guard of the unit of work may be lost.
-func (s *scope) lost(g *guard) {
+// lost is called when a grant of the unit of work may be lost.
+func (s *ctxState) lost(g *grant) {
 	s.k.Doubt()
 	_ = s.take(context.Background())
 	defer s.give()
-	if slices.Contains(s.guards, g) {
+	if slices.Contains(s.grants, g) {
 		g.lost()
 		s.fail(g.overError("statement"))
 	}
 }
 
-// fail ends the unit of work, which has lost a guard.
-func (s *scope) fail(cause error) {
+// fail ends the unit of work, which has lost a grant.
+func (s *ctxState) fail(cause error) {
 	if s.until != nil {
 		s.failed = cause // what was decided under it must not be written without it
 	}

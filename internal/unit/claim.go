@@ -48,7 +48,7 @@ func (c *Conn) claim(ctx context.Context, h *hint.Hint, st *statement.Statement)
 // runClaim runs a statement whose hint has no key, on this connection as it is.
 func (c *Conn) runClaim(ctx context.Context, st *statement.Statement) (driver.Rows, driver.Result, error) {
 	if st.Claims && c.tx == nil {
-		switch state, err := c.settled(ctx); {
+		switch state, err := c.knownState(ctx); {
 		case err != nil:
 			return nil, nil, err
 		case state == sqltext.Idle:

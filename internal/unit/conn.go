@@ -20,9 +20,9 @@ import (
 // every call goes straight to the base driver's connection, and what that returns goes
 // straight back. database/sql calls one method at a time.
 type Conn struct {
-	k     *handle.Handle
-	*site       // the base connection
-	none  *site // of a light connection, while it has no real one
+	k        *handle.Handle
+	*appConn          // the base connection
+	none     *appConn // of a light connection, while it has no real one
 
 	tx      *Tx    // the open transaction that BeginTx has begun here
 	pinned  *unit  // lives here because a sql.Conn has read; it may have ended since
@@ -42,8 +42,8 @@ type Conn struct {
 // NewConn returns base as a connection of the handle k. told: database/sql calls Valid when
 // it puts the connection back, since there is no wrapper of drivers that may hide it.
 func NewConn(k *handle.Handle, base driver.Conn, told bool) *Conn {
-	k.Crowd.Opened()
-	return &Conn{k: k, told: told, site: &site{link: pool.Adopt(base), texts: texts{state: sqltext.Idle}}}
+	k.Starvation.Opened()
+	return &Conn{k: k, told: told, appConn: &appConn{link: pool.Adopt(base), texts: texts{state: sqltext.Idle}}}
 }
 
 // NewLight returns a connection that has a real one only while it needs it. The handle
@@ -70,15 +70,15 @@ func (c *Conn) unlocked() bool {
 
 // nothing reports whether h asks for no lock.
 func (c *Conn) nothing(h *hint.Hint) bool {
-	return h.Scope == nil && h.Err == nil && len(enclosing(h)) == 0
+	return h.LockContext == nil && h.Err == nil && len(outerGrants(h)) == 0
 }
 
-// vacate leaves c with an empty site.
+// vacate leaves c with an empty appConn.
 func (c *Conn) vacate() {
 	if c.none == nil || !c.none.pristine() || c.none.bad.Load() {
-		c.none = &site{texts: texts{state: sqltext.Idle}}
+		c.none = &appConn{texts: texts{state: sqltext.Idle}}
 	}
-	c.site = c.none
+	c.appConn = c.none
 }
 
 // need has c have a real connection.
@@ -102,9 +102,9 @@ func (c *Conn) needAs(ctx context.Context, as pool.As) error {
 // move has c be at link, whose turn the caller has.
 func (c *Conn) move(link *pool.Conn) {
 	link.EndTurn()
-	if c.site, _ = link.State.(*site); c.site == nil {
-		c.site = &site{link: link, texts: texts{state: sqltext.Idle}}
-		link.State = c.site
+	if c.appConn, _ = link.State.(*appConn); c.appConn == nil {
+		c.appConn = &appConn{link: link, texts: texts{state: sqltext.Idle}}
+		link.State = c.appConn
 	}
 	if c.last == link && c.user == c {
 		c.last = nil
@@ -117,7 +117,7 @@ func (c *Conn) move(link *pool.Conn) {
 // one taken, but not one that may have a transaction open, which would be lost: that is
 // ErrUnsafe. The wait for one ends after about wait. blocks: the caller is about to
 // wait in the server on it.
-func (c *Conn) needClean(ctx context.Context, s *scope, h *hint.Hint, wait time.Duration, blocks bool) error {
+func (c *Conn) needClean(ctx context.Context, s *ctxState, h *hint.Hint, wait time.Duration, blocks bool) error {
 	for c.link == nil {
 		link, err := c.k.App(ctx, s.asks(ctx, h, true, blocks), wait)
 		if err != nil {
@@ -142,7 +142,7 @@ func (c *Conn) needClean(ctx context.Context, s *scope, h *hint.Hint, wait time.
 // on which plain SQL text has a transaction open stays: to others it would be theirs, and the
 // pool may close what is idle.
 func (c *Conn) release() {
-	s := c.site
+	s := c.appConn
 	if s.link == nil {
 		return
 	}
@@ -224,7 +224,7 @@ func (c *Conn) ours(ctx context.Context, op string, h *hint.Hint) error {
 	if c.texts.state == sqltext.Idle {
 		return nil
 	}
-	state, err := c.settled(ctx)
+	state, err := c.knownState(ctx)
 	switch {
 	case err != nil:
 		return c.k.Error(op, h, noRetry(err))
@@ -347,7 +347,7 @@ func (c *Conn) Close() error {
 		}
 		return nil
 	}
-	c.k.Crowd.Closed()
+	c.k.Starvation.Closed()
 	_ = c.link.AwaitTurn(context.Background()) // a ping may be under way
 	defer c.link.EndTurn()
 	return c.link.Conn.Close()

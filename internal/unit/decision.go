@@ -60,13 +60,13 @@ func (r *staleRead) renewed() {
 type staleReads struct{}
 
 // staleReadOf returns that of a lock context.
-func staleReadOf(hints *hint.Scope) *staleRead {
+func staleReadOf(hints *hint.LockContext) *staleRead {
 	return hints.State(staleReads{}, func() any { return &staleRead{} }).(*staleRead)
 }
 
-// decision is what a scope remembers of the decisions in its lock context.
+// decision is what a context state remembers of the decisions in its lock context.
 type decision struct {
-	decided bool       // the unit of work, or one of its guards, keeps what was read outside a transaction from being changed
+	decided bool       // the unit of work, or one of its grants, keeps what was read outside a transaction from being changed
 	stale   *staleRead // what was decided on a read whose lock has gone; of all handles
 }
 
@@ -103,10 +103,10 @@ func (d *decision) outlived(by string) {
 
 // refuses returns lockerr.ErrStaleRead where st writes and a decision is outstanding. own is the
 // lock context that d is of. in is of the unit that it is to run in; nil where that is still to begin.
-func (d *decision) refuses(h *hint.Hint, own *hint.Scope, in *relying, st *statement.Statement) error {
+func (d *decision) refuses(h *hint.Hint, own *hint.LockContext, in *relying, st *statement.Statement) error {
 	by, inHold := d.stale.by.Load(), d.stale.inHold.Load()
-	if h != nil && h.Scope != nil && h.Scope != own { // of another lock context, where st adds keys to a transaction
-		other := staleReadOf(h.Scope)
+	if h != nil && h.LockContext != nil && h.LockContext != own { // of another lock context, where st adds keys to a transaction
+		other := staleReadOf(h.LockContext)
 		by, inHold = cmp.Or(by, other.by.Load()), inHold || other.inHold.Load()
 	}
 	switch {

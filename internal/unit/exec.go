@@ -105,9 +105,9 @@ func (c *Conn) runClaiming(ctx context.Context, h *hint.Hint, st *statement.Stat
 // written in the hold.
 func (c *Conn) onlyReads(h *hint.Hint, st *statement.Statement) bool {
 	if c.tx != nil {
-		return h.Scope == nil && c.tx.opts.ReadOnly
+		return h.LockContext == nil && c.tx.opts.ReadOnly
 	}
-	return h.Scope == nil && st.Query && !st.MayWrite() && !st.Info.Tables
+	return h.LockContext == nil && st.Query && !st.MayWrite() && !st.Info.Tables
 }
 
 // runLocked runs a statement in the unit of work that the connection's
@@ -120,7 +120,7 @@ func (c *Conn) runLocked(ctx context.Context, h *hint.Hint, st *statement.Statem
 		if u, err := c.openPinned(ctx); err != nil {
 			return nil, nil, err
 		} else if u != nil {
-			defer u.scope.give()
+			defer u.ctxState.give()
 			return c.runPinned(ctx, u, h, st)
 		}
 	}
@@ -130,7 +130,7 @@ func (c *Conn) runLocked(ctx context.Context, h *hint.Hint, st *statement.Statem
 		}
 		return c.runHere(ctx, st)
 	}
-	s := scopeOf(c.k, h.Scope)
+	s := ctxStateOf(c.k, h.LockContext)
 	if err := s.take(ctx); err != nil {
 		return nil, nil, err
 	}
@@ -140,7 +140,7 @@ func (c *Conn) runLocked(ctx context.Context, h *hint.Hint, st *statement.Statem
 	}
 	if st.Info.Kind == sqltext.Commits {
 		switch {
-		case h.Scope != nil:
+		case h.LockContext != nil:
 			return nil, nil, c.k.Error(st.Op(), h, errCommits)
 		case !st.Info.Defines || c.tx != nil || st.Claims:
 			return nil, nil, c.k.Error(st.Op(), h, errUnchecked)
@@ -156,7 +156,7 @@ func (c *Conn) runLocked(ctx context.Context, h *hint.Hint, st *statement.Statem
 // runDefinition runs DDL in holds that no transaction keeps. It commits by itself, so the
 // server is asked for the holds right before it, by a transaction without anything else; and
 // when they are lost the context ends, and the server is told to stop it.
-func (c *Conn) runDefinition(ctx context.Context, s *scope, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
+func (c *Conn) runDefinition(ctx context.Context, s *ctxState, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
 	p, err := s.plan(h)
 	if err != nil {
 		return nil, nil, err
@@ -186,7 +186,7 @@ func (c *Conn) runPinned(ctx context.Context, u *unit, h *hint.Hint, st *stateme
 		return nil, nil, u.error(st.Op(), lockerr.With(lockerr.ErrUnsafe, errors.New(
 			"the statement would end the transaction in which this sql.Conn holds the lock; run it on another connection, or end the lock context first")))
 	}
-	if err := u.scope.undecided(h, u, st); err != nil {
+	if err := u.ctxState.undecided(h, u, st); err != nil {
 		return nil, nil, err
 	}
 	return c.runJoined(ctx, u, h, st)
@@ -194,7 +194,7 @@ func (c *Conn) runPinned(ctx context.Context, u *unit, h *hint.Hint, st *stateme
 
 // runFree runs a statement of a lock context outside of any transaction of this
 // connection.
-func (c *Conn) runFree(ctx context.Context, s *scope, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
+func (c *Conn) runFree(ctx context.Context, s *ctxState, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
 	if err := c.ours(ctx, st.Op(), h); err != nil {
 		return nil, nil, err
 	}
@@ -207,7 +207,7 @@ func (c *Conn) runFree(ctx context.Context, s *scope, h *hint.Hint, st *statemen
 			return nil, nil, err
 		}
 		return c.runJoined(ctx, s.unit, h, st)
-	case st.Query && st.Info.Kind == sqltext.Read && st.Info.Tables && c.k.HeldElsewhere(h.Scope):
+	case st.Query && st.Info.Kind == sqltext.Read && st.Info.Tables && c.k.HeldElsewhere(h.LockContext):
 		return nil, nil, c.k.Error(st.Op(), h, errHeldElsewhere)
 	case st.Query && st.Info.Kind == sqltext.Read:
 		return c.runRead(ctx, s, h, st)

@@ -20,11 +20,11 @@ import (
 type fence struct {
 	link   *pool.Conn
 	info   server.Info
-	guards []*guard
+	grants []*grant
 	wrote  bool           // it may have written
 	text   bool           // it was begun as text, so that it can be committed as text
-	ends   bool           // the guards end with it, but for those of enclosing holds
-	steps  strategy.Check // makes the versions new of rows that are locked and that others compare; the zero value is nothing
+	ends   bool           // the grants end with it, but for those of outer holds
+	raises strategy.Check // makes the versions new of rows that are locked and that others compare; the zero value is nothing
 	limit  time.Duration  // of the COMMIT; 0 for none
 	silent bool           // the connection has a limit on its silence, until the transaction has ended
 
@@ -34,37 +34,37 @@ type fence struct {
 
 // fence returns what is checked before the unit's COMMIT; nil for nothing.
 func (u *unit) fence() (*fence, error) {
-	guards, err := u.checked()
+	grants, err := u.checked()
 	if err != nil {
 		return nil, err
 	}
-	var steps strategy.Check
-	if u.wrote && u.steps {
-		steps = u.stepVersions()
+	var raises strategy.Check
+	if u.wrote && u.raises {
+		raises = u.raiseVersions()
 	}
-	if len(guards) == 0 && steps.Commit == nil {
+	if len(grants) == 0 && raises.Commit == nil {
 		return nil, nil
 	}
 	return &fence{
-		link: u.link, info: u.l.Info(), guards: guards, wrote: u.wrote, text: u.txn.AsText(), ends: u.endsGuards(), steps: steps,
+		link: u.link, info: u.l.Info(), grants: grants, wrote: u.wrote, text: u.txn.AsText(), ends: u.endsGrants(), raises: raises,
 		limit: u.limit, silent: u.txn.Limited(),
 	}, nil
 }
 
-// checked returns the guards that a commit checks. A version whose key the unit has
+// checked returns the grants that a commit checks. A version whose key the unit has
 // under a lease, too, needs no comparison.
-func (u *unit) checked() (guards []*guard, err error) {
-	all := slices.Concat(u.scope.guards, u.enclosing)
+func (u *unit) checked() (grants []*grant, err error) {
+	all := slices.Concat(u.ctxState.grants, u.outer)
 	for _, g := range all {
 		if g.version() == 0 {
-			guards = append(guards, g)
+			grants = append(grants, g)
 			continue
 		}
-		if !u.wrote || !slices.Contains(u.scope.guards, g) {
+		if !u.wrote || !slices.Contains(u.ctxState.grants, g) {
 			continue
 		}
 		p := g.remembered()
-		if at := slices.IndexFunc(all, func(lease *guard) bool { return lease.covers(u.scope.k, p) }); at >= 0 {
+		if at := slices.IndexFunc(all, func(lease *grant) bool { return lease.covers(u.ctxState.k, p) }); at >= 0 {
 			if err := all[at].again(p); err != nil {
 				return nil, err
 			}
@@ -72,17 +72,17 @@ func (u *unit) checked() (guards []*guard, err error) {
 			continue
 		}
 		u.compared = append(u.compared, g)
-		guards = append(guards, g)
+		grants = append(grants, g)
 	}
-	return guards, nil
+	return grants, nil
 }
 
-// stepVersions is what makes the versions new of the rows that are locked and that others
+// raiseVersions is what makes the versions new of the rows that are locked and that others
 // compare.
-func (u *unit) stepVersions() (c strategy.Check) {
+func (u *unit) raiseVersions() (c strategy.Check) {
 	var rows []string
 	for name, r := range u.rows {
-		if r.steps() && !slices.ContainsFunc(u.compared, func(g *guard) bool { return g.Row == name }) {
+		if r.raises() && !slices.ContainsFunc(u.compared, func(g *grant) bool { return g.Row == name }) {
 			rows = append(rows, name)
 		}
 	}
@@ -91,9 +91,9 @@ func (u *unit) stepVersions() (c strategy.Check) {
 	}
 	slices.Sort(rows)
 	under := func(ctx context.Context) context.Context { return handle.Under(ctx, u.seen...) }
-	c.Fence = func(ctx context.Context) error { return u.l.Step(under(ctx), u.link.Conn, rows) }
+	c.Fence = func(ctx context.Context) error { return u.l.Raise(under(ctx), u.link.Conn, rows) }
 	c.Commit = func(ctx context.Context) (done, unknown bool, err error) {
-		return u.l.StepAndCommit(under(ctx), u.link, rows)
+		return u.l.RaiseAndCommit(under(ctx), u.link, rows)
 	}
 	return c
 }
@@ -123,8 +123,8 @@ func (f *fence) pass() (done, refused bool, err error) {
 		return true, false, nil
 	}
 	if f.limit == 0 && !f.silent && last.Lasting {
-		if err := f.limitIdleness(last.places); err != nil {
-			return false, true, strategy.Naming(err, last.places)
+		if err := f.limitIdleness(last.resources); err != nil {
+			return false, true, strategy.Naming(err, last.resources)
 		}
 	}
 	if err := last.Fence(last.context()); err != nil {
@@ -133,21 +133,21 @@ func (f *fence) pass() (done, refused bool, err error) {
 	return false, false, nil
 }
 
-// check checks the guards, up to one group that can be checked with the COMMIT itself.
+// check checks the grants, up to one group that can be checked with the COMMIT itself.
 func (f *fence) check() (_ *lastCheck, err error) {
 	if sabotage.NoFence.Load() {
-		f.guards = slices.DeleteFunc(f.guards, func(g *guard) bool { return g.Traits.Excludes })
+		f.grants = slices.DeleteFunc(f.grants, func(g *grant) bool { return g.Traits.Excludes })
 	}
-	for _, g := range f.guards {
+	for _, g := range f.grants {
 		if errors.Is(g.Err(), lockerr.ErrClosed) { // what was lost the server says
 			return nil, g.overError("commit")
 		}
 	}
 	var last []lastCheck
-	if f.steps.Commit != nil {
-		last = append(last, lastCheck{Check: f.steps})
+	if f.raises.Commit != nil {
+		last = append(last, lastCheck{Check: f.raises})
 	}
-	for _, group := range byStrategy(f.guards) {
+	for _, group := range byStrategy(f.grants) {
 		check, err := group.by.Check(group.context(), f.link, group.held, f.wrote)
 		if check.Unsure != nil {
 			f.unsure = append(f.unsure, check.Unsure)
@@ -194,14 +194,14 @@ func (f *fence) leave(checks []lastCheck) (last *lastCheck, err error) {
 // lastCheck is a check that can be part of the COMMIT.
 type lastCheck struct {
 	strategy.Check
-	guardGroup
+	grantGroup
 }
 
 // limitIdleness has the server end an application's connection between a fence and
 // COMMIT when nothing has been heard of it for a TTL, and with it what the fence has
 // locked. Sessions are limited from the beginning, and so are transactions with a row lock.
-func (f *fence) limitIdleness(places []strategy.Place) error {
-	least := slices.MinFunc(places, func(a, b strategy.Place) int { return cmp.Compare(a.TTL, b.TTL) })
+func (f *fence) limitIdleness(resources []strategy.Resource) error {
+	least := slices.MinFunc(resources, func(a, b strategy.Resource) int { return cmp.Compare(a.TTL, b.TTL) })
 	if err := f.info.LimitSilence(context.Background(), f.link.Conn, max(1, int(least.TTL/time.Second))); err != nil {
 		return &lockerr.Error{Op: "commit", Key: least.Row, Strategy: least.Strategy, Err: err}
 	}
@@ -217,7 +217,7 @@ func (f *fence) lift() {
 }
 
 // awaitEnd returns when the server has done with a COMMIT whose answer was lost, so
-// that the guards can be given back.
+// that the grants can be given back.
 func (f *fence) awaitEnd() {
 	ctx, cancel := context.WithTimeout(context.Background(), commitLimit)
 	defer cancel()
@@ -226,34 +226,34 @@ func (f *fence) awaitEnd() {
 	}
 }
 
-// guardGroup are the guards of one strategy: of other handles, too, and from before a
+// grantGroup are the grants of one strategy: of other handles, too, and from before a
 // failover.
-type guardGroup struct {
-	by     strategy.Strategy
-	held   []strategy.Held
-	places []strategy.Place
-	seen   []*handle.Observation
+type grantGroup struct {
+	by        strategy.Strategy
+	held      []strategy.Grant
+	resources []strategy.Resource
+	seen      []*handle.Observation
 }
 
-// context is that of the statements which check the guards.
-func (g guardGroup) context() context.Context {
+// context is that of the statements which check the grants.
+func (g grantGroup) context() context.Context {
 	return handle.Under(context.Background(), g.seen...)
 }
 
-// byStrategy groups guards by who has taken them. Those that keep others out come first.
-func byStrategy(guards []*guard) (groups []guardGroup) {
+// byStrategy groups grants by who has taken them. Those that keep others out come first.
+func byStrategy(grants []*grant) (groups []grantGroup) {
 	for _, excludes := range []bool{true, false} {
-		for _, g := range guards {
+		for _, g := range grants {
 			if g.Traits.Excludes != excludes {
 				continue
 			}
-			at := slices.IndexFunc(groups, func(group guardGroup) bool { return group.by == g.by })
+			at := slices.IndexFunc(groups, func(group grantGroup) bool { return group.by == g.by })
 			if at < 0 {
 				at = len(groups)
-				groups = append(groups, guardGroup{by: g.by})
+				groups = append(groups, grantGroup{by: g.by})
 			}
 			groups[at].held = append(groups[at].held, g.held)
-			groups[at].places = append(groups[at].places, g.Place)
+			groups[at].resources = append(groups[at].resources, g.Resource)
 			if g.seen.Traced() {
 				groups[at].seen = append(groups[at].seen, g.seen)
 			}
@@ -263,10 +263,10 @@ func byStrategy(guards []*guard) (groups []guardGroup) {
 }
 
 // naming puts the caller's keys into an error.
-func (g guardGroup) naming(err error) error {
+func (g grantGroup) naming(err error) error {
 	var e *lockerr.Error
-	if at := slices.IndexFunc(g.places, func(p strategy.Place) bool { return errors.As(err, &e) && e.Key == p.Row }); at >= 0 {
-		return strategy.Naming(err, g.places[at:at+1])
+	if at := slices.IndexFunc(g.resources, func(p strategy.Resource) bool { return errors.As(err, &e) && e.Key == p.Row }); at >= 0 {
+		return strategy.Naming(err, g.resources[at:at+1])
 	}
-	return strategy.Naming(err, g.places)
+	return strategy.Naming(err, g.resources)
 }

@@ -16,10 +16,10 @@ import (
 
 // commit ends the unit as its caller has asked by a commit, or by a statement outside
 // a transaction. Where nothing was changed, a decision goes on to stand, with its
-// lock: on the transaction that the read has begun nothing is sent; guards stay when
+// lock: on the transaction that the read has begun nothing is sent; grants stay when
 // the transaction of the commit ends.
 func (u *unit) commit() error {
-	s := u.scope
+	s := u.ctxState
 	if u.changed != "" || !s.decided || u.cause != nil {
 		return u.finish(true)
 	}
@@ -57,18 +57,18 @@ func (u *unit) finish(commit bool) error {
 	}
 	defer u.give()
 	if u.broken != nil {
-		u.settle()
+		u.afterRows()
 	}
 	if commit && len(u.doubts) > 0 {
 		ctx, cancel := context.WithTimeout(context.Background(), commitLimit)
-		_ = u.settleDoubts(ctx, "commit")
+		_ = u.resolveDoubts(ctx, "commit")
 		cancel()
 	}
 	if u.cause != nil {
 		u.end()
 		return u.cause
 	}
-	if u.scope.k.Settings.Observe != nil {
+	if u.ctxState.k.Settings.Observe != nil {
 		u.leaving = time.Now()
 		for _, seen := range u.seen {
 			seen.Leaving(u.leaving)
@@ -76,8 +76,8 @@ func (u *unit) finish(commit bool) error {
 	}
 	var err error
 	switch {
-	case !u.touched && u.passes() && u.on.overdue() == nil && u.succession.Keeps(context.Background()):
-		u.handOver()
+	case !u.touched && u.passes() && u.on.overdue() == nil && u.handoff.Keeps(context.Background()):
+		u.passOn()
 	case commit:
 		err = u.sendCommit()
 	default:
@@ -93,8 +93,8 @@ func (u *unit) finish(commit bool) error {
 func (u *unit) sendCommit() error {
 	done, refused, err := false, false, u.on.overdue()
 	var f *fence
-	around := len(u.scope.guards)+len(u.enclosing) > 0
-	if err == nil && !u.opts.ReadOnly && (around || u.wrote && u.steps) { // READ ONLY there is nothing that could be written
+	around := len(u.ctxState.grants)+len(u.outer) > 0
+	if err == nil && !u.opts.ReadOnly && (around || u.wrote && u.raises) { // READ ONLY there is nothing that could be written
 		f, err = u.fence()
 		refused = err != nil
 	}
@@ -116,22 +116,22 @@ func (u *unit) sendCommit() error {
 		return nil
 	}
 	err = u.unfinished("commit", err, refused, f)
-	if u.scope.until != nil || u.on.spends() && u.hold == nil {
-		u.scope.failed = u.cause // what was read before must not decide on what is written without it
+	if u.ctxState.until != nil || u.on.spends() && u.hold == nil {
+		u.ctxState.failed = u.cause // what was read before must not decide on what is written without it
 	}
 	return err
 }
 
 // sendText sends COMMIT, if possible with the lock of the next caller.
 func (u *unit) sendText() error {
-	if u.succession == nil || !u.passes() || !u.succession.Commits() || !u.l.Passes(u.l.Background) {
+	if u.handoff == nil || !u.passes() || !u.handoff.Commits() || !u.l.Passes(u.l.Background) {
 		return u.txn.Commit(u.limit)
 	}
 	return u.txn.CommitBy(u.limit, func(ctx context.Context) error {
-		locked, err := u.succession.Commit(ctx)
+		locked, err := u.handoff.Commit(ctx)
 		switch {
 		case locked:
-			u.handOver()
+			u.passOn()
 		case err == nil && !u.link.Clean():
 			u.breakLink()
 		}
@@ -142,19 +142,19 @@ func (u *unit) sendText() error {
 // passes reports whether what the unit has locked, and the session, may go to the next caller
 // that wants it: nothing else is locked, and nothing is to be checked before the commit.
 func (u *unit) passes() bool {
-	return u.succession != nil && len(u.rows) == 1 && len(u.scope.guards) == 0 && len(u.enclosing) == 0
+	return u.handoff != nil && len(u.rows) == 1 && len(u.ctxState.grants) == 0 && len(u.outer) == 0
 }
 
-// handOver has the session go to the next caller, with the lock, when the unit has ended.
-func (u *unit) handOver() {
+// passOn has the session go to the next caller, with the lock, when the unit has ended.
+func (u *unit) passOn() {
 	u.tickets = nil
-	u.on.(*onSession).next = func() { u.succession.HandOver(u.on.broken) }
+	u.on.(*onSession).next = func() { u.handoff.Handoff(u.on.broken) }
 }
 
 // unfinished sees to what a COMMIT or ROLLBACK that has failed leaves behind, and
 // returns what its caller is told. f is what was checked before it; nil is nothing.
 func (u *unit) unfinished(op string, err error, refused bool, f *fence) error {
-	u.scope.k.Suspect(err)
+	u.ctxState.k.Suspect(err)
 	if op == "commit" && errors.Is(err, driver.ErrBadConn) && u.overran != nil { // it has closed the connection, so that nothing was sent
 		u.givenUp = true
 		u.breakLink()
@@ -163,7 +163,7 @@ func (u *unit) unfinished(op string, err error, refused bool, f *fence) error {
 	}
 	if (refused || server.Number(err) != 0) && !server.Gone(err, u.link.Conn) {
 		// What is left of the transaction must go: the server has refused it, or a
-		// guard is not held any more.
+		// grant is not held any more.
 		switch {
 		case errors.Is(err, lockerr.ErrConflict):
 		case server.Changed(err):
@@ -216,25 +216,25 @@ func (u *unit) inTime() {
 		u.cause = u.error("statement", lockerr.With(lockerr.ErrLost, whatEnded(u.until)))
 	}
 	if u.hold == nil { // a hold answers for itself, and what is around it goes on
-		u.scope.failed = u.cause
+		u.ctxState.failed = u.cause
 	}
 }
 
 // contextEnded is called when the context ends that bounds what was read in the unit.
 func (u *unit) contextEnded() {
-	_ = u.scope.take(context.Background())
-	defer u.scope.give()
+	_ = u.ctxState.take(context.Background())
+	defer u.ctxState.give()
 	u.inTime()
 }
 
 // abandon ends a unit whose database handle is being closed.
 func (u *unit) abandon(cause error) {
-	_ = u.scope.take(context.Background())
-	defer u.scope.give()
+	_ = u.ctxState.take(context.Background())
+	defer u.ctxState.give()
 	if u.state != ended {
 		_ = u.finish(false)
 		u.cause = u.error("statement", cause)
-		u.scope.failed = u.cause
+		u.ctxState.failed = u.cause
 		u.cancelHolds()
 	}
 }
@@ -246,7 +246,7 @@ func (u *unit) outlivesHold() {
 	if u.state != open || u.cause != nil || u.inside() || u.wrote {
 		return
 	}
-	if slices.ContainsFunc(u.enclosing, func(g *guard) bool { return g.Err() != nil }) {
+	if slices.ContainsFunc(u.outer, func(g *grant) bool { return g.Err() != nil }) {
 		_ = u.finish(false)
 	}
 }

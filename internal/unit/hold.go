@@ -16,23 +16,23 @@ import (
 
 // Hold is a lock that Acquire has taken: see mysqllock.Hold.
 type Hold struct {
-	enclosure
-	ctx    context.Context
-	scope  *scope
-	unit   *unit  // the unit that the hold owns; nil where it is nested in another, and for a lease
-	nested *inner // its savepoint there
+	outerHold
+	ctx      context.Context
+	ctxState *ctxState
+	unit     *unit  // the unit that the hold owns; nil where it is nested in another, and for a lease
+	nested   *inner // its savepoint there
 
-	owned handle.OwnedLock // guard, as the handle notes it; only where it is the hold's own
-	in    *scope           // whose guard it has joined; nil for none
-	stop  func() bool      // ends the watch on the end of Acquire's context; nil where the guard is another's
-	left  sync.Once        // the crowd knows that nobody holds the guard any more
+	owned handle.OwnedLock // grant, as the handle notes it; only where it is the hold's own
+	in    *ctxState        // whose grant it has joined; nil for none
+	stop  func() bool      // ends the watch on the end of Acquire's context; nil where the grant is another's
+	left  sync.Once        // the starvation guard knows that nobody holds the grant any more
 
 	mu     sync.Mutex
 	over   bool
 	err    error
 	loss   error       // see Loss
 	stays  error       // see Stays
-	lapsed *time.Timer // gives the guard back; nil while Acquire's context goes on
+	lapsed *time.Timer // gives the grant back; nil while Acquire's context goes on
 }
 
 // Acquire takes the lock that a hint asks for, which is of no use after that.
@@ -47,20 +47,20 @@ func Acquire(ctx context.Context, k *handle.Handle, asked *hint.Hint) (_ *Hold, 
 		return nil, err
 	}
 	own, cancel := context.WithCancelCause(ctx)
-	h := &Hold{enclosure: enclosure{k: k, cancel: cancel}}
+	h := &Hold{outerHold: outerHold{k: k, cancel: cancel}}
 	if k.HoldIsTransaction(asked) {
-		h.alone = asked.Scope == nil
+		h.alone = asked.LockContext == nil
 		h.ctx = asked.With(own)
 		err = h.open(asked)
 	} else {
-		err = h.openGuard(ctx, own, asked)
+		err = h.openGrant(ctx, own, asked)
 	}
 	if err != nil {
 		cancel(err)
 		return nil, err
 	}
 	if h.ctx == nil {
-		h.ctx = asked.Inside(own, &h.enclosure)
+		h.ctx = asked.Inside(own, &h.outerHold)
 	}
 	return h, nil
 }
@@ -68,53 +68,53 @@ func Acquire(ctx context.Context, k *handle.Handle, asked *hint.Hint) (_ *Hold, 
 // open opens a transaction with the lock, or joins the open unit of work of its
 // lock context.
 func (h *Hold) open(asked *hint.Hint) (err error) {
-	h.scope = scopeOf(h.k, asked.Scope)
-	if err := h.scope.take(h.ctx); err != nil {
+	h.ctxState = ctxStateOf(h.k, asked.LockContext)
+	if err := h.ctxState.take(h.ctx); err != nil {
 		return err
 	}
-	defer h.scope.give()
-	if err := h.scope.check(asked); err != nil {
+	defer h.ctxState.give()
+	if err := h.ctxState.check(asked); err != nil {
 		return err
 	}
-	if h.scope.unit != nil {
+	if h.ctxState.unit != nil {
 		return h.nest(asked)
 	}
-	p, err := h.scope.plan(asked)
+	p, err := h.ctxState.plan(asked)
 	if err != nil {
 		return err
 	}
-	h.unit, err = h.scope.openSession(h.ctx, h.ctx, p, &h.enclosure)
+	h.unit, err = h.ctxState.openSession(h.ctx, h.ctx, p, &h.outerHold)
 	return err
 }
 
 // nest joins the open unit of work.
 func (h *Hold) nest(asked *hint.Hint) error {
-	u := h.scope.unit
+	u := h.ctxState.unit
 	if err := u.join(h.ctx, asked); err != nil {
 		return err
 	}
-	h.nested = &inner{hold: &h.enclosure}
+	h.nested = &inner{hold: &h.outerHold}
 	return u.nest(h.ctx, h.nested, driver.TxOptions{})
 }
 
-// openGuard takes a lease or an advisory lock, unless a hold around it has it, or
+// openGrant takes a lease or an advisory lock, unless a hold around it has it, or
 // joins the open transaction of its lock context, where it sets h.ctx.
-func (h *Hold) openGuard(ctx, own context.Context, asked *hint.Hint) error {
-	p, err := h.k.Place(hint.Lock{Key: asked.Named, Kind: asked.Kind})
+func (h *Hold) openGrant(ctx, own context.Context, asked *hint.Hint) error {
+	p, err := h.k.Resource(hint.Lock{Key: asked.Named, Kind: asked.Kind})
 	if err != nil {
 		return err
 	}
-	if err := checkEnclosing(asked); err != nil {
+	if err := checkOuter(asked); err != nil {
 		return err
 	}
-	around := enclosing(asked)
-	if asked.Scope == nil {
-		if h.guard = keeperOf(h.k, p, around); h.guard != nil {
+	around := outerGrants(asked)
+	if asked.LockContext == nil {
+		if h.grant = keeperOf(h.k, p, around); h.grant != nil {
 			return nil
 		}
-		return h.takeGuard(ctx, nil, asked, p)
+		return h.takeGrant(ctx, nil, asked, p)
 	}
-	s := scopeOf(h.k, asked.Scope)
+	s := ctxStateOf(h.k, asked.LockContext)
 	if err := s.take(ctx); err != nil {
 		return err
 	}
@@ -123,73 +123,73 @@ func (h *Hold) openGuard(ctx, own context.Context, asked *hint.Hint) error {
 		return err
 	}
 	if s.unit != nil {
-		h.ctx, h.scope = asked.With(own), s
+		h.ctx, h.ctxState = asked.With(own), s
 		if err := h.nest(asked); err != nil {
 			return err
 		}
-		h.guard = keeperOf(h.k, p, slices.Concat(s.guards, around))
+		h.grant = keeperOf(h.k, p, slices.Concat(s.grants, around))
 		return nil
 	}
-	if h.guard = keeperOf(h.k, p, around); h.guard != nil {
+	if h.grant = keeperOf(h.k, p, around); h.grant != nil {
 		return nil
 	}
-	if h.guard = keeperOf(h.k, p, s.guards); h.guard != nil {
+	if h.grant = keeperOf(h.k, p, s.grants); h.grant != nil {
 		h.in = s
-		s.joined = append(s.joined, &h.enclosure)
+		s.joined = append(s.joined, &h.outerHold)
 		return nil
 	}
-	return h.takeGuard(ctx, s, asked, p)
+	return h.takeGrant(ctx, s, asked, p)
 }
 
-// takeGuard takes the lock for the hold itself. s is of the lock context that asks; nil
+// takeGrant takes the lock for the hold itself. s is of the lock context that asks; nil
 // outside of any.
-func (h *Hold) takeGuard(ctx context.Context, s *scope, asked *hint.Hint, p strategy.Place) error {
+func (h *Hold) takeGrant(ctx context.Context, s *ctxState, asked *hint.Hint, p strategy.Resource) error {
 	l, err := h.k.Use(ctx, asked)
 	if err != nil {
 		return h.k.SetupError(asked, err)
 	}
-	if err := h.k.Taken(asked.Scope, true, p); err != nil {
+	if err := h.k.Taken(asked.LockContext, true, p); err != nil {
 		return err
 	}
 	if h.k.Wait(asked) == 0 {
-		h.k.Tenures.Settle(ctx, []strategy.Place{p})
+		h.k.BoundHolds.AwaitEnding(ctx, []strategy.Resource{p})
 	}
-	h.mu.Lock() // until h.guard is set, for lost
+	h.mu.Lock() // until h.grant is set, for lost
 	defer h.mu.Unlock()
-	if h.guard, err = takeGuard(ctx, h.k, l, s.caller(false), p, h.k.Wait(asked), nil, h.lost); err != nil {
-		return h.k.Recognised(err, asked.Scope, p)
+	if h.grant, err = takeGrant(ctx, h.k, l, s.caller(false), p, h.k.Wait(asked), nil, h.lost); err != nil {
+		return h.k.Recognised(err, asked.LockContext, p)
 	}
-	if asked.Scope != nil {
-		h.stale = staleReadOf(asked.Scope)
+	if asked.LockContext != nil {
+		h.stale = staleReadOf(asked.LockContext)
 	}
-	h.owned = handle.OwnedIn(asked.Scope, h.guard.Place, &h.enclosure)
+	h.owned = handle.OwnedIn(asked.LockContext, h.grant.Resource, &h.outerHold)
 	h.k.Owned.Add(h.owned)
-	h.k.Crowd.Hold()
+	h.k.Starvation.Hold()
 	h.stop = context.AfterFunc(ctx, h.lapse)
 	return nil
 }
 
-// lost ends the hold of a guard that may be lost.
+// lost ends the hold of a grant that may be lost.
 func (h *Hold) lost() {
 	h.k.Doubt()
 	h.leave()
 	h.mu.Lock() // while End has it, the context has ended
 	defer h.mu.Unlock()
-	if h.guard != nil {
-		h.cancel(h.guard.overError("statement"))
+	if h.grant != nil {
+		h.cancel(h.grant.overError("statement"))
 		h.outlived()
 		h.k.Owned.Remove(h.owned)
-		h.guard.lost()
+		h.grant.lost()
 	}
 }
 
-// leave tells the crowd that nobody holds the guard any more.
-func (h *Hold) leave() { h.left.Do(h.k.Crowd.Done) }
+// leave tells the starvation guard that nobody holds the grant any more.
+func (h *Hold) leave() { h.left.Do(h.k.Starvation.Done) }
 
-// lapse has the guard end within the TTL, unless Release comes before: what runs
+// lapse has the grant end within the TTL, unless Release comes before: what runs
 // in the hold has that long to stop.
 func (h *Hold) lapse() {
-	if l, ok := h.guard.held.(strategy.Lapsing); ok {
+	if l, ok := h.grant.held.(strategy.Lapsing); ok {
 		l.Lapse()
 		return
 	}
@@ -198,7 +198,7 @@ func (h *Hold) lapse() {
 	if !h.over {
 		h.lapsed = time.AfterFunc(h.k.Settings.TTL, func() {
 			h.outlived()
-			_ = h.guard.Release()
+			_ = h.grant.Release()
 			h.k.Owned.Remove(h.owned)
 			h.leave()
 		})
@@ -217,10 +217,10 @@ func (h *Hold) Context() context.Context { return h.ctx }
 // database that refuses tokens older than the newest it has seen is safe from a holder
 // that has lost its lease. It is 0 for what is not a lease.
 func (h *Hold) Token() uint64 {
-	if h.guard == nil {
+	if h.grant == nil {
 		return 0
 	}
-	return h.guard.token()
+	return h.grant.token()
 }
 
 // Expiry returns the earliest time at which somebody else can get the hold's lease.
@@ -228,10 +228,10 @@ func (h *Hold) Token() uint64 {
 // in terms of this process's monotonic clock, stays as it was when the hold ends, and is
 // the zero time for what is not a lease.
 func (h *Hold) Expiry() time.Time {
-	if h.guard == nil {
+	if h.grant == nil {
 		return time.Time{}
 	}
-	return h.guard.expiry()
+	return h.grant.expiry()
 }
 
 // End commits what was done in the hold, or rolls it back, and gives the lock back.
@@ -242,8 +242,8 @@ func (h *Hold) End(commit bool) error {
 		return h.err
 	}
 	h.over = true
-	if h.scope == nil {
-		h.err = h.endGuard(commit)
+	if h.ctxState == nil {
+		h.err = h.endGrant(commit)
 	} else {
 		h.err = h.endUnit(commit)
 	}
@@ -275,12 +275,12 @@ func (h *Hold) close(cause error) {
 	h.cancel(cause)
 }
 
-func (h *Hold) endGuard(commit bool) error {
-	lost := h.guard.overError("release")
-	h.close(&lockerr.Error{Op: "statement", Key: h.guard.Key, Strategy: h.guard.Strategy, Err: lockerr.ErrClosed})
+func (h *Hold) endGrant(commit bool) error {
+	lost := h.grant.overError("release")
+	h.close(&lockerr.Error{Op: "statement", Key: h.grant.Key, Strategy: h.grant.Strategy, Err: lockerr.ErrClosed})
 	h.outlived()
 	if h.in != nil {
-		h.in.part(&h.enclosure)
+		h.in.part(&h.outerHold)
 	}
 	if h.stop != nil {
 		h.stop()
@@ -289,12 +289,12 @@ func (h *Hold) endGuard(commit bool) error {
 		}
 		h.k.Owned.Remove(h.owned)
 		h.leave()
-		switch err := h.guard.Release(); {
+		switch err := h.grant.Release(); {
 		case err == nil:
 		case !errors.Is(err, lockerr.ErrLost):
-			h.stays = strategy.Naming(err, []strategy.Place{h.guard.Place})
+			h.stays = strategy.Naming(err, []strategy.Resource{h.grant.Resource})
 		case lost == nil:
-			lost = strategy.Naming(err, []strategy.Place{h.guard.Place})
+			lost = strategy.Naming(err, []strategy.Resource{h.grant.Resource})
 		}
 	}
 	if h.loss == nil {
@@ -307,7 +307,7 @@ func (h *Hold) endGuard(commit bool) error {
 }
 
 func (h *Hold) endUnit(commit bool) (err error) {
-	_ = h.scope.take(context.Background())
+	_ = h.ctxState.take(context.Background())
 	u := h.unit
 	if u == nil {
 		u = h.nested.u
@@ -344,7 +344,7 @@ func (h *Hold) endUnit(commit bool) (err error) {
 	case errors.Is(err, errContextEnded) && h.ctx.Err() != nil:
 		err = u.error("commit", endOf(h.ctx))
 	}
-	h.scope.give()
+	h.ctxState.give()
 	h.close(closed)
 	if u.givenUp {
 		h.loss = nil

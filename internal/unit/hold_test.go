@@ -138,7 +138,7 @@ func TestDDLInAHold(t *testing.T) {
 			return len(dbtest.Column[string](t, s.Plain, "SELECT column_name FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = 'p'"))
 		}
 		had := columns()
-		for name, opt := range guardHolds() {
+		for name, opt := range grantHolds() {
 			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
 				dbtest.ExecIn(t, ctx, db, "ALTER TABLE p ADD "+name+" INT, ALGORITHM=INPLACE")
 				for _, text := range []string{"COMMIT", "BEGIN", "SET autocommit = 0", "LOCK TABLES p WRITE", "DROP TABLE p; BEGIN"} {
@@ -435,8 +435,8 @@ func wantEndOfHold(t *testing.T, what string, err error) {
 	stock.WantError(t, what, err, mysqllock.ErrStaleRead, "given back by the end of a hold;")
 }
 
-// guardHolds are the holds that have no transaction, by their names.
-func guardHolds() map[string]lockctx.Option {
+// grantHolds are the holds that have no transaction, by their names.
+func grantHolds() map[string]lockctx.Option {
 	return map[string]lockctx.Option{"lease": lockctx.Lease(stock.TTL), "advisory": lockctx.Advisory()}
 }
 
@@ -447,7 +447,7 @@ func inHolds(t *testing.T, test func(t *testing.T, s *stock.Shop, db *sql.DB, wi
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		dbtest.Exec(t, s.Plain, "CREATE TABLE orders (id INT PRIMARY KEY AUTO_INCREMENT, n INT NOT NULL DEFAULT 1) ENGINE=InnoDB")
 		db := s.Handle()
-		for name, opt := range guardHolds() {
+		for name, opt := range grantHolds() {
 			for around, opts := range stock.KeptAs() {
 				t.Run(name+" in "+around, func(t *testing.T) {
 					dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10")
@@ -587,7 +587,7 @@ func TestHoldWithoutReads(t *testing.T) {
 func TestHoldWithoutALockContext(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
-		for _, opt := range guardHolds() {
+		for _, opt := range grantHolds() {
 			ctx := dbtest.Limited(t)
 			dbtest.OK(t, mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
 				_, err := stock.Read(ctx, db, 1)
@@ -639,7 +639,7 @@ func TestReadBeforeAHold(t *testing.T) {
 func TestRowHoldInALeaseGivesItsRowBack(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
-		for name, opt := range guardHolds() {
+		for name, opt := range grantHolds() {
 			ctx := lockctx.With(dbtest.Limited(t), "k", opt)
 			_, err := stock.Read(ctx, db, 2)
 			dbtest.OK(t, err)
@@ -749,7 +749,7 @@ func TestTransactionLeftOpenInAHold(t *testing.T) {
 func TestInnerHoldsStopNobody(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
-		for name, outer := range guardHolds() {
+		for name, outer := range grantHolds() {
 			for inner, opts := range stock.KeptAs() {
 				if inner == "shared" {
 					continue // does not keep the others out

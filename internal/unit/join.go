@@ -18,27 +18,27 @@ func (u *unit) join(ctx context.Context, h *hint.Hint) error {
 	if h == u.has {
 		return nil
 	}
-	p, err := u.scope.plan(h)
+	p, err := u.ctxState.plan(h)
 	if err != nil {
 		return err
 	}
 	for _, g := range p.around {
-		if !slices.Contains(u.enclosing, g) {
-			u.enclosing = append(u.enclosing, g)
+		if !slices.Contains(u.outer, g) {
+			u.outer = append(u.outer, g)
 		}
 	}
 	if len(p.missing) == 0 {
 		u.has = h
 		return nil
 	}
-	if _, err := p.use(ctx, u.scope); err != nil {
+	if _, err := p.use(ctx, u.ctxState); err != nil {
 		return err
 	}
-	p.with(u.scope, u.l, false) // also where the server is another one by now
+	p.with(u.ctxState, u.l, false) // also where the server is another one by now
 	if err := u.mayJoin(ctx, p); err != nil {
 		return err
 	}
-	undo, err := u.scope.takeGuards(ctx, p, lent{}, nil)
+	undo, err := u.ctxState.takeGrants(ctx, p, lent{}, nil)
 	if err != nil {
 		return err
 	}
@@ -81,7 +81,7 @@ func (u *unit) mayJoin(ctx context.Context, p *plan) error {
 // verify makes sure that the transaction shows nothing that is older than what was
 // remembered for it on another connection.
 func (u *unit) verify(ctx context.Context) error {
-	for _, g := range u.scope.guards {
+	for _, g := range u.ctxState.grants {
 		v, ok := g.held.(strategy.Verified)
 		if !ok {
 			continue
@@ -101,15 +101,15 @@ func (u *unit) verify(ctx context.Context) error {
 // knowLevels makes sure of the isolation level where what ran on the connection
 // before leaves all of them possible.
 func (u *unit) knowLevels(ctx context.Context) error {
-	home := u.home()
-	if u.levels != sqltext.AnyLevel || home == nil || home.texts.session != sqltext.AnyLevel {
+	txConn := u.appConn()
+	if u.levels != sqltext.AnyLevel || txConn == nil || txConn.texts.session != sqltext.AnyLevel {
 		return nil
 	}
 	if err := u.takeLink(ctx, "lock"); err != nil {
 		return err
 	}
 	defer u.give()
-	levels, err := home.askLevels(ctx, u.l)
+	levels, err := txConn.askLevels(ctx, u.l)
 	if err != nil {
 		return u.check(ctx, "lock", err)
 	}
@@ -118,7 +118,7 @@ func (u *unit) knowLevels(ctx context.Context) error {
 }
 
 // lockRest takes the row locks that p asks for after the first of them. If
-// one is not granted the unit is over as if it had not begun: the guards that it
+// one is not granted the unit is over as if it had not begun: the grants that it
 // began with stay, and the lock context may try again.
 func (u *unit) lockRest(ctx context.Context, p *plan) error {
 	u.keep = true
@@ -137,7 +137,7 @@ func (u *unit) lockRest(ctx context.Context, p *plan) error {
 func (u *unit) lock(ctx context.Context, p *plan, at int, first bool) error {
 	r := p.requests[at]
 	if r.Wait = p.wait.Left(); r.Wait == 0 {
-		u.scope.k.Tenures.Settle(ctx, r.places)
+		u.ctxState.k.BoundHolds.AwaitEnding(ctx, r.resources)
 	}
 	if err := u.takeLink(ctx, "lock"); err != nil {
 		return err
@@ -145,7 +145,7 @@ func (u *unit) lock(ctx context.Context, p *plan, at int, first bool) error {
 	defer u.give()
 	ctx, release := u.on.untilClosed(ctx)
 	defer release()
-	r.seen, ctx = u.scope.k.Observe(ctx, r.places...)
+	r.seen, ctx = u.ctxState.k.Observe(ctx, r.resources...)
 	locked, alive, err := u.l.Join(ctx, u.link, r.Request)
 	r.seen.Answered(u.link, nil, 0, err)
 	if err == nil {

@@ -19,7 +19,7 @@ import (
 
 // runLate runs a statement of a transaction that began without the hint: the
 // lock is taken in that transaction first.
-func (c *Conn) runLate(ctx context.Context, s *scope, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
+func (c *Conn) runLate(ctx context.Context, s *ctxState, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
 	t := c.tx
 	if t.under != nil && t.under != s.unit {
 		return nil, nil, c.k.Error(st.Op(), h, lockerr.With(lockerr.ErrLost, errors.New(
@@ -53,7 +53,7 @@ func (c *Conn) runLate(ctx context.Context, s *scope, h *hint.Hint, st *statemen
 	if s.unit != nil {
 		return c.runUnder(ctx, s.unit, p, st)
 	}
-	undo, err := s.takeGuards(ctx, p, lent{}, nil)
+	undo, err := s.takeGrants(ctx, p, lent{}, nil)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -81,7 +81,7 @@ func (c *Conn) runUnder(ctx context.Context, u *unit, p *plan, st *statement.Sta
 		return refuse("which does not hold all of these keys")
 	case u.inside() && (t.changed || st.Info.Changes != sqltext.ChangesNothing):
 		return refuse("in a transaction or a hold, which goes on after the commit of this one and may not see what it has changed")
-	case u.steps || u.scope.remembers():
+	case u.raises || u.ctxState.remembers():
 		return refuse("whose commit is to set a version")
 	}
 	if err := u.join(ctx, p.h); err != nil { // the keys are held: for the holds around
@@ -99,10 +99,10 @@ func (c *Conn) runUnder(ctx context.Context, u *unit, p *plan, st *statement.Sta
 
 // joinLate makes the open transaction, which began without the hint, that of a
 // unit of work, and takes its row locks.
-func (c *Conn) joinLate(ctx context.Context, s *scope, p *plan) (*unit, error) {
+func (c *Conn) joinLate(ctx context.Context, s *ctxState, p *plan) (*unit, error) {
 	t := c.tx
 	if p.wait.Left() == 0 {
-		c.k.Tenures.Settle(ctx, slices.Concat(p.rows, p.slots))
+		c.k.BoundHolds.AwaitEnding(ctx, slices.Concat(p.rows, p.slots))
 	}
 	if err := c.link.AwaitTurn(ctx); err != nil {
 		return nil, err
@@ -138,7 +138,7 @@ func (c *Conn) lockLate(ctx context.Context, p *plan) (granted []rowlock.Locked,
 	asked := 0
 	for ; asked < len(p.requests) && err == nil; asked++ {
 		r := &p.requests[asked]
-		seen, own := c.k.Observe(ctx, r.places...)
+		seen, own := c.k.Observe(ctx, r.resources...)
 		r.seen, r.Wait = seen, p.wait.Left()
 		granted[asked], alive, err = p.l.Join(own, c.link, r.Request)
 		alive = alive && asked == 0

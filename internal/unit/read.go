@@ -14,9 +14,9 @@ import (
 )
 
 // runRead runs a query that only reads, outside any transaction: the lock stays
-// when it is over. A row lock needs a session for that. Under guards, and inside
+// when it is over. A row lock needs a session for that. Under grants, and inside
 // a hold, the query runs where it is.
-func (c *Conn) runRead(ctx context.Context, s *scope, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
+func (c *Conn) runRead(ctx context.Context, s *ctxState, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
 	p, err := s.plan(h)
 	if err != nil {
 		return nil, nil, err
@@ -53,15 +53,15 @@ func (c *Conn) runRead(ctx context.Context, s *scope, h *hint.Hint, st *statemen
 	if err != nil {
 		return nil, nil, err
 	}
-	s.hasRead(s.k, st, len(s.guards) > 0)
+	s.hasRead(s.k, st, len(s.grants) > 0)
 	noteHolds(st)
 	return r, res, nil
 }
 
 // readUntil returns the context with which the locks end that a query takes, and makes
 // sure that they are of use on this connection.
-func (c *Conn) readUntil(ctx context.Context, s *scope, p *plan, st *statement.Statement) (end context.Context, err error) {
-	if end = p.h.Scope.Context(); end.Done() == nil && p.locks {
+func (c *Conn) readUntil(ctx context.Context, s *ctxState, p *plan, st *statement.Statement) (end context.Context, err error) {
+	if end = p.h.LockContext.Context(); end.Done() == nil && p.locks {
 		end = ofQuery{ctx}
 	}
 	if end.Done() == nil && p.locks {
@@ -77,9 +77,9 @@ func (c *Conn) readUntil(ctx context.Context, s *scope, p *plan, st *statement.S
 	return end, c.ours(ctx, st.Op(), p.h)
 }
 
-// readUnder takes the guards that a query asks for, on which it runs until end.
-func (c *Conn) readUnder(ctx, end context.Context, s *scope, p *plan, st *statement.Statement) error {
-	if !p.compares && len(p.guards) == 0 {
+// readUnder takes the grants that a query asks for, on which it runs until end.
+func (c *Conn) readUnder(ctx, end context.Context, s *ctxState, p *plan, st *statement.Statement) error {
+	if !p.compares && len(p.grants) == 0 {
 		return nil
 	}
 	if err := p.ready(ctx, s, true); err != nil {
@@ -90,14 +90,14 @@ func (c *Conn) readUnder(ctx, end context.Context, s *scope, p *plan, st *statem
 			return err
 		}
 	}
-	if len(p.guards) == 0 {
+	if len(p.grants) == 0 {
 		return nil
 	}
 	on, err := c.lends(ctx, s, p)
 	if err != nil {
 		return err
 	}
-	if _, err := s.takeGuards(ctx, p, on, nil); err != nil {
+	if _, err := s.takeGrants(ctx, p, on, nil); err != nil {
 		return handle.Yielded(err)
 	}
 	s.watch(end)
@@ -105,13 +105,13 @@ func (c *Conn) readUnder(ctx, end context.Context, s *scope, p *plan, st *statem
 }
 
 // runAlone runs a statement as a unit of work of its own, on this connection.
-// Where the unit of work has read under guards before and the statement fails,
+// Where the unit of work has read under grants before and the statement fails,
 // it goes on.
-func (c *Conn) runAlone(ctx context.Context, s *scope, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
+func (c *Conn) runAlone(ctx context.Context, s *ctxState, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
 	if st.Claims {
 		return nil, nil, st.Unclaimed()
 	}
-	goesOn := len(s.guards) > 0
+	goesOn := len(s.grants) > 0
 	p, err := s.plan(h)
 	if err != nil {
 		return nil, nil, err
@@ -148,7 +148,7 @@ func (c *Conn) runJoined(ctx context.Context, u *unit, h *hint.Hint, st *stateme
 			return nil, nil, err
 		}
 	}
-	if c.lastIn = u; u.home() == c.site {
+	if c.lastIn = u; u.appConn() == c.appConn {
 		c.lastIn = nil
 	}
 	if st.Claims && (!st.Query || st.Info.Kind != sqltext.Read) && len(u.stack) == 0 && u.hold == nil {

@@ -18,7 +18,7 @@ import (
 func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, driver.Result, error) {
 	op := st.Op()
 	if st.Info.Kind == sqltext.Commits {
-		if len(u.rows) == 0 && len(u.scope.guards) == 0 && len(u.enclosing) > 0 {
+		if len(u.rows) == 0 && len(u.ctxState.grants) == 0 && len(u.outer) > 0 {
 			return nil, nil, u.error(op, errUnchecked)
 		}
 		return nil, nil, u.error(op, errCommits)
@@ -28,7 +28,7 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	}
 	open, release := u.on.untilClosed(ctx)
 	if len(u.doubts) > 0 && !st.LooksBack() {
-		if err := u.settleDoubts(open, op); err != nil {
+		if err := u.resolveDoubts(open, op); err != nil {
 			u.give()
 			release()
 			return nil, nil, err
@@ -54,7 +54,7 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 		u.noteSavepoint(st)
 	}
 	u.ran(st, r, res)
-	// Called by whoever closes streamed rows, without the scope's turn.
+	// Called by whoever closes streamed rows, without the context state's turn.
 	over := func(err error) {
 		u.broken = err
 		u.link.Touch()
@@ -89,7 +89,7 @@ func (u *unit) takeLink(ctx context.Context, op string) error {
 	}
 	u.touched = true
 	if u.broken != nil {
-		if u.settle(); u.cause != nil {
+		if u.afterRows(); u.cause != nil {
 			u.give()
 			return u.cause
 		}
@@ -117,8 +117,8 @@ func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.
 	if st.Info.Changes == sqltext.MayChange {
 		u.changes(st)
 	}
-	if home := u.home(); home != nil && err == nil && st.Kept {
-		err = home.again(ctx, st)
+	if txConn := u.appConn(); txConn != nil && err == nil && st.Kept {
+		err = txConn.again(ctx, st)
 	}
 	if err != nil {
 		return nil, nil, err
@@ -136,10 +136,10 @@ func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.
 	return st.RunAhead(ctx, u.link.Conn, limit)
 }
 
-// settleDoubts asks what earlier statements have done to the transaction. It does so before
+// resolveDoubts asks what earlier statements have done to the transaction. It does so before
 // the next statement, or COMMIT, and not at once: to ask would reset what they leave for
 // ROW_COUNT() and SHOW WARNINGS. The caller has the connection's turn.
-func (u *unit) settleDoubts(ctx context.Context, op string) error {
+func (u *unit) resolveDoubts(ctx context.Context, op string) error {
 	if u.cause != nil {
 		return u.cause
 	}
@@ -196,7 +196,7 @@ func (u *unit) ran(st *statement.Statement, r *statement.Rows, res driver.Result
 	switch {
 	case u.inside():
 		u.fresh = u.fresh || st.Info.Tables
-	case u.scope.hasRead(u.scope.k, st, len(u.rows) > 0 || len(u.scope.guards) > 0):
+	case u.ctxState.hasRead(u.ctxState.k, st, len(u.rows) > 0 || len(u.ctxState.grants) > 0):
 		u.relied = u.relied || len(u.rows) > 0
 	}
 	noteHolds(st)
@@ -208,7 +208,7 @@ func (u *unit) changes(st *statement.Statement) {
 		return
 	}
 	verb := ""
-	if u.scope.decided || st.Query || st.Info.Taints {
+	if u.ctxState.decided || st.Query || st.Info.Taints {
 		verb = sqltext.Verb(st.Text)
 	}
 	switch {
@@ -273,10 +273,10 @@ func (u *unit) overtaken(ctx context.Context, err error) error {
 	if !u.wrote || server.Number(err) == 0 || u.l.Info().EndsTransaction(err) {
 		return err
 	}
-	all := slices.Concat(u.scope.guards, u.enclosing)
-	for _, g := range u.scope.guards {
+	all := slices.Concat(u.ctxState.grants, u.outer)
+	for _, g := range u.ctxState.grants {
 		v, ok := g.held.(strategy.Versioned)
-		if !ok || slices.ContainsFunc(all, func(lease *guard) bool { return lease.covers(g.k, g.Place) }) {
+		if !ok || slices.ContainsFunc(all, func(lease *grant) bool { return lease.covers(g.k, g.Resource) }) {
 			continue
 		}
 		if moved, _ := v.Moved(ctx); moved {
@@ -295,9 +295,9 @@ func noRetry(err error) error {
 	return err
 }
 
-// settle looks at how streamed rows ended: a deadlock among them has rolled the
+// afterRows looks at how streamed rows ended: a deadlock among them has rolled the
 // transaction back. The caller has the connection's turn, and has seen u.broken there.
-func (u *unit) settle() {
+func (u *unit) afterRows() {
 	err := u.broken
 	u.broken = nil
 	_ = u.check(context.Background(), "query", err)
@@ -311,7 +311,7 @@ func (u *unit) text(ctx context.Context, op, text string) error {
 	defer u.give()
 	open, release := u.on.untilClosed(ctx)
 	defer release()
-	if err := u.settleDoubts(open, op); err != nil {
+	if err := u.resolveDoubts(open, op); err != nil {
 		return err
 	}
 	if err := server.Exec(open, u.link.Conn, text); err != nil {
@@ -332,7 +332,7 @@ func (u *unit) alive() error {
 
 // closeLater has a statement closed when the rows that are being read are over.
 func (u *unit) closeLater(s driver.Stmt) bool {
-	_ = u.scope.take(context.Background())
-	defer u.scope.give()
+	_ = u.ctxState.take(context.Background())
+	defer u.ctxState.give()
 	return u.open != nil && u.open.CloseLater(s)
 }

@@ -14,7 +14,7 @@ import (
 // openSession opens a unit of work on a session, which ends, at the latest,
 // with the context end. hold is set where a hold owns it; else the caller
 // occupies a connection of database/sql.
-func (s *scope) openSession(ctx, end context.Context, p *plan, hold *enclosure) (_ *unit, err error) {
+func (s *ctxState) openSession(ctx, end context.Context, p *plan, hold *outerHold) (_ *unit, err error) {
 	k := s.k
 	if err := p.ready(ctx, s, hold == nil); err != nil {
 		return nil, err
@@ -24,9 +24,9 @@ func (s *scope) openSession(ctx, end context.Context, p *plan, hold *enclosure) 
 			return nil, k.Error("lock", p.h, err)
 		}
 	}
-	if len(p.guards) > 0 {
+	if len(p.grants) > 0 {
 		var undo func()
-		if undo, err = s.takeGuards(ctx, p, lent{}, nil); err != nil {
+		if undo, err = s.takeGrants(ctx, p, lent{}, nil); err != nil {
 			return nil, handle.Yielded(err)
 		}
 		defer func() {
@@ -45,7 +45,7 @@ func (s *scope) openSession(ctx, end context.Context, p *plan, hold *enclosure) 
 	if errors.Is(err, driver.ErrBadConn) {
 		err = k.SetupError(p.h, errors.New("connections for sessions break as soon as they are used"))
 		if p.inTransaction() {
-			seen, _ := k.Observe(ctx, p.requests[0].places...)
+			seen, _ := k.Observe(ctx, p.requests[0].resources...)
 			seen.Answered(nil, nil, 0, err)
 		}
 	}
@@ -54,15 +54,15 @@ func (s *scope) openSession(ctx, end context.Context, p *plan, hold *enclosure) 
 	}
 	u.hold = hold
 	u.live(end)
-	k.Crowd.Hold()
-	u.on.(*onSession).done = k.Crowd.Done
+	k.Starvation.Hold()
+	u.on.(*onSession).done = k.Starvation.Done
 	p.l.KeepAlive.Keep(u.link, u.lostBehind)
 	if len(p.requests) > 1 {
 		if err := u.lockRest(ctx, p); err != nil {
 			return nil, handle.Yielded(err)
 		}
 	}
-	if len(s.guards) > 0 {
+	if len(s.grants) > 0 {
 		if err := u.verify(ctx); err != nil {
 			_ = u.finish(false)
 			return nil, err
@@ -76,14 +76,14 @@ func (u *unit) live(end context.Context) {
 	u.l.Remember(u, u.abandon)
 	u.until, u.stop = end, context.AfterFunc(end, u.contextEnded)
 	u.endsWith(end)
-	if u.scope.k.Closed() {
+	if u.ctxState.k.Closed() {
 		go u.abandon(lockerr.ErrClosed)
 	}
 }
 
 // openUnit opens a transaction on a session, with the first request of p. Inside a
 // hold that has the key there may be none.
-func (s *scope) openUnit(ctx context.Context, p *plan) (u *unit, err error) {
+func (s *ctxState) openUnit(ctx context.Context, p *plan) (u *unit, err error) {
 	k, h, l := s.k, p.h, p.l
 	own, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -125,7 +125,7 @@ func (s *scope) openUnit(ctx context.Context, p *plan) (u *unit, err error) {
 	}
 	first := p.requests[0]
 	if first.Wait = p.wait.Left(); first.Wait == 0 {
-		k.Tenures.Settle(own, first.places)
+		k.BoundHolds.AwaitEnding(own, first.resources)
 	}
 	first.Conn = func(ctx context.Context) (*pool.Conn, error) { return connect(ctx, false) }
 	if k.Bounded() && !s.holds(h) {
@@ -137,8 +137,8 @@ func (s *scope) openUnit(ctx context.Context, p *plan) (u *unit, err error) {
 			return connect(ctx, true)
 		}
 	}
-	first.Inherit = func(c *pool.Conn) { link = c }
-	first.seen, _ = k.Observe(ctx, first.places...)
+	first.TakeOver = func(c *pool.Conn) { link = c }
+	first.seen, _ = k.Observe(ctx, first.resources...)
 	own, asked := first.seen.Within(own)
 	defer asked()
 	grant, err := l.Begin(own, driver.TxOptions{}, true, first.Request)
@@ -150,6 +150,6 @@ func (s *scope) openUnit(ctx context.Context, p *plan) (u *unit, err error) {
 	u = newUnit(s, p, link, grant.Txn)
 	u.levels = l.LockedLevel()
 	u.granted(first, grant.Ticket, grant.Locked)
-	u.succession = grant.Succession
+	u.handoff = grant.Handoff
 	return u, nil
 }

@@ -21,21 +21,21 @@ import (
 // of another lock context, too: it would commit by itself.
 func (c *Conn) openPinned(ctx context.Context) (*unit, error) {
 	u := c.pinned
-	if err := u.scope.take(ctx); err != nil {
+	if err := u.ctxState.take(ctx); err != nil {
 		return nil, err
 	}
 	u.outlivesHold()
 	if u.state == ended {
-		defer u.scope.give()
+		defer u.ctxState.give()
 		h, _ := hint.From(ctx)
-		own := h != nil && h.Scope != nil && scopeOf(c.k, h.Scope) == u.scope
+		own := h != nil && h.LockContext != nil && ctxStateOf(c.k, h.LockContext) == u.ctxState
 		switch {
 		case !u.bars():
 			c.pinned = nil
 		case !own:
 			return nil, u.cause
 		}
-		if c.bad.Load() && (!own || u.scope.failed == nil) { // see enter; a lock context that has failed says why
+		if c.bad.Load() && (!own || u.ctxState.failed == nil) { // see enter; a lock context that has failed says why
 			return nil, driver.ErrBadConn
 		}
 		return nil, nil
@@ -46,23 +46,23 @@ func (c *Conn) openPinned(ctx context.Context) (*unit, error) {
 // bars reports whether what is to run in the unit, which has ended, would commit by itself. Its lock
 // context may have begun another one since: then the caller knows.
 func (u *unit) bars() bool {
-	return errors.Is(u.cause, lockerr.ErrLost) && u.until != nil && u.until.Err() == nil && u.scope.latest == u
+	return errors.Is(u.cause, lockerr.ErrLost) && u.until != nil && u.until.Err() == nil && u.ctxState.latest == u
 }
 
 // samePinned returns why a call with h must not become part of u, the unit of work
 // that lives on this connection.
 func (c *Conn) samePinned(u *unit, h *hint.Hint, op string) error {
-	if h != nil && h.Scope != nil && scopeOf(c.k, h.Scope) != u.scope {
+	if h != nil && h.LockContext != nil && ctxStateOf(c.k, h.LockContext) != u.ctxState {
 		return c.k.Error(op, h, lockerr.With(lockerr.ErrUnsafe, errors.New(
 			"the unit of work of another lock context is open on this sql.Conn, which has one transaction at a time; end that context first, or use one lock context for both")))
 	}
-	return u.scope.check(h)
+	return u.ctxState.check(h)
 }
 
 // openHere opens a unit of work on the connection of a sql.Conn, for a query that
 // only reads. It ends with its first commit, at the latest with the context end or
 // when the sql.Conn is closed.
-func (c *Conn) openHere(ctx, end context.Context, s *scope, p *plan) (*unit, error) {
+func (c *Conn) openHere(ctx, end context.Context, s *ctxState, p *plan) (*unit, error) {
 	u, err := c.begin(ctx, s, p, driver.TxOptions{})
 	if err != nil {
 		return nil, err
@@ -77,8 +77,8 @@ func (c *Conn) openHere(ctx, end context.Context, s *scope, p *plan) (*unit, err
 func (c *Conn) endPinned() {
 	u := c.pinned
 	c.pinned = nil
-	_ = u.scope.take(context.Background())
-	defer u.scope.give()
+	_ = u.ctxState.take(context.Background())
+	defer u.ctxState.give()
 	if u.state == ended {
 		return
 	}
@@ -86,7 +86,7 @@ func (c *Conn) endPinned() {
 	if err := u.finish(commit); err == nil && !commit {
 		u.cause = u.error("statement", lockerr.With(lockerr.ErrLost, errors.New("the sql.Conn on which the transaction was open has been closed")))
 	}
-	if stale := u.scope.stale; stale.by.Load() != nil {
+	if stale := u.ctxState.stale; stale.by.Load() != nil {
 		by := "the end of its sql.Conn"
 		stale.by.Store(&by)
 	}
@@ -95,7 +95,7 @@ func (c *Conn) endPinned() {
 // stay returns why a statement that came over this connection must not run on that
 // of u, if so: what it needs is here, or what it leaves must not be there.
 func (c *Conn) stay(u *unit, h *hint.Hint, st *statement.Statement, op string) error {
-	if u.home() == c.site {
+	if u.appConn() == c.appConn {
 		return nil
 	}
 	refuse := func(format string, args ...any) error {
@@ -158,7 +158,7 @@ func (c *Conn) beginPinned(ctx context.Context, u *unit, h *hint.Hint, t *inner,
 // came over, else on a session, which has nothing of what there is on this one. A light
 // connection that is not told of the end of its sql.Conn leaves the unit to a session,
 // unless it keeps a real connection in any case.
-func (c *Conn) open(ctx, end context.Context, s *scope, p *plan, st *statement.Statement) (*unit, error) {
+func (c *Conn) open(ctx, end context.Context, s *ctxState, p *plan, st *statement.Statement) (*unit, error) {
 	if st.ForConn() && (c.told || !c.k.Bounded() || c.link != nil) {
 		return c.openHere(ctx, end, s, p)
 	}

@@ -42,7 +42,7 @@ func (c *Conn) Prepare(ctx context.Context, text string) (prepared *Stmt, err er
 	}
 	switch {
 	case u != nil:
-		defer u.scope.give()
+		defer u.ctxState.give()
 	case c.tx == nil || c.tx.u == nil:
 		if err := s.prepare(ctx, kept); err != nil {
 			return nil, err
@@ -50,10 +50,10 @@ func (c *Conn) Prepare(ctx context.Context, text string) (prepared *Stmt, err er
 		return s, nil
 	default:
 		u = c.tx.u
-		if err := u.scope.take(ctx); err != nil {
+		if err := u.ctxState.take(ctx); err != nil {
 			return nil, err
 		}
-		defer u.scope.give()
+		defer u.ctxState.give()
 		if err := c.tx.usable(); err != nil {
 			return nil, err
 		}
@@ -64,7 +64,7 @@ func (c *Conn) Prepare(ctx context.Context, text string) (prepared *Stmt, err er
 	defer u.give()
 	open, release := u.on.untilClosed(ctx)
 	defer release()
-	if u.home() == c.site {
+	if u.appConn() == c.appConn {
 		if err := s.prepare(open, kept); err != nil {
 			return nil, u.check(ctx, "prepare", err)
 		}
@@ -134,7 +134,7 @@ func (s *Stmt) keep(ctx context.Context) error {
 
 // isAt notes that the statement is prepared on the connection of its Conn.
 func (s *Stmt) isAt(base driver.Stmt) {
-	if s.base, s.at = base, s.c.site; s.c.k.Bounded() {
+	if s.base, s.at = base, s.c.appConn; s.c.k.Bounded() {
 		s.at.stmts.own = append(s.at.stmts.own, &s.baseStmt)
 	}
 }
@@ -145,7 +145,7 @@ func (s *Stmt) here(ctx context.Context, args []driver.NamedValue) (base driver.
 	switch {
 	case s.kept:
 		return s.c.prepared(ctx, s.text, typesOf(args))
-	case s.at != s.c.site: // that of then has been given back
+	case s.at != s.c.appConn: // that of then has been given back
 		err = s.prepare(ctx, false)
 	}
 	return s.base, err
@@ -162,12 +162,12 @@ func (s *Stmt) Close() (err error) {
 		return nil
 	}
 	if s.c.k.Bounded() {
-		if s.at != s.c.site {
+		if s.at != s.c.appConn {
 			return nil // it was closed when the connection was given back
 		}
 		s.at.stmts.own = slices.DeleteFunc(s.at.stmts.own, func(o *baseStmt) bool { return o == &s.baseStmt })
 	}
-	if t := s.c.tx; t != nil && t.u != nil && t.u.home() == s.c.site && t.u.closeLater(s.base) {
+	if t := s.c.tx; t != nil && t.u != nil && t.u.appConn() == s.c.appConn && t.u.closeLater(s.base) {
 		return nil
 	}
 	if u := s.c.pinned; u != nil && u.closeLater(s.base) {
@@ -243,7 +243,7 @@ func (s *Stmt) run(ctx context.Context, args []driver.NamedValue, query bool) (d
 	}
 	st := &statement.Statement{Text: s.text, Args: args, Query: query, Prepared: true, OfConn: s.ofConn, Kept: s.kept}
 	switch {
-	case !s.kept && s.at == s.c.site:
+	case !s.kept && s.at == s.c.appConn:
 		st.Stmt, st.On = s.base, s.c.link.Conn
 	case s.kept && s.c.tx == nil: // it was only to be prepared on this one, and may have to wait now
 		s.c.release()

@@ -29,7 +29,7 @@ func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (tx *Tx, err er
 		if u, err := c.openPinned(ctx); err != nil {
 			return nil, err
 		} else if u != nil {
-			defer u.scope.give()
+			defer u.ctxState.give()
 			if err := c.beginPinned(ctx, u, h, &t.inner, opts); err != nil {
 				return nil, err
 			}
@@ -69,7 +69,7 @@ func (c *Conn) beginLocked(ctx context.Context, h *hint.Hint, t *Tx, opts driver
 	if h != nil && h.Err != nil {
 		return &lockerr.Error{Op: "begin", Err: h.Err}
 	}
-	if h != nil && len(h.Holds) > 0 && (h.Scope != nil || !opts.ReadOnly) {
+	if h != nil && len(h.Holds) > 0 && (h.LockContext != nil || !opts.ReadOnly) {
 		if err := reaches(ctx, c.k, h); err != nil {
 			return err
 		}
@@ -77,7 +77,7 @@ func (c *Conn) beginLocked(ctx context.Context, h *hint.Hint, t *Tx, opts driver
 	if c.tx != nil {
 		return c.tx.beginInside(ctx, h, &t.inner, opts)
 	}
-	s := scopeOf(c.k, h.Scope)
+	s := ctxStateOf(c.k, h.LockContext)
 	if err := s.take(ctx); err != nil {
 		return err
 	}
@@ -121,7 +121,7 @@ func (t *Tx) beginInside(ctx context.Context, h *hint.Hint, next *inner, opts dr
 		return t.c.k.Error("begin", h, lockerr.With(lockerr.ErrUnsafe, errors.New(
 			"a transaction without the lock is open on this connection; begin that one with the lock context")))
 	}
-	s := t.u.scope
+	s := t.u.ctxState
 	if err := s.take(ctx); err != nil {
 		return err
 	}
@@ -226,8 +226,8 @@ func (t *Tx) end(commit bool) (err error) {
 			return t.base.Rollback()
 		}
 	}
-	_ = t.u.scope.take(context.Background())
-	defer t.u.scope.give()
+	_ = t.u.ctxState.take(context.Background())
+	defer t.u.ctxState.give()
 	if t.u.until != nil {
 		t.u.inTime()
 	}
@@ -246,17 +246,17 @@ func (t *Tx) commitUnder() (err error) {
 	// The unit must not end meanwhile; but a statement that runs in it may be waiting
 	// for our own rows.
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	err = u.scope.take(ctx)
+	err = u.ctxState.take(ctx)
 	cancel()
 	if err != nil {
 		return rolledBack(lockerr.ErrLost, "a statement of the lock context that this transaction ran under is still running")
 	}
-	defer u.scope.give()
+	defer u.ctxState.give()
 	if u.state != ended && t.changed && u.inside() {
 		return rolledBack(lockerr.ErrUnsafe, "the lock context has a transaction or a hold open elsewhere, which goes on and may not see what this one has changed; "+
 			"begin the transaction with the lock context")
 	}
-	f := fence{link: t.c.link, info: u.l.Info(), guards: slices.Concat(u.scope.guards, u.enclosing)}
+	f := fence{link: t.c.link, info: u.l.Info(), grants: slices.Concat(u.ctxState.grants, u.outer)}
 	done, refused := false, true
 	if err = u.alive(); err == nil {
 		done, refused, err = f.pass()
@@ -290,7 +290,7 @@ func (t *Tx) undo() {
 
 // run runs a statement in a transaction of a unit of work. h is nil without a hint.
 func (t *Tx) run(ctx context.Context, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
-	s := t.u.scope
+	s := t.u.ctxState
 	if err := s.take(ctx); err != nil {
 		return nil, nil, err
 	}

@@ -1,6 +1,6 @@
 // Package unit has what happens in a lock context: units of work, holds, connections, and commits.
 //
-// A file uses those beside and below it here. Only three types name one above them: a scope
+// A file uses those beside and below it here. Only three types name one above them: a context state
 // has its unit, a Conn its Tx, and a unit begins with what its plan says.
 //
 //	stmt.go, hold.go                          what database/sql and Acquire call
@@ -15,10 +15,10 @@
 //	fence.go                                  what is checked before COMMIT
 //	run.go                                    statements in a unit
 //	unit.go                                   a unit, and its states
-//	scope.go                                  what is remembered of a lock context
-//	ground.go, site.go, texts.go              what a unit runs on
+//	ctxstate.go                                  what is remembered of a lock context
+//	connkind.go, appconn.go, texts.go              what a unit runs on
 //	savepoint.go                              savepoints in SQL text
-//	enclosing.go, guard.go, decision.go       holds around, guards, and what was read under them
+//	outer.go, grant.go, decision.go       holds around, grants, and what was read under them
 package unit
 
 import (
@@ -41,22 +41,22 @@ import (
 )
 
 // unit is the open transaction of a unit of work, with the locks that it holds. What is
-// in it is guarded by its scope's turn; the connection under it also by the connection's
+// in it is guarded by its context state's turn; the connection under it also by the connection's
 // own turn.
 type unit struct {
-	l         *handle.Locks
-	scope     *scope
-	link      *pool.Conn
-	since     time.Time // when it was granted its locks
-	on        ground    // what link is
-	txn       *pool.Txn // the transaction that holds the locks
-	opts      driver.TxOptions
-	limit     time.Duration  // of COMMIT and ROLLBACK; 0 is as long as they take without a lock
-	levels    sqltext.Levels // of isolation that the transaction may have; 0 for those of a new connection
-	has       *hint.Hint     // the last one of which it has all
-	enclosing []*guard       // of the holds that it is inside of
-	hold      *enclosure     // set where Do or Acquire ends it, not a commit in it
-	stack     []*inner       // open transactions of the caller, outermost first
+	l        *handle.Locks
+	ctxState *ctxState
+	link     *pool.Conn
+	since    time.Time // when it was granted its locks
+	on       connKind  // what link is
+	txn      *pool.Txn // the transaction that holds the locks
+	opts     driver.TxOptions
+	limit    time.Duration  // of COMMIT and ROLLBACK; 0 is as long as they take without a lock
+	levels   sqltext.Levels // of isolation that the transaction may have; 0 for those of a new connection
+	has      *hint.Hint     // the last one of which it has all
+	outer    []*grant       // of the holds that it is inside of
+	hold     *outerHold     // set where Do or Acquire ends it, not a commit in it
+	stack    []*inner       // open transactions of the caller, outermost first
 
 	state state
 	cause error // why it is lost, or how it ended badly; nil while all is well
@@ -64,10 +64,10 @@ type unit struct {
 	// the lock. What comes later in the unit gets cause.
 	givenUp bool
 	overran error // the end of the context of a statement that has run well, if it came before the answer
-	keep    bool  // the guards of the unit of work outlive it
+	keep    bool  // the grants of the unit of work outlive it
 
 	rowLocks
-	succession *rowlock.Succession // to the next caller that wants what it has locked; nil if there can be none
+	handoff *rowlock.Handoff // to the next caller that wants what it has locked; nil if there can be none
 	savepoints
 	stream
 	lifetime
@@ -77,14 +77,14 @@ type unit struct {
 	doubts   []func(context.Context) error // ask what earlier statements have done to the transaction
 	read     bool                          // a plain read has run, so the snapshot is taken
 	wrote    bool                          // a statement has run that may have written
-	compared []*guard                      // whose versions its commit has compared and set
+	compared []*grant                      // whose versions its commit has compared and set
 	refused  error                         // why the caller's transaction is only rolled back; nil if it may commit
 }
 
 // rowLocks are the row locks of a unit.
 type rowLocks struct {
 	rows    map[string]*row
-	steps   bool // others compare versions of one of them
+	raises  bool // others compare versions of one of them
 	tickets []*queue.Ticket
 	seen    []*handle.Observation
 	leaving time.Time // when giving back began, if there is somebody to be told
@@ -103,14 +103,14 @@ type inner struct {
 	save   string     // the savepoint's name; "" for the unit's own transaction
 	locked bool       // the savepoint is younger than a row lock, so that going back to it frees none
 	failed error      // why nothing can be done in it any more
-	hold   *enclosure // of the hold that it is; nil for one of BeginTx
+	hold   *outerHold // of the hold that it is; nil for one of BeginTx
 }
 
 // lifetime is what ends a unit if nothing else does before.
 type lifetime struct {
-	until  context.Context // bounds what was read in it; nil without one
-	stop   func() bool     // ends the watch on that
-	tenure *handle.Tenure  // while it holds locks that the end of a context gives back
+	until     context.Context   // bounds what was read in it; nil without one
+	stop      func() bool       // ends the watch on that
+	boundHold *handle.BoundHold // while it holds locks that the end of a context gives back
 }
 
 // state is where a unit is in its life:
@@ -135,18 +135,18 @@ const (
 
 // row is a row of the lock table that a unit has locked.
 type row struct {
-	strategy.Place
+	strategy.Resource
 	versioned bool // others compare versions of it
 }
 
-// steps reports whether the commit is to make the row's version new.
-func (r *row) steps() bool { return r.versioned && !r.Shared }
+// raises reports whether the commit is to make the row's version new.
+func (r *row) raises() bool { return r.versioned && !r.Shared }
 
 // commitLimit bounds a COMMIT or ROLLBACK on a session.
 const commitLimit = 30 * time.Second
 
-func newUnit(s *scope, p *plan, link *pool.Conn, txn *pool.Txn) *unit {
-	u := &unit{l: p.l, has: p.h, scope: s, link: link, since: time.Now(), txn: txn, limit: commitLimit, rowLocks: rowLocks{rows: make(map[string]*row)}, enclosing: p.around, relying: relying{allowStale: p.h.AllowStale}}
+func newUnit(s *ctxState, p *plan, link *pool.Conn, txn *pool.Txn) *unit {
+	u := &unit{l: p.l, has: p.h, ctxState: s, link: link, since: time.Now(), txn: txn, limit: commitLimit, rowLocks: rowLocks{rows: make(map[string]*row)}, outer: p.around, relying: relying{allowStale: p.h.AllowStale}}
 	u.on = &onSession{l: p.l, link: link}
 	s.unit, s.latest = u, u
 	return u
@@ -161,10 +161,10 @@ func (u *unit) inHold() bool {
 	return u.hold != nil || slices.ContainsFunc(u.stack, func(t *inner) bool { return t.hold != nil })
 }
 
-// home is the connection of the application that the unit runs on; nil on a session.
-func (u *unit) home() *site {
+// appConn is the connection of the application that the unit runs on; nil on a session.
+func (u *unit) appConn() *appConn {
 	if c, ok := u.on.(*onConn); ok {
-		return c.site
+		return c.appConn
 	}
 	return nil
 }
@@ -177,25 +177,25 @@ func (u *unit) pinned() bool {
 }
 
 // granted notes the rows that were locked for r. The ticket is nil where nobody
-// lined up for them.
+// queued up for them.
 func (u *unit) granted(r request, ticket *queue.Ticket, locked rowlock.Locked) {
 	if ticket == nil { // in a transaction that was open there is none
-		ticket = u.l.Claim(r.places)
+		ticket = u.l.Claim(r.resources)
 	}
 	u.tickets = append(u.tickets, ticket)
 	u.seen = append(u.seen, r.seen)
-	for _, p := range r.places {
+	for _, p := range r.resources {
 		name := p.Row
 		if p.Slots > 0 {
 			name = r.Slots[locked.Slot]
 			p.Tell(hint.ToldSlot, uint64(locked.Slot))
 		}
-		u.scope.k.Enter(p)
-		if u.tenure != nil {
-			u.scope.k.Tenures.Add(u.tenure, p)
+		u.ctxState.k.Enter(p)
+		if u.boundHold != nil {
+			u.ctxState.k.BoundHolds.Add(u.boundHold, p)
 		}
 		r := &row{p, slices.Contains(locked.Versioned, name)}
-		u.rows[name], u.steps = r, u.steps || r.steps()
+		u.rows[name], u.raises = r, u.raises || r.raises()
 	}
 }
 
@@ -209,12 +209,12 @@ func (u *unit) row(name string) *row {
 }
 
 // slotOf returns which slot of p the unit has locked.
-func (u *unit) slotOf(p strategy.Place) (slot int, ok bool) {
+func (u *unit) slotOf(p strategy.Resource) (slot int, ok bool) {
 	if u == nil {
 		return 0, false
 	}
 	for name, r := range u.rows {
-		if slot := slices.Index(r.SlotRows(), name); r.Slots > 0 && r.Place.Row == p.Row {
+		if slot := slices.Index(r.SlotRows(), name); r.Slots > 0 && r.Resource.Row == p.Row {
 			return slot, true // also where there were more of them
 		}
 	}
@@ -241,11 +241,11 @@ func (u *unit) lose(cause error, gone bool) {
 	if gone || !u.link.Valid() || u.txn.Rollback(commitLimit) != nil {
 		u.breakLink()
 	}
-	u.detach(u.scope.guards)
+	u.detach(u.ctxState.grants)
 	u.free()
 	u.cancelHolds()
-	if own := u.on.spends(); u.hold == nil && (own && len(u.stack) == 0 && !u.keep || conflict && (own || u.scope.until != nil)) {
-		u.scope.failed = u.cause // what was decided in it must not be written without it
+	if own := u.on.spends(); u.hold == nil && (own && len(u.stack) == 0 && !u.keep || conflict && (own || u.ctxState.until != nil)) {
+		u.ctxState.failed = u.cause // what was decided in it must not be written without it
 	}
 	if len(u.stack) == 0 {
 		u.end()
@@ -266,7 +266,7 @@ func (u *unit) cancelHolds() {
 
 // breakLink gives up a connection that may still carry the lock.
 func (u *unit) breakLink() {
-	u.scope.k.Doubt()
+	u.ctxState.k.Doubt()
 	u.link.Taint()
 	u.on.broken()
 }
@@ -288,17 +288,17 @@ func (u *unit) free() {
 	u.seen = nil
 }
 
-// detach takes off the connection what it carries for guards, once the transaction has
+// detach takes off the connection what it carries for grants, once the transaction has
 // ended.
-func (u *unit) detach(guards []*guard) {
-	for _, g := range guards {
+func (u *unit) detach(grants []*grant) {
+	for _, g := range grants {
 		if g.detach() != nil {
 			u.breakLink()
 		}
 	}
 }
 
-// end takes the unit out of its scope. Its transaction has ended before. The
+// end takes the unit out of its context state. Its transaction has ended before. The
 // caller has the connection's turn, and gives it next.
 func (u *unit) end() {
 	if u.state == ended {
@@ -308,38 +308,38 @@ func (u *unit) end() {
 	u.free()
 	for _, r := range u.rows {
 		r.Forget(hint.ToldSlot) // the key itself is the first slot, too: see plan.add
-		u.scope.k.Leave(r.Place)
+		u.ctxState.k.Leave(r.Resource)
 	}
 	u.l.KeepAlive.Forget(u.link)
 	if u.stop != nil { // see live
 		u.stop()
 		u.l.Forget(u)
 	}
-	guards := u.scope.guards
-	if u.scope.unit == u {
-		u.scope.unit = nil
+	grants := u.ctxState.grants
+	if u.ctxState.unit == u {
+		u.ctxState.unit = nil
 		switch {
 		case u.keep:
-		case len(u.scope.joined) > 0:
-			u.scope.owed = u.endedBy()
-		default: // see endsGuards
-			u.scope.drop(0)
-			if u.scope.decided {
-				u.scope.outlived(u.endedBy())
+		case len(u.ctxState.joined) > 0:
+			u.ctxState.owed = u.endedBy()
+		default: // see endsGrants
+			u.ctxState.drop(0)
+			if u.ctxState.decided {
+				u.ctxState.outlived(u.endedBy())
 			}
 		}
 	}
-	u.detach(guards) // after they were given back: then waiters are woken
+	u.detach(grants) // after they were given back: then waiters are woken
 	if u.hold != nil {
 		u.outlivedHold()
 	}
-	u.scope.k.Tenures.End(u.tenure)
+	u.ctxState.k.BoundHolds.End(u.boundHold)
 	u.on.ended()
 }
 
-// endsGuards reports whether the guards of the unit of work end with the unit.
-func (u *unit) endsGuards() bool {
-	return u.scope.unit == u && !u.keep && len(u.scope.joined) == 0
+// endsGrants reports whether the grants of the unit of work end with the unit.
+func (u *unit) endsGrants() bool {
+	return u.ctxState.unit == u && !u.keep && len(u.ctxState.joined) == 0
 }
 
 // endedBy says what has ended the unit.
@@ -354,7 +354,7 @@ func (u *unit) endedBy() string {
 // that began with the hold any more. In one from before it, what was read in the hold is
 // not enough for what is written from now on.
 func (u *unit) outlivedHold() {
-	switch s := u.scope; {
+	switch s := u.ctxState; {
 	case u.hold.alone && s.failed == nil:
 		s.failed = u.cause
 		if s.failed == nil {
@@ -368,8 +368,8 @@ func (u *unit) outlivedHold() {
 // lostBehind is called by the keep-alive when the connection is lost while no
 // statement runs.
 func (u *unit) lostBehind(cause error) {
-	_ = u.scope.take(context.Background())
-	defer u.scope.give()
+	_ = u.ctxState.take(context.Background())
+	defer u.ctxState.give()
 	u.fail(cause, true)
 }
 
@@ -403,7 +403,7 @@ func (u *unit) error(op string, err error) error {
 	for _, r := range u.rows {
 		keys = append(keys, r.Key)
 	}
-	for _, g := range slices.Concat(u.scope.guards, u.enclosing) {
+	for _, g := range slices.Concat(u.ctxState.grants, u.outer) {
 		if len(keys) == 0 {
 			strategy = g.Strategy
 		}
@@ -419,13 +419,13 @@ func (u *unit) error(op string, err error) error {
 
 // endsWith notes that the unit ends with ctx, at the latest.
 func (u *unit) endsWith(ctx context.Context) {
-	ts := &u.scope.k.Tenures
-	ts.End(u.tenure)
-	u.tenure = ts.Begin(ctx.Done())
+	ts := &u.ctxState.k.BoundHolds
+	ts.End(u.boundHold)
+	u.boundHold = ts.Begin(ctx.Done())
 	for _, r := range u.rows {
-		ts.Add(u.tenure, r.Place)
+		ts.Add(u.boundHold, r.Resource)
 	}
-	for _, g := range u.scope.guards {
-		ts.Add(u.tenure, g.Place)
+	for _, g := range u.ctxState.grants {
+		ts.Add(u.boundHold, g.Resource)
 	}
 }

@@ -62,8 +62,8 @@ func (c *Conn) leave(err error) {
 // isOver reports whether the unit has ended, and bars nothing, unless somebody else has its turn.
 func (u *unit) isOver() bool {
 	select {
-	case u.scope.turn <- struct{}{}:
-		defer u.scope.give()
+	case u.ctxState.turn <- struct{}{}:
+		defer u.ctxState.give()
 		return u.state == ended && !u.bars()
 	default:
 		return false

@@ -20,7 +20,7 @@ import (
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/intercept"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
-	"github.com/mysqllock/mysqllock/internal/step"
+	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 	lockotel "github.com/mysqllock/mysqllock/telemetry/otel"
@@ -196,8 +196,8 @@ func TestSpansOfSeveral(t *testing.T) {
 		return mysqllock.Config{Observer: locks, Base: intercept.With(statements)}
 	})
 	ctx, parent := r.tracer.Start(context.Background(), "parent")
-	asked := step.Asked{r.observer.Asking(ctx, mysqllock.Event{}), r.observer.Asking(ctx, mysqllock.Event{})}
-	background := step.Named(asked.In(context.Background()), step.Renew, "lease", "a", "b")
+	asked := purpose.Asked{r.observer.Asking(ctx, mysqllock.Event{}), r.observer.Asking(ctx, mysqllock.Event{})}
+	background := purpose.Named(asked.In(context.Background()), purpose.Renew, "lease", "a", "b")
 	dbtest.OK(t, statements.ConnPing(background, pinger{}))
 	for _, ctx := range asked {
 		r.observer.Observe(ctx, mysqllock.Event{Kind: mysqllock.Retried})

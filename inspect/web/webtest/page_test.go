@@ -231,8 +231,8 @@ func TestReconnects(t *testing.T) {
 	p.until("it is back", func() bool { return p.text("#state") == "Live" })
 }
 
-// crowd makes locks that are hard to show: long keys and names, gaps, losses.
-func (s *scratch) crowd() web.Options {
+// awkward makes locks that are hard to show: long keys and names, gaps, losses.
+func (s *scratch) awkward() web.Options {
 	s.T.Helper()
 	s.acquire(strings.Repeat("owner", 20), strings.Repeat("key", 80), lockctx.Lease(10*time.Minute))
 	s.queue(strings.Repeat("key", 80), lockctx.Lease(10*time.Minute), strings.Repeat("waiter", 15), "w")
@@ -245,7 +245,7 @@ func (s *scratch) crowd() web.Options {
 
 func TestPhone(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		url, _ := s.serve(s.crowd())
+		url, _ := s.serve(s.awkward())
 		p := openTab(t, url, 360, 740)
 		p.until("all is shown", func() bool { return len(p.texts("li.lock")) >= 2 && p.text("#lost-list") != "" })
 		p.picture("phone")
@@ -289,7 +289,7 @@ const contrast = `(() => {
 // the dark.
 func TestAccessible(t *testing.T) {
 	s := anyServer(t)
-	options := s.crowd()
+	options := s.awkward()
 	for scheme, features := range map[string][]*emulation.MediaFeature{"light": nil, "dark": {dark}} {
 		url, _ := s.serve(options)
 		p := openTab(t, url, 1200, 900, features...)

@@ -11,38 +11,38 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// Place is where a lock is kept that a hint asks for.
-type Place struct {
+// Resource is where a lock is kept that a hint asks for.
+type Resource struct {
 	hint.Lock          // completed by what the handle says
 	Traits    Traits   // of its strategy
 	Row       string   // of the lock table that keeps it; with Slots, that keeps the first of them; without the table, the key
 	Also      []string // other keys of the hint that are kept there
 
-	Scope *hint.Scope // the lock context that asks; nil if nobody will ask what it is told
+	LockContext *hint.LockContext // the lock context that asks; nil if nobody will ask what it is told
 }
 
 // Tell lets the application ask for a number of the keys.
-func (p Place) Tell(what hint.What, n uint64) {
-	if p.Scope != nil {
-		p.Scope.Tell(what, p.Key, n)
+func (p Resource) Tell(what hint.What, n uint64) {
+	if p.LockContext != nil {
+		p.LockContext.Tell(what, p.Key, n)
 		for _, key := range p.Also {
-			p.Scope.Tell(what, key, n)
+			p.LockContext.Tell(what, key, n)
 		}
 	}
 }
 
 // Forget takes back what Tell has told.
-func (p Place) Forget(what hint.What) {
-	if p.Scope != nil {
-		p.Scope.Forget(what, p.Key)
+func (p Resource) Forget(what hint.What) {
+	if p.LockContext != nil {
+		p.LockContext.Forget(what, p.Key)
 		for _, key := range p.Also {
-			p.Scope.Forget(what, key)
+			p.LockContext.Forget(what, key)
 		}
 	}
 }
 
 // SlotRows are the rows of the slots.
-func (p Place) SlotRows() []string {
+func (p Resource) SlotRows() []string {
 	rows := make([]string, p.Slots)
 	for i := range rows {
 		rows[i] = keyrow.SlotName(p.Row, i)
@@ -52,7 +52,7 @@ func (p Place) SlotRows() []string {
 
 // Space tells apart the locks that do not exclude each other on the same row, and
 // those that do but mean different things.
-func (p Place) Space() string {
+func (p Resource) Space() string {
 	switch {
 	case p.Slots > 0:
 		return "slots"
@@ -65,30 +65,32 @@ func (p Place) Space() string {
 // Rows is the space of those that exclude each other on the same row of the table.
 const Rows = "rows"
 
-// SameAs reports whether other is kept at the same place.
-func (p Place) SameAs(other Place) bool { return p.Row == other.Row && p.Space() == other.Space() }
+// SameAs reports whether other is kept at the same row and space.
+func (p Resource) SameAs(other Resource) bool {
+	return p.Row == other.Row && p.Space() == other.Space()
+}
 
-// Merge returns places, each once, sorted by their rows: one With says how a key is
+// Merge returns resources, each once, sorted by their rows: one With says how a key is
 // locked, and another leaves it to the handle; and several keys can share a row.
-func Merge(places []Place) (merged []Place) {
-	if len(places) == 1 {
-		return places
+func Merge(resources []Resource) (merged []Resource) {
+	if len(resources) == 1 {
+		return resources
 	}
-	for _, p := range places {
+	for _, p := range resources {
 		if at := slices.IndexFunc(merged, p.SameAs); at >= 0 {
 			merged[at].merge(p)
 		} else {
 			merged = append(merged, p)
 		}
 	}
-	slices.SortFunc(merged, func(a, b Place) int {
+	slices.SortFunc(merged, func(a, b Resource) int {
 		return cmp.Or(strings.Compare(a.Row, b.Row), strings.Compare(a.Space(), b.Space()))
 	})
 	return merged
 }
 
-// merge adds what other, at the same place, asks for.
-func (p *Place) merge(other Place) {
+// merge adds what other, at the same row and space, asks for.
+func (p *Resource) merge(other Resource) {
 	if p.Key != other.Key {
 		p.Also = append(p.Also, other.Key)
 		if p.Traits.Inside && !other.Traits.Inside { // outside of the transaction it has a token
@@ -103,27 +105,27 @@ func (p *Place) merge(other Place) {
 }
 
 // Upgrade is the answer to a caller who holds a key shared and asks for more.
-func (p Place) Upgrade() error {
+func (p Resource) Upgrade() error {
 	return &lockerr.Error{Op: "lock", Key: p.Key, Strategy: hint.StrategyRow, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(
 		"this unit of work holds the key shared and asks for it exclusively; two holders that upgrade would deadlock; ask for the exclusive lock from the beginning"))}
 }
 
 // Naming puts the caller's keys into an error, in place of the rows that keep them.
-func Naming(err error, places []Place) error {
+func Naming(err error, resources []Resource) error {
 	var e *lockerr.Error
 	if errors.As(err, &e) && e.Key != "" {
-		e.Key = Label(places)
+		e.Key = Label(resources)
 	}
 	return err
 }
 
-// Label is what errors call the keys of places.
-func Label(places []Place) string {
-	if len(places) == 1 {
-		return places[0].Key
+// Label is what errors call the keys of resources.
+func Label(resources []Resource) string {
+	if len(resources) == 1 {
+		return resources[0].Key
 	}
-	keys := make([]string, len(places))
-	for i, p := range places {
+	keys := make([]string, len(resources))
+	for i, p := range resources {
 		keys[i] = p.Key
 	}
 	slices.Sort(keys)

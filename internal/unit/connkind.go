@@ -8,9 +8,9 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// ground is where a unit of work runs: on a session, or on one of the application's
+// connKind is where a unit of work runs: on a session, or on one of the application's
 // own connections.
-type ground interface {
+type connKind interface {
 	// overdue returns why the server may have ended the connection, if so.
 	overdue() error
 	// spends reports whether a unit that is lost spends the lock context: outside of
@@ -35,7 +35,7 @@ type ground interface {
 type onSession struct {
 	l    *handle.Locks
 	link *pool.Conn
-	done func() // tells the crowd that the session is free; nil before it was told
+	done func() // tells the starvation guard that the session is free; nil before it was told
 	next func() // gives the session to the next caller that wants what is locked on it; nil if it goes back to the pool
 }
 
@@ -78,7 +78,7 @@ func (s *onSession) ended() {
 
 // onConn is a connection of the application's, which goes on after the unit.
 type onConn struct {
-	*site
+	*appConn
 	l      *handle.Locks
 	node   string // which server it leads to, as far as anybody has looked
 	found  string // what earlier statements had left on it when the unit began

@@ -13,21 +13,21 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// crowd sees to it that whoever holds a session gets through.
+// starvation sees to it that whoever holds a session gets through.
 //
 // A caller that waits for a lock in BeginTx, Query or Exec occupies one of
 // database/sql's connections, and the holder of a session needs one for its
 // next statement. Where SetMaxOpenConns bounds them, the waiters can have them
-// all, and the holder stands in line behind them.
+// all, and the holder stands in the queue behind them.
 //
 // The driver is not told the bound, but it can find out: when every open
 // connection has had a waiter for a while and a session is held, one waiter
 // gives its connection up, by an answer (driver.ErrBadConn) on which
 // database/sql silently tries again. If that makes database/sql open one for
-// somebody who stood in line, its pool is full, and as many connections as are
+// somebody who stood in the queue, its pool is full, and as many connections as are
 // open is the bound. From then on one of them is kept free of waiters while a
 // session is held: whoever would occupy it fails at once.
-type crowd struct {
+type starvation struct {
 	mu      sync.Mutex
 	open    int       // connections of database/sql
 	waiting []*waiter // callers that occupy one of them, the newest last
@@ -58,14 +58,14 @@ const (
 var errYield = errors.New("another connection is to be tried")
 
 // Opened counts a connection of database/sql. If one was asked to try again, it
-// tells who gets it: somebody who stood in line, or a caller whose pool had room.
-func (c *crowd) Opened() {
+// tells who gets it: somebody who stood in the queue, or a caller whose pool had room.
+func (c *starvation) Opened() {
 	c.mu.Lock()
 	c.open++
 	if c.open > c.bound {
 		c.bound = 0
 	}
-	found := time.Since(c.asked) < answerTime && statement.ForLine()
+	found := time.Since(c.asked) < answerTime && statement.ForQueue()
 	if found {
 		c.bound, c.asked = c.open, time.Time{}
 	}
@@ -77,14 +77,14 @@ func (c *crowd) Opened() {
 }
 
 // Closed counts a connection of database/sql less.
-func (c *crowd) Closed() {
+func (c *starvation) Closed() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.open--
 }
 
 // Hold counts a session with a unit of work, or a hold.
-func (c *crowd) Hold() {
+func (c *starvation) Hold() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.held++
@@ -92,7 +92,7 @@ func (c *crowd) Hold() {
 }
 
 // Done takes back what Hold has counted.
-func (c *crowd) Done() {
+func (c *starvation) Done() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.held--
@@ -101,7 +101,7 @@ func (c *crowd) Done() {
 // enter is called before a caller begins to wait while it occupies a
 // connection of database/sql. The context it returns may end with errYield, which sets
 // asked: a lock context is asked once.
-func (c *crowd) enter(ctx context.Context, asked *bool) (context.Context, func(), error) {
+func (c *starvation) enter(ctx context.Context, asked *bool) (context.Context, func(), error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if n := len(c.waiting) + 1; c.held > 0 && c.bound > 1 && n >= c.bound {
@@ -119,17 +119,17 @@ func (c *crowd) enter(ctx context.Context, asked *bool) (context.Context, func()
 	return ctx, func() { c.leave(w) }, nil
 }
 
-func (c *crowd) leave(w *waiter) {
+func (c *starvation) leave(w *waiter) {
 	w.cancel(nil)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.waiting = slices.DeleteFunc(c.waiting, func(o *waiter) bool { return o == w })
 }
 
-func (c *crowd) full() bool { return c.held > 0 && len(c.waiting) > 0 && len(c.waiting) >= c.open }
+func (c *starvation) full() bool { return c.held > 0 && len(c.waiting) > 0 && len(c.waiting) >= c.open }
 
 // look starts the clock when every connection has a waiter.
-func (c *crowd) look() {
+func (c *starvation) look() {
 	if c.watch != nil || !c.full() {
 		return
 	}
@@ -141,7 +141,7 @@ func (c *crowd) look() {
 }
 
 // ask makes the newest waiter that has not been asked before try again.
-func (c *crowd) ask() {
+func (c *starvation) ask() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.watch = nil
@@ -161,7 +161,7 @@ func (c *crowd) ask() {
 }
 
 // stop ends the clock.
-func (c *crowd) stop() {
+func (c *starvation) stop() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.watch != nil {
@@ -169,7 +169,7 @@ func (c *crowd) stop() {
 	}
 }
 
-// Yielded makes database/sql try again where the crowd asked for it. Nothing
+// Yielded makes database/sql try again where the starvation guard asked for it. Nothing
 // was run and nothing is held.
 func Yielded(err error) error {
 	if errors.Is(err, errYield) {

@@ -30,18 +30,18 @@ func traitsOf(name string) strategy.Traits {
 	return known[slices.IndexFunc(known, func(t strategy.Traits) bool { return t.Name == name })]
 }
 
-// Places returns where the locks of h are kept, each once, sorted by their rows.
-func (k *Handle) Places(h *hint.Hint) ([]strategy.Place, error) {
-	places := make([]strategy.Place, len(h.Locks))
+// Resources returns where the locks of h are kept, each once, sorted by their rows.
+func (k *Handle) Resources(h *hint.Hint) ([]strategy.Resource, error) {
+	resources := make([]strategy.Resource, len(h.Locks))
 	for i, lock := range h.Locks {
-		p, err := k.Place(lock)
+		p, err := k.Resource(lock)
 		if err != nil {
 			return nil, err
 		}
-		p.Scope = h.Scope
-		places[i] = p
+		p.LockContext = h.LockContext
+		resources[i] = p
 	}
-	return strategy.Merge(places), nil
+	return strategy.Merge(resources), nil
 }
 
 // kind completes how a key is to be locked with what the handle says. Where keys
@@ -58,16 +58,16 @@ func (k *Handle) kind(kind hint.Kind) hint.Kind {
 	return kind
 }
 
-// Place returns where a lock is kept.
-func (k *Handle) Place(lock hint.Lock) (strategy.Place, error) {
+// Resource returns where a lock is kept.
+func (k *Handle) Resource(lock hint.Lock) (strategy.Resource, error) {
 	if lock.Strategy == hint.StrategyDefault {
 		lock.Strategy = k.Settings.Strategy
 		if err := lock.Check(); err != nil {
-			return strategy.Place{}, &lockerr.Error{Op: "lock", Key: lock.Key, Strategy: lock.Strategy, Err: err}
+			return strategy.Resource{}, &lockerr.Error{Op: "lock", Key: lock.Key, Strategy: lock.Strategy, Err: err}
 		}
 	}
 	lock.Kind = k.kind(lock.Kind)
-	p := strategy.Place{Lock: lock, Traits: traitsOf(lock.Strategy), Row: lock.Key}
+	p := strategy.Resource{Lock: lock, Traits: traitsOf(lock.Strategy), Row: lock.Key}
 	switch {
 	case !p.Traits.Table:
 	case k.Settings.Stripes > 0:

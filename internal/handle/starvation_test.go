@@ -10,7 +10,7 @@ import (
 )
 
 // enter has a caller wait that database/sql would try again.
-func enter(t *testing.T, c *crowd, asked *bool) (ctx context.Context, leave func()) {
+func enter(t *testing.T, c *starvation, asked *bool) (ctx context.Context, leave func()) {
 	t.Helper()
 	ctx, leave, err := c.enter(t.Context(), asked)
 	if err != nil {
@@ -20,10 +20,10 @@ func enter(t *testing.T, c *crowd, asked *bool) (ctx context.Context, leave func
 	return ctx, leave
 }
 
-// TestCrowdAsksEachOnce: where all connections have a waiter while a session is held, the
+// TestStarvationAsksEachOnce: where all connections have a waiter while a session is held, the
 // newest is made to try again, and none twice.
-func TestCrowdAsksEachOnce(t *testing.T) {
-	c := &crowd{grace: time.Hour} // so that nobody is asked but by us
+func TestStarvationAsksEachOnce(t *testing.T) {
+	c := &starvation{grace: time.Hour} // so that nobody is asked but by us
 	defer c.stop()
 	c.Opened()
 	c.Opened()
@@ -51,10 +51,10 @@ func TestCrowdAsksEachOnce(t *testing.T) {
 	}
 }
 
-// TestCrowdKeepsOneFree: once it is known how many connections there may be, nobody waits
+// TestStarvationKeepsOneFree: once it is known how many connections there may be, nobody waits
 // on the last one while a session is held.
-func TestCrowdKeepsOneFree(t *testing.T) {
-	c := &crowd{grace: time.Hour, bound: 2}
+func TestStarvationKeepsOneFree(t *testing.T) {
+	c := &starvation{grace: time.Hour, bound: 2}
 	defer c.stop()
 	c.Opened()
 	c.Opened()

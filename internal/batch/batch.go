@@ -1,6 +1,6 @@
-// Package gather collects requests that wait for the same thing, so that whoever gets it
+// Package batch collects requests that wait for the same thing, so that whoever gets it
 // serves them all together.
-package gather
+package batch
 
 import (
 	"slices"
@@ -26,9 +26,9 @@ func (g *Group[T]) Join(one T) (leads bool) {
 	return leads
 }
 
-// Gathers reports whether a caller should join, also if what it wants is free: somebody leads,
+// ShouldJoin reports whether a caller should join, also if what it wants is free: somebody leads,
 // or those who departed last were several, and may come again together.
-func (g *Group[T]) Gathers() bool {
+func (g *Group[T]) ShouldJoin() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.led || g.several

@@ -3,13 +3,13 @@ package advisory
 import (
 	"context"
 
-	"github.com/mysqllock/mysqllock/internal/step"
+	"github.com/mysqllock/mysqllock/internal/purpose"
 )
 
-// Mark acquires a named lock of the server for which no one waits. Other processes can
+// Show acquires a named lock of the server for which no one waits. Other processes can
 // see that it is held, until release. ok is false if it was not acquired, for example
 // because another process holds it.
-func (l *Locker) Mark(ctx context.Context, name string) (release func(), ok bool) {
+func (l *Locker) Show(ctx context.Context, name string) (release func(), ok bool) {
 	if l.running.Enter() != nil {
 		return nil, false
 	}
@@ -17,7 +17,7 @@ func (l *Locker) Mark(ctx context.Context, name string) (release func(), ok bool
 	if l.allowed() != nil {
 		return nil, false
 	}
-	lock := l.mark(ctx, name, name, nil)
+	lock := l.show(ctx, name, name, nil)
 	return func() {
 		if l.running.Enter() == nil { // else Close has released it
 			defer l.running.Done()
@@ -26,8 +26,8 @@ func (l *Locker) Mark(ctx context.Context, name string) (release func(), ok bool
 	}, lock != nil
 }
 
-// mark is Mark for those who look for key. It returns nil if the lock was not acquired.
-func (l *Locker) mark(ctx context.Context, key, name string, asked step.Asked) *Lock {
+// show is Show for those who look for key. It returns nil if the lock was not acquired.
+func (l *Locker) show(ctx context.Context, key, name string, asked purpose.Asked) *Lock {
 	k, err := l.pickConn(ctx)
 	if err != nil {
 		return nil

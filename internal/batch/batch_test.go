@@ -1,4 +1,4 @@
-package gather
+package batch
 
 import (
 	"slices"
@@ -15,23 +15,23 @@ func TestGroup(t *testing.T) {
 	if !g.Quit(2) || g.Quit(2) {
 		t.Error("2 quits once")
 	}
-	if some, more := g.Depart(2); !slices.Equal(some, []int{1, 3}) || !more || g.Join(5) || !g.Gathers() {
+	if some, more := g.Depart(2); !slices.Equal(some, []int{1, 3}) || !more || g.Join(5) || !g.ShouldJoin() {
 		t.Errorf("%v depart at first, more: %v", some, more)
 	}
 	g.Quit(4)
 	g.Quit(5)
-	if some, more := g.Depart(2); len(some) > 0 || more || !g.Gathers() {
+	if some, more := g.Depart(2); len(some) > 0 || more || !g.ShouldJoin() {
 		t.Errorf("%v depart after all have quit, more: %v", some, more)
 	}
 	if !g.Join(6) {
 		t.Error("the next one does not lead")
 	}
 	g.Join(7)
-	if g.Depart(2); !g.Gathers() {
+	if g.Depart(2); !g.ShouldJoin() {
 		t.Error("where two came together, nobody else is expected")
 	}
 	g.Join(8)
-	if g.Depart(2); g.Gathers() {
+	if g.Depart(2); g.ShouldJoin() {
 		t.Error("where one came alone, others are expected")
 	}
 
@@ -42,7 +42,7 @@ func TestGroup(t *testing.T) {
 		t.Errorf("%v go along, and nobody leads any more", some)
 	}
 	g.Along(2)
-	if some, more := g.Depart(2); len(some) > 0 || more || !g.Gathers() || !g.Join(13) {
+	if some, more := g.Depart(2); len(some) > 0 || more || !g.ShouldJoin() || !g.Join(13) {
 		t.Errorf("%v depart after all have gone along, more: %v", some, more)
 	}
 }

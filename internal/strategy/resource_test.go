@@ -22,30 +22,30 @@ var (
 	optimistic = strategy.Traits{Name: hint.StrategyOptimistic, Table: true}
 )
 
-func place(key, row string, traits strategy.Traits, kind hint.Kind) strategy.Place {
+func resource(key, row string, traits strategy.Traits, kind hint.Kind) strategy.Resource {
 	kind.Strategy = traits.Name
-	return strategy.Place{Lock: hint.Lock{Key: key, Kind: kind}, Traits: traits, Row: row}
+	return strategy.Resource{Lock: hint.Lock{Key: key, Kind: kind}, Traits: traits, Row: row}
 }
 
-// TestMerge: what is kept at the same place is locked once, as strictly as any of those
+// TestMerge: what is kept at the same row and space is locked once, as strictly as any of those
 // that ask for it.
 func TestMerge(t *testing.T) {
 	for name, c := range map[string]struct {
-		places []strategy.Place
-		want   string
+		resources []strategy.Resource
+		want      string
 	}{
-		"sorted":                    {[]strategy.Place{place("b", "2", row, hint.Kind{}), place("a", "1", row, hint.Kind{})}, "1:row[] 2:row[]"},
-		"shared and exclusive":      {[]strategy.Place{place("a", "1", row, hint.Kind{Shared: true}), place("a", "1", row, hint.Kind{})}, "1:row[]"},
-		"both shared":               {[]strategy.Place{place("a", "1", row, hint.Kind{Shared: true}), place("a", "1", row, hint.Kind{Shared: true})}, "1:row[] shared"},
-		"the lower number of slots": {[]strategy.Place{place("a", "1", row, hint.Kind{Slots: 5}), place("a", "1", row, hint.Kind{Slots: 3})}, "1:row[] 3 slots"},
-		"slots and none are two":    {[]strategy.Place{place("a", "1", row, hint.Kind{Slots: 5}), place("a", "1", row, hint.Kind{})}, "1:row[] 1:row[] 5 slots"},
-		"a stripe with a lease":     {[]strategy.Place{place("a", "1", row, hint.Kind{}), place("b", "1", lease, hint.Kind{})}, "1:lease[b]"},
-		"a version beside a lock":   {[]strategy.Place{place("a", "1", row, hint.Kind{}), place("a", "1", optimistic, hint.Kind{})}, "1:optimistic[] 1:row[]"},
-		"the older version":         {[]strategy.Place{place("a", "1", optimistic, hint.Kind{Version: 7}), place("b", "1", optimistic, hint.Kind{Version: 4})}, "1:optimistic[b] version 4"},
-		"a version and none":        {[]strategy.Place{place("a", "1", optimistic, hint.Kind{}), place("a", "1", optimistic, hint.Kind{Version: 4})}, "1:optimistic[] version 4"},
+		"sorted":                    {[]strategy.Resource{resource("b", "2", row, hint.Kind{}), resource("a", "1", row, hint.Kind{})}, "1:row[] 2:row[]"},
+		"shared and exclusive":      {[]strategy.Resource{resource("a", "1", row, hint.Kind{Shared: true}), resource("a", "1", row, hint.Kind{})}, "1:row[]"},
+		"both shared":               {[]strategy.Resource{resource("a", "1", row, hint.Kind{Shared: true}), resource("a", "1", row, hint.Kind{Shared: true})}, "1:row[] shared"},
+		"the lower number of slots": {[]strategy.Resource{resource("a", "1", row, hint.Kind{Slots: 5}), resource("a", "1", row, hint.Kind{Slots: 3})}, "1:row[] 3 slots"},
+		"slots and none are two":    {[]strategy.Resource{resource("a", "1", row, hint.Kind{Slots: 5}), resource("a", "1", row, hint.Kind{})}, "1:row[] 1:row[] 5 slots"},
+		"a stripe with a lease":     {[]strategy.Resource{resource("a", "1", row, hint.Kind{}), resource("b", "1", lease, hint.Kind{})}, "1:lease[b]"},
+		"a version beside a lock":   {[]strategy.Resource{resource("a", "1", row, hint.Kind{}), resource("a", "1", optimistic, hint.Kind{})}, "1:optimistic[] 1:row[]"},
+		"the older version":         {[]strategy.Resource{resource("a", "1", optimistic, hint.Kind{Version: 7}), resource("b", "1", optimistic, hint.Kind{Version: 4})}, "1:optimistic[b] version 4"},
+		"a version and none":        {[]strategy.Resource{resource("a", "1", optimistic, hint.Kind{}), resource("a", "1", optimistic, hint.Kind{Version: 4})}, "1:optimistic[] version 4"},
 	} {
 		var got []string
-		for _, p := range strategy.Merge(c.places) {
+		for _, p := range strategy.Merge(c.resources) {
 			s := fmt.Sprintf("%s:%s%v", p.Row, p.Traits.Name, p.Also)
 			if p.Shared {
 				s += " shared"
@@ -66,16 +66,16 @@ func TestMerge(t *testing.T) {
 
 // TestNaming: errors name the caller's keys, each once and sorted, not the rows.
 func TestNaming(t *testing.T) {
-	places := []strategy.Place{place("b", "1", row, hint.Kind{}), place("a", "2", row, hint.Kind{}), place("b", "1", optimistic, hint.Kind{})}
-	err := strategy.Naming(fmt.Errorf("around: %w", &lockerr.Error{Key: "1, 2", Err: lockerr.ErrLocked}), places)
+	resources := []strategy.Resource{resource("b", "1", row, hint.Kind{}), resource("a", "2", row, hint.Kind{}), resource("b", "1", optimistic, hint.Kind{})}
+	err := strategy.Naming(fmt.Errorf("around: %w", &lockerr.Error{Key: "1, 2", Err: lockerr.ErrLocked}), resources)
 	var e *lockerr.Error
 	if !errors.As(err, &e) || e.Key != "a, b" {
 		t.Errorf("%v", err)
 	}
-	if err := strategy.Naming(&lockerr.Error{Err: lockerr.ErrClosed}, places); strings.Contains(err.Error(), "a, b") {
+	if err := strategy.Naming(&lockerr.Error{Err: lockerr.ErrClosed}, resources); strings.Contains(err.Error(), "a, b") {
 		t.Errorf("an error that was about no key names one: %v", err)
 	}
-	if got := strategy.Label(places[:1]); got != "b" {
+	if got := strategy.Label(resources[:1]); got != "b" {
 		t.Errorf("%q", got)
 	}
 }

@@ -23,8 +23,8 @@ import (
 )
 
 // Workers of two processes take the same locks, over and over, and write down
-// when they had them. TestHunt looks for deadlocks and for those who starve;
-// "make hunt" runs the long form.
+// when they had them. TestDeadlockStress looks for deadlocks and for those who starve;
+// "make deadlocks" runs the long form.
 
 // crew is what the workers of each process do.
 type crew struct {
@@ -357,12 +357,12 @@ func atOnce(all []section) (most int) {
 	return most
 }
 
-// A deadlock hunt: workers that take random sets of keys, named in any order,
+// A stress test for deadlocks: workers that take random sets of keys, named in any order,
 // meet neither deadlocks nor those who never come to an end.
-func TestHunt(t *testing.T) {
+func TestDeadlockStress(t *testing.T) {
 	t.Parallel()
-	length, _ := lengthOf(t, "HUNT_TIME", 2*time.Second)
-	hunt := crew{Way: byBeginTx, Workers: 4, Length: length, Keys: 20, Most: 6, Think: 4 * time.Millisecond}
+	length, _ := lengthOf(t, "DEADLOCKS_TIME", 2*time.Second)
+	stress := crew{Way: byBeginTx, Workers: 4, Length: length, Keys: 20, Most: 6, Think: 4 * time.Millisecond}
 	for _, test := range []struct {
 		name, strategy string
 		shared         int
@@ -378,7 +378,7 @@ func TestHunt(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 				dbtest.Exec(t, s.Plain, sectionsTable)
-				c := hunt
+				c := stress
 				c.Strategy, c.Shared = test.strategy, test.shared
 				params := append(slices.Clone(test.params), "lockWait=30s") // who waits for longer starves
 				other, db := dbtest.StartJob(t, "crew", s.DSN(params...)), s.Handle(params...)

@@ -16,13 +16,13 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestMaxConnsCrowd: a crowd waits for a few keys, in three ways, with far fewer
+// TestMaxConnsManyCallers: many callers wait for a few keys, in three ways, with far fewer
 // connections. While the keys are taken none of them has a connection but the first of each
 // line. Then all are served, each key about in the order in which its callers came.
-// CROWD is how many callers there are: 100 for each key.
-func TestMaxConnsCrowd(t *testing.T) {
+// CALLERS is how many callers there are: 100 for each key.
+func TestMaxConnsManyCallers(t *testing.T) {
 	callers, long := 1000, false
-	if n, err := strconv.Atoi(os.Getenv("CROWD")); err == nil {
+	if n, err := strconv.Atoi(os.Getenv("CALLERS")); err == nil {
 		callers, long = n, true
 	}
 	keys := callers / 100

@@ -12,10 +12,10 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// Succession is the hand-over of a key, and of the session whose transaction has locked it,
-// to the next caller in the line of this process. The caller of its methods has the session's
+// Handoff is the handoff of a key, and of the session whose transaction has locked it,
+// to the next caller in the queue of this process. The caller of its methods has the session's
 // turn.
-type Succession struct {
+type Handoff struct {
 	l      *Locker
 	c      *pool.Conn
 	key    string
@@ -28,15 +28,15 @@ type Succession struct {
 	// the key now and then finds it locked meanwhile.
 	commits   int
 	committed bool   // the next caller gets it so
-	broken    func() // of HandOver, for a next caller who has to hand it on at once
+	broken    func() // of Handoff, for a next caller who has to hand it on at once
 }
 
-// succession returns how the lock of a can be handed over; nil if it cannot be.
-func (a *attempt) succession() *Succession {
-	if !a.inherits() || len(a.locked.Versioned) > 0 {
+// handoff returns how the lock of a can be handed over; nil if it cannot be.
+func (a *attempt) handoff() *Handoff {
+	if !a.takesHandoff() || len(a.locked.Versioned) > 0 {
 		return nil
 	}
-	s := &Succession{l: a.Locker, c: a.c, key: a.r.Keys[0].Name, ticket: a.Ticket, since: time.Now()}
+	s := &Handoff{l: a.Locker, c: a.c, key: a.r.Keys[0].Name, ticket: a.Ticket, since: time.Now()}
 	switch from := a.from; {
 	case from == nil:
 	case from.committed:
@@ -47,49 +47,49 @@ func (a *attempt) succession() *Succession {
 	return s
 }
 
-// inherits reports whether the lock that a wants can be handed over to it.
-func (a *attempt) inherits() bool {
-	return a.r.Inherit != nil && a.implicit && len(a.r.Keys) == 1 && !a.r.Keys[0].Shared && a.cfg.HandOvers > 0 &&
+// takesHandoff reports whether the lock that a wants can be handed over to it.
+func (a *attempt) takesHandoff() bool {
+	return a.r.TakeOver != nil && a.implicit && len(a.r.Keys) == 1 && !a.r.Keys[0].Shared && a.cfg.HandOvers > 0 &&
 		a.cfg.Info.Topology == "" && !a.cfg.Info.Router
 }
 
-// inherit makes a the holder of a lock that was handed over. If its caller has gone at that
+// takeOver makes a the holder of a lock that was handed over. If its caller has gone at that
 // moment, the lock goes on to the next.
-func (a *attempt) inherit(ctx context.Context, from *Succession) (*pool.Txn, error) {
+func (a *attempt) takeOver(ctx context.Context, from *Handoff) (*pool.Txn, error) {
 	a.from, a.c = from, from.c
 	if ctx.Err() != nil {
-		a.succession().HandOver(from.broken)
+		a.handoff().Handoff(from.broken)
 		return nil, context.Cause(ctx)
 	}
-	a.r.Inherit(from.c)
+	a.r.TakeOver(from.c)
 	return from.c.Begun(ctx), nil
 }
 
 // Keeps reports whether a transaction in which nothing has run can go to the next caller as
 // it is: other processes have not waited for long, and the session is alive, as far as can be
 // told without a round trip.
-func (s *Succession) Keeps(ctx context.Context) bool {
+func (s *Handoff) Keeps(ctx context.Context) bool {
 	return s.kept < s.l.cfg.HandOvers && time.Since(s.since) < s.l.cfg.HandOverTime && s.passes() && s.c.Own() && s.c.Fresh(ctx)
 }
 
 // passes reports whether somebody is there to whom the session can go, and nobody who waits
 // for any session.
-func (s *Succession) passes() bool {
-	return s.ticket.HasSuccessor(s.l) && !s.c.Wanted() && s.c.Clean()
+func (s *Handoff) passes() bool {
+	return s.ticket.HasNext(s.l) && !s.c.Wanted() && s.c.Clean()
 }
 
 // Commits reports whether the COMMIT of the transaction is to lock the key for the next
 // caller. If another process waits for it, that gets it all the same, so it does not pay
 // while others do.
-func (s *Succession) Commits() bool {
-	return s.commits < s.l.cfg.HandOvers && s.passes() && !s.ticket.HasRival()
+func (s *Handoff) Commits() bool {
+	return s.commits < s.l.cfg.HandOvers && s.passes() && !s.ticket.HasOtherProcess()
 }
 
 // Commit commits, and locks the key for the next caller, in one statement. If locked is false
 // without an error, the transaction is committed, and the next caller has to ask; if the
 // session is not clean then, the key may still be locked on it. An error with a number of the
 // server's says that nothing was committed.
-func (s *Succession) Commit(ctx context.Context) (locked bool, err error) {
+func (s *Handoff) Commit(ctx context.Context) (locked bool, err error) {
 	mark := pool.NewMark()
 	var rows [][]string
 	outcome, err := server.CommitBy(ctx, s.c.Conn, mark, func() (err error) {
@@ -106,7 +106,7 @@ func (s *Succession) Commit(ctx context.Context) (locked bool, err error) {
 	case err != nil:
 		return false, err
 	case rows != nil:
-		s.ticket.SawRival()
+		s.ticket.SawOtherProcess()
 		return false, nil
 	}
 	s.committed = true
@@ -116,10 +116,10 @@ func (s *Succession) Commit(ctx context.Context) (locked bool, err error) {
 // rollbackLimit bounds the ROLLBACK of a lock for which there is no caller.
 const rollbackLimit = time.Second
 
-// HandOver gives the session, its turn, and the lock to the next caller. If that has gone
+// Handoff gives the session, its turn, and the lock to the next caller. If that has gone
 // meanwhile, the lock is given back; if that fails, broken has the server end the session.
-func (s *Succession) HandOver(broken func()) {
-	if s.broken = broken; s.ticket.HandOver(s.l, s) {
+func (s *Handoff) Handoff(broken func()) {
+	if s.broken = broken; s.ticket.Handoff(s.l, s) {
 		return
 	}
 	if s.c.Abandon(context.Background(), rollbackLimit); !s.c.Clean() {
@@ -129,7 +129,7 @@ func (s *Succession) HandOver(broken func()) {
 	s.c.Release()
 }
 
-// commitAndLock runs the statement of Succession.Commit. There is no result set if the row is
+// commitAndLock runs the statement of Handoff.Commit. There is no result set if the row is
 // locked and has nothing to tell; one row says that it is not locked.
 func (l *Locker) commitAndLock(ctx context.Context, c *pool.Conn, key, mark string) ([][]string, error) {
 	if !l.cfg.Info.Blocks {
@@ -139,7 +139,7 @@ func (l *Locker) commitAndLock(ctx context.Context, c *pool.Conn, key, mark stri
 	return c.QueryBlock(ctx, pool.Block{Text: l.cfg.Table.PassBlock(l.cfg.Namespace), Values: []driver.Value{schema.Hex(key), l.known(key), mark}})
 }
 
-// Passes reports whether the server has a way for [Succession.Commit]. Where nobody knows, that is
+// Passes reports whether the server has a way for [Handoff.Commit]. Where nobody knows, that is
 // found out in the background, for the next time.
 func (l *Locker) Passes(background func(func(context.Context))) bool {
 	pass := l.cfg.Table.PassProcedure()

@@ -1,31 +1,31 @@
-// Package step tells, through the context of a statement, that the driver has added the
-// statement, and for which step of a lock. Package intercept shows it to interceptors.
+// Package purpose tells, through the context of a statement, that the driver has added the
+// statement, and for which purpose. Package intercept shows it to interceptors.
 //
 // As long as nobody listens, a context is returned as it is, and nothing is allocated.
-package step
+package purpose
 
 import (
 	"context"
 	"sync/atomic"
 )
 
-// Step is one step in the life of a lock.
-type Step string
+// Purpose is one step in the life of a lock.
+type Purpose string
 
-// The steps: see package intercept.
+// The purposes: see package intercept.
 const (
-	Take    Step = "take"
-	Fence   Step = "fence"
-	End     Step = "end"
-	Release Step = "release"
-	Renew   Step = "renew"
-	Kill    Step = "kill"
-	Other   Step = "other"
+	Take    Purpose = "take"
+	Fence   Purpose = "fence"
+	End     Purpose = "end"
+	Release Purpose = "release"
+	Renew   Purpose = "renew"
+	Kill    Purpose = "kill"
+	Other   Purpose = "other"
 )
 
 // Of says what a statement of the driver's own is for.
 type Of struct {
-	Step     Step
+	Purpose  Purpose
 	Strategy string   // "" if it is for no strategy
 	Keys     []string // the rows, or names, that keep the keys; empty if it is for none
 	Asked    Asked    // of the locks that it is for
@@ -78,11 +78,11 @@ func Listen() { listening.Store(true) }
 
 // With marks the statements that are sent with the context. name says what an element of
 // keys is called.
-func With[K any](ctx context.Context, s Step, strategy string, keys []K, name func(K) string) context.Context {
+func With[K any](ctx context.Context, s Purpose, strategy string, keys []K, name func(K) string) context.Context {
 	if !listening.Load() {
 		return ctx
 	}
-	of := &Of{Step: s, Strategy: strategy, Keys: make([]string, len(keys)), Asked: AskedIn(ctx)}
+	of := &Of{Purpose: s, Strategy: strategy, Keys: make([]string, len(keys)), Asked: AskedIn(ctx)}
 	for i, k := range keys {
 		of.Keys[i] = name(k)
 	}
@@ -90,23 +90,23 @@ func With[K any](ctx context.Context, s Step, strategy string, keys []K, name fu
 }
 
 // Named is [With] for the names of keys.
-func Named(ctx context.Context, s Step, strategy string, names ...string) context.Context {
+func Named(ctx context.Context, s Purpose, strategy string, names ...string) context.Context {
 	return With(ctx, s, strategy, names, func(name string) string { return name })
 }
 
-// For marks a statement as another step of what the context is for.
-func For(ctx context.Context, s Step) context.Context {
+// For marks a statement as another purpose of what the context is for.
+func For(ctx context.Context, s Purpose) context.Context {
 	was, _ := From(ctx)
 	return After(ctx, was, s)
 }
 
 // After is [For] for a statement that comes later: was is what the context of an earlier one
 // was marked with, or nil.
-func After(ctx context.Context, was *Of, s Step) context.Context {
+func After(ctx context.Context, was *Of, s Purpose) context.Context {
 	if !listening.Load() {
 		return ctx
 	}
-	of := Of{Step: s, Asked: AskedIn(ctx)}
+	of := Of{Purpose: s, Asked: AskedIn(ctx)}
 	if was != nil {
 		of.Strategy, of.Keys, of.Asked = was.Strategy, was.Keys, was.Asked
 	}
@@ -121,15 +121,15 @@ func Ours(ctx context.Context) context.Context {
 	if _, marked := From(ctx); marked {
 		return ctx
 	}
-	return context.WithValue(ctx, key{}, &Of{Step: Other})
+	return context.WithValue(ctx, key{}, &Of{Purpose: Other})
 }
 
-// Alone marks the statements of what the context's caller waits for, but others use, too.
-func Alone(ctx context.Context) context.Context {
+// Unattributed marks the statements of what the context's caller waits for, but others use, too.
+func Unattributed(ctx context.Context) context.Context {
 	if !listening.Load() {
 		return ctx
 	}
-	return context.WithValue(ctx, key{}, &Of{Step: Other})
+	return context.WithValue(ctx, key{}, &Of{Purpose: Other})
 }
 
 // From returns the mark of a context. ok is false for a statement of the application.

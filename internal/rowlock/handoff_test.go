@@ -47,22 +47,22 @@ func (g *gone) Err() error {
 	return g.Context.Err()
 }
 
-// TestHandOverToOneThatGoes: the next caller goes at the moment at which the lock is handed
+// TestHandoffToOneThatGoes: the next caller goes at the moment at which the lock is handed
 // over to it. Then the caller behind it has the lock, or nobody has, and the session is free.
-func TestHandOverToOneThatGoes(t *testing.T) {
+func TestHandoffToOneThatGoes(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(func(c *strategy.Config) { c.HandOvers, c.HandOverTime = 30, time.Minute })
-		begin := func(ctx context.Context, inherited func(*pool.Conn)) (*rowlock.Grant, error) {
+		begin := func(ctx context.Context, tookOver func(*pool.Conn)) (*rowlock.Grant, error) {
 			return p.Begin(ctx, driver.TxOptions{}, true, rowlock.Request{
-				Keys: []rowlock.Key{{Name: "k"}}, Wait: time.Minute, Conn: p.session, Inherit: inherited,
+				Keys: []rowlock.Key{{Name: "k"}}, Wait: time.Minute, Conn: p.session, TakeOver: tookOver,
 			})
 		}
 		for _, behind := range []bool{true, false} {
-			first, err := begin(dbtest.Limited(t), func(*pool.Conn) { t.Error("the first has inherited") })
+			first, err := begin(dbtest.Limited(t), func(*pool.Conn) { t.Error("the first has tookOver") })
 			dbtest.OK(t, err)
 			ctx, over, got := &gone{Context: dbtest.Limited(t)}, make(chan error, 1), make(chan *rowlock.Grant, 1)
 			go func() {
-				_, err := begin(ctx, func(*pool.Conn) { t.Error("one that has gone has inherited") })
+				_, err := begin(ctx, func(*pool.Conn) { t.Error("one that has gone has tookOver") })
 				over <- err
 			}()
 			dbtest.Soon(t, "it waits", func() bool { return p.queue.Waiting("k") == 1 })
@@ -78,31 +78,31 @@ func TestHandOverToOneThatGoes(t *testing.T) {
 				dbtest.Soon(t, "the next one waits", func() bool { return p.queue.Waiting("k") == 2 })
 			}
 			ctx.is.Store(true)
-			if !first.Succession.Keeps(dbtest.Limited(t)) {
+			if !first.Handoff.Keeps(dbtest.Limited(t)) {
 				t.Fatal("the lock cannot be handed over")
 			}
-			first.Succession.HandOver(func() { t.Error("the session is broken") })
+			first.Handoff.Handoff(func() { t.Error("the session is broken") })
 			dbtest.Want(t, <-over, context.Canceled)
 			if behind {
 				last := <-got
 				if session == nil {
 					t.Error("the one behind has a session of its own")
 				}
-				last.Succession.HandOver(func() { t.Error("the session is broken") }) // to nobody
+				last.Handoff.Handoff(func() { t.Error("the session is broken") }) // to nobody
 			}
 			if n := p.conns.Stat().InUse; n != 0 {
 				t.Errorf("behind %v: %d sessions are in use", behind, n)
 			}
 			again, err := begin(dbtest.Limited(t), func(*pool.Conn) {})
 			dbtest.OK(t, err)
-			again.Succession.HandOver(func() {})
+			again.Handoff.Handoff(func() {})
 		}
 	})
 }
 
-// lineUp has so many callers run fn under the key, each with its place in the order in which
+// enqueue has so many callers run fn under the key, each with its place in the order in which
 // they are served. They wait behind whoever has it. done returns their errors.
-func lineUp(t *testing.T, db *sql.DB, key string, n int, fn func(ctx context.Context, i int) error) (done func() []error) {
+func enqueue(t *testing.T, db *sql.DB, key string, n int, fn func(ctx context.Context, i int) error) (done func() []error) {
 	t.Helper()
 	stats, err := mysqllock.Stats(db)
 	dbtest.OK(t, err)
@@ -114,18 +114,18 @@ func lineUp(t *testing.T, db *sql.DB, key string, n int, fn func(ctx context.Con
 			errs[i] = mysqllock.Do(dbtest.Limited(t), db, key, func(ctx context.Context) error { return fn(ctx, int(served.Add(1))-1) })
 		})
 	}
-	awaitLine(t, db, stats.Waiters+n)
+	awaitQueue(t, db, stats.Waiters+n)
 	return func() []error { all.Wait(); return errs }
 }
 
-// awaitLine returns when so many callers are in line.
-func awaitLine(t *testing.T, db *sql.DB, n int) {
+// awaitQueue returns when so many callers are in the queue.
+func awaitQueue(t *testing.T, db *sql.DB, n int) {
 	t.Helper()
 	dbtest.Soon(t, "they wait", func() bool {
 		now, err := mysqllock.Stats(db)
 		return err == nil && now.Waiters == n
 	})
-	time.Sleep(100 * time.Millisecond) // they count as waiters a moment before they are in line
+	time.Sleep(100 * time.Millisecond) // they count as waiters a moment before they are in the queue
 }
 
 // passing opens a handle that commits and locks for the next caller in one statement: that
@@ -178,13 +178,13 @@ func sell(ctx context.Context, db *sql.DB, before int) error {
 	return err
 }
 
-// TestHandOverAsItIs: a transaction in which nothing has run goes from caller to caller, on
+// TestHandoffAsItIs: a transaction in which nothing has run goes from caller to caller, on
 // one session, without a statement; and the key is locked all the time.
-func TestHandOverAsItIs(t *testing.T) {
+func TestHandoffAsItIs(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, tap := passing(s, mysqllock.Config{HandOverTime: time.Minute})
 		hold := stock.Acquire(t, db, "k")
-		done := lineUp(t, db, "k", 5, func(context.Context, int) error { s.WantLocked("k", true); return nil })
+		done := enqueue(t, db, "k", 5, func(context.Context, int) error { s.WantLocked("k", true); return nil })
 		sent := tap.Since()
 		dbtest.OK(t, hold.Release())
 		for _, err := range done() {
@@ -197,14 +197,14 @@ func TestHandOverAsItIs(t *testing.T) {
 	})
 }
 
-// TestHandOverWithCommit: a unit of work that has written is committed and the key locked for
+// TestHandoffWithCommit: a unit of work that has written is committed and the key locked for
 // the next caller in one statement. The next sees what was committed.
-func TestHandOverWithCommit(t *testing.T) {
+func TestHandoffWithCommit(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, tap := passing(s, mysqllock.Config{})
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error { return sell(ctx, db, 10) }))
 		hold := stock.Acquire(t, db, "k")
-		done := lineUp(t, db, "k", 5, func(ctx context.Context, i int) error {
+		done := enqueue(t, db, "k", 5, func(ctx context.Context, i int) error {
 			s.WantLocked("k", true)
 			s.WantStock(1, 8-i) // committed before the next has the key
 			return sell(ctx, db, 8-i)
@@ -229,9 +229,9 @@ func TestHandOverWithCommit(t *testing.T) {
 	})
 }
 
-// TestHandOverGivesOthersTheirTurn: another process that waits gets the key after so many
-// hand-overs; and at each COMMIT, however many of this process wait.
-func TestHandOverGivesOthersTheirTurn(t *testing.T) {
+// TestHandoffGivesOthersTheirTurn: another process that waits gets the key after so many
+// handoffs; and at each COMMIT, however many of this process wait.
+func TestHandoffGivesOthersTheirTurn(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		write := func(ctx context.Context, db *sql.DB) error {
 			_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1")
@@ -255,7 +255,7 @@ func TestHandOverGivesOthersTheirTurn(t *testing.T) {
 			var mu sync.Mutex
 			var order []string
 			note := func(who string) { mu.Lock(); defer mu.Unlock(); order = append(order, who) }
-			done := lineUp(t, db, "k", 5, func(ctx context.Context, _ int) error { note("own"); return test.work(ctx, db) })
+			done := enqueue(t, db, "k", 5, func(ctx context.Context, _ int) error { note("own"); return test.work(ctx, db) })
 			got := make(chan error, 1)
 			go func() {
 				got <- mysqllock.Do(dbtest.Limited(t), other, "k", func(context.Context) error { note("other"); return nil }, opts...)
@@ -304,9 +304,9 @@ func (d *disturbing) Connect(ctx context.Context) (driver.Conn, error) {
 	return &own, nil
 }
 
-// TestHandOverDisturbed: whatever happens to the statement, its caller is told what became of
+// TestHandoffDisturbed: whatever happens to the statement, its caller is told what became of
 // the COMMIT, the next caller gets the key, and nothing stays locked.
-func TestHandOverDisturbed(t *testing.T) {
+func TestHandoffDisturbed(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for name, test := range dbtest.DisturbedCommits() {
 			base := &disturbing{Connector: s.Connector(), with: test.Disturbed}
@@ -316,7 +316,7 @@ func TestHandOverDisturbed(t *testing.T) {
 			hold := stock.Acquire(t, db, "k")
 			dbtest.ExecIn(t, hold.Context(), db, "UPDATE p SET stock = 5 WHERE id = 1")
 			var saw int
-			done := lineUp(t, db, "k", 2, func(ctx context.Context, i int) (err error) {
+			done := enqueue(t, db, "k", 2, func(ctx context.Context, i int) (err error) {
 				if i == 0 {
 					saw, err = stock.Read(ctx, db, 1)
 				}
@@ -351,9 +351,9 @@ func TestHandOverDisturbed(t *testing.T) {
 	})
 }
 
-// TestHandOverKilled: the statement is killed after its COMMIT, and the next caller gives up.
+// TestHandoffKilled: the statement is killed after its COMMIT, and the next caller gives up.
 // What the statement may have locked does not stay so.
-func TestHandOverKilled(t *testing.T) {
+func TestHandoffKilled(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))
 		defer cancel()
@@ -367,7 +367,7 @@ func TestHandOverKilled(t *testing.T) {
 		hold := stock.Acquire(t, db, "k")
 		dbtest.OK(t, sell(hold.Context(), db, 10))
 		go func() { gone <- mysqllock.Do(ctx, db, "k", func(context.Context) error { return nil }) }()
-		awaitLine(t, db, 1)
+		awaitQueue(t, db, 1)
 		base.armed.Store(true)
 		dbtest.OK(t, hold.Release())
 		s.WantStock(1, 9)
@@ -375,9 +375,9 @@ func TestHandOverKilled(t *testing.T) {
 	})
 }
 
-// TestHandOverToNobody: the next caller gives up while the statement is on its way that locks
+// TestHandoffToNobody: the next caller gives up while the statement is on its way that locks
 // the key for it.
-func TestHandOverToNobody(t *testing.T) {
+func TestHandoffToNobody(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, tap := passing(s, mysqllock.Config{})
 		hold := stock.Acquire(t, db, "k")
@@ -386,7 +386,7 @@ func TestHandOverToNobody(t *testing.T) {
 		defer cancel()
 		gone := make(chan error, 1)
 		go func() { gone <- mysqllock.Do(ctx, db, "k", func(context.Context) error { return nil }) }()
-		awaitLine(t, db, 1)
+		awaitQueue(t, db, 1)
 		begin := "BEGIN NOT ATOMIC DECLARE v_name"
 		if !s.MariaDB() {
 			begin = "CALL " + "`" + s.Name + "`.`mysqllock_pass1`"
@@ -404,9 +404,9 @@ func TestHandOverToNobody(t *testing.T) {
 	})
 }
 
-// TestHandOverOfALostSession: a session that was killed is not handed over: its holder is
+// TestHandoffOfALostSession: a session that was killed is not handed over: its holder is
 // told, and the next caller locks the key anew.
-func TestHandOverOfALostSession(t *testing.T) {
+func TestHandoffOfALostSession(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for _, writes := range []bool{false, true} {
 			db, _ := passing(s, mysqllock.Config{HandOverTime: time.Minute})
@@ -417,7 +417,7 @@ func TestHandOverOfALostSession(t *testing.T) {
 				dbtest.ExecIn(t, hold.Context(), db, "UPDATE p SET stock = 0")
 			}
 			var next int
-			done := lineUp(t, db, "k", 1, func(ctx context.Context, _ int) error {
+			done := enqueue(t, db, "k", 1, func(ctx context.Context, _ int) error {
 				s.WantLocked("k", true)
 				return db.QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&next)
 			})
@@ -441,9 +441,9 @@ func TestHandOverOfALostSession(t *testing.T) {
 	})
 }
 
-// TestHandOverOfWhatIsLeft: a session on which a statement has left something, and a unit of
+// TestHandoffOfWhatIsLeft: a session on which a statement has left something, and a unit of
 // work that holds or checks more than its one key, are not handed over.
-func TestHandOverOfWhatIsLeft(t *testing.T) {
+func TestHandoffOfWhatIsLeft(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, tap := passing(s, mysqllock.Config{HandOverTime: time.Minute})
 		connection := func(ctx context.Context) (id int) {
@@ -477,7 +477,7 @@ func TestHandOverOfWhatIsLeft(t *testing.T) {
 			was := connection(hold.Context())
 			var now int
 			var mode string
-			done := lineUp(t, db, key, 1, func(ctx context.Context, _ int) error {
+			done := enqueue(t, db, key, 1, func(ctx context.Context, _ int) error {
 				now = connection(ctx)
 				return db.QueryRowContext(ctx, "SELECT @@sql_mode").Scan(&mode)
 			})
@@ -494,8 +494,8 @@ func TestHandOverOfWhatIsLeft(t *testing.T) {
 	})
 }
 
-// TestHandOverWithoutAWay: where the server has no statement for it, COMMIT is sent alone.
-func TestHandOverWithoutAWay(t *testing.T) {
+// TestHandoffWithoutAWay: where the server has no statement for it, COMMIT is sent alone.
+func TestHandoffWithoutAWay(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		params := "lockHandOverTime=1m"
 		if s.MariaDB() {
@@ -512,7 +512,7 @@ func TestHandOverWithoutAWay(t *testing.T) {
 			hold := stock.Acquire(t, db, "k")
 			dbtest.OK(t, sell(hold.Context(), db, 10))
 			committed := make(chan struct{})
-			done := lineUp(t, db, "k", 3, func(ctx context.Context, i int) error { <-committed; return sell(ctx, db, 9-i) })
+			done := enqueue(t, db, "k", 3, func(ctx context.Context, i int) error { <-committed; return sell(ctx, db, 9-i) })
 			if !s.MariaDB() {
 				_, err := s.Plain.Exec("DROP PROCEDURE IF EXISTS mysqllock_pass1")
 				dbtest.OK(t, err)
@@ -528,14 +528,14 @@ func TestHandOverWithoutAWay(t *testing.T) {
 	})
 }
 
-// TestHandOverBesideDDL: somebody is about to alter the lock table, and waits. Whoever commits
+// TestHandoffBesideDDL: somebody is about to alter the lock table, and waits. Whoever commits
 // does not wait for that.
-func TestHandOverBesideDDL(t *testing.T) {
+func TestHandoffBesideDDL(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, _ := passing(s, mysqllock.Config{Wait: time.Minute})
 		hold := stock.Acquire(t, db, "k")
 		dbtest.OK(t, sell(hold.Context(), db, 10))
-		done := lineUp(t, db, "k", 1, func(ctx context.Context, _ int) error { return sell(ctx, db, 9) })
+		done := enqueue(t, db, "k", 1, func(ctx context.Context, _ int) error { return sell(ctx, db, 9) })
 		reads := dbtest.Begin(t, context.Background(), s.Plain)
 		_, err := reads.Exec("SELECT COUNT(*) FROM mysqllock")
 		dbtest.OK(t, err)
@@ -554,15 +554,15 @@ func TestHandOverBesideDDL(t *testing.T) {
 	})
 }
 
-// TestHandOverLeavesSessions: a session goes back to the pool if somebody waits for one, also
+// TestHandoffLeavesSessions: a session goes back to the pool if somebody waits for one, also
 // for another key.
-func TestHandOverLeavesSessions(t *testing.T) {
+func TestHandoffLeavesSessions(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for _, writes := range []bool{false, true} {
 			db, _ := passing(s, mysqllock.Config{HandOverTime: time.Minute, LockMaxConns: 1})
 			hold := stock.Acquire(t, db, "k")
 			var served atomic.Int32
-			done := lineUp(t, db, "k", 5, func(context.Context, int) error { served.Add(1); return nil })
+			done := enqueue(t, db, "k", 5, func(context.Context, int) error { served.Add(1); return nil })
 			before := make(chan int32, 1)
 			go func() {
 				_ = mysqllock.Do(dbtest.Limited(t), db, "other", func(context.Context) error { before <- served.Load(); return nil })
@@ -582,10 +582,10 @@ func TestHandOverLeavesSessions(t *testing.T) {
 	})
 }
 
-// TestHandOverBesideCleanUp: a caller that would not wait for anybody waits for a clean-up, with
+// TestHandoffBesideCleanUp: a caller that would not wait for anybody waits for a clean-up, with
 // the session on which it was refused. It is not given a second one, which it would not give
 // back.
-func TestHandOverBesideCleanUp(t *testing.T) {
+func TestHandoffBesideCleanUp(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle("lockHandOverTime=1m"), s.Handle()
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { return nil }))

@@ -1,4 +1,4 @@
-package step
+package purpose
 
 import (
 	"context"
@@ -16,7 +16,7 @@ func TestMarks(t *testing.T) {
 		c := Named(ctx, Take, "row", keys[0], keys[1])
 		c = With(c, Fence, "lease", keys, func(key string) string { return key })
 		c = AskedBy(asked.In(c), keys, func(string) Asked { return asked })
-		if c = Ours(Alone(For(c, Kill))); c != ctx {
+		if c = Ours(Unattributed(For(c, Kill))); c != ctx {
 			t.Error("the context has been marked")
 		}
 	}
@@ -29,16 +29,16 @@ func TestMarks(t *testing.T) {
 		ctx  context.Context
 		want Of
 	}{
-		{Named(ctx, Take, "row", "b", "a"), Of{Step: Take, Strategy: "row", Keys: keys}},
-		{With(ctx, Fence, "lease", keys, func(key string) string { return key + "!" }), Of{Step: Fence, Strategy: "lease", Keys: []string{"b!", "a!"}}},
-		{For(Named(ctx, Take, "row", keys...), Kill), Of{Step: Kill, Strategy: "row", Keys: keys}},
-		{For(ctx, End), Of{Step: End}},
-		{Ours(ctx), Of{Step: Other}},
-		{Ours(Named(ctx, Take, "row", keys...)), Of{Step: Take, Strategy: "row", Keys: keys}},
-		{Alone(Named(ctx, Take, "row", keys...)), Of{Step: Other}},
+		{Named(ctx, Take, "row", "b", "a"), Of{Purpose: Take, Strategy: "row", Keys: keys}},
+		{With(ctx, Fence, "lease", keys, func(key string) string { return key + "!" }), Of{Purpose: Fence, Strategy: "lease", Keys: []string{"b!", "a!"}}},
+		{For(Named(ctx, Take, "row", keys...), Kill), Of{Purpose: Kill, Strategy: "row", Keys: keys}},
+		{For(ctx, End), Of{Purpose: End}},
+		{Ours(ctx), Of{Purpose: Other}},
+		{Ours(Named(ctx, Take, "row", keys...)), Of{Purpose: Take, Strategy: "row", Keys: keys}},
+		{Unattributed(Named(ctx, Take, "row", keys...)), Of{Purpose: Other}},
 	} {
 		got, ok := From(c.ctx)
-		if !ok || got.Step != c.want.Step || got.Strategy != c.want.Strategy || !slices.Equal(got.Keys, c.want.Keys) {
+		if !ok || got.Purpose != c.want.Purpose || got.Strategy != c.want.Strategy || !slices.Equal(got.Keys, c.want.Keys) {
 			t.Errorf("marked as %+v, want %+v", got, c.want)
 		}
 	}

@@ -14,21 +14,21 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// guard is a lock that lies outside of the transactions under it: a lease, an
+// grant is a lock that lies outside of the transactions under it: a lease, an
 // advisory lock, or a version that their commits compare.
-type guard struct {
-	held           strategy.Held
-	k              *handle.Handle      // that has taken it
-	strategy.Place                     // Row is the one that keeps it, also with Slots
-	by             strategy.Strategy   // that has taken it
-	since          time.Time           // when it was taken
-	first          string              // with Slots, the row of the first
-	seen           *handle.Observation // of the lock; of versions that were asked for together, only the first has it
+type grant struct {
+	held              strategy.Grant
+	k                 *handle.Handle      // that has taken it
+	strategy.Resource                     // Row is the one that keeps it, also with Slots
+	by                strategy.Strategy   // that has taken it
+	since             time.Time           // when it was taken
+	first             string              // with Slots, the row of the first
+	seen              *handle.Observation // of the lock; of versions that were asked for together, only the first has it
 }
 
-// newGuard returns what was taken for p.
-func newGuard(k *handle.Handle, p strategy.Place, by strategy.Strategy, held strategy.Held) *guard {
-	g := &guard{held: held, k: k, Place: p, by: by, since: time.Now()}
+// newGrant returns what was taken for p.
+func newGrant(k *handle.Handle, p strategy.Resource, by strategy.Strategy, held strategy.Grant) *grant {
+	g := &grant{held: held, k: k, Resource: p, by: by, since: time.Now()}
 	if p.Slots > 0 {
 		g.first, g.Row = p.Row, held.Key()
 	}
@@ -36,10 +36,10 @@ func newGuard(k *handle.Handle, p strategy.Place, by strategy.Strategy, held str
 }
 
 // Err is nil while it is held.
-func (g *guard) Err() error { return g.held.Err() }
+func (g *grant) Err() error { return g.held.Err() }
 
-// Release gives the guard back.
-func (g *guard) Release() error {
+// Release gives the grant back.
+func (g *grant) Release() error {
 	began := time.Now()
 	g.seen.Leaving(began)
 	err := g.held.Release()
@@ -47,9 +47,9 @@ func (g *guard) Release() error {
 	return err
 }
 
-// lost notes that the guard is over without having been given back, or that the
+// lost notes that the grant is over without having been given back, or that the
 // handle was closed.
-func (g *guard) lost() {
+func (g *grant) lost() {
 	cause := g.overError("statement")
 	if errors.Is(g.Err(), lockerr.ErrClosed) {
 		cause = nil
@@ -57,8 +57,8 @@ func (g *guard) lost() {
 	g.seen.Over(time.Time{}, cause)
 }
 
-// detach takes off the connection of its transaction what that carries for the guard.
-func (g *guard) detach() error {
+// detach takes off the connection of its transaction what that carries for the grant.
+func (g *grant) detach() error {
 	if a, ok := g.held.(strategy.Attached); ok {
 		return a.Detach()
 	}
@@ -66,7 +66,7 @@ func (g *guard) detach() error {
 }
 
 // token is 0 for what has no token.
-func (g *guard) token() uint64 {
+func (g *grant) token() uint64 {
 	if f, ok := g.held.(strategy.Fenced); ok {
 		return f.Token()
 	}
@@ -74,7 +74,7 @@ func (g *guard) token() uint64 {
 }
 
 // expiry is the zero time for what has none.
-func (g *guard) expiry() time.Time {
+func (g *grant) expiry() time.Time {
 	if f, ok := g.held.(strategy.Fenced); ok {
 		return f.Expiry()
 	}
@@ -82,7 +82,7 @@ func (g *guard) expiry() time.Time {
 }
 
 // version is 0 for what has no version.
-func (g *guard) version() uint64 {
+func (g *grant) version() uint64 {
 	if v, ok := g.held.(strategy.Versioned); ok {
 		return v.Number()
 	}
@@ -90,24 +90,24 @@ func (g *guard) version() uint64 {
 }
 
 // slot is 0 for what has no slots.
-func (g *guard) slot() uint64 {
+func (g *grant) slot() uint64 {
 	if s, ok := g.held.(strategy.Slotted); ok {
 		return uint64(s.Slot())
 	}
 	return 0
 }
 
-// line is the place in the process's own line; nil without one.
-func (g *guard) line() *queue.Ticket {
-	if l, ok := g.held.(strategy.Lined); ok {
+// ticket is the place in the process's own queue; nil without one.
+func (g *grant) ticket() *queue.Ticket {
+	if l, ok := g.held.(strategy.Queued); ok {
 		return l.Ticket()
 	}
 	return nil
 }
 
-// keeps reports whether the guard is what p asks k for. The same key again joins, however
-// it is kept, if both are in the table and the guard keeps others out.
-func (g *guard) keeps(k *handle.Handle, p strategy.Place) bool {
+// keeps reports whether the grant is what p asks k for. The same key again joins, however
+// it is kept, if both are in the table and the grant keeps others out.
+func (g *grant) keeps(k *handle.Handle, p strategy.Resource) bool {
 	if !g.k.Shares(k, g.Strategy) {
 		return false
 	}
@@ -120,25 +120,25 @@ func (g *guard) keeps(k *handle.Handle, p strategy.Place) bool {
 	return g.Row == p.Row
 }
 
-// keeperOf is the one of guards that is what p asks k for; nil without one.
-func keeperOf(k *handle.Handle, p strategy.Place, guards []*guard) *guard {
-	if at := slices.IndexFunc(guards, func(g *guard) bool { return g.keeps(k, p) }); at >= 0 {
-		return guards[at]
+// keeperOf is the one of grants that is what p asks k for; nil without one.
+func keeperOf(k *handle.Handle, p strategy.Resource, grants []*grant) *grant {
+	if at := slices.IndexFunc(grants, func(g *grant) bool { return g.keeps(k, p) }); at >= 0 {
+		return grants[at]
 	}
 	return nil
 }
 
-// join notes what p, which the guard keeps, has to be told, and returns why it
+// join notes what p, which the grant keeps, has to be told, and returns why it
 // does not do.
-func (g *guard) join(p strategy.Place) error {
+func (g *grant) join(p strategy.Resource) error {
 	if p.Slots > 0 {
 		p.Tell(hint.ToldSlot, g.slot())
 	}
 	return g.again(p)
 }
 
-// again returns why the guard, which is held already, does not do for p.
-func (g *guard) again(p strategy.Place) error {
+// again returns why the grant, which is held already, does not do for p.
+func (g *grant) again(p strategy.Resource) error {
 	switch p.Version {
 	case 0, g.version(), g.token() - 1: // the lease itself is the only change since
 		return nil
@@ -146,21 +146,21 @@ func (g *guard) again(p strategy.Place) error {
 	return &lockerr.Error{Op: "lock", Key: p.Key, Strategy: p.Strategy, Err: lockerr.ErrConflict}
 }
 
-// covers reports whether the guard is a lease on the row of a version of k: nobody
+// covers reports whether the grant is a lease on the row of a version of k: nobody
 // else can change it.
-func (g *guard) covers(k *handle.Handle, version strategy.Place) bool {
+func (g *grant) covers(k *handle.Handle, version strategy.Resource) bool {
 	return g.token() != 0 && g.keeps(k, version)
 }
 
-// remembered is the place of a version with its number.
-func (g *guard) remembered() strategy.Place {
-	p := g.Place
+// remembered is the resource of a version with its number.
+func (g *grant) remembered() strategy.Resource {
+	p := g.Resource
 	p.Version = g.version()
 	return p
 }
 
 // tellAll lets the application ask for the numbers of what was taken.
-func (g *guard) tellAll() {
+func (g *grant) tellAll() {
 	if v := g.version(); v != 0 {
 		g.Tell(hint.ToldVersion, v)
 	}
@@ -172,8 +172,8 @@ func (g *guard) tellAll() {
 	}
 }
 
-// told is a number of the guard of a hold.
-func (g *guard) told(what hint.What) (n uint64, ok bool) {
+// told is a number of the grant of a hold.
+func (g *grant) told(what hint.What) (n uint64, ok bool) {
 	switch what {
 	case hint.ToldToken:
 		return g.token(), g.token() != 0
@@ -185,8 +185,8 @@ func (g *guard) told(what hint.What) (n uint64, ok bool) {
 
 var errHoldEnded = lockerr.With(lockerr.ErrLost, errors.New("its hold has ended"))
 
-// overError is what work under a guard gets that is over; nil while it is held.
-func (g *guard) overError(op string) error {
+// overError is what work under a grant gets that is over; nil while it is held.
+func (g *grant) overError(op string) error {
 	err := g.Err()
 	if err == nil {
 		return nil
@@ -198,22 +198,22 @@ func (g *guard) overError(op string) error {
 	return e
 }
 
-// takeGuard takes a lock that keeps others out, for by. lost is called once, on a goroutine of
-// its own, when the guard may be lost. begin is the transaction that may begin with it; nil
+// takeGrant takes a lock that keeps others out, for by. lost is called once, on a goroutine of
+// its own, when the grant may be lost. begin is the transaction that may begin with it; nil
 // for none.
-func takeGuard(ctx context.Context, k *handle.Handle, l *handle.Locks, by handle.Caller, p strategy.Place, wait time.Duration, begin *strategy.Beginning, lost func()) (*guard, error) {
+func takeGrant(ctx context.Context, k *handle.Handle, l *handle.Locks, by handle.Caller, p strategy.Resource, wait time.Duration, begin *strategy.Beginning, lost func()) (*grant, error) {
 	seen, ctx := k.Observe(ctx, p)
-	places := []strategy.Place{p}
+	resources := []strategy.Resource{p}
 	of := l.By(p)
-	held, err := of.Take(ctx, strategy.Request{Places: places, Wait: wait, Wants: k.WaitingFor(by, l.Sought(p)), Begin: begin, Lost: lost})
+	held, err := of.Take(ctx, strategy.Request{Resources: resources, Wait: wait, Wants: k.WaitingFor(by, l.Sought(p)), Begin: begin, Lost: lost})
 	if err != nil {
-		err = strategy.Naming(err, places)
+		err = strategy.Naming(err, resources)
 		seen.Answered(nil, nil, 0, err)
 		return nil, err
 	}
-	g := newGuard(k, p, of, held[0])
+	g := newGrant(k, p, of, held[0])
 	g.seen = seen
-	seen.Answered(nil, g.line(), g.token(), nil)
+	seen.Answered(nil, g.ticket(), g.token(), nil)
 	return g, nil
 }
 
@@ -225,7 +225,7 @@ type lent struct {
 }
 
 // take has r taken there.
-func (on lent) take(ctx context.Context, by strategy.Strategy, r strategy.Request) ([]strategy.Held, error) {
+func (on lent) take(ctx context.Context, by strategy.Strategy, r strategy.Request) ([]strategy.Grant, error) {
 	if on.link == nil {
 		return by.Take(ctx, r)
 	}

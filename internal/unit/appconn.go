@@ -13,15 +13,15 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// site is a real connection of the application's, with what is known of it.
+// appConn is a real connection of the application's, with what is known of it.
 //
 // With a budget (maxConns) a Conn has one only while it needs it: from the first call
 // that does until database/sql puts the Conn back, at the end of a statement and its rows,
 // of a sql.Tx or of a sql.Conn. (See [Conn.leave] for where database/sql does not say so.)
-// Then the site goes into the handle's pool, and with it all that is known of the
-// connection. Meanwhile the Conn has an empty site: that of a connection on which nothing
+// Then the appConn goes into the handle's pool, and with it all that is known of the
+// connection. Meanwhile the Conn has an empty appConn: that of a connection on which nothing
 // has happened.
-type site struct {
+type appConn struct {
 	link    *pool.Conn   // nil: there is none
 	texts   texts        // what plain SQL text has done here
 	unlimit string       // takes the limit on idleness off again that was set for a locked transaction; "" without one
@@ -32,17 +32,17 @@ type site struct {
 }
 
 // pristine reports whether the connection is like a new one.
-func (s *site) pristine() bool {
+func (s *appConn) pristine() bool {
 	return s.texts.state == sqltext.Idle && s.texts.session == 0 && s.texts.next == 0 &&
 		s.left.String() == "" && !s.left.UserVariables()
 }
 
 // inTransaction reports whether plain SQL text has a transaction open for sure.
-func (s *site) inTransaction() bool { return s.texts.state&sqltext.Idle == 0 }
+func (s *appConn) inTransaction() bool { return s.texts.state&sqltext.Idle == 0 }
 
 // carries says what a statement would miss on another connection, for errors; ""
 // where there is nothing. st is nil for BEGIN.
-func (s *site) carries(st *statement.Statement) string {
+func (s *appConn) carries(st *statement.Statement) string {
 	if left := s.left.String(); left != "" {
 		return "an earlier statement (" + left + ") has left something"
 	}
@@ -52,9 +52,9 @@ func (s *site) carries(st *statement.Statement) string {
 	return ""
 }
 
-// settled makes sure of the connection's state: where the texts tell that more may
+// knownState makes sure of the connection's state: where the texts tell that more may
 // be the case than that nothing is open, the server is asked.
-func (s *site) settled(ctx context.Context) (sqltext.State, error) {
+func (s *appConn) knownState(ctx context.Context) (sqltext.State, error) {
 	state := s.texts.state
 	if state == sqltext.Idle {
 		return state, nil
@@ -74,7 +74,7 @@ func (s *site) settled(ctx context.Context) (sqltext.State, error) {
 // levels returns the isolation levels at, of a transaction on this connection that
 // has begun, or begins now: where the texts leave all of them possible, the server is
 // asked.
-func (s *site) levels(ctx context.Context, l *handle.Locks, at sqltext.Levels) (sqltext.Levels, error) {
+func (s *appConn) levels(ctx context.Context, l *handle.Locks, at sqltext.Levels) (sqltext.Levels, error) {
 	if at != sqltext.AnyLevel || s.texts.session != sqltext.AnyLevel {
 		return at, nil
 	}
@@ -87,7 +87,7 @@ func (s *site) levels(ctx context.Context, l *handle.Locks, at sqltext.Levels) (
 
 // askLevels asks the server for the isolation level of the connection, whose turn the
 // caller has.
-func (s *site) askLevels(ctx context.Context, l *handle.Locks) (sqltext.Levels, error) {
+func (s *appConn) askLevels(ctx context.Context, l *handle.Locks) (sqltext.Levels, error) {
 	rows, err := server.Query(ctx, s.link.Conn, "SELECT "+server.Untimed+l.Info().IsolationVariable()+" LIMIT 1") // whatever sql_select_limit is
 	if err != nil {
 		return 0, err
@@ -99,7 +99,7 @@ func (s *site) askLevels(ctx context.Context, l *handle.Locks) (sqltext.Levels, 
 }
 
 // liftLimit takes the limit on idleness off before a transaction without a lock.
-func (s *site) liftLimit(ctx context.Context) error {
+func (s *appConn) liftLimit(ctx context.Context) error {
 	if s.unlimit == "" {
 		return nil
 	}
@@ -111,13 +111,13 @@ func (s *site) liftLimit(ctx context.Context) error {
 }
 
 // tidy is liftLimit after a lock that was not granted, whose caller may have gone.
-func (s *site) tidy() error {
+func (s *appConn) tidy() error {
 	ctx, cancel := context.WithTimeout(context.Background(), commitLimit)
 	defer cancel()
 	return s.liftLimit(ctx)
 }
 
-// statements are what is prepared on a site for light connections.
+// statements are what is prepared on an appConn for light connections.
 type statements struct {
 	kept []*keptStmt // by their texts, the one used last at the end
 	// stale: what is kept was prepared before a statement that taints. A text means something else
@@ -130,7 +130,7 @@ type statements struct {
 // baseStmt is a statement of the base driver's, as a Stmt has it.
 type baseStmt struct {
 	base driver.Stmt // nil where it is prepared again for each use
-	at   *site       // where base is prepared
+	at   *appConn    // where base is prepared
 }
 
 // keptStmt is a statement that callers of the same text share, if their arguments are of the
@@ -212,7 +212,7 @@ func (s *statements) closeOwn() {
 
 // prepared returns a statement that stays prepared on the connection, for arguments of these
 // types: "" if they are not known yet.
-func (s *site) prepared(ctx context.Context, text, types string) (driver.Stmt, error) {
+func (s *appConn) prepared(ctx context.Context, text, types string) (driver.Stmt, error) {
 	s.stmts.refresh()
 	if stmt := s.stmts.find(text, types); stmt != nil {
 		return stmt, nil
@@ -225,7 +225,7 @@ func (s *site) prepared(ctx context.Context, text, types string) (driver.Stmt, e
 }
 
 // again has a statement that was prepared for any connection run as it is prepared on s.
-func (s *site) again(ctx context.Context, st *statement.Statement) (err error) {
+func (s *appConn) again(ctx context.Context, st *statement.Statement) (err error) {
 	st.On = s.link.Conn
 	st.Stmt, err = s.prepared(ctx, st.Text, typesOf(st.Args))
 	return err

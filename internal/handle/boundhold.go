@@ -9,53 +9,53 @@ import (
 	"github.com/mysqllock/mysqllock/internal/strategy"
 )
 
-// tenures are the units of work of one handle that end with a context. A caller that
+// boundHolds are the units of work of one handle that end with a context. A caller that
 // would not wait for somebody else waits for those whose context has ended: they are
 // giving back what they hold, or are about to.
-type tenures struct {
+type boundHolds struct {
 	mu sync.Mutex
-	of map[tenureOf][]*Tenure
+	of map[boundLock][]*BoundHold
 }
 
-// tenureOf is what a tenure is of: a row of the lock table, or an advisory lock.
-type tenureOf struct {
+// boundLock is what a context-bound hold has: a row of the lock table, or an advisory lock.
+type boundLock struct {
 	row   string
 	space string // what excludes each other is one
 }
 
-func ofPlace(p strategy.Place) tenureOf {
+func boundBy(p strategy.Resource) boundLock {
 	if p.Traits.Table {
-		return tenureOf{row: p.Row}
+		return boundLock{row: p.Row}
 	}
-	return tenureOf{p.Row, p.Strategy}
+	return boundLock{p.Row, p.Strategy}
 }
 
-// Tenure is that of one unit of work. It is guarded by tenures.mu.
-type Tenure struct {
+// BoundHold is that of one unit of work. It is guarded by boundHolds.mu.
+type BoundHold struct {
 	until <-chan struct{} // of the context that ends it
-	of    []tenureOf
+	of    []boundLock
 	over  chan struct{} // closed at its end; nil while nobody waits for it
 }
 
-// Begin notes a unit of work that holds places until a context has ended. It returns
+// Begin notes a unit of work that holds resources until a context has ended. It returns
 // nil where that never ends.
-func (ts *tenures) Begin(until <-chan struct{}) *Tenure {
+func (ts *boundHolds) Begin(until <-chan struct{}) *BoundHold {
 	if until == nil {
 		return nil
 	}
-	return &Tenure{until: until}
+	return &BoundHold{until: until}
 }
 
 // Add notes what else the unit of work holds.
-func (ts *tenures) Add(t *Tenure, p strategy.Place) {
+func (ts *boundHolds) Add(t *BoundHold, p strategy.Resource) {
 	if t == nil {
 		return
 	}
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	of := ofPlace(p)
+	of := boundBy(p)
 	if ts.of == nil {
-		ts.of = make(map[tenureOf][]*Tenure)
+		ts.of = make(map[boundLock][]*BoundHold)
 	}
 	if !slices.Contains(t.of, of) {
 		t.of = append(t.of, of)
@@ -64,14 +64,14 @@ func (ts *tenures) Add(t *Tenure, p strategy.Place) {
 }
 
 // End notes that the unit of work has given everything back.
-func (ts *tenures) End(t *Tenure) {
+func (ts *boundHolds) End(t *BoundHold) {
 	if t == nil {
 		return
 	}
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
 	for _, of := range t.of {
-		left := slices.DeleteFunc(ts.of[of], func(other *Tenure) bool { return other == t })
+		left := slices.DeleteFunc(ts.of[of], func(other *BoundHold) bool { return other == t })
 		if len(left) > 0 {
 			ts.of[of] = left
 		} else {
@@ -88,12 +88,12 @@ func (ts *tenures) End(t *Tenure) {
 // process is giving back.
 const givingBack = time.Second
 
-// Settle waits until those have ended that hold any of places though their context is
+// AwaitEnding waits until those have ended that hold any of resources though their context is
 // over.
-func (ts *tenures) Settle(ctx context.Context, places []strategy.Place) {
+func (ts *boundHolds) AwaitEnding(ctx context.Context, resources []strategy.Resource) {
 	var limit <-chan time.Time
 	for {
-		over := ts.ending(places)
+		over := ts.ending(resources)
 		if over == nil {
 			return
 		}
@@ -113,12 +113,12 @@ func (ts *tenures) Settle(ctx context.Context, places []strategy.Place) {
 }
 
 // ending returns a channel that is closed when a unit of work has ended which holds
-// one of places, and whose context is over; nil where there is none.
-func (ts *tenures) ending(places []strategy.Place) <-chan struct{} {
+// one of resources, and whose context is over; nil where there is none.
+func (ts *boundHolds) ending(resources []strategy.Resource) <-chan struct{} {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	for _, p := range places {
-		for _, t := range ts.of[ofPlace(p)] {
+	for _, p := range resources {
+		for _, t := range ts.of[boundBy(p)] {
 			select {
 			case <-t.until:
 			default:

@@ -13,12 +13,12 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// TestHandOver: callers of one process take over from each other, each with a
+// TestHandoff: callers of one process take over from each other, each with a
 // new token, in one statement; a waiter of another process has its turn.
-func TestHandOver(t *testing.T) {
+func TestHandoff(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
-		for began := time.Now(); !s.handedOver(l); { // on a busy machine a successor may be waited for for too long
+		for began := time.Now(); !s.handedOver(l); { // on a busy machine a next caller may be waited for for too long
 			if time.Since(began) > dbtest.Patience {
 				t.Fatal("not handed over as it should be")
 			}
@@ -63,7 +63,7 @@ func TestHandOver(t *testing.T) {
 // they did so in as many statements as it takes.
 func (s *scratch) handedOver(l *locker) bool {
 	t := s.T
-	const callers = 2*handOvers + 3
+	const callers = 2*handoffs + 3
 	first := l.acquire(waiting("k", 20*time.Second))
 	tokens := make(chan uint64, callers)
 	for range callers {
@@ -83,7 +83,7 @@ func (s *scratch) handedOver(l *locker) bool {
 			}
 		}()
 	}
-	l.inLine("k", callers)
+	l.inQueue("k", callers)
 	since := l.tap.Since()
 	dbtest.OK(t, first.Release())
 	for want := first.Token() + 1; want <= first.Token()+callers; want++ {
@@ -96,13 +96,13 @@ func (s *scratch) handedOver(l *locker) bool {
 	for _, c := range since() {
 		texts = append(texts, cmp.Or(c.Of, c.Text))
 	}
-	takes, inherits, releases := count(texts, "INSERT INTO"), count(texts, "UPDATE")-count(texts, "UPDATE "+s.table.String()+" SET owner"), count(texts, "UPDATE "+s.table.String()+" SET owner")
-	t.Logf("%d took over, %d took it anew, %d released it", inherits, takes, releases)
-	return inherits == callers-2 && takes == 2 && releases == 3
+	takes, handoffs, releases := count(texts, "INSERT INTO"), count(texts, "UPDATE")-count(texts, "UPDATE "+s.table.String()+" SET owner"), count(texts, "UPDATE "+s.table.String()+" SET owner")
+	t.Logf("%d took over, %d took it anew, %d released it", handoffs, takes, releases)
+	return handoffs == callers-2 && takes == 2 && releases == 3
 }
 
-// TestHandOverOfALostLease: who takes over what is not ours any more asks anew.
-func TestHandOverOfALostLease(t *testing.T) {
+// TestHandoffOfALostLease: who takes over what is not ours any more asks anew.
+func TestHandoffOfALostLease(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		first := l.acquire(request("k"))
@@ -114,9 +114,9 @@ func TestHandOverOfALostLease(t *testing.T) {
 			}
 			got <- lease
 		}()
-		l.inLine("k", 1)
+		l.inQueue("k", 1)
 		s.steal("k")
-		if err := first.Release(); !errors.Is(err, lockerr.ErrLost) { // the successor has asked
+		if err := first.Release(); !errors.Is(err, lockerr.ErrLost) { // the next caller has asked
 			t.Errorf("released what was stolen: %v", err)
 		}
 		select {
@@ -130,7 +130,7 @@ func TestHandOverOfALostLease(t *testing.T) {
 			t.Errorf("the token is %d", lease.Token())
 		}
 
-		// One that gives up in the moment of the hand-over leaves nothing.
+		// One that gives up in the moment of the handoff leaves nothing.
 		for range 100 {
 			ctx, cancel := context.WithCancel(dbtest.Limited(t))
 			gone := make(chan error, 1)
@@ -169,7 +169,7 @@ func TestHandoffBehindRowLock(t *testing.T) {
 				err  error
 				took time.Duration
 			}
-			successor := make(chan outcome, 1)
+			next := make(chan outcome, 1)
 			go func() {
 				began := time.Now()
 				lease, err := l.Acquire(dbtest.Limited(t), waiting("k", wait))
@@ -177,9 +177,9 @@ func TestHandoffBehindRowLock(t *testing.T) {
 				if err == nil {
 					err = errors.Join(errors.New("it was granted"), lease.Release())
 				}
-				successor <- outcome{err, took}
+				next <- outcome{err, took}
 			}()
-			dbtest.Soon(t, "it is in line, or has been", func() bool { return l.cfg.Queue.Waiting("k") == 1 || len(successor) > 0 })
+			dbtest.Soon(t, "it is in the queue, or has been", func() bool { return l.cfg.Queue.Waiting("k") == 1 || len(next) > 0 })
 			tx, err := s.db.Begin()
 			dbtest.OK(t, err)
 			defer tx.Rollback()
@@ -187,9 +187,9 @@ func TestHandoffBehindRowLock(t *testing.T) {
 			dbtest.OK(t, err)
 			given := make(chan error, 1)
 			go func() { given <- first.Release() }()
-			got := <-successor
+			got := <-next
 			if !errors.Is(got.err, lockerr.ErrTimeout) || server.Number(got.err) != 0 {
-				t.Errorf("a successor that waits for %v got %v", wait, got.err)
+				t.Errorf("a next caller that waits for %v got %v", wait, got.err)
 			}
 			if got.took > 15*time.Second { // the lease would have lasted for longer
 				t.Errorf("it waited %v", got.took)
@@ -237,9 +237,9 @@ func TestLateFree(t *testing.T) {
 	})
 }
 
-// TestHandOverTellsOfALoss: a holder whose lease was taken by force is told by
+// TestHandoffTellsOfALoss: a holder whose lease was taken by force is told by
 // Release, whether somebody of its process waits or not.
-func TestHandOverTellsOfALoss(t *testing.T) {
+func TestHandoffTellsOfALoss(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for name, steal := range map[string]func(){
 			"by another":  func() { s.steal("k") },
@@ -249,23 +249,23 @@ func TestHandOverTellsOfALoss(t *testing.T) {
 		} {
 			l := s.locker(setup{})
 			first := l.acquire(request("k"))
-			successor := make(chan error, 1)
+			next := make(chan error, 1)
 			go func() {
 				lease, err := l.Acquire(dbtest.Limited(t), waiting("k", 20*time.Second))
 				if err == nil {
 					err = lease.Release()
 				}
-				successor <- err
+				next <- err
 			}()
-			l.inLine("k", 1)
+			l.inQueue("k", 1)
 			steal()
 			if err := first.Release(); !errors.Is(err, lockerr.ErrLost) {
 				t.Errorf("%s: released with %v", name, err)
 			}
-			if name == "by another" { // else it is free, and the successor may have it by now
+			if name == "by another" { // else it is free, and the next caller may have it by now
 				s.set("k", "owner = NULL")
 			}
-			dbtest.OK(t, <-successor)
+			dbtest.OK(t, <-next)
 
 			// One that was not lost is handed over without an error.
 			first = l.acquire(request("k"))
@@ -274,11 +274,11 @@ func TestHandOverTellsOfALoss(t *testing.T) {
 				if err == nil {
 					err = lease.Release()
 				}
-				successor <- err
+				next <- err
 			}()
-			l.inLine("k", 1)
+			l.inQueue("k", 1)
 			dbtest.OK(t, first.Release())
-			dbtest.OK(t, <-successor)
+			dbtest.OK(t, <-next)
 		}
 	})
 }

@@ -11,32 +11,32 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// enclosure is what those inside a hold know of it: contexts carry it, and the scope or
+// outerHold is what those inside a hold know of it: contexts carry it, and the context state or
 // the unit that it is part of.
-type enclosure struct {
+type outerHold struct {
 	k      *handle.Handle
 	cancel context.CancelCauseFunc // ends the hold's context
 	alone  bool                    // nothing is left of its lock context when it has ended
-	guard  *guard                  // nil for a row lock, and for a version
-	stale  *staleRead              // of the lock context around it; nil where there is none, or it keeps the guard
+	grant  *grant                  // nil for a row lock, and for a version
+	stale  *staleRead              // of the lock context around it; nil where there is none, or it keeps the grant
 	read   atomic.Bool             // a query in it has returned data
 	gone   atomic.Bool             // nothing keeps that from being changed any more
 }
 
-// enclosing returns what the holds keep that h is inside of, also those of other
+// outerGrants returns what the holds keep that h is inside of, also those of other
 // handles.
-func enclosing(h *hint.Hint) (guards []*guard) {
+func outerGrants(h *hint.Hint) (grants []*grant) {
 	for _, hold := range h.Holds {
-		if hold, ok := hold.(*enclosure); ok {
-			guards = append(guards, hold.guard)
+		if hold, ok := hold.(*outerHold); ok {
+			grants = append(grants, hold.grant)
 		}
 	}
-	return guards
+	return grants
 }
 
-// checkEnclosing returns why nothing can run inside the holds around h any more.
-func checkEnclosing(h *hint.Hint) error {
-	for _, g := range enclosing(h) {
+// checkOuter returns why nothing can run inside the holds around h any more.
+func checkOuter(h *hint.Hint) error {
+	for _, g := range outerGrants(h) {
 		if err := g.overError("statement"); err != nil {
 			return err
 		}
@@ -48,11 +48,11 @@ func checkEnclosing(h *hint.Hint) error {
 // on this one before a commit. The check is a statement, so it takes the same server.
 func reaches(ctx context.Context, k *handle.Handle, h *hint.Hint) error {
 	for _, hold := range h.Holds {
-		hold, ok := hold.(*enclosure)
+		hold, ok := hold.(*outerHold)
 		if !ok || hold.k == k {
 			continue
 		}
-		g := hold.guard
+		g := hold.grant
 		if err := g.overError("statement"); err != nil {
 			return err
 		}
@@ -71,7 +71,7 @@ func reaches(ctx context.Context, k *handle.Handle, h *hint.Hint) error {
 // noteHolds notes that a query has returned data in the holds that it ran in.
 func noteHolds(st *statement.Statement) {
 	for _, h := range st.Holds {
-		if h, ok := h.(*enclosure); ok {
+		if h, ok := h.(*outerHold); ok {
 			h.read.Store(true)
 			if h.gone.Load() { // meanwhile
 				h.outlived()
@@ -82,7 +82,7 @@ func noteHolds(st *statement.Statement) {
 
 // outlived notes that a lease, or an advisory lock, is not held any more. The lock context
 // around the hold goes on, but not with what was read in it.
-func (e *enclosure) outlived() {
+func (e *outerHold) outlived() {
 	e.gone.Store(true)
 	if e.stale != nil && e.read.Load() {
 		e.stale.holdEnded()
@@ -95,18 +95,18 @@ func Told(ctx context.Context, what hint.What) (n uint64, ok bool) {
 	if !ok {
 		return 0, false
 	}
-	if hold, ok := h.Hold.(*enclosure); ok {
-		return hold.guard.told(what)
+	if hold, ok := h.Hold.(*outerHold); ok {
+		return hold.grant.told(what)
 	}
 	if h.Named == "" {
 		return 0, false
 	}
-	if n, ok := h.Scope.Told(what, h.Named); ok {
+	if n, ok := h.LockContext.Told(what, h.Named); ok {
 		return n, true
 	}
 	for _, hold := range h.Holds { // the key may be held around
-		if hold, ok := hold.(*enclosure); ok && hold.guard.Key == h.Named {
-			if n, ok := hold.guard.told(what); ok {
+		if hold, ok := hold.(*outerHold); ok && hold.grant.Key == h.Named {
+			if n, ok := hold.grant.told(what); ok {
 				return n, true
 			}
 		}

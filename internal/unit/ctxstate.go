@@ -1,0 +1,178 @@
+package unit
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/mysqllock/mysqllock/internal/handle"
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// ctxState is what one database handle remembers of one lock context: its unit of
+// work. Its statements take turns. All fields but turn and asked are guarded by
+// the turn.
+type ctxState struct {
+	turn  chan struct{} // holds a token while a statement of the lock context runs
+	asked bool          // a wait was made to try again on another connection; guarded by the starvation guard
+
+	unit      *unit             // the open transaction of the unit of work
+	latest    *unit             // that one, or the last that there was
+	grants    []*grant          // what else the unit of work holds, with or without a transaction
+	counted   bool              // the starvation guard knows that one of them is held
+	joined    []*outerHold      // holds that joined one of grants, and end with them
+	owed      string            // what has ended the unit of work, whose grants stay for those in joined; "" for nothing
+	boundHold *handle.BoundHold // while grants are held that the end of a context gives back
+	until     context.Context   // bounds what was read under grants; nil without one
+	unwatch   func() bool       // ends the watch on its end; nil without one
+	failed    error             // why no other unit may begin: one was lost behind the caller's back
+
+	decision
+	k     *handle.Handle
+	hints *hint.LockContext // its lock context; nil for what only has holds around it
+}
+
+func newCtxState(k *handle.Handle) *ctxState {
+	return &ctxState{turn: make(chan struct{}, 1), decision: decision{stale: &staleRead{}}, k: k}
+}
+
+// ctxStateOf returns what is remembered of the lock context. Where there is nothing
+// to lock, because the context only has holds around it, every transaction
+// stands for itself.
+func ctxStateOf(k *handle.Handle, hints *hint.LockContext) *ctxState {
+	if hints == nil {
+		return newCtxState(k)
+	}
+	stale := staleReadOf(hints)
+	return hints.State(k, func() any {
+		s := newCtxState(k)
+		s.stale, s.hints = stale, hints
+		return s
+	}).(*ctxState)
+}
+
+func (s *ctxState) take(ctx context.Context) error {
+	select {
+	case s.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (s *ctxState) give() { <-s.turn }
+
+// add notes that a grant is held.
+func (s *ctxState) add(g *grant) {
+	s.grants = append(s.grants, g)
+	s.k.Enter(g.Resource)
+	g.tellAll()
+	if !s.counted && g.Traits.Excludes {
+		s.k.Starvation.Hold()
+		s.counted = true
+	}
+}
+
+// drop gives all grants but the first few back. What was lost meanwhile needs
+// no error: nothing that the unit of work did after that was committed.
+func (s *ctxState) drop(keep int) {
+	if len(s.grants) == keep {
+		return
+	}
+	for _, g := range s.grants[keep:] {
+		g.Forget(hint.ToldToken)
+		g.Forget(hint.ToldSlot)
+		s.k.Leave(g.Resource)
+		_ = g.Release()
+	}
+	s.grants = slices.Clone(s.grants[:keep])
+	if s.counted && !slices.ContainsFunc(s.grants, func(g *grant) bool { return g.Traits.Excludes }) {
+		s.k.Starvation.Done()
+		s.counted = false
+	}
+	if keep > 0 {
+		return
+	}
+	for _, hold := range s.joined {
+		hold.cancel(hold.grant.overError("statement"))
+	}
+	s.joined = nil
+	if s.owed != "" {
+		s.outlived(s.owed)
+		s.owed = ""
+	}
+	s.k.BoundHolds.End(s.boundHold)
+	s.boundHold = nil
+	if s.until = nil; s.unwatch != nil {
+		s.unwatch()
+		s.unwatch = nil
+	}
+}
+
+// part notes that a hold has ended which had joined one of the grants. If the unit of
+// work has ended meanwhile, they go with the last such hold.
+func (s *ctxState) part(h *outerHold) {
+	_ = s.take(context.Background())
+	defer s.give()
+	s.joined = slices.DeleteFunc(s.joined, func(other *outerHold) bool { return other == h })
+	if len(s.joined) == 0 && s.owed != "" {
+		s.drop(0)
+	}
+}
+
+// watch gives the grants back when end does, the context that bounds what was
+// read under them. Versions are no lock that anybody waits for: it is enough that the next
+// statement looks, so the context does not keep what is remembered of a lock context that
+// nobody uses any more. An observer is told when the context ends.
+func (s *ctxState) watch(end context.Context) {
+	if s.unwatch != nil || len(s.grants) == 0 {
+		return
+	}
+	s.until = end
+	if end.Done() == nil || !s.counted && s.k.Settings.Observe == nil {
+		return
+	}
+	s.boundHold = s.k.BoundHolds.Begin(end.Done())
+	for _, g := range s.grants {
+		s.k.BoundHolds.Add(s.boundHold, g.Resource)
+	}
+	s.unwatch = context.AfterFunc(end, func() {
+		_ = s.take(context.Background())
+		defer s.give()
+		s.inTime()
+	})
+}
+
+// inTime gives the grants back if the context has ended that bounds what was read under
+// them. A transaction gives them back at its own end.
+func (s *ctxState) inTime() {
+	if s.unit == nil && s.until != nil && s.until.Err() != nil && len(s.grants) > 0 {
+		s.failed = &lockerr.Error{Op: "statement", Key: s.grants[0].Key, Strategy: s.grants[0].Strategy, Err: lockerr.With(lockerr.ErrLost, whatEnded(s.until))}
+		s.dropSpent()
+	}
+}
+
+// dropSpent gives the grants back of a unit of work that was lost, or whose context has
+// ended. This handle runs nothing in the lock context any more, but others may.
+func (s *ctxState) dropSpent() {
+	s.drop(0)
+	if s.unit == nil { // else at its end
+		s.outlived("the end of a unit of work that was lost")
+	}
+}
+
+// ofQuery is the context of a query that has taken a lock in a lock context which never
+// ends: the lock goes with the query's.
+type ofQuery struct{ context.Context }
+
+// whatEnded says for an error which context it was that bounded what was read.
+func whatEnded(end context.Context) error {
+	if _, ok := end.(ofQuery); ok {
+		return errors.New("the context of the query that took the lock has ended, and the lock context never ends, so that the lock went with it; " +
+			"call lockctx.With on a context that ends, by context.WithCancel or WithTimeout, and derive those of single queries from what it returns")
+	}
+	return errContextEnded
+}
+
+var errContextEnded = errors.New("the lock context has ended")
