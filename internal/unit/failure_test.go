@@ -415,6 +415,48 @@ func TestABrokenConnectionIsTriedAgainOnlyWithoutALock(t *testing.T) {
 	}
 }
 
+// TestASQLConnIsNotClosedUnderItsRows: where its connection is of no use for a lock, database/sql is
+// not told driver.ErrBadConn. It would try nothing again, and wait for the end of the rows that are
+// read over the sql.Conn, whatever contexts end.
+func TestASQLConnIsNotClosedUnderItsRows(t *testing.T) {
+	for name, of := range map[string]struct {
+		text string // what meets it
+		opt  lockctx.Option
+	}{
+		"row": {"FOR UPDATE", lockctx.Row()}, "lease": {"START TRANSACTION", lockctx.Lease(time.Minute)}, "advisory": {"START TRANSACTION", lockctx.Advisory()},
+	} {
+		for way, run := range map[string]func(ctx context.Context, c *sql.Conn) error{
+			"BeginTx": func(ctx context.Context, c *sql.Conn) error { _, err := c.BeginTx(ctx, nil); return err },
+			"Exec":    func(ctx context.Context, c *sql.Conn) error { return put(ctx, c, 1) },
+		} {
+			for _, broken := range []error{driver.ErrBadConn, mysql.ErrBusyBuffer} {
+				s, db, ctx := open(t)
+				plain := lockctx.Without(ctx)
+				must(t, mysqllock.Do(plain, db, "k", func(context.Context) error { return nil }, of.opt)) // all is there
+				c, err := db.Conn(plain)
+				must(t, err)
+				rows, err := c.QueryContext(plain, read, 1)
+				must(t, err)
+				s.Cut(of.text, broken)
+				done := make(chan error, 1)
+				go func() { done <- run(lockctx.With(plain, "k", of.opt), c) }()
+				select {
+				case err := <-done:
+					if err == nil || errors.Is(err, driver.ErrBadConn) {
+						t.Errorf("%s, %s, %v: %v", name, way, broken, err)
+					}
+				case <-time.After(dbtest.Patience):
+					t.Fatalf("%s, %s, %v: it hangs", name, way, broken)
+				}
+				_ = rows.Close()
+				_ = c.Close()
+				dbtest.Soon(t, "nothing is left", func() bool { return s.Held() == 0 })
+				state(t, s, 10, 0)
+			}
+		}
+	}
+}
+
 // TestAConnectionThatIsLostWhileALockJoinsIsALoss, whatever the driver says of it: the transaction
 // that was to have the lock is gone.
 func TestAConnectionThatIsLostWhileALockJoinsIsALoss(t *testing.T) {
