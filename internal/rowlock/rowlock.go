@@ -354,13 +354,13 @@ func (l *Locker) Join(ctx context.Context, c *pool.Conn, r Request) (locked Lock
 func (l *Locker) joinOnce(ctx context.Context, c *pool.Conn, r Request) (locked Locked, alive, refused bool, err error) {
 	a := l.attempt(r)
 	defer a.Finish()
-	a.c, a.late, a.Joins = c, true, true
+	a.c, a.late = c, true
 	if l.cfg.Info.Router {
 		c.Moved()
 	}
 	if alive, err = a.join(ctx); err != nil {
 		alive = alive && !errors.Is(err, lockerr.ErrDeadlock) // its other locks must become free
-		if !alive && l.cfg.Info.EndsTransaction(err) && !server.Deadlock(err) && !server.Locked(err) {
+		if !alive && (server.Gone(err, nil) || l.cfg.Info.EndsTransaction(err) && !server.Deadlock(err) && !server.Locked(err)) {
 			err = lockerr.With(lockerr.ErrLost, err)
 		}
 		return Locked{}, alive, a.refused, a.explain(ctx, err)

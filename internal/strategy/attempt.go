@@ -22,7 +22,6 @@ type Attempt struct {
 	Once    bool    // what follows is one wait for Waiting, until Finish: so the caller is not refused between two waits, and an observer sees one
 	Start   time.Time
 	Since   time.Time // when the caller began to wait, for those who look, and for its error; before Start if this call is not the first
-	Joins   bool      // it is for a transaction that is open, and lost with its connection
 	Heard   Heard
 	Ticket  *queue.Ticket   // nil before there is one, and once another owns it
 	First   bool            // nobody of this process was in the queue before it

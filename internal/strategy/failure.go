@@ -101,7 +101,7 @@ func (a *Attempt) reason(ctx context.Context, t Terms, err error) error {
 		err = Silent(ctx)
 	case ctx.Err() != nil:
 		err = lockerr.With(lockerr.ErrTimeout, ctx.Err())
-	case server.Gone(err, nil) && !a.Joins && !errors.Is(err, lockerr.ErrLost):
+	case server.Gone(err, nil) && !errors.Is(err, lockerr.ErrLost):
 		err = lockerr.With(lockerr.ErrExhausted, fmt.Errorf("the server went away, or the connection broke, and the lock is not held: %w", err))
 	case errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, lockerr.ErrTimeout) && !errors.Is(err, lockerr.ErrLost):
 		// A limit of ours, for the server's answer: nobody need have the key. The caller's

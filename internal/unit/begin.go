@@ -10,6 +10,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/statement"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
@@ -19,6 +20,13 @@ import (
 // What lies outside of the transaction is taken first, and the transaction begins with it where it
 // can; else with the first row lock.
 func (c *Conn) begin(ctx context.Context, s *ctxState, p *plan, opts driver.TxOptions) (u *unit, err error) {
+	defer func() {
+		// database/sql tries nothing again over a sql.Conn, and would wait for the end of the rows that are read there.
+		if errors.Is(err, driver.ErrBadConn) && statement.ForConn() {
+			err = c.k.Error("begin", p.h, lockerr.With(lockerr.ErrExhausted, errors.New(
+				"the connection of this sql.Conn is broken, or rows are still being read from it, and the lock is not held")))
+		}
+	}()
 	if opts.ReadOnly && slices.ContainsFunc(p.missing, func(resource strategy.Resource) bool { return resource.Traits.Inside && !resource.Shared }) {
 		return nil, &lockerr.Error{Op: "begin", Key: handle.Names(p.h), Strategy: hint.StrategyRow, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(
 			"the server takes row locks in a READ ONLY transaction only if they are shared"))}

@@ -415,6 +415,104 @@ func TestABrokenConnectionIsTriedAgainOnlyWithoutALock(t *testing.T) {
 	}
 }
 
+// TestASQLConnIsNotClosedUnderItsRows: where its connection is of no use for a lock, database/sql is
+// not told driver.ErrBadConn. It would try nothing again, and wait for the end of the rows that are
+// read over the sql.Conn, whatever contexts end.
+func TestASQLConnIsNotClosedUnderItsRows(t *testing.T) {
+	for name, of := range map[string]struct {
+		text string // what meets it
+		opt  lockctx.Option
+	}{
+		"row": {"FOR UPDATE", lockctx.Row()}, "lease": {"START TRANSACTION", lockctx.Lease(time.Minute)}, "advisory": {"START TRANSACTION", lockctx.Advisory()},
+	} {
+		for way, run := range map[string]func(ctx context.Context, c *sql.Conn) error{
+			"BeginTx": func(ctx context.Context, c *sql.Conn) error { _, err := c.BeginTx(ctx, nil); return err },
+			"Exec":    func(ctx context.Context, c *sql.Conn) error { return put(ctx, c, 1) },
+		} {
+			for _, broken := range []error{driver.ErrBadConn, mysql.ErrBusyBuffer} {
+				s, db, ctx := open(t)
+				plain := lockctx.Without(ctx)
+				must(t, mysqllock.Do(plain, db, "k", func(context.Context) error { return nil }, of.opt)) // all is there
+				c, err := db.Conn(plain)
+				must(t, err)
+				rows, err := c.QueryContext(plain, read, 1)
+				must(t, err)
+				s.Cut(of.text, broken)
+				done := make(chan error, 1)
+				go func() { done <- run(lockctx.With(plain, "k", of.opt), c) }()
+				select {
+				case err := <-done:
+					if err == nil || errors.Is(err, driver.ErrBadConn) {
+						t.Errorf("%s, %s, %v: %v", name, way, broken, err)
+					}
+				case <-time.After(dbtest.Patience):
+					t.Fatalf("%s, %s, %v: it hangs", name, way, broken)
+				}
+				_ = rows.Close()
+				_ = c.Close()
+				dbtest.Soon(t, "nothing is left", func() bool { return s.Held() == 0 })
+				state(t, s, 10, 0)
+			}
+		}
+	}
+}
+
+// TestAConnectionThatIsLostWhileALockJoinsIsALoss, whatever the driver says of it: the transaction
+// that was to have the lock is gone.
+func TestAConnectionThatIsLostWhileALockJoinsIsALoss(t *testing.T) {
+	for name, of := range map[string]struct {
+		text string // what meets it
+		late bool   // the transaction has begun without a lock
+		opt  lockctx.Option
+	}{
+		"a late lock, at the first statement": {"SAVEPOINT mysqllock_late", true, lockctx.Row()},
+		"a late lock":                         {"FOR UPDATE", true, lockctx.Row()},
+		"a late lease":                        {"SAVEPOINT mysqllock_late", true, lockctx.Lease(time.Minute)},
+		"a late version":                      {"SAVEPOINT mysqllock_late", true, lockctx.Optimistic()},
+		"a second key":                        {"FOR UPDATE", false, lockctx.Row()},
+	} {
+		for _, lost := range []error{driver.ErrBadConn, mysql.ErrInvalidConn, io.ErrUnexpectedEOF} {
+			s, db, ctx := open(t)
+			plain, asks := lockctx.Without(ctx), lockctx.With(ctx, "k1", of.opt)
+			must(t, mysqllock.Do(plain, db, "k1", func(context.Context) error { return nil }, of.opt)) // makes the row
+			begin := ctx
+			if of.late {
+				begin, asks = plain, lockctx.With(plain, "k1", of.opt)
+			}
+			tx, err := db.BeginTx(begin, nil)
+			must(t, err)
+			must(t, put(plain, tx, 1))
+			s.Cut(of.text, lost)
+			err = put(asks, tx, 2)
+			var e *mysqllock.Error
+			if !errors.As(err, &e) || !errors.Is(err, mysqllock.ErrLost) || errors.Is(err, driver.ErrBadConn) {
+				t.Errorf("%s, %v: %v, want ErrLost", name, lost, err)
+			}
+			over(t, asks, tx)
+			dbtest.Soon(t, "what may run there is killed", func() bool { return s.Held() == 0 })
+			state(t, s, 10, 0)
+		}
+	}
+}
+
+// TestALossOfAnotherConnectionWhileALockJoinsIsNone: the transaction goes on without the lock.
+func TestALossOfAnotherConnectionWhileALockJoinsIsNone(t *testing.T) {
+	s, db, ctx := open(t)
+	plain := lockctx.Without(ctx)
+	must(t, mysqllock.Do(plain, db, "k1", func(context.Context) error { return nil })) // opens the handle's own
+	tx, err := db.BeginTx(plain, nil)
+	must(t, err)
+	must(t, put(plain, tx, 4))
+	for range 3 { // it is tried again
+		s.Cut("INSERT IGNORE", mysql.ErrInvalidConn)
+	}
+	if err := put(ctx, tx, 2); !errors.Is(err, mysqllock.ErrExhausted) || errors.Is(err, mysqllock.ErrLost) {
+		t.Errorf("got %v, want ErrExhausted", err)
+	}
+	must(t, tx.Commit())
+	state(t, s, 4, 0)
+}
+
 func TestAWaitThatIsOverIsKilledOnTheServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // the limits on time depend on no machine
 		s, db, ctx := open(t)

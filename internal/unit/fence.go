@@ -122,15 +122,8 @@ func (f *fence) pass() (done, refused bool, err error) {
 	if done {
 		return true, false, nil
 	}
-	if f.limit == 0 && !f.silent && last.Lasting {
-		if err := f.limitIdleness(last.resources); err != nil {
-			return false, true, strategy.Naming(err, last.resources)
-		}
-	}
-	if err := last.Fence(last.context()); err != nil {
-		return false, true, last.naming(err)
-	}
-	return false, false, nil
+	err = f.alone(*last)
+	return false, err != nil, err
 }
 
 // check checks the grants, up to one group that can be checked with the COMMIT itself.
@@ -181,8 +174,8 @@ func (f *fence) leave(checks []lastCheck) (last *lastCheck, err error) {
 		if i == at {
 			continue
 		}
-		if err := l.Fence(l.context()); err != nil {
-			return nil, l.naming(err)
+		if err := f.alone(l); err != nil {
+			return nil, err
 		}
 	}
 	if at < 0 {
@@ -197,13 +190,23 @@ type lastCheck struct {
 	grantGroup
 }
 
+// alone makes a check apart from the COMMIT.
+func (f *fence) alone(l lastCheck) error {
+	if l.Lasting && f.limit == 0 && !f.silent && !f.limited {
+		if err := f.limitIdleness(); err != nil {
+			return err
+		}
+	}
+	return l.naming(l.Fence(l.context()))
+}
+
 // limitIdleness has the server end an application's connection between a fence and
-// COMMIT when nothing has been heard of it for a TTL, and with it what the fence has
+// COMMIT when nothing has been heard of it for a TTL, and with it what the fences have
 // locked. Sessions are limited from the beginning, and so are transactions with a row lock.
-func (f *fence) limitIdleness(resources []strategy.Resource) error {
-	least := slices.MinFunc(resources, func(a, b strategy.Resource) int { return cmp.Compare(a.TTL, b.TTL) })
+func (f *fence) limitIdleness() error {
+	least := slices.MinFunc(f.grants, func(a, b *grant) int { return cmp.Compare(a.TTL, b.TTL) })
 	if err := f.info.LimitSilence(context.Background(), f.link.Conn, max(1, int(least.TTL/time.Second))); err != nil {
-		return &lockerr.Error{Op: "commit", Key: least.Row, Strategy: least.Strategy, Err: err}
+		return &lockerr.Error{Op: "commit", Key: least.Key, Strategy: least.Strategy, Err: err}
 	}
 	f.limited = true
 	return nil

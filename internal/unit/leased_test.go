@@ -4,6 +4,8 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -191,4 +193,39 @@ func TestALeaseGoesWithTheRowLockThatIsRefused(t *testing.T) {
 		must(t, h.Release())
 	}
 	must(t, holder.Release())
+}
+
+// TestTwoLeasesAreCheckedWithALimitOnSilence: a host that vanishes between the checks of two leases,
+// of two handles, and COMMIT keeps neither key for longer than its TTL. Those of one handle are
+// checked together.
+func TestTwoLeasesAreCheckedWithALimitOnSilence(t *testing.T) {
+	s, db, ctx := open(t)
+	other, _ := openOn(t, s, mysqllock.Config{})
+	ctx = lockctx.Without(ctx)
+	err := mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
+		return mysqllock.Do(ctx, other, "k1", func(ctx context.Context) error {
+			s.Sent()
+			return put(ctx, db, 4)
+		}, lockctx.Lease(20*time.Second))
+	}, lockctx.Lease(time.Minute))
+	must(t, err)
+	var sent []string
+	for _, text := range s.Sent() {
+		switch {
+		case strings.Contains(text, "wait_timeout = 20"):
+			sent = append(sent, "limit")
+		case strings.Contains(text, "wait_timeout = @mysqllock_wait"):
+			sent = append(sent, "no limit")
+		case strings.Contains(text, "FOR SHARE"), strings.Contains(text, "LOCK IN SHARE MODE"):
+			sent = append(sent, "check")
+		case text == "COMMIT":
+			sent = append(sent, text)
+		default:
+			t.Log(text)
+		}
+	}
+	if want := []string{"limit", "check", "check", "COMMIT", "no limit"}; !slices.Equal(sent, want) {
+		t.Errorf("it sent %q, want %q", sent, want)
+	}
+	state(t, s, 4, 0)
 }

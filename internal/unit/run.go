@@ -275,10 +275,11 @@ func (u *unit) overtaken(ctx context.Context, err error) error {
 	return err
 }
 
-// noRetry makes sure that database/sql does not run a statement of a unit of
-// work again on another connection.
+// noRetry says of an error with which the connection has gone that what was on it is lost, so that
+// database/sql does not run a statement of a unit of work again on another connection.
 func noRetry(err error) error {
-	if errors.Is(err, driver.ErrBadConn) {
+	var said *lockerr.Error
+	if server.Gone(err, nil) && !errors.As(err, &said) {
 		return lockerr.With(lockerr.ErrLost, err)
 	}
 	return err
