@@ -36,6 +36,43 @@ func (w *writer) begin(ctx context.Context, wait time.Duration) (*advisory.Lock,
 	return lock, err
 }
 
+// begins is begin in the background, which must be granted.
+func (w *writer) begins(wait time.Duration) <-chan *advisory.Lock {
+	granted := make(chan *advisory.Lock, 1)
+	go func() {
+		lock, err := w.begin(dbtest.Limited(w.p.T), wait)
+		if err != nil {
+			w.p.T.Error(err)
+		}
+		granted <- lock
+	}()
+	return granted
+}
+
+// leaves is begin in the background, by a caller that may leave, and how it ended.
+func (w *writer) leaves(ctx context.Context) <-chan error {
+	answer := make(chan error, 1)
+	go func() {
+		_, err := w.begin(ctx, 0)
+		answer <- err
+	}()
+	return answer
+}
+
+// released releases the lock, and takes it off the transaction's connection.
+func released(t testing.TB, lock *advisory.Lock) {
+	t.Helper()
+	dbtest.OK(t, errors.Join(lock.Release(), lock.Detach()))
+}
+
+// commits commits, and releases the lock with that.
+func (w *writer) commits(lock *advisory.Lock) {
+	w.p.T.Helper()
+	if done, unknown, err := w.check(lock).Release(dbtest.Limited(w.p.T)); !done || unknown || err != nil {
+		w.p.T.Errorf("done %v, unknown %v, %v", done, unknown, err)
+	}
+}
+
 // connects gives the turn of w's connection.
 func connects(w *writer) func(context.Context) (*pool.Conn, error) {
 	return func(ctx context.Context) (*pool.Conn, error) { return w.Conn, w.AwaitTurn(ctx) }
@@ -50,9 +87,9 @@ func (s *scratch) tapped(set settings) (*process, *dbtest.Tap) {
 	return s.process(set), tap
 }
 
-// TestBegin: the transaction begins while the lock is asked for, and shows what was committed
+// TestTheTransactionBeginsWhileTheLockIsAskedFor: the transaction begins while the lock is asked for, and shows what was committed
 // until it was granted.
-func TestBegin(t *testing.T) {
+func TestTheTransactionBeginsWhileTheLockIsAskedFor(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		var mine dbtest.Tap
 		p, locks := s.tapped(settings{change: s.inDatabase})
@@ -64,16 +101,11 @@ func TestBegin(t *testing.T) {
 		dbtest.OK(t, lock.Release())
 
 		arrive := locks.Stall("SELECT IF(CONNECTION_ID()")
-		sent, granted := mine.Texts(), make(chan error, 1)
-		go func() {
-			var err error
-			lock, err = w.begin(dbtest.Limited(t), 0)
-			granted <- err
-		}()
+		sent, granted := mine.Texts(), w.begins(0)
 		dbtest.Soon(t, "it begins", func() bool { return len(sent()) == 1 })
 		s.Exec(s.open(), "INSERT INTO "+s.written()+" VALUES (1)")
 		arrive()
-		dbtest.OK(t, <-granted)
+		lock = <-granted
 		if texts := sent(); !w.b.Begun || len(texts) != 1 || texts[0] != "START TRANSACTION" {
 			t.Errorf("begun %v: %q", w.b.Begun, texts)
 		}
@@ -90,9 +122,9 @@ func TestBegin(t *testing.T) {
 	})
 }
 
-// TestBeginInVain: a caller that is refused, or has to wait, has no transaction, and its
+// TestARefusedCallerHasNoTransaction: a caller that is refused, or has to wait, has no transaction, and its
 // connection has been given back before the wait.
-func TestBeginInVain(t *testing.T) {
+func TestARefusedCallerHasNoTransaction(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(settings{change: func(c *strategy.Config) { c.HandOverTime = time.Minute }}) // on a busy machine, too
 		other := s.process(settings{})
@@ -119,28 +151,14 @@ func TestBeginInVain(t *testing.T) {
 		idle()
 		s.wantWritten("no wait", 1)
 
-		granted := make(chan *advisory.Lock, 1)
-		go func() {
-			lock, err := w.begin(dbtest.Limited(t), 20*time.Second)
-			if err != nil {
-				t.Error(err)
-			}
-			granted <- lock
-		}()
+		granted := w.begins(20 * time.Second)
 		look := s.open()
 		dbtest.Soon(t, "it waits", func() bool { return len(s.waiters(look, "k")) == 1 })
 		idle()
 		s.wantWritten("meanwhile", 2)
-		second := make(chan *advisory.Lock, 1)
 		two := p.writer(s.Connect(mine.On))
 		sent = mine.Texts()
-		go func() { // in line behind it: the lock is handed over
-			lock, err := two.begin(dbtest.Limited(t), 20*time.Second)
-			if err != nil {
-				t.Error(err)
-			}
-			second <- lock
-		}()
+		second := two.begins(20 * time.Second) // in line behind it: the lock is handed over
 		p.inLine("k", 1)
 		dbtest.OK(t, theirs.Release())
 		lock := <-granted
@@ -152,10 +170,10 @@ func TestBeginInVain(t *testing.T) {
 	})
 }
 
-// TestBeginDoesNotComeOff: where no transaction can begin, or its options are more than a
+// TestTheLockIsTakenWhereNothingCanBegin: where no transaction can begin, or its options are more than a
 // BEGIN, or no connection is free, the lock is taken all the same.
-func TestBeginDoesNotComeOff(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+func TestTheLockIsTakenWhereNothingCanBegin(t *testing.T) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(settings{})
 		for what, change := range map[string]func(w *writer){
 			"options":      func(w *writer) { w.b.Options.ReadOnly = true },
@@ -252,11 +270,7 @@ func TestBeginIsCancelled(t *testing.T) {
 		dbtest.OK(t, p.acquire("other", 0).Release()) // there is a lock connection
 		arrive := locks.Stall("SELECT IF(CONNECTION_ID()")
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))
-		sent, answer := mine.Texts(), make(chan error, 1)
-		go func() {
-			_, err := w.begin(ctx, 0)
-			answer <- err
-		}()
+		sent, answer := mine.Texts(), w.leaves(ctx)
 		dbtest.Soon(t, "it begins", func() bool { return len(sent()) == 1 })
 		cancel()
 		if err := <-answer; !errors.Is(err, context.Canceled) || w.b.Begun {
@@ -276,7 +290,7 @@ func TestBeginIsCancelled(t *testing.T) {
 // TestBeginTakesItsConnectionLast: while a lock connection is opened nobody has one of the
 // application.
 func TestBeginTakesItsConnectionLast(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(settings{})
 		w, open := p.writer(s.Connect()), 0
 		w.b.Connect, w.b.Done = func(ctx context.Context) (*pool.Conn, error) {
@@ -362,9 +376,9 @@ func (w *writer) clean(what string) {
 	w.p.Exec(w.Conn.Conn, "DELETE FROM "+w.p.written())
 }
 
-// TestHome: one statement begins a transaction with the lock, on its own connection, and one
+// TestATransactionBeginsWithItsLockAndEndsWithIt: one statement begins a transaction with the lock, on its own connection, and one
 // checks it, commits and releases it. After a ROLLBACK one statement releases it.
-func TestHome(t *testing.T) {
+func TestATransactionBeginsWithItsLockAndEndsWithIt(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other := s.homes(settings{}), s.process(settings{})
 		var mine dbtest.Tap
@@ -391,20 +405,15 @@ func TestHome(t *testing.T) {
 			}
 			sent = mine.Texts()
 			if commit {
-				done, unknown, err := w.check(lock).Release(dbtest.Limited(t))
-				if !done || unknown || err != nil {
-					t.Errorf("%s: %v, %v, %v", what, done, unknown, err)
-				}
+				w.commits(lock)
 			} else {
 				s.Exec(conn, "ROLLBACK")
 			}
-			dbtest.OK(t, lock.Release())
-			dbtest.OK(t, lock.Detach())
+			released(t, lock)
 			if texts := sent(); len(texts) != map[bool]int{true: 1, false: 2}[commit] {
 				t.Errorf("%s: %q", what, texts)
 			}
-			dbtest.OK(t, lock.Release())
-			dbtest.OK(t, lock.Detach())
+			released(t, lock)
 			dbtest.OK(t, other.acquire("k", 0).Release())
 			s.wantWritten(what, map[bool]int{true: 1}[commit])
 			w.clean(what)
@@ -420,14 +429,13 @@ func (p *process) acquireNext(w *writer) {
 	lock, err := w.home()
 	dbtest.OK(p.T, err)
 	p.Exec(w.Conn.Conn, "ROLLBACK")
-	dbtest.OK(p.T, lock.Release())
-	dbtest.OK(p.T, lock.Detach())
+	released(p.T, lock)
 }
 
-// TestHomeOfOthers: a caller that does not come first, or whose lock may outlive the
+// TestALockThatMayOutliveItsTransactionIsOnALockConnection: a caller that does not come first, or whose lock may outlive the
 // transaction, or who has options, has the lock on a lock connection, and so have those on a
 // server that has no way.
-func TestHomeOfOthers(t *testing.T) {
+func TestALockThatMayOutliveItsTransactionIsOnALockConnection(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.homes(settings{})
 		elsewhere := func(what string, w *writer, lock *advisory.Lock, err error) {
@@ -465,22 +473,13 @@ func TestHomeOfOthers(t *testing.T) {
 		}
 
 		first, held := p.homed(s.Connect())
-		next := make(chan error, 1)
 		w = p.writer(s.Connect())
 		w.b.Ends = true
-		go func() {
-			var err error
-			lock, err = w.begin(dbtest.Limited(t), 20*time.Second)
-			next <- err
-		}()
+		next := w.begins(20 * time.Second)
 		p.inLine("k", 1)
-		done, _, err := first.check(held).Release(dbtest.Limited(t))
-		if !done || err != nil {
-			t.Errorf("%v, %v", done, err)
-		}
+		first.commits(held)
 		dbtest.OK(t, held.Release())
-		err = <-next
-		elsewhere("second in line", w, lock, err)
+		elsewhere("second in line", w, <-next, nil)
 
 		if !s.MariaDB() {
 			s.Exec(s.open(), "DROP PROCEDURE "+p.locks.Table.NamedProcedure().String())
@@ -491,8 +490,8 @@ func TestHomeOfOthers(t *testing.T) {
 	})
 }
 
-// TestHomeInVain: who is refused has no transaction, and nothing is left on the connection.
-func TestHomeInVain(t *testing.T) {
+// TestARefusedBeginLeavesNothingOnItsConnection: who is refused has no transaction, and nothing is left on the connection.
+func TestARefusedBeginLeavesNothingOnItsConnection(t *testing.T) {
 	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other := s.homes(settings{}), s.process(settings{})
 		theirs := other.acquire("k", 0)
@@ -509,14 +508,7 @@ func TestHomeInVain(t *testing.T) {
 		w.clean("refused")
 		w = p.writer(s.Connect())
 		w.b.Ends = true
-		granted := make(chan *advisory.Lock, 1)
-		go func() {
-			lock, err := w.begin(dbtest.Limited(t), 20*time.Second)
-			if err != nil {
-				t.Error(err)
-			}
-			granted <- lock
-		}()
+		granted := w.begins(20 * time.Second)
 		look := s.open()
 		dbtest.Soon(t, "it waits", func() bool { return len(s.waiters(look, "k")) == 1 })
 		dbtest.OK(t, w.AwaitTurn(dbtest.Limited(t))) // its connection is free meanwhile
@@ -537,9 +529,9 @@ func TestHomeInVain(t *testing.T) {
 	})
 }
 
-// TestHomeLost: what the transaction's connection does not have any more is not committed; and
+// TestALockThatLeftItsTransactionCommitsNothing: what the transaction's connection does not have any more is not committed; and
 // the server ends a connection of which it hears nothing.
-func TestHomeLost(t *testing.T) {
+func TestALockThatLeftItsTransactionCommitsNothing(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.homes(settings{})
 		w, lock := p.homed(s.Connect())
@@ -551,8 +543,7 @@ func TestHomeLost(t *testing.T) {
 		dbtest.Want(t, check.Fence(dbtest.Limited(t)), lockerr.ErrLost)
 		s.Exec(w.Conn.Conn, "ROLLBACK")
 		s.wantWritten("released by the application", 0)
-		dbtest.OK(t, lock.Release())
-		dbtest.OK(t, lock.Detach())
+		released(t, lock)
 		w.clean("released by the application")
 
 		// A process that stands still: nobody pings.
@@ -563,8 +554,8 @@ func TestHomeLost(t *testing.T) {
 	})
 }
 
-// TestHomeOfShortSession: an application's own limit is kept where it is shorter.
-func TestHomeOfShortSession(t *testing.T) {
+// TestAShorterIdleLimitIsKept: an application's own limit is kept where it is shorter.
+func TestAShorterIdleLimitIsKept(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.homes(settings{})
 		conn := s.Connect()
@@ -573,17 +564,15 @@ func TestHomeOfShortSession(t *testing.T) {
 		if n := s.One(conn, "SELECT @@SESSION.wait_timeout"); n != "7" {
 			t.Errorf("it is %s", n)
 		}
-		if done, _, err := w.check(lock).Release(dbtest.Limited(t)); !done || err != nil {
-			t.Errorf("%v, %v", done, err)
-		}
+		w.commits(lock)
 		if n := s.One(conn, "SELECT @@SESSION.wait_timeout"); n != "7" {
 			t.Errorf("it is %s", n)
 		}
 	})
 }
 
-// TestHomeClosed: Close keeps nobody from committing, or from detaching.
-func TestHomeClosed(t *testing.T) {
+// TestCloseKeepsNobodyFromCommitting: Close keeps nobody from committing, or from detaching.
+func TestCloseKeepsNobodyFromCommitting(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, commit := range []bool{true, false} {
 			p := s.homes(settings{})
@@ -597,8 +586,7 @@ func TestHomeClosed(t *testing.T) {
 			} else {
 				s.Exec(w.Conn.Conn, "ROLLBACK")
 			}
-			dbtest.OK(t, lock.Release())
-			dbtest.OK(t, lock.Detach())
+			released(t, lock)
 			w.clean(fmt.Sprintf("commit %v", commit))
 			if _, err := w.home(); !errors.Is(err, lockerr.ErrClosed) {
 				t.Errorf("after Close: %v", err)
@@ -607,8 +595,8 @@ func TestHomeClosed(t *testing.T) {
 	})
 }
 
-// TestHomeIsCancelled: who leaves before the answer has neither the lock nor a transaction.
-func TestHomeIsCancelled(t *testing.T) {
+// TestACancelledBeginLeavesNeitherLockNorTransaction: who leaves before the answer has neither the lock nor a transaction.
+func TestACancelledBeginLeavesNeitherLockNorTransaction(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.homes(settings{})
 		var mine dbtest.Tap
@@ -616,12 +604,8 @@ func TestHomeIsCancelled(t *testing.T) {
 		dbtest.OK(t, w.Identify(dbtest.Limited(t)))
 		arrive := mine.Stall(s.begins())
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))
-		sent, answer := mine.Texts(), make(chan error, 1)
 		w.b.Ends = true
-		go func() {
-			_, err := w.begin(ctx, 0)
-			answer <- err
-		}()
+		sent, answer := mine.Texts(), w.leaves(ctx)
 		dbtest.Soon(t, "it asks", func() bool { return len(sent()) == 1 })
 		cancel()
 		if err := <-answer; !errors.Is(err, context.Canceled) || w.b.Begun || w.Clean() {
@@ -641,9 +625,9 @@ func (s *scratch) begins() string {
 	return "CALL " + "`" + s.Name + "`.`mysqllock_named1`"
 }
 
-// TestHomeIsRefused: whatever happens to the statement that begins, nobody is left with the
+// TestALockIsTakenApartWhereItsBeginIsDisturbed: whatever happens to the statement that begins, nobody is left with the
 // lock, and the lock is had on a lock connection.
-func TestHomeIsRefused(t *testing.T) {
+func TestALockIsTakenApartWhereItsBeginIsDisturbed(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.homes(settings{})
 		for name, c := range dbtest.DisturbedCommits() {
@@ -670,9 +654,9 @@ func TestHomeIsRefused(t *testing.T) {
 	})
 }
 
-// TestDisturbedHome: what becomes of a COMMIT that releases the lock, and whose answer is
+// TestDisturbedCommitThatReleases: what becomes of a COMMIT that releases the lock, and whose answer is
 // lost or is a KILL.
-func TestDisturbedHome(t *testing.T) {
+func TestDisturbedCommitThatReleases(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.homes(settings{})
 		cases := dbtest.DisturbedCommits()
@@ -694,8 +678,7 @@ func TestDisturbedHome(t *testing.T) {
 			d.Next = nil
 			s.Exec(d.Conn, "ROLLBACK")
 			s.wantWritten(name, map[bool]int{true: 1}[c.Committed])
-			dbtest.OK(t, lock.Release())
-			dbtest.OK(t, lock.Detach())
+			released(t, lock)
 			w.clean(name)
 		}
 	})
