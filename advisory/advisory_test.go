@@ -57,8 +57,9 @@ func TestAHeldLockIsRefusedWithItsHolder(t *testing.T) {
 	})
 }
 
-// TestManyHoldsShareTwoConnections: many locks share two connections, and those that are asked for at the same time
-// share statements. No lock is taken twice on its connection, nor given back twice.
+// TestManyHoldsShareTwoConnections: many locks share two connections, and those that are asked for
+// at the same time share statements. No lock is taken twice on its connection, nor given back
+// twice.
 func TestManyHoldsShareTwoConnections(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		const n = 1_000
@@ -148,8 +149,8 @@ func TestCloseReleasesAndTellsHolders(t *testing.T) {
 	})
 }
 
-// TestAHolderHasAConnection: the server asks for the holder of a lock more than once while it makes the
-// answer. One that was released between is nobody's, and no holder without a connection.
+// TestAHolderHasAConnection: the server asks for the holder of a lock more than once while it makes
+// the answer. One that was released between is nobody's, and no holder without a connection.
 func TestAHolderHasAConnection(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, c := s.process(settings{}), s.open()

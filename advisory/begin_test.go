@@ -87,8 +87,8 @@ func (s *scratch) tapped(set settings) (*process, *dbtest.Tap) {
 	return s.process(set), tap
 }
 
-// TestTheTransactionBeginsWhileTheLockIsAskedFor: the transaction begins while the lock is asked for, and shows what was committed
-// until it was granted.
+// TestTheTransactionBeginsWhileTheLockIsAskedFor: the transaction begins while the lock is asked
+// for, and shows what was committed until it was granted.
 func TestTheTransactionBeginsWhileTheLockIsAskedFor(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		var mine dbtest.Tap
@@ -122,8 +122,8 @@ func TestTheTransactionBeginsWhileTheLockIsAskedFor(t *testing.T) {
 	})
 }
 
-// TestARefusedCallerHasNoTransaction: a caller that is refused, or has to wait, has no transaction, and its
-// connection has been given back before the wait.
+// TestARefusedCallerHasNoTransaction: a caller that is refused, or has to wait, has no transaction,
+// and its connection has been given back before the wait.
 func TestARefusedCallerHasNoTransaction(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(settings{change: func(c *strategy.Config) { c.HandOverTime = time.Minute }}) // on a busy machine, too
@@ -170,8 +170,8 @@ func TestARefusedCallerHasNoTransaction(t *testing.T) {
 	})
 }
 
-// TestTheLockIsTakenWhereNothingCanBegin: where no transaction can begin, or its options are more than a
-// BEGIN, or no connection is free, the lock is taken all the same.
+// TestTheLockIsTakenWhereNothingCanBegin: where no transaction can begin, or its options are more
+// than a BEGIN, or no connection is free, the lock is taken all the same.
 func TestTheLockIsTakenWhereNothingCanBegin(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(settings{})
@@ -376,8 +376,9 @@ func (w *writer) clean(what string) {
 	w.p.Exec(w.Conn.Conn, "DELETE FROM "+w.p.written())
 }
 
-// TestATransactionBeginsWithItsLockAndEndsWithIt: one statement begins a transaction with the lock, on its own connection, and one
-// checks it, commits and releases it. After a ROLLBACK one statement releases it.
+// TestATransactionBeginsWithItsLockAndEndsWithIt: one statement begins a transaction with the lock,
+// on its own connection, and one checks it, commits and releases it. After a ROLLBACK one statement
+// releases it.
 func TestATransactionBeginsWithItsLockAndEndsWithIt(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other := s.homes(settings{}), s.process(settings{})
@@ -432,9 +433,9 @@ func (p *process) acquireNext(w *writer) {
 	released(p.T, lock)
 }
 
-// TestALockThatMayOutliveItsTransactionIsOnALockConnection: a caller that does not come first, or whose lock may outlive the
-// transaction, or who has options, has the lock on a lock connection, and so have those on a
-// server that has no way.
+// TestALockThatMayOutliveItsTransactionIsOnALockConnection: a caller that does not come first, or
+// whose lock may outlive the transaction, or who has options, has the lock on a lock connection,
+// and so have those on a server that has no way.
 func TestALockThatMayOutliveItsTransactionIsOnALockConnection(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.homes(settings{})
@@ -490,7 +491,8 @@ func TestALockThatMayOutliveItsTransactionIsOnALockConnection(t *testing.T) {
 	})
 }
 
-// TestARefusedBeginLeavesNothingOnItsConnection: who is refused has no transaction, and nothing is left on the connection.
+// TestARefusedBeginLeavesNothingOnItsConnection: who is refused has no transaction, and nothing is
+// left on the connection.
 func TestARefusedBeginLeavesNothingOnItsConnection(t *testing.T) {
 	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other := s.homes(settings{}), s.process(settings{})
@@ -529,8 +531,8 @@ func TestARefusedBeginLeavesNothingOnItsConnection(t *testing.T) {
 	})
 }
 
-// TestALockThatLeftItsTransactionCommitsNothing: what the transaction's connection does not have any more is not committed; and
-// the server ends a connection of which it hears nothing.
+// TestALockThatLeftItsTransactionCommitsNothing: what the transaction's connection does not have
+// any more is not committed; and the server ends a connection of which it hears nothing.
 func TestALockThatLeftItsTransactionCommitsNothing(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.homes(settings{})
@@ -595,7 +597,8 @@ func TestCloseKeepsNobodyFromCommitting(t *testing.T) {
 	})
 }
 
-// TestACancelledBeginLeavesNeitherLockNorTransaction: who leaves before the answer has neither the lock nor a transaction.
+// TestACancelledBeginLeavesNeitherLockNorTransaction: who leaves before the answer has neither the
+// lock nor a transaction.
 func TestACancelledBeginLeavesNeitherLockNorTransaction(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.homes(settings{})
@@ -625,8 +628,8 @@ func (s *scratch) begins() string {
 	return "CALL " + "`" + s.Name + "`.`mysqllock_named1`"
 }
 
-// TestALockIsTakenApartWhereItsBeginIsDisturbed: whatever happens to the statement that begins, nobody is left with the
-// lock, and the lock is had on a lock connection.
+// TestALockIsTakenApartWhereItsBeginIsDisturbed: whatever happens to the statement that begins,
+// nobody is left with the lock, and the lock is had on a lock connection.
 func TestALockIsTakenApartWhereItsBeginIsDisturbed(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.homes(settings{})
@@ -654,8 +657,8 @@ func TestALockIsTakenApartWhereItsBeginIsDisturbed(t *testing.T) {
 	})
 }
 
-// TestDisturbedCommitThatReleases: what becomes of a COMMIT that releases the lock, and whose answer is
-// lost or is a KILL.
+// TestDisturbedCommitThatReleases: what becomes of a COMMIT that releases the lock, and whose
+// answer is lost or is a KILL.
 func TestDisturbedCommitThatReleases(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.homes(settings{})

@@ -95,8 +95,8 @@ func (s *scratch) wantWritten(what string, want int) {
 	}
 }
 
-// TestOneStatementChecksAndCommits: one statement checks the locks and commits. Where it finds them lost, or runs
-// elsewhere, nothing is committed; where the server has no way for it, it says so.
+// TestOneStatementChecksAndCommits: one statement checks the locks and commits. Where it finds them
+// lost, or runs elsewhere, nothing is committed; where the server has no way for it, it says so.
 func TestOneStatementChecksAndCommits(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(settings{change: s.inDatabase})
@@ -159,8 +159,8 @@ func TestOneStatementChecksAndCommits(t *testing.T) {
 	})
 }
 
-// TestTheCheckIsAStatementOfItsOwnElsewhere: without a known id, without the procedure, and behind a Router the
-// check is a statement of its own.
+// TestTheCheckIsAStatementOfItsOwnElsewhere: without a known id, without the procedure, and behind
+// a Router the check is a statement of its own.
 func TestTheCheckIsAStatementOfItsOwnElsewhere(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for what, c := range map[string]struct {
@@ -276,8 +276,8 @@ func TestTheCheckSeesALossThatNobodyHasNoticed(t *testing.T) {
 	})
 }
 
-// TestAnotherConnectionOfTheSameIDIsALoss: the check is not taken in by a connection of the same id that has
-// the lock, as there may be after a restart of the server.
+// TestAnotherConnectionOfTheSameIDIsALoss: the check is not taken in by a connection of the same id
+// that has the lock, as there may be after a restart of the server.
 func TestAnotherConnectionOfTheSameIDIsALoss(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		base := s.Connector(dbtest.NoDatabase)

@@ -56,8 +56,8 @@ func (u unprepared) ConnPrepareContext(ctx context.Context, _ driver.ConnPrepare
 	return ctx, nil, u.err
 }
 
-// TestStatementsOfOneLockArePreparedWhereTheyCanBe: a connection that stays has the statements prepared that take and
-// free one lock, and goes on with texts where it cannot.
+// TestStatementsOfOneLockArePreparedWhereTheyCanBe: a connection that stays has the statements
+// prepared that take and free one lock, and goes on with texts where it cannot.
 func TestStatementsOfOneLockArePreparedWhereTheyCanBe(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		plain := s.open()
@@ -71,7 +71,7 @@ func TestStatementsOfOneLockArePreparedWhereTheyCanBe(t *testing.T) {
 			for i := range 20 {
 				key := fmt.Sprintf("Key %d", i%3)
 				lock := p.acquire(key, 0)
-				p.held(lock)
+				p.held(plain, lock)
 				dbtest.OK(t, lock.Release())
 				if id := s.holder(plain, key); id != "" {
 					t.Errorf("connection %q still has it", id)
@@ -84,8 +84,8 @@ func TestStatementsOfOneLockArePreparedWhereTheyCanBe(t *testing.T) {
 	})
 }
 
-// TestWhatTheServerRefusesCostsNobodyElseALock: what the server refuses is not held, and costs nobody else
-// a lock.
+// TestWhatTheServerRefusesCostsNobodyElseALock: what the server refuses is not held, and costs
+// nobody else a lock.
 func TestWhatTheServerRefusesCostsNobodyElseALock(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		var number atomic.Int32
@@ -122,8 +122,8 @@ func TestWhatTheServerRefusesCostsNobodyElseALock(t *testing.T) {
 	})
 }
 
-// TestAConnectionThatMayKeepALockIsClosed: a connection goes that may have kept a lock which its statement
-// could not give back, and with it the others on it.
+// TestAConnectionThatMayKeepALockIsClosed: a connection goes that may have kept a lock which its
+// statement could not give back, and with it the others on it.
 func TestAConnectionThatMayKeepALockIsClosed(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		var bad atomic.Bool
@@ -215,8 +215,8 @@ func (b *brokenAtFirst) ConnExecContext(ctx context.Context, conn driver.ExecerC
 	return nil, mysql.ErrInvalidConn
 }
 
-// TestConnectionsThatBreakWhileTheyAreSetUpAreReplaced: connections that break while they are set up are replaced, a
-// dozen of them at most.
+// TestConnectionsThatBreakWhileTheyAreSetUpAreReplaced: connections that break while they are set
+// up are replaced, a dozen of them at most.
 func TestConnectionsThatBreakWhileTheyAreSetUpAreReplaced(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, broken := range []int32{2, 3, 100} {

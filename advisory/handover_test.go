@@ -16,7 +16,8 @@ import (
 	"github.com/mysqllock/mysqllock/internal/strategy"
 )
 
-// TestALockGoesToTheNextOfItsProcessButNotForEver: a lock goes to the next of its process, but not for ever.
+// TestALockGoesToTheNextOfItsProcessButNotForEver: a lock goes to the next of its process, but not
+// for ever.
 func TestALockGoesToTheNextOfItsProcessButNotForEver(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(settings{change: func(c *strategy.Config) { c.HandOvers, c.HandOverTime = 3, time.Minute }})
@@ -68,8 +69,8 @@ func (p *process) handOver(lock *advisory.Lock, n int) (last *advisory.Lock, sen
 	return lock, p.sent.Load() - sent
 }
 
-// TestOnlyTimeEndsATurnThatNobodyElseWants: once nobody has taken it to whom it was yielded, only the time
-// counts.
+// TestOnlyTimeEndsATurnThatNobodyElseWants: once nobody has taken it to whom it was yielded, only
+// the time counts.
 func TestOnlyTimeEndsATurnThatNobodyElseWants(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(settings{change: func(c *strategy.Config) { c.HandOvers, c.HandOverTime = 3, time.Minute }})
@@ -131,8 +132,8 @@ func TestATurnEndsForAPoller(t *testing.T) {
 	})
 }
 
-// TestACallerThatGivesUpAYieldLeavesTheLockFree: who gives up when it is about to yield a lock to others, and to
-// take it again, has it given back all the same.
+// TestACallerThatGivesUpAYieldLeavesTheLockFree: who gives up when it is about to yield a lock to
+// others, and to take it again, has it given back all the same.
 func TestACallerThatGivesUpAYieldLeavesTheLockFree(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		slow := advisory.Name(s.namespace, "slow")
@@ -231,8 +232,8 @@ func TestProcessesTakeTurns(t *testing.T) {
 	})
 }
 
-// TestACallerThatMayWaitNoMoreLeavesNothing: who may not wait, or no longer, when it has given the lock back
-// leaves nothing behind.
+// TestACallerThatMayWaitNoMoreLeavesNothing: who may not wait, or no longer, when it has given the
+// lock back leaves nothing behind.
 func TestACallerThatMayWaitNoMoreLeavesNothing(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		refused := errors.New("refused")

@@ -216,9 +216,9 @@ func TestALateGrantIsGivenBack(t *testing.T) {
 	})
 }
 
-// TestCallersLeaveAServerThatDoesNotAnswer: callers whose context ends leave a server that hears them but does
-// not answer. What it has granted them is freed, and only who holds a lock is
-// told of a loss.
+// TestCallersLeaveAServerThatDoesNotAnswer: callers whose context ends leave a server that hears
+// them but does not answer. What it has granted them is freed, and only who holds a lock is told of
+// a loss.
 func TestCallersLeaveAServerThatDoesNotAnswer(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		const ttl = 9 * time.Second
@@ -271,8 +271,8 @@ func TestCallersLeaveAServerThatDoesNotAnswer(t *testing.T) {
 	})
 }
 
-// TestASilentConnectionIsGivenUpBeforeTheServerFreesIt: a connection that does not answer is waited for until the server
-// may end it, and callers can leave meanwhile.
+// TestASilentConnectionIsGivenUpBeforeTheServerFreesIt: a connection that does not answer is waited
+// for until the server may end it, and callers can leave meanwhile.
 func TestASilentConnectionIsGivenUpBeforeTheServerFreesIt(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, limited := range []bool{true, false} { // by the driver
@@ -396,9 +396,9 @@ func TestAProxyThatSharesConnectionsIsUnsafe(t *testing.T) {
 	})
 }
 
-// TestAReleaseWhoseAnswerIsLostFreesTheLock: a release whose answer is lost fails, and frees the lock all
-// the same; so does a yield to other processes, after which who is next in line
-// is granted it on another connection.
+// TestAReleaseWhoseAnswerIsLostFreesTheLock: a release whose answer is lost fails, and frees the
+// lock all the same; so does a yield to other processes, after which who is next in line is granted
+// it on another connection.
 func TestAReleaseWhoseAnswerIsLostFreesTheLock(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		var cut atomic.Bool
@@ -420,7 +420,7 @@ func TestAReleaseWhoseAnswerIsLostFreesTheLock(t *testing.T) {
 		cut.Store(true)
 		dbtest.OK(t, lock.Release())
 		next := <-got
-		if p.held(next); next.ConnectionID() == lock.ConnectionID() {
+		if p.held(s.open(), next); next.ConnectionID() == lock.ConnectionID() {
 			t.Error("it is on the connection that was cut")
 		}
 		dbtest.OK(t, next.Release())

@@ -137,9 +137,9 @@ func (p *process) asking(ctx context.Context, r advisory.Request) <-chan error {
 }
 
 // held fails the test unless the server says that the lock's connection has it.
-func (p *process) held(lock *advisory.Lock) {
+func (p *process) held(c driver.Conn, lock *advisory.Lock) {
 	p.T.Helper()
-	if id := p.holder(p.open(), lock.Key()); id != fmt.Sprint(lock.ConnectionID()) {
+	if id := p.holder(c, lock.Key()); id != fmt.Sprint(lock.ConnectionID()) {
 		p.T.Errorf("connection %q has %s, not %d", id, lock.Key(), lock.ConnectionID())
 	}
 }

@@ -62,8 +62,8 @@ func TestCloseEndsTheWaitInLine(t *testing.T) {
 	})
 }
 
-// TestAPollerAnnouncesItselfWhileItAsks: who only asks now and then says so, as long as it asks, and again
-// where the connection is lost on which it has.
+// TestAPollerAnnouncesItselfWhileItAsks: who only asks now and then says so, as long as it asks,
+// and again where the connection is lost on which it has.
 func TestAPollerAnnouncesItselfWhileItAsks(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p, plain := s.process(settings{conns: 1}), s.open()
@@ -143,7 +143,7 @@ func TestAGrantStaysOnTheConnectionThatWaited(t *testing.T) {
 		all.Wait()
 		locks[2] = other.acquire("3", 0)
 		for _, lock := range locks {
-			other.held(lock)
+			other.held(plain, lock)
 		}
 		for _, lock := range locks {
 			dbtest.OK(t, lock.Release())
@@ -189,7 +189,7 @@ func TestAGrantOfAnEndedConnectionIsNone(t *testing.T) {
 		dbtest.OK(t, lock.Release())
 		lock = <-got
 		once.Do(func() { t.Error("the connection was not ended") })
-		other.held(lock)
+		other.held(plain, lock)
 		dbtest.OK(t, lock.Release())
 	})
 }
@@ -219,8 +219,8 @@ func (r *lateRows) Close() error {
 	return r.Rows.Close()
 }
 
-// TestAGrantThatComesAfterItsCallerIsNotHandedOver: the driver closes a connection whose context ends, also
-// when the statement was answered already. Such a grant is not handed over.
+// TestAGrantThatComesAfterItsCallerIsNotHandedOver: the driver closes a connection whose context
+// ends, also when the statement was answered already. Such a grant is not handed over.
 func TestAGrantThatComesAfterItsCallerIsNotHandedOver(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		first, giveUp := context.WithCancel(t.Context())
@@ -253,7 +253,7 @@ func TestAGrantThatComesAfterItsCallerIsNotHandedOver(t *testing.T) {
 			t.Errorf("the first got %v", err)
 		}
 		lock = <-got
-		other.held(lock)
+		other.held(plain, lock)
 		dbtest.OK(t, lock.Release())
 	})
 }

@@ -496,8 +496,8 @@ func (l *locker) taken(t *testing.T, name string, n int) []*asked {
 	return held
 }
 
-// TestRequestsAndReleasesShareATransaction: requests and releases that wait for the same connection share a transaction,
-// whoever came first.
+// TestRequestsAndReleasesShareATransaction: requests and releases that wait for the same connection
+// share a transaction, whoever came first.
 func TestRequestsAndReleasesShareATransaction(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, releasesFirst := range []bool{false, true} {

@@ -15,8 +15,8 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// TestACommitNeedsAllItsLeases: what is written commits if, and only if, all leases are held; and no row
-// is locked afterwards, although the client does nothing more.
+// TestACommitNeedsAllItsLeases: what is written commits if, and only if, all leases are held; and
+// no row is locked afterwards, although the client does nothing more.
 func TestACommitNeedsAllItsLeases(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})

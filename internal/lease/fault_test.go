@@ -284,8 +284,8 @@ func TestConnectionBreaksAtHandOver(t *testing.T) {
 	})
 }
 
-// broken acquires a lease while the connections break whose statement has done its work.
-// It is sent again if that can be given back within a fifth of background; slow tells that it could not.
+// broken acquires a lease while the connections break whose statement has done its work. It is sent
+// again if that can be given back within a fifth of background; slow tells that it could not.
 func (s *scratch) broken(l *locker, statement string, r Request, done func() bool) (_ *Lease, slow bool) {
 	s.T.Helper()
 	arrive := l.tap.Stall(statement)

@@ -323,8 +323,8 @@ func TestRenewalTells(t *testing.T) {
 	})
 }
 
-// TestManyLeasesNeedFewConnectionsAndStatements: more leases than one connection carries need few connections and goroutines,
-// are renewed 500 in a statement, and are given back by Close.
+// TestManyLeasesNeedFewConnectionsAndStatements: more leases than one connection carries need few
+// connections and goroutines, are renewed 500 in a statement, and are given back by Close.
 func TestManyLeasesNeedFewConnectionsAndStatements(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		const many, ttl = maxWakeUps + 100, 2 * time.Minute
@@ -478,8 +478,8 @@ func TestARenewalFindsOutThatTheLeaseIsLost(t *testing.T) {
 	})
 }
 
-// TestAHolderThatCannotRenewIsToldInTime: who cannot renew is told before the server gives the lease to
-// another.
+// TestAHolderThatCannotRenewIsToldInTime: who cannot renew is told before the server gives the
+// lease to another.
 func TestAHolderThatCannotRenewIsToldInTime(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
@@ -515,8 +515,8 @@ func TestAHolderThatCannotRenewIsToldInTime(t *testing.T) {
 	})
 }
 
-// TestAHolderThatStoodStillKnowsAtOnce: a process that was stopped knows at once, before any of its timers
-// has run.
+// TestAHolderThatStoodStillKnowsAtOnce: a process that was stopped knows at once, before any of its
+// timers has run.
 func TestAHolderThatStoodStillKnowsAtOnce(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})

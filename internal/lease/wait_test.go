@@ -36,8 +36,8 @@ func TestWaiterLosesItsConnection(t *testing.T) {
 	})
 }
 
-// TestAFrozenHoldersWakeUpLockKeepsNobodyOut: a wake-up lock that a stopped process still has keeps nobody from
-// its lease once that has run out.
+// TestAFrozenHoldersWakeUpLockKeepsNobodyOut: a wake-up lock that a stopped process still has keeps
+// nobody from its lease once that has run out.
 func TestAFrozenHoldersWakeUpLockKeepsNobodyOut(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		conn, err := s.db.Conn(dbtest.Limited(t))
