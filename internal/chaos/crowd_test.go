@@ -19,15 +19,16 @@ import (
 // TestMaxConnsCrowd: a crowd waits for a few keys, in three ways, with far fewer
 // connections. While the keys are taken none of them has a connection but the first of each
 // line. Then all are served, each key about in the order in which its callers came.
-// CROWD is how many callers there are: 100 for each key.
+// CROWD makes it long: so many callers, 100 for each key.
 func TestMaxConnsCrowd(t *testing.T) {
-	callers, long := 1000, false
-	if n, err := strconv.Atoi(os.Getenv("CROWD")); err == nil {
-		callers, long = n, true
+	callers, keys, on := 400, 10, dbtest.OnServers[*scratch]
+	n, err := strconv.Atoi(os.Getenv("CROWD"))
+	long := err == nil
+	if long {
+		callers, keys, on = n, n/100, dbtest.OnEveryServer[*scratch]
 	}
-	keys := callers / 100
 	conns := max(keys/2, 4)
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	on(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.Limited(t, conns, "lockWait=5m")
 		dbtest.Exec(t, s.Plain, "DELETE FROM p")
 		for id := range keys {
