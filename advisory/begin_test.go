@@ -36,6 +36,43 @@ func (w *writer) begin(ctx context.Context, wait time.Duration) (*advisory.Lock,
 	return lock, err
 }
 
+// begins is begin in the background, which must be granted.
+func (w *writer) begins(wait time.Duration) <-chan *advisory.Lock {
+	granted := make(chan *advisory.Lock, 1)
+	go func() {
+		lock, err := w.begin(dbtest.Limited(w.p.T), wait)
+		if err != nil {
+			w.p.T.Error(err)
+		}
+		granted <- lock
+	}()
+	return granted
+}
+
+// leaves is begin in the background, by a caller that may leave, and how it ended.
+func (w *writer) leaves(ctx context.Context) <-chan error {
+	answer := make(chan error, 1)
+	go func() {
+		_, err := w.begin(ctx, 0)
+		answer <- err
+	}()
+	return answer
+}
+
+// released releases the lock, and takes it off the transaction's connection.
+func released(t testing.TB, lock *advisory.Lock) {
+	t.Helper()
+	dbtest.OK(t, errors.Join(lock.Release(), lock.Detach()))
+}
+
+// commits commits, and releases the lock with that.
+func (w *writer) commits(lock *advisory.Lock) {
+	w.p.T.Helper()
+	if done, unknown, err := w.check(lock).Release(dbtest.Limited(w.p.T)); !done || unknown || err != nil {
+		w.p.T.Errorf("done %v, unknown %v, %v", done, unknown, err)
+	}
+}
+
 // connects gives the turn of w's connection.
 func connects(w *writer) func(context.Context) (*pool.Conn, error) {
 	return func(ctx context.Context) (*pool.Conn, error) { return w.Conn, w.AwaitTurn(ctx) }
@@ -50,9 +87,9 @@ func (s *scratch) tapped(set settings) (*process, *dbtest.Tap) {
 	return s.process(set), tap
 }
 
-// TestBegin: the transaction begins while the lock is asked for, and shows what was committed
-// until it was granted.
-func TestBegin(t *testing.T) {
+// TestTheTransactionBeginsWhileTheLockIsAskedFor: the transaction begins while the lock is asked
+// for, and shows what was committed until it was granted.
+func TestTheTransactionBeginsWhileTheLockIsAskedFor(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		var mine dbtest.Tap
 		p, locks := s.tapped(settings{change: s.inDatabase})
@@ -64,16 +101,11 @@ func TestBegin(t *testing.T) {
 		dbtest.OK(t, lock.Release())
 
 		arrive := locks.Stall("SELECT IF(CONNECTION_ID()")
-		sent, granted := mine.Texts(), make(chan error, 1)
-		go func() {
-			var err error
-			lock, err = w.begin(dbtest.Limited(t), 0)
-			granted <- err
-		}()
+		sent, granted := mine.Texts(), w.begins(0)
 		dbtest.Soon(t, "it begins", func() bool { return len(sent()) == 1 })
 		s.Exec(s.open(), "INSERT INTO "+s.written()+" VALUES (1)")
 		arrive()
-		dbtest.OK(t, <-granted)
+		lock = <-granted
 		if texts := sent(); !w.b.Begun || len(texts) != 1 || texts[0] != "START TRANSACTION" {
 			t.Errorf("begun %v: %q", w.b.Begun, texts)
 		}
@@ -90,9 +122,9 @@ func TestBegin(t *testing.T) {
 	})
 }
 
-// TestBeginInVain: a caller that is refused, or has to wait, has no transaction, and its
-// connection has been given back before the wait.
-func TestBeginInVain(t *testing.T) {
+// TestARefusedCallerHasNoTransaction: a caller that is refused, or has to wait, has no transaction,
+// and its connection has been given back before the wait.
+func TestARefusedCallerHasNoTransaction(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(settings{change: func(c *strategy.Config) { c.HandOverTime = time.Minute }}) // on a busy machine, too
 		other := s.process(settings{})
@@ -119,28 +151,14 @@ func TestBeginInVain(t *testing.T) {
 		idle()
 		s.wantWritten("no wait", 1)
 
-		granted := make(chan *advisory.Lock, 1)
-		go func() {
-			lock, err := w.begin(dbtest.Limited(t), 20*time.Second)
-			if err != nil {
-				t.Error(err)
-			}
-			granted <- lock
-		}()
+		granted := w.begins(20 * time.Second)
 		look := s.open()
 		dbtest.Soon(t, "it waits", func() bool { return len(s.waiters(look, "k")) == 1 })
 		idle()
 		s.wantWritten("meanwhile", 2)
-		second := make(chan *advisory.Lock, 1)
 		two := p.writer(s.Connect(mine.On))
 		sent = mine.Texts()
-		go func() { // in the queue behind it: the lock is handed over
-			lock, err := two.begin(dbtest.Limited(t), 20*time.Second)
-			if err != nil {
-				t.Error(err)
-			}
-			second <- lock
-		}()
+		second := two.begins(20 * time.Second) // in the queue behind it: the lock is handed over
 		p.inQueue("k", 1)
 		dbtest.OK(t, theirs.Release())
 		lock := <-granted
@@ -152,10 +170,10 @@ func TestBeginInVain(t *testing.T) {
 	})
 }
 
-// TestBeginDoesNotComeOff: where no transaction can begin, or its options are more than a
-// BEGIN, or no connection is free, the lock is taken all the same.
-func TestBeginDoesNotComeOff(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+// TestTheLockIsTakenWhereNothingCanBegin: where no transaction can begin, or its options are more
+// than a BEGIN, or no connection is free, the lock is taken all the same.
+func TestTheLockIsTakenWhereNothingCanBegin(t *testing.T) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(settings{})
 		for what, change := range map[string]func(w *writer){
 			"options":      func(w *writer) { w.b.Options.ReadOnly = true },
@@ -252,11 +270,7 @@ func TestBeginIsCancelled(t *testing.T) {
 		dbtest.OK(t, p.acquire("other", 0).Release()) // there is a lock connection
 		arrive := locks.Stall("SELECT IF(CONNECTION_ID()")
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))
-		sent, answer := mine.Texts(), make(chan error, 1)
-		go func() {
-			_, err := w.begin(ctx, 0)
-			answer <- err
-		}()
+		sent, answer := mine.Texts(), w.leaves(ctx)
 		dbtest.Soon(t, "it begins", func() bool { return len(sent()) == 1 })
 		cancel()
 		if err := <-answer; !errors.Is(err, context.Canceled) || w.b.Begun {
@@ -276,7 +290,7 @@ func TestBeginIsCancelled(t *testing.T) {
 // TestBeginTakesItsConnectionLast: while a lock connection is opened nobody has one of the
 // application.
 func TestBeginTakesItsConnectionLast(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(settings{})
 		w, open := p.writer(s.Connect()), 0
 		w.b.Connect, w.b.Done = func(ctx context.Context) (*pool.Conn, error) {
@@ -362,9 +376,10 @@ func (w *writer) clean(what string) {
 	w.p.Exec(w.Conn.Conn, "DELETE FROM "+w.p.written())
 }
 
-// TestTxConn: one statement begins a transaction with the lock, on its own connection, and one
-// checks it, commits and releases it. After a ROLLBACK one statement releases it.
-func TestTxConn(t *testing.T) {
+// TestATransactionBeginsWithItsLockAndEndsWithIt: one statement begins a transaction with the lock,
+// on its own connection, and one checks it, commits and releases it. After a ROLLBACK one statement
+// releases it.
+func TestATransactionBeginsWithItsLockAndEndsWithIt(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other := s.txConns(settings{}), s.process(settings{})
 		var mine dbtest.Tap
@@ -391,20 +406,15 @@ func TestTxConn(t *testing.T) {
 			}
 			sent = mine.Texts()
 			if commit {
-				done, unknown, err := w.check(lock).Release(dbtest.Limited(t))
-				if !done || unknown || err != nil {
-					t.Errorf("%s: %v, %v, %v", what, done, unknown, err)
-				}
+				w.commits(lock)
 			} else {
 				s.Exec(conn, "ROLLBACK")
 			}
-			dbtest.OK(t, lock.Release())
-			dbtest.OK(t, lock.Detach())
+			released(t, lock)
 			if texts := sent(); len(texts) != map[bool]int{true: 1, false: 2}[commit] {
 				t.Errorf("%s: %q", what, texts)
 			}
-			dbtest.OK(t, lock.Release())
-			dbtest.OK(t, lock.Detach())
+			released(t, lock)
 			dbtest.OK(t, other.acquire("k", 0).Release())
 			s.wantWritten(what, map[bool]int{true: 1}[commit])
 			w.clean(what)
@@ -420,14 +430,13 @@ func (p *process) acquireNext(w *writer) {
 	lock, err := w.txConn()
 	dbtest.OK(p.T, err)
 	p.Exec(w.Conn.Conn, "ROLLBACK")
-	dbtest.OK(p.T, lock.Release())
-	dbtest.OK(p.T, lock.Detach())
+	released(p.T, lock)
 }
 
-// TestTxConnOfOthers: a caller that does not come first, or whose lock may outlive the
-// transaction, or who has options, has the lock on a lock connection, and so have those on a
-// server that has no way.
-func TestTxConnOfOthers(t *testing.T) {
+// TestALockThatMayOutliveItsTransactionIsOnALockConnection: a caller that does not come first, or
+// whose lock may outlive the transaction, or who has options, has the lock on a lock connection,
+// and so have those on a server that has no way.
+func TestALockThatMayOutliveItsTransactionIsOnALockConnection(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.txConns(settings{})
 		elsewhere := func(what string, w *writer, lock *advisory.Lock, err error) {
@@ -465,22 +474,13 @@ func TestTxConnOfOthers(t *testing.T) {
 		}
 
 		first, held := p.onTxConn(s.Connect())
-		next := make(chan error, 1)
 		w = p.writer(s.Connect())
 		w.b.Ends = true
-		go func() {
-			var err error
-			lock, err = w.begin(dbtest.Limited(t), 20*time.Second)
-			next <- err
-		}()
+		next := w.begins(20 * time.Second)
 		p.inQueue("k", 1)
-		done, _, err := first.check(held).Release(dbtest.Limited(t))
-		if !done || err != nil {
-			t.Errorf("%v, %v", done, err)
-		}
+		first.commits(held)
 		dbtest.OK(t, held.Release())
-		err = <-next
-		elsewhere("second in the queue", w, lock, err)
+		elsewhere("second in the queue", w, <-next, nil)
 
 		if !s.MariaDB() {
 			s.Exec(s.open(), "DROP PROCEDURE "+p.locks.Table.NamedProcedure().String())
@@ -491,8 +491,9 @@ func TestTxConnOfOthers(t *testing.T) {
 	})
 }
 
-// TestTxConnInVain: who is refused has no transaction, and nothing is left on the connection.
-func TestTxConnInVain(t *testing.T) {
+// TestARefusedBeginLeavesNothingOnItsConnection: who is refused has no transaction, and nothing is
+// left on the connection.
+func TestARefusedBeginLeavesNothingOnItsConnection(t *testing.T) {
 	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other := s.txConns(settings{}), s.process(settings{})
 		theirs := other.acquire("k", 0)
@@ -509,14 +510,7 @@ func TestTxConnInVain(t *testing.T) {
 		w.clean("refused")
 		w = p.writer(s.Connect())
 		w.b.Ends = true
-		granted := make(chan *advisory.Lock, 1)
-		go func() {
-			lock, err := w.begin(dbtest.Limited(t), 20*time.Second)
-			if err != nil {
-				t.Error(err)
-			}
-			granted <- lock
-		}()
+		granted := w.begins(20 * time.Second)
 		look := s.open()
 		dbtest.Soon(t, "it waits", func() bool { return len(s.waiters(look, "k")) == 1 })
 		dbtest.OK(t, w.AwaitTurn(dbtest.Limited(t))) // its connection is free meanwhile
@@ -537,9 +531,9 @@ func TestTxConnInVain(t *testing.T) {
 	})
 }
 
-// TestTxConnLost: what the transaction's connection does not have any more is not committed; and
-// the server ends a connection of which it hears nothing.
-func TestTxConnLost(t *testing.T) {
+// TestALockThatLeftItsTransactionCommitsNothing: what the transaction's connection does not have
+// any more is not committed; and the server ends a connection of which it hears nothing.
+func TestALockThatLeftItsTransactionCommitsNothing(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.txConns(settings{})
 		w, lock := p.onTxConn(s.Connect())
@@ -551,8 +545,7 @@ func TestTxConnLost(t *testing.T) {
 		dbtest.Want(t, check.Fence(dbtest.Limited(t)), lockerr.ErrLost)
 		s.Exec(w.Conn.Conn, "ROLLBACK")
 		s.wantWritten("released by the application", 0)
-		dbtest.OK(t, lock.Release())
-		dbtest.OK(t, lock.Detach())
+		released(t, lock)
 		w.clean("released by the application")
 
 		// A process that stands still: nobody pings.
@@ -563,8 +556,8 @@ func TestTxConnLost(t *testing.T) {
 	})
 }
 
-// TestTxConnOfShortSession: an application's own limit is kept where it is shorter.
-func TestTxConnOfShortSession(t *testing.T) {
+// TestAShorterIdleLimitIsKept: an application's own limit is kept where it is shorter.
+func TestAShorterIdleLimitIsKept(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.txConns(settings{})
 		conn := s.Connect()
@@ -573,17 +566,15 @@ func TestTxConnOfShortSession(t *testing.T) {
 		if n := s.One(conn, "SELECT @@SESSION.wait_timeout"); n != "7" {
 			t.Errorf("it is %s", n)
 		}
-		if done, _, err := w.check(lock).Release(dbtest.Limited(t)); !done || err != nil {
-			t.Errorf("%v, %v", done, err)
-		}
+		w.commits(lock)
 		if n := s.One(conn, "SELECT @@SESSION.wait_timeout"); n != "7" {
 			t.Errorf("it is %s", n)
 		}
 	})
 }
 
-// TestTxConnClosed: Close keeps nobody from committing, or from detaching.
-func TestTxConnClosed(t *testing.T) {
+// TestCloseKeepsNobodyFromCommitting: Close keeps nobody from committing, or from detaching.
+func TestCloseKeepsNobodyFromCommitting(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, commit := range []bool{true, false} {
 			p := s.txConns(settings{})
@@ -597,8 +588,7 @@ func TestTxConnClosed(t *testing.T) {
 			} else {
 				s.Exec(w.Conn.Conn, "ROLLBACK")
 			}
-			dbtest.OK(t, lock.Release())
-			dbtest.OK(t, lock.Detach())
+			released(t, lock)
 			w.clean(fmt.Sprintf("commit %v", commit))
 			if _, err := w.txConn(); !errors.Is(err, lockerr.ErrClosed) {
 				t.Errorf("after Close: %v", err)
@@ -607,8 +597,9 @@ func TestTxConnClosed(t *testing.T) {
 	})
 }
 
-// TestTxConnIsCancelled: who leaves before the answer has neither the lock nor a transaction.
-func TestTxConnIsCancelled(t *testing.T) {
+// TestACancelledBeginLeavesNeitherLockNorTransaction: who leaves before the answer has neither the
+// lock nor a transaction.
+func TestACancelledBeginLeavesNeitherLockNorTransaction(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.txConns(settings{})
 		var mine dbtest.Tap
@@ -616,12 +607,8 @@ func TestTxConnIsCancelled(t *testing.T) {
 		dbtest.OK(t, w.Identify(dbtest.Limited(t)))
 		arrive := mine.Stall(s.begins())
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))
-		sent, answer := mine.Texts(), make(chan error, 1)
 		w.b.Ends = true
-		go func() {
-			_, err := w.begin(ctx, 0)
-			answer <- err
-		}()
+		sent, answer := mine.Texts(), w.leaves(ctx)
 		dbtest.Soon(t, "it asks", func() bool { return len(sent()) == 1 })
 		cancel()
 		if err := <-answer; !errors.Is(err, context.Canceled) || w.b.Begun || w.Clean() {
@@ -641,9 +628,9 @@ func (s *scratch) begins() string {
 	return "CALL " + "`" + s.Name + "`.`mysqllock_named1`"
 }
 
-// TestTxConnIsRefused: whatever happens to the statement that begins, nobody is left with the
-// lock, and the lock is had on a lock connection.
-func TestTxConnIsRefused(t *testing.T) {
+// TestALockIsTakenApartWhereItsBeginIsDisturbed: whatever happens to the statement that begins,
+// nobody is left with the lock, and the lock is had on a lock connection.
+func TestALockIsTakenApartWhereItsBeginIsDisturbed(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.txConns(settings{})
 		for name, c := range dbtest.DisturbedCommits() {
@@ -670,9 +657,9 @@ func TestTxConnIsRefused(t *testing.T) {
 	})
 }
 
-// TestDisturbedTxConn: what becomes of a COMMIT that releases the lock, and whose answer is
-// lost or is a KILL.
-func TestDisturbedTxConn(t *testing.T) {
+// TestDisturbedCommitThatReleases: what becomes of a COMMIT that releases the lock, and whose
+// answer is lost or is a KILL.
+func TestDisturbedCommitThatReleases(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.txConns(settings{})
 		cases := dbtest.DisturbedCommits()
@@ -694,8 +681,7 @@ func TestDisturbedTxConn(t *testing.T) {
 			d.Next = nil
 			s.Exec(d.Conn, "ROLLBACK")
 			s.wantWritten(name, map[bool]int{true: 1}[c.Committed])
-			dbtest.OK(t, lock.Release())
-			dbtest.OK(t, lock.Detach())
+			released(t, lock)
 			w.clean(name)
 		}
 	})

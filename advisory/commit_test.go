@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/advisory"
+	"github.com/mysqllock/mysqllock/intercept"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/strategy"
@@ -94,9 +95,9 @@ func (s *scratch) wantWritten(what string, want int) {
 	}
 }
 
-// TestCommit: one statement checks the locks and commits. Where it finds them lost, or runs
-// elsewhere, nothing is committed; where the server has no way for it, it says so.
-func TestCommit(t *testing.T) {
+// TestOneStatementChecksAndCommits: one statement checks the locks and commits. Where it finds them
+// lost, or runs elsewhere, nothing is committed; where the server has no way for it, it says so.
+func TestOneStatementChecksAndCommits(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(settings{change: s.inDatabase})
 		var tap dbtest.Tap
@@ -158,9 +159,9 @@ func TestCommit(t *testing.T) {
 	})
 }
 
-// TestCommitElsewhere: without a known id, without the procedure, and behind a Router the
-// check is a statement of its own.
-func TestCommitElsewhere(t *testing.T) {
+// TestTheCheckIsAStatementOfItsOwnElsewhere: without a known id, without the procedure, and behind
+// a Router the check is a statement of its own.
+func TestTheCheckIsAStatementOfItsOwnElsewhere(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for what, c := range map[string]struct {
 			change func(*strategy.Config)
@@ -234,5 +235,63 @@ func TestDisturbedCommit(t *testing.T) {
 			s.wantWritten(name, map[bool]int{true: 1}[c.Committed])
 			dbtest.OK(t, lock.Release())
 		}
+	})
+}
+
+func TestTheCheckSeesALossThatNobodyHasNoticed(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		p, plain := s.process(settings{}), s.open()
+		fine := func(conn driver.Conn, locks []*advisory.Lock) {
+			t.Helper()
+			_, err := p.Check(t.Context(), conn, locks)
+			dbtest.OK(t, err)
+		}
+		fine(plain, nil)
+		one, two := p.acquire("1", 0), p.acquire("2", 0)
+		both := []*advisory.Lock{one, two}
+		fine(plain, both)
+		count := new(counting)
+		counted, err := intercept.With(count)(s.Connector(dbtest.NoDatabase))
+		dbtest.OK(t, err)
+		conn, err := counted.Connect(t.Context())
+		dbtest.OK(t, err)
+		fine(conn, both)
+		dbtest.OK(t, conn.Close())
+		if n := count.sent.Load(); n != 1 {
+			t.Errorf("%d statements", n)
+		}
+		check := func(want error, locks ...*advisory.Lock) {
+			t.Helper()
+			_, err := p.Check(t.Context(), plain, locks)
+			var e *lockerr.Error
+			if !errors.Is(err, want) || !errors.As(err, &e) || e.Op != "commit" || e.Strategy != "advisory" {
+				t.Errorf("%v", err)
+			}
+		}
+		dbtest.OK(t, two.Release())
+		check(lockerr.ErrClosed, one, two)
+		s.Exec(plain, fmt.Sprintf("KILL %d", one.ConnectionID()))
+		s.free(plain, "1") // before anybody has noticed
+		check(lockerr.ErrLost, one)
+	})
+}
+
+// TestAnotherConnectionOfTheSameIDIsALoss: the check is not taken in by a connection of the same id
+// that has the lock, as there may be after a restart of the server.
+func TestAnotherConnectionOfTheSameIDIsALoss(t *testing.T) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+		base := s.Connector(dbtest.NoDatabase)
+		var lockConn driver.Conn
+		p := s.process(settings{connect: func(ctx context.Context) (c driver.Conn, err error) {
+			lockConn, err = base.Connect(ctx)
+			return lockConn, err
+		}})
+		lock := p.acquire("k", 0)
+		s.Exec(lockConn, "DO RELEASE_ALL_LOCKS()")
+		s.Exec(lockConn, "DO GET_LOCK('"+lock.Name()+"', 0)")
+		if _, err := p.Check(t.Context(), s.open(), []*advisory.Lock{lock}); !errors.Is(err, lockerr.ErrLost) {
+			t.Errorf("the check says %v", err)
+		}
+		dbtest.OK(t, lock.Release())
 	})
 }

@@ -119,6 +119,31 @@ func (p *process) acquire(key string, wait time.Duration) *advisory.Lock {
 	return lock
 }
 
+// acquiring takes a lock in the background, which must be granted.
+func (p *process) acquiring(key string, wait time.Duration) <-chan *advisory.Lock {
+	got := make(chan *advisory.Lock, 1)
+	go func() { got <- p.acquire(key, wait) }()
+	return got
+}
+
+// asking asks for a lock in the background, and tells how that ended.
+func (p *process) asking(ctx context.Context, r advisory.Request) <-chan error {
+	ended := make(chan error, 1)
+	go func() {
+		_, err := p.Acquire(ctx, r)
+		ended <- err
+	}()
+	return ended
+}
+
+// held fails the test unless the server says that the lock's connection has it.
+func (p *process) held(c driver.Conn, lock *advisory.Lock) {
+	p.T.Helper()
+	if id := p.holder(c, lock.Key()); id != fmt.Sprint(lock.ConnectionID()) {
+		p.T.Errorf("connection %q has %s, not %d", id, lock.Key(), lock.ConnectionID())
+	}
+}
+
 // told is what asking for a lock with a short wait ends with: it is asked again where a busy
 // server has not answered within the wait.
 func (p *process) told(key string, wait time.Duration) error {
@@ -136,9 +161,7 @@ func (p *process) inQueue(key string, n int) {
 }
 
 func request(key string, wait time.Duration) advisory.Request {
-	return advisory.Request{Key: key, Wait: wait, Waiting: func(ctx context.Context) (context.Context, func(), error) {
-		return ctx, func() {}, nil
-	}}
+	return advisory.Request{Key: key, Wait: wait}
 }
 
 // mysqlConn is what the tests wrap.

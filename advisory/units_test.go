@@ -45,7 +45,7 @@ func TestDefaultStrategyInside(t *testing.T) {
 // TestAdvisoryHoldLapses: a hold whose context has ended is kept for lockTTL, for
 // what still runs in it to stop, or until Release.
 func TestAdvisoryHoldLapses(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for _, released := range []bool{false, true} {
 			dbtest.AtItsPace(t, 3*time.Second, func(ttl time.Duration) error {
 				db := s.Handle("lockStrategy=advisory&lockTTL=" + ttl.String())
@@ -73,25 +73,6 @@ func TestAdvisoryHoldLapses(t *testing.T) {
 				return nil
 			})
 		}
-	})
-}
-
-// TestAdvisoryCommitIsChecked: where somebody else has the lock by the time of
-// COMMIT, and nobody has noticed.
-func TestAdvisoryCommitIsChecked(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db := s.Handle()
-		tx := dbtest.Begin(t, lockctx.WithKeys(dbtest.Limited(t), []string{"a", "b"}, lockctx.Advisory()), db)
-		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
-		dbtest.Exec(t, s.Plain, fmt.Sprintf("KILL %d", s.Named("b")))
-		thief, err := s.Plain.Conn(dbtest.Limited(t))
-		dbtest.OK(t, err)
-		defer thief.Close()
-		var got int
-		dbtest.OK(t, thief.QueryRowContext(dbtest.Limited(t), "SELECT GET_LOCK(?, 60)", "mysqllock:"+s.Name+"/b").Scan(&got))
-		stock.WantLost(t, "Commit", tx.Commit())
-		s.WantStock(1, 10)
-		s.WantNamed("a", false)
 	})
 }
 
@@ -486,7 +467,7 @@ func wantClosed(s *stock.Shop, what string, db *sql.DB) {
 // TestConnectionsAreLeftForLockConnections: callers whose BEGIN goes out beside the lock leave the
 // connections of maxConns to the lock connection that all of them need.
 func TestConnectionsAreLeftForLockConnections(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for range 5 {
 			db := s.Handle("lockStrategy=advisory", "lockUnsafe=allow", "maxConns=4") // with which nothing begins in the statement that locks
 			var all sync.WaitGroup
@@ -503,40 +484,5 @@ func TestConnectionsAreLeftForLockConnections(t *testing.T) {
 			all.Wait()
 			wantClosed(s, "callers of 12 keys", db)
 		}
-	})
-}
-
-// TestManyAdvisoryHolds of one handle are on two connections, and there is no other.
-func TestManyAdvisoryHolds(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		const n, goroutines = 500, 16
-		db := s.Handle("lockStrategy=advisory")
-		holds := make([]*mysqllock.Hold, n)
-		var all sync.WaitGroup
-		for g := range goroutines {
-			all.Go(func() {
-				for i := g; i < n; i += goroutines {
-					var err error
-					if holds[i], err = mysqllock.Acquire(dbtest.Limited(t), db, fmt.Sprint("k", i)); err != nil {
-						t.Error(err)
-						return
-					}
-				}
-			})
-		}
-		all.Wait()
-		var connections int
-		dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM information_schema.processlist WHERE db = ? AND id <> CONNECTION_ID()", s.Name).Scan(&connections))
-		if connections > 2 {
-			t.Errorf("%d holds are on %d connections", n, connections)
-		}
-		for _, hold := range holds {
-			all.Go(func() {
-				if err := hold.Release(); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		all.Wait()
 	})
 }

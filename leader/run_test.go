@@ -27,7 +27,7 @@ func untilEnd(ctx context.Context) error { <-ctx.Done(); return nil }
 
 // A leader that returns nil has resigned, and campaigns again.
 func TestResign(t *testing.T) {
-	dbtest.OnServers(t, open, func(t *testing.T, d *dbtest.Database) {
+	dbtest.OnOneServer(t, open, func(t *testing.T, d *dbtest.Database) {
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))
 		var tokens []uint64
 		dbtest.OK(t, leader.Run(ctx, d.Open("mysqllock"), key, func(ctx context.Context) error {
@@ -46,7 +46,7 @@ func TestResign(t *testing.T) {
 // What a leader returns, and its panic, reaches the caller of Run, and the next one leads
 // at once.
 func TestLeaderFails(t *testing.T) {
-	dbtest.OnServers(t, open, func(t *testing.T, d *dbtest.Database) {
+	dbtest.OnOneServer(t, open, func(t *testing.T, d *dbtest.Database) {
 		db, failed := d.Open("mysqllock"), errors.New("failed")
 		var changes []leader.Change
 		note := leader.OnChange(func(c leader.Change) { changes = append(changes, c) })
@@ -121,7 +121,7 @@ func (r *refusing) Close() error { return r.Connector.(io.Closer).Close() }
 
 // Beneath a wrapper of drivers, too, a campaign that fails is tried again.
 func TestRunTriesAgainBeneathAWrapper(t *testing.T) {
-	dbtest.OnServers(t, open, func(t *testing.T, d *dbtest.Database) {
+	dbtest.OnOneServer(t, open, func(t *testing.T, d *dbtest.Database) {
 		k, err := mysqllock.NewConnector(d.Config(), mysqllock.Config{})
 		dbtest.OK(t, err)
 		wrapper := &refusing{Connector: k}
@@ -219,7 +219,7 @@ func TestLost(t *testing.T) {
 // Candidates wait for longer than lockWait, without an error. One that gives up leaves
 // nobody waiting.
 func TestWaitForever(t *testing.T) {
-	dbtest.OnServers(t, open, func(t *testing.T, d *dbtest.Database) {
+	dbtest.OnOneServer(t, open, func(t *testing.T, d *dbtest.Database) {
 		first, second := d.Open("mysqllock"), d.Open("mysqllock", "lockWait=1ms")
 		lease := lockctx.Lease(30 * time.Second)
 		for _, opts := range [][]lockctx.Option{{lockctx.Row()}, {lease}, {lockctx.Advisory()}, {lease, lockctx.Slots(1)}} {
@@ -277,7 +277,7 @@ func (w witness) Observe(_ context.Context, e mysqllock.Event) { w <- e }
 
 // TestLeadershipIsNoDelay: observers are told which lease is a leadership, and of no long hold.
 func TestLeadershipIsNoDelay(t *testing.T) {
-	d := dbtest.Each(t)[0]
+	d := dbtest.First(t)
 	told := make(witness, 10)
 	connector, err := mysqllock.NewConnector(d.Config(), mysqllock.Config{Observer: told, LongHold: time.Millisecond, SlowWait: time.Millisecond})
 	dbtest.OK(t, err)

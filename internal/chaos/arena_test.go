@@ -35,7 +35,8 @@ type arena struct {
 	clock    time.Duration       // how far ahead of the machine's the server's is, where it is alone
 	primary  int                 // the node that is asked; where only one takes writes, that one
 	rounds   int
-	random   *rand.Rand // of this fault
+	pause    time.Duration // at most, between two transfers of a client of begin; 0 is the usual one
+	random   *rand.Rand    // of this fault
 
 	// Of one round, in a database of its own.
 	database  string
@@ -124,7 +125,7 @@ func (a *arena) begin(clients, workers int, names ...string) {
 	a.t.Helper()
 	all := make([]orders, clients)
 	for i := range all {
-		all[i].Workers = workers
+		all[i].Workers, all[i].Pause = workers, a.pause
 		switch i { // some have few connections
 		case 0: // in every other round
 			all[i].MaxConns = (a.rounds + 1) % 2 * 6
@@ -417,7 +418,7 @@ func (a *arena) end() *books {
 	b, err := readBooks(a.t.Context(), a.admin(), a.database)
 	a.must(err)
 	a.must(a.history.refresh())
-	if len(a.processes) > 0 && a.processes[0].orders.TTL > ttl { // else they end too soon, and what was killed leaves some
+	if len(a.processes) > 0 && a.processes[0].orders.TTL > ttl && len(a.windows) == 0 { // else they end too soon, or what was killed leaves some
 		var tables, leases int
 		a.must(a.admin().QueryRowContext(a.t.Context(), "SELECT COUNT(*) FROM information_schema.TABLES WHERE TABLE_SCHEMA = ? AND TABLE_NAME = 'mysqllock'", a.database).Scan(&tables))
 		if tables > 0 {

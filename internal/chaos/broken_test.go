@@ -100,7 +100,11 @@ func (a *arena) lockedTwice() bool {
 // TestWrongWays shows that the checks see what they are for.
 func TestWrongWays(t *testing.T) {
 	t.Parallel()
-	for _, bin := range tempserver.EachFlavour(tempserver.RequireOwn(t)) {
+	bins := tempserver.EachFlavour(tempserver.RequireOwn(t))
+	if length(t) == 0 { // what the checks see does not depend on the server
+		bins = bins[:1]
+	}
+	for _, bin := range bins {
 		t.Run(bin.Name, func(t *testing.T) {
 			t.Parallel()
 			// MariaDB from 11.6 on would see by itself some of what goes wrong.

@@ -19,15 +19,16 @@ import (
 // TestMaxConnsManyCallers: many callers wait for a few keys, in three ways, with far fewer
 // connections. While the keys are taken none of them has a connection but the first of each
 // line. Then all are served, each key about in the order in which its callers came.
-// CALLERS is how many callers there are: 100 for each key.
+// CALLERS makes it long: so many callers, 100 for each key.
 func TestMaxConnsManyCallers(t *testing.T) {
-	callers, long := 1000, false
-	if n, err := strconv.Atoi(os.Getenv("CALLERS")); err == nil {
-		callers, long = n, true
+	callers, keys, on := 400, 10, dbtest.OnServers[*scratch]
+	n, err := strconv.Atoi(os.Getenv("CALLERS"))
+	long := err == nil
+	if long {
+		callers, keys, on = n, n/100, dbtest.OnEveryServer[*scratch]
 	}
-	keys := callers / 100
 	conns := max(keys/2, 4)
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	on(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.Limited(t, conns, "lockWait=5m")
 		dbtest.Exec(t, s.Plain, "DELETE FROM p")
 		for id := range keys {

@@ -26,14 +26,20 @@ func length(t *testing.T) time.Duration {
 	return d
 }
 
-// TestChaos torments each server. In the short form the servers share the faults.
+// TestChaos torments each server. In the short form a server of each flavour is tormented: they
+// share the faults, and their clients have more rest.
 func TestChaos(t *testing.T) {
 	t.Parallel()
-	bins := tempserver.RequireOwn(t)
+	bins, pause := tempserver.RequireOwn(t), time.Duration(0)
+	if length(t) == 0 {
+		bins, pause = tempserver.EachFlavour(bins), 160*time.Millisecond
+	}
 	for i, bin := range bins {
 		t.Run(bin.Name, func(t *testing.T) {
 			t.Parallel()
-			newArena(t, bin).torment(length(t), length(t) > 0, i, len(bins))
+			a := newArena(t, bin)
+			a.pause = pause
+			a.torment(length(t), length(t) > 0, i, len(bins))
 		})
 	}
 }

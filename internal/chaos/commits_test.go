@@ -18,12 +18,12 @@ import (
 // TestCommitsUnderLease has many goroutines commit all the time under one lease: it is
 // not lost, and no commit is refused. LEASE_TIME makes it long, and the lease short.
 func TestCommitsUnderLease(t *testing.T) {
-	length, long := lengthOf(t, "LEASE_TIME", 5*time.Second)
-	ttl, goroutines := 9*time.Second, 8
+	length, long := lengthOf(t, "LEASE_TIME", 4*time.Second)
+	ttl, goroutines, on := 9*time.Second, 4, dbtest.OnServers[*scratch]
 	if long {
-		ttl, goroutines = 2*time.Second, 32
+		ttl, goroutines, on = 2*time.Second, 32, dbtest.OnEveryServer[*scratch]
 	}
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	on(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.Handle()
 		db.SetMaxIdleConns(goroutines)
 		dbtest.Exec(t, s.Plain, "CREATE TABLE counters (id INT PRIMARY KEY, n BIGINT NOT NULL) ENGINE=InnoDB")

@@ -17,7 +17,6 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
-	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -28,34 +27,19 @@ import (
 
 // crew is what the workers of each process do.
 type crew struct {
-	Way        string // how they ask for locks: one of allWays, or nested
+	Nests      bool // they take their keys one by one, by Do in Do; else together, by BeginTx
 	Strategy   string
 	Workers    int
 	Length     time.Duration
 	Keys, Most int           // they take 1 to Most of so many keys,
 	Shared     int           // each shared so often in 100 times,
-	Slots      int           // or one of its slots,
 	Think      time.Duration // for about so long
 }
-
-// The ways to take a lock.
-const (
-	byBeginTx  = "BeginTx"
-	byExec     = "Exec"
-	byPrepared = "Prepare and Exec"
-	byRead     = "Query, then Exec"
-	byDo       = "Do"
-	byAcquire  = "Acquire"
-	byLateHint = "a hint in a transaction begun without it"
-	byNesting  = "Do in Do" // key by key
-)
-
-var allWays = []string{byBeginTx, byExec, byPrepared, byRead, byDo, byAcquire, byLateHint}
 
 // tally is what the workers of one process have seen.
 type tally struct {
 	Grants  []int         // of each worker
-	Broken  int           // deadlocks that the server broke, which only byNesting allows
+	Broken  int           // deadlocks that the server broke, which only nesting allows
 	Longest time.Duration // that one has waited
 	Failed  string
 }
@@ -64,18 +48,12 @@ type tally struct {
 type section struct {
 	key          string
 	shared       bool
-	slot, slots  int // which of how many; -1 where that is not known
 	who          string
 	began, ended int64 // in µs
 }
 
-const sectionsTable = "CREATE TABLE sections (id INT AUTO_INCREMENT PRIMARY KEY, k VARCHAR(40) NOT NULL, shared BOOL NOT NULL, slot INT NOT NULL, slots INT NOT NULL," +
-	" who VARCHAR(40) NOT NULL, began BIGINT NOT NULL, slept DOUBLE NOT NULL DEFAULT 0, ended BIGINT NOT NULL) ENGINE=InnoDB"
-
-// slowSQL writes a section down that a single statement has. The server is on
-// this machine, so its clock is ours.
-const slowSQL = "INSERT INTO sections (k, shared, slot, slots, who, began, slept, ended)" +
-	" SELECT ?, ?, -1, ?, ?, UNIX_TIMESTAMP(SYSDATE(6)) * 1000000, SLEEP(?), UNIX_TIMESTAMP(SYSDATE(6)) * 1000000"
+const sectionsTable = "CREATE TABLE sections (id INT AUTO_INCREMENT PRIMARY KEY, k VARCHAR(40) NOT NULL, shared BOOL NOT NULL," +
+	" who VARCHAR(40) NOT NULL, began BIGINT NOT NULL, ended BIGINT NOT NULL) ENGINE=InnoDB"
 
 func (c crew) options() (opts []lockctx.Option) {
 	switch c.Strategy {
@@ -86,16 +64,13 @@ func (c crew) options() (opts []lockctx.Option) {
 	case hint.StrategyAdvisory:
 		opts = append(opts, lockctx.Advisory())
 	}
-	if c.Slots > 0 {
-		opts = append(opts, lockctx.Slots(c.Slots))
-	}
 	return opts
 }
 
 // pick chooses what to lock next, in any order.
 func (c crew) pick(who string) (plan []section) {
 	for _, i := range rand.Perm(c.Keys)[:1+rand.IntN(c.Most)] {
-		plan = append(plan, section{key: fmt.Sprintf("k%02d", i), shared: rand.IntN(100) < c.Shared, slot: -1, slots: c.Slots, who: who})
+		plan = append(plan, section{key: fmt.Sprintf("k%02d", i), shared: rand.IntN(100) < c.Shared, who: who})
 	}
 	return plan
 }
@@ -122,81 +97,35 @@ func (c crew) with(ctx context.Context, plan []section) context.Context {
 // had writes down that all of plan was held from now on until it has thought.
 func (c crew) had(ctx context.Context, db dbtest.Execer, plan []section) error {
 	began := time.Now().UnixMicro()
-	if slot, ok := mysqllock.Slot(ctx); ok {
-		plan[0].slot = slot
-	}
 	time.Sleep(c.Think/2 + rand.N(c.Think))
 	ended := time.Now().UnixMicro()
 	var values []string
 	for _, s := range plan {
-		values = append(values, fmt.Sprintf("('%s', %v, %d, %d, '%s', %d, %d)", s.key, s.shared, s.slot, s.slots, s.who, began, ended))
+		values = append(values, fmt.Sprintf("('%s', %v, '%s', %d, %d)", s.key, s.shared, s.who, began, ended))
 	}
-	_, err := db.ExecContext(ctx, "INSERT INTO sections (k, shared, slot, slots, who, began, ended) VALUES "+strings.Join(values, ", "))
+	_, err := db.ExecContext(ctx, "INSERT INTO sections (k, shared, who, began, ended) VALUES "+strings.Join(values, ", "))
 	return err
 }
 
 // take takes locks once, and returns how long it has waited for them.
-func (c crew) take(db *sql.DB, slow *sql.Stmt, who string) (waited time.Duration, err error) {
+func (c crew) take(db *sql.DB, who string) (waited time.Duration, err error) {
 	base, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	plan := c.pick(who)
-	ctx := c.with(base, plan)
-	start := time.Now()
-	switch c.Way {
-	case byBeginTx, byLateHint:
-		begin := ctx
-		if c.Way == byLateHint {
-			begin = base
-		}
-		tx, err := db.BeginTx(begin, nil)
-		if err != nil {
-			return 0, err
-		}
-		defer tx.Rollback()
-		if c.Way == byLateHint {
-			if _, err := tx.ExecContext(ctx, "DO 0"); err != nil {
-				return 0, err
-			}
-		}
-		waited = time.Since(start)
-		if err := c.had(ctx, tx, plan); err != nil {
-			return 0, err
-		}
-		return waited, tx.Commit()
-	case byExec, byPrepared:
-		args := []any{plan[0].key, plan[0].shared, c.Slots, who, c.Think.Seconds()}
-		if c.Way == byExec {
-			_, err = db.ExecContext(ctx, slowSQL, args...)
-		} else {
-			_, err = slow.ExecContext(ctx, args...)
-		}
-		return time.Since(start) - c.Think, err
-	case byRead:
-		if _, err := stock.Read(ctx, db, 1); err != nil {
-			return 0, err
-		}
-		waited = time.Since(start)
-		return waited, c.had(ctx, db, plan)
-	case byAcquire:
-		h, err := mysqllock.Acquire(c.with(base, plan[1:]), db, plan[0].key, c.asked(plan[0])...)
-		if err != nil {
-			return 0, err
-		}
-		defer h.Rollback()
-		waited = time.Since(start)
-		if err := c.had(h.Context(), db, plan); err != nil {
-			return 0, err
-		}
-		return waited, h.Release()
-	case byNesting:
+	if c.Nests {
 		return c.nest(base, db, plan, nil)
-	default:
-		err = mysqllock.Do(c.with(base, plan[1:]), db, plan[0].key, func(ctx context.Context) error {
-			waited = time.Since(start)
-			return c.had(ctx, db, plan)
-		}, c.asked(plan[0])...)
-		return waited, err
 	}
+	ctx, start := c.with(base, plan), time.Now()
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return 0, err
+	}
+	defer tx.Rollback()
+	waited = time.Since(start)
+	if err := c.had(ctx, tx, plan); err != nil {
+		return 0, err
+	}
+	return waited, tx.Commit()
 }
 
 func (c crew) asked(s section) []lockctx.Option {
@@ -224,11 +153,6 @@ func (c crew) nest(ctx context.Context, db *sql.DB, plan, taken []section) (wait
 
 // run has the workers of this process work.
 func (c crew) run(db *sql.DB) (sum tally) {
-	slow, err := db.Prepare(slowSQL)
-	if err != nil {
-		return tally{Failed: err.Error()}
-	}
-	defer slow.Close()
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	sum.Grants = make([]int, c.Workers)
@@ -236,13 +160,13 @@ func (c crew) run(db *sql.DB) (sum tally) {
 		who := fmt.Sprintf("%d-%d", os.Getpid(), worker)
 		all.Go(func() {
 			for end := time.Now().Add(c.Length); time.Now().Before(end); {
-				waited, err := c.take(db, slow, who)
+				waited, err := c.take(db, who)
 				mu.Lock()
 				switch {
 				case err == nil:
 					sum.Grants[worker]++
 					sum.Longest = max(sum.Longest, waited)
-				case c.Way == byNesting && (errors.Is(err, mysqllock.ErrDeadlock) || errors.Is(err, mysqllock.ErrTimeout) || errors.Is(err, mysqllock.ErrExhausted)): // a busy server may not have answered within the wait
+				case c.Nests && (errors.Is(err, mysqllock.ErrDeadlock) || errors.Is(err, mysqllock.ErrTimeout) || errors.Is(err, mysqllock.ErrExhausted)): // a busy server may not have answered within the wait
 					sum.Broken++
 				default:
 					sum.Failed = err.Error()
@@ -294,75 +218,51 @@ func (s *scratch) work(other *dbtest.Child, db *sql.DB, c crew) ([]section, tall
 // sections returns what was written down, in the order in which it began.
 func (s *scratch) sections() (all []section) {
 	s.T.Helper()
-	rows, err := s.Plain.Query("SELECT k, shared, slot, slots, who, began, ended FROM sections ORDER BY began")
+	rows, err := s.Plain.Query("SELECT k, shared, who, began, ended FROM sections ORDER BY began")
 	dbtest.OK(s.T, err)
 	defer rows.Close()
 	for rows.Next() {
 		var x section
-		dbtest.OK(s.T, rows.Scan(&x.key, &x.shared, &x.slot, &x.slots, &x.who, &x.began, &x.ended))
+		dbtest.OK(s.T, rows.Scan(&x.key, &x.shared, &x.who, &x.began, &x.ended))
 		all = append(all, x)
 	}
 	dbtest.OK(s.T, rows.Err())
 	return all
 }
 
-// history is what was written down as the history of locks. Of what has an unknown slot nothing
-// is known.
+// history is what was written down as the history of locks.
 func (s section) history(id int) (grant, release event) {
-	key := s.key
-	if s.slots > 0 {
-		key = slotKey(key, s.slot)
-	}
-	grant = event{Kind: kindGrant, Job: "crew", Hold: fmt.Sprint(s.who, "/", id), Key: key, Shared: s.shared, Call: s.began, Return: s.began}
+	grant = event{Kind: kindGrant, Job: "crew", Hold: fmt.Sprint(s.who, "/", id), Key: s.key, Shared: s.shared, Call: s.began, Return: s.began}
 	release = grant
 	release.Kind, release.Call, release.Return = kindRelease, s.ended, s.ended
 	return grant, release
 }
 
-// wantExclusion checks sections and returns how many of a key have been at the same time.
-func wantExclusion(t *testing.T, all []section) (most int) {
+// wantExclusion fails the test for each key that had sections which should not have been at the
+// same time.
+func wantExclusion(t *testing.T, all []section) {
 	t.Helper()
-	wrong, most := together(all)
-	for _, v := range wrong {
+	for _, v := range wrongOf(all) {
 		t.Error(v)
 	}
-	for _, x := range all {
-		if x.slots > 0 && x.slot >= x.slots {
-			t.Errorf("slot %d of %d", x.slot, x.slots)
-		}
-	}
-	return most
 }
 
-// together returns which keys had sections that should not have been at the same time, and
-// how many of a key have been so at most.
-func together(all []section) (wrong []violation, most int) {
+// wrongOf checks sections as the history of their locks.
+func wrongOf(all []section) []violation {
 	a := &arena{history: new(history)}
 	for i, x := range all {
-		if x.slots == 0 || x.slot >= 0 {
-			grant, release := x.history(i)
-			a.history.events = append(a.history.events, grant, release)
-		}
+		grant, release := x.history(i)
+		a.history.events = append(a.history.events, grant, release)
 	}
-	return a.history.checkLocks(a.unsure, a.doubtful), atOnce(all)
-}
-
-// atOnce returns how many sections of a key have been at the same time at most.
-func atOnce(all []section) (most int) {
-	open := make(map[string][]section)
-	for _, x := range all {
-		open[x.key] = append(slices.DeleteFunc(open[x.key], func(o section) bool { return o.ended <= x.began }), x)
-		most = max(most, len(open[x.key]))
-	}
-	return most
+	return a.history.checkLocks(a.unsure, a.doubtful)
 }
 
 // A stress test for deadlocks: workers that take random sets of keys, named in any order,
 // meet neither deadlocks nor those who never come to an end.
 func TestDeadlockStress(t *testing.T) {
 	t.Parallel()
-	length, _ := lengthOf(t, "DEADLOCKS_TIME", 2*time.Second)
-	stress := crew{Way: byBeginTx, Workers: 4, Length: length, Keys: 20, Most: 6, Think: 4 * time.Millisecond}
+	length, _ := lengthOf(t, "DEADLOCKS_TIME", time.Second)
+	stress := crew{Workers: 4, Length: length, Keys: 20, Most: 6, Think: 4 * time.Millisecond}
 	for _, test := range []struct {
 		name, strategy string
 		shared         int
@@ -384,8 +284,8 @@ func TestDeadlockStress(t *testing.T) {
 				other, db := dbtest.StartJob(t, "crew", s.DSN(params...)), s.Handle(params...)
 				for round := 1; ; round++ { // on a busy machine one of the processes may stand still for a while
 					all, sum := s.work(other, db, c)
-					most := wantExclusion(t, all)
-					t.Logf("grants of each worker: %v; longest wait %v; %d sections, at most %d of a key at the same time", sum.Grants, sum.Longest, len(all), most)
+					wantExclusion(t, all)
+					t.Logf("grants of each worker: %v; longest wait %v; %d sections", sum.Grants, sum.Longest, len(all))
 					if fewest, highest := slices.Min(sum.Grants), slices.Max(sum.Grants); highest <= 5*fewest+10 {
 						break
 					}
@@ -406,7 +306,7 @@ func TestStripesUnderNesting(t *testing.T) {
 		t.Run(strategy, func(t *testing.T) {
 			dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 				dbtest.Exec(t, s.Plain, sectionsTable)
-				c := crew{Way: byNesting, Strategy: strategy, Workers: 4, Length: 2 * time.Second, Keys: 20, Most: 3, Think: 4 * time.Millisecond}
+				c := crew{Nests: true, Strategy: strategy, Workers: 4, Length: 2 * time.Second, Keys: 20, Most: 3, Think: 4 * time.Millisecond}
 				if strategy == hint.StrategyRow {
 					c.Shared = 50
 				}
@@ -419,4 +319,57 @@ func TestStripesUnderNesting(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestWriterAmongReaders: among a steady stream of readers in two processes a
+// writer, in one of them or in a third, gets in before many more have.
+func TestWriterAmongReaders(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		dbtest.Exec(t, s.Plain, sectionsTable)
+		other, db, third := dbtest.StartJob(t, "crew", s.DSN("lockWait=2m")), s.Handle("lockWait=2m"), s.Handle("lockWait=2m")
+		for _, db := range []*sql.DB{db, third} { // connections, and what comes with the first lock
+			_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "k00"), "DO 0")
+			dbtest.OK(t, err)
+		}
+		const workers = 8
+		type wait struct{ asked, granted int64 }
+		var waits []wait
+		var writer sync.WaitGroup
+		writer.Go(func() {
+			time.Sleep(300 * time.Millisecond)
+			for i := range 20 {
+				asked := time.Now().UnixMicro()
+				tx, err := []*sql.DB{db, third}[i%2].BeginTx(lockctx.With(dbtest.Limited(t), "k00"), nil)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				waits = append(waits, wait{asked, time.Now().UnixMicro()})
+				dbtest.Exec(t, tx, "INSERT INTO sections (k, shared, who, began, ended) VALUES ('k00', FALSE, 'writer', ?, ?)", waits[i].granted, time.Now().UnixMicro())
+				dbtest.OK(t, tx.Commit())
+				time.Sleep(20 * time.Millisecond)
+			}
+		})
+		all, _ := s.work(other, db, crew{Workers: workers, Length: 2 * time.Second, Keys: 1, Most: 1, Shared: 100, Think: 10 * time.Millisecond})
+		writer.Wait()
+		wantExclusion(t, s.sections())
+		var grants []int
+		var longest int64
+		for _, w := range waits {
+			n := 0
+			for _, x := range all {
+				if x.shared && w.asked < x.began && x.began < w.granted {
+					n++
+				}
+			}
+			grants, longest = append(grants, n), max(longest, w.granted-w.asked)
+		}
+		slices.Sort(grants)
+		// Without a queue it would never get in. A machine that stands still for a
+		// moment delays a writer that has not yet asked the server.
+		if n := len(grants); n == 0 || grants[n*3/4] > 10*workers {
+			t.Errorf("while a writer waited, %v readers of %d workers got in", grants, 2*workers)
+		}
+		t.Logf("readers that began while a writer waited: %v; longest wait %v; %d readers", grants, time.Duration(longest)*time.Microsecond, len(all))
+	})
 }

@@ -157,8 +157,10 @@ func childEnds(db *sql.DB, in *bufio.Scanner) {
 // else.
 func TestWhatAnEndingProcessLeaves(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		var all dbtest.Together
+		defer all.Wait()
 		for _, end := range []string{endsContexts, endsHandle, endsAtOnce, endsKilled} {
-			t.Run(end, func(t *testing.T) { newScratch(s.Beside(t)).leaves(t, end) })
+			all.Run(t, end, func(t *testing.T) { newScratch(s.Beside(t)).leaves(t, end) })
 		}
 	})
 }

@@ -39,15 +39,16 @@ var jobs = jobsOf(ttl)
 func jobsOf(ttl time.Duration) map[string]job {
 	lease := lockctx.Lease(ttl)
 	return map[string]job{
-		"row":        {keys: 2, ways: []way{inTx(true, row), inTxOfTwo(true, row), inSession(true, row), inDo(true, row), inHold(row), sharing}},
-		"lease":      {keys: 2, ways: []way{inTx(true, lease), inTxOfTwo(true, lease), inSession(true, lease), underDo(lease), underHold(lease), underHold(lease), sharing}},
+		"row":        {keys: 2, ways: []way{inTx(true, row), inTxOfTwo(true, row), inLateTx(row), inSession(true, row), inDo(true, row), inHold(row), sharing}},
+		"lease":      {keys: 2, ways: []way{inTx(true, lease), inTxOfTwo(true, lease), inLateTx(lease), inSession(true, lease), underDo(lease), underHold(lease), underHold(lease), sharing}},
 		"advisory":   {keys: 2, ways: []way{inTx(true, advisory), inSession(true, advisory), underDo(advisory), underHold(advisory), underHold(advisory)}},
 		"optimistic": {keys: 2, ways: []way{inTx(false, optimistic), inSession(false, optimistic), inDo(false, optimistic, lockctx.Retry(3))}},
 		// Row locks, leases and versions of the same keys.
 		"mixed": {keys: 2, ways: []way{inTx(true, row), inDo(true, row), inTx(true, lease), underHold(lease), inTx(false, optimistic), inSession(false, optimistic), sharing}},
 		"slots": {keys: 1, slots: slots, ways: []way{inHold(lockctx.Slots(slots)), underHold(lease, lockctx.Slots(slots))}},
 		// Without those who share: the check of many who do at a time takes too long.
-		"storm": {keys: 4, ways: []way{inTx(true, row), inTxOfTwo(true, row), inSession(true, row), inDo(true, row), inHold(row)}},
+		"storm":           {keys: 4, ways: []way{inTx(true, row), inTxOfTwo(true, row), inSession(true, row), inDo(true, row), inHold(row)}},
+		"storm of leases": {keys: 4, ways: []way{inTx(true, lease), inTxOfTwo(true, lease), inSession(true, lease), underDo(lease), underHold(lease)}},
 		// With statements that write without a lock, on connections that others use with one.
 		"hot": {keys: 8, ways: []way{inTx(true, advisory), inStatement(advisory), inSession(true, advisory), underDo(advisory), inTx(true, advisory), inStatement()}},
 

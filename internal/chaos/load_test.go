@@ -165,31 +165,35 @@ func (l load) wantUndisturbed(a *arena) {
 	}
 }
 
-// TestStorm: 64 goroutines on 4 connections and 2 sessions, with keys mixed, contexts
-// cancelled and connections killed at random. With maxConns they have 6 connections in all,
-// and the server takes no more.
+// TestStorm: 64 goroutines on few connections, with keys mixed, contexts cancelled and connections
+// killed at random. With maxConns they have 6 connections in all, and the server takes no more.
 func TestStorm(t *testing.T) {
 	t.Parallel()
-	length, _ := lengthOf(t, "STORM_TIME", 5*time.Second)
-	few := orders{Workers: 64, TTL: 5 * time.Second, Limit: 3 * time.Second, Pause: time.Millisecond, Thinks: time.Millisecond, GiveUp: 4}
+	length, _ := lengthOf(t, "STORM_TIME", 4*time.Second)
+	few := orders{Workers: 32, TTL: 5 * time.Second, Limit: 3 * time.Second, Pause: time.Millisecond, Thinks: time.Millisecond, GiveUp: 4, Shared: true}
 	free, limited := few, few
-	free.Conns, free.Params = 4, "&lockMaxConns=2"
+	free.Conns, free.Params = 4, "&lockMaxConns=4"
 	limited.MaxConns, limited.User = 6, 6
+	storm := []string{"storm", "storm of leases"}
 	onLoad(t, tempserver.EachFlavour(tempserver.Require(t)), length/2,
-		load{name: "SetMaxOpenConns", jobs: []string{"storm"}, clients: []orders{free}, faults: []*fault{connectionsKilled}},
-		load{name: "maxConns", jobs: []string{"storm"}, clients: []orders{limited}, faults: []*fault{connectionsKilled}})
+		load{name: "SetMaxOpenConns", jobs: storm, clients: []orders{free}, faults: []*fault{connectionsKilled}},
+		load{name: "maxConns", jobs: storm, clients: []orders{limited}, faults: []*fault{connectionsKilled}})
 }
 
 // TestHotKeys: callers of two processes want a few advisory keys, with fewer connections to
 // wait on than there are keys, while statements are killed, and connections that have no lock.
 func TestHotKeys(t *testing.T) {
 	t.Parallel()
-	length, _ := lengthOf(t, "HOTKEYS_TIME", 5*time.Second)
+	bins := tempserver.Require(t)
+	length, long := lengthOf(t, "HOTKEYS_TIME", 4*time.Second)
+	if !long {
+		bins = tempserver.EachFlavour(bins)
+	}
 	few := orders{Workers: 30, TTL: 5 * time.Second, Limit: 5 * time.Second, Pause: time.Millisecond, GiveUp: 5, Params: "&lockMaxConns=3"}
 	few.Thinks = 10 * time.Millisecond // for others to be granted a lock that is lost
 	bounded := few
 	bounded.MaxConns = 8
-	onLoad(t, tempserver.Require(t), length/2,
+	onLoad(t, bins, length/2,
 		load{name: "free", jobs: []string{"hot"}, clients: []orders{few, few}, faults: []*fault{statementsKilled, othersKilled}},
 		load{name: "maxConns", jobs: []string{"hot"}, clients: []orders{bounded, bounded}, faults: []*fault{statementsKilled, othersKilled}})
 }
@@ -228,7 +232,11 @@ func TestSoak(t *testing.T) {
 	bounded, free := one, one
 	bounded.MaxConns = (form.connections - others) / form.processes
 	free.Conns, free.Params = 16, "&lockMaxConns=8"
-	onSmallServers(t, form.connections, long, func(t *testing.T, a *arena) {
+	bins := tempserver.RequireOwn(t)
+	if !long {
+		bins = bins[:1]
+	}
+	onSmallServers(t, bins, form.connections, long, func(t *testing.T, a *arena) {
 		for _, l := range []load{
 			{name: "maxConns", clients: slices.Repeat([]orders{bounded}, form.processes), bounded: true},
 			{name: "SetMaxOpenConns", clients: slices.Repeat([]orders{free}, form.processes)},
@@ -239,14 +247,10 @@ func TestSoak(t *testing.T) {
 	})
 }
 
-// onSmallServers runs a test on a server of each flavour that takes few connections; in the long
-// form on each server, or the one that SOAK_SERVER names, one after the other.
-func onSmallServers(t *testing.T, connections int, long bool, test func(t *testing.T, a *arena)) {
+// onSmallServers runs a test on servers that take few connections; in the long form, or on the
+// one that SOAK_SERVER names, one after the other.
+func onSmallServers(t *testing.T, bins []tempserver.Binary, connections int, long bool, test func(t *testing.T, a *arena)) {
 	t.Helper()
-	bins := tempserver.RequireOwn(t)
-	if !long {
-		bins = tempserver.EachFlavour(bins)
-	}
 	for _, bin := range bins {
 		if only := os.Getenv("SOAK_SERVER"); only != "" && only != bin.Name {
 			continue
@@ -272,7 +276,7 @@ func TestFullServer(t *testing.T) {
 		"row": {row}, "lease": {lease}, "advisory": {advisory}, "optimistic": {optimistic},
 		"slots": {row, lockctx.Slots(slots)}, "leased slots": {lease, lockctx.Slots(slots)},
 	}
-	onSmallServers(t, connections, false, func(t *testing.T, a *arena) {
+	onSmallServers(t, tempserver.EachFlavour(tempserver.RequireOwn(t)), connections, false, func(t *testing.T, a *arena) {
 		dbtest.OK(t, a.exec("CREATE DATABASE full"))
 		dsn := a.nodes[0].DSN("full")
 		db := dbtest.Open(t, "mysqllock", dsn)

@@ -51,46 +51,46 @@ var protections = []struct {
 // TestScenarios has each scenario with the driver whole.
 func TestScenarios(t *testing.T) {
 	t.Parallel()
-	play(t, 0, "")
+	for _, bin := range tempserver.EachFlavour(tempserver.RequireOwn(t)) {
+		t.Run(bin.Name, func(t *testing.T) {
+			t.Parallel()
+			play(t, newArena(t, bin), "")
+		})
+	}
 }
 
-// TestScenariosWithoutProtection has each scenario without what protects from it. Nothing else
-// in this process uses the driver meanwhile.
+// TestScenariosWithoutProtection has each scenario without what protects from it: the checks see
+// it, which does not depend on the server. Nothing else in this process uses the driver meanwhile.
 func TestScenariosWithoutProtection(t *testing.T) {
-	for i, p := range protections {
+	host := newArena(t, tempserver.RequireOwn(t)[0])
+	for _, p := range protections {
 		t.Run(p.name, func(t *testing.T) {
 			for _, part := range p.out {
 				part.Store(true)
 				t.Cleanup(func() { part.Store(false) })
 			}
-			play(t, i+1, p.name)
+			play(t, host, p.name)
 		})
 	}
 }
 
 // play has the scenarios that go wrong without some protections, or all if none is left out.
-func play(t *testing.T, n int, without string) {
-	for _, bin := range tempserver.EachFlavour(tempserver.RequireOwn(t)) {
-		t.Run(bin.Name, func(t *testing.T) {
-			t.Parallel()
-			host := newArena(t, bin)
-			for i, s := range scenarios {
-				if without != "" && s.without != without {
-					continue
-				}
-				t.Run(s.name, func(t *testing.T) {
-					a := host.beside(t, fmt.Sprintf("scenario%d_%d", i, n))
-					a.more = []string{"k", "l"}
-					a.employ(nil)
-					s.run(a)
-					wrong, _ := a.judge(a.end())
-					for _, v := range wrong {
-						t.Log(v)
-					}
-					if (without != "") != (len(wrong) > 0) {
-						t.Errorf("the checks find %d violations", len(wrong))
-					}
-				})
+func play(t *testing.T, host *arena, without string) {
+	for i, s := range scenarios {
+		if without != "" && s.without != without {
+			continue
+		}
+		t.Run(s.name, func(t *testing.T) {
+			a := host.beside(t, fmt.Sprint("scenario", i))
+			a.more = []string{"k", "l"}
+			a.employ(nil)
+			s.run(a)
+			wrong, _ := a.judge(a.end())
+			for _, v := range wrong {
+				t.Log(v)
+			}
+			if (without != "") != (len(wrong) > 0) {
+				t.Errorf("the checks find %d violations", len(wrong))
 			}
 		})
 	}

@@ -42,6 +42,14 @@ type cluster struct {
 	topology tempserver.Topology
 }
 
+// often is how often something is done: as often as there is time for.
+func often(short, much int) int {
+	if long() {
+		return much
+	}
+	return short
+}
+
 // start starts a cluster for a test.
 func start(t *testing.T, topology tempserver.Topology) *cluster {
 	t.Helper()

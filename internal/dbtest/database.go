@@ -33,6 +33,14 @@ func OnEveryServer[S any](t *testing.T, open func(*Database) S, test func(t *tes
 	on(t, tempserver.Require(t), open, test)
 }
 
+// OnOneServer is OnServers for what does not depend on the server, such as what a client does
+// with an answer.
+func OnOneServer[S any](t *testing.T, open func(*Database) S, test func(t *testing.T, s S)) {
+	t.Helper()
+	t.Parallel()
+	on(t, tempserver.Require(t)[:1], open, test)
+}
+
 func on[S any](t *testing.T, bins []tempserver.Binary, open func(*Database) S, test func(t *testing.T, s S)) {
 	t.Helper()
 	for _, bin := range bins {
@@ -92,6 +100,13 @@ func Each(t testing.TB) (all []*Database) {
 		all = append(all, New(t, bin, tempserver.Share(t, bin)))
 	}
 	return all
+}
+
+// First returns a database on one server, for what does not depend on it.
+func First(t testing.TB) *Database {
+	t.Helper()
+	bin := tempserver.Require(t)[0]
+	return New(t, bin, tempserver.Share(t, bin))
 }
 
 // Beside makes another database on the same server.

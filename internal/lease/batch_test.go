@@ -106,6 +106,32 @@ func (l *locker) turnOf(h *lockConn) {
 	}
 }
 
+// granted waits for the ends of requests, which must be granted.
+func granted(t *testing.T, all []*asked) {
+	t.Helper()
+	for _, a := range all {
+		<-a.done
+		dbtest.OK(t, a.err)
+	}
+}
+
+// refused waits for the ends of requests, which must fail so.
+func refused(t *testing.T, all []*asked, want error) {
+	t.Helper()
+	for _, a := range all {
+		<-a.done
+		dbtest.Want(t, a.err, want)
+	}
+}
+
+// release releases what was granted.
+func release(t *testing.T, all []*asked) {
+	t.Helper()
+	for _, a := range all {
+		dbtest.OK(t, a.lease.Release())
+	}
+}
+
 // areBatch reports whether the statements are those of one batch.
 func areBatch(texts []string) bool {
 	return len(texts) == 4 && count(texts, "START TRANSACTION")+count(texts, "SELECT")+count(texts, "INSERT")+count(texts, "COMMIT") == 4
@@ -154,36 +180,24 @@ func TestSharedOutcomes(t *testing.T) {
 			end[r.Key] = got[i]
 		}
 		dbtest.Want(t, quits.err, context.Canceled)
-		for _, key := range []string{"free", "missing", "signalled"} {
-			a := end[key]
-			<-a.done
-			if a.err != nil {
-				t.Errorf("%s: %v", key, a.err)
-				continue
-			}
-			dbtest.OK(t, a.lease.Release())
-		}
-		for _, key := range []string{"held", "locked"} {
-			<-end[key].done
-			dbtest.Want(t, end[key].err, lockerr.ErrLocked)
-		}
+		free := []*asked{end["free"], end["missing"], end["signalled"]}
+		granted(t, free)
+		release(t, free)
+		refused(t, []*asked{end["held"], end["locked"]}, lockerr.ErrLocked)
 		var e *lockerr.Error
 		if !errors.As(end["held"].err, &e) || e.Holder == nil {
 			t.Errorf("nobody has it: %v", end["held"].err)
 		}
 		cancel() // those that wait by now
-		<-end["wait"].done
-		dbtest.Want(t, end["wait"].err, context.Canceled)
+		refused(t, []*asked{end["wait"]}, context.Canceled)
 		// Its row is free: on a busy machine it may have asked again by now.
 		a := end["signalled in turn"]
 		if <-a.done; !errors.Is(a.err, context.Canceled) {
 			dbtest.OK(t, a.err)
 			dbtest.OK(t, a.lease.Release())
 		}
-		a = end["also free"]
-		<-a.done
-		dbtest.OK(t, a.err)
-		dbtest.OK(t, a.lease.Release())
+		granted(t, []*asked{end["also free"]})
+		release(t, []*asked{end["also free"]})
 		dbtest.OK(t, held.Release())
 		dbtest.OK(t, wait.Release())
 		dbtest.OK(t, tx.Rollback())
@@ -200,7 +214,7 @@ func TestSharedOutcomes(t *testing.T) {
 // connection breaks before it, each is given back what it may have been granted, and asks
 // again; and a caller that has gone keeps nothing.
 func TestSharedUnknown(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, statement := range []string{"COMMIT", "INSERT", "SELECT", "START"} {
 			l := s.locker(setup{max: 2})
 			all := requests(5, func(key string) Request {
@@ -226,9 +240,8 @@ func TestSharedUnknown(t *testing.T) {
 			dbtest.Want(t, got[len(all)].err, lockerr.ErrLocked)
 			dbtest.OK(t, tx.Rollback())
 			got = got[:len(all)]
+			granted(t, got)
 			for i, a := range got {
-				<-a.done
-				dbtest.OK(t, a.err)
 				want := uint64(2)
 				if statement == "COMMIT" {
 					want = 3
@@ -237,9 +250,7 @@ func TestSharedUnknown(t *testing.T) {
 					t.Errorf("%s: token %d, want %d; the row is %+v", statement, a.lease.Token(), want, s.row(all[i].Key))
 				}
 			}
-			for _, a := range got {
-				dbtest.OK(t, a.lease.Release())
-			}
+			release(t, got)
 			arrive()
 
 			// The same with callers that have gone when the answer comes, or does not.
@@ -249,10 +260,7 @@ func TestSharedUnknown(t *testing.T) {
 				got = l.together(begin, ctx, all...)
 				dbtest.Soon(t, "it is sent", func() bool { return count(sent(), statement) > 0 })
 				cancel()
-				for _, a := range got {
-					<-a.done
-					dbtest.Want(t, a.err, context.Canceled)
-				}
+				refused(t, got, context.Canceled)
 				_, err := l.Acquire(dbtest.Limited(t), request(last))
 				dbtest.Want(t, err, lockerr.ErrLocked) // it is not known yet that it is not held
 				if lost {
@@ -271,7 +279,7 @@ func TestSharedUnknown(t *testing.T) {
 
 // TestSharedLate: what is answered when it may be over already is not granted.
 func TestSharedLate(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{max: 2})
 		all := requests(3, func(key string) Request {
 			r := waiting(key, 20*time.Second)
@@ -284,10 +292,7 @@ func TestSharedLate(t *testing.T) {
 		dbtest.Soon(t, "they are granted", func() bool { return s.row(all[2].Key).token == 2 })
 		time.Sleep(1100 * time.Millisecond)
 		arrive()
-		for _, a := range got {
-			<-a.done
-			dbtest.Want(t, a.err, strategy.ErrNoAnswer)
-		}
+		refused(t, got, strategy.ErrNoAnswer)
 		for _, r := range all {
 			dbtest.OK(t, l.acquire(waiting(r.Key, 20*time.Second)).Release())
 		}
@@ -297,16 +302,13 @@ func TestSharedLate(t *testing.T) {
 // TestSharedReleases: releases that are sent together have each its own end, also where
 // their connection breaks.
 func TestSharedReleases(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{max: 2})
 		all := requests(5, request)
 		l.rowsOf(all)
 		take := func() []*asked {
 			held := l.together(func() {}, dbtest.Limited(t), all...)
-			for _, a := range held {
-				<-a.done
-				dbtest.OK(t, a.err)
-			}
+			granted(t, held)
 			return held
 		}
 		held := take()
@@ -384,7 +386,7 @@ func TestSharedReleases(t *testing.T) {
 // TestSharedBehindSlow: requests share two connections, but do not wait for long behind what
 // is slow on both of them.
 func TestSharedBehindSlow(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{max: 16})
 		all := requests(20, request)
 		l.rowsOf(all)
@@ -422,7 +424,7 @@ func TestSharedBehindSlow(t *testing.T) {
 // TestSharedBurst: many requests that come at once, while there is no lock connection, do not
 // open one each.
 func TestSharedBurst(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		const n = 40
 		all := requests(n, request)
 		l := s.locker(setup{max: n})
@@ -490,16 +492,13 @@ func (l *locker) taken(t *testing.T, name string, n int) []*asked {
 	all := requests(n, func(key string) Request { return request(name + key) })
 	l.rowsOf(all)
 	held := l.together(func() {}, dbtest.Limited(t), all...)
-	for _, a := range held {
-		<-a.done
-		dbtest.OK(t, a.err)
-	}
+	granted(t, held)
 	return held
 }
 
-// TestBatch: requests and releases that wait for the same connection share a transaction,
-// whoever came first.
-func TestBatch(t *testing.T) {
+// TestRequestsAndReleasesShareATransaction: requests and releases that wait for the same connection
+// share a transaction, whoever came first.
+func TestRequestsAndReleasesShareATransaction(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, releasesFirst := range []bool{false, true} {
 			l := s.locker(setup{max: 2})
@@ -526,9 +525,7 @@ func TestBatch(t *testing.T) {
 					t.Errorf("after the release of %s: %+v", a.lease.key, r)
 				}
 			}
-			for _, a := range e.asked {
-				dbtest.OK(t, a.lease.Release())
-			}
+			release(t, e.asked)
 		}
 	})
 }
@@ -544,22 +541,20 @@ func TestBatchOutcomes(t *testing.T) {
 		l.rowsOf(all[1:])
 		tx := s.lockRow("locked")
 		defer tx.Rollback()
-		release := s.lockRow(held[locked].lease.key)
+		busy := s.lockRow(held[locked].lease.key)
 		time.AfterFunc(300*time.Millisecond, func() {
 			if s.wakeUps(held[locked].lease.key) != 1 {
 				t.Error("waiters are woken before the release")
 			}
-			_ = release.Rollback()
+			_ = busy.Rollback()
 		})
 		s.steal(held[stolen].lease.key)
 		s.set(held[over].lease.key, "expires = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND") // and nobody has taken it
 		s.set(held[off].lease.key, "owner = NULL")
 		s.set(held[next].lease.key, "token = token + 1")
 		e := l.batchAll(t, func() {}, all, held, false)
-		dbtest.Want(t, e.asked[0].err, lockerr.ErrLocked)
-		dbtest.Want(t, e.asked[1].err, lockerr.ErrLocked)
-		dbtest.OK(t, e.asked[2].err)
-		dbtest.OK(t, e.asked[3].err)
+		refused(t, e.asked[:2], lockerr.ErrLocked)
+		granted(t, e.asked[2:])
 		for i, err := range e.released {
 			lost := i == stolen || i == off || i == next
 			if lost {
@@ -572,9 +567,7 @@ func TestBatchOutcomes(t *testing.T) {
 				t.Errorf("after the release of %s: %+v", key, r)
 			}
 		}
-		for _, a := range e.asked[2:] {
-			dbtest.OK(t, a.lease.Release())
-		}
+		release(t, e.asked[2:])
 		dbtest.OK(t, others.Release())
 	})
 }
@@ -624,10 +617,7 @@ func TestBatchRefused(t *testing.T) {
 		got := l.together(func() { arrive, sent = l.tap.Stall("INSERT"), l.tap.Texts() }, ctx, all...)
 		dbtest.Soon(t, "it is sent", func() bool { return count(sent(), "INSERT") > 0 })
 		cancel()
-		for _, a := range got {
-			<-a.done
-			dbtest.Want(t, a.err, context.Canceled)
-		}
+		refused(t, got, context.Canceled)
 		arrive()
 		for _, r := range all {
 			dbtest.Soon(t, "nothing is left of "+r.Key, func() bool { return s.wakeUps(r.Key) == 0 })
@@ -651,19 +641,13 @@ func TestBatchPolled(t *testing.T) {
 		}
 		began := time.Now()
 		got := l.together(func() {}, dbtest.Limited(t), all...)
-		for _, a := range got[1:] {
-			<-a.done
-			dbtest.OK(t, a.err)
-		}
+		granted(t, got[1:])
 		if r := s.row("polled"); (r.live || s.wakeUps("polled") != 0) && time.Since(began) < yieldFor { // for which it is left free
 			t.Errorf("it is not left to the poller: %+v", r)
 		}
 		dbtest.OK(t, conn.Close())
-		<-got[0].done
-		dbtest.OK(t, got[0].err)
-		for _, a := range got {
-			dbtest.OK(t, a.lease.Release())
-		}
+		granted(t, got[:1])
+		release(t, got)
 	})
 }
 
@@ -703,7 +687,7 @@ func TestBatchRowOnce(t *testing.T) {
 // TestBatchLeftBehind: a caller that does not wait for its release any longer takes it out
 // of the next batch.
 func TestBatchLeftBehind(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{max: 2})
 		lease := l.taken(t, "held", 2)[0].lease
 		h := lease.conn
@@ -731,7 +715,7 @@ func TestBatchLeftBehind(t *testing.T) {
 
 // TestBatchClosed: what is granted while the Locker is being closed is given back.
 func TestBatchClosed(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, late := range []bool{false, true} {
 			l := s.locker(setup{max: 2})
 			all := requests(3, func(key string) Request { return request(fmt.Sprint(late, key)) })
@@ -749,10 +733,7 @@ func TestBatchClosed(t *testing.T) {
 			if !late {
 				arrive()
 			}
-			for _, a := range got {
-				<-a.done
-				dbtest.Want(t, a.err, lockerr.ErrClosed)
-			}
+			refused(t, got, lockerr.ErrClosed)
 			arrive()
 			<-closed
 			for _, r := range all {
@@ -773,7 +754,9 @@ func TestBatchRows(t *testing.T) {
 		count := "SELECT COUNT(*) FROM " + s.table.String()
 		for _, rows := range []int{4, 40, 400} {
 			all := requests(rows, func(key string) Request { return request(odd + key) })
-			l.rowsOf(all)
+			for _, r := range all {
+				dbtest.Exec(t, s.db, "INSERT IGNORE INTO "+s.table.String()+" (namespace, name) VALUES (?, ?)", s.Name, r.Key)
+			}
 			var takes []*take
 			for _, r := range all[:2] {
 				takes = append(takes, &take{of: &attempt{r: r}, yields: true})

@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-sql-driver/mysql"
-
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/strategy"
@@ -88,12 +86,11 @@ func beginning(with string) func(string) bool {
 // commits.
 func TestBeginWithLease(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
-		_, err := s.db.Exec("CREATE TABLE written (id INT PRIMARY KEY)")
-		dbtest.OK(t, err)
+		dbtest.Exec(t, s.db, "CREATE TABLE written (id INT PRIMARY KEY)")
 		l, other := s.locker(setup{}), s.locker(setup{})
 		b := l.beginner(nil)
 		dbtest.OK(t, b.begun("k'\"").Release())
-		dbtest.OK(t, server.Exec(t.Context(), b.Conn.Conn, "ROLLBACK"))
+		s.Exec(b.Conn.Conn, "ROLLBACK")
 		for i, level := range []sql.IsolationLevel{sql.LevelDefault, sql.LevelReadUncommitted, sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
 			for _, reads := range []bool{false, true} {
 				what := fmt.Sprintf("%v, read-only %v", level, reads)
@@ -128,9 +125,8 @@ func TestBeginWithLease(t *testing.T) {
 				}
 			}
 		}
-		var n int
-		if err := s.db.QueryRow("SELECT COUNT(*) FROM written").Scan(&n); err != nil || n != 5 {
-			t.Errorf("%d are written: %v", n, err)
+		if n := s.written(); n != 5 {
+			t.Errorf("%d are written", n)
 		}
 	})
 }
@@ -138,8 +134,7 @@ func TestBeginWithLease(t *testing.T) {
 // TestBeginWithIsolation: the transaction has the level that was asked for.
 func TestBeginWithIsolation(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
-		_, err := s.db.Exec("CREATE TABLE written (id INT PRIMARY KEY)")
-		dbtest.OK(t, err)
+		dbtest.Exec(t, s.db, "CREATE TABLE written (id INT PRIMARY KEY)")
 		l := s.locker(setup{})
 		b := l.beginner(nil)
 		for level, sees := range map[sql.IsolationLevel]int{sql.LevelReadUncommitted: 1, sql.LevelReadCommitted: 0, sql.LevelRepeatableRead: 0} {
@@ -158,7 +153,7 @@ func TestBeginWithIsolation(t *testing.T) {
 			if got, later := count(), level != sql.LevelRepeatableRead; (got == "1") != later || before != "0" {
 				t.Errorf("%v: sees %s rows afterwards, %s before", level, got, before)
 			}
-			dbtest.OK(t, server.Exec(t.Context(), b.Conn.Conn, "ROLLBACK"))
+			s.Exec(b.Conn.Conn, "ROLLBACK")
 			dbtest.OK(t, errors.Join(lease.Release(), lease.Detach()))
 			_, err = s.db.Exec("DELETE FROM written")
 			dbtest.OK(t, err)
@@ -169,11 +164,11 @@ func TestBeginWithIsolation(t *testing.T) {
 // TestBeginRefused: what is not free begins no transaction, nor does a session whose
 // clock stands still, and nothing is left on the connection.
 func TestBeginRefused(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l, other := s.locker(setup{}), s.locker(setup{})
 		b := l.beginner(nil)
 		dbtest.OK(t, b.begun("k").Release())
-		dbtest.OK(t, server.Exec(t.Context(), b.Conn.Conn, "ROLLBACK"))
+		s.Exec(b.Conn.Conn, "ROLLBACK")
 		idle := func(what string) {
 			t.Helper()
 			dbtest.OK(t, server.Exec(t.Context(), b.Conn.Conn, "SAVEPOINT a"))
@@ -196,10 +191,7 @@ func TestBeginRefused(t *testing.T) {
 		idle("of another")
 		dbtest.OK(t, held.Release())
 
-		tx, err := s.db.Begin()
-		dbtest.OK(t, err)
-		_, err = tx.Exec("SELECT 1 FROM " + s.table.String() + " WHERE " + l.row("", "k") + " FOR UPDATE")
-		dbtest.OK(t, err)
+		tx := s.lockRow("k")
 		if _, err := b.begin(dbtest.Limited(t), request("k")); !errors.Is(err, lockerr.ErrLocked) || b.with.Begun {
 			t.Errorf("behind a row lock: %v, begun %v", err, b.with.Begun)
 		}
@@ -237,13 +229,13 @@ func (b *beginner) Detach(key string) error {
 // TestBeginLostAnswer: the answer to the statement that takes the lease and begins comes
 // too late, or never. The lease is not left behind, and the connection is not used again.
 func TestBeginLostAnswer(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, late := range []bool{true, false} {
 			l := s.locker(setup{})
 			b := l.beginner(nil)
 			free := b.begun("k")
 			s.back(free, free.Release())
-			dbtest.OK(t, server.Exec(t.Context(), b.Conn.Conn, "ROLLBACK"))
+			s.Exec(b.Conn.Conn, "ROLLBACK")
 			before := s.row("k").token
 			arrive := l.tap.Stall(s.takes())
 			ctx, cancel := context.WithCancel(dbtest.Limited(t))
@@ -288,11 +280,11 @@ func TestBeginLostAnswer(t *testing.T) {
 // TestBeginArrivesLate: a statement whose caller has gone reaches the server too late to
 // be granted anything, since its connection has been closed there.
 func TestBeginArrivesLate(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		b := l.beginner(nil)
 		dbtest.OK(t, b.begun("k").Release())
-		dbtest.OK(t, server.Exec(t.Context(), b.Conn.Conn, "ROLLBACK"))
+		s.Exec(b.Conn.Conn, "ROLLBACK")
 		dbtest.OK(t, b.Detach("k"))
 		arrive := l.tap.Delay(s.takes())
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))
@@ -318,13 +310,13 @@ func TestBeginArrivesLate(t *testing.T) {
 
 // TestBeginKilled: a KILL QUERY that comes between the grant and the answer, or before it.
 func TestBeginKilled(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, after := range []bool{true, false} {
 			l := s.locker(setup{})
 			k := &dbtest.Disturbed{After: after}
 			b := l.beginner(func(conn driver.Conn) driver.Conn { k.Conn = conn; return k })
 			dbtest.OK(t, b.begun("k").Release())
-			dbtest.OK(t, server.Exec(t.Context(), b.Conn.Conn, "ROLLBACK"))
+			s.Exec(b.Conn.Conn, "ROLLBACK")
 			before := s.row("k").token
 			k.Err = dbtest.Interrupted
 			k.At = beginning(s.takes())
@@ -342,57 +334,38 @@ func TestBeginKilled(t *testing.T) {
 	})
 }
 
-// TestKilledRelease: as TestKilledCommit, for the commit that releases the lease.
-func TestKilledRelease(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
-		_, err := s.db.Exec("CREATE TABLE written (id INT PRIMARY KEY AUTO_INCREMENT)")
-		dbtest.OK(t, err)
-		const signal = "SIGNAL SQLSTATE '70100' SET MYSQL_ERRNO = 1317;"
-		for name, c := range map[string]struct {
-			conn               dbtest.Disturbed
-			committed, unknown bool
-		}{
-			"undisturbed": {dbtest.Disturbed{}, true, false},
-			"before":      {dbtest.Disturbed{Err: dbtest.Interrupted}, false, false},
-			"after":       {dbtest.Disturbed{Err: dbtest.Interrupted, After: true}, true, false},
-			"right after COMMIT": {dbtest.Disturbed{Text: func(text string) string {
-				return strings.Replace(text, "COMMIT;", "COMMIT; "+signal, 1)
-			}}, false, true},
-			"at the release": {dbtest.Disturbed{Text: func(text string) string {
-				return strings.Replace(text, "DO RELEASE_LOCK", signal+" DO RELEASE_LOCK", 1)
-			}}, true, false},
-			"at the check": {dbtest.Disturbed{Text: func(text string) string {
-				return strings.Replace(text, "IF ROW_COUNT()", signal+" IF ROW_COUNT()", 1)
-			}}, false, false},
-			"at COMMIT": {dbtest.Disturbed{Text: func(text string) string {
-				return strings.Replace(text, "COMMIT;", signal+" COMMIT;", 1)
-			}}, false, false},
-			"broken before": {dbtest.Disturbed{Err: mysql.ErrInvalidConn}, false, true},
-			"broken after":  {dbtest.Disturbed{Err: mysql.ErrInvalidConn, After: true}, false, true},
-		} {
-			if c.conn.Text != nil && !s.MariaDB() {
-				continue // the text of a procedure is not ours to change
-			}
-			l, k := s.locker(setup{}), c.conn
+// TestDisturbedRelease: as TestDisturbedCommit, for the commit that releases the lease.
+func TestDisturbedRelease(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		dbtest.Exec(t, s.db, "CREATE TABLE written (id INT PRIMARY KEY AUTO_INCREMENT)")
+		cases := dbtest.DisturbedCommits()
+		cases["undisturbed"] = dbtest.DisturbedCommit{Committed: true, Done: true}
+		if s.MariaDB() {
+			cases["killed right after COMMIT"] = dbtest.DisturbedCommit{Disturbed: interrupted("COMMIT;", true), Committed: true, Unknown: true}
+			cases["killed at the release"] = dbtest.DisturbedCommit{Disturbed: interrupted("DO RELEASE_LOCK", false), Committed: true, Done: true}
+			cases["killed at the check"] = dbtest.DisturbedCommit{Disturbed: interrupted("IF ROW_COUNT()", false)}
+			cases["killed at COMMIT"] = dbtest.DisturbedCommit{Disturbed: interrupted("COMMIT;", false)}
+		}
+		for name, c := range cases {
+			l, k := s.locker(setup{}), c.Disturbed
 			b := l.beginner(func(conn driver.Conn) driver.Conn { k.Conn = conn; return &k })
 			lost := make(chan error, 1)
 			r := request("k")
 			r.Lost = func(err error) { lost <- err }
 			lease, err := b.begin(dbtest.Limited(t), r)
 			dbtest.OK(t, err)
-			dbtest.OK(t, server.Exec(t.Context(), b.Conn.Conn, "INSERT INTO written () VALUES ()"))
-			var before, after int
-			dbtest.OK(t, s.db.QueryRow("SELECT COUNT(*) FROM written").Scan(&before))
+			s.Exec(b.Conn.Conn, "INSERT INTO written () VALUES ()")
+			before := s.written()
 			k.At = beginning(s.gives())
-			committed, unknown, err := l.CommitAndRelease(dbtest.Limited(t), b.Conn, lease)
-			if committed != c.committed || (err == nil) != c.committed || unknown != c.unknown {
-				t.Errorf("%s: committed %v, %v", name, committed, err)
+			done, unknown, err := l.CommitAndRelease(dbtest.Limited(t), b.Conn, lease)
+			if done != c.Done || unknown != c.Unknown || (err == nil) != c.Done || errors.Is(err, driver.ErrBadConn) {
+				t.Errorf("%s: done %v, unknown %v, %v", name, done, unknown, err)
 			}
-			dbtest.OK(t, server.Exec(t.Context(), b.Conn.Conn, "ROLLBACK"))
+			k.At, k.Next = nil, nil
+			s.Exec(b.Conn.Conn, "ROLLBACK")
 			s.back(lease, lease.Release())
 			dbtest.OK(t, lease.Detach())
-			dbtest.OK(t, s.db.QueryRow("SELECT COUNT(*) FROM written").Scan(&after))
-			if n := after - before; n == 1 != (c.committed || name == "broken after" || name == "right after COMMIT") {
+			if n := s.written() - before; n == 1 != c.Committed {
 				t.Errorf("%s: %d are written", name, n)
 			}
 			if s.row("k").live || s.wakeUps("k") != 0 {
@@ -412,9 +385,8 @@ func TestKilledRelease(t *testing.T) {
 
 // TestReleaseChecks: what is not held any more is not committed, nor released.
 func TestReleaseChecks(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
-		_, err := s.db.Exec("CREATE TABLE written (id INT PRIMARY KEY AUTO_INCREMENT)")
-		dbtest.OK(t, err)
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		dbtest.Exec(t, s.db, "CREATE TABLE written (id INT PRIMARY KEY AUTO_INCREMENT)")
 		for name, take := range map[string]func(){
 			"stolen":  func() { s.steal("k") },
 			"run out": func() { s.set("k", "expires = UTC_TIMESTAMP(6)") },
@@ -429,7 +401,7 @@ func TestReleaseChecks(t *testing.T) {
 			if committed || !errors.Is(err, lockerr.ErrLost) || unknown {
 				t.Errorf("%s: committed %v, %v", name, committed, err)
 			}
-			dbtest.OK(t, server.Exec(t.Context(), b.Conn.Conn, "ROLLBACK"))
+			s.Exec(b.Conn.Conn, "ROLLBACK")
 			if err := lease.Release(); !errors.Is(err, lockerr.ErrLost) {
 				t.Errorf("%s: Release: %v", name, err)
 			}
@@ -445,9 +417,8 @@ func TestReleaseChecks(t *testing.T) {
 			_, err = s.db.Exec("DELETE FROM " + s.table.String() + " WHERE name <> x''")
 			dbtest.OK(t, err)
 		}
-		var n int
-		if err := s.db.QueryRow("SELECT COUNT(*) FROM written").Scan(&n); err != nil || n != 0 {
-			t.Errorf("%d are written: %v", n, err)
+		if n := s.written(); n != 0 {
+			t.Errorf("%d are written", n)
 		}
 	})
 }
@@ -456,6 +427,10 @@ func TestReleaseChecks(t *testing.T) {
 // by the time that it is then.
 func TestReleaseWaits(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{})
+		dbtest.OK(t, l.beginner(nil).begun("known").Release())
+		var all dbtest.Together
+		defer all.Wait()
 		for _, level := range []string{"READ UNCOMMITTED", "READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"} {
 			for name, c := range map[string]struct {
 				assignments string
@@ -465,26 +440,24 @@ func TestReleaseWaits(t *testing.T) {
 				"run out": {"expires = UTC_TIMESTAMP(6) + INTERVAL 200000 MICROSECOND", false},
 				"stolen":  {"owner = 'thief#12345678', token = token + 1, expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR", false},
 			} {
-				l := s.locker(setup{})
-				b := l.beginner(nil)
-				dbtest.OK(t, server.Exec(t.Context(), b.Conn.Conn, "SET SESSION TRANSACTION ISOLATION LEVEL "+level))
-				lease := b.begun("k")
-				tx, err := s.db.Begin()
-				dbtest.OK(t, err)
-				dbtest.Exec(t, tx, "UPDATE "+s.table.String()+" SET "+c.assignments+" WHERE namespace = ? AND name = 'k'", s.Name)
-				time.AfterFunc(400*time.Millisecond, func() { _ = tx.Commit() })
-				committed, unknown, err := l.CommitAndRelease(dbtest.Limited(t), b.Conn, lease)
-				if committed != c.committed || unknown || (err == nil) != c.committed || err != nil && !errors.Is(err, lockerr.ErrLost) {
-					t.Errorf("%s, %s: committed %v, %v", level, name, committed, err)
-				}
-				if !committed {
-					dbtest.OK(t, server.Exec(t.Context(), b.Conn.Conn, "ROLLBACK"))
-				}
-				_ = lease.Release()
-				dbtest.OK(t, lease.Detach())
-				dbtest.OK(t, b.Conn.Conn.Close())
-				l.close()
-				s.set("k", "owner = NULL")
+				all.Run(t, level+", "+name, func(t *testing.T) {
+					key := level + name
+					b := l.beginner(nil)
+					s.Exec(b.Conn.Conn, "SET SESSION TRANSACTION ISOLATION LEVEL "+level)
+					lease := b.begun(key)
+					tx := dbtest.Begin(t, context.Background(), s.db)
+					dbtest.Exec(t, tx, "UPDATE "+s.table.String()+" SET "+c.assignments+" WHERE namespace = ? AND name = ?", s.Name, key)
+					time.AfterFunc(400*time.Millisecond, func() { _ = tx.Commit() })
+					committed, unknown, err := l.CommitAndRelease(dbtest.Limited(t), b.Conn, lease)
+					if committed != c.committed || unknown || (err == nil) != c.committed || err != nil && !errors.Is(err, lockerr.ErrLost) {
+						t.Errorf("committed %v, %v", committed, err)
+					}
+					if !committed {
+						s.Exec(b.Conn.Conn, "ROLLBACK")
+					}
+					_ = lease.Release()
+					dbtest.OK(t, errors.Join(lease.Detach(), b.Conn.Conn.Close()))
+				})
 			}
 		}
 	})
@@ -493,7 +466,7 @@ func TestReleaseWaits(t *testing.T) {
 // TestRenewalBesideRelease: a renewal that comes after the commit has released the lease,
 // and before its caller knows of that, makes no lost lease of it.
 func TestRenewalBesideRelease(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l, k := s.locker(setup{}), &dbtest.Disturbed{}
 		b := l.beginner(func(conn driver.Conn) driver.Conn { k.Conn = conn; return k })
 		lost := make(chan error, 1)
@@ -524,7 +497,7 @@ func TestRenewalBesideRelease(t *testing.T) {
 // TestBeginWithoutProcedures: where they may not be made, or are dropped while they are in
 // use, leases are taken apart, and the commit is one without the release.
 func TestBeginWithoutProcedures(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		if s.MariaDB() {
 			t.Skip("there the same is an anonymous block")
 		}
@@ -549,7 +522,7 @@ func TestBeginWithoutProcedures(t *testing.T) {
 		other := s.locker(setup{})
 		b = other.beginner(nil)
 		dbtest.OK(t, b.begun("k").Release()) // which has made them again
-		dbtest.OK(t, server.Exec(t.Context(), b.Conn.Conn, "ROLLBACK"))
+		s.Exec(b.Conn.Conn, "ROLLBACK")
 		dbtest.OK(t, b.Detach("k"))
 		drop()
 		lease, err := b.begin(dbtest.Limited(t), request("k"))
@@ -577,7 +550,7 @@ func (c panicking) QueryContext(ctx context.Context, text string, args []driver.
 // TestDriverPanicsWhileItBegins: if the driver of the transaction's connection panics, the next
 // caller of the process gets the lease.
 func TestDriverPanicsWhileItBegins(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		dbtest.OK(t, l.beginner(nil).begun("other").Release()) // it is known how to begin
 		func() {

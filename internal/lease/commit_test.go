@@ -8,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-sql-driver/mysql"
-
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
@@ -17,20 +15,14 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// TestCommit: what is written commits if, and only if, all leases are held; and no row
-// is locked afterwards, although the client does nothing more.
-func TestCommit(t *testing.T) {
+// TestACommitNeedsAllItsLeases: what is written commits if, and only if, all leases are held; and
+// no row is locked afterwards, although the client does nothing more.
+func TestACommitNeedsAllItsLeases(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		l.makeProcedures()
-		_, err := s.db.Exec("CREATE TABLE written (id INT PRIMARY KEY)")
-		dbtest.OK(t, err)
+		dbtest.Exec(t, s.db, "CREATE TABLE written (id INT PRIMARY KEY)")
 		a, b := l.acquire(request("a")), l.acquire(request("b'\""))
-		written := func() (n int) {
-			t.Helper()
-			dbtest.OK(t, s.db.QueryRow("SELECT COUNT(*) FROM written").Scan(&n))
-			return n
-		}
 		s.onConn(func(conn driver.Conn) {
 			ctx := dbtest.Limited(t)
 			insert := func(id string) {
@@ -42,8 +34,8 @@ func TestCommit(t *testing.T) {
 				insert(string(rune('1' + i)))
 				sent := l.tap.Texts()
 				committed, _, err := l.Commit(ctx, pool.Adopt(conn), leases)
-				if err != nil || !committed || written() != i+1 {
-					t.Errorf("committed %v, %v, %d are written; %q", committed, err, written(), sent())
+				if err != nil || !committed || s.written() != i+1 {
+					t.Errorf("committed %v, %v, %d are written; %q", committed, err, s.written(), sent())
 				}
 				if rows, err := server.Query(ctx, conn, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = "+schema.Literal(s.Name)+" FOR UPDATE NOWAIT"); err != nil || len(rows) != 2 {
 					t.Errorf("of the rows %d are free: %v", len(rows), err)
@@ -75,8 +67,8 @@ func TestCommit(t *testing.T) {
 				t.Errorf("one that has run out: committed %v, %v", committed, err)
 			}
 			dbtest.OK(t, server.Exec(ctx, conn, "ROLLBACK"))
-			if written() != 2 {
-				t.Errorf("%d are written", written())
+			if s.written() != 2 {
+				t.Errorf("%d are written", s.written())
 			}
 		})
 		dbtest.OK(t, errors.Join(a.Release(), b.Release()))
@@ -101,92 +93,80 @@ func commits(text string) bool {
 	return strings.Contains(text, "mysqllock_held") || strings.Contains(text, "mysqllock_done3")
 }
 
-// TestKilledCommit: a KILL QUERY that comes between COMMIT and the answer makes no lost
+// interrupted is a KILL QUERY within the block that checks and commits, before or after a part of
+// it. The text of a procedure is not ours to change.
+func interrupted(part string, after bool) dbtest.Disturbed {
+	const signal = " SIGNAL SQLSTATE '70100' SET MYSQL_ERRNO = 1317; "
+	with := signal + part
+	if after {
+		with = part + signal
+	}
+	return dbtest.Disturbed{Text: func(text string) string { return strings.Replace(text, part, with, 1) }}
+}
+
+// TestDisturbedCommit: a KILL QUERY that comes between COMMIT and the answer makes no lost
 // lease of a transaction that was committed; one that comes before it commits nothing; and
-// one that comes right after COMMIT leaves open which it was.
-func TestKilledCommit(t *testing.T) {
+// without an answer nobody says which it was.
+func TestDisturbedCommit(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		l.makeProcedures()
-		_, err := s.db.Exec("CREATE TABLE written (id INT PRIMARY KEY AUTO_INCREMENT)")
-		dbtest.OK(t, err)
-		written := func() (n int) {
-			t.Helper()
-			dbtest.OK(t, s.db.QueryRow("SELECT COUNT(*) FROM written").Scan(&n))
-			return n
-		}
+		dbtest.Exec(t, s.db, "CREATE TABLE written (id INT PRIMARY KEY AUTO_INCREMENT)")
 		a := l.acquire(request("a"))
-		const signal = "SIGNAL SQLSTATE '70100' SET MYSQL_ERRNO = 1317;"
-		for name, c := range map[string]struct {
-			conn      dbtest.Disturbed
-			committed bool
-			open      bool // which it was
-		}{
-			"before":      {dbtest.Disturbed{Err: dbtest.Interrupted}, false, false},
-			"after":       {dbtest.Disturbed{Err: dbtest.Interrupted, After: true}, true, false},
-			"right after": {dbtest.Disturbed{Text: func(text string) string { return strings.Replace(text, "COMMIT;", "COMMIT; "+signal, 1) }}, true, true},
-			"at the check": {dbtest.Disturbed{Text: func(text string) string {
-				return strings.Replace(text, "IF @mysqllock_held", signal+" IF @mysqllock_held", 1)
-			}}, false, false},
-		} {
+		cases := dbtest.DisturbedCommits()
+		if s.MariaDB() {
+			cases["killed right after COMMIT"] = dbtest.DisturbedCommit{Disturbed: interrupted("COMMIT;", true), Committed: true, Unknown: true}
+			cases["killed at the check"] = dbtest.DisturbedCommit{Disturbed: interrupted("IF @mysqllock_held", false)}
+		}
+		for name, c := range cases {
 			for _, autocommit := range []string{"1", "0"} {
-				t.Run(name+"/autocommit="+autocommit, func(t *testing.T) {
-					if c.conn.Text != nil && !l.cfg.Info.MariaDB {
-						return // the text of a procedure is not ours to change
+				s.onConn(func(conn driver.Conn) {
+					ctx, what := dbtest.Limited(t), name+", autocommit = "+autocommit
+					before := s.written()
+					s.Exec(conn, "SET autocommit = "+autocommit)
+					for range 2 { // what the first has left misleads nobody
+						s.Exec(conn, "START TRANSACTION")
+						if done, _, err := l.Commit(ctx, pool.Adopt(conn), []*Lease{a}); err != nil || !done {
+							t.Fatalf("undisturbed: %v, %v", done, err)
+						}
 					}
-					s.onConn(func(conn driver.Conn) {
-						ctx := dbtest.Limited(t)
-						before := written()
-						dbtest.OK(t, server.Exec(ctx, conn, "SET autocommit = "+autocommit))
-						for range 2 { // what the first has left misleads nobody
-							dbtest.OK(t, server.Exec(ctx, conn, "START TRANSACTION"))
-							if done, _, err := l.Commit(ctx, pool.Adopt(conn), []*Lease{a}); err != nil || !done {
-								t.Fatalf("undisturbed: %v, %v", done, err)
-							}
-						}
-						dbtest.OK(t, server.Exec(ctx, conn, "START TRANSACTION"))
-						dbtest.OK(t, server.Exec(ctx, conn, "INSERT INTO written () VALUES ()"))
-						k := c.conn
-						k.Conn, k.At = conn, commits
-						done, unknown, err := l.Commit(ctx, pool.Adopt(&k), []*Lease{a})
-						if is := c.committed && !c.open; done != is || unknown != c.open || (err == nil) != is || err != nil && !unknown && !errors.Is(err, lockerr.ErrLost) {
-							t.Errorf("committed %v, unknown %v, %v", done, unknown, err)
-						}
-						dbtest.OK(t, server.Exec(ctx, conn, "ROLLBACK"))
-						if n := written() - before; n == 1 != c.committed {
-							t.Errorf("%d are written", n)
-						}
-					})
+					s.Exec(conn, "START TRANSACTION")
+					s.Exec(conn, "INSERT INTO written () VALUES ()")
+					k := c.Disturbed
+					k.Conn, k.At = conn, commits
+					done, unknown, err := l.Commit(ctx, pool.Adopt(&k), []*Lease{a})
+					if done != c.Done || unknown != c.Unknown || (err == nil) != c.Done || errors.Is(err, driver.ErrBadConn) {
+						t.Errorf("%s: done %v, unknown %v, %v", what, done, unknown, err)
+					}
+					s.Exec(conn, "ROLLBACK")
+					if n := s.written() - before; n == 1 != c.Committed {
+						t.Errorf("%s: %d are written", what, n)
+					}
 				})
 			}
 		}
 		// Behind a Router no user variable says how far it came.
 		l.cfg.Info.Router = true
 		s.onConn(func(conn driver.Conn) {
-			ctx := dbtest.Limited(t)
-			dbtest.OK(t, server.Exec(ctx, conn, "START TRANSACTION"))
-			if done, unknown, err := l.Commit(ctx, pool.Adopt(&dbtest.Disturbed{Conn: conn, At: commits, Err: dbtest.Interrupted, After: true}), []*Lease{a}); done || !unknown {
+			s.Exec(conn, "START TRANSACTION")
+			k := &dbtest.Disturbed{Conn: conn, At: commits, Err: dbtest.Interrupted, After: true}
+			if done, unknown, err := l.Commit(dbtest.Limited(t), pool.Adopt(k), []*Lease{a}); done || !unknown {
 				t.Errorf("behind a Router: committed %v, %v", done, err)
 			}
-			dbtest.OK(t, server.Exec(ctx, conn, "ROLLBACK"))
-			dbtest.OK(t, server.Exec(ctx, conn, "START TRANSACTION"))
-			k := &dbtest.Disturbed{Conn: conn, At: commits, Err: dbtest.Interrupted, Text: func(string) string { return "DO 1" }, After: true}
-			if done, unknown, err := l.Commit(ctx, pool.Adopt(k), []*Lease{a}); done || !errors.Is(err, lockerr.ErrLost) || unknown {
+			s.Exec(conn, "ROLLBACK")
+			s.Exec(conn, "START TRANSACTION")
+			k.Text = func(string) string { return "DO 1" }
+			if done, unknown, err := l.Commit(dbtest.Limited(t), pool.Adopt(k), []*Lease{a}); done || !errors.Is(err, lockerr.ErrLost) || unknown {
 				t.Errorf("behind a Router, before COMMIT: committed %v, %v", done, err)
 			}
-			dbtest.OK(t, server.Exec(ctx, conn, "ROLLBACK"))
-		})
-		l.cfg.Info.Router = false
-		// Where the connection is gone as well, nobody knows.
-		s.onConn(func(conn driver.Conn) {
-			ctx := dbtest.Limited(t)
-			dbtest.OK(t, server.Exec(ctx, conn, "START TRANSACTION"))
-			k := &dbtest.Disturbed{Conn: conn, At: commits, Err: dbtest.Interrupted, After: true, Next: mysql.ErrInvalidConn}
-			if done, unknown, err := l.Commit(ctx, pool.Adopt(k), []*Lease{a}); done || !unknown {
-				t.Errorf("gone: committed %v, %v", done, err)
-			}
+			s.Exec(conn, "ROLLBACK")
 		})
 	})
+}
+
+// written is how many rows are committed.
+func (s *scratch) written() int {
+	return dbtest.Column[int](s.T, s.db, "SELECT COUNT(*) FROM written")[0]
 }
 
 // TestFenceWaitsTooLong: a fence that gets the row when the lease has run out, by the
@@ -196,26 +176,26 @@ func TestFenceWaitsTooLong(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		multi := s.info
 		multi.Topology = "several writers"
+		var all dbtest.Together
+		defer all.Wait()
 		for i, zone := range []string{"SYSTEM", "+00:00", "-11:30", "+13:00"} {
-			l := s.locker(setup{info: [...]*server.Info{&s.info, &multi}[i%2]})
-			lease := l.acquire(request("k"))
-			tx, err := s.db.Begin()
-			dbtest.OK(t, err)
-			_, err = tx.Exec("UPDATE " + s.table.String() + " SET expires = UTC_TIMESTAMP(6) + INTERVAL 1 SECOND WHERE namespace = " +
-				schema.Literal(s.Name) + " AND name = x'6b'")
-			dbtest.OK(t, err)
-			s.onConn(func(conn driver.Conn) {
-				dbtest.OK(t, server.Exec(dbtest.Limited(t), conn, "SET time_zone = '"+zone+"'"))
-				defer func() { dbtest.OK(t, server.Exec(dbtest.Limited(t), conn, "SET time_zone = DEFAULT")) }()
-				dbtest.OK(t, server.Exec(dbtest.Limited(t), conn, "START TRANSACTION"))
-				defer func() { dbtest.OK(t, server.Exec(dbtest.Limited(t), conn, "ROLLBACK")) }()
-				time.AfterFunc(1300*time.Millisecond, func() { _ = tx.Commit() })
-				if err := l.Fence(dbtest.Limited(t), conn, []*Lease{lease}); !errors.Is(err, lockerr.ErrLost) {
-					t.Errorf("%s: a fence that got the row too late: %v", zone, err)
-				}
+			all.Run(t, zone, func(t *testing.T) {
+				l := s.locker(setup{info: [...]*server.Info{&s.info, &multi}[i%2]})
+				lease := l.acquire(request(zone))
+				tx := s.lockRow(zone)
+				dbtest.Exec(t, tx, "UPDATE "+s.table.String()+" SET expires = UTC_TIMESTAMP(6) + INTERVAL 1 SECOND WHERE namespace = ? AND name = ?", s.Name, zone)
+				s.onConn(func(conn driver.Conn) {
+					ctx := dbtest.Limited(t)
+					dbtest.OK(t, server.Exec(ctx, conn, "SET time_zone = '"+zone+"'"))
+					defer func() { dbtest.OK(t, server.Exec(ctx, conn, "SET time_zone = DEFAULT")) }()
+					dbtest.OK(t, server.Exec(ctx, conn, "START TRANSACTION"))
+					defer func() { dbtest.OK(t, server.Exec(ctx, conn, "ROLLBACK")) }()
+					time.AfterFunc(1300*time.Millisecond, func() { _ = tx.Commit() })
+					if err := l.Fence(ctx, conn, []*Lease{lease}); !errors.Is(err, lockerr.ErrLost) {
+						t.Errorf("a fence that got the row too late: %v", err)
+					}
+				})
 			})
-			l.close()
-			s.set("k", "owner = NULL")
 		}
 	})
 }
@@ -305,5 +285,89 @@ func TestClockOfTheDSN(t *testing.T) {
 		old.renew([]*Lease{lease}, time.Second)
 		dbtest.OK(t, lease.Err())
 		dbtest.OK(t, lease.Release())
+	})
+}
+
+func TestAFenceKeepsTheLeaseUntilItsCommit(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		if s.info.SnapshotIsolation != s.MariaDB() {
+			t.Errorf("the probe tells %+v", s.info)
+		}
+		multi := s.info
+		multi.Topology = "several writers"
+		for _, info := range []server.Info{s.info, multi} {
+			l := s.locker(setup{info: &info})
+			keyA, keyB, keyC := "a"+info.Topology, "b"+info.Topology, "c"+info.Topology
+			a, b := l.acquire(request(keyA)), l.acquire(request(keyB))
+			s.onConn(func(conn driver.Conn) {
+				ctx := dbtest.Limited(t)
+				sql := func(text string) {
+					t.Helper()
+					dbtest.OK(t, server.Exec(ctx, conn, text))
+				}
+				if info.SnapshotIsolation {
+					sql("SET SESSION innodb_snapshot_isolation = ON")
+					defer sql("SET SESSION innodb_snapshot_isolation = DEFAULT")
+				}
+				sql("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+				l.renew([]*Lease{a, b}, time.Second) // the rows change after the snapshot
+				dbtest.OK(t, l.Fence(ctx, conn, []*Lease{b, a, b}))
+				dbtest.OK(t, l.Fence(ctx, conn, nil))
+				// Nobody else gets it, even if it runs out.
+				_, err := s.db.Exec("SET SESSION innodb_lock_wait_timeout = 1")
+				dbtest.OK(t, err)
+				if _, err := s.locker(setup{}).Acquire(ctx, request(keyA)); !errors.Is(err, lockerr.ErrLocked) {
+					t.Errorf("while a fence stands: %v", err)
+				}
+				// It does not hold up renewals, which come through soon after it.
+				soonest := time.Minute
+				for try := 0; try < 5 && soonest > 4*time.Second; try++ {
+					begin := time.Now()
+					l.renew([]*Lease{a, b}, 20*time.Second)
+					soonest = min(soonest, time.Since(begin))
+				}
+				if soonest > 4*time.Second { // nor wait for the row, for 5 s
+					t.Errorf("a renewal took %v", soonest)
+				}
+				dbtest.OK(t, errors.Join(a.Err(), b.Err()))
+				sql("COMMIT")
+			})
+
+			// A release waits for a fence.
+			s.onConn(func(conn driver.Conn) {
+				dbtest.OK(t, server.Exec(dbtest.Limited(t), conn, "START TRANSACTION"))
+				dbtest.OK(t, l.Fence(dbtest.Limited(t), conn, []*Lease{b}))
+				released, begin := make(chan error, 3), time.Now()
+				go func() { released <- b.Release() }()
+				time.Sleep(1300 * time.Millisecond)
+				if !s.row(keyB).live {
+					t.Error("released although a fence stands")
+				}
+				dbtest.OK(t, server.Exec(dbtest.Limited(t), conn, "COMMIT"))
+				if err := <-released; err != nil && time.Since(begin) < handoffWait { // it waits no longer, and goes on in the background
+					t.Error(err)
+				}
+				dbtest.Soon(t, "it is released", func() bool { return !s.row(keyB).live })
+			})
+			if err := l.Fence(dbtest.Limited(t), nil, []*Lease{b}); !errors.Is(err, lockerr.ErrClosed) {
+				t.Errorf("a fence after the release: %v", err)
+			}
+
+			c := l.acquire(request(keyC))
+			s.steal(c.key)
+			s.onConn(func(conn driver.Conn) {
+				dbtest.OK(t, server.Exec(dbtest.Limited(t), conn, "START TRANSACTION"))
+				defer func() { dbtest.OK(t, server.Exec(dbtest.Limited(t), conn, "ROLLBACK")) }()
+				err := l.Fence(dbtest.Limited(t), conn, []*Lease{a, c})
+				var e *lockerr.Error
+				if !errors.Is(err, lockerr.ErrLost) || !errors.As(err, &e) || e.Op != "commit" || e.Key != c.key {
+					t.Errorf("the fence of a lost lease: %v", err)
+				}
+			})
+			if err := c.Err(); !errors.Is(err, lockerr.ErrLost) {
+				t.Errorf("after its fence failed: %v", err)
+			}
+			dbtest.OK(t, a.Err())
+		}
 	})
 }

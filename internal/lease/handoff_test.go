@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/dbtest"
-	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
@@ -16,7 +15,7 @@ import (
 // TestHandoff: callers of one process take over from each other, each with a
 // new token, in one statement; a waiter of another process has its turn.
 func TestHandoff(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		for began := time.Now(); !s.handedOver(l); { // on a busy machine a next caller may be waited for for too long
 			if time.Since(began) > dbtest.Patience {
@@ -103,7 +102,7 @@ func (s *scratch) handedOver(l *locker) bool {
 
 // TestHandoffOfALostLease: who takes over what is not ours any more asks anew.
 func TestHandoffOfALostLease(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		first := l.acquire(request("k"))
 		got := make(chan *Lease, 1)
@@ -131,16 +130,9 @@ func TestHandoffOfALostLease(t *testing.T) {
 		}
 
 		// One that gives up in the moment of the handoff leaves nothing.
-		for range 100 {
+		for range 20 {
 			ctx, cancel := context.WithCancel(dbtest.Limited(t))
-			gone := make(chan error, 1)
-			go func() {
-				next, err := l.Acquire(ctx, waiting("k", 20*time.Second))
-				if err == nil {
-					err = next.Release()
-				}
-				gone <- err
-			}()
+			gone := l.pass(ctx, waiting("k", 20*time.Second))
 			time.Sleep(time.Millisecond)
 			go cancel()
 			dbtest.OK(t, lease.Release())
@@ -165,34 +157,17 @@ func TestHandoffBehindRowLock(t *testing.T) {
 		} {
 			l := s.locker(setup{})
 			first := l.acquire(request("k"))
-			type outcome struct {
-				err  error
-				took time.Duration
-			}
-			next := make(chan outcome, 1)
-			go func() {
-				began := time.Now()
-				lease, err := l.Acquire(dbtest.Limited(t), waiting("k", wait))
-				took := time.Since(began)
-				if err == nil {
-					err = errors.Join(errors.New("it was granted"), lease.Release())
-				}
-				next <- outcome{err, took}
-			}()
+			began := time.Now()
+			next := l.pass(dbtest.Limited(t), waiting("k", wait))
 			dbtest.Soon(t, "it is in the queue, or has been", func() bool { return l.cfg.Queue.Waiting("k") == 1 || len(next) > 0 })
-			tx, err := s.db.Begin()
-			dbtest.OK(t, err)
-			defer tx.Rollback()
-			_, err = tx.Exec("SELECT 1 FROM " + s.table.String() + " WHERE namespace = " + schema.Literal(s.Name) + " AND name = x'6b' FOR UPDATE")
-			dbtest.OK(t, err)
+			tx := s.lockRow("k")
 			given := make(chan error, 1)
 			go func() { given <- first.Release() }()
-			got := <-next
-			if !errors.Is(got.err, lockerr.ErrTimeout) || server.Number(got.err) != 0 {
-				t.Errorf("a next caller that waits for %v got %v", wait, got.err)
+			if err := <-next; !errors.Is(err, lockerr.ErrTimeout) || server.Number(err) != 0 {
+				t.Errorf("a next caller that waits for %v got %v", wait, err)
 			}
-			if got.took > 15*time.Second { // the lease would have lasted for longer
-				t.Errorf("it waited %v", got.took)
+			if took := time.Since(began); took > 15*time.Second { // the lease would have lasted for longer
+				t.Errorf("it waited %v", took)
 			}
 			dbtest.Soon(t, "the server has given up, too", func() bool {
 				return dbtest.Column[int](t, s.db, "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE COMMAND <> 'Sleep' AND INFO LIKE ?", "%"+s.Name+"%")[0] == 1
@@ -207,16 +182,12 @@ func TestHandoffBehindRowLock(t *testing.T) {
 // TestLateFree: a statement arrives late that frees what an unanswered statement was
 // granted. It does not free a later grant of the same process.
 func TestLateFree(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		l, other := s.locker(setup{}), s.locker(setup{})
 		dbtest.OK(t, l.acquire(request("k")).Release())
 		l.tap.Stall("INSERT")
 		arrive := l.tap.Delay("UPDATE " + s.table.String() + " SET owner = ")
-		failed := make(chan error, 1)
-		go func() {
-			_, err := l.Acquire(dbtest.Limited(t), request("k"))
-			failed <- err
-		}()
+		failed := l.pass(dbtest.Limited(t), request("k"))
 		dbtest.Soon(t, "it is granted", func() bool { return s.row("k").token == 2 })
 		l.tap.Break() // the answer is lost
 		if err := <-failed; err == nil {
@@ -240,44 +211,25 @@ func TestLateFree(t *testing.T) {
 // TestHandoffTellsOfALoss: a holder whose lease was taken by force is told by
 // Release, whether somebody of its process waits or not.
 func TestHandoffTellsOfALoss(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for name, steal := range map[string]func(){
 			"by another":  func() { s.steal("k") },
 			"and is free": func() { s.set("k", "owner = NULL, token = token + 1") },
 			"the expiry":  func() { s.set("k", "expires = UTC_TIMESTAMP(6)") },
 			"row removed": func() { s.set("k", "name = x'6b6b'") },
+			"not lost":    func() {},
 		} {
 			l := s.locker(setup{})
 			first := l.acquire(request("k"))
-			next := make(chan error, 1)
-			go func() {
-				lease, err := l.Acquire(dbtest.Limited(t), waiting("k", 20*time.Second))
-				if err == nil {
-					err = lease.Release()
-				}
-				next <- err
-			}()
+			next := l.pass(dbtest.Limited(t), waiting("k", 20*time.Second))
 			l.inQueue("k", 1)
 			steal()
-			if err := first.Release(); !errors.Is(err, lockerr.ErrLost) {
+			if err := first.Release(); (err != nil) != (name != "not lost") || err != nil && !errors.Is(err, lockerr.ErrLost) {
 				t.Errorf("%s: released with %v", name, err)
 			}
 			if name == "by another" { // else it is free, and the next caller may have it by now
 				s.set("k", "owner = NULL")
 			}
-			dbtest.OK(t, <-next)
-
-			// One that was not lost is handed over without an error.
-			first = l.acquire(request("k"))
-			go func() {
-				lease, err := l.Acquire(dbtest.Limited(t), waiting("k", 20*time.Second))
-				if err == nil {
-					err = lease.Release()
-				}
-				next <- err
-			}()
-			l.inQueue("k", 1)
-			dbtest.OK(t, first.Release())
 			dbtest.OK(t, <-next)
 		}
 	})

@@ -182,11 +182,7 @@ func (l *locker) inQueue(key string, n int) {
 }
 
 // request is one for key with a TTL of 30 s that does not wait.
-func request(key string) Request {
-	return Request{Key: key, TTL: 30 * time.Second, Waiting: func(ctx context.Context) (context.Context, func(), error) {
-		return ctx, func() {}, nil
-	}}
-}
+func request(key string) Request { return Request{Key: key, TTL: 30 * time.Second} }
 
 func waiting(key string, wait time.Duration) Request {
 	r := request(key)
@@ -199,6 +195,19 @@ func (l *locker) acquire(r Request) *Lease {
 	lease, err := l.Acquire(dbtest.Limited(l.s.T), r)
 	dbtest.OK(l.s.T, err)
 	return lease
+}
+
+// pass acquires a lease in the background and releases it at once. It tells how that ended.
+func (l *locker) pass(ctx context.Context, r Request) <-chan error {
+	ended := make(chan error, 1)
+	go func() {
+		lease, err := l.Acquire(ctx, r)
+		if err == nil {
+			err = lease.Release()
+		}
+		ended <- err
+	}()
+	return ended
 }
 
 // back wants a lease to be given back, if not when Release returned err then later: that waits
@@ -242,6 +251,19 @@ func (s *scratch) set(key, assignments string) {
 // steal gives the lease to somebody else.
 func (s *scratch) steal(key string) {
 	s.set(key, "owner = 'thief#12345678', token = token + 1, expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR")
+}
+
+// lockRow has the row of key locked until the transaction ends.
+func (s *scratch) lockRow(key string) *sql.Tx { return s.lockedRow(key, "FOR UPDATE") }
+
+// shareRow is the same with a lock that others can share.
+func (s *scratch) shareRow(key string) *sql.Tx { return s.lockedRow(key, "LOCK IN SHARE MODE") }
+
+func (s *scratch) lockedRow(key, how string) *sql.Tx {
+	s.T.Helper()
+	tx := dbtest.Begin(s.T, context.Background(), s.db) // else a test that has failed cannot drop its database
+	dbtest.Exec(s.T, tx, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = ? AND name = ? "+how, s.Name, key)
+	return tx
 }
 
 // threads are the ids of the database's connections but our own for which cond holds.

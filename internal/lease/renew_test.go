@@ -4,6 +4,11 @@ import (
 	"context"
 	"database/sql"
 	"database/sql/driver"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -11,7 +16,9 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/lockname"
+	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/lockerr"
 )
 
 // TestRenewalOfABusyRow: a lease whose row was locked for long when it was renewed last is
@@ -24,11 +31,7 @@ func TestRenewalOfABusyRow(t *testing.T) {
 		lease := l.acquire(r)
 		skipped := 1
 		for round := 0; round < 10 && skipped > 0; round++ { // on a busy machine one takes longer than the server lets a statement wait, and is begun again
-			moment, err := s.db.Begin()
-			dbtest.OK(t, err)
-			defer moment.Rollback()
-			_, err = moment.Exec("SELECT 1 FROM " + s.table.String() + " WHERE " + l.row("", "k") + " LOCK IN SHARE MODE")
-			dbtest.OK(t, err)
+			moment := s.shareRow("k")
 			since := l.tap.Texts()
 			l.renewNow(lease)
 			dbtest.Soon(t, "the renewal waits", func() bool {
@@ -99,7 +102,7 @@ func TestGrantsDoNotLookAtAllLeases(t *testing.T) {
 }
 
 // TestRenewalAmongFences: transactions that commit under a lease without a pause, some
-// always at the same time, do not keep it from being renewed.
+// always at the same time, do not keep it from being renewed, nor another beside it.
 func TestRenewalAmongFences(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		multi := s.info
@@ -116,21 +119,20 @@ func TestRenewalAmongFences(t *testing.T) {
 			{"fenced by writes", multi, 16, 0},
 		} {
 			t.Run(test.name, func(t *testing.T) {
-				t.Parallel()
 				l := s.locker(setup{info: &test.info, max: test.max})
-				r := request(test.name)
-				r.TTL = 7 * time.Second
-				lease := l.acquire(r)
-				other := request(test.name + ", another lease")
-				other.TTL = r.TTL
-				beside := l.acquire(other)
+				var leases []*Lease
+				for _, key := range []string{test.name, test.name + ", another lease"} {
+					r := request(key)
+					r.TTL = 7 * time.Second
+					leases = append(leases, l.acquire(r))
+				}
+				stop, cancel := context.WithCancel(t.Context())
 				var all sync.WaitGroup
-				end := time.Now().Add(9 * time.Second)
-				for range 8 {
+				for range 4 {
 					all.Go(func() {
 						s.onConn(func(conn driver.Conn) {
-							for time.Now().Before(end) {
-								if err := lease.commit(conn, max(test.pause, time.Millisecond)); err != nil {
+							for stop.Err() == nil {
+								if err := leases[0].commit(conn, max(test.pause, time.Millisecond)); err != nil {
 									t.Error(err)
 									return
 								}
@@ -139,11 +141,16 @@ func TestRenewalAmongFences(t *testing.T) {
 						})
 					})
 				}
+				before := time.Now().Add(leases[0].ttl)
+				l.renewNow(leases...)
+				for _, lease := range leases {
+					dbtest.Soon(t, "it is renewed, or lost", func() bool { return lease.Expiry().After(before) || lease.Err() != nil })
+				}
+				cancel()
 				all.Wait()
-				dbtest.OK(t, lease.Err())
-				dbtest.OK(t, beside.Err())
-				dbtest.OK(t, lease.Release())
-				dbtest.OK(t, beside.Release())
+				for _, lease := range leases {
+					dbtest.OK(t, errors.Join(lease.Err(), lease.Release()))
+				}
 			})
 		}
 	})
@@ -313,5 +320,270 @@ func TestRenewalTells(t *testing.T) {
 			t.Errorf("two renewals were %d statements", n)
 		}
 		dbtest.OK(t, lease.Release())
+	})
+}
+
+// TestManyLeasesNeedFewConnectionsAndStatements: more leases than one connection carries need few
+// connections and goroutines, are renewed 500 in a statement, and are given back by Close.
+func TestManyLeasesNeedFewConnectionsAndStatements(t *testing.T) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+		const many, ttl = maxWakeUps + 100, 2 * time.Minute
+		l := s.locker(setup{ttl: ttl})
+		held, before := make([]*Lease, many), runtime.NumGoroutine()
+		rows := make([]string, many)
+		for i := range rows {
+			rows[i] = fmt.Sprintf("('%s', 'key%04d')", s.Name, i)
+		}
+		dbtest.Exec(t, s.db, "INSERT INTO "+s.table.String()+" (namespace, name) VALUES "+strings.Join(rows, ", "))
+		for i := range held { // one after the other, which needs few connections
+			r := request(fmt.Sprintf("key%04d", i))
+			r.TTL = ttl
+			held[i] = l.acquire(r)
+		}
+		// Other tests run beside, and what renews them may have connections of its own for a moment.
+		dbtest.Soon(t, fmt.Sprintf("few more goroutines than %d", before), func() bool { return runtime.NumGoroutine() <= before+many/4 })
+		const most = many/maxWakeUps + sharedConns // those that are full, and two with room, since one may be renewing
+		dbtest.Soon(t, fmt.Sprintf("they are on %d connections", most), func() bool { return l.conns.Stat().InUse <= most })
+
+		dbtest.Exec(t, s.db, "UPDATE "+s.table.String()+" SET expires = expires - INTERVAL 60 SECOND")
+		began := dbtest.Column[string](t, s.db, "SELECT UTC_TIMESTAMP(6)")[0]
+		var texts []string
+		for start := time.Now(); len(texts) != (many+499)/500 && time.Since(start) < dbtest.Patience; { // what took long to acquire is renewed beside that
+			sent := l.tap.Texts()
+			l.mu.Lock()
+			for _, lease := range held {
+				lease.due = time.Now().Add(3*time.Second + rand.N(2*time.Second))
+			}
+			held[7].due = time.Now()
+			l.changed(time.Time{})
+			l.mu.Unlock()
+			dbtest.Soon(t, "all are renewed", func() bool {
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				return !slices.ContainsFunc(held, func(lease *Lease) bool { return time.Until(lease.due) < 8*time.Second })
+			})
+			texts = sent()
+		}
+		if len(texts) != (many+499)/500 {
+			t.Errorf("%d statements: %q", len(texts), heads(texts))
+		}
+		count := func(where string) int {
+			return dbtest.Column[int](t, s.db, "SELECT COUNT(*) FROM "+s.table.String()+" WHERE "+where)[0]
+		}
+		if late := count("owner IS NOT NULL AND expires < '" + began + "' + INTERVAL 61 SECOND"); late != 0 {
+			t.Errorf("%d are not renewed", late)
+		}
+		for _, lease := range held {
+			dbtest.OK(t, lease.Err())
+		}
+		if live := count(schema.Live("")); live != many {
+			t.Errorf("%d are live on the server", live)
+		}
+		l.Close()
+		if live := count(schema.Live("")); live != 0 {
+			t.Errorf("%d are live after Close", live)
+		}
+	})
+}
+
+func heads(texts []string) (out []string) {
+	for _, text := range texts {
+		out = append(out, text[:min(len(text), 120)])
+	}
+	return out
+}
+
+// TestALockedRowHoldsUpNoOtherRenewal: a lease whose row somebody has locked does not hold up the
+// renewal of the others, and is renewed soon after.
+func TestALockedRowHoldsUpNoOtherRenewal(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{})
+		a, b := l.acquire(request("a")), l.acquire(request("b"))
+		tx := s.shareRow("a")
+		wasA, wasB := s.expires("a"), s.expires("b")
+		l.renewNow(a, b)
+		dbtest.Soon(t, "the other is renewed", func() bool { return s.expires("b") != wasB })
+		if s.expires("a") != wasA {
+			t.Error("the locked one is renewed, too")
+		}
+		dbtest.OK(t, tx.Commit())
+		dbtest.Soon(t, "it is renewed", func() bool { return s.expires("a") != wasA })
+		dbtest.OK(t, errors.Join(a.Err(), b.Err()))
+	})
+}
+
+// expires is when the lease of a key runs out on the server.
+func (s *scratch) expires(key string) (at string) {
+	s.T.Helper()
+	dbtest.OK(s.T, s.db.QueryRow("SELECT expires FROM "+s.table.String()+
+		" WHERE namespace = "+schema.Literal(s.Name)+" AND name = "+schema.Literal(key)).Scan(&at))
+	return at
+}
+
+func TestARenewalFindsOutThatTheLeaseIsLost(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{})
+		for _, gone := range []string{"token", "owner", "expiry"} {
+			r := request(gone)
+			n := r.tell()
+			lease := l.acquire(r)
+			r.Key += "'s neighbour"
+			r.Lost = nil
+			other := l.acquire(r)
+			switch gone {
+			case "token":
+				s.set(gone, "token = token + 1")
+			case "owner":
+				s.set(gone, "owner = 'thief#12345678'")
+			case "expiry":
+				s.set(gone, "expires = UTC_TIMESTAMP(6)")
+			}
+			was := s.row(gone)
+			l.renewNow(lease, other)
+			err := n.wait(t)
+			if strings.Contains(err.Error(), "not renewed in time") {
+				t.Errorf("%s: the renewal did not find out: %v", gone, err)
+			}
+			if !errors.Is(lease.Err(), lockerr.ErrLost) || err.Error() != lease.Err().Error() {
+				t.Errorf("%s: told %v, Err is %v", gone, err, lease.Err())
+			}
+			err = lease.Release()
+			var e *lockerr.Error
+			if !errors.Is(err, lockerr.ErrLost) || !errors.As(err, &e) || e.Op != "release" || e.Key != gone {
+				t.Errorf("%s: released with %v", gone, err)
+			}
+			if is := s.row(gone); is.owner != was.owner || is.token != was.token || is.left > was.left {
+				t.Errorf("%s: the row was %+v and is %+v", gone, was, is)
+			}
+			if err := other.Err(); err != nil {
+				t.Errorf("%s: the other is lost, too: %v", gone, err)
+			}
+			dbtest.OK(t, other.Release())
+			dbtest.Soon(t, "the wake-up lock is given back", func() bool { return s.wakeUps(gone) == 0 })
+			if n.times.Load() != 1 {
+				t.Errorf("told %d times", n.times.Load())
+			}
+		}
+		// Found out by the release.
+		lease := l.acquire(request("k"))
+		s.steal("k")
+		if err := lease.Release(); !errors.Is(err, lockerr.ErrLost) {
+			t.Errorf("released what is someone else's: %v", err)
+		}
+		if r := s.row("k"); !strings.HasPrefix(r.owner, "thief") || !r.live || s.wakeUps("k") != 0 {
+			t.Errorf("the row is %+v", r)
+		}
+		dbtest.Soon(t, "no connection is kept", func() bool { return l.conns.Stat().InUse == 0 })
+	})
+}
+
+// TestAHolderThatCannotRenewIsToldInTime: who cannot renew is told before the server gives the
+// lease to another.
+func TestAHolderThatCannotRenewIsToldInTime(t *testing.T) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{})
+		r := request("k")
+		r.TTL = 8 * time.Second
+		n := r.tell()
+		lease := l.acquire(r)
+		taken := lease.Expiry()
+		l.renewNow(lease)
+		dbtest.Soon(t, "it is renewed", func() bool { return lease.Expiry().After(taken) })
+		l.tap.Cut()
+		l.renewNow(lease)
+		for lease.Err() == nil {
+			time.Sleep(time.Millisecond)
+		}
+		row := s.row("k")
+		if early := time.Now().Add(row.left).Sub(lease.deadline); early < 50*time.Millisecond {
+			t.Errorf("the holder finds out %v before the server, the row is %+v", early, row)
+		}
+		if err := n.wait(t); !errors.Is(err, lockerr.ErrLost) {
+			t.Error(err)
+		}
+		if !strings.Contains(lease.Err().Error(), "not renewed in time: ") {
+			t.Errorf("it does not say why: %v", lease.Err())
+		}
+		other := s.locker(setup{})
+		if next := other.acquire(waiting("k", 20*time.Second)); next.Token() != 2 {
+			t.Errorf("the next token is %d", next.Token())
+		}
+		if n.times.Load() != 1 {
+			t.Errorf("told %d times", n.times.Load())
+		}
+	})
+}
+
+// TestAHolderThatStoodStillKnowsAtOnce: a process that was stopped knows at once, before any of its
+// timers has run.
+func TestAHolderThatStoodStillKnowsAtOnce(t *testing.T) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{})
+		r := request("k")
+		n := r.tell()
+		lease := l.acquire(r)
+		lease.mu.Lock()
+		lease.deadline = time.Now().Add(-time.Minute)
+		lease.mu.Unlock()
+		if err := lease.Err(); !errors.Is(err, lockerr.ErrLost) {
+			t.Errorf("past the deadline: %v", err)
+		}
+		n.wait(t)
+		again := l.acquire(waiting("j", 0)) // the Locker goes on
+		dbtest.OK(t, again.Release())
+	})
+}
+
+// TestLeasesOutliveTheirConnections: leases outlive the connections on which they were taken.
+func TestLeasesOutliveTheirConnections(t *testing.T) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+		l, other := s.locker(setup{}), s.locker(setup{})
+		lease := l.acquire(request("k"))
+		for range 3 {
+			before := lease.Expiry()
+			s.kill(s.threads("TRUE"))
+			l.renewNow(lease)
+			dbtest.Soon(t, "it is renewed", func() bool { return lease.Expiry().After(before) })
+			dbtest.OK(t, lease.Err())
+		}
+		if row := s.row("k"); !row.live || row.token != 1 {
+			t.Errorf("the row is %+v", row)
+		}
+		// The wake-up lock is lost. Who waits falls back to looking.
+		dbtest.Soon(t, "the wake-up lock is gone", func() bool { return s.wakeUps("k") == 0 })
+		passed := other.pass(dbtest.Limited(t), waiting("k", 25*time.Second))
+		dbtest.Soon(t, "the other has the wake-up lock", func() bool { return s.wakeUps("k") == 1 })
+		sent, begin := other.tap.Texts(), time.Now()
+		dbtest.Soon(t, "it looks", func() bool { return count(sent(), "INSERT") > 0 })
+		time.Sleep(time.Second)
+		if n, most := count(sent(), "INSERT"), 2+int(time.Since(begin)/pollEvery); n > most {
+			t.Errorf("it looks %d times in %v", n, time.Since(begin))
+		}
+		released := time.Now()
+		dbtest.OK(t, lease.Release())
+		dbtest.OK(t, <-passed)
+		if took := time.Since(released); took > 15*time.Second { // it waits for longer, and the lease would have lasted
+			t.Errorf("granted after %v", took)
+		}
+		dbtest.Soon(t, "no wake-up lock is left", func() bool { return s.wakeUps("k") == 0 })
+	})
+}
+
+// TestAnExpiryTellsWhoHasTakenTheLeaseAway: a holder that was frozen when that happened finds first
+// that its lease is over by its own clock.
+func TestAnExpiryTellsWhoHasTakenTheLeaseAway(t *testing.T) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{})
+		lease := l.acquire(request("k"))
+		_, err := s.db.Exec("UPDATE " + s.table.String() + " r SET " + schema.SetReleased("host:1:cli", "ticket 4711") + ", token = token + 1 WHERE name = 'k'")
+		dbtest.OK(t, err)
+		lease.mu.Lock()
+		lease.deadline = time.Now()
+		lease.mu.Unlock()
+		lease.expire()
+		if !errors.Is(lease.Err(), lockerr.ErrLost) {
+			t.Fatalf("it is over: %v", lease.Err())
+		}
+		dbtest.Soon(t, "the reason is told", func() bool { return strings.Contains(lease.Err().Error(), `"ticket 4711"`) })
 	})
 }

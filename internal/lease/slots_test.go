@@ -15,7 +15,7 @@ import (
 // TestSlotWhereNobodyCanLook: a caller that is ready to wait for a slot is not refused
 // because no connection was free to look which of them is.
 func TestSlotWhereNobodyCanLook(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		waits := make(chan struct{})
 		request := func(wait time.Duration) strategy.Request {
 			return strategy.Request{

@@ -42,7 +42,7 @@ func givesLease(s *stock.Shop) string {
 // open, the connection of the transaction has the wake-up lock, and nothing is left of
 // either however the transaction ends.
 func TestLeaseInBegin(t *testing.T) {
-	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		lease := lockctx.Lease(time.Minute)
 		for _, opts := range []*sql.TxOptions{nil, {Isolation: sql.LevelReadCommitted}, {ReadOnly: true}} {
@@ -87,35 +87,10 @@ func onlyUnwritable(err error, opts *sql.TxOptions) error {
 	return err
 }
 
-// TestLeaseInBeginWakes: a waiter of another process gets the lease that a commit,
-// or a rollback, gives back.
-func TestLeaseInBeginWakes(t *testing.T) {
-	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db, other := s.Handle(), s.Handle()
-		lease := lockctx.Lease(time.Minute)
-		for name, end := range map[string]func(*sql.Tx) error{"commit": (*sql.Tx).Commit, "rollback": (*sql.Tx).Rollback} {
-			tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k", lease), db)
-			got := make(chan error, 1)
-			go func() {
-				got <- mysqllock.Do(dbtest.Limited(t), other, "k", func(context.Context) error { return nil }, lease, lockctx.Wait(25*time.Second))
-			}()
-			dbtest.Soon(t, "it waits", func() bool {
-				var n int
-				dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND STATE = 'User lock'", s.Name).Scan(&n))
-				return n == 1
-			})
-			dbtest.OK(t, end(tx))
-			if err := <-got; err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
-		}
-	})
-}
-
 // TestLeaseAnswersLost: the answer to BeginTx, or to Commit, is lost. Nothing is committed
 // twice, and the lease is free long before it would expire.
 func TestLeaseAnswersLost(t *testing.T) {
-	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, tap := s.Tapped(mysqllock.Config{})
 		lease := lockctx.Lease(10 * time.Minute)
 		run := func(end func(*sql.Tx) error) error {
@@ -172,7 +147,7 @@ func TestLeaseAnswersLost(t *testing.T) {
 // TestStatementsOfALease: what paths cost for a key whose row is there. The golden files of the
 // matrix have the others.
 func TestStatementsOfALease(t *testing.T) {
-	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		lease := lockctx.Lease(time.Minute)
 		for name, c := range map[string]mysqllock.Config{"unbounded": {}, "bounded": {MaxConns: 8}} {
 			db, tap := s.Tapped(c)

@@ -33,18 +33,19 @@ func TestGroup(t *testing.T) {
 	t.Run("split", func(t *testing.T) {
 		t.Cleanup(func() { dbtest.OK(t, split.Stop()) })
 		for _, strategy := range strategies {
-			for _, f := range stock.Forms {
-				t.Run(strategy.name+"/"+f.Name, func(t *testing.T) {
-					s := newScratch(t, split, c.Nodes[0])
-					s.everywhere(c)
-					for _, params := range []string{"", "lockUnsafe=allow"} {
-						err := f.Run(dbtest.Within(s, dbtest.Patience), s.open(params), func() {}, strategy.opt)
+			t.Run(strategy.name, func(t *testing.T) {
+				s := newScratch(t, split, c.Nodes[0])
+				s.everywhere(c)
+				for _, params := range []string{"", "lockUnsafe=allow"} {
+					db := s.open(params)
+					for _, f := range stock.Forms {
+						err := f.Run(dbtest.Within(s, dbtest.Patience), db, func() {}, strategy.opt)
 						dbtest.Want(t, err, mysqllock.ErrUnsafe)
 						dbtest.Says(t, err, "access_mode=auto", "port for reads and writes")
 					}
-					s.wantStock(1, 0)
-				})
-			}
+				}
+				s.wantStock(1, 0)
+			})
 		}
 	})
 

@@ -95,7 +95,7 @@ func TestRouter(t *testing.T) {
 // inside, where alone is set.
 func (s *scratch) exclusive(f stock.Form, alone bool, opt lockctx.Option) {
 	s.Helper()
-	const handles, callers, rounds = 2, 2, 12
+	const handles, callers, rounds = 2, 2, 6
 	var r stock.Room
 	var wg sync.WaitGroup
 	for range handles {

@@ -36,7 +36,7 @@ func light(p *tab) string {
 // TestServerGone: the page does not go on to say that it is live when the server does not
 // answer, and when it has gone. What it showed last stays, also on reload, with its time.
 func TestServerGone(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		s.acquire("holder", "k", lockctx.Lease(10*time.Minute))
 		proxy := dbtest.StartProxy(t, s.Config().Addr)
 		url := s.through(proxy, s.Config().User)

@@ -14,7 +14,7 @@ import (
 // TestHotOnPage: what was waited for most is told by class, for as long as somebody wants to
 // look back, also when the wait is over; all of that with the keyboard.
 func TestHotOnPage(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		s.keys("order:1", "order:2", "lonely")
 		s.locked(false, "order:1", "order:2", "lonely")
 		s.locked(true, "order:1")

@@ -120,7 +120,7 @@ func TestChainOnPage(t *testing.T) {
 
 // TestNineKeys, where what has been waited for the longest comes first, whatever it is called.
 func TestNineKeys(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		var names []string
 		for i := range 9 {
 			names = append(names, fmt.Sprintf("product:%d", 9-i))

@@ -108,7 +108,7 @@ func TestHostileText(t *testing.T) {
 // A lock is released with the keyboard alone, after a question whose first answer
 // is no.
 func TestRelease(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		s.acquire("old", "k", lockctx.Lease(10*time.Minute))
 		s.queue("k", lockctx.Lease(10*time.Minute), "new")
 		url, _ := s.serve(web.Options{AllowRelease: true})
@@ -244,7 +244,7 @@ func (s *scratch) awkward() web.Options {
 }
 
 func TestPhone(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		url, _ := s.serve(s.awkward())
 		p := openTab(t, url, 360, 740)
 		p.until("all is shown", func() bool { return len(p.texts("li.lock")) >= 2 && p.text("#lost-list") != "" })
