@@ -212,28 +212,6 @@ func TestAHoldOfALeaseTellsItsTokenAndExpiry(t *testing.T) {
 	}
 }
 
-func TestAnInnerTransactionUnderAGuardIsASavepoint(t *testing.T) {
-	for _, kind := range []string{"lease", "advisory"} {
-		t.Run(kind, func(t *testing.T) {
-			s, db, ctx := open(t)
-			ctx = lockctx.With(lockctx.Without(ctx), "k", kinds[kind].option)
-			outer, err := db.BeginTx(ctx, nil)
-			must(t, err)
-			must(t, put(ctx, outer, 5))
-			inner, err := db.BeginTx(ctx, nil)
-			must(t, err)
-			must(t, put(ctx, inner, 6))
-			must(t, inner.Rollback())
-			if !kinds[kind].kept(s) {
-				t.Error("the end of the inner one released the lock")
-			}
-			must(t, outer.Commit())
-			must(t, db.Close())
-			state(t, s, 5, 0)
-		})
-	}
-}
-
 func TestTheVersionThatWasGivenMustBeTheRowsOwn(t *testing.T) {
 	s, db, ctx := open(t)
 	first := lockctx.With(lockctx.Without(ctx), "k", lockctx.Optimistic())
