@@ -56,11 +56,9 @@ func wantStale(t *testing.T, what string, err error, by string) {
 func TestDecisionOutlivesItsLock(t *testing.T) {
 	onStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
 		ctx := with()
-		n, err := stock.Read(ctx, db, 1)
-		dbtest.OK(t, err)
-		_, err = db.ExecContext(ctx, order)
-		dbtest.OK(t, err)
-		_, err = db.ExecContext(ctx, stock.SetStock, n-1)
+		n := stock.MustRead(t, ctx, db, 1)
+		dbtest.ExecIn(t, ctx, db, order)
+		_, err := db.ExecContext(ctx, stock.SetStock, n-1)
 		wantStale(t, "the second write", err, "the commit of INSERT;")
 		_, err = db.ExecContext(ctx, stock.SetStock, n-1)
 		wantStale(t, "the second write again", err, "the commit of INSERT;")
@@ -78,8 +76,7 @@ func TestDecisionOutlivesItsLock(t *testing.T) {
 		wantStale(t, "a prepared write", err, "the commit of INSERT;")
 		s.WantStock(1, 10)
 
-		tx, err := db.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, ctx, db)
 		_, err = tx.ExecContext(ctx, stock.SetStock, n-1)
 		wantStale(t, "the first write of a transaction", err, "the commit of INSERT;")
 		_, err = tx.Exec(stock.SetStock, n-1)
@@ -105,12 +102,10 @@ func TestDecisionOutlivesItsLock(t *testing.T) {
 
 		n, err = stock.Read(ctx, db, 1) // a new unit of work
 		dbtest.OK(t, err)
-		_, err = db.ExecContext(ctx, stock.SetStock, n-1)
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, ctx, db, stock.SetStock, n-1)
 		_, err = db.ExecContext(ctx, order)
 		wantStale(t, "after the second unit of work", err, "the commit of UPDATE;")
-		_, err = db.ExecContext(with(), order)
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, with(), db, order)
 		s.WantStock(1, 8)
 	})
 }
@@ -121,14 +116,11 @@ func TestStaleReadSendsNothing(t *testing.T) {
 		db, tap := s.Tapped(mysqllock.Config{})
 		for name, opts := range stock.KeptAs() {
 			ctx := lockctx.With(dbtest.Limited(t), "k", opts...)
-			_, err := stock.Read(ctx, db, 1)
-			dbtest.OK(t, err)
-			_, err = db.ExecContext(ctx, "UPDATE p SET stock = stock + 1")
-			dbtest.OK(t, err)
-			tx, err := db.BeginTx(lockctx.Without(ctx), nil)
-			dbtest.OK(t, err)
+			stock.MustRead(t, ctx, db, 1)
+			dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = stock + 1")
+			tx := dbtest.Begin(t, lockctx.Without(ctx), db)
 			seen := tap.Since()
-			_, err = db.ExecContext(ctx, stock.SetStock, 1)
+			_, err := db.ExecContext(ctx, stock.SetStock, 1)
 			wantStale(t, name, err, "the commit of UPDATE;")
 			_, err = tx.ExecContext(ctx, stock.SetStock, 1)
 			wantStale(t, name+", a late hint", err, "the commit of UPDATE;")
@@ -150,13 +142,10 @@ func TestUnchangedSendsNoCommit(t *testing.T) {
 		base, cancel := context.WithCancel(dbtest.Limited(t))
 		defer cancel()
 		ctx := lockctx.With(base, "k")
-		_, err := stock.Read(ctx, db, 1)
-		dbtest.OK(t, err)
+		stock.MustRead(t, ctx, db, 1)
 		seen := tap.Since()
-		_, err = db.ExecContext(ctx, "UPDATE p SET stock = 10 WHERE id = 1")
-		dbtest.OK(t, err)
-		tx, err := db.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = 10 WHERE id = 1")
+		tx := dbtest.Begin(t, ctx, db)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 10 WHERE id = 1")
 		dbtest.OK(t, tx.Commit())
 		if log := seen(); len(log) != 2 || log[0].Text != log[1].Text || log[0].Conn != log[1].Conn {
@@ -169,7 +158,7 @@ func TestUnchangedSendsNoCommit(t *testing.T) {
 		cancel()
 		dbtest.Soon(t, "the end of the context frees the key", func() bool { return !s.Locked("k") })
 		dbtest.Soon(t, "the session is free", func() bool { st, err := mysqllock.Stats(db); return err == nil && st.InUse == 0 })
-		_, err = db.ExecContext(lockctx.With(context.WithoutCancel(ctx), "k"), stock.SetStock, 1)
+		_, err := db.ExecContext(lockctx.With(context.WithoutCancel(ctx), "k"), stock.SetStock, 1)
 		stock.WantLost(t, "a write after the end", err)
 	})
 }
@@ -180,12 +169,9 @@ func TestWritesWithoutAReadAreNotLimited(t *testing.T) {
 	onStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
 		ctx := with()
 		for range 3 {
-			_, err := db.ExecContext(ctx, order)
-			dbtest.OK(t, err)
-			tx, err := db.BeginTx(ctx, nil)
-			dbtest.OK(t, err)
-			n, err := stock.Read(ctx, tx, 1)
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, ctx, db, order)
+			tx := dbtest.Begin(t, ctx, db)
+			n := stock.MustRead(t, ctx, tx, 1)
 			n2, err := stock.Read(ctx, db, 1) // in the transaction
 			dbtest.OK(t, err)
 			dbtest.Exec(t, tx, stock.SetStock, (n+n2)/2-1)
@@ -200,13 +186,10 @@ func TestAllowStaleDecides(t *testing.T) {
 	onStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, _ func() context.Context) {
 		name := t.Name()[strings.LastIndexByte(t.Name(), '/')+1:]
 		ctx := lockctx.With(dbtest.Limited(t), "k", append(stock.KeptAs()[name], lockctx.AllowStale())...)
-		_, err := stock.Read(ctx, db, 1)
-		dbtest.OK(t, err)
+		stock.MustRead(t, ctx, db, 1)
 		for range 3 {
-			_, err = db.ExecContext(ctx, order)
-			dbtest.OK(t, err)
-			tx, err := db.BeginTx(ctx, nil)
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, ctx, db, order)
+			tx := dbtest.Begin(t, ctx, db)
 			dbtest.Exec(t, tx, order) // without the hint
 			dbtest.OK(t, tx.Commit())
 		}
@@ -299,8 +282,7 @@ func TestStatementThatChangesNothingKeepsTheUnitOpen(t *testing.T) {
 		for what, does := range same {
 			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10")
 			ctx := with()
-			n, err := stock.Read(ctx, db, 1)
-			dbtest.OK(t, err)
+			n := stock.MustRead(t, ctx, db, 1)
 			for range 2 {
 				if err := does(ctx, db); err != nil {
 					t.Fatalf("%s: %v", what, err)
@@ -311,11 +293,11 @@ func TestStatementThatChangesNothingKeepsTheUnitOpen(t *testing.T) {
 					t.Errorf("%s: the lock is free: %v", what, err)
 				}
 			}
-			if _, err = db.ExecContext(ctx, stock.SetStock, n-1); err != nil {
+			if _, err := db.ExecContext(ctx, stock.SetStock, n-1); err != nil {
 				t.Errorf("the write after %s: %v", what, err)
 			}
 			s.WantStock(1, 9)
-			_, err = db.ExecContext(ctx, order)
+			_, err := db.ExecContext(ctx, order)
 			wantStale(t, "after "+what, err, "the commit of UPDATE;")
 		}
 	})
@@ -336,14 +318,12 @@ func TestStatementThatMayHaveChangedSomethingEndsTheUnit(t *testing.T) {
 		} {
 			before := orders(s)
 			ctx := with()
-			_, err := stock.Read(ctx, db, 1)
-			dbtest.OK(t, err)
-			_, err = db.ExecContext(ctx, text)
-			dbtest.OK(t, err)
+			stock.MustRead(t, ctx, db, 1)
+			dbtest.ExecIn(t, ctx, db, text)
 			if orders(s) != before+1 {
 				t.Errorf("%s is not committed", text)
 			}
-			_, err = db.ExecContext(ctx, order)
+			_, err := db.ExecContext(ctx, order)
 			wantStale(t, text, err, by)
 		}
 	})
@@ -357,8 +337,7 @@ func TestRowsOfReturningMayHaveChangedSomething(t *testing.T) {
 			return
 		}
 		ctx := with()
-		n, err := stock.Read(ctx, db, 1)
-		dbtest.OK(t, err)
+		n := stock.MustRead(t, ctx, db, 1)
 		returning := func(text string) (rows int) {
 			r, err := db.QueryContext(ctx, text)
 			dbtest.OK(t, err)
@@ -375,7 +354,7 @@ func TestRowsOfReturningMayHaveChangedSomething(t *testing.T) {
 		if rows := returning("INSERT INTO p (id, stock) VALUES (1, 10) ON DUPLICATE KEY UPDATE stock = VALUES(stock) RETURNING id"); rows != 1 {
 			t.Fatalf("%d rows", rows)
 		}
-		_, err = db.ExecContext(ctx, stock.SetStock, n-1)
+		_, err := db.ExecContext(ctx, stock.SetStock, n-1)
 		wantStale(t, "after what may have changed something", err, "the commit of INSERT;")
 	})
 }
@@ -386,14 +365,10 @@ func TestDecisionUnderATransaction(t *testing.T) {
 	onStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
 		for _, commit := range []bool{true, false} {
 			ctx := with()
-			n, err := stock.Read(ctx, db, 1)
-			dbtest.OK(t, err)
-			tx, err := db.BeginTx(ctx, nil)
-			dbtest.OK(t, err)
-			_, err = tx.ExecContext(ctx, order)
-			dbtest.OK(t, err)
-			_, err = tx.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = 2") // as often as it likes
-			dbtest.OK(t, err)
+			n := stock.MustRead(t, ctx, db, 1)
+			tx := dbtest.Begin(t, ctx, db)
+			dbtest.ExecIn(t, ctx, tx, order)
+			dbtest.ExecIn(t, ctx, tx, "UPDATE p SET stock = stock + 1 WHERE id = 2") // as often as it likes
 			by := "the rollback of a transaction;"
 			if commit {
 				by = "the commit of a transaction whose first write was INSERT;"
@@ -401,16 +376,13 @@ func TestDecisionUnderATransaction(t *testing.T) {
 			} else {
 				dbtest.OK(t, tx.Rollback())
 			}
-			_, err = db.ExecContext(ctx, stock.SetStock, n-1)
+			_, err := db.ExecContext(ctx, stock.SetStock, n-1)
 			wantStale(t, "after the transaction", err, by)
-			late, err := db.BeginTx(lockctx.Without(ctx), nil) // begins without the hint
-			dbtest.OK(t, err)
+			late := dbtest.Begin(t, lockctx.Without(ctx), db) // begins without the hint
 			_, err = late.ExecContext(ctx, stock.SetStock, n-1)
 			wantStale(t, "a late hint", err, by)
-			n, err = stock.Read(ctx, late, 1)
-			dbtest.OK(t, err)
-			_, err = late.ExecContext(ctx, stock.SetStock, n-1)
-			dbtest.OK(t, err)
+			n = stock.MustRead(t, ctx, late, 1)
+			dbtest.ExecIn(t, ctx, late, stock.SetStock, n-1)
 			dbtest.OK(t, late.Rollback())
 			s.WantStock(1, 10)
 		}
@@ -423,12 +395,9 @@ func TestHoldKeepsItsDecisionsToTheEnd(t *testing.T) {
 		name := t.Name()[strings.LastIndexByte(t.Name(), '/')+1:]
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
 			for _, ctx := range []context.Context{ctx, lockctx.With(ctx, "k", stock.KeptAs()[name]...)} {
-				n, err := stock.Read(ctx, db, 1)
-				dbtest.OK(t, err)
-				_, err = db.ExecContext(ctx, order)
-				dbtest.OK(t, err)
-				_, err = db.ExecContext(ctx, stock.SetStock, n-1)
-				dbtest.OK(t, err)
+				n := stock.MustRead(t, ctx, db, 1)
+				dbtest.ExecIn(t, ctx, db, order)
+				dbtest.ExecIn(t, ctx, db, stock.SetStock, n-1)
 			}
 			return nil
 		}, stock.KeptAs()[name]...))
@@ -436,19 +405,15 @@ func TestHoldKeepsItsDecisionsToTheEnd(t *testing.T) {
 
 		// In a lock context with a decision from before.
 		ctx := with()
-		n, err := stock.Read(ctx, db, 1)
-		dbtest.OK(t, err)
-		_, err = db.ExecContext(ctx, order)
-		dbtest.OK(t, err)
+		n := stock.MustRead(t, ctx, db, 1)
+		dbtest.ExecIn(t, ctx, db, order)
 		dbtest.OK(t, mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
 			_, err := db.ExecContext(ctx, stock.SetStock, n-1)
 			wantStale(t, "in a hold", err, "the commit of INSERT;")
-			n, err = stock.Read(ctx, db, 1)
-			dbtest.OK(t, err)
+			n = stock.MustRead(t, ctx, db, 1)
 			for range 2 {
 				n--
-				_, err = db.ExecContext(ctx, stock.SetStock, n)
-				dbtest.OK(t, err)
+				dbtest.ExecIn(t, ctx, db, stock.SetStock, n)
 			}
 			return nil
 		}, stock.KeptAs()[name]...))
@@ -461,16 +426,12 @@ func TestStaleReadOnTwoHandles(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		one, two := s.Handle(), s.Handle()
 		ctx := lockctx.With(dbtest.Limited(t), "k")
-		n, err := stock.Read(ctx, one, 1)
-		dbtest.OK(t, err)
-		_, err = one.ExecContext(ctx, stock.SetStock, n-1)
-		dbtest.OK(t, err)
-		_, err = two.ExecContext(ctx, stock.SetStock, n-2)
+		n := stock.MustRead(t, ctx, one, 1)
+		dbtest.ExecIn(t, ctx, one, stock.SetStock, n-1)
+		_, err := two.ExecContext(ctx, stock.SetStock, n-2)
 		wantStale(t, "on another handle", err, "the commit of UPDATE;")
-		n, err = stock.Read(ctx, two, 1)
-		dbtest.OK(t, err)
-		_, err = two.ExecContext(ctx, stock.SetStock, n-1)
-		dbtest.OK(t, err)
+		n = stock.MustRead(t, ctx, two, 1)
+		dbtest.ExecIn(t, ctx, two, stock.SetStock, n-1)
 		s.WantStock(1, 8)
 	})
 }
@@ -480,11 +441,9 @@ func TestStaleReadSaysNoArguments(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		ctx := lockctx.With(dbtest.Limited(t), "k")
-		_, err := stock.Read(ctx, db, 1)
-		dbtest.OK(t, err)
-		_, err = db.ExecContext(ctx, "/* secret */ UPDATE p SET stock = stock + 1 WHERE 'secret' = ?", "secret")
-		dbtest.OK(t, err)
-		_, err = db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE 'secret' = ?", "secret")
+		stock.MustRead(t, ctx, db, 1)
+		dbtest.ExecIn(t, ctx, db, "/* secret */ UPDATE p SET stock = stock + 1 WHERE 'secret' = ?", "secret")
+		_, err := db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE 'secret' = ?", "secret")
 		wantStale(t, "the second write", err, "the commit of UPDATE;")
 		if strings.Contains(fmt.Sprint(err), "secret") {
 			t.Error(err)
@@ -757,11 +716,10 @@ func TestDecisionsOnWhatIsShown(t *testing.T) {
 			}
 		}
 		for _, p := range left {
-			c, err := db.Conn(dbtest.Limited(t))
-			dbtest.OK(t, err)
+			c := dbtest.Conn(t, db)
 			ctx := lockctx.With(dbtest.Limited(t), "k")
 			dbtest.OK(t, p.shows(ctx, c))
-			err = order(ctx, c)
+			err := order(ctx, c)
 			if err == nil {
 				_, err = c.ExecContext(ctx, p.write)
 			}
@@ -814,8 +772,7 @@ func TestDecisionOnAnotherHandle(t *testing.T) {
 				base, cancel := context.WithCancel(dbtest.Limited(t))
 				defer cancel()
 				ctx := lockctx.With(base, "k", opts[name]...)
-				n, err := stock.Read(ctx, one, 1)
-				dbtest.OK(t, err)
+				n := stock.MustRead(t, ctx, one, 1)
 				ends(cancel)
 				ctx = context.WithoutCancel(ctx)
 				dbtest.Soon(t, "the handle knows", func() bool {
@@ -829,8 +786,7 @@ func TestDecisionOnAnotherHandle(t *testing.T) {
 				for what, write := range map[string]func() error{
 					"a statement": func() error { _, err := two.ExecContext(ctx, stock.SetStock, n-1); return err },
 					"a transaction": func() error {
-						tx, err := two.BeginTx(ctx, nil)
-						dbtest.OK(t, err)
+						tx := dbtest.Begin(t, ctx, two)
 						defer tx.Rollback()
 						if _, err := tx.ExecContext(ctx, stock.SetStock, n-1); err != nil {
 							return err

@@ -153,8 +153,7 @@ func TestSetByText(t *testing.T) {
 				if _, err := conn.BeginTx(ctx, nil); !errors.Is(err, mysqllock.ErrUnsafe) {
 					t.Errorf("%s, %s: BeginTx: %v, want ErrUnsafe", set, name, err)
 				}
-				tx, err := conn.BeginTx(dbtest.Limited(t), nil)
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, dbtest.Limited(t), conn)
 				if _, err := tx.ExecContext(ctx, "UPDATE p SET stock = stock WHERE id = 1"); !errors.Is(err, mysqllock.ErrUnsafe) {
 					t.Errorf("%s, %s: late: %v, want ErrUnsafe", set, name, err)
 				}
@@ -182,8 +181,7 @@ func TestReadOnlyTransactionsWriteNothing(t *testing.T) {
 			key, nothing := dbtest.Random(), func(context.Context) error { return nil }
 			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), writer, key, nothing, opt))
 			if tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), key, opt), nil); err == nil {
-				_, err = stock.Read(dbtest.Limited(t), tx, 1)
-				dbtest.OK(t, err)
+				stock.MustRead(t, dbtest.Limited(t), tx, 1)
 				dbtest.OK(t, tx.Rollback())
 			}
 			if err := mysqllock.Do(dbtest.Limited(t), writer, key, nothing, opt, lockctx.NoWait()); err != nil {
@@ -312,9 +310,7 @@ func escaped(setting string) string {
 
 func TestAutocommitOffAndOn(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		conn, err := s.Handle().Conn(dbtest.Limited(t))
-		dbtest.OK(t, err)
-		defer conn.Close()
+		conn := dbtest.Conn(t, s.Handle())
 		hinted := func() error {
 			_, err := conn.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "UPDATE p SET stock = 2 WHERE id = 1")
 			return err
@@ -331,8 +327,7 @@ func TestAutocommitOffAndOn(t *testing.T) {
 		if err := hinted(); !errors.Is(err, mysqllock.ErrUnsafe) {
 			t.Errorf("in a transaction begun by text: %v", err)
 		}
-		tx, err := conn.BeginTx(dbtest.Limited(t), nil) // commits it
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, dbtest.Limited(t), conn) // commits it
 		dbtest.OK(t, tx.Rollback())
 		dbtest.OK(t, hinted())
 	})

@@ -328,8 +328,7 @@ func TestConnUnitEnds(t *testing.T) {
 				if !hinted {
 					begin = dbtest.Limited(t)
 				}
-				tx, err := conn.BeginTx(begin, nil)
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, begin, conn)
 				dbtest.Exec(t, tx, "UPDATE p SET stock = 77 WHERE id = 3")
 				s.WantLocked(key, true)
 				dbtest.OK(t, tx.Rollback())
@@ -474,8 +473,7 @@ func TestConnAndPool(t *testing.T) {
 		// So it is with a transaction that begins on such a connection, but not with what
 		// it leaves itself.
 		ctx = lockctx.With(dbtest.Limited(t), dbtest.Random())
-		tx, err := conn.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, ctx, conn)
 		unsafe("read over the pool, in a transaction", db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&left))
 		dbtest.OK(t, tx.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 2").Scan(&left))
 		if left != 100 {
@@ -483,8 +481,7 @@ func TestConnAndPool(t *testing.T) {
 		}
 		dbtest.OK(t, tx.Rollback())
 		ctx = lockctx.With(dbtest.Limited(t), dbtest.Random())
-		tx, err = db.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
+		tx = dbtest.Begin(t, ctx, db)
 		dbtest.Exec(t, tx, "CREATE TEMPORARY TABLE mine AS SELECT 7 AS a")
 		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT a FROM mine").Scan(&left))
 		dbtest.Exec(t, tx, "DROP TEMPORARY TABLE mine")
@@ -657,8 +654,7 @@ func TestTextTransactions(t *testing.T) {
 		} {
 			name := strings.Join(c.texts, " | ")
 			for _, prepared := range []bool{false, true} {
-				conn, err := db.Conn(dbtest.Limited(t))
-				dbtest.OK(t, err)
+				conn := dbtest.Conn(t, db)
 				for _, text := range c.texts {
 					if !prepared || strings.Contains(text, ";") {
 						_, _ = conn.ExecContext(dbtest.Limited(t), text)
@@ -719,10 +715,8 @@ func TestTextTransactionInside(t *testing.T) {
 			"CREATE TABLE IF NOT EXISTS made (a INT)":      false,
 			"UPDATE p SET stock = stock|/* */ COMMIT|DO 1": false,
 		} {
-			conn, err := db.Conn(dbtest.Limited(t))
-			dbtest.OK(t, err)
-			tx, err := conn.BeginTx(dbtest.Limited(t), nil)
-			dbtest.OK(t, err)
+			conn := dbtest.Conn(t, db)
+			tx := dbtest.Begin(t, dbtest.Limited(t), conn)
 			for text := range strings.SplitSeq(texts, "|") {
 				dbtest.Exec(t, tx, text)
 			}
