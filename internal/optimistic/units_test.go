@@ -728,8 +728,7 @@ func TestOptimisticWaitsForALease(t *testing.T) {
 func TestRowLocksStep(t *testing.T) {
 	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
-		_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "DO 1") // makes the row
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "k"), db, "DO 1") // makes the row
 		for _, versioned := range []bool{false, true} {
 			if versioned {
 				stock.MustRead(t, optimistically(t), db, 1)
@@ -798,8 +797,7 @@ func TestOptimisticInTextTransaction(t *testing.T) {
 		db, other := s.Handle(), s.Handle()
 		for _, begin := range []string{"BEGIN", "SET autocommit = 0"} {
 			for _, opt := range []lockctx.Option{lockctx.Optimistic(), lockctx.IfVersion(1)} {
-				conn, err := db.Conn(dbtest.Limited(t))
-				dbtest.OK(t, err)
+				conn := dbtest.Conn(t, db)
 				dbtest.Exec(t, conn, begin)
 				stock.MustRead(t, dbtest.Limited(t), conn, 1)
 				dbtest.ExecIn(t, optimistically(t), other, "UPDATE p SET stock = stock + 1 WHERE id = 1")

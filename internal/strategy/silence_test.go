@@ -159,8 +159,7 @@ func TestSilenceDuringAWait(t *testing.T) {
 					taken = []lockctx.Option{lockctx.Row()}
 				}
 				for range n {
-					hold, err := mysqllock.Acquire(dbtest.Limited(t), holders, key, taken...)
-					dbtest.OK(t, err)
+					hold := stock.Acquire(t, holders, key, taken...)
 					t.Cleanup(func() { _ = hold.Release() })
 				}
 				asks := func() error {
@@ -213,8 +212,7 @@ func TestNoConnectionIsNoSilence(t *testing.T) {
 				return mysqllock.Do(ctx, db, "another", func(context.Context) error { return nil }, lockctx.Row())
 			}))
 			for id := range 3 { // and one is the driver's own
-				tx, err := db.BeginTx(ctx, nil)
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, ctx, db)
 				dbtest.Exec(t, tx, "UPDATE p SET stock = stock WHERE id = ?", 100+id)
 			}
 			for way, take := range takers {
