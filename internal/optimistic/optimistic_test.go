@@ -29,7 +29,7 @@ import (
 // TestFirstOnKey: a row lock that was taken before the row was marked does not
 // count its commit, so it is waited for.
 func TestFirstOnKey(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), []string{"k"}))
 		holder, versioned := s.lock("k", "FOR UPDATE")
@@ -79,7 +79,7 @@ func TestFirstOnKey(t *testing.T) {
 
 // TestTurns: who waits for rows keeps no more than one connection of Control.
 func TestTurns(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		var keys []string
 		for i := range 6 {
@@ -112,7 +112,7 @@ func TestTurns(t *testing.T) {
 // TestServersBound: who waits in the server for longer than the server lets it
 // begins again.
 func TestServersBound(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(func(cfg *strategy.Config) {
 			brief, err := pool.New(pool.Config{
 				Connect: s.Connector().Connect, Max: 2, Idle: time.Minute, Setup: control + ", innodb_lock_wait_timeout = 1",
@@ -140,7 +140,7 @@ func TestServersBound(t *testing.T) {
 // TestRowLock: a commit that counts is a conflict, and so is a row that is
 // locked, by one or by many.
 func TestRowLock(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		c := s.Connect()
 		for _, how := range []string{"FOR UPDATE", "LOCK IN SHARE MODE"} {
@@ -182,7 +182,7 @@ func TestRowLock(t *testing.T) {
 
 // TestCleanUp: no version outlives its row.
 func TestCleanUp(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		if !s.info.SkipLocked {
 			t.Skip("there is no clean-up")
 		}
@@ -260,7 +260,7 @@ func wantHolder(t *testing.T, err error) {
 // TestLapsedLease: the last commit of its holder, which its fence has let
 // through, may still be under way when the lease has run out.
 func TestLapsedLease(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other := s.process(), s.process()
 		p.remember(nil, "k")
 		holder := s.Connect()
@@ -310,7 +310,7 @@ func TestLapsedLease(t *testing.T) {
 // TestTakenMeanwhile: what is not to be settled any more, once nobody has locked
 // the row, is left as it is.
 func TestTakenMeanwhile(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		for _, before := range []string{"versioned = 0", "versioned = 1, owner = 'x', expires = '2020-01-01'"} {
 			dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), []string{"k"}))
@@ -337,7 +337,7 @@ func TestTakenMeanwhile(t *testing.T) {
 // TestWokenForNothing: who is woken while the same lease is still there does not
 // ask again and again, and ends each turn that it is given.
 func TestWokenForNothing(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		calls, turns := 0, 0
 		p := s.process(func(cfg *strategy.Config) {
 			cfg.Await = func(_ context.Context, key string, _ time.Time, atMost time.Duration) (func(), error) {
@@ -496,7 +496,7 @@ func TestSessions(t *testing.T) {
 
 // TestReadUncommitted: a version that may never be one is not remembered.
 func TestReadUncommitted(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		before := p.remember(nil, "k")[0]
 		holder, _ := s.lock("k", "FOR UPDATE")
@@ -526,7 +526,7 @@ func TestReadUncommitted(t *testing.T) {
 
 // TestCancelled callers are told why, and leave nothing behind.
 func TestCancelled(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		var awaits atomic.Int64 // waits for leases
 		p := s.process(func(cfg *strategy.Config) {
 			await := cfg.Await
@@ -595,7 +595,7 @@ func TestCancelled(t *testing.T) {
 
 // TestWaiting: whoever is asked before a wait may refuse it.
 func TestWaiting(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), []string{"leased", "locked"}))
 		s.set("leased", "owner = 'x', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR")
@@ -628,7 +628,7 @@ func TestWaiting(t *testing.T) {
 // TestDefinition: who changes the lock table's definition keeps a commit for no
 // longer than a second.
 func TestDefinition(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, c := s.process(), s.Connect()
 		versions := p.remember(c, "k")
 		reader := s.Connect()
@@ -651,7 +651,7 @@ func TestDefinition(t *testing.T) {
 
 // TestFailures: what the server refuses is said in words that help.
 func TestFailures(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		versions := p.remember(nil, "k")
 		user := "u_" + s.Name[len(s.Name)-8:]
@@ -701,7 +701,7 @@ func TestFailures(t *testing.T) {
 // TestDeadlock: the server's own choice of who is to begin again is left to the
 // caller.
 func TestDeadlock(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		versions := p.remember(nil, "k")
 		err := p.Compare(dbtest.Limited(t), failing{&mysql.MySQLError{Number: 1213}}, versions)
@@ -713,7 +713,7 @@ func TestDeadlock(t *testing.T) {
 
 // TestBareDriver: a connection that knows nothing but Prepare is enough.
 func TestBareDriver(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p, c := s.process(), s.Connect()
 		bare := struct{ driver.Conn }{c}
 		versions := p.remember(bare, "k", "l")
@@ -727,7 +727,7 @@ func TestBareDriver(t *testing.T) {
 // TestTableLocked: while somebody has locked the whole table, what the server ends by its
 // own limit has a sentinel, and the key.
 func TestTableLocked(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		p.remember(nil, "known")
 		version := p.remember(nil, "committed")

@@ -248,7 +248,7 @@ func TestOptimisticConflicts(t *testing.T) {
 // TestOptimisticHeld has somebody hold the key at the commit: the unit does not
 // wait for it.
 func TestOptimisticHeld(t *testing.T) {
-	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle("lockWait=2m"), s.Handle()
 		for holder, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "shared": lockctx.Shared(), "lease": lockctx.Lease(stock.TTL)} {
 			for name, unit := range units(lockctx.Optimistic()) {
@@ -277,7 +277,7 @@ func TestOptimisticHeld(t *testing.T) {
 // TestOptimisticVersions: what tells versions, what makes new ones, and what
 // needs none.
 func TestOptimisticVersions(t *testing.T) {
-	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle("lockStrategy=optimistic")
 		ctx := lockctx.With(dbtest.Limited(t), "k")
 		wantVersion(t, ctx, 0)
@@ -386,7 +386,7 @@ func TestOptimisticVersions(t *testing.T) {
 
 // TestIfVersion carries a version to another unit of work.
 func TestIfVersion(t *testing.T) {
-	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		shown := func() uint64 {
 			t.Helper()
@@ -518,7 +518,7 @@ func TestOptimisticConflictStays(t *testing.T) {
 // TestOptimisticFailedWrite: the unit of work goes on after a statement that has
 // failed, and does not conflict with itself.
 func TestOptimisticFailedWrite(t *testing.T) {
-	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		duplicate := "INSERT INTO p VALUES (1, 1)"
 		for _, rival := range []bool{false, true} {
@@ -649,7 +649,7 @@ func TestOptimisticInTransactions(t *testing.T) {
 
 // TestOptimisticWaitsForALease: its holder may commit until it gives it back.
 func TestOptimisticWaitsForALease(t *testing.T) {
-	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle("lockWait=2m"), s.Handle()
 		for name, unit := range units(lockctx.Optimistic()) {
 			h := stock.Acquire(t, other, "k", lockctx.Lease(stock.TTL))
@@ -726,7 +726,7 @@ func TestOptimisticWaitsForALease(t *testing.T) {
 // TestRowLocksStep: the commit of a row lock counts where, and only where, the key
 // was kept optimistically, and it has written.
 func TestRowLocksStep(t *testing.T) {
-	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "k"), db, "DO 1") // makes the row
 		for _, versioned := range []bool{false, true} {
@@ -793,7 +793,7 @@ func TestRowLocksStep(t *testing.T) {
 // TestOptimisticInTextTransaction: SQL text has begun a transaction, whose
 // snapshot may be older than the version.
 func TestOptimisticInTextTransaction(t *testing.T) {
-	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		for _, begin := range []string{"BEGIN", "SET autocommit = 0"} {
 			for _, opt := range []lockctx.Option{lockctx.Optimistic(), lockctx.IfVersion(1)} {
@@ -815,7 +815,7 @@ func TestOptimisticInTextTransaction(t *testing.T) {
 
 // TestOptimisticMixed: the same key in other ways, in one lock context.
 func TestOptimisticMixed(t *testing.T) {
-	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		stock.MustRead(t, optimistically(t), db, 1)
 		bump := func() {
@@ -971,7 +971,7 @@ func TestOptimisticMixed(t *testing.T) {
 // TestOptimisticStripes: different keys are one row, so they conflict with each
 // other, but never with themselves.
 func TestOptimisticStripes(t *testing.T) {
-	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle("lockStripes=1"), s.Handle("lockStripes=1")
 		write := func(ctx context.Context, db *sql.DB) error {
 			_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
@@ -1139,7 +1139,7 @@ func TestAStatementThatFailsOnWhatOthersCommittedIsAConflict(t *testing.T) {
 // somebody else was first. The same goes for a row lock that sets a version.
 func TestOptimisticCommitUnanswered(t *testing.T) {
 	const add = "UPDATE p SET stock = stock + 1 WHERE id = 1"
-	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, proxy := s.Proxied(mysqllock.Config{})
 		dbtest.Exec(t, db, "SELECT 1") // the handle looks at its server
 		inTx := func(ctx context.Context) error {
@@ -1185,7 +1185,7 @@ func TestOptimisticCommitUnanswered(t *testing.T) {
 // TestDoRunsAgainAfterAConflict as often as Retry says, and not with a version that was given,
 // which stays what it is.
 func TestDoRunsAgainAfterAConflict(t *testing.T) {
-	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		for _, c := range []struct {
 			first     lockctx.Option
@@ -1219,7 +1219,7 @@ func TestDoRunsAgainAfterAConflict(t *testing.T) {
 // TestStatementsOfAVersion: what paths cost for a key whose row is there, and marked. The golden
 // files of the matrix have the others.
 func TestStatementsOfAVersion(t *testing.T) {
-	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, tap := s.Tapped(mysqllock.Config{})
 		db.SetMaxOpenConns(1)
 		const add = "UPDATE p SET stock = stock + 1 WHERE id = 1"

@@ -50,7 +50,7 @@ func (g *gone) Err() error {
 // TestHandOverToOneThatGoes: the next caller goes at the moment at which the lock is handed
 // over to it. Then the caller behind it has the lock, or nobody has, and the session is free.
 func TestHandOverToOneThatGoes(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(func(c *strategy.Config) { c.HandOvers, c.HandOverTime = 30, time.Minute })
 		begin := func(ctx context.Context, inherited func(*pool.Conn)) (*rowlock.Grant, error) {
 			return p.Begin(ctx, driver.TxOptions{}, true, rowlock.Request{
@@ -557,7 +557,7 @@ func TestHandOverBesideDDL(t *testing.T) {
 // TestHandOverLeavesSessions: a session goes back to the pool if somebody waits for one, also
 // for another key.
 func TestHandOverLeavesSessions(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for _, writes := range []bool{false, true} {
 			db, _ := passing(s, mysqllock.Config{HandOverTime: time.Minute, LockMaxConns: 1})
 			hold := stock.Acquire(t, db, "k")

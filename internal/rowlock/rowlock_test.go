@@ -170,7 +170,7 @@ func TestLeaseExcludesRowLock(t *testing.T) {
 // TestRowLockWakesOnRelease: the waiter is told, tries again, and gives its turn
 // back; nobody else's row lock is in the way meanwhile.
 func TestRowLockWakesOnRelease(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		s.lease("k", time.Hour)
 		got := make(chan error, 1)
@@ -248,7 +248,7 @@ func TestWokenForNothing(t *testing.T) {
 
 // TestWaitForLeaseEnds: however it ends, the next in line comes to the front.
 func TestWaitForLeaseEnds(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		refusal := errors.New("refused")
 		for name, want := range map[string]error{"cancelled": context.Canceled, "refused": refusal, "failing": errAwait} {
 			p := s.process(func(cfg *strategy.Config) {
@@ -449,7 +449,7 @@ func TestJoinKeepsItsTransactionAlive(t *testing.T) {
 }
 
 func TestUnsafeTopology(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, unsafe := range []bool{false, true} {
 			p := s.process(func(cfg *strategy.Config) {
 				cfg.Info.Topology = server.MultiPrimary
@@ -720,7 +720,7 @@ func (c cutOff) QueryContext(ctx context.Context, text string, args []driver.Nam
 // TestGaveUpOnClosedConnection: who gives up is told so, and not that a connection
 // was bad, for which database/sql would try another.
 func TestGaveUpOnClosedConnection(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		p.hold(rowlock.Request{Keys: exclusive("k")})() // makes the row
 		var giveUp context.CancelFunc

@@ -205,7 +205,7 @@ func TestSharedExcludes(t *testing.T) {
 }
 
 func TestLabel(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		end := p.hold(rowlock.Request{Keys: exclusive("a", "b")})
 		for label, want := range map[string]string{"": "a, b", "the key": "the key"} {
@@ -440,7 +440,7 @@ func TestSharedIsNotRaised(t *testing.T) {
 
 // TestSharedNeedsARowLock: it is never quietly another lock.
 func TestSharedNeedsARowLock(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for _, strategy := range []string{hint.StrategyLease, hint.StrategyAdvisory, hint.StrategyOptimistic} {
 			db := s.Handle("lockStrategy=" + strategy)
 			_, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Shared()), nil)

@@ -248,7 +248,7 @@ func TestSlotsAllTaken(t *testing.T) {
 // TestSlotWaitIsOne: the waits of one request are one to Request.Waiting, in line
 // and in the server.
 func TestSlotWaitIsOne(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other := s.process(nil), s.process(nil)
 		rows := slots(1)
 		var calls, dones atomic.Int32
@@ -360,7 +360,7 @@ func TestFreeSlot(t *testing.T) {
 // TestControlIsBusy: whoever does not wait does not wait for a connection either,
 // on which it could look who else is there.
 func TestControlIsBusy(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		var control *pool.Pool
 		p := s.process(func(cfg *strategy.Config) { control = cfg.Control })
 		other := s.process(nil)
@@ -768,7 +768,7 @@ func TestJoinSlotDeadlock(t *testing.T) {
 
 // TestSlotsNeedSkipLocked, which a server may lack.
 func TestSlotsNeedSkipLocked(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(func(cfg *strategy.Config) { cfg.Info.SkipLocked = false })
 		p.refused(rowlock.Request{Slots: slots(2), Wait: time.Second}, lockerr.ErrUnsafe)
 		c := pool.Adopt(s.Connect())

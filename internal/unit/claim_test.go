@@ -257,7 +257,7 @@ func TestClaimPrepared(t *testing.T) {
 }
 
 func TestClaimRefused(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		tasked(s)
 		ctx := dbtest.Limited(t)
 		db, tap := s.Tapped(mysqllock.Config{})

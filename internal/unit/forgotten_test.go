@@ -71,7 +71,7 @@ func TestNothingIsRememberedOfALockContextThatIsOver(t *testing.T) {
 			return nil
 		},
 	}
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		long, cancel := context.WithCancel(context.Background())
 		defer cancel()
 		for mode, params := range map[string][]string{"": nil, "maxConns": {"maxConns=6"}} {

@@ -21,7 +21,7 @@ import (
 // TestTransactionBesideAReadEndsTheUnit: a transaction that began without the hint
 // commits beside a session which has read before.
 func TestTransactionBesideAReadEndsTheUnit(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		beside := func(ctx context.Context, text string, args ...any) {
 			t.Helper()
@@ -77,7 +77,7 @@ func TestTransactionBesideAReadEndsTheUnit(t *testing.T) {
 // TestTransactionBesideAHold: a hold, and a transaction, keep what they have read, so
 // nothing is changed beside them.
 func TestTransactionBesideAHold(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		const says = "begin the transaction with the lock context"
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
@@ -218,7 +218,7 @@ func TestLockTableIsDropped(t *testing.T) {
 
 // TestHoldThatHasEnded: what goes on with a hold's context, which was kept from ending.
 func TestHoldThatHasEnded(t *testing.T) {
-	onStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
+	withStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
 		opts := stock.KeptAs()[t.Name()[strings.LastIndexByte(t.Name(), '/')+1:]]
 		for _, rollback := range []bool{false, true} {
 			h := stock.Acquire(t, db, "k", opts...)
@@ -262,7 +262,7 @@ func TestHoldThatHasEnded(t *testing.T) {
 // TestReadInAHoldOfALockContext: a lock context goes on after a hold that was taken in
 // it, but not with what was read there.
 func TestReadInAHoldOfALockContext(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		for name, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "optimistic": lockctx.Optimistic()} {
 			t.Run(name, func(t *testing.T) {
@@ -292,7 +292,7 @@ func TestReadInAHoldOfALockContext(t *testing.T) {
 
 // TestHoldThatJoins keeps the lock of the lock context around it to its own end.
 func TestHoldThatJoins(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		for name, opt := range map[string]lockctx.Option{"lease": lockctx.Lease(stock.TTL), "advisory": lockctx.Advisory()} {
 			t.Run(name, func(t *testing.T) {
@@ -362,7 +362,7 @@ func TestHoldThatJoins(t *testing.T) {
 // TestKeyInAnotherContextsTransaction: a statement of a lock context has made its key
 // part of another one's transaction.
 func TestKeyInAnotherContextsTransaction(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle("lockWait=2m")
 		for name, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(stock.TTL), "advisory": lockctx.Advisory()} {
 			t.Run(name, func(t *testing.T) {
@@ -401,11 +401,11 @@ func guardHolds() map[string]lockctx.Option {
 	return map[string]lockctx.Option{"lease": lockctx.Lease(stock.TTL), "advisory": lockctx.Advisory()}
 }
 
-// inHolds runs a test on each server, with each of the holds that have no transaction,
+// inHolds runs a test with each of the holds that have no transaction,
 // and in a lock context of each strategy around it, on the key k. with begins that one;
 // keys are what the hold can be on.
 func inHolds(t *testing.T, test func(t *testing.T, s *stock.Shop, db *sql.DB, with func() (context.Context, func()), opt lockctx.Option, keys []string)) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		dbtest.Exec(t, s.Plain, "CREATE TABLE orders (id INT PRIMARY KEY AUTO_INCREMENT, n INT NOT NULL DEFAULT 1) ENGINE=InnoDB")
 		db := s.Handle()
 		for name, opt := range guardHolds() {
@@ -538,7 +538,7 @@ func TestHoldWithoutReads(t *testing.T) {
 // TestHoldWithoutALockContext: there is nothing that goes on after it. What the program
 // does with other contexts is its own.
 func TestHoldWithoutALockContext(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		for _, opt := range guardHolds() {
 			ctx := dbtest.Limited(t)
@@ -586,7 +586,7 @@ func TestReadBeforeAHold(t *testing.T) {
 // TestRowHoldInALeaseGivesItsRowBack: a hold with a row lock, in a lock context that has read under a
 // lease, gives its row back at its end.
 func TestRowHoldInALeaseGivesItsRowBack(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		for name, opt := range guardHolds() {
 			ctx := lockctx.With(dbtest.Limited(t), "k", opt)
@@ -605,7 +605,7 @@ func TestRowHoldInALeaseGivesItsRowBack(t *testing.T) {
 
 // TestReadOutlivesALostHold: that was lost, and that nobody has released.
 func TestReadOutlivesALostHold(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		ctx := lockctx.With(dbtest.Limited(t), "k")
 		h, err := mysqllock.Acquire(ctx, db, "k", lockctx.Lease(stock.TTL))

@@ -19,7 +19,16 @@ import (
 // onStrategies runs a test on each server with each strategy. with begins a lock
 // context on k.
 func onStrategies(t *testing.T, test func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context)) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, eachStrategy(test))
+}
+
+// withStrategies is onStrategies for what the driver does by itself.
+func withStrategies(t *testing.T, test func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context)) {
+	dbtest.OnOneServer(t, stock.NewShop, eachStrategy(test))
+}
+
+func eachStrategy(test func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context)) func(*testing.T, *stock.Shop) {
+	return func(t *testing.T, s *stock.Shop) {
 		dbtest.Exec(t, s.Plain, "CREATE TABLE orders (id INT PRIMARY KEY AUTO_INCREMENT, n INT NOT NULL DEFAULT 1) ENGINE=InnoDB")
 		db := s.Handle()
 		for name, opts := range stock.KeptAs() {
@@ -31,7 +40,7 @@ func onStrategies(t *testing.T, test func(t *testing.T, s *stock.Shop, db *sql.D
 				test(t, s, db, func() context.Context { return lockctx.With(base, "k", opts...) })
 			})
 		}
-	})
+	}
 }
 
 const order = "INSERT INTO orders (n) VALUES (1)"
@@ -54,7 +63,7 @@ func wantStale(t *testing.T, what string, err error, by string) {
 
 // TestDecisionOutlivesItsLock: read, write one thing, write another by what was read.
 func TestDecisionOutlivesItsLock(t *testing.T) {
-	onStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
+	withStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
 		ctx := with()
 		n := stock.MustRead(t, ctx, db, 1)
 		dbtest.ExecIn(t, ctx, db, order)
@@ -112,7 +121,7 @@ func TestDecisionOutlivesItsLock(t *testing.T) {
 
 // TestStaleReadSendsNothing: neither the lock nor the statement.
 func TestStaleReadSendsNothing(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, tap := s.Tapped(mysqllock.Config{})
 		for name, opts := range stock.KeptAs() {
 			ctx := lockctx.With(dbtest.Limited(t), "k", opts...)
@@ -166,7 +175,7 @@ func TestUnchangedSendsNoCommit(t *testing.T) {
 // TestWritesWithoutAReadAreNotLimited: what never reads outside a transaction may write as often as it
 // likes.
 func TestWritesWithoutAReadAreNotLimited(t *testing.T) {
-	onStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
+	withStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
 		ctx := with()
 		for range 3 {
 			dbtest.ExecIn(t, ctx, db, order)
@@ -183,7 +192,7 @@ func TestWritesWithoutAReadAreNotLimited(t *testing.T) {
 
 // TestAllowStaleDecides: for those who know.
 func TestAllowStaleDecides(t *testing.T) {
-	onStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, _ func() context.Context) {
+	withStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, _ func() context.Context) {
 		name := t.Name()[strings.LastIndexByte(t.Name(), '/')+1:]
 		ctx := lockctx.With(dbtest.Limited(t), "k", append(stock.KeptAs()[name], lockctx.AllowStale())...)
 		stock.MustRead(t, ctx, db, 1)
@@ -332,7 +341,7 @@ func TestStatementThatMayHaveChangedSomethingEndsTheUnit(t *testing.T) {
 // TestRowsOfReturningMayHaveChangedSomething: the rows of RETURNING come without a number, so only none of them says
 // that nothing was changed.
 func TestRowsOfReturningMayHaveChangedSomething(t *testing.T) {
-	onStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
+	withStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
 		if !s.MariaDB() {
 			return
 		}
@@ -362,7 +371,7 @@ func TestRowsOfReturningMayHaveChangedSomething(t *testing.T) {
 // TestDecisionUnderATransaction: the COMMIT of a transaction gives the lock back, and
 // so does its ROLLBACK.
 func TestDecisionUnderATransaction(t *testing.T) {
-	onStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
+	withStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
 		for _, commit := range []bool{true, false} {
 			ctx := with()
 			n := stock.MustRead(t, ctx, db, 1)
@@ -391,7 +400,7 @@ func TestDecisionUnderATransaction(t *testing.T) {
 
 // TestHoldKeepsItsDecisionsToTheEnd: a hold keeps its lock to the end.
 func TestHoldKeepsItsDecisionsToTheEnd(t *testing.T) {
-	onStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
+	withStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
 		name := t.Name()[strings.LastIndexByte(t.Name(), '/')+1:]
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
 			for _, ctx := range []context.Context{ctx, lockctx.With(ctx, "k", stock.KeptAs()[name]...)} {
@@ -423,7 +432,7 @@ func TestHoldKeepsItsDecisionsToTheEnd(t *testing.T) {
 
 // TestStaleReadOnTwoHandles: a lock context is one on all handles.
 func TestStaleReadOnTwoHandles(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		one, two := s.Handle(), s.Handle()
 		ctx := lockctx.With(dbtest.Limited(t), "k")
 		n := stock.MustRead(t, ctx, one, 1)
@@ -438,7 +447,7 @@ func TestStaleReadOnTwoHandles(t *testing.T) {
 
 // TestStaleReadSaysNoArguments: nor any other part of the statement than its verb.
 func TestStaleReadSaysNoArguments(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		ctx := lockctx.With(dbtest.Limited(t), "k")
 		stock.MustRead(t, ctx, db, 1)

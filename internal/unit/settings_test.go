@@ -87,25 +87,15 @@ func TestAutocommitOffIsRefused(t *testing.T) {
 			dbtest.Exec(t, s.Plain, "SET GLOBAL init_connect = ''")
 		}
 		s.WantStock(3, 18)
-	})
-}
 
-// TestAutocommitSwitchedOff switches the server's default while a handle is in use:
-// connections that are opened after that are noticed.
-func TestAutocommitSwitchedOff(t *testing.T) {
-	dbtest.OnOwnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		s.Plain.SetMaxOpenConns(1)
-		dbtest.OK(t, s.Plain.Ping())
+		// Connections that are opened after the server's default was switched are noticed.
 		db := account(s, t)
 		dbtest.Exec(t, s.Plain, "SET GLOBAL autocommit = 0")
 		db.SetMaxIdleConns(0) // each statement has a new connection
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))
 		defer cancel()
-		var left int
-		err := db.QueryRowContext(lockctx.With(ctx, dbtest.Random()), "SELECT stock FROM p WHERE id = 2").Scan(&left)
-		if !errors.Is(err, mysqllock.ErrUnsafe) {
-			t.Errorf("read: %v, want ErrUnsafe", err)
-		}
+		_, err := stock.Read(lockctx.With(ctx, dbtest.Random()), db, 2)
+		dbtest.Want(t, err, mysqllock.ErrUnsafe)
 	})
 }
 

@@ -41,7 +41,7 @@ func (w runsIn) ExecContext(_ context.Context, text string, args ...any) (sql.Re
 // TestConnReadDecideWrite reads, decides and writes on a sql.Conn that has another
 // default database: both happen there, and the lock is held in between.
 func TestConnReadDecideWrite(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		tenant := tenant(s, t)
 		db := s.Handle("lockNoWait=true")
 		conn := dbtest.Conn(t, db)
@@ -110,7 +110,7 @@ func TestConnState(t *testing.T) {
 		{"CREATE TEMPORARY TABLE mine AS SELECT 'here' AS a", "SELECT a AS x FROM mine", "here"},
 		{"INSERT INTO counted () VALUES ()", "SELECT LAST_INSERT_ID() AS x", "1"},
 	}
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle("lockNoWait=true")
 		for way, ask := range ways {
 			conn := dbtest.Conn(t, db)
@@ -155,7 +155,7 @@ func TestConnTextTransaction(t *testing.T) {
 // TestPooledState asks over the pool for a lock, on its one connection, which
 // carries something.
 func TestPooledState(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		tenant := tenant(s, t)
 		for _, leave := range []string{
 			"USE " + tenant,
@@ -206,7 +206,7 @@ func TestPooledState(t *testing.T) {
 // TestPooledStateTakenBack has programs that clean up after themselves, or do what
 // leaves nothing that anybody needs: the connection serves a lock as before.
 func TestPooledStateTakenBack(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		dbtest.Exec(t, s.Plain, "CREATE PROCEDURE nothing() BEGIN END")
 		lock := "'" + s.Name + "'"
 		for _, texts := range [][]string{
@@ -434,7 +434,7 @@ func TestConnUnitEnds(t *testing.T) {
 
 // TestConnAndPool mixes a sql.Conn and the pool in one lock context.
 func TestConnAndPool(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		tenant := tenant(s, t)
 		db := s.Handle("lockNoWait=true")
 		unsafe := func(what string, err error) {
