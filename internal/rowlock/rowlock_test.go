@@ -78,6 +78,14 @@ func (p *process) requestAs(ctx context.Context, opts driver.TxOptions, r rowloc
 	}
 }
 
+// granted makes a request that must be granted.
+func (p *process) granted(r rowlock.Request) (*pool.Conn, *rowlock.Grant) {
+	p.T.Helper()
+	c, grant, err := p.request(dbtest.Limited(p.T), r)
+	dbtest.OK(p.T, err)
+	return c, grant
+}
+
 func (p *process) end(c *pool.Conn, txn *pool.Txn, ticket *queue.Ticket) {
 	p.T.Helper()
 	if err := txn.Commit(0); err != nil {
@@ -513,8 +521,7 @@ func (s *scratch) testQuiet(t *testing.T, before int) {
 	p, c := s.process(nil), s.Connect()
 	locked := func(key string) []string {
 		t.Helper()
-		conn, grant, err := p.request(dbtest.Limited(t), rowlock.Request{Keys: exclusive(key)})
-		dbtest.OK(t, err)
+		conn, grant := p.granted(rowlock.Request{Keys: exclusive(key)})
 		if err := server.Exec(dbtest.Limited(t), c, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' AND name = '"+key+"' FOR UPDATE NOWAIT"); !server.Locked(err) {
 			t.Errorf("%s is not locked: %v", key, err)
 		}
@@ -596,24 +603,31 @@ func (c lateKill) ExecContext(ctx context.Context, text string, args []driver.Na
 	return c.plainConn.ExecContext(ctx, text, args)
 }
 
+// pool has one connection, which is wrapped.
+func (s *scratch) pool(wrap func(plainConn) driver.Conn) *pool.Pool {
+	s.T.Helper()
+	p, err := pool.New(pool.Config{
+		Connect: func(ctx context.Context) (driver.Conn, error) {
+			c, err := s.Connector().Connect(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return wrap(c.(plainConn)), nil
+		},
+		Max: 1, Idle: time.Minute, Setup: "SET SESSION autocommit = 1",
+	})
+	dbtest.OK(s.T, err)
+	s.T.Cleanup(p.Close)
+	return p
+}
+
 // TestLateKill: a connection that a KILL may still hit is of no use any more, even
 // where the lock was granted before the KILL came.
 func TestLateKill(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		holder := s.process(nil)
 		var kill atomic.Pointer[func()] // what the KILL of a round does
-		control, err := pool.New(pool.Config{
-			Connect: func(ctx context.Context) (driver.Conn, error) {
-				c, err := s.Connector().Connect(ctx)
-				if err != nil {
-					return nil, err
-				}
-				return lateKill{c.(plainConn), func() { (*kill.Load())() }}, nil
-			},
-			Max: 1, Idle: time.Minute, Setup: "SET SESSION autocommit = 1",
-		})
-		dbtest.OK(t, err)
-		t.Cleanup(control.Close)
+		control := s.pool(func(c plainConn) driver.Conn { return lateKill{c, func() { (*kill.Load())() }} })
 		p := s.process(func(cfg *strategy.Config) { cfg.Control = control })
 		for range 20 { // a KILL may come too late to be sent at all
 			release := sync.OnceFunc(holder.hold(rowlock.Request{Keys: exclusive("k"), Wait: time.Minute}))
@@ -667,18 +681,7 @@ func (c failingKill) ExecContext(ctx context.Context, text string, args []driver
 func TestFailingKill(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		var until atomic.Pointer[time.Time]
-		control, err := pool.New(pool.Config{
-			Connect: func(ctx context.Context) (driver.Conn, error) {
-				c, err := s.Connector().Connect(ctx)
-				if err != nil {
-					return nil, err
-				}
-				return failingKill{c.(plainConn), &until}, nil
-			},
-			Max: 1, Idle: time.Minute, Setup: "SET SESSION autocommit = 1",
-		})
-		dbtest.OK(t, err)
-		t.Cleanup(control.Close)
+		control := s.pool(func(c plainConn) driver.Conn { return failingKill{c, &until} })
 		p := s.process(func(cfg *strategy.Config) { cfg.Control, cfg.TTL = control, time.Hour })
 		defer s.process(nil).hold(rowlock.Request{Keys: exclusive("k"), Wait: time.Minute})()
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))
@@ -724,18 +727,7 @@ func TestGaveUpOnClosedConnection(t *testing.T) {
 		p := s.process(nil)
 		p.hold(rowlock.Request{Keys: exclusive("k")})() // makes the row
 		var giveUp context.CancelFunc
-		conns, err := pool.New(pool.Config{
-			Connect: func(ctx context.Context) (driver.Conn, error) {
-				c, err := s.Connector().Connect(ctx)
-				if err != nil {
-					return nil, err
-				}
-				return cutOff{c.(plainConn), &giveUp}, nil
-			},
-			Max: 1, Idle: time.Minute, Setup: "SET SESSION autocommit = 1",
-		})
-		dbtest.OK(t, err)
-		t.Cleanup(conns.Close)
+		conns := s.pool(func(c plainConn) driver.Conn { return cutOff{c, &giveUp} })
 		p.conns = conns
 		p.hold(rowlock.Request{Keys: exclusive("k")})() // opens it
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))

@@ -245,12 +245,11 @@ func TestMixedKeys(t *testing.T) {
 				if wait > 0 && len(keys) > 1 {
 					continue // of several keys that were not granted, some are locked: the transaction has to go
 				}
-				c, grant, err := p.request(dbtest.Limited(t), rowlock.Request{Keys: exclusive("mine")})
-				dbtest.OK(t, err)
+				c, grant := p.granted(rowlock.Request{Keys: exclusive("mine")})
 				if wait > 0 {
 					after(t, 100*time.Millisecond, other.hold(rowlock.Request{Keys: exclusive(keys[0].Name)}))
 				}
-				if _, _, err = p.Join(dbtest.Limited(t), c, rowlock.Request{Keys: keys, Wait: wait, Waiting: free}); err != nil {
+				if _, _, err := p.Join(dbtest.Limited(t), c, rowlock.Request{Keys: keys, Wait: wait, Waiting: free}); err != nil {
 					t.Error(err)
 				}
 				for _, key := range keys {
@@ -262,8 +261,7 @@ func TestMixedKeys(t *testing.T) {
 
 		// Together with others who share it.
 		end = other.hold(rowlock.Request{Keys: shared("a")})
-		c, grant, err := p.request(dbtest.Limited(t), rowlock.Request{Keys: exclusive("mine")})
-		dbtest.OK(t, err)
+		c, grant := p.granted(rowlock.Request{Keys: exclusive("mine")})
 		_, alive, err := p.Join(dbtest.Limited(t), c, rowlock.Request{Keys: exclusive("a"), Waiting: free})
 		if !alive || !errors.Is(err, lockerr.ErrLocked) {
 			t.Errorf("alive %v, %v", alive, err)
@@ -347,8 +345,7 @@ func TestSharedDeadlock(t *testing.T) {
 		var conns []*pool.Conn
 		var grants []*rowlock.Grant
 		for _, name := range []string{"a", "b"} {
-			c, grant, err := p.request(dbtest.Limited(t), rowlock.Request{Keys: exclusive(name)})
-			dbtest.OK(t, err)
+			c, grant := p.granted(rowlock.Request{Keys: exclusive(name)})
 			conns, grants = append(conns, c), append(grants, grant)
 		}
 		for i, name := range []string{"b", "a"} {

@@ -285,8 +285,7 @@ func TestSlotWaitIsOne(t *testing.T) {
 		calls.Store(0)
 		p.refused(rowlock.Request{Slots: rows, Wait: 8 * slice, Waiting: once}, lockerr.ErrTimeout)
 		want(1, 2)
-		c, grant, err := p.request(dbtest.Limited(t), rowlock.Request{Keys: exclusive("mine")})
-		dbtest.OK(t, err)
+		c, grant := p.granted(rowlock.Request{Keys: exclusive("mine")})
 		calls.Store(0)
 		if _, alive, err := p.Join(dbtest.Limited(t), c, rowlock.Request{Slots: rows, Wait: 8 * slice, Waiting: once}); !errors.Is(err, lockerr.ErrTimeout) || !alive {
 			t.Errorf("alive %v: %v", alive, err)
@@ -478,8 +477,7 @@ func TestLeasedSlots(t *testing.T) {
 		s.lease(rows[0], time.Hour)
 		s.lease(rows[2], time.Hour)
 		for range 8 {
-			c, grant, err := p.request(dbtest.Limited(t), rowlock.Request{Slots: rows})
-			dbtest.OK(t, err)
+			c, grant := p.granted(rowlock.Request{Slots: rows})
 			if grant.Slot != 1 {
 				t.Errorf("slot %d", grant.Slot)
 			}
@@ -558,8 +556,7 @@ func TestSlotsVanish(t *testing.T) {
 
 		// Nothing is locked where a transaction goes on.
 		remove(rows...)
-		c, grant, err := p.request(dbtest.Limited(t), rowlock.Request{Keys: exclusive("mine")})
-		dbtest.OK(t, err)
+		c, grant := p.granted(rowlock.Request{Keys: exclusive("mine")})
 		if _, _, err := p.Join(dbtest.Limited(t), c, rowlock.Request{Slots: rows, Waiting: free}); err != nil {
 			t.Error(err)
 		}
@@ -590,16 +587,14 @@ func TestJoinSlot(t *testing.T) {
 			t.Helper()
 			r.Slots, r.Waiting = rows, free
 			// It waits: what is left of the join before may end late on a busy server.
-			c, grant, err := p.request(dbtest.Limited(t), rowlock.Request{Keys: exclusive("mine"), Wait: time.Minute})
-			dbtest.OK(t, err)
+			c, grant := p.granted(rowlock.Request{Keys: exclusive("mine"), Wait: time.Minute})
 			before := len(s.occupied(probe, rows))
 			locked, alive, err := p.Join(dbtest.Limited(t), c, r)
 			for try := 1; try < 20 && !alive && errors.Is(want, lockerr.ErrTimeout); try++ { // a busy server may answer too late
 				_ = grant.Txn.Rollback(0)
 				grant.Ticket.Leave()
 				c.Destroy()
-				c, grant, err = p.request(dbtest.Limited(t), rowlock.Request{Keys: exclusive("mine"), Wait: time.Minute})
-				dbtest.OK(t, err)
+				c, grant = p.granted(rowlock.Request{Keys: exclusive("mine"), Wait: time.Minute})
 				locked, alive, err = p.Join(dbtest.Limited(t), c, r)
 			}
 			defer p.end(c, grant.Txn, grant.Ticket)
@@ -740,8 +735,7 @@ func TestJoinSlotDeadlock(t *testing.T) {
 		var conns []*pool.Conn
 		var grants []*rowlock.Grant
 		for _, name := range names {
-			c, grant, err := p.request(dbtest.Limited(t), rowlock.Request{Slots: []string{name}})
-			dbtest.OK(t, err)
+			c, grant := p.granted(rowlock.Request{Slots: []string{name}})
 			conns, grants = append(conns, c), append(grants, grant)
 		}
 		var deadlocks atomic.Int32

@@ -106,20 +106,6 @@ func put(ctx context.Context, db interface {
 	return err
 }
 
-func TestADecisionIsUnderTheLockOfItsRead(t *testing.T) {
-	s, db, ctx := open(t)
-	n := seen(t, db, ctx)
-	state(t, s, 10, 1)
-	must(t, put(ctx, db, n-1))
-	state(t, s, 9, 0)
-	if err := put(ctx, db, n-2); !errors.Is(err, mysqllock.ErrStaleRead) {
-		t.Errorf("a second write by the same read: %v", err)
-	}
-	state(t, s, 9, 0)
-	must(t, put(ctx, db, seen(t, db, ctx)-1))
-	state(t, s, 8, 0)
-}
-
 func TestAReadWithoutAnEndIsRefused(t *testing.T) {
 	s, db, _ := open(t)
 	var n int
@@ -139,18 +125,6 @@ func TestAHoldIsReleasedOnce(t *testing.T) {
 	if sent := s.Sent(); len(sent) != 0 {
 		t.Errorf("the second release sent %q", sent)
 	}
-}
-
-func TestALateHintAfterAReadIsRefused(t *testing.T) {
-	s, db, ctx := open(t)
-	tx, err := db.BeginTx(lockctx.Without(ctx), nil)
-	must(t, err)
-	seen(t, tx, lockctx.Without(ctx))
-	if err := put(ctx, tx, 5); !errors.Is(err, mysqllock.ErrStaleSnapshot) {
-		t.Errorf("got %v", err)
-	}
-	_ = tx.Rollback()
-	state(t, s, 10, 0)
 }
 
 func TestAKeyIsLockedOnceInItsContext(t *testing.T) {
@@ -201,6 +175,24 @@ func TestTheEndOfTheContextRollsBackAnOpenTransaction(t *testing.T) {
 	if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
 		t.Errorf("a commit after the end of the context of the read that began it: %v", err)
 	}
+	state(t, s, 10, 0)
+}
+
+func TestAForeignTransactionKeepsToOneLock(t *testing.T) {
+	s, db, ctx := open(t)
+	first, cancel := context.WithCancel(ctx)
+	defer cancel()
+	first = lockctx.With(lockctx.Without(first), "k")
+	seen(t, db, first)
+	tx, err := db.BeginTx(lockctx.Without(ctx), nil)
+	must(t, err)
+	must(t, put(first, tx, 1))
+	if err := put(lockctx.With(lockctx.Without(ctx), "other"), tx, 2); !errors.Is(err, mysqllock.ErrLost) {
+		t.Errorf("under another lock: %v", err)
+	}
+	must(t, tx.Rollback())
+	cancel()
+	must(t, db.Close())
 	state(t, s, 10, 0)
 }
 

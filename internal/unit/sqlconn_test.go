@@ -565,31 +565,6 @@ func TestUnitOnASQLConnOutlivesItsTTL(t *testing.T) {
 	})
 }
 
-// TestConnStatements counts what is sent: without a hint nothing more than before.
-func TestConnStatements(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db, tp := s.Tapped(mysqllock.Config{})
-		conn := dbtest.Conn(t, db)
-		var left int
-		tp.Costs(t, "a read without a hint", 1, func() error {
-			return conn.QueryRowContext(dbtest.Limited(t), "SELECT stock FROM p WHERE id = 1").Scan(&left)
-		})
-		tp.Costs(t, "USE without a hint", 1, func() error {
-			_, err := conn.ExecContext(dbtest.Limited(t), "USE "+s.Name)
-			return err
-		})
-		ctx := dbtest.Limited(t)
-		tp.Costs(t, "read, write", 4, func() error { // BEGIN with the lock, the read, the write, COMMIT
-			ctx := lockctx.With(ctx, "k")
-			if err := conn.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&left); err != nil {
-				return err
-			}
-			_, err := conn.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
-			return err
-		})
-	})
-}
-
 // TestTextTransactions: after texts that leave nothing open a hint is good on the
 // connection, and after others it is refused, until what they left open has ended.
 func TestTextTransactions(t *testing.T) {
