@@ -465,9 +465,12 @@ func TestReadOutlivesALease(t *testing.T) {
 				}, opt)
 			},
 		}
-		for _, key := range keys {
+		for n, key := range keys {
 			for what, does := range reads {
-				for _, rollback := range []bool{false, true} {
+				for i, rollback := range []bool{false, true} {
+					if !some(i+n, len(what), 2) {
+						continue
+					}
 					ctx, cancel := with()
 					h, err := mysqllock.Acquire(ctx, db, key, opt)
 					dbtest.OK(t, err)

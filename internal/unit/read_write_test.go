@@ -616,14 +616,17 @@ func TestNoDecisionIsLost(t *testing.T) {
 			return // keeps nobody out here
 		}
 		dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 0 WHERE id = 1")
-		seed := rand.Uint64()
+		seed, units := rand.Uint64(), 12
+		if long {
+			units = 200
+		}
 		var wg sync.WaitGroup
 		var mu sync.Mutex
 		wrote, refused := 0, 0
 		for g := range 4 {
 			wg.Go(func() {
 				d := &decider{t: t, db: db, r: rand.New(rand.NewPCG(seed, uint64(g))), opts: stock.KeptAs()[name]}
-				for range 40 {
+				for range units {
 					err := d.unit()
 					if strings.Contains(strings.Join(d.log, "; "), "stale read") {
 						mu.Lock()
@@ -761,7 +764,7 @@ func TestDecisionsOnWhatIsShown(t *testing.T) {
 // a lock context has read, nothing that was decided on it is written through another
 // handle either.
 func TestDecisionOnAnotherHandle(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		one, two := s.Handle(), s.Handle()
 		over := map[string]func(cancel func()){
 			"row":        func(cancel func()) { cancel() },

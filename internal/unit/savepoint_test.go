@@ -170,6 +170,10 @@ func TestGoingBackFreesNoDecision(t *testing.T) {
 
 // TestManyGoBack: whoever commits has decided under the lock.
 func TestManyGoBack(t *testing.T) {
+	rounds := 2
+	if long {
+		rounds = 20
+	}
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for name, program := range allGoBack {
 			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 1000 WHERE id = 1")
@@ -179,7 +183,7 @@ func TestManyGoBack(t *testing.T) {
 				db := s.Handle("multiStatements=true", "lockWait=2m")
 				for range 3 {
 					all.Go(func() {
-						for range 4 {
+						for range rounds {
 							if program(s, db, func() {}) == nil {
 								took.Add(1)
 							}
@@ -187,7 +191,7 @@ func TestManyGoBack(t *testing.T) {
 					})
 				}
 				all.Go(func() {
-					for range 4 {
+					for range rounds {
 						dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
 							n, err := stock.Read(ctx, db, 1)
 							return errors.Join(err, decide(ctx, db, n))

@@ -131,6 +131,9 @@ func TestLimitOnSilenceEndsWithTheTransaction(t *testing.T) {
 			},
 		} {
 			for params, want := range map[string]int{"lockWait=5s": 28800, "wait_timeout=77": 77} {
+				if want != 77 && name != "commit" && name != "rollback" {
+					continue
+				}
 				for try := 1; ; try++ {
 					c := dbtest.Conn(t, s.Handle("lockTTL=20s", params))
 					dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "first"), c, "DO 1")
