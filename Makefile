@@ -73,8 +73,8 @@ demo: servers ## Show what goes wrong without locks, and right with them
 bare: ## Test and show it in a minimal Debian, with nothing but Go (as root); RELEASE=trixie makes it another
 	CI=true scripts/bare.sh
 
-matrix: servers ## Each strategy × way of use × server × maxConns or not × fault: some 11,000 cells, of which "make test" runs 136
-	MATRIX=all go test -race -count 1 -timeout 120m -run TestMatrix ./internal/matrix
+matrix: servers ## Each strategy × way of use × server × maxConns or not × fault: some 11,000 cells, of which "make test" runs 136; and the commands of all
+	MATRIX=all go test -race -count 1 -timeout 120m -run 'TestMatrix|TestCommands' ./internal/matrix
 
 units: servers ## Each session setting of a DSN with each strategy, and longer hunts for lost decisions, of which "make test" runs a part
 	UNITS=long go test -race -count 1 -v -timeout 60m -run 'Test(SessionSettings|CharacterSets|TextTransaction|NoDecisionIsLost|ManyGoBack|ReadOutlivesALease)' ./internal/unit
