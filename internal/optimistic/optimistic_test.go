@@ -290,9 +290,7 @@ func TestLapsedLease(t *testing.T) {
 		s.wantRow("k", fmt.Sprint(held.Token()+1, " 1 nobody"))
 
 		// Nothing that its holder does late finds it.
-		if err := held.Release(); !errors.Is(err, lockerr.ErrLost) {
-			t.Errorf("the release of a lease that has run out: %v", err)
-		}
+		dbtest.Is(t, "the release of a lease that has run out", held.Release(), lockerr.ErrLost)
 		s.wantRow("k", fmt.Sprint(held.Token()+1, " 1 nobody"))
 		s.Exec(c, "START TRANSACTION")
 		if got := s.counter(c, "k"); got != 5 {
@@ -322,9 +320,7 @@ func TestTakenMeanwhile(t *testing.T) {
 			s.Exec(holder, "UPDATE "+s.table.String()+" SET token = 7, owner = '"+owner+"#12345678', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR"+where("k"))
 			s.Exec(holder, "COMMIT")
 			err := <-ended
-			if !errors.Is(err, lockerr.ErrTimeout) {
-				t.Errorf("%s: %v", before, err)
-			}
+			dbtest.Is(t, before, err, lockerr.ErrTimeout)
 			wantHolder(t, err)
 			if got := s.row("k"); !strings.HasPrefix(got, "7 ") || !strings.HasSuffix(got, owner+"#12345678") {
 				t.Errorf("%s: the row is %q", before, got)
@@ -665,9 +661,7 @@ func TestFailures(t *testing.T) {
 		}
 		c = s.Connect()
 		s.Exec(c, "START TRANSACTION READ ONLY")
-		if err := p.Compare(dbtest.Limited(t), c, versions); !errors.Is(err, lockerr.ErrUnsafe) {
-			t.Errorf("in a transaction that only reads: %v", err)
-		}
+		dbtest.Is(t, "in a transaction that only reads", p.Compare(dbtest.Limited(t), c, versions), lockerr.ErrUnsafe)
 		dbtest.OK(t, c.Close())
 		if err := p.Compare(dbtest.Limited(t), c, versions); err == nil || errors.Is(err, driver.ErrBadConn) {
 			t.Errorf("without a connection: %v", err)
@@ -692,9 +686,7 @@ func TestFailures(t *testing.T) {
 			t.Errorf("in a new table: %d", v[0].Number())
 		}
 		p.control.Close()
-		if err := p.within(dbtest.Limited(t), 0, "k"); !errors.Is(err, lockerr.ErrClosed) {
-			t.Errorf("after the end: %v", err)
-		}
+		dbtest.Is(t, "after the end", p.within(dbtest.Limited(t), 0, "k"), lockerr.ErrClosed)
 	})
 }
 
@@ -784,9 +776,7 @@ func TestChanged(t *testing.T) {
 					t.Errorf("%s: version %d: %v", params, old, err)
 				}
 			}
-			if err := update("id = 7 AND version = 1"); !errors.Is(err, lockerr.ErrConflict) {
-				t.Errorf("%s: no row: %v", params, err)
-			}
+			dbtest.Is(t, params+": no row", update("id = 7 AND version = 1"), lockerr.ErrConflict)
 			dbtest.OK(t, update("id IN (1, 2)"))
 			if err := update("no = 7"); err == nil || errors.Is(err, lockerr.ErrConflict) {
 				t.Errorf("%s: a statement that fails: %v", params, err)
@@ -801,9 +791,7 @@ func TestChanged(t *testing.T) {
 			}
 			before := version(tx)
 			dbtest.OK(t, update("id = ? AND version = ?", 1, before))
-			if err := mysqllock.Changed(tx.Exec("UPDATE product SET version = version + 1 WHERE id = 1 AND version = ?", before)); !errors.Is(err, lockerr.ErrConflict) {
-				t.Errorf("%s: it was changed meanwhile: %v", params, err)
-			}
+			dbtest.Is(t, params+": it was changed meanwhile", mysqllock.Changed(tx.Exec("UPDATE product SET version = version + 1 WHERE id = 1 AND version = ?", before)), lockerr.ErrConflict)
 			if checked || params == "innodb_snapshot_isolation=ON" { // it has ended the transaction
 				before++
 			}

@@ -333,9 +333,7 @@ func TestOptimisticVersions(t *testing.T) {
 					dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = 1 WHERE id = 1")
 					return sql.ErrNoRows
 				})
-				if !errors.Is(err, sql.ErrNoRows) {
-					t.Errorf("Do returned %v", err)
-				}
+				dbtest.Is(t, "Do", err, sql.ErrNoRows)
 				return nil
 			},
 			"a hold that is rolled back": func(ctx context.Context) error {
@@ -438,9 +436,7 @@ func TestIfVersion(t *testing.T) {
 
 		// A key that was never used has no version.
 		_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "new", lockctx.IfVersion(1)), increment, 1)
-		if !errors.Is(err, mysqllock.ErrConflict) {
-			t.Errorf("a key that was never used: %v", err)
-		}
+		dbtest.Is(t, "a key that was never used", err, mysqllock.ErrConflict)
 	})
 }
 
@@ -578,9 +574,7 @@ func TestOptimisticInTransactions(t *testing.T) {
 			tx = dbtest.Begin(t, dbtest.Limited(t), db)
 			stock.MustRead(t, context.Background(), tx, 1)
 			_, err = tx.ExecContext(lockctx.With(dbtest.Limited(t), "k", opt, lockctx.AllowStale()), increment, n+2)
-			if !errors.Is(err, mysqllock.ErrStaleSnapshot) {
-				t.Errorf("a late hint after a read, with AllowStale, returned %v", err)
-			}
+			dbtest.Is(t, "a late hint after a read, with AllowStale,", err, mysqllock.ErrStaleSnapshot)
 			dbtest.OK(t, tx.Rollback())
 		}
 		s.WantStock(1, n+1)
@@ -874,14 +868,10 @@ func TestOptimisticMixed(t *testing.T) {
 						free()
 						continue
 					}
-					if !errors.Is(err, mysqllock.ErrConflict) {
-						t.Errorf("a lock after a change returned %v", err)
-					}
+					dbtest.Is(t, "a lock after a change", err, mysqllock.ErrConflict)
 					s.WantStock(1, had)
 					free()
-					if err := write(ctx); !errors.Is(err, mysqllock.ErrConflict) {
-						t.Errorf("a write after that returned %v", err)
-					}
+					dbtest.Is(t, "a write after that", write(ctx), mysqllock.ErrConflict)
 					s.WantStock(1, had)
 					free()
 				}
@@ -891,15 +881,11 @@ func TestOptimisticMixed(t *testing.T) {
 				ctx := lockctx.With(context.Background(), "k", lockctx.Optimistic())
 				stock.MustRead(t, ctx, db, 1)
 				_, err := db.BeginTx(lockctx.With(in(ctx), "m", lockctx.Row(), lockctx.NoWait()), nil)
-				if !errors.Is(err, mysqllock.ErrLocked) {
-					t.Errorf("a second key that is not free: %v", err)
-				}
+				dbtest.Is(t, "a second key that is not free", err, mysqllock.ErrLocked)
 				free()
 				bump()
 				had := s.Stock(1)
-				if err := write(ctx); !errors.Is(err, mysqllock.ErrConflict) {
-					t.Errorf("a write after a change returned %v", err)
-				}
+				dbtest.Is(t, "a write after a change", write(ctx), mysqllock.ErrConflict)
 				s.WantStock(1, had)
 				dbtest.OK(t, h.Release())
 				// Inside a hold nobody else can change it; but the holder of a lease has
@@ -917,9 +903,7 @@ func TestOptimisticMixed(t *testing.T) {
 					return nil
 				}, opt)
 				if strings.HasPrefix(name, "lease") {
-					if !errors.Is(err, mysqllock.ErrUnsafe) {
-						t.Errorf("inside a hold with a lease: %v", err)
-					}
+					dbtest.Is(t, "inside a hold with a lease", err, mysqllock.ErrUnsafe)
 					s.WantStock(1, had)
 				} else {
 					dbtest.OK(t, err)
@@ -939,9 +923,7 @@ func TestOptimisticMixed(t *testing.T) {
 						dbtest.OK(t, err)
 						s.WantStock(1, had+1)
 					} else {
-						if !errors.Is(err, mysqllock.ErrConflict) {
-							t.Errorf("a hold after a change returned %v", err)
-						}
+						dbtest.Is(t, "a hold after a change", err, mysqllock.ErrConflict)
 						s.WantStock(1, had)
 					}
 					free()
@@ -961,9 +943,7 @@ func TestOptimisticMixed(t *testing.T) {
 		ctx := lockctx.With(optimistically(t), "k", lockctx.Advisory())
 		stock.MustRead(t, ctx, db, 1)
 		bump()
-		if err := write(ctx); !errors.Is(err, mysqllock.ErrConflict) {
-			t.Errorf("under an advisory lock: %v", err)
-		}
+		dbtest.Is(t, "under an advisory lock", write(ctx), mysqllock.ErrConflict)
 		s.WantNamed("k", false)
 	})
 }

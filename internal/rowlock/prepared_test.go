@@ -229,9 +229,7 @@ func TestLostWhilePreparing(t *testing.T) {
 				grant.Ticket.Leave()
 				continue
 			}
-			if !errors.Is(err, driver.ErrBadConn) {
-				t.Errorf("the error is %v", err)
-			}
+			dbtest.Is(t, "the error", err, driver.ErrBadConn)
 			if !s.free("k") {
 				t.Error("k is locked")
 			}

@@ -283,9 +283,7 @@ func TestWaitForLeaseEnds(t *testing.T) {
 			began := time.Now()
 			_, _, _, err := p.beginWaiting(ctx, time.Hour, waiting, "k")
 			waits.Wait()
-			if !errors.Is(err, want) {
-				t.Errorf("%s: %v", name, err)
-			}
+			dbtest.Is(t, name, err, want)
 			wantHolder(t, err, "x")
 			if d := time.Since(began); d > time.Minute {
 				t.Errorf("%s took %v", name, d)
@@ -649,9 +647,7 @@ func TestLateKill(t *testing.T) {
 				release()
 				continue
 			}
-			if !errors.Is(err, lockerr.ErrTimeout) {
-				t.Errorf("granted with a KILL on its way: %v", err)
-			}
+			dbtest.Is(t, "granted with a KILL on its way", err, lockerr.ErrTimeout)
 			if c == nil || c.Clean() {
 				t.Error("the connection is used on")
 			}

@@ -417,9 +417,7 @@ func TestSharedIsNotRaised(t *testing.T) {
 			lockctx.With(lockctx.With(dbtest.Limited(t), "k"), "k", lockctx.Shared()),
 		} {
 			tx = dbtest.Begin(t, ctx, db)
-			if err := shared(other); !errors.Is(err, mysqllock.ErrLocked) {
-				t.Errorf("shared beside exclusive: %v", err)
-			}
+			dbtest.Is(t, "shared beside exclusive", shared(other), mysqllock.ErrLocked)
 			dbtest.OK(t, mysqllock.Do(ctx, db, "k", func(context.Context) error { return nil }, lockctx.Shared()))
 			dbtest.OK(t, tx.Commit())
 		}
@@ -461,9 +459,7 @@ func TestSharedAndLeases(t *testing.T) {
 		db, other := s.Handle(), s.Handle()
 		h := stock.Acquire(t, db, "k", lockctx.Lease(stock.TTL))
 		_, err := other.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Shared(), lockctx.NoWait()), nil)
-		if !errors.Is(err, mysqllock.ErrLocked) {
-			t.Errorf("shared, beside a lease: %v", err)
-		}
+		dbtest.Is(t, "shared, beside a lease", err, mysqllock.ErrLocked)
 		granted := make(chan *sql.Tx)
 		go func() {
 			tx, err := other.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Shared()), nil)
@@ -479,9 +475,7 @@ func TestSharedAndLeases(t *testing.T) {
 			_, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(stock.TTL), lockctx.Wait(100*time.Millisecond))
 			return err
 		})
-		if !errors.Is(err, mysqllock.ErrTimeout) {
-			t.Errorf("a lease, beside one who shares: %v", err)
-		}
+		dbtest.Is(t, "a lease, beside one who shares", err, mysqllock.ErrTimeout)
 		s.WantLeased("k", false)
 		dbtest.OK(t, tx.Commit())
 		h = stock.Acquire(t, db, "k", lockctx.Lease(stock.TTL))

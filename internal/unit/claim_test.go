@@ -217,9 +217,7 @@ func TestClaimInUnit(t *testing.T) {
 		tx = dbtest.Begin(t, base, db)
 		wantIDs(t, base, tx, []int{5, 6}, tasks)
 		_, err := tx.ExecContext(lockctx.With(base, "k"), "UPDATE p SET stock = 9 WHERE id = 1")
-		if !errors.Is(err, mysqllock.ErrStaleSnapshot) {
-			t.Errorf("a lock after a plain read returned %v", err)
-		}
+		dbtest.Is(t, "a lock after a plain read", err, mysqllock.ErrStaleSnapshot)
 	})
 }
 

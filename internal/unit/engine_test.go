@@ -13,6 +13,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/fakeserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -109,9 +110,7 @@ func put(ctx context.Context, db interface {
 func TestAReadWithoutAnEndIsRefused(t *testing.T) {
 	s, db, _ := open(t)
 	var n int
-	if err := db.QueryRowContext(lockctx.With(context.Background(), "k"), read, 1).Scan(&n); !errors.Is(err, mysqllock.ErrNoEnd) {
-		t.Errorf("got %v", err)
-	}
+	dbtest.Is(t, "the error", db.QueryRowContext(lockctx.With(context.Background(), "k"), read, 1).Scan(&n), mysqllock.ErrNoEnd)
 	state(t, s, 10, 0)
 }
 
@@ -172,9 +171,7 @@ func TestTheEndOfTheContextRollsBackAnOpenTransaction(t *testing.T) {
 	must(t, err)
 	must(t, put(ctx, tx, 1))
 	cancel()
-	if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
-		t.Errorf("a commit after the end of the context of the read that began it: %v", err)
-	}
+	dbtest.Is(t, "a commit after the end of the context of the read that began it", tx.Commit(), mysqllock.ErrLost)
 	state(t, s, 10, 0)
 }
 
@@ -187,9 +184,7 @@ func TestAForeignTransactionKeepsToOneLock(t *testing.T) {
 	tx, err := db.BeginTx(lockctx.Without(ctx), nil)
 	must(t, err)
 	must(t, put(first, tx, 1))
-	if err := put(lockctx.With(lockctx.Without(ctx), "other"), tx, 2); !errors.Is(err, mysqllock.ErrLost) {
-		t.Errorf("under another lock: %v", err)
-	}
+	dbtest.Is(t, "under another lock", put(lockctx.With(lockctx.Without(ctx), "other"), tx, 2), mysqllock.ErrLost)
 	must(t, tx.Rollback())
 	cancel()
 	must(t, db.Close())

@@ -627,9 +627,7 @@ func TestReadOutlivesALostHold(t *testing.T) {
 		_, err = db.ExecContext(ctx, stock.SetStock, 9)
 		wantEndOfHold(t, "before Release", err)
 		s.WantStock(1, 10)
-		if err := h.Release(); !errors.Is(err, mysqllock.ErrLost) {
-			t.Errorf("Release: %v, want ErrLost", err)
-		}
+		dbtest.Is(t, "Release", h.Release(), mysqllock.ErrLost)
 	})
 }
 

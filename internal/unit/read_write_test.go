@@ -160,9 +160,7 @@ func TestUnchangedSendsNoCommit(t *testing.T) {
 		if log := seen(); len(log) != 2 || log[0].Text != log[1].Text || log[0].Conn != log[1].Conn {
 			t.Errorf("want the two UPDATEs, the server got %v", log)
 		}
-		if err := tx.Rollback(); !errors.Is(err, sql.ErrTxDone) {
-			t.Errorf("Rollback after Commit: %v", err)
-		}
+		dbtest.Is(t, "Rollback after Commit", tx.Rollback(), sql.ErrTxDone)
 		s.WantLocked("k", true)
 		cancel()
 		dbtest.Soon(t, "the end of the context frees the key", func() bool { return !s.Locked("k") })
@@ -717,9 +715,7 @@ func TestDecisionsOnWhatIsShown(t *testing.T) {
 			if err == nil { // it was the first commit
 				_, err = c.ExecContext(ctx, p.write)
 			}
-			if !errors.Is(err, mysqllock.ErrStaleRead) {
-				t.Errorf("%s: %v", p.name, err)
-			}
+			dbtest.Is(t, p.name, err, mysqllock.ErrStaleRead)
 			dbtest.Exec(t, s.Plain, "REPLACE INTO p VALUES (4, 10)")
 		}
 		for _, opts := range [][]lockctx.Option{{lockctx.Row()}, {lockctx.Lease(stock.TTL)}, {lockctx.Advisory()}, {lockctx.Optimistic()}} {
@@ -735,9 +731,7 @@ func TestDecisionsOnWhatIsShown(t *testing.T) {
 			if err == nil {
 				_, err = c.ExecContext(ctx, p.write)
 			}
-			if !errors.Is(err, mysqllock.ErrStaleRead) {
-				t.Errorf("over a sql.Conn, %s: %v", p.name, err)
-			}
+			dbtest.Is(t, "over a sql.Conn, "+p.name, err, mysqllock.ErrStaleRead)
 			dbtest.OK(t, c.Close())
 		}
 
@@ -753,9 +747,7 @@ func TestDecisionsOnWhatIsShown(t *testing.T) {
 			dbtest.OK(t, query("SELECT stock FROM p WHERE id = 1")(ctx, db))
 			dbtest.OK(t, order(ctx, db))
 			dbtest.OK(t, query(text)(ctx, db))
-			if err := order(ctx, db); !errors.Is(err, mysqllock.ErrStaleRead) {
-				t.Errorf("after %s: %v", text, err)
-			}
+			dbtest.Is(t, "after "+text, order(ctx, db), mysqllock.ErrStaleRead)
 		}
 	})
 }
@@ -806,9 +798,7 @@ func TestDecisionOnAnotherHandle(t *testing.T) {
 						return tx.Commit()
 					},
 				} {
-					if err := write(); !errors.Is(err, mysqllock.ErrStaleRead) {
-						t.Errorf("%s: %v, want ErrStaleRead", what, err)
-					}
+					dbtest.Is(t, what, write(), mysqllock.ErrStaleRead)
 				}
 				if n := s.Stock(1); n != 110 {
 					t.Errorf("the stock is %d, want 110", n)

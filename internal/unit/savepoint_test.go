@@ -282,9 +282,7 @@ func TestGoingBackSaysWhy(t *testing.T) {
 				t.Errorf("%s after that: %v", text, err)
 			}
 		}
-		if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
-			t.Errorf("the commit after that: %v", err)
-		}
+		dbtest.Is(t, "the commit after that", tx.Commit(), mysqllock.ErrLost)
 		s.WantLocked("k", false)
 		s.WantStock(1, 10)
 		dbtest.OK(t, asText("UPDATE p SET stock = 10 WHERE id = 2", "SAVEPOINT a", "ROLLBACK TO a", true)(s, db, func() {})) // the connection is good

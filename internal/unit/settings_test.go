@@ -47,9 +47,7 @@ func refusedEverywhere(s *stock.Shop, t *testing.T, what string, db *sql.DB) {
 	for name, opt := range everyStrategy {
 		ctx := lockctx.With(dbtest.Limited(t), dbtest.Random(), opt)
 		var left int
-		if err := db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 2").Scan(&left); !errors.Is(err, mysqllock.ErrUnsafe) {
-			t.Errorf("%s, %s: read: %v, want ErrUnsafe", what, name, err)
-		}
+		dbtest.Is(t, what+", "+name+": read", db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 2").Scan(&left), mysqllock.ErrUnsafe)
 		if _, err := db.ExecContext(ctx, "UPDATE p SET stock = 3 WHERE id = 2"); !errors.Is(err, mysqllock.ErrUnsafe) || !strings.Contains(err.Error(), "autocommit=1") {
 			t.Errorf("%s, %s: write: %v, want ErrUnsafe that says what to set", what, name, err)
 		}
@@ -311,16 +309,12 @@ func TestAutocommitOffAndOn(t *testing.T) {
 		}
 		dbtest.Exec(t, conn, "SET autocommit = 0")
 		dbtest.Exec(t, conn, "UPDATE p SET stock = 1 WHERE id = 2")
-		if err := hinted(); !errors.Is(err, mysqllock.ErrUnsafe) {
-			t.Errorf("with autocommit off: %v", err)
-		}
+		dbtest.Is(t, "with autocommit off", hinted(), mysqllock.ErrUnsafe)
 		dbtest.Exec(t, conn, "COMMIT")
 		dbtest.Exec(t, conn, "SET autocommit = 1")
 		dbtest.OK(t, hinted())
 		dbtest.Exec(t, conn, "START TRANSACTION")
-		if err := hinted(); !errors.Is(err, mysqllock.ErrUnsafe) {
-			t.Errorf("in a transaction begun by text: %v", err)
-		}
+		dbtest.Is(t, "in a transaction begun by text", hinted(), mysqllock.ErrUnsafe)
 		tx := dbtest.Begin(t, dbtest.Limited(t), conn) // commits it
 		dbtest.OK(t, tx.Rollback())
 		dbtest.OK(t, hinted())

@@ -196,9 +196,7 @@ func TestWritingFunctionFenced(t *testing.T) {
 		dbtest.Exec(t, s.Plain, "UPDATE mysqllock SET token = token + 1 WHERE name = 'k'")
 		var n int
 		err := db.QueryRowContext(hold.Context(), "SELECT stores(1)").Scan(&n)
-		if !errors.Is(err, mysqllock.ErrLost) {
-			t.Errorf("the error is %v", err)
-		}
+		dbtest.Is(t, "the error", err, mysqllock.ErrLost)
 		dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM logged").Scan(&n))
 		if n != 0 {
 			t.Error("written without the lease")
@@ -219,9 +217,7 @@ func TestOptimisticUncommitted(t *testing.T) {
 		dirty := &sql.TxOptions{Isolation: sql.LevelReadUncommitted}
 		refused := func(name string, err error) {
 			t.Helper()
-			if !errors.Is(err, mysqllock.ErrUnsafe) {
-				t.Errorf("%s: %v", name, err)
-			}
+			dbtest.Is(t, name, err, mysqllock.ErrUnsafe)
 		}
 		_, err := db.BeginTx(hint(), dirty)
 		refused("BeginTx", err)
@@ -312,9 +308,7 @@ func TestSnapshotIsolation(t *testing.T) {
 			if !errors.Is(err, mysqllock.ErrConflict) || errors.Is(err, mysqllock.ErrDeadlock) {
 				t.Errorf("%s: the write: %v, want %v", name, err, mysqllock.ErrConflict)
 			}
-			if err := tx.Commit(); !errors.Is(err, mysqllock.ErrConflict) {
-				t.Errorf("%s: Commit: %v, want %v", name, err, mysqllock.ErrConflict)
-			}
+			dbtest.Is(t, name+": Commit", tx.Commit(), mysqllock.ErrConflict)
 			s.WantStock(1, before+10)
 			if n := s.Stock(2); n == 77 {
 				t.Errorf("%s: what came before is committed", name)

@@ -186,9 +186,7 @@ func TestPooledState(t *testing.T) {
 				text += " AND @who = 5"
 			}
 			err := db.QueryRowContext(lockctx.With(ctx, dbtest.Random()), text).Scan(&left)
-			if !errors.Is(err, mysqllock.ErrUnsafe) {
-				t.Errorf("after %s: got %v (stock %d), want ErrUnsafe", leave, err, left)
-			}
+			dbtest.Is(t, "after "+leave, err, mysqllock.ErrUnsafe)
 			if strings.HasPrefix(leave, "SET NAMES") {
 				stock.WantError(t, leave, err, mysqllock.ErrUnsafe, "charset=")
 			}
@@ -261,9 +259,7 @@ func TestPooledStateTakenBack(t *testing.T) {
 			t.Error("a variable that there is not was set")
 		}
 		var n int
-		if err := db.QueryRowContext(lockctx.With(dbtest.Limited(t), dbtest.Random()), "SELECT COUNT(*) FROM p").Scan(&n); !errors.Is(err, mysqllock.ErrUnsafe) {
-			t.Errorf("after a SET that failed: %v, want ErrUnsafe", err)
-		}
+		dbtest.Is(t, "after a SET that failed", db.QueryRowContext(lockctx.With(dbtest.Limited(t), dbtest.Random()), "SELECT COUNT(*) FROM p").Scan(&n), mysqllock.ErrUnsafe)
 		db.Close()
 
 		db = s.Handle() // with an argument each goes to the driver twice
@@ -408,9 +404,7 @@ func TestConnUnitEnds(t *testing.T) {
 			ctx, other := lockctx.With(dbtest.Limited(t), dbtest.Random()), lockctx.With(dbtest.Limited(t), dbtest.Random())
 			read(t, ctx, conn)
 			var left int
-			if err := conn.QueryRowContext(other, "SELECT stock FROM p WHERE id = 1").Scan(&left); !errors.Is(err, mysqllock.ErrUnsafe) {
-				t.Errorf("read in another lock context: %v, want ErrUnsafe", err)
-			}
+			dbtest.Is(t, "read in another lock context", conn.QueryRowContext(other, "SELECT stock FROM p WHERE id = 1").Scan(&left), mysqllock.ErrUnsafe)
 			if _, err := conn.BeginTx(other, nil); !errors.Is(err, mysqllock.ErrUnsafe) {
 				t.Errorf("BeginTx in another lock context: %v, want ErrUnsafe", err)
 			}
@@ -439,9 +433,7 @@ func TestConnAndPool(t *testing.T) {
 		db := s.Handle("lockNoWait=true")
 		unsafe := func(what string, err error) {
 			t.Helper()
-			if !errors.Is(err, mysqllock.ErrUnsafe) {
-				t.Errorf("%s: got %v, want ErrUnsafe", what, err)
-			}
+			dbtest.Is(t, what, err, mysqllock.ErrUnsafe)
 		}
 		var left, id, home int
 		dbtest.OK(t, db.QueryRow("SELECT 1").Scan(&id))
@@ -527,16 +519,12 @@ func TestConnLastInsertID(t *testing.T) {
 			t.Errorf("LAST_INSERT_ID() is %d, want 1", id)
 		}
 		err := conn.QueryRowContext(lockctx.With(dbtest.Limited(t), dbtest.Random()), "SELECT LAST_INSERT_ID()").Scan(&id)
-		if !errors.Is(err, mysqllock.ErrUnsafe) {
-			t.Errorf("after Do: got %v, %d, want ErrUnsafe", err, id)
-		}
+		dbtest.Is(t, "after Do", err, mysqllock.ErrUnsafe)
 		dbtest.Exec(t, conn, "INSERT INTO counted () VALUES ()")
 		err = mysqllock.Do(dbtest.Limited(t), db, dbtest.Random(), func(ctx context.Context) error {
 			return conn.QueryRowContext(ctx, "SELECT LAST_INSERT_ID()").Scan(&id)
 		})
-		if !errors.Is(err, mysqllock.ErrUnsafe) {
-			t.Errorf("in another Do: got %v, %d, want ErrUnsafe", err, id)
-		}
+		dbtest.Is(t, "in another Do", err, mysqllock.ErrUnsafe)
 		dbtest.OK(t, conn.QueryRowContext(lockctx.With(dbtest.Limited(t), dbtest.Random()), "SELECT LAST_INSERT_ID()").Scan(&id))
 		if id != 2 {
 			t.Errorf("LAST_INSERT_ID() is %d, want 2", id)

@@ -200,9 +200,7 @@ func TestWhatIsUndoneIsNotCommitted(t *testing.T) {
 		},
 		"a Do that fails": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
 			err := mysqllock.Do(lockctx.Without(ctx), db, "k", func(ctx context.Context) error { return errors.Join(put(ctx, db, 1), errCallback) })
-			if !errors.Is(err, errCallback) {
-				t.Errorf("got %v", err)
-			}
+			dbtest.Is(t, "the error", err, errCallback)
 			return 10
 		},
 		"a Do that fails in another one": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
@@ -229,9 +227,7 @@ func TestWhatIsUndoneIsNotCommitted(t *testing.T) {
 			defer c.Close()
 			_, err = c.ExecContext(free, "BEGIN")
 			must(t, err)
-			if err := put(ctx, c, 3); !errors.Is(err, mysqllock.ErrUnsafe) {
-				t.Errorf("a hint in it: %v", err)
-			}
+			dbtest.Is(t, "a hint in it", put(ctx, c, 3), mysqllock.ErrUnsafe)
 			_, err = c.ExecContext(free, "ROLLBACK")
 			must(t, err)
 			return 10
@@ -280,9 +276,7 @@ func TestAChangedVersionIsAConflictAndCommitsNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s, db, ctx := open(t)
 			ctx = lockctx.With(lockctx.Without(ctx), "k", lockctx.Optimistic())
-			if err := change.run(t, db, ctx, s.Change); !errors.Is(err, mysqllock.ErrConflict) {
-				t.Errorf("got %v", err)
-			}
+			dbtest.Is(t, "the error", change.run(t, db, ctx, s.Change), mysqllock.ErrConflict)
 			state(t, s, 10, 0)
 		})
 	}
@@ -304,9 +298,7 @@ func TestALockThatWasLostBeforeCommitCommitsNothing(t *testing.T) {
 			must(t, err)
 			must(t, put(ctx, tx, 1))
 			c.lose(s)
-			if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
-				t.Errorf("got %v", err)
-			}
+			dbtest.Is(t, "the error", tx.Commit(), mysqllock.ErrLost)
 			state(t, s, 10, 0)
 		})
 		t.Run(name+" in a hold", func(t *testing.T) {
@@ -316,9 +308,7 @@ func TestALockThatWasLostBeforeCommitCommitsNothing(t *testing.T) {
 				c.lose(s)
 				return put(ctx, db, n-1)
 			}, c.option)
-			if !errors.Is(err, mysqllock.ErrLost) {
-				t.Errorf("got %v", err)
-			}
+			dbtest.Is(t, "the error", err, mysqllock.ErrLost)
 			state(t, s, 10, 0)
 		})
 	}
@@ -456,9 +446,7 @@ func TestEachOfTwoLocksIsCheckedBeforeCommit(t *testing.T) {
 			must(t, err)
 			must(t, put(ctx, tx, 1))
 			lose(s)
-			if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
-				t.Errorf("got %v", err)
-			}
+			dbtest.Is(t, "the error", tx.Commit(), mysqllock.ErrLost)
 			state(t, s, 10, 0)
 		})
 	}

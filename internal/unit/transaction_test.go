@@ -34,9 +34,7 @@ func TestForeignTransactionOutlivesTheLock(t *testing.T) {
 				dbtest.Exec(t, s.Plain, "KILL "+id)
 			}
 			dbtest.Soon(t, "the lock is free", func() bool { return !s.Locked("k") })
-			if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
-				t.Errorf("%s: Commit after the lock has gone: %v", how, err)
-			}
+			dbtest.Is(t, how+": Commit after the lock has gone", tx.Commit(), mysqllock.ErrLost)
 			s.WantStock(2, 10)
 		}
 	})
@@ -146,9 +144,7 @@ func TestForeignTransactionUnderALockThatHasGone(t *testing.T) {
 		if _, err := tx.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 4"); !errors.Is(err, mysqllock.ErrLost) {
 			t.Errorf("the next statement: %v", err)
 		}
-		if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
-			t.Errorf("Commit: %v", err)
-		}
+		dbtest.Is(t, "Commit", tx.Commit(), mysqllock.ErrLost)
 		s.WantStock(1, 10)
 	})
 }

@@ -3,13 +3,13 @@ package unit_test
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/fakeserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -50,9 +50,7 @@ func TestAWaitEndsWithItsContext(t *testing.T) {
 			arrives(t, s, waits, done)
 			s.Sent()
 			cancel()
-			if err := <-done; !errors.Is(err, context.Canceled) {
-				t.Errorf("got %v", err)
-			}
+			dbtest.Is(t, "the error", <-done, context.Canceled)
 			if slices.Contains(s.Sent(), write) {
 				t.Error("it wrote without the lock")
 			}
@@ -76,9 +74,7 @@ func TestAKeyThatIsHeldIsRefusedWithoutWaiting(t *testing.T) {
 			must(t, err)
 			for name, db := range map[string]*sql.DB{"this process": db, "another": another(t, s)} {
 				err := put(lockctx.With(context.Background(), "k", k.option, lockctx.NoWait()), db, 2)
-				if !errors.Is(err, mysqllock.ErrLocked) {
-					t.Errorf("%s got %v", name, err)
-				}
+				dbtest.Is(t, name, err, mysqllock.ErrLocked)
 			}
 			must(t, tx.Rollback())
 			state(t, s, 10, 0)
@@ -94,9 +90,7 @@ func TestALockWaitTimeoutOfTheServerIsATimeout(t *testing.T) {
 		must(t, err)
 		s.Fail("waits", refused(1205))
 		short := lockctx.With(context.Background(), "k", lockctx.Wait(50*time.Millisecond))
-		if err := put(short, other, 2); !errors.Is(err, mysqllock.ErrTimeout) {
-			t.Errorf("got %v", err)
-		}
+		dbtest.Is(t, "the error", put(short, other, 2), mysqllock.ErrTimeout)
 		must(t, tx.Rollback())
 		state(t, s, 10, 0)
 	})
@@ -136,9 +130,7 @@ func TestAWaitForSlotsThatIsOverBeforeItBeginsIsATimeout(t *testing.T) {
 		for range 2 { // what is asked once is known to the second
 			s.Before("SKIP LOCKED", func() { time.Sleep(2 * wait) })
 			_, err := other.BeginTx(lockctx.With(lockctx.With(context.Background(), "a"), "k", slot(wait)...), nil)
-			if !errors.Is(err, mysqllock.ErrTimeout) {
-				t.Errorf("got %v", err)
-			}
+			dbtest.Is(t, "the error", err, mysqllock.ErrTimeout)
 		}
 		must(t, held.Release())
 		state(t, s, 10, 0)
@@ -160,9 +152,7 @@ func TestAHoldOfALeaseTellsItsTokenAndExpiry(t *testing.T) {
 		}
 		last = h.Token()
 		must(t, h.Release())
-		if err := put(h.Context(), db, 1); !errors.Is(err, context.Canceled) {
-			t.Errorf("a write after the release: %v", err)
-		}
+		dbtest.Is(t, "a write after the release", put(h.Context(), db, 1), context.Canceled)
 		state(t, s, 10, 0)
 	}
 }
