@@ -19,35 +19,22 @@ import (
 func TestShop(t *testing.T) { testshop.Run(t, testShop) }
 
 func testShop(t *testing.T, shop *testshop.Shop) {
-	for name, config := range map[string]gorm.Config{
-		"defaults":    {},
-		"skip":        {SkipDefaultTransaction: true},
-		"prepare":     {PrepareStmt: true},
-		"skipPrepare": {SkipDefaultTransaction: true, PrepareStmt: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			config.Logger = logger.Discard
-			db, err := Open(shop.LockDSN(), &config)
-			if err != nil {
-				t.Fatal(err)
-			}
-			closeLater(t, db)
-			u := usage{shop: shop, db: db, rival: rival(t, shop)}
-			t.Run("Sell", u.sell)
-			t.Run("SellWithoutTransaction", u.sellWithout)
-			t.Run("SellAll", u.sellAll)
-			t.Run("Busy", u.busy)
-			t.Run("AllOnTheSession", u.session)
-			t.Run("Nested", u.nested)
-			t.Run("NestedInDo", u.nestedInDo)
-			t.Run("DeadlockInDo", u.deadlockInDo)
-			t.Run("SavePoint", u.savePoint)
-			t.Run("ManualTransaction", u.manual)
-			t.Run("QueryInRows", u.queryInRows)
-			t.Run("ManyKinds", u.manyKinds)
-			u.idle(t)
-		})
-	}
+	onConfigs(t, shop.LockDSN(), func(t *testing.T, db *gorm.DB) {
+		u := usage{shop: shop, db: db, rival: rival(t, shop)}
+		t.Run("Sell", u.sell)
+		t.Run("SellWithoutTransaction", u.sellWithout)
+		t.Run("SellAll", u.sellAll)
+		t.Run("Busy", u.busy)
+		t.Run("AllOnTheSession", u.session)
+		t.Run("Nested", u.nested)
+		t.Run("NestedInDo", u.nestedInDo)
+		t.Run("DeadlockInDo", u.deadlockInDo)
+		t.Run("SavePoint", u.savePoint)
+		t.Run("ManualTransaction", u.manual)
+		t.Run("QueryInRows", u.queryInRows)
+		t.Run("ManyKinds", u.manyKinds)
+		u.idle(t)
+	})
 	t.Run("OpenConn", func(t *testing.T) {
 		db, err := OpenConn(rival(t, shop))
 		if err != nil {
@@ -59,6 +46,25 @@ func testShop(t *testing.T, shop *testshop.Shop) {
 		}
 		shop.Want(t, 0, 1)
 	})
+}
+
+// onConfigs runs a test with GORM as it is opened in several ways.
+func onConfigs(t *testing.T, dsn string, test func(t *testing.T, db *gorm.DB)) {
+	t.Helper()
+	for name, config := range map[string]gorm.Config{
+		"defaults":    {},
+		"skip":        {SkipDefaultTransaction: true},
+		"prepare":     {PrepareStmt: true},
+		"skipPrepare": {SkipDefaultTransaction: true, PrepareStmt: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			config.Logger = logger.Discard
+			db, err := Open(dsn, &config)
+			check(t, err)
+			closeLater(t, db)
+			test(t, db)
+		})
+	}
 }
 
 // usage is GORM as it was opened in one of several ways.
