@@ -114,12 +114,7 @@ func TestTurns(t *testing.T) {
 func TestServersBound(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(func(cfg *strategy.Config) {
-			brief, err := pool.New(pool.Config{
-				Connect: s.Connector().Connect, Max: 2, Idle: time.Minute, Setup: control + ", innodb_lock_wait_timeout = 1",
-			})
-			dbtest.OK(t, err)
-			t.Cleanup(brief.Close)
-			cfg.Control = brief
+			cfg.Control = s.pool(2, control+", innodb_lock_wait_timeout = 1")
 		})
 		dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), []string{"k"}))
 		holder, _ := s.lock("k", "FOR UPDATE")
@@ -158,18 +153,15 @@ func TestRowLock(t *testing.T) {
 			}
 			s.Exec(c, "ROLLBACK")
 			s.Exec(holder, "ROLLBACK")
-			s.Exec(c, "START TRANSACTION")
-			p.wantCommit(c, versions...)
+			p.wantCommit(s.begun(c), versions...)
 		}
 		versions := p.remember(c, "k")
 		holder, _ := s.lock("k", "FOR UPDATE")
 		s.Exec(holder, "UPDATE "+s.table.String()+" SET token = token + 1"+where("k"))
 		s.Exec(holder, "COMMIT")
-		s.Exec(c, "START TRANSACTION")
-		p.wantConflict(c, versions...)
+		p.wantConflict(s.begun(c), versions...)
 		for _, never := range []uint64{0, versions[0].Number() + 3, 1<<64 - 1} {
-			s.Exec(c, "START TRANSACTION")
-			p.wantConflict(c, p.Given("k", never))
+			p.wantConflict(s.begun(c), p.Given("k", never))
 		}
 
 		err := p.Compare(dbtest.Limited(t), c, versions)
@@ -205,13 +197,11 @@ func TestCleanUp(t *testing.T) {
 		before := p.remember(c, "k")[0]
 		keep()
 		s.set("k", "expires = '2020-01-01'")
-		s.Exec(c, "START TRANSACTION")
-		p.wantCommit(c, before)
+		p.wantCommit(s.begun(c), before)
 		keep()
 		before = p.remember(c, "k")[0]
 		clean()
-		s.Exec(c, "START TRANSACTION")
-		p.wantConflict(c, before)
+		p.wantConflict(s.begun(c), before)
 
 		// The new row begins with the old one's token, and row locks do not count on it.
 		dbtest.OK(t, other.rows.Exist(dbtest.Limited(t), []string{"k"}))
@@ -219,17 +209,14 @@ func TestCleanUp(t *testing.T) {
 		holder, _ := s.lock("k", "FOR UPDATE")
 		s.Exec(holder, setCounter("k", 5))
 		s.Exec(holder, "COMMIT")
-		s.Exec(c, "START TRANSACTION")
-		p.wantConflict(c, before)
+		p.wantConflict(s.begun(c), before)
 
 		after := p.remember(c, "k")[0]
 		if after.Number() <= before.Number() {
 			t.Errorf("%d before the clean-up, %d after it", before.Number(), after.Number())
 		}
-		s.Exec(c, "START TRANSACTION")
-		p.wantConflict(c, before)
-		s.Exec(c, "START TRANSACTION")
-		p.wantCommit(c, after)
+		p.wantConflict(s.begun(c), before)
+		p.wantCommit(s.begun(c), after)
 
 		// A row is made again where it is known to be there and is not.
 		clean()
@@ -273,8 +260,7 @@ func TestLapsedLease(t *testing.T) {
 			return s.Query(s.own, "SELECT "+schema.Live("")+" FROM "+s.table.String()+where("k"))[0][0] == "0"
 		})
 		c := s.Connect()
-		s.Exec(c, "START TRANSACTION")
-		p.wantConflict(c, p.Given("k", held.Token()))
+		p.wantConflict(s.begun(c), p.Given("k", held.Token()))
 
 		remembered := make(chan []*optimistic.Version, 1)
 		go func() { remembered <- p.remember(nil, "k") }()
@@ -300,8 +286,7 @@ func TestLapsedLease(t *testing.T) {
 
 		// A lease's token is no version, even where nobody has settled it.
 		s.set("k", "owner = 'x#12345678', expires = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND")
-		s.Exec(c, "START TRANSACTION")
-		p.wantConflict(c, p.Given("k", versions[0].Number()+1))
+		p.wantConflict(s.begun(c), p.Given("k", versions[0].Number()+1))
 	})
 }
 
@@ -504,11 +489,7 @@ func TestReadUncommitted(t *testing.T) {
 				t.Errorf("the test sees %s", got)
 			}
 			if control {
-				made, err := pool.New(pool.Config{
-					Connect: s.Connector().Connect, Max: 1, Idle: time.Minute, Setup: "SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED",
-				})
-				dbtest.OK(t, err)
-				defer made.Close()
+				made := s.pool(1, "SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
 				p, c = s.process(func(cfg *strategy.Config) { cfg.Control = made }), nil
 			}
 			for range 2 {
@@ -530,10 +511,7 @@ func TestCancelled(t *testing.T) {
 				awaits.Add(1)
 				return await(ctx, key, since, atMost)
 			}
-			patient, err := pool.New(pool.Config{Connect: s.Connector().Connect, Max: 4, Idle: time.Minute, Setup: "SET SESSION autocommit = 1, innodb_lock_wait_timeout = 30"})
-			dbtest.OK(t, err)
-			t.Cleanup(patient.Close)
-			cfg.Control = patient // else the server soon ends by itself what nobody kills
+			cfg.Control = s.pool(4, "SET SESSION autocommit = 1, innodb_lock_wait_timeout = 30") // else the server soon ends by itself what nobody kills
 		})
 		keys := []string{"first", "leased", "locked"}
 		dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), keys))
@@ -636,12 +614,10 @@ func TestDefinition(t *testing.T) {
 		dbtest.Soon(t, "it waits", func() bool {
 			return len(s.Query(s.own, "SELECT 1 FROM information_schema.PROCESSLIST WHERE DB = '"+s.Name+"' AND STATE LIKE 'Waiting for table metadata%'")) == 1
 		})
-		s.Exec(c, "START TRANSACTION")
-		p.wantConflict(c, versions...)
+		p.wantConflict(s.begun(c), versions...)
 		s.Exec(reader, "COMMIT")
 		all.Wait()
-		s.Exec(c, "START TRANSACTION")
-		p.wantCommit(c, versions...)
+		p.wantCommit(s.begun(c), versions...)
 	})
 }
 
@@ -655,8 +631,7 @@ func TestFailures(t *testing.T) {
 		t.Cleanup(func() { s.Exec(s.own, "DROP USER '"+user+"'@'%'") })
 		s.Exec(s.own, "GRANT SELECT ON "+s.Name+".* TO '"+user+"'@'%'")
 		c := s.Connect(dbtest.As(user))
-		s.Exec(c, "START TRANSACTION")
-		if err := p.Compare(dbtest.Limited(t), c, versions); err == nil || !strings.Contains(err.Error(), optimistic.Grants) {
+		if err := p.Compare(dbtest.Limited(t), s.begun(c), versions); err == nil || !strings.Contains(err.Error(), optimistic.Grants) {
 			t.Errorf("without the privileges: %v", err)
 		}
 		c = s.Connect()
