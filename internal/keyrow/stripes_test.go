@@ -84,8 +84,7 @@ func TestStripesKeepTheTableSmall(t *testing.T) {
 			})
 		}
 		all.Wait()
-		var rows int
-		dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM mysqllock WHERE namespace = ?", s.Name).Scan(&rows))
+		rows := dbtest.Column[int](t, s.Plain, "SELECT COUNT(*) FROM mysqllock WHERE namespace = ?", s.Name)[0]
 		if rows != 4+1 {
 			t.Errorf("%d rows, want 4 and the note", rows)
 		}

@@ -261,9 +261,7 @@ func TestHandOverGivesOthersTheirTurn(t *testing.T) {
 				got <- mysqllock.Do(dbtest.Limited(t), other, "k", func(context.Context) error { note("other"); return nil }, opts...)
 			}()
 			dbtest.Soon(t, "the other one waits in the server", func() bool {
-				var n int
-				dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE '%FOR UPDATE%' AND INFO NOT LIKE '%NOWAIT%' AND INFO NOT LIKE 'CREATE%' AND ID <> CONNECTION_ID()", s.Name).Scan(&n))
-				return n == 1
+				return dbtest.Column[int](t, s.Plain, "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE '%FOR UPDATE%' AND INFO NOT LIKE '%NOWAIT%' AND INFO NOT LIKE 'CREATE%' AND ID <> CONNECTION_ID()", s.Name)[0] == 1
 			})
 			dbtest.OK(t, test.work(hold.Context(), db))
 			dbtest.OK(t, hold.Release())
@@ -503,9 +501,7 @@ func TestHandOverWithoutAWay(t *testing.T) {
 		}
 		db := s.Handle(params)
 		pass(s, db, func() bool {
-			var n int
-			dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM information_schema.ROUTINES WHERE ROUTINE_SCHEMA = ? AND ROUTINE_NAME = 'mysqllock_pass1'", s.Name).Scan(&n))
-			return n == 1
+			return dbtest.Column[int](t, s.Plain, "SELECT COUNT(*) FROM information_schema.ROUTINES WHERE ROUTINE_SCHEMA = ? AND ROUTINE_NAME = 'mysqllock_pass1'", s.Name)[0] == 1
 		})
 		for range 2 {
 			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10")
@@ -542,9 +538,7 @@ func TestHandOverBesideDDL(t *testing.T) {
 		altered := make(chan error, 1)
 		go func() { _, err := s.Plain.Exec("ALTER TABLE mysqllock ENGINE = InnoDB"); altered <- err }()
 		dbtest.Soon(t, "the ALTER waits", func() bool {
-			var n int
-			dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND STATE LIKE 'Waiting for table metadata lock'", s.Name).Scan(&n))
-			return n == 1
+			return dbtest.Column[int](t, s.Plain, "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND STATE LIKE 'Waiting for table metadata lock'", s.Name)[0] == 1
 		})
 		dbtest.OK(t, hold.Release())
 		s.WantStock(1, 9)

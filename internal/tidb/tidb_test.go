@@ -432,8 +432,7 @@ func TestKilledHolder(t *testing.T) {
 			s := newScratch(t)
 			db := s.handle()
 			tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k"), db)
-			var id string
-			dbtest.OK(t, tx.QueryRow("SELECT CONNECTION_ID()").Scan(&id))
+			id := dbtest.Column[string](t, tx, "SELECT CONNECTION_ID()")[0]
 			dbtest.Exec(t, tx, "UPDATE c SET n = 1 WHERE id = 1")
 			failed := make(chan error)
 			go func() {

@@ -118,8 +118,7 @@ func TestLateAtLevels(t *testing.T) {
 			for _, text := range c.inside {
 				dbtest.Exec(t, tx, text)
 			}
-			var n int
-			dbtest.OK(t, tx.QueryRow("SELECT stock FROM p WHERE id = 1").Scan(&n))
+			n := dbtest.Column[int](t, tx, "SELECT stock FROM p WHERE id = 1")[0]
 			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = stock + 1 WHERE id = 4")
 			err = tx.QueryRowContext(lockctx.With(dbtest.Limited(t), "k"), "SELECT stock FROM p WHERE id = 4").Scan(&n)
 			if errors.Is(err, mysqllock.ErrStaleSnapshot) != c.refused {
@@ -141,10 +140,7 @@ func TestWritingFunction(t *testing.T) {
 	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		functions(s, t)
 		db := s.Handle()
-		logged := func() (n int) {
-			dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM logged").Scan(&n))
-			return n
-		}
+		logged := func() int { return dbtest.Column[int](t, s.Plain, "SELECT COUNT(*) FROM logged")[0] }
 		for _, option := range []lockctx.Option{lockctx.Row(), lockctx.Lease(stock.TTL), lockctx.Advisory(), lockctx.Optimistic()} {
 			for _, query := range []string{"SELECT stores(1)", "SELECT stores(id) FROM p WHERE id = 1", "/* c */ SELECT id FROM p WHERE id = 1 AND `stores`(1) = 1"} {
 				for _, after := range []bool{false, true} { // a read

@@ -362,9 +362,8 @@ func TestConnUnitEnds(t *testing.T) {
 				var n int
 				ended <- conn.QueryRowContext(short, "SELECT SLEEP(100) + BENCHMARK(1000000000, 1)").Scan(&n)
 			}()
-			dbtest.Soon(t, "it runs", func() (yes bool) {
-				dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) > 0 FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE 'SELECT SLEEP(100)%'", s.Name).Scan(&yes))
-				return yes
+			dbtest.Soon(t, "it runs", func() bool {
+				return dbtest.Column[bool](t, s.Plain, "SELECT COUNT(*) > 0 FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE 'SELECT SLEEP(100)%'", s.Name)[0]
 			})
 			cancel()
 			if <-ended == nil {

@@ -161,9 +161,7 @@ func TestForeignTransactionInTheWay(t *testing.T) {
 			done <- err
 		}()
 		dbtest.Soon(t, "the session waits for the transaction's row", func() bool {
-			var n int
-			dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE 'UPDATE p SET stock = stock - 1%'", s.Name).Scan(&n))
-			return n == 1
+			return dbtest.Column[int](t, s.Plain, "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE 'UPDATE p SET stock = stock - 1%'", s.Name)[0] == 1
 		})
 		if err := tx.Commit(); err == nil || !strings.Contains(err.Error(), "still running") {
 			t.Errorf("Commit: %v", err)
@@ -187,8 +185,7 @@ func TestIdleLimitOfEveryLockedTransaction(t *testing.T) {
 		db := s.Handle("lockTTL=20s")
 		check := func(what string, tx *sql.Tx) {
 			t.Helper()
-			var n int
-			dbtest.OK(t, tx.QueryRow("SELECT @@"+idleLimit(s)).Scan(&n))
+			n := dbtest.Column[int](t, tx, "SELECT @@"+idleLimit(s))[0]
 			if n != 20 {
 				t.Errorf("%s: %s is %d, want 20", what, idleLimit(s), n)
 			}
