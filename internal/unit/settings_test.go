@@ -300,27 +300,6 @@ func escaped(setting string) string {
 	return strings.NewReplacer("'", "%27", "+", "%2B", " ", "%20", ":", "%3A", ",", "%2C").Replace(setting)
 }
 
-func TestAutocommitOffAndOn(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		conn := dbtest.Conn(t, s.Handle())
-		hinted := func() error {
-			_, err := conn.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "UPDATE p SET stock = 2 WHERE id = 1")
-			return err
-		}
-		dbtest.Exec(t, conn, "SET autocommit = 0")
-		dbtest.Exec(t, conn, "UPDATE p SET stock = 1 WHERE id = 2")
-		dbtest.Is(t, "with autocommit off", hinted(), mysqllock.ErrUnsafe)
-		dbtest.Exec(t, conn, "COMMIT")
-		dbtest.Exec(t, conn, "SET autocommit = 1")
-		dbtest.OK(t, hinted())
-		dbtest.Exec(t, conn, "START TRANSACTION")
-		dbtest.Is(t, "in a transaction begun by text", hinted(), mysqllock.ErrUnsafe)
-		tx := dbtest.Begin(t, dbtest.Limited(t), conn) // commits it
-		dbtest.OK(t, tx.Rollback())
-		dbtest.OK(t, hinted())
-	})
-}
-
 // TestCharacterSetsOfTheDSN: programs whose connections have different character sets exclude each
 // other, whatever the key consists of, or one of them is told that it cannot.
 func TestCharacterSetsOfTheDSN(t *testing.T) {

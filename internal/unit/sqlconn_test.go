@@ -131,27 +131,6 @@ func TestConnState(t *testing.T) {
 	})
 }
 
-// TestConnTextTransaction asks for a lock in a transaction that text has begun on a
-// sql.Conn.
-func TestConnTextTransaction(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db := s.Handle("lockNoWait=true")
-		conn := dbtest.Conn(t, db)
-		dbtest.Exec(t, conn, "BEGIN")
-		dbtest.Exec(t, conn, "UPDATE p SET stock = 5 WHERE id = 1")
-		var left int
-		for _, opt := range []lockctx.Option{lockctx.Row(), lockctx.Lease(5 * time.Second), lockctx.Advisory(), lockctx.Optimistic()} {
-			ctx := lockctx.With(dbtest.Limited(t), dbtest.Random(), opt)
-			err := conn.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&left)
-			if !errors.Is(err, mysqllock.ErrUnsafe) {
-				t.Errorf("read with %v: got %v, want ErrUnsafe", opt, err)
-			}
-		}
-		dbtest.Exec(t, conn, "ROLLBACK")
-		s.WantStock(1, 10)
-	})
-}
-
 // TestPooledState asks over the pool for a lock, on its one connection, which
 // carries something.
 func TestPooledState(t *testing.T) {
@@ -691,6 +670,16 @@ func TestTextTransactionInside(t *testing.T) {
 			wantHints(s, t, conn, texts+", ended", false)
 			dbtest.OK(t, conn.Close())
 		}
+	})
+}
+
+// TestBeginTxEndsATransactionOfText: a hint is good on the connection after that.
+func TestBeginTxEndsATransactionOfText(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		conn := dbtest.Conn(t, s.Handle())
+		dbtest.Exec(t, conn, "START TRANSACTION")
+		dbtest.OK(t, dbtest.Begin(t, dbtest.Limited(t), conn).Rollback()) // BEGIN commits it
+		wantHints(s, t, conn, "BeginTx after START TRANSACTION", false)
 	})
 }
 
