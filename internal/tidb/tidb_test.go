@@ -136,8 +136,6 @@ func ways() map[string]engine.Way {
 	return all
 }
 
-const times = 10 // for each caller
-
 // callers is how many there are in each process: of those that retry after conflicts only a few, since
 // each of them costs the others a try.
 func callers(way string) int {
@@ -157,7 +155,7 @@ func countJob(db *sql.DB, in *bufio.Scanner) {
 	var all sync.WaitGroup
 	for range callers(name) {
 		all.Go(func() {
-			for range times {
+			for range engine.Times() {
 				if err := way(ctx, db); err != nil {
 					fmt.Println(err)
 					return
@@ -186,7 +184,7 @@ func TestNothingIsLost(t *testing.T) {
 				}
 			}
 			db := dbtest.Open(t, "mysql", s.dsn)
-			want := 2 * callers(way) * times
+			want := 2 * callers(way) * engine.Times()
 			n := dbtest.Column[int](t, db, read)[0]
 			entries := dbtest.Column[int](t, db, "SELECT COUNT(*) FROM ledger")[0]
 			different := dbtest.Column[int](t, db, "SELECT COUNT(DISTINCT n) FROM ledger")[0]

@@ -221,7 +221,7 @@ func (s scratch) add() {
 	dbtest.OK(s.t, s.ways(func() {})["row, BeginTx"](dbtest.Limited(s.t), s.handle()))
 }
 
-const callers, times = 8, 10 // in each process
+const callers = 8 // in each process
 
 // countJob counts in one process, in the way and the scratch that its parent says.
 func countJob(db *sql.DB, in *bufio.Scanner) {
@@ -233,7 +233,7 @@ func countJob(db *sql.DB, in *bufio.Scanner) {
 	var all sync.WaitGroup
 	for range callers {
 		all.Go(func() {
-			for range times {
+			for range engine.Times() {
 				if err := count(ctx, db); err != nil {
 					fmt.Println(err)
 					return
@@ -419,8 +419,8 @@ func TestNothingIsLost(t *testing.T) {
 					t.Error(line)
 				}
 			}
-			s.counted(2 * callers * times)
-			t.Logf("%d in %v", 2*callers*times, time.Since(began).Round(time.Millisecond))
+			s.counted(2 * callers * engine.Times())
+			t.Logf("%d in %v", 2*callers*engine.Times(), time.Since(began).Round(time.Millisecond))
 		})
 	}
 }

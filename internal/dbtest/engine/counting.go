@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"math/rand/v2"
+	"os"
 	"time"
 
 	"github.com/mysqllock/mysqllock"
@@ -13,6 +14,17 @@ import (
 
 // Lease is the TTL of leases that a test needs to its end.
 const Lease = 10 * time.Second
+
+// Long is whether tests take minutes: "make engines".
+var Long = os.Getenv("ENGINES") == "long"
+
+// Times is how often each caller counts.
+func Times() int {
+	if Long {
+		return 20
+	}
+	return 5
+}
 
 // Mixed is the way to count by any strategy.
 const Mixed = "row, lease or optimistic, BeginTx"
