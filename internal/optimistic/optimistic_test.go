@@ -294,23 +294,27 @@ func TestLapsedLease(t *testing.T) {
 // the row, is left as it is.
 func TestTakenMeanwhile(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		p := s.process()
+		var cases dbtest.Together
+		defer cases.Wait()
 		for _, before := range []string{"versioned = 0", "versioned = 1, owner = 'x', expires = '2020-01-01'"} {
-			dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), []string{"k"}))
-			s.set("k", before)
-			holder, _ := s.lock("k", "FOR UPDATE")
-			ended := make(chan error, 1)
-			go func() { ended <- p.within(dbtest.Limited(t), 6*time.Second, "k") }()
-			dbtest.Soon(t, "it waits", func() bool { return s.busy("ON DUPLICATE KEY") == 1 })
-			s.Exec(holder, "UPDATE "+s.table.String()+" SET token = 7, owner = '"+owner+"#12345678', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR"+where("k"))
-			s.Exec(holder, "COMMIT")
-			err := <-ended
-			dbtest.Is(t, before, err, lockerr.ErrTimeout)
-			wantHolder(t, err)
-			if got := s.row("k"); !strings.HasPrefix(got, "7 ") || !strings.HasSuffix(got, owner+"#12345678") {
-				t.Errorf("%s: the row is %q", before, got)
-			}
-			s.set("k", "owner = NULL")
+			cases.Run(t, before, func(t *testing.T) {
+				s := newScratch(s.Beside(t))
+				p := s.process()
+				dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), []string{"k"}))
+				s.set("k", before)
+				holder, _ := s.lock("k", "FOR UPDATE")
+				ended := make(chan error, 1)
+				go func() { ended <- p.within(dbtest.Limited(t), 6*time.Second, "k") }()
+				dbtest.Soon(t, "it waits", func() bool { return s.busy("ON DUPLICATE KEY") == 1 })
+				s.Exec(holder, "UPDATE "+s.table.String()+" SET token = 7, owner = '"+owner+"#12345678', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR"+where("k"))
+				s.Exec(holder, "COMMIT")
+				err := <-ended
+				dbtest.Is(t, before, err, lockerr.ErrTimeout)
+				wantHolder(t, err)
+				if got := s.row("k"); !strings.HasPrefix(got, "7 ") || !strings.HasSuffix(got, owner+"#12345678") {
+					t.Errorf("%s: the row is %q", before, got)
+				}
+			})
 		}
 	})
 }
