@@ -259,9 +259,21 @@ func TestConnUnitEnds(t *testing.T) {
 		var left int
 		dbtest.OK(t, conn.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&left))
 	}
+	refused := func(t *testing.T, ctx context.Context, db dbtest.Execer, want error) {
+		t.Helper()
+		_, err := db.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 3")
+		dbtest.Is(t, "a write after the end", err, want)
+	}
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle("lockNoWait=true")
 		db.SetMaxOpenConns(1)
+		begin := func(t *testing.T) (ctx context.Context, conn *sql.Conn, key string) {
+			t.Helper()
+			conn, key = dbtest.Conn(t, db), dbtest.Random()
+			ctx = lockctx.With(dbtest.Limited(t), key)
+			read(t, ctx, conn)
+			return ctx, conn, key
+		}
 
 		t.Run("context", func(t *testing.T) {
 			conn, key := dbtest.Conn(t, db), dbtest.Random()
@@ -273,32 +285,24 @@ func TestConnUnitEnds(t *testing.T) {
 			dbtest.Soon(t, "the lock is given back", func() bool { return !s.Locked(key) })
 			dbtest.Exec(t, conn, "UPDATE p SET stock = stock + 1 WHERE id = 2")
 			s.WantStock(2, 11) // nothing is left open
-			if _, err := conn.ExecContext(lockctx.With(context.WithoutCancel(ctx), key), "UPDATE p SET stock = 0 WHERE id = 2"); !errors.Is(err, mysqllock.ErrLost) {
-				t.Errorf("write after the end of the context: %v, want ErrLost", err)
-			}
+			refused(t, lockctx.With(context.WithoutCancel(ctx), key), conn, mysqllock.ErrLost)
 		})
 
 		t.Run("Conn.Close", func(t *testing.T) {
-			conn, key := dbtest.Conn(t, db), dbtest.Random()
-			ctx := lockctx.With(dbtest.Limited(t), key)
-			read(t, ctx, conn)
+			ctx, conn, key := begin(t)
 			s.WantLocked(key, true)
 			dbtest.OK(t, conn.Close())
 			s.WantLocked(key, false)
 			dbtest.Exec(t, db, "UPDATE p SET stock = stock + 1 WHERE id = 2")
 			s.WantStock(2, 12)
-			if _, err := db.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 2"); !errors.Is(err, mysqllock.ErrStaleRead) {
-				t.Errorf("write after the end of the sql.Conn: %v, want ErrStaleRead", err)
-			}
+			refused(t, ctx, db, mysqllock.ErrStaleRead)
 			var left int
 			dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&left)) // a new unit of work
 		})
 
 		t.Run("BeginTx", func(t *testing.T) {
 			for _, hinted := range []bool{true, false} {
-				conn, key := dbtest.Conn(t, db), dbtest.Random()
-				ctx := lockctx.With(dbtest.Limited(t), key)
-				read(t, ctx, conn)
+				ctx, conn, key := begin(t)
 				begin := ctx
 				if !hinted {
 					begin = dbtest.Limited(t)
@@ -314,26 +318,20 @@ func TestConnUnitEnds(t *testing.T) {
 		})
 
 		t.Run("kill", func(t *testing.T) {
-			conn, key := dbtest.Conn(t, db), dbtest.Random()
-			ctx := lockctx.With(dbtest.Limited(t), key)
-			read(t, ctx, conn)
+			ctx, conn, key := begin(t)
 			var id int
 			dbtest.OK(t, conn.QueryRowContext(ctx, "SELECT @@pseudo_thread_id").Scan(&id))
 			dbtest.Exec(t, s.Plain, fmt.Sprintf("KILL CONNECTION %d", id))
 			dbtest.Soon(t, "the server frees the lock", func() bool { return !s.Locked(key) })
 			for range 2 {
-				if _, err := conn.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 3"); !errors.Is(err, mysqllock.ErrLost) {
-					t.Errorf("write: %v, want ErrLost", err)
-				}
+				refused(t, ctx, conn, mysqllock.ErrLost)
 			}
 			conn.Close()
 			s.WantStock(3, 10)
 		})
 
 		t.Run("given up", func(t *testing.T) { // in the middle of a statement
-			conn, key := dbtest.Conn(t, db), dbtest.Random()
-			ctx := lockctx.With(dbtest.Limited(t), key)
-			read(t, ctx, conn)
+			ctx, conn, key := begin(t)
 			short, cancel := context.WithCancel(ctx)
 			defer cancel()
 			ended := make(chan error, 1)
@@ -353,16 +351,12 @@ func TestConnUnitEnds(t *testing.T) {
 			if took := time.Since(start); took > time.Minute {
 				t.Errorf("the lock is given back after %v", took)
 			}
-			if _, err := conn.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 3"); !errors.Is(err, mysqllock.ErrLost) {
-				t.Errorf("write: %v, want ErrLost", err)
-			}
+			refused(t, ctx, conn, mysqllock.ErrLost)
 			conn.Close()
 		})
 
 		t.Run("unhinted", func(t *testing.T) { // statements of the same sql.Conn
-			conn, key := dbtest.Conn(t, db), dbtest.Random()
-			ctx := lockctx.With(dbtest.Limited(t), key)
-			read(t, ctx, conn)
+			ctx, conn, key := begin(t)
 			read(t, dbtest.Limited(t), conn)
 			s.WantLocked(key, true)
 			for _, text := range []string{"COMMIT", "CREATE TABLE other (a INT)", "BEGIN"} {
