@@ -11,10 +11,8 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestConnection: what runs under a lock in GORM's Connection stays on that
+// testConnection: what runs under a lock in GORM's Connection stays on that
 // connection, with the default database that was chosen there.
-func TestConnection(t *testing.T) { testshop.Run(t, testConnection) }
-
 func testConnection(t *testing.T, shop *testshop.Shop) {
 	onConfigs(t, shop.DSN, func(t *testing.T, db *gorm.DB) {
 		shop.Restock(t, 10)

@@ -14,10 +14,8 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestDecisions: what was read outside a transaction is good for the first commit
+// testDecisions: what was read outside a transaction is good for the first commit
 // that changes something, and no longer.
-func TestDecisions(t *testing.T) { testshop.Run(t, testDecisions) }
-
 func testDecisions(t *testing.T, shop *testshop.Shop) {
 	onConfigs(t, shop.DSN, func(t *testing.T, db *gorm.DB) {
 		u := usage{shop: shop, db: db, rival: rival(t, shop)}

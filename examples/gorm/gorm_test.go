@@ -16,7 +16,17 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-func TestShop(t *testing.T) { testshop.Run(t, testShop) }
+// TestGORM runs each test on one server of each flavour, which takes longer to start than they take.
+func TestGORM(t *testing.T) {
+	testshop.Run(t, func(t *testing.T, shop *testshop.Shop) {
+		for name, test := range map[string]func(*testing.T, *testshop.Shop){
+			"Shop": testShop, "Audit": testAudit, "Connection": testConnection, "Decisions": testDecisions,
+			"Payments": testPayments, "Resolver": testResolver, "StrictPayment": testStrictPayment, "SellByVersion": testSellByVersion,
+		} {
+			t.Run(name, func(t *testing.T) { test(t, shop) })
+		}
+	})
+}
 
 func testShop(t *testing.T, shop *testshop.Shop) {
 	onConfigs(t, shop.LockDSN(), func(t *testing.T, db *gorm.DB) {
@@ -37,13 +47,9 @@ func testShop(t *testing.T, shop *testshop.Shop) {
 	})
 	t.Run("OpenConn", func(t *testing.T) {
 		db, err := OpenConn(rival(t, shop))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		shop.Restock(t, 1)
-		if err := Sell(t.Context(), db, 1, "Ann"); err != nil {
-			t.Fatal(err)
-		}
+		check(t, Sell(t.Context(), db, 1, "Ann"))
 		shop.Want(t, 0, 1)
 	})
 }
@@ -117,9 +123,7 @@ func (u usage) sellAll(t *testing.T) {
 
 func (u usage) busy(t *testing.T) {
 	hold, err := mysqllock.Acquire(t.Context(), u.rival, "product:1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer hold.Rollback()
 	ctx := lockctx.With(t.Context(), "product:1", lockctx.Wait(200*time.Millisecond))
 	var got string
@@ -378,9 +382,7 @@ func (u usage) manyKinds(t *testing.T) {
 func (u usage) released(t *testing.T, key string) {
 	t.Helper()
 	hold, err := mysqllock.Acquire(context.Background(), u.rival, key, lockctx.Wait(time.Minute))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	check(t, hold.Rollback())
 }
 
