@@ -109,8 +109,7 @@ func TestRowLockIsNotShown(t *testing.T) {
 	i := s.inspector(s.dsn)
 	begin := func(key string) *sql.Tx {
 		t.Helper()
-		tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), key), s.handle())
-		return tx
+		return dbtest.Begin(t, lockctx.With(dbtest.Limited(t), key), s.handle())
 	}
 	k := inspect.Filter{Keys: []string{"k"}}
 	tried := inspect.Filter{Keys: []string{"k"}, Try: true}
