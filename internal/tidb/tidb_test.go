@@ -136,15 +136,6 @@ func ways() map[string]engine.Way {
 	return all
 }
 
-// callers is how many there are in each process: of those that retry after conflicts only a few, since
-// each of them costs the others a try.
-func callers(way string) int {
-	if strings.HasPrefix(way, "optimistic") {
-		return 2
-	}
-	return 8
-}
-
 // countJob counts in one process, in the way that its parent says.
 func countJob(db *sql.DB, in *bufio.Scanner) {
 	in.Scan()
@@ -153,7 +144,7 @@ func countJob(db *sql.DB, in *bufio.Scanner) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	var all sync.WaitGroup
-	for range callers(name) {
+	for range engine.Callers(name) {
 		all.Go(func() {
 			for range engine.Times() {
 				if err := way(ctx, db); err != nil {
@@ -184,7 +175,7 @@ func TestNothingIsLost(t *testing.T) {
 				}
 			}
 			db := dbtest.Open(t, "mysql", s.dsn)
-			want := 2 * callers(way) * engine.Times()
+			want := 2 * engine.Callers(way) * engine.Times()
 			n := dbtest.Column[int](t, db, read)[0]
 			entries := dbtest.Column[int](t, db, "SELECT COUNT(*) FROM ledger")[0]
 			different := dbtest.Column[int](t, db, "SELECT COUNT(DISTINCT n) FROM ledger")[0]

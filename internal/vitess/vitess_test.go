@@ -221,8 +221,6 @@ func (s scratch) add() {
 	dbtest.OK(s.t, s.ways(func() {})["row, BeginTx"](dbtest.Limited(s.t), s.handle()))
 }
 
-const callers = 8 // in each process
-
 // countJob counts in one process, in the way and the scratch that its parent says.
 func countJob(db *sql.DB, in *bufio.Scanner) {
 	in.Scan()
@@ -231,7 +229,7 @@ func countJob(db *sql.DB, in *bufio.Scanner) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	var all sync.WaitGroup
-	for range callers {
+	for range engine.Callers(way) {
 		all.Go(func() {
 			for range engine.Times() {
 				if err := count(ctx, db); err != nil {
@@ -419,8 +417,9 @@ func TestNothingIsLost(t *testing.T) {
 					t.Error(line)
 				}
 			}
-			s.counted(2 * callers * engine.Times())
-			t.Logf("%d in %v", 2*callers*engine.Times(), time.Since(began).Round(time.Millisecond))
+			want := 2 * engine.Callers(way) * engine.Times()
+			s.counted(want)
+			t.Logf("%d in %v", want, time.Since(began).Round(time.Millisecond))
 		})
 	}
 }

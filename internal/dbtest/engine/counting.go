@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"math/rand/v2"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/mysqllock/mysqllock"
@@ -24,6 +25,15 @@ func Times() int {
 		return 20
 	}
 	return 5
+}
+
+// Callers is how many there are in each process: of those that retry after conflicts only a few, since
+// each of them costs the others a try.
+func Callers(way string) int {
+	if strings.HasPrefix(way, "optimistic") {
+		return 2
+	}
+	return 8
 }
 
 // Mixed is the way to count by any strategy.
