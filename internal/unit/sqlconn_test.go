@@ -525,6 +525,22 @@ func TestUnitOnASQLConnOutlivesItsTTL(t *testing.T) {
 	})
 }
 
+// TestASQLConnSendsNoMoreWithoutAHint than the application does.
+func TestASQLConnSendsNoMoreWithoutAHint(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, tp := s.Tapped(mysqllock.Config{})
+		conn := dbtest.Conn(t, db)
+		var left int
+		tp.Costs(t, "a read", 1, func() error {
+			return conn.QueryRowContext(dbtest.Limited(t), "SELECT stock FROM p WHERE id = 1").Scan(&left)
+		})
+		tp.Costs(t, "USE", 1, func() error {
+			_, err := conn.ExecContext(dbtest.Limited(t), "USE "+s.Name)
+			return err
+		})
+	})
+}
+
 // TestTextTransactions: after texts that leave nothing open a hint is good on the
 // connection, and after others it is refused, until what they left open has ended.
 func TestTextTransactions(t *testing.T) {
