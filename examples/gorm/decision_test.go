@@ -8,50 +8,34 @@ import (
 	"time"
 
 	"gorm.io/gorm"
-	"gorm.io/gorm/logger"
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/examples/internal/testshop"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestDecisions: what was read outside a transaction is good for the first commit
+// testDecisions: what was read outside a transaction is good for the first commit
 // that changes something, and no longer.
-func TestDecisions(t *testing.T) { testshop.Run(t, testDecisions) }
-
 func testDecisions(t *testing.T, shop *testshop.Shop) {
-	for name, config := range map[string]gorm.Config{
-		"defaults":    {},
-		"skip":        {SkipDefaultTransaction: true},
-		"prepare":     {PrepareStmt: true},
-		"skipPrepare": {SkipDefaultTransaction: true, PrepareStmt: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			config.Logger = logger.Discard
-			db, err := Open(shop.DSN, &config)
-			if err != nil {
-				t.Fatal(err)
+	onConfigs(t, shop.DSN, func(t *testing.T, db *gorm.DB) {
+		u := usage{shop: shop, db: db, another: another(t, shop)}
+		for strategy, opt := range map[string]lockctx.Option{
+			"row": lockctx.Row(), "lease": lockctx.Lease(time.Minute), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic(),
+		} {
+			with := func(t *testing.T) *gorm.DB {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				t.Cleanup(cancel)
+				return db.WithContext(lockctx.With(ctx, "product:1", opt))
 			}
-			closeLater(t, db)
-			u := usage{shop: shop, db: db, another: another(t, shop)}
-			for strategy, opt := range map[string]lockctx.Option{
-				"row": lockctx.Row(), "lease": lockctx.Lease(time.Minute), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic(),
-			} {
-				with := func(t *testing.T) *gorm.DB {
-					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-					t.Cleanup(cancel)
-					return db.WithContext(lockctx.With(ctx, "product:1", opt))
-				}
-				t.Run(strategy, func(t *testing.T) {
-					t.Run("LogThenSave", func(t *testing.T) { u.logThenSave(t, with(t)) })
-					t.Run("SaveInLoop", func(t *testing.T) { u.saveInLoop(t, with(t)) })
-					t.Run("SaveUnchanged", func(t *testing.T) { u.saveUnchanged(t, with(t), strategy == "row" || strategy == "lease") })
-					t.Run("InTransaction", func(t *testing.T) { u.inTransaction(t, with(t)) })
-				})
-			}
-			u.idle(t)
-		})
-	}
+			t.Run(strategy, func(t *testing.T) {
+				t.Run("LogThenSave", func(t *testing.T) { u.logThenSave(t, with(t)) })
+				t.Run("SaveInLoop", func(t *testing.T) { u.saveInLoop(t, with(t)) })
+				t.Run("SaveUnchanged", func(t *testing.T) { u.saveUnchanged(t, with(t), strategy == "row" || strategy == "lease") })
+				t.Run("InTransaction", func(t *testing.T) { u.inTransaction(t, with(t)) })
+			})
+		}
+		u.idle(t)
+	})
 }
 
 func stale(t *testing.T, err error) {

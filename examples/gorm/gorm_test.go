@@ -16,9 +16,47 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-func TestShop(t *testing.T) { testshop.Run(t, testShop) }
+// TestGORM runs each test on one server of each flavour, which takes longer to start than they take.
+func TestGORM(t *testing.T) {
+	testshop.Run(t, func(t *testing.T, shop *testshop.Shop) {
+		for name, test := range map[string]func(*testing.T, *testshop.Shop){
+			"Shop": testShop, "Audit": testAudit, "Connection": testConnection, "Decisions": testDecisions,
+			"Payments": testPayments, "Resolver": testResolver, "StrictPayment": testStrictPayment, "SellByVersion": testSellByVersion,
+		} {
+			t.Run(name, func(t *testing.T) { test(t, shop) })
+		}
+	})
+}
 
 func testShop(t *testing.T, shop *testshop.Shop) {
+	onConfigs(t, shop.LockDSN(), func(t *testing.T, db *gorm.DB) {
+		u := usage{shop: shop, db: db, another: another(t, shop)}
+		t.Run("Sell", u.sell)
+		t.Run("SellWithoutTransaction", u.sellWithout)
+		t.Run("SellAll", u.sellAll)
+		t.Run("Busy", u.busy)
+		t.Run("AllOnTheSession", u.session)
+		t.Run("Nested", u.nested)
+		t.Run("NestedInDo", u.nestedInDo)
+		t.Run("DeadlockInDo", u.deadlockInDo)
+		t.Run("SavePoint", u.savePoint)
+		t.Run("ManualTransaction", u.manual)
+		t.Run("QueryInRows", u.queryInRows)
+		t.Run("ManyKinds", u.manyKinds)
+		u.idle(t)
+	})
+	t.Run("OpenConn", func(t *testing.T) {
+		db, err := OpenConn(another(t, shop))
+		check(t, err)
+		shop.Restock(t, 1)
+		check(t, Sell(t.Context(), db, 1, "Ann"))
+		shop.Want(t, 0, 1)
+	})
+}
+
+// onConfigs runs a test with GORM as it is opened in several ways.
+func onConfigs(t *testing.T, dsn string, test func(t *testing.T, db *gorm.DB)) {
+	t.Helper()
 	for name, config := range map[string]gorm.Config{
 		"defaults":    {},
 		"skip":        {SkipDefaultTransaction: true},
@@ -27,38 +65,12 @@ func testShop(t *testing.T, shop *testshop.Shop) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			config.Logger = logger.Discard
-			db, err := Open(shop.LockDSN(), &config)
-			if err != nil {
-				t.Fatal(err)
-			}
+			db, err := Open(dsn, &config)
+			check(t, err)
 			closeLater(t, db)
-			u := usage{shop: shop, db: db, another: another(t, shop)}
-			t.Run("Sell", u.sell)
-			t.Run("SellWithoutTransaction", u.sellWithout)
-			t.Run("SellAll", u.sellAll)
-			t.Run("Busy", u.busy)
-			t.Run("AllOnTheSession", u.session)
-			t.Run("Nested", u.nested)
-			t.Run("NestedInDo", u.nestedInDo)
-			t.Run("DeadlockInDo", u.deadlockInDo)
-			t.Run("SavePoint", u.savePoint)
-			t.Run("ManualTransaction", u.manual)
-			t.Run("QueryInRows", u.queryInRows)
-			t.Run("ManyKinds", u.manyKinds)
-			u.idle(t)
+			test(t, db)
 		})
 	}
-	t.Run("OpenConn", func(t *testing.T) {
-		db, err := OpenConn(another(t, shop))
-		if err != nil {
-			t.Fatal(err)
-		}
-		shop.Restock(t, 1)
-		if err := Sell(t.Context(), db, 1, "Ann"); err != nil {
-			t.Fatal(err)
-		}
-		shop.Want(t, 0, 1)
-	})
 }
 
 // usage is GORM as it was opened in one of several ways.
@@ -111,9 +123,7 @@ func (u usage) sellAll(t *testing.T) {
 
 func (u usage) busy(t *testing.T) {
 	hold, err := mysqllock.Acquire(t.Context(), u.another, "product:1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer hold.Rollback()
 	ctx := lockctx.With(t.Context(), "product:1", lockctx.Wait(200*time.Millisecond))
 	var got string
@@ -372,9 +382,7 @@ func (u usage) manyKinds(t *testing.T) {
 func (u usage) released(t *testing.T, key string) {
 	t.Helper()
 	hold, err := mysqllock.Acquire(context.Background(), u.another, key, lockctx.Wait(time.Minute))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	check(t, hold.Rollback())
 }
 

@@ -21,10 +21,8 @@ func TestMain(m *testing.M) { testshop.Main(m, payAll) }
 
 const payments = 10
 
-// TestPayments: each payment is charged once, and has one entry and one row in the audit, also
+// testPayments: each payment is charged once, and has one entry and one row in the audit, also
 // with two processes of three callers.
-func TestPayments(t *testing.T) { testshop.Run(t, testPayments) }
-
 func testPayments(t *testing.T, shop *testshop.Shop) {
 	db, err := Open(shop.LockDSN(), &gorm.Config{Logger: logger.Discard})
 	check(t, err)

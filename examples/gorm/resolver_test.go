@@ -19,11 +19,9 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestResolver: dbresolver sends reads to another handle, whose data no lock of this one
+// testResolver: dbresolver sends reads to another handle, whose data no lock of this one
 // protects. What would be decided on them fails, if that handle has the driver "mysqllock". With
 // "mysql" it is not seen. OnSource is right with both.
-func TestResolver(t *testing.T) { testshop.Run(t, testResolver) }
-
 func testResolver(t *testing.T, shop *testshop.Shop) {
 	other, err := driver.ParseDSN(shop.DSN)
 	check(t, err)

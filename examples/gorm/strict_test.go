@@ -73,10 +73,8 @@ func pay(db *gorm.DB, bank *bank, bill uint) error {
 	return db.Create(&LedgerRow{BillID: bill}).Error
 }
 
-// TestStrictPayment: a payment that loses its lock in the middle pays bills without a row in
+// testStrictPayment: a payment that loses its lock in the middle pays bills without a row in
 // the ledger. In strict mode nothing of it is committed, and in a transaction it is right.
-func TestStrictPayment(t *testing.T) { testshop.Run(t, testStrictPayment) }
-
 func testStrictPayment(t *testing.T, shop *testshop.Shop) {
 	for how, config := range map[string]gorm.Config{
 		"defaults": {},

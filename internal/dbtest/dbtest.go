@@ -39,6 +39,14 @@ func Want(t testing.TB, err error, targets ...error) {
 	}
 }
 
+// Is fails the test unless err, which what has returned, matches target.
+func Is(t testing.TB, what string, err, target error) {
+	t.Helper()
+	if !errors.Is(err, target) {
+		t.Errorf("%s: %v, want %v", what, err, target)
+	}
+}
+
 // Says fails the test unless the text of err has all of these in it.
 func Says(t testing.TB, err error, texts ...string) {
 	t.Helper()

@@ -18,7 +18,7 @@ import (
 // TestStripesDisagree: handles that differ in how many rows keys share refuse to
 // work, and what the error says mends it.
 func TestStripesDisagree(t *testing.T) {
-	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		use := func(params ...string) error {
 			_, err := s.Handle(params...).ExecContext(lockctx.With(dbtest.Limited(t), "k", lockctx.Lease(stock.TTL)), "DO 0")
 			return err
@@ -63,7 +63,7 @@ func TestStripesDisagree(t *testing.T) {
 
 // TestStripesKeepTheTableSmall: a thousand keys use four rows.
 func TestStripesKeepTheTableSmall(t *testing.T) {
-	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle("lockStripes=4")
 		var all sync.WaitGroup
 		for worker := range 10 {
@@ -84,8 +84,7 @@ func TestStripesKeepTheTableSmall(t *testing.T) {
 			})
 		}
 		all.Wait()
-		var rows int
-		dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM mysqllock WHERE namespace = ?", s.Name).Scan(&rows))
+		rows := dbtest.Column[int](t, s.Plain, "SELECT COUNT(*) FROM mysqllock WHERE namespace = ?", s.Name)[0]
 		if rows != 4+1 {
 			t.Errorf("%d rows, want 4 and the note", rows)
 		}
@@ -94,7 +93,7 @@ func TestStripesKeepTheTableSmall(t *testing.T) {
 
 // TestStripesNest: keys that share a row are one lock, to be had again and again.
 func TestStripesNest(t *testing.T) {
-	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle("lockStripes=4", "lockWait=1m"), s.Handle("lockStripes=4")
 		var keys []string
 		for i := range 20 {

@@ -22,7 +22,7 @@ import (
 // TestCommit: what is written commits if, and only if, all keys have their versions; in one
 // statement, after which nothing is locked.
 func TestCommit(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, params := range []string{"", "clientFoundRows=true"} {
 			p := s.process()
 			p.remember(nil, "k", "l")
@@ -127,7 +127,7 @@ func compares(text string) bool {
 // of a transaction that was committed, and one that comes before it commits nothing; and
 // without an answer nobody says which it was.
 func TestDisturbedCommit(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		p.remember(nil, "k")
 		const signal = "SIGNAL SQLSTATE '70100' SET MYSQL_ERRNO = 1317;"
@@ -186,7 +186,7 @@ func TestDisturbedCommit(t *testing.T) {
 // TestKilledWhileItCompares: the statement waits, for the table's definition, and is killed
 // there, or its connection is; nothing is committed.
 func TestKilledWhileItCompares(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		if s.MariaDB() {
 			t.Skip("there it waits for nothing")
 		}
@@ -309,7 +309,7 @@ func (p *process) beginWith(conn driver.Conn, r optimistic.Request) (begun bool,
 // TestBegin: the version is read and the transaction begins in one statement, whose snapshot is
 // that of its first read; and what has to be waited for is waited for without a transaction.
 func TestBegin(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		p.remember(nil, "k")
 		var mine dbtest.Tap
@@ -385,7 +385,7 @@ func begins(text string) bool {
 // TestDisturbedBegin: a statement that reads and begins, and is interrupted before or after
 // BEGIN, leaves no transaction and says that none has begun.
 func TestDisturbedBegin(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		p.remember(nil, "k")
 		const signal = "SIGNAL SQLSTATE '70100' SET MYSQL_ERRNO = 1317; "

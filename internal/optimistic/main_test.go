@@ -87,17 +87,11 @@ const control = "SET SESSION autocommit = 1, innodb_lock_wait_timeout = 5, lock_
 func (s *scratch) process(change ...func(*strategy.Config)) *process {
 	s.T.Helper()
 	p := &process{scratch: s}
-	newPool := func(c driver.Connector, max int, setup string) *pool.Pool {
-		made, err := pool.New(pool.Config{Connect: c.Connect, Max: max, Idle: time.Minute, Setup: setup})
-		dbtest.OK(s.T, err)
-		s.T.Cleanup(made.Close)
-		return made
-	}
-	p.control = newPool(s.Connector(), 4, control)
+	p.control = s.pool(4, control)
 	procedures := s.registry(s.info, p.control)
 	p.rows = keyrow.New(keyrow.Config{Control: p.control, Table: s.table, Namespace: namespace, Info: s.info, Auto: true, Procedures: procedures})
 	p.leases = lease.New(strategy.Config{
-		Conns: newPool(s.Connector(), 8, lease.Setup(ttl)), Control: p.control, Rows: p.rows, Queue: new(queue.Queue),
+		Conns: s.pool(8, lease.Setup(ttl)), Control: p.control, Rows: p.rows, Queue: new(queue.Queue),
 		Table: s.table, Namespace: namespace, Owner: owner, Info: s.info, TTL: ttl, Procedures: procedures,
 	})
 	s.T.Cleanup(p.leases.Close)
@@ -109,6 +103,15 @@ func (s *scratch) process(change ...func(*strategy.Config)) *process {
 	}
 	p.Locker = optimistic.New(cfg)
 	return p
+}
+
+// pool has at most max connections.
+func (s *scratch) pool(max int, setup string) *pool.Pool {
+	s.T.Helper()
+	made, err := pool.New(pool.Config{Connect: s.Connector().Connect, Max: max, Idle: time.Minute, Setup: setup})
+	dbtest.OK(s.T, err)
+	s.T.Cleanup(made.Close)
+	return made
 }
 
 // remember does so with a wait of 20 s.
@@ -133,6 +136,13 @@ func (p *process) told(wait time.Duration, keys ...string) error {
 	return dbtest.Until(func() error {
 		return p.within(dbtest.Limited(p.T), wait, keys...)
 	}, func(err error) bool { return !errors.Is(err, lockerr.ErrExhausted) })
+}
+
+// begun is c, in a transaction that has just begun.
+func (s *scratch) begun(c driver.Conn) driver.Conn {
+	s.T.Helper()
+	s.Exec(c, "START TRANSACTION")
+	return c
 }
 
 // wantCommit and wantConflict are how a transaction on c with versions is to end.
@@ -237,9 +247,7 @@ func (s *scratch) rowsOf(topology string) *keyrow.Rows {
 	s.T.Helper()
 	info := s.info
 	info.Topology = topology
-	control, err := pool.New(pool.Config{Connect: s.Connector().Connect, Max: 1, Idle: time.Minute, Setup: control})
-	dbtest.OK(s.T, err)
-	s.T.Cleanup(control.Close)
+	control := s.pool(1, control)
 	return keyrow.New(keyrow.Config{Control: control, Table: s.table, Namespace: namespace, Info: info, Auto: true, Procedures: s.registry(info, control)})
 }
 

@@ -29,7 +29,7 @@ import (
 // TestFirstOnKey: a row lock that was taken before the row was marked does not
 // count its commit, so it is waited for.
 func TestFirstOnKey(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), []string{"k"}))
 		holder, versioned := s.lock("k", "FOR UPDATE")
@@ -79,7 +79,7 @@ func TestFirstOnKey(t *testing.T) {
 
 // TestTurns: who waits for rows keeps no more than one connection of Control.
 func TestTurns(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		var keys []string
 		for i := range 6 {
@@ -112,14 +112,9 @@ func TestTurns(t *testing.T) {
 // TestServersBound: who waits in the server for longer than the server lets it
 // begins again.
 func TestServersBound(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(func(cfg *strategy.Config) {
-			brief, err := pool.New(pool.Config{
-				Connect: s.Connector().Connect, Max: 2, Idle: time.Minute, Setup: control + ", innodb_lock_wait_timeout = 1",
-			})
-			dbtest.OK(t, err)
-			t.Cleanup(brief.Close)
-			cfg.Control = brief
+			cfg.Control = s.pool(2, control+", innodb_lock_wait_timeout = 1")
 		})
 		dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), []string{"k"}))
 		holder, _ := s.lock("k", "FOR UPDATE")
@@ -140,7 +135,7 @@ func TestServersBound(t *testing.T) {
 // TestRowLock: a commit that counts is a conflict, and so is a row that is
 // locked, by one or by many.
 func TestRowLock(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		c := s.Connect()
 		for _, how := range []string{"FOR UPDATE", "LOCK IN SHARE MODE"} {
@@ -158,18 +153,15 @@ func TestRowLock(t *testing.T) {
 			}
 			s.Exec(c, "ROLLBACK")
 			s.Exec(holder, "ROLLBACK")
-			s.Exec(c, "START TRANSACTION")
-			p.wantCommit(c, versions...)
+			p.wantCommit(s.begun(c), versions...)
 		}
 		versions := p.remember(c, "k")
 		holder, _ := s.lock("k", "FOR UPDATE")
 		s.Exec(holder, "UPDATE "+s.table.String()+" SET token = token + 1"+where("k"))
 		s.Exec(holder, "COMMIT")
-		s.Exec(c, "START TRANSACTION")
-		p.wantConflict(c, versions...)
+		p.wantConflict(s.begun(c), versions...)
 		for _, never := range []uint64{0, versions[0].Number() + 3, 1<<64 - 1} {
-			s.Exec(c, "START TRANSACTION")
-			p.wantConflict(c, p.Given("k", never))
+			p.wantConflict(s.begun(c), p.Given("k", never))
 		}
 
 		err := p.Compare(dbtest.Limited(t), c, versions)
@@ -182,7 +174,7 @@ func TestRowLock(t *testing.T) {
 
 // TestCleanUp: no version outlives its row.
 func TestCleanUp(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		if !s.info.SkipLocked {
 			t.Skip("there is no clean-up")
 		}
@@ -205,13 +197,11 @@ func TestCleanUp(t *testing.T) {
 		before := p.remember(c, "k")[0]
 		keep()
 		s.set("k", "expires = '2020-01-01'")
-		s.Exec(c, "START TRANSACTION")
-		p.wantCommit(c, before)
+		p.wantCommit(s.begun(c), before)
 		keep()
 		before = p.remember(c, "k")[0]
 		clean()
-		s.Exec(c, "START TRANSACTION")
-		p.wantConflict(c, before)
+		p.wantConflict(s.begun(c), before)
 
 		// The new row begins with the old one's token, and row locks do not count on it.
 		dbtest.OK(t, other.rows.Exist(dbtest.Limited(t), []string{"k"}))
@@ -219,17 +209,14 @@ func TestCleanUp(t *testing.T) {
 		holder, _ := s.lock("k", "FOR UPDATE")
 		s.Exec(holder, setCounter("k", 5))
 		s.Exec(holder, "COMMIT")
-		s.Exec(c, "START TRANSACTION")
-		p.wantConflict(c, before)
+		p.wantConflict(s.begun(c), before)
 
 		after := p.remember(c, "k")[0]
 		if after.Number() <= before.Number() {
 			t.Errorf("%d before the clean-up, %d after it", before.Number(), after.Number())
 		}
-		s.Exec(c, "START TRANSACTION")
-		p.wantConflict(c, before)
-		s.Exec(c, "START TRANSACTION")
-		p.wantCommit(c, after)
+		p.wantConflict(s.begun(c), before)
+		p.wantCommit(s.begun(c), after)
 
 		// A row is made again where it is known to be there and is not.
 		clean()
@@ -260,7 +247,7 @@ func wantHolder(t *testing.T, err error) {
 // TestLapsedLease: the last commit of its holder, which its fence has let
 // through, may still be under way when the lease has run out.
 func TestLapsedLease(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other := s.process(), s.process()
 		p.remember(nil, "k")
 		holder := s.Connect()
@@ -273,8 +260,7 @@ func TestLapsedLease(t *testing.T) {
 			return s.Query(s.own, "SELECT "+schema.Live("")+" FROM "+s.table.String()+where("k"))[0][0] == "0"
 		})
 		c := s.Connect()
-		s.Exec(c, "START TRANSACTION")
-		p.wantConflict(c, p.Given("k", held.Token()))
+		p.wantConflict(s.begun(c), p.Given("k", held.Token()))
 
 		remembered := make(chan []*optimistic.Version, 1)
 		go func() { remembered <- p.remember(nil, "k") }()
@@ -290,9 +276,7 @@ func TestLapsedLease(t *testing.T) {
 		s.wantRow("k", fmt.Sprint(held.Token()+1, " 1 nobody"))
 
 		// Nothing that its holder does late finds it.
-		if err := held.Release(); !errors.Is(err, lockerr.ErrLost) {
-			t.Errorf("the release of a lease that has run out: %v", err)
-		}
+		dbtest.Is(t, "the release of a lease that has run out", held.Release(), lockerr.ErrLost)
 		s.wantRow("k", fmt.Sprint(held.Token()+1, " 1 nobody"))
 		s.Exec(c, "START TRANSACTION")
 		if got := s.counter(c, "k"); got != 5 {
@@ -302,34 +286,35 @@ func TestLapsedLease(t *testing.T) {
 
 		// A lease's token is no version, even where nobody has prepared it.
 		s.set("k", "owner = 'x#12345678', expires = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND")
-		s.Exec(c, "START TRANSACTION")
-		p.wantConflict(c, p.Given("k", versions[0].Number()+1))
+		p.wantConflict(s.begun(c), p.Given("k", versions[0].Number()+1))
 	})
 }
 
 // TestTakenMeanwhile: what is not to be prepared any more, once nobody has locked
 // the row, is left as it is.
 func TestTakenMeanwhile(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
-		p := s.process()
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		var cases dbtest.Together
+		defer cases.Wait()
 		for _, before := range []string{"versioned = 0", "versioned = 1, owner = 'x', expires = '2020-01-01'"} {
-			dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), []string{"k"}))
-			s.set("k", before)
-			holder, _ := s.lock("k", "FOR UPDATE")
-			ended := make(chan error, 1)
-			go func() { ended <- p.within(dbtest.Limited(t), 6*time.Second, "k") }()
-			dbtest.Soon(t, "it waits", func() bool { return s.busy("ON DUPLICATE KEY") == 1 })
-			s.Exec(holder, "UPDATE "+s.table.String()+" SET token = 7, owner = '"+owner+"#12345678', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR"+where("k"))
-			s.Exec(holder, "COMMIT")
-			err := <-ended
-			if !errors.Is(err, lockerr.ErrTimeout) {
-				t.Errorf("%s: %v", before, err)
-			}
-			wantHolder(t, err)
-			if got := s.row("k"); !strings.HasPrefix(got, "7 ") || !strings.HasSuffix(got, owner+"#12345678") {
-				t.Errorf("%s: the row is %q", before, got)
-			}
-			s.set("k", "owner = NULL")
+			cases.Run(t, before, func(t *testing.T) {
+				s := newScratch(s.Beside(t))
+				p := s.process()
+				dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), []string{"k"}))
+				s.set("k", before)
+				holder, _ := s.lock("k", "FOR UPDATE")
+				ended := make(chan error, 1)
+				go func() { ended <- p.within(dbtest.Limited(t), 6*time.Second, "k") }()
+				dbtest.Soon(t, "it waits", func() bool { return s.busy("ON DUPLICATE KEY") == 1 })
+				s.Exec(holder, "UPDATE "+s.table.String()+" SET token = 7, owner = '"+owner+"#12345678', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR"+where("k"))
+				s.Exec(holder, "COMMIT")
+				err := <-ended
+				dbtest.Is(t, before, err, lockerr.ErrTimeout)
+				wantHolder(t, err)
+				if got := s.row("k"); !strings.HasPrefix(got, "7 ") || !strings.HasSuffix(got, owner+"#12345678") {
+					t.Errorf("%s: the row is %q", before, got)
+				}
+			})
 		}
 	})
 }
@@ -337,7 +322,7 @@ func TestTakenMeanwhile(t *testing.T) {
 // TestWokenForNothing: who is woken while the same lease is still there does not
 // ask again and again, and ends each turn that it is given.
 func TestWokenForNothing(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		calls, turns := 0, 0
 		p := s.process(func(cfg *strategy.Config) {
 			cfg.Await = func(_ context.Context, key string, _ time.Time, atMost time.Duration) (func(), error) {
@@ -496,7 +481,7 @@ func TestSessions(t *testing.T) {
 
 // TestReadUncommitted: a version that may never be one is not remembered.
 func TestReadUncommitted(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		before := p.remember(nil, "k")[0]
 		holder, _ := s.lock("k", "FOR UPDATE")
@@ -508,11 +493,7 @@ func TestReadUncommitted(t *testing.T) {
 				t.Errorf("the test sees %s", got)
 			}
 			if control {
-				made, err := pool.New(pool.Config{
-					Connect: s.Connector().Connect, Max: 1, Idle: time.Minute, Setup: "SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED",
-				})
-				dbtest.OK(t, err)
-				defer made.Close()
+				made := s.pool(1, "SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
 				p, c = s.process(func(cfg *strategy.Config) { cfg.Control = made }), nil
 			}
 			for range 2 {
@@ -526,7 +507,7 @@ func TestReadUncommitted(t *testing.T) {
 
 // TestCancelled callers are told why, and leave nothing behind.
 func TestCancelled(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		var awaits atomic.Int64 // waits for leases
 		p := s.process(func(cfg *strategy.Config) {
 			await := cfg.Await
@@ -534,10 +515,7 @@ func TestCancelled(t *testing.T) {
 				awaits.Add(1)
 				return await(ctx, key, since, atMost)
 			}
-			patient, err := pool.New(pool.Config{Connect: s.Connector().Connect, Max: 4, Idle: time.Minute, Setup: "SET SESSION autocommit = 1, innodb_lock_wait_timeout = 30"})
-			dbtest.OK(t, err)
-			t.Cleanup(patient.Close)
-			cfg.Control = patient // else the server soon ends by itself what nobody kills
+			cfg.Control = s.pool(4, "SET SESSION autocommit = 1, innodb_lock_wait_timeout = 30") // else the server soon ends by itself what nobody kills
 		})
 		keys := []string{"first", "leased", "locked"}
 		dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), keys))
@@ -595,7 +573,7 @@ func TestCancelled(t *testing.T) {
 
 // TestWaiting: whoever is asked before a wait may refuse it.
 func TestWaiting(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), []string{"leased", "locked"}))
 		s.set("leased", "owner = 'x', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR")
@@ -628,7 +606,7 @@ func TestWaiting(t *testing.T) {
 // TestDefinition: who changes the lock table's definition keeps a commit for no
 // longer than a second.
 func TestDefinition(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, c := s.process(), s.Connect()
 		versions := p.remember(c, "k")
 		reader := s.Connect()
@@ -640,18 +618,16 @@ func TestDefinition(t *testing.T) {
 		dbtest.Soon(t, "it waits", func() bool {
 			return len(s.Query(s.own, "SELECT 1 FROM information_schema.PROCESSLIST WHERE DB = '"+s.Name+"' AND STATE LIKE 'Waiting for table metadata%'")) == 1
 		})
-		s.Exec(c, "START TRANSACTION")
-		p.wantConflict(c, versions...)
+		p.wantConflict(s.begun(c), versions...)
 		s.Exec(reader, "COMMIT")
 		all.Wait()
-		s.Exec(c, "START TRANSACTION")
-		p.wantCommit(c, versions...)
+		p.wantCommit(s.begun(c), versions...)
 	})
 }
 
 // TestFailures: what the server refuses is said in words that help.
 func TestFailures(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		versions := p.remember(nil, "k")
 		user := "u_" + s.Name[len(s.Name)-8:]
@@ -659,15 +635,12 @@ func TestFailures(t *testing.T) {
 		t.Cleanup(func() { s.Exec(s.own, "DROP USER '"+user+"'@'%'") })
 		s.Exec(s.own, "GRANT SELECT ON "+s.Name+".* TO '"+user+"'@'%'")
 		c := s.Connect(dbtest.As(user))
-		s.Exec(c, "START TRANSACTION")
-		if err := p.Compare(dbtest.Limited(t), c, versions); err == nil || !strings.Contains(err.Error(), optimistic.Grants) {
+		if err := p.Compare(dbtest.Limited(t), s.begun(c), versions); err == nil || !strings.Contains(err.Error(), optimistic.Grants) {
 			t.Errorf("without the privileges: %v", err)
 		}
 		c = s.Connect()
 		s.Exec(c, "START TRANSACTION READ ONLY")
-		if err := p.Compare(dbtest.Limited(t), c, versions); !errors.Is(err, lockerr.ErrUnsafe) {
-			t.Errorf("in a transaction that only reads: %v", err)
-		}
+		dbtest.Is(t, "in a transaction that only reads", p.Compare(dbtest.Limited(t), c, versions), lockerr.ErrUnsafe)
 		dbtest.OK(t, c.Close())
 		if err := p.Compare(dbtest.Limited(t), c, versions); err == nil || errors.Is(err, driver.ErrBadConn) {
 			t.Errorf("without a connection: %v", err)
@@ -692,16 +665,14 @@ func TestFailures(t *testing.T) {
 			t.Errorf("in a new table: %d", v[0].Number())
 		}
 		p.control.Close()
-		if err := p.within(dbtest.Limited(t), 0, "k"); !errors.Is(err, lockerr.ErrClosed) {
-			t.Errorf("after the end: %v", err)
-		}
+		dbtest.Is(t, "after the end", p.within(dbtest.Limited(t), 0, "k"), lockerr.ErrClosed)
 	})
 }
 
 // TestDeadlock: the server's own choice of who is to begin again is left to the
 // caller.
 func TestDeadlock(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		versions := p.remember(nil, "k")
 		err := p.Compare(dbtest.Limited(t), failing{&mysql.MySQLError{Number: 1213}}, versions)
@@ -713,7 +684,7 @@ func TestDeadlock(t *testing.T) {
 
 // TestBareDriver: a connection that knows nothing but Prepare is enough.
 func TestBareDriver(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p, c := s.process(), s.Connect()
 		bare := struct{ driver.Conn }{c}
 		versions := p.remember(bare, "k", "l")
@@ -727,7 +698,7 @@ func TestBareDriver(t *testing.T) {
 // TestTableLocked: while somebody has locked the whole table, what the server ends by its
 // own limit has a sentinel, and the key.
 func TestTableLocked(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		p.remember(nil, "known")
 		version := p.remember(nil, "committed")
@@ -784,9 +755,7 @@ func TestChanged(t *testing.T) {
 					t.Errorf("%s: version %d: %v", params, old, err)
 				}
 			}
-			if err := update("id = 7 AND version = 1"); !errors.Is(err, lockerr.ErrConflict) {
-				t.Errorf("%s: no row: %v", params, err)
-			}
+			dbtest.Is(t, params+": no row", update("id = 7 AND version = 1"), lockerr.ErrConflict)
 			dbtest.OK(t, update("id IN (1, 2)"))
 			if err := update("no = 7"); err == nil || errors.Is(err, lockerr.ErrConflict) {
 				t.Errorf("%s: a statement that fails: %v", params, err)
@@ -801,9 +770,7 @@ func TestChanged(t *testing.T) {
 			}
 			before := version(tx)
 			dbtest.OK(t, update("id = ? AND version = ?", 1, before))
-			if err := mysqllock.Changed(tx.Exec("UPDATE product SET version = version + 1 WHERE id = 1 AND version = ?", before)); !errors.Is(err, lockerr.ErrConflict) {
-				t.Errorf("%s: it was changed meanwhile: %v", params, err)
-			}
+			dbtest.Is(t, params+": it was changed meanwhile", mysqllock.Changed(tx.Exec("UPDATE product SET version = version + 1 WHERE id = 1 AND version = ?", before)), lockerr.ErrConflict)
 			if checked || params == "innodb_snapshot_isolation=ON" { // it has ended the transaction
 				before++
 			}

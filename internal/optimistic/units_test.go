@@ -248,7 +248,7 @@ func TestOptimisticConflicts(t *testing.T) {
 // TestOptimisticHeld has somebody hold the key at the commit: the unit does not
 // wait for it.
 func TestOptimisticHeld(t *testing.T) {
-	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle("lockWait=2m"), s.Handle()
 		for holder, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "shared": lockctx.Shared(), "lease": lockctx.Lease(stock.TTL)} {
 			for name, unit := range units(lockctx.Optimistic()) {
@@ -277,7 +277,7 @@ func TestOptimisticHeld(t *testing.T) {
 // TestOptimisticVersions: what tells versions, what makes new ones, and what
 // needs none.
 func TestOptimisticVersions(t *testing.T) {
-	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle("lockStrategy=optimistic")
 		ctx := lockctx.With(dbtest.Limited(t), "k")
 		wantVersion(t, ctx, 0)
@@ -333,9 +333,7 @@ func TestOptimisticVersions(t *testing.T) {
 					dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = 1 WHERE id = 1")
 					return sql.ErrNoRows
 				})
-				if !errors.Is(err, sql.ErrNoRows) {
-					t.Errorf("Do returned %v", err)
-				}
+				dbtest.Is(t, "Do", err, sql.ErrNoRows)
 				return nil
 			},
 			"a hold that is rolled back": func(ctx context.Context) error {
@@ -386,7 +384,7 @@ func TestOptimisticVersions(t *testing.T) {
 
 // TestIfVersion carries a version to another unit of work.
 func TestIfVersion(t *testing.T) {
-	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		shown := func() uint64 {
 			t.Helper()
@@ -438,9 +436,7 @@ func TestIfVersion(t *testing.T) {
 
 		// A key that was never used has no version.
 		_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "new", lockctx.IfVersion(1)), increment, 1)
-		if !errors.Is(err, mysqllock.ErrConflict) {
-			t.Errorf("a key that was never used: %v", err)
-		}
+		dbtest.Is(t, "a key that was never used", err, mysqllock.ErrConflict)
 	})
 }
 
@@ -518,7 +514,7 @@ func TestOptimisticConflictStays(t *testing.T) {
 // TestOptimisticFailedWrite: the unit of work goes on after a statement that has
 // failed, and does not conflict with itself.
 func TestOptimisticFailedWrite(t *testing.T) {
-	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		duplicate := "INSERT INTO p VALUES (1, 1)"
 		for _, another := range []bool{false, true} {
@@ -578,9 +574,7 @@ func TestOptimisticInTransactions(t *testing.T) {
 			tx = dbtest.Begin(t, dbtest.Limited(t), db)
 			stock.MustRead(t, context.Background(), tx, 1)
 			_, err = tx.ExecContext(lockctx.With(dbtest.Limited(t), "k", opt, lockctx.AllowStale()), increment, n+2)
-			if !errors.Is(err, mysqllock.ErrStaleSnapshot) {
-				t.Errorf("a late hint after a read, with AllowStale, returned %v", err)
-			}
+			dbtest.Is(t, "a late hint after a read, with AllowStale,", err, mysqllock.ErrStaleSnapshot)
 			dbtest.OK(t, tx.Rollback())
 		}
 		s.WantStock(1, n+1)
@@ -649,7 +643,7 @@ func TestOptimisticInTransactions(t *testing.T) {
 
 // TestOptimisticWaitsForALease: its holder may commit until it gives it back.
 func TestOptimisticWaitsForALease(t *testing.T) {
-	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle("lockWait=2m"), s.Handle()
 		for name, unit := range units(lockctx.Optimistic()) {
 			h := stock.Acquire(t, other, "k", lockctx.Lease(stock.TTL))
@@ -726,10 +720,9 @@ func TestOptimisticWaitsForALease(t *testing.T) {
 // TestRowLocksRaise: the commit of a row lock counts where, and only where, the key
 // was kept optimistically, and it has written.
 func TestRowLocksRaise(t *testing.T) {
-	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
-		_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "DO 1") // makes the row
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "k"), db, "DO 1") // makes the row
 		for _, versioned := range []bool{false, true} {
 			if versioned {
 				stock.MustRead(t, optimistically(t), db, 1)
@@ -794,12 +787,11 @@ func TestRowLocksRaise(t *testing.T) {
 // TestOptimisticInTextTransaction: SQL text has begun a transaction, whose
 // snapshot may be older than the version.
 func TestOptimisticInTextTransaction(t *testing.T) {
-	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		for _, begin := range []string{"BEGIN", "SET autocommit = 0"} {
 			for _, opt := range []lockctx.Option{lockctx.Optimistic(), lockctx.IfVersion(1)} {
-				conn, err := db.Conn(dbtest.Limited(t))
-				dbtest.OK(t, err)
+				conn := dbtest.Conn(t, db)
 				dbtest.Exec(t, conn, begin)
 				stock.MustRead(t, dbtest.Limited(t), conn, 1)
 				dbtest.ExecIn(t, optimistically(t), other, "UPDATE p SET stock = stock + 1 WHERE id = 1")
@@ -817,7 +809,7 @@ func TestOptimisticInTextTransaction(t *testing.T) {
 
 // TestOptimisticMixed: the same key in other ways, in one lock context.
 func TestOptimisticMixed(t *testing.T) {
-	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		stock.MustRead(t, optimistically(t), db, 1)
 		bump := func() {
@@ -876,14 +868,10 @@ func TestOptimisticMixed(t *testing.T) {
 						free()
 						continue
 					}
-					if !errors.Is(err, mysqllock.ErrConflict) {
-						t.Errorf("a lock after a change returned %v", err)
-					}
+					dbtest.Is(t, "a lock after a change", err, mysqllock.ErrConflict)
 					s.WantStock(1, had)
 					free()
-					if err := write(ctx); !errors.Is(err, mysqllock.ErrConflict) {
-						t.Errorf("a write after that returned %v", err)
-					}
+					dbtest.Is(t, "a write after that", write(ctx), mysqllock.ErrConflict)
 					s.WantStock(1, had)
 					free()
 				}
@@ -893,15 +881,11 @@ func TestOptimisticMixed(t *testing.T) {
 				ctx := lockctx.With(context.Background(), "k", lockctx.Optimistic())
 				stock.MustRead(t, ctx, db, 1)
 				_, err := db.BeginTx(lockctx.With(in(ctx), "m", lockctx.Row(), lockctx.NoWait()), nil)
-				if !errors.Is(err, mysqllock.ErrLocked) {
-					t.Errorf("a second key that is not free: %v", err)
-				}
+				dbtest.Is(t, "a second key that is not free", err, mysqllock.ErrLocked)
 				free()
 				bump()
 				had := s.Stock(1)
-				if err := write(ctx); !errors.Is(err, mysqllock.ErrConflict) {
-					t.Errorf("a write after a change returned %v", err)
-				}
+				dbtest.Is(t, "a write after a change", write(ctx), mysqllock.ErrConflict)
 				s.WantStock(1, had)
 				dbtest.OK(t, h.Release())
 				// Inside a hold nobody else can change it; but the holder of a lease has
@@ -919,9 +903,7 @@ func TestOptimisticMixed(t *testing.T) {
 					return nil
 				}, opt)
 				if strings.HasPrefix(name, "lease") {
-					if !errors.Is(err, mysqllock.ErrUnsafe) {
-						t.Errorf("inside a hold with a lease: %v", err)
-					}
+					dbtest.Is(t, "inside a hold with a lease", err, mysqllock.ErrUnsafe)
 					s.WantStock(1, had)
 				} else {
 					dbtest.OK(t, err)
@@ -941,9 +923,7 @@ func TestOptimisticMixed(t *testing.T) {
 						dbtest.OK(t, err)
 						s.WantStock(1, had+1)
 					} else {
-						if !errors.Is(err, mysqllock.ErrConflict) {
-							t.Errorf("a hold after a change returned %v", err)
-						}
+						dbtest.Is(t, "a hold after a change", err, mysqllock.ErrConflict)
 						s.WantStock(1, had)
 					}
 					free()
@@ -963,9 +943,7 @@ func TestOptimisticMixed(t *testing.T) {
 		ctx := lockctx.With(optimistically(t), "k", lockctx.Advisory())
 		stock.MustRead(t, ctx, db, 1)
 		bump()
-		if err := write(ctx); !errors.Is(err, mysqllock.ErrConflict) {
-			t.Errorf("under an advisory lock: %v", err)
-		}
+		dbtest.Is(t, "under an advisory lock", write(ctx), mysqllock.ErrConflict)
 		s.WantNamed("k", false)
 	})
 }
@@ -973,7 +951,7 @@ func TestOptimisticMixed(t *testing.T) {
 // TestOptimisticStripes: different keys are one row, so they conflict with each
 // other, but never with themselves.
 func TestOptimisticStripes(t *testing.T) {
-	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle("lockStripes=1"), s.Handle("lockStripes=1")
 		write := func(ctx context.Context, db *sql.DB) error {
 			_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
@@ -1141,7 +1119,7 @@ func TestAStatementThatFailsOnWhatOthersCommittedIsAConflict(t *testing.T) {
 // somebody else was first. The same goes for a row lock that sets a version.
 func TestOptimisticCommitUnanswered(t *testing.T) {
 	const add = "UPDATE p SET stock = stock + 1 WHERE id = 1"
-	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, proxy := s.Proxied(mysqllock.Config{})
 		dbtest.Exec(t, db, "SELECT 1") // the handle looks at its server
 		inTx := func(ctx context.Context) error {
@@ -1187,7 +1165,7 @@ func TestOptimisticCommitUnanswered(t *testing.T) {
 // TestDoRunsAgainAfterAConflict as often as Retry says, and not with a version that was given,
 // which stays what it is.
 func TestDoRunsAgainAfterAConflict(t *testing.T) {
-	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		for _, c := range []struct {
 			first     lockctx.Option
@@ -1221,7 +1199,7 @@ func TestDoRunsAgainAfterAConflict(t *testing.T) {
 // TestStatementsOfAVersion: what paths cost for a key whose row is there, and marked. The golden
 // files of the matrix have the others.
 func TestStatementsOfAVersion(t *testing.T) {
-	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, tap := s.Tapped(mysqllock.Config{})
 		db.SetMaxOpenConns(1)
 		const add = "UPDATE p SET stock = stock + 1 WHERE id = 1"

@@ -50,7 +50,7 @@ func (g *gone) Err() error {
 // TestHandoffToOneThatGoes: the next caller goes at the moment at which the lock is handed
 // over to it. Then the caller behind it has the lock, or nobody has, and the session is free.
 func TestHandoffToOneThatGoes(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(func(c *strategy.Config) { c.HandOvers, c.HandOverTime = 30, time.Minute })
 		begin := func(ctx context.Context, tookOver func(*pool.Conn)) (*rowlock.Grant, error) {
 			return p.Begin(ctx, driver.TxOptions{}, true, rowlock.Request{
@@ -261,9 +261,7 @@ func TestHandoffGivesOthersTheirTurn(t *testing.T) {
 				got <- mysqllock.Do(dbtest.Limited(t), other, "k", func(context.Context) error { note("other"); return nil }, opts...)
 			}()
 			dbtest.Soon(t, "the other one waits in the server", func() bool {
-				var n int
-				dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE '%FOR UPDATE%' AND INFO NOT LIKE '%NOWAIT%' AND INFO NOT LIKE 'CREATE%' AND ID <> CONNECTION_ID()", s.Name).Scan(&n))
-				return n == 1
+				return dbtest.Column[int](t, s.Plain, "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE '%FOR UPDATE%' AND INFO NOT LIKE '%NOWAIT%' AND INFO NOT LIKE 'CREATE%' AND ID <> CONNECTION_ID()", s.Name)[0] == 1
 			})
 			dbtest.OK(t, test.work(hold.Context(), db))
 			dbtest.OK(t, hold.Release())
@@ -503,9 +501,7 @@ func TestHandoffWithoutAWay(t *testing.T) {
 		}
 		db := s.Handle(params)
 		pass(s, db, func() bool {
-			var n int
-			dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM information_schema.ROUTINES WHERE ROUTINE_SCHEMA = ? AND ROUTINE_NAME = 'mysqllock_pass1'", s.Name).Scan(&n))
-			return n == 1
+			return dbtest.Column[int](t, s.Plain, "SELECT COUNT(*) FROM information_schema.ROUTINES WHERE ROUTINE_SCHEMA = ? AND ROUTINE_NAME = 'mysqllock_pass1'", s.Name)[0] == 1
 		})
 		for range 2 {
 			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10")
@@ -542,9 +538,7 @@ func TestHandoffBesideDDL(t *testing.T) {
 		altered := make(chan error, 1)
 		go func() { _, err := s.Plain.Exec("ALTER TABLE mysqllock ENGINE = InnoDB"); altered <- err }()
 		dbtest.Soon(t, "the ALTER waits", func() bool {
-			var n int
-			dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND STATE LIKE 'Waiting for table metadata lock'", s.Name).Scan(&n))
-			return n == 1
+			return dbtest.Column[int](t, s.Plain, "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND STATE LIKE 'Waiting for table metadata lock'", s.Name)[0] == 1
 		})
 		dbtest.OK(t, hold.Release())
 		s.WantStock(1, 9)
@@ -557,7 +551,7 @@ func TestHandoffBesideDDL(t *testing.T) {
 // TestHandoffLeavesSessions: a session goes back to the pool if somebody waits for one, also
 // for another key.
 func TestHandoffLeavesSessions(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for _, writes := range []bool{false, true} {
 			db, _ := passing(s, mysqllock.Config{HandOverTime: time.Minute, LockMaxConns: 1})
 			hold := stock.Acquire(t, db, "k")

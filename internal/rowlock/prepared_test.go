@@ -218,7 +218,7 @@ func TestUnprepared(t *testing.T) {
 
 // TestLostWhilePreparing: nothing is held, so that another connection may be tried.
 func TestLostWhilePreparing(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		link := pool.Adopt(&preparing{base: s.Connect().(base), refuse: driver.ErrBadConn})
 		s.Exec(link.Conn, "SET SESSION autocommit = 0")
@@ -229,9 +229,7 @@ func TestLostWhilePreparing(t *testing.T) {
 				grant.Ticket.Leave()
 				continue
 			}
-			if !errors.Is(err, driver.ErrBadConn) {
-				t.Errorf("the error is %v", err)
-			}
+			dbtest.Is(t, "the error", err, driver.ErrBadConn)
 			if !s.free("k") {
 				t.Error("k is locked")
 			}

@@ -78,6 +78,14 @@ func (p *process) requestAs(ctx context.Context, opts driver.TxOptions, r rowloc
 	}
 }
 
+// granted makes a request that must be granted.
+func (p *process) granted(r rowlock.Request) (*pool.Conn, *rowlock.Grant) {
+	p.T.Helper()
+	c, grant, err := p.request(dbtest.Limited(p.T), r)
+	dbtest.OK(p.T, err)
+	return c, grant
+}
+
 func (p *process) end(c *pool.Conn, txn *pool.Txn, ticket *queue.Ticket) {
 	p.T.Helper()
 	if err := txn.Commit(0); err != nil {
@@ -170,7 +178,7 @@ func TestLeaseExcludesRowLock(t *testing.T) {
 // TestRowLockWakesOnRelease: the waiter is told, tries again, and gives its turn
 // back; nobody else's row lock is in the way meanwhile.
 func TestRowLockWakesOnRelease(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		s.lease("k", time.Hour)
 		got := make(chan error, 1)
@@ -248,7 +256,7 @@ func TestWokenForNothing(t *testing.T) {
 
 // TestWaitForLeaseEnds: however it ends, the next in the queue comes to the front.
 func TestWaitForLeaseEnds(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		refusal := errors.New("refused")
 		for name, want := range map[string]error{"cancelled": context.Canceled, "refused": refusal, "failing": errAwait} {
 			p := s.process(func(cfg *strategy.Config) {
@@ -275,9 +283,7 @@ func TestWaitForLeaseEnds(t *testing.T) {
 			began := time.Now()
 			_, _, _, err := p.beginWaiting(ctx, time.Hour, waiting, "k")
 			waits.Wait()
-			if !errors.Is(err, want) {
-				t.Errorf("%s: %v", name, err)
-			}
+			dbtest.Is(t, name, err, want)
 			wantHolder(t, err, "x")
 			if d := time.Since(began); d > time.Minute {
 				t.Errorf("%s took %v", name, d)
@@ -449,7 +455,7 @@ func TestJoinKeepsItsTransactionAlive(t *testing.T) {
 }
 
 func TestUnsafeTopology(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, unsafe := range []bool{false, true} {
 			p := s.process(func(cfg *strategy.Config) {
 				cfg.Info.Topology = server.MultiPrimary
@@ -513,8 +519,7 @@ func (s *scratch) testQuiet(t *testing.T, before int) {
 	p, c := s.process(nil), s.Connect()
 	locked := func(key string) []string {
 		t.Helper()
-		conn, grant, err := p.request(dbtest.Limited(t), rowlock.Request{Keys: exclusive(key)})
-		dbtest.OK(t, err)
+		conn, grant := p.granted(rowlock.Request{Keys: exclusive(key)})
 		if err := server.Exec(dbtest.Limited(t), c, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' AND name = '"+key+"' FOR UPDATE NOWAIT"); !server.Locked(err) {
 			t.Errorf("%s is not locked: %v", key, err)
 		}
@@ -596,24 +601,31 @@ func (c lateKill) ExecContext(ctx context.Context, text string, args []driver.Na
 	return c.plainConn.ExecContext(ctx, text, args)
 }
 
+// pool has one connection, which is wrapped.
+func (s *scratch) pool(wrap func(plainConn) driver.Conn) *pool.Pool {
+	s.T.Helper()
+	p, err := pool.New(pool.Config{
+		Connect: func(ctx context.Context) (driver.Conn, error) {
+			c, err := s.Connector().Connect(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return wrap(c.(plainConn)), nil
+		},
+		Max: 1, Idle: time.Minute, Setup: "SET SESSION autocommit = 1",
+	})
+	dbtest.OK(s.T, err)
+	s.T.Cleanup(p.Close)
+	return p
+}
+
 // TestLateKill: a connection that a KILL may still hit is of no use any more, even
 // where the lock was granted before the KILL came.
 func TestLateKill(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		holder := s.process(nil)
 		var kill atomic.Pointer[func()] // what the KILL of a round does
-		control, err := pool.New(pool.Config{
-			Connect: func(ctx context.Context) (driver.Conn, error) {
-				c, err := s.Connector().Connect(ctx)
-				if err != nil {
-					return nil, err
-				}
-				return lateKill{c.(plainConn), func() { (*kill.Load())() }}, nil
-			},
-			Max: 1, Idle: time.Minute, Setup: "SET SESSION autocommit = 1",
-		})
-		dbtest.OK(t, err)
-		t.Cleanup(control.Close)
+		control := s.pool(func(c plainConn) driver.Conn { return lateKill{c, func() { (*kill.Load())() }} })
 		p := s.process(func(cfg *strategy.Config) { cfg.Control = control })
 		for range 20 { // a KILL may come too late to be sent at all
 			release := sync.OnceFunc(holder.hold(rowlock.Request{Keys: exclusive("k"), Wait: time.Minute}))
@@ -635,9 +647,7 @@ func TestLateKill(t *testing.T) {
 				release()
 				continue
 			}
-			if !errors.Is(err, lockerr.ErrTimeout) {
-				t.Errorf("granted with a KILL on its way: %v", err)
-			}
+			dbtest.Is(t, "granted with a KILL on its way", err, lockerr.ErrTimeout)
 			if c == nil || c.Clean() {
 				t.Error("the connection is used on")
 			}
@@ -667,18 +677,7 @@ func (c failingKill) ExecContext(ctx context.Context, text string, args []driver
 func TestFailingKill(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		var until atomic.Pointer[time.Time]
-		control, err := pool.New(pool.Config{
-			Connect: func(ctx context.Context) (driver.Conn, error) {
-				c, err := s.Connector().Connect(ctx)
-				if err != nil {
-					return nil, err
-				}
-				return failingKill{c.(plainConn), &until}, nil
-			},
-			Max: 1, Idle: time.Minute, Setup: "SET SESSION autocommit = 1",
-		})
-		dbtest.OK(t, err)
-		t.Cleanup(control.Close)
+		control := s.pool(func(c plainConn) driver.Conn { return failingKill{c, &until} })
 		p := s.process(func(cfg *strategy.Config) { cfg.Control, cfg.TTL = control, time.Hour })
 		defer s.process(nil).hold(rowlock.Request{Keys: exclusive("k"), Wait: time.Minute})()
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))
@@ -720,22 +719,11 @@ func (c cutOff) QueryContext(ctx context.Context, text string, args []driver.Nam
 // TestGaveUpOnClosedConnection: who gives up is told so, and not that a connection
 // was bad, for which database/sql would try another.
 func TestGaveUpOnClosedConnection(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		p.hold(rowlock.Request{Keys: exclusive("k")})() // makes the row
 		var giveUp context.CancelFunc
-		conns, err := pool.New(pool.Config{
-			Connect: func(ctx context.Context) (driver.Conn, error) {
-				c, err := s.Connector().Connect(ctx)
-				if err != nil {
-					return nil, err
-				}
-				return cutOff{c.(plainConn), &giveUp}, nil
-			},
-			Max: 1, Idle: time.Minute, Setup: "SET SESSION autocommit = 1",
-		})
-		dbtest.OK(t, err)
-		t.Cleanup(conns.Close)
+		conns := s.pool(func(c plainConn) driver.Conn { return cutOff{c, &giveUp} })
 		p.conns = conns
 		p.hold(rowlock.Request{Keys: exclusive("k")})() // opens it
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))

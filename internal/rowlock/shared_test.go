@@ -205,7 +205,7 @@ func TestSharedExcludes(t *testing.T) {
 }
 
 func TestLabel(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		end := p.hold(rowlock.Request{Keys: exclusive("a", "b")})
 		for label, want := range map[string]string{"": "a, b", "the key": "the key"} {
@@ -245,12 +245,11 @@ func TestMixedKeys(t *testing.T) {
 				if wait > 0 && len(keys) > 1 {
 					continue // of several keys that were not granted, some are locked: the transaction has to go
 				}
-				c, grant, err := p.request(dbtest.Limited(t), rowlock.Request{Keys: exclusive("mine")})
-				dbtest.OK(t, err)
+				c, grant := p.granted(rowlock.Request{Keys: exclusive("mine")})
 				if wait > 0 {
 					after(t, 100*time.Millisecond, other.hold(rowlock.Request{Keys: exclusive(keys[0].Name)}))
 				}
-				if _, _, err = p.Join(dbtest.Limited(t), c, rowlock.Request{Keys: keys, Wait: wait, Waiting: free}); err != nil {
+				if _, _, err := p.Join(dbtest.Limited(t), c, rowlock.Request{Keys: keys, Wait: wait, Waiting: free}); err != nil {
 					t.Error(err)
 				}
 				for _, key := range keys {
@@ -262,8 +261,7 @@ func TestMixedKeys(t *testing.T) {
 
 		// Together with others who share it.
 		end = other.hold(rowlock.Request{Keys: shared("a")})
-		c, grant, err := p.request(dbtest.Limited(t), rowlock.Request{Keys: exclusive("mine")})
-		dbtest.OK(t, err)
+		c, grant := p.granted(rowlock.Request{Keys: exclusive("mine")})
 		_, alive, err := p.Join(dbtest.Limited(t), c, rowlock.Request{Keys: exclusive("a"), Waiting: free})
 		if !alive || !errors.Is(err, lockerr.ErrLocked) {
 			t.Errorf("alive %v, %v", alive, err)
@@ -347,8 +345,7 @@ func TestSharedDeadlock(t *testing.T) {
 		var conns []*pool.Conn
 		var grants []*rowlock.Grant
 		for _, name := range []string{"a", "b"} {
-			c, grant, err := p.request(dbtest.Limited(t), rowlock.Request{Keys: exclusive(name)})
-			dbtest.OK(t, err)
+			c, grant := p.granted(rowlock.Request{Keys: exclusive(name)})
 			conns, grants = append(conns, c), append(grants, grant)
 		}
 		for i, name := range []string{"b", "a"} {
@@ -420,9 +417,7 @@ func TestSharedIsNotRaised(t *testing.T) {
 			lockctx.With(lockctx.With(dbtest.Limited(t), "k"), "k", lockctx.Shared()),
 		} {
 			tx = dbtest.Begin(t, ctx, db)
-			if err := shared(other); !errors.Is(err, mysqllock.ErrLocked) {
-				t.Errorf("shared beside exclusive: %v", err)
-			}
+			dbtest.Is(t, "shared beside exclusive", shared(other), mysqllock.ErrLocked)
 			dbtest.OK(t, mysqllock.Do(ctx, db, "k", func(context.Context) error { return nil }, lockctx.Shared()))
 			dbtest.OK(t, tx.Commit())
 		}
@@ -440,7 +435,7 @@ func TestSharedIsNotRaised(t *testing.T) {
 
 // TestSharedNeedsARowLock: it is never quietly another lock.
 func TestSharedNeedsARowLock(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for _, strategy := range []string{hint.StrategyLease, hint.StrategyAdvisory, hint.StrategyOptimistic} {
 			db := s.Handle("lockStrategy=" + strategy)
 			_, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Shared()), nil)
@@ -464,9 +459,7 @@ func TestSharedAndLeases(t *testing.T) {
 		db, other := s.Handle(), s.Handle()
 		h := stock.Acquire(t, db, "k", lockctx.Lease(stock.TTL))
 		_, err := other.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Shared(), lockctx.NoWait()), nil)
-		if !errors.Is(err, mysqllock.ErrLocked) {
-			t.Errorf("shared, beside a lease: %v", err)
-		}
+		dbtest.Is(t, "shared, beside a lease", err, mysqllock.ErrLocked)
 		granted := make(chan *sql.Tx)
 		go func() {
 			tx, err := other.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Shared()), nil)
@@ -482,9 +475,7 @@ func TestSharedAndLeases(t *testing.T) {
 			_, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(stock.TTL), lockctx.Wait(100*time.Millisecond))
 			return err
 		})
-		if !errors.Is(err, mysqllock.ErrTimeout) {
-			t.Errorf("a lease, beside one who shares: %v", err)
-		}
+		dbtest.Is(t, "a lease, beside one who shares", err, mysqllock.ErrTimeout)
 		s.WantLeased("k", false)
 		dbtest.OK(t, tx.Commit())
 		h = stock.Acquire(t, db, "k", lockctx.Lease(stock.TTL))

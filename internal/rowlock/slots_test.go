@@ -248,7 +248,7 @@ func TestSlotsAllTaken(t *testing.T) {
 // TestSlotWaitIsOne: the waits of one request are one to Request.Waiting, in the queue
 // and in the server.
 func TestSlotWaitIsOne(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other := s.process(nil), s.process(nil)
 		rows := slots(1)
 		var calls, dones atomic.Int32
@@ -285,8 +285,7 @@ func TestSlotWaitIsOne(t *testing.T) {
 		calls.Store(0)
 		p.refused(rowlock.Request{Slots: rows, Wait: 8 * slice, Waiting: once}, lockerr.ErrTimeout)
 		want(1, 2)
-		c, grant, err := p.request(dbtest.Limited(t), rowlock.Request{Keys: exclusive("mine")})
-		dbtest.OK(t, err)
+		c, grant := p.granted(rowlock.Request{Keys: exclusive("mine")})
 		calls.Store(0)
 		if _, alive, err := p.Join(dbtest.Limited(t), c, rowlock.Request{Slots: rows, Wait: 8 * slice, Waiting: once}); !errors.Is(err, lockerr.ErrTimeout) || !alive {
 			t.Errorf("alive %v: %v", alive, err)
@@ -360,7 +359,7 @@ func TestFreeSlot(t *testing.T) {
 // TestControlIsBusy: whoever does not wait does not wait for a connection either,
 // on which it could look who else is there.
 func TestControlIsBusy(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		var control *pool.Pool
 		p := s.process(func(cfg *strategy.Config) { control = cfg.Control })
 		other := s.process(nil)
@@ -478,8 +477,7 @@ func TestLeasedSlots(t *testing.T) {
 		s.lease(rows[0], time.Hour)
 		s.lease(rows[2], time.Hour)
 		for range 8 {
-			c, grant, err := p.request(dbtest.Limited(t), rowlock.Request{Slots: rows})
-			dbtest.OK(t, err)
+			c, grant := p.granted(rowlock.Request{Slots: rows})
 			if grant.Slot != 1 {
 				t.Errorf("slot %d", grant.Slot)
 			}
@@ -558,8 +556,7 @@ func TestSlotsVanish(t *testing.T) {
 
 		// Nothing is locked where a transaction goes on.
 		remove(rows...)
-		c, grant, err := p.request(dbtest.Limited(t), rowlock.Request{Keys: exclusive("mine")})
-		dbtest.OK(t, err)
+		c, grant := p.granted(rowlock.Request{Keys: exclusive("mine")})
 		if _, _, err := p.Join(dbtest.Limited(t), c, rowlock.Request{Slots: rows, Waiting: free}); err != nil {
 			t.Error(err)
 		}
@@ -590,16 +587,14 @@ func TestJoinSlot(t *testing.T) {
 			t.Helper()
 			r.Slots, r.Waiting = rows, free
 			// It waits: what is left of the join before may end late on a busy server.
-			c, grant, err := p.request(dbtest.Limited(t), rowlock.Request{Keys: exclusive("mine"), Wait: time.Minute})
-			dbtest.OK(t, err)
+			c, grant := p.granted(rowlock.Request{Keys: exclusive("mine"), Wait: time.Minute})
 			before := len(s.occupied(probe, rows))
 			locked, alive, err := p.Join(dbtest.Limited(t), c, r)
 			for try := 1; try < 20 && !alive && errors.Is(want, lockerr.ErrTimeout); try++ { // a busy server may answer too late
 				_ = grant.Txn.Rollback(0)
 				grant.Ticket.Leave()
 				c.Destroy()
-				c, grant, err = p.request(dbtest.Limited(t), rowlock.Request{Keys: exclusive("mine"), Wait: time.Minute})
-				dbtest.OK(t, err)
+				c, grant = p.granted(rowlock.Request{Keys: exclusive("mine"), Wait: time.Minute})
 				locked, alive, err = p.Join(dbtest.Limited(t), c, r)
 			}
 			defer p.end(c, grant.Txn, grant.Ticket)
@@ -740,8 +735,7 @@ func TestJoinSlotDeadlock(t *testing.T) {
 		var conns []*pool.Conn
 		var grants []*rowlock.Grant
 		for _, name := range names {
-			c, grant, err := p.request(dbtest.Limited(t), rowlock.Request{Slots: []string{name}})
-			dbtest.OK(t, err)
+			c, grant := p.granted(rowlock.Request{Slots: []string{name}})
 			conns, grants = append(conns, c), append(grants, grant)
 		}
 		var deadlocks atomic.Int32
@@ -768,7 +762,7 @@ func TestJoinSlotDeadlock(t *testing.T) {
 
 // TestSlotsNeedSkipLocked, which a server may lack.
 func TestSlotsNeedSkipLocked(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(func(cfg *strategy.Config) { cfg.Info.SkipLocked = false })
 		p.refused(rowlock.Request{Slots: slots(2), Wait: time.Second}, lockerr.ErrUnsafe)
 		c := pool.Adopt(s.Connect())

@@ -226,9 +226,7 @@ func TestServersOwnIdleLimit(t *testing.T) {
 				}
 				err := tx.Commit()
 				if i == 0 { // the application's own rule for its transactions, with locks or without
-					if !errors.Is(err, mysqllock.ErrLost) {
-						t.Errorf("a transaction: %v", err)
-					}
+					dbtest.Is(t, "a transaction", err, mysqllock.ErrLost)
 				} else if err != nil {
 					t.Errorf("a transaction: %v", err)
 				}

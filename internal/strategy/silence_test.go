@@ -159,8 +159,7 @@ func TestSilenceDuringAWait(t *testing.T) {
 					taken = []lockctx.Option{lockctx.Row()}
 				}
 				for range n {
-					hold, err := mysqllock.Acquire(dbtest.Limited(t), holders, key, taken...)
-					dbtest.OK(t, err)
+					hold := stock.Acquire(t, holders, key, taken...)
 					t.Cleanup(func() { _ = hold.Release() })
 				}
 				asks := func() error {
@@ -204,7 +203,7 @@ func TestSilenceDuringAWait(t *testing.T) {
 // TestNoConnectionIsNoSilence: a caller whose context ends while all connections are in use is
 // told so, with the key, whatever it asks for.
 func TestNoConnectionIsNoSilence(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for name, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic()} {
 			db := s.Handle("maxConns=4")
 			ctx, end := context.WithCancel(dbtest.Limited(t))
@@ -213,8 +212,7 @@ func TestNoConnectionIsNoSilence(t *testing.T) {
 				return mysqllock.Do(ctx, db, "another", func(context.Context) error { return nil }, lockctx.Row())
 			}))
 			for id := range 3 { // and one is the driver's own
-				tx, err := db.BeginTx(ctx, nil)
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, ctx, db)
 				dbtest.Exec(t, tx, "UPDATE p SET stock = stock WHERE id = ?", 100+id)
 			}
 			for way, take := range takers {
@@ -273,7 +271,7 @@ func hole(t *testing.T, server string, greets bool) (addr string, entered <-chan
 // is or whether the client may come in, keep no key from being locked once the address is healthy
 // again, although neither the callers nor the DSN have a time limit.
 func TestHungOpeningsAreGivenUp(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		var cells, used sync.WaitGroup
 		defer cells.Wait()
 		killed := make(chan struct{})

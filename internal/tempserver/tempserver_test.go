@@ -63,6 +63,13 @@ func forEach(t *testing.T, test func(*testing.T, Binary)) {
 	on(t, EachFlavour(RequireOwn(t)), test)
 }
 
+// onOne runs it on one server, for what is this package's own doing.
+func onOne(t *testing.T, test func(*testing.T, Binary)) {
+	t.Helper()
+	bins := EachFlavour(RequireOwn(t))
+	on(t, bins[len(bins)-1:], test)
+}
+
 func on(t *testing.T, bins []Binary, test func(*testing.T, Binary)) {
 	t.Helper()
 	for _, b := range bins {
@@ -328,7 +335,7 @@ func TestStartFails(t *testing.T) {
 
 // TestConcurrentUse is for the race detector.
 func TestConcurrentUse(t *testing.T) {
-	forEach(t, func(t *testing.T, b Binary) {
+	onOne(t, func(t *testing.T, b Binary) {
 		s := start(t, b)
 		var wg sync.WaitGroup
 		for _, use := range []func(){
@@ -353,7 +360,7 @@ func TestParentDies(t *testing.T) {
 	if _, err := os.Stat("/proc/self/stat"); err != nil {
 		t.Skip("needs /proc to see processes")
 	}
-	forEach(t, func(t *testing.T, b Binary) {
+	onOne(t, func(t *testing.T, b Binary) {
 		for _, death := range []struct {
 			name string
 			kill func(parent *os.Process, server int) error
@@ -409,7 +416,7 @@ func TestParentDiesWhileStarting(t *testing.T) {
 		if b.Flavour == MySQL {
 			longest = 800 * time.Millisecond
 		}
-		for delay := time.Duration(0); delay < longest; delay += longest / 12 {
+		for delay := time.Duration(0); delay < longest; delay += longest / 6 {
 			parent, _ := startChild(t, b)
 			time.Sleep(delay)
 			if err := parent.Process.Kill(); err != nil {

@@ -15,6 +15,8 @@ import (
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/inspect"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/engine"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -62,8 +64,7 @@ func TestDoctor(t *testing.T) {
 func TestLeaseIsShown(t *testing.T) {
 	s := newScratch(t)
 	i, db := s.inspector(s.dsn), s.handle("lockOwner=web-1:7:shopd")
-	h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(6*time.Second))
-	dbtest.OK(t, err)
+	h := stock.Acquire(t, db, "k", lockctx.Lease(6*time.Second))
 	var l *inspect.Lock
 	dbtest.Soon(t, "it is renewed", func() bool {
 		l = s.look(i, inspect.Filter{})
@@ -78,7 +79,7 @@ func TestLeaseIsShown(t *testing.T) {
 		t.Errorf("it is shown as %+v", l)
 	}
 	var e *mysqllock.Error
-	_, err = mysqllock.Acquire(dbtest.Limited(t), s.handle(), "k", lockctx.Lease(lease), lockctx.NoWait())
+	_, err := mysqllock.Acquire(dbtest.Limited(t), s.handle(), "k", lockctx.Lease(engine.Lease), lockctx.NoWait())
 	if !errors.As(err, &e) || !errors.Is(err, mysqllock.ErrLocked) || e.Holder == nil || e.Holder.Program != "web-1:7:shopd" {
 		t.Errorf("another caller is told %v", err)
 	}
@@ -92,7 +93,7 @@ func TestLeaseIsShown(t *testing.T) {
 	if released.Token != token+1 {
 		t.Errorf("the new token is %d, after %d", released.Token, token)
 	}
-	err = inTx(h.Context(), db, func(tx *sql.Tx) error { return count(h.Context(), tx) })
+	err = stock.InTx(h.Context(), db, func(tx *sql.Tx) error { return count(h.Context(), tx) })
 	dbtest.Want(t, err, mysqllock.ErrLost)
 	if l = s.look(i, inspect.Filter{Keys: []string{"k"}}); l.Forced == nil || l.Forced.Reason != "a test" {
 		t.Errorf("afterwards it is %+v", l)
@@ -108,9 +109,7 @@ func TestRowLockIsNotShown(t *testing.T) {
 	i := s.inspector(s.dsn)
 	begin := func(key string) *sql.Tx {
 		t.Helper()
-		tx, err := s.handle().BeginTx(lockctx.With(dbtest.Limited(t), key), nil)
-		dbtest.OK(t, err)
-		return tx
+		return dbtest.Begin(t, lockctx.With(dbtest.Limited(t), key), s.handle())
 	}
 	k := inspect.Filter{Keys: []string{"k"}}
 	tried := inspect.Filter{Keys: []string{"k"}, Try: true}
@@ -130,7 +129,7 @@ func TestRowLockIsNotShown(t *testing.T) {
 	}
 	waits := make(chan error)
 	go func() {
-		waits <- inTx(lockctx.With(dbtest.Limited(t), "k"), s.handle(), func(*sql.Tx) error { return nil })
+		waits <- stock.InTx(lockctx.With(dbtest.Limited(t), "k"), s.handle(), func(*sql.Tx) error { return nil })
 	}()
 	dbtest.Soon(t, "the waiter is shown", func() bool {
 		snap, err := i.Snapshot(dbtest.Limited(t), k)
@@ -168,8 +167,7 @@ func TestRowLockIsNotShown(t *testing.T) {
 	}
 	// What it sees of its own it does not take for all that there is.
 	dbtest.Exec(t, admin, "GRANT ALL ON "+cfg.DBName+".* TO "+user)
-	own, err := dbtest.Open(t, "mysqllock", asUser).BeginTx(lockctx.With(dbtest.Limited(t), "its own"), nil)
-	dbtest.OK(t, err)
+	own := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "its own"), dbtest.Open(t, "mysqllock", asUser))
 	defer own.Rollback()
 	if l := s.look(s.inspector(asUser), tried); len(l.Holders.List) != 1 || l.Holders.List[0].ConnectionID != 0 {
 		t.Errorf("an account without PROCESS is told of %+v", l.Holders)
@@ -183,15 +181,14 @@ func TestCleanUp(t *testing.T) {
 	ctx := dbtest.Limited(t)
 	var last uint64
 	for range 3 {
-		h, err := mysqllock.Acquire(ctx, db, "old", lockctx.Lease(lease))
+		h, err := mysqllock.Acquire(ctx, db, "old", lockctx.Lease(engine.Lease))
 		dbtest.OK(t, err)
 		last = h.Token()
 		dbtest.OK(t, h.Release())
 	}
-	leased, err := mysqllock.Acquire(ctx, db, "leased", lockctx.Lease(lease))
+	leased, err := mysqllock.Acquire(ctx, db, "leased", lockctx.Lease(engine.Lease))
 	dbtest.OK(t, err)
-	locked, err := db.BeginTx(lockctx.With(ctx, "locked"), nil)
-	dbtest.OK(t, err)
+	locked := dbtest.Begin(t, lockctx.With(ctx, "locked"), db)
 	done, err := i.Clean(ctx, inspect.CleanUp{})
 	dbtest.OK(t, err)
 	names := dbtest.Column[string](t, dbtest.Open(t, "mysql", s.dsn), "SELECT name FROM mysqllock ORDER BY name")
@@ -200,7 +197,7 @@ func TestCleanUp(t *testing.T) {
 	}
 	dbtest.OK(t, leased.Release())
 	dbtest.OK(t, locked.Rollback())
-	h, err := mysqllock.Acquire(ctx, db, "old", lockctx.Lease(lease))
+	h, err := mysqllock.Acquire(ctx, db, "old", lockctx.Lease(engine.Lease))
 	dbtest.OK(t, err)
 	if h.Token() <= last {
 		t.Errorf("the token is %d, after %d", h.Token(), last)

@@ -17,6 +17,7 @@ import (
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/dbtest/engine"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	is "github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -27,14 +28,12 @@ func (s scratch) tapped(tap *dbtest.Tap) *sql.DB {
 	return engine.Tapped(s.t, s.dsn, tap, mysqllock.Config{})
 }
 
-const lease = 10 * time.Second
-
 // leaseJob holds a lease for two seconds or longer, as its parent says, and counts when it is
 // told to.
 func leaseJob(db *sql.DB, in *bufio.Scanner) {
 	in.Scan()
 	work := func(ctx context.Context) error {
-		return inTx(ctx, db, func(tx *sql.Tx) error {
+		return stock.InTx(ctx, db, func(tx *sql.Tx) error {
 			fmt.Println("held")
 			in.Scan()
 			return count(ctx, tx)
@@ -57,8 +56,8 @@ func TestLeaseOfHolderThatStops(t *testing.T) {
 			t.Run(fmt.Sprint(way, " ", signal), func(t *testing.T) {
 				s := newScratch(t)
 				took := s.afterHolder("lease", way, signal, func(db *sql.DB) error {
-					ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.Lease(lease))
-					return inTx(ctx, db, func(tx *sql.Tx) error { return count(ctx, tx) })
+					ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.Lease(engine.Lease))
+					return stock.InTx(ctx, db, func(tx *sql.Tx) error { return count(ctx, tx) })
 				})
 				if took < time.Second || took > time.Minute {
 					t.Errorf("it was free after %v", took)
@@ -95,13 +94,12 @@ func TestStolenLease(t *testing.T) {
 			other := dbtest.Open(t, "mysql", s.with("innodb_lock_wait_timeout=1"))
 			var tap dbtest.Tap
 			db := s.tapped(&tap)
-			ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.Lease(lease))
+			ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.Lease(engine.Lease))
 			var stolen error
 			var happened func() bool
-			err := inTx(ctx, db, func(tx *sql.Tx) error {
+			err := stock.InTx(ctx, db, func(tx *sql.Tx) error {
 				happened = tap.Strike(dbtest.Fault{At: c.at, Before: func() {
-					tx, err := other.Begin()
-					dbtest.OK(t, err)
+					tx := dbtest.Begin(t, context.Background(), other)
 					if _, stolen = tx.Exec(steal); stolen == nil {
 						stolen = tx.Commit()
 					}
@@ -127,8 +125,7 @@ func TestLeaseIsRenewed(t *testing.T) {
 	s := newScratch(t)
 	plain := dbtest.Open(t, "mysql", s.dsn)
 	engine.LeasesAreRenewed(t, s.handle(), s.handle(), func() (unlock func()) {
-		tx, err := plain.Begin()
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, context.Background(), plain)
 		dbtest.Exec(t, tx, "SELECT 1 FROM mysqllock WHERE name = 'k1' FOR UPDATE")
 		return func() { dbtest.OK(t, tx.Rollback()) }
 	})
@@ -139,17 +136,17 @@ func TestLeaseAndRowLock(t *testing.T) {
 	s := newScratch(t)
 	db, other := s.handle(), s.handle()
 	ctx := dbtest.Limited(t)
-	h, err := mysqllock.Acquire(ctx, db, "k", lockctx.Lease(lease))
+	h, err := mysqllock.Acquire(ctx, db, "k", lockctx.Lease(engine.Lease))
 	dbtest.OK(t, err)
 	_, err = mysqllock.Acquire(ctx, other, "k", lockctx.NoWait())
 	dbtest.Want(t, err, mysqllock.ErrLocked)
 	dbtest.OK(t, h.Release())
 	row, err := mysqllock.Acquire(ctx, other, "k", lockctx.NoWait())
 	dbtest.OK(t, err)
-	_, err = mysqllock.Acquire(ctx, db, "k", lockctx.Lease(lease), lockctx.NoWait())
+	_, err = mysqllock.Acquire(ctx, db, "k", lockctx.Lease(engine.Lease), lockctx.NoWait())
 	dbtest.Want(t, err, mysqllock.ErrLocked)
 	began := time.Now()
-	_, err = mysqllock.Acquire(ctx, db, "k", lockctx.Lease(lease), lockctx.Wait(700*time.Millisecond))
+	_, err = mysqllock.Acquire(ctx, db, "k", lockctx.Lease(engine.Lease), lockctx.Wait(700*time.Millisecond))
 	dbtest.Want(t, err, mysqllock.ErrTimeout)
 	if took := time.Since(began); took < 700*time.Millisecond || took > time.Minute {
 		t.Errorf("the wait took %v", took)
@@ -157,7 +154,7 @@ func TestLeaseAndRowLock(t *testing.T) {
 	dbtest.OK(t, row.Release())
 
 	// One that was not released is over when it has expired.
-	lapsed, err := mysqllock.Acquire(ctx, db, "k", lockctx.Lease(lease))
+	lapsed, err := mysqllock.Acquire(ctx, db, "k", lockctx.Lease(engine.Lease))
 	dbtest.OK(t, err)
 	dbtest.Exec(t, dbtest.Open(t, "mysql", s.dsn), "UPDATE mysqllock SET expires = UTC_TIMESTAMP(6) WHERE name = 'k'")
 	row, err = mysqllock.Acquire(ctx, other, "k", lockctx.NoWait())
@@ -176,7 +173,7 @@ func TestAnswerLost(t *testing.T) {
 // TestSlots: as many callers as there are slots hold one at a time, and a slot that is free is
 // found although the others are locked.
 func TestSlots(t *testing.T) {
-	for kind, option := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(lease)} {
+	for kind, option := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(engine.Lease)} {
 		t.Run(kind, func(t *testing.T) {
 			s := newScratch(t)
 			ctx := dbtest.Limited(t)
@@ -239,21 +236,18 @@ func TestLeaseSlotsBesideRowLocks(t *testing.T) {
 	s := newScratch(t)
 	a, b := dbtest.Open(t, "mysqllock", s.with("lockOwner=a")), dbtest.Open(t, "mysqllock", s.with("lockOwner=b"))
 	for range 5 {
-		hold, err := mysqllock.Acquire(dbtest.Limited(t), a, "six", lockctx.Slots(6))
-		dbtest.OK(t, err)
+		hold := stock.Acquire(t, a, "six", lockctx.Slots(6))
 		defer hold.Release()
 	}
 	for range 20 {
-		hold, err := mysqllock.Acquire(dbtest.Limited(t), b, "six", lockctx.Lease(10*time.Second), lockctx.Slots(6), lockctx.NoWait())
-		dbtest.OK(t, err)
+		hold := stock.Acquire(t, b, "six", lockctx.Lease(10*time.Second), lockctx.Slots(6), lockctx.NoWait())
 		dbtest.OK(t, hold.Release())
 	}
-	hold, err := mysqllock.Acquire(dbtest.Limited(t), a, "one", lockctx.Slots(1))
-	dbtest.OK(t, err)
+	hold := stock.Acquire(t, a, "one", lockctx.Slots(1))
 	defer hold.Release()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	_, err = mysqllock.Acquire(ctx, b, "one", lockctx.Lease(10*time.Second), lockctx.Slots(1), lockctx.Wait(time.Second))
+	_, err := mysqllock.Acquire(ctx, b, "one", lockctx.Lease(10*time.Second), lockctx.Slots(1), lockctx.Wait(time.Second))
 	if !errors.Is(err, mysqllock.ErrTimeout) || ctx.Err() != nil {
 		t.Errorf("a caller that waits for a second, of 30 (%v): %v", ctx.Err(), err)
 	}
@@ -274,7 +268,7 @@ func TestCosts(t *testing.T) {
 	}
 	under := func(o lockctx.Option) func() error {
 		own := lockctx.With(ctx, fmt.Sprintf("%T %[1]v", o), o) // a key that was kept optimistically costs others its version
-		return func() error { return inTx(own, db, add) }
+		return func() error { return stock.InTx(own, db, add) }
 	}
 	ways := []struct {
 		name string
@@ -283,7 +277,7 @@ func TestCosts(t *testing.T) {
 		took []time.Duration
 	}{
 		{name: "FOR UPDATE by hand", cost: 4, do: func() error {
-			return inTx(ctx, db, func(tx *sql.Tx) error {
+			return stock.InTx(ctx, db, func(tx *sql.Tx) error {
 				if err := tx.QueryRowContext(ctx, "SELECT name FROM locks WHERE name = 'k' FOR UPDATE").Scan(new(string)); err != nil {
 					return err
 				}
@@ -297,10 +291,13 @@ func TestCosts(t *testing.T) {
 				return err
 			})
 		}},
-		{name: "lease", cost: 11, do: under(lockctx.Lease(lease))},
+		{name: "lease", cost: 11, do: under(lockctx.Lease(engine.Lease))},
 		{name: "optimistic", cost: 5, do: under(lockctx.Optimistic())},
 	}
-	const warm, rounds = 3, 200
+	warm, rounds := 3, 20
+	if engine.Long {
+		rounds = 200
+	}
 	for round := range warm + rounds {
 		for i := range ways {
 			began := time.Now()

@@ -7,7 +7,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"strings"
 	"sync"
@@ -20,6 +19,7 @@ import (
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/dbtest/engine"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -96,48 +96,25 @@ func count(ctx context.Context, on runner) error {
 	if err := on.QueryRowContext(ctx, read).Scan(&n); err != nil {
 		return err
 	}
-	_, err := on.ExecContext(ctx, "UPDATE c SET n = ? WHERE id = 1", n+1)
+	return write(ctx, on, n+1)
+}
+
+func write(ctx context.Context, on runner, n int) error {
+	_, err := on.ExecContext(ctx, "UPDATE c SET n = ? WHERE id = 1", n)
 	if err == nil {
-		_, err = on.ExecContext(ctx, "INSERT INTO ledger (n) VALUES (?)", n+1)
+		_, err = on.ExecContext(ctx, "INSERT INTO ledger (n) VALUES (?)", n)
 	}
 	return err
 }
 
-func inTx(ctx context.Context, db *sql.DB, f func(*sql.Tx) error) error {
-	tx, err := db.BeginTx(ctx, nil)
-	if err != nil {
-		return err
-	}
-	defer tx.Rollback()
-	if err := f(tx); err != nil {
-		return err
-	}
-	return tx.Commit()
-}
-
-// counting are the ways to count, by strategy and use.
-var counting = map[string]func(ctx context.Context, db *sql.DB) error{
-	"row, BeginTx": func(ctx context.Context, db *sql.DB) error {
-		ctx = lockctx.With(ctx, "k")
-		return inTx(ctx, db, func(tx *sql.Tx) error { return count(ctx, tx) })
-	},
-	"row, several keys": func(ctx context.Context, db *sql.DB) error {
-		ctx = lockctx.WithKeys(ctx, []string{"j", "k", "l"})
-		return inTx(ctx, db, func(tx *sql.Tx) error { return count(ctx, tx) })
-	},
-	"row, Do": func(ctx context.Context, db *sql.DB) error {
-		return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
-			return inTx(ctx, db, func(tx *sql.Tx) error { return count(ctx, tx) })
-		})
-	},
-	"row, Conn": func(ctx context.Context, db *sql.DB) error {
-		c, err := db.Conn(ctx)
-		if err != nil {
-			return err
+// ways are the ways to count. What locks late sees nothing that is older than its lock.
+func ways() map[string]engine.Way {
+	all := engine.Ways(func(began, ctx context.Context, db dbtest.Beginner) error {
+		var opts *sql.TxOptions
+		if began != ctx {
+			opts = &sql.TxOptions{Isolation: sql.LevelReadCommitted}
 		}
-		defer c.Close()
-		ctx = lockctx.With(ctx, "k")
-		tx, err := c.BeginTx(ctx, nil)
+		tx, err := db.BeginTx(began, opts)
 		if err != nil {
 			return err
 		}
@@ -146,102 +123,31 @@ var counting = map[string]func(ctx context.Context, db *sql.DB) error{
 			return err
 		}
 		return tx.Commit()
-	},
-	"row, late hint": func(ctx context.Context, db *sql.DB) error {
-		tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
-		if err != nil {
-			return err
-		}
-		defer tx.Rollback()
-		if err := count(lockctx.With(ctx, "k"), tx); err != nil {
-			return err
-		}
-		return tx.Commit()
-	},
-	"optimistic, BeginTx": func(ctx context.Context, db *sql.DB) error {
-		return engine.Again(func() error {
-			own := lockctx.With(ctx, "k", lockctx.Optimistic())
-			return inTx(own, db, func(tx *sql.Tx) error { return count(own, tx) })
-		})
-	},
-	"optimistic, Do": func(ctx context.Context, db *sql.DB) error {
-		return engine.Again(func() error {
-			return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
-				return inTx(ctx, db, func(tx *sql.Tx) error { return count(ctx, tx) })
-			}, lockctx.Optimistic())
-		})
-	},
-	"lease, BeginTx": func(ctx context.Context, db *sql.DB) error {
-		ctx = lockctx.With(ctx, "k", lockctx.Lease(lease))
-		return inTx(ctx, db, func(tx *sql.Tx) error { return count(ctx, tx) })
-	},
-	"lease, Do": func(ctx context.Context, db *sql.DB) error {
-		return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
-			return inTx(ctx, db, func(tx *sql.Tx) error { return count(ctx, tx) })
-		}, lockctx.Lease(lease))
-	},
-	"row, lease or optimistic, BeginTx": func(ctx context.Context, db *sql.DB) error {
-		return engine.Again(func() error {
-			own := lockctx.With(ctx, "k", [...]lockctx.Option{lockctx.Row(), lockctx.Lease(lease), lockctx.Optimistic()}[rand.N(3)])
-			return inTx(own, db, func(tx *sql.Tx) error { return count(own, tx) })
-		})
-	},
-	"lease, late hint": func(ctx context.Context, db *sql.DB) error {
-		tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
-		if err != nil {
-			return err
-		}
-		defer tx.Rollback()
-		if err := count(lockctx.With(ctx, "k", lockctx.Lease(lease)), tx); err != nil {
-			return err
-		}
-		return tx.Commit()
-	},
-	"one slot": func(ctx context.Context, db *sql.DB) error {
-		ctx = lockctx.With(ctx, "k", lockctx.Slots(1))
-		return inTx(ctx, db, func(tx *sql.Tx) error { return count(ctx, tx) })
-	},
-	"one slot, lease": func(ctx context.Context, db *sql.DB) error {
-		ctx = lockctx.With(ctx, "k", lockctx.Slots(1), lockctx.Lease(lease))
-		return inTx(ctx, db, func(tx *sql.Tx) error { return count(ctx, tx) })
-	},
-	"claim with ForUpdate": func(ctx context.Context, db *sql.DB) error {
-		return inTx(ctx, db, func(tx *sql.Tx) error {
+	})
+	all["claim with ForUpdate"] = func(ctx context.Context, db *sql.DB) error {
+		return stock.InTx(ctx, db, func(tx *sql.Tx) error {
 			var n int
 			if err := tx.QueryRowContext(lockctx.Claim(ctx, lockctx.ForUpdate()), read).Scan(&n); err != nil {
 				return err
 			}
-			_, err := tx.ExecContext(ctx, "UPDATE c SET n = ? WHERE id = 1", n+1)
-			if err == nil {
-				_, err = tx.ExecContext(ctx, "INSERT INTO ledger (n) VALUES (?)", n+1)
-			}
-			return err
+			return write(ctx, tx, n+1)
 		})
-	},
-}
-
-const times = 10 // for each caller
-
-// callers is how many there are in each process: of those that retry after conflicts only a few, since
-// each of them costs the others a try.
-func callers(way string) int {
-	if strings.HasPrefix(way, "optimistic") {
-		return 2
 	}
-	return 8
+	return all
 }
 
 // countJob counts in one process, in the way that its parent says.
 func countJob(db *sql.DB, in *bufio.Scanner) {
 	in.Scan()
 	name := in.Text()
+	way := ways()[name]
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	var all sync.WaitGroup
-	for range callers(name) {
+	for range engine.Callers(name) {
 		all.Go(func() {
-			for range times {
-				if err := counting[name](ctx, db); err != nil {
+			for range engine.Times() {
+				if err := way(ctx, db); err != nil {
 					fmt.Println(err)
 					return
 				}
@@ -254,7 +160,7 @@ func countJob(db *sql.DB, in *bufio.Scanner) {
 
 // TestNothingIsLost has two processes count.
 func TestNothingIsLost(t *testing.T) {
-	for way := range counting {
+	for way := range ways() {
 		t.Run(way, func(t *testing.T) {
 			s := newScratch(t)
 			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), s.handle(), "k", func(context.Context) error { return nil })) // a transaction does not see a table that is younger
@@ -269,7 +175,7 @@ func TestNothingIsLost(t *testing.T) {
 				}
 			}
 			db := dbtest.Open(t, "mysql", s.dsn)
-			want := 2 * callers(way) * times
+			want := 2 * engine.Callers(way) * engine.Times()
 			n := dbtest.Column[int](t, db, read)[0]
 			entries := dbtest.Column[int](t, db, "SELECT COUNT(*) FROM ledger")[0]
 			different := dbtest.Column[int](t, db, "SELECT COUNT(DISTINCT n) FROM ledger")[0]
@@ -283,7 +189,7 @@ func TestNothingIsLost(t *testing.T) {
 
 // TestRefused: what does not hold is refused in words.
 func TestRefused(t *testing.T) {
-	engine := "TiDB " + dbtest.Column[string](t, dbtest.Open(t, "mysql", server.DSN("")), "SELECT VERSION()")[0]
+	is := "TiDB " + dbtest.Column[string](t, dbtest.Open(t, "mysql", server.DSN("")), "SELECT VERSION()")[0]
 	late := func(ctx context.Context, db *sql.DB, o *sql.TxOptions) error {
 		tx, err := db.BeginTx(ctx, o)
 		if err != nil {
@@ -293,14 +199,14 @@ func TestRefused(t *testing.T) {
 		return count(lockctx.With(ctx, "k"), tx)
 	}
 	claim := func(ctx context.Context, db *sql.DB, o lockctx.Option) error {
-		return inTx(ctx, db, func(tx *sql.Tx) error {
+		return stock.InTx(ctx, db, func(tx *sql.Tx) error {
 			var n int
 			return tx.QueryRowContext(lockctx.Claim(ctx, o), read).Scan(&n)
 		})
 	}
 	begin := func(o ...lockctx.Option) func(context.Context, *sql.DB) error {
 		return func(ctx context.Context, db *sql.DB) error {
-			return inTx(lockctx.With(ctx, "k", o...), db, func(*sql.Tx) error { return nil })
+			return stock.InTx(lockctx.With(ctx, "k", o...), db, func(*sql.Tx) error { return nil })
 		}
 	}
 	for what, c := range map[string]struct {
@@ -309,15 +215,15 @@ func TestRefused(t *testing.T) {
 		is    error
 		says  string
 	}{
-		"advisory": {"", begin(lockctx.Advisory()), mysqllock.ErrUnsafe, "advisory locks need GET_LOCK, which does not work on " + engine + "; use a row lock"},
-		"shared":   {"", begin(lockctx.Shared()), mysqllock.ErrUnsafe, "shared row locks need FOR SHARE, which does not work on " + engine + "; leave out lockctx.Shared"},
+		"advisory": {"", begin(lockctx.Advisory()), mysqllock.ErrUnsafe, "advisory locks need GET_LOCK, which does not work on " + is + "; use a row lock"},
+		"shared":   {"", begin(lockctx.Shared()), mysqllock.ErrUnsafe, "shared row locks need FOR SHARE, which does not work on " + is + "; leave out lockctx.Shared"},
 		"claim with SkipLocked": {
 			"", func(ctx context.Context, db *sql.DB) error { return claim(ctx, db, lockctx.SkipLocked()) }, mysqllock.ErrUnsafe,
-			"claims with SkipLocked need SKIP LOCKED, which does not work on " + engine + "; claim with ForUpdate",
+			"claims with SkipLocked need SKIP LOCKED, which does not work on " + is + "; claim with ForUpdate",
 		},
 		"claim with ForShare": {
 			"", func(ctx context.Context, db *sql.DB) error { return claim(ctx, db, lockctx.ForShare()) }, mysqllock.ErrUnsafe,
-			"claims with ForShare need FOR SHARE, which does not work on " + engine + "; claim with ForUpdate",
+			"claims with ForShare need FOR SHARE, which does not work on " + is + "; claim with ForUpdate",
 		},
 		"REPEATABLE READ": {"", func(ctx context.Context, db *sql.DB) error {
 			tx, err := db.BeginTx(lockctx.With(ctx, "k"), &sql.TxOptions{Isolation: sql.LevelRepeatableRead})
@@ -325,7 +231,7 @@ func TestRefused(t *testing.T) {
 				err = tx.Rollback()
 			}
 			return err
-		}, mysqllock.ErrUnsafe, "on " + engine + " a Repeatable Read transaction takes its snapshot when it begins, before it has the lock; say sql.LevelDefault or sql.LevelReadCommitted, with which it is READ COMMITTED"},
+		}, mysqllock.ErrUnsafe, "on " + is + " a Repeatable Read transaction takes its snapshot when it begins, before it has the lock; say sql.LevelDefault or sql.LevelReadCommitted, with which it is READ COMMITTED"},
 		"late hint": {"", func(ctx context.Context, db *sql.DB) error { return late(ctx, db, nil) }, mysqllock.ErrStaleSnapshot, "begin the transaction with the lock context"},
 		"late hint, optimistic": {"tidb_txn_mode=%27optimistic%27", func(ctx context.Context, db *sql.DB) error {
 			return late(ctx, db, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
@@ -336,10 +242,10 @@ func TestRefused(t *testing.T) {
 				return err
 			}
 			defer tx.Rollback()
-			return count(lockctx.With(ctx, "k", lockctx.Lease(lease)), tx)
+			return count(lockctx.With(ctx, "k", lockctx.Lease(engine.Lease)), tx)
 		}, mysqllock.ErrStaleSnapshot, "begin the transaction with the lock context"},
 		"lease, optimistic": {
-			"tidb_txn_mode=%27optimistic%27", begin(lockctx.Lease(lease)), mysqllock.ErrUnsafe,
+			"tidb_txn_mode=%27optimistic%27", begin(lockctx.Lease(engine.Lease)), mysqllock.ErrUnsafe,
 			"tidb_txn_mode is optimistic, so that fences of leases exclude nobody before COMMIT; say tidb_txn_mode=pessimistic in the DSN",
 		},
 		"claim, optimistic": {
@@ -371,7 +277,7 @@ func TestOptimisticModeAndNoopFunctions(t *testing.T) {
 				db := s.handle(params...) // no two are in one line of a process
 				all.Go(func() {
 					for range 5 {
-						if err := counting[way](ctx, db); err != nil {
+						if err := ways()[way](ctx, db); err != nil {
 							t.Error(err)
 						}
 					}
@@ -393,9 +299,8 @@ func TestWaits(t *testing.T) {
 	begin := func(ctx context.Context, o ...lockctx.Option) (*sql.Tx, error) {
 		return other.BeginTx(lockctx.With(ctx, "k", o...), nil)
 	}
-	tx, err := holder.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
-	dbtest.OK(t, err)
-	_, err = begin(dbtest.Limited(t), lockctx.NoWait())
+	tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k"), holder)
+	_, err := begin(dbtest.Limited(t), lockctx.NoWait())
 	dbtest.Want(t, err, mysqllock.ErrLocked)
 	for name, wait := range map[string]time.Duration{"of less than a second": 300 * time.Millisecond, "of more": 1300 * time.Millisecond} {
 		began := time.Now()
@@ -493,7 +398,7 @@ func TestHolderThatStops(t *testing.T) {
 			t.Run(fmt.Sprint(way, " ", signal), func(t *testing.T) {
 				s := newScratch(t)
 				took := s.afterHolder("hold", way, signal, func(db *sql.DB) error {
-					return inTx(lockctx.With(dbtest.Limited(t), "k"), db, func(tx *sql.Tx) error {
+					return stock.InTx(lockctx.With(dbtest.Limited(t), "k"), db, func(tx *sql.Tx) error {
 						_, err := tx.Exec("UPDATE c SET n = n + 10 WHERE id = 1")
 						return err
 					})
@@ -515,10 +420,8 @@ func TestKilledHolder(t *testing.T) {
 		t.Run(verb, func(t *testing.T) {
 			s := newScratch(t)
 			db := s.handle()
-			tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
-			dbtest.OK(t, err)
-			var id string
-			dbtest.OK(t, tx.QueryRow("SELECT CONNECTION_ID()").Scan(&id))
+			tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k"), db)
+			id := dbtest.Column[string](t, tx, "SELECT CONNECTION_ID()")[0]
 			dbtest.Exec(t, tx, "UPDATE c SET n = 1 WHERE id = 1")
 			failed := make(chan error)
 			go func() {
@@ -536,7 +439,7 @@ func TestKilledHolder(t *testing.T) {
 			if verb == "KILL " && !errors.Is(first, mysqllock.ErrLost) || (n == 1) != (second == nil) {
 				t.Errorf("its statement: %v, its commit: %v, the counter is %d", first, second, n)
 			}
-			dbtest.OK(t, inTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Wait(5*time.Second)), db, func(*sql.Tx) error { return nil }))
+			dbtest.OK(t, stock.InTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Wait(5*time.Second)), db, func(*sql.Tx) error { return nil }))
 		})
 	}
 }
@@ -546,10 +449,9 @@ func TestKilledHolder(t *testing.T) {
 func TestLateUniquenessCheck(t *testing.T) {
 	s := newScratch(t)
 	ctx := lockctx.With(dbtest.Limited(t), "k")
-	tx, err := s.handle("tidb_constraint_check_in_place_pessimistic=0").BeginTx(ctx, nil)
-	dbtest.OK(t, err)
+	tx := dbtest.Begin(t, ctx, s.handle("tidb_constraint_check_in_place_pessimistic=0"))
 	dbtest.Exec(t, tx, "INSERT INTO c VALUES (1, 5)") // there is one
-	_, err = tx.Exec("UPDATE c SET n = 6 WHERE id = 1")
+	_, err := tx.Exec("UPDATE c SET n = 6 WHERE id = 1")
 	dbtest.Want(t, err, mysqllock.ErrLost)
 	_, err = tx.Exec("UPDATE c SET n = 7 WHERE id = 2")
 	dbtest.Want(t, err, mysqllock.ErrLost)

@@ -73,8 +73,7 @@ func TestClaim(t *testing.T) {
 		wantIDs(t, skip, two, []int{3, 4}, tasks+";")
 		wantIDs(t, skip, three, []int{5, 6}, "SELECT id FROM tasks WHERE state = ? ORDER BY id LIMIT ? -- the rest", "new", 9)
 		dbtest.Exec(t, one, "UPDATE tasks SET state = 'done' WHERE id IN (1, 2)")
-		_, err := two.ExecContext(skip, "UPDATE tasks SET state = 'done' WHERE id IN (3, 4)") // a write in a claim's context is what it is
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, skip, two, "UPDATE tasks SET state = 'done' WHERE id IN (3, 4)") // a write in a claim's context is what it is
 		dbtest.OK(t, one.Commit())
 		dbtest.OK(t, two.Commit())
 		dbtest.OK(t, three.Rollback())
@@ -218,9 +217,7 @@ func TestClaimInUnit(t *testing.T) {
 		tx = dbtest.Begin(t, base, db)
 		wantIDs(t, base, tx, []int{5, 6}, tasks)
 		_, err := tx.ExecContext(lockctx.With(base, "k"), "UPDATE p SET stock = 9 WHERE id = 1")
-		if !errors.Is(err, mysqllock.ErrStaleSnapshot) {
-			t.Errorf("a lock after a plain read returned %v", err)
-		}
+		dbtest.Is(t, "a lock after a plain read", err, mysqllock.ErrStaleSnapshot)
 	})
 }
 
@@ -258,7 +255,7 @@ func TestClaimPrepared(t *testing.T) {
 }
 
 func TestClaimRefused(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		tasked(s)
 		ctx := dbtest.Limited(t)
 		db, tap := s.Tapped(mysqllock.Config{})

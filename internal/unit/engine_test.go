@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"errors"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -14,6 +13,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/fakeserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -107,187 +107,23 @@ func put(ctx context.Context, db interface {
 	return err
 }
 
-func TestATransactionHoldsItsLockUntilItEnds(t *testing.T) {
-	for name, end := range map[string]struct {
-		by    func(*sql.Tx) error
-		stock int64
-	}{"commit": {(*sql.Tx).Commit, 9}, "rollback": {(*sql.Tx).Rollback, 10}} {
-		t.Run(name, func(t *testing.T) {
-			s, db, ctx := open(t)
-			tx, err := db.BeginTx(ctx, nil)
-			must(t, err)
-			must(t, put(ctx, tx, seen(t, tx, ctx)-1))
-			state(t, s, 10, 1)
-			must(t, end.by(tx))
-			state(t, s, end.stock, 0)
-		})
-	}
-}
-
-func TestAWriteCommitsAndReleases(t *testing.T) {
-	s, db, ctx := open(t)
-	must(t, put(ctx, db, 7))
-	state(t, s, 7, 0)
-}
-
-func TestADecisionIsUnderTheLockOfItsRead(t *testing.T) {
-	s, db, ctx := open(t)
-	n := seen(t, db, ctx)
-	state(t, s, 10, 1)
-	must(t, put(ctx, db, n-1))
-	state(t, s, 9, 0)
-	if err := put(ctx, db, n-2); !errors.Is(err, mysqllock.ErrStaleRead) {
-		t.Errorf("a second write by the same read: %v", err)
-	}
-	state(t, s, 9, 0)
-	must(t, put(ctx, db, seen(t, db, ctx)-1))
-	state(t, s, 8, 0)
-}
-
 func TestAReadWithoutAnEndIsRefused(t *testing.T) {
 	s, db, _ := open(t)
 	var n int
-	if err := db.QueryRowContext(lockctx.With(context.Background(), "k"), read, 1).Scan(&n); !errors.Is(err, mysqllock.ErrNoEnd) {
-		t.Errorf("got %v", err)
-	}
+	dbtest.Is(t, "the error", db.QueryRowContext(lockctx.With(context.Background(), "k"), read, 1).Scan(&n), mysqllock.ErrNoEnd)
 	state(t, s, 10, 0)
 }
 
-var errCallback = errors.New("the callback says no")
-
-func TestDoCommitsOrRollsBackByWhatItsFunctionReturns(t *testing.T) {
-	for name, want := range map[string]struct {
-		err   error
-		stock int64
-	}{"nil": {nil, 9}, "error": {errCallback, 10}} {
-		t.Run(name, func(t *testing.T) {
-			s, db, ctx := open(t)
-			err := mysqllock.Do(lockctx.Without(ctx), db, "k", func(ctx context.Context) error {
-				must(t, put(ctx, db, seen(t, db, ctx)-1))
-				state(t, s, 10, 1)
-				return want.err
-			})
-			if !errors.Is(err, want.err) {
-				t.Errorf("got %v, want %v", err, want.err)
-			}
-			state(t, s, want.stock, 0)
-		})
-	}
-}
-
-func TestAPanicInDoRollsBack(t *testing.T) {
-	for name, leave := range map[string]func(){"panic": func() { panic("panic") }, "Goexit": runtime.Goexit} {
-		s, db, ctx := open(t)
-		over := make(chan any)
-		go func() {
-			defer close(over)
-			defer func() { over <- recover() }()
-			_ = mysqllock.Do(lockctx.Without(ctx), db, "k", func(ctx context.Context) error {
-				must(t, put(ctx, db, 1))
-				leave()
-				return nil
-			})
-		}()
-		if p := <-over; (p == "panic") != (name == "panic") {
-			t.Errorf("%s: recovered %v", name, p)
-		}
-		state(t, s, 10, 0)
-	}
-}
-
-func TestAnExplicitHoldIsReleasedOnce(t *testing.T) {
+func TestAHoldIsReleasedOnce(t *testing.T) {
 	s, db, ctx := open(t)
 	h, err := mysqllock.Acquire(lockctx.Without(ctx), db, "k")
 	must(t, err)
-	must(t, put(h.Context(), db, 3))
-	state(t, s, 10, 1)
 	must(t, h.Release())
-	state(t, s, 3, 0)
 	s.Sent()
 	must(t, h.Release())
 	if sent := s.Sent(); len(sent) != 0 {
 		t.Errorf("the second release sent %q", sent)
 	}
-}
-
-func TestAHoldThatIsRolledBackCommitsNothing(t *testing.T) {
-	s, db, ctx := open(t)
-	h, err := mysqllock.Acquire(lockctx.Without(ctx), db, "k")
-	must(t, err)
-	must(t, put(h.Context(), db, 3))
-	must(t, h.Rollback())
-	state(t, s, 10, 0)
-}
-
-func TestAnInnerTransactionIsASavepoint(t *testing.T) {
-	for name, onConn := range map[string]bool{"of the handle": false, "of a sql.Conn": true} {
-		t.Run(name, func(t *testing.T) {
-			s, db, ctx := open(t)
-			c, err := db.Conn(lockctx.Without(ctx))
-			must(t, err)
-			defer c.Close()
-			begin := db.BeginTx
-			if onConn {
-				begin = c.BeginTx
-			}
-			outer, err := begin(ctx, nil)
-			must(t, err)
-			must(t, put(ctx, outer, 5))
-			inner, err := begin(ctx, nil)
-			must(t, err)
-			must(t, put(ctx, inner, 6))
-			must(t, inner.Rollback())
-			state(t, s, 10, 1)
-			must(t, outer.Commit())
-			state(t, s, 5, 0)
-			must(t, c.PingContext(ctx))
-		})
-	}
-}
-
-func TestALateHintLocksBeforeItsStatement(t *testing.T) {
-	s, db, ctx := open(t)
-	tx, err := db.BeginTx(lockctx.Without(ctx), nil)
-	must(t, err)
-	state(t, s, 10, 0)
-	must(t, put(ctx, tx, 5))
-	state(t, s, 10, 1)
-	must(t, tx.Commit())
-	state(t, s, 5, 0)
-}
-
-func TestALateHintAfterAReadIsRefused(t *testing.T) {
-	s, db, ctx := open(t)
-	tx, err := db.BeginTx(lockctx.Without(ctx), nil)
-	must(t, err)
-	seen(t, tx, lockctx.Without(ctx))
-	if err := put(ctx, tx, 5); !errors.Is(err, mysqllock.ErrStaleSnapshot) {
-		t.Errorf("got %v", err)
-	}
-	_ = tx.Rollback()
-	state(t, s, 10, 0)
-}
-
-func TestAUnitOnASQLConnStaysThere(t *testing.T) {
-	s, db, ctx := open(t)
-	c, err := db.Conn(lockctx.Without(ctx))
-	must(t, err)
-	defer c.Close()
-	n := seen(t, c, ctx)
-	state(t, s, 10, 1)
-	must(t, put(ctx, c, n-1))
-	state(t, s, 9, 0)
-}
-
-func TestAPreparedStatementRunsUnderTheLock(t *testing.T) {
-	s, db, ctx := open(t)
-	st, err := db.PrepareContext(ctx, write)
-	must(t, err)
-	defer st.Close()
-	seen(t, db, ctx)
-	_, err = st.ExecContext(ctx, 4, 1)
-	must(t, err)
-	state(t, s, 4, 0)
 }
 
 func TestAKeyIsLockedOnceInItsContext(t *testing.T) {
@@ -335,32 +171,34 @@ func TestTheEndOfTheContextRollsBackAnOpenTransaction(t *testing.T) {
 	must(t, err)
 	must(t, put(ctx, tx, 1))
 	cancel()
-	if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
-		t.Errorf("a commit after the end of the context of the read that began it: %v", err)
-	}
+	dbtest.Is(t, "a commit after the end of the context of the read that began it", tx.Commit(), mysqllock.ErrLost)
+	state(t, s, 10, 0)
+}
+
+func TestAForeignTransactionKeepsToOneLock(t *testing.T) {
+	s, db, ctx := open(t)
+	first, cancel := context.WithCancel(ctx)
+	defer cancel()
+	first = lockctx.With(lockctx.Without(first), "k")
+	seen(t, db, first)
+	tx, err := db.BeginTx(lockctx.Without(ctx), nil)
+	must(t, err)
+	must(t, put(first, tx, 1))
+	dbtest.Is(t, "under another lock", put(lockctx.With(lockctx.Without(ctx), "other"), tx, 2), mysqllock.ErrLost)
+	must(t, tx.Rollback())
+	cancel()
+	must(t, db.Close())
 	state(t, s, 10, 0)
 }
 
 func TestAHeldLockIsWaitedFor(t *testing.T) {
 	s, db, ctx := open(t)
-	k, err := mysqllock.Wrap(s, mysqllock.Config{Schema: "manual"})
-	must(t, err)
-	other := sql.OpenDB(k)
-	defer other.Close()
+	other := another(t, s)
 	tx, err := db.BeginTx(ctx, nil)
 	must(t, err)
-	if err := put(lockctx.With(context.Background(), "k", lockctx.NoWait()), other, 2); !errors.Is(err, mysqllock.ErrLocked) {
-		t.Errorf("without waiting: %v", err)
-	}
 	waits, done := s.Arrival("waits"), make(chan error, 1)
 	go func() { done <- put(lockctx.With(context.Background(), "k"), other, 2) }()
-	select {
-	case <-waits:
-	case err := <-done:
-		t.Fatalf("it did not wait: %v", err)
-	case <-time.After(time.Minute):
-		t.Fatalf("it sent %q", s.Sent())
-	}
+	arrives(t, s, waits, done)
 	must(t, put(ctx, tx, 1))
 	must(t, tx.Commit())
 	must(t, <-done)
@@ -437,106 +275,6 @@ func TestAClosedHandleGivesNoLock(t *testing.T) {
 		t.Error("it wrote")
 	}
 	state(t, s, 10, 0)
-}
-
-// With and without a budget of connections the same is committed, and the same is held.
-func TestABudgetOfConnectionsChangesNoOutcome(t *testing.T) {
-	for name, way := range map[string]func(*testing.T, *sql.DB, context.Context) int64{
-		"a transaction": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
-			tx, err := db.BeginTx(ctx, nil)
-			must(t, err)
-			must(t, put(ctx, tx, seen(t, tx, ctx)-1))
-			must(t, tx.Commit())
-			return 9
-		},
-		"a rollback": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
-			tx, err := db.BeginTx(ctx, nil)
-			must(t, err)
-			must(t, put(ctx, tx, 1))
-			must(t, tx.Rollback())
-			return 10
-		},
-		"a write": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
-			must(t, put(ctx, db, 7))
-			return 7
-		},
-		"a write after a read": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
-			must(t, put(ctx, db, seen(t, db, ctx)-1))
-			return 9
-		},
-		"a hint in the middle": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
-			tx, err := db.BeginTx(lockctx.Without(ctx), nil)
-			must(t, err)
-			must(t, put(ctx, tx, 5))
-			must(t, tx.Commit())
-			return 5
-		},
-		"a sql.Conn": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
-			c, err := db.Conn(lockctx.Without(ctx))
-			must(t, err)
-			defer c.Close()
-			must(t, put(ctx, c, seen(t, c, ctx)-1))
-			return 9
-		},
-		"a prepared statement in a transaction": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
-			st, err := db.PrepareContext(lockctx.Without(ctx), write)
-			must(t, err)
-			defer st.Close()
-			tx, err := db.BeginTx(ctx, nil)
-			must(t, err)
-			_, err = tx.StmtContext(ctx, st).ExecContext(ctx, 4, 1)
-			must(t, err)
-			must(t, tx.Commit())
-			return 4
-		},
-		"a Do within a Do": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
-			must(t, mysqllock.Do(lockctx.Without(ctx), db, "k", func(ctx context.Context) error {
-				must(t, put(ctx, db, 6))
-				if err := mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
-					must(t, put(ctx, db, 5))
-					return errCallback
-				}); !errors.Is(err, errCallback) {
-					t.Errorf("the inner Do: %v", err)
-				}
-				return nil
-			}))
-			return 6
-		},
-		"a transaction begun by text, which is refused": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
-			free := lockctx.Without(ctx)
-			c, err := db.Conn(free)
-			must(t, err)
-			defer c.Close()
-			_, err = c.ExecContext(free, "BEGIN")
-			must(t, err)
-			if err := put(ctx, c, 3); !errors.Is(err, mysqllock.ErrUnsafe) {
-				t.Errorf("a hint in it: %v", err)
-			}
-			_, err = c.ExecContext(free, "ROLLBACK")
-			must(t, err)
-			return 10
-		},
-		"a savepoint by text": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
-			tx, err := db.BeginTx(ctx, nil)
-			must(t, err)
-			must(t, put(ctx, tx, 4))
-			_, err = tx.ExecContext(ctx, "SAVEPOINT s")
-			must(t, err)
-			must(t, put(ctx, tx, 3))
-			_, err = tx.ExecContext(ctx, "ROLLBACK TO SAVEPOINT s")
-			must(t, err)
-			must(t, tx.Commit())
-			return 4
-		},
-	} {
-		for budget, most := range map[string]int{"without": 0, "with": 8} {
-			t.Run(name+"/"+budget, func(t *testing.T) {
-				s, db, ctx := openWith(t, mysqllock.Config{MaxConns: most})
-				want := way(t, db, ctx)
-				state(t, s, want, 0)
-			})
-		}
-	}
 }
 
 func TestTransactionsEndInTheReverseOrder(t *testing.T) {

@@ -53,9 +53,7 @@ func nothingGoesOn(t *testing.T, is, ended error) {
 		} {
 			tx := begin()
 			s.Fail(write, ended)
-			if err := put(ctx, tx, 1); !errors.Is(err, is) {
-				t.Errorf("%s: %v", name, err)
-			}
+			dbtest.Is(t, name, put(ctx, tx, 1), is)
 			over(t, ctx, tx)
 			state(t, s, 10, 0)
 			ctx = lockctx.With(lockctx.Without(ctx), "k")
@@ -72,15 +70,11 @@ func nothingGoesOn(t *testing.T, is, ended error) {
 		ctx = lockctx.With(lockctx.Without(ctx), "k")
 		seen(t, db, ctx)
 		s.Fail(write, ended)
-		if err := put(ctx, db, 1); !errors.Is(err, is) {
-			t.Errorf("a write after a read: %v", err)
-		}
+		dbtest.Is(t, "a write after a read", put(ctx, db, 1), is)
 		s.Sent()
 		_, err := db.BeginTx(ctx, nil)
 		for _, err := range []error{err, put(ctx, db, 1)} {
-			if !errors.Is(err, mysqllock.ErrLost) {
-				t.Errorf("after that: %v", err)
-			}
+			dbtest.Is(t, "after that", err, mysqllock.ErrLost)
 		}
 		if sent := s.Sent(); len(sent) != 0 {
 			t.Errorf("it sent %q", sent)
@@ -97,16 +91,12 @@ func nothingGoesOn(t *testing.T, is, ended error) {
 		defer c.Close()
 		seen(t, c, ctx)
 		s.Fail(write, ended)
-		if err := put(plain, c, 1); !errors.Is(err, is) {
-			t.Errorf("on a sql.Conn: %v", err)
-		}
+		dbtest.Is(t, "on a sql.Conn", put(plain, c, 1), is)
 		for name, outside := range map[string]context.Context{
 			"no lock context": plain, "a claim": lockctx.Claim(plain, lockctx.ForUpdate()), "another lock context": lockctx.With(plain, "k1"),
 		} {
 			for range 2 {
-				if err := put(outside, c, 1); !errors.Is(err, mysqllock.ErrLost) {
-					t.Errorf("%s on a sql.Conn: %v", name, err)
-				}
+				dbtest.Is(t, name+" on a sql.Conn", put(outside, c, 1), mysqllock.ErrLost)
 			}
 			if tx, err := c.BeginTx(outside, nil); !errors.Is(err, mysqllock.ErrLost) {
 				t.Errorf("a transaction of %s on a sql.Conn: %v", name, err)
@@ -177,9 +167,7 @@ func TestASQLConnGoesOnOnceALossWasTriedAgain(t *testing.T) {
 			t.Error(err)
 		}
 		must(t, tx.Rollback())
-		if err := put(plain, c, 1); !errors.Is(err, mysqllock.ErrDeadlock) {
-			t.Errorf("before that: %v", err)
-		}
+		dbtest.Is(t, "before that", put(plain, c, 1), mysqllock.ErrDeadlock)
 		tx, err = c.BeginTx(ctx, nil)
 		must(t, err)
 		must(t, put(ctx, tx, seen(t, tx, ctx)-5))
@@ -221,9 +209,7 @@ func TestNothingRunsWhereATransactionMayBeOpen(t *testing.T) {
 				if err == nil {
 					t.Errorf("%s: nothing failed", at)
 				}
-				if err := next(c); !errors.Is(err, driver.ErrBadConn) {
-					t.Errorf("%s, then %s: %v", at, name, err)
-				}
+				dbtest.Is(t, at+", then "+name, next(c), driver.ErrBadConn)
 				_ = c.Close()
 				dbtest.Soon(t, "nothing is left", func() bool { return s.Held() == 0 })
 				state(t, s, 10, 0)
@@ -262,21 +248,15 @@ func TestNothingRunsWhereATransactionMayBeOpenAfterALoss(t *testing.T) {
 			tx, err := c.BeginTx(ctx, nil)
 			must(t, err)
 			s.Fail(write, refused(1213))
-			if err := put(ctx, tx, 4); !errors.Is(err, mysqllock.ErrDeadlock) {
-				t.Errorf("%s: the deadlock is %v", name, err)
-			}
+			dbtest.Is(t, name+": the deadlock", put(ctx, tx, 4), mysqllock.ErrDeadlock)
 			must(t, tx.Rollback())
 			s.Fail("COMMIT", refused(1180))
 			s.Fail("ROLLBACK", refused(1180))
 			tx, err = c.BeginTx(ctx, nil)
 			must(t, err)
 			must(t, put(ctx, tx, seen(t, tx, ctx)-5))
-			if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
-				t.Errorf("%s: the commit is %v", name, err)
-			}
-			if err := next(c, ctx, cancel); !errors.Is(err, driver.ErrBadConn) {
-				t.Errorf("then %s: %v", name, err)
-			}
+			dbtest.Is(t, name+": the commit", tx.Commit(), mysqllock.ErrLost)
+			dbtest.Is(t, "then "+name, next(c, ctx, cancel), driver.ErrBadConn)
 			cancel()
 			_ = c.Close()
 			dbtest.Soon(t, "nothing is left", func() bool { return s.Held() == 0 })
@@ -667,9 +647,7 @@ func TestASecondKeyAfterAReadIsStale(t *testing.T) {
 	s, db, ctx := open(t)
 	seen(t, db, ctx)
 	s.Sent()
-	if err := db.QueryRowContext(lockctx.With(ctx, "k1"), read, 1).Err(); !errors.Is(err, mysqllock.ErrStaleSnapshot) {
-		t.Errorf("got %v", err)
-	}
+	dbtest.Is(t, "the error", db.QueryRowContext(lockctx.With(ctx, "k1"), read, 1).Err(), mysqllock.ErrStaleSnapshot)
 	if sent := s.Sent(); len(sent) != 0 {
 		t.Errorf("it sent %q", sent)
 	}

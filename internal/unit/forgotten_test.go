@@ -71,7 +71,7 @@ func TestNothingIsRememberedOfALockContextThatIsOver(t *testing.T) {
 			return nil
 		},
 	}
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		long, cancel := context.WithCancel(context.Background())
 		defer cancel()
 		for mode, params := range map[string][]string{"": nil, "maxConns": {"maxConns=6"}} {
@@ -101,7 +101,7 @@ func TestNothingIsRememberedOfALockContextThatIsOver(t *testing.T) {
 // last ones that a connection, or what is given back behind the caller, was used with.
 func forgets(s *stock.Shop, what string, use func(own context.Context, key string), outer context.Context) {
 	s.T.Helper()
-	const all, few = 40, 15
+	const all, few = 24, 15
 	type mark struct{ _ [64]byte }
 	var marks []weak.Pointer[mark]
 	for i := range all {

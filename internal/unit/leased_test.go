@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/fakeserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -93,14 +94,10 @@ func over(t *testing.T, ctx context.Context, tx *sql.Tx) {
 	for range 2 {
 		_, prepared := tx.PrepareContext(ctx, read)
 		for _, err := range []error{put(ctx, tx, 3), put(lockctx.Without(ctx), tx, 3), tx.QueryRowContext(ctx, read, 1).Err(), prepared} {
-			if !errors.Is(err, mysqllock.ErrLost) {
-				t.Errorf("a statement after it: %v", err)
-			}
+			dbtest.Is(t, "a statement after it", err, mysqllock.ErrLost)
 		}
 	}
-	if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
-		t.Errorf("the commit: %v", err)
-	}
+	dbtest.Is(t, "the commit", tx.Commit(), mysqllock.ErrLost)
 }
 
 // A key that is known to have had a lease is looked up on another connection, before its row is
@@ -121,9 +118,7 @@ func TestALeaseThatIsKnownLeavesTheTransactionAlone(t *testing.T) {
 			inTheWay(t, put(both, tx, 1), "k1")
 			must(t, put(ctx, tx, 4))
 			inTime := lockctx.With(ctx, "k1", lockctx.Wait(20*time.Millisecond), lockctx.AllowStale())
-			if err := put(inTime, tx, 1); !errors.Is(err, mysqllock.ErrTimeout) {
-				t.Errorf("after a wait: %v", err)
-			}
+			dbtest.Is(t, "after a wait", put(inTime, tx, 1), mysqllock.ErrTimeout)
 
 			// Where it cannot be looked up, the lock statement tells.
 			s.Lease("k1", -time.Second)
@@ -145,9 +140,7 @@ func TestALateLockThatIsRefusedLeavesTheTransactionAlone(t *testing.T) {
 			tx, err := db.BeginTx(ctx, nil)
 			must(t, err)
 			for _, wait := range []time.Duration{0, 20 * time.Millisecond} {
-				if err := put(lockctx.With(ctx, "k1", lockctx.Wait(wait)), tx, 1); !errors.Is(err, mysqllock.ErrLocked) {
-					t.Errorf("got %v after %v", err, wait)
-				}
+				dbtest.Is(t, "the error", put(lockctx.With(ctx, "k1", lockctx.Wait(wait)), tx, 1), mysqllock.ErrLocked)
 			}
 			must(t, put(ctx, tx, 5))
 			must(t, tx.Commit())
@@ -156,9 +149,7 @@ func TestALateLockThatIsRefusedLeavesTheTransactionAlone(t *testing.T) {
 			tx, err = db.BeginTx(ctx, nil)
 			must(t, err)
 			must(t, put(ctx, tx, 6))
-			if err := put(noWait(ctx, "k0", "k1"), tx, 1); !errors.Is(err, mysqllock.ErrLocked) {
-				t.Errorf("got %v", err)
-			}
+			dbtest.Is(t, "the error", put(noWait(ctx, "k0", "k1"), tx, 1), mysqllock.ErrLocked)
 			over(t, ctx, tx)
 			must(t, other.Rollback())
 			state(t, s, 5, 0)
@@ -183,9 +174,7 @@ func TestALeaseGoesWithTheRowLockThatIsRefused(t *testing.T) {
 		"read":  func(ctx context.Context) error { return db.QueryRowContext(ctx, read, 1).Err() },
 	} {
 		leased := lockctx.With(lockctx.Without(ctx), "l", lockctx.Lease(time.Minute))
-		if err := way(lockctx.With(leased, "k", lockctx.NoWait())); !errors.Is(err, mysqllock.ErrLocked) {
-			t.Errorf("%s: the error is %v", name, err)
-		}
+		dbtest.Is(t, name+": the error", way(lockctx.With(leased, "k", lockctx.NoWait())), mysqllock.ErrLocked)
 		h, err := mysqllock.Acquire(context.Background(), other, "l", lockctx.Lease(time.Minute), lockctx.NoWait())
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)

@@ -19,7 +19,16 @@ import (
 // onStrategies runs a test on each server with each strategy. with begins a lock
 // context on k.
 func onStrategies(t *testing.T, test func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context)) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, eachStrategy(test))
+}
+
+// withStrategies is onStrategies for what the driver does by itself.
+func withStrategies(t *testing.T, test func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context)) {
+	dbtest.OnOneServer(t, stock.NewShop, eachStrategy(test))
+}
+
+func eachStrategy(test func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context)) func(*testing.T, *stock.Shop) {
+	return func(t *testing.T, s *stock.Shop) {
 		dbtest.Exec(t, s.Plain, "CREATE TABLE orders (id INT PRIMARY KEY AUTO_INCREMENT, n INT NOT NULL DEFAULT 1) ENGINE=InnoDB")
 		db := s.Handle()
 		for name, opts := range stock.KeptAs() {
@@ -31,7 +40,7 @@ func onStrategies(t *testing.T, test func(t *testing.T, s *stock.Shop, db *sql.D
 				test(t, s, db, func() context.Context { return lockctx.With(base, "k", opts...) })
 			})
 		}
-	})
+	}
 }
 
 const order = "INSERT INTO orders (n) VALUES (1)"
@@ -54,13 +63,11 @@ func wantStale(t *testing.T, what string, err error, by string) {
 
 // TestDecisionOutlivesItsLock: read, write one thing, write another by what was read.
 func TestDecisionOutlivesItsLock(t *testing.T) {
-	onStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
+	withStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
 		ctx := with()
-		n, err := stock.Read(ctx, db, 1)
-		dbtest.OK(t, err)
-		_, err = db.ExecContext(ctx, order)
-		dbtest.OK(t, err)
-		_, err = db.ExecContext(ctx, stock.SetStock, n-1)
+		n := stock.MustRead(t, ctx, db, 1)
+		dbtest.ExecIn(t, ctx, db, order)
+		_, err := db.ExecContext(ctx, stock.SetStock, n-1)
 		wantStale(t, "the second write", err, "the commit of INSERT;")
 		_, err = db.ExecContext(ctx, stock.SetStock, n-1)
 		wantStale(t, "the second write again", err, "the commit of INSERT;")
@@ -78,8 +85,7 @@ func TestDecisionOutlivesItsLock(t *testing.T) {
 		wantStale(t, "a prepared write", err, "the commit of INSERT;")
 		s.WantStock(1, 10)
 
-		tx, err := db.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, ctx, db)
 		_, err = tx.ExecContext(ctx, stock.SetStock, n-1)
 		wantStale(t, "the first write of a transaction", err, "the commit of INSERT;")
 		_, err = tx.Exec(stock.SetStock, n-1)
@@ -105,30 +111,25 @@ func TestDecisionOutlivesItsLock(t *testing.T) {
 
 		n, err = stock.Read(ctx, db, 1) // a new unit of work
 		dbtest.OK(t, err)
-		_, err = db.ExecContext(ctx, stock.SetStock, n-1)
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, ctx, db, stock.SetStock, n-1)
 		_, err = db.ExecContext(ctx, order)
 		wantStale(t, "after the second unit of work", err, "the commit of UPDATE;")
-		_, err = db.ExecContext(with(), order)
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, with(), db, order)
 		s.WantStock(1, 8)
 	})
 }
 
 // TestStaleReadSendsNothing: neither the lock nor the statement.
 func TestStaleReadSendsNothing(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, tap := s.Tapped(mysqllock.Config{})
 		for name, opts := range stock.KeptAs() {
 			ctx := lockctx.With(dbtest.Limited(t), "k", opts...)
-			_, err := stock.Read(ctx, db, 1)
-			dbtest.OK(t, err)
-			_, err = db.ExecContext(ctx, "UPDATE p SET stock = stock + 1")
-			dbtest.OK(t, err)
-			tx, err := db.BeginTx(lockctx.Without(ctx), nil)
-			dbtest.OK(t, err)
+			stock.MustRead(t, ctx, db, 1)
+			dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = stock + 1")
+			tx := dbtest.Begin(t, lockctx.Without(ctx), db)
 			seen := tap.Since()
-			_, err = db.ExecContext(ctx, stock.SetStock, 1)
+			_, err := db.ExecContext(ctx, stock.SetStock, 1)
 			wantStale(t, name, err, "the commit of UPDATE;")
 			_, err = tx.ExecContext(ctx, stock.SetStock, 1)
 			wantStale(t, name+", a late hint", err, "the commit of UPDATE;")
@@ -150,26 +151,21 @@ func TestUnchangedSendsNoCommit(t *testing.T) {
 		base, cancel := context.WithCancel(dbtest.Limited(t))
 		defer cancel()
 		ctx := lockctx.With(base, "k")
-		_, err := stock.Read(ctx, db, 1)
-		dbtest.OK(t, err)
+		stock.MustRead(t, ctx, db, 1)
 		seen := tap.Since()
-		_, err = db.ExecContext(ctx, "UPDATE p SET stock = 10 WHERE id = 1")
-		dbtest.OK(t, err)
-		tx, err := db.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = 10 WHERE id = 1")
+		tx := dbtest.Begin(t, ctx, db)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 10 WHERE id = 1")
 		dbtest.OK(t, tx.Commit())
 		if log := seen(); len(log) != 2 || log[0].Text != log[1].Text || log[0].Conn != log[1].Conn {
 			t.Errorf("want the two UPDATEs, the server got %v", log)
 		}
-		if err := tx.Rollback(); !errors.Is(err, sql.ErrTxDone) {
-			t.Errorf("Rollback after Commit: %v", err)
-		}
+		dbtest.Is(t, "Rollback after Commit", tx.Rollback(), sql.ErrTxDone)
 		s.WantLocked("k", true)
 		cancel()
 		dbtest.Soon(t, "the end of the context frees the key", func() bool { return !s.Locked("k") })
 		dbtest.Soon(t, "the session is free", func() bool { st, err := mysqllock.Stats(db); return err == nil && st.InUse == 0 })
-		_, err = db.ExecContext(lockctx.With(context.WithoutCancel(ctx), "k"), stock.SetStock, 1)
+		_, err := db.ExecContext(lockctx.With(context.WithoutCancel(ctx), "k"), stock.SetStock, 1)
 		stock.WantLost(t, "a write after the end", err)
 	})
 }
@@ -177,15 +173,12 @@ func TestUnchangedSendsNoCommit(t *testing.T) {
 // TestWritesWithoutAReadAreNotLimited: what never reads outside a transaction may write as often as it
 // likes.
 func TestWritesWithoutAReadAreNotLimited(t *testing.T) {
-	onStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
+	withStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
 		ctx := with()
 		for range 3 {
-			_, err := db.ExecContext(ctx, order)
-			dbtest.OK(t, err)
-			tx, err := db.BeginTx(ctx, nil)
-			dbtest.OK(t, err)
-			n, err := stock.Read(ctx, tx, 1)
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, ctx, db, order)
+			tx := dbtest.Begin(t, ctx, db)
+			n := stock.MustRead(t, ctx, tx, 1)
 			n2, err := stock.Read(ctx, db, 1) // in the transaction
 			dbtest.OK(t, err)
 			dbtest.Exec(t, tx, stock.SetStock, (n+n2)/2-1)
@@ -197,16 +190,13 @@ func TestWritesWithoutAReadAreNotLimited(t *testing.T) {
 
 // TestAllowStaleDecides: for those who know.
 func TestAllowStaleDecides(t *testing.T) {
-	onStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, _ func() context.Context) {
+	withStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, _ func() context.Context) {
 		name := t.Name()[strings.LastIndexByte(t.Name(), '/')+1:]
 		ctx := lockctx.With(dbtest.Limited(t), "k", append(stock.KeptAs()[name], lockctx.AllowStale())...)
-		_, err := stock.Read(ctx, db, 1)
-		dbtest.OK(t, err)
+		stock.MustRead(t, ctx, db, 1)
 		for range 3 {
-			_, err = db.ExecContext(ctx, order)
-			dbtest.OK(t, err)
-			tx, err := db.BeginTx(ctx, nil)
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, ctx, db, order)
+			tx := dbtest.Begin(t, ctx, db)
 			dbtest.Exec(t, tx, order) // without the hint
 			dbtest.OK(t, tx.Commit())
 		}
@@ -299,8 +289,7 @@ func TestStatementThatChangesNothingKeepsTheUnitOpen(t *testing.T) {
 		for what, does := range same {
 			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10")
 			ctx := with()
-			n, err := stock.Read(ctx, db, 1)
-			dbtest.OK(t, err)
+			n := stock.MustRead(t, ctx, db, 1)
 			for range 2 {
 				if err := does(ctx, db); err != nil {
 					t.Fatalf("%s: %v", what, err)
@@ -311,11 +300,11 @@ func TestStatementThatChangesNothingKeepsTheUnitOpen(t *testing.T) {
 					t.Errorf("%s: the lock is free: %v", what, err)
 				}
 			}
-			if _, err = db.ExecContext(ctx, stock.SetStock, n-1); err != nil {
+			if _, err := db.ExecContext(ctx, stock.SetStock, n-1); err != nil {
 				t.Errorf("the write after %s: %v", what, err)
 			}
 			s.WantStock(1, 9)
-			_, err = db.ExecContext(ctx, order)
+			_, err := db.ExecContext(ctx, order)
 			wantStale(t, "after "+what, err, "the commit of UPDATE;")
 		}
 	})
@@ -336,14 +325,12 @@ func TestStatementThatMayHaveChangedSomethingEndsTheUnit(t *testing.T) {
 		} {
 			before := orders(s)
 			ctx := with()
-			_, err := stock.Read(ctx, db, 1)
-			dbtest.OK(t, err)
-			_, err = db.ExecContext(ctx, text)
-			dbtest.OK(t, err)
+			stock.MustRead(t, ctx, db, 1)
+			dbtest.ExecIn(t, ctx, db, text)
 			if orders(s) != before+1 {
 				t.Errorf("%s is not committed", text)
 			}
-			_, err = db.ExecContext(ctx, order)
+			_, err := db.ExecContext(ctx, order)
 			wantStale(t, text, err, by)
 		}
 	})
@@ -352,13 +339,12 @@ func TestStatementThatMayHaveChangedSomethingEndsTheUnit(t *testing.T) {
 // TestRowsOfReturningMayHaveChangedSomething: the rows of RETURNING come without a number, so only none of them says
 // that nothing was changed.
 func TestRowsOfReturningMayHaveChangedSomething(t *testing.T) {
-	onStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
+	withStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
 		if !s.MariaDB() {
 			return
 		}
 		ctx := with()
-		n, err := stock.Read(ctx, db, 1)
-		dbtest.OK(t, err)
+		n := stock.MustRead(t, ctx, db, 1)
 		returning := func(text string) (rows int) {
 			r, err := db.QueryContext(ctx, text)
 			dbtest.OK(t, err)
@@ -375,7 +361,7 @@ func TestRowsOfReturningMayHaveChangedSomething(t *testing.T) {
 		if rows := returning("INSERT INTO p (id, stock) VALUES (1, 10) ON DUPLICATE KEY UPDATE stock = VALUES(stock) RETURNING id"); rows != 1 {
 			t.Fatalf("%d rows", rows)
 		}
-		_, err = db.ExecContext(ctx, stock.SetStock, n-1)
+		_, err := db.ExecContext(ctx, stock.SetStock, n-1)
 		wantStale(t, "after what may have changed something", err, "the commit of INSERT;")
 	})
 }
@@ -383,17 +369,13 @@ func TestRowsOfReturningMayHaveChangedSomething(t *testing.T) {
 // TestDecisionUnderATransaction: the COMMIT of a transaction gives the lock back, and
 // so does its ROLLBACK.
 func TestDecisionUnderATransaction(t *testing.T) {
-	onStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
+	withStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
 		for _, commit := range []bool{true, false} {
 			ctx := with()
-			n, err := stock.Read(ctx, db, 1)
-			dbtest.OK(t, err)
-			tx, err := db.BeginTx(ctx, nil)
-			dbtest.OK(t, err)
-			_, err = tx.ExecContext(ctx, order)
-			dbtest.OK(t, err)
-			_, err = tx.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = 2") // as often as it likes
-			dbtest.OK(t, err)
+			n := stock.MustRead(t, ctx, db, 1)
+			tx := dbtest.Begin(t, ctx, db)
+			dbtest.ExecIn(t, ctx, tx, order)
+			dbtest.ExecIn(t, ctx, tx, "UPDATE p SET stock = stock + 1 WHERE id = 2") // as often as it likes
 			by := "the rollback of a transaction;"
 			if commit {
 				by = "the commit of a transaction whose first write was INSERT;"
@@ -401,16 +383,13 @@ func TestDecisionUnderATransaction(t *testing.T) {
 			} else {
 				dbtest.OK(t, tx.Rollback())
 			}
-			_, err = db.ExecContext(ctx, stock.SetStock, n-1)
+			_, err := db.ExecContext(ctx, stock.SetStock, n-1)
 			wantStale(t, "after the transaction", err, by)
-			late, err := db.BeginTx(lockctx.Without(ctx), nil) // begins without the hint
-			dbtest.OK(t, err)
+			late := dbtest.Begin(t, lockctx.Without(ctx), db) // begins without the hint
 			_, err = late.ExecContext(ctx, stock.SetStock, n-1)
 			wantStale(t, "a late hint", err, by)
-			n, err = stock.Read(ctx, late, 1)
-			dbtest.OK(t, err)
-			_, err = late.ExecContext(ctx, stock.SetStock, n-1)
-			dbtest.OK(t, err)
+			n = stock.MustRead(t, ctx, late, 1)
+			dbtest.ExecIn(t, ctx, late, stock.SetStock, n-1)
 			dbtest.OK(t, late.Rollback())
 			s.WantStock(1, 10)
 		}
@@ -419,16 +398,13 @@ func TestDecisionUnderATransaction(t *testing.T) {
 
 // TestHoldKeepsItsDecisionsToTheEnd: a hold keeps its lock to the end.
 func TestHoldKeepsItsDecisionsToTheEnd(t *testing.T) {
-	onStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
+	withStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
 		name := t.Name()[strings.LastIndexByte(t.Name(), '/')+1:]
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
 			for _, ctx := range []context.Context{ctx, lockctx.With(ctx, "k", stock.KeptAs()[name]...)} {
-				n, err := stock.Read(ctx, db, 1)
-				dbtest.OK(t, err)
-				_, err = db.ExecContext(ctx, order)
-				dbtest.OK(t, err)
-				_, err = db.ExecContext(ctx, stock.SetStock, n-1)
-				dbtest.OK(t, err)
+				n := stock.MustRead(t, ctx, db, 1)
+				dbtest.ExecIn(t, ctx, db, order)
+				dbtest.ExecIn(t, ctx, db, stock.SetStock, n-1)
 			}
 			return nil
 		}, stock.KeptAs()[name]...))
@@ -436,19 +412,15 @@ func TestHoldKeepsItsDecisionsToTheEnd(t *testing.T) {
 
 		// In a lock context with a decision from before.
 		ctx := with()
-		n, err := stock.Read(ctx, db, 1)
-		dbtest.OK(t, err)
-		_, err = db.ExecContext(ctx, order)
-		dbtest.OK(t, err)
+		n := stock.MustRead(t, ctx, db, 1)
+		dbtest.ExecIn(t, ctx, db, order)
 		dbtest.OK(t, mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
 			_, err := db.ExecContext(ctx, stock.SetStock, n-1)
 			wantStale(t, "in a hold", err, "the commit of INSERT;")
-			n, err = stock.Read(ctx, db, 1)
-			dbtest.OK(t, err)
+			n = stock.MustRead(t, ctx, db, 1)
 			for range 2 {
 				n--
-				_, err = db.ExecContext(ctx, stock.SetStock, n)
-				dbtest.OK(t, err)
+				dbtest.ExecIn(t, ctx, db, stock.SetStock, n)
 			}
 			return nil
 		}, stock.KeptAs()[name]...))
@@ -458,33 +430,27 @@ func TestHoldKeepsItsDecisionsToTheEnd(t *testing.T) {
 
 // TestStaleReadOnTwoHandles: a lock context is one on all handles.
 func TestStaleReadOnTwoHandles(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		one, two := s.Handle(), s.Handle()
 		ctx := lockctx.With(dbtest.Limited(t), "k")
-		n, err := stock.Read(ctx, one, 1)
-		dbtest.OK(t, err)
-		_, err = one.ExecContext(ctx, stock.SetStock, n-1)
-		dbtest.OK(t, err)
-		_, err = two.ExecContext(ctx, stock.SetStock, n-2)
+		n := stock.MustRead(t, ctx, one, 1)
+		dbtest.ExecIn(t, ctx, one, stock.SetStock, n-1)
+		_, err := two.ExecContext(ctx, stock.SetStock, n-2)
 		wantStale(t, "on another handle", err, "the commit of UPDATE;")
-		n, err = stock.Read(ctx, two, 1)
-		dbtest.OK(t, err)
-		_, err = two.ExecContext(ctx, stock.SetStock, n-1)
-		dbtest.OK(t, err)
+		n = stock.MustRead(t, ctx, two, 1)
+		dbtest.ExecIn(t, ctx, two, stock.SetStock, n-1)
 		s.WantStock(1, 8)
 	})
 }
 
 // TestStaleReadSaysNoArguments: nor any other part of the statement than its verb.
 func TestStaleReadSaysNoArguments(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		ctx := lockctx.With(dbtest.Limited(t), "k")
-		_, err := stock.Read(ctx, db, 1)
-		dbtest.OK(t, err)
-		_, err = db.ExecContext(ctx, "/* secret */ UPDATE p SET stock = stock + 1 WHERE 'secret' = ?", "secret")
-		dbtest.OK(t, err)
-		_, err = db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE 'secret' = ?", "secret")
+		stock.MustRead(t, ctx, db, 1)
+		dbtest.ExecIn(t, ctx, db, "/* secret */ UPDATE p SET stock = stock + 1 WHERE 'secret' = ?", "secret")
+		_, err := db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE 'secret' = ?", "secret")
 		wantStale(t, "the second write", err, "the commit of UPDATE;")
 		if strings.Contains(fmt.Sprint(err), "secret") {
 			t.Error(err)
@@ -648,14 +614,17 @@ func TestNoDecisionIsLost(t *testing.T) {
 			return // keeps nobody out here
 		}
 		dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 0 WHERE id = 1")
-		seed := rand.Uint64()
+		seed, units := rand.Uint64(), 12
+		if long {
+			units = 200
+		}
 		var wg sync.WaitGroup
 		var mu sync.Mutex
 		wrote, refused := 0, 0
 		for g := range 4 {
 			wg.Go(func() {
 				d := &decider{t: t, db: db, r: rand.New(rand.NewPCG(seed, uint64(g))), opts: stock.KeptAs()[name]}
-				for range 40 {
+				for range units {
 					err := d.unit()
 					if strings.Contains(strings.Join(d.log, "; "), "stale read") {
 						mu.Lock()
@@ -746,9 +715,7 @@ func TestDecisionsOnWhatIsShown(t *testing.T) {
 			if err == nil { // it was the first commit
 				_, err = c.ExecContext(ctx, p.write)
 			}
-			if !errors.Is(err, mysqllock.ErrStaleRead) {
-				t.Errorf("%s: %v", p.name, err)
-			}
+			dbtest.Is(t, p.name, err, mysqllock.ErrStaleRead)
 			dbtest.Exec(t, s.Plain, "REPLACE INTO p VALUES (4, 10)")
 		}
 		for _, opts := range [][]lockctx.Option{{lockctx.Row()}, {lockctx.Lease(stock.TTL)}, {lockctx.Advisory()}, {lockctx.Optimistic()}} {
@@ -757,17 +724,14 @@ func TestDecisionsOnWhatIsShown(t *testing.T) {
 			}
 		}
 		for _, p := range left {
-			c, err := db.Conn(dbtest.Limited(t))
-			dbtest.OK(t, err)
+			c := dbtest.Conn(t, db)
 			ctx := lockctx.With(dbtest.Limited(t), "k")
 			dbtest.OK(t, p.shows(ctx, c))
-			err = order(ctx, c)
+			err := order(ctx, c)
 			if err == nil {
 				_, err = c.ExecContext(ctx, p.write)
 			}
-			if !errors.Is(err, mysqllock.ErrStaleRead) {
-				t.Errorf("over a sql.Conn, %s: %v", p.name, err)
-			}
+			dbtest.Is(t, "over a sql.Conn, "+p.name, err, mysqllock.ErrStaleRead)
 			dbtest.OK(t, c.Close())
 		}
 
@@ -783,9 +747,7 @@ func TestDecisionsOnWhatIsShown(t *testing.T) {
 			dbtest.OK(t, query("SELECT stock FROM p WHERE id = 1")(ctx, db))
 			dbtest.OK(t, order(ctx, db))
 			dbtest.OK(t, query(text)(ctx, db))
-			if err := order(ctx, db); !errors.Is(err, mysqllock.ErrStaleRead) {
-				t.Errorf("after %s: %v", text, err)
-			}
+			dbtest.Is(t, "after "+text, order(ctx, db), mysqllock.ErrStaleRead)
 		}
 	})
 }
@@ -794,7 +756,7 @@ func TestDecisionsOnWhatIsShown(t *testing.T) {
 // a lock context has read, nothing that was decided on it is written through another
 // handle either.
 func TestDecisionOnAnotherHandle(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		one, two := s.Handle(), s.Handle()
 		over := map[string]func(cancel func()){
 			"row":        func(cancel func()) { cancel() },
@@ -814,8 +776,7 @@ func TestDecisionOnAnotherHandle(t *testing.T) {
 				base, cancel := context.WithCancel(dbtest.Limited(t))
 				defer cancel()
 				ctx := lockctx.With(base, "k", opts[name]...)
-				n, err := stock.Read(ctx, one, 1)
-				dbtest.OK(t, err)
+				n := stock.MustRead(t, ctx, one, 1)
 				ends(cancel)
 				ctx = context.WithoutCancel(ctx)
 				dbtest.Soon(t, "the handle knows", func() bool {
@@ -829,8 +790,7 @@ func TestDecisionOnAnotherHandle(t *testing.T) {
 				for what, write := range map[string]func() error{
 					"a statement": func() error { _, err := two.ExecContext(ctx, stock.SetStock, n-1); return err },
 					"a transaction": func() error {
-						tx, err := two.BeginTx(ctx, nil)
-						dbtest.OK(t, err)
+						tx := dbtest.Begin(t, ctx, two)
 						defer tx.Rollback()
 						if _, err := tx.ExecContext(ctx, stock.SetStock, n-1); err != nil {
 							return err
@@ -838,9 +798,7 @@ func TestDecisionOnAnotherHandle(t *testing.T) {
 						return tx.Commit()
 					},
 				} {
-					if err := write(); !errors.Is(err, mysqllock.ErrStaleRead) {
-						t.Errorf("%s: %v, want ErrStaleRead", what, err)
-					}
+					dbtest.Is(t, what, write(), mysqllock.ErrStaleRead)
 				}
 				if n := s.Stock(1); n != 110 {
 					t.Errorf("the stock is %d, want 110", n)

@@ -143,8 +143,7 @@ func TestGoingBackFreesNoDecision(t *testing.T) {
 			meanwhile := func() {
 				free := !s.Locked("k")
 				change := func() {
-					tx, err := other.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
-					dbtest.OK(t, err)
+					tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k"), other)
 					dbtest.Exec(t, tx, "UPDATE p SET stock = stock - 4 WHERE id = 1")
 					dbtest.OK(t, tx.Commit())
 				}
@@ -171,6 +170,10 @@ func TestGoingBackFreesNoDecision(t *testing.T) {
 
 // TestManyGoBack: whoever commits has decided under the lock.
 func TestManyGoBack(t *testing.T) {
+	rounds := 2
+	if long {
+		rounds = 20
+	}
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for name, program := range allGoBack {
 			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 1000 WHERE id = 1")
@@ -180,7 +183,7 @@ func TestManyGoBack(t *testing.T) {
 				db := s.Handle("multiStatements=true", "lockWait=2m")
 				for range 3 {
 					all.Go(func() {
-						for range 4 {
+						for range rounds {
 							if program(s, db, func() {}) == nil {
 								took.Add(1)
 							}
@@ -188,7 +191,7 @@ func TestManyGoBack(t *testing.T) {
 					})
 				}
 				all.Go(func() {
-					for range 4 {
+					for range rounds {
 						dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
 							n, err := stock.Read(ctx, db, 1)
 							return errors.Join(err, decide(ctx, db, n))
@@ -224,16 +227,13 @@ func TestGoingBackKeepsWhatIsHeld(t *testing.T) {
 		db, tap := s.Tapped(mysqllock.Config{})
 		ctx := lockctx.With(dbtest.Limited(t), "k")
 		late := func(hint context.Context) {
-			tx, err := db.BeginTx(hint, nil)
-			dbtest.OK(t, err)
-			_, err = tx.ExecContext(ctx, "DO 1")
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, hint, db)
+			dbtest.ExecIn(t, ctx, tx, "DO 1")
 			dbtest.Exec(t, tx, "SAVEPOINT a")
 			dbtest.Exec(t, tx, "INSERT INTO p VALUES (91, 1)")
 			dbtest.Exec(t, tx, "ROLLBACK TO a")
 			s.WantLocked("k", true)
-			inner, err := db.BeginTx(ctx, nil)
-			dbtest.OK(t, err)
+			inner := dbtest.Begin(t, ctx, db)
 			dbtest.OK(t, inner.Rollback())
 			s.WantLocked("k", true)
 			dbtest.OK(t, tx.Commit())
@@ -250,10 +250,8 @@ func TestGoingBackKeepsWhatIsHeld(t *testing.T) {
 		}
 
 		// One that there is not changes nothing.
-		tx, err := db.BeginTx(context.Background(), nil)
-		dbtest.OK(t, err)
-		_, err = tx.ExecContext(ctx, "DO 1")
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, context.Background(), db)
+		dbtest.ExecIn(t, ctx, tx, "DO 1")
 		if _, err := tx.Exec("ROLLBACK TO nowhere"); err == nil || errors.Is(err, mysqllock.ErrLost) {
 			t.Errorf("back to a savepoint that is not there: %v", err)
 		}
@@ -269,13 +267,11 @@ func TestGoingBackSaysWhy(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		ctx := lockctx.With(dbtest.Limited(t), "k")
-		tx, err := db.BeginTx(context.Background(), nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, context.Background(), db)
 		dbtest.Exec(t, tx, "SAVEPOINT a")
-		_, err = stock.Read(ctx, tx, 1)
-		dbtest.OK(t, err)
+		stock.MustRead(t, ctx, tx, 1)
 		dbtest.Exec(t, tx, "ROLLBACK TO a")
-		_, err = tx.Exec("UPDATE p SET stock = 1 WHERE id = 1") // before which it is asked what that did
+		_, err := tx.Exec("UPDATE p SET stock = 1 WHERE id = 1") // before which it is asked what that did
 		var e *mysqllock.Error
 		if !errors.Is(err, mysqllock.ErrLost) || !errors.As(err, &e) || e.Key != "k" || e.Strategy != "row" {
 			t.Fatalf("going back behind the lock: %v", err)
@@ -286,9 +282,7 @@ func TestGoingBackSaysWhy(t *testing.T) {
 				t.Errorf("%s after that: %v", text, err)
 			}
 		}
-		if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
-			t.Errorf("the commit after that: %v", err)
-		}
+		dbtest.Is(t, "the commit after that", tx.Commit(), mysqllock.ErrLost)
 		s.WantLocked("k", false)
 		s.WantStock(1, 10)
 		dbtest.OK(t, asText("UPDATE p SET stock = 10 WHERE id = 2", "SAVEPOINT a", "ROLLBACK TO a", true)(s, db, func() {})) // the connection is good

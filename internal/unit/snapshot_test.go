@@ -55,13 +55,12 @@ func TestLateAfterSnapshot(t *testing.T) {
 			{"SELECT stock FROM p WHERE id = 2 FOR UPDATE", false},
 			{"SELECT COUNT(*) FROM p LOCK IN SHARE MODE", false},
 		} {
-			tx, err := db.BeginTx(dbtest.Limited(t), nil)
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, dbtest.Limited(t), db)
 			dbtest.Exec(t, tx, c.text)
 			dbtest.Exec(t, s.Plain, "UPDATE other SET n = n + 1")
 			var seen, is int
 			dbtest.OK(t, s.Plain.QueryRow("SELECT n FROM other").Scan(&is))
-			err = tx.QueryRowContext(lockctx.With(dbtest.Limited(t), "k"), "SELECT n FROM other").Scan(&seen)
+			err := tx.QueryRowContext(lockctx.With(dbtest.Limited(t), "k"), "SELECT n FROM other").Scan(&seen)
 			if errors.Is(err, mysqllock.ErrStaleSnapshot) != c.refused || !c.refused && err != nil {
 				t.Errorf("%q: %v", c.text, err)
 			}
@@ -110,8 +109,7 @@ func TestLateAtLevels(t *testing.T) {
 			{db: repeatable, texts: []string{"SET GLOBAL max_connections = @@max_connections"}, refused: true},
 			{db: repeatable, inside: []string{"SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"}, refused: true},
 		} {
-			conn, err := c.db.Conn(dbtest.Limited(t))
-			dbtest.OK(t, err)
+			conn := dbtest.Conn(t, c.db)
 			for _, text := range c.texts {
 				dbtest.Exec(t, conn, text)
 			}
@@ -120,8 +118,7 @@ func TestLateAtLevels(t *testing.T) {
 			for _, text := range c.inside {
 				dbtest.Exec(t, tx, text)
 			}
-			var n int
-			dbtest.OK(t, tx.QueryRow("SELECT stock FROM p WHERE id = 1").Scan(&n))
+			n := dbtest.Column[int](t, tx, "SELECT stock FROM p WHERE id = 1")[0]
 			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = stock + 1 WHERE id = 4")
 			err = tx.QueryRowContext(lockctx.With(dbtest.Limited(t), "k"), "SELECT stock FROM p WHERE id = 4").Scan(&n)
 			if errors.Is(err, mysqllock.ErrStaleSnapshot) != c.refused {
@@ -143,10 +140,7 @@ func TestWritingFunction(t *testing.T) {
 	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		functions(s, t)
 		db := s.Handle()
-		logged := func() (n int) {
-			dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM logged").Scan(&n))
-			return n
-		}
+		logged := func() int { return dbtest.Column[int](t, s.Plain, "SELECT COUNT(*) FROM logged")[0] }
 		for _, option := range []lockctx.Option{lockctx.Row(), lockctx.Lease(stock.TTL), lockctx.Advisory(), lockctx.Optimistic()} {
 			for _, query := range []string{"SELECT stores(1)", "SELECT stores(id) FROM p WHERE id = 1", "/* c */ SELECT id FROM p WHERE id = 1 AND `stores`(1) = 1"} {
 				for _, after := range []bool{false, true} { // a read
@@ -174,8 +168,7 @@ func TestWritingFunction(t *testing.T) {
 		}
 
 		// In transactions it is one of their statements.
-		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k"), db)
 		before := logged()
 		dbtest.Exec(t, tx, "SELECT stores(1)")
 		if logged() != before {
@@ -194,15 +187,12 @@ func TestWritingFunctionFenced(t *testing.T) {
 	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		functions(s, t)
 		db := s.Handle()
-		hold, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(30*time.Second))
-		dbtest.OK(t, err)
+		hold := stock.Acquire(t, db, "k", lockctx.Lease(30*time.Second))
 		defer hold.Release()
 		dbtest.Exec(t, s.Plain, "UPDATE mysqllock SET token = token + 1 WHERE name = 'k'")
 		var n int
-		err = db.QueryRowContext(hold.Context(), "SELECT stores(1)").Scan(&n)
-		if !errors.Is(err, mysqllock.ErrLost) {
-			t.Errorf("the error is %v", err)
-		}
+		err := db.QueryRowContext(hold.Context(), "SELECT stores(1)").Scan(&n)
+		dbtest.Is(t, "the error", err, mysqllock.ErrLost)
 		dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM logged").Scan(&n))
 		if n != 0 {
 			t.Error("written without the lease")
@@ -223,9 +213,7 @@ func TestOptimisticUncommitted(t *testing.T) {
 		dirty := &sql.TxOptions{Isolation: sql.LevelReadUncommitted}
 		refused := func(name string, err error) {
 			t.Helper()
-			if !errors.Is(err, mysqllock.ErrUnsafe) {
-				t.Errorf("%s: %v", name, err)
-			}
+			dbtest.Is(t, name, err, mysqllock.ErrUnsafe)
 		}
 		_, err := db.BeginTx(hint(), dirty)
 		refused("BeginTx", err)
@@ -259,8 +247,7 @@ func TestOptimisticUncommitted(t *testing.T) {
 			"SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED", "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED",
 			"/* c */ SET SESSION " + variable + " = 'READ-UNCOMMITTED'", "SET @@session." + variable + " = 0", "CALL dirty()",
 		} {
-			conn, err := db.Conn(dbtest.Limited(t))
-			dbtest.OK(t, err)
+			conn := dbtest.Conn(t, db)
 			dbtest.Exec(t, conn, text)
 			_, err = conn.BeginTx(hint(), nil)
 			refused(text+": BeginTx", err)
@@ -309,19 +296,15 @@ func TestSnapshotIsolation(t *testing.T) {
 		for name, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(stock.TTL), "optimistic": lockctx.Optimistic()} {
 			ctx := lockctx.With(dbtest.Limited(t), "k", opt)
 			before := s.Stock(1)
-			tx, err := db.BeginTx(ctx, nil)
-			dbtest.OK(t, err)
-			_, err = stock.Read(ctx, tx, 1)
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, ctx, db)
+			stock.MustRead(t, ctx, tx, 1)
 			dbtest.Exec(t, tx, "UPDATE p SET stock = 77 WHERE id = 2")
 			change()
-			_, err = tx.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 1")
+			_, err := tx.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 1")
 			if !errors.Is(err, mysqllock.ErrConflict) || errors.Is(err, mysqllock.ErrDeadlock) {
 				t.Errorf("%s: the write: %v, want %v", name, err, mysqllock.ErrConflict)
 			}
-			if err := tx.Commit(); !errors.Is(err, mysqllock.ErrConflict) {
-				t.Errorf("%s: Commit: %v, want %v", name, err, mysqllock.ErrConflict)
-			}
+			dbtest.Is(t, name+": Commit", tx.Commit(), mysqllock.ErrConflict)
 			s.WantStock(1, before+10)
 			if n := s.Stock(2); n == 77 {
 				t.Errorf("%s: what came before is committed", name)
@@ -346,13 +329,10 @@ func TestSnapshotIsolation(t *testing.T) {
 		}
 
 		// The row of a late key may be newer than the snapshot.
-		tx, err := db.BeginTx(dbtest.Limited(t), nil)
-		dbtest.OK(t, err)
-		_, err = stock.Read(dbtest.Limited(t), tx, 1)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, dbtest.Limited(t), db)
+		stock.MustRead(t, dbtest.Limited(t), tx, 1)
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), s.Handle(), "late", func(context.Context) error { return nil }, lockctx.Lease(stock.TTL)))
-		_, err = tx.ExecContext(lockctx.With(dbtest.Limited(t), "late", lockctx.AllowStale()), "UPDATE p SET stock = 5 WHERE id = 2")
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "late", lockctx.AllowStale()), tx, "UPDATE p SET stock = 5 WHERE id = 2")
 		s.WantLocked("late", true)
 		dbtest.OK(t, tx.Commit())
 		s.WantStock(2, 5)

@@ -41,7 +41,7 @@ func (w runsIn) ExecContext(_ context.Context, text string, args ...any) (sql.Re
 // TestConnReadDecideWrite reads, decides and writes on a sql.Conn that has another
 // default database: both happen there, and the lock is held in between.
 func TestConnReadDecideWrite(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		tenant := tenant(s, t)
 		db := s.Handle("lockNoWait=true")
 		conn := dbtest.Conn(t, db)
@@ -110,7 +110,7 @@ func TestConnState(t *testing.T) {
 		{"CREATE TEMPORARY TABLE mine AS SELECT 'here' AS a", "SELECT a AS x FROM mine", "here"},
 		{"INSERT INTO counted () VALUES ()", "SELECT LAST_INSERT_ID() AS x", "1"},
 	}
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle("lockNoWait=true")
 		for way, ask := range ways {
 			conn := dbtest.Conn(t, db)
@@ -131,31 +131,10 @@ func TestConnState(t *testing.T) {
 	})
 }
 
-// TestConnTextTransaction asks for a lock in a transaction that text has begun on a
-// sql.Conn.
-func TestConnTextTransaction(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db := s.Handle("lockNoWait=true")
-		conn := dbtest.Conn(t, db)
-		dbtest.Exec(t, conn, "BEGIN")
-		dbtest.Exec(t, conn, "UPDATE p SET stock = 5 WHERE id = 1")
-		var left int
-		for _, opt := range []lockctx.Option{lockctx.Row(), lockctx.Lease(5 * time.Second), lockctx.Advisory(), lockctx.Optimistic()} {
-			ctx := lockctx.With(dbtest.Limited(t), dbtest.Random(), opt)
-			err := conn.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&left)
-			if !errors.Is(err, mysqllock.ErrUnsafe) {
-				t.Errorf("read with %v: got %v, want ErrUnsafe", opt, err)
-			}
-		}
-		dbtest.Exec(t, conn, "ROLLBACK")
-		s.WantStock(1, 10)
-	})
-}
-
 // TestPooledState asks over the pool for a lock, on its one connection, which
 // carries something.
 func TestPooledState(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		tenant := tenant(s, t)
 		for _, leave := range []string{
 			"USE " + tenant,
@@ -186,9 +165,7 @@ func TestPooledState(t *testing.T) {
 				text += " AND @who = 5"
 			}
 			err := db.QueryRowContext(lockctx.With(ctx, dbtest.Random()), text).Scan(&left)
-			if !errors.Is(err, mysqllock.ErrUnsafe) {
-				t.Errorf("after %s: got %v (stock %d), want ErrUnsafe", leave, err, left)
-			}
+			dbtest.Is(t, "after "+leave, err, mysqllock.ErrUnsafe)
 			if strings.HasPrefix(leave, "SET NAMES") {
 				stock.WantError(t, leave, err, mysqllock.ErrUnsafe, "charset=")
 			}
@@ -206,7 +183,7 @@ func TestPooledState(t *testing.T) {
 // TestPooledStateTakenBack has programs that clean up after themselves, or do what
 // leaves nothing that anybody needs: the connection serves a lock as before.
 func TestPooledStateTakenBack(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		dbtest.Exec(t, s.Plain, "CREATE PROCEDURE nothing() BEGIN END")
 		lock := "'" + s.Name + "'"
 		for _, texts := range [][]string{
@@ -261,9 +238,7 @@ func TestPooledStateTakenBack(t *testing.T) {
 			t.Error("a variable that there is not was set")
 		}
 		var n int
-		if err := db.QueryRowContext(lockctx.With(dbtest.Limited(t), dbtest.Random()), "SELECT COUNT(*) FROM p").Scan(&n); !errors.Is(err, mysqllock.ErrUnsafe) {
-			t.Errorf("after a SET that failed: %v, want ErrUnsafe", err)
-		}
+		dbtest.Is(t, "after a SET that failed", db.QueryRowContext(lockctx.With(dbtest.Limited(t), dbtest.Random()), "SELECT COUNT(*) FROM p").Scan(&n), mysqllock.ErrUnsafe)
 		db.Close()
 
 		db = s.Handle() // with an argument each goes to the driver twice
@@ -284,9 +259,21 @@ func TestConnUnitEnds(t *testing.T) {
 		var left int
 		dbtest.OK(t, conn.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&left))
 	}
+	refused := func(t *testing.T, ctx context.Context, db dbtest.Execer, want error) {
+		t.Helper()
+		_, err := db.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 3")
+		dbtest.Is(t, "a write after the end", err, want)
+	}
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle("lockNoWait=true")
 		db.SetMaxOpenConns(1)
+		begin := func(t *testing.T) (ctx context.Context, conn *sql.Conn, key string) {
+			t.Helper()
+			conn, key = dbtest.Conn(t, db), dbtest.Random()
+			ctx = lockctx.With(dbtest.Limited(t), key)
+			read(t, ctx, conn)
+			return ctx, conn, key
+		}
 
 		t.Run("context", func(t *testing.T) {
 			conn, key := dbtest.Conn(t, db), dbtest.Random()
@@ -298,38 +285,29 @@ func TestConnUnitEnds(t *testing.T) {
 			dbtest.Soon(t, "the lock is given back", func() bool { return !s.Locked(key) })
 			dbtest.Exec(t, conn, "UPDATE p SET stock = stock + 1 WHERE id = 2")
 			s.WantStock(2, 11) // nothing is left open
-			if _, err := conn.ExecContext(lockctx.With(context.WithoutCancel(ctx), key), "UPDATE p SET stock = 0 WHERE id = 2"); !errors.Is(err, mysqllock.ErrLost) {
-				t.Errorf("write after the end of the context: %v, want ErrLost", err)
-			}
+			refused(t, lockctx.With(context.WithoutCancel(ctx), key), conn, mysqllock.ErrLost)
 		})
 
 		t.Run("Conn.Close", func(t *testing.T) {
-			conn, key := dbtest.Conn(t, db), dbtest.Random()
-			ctx := lockctx.With(dbtest.Limited(t), key)
-			read(t, ctx, conn)
+			ctx, conn, key := begin(t)
 			s.WantLocked(key, true)
 			dbtest.OK(t, conn.Close())
 			s.WantLocked(key, false)
 			dbtest.Exec(t, db, "UPDATE p SET stock = stock + 1 WHERE id = 2")
 			s.WantStock(2, 12)
-			if _, err := db.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 2"); !errors.Is(err, mysqllock.ErrStaleRead) {
-				t.Errorf("write after the end of the sql.Conn: %v, want ErrStaleRead", err)
-			}
+			refused(t, ctx, db, mysqllock.ErrStaleRead)
 			var left int
 			dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&left)) // a new unit of work
 		})
 
 		t.Run("BeginTx", func(t *testing.T) {
 			for _, hinted := range []bool{true, false} {
-				conn, key := dbtest.Conn(t, db), dbtest.Random()
-				ctx := lockctx.With(dbtest.Limited(t), key)
-				read(t, ctx, conn)
+				ctx, conn, key := begin(t)
 				begin := ctx
 				if !hinted {
 					begin = dbtest.Limited(t)
 				}
-				tx, err := conn.BeginTx(begin, nil)
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, begin, conn)
 				dbtest.Exec(t, tx, "UPDATE p SET stock = 77 WHERE id = 3")
 				s.WantLocked(key, true)
 				dbtest.OK(t, tx.Rollback())
@@ -340,26 +318,20 @@ func TestConnUnitEnds(t *testing.T) {
 		})
 
 		t.Run("kill", func(t *testing.T) {
-			conn, key := dbtest.Conn(t, db), dbtest.Random()
-			ctx := lockctx.With(dbtest.Limited(t), key)
-			read(t, ctx, conn)
+			ctx, conn, key := begin(t)
 			var id int
 			dbtest.OK(t, conn.QueryRowContext(ctx, "SELECT @@pseudo_thread_id").Scan(&id))
 			dbtest.Exec(t, s.Plain, fmt.Sprintf("KILL CONNECTION %d", id))
 			dbtest.Soon(t, "the server frees the lock", func() bool { return !s.Locked(key) })
 			for range 2 {
-				if _, err := conn.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 3"); !errors.Is(err, mysqllock.ErrLost) {
-					t.Errorf("write: %v, want ErrLost", err)
-				}
+				refused(t, ctx, conn, mysqllock.ErrLost)
 			}
 			conn.Close()
 			s.WantStock(3, 10)
 		})
 
 		t.Run("given up", func(t *testing.T) { // in the middle of a statement
-			conn, key := dbtest.Conn(t, db), dbtest.Random()
-			ctx := lockctx.With(dbtest.Limited(t), key)
-			read(t, ctx, conn)
+			ctx, conn, key := begin(t)
 			short, cancel := context.WithCancel(ctx)
 			defer cancel()
 			ended := make(chan error, 1)
@@ -367,9 +339,8 @@ func TestConnUnitEnds(t *testing.T) {
 				var n int
 				ended <- conn.QueryRowContext(short, "SELECT SLEEP(100) + BENCHMARK(1000000000, 1)").Scan(&n)
 			}()
-			dbtest.Soon(t, "it runs", func() (yes bool) {
-				dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) > 0 FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE 'SELECT SLEEP(100)%'", s.Name).Scan(&yes))
-				return yes
+			dbtest.Soon(t, "it runs", func() bool {
+				return dbtest.Column[bool](t, s.Plain, "SELECT COUNT(*) > 0 FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE 'SELECT SLEEP(100)%'", s.Name)[0]
 			})
 			cancel()
 			if <-ended == nil {
@@ -380,16 +351,12 @@ func TestConnUnitEnds(t *testing.T) {
 			if took := time.Since(start); took > time.Minute {
 				t.Errorf("the lock is given back after %v", took)
 			}
-			if _, err := conn.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 3"); !errors.Is(err, mysqllock.ErrLost) {
-				t.Errorf("write: %v, want ErrLost", err)
-			}
+			refused(t, ctx, conn, mysqllock.ErrLost)
 			conn.Close()
 		})
 
 		t.Run("unhinted", func(t *testing.T) { // statements of the same sql.Conn
-			conn, key := dbtest.Conn(t, db), dbtest.Random()
-			ctx := lockctx.With(dbtest.Limited(t), key)
-			read(t, ctx, conn)
+			ctx, conn, key := begin(t)
 			read(t, dbtest.Limited(t), conn)
 			s.WantLocked(key, true)
 			for _, text := range []string{"COMMIT", "CREATE TABLE other (a INT)", "BEGIN"} {
@@ -409,9 +376,7 @@ func TestConnUnitEnds(t *testing.T) {
 			ctx, other := lockctx.With(dbtest.Limited(t), dbtest.Random()), lockctx.With(dbtest.Limited(t), dbtest.Random())
 			read(t, ctx, conn)
 			var left int
-			if err := conn.QueryRowContext(other, "SELECT stock FROM p WHERE id = 1").Scan(&left); !errors.Is(err, mysqllock.ErrUnsafe) {
-				t.Errorf("read in another lock context: %v, want ErrUnsafe", err)
-			}
+			dbtest.Is(t, "read in another lock context", conn.QueryRowContext(other, "SELECT stock FROM p WHERE id = 1").Scan(&left), mysqllock.ErrUnsafe)
 			if _, err := conn.BeginTx(other, nil); !errors.Is(err, mysqllock.ErrUnsafe) {
 				t.Errorf("BeginTx in another lock context: %v, want ErrUnsafe", err)
 			}
@@ -435,14 +400,12 @@ func TestConnUnitEnds(t *testing.T) {
 
 // TestConnAndPool mixes a sql.Conn and the pool in one lock context.
 func TestConnAndPool(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		tenant := tenant(s, t)
 		db := s.Handle("lockNoWait=true")
 		unsafe := func(what string, err error) {
 			t.Helper()
-			if !errors.Is(err, mysqllock.ErrUnsafe) {
-				t.Errorf("%s: got %v, want ErrUnsafe", what, err)
-			}
+			dbtest.Is(t, what, err, mysqllock.ErrUnsafe)
 		}
 		var left, id, txConn int
 		dbtest.OK(t, db.QueryRow("SELECT 1").Scan(&id))
@@ -474,8 +437,7 @@ func TestConnAndPool(t *testing.T) {
 		// So it is with a transaction that begins on such a connection, but not with what
 		// it leaves itself.
 		ctx = lockctx.With(dbtest.Limited(t), dbtest.Random())
-		tx, err := conn.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, ctx, conn)
 		unsafe("read over the pool, in a transaction", db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&left))
 		dbtest.OK(t, tx.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 2").Scan(&left))
 		if left != 100 {
@@ -483,8 +445,7 @@ func TestConnAndPool(t *testing.T) {
 		}
 		dbtest.OK(t, tx.Rollback())
 		ctx = lockctx.With(dbtest.Limited(t), dbtest.Random())
-		tx, err = db.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
+		tx = dbtest.Begin(t, ctx, db)
 		dbtest.Exec(t, tx, "CREATE TEMPORARY TABLE mine AS SELECT 7 AS a")
 		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT a FROM mine").Scan(&left))
 		dbtest.Exec(t, tx, "DROP TEMPORARY TABLE mine")
@@ -530,16 +491,12 @@ func TestConnLastInsertID(t *testing.T) {
 			t.Errorf("LAST_INSERT_ID() is %d, want 1", id)
 		}
 		err := conn.QueryRowContext(lockctx.With(dbtest.Limited(t), dbtest.Random()), "SELECT LAST_INSERT_ID()").Scan(&id)
-		if !errors.Is(err, mysqllock.ErrUnsafe) {
-			t.Errorf("after Do: got %v, %d, want ErrUnsafe", err, id)
-		}
+		dbtest.Is(t, "after Do", err, mysqllock.ErrUnsafe)
 		dbtest.Exec(t, conn, "INSERT INTO counted () VALUES ()")
 		err = mysqllock.Do(dbtest.Limited(t), db, dbtest.Random(), func(ctx context.Context) error {
 			return conn.QueryRowContext(ctx, "SELECT LAST_INSERT_ID()").Scan(&id)
 		})
-		if !errors.Is(err, mysqllock.ErrUnsafe) {
-			t.Errorf("in another Do: got %v, %d, want ErrUnsafe", err, id)
-		}
+		dbtest.Is(t, "in another Do", err, mysqllock.ErrUnsafe)
 		dbtest.OK(t, conn.QueryRowContext(lockctx.With(dbtest.Limited(t), dbtest.Random()), "SELECT LAST_INSERT_ID()").Scan(&id))
 		if id != 2 {
 			t.Errorf("LAST_INSERT_ID() is %d, want 2", id)
@@ -568,26 +525,17 @@ func TestUnitOnASQLConnOutlivesItsTTL(t *testing.T) {
 	})
 }
 
-// TestConnStatements counts what is sent: without a hint nothing more than before.
-func TestConnStatements(t *testing.T) {
+// TestASQLConnSendsNoMoreWithoutAHint than the application does.
+func TestASQLConnSendsNoMoreWithoutAHint(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, tp := s.Tapped(mysqllock.Config{})
 		conn := dbtest.Conn(t, db)
 		var left int
-		tp.Costs(t, "a read without a hint", 1, func() error {
+		tp.Costs(t, "a read", 1, func() error {
 			return conn.QueryRowContext(dbtest.Limited(t), "SELECT stock FROM p WHERE id = 1").Scan(&left)
 		})
-		tp.Costs(t, "USE without a hint", 1, func() error {
+		tp.Costs(t, "USE", 1, func() error {
 			_, err := conn.ExecContext(dbtest.Limited(t), "USE "+s.Name)
-			return err
-		})
-		ctx := dbtest.Limited(t)
-		tp.Costs(t, "read, write", 4, func() error { // BEGIN with the lock, the read, the write, COMMIT
-			ctx := lockctx.With(ctx, "k")
-			if err := conn.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&left); err != nil {
-				return err
-			}
-			_, err := conn.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
 			return err
 		})
 	})
@@ -657,8 +605,7 @@ func TestTextTransactions(t *testing.T) {
 		} {
 			name := strings.Join(c.texts, " | ")
 			for _, prepared := range []bool{false, true} {
-				conn, err := db.Conn(dbtest.Limited(t))
-				dbtest.OK(t, err)
+				conn := dbtest.Conn(t, db)
 				for _, text := range c.texts {
 					if !prepared || strings.Contains(text, ";") {
 						_, _ = conn.ExecContext(dbtest.Limited(t), text)
@@ -683,10 +630,13 @@ func TestTextTransactions(t *testing.T) {
 	})
 }
 
-// wantHints tries hints of each kind on a connection.
+// wantHints tries hints on a connection, of a kind that the name picks, or of each.
 func wantHints(s *stock.Shop, t *testing.T, conn *sql.Conn, name string, refused bool) {
 	t.Helper()
-	for _, option := range []lockctx.Option{lockctx.Row(), lockctx.Lease(10 * time.Second), lockctx.Advisory(), lockctx.Optimistic()} {
+	for i, option := range []lockctx.Option{lockctx.Row(), lockctx.Lease(10 * time.Second), lockctx.Advisory(), lockctx.Optimistic()} {
+		if !some(i, len(name), 2) {
+			continue
+		}
 		ctx, cancel := context.WithCancel(lockctx.With(dbtest.Limited(t), "k", option))
 		_, err := conn.ExecContext(ctx, "UPDATE p SET stock = stock WHERE id = 1")
 		if errors.Is(err, mysqllock.ErrUnsafe) != refused || !refused && err != nil {
@@ -719,10 +669,8 @@ func TestTextTransactionInside(t *testing.T) {
 			"CREATE TABLE IF NOT EXISTS made (a INT)":      false,
 			"UPDATE p SET stock = stock|/* */ COMMIT|DO 1": false,
 		} {
-			conn, err := db.Conn(dbtest.Limited(t))
-			dbtest.OK(t, err)
-			tx, err := conn.BeginTx(dbtest.Limited(t), nil)
-			dbtest.OK(t, err)
+			conn := dbtest.Conn(t, db)
+			tx := dbtest.Begin(t, dbtest.Limited(t), conn)
 			for text := range strings.SplitSeq(texts, "|") {
 				dbtest.Exec(t, tx, text)
 			}
@@ -732,6 +680,16 @@ func TestTextTransactionInside(t *testing.T) {
 			wantHints(s, t, conn, texts+", ended", false)
 			dbtest.OK(t, conn.Close())
 		}
+	})
+}
+
+// TestBeginTxEndsATransactionOfText: a hint is good on the connection after that.
+func TestBeginTxEndsATransactionOfText(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		conn := dbtest.Conn(t, s.Handle())
+		dbtest.Exec(t, conn, "START TRANSACTION")
+		dbtest.OK(t, dbtest.Begin(t, dbtest.Limited(t), conn).Rollback()) // BEGIN commits it
+		wantHints(s, t, conn, "BeginTx after START TRANSACTION", false)
 	})
 }
 

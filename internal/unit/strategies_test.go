@@ -4,6 +4,8 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
+	"runtime"
 	"testing"
 	"time"
 
@@ -106,6 +108,27 @@ var ways = map[string]func(t *testing.T, db *sql.DB, ctx context.Context, o lock
 		held()
 		must(t, tx.Commit())
 	},
+	"an inner transaction that is rolled back": func(t *testing.T, db *sql.DB, ctx context.Context, _ lockctx.Option, held func()) {
+		nest(t, db, ctx, held)
+	},
+	"one on a sql.Conn": func(t *testing.T, db *sql.DB, ctx context.Context, _ lockctx.Option, held func()) {
+		c, err := db.Conn(lockctx.Without(ctx))
+		must(t, err)
+		defer c.Close()
+		nest(t, c, ctx, held)
+		must(t, c.PingContext(ctx))
+	},
+	"a statement that was prepared before its transaction": func(t *testing.T, db *sql.DB, ctx context.Context, _ lockctx.Option, held func()) {
+		st, err := db.PrepareContext(lockctx.Without(ctx), write)
+		must(t, err)
+		defer st.Close()
+		tx, err := db.BeginTx(ctx, nil)
+		must(t, err)
+		_, err = tx.StmtContext(ctx, st).ExecContext(ctx, 9, 1)
+		must(t, err)
+		held()
+		must(t, tx.Commit())
+	},
 	"prepared statements": func(t *testing.T, db *sql.DB, ctx context.Context, _ lockctx.Option, held func()) {
 		reads, err := db.PrepareContext(lockctx.Without(ctx), read)
 		must(t, err)
@@ -121,33 +144,109 @@ var ways = map[string]func(t *testing.T, db *sql.DB, ctx context.Context, o lock
 	},
 }
 
+// nest rolls back a transaction in another one, which commits 9.
+func nest(t *testing.T, db interface {
+	BeginTx(context.Context, *sql.TxOptions) (*sql.Tx, error)
+}, ctx context.Context, held func(),
+) {
+	t.Helper()
+	outer, err := db.BeginTx(ctx, nil)
+	must(t, err)
+	must(t, put(ctx, outer, 9))
+	inner, err := db.BeginTx(ctx, nil)
+	must(t, err)
+	must(t, put(ctx, inner, 6))
+	must(t, inner.Rollback())
+	held()
+	must(t, outer.Commit())
+}
+
+var budgets = map[string]int{"without a budget": 0, "with one": 8}
+
+// With and without a budget of connections the same is committed, and the same is held.
 func TestEveryWayCommitsUnderEveryKindOfLockAndReleases(t *testing.T) {
 	for kind, k := range kinds {
 		for name, way := range ways {
-			t.Run(kind+"/"+name, func(t *testing.T) {
-				s, db, ctx := open(t)
-				ctx = lockctx.With(lockctx.Without(ctx), "k", k.option)
-				way(t, db, ctx, k.option, func() {
-					t.Helper()
-					if !k.kept(s) || s.Stock() != 10 {
-						t.Errorf("in the midst %d is committed, with %d rows, %d leases and %d names held", s.Stock(), s.Held(), s.Leases(), s.Named())
+			for budget, most := range budgets {
+				t.Run(kind+"/"+name+"/"+budget, func(t *testing.T) {
+					s, db, ctx := openWith(t, mysqllock.Config{MaxConns: most})
+					way(t, db, lockctx.With(lockctx.Without(ctx), "k", k.option), k.option, func() {
+						t.Helper()
+						if !k.kept(s) || s.Stock() != 10 {
+							t.Errorf("in the midst %d is committed, with %d rows, %d leases and %d names held", s.Stock(), s.Held(), s.Leases(), s.Named())
+						}
+					})
+					must(t, db.Close())
+					state(t, s, 9, 0)
+					if s.Leases()+s.Named() != 0 {
+						t.Errorf("%d leases and %d names are held at the end", s.Leases(), s.Named())
 					}
 				})
-				must(t, db.Close())
-				state(t, s, 9, 0)
-				if s.Leases()+s.Named() != 0 {
-					t.Errorf("%d leases and %d names are held at the end", s.Leases(), s.Named())
+			}
+		}
+	}
+}
+
+var errCallback = errors.New("the callback says no")
+
+func TestWhatIsUndoneIsNotCommitted(t *testing.T) {
+	for name, undo := range map[string]func(*testing.T, *sql.DB, context.Context) (committed int64){
+		"a rollback": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
+			tx, err := db.BeginTx(ctx, nil)
+			must(t, err)
+			must(t, put(ctx, tx, 1))
+			must(t, tx.Rollback())
+			return 10
+		},
+		"a Do that fails": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
+			err := mysqllock.Do(lockctx.Without(ctx), db, "k", func(ctx context.Context) error { return errors.Join(put(ctx, db, 1), errCallback) })
+			dbtest.Is(t, "the error", err, errCallback)
+			return 10
+		},
+		"a Do that fails in another one": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
+			must(t, mysqllock.Do(lockctx.Without(ctx), db, "k", func(ctx context.Context) error {
+				must(t, put(ctx, db, 6))
+				if err := mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { return errors.Join(put(ctx, db, 5), errCallback) }); !errors.Is(err, errCallback) {
+					t.Errorf("the inner Do: %v", err)
 				}
+				return nil
+			}))
+			return 6
+		},
+		"a hold that is rolled back": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
+			h, err := mysqllock.Acquire(lockctx.Without(ctx), db, "k")
+			must(t, err)
+			must(t, put(h.Context(), db, 3))
+			must(t, h.Rollback())
+			return 10
+		},
+		"a transaction begun by text, which is refused": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
+			free := lockctx.Without(ctx)
+			c, err := db.Conn(free)
+			must(t, err)
+			defer c.Close()
+			_, err = c.ExecContext(free, "BEGIN")
+			must(t, err)
+			dbtest.Is(t, "a hint in it", put(ctx, c, 3), mysqllock.ErrUnsafe)
+			_, err = c.ExecContext(free, "ROLLBACK")
+			must(t, err)
+			return 10
+		},
+	} {
+		for budget, most := range budgets {
+			t.Run(name+"/"+budget, func(t *testing.T) {
+				s, db, ctx := openWith(t, mysqllock.Config{MaxConns: most})
+				state(t, s, undo(t, db, ctx), 0)
 			})
 		}
 	}
 }
 
-// Versions keep nobody out: what is asserted is that somebody else's commit is noticed.
+// A version keeps nobody out, and no hold is one.
 func TestEveryWayComparesVersions(t *testing.T) {
 	for name, way := range ways {
 		if name == "Do" || name == "a transaction in Do" || name == "Acquire" {
-			continue // they hold locks, and a version is none
+			continue
 		}
 		t.Run(name, func(t *testing.T) {
 			s, db, ctx := open(t)
@@ -177,9 +276,7 @@ func TestAChangedVersionIsAConflictAndCommitsNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s, db, ctx := open(t)
 			ctx = lockctx.With(lockctx.Without(ctx), "k", lockctx.Optimistic())
-			if err := change.run(t, db, ctx, s.Change); !errors.Is(err, mysqllock.ErrConflict) {
-				t.Errorf("got %v", err)
-			}
+			dbtest.Is(t, "the error", change.run(t, db, ctx, s.Change), mysqllock.ErrConflict)
 			state(t, s, 10, 0)
 		})
 	}
@@ -201,9 +298,7 @@ func TestALockThatWasLostBeforeCommitCommitsNothing(t *testing.T) {
 			must(t, err)
 			must(t, put(ctx, tx, 1))
 			c.lose(s)
-			if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
-				t.Errorf("got %v", err)
-			}
+			dbtest.Is(t, "the error", tx.Commit(), mysqllock.ErrLost)
 			state(t, s, 10, 0)
 		})
 		t.Run(name+" in a hold", func(t *testing.T) {
@@ -213,37 +308,39 @@ func TestALockThatWasLostBeforeCommitCommitsNothing(t *testing.T) {
 				c.lose(s)
 				return put(ctx, db, n-1)
 			}, c.option)
-			if !errors.Is(err, mysqllock.ErrLost) {
-				t.Errorf("got %v", err)
-			}
+			dbtest.Is(t, "the error", err, mysqllock.ErrLost)
 			state(t, s, 10, 0)
 		})
 	}
 }
 
-func TestAPanicUnderAGuardReleasesIt(t *testing.T) {
+func TestAPanicReleases(t *testing.T) {
 	for kind, k := range kinds {
-		t.Run(kind, func(t *testing.T) {
-			s, db, ctx := open(t)
-			func() {
-				defer func() {
-					if p := recover(); p != "panic" {
-						t.Errorf("recovered %v", p)
-					}
+		for name, leave := range map[any]func(){"panic": func() { panic("panic") }, nil: runtime.Goexit} {
+			t.Run(fmt.Sprint(kind, "/", name), func(t *testing.T) {
+				s, db, ctx := open(t)
+				over := make(chan any)
+				go func() {
+					defer close(over)
+					defer func() { over <- recover() }()
+					_ = mysqllock.Do(lockctx.Without(ctx), db, "k", func(ctx context.Context) error {
+						return inTransaction(db, ctx, func(tx *sql.Tx) error {
+							must(t, put(ctx, tx, 1))
+							leave()
+							return nil
+						})
+					}, k.option)
 				}()
-				_ = mysqllock.Do(lockctx.Without(ctx), db, "k", func(ctx context.Context) error {
-					tx, err := db.BeginTx(ctx, nil)
-					must(t, err)
-					must(t, put(ctx, tx, 1))
-					panic("panic")
-				}, k.option)
-			}()
-			must(t, db.Close())
-			state(t, s, 10, 0)
-			if s.Leases()+s.Named() != 0 {
-				t.Errorf("%d leases and %d names are held", s.Leases(), s.Named())
-			}
-		})
+				if p := <-over; p != name {
+					t.Errorf("recovered %v", p)
+				}
+				must(t, db.Close())
+				state(t, s, 10, 0)
+				if s.Leases()+s.Named() != 0 {
+					t.Errorf("%d leases and %d names are held", s.Leases(), s.Named())
+				}
+			})
+		}
 	}
 }
 
@@ -349,9 +446,7 @@ func TestEachOfTwoLocksIsCheckedBeforeCommit(t *testing.T) {
 			must(t, err)
 			must(t, put(ctx, tx, 1))
 			lose(s)
-			if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
-				t.Errorf("got %v", err)
-			}
+			dbtest.Is(t, "the error", tx.Commit(), mysqllock.ErrLost)
 			state(t, s, 10, 0)
 		})
 	}

@@ -24,21 +24,17 @@ func TestForeignTransactionOutlivesTheLock(t *testing.T) {
 			ctx, cancel := context.WithCancel(dbtest.Limited(t))
 			defer cancel()
 			lctx := lockctx.With(ctx, "k")
-			tx, err := db.Begin()
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, context.Background(), db)
 			var id string
 			dbtest.OK(t, db.QueryRowContext(lctx, "SELECT CONNECTION_ID() FROM p LIMIT 1").Scan(&id))
-			_, err = tx.ExecContext(lctx, "UPDATE p SET stock = 0 WHERE id = 2")
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, lctx, tx, "UPDATE p SET stock = 0 WHERE id = 2")
 			if how == "context" {
 				cancel()
 			} else {
 				dbtest.Exec(t, s.Plain, "KILL "+id)
 			}
 			dbtest.Soon(t, "the lock is free", func() bool { return !s.Locked("k") })
-			if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
-				t.Errorf("%s: Commit after the lock has gone: %v", how, err)
-			}
+			dbtest.Is(t, how+": Commit after the lock has gone", tx.Commit(), mysqllock.ErrLost)
 			s.WantStock(2, 10)
 		}
 	})
@@ -49,8 +45,7 @@ func TestForeignTransactionOutlivesTheLock(t *testing.T) {
 func TestIdleLimitStaysWithLockedTransactions(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle("lockTTL=13s")
-		h, err := mysqllock.Acquire(dbtest.Limited(t), s.Handle(), "held")
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, s.Handle(), "held")
 		defer h.Rollback()
 		conn := dbtest.Conn(t, db)
 		type transaction interface {
@@ -68,33 +63,27 @@ func TestIdleLimitStaysWithLockedTransactions(t *testing.T) {
 				dbtest.Want(t, err, mysqllock.ErrLocked)
 			},
 			"a write under a lock": func() {
-				_, err := conn.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "UPDATE p SET stock = 1 WHERE id = 1")
-				dbtest.OK(t, err)
+				dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "k"), conn, "UPDATE p SET stock = 1 WHERE id = 1")
 			},
 			"a transaction under a lock": func() {
-				tx, err := conn.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k"), conn)
 				if limit, _ := limits(tx); limit != 13 {
 					t.Errorf("a transaction that holds a lock has a limit of %d s", limit)
 				}
 				dbtest.OK(t, tx.Commit())
 			},
 			"one that was rolled back": func() {
-				tx, err := conn.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k"), conn)
 				dbtest.OK(t, tx.Rollback())
 			},
 			"one that also commits a version": func() {
 				ctx := lockctx.With(dbtest.Limited(t), "version", lockctx.Optimistic())
-				tx, err := conn.BeginTx(lockctx.With(ctx, "k"), nil)
-				dbtest.OK(t, err)
-				_, err = tx.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = 2")
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, lockctx.With(ctx, "k"), conn)
+				dbtest.ExecIn(t, ctx, tx, "UPDATE p SET stock = stock + 1 WHERE id = 2")
 				dbtest.OK(t, tx.Commit())
 			},
 			"one under a lease, too": func() {
-				tx, err := conn.BeginTx(lockctx.With(lockctx.With(dbtest.Limited(t), "lease", lockctx.Lease(time.Minute)), "k"), nil)
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, lockctx.With(lockctx.With(dbtest.Limited(t), "lease", lockctx.Lease(time.Minute)), "k"), conn)
 				dbtest.OK(t, tx.Commit())
 			},
 		} {
@@ -102,8 +91,7 @@ func TestIdleLimitStaysWithLockedTransactions(t *testing.T) {
 			if limit, global := limits(conn); limit != global && !s.MariaDB() {
 				t.Errorf("after %s the connection has a limit of %d s, and others have %d", before, limit, global)
 			}
-			tx, err := conn.BeginTx(dbtest.Limited(t), nil)
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, dbtest.Limited(t), conn)
 			if limit, global := limits(tx); limit != global {
 				t.Errorf("BeginTx after %s: the limit is %d s, and that of others %d", before, limit, global)
 			}
@@ -124,8 +112,7 @@ func TestLateHintInAnEndedTransaction(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		for _, text := range []string{"COMMIT", "CREATE TABLE q (id INT)"} {
-			tx, err := db.Begin()
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, context.Background(), db)
 			dbtest.Exec(t, tx, text)
 			if _, err := tx.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "UPDATE p SET stock = 0 WHERE id = 1"); !errors.Is(err, mysqllock.ErrLost) {
 				t.Errorf("a late hint after %s: %v", text, err)
@@ -140,12 +127,9 @@ func TestLateHintInAnEndedTransaction(t *testing.T) {
 // lock of a session of ctx.
 func foreign(t *testing.T, ctx context.Context, db *sql.DB) *sql.Tx {
 	t.Helper()
-	_, err := stock.Read(ctx, db, 2)
-	dbtest.OK(t, err)
-	tx, err := db.Begin()
-	dbtest.OK(t, err)
-	_, err = tx.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 1")
-	dbtest.OK(t, err)
+	stock.MustRead(t, ctx, db, 2)
+	tx := dbtest.Begin(t, context.Background(), db)
+	dbtest.ExecIn(t, ctx, tx, "UPDATE p SET stock = 0 WHERE id = 1")
 	return tx
 }
 
@@ -156,14 +140,11 @@ func TestForeignTransactionUnderALockThatHasGone(t *testing.T) {
 		db := s.Handle()
 		ctx := lockctx.With(dbtest.Limited(t), "k")
 		tx := foreign(t, ctx, db)
-		_, err := db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 3") // gives the lock back
-		dbtest.OK(t, err)
-		if _, err = tx.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 4"); !errors.Is(err, mysqllock.ErrLost) {
+		dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = 9 WHERE id = 3") // gives the lock back
+		if _, err := tx.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 4"); !errors.Is(err, mysqllock.ErrLost) {
 			t.Errorf("the next statement: %v", err)
 		}
-		if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
-			t.Errorf("Commit: %v", err)
-		}
+		dbtest.Is(t, "Commit", tx.Commit(), mysqllock.ErrLost)
 		s.WantStock(1, 10)
 	})
 }
@@ -180,9 +161,7 @@ func TestForeignTransactionInTheWay(t *testing.T) {
 			done <- err
 		}()
 		dbtest.Soon(t, "the session waits for the transaction's row", func() bool {
-			var n int
-			dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE 'UPDATE p SET stock = stock - 1%'", s.Name).Scan(&n))
-			return n == 1
+			return dbtest.Column[int](t, s.Plain, "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE 'UPDATE p SET stock = stock - 1%'", s.Name)[0] == 1
 		})
 		if err := tx.Commit(); err == nil || !strings.Contains(err.Error(), "still running") {
 			t.Errorf("Commit: %v", err)
@@ -206,8 +185,7 @@ func TestIdleLimitOfEveryLockedTransaction(t *testing.T) {
 		db := s.Handle("lockTTL=20s")
 		check := func(what string, tx *sql.Tx) {
 			t.Helper()
-			var n int
-			dbtest.OK(t, tx.QueryRow("SELECT @@"+idleLimit(s)).Scan(&n))
+			n := dbtest.Column[int](t, tx, "SELECT @@"+idleLimit(s))[0]
 			if n != 20 {
 				t.Errorf("%s: %s is %d, want 20", what, idleLimit(s), n)
 			}
@@ -239,8 +217,7 @@ func TestIdleLimitOfEveryLockedTransaction(t *testing.T) {
 			return
 		}
 		late := begin(dbtest.Limited(t), nil)
-		_, err := late.ExecContext(lockctx.With(dbtest.Limited(t), "k3"), "UPDATE p SET stock = 1 WHERE id = 1")
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "k3"), late, "UPDATE p SET stock = 1 WHERE id = 1")
 		check("late hint", late)
 	})
 }
@@ -292,10 +269,8 @@ func TestLateHintGivenUp(t *testing.T) {
 			dbtest.OK(t, err)
 			db := sql.OpenDB(connector)
 			defer db.Close()
-			_, err = db.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "DO 0") // sets everything up
-			dbtest.OK(t, err)
-			tx, err := db.Begin()
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "k"), db, "DO 0") // sets everything up
+			tx := dbtest.Begin(t, context.Background(), db)
 			ctx, cancel := context.WithCancel(dbtest.Limited(t))
 			defer cancel()
 			end = cancel
@@ -321,12 +296,9 @@ func TestReadBeforeASessionsLockIsStale(t *testing.T) {
 		defer cancel()
 		ctx := lockctx.With(base, "k")
 		tx := dbtest.Begin(t, base, db)
-		_, err := stock.Read(base, tx, 1) // the snapshot
-		dbtest.OK(t, err)
-		_, err = db.ExecContext(lockctx.With(base, "k"), "UPDATE p SET stock = 9 WHERE id = 1")
-		dbtest.OK(t, err)
-		_, err = stock.Read(ctx, db, 2) // the session
-		dbtest.OK(t, err)
+		stock.MustRead(t, base, tx, 1) // the snapshot
+		dbtest.ExecIn(t, lockctx.With(base, "k"), db, "UPDATE p SET stock = 9 WHERE id = 1")
+		stock.MustRead(t, ctx, db, 2) // the session
 		if n, err := stock.Read(ctx, tx, 1); !errors.Is(err, mysqllock.ErrStaleSnapshot) {
 			t.Errorf("it reads %d, %v", n, err)
 		}

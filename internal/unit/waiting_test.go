@@ -3,13 +3,13 @@ package unit_test
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/fakeserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -50,9 +50,7 @@ func TestAWaitEndsWithItsContext(t *testing.T) {
 			arrives(t, s, waits, done)
 			s.Sent()
 			cancel()
-			if err := <-done; !errors.Is(err, context.Canceled) {
-				t.Errorf("got %v", err)
-			}
+			dbtest.Is(t, "the error", <-done, context.Canceled)
 			if slices.Contains(s.Sent(), write) {
 				t.Error("it wrote without the lock")
 			}
@@ -76,9 +74,7 @@ func TestAKeyThatIsHeldIsRefusedWithoutWaiting(t *testing.T) {
 			must(t, err)
 			for name, db := range map[string]*sql.DB{"this process": db, "another": another(t, s)} {
 				err := put(lockctx.With(context.Background(), "k", k.option, lockctx.NoWait()), db, 2)
-				if !errors.Is(err, mysqllock.ErrLocked) {
-					t.Errorf("%s got %v", name, err)
-				}
+				dbtest.Is(t, name, err, mysqllock.ErrLocked)
 			}
 			must(t, tx.Rollback())
 			state(t, s, 10, 0)
@@ -94,57 +90,10 @@ func TestALockWaitTimeoutOfTheServerIsATimeout(t *testing.T) {
 		must(t, err)
 		s.Fail("waits", refused(1205))
 		short := lockctx.With(context.Background(), "k", lockctx.Wait(50*time.Millisecond))
-		if err := put(short, other, 2); !errors.Is(err, mysqllock.ErrTimeout) {
-			t.Errorf("got %v", err)
-		}
+		dbtest.Is(t, "the error", put(short, other, 2), mysqllock.ErrTimeout)
 		must(t, tx.Rollback())
 		state(t, s, 10, 0)
 	})
-}
-
-func TestSharedLocksAreHeldTogetherAndNotUpgraded(t *testing.T) {
-	s, db, ctx := open(t)
-	shared := lockctx.With(lockctx.Without(ctx), "k", lockctx.Shared())
-	one, err := db.BeginTx(shared, nil)
-	must(t, err)
-	two, err := another(t, s).BeginTx(lockctx.With(context.Background(), "k", lockctx.Shared(), lockctx.NoWait()), nil)
-	must(t, err)
-	if err := put(lockctx.With(context.Background(), "k", lockctx.NoWait()), db, 2); !errors.Is(err, mysqllock.ErrLocked) {
-		t.Errorf("an exclusive lock beside them: %v", err)
-	}
-	if err := put(lockctx.With(shared, "k"), one, 3); err == nil {
-		t.Error("a shared lock became an exclusive one")
-	}
-	must(t, two.Rollback())
-	_ = one.Rollback()
-	state(t, s, 10, 0)
-}
-
-func TestSlotsAreAsManyAsWereAskedFor(t *testing.T) {
-	s, db, _ := open(t)
-	var open []*sql.Tx
-	var slots []int
-	for range 2 {
-		ctx := lockctx.With(context.Background(), "k", lockctx.Slots(2), lockctx.NoWait())
-		tx, err := db.BeginTx(ctx, nil)
-		must(t, err)
-		slot, ok := mysqllock.Slot(ctx)
-		if !ok {
-			t.Error("the holder of a slot is not told which")
-		}
-		slots, open = append(slots, slot), append(open, tx)
-	}
-	if slices.Sort(slots); !slices.Equal(slots, []int{0, 1}) {
-		t.Errorf("slots %v were given", slots)
-	}
-	_, err := db.BeginTx(lockctx.With(context.Background(), "k", lockctx.Slots(2), lockctx.NoWait()), nil)
-	if !errors.Is(err, mysqllock.ErrLocked) {
-		t.Errorf("the third of two slots: %v", err)
-	}
-	for _, tx := range open {
-		must(t, tx.Rollback())
-	}
-	state(t, s, 10, 0)
 }
 
 // Who has the key itself has its first slot, until the unit of work ends.
@@ -181,9 +130,7 @@ func TestAWaitForSlotsThatIsOverBeforeItBeginsIsATimeout(t *testing.T) {
 		for range 2 { // what is asked once is known to the second
 			s.Before("SKIP LOCKED", func() { time.Sleep(2 * wait) })
 			_, err := other.BeginTx(lockctx.With(lockctx.With(context.Background(), "a"), "k", slot(wait)...), nil)
-			if !errors.Is(err, mysqllock.ErrTimeout) {
-				t.Errorf("got %v", err)
-			}
+			dbtest.Is(t, "the error", err, mysqllock.ErrTimeout)
 		}
 		must(t, held.Release())
 		state(t, s, 10, 0)
@@ -205,73 +152,7 @@ func TestAHoldOfALeaseTellsItsTokenAndExpiry(t *testing.T) {
 		}
 		last = h.Token()
 		must(t, h.Release())
-		if err := put(h.Context(), db, 1); !errors.Is(err, context.Canceled) {
-			t.Errorf("a write after the release: %v", err)
-		}
+		dbtest.Is(t, "a write after the release", put(h.Context(), db, 1), context.Canceled)
 		state(t, s, 10, 0)
 	}
-}
-
-func TestAnInnerTransactionUnderAGuardIsASavepoint(t *testing.T) {
-	for _, kind := range []string{"lease", "advisory"} {
-		t.Run(kind, func(t *testing.T) {
-			s, db, ctx := open(t)
-			ctx = lockctx.With(lockctx.Without(ctx), "k", kinds[kind].option)
-			outer, err := db.BeginTx(ctx, nil)
-			must(t, err)
-			must(t, put(ctx, outer, 5))
-			inner, err := db.BeginTx(ctx, nil)
-			must(t, err)
-			must(t, put(ctx, inner, 6))
-			must(t, inner.Rollback())
-			if !kinds[kind].kept(s) {
-				t.Error("the end of the inner one released the lock")
-			}
-			must(t, outer.Commit())
-			must(t, db.Close())
-			state(t, s, 5, 0)
-		})
-	}
-}
-
-func TestTheVersionThatWasGivenMustBeTheRowsOwn(t *testing.T) {
-	s, db, ctx := open(t)
-	first := lockctx.With(lockctx.Without(ctx), "k", lockctx.Optimistic())
-	seen(t, db, first)
-	version, ok := mysqllock.Version(first)
-	if !ok || version == 0 {
-		t.Fatalf("version %d, %v", version, ok)
-	}
-	must(t, put(first, db, 9))
-	old := lockctx.With(lockctx.Without(ctx), "k", lockctx.IfVersion(version))
-	if err := put(old, db, 3); !errors.Is(err, mysqllock.ErrConflict) {
-		t.Errorf("with the version before: %v", err)
-	}
-	must(t, put(lockctx.With(lockctx.Without(ctx), "k", lockctx.IfVersion(version+1)), db, 8))
-	state(t, s, 8, 0)
-}
-
-func TestAClaimLocksTheRowsThatItReads(t *testing.T) {
-	s, db, ctx := open(t)
-	claim := lockctx.Claim(lockctx.Without(ctx), lockctx.ForUpdate(), lockctx.SkipLocked())
-	tx, err := db.BeginTx(claim, nil)
-	must(t, err)
-	if n := seen(t, tx, claim); n != 10 {
-		t.Errorf("it read %d", n)
-	}
-	state(t, s, 10, 1)
-	other, err := db.BeginTx(lockctx.Claim(context.Background(), lockctx.ForUpdate(), lockctx.SkipLocked()), nil)
-	must(t, err)
-	var n int
-	if err := other.QueryRowContext(lockctx.Claim(context.Background(), lockctx.ForUpdate(), lockctx.SkipLocked()), read, 1).Scan(&n); !errors.Is(err, sql.ErrNoRows) {
-		t.Errorf("a row that somebody has: %v", err)
-	}
-	refuses := lockctx.Claim(context.Background(), lockctx.ForUpdate(), lockctx.NoWait())
-	if err := other.QueryRowContext(refuses, read, 1).Scan(&n); !errors.Is(err, mysqllock.ErrLocked) {
-		t.Errorf("without waiting: %v", err)
-	}
-	_ = other.Rollback()
-	must(t, put(claim, tx, 9))
-	must(t, tx.Commit())
-	state(t, s, 9, 0)
 }

@@ -7,7 +7,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"strings"
 	"sync"
@@ -21,6 +20,7 @@ import (
 	"github.com/mysqllock/mysqllock/inspect"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/dbtest/engine"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	is "github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/lockctx"
@@ -140,12 +140,8 @@ func (s scratch) count(ctx context.Context, on runner, between func()) error {
 	return err
 }
 
-type beginner interface {
-	BeginTx(context.Context, *sql.TxOptions) (*sql.Tx, error)
-}
-
 // write writes the next number in a transaction.
-func (s scratch) write(ctx context.Context, db beginner, n int) error {
+func (s scratch) write(ctx context.Context, db dbtest.Beginner, n int) error {
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
 		return err
@@ -161,7 +157,7 @@ func (s scratch) write(ctx context.Context, db beginner, n int) error {
 }
 
 // inTx counts in a transaction that begins with began, and whose statements have the context ctx.
-func (s scratch) inTx(began, ctx context.Context, db beginner, between func()) error {
+func (s scratch) inTx(began, ctx context.Context, db dbtest.Beginner, between func()) error {
 	tx, err := db.BeginTx(began, nil)
 	if err != nil {
 		return err
@@ -174,20 +170,10 @@ func (s scratch) inTx(began, ctx context.Context, db beginner, between func()) e
 	return err
 }
 
-const lease = 10 * time.Second
-
-const mixed = "row, lease or optimistic, BeginTx"
-
-// counting are the ways to count, by strategy and use. In each, between runs in the middle of the
-// transaction.
-var counting = map[string]func(s scratch, ctx context.Context, db *sql.DB, between func()) error{
-	"row, BeginTx": begins(),
-	"row, several keys": func(s scratch, ctx context.Context, db *sql.DB, between func()) error {
-		ctx = lockctx.WithKeys(ctx, []string{"j", "k", "l"})
-		return s.inTx(ctx, ctx, db, between)
-	},
-	"row, Do": does(),
-	"row, read, decide, write": func(s scratch, ctx context.Context, db *sql.DB, between func()) error {
+// ways are the ways to count. In each, between runs in the middle of the transaction.
+func (s scratch) ways(between func()) map[string]engine.Way {
+	all := engine.Ways(func(began, ctx context.Context, db dbtest.Beginner) error { return s.inTx(began, ctx, db, between) })
+	all["row, read, decide, write"] = func(ctx context.Context, db *sql.DB) error {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		ctx = lockctx.With(ctx, "k")
@@ -197,20 +183,11 @@ var counting = map[string]func(s scratch, ctx context.Context, db *sql.DB, betwe
 		}
 		between()
 		return s.write(ctx, db, n+1)
-	},
-	"row, Do without a transaction": func(s scratch, ctx context.Context, db *sql.DB, between func()) error {
+	}
+	all["row, Do without a transaction"] = func(ctx context.Context, db *sql.DB) error {
 		return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { return s.count(ctx, db, between) })
-	},
-	"row, Conn": func(s scratch, ctx context.Context, db *sql.DB, between func()) error {
-		c, err := db.Conn(ctx)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		ctx = lockctx.With(ctx, "k")
-		return s.inTx(ctx, ctx, c, between)
-	},
-	"row, prepared": func(s scratch, ctx context.Context, db *sql.DB, between func()) error {
+	}
+	all["row, prepared"] = func(ctx context.Context, db *sql.DB) error {
 		insert, err := db.PrepareContext(ctx, "INSERT INTO "+s.in("ledger")+" (n) VALUES (?)")
 		if err != nil {
 			return err
@@ -235,58 +212,27 @@ var counting = map[string]func(s scratch, ctx context.Context, db *sql.DB, betwe
 			err = ended
 		}
 		return err
-	},
-	"row, late hint":      late(),
-	"row, slot":           begins(lockctx.Slots(1)),
-	"optimistic, BeginTx": begins(lockctx.Optimistic()),
-	"optimistic, Do":      does(lockctx.Optimistic()),
-	"lease, BeginTx":      begins(lockctx.Lease(lease)),
-	"lease, Do":           does(lockctx.Lease(lease)),
-	"lease, late hint":    late(lockctx.Lease(lease)),
-	"lease, slot":         begins(lockctx.Lease(lease), lockctx.Slots(1)),
-	mixed: func(s scratch, ctx context.Context, db *sql.DB, between func()) error {
-		o := [...]lockctx.Option{lockctx.Row(), lockctx.Lease(lease), lockctx.Optimistic()}[rand.N(3)]
-		return begins(o)(s, ctx, db, between)
-	},
-}
-
-func begins(o ...lockctx.Option) func(scratch, context.Context, *sql.DB, func()) error {
-	return func(s scratch, ctx context.Context, db *sql.DB, between func()) error {
-		return engine.Again(func() error {
-			ctx := lockctx.With(ctx, "k", o...)
-			return s.inTx(ctx, ctx, db, between)
-		})
 	}
+	return all
 }
 
-func late(o ...lockctx.Option) func(scratch, context.Context, *sql.DB, func()) error {
-	return func(s scratch, ctx context.Context, db *sql.DB, between func()) error {
-		return s.inTx(ctx, lockctx.With(ctx, "k", o...), db, between)
-	}
+// add counts once.
+func (s scratch) add() {
+	dbtest.OK(s.t, s.ways(func() {})["row, BeginTx"](dbtest.Limited(s.t), s.handle()))
 }
-
-func does(o ...lockctx.Option) func(scratch, context.Context, *sql.DB, func()) error {
-	return func(s scratch, ctx context.Context, db *sql.DB, between func()) error {
-		return engine.Again(func() error {
-			return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { return s.inTx(ctx, ctx, db, between) }, o...)
-		})
-	}
-}
-
-const callers, times = 8, 10 // in each process
 
 // countJob counts in one process, in the way and the scratch that its parent says.
 func countJob(db *sql.DB, in *bufio.Scanner) {
 	in.Scan()
 	id, way, _ := strings.Cut(in.Text(), " ")
-	s := scratch{id: id}
+	count := scratch{id: id}.ways(func() {})[way]
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	var all sync.WaitGroup
-	for range callers {
+	for range engine.Callers(way) {
 		all.Go(func() {
-			for range times {
-				if err := counting[way](s, ctx, db, func() {}); err != nil {
+			for range engine.Times() {
+				if err := count(ctx, db); err != nil {
 					fmt.Println(err)
 					return
 				}
@@ -303,19 +249,27 @@ func holdJob(db *sql.DB, in *bufio.Scanner) {
 	in.Scan()
 	id, way, _ := strings.Cut(in.Text(), " ")
 	s := scratch{id: id}
-	err := holding[way](s, context.Background(), db, func() {
-		fmt.Println("held")
-		in.Scan()
-	})
+	work := func(ctx context.Context) error {
+		return s.inTx(ctx, ctx, db, func() {
+			fmt.Println("held")
+			in.Scan()
+		})
+	}
+	var err error
+	if strings.HasSuffix(way, "Do") {
+		err = mysqllock.Do(context.Background(), db, "k", work, holding[way])
+	} else {
+		err = work(lockctx.With(context.Background(), "k", holding[way]))
+	}
 	fmt.Println(errors.Is(err, mysqllock.ErrLost), err)
 }
 
 // holding are ways to count while others wait for the lock.
-var holding = map[string]func(scratch, context.Context, *sql.DB, func()) error{
-	"row, BeginTx":   begins(),
-	"row, Do":        does(),
-	"lease, BeginTx": begins(lockctx.Lease(2 * time.Second)),
-	"lease, Do":      does(lockctx.Lease(2 * time.Second)),
+var holding = map[string]lockctx.Option{
+	"row, BeginTx":   lockctx.Row(),
+	"row, Do":        lockctx.Row(),
+	"lease, BeginTx": lockctx.Lease(2 * time.Second),
+	"lease, Do":      lockctx.Lease(2 * time.Second),
 }
 
 // tabletLimit is the limit on the age of transactions that a session may ask of the tablet for, in
@@ -325,24 +279,24 @@ const tabletLimit = "transaction_timeout=1500"
 // TestTransactionThatTheTabletEnds is lost: none of it is committed, though what follows in it would
 // be if it were sent, and its lock is free.
 func TestTransactionThatTheTabletEnds(t *testing.T) {
-	for way := range counting {
-		if way == mixed {
+	for way := range (scratch{}).ways(nil) {
+		if way == engine.Mixed {
 			continue
 		}
 		t.Run(way, func(t *testing.T) {
 			s := newScratch(t)
 			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), s.handle(), "k", func(context.Context) error { return nil }))
 			plain, ran := s.plain(), 0
-			err := counting[way](s, dbtest.Limited(t), s.handle(tabletLimit), func() {
+			err := s.ways(func() {
 				if ran++; ran == 1 {
 					dbtest.Soon(t, "the tablet ends the transaction", func() bool { return len(s.locked(plain)) == 0 })
 				}
-			})
+			})[way](dbtest.Limited(t), s.handle(tabletLimit))
 			if !errors.Is(err, mysqllock.ErrLost) || ran != 1 {
 				t.Errorf("after %d: %v", ran, err)
 			}
 			s.counted(0)
-			dbtest.OK(t, counting["row, BeginTx"](s, dbtest.Limited(t), s.handle(), func() {}))
+			s.add()
 			s.counted(1)
 		})
 	}
@@ -350,7 +304,7 @@ func TestTransactionThatTheTabletEnds(t *testing.T) {
 
 // TestCommitAfterTheTabletHasEndedTheTransaction is told so, whatever it checks before.
 func TestCommitAfterTheTabletHasEndedTheTransaction(t *testing.T) {
-	for name, option := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(lease), "optimistic": lockctx.Optimistic()} {
+	for name, option := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(engine.Lease), "optimistic": lockctx.Optimistic()} {
 		for _, began := range []string{"with the lock", "without"} {
 			t.Run(name+", begun "+began, func(t *testing.T) {
 				s := newScratch(t)
@@ -360,13 +314,12 @@ func TestCommitAfterTheTabletHasEndedTheTransaction(t *testing.T) {
 				if began == "without" {
 					begins = dbtest.Limited(t)
 				}
-				tx, err := s.handle(tabletLimit).BeginTx(begins, nil)
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, begins, s.handle(tabletLimit))
 				dbtest.OK(t, s.count(ctx, tx, func() {}))
 				dbtest.Soon(t, "the tablet ends the transaction", func() bool { return len(s.locked(s.plain())) == 0 })
 				dbtest.Want(t, tx.Commit(), mysqllock.ErrLost)
 				s.counted(0)
-				dbtest.OK(t, counting["row, BeginTx"](s, dbtest.Limited(t), s.handle(), func() {}))
+				s.add()
 			})
 		}
 	}
@@ -408,10 +361,8 @@ func TestStatementsAfterTheTabletHasEndedTheirTransaction(t *testing.T) {
 				if began == "without" {
 					begins = dbtest.Limited(t)
 				}
-				tx, err := s.handle(tabletLimit).BeginTx(begins, nil)
-				dbtest.OK(t, err)
-				_, err = tx.ExecContext(ctx, "UPDATE "+s.in("c")+" SET n = 5")
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, begins, s.handle(tabletLimit))
+				dbtest.ExecIn(t, ctx, tx, "UPDATE "+s.in("c")+" SET n = 5")
 				dbtest.Want(t, c.meet(s, ctx, tx), mysqllock.ErrLost)
 				for _, of := range []context.Context{ctx, context.Background()} {
 					_, err := tx.ExecContext(of, "UPDATE "+s.in("c")+" SET n = 6")
@@ -443,8 +394,7 @@ func TestConnAfterTheTabletHasEndedItsTransaction(t *testing.T) {
 	}
 	s.counted(0)
 	cancel()
-	_, err = c.ExecContext(context.Background(), "UPDATE "+s.in("c")+" SET n = 6")
-	dbtest.OK(t, err)
+	dbtest.ExecIn(t, context.Background(), c, "UPDATE "+s.in("c")+" SET n = 6")
 }
 
 // locked are the connections that have locked something of the scratch's tables.
@@ -454,7 +404,7 @@ func (s scratch) locked(db *sql.DB) []string {
 
 // TestNothingIsLost has two processes count.
 func TestNothingIsLost(t *testing.T) {
-	for way := range counting {
+	for way := range (scratch{}).ways(nil) {
 		t.Run(way, func(t *testing.T) {
 			s := newScratch(t)
 			began := time.Now()
@@ -467,8 +417,9 @@ func TestNothingIsLost(t *testing.T) {
 					t.Error(line)
 				}
 			}
-			s.counted(2 * callers * times)
-			t.Logf("%d in %v", 2*callers*times, time.Since(began).Round(time.Millisecond))
+			want := 2 * engine.Callers(way) * engine.Times()
+			s.counted(want)
+			t.Logf("%d in %v", want, time.Since(began).Round(time.Millisecond))
 		})
 	}
 }
@@ -486,7 +437,7 @@ func TestHolderThatStops(t *testing.T) {
 					t.Fatal(line)
 				}
 				dbtest.OK(t, child.Signal(signal))
-				dbtest.OK(t, counting[strings.ReplaceAll(way, "Do", "BeginTx")](s, dbtest.Limited(t), s.handle(), func() {}))
+				dbtest.OK(t, s.ways(func() {})[strings.ReplaceAll(way, "Do", "BeginTx")](dbtest.Limited(t), s.handle()))
 				if signal == syscall.SIGSTOP {
 					dbtest.OK(t, child.Signal(syscall.SIGCONT))
 					child.Tell("commit")
@@ -517,10 +468,9 @@ func TestStolenLease(t *testing.T) {
 			db := s.tapped(&tap)
 			var stolen error
 			var happened func() bool
-			err := counting["lease, BeginTx"](s, dbtest.Limited(t), db, func() {
+			err := s.ways(func() {
 				happened = tap.Strike(dbtest.Fault{At: c.at, Before: func() {
-					tx, err := other.Begin()
-					dbtest.OK(t, err)
+					tx := dbtest.Begin(t, context.Background(), other)
 					defer tx.Rollback()
 					row := "FROM " + s.in("locks") + " WHERE namespace = 'shop' AND name = 'k'"
 					if stolen = tx.QueryRow("SELECT 1 " + row + " FOR UPDATE NOWAIT").Scan(new(int)); stolen == nil {
@@ -528,7 +478,7 @@ func TestStolenLease(t *testing.T) {
 						stolen = tx.Commit()
 					}
 				}})
-			})
+			})["lease, BeginTx"](dbtest.Limited(t), db)
 			if !happened() || c.lost != errors.Is(err, mysqllock.ErrLost) || c.lost != (stolen == nil) || !c.lost && (err != nil || !is.Locked(stolen)) {
 				t.Errorf("the commit: %v, the thief: %v", err, stolen)
 			}
@@ -543,8 +493,7 @@ func TestLeaseIsRenewed(t *testing.T) {
 	s := newScratch(t)
 	plain := s.plain()
 	engine.LeasesAreRenewed(t, s.handle(), s.handle(), func() (unlock func()) {
-		tx, err := plain.Begin()
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, context.Background(), plain)
 		dbtest.Exec(t, tx, "SELECT 1 FROM "+s.in("locks")+" WHERE namespace = 'shop' AND name = 'k1' FOR UPDATE")
 		return func() { dbtest.OK(t, tx.Rollback()) }
 	})
@@ -560,7 +509,7 @@ func TestAnswerLost(t *testing.T) {
 // TestWaits: a request without a wait is refused at once, a wait ends, and one that is given up is
 // not left waiting or granted.
 func TestWaits(t *testing.T) {
-	for kind, option := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(lease), "row, slot": lockctx.Slots(1), "row, shared": lockctx.Shared()} {
+	for kind, option := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(engine.Lease), "row, slot": lockctx.Slots(1), "row, shared": lockctx.Shared()} {
 		t.Run(kind, func(t *testing.T) {
 			s := newScratch(t)
 			holder, other := s.handle(), s.handle()
@@ -571,9 +520,8 @@ func TestWaits(t *testing.T) {
 			if kind == "row, shared" {
 				own = lockctx.Row()
 			}
-			tx, err := holder.BeginTx(lockctx.With(dbtest.Limited(t), "k", own), nil)
-			dbtest.OK(t, err)
-			_, err = begin(dbtest.Limited(t), lockctx.NoWait())
+			tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k", own), holder)
+			_, err := begin(dbtest.Limited(t), lockctx.NoWait())
 			dbtest.Want(t, err, mysqllock.ErrLocked)
 			for _, wait := range []time.Duration{300 * time.Millisecond, 1300 * time.Millisecond} {
 				began := time.Now()
@@ -600,8 +548,7 @@ func TestWaits(t *testing.T) {
 				dbtest.Want(t, <-waits, context.Canceled)
 			}
 			dbtest.OK(t, tx.Commit())
-			tx, err = holder.BeginTx(lockctx.With(dbtest.Limited(t), "k", own, lockctx.Wait(10*time.Second)), nil)
-			dbtest.OK(t, err)
+			tx = dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k", own, lockctx.Wait(10*time.Second)), holder)
 			dbtest.OK(t, tx.Commit())
 		})
 	}
@@ -610,14 +557,12 @@ func TestWaits(t *testing.T) {
 // TestWaitInTransaction: a transaction that has waited in vain for a further lock goes on.
 func TestWaitInTransaction(t *testing.T) {
 	s := newScratch(t)
-	hold, err := mysqllock.Acquire(dbtest.Limited(t), s.handle(), "k")
-	dbtest.OK(t, err)
+	hold := stock.Acquire(t, s.handle(), "k")
 	defer hold.Release()
-	late, err := s.handle().BeginTx(dbtest.Limited(t), nil)
-	dbtest.OK(t, err)
+	late := dbtest.Begin(t, dbtest.Limited(t), s.handle())
 	dbtest.Exec(t, late, "UPDATE "+s.in("c")+" SET n = 7 WHERE id = 2")
 	for _, o := range []lockctx.Option{lockctx.NoWait(), lockctx.Wait(300 * time.Millisecond), lockctx.Wait(1300 * time.Millisecond)} {
-		_, err = late.ExecContext(lockctx.With(dbtest.Limited(t), "k", o), "UPDATE "+s.in("c")+" SET n = 8 WHERE id = 2")
+		_, err := late.ExecContext(lockctx.With(dbtest.Limited(t), "k", o), "UPDATE "+s.in("c")+" SET n = 8 WHERE id = 2")
 		dbtest.Want(t, err, mysqllock.ErrLocked)
 	}
 	dbtest.OK(t, late.Commit())
@@ -632,18 +577,16 @@ func TestSavepoints(t *testing.T) {
 	s := newScratch(t)
 	db := s.handle()
 	ctx := lockctx.With(dbtest.Limited(t), "k")
-	tx, err := db.BeginTx(ctx, nil)
-	dbtest.OK(t, err)
+	tx := dbtest.Begin(t, ctx, db)
 	for _, text := range []string{"SAVEPOINT a", "UPDATE " + s.in("c") + " SET n = 7 WHERE id = 2", "ROLLBACK TO SAVEPOINT a"} {
 		dbtest.ExecIn(t, ctx, tx, text)
 	}
-	_, err = mysqllock.Acquire(dbtest.Limited(t), s.handle(), "k", lockctx.NoWait())
+	_, err := mysqllock.Acquire(dbtest.Limited(t), s.handle(), "k", lockctx.NoWait())
 	dbtest.Want(t, err, mysqllock.ErrLocked)
 	dbtest.OK(t, tx.Commit())
 
 	ctx = lockctx.With(dbtest.Limited(t), "k")
-	late, err := db.BeginTx(dbtest.Limited(t), nil)
-	dbtest.OK(t, err)
+	late := dbtest.Begin(t, dbtest.Limited(t), db)
 	defer late.Rollback()
 	dbtest.Exec(t, late, "SAVEPOINT a")
 	dbtest.ExecIn(t, ctx, late, "UPDATE "+s.in("c")+" SET n = 8 WHERE id = 2")
@@ -657,7 +600,7 @@ func TestSavepoints(t *testing.T) {
 
 // TestSlots: as many callers as there are slots hold one at a time.
 func TestSlots(t *testing.T) {
-	for kind, option := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(lease)} {
+	for kind, option := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(engine.Lease)} {
 		t.Run(kind, func(t *testing.T) {
 			s := newScratch(t)
 			ctx := dbtest.Limited(t)
@@ -684,7 +627,7 @@ func TestSlots(t *testing.T) {
 // TestRefused: what does not hold is refused in words.
 func TestRefused(t *testing.T) {
 	s := newScratch(t)
-	engine := "Vitess " + dbtest.Column[string](t, s.plain(), "SELECT @@version")[0]
+	is := "Vitess " + dbtest.Column[string](t, s.plain(), "SELECT @@version")[0]
 	begin := func(db *sql.DB, o ...lockctx.Option) error {
 		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", o...), nil)
 		if err == nil {
@@ -693,18 +636,17 @@ func TestRefused(t *testing.T) {
 		return err
 	}
 	claim := func(o lockctx.Option) error {
-		tx, err := s.handle().BeginTx(dbtest.Limited(t), nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, dbtest.Limited(t), s.handle())
 		defer tx.Rollback()
 		return tx.QueryRowContext(lockctx.Claim(dbtest.Limited(t), o), "SELECT n FROM "+s.in("c")+" WHERE id = 1").Scan(new(int))
 	}
 	at := func(dsn string) *sql.DB { return dbtest.Open(t, "mysqllock", dsn) }
 	for says, err := range map[string]error{
-		"advisory locks need GET_LOCK, which does not work on " + engine + "; use a row lock": begin(s.handle(), lockctx.Advisory()),
-		"on " + engine + " a transaction can end by itself":                                   claim(lockctx.ForUpdate()),
-		"not safe here: on " + engine + " a transaction":                                      claim(lockctx.SkipLocked()),
-		"the server is " + engine + ", which has 2 shards (shop/-80, shop/80- …);":            begin(at(sharded.DSN("shop"))),
-		"which has 2 shards":                        begin(at(sharded.DSN("shop")), lockctx.Lease(lease)),
+		"advisory locks need GET_LOCK, which does not work on " + is + "; use a row lock": begin(s.handle(), lockctx.Advisory()),
+		"on " + is + " a transaction can end by itself":                                   claim(lockctx.ForUpdate()),
+		"not safe here: on " + is + " a transaction":                                      claim(lockctx.SkipLocked()),
+		"the server is " + is + ", which has 2 shards (shop/-80, shop/80- …);":            begin(at(sharded.DSN("shop"))),
+		"which has 2 shards":                        begin(at(sharded.DSN("shop")), lockctx.Lease(engine.Lease)),
 		"they commit one after the other":           begin(at(sharded.DSN("shop")), lockctx.Optimistic()),
 		`whose database here is "shop@replica"`:     begin(at(one.DSN("shop@replica"))),
 		`whose database here is "shop:0"; say only`: begin(at(one.DSN("shop:0"))),
