@@ -12,6 +12,7 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -22,14 +23,12 @@ func TestBeginTxRunsOnTheSession(t *testing.T) {
 		for _, commit := range []bool{true, false} {
 			db, tap := s.tapped(mysqllock.Config{})
 			ctx := lockctx.With(dbtest.Limited(t), "k")
-			_, err := read(ctx, db, 1)
-			dbtest.OK(t, err)
+			stock.MustRead(t, ctx, db, 1)
 			if _, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelSerializable}); err == nil || !strings.Contains(err.Error(), "options") {
 				t.Errorf("other options than the session's: %v", err)
 			}
 			seen := tap.Since()
-			tx, err := db.BeginTx(ctx, nil)
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, ctx, db)
 			dbtest.Exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1") // a context without the hint
 			s.wantLocked("k", true)
 			if commit {
@@ -50,8 +49,7 @@ func TestGoroutinesTakeTurnsOnOneUnit(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		ctx := lockctx.With(dbtest.Limited(t), "k")
-		tx, err := db.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, ctx, db)
 		var wg sync.WaitGroup
 		for i := range 16 {
 			wg.Go(func() {
@@ -84,8 +82,7 @@ func TestGoroutinesTakeTurnsOnOneUnit(t *testing.T) {
 func TestNoWaitNamesTheHolder(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db, other := s.open("lockOwner=alice", "lockWait=2m"), s.open("lockWait=2m")
-		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, db, "k")
 		defer h.Rollback()
 		for _, from := range []*sql.DB{db, other} {
 			start := time.Now()
@@ -113,13 +110,12 @@ func TestNoWaitNamesTheHolder(t *testing.T) {
 				}
 			}
 		}
-		_, err = mysqllock.Acquire(dbtest.Limited(t), s.open("lockNoWait=true"), "k")
+		_, err := mysqllock.Acquire(dbtest.Limited(t), s.open("lockNoWait=true"), "k")
 		if !errors.Is(err, mysqllock.ErrLocked) {
 			t.Errorf("lockNoWait on a held key: %v", err)
 		}
 		for _, from := range []*sql.DB{db, other} {
-			_, err = from.ExecContext(lockctx.With(dbtest.Limited(t), "free", lockctx.NoWait()), "UPDATE p SET stock = 9 WHERE id = 1")
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "free", lockctx.NoWait()), from, "UPDATE p SET stock = 9 WHERE id = 1")
 		}
 	})
 }
@@ -127,9 +123,7 @@ func TestNoWaitNamesTheHolder(t *testing.T) {
 func TestWaitEndsWithTheHolderNamed(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db, other := s.open("lockOwner=alice"), s.open()
-		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
-		dbtest.OK(t, err)
-		defer tx.Rollback()
+		tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k"), db)
 		var id uint64
 		dbtest.OK(t, tx.QueryRow("SELECT CONNECTION_ID()").Scan(&id))
 		for _, from := range []*sql.DB{db, other} {
@@ -180,8 +174,7 @@ func TestCancelAtTheMomentOfRelease(t *testing.T) {
 		const rounds = 400
 		granted, latest := 0, 1500*time.Microsecond
 		for i := range rounds {
-			h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
-			dbtest.OK(t, err)
+			h := stock.Acquire(t, db, "k")
 			ctx, cancel := context.WithCancel(dbtest.Limited(t))
 			result, was := make(chan error, 1), granted
 			go func() {
@@ -208,10 +201,7 @@ func TestCancelAtTheMomentOfRelease(t *testing.T) {
 			} else {
 				latest = min(latest*51/50, 200*time.Millisecond)
 			}
-			if h, err = mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Wait(20*time.Second)); err != nil {
-				t.Fatalf("round %d: the lock is still held: %v", i, err)
-			}
-			dbtest.OK(t, h.Release())
+			dbtest.OK(t, stock.Acquire(t, db, "k", lockctx.Wait(20*time.Second)).Release()) // it is free
 		}
 		if granted < 10 || granted > rounds-10 {
 			t.Errorf("%d of %d were granted before the cancellation: the race was not run", granted, rounds)
@@ -224,8 +214,7 @@ func TestCancelAtTheMomentOfRelease(t *testing.T) {
 func TestUseDoesNotMoveTheLock(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		there := newScratch(s.Beside(t))
-		h, err := mysqllock.Acquire(dbtest.Limited(t), s.open("lockNamespace=app"), "k")
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, s.open("lockNamespace=app"), "k")
 		defer h.Rollback()
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), there.open("lockNamespace=app"), "k", func(context.Context) error { return nil }))
 		conn, err := s.open("lockNamespace=app").Conn(dbtest.Limited(t))
@@ -251,14 +240,13 @@ func TestDroppedTableOfAKnownKey(t *testing.T) {
 func TestHolderIsNotTheWaiter(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db, other := s.open(), s.open()
-		h, err := mysqllock.Acquire(dbtest.Limited(t), other, "b")
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, other, "b")
 		defer h.Rollback()
 		var id uint64
 		dbtest.OK(t, other.QueryRowContext(h.Context(), "SELECT CONNECTION_ID()").Scan(&id))
 		var e *mysqllock.Error
 		dbtest.Soon(t, "the holder is shown", func() bool {
-			_, err = db.BeginTx(lockctx.WithKeys(dbtest.Limited(t), []string{"a", "b"}, lockctx.Wait(150*time.Millisecond)), nil)
+			_, err := db.BeginTx(lockctx.WithKeys(dbtest.Limited(t), []string{"a", "b"}, lockctx.Wait(150*time.Millisecond)), nil)
 			return errors.As(err, &e) && e.Holder != nil
 		})
 		if e.Holder.ConnectionID != id {
@@ -271,14 +259,10 @@ func TestHolderIsNotTheWaiter(t *testing.T) {
 func TestWaiterOnASQLConnIsServed(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
-		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, db, "k")
 		time.AfterFunc(500*time.Millisecond, func() { h.Release() })
-		conn, err := db.Conn(dbtest.Limited(t))
-		dbtest.OK(t, err)
-		defer conn.Close()
-		tx, err := conn.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
-		dbtest.OK(t, err)
+		conn := dbtest.Conn(t, db)
+		tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k"), conn)
 		dbtest.OK(t, tx.Rollback())
 	})
 }
@@ -297,11 +281,9 @@ func TestHintInTransactionOfHold(t *testing.T) {
 				for _, commit := range []bool{true, false} {
 					h, err := mysqllock.Acquire(ctx, db, "outer", outer)
 					dbtest.OK(t, err)
-					tx, err := db.BeginTx(h.Context(), nil)
-					dbtest.OK(t, err)
+					tx := dbtest.Begin(t, h.Context(), db)
 					with := lockctx.With(h.Context(), "inner", inner...)
-					_, err = tx.ExecContext(with, "UPDATE p SET stock = stock + 1 WHERE id = 1")
-					dbtest.OK(t, err)
+					dbtest.ExecIn(t, with, tx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
 					if _, told := mysqllock.Slot(with); told != (name == "slots" || name == "lease slots") {
 						t.Errorf("%s: Slot tells %v", name, told)
 					}

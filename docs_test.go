@@ -23,6 +23,7 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -433,9 +434,8 @@ func TestSelectLimit(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		other, db := s.open(), s.open("sql_select_limit=1")
 		keys := []string{"a", "b", "c"}
-		tx, err := other.BeginTx(lockctx.WithKeys(dbtest.Limited(t), keys), nil)
-		dbtest.OK(t, err)
-		_, err = db.ExecContext(lockctx.WithKeys(dbtest.Limited(t), keys, lockctx.NoWait()), "UPDATE p SET stock = 9")
+		tx := dbtest.Begin(t, lockctx.WithKeys(dbtest.Limited(t), keys), other)
+		_, err := db.ExecContext(lockctx.WithKeys(dbtest.Limited(t), keys, lockctx.NoWait()), "UPDATE p SET stock = 9")
 		if !errors.Is(err, mysqllock.ErrLocked) { // rows that are there are not made again, which would wait for who has locked them
 			t.Errorf("keys that are held: %v", err)
 		}
@@ -443,19 +443,15 @@ func TestSelectLimit(t *testing.T) {
 		for _, how := range rightsOf {
 			t.Run(how.name, func(t *testing.T) {
 				hint := func() context.Context { return lockctx.WithKeys(dbtest.Limited(t), keys, how.holds) }
-				_, err := db.ExecContext(hint(), "UPDATE p SET stock = 9")
-				dbtest.OK(t, err)
+				dbtest.ExecIn(t, hint(), db, "UPDATE p SET stock = 9")
 				ctx := hint()
-				_, err = read(ctx, db, 1)
-				dbtest.OK(t, err)
-				tx, err := db.BeginTx(ctx, nil)
-				dbtest.OK(t, err)
+				stock.MustRead(t, ctx, db, 1)
+				tx := dbtest.Begin(t, ctx, db)
 				dbtest.Exec(t, tx, "UPDATE p SET stock = 8")
 				dbtest.OK(t, tx.Commit())
 				tx, err = db.Begin()
 				dbtest.OK(t, err)
-				_, err = tx.ExecContext(hint(), "UPDATE p SET stock = 7")
-				dbtest.OK(t, err)
+				dbtest.ExecIn(t, hint(), tx, "UPDATE p SET stock = 7")
 				dbtest.OK(t, tx.Commit())
 				s.wantStock(4, 7)
 			})

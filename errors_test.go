@@ -65,23 +65,19 @@ func TestFailuresNameTheirState(t *testing.T) {
 		}
 
 		// Text has ended the transaction before the key is asked for.
-		tx, err := db.BeginTx(dbtest.Limited(t), nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, dbtest.Limited(t), db)
 		dbtest.Exec(t, tx, "COMMIT")
 		var n int
 		want("late, after COMMIT", tx.QueryRowContext(lockctx.With(dbtest.Limited(t), "k"), "SELECT stock FROM p WHERE id = 1").Scan(&n), mysqllock.ErrLost)
 		_ = tx.Rollback()
 
 		// The context ends while the driver looks whether the transaction is open.
-		tx, err = db.BeginTx(dbtest.Limited(t), nil)
-		dbtest.OK(t, err)
+		tx = dbtest.Begin(t, dbtest.Limited(t), db)
 		dbtest.Exec(t, tx, "DO 1")
 		ctx, cancel := context.WithCancel(lockctx.With(dbtest.Limited(t), "k"))
-		conn, err := db.Conn(dbtest.Limited(t))
-		dbtest.OK(t, err)
-		defer conn.Close()
+		conn := dbtest.Conn(t, db)
 		cancel()
-		_, err = tx.ExecContext(ctx, "UPDATE p SET stock = stock WHERE id = 1")
+		_, err := tx.ExecContext(ctx, "UPDATE p SET stock = stock WHERE id = 1")
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("late, cancelled: %v", err)
 		}
@@ -98,8 +94,7 @@ func TestFailuresNameTheirState(t *testing.T) {
 		}))
 
 		// A statement that was prepared in a transaction, and is run after it.
-		hold, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
-		dbtest.OK(t, err)
+		hold := stock.Acquire(t, db, "k")
 		dbtest.OK(t, conn.Raw(func(c any) error {
 			tx, err := c.(driver.ConnBeginTx).BeginTx(hold.Context(), driver.TxOptions{})
 			dbtest.OK(t, err)
@@ -114,17 +109,14 @@ func TestFailuresNameTheirState(t *testing.T) {
 		// Other options than those of the open transaction.
 		_, err = db.BeginTx(hold.Context(), &sql.TxOptions{Isolation: sql.LevelSerializable})
 		want("other options", err, mysqllock.ErrUnsafe)
-		inner, err := db.BeginTx(hold.Context(), nil)
-		dbtest.OK(t, err)
+		inner := dbtest.Begin(t, hold.Context(), db)
 		want("a hold with an open transaction", hold.Release(), mysqllock.ErrUnsafe)
 		_ = inner.Rollback()
 
 		// Out of order.
 		ctx = lockctx.With(dbtest.Limited(t), "k")
-		outer, err := db.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
-		inner, err = db.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
+		outer := dbtest.Begin(t, ctx, db)
+		inner = dbtest.Begin(t, ctx, db)
 		want("out of order", outer.Commit(), mysqllock.ErrUnsafe)
 		want("out of order, the inner one", inner.Commit(), mysqllock.ErrUnsafe)
 	})
@@ -208,8 +200,7 @@ func TestObserver(t *testing.T) {
 			}
 			ctx := func(opts ...lockctx.Option) context.Context { return within(dbtest.Limited(t), opts...) }
 			for range 2 {
-				tx, err := db.BeginTx(ctx(), nil)
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, ctx(), db)
 				granted := w.told(t, taken)
 				time.Sleep(10 * time.Millisecond)
 				dbtest.Exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
@@ -223,41 +214,35 @@ func TestObserver(t *testing.T) {
 				t.Errorf("the observer's context is not the caller's, but that of %v", w.user)
 			}
 
-			_, err := db.ExecContext(ctx(), "UPDATE p SET stock = stock - 1 WHERE id = 1")
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, ctx(), db, "UPDATE p SET stock = stock - 1 WHERE id = 1")
 			w.told(t, taken, back)
 
 			ending, cancel := context.WithCancel(dbtest.Limited(t))
 			pinned := within(ending)
 			for range 2 {
-				_, err = read(pinned, db, 1)
-				dbtest.OK(t, err)
+				stock.MustRead(t, pinned, db, 1)
 			}
 			w.told(t, taken)
 			cancel()
 			w.told(t, back)
 
 			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, key, func(ctx context.Context) error {
-				tx, err := db.BeginTx(ctx, nil)
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, ctx, db)
 				return tx.Rollback()
 			}, kind))
 			w.told(t, taken, back)
 
 			tx, err := db.BeginTx(dbtest.Limited(t), nil) // late
 			dbtest.OK(t, err)
-			_, err = tx.ExecContext(ctx(), "UPDATE p SET stock = stock - 1 WHERE id = 1")
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, ctx(), tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
 			w.told(t, taken)
 			dbtest.OK(t, tx.Rollback())
 			w.told(t, back)
 
 			if strategy == "optimistic" {
-				tx, err := db.BeginTx(ctx(), nil)
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, ctx(), db)
 				dbtest.Exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
-				_, err = other.ExecContext(ctx(), "UPDATE p SET stock = stock - 1 WHERE id = 2")
-				dbtest.OK(t, err)
+				dbtest.ExecIn(t, ctx(), other, "UPDATE p SET stock = stock - 1 WHERE id = 2")
 				if err := tx.Commit(); !errors.Is(err, mysqllock.ErrConflict) {
 					t.Error(err)
 				}
@@ -268,8 +253,7 @@ func TestObserver(t *testing.T) {
 				w.told(t, taken, back)
 				continue
 			}
-			hold, err := mysqllock.Acquire(dbtest.Limited(t), other, key, kind)
-			dbtest.OK(t, err)
+			hold := stock.Acquire(t, other, key, kind)
 			if _, err := db.BeginTx(ctx(lockctx.NoWait()), nil); !errors.Is(err, mysqllock.ErrLocked) {
 				t.Error(err)
 			}
@@ -319,10 +303,8 @@ func TestOldest(t *testing.T) {
 		for strategy, kind := range strategies {
 			for _, holder := range []*sql.DB{observed, db} {
 				began := time.Now()
-				hold, err := mysqllock.Acquire(dbtest.Limited(t), holder, "k", kind)
-				dbtest.OK(t, err)
-				younger, err := mysqllock.Acquire(dbtest.Limited(t), holder, "another", kind)
-				dbtest.OK(t, err)
+				hold := stock.Acquire(t, holder, "k", kind)
+				younger := stock.Acquire(t, holder, "another", kind)
 				time.Sleep(10 * time.Millisecond)
 				if strategy == "optimistic" {
 					s.nothingLasts(holder)
@@ -358,8 +340,7 @@ func TestOldest(t *testing.T) {
 		}
 		var full []*sql.Tx
 		for range st.MaxConns - st.Reserved {
-			tx, err := db.BeginTx(dbtest.Limited(t), nil)
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, dbtest.Limited(t), db)
 			full = append(full, tx)
 		}
 		queued := make(chan error)
@@ -384,8 +365,7 @@ func TestObserverOfLosses(t *testing.T) {
 				continue // nothing is held
 			}
 			key := "key-" + strategy
-			hold, err := mysqllock.Acquire(dbtest.Limited(t), db, key, kind)
-			dbtest.OK(t, err)
+			hold := stock.Acquire(t, db, key, kind)
 			w.told(t, strategy+" acquired "+key)
 			switch strategy {
 			case "row":
@@ -459,16 +439,14 @@ func TestLongHold(t *testing.T) {
 		for strategy, kind := range strategies {
 			if strategy == "optimistic" {
 				ctx := lockctx.With(dbtest.Limited(t), "key-optimistic", kind)
-				tx, err := db.BeginTx(ctx, nil)
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, ctx, db)
 				time.Sleep(20 * time.Millisecond)
 				dbtest.OK(t, tx.Commit())
 				w.told(t, "optimistic acquired key-optimistic", "optimistic released key-optimistic")
 				continue
 			}
 			key := "key-" + strategy
-			hold, err := mysqllock.Acquire(dbtest.Limited(t), db, key, kind)
-			dbtest.OK(t, err)
+			hold := stock.Acquire(t, db, key, kind)
 			events := w.told(t, strategy+" acquired "+key, strategy+" long hold "+key)
 			if e := events[1]; !e.Long || e.Held < time.Millisecond || e.Token != events[0].Token || events[0].Long {
 				t.Errorf("while it lasts: %+v, after %+v", e, events[0])
@@ -480,8 +458,7 @@ func TestLongHold(t *testing.T) {
 				}
 			}
 
-			hold, err = mysqllock.Acquire(dbtest.Limited(t), short, key, kind)
-			dbtest.OK(t, err)
+			hold = stock.Acquire(t, short, key, kind)
 			dbtest.OK(t, hold.Release())
 			for _, e := range calm.told(t, strategy+" acquired "+key, strategy+" released "+key) {
 				if e.Long {
@@ -542,8 +519,7 @@ func (s *scratch) wait(t *testing.T, first, second *sql.DB, told *witness, key s
 	t.Helper()
 	for d := 20 * time.Millisecond; ; d *= 2 {
 		asked := time.Now()
-		hold, err := mysqllock.Acquire(dbtest.Limited(t), first, key, kind)
-		dbtest.OK(t, err)
+		hold := stock.Acquire(t, first, key, kind)
 		got := make(chan error, 1)
 		go func() {
 			hold, err := mysqllock.Acquire(dbtest.Limited(t), second, key, kind, lockctx.Wait(time.Minute))
@@ -665,8 +641,7 @@ func TestALoopThatDerivesEachContextFromTheLastIsRefused(t *testing.T) {
 		for i := range keys {
 			keys[i] = fmt.Sprint("key ", i)
 		}
-		_, err := db.ExecContext(lockctx.WithKeys(dbtest.Limited(t), keys), "UPDATE p SET stock = 10 WHERE id = 1")
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, lockctx.WithKeys(dbtest.Limited(t), keys), db, "UPDATE p SET stock = 10 WHERE id = 1")
 	})
 }
 

@@ -49,13 +49,11 @@ func TestLockOfASilentHolderIsFreeAfterItsTTL(t *testing.T) {
 				}
 				dbtest.OK(t, c.Signal(syscall.SIGSTOP))
 				start := time.Now()
-				h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Wait(time.Minute))
-				dbtest.OK(t, err)
+				h := stock.Acquire(t, db, "k", lockctx.Wait(time.Minute))
 				if took := time.Since(start); took > 40*time.Second {
 					t.Errorf("the lock was free after %v, want the TTL of 6s", took)
 				}
-				_, err = db.ExecContext(h.Context(), "UPDATE p SET stock = stock - 1 WHERE id = 1")
-				dbtest.OK(t, err)
+				dbtest.ExecIn(t, h.Context(), db, "UPDATE p SET stock = stock - 1 WHERE id = 1")
 				dbtest.OK(t, h.Release())
 				dbtest.OK(t, c.Signal(syscall.SIGCONT))
 				c.Tell("")
@@ -77,8 +75,7 @@ func TestLockOfAKilledHolderIsFree(t *testing.T) {
 				t.Fatal(got)
 			}
 			c.Kill()
-			h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Wait(time.Minute))
-			dbtest.OK(t, err)
+			h := stock.Acquire(t, db, "k", lockctx.Wait(time.Minute))
 			dbtest.OK(t, h.Release())
 			s.wantStock(1, 10)
 		}
@@ -88,13 +85,10 @@ func TestLockOfAKilledHolderIsFree(t *testing.T) {
 func TestNothingOfBeforeARestartIsCommitted(t *testing.T) {
 	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
-		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
-		dbtest.OK(t, err)
-		_, err = db.ExecContext(h.Context(), "UPDATE p SET stock = 0 WHERE id = 1")
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, db, "k")
+		dbtest.ExecIn(t, h.Context(), db, "UPDATE p SET stock = 0 WHERE id = 1")
 		ctx := lockctx.With(dbtest.Limited(t), "k2")
-		tx, err := db.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, ctx, db)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 0 WHERE id = 2")
 		waits := make(chan struct{})
 		go func() {
@@ -119,8 +113,7 @@ func TestNothingOfBeforeARestartIsCommitted(t *testing.T) {
 			_, err := db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")
 			return err
 		}))
-		_, err = db.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "UPDATE p SET stock = 8 WHERE id = 1")
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "k"), db, "UPDATE p SET stock = 8 WHERE id = 1")
 		s.wantStock(1, 8)
 	})
 }
@@ -145,8 +138,7 @@ func TestServerGoesDuringWaits(t *testing.T) {
 			var all sync.WaitGroup
 			for name, of := range waits {
 				key := name + ", " + how // leases stay
-				h, err := mysqllock.Acquire(dbtest.Limited(t), holder, key, of.held...)
-				dbtest.OK(t, err)
+				h := stock.Acquire(t, holder, key, of.held...)
 				defer h.Rollback()
 				wanted := append(slices.Clone(of.wanted), lockctx.Wait(time.Hour))
 				asks := func(way string, ask func(context.Context) error) {
@@ -208,10 +200,9 @@ func TestBecomesReadOnly(t *testing.T) {
 					return err
 				},
 				"late": func(opts ...lockctx.Option) error {
-					tx, err := db.BeginTx(dbtest.Limited(t), nil)
-					dbtest.OK(t, err)
+					tx := dbtest.Begin(t, dbtest.Limited(t), db)
 					defer tx.Rollback()
-					_, err = tx.ExecContext(lockctx.With(dbtest.Limited(t), "k", opts...), "DO 1")
+					_, err := tx.ExecContext(lockctx.With(dbtest.Limited(t), "k", opts...), "DO 1")
 					return err
 				},
 			}
@@ -247,8 +238,7 @@ func TestBecomesReadOnly(t *testing.T) {
 func TestLeaseOutlivesAChange(t *testing.T) {
 	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
-		job, err := mysqllock.Acquire(dbtest.Limited(t), db, "job", lockctx.Lease(ttl))
-		dbtest.OK(t, err)
+		job := stock.Acquire(t, db, "job", lockctx.Lease(ttl))
 		levels := []string{"READ-COMMITTED", "REPEATABLE-READ"}
 		for i := range 6 {
 			setting := "transaction_isolation"
@@ -256,14 +246,12 @@ func TestLeaseOutlivesAChange(t *testing.T) {
 				setting = "tx_isolation"
 			}
 			dbtest.Exec(t, s.plain, fmt.Sprintf("SET GLOBAL %s = '%s'", setting, levels[i%2]))
-			h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
-			dbtest.OK(t, err)
+			h := stock.Acquire(t, db, "k")
 			var id int
 			dbtest.OK(t, db.QueryRowContext(h.Context(), "SELECT CONNECTION_ID()").Scan(&id))
 			dbtest.Exec(t, s.plain, fmt.Sprintf("KILL %d", id))
 			wantLost(t, "a hold whose connection was killed", h.Release())
-			_, err = db.ExecContext(job.Context(), "UPDATE p SET stock = stock - 1 WHERE id = 1")
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, job.Context(), db, "UPDATE p SET stock = stock - 1 WHERE id = 1")
 		}
 		dbtest.OK(t, job.Release())
 		s.wantStock(1, 4)
@@ -441,8 +429,7 @@ func TestServerDoesNotAnswer(t *testing.T) {
 // not need it goes on.
 func TestNoTableYet(t *testing.T) {
 	claim := func(s *changeable) error {
-		tx, err := s.db.BeginTx(dbtest.Limited(t), nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, dbtest.Limited(t), s.db)
 		defer tx.Rollback()
 		rows, err := tx.QueryContext(lockctx.Claim(dbtest.Limited(t), lockctx.ForUpdate()), "SELECT id FROM p")
 		if err == nil {
@@ -544,8 +531,7 @@ func TestPromoted(t *testing.T) {
 		promoted := at(replica.Addr())
 		former, next := at(p.Addr()).Handle(), promoted.Handle()
 		take := func(db *sql.DB) *mysqllock.Hold {
-			h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(time.Minute))
-			dbtest.OK(t, err)
+			h := stock.Acquire(t, db, "k", lockctx.Lease(time.Minute))
 			return h
 		}
 		first := take(former)
@@ -725,8 +711,7 @@ func TestHostVanishesWithoutProcedure(t *testing.T) {
 		}
 		other := s.open("lockSchema=manual", "lockNamespace=app")
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), s.open("lockNamespace=app"), "made", func(context.Context) error { return nil }))
-		_, err := s.plain.Exec("DROP PROCEDURE IF EXISTS mysqllock_done3")
-		dbtest.OK(t, err)
+		dbtest.Exec(t, s.plain, "DROP PROCEDURE IF EXISTS mysqllock_done3")
 		do := func(db *sql.DB, fn func(context.Context) error, ttl time.Duration) error {
 			return mysqllock.Do(context.Background(), db, "k", fn, lockctx.Lease(ttl), lockctx.Wait(2*time.Minute))
 		}
@@ -737,8 +722,7 @@ func TestHostVanishesWithoutProcedure(t *testing.T) {
 			const wait = "SELECT @@SESSION.wait_timeout"
 			var before, after int
 			dbtest.OK(t, conn.QueryRowContext(ctx, wait).Scan(&before))
-			_, err = conn.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 2")
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, ctx, conn, "UPDATE p SET stock = 9 WHERE id = 2")
 			dbtest.OK(t, conn.QueryRowContext(ctx, wait).Scan(&after))
 			if before != after {
 				t.Errorf("wait_timeout was %d and is %d", before, after)
@@ -777,9 +761,7 @@ func TestHostVanishesWithoutProcedure(t *testing.T) {
 func TestLateFailureIsNoSilence(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("lockTTL=5s")
-		blocker, err := s.open().BeginTx(lockctx.With(context.Background(), "taken"), nil)
-		dbtest.OK(t, err)
-		t.Cleanup(func() { blocker.Rollback() })
+		blocker := dbtest.Begin(t, lockctx.With(context.Background(), "taken"), s.open())
 		dbtest.Exec(t, blocker, "UPDATE p SET stock = 10 WHERE id = 4")
 		failing := map[string]func(ctx context.Context) error{
 			"a duplicate key": func(ctx context.Context) error {
@@ -863,9 +845,7 @@ func TestLateHintIsKeptAlive(t *testing.T) {
 					db := s.open("lockTTL=" + ttl.String())
 					var tx *sql.Tx
 					for try := 1; ; try++ {
-						var err error
-						tx, err = db.BeginTx(context.Background(), nil)
-						dbtest.OK(t, err)
+						tx = dbtest.Begin(t, context.Background(), db)
 						defer tx.Rollback()
 						after(tx)
 						if !isLost(tx) || try == 20 { // a server that was too slow to refuse a hint in time
@@ -881,12 +861,9 @@ func TestLateHintIsKeptAlive(t *testing.T) {
 			})
 		}
 		idle("granted", func(tx *sql.Tx) {
-			_, err := tx.ExecContext(lockctx.With(context.Background(), "k"), "DO 1")
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, lockctx.With(context.Background(), "k"), tx, "DO 1")
 		})
-		blocker, err := s.open().BeginTx(lockctx.With(context.Background(), "taken"), nil)
-		dbtest.OK(t, err)
-		t.Cleanup(func() { blocker.Rollback() })
+		dbtest.Begin(t, lockctx.With(context.Background(), "taken"), s.open())
 		refused := func(opts ...lockctx.Option) func(tx *sql.Tx) {
 			return func(tx *sql.Tx) {
 				ctx, cancel := context.WithCancel(context.Background())
@@ -910,8 +887,7 @@ func TestLateHintIsKeptAlive(t *testing.T) {
 		idle("not granted in time", refused(lockctx.Wait(50*time.Millisecond)))
 		idle("refused, then granted", func(tx *sql.Tx) {
 			refused(lockctx.NoWait())(tx)
-			_, err := tx.ExecContext(lockctx.With(context.Background(), "free"), "DO 1")
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, lockctx.With(context.Background(), "free"), tx, "DO 1")
 		})
 	})
 }
@@ -1035,9 +1011,8 @@ func besideWhatCannotBeListed(t *testing.T, s *scratch) {
 		"row": lockctx.Row(), "lease": lockctx.Lease(10 * time.Minute), "advisory": lockctx.Advisory(), "slots": lockctx.Slots(1),
 	} {
 		key := "\U0001F512 " + how
-		held, err := mysqllock.Acquire(dbtest.Limited(t), first, key, option)
-		dbtest.OK(t, err)
-		_, err = mysqllock.Acquire(dbtest.Limited(t), second, key, option, lockctx.NoWait())
+		held := stock.Acquire(t, first, key, option)
+		_, err := mysqllock.Acquire(dbtest.Limited(t), second, key, option, lockctx.NoWait())
 		dbtest.Want(t, err, mysqllock.ErrLocked)
 		dbtest.Want(t, stock.Told(func() error {
 			_, err := mysqllock.Acquire(dbtest.Limited(t), second, key, option, lockctx.Wait(100*time.Millisecond))
@@ -1068,8 +1043,7 @@ func besideWhatCannotBeListed(t *testing.T, s *scratch) {
 		dbtest.OK(t, <-over)
 	}
 
-	row, err := first.BeginTx(lockctx.With(dbtest.Limited(t), "version"), nil)
-	dbtest.OK(t, err)
+	row := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "version"), first)
 	waiting, cancel := context.WithCancel(dbtest.Limited(t))
 	over := make(chan error, 1)
 	go func() {

@@ -18,8 +18,7 @@ import (
 func TestIdleHoldNoticesThatItsConnectionIsLost(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("lockTTL=9s")
-		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, db, "k")
 		var id int
 		dbtest.OK(t, db.QueryRowContext(h.Context(), "SELECT CONNECTION_ID()").Scan(&id))
 		dbtest.Exec(t, s.plain, fmt.Sprintf("KILL %d", id))
@@ -75,12 +74,9 @@ func TestCloseEndsEverything(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("lockWait=2m")
 		ctx := lockctx.With(dbtest.Limited(t), "k")
-		_, err := read(ctx, db, 1)
-		dbtest.OK(t, err)
-		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "h")
-		dbtest.OK(t, err)
-		_, err = db.ExecContext(h.Context(), "UPDATE p SET stock = 1 WHERE id = 1")
-		dbtest.OK(t, err)
+		stock.MustRead(t, ctx, db, 1)
+		h := stock.Acquire(t, db, "h")
+		dbtest.ExecIn(t, h.Context(), db, "UPDATE p SET stock = 1 WHERE id = 1")
 		waits := make(chan error, 1)
 		go func() {
 			_, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
@@ -183,14 +179,12 @@ func (s *scratch) in(db *sql.DB) map[string]func(ctx context.Context, meet func(
 	return map[string]func(context.Context, func(context.Context, execer)){
 		"single statements": func(ctx context.Context, meet func(context.Context, execer)) { meet(ctx, db) },
 		"a transaction": func(ctx context.Context, meet func(context.Context, execer)) {
-			tx, err := db.BeginTx(ctx, nil)
-			dbtest.OK(s.T, err)
+			tx := dbtest.Begin(s.T, ctx, db)
 			meet(ctx, tx)
 			_ = tx.Rollback() // sql.ErrTxDone: it is what GORM returns
 		},
 		"a transaction that is left open": func(ctx context.Context, meet func(context.Context, execer)) {
-			tx, err := db.BeginTx(ctx, nil)
-			dbtest.OK(s.T, err)
+			tx := dbtest.Begin(s.T, ctx, db)
 			meet(ctx, tx)
 		},
 		"an inner Do": func(ctx context.Context, meet func(context.Context, execer)) {
@@ -236,9 +230,8 @@ func TestInnerDoTellsALossThatItsFunctionHides(t *testing.T) {
 				for _, returned := range []error{nil, sql.ErrTxDone} {
 					name := fmt.Sprintf("%s in %s, %v", what, how, returned)
 					ctx := lockctx.With(dbtest.Limited(t), "k")
-					tx, err := db.BeginTx(ctx, nil)
-					dbtest.OK(t, err)
-					err = mysqllock.Do(ctx, db, "j", func(ctx context.Context) error { use(ctx, loss.meet); return returned })
+					tx := dbtest.Begin(t, ctx, db)
+					err := mysqllock.Do(ctx, db, "j", func(ctx context.Context) error { use(ctx, loss.meet); return returned })
 					if !errors.Is(err, loss.want) || returned != nil && !errors.Is(err, returned) {
 						t.Errorf("%s: Do returned %v", name, err)
 					}
@@ -502,18 +495,15 @@ func TestInnerHoldThatRunsOutLeavesTheOuterAlone(t *testing.T) {
 			t.Error("Do succeeded although its context had ended")
 		}
 		dbtest.Soon(t, "the inner lock is free", func() bool { return !s.locked("b") })
-		_, err = db.ExecContext(outer, "UPDATE p SET stock = 2 WHERE id = 1")
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, outer, db, "UPDATE p SET stock = 2 WHERE id = 1")
 	})
 }
 
 func TestHoldEndsUnderAStatement(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
-		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
-		dbtest.OK(t, err)
-		tx, err := db.BeginTx(h.Context(), nil)
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, db, "k")
+		tx := dbtest.Begin(t, h.Context(), db)
 		done := make(chan error, 1)
 		go func() {
 			for {
@@ -542,11 +532,9 @@ func TestSlotEndsWithItsLease(t *testing.T) {
 		_, err := mysqllock.Acquire(ctx, db, "lapses", one...)
 		dbtest.OK(t, err)
 		cancel()
-		_, err = mysqllock.Acquire(dbtest.Limited(t), db, "is over", append(one, lockctx.MaxHold(time.Second))...)
-		dbtest.OK(t, err)
+		stock.Acquire(t, db, "is over", append(one, lockctx.MaxHold(time.Second))...)
 		for _, key := range []string{"lapses", "is over"} {
-			h, err := mysqllock.Acquire(dbtest.Limited(t), db, key, lockctx.Lease(ttl), lockctx.Slots(1))
-			dbtest.OK(t, err)
+			h := stock.Acquire(t, db, key, lockctx.Lease(ttl), lockctx.Slots(1))
 			dbtest.OK(t, h.Release())
 		}
 	})
@@ -558,14 +546,12 @@ func TestVersionInsideALeaseIsRefused(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.Optimistic())
-		_, err := read(ctx, db, 1)
-		dbtest.OK(t, err)
+		stock.MustRead(t, ctx, db, 1)
 		v, _ := mysqllock.Version(ctx)
-		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(ttl))
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, db, "k", lockctx.Lease(ttl))
 		defer h.Release()
 		for _, opt := range []lockctx.Option{lockctx.Optimistic(), lockctx.IfVersion(v)} {
-			_, err = db.ExecContext(lockctx.With(h.Context(), "k", opt), "UPDATE p SET stock = 1 WHERE id = 1")
+			_, err := db.ExecContext(lockctx.With(h.Context(), "k", opt), "UPDATE p SET stock = 1 WHERE id = 1")
 			if !errors.Is(err, mysqllock.ErrUnsafe) {
 				t.Errorf("a version inside a lease on the key: %v", err)
 			}

@@ -25,8 +25,7 @@ func TestKeysLost(t *testing.T) {
 			db := s.open()
 			h, err := mysqllock.AcquireKeys(dbtest.Limited(t), db, []string{"c", "b", "a"}, lockctx.Lease(time.Minute))
 			dbtest.OK(t, err)
-			_, err = db.ExecContext(h.Context(), takeOne)
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, h.Context(), db, takeOne)
 			before := s.stock(1)
 			s.steal(stolen)
 			_, err = db.ExecContext(h.Context(), takeOne)
@@ -111,8 +110,7 @@ func TestAllOrNothing(t *testing.T) {
 				end := []string{"NoWait", "Wait", "cancel"}[(i+number)%3]
 				what := fmt.Sprintf("%s, by %s, %s", test.name, way, end)
 				for _, k := range append(slices.Clone(test.free), test.held) { // rows and versions are there
-					_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), k.key, k.opts...), "DO 0")
-					dbtest.OK(t, err)
+					dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), k.key, k.opts...), db, "DO 0")
 				}
 				const wait = ttl * 2 / 3 // a busy server may not have given back in the moments that a caller gives it, and a lease lasts longer
 				release := test.held.hold(t, other, wait)
@@ -188,15 +186,13 @@ func TestAllOrNothing(t *testing.T) {
 func TestSlotRefusedUnderALease(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db, other := s.open(), s.open()
-		h, err := mysqllock.Acquire(dbtest.Limited(t), other, "b", lockctx.Row())
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, other, "b", lockctx.Row())
 		base, cancel := context.WithCancel(dbtest.Limited(t))
 		defer cancel()
 		ctx := lockctx.With(base, "job", lockctx.Lease(ttl))
-		_, err = read(ctx, db, 1)
-		dbtest.OK(t, err)
+		stock.MustRead(t, ctx, db, 1)
 		more := lockctx.With(lockctx.With(ctx, "a", lockctx.Row()), "b", lockctx.Row(), lockctx.Slots(1), lockctx.NoWait())
-		_, err = db.BeginTx(more, nil)
+		_, err := db.BeginTx(more, nil)
 		if !errors.Is(err, mysqllock.ErrLocked) {
 			t.Errorf("BeginTx: %v", err)
 		}
@@ -211,8 +207,7 @@ func TestSlotRefusedUnderALease(t *testing.T) {
 		s.wantLeased("job", true)
 		s.wantLocked("a", false)
 		dbtest.OK(t, h.Release())
-		tx, err := db.BeginTx(more, nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, more, db)
 		s.wantLocked("b", true)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 9 WHERE id = 1")
 		dbtest.OK(t, tx.Commit())
@@ -228,10 +223,8 @@ func TestWaitIsForAllTogether(t *testing.T) {
 		const wait = 2 * time.Second
 		for _, strategies := range [][2]lockctx.Option{{lockctx.Row(), lockctx.Row()}, {lockctx.Lease(ttl), lockctx.Row()}, {lockctx.Lease(ttl), lockctx.Lease(ttl)}} {
 			for began := time.Now(); ; { // a busy machine may delay one
-				first, err := mysqllock.Acquire(dbtest.Limited(t), other, "a", strategies[0])
-				dbtest.OK(t, err)
-				second, err := mysqllock.Acquire(dbtest.Limited(t), other, "b", strategies[1])
-				dbtest.OK(t, err)
+				first := stock.Acquire(t, other, "a", strategies[0])
+				second := stock.Acquire(t, other, "b", strategies[1])
 				released := make(chan error, 1)
 				time.AfterFunc(wait*2/3, func() { released <- first.Release() })
 				ctx := lockctx.With(lockctx.With(dbtest.Limited(t), "a", strategies[0]), "b", strategies[1], lockctx.Slots(1), lockctx.Wait(wait))
@@ -278,8 +271,7 @@ func TestVeryManyKeys(t *testing.T) {
 						t.Errorf("%d keys, %s: %v", c.n, how, err)
 						break
 					}
-					_, err = tx.Exec("UPDATE p SET stock = stock + 1 WHERE id = 1")
-					dbtest.OK(t, err)
+					dbtest.Exec(t, tx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
 					if err := tx.Commit(); err != nil {
 						t.Errorf("%d keys, %s: COMMIT: %v", c.n, how, err)
 					}
@@ -287,8 +279,7 @@ func TestVeryManyKeys(t *testing.T) {
 				if how == "optimistic" {
 					continue
 				}
-				held, err := mysqllock.Acquire(dbtest.Limited(t), first, keys[0], opt)
-				dbtest.OK(t, err)
+				held := stock.Acquire(t, first, keys[0], opt)
 				over := make(chan error, 1)
 				go func() {
 					tx, err := second.BeginTx(lockctx.WithKeys(dbtest.Limited(t), keys, opt, lockctx.Wait(dbtest.Patience)), nil)
@@ -452,8 +443,7 @@ func TestNoFalseDeadlock(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for name, kind := range lockKinds {
 			db := s.open("lockWait=2m")
-			job, err := mysqllock.Acquire(dbtest.Limited(t), db, name+" job", kind)
-			dbtest.OK(t, err)
+			job := stock.Acquire(t, db, name+" job", kind)
 			errs := make([]error, 5)
 			var all sync.WaitGroup
 			for i := range errs { // in the same order, and each with a hold of its own around
@@ -558,10 +548,8 @@ func TestNoFalseDeadlockOfProcesses(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for name, kind := range lockKinds {
 			one, two, three := s.open("lockWait=2m"), s.open("lockWait=2m"), s.open("lockWait=2m")
-			job, err := mysqllock.Acquire(dbtest.Limited(t), one, name+" a job", kind)
-			dbtest.OK(t, err)
-			last, err := mysqllock.Acquire(dbtest.Limited(t), one, name+" z", kind)
-			dbtest.OK(t, err)
+			job := stock.Acquire(t, one, name+" a job", kind)
+			last := stock.Acquire(t, one, name+" z", kind)
 			var all sync.WaitGroup
 			errs := make([]error, 2)
 			all.Go(func() {
@@ -644,8 +632,7 @@ func TestOppositeOrdersOfTransactions(t *testing.T) {
 					errs[0] = nest(dbtest.Limited(t), one, keys, []lockctx.Option{lockctx.Lease(30 * time.Second), lockctx.Row()}, barrier)
 				})
 				all.Go(func() {
-					tx, err := two.BeginTx(lockctx.With(dbtest.Limited(t), keys[1]), nil)
-					dbtest.OK(t, err)
+					tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), keys[1]), two)
 					defer func() { _ = tx.Rollback() }()
 					barrier()
 					_, errs[1] = tx.ExecContext(lockctx.With(dbtest.Limited(t), keys[0]), "UPDATE p SET stock = stock + 1 WHERE id = 1")
@@ -667,10 +654,8 @@ func TestNoFalseDeadlockOfTables(t *testing.T) {
 				kind := lockKinds[name]
 				one, two := s.open("lockTable=one", "lockWait=1m"), s.open("lockTable=two", "lockWait=1m")
 				a, b := name+" a", name+" b"
-				jobOne, err := mysqllock.Acquire(dbtest.Limited(t), one, b, kind)
-				dbtest.OK(t, err)
-				jobTwo, err := mysqllock.Acquire(dbtest.Limited(t), two, a, kind)
-				dbtest.OK(t, err)
+				jobOne := stock.Acquire(t, one, b, kind)
+				jobTwo := stock.Acquire(t, two, a, kind)
 				var errs [2]error
 				var all sync.WaitGroup
 				all.Go(func() {
@@ -735,16 +720,13 @@ func TestKeyAndItsSlotsAreOneLock(t *testing.T) {
 		// Fewer slots than are held.
 		db := s.open("lockWait=20s")
 		for range 2 {
-			h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Slots(2))
-			dbtest.OK(t, err)
+			h := stock.Acquire(t, db, "k", lockctx.Slots(2))
 			defer h.Release()
 		}
 		for _, opt := range []lockctx.Option{lockctx.Row(), lockctx.Lease(ttl)} {
 			ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.Slots(3), opt)
-			tx, err := db.BeginTx(ctx, nil)
-			dbtest.OK(t, err)
-			_, err = tx.ExecContext(lockctx.With(ctx, "k", lockctx.Slots(2), opt), "UPDATE p SET stock = 1 WHERE id = 1")
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, ctx, db)
+			dbtest.ExecIn(t, lockctx.With(ctx, "k", lockctx.Slots(2), opt), tx, "UPDATE p SET stock = 1 WHERE id = 1")
 			dbtest.OK(t, tx.Rollback())
 		}
 	})
@@ -754,8 +736,7 @@ func TestKeyAndItsSlotsAreOneLock(t *testing.T) {
 func TestErrorNamesTheHolderOfASlot(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db, other := s.open("lockOwner=one"), s.open("lockOwner=two")
-		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(ttl), lockctx.Slots(1))
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, db, "k", lockctx.Lease(ttl), lockctx.Slots(1))
 		for _, db := range []*sql.DB{db, other} {
 			for _, opt := range []lockctx.Option{lockctx.NoWait(), lockctx.Wait(300 * time.Millisecond)} {
 				err := naming(func() error {
@@ -779,8 +760,7 @@ func TestOlderOfTwoVersionsCounts(t *testing.T) {
 		var versions [2]uint64
 		for i := range versions {
 			ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.Optimistic())
-			_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = stock - 1 WHERE id = 1")
 			versions[i], _ = mysqllock.Version(ctx)
 		}
 		ctx := lockctx.With(lockctx.With(dbtest.Limited(t), "k", lockctx.IfVersion(versions[1])), "k", lockctx.IfVersion(versions[0]))
@@ -796,15 +776,11 @@ func TestOlderOfTwoVersionsCounts(t *testing.T) {
 func TestOldSnapshotUnderVersion(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
-		conn, err := db.Conn(dbtest.Limited(t))
-		dbtest.OK(t, err)
-		defer conn.Close()
+		conn := dbtest.Conn(t, db)
 		dbtest.Exec(t, conn, "BEGIN")
-		_, err = read(dbtest.Limited(t), conn, 2)
-		dbtest.OK(t, err)
+		stock.MustRead(t, dbtest.Limited(t), conn, 2)
 		ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.Optimistic())
-		_, err = read(ctx, db, 2)
-		dbtest.OK(t, err)
+		stock.MustRead(t, ctx, db, 2)
 		if _, err := read(ctx, conn, 1); !errors.Is(err, mysqllock.ErrUnsafe) {
 			t.Errorf("a second read on another connection: %v", err)
 		}
@@ -817,14 +793,12 @@ func TestConflictEndsTheUnit(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		ctx := lockctx.With(lockctx.With(dbtest.Limited(t), "l", lockctx.Lease(ttl)), "v", lockctx.Optimistic())
-		_, err := read(ctx, db, 1)
-		dbtest.OK(t, err)
-		_, err = db.ExecContext(lockctx.With(dbtest.Limited(t), "v"), "UPDATE p SET stock = 3 WHERE id = 1")
-		dbtest.OK(t, err)
-		if _, err = db.ExecContext(ctx, "INSERT INTO p VALUES (1, 1)"); err == nil {
+		stock.MustRead(t, ctx, db, 1)
+		dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "v"), db, "UPDATE p SET stock = 3 WHERE id = 1")
+		if _, err := db.ExecContext(ctx, "INSERT INTO p VALUES (1, 1)"); err == nil {
 			t.Error("a duplicate was inserted")
 		}
-		if _, err = db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1"); !errors.Is(err, mysqllock.ErrConflict) {
+		if _, err := db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1"); !errors.Is(err, mysqllock.ErrConflict) {
 			t.Errorf("a statement after the conflict: %v", err)
 		}
 		s.wantLeased("l", false)
@@ -837,10 +811,8 @@ func TestConflictEndsTheUnit(t *testing.T) {
 func TestWaitForAVersionKeepsNobodyFromOtherKeys(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("lockWait=2m")
-		a, err := mysqllock.Acquire(dbtest.Limited(t), db, "a")
-		dbtest.OK(t, err)
-		b, err := mysqllock.Acquire(dbtest.Limited(t), db, "b")
-		dbtest.OK(t, err)
+		a := stock.Acquire(t, db, "a")
+		b := stock.Acquire(t, db, "b")
 		waits := make(chan error, 1)
 		go func() {
 			_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "a", lockctx.Optimistic(), lockctx.Wait(2*time.Minute)), "UPDATE p SET stock = 1 WHERE id = 1")
@@ -849,7 +821,7 @@ func TestWaitForAVersionKeepsNobodyFromOtherKeys(t *testing.T) {
 		dbtest.Soon(t, "it waits", func() bool { return s.waiters() == 1 })
 		time.AfterFunc(100*time.Millisecond, func() { b.Release() })
 		start := time.Now()
-		_, err = db.ExecContext(lockctx.With(dbtest.Limited(t), "b", lockctx.Optimistic()), "UPDATE p SET stock = 1 WHERE id = 2")
+		_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "b", lockctx.Optimistic()), "UPDATE p SET stock = 1 WHERE id = 2")
 		if took := time.Since(start); err != nil || took > time.Minute { // the other waits for longer
 			t.Errorf("a key that is free: %v after %v", err, took)
 		}
@@ -863,11 +835,9 @@ func TestWaitForAVersionKeepsNobodyFromOtherKeys(t *testing.T) {
 func TestProcessWithoutStripesIsRefusedOnceOthersHaveThem(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		own, striped := s.open(), s.open("lockStripes=4")
-		h, err := mysqllock.Acquire(dbtest.Limited(t), own, "x", lockctx.Advisory())
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, own, "x", lockctx.Advisory())
 		dbtest.OK(t, h.Release())
-		h, err = mysqllock.Acquire(dbtest.Limited(t), striped, "k")
-		dbtest.OK(t, err)
+		h = stock.Acquire(t, striped, "k")
 		defer h.Release()
 		if _, err := mysqllock.Acquire(dbtest.Limited(t), own, "k"); !errors.Is(err, mysqllock.ErrUnsafe) {
 			t.Errorf("a row of its own: %v", err)
@@ -880,13 +850,12 @@ func TestSeveralLateKeysAreWaitedFor(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db, other := s.open(), s.open()
 		for wait := 30 * time.Second; ; {
-			h, err := mysqllock.Acquire(dbtest.Limited(t), other, "c")
-			dbtest.OK(t, err)
+			h := stock.Acquire(t, other, "c")
 			tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "a"), db)
 			if wait > time.Second {
 				time.AfterFunc(300*time.Millisecond, func() { h.Release() })
 			}
-			_, err = tx.ExecContext(lockctx.WithKeys(dbtest.Limited(t), []string{"b", "c"}, lockctx.Wait(wait)), "UPDATE p SET stock = 9 WHERE id = 1")
+			_, err := tx.ExecContext(lockctx.WithKeys(dbtest.Limited(t), []string{"b", "c"}, lockctx.Wait(wait)), "UPDATE p SET stock = 9 WHERE id = 1")
 			if wait > time.Second {
 				dbtest.OK(t, err)
 				dbtest.OK(t, tx.Commit())

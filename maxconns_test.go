@@ -453,8 +453,7 @@ func TestMaxConnsBareSocket(t *testing.T) {
 		db := sql.OpenDB(connector)
 		defer db.Close()
 		sell := func() {
-			tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k"), db)
 			dbtest.Exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
 			dbtest.OK(t, tx.Commit())
 		}
@@ -477,8 +476,7 @@ func TestMaxConnsAreRotated(t *testing.T) {
 		var sold int
 		ids := func() (now [3]int) { // of a statement's connection, of a transaction's, and of a session
 			dbtest.OK(t, db.QueryRow("SELECT CONNECTION_ID()").Scan(&now[0]))
-			tx, err := db.BeginTx(lockctx.With(ctx, key), nil)
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, lockctx.With(ctx, key), db)
 			dbtest.OK(t, tx.QueryRow("SELECT CONNECTION_ID()").Scan(&now[1]))
 			dbtest.OK(t, tx.Commit())
 			dbtest.OK(t, mysqllock.Do(ctx, db, key, func(ctx context.Context) error {
@@ -602,8 +600,7 @@ func TestMaxConnsNoWait(t *testing.T) {
 			for i := range keys {
 				taken = append(taken, fmt.Sprint(base, i))
 			}
-			tx, err := other.BeginTx(lockctx.WithKeys(dbtest.Within(t, 2*time.Minute), taken), nil)
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, lockctx.WithKeys(dbtest.Within(t, 2*time.Minute), taken), other)
 			var waiters sync.WaitGroup
 			for _, key := range taken {
 				waiters.Go(func() {
@@ -685,8 +682,7 @@ func TestMaxConnsPreparedMeans(t *testing.T) {
 			of, err := db.Prepare(stock)
 			dbtest.OK(t, err)
 			defer of.Close()
-			tx, err := conn.BeginTx(dbtest.Limited(t), nil)
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, dbtest.Limited(t), conn)
 			dbtest.Exec(t, tx, "USE "+at.Name)
 			want := map[*scratch]string{s: "10", tenant: "77"}[at]
 			means(tx, stock, want, 1)
@@ -707,8 +703,7 @@ func TestMaxConnsPreparedInTransactions(t *testing.T) {
 		dbtest.Conn(t, db) // occupies what it was prepared on
 		for range 3 {
 			ctx := lockctx.With(dbtest.Limited(t), "p")
-			tx, err := db.BeginTx(ctx, nil)
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, ctx, db)
 			st := tx.StmtContext(ctx, less)
 			for range 2 {
 				_, err := st.ExecContext(ctx, 1)
@@ -748,8 +743,7 @@ func TestMaxConnsRawValid(t *testing.T) {
 		dbtest.Exec(t, conn, "SET @x = 1")
 		valid()
 		mine()
-		tx, err := conn.BeginTx(dbtest.Limited(t), nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, dbtest.Limited(t), conn)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
 		valid()
 		dbtest.OK(t, tx.Rollback())
@@ -1020,8 +1014,7 @@ func (s *scratch) refusedAt(t *testing.T, db *sql.DB, w *witness, bound int) {
 	occupied(t, db, bound)() // more than before, so that the driver has to find the bound again
 	dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
 	ctx, end := context.WithCancel(lockctx.With(dbtest.Limited(t), "k"))
-	_, err := read(ctx, db, 1)
-	dbtest.OK(t, err)
+	stock.MustRead(t, ctx, db, 1)
 	first := len(w.advice()) == 0
 	var refused, advised atomic.Int32
 	var waiters sync.WaitGroup
@@ -1050,8 +1043,7 @@ func (s *scratch) refusedAt(t *testing.T, db *sql.DB, w *witness, bound int) {
 		})
 	}
 	dbtest.Soon(t, "callers are refused", func() bool { return int(refused.Load()) > 20-bound }) // as the last connection is kept free
-	_, err = db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")
-	dbtest.OK(t, err)
+	dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = 9 WHERE id = 1")
 	end()
 	waiters.Wait()
 	if n := advised.Load(); (n == 1) != first || n > 1 {
@@ -1071,8 +1063,7 @@ func TestAdvisedOfABoundBesideMaxConns(t *testing.T) {
 		}
 		db.SetMaxOpenConns(2)
 		ctx := lockctx.With(dbtest.Limited(t), "k")
-		n, err := read(ctx, db, 1)
-		dbtest.OK(t, err)
+		n := stock.MustRead(t, ctx, db, 1)
 		var waiters sync.WaitGroup
 		waiting, over := context.WithCancel(dbtest.Limited(t))
 		defer over()
@@ -1086,8 +1077,7 @@ func TestAdvisedOfABoundBesideMaxConns(t *testing.T) {
 		}
 		dbtest.Soon(t, "both wait", func() bool { return db.Stats().InUse == 2 })
 		time.AfterFunc(300*time.Millisecond, over)
-		_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = ? WHERE id = 1", n-1)
 		waiters.Wait()
 		s.wantStock(1, n-1)
 		for range 3 {
@@ -1112,7 +1102,7 @@ func TestAdvisedOfABoundBesideMaxConns(t *testing.T) {
 			dbtest.Want(t, err, context.DeadlineExceeded)
 			return db.Stats().WaitCount > 0 // not if its context had ended before
 		})
-		_, err = mysqllock.Stats(db)
+		_, err := mysqllock.Stats(db)
 		dbtest.OK(t, err)
 		if told := w.advice(); len(told) != 1 || !strings.Contains(told[0], "SetMaxOpenConns(5)") {
 			t.Errorf("the observer was told %q", told)
@@ -1135,8 +1125,7 @@ func TestAdviceIsLogged(t *testing.T) {
 func TestSessionsInUse(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("lockMaxConns=1")
-		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "a")
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, db, "a")
 		wanted := func(name, strategy string, err error, ended error) {
 			t.Helper()
 			var e *mysqllock.Error
@@ -1168,7 +1157,7 @@ func TestSessionsInUse(t *testing.T) {
 		cancel()
 
 		// A key that somebody has is locked, all the same.
-		_, err = mysqllock.Acquire(dbtest.Limited(t), db, "a", lockctx.NoWait())
+		_, err := mysqllock.Acquire(dbtest.Limited(t), db, "a", lockctx.NoWait())
 		if !errors.Is(err, mysqllock.ErrLocked) {
 			t.Errorf("a held key: %v", err)
 		}
@@ -1309,8 +1298,7 @@ func BenchmarkMaxConnsBeside(b *testing.B) {
 			return s.wrapped(wrappers["without Validator"], "lockWait=1m", "maxConns=10")
 		}
 		for i := range 4 {
-			tx, err := s.open().BeginTx(lockctx.With(context.Background(), fmt.Sprint("taken", i)), nil)
-			dbtest.OK(b, err)
+			tx := dbtest.Begin(b, lockctx.With(context.Background(), fmt.Sprint("taken", i)), s.open())
 			b.Cleanup(func() { dbtest.OK(b, tx.Rollback()) })
 		}
 		for _, c := range []struct {
@@ -1380,8 +1368,7 @@ func TestHolderGetsThroughAFullPool(t *testing.T) {
 			db.SetMaxOpenConns(4)
 			dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
 			ctx := lockctx.With(dbtest.Limited(t), "k")
-			n, err := read(ctx, db, 1)
-			dbtest.OK(t, err)
+			n := stock.MustRead(t, ctx, db, 1)
 			var early, granted atomic.Int32
 			var wg sync.WaitGroup
 			for range 40 {
@@ -1400,7 +1387,7 @@ func TestHolderGetsThroughAFullPool(t *testing.T) {
 			}
 			dbtest.Soon(t, "the pool is full", func() bool { return db.Stats().InUse == 4 || early.Load() > 0 })
 			start := time.Now()
-			_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
+			_, err := db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
 			took := time.Since(start)
 			dbtest.OK(t, err)
 			if took > time.Minute { // the others wait for longer
@@ -1418,8 +1405,7 @@ func TestNobodyIsTurnedAwayFromAnUnboundedPool(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("lockWait=20s")
 		ctx := lockctx.With(dbtest.Limited(t), "k")
-		_, err := read(ctx, db, 1)
-		dbtest.OK(t, err)
+		stock.MustRead(t, ctx, db, 1)
 		var wg sync.WaitGroup
 		for range 12 {
 			wg.Go(func() {
@@ -1437,8 +1423,7 @@ func TestNobodyIsTurnedAwayFromAnUnboundedPool(t *testing.T) {
 			return stats.Waiters == 12
 		})
 		time.Sleep(200 * time.Millisecond) // the driver looks for a full pool after 50 ms
-		_, err = db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = 9 WHERE id = 1")
 		wg.Wait()
 	})
 }
@@ -1458,8 +1443,7 @@ func (slowDial) ConnectorConnect(ctx context.Context, k driver.Connector) (drive
 func TestUnboundedPoolIsNotTakenForFull(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.OpenDB(mysqllock.NewConnector(s.Config(), mysqllock.Config{Base: intercept.With(slowDial{})}))
-		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, db, "k")
 		first := make(chan error, 1)
 		begin := func(opts ...lockctx.Option) error {
 			tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", opts...), nil)

@@ -25,6 +25,7 @@ import (
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/intercept"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -924,8 +925,7 @@ func TestStatementsUnderALockLeaveWhatTheyLeaveWithout(t *testing.T) {
 			}
 			dbtest.Exec(t, s.plain, empty)
 			dbtest.Exec(t, s.plain, "INSERT INTO words VALUES (1, 'a'), (2, 'b')")
-			tx, err := db.BeginTx(ctx, nil)
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, ctx, db)
 			defer tx.Rollback()
 			dbtest.Exec(t, tx, "SAVEPOINT base")
 			dbtest.Exec(t, tx, "UPDATE words SET w = 'z' WHERE id = 2")
@@ -982,9 +982,7 @@ func TestStatementsUnderALockLeaveWhatTheyLeaveWithout(t *testing.T) {
 			}
 		}
 		// QueryRow reads one row only, and tells the error all the same.
-		tx, err := locked.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
-		dbtest.OK(t, err)
-		defer tx.Rollback()
+		tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k"), locked)
 		var w string
 		if err := tx.QueryRow("CALL shows_and_raises()").Scan(&w); err == nil || w == "" {
 			t.Errorf("QueryRow of a CALL that raises an error after its rows: %q, %v", w, err)
@@ -1012,9 +1010,8 @@ func TestLoadDataWhoseReaderFailsWritesNothingUnderALock(t *testing.T) {
 				for how, run := range map[string]func(ctx context.Context) error{
 					"exec": func(ctx context.Context) error { _, err := db.ExecContext(ctx, load); return err },
 					"read before": func(ctx context.Context) error {
-						_, err := read(ctx, db, 1)
-						dbtest.OK(t, err)
-						_, err = db.ExecContext(ctx, load)
+						stock.MustRead(t, ctx, db, 1)
+						_, err := db.ExecContext(ctx, load)
 						return err
 					},
 					"Do": func(ctx context.Context) error {
@@ -1058,8 +1055,7 @@ func TestOpenOnly(t *testing.T) {
 		for _, option := range []lockctx.Option{lockctx.Row(), lockctx.Lease(30 * time.Second)} {
 			ctx, cancel := context.WithCancel(dbtest.Limited(t))
 			ctx = lockctx.With(ctx, "k", option, lockctx.Wait(5*time.Second))
-			n, err := read(ctx, db, 1)
-			dbtest.OK(t, err)
+			n := stock.MustRead(t, ctx, db, 1)
 			idle, err := db.Conn(dbtest.Limited(t)) // the one that has read
 			dbtest.OK(t, err)
 			if _, err := db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1); err != nil {
@@ -1075,13 +1071,11 @@ func TestOpenOnly(t *testing.T) {
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))
 		defer cancel()
 		ctx = lockctx.With(ctx, "k")
-		n, err := read(ctx, db, 1)
-		dbtest.OK(t, err)
+		n := stock.MustRead(t, ctx, db, 1)
 		dbtest.Soon(t, "database/sql has none", func() bool { return db.Stats().OpenConnections == 0 })
 		time.Sleep(1500 * time.Millisecond) // longer than a connector without connections and locks stays
 		s.wantLocked("k", true)
-		_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = ? WHERE id = 1", n-1)
 		cancel()
 		dbtest.OK(t, db.Close())
 		s.SoonAlone(t)
@@ -1300,12 +1294,10 @@ func TestClosedConnEndsItsUnitBeneathAWrapper(t *testing.T) {
 				c, err := db.Conn(ctx)
 				dbtest.OK(t, err)
 				dbtest.Exec(t, c, "SET @x = 1") // with maxConns, too, the unit lives here
-				_, err = read(lockctx.With(ctx, key), c, 1)
-				dbtest.OK(t, err)
+				stock.MustRead(t, lockctx.With(ctx, key), c, 1)
 				s.wantLocked(key, true)
 				dbtest.OK(t, c.Close())
-				tx, err := db.BeginTx(lockctx.With(ctx, dbtest.Random()), nil)
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, lockctx.With(ctx, dbtest.Random()), db)
 				s.wantLocked(key, false)
 				dbtest.OK(t, tx.Rollback())
 			}
@@ -1402,8 +1394,7 @@ func TestBadConnectionIsNotUsedAgainBeneathAWrapper(t *testing.T) {
 		db := sql.OpenDB(around{k, wrappers["without Pinger"]})
 		db.SetMaxOpenConns(1)
 		ctx := dbtest.Limited(t)
-		tx, err := db.BeginTx(lockctx.With(ctx, "k"), nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, lockctx.With(ctx, "k"), db)
 		var lost, next int
 		dbtest.OK(t, tx.QueryRowContext(ctx, "UPDATE p SET stock = 2").Scan(&lost))
 		failing.Store(true)

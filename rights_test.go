@@ -96,8 +96,7 @@ func TestRightsOfEachStrategy(t *testing.T) {
 					}
 					for range 2 { // a new key, and a known one
 						dbtest.OK(t, sell(lockctx.With(dbtest.Limited(t), key, how.holds)))
-						_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), key, how.holds), "UPDATE p SET stock = stock - 1 WHERE id = 1")
-						dbtest.OK(t, err)
+						dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), key, how.holds), db, "UPDATE p SET stock = stock - 1 WHERE id = 1")
 					}
 					if how.name == "lease" {
 						s.renews(db, key)
@@ -106,8 +105,7 @@ func TestRightsOfEachStrategy(t *testing.T) {
 					if !how.waitsForOther {
 						return
 					}
-					h, err := mysqllock.Acquire(dbtest.Limited(t), db, key, how.holds)
-					dbtest.OK(t, err)
+					h := stock.Acquire(t, db, key, how.holds)
 					s.cancelled(other, key, how.wants)
 					granted := make(chan error, 1)
 					go func() {
@@ -129,12 +127,10 @@ func TestRightsOfEachStrategy(t *testing.T) {
 // renews holds a lease until it has been renewed, and writes under it.
 func (s *scratch) renews(db *sql.DB, key string) {
 	s.T.Helper()
-	h, err := mysqllock.Acquire(dbtest.Limited(s.T), db, key, lockctx.Lease(9*time.Second))
-	dbtest.OK(s.T, err)
+	h := stock.Acquire(s.T, db, key, lockctx.Lease(9*time.Second))
 	at := s.expires(key)
 	dbtest.Soon(s.T, "it is renewed", func() bool { return s.expires(key) != at })
-	_, err = db.ExecContext(h.Context(), "UPDATE p SET stock = stock WHERE id = 1")
-	dbtest.OK(s.T, err)
+	dbtest.ExecIn(s.T, h.Context(), db, "UPDATE p SET stock = stock WHERE id = 1")
 	dbtest.OK(s.T, h.Release())
 }
 
@@ -142,8 +138,7 @@ func (s *scratch) renews(db *sql.DB, key string) {
 // lock.
 func TestOneRightLess(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		_, err := s.open().ExecContext(lockctx.With(dbtest.Limited(t), "made"), "DO 1")
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "made"), s.open(), "DO 1")
 		for _, how := range rightsOf {
 			if how.onTheTable == "" {
 				continue
@@ -203,12 +198,10 @@ func (s *scratch) sparesRight(how, missing, key string) bool {
 func TestRightsOfClaims(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.user("SELECT, UPDATE ON $db.p").open("lockSchema=manual")
-		tx, err := db.BeginTx(dbtest.Limited(t), nil)
-		dbtest.OK(t, err)
-		defer tx.Rollback()
+		tx := dbtest.Begin(t, dbtest.Limited(t), db)
 		var id int
 		dbtest.OK(t, tx.QueryRowContext(lockctx.Claim(dbtest.Limited(t), lockctx.ForUpdate()), "SELECT id FROM p WHERE id = 1").Scan(&id))
-		_, err = s.plain.ExecContext(dbtest.Limited(t), "SELECT id FROM p WHERE id = 1 FOR UPDATE NOWAIT")
+		_, err := s.plain.ExecContext(dbtest.Limited(t), "SELECT id FROM p WHERE id = 1 FOR UPDATE NOWAIT")
 		if err == nil {
 			t.Error("the row is not locked")
 		}
@@ -222,8 +215,7 @@ func TestRightToTheProcedures(t *testing.T) {
 		if s.MariaDB() {
 			return // which needs none
 		}
-		_, err := s.open().ExecContext(lockctx.With(dbtest.Limited(t), "k"), "DO 1")
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "k"), s.open(), "DO 1")
 		u := s.user("SELECT, INSERT, UPDATE ON $db.mysqllock", "EXECUTE ON PROCEDURE $db.mysqllock_lock2", "EXECUTE ON PROCEDURE $db.mysqllock_held3")
 		db, tap := u.tapped(mysqllock.Config{})
 		dbtest.OK(t, db.Ping())
@@ -293,8 +285,7 @@ func TestBadInput(t *testing.T) {
 			}
 			// What has no hint is not touched by it.
 			if c.what != "the server away" {
-				_, err := c.db.Exec("DO 1")
-				dbtest.OK(t, err)
+				dbtest.Exec(t, c.db, "DO 1")
 			}
 		}
 	})
@@ -323,16 +314,13 @@ func TestLeastPrivileges(t *testing.T) {
 			db := u.open()
 			for _, key := range []string{"old", "new" + dbtest.Random()} {
 				ctx := lockctx.With(dbtest.Limited(t), key)
-				n, err := read(ctx, db, 1)
-				dbtest.OK(t, err)
-				_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
-				dbtest.OK(t, err)
-				tx, err := db.BeginTx(ctx, nil)
-				dbtest.OK(t, err)
+				n := stock.MustRead(t, ctx, db, 1)
+				dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = ? WHERE id = 1", n-1)
+				tx := dbtest.Begin(t, ctx, db)
 				s.wantLocked(key, true)
 				// Cancelling needs no more; nor does being refused.
 				other := u.open()
-				err = stock.Told(func() error {
+				err := stock.Told(func() error {
 					_, err := mysqllock.Acquire(dbtest.Limited(t), other, key, lockctx.Wait(50*time.Millisecond))
 					return err
 				})
@@ -353,8 +341,7 @@ func TestTableElsewhereAndDropped(t *testing.T) {
 		dbtest.Exec(t, s.plain, "CREATE DATABASE "+elsewhere)
 		defer dbtest.Exec(t, s.plain, "DROP DATABASE "+elsewhere)
 		a, b := s.open("lockTable="+elsewhere+".my-locks$"), s.open("lockTable="+elsewhere+".my-locks$", "lockNamespace=other")
-		ha, err := mysqllock.Acquire(dbtest.Limited(t), a, "k")
-		dbtest.OK(t, err)
+		ha := stock.Acquire(t, a, "k")
 		hb, err := mysqllock.Acquire(dbtest.Limited(t), b, "k", lockctx.NoWait()) // another namespace: another key
 		dbtest.OK(t, err)
 		dbtest.OK(t, ha.Release())
@@ -366,8 +353,7 @@ func TestTableElsewhereAndDropped(t *testing.T) {
 		}
 		// Rows and tables that vanish are made again.
 		dbtest.Exec(t, s.plain, "DELETE FROM "+elsewhere+".`my-locks$`")
-		ha, err = mysqllock.Acquire(dbtest.Limited(t), a, "k")
-		dbtest.OK(t, err)
+		ha = stock.Acquire(t, a, "k")
 		dbtest.OK(t, s.plain.QueryRow("SELECT COUNT(*) FROM "+elsewhere+".`my-locks$` WHERE name = 'k'").Scan(&n))
 		if n != 1 {
 			t.Errorf("%d rows for a key that was deleted and is held, want 1", n)
@@ -377,8 +363,7 @@ func TestTableElsewhereAndDropped(t *testing.T) {
 		}
 		dbtest.OK(t, ha.Release())
 		dbtest.Exec(t, s.plain, "DROP TABLE "+elsewhere+".`my-locks$`")
-		tx, err := a.BeginTx(lockctx.With(dbtest.Limited(t), "k2"), nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k2"), a)
 		dbtest.OK(t, tx.Rollback())
 	})
 }
@@ -389,8 +374,7 @@ func TestServerWithOtherSettings(t *testing.T) {
 
 		// A lock wait timeout of the server that is shorter than ours, and
 		// that rolls back, does not end the wait, nor let us go on unlocked.
-		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, db, "k")
 		granted := make(chan error, 1)
 		go func() {
 			tx, err := other.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
@@ -412,8 +396,7 @@ func TestServerWithOtherSettings(t *testing.T) {
 		rival, err := s.plain.Begin()
 		dbtest.OK(t, err)
 		dbtest.Exec(t, rival, "UPDATE p SET stock = 5 WHERE id = 2")
-		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k"), db)
 		if _, err := tx.Exec("UPDATE p SET stock = 6 WHERE id = 2"); !errors.Is(err, mysqllock.ErrLost) {
 			t.Errorf("a lock wait timeout that rolls back: %v", err)
 		}
@@ -473,10 +456,8 @@ func TestStatementsPerPath(t *testing.T) {
 			tap.Costs(t, "a second key, a nested transaction", nested, func() error {
 				conn := dbtest.Conn(t, db)
 				defer conn.Close()
-				tx, err := conn.BeginTx(ctx, nil)
-				dbtest.OK(t, err)
-				in, err := conn.BeginTx(lockctx.With(ctx, "a"), nil)
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, ctx, conn)
+				in := dbtest.Begin(t, lockctx.With(ctx, "a"), conn)
 				dbtest.Exec(t, in, "UPDATE p SET stock = 8 WHERE id = 1")
 				dbtest.OK(t, in.Commit())
 				return tx.Commit()
@@ -495,8 +476,7 @@ func TestStatementsPerPath(t *testing.T) {
 func TestNewKeys(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		dbs := []*sql.DB{s.open("lockWait=2m"), s.open("lockWait=2m")}
-		held, err := mysqllock.Acquire(dbtest.Limited(t), dbs[0], "n05")
-		dbtest.OK(t, err)
+		held := stock.Acquire(t, dbs[0], "n05")
 		defer held.Rollback()
 		var wg sync.WaitGroup
 		for g := range 32 {
@@ -616,8 +596,7 @@ func TestHostileSettings(t *testing.T) {
 						t.Fatalf("database %q, namespace and owner %q, %s: %v", database, name, how.name, err)
 					}
 				}
-				h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(ttl))
-				dbtest.OK(t, err)
+				h := stock.Acquire(t, db, "k", lockctx.Lease(ttl))
 				err = naming(func() error {
 					other, err := mysqllock.NewConnector(in.Config(), mysqllock.Config{Namespace: name})
 					dbtest.OK(t, err)
@@ -792,17 +771,13 @@ func (s *scratch) liveOn(open func(owner string) *sql.DB) {
 	db, other := open("one"), open("two")
 	for _, how := range rightsOf {
 		ctx := lockctx.With(dbtest.Limited(t), how.name, how.holds)
-		n, err := read(ctx, db, 1)
-		dbtest.OK(t, err)
-		_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
-		dbtest.OK(t, err)
-		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), how.name, how.holds), nil)
-		dbtest.OK(t, err)
+		n := stock.MustRead(t, ctx, db, 1)
+		dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = ? WHERE id = 1", n-1)
+		tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), how.name, how.holds), db)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
 		dbtest.OK(t, tx.Commit())
 		if how.waitsForOther {
-			h, err := mysqllock.Acquire(dbtest.Limited(t), db, how.name, how.holds)
-			dbtest.OK(t, err)
+			h := stock.Acquire(t, db, how.name, how.holds)
 			s.cancelled(other, how.name, how.wants)
 			dbtest.OK(t, h.Release())
 		}

@@ -36,8 +36,7 @@ func TestQueryThatWritesOutsideATransaction(t *testing.T) {
 		s.wantStock(1, 9)
 		s.wantLocked("k", false)
 
-		_, err := read(ctx, db, 1)
-		dbtest.OK(t, err)
+		stock.MustRead(t, ctx, db, 1)
 		dbtest.OK(t, db.QueryRowContext(ctx, "CALL take()").Scan(&n))
 		s.wantStock(1, 8)
 		s.wantLocked("k", false)
@@ -58,8 +57,7 @@ func TestContextEndCommitsFinishedStatements(t *testing.T) {
 			dbtest.OK(t, db.QueryRowContext(lctx, "SELECT n FROM taken").Scan(&n)) // reads, as far as its text tells
 			want := 9
 			if open {
-				_, err := db.BeginTx(lctx, nil)
-				dbtest.OK(t, err)
+				dbtest.Begin(t, lctx, db)
 				want = 10
 			}
 			s.wantStock(1, 10)
@@ -74,9 +72,7 @@ func TestRowsAreReadAhead(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		ctx := lockctx.With(dbtest.Limited(t), "k")
-		tx, err := db.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
-		defer tx.Rollback()
+		tx := dbtest.Begin(t, ctx, db)
 		for _, q := range []interface {
 			QueryContext(context.Context, string, ...any) (*sql.Rows, error)
 			QueryRowContext(context.Context, string, ...any) *sql.Row
@@ -123,8 +119,7 @@ func TestManyRowsAreStreamed(t *testing.T) {
 		if n != 16 {
 			t.Errorf("%d rows, want 16", n)
 		}
-		_, err = read(lctx, db, 1)
-		dbtest.OK(t, err)
+		stock.MustRead(t, lctx, db, 1)
 		s.wantLocked("k", true)
 
 		// Closed early, by the caller and by the end of the context.
@@ -132,8 +127,7 @@ func TestManyRowsAreStreamed(t *testing.T) {
 		dbtest.OK(t, err)
 		rows.Next()
 		dbtest.OK(t, rows.Close())
-		_, err = read(lctx, db, 1)
-		dbtest.OK(t, err)
+		stock.MustRead(t, lctx, db, 1)
 		rows, err = db.QueryContext(lctx, many)
 		dbtest.OK(t, err)
 		defer rows.Close()
@@ -172,12 +166,10 @@ func TestPreparedStatements(t *testing.T) {
 		for _, session := range []bool{false, true} {
 			ctx := lockctx.With(dbtest.Limited(t), "k")
 			if session {
-				_, err := read(ctx, db, 1)
-				dbtest.OK(t, err)
+				stock.MustRead(t, ctx, db, 1)
 			}
-			tx, err := db.BeginTx(ctx, nil)
-			dbtest.OK(t, err)
-			_, err = tx.StmtContext(ctx, set).ExecContext(ctx, 7, 1)
+			tx := dbtest.Begin(t, ctx, db)
+			_, err := tx.StmtContext(ctx, set).ExecContext(ctx, 7, 1)
 			dbtest.OK(t, err)
 			dbtest.OK(t, tx.Stmt(get).QueryRow(1).Scan(&n))
 			own, err := tx.Prepare("SELECT stock FROM p WHERE id = ?")
@@ -204,10 +196,8 @@ func TestWithoutTakesNoLock(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		ctx := lockctx.With(dbtest.Limited(t), "k")
-		_, err := db.ExecContext(lockctx.Without(ctx), "UPDATE p SET stock = 9 WHERE id = 1")
-		dbtest.OK(t, err)
-		tx, err := db.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, lockctx.Without(ctx), db, "UPDATE p SET stock = 9 WHERE id = 1")
+		tx := dbtest.Begin(t, ctx, db)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 8 WHERE id = 1")
 		n, err := read(lockctx.Without(ctx), db, 1)
 		if dbtest.OK(t, err); n != 9 {
@@ -312,12 +302,10 @@ func TestQueryContextEndsInATransaction(t *testing.T) {
 				for range 10 {
 					ctx := lockctx.With(context.Background(), "k", opts...)
 					one, cancel := context.WithCancel(ctx)
-					_, err := read(one, db, 1)
-					dbtest.OK(t, err)
-					tx, err := db.BeginTx(ctx, nil)
-					dbtest.OK(t, err)
+					stock.MustRead(t, one, db, 1)
+					tx := dbtest.Begin(t, ctx, db)
 					cancel()
-					err = tx.Commit() // changes nothing, so the lock would stay
+					err := tx.Commit() // changes nothing, so the lock would stay
 					if name == "lease" || name == "advisory" {
 						dbtest.OK(t, err) // they are the transaction's until its end
 					} else {
@@ -397,8 +385,7 @@ func TestHowNothingIsLocked(t *testing.T) {
 		db, strict, other := s.open(), s.open("lockRequire=p"), s.open()
 		for name, way := range ways {
 			t.Run(name, func(t *testing.T) {
-				hold, err := mysqllock.Acquire(dbtest.Limited(t), other, "k", way.held...)
-				dbtest.OK(t, err)
+				hold := stock.Acquire(t, other, "k", way.held...)
 				defer hold.Rollback()
 				before := s.stock(1)
 				dbtest.OK(t, way.write(dbtest.Limited(t), s, db))
@@ -433,8 +420,7 @@ func TestHowNothingIsLocked(t *testing.T) {
 			dbtest.Want(t, write(ctx, strict), mysqllock.ErrUnsafe)
 		})
 		t.Run("a wrapper that drops contexts", func(t *testing.T) {
-			hold, err := mysqllock.Acquire(dbtest.Limited(t), other, "k")
-			dbtest.OK(t, err)
+			hold := stock.Acquire(t, other, "k")
 			defer hold.Rollback()
 			drops := func(c whole) driver.Conn { return forgetful{c} }
 			ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.NoWait())
@@ -489,8 +475,7 @@ func TestHowNothingIsLockedIsTold(t *testing.T) {
 		// So does one that has no lock context, if the hold has changed what it is to change.
 		short := s.open("innodb_lock_wait_timeout=1")
 		dbtest.OK(t, mysqllock.Do(outer, short, "k", func(ctx context.Context) error {
-			_, err := short.ExecContext(ctx, takeOne)
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, ctx, short, takeOne)
 			_, err = short.ExecContext(outer, takeOne)
 			dbtest.Says(t, err, "Error 1205", `transactions open under locks: "k"; a row`, "pass it the context of the lock")
 			if _, same := err.(*mysql.MySQLError); !same { //nolint:errorlint // callers may look at it like this
@@ -625,8 +610,7 @@ func TestCommitInEachCharacterSet(t *testing.T) {
 // account has no right to the procedure, the fence does.
 func TestCommitBehindALockedRow(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		_, err := s.open().ExecContext(lockctx.With(dbtest.Limited(t), "made"), "DO 1")
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "made"), s.open(), "DO 1")
 		limit := "innodb_lock_wait_timeout=1"
 		for name, db := range map[string]*scratch{
 			"all rights": s, "few rights": s.user("SELECT, UPDATE ON $db.p", "SELECT, INSERT, UPDATE ON $db.mysqllock"),
@@ -707,8 +691,7 @@ func TestDeadlockAmongStreamedRowsEndsTheUnit(t *testing.T) {
 			dbtest.Exec(t, other, "INSERT INTO w (v) VALUES (1), (2), (3), (4), (5)")
 		}
 		dbtest.Exec(t, other, "UPDATE big SET v = 'y' WHERE id = 19")
-		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k"), db)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
 		rows, err := tx.Query("SELECT id, v FROM big ORDER BY id FOR UPDATE")
 		dbtest.OK(t, err)
@@ -741,8 +724,7 @@ func TestProcedureThatCommitsLosesTheLock(t *testing.T) {
 		dbtest.Exec(t, s.plain, "CREATE PROCEDURE leaky() BEGIN UPDATE p SET stock = stock - 1 WHERE id = 1; COMMIT; END")
 		dbtest.Exec(t, s.plain, "CREATE PROCEDURE fine() BEGIN UPDATE p SET stock = stock - 1 WHERE id = 1; SELECT stock FROM p WHERE id = 1; END")
 		dbtest.Exec(t, s.plain, "CREATE PROCEDURE failing() BEGIN SIGNAL SQLSTATE '45000'; END")
-		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k"), db)
 		dbtest.Exec(t, tx, "CALL fine()")
 		if _, err := tx.Exec("CALL failing()"); err == nil || errors.Is(err, mysqllock.ErrLost) {
 			t.Errorf("a procedure that fails: %v", err)
@@ -770,8 +752,7 @@ func TestProcedureThatCommitsLosesTheLock(t *testing.T) {
 			"a text that goes back": func(_ context.Context, tx *sql.Tx) error { _, err := tx.Exec("ROLLBACK TO SAVEPOINT mine"); return err },
 		} {
 			ctx := lockctx.With(dbtest.Limited(t), "k")
-			tx, err := db.BeginTx(ctx, nil)
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, ctx, db)
 			dbtest.Exec(t, tx, "SAVEPOINT mine")
 			dbtest.Exec(t, tx, "CALL leaky()")
 			if err := next(ctx, tx); !errors.Is(err, mysqllock.ErrLost) {
@@ -794,8 +775,7 @@ func TestStmtCloseDoesNotHangWhileItsRowsStream(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		s.big()
 		db := s.open()
-		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k"), db)
 		st, err := tx.Prepare("SELECT id, v FROM big WHERE id >= ?")
 		dbtest.OK(t, err)
 		rows, err := st.Query(0)
@@ -812,8 +792,7 @@ func TestStmtCloseDoesNotHangWhileItsRowsStream(t *testing.T) {
 		case <-time.After(time.Minute):
 			t.Fatal("Stmt.Close and Rows.Close hang")
 		}
-		_, err = read(dbtest.Limited(t), tx, 1)
-		dbtest.OK(t, err)
+		stock.MustRead(t, dbtest.Limited(t), tx, 1)
 		dbtest.OK(t, tx.Commit())
 	})
 }
@@ -823,10 +802,8 @@ func TestInnerRollbackCutsRowsOffWithAnError(t *testing.T) {
 		s.big()
 		db := s.open()
 		ctx := lockctx.With(dbtest.Limited(t), "k")
-		outer, err := db.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
-		inner, err := db.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
+		outer := dbtest.Begin(t, ctx, db)
+		inner := dbtest.Begin(t, ctx, db)
 		dbtest.Exec(t, inner, "UPDATE p SET stock = 66 WHERE id = 1")
 		rows, err := outer.QueryContext(ctx, "SELECT id, v FROM big")
 		dbtest.OK(t, err)
@@ -850,14 +827,11 @@ func TestStatementsOfAUnitLeaveNothingPrepared(t *testing.T) {
 		ctx := lockctx.With(dbtest.Limited(t), "k")
 		foreign, err := db.Begin()
 		dbtest.OK(t, err)
-		_, err = read(ctx, db, 1)
-		dbtest.OK(t, err)
+		stock.MustRead(t, ctx, db, 1)
 		var id int
 		for range 50 {
-			_, err := read(ctx, foreign, 1)
-			dbtest.OK(t, err)
-			_, err = read(ctx, db, 1)
-			dbtest.OK(t, err)
+			stock.MustRead(t, ctx, foreign, 1)
+			stock.MustRead(t, ctx, db, 1)
 		}
 		// A session whose statements are counted by itself.
 		var name string
@@ -1027,12 +1001,10 @@ func TestStrictMode(t *testing.T) {
 				s.wantStock(1, before)
 			}
 			dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
-			_, err := db.Exec("CREATE TABLE IF NOT EXISTS q (id INT PRIMARY KEY)")
+			dbtest.Exec(t, db, "CREATE TABLE IF NOT EXISTS q (id INT PRIMARY KEY)")
+			_, err := db.Exec("REPLACE INTO q SELECT id FROM p") // which only reads it
 			dbtest.OK(t, err)
-			_, err = db.Exec("REPLACE INTO q SELECT id FROM p") // which only reads it
-			dbtest.OK(t, err)
-			_, err = read(dbtest.Limited(t), db, 1)
-			dbtest.OK(t, err)
+			stock.MustRead(t, dbtest.Limited(t), db, 1)
 		}
 	})
 }
@@ -1092,8 +1064,7 @@ func TestStrictModeKeepsDecisions(t *testing.T) {
 					name := fmt.Sprintf("%s, %s, %s", how, strategy, way)
 					ctx, cancel := context.WithCancel(dbtest.Limited(t))
 					with := lockctx.With(ctx, "k", kind)
-					n, err := read(with, db, 1)
-					dbtest.OK(t, err)
+					n := stock.MustRead(t, with, db, 1)
 					if err := write(db, with, with); !errors.Is(err, mysqllock.ErrUnsafe) || !strings.Contains(err.Error(), "mysqllock.Do") {
 						t.Errorf("%s: %v", name, err)
 					}
@@ -1107,18 +1078,16 @@ func TestStrictModeKeepsDecisions(t *testing.T) {
 			decided := func() (context.Context, context.CancelFunc) {
 				ctx, cancel := context.WithCancel(dbtest.Limited(t))
 				ctx = lockctx.With(ctx, "k", kind)
-				_, err := read(ctx, db, 1)
-				dbtest.OK(t, err)
+				stock.MustRead(t, ctx, db, 1)
 				return ctx, cancel
 			}
 			before := s.stock(1)
 
 			// The transaction of an ORM around one call: what was written before the refusal goes, too.
 			ctx, cancel := decided()
-			tx, err := db.BeginTx(ctx, nil)
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, ctx, db)
 			dbtest.Exec(t, tx, "INSERT INTO q VALUES (1)")
-			_, err = tx.ExecContext(ctx, takeOne)
+			_, err := tx.ExecContext(ctx, takeOne)
 			dbtest.Want(t, err, mysqllock.ErrUnsafe)
 			dbtest.Want(t, tx.Commit(), mysqllock.ErrUnsafe)
 			if left := dbtest.Column[int](t, s.plain, "SELECT id FROM q"); len(left) > 0 {
@@ -1143,16 +1112,14 @@ func TestStrictModeKeepsDecisions(t *testing.T) {
 			}, kind))
 			cancel()
 			ctx, cancel = decided()
-			_, err = db.ExecContext(lockctx.With(ctx, "k", kind, lockctx.AllowStale()), takeOne)
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, lockctx.With(ctx, "k", kind, lockctx.AllowStale()), db, takeOne)
 			cancel()
 			s.wantStock(1, before-3)
 
 			// Other tables are as they were.
 			ctx, cancel = decided()
 			dbtest.Exec(t, db, "DELETE FROM q")
-			_, err = db.ExecContext(ctx, "REPLACE INTO q VALUES (1)")
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, ctx, db, "REPLACE INTO q VALUES (1)")
 			cancel()
 			dbtest.Exec(t, s.plain, "DELETE FROM q")
 			dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
@@ -1199,10 +1166,8 @@ func TestStrictModeLogs(t *testing.T) {
 		for range 3 {
 			dbtest.Exec(t, db, takeOne)
 			with := lockctx.With(dbtest.Limited(t), "k")
-			_, err := read(with, db, 1)
-			dbtest.OK(t, err)
-			_, err = db.ExecContext(with, "UPDATE p SET stock = 9")
-			dbtest.OK(t, err)
+			stock.MustRead(t, with, db, 1)
+			dbtest.ExecIn(t, with, db, "UPDATE p SET stock = 9")
 		}
 	}
 	var lines bytes.Buffer
