@@ -126,8 +126,7 @@ func TestWaitsForNobody(t *testing.T) {
 		tx, err := s.root.Begin()
 		dbtest.OK(t, err)
 		defer tx.Rollback()
-		_, err = tx.Exec("SELECT 1 FROM mysqllock FOR UPDATE")
-		dbtest.OK(t, err)
+		dbtest.Exec(t, tx, "SELECT 1 FROM mysqllock FOR UPDATE")
 		i := s.inspector(s.root)
 		inTime := func(what string, limit time.Duration, f func(context.Context)) {
 			began := time.Now()
@@ -239,11 +238,9 @@ func TestBesideWhatCannotBeListed(t *testing.T) {
 				for strategy, option := range strategies {
 					s.acquire(holder, "the-"+strategy, option)
 				}
-				tx, err := holder.BeginTx(lockctx.With(t.Context(), "emoji"), nil)
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, lockctx.With(t.Context(), "emoji"), holder)
 				defer tx.Rollback()
-				_, err = tx.Exec("DO '\U0001F512', _binary'\xff\xfe', '" + strings.Repeat("z", 3<<20) + "'")
-				dbtest.OK(t, err)
+				dbtest.Exec(t, tx, "DO '\U0001F512', _binary'\xff\xfe', '" + strings.Repeat("z", 3<<20) + "'")
 				for _, user := range []string{"root", s.user(), s.user("PROCESS ON *.*")} {
 					i := s.inspector(s.open(user))
 					snap := look(t, i)

@@ -72,8 +72,7 @@ func TestBackgroundLosses(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.OK(t, s.acquire(s.process(mysqllock.Config{}), "dead", lockctx.Lease(time.Minute)).Release()) // so that there is a row
 		renew := func() {
-			_, err := s.root.Exec("UPDATE mysqllock SET owner = 'ghost:1:batch#0123abcd', expires = UTC_TIMESTAMP(6) + INTERVAL 4 SECOND WHERE name LIKE '%dead%'")
-			dbtest.OK(t, err)
+			dbtest.Exec(t, s.root, "UPDATE mysqllock SET owner = 'ghost:1:batch#0123abcd', expires = UTC_TIMESTAMP(6) + INTERVAL 4 SECOND WHERE name LIKE '%dead%'")
 		}
 		renew()
 		page, _ := s.page(web.Options{Background: true})
