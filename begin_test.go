@@ -19,7 +19,7 @@ import (
 func (s *scratch) waiters() int { s.T.Helper(); return s.Waiters() }
 
 func TestBeginTxRunsOnTheSession(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, commit := range []bool{true, false} {
 			db, tap := s.tapped(mysqllock.Config{})
 			ctx := lockctx.With(dbtest.Limited(t), "k")
@@ -46,7 +46,7 @@ func TestBeginTxRunsOnTheSession(t *testing.T) {
 }
 
 func TestGoroutinesTakeTurnsOnOneUnit(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		ctx := lockctx.With(dbtest.Limited(t), "k")
 		tx := dbtest.Begin(t, ctx, db)
@@ -171,7 +171,7 @@ func TestWaitEndsWithTheHolderNamed(t *testing.T) {
 func TestCancelAtTheMomentOfRelease(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db, other := s.open(), s.open()
-		const rounds = 400
+		rounds := dbtest.Long(150, 400)
 		granted, latest := 0, 1500*time.Microsecond
 		for i := range rounds {
 			h := stock.Acquire(t, db, "k")
@@ -197,9 +197,9 @@ func TestCancelAtTheMomentOfRelease(t *testing.T) {
 				t.Fatalf("round %d: %v", i, err)
 			}
 			if granted > was { // as fast as the machine is just now, so that it is a race
-				latest = latest * 49 / 50
+				latest = latest * 9 / 10
 			} else {
-				latest = min(latest*51/50, 200*time.Millisecond)
+				latest = min(latest*11/10, 200*time.Millisecond)
 			}
 			dbtest.OK(t, stock.Acquire(t, db, "k", lockctx.Wait(20*time.Second)).Release()) // it is free
 		}
@@ -212,7 +212,7 @@ func TestCancelAtTheMomentOfRelease(t *testing.T) {
 
 // A lock is where its handle's database is, wherever USE has led a connection.
 func TestUseDoesNotMoveTheLock(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		there := newScratch(s.Beside(t))
 		h := stock.Acquire(t, s.open("lockNamespace=app"), "k")
 		defer h.Rollback()
@@ -228,7 +228,7 @@ func TestUseDoesNotMoveTheLock(t *testing.T) {
 }
 
 func TestDroppedTableOfAKnownKey(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		for range 2 {
 			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { s.wantLocked("k", true); return nil }))
@@ -257,7 +257,7 @@ func TestHolderIsNotTheWaiter(t *testing.T) {
 
 // Who waits on a sql.Conn is never made to try again: database/sql would not.
 func TestWaiterOnASQLConnIsServed(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		h := stock.Acquire(t, db, "k")
 		time.AfterFunc(500*time.Millisecond, func() { h.Release() })
@@ -270,7 +270,7 @@ func TestWaiterOnASQLConnIsServed(t *testing.T) {
 // TestHintInTransactionOfHold: a transaction under a hold takes other locks as
 // well, and tells the lock context that asked.
 func TestHintInTransactionOfHold(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		ctx := dbtest.Limited(t)
 		for _, outer := range []lockctx.Option{lockctx.Lease(ttl), lockctx.Advisory()} {

@@ -22,7 +22,7 @@ import (
 )
 
 func TestBadHintIsRefusedByEachCall(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		base := dbtest.Limited(t)
 		for name, ctx := range map[string]context.Context{
@@ -189,7 +189,7 @@ var strategies = map[string]lockctx.Option{
 // TestObserver: each lock that is asked for is told of twice, however it is taken
 // and given back.
 func TestObserver(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db, w := s.watched(mysqllock.Config{TTL: ttl})
 		other := s.open("lockTTL=" + ttl.String())
 		for strategy, kind := range strategies {
@@ -292,7 +292,7 @@ func (s *scratch) nothingLasts(handles ...*sql.DB) {
 // and for how long it has held a lock, with and without an observer. What waits for a
 // connection waits, too. Versions are no hold.
 func TestOldest(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		observed, _ := s.watched(mysqllock.Config{TTL: ttl})
 		db := s.open("maxConns=8", "lockTTL="+ttl.String())
 		age := func(db *sql.DB) (wait, hold time.Duration) {
@@ -356,7 +356,7 @@ func TestOldest(t *testing.T) {
 
 // TestObserverOfLosses: a lock that is lost is told of once, also where nobody asks.
 func TestObserverOfLosses(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		var lines bytes.Buffer
 		logger := mysqllock.LogTo(slog.New(slog.NewTextHandler(&lines, nil)), time.Hour)
 		db, w := s.watched(mysqllock.Config{TTL: ttl})
@@ -433,7 +433,7 @@ func TestLogTo(t *testing.T) {
 // TestLongHold: a hold that lasts for long is told while it lasts, once, and at its end. A
 // version is no hold.
 func TestLongHold(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		short, calm := s.watched(mysqllock.Config{TTL: ttl, LongHold: time.Hour})
 		db, w := s.watched(mysqllock.Config{TTL: ttl, LongHold: time.Millisecond})
 		for strategy, kind := range strategies {
@@ -565,7 +565,7 @@ func wantBadHint(t *testing.T, what string, err error, says string) {
 }
 
 func TestOptionsWithoutEffect(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db, leasing := s.open(), s.open("lockStrategy=lease")
 		for says, opts := range map[string][]lockctx.Option{
 			"Retry":               {lockctx.Retry(3)},
@@ -601,7 +601,7 @@ func TestOptionsWithoutEffect(t *testing.T) {
 }
 
 func TestNilContexts(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		var none context.Context
 		for _, ctx := range []context.Context{lockctx.With(none, "k"), lockctx.WithKeys(none, []string{"a", "b"}), lockctx.Claim(none, lockctx.ForUpdate())} {
@@ -623,7 +623,7 @@ func TestNilContexts(t *testing.T) {
 
 // TestALoopThatDerivesEachContextFromTheLastIsRefused: before its keys pile up.
 func TestALoopThatDerivesEachContextFromTheLastIsRefused(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		ctx := dbtest.Limited(t)
 		for i := range 2 * lockctx.MaxNested {
@@ -646,7 +646,7 @@ func TestALoopThatDerivesEachContextFromTheLastIsRefused(t *testing.T) {
 }
 
 func TestHasInHolds(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		for name, opts := range stock.KeptAs() {
 			outer := lockctx.With(dbtest.Limited(t), "outer")

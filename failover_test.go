@@ -519,52 +519,9 @@ func TestStatementLog(t *testing.T) {
 	}, "--server-id=1", "--log-bin=bin", "--binlog-format=STATEMENT")
 }
 
-// TestPromoted: a replica that is promoted before it has heard of a lease grants the lease again,
-// with the same token. Its former holder commits nothing there, and the new one keeps it.
-func TestPromoted(t *testing.T) {
-	onPairs(t, func(t *testing.T, s *scratch, primary, replica *tempserver.Server) {
-		p := dbtest.StartProxy(t, primary.Addr())
-		at := func(addr string) *stock.Shop {
-			d := s.Changed(func(cfg *mysql.Config) { cfg.Addr = addr })
-			return &stock.Shop{Database: d, Plain: d.Open("mysql")}
-		}
-		promoted := at(replica.Addr())
-		former, next := at(p.Addr()).Handle(), promoted.Handle()
-		take := func(db *sql.DB) *mysqllock.Hold {
-			h := stock.Acquire(t, db, "k", lockctx.Lease(time.Minute))
-			return h
-		}
-		first := take(former)
-		dbtest.OK(t, first.Release())
-		dbtest.Soon(t, "the replica knows that", func() bool {
-			var free bool
-			err := promoted.Plain.QueryRow("SELECT owner IS NULL FROM mysqllock WHERE name = 'k' AND token = ?", first.Token()).Scan(&free)
-			return err == nil && free
-		})
-		dbtest.Exec(t, promoted.Plain, "STOP REPLICA")
-
-		var second *mysqllock.Hold
-		err := mysqllock.Do(dbtest.Limited(t), former, "k", func(ctx context.Context) error {
-			dbtest.OK(t, primary.Kill())
-			t.Cleanup(func() { dbtest.OK(t, primary.Restart(context.Background())) }) // with the test's database, to be dropped
-			p.TurnTo(replica.Addr())
-			p.Reset()
-			second = take(next)
-			held, _ := mysqllock.Token(ctx)
-			if held != first.Token()+1 || second.Token() != held {
-				t.Errorf("tokens are %d and %d after %d", held, second.Token(), first.Token())
-			}
-			_, err := former.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
-			return err
-		}, lockctx.Lease(time.Minute))
-		dbtest.Want(t, err, mysqllock.ErrLost)
-		promoted.WantStock(1, 10)
-		dbtest.OK(t, context.Cause(second.Context()))
-		dbtest.OK(t, second.Release())
-	})
-}
-
-// TestReplica: a replica comes to the same rows, also where it runs the statements again.
+// TestReplica: a replica comes to the same rows, also where it runs the statements again. One that
+// is promoted before it has heard of a lease grants the lease again, with the same token: its former
+// holder commits nothing there, and the new one keeps it.
 func TestReplica(t *testing.T) {
 	type way struct {
 		key string
@@ -573,50 +530,91 @@ func TestReplica(t *testing.T) {
 	row := way{"k", []lockctx.Option{lockctx.Row(), lockctx.Retry(1000)}}
 	optimistic := way{"k", []lockctx.Option{lockctx.Optimistic(), lockctx.Retry(1000)}}
 	lease := way{"leased", []lockctx.Option{lockctx.Lease(time.Minute)}}
-	for format, ways := range map[string][]way{
-		"STATEMENT": {row, optimistic},
-		"MIXED":     {row, optimistic, lease},
-	} {
-		t.Run(format, func(t *testing.T) {
-			onPairs(t, func(t *testing.T, s *scratch, _, replica *tempserver.Server) {
-				const handles, times = 4, 20
-				var wg sync.WaitGroup
-				for range handles {
-					db := s.open()
-					for _, w := range ways {
-						wg.Go(func() {
-							for range times {
-								err := mysqllock.Do(dbtest.Limited(t), db, w.key, func(ctx context.Context) error {
-									_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
-									return err
-								}, w.how...)
-								if err != nil {
-									t.Error(err)
-								}
+	onPairs(t, func(t *testing.T, s *scratch, primary, replica *tempserver.Server) {
+		want := 10
+		for _, log := range []struct {
+			format string
+			ways   []way
+		}{{"STATEMENT", []way{row, optimistic}}, {"MIXED", []way{row, optimistic, lease}}} {
+			dbtest.Exec(t, s.plain, "SET GLOBAL binlog_format = '"+log.format+"'")
+			const handles, times = 4, 20
+			var wg sync.WaitGroup
+			for range handles {
+				db := s.open()
+				for _, w := range log.ways {
+					wg.Go(func() {
+						for range times {
+							err := mysqllock.Do(dbtest.Limited(t), db, w.key, func(ctx context.Context) error {
+								_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
+								return err
+							}, w.how...)
+							if err != nil {
+								t.Errorf("%s: %v", log.format, err)
 							}
-						})
-					}
+						}
+					})
 				}
-				wg.Wait()
-				s.WantStock(1, 10+handles*times*len(ways))
-				rows := "SELECT CONCAT_WS(' ', name, token, IFNULL(owner, '-'), expires, versioned) FROM mysqllock ORDER BY name"
-				want := dbtest.Column[string](t, s.plain, rows)
-				there := s.Changed(func(cfg *mysql.Config) { cfg.Addr = replica.Addr() }).Open("mysql")
-				dbtest.Soon(t, "the replica has the table", func() bool { return there.QueryRow("SELECT COUNT(*) FROM mysqllock").Scan(new(int)) == nil })
-				dbtest.Soon(t, "the replica has the same rows", func() bool { return slices.Equal(dbtest.Column[string](t, there, rows), want) })
-			}, "--binlog-format="+format)
-		})
+			}
+			wg.Wait()
+			want += handles * times * len(log.ways)
+			s.wantStock(1, want)
+		}
+		rows := "SELECT CONCAT_WS(' ', name, token, IFNULL(owner, '-'), expires, versioned) FROM mysqllock ORDER BY name"
+		here := dbtest.Column[string](t, s.plain, rows)
+		there := s.Changed(func(cfg *mysql.Config) { cfg.Addr = replica.Addr() }).Open("mysql")
+		dbtest.Soon(t, "the replica has the table", func() bool { return there.QueryRow("SELECT COUNT(*) FROM mysqllock").Scan(new(int)) == nil })
+		dbtest.Soon(t, "the replica has the same rows", func() bool { return slices.Equal(dbtest.Column[string](t, there, rows), here) })
+		s.promote(primary, replica)
+	})
+}
+
+// promote has a lease granted by the primary, and again by its replica.
+func (s *scratch) promote(primary, replica *tempserver.Server) {
+	t, p := s.T.(*testing.T), dbtest.StartProxy(s.T, primary.Addr())
+	at := func(addr string) *stock.Shop {
+		d := s.Changed(func(cfg *mysql.Config) { cfg.Addr = addr })
+		return &stock.Shop{Database: d, Plain: d.Open("mysql")}
 	}
+	promoted := at(replica.Addr())
+	former, next := at(p.Addr()).Handle(), promoted.Handle()
+	before := promoted.Stock(1)
+	first := stock.Acquire(t, former, "k", lockctx.Lease(time.Minute))
+	dbtest.OK(t, first.Release())
+	dbtest.Soon(t, "the replica knows that", func() bool {
+		var free bool
+		err := promoted.Plain.QueryRow("SELECT owner IS NULL FROM mysqllock WHERE name = 'k' AND token = ?", first.Token()).Scan(&free)
+		return err == nil && free
+	})
+	dbtest.Exec(t, promoted.Plain, "STOP REPLICA")
+
+	var second *mysqllock.Hold
+	err := mysqllock.Do(dbtest.Limited(t), former, "k", func(ctx context.Context) error {
+		dbtest.OK(t, primary.Kill())
+		t.Cleanup(func() { dbtest.OK(t, primary.Restart(context.Background())) }) // with the test's database, to be dropped
+		p.TurnTo(replica.Addr())
+		p.Reset()
+		second = stock.Acquire(t, next, "k", lockctx.Lease(time.Minute))
+		held, _ := mysqllock.Token(ctx)
+		if held != first.Token()+1 || second.Token() != held {
+			t.Errorf("tokens are %d and %d after %d", held, second.Token(), first.Token())
+		}
+		_, err := former.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+		return err
+	}, lockctx.Lease(time.Minute))
+	dbtest.Want(t, err, mysqllock.ErrLost)
+	promoted.WantStock(1, before)
+	dbtest.OK(t, context.Cause(second.Context()))
+	dbtest.OK(t, second.Release())
 }
 
 // onPairs runs a test on a primary and a replica of each program.
-func onPairs(t *testing.T, test func(t *testing.T, s *scratch, primary, replica *tempserver.Server), more ...string) {
+func onPairs(t *testing.T, test func(t *testing.T, s *scratch, primary, replica *tempserver.Server)) {
 	t.Parallel()
 	for _, bin := range tempserver.EachFlavour(tempserver.RequireOwn(t)) {
 		t.Run(bin.Name, func(t *testing.T) {
 			t.Parallel()
 			start := func(id int) (*tempserver.Server, *sql.DB) {
-				opts := append([]string{fmt.Sprintf("--server-id=%d", id), "--log-bin=bin"}, more...)
+				opts := []string{fmt.Sprintf("--server-id=%d", id), "--log-bin=bin"}
 				if bin.Flavour == tempserver.MySQL {
 					opts = append(opts, "--gtid-mode=ON", "--enforce-gtid-consistency=ON")
 				}

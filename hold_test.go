@@ -16,7 +16,7 @@ import (
 )
 
 func TestIdleHoldNoticesThatItsConnectionIsLost(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("lockTTL=9s")
 		h := stock.Acquire(t, db, "k")
 		var id int
@@ -194,7 +194,7 @@ func (s *scratch) in(db *sql.DB) map[string]func(ctx context.Context, meet func(
 }
 
 func TestDoTellsALossThatItsFunctionHides(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		for what, loss := range s.losses() {
 			for how, use := range s.in(db) {
@@ -223,7 +223,7 @@ func TestDoTellsALossThatItsFunctionHides(t *testing.T) {
 }
 
 func TestInnerDoTellsALossThatItsFunctionHides(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		for what, loss := range s.losses() {
 			for how, use := range s.in(db) {
@@ -245,7 +245,7 @@ func TestInnerDoTellsALossThatItsFunctionHides(t *testing.T) {
 }
 
 func TestRetryRunsAgainAfterADeadlockThatIsHidden(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		all := s.losses()
 		delete(all, "lost connection")
@@ -273,7 +273,7 @@ func TestRetryRunsAgainAfterADeadlockThatIsHidden(t *testing.T) {
 
 // TestDoTellsALostLease: its function returns what its statement said, or nothing of it.
 func TestDoTellsALostLease(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		const ttl = 9 * time.Second // nobody finds out for a third of that
 		db := s.open("lockTTL=" + ttl.String())
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "made", func(context.Context) error { return nil }, lockctx.Lease(ttl))) // makes the table
@@ -386,7 +386,7 @@ func TestTheEndOfTheCallersContextIsNoLoss(t *testing.T) {
 // releases it, or rolls it back; Do, whose function has done its work, does not fail for it. When
 // the server lets it go, the key is free.
 func TestReleaseSaysThatTheKeyStaysTaken(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db, lease := s.open(), lockctx.Lease(time.Hour)
 		for name, give := range map[string]func(ctx context.Context, key string, refuse func()) error{
 			"Release": func(ctx context.Context, key string, refuse func()) error {
@@ -483,7 +483,7 @@ func TestHeldByThisProcess(t *testing.T) {
 
 // A hold that runs out inside a lock context leaves what is around it alone.
 func TestInnerHoldThatRunsOutLeavesTheOuterAlone(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "b"), "DO 1") // the table is there
 		dbtest.OK(t, err)
@@ -500,7 +500,7 @@ func TestInnerHoldThatRunsOutLeavesTheOuterAlone(t *testing.T) {
 }
 
 func TestHoldEndsUnderAStatement(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		h := stock.Acquire(t, db, "k")
 		tx := dbtest.Begin(t, h.Context(), db)
@@ -525,7 +525,7 @@ func TestHoldEndsUnderAStatement(t *testing.T) {
 
 // TestSlotEndsWithItsLease: nobody need release a slot whose lease has run out.
 func TestSlotEndsWithItsLease(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("lockWait=1m")
 		one := []lockctx.Option{lockctx.Lease(time.Second), lockctx.Slots(1)}
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))
@@ -543,7 +543,7 @@ func TestSlotEndsWithItsLease(t *testing.T) {
 // TestVersionInsideALeaseIsRefused: a lease keeps others out, but not the transactions in
 // its hold, so no version is compared under it.
 func TestVersionInsideALeaseIsRefused(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.Optimistic())
 		stock.MustRead(t, ctx, db, 1)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"regexp"
 	"slices"
@@ -31,7 +32,7 @@ import (
 // than keys, and with fewer. All of them are served, and the server has never more
 // connections than allowed.
 func TestMaxConnsFewForManyKeys(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, test := range []struct{ callers, keys, conns int }{{24, 4, 6}, {60, 30, 10}, {12, 4, 4}} {
 			db := s.limited(t, test.conns, "lockWait=2m")
 			base := dbtest.Random()
@@ -71,7 +72,7 @@ func TestMaxConnsFewForManyKeys(t *testing.T) {
 // TestMaxConnsSecond: units of work that have all connections, and need one more each, end
 // with an error that says so.
 func TestMaxConnsSecond(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.limited(t, 4, "lockWait=200ms")
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, dbtest.Random(), func(context.Context) error { return nil }, lockctx.Wait(time.Minute))) // the table is there
 		var begun, asked sync.WaitGroup
@@ -107,7 +108,7 @@ func TestMaxConnsSecond(t *testing.T) {
 // TestMaxConnsInTurn: while connections change hands, units of work queue for one for as long
 // as their contexts last, however short their wait for the lock is.
 func TestMaxConnsInTurn(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.AtItsPace(t, 3*time.Second, func(wait time.Duration) error { // far longer than a connection takes to change hands
 			db := s.limited(t, 4, "lockWait="+wait.String())
 			defer db.Close()
@@ -145,7 +146,7 @@ func TestMaxConnsInTurn(t *testing.T) {
 // TestMaxConnsQueue: statements without a lock queue for a connection as they do under
 // SetMaxOpenConns, until their context ends. Those of a holder go first if another caller waits for its key.
 func TestMaxConnsQueue(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.Exec(t, s.plain, "CREATE TABLE went (id INT AUTO_INCREMENT PRIMARY KEY, who VARCHAR(20) NOT NULL) ENGINE=InnoDB")
 		db := s.limited(t, 5)
 		key := dbtest.Random()
@@ -263,7 +264,7 @@ func TestMaxConnsState(t *testing.T) {
 
 // TestMaxConnsPrepared: prepared statements run on whichever connection comes.
 func TestMaxConnsPrepared(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.Exec(t, s.plain, "CREATE TABLE made (id INT AUTO_INCREMENT PRIMARY KEY, n INT NOT NULL)")
 		db := s.limited(t, 6, "lockWait=2m")
 		made, err := db.Prepare("INSERT INTO made (n) VALUES (?)")
@@ -323,7 +324,7 @@ func TestMaxConnsPrepared(t *testing.T) {
 // TestMaxConnsLost: connections that the server has ended are replaced, idle ones without
 // an error.
 func TestMaxConnsLost(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.limited(t, 5)
 		ids := make(map[int]bool)
 		var open []*sql.Conn
@@ -367,6 +368,7 @@ func TestMaxConnsAbandoned(t *testing.T) {
 		return err
 	}
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		var cases dbtest.Together
 		for name, hang := range map[string]func(context.Context, *sql.DB) error{
 			"text": func(ctx context.Context, db *sql.DB) error {
 				_, err := db.ExecContext(ctx, sleep)
@@ -380,7 +382,7 @@ func TestMaxConnsAbandoned(t *testing.T) {
 				return inTx(lockctx.With(ctx, dbtest.Random()), db)
 			},
 		} {
-			t.Run(name, func(t *testing.T) {
+			cases.Run(t, name, func(t *testing.T) {
 				db := s.limited(t, 4) // three, and one for control
 				ctx := dbtest.Within(t, 100*time.Second)
 				var callers sync.WaitGroup
@@ -400,13 +402,14 @@ func TestMaxConnsAbandoned(t *testing.T) {
 					})
 				}
 				callers.Wait()
-				dbtest.Soon(t, "nothing hangs on the server any more", func() bool {
-					var n int
-					dbtest.OK(t, s.plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE 'SELECT SLEEP(%'", s.Name).Scan(&n))
-					return n == 0
-				})
 			})
 		}
+		cases.Wait()
+		dbtest.Soon(t, "nothing hangs on the server any more", func() bool {
+			var n int
+			dbtest.OK(t, s.plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE 'SELECT SLEEP(%'", s.Name).Scan(&n))
+			return n == 0
+		})
 	})
 }
 
@@ -439,7 +442,7 @@ func TestMaxConnsAbandonedOverASocket(t *testing.T) {
 // sockets are only a net.Conn, as those of tunnels are: nobody can look whether the server
 // has closed them.
 func TestMaxConnsBareSocket(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		var opened atomic.Int32
 		cfg := s.Config()
 		cfg.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -470,7 +473,7 @@ func TestMaxConnsBareSocket(t *testing.T) {
 // TestMaxConnsAreRotated: at their age connections are closed, however busy they are, those of
 // units of work, too, and no caller notices. What is idle for long is closed, too.
 func TestMaxConnsAreRotated(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.limited(t, 6, "connMaxLifetime=500ms")
 		ctx, key := dbtest.Limited(t), dbtest.Random()
 		var sold int
@@ -574,7 +577,7 @@ func (s *scratch) besideHolders(ttl time.Duration) error {
 // TestMaxConnsNoWait: a caller that does not wait gets a free key while as many callers wait in the
 // server as may, and others queue to do so.
 func TestMaxConnsNoWait(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db, other := s.limited(t, 8, "lockWait=2m"), s.open()
 		ways := map[string]func(ctx context.Context, key string, opts ...lockctx.Option) error{
 			"Do": func(ctx context.Context, key string, opts ...lockctx.Option) error {
@@ -646,7 +649,7 @@ func (c preparing) Prepare(text string) (*sql.Stmt, error) {
 // TestMaxConnsPreparedMeans: what is prepared means what it means at that time on that
 // connection, not what the same text meant before USE or SET.
 func TestMaxConnsPreparedMeans(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		tenant := newScratch(s.Beside(t))
 		dbtest.Exec(t, tenant.plain, "UPDATE p SET stock = 77")
 		db := s.open("maxConns=4")
@@ -695,7 +698,7 @@ func TestMaxConnsPreparedMeans(t *testing.T) {
 // TestMaxConnsPreparedInTransactions: a statement of db.Prepare runs in one transaction
 // under a lock after the other, also where it was first prepared in one of them.
 func TestMaxConnsPreparedInTransactions(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("maxConns=4")
 		less, err := db.Prepare("UPDATE p SET stock = stock - ? WHERE id = 1")
 		dbtest.OK(t, err)
@@ -718,7 +721,7 @@ func TestMaxConnsPreparedInTransactions(t *testing.T) {
 // TestMaxConnsRawValid: code that asks through Raw whether the connection of a sql.Conn is
 // valid does not give it away.
 func TestMaxConnsRawValid(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("maxConns=4")
 		conn := dbtest.Conn(t, db)
 		valid := func() {
@@ -758,27 +761,28 @@ func TestMaxConnsRawValid(t *testing.T) {
 func TestMaxConnsPreparedKeepsNoTypesOfOthers(t *testing.T) {
 	values := []any{int64(-7), 1.5, "abc", []byte("12x"), nil, true, time.Date(2026, 11, 26, 1, 2, 3, 0, time.UTC), uint64(1 << 63), ""}
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		answers := func(driver string, first, second any) (all []string) {
-			db := dbtest.Open(t, driver, s.DSN(map[string]string{"mysqllock": "maxConns=4", "mysql": "timeout=10s"}[driver]))
-			defer db.Close()
-			db.SetMaxOpenConns(1)
-			for _, value := range []any{first, second, first} {
-				st, err := db.Prepare("SELECT ?, CONCAT(?, 'z'), ? + 1")
-				dbtest.OK(t, err)
-				defer st.Close()
-				var row [3]sql.NullString
-				if err := st.QueryRow(value, value, 1).Scan(&row[0], &row[1], &row[2]); err != nil {
-					all = append(all, err.Error())
-				}
-				all = append(all, fmt.Sprint(row))
-			}
-			return all
+		answer := func(db *sql.DB, value any) string {
+			st, err := db.Prepare("SELECT ?, CONCAT(?, 'z'), ? + 1")
+			dbtest.OK(t, err)
+			t.Cleanup(func() { st.Close() }) // not before others of its text have run
+			var row [3]sql.NullString
+			err = st.QueryRow(value, value, 1).Scan(&row[0], &row[1], &row[2])
+			return fmt.Sprint(row, err)
 		}
-		for _, first := range values {
-			for _, second := range values {
-				if got, want := answers("mysqllock", first, second), answers("mysql", first, second); !slices.Equal(got, want) {
-					t.Errorf("%#v, then %#v: %v, and on the plain driver %v", first, second, got, want)
+		plain := make([]string, len(values))
+		for i, value := range values {
+			plain[i] = answer(s.plain, value)
+		}
+		for i, first := range values {
+			for j, second := range values {
+				db := s.open("maxConns=4")
+				db.SetMaxOpenConns(1)
+				for k, value := range []any{first, second, first} {
+					if got, want := answer(db, value), plain[[]int{i, j, i}[k]]; got != want {
+						t.Errorf("%#v, then %#v, number %d: %v, and on the plain driver %v", first, second, k, got, want)
+					}
 				}
+				dbtest.OK(t, db.Close())
 			}
 		}
 	})
@@ -787,7 +791,7 @@ func TestMaxConnsPreparedKeepsNoTypesOfOthers(t *testing.T) {
 // TestMaxConnsPreparedCostsOneCommand: a statement that is used again stays prepared where it
 // has run, also for other users of its text with arguments of the same types.
 func TestMaxConnsPreparedCostsOneCommand(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db, tap := s.tapped(mysqllock.Config{MaxConns: 4})
 		for range 2 {
 			st, err := db.Prepare("SELECT stock FROM p WHERE id = ?")
@@ -812,7 +816,7 @@ func (b byStatement) QueryRowContext(ctx context.Context, _ string, args ...any)
 // prepared, and run when one is free. Callers that hold a transaction each, and prepare
 // through the handle, as an ORM with a cache of statements does, all come through.
 func TestMaxConnsPrepareWaitsForNobody(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("maxConns=4")
 		var held []*sql.Tx
 		for {
@@ -909,9 +913,14 @@ func TestMaxConnsKeepsWhatTextsHaveLeft(t *testing.T) {
 		},
 	}
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		for left, text := range leaves {
-			for name, hinted := range between {
-				for _, option := range []lockctx.Option{lockctx.Row(), lockctx.Lease(10 * time.Second), lockctx.Advisory(), lockctx.Optimistic()} {
+		options := []lockctx.Option{lockctx.Row(), lockctx.Lease(10 * time.Second), lockctx.Advisory(), lockctx.Optimistic()}
+		for i, left := range slices.Sorted(maps.Keys(leaves)) {
+			for j, name := range slices.Sorted(maps.Keys(between)) {
+				text, hinted := leaves[left], between[name]
+				for k, option := range options {
+					if k != (i+j)%len(options) && !dbtest.Long(false, true) {
+						continue // each pair of two of these is run
+					}
 					answers := func(params string) (all []string) {
 						db := dbtest.Open(t, "mysqllock", s.DSN(params))
 						defer db.Close()
@@ -993,7 +1002,7 @@ func occupied(t *testing.T, db *sql.DB, n int) (free func()) {
 // TestAdvisedOfTheBound: if waiters fill the bound of SetMaxOpenConns, the observer and
 // the error say what helps, once each.
 func TestAdvisedOfTheBound(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db, w := s.watched(mysqllock.Config{Wait: 10 * time.Minute})
 		for _, bound := range []int{4, 6} {
 			s.refusedAt(t, db, w, bound)
@@ -1054,7 +1063,7 @@ func (s *scratch) refusedAt(t *testing.T, db *sql.DB, w *witness, bound int) {
 // TestAdvisedOfABoundBesideMaxConns: SetMaxOpenConns beside maxConns is told of, once. A
 // holder that it keeps waiting gets through when the waits of others end.
 func TestAdvisedOfABoundBesideMaxConns(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		nothing := func(context.Context) error { return nil }
 		db, w := s.watched(mysqllock.Config{MaxConns: 8, Wait: time.Minute})
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", nothing))
@@ -1123,7 +1132,7 @@ func TestAdviceIsLogged(t *testing.T) {
 // TestSessionsInUse: a caller that finds no session is told so, and not that somebody
 // has the key.
 func TestSessionsInUse(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("lockMaxConns=1")
 		h := stock.Acquire(t, db, "a")
 		wanted := func(name, strategy string, err error, ended error) {
@@ -1362,7 +1371,7 @@ func BenchmarkMaxConnsBeside(b *testing.B) {
 // database/sql for its write, although those who wait for its lock would take
 // them all.
 func TestHolderGetsThroughAFullPool(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for round := range 3 {
 			db := s.open("lockWait=2m")
 			db.SetMaxOpenConns(4)
@@ -1402,7 +1411,7 @@ func TestHolderGetsThroughAFullPool(t *testing.T) {
 
 // An unbounded pool never turns anybody away, however long the holder thinks.
 func TestNobodyIsTurnedAwayFromAnUnboundedPool(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("lockWait=20s")
 		ctx := lockctx.With(dbtest.Limited(t), "k")
 		stock.MustRead(t, ctx, db, 1)
@@ -1441,7 +1450,7 @@ func (slowDial) ConnectorConnect(ctx context.Context, k driver.Connector) (drive
 // A connection that is opened for somebody else is not taken for a sign that
 // the pool is full.
 func TestUnboundedPoolIsNotTakenForFull(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.OpenDB(mysqllock.NewConnector(s.Config(), mysqllock.Config{Base: intercept.With(slowDial{})}))
 		h := stock.Acquire(t, db, "k")
 		first := make(chan error, 1)

@@ -69,7 +69,7 @@ func TestContextEndCommitsFinishedStatements(t *testing.T) {
 }
 
 func TestRowsAreReadAhead(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		ctx := lockctx.With(dbtest.Limited(t), "k")
 		tx := dbtest.Begin(t, ctx, db)
@@ -137,7 +137,7 @@ func TestManyRowsAreStreamed(t *testing.T) {
 }
 
 func TestPreparedStatements(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "DO 0") // makes the table
 		dbtest.OK(t, err)
@@ -193,7 +193,7 @@ func TestPreparedStatements(t *testing.T) {
 }
 
 func TestWithoutTakesNoLock(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		ctx := lockctx.With(dbtest.Limited(t), "k")
 		dbtest.ExecIn(t, lockctx.Without(ctx), db, "UPDATE p SET stock = 9 WHERE id = 1")
@@ -235,7 +235,7 @@ func perQuery(ctx context.Context, db *sql.DB, write func(ctx context.Context, n
 // becomes of the contexts of its queries. One that never ends leaves the lock to the
 // context of the query that took it, and that is the same in each run.
 func TestUnitOutlivesTheContextOfItsQuery(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		writes := map[string]func(ctx context.Context, n int) error{
 			"Exec": func(ctx context.Context, n int) error {
@@ -266,7 +266,7 @@ func TestUnitOutlivesTheContextOfItsQuery(t *testing.T) {
 					continue // asks for more than its lock context has
 				}
 				t.Run(name+" "+how, func(t *testing.T) {
-					for range 15 {
+					for range dbtest.Long(3, 15) {
 						dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
 						ends, cancel := context.WithCancel(context.Background())
 						err := perQuery(lockctx.With(ends, "k", opts...), db, write)
@@ -292,14 +292,14 @@ func TestUnitOutlivesTheContextOfItsQuery(t *testing.T) {
 // TestQueryContextEndsInATransaction: of the query that has taken the lock, in a lock
 // context that never ends.
 func TestQueryContextEndsInATransaction(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		for name, opts := range stock.KeptAs() {
 			if name == "optimistic" {
 				continue
 			}
 			t.Run(name, func(t *testing.T) {
-				for range 10 {
+				for range dbtest.Long(3, 10) {
 					ctx := lockctx.With(context.Background(), "k", opts...)
 					one, cancel := context.WithCancel(ctx)
 					stock.MustRead(t, one, db, 1)
@@ -381,7 +381,7 @@ func TestHowNothingIsLocked(t *testing.T) {
 			return write(lockctx.With(ctx, "k", lockctx.NoWait(), lockctx.Slots(2)), db)
 		}},
 	}
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db, strict, other := s.open(), s.open("lockRequire=p"), s.open()
 		for name, way := range ways {
 			t.Run(name, func(t *testing.T) {
@@ -454,7 +454,7 @@ func (c forgetful) Prepare(text string) (driver.Stmt, error) {
 
 // TestHowNothingIsLockedIsTold: what the page says is told with an error.
 func TestHowNothingIsLockedIsTold(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		nothing := func(context.Context) error { return errors.New("it ran") }
 		err := mysqllock.Do(dbtest.Limited(t), s.plain, "k", nothing)
@@ -636,7 +636,7 @@ func TestCommitBehindALockedRow(t *testing.T) {
 // Close ends while the units of work on sessions ask for further keys: none of them
 // waits for Close, which waits for them.
 func TestCloseWhileUnitsAskForMore(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for range 3 {
 			db := s.open()
 			var asking sync.WaitGroup
@@ -772,7 +772,7 @@ func TestProcedureThatCommitsLosesTheLock(t *testing.T) {
 }
 
 func TestStmtCloseDoesNotHangWhileItsRowsStream(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		s.big()
 		db := s.open()
 		tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k"), db)
@@ -798,7 +798,7 @@ func TestStmtCloseDoesNotHangWhileItsRowsStream(t *testing.T) {
 }
 
 func TestInnerRollbackCutsRowsOffWithAnError(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		s.big()
 		db := s.open()
 		ctx := lockctx.With(dbtest.Limited(t), "k")
@@ -822,7 +822,7 @@ func TestInnerRollbackCutsRowsOffWithAnError(t *testing.T) {
 }
 
 func TestStatementsOfAUnitLeaveNothingPrepared(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		ctx := lockctx.With(dbtest.Limited(t), "k")
 		foreign, err := db.Begin()
@@ -944,12 +944,8 @@ func inTx(db *sql.DB, begin context.Context, f func(*sql.Tx) error) error {
 	return tx.Commit()
 }
 
-// strictHandles are those of strict mode for the table p. What they refuse they do not send, so
-// that one is enough for a second server.
+// strictHandles are those of strict mode for the table p.
 func (s *scratch) strictHandles() map[string]*sql.DB {
-	if s.MariaDB() {
-		return map[string]*sql.DB{"": s.open("lockRequire=p")}
-	}
 	return map[string]*sql.DB{
 		"": s.open("lockRequire=p"), "maxConns": s.open("lockRequire=p&maxConns=6"), "interpolated": s.open("lockRequire=P*&interpolateParams=true"),
 		"wrapped": s.wrapped(wrappers["only preparing"], "lockRequire=p"),
@@ -958,7 +954,7 @@ func (s *scratch) strictHandles() map[string]*sql.DB {
 
 // TestStrictMode: a table that lockRequire names is written under a lock only, in whatever way.
 func TestStrictMode(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for how, db := range s.strictHandles() {
 			for way, write := range writes {
 				name := how + " " + way
@@ -1056,7 +1052,7 @@ func TestStrictModeSeesTheTable(t *testing.T) {
 // TestStrictModeKeepsDecisions: what was read outside a transaction is written in a hold, or
 // read again: a write that would commit alone is refused before it is sent.
 func TestStrictModeKeepsDecisions(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.Exec(t, s.plain, "CREATE TABLE q (id INT PRIMARY KEY)")
 		for how, db := range s.strictHandles() {
 			for strategy, kind := range strategies {
@@ -1129,7 +1125,7 @@ func TestStrictModeKeepsDecisions(t *testing.T) {
 
 // TestStrictModeAsksForTheKey: RequireKey sees the keys of each way to hold them.
 func TestStrictModeAsksForTheKey(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db, _ := s.watched(mysqllock.Config{Require: "p", RequireKey: func(table string, keys []string) error {
 			if table != "p" || !slices.Contains(keys, "right") {
 				return fmt.Errorf("not %q of %s", keys, table)
@@ -1180,7 +1176,7 @@ func TestStrictModeLogs(t *testing.T) {
 			t.Errorf("the log says %s", got)
 		}
 	})
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db, w := s.watched(mysqllock.Config{Require: "log:p"})
 		use(t, db)
 		if told := w.advice(); len(told) != 2 || !strings.Contains(told[0], "statement_test.go:") || !strings.Contains(told[0], "no lock") || !strings.Contains(told[1], "after a read outside") {

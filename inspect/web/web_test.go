@@ -99,7 +99,7 @@ func (c *counted) Connect(ctx context.Context) (driver.Conn, error) {
 
 // However many look, the server is asked once; and not at all when nobody does.
 func TestOneSampler(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		base, err := mysql.NewConnector(s.Config())
 		dbtest.OK(t, err)
 		connector := &counted{Connector: base}
@@ -177,7 +177,7 @@ func (w *stuck) Write(b []byte) (int, error) {
 func (w *stuck) Flush() {}
 
 func TestSlowViewer(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		page, srv := s.page(web.Options{})
 		page.SetWriteBound(4 * time.Second) // for which others must not wait
 		r := httptest.NewRequest(http.MethodGet, "/page.events", nil)
@@ -216,7 +216,7 @@ func TestCannotFlush(t *testing.T) {
 }
 
 func TestClose(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		page, srv := s.page(web.Options{})
 		stream := watch(t, srv)
 		stream.until("a view", func(e event) bool { return e.name == "view" })
@@ -247,7 +247,7 @@ func TestServerGone(t *testing.T) {
 }
 
 func TestLossesOfProcess(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		losses := new(web.Losses)
 		db := s.process(mysqllock.Config{Observer: losses})
 		_, srv := s.page(web.Options{Losses: losses})
@@ -275,7 +275,7 @@ func TestLossesOfProcess(t *testing.T) {
 }
 
 func TestLossesSeen(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.process(mysqllock.Config{})
 		dbtest.OK(t, s.acquire(db, "dead", lockctx.Lease(10*time.Minute)).Release()) // so that there is a row
 		live := s.acquire(db, "alive", lockctx.Lease(10*time.Minute))
