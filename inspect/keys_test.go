@@ -329,7 +329,7 @@ func TestNamespaces(t *testing.T) {
 		other, err := s.root.Begin()
 		dbtest.OK(t, err)
 		defer other.Rollback()
-		dbtest.Exec(t, other, "SELECT GET_LOCK('mysqllock:" + s.Name + "-other/k', 0), l.* FROM mysqllock l WHERE namespace = 'other' FOR UPDATE")
+		dbtest.Exec(t, other, "SELECT GET_LOCK('mysqllock:"+s.Name+"-other/k', 0), l.* FROM mysqllock l WHERE namespace = 'other' FOR UPDATE")
 		i := s.inspector(s.root)
 		for _, l := range look(t, i).Locks {
 			t.Errorf("another namespace's lock is shown: %+v", l)

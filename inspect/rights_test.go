@@ -240,7 +240,7 @@ func TestBesideWhatCannotBeListed(t *testing.T) {
 				}
 				tx := dbtest.Begin(t, lockctx.With(t.Context(), "emoji"), holder)
 				defer tx.Rollback()
-				dbtest.Exec(t, tx, "DO '\U0001F512', _binary'\xff\xfe', '" + strings.Repeat("z", 3<<20) + "'")
+				dbtest.Exec(t, tx, "DO '\U0001F512', _binary'\xff\xfe', '"+strings.Repeat("z", 3<<20)+"'")
 				for _, user := range []string{"root", s.user(), s.user("PROCESS ON *.*")} {
 					i := s.inspector(s.open(user))
 					snap := look(t, i)

@@ -20,7 +20,7 @@ func TestLsNamespaces(t *testing.T) {
 		for _, database := range []string{s.Name, other} {
 			if database == other {
 				db := s.process("admin")
-				dbtest.Exec(t, db, "CREATE DATABASE " + other)
+				dbtest.Exec(t, db, "CREATE DATABASE "+other)
 				t.Cleanup(func() { db.Exec("DROP DATABASE " + other) })
 			}
 			cfg := s.Config()

@@ -136,7 +136,7 @@ func TestFunctions(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.Exec(t, s.db, "CREATE TABLE log (id INT)")
 		for _, name := range []string{"f", "now"} {
-			dbtest.Exec(t, s.db, "CREATE FUNCTION `" + name + "`(a INT) RETURNS INT DETERMINISTIC BEGIN INSERT INTO log VALUES (a); RETURN 1; END")
+			dbtest.Exec(t, s.db, "CREATE FUNCTION `"+name+"`(a INT) RETURNS INT DETERMINISTIC BEGIN INSERT INTO log VALUES (a); RETURN 1; END")
 		}
 		for _, c := range []struct {
 			query, mode string
