@@ -472,23 +472,14 @@ func TestReadTimeout(t *testing.T) {
 		t.Cleanup(func() { db.Close() })
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 		defer cancel()
-		write := func(ctx context.Context) error {
-			_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
-			return err
-		}
+		write := func(ctx context.Context) error { return exec(ctx, db, "UPDATE p SET stock = stock - 1 WHERE id = 1") }
 		ways := map[string]func(key string, how lockctx.Option) error{
 			"Exec": func(key string, how lockctx.Option) error { return write(lockctx.With(ctx, key, how)) },
 			"Do":   func(key string, how lockctx.Option) error { return mysqllock.Do(ctx, db, key, write, how) },
 			"late": func(key string, how lockctx.Option) error {
-				tx, err := db.BeginTx(ctx, nil)
-				if err != nil {
-					return err
-				}
-				defer tx.Rollback()
-				if _, err := tx.ExecContext(lockctx.With(ctx, key, how), "UPDATE p SET stock = stock - 1 WHERE id = 1"); err != nil {
-					return err
-				}
-				return tx.Commit()
+				return stock.InTx(ctx, db, func(tx *sql.Tx) error {
+					return exec(lockctx.With(ctx, key, how), tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+				})
 			},
 		}
 		var held []*mysqllock.Hold

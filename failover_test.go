@@ -110,8 +110,7 @@ func TestNothingOfBeforeARestartIsCommitted(t *testing.T) {
 		s.wantStock(2, 10)
 		// Everything goes on with new connections.
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
-			_, err := db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")
-			return err
+			return exec(ctx, db, "UPDATE p SET stock = 9 WHERE id = 1")
 		}))
 		dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "k"), db, "UPDATE p SET stock = 8 WHERE id = 1")
 		s.wantStock(1, 8)
@@ -202,8 +201,7 @@ func TestBecomesReadOnly(t *testing.T) {
 				"late": func(opts ...lockctx.Option) error {
 					tx := dbtest.Begin(t, dbtest.Limited(t), db)
 					defer tx.Rollback()
-					_, err := tx.ExecContext(lockctx.With(dbtest.Limited(t), "k", opts...), "DO 1")
-					return err
+					return exec(lockctx.With(dbtest.Limited(t), "k", opts...), tx, "DO 1")
 				},
 			}
 			for _, way := range ways {
@@ -330,8 +328,7 @@ func (s *changeable) refuse(n uint16) {
 
 // lock takes a row lock and gives it back.
 func (s *changeable) lock() error {
-	_, err := s.db.ExecContext(lockctx.With(dbtest.Limited(s.t), "k"), "UPDATE p SET stock = 1")
-	return err
+	return exec(lockctx.With(dbtest.Limited(s.t), "k"), s.db, "UPDATE p SET stock = 1")
 }
 
 // want checks how often the server has been asked what it is, and for its table.
@@ -545,8 +542,7 @@ func TestReplica(t *testing.T) {
 					wg.Go(func() {
 						for range times {
 							err := mysqllock.Do(dbtest.Limited(t), db, w.key, func(ctx context.Context) error {
-								_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
-								return err
+								return exec(ctx, db, "UPDATE p SET stock = stock + 1 WHERE id = 1")
 							}, w.how...)
 							if err != nil {
 								t.Errorf("%s: %v", log.format, err)
@@ -598,8 +594,7 @@ func (s *scratch) promote(primary, replica *tempserver.Server) {
 		if held != first.Token()+1 || second.Token() != held {
 			t.Errorf("tokens are %d and %d after %d", held, second.Token(), first.Token())
 		}
-		_, err := former.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
-		return err
+		return exec(ctx, former, "UPDATE p SET stock = stock - 1 WHERE id = 1")
 	}, lockctx.Lease(time.Minute))
 	dbtest.Want(t, err, mysqllock.ErrLost)
 	promoted.WantStock(1, before)
@@ -648,19 +643,10 @@ func onPairs(t *testing.T, test func(t *testing.T, s *scratch, primary, replica 
 func TestHostVanishesAtCommit(t *testing.T) {
 	for name, write := range map[string]func(ctx context.Context, db *sql.DB) error{
 		"Exec": func(ctx context.Context, db *sql.DB) error {
-			_, err := db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 1")
-			return err
+			return exec(ctx, db, "UPDATE p SET stock = 1 WHERE id = 1")
 		},
 		"BeginTx": func(ctx context.Context, db *sql.DB) error {
-			tx, err := db.BeginTx(ctx, nil)
-			if err != nil {
-				return err
-			}
-			defer tx.Rollback()
-			if _, err := tx.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 1"); err != nil {
-				return err
-			}
-			return tx.Commit()
+			return stock.InTx(ctx, db, func(tx *sql.Tx) error { return exec(ctx, tx, "UPDATE p SET stock = 1 WHERE id = 1") })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -688,7 +674,9 @@ func TestHostVanishesAtCommit(t *testing.T) {
 					}()
 					v.Await(t)
 					began := time.Now()
-					dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), other, "k", func(context.Context) error { return nil }, lockctx.Lease(ttl), lockctx.Wait(2*time.Minute)))
+					dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), other, "k", func(context.Context) error {
+						return nil
+					}, lockctx.Lease(ttl), lockctx.Wait(2*time.Minute)))
 					t.Logf("free after %v", time.Since(began))
 					if s.stock(1) != 1 {
 						return errors.New("it is not committed")
@@ -738,8 +726,7 @@ func TestHostVanishesWithoutProcedure(t *testing.T) {
 		all.Go(func() {
 			_ = do(db, func(ctx context.Context) error {
 				close(v.Armed)
-				_, err := db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 1")
-				return err
+				return exec(ctx, db, "UPDATE p SET stock = 1 WHERE id = 1")
 			}, 12*time.Second) // within which it has to come as far
 		})
 		defer func() {
@@ -762,10 +749,7 @@ func TestLateFailureIsNoSilence(t *testing.T) {
 		blocker := dbtest.Begin(t, lockctx.With(context.Background(), "taken"), s.open())
 		dbtest.Exec(t, blocker, "UPDATE p SET stock = 10 WHERE id = 4")
 		failing := map[string]func(ctx context.Context) error{
-			"a duplicate key": func(ctx context.Context) error {
-				_, err := db.ExecContext(ctx, "INSERT INTO p SELECT 1, SLEEP(5.1)")
-				return err
-			},
+			"a duplicate key": func(ctx context.Context) error { return exec(ctx, db, "INSERT INTO p SELECT 1, SLEEP(5.1)") },
 			"a read that fails": func(ctx context.Context) error {
 				var n int
 				return db.QueryRowContext(ctx, "SELECT SLEEP(5.1), (SELECT id FROM p)").Scan(&n, &n)
@@ -784,12 +768,10 @@ func TestLateFailureIsNoSilence(t *testing.T) {
 				if _, err := db.ExecContext(ctx, "SET SESSION innodb_lock_wait_timeout = 6"); err != nil {
 					return nil
 				}
-				_, err := db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 4")
-				return err
+				return exec(ctx, db, "UPDATE p SET stock = 1 WHERE id = 4")
 			},
 			"a key that is not granted": func(ctx context.Context) error {
-				_, err := db.ExecContext(lockctx.With(ctx, "taken", lockctx.Wait(5100*time.Millisecond)), "DO 1")
-				return err
+				return exec(lockctx.With(ctx, "taken", lockctx.Wait(5100*time.Millisecond)), db, "DO 1")
 			},
 			"a key that is not granted to a transaction": func(ctx context.Context) error {
 				_, err := db.BeginTx(lockctx.With(ctx, "taken", lockctx.Wait(5100*time.Millisecond)), nil)
@@ -812,8 +794,7 @@ func TestLateFailureIsNoSilence(t *testing.T) {
 						} else if errors.Is(err, mysqllock.ErrLost) {
 							return err
 						}
-						_, err = db.ExecContext(ctx, "INSERT INTO p VALUES (?, 1)", row)
-						return err
+						return exec(ctx, db, "INSERT INTO p VALUES (?, 1)", row)
 					})
 				}
 				err := unit()
@@ -907,36 +888,15 @@ func TestGivingUpAStatementFreesTheKey(t *testing.T) {
 		dbtest.OK(t, err)
 		id := 10
 		for how, run := range map[string]func(ctx context.Context, key, busy string) error{
-			"Exec": func(ctx context.Context, key, busy string) error {
-				_, err := db.ExecContext(lockctx.With(ctx, key), busy)
-				return err
-			},
+			"Exec": func(ctx context.Context, key, busy string) error { return exec(lockctx.With(ctx, key), db, busy) },
 			"BeginTx": func(ctx context.Context, key, busy string) error {
-				tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), key), nil)
-				if err != nil {
-					return err
-				}
-				defer tx.Rollback()
-				_, err = tx.ExecContext(ctx, busy)
-				return err
+				return stock.InTx(lockctx.With(dbtest.Limited(t), key), db, func(tx *sql.Tx) error { return exec(ctx, tx, busy) })
 			},
 			"BeginTx with the context": func(ctx context.Context, key, busy string) error {
-				tx, err := db.BeginTx(lockctx.With(ctx, key), nil)
-				if err != nil {
-					return err
-				}
-				defer tx.Rollback()
-				_, err = tx.ExecContext(ctx, busy)
-				return err
+				return stock.InTx(lockctx.With(ctx, key), db, func(tx *sql.Tx) error { return exec(ctx, tx, busy) })
 			},
 			"a late hint": func(ctx context.Context, key, busy string) error {
-				tx, err := db.BeginTx(dbtest.Limited(t), nil)
-				if err != nil {
-					return err
-				}
-				defer tx.Rollback()
-				_, err = tx.ExecContext(lockctx.With(ctx, key), busy)
-				return err
+				return stock.InTx(dbtest.Limited(t), db, func(tx *sql.Tx) error { return exec(lockctx.With(ctx, key), tx, busy) })
 			},
 			"prepared": func(ctx context.Context, key, busy string) error {
 				st, err := db.PrepareContext(ctx, busy)
@@ -949,19 +909,10 @@ func TestGivingUpAStatementFreesTheKey(t *testing.T) {
 			},
 			"a lease, then a row lock": func(ctx context.Context, key, busy string) error {
 				lease := lockctx.With(ctx, "lease of "+key, lockctx.Lease(30*time.Second))
-				tx, err := db.BeginTx(lease, nil)
-				if err != nil {
-					return err
-				}
-				defer tx.Rollback()
-				_, err = tx.ExecContext(lockctx.With(lease, key, lockctx.Row()), busy)
-				return err
+				return stock.InTx(lease, db, func(tx *sql.Tx) error { return exec(lockctx.With(lease, key, lockctx.Row()), tx, busy) })
 			},
 			"Do": func(ctx context.Context, key, busy string) error {
-				return mysqllock.Do(ctx, db, key, func(ctx context.Context) error {
-					_, err := db.ExecContext(ctx, busy)
-					return err
-				})
+				return mysqllock.Do(ctx, db, key, func(ctx context.Context) error { return exec(ctx, db, busy) })
 			},
 		} {
 			id++

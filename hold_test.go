@@ -51,8 +51,7 @@ func TestHoldOutlivesItsTTL(t *testing.T) {
 						return err
 					}
 					s.wantLocked("hold", true)
-					_, err := db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")
-					return err
+					return exec(ctx, db, "UPDATE p SET stock = 9 WHERE id = 1")
 				})
 			})
 			s.wantStock(1, 9)
@@ -258,8 +257,7 @@ func TestRetryRunsAgainAfterADeadlockThatIsHidden(t *testing.T) {
 							use(ctx, loss.meet)
 							return returned
 						}
-						_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
-						return err
+						return exec(ctx, db, "UPDATE p SET stock = stock - 1 WHERE id = 1")
 					}, lockctx.Retry(3))
 					if err != nil || runs != 3 {
 						t.Errorf("%s in %s, %v: %d runs, %v", what, how, returned, runs, err)
@@ -333,10 +331,7 @@ func TestTheEndOfTheCallersContextIsNoLoss(t *testing.T) {
 		for kind, opt := range map[string]lockctx.Option{
 			"row": lockctx.Row(), "lease": lockctx.Lease(30 * time.Second), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic(),
 		} {
-			write := func(ctx context.Context, text string) error {
-				_, err := db.ExecContext(ctx, text)
-				return err
-			}
+			write := func(ctx context.Context, text string) error { return exec(ctx, db, text) }
 			for how, fn := range map[string]func(ctx context.Context, cancel func()) error{
 				"between statements": func(ctx context.Context, cancel func()) error {
 					dbtest.OK(t, write(ctx, takeOne))
@@ -432,10 +427,7 @@ func TestHeldByThisProcess(t *testing.T) {
 		for name, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(ttl), "advisory": lockctx.Advisory()} {
 			held := func(what string, who *sql.DB, ctx context.Context, want, same bool, opts ...lockctx.Option) {
 				t.Helper()
-				err := naming(func() error {
-					_, err := who.ExecContext(lockctx.With(ctx, "k", append(opts, opt)...), stock.SetStock, 1)
-					return err
-				})
+				err := naming(func() error { return exec(lockctx.With(ctx, "k", append(opts, opt)...), who, stock.SetStock, 1) })
 				var e *mysqllock.Error
 				if !errors.Is(err, mysqllock.ErrLocked) || !errors.As(err, &e) || e.Holder == nil {
 					t.Errorf("%s, %s: %v", name, what, err)
@@ -469,10 +461,7 @@ func TestHeldByThisProcess(t *testing.T) {
 			}
 			h, err = mysqllock.Acquire(outer, other, "k", opt)
 			dbtest.OK(t, err)
-			err = naming(func() error {
-				_, err := db.ExecContext(lockctx.With(outer, "k", opt, short), stock.SetStock, 1)
-				return err
-			})
+			err = naming(func() error { return exec(lockctx.With(outer, "k", opt, short), db, stock.SetStock, 1) })
 			if !errors.Is(err, mysqllock.ErrTimeout) || strings.Contains(err.Error(), "this process") {
 				t.Errorf("%s, held by another handle after ours: %v", name, err)
 			}

@@ -74,7 +74,9 @@ func TestMaxConnsFewForManyKeys(t *testing.T) {
 func TestMaxConnsSecond(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.limited(t, 4, "lockWait=200ms")
-		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, dbtest.Random(), func(context.Context) error { return nil }, lockctx.Wait(time.Minute))) // the table is there
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, dbtest.Random(), func(context.Context) error {
+			return nil
+		}, lockctx.Wait(time.Minute))) // the table is there
 		var begun, asked sync.WaitGroup
 		begun.Add(3)
 		asked.Add(3)
@@ -112,7 +114,9 @@ func TestMaxConnsInTurn(t *testing.T) {
 		dbtest.AtItsPace(t, 3*time.Second, func(wait time.Duration) error { // far longer than a connection takes to change hands
 			db := s.limited(t, 4, "lockWait="+wait.String())
 			defer db.Close()
-			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, dbtest.Random(), func(context.Context) error { return nil }, lockctx.Wait(time.Minute))) // the table is there
+			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, dbtest.Random(), func(context.Context) error {
+				return nil
+			}, lockctx.Wait(time.Minute))) // the table is there
 			errs := make([]error, 75)
 			var all sync.WaitGroup
 			start := time.Now()
@@ -171,7 +175,9 @@ func TestMaxConnsQueue(t *testing.T) {
 			s.wantStock(1, 10)
 
 			waiter.Go(func() {
-				err := mysqllock.Do(dbtest.Limited(t), db, key, func(context.Context) error { return nil }, lockctx.Lease(30*time.Second), lockctx.Wait(time.Minute))
+				err := mysqllock.Do(dbtest.Limited(t), db, key, func(context.Context) error {
+					return nil
+				}, lockctx.Lease(30*time.Second), lockctx.Wait(time.Minute))
 				if err != nil {
 					t.Error(err)
 				}
@@ -189,10 +195,7 @@ func TestMaxConnsQueue(t *testing.T) {
 				dbtest.Soon(t, name+" queues", func() bool { return stat().App.Waiting == before+1 })
 			}
 			queued("another", func() error { _, err := db.Exec("INSERT INTO went (who) VALUES ('another')"); return err })
-			queued("the holder", func() error {
-				_, err := db.ExecContext(ctx, "INSERT INTO went (who) VALUES ('the holder')")
-				return err
-			})
+			queued("the holder", func() error { return exec(ctx, db, "INSERT INTO went (who) VALUES ('the holder')") })
 			dbtest.OK(t, open[0].Close())
 			<-done
 			<-done
@@ -359,21 +362,12 @@ func TestMaxConnsLost(t *testing.T) {
 func TestMaxConnsAbandoned(t *testing.T) {
 	const sleep = "SELECT SLEEP(60)"
 	inTx := func(ctx context.Context, db *sql.DB) error {
-		tx, err := db.BeginTx(ctx, nil)
-		if err != nil {
-			return err
-		}
-		defer tx.Rollback()
-		_, err = tx.ExecContext(ctx, sleep)
-		return err
+		return stock.InTx(ctx, db, func(tx *sql.Tx) error { return exec(ctx, tx, sleep) })
 	}
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		var cases dbtest.Together
 		for name, hang := range map[string]func(context.Context, *sql.DB) error{
-			"text": func(ctx context.Context, db *sql.DB) error {
-				_, err := db.ExecContext(ctx, sleep)
-				return err
-			},
+			"text": func(ctx context.Context, db *sql.DB) error { return exec(ctx, db, sleep) },
 			"prepared": func(ctx context.Context, db *sql.DB) error {
 				return db.QueryRowContext(ctx, "SELECT SLEEP(?)", 60).Scan(new(int))
 			},
@@ -582,8 +576,7 @@ func TestMaxConnsNoWait(t *testing.T) {
 		ways := map[string]func(ctx context.Context, key string, opts ...lockctx.Option) error{
 			"Do": func(ctx context.Context, key string, opts ...lockctx.Option) error {
 				return mysqllock.Do(ctx, db, key, func(ctx context.Context) error {
-					_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
-					return err
+					return exec(ctx, db, "UPDATE p SET stock = stock - 1 WHERE id = 1")
 				}, append(opts, lockctx.Row())...)
 			},
 			"BeginTx": func(ctx context.Context, key string, opts ...lockctx.Option) error {
@@ -888,8 +881,7 @@ func TestMaxConnsKeepsWhatTextsHaveLeft(t *testing.T) {
 	between := map[string]func(ctx context.Context, db *sql.DB) error{
 		"nothing": func(context.Context, *sql.DB) error { return nil },
 		"Exec": func(ctx context.Context, db *sql.DB) error {
-			_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 2")
-			return err
+			return exec(ctx, db, "UPDATE p SET stock = stock - 1 WHERE id = 2")
 		},
 		"BeginTx": func(ctx context.Context, db *sql.DB) error {
 			tx, err := db.BeginTx(ctx, nil)
@@ -1186,8 +1178,7 @@ func BenchmarkMaxConns(b *testing.B) {
 				return err
 			}
 			time.Sleep(time.Millisecond)
-			_, err := db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = ?", stock-1, 1)
-			return err
+			return exec(ctx, db, "UPDATE p SET stock = ? WHERE id = ?", stock-1, 1)
 		})
 	}
 	few := func(ctx context.Context, db *sql.DB, i int) error {
@@ -1274,15 +1265,9 @@ func BenchmarkMaxConnsBeside(b *testing.B) {
 	}
 	own := func(opts ...lockctx.Option) func(context.Context, *sql.DB, int) error {
 		return func(ctx context.Context, db *sql.DB, i int) error {
-			tx, err := db.BeginTx(lockctx.With(ctx, fmt.Sprint("own", i), opts...), nil)
-			if err != nil {
-				return err
-			}
-			defer tx.Rollback()
-			if _, err := tx.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 3"); err != nil {
-				return err
-			}
-			return tx.Commit()
+			return stock.InTx(lockctx.With(ctx, fmt.Sprint("own", i), opts...), db, func(tx *sql.Tx) error {
+				return exec(ctx, tx, "UPDATE p SET stock = stock - 1 WHERE id = 3")
+			})
 		}
 	}
 	prepare := func(ctx context.Context, db *sql.DB, _ int) error {

@@ -1022,14 +1022,10 @@ func TestLoadDataWhoseReaderFailsWritesNothingUnderALock(t *testing.T) {
 					"exec": func(ctx context.Context) error { _, err := db.ExecContext(ctx, load); return err },
 					"read before": func(ctx context.Context) error {
 						stock.MustRead(t, ctx, db, 1)
-						_, err := db.ExecContext(ctx, load)
-						return err
+						return exec(ctx, db, load)
 					},
 					"Do": func(ctx context.Context) error {
-						return mysqllock.Do(lockctx.Without(ctx), db, "inner", func(ctx context.Context) error {
-							_, err := db.ExecContext(ctx, load)
-							return err
-						}, opt)
+						return mysqllock.Do(lockctx.Without(ctx), db, "inner", func(ctx context.Context) error { return exec(ctx, db, load) }, opt)
 					},
 				} {
 					ctx, cancel := context.WithCancel(lockctx.With(dbtest.Limited(t), fmt.Sprint(params, kind, how), opt))

@@ -84,15 +84,7 @@ func TestRightsOfEachStrategy(t *testing.T) {
 					key := how.name + dbtest.Random()
 					dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10 WHERE id = 1")
 					sell := func(ctx context.Context) error {
-						tx, err := db.BeginTx(ctx, nil)
-						if err != nil {
-							return err
-						}
-						defer tx.Rollback()
-						if _, err := tx.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1"); err != nil {
-							return err
-						}
-						return tx.Commit()
+						return stock.InTx(ctx, db, func(tx *sql.Tx) error { return exec(ctx, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1") })
 					}
 					for range 2 { // a new key, and a known one
 						dbtest.OK(t, sell(lockctx.With(dbtest.Limited(t), key, how.holds)))

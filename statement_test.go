@@ -23,6 +23,12 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
+// exec runs a statement of which nothing but its error matters.
+func exec(ctx context.Context, db dbtest.Execer, text string, args ...any) error {
+	_, err := db.ExecContext(ctx, text, args...)
+	return err
+}
+
 func TestQueryThatWritesOutsideATransaction(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.Exec(t, s.plain, "CREATE PROCEDURE take() BEGIN UPDATE p SET stock = stock - 1 WHERE id = 1; SELECT stock FROM p WHERE id = 1; END")
@@ -238,26 +244,12 @@ func TestUnitOutlivesTheContextOfItsQuery(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		writes := map[string]func(ctx context.Context, n int) error{
-			"Exec": func(ctx context.Context, n int) error {
-				_, err := db.ExecContext(ctx, stock.SetStock, n)
-				return err
-			},
+			"Exec": func(ctx context.Context, n int) error { return exec(ctx, db, stock.SetStock, n) },
 			"BeginTx": func(ctx context.Context, n int) error {
-				tx, err := db.BeginTx(ctx, nil)
-				if err != nil {
-					return err
-				}
-				defer tx.Rollback()
-				if _, err := tx.ExecContext(ctx, stock.SetStock, n); err != nil {
-					return err
-				}
-				return tx.Commit()
+				return stock.InTx(ctx, db, func(tx *sql.Tx) error { return exec(ctx, tx, stock.SetStock, n) })
 			},
 			"Do": func(ctx context.Context, n int) error {
-				return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
-					_, err := db.ExecContext(ctx, stock.SetStock, n)
-					return err
-				})
+				return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { return exec(ctx, db, stock.SetStock, n) })
 			},
 		}
 		for name, opts := range stock.KeptAs() {
@@ -314,7 +306,9 @@ func TestQueryContextEndsInATransaction(t *testing.T) {
 					_, err = db.ExecContext(ctx, stock.SetStock, 9)
 					stock.WantError(t, "a write", err, mysqllock.ErrLost, "the lock context never ends")
 				}
-				err := mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { return nil }, append(stock.KeptAs()[name], lockctx.Wait(ttl/2))...)
+				err := mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error {
+					return nil
+				}, append(stock.KeptAs()[name], lockctx.Wait(ttl/2))...)
 				if err != nil {
 					t.Errorf("nobody has the key, and it is not free: %v", err)
 				}
@@ -335,10 +329,7 @@ func TestHowNothingIsLocked(t *testing.T) {
 		strict error            // what it is with lockRequire; nil if it is silent there, too
 		write  func(ctx context.Context, s *scratch, db *sql.DB) error
 	}
-	write := func(ctx context.Context, db *sql.DB) error {
-		_, err := db.ExecContext(ctx, takeOne)
-		return err
-	}
+	write := func(ctx context.Context, db *sql.DB) error { return exec(ctx, db, takeOne) }
 	ways := map[string]way{
 		"no context": {strict: mysqllock.ErrNoLock, write: func(_ context.Context, _ *scratch, db *sql.DB) error {
 			_, err := db.Exec(takeOne)
@@ -593,8 +584,7 @@ func TestCommitInEachCharacterSet(t *testing.T) {
 			for _, params := range []string{first, "charset=utf8mb4", "charset=binary", "character_set_connection=utf16"} {
 				db := s.open(params)
 				err := mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
-					_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
-					return err
+					return exec(ctx, db, "UPDATE p SET stock = stock - 1 WHERE id = 1")
 				}, lockctx.Lease(ttl))
 				if err != nil {
 					t.Errorf("%s after %s: %v", params, first, err)
@@ -746,8 +736,7 @@ func TestProcedureThatCommitsLosesTheLock(t *testing.T) {
 			},
 			"savepoint": func(ctx context.Context, _ *sql.Tx) error { _, err := db.BeginTx(ctx, nil); return err },
 			"another key": func(ctx context.Context, tx *sql.Tx) error {
-				_, err := tx.ExecContext(lockctx.With(ctx, "other", lockctx.AllowStale()), "UPDATE p SET stock = 99 WHERE id = 2")
-				return err
+				return exec(lockctx.With(ctx, "other", lockctx.AllowStale()), tx, "UPDATE p SET stock = 99 WHERE id = 2")
 			},
 			"a text that goes back": func(_ context.Context, tx *sql.Tx) error { _, err := tx.Exec("ROLLBACK TO SAVEPOINT mine"); return err },
 		} {
@@ -853,13 +842,9 @@ func TestStatementsOfAUnitLeaveNothingPrepared(t *testing.T) {
 // writes are the ways of a write on db: with ctx, in a transaction that began with begin, where
 // it is in one.
 var writes = map[string]func(db *sql.DB, begin, ctx context.Context) error{
-	"Exec": func(db *sql.DB, _, ctx context.Context) error {
-		_, err := db.ExecContext(ctx, takeOne)
-		return err
-	},
+	"Exec": func(db *sql.DB, _, ctx context.Context) error { return exec(ctx, db, takeOne) },
 	"Exec with arguments": func(db *sql.DB, _, ctx context.Context) error {
-		_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - ? WHERE id = 1", 1)
-		return err
+		return exec(ctx, db, "UPDATE p SET stock = stock - ? WHERE id = 1", 1)
 	},
 	"Query": func(db *sql.DB, _, ctx context.Context) error {
 		rows, err := db.QueryContext(ctx, takeOne)
@@ -878,10 +863,7 @@ var writes = map[string]func(db *sql.DB, begin, ctx context.Context) error{
 		return err
 	},
 	"sql.Conn": func(db *sql.DB, _, ctx context.Context) error {
-		return onConn(db, func(conn *sql.Conn) error {
-			_, err := conn.ExecContext(ctx, takeOne)
-			return err
-		})
+		return onConn(db, func(conn *sql.Conn) error { return exec(ctx, conn, takeOne) })
 	},
 	"sql.Conn, prepared": func(db *sql.DB, _, ctx context.Context) error {
 		return onConn(db, func(conn *sql.Conn) error {
@@ -895,13 +877,10 @@ var writes = map[string]func(db *sql.DB, begin, ctx context.Context) error{
 		})
 	},
 	"sql.Tx": func(db *sql.DB, begin, ctx context.Context) error {
-		return inTx(db, begin, func(tx *sql.Tx) error {
-			_, err := tx.ExecContext(ctx, takeOne)
-			return err
-		})
+		return stock.InTx(begin, db, func(tx *sql.Tx) error { return exec(ctx, tx, takeOne) })
 	},
 	"sql.Tx, prepared": func(db *sql.DB, begin, ctx context.Context) error {
-		return inTx(db, begin, func(tx *sql.Tx) error {
+		return stock.InTx(begin, db, func(tx *sql.Tx) error {
 			st, err := tx.PrepareContext(ctx, takeOne)
 			if err != nil {
 				return err
@@ -912,14 +891,7 @@ var writes = map[string]func(db *sql.DB, begin, ctx context.Context) error{
 	},
 	"sql.Tx of a sql.Conn": func(db *sql.DB, begin, ctx context.Context) error {
 		return onConn(db, func(conn *sql.Conn) error {
-			tx, err := conn.BeginTx(begin, nil)
-			if err != nil {
-				return err
-			}
-			if _, err := tx.ExecContext(ctx, takeOne); err != nil {
-				return errors.Join(err, tx.Rollback())
-			}
-			return tx.Commit()
+			return stock.InTx(begin, conn, func(tx *sql.Tx) error { return exec(ctx, tx, takeOne) })
 		})
 	},
 }
@@ -931,17 +903,6 @@ func onConn(db *sql.DB, f func(*sql.Conn) error) error {
 	}
 	defer conn.Close()
 	return f(conn)
-}
-
-func inTx(db *sql.DB, begin context.Context, f func(*sql.Tx) error) error {
-	tx, err := db.BeginTx(begin, nil)
-	if err != nil {
-		return err
-	}
-	if err := f(tx); err != nil {
-		return errors.Join(err, tx.Rollback())
-	}
-	return tx.Commit()
 }
 
 // strictHandles are those of strict mode for the table p.
@@ -1093,19 +1054,15 @@ func TestStrictModeKeepsDecisions(t *testing.T) {
 
 			// A read in the transaction is enough for it, and so is a hold, or AllowStale.
 			ctx, cancel = decided()
-			dbtest.OK(t, inTx(db, ctx, func(tx *sql.Tx) error {
+			dbtest.OK(t, stock.InTx(ctx, db, func(tx *sql.Tx) error {
 				if _, err := read(ctx, tx, 1); err != nil {
 					return err
 				}
-				_, err := tx.ExecContext(ctx, takeOne)
-				return err
+				return exec(ctx, tx, takeOne)
 			}))
 			cancel()
 			ctx, cancel = decided()
-			dbtest.OK(t, mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
-				_, err := db.ExecContext(ctx, takeOne)
-				return err
-			}, kind))
+			dbtest.OK(t, mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { return exec(ctx, db, takeOne) }, kind))
 			cancel()
 			ctx, cancel = decided()
 			dbtest.ExecIn(t, lockctx.With(ctx, "k", kind, lockctx.AllowStale()), db, takeOne)
