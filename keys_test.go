@@ -317,6 +317,32 @@ func nest(ctx context.Context, db *sql.DB, keys []string, kinds []lockctx.Option
 	}, kinds[0])
 }
 
+// nesting is a caller that takes two keys, one inside the other.
+type nesting struct {
+	db    *sql.DB
+	keys  []string
+	kinds []lockctx.Option
+}
+
+// opposite is one that takes them in the opposite order.
+func (n nesting) opposite(db *sql.DB) nesting {
+	return nesting{db, []string{n.keys[1], n.keys[0]}, []lockctx.Option{n.kinds[1], n.kinds[0]}}
+}
+
+// circle has callers wait for each other in a circle, once each has its first key, and checks that
+// one of them gives way.
+func circle(t testing.TB, callers ...nesting) (errs []error) {
+	t.Helper()
+	began, errs, barrier := time.Now(), make([]error, len(callers)), meet(len(callers))
+	var all sync.WaitGroup
+	for i, c := range callers {
+		all.Go(func() { errs[i] = nest(dbtest.Limited(t), c.db, c.keys, c.kinds, barrier) })
+	}
+	all.Wait()
+	oneWins(t, began, errs...)
+	return errs
+}
+
 // oneWins checks that of errors that callers in a circle have got one is a deadlock, and
 // the others are none.
 func oneWins(t testing.TB, began time.Time, errs ...error) {
@@ -347,49 +373,26 @@ func meet(n int) func() {
 	}
 }
 
-// TestOneOfTwoInOppositeOrdersGivesWay: callers of one process that take two keys in opposite orders, of
-// whatever strategies, do not wait for each other to the end.
-func TestOneOfTwoInOppositeOrdersGivesWay(t *testing.T) {
+// TestOneOfACircleOfCallersGivesWay: callers of one process that take keys in opposite orders, or in
+// a circle, of whatever strategies, do not wait for each other to the end.
+func TestOneOfACircleOfCallersGivesWay(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open("lockWait=2m")
 		for x, kindX := range lockKinds {
 			for y, kindY := range lockKinds {
 				t.Run(x+" "+y, func(t *testing.T) {
-					db := s.open("lockWait=2m")
-					keys := []string{x + y + " x", x + y + " y"}
-					kinds := []lockctx.Option{kindX, kindY}
-					barrier := meet(2)
-					var errs [2]error
-					var all sync.WaitGroup
-					began := time.Now()
-					all.Go(func() { errs[0] = nest(dbtest.Limited(t), db, keys, kinds, barrier) })
-					all.Go(func() {
-						errs[1] = nest(dbtest.Limited(t), db, []string{keys[1], keys[0]}, []lockctx.Option{kindY, kindX}, barrier)
-					})
-					all.Wait()
-					oneWins(t, began, errs[:]...)
+					one := nesting{db, []string{x + y + " x", x + y + " y"}, []lockctx.Option{kindX, kindY}}
+					circle(t, one, one.opposite(db))
 				})
 			}
 		}
-	})
-}
-
-// TestOneOfThreeInACircleGivesWay is the same for three, of three strategies.
-func TestOneOfThreeInACircleGivesWay(t *testing.T) {
-	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open("lockWait=2m")
+		var three []nesting
 		names := []string{"row", "lease", "advisory"}
-		barrier := meet(3)
-		errs := make([]error, 3)
-		var all sync.WaitGroup
-		began := time.Now()
-		for i := range names {
-			next := (i + 1) % 3
-			all.Go(func() {
-				errs[i] = nest(dbtest.Limited(t), db, []string{names[i], names[next]}, []lockctx.Option{lockKinds[names[i]], lockKinds[names[next]]}, barrier)
-			})
+		for i, name := range names {
+			next := names[(i+1)%3]
+			three = append(three, nesting{db, []string{name, next}, []lockctx.Option{lockKinds[name], lockKinds[next]}})
 		}
-		all.Wait()
-		oneWins(t, began, errs...)
+		circle(t, three...)
 	})
 }
 
@@ -528,18 +531,9 @@ func childNest(db *sql.DB, in *bufio.Scanner) {
 // looked twice, as those have that wait since before.
 func (s *scratch) findsADeadlock(name string, params ...string) {
 	s.T.Helper()
-	lease, barrier, began := lockctx.Lease(30*time.Second), meet(2), time.Now()
-	keys := []string{name + " x", name + " y"}
-	var errs [2]error
-	var all sync.WaitGroup
-	for i := range errs {
-		db := s.open(append(params, "lockWait=2m")...)
-		all.Go(func() {
-			errs[i] = nest(dbtest.Limited(s.T), db, []string{keys[i], keys[1-i]}, []lockctx.Option{lease, lease}, barrier)
-		})
-	}
-	all.Wait()
-	oneWins(s.T, began, errs[:]...)
+	params, lease := append(params, "lockWait=2m"), lockctx.Lease(30*time.Second)
+	one := nesting{s.open(params...), []string{name + " x", name + " y"}, []lockctx.Option{lease, lease}}
+	errs := circle(s.T, one, one.opposite(s.open(params...)))
 	if text := fmt.Sprint(errs); !strings.Contains(text, "as connection ") {
 		s.T.Errorf("the other side is not named: %s", text)
 	}
@@ -597,24 +591,13 @@ func TestOppositeOrdersThroughLeases(t *testing.T) {
 		} {
 			for _, order := range []string{"x y", "y x"} {
 				cases.Run(t, c+" "+order, func(t *testing.T) {
-					one, two := s.open("lockOwner=one", "lockWait=2m"), s.open("lockOwner=two", "lockWait=2m")
 					said := strings.Fields(strings.ReplaceAll(c, ",", ""))
 					keys := strings.Fields(order)
 					for i, key := range keys {
 						keys[i] = key + " " + c + order
 					}
-					barrier := meet(2)
-					var errs [2]error
-					var all sync.WaitGroup
-					began := time.Now()
-					all.Go(func() {
-						errs[0] = nest(dbtest.Limited(t), one, keys, []lockctx.Option{kinds[said[0]], kinds[said[1]]}, barrier)
-					})
-					all.Go(func() {
-						errs[1] = nest(dbtest.Limited(t), two, []string{keys[1], keys[0]}, []lockctx.Option{kinds[said[2]], kinds[said[3]]}, barrier)
-					})
-					all.Wait()
-					oneWins(t, began, errs[:]...)
+					circle(t, nesting{s.open("lockOwner=one", "lockWait=2m"), keys, []lockctx.Option{kinds[said[0]], kinds[said[1]]}},
+						nesting{s.open("lockOwner=two", "lockWait=2m"), []string{keys[1], keys[0]}, []lockctx.Option{kinds[said[2]], kinds[said[3]]}})
 				})
 			}
 		}
