@@ -227,16 +227,6 @@ func TestUseDoesNotMoveTheLock(t *testing.T) {
 	})
 }
 
-func TestDroppedTableOfAKnownKey(t *testing.T) {
-	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
-		for range 2 {
-			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { s.wantLocked("k", true); return nil }))
-			dbtest.Exec(t, s.plain, "DROP TABLE mysqllock")
-		}
-	})
-}
-
 func TestHolderIsNotTheWaiter(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db, other := s.open(), s.open()

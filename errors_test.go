@@ -21,36 +21,6 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-func TestBadHintIsRefusedByEachCall(t *testing.T) {
-	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
-		base := dbtest.Limited(t)
-		for name, ctx := range map[string]context.Context{
-			"empty key":     lockctx.With(base, ""),
-			"longer than":   lockctx.With(base, strings.Repeat("k", 256)),
-			"negative wait": lockctx.With(base, "k", lockctx.Wait(-1)),
-			"negative retr": lockctx.With(base, "k", lockctx.Retry(-1)),
-			"no key":        lockctx.WithKeys(base, nil),
-		} {
-			var errs []error
-			_, err := db.ExecContext(ctx, "UPDATE p SET stock = 0")
-			errs = append(errs, err)
-			_, err = read(ctx, db, 1)
-			errs = append(errs, err)
-			_, err = db.BeginTx(ctx, nil)
-			errs = append(errs, err)
-			_, err = db.PrepareContext(ctx, "SELECT 1")
-			errs = append(errs, err)
-			for i, err := range errs {
-				if err == nil || !strings.Contains(err.Error(), name) {
-					t.Errorf("%s, call %d: %v", name, i, err)
-				}
-			}
-		}
-		s.wantStock(1, 10)
-	})
-}
-
 // TestFailuresNameTheirState: what the driver refuses by itself is an Error around a
 // sentinel.
 func TestFailuresNameTheirState(t *testing.T) {
@@ -564,56 +534,59 @@ func wantBadHint(t *testing.T, what string, err error, says string) {
 	}
 }
 
-func TestOptionsWithoutEffect(t *testing.T) {
+// TestABadHintIsRefusedByEachCall: before anything of it is sent.
+func TestABadHintIsRefusedByEachCall(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
-		db, leasing := s.open(), s.open("lockStrategy=lease")
-		for says, opts := range map[string][]lockctx.Option{
-			"Retry":               {lockctx.Retry(3)},
-			"both row and lease":  {lockctx.Row(), lockctx.Lease(ttl)},
-			"both lease and row":  {lockctx.Lease(ttl), lockctx.Row()},
-			"both advisory and o": {lockctx.Advisory(), lockctx.Optimistic()},
+		db, base := s.open(), dbtest.Limited(t)
+		var none context.Context
+		with := func(opts ...lockctx.Option) context.Context { return lockctx.With(base, "k", opts...) }
+		for says, ctx := range map[string]context.Context{
+			"empty key":                    lockctx.With(base, ""),
+			"longer than":                  lockctx.With(base, strings.Repeat("k", 256)),
+			"negative wait":                with(lockctx.Wait(-1)),
+			"negative retr":                with(lockctx.Retry(-1)),
+			"no key":                       lockctx.WithKeys(base, nil),
+			"Retry":                        with(lockctx.Retry(3)),
+			"both row and lease":           with(lockctx.Row(), lockctx.Lease(ttl)),
+			"both lease and row":           with(lockctx.Lease(ttl), lockctx.Row()),
+			"both advisory and optimist":   with(lockctx.Advisory(), lockctx.Optimistic()),
+			"context is nil":               lockctx.With(none, "k"),
+			"bad hint: the context is nil": lockctx.WithKeys(none, []string{"a", "b"}),
 		} {
-			ctx := lockctx.With(dbtest.Limited(t), "k", opts...)
-			_, err := db.ExecContext(ctx, stock.SetStock, 0)
-			wantBadHint(t, "Exec", err, says)
-			_, err = read(ctx, db, 1)
+			wantBadHint(t, "Exec", exec(ctx, db, stock.SetStock, 0), says)
+			_, err := read(ctx, db, 1)
 			wantBadHint(t, "Query", err, says)
 			_, err = db.BeginTx(ctx, nil)
 			wantBadHint(t, "BeginTx", err, says)
-			_, err = mysqllock.Acquire(dbtest.Limited(t), db, "k", opts...)
-			wantBadHint(t, "Acquire", err, says)
-			if says != "Retry" {
-				err = mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { return errors.New("it ran") }, opts...)
-				wantBadHint(t, "Do", err, says)
-			}
+			_, err = db.PrepareContext(ctx, "SELECT 1")
+			wantBadHint(t, "Prepare", err, says)
 		}
-		nothing := func(context.Context) error { return nil }
-		for _, opt := range []lockctx.Option{lockctx.Lease(ttl), lockctx.Advisory()} {
-			err := mysqllock.Do(dbtest.Limited(t), db, "k", nothing, lockctx.Retry(3), opt)
-			wantBadHint(t, "Do", err, "Retry")
+		ran := func(context.Context) error { return errors.New("it ran") }
+		claim := lockctx.Claim(none, lockctx.ForUpdate())
+		_, queried := read(claim, db, 1)
+		_, acquired := mysqllock.Acquire(none, db, "k")
+		_, retried := mysqllock.Acquire(base, db, "k", lockctx.Retry(3))
+		_, both := mysqllock.Acquire(base, db, "k", lockctx.Row(), lockctx.Lease(ttl))
+		for what, c := range map[string]struct {
+			err  error
+			says string
+		}{
+			"a claim":               {exec(claim, db, stock.SetStock, 0), "context is nil"},
+			"a query with a claim":  {queried, "context is nil"},
+			"Acquire, nil":          {acquired, "context is nil"},
+			"Acquire, Retry":        {retried, "Retry"},
+			"Acquire, both":         {both, "both row and lease"},
+			"Do, nil":               {mysqllock.Do(none, db, "k", ran), "context is nil"},
+			"Do, both":              {mysqllock.Do(base, db, "k", ran, lockctx.Lease(ttl), lockctx.Row()), "both lease and row"},
+			"Do of a lease":         {mysqllock.Do(base, db, "k", ran, lockctx.Retry(3), lockctx.Lease(ttl)), "Retry"},
+			"Do of an advisory":     {mysqllock.Do(base, db, "k", ran, lockctx.Retry(3), lockctx.Advisory()), "Retry"},
+			"Do of leases by a DSN": {mysqllock.Do(base, s.open("lockStrategy=lease"), "k", ran, lockctx.Retry(3)), "Retry"},
+		} {
+			wantBadHint(t, what, c.err, c.says)
 		}
-		wantBadHint(t, "Do of leases", mysqllock.Do(dbtest.Limited(t), leasing, "k", nothing, lockctx.Retry(3)), "Retry")
 		for _, opts := range [][]lockctx.Option{{lockctx.Retry(3)}, {lockctx.Retry(3), lockctx.Row()}, {lockctx.Optimistic(), lockctx.Retry(3)}, {lockctx.Lease(ttl), lockctx.Retry(0)}} {
-			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", nothing, opts...))
+			dbtest.OK(t, mysqllock.Do(base, db, "k", func(context.Context) error { return nil }, opts...))
 		}
-		s.wantStock(1, 10)
-	})
-}
-
-func TestNilContexts(t *testing.T) {
-	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
-		var none context.Context
-		for _, ctx := range []context.Context{lockctx.With(none, "k"), lockctx.WithKeys(none, []string{"a", "b"}), lockctx.Claim(none, lockctx.ForUpdate())} {
-			_, err := db.ExecContext(ctx, stock.SetStock, 0)
-			wantBadHint(t, "Exec", err, "context is nil")
-			_, err = read(ctx, db, 1)
-			wantBadHint(t, "Query", err, "context is nil")
-		}
-		_, err := mysqllock.Acquire(none, db, "k")
-		wantBadHint(t, "Acquire", err, "context is nil")
-		err = mysqllock.Do(none, db, "k", func(context.Context) error { return errors.New("it ran") })
-		wantBadHint(t, "Do", err, "context is nil")
 		if _, ok := mysqllock.Token(none); ok {
 			t.Error("nil has a token")
 		}

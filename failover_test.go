@@ -66,57 +66,6 @@ func TestLockOfASilentHolderIsFreeAfterItsTTL(t *testing.T) {
 	})
 }
 
-func TestLockOfAKilledHolderIsFree(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
-		for _, how := range []string{"hold", "session", "tx"} {
-			c := dbtest.StartJob(t, how, s.Config().FormatDSN())
-			if got := c.Line(); got != "done" {
-				t.Fatal(got)
-			}
-			c.Kill()
-			h := stock.Acquire(t, db, "k", lockctx.Wait(time.Minute))
-			dbtest.OK(t, h.Release())
-			s.wantStock(1, 10)
-		}
-	})
-}
-
-func TestNothingOfBeforeARestartIsCommitted(t *testing.T) {
-	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
-		h := stock.Acquire(t, db, "k")
-		dbtest.ExecIn(t, h.Context(), db, "UPDATE p SET stock = 0 WHERE id = 1")
-		ctx := lockctx.With(dbtest.Limited(t), "k2")
-		tx := dbtest.Begin(t, ctx, db)
-		dbtest.Exec(t, tx, "UPDATE p SET stock = 0 WHERE id = 2")
-		waits := make(chan struct{})
-		go func() {
-			defer close(waits)
-			if h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k"); err == nil {
-				h.Rollback()
-			}
-		}()
-		dbtest.OK(t, s.Server.Kill())
-		dbtest.OK(t, s.Server.Restart(dbtest.Limited(t)))
-		if err := h.Release(); !errors.Is(err, mysqllock.ErrLost) {
-			t.Errorf("Release after a restart: %v", err)
-		}
-		if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
-			t.Errorf("Commit after a restart: %v", err)
-		}
-		<-waits
-		s.wantStock(1, 10)
-		s.wantStock(2, 10)
-		// Everything goes on with new connections.
-		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
-			return exec(ctx, db, "UPDATE p SET stock = 9 WHERE id = 1")
-		}))
-		dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "k"), db, "UPDATE p SET stock = 8 WHERE id = 1")
-		s.wantStock(1, 8)
-	})
-}
-
 // TestServerGoesDuringWaits: whoever waits for a lock while the server goes away never had it. It is
 // told for which key it has waited, by which strategy and for how long, and that it has no
 // connection any more; not that a lock was lost.

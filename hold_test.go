@@ -122,18 +122,6 @@ func TestCloseEndsEverything(t *testing.T) {
 	})
 }
 
-func TestOtherDriver(t *testing.T) {
-	db, err := sql.Open("mysql", "root@tcp(127.0.0.1:1)/")
-	dbtest.OK(t, err)
-	defer db.Close()
-	if _, err := mysqllock.Acquire(context.Background(), db, "k"); err == nil || !strings.Contains(err.Error(), "mysqllock") {
-		t.Errorf("Acquire on another driver's handle: %v", err)
-	}
-	if _, err := mysqllock.Stats(db); err == nil {
-		t.Error("Stats of another driver's handle")
-	}
-}
-
 // losses are ways in which the transaction of a hold is lost, and what Do is to say then.
 func (s *scratch) losses() map[string]loss {
 	for _, number := range []int{1213, 1020} {
