@@ -590,51 +590,57 @@ func onPairs(t *testing.T, test func(t *testing.T, s *scratch, primary, replica 
 // third of the TTL on, is refused, and a host that has vanished does not send it again: then it is
 // tried with a longer one.
 func TestHostVanishesAtCommit(t *testing.T) {
-	for name, write := range map[string]func(ctx context.Context, db *sql.DB) error{
-		"Exec": func(ctx context.Context, db *sql.DB) error {
-			return exec(ctx, db, "UPDATE p SET stock = 1 WHERE id = 1")
-		},
-		"BeginTx": func(ctx context.Context, db *sql.DB) error {
-			return stock.InTx(ctx, db, func(tx *sql.Tx) error { return exec(ctx, tx, "UPDATE p SET stock = 1 WHERE id = 1") })
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-				other := s.open()
-				dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), other, "k", func(context.Context) error { return nil }, lockctx.Lease(ttl))) // all is there
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		other := s.open()
+		dbtest.OK(t, stock.Acquire(t, other, "made", lockctx.Lease(ttl)).Release()) // all is there
+		var cases dbtest.Together
+		defer cases.Wait()
+		for id, write := range map[int]func(ctx context.Context, db *sql.DB) error{
+			1: func(ctx context.Context, db *sql.DB) error {
+				return exec(ctx, db, "UPDATE p SET stock = 1 WHERE id = 1")
+			},
+			2: func(ctx context.Context, db *sql.DB) error {
+				return stock.InTx(ctx, db, func(tx *sql.Tx) error { return exec(ctx, tx, "UPDATE p SET stock = 1 WHERE id = 2") })
+			},
+		} {
+			cases.Run(t, []string{"", "Exec", "BeginTx"}[id], func(t *testing.T) {
 				dbtest.AtItsPace(t, 9*time.Second, func(lasts time.Duration) error {
-					v := dbtest.NewVanishing()
-					cfg := s.Config()
-					cfg.DialFunc = v.Dial
-					connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{})
-					dbtest.OK(t, err)
-					db := sql.OpenDB(connector)
-					var all sync.WaitGroup
-					all.Go(func() {
-						_ = mysqllock.Do(context.Background(), db, "k", func(ctx context.Context) error {
-							close(v.Armed)
-							return write(ctx, db)
-						}, lockctx.Lease(lasts))
-					})
-					defer func() {
-						close(v.Over)
-						all.Wait()
-						db.Close()
-					}()
-					v.Await(t)
-					began := time.Now()
-					dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), other, "k", func(context.Context) error {
-						return nil
-					}, lockctx.Lease(ttl), lockctx.Wait(2*time.Minute)))
-					t.Logf("free after %v", time.Since(began))
-					if s.stock(1) != 1 {
+					s.vanish(t, fmt.Sprint("k", id), lasts, mysqllock.Config{}, other, write)
+					if s.stock(id) != 1 {
 						return errors.New("it is not committed")
 					}
 					return nil
 				})
 			})
-		})
-	}
+		}
+	})
+}
+
+// vanish has the host of a process vanish while it writes under a lease on key, and waits until
+// another process has had it.
+func (s *scratch) vanish(t *testing.T, key string, lasts time.Duration, c mysqllock.Config, other *sql.DB, write func(ctx context.Context, db *sql.DB) error) {
+	t.Helper()
+	v, cfg := dbtest.NewVanishing(), s.Config()
+	cfg.DialFunc = v.Dial
+	connector, err := mysqllock.NewConnector(cfg, c)
+	dbtest.OK(t, err)
+	db := sql.OpenDB(connector)
+	var all sync.WaitGroup
+	all.Go(func() {
+		_ = mysqllock.Do(context.Background(), db, key, func(ctx context.Context) error {
+			close(v.Armed)
+			return write(ctx, db)
+		}, lockctx.Lease(lasts))
+	})
+	defer func() {
+		close(v.Over)
+		all.Wait()
+		db.Close()
+	}()
+	v.Await(t)
+	began := time.Now()
+	dbtest.OK(t, stock.Acquire(t, other, key, lockctx.Lease(ttl), lockctx.Wait(2*time.Minute)).Release())
+	t.Logf("free after %v", time.Since(began))
 }
 
 // TestHostVanishesWithoutProcedure is the same for an account on MySQL that may not make
@@ -645,14 +651,10 @@ func TestHostVanishesWithoutProcedure(t *testing.T) {
 			t.Skip("there the same is an anonymous block")
 		}
 		other := s.open("lockSchema=manual", "lockNamespace=app")
-		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), s.open("lockNamespace=app"), "made", func(context.Context) error { return nil }))
+		dbtest.OK(t, stock.Acquire(t, s.open("lockNamespace=app"), "made").Release())
 		dbtest.Exec(t, s.plain, "DROP PROCEDURE IF EXISTS mysqllock_done3")
-		do := func(db *sql.DB, fn func(context.Context) error, ttl time.Duration) error {
-			return mysqllock.Do(context.Background(), db, "k", fn, lockctx.Lease(ttl), lockctx.Wait(2*time.Minute))
-		}
-		dbtest.OK(t, do(other, func(ctx context.Context) error { // and the limit is off again
-			conn, err := other.Conn(ctx)
-			dbtest.OK(t, err)
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), other, "k", func(ctx context.Context) error { // and the limit is off again
+			conn := dbtest.Conn(t, other)
 			defer conn.Close()
 			const wait = "SELECT @@SESSION.wait_timeout"
 			var before, after int
@@ -663,28 +665,11 @@ func TestHostVanishesWithoutProcedure(t *testing.T) {
 				t.Errorf("wait_timeout was %d and is %d", before, after)
 			}
 			return nil
-		}, ttl))
+		}, lockctx.Lease(ttl)))
 		s.wantStock(2, 9)
-		v := dbtest.NewVanishing()
-		cfg := s.Config()
-		cfg.DialFunc = v.Dial
-		connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{Schema: "manual", Namespace: "app"})
-		dbtest.OK(t, err)
-		db := sql.OpenDB(connector)
-		var all sync.WaitGroup
-		all.Go(func() {
-			_ = do(db, func(ctx context.Context) error {
-				close(v.Armed)
-				return exec(ctx, db, "UPDATE p SET stock = 1 WHERE id = 1")
-			}, 12*time.Second) // within which it has to come as far
-		})
-		defer func() {
-			close(v.Over)
-			all.Wait()
-			db.Close()
-		}()
-		v.Await(t)
-		dbtest.OK(t, do(other, func(context.Context) error { return nil }, ttl))
+		s.vanish(t, "k", 12*time.Second, mysqllock.Config{Schema: "manual", Namespace: "app"}, other, func(ctx context.Context, db *sql.DB) error {
+			return exec(ctx, db, "UPDATE p SET stock = 1 WHERE id = 1")
+		}) // within the TTL it has to come as far
 		s.wantStock(1, 10)
 	})
 }

@@ -1138,7 +1138,7 @@ func (s *scratch) wrappedAt(kind func(whole) driver.Conn, dsn string) *sql.DB {
 	return s.OpenDB(around{k, kind}, err)
 }
 
-// TestEveryLockHoldsBeneathAWrapper: 15 callers come through beneath every kind of wrapper,
+// TestEveryLockHoldsBeneathAWrapper: 8 callers come through beneath every kind of wrapper,
 // with 5 connections and without a limit, in all ways to take a lock.
 func TestEveryLockHoldsBeneathAWrapper(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
