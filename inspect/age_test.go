@@ -117,7 +117,7 @@ func TestAges(t *testing.T) {
 // are known, and that it is not renewed any more. Before that, and of a program or a table of an
 // older version, they are not.
 func TestLeaseTells(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	onFlavours(t, func(t *testing.T, s *scratch) {
 		cfg, tap := s.Config(), new(dbtest.Tap)
 		cfg.User = "root"
 		tap.On(cfg)
