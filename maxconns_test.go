@@ -365,7 +365,6 @@ func TestMaxConnsAbandoned(t *testing.T) {
 		return stock.InTx(ctx, db, func(tx *sql.Tx) error { return exec(ctx, tx, sleep) })
 	}
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		var cases dbtest.Together
 		for name, hang := range map[string]func(context.Context, *sql.DB) error{
 			"text": func(ctx context.Context, db *sql.DB) error { return exec(ctx, db, sleep) },
 			"prepared": func(ctx context.Context, db *sql.DB) error {
@@ -376,7 +375,7 @@ func TestMaxConnsAbandoned(t *testing.T) {
 				return inTx(lockctx.With(ctx, dbtest.Random()), db)
 			},
 		} {
-			cases.Run(t, name, func(t *testing.T) {
+			t.Run(name, func(t *testing.T) {
 				db := s.limited(t, 4) // three, and one for control
 				ctx := dbtest.Within(t, 100*time.Second)
 				var callers sync.WaitGroup
@@ -398,7 +397,6 @@ func TestMaxConnsAbandoned(t *testing.T) {
 				callers.Wait()
 			})
 		}
-		cases.Wait()
 		dbtest.Soon(t, "nothing hangs on the server any more", func() bool {
 			var n int
 			dbtest.OK(t, s.plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE 'SELECT SLEEP(%'", s.Name).Scan(&n))
