@@ -33,6 +33,15 @@ func OnEveryServer[S any](t *testing.T, open func(*Database) S, test func(t *tes
 	on(t, tempserver.Require(t), open, test)
 }
 
+// OnOneServer is OnServers for what no flavour does in another way, as it is about what the driver
+// does by itself. It takes the last flavour that there is: MariaDB, which needs the least time.
+func OnOneServer[S any](t *testing.T, open func(*Database) S, test func(t *testing.T, s S)) {
+	t.Helper()
+	t.Parallel()
+	bins := tempserver.EachFlavour(tempserver.Require(t))
+	on(t, bins[len(bins)-1:], open, test)
+}
+
 func on[S any](t *testing.T, bins []tempserver.Binary, open func(*Database) S, test func(t *testing.T, s S)) {
 	t.Helper()
 	for _, bin := range bins {
