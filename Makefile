@@ -10,7 +10,7 @@ tool      = $(shell GOWORK=off go tool -modfile=$(CURDIR)/tools/go.mod -n $(1))
 each      = @set -e; for module in $(MODULES); do echo "== $$module: $(1)"; (cd "$$module" && $(1)); done
 
 .DEFAULT_GOAL := help
-.PHONY: test-oldest help servers engines rivals prometheus browser lint check test demo bare matrix units scene storm hotkeys deadlocks leases leaders callers clusters chaos soak bench look ways gobench
+.PHONY: test-oldest help servers engines rivals prometheus browser lint check test demo bare prove matrix scene storm hotkeys deadlocks leases leaders callers clusters chaos soak bench look ways gobench
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,11 +74,11 @@ demo: servers ## Show what goes wrong without locks, and right with them
 bare: ## Test and show it in a minimal Debian, with nothing but Go (as root); RELEASE=trixie makes it another
 	CI=true scripts/bare.sh
 
+prove: servers ## The tests of the root and of internal/unit in their long form: all combinations of what "make test" combines in pairs
+	PROVE=1 go test -race -count 1 -timeout 60m . ./internal/unit
+
 matrix: servers ## Each strategy × way of use × server × maxConns or not × fault: some 11,000 cells, of which "make test" runs 136; and the commands of all
 	MATRIX=all go test -race -count 1 -timeout 120m -run 'TestMatrix|TestCommands' ./internal/matrix
-
-units: servers ## Each session setting of a DSN with each strategy, and longer hunts for lost decisions, of which "make test" runs a part
-	UNITS=long go test -race -count 1 -v -timeout 60m -run 'Test(SessionSettings|CharacterSets|TextTransaction|NoDecisionIsLost|ManyGoBack|ReadOutlivesALease)' ./internal/unit
 
 scene: servers ## What ls, show, the page and errors say of seven keys, for 75 seconds, against the truth
 	cd cmd/mysqllock && MYSQLLOCK_TEST_SCENE=$${SCENE_TIME:-75s} go test -race -count 1 -v -timeout 20m -run TestScene .

@@ -12,24 +12,23 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
 func (s *scratch) waiters() int { s.T.Helper(); return s.Waiters() }
 
 func TestBeginTxRunsOnTheSession(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, commit := range []bool{true, false} {
 			db, tap := s.tapped(mysqllock.Config{})
 			ctx := lockctx.With(dbtest.Limited(t), "k")
-			_, err := read(ctx, db, 1)
-			dbtest.OK(t, err)
+			stock.MustRead(t, ctx, db, 1)
 			if _, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelSerializable}); err == nil || !strings.Contains(err.Error(), "options") {
 				t.Errorf("other options than the session's: %v", err)
 			}
 			seen := tap.Since()
-			tx, err := db.BeginTx(ctx, nil)
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, ctx, db)
 			dbtest.Exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1") // a context without the hint
 			s.wantLocked("k", true)
 			if commit {
@@ -47,11 +46,10 @@ func TestBeginTxRunsOnTheSession(t *testing.T) {
 }
 
 func TestGoroutinesTakeTurnsOnOneUnit(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		ctx := lockctx.With(dbtest.Limited(t), "k")
-		tx, err := db.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, ctx, db)
 		var wg sync.WaitGroup
 		for i := range 16 {
 			wg.Go(func() {
@@ -84,8 +82,7 @@ func TestGoroutinesTakeTurnsOnOneUnit(t *testing.T) {
 func TestNoWaitNamesTheHolder(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db, other := s.open("lockOwner=alice", "lockWait=2m"), s.open("lockWait=2m")
-		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, db, "k")
 		defer h.Rollback()
 		for _, from := range []*sql.DB{db, other} {
 			start := time.Now()
@@ -113,13 +110,12 @@ func TestNoWaitNamesTheHolder(t *testing.T) {
 				}
 			}
 		}
-		_, err = mysqllock.Acquire(dbtest.Limited(t), s.open("lockNoWait=true"), "k")
+		_, err := mysqllock.Acquire(dbtest.Limited(t), s.open("lockNoWait=true"), "k")
 		if !errors.Is(err, mysqllock.ErrLocked) {
 			t.Errorf("lockNoWait on a held key: %v", err)
 		}
 		for _, from := range []*sql.DB{db, other} {
-			_, err = from.ExecContext(lockctx.With(dbtest.Limited(t), "free", lockctx.NoWait()), "UPDATE p SET stock = 9 WHERE id = 1")
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "free", lockctx.NoWait()), from, "UPDATE p SET stock = 9 WHERE id = 1")
 		}
 	})
 }
@@ -127,9 +123,7 @@ func TestNoWaitNamesTheHolder(t *testing.T) {
 func TestWaitEndsWithTheHolderNamed(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db, other := s.open("lockOwner=alice"), s.open()
-		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
-		dbtest.OK(t, err)
-		defer tx.Rollback()
+		tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k"), db)
 		var id uint64
 		dbtest.OK(t, tx.QueryRow("SELECT CONNECTION_ID()").Scan(&id))
 		for _, from := range []*sql.DB{db, other} {
@@ -177,11 +171,10 @@ func TestWaitEndsWithTheHolderNamed(t *testing.T) {
 func TestCancelAtTheMomentOfRelease(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db, other := s.open(), s.open()
-		const rounds = 400
+		rounds := dbtest.Long(150, 400)
 		granted, latest := 0, 1500*time.Microsecond
 		for i := range rounds {
-			h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
-			dbtest.OK(t, err)
+			h := stock.Acquire(t, db, "k")
 			ctx, cancel := context.WithCancel(dbtest.Limited(t))
 			result, was := make(chan error, 1), granted
 			go func() {
@@ -204,14 +197,11 @@ func TestCancelAtTheMomentOfRelease(t *testing.T) {
 				t.Fatalf("round %d: %v", i, err)
 			}
 			if granted > was { // as fast as the machine is just now, so that it is a race
-				latest = latest * 49 / 50
+				latest = latest * 9 / 10
 			} else {
-				latest = min(latest*51/50, 200*time.Millisecond)
+				latest = min(latest*11/10, 200*time.Millisecond)
 			}
-			if h, err = mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Wait(20*time.Second)); err != nil {
-				t.Fatalf("round %d: the lock is still held: %v", i, err)
-			}
-			dbtest.OK(t, h.Release())
+			dbtest.OK(t, stock.Acquire(t, db, "k", lockctx.Wait(20*time.Second)).Release()) // it is free
 		}
 		if granted < 10 || granted > rounds-10 {
 			t.Errorf("%d of %d were granted before the cancellation: the race was not run", granted, rounds)
@@ -222,10 +212,9 @@ func TestCancelAtTheMomentOfRelease(t *testing.T) {
 
 // A lock is where its handle's database is, wherever USE has led a connection.
 func TestUseDoesNotMoveTheLock(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		there := newScratch(s.Beside(t))
-		h, err := mysqllock.Acquire(dbtest.Limited(t), s.open("lockNamespace=app"), "k")
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, s.open("lockNamespace=app"), "k")
 		defer h.Rollback()
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), there.open("lockNamespace=app"), "k", func(context.Context) error { return nil }))
 		conn, err := s.open("lockNamespace=app").Conn(dbtest.Limited(t))
@@ -238,27 +227,16 @@ func TestUseDoesNotMoveTheLock(t *testing.T) {
 	})
 }
 
-func TestDroppedTableOfAKnownKey(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
-		for range 2 {
-			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { s.wantLocked("k", true); return nil }))
-			dbtest.Exec(t, s.plain, "DROP TABLE mysqllock")
-		}
-	})
-}
-
 func TestHolderIsNotTheWaiter(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db, other := s.open(), s.open()
-		h, err := mysqllock.Acquire(dbtest.Limited(t), other, "b")
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, other, "b")
 		defer h.Rollback()
 		var id uint64
 		dbtest.OK(t, other.QueryRowContext(h.Context(), "SELECT CONNECTION_ID()").Scan(&id))
 		var e *mysqllock.Error
 		dbtest.Soon(t, "the holder is shown", func() bool {
-			_, err = db.BeginTx(lockctx.WithKeys(dbtest.Limited(t), []string{"a", "b"}, lockctx.Wait(150*time.Millisecond)), nil)
+			_, err := db.BeginTx(lockctx.WithKeys(dbtest.Limited(t), []string{"a", "b"}, lockctx.Wait(150*time.Millisecond)), nil)
 			return errors.As(err, &e) && e.Holder != nil
 		})
 		if e.Holder.ConnectionID != id {
@@ -269,16 +247,12 @@ func TestHolderIsNotTheWaiter(t *testing.T) {
 
 // Who waits on a sql.Conn is never made to try again: database/sql would not.
 func TestWaiterOnASQLConnIsServed(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
-		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, db, "k")
 		time.AfterFunc(500*time.Millisecond, func() { h.Release() })
-		conn, err := db.Conn(dbtest.Limited(t))
-		dbtest.OK(t, err)
-		defer conn.Close()
-		tx, err := conn.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
-		dbtest.OK(t, err)
+		conn := dbtest.Conn(t, db)
+		tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k"), conn)
 		dbtest.OK(t, tx.Rollback())
 	})
 }
@@ -286,7 +260,7 @@ func TestWaiterOnASQLConnIsServed(t *testing.T) {
 // TestHintInTransactionOfHold: a transaction under a hold takes other locks as
 // well, and tells the lock context that asked.
 func TestHintInTransactionOfHold(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		ctx := dbtest.Limited(t)
 		for _, outer := range []lockctx.Option{lockctx.Lease(ttl), lockctx.Advisory()} {
@@ -297,11 +271,9 @@ func TestHintInTransactionOfHold(t *testing.T) {
 				for _, commit := range []bool{true, false} {
 					h, err := mysqllock.Acquire(ctx, db, "outer", outer)
 					dbtest.OK(t, err)
-					tx, err := db.BeginTx(h.Context(), nil)
-					dbtest.OK(t, err)
+					tx := dbtest.Begin(t, h.Context(), db)
 					with := lockctx.With(h.Context(), "inner", inner...)
-					_, err = tx.ExecContext(with, "UPDATE p SET stock = stock + 1 WHERE id = 1")
-					dbtest.OK(t, err)
+					dbtest.ExecIn(t, with, tx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
 					if _, told := mysqllock.Slot(with); told != (name == "slots" || name == "lease slots") {
 						t.Errorf("%s: Slot tells %v", name, told)
 					}

@@ -24,6 +24,7 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -82,17 +83,20 @@ func TestDocCodeIsTheExamples(t *testing.T) {
 	}
 }
 
-// anchor returns the fragment under which GitHub shows a heading.
-func anchor(heading string) string {
-	heading = regexp.MustCompile(`[^\p{L}\p{N} _-]`).ReplaceAllString(strings.ToLower(heading), "")
-	return strings.ReplaceAll(heading, " ", "-")
+// anchors are the fragments under which GitHub shows the headings of a page.
+func anchors(page string) map[string]bool {
+	all, lost := make(map[string]bool), regexp.MustCompile(`[^\p{L}\p{N} _-]`)
+	for _, heading := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(page, -1) {
+		all[strings.ReplaceAll(lost.ReplaceAllString(strings.ToLower(heading[1]), ""), " ", "-")] = true
+	}
+	return all
 }
 
 // A link from one page to another, and from the package documentation to a page, leads
 // to what is there.
 func TestDocLinks(t *testing.T) {
 	const site = "https://github.com/mysqllock/mysqllock/blob/main/"
-	pages := pages(t)
+	pages, headings := pages(t), make(map[string]map[string]bool)
 	check := func(from, target string) {
 		path, fragment, _ := strings.Cut(target, "#")
 		if path != "" {
@@ -104,15 +108,12 @@ func TestDocLinks(t *testing.T) {
 			t.Errorf("%s: nothing at %s", from, target)
 			return
 		}
-		if fragment == "" {
-			return
+		if headings[path] == nil {
+			headings[path] = anchors(pages[path])
 		}
-		for _, heading := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(pages[path], -1) {
-			if anchor(heading[1]) == fragment {
-				return
-			}
+		if fragment != "" && !headings[path][fragment] {
+			t.Errorf("%s: %s has no heading for #%s", from, path, fragment)
 		}
-		t.Errorf("%s: %s has no heading for #%s", from, path, fragment)
 	}
 	links := 0
 	for path, text := range pages {
@@ -185,8 +186,13 @@ func TestDocsAreComplete(t *testing.T) {
 	if len(names) < 40 {
 		t.Errorf("%d names found, want at least 40: %q", len(names), names)
 	}
+	words := make(map[string]bool)
+	for _, word := range regexp.MustCompile(`\w+(\.\w+)?`).FindAllString(all.String(), -1) {
+		_, after, _ := strings.Cut(word, ".")
+		words[word], words[after] = true, true
+	}
 	for _, name := range names {
-		if !regexp.MustCompile(`\b` + regexp.QuoteMeta(name) + `\b`).MatchString(all.String()) {
+		if !words[name] {
 			t.Errorf("no page speaks of %s", name)
 		}
 	}
@@ -434,9 +440,8 @@ func TestSelectLimit(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		other, db := s.open(), s.open("sql_select_limit=1")
 		keys := []string{"a", "b", "c"}
-		tx, err := other.BeginTx(lockctx.WithKeys(dbtest.Limited(t), keys), nil)
-		dbtest.OK(t, err)
-		_, err = db.ExecContext(lockctx.WithKeys(dbtest.Limited(t), keys, lockctx.NoWait()), "UPDATE p SET stock = 9")
+		tx := dbtest.Begin(t, lockctx.WithKeys(dbtest.Limited(t), keys), other)
+		_, err := db.ExecContext(lockctx.WithKeys(dbtest.Limited(t), keys, lockctx.NoWait()), "UPDATE p SET stock = 9")
 		if !errors.Is(err, mysqllock.ErrLocked) { // rows that are there are not made again, which would wait for who has locked them
 			t.Errorf("keys that are held: %v", err)
 		}
@@ -444,19 +449,15 @@ func TestSelectLimit(t *testing.T) {
 		for _, how := range rightsOf {
 			t.Run(how.name, func(t *testing.T) {
 				hint := func() context.Context { return lockctx.WithKeys(dbtest.Limited(t), keys, how.holds) }
-				_, err := db.ExecContext(hint(), "UPDATE p SET stock = 9")
-				dbtest.OK(t, err)
+				dbtest.ExecIn(t, hint(), db, "UPDATE p SET stock = 9")
 				ctx := hint()
-				_, err = read(ctx, db, 1)
-				dbtest.OK(t, err)
-				tx, err := db.BeginTx(ctx, nil)
-				dbtest.OK(t, err)
+				stock.MustRead(t, ctx, db, 1)
+				tx := dbtest.Begin(t, ctx, db)
 				dbtest.Exec(t, tx, "UPDATE p SET stock = 8")
 				dbtest.OK(t, tx.Commit())
 				tx, err = db.Begin()
 				dbtest.OK(t, err)
-				_, err = tx.ExecContext(hint(), "UPDATE p SET stock = 7")
-				dbtest.OK(t, err)
+				dbtest.ExecIn(t, hint(), tx, "UPDATE p SET stock = 7")
 				dbtest.OK(t, tx.Commit())
 				s.wantStock(4, 7)
 			})
@@ -477,23 +478,14 @@ func TestReadTimeout(t *testing.T) {
 		t.Cleanup(func() { db.Close() })
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 		defer cancel()
-		write := func(ctx context.Context) error {
-			_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
-			return err
-		}
+		write := func(ctx context.Context) error { return exec(ctx, db, "UPDATE p SET stock = stock - 1 WHERE id = 1") }
 		ways := map[string]func(key string, how lockctx.Option) error{
 			"Exec": func(key string, how lockctx.Option) error { return write(lockctx.With(ctx, key, how)) },
 			"Do":   func(key string, how lockctx.Option) error { return mysqllock.Do(ctx, db, key, write, how) },
 			"late": func(key string, how lockctx.Option) error {
-				tx, err := db.BeginTx(ctx, nil)
-				if err != nil {
-					return err
-				}
-				defer tx.Rollback()
-				if _, err := tx.ExecContext(lockctx.With(ctx, key, how), "UPDATE p SET stock = stock - 1 WHERE id = 1"); err != nil {
-					return err
-				}
-				return tx.Commit()
+				return stock.InTx(ctx, db, func(tx *sql.Tx) error {
+					return exec(lockctx.With(ctx, key, how), tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+				})
 			},
 		}
 		var held []*mysqllock.Hold

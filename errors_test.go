@@ -21,36 +21,6 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-func TestBadHintIsRefusedByEachCall(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
-		base := dbtest.Limited(t)
-		for name, ctx := range map[string]context.Context{
-			"empty key":     lockctx.With(base, ""),
-			"longer than":   lockctx.With(base, strings.Repeat("k", 256)),
-			"negative wait": lockctx.With(base, "k", lockctx.Wait(-1)),
-			"negative retr": lockctx.With(base, "k", lockctx.Retry(-1)),
-			"no key":        lockctx.WithKeys(base, nil),
-		} {
-			var errs []error
-			_, err := db.ExecContext(ctx, "UPDATE p SET stock = 0")
-			errs = append(errs, err)
-			_, err = read(ctx, db, 1)
-			errs = append(errs, err)
-			_, err = db.BeginTx(ctx, nil)
-			errs = append(errs, err)
-			_, err = db.PrepareContext(ctx, "SELECT 1")
-			errs = append(errs, err)
-			for i, err := range errs {
-				if err == nil || !strings.Contains(err.Error(), name) {
-					t.Errorf("%s, call %d: %v", name, i, err)
-				}
-			}
-		}
-		s.wantStock(1, 10)
-	})
-}
-
 // TestFailuresNameTheirState: what the driver refuses by itself is an Error around a
 // sentinel.
 func TestFailuresNameTheirState(t *testing.T) {
@@ -65,23 +35,19 @@ func TestFailuresNameTheirState(t *testing.T) {
 		}
 
 		// Text has ended the transaction before the key is asked for.
-		tx, err := db.BeginTx(dbtest.Limited(t), nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, dbtest.Limited(t), db)
 		dbtest.Exec(t, tx, "COMMIT")
 		var n int
 		want("late, after COMMIT", tx.QueryRowContext(lockctx.With(dbtest.Limited(t), "k"), "SELECT stock FROM p WHERE id = 1").Scan(&n), mysqllock.ErrLost)
 		_ = tx.Rollback()
 
 		// The context ends while the driver looks whether the transaction is open.
-		tx, err = db.BeginTx(dbtest.Limited(t), nil)
-		dbtest.OK(t, err)
+		tx = dbtest.Begin(t, dbtest.Limited(t), db)
 		dbtest.Exec(t, tx, "DO 1")
 		ctx, cancel := context.WithCancel(lockctx.With(dbtest.Limited(t), "k"))
-		conn, err := db.Conn(dbtest.Limited(t))
-		dbtest.OK(t, err)
-		defer conn.Close()
+		conn := dbtest.Conn(t, db)
 		cancel()
-		_, err = tx.ExecContext(ctx, "UPDATE p SET stock = stock WHERE id = 1")
+		_, err := tx.ExecContext(ctx, "UPDATE p SET stock = stock WHERE id = 1")
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("late, cancelled: %v", err)
 		}
@@ -98,8 +64,7 @@ func TestFailuresNameTheirState(t *testing.T) {
 		}))
 
 		// A statement that was prepared in a transaction, and is run after it.
-		hold, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
-		dbtest.OK(t, err)
+		hold := stock.Acquire(t, db, "k")
 		dbtest.OK(t, conn.Raw(func(c any) error {
 			tx, err := c.(driver.ConnBeginTx).BeginTx(hold.Context(), driver.TxOptions{})
 			dbtest.OK(t, err)
@@ -114,17 +79,14 @@ func TestFailuresNameTheirState(t *testing.T) {
 		// Other options than those of the open transaction.
 		_, err = db.BeginTx(hold.Context(), &sql.TxOptions{Isolation: sql.LevelSerializable})
 		want("other options", err, mysqllock.ErrUnsafe)
-		inner, err := db.BeginTx(hold.Context(), nil)
-		dbtest.OK(t, err)
+		inner := dbtest.Begin(t, hold.Context(), db)
 		want("a hold with an open transaction", hold.Release(), mysqllock.ErrUnsafe)
 		_ = inner.Rollback()
 
 		// Out of order.
 		ctx = lockctx.With(dbtest.Limited(t), "k")
-		outer, err := db.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
-		inner, err = db.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
+		outer := dbtest.Begin(t, ctx, db)
+		inner = dbtest.Begin(t, ctx, db)
 		want("out of order", outer.Commit(), mysqllock.ErrUnsafe)
 		want("out of order, the inner one", inner.Commit(), mysqllock.ErrUnsafe)
 	})
@@ -197,7 +159,7 @@ var strategies = map[string]lockctx.Option{
 // TestObserver: each lock that is asked for is told of twice, however it is taken
 // and given back.
 func TestObserver(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db, w := s.watched(mysqllock.Config{TTL: ttl})
 		other := s.open("lockTTL=" + ttl.String())
 		for strategy, kind := range strategies {
@@ -208,8 +170,7 @@ func TestObserver(t *testing.T) {
 			}
 			ctx := func(opts ...lockctx.Option) context.Context { return within(dbtest.Limited(t), opts...) }
 			for range 2 {
-				tx, err := db.BeginTx(ctx(), nil)
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, ctx(), db)
 				granted := w.told(t, taken)
 				time.Sleep(10 * time.Millisecond)
 				dbtest.Exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
@@ -223,41 +184,35 @@ func TestObserver(t *testing.T) {
 				t.Errorf("the observer's context is not the caller's, but that of %v", w.user)
 			}
 
-			_, err := db.ExecContext(ctx(), "UPDATE p SET stock = stock - 1 WHERE id = 1")
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, ctx(), db, "UPDATE p SET stock = stock - 1 WHERE id = 1")
 			w.told(t, taken, back)
 
 			ending, cancel := context.WithCancel(dbtest.Limited(t))
 			pinned := within(ending)
 			for range 2 {
-				_, err = read(pinned, db, 1)
-				dbtest.OK(t, err)
+				stock.MustRead(t, pinned, db, 1)
 			}
 			w.told(t, taken)
 			cancel()
 			w.told(t, back)
 
 			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, key, func(ctx context.Context) error {
-				tx, err := db.BeginTx(ctx, nil)
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, ctx, db)
 				return tx.Rollback()
 			}, kind))
 			w.told(t, taken, back)
 
 			tx, err := db.BeginTx(dbtest.Limited(t), nil) // late
 			dbtest.OK(t, err)
-			_, err = tx.ExecContext(ctx(), "UPDATE p SET stock = stock - 1 WHERE id = 1")
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, ctx(), tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
 			w.told(t, taken)
 			dbtest.OK(t, tx.Rollback())
 			w.told(t, back)
 
 			if strategy == "optimistic" {
-				tx, err := db.BeginTx(ctx(), nil)
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, ctx(), db)
 				dbtest.Exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
-				_, err = other.ExecContext(ctx(), "UPDATE p SET stock = stock - 1 WHERE id = 2")
-				dbtest.OK(t, err)
+				dbtest.ExecIn(t, ctx(), other, "UPDATE p SET stock = stock - 1 WHERE id = 2")
 				if err := tx.Commit(); !errors.Is(err, mysqllock.ErrConflict) {
 					t.Error(err)
 				}
@@ -268,8 +223,7 @@ func TestObserver(t *testing.T) {
 				w.told(t, taken, back)
 				continue
 			}
-			hold, err := mysqllock.Acquire(dbtest.Limited(t), other, key, kind)
-			dbtest.OK(t, err)
+			hold := stock.Acquire(t, other, key, kind)
 			if _, err := db.BeginTx(ctx(lockctx.NoWait()), nil); !errors.Is(err, mysqllock.ErrLocked) {
 				t.Error(err)
 			}
@@ -308,7 +262,7 @@ func (s *scratch) nothingLasts(handles ...*sql.DB) {
 // and for how long it has held a lock, with and without an observer. What waits for a
 // connection waits, too. Versions are no hold.
 func TestOldest(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		observed, _ := s.watched(mysqllock.Config{TTL: ttl})
 		db := s.open("maxConns=8", "lockTTL="+ttl.String())
 		age := func(db *sql.DB) (wait, hold time.Duration) {
@@ -319,10 +273,8 @@ func TestOldest(t *testing.T) {
 		for strategy, kind := range strategies {
 			for _, holder := range []*sql.DB{observed, db} {
 				began := time.Now()
-				hold, err := mysqllock.Acquire(dbtest.Limited(t), holder, "k", kind)
-				dbtest.OK(t, err)
-				younger, err := mysqllock.Acquire(dbtest.Limited(t), holder, "another", kind)
-				dbtest.OK(t, err)
+				hold := stock.Acquire(t, holder, "k", kind)
+				younger := stock.Acquire(t, holder, "another", kind)
 				time.Sleep(10 * time.Millisecond)
 				if strategy == "optimistic" {
 					s.nothingLasts(holder)
@@ -358,8 +310,7 @@ func TestOldest(t *testing.T) {
 		}
 		var full []*sql.Tx
 		for range st.MaxConns - st.Reserved {
-			tx, err := db.BeginTx(dbtest.Limited(t), nil)
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, dbtest.Limited(t), db)
 			full = append(full, tx)
 		}
 		queued := make(chan error)
@@ -375,7 +326,7 @@ func TestOldest(t *testing.T) {
 
 // TestObserverOfLosses: a lock that is lost is told of once, also where nobody asks.
 func TestObserverOfLosses(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		var lines bytes.Buffer
 		logger := mysqllock.LogTo(slog.New(slog.NewTextHandler(&lines, nil)), time.Hour)
 		db, w := s.watched(mysqllock.Config{TTL: ttl})
@@ -384,8 +335,7 @@ func TestObserverOfLosses(t *testing.T) {
 				continue // nothing is held
 			}
 			key := "key-" + strategy
-			hold, err := mysqllock.Acquire(dbtest.Limited(t), db, key, kind)
-			dbtest.OK(t, err)
+			hold := stock.Acquire(t, db, key, kind)
 			w.told(t, strategy+" acquired "+key)
 			switch strategy {
 			case "row":
@@ -453,22 +403,20 @@ func TestLogTo(t *testing.T) {
 // TestLongHold: a hold that lasts for long is told while it lasts, once, and at its end. A
 // version is no hold.
 func TestLongHold(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		short, calm := s.watched(mysqllock.Config{TTL: ttl, LongHold: time.Hour})
 		db, w := s.watched(mysqllock.Config{TTL: ttl, LongHold: time.Millisecond})
 		for strategy, kind := range strategies {
 			if strategy == "optimistic" {
 				ctx := lockctx.With(dbtest.Limited(t), "key-optimistic", kind)
-				tx, err := db.BeginTx(ctx, nil)
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, ctx, db)
 				time.Sleep(20 * time.Millisecond)
 				dbtest.OK(t, tx.Commit())
 				w.told(t, "optimistic acquired key-optimistic", "optimistic released key-optimistic")
 				continue
 			}
 			key := "key-" + strategy
-			hold, err := mysqllock.Acquire(dbtest.Limited(t), db, key, kind)
-			dbtest.OK(t, err)
+			hold := stock.Acquire(t, db, key, kind)
 			events := w.told(t, strategy+" acquired "+key, strategy+" long hold "+key)
 			if e := events[1]; !e.Long || e.Held < time.Millisecond || e.Token != events[0].Token || events[0].Long {
 				t.Errorf("while it lasts: %+v, after %+v", e, events[0])
@@ -480,8 +428,7 @@ func TestLongHold(t *testing.T) {
 				}
 			}
 
-			hold, err = mysqllock.Acquire(dbtest.Limited(t), short, key, kind)
-			dbtest.OK(t, err)
+			hold = stock.Acquire(t, short, key, kind)
 			dbtest.OK(t, hold.Release())
 			for _, e := range calm.told(t, strategy+" acquired "+key, strategy+" released "+key) {
 				if e.Long {
@@ -542,8 +489,7 @@ func (s *scratch) wait(t *testing.T, first, second *sql.DB, told *witness, key s
 	t.Helper()
 	for d := 20 * time.Millisecond; ; d *= 2 {
 		asked := time.Now()
-		hold, err := mysqllock.Acquire(dbtest.Limited(t), first, key, kind)
-		dbtest.OK(t, err)
+		hold := stock.Acquire(t, first, key, kind)
 		got := make(chan error, 1)
 		go func() {
 			hold, err := mysqllock.Acquire(dbtest.Limited(t), second, key, kind, lockctx.Wait(time.Minute))
@@ -588,56 +534,59 @@ func wantBadHint(t *testing.T, what string, err error, says string) {
 	}
 }
 
-func TestOptionsWithoutEffect(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db, leasing := s.open(), s.open("lockStrategy=lease")
-		for says, opts := range map[string][]lockctx.Option{
-			"Retry":               {lockctx.Retry(3)},
-			"both row and lease":  {lockctx.Row(), lockctx.Lease(ttl)},
-			"both lease and row":  {lockctx.Lease(ttl), lockctx.Row()},
-			"both advisory and o": {lockctx.Advisory(), lockctx.Optimistic()},
+// TestABadHintIsRefusedByEachCall: before anything of it is sent.
+func TestABadHintIsRefusedByEachCall(t *testing.T) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+		db, base := s.open(), dbtest.Limited(t)
+		var none context.Context
+		with := func(opts ...lockctx.Option) context.Context { return lockctx.With(base, "k", opts...) }
+		for says, ctx := range map[string]context.Context{
+			"empty key":                    lockctx.With(base, ""),
+			"longer than":                  lockctx.With(base, strings.Repeat("k", 256)),
+			"negative wait":                with(lockctx.Wait(-1)),
+			"negative retr":                with(lockctx.Retry(-1)),
+			"no key":                       lockctx.WithKeys(base, nil),
+			"Retry":                        with(lockctx.Retry(3)),
+			"both row and lease":           with(lockctx.Row(), lockctx.Lease(ttl)),
+			"both lease and row":           with(lockctx.Lease(ttl), lockctx.Row()),
+			"both advisory and optimist":   with(lockctx.Advisory(), lockctx.Optimistic()),
+			"context is nil":               lockctx.With(none, "k"),
+			"bad hint: the context is nil": lockctx.WithKeys(none, []string{"a", "b"}),
 		} {
-			ctx := lockctx.With(dbtest.Limited(t), "k", opts...)
-			_, err := db.ExecContext(ctx, stock.SetStock, 0)
-			wantBadHint(t, "Exec", err, says)
-			_, err = read(ctx, db, 1)
+			wantBadHint(t, "Exec", exec(ctx, db, stock.SetStock, 0), says)
+			_, err := read(ctx, db, 1)
 			wantBadHint(t, "Query", err, says)
 			_, err = db.BeginTx(ctx, nil)
 			wantBadHint(t, "BeginTx", err, says)
-			_, err = mysqllock.Acquire(dbtest.Limited(t), db, "k", opts...)
-			wantBadHint(t, "Acquire", err, says)
-			if says != "Retry" {
-				err = mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { return errors.New("it ran") }, opts...)
-				wantBadHint(t, "Do", err, says)
-			}
+			_, err = db.PrepareContext(ctx, "SELECT 1")
+			wantBadHint(t, "Prepare", err, says)
 		}
-		nothing := func(context.Context) error { return nil }
-		for _, opt := range []lockctx.Option{lockctx.Lease(ttl), lockctx.Advisory()} {
-			err := mysqllock.Do(dbtest.Limited(t), db, "k", nothing, lockctx.Retry(3), opt)
-			wantBadHint(t, "Do", err, "Retry")
+		ran := func(context.Context) error { return errors.New("it ran") }
+		claim := lockctx.Claim(none, lockctx.ForUpdate())
+		_, queried := read(claim, db, 1)
+		_, acquired := mysqllock.Acquire(none, db, "k")
+		_, retried := mysqllock.Acquire(base, db, "k", lockctx.Retry(3))
+		_, both := mysqllock.Acquire(base, db, "k", lockctx.Row(), lockctx.Lease(ttl))
+		for what, c := range map[string]struct {
+			err  error
+			says string
+		}{
+			"a claim":               {exec(claim, db, stock.SetStock, 0), "context is nil"},
+			"a query with a claim":  {queried, "context is nil"},
+			"Acquire, nil":          {acquired, "context is nil"},
+			"Acquire, Retry":        {retried, "Retry"},
+			"Acquire, both":         {both, "both row and lease"},
+			"Do, nil":               {mysqllock.Do(none, db, "k", ran), "context is nil"},
+			"Do, both":              {mysqllock.Do(base, db, "k", ran, lockctx.Lease(ttl), lockctx.Row()), "both lease and row"},
+			"Do of a lease":         {mysqllock.Do(base, db, "k", ran, lockctx.Retry(3), lockctx.Lease(ttl)), "Retry"},
+			"Do of an advisory":     {mysqllock.Do(base, db, "k", ran, lockctx.Retry(3), lockctx.Advisory()), "Retry"},
+			"Do of leases by a DSN": {mysqllock.Do(base, s.open("lockStrategy=lease"), "k", ran, lockctx.Retry(3)), "Retry"},
+		} {
+			wantBadHint(t, what, c.err, c.says)
 		}
-		wantBadHint(t, "Do of leases", mysqllock.Do(dbtest.Limited(t), leasing, "k", nothing, lockctx.Retry(3)), "Retry")
 		for _, opts := range [][]lockctx.Option{{lockctx.Retry(3)}, {lockctx.Retry(3), lockctx.Row()}, {lockctx.Optimistic(), lockctx.Retry(3)}, {lockctx.Lease(ttl), lockctx.Retry(0)}} {
-			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", nothing, opts...))
+			dbtest.OK(t, mysqllock.Do(base, db, "k", func(context.Context) error { return nil }, opts...))
 		}
-		s.wantStock(1, 10)
-	})
-}
-
-func TestNilContexts(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open()
-		var none context.Context
-		for _, ctx := range []context.Context{lockctx.With(none, "k"), lockctx.WithKeys(none, []string{"a", "b"}), lockctx.Claim(none, lockctx.ForUpdate())} {
-			_, err := db.ExecContext(ctx, stock.SetStock, 0)
-			wantBadHint(t, "Exec", err, "context is nil")
-			_, err = read(ctx, db, 1)
-			wantBadHint(t, "Query", err, "context is nil")
-		}
-		_, err := mysqllock.Acquire(none, db, "k")
-		wantBadHint(t, "Acquire", err, "context is nil")
-		err = mysqllock.Do(none, db, "k", func(context.Context) error { return errors.New("it ran") })
-		wantBadHint(t, "Do", err, "context is nil")
 		if _, ok := mysqllock.Token(none); ok {
 			t.Error("nil has a token")
 		}
@@ -647,7 +596,7 @@ func TestNilContexts(t *testing.T) {
 
 // TestALoopThatDerivesEachContextFromTheLastIsRefused: before its keys pile up.
 func TestALoopThatDerivesEachContextFromTheLastIsRefused(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		ctx := dbtest.Limited(t)
 		for i := range 2 * lockctx.MaxNested {
@@ -665,13 +614,12 @@ func TestALoopThatDerivesEachContextFromTheLastIsRefused(t *testing.T) {
 		for i := range keys {
 			keys[i] = fmt.Sprint("key ", i)
 		}
-		_, err := db.ExecContext(lockctx.WithKeys(dbtest.Limited(t), keys), "UPDATE p SET stock = 10 WHERE id = 1")
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, lockctx.WithKeys(dbtest.Limited(t), keys), db, "UPDATE p SET stock = 10 WHERE id = 1")
 	})
 }
 
 func TestHasInHolds(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		for name, opts := range stock.KeptAs() {
 			outer := lockctx.With(dbtest.Limited(t), "outer")

@@ -16,10 +16,9 @@ import (
 )
 
 func TestIdleHoldNoticesThatItsConnectionIsLost(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("lockTTL=9s")
-		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, db, "k")
 		var id int
 		dbtest.OK(t, db.QueryRowContext(h.Context(), "SELECT CONNECTION_ID()").Scan(&id))
 		dbtest.Exec(t, s.plain, fmt.Sprintf("KILL %d", id))
@@ -52,8 +51,7 @@ func TestHoldOutlivesItsTTL(t *testing.T) {
 						return err
 					}
 					s.wantLocked("hold", true)
-					_, err := db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")
-					return err
+					return exec(ctx, db, "UPDATE p SET stock = 9 WHERE id = 1")
 				})
 			})
 			s.wantStock(1, 9)
@@ -75,12 +73,9 @@ func TestCloseEndsEverything(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("lockWait=2m")
 		ctx := lockctx.With(dbtest.Limited(t), "k")
-		_, err := read(ctx, db, 1)
-		dbtest.OK(t, err)
-		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "h")
-		dbtest.OK(t, err)
-		_, err = db.ExecContext(h.Context(), "UPDATE p SET stock = 1 WHERE id = 1")
-		dbtest.OK(t, err)
+		stock.MustRead(t, ctx, db, 1)
+		h := stock.Acquire(t, db, "h")
+		dbtest.ExecIn(t, h.Context(), db, "UPDATE p SET stock = 1 WHERE id = 1")
 		waits := make(chan error, 1)
 		go func() {
 			_, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
@@ -127,18 +122,6 @@ func TestCloseEndsEverything(t *testing.T) {
 	})
 }
 
-func TestOtherDriver(t *testing.T) {
-	db, err := sql.Open("mysql", "root@tcp(127.0.0.1:1)/")
-	dbtest.OK(t, err)
-	defer db.Close()
-	if _, err := mysqllock.Acquire(context.Background(), db, "k"); err == nil || !strings.Contains(err.Error(), "mysqllock") {
-		t.Errorf("Acquire on another driver's handle: %v", err)
-	}
-	if _, err := mysqllock.Stats(db); err == nil {
-		t.Error("Stats of another driver's handle")
-	}
-}
-
 // losses are ways in which the transaction of a hold is lost, and what Do is to say then.
 func (s *scratch) losses() map[string]loss {
 	for _, number := range []int{1213, 1020} {
@@ -183,14 +166,12 @@ func (s *scratch) in(db *sql.DB) map[string]func(ctx context.Context, meet func(
 	return map[string]func(context.Context, func(context.Context, execer)){
 		"single statements": func(ctx context.Context, meet func(context.Context, execer)) { meet(ctx, db) },
 		"a transaction": func(ctx context.Context, meet func(context.Context, execer)) {
-			tx, err := db.BeginTx(ctx, nil)
-			dbtest.OK(s.T, err)
+			tx := dbtest.Begin(s.T, ctx, db)
 			meet(ctx, tx)
 			_ = tx.Rollback() // sql.ErrTxDone: it is what GORM returns
 		},
 		"a transaction that is left open": func(ctx context.Context, meet func(context.Context, execer)) {
-			tx, err := db.BeginTx(ctx, nil)
-			dbtest.OK(s.T, err)
+			tx := dbtest.Begin(s.T, ctx, db)
 			meet(ctx, tx)
 		},
 		"an inner Do": func(ctx context.Context, meet func(context.Context, execer)) {
@@ -200,7 +181,7 @@ func (s *scratch) in(db *sql.DB) map[string]func(ctx context.Context, meet func(
 }
 
 func TestDoTellsALossThatItsFunctionHides(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		for what, loss := range s.losses() {
 			for how, use := range s.in(db) {
@@ -229,16 +210,15 @@ func TestDoTellsALossThatItsFunctionHides(t *testing.T) {
 }
 
 func TestInnerDoTellsALossThatItsFunctionHides(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		for what, loss := range s.losses() {
 			for how, use := range s.in(db) {
 				for _, returned := range []error{nil, sql.ErrTxDone} {
 					name := fmt.Sprintf("%s in %s, %v", what, how, returned)
 					ctx := lockctx.With(dbtest.Limited(t), "k")
-					tx, err := db.BeginTx(ctx, nil)
-					dbtest.OK(t, err)
-					err = mysqllock.Do(ctx, db, "j", func(ctx context.Context) error { use(ctx, loss.meet); return returned })
+					tx := dbtest.Begin(t, ctx, db)
+					err := mysqllock.Do(ctx, db, "j", func(ctx context.Context) error { use(ctx, loss.meet); return returned })
 					if !errors.Is(err, loss.want) || returned != nil && !errors.Is(err, returned) {
 						t.Errorf("%s: Do returned %v", name, err)
 					}
@@ -252,7 +232,7 @@ func TestInnerDoTellsALossThatItsFunctionHides(t *testing.T) {
 }
 
 func TestRetryRunsAgainAfterADeadlockThatIsHidden(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		all := s.losses()
 		delete(all, "lost connection")
@@ -265,8 +245,7 @@ func TestRetryRunsAgainAfterADeadlockThatIsHidden(t *testing.T) {
 							use(ctx, loss.meet)
 							return returned
 						}
-						_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
-						return err
+						return exec(ctx, db, "UPDATE p SET stock = stock - 1 WHERE id = 1")
 					}, lockctx.Retry(3))
 					if err != nil || runs != 3 {
 						t.Errorf("%s in %s, %v: %d runs, %v", what, how, returned, runs, err)
@@ -280,7 +259,7 @@ func TestRetryRunsAgainAfterADeadlockThatIsHidden(t *testing.T) {
 
 // TestDoTellsALostLease: its function returns what its statement said, or nothing of it.
 func TestDoTellsALostLease(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		const ttl = 9 * time.Second // nobody finds out for a third of that
 		db := s.open("lockTTL=" + ttl.String())
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "made", func(context.Context) error { return nil }, lockctx.Lease(ttl))) // makes the table
@@ -340,10 +319,7 @@ func TestTheEndOfTheCallersContextIsNoLoss(t *testing.T) {
 		for kind, opt := range map[string]lockctx.Option{
 			"row": lockctx.Row(), "lease": lockctx.Lease(30 * time.Second), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic(),
 		} {
-			write := func(ctx context.Context, text string) error {
-				_, err := db.ExecContext(ctx, text)
-				return err
-			}
+			write := func(ctx context.Context, text string) error { return exec(ctx, db, text) }
 			for how, fn := range map[string]func(ctx context.Context, cancel func()) error{
 				"between statements": func(ctx context.Context, cancel func()) error {
 					dbtest.OK(t, write(ctx, takeOne))
@@ -393,7 +369,7 @@ func TestTheEndOfTheCallersContextIsNoLoss(t *testing.T) {
 // releases it, or rolls it back; Do, whose function has done its work, does not fail for it. When
 // the server lets it go, the key is free.
 func TestReleaseSaysThatTheKeyStaysTaken(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db, lease := s.open(), lockctx.Lease(time.Hour)
 		for name, give := range map[string]func(ctx context.Context, key string, refuse func()) error{
 			"Release": func(ctx context.Context, key string, refuse func()) error {
@@ -439,10 +415,7 @@ func TestHeldByThisProcess(t *testing.T) {
 		for name, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(ttl), "advisory": lockctx.Advisory()} {
 			held := func(what string, who *sql.DB, ctx context.Context, want, same bool, opts ...lockctx.Option) {
 				t.Helper()
-				err := naming(func() error {
-					_, err := who.ExecContext(lockctx.With(ctx, "k", append(opts, opt)...), stock.SetStock, 1)
-					return err
-				})
+				err := naming(func() error { return exec(lockctx.With(ctx, "k", append(opts, opt)...), who, stock.SetStock, 1) })
 				var e *mysqllock.Error
 				if !errors.Is(err, mysqllock.ErrLocked) || !errors.As(err, &e) || e.Holder == nil {
 					t.Errorf("%s, %s: %v", name, what, err)
@@ -476,10 +449,7 @@ func TestHeldByThisProcess(t *testing.T) {
 			}
 			h, err = mysqllock.Acquire(outer, other, "k", opt)
 			dbtest.OK(t, err)
-			err = naming(func() error {
-				_, err := db.ExecContext(lockctx.With(outer, "k", opt, short), stock.SetStock, 1)
-				return err
-			})
+			err = naming(func() error { return exec(lockctx.With(outer, "k", opt, short), db, stock.SetStock, 1) })
 			if !errors.Is(err, mysqllock.ErrTimeout) || strings.Contains(err.Error(), "this process") {
 				t.Errorf("%s, held by another handle after ours: %v", name, err)
 			}
@@ -490,7 +460,7 @@ func TestHeldByThisProcess(t *testing.T) {
 
 // A hold that runs out inside a lock context leaves what is around it alone.
 func TestInnerHoldThatRunsOutLeavesTheOuterAlone(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "b"), "DO 1") // the table is there
 		dbtest.OK(t, err)
@@ -502,18 +472,15 @@ func TestInnerHoldThatRunsOutLeavesTheOuterAlone(t *testing.T) {
 			t.Error("Do succeeded although its context had ended")
 		}
 		dbtest.Soon(t, "the inner lock is free", func() bool { return !s.locked("b") })
-		_, err = db.ExecContext(outer, "UPDATE p SET stock = 2 WHERE id = 1")
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, outer, db, "UPDATE p SET stock = 2 WHERE id = 1")
 	})
 }
 
 func TestHoldEndsUnderAStatement(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
-		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
-		dbtest.OK(t, err)
-		tx, err := db.BeginTx(h.Context(), nil)
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, db, "k")
+		tx := dbtest.Begin(t, h.Context(), db)
 		done := make(chan error, 1)
 		go func() {
 			for {
@@ -535,18 +502,16 @@ func TestHoldEndsUnderAStatement(t *testing.T) {
 
 // TestSlotEndsWithItsLease: nobody need release a slot whose lease has run out.
 func TestSlotEndsWithItsLease(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("lockWait=1m")
 		one := []lockctx.Option{lockctx.Lease(time.Second), lockctx.Slots(1)}
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))
 		_, err := mysqllock.Acquire(ctx, db, "lapses", one...)
 		dbtest.OK(t, err)
 		cancel()
-		_, err = mysqllock.Acquire(dbtest.Limited(t), db, "is over", append(one, lockctx.MaxHold(time.Second))...)
-		dbtest.OK(t, err)
+		stock.Acquire(t, db, "is over", append(one, lockctx.MaxHold(time.Second))...)
 		for _, key := range []string{"lapses", "is over"} {
-			h, err := mysqllock.Acquire(dbtest.Limited(t), db, key, lockctx.Lease(ttl), lockctx.Slots(1))
-			dbtest.OK(t, err)
+			h := stock.Acquire(t, db, key, lockctx.Lease(ttl), lockctx.Slots(1))
 			dbtest.OK(t, h.Release())
 		}
 	})
@@ -555,17 +520,15 @@ func TestSlotEndsWithItsLease(t *testing.T) {
 // TestVersionInsideALeaseIsRefused: a lease keeps others out, but not the transactions in
 // its hold, so no version is compared under it.
 func TestVersionInsideALeaseIsRefused(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.Optimistic())
-		_, err := read(ctx, db, 1)
-		dbtest.OK(t, err)
+		stock.MustRead(t, ctx, db, 1)
 		v, _ := mysqllock.Version(ctx)
-		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(ttl))
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, db, "k", lockctx.Lease(ttl))
 		defer h.Release()
 		for _, opt := range []lockctx.Option{lockctx.Optimistic(), lockctx.IfVersion(v)} {
-			_, err = db.ExecContext(lockctx.With(h.Context(), "k", opt), "UPDATE p SET stock = 1 WHERE id = 1")
+			_, err := db.ExecContext(lockctx.With(h.Context(), "k", opt), "UPDATE p SET stock = 1 WHERE id = 1")
 			if !errors.Is(err, mysqllock.ErrUnsafe) {
 				t.Errorf("a version inside a lease on the key: %v", err)
 			}

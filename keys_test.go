@@ -20,13 +20,12 @@ import (
 
 // TestKeysLost: a hold of several leases is lost with one of them, and commits nothing more.
 func TestKeysLost(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, stolen := range []string{"a", "b", "c"} {
 			db := s.open()
 			h, err := mysqllock.AcquireKeys(dbtest.Limited(t), db, []string{"c", "b", "a"}, lockctx.Lease(time.Minute))
 			dbtest.OK(t, err)
-			_, err = db.ExecContext(h.Context(), takeOne)
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, h.Context(), db, takeOne)
 			before := s.stock(1)
 			s.steal(stolen)
 			_, err = db.ExecContext(h.Context(), takeOne)
@@ -108,11 +107,13 @@ func TestAllOrNothing(t *testing.T) {
 			{"all, and row", []kind{row("a"), leased("b"), advisory("c"), shared("d"), optimistic("e"), leasedSlots("f"), slots("g")}, row("h")},
 		} {
 			for i, way := range []string{byBeginTx, byExec, byRead, byLateHint} {
+				if s.MariaDB() != ((i+number)%2 == 0) && !dbtest.Long(false, true) {
+					continue // it is run on the other server
+				}
 				end := []string{"NoWait", "Wait", "cancel"}[(i+number)%3]
 				what := fmt.Sprintf("%s, by %s, %s", test.name, way, end)
 				for _, k := range append(slices.Clone(test.free), test.held) { // rows and versions are there
-					_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), k.key, k.opts...), "DO 0")
-					dbtest.OK(t, err)
+					dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), k.key, k.opts...), db, "DO 0")
 				}
 				const wait = ttl * 2 / 3 // a busy server may not have given back in the moments that a caller gives it, and a lease lasts longer
 				release := test.held.hold(t, other, wait)
@@ -186,17 +187,15 @@ func TestAllOrNothing(t *testing.T) {
 
 // TestSlotRefusedUnderALease: a unit of work that goes on keeps what it had.
 func TestSlotRefusedUnderALease(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db, other := s.open(), s.open()
-		h, err := mysqllock.Acquire(dbtest.Limited(t), other, "b", lockctx.Row())
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, other, "b", lockctx.Row())
 		base, cancel := context.WithCancel(dbtest.Limited(t))
 		defer cancel()
 		ctx := lockctx.With(base, "job", lockctx.Lease(ttl))
-		_, err = read(ctx, db, 1)
-		dbtest.OK(t, err)
+		stock.MustRead(t, ctx, db, 1)
 		more := lockctx.With(lockctx.With(ctx, "a", lockctx.Row()), "b", lockctx.Row(), lockctx.Slots(1), lockctx.NoWait())
-		_, err = db.BeginTx(more, nil)
+		_, err := db.BeginTx(more, nil)
 		if !errors.Is(err, mysqllock.ErrLocked) {
 			t.Errorf("BeginTx: %v", err)
 		}
@@ -211,8 +210,7 @@ func TestSlotRefusedUnderALease(t *testing.T) {
 		s.wantLeased("job", true)
 		s.wantLocked("a", false)
 		dbtest.OK(t, h.Release())
-		tx, err := db.BeginTx(more, nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, more, db)
 		s.wantLocked("b", true)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 9 WHERE id = 1")
 		dbtest.OK(t, tx.Commit())
@@ -223,15 +221,13 @@ func TestSlotRefusedUnderALease(t *testing.T) {
 
 // TestWaitIsForAllTogether: several locks are waited for no longer than one.
 func TestWaitIsForAllTogether(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db, other := s.open(), s.open()
 		const wait = 2 * time.Second
 		for _, strategies := range [][2]lockctx.Option{{lockctx.Row(), lockctx.Row()}, {lockctx.Lease(ttl), lockctx.Row()}, {lockctx.Lease(ttl), lockctx.Lease(ttl)}} {
 			for began := time.Now(); ; { // a busy machine may delay one
-				first, err := mysqllock.Acquire(dbtest.Limited(t), other, "a", strategies[0])
-				dbtest.OK(t, err)
-				second, err := mysqllock.Acquire(dbtest.Limited(t), other, "b", strategies[1])
-				dbtest.OK(t, err)
+				first := stock.Acquire(t, other, "a", strategies[0])
+				second := stock.Acquire(t, other, "b", strategies[1])
 				released := make(chan error, 1)
 				time.AfterFunc(wait*2/3, func() { released <- first.Release() })
 				ctx := lockctx.With(lockctx.With(dbtest.Limited(t), "a", strategies[0]), "b", strategies[1], lockctx.Slots(1), lockctx.Wait(wait))
@@ -278,8 +274,7 @@ func TestVeryManyKeys(t *testing.T) {
 						t.Errorf("%d keys, %s: %v", c.n, how, err)
 						break
 					}
-					_, err = tx.Exec("UPDATE p SET stock = stock + 1 WHERE id = 1")
-					dbtest.OK(t, err)
+					dbtest.Exec(t, tx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
 					if err := tx.Commit(); err != nil {
 						t.Errorf("%d keys, %s: COMMIT: %v", c.n, how, err)
 					}
@@ -287,8 +282,7 @@ func TestVeryManyKeys(t *testing.T) {
 				if how == "optimistic" {
 					continue
 				}
-				held, err := mysqllock.Acquire(dbtest.Limited(t), first, keys[0], opt)
-				dbtest.OK(t, err)
+				held := stock.Acquire(t, first, keys[0], opt)
 				over := make(chan error, 1)
 				go func() {
 					tx, err := second.BeginTx(lockctx.WithKeys(dbtest.Limited(t), keys, opt, lockctx.Wait(dbtest.Patience)), nil)
@@ -323,6 +317,32 @@ func nest(ctx context.Context, db *sql.DB, keys []string, kinds []lockctx.Option
 	}, kinds[0])
 }
 
+// nesting is a caller that takes two keys, one inside the other.
+type nesting struct {
+	db    *sql.DB
+	keys  []string
+	kinds []lockctx.Option
+}
+
+// opposite is one that takes them in the opposite order.
+func (n nesting) opposite(db *sql.DB) nesting {
+	return nesting{db, []string{n.keys[1], n.keys[0]}, []lockctx.Option{n.kinds[1], n.kinds[0]}}
+}
+
+// circle has callers wait for each other in a circle, once each has its first key, and checks that
+// one of them gives way.
+func circle(t testing.TB, callers ...nesting) (errs []error) {
+	t.Helper()
+	began, errs, barrier := time.Now(), make([]error, len(callers)), meet(len(callers))
+	var all sync.WaitGroup
+	for i, c := range callers {
+		all.Go(func() { errs[i] = nest(dbtest.Limited(t), c.db, c.keys, c.kinds, barrier) })
+	}
+	all.Wait()
+	oneWins(t, began, errs...)
+	return errs
+}
+
 // oneWins checks that of errors that callers in a circle have got one is a deadlock, and
 // the others are none.
 func oneWins(t testing.TB, began time.Time, errs ...error) {
@@ -353,56 +373,33 @@ func meet(n int) func() {
 	}
 }
 
-// TestOneOfTwoInOppositeOrdersGivesWay: callers of one process that take two keys in opposite orders, of
-// whatever strategies, do not wait for each other to the end.
-func TestOneOfTwoInOppositeOrdersGivesWay(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+// TestOneOfACircleOfCallersGivesWay: callers of one process that take keys in opposite orders, or in
+// a circle, of whatever strategies, do not wait for each other to the end.
+func TestOneOfACircleOfCallersGivesWay(t *testing.T) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open("lockWait=2m")
 		for x, kindX := range lockKinds {
 			for y, kindY := range lockKinds {
 				t.Run(x+" "+y, func(t *testing.T) {
-					db := s.open("lockWait=2m")
-					keys := []string{x + y + " x", x + y + " y"}
-					kinds := []lockctx.Option{kindX, kindY}
-					barrier := meet(2)
-					var errs [2]error
-					var all sync.WaitGroup
-					began := time.Now()
-					all.Go(func() { errs[0] = nest(dbtest.Limited(t), db, keys, kinds, barrier) })
-					all.Go(func() {
-						errs[1] = nest(dbtest.Limited(t), db, []string{keys[1], keys[0]}, []lockctx.Option{kindY, kindX}, barrier)
-					})
-					all.Wait()
-					oneWins(t, began, errs[:]...)
+					one := nesting{db, []string{x + y + " x", x + y + " y"}, []lockctx.Option{kindX, kindY}}
+					circle(t, one, one.opposite(db))
 				})
 			}
 		}
-	})
-}
-
-// TestOneOfThreeInACircleGivesWay is the same for three, of three strategies.
-func TestOneOfThreeInACircleGivesWay(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open("lockWait=2m")
+		var three []nesting
 		names := []string{"row", "lease", "advisory"}
-		barrier := meet(3)
-		errs := make([]error, 3)
-		var all sync.WaitGroup
-		began := time.Now()
-		for i := range names {
-			next := (i + 1) % 3
-			all.Go(func() {
-				errs[i] = nest(dbtest.Limited(t), db, []string{names[i], names[next]}, []lockctx.Option{lockKinds[names[i]], lockKinds[names[next]]}, barrier)
-			})
+		for i, name := range names {
+			next := names[(i+1)%3]
+			three = append(three, nesting{db, []string{name, next}, []lockctx.Option{lockKinds[name], lockKinds[next]}})
 		}
-		all.Wait()
-		oneWins(t, began, errs...)
+		circle(t, three...)
 	})
 }
 
 // TestOppositeOrdersTogether: one side asks for both at once, and has one of them while
 // it waits for the other.
 func TestOppositeOrdersTogether(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for try := 1; ; try++ {
 			began := time.Now()
 			errs := s.togetherOpposite()
@@ -449,11 +446,10 @@ func (s *scratch) togetherOpposite() (errs [2]error) {
 // TestNoFalseDeadlock: who waits behind a long job while it holds something that others
 // want is no deadlock.
 func TestNoFalseDeadlock(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for name, kind := range lockKinds {
 			db := s.open("lockWait=2m")
-			job, err := mysqllock.Acquire(dbtest.Limited(t), db, name+" job", kind)
-			dbtest.OK(t, err)
+			job := stock.Acquire(t, db, name+" job", kind)
 			errs := make([]error, 5)
 			var all sync.WaitGroup
 			for i := range errs { // in the same order, and each with a hold of its own around
@@ -535,18 +531,9 @@ func childNest(db *sql.DB, in *bufio.Scanner) {
 // looked twice, as those have that wait since before.
 func (s *scratch) findsADeadlock(name string, params ...string) {
 	s.T.Helper()
-	lease, barrier, began := lockctx.Lease(30*time.Second), meet(2), time.Now()
-	keys := []string{name + " x", name + " y"}
-	var errs [2]error
-	var all sync.WaitGroup
-	for i := range errs {
-		db := s.open(append(params, "lockWait=2m")...)
-		all.Go(func() {
-			errs[i] = nest(dbtest.Limited(s.T), db, []string{keys[i], keys[1-i]}, []lockctx.Option{lease, lease}, barrier)
-		})
-	}
-	all.Wait()
-	oneWins(s.T, began, errs[:]...)
+	params, lease := append(params, "lockWait=2m"), lockctx.Lease(30*time.Second)
+	one := nesting{s.open(params...), []string{name + " x", name + " y"}, []lockctx.Option{lease, lease}}
+	errs := circle(s.T, one, one.opposite(s.open(params...)))
 	if text := fmt.Sprint(errs); !strings.Contains(text, "as connection ") {
 		s.T.Errorf("the other side is not named: %s", text)
 	}
@@ -558,10 +545,8 @@ func TestNoFalseDeadlockOfProcesses(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for name, kind := range lockKinds {
 			one, two, three := s.open("lockWait=2m"), s.open("lockWait=2m"), s.open("lockWait=2m")
-			job, err := mysqllock.Acquire(dbtest.Limited(t), one, name+" a job", kind)
-			dbtest.OK(t, err)
-			last, err := mysqllock.Acquire(dbtest.Limited(t), one, name+" z", kind)
-			dbtest.OK(t, err)
+			job := stock.Acquire(t, one, name+" a job", kind)
+			last := stock.Acquire(t, one, name+" z", kind)
 			var all sync.WaitGroup
 			errs := make([]error, 2)
 			all.Go(func() {
@@ -606,24 +591,13 @@ func TestOppositeOrdersThroughLeases(t *testing.T) {
 		} {
 			for _, order := range []string{"x y", "y x"} {
 				cases.Run(t, c+" "+order, func(t *testing.T) {
-					one, two := s.open("lockOwner=one", "lockWait=2m"), s.open("lockOwner=two", "lockWait=2m")
 					said := strings.Fields(strings.ReplaceAll(c, ",", ""))
 					keys := strings.Fields(order)
 					for i, key := range keys {
 						keys[i] = key + " " + c + order
 					}
-					barrier := meet(2)
-					var errs [2]error
-					var all sync.WaitGroup
-					began := time.Now()
-					all.Go(func() {
-						errs[0] = nest(dbtest.Limited(t), one, keys, []lockctx.Option{kinds[said[0]], kinds[said[1]]}, barrier)
-					})
-					all.Go(func() {
-						errs[1] = nest(dbtest.Limited(t), two, []string{keys[1], keys[0]}, []lockctx.Option{kinds[said[2]], kinds[said[3]]}, barrier)
-					})
-					all.Wait()
-					oneWins(t, began, errs[:]...)
+					circle(t, nesting{s.open("lockOwner=one", "lockWait=2m"), keys, []lockctx.Option{kinds[said[0]], kinds[said[1]]}},
+						nesting{s.open("lockOwner=two", "lockWait=2m"), []string{keys[1], keys[0]}, []lockctx.Option{kinds[said[2]], kinds[said[3]]}})
 				})
 			}
 		}
@@ -644,8 +618,7 @@ func TestOppositeOrdersOfTransactions(t *testing.T) {
 					errs[0] = nest(dbtest.Limited(t), one, keys, []lockctx.Option{lockctx.Lease(30 * time.Second), lockctx.Row()}, barrier)
 				})
 				all.Go(func() {
-					tx, err := two.BeginTx(lockctx.With(dbtest.Limited(t), keys[1]), nil)
-					dbtest.OK(t, err)
+					tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), keys[1]), two)
 					defer func() { _ = tx.Rollback() }()
 					barrier()
 					_, errs[1] = tx.ExecContext(lockctx.With(dbtest.Limited(t), keys[0]), "UPDATE p SET stock = stock + 1 WHERE id = 1")
@@ -659,7 +632,7 @@ func TestOppositeOrdersOfTransactions(t *testing.T) {
 
 // TestNoFalseDeadlockOfTables: the same key in two lock tables is two keys.
 func TestNoFalseDeadlockOfTables(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		var cases dbtest.Together
 		defer cases.Wait()
 		for _, name := range []string{"row", "lease"} {
@@ -667,10 +640,8 @@ func TestNoFalseDeadlockOfTables(t *testing.T) {
 				kind := lockKinds[name]
 				one, two := s.open("lockTable=one", "lockWait=1m"), s.open("lockTable=two", "lockWait=1m")
 				a, b := name+" a", name+" b"
-				jobOne, err := mysqllock.Acquire(dbtest.Limited(t), one, b, kind)
-				dbtest.OK(t, err)
-				jobTwo, err := mysqllock.Acquire(dbtest.Limited(t), two, a, kind)
-				dbtest.OK(t, err)
+				jobOne := stock.Acquire(t, one, b, kind)
+				jobTwo := stock.Acquire(t, two, a, kind)
 				var errs [2]error
 				var all sync.WaitGroup
 				all.Go(func() {
@@ -698,7 +669,7 @@ func TestNoFalseDeadlockOfTables(t *testing.T) {
 
 // TestKeyAndItsSlotsAreOneLock: the key, and slots of it, in one hint are one lock.
 func TestKeyAndItsSlotsAreOneLock(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		row, leased := []lockctx.Option(nil), []lockctx.Option{lockctx.Lease(ttl)}
 		slots := func(n int, opts ...lockctx.Option) []lockctx.Option {
 			return append(opts, lockctx.Slots(n), lockctx.Wait(20*time.Second))
@@ -735,16 +706,13 @@ func TestKeyAndItsSlotsAreOneLock(t *testing.T) {
 		// Fewer slots than are held.
 		db := s.open("lockWait=20s")
 		for range 2 {
-			h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Slots(2))
-			dbtest.OK(t, err)
+			h := stock.Acquire(t, db, "k", lockctx.Slots(2))
 			defer h.Release()
 		}
 		for _, opt := range []lockctx.Option{lockctx.Row(), lockctx.Lease(ttl)} {
 			ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.Slots(3), opt)
-			tx, err := db.BeginTx(ctx, nil)
-			dbtest.OK(t, err)
-			_, err = tx.ExecContext(lockctx.With(ctx, "k", lockctx.Slots(2), opt), "UPDATE p SET stock = 1 WHERE id = 1")
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, ctx, db)
+			dbtest.ExecIn(t, lockctx.With(ctx, "k", lockctx.Slots(2), opt), tx, "UPDATE p SET stock = 1 WHERE id = 1")
 			dbtest.OK(t, tx.Rollback())
 		}
 	})
@@ -752,10 +720,9 @@ func TestKeyAndItsSlotsAreOneLock(t *testing.T) {
 
 // TestErrorNamesTheHolderOfASlot: who is refused a lease slot is told who has one.
 func TestErrorNamesTheHolderOfASlot(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db, other := s.open("lockOwner=one"), s.open("lockOwner=two")
-		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(ttl), lockctx.Slots(1))
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, db, "k", lockctx.Lease(ttl), lockctx.Slots(1))
 		for _, db := range []*sql.DB{db, other} {
 			for _, opt := range []lockctx.Option{lockctx.NoWait(), lockctx.Wait(300 * time.Millisecond)} {
 				err := naming(func() error {
@@ -774,13 +741,12 @@ func TestErrorNamesTheHolderOfASlot(t *testing.T) {
 
 // TestOlderOfTwoVersionsCounts: of two that are given, the older one counts.
 func TestOlderOfTwoVersionsCounts(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		var versions [2]uint64
 		for i := range versions {
 			ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.Optimistic())
-			_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = stock - 1 WHERE id = 1")
 			versions[i], _ = mysqllock.Version(ctx)
 		}
 		ctx := lockctx.With(lockctx.With(dbtest.Limited(t), "k", lockctx.IfVersion(versions[1])), "k", lockctx.IfVersion(versions[0]))
@@ -796,15 +762,11 @@ func TestOlderOfTwoVersionsCounts(t *testing.T) {
 func TestOldSnapshotUnderVersion(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
-		conn, err := db.Conn(dbtest.Limited(t))
-		dbtest.OK(t, err)
-		defer conn.Close()
+		conn := dbtest.Conn(t, db)
 		dbtest.Exec(t, conn, "BEGIN")
-		_, err = read(dbtest.Limited(t), conn, 2)
-		dbtest.OK(t, err)
+		stock.MustRead(t, dbtest.Limited(t), conn, 2)
 		ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.Optimistic())
-		_, err = read(ctx, db, 2)
-		dbtest.OK(t, err)
+		stock.MustRead(t, ctx, db, 2)
 		if _, err := read(ctx, conn, 1); !errors.Is(err, mysqllock.ErrUnsafe) {
 			t.Errorf("a second read on another connection: %v", err)
 		}
@@ -814,17 +776,15 @@ func TestOldSnapshotUnderVersion(t *testing.T) {
 
 // TestConflictEndsTheUnit: also where it comes after a statement that failed.
 func TestConflictEndsTheUnit(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		ctx := lockctx.With(lockctx.With(dbtest.Limited(t), "l", lockctx.Lease(ttl)), "v", lockctx.Optimistic())
-		_, err := read(ctx, db, 1)
-		dbtest.OK(t, err)
-		_, err = db.ExecContext(lockctx.With(dbtest.Limited(t), "v"), "UPDATE p SET stock = 3 WHERE id = 1")
-		dbtest.OK(t, err)
-		if _, err = db.ExecContext(ctx, "INSERT INTO p VALUES (1, 1)"); err == nil {
+		stock.MustRead(t, ctx, db, 1)
+		dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "v"), db, "UPDATE p SET stock = 3 WHERE id = 1")
+		if _, err := db.ExecContext(ctx, "INSERT INTO p VALUES (1, 1)"); err == nil {
 			t.Error("a duplicate was inserted")
 		}
-		if _, err = db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1"); !errors.Is(err, mysqllock.ErrConflict) {
+		if _, err := db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1"); !errors.Is(err, mysqllock.ErrConflict) {
 			t.Errorf("a statement after the conflict: %v", err)
 		}
 		s.wantLeased("l", false)
@@ -835,12 +795,10 @@ func TestConflictEndsTheUnit(t *testing.T) {
 // TestWaitForAVersionKeepsNobodyFromOtherKeys: who waits until a key can first be kept optimistically
 // does not keep others from other keys.
 func TestWaitForAVersionKeepsNobodyFromOtherKeys(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("lockWait=2m")
-		a, err := mysqllock.Acquire(dbtest.Limited(t), db, "a")
-		dbtest.OK(t, err)
-		b, err := mysqllock.Acquire(dbtest.Limited(t), db, "b")
-		dbtest.OK(t, err)
+		a := stock.Acquire(t, db, "a")
+		b := stock.Acquire(t, db, "b")
 		waits := make(chan error, 1)
 		go func() {
 			_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "a", lockctx.Optimistic(), lockctx.Wait(2*time.Minute)), "UPDATE p SET stock = 1 WHERE id = 1")
@@ -849,7 +807,7 @@ func TestWaitForAVersionKeepsNobodyFromOtherKeys(t *testing.T) {
 		dbtest.Soon(t, "it waits", func() bool { return s.waiters() == 1 })
 		time.AfterFunc(100*time.Millisecond, func() { b.Release() })
 		start := time.Now()
-		_, err = db.ExecContext(lockctx.With(dbtest.Limited(t), "b", lockctx.Optimistic()), "UPDATE p SET stock = 1 WHERE id = 2")
+		_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "b", lockctx.Optimistic()), "UPDATE p SET stock = 1 WHERE id = 2")
 		if took := time.Since(start); err != nil || took > time.Minute { // the other waits for longer
 			t.Errorf("a key that is free: %v after %v", err, took)
 		}
@@ -861,13 +819,11 @@ func TestWaitForAVersionKeepsNobodyFromOtherKeys(t *testing.T) {
 // TestProcessWithoutStripesIsRefusedOnceOthersHaveThem: a process whose keys have rows of their own is refused as
 // soon as others have keys share rows, although it was there before.
 func TestProcessWithoutStripesIsRefusedOnceOthersHaveThem(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		own, striped := s.open(), s.open("lockStripes=4")
-		h, err := mysqllock.Acquire(dbtest.Limited(t), own, "x", lockctx.Advisory())
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, own, "x", lockctx.Advisory())
 		dbtest.OK(t, h.Release())
-		h, err = mysqllock.Acquire(dbtest.Limited(t), striped, "k")
-		dbtest.OK(t, err)
+		h = stock.Acquire(t, striped, "k")
 		defer h.Release()
 		if _, err := mysqllock.Acquire(dbtest.Limited(t), own, "k"); !errors.Is(err, mysqllock.ErrUnsafe) {
 			t.Errorf("a row of its own: %v", err)
@@ -880,13 +836,12 @@ func TestSeveralLateKeysAreWaitedFor(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db, other := s.open(), s.open()
 		for wait := 30 * time.Second; ; {
-			h, err := mysqllock.Acquire(dbtest.Limited(t), other, "c")
-			dbtest.OK(t, err)
+			h := stock.Acquire(t, other, "c")
 			tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "a"), db)
 			if wait > time.Second {
 				time.AfterFunc(300*time.Millisecond, func() { h.Release() })
 			}
-			_, err = tx.ExecContext(lockctx.WithKeys(dbtest.Limited(t), []string{"b", "c"}, lockctx.Wait(wait)), "UPDATE p SET stock = 9 WHERE id = 1")
+			_, err := tx.ExecContext(lockctx.WithKeys(dbtest.Limited(t), []string{"b", "c"}, lockctx.Wait(wait)), "UPDATE p SET stock = 9 WHERE id = 1")
 			if wait > time.Second {
 				dbtest.OK(t, err)
 				dbtest.OK(t, tx.Commit())

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"regexp"
 	"slices"
@@ -31,7 +32,7 @@ import (
 // than keys, and with fewer. All of them are served, and the server has never more
 // connections than allowed.
 func TestMaxConnsFewForManyKeys(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, test := range []struct{ callers, keys, conns int }{{24, 4, 6}, {60, 30, 10}, {12, 4, 4}} {
 			db := s.limited(t, test.conns, "lockWait=2m")
 			base := dbtest.Random()
@@ -71,9 +72,11 @@ func TestMaxConnsFewForManyKeys(t *testing.T) {
 // TestMaxConnsSecond: units of work that have all connections, and need one more each, end
 // with an error that says so.
 func TestMaxConnsSecond(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.limited(t, 4, "lockWait=200ms")
-		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, dbtest.Random(), func(context.Context) error { return nil }, lockctx.Wait(time.Minute))) // the table is there
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, dbtest.Random(), func(context.Context) error {
+			return nil
+		}, lockctx.Wait(time.Minute))) // the table is there
 		var begun, asked sync.WaitGroup
 		begun.Add(3)
 		asked.Add(3)
@@ -107,11 +110,13 @@ func TestMaxConnsSecond(t *testing.T) {
 // TestMaxConnsInTurn: while connections change hands, units of work queue for one for as long
 // as their contexts last, however short their wait for the lock is.
 func TestMaxConnsInTurn(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.AtItsPace(t, 3*time.Second, func(wait time.Duration) error { // far longer than a connection takes to change hands
 			db := s.limited(t, 4, "lockWait="+wait.String())
 			defer db.Close()
-			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, dbtest.Random(), func(context.Context) error { return nil }, lockctx.Wait(time.Minute))) // the table is there
+			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, dbtest.Random(), func(context.Context) error {
+				return nil
+			}, lockctx.Wait(time.Minute))) // the table is there
 			errs := make([]error, 75)
 			var all sync.WaitGroup
 			start := time.Now()
@@ -145,7 +150,7 @@ func TestMaxConnsInTurn(t *testing.T) {
 // TestMaxConnsQueue: statements without a lock queue for a connection as they do under
 // SetMaxOpenConns, until their context ends. Those of a holder go first if another caller waits for its key.
 func TestMaxConnsQueue(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.Exec(t, s.plain, "CREATE TABLE went (id INT AUTO_INCREMENT PRIMARY KEY, who VARCHAR(20) NOT NULL) ENGINE=InnoDB")
 		db := s.limited(t, 5)
 		key := dbtest.Random()
@@ -170,7 +175,9 @@ func TestMaxConnsQueue(t *testing.T) {
 			s.wantStock(1, 10)
 
 			waiter.Go(func() {
-				err := mysqllock.Do(dbtest.Limited(t), db, key, func(context.Context) error { return nil }, lockctx.Lease(30*time.Second), lockctx.Wait(time.Minute))
+				err := mysqllock.Do(dbtest.Limited(t), db, key, func(context.Context) error {
+					return nil
+				}, lockctx.Lease(30*time.Second), lockctx.Wait(time.Minute))
 				if err != nil {
 					t.Error(err)
 				}
@@ -188,10 +195,7 @@ func TestMaxConnsQueue(t *testing.T) {
 				dbtest.Soon(t, name+" queues", func() bool { return stat().App.Waiting == before+1 })
 			}
 			queued("another", func() error { _, err := db.Exec("INSERT INTO went (who) VALUES ('another')"); return err })
-			queued("the holder", func() error {
-				_, err := db.ExecContext(ctx, "INSERT INTO went (who) VALUES ('the holder')")
-				return err
-			})
+			queued("the holder", func() error { return exec(ctx, db, "INSERT INTO went (who) VALUES ('the holder')") })
 			dbtest.OK(t, open[0].Close())
 			<-done
 			<-done
@@ -263,7 +267,7 @@ func TestMaxConnsState(t *testing.T) {
 
 // TestMaxConnsPrepared: prepared statements run on whichever connection comes.
 func TestMaxConnsPrepared(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.Exec(t, s.plain, "CREATE TABLE made (id INT AUTO_INCREMENT PRIMARY KEY, n INT NOT NULL)")
 		db := s.limited(t, 6, "lockWait=2m")
 		made, err := db.Prepare("INSERT INTO made (n) VALUES (?)")
@@ -323,7 +327,7 @@ func TestMaxConnsPrepared(t *testing.T) {
 // TestMaxConnsLost: connections that the server has ended are replaced, idle ones without
 // an error.
 func TestMaxConnsLost(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.limited(t, 5)
 		ids := make(map[int]bool)
 		var open []*sql.Conn
@@ -358,20 +362,11 @@ func TestMaxConnsLost(t *testing.T) {
 func TestMaxConnsAbandoned(t *testing.T) {
 	const sleep = "SELECT SLEEP(60)"
 	inTx := func(ctx context.Context, db *sql.DB) error {
-		tx, err := db.BeginTx(ctx, nil)
-		if err != nil {
-			return err
-		}
-		defer tx.Rollback()
-		_, err = tx.ExecContext(ctx, sleep)
-		return err
+		return stock.InTx(ctx, db, func(tx *sql.Tx) error { return exec(ctx, tx, sleep) })
 	}
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for name, hang := range map[string]func(context.Context, *sql.DB) error{
-			"text": func(ctx context.Context, db *sql.DB) error {
-				_, err := db.ExecContext(ctx, sleep)
-				return err
-			},
+			"text": func(ctx context.Context, db *sql.DB) error { return exec(ctx, db, sleep) },
 			"prepared": func(ctx context.Context, db *sql.DB) error {
 				return db.QueryRowContext(ctx, "SELECT SLEEP(?)", 60).Scan(new(int))
 			},
@@ -400,13 +395,13 @@ func TestMaxConnsAbandoned(t *testing.T) {
 					})
 				}
 				callers.Wait()
-				dbtest.Soon(t, "nothing hangs on the server any more", func() bool {
-					var n int
-					dbtest.OK(t, s.plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE 'SELECT SLEEP(%'", s.Name).Scan(&n))
-					return n == 0
-				})
 			})
 		}
+		dbtest.Soon(t, "nothing hangs on the server any more", func() bool {
+			var n int
+			dbtest.OK(t, s.plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE 'SELECT SLEEP(%'", s.Name).Scan(&n))
+			return n == 0
+		})
 	})
 }
 
@@ -439,7 +434,7 @@ func TestMaxConnsAbandonedOverASocket(t *testing.T) {
 // sockets are only a net.Conn, as those of tunnels are: nobody can look whether the server
 // has closed them.
 func TestMaxConnsBareSocket(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		var opened atomic.Int32
 		cfg := s.Config()
 		cfg.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -453,8 +448,7 @@ func TestMaxConnsBareSocket(t *testing.T) {
 		db := sql.OpenDB(connector)
 		defer db.Close()
 		sell := func() {
-			tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k"), db)
 			dbtest.Exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
 			dbtest.OK(t, tx.Commit())
 		}
@@ -471,14 +465,13 @@ func TestMaxConnsBareSocket(t *testing.T) {
 // TestMaxConnsAreRotated: at their age connections are closed, however busy they are, those of
 // units of work, too, and no caller notices. What is idle for long is closed, too.
 func TestMaxConnsAreRotated(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.limited(t, 6, "connMaxLifetime=500ms")
 		ctx, key := dbtest.Limited(t), dbtest.Random()
 		var sold int
 		ids := func() (now [3]int) { // of a statement's connection, of a transaction's, and of a session
 			dbtest.OK(t, db.QueryRow("SELECT CONNECTION_ID()").Scan(&now[0]))
-			tx, err := db.BeginTx(lockctx.With(ctx, key), nil)
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, lockctx.With(ctx, key), db)
 			dbtest.OK(t, tx.QueryRow("SELECT CONNECTION_ID()").Scan(&now[1]))
 			dbtest.OK(t, tx.Commit())
 			dbtest.OK(t, mysqllock.Do(ctx, db, key, func(ctx context.Context) error {
@@ -576,13 +569,12 @@ func (s *scratch) besideHolders(ttl time.Duration) error {
 // TestMaxConnsNoWait: a caller that does not wait gets a free key while as many callers wait in the
 // server as may, and others queue to do so.
 func TestMaxConnsNoWait(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db, other := s.limited(t, 8, "lockWait=2m"), s.open()
 		ways := map[string]func(ctx context.Context, key string, opts ...lockctx.Option) error{
 			"Do": func(ctx context.Context, key string, opts ...lockctx.Option) error {
 				return mysqllock.Do(ctx, db, key, func(ctx context.Context) error {
-					_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
-					return err
+					return exec(ctx, db, "UPDATE p SET stock = stock - 1 WHERE id = 1")
 				}, append(opts, lockctx.Row())...)
 			},
 			"BeginTx": func(ctx context.Context, key string, opts ...lockctx.Option) error {
@@ -602,8 +594,7 @@ func TestMaxConnsNoWait(t *testing.T) {
 			for i := range keys {
 				taken = append(taken, fmt.Sprint(base, i))
 			}
-			tx, err := other.BeginTx(lockctx.WithKeys(dbtest.Within(t, 2*time.Minute), taken), nil)
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, lockctx.WithKeys(dbtest.Within(t, 2*time.Minute), taken), other)
 			var waiters sync.WaitGroup
 			for _, key := range taken {
 				waiters.Go(func() {
@@ -649,7 +640,7 @@ func (c preparing) Prepare(text string) (*sql.Stmt, error) {
 // TestMaxConnsPreparedMeans: what is prepared means what it means at that time on that
 // connection, not what the same text meant before USE or SET.
 func TestMaxConnsPreparedMeans(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		tenant := newScratch(s.Beside(t))
 		dbtest.Exec(t, tenant.plain, "UPDATE p SET stock = 77")
 		db := s.open("maxConns=4")
@@ -685,8 +676,7 @@ func TestMaxConnsPreparedMeans(t *testing.T) {
 			of, err := db.Prepare(stock)
 			dbtest.OK(t, err)
 			defer of.Close()
-			tx, err := conn.BeginTx(dbtest.Limited(t), nil)
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, dbtest.Limited(t), conn)
 			dbtest.Exec(t, tx, "USE "+at.Name)
 			want := map[*scratch]string{s: "10", tenant: "77"}[at]
 			means(tx, stock, want, 1)
@@ -699,7 +689,7 @@ func TestMaxConnsPreparedMeans(t *testing.T) {
 // TestMaxConnsPreparedInTransactions: a statement of db.Prepare runs in one transaction
 // under a lock after the other, also where it was first prepared in one of them.
 func TestMaxConnsPreparedInTransactions(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("maxConns=4")
 		less, err := db.Prepare("UPDATE p SET stock = stock - ? WHERE id = 1")
 		dbtest.OK(t, err)
@@ -707,8 +697,7 @@ func TestMaxConnsPreparedInTransactions(t *testing.T) {
 		dbtest.Conn(t, db) // occupies what it was prepared on
 		for range 3 {
 			ctx := lockctx.With(dbtest.Limited(t), "p")
-			tx, err := db.BeginTx(ctx, nil)
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, ctx, db)
 			st := tx.StmtContext(ctx, less)
 			for range 2 {
 				_, err := st.ExecContext(ctx, 1)
@@ -723,7 +712,7 @@ func TestMaxConnsPreparedInTransactions(t *testing.T) {
 // TestMaxConnsRawValid: code that asks through Raw whether the connection of a sql.Conn is
 // valid does not give it away.
 func TestMaxConnsRawValid(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("maxConns=4")
 		conn := dbtest.Conn(t, db)
 		valid := func() {
@@ -748,8 +737,7 @@ func TestMaxConnsRawValid(t *testing.T) {
 		dbtest.Exec(t, conn, "SET @x = 1")
 		valid()
 		mine()
-		tx, err := conn.BeginTx(dbtest.Limited(t), nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, dbtest.Limited(t), conn)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
 		valid()
 		dbtest.OK(t, tx.Rollback())
@@ -764,27 +752,28 @@ func TestMaxConnsRawValid(t *testing.T) {
 func TestMaxConnsPreparedKeepsNoTypesOfOthers(t *testing.T) {
 	values := []any{int64(-7), 1.5, "abc", []byte("12x"), nil, true, time.Date(2026, 11, 26, 1, 2, 3, 0, time.UTC), uint64(1 << 63), ""}
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		answers := func(driver string, first, second any) (all []string) {
-			db := dbtest.Open(t, driver, s.DSN(map[string]string{"mysqllock": "maxConns=4", "mysql": "timeout=10s"}[driver]))
-			defer db.Close()
-			db.SetMaxOpenConns(1)
-			for _, value := range []any{first, second, first} {
-				st, err := db.Prepare("SELECT ?, CONCAT(?, 'z'), ? + 1")
-				dbtest.OK(t, err)
-				defer st.Close()
-				var row [3]sql.NullString
-				if err := st.QueryRow(value, value, 1).Scan(&row[0], &row[1], &row[2]); err != nil {
-					all = append(all, err.Error())
-				}
-				all = append(all, fmt.Sprint(row))
-			}
-			return all
+		answer := func(db *sql.DB, value any) string {
+			st, err := db.Prepare("SELECT ?, CONCAT(?, 'z'), ? + 1")
+			dbtest.OK(t, err)
+			t.Cleanup(func() { st.Close() }) // not before others of its text have run
+			var row [3]sql.NullString
+			err = st.QueryRow(value, value, 1).Scan(&row[0], &row[1], &row[2])
+			return fmt.Sprint(row, err)
 		}
-		for _, first := range values {
-			for _, second := range values {
-				if got, want := answers("mysqllock", first, second), answers("mysql", first, second); !slices.Equal(got, want) {
-					t.Errorf("%#v, then %#v: %v, and on the plain driver %v", first, second, got, want)
+		plain := make([]string, len(values))
+		for i, value := range values {
+			plain[i] = answer(s.plain, value)
+		}
+		for i, first := range values {
+			for j, second := range values {
+				db := s.open("maxConns=4")
+				db.SetMaxOpenConns(1)
+				for k, value := range []any{first, second, first} {
+					if got, want := answer(db, value), plain[[]int{i, j, i}[k]]; got != want {
+						t.Errorf("%#v, then %#v, number %d: %v, and on the plain driver %v", first, second, k, got, want)
+					}
 				}
+				dbtest.OK(t, db.Close())
 			}
 		}
 	})
@@ -793,7 +782,7 @@ func TestMaxConnsPreparedKeepsNoTypesOfOthers(t *testing.T) {
 // TestMaxConnsPreparedCostsOneCommand: a statement that is used again stays prepared where it
 // has run, also for other users of its text with arguments of the same types.
 func TestMaxConnsPreparedCostsOneCommand(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db, tap := s.tapped(mysqllock.Config{MaxConns: 4})
 		for range 2 {
 			st, err := db.Prepare("SELECT stock FROM p WHERE id = ?")
@@ -818,7 +807,7 @@ func (b byStatement) QueryRowContext(ctx context.Context, _ string, args ...any)
 // prepared, and run when one is free. Callers that hold a transaction each, and prepare
 // through the handle, as an ORM with a cache of statements does, all come through.
 func TestMaxConnsPrepareWaitsForNobody(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("maxConns=4")
 		var held []*sql.Tx
 		for {
@@ -890,8 +879,7 @@ func TestMaxConnsKeepsWhatTextsHaveLeft(t *testing.T) {
 	between := map[string]func(ctx context.Context, db *sql.DB) error{
 		"nothing": func(context.Context, *sql.DB) error { return nil },
 		"Exec": func(ctx context.Context, db *sql.DB) error {
-			_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 2")
-			return err
+			return exec(ctx, db, "UPDATE p SET stock = stock - 1 WHERE id = 2")
 		},
 		"BeginTx": func(ctx context.Context, db *sql.DB) error {
 			tx, err := db.BeginTx(ctx, nil)
@@ -915,9 +903,14 @@ func TestMaxConnsKeepsWhatTextsHaveLeft(t *testing.T) {
 		},
 	}
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		for left, text := range leaves {
-			for name, hinted := range between {
-				for _, option := range []lockctx.Option{lockctx.Row(), lockctx.Lease(10 * time.Second), lockctx.Advisory(), lockctx.Optimistic()} {
+		options := []lockctx.Option{lockctx.Row(), lockctx.Lease(10 * time.Second), lockctx.Advisory(), lockctx.Optimistic()}
+		for i, left := range slices.Sorted(maps.Keys(leaves)) {
+			for j, name := range slices.Sorted(maps.Keys(between)) {
+				text, hinted := leaves[left], between[name]
+				for k, option := range options {
+					if k != (i+j)%len(options) && !dbtest.Long(false, true) {
+						continue // each pair of two of these is run
+					}
 					answers := func(params string) (all []string) {
 						db := dbtest.Open(t, "mysqllock", s.DSN(params))
 						defer db.Close()
@@ -999,7 +992,7 @@ func occupied(t *testing.T, db *sql.DB, n int) (free func()) {
 // TestAdvisedOfTheBound: if waiters fill the bound of SetMaxOpenConns, the observer and
 // the error say what helps, once each.
 func TestAdvisedOfTheBound(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db, w := s.watched(mysqllock.Config{Wait: 10 * time.Minute})
 		for _, bound := range []int{4, 6} {
 			s.refusedAt(t, db, w, bound)
@@ -1020,8 +1013,7 @@ func (s *scratch) refusedAt(t *testing.T, db *sql.DB, w *witness, bound int) {
 	occupied(t, db, bound)() // more than before, so that the driver has to find the bound again
 	dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
 	ctx, end := context.WithCancel(lockctx.With(dbtest.Limited(t), "k"))
-	_, err := read(ctx, db, 1)
-	dbtest.OK(t, err)
+	stock.MustRead(t, ctx, db, 1)
 	first := len(w.advice()) == 0
 	var refused, advised atomic.Int32
 	var waiters sync.WaitGroup
@@ -1050,8 +1042,7 @@ func (s *scratch) refusedAt(t *testing.T, db *sql.DB, w *witness, bound int) {
 		})
 	}
 	dbtest.Soon(t, "callers are refused", func() bool { return int(refused.Load()) > 20-bound }) // as the last connection is kept free
-	_, err = db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")
-	dbtest.OK(t, err)
+	dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = 9 WHERE id = 1")
 	end()
 	waiters.Wait()
 	if n := advised.Load(); (n == 1) != first || n > 1 {
@@ -1062,7 +1053,7 @@ func (s *scratch) refusedAt(t *testing.T, db *sql.DB, w *witness, bound int) {
 // TestAdvisedOfABoundBesideMaxConns: SetMaxOpenConns beside maxConns is told of, once. A
 // holder that it keeps waiting gets through when the waits of others end.
 func TestAdvisedOfABoundBesideMaxConns(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		nothing := func(context.Context) error { return nil }
 		db, w := s.watched(mysqllock.Config{MaxConns: 8, Wait: time.Minute})
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", nothing))
@@ -1071,8 +1062,7 @@ func TestAdvisedOfABoundBesideMaxConns(t *testing.T) {
 		}
 		db.SetMaxOpenConns(2)
 		ctx := lockctx.With(dbtest.Limited(t), "k")
-		n, err := read(ctx, db, 1)
-		dbtest.OK(t, err)
+		n := stock.MustRead(t, ctx, db, 1)
 		var waiters sync.WaitGroup
 		waiting, over := context.WithCancel(dbtest.Limited(t))
 		defer over()
@@ -1086,8 +1076,7 @@ func TestAdvisedOfABoundBesideMaxConns(t *testing.T) {
 		}
 		dbtest.Soon(t, "both wait", func() bool { return db.Stats().InUse == 2 })
 		time.AfterFunc(300*time.Millisecond, over)
-		_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = ? WHERE id = 1", n-1)
 		waiters.Wait()
 		s.wantStock(1, n-1)
 		for range 3 {
@@ -1112,7 +1101,7 @@ func TestAdvisedOfABoundBesideMaxConns(t *testing.T) {
 			dbtest.Want(t, err, context.DeadlineExceeded)
 			return db.Stats().WaitCount > 0 // not if its context had ended before
 		})
-		_, err = mysqllock.Stats(db)
+		_, err := mysqllock.Stats(db)
 		dbtest.OK(t, err)
 		if told := w.advice(); len(told) != 1 || !strings.Contains(told[0], "SetMaxOpenConns(5)") {
 			t.Errorf("the observer was told %q", told)
@@ -1133,10 +1122,9 @@ func TestAdviceIsLogged(t *testing.T) {
 // TestSessionsInUse: a caller that finds no session is told so, and not that somebody
 // has the key.
 func TestSessionsInUse(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("lockMaxConns=1")
-		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "a")
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, db, "a")
 		wanted := func(name, strategy string, err error, ended error) {
 			t.Helper()
 			var e *mysqllock.Error
@@ -1168,86 +1156,13 @@ func TestSessionsInUse(t *testing.T) {
 		cancel()
 
 		// A key that somebody has is locked, all the same.
-		_, err = mysqllock.Acquire(dbtest.Limited(t), db, "a", lockctx.NoWait())
+		_, err := mysqllock.Acquire(dbtest.Limited(t), db, "a", lockctx.NoWait())
 		if !errors.Is(err, mysqllock.ErrLocked) {
 			t.Errorf("a held key: %v", err)
 		}
 		dbtest.OK(t, h.Release())
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "b", func(context.Context) error { return nil }))
 	})
-}
-
-// BenchmarkMaxConns compares work with one budget of connections to the same work with as
-// many connections as there may be, and to the plain driver with the same bound.
-func BenchmarkMaxConns(b *testing.B) {
-	hot := func(ctx context.Context, db *sql.DB, _ int) error { return stock.Decide(ctx, db, "hot", 1) }
-	hotDo := func(ctx context.Context, db *sql.DB, _ int) error {
-		return mysqllock.Do(ctx, db, "hot", func(ctx context.Context) error {
-			var stock int
-			if err := db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = ?", 1).Scan(&stock); err != nil {
-				return err
-			}
-			time.Sleep(time.Millisecond)
-			_, err := db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = ?", stock-1, 1)
-			return err
-		})
-	}
-	few := func(ctx context.Context, db *sql.DB, i int) error {
-		return stock.Sell(ctx, db, i, fmt.Sprint(i%4), i%4+1)
-	}
-	plain := func(ctx context.Context, db *sql.DB, i int) error {
-		var stock int
-		return db.QueryRowContext(ctx, fmt.Sprintf("SELECT stock FROM p WHERE id = %d", i%4+1)).Scan(&stock)
-	}
-	for _, d := range dbtest.Each(b) {
-		s := newScratch(d)
-		for _, work := range []struct {
-			name    string
-			callers int
-			do      func(context.Context, *sql.DB, int) error
-			open    func() *sql.DB
-		}{
-			{"hot key, Do, no bound", 100, hotDo, func() *sql.DB { return s.open("lockWait=1m") }},
-			{"hot key, maxConns=25", 100, hot, func() *sql.DB { return s.open("lockWait=1m", "maxConns=25") }},
-			{"4 keys, maxConns=100", 24, few, func() *sql.DB { return s.open("lockWait=1m", "maxConns=100") }},
-			{"4 keys, maxConns=6", 24, few, func() *sql.DB { return s.open("lockWait=1m", "maxConns=6") }},
-			{"no lock, plain driver, 25", 64, plain, func() *sql.DB {
-				db := s.Open("mysql")
-				db.SetMaxOpenConns(25)
-				db.SetMaxIdleConns(25)
-				return db
-			}},
-			{"no lock, maxConns=25", 64, plain, func() *sql.DB {
-				db := s.open("maxConns=25")
-				db.SetMaxIdleConns(64)
-				return db
-			}},
-		} {
-			b.Run(string(d.Flavour)+"/"+work.name, func(b *testing.B) {
-				db := work.open()
-				defer db.Close()
-				run := func(n int) {
-					var next atomic.Int64
-					var callers sync.WaitGroup
-					for range work.callers {
-						callers.Go(func() {
-							for i := int(next.Add(1)); i <= n; i = int(next.Add(1)) {
-								if err := work.do(context.Background(), db, i); err != nil {
-									b.Error(err)
-									return
-								}
-							}
-						})
-					}
-					callers.Wait()
-				}
-				run(work.callers)
-				b.ReportAllocs()
-				b.ResetTimer()
-				run(b.N)
-			})
-		}
-	}
 }
 
 // BenchmarkMaxConnsBeside compares what a budget of 10 connections must not slow down to the
@@ -1276,15 +1191,9 @@ func BenchmarkMaxConnsBeside(b *testing.B) {
 	}
 	own := func(opts ...lockctx.Option) func(context.Context, *sql.DB, int) error {
 		return func(ctx context.Context, db *sql.DB, i int) error {
-			tx, err := db.BeginTx(lockctx.With(ctx, fmt.Sprint("own", i), opts...), nil)
-			if err != nil {
-				return err
-			}
-			defer tx.Rollback()
-			if _, err := tx.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 3"); err != nil {
-				return err
-			}
-			return tx.Commit()
+			return stock.InTx(lockctx.With(ctx, fmt.Sprint("own", i), opts...), db, func(tx *sql.Tx) error {
+				return exec(ctx, tx, "UPDATE p SET stock = stock - 1 WHERE id = 3")
+			})
 		}
 	}
 	prepare := func(ctx context.Context, db *sql.DB, _ int) error {
@@ -1309,8 +1218,7 @@ func BenchmarkMaxConnsBeside(b *testing.B) {
 			return s.wrapped(wrappers["without Validator"], "lockWait=1m", "maxConns=10")
 		}
 		for i := range 4 {
-			tx, err := s.open().BeginTx(lockctx.With(context.Background(), fmt.Sprint("taken", i)), nil)
-			dbtest.OK(b, err)
+			tx := dbtest.Begin(b, lockctx.With(context.Background(), fmt.Sprint("taken", i)), s.open())
 			b.Cleanup(func() { dbtest.OK(b, tx.Rollback()) })
 		}
 		for _, c := range []struct {
@@ -1374,14 +1282,13 @@ func BenchmarkMaxConnsBeside(b *testing.B) {
 // database/sql for its write, although those who wait for its lock would take
 // them all.
 func TestHolderGetsThroughAFullPool(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for round := range 3 {
 			db := s.open("lockWait=2m")
 			db.SetMaxOpenConns(4)
 			dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
 			ctx := lockctx.With(dbtest.Limited(t), "k")
-			n, err := read(ctx, db, 1)
-			dbtest.OK(t, err)
+			n := stock.MustRead(t, ctx, db, 1)
 			var early, granted atomic.Int32
 			var wg sync.WaitGroup
 			for range 40 {
@@ -1400,7 +1307,7 @@ func TestHolderGetsThroughAFullPool(t *testing.T) {
 			}
 			dbtest.Soon(t, "the pool is full", func() bool { return db.Stats().InUse == 4 || early.Load() > 0 })
 			start := time.Now()
-			_, err = db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
+			_, err := db.ExecContext(ctx, "UPDATE p SET stock = ? WHERE id = 1", n-1)
 			took := time.Since(start)
 			dbtest.OK(t, err)
 			if took > time.Minute { // the others wait for longer
@@ -1415,11 +1322,10 @@ func TestHolderGetsThroughAFullPool(t *testing.T) {
 
 // An unbounded pool never turns anybody away, however long the holder thinks.
 func TestNobodyIsTurnedAwayFromAnUnboundedPool(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("lockWait=20s")
 		ctx := lockctx.With(dbtest.Limited(t), "k")
-		_, err := read(ctx, db, 1)
-		dbtest.OK(t, err)
+		stock.MustRead(t, ctx, db, 1)
 		var wg sync.WaitGroup
 		for range 12 {
 			wg.Go(func() {
@@ -1437,8 +1343,7 @@ func TestNobodyIsTurnedAwayFromAnUnboundedPool(t *testing.T) {
 			return stats.Waiters == 12
 		})
 		time.Sleep(200 * time.Millisecond) // the driver looks for a full pool after 50 ms
-		_, err = db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = 9 WHERE id = 1")
 		wg.Wait()
 	})
 }
@@ -1456,10 +1361,9 @@ func (slowDial) ConnectorConnect(ctx context.Context, k driver.Connector) (drive
 // A connection that is opened for somebody else is not taken for a sign that
 // the pool is full.
 func TestUnboundedPoolIsNotTakenForFull(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.OpenDB(mysqllock.NewConnector(s.Config(), mysqllock.Config{Base: intercept.With(slowDial{})}))
-		h, err := mysqllock.Acquire(dbtest.Limited(t), db, "k")
-		dbtest.OK(t, err)
+		h := stock.Acquire(t, db, "k")
 		first := make(chan error, 1)
 		begin := func(opts ...lockctx.Option) error {
 			tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", opts...), nil)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -288,125 +290,136 @@ func (m *mocked) want(err error, target error) {
 
 func number(n uint16) error { return &mysql.MySQLError{Number: n, Message: fmt.Sprint("error ", n)} }
 
+// Statements by the words of play.
+var (
+	mockExecs = map[string]string{
+		"+table": sqlTable, "+columns": sqlUpgrade, "+highWater": sqlMakeHighWater, "+lock": sqlCreateProcedure, "+commit": sqlCreateCommit, "+row": sqlInsert, "back": sqlBack,
+	}
+	mockQueries = map[string]string{"high-water": sqlHighWater, "rows": sqlExists, "stripes": sqlStripes, "try": sqlTry, "call": sqlCall}
+)
+
+// play expects that, of a server that describes itself as a, in this order. high-water mark and rows are there,
+// and are not with a question mark; +table, +columns, +high-water mark, +row and +lock, +commit (the procedures)
+// make what their names say; lock takes the lock as that server is asked for it, and commit ends the
+// transaction. A statement with !1142 fails with that error.
+func (m *mocked) play(a answers, steps string) {
+	m.t.Helper()
+	for _, step := range strings.Fields(steps) {
+		word, code, fails := strings.Cut(step, "!")
+		if fails {
+			n, err := strconv.ParseUint(code, 10, 16)
+			dbtest.OK(m.t, err)
+			if text := mockExecs[word]; text != "" {
+				m.ExpectExec(text).WillReturnError(number(uint16(n)))
+			} else {
+				m.ExpectQuery(mockQueries[word]).WillReturnError(number(uint16(n)))
+			}
+		}
+		switch word {
+		case "+columns":
+			a.columns = theColumns
+		case "+commit":
+			a.procedure = "1"
+		}
+		switch {
+		case fails:
+		case word == "version":
+			m.reprobe(a)
+		case word == "probe":
+			m.probe(a)
+		case word == "state":
+			m.state(a)
+		case word == "state?":
+			m.noTable(a)
+		case word == "highWater?":
+			m.expectQuery(sqlHighWater)
+		case word == "high-water":
+			m.expectQuery(sqlHighWater, "1")
+		case word == "rows?":
+			m.exist()
+		case word == "rows":
+			m.exist("k")
+		case word == "stripes":
+			m.expectQuery(sqlStripes)
+		case word == "lock":
+			m.again(a)
+		case word == "commit":
+			m.commit(a)
+		case word == "BEGIN":
+			m.ExpectBegin()
+		case word == "ROLLBACK":
+			m.ExpectRollback()
+		default:
+			m.expectExec(mockExecs[word])
+		}
+	}
+}
+
+// refused has a write refused, with an error that says so.
+func (m *mocked) refused(is error, says []string) {
+	m.t.Helper()
+	_, err := m.db.ExecContext(m.ctx, sqlUpdate, 1, 1)
+	var e *mysqllock.Error
+	if !errors.As(err, &e) || e.Key != "k" || e.Op != "lock" || is != nil && !errors.Is(err, is) {
+		m.t.Fatalf("the error is %#v, want %v", err, is)
+	}
+	dbtest.Says(m.t, err, says...)
+}
+
 // TestMockSetUpFails has servers on which there can be no lock. Nothing of the
 // caller's is sent, and the next hint asks again.
 func TestMockSetUpFails(t *testing.T) {
 	old := aMySQL.with(func(a *answers) { a.columns = fewColumns })
+	isam := aMySQL.with(func(a *answers) { a.engine = "MyISAM" })
+	byHand := []string{sqlTable + ";\n" + sqlMakeHighWater}
 	for _, c := range []struct {
-		name   string
-		cfg    mysqllock.Config
-		expect func(m *mocked)
-		is     error
-		says   []string
+		name, schema string
+		server       answers
+		steps        string
+		is           error
+		says         []string
 	}{
-		{"old MySQL", mysqllock.Config{}, func(m *mocked) {
-			m.reprobe(aMySQL.with(func(a *answers) { a.version = "5.7.44" }))
-		}, nil, []string{"5.7.44", "too old", "MySQL 8.0"}},
-		{"old MariaDB", mysqllock.Config{}, func(m *mocked) {
-			m.reprobe(aMariaDB.with(func(a *answers) { a.version = "5.5.5-10.2.44-MariaDB" }))
-		}, nil, []string{"10.2.44", "too old", "MariaDB 10.3"}},
-		{"neither", mysqllock.Config{}, func(m *mocked) {
-			m.expectQuery(sqlProbe, "5.6.1")
-			m.ExpectQuery(sqlRecognise).WillReturnRows(sqlmock.NewRows([]string{"1", "2", "3", "4"}).AddRow("5.6.1", "Source distribution", "5.6.1", "shop"))
-		}, nil, []string{"MySQL 8.0 or MariaDB 10.3 is needed"}},
-		{"MyISAM", mysqllock.Config{}, func(m *mocked) {
-			m.probe(aMySQL)
-			m.state(aMySQL.with(func(a *answers) { a.engine = "MyISAM" }))
-		}, mysqllock.ErrUnsafe, []string{"MyISAM", "ENGINE=InnoDB"}},
-		{"MyISAM of the older form", mysqllock.Config{Schema: "auto"}, func(m *mocked) {
-			m.probe(aMySQL)
-			m.state(old.with(func(a *answers) { a.engine = "MyISAM" }))
-		}, mysqllock.ErrUnsafe, []string{"MyISAM", "ENGINE=InnoDB"}},
-		{"half an answer", mysqllock.Config{}, func(m *mocked) {
-			m.probe(aMySQL)
-			m.expectQuery(sqlState, "InnoDB")
-		}, nil, []string{"reading the definition of the lock table `shop`.`mysqllock`"}},
-		{"no table", mysqllock.Config{}, func(m *mocked) {
-			m.probe(aMySQL)
-			m.noTable(aMySQL)
-		}, nil, []string{"does not exist", sqlTable + ";\n" + sqlMakeHighWater}},
-		{"no database", mysqllock.Config{}, func(m *mocked) {
-			m.probe(aMySQL.with(func(a *answers) { a.database = "" }))
-		}, nil, []string{"no database", "lockTable"}},
-		{"may not make the table", mysqllock.Config{Schema: "auto"}, func(m *mocked) {
-			m.probe(aMySQL)
-			m.noTable(aMySQL)
-			m.ExpectExec(sqlTable).WillReturnError(number(1142))
-		}, nil, []string{"1142", sqlTable + ";\n" + sqlMakeHighWater}},
-		{"read only", mysqllock.Config{Schema: "auto"}, func(m *mocked) {
-			m.probe(aMySQL)
-			m.noTable(aMySQL)
-			m.ExpectExec(sqlTable).WillReturnError(number(1290))
-		}, nil, []string{"1290", sqlTable + ";\n" + sqlMakeHighWater}},
-		{"the older form", mysqllock.Config{}, func(m *mocked) {
-			m.probe(old)
-			m.state(old)
-		}, nil, []string{"older form", sqlUpgrade + ";\n" + sqlMakeHighWater}},
-		{"the older form, MariaDB", mysqllock.Config{}, func(m *mocked) {
-			a := aMariaDB.with(func(a *answers) { a.columns = fewColumns })
-			m.probe(a)
-			m.state(a)
-		}, nil, []string{"older form", sqlUpgrade + ";\n" + sqlMakeHighWater}},
-		{"one column is missing", mysqllock.Config{}, func(m *mocked) {
-			m.probe(aMySQL)
-			m.state(aMySQL.with(func(a *answers) { a.columns = "namespace,name,token,expires,versioned" }))
-		}, nil, []string{"older form", "ALTER TABLE `shop`.`mysqllock` ADD COLUMN owner VARBINARY(255) NULL;\n" + sqlMakeHighWater}},
-		{"may not alter the table", mysqllock.Config{Schema: "auto"}, func(m *mocked) {
-			m.probe(old)
-			m.state(old)
-			m.ExpectExec(sqlUpgrade).WillReturnError(number(1142))
-		}, nil, []string{"1142", sqlUpgrade + ";\n" + sqlMakeHighWater}},
-		{"may not alter the table, read only", mysqllock.Config{Schema: "auto"}, func(m *mocked) {
-			m.probe(old)
-			m.state(old)
-			m.ExpectExec(sqlUpgrade).WillReturnError(number(1290))
-		}, nil, []string{"1290", sqlUpgrade + ";\n" + sqlMakeHighWater}},
-		{"somebody else alters the table for long", mysqllock.Config{Schema: "auto"}, func(m *mocked) {
-			m.probe(old)
-			m.state(old)
-			m.ExpectExec(sqlUpgrade).WillReturnError(number(1205))
-		}, nil, []string{"1205"}},
-		{"may not see the high-water mark", mysqllock.Config{}, func(m *mocked) {
-			m.probe(aMySQL)
-			m.state(aMySQL)
-			m.ExpectQuery(sqlHighWater).WillReturnError(number(1142))
-		}, nil, []string{"1142"}},
-		{"may not make the high-water mark", mysqllock.Config{}, func(m *mocked) {
-			m.probe(aMySQL)
-			m.state(aMySQL)
-			m.expectQuery(sqlHighWater)
-			m.ExpectExec(sqlMakeHighWater).WillReturnError(number(1142))
-		}, nil, []string{"1142", sqlMakeHighWater}},
+		{"old MySQL", "", aMySQL.with(func(a *answers) { a.version = "5.7.44" }), "version", nil, []string{"5.7.44", "too old", "MySQL 8.0"}},
+		{"old MariaDB", "", aMariaDB.with(func(a *answers) { a.version = "5.5.5-10.2.44-MariaDB" }), "version", nil, []string{"10.2.44", "too old", "MariaDB 10.3"}},
+		{"neither", "", answers{}, "", nil, []string{"MySQL 8.0 or MariaDB 10.3 is needed"}},
+		{"MyISAM", "", isam, "probe state", mysqllock.ErrUnsafe, []string{"MyISAM", "ENGINE=InnoDB"}},
+		{"MyISAM of the older form", "auto", isam.with(func(a *answers) { a.columns = fewColumns }), "probe state", mysqllock.ErrUnsafe, []string{"MyISAM", "ENGINE=InnoDB"}},
+		{"half an answer", "", aMySQL, "probe", nil, []string{"reading the definition of the lock table `shop`.`mysqllock`"}},
+		{"no table", "", aMySQL, "probe state?", nil, append([]string{"does not exist"}, byHand...)},
+		{"no database", "", aMySQL.with(func(a *answers) { a.database = "" }), "probe", nil, []string{"no database", "lockTable"}},
+		{"may not make the table", "auto", aMySQL, "probe state? +table!1142", nil, append([]string{"1142"}, byHand...)},
+		{"read only", "auto", aMySQL, "probe state? +table!1290", nil, append([]string{"1290"}, byHand...)},
+		{"the older form", "", old, "probe state", nil, []string{"older form", sqlUpgrade + ";\n" + sqlMakeHighWater}},
+		{"the older form, MariaDB", "", aMariaDB.with(func(a *answers) { a.columns = fewColumns }), "probe state", nil, []string{"older form", sqlUpgrade + ";\n" + sqlMakeHighWater}},
+		{
+			"one column is missing", "", aMySQL.with(func(a *answers) { a.columns = "namespace,name,token,expires,versioned" }), "probe state", nil,
+			[]string{"older form", "ALTER TABLE `shop`.`mysqllock` ADD COLUMN owner VARBINARY(255) NULL;\n" + sqlMakeHighWater},
+		},
+		{"may not alter the table", "auto", old, "probe state +columns!1142", nil, []string{"1142", sqlUpgrade + ";\n" + sqlMakeHighWater}},
+		{"may not alter the table, read only", "auto", old, "probe state +columns!1290", nil, []string{"1290", sqlUpgrade + ";\n" + sqlMakeHighWater}},
+		{"somebody else alters the table for long", "auto", old, "probe state +columns!1205", nil, []string{"1205"}},
+		{"may not see the high-water mark", "", aMySQL, "probe state highWater!1142", nil, []string{"1142"}},
+		{"may not make the high-water mark", "", aMySQL, "probe state highWater? +highWater!1142", nil, []string{"1142", sqlMakeHighWater}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			m := mock(t, c.cfg)
-			c.expect(m)
-			_, err := m.db.ExecContext(m.ctx, sqlUpdate, 1, 1)
-			if err == nil || c.is != nil && !errors.Is(err, c.is) {
-				t.Fatalf("the error is %v, want %v", err, c.is)
+			m := mock(t, mysqllock.Config{Schema: c.schema})
+			m.play(c.server, c.steps)
+			switch c.name {
+			case "neither":
+				m.expectQuery(sqlProbe, "5.6.1")
+				m.ExpectQuery(sqlRecognise).WillReturnRows(sqlmock.NewRows([]string{"1", "2", "3", "4"}).AddRow("5.6.1", "Source distribution", "5.6.1", "shop"))
+			case "half an answer":
+				m.expectQuery(sqlState, "InnoDB")
 			}
-			for _, text := range c.says {
-				if !strings.Contains(err.Error(), text) {
-					t.Errorf("the error does not say %q: %v", text, err)
-				}
-			}
-			var e *mysqllock.Error
-			if !errors.As(err, &e) || e.Key != "k" || e.Op != "lock" {
-				t.Errorf("the error is %#v", err)
-			}
+			m.refused(c.is, c.says)
 
 			// Without a hint nothing of it matters.
 			m.expectExec(sqlUpdate, 1, 1)
-			_, err = m.db.Exec(sqlUpdate, 1, 1)
+			_, err := m.db.Exec(sqlUpdate, 1, 1)
 			m.want(err, nil)
 
 			// Someone has put it right.
-			m.probe(aCalled)
-			m.state(aCalled)
-			m.expectQuery(sqlHighWater, "1")
-			m.exist("k")
-			m.again(aCalled)
-			m.commit(aCalled)
+			m.play(aCalled, "probe state highWater rows lock commit")
 			m.want(m.begin().Commit(), nil)
 		})
 	}
@@ -464,251 +477,91 @@ func TestMockTopology(t *testing.T) {
 	})
 }
 
+// TestMockAutomaticSchema: what is missing is made, once, and is used then; what is somebody else's is
+// left alone.
 func TestMockAutomaticSchema(t *testing.T) {
 	old := aMySQL.with(func(a *answers) { a.columns = fewColumns })
-	auto := func(t *testing.T) *mocked { return mock(t, mysqllock.Config{Schema: "auto"}) }
-	t.Run("everything is missing", func(t *testing.T) {
-		m := auto(t)
-		m.probe(aMySQL)
-		m.noTable(aMySQL)
-		m.expectExec(sqlTable)
-		m.state(aMySQL)
-		m.expectQuery(sqlHighWater)
-		m.expectExec(sqlMakeHighWater)
-		m.expectExec(sqlCreateProcedure)
-		m.expectExec(sqlCreateCommit)
-		m.exist()
-		m.expectExec(sqlInsert)
-		m.expectQuery(sqlStripes)
-		m.lock(sqlCall)
-		m.expectExec(sqlCallCommit)
-		m.want(m.begin().Commit(), nil)
-	})
-	t.Run("the table is of the older form", func(t *testing.T) {
-		m := auto(t)
-		m.probe(old)
-		m.state(old)
-		m.expectExec(sqlUpgrade)
-		m.state(aMySQL)
-		m.expectQuery(sqlHighWater)
-		m.expectExec(sqlMakeHighWater)
-		m.expectExec(sqlCreateProcedure)
-		m.expectExec(sqlCreateCommit)
-		m.exist("k")
-		m.lock(sqlCall)
-		m.expectExec(sqlCallCommit)
-		m.want(m.begin().Commit(), nil)
-	})
-	t.Run("another was quicker with all of it", func(t *testing.T) {
-		m := auto(t)
-		m.probe(old)
-		m.state(old)
-		m.ExpectExec(sqlUpgrade).WillReturnError(number(1060))
-		m.state(aMySQL)
-		m.expectQuery(sqlHighWater, "1")
-		m.ExpectExec(sqlCreateProcedure).WillReturnError(number(1304))
-		m.ExpectExec(sqlCreateCommit).WillReturnError(number(1304))
-		m.exist("k")
-		m.lock(sqlCall)
-		m.expectExec(sqlCallCommit)
-		m.want(m.begin().Commit(), nil)
-	})
+	foreign := aMySQL.with(func(a *answers) { a.procedure = "0" })
+	for _, c := range []struct {
+		name, schema string
+		server       answers
+		steps        string
+	}{
+		{"everything is missing", "auto", aMySQL, "probe state? +table state highWater? +highWater +lock +commit rows? +row stripes lock commit"},
+		{"everything is missing, MariaDB", "auto", aMariaDB, "probe state? +table state highWater? +highWater rows? +row stripes lock commit"}, // which needs no procedure
+		{"the table is of the older form", "auto", old, "probe state +columns state highWater? +highWater +lock +commit rows lock commit"},
+		{"another was quicker with all of it", "auto", old, "probe state +columns!1060 state highWater +lock!1304 +commit!1304 rows lock commit"},
+		{"the high-water mark is missing", "manual", aMySQL, "probe state highWater? +highWater rows lock commit"}, // it is made in manual mode, too
+		{"no right to make the procedure", "auto", aMySQL, "probe state highWater +lock!1044 rows lock commit"},
+		{"the table goes later", "auto", aCalled, "probe state highWater rows!1146 state? +table state highWater? +highWater rows? +row stripes lock commit"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := mock(t, mysqllock.Config{Schema: c.schema})
+			m.play(c.server, c.steps)
+			m.want(m.begin().Commit(), nil)
+		})
+	}
 	t.Run("one column is missing", func(t *testing.T) {
-		m := auto(t)
-		m.probe(aMariaDB)
-		m.state(aMariaDB.with(func(a *answers) { a.columns = "namespace,name,owner,expires,versioned,comment" }))
+		m := mock(t, mysqllock.Config{Schema: "auto"})
+		m.play(aMariaDB.with(func(a *answers) { a.columns = "namespace,name,owner,expires,versioned,comment" }), "probe state")
 		m.expectExec("ALTER TABLE `shop`.`mysqllock` ADD COLUMN token BIGINT UNSIGNED NOT NULL DEFAULT 0")
-		m.state(aMariaDB)
-		m.expectQuery(sqlHighWater, "1")
-		m.exist("k")
-		m.again(aMariaDB)
-		m.expectExec("COMMIT")
-		m.want(m.begin().Commit(), nil)
-	})
-	t.Run("the high-water mark is missing", func(t *testing.T) { // it is made in manual mode, too
-		m := mock(t, mysqllock.Config{})
-		m.probe(aMySQL)
-		m.state(aMySQL)
-		m.expectQuery(sqlHighWater)
-		m.expectExec(sqlMakeHighWater)
-		m.exist("k")
-		m.again(aMySQL)
-		m.ExpectCommit()
+		m.play(aMariaDB, "state highWater rows lock commit")
 		m.want(m.begin().Commit(), nil)
 	})
 	t.Run("the high-water mark goes later", func(t *testing.T) { // no row can be made without it
 		m := mock(t, mysqllock.Config{})
-		m.setUp(aMySQL)
+		m.play(aMySQL, "probe state highWater")
 		m.ExpectQuery(sqlExists).WillReturnRows(sqlmock.NewRows([]string{"name", "token"}))
-		m.state(aMySQL)
-		m.expectQuery(sqlHighWater)
-		m.expectExec(sqlMakeHighWater)
-		m.expectExec(sqlInsert)
-		m.expectQuery(sqlStripes)
-		m.again(aMySQL)
-		m.ExpectCommit()
+		m.play(aMySQL, "state highWater? +highWater +row stripes lock commit")
 		m.want(m.begin().Commit(), nil)
 	})
-	t.Run("the procedure is somebody else's", func(t *testing.T) { // it is neither called nor removed
-		m := auto(t)
-		m.probe(aMySQL)
-		m.state(aMySQL.with(func(a *answers) { a.procedure = "0" }))
-		m.expectQuery(sqlHighWater, "1")
-		m.exist("k")
-		m.again(aMySQL)
-		m.ExpectCommit()
-		m.want(m.begin().Commit(), nil)
-	})
-	t.Run("the procedure is somebody else's, manual", func(t *testing.T) { // it would not tell of leases
-		m := mock(t, mysqllock.Config{})
-		m.setUp(aMySQL.with(func(a *answers) { a.procedure = "0" }))
-		m.exist("k")
-		m.again(aMySQL)
-		m.ExpectCommit()
-		m.want(m.begin().Commit(), nil)
-	})
-	t.Run("no right to make the procedure", func(t *testing.T) { // then without
-		m := auto(t)
-		m.probe(aMySQL)
-		m.state(aMySQL)
-		m.expectQuery(sqlHighWater, "1")
-		m.ExpectExec(sqlCreateProcedure).WillReturnError(number(1044))
-		m.exist("k")
-		m.again(aMySQL)
-		m.ExpectCommit()
-		m.want(m.begin().Commit(), nil)
-	})
-	t.Run("MariaDB", func(t *testing.T) { // needs no procedure
-		m := auto(t)
-		m.probe(aMariaDB)
-		m.noTable(aMariaDB)
-		m.expectExec(sqlTable)
-		m.state(aMariaDB)
-		m.expectQuery(sqlHighWater)
-		m.expectExec(sqlMakeHighWater)
-		m.exist()
-		m.expectExec(sqlInsert)
-		m.expectQuery(sqlStripes)
-		m.lock(sqlBlock)
-		m.expectExec("COMMIT")
-		m.want(m.begin().Commit(), nil)
-	})
-	t.Run("the table goes later", func(t *testing.T) {
-		m := auto(t)
-		m.setUp(aCalled)
-		m.ExpectQuery(sqlExists).WillReturnError(number(1146))
-		m.noTable(aCalled)
-		m.expectExec(sqlTable)
-		m.state(aCalled)
-		m.expectQuery(sqlHighWater)
-		m.expectExec(sqlMakeHighWater)
-		m.exist()
-		m.expectExec(sqlInsert)
-		m.expectQuery(sqlStripes)
-		m.lock(sqlCall)
-		m.expectExec(sqlCallCommit)
-		m.want(m.begin().Commit(), nil)
-	})
+	for _, schema := range []string{"auto", "manual"} { // it would not tell of leases; it is neither called nor removed
+		t.Run("the procedure is somebody else's, "+schema, func(t *testing.T) {
+			m := mock(t, mysqllock.Config{Schema: schema})
+			m.play(foreign, "probe state highWater rows")
+			m.play(aMySQL, "lock commit")
+			m.want(m.begin().Commit(), nil)
+		})
+	}
 }
 
 // TestMockLockFails has statements of the driver's own that the server
 // refuses.
 func TestMockLockFails(t *testing.T) {
+	rights := []string{"1142", "needs SELECT, INSERT, UPDATE"}
 	for _, c := range []struct {
 		name   string
-		expect func(m *mocked)
+		server answers
+		steps  string
 		is     error
 		says   []string
 	}{
-		{"may not read", func(m *mocked) {
-			m.setUp(aMySQL)
-			m.ExpectQuery(sqlExists).WillReturnError(number(1142))
-		}, nil, []string{"1142", "needs SELECT, INSERT, UPDATE"}},
-		{"may not insert", func(m *mocked) {
-			m.setUp(aMySQL)
-			m.exist()
-			m.ExpectExec(sqlInsert).WillReturnError(number(1142))
-		}, nil, []string{"1142", "needs SELECT, INSERT, UPDATE"}},
-		{"may not lock", func(m *mocked) {
-			m.setUp(aMySQL)
-			m.exist("k")
-			m.ExpectBegin()
-			m.ExpectQuery(sqlTry).WillReturnError(number(1142))
-			m.ExpectRollback()
-		}, nil, []string{"1142", "needs SELECT, INSERT, UPDATE"}},
-		{"may not lock, with procedure", func(m *mocked) {
-			m.setUp(aCalled)
-			m.exist("k")
-			m.ExpectQuery(sqlCall).WillReturnError(number(1142))
-			m.expectExec(sqlBack)
-			m.ExpectBegin()
-			m.ExpectQuery(sqlTry).WillReturnError(number(1142))
-			m.ExpectRollback()
-		}, nil, []string{"1142", "needs SELECT, INSERT, UPDATE"}},
-		{"the table is gone", func(m *mocked) {
-			m.setUp(aMySQL)
-			m.ExpectQuery(sqlExists).WillReturnError(number(1146))
-			m.noTable(aMySQL)
-		}, nil, []string{"does not exist", sqlTable}},
-		{"the server became read only", func(m *mocked) {
-			m.setUp(aMySQL)
-			m.exist()
-			m.ExpectExec(sqlInsert).WillReturnError(number(1290))
-		}, mysqllock.ErrUnsafe, []string{"1290", "takes no writes"}},
-		{"the server became read only, and the row is there", func(m *mocked) {
-			m.setUp(aMySQL)
-			m.exist("k")
-			m.ExpectBegin()
-			m.ExpectQuery(sqlTry).WillReturnError(number(1290))
-			m.ExpectRollback()
-		}, mysqllock.ErrUnsafe, []string{"1290", "takes no writes"}},
-		{"a deadlock", func(m *mocked) {
-			m.setUp(aMySQL)
-			m.exist("k")
-			m.ExpectBegin()
-			m.ExpectQuery(sqlTry).WillReturnError(number(1213))
-			m.ExpectRollback()
-		}, mysqllock.ErrDeadlock, []string{"1213"}},
+		{"may not read", aMySQL, "rows!1142", nil, rights},
+		{"may not insert", aMySQL, "rows? +row!1142", nil, rights},
+		{"may not lock", aMySQL, "rows BEGIN try!1142 ROLLBACK", nil, rights},
+		{"may not lock, with procedure", aCalled, "rows call!1142 back BEGIN try!1142 ROLLBACK", nil, rights},
+		{"the table is gone", aMySQL, "rows!1146 state?", nil, []string{"does not exist", sqlTable}},
+		{"the server became read only", aMySQL, "rows? +row!1290", mysqllock.ErrUnsafe, []string{"1290", "takes no writes"}},
+		{"the server became read only, and the row is there", aMySQL, "rows BEGIN try!1290 ROLLBACK", mysqllock.ErrUnsafe, []string{"1290", "takes no writes"}},
+		{"a deadlock", aMySQL, "rows BEGIN try!1213 ROLLBACK", mysqllock.ErrDeadlock, []string{"1213"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := mock(t, mysqllock.Config{})
-			c.expect(m)
-			_, err := m.db.ExecContext(m.ctx, sqlUpdate, 1, 1)
-			if err == nil || c.is != nil && !errors.Is(err, c.is) {
-				t.Fatalf("the error is %v, want %v", err, c.is)
-			}
-			for _, text := range c.says {
-				if !strings.Contains(err.Error(), text) {
-					t.Errorf("the error does not say %q: %v", text, err)
-				}
-			}
+			m.play(c.server, "probe state highWater "+c.steps)
+			m.refused(c.is, c.says)
 		})
 	}
-
-	t.Run("the procedure is another's", func(t *testing.T) { // which says nothing of leases
-		m := mock(t, mysqllock.Config{})
-		m.setUp(aCalled)
-		m.exist("k")
-		m.expectQuery(sqlCall, "7")
-		m.expectExec(sqlBack)
-		for range 2 {
-			m.again(aMySQL)
-			m.ExpectCommit()
-		}
-		m.want(m.begin().Commit(), nil)
-		m.want(m.begin().Commit(), nil)
-	})
-	t.Run("the procedure is gone", func(t *testing.T) { // then without, from now on
-		m := mock(t, mysqllock.Config{})
-		m.setUp(aCalled)
-		m.exist("k")
-		m.ExpectQuery(sqlCall).WillReturnError(number(1305))
-		m.expectExec(sqlBack)
-		for range 2 {
-			m.again(aMySQL)
-			m.ExpectCommit()
-		}
-		m.want(m.begin().Commit(), nil)
-		m.want(m.begin().Commit(), nil)
-	})
+	for name, call := range map[string]func(m *mocked){
+		"the procedure is another's": func(m *mocked) { m.expectQuery(sqlCall, "7") }, // which says nothing of leases
+		"the procedure is gone":      func(m *mocked) { m.play(aCalled, "call!1305") },
+	} {
+		t.Run(name, func(t *testing.T) { // then without, from now on
+			m := mock(t, mysqllock.Config{})
+			m.play(aCalled, "probe state highWater rows")
+			call(m)
+			m.play(aMySQL, "back lock commit lock commit")
+			m.want(m.begin().Commit(), nil)
+			m.want(m.begin().Commit(), nil)
+		})
+	}
 }

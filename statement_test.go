@@ -23,6 +23,12 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
+// exec runs a statement of which nothing but its error matters.
+func exec(ctx context.Context, db dbtest.Execer, text string, args ...any) error {
+	_, err := db.ExecContext(ctx, text, args...)
+	return err
+}
+
 func TestQueryThatWritesOutsideATransaction(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.Exec(t, s.plain, "CREATE PROCEDURE take() BEGIN UPDATE p SET stock = stock - 1 WHERE id = 1; SELECT stock FROM p WHERE id = 1; END")
@@ -36,8 +42,7 @@ func TestQueryThatWritesOutsideATransaction(t *testing.T) {
 		s.wantStock(1, 9)
 		s.wantLocked("k", false)
 
-		_, err := read(ctx, db, 1)
-		dbtest.OK(t, err)
+		stock.MustRead(t, ctx, db, 1)
 		dbtest.OK(t, db.QueryRowContext(ctx, "CALL take()").Scan(&n))
 		s.wantStock(1, 8)
 		s.wantLocked("k", false)
@@ -58,8 +63,7 @@ func TestContextEndCommitsFinishedStatements(t *testing.T) {
 			dbtest.OK(t, db.QueryRowContext(lctx, "SELECT n FROM taken").Scan(&n)) // reads, as far as its text tells
 			want := 9
 			if open {
-				_, err := db.BeginTx(lctx, nil)
-				dbtest.OK(t, err)
+				dbtest.Begin(t, lctx, db)
 				want = 10
 			}
 			s.wantStock(1, 10)
@@ -71,12 +75,10 @@ func TestContextEndCommitsFinishedStatements(t *testing.T) {
 }
 
 func TestRowsAreReadAhead(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		ctx := lockctx.With(dbtest.Limited(t), "k")
-		tx, err := db.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
-		defer tx.Rollback()
+		tx := dbtest.Begin(t, ctx, db)
 		for _, q := range []interface {
 			QueryContext(context.Context, string, ...any) (*sql.Rows, error)
 			QueryRowContext(context.Context, string, ...any) *sql.Row
@@ -123,8 +125,7 @@ func TestManyRowsAreStreamed(t *testing.T) {
 		if n != 16 {
 			t.Errorf("%d rows, want 16", n)
 		}
-		_, err = read(lctx, db, 1)
-		dbtest.OK(t, err)
+		stock.MustRead(t, lctx, db, 1)
 		s.wantLocked("k", true)
 
 		// Closed early, by the caller and by the end of the context.
@@ -132,8 +133,7 @@ func TestManyRowsAreStreamed(t *testing.T) {
 		dbtest.OK(t, err)
 		rows.Next()
 		dbtest.OK(t, rows.Close())
-		_, err = read(lctx, db, 1)
-		dbtest.OK(t, err)
+		stock.MustRead(t, lctx, db, 1)
 		rows, err = db.QueryContext(lctx, many)
 		dbtest.OK(t, err)
 		defer rows.Close()
@@ -142,8 +142,10 @@ func TestManyRowsAreStreamed(t *testing.T) {
 	})
 }
 
-func TestPreparedStatements(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+// TestPreparingTakesNoLock: and what is prepared runs in a transaction under a lock, as what is prepared
+// there does.
+func TestPreparingTakesNoLock(t *testing.T) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "DO 0") // makes the table
 		dbtest.OK(t, err)
@@ -155,29 +157,14 @@ func TestPreparedStatements(t *testing.T) {
 		defer set.Close()
 		s.wantLocked("k", false) // preparing takes no lock
 
-		ctx := lockctx.With(dbtest.Limited(t), "k")
 		var n int
-		dbtest.OK(t, get.QueryRowContext(ctx, 1).Scan(&n))
-		s.wantLocked("k", true)
-		_, err = set.ExecContext(ctx, n-1, 1)
-		dbtest.OK(t, err)
-		s.wantLocked("k", false)
-		s.wantStock(1, 9)
-
-		_, err = set.ExecContext(lockctx.With(dbtest.Limited(t), "k"), 8, 1) // alone
-		dbtest.OK(t, err)
-		s.wantStock(1, 8)
-		s.wantLocked("k", false)
-
 		for _, session := range []bool{false, true} {
 			ctx := lockctx.With(dbtest.Limited(t), "k")
 			if session {
-				_, err := read(ctx, db, 1)
-				dbtest.OK(t, err)
+				stock.MustRead(t, ctx, db, 1)
 			}
-			tx, err := db.BeginTx(ctx, nil)
-			dbtest.OK(t, err)
-			_, err = tx.StmtContext(ctx, set).ExecContext(ctx, 7, 1)
+			tx := dbtest.Begin(t, ctx, db)
+			_, err := tx.StmtContext(ctx, set).ExecContext(ctx, 7, 1)
 			dbtest.OK(t, err)
 			dbtest.OK(t, tx.Stmt(get).QueryRow(1).Scan(&n))
 			own, err := tx.Prepare("SELECT stock FROM p WHERE id = ?")
@@ -193,7 +180,7 @@ func TestPreparedStatements(t *testing.T) {
 			if _, err := tx.Prepare("SELEKT"); err == nil {
 				t.Error("Prepare of nonsense succeeded")
 			}
-			s.wantStock(1, 8)
+			s.wantStock(1, 10)
 			dbtest.OK(t, tx.Rollback())
 			s.wantLocked("k", false)
 		}
@@ -201,13 +188,11 @@ func TestPreparedStatements(t *testing.T) {
 }
 
 func TestWithoutTakesNoLock(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		ctx := lockctx.With(dbtest.Limited(t), "k")
-		_, err := db.ExecContext(lockctx.Without(ctx), "UPDATE p SET stock = 9 WHERE id = 1")
-		dbtest.OK(t, err)
-		tx, err := db.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, lockctx.Without(ctx), db, "UPDATE p SET stock = 9 WHERE id = 1")
+		tx := dbtest.Begin(t, ctx, db)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 8 WHERE id = 1")
 		n, err := read(lockctx.Without(ctx), db, 1)
 		if dbtest.OK(t, err); n != 9 {
@@ -245,29 +230,15 @@ func perQuery(ctx context.Context, db *sql.DB, write func(ctx context.Context, n
 // becomes of the contexts of its queries. One that never ends leaves the lock to the
 // context of the query that took it, and that is the same in each run.
 func TestUnitOutlivesTheContextOfItsQuery(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		writes := map[string]func(ctx context.Context, n int) error{
-			"Exec": func(ctx context.Context, n int) error {
-				_, err := db.ExecContext(ctx, stock.SetStock, n)
-				return err
-			},
+			"Exec": func(ctx context.Context, n int) error { return exec(ctx, db, stock.SetStock, n) },
 			"BeginTx": func(ctx context.Context, n int) error {
-				tx, err := db.BeginTx(ctx, nil)
-				if err != nil {
-					return err
-				}
-				defer tx.Rollback()
-				if _, err := tx.ExecContext(ctx, stock.SetStock, n); err != nil {
-					return err
-				}
-				return tx.Commit()
+				return stock.InTx(ctx, db, func(tx *sql.Tx) error { return exec(ctx, tx, stock.SetStock, n) })
 			},
 			"Do": func(ctx context.Context, n int) error {
-				return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
-					_, err := db.ExecContext(ctx, stock.SetStock, n)
-					return err
-				})
+				return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { return exec(ctx, db, stock.SetStock, n) })
 			},
 		}
 		for name, opts := range stock.KeptAs() {
@@ -276,7 +247,7 @@ func TestUnitOutlivesTheContextOfItsQuery(t *testing.T) {
 					continue // asks for more than its lock context has
 				}
 				t.Run(name+" "+how, func(t *testing.T) {
-					for range 15 {
+					for range dbtest.Long(3, 15) {
 						dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
 						ends, cancel := context.WithCancel(context.Background())
 						err := perQuery(lockctx.With(ends, "k", opts...), db, write)
@@ -302,22 +273,20 @@ func TestUnitOutlivesTheContextOfItsQuery(t *testing.T) {
 // TestQueryContextEndsInATransaction: of the query that has taken the lock, in a lock
 // context that never ends.
 func TestQueryContextEndsInATransaction(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		for name, opts := range stock.KeptAs() {
 			if name == "optimistic" {
 				continue
 			}
 			t.Run(name, func(t *testing.T) {
-				for range 10 {
+				for range dbtest.Long(3, 10) {
 					ctx := lockctx.With(context.Background(), "k", opts...)
 					one, cancel := context.WithCancel(ctx)
-					_, err := read(one, db, 1)
-					dbtest.OK(t, err)
-					tx, err := db.BeginTx(ctx, nil)
-					dbtest.OK(t, err)
+					stock.MustRead(t, one, db, 1)
+					tx := dbtest.Begin(t, ctx, db)
 					cancel()
-					err = tx.Commit() // changes nothing, so the lock would stay
+					err := tx.Commit() // changes nothing, so the lock would stay
 					if name == "lease" || name == "advisory" {
 						dbtest.OK(t, err) // they are the transaction's until its end
 					} else {
@@ -326,7 +295,9 @@ func TestQueryContextEndsInATransaction(t *testing.T) {
 					_, err = db.ExecContext(ctx, stock.SetStock, 9)
 					stock.WantError(t, "a write", err, mysqllock.ErrLost, "the lock context never ends")
 				}
-				err := mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { return nil }, append(stock.KeptAs()[name], lockctx.Wait(ttl/2))...)
+				err := mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error {
+					return nil
+				}, append(stock.KeptAs()[name], lockctx.Wait(ttl/2))...)
 				if err != nil {
 					t.Errorf("nobody has the key, and it is not free: %v", err)
 				}
@@ -347,10 +318,7 @@ func TestHowNothingIsLocked(t *testing.T) {
 		strict error            // what it is with lockRequire; nil if it is silent there, too
 		write  func(ctx context.Context, s *scratch, db *sql.DB) error
 	}
-	write := func(ctx context.Context, db *sql.DB) error {
-		_, err := db.ExecContext(ctx, takeOne)
-		return err
-	}
+	write := func(ctx context.Context, db *sql.DB) error { return exec(ctx, db, takeOne) }
 	ways := map[string]way{
 		"no context": {strict: mysqllock.ErrNoLock, write: func(_ context.Context, _ *scratch, db *sql.DB) error {
 			_, err := db.Exec(takeOne)
@@ -393,12 +361,11 @@ func TestHowNothingIsLocked(t *testing.T) {
 			return write(lockctx.With(ctx, "k", lockctx.NoWait(), lockctx.Slots(2)), db)
 		}},
 	}
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db, strict, other := s.open(), s.open("lockRequire=p"), s.open()
 		for name, way := range ways {
 			t.Run(name, func(t *testing.T) {
-				hold, err := mysqllock.Acquire(dbtest.Limited(t), other, "k", way.held...)
-				dbtest.OK(t, err)
+				hold := stock.Acquire(t, other, "k", way.held...)
 				defer hold.Rollback()
 				before := s.stock(1)
 				dbtest.OK(t, way.write(dbtest.Limited(t), s, db))
@@ -433,8 +400,7 @@ func TestHowNothingIsLocked(t *testing.T) {
 			dbtest.Want(t, write(ctx, strict), mysqllock.ErrUnsafe)
 		})
 		t.Run("a wrapper that drops contexts", func(t *testing.T) {
-			hold, err := mysqllock.Acquire(dbtest.Limited(t), other, "k")
-			dbtest.OK(t, err)
+			hold := stock.Acquire(t, other, "k")
 			defer hold.Rollback()
 			drops := func(c whole) driver.Conn { return forgetful{c} }
 			ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.NoWait())
@@ -468,7 +434,7 @@ func (c forgetful) Prepare(text string) (driver.Stmt, error) {
 
 // TestHowNothingIsLockedIsTold: what the page says is told with an error.
 func TestHowNothingIsLockedIsTold(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		nothing := func(context.Context) error { return errors.New("it ran") }
 		err := mysqllock.Do(dbtest.Limited(t), s.plain, "k", nothing)
@@ -489,8 +455,7 @@ func TestHowNothingIsLockedIsTold(t *testing.T) {
 		// So does one that has no lock context, if the hold has changed what it is to change.
 		short := s.open("innodb_lock_wait_timeout=1")
 		dbtest.OK(t, mysqllock.Do(outer, short, "k", func(ctx context.Context) error {
-			_, err := short.ExecContext(ctx, takeOne)
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, ctx, short, takeOne)
 			_, err = short.ExecContext(outer, takeOne)
 			dbtest.Says(t, err, "Error 1205", `transactions open under locks: "k"; a row`, "pass it the context of the lock")
 			if _, same := err.(*mysql.MySQLError); !same { //nolint:errorlint // callers may look at it like this
@@ -608,8 +573,7 @@ func TestCommitInEachCharacterSet(t *testing.T) {
 			for _, params := range []string{first, "charset=utf8mb4", "charset=binary", "character_set_connection=utf16"} {
 				db := s.open(params)
 				err := mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
-					_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
-					return err
+					return exec(ctx, db, "UPDATE p SET stock = stock - 1 WHERE id = 1")
 				}, lockctx.Lease(ttl))
 				if err != nil {
 					t.Errorf("%s after %s: %v", params, first, err)
@@ -625,8 +589,7 @@ func TestCommitInEachCharacterSet(t *testing.T) {
 // account has no right to the procedure, the fence does.
 func TestCommitBehindALockedRow(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		_, err := s.open().ExecContext(lockctx.With(dbtest.Limited(t), "made"), "DO 1")
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "made"), s.open(), "DO 1")
 		limit := "innodb_lock_wait_timeout=1"
 		for name, db := range map[string]*scratch{
 			"all rights": s, "few rights": s.user("SELECT, UPDATE ON $db.p", "SELECT, INSERT, UPDATE ON $db.mysqllock"),
@@ -652,7 +615,7 @@ func TestCommitBehindALockedRow(t *testing.T) {
 // Close ends while the units of work on sessions ask for further keys: none of them
 // waits for Close, which waits for them.
 func TestCloseWhileUnitsAskForMore(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for range 3 {
 			db := s.open()
 			var asking sync.WaitGroup
@@ -707,8 +670,7 @@ func TestDeadlockAmongStreamedRowsEndsTheUnit(t *testing.T) {
 			dbtest.Exec(t, other, "INSERT INTO w (v) VALUES (1), (2), (3), (4), (5)")
 		}
 		dbtest.Exec(t, other, "UPDATE big SET v = 'y' WHERE id = 19")
-		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k"), db)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
 		rows, err := tx.Query("SELECT id, v FROM big ORDER BY id FOR UPDATE")
 		dbtest.OK(t, err)
@@ -741,8 +703,7 @@ func TestProcedureThatCommitsLosesTheLock(t *testing.T) {
 		dbtest.Exec(t, s.plain, "CREATE PROCEDURE leaky() BEGIN UPDATE p SET stock = stock - 1 WHERE id = 1; COMMIT; END")
 		dbtest.Exec(t, s.plain, "CREATE PROCEDURE fine() BEGIN UPDATE p SET stock = stock - 1 WHERE id = 1; SELECT stock FROM p WHERE id = 1; END")
 		dbtest.Exec(t, s.plain, "CREATE PROCEDURE failing() BEGIN SIGNAL SQLSTATE '45000'; END")
-		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k"), db)
 		dbtest.Exec(t, tx, "CALL fine()")
 		if _, err := tx.Exec("CALL failing()"); err == nil || errors.Is(err, mysqllock.ErrLost) {
 			t.Errorf("a procedure that fails: %v", err)
@@ -764,14 +725,12 @@ func TestProcedureThatCommitsLosesTheLock(t *testing.T) {
 			},
 			"savepoint": func(ctx context.Context, _ *sql.Tx) error { _, err := db.BeginTx(ctx, nil); return err },
 			"another key": func(ctx context.Context, tx *sql.Tx) error {
-				_, err := tx.ExecContext(lockctx.With(ctx, "other", lockctx.AllowStale()), "UPDATE p SET stock = 99 WHERE id = 2")
-				return err
+				return exec(lockctx.With(ctx, "other", lockctx.AllowStale()), tx, "UPDATE p SET stock = 99 WHERE id = 2")
 			},
 			"a text that goes back": func(_ context.Context, tx *sql.Tx) error { _, err := tx.Exec("ROLLBACK TO SAVEPOINT mine"); return err },
 		} {
 			ctx := lockctx.With(dbtest.Limited(t), "k")
-			tx, err := db.BeginTx(ctx, nil)
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, ctx, db)
 			dbtest.Exec(t, tx, "SAVEPOINT mine")
 			dbtest.Exec(t, tx, "CALL leaky()")
 			if err := next(ctx, tx); !errors.Is(err, mysqllock.ErrLost) {
@@ -791,11 +750,10 @@ func TestProcedureThatCommitsLosesTheLock(t *testing.T) {
 }
 
 func TestStmtCloseDoesNotHangWhileItsRowsStream(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		s.big()
 		db := s.open()
-		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k"), nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k"), db)
 		st, err := tx.Prepare("SELECT id, v FROM big WHERE id >= ?")
 		dbtest.OK(t, err)
 		rows, err := st.Query(0)
@@ -812,21 +770,18 @@ func TestStmtCloseDoesNotHangWhileItsRowsStream(t *testing.T) {
 		case <-time.After(time.Minute):
 			t.Fatal("Stmt.Close and Rows.Close hang")
 		}
-		_, err = read(dbtest.Limited(t), tx, 1)
-		dbtest.OK(t, err)
+		stock.MustRead(t, dbtest.Limited(t), tx, 1)
 		dbtest.OK(t, tx.Commit())
 	})
 }
 
 func TestInnerRollbackCutsRowsOffWithAnError(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		s.big()
 		db := s.open()
 		ctx := lockctx.With(dbtest.Limited(t), "k")
-		outer, err := db.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
-		inner, err := db.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
+		outer := dbtest.Begin(t, ctx, db)
+		inner := dbtest.Begin(t, ctx, db)
 		dbtest.Exec(t, inner, "UPDATE p SET stock = 66 WHERE id = 1")
 		rows, err := outer.QueryContext(ctx, "SELECT id, v FROM big")
 		dbtest.OK(t, err)
@@ -845,19 +800,16 @@ func TestInnerRollbackCutsRowsOffWithAnError(t *testing.T) {
 }
 
 func TestStatementsOfAUnitLeaveNothingPrepared(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		ctx := lockctx.With(dbtest.Limited(t), "k")
 		foreign, err := db.Begin()
 		dbtest.OK(t, err)
-		_, err = read(ctx, db, 1)
-		dbtest.OK(t, err)
+		stock.MustRead(t, ctx, db, 1)
 		var id int
 		for range 50 {
-			_, err := read(ctx, foreign, 1)
-			dbtest.OK(t, err)
-			_, err = read(ctx, db, 1)
-			dbtest.OK(t, err)
+			stock.MustRead(t, ctx, foreign, 1)
+			stock.MustRead(t, ctx, db, 1)
 		}
 		// A session whose statements are counted by itself.
 		var name string
@@ -879,13 +831,9 @@ func TestStatementsOfAUnitLeaveNothingPrepared(t *testing.T) {
 // writes are the ways of a write on db: with ctx, in a transaction that began with begin, where
 // it is in one.
 var writes = map[string]func(db *sql.DB, begin, ctx context.Context) error{
-	"Exec": func(db *sql.DB, _, ctx context.Context) error {
-		_, err := db.ExecContext(ctx, takeOne)
-		return err
-	},
+	"Exec": func(db *sql.DB, _, ctx context.Context) error { return exec(ctx, db, takeOne) },
 	"Exec with arguments": func(db *sql.DB, _, ctx context.Context) error {
-		_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - ? WHERE id = 1", 1)
-		return err
+		return exec(ctx, db, "UPDATE p SET stock = stock - ? WHERE id = 1", 1)
 	},
 	"Query": func(db *sql.DB, _, ctx context.Context) error {
 		rows, err := db.QueryContext(ctx, takeOne)
@@ -904,10 +852,7 @@ var writes = map[string]func(db *sql.DB, begin, ctx context.Context) error{
 		return err
 	},
 	"sql.Conn": func(db *sql.DB, _, ctx context.Context) error {
-		return onConn(db, func(conn *sql.Conn) error {
-			_, err := conn.ExecContext(ctx, takeOne)
-			return err
-		})
+		return onConn(db, func(conn *sql.Conn) error { return exec(ctx, conn, takeOne) })
 	},
 	"sql.Conn, prepared": func(db *sql.DB, _, ctx context.Context) error {
 		return onConn(db, func(conn *sql.Conn) error {
@@ -921,13 +866,10 @@ var writes = map[string]func(db *sql.DB, begin, ctx context.Context) error{
 		})
 	},
 	"sql.Tx": func(db *sql.DB, begin, ctx context.Context) error {
-		return inTx(db, begin, func(tx *sql.Tx) error {
-			_, err := tx.ExecContext(ctx, takeOne)
-			return err
-		})
+		return stock.InTx(begin, db, func(tx *sql.Tx) error { return exec(ctx, tx, takeOne) })
 	},
 	"sql.Tx, prepared": func(db *sql.DB, begin, ctx context.Context) error {
-		return inTx(db, begin, func(tx *sql.Tx) error {
+		return stock.InTx(begin, db, func(tx *sql.Tx) error {
 			st, err := tx.PrepareContext(ctx, takeOne)
 			if err != nil {
 				return err
@@ -938,14 +880,7 @@ var writes = map[string]func(db *sql.DB, begin, ctx context.Context) error{
 	},
 	"sql.Tx of a sql.Conn": func(db *sql.DB, begin, ctx context.Context) error {
 		return onConn(db, func(conn *sql.Conn) error {
-			tx, err := conn.BeginTx(begin, nil)
-			if err != nil {
-				return err
-			}
-			if _, err := tx.ExecContext(ctx, takeOne); err != nil {
-				return errors.Join(err, tx.Rollback())
-			}
-			return tx.Commit()
+			return stock.InTx(begin, conn, func(tx *sql.Tx) error { return exec(ctx, tx, takeOne) })
 		})
 	},
 }
@@ -959,23 +894,8 @@ func onConn(db *sql.DB, f func(*sql.Conn) error) error {
 	return f(conn)
 }
 
-func inTx(db *sql.DB, begin context.Context, f func(*sql.Tx) error) error {
-	tx, err := db.BeginTx(begin, nil)
-	if err != nil {
-		return err
-	}
-	if err := f(tx); err != nil {
-		return errors.Join(err, tx.Rollback())
-	}
-	return tx.Commit()
-}
-
-// strictHandles are those of strict mode for the table p. What they refuse they do not send, so
-// that one is enough for a second server.
+// strictHandles are those of strict mode for the table p.
 func (s *scratch) strictHandles() map[string]*sql.DB {
-	if s.MariaDB() {
-		return map[string]*sql.DB{"": s.open("lockRequire=p")}
-	}
 	return map[string]*sql.DB{
 		"": s.open("lockRequire=p"), "maxConns": s.open("lockRequire=p&maxConns=6"), "interpolated": s.open("lockRequire=P*&interpolateParams=true"),
 		"wrapped": s.wrapped(wrappers["only preparing"], "lockRequire=p"),
@@ -984,7 +904,7 @@ func (s *scratch) strictHandles() map[string]*sql.DB {
 
 // TestStrictMode: a table that lockRequire names is written under a lock only, in whatever way.
 func TestStrictMode(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for how, db := range s.strictHandles() {
 			for way, write := range writes {
 				name := how + " " + way
@@ -1027,12 +947,10 @@ func TestStrictMode(t *testing.T) {
 				s.wantStock(1, before)
 			}
 			dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
-			_, err := db.Exec("CREATE TABLE IF NOT EXISTS q (id INT PRIMARY KEY)")
+			dbtest.Exec(t, db, "CREATE TABLE IF NOT EXISTS q (id INT PRIMARY KEY)")
+			_, err := db.Exec("REPLACE INTO q SELECT id FROM p") // which only reads it
 			dbtest.OK(t, err)
-			_, err = db.Exec("REPLACE INTO q SELECT id FROM p") // which only reads it
-			dbtest.OK(t, err)
-			_, err = read(dbtest.Limited(t), db, 1)
-			dbtest.OK(t, err)
+			stock.MustRead(t, dbtest.Limited(t), db, 1)
 		}
 	})
 }
@@ -1084,7 +1002,7 @@ func TestStrictModeSeesTheTable(t *testing.T) {
 // TestStrictModeKeepsDecisions: what was read outside a transaction is written in a hold, or
 // read again: a write that would commit alone is refused before it is sent.
 func TestStrictModeKeepsDecisions(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.Exec(t, s.plain, "CREATE TABLE q (id INT PRIMARY KEY)")
 		for how, db := range s.strictHandles() {
 			for strategy, kind := range strategies {
@@ -1092,8 +1010,7 @@ func TestStrictModeKeepsDecisions(t *testing.T) {
 					name := fmt.Sprintf("%s, %s, %s", how, strategy, way)
 					ctx, cancel := context.WithCancel(dbtest.Limited(t))
 					with := lockctx.With(ctx, "k", kind)
-					n, err := read(with, db, 1)
-					dbtest.OK(t, err)
+					n := stock.MustRead(t, with, db, 1)
 					if err := write(db, with, with); !errors.Is(err, mysqllock.ErrUnsafe) || !strings.Contains(err.Error(), "mysqllock.Do") {
 						t.Errorf("%s: %v", name, err)
 					}
@@ -1107,18 +1024,16 @@ func TestStrictModeKeepsDecisions(t *testing.T) {
 			decided := func() (context.Context, context.CancelFunc) {
 				ctx, cancel := context.WithCancel(dbtest.Limited(t))
 				ctx = lockctx.With(ctx, "k", kind)
-				_, err := read(ctx, db, 1)
-				dbtest.OK(t, err)
+				stock.MustRead(t, ctx, db, 1)
 				return ctx, cancel
 			}
 			before := s.stock(1)
 
 			// The transaction of an ORM around one call: what was written before the refusal goes, too.
 			ctx, cancel := decided()
-			tx, err := db.BeginTx(ctx, nil)
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, ctx, db)
 			dbtest.Exec(t, tx, "INSERT INTO q VALUES (1)")
-			_, err = tx.ExecContext(ctx, takeOne)
+			_, err := tx.ExecContext(ctx, takeOne)
 			dbtest.Want(t, err, mysqllock.ErrUnsafe)
 			dbtest.Want(t, tx.Commit(), mysqllock.ErrUnsafe)
 			if left := dbtest.Column[int](t, s.plain, "SELECT id FROM q"); len(left) > 0 {
@@ -1128,31 +1043,25 @@ func TestStrictModeKeepsDecisions(t *testing.T) {
 
 			// A read in the transaction is enough for it, and so is a hold, or AllowStale.
 			ctx, cancel = decided()
-			dbtest.OK(t, inTx(db, ctx, func(tx *sql.Tx) error {
+			dbtest.OK(t, stock.InTx(ctx, db, func(tx *sql.Tx) error {
 				if _, err := read(ctx, tx, 1); err != nil {
 					return err
 				}
-				_, err := tx.ExecContext(ctx, takeOne)
-				return err
+				return exec(ctx, tx, takeOne)
 			}))
 			cancel()
 			ctx, cancel = decided()
-			dbtest.OK(t, mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
-				_, err := db.ExecContext(ctx, takeOne)
-				return err
-			}, kind))
+			dbtest.OK(t, mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { return exec(ctx, db, takeOne) }, kind))
 			cancel()
 			ctx, cancel = decided()
-			_, err = db.ExecContext(lockctx.With(ctx, "k", kind, lockctx.AllowStale()), takeOne)
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, lockctx.With(ctx, "k", kind, lockctx.AllowStale()), db, takeOne)
 			cancel()
 			s.wantStock(1, before-3)
 
 			// Other tables are as they were.
 			ctx, cancel = decided()
 			dbtest.Exec(t, db, "DELETE FROM q")
-			_, err = db.ExecContext(ctx, "REPLACE INTO q VALUES (1)")
-			dbtest.OK(t, err)
+			dbtest.ExecIn(t, ctx, db, "REPLACE INTO q VALUES (1)")
 			cancel()
 			dbtest.Exec(t, s.plain, "DELETE FROM q")
 			dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
@@ -1162,7 +1071,7 @@ func TestStrictModeKeepsDecisions(t *testing.T) {
 
 // TestStrictModeAsksForTheKey: RequireKey sees the keys of each way to hold them.
 func TestStrictModeAsksForTheKey(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db, _ := s.watched(mysqllock.Config{Require: "p", RequireKey: func(table string, keys []string) error {
 			if table != "p" || !slices.Contains(keys, "right") {
 				return fmt.Errorf("not %q of %s", keys, table)
@@ -1199,10 +1108,8 @@ func TestStrictModeLogs(t *testing.T) {
 		for range 3 {
 			dbtest.Exec(t, db, takeOne)
 			with := lockctx.With(dbtest.Limited(t), "k")
-			_, err := read(with, db, 1)
-			dbtest.OK(t, err)
-			_, err = db.ExecContext(with, "UPDATE p SET stock = 9")
-			dbtest.OK(t, err)
+			stock.MustRead(t, with, db, 1)
+			dbtest.ExecIn(t, with, db, "UPDATE p SET stock = 9")
 		}
 	}
 	var lines bytes.Buffer
@@ -1215,7 +1122,7 @@ func TestStrictModeLogs(t *testing.T) {
 			t.Errorf("the log says %s", got)
 		}
 	})
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db, w := s.watched(mysqllock.Config{Require: "log:p"})
 		use(t, db)
 		if told := w.advice(); len(told) != 2 || !strings.Contains(told[0], "statement_test.go:") || !strings.Contains(told[0], "no lock") || !strings.Contains(told[1], "after a read outside") {

@@ -98,8 +98,7 @@ func TestAges(t *testing.T) {
 				t.Errorf("%s: it has been idle, and the lock is said to be of %v at least", strategy, who.Least)
 			}
 			for n := range 30 { // more than the server remembers
-				_, err := db.ExecContext(h.Context(), fmt.Sprintf("DO %d, 'secret', x'5ec7e7'", n))
-				dbtest.OK(t, err)
+				dbtest.ExecIn(t, h.Context(), db, fmt.Sprintf("DO %d, 'secret', x'5ec7e7'", n))
 			}
 			l, from, to = held("second", 0)
 			who = l.Holders.List[0]
@@ -118,7 +117,7 @@ func TestAges(t *testing.T) {
 // are known, and that it is not renewed any more. Before that, and of a program or a table of an
 // older version, they are not.
 func TestLeaseTells(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	onFlavours(t, func(t *testing.T, s *scratch) {
 		cfg, tap := s.Config(), new(dbtest.Tap)
 		cfg.User = "root"
 		tap.On(cfg)
@@ -199,8 +198,7 @@ func TestLateLock(t *testing.T) {
 		early := time.Now()
 		dbtest.Soon(t, "time goes by", func() bool { return time.Since(early) > 300*time.Millisecond })
 		granted := span{first: time.Now()}
-		_, err := tx.Exec(s.lockSQL("FOR UPDATE", "late"))
-		dbtest.OK(t, err)
+		dbtest.Exec(t, tx, s.lockSQL("FOR UPDATE", "late"))
 		granted.last = time.Now()
 		s.rowAwaited("FOR UPDATE", "early")
 		s.rowAwaited("FOR UPDATE", "late")
@@ -237,10 +235,8 @@ func TestChain(t *testing.T) {
 			dbtest.OK(t, err)
 			dbtest.OK(t, conn.QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&conns[n]))
 			dbtest.OK(t, conn.PingContext(ctx))
-			tx, err := conn.BeginTx(ctx, nil)
-			dbtest.OK(t, err)
-			_, err = tx.Exec(s.lockSQL("FOR UPDATE", keys[0]))
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, ctx, conn)
+			dbtest.Exec(t, tx, s.lockSQL("FOR UPDATE", keys[0]))
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
@@ -369,8 +365,8 @@ func TestOwnStatements(t *testing.T) {
 		row, err := mysqllock.Acquire(t.Context(), db, "the-row")
 		dbtest.OK(t, err)
 		defer row.Release()
-		_, err = db.ExecContext(row.Context(), "DO 42, 'secret'")
-		dbtest.OK(t, err)
+		asked := time.Now()
+		dbtest.ExecIn(t, row.Context(), db, "DO 42, 'secret'")
 		worked := time.Now()
 		named, err := mysqllock.Acquire(t.Context(), db, "the-advisory", lockctx.Advisory())
 		dbtest.OK(t, err)
@@ -406,7 +402,7 @@ func TestOwnStatements(t *testing.T) {
 			case h == nil:
 			case s.mysql() && (now < before || h.Activity.Least || h.Activity.Statement != "DO ?, ?"):
 				t.Fatalf("it has been idle for %v at least, and is said to be %v", before, h.Activity)
-			case !s.mysql() && (!h.Activity.Least || h.Activity.Statement != "" || now > time.Since(worked)+timing):
+			case !s.mysql() && (!h.Activity.Least || h.Activity.Statement != "" || now > time.Since(asked)+timing):
 				t.Fatalf("it has been idle for %v at least, and is said to be %v", before, h.Activity)
 			}
 			pinged, last = pinged || now < last, now
@@ -422,11 +418,9 @@ func TestOwnStatements(t *testing.T) {
 		// The first transactions may have their locks on another connection: they come before
 		// the driver knows its procedures.
 		dbtest.Soon(t, "a transaction that holds an advisory lock itself is not said to work elsewhere", func() bool {
-			tx, err := db.BeginTx(lockctx.With(t.Context(), "in-transaction", lockctx.Advisory()), nil)
-			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, lockctx.With(t.Context(), "in-transaction", lockctx.Advisory()), db)
 			defer tx.Rollback()
-			_, err = tx.Exec("SELECT COUNT(*) FROM mysqllock")
-			dbtest.OK(t, err)
+			dbtest.Exec(t, tx, "SELECT COUNT(*) FROM mysqllock")
 			pauseForCopy()
 			l := find(look(t, i, "in-transaction"), "advisory", "in-transaction")
 			return l != nil && len(l.Holders.List) == 1 && !l.Holders.List[0].Within.IsZero() && l.Holders.List[0].Activity != nil && !l.Holders.List[0].Activity.Elsewhere
@@ -451,8 +445,7 @@ func TestPoller(t *testing.T) {
 				if l := find(look(t, s.inspector(s.root)), strategy, "the-"+strategy); l == nil || l.Waiters.More != more || l.Waiters.Count().Known().IsZero() != more {
 					t.Errorf("%s: with a poller: %v: %+v", strategy, more, l)
 				}
-				_, err = conn.ExecContext(t.Context(), "DO GET_LOCK('"+announced(s.Name, "the-"+strategy)+"', 0)")
-				dbtest.OK(t, err)
+				dbtest.ExecIn(t, t.Context(), conn, "DO GET_LOCK('"+announced(s.Name, "the-"+strategy)+"', 0)")
 			}
 		}
 	})

@@ -26,7 +26,7 @@ func (s *scratch) budgeted(user, owner string, maxConns int) *sql.DB {
 // server takes, and says what it cannot see. Other tests have handles on the server, too:
 // these have no maxConns.
 func TestDoctorAddsUpMaxConns(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	onFlavours(t, func(t *testing.T, s *scratch) {
 		var most int
 		dbtest.OK(t, s.root.QueryRow("SELECT @@max_connections").Scan(&most))
 		user := s.user()

@@ -17,10 +17,8 @@ func (s *scratch) deadlock() {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	begin := func(id string) *sql.Tx {
-		tx, err := s.root.BeginTx(ctx, nil)
-		dbtest.OK(s.T, err)
-		_, err = tx.ExecContext(ctx, "UPDATE pair SET n = n + 1 WHERE id = "+id)
-		dbtest.OK(s.T, err)
+		tx := dbtest.Begin(s.T, ctx, s.root)
+		dbtest.ExecIn(s.T, ctx, tx, "UPDATE pair SET n = n + 1 WHERE id = "+id)
 		return tx
 	}
 	one, other := begin("1"), begin("2")

@@ -77,8 +77,7 @@ func (s *scratch) rowsLocked(lock string, names ...string) *sql.Tx {
 	dbtest.OK(s.T, err)
 	s.T.Cleanup(func() { _ = tx.Rollback() })
 	for _, name := range names {
-		_, err := tx.Exec(s.lockSQL(lock, name))
-		dbtest.OK(s.T, err)
+		dbtest.Exec(s.T, tx, s.lockSQL(lock, name))
 	}
 	return tx
 }
@@ -257,8 +256,7 @@ func TestShared(t *testing.T) {
 		}
 		s.rowsLocked("LOCK IN SHARE MODE", "both")
 		writer := s.rowsLocked("LOCK IN SHARE MODE", "both")
-		_, err := writer.Exec("INSERT INTO mysqllock (namespace, name) VALUES ('w', 'w')")
-		dbtest.OK(t, err)
+		dbtest.Exec(t, writer, "INSERT INTO mysqllock (namespace, name) VALUES ('w', 'w')")
 		s.rowAwaited("FOR UPDATE", "both")
 		known, unknown, waiters = count("both")
 		if s.mysql() && known != 2 || !s.mysql() && (known != 1 || unknown != 1) || waiters != 1 {
@@ -285,8 +283,7 @@ func TestLeaseJustGone(t *testing.T) {
 		holder, err := s.root.Conn(t.Context())
 		dbtest.OK(t, err)
 		defer holder.Close()
-		_, err = holder.ExecContext(t.Context(), "DO GET_LOCK('"+s.wakeUp("k")+"', 0)")
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, t.Context(), holder, "DO GET_LOCK('"+s.wakeUp("k")+"', 0)")
 		ctx, cancel := context.WithCancel(t.Context())
 		waits := make(chan struct{})
 		go func() {
@@ -332,8 +329,7 @@ func TestNamespaces(t *testing.T) {
 		other, err := s.root.Begin()
 		dbtest.OK(t, err)
 		defer other.Rollback()
-		_, err = other.Exec("SELECT GET_LOCK('mysqllock:" + s.Name + "-other/k', 0), l.* FROM mysqllock l WHERE namespace = 'other' FOR UPDATE")
-		dbtest.OK(t, err)
+		dbtest.Exec(t, other, "SELECT GET_LOCK('mysqllock:"+s.Name+"-other/k', 0), l.* FROM mysqllock l WHERE namespace = 'other' FOR UPDATE")
 		i := s.inspector(s.root)
 		for _, l := range look(t, i).Locks {
 			t.Errorf("another namespace's lock is shown: %+v", l)

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"database/sql"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -30,10 +31,26 @@ func onServers(t *testing.T, test func(t *testing.T, s *scratch)) {
 	aloneOnServers(t, test)
 }
 
+// onFlavours is onServers without the MariaDB that shows all it can: for what does not depend on
+// what a server shows.
+func onFlavours(t *testing.T, test func(t *testing.T, s *scratch)) {
+	t.Helper()
+	t.Parallel()
+	onKinds(t, test, mysqlServer, plainMariaDB)
+}
+
 // aloneOnServers runs it while no other test runs.
 func aloneOnServers(t *testing.T, test func(t *testing.T, s *scratch)) {
 	t.Helper()
+	onKinds(t, test, mysqlServer, plainMariaDB, equippedMariaDB)
+}
+
+func onKinds(t *testing.T, test func(t *testing.T, s *scratch), kinds ...kind) {
+	t.Helper()
 	on := func(name string, k kind, bin tempserver.Binary, opts ...string) {
+		if !slices.Contains(kinds, k) {
+			return
+		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			test(t, newScratch(k, dbtest.New(t, bin, tempserver.Share(t, bin, opts...))))

@@ -16,7 +16,7 @@ import (
 // TestNamespacesOfTheTable has two programs share a lock table and mean the same key: their
 // DSNs name different databases, so that both hold it.
 func TestNamespacesOfTheTable(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	onFlavours(t, func(t *testing.T, s *scratch) {
 		other := s.Name + "_other"
 		dbtest.Exec(t, s.root, "CREATE DATABASE "+other)
 		t.Cleanup(func() { s.root.Exec("DROP DATABASE " + other) })

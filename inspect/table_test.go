@@ -12,7 +12,7 @@ import (
 
 // The table is missing, made, of an older form, made again, and made by hand.
 func TestTable(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	onFlavours(t, func(t *testing.T, s *scratch) {
 		i := s.inspector(s.root)
 		lacks := func(i *inspect.Inspector, what string) {
 			t.Helper()
@@ -64,7 +64,7 @@ func TestTable(t *testing.T) {
 // TestTableOfAnOlderVersion: a table without the columns that only tell more is as it should
 // be, which the check mentions. They are added if the account may, and if nobody uses the table.
 func TestTableOfAnOlderVersion(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	onFlavours(t, func(t *testing.T, s *scratch) {
 		i := s.inspector(s.root)
 		_, err := i.MakeTable(t.Context())
 		dbtest.OK(t, err)
@@ -91,8 +91,7 @@ func TestTableOfAnOlderVersion(t *testing.T) {
 		tx, err := s.root.Begin()
 		dbtest.OK(t, err)
 		defer tx.Rollback()
-		_, err = tx.Exec("SELECT 1 FROM mysqllock FOR UPDATE")
-		dbtest.OK(t, err)
+		dbtest.Exec(t, tx, "SELECT 1 FROM mysqllock FOR UPDATE")
 		without(i.MakeTable, "could not be added: Error 1205")
 		dbtest.OK(t, tx.Rollback())
 		without(i.MakeTable, "")
@@ -105,7 +104,7 @@ const dropTold = "ALTER TABLE mysqllock DROP COLUMN granted_at, DROP COLUMN ttl,
 // TestProcedures: each that the account cannot call is listed, with the reason, and what is
 // missing is made.
 func TestProcedures(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	onFlavours(t, func(t *testing.T, s *scratch) {
 		if !s.mysql() {
 			t.Skip("MariaDB needs none")
 		}

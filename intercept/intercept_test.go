@@ -143,8 +143,7 @@ func TestEndOfContext(t *testing.T) {
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))
 		p, err := db.PrepareContext(ctx, "SELECT 1 /* app */")
 		dbtest.OK(t, err)
-		_, err = db.BeginTx(ctx, nil)
-		dbtest.OK(t, err)
+		dbtest.Begin(t, ctx, db)
 		cancel()
 		dbtest.OK(t, p.Close())
 		dbtest.Soon(t, "database/sql has rolled back", func() bool { return strings.Contains(seen.String(), "ROLLBACK") })
@@ -160,9 +159,7 @@ func TestEndOfContext(t *testing.T) {
 func TestResultsAndRaw(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open(mysqllock.Config{}, sqlmw.NullInterceptor{}, sqlmw.NullInterceptor{})
-		c, err := db.Conn(dbtest.Limited(t))
-		dbtest.OK(t, err)
-		defer c.Close()
+		c := dbtest.Conn(t, db)
 		dbtest.OK(t, c.Raw(func(raw any) error {
 			res, err := raw.(driver.ExecerContext).ExecContext(t.Context(), "UPDATE shop SET stock = 5", nil)
 			if err != nil {

@@ -54,8 +54,7 @@ func TestLog(t *testing.T) {
 		defer cancel()
 		dbtest.OK(t, sell(lockctx.With(ctx, "a key"), db))
 		dbtest.OK(t, buy(lockctx.With(ctx, "another", lockctx.Lease(20*time.Second)), db))
-		_, err := db.ExecContext(ctx, "UPDATE shop SET stock = ? WHERE id = ? AND 'password' <> ?", 3, 1, "hunter2")
-		dbtest.OK(t, err)
+		dbtest.ExecIn(t, ctx, db, "UPDATE shop SET stock = ? WHERE id = ? AND 'password' <> ?", 3, 1, "hunter2")
 		for _, text := range []string{"SELECT nothing FROM nowhere", "ALTER USER nobody_at_all IDENTIFIED BY 'hunter2'"} {
 			if _, err := db.ExecContext(ctx, text); err == nil {
 				t.Errorf("%s has not failed", text)

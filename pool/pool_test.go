@@ -65,7 +65,7 @@ func (b breaking) ExecContext(context.Context, string, []driver.NamedValue) (dri
 // TestBreaksWhileSetUp: a connection that is lost before it is set up is replaced,
 // twice as database/sql does; other errors are not tried again. No connection is left.
 func TestBreaksWhileSetUp(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, c := range []struct {
 			err     error
 			breaks  int32 // how many, one after the other
@@ -113,7 +113,7 @@ func TestBreaksWhileSetUp(t *testing.T) {
 // TestCheckRefuses: a connection that Check refuses is closed, and its error is the
 // caller's. Check is told what the connection was before Setup.
 func TestCheckRefuses(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		refused := errors.New("refused by the test")
 		var found Found
 		p := s.pool(func(cfg *Config) {
@@ -152,7 +152,7 @@ func TestServerIsFull(t *testing.T) {
 // TestMax: there are never more connections than Max. A caller waits for one until its
 // context ends.
 func TestMax(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.pool(nil)
 		if !p.Ready() {
 			t.Error("an empty pool is not ready")
@@ -192,7 +192,7 @@ func TestMax(t *testing.T) {
 // TestCloseWhileWaiting: Close waits for the connections in use, and callers who wait
 // for one get none when it is given back.
 func TestCloseWhileWaiting(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.pool(func(cfg *Config) { cfg.Max = 1 })
 		c := s.acquire(p)
 		waiter, closed := make(chan error, 1), make(chan struct{})
@@ -273,7 +273,7 @@ func TestNotHandedOut(t *testing.T) {
 
 // TestIdleAreClosed: connections that nobody uses are closed, and not those in use.
 func TestIdleAreClosed(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.pool(func(cfg *Config) { cfg.Idle = 100 * time.Millisecond })
 		used, idle := s.acquire(p), s.acquire(p)
 		idle.Release()
@@ -286,7 +286,7 @@ func TestIdleAreClosed(t *testing.T) {
 // TestKeepAlive: whoever keeps a connection is told once, and in time, when it is
 // lost, and not after Forget.
 func TestKeepAlive(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.pool(nil)
 		k := NewKeepAlive(time.Second, 0)
 		defer k.Close()

@@ -104,7 +104,7 @@ func (sh *shell) expect(text string) (before string) {
 // Ctrl-C ends it, Ctrl-Z and fg stop and continue it, it can read and set up the
 // terminal, in a pipeline as well, and the terminal is the shell's afterwards.
 func TestTerminal(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	onOneServer(t, func(t *testing.T, s *scratch) {
 		sh := newShell(t, s)
 		sh.expect("$ ")
 
@@ -260,7 +260,7 @@ func (s *scratch) holds(key string) bool {
 // TestGuardKilled: where the guard was killed, too, the system still kills the
 // command itself.
 func TestGuardKilled(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	onOneServer(t, func(t *testing.T, s *scratch) {
 		c := s.run("k", family, "--lease", "1m").start()
 		pids := s.family()
 		for _, child := range children(t, c.Process.Pid) {
@@ -282,7 +282,7 @@ const truant = "exec 2>/dev/null; timeout 1000 sh -c 'trap \"\" TERM; echo $$ >t
 // TestTruant: what has left the command's process group ends with it, when the lock
 // is lost and when run is killed.
 func TestTruant(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	onOneServer(t, func(t *testing.T, s *scratch) {
 		for _, end := range []string{"taken", "killed"} {
 			c := s.run("k", truant, "--lease", "18s", "--wait", "5m").start()
 			pids := s.family()

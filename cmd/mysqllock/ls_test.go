@@ -112,7 +112,7 @@ func TestLs(t *testing.T) {
 // TestWatch goes on when the server was gone, and finds keys of any bytes; the longest wait is first
 // with --by-wait.
 func TestWatch(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	onOneServer(t, func(t *testing.T, s *scratch) {
 		key := "any\x00\xff"
 		_, err := mysqllock.Acquire(t.Context(), s.process("holder"), key, lockctx.Lease(5*time.Minute))
 		dbtest.OK(t, err)
@@ -156,7 +156,7 @@ func TestWatch(t *testing.T) {
 // TestServerHangs: of a server that does not answer, from the beginning or in the middle, a command
 // says soon what it waits for, and ends.
 func TestServerHangs(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	onOneServer(t, func(t *testing.T, s *scratch) {
 		s.keep("k", lockctx.Lease(5*time.Minute))
 		var commands []*command
 		for _, asks := range []string{"", "FROM `" + s.Name + "`.`mysqllock`"} {

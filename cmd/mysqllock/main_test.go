@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(tempserver.Tests{M: m})
 }
 
-// onServers runs a test on each server, in a database of its own, beside others.
+// onServers runs a test on a server of each flavour, in a database of its own, beside others.
 // MariaDB shows all it can.
 func onServers(t *testing.T, test func(t *testing.T, s *scratch)) {
 	t.Helper()
@@ -44,10 +44,23 @@ func onServers(t *testing.T, test func(t *testing.T, s *scratch)) {
 	aloneOnServers(t, test)
 }
 
+// onOneServer is onServers for what this program does by itself, whatever the server.
+func onOneServer(t *testing.T, test func(t *testing.T, s *scratch)) {
+	t.Helper()
+	t.Parallel()
+	bins := tempserver.EachFlavour(tempserver.Require(t))
+	on(t, bins[len(bins)-1:], test)
+}
+
 // aloneOnServers runs it while no other test runs.
 func aloneOnServers(t *testing.T, test func(t *testing.T, s *scratch)) {
 	t.Helper()
-	for _, bin := range tempserver.Require(t) {
+	on(t, tempserver.EachFlavour(tempserver.Require(t)), test)
+}
+
+func on(t *testing.T, bins []tempserver.Binary, test func(t *testing.T, s *scratch)) {
+	t.Helper()
+	for _, bin := range bins {
 		t.Run(bin.Name, func(t *testing.T) {
 			t.Parallel()
 			test(t, newScratch(dbtest.New(t, bin, tempserver.Share(t, bin, showing(bin)...))))

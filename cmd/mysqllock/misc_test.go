@@ -47,7 +47,7 @@ func TestBench(t *testing.T) {
 }
 
 func TestUI(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	onOneServer(t, func(t *testing.T, s *scratch) {
 		s.command("schema", "apply").start().must(0)
 		c := s.command("ui")
 		c.Cmd.Stdout = nil
@@ -143,7 +143,7 @@ func TestHelp(t *testing.T) {
 
 // TestCompletion: shells understand what is there for them, and are told keys.
 func TestCompletion(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	onOneServer(t, func(t *testing.T, s *scratch) {
 		for shell, check := range map[string][]string{"bash": {"bash", "-n"}, "zsh": {"zsh", "-n"}, "fish": {"fish", "--no-execute"}} {
 			script := s.command("completion", shell).start().must(0)
 			path, err := exec.LookPath(check[0])

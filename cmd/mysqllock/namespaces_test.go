@@ -20,8 +20,7 @@ func TestLsNamespaces(t *testing.T) {
 		for _, database := range []string{s.Name, other} {
 			if database == other {
 				db := s.process("admin")
-				_, err := db.Exec("CREATE DATABASE " + other)
-				dbtest.OK(t, err)
+				dbtest.Exec(t, db, "CREATE DATABASE "+other)
 				t.Cleanup(func() { db.Exec("DROP DATABASE " + other) })
 			}
 			cfg := s.Config()

@@ -153,7 +153,7 @@ func TestOptionFileTLS(t *testing.T) {
 
 // TestSources: a flag goes before the environment, and that before files.
 func TestSources(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	onOneServer(t, func(t *testing.T, s *scratch) {
 		dbtest.OK(t, os.WriteFile(s.file(".my.cnf"), []byte("[client]\nuser=root\nhost=127.0.0.1\nport="+port(s.Config().Addr)+"\n[mysql]\ndatabase="+s.Name+"\n"), 0o600))
 		nowhere := "nobody:secret@tcp(127.0.0.1:1)/none"
 		from := func(dsn string, args ...string) *command {

@@ -17,7 +17,7 @@ import (
 
 // TestRun is what a new user tries.
 func TestRun(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	onOneServer(t, func(t *testing.T, s *scratch) {
 		c := s.command("run", "--key", "report", "--", "sh", "-c", `cat; echo "$MYSQLLOCK_KEY $MYSQLLOCK_TOKEN ${MYSQLLOCK_SLOT-none}"; echo bad >&2; exit 7`)
 		c.Stdin = strings.NewReader("what it reads\n")
 		if out := c.start().must(7); out != "what it reads\nreport 1 none\n" || c.errs.String() != "bad\n" {
@@ -42,7 +42,7 @@ func TestRun(t *testing.T) {
 }
 
 func TestRunExitCodes(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	onOneServer(t, func(t *testing.T, s *scratch) {
 		dbtest.OK(t, os.WriteFile(s.file("text"), []byte("no program"), 0o755))
 		dbtest.OK(t, os.WriteFile(s.file("private"), nil, 0o644))
 		hold, err := mysqllock.Acquire(t.Context(), s.process("somebody"), "taken", lockctx.Lease(time.Minute))
@@ -98,7 +98,7 @@ func (s *scratch) run(key, text string, flags ...string) *command {
 
 // TestTwoTerminals: the second waits for the first, and has a greater token.
 func TestTwoTerminals(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	onOneServer(t, func(t *testing.T, s *scratch) {
 		first := s.run("k", "echo first >>log; until [ -e go ]; do sleep 0.05; done; echo end >>log").start()
 		dbtest.Soon(t, "the first runs", func() bool { return len(lines(t, s.file("log"))) == 1 })
 		second := s.run("k", "echo second $MYSQLLOCK_TOKEN >>log", "--wait", "1h").start()
@@ -125,7 +125,7 @@ func (s *scratch) waiters(key string) int {
 
 // TestCron: the same line of a crontab on twenty machines runs once.
 func TestCron(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	onOneServer(t, func(t *testing.T, s *scratch) {
 		var all []*command
 		for range 20 {
 			all = append(all, s.run("nightly", "echo ran >>log", "--no-wait", "-qE", "0", "--min-hold", "10m").start())
@@ -164,7 +164,7 @@ func (s *scratch) family() []string {
 // TestKilled: when run is killed its command is, with all of its group, and the
 // next has the lock when the lease is over.
 func TestKilled(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	onOneServer(t, func(t *testing.T, s *scratch) {
 		first := s.run("k", family, "--lease", "12s").start()
 		pids := s.family()
 		dbtest.OK(t, first.Process.Kill())
@@ -180,7 +180,7 @@ func TestKilled(t *testing.T) {
 // TestSignals: those that would end a command reach its whole group, those that
 // tell it something itself alone; and they end the wait for the lock.
 func TestSignals(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	onOneServer(t, func(t *testing.T, s *scratch) {
 		text := "trap 'echo USR1 >>log' USR1; trap 'echo USR2 >>log' USR2; trap 'echo HUP >>log' HUP; trap 'echo TERM >>log; exit 3' TERM;" +
 			" sh -c \"trap '' HUP; trap 'echo child >>log; exit' TERM; echo ready >>log; while :; do sleep 0.05; done\" & while :; do wait; done"
 		c := s.run("k", text).start()
@@ -236,7 +236,7 @@ func TestServerRestarted(t *testing.T) {
 // TestCutOff: whoever cannot renew its lease stops its command before another gets
 // the lock, by force where the command does not listen.
 func TestCutOff(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	onOneServer(t, func(t *testing.T, s *scratch) {
 		p := dbtest.StartProxy(t, s.Config().Addr)
 		cfg := s.Config()
 		cfg.Addr = p.Addr()
@@ -258,7 +258,7 @@ func TestCutOff(t *testing.T) {
 // TestTaken: a lease that was taken away by force stops the command, too, and what
 // it leaves of its group.
 func TestTaken(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	onOneServer(t, func(t *testing.T, s *scratch) {
 		c := s.run("k", "sh -c 'trap \"\" TERM; echo >deaf; while :; do sleep 0.05; done' & until [ -e deaf ]; do sleep 0.05; done; echo $$ $! >pids; wait", "--lease", "18s").start()
 		pids := s.family()
 		s.command("release", "k", "--force", "--yes").start().must(0)
@@ -274,7 +274,7 @@ func TestTaken(t *testing.T) {
 // TestHeldUp: where mysqllock could not watch the lease, its command is given no time
 // to end in order when somebody else can have the lock.
 func TestHeldUp(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	onOneServer(t, func(t *testing.T, s *scratch) {
 		c := s.run("k", "trap 'echo late >>log' TERM; echo runs >>log; while :; do sleep 0.02; done", "--lease", "15s").start()
 		dbtest.Soon(t, "it runs", func() bool { return len(lines(t, s.file("log"))) == 1 })
 		dbtest.OK(t, c.Process.Signal(syscall.SIGSTOP))
@@ -290,7 +290,7 @@ func TestHeldUp(t *testing.T) {
 // TestFrozenHolder: show tells that a holder does not renew its lease, while it lasts and
 // after.
 func TestFrozenHolder(t *testing.T) {
-	onServers(t, func(t *testing.T, s *scratch) {
+	onOneServer(t, func(t *testing.T, s *scratch) {
 		c := s.run("k", "echo runs >>log; while :; do sleep 0.02; done", "--lease", "12s").start()
 		dbtest.Soon(t, "it is renewed", func() bool { return strings.Contains(s.command("show", "k", "--json").start().must(0), `"renewed_ms"`) })
 		dbtest.OK(t, c.Process.Signal(syscall.SIGSTOP))

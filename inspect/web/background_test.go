@@ -14,7 +14,7 @@ import (
 // TestBackground: who looks first is told of what was before, and of a view at once;
 // who looks last leaves the page looking.
 func TestBackground(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		page, srv := s.page(web.Options{Background: true})
 		dbtest.Soon(t, "it looks for nobody", func() bool { return page.Points() > 0 })
 		stream := watch(t, srv)
@@ -32,7 +32,7 @@ func TestBackground(t *testing.T) {
 // nobody looked in between and the server does not answer any more. When it answers again, what the
 // page counts is counted anew.
 func TestReload(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		proxy := dbtest.StartProxy(t, s.Config().Addr)
 		cfg := s.Config()
 		cfg.Net, cfg.Addr = "tcp", proxy.Addr()
@@ -69,11 +69,10 @@ func TestReload(t *testing.T) {
 
 // TestBackgroundLosses: a short lease that runs out counts as lost, although nobody looks.
 func TestBackgroundLosses(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.OK(t, s.acquire(s.process(mysqllock.Config{}), "dead", lockctx.Lease(time.Minute)).Release()) // so that there is a row
 		renew := func() {
-			_, err := s.root.Exec("UPDATE mysqllock SET owner = 'ghost:1:batch#0123abcd', expires = UTC_TIMESTAMP(6) + INTERVAL 4 SECOND WHERE name LIKE '%dead%'")
-			dbtest.OK(t, err)
+			dbtest.Exec(t, s.root, "UPDATE mysqllock SET owner = 'ghost:1:batch#0123abcd', expires = UTC_TIMESTAMP(6) + INTERVAL 4 SECOND WHERE name LIKE '%dead%'")
 		}
 		renew()
 		page, _ := s.page(web.Options{Background: true})

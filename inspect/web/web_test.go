@@ -99,7 +99,7 @@ func (c *counted) Connect(ctx context.Context) (driver.Conn, error) {
 
 // However many look, the server is asked once; and not at all when nobody does.
 func TestOneSampler(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		base, err := mysql.NewConnector(s.Config())
 		dbtest.OK(t, err)
 		connector := &counted{Connector: base}
@@ -177,7 +177,7 @@ func (w *stuck) Write(b []byte) (int, error) {
 func (w *stuck) Flush() {}
 
 func TestSlowViewer(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		page, srv := s.page(web.Options{})
 		page.SetWriteBound(4 * time.Second) // for which others must not wait
 		r := httptest.NewRequest(http.MethodGet, "/page.events", nil)
@@ -216,7 +216,7 @@ func TestCannotFlush(t *testing.T) {
 }
 
 func TestClose(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		page, srv := s.page(web.Options{})
 		stream := watch(t, srv)
 		stream.until("a view", func(e event) bool { return e.name == "view" })
@@ -247,7 +247,7 @@ func TestServerGone(t *testing.T) {
 }
 
 func TestLossesOfProcess(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		losses := new(web.Losses)
 		db := s.process(mysqllock.Config{Observer: losses})
 		_, srv := s.page(web.Options{Losses: losses})
@@ -263,8 +263,7 @@ func TestLossesOfProcess(t *testing.T) {
 		dbtest.OK(t, s.acquire(db, "kept", lockctx.Row()).Release())
 		var id int
 		dbtest.OK(t, db.QueryRowContext(hold.Context(), "SELECT CONNECTION_ID()").Scan(&id))
-		_, err := s.root.Exec(fmt.Sprintf("KILL %d", id))
-		dbtest.OK(t, err)
+		dbtest.Exec(t, s.root, fmt.Sprintf("KILL %d", id))
 		if err := hold.Release(); !errors.Is(err, lockerr.ErrLost) {
 			t.Fatalf("the holder is told %v", err)
 		}
@@ -276,14 +275,13 @@ func TestLossesOfProcess(t *testing.T) {
 }
 
 func TestLossesSeen(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.process(mysqllock.Config{})
 		dbtest.OK(t, s.acquire(db, "dead", lockctx.Lease(10*time.Minute)).Release()) // so that there is a row
 		live := s.acquire(db, "alive", lockctx.Lease(10*time.Minute))
 		ghost := func(left time.Duration) {
 			t.Helper()
-			_, err := s.root.Exec("UPDATE mysqllock SET owner = 'ghost:1:batch#0123abcd', expires = UTC_TIMESTAMP(6) + INTERVAL ? SECOND WHERE name LIKE '%dead%'", left.Seconds())
-			dbtest.OK(t, err)
+			dbtest.Exec(t, s.root, "UPDATE mysqllock SET owner = 'ghost:1:batch#0123abcd', expires = UTC_TIMESTAMP(6) + INTERVAL ? SECOND WHERE name LIKE '%dead%'", left.Seconds())
 		}
 		_, srv := s.page(web.Options{})
 		stream := watch(t, srv)
@@ -352,8 +350,7 @@ func TestGaps(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		name := s.Config().DBName
 		for _, text := range []string{"CREATE USER %[1]s", "GRANT SELECT, INSERT, UPDATE ON %[1]s.* TO %[1]s"} {
-			_, err := s.root.Exec(fmt.Sprintf(text, name))
-			dbtest.OK(t, err)
+			dbtest.Exec(t, s.root, fmt.Sprintf(text, name))
 		}
 		t.Cleanup(func() { _, _ = s.root.Exec("DROP USER " + name) })
 		s.acquire(s.process(mysqllock.Config{}), "k", lockctx.Lease(10*time.Minute))
@@ -375,8 +372,7 @@ func TestGaps(t *testing.T) {
 
 func TestRelease(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		_, err := s.root.Exec("CREATE TABLE work (id INT)")
-		dbtest.OK(t, err)
+		dbtest.Exec(t, s.root, "CREATE TABLE work (id INT)")
 		type release struct {
 			by, key string
 			holders int

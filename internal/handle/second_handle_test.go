@@ -125,8 +125,7 @@ func TestAdvisoryLockIsCheckedOnAnotherHandle(t *testing.T) {
 		}
 		// With the hold's own context, which may end before the commit, database/sql would
 		// roll back first.
-		tx, err := db2.BeginTx(context.WithoutCancel(h.Context()), nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, context.WithoutCancel(h.Context()), db2)
 		before := s.Stock(1)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = 1")
 		var id uint64
@@ -241,8 +240,7 @@ func TestLockContextWithTwoHandles(t *testing.T) {
 				refused(name+", read here, "+how+" there", func() error { return ask(ctx, db2) })
 				dbtest.OK(t, writers["Exec"](ctx, db)) // the first has it as before
 				ctx = lockctx.With(dbtest.Limited(t), "k", opt)
-				tx, err := db2.BeginTx(ctx, nil)
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, ctx, db2)
 				refused(name+", a transaction there, "+how+" here", func() error { return ask(ctx, db) })
 				dbtest.OK(t, tx.Rollback())
 				if err := writers["Exec"](ctx, db); err != nil {
@@ -266,8 +264,7 @@ func TestLockContextWithTwoHandles(t *testing.T) {
 			}
 		}
 		slot := lockctx.With(dbtest.Limited(t), "k", lockctx.Slots(1))
-		tx, err := db.BeginTx(slot, nil)
-		dbtest.OK(t, err)
+		tx := dbtest.Begin(t, slot, db)
 		refused("slots", func() error { return writers["Exec"](slot, db2) })
 		dbtest.OK(t, tx.Rollback())
 		dbtest.OK(t, writers["Exec"](slot, db2))
@@ -314,9 +311,8 @@ func TestReadsOfAnotherHandleAreRefused(t *testing.T) {
 			}
 			ctx, cancel := context.WithCancel(dbtest.Limited(t))
 			ctx = lockctx.With(ctx, "k", opt)
-			tx, err := source.BeginTx(ctx, nil)
-			dbtest.OK(t, err)
-			_, err = stock.Read(ctx, replica, 1)
+			tx := dbtest.Begin(t, ctx, source)
+			_, err := stock.Read(ctx, replica, 1)
 			unsafe("a read beside a transaction", err)
 			dbtest.OK(t, tx.Rollback())
 			_, err = stock.Read(ctx, source, 1)
@@ -342,8 +338,7 @@ func TestLockContextWithTwoTables(t *testing.T) {
 				db := s.Handle()
 				ctx, cancel := context.WithCancel(dbtest.Limited(t))
 				ctx = lockctx.With(ctx, "k", opt)
-				tx, err := db.BeginTx(ctx, nil)
-				dbtest.OK(t, err)
+				tx := dbtest.Begin(t, ctx, db)
 				if err := writers["Exec"](ctx, db2); err != nil {
 					t.Errorf("%s, %s: %v", which, name, err)
 				}
@@ -377,8 +372,7 @@ func TestHandlesAfterAFailover(t *testing.T) {
 	moved := sql.OpenDB(connector)
 	t.Cleanup(func() { moved.Close() })
 	moved.SetMaxIdleConns(0)
-	_, err = moved.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "DO 1")
-	dbtest.OK(t, err)
+	dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "k"), moved, "DO 1")
 
 	h, err := mysqllock.Acquire(dbtest.Limited(t), now.Handle(), "k", lockctx.Lease(30*time.Second))
 	dbtest.OK(t, err)

@@ -134,11 +134,9 @@ func TestBuiltins(t *testing.T) {
 // TestFunctions: Look sees where a query writes by a function of that name.
 func TestFunctions(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
-		_, err := s.db.Exec("CREATE TABLE log (id INT)")
-		dbtest.OK(t, err)
+		dbtest.Exec(t, s.db, "CREATE TABLE log (id INT)")
 		for _, name := range []string{"f", "now"} {
-			_, err := s.db.Exec("CREATE FUNCTION `" + name + "`(a INT) RETURNS INT DETERMINISTIC BEGIN INSERT INTO log VALUES (a); RETURN 1; END")
-			dbtest.OK(t, err)
+			dbtest.Exec(t, s.db, "CREATE FUNCTION `"+name+"`(a INT) RETURNS INT DETERMINISTIC BEGIN INSERT INTO log VALUES (a); RETURN 1; END")
 		}
 		for _, c := range []struct {
 			query, mode string

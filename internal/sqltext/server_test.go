@@ -67,8 +67,7 @@ func (s *scratch) session(isolation sql.IsolationLevel, mode string) (tx *sql.Tx
 	s.T.Helper()
 	conn, err := s.db.Conn(s.T.Context())
 	dbtest.OK(s.T, err)
-	_, err = conn.ExecContext(s.T.Context(), "SET innodb_lock_wait_timeout = 2, sql_mode = CONCAT(@@GLOBAL.sql_mode, ',"+mode+"')")
-	dbtest.OK(s.T, err)
+	dbtest.ExecIn(s.T, s.T.Context(), conn, "SET innodb_lock_wait_timeout = 2, sql_mode = CONCAT(@@GLOBAL.sql_mode, ',"+mode+"')")
 	tx, err = conn.BeginTx(s.T.Context(), &sql.TxOptions{Isolation: isolation})
 	dbtest.OK(s.T, err)
 	return tx, func() {

@@ -117,8 +117,7 @@ func TestSnapshots(t *testing.T) {
 			"CREATE PROCEDURE c() SELECT MAX(id) FROM t",
 			"CREATE VIEW made_view AS SELECT id FROM t",
 		} {
-			_, err := s.db.Exec(text)
-			dbtest.OK(t, err)
+			dbtest.Exec(t, s.db, text)
 		}
 		some := 0
 		for _, c := range takes {
@@ -157,12 +156,10 @@ func (s *scratch) takesSnapshot(t *testing.T, query string) bool {
 	if _, _, err := read(tx, query); err != nil {
 		t.Errorf("%q: %v", query, err)
 	}
-	_, err := s.db.Exec("UPDATE `for` SET `lock` = `lock` + 1 WHERE `from` = 1")
-	dbtest.OK(t, err)
+	dbtest.Exec(t, s.db, "UPDATE `for` SET `lock` = `lock` + 1 WHERE `from` = 1")
 	var seen, is int
 	dbtest.OK(t, s.db.QueryRow("SELECT `lock` FROM `for` WHERE `from` = 1").Scan(&is))
 	dbtest.OK(t, tx.QueryRow("SELECT `lock` FROM `for` WHERE `from` = 1").Scan(&seen))
-	_, err = tx.Exec("DROP TEMPORARY TABLE IF EXISTS made")
-	dbtest.OK(t, err)
+	dbtest.Exec(t, tx, "DROP TEMPORARY TABLE IF EXISTS made")
 	return seen != is
 }

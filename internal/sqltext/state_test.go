@@ -123,8 +123,7 @@ func TestStatesOnServers(t *testing.T) {
 			"CREATE PROCEDURE manual() SET autocommit = 0",
 			"CREATE PROCEDURE ends() COMMIT",
 		} {
-			_, err := s.db.Exec(text)
-			dbtest.OK(t, err)
+			dbtest.Exec(t, s.db, text)
 		}
 		db := s.several()
 		t.Cleanup(func() { db.Close() })
@@ -150,8 +149,7 @@ func TestStatesOnServers(t *testing.T) {
 			for from, first := range before {
 				conn, err := db.Conn(t.Context())
 				dbtest.OK(t, err)
-				_, err = conn.ExecContext(t.Context(), first)
-				dbtest.OK(t, err)
+				dbtest.ExecIn(t, t.Context(), conn, first)
 				e := Look(query).Effect
 				want := from.After(e)
 				if _, err := conn.ExecContext(t.Context(), query); err != nil {
@@ -253,8 +251,7 @@ func TestLevelsOnServers(t *testing.T) {
 			for n, want := range []Levels{i.Session | i.Next, i.Session} { // the first transaction after it, and the second
 				conn, err := db.Conn(t.Context())
 				dbtest.OK(t, err)
-				_, err = conn.ExecContext(t.Context(), text)
-				dbtest.OK(t, err)
+				dbtest.ExecIn(t, t.Context(), conn, text)
 				if n > 0 {
 					_, err = conn.ExecContext(t.Context(), "SELECT 1 FROM t LIMIT 1") // a transaction of its own
 					dbtest.OK(t, err)
@@ -273,14 +270,11 @@ func TestLevelsOnServers(t *testing.T) {
 func readsCommitted(t *testing.T, others *sql.DB, conn *sql.Conn) bool {
 	t.Helper()
 	var before, after int
-	_, err := conn.ExecContext(t.Context(), "BEGIN")
-	dbtest.OK(t, err)
+	dbtest.ExecIn(t, t.Context(), conn, "BEGIN")
 	dbtest.OK(t, conn.QueryRowContext(t.Context(), "SELECT b FROM t WHERE id = 1").Scan(&before))
-	_, err = others.ExecContext(context.Background(), "UPDATE t SET b = b + 1 WHERE id = 1")
-	dbtest.OK(t, err)
+	dbtest.ExecIn(t, context.Background(), others, "UPDATE t SET b = b + 1 WHERE id = 1")
 	dbtest.OK(t, conn.QueryRowContext(t.Context(), "SELECT b FROM t WHERE id = 1").Scan(&after))
-	_, err = conn.ExecContext(t.Context(), "ROLLBACK")
-	dbtest.OK(t, err)
+	dbtest.ExecIn(t, t.Context(), conn, "ROLLBACK")
 	return before != after
 }
 

@@ -91,11 +91,11 @@ var ways = []struct {
 	}},
 }
 
-// CheckWrapped checks a handle that was opened with a wrapper of drivers: 15 callers, each
+// CheckWrapped checks a handle that was opened with a wrapper of drivers: 8 callers, each
 // with all ways to take a lock, come through, and nothing stays in use.
 func (s *Shop) CheckWrapped(t *testing.T, db *sql.DB) {
 	t.Helper()
-	const callers = 15
+	const callers = 8
 	db.SetMaxIdleConns(callers)
 	ctx, key := dbtest.Limited(t), dbtest.Random()
 	dbtest.OK(t, mysqllock.Do(ctx, db, key, func(context.Context) error { return nil })) // the table is there
