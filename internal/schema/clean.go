@@ -15,7 +15,7 @@ const (
 	cleanMost   = 500                   // rows in one transaction
 	cleanLeast  = 10                    // the same, where the server is slow
 	cleanHold   = 50 * time.Millisecond // how long a transaction should lock rows at most
-	cleanLook   = 5000                  // rows that one step reads
+	cleanLook   = 5000                  // rows that are read at once
 	cleanBound  = 10 * time.Second      // limit for the search of a step, and for the end of its transaction
 	cleanBusy   = 5                     // attempts to lock the high-water mark, each of up to a second
 	noticeLasts = 3 * time.Second       // how long a notify says that a clean-up is running
@@ -47,7 +47,9 @@ type Cleaner struct {
 
 	table     Table
 	old       string    // the condition for rows to remove
-	after     []string  // the last row that was read; nil at the beginning
+	after     []string  // the last row that it is through with; nil at the beginning
+	end       []string  // the last of the rows that it has read; nil if these are all the rest
+	within    bool      // it is not through with those that it has read
 	highWater uint64    // the high-water mark is at least as high
 	batch     int       // rows in one transaction
 	notified  time.Time // when notify was called last
@@ -76,8 +78,8 @@ func (t Table) Clean(ctx context.Context, conn driver.Conn, unused time.Duration
 	return c.Removed, err
 }
 
-// Step reads the next few thousand rows, and removes the old ones among them, at most limit
-// and at most a few hundred. After an error it can be called again, also with another
+// Step removes old rows, at most limit and at most a few hundred, from the few thousand that it
+// has read; once it is through with these, it reads the next. After an error it can be called again, also with another
 // connection. An error that matches lockerr.ErrLocked says that other programs make rows
 // without a pause.
 //
@@ -89,26 +91,29 @@ func (c *Cleaner) Step(ctx context.Context, conn driver.Conn, limit int) error {
 			return err
 		}
 	}
-	looked, end, err := c.look(ctx, conn)
-	if err != nil {
-		return err
+	if !c.within {
+		looked, end, err := c.look(ctx, conn)
+		if err != nil {
+			return err
+		}
+		c.Looked, c.end, c.within = c.Looked+looked, end, true
 	}
 	batch := min(limit, c.batch)
-	rows, err := c.find(ctx, conn, end, batch)
+	rows, err := c.find(ctx, conn, batch)
 	if err != nil {
 		return err
-	}
-	if len(rows) == batch {
-		end = rows[batch-1][:2]
 	}
 	removed, err := c.remove(ctx, conn, rows)
 	if err != nil {
 		return err
 	}
-	c.Looked += looked
 	c.Removed += removed
 	c.Left += len(rows) - removed
-	c.after, c.Done = end, end == nil
+	if len(rows) == batch {
+		c.after = rows[batch-1][:2]
+	} else {
+		c.after, c.within, c.Done = c.end, false, c.end == nil
+	}
 	return nil
 }
 
@@ -139,8 +144,8 @@ func (c *Cleaner) notify(ctx context.Context, conn driver.Conn) error {
 	}
 }
 
-// look returns the last of the rows that the step reads, and how many these are at most. If
-// the step reads all the rest, end is nil.
+// look returns the last of the next few thousand rows, and how many these are. If these are all
+// the rest, end is nil.
 func (c *Cleaner) look(ctx context.Context, conn driver.Conn) (looked int, end []string, err error) {
 	rows, err := server.Query(ctx, conn, server.Bounded(cleanBound)+"namespace, name FROM "+c.table.String()+" WHERE "+c.behind()+
 		fmt.Sprintf(" ORDER BY namespace, name LIMIT 1 OFFSET %d", cleanLook-1))
@@ -157,17 +162,17 @@ func (c *Cleaner) look(ctx context.Context, conn driver.Conn) (looked int, end [
 	return looked, nil, err
 }
 
-// find returns the first old rows up to end: namespace, name, token.
-func (c *Cleaner) find(ctx context.Context, conn driver.Conn, end []string, limit int) ([][]string, error) {
+// find returns the first old rows of those that were read: namespace, name, token.
+func (c *Cleaner) find(ctx context.Context, conn driver.Conn, limit int) ([][]string, error) {
 	upTo := "TRUE"
-	if end != nil {
-		upTo = fmt.Sprintf("(namespace < %[1]s OR namespace = %[1]s AND name <= %[2]s)", Literal(end[0]), Literal(end[1]))
+	if c.end != nil {
+		upTo = fmt.Sprintf("(namespace < %[1]s OR namespace = %[1]s AND name <= %[2]s)", Literal(c.end[0]), Literal(c.end[1]))
 	}
 	return server.Query(ctx, conn, server.Bounded(cleanBound)+fmt.Sprintf("namespace, name, token FROM %s WHERE %s AND %s AND %s AND name <> %s AND NOT (%s) ORDER BY namespace, name LIMIT %d",
 		c.table, c.behind(), upTo, c.old, Literal(Stripes), HighWater, limit))
 }
 
-// behind is the condition for rows that were not read yet.
+// behind is the condition for the rows that it is not through with.
 func (c *Cleaner) behind() string {
 	if c.after == nil {
 		return "TRUE"
