@@ -11,7 +11,7 @@
 // for the longest time: see [Ticket.Free].
 //
 // A [Key] has 32 bytes, which are compared, of the 160 of a strategy.Resource: one type for both
-// would bring hints and strategies in here, to save the six lines of handle.QueueKeys.
+// would bring hints and strategies in here, to save the six queues of handle.QueueKeys.
 package queue
 
 import (
