@@ -16,6 +16,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
 )
 
 // asked is a request that is on its way.
@@ -418,6 +419,50 @@ func TestSharedBehindSlow(t *testing.T) {
 		if n := l.conns.Stat().InUse; n > most {
 			t.Errorf("%d connections are in use", n)
 		}
+	})
+}
+
+// TestRoomInThePoolIsFoundBehindSlowConnections: a request that the pool had no room for is not left
+// behind what is slow on the lock connections once there is some.
+func TestRoomInThePoolIsFoundBehindSlowConnections(t *testing.T) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+		l := s.locker(setup{max: 2 * (sharedConns + 1)})
+		l.rowsOf(requests(1, request))
+		ctx := dbtest.Limited(t)
+		for range sharedConns {
+			h, err := l.borrow(ctx)
+			dbtest.OK(t, err)
+			defer l.giveBack(h)
+		}
+		var others []*pool.Conn
+		for l.conns.Ready() {
+			c, err := l.conns.Acquire(ctx)
+			dbtest.OK(t, err)
+			others = append(others, c)
+		}
+		granted := make(chan error, 1)
+		go func() {
+			lease, err := l.Acquire(ctx, request("k0"))
+			if err == nil {
+				err = lease.Release()
+			}
+			granted <- err
+		}()
+		dbtest.Soon(t, "the request waits for a lock connection", func() bool {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			for _, h := range l.lockConns {
+				if h.queued > 0 {
+					return true
+				}
+			}
+			return false
+		})
+		time.Sleep(2 * sharedFor) // no less than it asks the shared ones alone
+		for _, c := range others {
+			c.Release()
+		}
+		dbtest.OK(t, <-granted)
 	})
 }
 

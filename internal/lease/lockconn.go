@@ -107,9 +107,15 @@ func (l *Locker) borrowOf(ctx context.Context, most int) (*lockConn, error) {
 		if busy == nil {
 			continue
 		}
-		if ours, err := l.awaitTurn(ctx, busy); ours {
+		patient, cancel := ctx, func() {}
+		if more { // meanwhile the pool may have room for another
+			patient, cancel = context.WithTimeout(ctx, pollEvery)
+		}
+		ours, err := l.awaitTurn(patient, busy)
+		cancel()
+		if ours {
 			return busy, nil
-		} else if err != nil {
+		} else if err != nil && (ctx.Err() != nil || patient.Err() == nil) {
 			return nil, err
 		}
 	}
