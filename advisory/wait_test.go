@@ -18,9 +18,9 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// TestCloseEndsTheWaitInLine: who waits in the queue hears at once that the Locker is closed, also
+// TestCloseEndsTheWaitInTheQueue: who waits in the queue hears at once that the Locker is closed, also
 // where the server does not answer the one in front.
-func TestCloseEndsTheWaitInLine(t *testing.T) {
+func TestCloseEndsTheWaitInTheQueue(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		name := advisory.Name(s.namespace, "k")
 		under, answer := make(chan struct{}), make(chan struct{})
