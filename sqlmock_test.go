@@ -295,7 +295,7 @@ var (
 	mockExecs = map[string]string{
 		"+table": sqlTable, "+columns": sqlUpgrade, "+highWater": sqlMakeHighWater, "+lock": sqlCreateProcedure, "+commit": sqlCreateCommit, "+row": sqlInsert, "back": sqlBack,
 	}
-	mockQueries = map[string]string{"high-water": sqlHighWater, "rows": sqlExists, "stripes": sqlStripes, "try": sqlTry, "call": sqlCall}
+	mockQueries = map[string]string{"highWater": sqlHighWater, "rows": sqlExists, "stripes": sqlStripes, "try": sqlTry, "call": sqlCall}
 )
 
 // play expects that, of a server that describes itself as a, in this order. high-water mark and rows are there,
@@ -333,7 +333,7 @@ func (m *mocked) play(a answers, steps string) {
 			m.noTable(a)
 		case word == "highWater?":
 			m.expectQuery(sqlHighWater)
-		case word == "high-water":
+		case word == "highWater":
 			m.expectQuery(sqlHighWater, "1")
 		case word == "rows?":
 			m.exist()

@@ -111,11 +111,11 @@ func (l *Locker) borrowOf(ctx context.Context, most int) (*lockConn, error) {
 		if more { // meanwhile the pool may have room for another
 			patient, cancel = context.WithTimeout(ctx, pollEvery)
 		}
-		ours, err := l.awaitTurn(patient, busy)
+		ours, err := l.awaitTurnFor(ctx, patient, busy)
 		cancel()
 		if ours {
 			return busy, nil
-		} else if err != nil && (ctx.Err() != nil || patient.Err() == nil) {
+		} else if err != nil {
 			return nil, err
 		}
 	}
@@ -193,13 +193,18 @@ func (l *Locker) open(h *lockConn) {
 
 // awaitTurn waits for the turn of h. It is false where h is gone by then.
 func (l *Locker) awaitTurn(ctx context.Context, h *lockConn) (bool, error) {
+	return l.awaitTurnFor(ctx, ctx, h)
+}
+
+// awaitTurnFor is awaitTurn until patient ends, which is within ctx: then it is false, too.
+func (l *Locker) awaitTurnFor(ctx, patient context.Context, h *lockConn) (bool, error) {
 	l.mu.Lock()
 	gone := h.gone
 	h.queued++
 	l.mu.Unlock()
 	var err error
 	if !gone {
-		err = h.c.AwaitTurn(ctx)
+		err = h.c.AwaitTurn(patient)
 	}
 	l.mu.Lock()
 	h.queued--
@@ -208,10 +213,12 @@ func (l *Locker) awaitTurn(ctx context.Context, h *lockConn) (bool, error) {
 	if !gone && err == nil && nowGone {
 		h.c.EndTurn()
 	}
-	if err != nil || nowGone {
+	switch {
+	case err != nil && ctx.Err() == nil && patient.Err() != nil:
+		return false, nil
+	case err != nil || nowGone:
 		return false, err
-	}
-	if !h.c.Fresh(ctx) {
+	case !h.c.Fresh(ctx):
 		l.drop(h)
 		return false, nil
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/statement"
 	"github.com/mysqllock/mysqllock/lockerr"
@@ -202,8 +203,14 @@ func (c *Conn) Sample(ctx context.Context) (driver.Conn, error) {
 }
 
 // ours returns why a lock is of no use on this connection, if so: a transaction is
-// open on it that the driver has not begun, and does not end.
+// open on it that the driver has not begun, and does not end; or rows are still being read from it,
+// over a sql.Conn. Then nothing is sent, and they can be read on: were it to be closed, database/sql
+// would wait for their end, whatever contexts end.
 func (c *Conn) ours(ctx context.Context, op string, h *hint.Hint) error {
+	if c.link != nil && !c.link.Valid() && !statement.Retried() {
+		return c.k.Error(op, h, lockerr.With(lockerr.ErrExhausted, errors.New(
+			"rows are still being read from the connection of this sql.Conn (close them first), or it is broken; the lock is not held")))
+	}
 	manual, known := c.k.Manual()
 	if c.link == nil { // the connection that it will have is like a new one
 		if !manual && c.leftOn == nil {
@@ -227,7 +234,7 @@ func (c *Conn) ours(ctx context.Context, op string, h *hint.Hint) error {
 	state, err := c.knownState(ctx)
 	switch {
 	case err != nil:
-		return c.k.Error(op, h, noRetry(err))
+		return c.k.Error(op, h, unreached(err))
 	case state == sqltext.Idle:
 		return nil
 	}
@@ -259,9 +266,18 @@ func (c *Conn) clean(ctx context.Context, p *plan, op string, at sqltext.Levels)
 		err = p.l.Dirty(levels)
 	}
 	if err != nil {
-		return c.k.Error(op, p.h, noRetry(err))
+		return c.k.Error(op, p.h, unreached(err))
 	}
 	return nil
+}
+
+// unreached says of an error with which the connection has gone, on which nothing was held yet, that
+// there is no lock.
+func unreached(err error) error {
+	if server.Gone(err, nil) {
+		return lockerr.With(lockerr.ErrExhausted, err)
+	}
+	return err
 }
 
 // Ping pings the base connection.
