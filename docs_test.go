@@ -639,6 +639,8 @@ var retired = map[string]string{
 
 // elsewhere says, by path, where a word is another's, or means something else.
 var elsewhere = map[string]*regexp.Regexp{
+	"hunt":    regexp.MustCompile(`^CHANGELOG`), // what 0.1.0 had
+	"crowd":   regexp.MustCompile(`^CHANGELOG`),
 	"rival":   regexp.MustCompile(`^bench/`), // a product to compare with
 	"rivals":  regexp.MustCompile(`^(bench/|docs/performance|Makefile)`),
 	"carrier": regexp.MustCompile(`^(advisory/name\.go|docs/architecture\.md)`),  // a name on the server

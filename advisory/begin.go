@@ -19,7 +19,7 @@ import (
 
 // A transaction under an advisory lock costs no round trip more than one without: one
 // statement acquires the lock and begins the transaction, another one checks the lock,
-// commits, and releases it. Both run on the transaction's own connection, its txConn, which
+// commits, and releases it. Both run on the transaction's own connection (txConn), which
 // holds the lock meanwhile. As a lock connection it has an identity, and the server ends it
 // when it was silent for the TTL; as that of a row lock it is kept alive by the unit of work,
 // which is also told when it is lost. Close of the Locker leaves it alone.

@@ -29,7 +29,7 @@ func (s *session) namespaces(ctx context.Context) (out []Namespace, err error) {
 	case err != nil:
 		return nil, fmt.Errorf("mysqllock: reading the namespaces: %w", err)
 	}
-	rows = slices.DeleteFunc(rows, func(r []string) bool { return r[0] == "" }) // the high-water mark's
+	rows = slices.DeleteFunc(rows, func(r []string) bool { return r[0] == "" }) // the high-water row's
 	if len(rows) == 0 {
 		return nil, nil
 	}

@@ -19,7 +19,7 @@ var (
 	ErrLocked = errors.New("mysqllock: locked by someone else")
 
 	// ErrTimeout: the caller waited as long as it was ready to, for a key that the
-	// server, or the line of its own process, said is taken. It also matches
+	// server, or the queue of its own process, said is taken. It also matches
 	// ErrLocked, and ctx.Err() where the context ended the wait. Nothing was run and
 	// nothing is locked. If the context ends before the server has answered at all,
 	// the error matches ctx.Err() alone.

@@ -70,7 +70,7 @@ func (h *heat) longestWait() string {
 }
 
 // ownLines is what no look at the server counts.
-const ownLines = "WAITING is who waits in the server: not who waits in the holder's own process, in its line for the key or for a connection (maxConns), which its Stats and metrics count"
+const ownLines = "WAITING is who waits in the server: not who waits in the holder's own process, in its queue for the key or for a connection (maxConns), which its Stats and metrics count"
 
 // printTop writes a line for each class of keys.
 func printTop(w io.Writer, c colours, snap *inspect.Snapshot, patterns []string) {

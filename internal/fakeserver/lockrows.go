@@ -236,7 +236,7 @@ func notNow() error {
 	return &mysql.MySQLError{Number: 3572, Message: "Statement aborted because lock(s) could not be acquired immediately and NOWAIT is set."}
 }
 
-// exist tells which rows there are, beside the high-water mark.
+// exist tells which rows there are, beside the high-water row.
 func (s *Server) exist(text string) reply {
 	r, _ := one("", int64(0))
 	for _, name := range namesIn(text) {
@@ -442,7 +442,7 @@ func (c *Conn) free(text string) reply {
 	return reply{width: 1}
 }
 
-// compare compares versions and sets the next ones, or settles a row.
+// compare compares versions and sets the next ones, or prepares a row.
 func (c *Conn) compare(text string) (r reply, err error) {
 	if !strings.Contains(text, "d.v AND") {
 		k := c.s.row(oneName.FindStringSubmatch(text)[1])

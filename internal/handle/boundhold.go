@@ -30,7 +30,7 @@ func boundBy(p strategy.Resource) boundLock {
 	return boundLock{p.Row, p.Strategy}
 }
 
-// BoundHold is that of one unit of work. It is guarded by boundHolds.mu.
+// BoundHold is what one unit of work holds until a context has ended. It is guarded by boundHolds.mu.
 type BoundHold struct {
 	until <-chan struct{} // of the context that ends it
 	of    []boundLock

@@ -34,26 +34,26 @@ func (l *Locks) held(resources []strategy.Resource) (names []string) {
 }
 
 const (
-	// othersAfter is for how long a caller waits before it looks for others, in other
-	// processes, that wait for what it has, and othersEvery how often it does from then on.
-	othersAfter, othersEvery = 3 * time.Second, time.Second
-	// mostOthers is how many pairs of keys it does so for.
-	mostOthers = 16
+	// circleAfter is for how long a caller waits before it looks for others, in other
+	// processes, that wait for what it has, and circleEvery how often it does from then on.
+	circleAfter, circleEvery = 3 * time.Second, time.Second
+	// mostPairs is how many pairs of keys it does so for.
+	mostPairs = 16
 )
 
-// watchOthers sees to it that of two callers in different processes, each of which
+// watchCircles sees to it that of two callers in different processes, each of which
 // has what the other waits for, one gives way. A caller that asks for keys in ascending
 // order, so that its wanted key comes after the one that it has, shows that it waits,
 // by a named lock of the server. A caller that asks in descending order looks for such a
 // lock, and gives way where there is one: so always the same of the two does, and a
 // caller that waits for one who waits for nobody does not. end is called where this one
 // is to.
-func (l *Locks) watchOthers(ctx context.Context, held []string, wanted []strategy.Resource, end func(error)) {
+func (l *Locks) watchCircles(ctx context.Context, held []string, wanted []strategy.Resource, end func(error)) {
 	var show, look []string
 	for _, has := range held {
 		for _, p := range wanted {
 			switch name := l.name(p); {
-			case p.Slots > 0 || name == has || len(show)+len(look) >= mostOthers:
+			case p.Slots > 0 || name == has || len(show)+len(look) >= mostPairs:
 			case has < name:
 				show = append(show, lockname.OfWait(l.namespace, has, name))
 			default:
@@ -70,9 +70,9 @@ func (l *Locks) watchOthers(ctx context.Context, held []string, wanted []strateg
 			release()
 		}
 	}()
-	tick := time.NewTimer(othersAfter)
+	tick := time.NewTimer(circleAfter)
 	defer tick.Stop()
-	for ; ; tick.Reset(othersEvery) {
+	for ; ; tick.Reset(circleEvery) {
 		select {
 		case <-ctx.Done():
 			return
@@ -96,7 +96,7 @@ func (l *Locks) watchOthers(ctx context.Context, held []string, wanted []strateg
 
 // shown returns the id of a connection that has one of the named locks; "" if none has.
 func (l *Locks) shown(ctx context.Context, names []string) string {
-	ctx, cancel := context.WithTimeout(ctx, othersEvery)
+	ctx, cancel := context.WithTimeout(ctx, circleEvery)
 	defer cancel()
 	c, err := l.Control.Acquire(ctx)
 	if err != nil {

@@ -7,7 +7,7 @@
 // Without maxConns each is a real one, and sessions have a pool beside them. With it each is light:
 // it has a real one, out of the budget, only while it needs it. It was tried to have light ones
 // always, with a budget without a bound (MySQL 9.7, MariaDB 10.11), and not taken:
-//   - Little would go, some 45 lines. [Handle.Starvation] stays: SetMaxOpenConns bounds light ones, too, and
+//   - Little would go, some 45 lines. [Handle.StarvationGuard] stays: SetMaxOpenConns bounds light ones, too, and
 //     callers that wait have them. Without it a holder's next statement gets none, whatever is free
 //     behind (TestHolderGetsThroughAFullPool). The procedures that begin transactions stay, for a sql.Conn.
 //   - SetMaxIdleConns, SetConnMaxIdleTime and SetConnMaxLifetime end light ones only: of 20 queries at once
@@ -69,10 +69,10 @@ type Connectors struct {
 
 // Handle is what one database handle has for its locks. It is safe for concurrent use.
 type Handle struct {
-	open       Connectors
-	Settings   Settings
-	BoundHolds boundHolds
-	Starvation starvation // how many connections of database/sql there are, and how many wait
+	open            Connectors
+	Settings        Settings
+	BoundHolds      boundHolds
+	StarvationGuard starvationGuard // how many connections of database/sql there are, and how many wait
 
 	poolBound atomic.Bool // the observer was told that database/sql bounds a handle with a budget
 
@@ -108,7 +108,7 @@ type Handle struct {
 func New(open Connectors, s Settings) *Handle {
 	ctx, stop := context.WithCancel(context.Background())
 	k := &Handle{open: open, Settings: s, ctx: ctx, stop: stop, asking: make(chan struct{}, 1)}
-	k.Starvation.met = k.boundMet
+	k.StarvationGuard.met = k.boundMet
 	if s.MaxConns > 0 {
 		k.sampling = make(chan struct{}, 1)
 		k.conns = pool.NewBudget(s.MaxConns, reservedConns(s.MaxConns))
@@ -124,7 +124,7 @@ func New(open Connectors, s Settings) *Handle {
 // own connections.
 func (k *Handle) Close() {
 	k.stop()
-	k.Starvation.stop()
+	k.StarvationGuard.stop()
 	if k.Bounded() {
 		k.apps.Shut() // those in use belong to database/sql, which closes them
 	}
@@ -175,9 +175,9 @@ func (k *Handle) Stats() Stats {
 
 // Holds reports whether a lock is held, or a unit of work is open.
 func (k *Handle) Holds() bool {
-	k.Starvation.mu.Lock()
-	held := k.Starvation.held
-	k.Starvation.mu.Unlock()
+	k.StarvationGuard.mu.Lock()
+	held := k.StarvationGuard.held
+	k.StarvationGuard.mu.Unlock()
 	k.Owned.mu.Lock()
 	defer k.Owned.mu.Unlock()
 	return held+len(k.Owned.held) > 0

@@ -13,7 +13,7 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// starvation sees to it that whoever holds a session gets through.
+// starvationGuard sees to it that whoever holds a session gets through.
 //
 // A caller that waits for a lock in BeginTx, Query or Exec occupies one of
 // database/sql's connections, and the holder of a session needs one for its
@@ -27,7 +27,7 @@ import (
 // somebody who stood in the queue, its pool is full, and as many connections as are
 // open is the bound. From then on one of them is kept free of waiters while a
 // session is held: whoever would occupy it fails at once.
-type starvation struct {
+type starvationGuard struct {
 	mu      sync.Mutex
 	open    int       // connections of database/sql
 	waiting []*waiter // callers that occupy one of them, the newest last
@@ -59,7 +59,7 @@ var errYield = errors.New("another connection is to be tried")
 
 // Opened counts a connection of database/sql. If one was asked to try again, it
 // tells who gets it: somebody who stood in the queue, or a caller whose pool had room.
-func (c *starvation) Opened() {
+func (c *starvationGuard) Opened() {
 	c.mu.Lock()
 	c.open++
 	if c.open > c.bound {
@@ -77,14 +77,14 @@ func (c *starvation) Opened() {
 }
 
 // Closed counts a connection of database/sql less.
-func (c *starvation) Closed() {
+func (c *starvationGuard) Closed() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.open--
 }
 
 // Hold counts a session with a unit of work, or a hold.
-func (c *starvation) Hold() {
+func (c *starvationGuard) Hold() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.held++
@@ -92,7 +92,7 @@ func (c *starvation) Hold() {
 }
 
 // Done takes back what Hold has counted.
-func (c *starvation) Done() {
+func (c *starvationGuard) Done() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.held--
@@ -101,7 +101,7 @@ func (c *starvation) Done() {
 // enter is called before a caller begins to wait while it occupies a
 // connection of database/sql. The context it returns may end with errYield, which sets
 // asked: a lock context is asked once.
-func (c *starvation) enter(ctx context.Context, asked *bool) (context.Context, func(), error) {
+func (c *starvationGuard) enter(ctx context.Context, asked *bool) (context.Context, func(), error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if n := len(c.waiting) + 1; c.held > 0 && c.bound > 1 && n >= c.bound {
@@ -119,17 +119,19 @@ func (c *starvation) enter(ctx context.Context, asked *bool) (context.Context, f
 	return ctx, func() { c.leave(w) }, nil
 }
 
-func (c *starvation) leave(w *waiter) {
+func (c *starvationGuard) leave(w *waiter) {
 	w.cancel(nil)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.waiting = slices.DeleteFunc(c.waiting, func(o *waiter) bool { return o == w })
 }
 
-func (c *starvation) full() bool { return c.held > 0 && len(c.waiting) > 0 && len(c.waiting) >= c.open }
+func (c *starvationGuard) full() bool {
+	return c.held > 0 && len(c.waiting) > 0 && len(c.waiting) >= c.open
+}
 
 // look starts the clock when every connection has a waiter.
-func (c *starvation) look() {
+func (c *starvationGuard) look() {
 	if c.watch != nil || !c.full() {
 		return
 	}
@@ -141,7 +143,7 @@ func (c *starvation) look() {
 }
 
 // ask makes the newest waiter that has not been asked before try again.
-func (c *starvation) ask() {
+func (c *starvationGuard) ask() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.watch = nil
@@ -161,7 +163,7 @@ func (c *starvation) ask() {
 }
 
 // stop ends the clock.
-func (c *starvation) stop() {
+func (c *starvationGuard) stop() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.watch != nil {

@@ -10,7 +10,7 @@ import (
 )
 
 // enter has a caller wait that database/sql would try again.
-func enter(t *testing.T, c *starvation, asked *bool) (ctx context.Context, leave func()) {
+func enter(t *testing.T, c *starvationGuard, asked *bool) (ctx context.Context, leave func()) {
 	t.Helper()
 	ctx, leave, err := c.enter(t.Context(), asked)
 	if err != nil {
@@ -23,7 +23,7 @@ func enter(t *testing.T, c *starvation, asked *bool) (ctx context.Context, leave
 // TestStarvationAsksEachOnce: where all connections have a waiter while a session is held, the
 // newest is made to try again, and none twice.
 func TestStarvationAsksEachOnce(t *testing.T) {
-	c := &starvation{grace: time.Hour} // so that nobody is asked but by us
+	c := &starvationGuard{grace: time.Hour} // so that nobody is asked but by us
 	defer c.stop()
 	c.Opened()
 	c.Opened()
@@ -54,7 +54,7 @@ func TestStarvationAsksEachOnce(t *testing.T) {
 // TestStarvationKeepsOneFree: once it is known how many connections there may be, nobody waits
 // on the last one while a session is held.
 func TestStarvationKeepsOneFree(t *testing.T) {
-	c := &starvation{grace: time.Hour, bound: 2}
+	c := &starvationGuard{grace: time.Hour, bound: 2}
 	defer c.stop()
 	c.Opened()
 	c.Opened()

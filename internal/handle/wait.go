@@ -16,7 +16,7 @@ type Caller struct {
 	Pooled bool  // it occupies a connection of database/sql
 	Urgent bool  // others of this process wait for what it holds
 	Waits  bool  // it is about to wait in the server, on the connection that it asks for
-	Asked  *bool // its lock context was made to try again; guarded by starvation.mu
+	Asked  *bool // its lock context was made to try again; guarded by starvationGuard.mu
 	// Has returns what it has: its tickets, and what others can ask the handle for, too.
 	Has func(context.Context, *Handle) ([]*queue.Ticket, []strategy.Resource)
 }
@@ -53,13 +53,13 @@ func (k *Handle) counted(ctx context.Context, by Caller, what Sought) (_ context
 			own, end := context.WithCancelCause(ctx)
 			forget := waits
 			var watched sync.WaitGroup
-			watched.Go(func() { what.l.watchOthers(own, held, what.resources, end) })
+			watched.Go(func() { what.l.watchCircles(own, held, what.resources, end) })
 			ctx, waits = own, func() { end(nil); watched.Wait(); forget() }
 		}
 	}
 	leave := func() {}
 	if by.Pooled && !k.Bounded() {
-		if ctx, leave, err = k.Starvation.enter(ctx, by.Asked); err != nil {
+		if ctx, leave, err = k.StarvationGuard.enter(ctx, by.Asked); err != nil {
 			waits()
 			return nil, nil, err
 		}

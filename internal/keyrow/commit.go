@@ -78,7 +78,7 @@ func (r *Rows) commitBlock(versions []Version, mark string) pool.Block {
 		text.WriteString(next)
 		values = append(values, schema.Hex(v.Key))
 		if v.Is != 0 {
-			text.WriteString(" AND token = ? AND " + schema.Versioned)
+			text.WriteString(" AND token = ? AND " + schema.Prepared)
 			values = append(values, int64(v.Is)) //nolint:gosec // versions are counted by one
 		}
 		text.WriteString("; SET @mysqllock_same = @mysqllock_same + ROW_COUNT(); ")

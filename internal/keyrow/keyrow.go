@@ -361,7 +361,7 @@ func (r *Rows) readSQL(keys []string) string {
 	return from + schema.Rows(r.cfg.Namespace, append(slices.Clone(keys), schema.Stripes)) + " UNION ALL " + from + schema.HighWater
 }
 
-// insertSQL makes the rows of keys, with the token of the high-water mark. It locks the high-water mark first:
+// insertSQL makes the rows of keys, with the token of the high-water row. It locks that row first:
 // so it waits for a clean-up that is about to raise the high-water mark, and for a program that
 // notes that keys share rows; and none of them begins before the rows exist.
 func (r *Rows) insertSQL(keys []string) string {

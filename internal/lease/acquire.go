@@ -113,7 +113,7 @@ type attempt struct {
 	left    time.Duration // how long the lease that is in the way still ran; 0 is unknown
 	yielded bool          // it was left to a poller
 	broke   bool          // the connection of the transaction that was to begin with it was broken before
-	// announced has announced this attempt as a poller; nil without one.
+	// announced is the connection that announces this attempt as a poller; nil without one.
 	announced *lockConn
 	// refused: without a wait, because somebody has locked the row.
 	refused bool

@@ -27,7 +27,7 @@ func (a *attempt) announce(ctx context.Context) {
 	}
 }
 
-// withdraw ends on h what announces a poller for key, for which nobody need wait.
+// withdraw gives back, on h, the named lock that announces a poller for key. Nobody need wait for that.
 // Where h is gone it went with it.
 func (l *Locker) withdraw(h *lockConn, key string) {
 	if h == nil {

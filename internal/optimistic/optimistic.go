@@ -21,7 +21,7 @@
 //     holds a shared lock on the row. So Remember first prepares the row of a lease that
 //     was not released, as if it had been released: that waits for the COMMIT.
 //
-// Marking and settling also add one to the token. A clean-up may remove the row. The next
+// Marking and preparing also add one to the token. A clean-up may remove the row. The next
 // row of the key begins at or above the old token, and not marked, so no old version is
 // ever a version of the new row.
 //
@@ -341,7 +341,7 @@ func (a *attempt) prepareRow(ctx context.Context, key string) error {
 	}
 	err = a.control(ctx, func(c *pool.Conn) error {
 		w := strategy.Waiter{Limits: terms.Limits, Conn: c, Mark: pool.NewMark(), Control: a.cfg.Control}
-		// The server's own limit ends what is not killed; settling does no harm at any time.
+		// The server's own limit ends what is not killed; preparing the row does no harm at any time.
 		_, _, err := w.Run(ctx, func(own context.Context) error {
 			return server.Exec(own, c.Conn, "/* mysqllock "+w.Mark+" */ "+a.prepareRowSQL(key, ""))
 		})

@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 )
 
-// Purpose is one step in the life of a lock.
+// Purpose is what a statement of the driver's own is for.
 type Purpose string
 
 // The purposes: see package intercept.
@@ -94,7 +94,7 @@ func Named(ctx context.Context, s Purpose, strategy string, names ...string) con
 	return With(ctx, s, strategy, names, func(name string) string { return name })
 }
 
-// For marks a statement as another purpose of what the context is for.
+// For marks a statement with another purpose, for the keys that the context is for.
 func For(ctx context.Context, s Purpose) context.Context {
 	was, _ := From(ctx)
 	return After(ctx, was, s)

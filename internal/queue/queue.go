@@ -11,7 +11,7 @@
 // for the longest time: see [Ticket.Free].
 //
 // A [Key] has 32 bytes, which are compared, of the 160 of a strategy.Resource: one type for both
-// would bring hints and strategies in here, to save the six queues of handle.QueueKeys.
+// would bring hints and strategies in here, to save the six lines of handle.QueueKeys.
 package queue
 
 import (
@@ -32,7 +32,7 @@ type Key struct {
 	Slots  int    // in front if fewer than so many are; 0 is without slots. A key's slots have a queue of their own
 }
 
-// Queue has a queue for each key, and one for its slots. The zero value is ready to use.
+// Queue has a keyQueue for each key, and one for its slots. The zero value is ready to use.
 type Queue struct {
 	mu     sync.Mutex
 	queues map[name]*keyQueue
@@ -485,8 +485,8 @@ func (t *Ticket) nextFor(from any) *waiter {
 	return next.Value.(*waiter)
 }
 
-// otherLasts is for how long another process that had a key is taken to want it again.
-const otherLasts = 100 * time.Millisecond
+// otherWants is for how long another process that had a key is taken to want it again.
+const otherWants = 100 * time.Millisecond
 
 // SawOtherProcess notes that another process has one of the ticket's keys.
 func (t *Ticket) SawOtherProcess() {
@@ -497,13 +497,13 @@ func (t *Ticket) SawOtherProcess() {
 	}
 }
 
-// HasOtherProcess reports whether another process had one of the ticket's keys a moment ago, as far
+// SeenOtherProcess reports whether another process had one of the ticket's keys a moment ago, as far
 // as those in the queue since then have seen.
-func (t *Ticket) HasOtherProcess() bool {
+func (t *Ticket) SeenOtherProcess() bool {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
 	for _, p := range t.positions {
-		if !p.in.otherSeen.IsZero() && time.Since(p.in.otherSeen) < otherLasts {
+		if !p.in.otherSeen.IsZero() && time.Since(p.in.otherSeen) < otherWants {
 			return true
 		}
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// Handoff is the handoff of a key, and of the session whose transaction has locked it,
+// Handoff hands over a key, and the session whose transaction has locked it,
 // to the next caller in the queue of this process. The caller of its methods has the session's
 // turn.
 type Handoff struct {
@@ -82,7 +82,7 @@ func (s *Handoff) passes() bool {
 // caller. If another process waits for it, that gets it all the same, so it does not pay
 // while others do.
 func (s *Handoff) Commits() bool {
-	return s.commits < s.l.cfg.HandOvers && s.passes() && !s.ticket.HasOtherProcess()
+	return s.commits < s.l.cfg.HandOvers && s.passes() && !s.ticket.SeenOtherProcess()
 }
 
 // Commit commits, and locks the key for the next caller, in one statement. If locked is false

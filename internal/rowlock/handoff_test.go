@@ -52,7 +52,7 @@ func (g *gone) Err() error {
 func TestHandoffToOneThatGoes(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(func(c *strategy.Config) { c.HandOvers, c.HandOverTime = 30, time.Minute })
-		begin := func(ctx context.Context, tookOver func(*pool.Conn)) (*rowlock.Grant, error) {
+		begin := func(ctx context.Context, tookOver func(*pool.Conn)) (*rowlock.Begun, error) {
 			return p.Begin(ctx, driver.TxOptions{}, true, rowlock.Request{
 				Keys: []rowlock.Key{{Name: "k"}}, Wait: time.Minute, Conn: p.session, TakeOver: tookOver,
 			})
@@ -60,7 +60,7 @@ func TestHandoffToOneThatGoes(t *testing.T) {
 		for _, behind := range []bool{true, false} {
 			first, err := begin(dbtest.Limited(t), func(*pool.Conn) { t.Error("the first has tookOver") })
 			dbtest.OK(t, err)
-			ctx, over, got := &gone{Context: dbtest.Limited(t)}, make(chan error, 1), make(chan *rowlock.Grant, 1)
+			ctx, over, got := &gone{Context: dbtest.Limited(t)}, make(chan error, 1), make(chan *rowlock.Begun, 1)
 			go func() {
 				_, err := begin(ctx, func(*pool.Conn) { t.Error("one that has gone has tookOver") })
 				over <- err

@@ -18,7 +18,7 @@ import (
 )
 
 // beginOn begins a transaction with a lock on key on c, and checks that it has it.
-func (p *process) beginOn(c *pool.Conn, implicit bool, key rowlock.Key) (*rowlock.Grant, error) {
+func (p *process) beginOn(c *pool.Conn, implicit bool, key rowlock.Key) (*rowlock.Begun, error) {
 	p.T.Helper()
 	grant, err := p.Begin(dbtest.Limited(p.T), driver.TxOptions{}, implicit, rowlock.Request{
 		Keys: []rowlock.Key{key}, Conn: func(context.Context) (*pool.Conn, error) { return c, nil }, Waiting: free,

@@ -271,8 +271,8 @@ type Locked struct {
 	Versioned []string // the rows for which [Locker.Raise] must be called before the COMMIT
 }
 
-// Grant is a transaction that holds the locks.
-type Grant struct {
+// Begun is a transaction that holds the locks.
+type Begun struct {
 	Locked
 	Txn    *pool.Txn
 	Ticket *queue.Ticket // Leave it when the transaction has ended
@@ -284,7 +284,7 @@ type Grant struct {
 // is not in autocommit, so that the lock statement itself opens the transaction. After an
 // error nothing is locked and no transaction is open, or the connection is no longer
 // valid. driver.ErrBadConn means that the caller may try another connection.
-func (l *Locker) Begin(ctx context.Context, opts driver.TxOptions, implicit bool, r Request) (*Grant, error) {
+func (l *Locker) Begin(ctx context.Context, opts driver.TxOptions, implicit bool, r Request) (*Begun, error) {
 	ctx = r.taking(ctx)
 	g, refused, err := l.beginOnce(ctx, opts, implicit, r)
 	if refused != nil && l.cfg.Rows.Cleaning(ctx) {
@@ -299,7 +299,7 @@ func (l *Locker) Begin(ctx context.Context, opts driver.TxOptions, implicit bool
 
 // beginOnce is Begin. If the server has refused a request without a wait, refused is its
 // connection.
-func (l *Locker) beginOnce(ctx context.Context, opts driver.TxOptions, implicit bool, r Request) (g *Grant, refused *pool.Conn, err error) {
+func (l *Locker) beginOnce(ctx context.Context, opts driver.TxOptions, implicit bool, r Request) (g *Begun, refused *pool.Conn, err error) {
 	a := l.attempt(r)
 	defer a.Finish()
 	defer func() {
@@ -322,7 +322,7 @@ func (l *Locker) beginOnce(ctx context.Context, opts driver.TxOptions, implicit 
 		_ = a.c.SetID(a.id) // the id that was known may be that of another connection
 	}
 	a.Ticket.Granted(&lockerr.Holder{ConnectionID: a.c.KnownID(), Program: l.cfg.Owner})
-	return &Grant{a.locked, txn, a.Ticket, a.handoff()}, nil, nil
+	return &Begun{a.locked, txn, a.Ticket, a.handoff()}, nil, nil
 }
 
 // unwaited is for a request without a wait that has waited for a clean-up: the end of that
@@ -508,7 +508,7 @@ func (a *attempt) beginKeys(ctx context.Context) (*pool.Txn, error) {
 	// A caller that had to queue in the process expects to wait in the server, too, if
 	// another process had the key a moment ago, unless it came to the front because the key
 	// is shared.
-	nowait := a.First || !a.Ticket.HasOtherProcess() || !slices.ContainsFunc(a.r.Keys, func(key Key) bool { return !key.Shared })
+	nowait := a.First || !a.Ticket.SeenOtherProcess() || !slices.ContainsFunc(a.r.Keys, func(key Key) bool { return !key.Shared })
 	for {
 		var txn *pool.Txn
 		var err error

@@ -52,11 +52,11 @@ func exclusive(names ...string) (keys []rowlock.Key) {
 // request begins a transaction on a connection of the process's own. Like database/sql it
 // tries another one where a connection is bad: where a server is slow, a KILL that may come
 // late costs one.
-func (p *process) request(ctx context.Context, r rowlock.Request) (*pool.Conn, *rowlock.Grant, error) {
+func (p *process) request(ctx context.Context, r rowlock.Request) (*pool.Conn, *rowlock.Begun, error) {
 	return p.requestAs(ctx, driver.TxOptions{}, r)
 }
 
-func (p *process) requestAs(ctx context.Context, opts driver.TxOptions, r rowlock.Request) (c *pool.Conn, _ *rowlock.Grant, _ error) {
+func (p *process) requestAs(ctx context.Context, opts driver.TxOptions, r rowlock.Request) (c *pool.Conn, _ *rowlock.Begun, _ error) {
 	r.Conn = func(ctx context.Context) (_ *pool.Conn, err error) {
 		c, err = p.conns.Acquire(ctx)
 		return c, err
@@ -79,7 +79,7 @@ func (p *process) requestAs(ctx context.Context, opts driver.TxOptions, r rowloc
 }
 
 // granted makes a request that must be granted.
-func (p *process) granted(r rowlock.Request) (*pool.Conn, *rowlock.Grant) {
+func (p *process) granted(r rowlock.Request) (*pool.Conn, *rowlock.Begun) {
 	p.T.Helper()
 	c, grant, err := p.request(dbtest.Limited(p.T), r)
 	dbtest.OK(p.T, err)

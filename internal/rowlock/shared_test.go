@@ -343,7 +343,7 @@ func TestSharedDeadlock(t *testing.T) {
 		var both sync.WaitGroup
 		results := make(chan error, 2)
 		var conns []*pool.Conn
-		var grants []*rowlock.Grant
+		var grants []*rowlock.Begun
 		for _, name := range []string{"a", "b"} {
 			c, grant := p.granted(rowlock.Request{Keys: exclusive(name)})
 			conns, grants = append(conns, c), append(grants, grant)

@@ -733,7 +733,7 @@ func TestJoinSlotDeadlock(t *testing.T) {
 		names := []string{"a", "b"}
 		var both sync.WaitGroup
 		var conns []*pool.Conn
-		var grants []*rowlock.Grant
+		var grants []*rowlock.Begun
 		for _, name := range names {
 			c, grant := p.granted(rowlock.Request{Slots: []string{name}})
 			conns, grants = append(conns, c), append(grants, grant)

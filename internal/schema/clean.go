@@ -17,8 +17,8 @@ const (
 	cleanHold   = 50 * time.Millisecond // how long a transaction should lock rows at most
 	cleanLook   = 5000                  // rows that are read at once
 	cleanBound  = 10 * time.Second      // limit for the search of a step, and for the end of its transaction
-	cleanBusy   = 5                     // attempts to lock the high-water mark, each of up to a second
-	noticeLasts = 3 * time.Second       // how long a notify says that a clean-up is running
+	cleanBusy   = 5                     // attempts to lock the high-water row, each of up to a second
+	noticeLasts = 3 * time.Second       // how long a notice says that a clean-up is running
 	noticeEvery = time.Second
 )
 
@@ -38,8 +38,7 @@ var CleanSetup = "SET SESSION autocommit = 1, " + server.OwnSettings + ", innodb
 // Tokens never go back: before a row with a higher token is removed, the high-water mark is raised
 // and committed. A program that makes a row reads the high-water mark with a lock, which it keeps
 // until the row exists. So the row either exists before the high-water mark is raised, or it begins
-// with the new high-water mark. The high-water mark is locked for one statement only, so new rows can be made
-// during a clean-up.
+// with the new one. It is locked for one statement only, so new rows can be made during a clean-up.
 //
 // It needs the privilege DELETE, and SKIP LOCKED, which MariaDB has from 10.6 on, unless Skips is false.
 type Cleaner struct {

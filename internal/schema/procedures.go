@@ -317,7 +317,7 @@ func giveText(t Table) (parameters, body string) {
 
 // BeginProcedure reads a version and begins a transaction. It reads the row outside of any
 // transaction, so that the transaction's snapshot is not older than the caller's first read.
-// If every commit under the key changes the version, as [Versioned] says, and the session
+// If every commit under the key changes the version, as [Prepared] says, and the session
 // reads what is committed, the procedure begins the transaction and then answers with the
 // token. Else there is no result set, and no transaction.
 func (t Table) BeginProcedure() Procedure { return Procedure{t, 3, "_seen2", beginText} }
@@ -339,7 +339,7 @@ func (t Table) BeginBlock(namespace string) string {
 
 // begins is the body of both.
 func (t Table) begins(version, token, where, isolation, limit string) (read, begin string) {
-	return "SELECT " + version + " INTO " + token + " FROM " + t.String() + where + " AND " + Versioned + " AND " + isolation + " <> 'READ-UNCOMMITTED'" + limit + ";",
+	return "SELECT " + version + " INTO " + token + " FROM " + t.String() + where + " AND " + Prepared + " AND " + isolation + " <> 'READ-UNCOMMITTED'" + limit + ";",
 		"IF " + token + " IS NOT NULL THEN START TRANSACTION; SELECT " + token + "; END IF;"
 }
 
@@ -360,7 +360,7 @@ func versionsText(t Table) (parameters, body string) {
 			"  p_mark VARCHAR(64) CHARACTER SET utf8mb4",
 		"  DECLARE v_same BOOL;\n" +
 			"  IF p_rows IS NULL THEN\n" +
-			"    SELECT /*+ SET_VAR(lock_wait_timeout = 1) */ p_version = 0 OR token = p_version AND " + Versioned + " INTO v_same\n" +
+			"    SELECT /*+ SET_VAR(lock_wait_timeout = 1) */ p_version = 0 OR token = p_version AND " + Prepared + " INTO v_same\n" +
 			"      FROM " + t.String() + ofKey + " FOR UPDATE NOWAIT;\n" +
 			"    IF v_same THEN UPDATE " + t.String() + " SET " + Next + ofKey + "; END IF;\n" +
 			"  ELSE\n" +

@@ -154,9 +154,9 @@ func Lasts(qualifier string) string {
 		" OR " + qualifier + "expires > UTC_TIMESTAMP(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) MICROSECOND)"
 }
 
-// Versioned is the condition that every commit under a key changes its version: its row is marked,
+// Prepared is the condition that every commit under a key changes its version: its row is marked,
 // and has no lease.
-const Versioned = "versioned = 1 AND owner IS NULL"
+const Prepared = "versioned = 1 AND owner IS NULL"
 
 // Released are the assignments that end a row's lease.
 const Released = "owner = NULL, expires = LEAST(expires, UTC_TIMESTAMP(6))"

@@ -65,7 +65,7 @@ func (p Resource) Space() string {
 // Rows is the space of those that exclude each other on the same row of the table.
 const Rows = "rows"
 
-// SameAs reports whether other is kept at the same row and space.
+// SameAs reports whether other is kept on the same row, in the same space.
 func (p Resource) SameAs(other Resource) bool {
 	return p.Row == other.Row && p.Space() == other.Space()
 }
@@ -89,7 +89,7 @@ func Merge(resources []Resource) (merged []Resource) {
 	return merged
 }
 
-// merge adds what other, at the same row and space, asks for.
+// merge adds what other, on the same row and in the same space, asks for.
 func (p *Resource) merge(other Resource) {
 	if p.Key != other.Key {
 		p.Also = append(p.Also, other.Key)

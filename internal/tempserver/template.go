@@ -61,8 +61,8 @@ func (b Binary) template(ctx context.Context) (string, error) {
 	return dir, nil
 }
 
-// initialize makes a new data folder, "data" in dir. The program gets
-// lock: should this process be killed, the next one that wants the folder waits
+// initialize makes a new data folder, "data" in dir. The program keeps
+// lock open, too: should this process be killed, the next one that wants the folder waits
 // for the program's end, and removes what it left.
 func (b Binary) initialize(ctx context.Context, dir string, lock *os.File) error {
 	data, tmp := filepath.Join(dir, "data"), filepath.Join(dir, "tmp")

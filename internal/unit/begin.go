@@ -38,13 +38,13 @@ func (c *Conn) begin(ctx context.Context, s *ctxState, p *plan, opts driver.TxOp
 		return nil, err
 	}
 	once := c.texts.next != 0 // levels are for the next transaction alone
-	levels := c.texts.begins(opts, len(p.grants) > 0)
+	levels := c.texts.begins(opts, len(p.outside) > 0)
 	if p.compares {
 		if err := c.clean(ctx, p, "begin", levels); err != nil {
 			return nil, err
 		}
 	}
-	if len(p.grants) > 0 {
+	if len(p.outside) > 0 {
 		var undo func()
 		if u, undo, err = c.takeAround(ctx, s, p, opts, once); err != nil {
 			return nil, handle.Yielded(err)
@@ -146,7 +146,7 @@ func (c *Conn) beginning(s *ctxState, p *plan, opts driver.TxOptions) *strategy.
 		return nil
 	case !p.locks && c.link != nil && c.unlimit == "" && opts == (driver.TxOptions{}): // who reads versions has the turn
 		return strategy.NewBeginning(func(context.Context) (*pool.Conn, error) { return c.link, nil }, func(bool) { c.spoiled() })
-	case len(p.grants) != 1 || p.versions || p.grants[0].Slots > 0:
+	case len(p.outside) != 1 || p.versions || p.outside[0].Slots > 0:
 		return nil
 	}
 	light := c.link == nil
@@ -233,15 +233,15 @@ func (c *Conn) beginRows(ctx context.Context, s *ctxState, p *plan, opts driver.
 		first.Conn = func(context.Context) (*pool.Conn, error) { return c.limits(p.l, nil) }
 	}
 	first.seen, ctx = c.k.Observe(ctx, first.resources...)
-	grant, err := p.l.Begin(ctx, opts, false, first.Request)
+	begun, err := p.l.Begin(ctx, opts, false, first.Request)
 	if err != nil {
 		first.seen.Answered(nil, nil, 0, err)
 		return nil, err
 	}
-	first.seen.Answered(c.link, grant.Ticket, 0, nil)
-	u := c.newUnit(s, p, grant.Txn, opts)
+	first.seen.Answered(c.link, begun.Ticket, 0, nil)
+	u := c.newUnit(s, p, begun.Txn, opts)
 	u.levels = p.l.LockedLevel()
-	u.granted(first, grant.Ticket, grant.Locked)
+	u.granted(first, begun.Ticket, begun.Locked)
 	return u, nil
 }
 

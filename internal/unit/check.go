@@ -47,7 +47,7 @@ func (s *ctxState) undecided(h *hint.Hint, u *unit, st *statement.Statement) err
 	if u != nil {
 		in = &u.relying
 	}
-	err := s.refuses(h, s.hints, in, st)
+	err := s.refuses(h, s.lockCtx, in, st)
 	if on := s.stale.on.Load(); err == nil && on != nil && on != s.k && st.Info.Changes != sqltext.ChangesNothing &&
 		(h == nil || !h.AllowStale) && (in == nil || !in.fresh && !in.allowStale) {
 		err = errReadElsewhere

@@ -43,7 +43,7 @@ type Conn struct {
 // NewConn returns base as a connection of the handle k. told: database/sql calls Valid when
 // it puts the connection back, since there is no wrapper of drivers that may hide it.
 func NewConn(k *handle.Handle, base driver.Conn, told bool) *Conn {
-	k.Starvation.Opened()
+	k.StarvationGuard.Opened()
 	return &Conn{k: k, told: told, appConn: &appConn{link: pool.Adopt(base), texts: texts{state: sqltext.Idle}}}
 }
 
@@ -363,7 +363,7 @@ func (c *Conn) Close() error {
 		}
 		return nil
 	}
-	c.k.Starvation.Closed()
+	c.k.StarvationGuard.Closed()
 	_ = c.link.AwaitTurn(context.Background()) // a ping may be under way
 	defer c.link.EndTurn()
 	return c.link.Conn.Close()

@@ -8,8 +8,8 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// connKind is where a unit of work runs: on a session, or on one of the application's
-// own connections.
+// connKind is the kind of connection that a unit of work runs on: a session, or one of the
+// application's own.
 type connKind interface {
 	// overdue returns why the server may have ended the connection, if so.
 	overdue() error

@@ -15,7 +15,7 @@ import (
 // the turn.
 type ctxState struct {
 	turn  chan struct{} // holds a token while a statement of the lock context runs
-	asked bool          // a wait was made to try again on another connection; guarded by the starvation guard
+	asked bool          // a wait was made to try again on another connection; guarded by starvationGuard.mu
 
 	unit      *unit             // the open transaction of the unit of work
 	latest    *unit             // that one, or the last that there was
@@ -29,8 +29,8 @@ type ctxState struct {
 	failed    error             // why no other unit may begin: one was lost behind the caller's back
 
 	decision
-	k     *handle.Handle
-	hints *hint.LockContext // its lock context; nil for what only has holds around it
+	k       *handle.Handle
+	lockCtx *hint.LockContext // its lock context; nil for what only has holds around it
 }
 
 func newCtxState(k *handle.Handle) *ctxState {
@@ -40,14 +40,14 @@ func newCtxState(k *handle.Handle) *ctxState {
 // ctxStateOf returns what is remembered of the lock context. Where there is nothing
 // to lock, because the context only has holds around it, every transaction
 // stands for itself.
-func ctxStateOf(k *handle.Handle, hints *hint.LockContext) *ctxState {
-	if hints == nil {
+func ctxStateOf(k *handle.Handle, lockCtx *hint.LockContext) *ctxState {
+	if lockCtx == nil {
 		return newCtxState(k)
 	}
-	stale := staleReadOf(hints)
-	return hints.State(k, func() any {
+	stale := staleReadOf(lockCtx)
+	return lockCtx.State(k, func() any {
 		s := newCtxState(k)
-		s.stale, s.hints = stale, hints
+		s.stale, s.lockCtx = stale, lockCtx
 		return s
 	}).(*ctxState)
 }
@@ -69,7 +69,7 @@ func (s *ctxState) add(g *grant) {
 	s.k.Enter(g.Resource)
 	g.tellAll()
 	if !s.counted && g.Traits.Excludes {
-		s.k.Starvation.Hold()
+		s.k.StarvationGuard.Hold()
 		s.counted = true
 	}
 }
@@ -88,7 +88,7 @@ func (s *ctxState) drop(keep int) {
 	}
 	s.grants = slices.Clone(s.grants[:keep])
 	if s.counted && !slices.ContainsFunc(s.grants, func(g *grant) bool { return g.Traits.Excludes }) {
-		s.k.Starvation.Done()
+		s.k.StarvationGuard.Done()
 		s.counted = false
 	}
 	if keep > 0 {

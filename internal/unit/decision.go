@@ -60,8 +60,8 @@ func (r *staleRead) renewed() {
 type staleReads struct{}
 
 // staleReadOf returns that of a lock context.
-func staleReadOf(hints *hint.LockContext) *staleRead {
-	return hints.State(staleReads{}, func() any { return &staleRead{} }).(*staleRead)
+func staleReadOf(lockCtx *hint.LockContext) *staleRead {
+	return lockCtx.State(staleReads{}, func() any { return &staleRead{} }).(*staleRead)
 }
 
 // decision is what a context state remembers of the decisions in its lock context.

@@ -164,7 +164,7 @@ func (h *Hold) takeGrant(ctx context.Context, s *ctxState, asked *hint.Hint, p s
 	}
 	h.owned = handle.OwnedIn(asked.LockContext, h.grant.Resource, &h.outerHold)
 	h.k.Owned.Add(h.owned)
-	h.k.Starvation.Hold()
+	h.k.StarvationGuard.Hold()
 	h.stop = context.AfterFunc(ctx, h.lapse)
 	return nil
 }
@@ -184,7 +184,7 @@ func (h *Hold) lost() {
 }
 
 // leave tells the starvation guard that nobody holds the grant any more.
-func (h *Hold) leave() { h.left.Do(h.k.Starvation.Done) }
+func (h *Hold) leave() { h.left.Do(h.k.StarvationGuard.Done) }
 
 // lapse has the grant end within the TTL, unless Release comes before: what runs
 // in the hold has that long to stop.

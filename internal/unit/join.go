@@ -101,15 +101,15 @@ func (u *unit) verify(ctx context.Context) error {
 // knowLevels makes sure of the isolation level where what ran on the connection
 // before leaves all of them possible.
 func (u *unit) knowLevels(ctx context.Context) error {
-	txConn := u.appConn()
-	if u.levels != sqltext.AnyLevel || txConn == nil || txConn.texts.session != sqltext.AnyLevel {
+	app := u.appConn()
+	if u.levels != sqltext.AnyLevel || app == nil || app.texts.session != sqltext.AnyLevel {
 		return nil
 	}
 	if err := u.takeLink(ctx, "lock"); err != nil {
 		return err
 	}
 	defer u.give()
-	levels, err := txConn.askLevels(ctx, u.l)
+	levels, err := app.askLevels(ctx, u.l)
 	if err != nil {
 		return u.check(ctx, "lock", err)
 	}

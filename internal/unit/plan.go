@@ -19,7 +19,7 @@ type plan struct {
 	h        *hint.Hint
 	around   []*grant            // of the holds that it is inside of
 	missing  []strategy.Resource // all that is not held, sorted
-	grants   []strategy.Resource // of these, what is to be taken outside of the transaction
+	outside  []strategy.Resource // of these, what is to be taken outside of the transaction
 	rows     []strategy.Resource // to be locked in the transaction, all in one request
 	slots    []strategy.Resource // of each of which one row is to be locked in the transaction
 	locks    bool                // something is to be locked, not only remembered
@@ -77,13 +77,13 @@ func (p *plan) add(resource strategy.Resource) error {
 			return nil
 		}
 	}
-	if resource.Slots > 0 && slices.ContainsFunc(p.grants, sameRow) {
+	if resource.Slots > 0 && slices.ContainsFunc(p.outside, sameRow) {
 		resource.Tell(hint.ToldSlot, 0)
 		return nil
 	}
 	switch {
 	case !resource.Traits.Inside:
-		p.grants = append(p.grants, resource)
+		p.outside = append(p.outside, resource)
 	case resource.Slots > 0:
 		p.slots = append(p.slots, resource)
 	default:

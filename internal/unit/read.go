@@ -79,7 +79,7 @@ func (c *Conn) readUntil(ctx context.Context, s *ctxState, p *plan, st *statemen
 
 // readUnder takes the grants that a query asks for, on which it runs until end.
 func (c *Conn) readUnder(ctx, end context.Context, s *ctxState, p *plan, st *statement.Statement) error {
-	if !p.compares && len(p.grants) == 0 {
+	if !p.compares && len(p.outside) == 0 {
 		return nil
 	}
 	if err := p.ready(ctx, s, true); err != nil {
@@ -90,7 +90,7 @@ func (c *Conn) readUnder(ctx, end context.Context, s *ctxState, p *plan, st *sta
 			return err
 		}
 	}
-	if len(p.grants) == 0 {
+	if len(p.outside) == 0 {
 		return nil
 	}
 	on, err := c.lends(ctx, s, p)

@@ -117,8 +117,8 @@ func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.
 	if st.Info.Changes == sqltext.MayChange {
 		u.changes(st)
 	}
-	if txConn := u.appConn(); txConn != nil && err == nil && st.Kept {
-		err = txConn.again(ctx, st)
+	if app := u.appConn(); app != nil && err == nil && st.Kept {
+		err = app.again(ctx, st)
 	}
 	if err != nil {
 		return nil, nil, err

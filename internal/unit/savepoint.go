@@ -44,7 +44,7 @@ func (s *savepoints) toYounger(text string) bool {
 
 // mayFree reports whether st goes back to a savepoint that may be older than a row lock, which
 // would free the lock. Nothing is done about it at once: send asks rolledBack before the statement,
-// and stillLocked is a doubt that is settled before the next statement, or COMMIT.
+// and stillLocked is a doubt that is resolved before the next statement, or COMMIT.
 func (s *savepoints) mayFree(st *statement.Statement) bool {
 	return s.hasOlder && st.Info.GoesBack && !s.toYounger(st.Text)
 }

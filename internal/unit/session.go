@@ -24,7 +24,7 @@ func (s *ctxState) openSession(ctx, end context.Context, p *plan, hold *outerHol
 			return nil, k.Error("lock", p.h, err)
 		}
 	}
-	if len(p.grants) > 0 {
+	if len(p.outside) > 0 {
 		var undo func()
 		if undo, err = s.takeGrants(ctx, p, lent{}, nil); err != nil {
 			return nil, handle.Yielded(err)
@@ -54,8 +54,8 @@ func (s *ctxState) openSession(ctx, end context.Context, p *plan, hold *outerHol
 	}
 	u.hold = hold
 	u.live(end)
-	k.Starvation.Hold()
-	u.on.(*onSession).done = k.Starvation.Done
+	k.StarvationGuard.Hold()
+	u.on.(*onSession).done = k.StarvationGuard.Done
 	p.l.KeepAlive.Keep(u.link, u.lostBehind)
 	if len(p.requests) > 1 {
 		if err := u.lockRest(ctx, p); err != nil {
@@ -141,15 +141,15 @@ func (s *ctxState) openUnit(ctx context.Context, p *plan) (u *unit, err error) {
 	first.seen, _ = k.Observe(ctx, first.resources...)
 	own, asked := first.seen.Within(own)
 	defer asked()
-	grant, err := l.Begin(own, driver.TxOptions{}, true, first.Request)
+	begun, err := l.Begin(own, driver.TxOptions{}, true, first.Request)
 	if err != nil {
 		first.seen.Answered(nil, nil, 0, err)
 		return nil, err
 	}
-	first.seen.Answered(link, grant.Ticket, 0, nil)
-	u = newUnit(s, p, link, grant.Txn)
+	first.seen.Answered(link, begun.Ticket, 0, nil)
+	u = newUnit(s, p, link, begun.Txn)
 	u.levels = l.LockedLevel()
-	u.granted(first, grant.Ticket, grant.Locked)
-	u.handoff = grant.Handoff
+	u.granted(first, begun.Ticket, begun.Locked)
+	u.handoff = begun.Handoff
 	return u, nil
 }

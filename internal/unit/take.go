@@ -14,10 +14,10 @@ func (s *ctxState) takeGrants(ctx context.Context, p *plan, on lent, begin *stra
 	before := len(s.grants)
 	undo = func() { s.drop(before) }
 	if p.wait.Left() == 0 {
-		s.k.BoundHolds.AwaitEnding(ctx, p.grants)
+		s.k.BoundHolds.AwaitEnding(ctx, p.outside)
 	}
 	var versions []strategy.Resource
-	for _, resource := range p.grants {
+	for _, resource := range p.outside {
 		if resource.Traits.Excludes {
 			err = s.takeLock(ctx, p, resource, begin)
 		} else {
