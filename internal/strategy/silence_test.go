@@ -76,7 +76,8 @@ func TestSilenceIsNoLock(t *testing.T) {
 						if c.used {
 							dbtest.OK(t, stock.Told(func() error { return take(t.Context(), db, "another", opts) })) // which many open together
 						}
-						ctx, wait := t.Context(), 300*time.Millisecond
+						dbtest.OK(t, db.Ping()) // a connection is ready: the base driver opens one to a silent server for ever
+						ctx, wait := dbtest.Limited(t), 300*time.Millisecond
 						if c.deadline {
 							var cancel func()
 							ctx, cancel = context.WithTimeout(ctx, wait)
