@@ -326,7 +326,7 @@ func TestOldest(t *testing.T) {
 
 // TestObserverOfLosses: a lock that is lost is told of once, also where nobody asks.
 func TestObserverOfLosses(t *testing.T) {
-	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		var lines bytes.Buffer
 		logger := mysqllock.LogTo(slog.New(slog.NewTextHandler(&lines, nil)), time.Hour)
 		db, w := s.watched(mysqllock.Config{TTL: ttl})

@@ -68,7 +68,8 @@ func TestLockOfASilentHolderIsFreeAfterItsTTL(t *testing.T) {
 
 // TestServerGoesDuringWaits: whoever waits for a lock while the server goes away never had it. It is
 // told for which key it has waited, by which strategy and for how long, and that it has no
-// connection any more; not that a lock was lost.
+// connection any more; not that a lock was lost. A holder has lost its lock, and what it wrote, but
+// leases and their tokens outlive the server.
 func TestServerGoesDuringWaits(t *testing.T) {
 	lease, slots := lockctx.Lease(time.Minute), lockctx.Slots(1)
 	waits := map[string]struct{ held, wanted []lockctx.Option }{
@@ -77,12 +78,15 @@ func TestServerGoesDuringWaits(t *testing.T) {
 		"shared": {nil, []lockctx.Option{lockctx.Shared()}}, "row behind a lease": {[]lockctx.Option{lease}, nil}, "lease behind a row": {nil, []lockctx.Option{lease}},
 	}
 	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		holder := s.open()
+		connector, err := mysqllock.NewConnector(s.Config(), mysqllock.Config{})
+		dbtest.OK(t, err)
+		holder := sql.OpenDB(connector)
+		defer holder.Close()
 		for how, gone := range map[string]func() error{
 			"killed":    s.Server.Kill,
 			"shut down": func() error { dbtest.Exec(t, s.plain, "SHUTDOWN"); return nil },
 		} {
-			first, second := s.open(), s.open() // in one line the second would wait until it is sure that the first has no lease
+			first, second := s.open(), s.open() // in one queue the second would wait until it is sure that the first has no lease
 			var all sync.WaitGroup
 			for name, of := range waits {
 				key := name + ", " + how // leases stay
@@ -113,9 +117,27 @@ func TestServerGoesDuringWaits(t *testing.T) {
 				other, err2 := mysqllock.Stats(second)
 				return errors.Join(err, err2) == nil && one.Waiters+other.Waiters == 2*len(waits) && one.Opening+other.Opening == 0 // for a connection counts, too
 			})
+			written, tx := stock.Acquire(t, holder, "written"), dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "in tx"), holder)
+			dbtest.ExecIn(t, written.Context(), holder, "UPDATE p SET stock = 0 WHERE id = 1")
+			dbtest.Exec(t, tx, "UPDATE p SET stock = 0 WHERE id = 2")
+			kept, free := stock.Acquire(t, holder, "kept", lockctx.Lease(10*time.Minute)), stock.Acquire(t, holder, "free", lease)
+			dbtest.OK(t, free.Release())
 			dbtest.OK(t, gone())
 			all.Wait()
 			dbtest.OK(t, s.Server.Restart(dbtest.Limited(t)))
+			wantLost(t, "Release", written.Release())
+			wantLost(t, "Commit", tx.Commit())
+			s.wantStock(1, 10)
+			s.wantStock(2, 10)
+			granted := s.expires("kept")
+			connector.(interface{ RenewNow() }).RenewNow()
+			dbtest.Soon(t, "what outlived the server is renewed", func() bool { return s.expires("kept") != granted })
+			dbtest.OK(t, kept.Release())
+			again := stock.Acquire(t, holder, "free", lease)
+			if again.Token() != free.Token()+1 {
+				t.Errorf("%s: token %d comes after %d", how, again.Token(), free.Token())
+			}
+			dbtest.OK(t, again.Release())
 		}
 	})
 }
@@ -490,7 +512,7 @@ func TestReplica(t *testing.T) {
 				for _, w := range log.ways {
 					wg.Go(func() {
 						for range times {
-							err := mysqllock.Do(dbtest.Limited(t), db, w.key, func(ctx context.Context) error {
+							err := mysqllock.Do(dbtest.Limited(t), db, w.key+log.format, func(ctx context.Context) error {
 								return exec(ctx, db, "UPDATE p SET stock = stock + 1 WHERE id = 1")
 							}, w.how...)
 							if err != nil {
@@ -884,12 +906,7 @@ func TestLocksBesideWhatCannotBeListed(t *testing.T) {
 
 // TestLocksWithoutPerformanceSchema: MySQL has no other list then, and an old one never has.
 func TestLocksWithoutPerformanceSchema(t *testing.T) {
-	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		if s.MariaDB() {
-			t.Skip("it is off there in any case")
-		}
-		besideWhatCannotBeListed(t, s)
-	}, "--performance-schema=OFF")
+	dbtest.OnOwnMySQL(t, newScratch, besideWhatCannotBeListed, "--performance-schema=OFF")
 }
 
 func besideWhatCannotBeListed(t *testing.T, s *scratch) {

@@ -16,7 +16,7 @@ import (
 )
 
 func TestIdleHoldNoticesThatItsConnectionIsLost(t *testing.T) {
-	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("lockTTL=9s")
 		h := stock.Acquire(t, db, "k")
 		var id int
@@ -74,7 +74,7 @@ func TestCloseEndsEverything(t *testing.T) {
 		db := s.open("lockWait=2m")
 		ctx := lockctx.With(dbtest.Limited(t), "k")
 		stock.MustRead(t, ctx, db, 1)
-		h := stock.Acquire(t, db, "h")
+		h, leased := stock.Acquire(t, db, "h"), stock.Acquire(t, db, "leased", lockctx.Lease(time.Minute))
 		dbtest.ExecIn(t, h.Context(), db, "UPDATE p SET stock = 1 WHERE id = 1")
 		waits := make(chan error, 1)
 		go func() {
@@ -105,11 +105,13 @@ func TestCloseEndsEverything(t *testing.T) {
 		if err := <-waits; !errors.Is(err, mysqllock.ErrClosed) {
 			t.Errorf("a waiter of a closed handle: %v", err)
 		}
+		dbtest.Soon(t, "the holder of a lease is told", func() bool { return errors.Is(context.Cause(leased.Context()), mysqllock.ErrLost) })
 		if err := h.Release(); err == nil {
 			t.Error("a hold was committed after its handle was closed")
 		}
 		s.wantLocked("k", false)
 		s.wantLocked("h", false)
+		s.wantLeased("leased", false)
 		s.wantStock(1, 10)
 		if _, err := mysqllock.Acquire(dbtest.Limited(t), db, "k"); !errors.Is(err, mysqllock.ErrClosed) {
 			t.Errorf("Acquire on a closed handle: %v", err)
@@ -181,7 +183,7 @@ func (s *scratch) in(db *sql.DB) map[string]func(ctx context.Context, meet func(
 }
 
 func TestDoTellsALossThatItsFunctionHides(t *testing.T) {
-	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		for what, loss := range s.losses() {
 			for how, use := range s.in(db) {
@@ -210,7 +212,7 @@ func TestDoTellsALossThatItsFunctionHides(t *testing.T) {
 }
 
 func TestInnerDoTellsALossThatItsFunctionHides(t *testing.T) {
-	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		for what, loss := range s.losses() {
 			for how, use := range s.in(db) {

@@ -432,7 +432,7 @@ func (s *scratch) togetherOpposite() (errs [2]error) {
 			errs[1] = tx.Commit()
 		}
 	})
-	// A caller is counted as waiting before it has its place in the line of "a", which
+	// A caller is counted as waiting before it has its place in the queue of "a", which
 	// nothing shows but that others wait behind it.
 	dbtest.Soon(t, `"a" is taken`, func() bool {
 		err := mysqllock.Do(t.Context(), db, "a", func(context.Context) error { return nil }, lockctx.Wait(time.Second))
@@ -573,7 +573,7 @@ func TestNoFalseDeadlockOfProcesses(t *testing.T) {
 	})
 }
 
-// TestOppositeOrdersThroughLeases: two callers that do not share a line each have what
+// TestOppositeOrdersThroughLeases: two callers that do not share a queue each have what
 // the other waits for, and one of them waits for a lease that it wants no lease on.
 func TestOppositeOrdersThroughLeases(t *testing.T) {
 	kinds := map[string]lockctx.Option{

@@ -327,7 +327,7 @@ func TestMaxConnsPrepared(t *testing.T) {
 // TestMaxConnsLost: connections that the server has ended are replaced, idle ones without
 // an error.
 func TestMaxConnsLost(t *testing.T) {
-	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.limited(t, 5)
 		ids := make(map[int]bool)
 		var open []*sql.Conn

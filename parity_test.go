@@ -948,7 +948,10 @@ func TestStatementsUnderALockLeaveWhatTheyLeaveWithout(t *testing.T) {
 // all of it.
 func TestLoadDataWhoseReaderFailsWritesNothingUnderALock(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		var was int
+		dbtest.OK(t, s.plain.QueryRow("SELECT @@GLOBAL.local_infile").Scan(&was))
 		dbtest.Exec(t, s.plain, "SET GLOBAL local_infile = 1")
+		defer dbtest.Exec(t, s.plain, fmt.Sprint("SET GLOBAL local_infile = ", was))
 		dbtest.Exec(t, s.plain, "CREATE TABLE loaded (id INT PRIMARY KEY)")
 		name := dbtest.Random()
 		fails := errors.New("the reader fails")

@@ -607,7 +607,7 @@ func TestHostileSettings(t *testing.T) {
 // TestNoSecrets: a password, whatever is in it, is in no error, no log line, and
 // nothing that is printed.
 func TestNoSecrets(t *testing.T) {
-	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		const word = "Sw0rdf1sh"
 		dbtest.OK(t, func() error { _, err := s.open().ExecContext(lockctx.With(dbtest.Limited(t), "k"), "DO 1"); return err }())
 		for i, special := range strings.Split("!|\"|#|$|%|&|'|(|)|*|+|,|-|.|/|:|;|<|=|>|?|@|[|\\|]|^|_|`|{|}|~| |\t|\n|é|%41|?lockWait=|/x?lockX=1&", "|") {

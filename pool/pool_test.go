@@ -286,7 +286,7 @@ func TestIdleAreClosed(t *testing.T) {
 // TestKeepAlive: whoever keeps a connection is told once, and in time, when it is
 // lost, and not after Forget.
 func TestKeepAlive(t *testing.T) {
-	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.pool(nil)
 		k := NewKeepAlive(time.Second, 0)
 		defer k.Close()

@@ -10,7 +10,7 @@ import (
 // The demo shows an exact sale, and leaves the database as it was: also a lock table
 // that programs use, and without one.
 func TestDemo(t *testing.T) {
-	onOneServer(t, func(t *testing.T, s *scratch) {
+	onServers(t, func(t *testing.T, s *scratch) {
 		for _, used := range []bool{false, true} {
 			if used {
 				dbtest.Exec(t, s.root, "CREATE TABLE IF NOT EXISTS mysqllock (mine INT)") // not one that the driver knows

@@ -37,7 +37,7 @@ func (s *scratch) says(name string) (text string) {
 
 // TestHold: it keeps the key until a signal comes, or until the lock is lost.
 func TestHold(t *testing.T) {
-	onOneServer(t, func(t *testing.T, s *scratch) {
+	onServers(t, func(t *testing.T, s *scratch) {
 		first := s.hold("first", "k")
 		if token := s.says("first"); token != "1\n" {
 			t.Errorf("it says %q", token)

@@ -18,7 +18,7 @@ import (
 
 // TestMaxConnsManyCallers: many callers wait for a few keys, in three ways, with far fewer
 // connections. While the keys are taken none of them has a connection but the first of each
-// line. Then all are served, each key about in the order in which its callers came.
+// queue. Then all are served, each key about in the order in which its callers came.
 // CALLERS makes it long: so many callers, 100 for each key.
 func TestMaxConnsManyCallers(t *testing.T) {
 	callers, keys, on := 400, 10, dbtest.OnServers[*scratch]

@@ -8,6 +8,7 @@ import (
 	"database/sql/driver"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -56,8 +57,20 @@ func on[S any](t *testing.T, bins []tempserver.Binary, open func(*Database) S, t
 // change their settings, or to stop them.
 func OnOwnServers[S any](t *testing.T, open func(*Database) S, test func(t *testing.T, s S), opts ...string) {
 	t.Helper()
+	onOwn(t, tempserver.EachFlavour(tempserver.RequireOwn(t)), open, test, opts)
+}
+
+// OnOwnMySQL is OnOwnServers for what is so on MySQL only.
+func OnOwnMySQL[S any](t *testing.T, open func(*Database) S, test func(t *testing.T, s S), opts ...string) {
+	t.Helper()
+	bins := tempserver.EachFlavour(tempserver.RequireOwn(t))
+	onOwn(t, slices.DeleteFunc(bins, func(b tempserver.Binary) bool { return b.Flavour != tempserver.MySQL }), open, test, opts)
+}
+
+func onOwn[S any](t *testing.T, bins []tempserver.Binary, open func(*Database) S, test func(t *testing.T, s S), opts []string) {
+	t.Helper()
 	t.Parallel()
-	for _, bin := range tempserver.EachFlavour(tempserver.RequireOwn(t)) {
+	for _, bin := range bins {
 		t.Run(bin.Name, func(t *testing.T) {
 			t.Parallel()
 			srv, err := tempserver.Start(Within(t, Patience), bin, opts...)

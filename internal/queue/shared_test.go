@@ -16,7 +16,7 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// callers are callers with names, of whom each notes when it comes to the front.
+// callers come to a queue by their names, and each is noted when it comes to the front.
 type callers struct {
 	t       *testing.T
 	q       *Queue

@@ -150,7 +150,7 @@ func TestCleaningMark(t *testing.T) {
 		}
 		s.Exec(c, "UPDATE "+s.table.String()+" SET expires = expires + INTERVAL 1 HOUR WHERE "+schema.HighWater) // as if it was set back by that
 		if rows := s.Query(c, s.table.CleaningSQL()); len(rows) != 0 {
-			t.Error("a notify from before the clock was set back counts")
+			t.Error("a mark from before the clock was set back counts")
 		}
 	})
 }

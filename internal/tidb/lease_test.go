@@ -204,7 +204,7 @@ func TestSlots(t *testing.T) {
 			var inside, most atomic.Int32
 			var all sync.WaitGroup
 			for range 4 {
-				db := s.handle() // no two are in one line of a process
+				db := s.handle() // no two are in one queue of a process
 				for range 3 {
 					all.Go(func() {
 						for range 3 {

@@ -274,7 +274,7 @@ func TestOptimisticModeAndNoopFunctions(t *testing.T) {
 			ctx := dbtest.Limited(t)
 			var all sync.WaitGroup
 			for range 4 {
-				db := s.handle(params...) // no two are in one line of a process
+				db := s.handle(params...) // no two are in one queue of a process
 				all.Go(func() {
 					for range 5 {
 						if err := ways()[way](ctx, db); err != nil {

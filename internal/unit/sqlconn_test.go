@@ -407,16 +407,16 @@ func TestConnAndPool(t *testing.T) {
 			t.Helper()
 			dbtest.Is(t, what, err, mysqllock.ErrUnsafe)
 		}
-		var left, id, txConn int
+		var left, id, wanted int
 		dbtest.OK(t, db.QueryRow("SELECT 1").Scan(&id))
 
 		// A unit of work on a sql.Conn serves the pool as long as nothing is on it.
 		conn := dbtest.Conn(t, db)
 		ctx := lockctx.With(dbtest.Limited(t), dbtest.Random())
-		dbtest.OK(t, conn.QueryRowContext(ctx, "SELECT @@pseudo_thread_id").Scan(&txConn))
+		dbtest.OK(t, conn.QueryRowContext(ctx, "SELECT @@pseudo_thread_id").Scan(&wanted))
 		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT @@pseudo_thread_id").Scan(&id))
-		if id != txConn {
-			t.Errorf("the pool's statement ran on connection %d, want %d", id, txConn)
+		if id != wanted {
+			t.Errorf("the pool's statement ran on connection %d, want %d", id, wanted)
 		}
 		_, err := db.ExecContext(ctx, "USE "+tenant)
 		unsafe("USE over the pool", err)
@@ -454,10 +454,10 @@ func TestConnAndPool(t *testing.T) {
 		// A unit of work on a session serves a sql.Conn that carries nothing.
 		conn = other
 		ctx = lockctx.With(dbtest.Limited(t), dbtest.Random())
-		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT @@pseudo_thread_id").Scan(&txConn))
+		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT @@pseudo_thread_id").Scan(&wanted))
 		dbtest.OK(t, conn.QueryRowContext(ctx, "SELECT @@pseudo_thread_id").Scan(&id))
-		if id != txConn {
-			t.Errorf("the sql.Conn's statement ran on connection %d, want %d", id, txConn)
+		if id != wanted {
+			t.Errorf("the sql.Conn's statement ran on connection %d, want %d", id, wanted)
 		}
 		_, err = conn.ExecContext(ctx, "SET @x = 1")
 		unsafe("SET over the sql.Conn", err)
