@@ -99,7 +99,7 @@ func TestHoldersOfAKilledConnectionAreToldOnce(t *testing.T) {
 // TestAWaiterBehindALostLockGetsOneOfItsOwn: who waits in the queue behind a lost lock gets one of its
 // own, on another connection.
 func TestAWaiterBehindALostLockGetsOneOfItsOwn(t *testing.T) {
-	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, plain := s.process(settings{}), s.open()
 		lock := p.acquire("k", 0)
 		got := p.acquiring("k", time.Minute)
@@ -119,7 +119,7 @@ func TestAWaiterBehindALostLockGetsOneOfItsOwn(t *testing.T) {
 // TestALockThatWasHandedOverIsLostAsAnyOther: a lock that was handed over is lost as any other, also
 // on its way.
 func TestALockThatWasHandedOverIsLostAsAnyOther(t *testing.T) {
-	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, plain := s.process(settings{change: func(c *strategy.Config) { c.HandOverTime = time.Minute }}), s.open()
 		var lost, between told
 		got := make(chan *advisory.Lock)
@@ -220,7 +220,7 @@ func TestALateGrantIsGivenBack(t *testing.T) {
 // them but does not answer. What it has granted them is freed, and only who holds a lock is told of
 // a loss.
 func TestCallersLeaveAServerThatDoesNotAnswer(t *testing.T) {
-	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		const ttl = 9 * time.Second
 		way := dbtest.StartProxy(t, s.Server.Addr())
 		cfg := s.config()
@@ -274,7 +274,7 @@ func TestCallersLeaveAServerThatDoesNotAnswer(t *testing.T) {
 // TestASilentConnectionIsGivenUpBeforeTheServerFreesIt: a connection that does not answer is waited
 // for until the server may end it, and callers can leave meanwhile.
 func TestASilentConnectionIsGivenUpBeforeTheServerFreesIt(t *testing.T) {
-	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, limited := range []bool{true, false} { // by the driver
 			t.Run(fmt.Sprint(limited), func(t *testing.T) {
 				t.Parallel()

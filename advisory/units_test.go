@@ -393,7 +393,7 @@ func pollAfterTurn(s *stock.Shop, db *sql.DB, sell func(context.Context) error) 
 	}()
 	dbtest.Soon(t, "one waits in the server", func() bool { return len(waiting()) == 1 })
 	go func() { turn <- second("k") }()
-	dbtest.Soon(t, "the another waits", func() bool { return len(waiting()) == 2 })
+	dbtest.Soon(t, "the other waits", func() bool { return len(waiting()) == 2 })
 	dbtest.OK(t, first(""))
 	tx := <-held
 	go func() { sold <- sell(under("k")) }()

@@ -65,7 +65,7 @@ func TestCloseEndsTheWaitInTheQueue(t *testing.T) {
 // TestAPollerAnnouncesItselfWhileItAsks: who only asks now and then says so, as long as it asks,
 // and again where the connection is lost on which it has.
 func TestAPollerAnnouncesItselfWhileItAsks(t *testing.T) {
-	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, plain := s.process(settings{conns: 1}), s.open()
 		announced := func() string { return s.One(plain, "SELECT IS_USED_LOCK('"+lockname.OfPoller(s.namespace, "k")+"')") }
 		for _, granted := range []bool{false, true} {
@@ -136,6 +136,13 @@ func TestAGrantStaysOnTheConnectionThatWaited(t *testing.T) {
 		locks := make([]*advisory.Lock, 3)
 		for i, key := range []string{"1", "2"} {
 			all.Go(func() { locks[i] = other.acquire(key, time.Minute) })
+			var ids []string
+			for range 3 { // KILL QUERY ends no wait and loses no lock
+				dbtest.Soon(t, "it waits", func() bool { ids = s.waiters(plain, key); return len(ids) == 1 })
+				s.Exec(plain, "KILL QUERY "+ids[0])
+				s.Exec(plain, fmt.Sprintf("KILL QUERY %d", one.ConnectionID()))
+				time.Sleep(20 * time.Millisecond)
+			}
 			dbtest.Soon(t, "it waits", func() bool { return len(s.waiters(plain, key)) == 1 })
 		}
 		dbtest.OK(t, one.Release())
@@ -169,7 +176,7 @@ func TestAPollerAsksNowAndThen(t *testing.T) {
 // TestAGrantOfAnEndedConnectionIsNone: a grant that is read when the server has ended the connection,
 // as by a process that was stopped, is none.
 func TestAGrantOfAnEndedConnectionIsNone(t *testing.T) {
-	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		var once sync.Once
 		plain := s.open()
 		p, killer := s.process(settings{}), s.open()

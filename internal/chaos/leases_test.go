@@ -24,18 +24,20 @@ func TestLeasesGoByTheServersClock(t *testing.T) {
 		db, tap := s.Tapped(mysqllock.Config{})
 		dbtest.OK(t, mysqllock.Do(ctx, db, "warm", func(context.Context) error { return nil }, lockctx.Lease(ttl))) // makes the table
 		seen := tap.Since()
+		sent := func(what string) bool {
+			return slices.ContainsFunc(seen(), func(c dbtest.Command) bool { return strings.Contains(c.Text, what) })
+		}
 		dbtest.OK(t, mysqllock.Do(ctx, db, "job", func(ctx context.Context) error {
-			time.Sleep(ttl / 2) // it is renewed
+			dbtest.Soon(t, "it is renewed", func() bool { return sent("d.ttl") })
 			_, err := db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 1")
 			return err
 		}, lockctx.Lease(ttl)))
-		commands := seen()
 		for _, what := range []string{fmt.Sprintf("INTERVAL %d MICROSECOND", ttl.Microseconds()), "d.ttl", "RELEASE_LOCK", "COMMIT"} {
-			if !slices.ContainsFunc(commands, func(c dbtest.Command) bool { return strings.Contains(c.Text, what) }) {
+			if !sent(what) {
 				t.Errorf("the tap has not seen %s", what)
 			}
 		}
-		for _, c := range commands {
+		for _, c := range seen() {
 			if what := clientTime(c.Text, time.Now()); what != "" {
 				t.Errorf("a statement carries the client's time, %s: %s", what, c.Text)
 			}

@@ -63,7 +63,7 @@ func TestStripesDisagree(t *testing.T) {
 
 // TestStripesKeepTheTableSmall: a thousand keys use four rows.
 func TestStripesKeepTheTableSmall(t *testing.T) {
-	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle("lockStripes=4")
 		var all sync.WaitGroup
 		for worker := range 10 {
@@ -93,7 +93,7 @@ func TestStripesKeepTheTableSmall(t *testing.T) {
 
 // TestStripesNest: keys that share a row are one lock, to be had again and again.
 func TestStripesNest(t *testing.T) {
-	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle("lockStripes=4", "lockWait=1m"), s.Handle("lockStripes=4")
 		var keys []string
 		for i := range 20 {

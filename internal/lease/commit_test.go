@@ -135,7 +135,7 @@ func TestDisturbedCommit(t *testing.T) {
 					k := c.Disturbed
 					k.Conn, k.At = conn, commits
 					done, unknown, err := l.Commit(ctx, pool.Adopt(&k), []*Lease{a})
-					if done != c.Done || unknown != c.Unknown || (err == nil) != c.Done || errors.Is(err, driver.ErrBadConn) {
+					if done != c.Done || unknown != c.Unknown || (err == nil) != c.Done || errors.Is(err, driver.ErrBadConn) || err != nil && !unknown && !errors.Is(err, lockerr.ErrLost) {
 						t.Errorf("%s: done %v, unknown %v, %v", what, done, unknown, err)
 					}
 					s.Exec(conn, "ROLLBACK")

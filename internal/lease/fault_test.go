@@ -135,7 +135,7 @@ func TestLateAnswerBehindRowLock(t *testing.T) {
 		arrive := l.tap.Stall("INSERT")
 		r := waiting("k", 20*time.Second)
 		r.TTL = time.Second
-		failed := l.pass(dbtest.Limited(t), r)
+		failed := l.asking(dbtest.Limited(t), r)
 		dbtest.Soon(t, "it is granted", func() bool { return s.row("k").token == before+1 })
 		tx := s.lockRow("k")
 		time.Sleep(1100 * time.Millisecond) // it is over
@@ -205,7 +205,7 @@ func TestLostHandoff(t *testing.T) {
 		first := l.acquire(request("k"))
 		r := waiting("k", 20*time.Second)
 		r.TTL = time.Second
-		failed := l.pass(dbtest.Limited(t), r)
+		failed := l.asking(dbtest.Limited(t), r)
 		l.inQueue("k", 1)
 		tx := s.lockRow("k")
 		dbtest.OK(t, first.Release())
@@ -318,7 +318,7 @@ func TestConnectionsBreakForEver(t *testing.T) {
 		before := s.row("k").token
 		arrive := l.tap.Stall("INSERT")
 		defer arrive()
-		failed := l.pass(dbtest.Limited(t), request("k"))
+		failed := l.asking(dbtest.Limited(t), request("k"))
 		dbtest.Soon(t, "the server has granted it", func() bool { return s.row("k").token == before+1 })
 		l.tap.Cut()
 		var e *lockerr.Error

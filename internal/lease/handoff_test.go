@@ -17,7 +17,7 @@ import (
 func TestHandoff(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
-		for began := time.Now(); !s.handedOver(l); { // on a busy machine a next caller may be waited for for too long
+		for began := time.Now(); !s.handedOver(l); { // on a busy machine the wait for a next caller may be too long
 			if time.Since(began) > dbtest.Patience {
 				t.Fatal("not handed over as it should be")
 			}
@@ -187,7 +187,7 @@ func TestLateFree(t *testing.T) {
 		dbtest.OK(t, l.acquire(request("k")).Release())
 		l.tap.Stall("INSERT")
 		arrive := l.tap.Delay("UPDATE " + s.table.String() + " SET owner = ")
-		failed := l.pass(dbtest.Limited(t), request("k"))
+		failed := l.asking(dbtest.Limited(t), request("k"))
 		dbtest.Soon(t, "it is granted", func() bool { return s.row("k").token == 2 })
 		l.tap.Break() // the answer is lost
 		if err := <-failed; err == nil {

@@ -203,8 +203,20 @@ func (l *locker) pass(ctx context.Context, r Request) <-chan error {
 	go func() {
 		lease, err := l.Acquire(ctx, r)
 		if err == nil {
-			err = lease.Release()
+			if err = lease.Release(); err != nil {
+				err = fmt.Errorf("granted, but not released: %v", err) // no error of Acquire
+			}
 		}
+		ended <- err
+	}()
+	return ended
+}
+
+// asking asks for a lease in the background, and tells how that ended.
+func (l *locker) asking(ctx context.Context, r Request) <-chan error {
+	ended := make(chan error, 1)
+	go func() {
+		_, err := l.Acquire(ctx, r)
 		ended <- err
 	}()
 	return ended

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -128,7 +129,8 @@ func TestRenewalAmongFences(t *testing.T) {
 				}
 				stop, cancel := context.WithCancel(t.Context())
 				var all sync.WaitGroup
-				for range 4 {
+				var commits [4]atomic.Int32
+				for i := range commits {
 					all.Go(func() {
 						s.onConn(func(conn driver.Conn) {
 							for stop.Err() == nil {
@@ -136,15 +138,22 @@ func TestRenewalAmongFences(t *testing.T) {
 									t.Error(err)
 									return
 								}
+								commits[i].Add(1)
 								time.Sleep(test.pause)
 							}
 						})
 					})
 				}
-				before := time.Now().Add(leases[0].ttl)
-				l.renewNow(leases...)
-				for _, lease := range leases {
-					dbtest.Soon(t, "it is renewed, or lost", func() bool { return lease.Expiry().After(before) || lease.Err() != nil })
+				for range 3 {
+					for i := range commits {
+						was := commits[i].Load()
+						dbtest.Soon(t, "each goes on committing", func() bool { return commits[i].Load() > was })
+					}
+					before := time.Now().Add(leases[0].ttl)
+					l.renewNow(leases...)
+					for _, lease := range leases {
+						dbtest.Soon(t, "it is renewed, or lost", func() bool { return lease.Expiry().After(before) || lease.Err() != nil })
+					}
 				}
 				cancel()
 				all.Wait()
@@ -326,7 +335,7 @@ func TestRenewalTells(t *testing.T) {
 // TestManyLeasesNeedFewConnectionsAndStatements: more leases than one connection carries need few
 // connections and goroutines, are renewed 500 in a statement, and are given back by Close.
 func TestManyLeasesNeedFewConnectionsAndStatements(t *testing.T) {
-	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		const many, ttl = maxWakeUps + 100, 2 * time.Minute
 		l := s.locker(setup{ttl: ttl})
 		held, before := make([]*Lease, many), runtime.NumGoroutine()
@@ -536,7 +545,7 @@ func TestAHolderThatStoodStillKnowsAtOnce(t *testing.T) {
 
 // TestLeasesOutliveTheirConnections: leases outlive the connections on which they were taken.
 func TestLeasesOutliveTheirConnections(t *testing.T) {
-	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l, other := s.locker(setup{}), s.locker(setup{})
 		lease := l.acquire(request("k"))
 		for range 3 {

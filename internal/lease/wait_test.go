@@ -19,7 +19,7 @@ import (
 
 // TestWaiterLosesItsConnection goes on on another one.
 func TestWaiterLosesItsConnection(t *testing.T) {
-	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l, other := s.locker(setup{}), s.locker(setup{})
 		lease := l.acquire(request("k"))
 		passed := other.pass(dbtest.Limited(t), waiting("k", time.Minute))

@@ -58,11 +58,11 @@ func TestHandoffToOneThatGoes(t *testing.T) {
 			})
 		}
 		for _, behind := range []bool{true, false} {
-			first, err := begin(dbtest.Limited(t), func(*pool.Conn) { t.Error("the first has tookOver") })
+			first, err := begin(dbtest.Limited(t), func(*pool.Conn) { t.Error("the first takes over") })
 			dbtest.OK(t, err)
 			ctx, over, got := &gone{Context: dbtest.Limited(t)}, make(chan error, 1), make(chan *rowlock.Begun, 1)
 			go func() {
-				_, err := begin(ctx, func(*pool.Conn) { t.Error("one that has gone has tookOver") })
+				_, err := begin(ctx, func(*pool.Conn) { t.Error("one that has gone takes over") })
 				over <- err
 			}()
 			dbtest.Soon(t, "it waits", func() bool { return p.queue.Waiting("k") == 1 })

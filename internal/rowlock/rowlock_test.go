@@ -289,7 +289,7 @@ func TestWaitForLeaseEnds(t *testing.T) {
 				t.Errorf("%s took %v", name, d)
 			}
 			if _, _, front := p.queue.TryEnter([]queue.Key{{Name: "k"}}, false); !front {
-				t.Errorf("%s: the resource in front was not left", name)
+				t.Errorf("%s: it has not left the queue", name)
 			}
 			cancel()
 		}
