@@ -280,7 +280,7 @@ func TestQueryContextEndsInATransaction(t *testing.T) {
 				continue
 			}
 			t.Run(name, func(t *testing.T) {
-				for range dbtest.Long(3, 10) {
+				for range dbtest.Long(6, 10) {
 					ctx := lockctx.With(context.Background(), "k", opts...)
 					one, cancel := context.WithCancel(ctx)
 					stock.MustRead(t, one, db, 1)

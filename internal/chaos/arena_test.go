@@ -366,8 +366,13 @@ func (a *arena) settle() (rests []rest) {
 	}
 	for _, name := range a.jobs {
 		for _, key := range jobs[name].keysOf(name, a.keys) {
-			a.none(a.primary, "SELECT IS_USED_LOCK(?) IS NOT NULL", "advisory locks are left", lockname.OfAdvisory(a.database, key))
+			for _, lock := range []string{lockname.OfAdvisory(a.database, key), lockname.OfWakeUp(a.database, key)} {
+				a.none(a.primary, "SELECT IS_USED_LOCK(?) IS NOT NULL", "advisory or wake-up locks are left", lock)
+			}
 		}
+	}
+	if len(a.windows) > 0 && (slices.Contains(a.jobs, "lease") || slices.Contains(a.jobs, "storm of leases")) { // else end does not wait
+		a.none(a.primary, "SELECT COUNT(*) FROM "+a.database+".mysqllock WHERE owner IS NOT NULL AND expires > UTC_TIMESTAMP(6)", "leases are left")
 	}
 	return rests
 }

@@ -503,6 +503,7 @@ func (w *worker) beginTx(ctx context.Context, exclusive bool, keys []string, opt
 		token := uint64(0)
 		if len(keys) == 1 {
 			token, _ = mysqllock.Token(ctx)
+			keys[0] = accountOf(ctx, keys[0])
 		}
 		h = w.granted(call, token, false, keys...)
 	}
@@ -518,6 +519,13 @@ func inSession(exclusive bool, opts ...lockctx.Option) way {
 		key := w.key()
 		ctx = lockctx.With(ctx, key, opts...)
 		call := now()
+		if w.job == "slots" { // which account it is shows with the lock
+			if err := w.db.QueryRowContext(ctx, "SELECT 1").Scan(new(int)); err != nil {
+				t.end(err, false)
+				return
+			}
+			key = accountOf(ctx, key)
+		}
 		a, err := t.read(ctx, w.db, call, key)
 		if err != nil {
 			t.end(err, false)
@@ -612,9 +620,7 @@ func inHold(opts ...lockctx.Option) way {
 			return
 		}
 		defer locked.Rollback()
-		if slot, ok := mysqllock.Slot(locked.Context()); ok {
-			key = slotKey(key, slot)
-		}
+		key = accountOf(locked.Context(), key)
 		h := w.granted(begun, locked.Token(), false, key)
 		a, err := t.read(locked.Context(), w.db, begun, key)
 		if err != nil {
@@ -638,6 +644,14 @@ func inHold(opts ...lockctx.Option) way {
 
 func slotKey(key string, slot int) string { return fmt.Sprint(key, "#", slot) }
 
+// accountOf is the account of the key, or of the slot of it that ctx has.
+func accountOf(ctx context.Context, key string) string {
+	if slot, ok := mysqllock.Slot(ctx); ok {
+		return slotKey(key, slot)
+	}
+	return key
+}
+
 // underHold is mysqllock.Acquire where transactions are what they are without it,
 // and the holder is told of the loss.
 func underHold(opts ...lockctx.Option) way {
@@ -648,9 +662,7 @@ func underHold(opts ...lockctx.Option) way {
 			w.transfer().end(err, false)
 			return
 		}
-		if slot, ok := mysqllock.Slot(locked.Context()); ok {
-			key = slotKey(key, slot)
-		}
+		key = accountOf(locked.Context(), key)
 		h := w.granted(begun, locked.Token(), false, key)
 		stop := h.believe(locked.Context())
 		for range 1 + w.random.IntN(3) {

@@ -159,7 +159,7 @@ func (c crew) run(db *sql.DB) (sum tally) {
 	for worker := range c.Workers {
 		who := fmt.Sprintf("%d-%d", os.Getpid(), worker)
 		all.Go(func() {
-			for end := time.Now().Add(c.Length); time.Now().Before(end); {
+			for end, more := time.Now().Add(c.Length), true; more; {
 				waited, err := c.take(db, who)
 				mu.Lock()
 				switch {
@@ -171,11 +171,9 @@ func (c crew) run(db *sql.DB) (sum tally) {
 				default:
 					sum.Failed = err.Error()
 				}
-				failed := sum.Failed != ""
+				// Where one has had nothing yet all go on: among them it has to get its share.
+				more = sum.Failed == "" && (time.Now().Before(end) || !c.Nests && slices.Min(sum.Grants) == 0)
 				mu.Unlock()
-				if failed {
-					return
-				}
 			}
 		})
 	}

@@ -45,7 +45,7 @@ func jobsOf(ttl time.Duration) map[string]job {
 		"optimistic": {keys: 2, ways: []way{inTx(false, optimistic), inSession(false, optimistic), inDo(false, optimistic, lockctx.Retry(3))}},
 		// Row locks, leases and versions of the same keys.
 		"mixed": {keys: 2, ways: []way{inTx(true, row), inDo(true, row), inTx(true, lease), underHold(lease), inTx(false, optimistic), inSession(false, optimistic), sharing}},
-		"slots": {keys: 1, slots: slots, ways: []way{inHold(lockctx.Slots(slots)), underHold(lease, lockctx.Slots(slots))}},
+		"slots": {keys: 1, slots: slots, ways: []way{inTx(true, lockctx.Slots(slots)), inSession(true, lease, lockctx.Slots(slots)), inHold(lockctx.Slots(slots)), underHold(lease, lockctx.Slots(slots))}},
 		// Without those who share: the check of many who do at a time takes too long.
 		"storm":           {keys: 4, ways: []way{inTx(true, row), inTxOfTwo(true, row), inSession(true, row), inDo(true, row), inHold(row)}},
 		"storm of leases": {keys: 4, ways: []way{inTx(true, lease), inTxOfTwo(true, lease), inSession(true, lease), underDo(lease), underHold(lease)}},

@@ -165,7 +165,7 @@ func (l load) wantUndisturbed(a *arena) {
 	}
 }
 
-// TestStorm: 64 goroutines on few connections, with keys mixed, contexts cancelled and connections
+// TestStorm: 32 goroutines for each job on few connections, with keys mixed, contexts cancelled and connections
 // killed at random. With maxConns they have 6 connections in all, and the server takes no more.
 func TestStorm(t *testing.T) {
 	t.Parallel()

@@ -101,7 +101,7 @@ func TestNothingIsRememberedOfALockContextThatIsOver(t *testing.T) {
 // last ones that a connection, or what is given back behind the caller, was used with.
 func forgets(s *stock.Shop, what string, use func(own context.Context, key string), outer context.Context) {
 	s.T.Helper()
-	const all, few = 24, 15
+	const all, few = 24, 9
 	type mark struct{ _ [64]byte }
 	var marks []weak.Pointer[mark]
 	for i := range all {

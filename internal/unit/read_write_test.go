@@ -614,7 +614,7 @@ func TestNoDecisionIsLost(t *testing.T) {
 			return // keeps nobody out here
 		}
 		dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 0 WHERE id = 1")
-		seed, units := rand.Uint64(), 12
+		seed, units := rand.Uint64(), 20
 		if long {
 			units = 200
 		}

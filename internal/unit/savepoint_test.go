@@ -170,7 +170,7 @@ func TestGoingBackFreesNoDecision(t *testing.T) {
 
 // TestManyGoBack: whoever commits has decided under the lock.
 func TestManyGoBack(t *testing.T) {
-	rounds := 2
+	rounds := 3
 	if long {
 		rounds = 20
 	}

@@ -541,6 +541,53 @@ func TestASQLConnSendsNoMoreWithoutAHint(t *testing.T) {
 	})
 }
 
+// TestNoLockWhileRowsOfASQLConnAreRead: it is refused at once, again and again, and the rows can be
+// read on; then the connection is good for locks.
+func TestNoLockWhileRowsOfASQLConnAreRead(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		for mode, params := range map[string][]string{"": nil, "maxConns": {"maxConns=6"}} {
+			for kind, option := range map[string]lockctx.Option{
+				"row": lockctx.Row(), "lease": lockctx.Lease(10 * time.Second), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic(),
+			} {
+				t.Run(kind+" "+mode, func(t *testing.T) {
+					const text = "UPDATE p SET stock = stock + 1 WHERE id = 1"
+					conn, before := dbtest.Conn(t, s.Handle(params...)), s.Stock(1)
+					st, err := conn.PrepareContext(dbtest.Limited(t), text)
+					dbtest.OK(t, err)
+					rows, err := conn.QueryContext(dbtest.Limited(t), "SELECT id FROM p")
+					dbtest.OK(t, err)
+					defer rows.Close()
+					rows.Next()
+					for name, call := range map[string]func(context.Context) error{
+						"BeginTx":     func(ctx context.Context) error { _, err := conn.BeginTx(ctx, nil); return err },
+						"ExecContext": func(ctx context.Context) error { _, err := conn.ExecContext(ctx, text); return err },
+						"a statement": func(ctx context.Context) error { _, err := st.ExecContext(ctx); return err },
+					} {
+						for range 2 {
+							over := make(chan error, 1)
+							go func() { over <- call(lockctx.With(dbtest.Limited(t), dbtest.Random(), option)) }()
+							select {
+							case err := <-over:
+								dbtest.Is(t, name, err, mysqllock.ErrExhausted)
+							case <-time.After(dbtest.Patience):
+								t.Fatal(name + " hangs")
+							}
+						}
+					}
+					for rows.Next() {
+					}
+					dbtest.OK(t, errors.Join(rows.Err(), rows.Close()))
+					ctx := lockctx.With(dbtest.Limited(t), dbtest.Random(), option)
+					tx := dbtest.Begin(t, ctx, conn)
+					dbtest.Exec(t, tx, text)
+					dbtest.OK(t, tx.Commit())
+					s.WantStock(1, before+1)
+				})
+			}
+		}
+	})
+}
+
 // TestTextTransactions: after texts that leave nothing open a hint is good on the
 // connection, and after others it is refused, until what they left open has ended.
 func TestTextTransactions(t *testing.T) {
@@ -630,7 +677,7 @@ func TestTextTransactions(t *testing.T) {
 	})
 }
 
-// wantHints tries hints on a connection, of a kind that the name picks, or of each.
+// wantHints tries hints on a connection, of two kinds that the length of the name picks, or of each.
 func wantHints(s *stock.Shop, t *testing.T, conn *sql.Conn, name string, refused bool) {
 	t.Helper()
 	for i, option := range []lockctx.Option{lockctx.Row(), lockctx.Lease(10 * time.Second), lockctx.Advisory(), lockctx.Optimistic()} {
@@ -643,6 +690,10 @@ func wantHints(s *stock.Shop, t *testing.T, conn *sql.Conn, name string, refused
 			t.Errorf("%s: UPDATE: %v", name, err)
 		}
 		cancel()
+		if refused {
+			err := conn.QueryRowContext(lockctx.With(dbtest.Limited(t), "k", option), "SELECT stock FROM p WHERE id = 1").Scan(new(int))
+			dbtest.Is(t, name+": SELECT", err, mysqllock.ErrUnsafe)
+		}
 		ctx, cancel = context.WithCancel(lockctx.With(dbtest.Limited(t), "k", option))
 		tx, err := conn.BeginTx(ctx, nil)
 		if errors.Is(err, mysqllock.ErrUnsafe) != refused || !refused && err != nil {
@@ -687,9 +738,11 @@ func TestTextTransactionInside(t *testing.T) {
 func TestBeginTxEndsATransactionOfText(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		conn := dbtest.Conn(t, s.Handle())
-		dbtest.Exec(t, conn, "START TRANSACTION")
-		dbtest.OK(t, dbtest.Begin(t, dbtest.Limited(t), conn).Rollback()) // BEGIN commits it
-		wantHints(s, t, conn, "BeginTx after START TRANSACTION", false)
+		for _, text := range []string{"START TRANSACTION", "BEGIN WORK"} { // an odd and an even length: each kind
+			dbtest.Exec(t, conn, text)
+			dbtest.OK(t, dbtest.Begin(t, dbtest.Limited(t), conn).Rollback()) // BEGIN commits it
+			wantHints(s, t, conn, "BeginTx after "+text, false)
+		}
 	})
 }
 

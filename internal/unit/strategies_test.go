@@ -324,11 +324,14 @@ func TestAPanicReleases(t *testing.T) {
 					defer close(over)
 					defer func() { over <- recover() }()
 					_ = mysqllock.Do(lockctx.Without(ctx), db, "k", func(ctx context.Context) error {
-						return inTransaction(db, ctx, func(tx *sql.Tx) error {
-							must(t, put(ctx, tx, 1))
-							leave()
-							return nil
-						})
+						tx, err := db.BeginTx(ctx, nil)
+						must(t, err)
+						must(t, put(ctx, tx, 1))
+						if s.Leases()+s.Named() == 0 { // a part of what Do has to roll back
+							must(t, tx.Commit())
+						}
+						leave()
+						return nil
 					}, k.option)
 				}()
 				if p := <-over; p != name {
