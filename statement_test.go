@@ -247,7 +247,7 @@ func TestUnitOutlivesTheContextOfItsQuery(t *testing.T) {
 					continue // asks for more than its lock context has
 				}
 				t.Run(name+" "+how, func(t *testing.T) {
-					for range dbtest.Long(3, 15) {
+					for range dbtest.Long(6, 15) {
 						dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
 						ends, cancel := context.WithCancel(context.Background())
 						err := perQuery(lockctx.With(ends, "k", opts...), db, write)
