@@ -204,7 +204,7 @@ func (l *locker) pass(ctx context.Context, r Request) <-chan error {
 		lease, err := l.Acquire(ctx, r)
 		if err == nil {
 			if err = lease.Release(); err != nil {
-				err = fmt.Errorf("granted, but not released: %v", err) // no error of Acquire
+				err = fmt.Errorf("granted, but not released: %v", err) //nolint:errorlint // it is no error of Acquire
 			}
 		}
 		ended <- err
