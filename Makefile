@@ -20,7 +20,7 @@ servers: ## Install MariaDB and MySQL if they are missing (Debian or Ubuntu, as 
 
 engines: servers ## Build TiDB and Vitess once, into the user's cache, and run the tests on them: minutes; then "make test" runs them, too
 	@scripts/build-engines.sh
-	ENGINES=long go test -race -count 1 -v ./internal/tidb ./internal/vitess
+	PROVE=1 go test -race -count 1 -v ./internal/tidb ./internal/vitess
 
 rivals: ## Install Redis and etcd, which bench compares with, if they are missing (the same)
 	@scripts/install-tools.sh redis etcd

@@ -82,6 +82,11 @@ func (a *Attempt) Explain(ctx context.Context, t Terms, err error, ask func(cont
 // askTime is how long a caller that goes on waits for the server to say who has the lock.
 const askTime = 100 * time.Millisecond
 
+// Unreached is the error of a caller that holds nothing yet where err says that a connection has gone.
+func Unreached(err error) error {
+	return lockerr.With(lockerr.ErrExhausted, fmt.Errorf("the server went away, or the connection broke, and the lock is not held: %w", err))
+}
+
 // reason is what a failed attempt that has ended with err is told.
 func (a *Attempt) reason(ctx context.Context, t Terms, err error) error {
 	silent := !a.Heard.Load() && server.Number(err) == 0
@@ -102,7 +107,7 @@ func (a *Attempt) reason(ctx context.Context, t Terms, err error) error {
 	case ctx.Err() != nil:
 		err = lockerr.With(lockerr.ErrTimeout, ctx.Err())
 	case server.Gone(err, nil) && !errors.Is(err, lockerr.ErrLost):
-		err = lockerr.With(lockerr.ErrExhausted, fmt.Errorf("the server went away, or the connection broke, and the lock is not held: %w", err))
+		err = Unreached(err)
 	case errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, lockerr.ErrTimeout) && !errors.Is(err, lockerr.ErrLost):
 		// A limit of ours, for the server's answer: nobody need have the key. The caller's
 		// context goes on, and the error must not say else.

@@ -294,10 +294,7 @@ func TestCosts(t *testing.T) {
 		{name: "lease", cost: 11, do: under(lockctx.Lease(engine.Lease))},
 		{name: "optimistic", cost: 5, do: under(lockctx.Optimistic())},
 	}
-	warm, rounds := 3, 20
-	if engine.Long {
-		rounds = 200
-	}
+	warm, rounds := 3, dbtest.Long(20, 200)
 	for round := range warm + rounds {
 		for i := range ways {
 			began := time.Now()

@@ -146,7 +146,7 @@ func countJob(db *sql.DB, in *bufio.Scanner) {
 	var all sync.WaitGroup
 	for range engine.Callers(name) {
 		all.Go(func() {
-			for range engine.Times() {
+			for range engine.Times {
 				if err := way(ctx, db); err != nil {
 					fmt.Println(err)
 					return
@@ -175,7 +175,7 @@ func TestNothingIsLost(t *testing.T) {
 				}
 			}
 			db := dbtest.Open(t, "mysql", s.dsn)
-			want := 2 * engine.Callers(way) * engine.Times()
+			want := 2 * engine.Callers(way) * engine.Times
 			n := dbtest.Column[int](t, db, read)[0]
 			entries := dbtest.Column[int](t, db, "SELECT COUNT(*) FROM ledger")[0]
 			different := dbtest.Column[int](t, db, "SELECT COUNT(DISTINCT n) FROM ledger")[0]

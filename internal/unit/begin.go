@@ -21,10 +21,8 @@ import (
 // can; else with the first row lock.
 func (c *Conn) begin(ctx context.Context, s *ctxState, p *plan, opts driver.TxOptions) (u *unit, err error) {
 	defer func() {
-		// database/sql tries nothing again over a sql.Conn, and would wait for the end of the rows that are read there.
 		if errors.Is(err, driver.ErrBadConn) && statement.ForConn() {
-			err = c.k.Error("begin", p.h, lockerr.With(lockerr.ErrExhausted, errors.New(
-				"the connection of this sql.Conn is broken, or rows are still being read from it, and the lock is not held")))
+			err = c.unusable("begin", p.h)
 		}
 	}()
 	if opts.ReadOnly && slices.ContainsFunc(p.missing, func(resource strategy.Resource) bool { return resource.Traits.Inside && !resource.Shared }) {

@@ -13,6 +13,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/statement"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
@@ -204,12 +205,10 @@ func (c *Conn) Sample(ctx context.Context) (driver.Conn, error) {
 
 // ours returns why a lock is of no use on this connection, if so: a transaction is
 // open on it that the driver has not begun, and does not end; or rows are still being read from it,
-// over a sql.Conn. Then nothing is sent, and they can be read on: were it to be closed, database/sql
-// would wait for their end, whatever contexts end.
+// over a sql.Conn. Then nothing is sent, and they can be read on.
 func (c *Conn) ours(ctx context.Context, op string, h *hint.Hint) error {
 	if c.link != nil && !c.link.Valid() && !statement.Retried() {
-		return c.k.Error(op, h, lockerr.With(lockerr.ErrExhausted, errors.New(
-			"rows are still being read from the connection of this sql.Conn (close them first), or it is broken; the lock is not held")))
+		return c.unusable(op, h)
 	}
 	manual, known := c.k.Manual()
 	if c.link == nil { // the connection that it will have is like a new one
@@ -275,9 +274,16 @@ func (c *Conn) clean(ctx context.Context, p *plan, op string, at sqltext.Levels)
 // there is no lock.
 func unreached(err error) error {
 	if server.Gone(err, nil) {
-		return lockerr.With(lockerr.ErrExhausted, err)
+		return strategy.Unreached(err)
 	}
 	return err
+}
+
+// unusable is the error where the connection of a sql.Conn cannot be used for a lock. It is none on which
+// database/sql closes the connection: it would try nothing again, and wait for the end of the rows.
+func (c *Conn) unusable(op string, h *hint.Hint) error {
+	return c.k.Error(op, h, lockerr.With(lockerr.ErrExhausted, errors.New(
+		"rows are still being read from the connection of this sql.Conn (close them first), or it is broken; the lock is not held")))
 }
 
 // Ping pings the base connection.

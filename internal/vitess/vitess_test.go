@@ -231,7 +231,7 @@ func countJob(db *sql.DB, in *bufio.Scanner) {
 	var all sync.WaitGroup
 	for range engine.Callers(way) {
 		all.Go(func() {
-			for range engine.Times() {
+			for range engine.Times {
 				if err := count(ctx, db); err != nil {
 					fmt.Println(err)
 					return
@@ -417,7 +417,7 @@ func TestNothingIsLost(t *testing.T) {
 					t.Error(line)
 				}
 			}
-			want := 2 * engine.Callers(way) * engine.Times()
+			want := 2 * engine.Callers(way) * engine.Times
 			s.counted(want)
 			t.Logf("%d in %v", want, time.Since(began).Round(time.Millisecond))
 		})

@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"math/rand/v2"
-	"os"
 	"strings"
 	"time"
 
@@ -16,16 +15,8 @@ import (
 // Lease is the TTL of leases that a test needs to its end.
 const Lease = 10 * time.Second
 
-// Long is whether tests take minutes: "make engines".
-var Long = os.Getenv("ENGINES") == "long"
-
 // Times is how often each caller counts.
-func Times() int {
-	if Long {
-		return 20
-	}
-	return 5
-}
+var Times = dbtest.Long(5, 20)
 
 // Callers is how many there are in each process: of those that retry after conflicts only a few, since
 // each of them costs the others a try.
