@@ -284,36 +284,22 @@ type Begun struct {
 // is not in autocommit, so that the lock statement itself opens the transaction. After an
 // error nothing is locked and no transaction is open, or the connection is no longer
 // valid. driver.ErrBadConn means that the caller may try another connection.
-func (l *Locker) Begin(ctx context.Context, opts driver.TxOptions, implicit bool, r Request) (*Begun, error) {
+func (l *Locker) Begin(ctx context.Context, opts driver.TxOptions, implicit bool, r Request) (_ *Begun, err error) {
 	ctx = r.taking(ctx)
-	g, refused, err := l.beginOnce(ctx, opts, implicit, r)
-	if refused != nil && l.cfg.Rows.Cleaning(ctx) {
-		r.Wait = keyrow.CleaningWait
-		r.Conn, r.TakeOver = func(context.Context) (*pool.Conn, error) { return refused, nil }, nil
-		if g, _, err = l.beginOnce(ctx, opts, implicit, r); err != nil {
-			err = unwaited(err)
-		}
-	}
-	return g, err
-}
-
-// beginOnce is Begin. If the server has refused a request without a wait, refused is its
-// connection.
-func (l *Locker) beginOnce(ctx context.Context, opts driver.TxOptions, implicit bool, r Request) (g *Begun, refused *pool.Conn, err error) {
 	a := l.attempt(r)
+	a.opts, a.implicit = opts, implicit
+	var txn *pool.Txn
 	defer a.Finish()
 	defer func() {
-		if g == nil { // also after a panic of the driver below
+		if txn == nil { // also after a panic of the driver below
 			a.Ticket.Leave()
 		}
 	}()
-	a.opts, a.implicit = opts, implicit
-	txn, err := a.begin(ctx)
+	if err = a.comeToFront(ctx); err == nil {
+		txn, err = a.begin(ctx)
+	}
 	if err != nil {
-		if a.refused {
-			refused = a.c
-		}
-		return nil, refused, a.explain(ctx, err)
+		return nil, a.explain(ctx, err)
 	}
 	if len(r.Slots) > 0 {
 		a.Ticket.Holds(a.locked.Slot)
@@ -322,17 +308,7 @@ func (l *Locker) beginOnce(ctx context.Context, opts driver.TxOptions, implicit 
 		_ = a.c.SetID(a.id) // the id that was known may be that of another connection
 	}
 	a.Ticket.Granted(&lockerr.Holder{ConnectionID: a.c.KnownID(), Program: l.cfg.Owner})
-	return &Begun{a.locked, txn, a.Ticket, a.handoff()}, nil, nil
-}
-
-// unwaited is for a request without a wait that has waited for a clean-up: the end of that
-// wait becomes ErrLocked.
-func unwaited(err error) error {
-	var e *lockerr.Error
-	if errors.As(err, &e) && e.Err == lockerr.ErrTimeout { //nolint:errorlint // not if the context has ended
-		e.Err = lockerr.ErrLocked
-	}
-	return err
+	return &Begun{a.locked, txn, a.Ticket, a.handoff()}, nil
 }
 
 // Join locks further keys in the transaction that is open on c. After an error, alive
@@ -340,18 +316,6 @@ func unwaited(err error) error {
 // transaction must be rolled back.
 func (l *Locker) Join(ctx context.Context, c *pool.Conn, r Request) (locked Locked, alive bool, err error) {
 	ctx = r.taking(ctx)
-	locked, alive, refused, err := l.joinOnce(ctx, c, r)
-	if refused && alive && l.cfg.Rows.Cleaning(ctx) {
-		r.Wait = keyrow.CleaningWait
-		if locked, alive, _, err = l.joinOnce(ctx, c, r); err != nil {
-			err = unwaited(err)
-		}
-	}
-	return locked, alive, err
-}
-
-// joinOnce is Join. refused reports that the server has refused a request without a wait.
-func (l *Locker) joinOnce(ctx context.Context, c *pool.Conn, r Request) (locked Locked, alive, refused bool, err error) {
 	a := l.attempt(r)
 	defer a.Finish()
 	a.c, a.late = c, true
@@ -363,9 +327,9 @@ func (l *Locker) joinOnce(ctx context.Context, c *pool.Conn, r Request) (locked 
 		if !alive && (server.Gone(err, nil) || l.cfg.Info.EndsTransaction(err) && !server.Deadlock(err) && !server.Locked(err)) {
 			err = lockerr.With(lockerr.ErrLost, err)
 		}
-		return Locked{}, alive, a.refused, a.explain(ctx, err)
+		return Locked{}, alive, a.explain(ctx, err)
 	}
-	return a.locked, true, false, nil
+	return a.locked, true, nil
 }
 
 // attempt is one call of Begin or Join.
@@ -382,7 +346,6 @@ type attempt struct {
 	locked   Locked
 	from     *Handoff // whose session it has; nil for its own
 	id       string   // of the connection on the server, from the last lock statement; "" if that did not tell
-	refused  bool     // the request is without a wait, and a row is locked
 	cleared  int      // how often a lease that was over was taken off a row
 }
 
@@ -463,12 +426,13 @@ func (l *Locker) outrun(err error) bool { return l.streams() && server.Deadlock(
 // taken reports that a lock was refused because another holder has it.
 func (l *Locker) taken(err error) bool { return server.Locked(err) || l.outrun(err) }
 
-func (a *attempt) begin(ctx context.Context) (*pool.Txn, error) {
+// comeToFront waits until the caller is in front of the queue, with the key's rows there.
+func (a *attempt) comeToFront(ctx context.Context) error {
 	if err := a.allowed(); err != nil {
-		return nil, err
+		return err
 	}
 	if err := a.cfg.Rows.Exist(ctx, a.names); err != nil {
-		return nil, err
+		return err
 	}
 	var giver any
 	if a.takesHandoff() {
@@ -478,13 +442,15 @@ func (a *attempt) begin(ctx context.Context) (*pool.Txn, error) {
 	if n := len(a.r.Slots); n > 0 {
 		keys = []queue.Key{{Name: a.r.Slots[0], Slots: n}}
 	}
-	if err := a.Enqueue(ctx, a.cfg.Queue, keys, giver, nil); err != nil {
-		return nil, err
-	}
+	return a.Enqueue(ctx, a.cfg.Queue, keys, giver, nil)
+}
+
+// begin begins the transaction with the lock, for a caller in front of the queue: with NOWAIT
+// first, if it was in front at once, and else by waiting in the server.
+func (a *attempt) begin(ctx context.Context) (txn *pool.Txn, err error) {
 	if from, handed := a.Ticket.HandedOver().(*Handoff); handed {
 		return a.takeOver(ctx, from)
 	}
-	var err error
 	asked := time.Now()
 	if a.c, err = a.r.Conn(ctx); err != nil {
 		return nil, err
@@ -499,19 +465,11 @@ func (a *attempt) begin(ctx context.Context) (*pool.Txn, error) {
 		return a.beginSlot(ctx)
 	}
 	a.Once = true // not before: Conn has a wait of its own
-	return a.beginKeys(ctx)
-}
-
-// beginKeys locks the keys: with NOWAIT first, if the caller was in front at once, and
-// else by waiting in the server.
-func (a *attempt) beginKeys(ctx context.Context) (*pool.Txn, error) {
 	// A caller that had to queue in the process expects to wait in the server, too, if
 	// another process had the key a moment ago, unless it came to the front because the key
 	// is shared.
 	nowait := a.First || !a.Ticket.SeenOtherProcess() || !slices.ContainsFunc(a.r.Keys, func(key Key) bool { return !key.Shared })
 	for {
-		var txn *pool.Txn
-		var err error
 		if nowait {
 			txn, err = a.try(ctx)
 		} else {
@@ -574,11 +532,15 @@ func (a *attempt) next(ctx context.Context, err error, nowait bool) (nowaitNext 
 	return false, err
 }
 
-// refuse is for a request without a wait, when somebody has locked a row. waiter is the
+// refuse is for a request without a wait, when somebody has locked a row: perhaps a clean-up, for
+// a moment. Then it returns nil, and the request goes on as one that waits for that. waiter is the
 // id of the connection that has asked; 0 is unknown.
 func (a *attempt) refuse(ctx context.Context, waiter uint64) error {
-	a.refused = true
 	a.Heard.Store(true)
+	if a.cfg.Rows.Cleaning(ctx) {
+		a.Wait = time.Since(a.Start) + keyrow.CleaningWait
+		return nil
+	}
 	a.HeldBy = a.askHolder(ctx, waiter)
 	return lockerr.ErrLocked
 }
@@ -755,7 +717,9 @@ func (a *attempt) join(ctx context.Context) (alive bool, err error) {
 		return false, err
 	}
 	if a.Wait == 0 {
-		return intact(err), a.refuse(ctx, a.c.KnownID())
+		if refused := a.refuse(ctx, a.c.KnownID()); refused != nil {
+			return intact(err), refused
+		}
 	}
 	if a.cfg.Info.EndsTransaction(err) {
 		return false, lockerr.ErrLocked
@@ -1110,5 +1074,9 @@ func (a *attempt) explain(ctx context.Context, err error) error {
 		a.HeldBy = keyrow.HolderOf(lease.Owner)
 		err = lockerr.ErrLocked
 	}
-	return a.Explain(ctx, terms, err, nil)
+	e := a.Explain(ctx, terms, err, nil)
+	if a.r.Wait == 0 && e.Err == lockerr.ErrTimeout { //nolint:errorlint // not if the context has ended
+		e.Err = lockerr.ErrLocked // it has waited for a clean-up
+	}
+	return e
 }

@@ -155,7 +155,9 @@ func (s *slotSearch) round(ctx context.Context) (again bool, err error) {
 		if len(unleased) == 0 {
 			return false, first
 		}
-		return false, s.refuse(ctx, 0)
+		if err := s.refuse(ctx, 0); err != nil {
+			return false, err
+		}
 	}
 	open := queue.Without(unleased, s.Ticket.Taken())
 	if !s.cfg.Info.Kills && len(open) > 0 { // to wait for one in the server would be to miss the others
