@@ -4,7 +4,7 @@ import (
 	"context"
 	"database/sql/driver"
 
-	"github.com/mysqllock/mysqllock/internal/statement"
+	"github.com/mysqllock/mysqllock/internal/basedriver"
 	"github.com/mysqllock/mysqllock/internal/unit"
 )
 
@@ -92,12 +92,12 @@ func (q queryer) QueryContext(ctx context.Context, text string, args []driver.Na
 
 // Exec is for code that calls it through sql.Conn.Raw.
 func (e execer) Exec(text string, args []driver.Value) (driver.Result, error) {
-	return e.ExecContext(context.Background(), text, statement.Named(args))
+	return e.ExecContext(context.Background(), text, basedriver.Named(args))
 }
 
 // Query is for code that calls it through sql.Conn.Raw.
 func (q queryer) Query(text string, args []driver.Value) (driver.Rows, error) {
-	return q.QueryContext(context.Background(), text, statement.Named(args))
+	return q.QueryContext(context.Background(), text, basedriver.Named(args))
 }
 
 // Begin is BeginTx without context and options.
@@ -187,12 +187,12 @@ func (s stmtConverter) ColumnConverter(i int) driver.ValueConverter {
 
 // Exec is ExecContext without a context.
 func (s *stmt) Exec(args []driver.Value) (driver.Result, error) {
-	return s.ExecContext(context.Background(), statement.Named(args))
+	return s.ExecContext(context.Background(), basedriver.Named(args))
 }
 
 // Query is QueryContext without a context.
 func (s *stmt) Query(args []driver.Value) (driver.Rows, error) {
-	return s.QueryContext(context.Background(), statement.Named(args))
+	return s.QueryContext(context.Background(), basedriver.Named(args))
 }
 
 func (s *stmt) ExecContext(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {

@@ -4,10 +4,9 @@ import (
 	"context"
 	"database/sql/driver"
 
+	"github.com/mysqllock/mysqllock/internal/basedriver"
 	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/internal/statement"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 // Each connection has sqlmw in the middle:
@@ -40,11 +39,11 @@ type below struct {
 var _ wrapped = (*below)(nil)
 
 func (b *below) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
-	return pool.Begin(ctx, b.Conn, opts)
+	return basedriver.Begin(ctx, b.Conn, opts)
 }
 
 func (b *below) PrepareContext(ctx context.Context, text string) (driver.Stmt, error) {
-	stmt, err := statement.Prepare(ctx, b.Conn, text)
+	stmt, err := basedriver.Prepare(ctx, b.Conn, text)
 	if err != nil {
 		return nil, err
 	}
@@ -53,13 +52,13 @@ func (b *below) PrepareContext(ctx context.Context, text string) (driver.Stmt, e
 }
 
 func (b *below) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
-	res, err := statement.Exec(ctx, b.Conn, text, args)
+	res, err := basedriver.Exec(ctx, b.Conn, text, args)
 	b.result = res
 	return res, err
 }
 
 func (b *below) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
-	return statement.Query(ctx, b.Conn, text, args)
+	return basedriver.Query(ctx, b.Conn, text, args)
 }
 
 // Ping asks for a sign of life. The driver relies on an answer where it keeps a lock alive,
@@ -84,13 +83,13 @@ type belowStmt struct {
 }
 
 func (s *belowStmt) ExecContext(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {
-	res, err := statement.StmtExec(ctx, s.Stmt, args)
+	res, err := basedriver.StmtExec(ctx, s.Stmt, args)
 	s.result = res
 	return res, err
 }
 
 func (s *belowStmt) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
-	return statement.StmtQuery(ctx, s.Stmt, args)
+	return basedriver.StmtQuery(ctx, s.Stmt, args)
 }
 
 // conn is a connection that an interceptor sees.
@@ -237,11 +236,11 @@ func (s *stmt) Close() error  { return s.shown.Close() }
 func (s *stmt) NumInput() int { return s.shown.NumInput() }
 
 func (s *stmt) Exec(args []driver.Value) (driver.Result, error) {
-	return s.ExecContext(context.Background(), statement.Named(args))
+	return s.ExecContext(context.Background(), basedriver.Named(args))
 }
 
 func (s *stmt) Query(args []driver.Value) (driver.Rows, error) {
-	return s.QueryContext(context.Background(), statement.Named(args))
+	return s.QueryContext(context.Background(), basedriver.Named(args))
 }
 
 func (s *stmt) ExecContext(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {

@@ -8,10 +8,10 @@ import (
 	"errors"
 	"regexp"
 
+	"github.com/mysqllock/mysqllock/internal/basedriver"
 	"github.com/mysqllock/mysqllock/internal/fakeserver"
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/purpose"
-	"github.com/mysqllock/mysqllock/internal/statement"
 )
 
 // conn is a connection of the driver: one to the fake server for the driver's own statements,
@@ -133,7 +133,7 @@ func (c *conn) ExecContext(ctx context.Context, text string, args []driver.Named
 	if err != nil {
 		return nil, err
 	}
-	return statement.Exec(ctx, base, text, args)
+	return basedriver.Exec(ctx, base, text, args)
 }
 
 // savepoint is a statement about the savepoint of an inner transaction. The driver has others,
@@ -155,7 +155,7 @@ func (c *conn) execOwn(ctx context.Context, text string, args []driver.NamedValu
 		if err != nil {
 			return nil, err
 		}
-		return statement.Exec(ctx, base, text, args)
+		return basedriver.Exec(ctx, base, text, args)
 	}
 	result, err := c.locks.ExecContext(ctx, text, args)
 	if err == nil && text == "START TRANSACTION" {
@@ -170,7 +170,7 @@ func (c *conn) QueryContext(ctx context.Context, text string, args []driver.Name
 		if err != nil {
 			return nil, err
 		}
-		return statement.Query(ctx, base, text, args)
+		return basedriver.Query(ctx, base, text, args)
 	}
 	rows, err := c.locks.QueryContext(ctx, text, args)
 	if err == nil && c.later != nil && c.locks.HasLock() {
@@ -192,7 +192,7 @@ func (c *conn) PrepareContext(ctx context.Context, text string) (driver.Stmt, er
 	if err != nil {
 		return nil, err
 	}
-	s, err := statement.Prepare(ctx, base, text)
+	s, err := basedriver.Prepare(ctx, base, text)
 	if err != nil {
 		return nil, err
 	}
@@ -213,14 +213,14 @@ func (s *stmt) ExecContext(ctx context.Context, args []driver.NamedValue) (drive
 	if _, err := s.c.run(ctx); err != nil {
 		return nil, err
 	}
-	return statement.StmtExec(ctx, s.Stmt, args)
+	return basedriver.StmtExec(ctx, s.Stmt, args)
 }
 
 func (s *stmt) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
 	if _, err := s.c.run(ctx); err != nil {
 		return nil, err
 	}
-	return statement.StmtQuery(ctx, s.Stmt, args)
+	return basedriver.StmtQuery(ctx, s.Stmt, args)
 }
 
 func (s *stmt) CheckNamedValue(v *driver.NamedValue) error { return check(s.Stmt, v) }

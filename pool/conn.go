@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/basedriver"
+	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/server"
 )
 
@@ -212,7 +214,7 @@ func (c *Conn) runPrepared(ctx context.Context, text string, run func(driver.Stm
 		if p.asked++; p.asked != worth { // it is tried once
 			return ErrUnprepared
 		}
-		stmt, err := server.Prepare(ctx, c.Conn, text)
+		stmt, err := basedriver.Prepare(purpose.Ours(ctx), c.Conn, text)
 		switch {
 		case server.Gone(err, c.Conn), server.Deadlock(err), server.Interrupted(err), server.Ended(err): // the transaction may be over
 			return err

@@ -2,11 +2,10 @@ package pool
 
 import (
 	"context"
-	"database/sql"
 	"database/sql/driver"
-	"errors"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/basedriver"
 	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/server"
 )
@@ -25,7 +24,7 @@ type Txn struct {
 
 // Begin begins a transaction by the base driver.
 func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (*Txn, error) {
-	tx, err := Begin(ctx, c.Conn, opts)
+	tx, err := basedriver.Begin(ctx, c.Conn, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -120,24 +119,4 @@ func (c *Conn) Abandon(ctx context.Context, limit time.Duration) {
 	if server.Exec(ctx, c.Conn, "ROLLBACK") != nil {
 		c.Taint()
 	}
-}
-
-// Begin begins a transaction on a bare driver connection the way database/sql
-// does, also where the driver is too old for options.
-func Begin(ctx context.Context, conn driver.Conn, opts driver.TxOptions) (driver.Tx, error) {
-	if b, ok := conn.(driver.ConnBeginTx); ok {
-		return b.BeginTx(ctx, opts)
-	}
-	if opts.Isolation != driver.IsolationLevel(sql.LevelDefault) {
-		return nil, errors.New("sql: driver does not support non-default isolation level")
-	}
-	if opts.ReadOnly {
-		return nil, errors.New("sql: driver does not support read-only transactions")
-	}
-	tx, err := conn.Begin() //nolint:staticcheck // for drivers without the context form
-	if err == nil && ctx.Err() != nil {
-		_ = tx.Rollback()
-		return nil, ctx.Err()
-	}
-	return tx, err
 }

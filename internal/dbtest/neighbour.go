@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/mysqllock/mysqllock/internal/basedriver"
 	"github.com/mysqllock/mysqllock/internal/server"
 )
 
@@ -34,7 +35,7 @@ func (d *Database) Neighbours() {
 				_, _ = server.Query(context.Background(), c, text[1])
 				return
 			}
-			stmt, err := server.Prepare(context.Background(), c, "SELECT SLEEP(3600), ?, ?")
+			stmt, err := basedriver.Prepare(context.Background(), c, "SELECT SLEEP(3600), ?, ?")
 			if err == nil {
 				_, _ = server.QueryPrepared(context.Background(), stmt, "\U0001F512", []byte("\xff\xfe\xf0\x9f"))
 				_ = stmt.Close()

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/basedriver"
 	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
@@ -397,37 +398,21 @@ func Exec(ctx context.Context, conn driver.Conn, text string) error {
 // Change is Exec for a statement whose result matters.
 func Change(ctx context.Context, conn driver.Conn, text string) (driver.Result, error) {
 	ctx = purpose.Ours(ctx)
-	if e, ok := conn.(driver.ExecerContext); ok {
-		result, err := e.ExecContext(ctx, text, nil)
-		if !errors.Is(err, driver.ErrSkip) {
-			return result, err
-		}
+	result, err := basedriver.Exec(ctx, conn, text, nil)
+	if !errors.Is(err, driver.ErrSkip) {
+		return result, err
 	}
-	stmt, err := Prepare(ctx, conn, text)
+	stmt, err := basedriver.Prepare(ctx, conn, text)
 	if err != nil {
 		return nil, err
 	}
 	defer stmt.Close()
-	return ChangePrepared(ctx, stmt)
+	return basedriver.StmtExec(ctx, stmt, nil)
 }
 
 // ChangePrepared is Change for a prepared statement.
 func ChangePrepared(ctx context.Context, stmt driver.Stmt, args ...driver.Value) (driver.Result, error) {
-	ctx = purpose.Ours(ctx)
-	s, ok := stmt.(driver.StmtExecContext)
-	if !ok {
-		return stmt.Exec(args) //nolint:staticcheck // for drivers without the context form
-	}
-	return s.ExecContext(ctx, ordinals(args))
-}
-
-// ordinals are arguments as drivers with the context forms want them.
-func ordinals(args []driver.Value) []driver.NamedValue {
-	named := make([]driver.NamedValue, len(args))
-	for i, value := range args {
-		named[i] = driver.NamedValue{Ordinal: i + 1, Value: value}
-	}
-	return named
+	return basedriver.StmtExec(purpose.Ours(ctx), stmt, basedriver.Named(args))
 }
 
 // Affected is Exec for a statement of which it matters how many rows it has
@@ -444,24 +429,29 @@ func Affected(ctx context.Context, conn driver.Conn, text string) (int64, error)
 // report a failed lock after the first rows. NULL reads as "". out is nil only if there was
 // no result set, not even an empty one.
 func Query(ctx context.Context, conn driver.Conn, text string) (out [][]string, err error) {
-	rows, err := query(ctx, conn, text)
+	ctx = purpose.Ours(ctx)
+	rows, err := basedriver.Query(ctx, conn, text, nil)
+	if !errors.Is(err, driver.ErrSkip) {
+		return read(rows, err)
+	}
+	stmt, err := basedriver.Prepare(ctx, conn, text)
 	if err != nil {
 		return nil, err
 	}
-	return read(rows)
+	defer stmt.Close()
+	return read(basedriver.StmtQuery(ctx, stmt, nil))
 }
 
 // QueryPrepared is Query for a prepared statement.
 func QueryPrepared(ctx context.Context, stmt driver.Stmt, args ...driver.Value) (out [][]string, err error) {
-	rows, err := queryPrepared(ctx, stmt, args)
-	if err != nil {
-		return nil, err
-	}
-	return read(rows)
+	return read(basedriver.StmtQuery(purpose.Ours(ctx), stmt, basedriver.Named(args)))
 }
 
-// read reads all result sets, and closes rows.
-func read(rows driver.Rows) (out [][]string, err error) {
+// read reads all result sets, and closes rows. It passes on why there are none.
+func read(rows driver.Rows, failed error) (out [][]string, err error) {
+	if failed != nil {
+		return nil, failed
+	}
 	defer func() {
 		if cerr := rows.Close(); err == nil {
 			err = cerr
@@ -512,52 +502,6 @@ func nextSet(rows driver.Rows) (more bool, err error) {
 		return false, nil
 	}
 	return err == nil, err
-}
-
-func query(ctx context.Context, conn driver.Conn, text string) (driver.Rows, error) {
-	ctx = purpose.Ours(ctx)
-	if q, ok := conn.(driver.QueryerContext); ok {
-		rows, err := q.QueryContext(ctx, text, nil)
-		if !errors.Is(err, driver.ErrSkip) {
-			return rows, err
-		}
-	}
-	stmt, err := Prepare(ctx, conn, text)
-	if err != nil {
-		return nil, err
-	}
-	rows, err := queryPrepared(ctx, stmt, nil)
-	if err != nil {
-		_ = stmt.Close()
-		return nil, err
-	}
-	return closeBoth{rows, stmt}, nil
-}
-
-func queryPrepared(ctx context.Context, stmt driver.Stmt, args []driver.Value) (driver.Rows, error) {
-	ctx = purpose.Ours(ctx)
-	s, ok := stmt.(driver.StmtQueryContext)
-	if !ok {
-		return stmt.Query(args) //nolint:staticcheck // for drivers without the context form
-	}
-	return s.QueryContext(ctx, ordinals(args))
-}
-
-// closeBoth closes the statement with its rows.
-type closeBoth struct {
-	driver.Rows
-	stmt driver.Stmt
-}
-
-func (r closeBoth) Close() error { return errors.Join(r.Rows.Close(), r.stmt.Close()) }
-
-// Prepare prepares a statement, with the context if the driver can.
-func Prepare(ctx context.Context, conn driver.Conn, text string) (driver.Stmt, error) {
-	ctx = purpose.Ours(ctx)
-	if p, ok := conn.(driver.ConnPrepareContext); ok {
-		return p.PrepareContext(ctx, text)
-	}
-	return conn.Prepare(text)
 }
 
 func text1(v driver.Value) string {

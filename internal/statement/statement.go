@@ -7,6 +7,7 @@ import (
 	"database/sql/driver"
 	"errors"
 
+	"github.com/mysqllock/mysqllock/internal/basedriver"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 )
 
@@ -41,7 +42,7 @@ func (s *Statement) Run(ctx context.Context, base driver.Conn) (driver.Rows, dri
 			return r, res, err
 		}
 	}
-	stmt, err := Prepare(ctx, base, s.Text)
+	stmt, err := basedriver.Prepare(ctx, base, s.Text)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -67,19 +68,19 @@ func (s *Statement) RunAhead(ctx context.Context, base driver.Conn, limit int) (
 // Direct runs it without preparing, or returns driver.ErrSkip.
 func (s *Statement) Direct(ctx context.Context, base driver.Conn) (driver.Rows, driver.Result, error) {
 	if s.Query {
-		r, err := Query(ctx, base, s.Text, s.Args)
+		r, err := basedriver.Query(ctx, base, s.Text, s.Args)
 		return r, nil, err
 	}
-	res, err := Exec(ctx, base, s.Text, s.Args)
+	res, err := basedriver.Exec(ctx, base, s.Text, s.Args)
 	return nil, res, err
 }
 
 func (s *Statement) viaStmt(ctx context.Context, stmt driver.Stmt) (driver.Rows, driver.Result, error) {
 	if s.Query {
-		r, err := StmtQuery(ctx, stmt, s.Args)
+		r, err := basedriver.StmtQuery(ctx, stmt, s.Args)
 		return r, nil, err
 	}
-	res, err := StmtExec(ctx, stmt, s.Args)
+	res, err := basedriver.StmtExec(ctx, stmt, s.Args)
 	return nil, res, err
 }
 

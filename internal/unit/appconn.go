@@ -6,6 +6,7 @@ import (
 	"database/sql/driver"
 	"sync/atomic"
 
+	"github.com/mysqllock/mysqllock/internal/basedriver"
 	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
@@ -217,7 +218,7 @@ func (s *appConn) prepared(ctx context.Context, text, types string) (driver.Stmt
 	if stmt := s.stmts.find(text, types); stmt != nil {
 		return stmt, nil
 	}
-	stmt, err := statement.Prepare(ctx, s.link.Conn, text)
+	stmt, err := basedriver.Prepare(ctx, s.link.Conn, text)
 	if err == nil {
 		s.stmts.keep(text, types, stmt)
 	}

@@ -5,6 +5,7 @@ import (
 	"database/sql/driver"
 	"errors"
 
+	"github.com/mysqllock/mysqllock/internal/basedriver"
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/statement"
@@ -24,7 +25,7 @@ func (c *Conn) Exec(ctx context.Context, text string, args []driver.NamedValue) 
 		if err != nil {
 			return nil, err
 		}
-		res, err := statement.Exec(ctx, c.link.Conn, text, args)
+		res, err := basedriver.Exec(ctx, c.link.Conn, text, args)
 		return res, c.ran(text, info, false, err)
 	}
 	_, res, err = c.run(ctx, &statement.Statement{Text: text, Args: args})
@@ -44,7 +45,7 @@ func (c *Conn) Query(ctx context.Context, text string, args []driver.NamedValue)
 		if err != nil {
 			return nil, err
 		}
-		r, err := statement.Query(ctx, c.link.Conn, text, args)
+		r, err := basedriver.Query(ctx, c.link.Conn, text, args)
 		return r, c.ran(text, info, true, err)
 	}
 	r, _, err = c.run(ctx, &statement.Statement{Text: text, Args: args, Query: true})

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/basedriver"
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/statement"
@@ -70,7 +71,7 @@ func (c *Conn) Prepare(ctx context.Context, text string) (prepared *Stmt, err er
 		}
 		return s, nil
 	}
-	base, err := statement.Prepare(open, u.link.Conn, text)
+	base, err := basedriver.Prepare(open, u.link.Conn, text)
 	if err != nil {
 		return nil, u.check(ctx, "prepare", err)
 	}
@@ -98,7 +99,7 @@ func (s *Stmt) prepare(ctx context.Context, kept bool) error {
 	if err := s.c.need(ctx); err != nil {
 		return err
 	}
-	base, err := statement.Prepare(ctx, s.c.link.Conn, s.text)
+	base, err := basedriver.Prepare(ctx, s.c.link.Conn, s.text)
 	if err == nil {
 		s.isAt(base)
 	}
@@ -197,7 +198,7 @@ func (s *Stmt) Exec(ctx context.Context, args []driver.NamedValue) (res driver.R
 		if err != nil {
 			return nil, err
 		}
-		res, err := statement.StmtExec(ctx, base, args)
+		res, err := basedriver.StmtExec(ctx, base, args)
 		return res, s.c.ran(s.text, info, false, err)
 	}
 	_, res, err = s.run(ctx, args, false)
@@ -215,7 +216,7 @@ func (s *Stmt) Query(ctx context.Context, args []driver.NamedValue) (r driver.Ro
 		if err != nil {
 			return nil, err
 		}
-		r, err := statement.StmtQuery(ctx, base, args)
+		r, err := basedriver.StmtQuery(ctx, base, args)
 		return r, s.c.ran(s.text, info, true, err)
 	}
 	r, _, err = s.run(ctx, args, true)

@@ -7,12 +7,12 @@ import (
 	"slices"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/basedriver"
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/statement"
 	"github.com/mysqllock/mysqllock/lockerr"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 // Begin begins a transaction; with a hint, under its lock.
@@ -45,7 +45,7 @@ func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (tx *Tx, err er
 		if err := c.liftLimit(ctx); err != nil {
 			return nil, err
 		}
-		base, err := pool.Begin(ctx, c.link.Conn, opts)
+		base, err := basedriver.Begin(ctx, c.link.Conn, opts)
 		if err != nil {
 			c.texts.ran(beginEffect, false)
 			return nil, err

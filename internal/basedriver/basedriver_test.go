@@ -1,4 +1,4 @@
-package statement_test
+package basedriver_test
 
 import (
 	"context"
@@ -6,6 +6,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/mysqllock/mysqllock/internal/basedriver"
 	"github.com/mysqllock/mysqllock/internal/statement"
 )
 
@@ -46,10 +47,10 @@ var one = []driver.NamedValue{{Ordinal: 1, Value: int64(1)}}
 // statement closed.
 func TestSkipIsPrepared(t *testing.T) {
 	ctx := context.Background()
-	if _, err := statement.Exec(ctx, &bare{}, "x", nil); !errors.Is(err, driver.ErrSkip) {
+	if _, err := basedriver.Exec(ctx, &bare{}, "x", nil); !errors.Is(err, driver.ErrSkip) {
 		t.Errorf("Exec: %v", err)
 	}
-	if _, err := statement.Query(ctx, &bare{}, "x", nil); !errors.Is(err, driver.ErrSkip) {
+	if _, err := basedriver.Query(ctx, &bare{}, "x", nil); !errors.Is(err, driver.ErrSkip) {
 		t.Errorf("Query: %v", err)
 	}
 	for name, s := range map[string]*statement.Statement{"exec": {Text: "x", Args: one}, "query that fails": {Text: "x", Args: one, Query: true}, "wrong number of arguments": {Text: "x"}} {
@@ -65,8 +66,8 @@ func TestSkipIsPrepared(t *testing.T) {
 // with another one, and the error is that of database/sql.
 func TestArgumentsAreCounted(t *testing.T) {
 	ctx, s := context.Background(), &stmt{&bare{}}
-	_, execErr := statement.StmtExec(ctx, s, nil)
-	_, queryErr := statement.StmtQuery(ctx, s, append(one, one...))
+	_, execErr := basedriver.StmtExec(ctx, s, nil)
+	_, queryErr := basedriver.StmtQuery(ctx, s, append(one, one...))
 	for err, want := range map[error]string{execErr: "sql: expected 1 arguments, got 0", queryErr: "sql: expected 1 arguments, got 2"} {
 		if err == nil || err.Error() != want {
 			t.Errorf("got %v, want %q", err, want)
@@ -80,22 +81,22 @@ func TestWithoutContexts(t *testing.T) {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
 	c := &old{}
-	if _, err := statement.Exec(ended, c, "x", one); !errors.Is(err, context.Canceled) {
+	if _, err := basedriver.Exec(ended, c, "x", one); !errors.Is(err, context.Canceled) {
 		t.Errorf("Exec: %v", err)
 	}
-	if _, err := statement.Query(ended, c, "x", one); !errors.Is(err, context.Canceled) {
+	if _, err := basedriver.Query(ended, c, "x", one); !errors.Is(err, context.Canceled) {
 		t.Errorf("Query: %v", err)
 	}
-	if _, err := statement.Exec(context.Background(), c, "x", []driver.NamedValue{{Name: "n"}}); err == nil {
+	if _, err := basedriver.Exec(context.Background(), c, "x", []driver.NamedValue{{Name: "n"}}); err == nil {
 		t.Error("a named argument has lost its name")
 	}
 	if c.ran != 0 {
 		t.Errorf("%d statements ran", c.ran)
 	}
-	if _, err := statement.Prepare(ended, c, "x"); !errors.Is(err, context.Canceled) || c.closed != 1 {
+	if _, err := basedriver.Prepare(ended, c, "x"); !errors.Is(err, context.Canceled) || c.closed != 1 {
 		t.Errorf("Prepare: %v; closed %d", err, c.closed)
 	}
-	if _, err := statement.Exec(context.Background(), c, "x", one); err != nil || c.ran != 1 {
+	if _, err := basedriver.Exec(context.Background(), c, "x", one); err != nil || c.ran != 1 {
 		t.Errorf("%v; %d statements ran", err, c.ran)
 	}
 }

@@ -1,14 +1,14 @@
-package statement
+// Package basedriver calls a base driver the way database/sql does, with its older interfaces where it
+// lacks the newer.
+package basedriver
 
 import (
 	"context"
+	"database/sql"
 	"database/sql/driver"
 	"errors"
 	"fmt"
 )
-
-// The functions of this file call a base driver the way database/sql does, with its
-// older interfaces where it lacks the newer.
 
 // Exec runs text without preparing it, or returns driver.ErrSkip.
 func Exec(ctx context.Context, base driver.Conn, text string, args []driver.NamedValue) (driver.Result, error) {
@@ -112,4 +112,23 @@ func Named(values []driver.Value) []driver.NamedValue {
 		args[i] = driver.NamedValue{Ordinal: i + 1, Value: v}
 	}
 	return args
+}
+
+// Begin begins a transaction.
+func Begin(ctx context.Context, base driver.Conn, opts driver.TxOptions) (driver.Tx, error) {
+	if b, ok := base.(driver.ConnBeginTx); ok {
+		return b.BeginTx(ctx, opts)
+	}
+	if opts.Isolation != driver.IsolationLevel(sql.LevelDefault) {
+		return nil, errors.New("sql: driver does not support non-default isolation level")
+	}
+	if opts.ReadOnly {
+		return nil, errors.New("sql: driver does not support read-only transactions")
+	}
+	tx, err := base.Begin() //nolint:staticcheck // for drivers without the context form
+	if err == nil && ctx.Err() != nil {
+		_ = tx.Rollback()
+		return nil, ctx.Err()
+	}
+	return tx, err
 }
