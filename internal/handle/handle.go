@@ -71,7 +71,6 @@ type Connectors struct {
 type Handle struct {
 	open            Connectors
 	Settings        Settings
-	BoundHolds      boundHolds
 	StarvationGuard starvationGuard // how many connections of database/sql there are, and how many wait
 
 	poolBound atomic.Bool // the observer was told that database/sql bounds a handle with a budget
@@ -91,10 +90,9 @@ type Handle struct {
 
 	asking chan struct{} // holds a token while somebody asks who has kept a caller waiting
 
-	Owned   owned        // what it holds now
+	held    held         // what it holds now
 	waiters atomic.Int64 // callers that wait, for a lock or for a connection to take it on
 	waits   ages         // of locks that are asked for now
-	holds   ages         // of locks that are held now, and keep others out
 
 	manual atomic.Bool           // new connections are not in autocommit
 	locks  atomic.Pointer[Locks] // made at the first hint
@@ -160,7 +158,7 @@ type Stats struct {
 // Stats returns the counts of now.
 func (k *Handle) Stats() Stats {
 	l := k.locks.Load()
-	s := Stats{Sessions: pool.Stats{Max: k.Settings.LockMaxConns}, OldestWait: k.waits.oldest(), OldestHold: k.holds.oldest()}
+	s := Stats{Sessions: pool.Stats{Max: k.Settings.LockMaxConns}, OldestWait: k.waits.oldest(), OldestHold: k.held.oldest()}
 	if k.Bounded() {
 		s.App = k.apps.Stat()
 		s.OldestWait = max(s.OldestWait, s.App.OldestWait)
@@ -175,12 +173,8 @@ func (k *Handle) Stats() Stats {
 
 // Holds reports whether a lock is held, or a unit of work is open.
 func (k *Handle) Holds() bool {
-	k.StarvationGuard.mu.Lock()
-	held := k.StarvationGuard.held
-	k.StarvationGuard.mu.Unlock()
-	k.Owned.mu.Lock()
-	defer k.Owned.mu.Unlock()
-	return held+len(k.Owned.held) > 0
+	l := k.locks.Load()
+	return k.held.any() || l != nil && l.inUse()
 }
 
 // Doubt notes that the server may not be what it was.

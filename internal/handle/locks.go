@@ -487,6 +487,13 @@ func (l *Locks) Remember(u any, abandon func(error)) {
 	l.open[u] = abandon
 }
 
+// inUse reports whether there is such a unit of work.
+func (l *Locks) inUse() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.open) > 0
+}
+
 // Forget notes that the unit of work has ended.
 func (l *Locks) Forget(u any) {
 	l.mu.Lock()

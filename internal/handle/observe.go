@@ -60,8 +60,6 @@ type Observation struct {
 	k         *Handle
 	resources []strategy.Resource
 	wait      *list.Element // in Handle.waits; nil for a leadership
-	hold      *list.Element // in Handle.holds; nil if it is not granted, or not counted there
-	counts    bool          // it is, once it is granted: versions and leaderships are not
 
 	tell      func(context.Context, Event) // nil if nobody is to be told, without what follows
 	releasing func(context.Context, Event) // nil if the observer does not want to know
@@ -94,11 +92,11 @@ func (k *Handle) Observe(ctx context.Context, resources ...strategy.Resource) (*
 	if !leads {
 		o.wait = k.waits.begin()
 	}
-	o.counts = resources[0].Traits.Excludes && !leads
 	if o.tell == nil {
 		return o, ctx
 	}
-	if o.counts {
+	locks := resources[0].Traits.Excludes && !leads // versions and leaderships may last
+	if locks {
 		o.after = k.Settings.LongHold
 	}
 	o.event = Event{Strategy: resources[0].Strategy, Shared: true, Leadership: leads, Start: time.Now()}
@@ -110,7 +108,7 @@ func (k *Handle) Observe(ctx context.Context, resources ...strategy.Resource) (*
 		o.ctx = asking(ctx, o.event)
 		o.traced = o.ctx != ctx
 	}
-	if o.counts {
+	if locks {
 		k.askIfSlow(o, resources)
 	}
 	if o.traced {
@@ -160,9 +158,6 @@ func (o *Observation) Answered(by *pool.Conn, ticket *queue.Ticket, token uint64
 	}
 	o.k.waits.end(o.wait)
 	again := errors.Is(err, errYield) || errors.Is(err, driver.ErrBadConn)
-	if err == nil && o.counts {
-		o.began()
-	}
 	if o.tell == nil {
 		return
 	}
@@ -192,15 +187,6 @@ func (o *Observation) Answered(by *pool.Conn, ticket *queue.Ticket, token uint64
 		if !o.over {
 			o.late = time.AfterFunc(o.after, o.goesOn)
 		}
-	}
-}
-
-// began notes that the locks are held, unless they are held no more.
-func (o *Observation) began() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if !o.over {
-		o.hold = o.k.holds.begin()
 	}
 }
 
@@ -246,7 +232,6 @@ func (o *Observation) Over(began time.Time, err error) {
 		return
 	}
 	o.over = true
-	o.k.holds.end(o.hold)
 	if o.tell == nil {
 		return
 	}

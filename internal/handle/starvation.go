@@ -13,10 +13,10 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// starvationGuard sees to it that whoever holds a session gets through.
+// starvationGuard sees to it that whoever holds a lock beside a connection of database/sql gets through.
 //
 // A caller that waits for a lock in BeginTx, Query or Exec occupies one of
-// database/sql's connections, and the holder of a session needs one for its
+// database/sql's connections, and a holder on a session, or of a lease, needs one for its
 // next statement. Where SetMaxOpenConns bounds them, the waiters can have them
 // all, and the holder stands in the queue behind them.
 //
@@ -31,7 +31,7 @@ type starvationGuard struct {
 	mu      sync.Mutex
 	open    int       // connections of database/sql
 	waiting []*waiter // callers that occupy one of them, the newest last
-	held    int       // sessions with a unit of work
+	held    int       // locks whose holder needs one of them for its next statement
 	bound   int       // of database/sql's pool; 0 while not known
 	met     func(int) // is told the bound when it is first found
 	told    sync.Once // met was
@@ -83,16 +83,16 @@ func (c *starvationGuard) Closed() {
 	c.open--
 }
 
-// Hold counts a session with a unit of work, or a hold.
-func (c *starvationGuard) Hold() {
+// hold counts a lock that is held beside the connections of database/sql.
+func (c *starvationGuard) hold() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.held++
 	c.look()
 }
 
-// Done takes back what Hold has counted.
-func (c *starvationGuard) Done() {
+// done takes back what hold has counted.
+func (c *starvationGuard) done() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.held--

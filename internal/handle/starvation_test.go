@@ -33,7 +33,7 @@ func TestStarvationAsksEachOnce(t *testing.T) {
 	if c.ask(); first || second {
 		t.Fatal("a waiter was asked while no session is held")
 	}
-	c.Hold()
+	c.hold()
 	c.ask()
 	if !second || first || !errors.Is(context.Cause(newer), errYield) || older.Err() != nil {
 		t.Fatalf("asked: older %v (%v), newer %v (%v); want the newer one", first, context.Cause(older), second, context.Cause(newer))
@@ -58,14 +58,14 @@ func TestStarvationKeepsOneFree(t *testing.T) {
 	defer c.stop()
 	c.Opened()
 	c.Opened()
-	c.Hold()
+	c.hold()
 	var asked bool
 	_, leave := enter(t, c, &asked)
 	defer leave()
 	if _, _, err := c.enter(t.Context(), &asked); !errors.Is(err, lockerr.ErrLocked) {
 		t.Errorf("on the last connection: %v, want ErrLocked", err)
 	}
-	c.Done()
+	c.done()
 	_, leaveLast, err := c.enter(t.Context(), &asked)
 	if err != nil {
 		t.Fatalf("with no session held: %v", err)

@@ -213,7 +213,7 @@ func (c *Conn) beginBare(ctx context.Context, s *ctxState, p *plan, opts driver.
 func (c *Conn) beginRows(ctx context.Context, s *ctxState, p *plan, opts driver.TxOptions) (*unit, error) {
 	first := p.requests[0]
 	if first.Wait = p.wait.Left(); first.Wait == 0 {
-		c.k.BoundHolds.AwaitEnding(ctx, first.resources)
+		c.k.AwaitEnding(ctx, first.resources)
 	}
 	if c.link == nil {
 		c.connectInFront(s, p, &first)

@@ -27,15 +27,12 @@ type connKind interface {
 	broken()
 	// give ends a turn to use the connection; over: the unit has ended in it.
 	give(over bool)
-	// ended notes that the unit has ended.
-	ended()
 }
 
 // onSession is a connection of the handle's own.
 type onSession struct {
 	l    *handle.Locks
 	link *pool.Conn
-	done func() // tells the starvation guard that the session is free; nil before it was told
 	next func() // gives the session to the next caller that wants what is locked on it; nil if it goes back to the pool
 }
 
@@ -67,12 +64,6 @@ func (s *onSession) give(over bool) {
 		s.next()
 	default:
 		s.link.Release()
-	}
-}
-
-func (s *onSession) ended() {
-	if s.done != nil {
-		s.done()
 	}
 }
 
@@ -116,5 +107,3 @@ func (c *onConn) broken() {
 }
 
 func (c *onConn) give(bool) { c.link.EndTurn() }
-
-func (c *onConn) ended() {}

@@ -17,16 +17,14 @@ type ctxState struct {
 	turn  chan struct{} // holds a token while a statement of the lock context runs
 	asked bool          // a wait was made to try again on another connection; guarded by starvationGuard.mu
 
-	unit      *unit             // the open transaction of the unit of work
-	latest    *unit             // that one, or the last that there was
-	grants    []*grant          // what else the unit of work holds, with or without a transaction
-	counted   bool              // the starvation guard knows that one of them is held
-	joined    []*outerHold      // holds that joined one of grants, and end with them
-	owed      string            // what has ended the unit of work, whose grants stay for those in joined; "" for nothing
-	boundHold *handle.BoundHold // while grants are held that the end of a context gives back
-	until     context.Context   // bounds what was read under grants; nil without one
-	unwatch   func() bool       // ends the watch on its end; nil without one
-	failed    error             // why no other unit may begin: one was lost behind the caller's back
+	unit    *unit           // the open transaction of the unit of work
+	latest  *unit           // that one, or the last that there was
+	grants  []*grant        // what else the unit of work holds, with or without a transaction
+	joined  []*outerHold    // holds that joined one of grants, and end with them
+	owed    string          // what has ended the unit of work, whose grants stay for those in joined; "" for nothing
+	until   context.Context // bounds what was read under grants; nil without one
+	unwatch func() bool     // ends the watch on its end; nil without one
+	failed  error           // why no other unit may begin: one was lost behind the caller's back
 
 	decision
 	k       *handle.Handle
@@ -66,12 +64,8 @@ func (s *ctxState) give() { <-s.turn }
 // add notes that a grant is held.
 func (s *ctxState) add(g *grant) {
 	s.grants = append(s.grants, g)
-	s.k.Enter(g.Resource)
+	g.noted = s.k.Enter(g.Resource, true)
 	g.tellAll()
-	if !s.counted && g.Traits.Excludes {
-		s.k.StarvationGuard.Hold()
-		s.counted = true
-	}
 }
 
 // drop gives all grants but the first few back. What was lost meanwhile needs
@@ -83,14 +77,10 @@ func (s *ctxState) drop(keep int) {
 	for _, g := range s.grants[keep:] {
 		g.Forget(hint.ToldToken)
 		g.Forget(hint.ToldSlot)
-		s.k.Leave(g.Resource)
 		_ = g.Release()
+		g.noted.Leave()
 	}
 	s.grants = slices.Clone(s.grants[:keep])
-	if s.counted && !slices.ContainsFunc(s.grants, func(g *grant) bool { return g.Traits.Excludes }) {
-		s.k.StarvationGuard.Done()
-		s.counted = false
-	}
 	if keep > 0 {
 		return
 	}
@@ -102,8 +92,6 @@ func (s *ctxState) drop(keep int) {
 		s.outlived(s.owed)
 		s.owed = ""
 	}
-	s.k.BoundHolds.End(s.boundHold)
-	s.boundHold = nil
 	if s.until = nil; s.unwatch != nil {
 		s.unwatch()
 		s.unwatch = nil
@@ -130,12 +118,12 @@ func (s *ctxState) watch(end context.Context) {
 		return
 	}
 	s.until = end
-	if end.Done() == nil || !s.counted && s.k.Settings.Observe == nil {
+	locks := slices.ContainsFunc(s.grants, func(g *grant) bool { return g.Traits.Excludes })
+	if end.Done() == nil || !locks && s.k.Settings.Observe == nil {
 		return
 	}
-	s.boundHold = s.k.BoundHolds.Begin(end.Done())
 	for _, g := range s.grants {
-		s.k.BoundHolds.Add(s.boundHold, g.Resource)
+		g.noted.Until(end.Done())
 	}
 	s.unwatch = context.AfterFunc(end, func() {
 		_ = s.take(context.Background())

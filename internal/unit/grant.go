@@ -24,6 +24,7 @@ type grant struct {
 	since             time.Time           // when it was taken
 	first             string              // with Slots, the row of the first
 	seen              *handle.Observation // of the lock; of versions that were asked for together, only the first has it
+	noted             *handle.Held        // until it is given back
 }
 
 // newGrant returns what was taken for p.

@@ -22,10 +22,8 @@ type Hold struct {
 	unit     *unit  // the unit that the hold owns; nil where it is nested in another, and for a lease
 	nested   *inner // its savepoint there
 
-	owned handle.OwnedLock // grant, as the handle notes it; only where it is the hold's own
-	in    *ctxState        // whose grant it has joined; nil for none
-	stop  func() bool      // ends the watch on the end of Acquire's context; nil where the grant is another's
-	left  sync.Once        // the starvation guard knows that nobody holds the grant any more
+	in   *ctxState   // whose grant it has joined; nil for none
+	stop func() bool // ends the watch on the end of Acquire's context; nil where the grant is another's
 
 	mu     sync.Mutex
 	over   bool
@@ -152,7 +150,7 @@ func (h *Hold) takeGrant(ctx context.Context, s *ctxState, asked *hint.Hint, p s
 		return err
 	}
 	if h.k.Wait(asked) == 0 {
-		h.k.BoundHolds.AwaitEnding(ctx, []strategy.Resource{p})
+		h.k.AwaitEnding(ctx, []strategy.Resource{p})
 	}
 	h.mu.Lock() // until h.grant is set, for lost
 	defer h.mu.Unlock()
@@ -162,9 +160,7 @@ func (h *Hold) takeGrant(ctx context.Context, s *ctxState, asked *hint.Hint, p s
 	if asked.LockContext != nil {
 		h.stale = staleReadOf(asked.LockContext)
 	}
-	h.owned = handle.OwnedIn(asked.LockContext, h.grant.Resource, &h.outerHold)
-	h.k.Owned.Add(h.owned)
-	h.k.StarvationGuard.Hold()
+	h.grant.noted = h.k.EnterHold(h.grant.Resource, asked.LockContext)
 	h.stop = context.AfterFunc(ctx, h.lapse)
 	return nil
 }
@@ -172,19 +168,15 @@ func (h *Hold) takeGrant(ctx context.Context, s *ctxState, asked *hint.Hint, p s
 // lost ends the hold of a grant that may be lost.
 func (h *Hold) lost() {
 	h.k.Doubt()
-	h.leave()
 	h.mu.Lock() // while End has it, the context has ended
 	defer h.mu.Unlock()
 	if h.grant != nil {
 		h.cancel(h.grant.overError("statement"))
 		h.outlived()
-		h.k.Owned.Remove(h.owned)
+		h.grant.noted.Leave()
 		h.grant.lost()
 	}
 }
-
-// leave tells the starvation guard that nobody holds the grant any more.
-func (h *Hold) leave() { h.left.Do(h.k.StarvationGuard.Done) }
 
 // lapse has the grant end within the TTL, unless Release comes before: what runs
 // in the hold has that long to stop.
@@ -199,8 +191,7 @@ func (h *Hold) lapse() {
 		h.lapsed = time.AfterFunc(h.k.Settings.TTL, func() {
 			h.outlived()
 			_ = h.grant.Release()
-			h.k.Owned.Remove(h.owned)
-			h.leave()
+			h.grant.noted.Leave()
 		})
 	}
 }
@@ -287,8 +278,7 @@ func (h *Hold) endGrant(commit bool) error {
 		if h.lapsed != nil {
 			h.lapsed.Stop()
 		}
-		h.k.Owned.Remove(h.owned)
-		h.leave()
+		h.grant.noted.Leave()
 		switch err := h.grant.Release(); {
 		case err == nil:
 		case !errors.Is(err, lockerr.ErrLost):

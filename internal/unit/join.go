@@ -137,7 +137,7 @@ func (u *unit) lockRest(ctx context.Context, p *plan) error {
 func (u *unit) lock(ctx context.Context, p *plan, at int, first bool) error {
 	r := p.requests[at]
 	if r.Wait = p.wait.Left(); r.Wait == 0 {
-		u.ctxState.k.BoundHolds.AwaitEnding(ctx, r.resources)
+		u.ctxState.k.AwaitEnding(ctx, r.resources)
 	}
 	if err := u.takeLink(ctx, "lock"); err != nil {
 		return err

@@ -102,7 +102,7 @@ func (c *Conn) runUnder(ctx context.Context, u *unit, p *plan, st *statement.Sta
 func (c *Conn) joinLate(ctx context.Context, s *ctxState, p *plan) (*unit, error) {
 	t := c.tx
 	if p.wait.Left() == 0 {
-		c.k.BoundHolds.AwaitEnding(ctx, slices.Concat(p.rows, p.slots))
+		c.k.AwaitEnding(ctx, slices.Concat(p.rows, p.slots))
 	}
 	if err := c.link.AwaitTurn(ctx); err != nil {
 		return nil, err

@@ -54,8 +54,6 @@ func (s *ctxState) openSession(ctx, end context.Context, p *plan, hold *outerHol
 	}
 	u.hold = hold
 	u.live(end)
-	k.StarvationGuard.Hold()
-	u.on.(*onSession).done = k.StarvationGuard.Done
 	p.l.KeepAlive.Keep(u.link, u.lostBehind)
 	if len(p.requests) > 1 {
 		if err := u.lockRest(ctx, p); err != nil {
@@ -125,7 +123,7 @@ func (s *ctxState) openUnit(ctx context.Context, p *plan) (u *unit, err error) {
 	}
 	first := p.requests[0]
 	if first.Wait = p.wait.Left(); first.Wait == 0 {
-		k.BoundHolds.AwaitEnding(own, first.resources)
+		k.AwaitEnding(own, first.resources)
 	}
 	first.Conn = func(ctx context.Context) (*pool.Conn, error) { return connect(ctx, false) }
 	if k.Bounded() && !s.holds(h) {

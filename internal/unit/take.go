@@ -14,7 +14,7 @@ func (s *ctxState) takeGrants(ctx context.Context, p *plan, on lent, begin *stra
 	before := len(s.grants)
 	undo = func() { s.drop(before) }
 	if p.wait.Left() == 0 {
-		s.k.BoundHolds.AwaitEnding(ctx, p.outside)
+		s.k.AwaitEnding(ctx, p.outside)
 	}
 	var versions []strategy.Resource
 	for _, resource := range p.outside {

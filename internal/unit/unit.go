@@ -108,9 +108,9 @@ type inner struct {
 
 // lifetime is what ends a unit if nothing else does before.
 type lifetime struct {
-	until     context.Context   // bounds what was read in it; nil without one
-	stop      func() bool       // ends the watch on that
-	boundHold *handle.BoundHold // while it holds locks that the end of a context gives back
+	until context.Context // bounds what was read in it; nil without one
+	stop  func() bool     // ends the watch on that
+	ends  <-chan struct{} // of the context that gives back what it holds, if nothing does before
 }
 
 // state is where a unit is in its life:
@@ -135,7 +135,7 @@ const (
 
 // row is a row of the lock table that a unit has locked.
 type row struct {
-	strategy.Resource
+	*handle.Held
 	versioned bool // others compare versions of it
 }
 
@@ -190,11 +190,9 @@ func (u *unit) granted(r request, ticket *queue.Ticket, locked rowlock.Locked) {
 			name = r.Slots[locked.Slot]
 			p.Tell(hint.ToldSlot, uint64(locked.Slot))
 		}
-		u.ctxState.k.Enter(p)
-		if u.boundHold != nil {
-			u.ctxState.k.BoundHolds.Add(u.boundHold, p)
-		}
-		r := &row{p, slices.Contains(locked.Versioned, name)}
+		held := u.ctxState.k.Enter(p, u.appConn() == nil)
+		held.Until(u.ends)
+		r := &row{held, slices.Contains(locked.Versioned, name)}
 		u.rows[name], u.raises = r, u.raises || r.raises()
 	}
 }
@@ -308,7 +306,7 @@ func (u *unit) end() {
 	u.free()
 	for _, r := range u.rows {
 		r.Forget(hint.ToldSlot) // the key itself is the first slot, too: see plan.add
-		u.ctxState.k.Leave(r.Resource)
+		r.Leave()
 	}
 	u.l.KeepAlive.Forget(u.link)
 	if u.stop != nil { // see live
@@ -333,8 +331,6 @@ func (u *unit) end() {
 	if u.hold != nil {
 		u.outlivedHold()
 	}
-	u.ctxState.k.BoundHolds.End(u.boundHold)
-	u.on.ended()
 }
 
 // endsGrants reports whether the grants of the unit of work end with the unit.
@@ -419,13 +415,11 @@ func (u *unit) error(op string, err error) error {
 
 // endsWith notes that the unit ends with ctx, at the latest.
 func (u *unit) endsWith(ctx context.Context) {
-	ts := &u.ctxState.k.BoundHolds
-	ts.End(u.boundHold)
-	u.boundHold = ts.Begin(ctx.Done())
+	u.ends = ctx.Done()
 	for _, r := range u.rows {
-		ts.Add(u.boundHold, r.Resource)
+		r.Until(u.ends)
 	}
 	for _, g := range u.ctxState.grants {
-		ts.Add(u.boundHold, g.Resource)
+		g.noted.Until(u.ends)
 	}
 }

@@ -1,0 +1,298 @@
+package handle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/strategy"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// Held is a lock that a unit of work, or a hold, has on a resource, or a version that it remembers.
+// An error that names a holder asks whether it is this process; a statement, whether its lock context
+// holds the key through another handle; and a caller that would not wait, whether the key is being
+// given back.
+type Held struct {
+	strategy.Resource
+	k       *Handle
+	lockCtx *hint.LockContext // that has asked for it; nil outside of any
+	since   time.Time
+	apart   bool // its holder needs a connection of database/sql for its next statement
+
+	// Guarded by held.mu.
+	left  bool
+	until <-chan struct{} // of the context that ends it; nil for none
+	over  chan struct{}   // closed when it is given back; nil while nobody waits for that
+}
+
+// held has what a handle holds that keeps others out, by row. A version goes with its lock context,
+// which may never give it back.
+type held struct {
+	mu sync.Mutex
+	on map[string][]*Held
+}
+
+// holdings are what units of work hold in a lock context, through any handle.
+type holdings struct {
+	mu   sync.Mutex
+	held []*Held
+}
+
+type holdingsKey struct{}
+
+func holdingsOf(s *hint.LockContext) *holdings {
+	return s.State(holdingsKey{}, func() any { return new(holdings) }).(*holdings)
+}
+
+// Enter notes that a unit of work holds p until Leave. apart: it is held beside the connections of
+// database/sql.
+func (k *Handle) Enter(p strategy.Resource, apart bool) *Held {
+	h := k.enter(&Held{Resource: p, k: k, lockCtx: p.LockContext, apart: apart})
+	if p.LockContext != nil {
+		all := holdingsOf(p.LockContext)
+		all.mu.Lock()
+		defer all.mu.Unlock()
+		all.held = append(all.held, h)
+	}
+	return h
+}
+
+// EnterHold is Enter for a hold that was taken in lockCtx; nil outside of any.
+func (k *Handle) EnterHold(p strategy.Resource, lockCtx *hint.LockContext) *Held {
+	return k.enter(&Held{Resource: p, k: k, lockCtx: lockCtx, apart: true})
+}
+
+func (k *Handle) enter(h *Held) *Held {
+	if !h.Traits.Excludes {
+		return h
+	}
+	h.since = time.Now()
+	if h.apart {
+		k.StarvationGuard.hold()
+	}
+	k.held.mu.Lock()
+	defer k.held.mu.Unlock()
+	if k.held.on == nil {
+		k.held.on = make(map[string][]*Held)
+	}
+	k.held.on[h.Row] = append(k.held.on[h.Row], h)
+	return h
+}
+
+// Until notes that h ends with the context of which that is the Done.
+func (h *Held) Until(done <-chan struct{}) {
+	h.k.held.mu.Lock()
+	defer h.k.held.mu.Unlock()
+	h.until = done
+}
+
+// Leave notes that h was given back. Calls after the first do nothing.
+func (h *Held) Leave() {
+	is := func(other *Held) bool { return other == h }
+	if h.LockContext != nil {
+		all := holdingsOf(h.LockContext)
+		all.mu.Lock()
+		all.held = slices.DeleteFunc(all.held, is)
+		all.mu.Unlock()
+	}
+	k := h.k
+	k.held.mu.Lock()
+	defer k.held.mu.Unlock()
+	if h.left || !h.Traits.Excludes {
+		return
+	}
+	h.left = true
+	if h.apart {
+		k.StarvationGuard.done()
+	}
+	if on := slices.DeleteFunc(k.held.on[h.Row], is); len(on) > 0 {
+		k.held.on[h.Row] = on
+	} else {
+		delete(k.held.on, h.Row)
+	}
+	if h.over != nil {
+		close(h.over)
+	}
+}
+
+// any reports whether something is held.
+func (o *held) any() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.on) > 0
+}
+
+// oldest is for how long the oldest is held; 0 without any. A leadership is to last.
+func (o *held) oldest() (age time.Duration) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, on := range o.on {
+		for _, h := range on {
+			if !h.Leadership {
+				age = max(age, time.Since(h.since))
+			}
+		}
+	}
+	return age
+}
+
+// Recognised completes the holder in err, of a request for resources in lockCtx, where it is
+// this handle. A key that is held exclusively has no other holder; of a shared one the
+// name that it goes by has to be ours.
+func (k *Handle) Recognised(err error, lockCtx *hint.LockContext, resources ...strategy.Resource) error {
+	var e *lockerr.Error
+	if !errors.As(err, &e) || e.Holder == nil {
+		return err
+	}
+	k.held.mu.Lock()
+	defer k.held.mu.Unlock()
+	for _, p := range resources {
+		space := p.Space()
+		if p.Traits.Table && !p.Traits.Excludes {
+			space = strategy.Rows // it waits for those who exclude
+		}
+		for _, h := range k.held.on[p.Row] {
+			if h.Space() != space || h.Shared && e.Holder.Program != k.Settings.Owner {
+				continue
+			}
+			holder := *e.Holder // others may have it, too
+			holder.ThisProcess = true
+			holder.ThisContext = holder.ThisContext || h.lockCtx != nil && h.lockCtx == lockCtx
+			e.Holder = &holder
+		}
+	}
+	return err
+}
+
+// Explained completes err, with which a statement without a lock context has failed, where
+// that is the error of a row that stayed locked: by a transaction of this handle, perhaps.
+func (k *Handle) Explained(err error) error {
+	if !server.Locked(err) {
+		return err
+	}
+	keys := k.held.inTransactions()
+	if len(keys) == 0 {
+		return err
+	}
+	slices.Sort(keys)
+	more := ""
+	if keys = slices.Compact(keys); len(keys) > 3 {
+		keys, more = keys[:3], ", …"
+	}
+	return server.Saying(err, fmt.Sprintf("this process has transactions open under locks: %s%s; a row that one of them has changed stays locked until its end, "+
+		"so a statement in mysqllock.Do, or under lockctx.With, that has another context waits for itself; pass it the context of the lock", strings.Join(keys, ", "), more))
+}
+
+// inTransactions returns the keys that are held in transactions.
+func (o *held) inTransactions() (keys []string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, on := range o.on {
+		for _, h := range on {
+			if h.Traits.Inside {
+				keys = append(keys, strconv.Quote(h.Key))
+			}
+		}
+	}
+	return keys
+}
+
+// givingBack bounds how long a caller that would not wait does so for what its own
+// process is giving back.
+const givingBack = time.Second
+
+// AwaitEnding waits until what is held of resources although its context has ended was given back.
+func (k *Handle) AwaitEnding(ctx context.Context, resources []strategy.Resource) {
+	var limit <-chan time.Time
+	for {
+		over := k.held.ending(resources)
+		if over == nil {
+			return
+		}
+		if limit == nil {
+			timer := time.NewTimer(givingBack)
+			defer timer.Stop()
+			limit = timer.C
+		}
+		select {
+		case <-over:
+		case <-limit:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// ending returns a channel that is closed when a lock on one of resources was given back whose
+// context has ended; nil where there is none.
+func (o *held) ending(resources []strategy.Resource) <-chan struct{} {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, p := range resources {
+		for _, h := range o.on[p.Row] {
+			if h.Traits.Table != p.Traits.Table { // in the table, row locks and leases exclude each other
+				continue
+			}
+			select {
+			case <-h.until:
+			default:
+				continue
+			}
+			if h.over == nil {
+				h.over = make(chan struct{})
+			}
+			return h.over
+		}
+	}
+	return nil
+}
+
+// HeldElsewhere reports whether units of work of the lock context hold something through
+// other handles.
+func (k *Handle) HeldElsewhere(s *hint.LockContext) bool {
+	if s == nil {
+		return false
+	}
+	all := holdingsOf(s)
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	return slices.ContainsFunc(all.held, func(h *Held) bool { return h.k != k })
+}
+
+// Taken returns an error where another unit of work has one of resources, which the one that asks with
+// the lock context s does not hold, because a statement asked for it there with s: through another
+// handle or, unless only that is looked for, in a transaction of another lock context of this one.
+// To wait for that would be to wait for oneself, or often would be.
+func (k *Handle) Taken(s *hint.LockContext, onlyElsewhere bool, resources ...strategy.Resource) error {
+	if s == nil || len(resources) == 0 {
+		return nil
+	}
+	all := holdingsOf(s)
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	for _, h := range all.held {
+		for _, p := range resources {
+			why := ""
+			switch {
+			case !h.SameAs(p):
+			case h.k != k && h.k.Shares(k, p.Strategy):
+				why = "this lock context of this process already holds the key through another database handle, and this statement would not be part of that transaction; use that handle, or lockctx.Without"
+			case h.k == k && !onlyElsewhere && p.Slots == 0 && p.Traits.Excludes && (!h.Shared || !p.Shared):
+				why = "a transaction of another lock context of this process has taken the key, for a statement with this lock context; use that transaction, or end it first"
+			}
+			if why != "" {
+				return &lockerr.Error{Op: "lock", Key: p.Key, Strategy: p.Strategy, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(why))}
+			}
+		}
+	}
+	return nil
+}
