@@ -56,9 +56,8 @@ func (l *Locker) Commit(ctx context.Context, c *pool.Conn, locks []*Lock, ends *
 	}
 	mark := pool.NewMark()
 	ctx = purpose.Named(ctx, purpose.Fence, hint.StrategyAdvisory, keys...)
-	outcome, err := server.CheckAndCommit(ctx, c.Conn, mark, func() ([][]string, error) {
-		return c.QueryBlock(ctx, l.commitBlock(c.KnownID(), locks, ends, mark))
-	})
+	rows, err := c.QueryBlock(ctx, l.commitBlock(c.KnownID(), locks, ends, mark))
+	outcome, err := server.CheckedOutcome(ctx, c.Conn, mark, rows, err)
 	switch {
 	case outcome == server.NoWay:
 		l.cfg.Procedures.Set(l.cfg.Table.CommitIfProcedure(), false)

@@ -192,16 +192,17 @@ var ErrUnprepared = errors.New("the statement is not prepared")
 // values for its question marks. It returns ErrUnprepared if the statement has not run
 // often enough on this connection, or if the server or the driver does not prepare it.
 // The caller has the turn.
-func (c *Conn) QueryPrepared(ctx context.Context, text string, args ...driver.Value) (rows [][]string, err error) {
-	err = c.runPrepared(ctx, text, func(stmt driver.Stmt) error {
-		rows, err = server.QueryPrepared(ctx, stmt, args...)
-		return err
-	})
-	return rows, err
+func (c *Conn) QueryPrepared(ctx context.Context, text string, args ...driver.Value) ([][]string, error) {
+	p, err := c.prepare(ctx, text)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := server.QueryPrepared(ctx, p.stmt, args...)
+	return rows, p.known(err)
 }
 
-// runPrepared has run run a statement, as QueryPrepared does.
-func (c *Conn) runPrepared(ctx context.Context, text string, run func(driver.Stmt) error) error {
+// prepare returns the statement, for QueryPrepared.
+func (c *Conn) prepare(ctx context.Context, text string) (*prepared, error) {
 	p := c.prepared[text]
 	if p == nil {
 		if c.prepared == nil {
@@ -210,26 +211,31 @@ func (c *Conn) runPrepared(ctx context.Context, text string, run func(driver.Stm
 		p = new(prepared)
 		c.prepared[text] = p
 	}
-	if p.stmt == nil {
-		if p.asked++; p.asked != worth { // it is tried once
-			return ErrUnprepared
-		}
-		stmt, err := basedriver.Prepare(purpose.Ours(ctx), c.Conn, text)
-		switch {
-		case server.Gone(err, c.Conn), server.Deadlock(err), server.Interrupted(err), server.Ended(err): // the transaction may be over
-			return err
-		case err != nil:
-			return ErrUnprepared
-		}
-		p.stmt = stmt
+	if p.stmt != nil {
+		return p, nil
 	}
-	err := run(p.stmt)
-	if server.Unprepared(err) {
-		_ = p.stmt.Close()
-		p.stmt = nil
-		return ErrUnprepared
+	if p.asked++; p.asked != worth { // it is tried once
+		return nil, ErrUnprepared
 	}
-	return err
+	stmt, err := basedriver.Prepare(purpose.Ours(ctx), c.Conn, text)
+	switch {
+	case server.Gone(err, c.Conn), server.Deadlock(err), server.Interrupted(err), server.Ended(err): // the transaction may be over
+		return nil, err
+	case err != nil:
+		return nil, ErrUnprepared
+	}
+	p.stmt = stmt
+	return p, nil
+}
+
+// known returns the error of the statement, which is ErrUnprepared if the server does not know it any more.
+func (p *prepared) known(err error) error {
+	if !server.Unprepared(err) {
+		return err
+	}
+	_ = p.stmt.Close()
+	p.stmt = nil
+	return ErrUnprepared
 }
 
 // Block is a statement with a question mark for each of its values, which are numbers, or
@@ -283,12 +289,13 @@ func (c *Conn) QueryBlock(ctx context.Context, b Block) ([][]string, error) {
 // ChangeBlock is QueryBlock for a statement that returns no rows, and whose result matters.
 func (c *Conn) ChangeBlock(ctx context.Context, b Block) (result driver.Result, err error) {
 	if len(b.Values) > 0 {
-		err = c.runPrepared(ctx, b.Text, func(stmt driver.Stmt) error {
-			result, err = server.ChangePrepared(ctx, stmt, b.Values...)
-			return err
-		})
-		if !errors.Is(err, ErrUnprepared) {
-			return result, err
+		if p, err := c.prepare(ctx, b.Text); err == nil {
+			result, err := server.ChangePrepared(ctx, p.stmt, b.Values...)
+			if err = p.known(err); !errors.Is(err, ErrUnprepared) {
+				return result, err
+			}
+		} else if !errors.Is(err, ErrUnprepared) {
+			return nil, err
 		}
 	}
 	return server.Change(ctx, c.Conn, b.String())

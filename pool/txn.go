@@ -17,9 +17,7 @@ type Txn struct {
 	tx driver.Tx   // nil if the transaction was begun as text
 	of *purpose.Of // what it was begun as text for; nil if nobody wants to know
 
-	// by ends a transaction on a connection with a limit on its silence, and takes that off; nil
-	// without one.
-	by func(ctx context.Context, commit bool) error
+	by func(ctx context.Context, c *Conn, text string) error // see BegunLimited; nil without a limit
 }
 
 // Begin begins a transaction by the base driver.
@@ -39,8 +37,8 @@ func (c *Conn) Begun(ctx context.Context) *Txn {
 }
 
 // BegunLimited is Begun for a connection that the server ends when it is silent for too long, until
-// the transaction has ended. by ends the transaction, and takes that limit off.
-func (c *Conn) BegunLimited(ctx context.Context, by func(ctx context.Context, commit bool) error) *Txn {
+// the transaction has ended. by ends the transaction, by COMMIT or ROLLBACK, and takes that limit off.
+func (c *Conn) BegunLimited(ctx context.Context, by func(ctx context.Context, c *Conn, text string) error) *Txn {
 	t := c.Begun(ctx)
 	t.by = by
 	return t
@@ -58,27 +56,51 @@ func (t *Txn) AsText() bool { return t.tx == nil }
 
 // Commit commits. It waits for the server's answer, at most for limit; 0 is no limit. No
 // context ends that wait, since the outcome would then be unknown.
-func (t *Txn) Commit(limit time.Duration) error { return t.end(true, limit) }
+func (t *Txn) Commit(limit time.Duration) error { return t.end("COMMIT", limit) }
+
+// Rollback rolls back. limit is as for Commit.
+func (t *Txn) Rollback(limit time.Duration) error { return t.end("ROLLBACK", limit) }
+
+func (t *Txn) end(text string, limit time.Duration) (err error) {
+	switch {
+	case t.tx != nil && text == "COMMIT":
+		err = t.tx.Commit()
+	case t.tx != nil:
+		err = t.tx.Rollback()
+	default:
+		ctx, cancel := t.ending(limit)
+		defer cancel()
+		if t.by != nil {
+			err = t.by(ctx, t.c, text)
+		} else {
+			err = server.Exec(ctx, t.c.Conn, text)
+		}
+	}
+	if err == nil {
+		t.c.Touch()
+	}
+	return err
+}
 
 // CommitBy commits, as Commit does, a transaction that was begun as text, by a statement that
 // does more: send sends it.
 func (t *Txn) CommitBy(limit time.Duration, send func(context.Context) error) error {
-	return t.endBy(limit, send)
-}
-
-// endBy has send end the transaction by text.
-func (t *Txn) endBy(limit time.Duration, send func(context.Context) error) error {
-	ctx := purpose.After(context.Background(), t.of, purpose.End)
-	if limit > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, limit)
-		defer cancel()
-	}
+	ctx, cancel := t.ending(limit)
+	defer cancel()
 	err := send(ctx)
 	if err == nil {
 		t.c.Touch()
 	}
 	return err
+}
+
+// ending is the context of the statement that ends the transaction.
+func (t *Txn) ending(limit time.Duration) (context.Context, context.CancelFunc) {
+	ctx := purpose.After(context.Background(), t.of, purpose.End)
+	if limit == 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, limit)
 }
 
 // Committed ends a transaction that a statement's text has committed. If there was a limit on the
@@ -88,27 +110,6 @@ func (t *Txn) Committed() {
 		_ = t.tx.Commit() // there is nothing left to commit; the driver may want to know
 	}
 	t.c.Touch()
-}
-
-// Rollback rolls back. limit is as for Commit.
-func (t *Txn) Rollback(limit time.Duration) error { return t.end(false, limit) }
-
-func (t *Txn) end(commit bool, limit time.Duration) error {
-	text, byDriver := "ROLLBACK", driver.Tx.Rollback
-	if commit {
-		text, byDriver = "COMMIT", driver.Tx.Commit
-	}
-	switch {
-	case t.by != nil:
-		return t.endBy(limit, func(ctx context.Context) error { return t.by(ctx, commit) })
-	case t.tx == nil:
-		return t.endBy(limit, func(ctx context.Context) error { return server.Exec(ctx, t.c.Conn, text) })
-	}
-	err := byDriver(t.tx)
-	if err == nil {
-		t.c.Touch()
-	}
-	return err
 }
 
 // Abandon rolls back what a statement may have begun on c for nothing, within limit, although

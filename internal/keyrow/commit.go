@@ -34,7 +34,8 @@ func (r *Rows) Commit(ctx context.Context, c *pool.Conn, versions []Version) (se
 	if !r.cfg.Info.Router {
 		mark = pool.NewMark()
 	}
-	outcome, err := server.CheckAndCommit(ctx, c.Conn, mark, func() ([][]string, error) { return c.QueryBlock(ctx, block(versions, mark)) })
+	rows, err := c.QueryBlock(ctx, block(versions, mark))
+	outcome, err := server.CheckedOutcome(ctx, c.Conn, mark, rows, err)
 	if outcome == server.NoWay && !r.cfg.Info.Blocks {
 		r.cfg.Procedures.Set(r.cfg.Table.VersionsProcedure(), false)
 	}

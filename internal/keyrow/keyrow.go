@@ -237,9 +237,6 @@ func (r *Rows) Cleaning(ctx context.Context) bool {
 	return err == nil && len(rows) > 0
 }
 
-// CleaningWait is how long a request without a wait does wait while a clean-up is running.
-const CleaningWait = 2 * time.Second
-
 // Leased reports whether key's row is known to have had a lease at some time.
 func (r *Rows) Leased(key string) bool { return r.known.leased(key) }
 

@@ -72,12 +72,6 @@ func (l *Locker) Acquire(ctx context.Context, r Request) (*Lease, error) {
 		l.cfg.Procedures.Look(open, l.cfg.Table.TakeProcedure(), l.cfg.Table.GiveProcedure(), l.cfg.Table.CommitProcedure())
 	}
 	s, err := a.acquire(open)
-	if a.refused && l.cfg.Rows.Cleaning(open) {
-		a.Ticket, a.Start, a.Wait = nil, time.Now(), keyrow.CleaningWait
-		if s, err = a.acquire(open); errors.Is(err, strategy.ErrWaitOver) {
-			err = lockerr.ErrLocked
-		}
-	}
 	if err != nil {
 		if a.broke {
 			return nil, driver.ErrBadConn
@@ -167,7 +161,7 @@ func (a *attempt) acquire(ctx context.Context) (s *Lease, err error) {
 			again++
 		case err != nil:
 			return nil, err
-		case a.Wait == 0:
+		case a.Wait == 0 && !(a.refused && a.Cleaning(ctx, a.cfg.Rows)):
 			return nil, lockerr.ErrLocked
 		default:
 			a.Heard.Store(true)

@@ -56,7 +56,8 @@ func (l *Locker) commit(ctx context.Context, c *pool.Conn, leases []*Lease, by s
 		if !l.cfg.Info.Router {
 			mark = pool.NewMark()
 		}
-		outcome, err := server.CheckAndCommit(ctx, c.Conn, mark, func() ([][]string, error) { return c.QueryBlock(ctx, block(left, mark)) })
+		rows, err := c.QueryBlock(ctx, block(left, mark))
+		outcome, err := server.CheckedOutcome(ctx, c.Conn, mark, rows, err)
 		switch {
 		case outcome == server.NoWay:
 			l.cfg.Procedures.Set(by, l.cfg.Info.Blocks)

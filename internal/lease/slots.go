@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/mysqllock/mysqllock/internal/keyrow"
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
@@ -78,7 +77,6 @@ type slotAttempt struct {
 	lost    func()
 	patient context.Context // of the wait, once it has begun
 	leave   func()
-	cleaned time.Time // until when a clean-up is waited for; zero is not
 }
 
 // mayWait begins the wait, or goes on with it.
@@ -123,8 +121,8 @@ func (a *slotAttempt) search() (g *Lease, slot int, err error) {
 			continue
 		}
 		a.Refused = nil
-		if a.Wait == 0 && a.cleaning() {
-			continue
+		if a.Wait == 0 {
+			a.Cleaning(a.ctx, a.cfg.Rows)
 		}
 		if err := a.mayWait(); err != nil {
 			return nil, 0, err
@@ -133,19 +131,6 @@ func (a *slotAttempt) search() (g *Lease, slot int, err error) {
 			return g, slot, err
 		}
 	}
-}
-
-// cleaning reports, after a pause, whether a clean-up may be what has the slots locked,
-// which nobody is to be refused for.
-func (a *slotAttempt) cleaning() bool {
-	if a.cleaned.IsZero() && a.cfg.Rows.Cleaning(a.ctx) {
-		a.cleaned = time.Now().Add(keyrow.CleaningWait)
-	}
-	if !time.Now().Before(a.cleaned) {
-		return false
-	}
-	time.Sleep(keyrow.CleaningWait / 100)
-	return true
 }
 
 // waitFor waits for any one of the slots for a while. It returns no lease where it is time to look

@@ -91,11 +91,8 @@ func (s *Handoff) Commits() bool {
 // server's says that nothing was committed.
 func (s *Handoff) Commit(ctx context.Context) (locked bool, err error) {
 	mark := pool.NewMark()
-	var rows [][]string
-	outcome, err := server.CommitBy(ctx, s.c.Conn, mark, func() (err error) {
-		rows, err = s.l.commitAndLock(ctx, s.c, s.key, mark)
-		return err
-	})
+	rows, err := s.l.commitAndLock(ctx, s.c, s.key, mark)
+	outcome, err := server.OutcomeOf(ctx, s.c.Conn, mark, err)
 	switch {
 	case outcome == server.NoWay, server.Unparsed(err): // as by MariaDB in sql_mode ORACLE
 		s.l.cfg.Procedures.Set(s.l.cfg.Table.PassProcedure(), false)

@@ -204,22 +204,20 @@ func (a *attempt) begun(ctx context.Context) *pool.Txn {
 	if !a.limits() {
 		return a.c.Begun(ctx)
 	}
-	l, c := a.Locker, a.c
-	return c.BegunLimited(ctx, func(ctx context.Context, commit bool) error { return l.end(ctx, c, commit) })
+	return a.c.BegunLimited(ctx, a.end)
 }
 
 // end ends a transaction on c, and takes off the limit that c has for it. If only the second
 // fails, it closes c.
-func (l *Locker) end(ctx context.Context, c *pool.Conn, commit bool) error {
-	text, mark := "ROLLBACK", ""
-	if commit {
-		text, mark = "COMMIT", pool.NewMark()
+func (l *Locker) end(ctx context.Context, c *pool.Conn, text string) error {
+	mark := ""
+	if text == "COMMIT" {
+		mark = pool.NewMark()
 	}
 	ends := l.cfg.Table.CommitIfProcedure()
 	if l.cfg.Procedures.Has(ends) {
-		outcome, err := server.CommitBy(ctx, c.Conn, mark, func() error {
-			return server.Exec(ctx, c.Conn, fmt.Sprintf("CALL %s(TRUE, %s, NULL, NULL) /* %s */", ends, schema.Name(mark), text))
-		})
+		err := server.Exec(ctx, c.Conn, fmt.Sprintf("CALL %s(TRUE, %s, NULL, NULL) /* %s */", ends, schema.Name(mark), text))
+		outcome, err := server.OutcomeOf(ctx, c.Conn, mark, err)
 		if outcome != server.NoWay {
 			return err
 		}
@@ -537,8 +535,7 @@ func (a *attempt) next(ctx context.Context, err error, nowait bool) (nowaitNext 
 // id of the connection that has asked; 0 is unknown.
 func (a *attempt) refuse(ctx context.Context, waiter uint64) error {
 	a.Heard.Store(true)
-	if a.cfg.Rows.Cleaning(ctx) {
-		a.Wait = time.Since(a.Start) + keyrow.CleaningWait
+	if a.Cleaning(ctx, a.cfg.Rows) {
 		return nil
 	}
 	a.HeldBy = a.askHolder(ctx, waiter)
@@ -1074,9 +1071,5 @@ func (a *attempt) explain(ctx context.Context, err error) error {
 		a.HeldBy = keyrow.HolderOf(lease.Owner)
 		err = lockerr.ErrLocked
 	}
-	e := a.Explain(ctx, terms, err, nil)
-	if a.r.Wait == 0 && e.Err == lockerr.ErrTimeout { //nolint:errorlint // not if the context has ended
-		e.Err = lockerr.ErrLocked // it has waited for a clean-up
-	}
-	return e
+	return a.Explain(ctx, terms, err, nil)
 }

@@ -30,25 +30,19 @@ const (
 // Done reports that the transaction is committed.
 func (o Outcome) Done() bool { return o == Committed || o == OnlyCommitted }
 
-// CheckAndCommit runs a statement that checks, and commits or answers with a row, by ask: an
-// answer that costs nothing where all is well. The statement is of the form that HasCommitted
-// describes.
-func CheckAndCommit(ctx context.Context, conn driver.Conn, mark string, ask func() ([][]string, error)) (Outcome, error) {
-	var rows [][]string
-	outcome, err := CommitBy(ctx, conn, mark, func() (err error) {
-		rows, err = ask()
-		return err
-	})
+// CheckedOutcome is OutcomeOf for a statement that checks, and commits or answers with rows: an
+// answer that costs nothing where all is well.
+func CheckedOutcome(ctx context.Context, conn driver.Conn, mark string, rows [][]string, err error) (Outcome, error) {
+	outcome, err := OutcomeOf(ctx, conn, mark, err)
 	if outcome == Committed && rows != nil {
 		return CheckFailed, nil
 	}
 	return outcome, err
 }
 
-// CommitBy runs a statement that commits, by send, and says how it has ended: Committed is
+// OutcomeOf says how a statement that commits has ended, which has returned err: Committed is
 // without an error. The statement is of the form that HasCommitted describes.
-func CommitBy(ctx context.Context, conn driver.Conn, mark string, send func() error) (Outcome, error) {
-	err := send()
+func OutcomeOf(ctx context.Context, conn driver.Conn, mark string, err error) (Outcome, error) {
 	switch n := Number(err); {
 	case err == nil:
 		return Committed, nil

@@ -54,17 +54,6 @@ func (s *Statement) Run(ctx context.Context, base driver.Conn) (driver.Rows, dri
 	return stmtRows{r, stmt}, nil, nil
 }
 
-// RunAhead is Run, with up to limit bytes of the rows read ahead: see [ReadAhead], also for
-// rows with an error.
-func (s *Statement) RunAhead(ctx context.Context, base driver.Conn, limit int) (*Rows, driver.Result, error) {
-	r, res, err := s.Run(ctx, base)
-	if err != nil || r == nil {
-		return nil, res, err
-	}
-	ahead, err := ReadAhead(r, limit)
-	return ahead, res, err
-}
-
 // Direct runs it without preparing, or returns driver.ErrSkip.
 func (s *Statement) Direct(ctx context.Context, base driver.Conn) (driver.Rows, driver.Result, error) {
 	if s.Query {

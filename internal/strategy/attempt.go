@@ -29,6 +29,7 @@ type Attempt struct {
 	Refused []int           // slots that Slot leaves out: found locked, where the server does not tell which are
 
 	vanished int             // how often Vanished was true
+	cleaning bool            // it did not want to wait, and waits for the end of a clean-up
 	awaited  Leased          // what AwaitLease waited for last
 	since    time.Time       // when that began
 	endTurn  func()          // ends the turn that AwaitLease gave; nil without one
@@ -54,6 +55,18 @@ func (a *Attempt) Vanished(err error) bool {
 	a.vanished++
 	return true
 }
+
+// Cleaning is for a caller that would not wait, and has found a row locked. It reports whether a
+// clean-up is running, which locks unused rows for moments. Then the caller does wait, for that.
+func (a *Attempt) Cleaning(ctx context.Context, rows *keyrow.Rows) bool {
+	if a.cleaning = rows.Cleaning(ctx); a.cleaning {
+		a.Wait = time.Since(a.Start) + cleaningWait
+	}
+	return a.cleaning
+}
+
+// cleaningWait is how long a request without a wait does wait while a clean-up is running.
+const cleaningWait = 2 * time.Second
 
 // Began is when the caller began to wait.
 func (a *Attempt) Began() time.Time {

@@ -93,6 +93,8 @@ func (a *Attempt) reason(ctx context.Context, t Terms, err error) error {
 	switch {
 	case silent && ctx.Err() == nil && errors.Is(err, ErrWaitOver):
 		err = ErrNoAnswer
+	case !silent && errors.Is(err, ErrWaitOver) && a.cleaning:
+		err = lockerr.ErrLocked
 	case !silent && errors.Is(err, ErrWaitOver):
 		err = lockerr.ErrTimeout
 	case errors.Is(err, lockerr.ErrExhausted), server.Full(err):

@@ -133,7 +133,12 @@ func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.
 	if goesBack {
 		u.doubts = append(u.doubts, func(ctx context.Context) error { return u.stillLocked(ctx, before) })
 	}
-	return st.RunAhead(ctx, u.link.Conn, limit)
+	rows, res, err := st.Run(ctx, u.link.Conn)
+	if err != nil || rows == nil {
+		return nil, res, err
+	}
+	r, err = statement.ReadAhead(rows, limit)
+	return r, res, err
 }
 
 // resolveDoubts asks what earlier statements have done to the transaction. It does so before
