@@ -90,7 +90,7 @@ type Handle struct {
 
 	asking chan struct{} // holds a token while somebody asks who has kept a caller waiting
 
-	held    held         // what it holds now
+	held    heldLocks    // what it holds now
 	waiters atomic.Int64 // callers that wait, for a lock or for a connection to take it on
 	waits   ages         // of locks that are asked for now
 

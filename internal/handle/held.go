@@ -27,15 +27,14 @@ type Held struct {
 	since   time.Time
 	apart   bool // its holder needs a connection of database/sql for its next statement
 
-	// Guarded by held.mu.
-	left  bool
+	// Guarded by heldLocks.mu.
 	until <-chan struct{} // of the context that ends it; nil for none
 	over  chan struct{}   // closed when it is given back; nil while nobody waits for that
 }
 
-// held has what a handle holds that keeps others out, by row. A version goes with its lock context,
+// heldLocks has what a handle holds that keeps others out, by row. A version goes with its lock context,
 // which may never give it back.
-type held struct {
+type heldLocks struct {
 	mu sync.Mutex
 	on map[string][]*Held
 }
@@ -96,42 +95,43 @@ func (h *Held) Until(done <-chan struct{}) {
 
 // Leave notes that h was given back. Calls after the first do nothing.
 func (h *Held) Leave() {
-	is := func(other *Held) bool { return other == h }
 	if h.LockContext != nil {
 		all := holdingsOf(h.LockContext)
 		all.mu.Lock()
-		all.held = slices.DeleteFunc(all.held, is)
+		all.held = slices.DeleteFunc(all.held, func(other *Held) bool { return other == h })
 		all.mu.Unlock()
 	}
-	k := h.k
-	k.held.mu.Lock()
-	defer k.held.mu.Unlock()
-	if h.left || !h.Traits.Excludes {
-		return
+	if h.Traits.Excludes && h.k.held.leave(h) && h.apart {
+		h.k.StarvationGuard.done()
 	}
-	h.left = true
-	if h.apart {
-		k.StarvationGuard.done()
+}
+
+// leave takes h out, and reports whether it was in.
+func (o *heldLocks) leave(h *Held) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	at := slices.Index(o.on[h.Row], h)
+	if at < 0 {
+		return false
 	}
-	if on := slices.DeleteFunc(k.held.on[h.Row], is); len(on) > 0 {
-		k.held.on[h.Row] = on
-	} else {
-		delete(k.held.on, h.Row)
+	if o.on[h.Row] = slices.Delete(o.on[h.Row], at, at+1); len(o.on[h.Row]) == 0 {
+		delete(o.on, h.Row)
 	}
 	if h.over != nil {
 		close(h.over)
 	}
+	return true
 }
 
 // any reports whether something is held.
-func (o *held) any() bool {
+func (o *heldLocks) any() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return len(o.on) > 0
 }
 
 // oldest is for how long the oldest is held; 0 without any. A leadership is to last.
-func (o *held) oldest() (age time.Duration) {
+func (o *heldLocks) oldest() (age time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, on := range o.on {
@@ -192,7 +192,7 @@ func (k *Handle) Explained(err error) error {
 }
 
 // inTransactions returns the keys that are held in transactions.
-func (o *held) inTransactions() (keys []string) {
+func (o *heldLocks) inTransactions() (keys []string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, on := range o.on {
@@ -234,7 +234,7 @@ func (k *Handle) AwaitEnding(ctx context.Context, resources []strategy.Resource)
 
 // ending returns a channel that is closed when a lock on one of resources was given back whose
 // context has ended; nil where there is none.
-func (o *held) ending(resources []strategy.Resource) <-chan struct{} {
+func (o *heldLocks) ending(resources []strategy.Resource) <-chan struct{} {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, p := range resources {

@@ -75,11 +75,12 @@ func TestVersioned(t *testing.T) {
 			for _, key := range c.r.Keys {
 				first = append(first, key.Name)
 			}
-			after(t, 50*time.Millisecond, other.hold(rowlock.Request{Keys: exclusive(first[0])}))
+			released := after(t, 50*time.Millisecond, other.hold(rowlock.Request{Keys: exclusive(first[0])}))
 			r.Wait = 20 * time.Second
 			conn, grant = p.granted(r)
 			want(grant.Versioned)
 			p.end(conn, grant.Txn, grant.Ticket)
+			released()
 		}
 	})
 }

@@ -69,8 +69,9 @@ func (s *ctxState) add(g *grant) {
 }
 
 // drop gives all grants but the first few back. What was lost meanwhile needs
-// no error: nothing that the unit of work did after that was committed.
-func (s *ctxState) drop(keep int) {
+// no error: nothing that the unit of work did after that was committed. u is the unit that
+// ends with them; nil for none.
+func (s *ctxState) drop(keep int, u *unit) {
 	if len(s.grants) == keep {
 		return
 	}
@@ -78,6 +79,9 @@ func (s *ctxState) drop(keep int) {
 		g.Forget(hint.ToldToken)
 		g.Forget(hint.ToldSlot)
 		_ = g.Release()
+		if u != nil {
+			u.detach(g) // not before: then waiters are woken
+		}
 		g.noted.Leave()
 	}
 	s.grants = slices.Clone(s.grants[:keep])
@@ -105,7 +109,7 @@ func (s *ctxState) part(h *outerHold) {
 	defer s.give()
 	s.joined = slices.DeleteFunc(s.joined, func(other *outerHold) bool { return other == h })
 	if len(s.joined) == 0 && s.owed != "" {
-		s.drop(0)
+		s.drop(0, nil)
 	}
 }
 
@@ -144,7 +148,7 @@ func (s *ctxState) inTime() {
 // dropSpent gives the grants back of a unit of work that was lost, or whose context has
 // ended. This handle runs nothing in the lock context any more, but others may.
 func (s *ctxState) dropSpent() {
-	s.drop(0)
+	s.drop(0, nil)
 	if s.unit == nil { // else at its end
 		s.outlived("the end of a unit of work that was lost")
 	}

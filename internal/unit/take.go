@@ -12,7 +12,7 @@ import (
 // that may begin with what is taken; nil for none.
 func (s *ctxState) takeGrants(ctx context.Context, p *plan, on lent, begin *strategy.Beginning) (undo func(), err error) {
 	before := len(s.grants)
-	undo = func() { s.drop(before) }
+	undo = func() { s.drop(before, nil) }
 	if p.wait.Left() == 0 {
 		s.k.AwaitEnding(ctx, p.outside)
 	}

@@ -239,7 +239,7 @@ func (u *unit) lose(cause error, gone bool) {
 	if gone || !u.link.Valid() || u.txn.Rollback(commitLimit) != nil {
 		u.breakLink()
 	}
-	u.detach(u.ctxState.grants)
+	u.detach(u.ctxState.grants...)
 	u.free()
 	u.cancelHolds()
 	if own := u.on.spends(); u.hold == nil && (own && len(u.stack) == 0 && !u.keep || conflict && (own || u.ctxState.until != nil)) {
@@ -288,7 +288,7 @@ func (u *unit) free() {
 
 // detach takes off the connection what it carries for grants, once the transaction has
 // ended.
-func (u *unit) detach(grants []*grant) {
+func (u *unit) detach(grants ...*grant) {
 	for _, g := range grants {
 		if g.detach() != nil {
 			u.breakLink()
@@ -321,13 +321,13 @@ func (u *unit) end() {
 		case len(u.ctxState.joined) > 0:
 			u.ctxState.owed = u.endedBy()
 		default: // see endsGrants
-			u.ctxState.drop(0)
+			u.ctxState.drop(0, u)
 			if u.ctxState.decided {
 				u.ctxState.outlived(u.endedBy())
 			}
 		}
 	}
-	u.detach(grants) // after they were given back: then waiters are woken
+	u.detach(grants...)
 	if u.hold != nil {
 		u.outlivedHold()
 	}
