@@ -1,5 +1,6 @@
 // Command ways counts how much of the driver an operation enters: functions and files of this
-// module, by the coverage of one operation on a warm handle.
+// module, by the coverage of one operation on a warm handle; and for each command that it sends, how
+// many calls of this module lead to the base driver.
 //
 //	make ways
 package main
@@ -10,13 +11,18 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"runtime/coverage"
 	"strings"
+	"sync"
 	"text/tabwriter"
 	"time"
+
+	"github.com/go-sql-driver/mysql"
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
@@ -97,7 +103,7 @@ func run(ctx context.Context) error {
 	}
 	defer os.RemoveAll(work)
 	out := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(out, "server\toperation\tfunctions\tfiles\t")
+	fmt.Fprintln(out, "server\toperation\tfunctions\tfiles\tcalls to each command\t")
 	for _, bin := range tempserver.EachFlavour(tempserver.Find()) {
 		if err := onServer(ctx, out, bin, work); err != nil {
 			return fmt.Errorf("%s: %w", bin, err)
@@ -124,45 +130,91 @@ func onServer(ctx context.Context, out *tabwriter.Writer, bin tempserver.Binary,
 	}
 	for i, op := range operations {
 		dir := filepath.Join(work, fmt.Sprint(bin.Name, i))
-		if err := enter(ctx, server, op, dir); err != nil {
+		calls, err := enter(ctx, server, op, dir)
+		if err != nil {
 			return fmt.Errorf("%s: %w", op.name, err)
 		}
 		functions, files, err := entered(ctx, dir)
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(out, "%s\t%s\t%d\t%d\t\n", bin, op.name, functions, files)
+		fmt.Fprintf(out, "%s\t%s\t%d\t%d\t%v\t\n", bin, op.name, functions, files, calls)
 	}
 	return nil
 }
 
 // enter does the operation often enough that all it looks for once is known, and then once,
-// whose coverage it writes to dir.
-func enter(ctx context.Context, server *tempserver.Server, op operation, dir string) error {
+// whose coverage it writes to dir. It returns the calls that lead to each command of that.
+func enter(ctx context.Context, server *tempserver.Server, op operation, dir string) ([]int, error) {
 	const warm = 50
-	db, err := sql.Open("mysqllock", server.DSN("ways")+"?"+op.params)
+	var sent commands
+	db, err := sql.Open("mysqllock", strings.Replace(server.DSN("ways"), "tcp(", sent.network()+"(", 1)+"?"+op.params)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer db.Close()
 	for i := range warm + 1 {
 		if i == warm {
 			time.Sleep(100 * time.Millisecond) // what goes on in the background
 			if err := coverage.ClearCounters(); err != nil {
-				return fmt.Errorf("build with -cover -covermode=atomic: %w", err)
+				return nil, fmt.Errorf("build with -cover -covermode=atomic: %w", err)
 			}
+			sent.clear()
 		}
 		own, cancel := context.WithCancel(ctx)
 		err := op.do(own, db)
 		cancel()
 		if err != nil {
-			return err
+			return nil, err
 		}
 	}
 	if err := os.Mkdir(dir, 0o755); err != nil {
-		return err
+		return nil, err
 	}
-	return errors.Join(coverage.WriteMetaDir(dir), coverage.WriteCountersDir(dir))
+	return sent.calls, errors.Join(coverage.WriteMetaDir(dir), coverage.WriteCountersDir(dir))
+}
+
+// commands counts the calls of this module that lead to each command that is sent.
+type commands struct {
+	mu    sync.Mutex
+	calls []int
+}
+
+func (s *commands) clear() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls = nil
+}
+
+// network returns the name of a network on which commands are counted.
+func (s *commands) network() string {
+	name := fmt.Sprintf("ways%p", s)
+	mysql.RegisterDialContext(name, func(ctx context.Context, addr string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+		return counted{c, s}, err
+	})
+	return name
+}
+
+type counted struct {
+	net.Conn
+	by *commands
+}
+
+func (c counted) Write(packet []byte) (int, error) {
+	const module = "github.com/mysqllock/mysqllock"
+	calls, at := 0, make([]uintptr, 100)
+	for frames, more := runtime.CallersFrames(at[:runtime.Callers(1, at)]), true; more; {
+		var f runtime.Frame
+		f, more = frames.Next()
+		if (strings.HasPrefix(f.Function, module+".") || strings.HasPrefix(f.Function, module+"/")) && !strings.Contains(f.File, "/internal/ways/") {
+			calls++
+		}
+	}
+	c.by.mu.Lock()
+	c.by.calls = append(c.by.calls, calls)
+	c.by.mu.Unlock()
+	return c.Conn.Write(packet)
 }
 
 // entered counts the functions and files of the driver that the coverage in dir shows.
