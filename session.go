@@ -66,15 +66,7 @@ type Hold struct {
 // The errors are those of a statement with a hint; after any of them nothing is
 // locked.
 func Acquire(ctx context.Context, db *sql.DB, key string, opts ...lockctx.Option) (*Hold, error) {
-	k, err := connectorOf(ctx, db)
-	if err != nil {
-		return nil, err
-	}
-	asked := hint.Ask(ctx, []string{key}, opts...)
-	if asked.Retry > 0 && asked.Err == nil {
-		return nil, badRetry("Retry is for Do, which can run its function again; Acquire cannot")
-	}
-	return k.acquire(ctx, []string{key}, opts)
+	return AcquireKeys(ctx, db, []string{key}, opts...)
 }
 
 // AcquireKeys is [Acquire] for several keys, which are taken together, all or none, and
@@ -218,11 +210,7 @@ func Slot(ctx context.Context) (slot int, ok bool) {
 // db, and waits for it for at most 10 seconds. On another handle, or if the wrapper drops
 // contexts, they fail with [errors.ErrUnsupported].
 func Do(ctx context.Context, db *sql.DB, key string, fn func(context.Context) error, opts ...lockctx.Option) error {
-	k, err := connectorOf(ctx, db)
-	if err != nil {
-		return err
-	}
-	return k.do(ctx, []string{key}, fn, opts)
+	return DoKeys(ctx, db, []string{key}, fn, opts...)
 }
 
 // DoKeys is [Do] for several keys, which are taken as by [AcquireKeys]: to move stock from
@@ -232,11 +220,6 @@ func DoKeys(ctx context.Context, db *sql.DB, keys []string, fn func(context.Cont
 	if err != nil {
 		return err
 	}
-	return k.do(ctx, keys, fn, opts)
-}
-
-// do runs fn under the locks on keys.
-func (k *connector) do(ctx context.Context, keys []string, fn func(context.Context) error, opts []lockctx.Option) error {
 	asked := hint.Ask(ctx, keys, opts...)
 	retries := asked.Retry
 	if asked.LockContext != nil {
@@ -245,7 +228,7 @@ func (k *connector) do(ctx context.Context, keys []string, fn func(context.Conte
 		return badRetry("Retry has no effect under " + k.Strategy(asked) + ", where parts of the function are committed")
 	}
 	for tries := 0; ; tries++ {
-		err := k.run(ctx, keys, fn, opts)
+		err := k.do(ctx, keys, fn, opts)
 		again := errors.Is(err, ErrDeadlock) || server.Deadlock(err)
 		if errors.Is(err, ErrConflict) {
 			again = asked.Version == 0 // one that was given stays what it is
@@ -269,8 +252,8 @@ func backoff(tries int) time.Duration {
 	return rand.N(min(5*time.Millisecond<<min(tries, 7), 500*time.Millisecond))
 }
 
-// run runs fn once, under the locks on keys.
-func (k *connector) run(ctx context.Context, keys []string, fn func(context.Context) error, opts []lockctx.Option) error {
+// do runs fn once, under the locks on keys.
+func (k *connector) do(ctx context.Context, keys []string, fn func(context.Context) error, opts []lockctx.Option) error {
 	h, err := k.acquire(ctx, keys, opts)
 	if err != nil {
 		return err

@@ -196,17 +196,11 @@ func (h *Hold) lapse() {
 	}
 }
 
-// Context returns the context in which queries are inside the hold. It ends
-// with the hold, and with the context that Acquire was given; if the lock
-// was lost, [context.Cause] is a *lockerr.Error that says why.
+// Context returns the context in which queries are inside the hold: see mysqllock.Hold, also for
+// Token and Expiry.
 func (h *Hold) Context() context.Context { return h.ctx }
 
-// Token returns the fencing token of the hold's lease. Each grant of a key raises it
-// by one, and so does each commit that sets the version of a key which is kept
-// optimistically. It never goes back, except where a replica is promoted that lacks
-// the last commits of its primary, or a backup is restored. A system outside of the
-// database that refuses tokens older than the newest it has seen is safe from a holder
-// that has lost its lease. It is 0 for what is not a lease.
+// Token returns the fencing token; 0 for what is not a lease.
 func (h *Hold) Token() uint64 {
 	if h.grant == nil {
 		return 0
@@ -214,10 +208,8 @@ func (h *Hold) Token() uint64 {
 	return h.grant.token()
 }
 
-// Expiry returns the earliest time at which somebody else can get the hold's lease.
-// Stop what must not go on without the lock before that. Each renewal moves it. It is
-// in terms of this process's monotonic clock, stays as it was when the hold ends, and is
-// the zero time for what is not a lease.
+// Expiry returns the earliest time at which somebody else can get the lease; the zero time for what
+// is none.
 func (h *Hold) Expiry() time.Time {
 	if h.grant == nil {
 		return time.Time{}
