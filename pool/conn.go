@@ -289,13 +289,13 @@ func (c *Conn) QueryBlock(ctx context.Context, b Block) ([][]string, error) {
 // ChangeBlock is QueryBlock for a statement that returns no rows, and whose result matters.
 func (c *Conn) ChangeBlock(ctx context.Context, b Block) (result driver.Result, err error) {
 	if len(b.Values) > 0 {
-		if p, err := c.prepare(ctx, b.Text); err == nil {
-			result, err := server.ChangePrepared(ctx, p.stmt, b.Values...)
-			if err = p.known(err); !errors.Is(err, ErrUnprepared) {
-				return result, err
-			}
-		} else if !errors.Is(err, ErrUnprepared) {
-			return nil, err
+		p, err := c.prepare(ctx, b.Text)
+		if err == nil {
+			result, err = server.ChangePrepared(ctx, p.stmt, b.Values...)
+			err = p.known(err)
+		}
+		if !errors.Is(err, ErrUnprepared) {
+			return result, err
 		}
 	}
 	return server.Change(ctx, c.Conn, b.String())

@@ -13,7 +13,7 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// starvationGuard sees to it that whoever holds a lock beside a connection of database/sql gets through.
+// starvationGuard keeps a connection of database/sql free for holders that have none.
 //
 // A caller that waits for a lock in BeginTx, Query or Exec occupies one of
 // database/sql's connections, and a holder on a session, or of a lease, needs one for its

@@ -161,7 +161,7 @@ func (a *attempt) acquire(ctx context.Context) (s *Lease, err error) {
 			again++
 		case err != nil:
 			return nil, err
-		case a.Wait == 0 && !(a.refused && a.Cleaning(ctx, a.cfg.Rows)):
+		case a.Wait == 0 && (!a.refused || !a.Cleaning(ctx, a.cfg.Rows)):
 			return nil, lockerr.ErrLocked
 		default:
 			a.Heard.Store(true)
