@@ -63,20 +63,8 @@ func TestFailuresNameTheirState(t *testing.T) {
 			return open.Rollback()
 		}))
 
-		// A statement that was prepared in a transaction, and is run after it.
-		hold := stock.Acquire(t, db, "k")
-		dbtest.OK(t, conn.Raw(func(c any) error {
-			tx, err := c.(driver.ConnBeginTx).BeginTx(hold.Context(), driver.TxOptions{})
-			dbtest.OK(t, err)
-			st, err := c.(driver.ConnPrepareContext).PrepareContext(hold.Context(), "SELECT 1")
-			dbtest.OK(t, err)
-			dbtest.OK(t, tx.Rollback())
-			_, err = st.(driver.StmtQueryContext).QueryContext(dbtest.Limited(t), nil)
-			want("a statement of a transaction that has ended", err, mysqllock.ErrLost)
-			return st.Close()
-		}))
-
 		// Other options than those of the open transaction.
+		hold := stock.Acquire(t, db, "k")
 		_, err = db.BeginTx(hold.Context(), &sql.TxOptions{Isolation: sql.LevelSerializable})
 		want("other options", err, mysqllock.ErrUnsafe)
 		inner := dbtest.Begin(t, hold.Context(), db)

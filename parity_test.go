@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -989,8 +990,61 @@ func TestLoadDataWhoseReaderFailsWritesNothingUnderALock(t *testing.T) {
 				}
 			}
 		}
+		loadPanics(t, s)
 	})
 }
+
+// loadPanics is for a reader that panics, or ends its goroutine: nothing is written, the lock is
+// free, and the handle goes on.
+func loadPanics(t *testing.T, s *scratch) {
+	other := s.open()
+	for _, params := range [][]string{nil, {"maxConns=4"}} {
+		db := s.open(params...)
+		for kind, opt := range map[string]lockctx.Option{
+			"row": lockctx.Row(), "lease": lockctx.Lease(30 * time.Second), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic(),
+		} {
+			for end, ends := range map[string]func(){"panic": func() { panic("the reader panics") }, "Goexit": runtime.Goexit} {
+				name := dbtest.Random()
+				mysql.RegisterReaderHandler(name, func() io.Reader {
+					return io.MultiReader(strings.NewReader("1\n2\n"), readerFunc(func([]byte) (int, error) { ends(); return 0, io.EOF }))
+				})
+				defer mysql.DeregisterReaderHandler(name)
+				load := "LOAD DATA LOCAL INFILE 'Reader::" + name + "' INTO TABLE loaded"
+				for how, run := range map[string]func(ctx context.Context) error{
+					"exec": func(ctx context.Context) error { return exec(lockctx.With(ctx, "k", opt), db, load) },
+					"BeginTx": func(ctx context.Context) error {
+						return stock.InTx(lockctx.With(ctx, "k", opt), db, func(tx *sql.Tx) error { return exec(ctx, tx, load) })
+					},
+					"Do": func(ctx context.Context) error {
+						return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { return exec(ctx, db, load) }, opt)
+					},
+				} {
+					what := fmt.Sprint(params, kind, " ", end, " ", how)
+					over := make(chan struct{})
+					go func() {
+						defer close(over)
+						defer func() { _ = recover() }()
+						t.Errorf("%s: it went on: %v", what, run(dbtest.Limited(t)))
+					}()
+					<-over
+					for _, handle := range []*sql.DB{other, db} {
+						dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), handle, "k", func(ctx context.Context) error {
+							return exec(ctx, handle, "UPDATE p SET stock = stock + 1 WHERE id = 1")
+						}, opt, lockctx.Wait(dbtest.Patience)))
+					}
+					var n int
+					if dbtest.OK(t, s.plain.QueryRow("SELECT COUNT(*) FROM loaded").Scan(&n)); n != 0 {
+						t.Errorf("%s: %d rows", what, n)
+					}
+				}
+			}
+		}
+	}
+}
+
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
 // openOnly is a driver around this one that knows no more than Open.
 type openOnly struct{ d driver.Driver }

@@ -187,6 +187,44 @@ func TestPreparingTakesNoLock(t *testing.T) {
 	})
 }
 
+// TestPreparedOutlivesTheHold: a statement of the handle that was used in a transaction of Do, as
+// GORM does with PrepareStmt, and one of a sql.Conn that was prepared there, run on without the lock
+// afterwards. database/sql uses again what was prepared on the connection of that transaction.
+func TestPreparedOutlivesTheHold(t *testing.T) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+		for _, params := range [][]string{nil, {"maxConns=8"}} {
+			db := s.open(params...)
+			get := func(st *sql.Stmt) {
+				t.Helper()
+				var n int
+				if dbtest.OK(t, st.QueryRowContext(dbtest.Limited(t), 1).Scan(&n)); n != 10 {
+					t.Errorf("%v: read %d, want 10", params, n)
+				}
+			}
+			of, err := db.Prepare("SELECT stock FROM p WHERE id = ?")
+			dbtest.OK(t, err)
+			defer of.Close()
+			conn := dbtest.Conn(t, db) // has what it was prepared on, so that the transaction has another one
+			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
+				tx := dbtest.Begin(t, ctx, db)
+				get(tx.StmtContext(ctx, of))
+				return tx.Commit()
+			}))
+			get(of)
+			get(of)
+			var own *sql.Stmt
+			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) (err error) {
+				tx := dbtest.Begin(t, ctx, conn)
+				own, err = conn.PrepareContext(ctx, "SELECT stock FROM p WHERE id = ?")
+				dbtest.OK(t, err)
+				return tx.Commit()
+			}))
+			get(own)
+			dbtest.OK(t, own.Close())
+		}
+	})
+}
+
 func TestWithoutTakesNoLock(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()

@@ -128,11 +128,11 @@ func Run(ctx context.Context, db *sql.DB, key string, lead func(context.Context)
 	failures := 0
 	for ctx.Err() == nil {
 		pause := resigned
-		elected, err := c.term(ctx)
+		elected, wasLost, err := c.term(ctx)
 		switch {
-		case ctx.Err() != nil && (err == nil || errors.Is(err, ctx.Err()) || !elected):
+		case ctx.Err() != nil && (err == nil || errors.Is(err, ctx.Err()) || errors.Is(err, mysqllock.ErrLost) || !elected):
 			return nil
-		case elected && errors.Is(err, mysqllock.ErrLost):
+		case wasLost:
 			failures, pause = 0, 0
 		case elected && err == nil:
 			failures = 0
@@ -165,11 +165,11 @@ type campaign struct {
 }
 
 // term waits for the leadership, and leads. elected says that lead was called; then err is
-// ErrLost, or what lead has returned.
-func (c *campaign) term(ctx context.Context) (elected bool, err error) {
+// what lead has returned, or, with wasLost, how the leadership was lost.
+func (c *campaign) term(ctx context.Context) (elected, wasLost bool, err error) {
 	hold, err := mysqllock.Acquire(ctx, c.db, c.key, lockctx.Lease(c.ttl), lockctx.WaitForever(), leadership)
 	if err != nil {
-		return false, err
+		return false, false, err
 	}
 	// Whatever ends lead, a panic and Goexit too, makes way for others.
 	defer func() { _ = hold.Release() }()
@@ -185,27 +185,25 @@ func (c *campaign) term(ctx context.Context) (elected bool, err error) {
 	}
 	// A lead that does not look at its context may go on for long: the change is told
 	// when the context ends.
-	stop := context.AfterFunc(inside, func() { ended(lost(ctx, inside, nil)) })
+	lost := func() error { // how the leadership was lost: an ErrLost of lead may be that of another lock
+		if cause := context.Cause(inside); ctx.Err() == nil && errors.Is(cause, mysqllock.ErrLost) {
+			return cause
+		}
+		return nil
+	}
+	stop := context.AfterFunc(inside, func() { ended(lost()) })
 	defer func() { stop(); ended(err) }()
-	err = lost(ctx, inside, c.lead(inside))
+	err = c.lead(inside)
+	gone := lost()
 	stop() // the release ends the context, too
 	// A commit may have found out before the context has ended; the release always does.
-	if gone := hold.Release(); errors.Is(gone, mysqllock.ErrLost) && !errors.Is(err, mysqllock.ErrLost) {
-		err = gone
+	if released := hold.Release(); gone == nil && errors.Is(released, mysqllock.ErrLost) {
+		gone = released
 	}
-	return true, err
-}
-
-// lost is why a leadership has ended: err, or ErrLost if it was lost.
-func lost(ctx, inside context.Context, err error) error {
-	cause := context.Cause(inside)
-	switch {
-	case errors.Is(err, mysqllock.ErrLost):
-		return err
-	case ctx.Err() == nil && cause != nil && errors.Is(cause, mysqllock.ErrLost):
-		return cause
+	if gone != nil {
+		return true, true, gone
 	}
-	return err
+	return true, false, err
 }
 
 // lasts reports whether a failed campaign will fail again, as long as nobody changes the

@@ -68,6 +68,30 @@ func TestLeaderFails(t *testing.T) {
 	})
 }
 
+// An ErrLost of another lock is an error of the leader's function as any other. The leadership goes
+// on, so Run does not lead again and again, without a pause.
+func TestLeaderLosesAnotherLock(t *testing.T) {
+	dbtest.OnOneServer(t, open, func(t *testing.T, d *dbtest.Database) {
+		db, terms := d.Open("mysqllock"), 0
+		err := leader.Run(dbtest.Limited(t), db, key, func(context.Context) error {
+			if terms++; terms > 1 {
+				return errors.New("it leads again")
+			}
+			return mysqllock.Do(dbtest.Limited(t), db, "another", func(ctx context.Context) error {
+				var id uint64
+				if err := db.QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&id); err != nil {
+					return err
+				}
+				dbtest.Exec(t, d.Open("mysql"), fmt.Sprint("KILL ", id))
+				_, err := db.ExecContext(ctx, "DO 0")
+				return err
+			})
+		})
+		dbtest.Want(t, err, mysqllock.ErrLost)
+		dbtest.Says(t, err, "another")
+	})
+}
+
 // Run returns what does not pass.
 func TestRunRefuses(t *testing.T) {
 	dbtest.OnServers(t, open, func(t *testing.T, d *dbtest.Database) {

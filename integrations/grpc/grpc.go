@@ -30,7 +30,8 @@ const retryAfter = time.Second
 //     (ErrDeadlock, ErrConflict, ErrLost).
 //
 // An ErrLost whose outcome is unknown, as after a connection that broke in COMMIT, stays as it
-// is, and so does what a mistake in the program brings about (ErrUnsafe, ErrStaleRead, a bad
+// is, so does one of a lease that was gone at its end, when all was committed ([mysqllock.Error].Op is
+// "release"), and so does what a mistake in the program brings about (ErrUnsafe, ErrStaleRead, a bad
 // hint). The status does not tell the client who has the lock: that is in err, for the log.
 func Error(err error) error {
 	code, ok := Code(err)
@@ -49,7 +50,7 @@ func Code(err error) (code codes.Code, ok bool) {
 	var e *mysqllock.Error
 	switch {
 	case errors.Is(err, mysqllock.ErrLost):
-		if errors.As(err, &e) && e.Op == "commit" {
+		if errors.As(err, &e) && (e.Op == "commit" || e.Op == "release") {
 			return codes.OK, false
 		}
 		return codes.Aborted, true

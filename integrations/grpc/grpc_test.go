@@ -103,6 +103,7 @@ func TestCode(t *testing.T) {
 		{errors.New("sold out"), codes.OK},
 		{of("lock", mysqllock.ErrUnsafe), codes.OK},
 		{of("commit", mysqllock.ErrLost), codes.OK},
+		{of("release", mysqllock.ErrLost), codes.OK},
 		{of("statement", mysqllock.ErrLost), codes.Aborted},
 		{of("commit", mysqllock.ErrConflict), codes.Aborted},
 		{of("lock", mysqllock.ErrDeadlock), codes.Aborted},

@@ -27,13 +27,14 @@ const retryAfter = "1"
 //     committed (ErrLost).
 //
 // After each of them the client may send the same request again. An ErrLost whose outcome
-// is unknown, as after a connection that broke in COMMIT, is none of them, and no mistake of
-// the program is (ErrUnsafe, ErrStaleRead, a bad hint): answer those as any other error.
+// is unknown, as after a connection that broke in COMMIT, is none of them, nor one of a lease
+// that was gone at its end, when all was committed ([mysqllock.Error].Op is "release"), and no
+// mistake of the program is (ErrUnsafe, ErrStaleRead, a bad hint): answer those as any other error.
 func Status(err error) (status int, ok bool) {
 	var e *mysqllock.Error
 	switch {
 	case errors.Is(err, mysqllock.ErrLost):
-		if errors.As(err, &e) && e.Op == "commit" {
+		if errors.As(err, &e) && (e.Op == "commit" || e.Op == "release") {
 			return 0, false
 		}
 		return http.StatusServiceUnavailable, true

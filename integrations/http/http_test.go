@@ -79,6 +79,7 @@ func TestStatus(t *testing.T) {
 		{of("lock", mysqllock.ErrStaleRead), 0},
 		{of("lock", errors.New("bad hint")), 0},
 		{of("commit", mysqllock.ErrLost), 0},
+		{of("release", mysqllock.ErrLost), 0},
 		{of("statement", mysqllock.ErrLost), http.StatusServiceUnavailable},
 		{of("lock", mysqllock.ErrLocked), http.StatusConflict},
 		{of("commit", mysqllock.ErrConflict), http.StatusConflict},

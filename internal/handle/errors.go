@@ -3,18 +3,14 @@ package handle
 import (
 	"database/sql/driver"
 	"errors"
-	"strings"
 
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// Names are the keys of a hint, for errors.
-func Names(h *hint.Hint) string { return strings.Join(h.Keys(), ", ") }
-
 // Error is err of what was asked for with h.
 func (k *Handle) Error(op string, h *hint.Hint, err error) error {
-	return &lockerr.Error{Op: op, Key: Names(h), Strategy: k.Strategy(h), Err: err}
+	return &lockerr.Error{Op: op, Key: h.Names(), Strategy: k.Strategy(h), Err: err}
 }
 
 // SetupError is a failure to get the lock table ready, or to reach the server

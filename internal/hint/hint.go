@@ -72,7 +72,7 @@ type Lock struct {
 
 // Hint is what lockctx.With puts into a context.
 type Hint struct {
-	Kind               // of the innermost With
+	Kind               // of the innermost With; without one, of the hold that ctx is inside of
 	Locks       []Lock // of this With and those around it, sorted by key, each once in each space
 	Named       string // the key of the innermost With, where it names a single one
 	Holds       []any  // what ctx is inside of (see Inside), outermost first
@@ -155,12 +155,14 @@ func (h *Hint) With(ctx context.Context) context.Context {
 // which a driver keeps beyond single transactions: statements in it run under what
 // ctx asks for, and claim rows as the hint says. The hint is of no use after that.
 func (h *Hint) Inside(ctx context.Context, hold any) context.Context {
-	claim, key := h.Claim, h.Named
+	claim, kind, key := h.Claim, h.Kind, h.Named
 	*h = Hint{}
 	if outer, ok := From(ctx); ok {
 		*h = *outer
 	}
-	h.Claim = claim
+	if h.Claim = claim; len(h.Locks) == 0 {
+		h.Kind = kind
+	}
 	h.Holds, h.Hold, h.Named = append(slices.Clone(h.Holds), hold), hold, ""
 	h.held = append(slices.Clone(h.held), key)
 	return context.WithValue(ctx, contextKey{}, h)
@@ -239,6 +241,14 @@ func (h *Hint) Keys() []string {
 		keys[i] = lock.Key
 	}
 	return slices.Compact(keys)
+}
+
+// Names are the keys for errors: what is asked for, or else what ctx is inside of.
+func (h *Hint) Names() string {
+	if len(h.Locks) == 0 {
+		return strings.Join(h.held, ", ")
+	}
+	return strings.Join(h.Keys(), ", ")
 }
 
 // add puts a lock in its place, unless its key is there. One that is asked for

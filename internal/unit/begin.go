@@ -26,7 +26,7 @@ func (c *Conn) begin(ctx context.Context, s *ctxState, p *plan, opts driver.TxOp
 		}
 	}()
 	if opts.ReadOnly && slices.ContainsFunc(p.missing, func(resource strategy.Resource) bool { return resource.Traits.Inside && !resource.Shared }) {
-		return nil, &lockerr.Error{Op: "begin", Key: handle.Names(p.h), Strategy: hint.StrategyRow, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(
+		return nil, &lockerr.Error{Op: "begin", Key: p.h.Names(), Strategy: hint.StrategyRow, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(
 			"the server takes row locks in a READ ONLY transaction only if they are shared"))}
 	}
 	if err := p.ready(ctx, s, true); err != nil {

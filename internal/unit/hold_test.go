@@ -122,6 +122,7 @@ func TestDDLInAHold(t *testing.T) {
 				for _, text := range []string{"COMMIT", "BEGIN", "SET autocommit = 0", "LOCK TABLES p WRITE", "DROP TABLE p; BEGIN"} {
 					_, err := db.ExecContext(ctx, text)
 					stock.WantError(t, text, err, mysqllock.ErrUnsafe, "without a check of the lock")
+					dbtest.Says(t, err, `exec "k" (`+name+`)`) // and not that of a handle's default
 				}
 				tx := dbtest.Begin(t, ctx, db)
 				_, err := tx.ExecContext(ctx, "ALTER TABLE p DROP "+name)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
@@ -73,7 +72,7 @@ func (u *unit) mayJoin(ctx context.Context, p *plan) error {
 	}
 	if u.l.StaleSnapshot(u.read, p.versions, p.h, u.levels) {
 		return u.error("lock", lockerr.With(lockerr.ErrStaleSnapshot, fmt.Errorf(
-			"it has read before it asks for %s; ask for all keys at once (lockctx.WithKeys), or say lockctx.AllowStale()", handle.Names(p.h))))
+			"it has read before it asks for %s; ask for all keys at once (lockctx.WithKeys), or say lockctx.AllowStale()", p.h.Names())))
 	}
 	return nil
 }

@@ -34,7 +34,17 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 			return nil, nil, err
 		}
 	}
+	sent := false
+	defer func() {
+		if !sent { // what LOAD DATA LOCAL reads from, or a driver below, has panicked, or ended the goroutine
+			_ = u.link.Conn.Close()
+			u.lose(u.error(op, lockerr.With(lockerr.ErrLost, errPanic)), true)
+			u.give()
+			release()
+		}
+	}()
 	r, res, err := u.send(open, st)
+	sent = true
 	u.on.ran(st, err)
 	if err != nil {
 		err = u.check(ctx, op, u.overtaken(open, err))
@@ -73,6 +83,8 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 		return r, nil, nil
 	}
 }
+
+var errPanic = errors.New("a statement has panicked, or ended its goroutine, and its connection is in the midst of it")
 
 // takeLink waits for the turn to use the unit's connection, if it can still be
 // used.

@@ -75,9 +75,10 @@ func (c *Conn) Prepare(ctx context.Context, text string) (prepared *Stmt, err er
 	if err != nil {
 		return nil, u.check(ctx, "prepare", err)
 	}
-	// The session goes its own ways when the unit is over, so the statement is
-	// prepared there again whenever it runs. This was to see whether it can be.
-	s.inputs = base.NumInput()
+	// The session goes its own ways when the unit is over, so the statement is prepared
+	// where it runs, and it may be one for any transaction, or none. This was to see whether
+	// it can be.
+	s.kept, s.inputs = kept, base.NumInput()
 	return s, base.Close()
 }
 
@@ -152,8 +153,8 @@ func (s *Stmt) here(ctx context.Context, args []driver.NamedValue) (base driver.
 	return s.base, err
 }
 
-// Base returns the base driver's statement; nil if the statement is prepared again for
-// each use.
+// Base returns the base driver's statement; nil if the statement is prepared only where it
+// runs.
 func (s *Stmt) Base() driver.Stmt { return s.base }
 
 // Close closes the statement, after the rows that are being read under it.
@@ -193,7 +194,7 @@ func (s *Stmt) Exec(ctx context.Context, args []driver.NamedValue) (res driver.R
 		return nil, err
 	}
 	defer func() { s.c.leave(err) }()
-	if s.runsHere(ctx) {
+	if s.c.direct(ctx) {
 		base, info, err := s.direct(ctx, args)
 		if err != nil {
 			return nil, err
@@ -211,7 +212,7 @@ func (s *Stmt) Query(ctx context.Context, args []driver.NamedValue) (r driver.Ro
 		return nil, err
 	}
 	defer func() { r, err = s.c.leaveAfter(r, err) }()
-	if s.runsHere(ctx) {
+	if s.c.direct(ctx) {
 		base, info, err := s.direct(ctx, args)
 		if err != nil {
 			return nil, err
@@ -223,13 +224,8 @@ func (s *Stmt) Query(ctx context.Context, args []driver.NamedValue) (r driver.Ro
 	return r, err
 }
 
-// runsHere reports whether the statement runs on the connection of its Conn, and is none of
-// our business.
-func (s *Stmt) runsHere(ctx context.Context) bool {
-	return (s.base != nil || s.kept) && s.c.direct(ctx)
-}
-
-// direct gets such a statement ready to run.
+// direct gets a statement ready to run on the connection of its Conn, which is none of our
+// business.
 func (s *Stmt) direct(ctx context.Context, args []driver.NamedValue) (base driver.Stmt, info sqltext.Info, err error) {
 	if info, err = s.c.look(ctx, s.text); err == nil {
 		base, err = s.here(ctx, args)
@@ -238,10 +234,6 @@ func (s *Stmt) direct(ctx context.Context, args []driver.NamedValue) (base drive
 }
 
 func (s *Stmt) run(ctx context.Context, args []driver.NamedValue, query bool) (driver.Rows, driver.Result, error) {
-	if h, _ := hint.From(ctx); s.base == nil && !s.kept && s.c.plain(h) {
-		return nil, nil, &lockerr.Error{Op: "statement", Err: lockerr.With(lockerr.ErrLost, errors.New(
-			"the transaction that this statement was prepared in has ended"))}
-	}
 	st := &statement.Statement{Text: s.text, Args: args, Query: query, Prepared: true, OfConn: s.ofConn, Kept: s.kept}
 	switch {
 	case !s.kept && s.at == s.c.appConn:
