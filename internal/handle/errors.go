@@ -23,8 +23,7 @@ func (k *Handle) SetupError(h *hint.Hint, err error) error {
 	return k.Error("lock", h, strategy.Unreached(err))
 }
 
-// ErrUnusable is of a caller whose connection cannot be used for a lock, and who gets no other: that of
-// a sql.Conn, or of a transaction. It is none on which database/sql closes the connection: it would wait
-// for the end of the rows.
+// ErrUnusable is of a caller whose connection, that of a sql.Conn or a transaction, is of no use for a lock.
+// It is none on which database/sql closes the connection: it would wait for the end of the rows.
 var ErrUnusable = lockerr.With(lockerr.ErrExhausted, errors.New(
 	"rows are still being read from this connection (close them first), or it is broken; the lock is not held"))
