@@ -295,7 +295,7 @@ var (
 	mockExecs = map[string]string{
 		"+table": sqlTable, "+columns": sqlUpgrade, "+highWater": sqlMakeHighWater, "+lock": sqlCreateProcedure, "+commit": sqlCreateCommit, "+row": sqlInsert, "back": sqlBack,
 	}
-	mockQueries = map[string]string{"highWater": sqlHighWater, "rows": sqlExists, "stripes": sqlStripes, "try": sqlTry, "call": sqlCall}
+	mockQueries = map[string]string{"state": sqlState, "highWater": sqlHighWater, "rows": sqlExists, "stripes": sqlStripes, "try": sqlTry, "call": sqlCall}
 )
 
 // play expects that, of a server that describes itself as a, in this order. high-water mark and rows are there,
@@ -397,7 +397,9 @@ func TestMockSetUpFails(t *testing.T) {
 		},
 		{"may not alter the table", "auto", old, "probe state +columns!1142", nil, []string{"1142", sqlUpgrade + ";\n" + sqlMakeHighWater}},
 		{"may not alter the table, read only", "auto", old, "probe state +columns!1290", nil, []string{"1290", sqlUpgrade + ";\n" + sqlMakeHighWater}},
-		{"somebody else alters the table for long", "auto", old, "probe state +columns!1205", nil, []string{"1205"}},
+		{"somebody else alters the table for long", "auto", old, "probe state +columns!1205", mysqllock.ErrExhausted, []string{"1205"}},
+		{"a statement is killed", "", aMySQL, "probe state!1317", mysqllock.ErrExhausted, []string{"1317", "KILL"}},
+		{"a statement is killed, later", "auto", old, "probe state +columns!1317", mysqllock.ErrExhausted, []string{"1317", "KILL"}},
 		{"may not see the high-water mark", "", aMySQL, "probe state highWater!1142", nil, []string{"1142"}},
 		{"may not make the high-water mark", "", aMySQL, "probe state highWater? +highWater!1142", nil, []string{"1142", sqlMakeHighWater}},
 	} {

@@ -43,7 +43,7 @@ func ExampleRun() {
 }
 
 func TestExampleGivesLeadershipBackAtSIGTERM(t *testing.T) {
-	db = dbtest.First(t).Open("mysqllock")
+	db = dbtest.One(t).Open("mysqllock")
 	planned := 0
 	plan = func(context.Context) error {
 		planned++

@@ -301,7 +301,7 @@ func (w witness) Observe(_ context.Context, e mysqllock.Event) { w <- e }
 
 // TestLeadershipIsNoDelay: observers are told which lease is a leadership, and of no long hold.
 func TestLeadershipIsNoDelay(t *testing.T) {
-	d := dbtest.First(t)
+	d := dbtest.One(t)
 	told := make(witness, 10)
 	connector, err := mysqllock.NewConnector(d.Config(), mysqllock.Config{Observer: told, LongHold: time.Millisecond, SlowWait: time.Millisecond})
 	dbtest.OK(t, err)

@@ -31,8 +31,9 @@ var (
 	// which it matches then, or while nobody in front of it got one for as long as it was
 	// ready to wait for the lock, and at least a second. Or the server takes no more
 	// connections (1040, 1203, 1226), or did not open one, or answer on it, in time, or
-	// went away while the caller waited, who never had the lock.
-	// Nobody need have the key. It matches neither ErrLocked nor ErrTimeout. Nothing was
+	// went away while the caller waited, who never had the lock, or ended a statement that
+	// comes before the lock. Or rows are still being read from the connection of the caller's
+	// sql.Conn or transaction. Nobody need have the key. It matches neither ErrLocked nor ErrTimeout. Nothing was
 	// run and nothing is locked.
 	ErrExhausted = errors.New("mysqllock: no connection left for locks")
 

@@ -46,3 +46,12 @@ func Migrate(ctx context.Context, db *sql.DB) error {
 		return nil
 	}, lockctx.Lease(30*time.Second), lockctx.Wait(time.Hour))
 }
+
+// Up runs a tool that takes no context, such as golang-migrate: up and stop are the Up and the
+// GracefulStop of its Migrate, which ends after the step that runs if the lock is lost.
+func Up(ctx context.Context, db *sql.DB, up func() error, stop chan<- bool) error {
+	return mysqllock.Do(ctx, db, "migrations", func(ctx context.Context) error {
+		defer context.AfterFunc(ctx, func() { stop <- true })()
+		return up()
+	}, lockctx.Lease(30*time.Second), lockctx.Wait(time.Hour))
+}

@@ -3,10 +3,14 @@ package migrations
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"testing"
+	"time"
 
+	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/examples/internal/testshop"
+	"github.com/mysqllock/mysqllock/lockctx"
 )
 
 func TestMain(m *testing.M) { testshop.Main(m, pod) }
@@ -45,6 +49,32 @@ func TestMigrate(t *testing.T) {
 		}
 		if steps != len(Steps) || customers != 5 {
 			t.Errorf("%d steps and %d customers, want %d and 5", steps, customers, len(Steps))
+		}
+	})
+}
+
+// TestUp: the tool runs alone, and is told to stop when the context of its lock ends.
+func TestUp(t *testing.T) {
+	testshop.Run(t, func(t *testing.T, shop *testshop.Shop) {
+		t.Parallel()
+		db, err := sql.Open("mysqllock", shop.LockDSN())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer db.Close()
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		stop, stopped := make(chan bool, 1), errors.New("stopped")
+		err = Up(ctx, db, func() error {
+			if _, err := mysqllock.Acquire(context.Background(), db, "migrations", lockctx.Lease(time.Minute), lockctx.NoWait()); !errors.Is(err, mysqllock.ErrLocked) {
+				t.Errorf("another pod: %v", err)
+			}
+			cancel()
+			<-stop
+			return stopped
+		}, stop)
+		if !errors.Is(err, stopped) {
+			t.Error(err)
 		}
 	})
 }

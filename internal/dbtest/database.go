@@ -39,8 +39,13 @@ func OnEveryServer[S any](t *testing.T, open func(*Database) S, test func(t *tes
 func OnOneServer[S any](t *testing.T, open func(*Database) S, test func(t *testing.T, s S)) {
 	t.Helper()
 	t.Parallel()
+	on(t, one(t), open, test)
+}
+
+func one(t testing.TB) []tempserver.Binary {
+	t.Helper()
 	bins := tempserver.EachFlavour(tempserver.Require(t))
-	on(t, bins[len(bins)-1:], open, test)
+	return bins[len(bins)-1:]
 }
 
 func on[S any](t *testing.T, bins []tempserver.Binary, open func(*Database) S, test func(t *testing.T, s S)) {
@@ -116,10 +121,10 @@ func Each(t testing.TB) (all []*Database) {
 	return all
 }
 
-// First returns a database on one server, for what does not depend on it.
-func First(t testing.TB) *Database {
+// One returns a database on the server of OnOneServer.
+func One(t testing.TB) *Database {
 	t.Helper()
-	bin := tempserver.Require(t)[0]
+	bin := one(t)[0]
 	return New(t, bin, tempserver.Share(t, bin))
 }
 

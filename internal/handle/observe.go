@@ -10,6 +10,7 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/statement"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
@@ -152,6 +153,9 @@ func Under(ctx context.Context, all ...*Observation) context.Context {
 // the server, too, and may have this handle as the holder. Where another connection is to be
 // tried, there is no answer yet.
 func (o *Observation) Answered(by *pool.Conn, ticket *queue.Ticket, token uint64, err error) {
+	if errors.Is(err, driver.ErrBadConn) && statement.ForConn() { // what its caller gets
+		err = &lockerr.Error{Op: "begin", Key: strategy.Label(o.resources), Strategy: o.resources[0].Strategy, Err: ErrUnusable}
+	}
 	if err != nil {
 		o.k.Suspect(err)
 		_ = o.k.Recognised(err, o.resources[0].LockContext, o.resources...)

@@ -75,6 +75,9 @@ func (l *lexer) lex() token {
 		case classWord:
 			return l.word()
 		case classDigit:
+			if l.pos > 0 && l.text[l.pos-1] == '.' { // shop.2fa
+				return l.word()
+			}
 			return l.number()
 		case classQuote:
 			return l.quoted(c)
@@ -129,7 +132,7 @@ func (l *lexer) special(c byte) token {
 	case c == ':' && next == '=':
 		l.pos += 2
 		return assign
-	case c == '.' && classes[next] == classDigit:
+	case c == '.' && classes[next] == classDigit && (l.pos == 0 || classes[l.text[l.pos-1]] > classDigit):
 		return l.number()
 	case c == '\\' && next != 'N': // \N is NULL, on some servers
 		return l.fail()

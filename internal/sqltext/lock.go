@@ -203,8 +203,8 @@ func (l *locker) next() {
 	case l.tok == '[', l.tok == other && l.text[l.from] == 0,
 		l.tok == word && strings.Contains(l.current(), "\u00a0"):
 		l.odd = errOddByte // [ quotes in MariaDB's MSSQL mode
-	case l.tok == literal && l.text[l.from] == '.' && glued && (l.prior.tok == word || l.prior.tok == name):
-		l.odd = errDigitName // t.1from is a name, not .1 and FROM
+	case l.tok == literal && l.text[l.from] == '.' && glued && l.prior.tok == name:
+		l.odd = errDigitName // servers see no name in `t`.1from, but a number
 	}
 }
 

@@ -123,13 +123,12 @@ func (a *Attempt) Enqueue(ctx context.Context, q *queue.Queue, keys []queue.Key,
 		return lockerr.ErrLocked
 	}
 	ctx, done, err := a.begin(ctx)
-	if err != nil {
-		return err
+	if err == nil {
+		defer done()
+		over := time.NewTimer(a.Left()) // it costs less than a derived context
+		defer over.Stop()
+		a.Ticket, err = q.Enter(ctx, keys, from, queue.Ends{Over: over.C, Closed: closed})
 	}
-	defer done()
-	over := time.NewTimer(a.Left()) // it costs less than a derived context
-	defer over.Stop()
-	a.Ticket, err = q.Enter(ctx, keys, from, queue.Ends{Over: over.C, Closed: closed})
 	if err != nil || a.Ticket.HandedOver() != nil {
 		a.Heard.Store(true)
 	}

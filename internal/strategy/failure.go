@@ -82,9 +82,21 @@ func (a *Attempt) Explain(ctx context.Context, t Terms, err error, ask func(cont
 // askTime is how long a caller that goes on waits for the server to say who has the lock.
 const askTime = 100 * time.Millisecond
 
-// Unreached is the error of a caller that holds nothing yet where err says that a connection has gone.
+// Unreached is err of a caller that has not asked for the lock yet, or whose connection has gone without
+// it.
 func Unreached(err error) error {
-	return lockerr.With(lockerr.ErrExhausted, fmt.Errorf("the server went away, or the connection broke, and the lock is not held: %w", err))
+	switch {
+	case errors.Is(err, lockerr.ErrExhausted):
+		return err
+	case server.Full(err):
+	case server.Gone(err, nil):
+		err = fmt.Errorf("the server went away, or the connection broke, and the lock is not held: %w", err)
+	case server.Interrupted(err):
+		err = fmt.Errorf("the server ended a statement that comes before the lock, by its own limit or a KILL: %w", err)
+	default:
+		return err
+	}
+	return lockerr.With(lockerr.ErrExhausted, err)
 }
 
 // reason is what a failed attempt that has ended with err is told.
@@ -98,9 +110,7 @@ func (a *Attempt) reason(ctx context.Context, t Terms, err error) error {
 	case !silent && errors.Is(err, ErrWaitOver):
 		err = lockerr.ErrTimeout
 	case errors.Is(err, lockerr.ErrExhausted), server.Full(err):
-		if !errors.Is(err, lockerr.ErrExhausted) {
-			err = lockerr.With(lockerr.ErrExhausted, err)
-		}
+		err = Unreached(err)
 		if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) {
 			err = fmt.Errorf("%w: %w", err, ended)
 		}

@@ -22,7 +22,7 @@ import (
 func (c *Conn) begin(ctx context.Context, s *ctxState, p *plan, opts driver.TxOptions) (u *unit, err error) {
 	defer func() {
 		if errors.Is(err, driver.ErrBadConn) && statement.ForConn() {
-			err = c.unusable("begin", p.h)
+			err = c.k.Error("begin", p.h, handle.ErrUnusable)
 		}
 	}()
 	if opts.ReadOnly && slices.ContainsFunc(p.missing, func(resource strategy.Resource) bool { return resource.Traits.Inside && !resource.Shared }) {
@@ -32,7 +32,7 @@ func (c *Conn) begin(ctx context.Context, s *ctxState, p *plan, opts driver.TxOp
 	if err := p.ready(ctx, s, true); err != nil {
 		return nil, err
 	}
-	if err := c.ours(ctx, "begin", p.h); err != nil { // again: by now it is known how connections begin
+	if err := c.ours(ctx, "begin", p.h); err != nil { // by now it is known how connections begin
 		return nil, err
 	}
 	once := c.texts.next != 0 // levels are for the next transaction alone

@@ -10,7 +10,6 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/hint"
-	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/statement"
 	"github.com/mysqllock/mysqllock/internal/strategy"
@@ -203,13 +202,9 @@ func (c *Conn) Sample(ctx context.Context) (driver.Conn, error) {
 	})
 }
 
-// ours returns why a lock is of no use on this connection, if so: a transaction is
-// open on it that the driver has not begun, and does not end; or rows are still being read from it,
-// over a sql.Conn. Then nothing is sent, and they can be read on.
+// ours returns why a lock is of no use on this connection, if so: it does not fit, or a transaction
+// is open on it that the driver has not begun, and does not end.
 func (c *Conn) ours(ctx context.Context, op string, h *hint.Hint) error {
-	if c.link != nil && !c.link.Valid() && !statement.Retried() {
-		return c.unusable(op, h)
-	}
 	manual, known := c.k.Manual()
 	if c.link == nil { // the connection that it will have is like a new one
 		if !manual && c.leftOn == nil {
@@ -233,7 +228,7 @@ func (c *Conn) ours(ctx context.Context, op string, h *hint.Hint) error {
 	state, err := c.knownState(ctx)
 	switch {
 	case err != nil:
-		return c.k.Error(op, h, unreached(err))
+		return c.k.Error(op, h, strategy.Unreached(err))
 	case state == sqltext.Idle:
 		return nil
 	}
@@ -245,9 +240,13 @@ func (c *Conn) ours(ctx context.Context, op string, h *hint.Hint) error {
 	return c.k.Error(op, h, lockerr.With(lockerr.ErrUnsafe, errors.New(why)))
 }
 
-// fit returns lockerr.ErrUnsafe where a variable was set on the connection that changes what
-// the statements of a lock mean: COMMIT, or the time.
+// fit returns why the statements of a lock cannot run on the connection, if so: rows are still being
+// read from it, over a sql.Conn or in a transaction, so that nothing is sent, and they can be read on; or
+// a variable was set that changes what they mean: COMMIT, or the time.
 func (c *Conn) fit(op string, h *hint.Hint) error {
+	if !c.link.Valid() && !statement.Retried() {
+		return c.k.Error(op, h, handle.ErrUnusable)
+	}
 	for _, name := range []string{"completion_type", "timestamp"} {
 		if c.left.Variable(name) {
 			return c.k.Error(op, h, lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
@@ -265,25 +264,9 @@ func (c *Conn) clean(ctx context.Context, p *plan, op string, at sqltext.Levels)
 		err = p.l.Dirty(levels)
 	}
 	if err != nil {
-		return c.k.Error(op, p.h, unreached(err))
+		return c.k.Error(op, p.h, strategy.Unreached(err))
 	}
 	return nil
-}
-
-// unreached says of an error with which the connection has gone, on which nothing was held yet, that
-// there is no lock.
-func unreached(err error) error {
-	if server.Gone(err, nil) {
-		return strategy.Unreached(err)
-	}
-	return err
-}
-
-// unusable is the error where the connection of a sql.Conn cannot be used for a lock. It is none on which
-// database/sql closes the connection: it would try nothing again, and wait for the end of the rows.
-func (c *Conn) unusable(op string, h *hint.Hint) error {
-	return c.k.Error(op, h, lockerr.With(lockerr.ErrExhausted, errors.New(
-		"rows are still being read from the connection of this sql.Conn (close them first), or it is broken; the lock is not held")))
 }
 
 // Ping pings the base connection.

@@ -196,15 +196,12 @@ func (c *Conn) runPinned(ctx context.Context, u *unit, h *hint.Hint, st *stateme
 // runFree runs a statement of a lock context outside of any transaction of this
 // connection.
 func (c *Conn) runFree(ctx context.Context, s *ctxState, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
-	if err := c.ours(ctx, st.Op(), h); err != nil {
-		return nil, nil, err
-	}
 	if err := s.undecided(h, s.unit, st); err != nil {
 		return nil, nil, err
 	}
 	switch {
 	case s.unit != nil:
-		if err := c.stay(s.unit, h, st, st.Op()); err != nil {
+		if err := c.stay(ctx, s.unit, h, st, st.Op()); err != nil {
 			return nil, nil, err
 		}
 		return c.runJoined(ctx, s.unit, h, st)

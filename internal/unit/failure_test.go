@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -363,6 +364,51 @@ func TestARowThatGoesIsMadeAgain(t *testing.T) {
 	}
 }
 
+// oneConn is a server that takes one connection.
+type oneConn struct {
+	*fakeserver.Server
+	opened *atomic.Int32
+}
+
+func (s oneConn) Connect(ctx context.Context) (driver.Conn, error) {
+	if s.opened.Add(1) > 1 {
+		return nil, refused(1040)
+	}
+	return s.Server.Connect(ctx)
+}
+
+// TestNoConnectionToSetUp: the first lock of a handle asks the server what it is, on a connection of
+// the driver's own.
+func TestNoConnectionToSetUp(t *testing.T) {
+	k, err := mysqllock.Wrap(oneConn{fakeserver.New(), new(atomic.Int32)}, mysqllock.Config{Schema: "manual"})
+	must(t, err)
+	db := sql.OpenDB(k)
+	defer db.Close()
+	_, err = db.BeginTx(lockctx.With(context.Background(), "k"), nil)
+	dbtest.Is(t, "the error", err, mysqllock.ErrExhausted)
+	var e *mysqllock.Error
+	if !errors.As(err, &e) || e.Key != "k" {
+		t.Error(err)
+	}
+}
+
+// observed is an observer.
+type observed struct {
+	all  []string
+	last error // of the last event
+}
+
+func (o *observed) Observe(_ context.Context, e mysqllock.Event) {
+	o.all, o.last = append(o.all, e.Kind.String()), e.Err
+}
+
+// kinds returns those of the events since the last call.
+func (o *observed) kinds() string {
+	all := strings.Join(o.all, " ")
+	o.all = nil
+	return all
+}
+
 // Only where nothing is held may database/sql try again.
 func TestABrokenConnectionIsTriedAgainOnlyWithoutALock(t *testing.T) {
 	t.Run("before the lock", func(t *testing.T) {
@@ -397,7 +443,7 @@ func TestABrokenConnectionIsTriedAgainOnlyWithoutALock(t *testing.T) {
 
 // TestASQLConnIsNotClosedUnderItsRows: where its connection is of no use for a lock, database/sql is
 // not told driver.ErrBadConn. It would try nothing again, and wait for the end of the rows that are
-// read over the sql.Conn, whatever contexts end.
+// read over the sql.Conn, whatever contexts end. An observer sees the end of each attempt.
 func TestASQLConnIsNotClosedUnderItsRows(t *testing.T) {
 	for name, of := range map[string]struct {
 		text string // what meets it
@@ -410,9 +456,11 @@ func TestASQLConnIsNotClosedUnderItsRows(t *testing.T) {
 			"Exec":    func(ctx context.Context, c *sql.Conn) error { return put(ctx, c, 1) },
 		} {
 			for _, broken := range []error{driver.ErrBadConn, mysql.ErrBusyBuffer} {
-				s, db, ctx := open(t)
+				var told observed
+				s, db, ctx := openWith(t, mysqllock.Config{Observer: &told})
 				plain := lockctx.Without(ctx)
 				must(t, mysqllock.Do(plain, db, "k", func(context.Context) error { return nil }, of.opt)) // all is there
+				told.kinds()
 				c, err := db.Conn(plain)
 				must(t, err)
 				rows, err := c.QueryContext(plain, read, 1)
@@ -424,6 +472,9 @@ func TestASQLConnIsNotClosedUnderItsRows(t *testing.T) {
 				case err := <-done:
 					if err == nil || errors.Is(err, driver.ErrBadConn) {
 						t.Errorf("%s, %s, %v: %v", name, way, broken, err)
+					}
+					if kinds := told.kinds(); kinds != "refused" && kinds != "acquired released" || kinds == "refused" && told.last.Error() != err.Error() {
+						t.Errorf("%s, %s, %v: the observer is told %q, at last %v", name, way, broken, kinds, told.last)
 					}
 				case <-time.After(dbtest.Patience):
 					t.Fatalf("%s, %s, %v: it hangs", name, way, broken)

@@ -28,7 +28,8 @@ type fence struct {
 	limit  time.Duration  // of the COMMIT; 0 for none
 	silent bool           // the connection has a limit on its silence, until the transaction has ended
 
-	limited bool // pass has set such a limit: see lift
+	lasting []strategy.Resource // what a check is [strategy.Check.Lasting] for
+	limited bool                // pass has set such a limit: see lift
 	unsure  []func(context.Context)
 }
 
@@ -151,6 +152,9 @@ func (f *fence) check() (_ *lastCheck, err error) {
 		if check.Commit != nil {
 			last = append(last, lastCheck{check, group})
 		}
+		if check.Lasting {
+			f.lasting = append(f.lasting, group.resources...)
+		}
 	}
 	return f.leave(last)
 }
@@ -204,7 +208,7 @@ func (f *fence) alone(l lastCheck) error {
 // COMMIT when nothing has been heard of it for a TTL, and with it what the fences have
 // locked. Sessions are limited from the beginning, and so are transactions with a row lock.
 func (f *fence) limitIdleness() error {
-	least := slices.MinFunc(f.grants, func(a, b *grant) int { return cmp.Compare(a.TTL, b.TTL) })
+	least := slices.MinFunc(f.lasting, func(a, b strategy.Resource) int { return cmp.Compare(a.TTL, b.TTL) })
 	if err := f.info.LimitSilence(context.Background(), f.link.Conn, max(1, int(least.TTL/time.Second))); err != nil {
 		return &lockerr.Error{Op: "commit", Key: least.Key, Strategy: least.Strategy, Err: err}
 	}

@@ -186,15 +186,17 @@ func TestALeaseGoesWithTheRowLockThatIsRefused(t *testing.T) {
 
 // TestTwoLeasesAreCheckedWithALimitOnSilence: a host that vanishes between the checks of two leases,
 // of two handles, and COMMIT keeps neither key for longer than its TTL. Those of one handle are
-// checked together.
+// checked together. The TTL of an advisory lock beside them says nothing: no check locks anything for it.
 func TestTwoLeasesAreCheckedWithALimitOnSilence(t *testing.T) {
-	s, db, ctx := open(t)
+	s, db, ctx := openWith(t, mysqllock.Config{TTL: 10 * time.Second})
 	other, _ := openOn(t, s, mysqllock.Config{})
 	ctx = lockctx.Without(ctx)
 	err := mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
 		return mysqllock.Do(ctx, other, "k1", func(ctx context.Context) error {
-			s.Sent()
-			return put(ctx, db, 4)
+			return mysqllock.Do(ctx, db, "named", func(ctx context.Context) error {
+				s.Sent()
+				return put(ctx, db, 4)
+			}, lockctx.Advisory())
 		}, lockctx.Lease(20*time.Second))
 	}, lockctx.Lease(time.Minute))
 	must(t, err)

@@ -27,6 +27,9 @@ func (c *Conn) runRead(ctx context.Context, s *ctxState, h *hint.Hint, st *state
 			return nil, nil, err
 		}
 	}
+	if err := c.ours(ctx, st.Op(), h); err != nil {
+		return nil, nil, err
+	}
 	if err := c.asks(st, nil); err != nil {
 		return nil, nil, c.k.Error(st.Op(), h, err)
 	}
@@ -58,8 +61,8 @@ func (c *Conn) runRead(ctx context.Context, s *ctxState, h *hint.Hint, st *state
 	return r, res, nil
 }
 
-// readUntil returns the context with which the locks end that a query takes, and makes
-// sure that they are of use on this connection.
+// readUntil returns the context with which the locks end that a query takes. After that it is known
+// how connections begin.
 func (c *Conn) readUntil(ctx context.Context, s *ctxState, p *plan, st *statement.Statement) (end context.Context, err error) {
 	if end = p.h.LockContext.Context(); end.Done() == nil && p.locks {
 		end = ofQuery{ctx}
@@ -68,13 +71,7 @@ func (c *Conn) readUntil(ctx context.Context, s *ctxState, p *plan, st *statemen
 		return nil, c.k.Error(st.Op(), p.h, lockerr.With(lockerr.ErrNoEnd, errors.New(
 			"nothing would release the lock that this query takes; derive the context with context.WithCancel or WithTimeout before lockctx.With, or use BeginTx or mysqllock.Do")))
 	}
-	if c.texts.sure {
-		return end, nil
-	}
-	if err := p.ready(ctx, s, true); err != nil {
-		return nil, err
-	}
-	return end, c.ours(ctx, st.Op(), p.h)
+	return end, p.ready(ctx, s, true)
 }
 
 // readUnder takes the grants that a query asks for, on which it runs until end.

@@ -36,20 +36,21 @@ func (s *ctxState) openSession(ctx, end context.Context, p *plan, hold *outerHol
 		}()
 	}
 	if p.inTransaction() {
-		p.requests[0].Since = time.Now() // also of the tries that follow
+		first := &p.requests[0]
+		first.Since = time.Now() // also of the tries that follow
+		first.seen, _ = k.Observe(ctx, first.resources...)
 	}
 	u, err := s.openUnit(ctx, p)
 	for tries := 1; errors.Is(err, driver.ErrBadConn) && tries < 3; tries++ {
 		u, err = s.openUnit(ctx, p)
 	}
 	if errors.Is(err, driver.ErrBadConn) {
-		err = k.SetupError(p.h, errors.New("connections for sessions break as soon as they are used"))
-		if p.inTransaction() {
-			seen, _ := k.Observe(ctx, p.requests[0].resources...)
-			seen.Answered(nil, nil, 0, err)
-		}
+		err = k.SetupError(p.h, err)
 	}
 	if err != nil {
+		if p.inTransaction() {
+			p.requests[0].seen.Answered(nil, nil, 0, err)
+		}
 		return nil, handle.Yielded(err)
 	}
 	u.hold = hold
@@ -136,12 +137,10 @@ func (s *ctxState) openUnit(ctx context.Context, p *plan) (u *unit, err error) {
 		}
 	}
 	first.TakeOver = func(c *pool.Conn) { link = c }
-	first.seen, _ = k.Observe(ctx, first.resources...)
 	own, asked := first.seen.Within(own)
 	defer asked()
 	begun, err := l.Begin(own, driver.TxOptions{}, true, first.Request)
 	if err != nil {
-		first.seen.Answered(nil, nil, 0, err)
 		return nil, err
 	}
 	first.seen.Answered(link, begun.Ticket, 0, nil)

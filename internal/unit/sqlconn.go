@@ -93,8 +93,11 @@ func (c *Conn) endPinned() {
 }
 
 // stay returns why a statement that came over this connection must not run on that
-// of u, if so: what it needs is here, or what it leaves must not be there.
-func (c *Conn) stay(u *unit, h *hint.Hint, st *statement.Statement, op string) error {
+// of u, if so: what it needs is here, or what it leaves must not be there. See [Conn.ours], too.
+func (c *Conn) stay(ctx context.Context, u *unit, h *hint.Hint, st *statement.Statement, op string) error {
+	if err := c.ours(ctx, op, h); err != nil {
+		return err
+	}
 	if u.appConn() == c.appConn {
 		return nil
 	}

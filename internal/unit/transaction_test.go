@@ -123,6 +123,37 @@ func TestLateHintInAnEndedTransaction(t *testing.T) {
 	})
 }
 
+// TestLateHintBesideRows: a hint in a transaction whose rows are still being read is refused, and loses
+// nothing: they are read on, and then there is the lock.
+func TestLateHintBesideRows(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		for name, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(time.Minute), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic()} {
+			hint := lockctx.With(dbtest.Limited(t), "k"+name, opt)
+			dbtest.ExecIn(t, hint, db, "DO 0") // sets everything up
+			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10 WHERE id = 1")
+			tx := dbtest.Begin(t, context.Background(), db)
+			dbtest.Exec(t, tx, "UPDATE p SET stock = stock + 1 WHERE id = 1")
+			rows, err := tx.Query("SELECT id FROM p ORDER BY id FOR UPDATE")
+			dbtest.OK(t, err)
+			const less = "UPDATE p SET stock = stock - 3 WHERE id = 1"
+			if _, err := tx.ExecContext(hint, less); !errors.Is(err, mysqllock.ErrExhausted) || errors.Is(err, mysqllock.ErrLost) {
+				t.Errorf("%s: %v", name, err)
+			}
+			n := 0
+			for rows.Next() {
+				n++
+			}
+			if rows.Err() != nil || n != 4 {
+				t.Errorf("%s: %d rows, %v", name, n, rows.Err())
+			}
+			dbtest.ExecIn(t, hint, tx, less)
+			dbtest.OK(t, tx.Commit())
+			s.WantStock(1, 8)
+		}
+	})
+}
+
 // foreign begins a transaction elsewhere that has set the stock of 1 to 0 under the
 // lock of a session of ctx.
 func foreign(t *testing.T, ctx context.Context, db *sql.DB) *sql.Tx {

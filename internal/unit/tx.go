@@ -85,11 +85,8 @@ func (c *Conn) beginLocked(ctx context.Context, h *hint.Hint, t *Tx, opts driver
 	if err := s.check(h); err != nil {
 		return err
 	}
-	if err := c.ours(ctx, "begin", h); err != nil {
-		return err
-	}
 	if u := s.unit; u != nil {
-		if err := c.stay(u, h, nil, "begin"); err != nil {
+		if err := c.stay(ctx, u, h, nil, "begin"); err != nil {
 			return err
 		}
 		if err := u.join(ctx, h); err != nil {

@@ -75,6 +75,9 @@ func TestAKeyThatIsHeldIsRefusedWithoutWaiting(t *testing.T) {
 			for name, db := range map[string]*sql.DB{"this process": db, "another": another(t, s)} {
 				err := put(lockctx.With(context.Background(), "k", k.option, lockctx.NoWait()), db, 2)
 				dbtest.Is(t, name, err, mysqllock.ErrLocked)
+				// A wait that is over before it begins is a wait.
+				_, err = mysqllock.Acquire(context.Background(), db, "k", k.option, lockctx.Wait(1))
+				dbtest.Is(t, name+", Wait(1)", err, mysqllock.ErrTimeout)
 			}
 			must(t, tx.Rollback())
 			state(t, s, 10, 0)
