@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/hint"
@@ -29,7 +28,6 @@ type lockConn struct {
 	holder      *lockerr.Holder // what waiters are told about the holder of its locks
 	ctx         context.Context // ends with the connection
 	cancel      context.CancelFunc
-	heard       atomic.Int64 // when the last statement was sent that the server has answered, since epoch
 
 	several bool // the last statement was for several requests; for the user of the connection
 
@@ -60,8 +58,6 @@ const (
 )
 
 var (
-	epoch = time.Now() // carries the monotonic clock
-
 	errForm         = errors.New("a lock statement returned an unexpected result")
 	errRetired      = errors.New("the lock connection was given back, since it held no lock")
 	errUnclean      = errors.New("a lock that may have been acquired could not be released")
@@ -73,12 +69,6 @@ var (
 	errReadOnly = lockerr.With(lockerr.ErrUnsafe, errors.New(
 		"the server takes no writes, so other programs may lock on another server; connect to the one that takes writes"))
 )
-
-// silence is the time since the last statement was sent that the server has answered.
-// The server counts from a later moment.
-func (k *lockConn) silence() time.Duration {
-	return time.Since(epoch) - time.Duration(k.heard.Load())
-}
 
 // pickConn returns the lock connection for the next lock.
 func (l *Locker) pickConn(ctx context.Context) (*lockConn, error) {
@@ -325,7 +315,7 @@ func (k *lockConn) send(batch []*request) {
 // run runs the statement for batch. After an error of the server none of its locks is
 // held. If that is not sure, the error has no number, and the connection is given up.
 func (k *lockConn) run(batch []*request) (answer string, err error) {
-	sent := time.Since(epoch)
+	sent := time.Now()
 	rows, err := k.c.QueryBlock(k.within(batch), k.batchBlock(batch))
 	if batch[len(batch)-1].acquire {
 		if answer, err = k.answer(sent, rows, err); answer == "" {
@@ -335,7 +325,7 @@ func (k *lockConn) run(batch []*request) (answer string, err error) {
 			err = errForm
 		}
 	} else if err == nil {
-		k.heard.Store(int64(sent))
+		k.c.Answered(sent)
 	}
 	if err != nil && !k.broken(err) { // for example KILL QUERY, after some locks were acquired
 		if again := k.free(batch); again != nil {
@@ -350,7 +340,11 @@ func (k *lockConn) run(batch []*request) (answer string, err error) {
 // of the connection would be lost, too.
 func (k *lockConn) free(batch []*request) (err error) {
 	for pause := time.Millisecond; pause < slack; pause *= 2 {
-		if err = k.exec(k.within(batch), freeSQL(batch)); !server.Interrupted(err) || !strategy.Sleep(k.ctx, pause) {
+		sent := time.Now()
+		if err = server.Exec(k.within(batch), k.c.Conn, freeSQL(batch)); err == nil {
+			k.c.Answered(sent)
+		}
+		if !server.Interrupted(err) || !strategy.Sleep(k.ctx, pause) {
 			return err
 		}
 	}
@@ -378,17 +372,17 @@ func (k *lockConn) within(batch []*request) context.Context {
 
 // ask runs a statement that returns one value.
 func (k *lockConn) ask(ctx context.Context, text string) (string, error) {
-	sent := time.Since(epoch)
+	sent := time.Now()
 	rows, err := server.Query(ctx, k.c.Conn, text)
 	return k.answer(sent, rows, err)
 }
 
 // answer is the one value that was returned for the statement that was sent then.
-func (k *lockConn) answer(sent time.Duration, rows [][]string, err error) (string, error) {
+func (k *lockConn) answer(sent time.Time, rows [][]string, err error) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	k.heard.Store(int64(sent))
+	k.c.Answered(sent)
 	if len(rows) != 1 || len(rows[0]) != 1 {
 		return "", errForm
 	}
@@ -399,15 +393,6 @@ func (k *lockConn) answer(sent time.Duration, rows [][]string, err error) (strin
 		return "", errReadOnly
 	}
 	return rows[0][0], nil
-}
-
-func (k *lockConn) exec(ctx context.Context, text string) error {
-	sent := time.Since(epoch)
-	err := server.Exec(ctx, k.c.Conn, text)
-	if err == nil {
-		k.heard.Store(int64(sent))
-	}
-	return err
 }
 
 // next lets the next batch go out. The caller holds Locker.mu.
@@ -494,7 +479,7 @@ func (k *lockConn) dispose() {
 
 // loseIfOverdue loses k if the server may have ended it by now, or is about to.
 func (k *lockConn) loseIfOverdue() {
-	if s := k.silence(); s >= k.l.limit {
+	if s := k.c.Silence(); s >= k.l.limit {
 		k.lose(fmt.Errorf("the lock connection was silent for %v, with a lockTTL of %v", s.Round(time.Millisecond), k.l.ttl))
 	}
 }
@@ -526,7 +511,7 @@ func (l *Locker) check() (overdue []*lockConn, next time.Duration, on bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, k := range slices.Clone(l.lockConns) {
-		silence := k.silence()
+		silence := k.c.Silence()
 		if silence < l.limit {
 			next = min(next, l.limit-silence)
 		}

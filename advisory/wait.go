@@ -198,7 +198,7 @@ func (k *lockConn) wait(ctx context.Context, name string, since time.Time, bound
 	ctx, cancel := context.WithTimeout(ctx, bound+slack)
 	defer cancel()
 	answer, err = k.ask(ctx, k.waitSQL(name, since, bound))
-	if err == nil && (k.silence() > k.l.limit/2 || !k.c.Valid()) {
+	if err == nil && (k.c.Silence() > k.l.limit/2 || !k.c.Valid()) {
 		if _, err = k.ask(ctx, k.pingSQL()); err != nil {
 			return "", err
 		}
