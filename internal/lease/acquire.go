@@ -302,10 +302,7 @@ func (a *attempt) waitOrPoll(ctx context.Context) (s *Lease, err error) {
 
 // pause is how long to wait for somebody who wakes nobody.
 func (a *attempt) pause() time.Duration {
-	pause := pollEvery + rand.N(pollEvery/5)
-	if a.announced != nil {
-		pause = announcedEvery
-	}
+	pause := strategy.Pause(a.announced != nil)
 	if a.left > 0 {
 		pause = min(pause, a.left+time.Millisecond)
 	}
@@ -582,7 +579,7 @@ func (a *attempt) handleLate(h *lockConn, o *outcome) {
 func (a *attempt) freeUntil(until time.Time, h *lockConn, alive bool) {
 	ctx, cancel := a.lingering(until)
 	defer cancel()
-	for a.freeKey(a.releasing(), h, alive) != nil && strategy.Sleep(ctx, pollEvery) {
+	for a.freeKey(a.releasing(), h, alive) != nil && strategy.Sleep(ctx, strategy.Pace) {
 	}
 }
 

@@ -129,13 +129,10 @@ const (
 	handoffWait = 2 * time.Second
 	// background bounds work that must be done although its caller is gone.
 	background = 10 * time.Second
-	// pollEvery is how often a poller asks, and longest how long a waiter relies on being
-	// woken.
-	pollEvery, longest = 250 * time.Millisecond, 3 * time.Second
-	// announcedEvery is how often a poller looks that has announced itself. Others leave
-	// a lease free for it for at most yieldFor in each yieldEvery, and look each yieldLook
-	// whether it has taken it.
-	announcedEvery       = 100 * time.Millisecond
+	// longest is how long a waiter relies on being woken.
+	longest = 3 * time.Second
+	// For an announced poller others leave a lease free for at most yieldFor in each yieldEvery,
+	// and look each yieldLook whether it has taken it.
 	yieldFor, yieldEvery = 300 * time.Millisecond, time.Second
 	yieldLook            = 20 * time.Millisecond
 	// longestForRow is how long the server may let a statement wait for a row, with
@@ -225,7 +222,7 @@ func (l *Locker) Close() {
 	l.running.Wait() // also for renewals, which had their rows locked
 	ctx, cancel = context.WithTimeout(context.Background(), handoffWait)
 	defer cancel()
-	for left = l.releaseAll(ctx, left); len(left) > 0 && strategy.Sleep(ctx, pollEvery/5); {
+	for left = l.releaseAll(ctx, left); len(left) > 0 && strategy.Sleep(ctx, strategy.Pace/5); {
 		left = l.releaseAll(ctx, left)
 	}
 	l.keepAlive.Close()

@@ -141,8 +141,17 @@ type Leased struct {
 
 func (l *Leased) Error() string { return "the key has a lease" }
 
-// Pace is the time between two attempts that find the same lease.
-const Pace = 250 * time.Millisecond
+// Pace is the time between two attempts of a caller that nobody wakes, and announcedPace that of a
+// poller that has announced itself.
+const Pace, announcedPace = 250 * time.Millisecond, 100 * time.Millisecond
+
+// Pause is how long a poller waits before it asks again.
+func Pause(announced bool) time.Duration {
+	if announced {
+		return announcedPace
+	}
+	return Pace + rand.N(Pace/5)
+}
 
 // AwaitLease waits until the lease may have been released, or until a slot is kept for the caller.
 // Then it is the attempt's turn, until EndTurn. The caller's connection is idle meanwhile, and the
