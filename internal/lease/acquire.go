@@ -79,9 +79,6 @@ func (l *Locker) Acquire(ctx context.Context, r Request) (*Lease, error) {
 		}
 	}
 	if err != nil {
-		if a.broke {
-			return nil, driver.ErrBadConn
-		}
 		if open.Err() != nil {
 			err = context.Cause(open)
 		}
@@ -112,7 +109,6 @@ type attempt struct {
 	given   *handoff      // whose lease it takes over; nil where it takes over none
 	left    time.Duration // how long the lease that is in the way still ran; 0 is unknown
 	yielded bool          // it was left to a poller
-	broke   bool          // the connection of the transaction that was to begin with it was broken before
 	// announced is the connection that announces this attempt as a poller; nil without one.
 	announced *lockConn
 	// refused: without a wait, because somebody has locked the row.
@@ -163,7 +159,7 @@ func (a *attempt) acquire(ctx context.Context) (s *Lease, err error) {
 				return nil, err
 			}
 		case errors.Is(err, errResend):
-		case errors.Is(err, driver.ErrBadConn) && !a.broke && again < 3: // nothing was sent
+		case errors.Is(err, driver.ErrBadConn) && !a.Broke && again < 3: // nothing was sent
 			again++
 		case err != nil:
 			return nil, err

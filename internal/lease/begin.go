@@ -63,7 +63,7 @@ func (a *attempt) tryBegin(ctx context.Context, b *strategy.Beginning) (s *Lease
 	case s != nil, !ours, ctx.Err() != nil && err != nil:
 		return s, err
 	case errors.Is(err, driver.ErrBadConn): // nothing was sent
-		a.broke = true
+		a.Broke = true
 		return nil, err
 	case err == nil && a.left > 0:
 		return nil, nil
