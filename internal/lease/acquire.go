@@ -558,8 +558,6 @@ func (a *attempt) handleLate(h *lockConn, o *outcome) {
 		clean := h.c.Clean()
 		switch {
 		case a.isGone(h):
-		case !clean:
-			a.drop(h)
 		case h.waits:
 			a.leaveWaitConn(h, a.r.Key)
 		default:
@@ -659,9 +657,8 @@ func (l *Locker) Await(ctx context.Context, key string, since time.Time, atMost 
 
 // await returns the waiting connection that has the wake-up lock; nil where there is none.
 func (l *Locker) await(ctx context.Context, key string, since time.Time, atMost time.Duration) *lockConn {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(l.running.Ctx, cancel)()
+	ctx, end := l.running.Until(ctx)
+	defer end(nil)
 	a := &attempt{Locker: l, left: atMost}
 	until := time.Now().Add(atMost)
 	h, err := l.openWaitConn(ctx)
