@@ -2,7 +2,6 @@ package advisory
 
 import (
 	"context"
-	"database/sql/driver"
 	"errors"
 	"fmt"
 	"time"
@@ -49,9 +48,6 @@ func (l *Locker) Acquire(ctx context.Context, r Request) (*Lock, error) {
 	defer l.running.Done()
 	lock, err := a.acquire(ctx)
 	if err != nil {
-		if a.broke {
-			return nil, driver.ErrBadConn
-		}
 		return nil, a.Explain(ctx, terms, err, a.askHolder)
 	}
 	return lock, nil
@@ -63,7 +59,6 @@ type attempt struct {
 	*Locker
 	r     Request
 	name  string
-	broke bool // the connection of the transaction that was to begin with it was broken before
 	polls bool // it is counted as a poller
 	asked purpose.Asked
 	calm  time.Duration // the longest wait that connections survive, learned when one broke; 0 is unknown

@@ -83,11 +83,9 @@ const (
 	slack = time.Second
 	// background bounds work that must be done although its caller is gone.
 	background = 10 * time.Second
-	// pollEvery is how often a poller asks, and announcedEvery how often it asks once
-	// it has announced itself. For an announced poller the holders leave the lock free
-	// for a pause, at most once in pauseEvery.
-	pollEvery, announcedEvery = 250 * time.Millisecond, 100 * time.Millisecond
-	pause, pauseEvery         = 130 * time.Millisecond, time.Second
+	// For an announced poller the holders leave the lock free for a pause, in which it asks, at
+	// most once in pauseEvery.
+	pause, pauseEvery = 130 * time.Millisecond, time.Second
 )
 
 // Locker acquires advisory locks on one server. It is safe for concurrent use.

@@ -132,7 +132,7 @@ func (a *attempt) beginOn(ctx context.Context, c *pool.Conn) (lock *Lock, refuse
 // broken notes that the connection of the transaction was broken before, so that its caller may
 // try another one.
 func (a *attempt) broken() error {
-	a.broke = true
+	a.Broke = true
 	return driver.ErrBadConn
 }
 

@@ -133,7 +133,7 @@ func (a *attempt) yieldInPlace(over *Lock) *lockConn {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	k := over.conn
-	if k.err != nil || k.busy || len(k.pending) > 0 || len(k.holds) > 1 || !a.spare(len(a.lockConns)-1) {
+	if k.err != nil || k.busy || k.pending.Len() > 0 || len(k.holds) > 1 || !a.spare(len(a.lockConns)-1) {
 		return nil
 	}
 	delete(k.holds, over.name)

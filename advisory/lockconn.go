@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
-	"sync/atomic"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/batch"
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/server"
@@ -29,15 +29,14 @@ type lockConn struct {
 	holder      *lockerr.Holder // what waiters are told about the holder of its locks
 	ctx         context.Context // ends with the connection
 	cancel      context.CancelFunc
-	heard       atomic.Int64 // when the last statement was sent that the server has answered, since epoch
 
-	several bool // the last statement was for several requests; for the user of the connection
+	pending batch.Group[*request] // they go out with the next statement; joined under Locker.mu
+	several bool                  // the last statement was for several; for the user of the connection
 
 	// Guarded by Locker.mu.
-	holds   map[string]*Lock // by name
-	pending []*request       // they go out with the next statement
-	busy    bool             // the connection is in use
-	err     error            // why no statement goes out any more
+	holds map[string]*Lock // by name
+	busy  bool             // the connection is in use
+	err   error            // why no statement goes out any more
 }
 
 // request asks to acquire a lock, or to release it.
@@ -60,8 +59,6 @@ const (
 )
 
 var (
-	epoch = time.Now() // carries the monotonic clock
-
 	errForm         = errors.New("a lock statement returned an unexpected result")
 	errRetired      = errors.New("the lock connection was given back, since it held no lock")
 	errUnclean      = errors.New("a lock that may have been acquired could not be released")
@@ -74,18 +71,22 @@ var (
 		"the server takes no writes, so other programs may lock on another server; connect to the one that takes writes"))
 )
 
-// silence is the time since the last statement was sent that the server has answered.
-// The server counts from a later moment.
-func (k *lockConn) silence() time.Duration {
-	return time.Since(epoch) - time.Duration(k.heard.Load())
-}
-
-// pickConn returns the lock connection for the next lock.
+// pickConn returns the lock connection for the next lock: the least busy one. If there is none, or
+// if it is busy and there may be more of them, it opens another.
 func (l *Locker) pickConn(ctx context.Context) (*lockConn, error) {
 	for {
-		k, o, err := l.pickOrOpen()
-		if k != nil || err != nil {
-			return k, err
+		if l.running.Ctx.Err() != nil {
+			return nil, lockerr.ErrClosed
+		}
+		var o *opening
+		l.mu.Lock()
+		best, usable := l.leastBusy()
+		if best == nil || best.busy && usable < l.enough && l.cfg.Conns.Ready() {
+			o = l.open()
+		}
+		l.mu.Unlock()
+		if best != nil {
+			return best, nil
 		}
 		select {
 		case <-o.done:
@@ -101,30 +102,14 @@ func (l *Locker) pickConn(ctx context.Context) (*lockConn, error) {
 	}
 }
 
-// pickOrOpen returns the least busy lock connection. If there is none, or if it is busy
-// and there may be more of them, it opens another.
-func (l *Locker) pickOrOpen() (*lockConn, *opening, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.running.Ctx.Err() != nil {
-		return nil, nil, lockerr.ErrClosed
-	}
-	best, usable := l.leastBusy()
-	var o *opening
-	if best == nil || best.busy && usable < l.enough && l.cfg.Conns.Ready() {
-		o = l.open()
-	}
-	return best, o, nil
-}
-
 // leastBusy returns the best of the first lock connections that have room for a lock,
 // nil if none has; and how many it has looked at. The caller holds l.mu.
 func (l *Locker) leastBusy() (best *lockConn, usable int) {
 	for _, k := range l.lockConns {
-		if len(k.holds)+len(k.pending)+maxBatch > maxHolds {
+		if len(k.holds)+k.pending.Len()+maxBatch > maxHolds {
 			continue
 		}
-		if best == nil || best.busy && (!k.busy || len(k.pending) < len(best.pending)) {
+		if best == nil || best.busy && (!k.busy || k.pending.Len() < best.pending.Len()) {
 			best = k
 		}
 		if usable++; usable == l.enough {
@@ -218,7 +203,7 @@ func (k *lockConn) submit(r *request, itself bool) {
 		l.mu.Unlock()
 		return
 	}
-	k.pending = append(k.pending, r)
+	k.pending.Join(r)
 	serve := !k.busy
 	k.busy = true
 	l.mu.Unlock()
@@ -235,46 +220,27 @@ func (k *lockConn) submit(r *request, itself bool) {
 // await waits for the answer to r. It returns false if ctx has ended and no answer came
 // soon after; r.answered is closed when the answer comes.
 func (k *lockConn) await(ctx context.Context, r *request) bool {
-	l := k.l
 	select {
 	case <-r.answered:
 		return true
 	case <-ctx.Done():
 	}
-	l.mu.Lock()
-	if i := slices.Index(k.pending, r); i >= 0 && !r.yields {
-		k.pending = slices.Delete(k.pending, i, i+1)
+	if !r.yields && k.pending.Quit(r) {
 		r.err = context.Cause(ctx)
-		l.mu.Unlock()
 		return true
 	}
-	l.mu.Unlock()
 	return terms.Answered(ctx, r.answered)
 }
 
-// serve sends what is pending. The callers that the last statement has answered may be
-// about to add requests, so it lets them run first. The caller has made k busy.
+// serve sends what is pending, releases first, answers it, and lets the next batch go out. The
+// callers that the last statement has answered may be about to add requests, so it lets them run
+// first. The caller has made k busy.
 func (k *lockConn) serve() {
 	if k.several {
 		runtime.Gosched()
 	}
-	if batch := k.batch(); len(batch) > 0 {
-		k.send(batch)
-		return
-	}
-	k.l.mu.Lock()
-	defer k.l.mu.Unlock()
-	k.next()
-}
-
-// batch returns the requests that go out next: releases first.
-func (k *lockConn) batch() []*request {
-	k.l.mu.Lock()
-	defer k.l.mu.Unlock()
-	n := min(len(k.pending), maxBatch)
-	k.several = n > 1
-	batch := slices.Clone(k.pending[:n])
-	k.pending = slices.Delete(k.pending, 0, n)
+	batch, _ := k.pending.Depart(maxBatch) // none if all their callers have gone
+	k.several = len(batch) > 1
 	slices.SortStableFunc(batch, func(a, b *request) int {
 		switch {
 		case a.acquire == b.acquire:
@@ -284,19 +250,16 @@ func (k *lockConn) batch() []*request {
 		}
 		return 1
 	})
-	return batch
-}
-
-// send runs batch, answers its requests, and lets the next batch go out. The caller has
-// made k busy.
-func (k *lockConn) send(batch []*request) {
-	answer, err := k.run(batch)
+	var answer string
+	var err error
+	if len(batch) > 0 {
+		answer, err = k.run(batch)
+	}
 	if k.broken(err) {
 		k.lose(err)
 	}
-	l := k.l
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	k.l.mu.Lock()
+	defer k.l.mu.Unlock()
 	for i, r := range batch {
 		switch {
 		case k.err != nil:
@@ -325,7 +288,7 @@ func (k *lockConn) send(batch []*request) {
 // run runs the statement for batch. After an error of the server none of its locks is
 // held. If that is not sure, the error has no number, and the connection is given up.
 func (k *lockConn) run(batch []*request) (answer string, err error) {
-	sent := time.Since(epoch)
+	sent := time.Now()
 	rows, err := k.c.QueryBlock(k.within(batch), k.batchBlock(batch))
 	if batch[len(batch)-1].acquire {
 		if answer, err = k.answer(sent, rows, err); answer == "" {
@@ -335,7 +298,7 @@ func (k *lockConn) run(batch []*request) (answer string, err error) {
 			err = errForm
 		}
 	} else if err == nil {
-		k.heard.Store(int64(sent))
+		k.c.Answered(sent)
 	}
 	if err != nil && !k.broken(err) { // for example KILL QUERY, after some locks were acquired
 		if again := k.free(batch); again != nil {
@@ -350,7 +313,11 @@ func (k *lockConn) run(batch []*request) (answer string, err error) {
 // of the connection would be lost, too.
 func (k *lockConn) free(batch []*request) (err error) {
 	for pause := time.Millisecond; pause < slack; pause *= 2 {
-		if err = k.exec(k.within(batch), freeSQL(batch)); !server.Interrupted(err) || !strategy.Sleep(k.ctx, pause) {
+		sent := time.Now()
+		if err = server.Exec(k.within(batch), k.c.Conn, freeSQL(batch)); err == nil {
+			k.c.Answered(sent)
+		}
+		if !server.Interrupted(err) || !strategy.Sleep(k.ctx, pause) {
 			return err
 		}
 	}
@@ -378,17 +345,17 @@ func (k *lockConn) within(batch []*request) context.Context {
 
 // ask runs a statement that returns one value.
 func (k *lockConn) ask(ctx context.Context, text string) (string, error) {
-	sent := time.Since(epoch)
+	sent := time.Now()
 	rows, err := server.Query(ctx, k.c.Conn, text)
 	return k.answer(sent, rows, err)
 }
 
 // answer is the one value that was returned for the statement that was sent then.
-func (k *lockConn) answer(sent time.Duration, rows [][]string, err error) (string, error) {
+func (k *lockConn) answer(sent time.Time, rows [][]string, err error) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	k.heard.Store(int64(sent))
+	k.c.Answered(sent)
 	if len(rows) != 1 || len(rows[0]) != 1 {
 		return "", errForm
 	}
@@ -401,28 +368,20 @@ func (k *lockConn) answer(sent time.Duration, rows [][]string, err error) (strin
 	return rows[0][0], nil
 }
 
-func (k *lockConn) exec(ctx context.Context, text string) error {
-	sent := time.Since(epoch)
-	err := server.Exec(ctx, k.c.Conn, text)
-	if err == nil {
-		k.heard.Store(int64(sent))
-	}
-	return err
-}
-
 // next lets the next batch go out. The caller holds Locker.mu.
 func (k *lockConn) next() {
 	l := k.l
-	if k.err == nil && len(k.pending) == 0 && len(k.holds) == 0 && len(l.lockConns) > l.enough {
+	more := k.pending.Len() > 0
+	if k.err == nil && !more && len(k.holds) == 0 && len(l.lockConns) > l.enough {
 		l.remove(k, errRetired)
 	}
 	switch {
 	case k.err != nil:
 		k.dispose()
-	case len(k.pending) == 0:
-		k.busy = false
-	default:
+	case more:
 		l.running.Go(k.serve)
+	default:
+		k.busy = false
 	}
 }
 
@@ -445,11 +404,10 @@ func (k *lockConn) lose(cause error) {
 		return
 	}
 	l.remove(k, cause)
-	for _, r := range k.pending {
+	for _, r := range k.pending.Along(k.pending.Len()) {
 		r.err = cause
 		close(r.answered)
 	}
-	k.pending = nil
 	if !errors.Is(cause, lockerr.ErrClosed) {
 		cause = lockerr.With(lockerr.ErrLost, cause)
 	}
@@ -494,7 +452,7 @@ func (k *lockConn) dispose() {
 
 // loseIfOverdue loses k if the server may have ended it by now, or is about to.
 func (k *lockConn) loseIfOverdue() {
-	if s := k.silence(); s >= k.l.limit {
+	if s := k.c.Silence(); s >= k.l.limit {
 		k.lose(fmt.Errorf("the lock connection was silent for %v, with a lockTTL of %v", s.Round(time.Millisecond), k.l.ttl))
 	}
 }
@@ -526,7 +484,7 @@ func (l *Locker) check() (overdue []*lockConn, next time.Duration, on bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, k := range slices.Clone(l.lockConns) {
-		silence := k.silence()
+		silence := k.c.Silence()
 		if silence < l.limit {
 			next = min(next, l.limit-silence)
 		}

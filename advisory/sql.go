@@ -3,7 +3,6 @@ package advisory
 import (
 	"database/sql/driver"
 	"fmt"
-	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -122,20 +121,15 @@ const (
 	inTurn = "2" // after others
 )
 
-// waitSQL waits for the lock, at most for bound, for a caller that has waited since then. The
-// server limits the wait as well, so that a waiter whose client is gone disappears by itself.
-// If the connection holds the lock already, the statement releases it first, to those that
+// waitSQL waits for the lock, at most for bound, for a caller that has waited since then. If the connection holds the lock already, the statement releases it first, to those that
 // wait. After the wait it checks again that the server takes writes: both servers evaluate a
 // branch of IF only after they have chosen it.
 func (k *lockConn) waitSQL(name string, since time.Time, bound time.Duration) string {
-	bound = max(bound, time.Millisecond)
-	hint, get := "", fmt.Sprintf("GET_LOCK('%s', %.3f)", name, bound.Seconds())
-	if !k.l.cfg.Info.Settings {
-		hint = fmt.Sprintf("/*+ MAX_EXECUTION_TIME(%d) */ ", bound.Milliseconds())
-		get = fmt.Sprintf("GET_LOCK('%s', %d)", name, int(math.Ceil(bound.Seconds())))
+	begin, seconds := k.l.cfg.Info.WaitsNamed(since, bound)
+	granted := func(answer string) string {
+		return "IF(GET_LOCK('" + name + "', " + seconds + "), " + k.writable(answer) + ", 0)"
 	}
-	granted := func(answer string) string { return "IF(" + get + ", " + k.writable(answer) + ", 0)" }
-	return "SELECT " + hint + server.WaitsComment(since) + k.here("IF(RELEASE_LOCK('"+name+"') IS NULL OR IS_FREE_LOCK('"+name+"'), "+granted(alone)+", "+granted(inTurn)+")")
+	return begin + k.here("IF(RELEASE_LOCK('"+name+"') IS NULL OR IS_FREE_LOCK('"+name+"'), "+granted(alone)+", "+granted(inTurn)+")")
 }
 
 // checkSQL answers 1 if all locks are held, and the id of the connection that asks. LIMIT overrides

@@ -3,7 +3,6 @@ package advisory
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/lockname"
@@ -37,9 +36,9 @@ func (a *attempt) wait(ctx context.Context, k *lockConn) (*Lock, error) {
 		if k != nil {
 			lock, err = a.waitOn(open, k)
 			if k = nil; lock == nil && err == nil {
-				strategy.Sleep(open, untilNext(announced))
+				strategy.Sleep(open, strategy.Pause(announced != nil))
 			}
-		} else if announced = a.announce(open, announced); strategy.Sleep(open, untilNext(announced)) {
+		} else if announced = a.announce(open, announced); strategy.Sleep(open, strategy.Pause(announced != nil)) {
 			lock, err = a.try(open, nil, nil)
 		}
 		if err != nil {
@@ -82,7 +81,7 @@ func (a *attempt) waitConn(ctx context.Context) *lockConn {
 	if a.countPoller(!free); !free {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, pollEvery)
+	ctx, cancel := context.WithTimeout(ctx, strategy.Pace)
 	defer cancel()
 	k, err := l.connect(ctx)
 	if err != nil {
@@ -145,7 +144,7 @@ func (a *attempt) waitOn(ctx context.Context, k *lockConn) (*Lock, error) {
 			return a.waited(k, answer == inTurn)
 		case err != nil && !server.Interrupted(err):
 			a.leave(k, !k.broken(err))
-			a.calm = max(pollEvery, time.Since(asked)/2)
+			a.calm = max(strategy.Pace, time.Since(asked)/2)
 			if !k.broken(err) || errors.Is(err, lockerr.ErrUnsafe) {
 				return nil, err
 			}
@@ -170,7 +169,7 @@ func (a *attempt) bound(deadline time.Time) time.Duration {
 		bound = min(bound, a.calm)
 	}
 	if a.hasPollers() {
-		bound = min(bound, pollEvery)
+		bound = min(bound, strategy.Pace)
 	}
 	return bound
 }
@@ -198,7 +197,7 @@ func (k *lockConn) wait(ctx context.Context, name string, since time.Time, bound
 	ctx, cancel := context.WithTimeout(ctx, bound+slack)
 	defer cancel()
 	answer, err = k.ask(ctx, k.waitSQL(name, since, bound))
-	if err == nil && (k.silence() > k.l.limit/2 || !k.c.Valid()) {
+	if err == nil && (k.c.Silence() > k.l.limit/2 || !k.c.Valid()) {
 		if _, err = k.ask(ctx, k.pingSQL()); err != nil {
 			return "", err
 		}
@@ -215,12 +214,4 @@ func (l *Locker) leave(k *lockConn, answered bool) {
 		k.err = errRetired
 	}
 	k.dispose()
-}
-
-// untilNext is how long a poller waits before it asks again.
-func untilNext(announced *Lock) time.Duration {
-	if announced != nil {
-		return announcedEvery
-	}
-	return pollEvery + rand.N(pollEvery/5)
 }

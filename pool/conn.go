@@ -32,7 +32,7 @@ type Conn struct {
 	opened   time.Time            // when it was opened, or adopted
 	State    any                  // what its user keeps with it, from one Acquire to the next; guarded by the turn
 	ends     *sockets             // of a pooled one
-	contact  atomic.Int64         // when the server last answered, since epoch
+	contact  atomic.Int64         // when the server last answered, or was sent what it has answered, since epoch
 	since    time.Time            // when it was put back; guarded by the budget's mutex, and by the turn of whoever acquires it
 	blocks   atomic.Bool          // its caller may be waiting in the server, and is counted for that
 }
@@ -83,9 +83,13 @@ func (c *Conn) EndTurn() { <-c.turn }
 
 // Touch notes that the server has just answered. The server counts the connection as idle
 // from then on.
-func (c *Conn) Touch() { c.contact.Store(int64(time.Since(epoch))) }
+func (c *Conn) Touch() { c.Answered(time.Now()) }
 
-// Silence is the time since the server answered last. It counts by the monotonic clock,
+// Answered is Touch by the time when that was sent which the server has answered: this process may
+// have been stopped since the answer came.
+func (c *Conn) Answered(sent time.Time) { c.contact.Store(int64(sent.Sub(epoch))) }
+
+// Silence is the time since Touch, or since what Answered was told. It counts by the monotonic clock,
 // so a process that was stopped sees the pause.
 func (c *Conn) Silence() time.Duration {
 	return time.Since(epoch) - time.Duration(c.contact.Load())

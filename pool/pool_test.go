@@ -233,7 +233,7 @@ func TestNotHandedOut(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for what, spoil := range map[string]func(c *Conn){
 			"idle for too long": func(c *Conn) {
-				c.contact.Store(int64(time.Since(epoch) - 2*time.Hour))
+				c.Answered(time.Now().Add(-2 * time.Hour))
 				c.Release()
 			},
 			"killed": func(c *Conn) {

@@ -73,9 +73,6 @@ func (l *Locker) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	}
 	s, err := a.acquire(open)
 	if err != nil {
-		if a.broke {
-			return nil, driver.ErrBadConn
-		}
 		if open.Err() != nil {
 			err = context.Cause(open)
 		}
@@ -106,7 +103,6 @@ type attempt struct {
 	given   *handoff      // whose lease it takes over; nil where it takes over none
 	left    time.Duration // how long the lease that is in the way still ran; 0 is unknown
 	yielded bool          // it was left to a poller
-	broke   bool          // the connection of the transaction that was to begin with it was broken before
 	// announced is the connection that announces this attempt as a poller; nil without one.
 	announced *lockConn
 	// refused: without a wait, because somebody has locked the row.
@@ -157,7 +153,7 @@ func (a *attempt) acquire(ctx context.Context) (s *Lease, err error) {
 				return nil, err
 			}
 		case errors.Is(err, errResend):
-		case errors.Is(err, driver.ErrBadConn) && !a.broke && again < 3: // nothing was sent
+		case errors.Is(err, driver.ErrBadConn) && !a.Broke && again < 3: // nothing was sent
 			again++
 		case err != nil:
 			return nil, err
@@ -296,10 +292,7 @@ func (a *attempt) waitOrPoll(ctx context.Context) (s *Lease, err error) {
 
 // pause is how long to wait for somebody who wakes nobody.
 func (a *attempt) pause() time.Duration {
-	pause := pollEvery + rand.N(pollEvery/5)
-	if a.announced != nil {
-		pause = announcedEvery
-	}
+	pause := strategy.Pause(a.announced != nil)
 	if a.left > 0 {
 		pause = min(pause, a.left+time.Millisecond)
 	}
@@ -559,8 +552,6 @@ func (a *attempt) handleLate(h *lockConn, o *outcome) {
 		clean := h.c.Clean()
 		switch {
 		case a.isGone(h):
-		case !clean:
-			a.drop(h)
 		case h.waits:
 			a.leaveWaitConn(h, a.r.Key)
 		default:
@@ -576,7 +567,7 @@ func (a *attempt) handleLate(h *lockConn, o *outcome) {
 func (a *attempt) freeUntil(until time.Time, h *lockConn, alive bool) {
 	ctx, cancel := a.lingering(until)
 	defer cancel()
-	for a.freeKey(a.releasing(), h, alive) != nil && strategy.Sleep(ctx, pollEvery) {
+	for a.freeKey(a.releasing(), h, alive) != nil && strategy.Sleep(ctx, strategy.Pace) {
 	}
 }
 
@@ -660,9 +651,8 @@ func (l *Locker) Await(ctx context.Context, key string, since time.Time, atMost 
 
 // await returns the waiting connection that has the wake-up lock; nil where there is none.
 func (l *Locker) await(ctx context.Context, key string, since time.Time, atMost time.Duration) *lockConn {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(l.running.Ctx, cancel)()
+	ctx, end := l.running.Until(ctx)
+	defer end(nil)
 	a := &attempt{Locker: l, left: atMost}
 	until := time.Now().Add(atMost)
 	h, err := l.openWaitConn(ctx)

@@ -204,7 +204,7 @@ func (l *Locker) lookSQL(takes []*take, leaves []*leaving) string {
 		" FROM %s FORCE INDEX (PRIMARY) WHERE namespace = %s AND name IN (%s) FOR UPDATE SKIP LOCKED",
 		schema.Literal(l.owner), schema.Remaining(""), asked, schema.Live(""),
 		among(yields, len(takes)), lockname.SQLOfLeasePoller(l.cfg.Namespace, "name"), rowAwaited,
-		wakeUpNamed(lockname.SQLOfWakeUp(l.cfg.Namespace, "name"), "0"),
+		wakeUp(lockname.SQLOfWakeUp(l.cfg.Namespace, "name"), "0"),
 		l.cfg.Table, schema.Literal(l.cfg.Namespace), strings.Join(names, ", "))
 }
 

@@ -63,7 +63,7 @@ func (a *attempt) tryBegin(ctx context.Context, b *strategy.Beginning) (s *Lease
 	case s != nil, !ours, ctx.Err() != nil && err != nil:
 		return s, err
 	case errors.Is(err, driver.ErrBadConn): // nothing was sent
-		a.broke = true
+		a.Broke = true
 		return nil, err
 	case err == nil && a.left > 0:
 		return nil, nil
@@ -140,7 +140,7 @@ func (l *Locker) beginText(opts driver.TxOptions) string {
 		"IF %[5]s >= @mysqllock_turn THEN INSERT INTO %[3]s (namespace, name) VALUES (%[4]s, @mysqllock_name)"+
 		" ON DUPLICATE KEY UPDATE token = token + 1, owner = %[6]s, expires = UTC_TIMESTAMP(6) + INTERVAL @mysqllock_ttl MICROSECOND; "+
 		"SET @mysqllock_token = @mysqllock_next + 1; END IF; END IF; IF @mysqllock_token = 0 THEN ROLLBACK; ELSE COMMIT; ",
-		schema.Unhex, schema.Remaining(""), l.cfg.Table, schema.Literal(l.cfg.Namespace), wakeUpNamed("@mysqllock_wake", "0"), schema.Literal(l.owner))
+		schema.Unhex, schema.Remaining(""), l.cfg.Table, schema.Literal(l.cfg.Namespace), wakeUp("@mysqllock_wake", "0"), schema.Literal(l.owner))
 	if level := schema.Levels[opts.Isolation]; level != "" {
 		b.WriteString("SET TRANSACTION ISOLATION LEVEL " + level + "; ")
 	}

@@ -354,8 +354,8 @@ func (l *Locker) lingering(until time.Time) (context.Context, context.CancelFunc
 // a KILL is over, a server takes writes again, and another connection may be better. done means
 // that the row is free, or not ours any more. sent means that an earlier try may have succeeded.
 func (l *Locker) release(ctx context.Context, s *Lease, sent bool) (done bool, err error) {
-	for pause := pollEvery / 5; ; pause = min(2*pause, 2*pollEvery) {
-		found, asked, failed := l.releaseOnce(ctx, s, pause > pollEvery)
+	for pause := strategy.Pace / 5; ; pause = min(2*pause, 2*strategy.Pace) {
+		found, asked, failed := l.releaseOnce(ctx, s, pause > strategy.Pace)
 		switch {
 		case failed == nil && (found || sent): // not found again: the first time was enough
 			return true, nil

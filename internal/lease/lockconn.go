@@ -10,6 +10,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/pool"
 )
 
@@ -109,7 +110,7 @@ func (l *Locker) borrowOf(ctx context.Context, most int) (*lockConn, error) {
 		}
 		patient, cancel := ctx, func() {}
 		if more { // meanwhile the pool may have room for another
-			patient, cancel = context.WithTimeout(ctx, pollEvery)
+			patient, cancel = context.WithTimeout(ctx, strategy.Pace)
 		}
 		ours, err := l.awaitTurnFor(ctx, patient, busy)
 		cancel()
@@ -163,7 +164,7 @@ func (l *Locker) connect(ctx, arrived context.Context, optional bool) (*lockConn
 func (l *Locker) poolConn(ctx context.Context, optional bool) (*pool.Conn, error) {
 	actx, cancel := ctx, func() {}
 	if optional {
-		actx, cancel = context.WithTimeout(ctx, pollEvery)
+		actx, cancel = context.WithTimeout(ctx, strategy.Pace)
 	}
 	defer cancel()
 	c, err := l.cfg.Conns.Acquire(actx)

@@ -19,6 +19,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
@@ -565,7 +566,7 @@ func TestLeasesOutliveTheirConnections(t *testing.T) {
 		sent, begin := other.tap.Texts(), time.Now()
 		dbtest.Soon(t, "it looks", func() bool { return count(sent(), "INSERT") > 0 })
 		time.Sleep(time.Second)
-		if n, most := count(sent(), "INSERT"), 2+int(time.Since(begin)/pollEvery); n > most {
+		if n, most := count(sent(), "INSERT"), 2+int(time.Since(begin)/strategy.Pace); n > most {
 			t.Errorf("it looks %d times in %v", n, time.Since(begin))
 		}
 		released := time.Now()

@@ -45,15 +45,10 @@ func rowWait(d time.Duration) string {
 
 func wholeSeconds(d time.Duration) int { return int(math.Ceil(d.Seconds())) }
 
-// wakeUp is an SQL expression that is 1 where the connection has the wake-up lock, which
-// it takes where nobody has, waiting for at most so many seconds. It never takes
-// it twice, since it would have to be given back twice.
-func (l *Locker) wakeUp(key, seconds string) string {
-	return wakeUpNamed("'"+lockname.OfWakeUp(l.cfg.Namespace, key)+"'", seconds)
-}
-
-// wakeUpNamed is wakeUp for the SQL expression of the lock's name.
-func wakeUpNamed(name, seconds string) string {
+// wakeUp is an SQL expression that is 1 where the connection has the wake-up lock, whose name is
+// the value of the SQL expression name. It takes it where nobody has it, and waits for at most so
+// many seconds. It never takes it twice, since it would have to be given back twice.
+func wakeUp(name, seconds string) string {
 	return fmt.Sprintf("IF(IS_USED_LOCK(%[1]s) <=> CONNECTION_ID(), 1, COALESCE(GET_LOCK(%[1]s, %[2]s), 0))", name, seconds)
 }
 
@@ -66,16 +61,11 @@ func (l *Locker) releaseWakeUpsSQL(keys ...string) string {
 	return b.String()
 }
 
-// listenSQL waits for the wake-up lock of key until bound is over, on the server as
-// well, so that a waiter whose client is gone disappears by itself. It returns 1
-// where it has got it. The caller waits since then.
+// listenSQL waits for the wake-up lock of key until bound is over. It returns 1 where it has got
+// it. The caller waits since then.
 func (l *Locker) listenSQL(key string, since time.Time, bound time.Duration) string {
-	bound = max(bound, time.Millisecond)
-	if l.cfg.Info.Settings {
-		return "SELECT " + server.WaitsComment(since) + l.wakeUp(key, fmt.Sprintf("%.3f", bound.Seconds()))
-	}
-	return fmt.Sprintf("SELECT /*+ MAX_EXECUTION_TIME(%d) */ ", bound.Milliseconds()) + server.WaitsComment(since) +
-		l.wakeUp(key, fmt.Sprint(wholeSeconds(bound)))
+	begin, seconds := l.cfg.Info.WaitsNamed(since, bound)
+	return begin + wakeUp("'"+lockname.OfWakeUp(l.cfg.Namespace, key)+"'", seconds)
 }
 
 // row is the condition for the row of key.
@@ -146,7 +136,7 @@ func (l *Locker) takeText(rowLocked string) string {
 		" owner = IF(%[1]s.token <> s.token, %[9]s, %[1]s.owner),"+
 		" expires = IF(%[1]s.token <> s.token, "+after+", %[1]s.expires)",
 		t, l.rowOf("s."), rowLocked, schema.Live(t+"."), noToken, schema.Remaining(t+"."), yieldedToPoller,
-		wakeUpNamed("?", "0"), schema.Literal(l.owner))
+		wakeUp("?", "0"), schema.Literal(l.owner))
 }
 
 // after is the server's time after so many microseconds.

@@ -14,6 +14,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
@@ -52,7 +53,7 @@ func TestAFrozenHoldersWakeUpLockKeepsNobodyOut(t *testing.T) {
 			begin := time.Now()
 			lease := l.acquire(waiting("k", wait))
 			t.Logf("with a wait of %v granted after %v", wait, time.Since(begin))
-			if took := time.Since(begin); took > 15*time.Second || wait > 0 && took < pollEvery { // it waits for longer
+			if took := time.Since(begin); took > 15*time.Second || wait > 0 && took < strategy.Pace { // it waits for longer
 				t.Errorf("with a wait of %v granted after %v", wait, took)
 			}
 			dbtest.OK(t, lease.Release())
@@ -135,7 +136,7 @@ func TestAwaitEndsWithTheRelease(t *testing.T) {
 				soonest = min(soonest, time.Since(begin))
 				done()
 			}
-			if soonest < min(most, pollEvery)*9/10 || soonest > most+longest/2 {
+			if soonest < min(most, strategy.Pace)*9/10 || soonest > most+longest/2 {
 				t.Errorf("for at most %v it waits %v", most, soonest)
 			}
 		}
@@ -164,7 +165,7 @@ func TestAwaitEndsWithTheRelease(t *testing.T) {
 		done, err := few.Await(dbtest.Limited(t), "k", time.Now(), 20*time.Second)
 		dbtest.OK(t, err)
 		done()
-		if took := time.Since(begin); took < pollEvery || took > 15*time.Second {
+		if took := time.Since(begin); took < strategy.Pace || took > 15*time.Second {
 			t.Errorf("without a connection it waits %v", took)
 		}
 		dbtest.Soon(t, "all is given back", func() bool { return other.conns.Stat().InUse == 0 && s.wakeUps("k") == 0 })
@@ -182,7 +183,7 @@ func TestAReleaseWakesAWaiter(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		a, b := s.locker(setup{}), s.locker(setup{})
 		soonest := time.Minute
-		for try := 0; try < 20 && soonest > pollEvery/2; try++ { // a busy machine may delay some
+		for try := 0; try < 20 && soonest > strategy.Pace/2; try++ { // a busy machine may delay some
 			held := a.acquire(waiting("k", 20*time.Second))
 			passed := b.pass(dbtest.Limited(t), waiting("k", time.Minute))
 			dbtest.Soon(t, "the other waits", func() bool { return len(s.inWakeUp()) == 1 })
@@ -191,7 +192,7 @@ func TestAReleaseWakesAWaiter(t *testing.T) {
 			dbtest.OK(t, <-passed)
 			soonest = min(soonest, time.Since(released))
 		}
-		if soonest > pollEvery/2 { // a caller that only looks does so after so long
+		if soonest > strategy.Pace/2 { // a caller that only looks does so after so long
 			t.Errorf("woken after %v at the least", soonest)
 		}
 		dbtest.Soon(t, "the connections are given back", func() bool { return a.conns.Stat().InUse+b.conns.Stat().InUse == 0 })

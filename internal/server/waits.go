@@ -2,6 +2,7 @@ package server
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -19,8 +20,17 @@ func Waits(since time.Time) string {
 	return fmt.Sprintf("waits %d ms", time.Since(since).Milliseconds())
 }
 
-// WaitsComment is that comment.
-func WaitsComment(since time.Time) string { return "/* mysqllock " + Waits(since) + " */ " }
+// WaitsNamed begins a SELECT that waits for a named lock for at most bound, for a caller that waits
+// since then, and says for how many seconds GET_LOCK is to wait. The server limits the wait as
+// well, so that a waiter whose client is gone disappears by itself.
+func (f Flavour) WaitsNamed(since time.Time, bound time.Duration) (begin, seconds string) {
+	bound = max(bound, time.Millisecond)
+	comment := "/* mysqllock " + Waits(since) + " */ "
+	if f.Settings {
+		return "SELECT " + comment, fmt.Sprintf("%.3f", bound.Seconds())
+	}
+	return fmt.Sprintf("SELECT /*+ MAX_EXECUTION_TIME(%d) */ ", bound.Milliseconds()) + comment, fmt.Sprintf("%.0f", math.Ceil(bound.Seconds()))
+}
 
 // ReadWaits reads from a statement's text what Waits has said. ok is false if that says nothing.
 func ReadWaits(text string) (d time.Duration, ok bool) {

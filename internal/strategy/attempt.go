@@ -26,6 +26,7 @@ type Attempt struct {
 	Ticket  *queue.Ticket   // nil before there is one, and once another owns it
 	First   bool            // nobody of this process was in the queue before it
 	HeldBy  *lockerr.Holder // who is known to have it
+	Broke   bool            // the connection of the transaction that was to begin with the lock was broken before
 	Refused []int           // slots that Slot leaves out: found locked, where the server does not tell which are
 
 	vanished int             // how often Vanished was true
@@ -153,8 +154,17 @@ type Leased struct {
 
 func (l *Leased) Error() string { return "the key has a lease" }
 
-// Pace is the time between two attempts that find the same lease.
-const Pace = 250 * time.Millisecond
+// Pace is the time between two attempts of a caller that nobody wakes, and announcedPace that of a
+// poller that has announced itself.
+const Pace, announcedPace = 250 * time.Millisecond, 100 * time.Millisecond
+
+// Pause is how long a poller waits before it asks again.
+func Pause(announced bool) time.Duration {
+	if announced {
+		return announcedPace
+	}
+	return Pace + rand.N(Pace/5)
+}
 
 // AwaitLease waits until the lease may have been released, or until a slot is kept for the caller.
 // Then it is the attempt's turn, until EndTurn. The caller's connection is idle meanwhile, and the

@@ -56,9 +56,13 @@ func (h *Heard) From(err error) {
 	}
 }
 
-// Explain is the Failure of a caller that has not got what it has asked for. ctx is the caller's.
-// ask asks the server who has it, if nobody has told; nil is not to ask.
-func (a *Attempt) Explain(ctx context.Context, t Terms, err error, ask func(context.Context) *lockerr.Holder) *lockerr.Error {
+// Explain is the Failure of a caller that has not got what it has asked for; if Broke,
+// driver.ErrBadConn, with which it may try another connection. ctx is the caller's. ask asks the
+// server who has it, if nobody has told; nil is not to ask.
+func (a *Attempt) Explain(ctx context.Context, t Terms, err error, ask func(context.Context) *lockerr.Holder) error {
+	if a.Broke {
+		return driver.ErrBadConn
+	}
 	if a.HeldBy != nil {
 		a.Heard.Store(true)
 	}

@@ -115,7 +115,8 @@ func TestExplain(t *testing.T) {
 				t.Errorf("%s: %v is not %v", name, err, want)
 			}
 		}
-		if !strings.Contains(err.Error(), c.says) || err.Waited < time.Minute || err.Op != "lock" || err.Key != "k" {
+		var e *lockerr.Error
+		if !strings.Contains(err.Error(), c.says) || !errors.As(err, &e) || e.Waited < time.Minute || e.Op != "lock" || e.Key != "k" {
 			t.Errorf("%s: %v", name, err)
 		}
 		if errors.Is(err, driver.ErrBadConn) {
@@ -141,6 +142,10 @@ func TestExplain(t *testing.T) {
 	}
 	if err := a.Explain(ended, terms, of(1317), nil); !errors.Is(err, lockerr.ErrTimeout) {
 		t.Errorf("the server's answer is none: %v", err)
+	}
+	a.Broke = true
+	if err := a.Explain(ended, terms, lockerr.ErrLocked, nil); !errors.Is(err, driver.ErrBadConn) {
+		t.Errorf("the transaction's connection was broken: %v", err)
 	}
 	if err := terms.Failure("release", "k", driver.ErrBadConn); errors.Is(err, driver.ErrBadConn) {
 		t.Errorf("database/sql would try %v again", err)
