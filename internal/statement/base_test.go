@@ -6,6 +6,8 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+
 	"github.com/mysqllock/mysqllock/internal/statement"
 )
 
@@ -46,12 +48,8 @@ var one = []driver.NamedValue{{Ordinal: 1, Value: int64(1)}}
 // statement closed.
 func TestSkipIsPrepared(t *testing.T) {
 	ctx := context.Background()
-	if _, err := statement.Exec(ctx, &bare{}, "x", nil); !errors.Is(err, driver.ErrSkip) {
-		t.Errorf("Exec: %v", err)
-	}
-	if _, err := statement.Query(ctx, &bare{}, "x", nil); !errors.Is(err, driver.ErrSkip) {
-		t.Errorf("Query: %v", err)
-	}
+	dbtest.Is(t, "Exec", dbtest.Err(statement.Exec(ctx, &bare{}, "x", nil)), driver.ErrSkip)
+	dbtest.Is(t, "Query", dbtest.Err(statement.Query(ctx, &bare{}, "x", nil)), driver.ErrSkip)
 	for name, s := range map[string]*statement.Statement{"exec": {Text: "x", Args: one}, "query that fails": {Text: "x", Args: one, Query: true}, "wrong number of arguments": {Text: "x"}} {
 		c := &bare{}
 		_, _, err := s.Run(ctx, c)
@@ -80,12 +78,8 @@ func TestWithoutContexts(t *testing.T) {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
 	c := &old{}
-	if _, err := statement.Exec(ended, c, "x", one); !errors.Is(err, context.Canceled) {
-		t.Errorf("Exec: %v", err)
-	}
-	if _, err := statement.Query(ended, c, "x", one); !errors.Is(err, context.Canceled) {
-		t.Errorf("Query: %v", err)
-	}
+	dbtest.Is(t, "Exec", dbtest.Err(statement.Exec(ended, c, "x", one)), context.Canceled)
+	dbtest.Is(t, "Query", dbtest.Err(statement.Query(ended, c, "x", one)), context.Canceled)
 	if _, err := statement.Exec(context.Background(), c, "x", []driver.NamedValue{{Name: "n"}}); err == nil {
 		t.Error("a named argument has lost its name")
 	}
