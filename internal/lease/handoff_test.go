@@ -128,7 +128,7 @@ func TestHandoffOfALostLease(t *testing.T) {
 		}
 
 		// One that gives up in the moment of the handoff leaves nothing.
-		for range 20 {
+		for range dbtest.Long(20, 100) {
 			ctx, cancel := context.WithCancel(dbtest.Limited(t))
 			gone := l.pass(ctx, waiting("k", 20*time.Second))
 			time.Sleep(time.Millisecond)
