@@ -582,8 +582,8 @@ func TestWaiting(t *testing.T) {
 				time.AfterFunc(20*time.Millisecond, func() { cancel(lockerr.ErrClosed) })
 				return ctx, func() { done++; cancel(nil) }, nil
 			}
-			dbtest.Is(t, fmt.Sprintf("%s", key), dbtest.Err(p.Remember(dbtest.Limited(t), nil, r)), lockerr.ErrClosed)
-			dbtest.Is(t, fmt.Sprintf("%s", key), dbtest.Err(p.Remember(dbtest.Limited(t), nil, r)), refused)
+			dbtest.Is(t, key, dbtest.Err(p.Remember(dbtest.Limited(t), nil, r)), lockerr.ErrClosed)
+			dbtest.Is(t, key, dbtest.Err(p.Remember(dbtest.Limited(t), nil, r)), refused)
 			if calls != 2 || done != 1 {
 				t.Errorf("%s: %d calls, %d done", key, calls, done)
 			}
